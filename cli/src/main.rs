@@ -1,0 +1,2 @@
+//! limen
+fn main() {}

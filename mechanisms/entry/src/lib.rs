@@ -1,0 +1,2 @@
+//! Placeholder header, replaced with the first content.
+#![no_std]
