@@ -1,2 +1,68 @@
-//! limen
-fn main() {}
+//! limen-guest-tests: what an ordinary Linux program may expect of its kernel, as one program.
+//!
+//! Every test is first run on the host's Linux and must pass there; then on Limen. So a test
+//! states Linux's behaviour, not ours. No test needs a network beyond loopback, none depends on
+//! how fast the machine is (an emulated CPU is up to fifty times slower), and each runs in a
+//! process of its own. Reading order: harness.rs, sys.rs, then any subject.
+
+mod harness;
+mod processes;
+mod sys;
+
+use harness::{Outcome, Test};
+
+const SUBJECTS: &[&[Test]] = &[
+    processes::TESTS,
+];
+
+const USAGE: &str = "usage: limen-guest-tests list | run NAME | run-all [FILTER] [--bound SECONDS]
+       storm NAME [--count N] [--jobs N] | fuzz [--seconds N] [--seed S] [--jobs J] [--in-vm]";
+
+fn all() -> impl Iterator<Item = &'static Test> {
+    SUBJECTS.iter().flat_map(|s| s.iter())
+}
+
+/// The value after `--name`, or the default.
+pub fn option(args: &[String], name: &str, default: u64) -> u64 {
+    let at = args.iter().position(|a| a == name);
+    at.and_then(|i| args.get(i + 1)).and_then(|v| v.parse().ok()).unwrap_or(default)
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    // Rust starts with SIGPIPE ignored; the tests want what a C program would see.
+    sys::on_signal(sys::SIGPIPE, sys::SIG_DFL, 0, 0);
+    std::panic::set_hook(Box::new(|info| eprintln!("{info}")));
+    let bound_s = option(&args, "--bound", 300);
+    let word = |i: usize| args.get(i).map_or("", String::as_str);
+    let good = match word(1) {
+        "list" => {
+            all().for_each(|t| println!("{}", t.name));
+            true
+        }
+        "run" => run_one(word(2), bound_s),
+        "run-all" => {
+            let filter = if word(2).starts_with("--") { "" } else { word(2) };
+            harness::run_all(all(), filter, bound_s)
+        }
+        _ => {
+            eprintln!("{USAGE}");
+            std::process::exit(2);
+        }
+    };
+    std::process::exit(i32::from(!good));
+}
+
+fn run_one(name: &str, bound_s: u64) -> bool {
+    let Some(test) = all().find(|t| t.name == name) else {
+        eprintln!("no test is called {name}");
+        return false;
+    };
+    match harness::run(test, bound_s) {
+        Outcome::Passed => true,
+        Outcome::Failed(why) => {
+            eprintln!("{name}: {why}");
+            false
+        }
+    }
+}
