@@ -1,2 +1,20 @@
-//! Placeholder header, replaced with the first content.
+//! The formats that the command line (host) and the kernel (guest) both read and write.
+//!
+//! Three codecs, each pure and bounded, so that both sides share one definition and one set of
+//! tests: [`boot_config`] (what to run and how, read once at boot), [`cpio`] (the archive that
+//! carries it and any packed files) and [`control`] (the lines that cross the control port while
+//! the program runs).
+//!
+//! Why it is hard: every decoder here reads bytes that the other side of a boundary made. None may
+//! panic, loop without a limit, or allocate more than its input is long.
+//!
+//! Neighbours: `cli` writes configuration and archives and reads control lines; `kernel` does the
+//! reverse. Devices and their names are in [`ports`].
 #![no_std]
+
+extern crate alloc;
+
+pub mod boot_config;
+pub mod control;
+pub mod cpio;
+pub mod ports;
