@@ -348,7 +348,8 @@ pub struct Siginfo {
     pub errno: i32,
     /// si_code.
     pub code: i32,
-    pad: i32,
+    /// Not used.
+    pub pad: i32,
     /// si_pid, or the timer's id, or the low half of si_addr.
     pub pid: i32,
     /// si_uid, or the overrun count, or the high half of si_addr.
