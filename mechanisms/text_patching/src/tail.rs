@@ -1,0 +1,236 @@
+//! What follows a check: the call or jump at S+14, and its forms.
+//!
+//! | Bytes | Instruction | Kind |
+//! |---|---|---|
+//! | `2e e8 rel32`, `e8 rel32` | (cs) call `__x86_indirect_thunk_r11` | call, thunk |
+//! | `2e e9 rel32`, `e9 rel32` | (cs) jmp `__x86_indirect_thunk_r11` | jump, thunk |
+//! | `2e 2e 2e 41 ff d3`, `2e 2e 41 ff d3` | call \*%r11 with cs padding in front | call, direct |
+//! | `41 ff e3 cc cc cc`, `41 ff e3 cc cc` | jmp \*%r11, int3 behind | jump, direct |
+//! | `0f ae e8 41 ff d3` | lfence; call \*%r11 | call, lfence: six bytes only |
+//! | `0f ae e8 41 ff e3` | lfence; jmp \*%r11 | jump, lfence: six bytes only |
+//!
+//! All forms of a site have the length that the compiler gave it: 6 with
+//! `-Zindirect-branch-cs-prefix`, 5 without. The padding of a call stands in front so that the
+//! return address does not move; a jump's padding stands behind and is int3, so that straight-line
+//! speculation past the jump ends there. Images without thunks have `41 ff d3` or any `ff /2`
+//! behind the check, which is [`Tail::Bare`]: recognised, never patched.
+//!
+//! Conditional jumps to a thunk (`0f 8x rel32`) have no check in front of them and are no tail.
+
+use crate::poke::{Anomaly, Code, Patch, Text, What, read_site};
+
+/// Longest tail.
+pub const TAIL_MAX: usize = 6;
+
+/// Calls return, jumps do not (tail calls of the language).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// `call`.
+    Call,
+    /// `jmp`.
+    Jump,
+}
+
+/// How the branch is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Via {
+    /// Through `__x86_indirect_thunk_r11`.
+    Thunk,
+    /// `call *%r11`: the CPU's predictor is trusted (enhanced IBRS, or retpolines off).
+    Direct,
+    /// `lfence; call *%r11`.
+    Lfence,
+}
+
+/// A patchable tail: what it is and how many bytes it owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Call or jump.
+    pub kind: Kind,
+    /// 5 or 6.
+    pub len: u8,
+}
+
+/// What was found behind a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tail {
+    /// A patchable form.
+    Known {
+        /// Kind and length. The length of a direct jump is a guess from its padding; the site
+        /// table has the true one.
+        shape: Shape,
+        /// How.
+        via: Via,
+        /// Where a thunk form goes.
+        target: Option<u64>,
+    },
+    /// `call *%reg` or `jmp *%reg` without room for anything else.
+    Bare {
+        /// Call or jump.
+        kind: Kind,
+        /// Hardware number of the register.
+        register: u8,
+        /// Bytes of the instruction.
+        len: u8,
+    },
+}
+
+const CS: u8 = 0x2e;
+const LFENCE: [u8; 3] = [0x0f, 0xae, 0xe8];
+const CALL_R11: [u8; 3] = [0x41, 0xff, 0xd3];
+const JMP_R11: [u8; 3] = [0x41, 0xff, 0xe3];
+const INT3: u8 = 0xcc;
+
+/// Where a rel32 that ends at `end` goes.
+#[must_use]
+pub fn rel32_target(end: u64, rel: [u8; 4]) -> u64 {
+    end.wrapping_add_signed(i64::from(i32::from_le_bytes(rel)))
+}
+
+/// The rel32 that gets from `end` to `target`, if one does.
+#[must_use]
+pub fn rel32_to(end: u64, target: u64) -> Option<u32> {
+    i32::try_from(target.wrapping_sub(end).cast_signed())
+        .ok()
+        .map(i32::cast_unsigned)
+}
+
+/// Decodes the tail at `at`; `bytes` are the up to six bytes there (fewer at the end of text).
+#[must_use]
+pub fn decode(at: u64, bytes: &[u8]) -> Option<Tail> {
+    let known = |kind, len, via, target| {
+        Some(Tail::Known {
+            shape: Shape { kind, len },
+            via,
+            target,
+        })
+    };
+    let branch = |opcode| {
+        if opcode == 0xe8 {
+            Kind::Call
+        } else {
+            Kind::Jump
+        }
+    };
+    match *bytes {
+        [CS, op @ (0xe8 | 0xe9), a, b, c, d, ..] => {
+            let target = rel32_target(at.wrapping_add(6), [a, b, c, d]);
+            known(branch(op), 6, Via::Thunk, Some(target))
+        }
+        [op @ (0xe8 | 0xe9), a, b, c, d, ..] => {
+            let target = rel32_target(at.wrapping_add(5), [a, b, c, d]);
+            known(branch(op), 5, Via::Thunk, Some(target))
+        }
+        [CS, CS, CS, 0x41, 0xff, 0xd3] => known(Kind::Call, 6, Via::Direct, None),
+        [CS, CS, 0x41, 0xff, 0xd3, ..] => known(Kind::Call, 5, Via::Direct, None),
+        [0x41, 0xff, 0xe3, INT3, INT3, INT3] => known(Kind::Jump, 6, Via::Direct, None),
+        [0x41, 0xff, 0xe3, INT3, INT3, ..] => known(Kind::Jump, 5, Via::Direct, None),
+        [0x0f, 0xae, 0xe8, 0x41, 0xff, 0xd3] => known(Kind::Call, 6, Via::Lfence, None),
+        [0x0f, 0xae, 0xe8, 0x41, 0xff, 0xe3] => known(Kind::Jump, 6, Via::Lfence, None),
+        [0x41, 0xff, modrm, ..] => bare(modrm, 8, 3),
+        [0xff, modrm, ..] => bare(modrm, 0, 2),
+        _ => None,
+    }
+}
+
+/// `ff /2` and `ff /4` on a register.
+fn bare(modrm: u8, high: u8, len: u8) -> Option<Tail> {
+    let kind = match modrm & 0b1111_1000 {
+        0xd0 => Kind::Call,
+        0xe0 => Kind::Jump,
+        _ => return None,
+    };
+    Some(Tail::Bare {
+        kind,
+        register: high | modrm & 7,
+        len,
+    })
+}
+
+/// The bytes of a tail at `at`.
+///
+/// # Errors
+/// [`What::NoRoom`] for an lfence form of five bytes, [`What::OutOfReach`] for a thunk that is
+/// further away than 2 GiB.
+pub fn encode(at: u64, shape: Shape, via: Via, thunk: u64) -> Result<Code, Anomaly> {
+    let six = shape.len == 6;
+    let pad: &[u8] = if six { &[CS] } else { &[] };
+    let code = match (via, shape.kind) {
+        (Via::Thunk, kind) => {
+            let end = at.wrapping_add(u64::from(shape.len));
+            let rel = rel32_to(end, thunk).ok_or(Anomaly::new(at, 0, What::OutOfReach))?;
+            let opcode = if kind == Kind::Call { 0xe8 } else { 0xe9 };
+            let mut head = [opcode; 2];
+            let head = head
+                .get_mut(..=pad.len())
+                .ok_or(Anomaly::new(at, 0, What::NoRoom))?;
+            for (to, from) in head.iter_mut().zip(pad) {
+                *to = *from;
+            }
+            Code::with_imm32(head, rel)
+        }
+        (Via::Direct, Kind::Call) if six => {
+            Code::new(&[CS, CS, CS, CALL_R11[0], CALL_R11[1], CALL_R11[2]])
+        }
+        (Via::Direct, Kind::Call) => Code::new(&[CS, CS, CALL_R11[0], CALL_R11[1], CALL_R11[2]]),
+        (Via::Direct, Kind::Jump) => {
+            let bytes = [JMP_R11[0], JMP_R11[1], JMP_R11[2], INT3, INT3, INT3];
+            Code::new(bytes.get(..usize::from(shape.len)).unwrap_or(&bytes))
+        }
+        (Via::Lfence, _) if !six => return Err(Anomaly::new(at, 0, What::NoRoom)),
+        (Via::Lfence, kind) => {
+            let branch = if kind == Kind::Call {
+                CALL_R11
+            } else {
+                JMP_R11
+            };
+            let [a, b, c] = branch;
+            Code::new(&[LFENCE[0], LFENCE[1], LFENCE[2], a, b, c])
+        }
+    };
+    Ok(code)
+}
+
+/// A tail as the site table knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expect {
+    /// Address of the tail (S+14 behind a check).
+    pub at: u64,
+    /// What it is.
+    pub shape: Shape,
+    /// `__x86_indirect_thunk_r11`.
+    pub thunk: u64,
+}
+
+/// The patch that makes the tail go `via`: derive step of a two-phase pass.
+///
+/// # Errors
+/// When the bytes are none of this shape's three forms, the thunk form goes elsewhere, or the
+/// wanted form does not fit.
+pub fn reroute(text: &impl Text, expect: Expect, via: Via) -> Result<Patch, Anomaly> {
+    let Expect { at, shape, thunk } = expect;
+    let old = match shape.len {
+        6 => Code::new(&read_site::<6>(text, at)?),
+        _ => Code::new(&read_site::<5>(text, at)?),
+    };
+    let forms = [Via::Thunk, Via::Direct, Via::Lfence];
+    let is = |via| encode(at, shape, via, thunk).is_ok_and(|code| code == old);
+    if !forms.into_iter().any(is) {
+        return Err(match decode(at, old.as_slice()) {
+            Some(Tail::Known {
+                via: Via::Thunk,
+                target: Some(found),
+                ..
+            }) => Anomaly::new(
+                at,
+                1,
+                What::Target {
+                    expected: thunk,
+                    found,
+                },
+            ),
+            _ => Anomaly::new(at, 0, What::UnknownTail),
+        });
+    }
+    Ok(Patch::whole(at, old, encode(at, shape, via, thunk)?))
+}

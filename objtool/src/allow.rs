@@ -1,0 +1,42 @@
+//! The indirect branches that Limen itself has without a check, each with its reason.
+//!
+//! A name ends here only if the branch cannot have a check and its target cannot be written by
+//! anybody who can write data. Everything else is a bug in the build.
+
+/// An exception.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allow {
+    /// The symbol in which the branch is; a trailing `*` matches any ending.
+    pub symbol: String,
+    /// Why that is sound.
+    pub why: String,
+}
+
+impl Allow {
+    /// An exception for `symbol`.
+    #[must_use]
+    pub fn new(symbol: &str, why: &str) -> Self {
+        Self {
+            symbol: symbol.into(),
+            why: why.into(),
+        }
+    }
+
+    /// Whether it covers `name`.
+    #[must_use]
+    pub fn covers(&self, name: &str) -> bool {
+        match self.symbol.strip_suffix('*') {
+            Some(prefix) => name.starts_with(prefix),
+            None => name == self.symbol,
+        }
+    }
+}
+
+/// Limen's own list.
+#[must_use]
+pub fn limen() -> Vec<Allow> {
+    vec![Allow::new(
+        "__x86_indirect_thunk_*",
+        "the thunk itself: it branches to the register that its caller has just checked",
+    )]
+}

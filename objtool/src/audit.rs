@@ -1,0 +1,458 @@
+//! Compares what three witnesses say about the checks of an image.
+//!
+//! 1. The compiler: `.kcfi_traps`, one entry per check, each naming its `ud2`.
+//! 2. The linker: the relocations against `__x86_indirect_thunk_r11` that `--emit-relocs` keeps.
+//! 3. The code: the walk of [`crate::scan`].
+//!
+//! The three sets of checks must be equal. Where an image lacks a witness (no relocations, no
+//! symbols) the audit goes on with the others and says what it could not prove.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use object::elf;
+use text_patching::kcfi::{self, CHECK_LEN, Check, Form};
+use text_patching::{Text as _, preamble};
+
+use crate::Error;
+use crate::allow::{self, Allow};
+use crate::elf::{Image, Reloc};
+use crate::report::{Evidence, Finding, FindingKind, Report};
+use crate::scan::{self, Branch, BranchKind, Scan, Thunks};
+
+/// Name of the compiler's table.
+pub const TRAPS_SECTION: &str = ".kcfi_traps";
+
+/// How strict an audit is.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Unchecked branches that are known and argued for.
+    pub allow: Vec<Allow>,
+    /// Whether a check whose hash no function carries is a finding. Images of others have them
+    /// (a type of which every function was removed); Limen's own must not.
+    pub strict_hashes: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            allow: allow::limen(),
+            strict_hashes: false,
+        }
+    }
+}
+
+/// Everything an audit knows; [`crate::rewrite`] and [`crate::finish`] go on from here.
+#[derive(Debug)]
+pub struct Audit<'a> {
+    /// The image.
+    pub image: Image<'a>,
+    /// Its thunks.
+    pub thunks: Thunks<'a>,
+    /// The walk.
+    pub scan: Scan,
+    /// Functions with a preamble.
+    pub functions: BTreeMap<u64, Function>,
+    /// The verdict.
+    pub report: Report,
+}
+
+/// A function that carries a hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Function {
+    /// Its type hash.
+    pub hash: u32,
+    /// Whether something takes its address; `None` when that cannot be known.
+    pub taken: Option<bool>,
+}
+
+/// Audits an image.
+///
+/// # Errors
+/// When `data` is no x86-64 image. What is wrong with the image itself is in the report.
+pub fn audit(data: &[u8], options: &Options) -> Result<Report, Error> {
+    Ok(examine(data, options)?.report)
+}
+
+/// As [`audit`], keeping everything that was found.
+///
+/// # Errors
+/// As [`audit`].
+pub fn examine<'a>(data: &'a [u8], options: &Options) -> Result<Audit<'a>, Error> {
+    let image = Image::parse(data)?;
+    let thunks = scan::thunks(&image);
+    let scan = scan::scan(&image, &thunks);
+    let mut audit = Audit {
+        image,
+        thunks,
+        scan,
+        functions: BTreeMap::new(),
+        report: Report::default(),
+    };
+    audit.evidence();
+    audit.compare_traps();
+    audit.compare_relocations();
+    audit.compare_checks();
+    audit.find_functions(options.strict_hashes);
+    audit.branches();
+    audit.finish(options);
+    Ok(audit)
+}
+
+impl Audit<'_> {
+    fn evidence(&mut self) {
+        let image = &self.image;
+        let evidence = Evidence {
+            sections: image.has_sections,
+            symbols: image.symbols.len(),
+            relocations: image.relocs.len(),
+            traps: image.section(TRAPS_SECTION).is_some(),
+        };
+        let missing = [
+            (
+                evidence.sections,
+                "no section headers: data in executable segments is read as code",
+            ),
+            (
+                evidence.symbols > 0,
+                "no symbols: thunks, functions and allowed places are unknown",
+            ),
+            (
+                evidence.relocations > 0,
+                "no relocations: thunk calls are found by decoding only, \
+                and which functions have their address taken is unknown",
+            ),
+            (
+                evidence.traps,
+                "no .kcfi_traps: checks are found by decoding only",
+            ),
+        ];
+        for (there, text) in missing {
+            if !there {
+                self.report.not_proved.push(text.into());
+            }
+        }
+        self.report.evidence = evidence;
+        self.report.counts.text_bytes = image.text().map(|piece| piece.bytes.len()).sum();
+        self.report.counts.undecodable = self.scan.undecodable;
+    }
+
+    fn note(&mut self, kind: FindingKind, address: u64, detail: String) {
+        let symbol = self
+            .image
+            .symbolize(address)
+            .map_or("", |symbol| symbol.name)
+            .to_owned();
+        self.report.findings.push(Finding {
+            kind,
+            address,
+            symbol,
+            detail,
+            allowed: None,
+        });
+    }
+
+    /// Witness 1 against witness 3.
+    fn compare_traps(&mut self) {
+        let Some(piece) = self.image.section(TRAPS_SECTION) else {
+            return;
+        };
+        let mut sites = BTreeSet::new();
+        let mut bad = Vec::new();
+        let address = piece.address;
+        let (entries, rest) = piece.bytes.as_chunks::<4>();
+        if !rest.is_empty() {
+            bad.push((address, "section size is no multiple of 4".to_owned()));
+        }
+        self.report.counts.traps = entries.len();
+        for (entry, at) in entries.iter().zip((address..).step_by(4)) {
+            let trap = at.wrapping_add_signed(i64::from(i32::from_le_bytes(*entry)));
+            let site = trap.wrapping_sub(kcfi::TRAP_UD2);
+            if !self
+                .image
+                .piece_at(site)
+                .is_some_and(|piece| piece.executable)
+            {
+                bad.push((at, format!("points to {trap:#x}, which is not text")));
+            } else if let Err(anomaly) = kcfi::decode_at(&self.image, site) {
+                bad.push((site, anomaly.to_string()));
+            } else if !sites.insert(site) {
+                bad.push((site, "named twice".to_owned()));
+            }
+        }
+        for (address, detail) in bad {
+            self.note(FindingKind::BadTrap, address, detail);
+        }
+        let walked: BTreeSet<u64> = self.scan.checks.keys().copied().collect();
+        let unnamed: Vec<u64> = walked.difference(&sites).copied().collect();
+        for site in unnamed {
+            self.note(
+                FindingKind::CheckWithoutTrap,
+                site,
+                "check decoded here".into(),
+            );
+        }
+        let unseen: Vec<u64> = sites.difference(&walked).copied().collect();
+        for site in unseen {
+            self.note(
+                FindingKind::CheckNotInCode,
+                site,
+                "named by the table".into(),
+            );
+        }
+    }
+
+    /// Witness 2 against witness 3: every relocation against a thunk is a branch that the walk
+    /// has found, and the other way round.
+    fn compare_relocations(&mut self) {
+        if self.image.relocs.is_empty() || self.thunks.is_empty() {
+            return;
+        }
+        let by_end: BTreeMap<u64, Branch> = self
+            .scan
+            .branches
+            .iter()
+            .filter(|branch| branch.kind.is_thunk())
+            .map(|branch| (branch.at + u64::from(branch.len), *branch))
+            .collect();
+        let mut named = BTreeSet::new();
+        let mut unknown = Vec::new();
+        for reloc in &self.image.relocs {
+            if !self.is_thunk_reference(reloc) {
+                continue;
+            }
+            // The field is the last four bytes of the instruction.
+            let end = reloc.at.wrapping_add(4);
+            if by_end.contains_key(&end) {
+                named.insert(end);
+            } else {
+                unknown.push(reloc.at);
+            }
+        }
+        let unnamed = by_end.iter().filter(|(end, _)| !named.contains(end));
+        let unnamed: Vec<u64> = unnamed.map(|(_, branch)| branch.at).collect();
+        let checked = named
+            .iter()
+            .filter_map(|end| by_end.get(end)?.check)
+            .count();
+        self.report.counts.checks_by_relocation = checked;
+        for at in unknown {
+            self.note(
+                FindingKind::RelocationMismatch,
+                at,
+                "no branch decoded here".into(),
+            );
+        }
+        for at in unnamed {
+            self.note(
+                FindingKind::RelocationMismatch,
+                at,
+                "branch without relocation".into(),
+            );
+        }
+    }
+
+    fn is_thunk_reference(&self, reloc: &Reloc) -> bool {
+        let relative = matches!(reloc.kind, elf::R_X86_64_PC32 | elf::R_X86_64_PLT32);
+        let target = reloc
+            .symbol
+            .wrapping_add_signed(reloc.addend)
+            .wrapping_add(4);
+        let text = self
+            .image
+            .piece_at(reloc.at)
+            .is_some_and(|piece| piece.executable);
+        relative && text && self.thunks.contains_key(&target)
+    }
+
+    /// What all checks must have in common, and that each guards a branch.
+    fn compare_checks(&mut self) {
+        let checks: Vec<(u64, Check)> = self.scan.checks.iter().map(|(&a, &c)| (a, c)).collect();
+        let counts = &mut self.report.counts;
+        counts.checks = checks.len();
+        for (_, check) in &checks {
+            match check.form {
+                Form::Kcfi => counts.form_kcfi += 1,
+                Form::Opt => counts.form_opt += 1,
+                _ => counts.form_off += 1,
+            }
+        }
+        let form = majority(checks.iter().map(|(_, check)| check.form));
+        let disp = majority(checks.iter().map(|(_, check)| check.disp));
+        self.report.hash_displacement = disp;
+        let guarded: BTreeSet<u64> = self
+            .scan
+            .branches
+            .iter()
+            .filter_map(|branch| branch.check)
+            .collect();
+        for (site, check) in checks {
+            if Some(check.disp) != disp {
+                self.note(
+                    FindingKind::Displacement,
+                    site,
+                    format!("reads at {}", check.disp),
+                );
+            }
+            if Some(check.form) != form {
+                self.note(FindingKind::MixedForms, site, check.form.name().into());
+            }
+            if !guarded.contains(&site) {
+                let detail = format!("register {}", check.register);
+                self.note(FindingKind::CheckWithoutBranch, site, detail);
+            }
+        }
+    }
+
+    /// Functions with a hash, whether their address is taken, and checks that fit none.
+    fn find_functions(&mut self, strict: bool) {
+        let disp = self
+            .report
+            .hash_displacement
+            .unwrap_or(preamble::Prefix::Nops11.disp());
+        let taken = self.taken_addresses();
+        for symbol in &self.image.symbols {
+            let is_text = self
+                .image
+                .piece_at(symbol.address)
+                .is_some_and(|p| p.executable);
+            let named = symbol.name.starts_with("__cfi_") || symbol.name.starts_with("__pfx_");
+            if !symbol.function || named || !is_text {
+                continue;
+            }
+            let taken = taken.as_ref().map(|taken| taken.contains(&symbol.address));
+            match preamble_of(&self.image, symbol.address, disp) {
+                Some(hash) => {
+                    self.functions
+                        .insert(symbol.address, Function { hash, taken });
+                }
+                None if taken == Some(true) => self.report.counts.taken_without_preamble += 1,
+                None => {}
+            }
+        }
+        let hashes: BTreeSet<u32> = self.functions.values().map(|f| f.hash).collect();
+        let orphans: Vec<(u64, u32)> = self
+            .scan
+            .checks
+            .iter()
+            .filter(|(_, check)| !hashes.contains(&check.hash))
+            .map(|(&site, check)| (site, check.hash))
+            .collect();
+        let counts = &mut self.report.counts;
+        counts.preambles = self.functions.len();
+        counts.hashes = hashes.len();
+        counts.orphans = orphans.len();
+        counts.poisonable = self
+            .functions
+            .values()
+            .filter(|f| f.taken == Some(false))
+            .count();
+        if strict {
+            for (site, hash) in orphans {
+                self.note(FindingKind::OrphanHash, site, format!("{hash:#010x}"));
+            }
+        }
+    }
+
+    /// Every address that data or code holds, as far as relocations tell; `None` without them.
+    ///
+    /// Conservative: whatever is not the displacement of a direct call or jump counts as taken.
+    fn taken_addresses(&self) -> Option<BTreeSet<u64>> {
+        if self.image.relocs.is_empty() {
+            return None;
+        }
+        let mut taken: BTreeSet<u64> = self.scan.lea_targets.iter().copied().collect();
+        for reloc in &self.image.relocs {
+            let value = reloc.symbol.wrapping_add_signed(reloc.addend);
+            let relative = matches!(reloc.kind, elf::R_X86_64_PC32 | elf::R_X86_64_PLT32);
+            let text = self
+                .image
+                .piece_at(reloc.at)
+                .is_some_and(|piece| piece.executable);
+            if relative && text {
+                continue;
+            }
+            taken.insert(value);
+            if relative {
+                taken.insert(value.wrapping_add(4));
+            }
+        }
+        Some(taken)
+    }
+
+    /// Unchecked branches.
+    fn branches(&mut self) {
+        let branches = std::mem::take(&mut self.scan.branches);
+        for branch in &branches {
+            let counts = &mut self.report.counts;
+            match branch.kind {
+                BranchKind::ThunkCall => counts.thunk_calls += 1,
+                BranchKind::ThunkJump => counts.thunk_jumps += 1,
+                BranchKind::ThunkJcc => {}
+                _ => counts.bare_branches += 1,
+            }
+            if branch.check.is_some() {
+                continue;
+            }
+            let kind = match branch.kind {
+                BranchKind::ThunkJcc => FindingKind::ConditionalThunk,
+                BranchKind::Got => FindingKind::GotCall,
+                _ => FindingKind::UncheckedBranch,
+            };
+            self.note(kind, branch.at, branch.kind.name().into());
+        }
+        self.scan.branches = branches;
+    }
+
+    /// Applies the allow list and counts.
+    fn finish(&mut self, options: &Options) {
+        let report = &mut self.report;
+        for finding in &mut report.findings {
+            if finding.kind == FindingKind::UncheckedBranch {
+                let allow = options
+                    .allow
+                    .iter()
+                    .find(|allow| allow.covers(&finding.symbol));
+                finding.allowed = allow.map(|allow| allow.why.clone());
+            }
+            let branch = matches!(
+                finding.kind,
+                FindingKind::UncheckedBranch | FindingKind::ConditionalThunk | FindingKind::GotCall
+            );
+            match (branch, &finding.allowed) {
+                (true, None) => report.counts.unchecked += 1,
+                (true, Some(_)) => report.counts.allowed += 1,
+                (false, _) => {}
+            }
+        }
+        report
+            .findings
+            .sort_by_key(|finding| (finding.kind, finding.address));
+        if report.counts.undecodable > 0 {
+            let count = report.counts.undecodable;
+            report
+                .not_proved
+                .push(format!("{count} bytes of text decode to no instruction"));
+        }
+    }
+}
+
+fn preamble_of(image: &Image<'_>, function: u64, disp: i8) -> Option<u32> {
+    let mut bytes = [0; 5];
+    image
+        .read(preamble::address(function, disp), &mut bytes)
+        .ok()?;
+    Some(preamble::decode(function, bytes).ok()?.hash)
+}
+
+fn majority<T: Copy + Ord>(values: impl Iterator<Item = T>) -> Option<T> {
+    let mut counts = BTreeMap::new();
+    for value in values {
+        *counts.entry(value).or_insert(0_usize) += 1;
+    }
+    counts
+        .into_iter()
+        .max_by_key(|&(_, count)| count)
+        .map(|(value, _)| value)
+}
+
+const _: () = assert!(CHECK_LEN as u64 == kcfi::TAIL, "the tail follows the check");

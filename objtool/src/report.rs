@@ -1,0 +1,266 @@
+//! What an audit says, for people and for programs.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// Class of a finding. Each one makes the audit fail unless the allow list covers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum FindingKind {
+    /// An indirect branch without a check in front of it.
+    UncheckedBranch,
+    /// A conditional jump to a thunk: the compiler has dropped the check of a tail call.
+    ConditionalThunk,
+    /// A call or jump through the global offset table.
+    GotCall,
+    /// `.kcfi_traps` names a place that is no check.
+    BadTrap,
+    /// A check that `.kcfi_traps` does not name: its trap would not be recognised.
+    CheckWithoutTrap,
+    /// A check that the table names but no walk of the code comes across.
+    CheckNotInCode,
+    /// A relocation against a thunk that is no checked call or jump as the walk sees it.
+    RelocationMismatch,
+    /// A check that reads the hash elsewhere than most others.
+    Displacement,
+    /// A check whose form differs from the first one's.
+    MixedForms,
+    /// A check with nothing behind it that branches to the register it checked.
+    CheckWithoutBranch,
+    /// A check for a hash that no function carries: it can only trap. Strict audits only.
+    OrphanHash,
+}
+
+impl FindingKind {
+    /// One line for people.
+    #[must_use]
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::UncheckedBranch => "indirect branch without a check",
+            Self::ConditionalThunk => "conditional jump to a thunk",
+            Self::GotCall => "branch through the GOT",
+            Self::BadTrap => "trap entry is no check",
+            Self::CheckWithoutTrap => "check without a trap entry",
+            Self::CheckNotInCode => "trap entry not reached by the code walk",
+            Self::RelocationMismatch => "thunk relocation is no known branch",
+            Self::Displacement => "hash displacement differs",
+            Self::MixedForms => "form differs",
+            Self::CheckWithoutBranch => "check without a branch",
+            Self::OrphanHash => "hash that no function carries",
+        }
+    }
+}
+
+/// One thing that is wrong, or allowed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Class.
+    pub kind: FindingKind,
+    /// Virtual address.
+    pub address: u64,
+    /// Symbol it is in, demangled by nobody; empty when there is none.
+    pub symbol: String,
+    /// Particulars.
+    pub detail: String,
+    /// The allow list's reason, if it covers this.
+    pub allowed: Option<String>,
+}
+
+/// What the image offered to the audit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Evidence {
+    /// Section headers.
+    pub sections: bool,
+    /// Number of symbols.
+    pub symbols: usize,
+    /// Number of relocations of loaded sections.
+    pub relocations: usize,
+    /// `.kcfi_traps` is there.
+    pub traps: bool,
+}
+
+/// Totals.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// Checks that the walk of the code found.
+    pub checks: usize,
+    /// Entries of `.kcfi_traps`.
+    pub traps: usize,
+    /// Checks in front of the branches that relocations against a thunk name.
+    pub checks_by_relocation: usize,
+    /// Checks in the compiler's form.
+    pub form_kcfi: usize,
+    /// Checks in the optimised form.
+    pub form_opt: usize,
+    /// Checks that are jumped over.
+    pub form_off: usize,
+    /// Calls through a thunk.
+    pub thunk_calls: usize,
+    /// Jumps through a thunk.
+    pub thunk_jumps: usize,
+    /// Indirect branches without a thunk, checked or not.
+    pub bare_branches: usize,
+    /// Indirect branches without a check that nothing allows.
+    pub unchecked: usize,
+    /// Those that the allow list covers.
+    pub allowed: usize,
+    /// Functions with a preamble.
+    pub preambles: usize,
+    /// Distinct hashes of functions.
+    pub hashes: usize,
+    /// Checks whose hash no function carries.
+    pub orphans: usize,
+    /// Functions with a preamble whose address nothing takes (0 when it cannot be known).
+    pub poisonable: usize,
+    /// Functions without a preamble whose address something takes.
+    pub taken_without_preamble: usize,
+    /// Bytes of executable code.
+    pub text_bytes: usize,
+    /// Bytes of it that decode to no instruction.
+    pub undecodable: u64,
+}
+
+/// The result of an audit.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// What there was to go by.
+    pub evidence: Evidence,
+    /// Totals.
+    pub counts: Counts,
+    /// Displacement that all checks use, if they agree.
+    pub hash_displacement: Option<i8>,
+    /// Everything wrong or allowed.
+    pub findings: Vec<Finding>,
+    /// What could not be proved, and why.
+    pub not_proved: Vec<String>,
+}
+
+impl Report {
+    /// Whether nothing is wrong that the allow list does not cover.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.violations().next().is_none()
+    }
+
+    /// Findings that nothing allows.
+    pub fn violations(&self) -> impl Iterator<Item = &Finding> {
+        self.findings
+            .iter()
+            .filter(|finding| finding.allowed.is_none())
+    }
+
+    /// One JSON object.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        // Strings, numbers and sequences only: serialisation has nothing that could fail.
+        let mut value = serde_json::to_value(self).unwrap_or_default();
+        if let Some(object) = value.as_object_mut() {
+            object.insert("clean".into(), self.is_clean().into());
+        }
+        value.to_string()
+    }
+}
+
+/// Findings of one class that the table prints in full.
+const SHOWN_MAX: usize = 20;
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let c = &self.counts;
+        let disp = self
+            .hash_displacement
+            .map_or("none".into(), |disp| disp.to_string());
+        writeln!(
+            f,
+            "kCFI checks      {:>8}  (kcfi {}, opt {}, off {}; hash at {disp})",
+            c.checks, c.form_kcfi, c.form_opt, c.form_off
+        )?;
+        writeln!(f, "trap entries     {:>8}", c.traps)?;
+        writeln!(f, "by relocation    {:>8}", c.checks_by_relocation)?;
+        writeln!(f, "thunk calls      {:>8}", c.thunk_calls)?;
+        writeln!(f, "thunk jumps      {:>8}", c.thunk_jumps)?;
+        writeln!(f, "without a thunk  {:>8}", c.bare_branches)?;
+        writeln!(
+            f,
+            "unchecked        {:>8}  (and {} allowed)",
+            c.unchecked, c.allowed
+        )?;
+        writeln!(
+            f,
+            "preambles        {:>8}  ({} hashes, {} checks fit none)",
+            c.preambles, c.hashes, c.orphans
+        )?;
+        writeln!(
+            f,
+            "never taken      {:>8}  (functions that can be poisoned)",
+            c.poisonable
+        )?;
+        writeln!(
+            f,
+            "text bytes       {:>8}  ({} undecodable)",
+            c.text_bytes, c.undecodable
+        )?;
+        for allowed in [false, true] {
+            self.list(f, allowed)?;
+        }
+        for line in &self.not_proved {
+            writeln!(f, "not proved: {line}")?;
+        }
+        writeln!(
+            f,
+            "{}",
+            if self.is_clean() {
+                "clean"
+            } else {
+                "NOT CLEAN"
+            }
+        )
+    }
+}
+
+impl Report {
+    fn list(&self, f: &mut fmt::Formatter<'_>, allowed: bool) -> fmt::Result {
+        let mut last = None;
+        let mut shown = 0;
+        let mut left = 0;
+        for finding in self
+            .findings
+            .iter()
+            .filter(|x| x.allowed.is_some() == allowed)
+        {
+            if last != Some(finding.kind) {
+                more(f, &mut left)?;
+                shown = 0;
+                last = Some(finding.kind);
+            }
+            if shown == SHOWN_MAX {
+                left += 1;
+                continue;
+            }
+            shown += 1;
+            let Finding {
+                address,
+                symbol,
+                detail,
+                ..
+            } = finding;
+            let verdict = finding.allowed.as_deref().unwrap_or("VIOLATION");
+            let what = finding.kind.text();
+            writeln!(
+                f,
+                "  {address:#018x} {symbol}: {what} ({detail}): {verdict}"
+            )?;
+        }
+        more(f, &mut left)
+    }
+}
+
+fn more(f: &mut fmt::Formatter<'_>, left: &mut usize) -> fmt::Result {
+    if *left > 0 {
+        writeln!(f, "  ... and {left} more of these")?;
+    }
+    *left = 0;
+    Ok(())
+}
