@@ -1,0 +1,154 @@
+//! limen-guest-bench: what one kernel operation costs, in ticks of the time-stamp counter.
+//!
+//! Under QEMU's `-icount shift=0` one tick is one guest instruction, so the medians printed here
+//! are instruction counts, equal from run to run, and comparable between Limen and Linux because
+//! the same program measures both. Natively the ticks are time, and only ratios mean something.
+//! The program is static and calls the kernel by the `syscall` instruction: what is between the
+//! two reads of the counter is the operation, some loop instructions, and nothing else; the cost
+//! of reading the counter itself is subtracted. Each operation feeds what it got from the kernel
+//! into a hash that is printed at the end, so a kernel that is fast because it does nothing shows
+//! a different hash. Reading order: main, then ops.rs (the operations), raw.rs (the calls).
+
+mod ops;
+mod raw;
+
+use raw::{rdtsc, syscall};
+
+/// How often each operation is repeated, by weight class of the operation.
+#[derive(Clone, Copy)]
+pub struct Reps {
+    /// For operations of some hundred or thousand instructions.
+    pub light: usize,
+    /// For operations of some hundred thousand instructions.
+    pub heavy: usize,
+}
+
+const FULL: Reps = Reps { light: 2001, heavy: 101 };
+const TINY: Reps = Reps { light: 21, heavy: 5 };
+
+/// One line of the result.
+pub struct Line {
+    /// Name as printed.
+    pub name: &'static str,
+    /// Median cost in ticks.
+    pub median_ticks: u64,
+}
+
+/// Collects samples and the hash of the work.
+pub struct Bench {
+    reps: Reps,
+    overhead_ticks: u64,
+    hash: u64,
+    lines: Vec<Line>,
+    samples: Vec<u64>,
+}
+
+impl Bench {
+    fn new(reps: Reps) -> Self {
+        let mut bench = Bench {
+            reps,
+            overhead_ticks: 0,
+            hash: 0xcbf2_9ce4_8422_2325,
+            lines: Vec::new(),
+            samples: Vec::with_capacity(reps.light.max(reps.heavy)),
+        };
+        bench.measure("empty", reps.light, || 0);
+        bench.overhead_ticks = bench.lines.pop().map_or(0, |l| l.median_ticks);
+        bench
+    }
+
+    /// Mixes a value the kernel gave into the hash (FNV-1a).
+    pub fn mix(&mut self, value: u64) {
+        self.hash = (self.hash ^ value).wrapping_mul(0x0100_0000_01b3);
+    }
+
+    /// Measures `op` once per sample. What `op` returns must be the same on every kernel.
+    pub fn measure(&mut self, name: &'static str, reps: usize, mut op: impl FnMut() -> u64) {
+        self.samples.clear();
+        self.mix(op());
+        for _ in 0..reps {
+            let start = rdtsc();
+            let value = op();
+            let ticks = rdtsc() - start;
+            self.mix(value);
+            self.samples.push(ticks.saturating_sub(self.overhead_ticks));
+        }
+        self.finish(name);
+    }
+
+    /// Takes the median of samples that the operation measured itself.
+    pub fn measured(&mut self, name: &'static str, reps: usize, mut op: impl FnMut() -> u64) {
+        self.samples.clear();
+        op();
+        for _ in 0..reps {
+            let ticks = op();
+            self.samples.push(ticks.saturating_sub(self.overhead_ticks));
+        }
+        self.finish(name);
+    }
+
+    fn finish(&mut self, name: &'static str) {
+        self.samples.sort_unstable();
+        let median_ticks = self.samples[self.samples.len() / 2];
+        self.lines.push(Line { name, median_ticks });
+    }
+
+    /// Repetitions for cheap operations.
+    pub fn light(&self) -> usize {
+        self.reps.light
+    }
+
+    /// Repetitions for dear operations.
+    pub fn heavy(&self) -> usize {
+        self.reps.heavy
+    }
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    let mut reps = FULL;
+    let mut poweroff = false;
+    for arg in &args[1..] {
+        match arg.as_str() {
+            "noop" => std::process::exit(0),
+            "--tiny" => reps = TINY,
+            "--poweroff" => poweroff = true,
+            other => {
+                eprintln!("usage: limen-guest-bench [--tiny] [--poweroff], not {other}");
+                std::process::exit(2);
+            }
+        }
+    }
+    furnish();
+    run(reps);
+    if poweroff {
+        let _ = syscall(libc::SYS_reboot, [0xfee1_dead, 0x2812_1969, 0x4321_fedc, 0, 0, 0]);
+    }
+}
+
+/// As the only program of an initramfs (the Linux side of the comparison) there is no /dev yet.
+/// Errors do not matter: what is missing fails when it is used.
+fn furnish() {
+    for dir in [c"/dev", c"/tmp"] {
+        let _ = syscall(libc::SYS_mkdir, [dir.as_ptr() as usize, 0o755, 0, 0, 0, 0]);
+    }
+    let (kind, at) = (c"devtmpfs".as_ptr() as usize, c"/dev".as_ptr() as usize);
+    if !std::path::Path::new("/dev/zero").exists() {
+        let _ = syscall(libc::SYS_mount, [kind, at, kind, 0, 0, 0]);
+    }
+}
+
+/// Two rounds; each line is the lower of its two medians, since the first round warms caches.
+fn run(reps: Reps) {
+    let mask = 1u64;
+    let _ = syscall(libc::SYS_sched_setaffinity, [0, 8, &raw const mask as usize, 0, 0, 0]);
+    let mut first = Bench::new(reps);
+    ops::all(&mut first);
+    let mut second = Bench::new(reps);
+    ops::all(&mut second);
+    for (a, b) in first.lines.iter().zip(&second.lines) {
+        println!("{} {}", a.name, a.median_ticks.min(b.median_ticks));
+    }
+    assert_eq!(first.hash, second.hash, "the two rounds did different work");
+    println!("hash {:016x}", first.hash);
+}
