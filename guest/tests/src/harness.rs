@@ -40,6 +40,7 @@ pub enum Outcome {
 pub fn run(test: &Test, bound_s: u64) -> Outcome {
     let pid = fork(|| {
         let _ = sc!(SYS_setpgid, 0, 0);
+        fault_words();
         (test.run)();
         0
     });

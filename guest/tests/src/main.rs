@@ -5,14 +5,19 @@
 //! how fast the machine is (an emulated CPU is up to fifty times slower), and each runs in a
 //! process of its own. Reading order: harness.rs, sys.rs, then any subject.
 
+mod child;
 mod harness;
+mod memory;
 mod processes;
 mod sys;
+mod threads;
 
 use harness::{Outcome, Test};
 
 const SUBJECTS: &[&[Test]] = &[
     processes::TESTS,
+    threads::TESTS,
+    memory::TESTS,
 ];
 
 const USAGE: &str = "usage: limen-guest-tests list | run NAME | run-all [FILTER] [--bound SECONDS]
@@ -45,6 +50,7 @@ fn main() {
             let filter = if word(2).starts_with("--") { "" } else { word(2) };
             harness::run_all(all(), filter, bound_s)
         }
+        "child" => child::main(&args[2..]),
         _ => {
             eprintln!("{USAGE}");
             std::process::exit(2);

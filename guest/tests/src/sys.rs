@@ -230,6 +230,13 @@ pub fn shared() -> &'static [AtomicU32; 1024] {
     unsafe { &*(p as *const [AtomicU32; 1024]) }
 }
 
+/// The words that fault handlers report in. They are mapped before a test begins: a mapping made
+/// later could land in the very hole whose fault a test wants to see.
+pub fn fault_words() -> &'static [AtomicU32; 1024] {
+    static WORDS: std::sync::OnceLock<&'static [AtomicU32; 1024]> = std::sync::OnceLock::new();
+    WORDS.get_or_init(shared)
+}
+
 /// Sleeps about `ms` milliseconds: only ever inside a loop that waits for a condition.
 pub fn nap(ms: i64) {
     let ts = timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 };
@@ -237,7 +244,7 @@ pub fn nap(ms: i64) {
 }
 
 /// Waits for a condition that another process or thread brings about.
-pub fn until(cond: impl Fn() -> bool) {
+pub fn until(mut cond: impl FnMut() -> bool) {
     let mut tries = 0u32;
     while !cond() {
         tries += 1;

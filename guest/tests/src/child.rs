@@ -1,0 +1,46 @@
+//! What this program does when a test executes it as another program: `child MODE ARGS…`.
+//!
+//! exec(2) tests need a program whose environment they can ask about, and the only one that is
+//! surely there (also in a packed image) is this one. Each mode answers by its exit status.
+
+use crate::sc;
+use crate::sys::*;
+
+/// Runs a mode; true is exit status 0.
+pub fn main(args: &[String]) -> bool {
+    let word = |i: usize| args.get(i).map_or("", String::as_str);
+    match word(0) {
+        "true" => true,
+        "exit" => quit(word(1).parse().unwrap_or(98)),
+        "pid-is" => word(1) == pid().to_string(),
+        // Writes its arguments and environment, zero-terminated, to descriptor 1.
+        "echo" => {
+            for a in std::env::args() {
+                write(1, a.as_bytes());
+                write(1, b"\0");
+            }
+            write(1, b"--\0");
+            for (k, v) in std::env::vars() {
+                write(1, format!("{k}={v}\0").as_bytes());
+            }
+            true
+        }
+        "count" => quit(((args.len() - 1) % 251) as i32),
+        // The descriptors that are open, as a bit set.
+        "fds" => quit((0..7).filter(|fd| sc!(SYS_fcntl, *fd, F_GETFD).is_ok()).sum()),
+        // Blocked signals, and whether SIGUSR1 is ignored and SIGUSR2 default.
+        "signals" => {
+            let mask = sigmask(SIG_BLOCK, 0);
+            let one = on_signal(SIGUSR1, SIG_DFL, 0, 0).handler;
+            let two = on_signal(SIGUSR2, SIG_DFL, 0, 0).handler;
+            word(1) == format!("{mask} {one} {two}")
+        }
+        "pause" => loop {
+            let _ = sc!(SYS_pause);
+        },
+        other => {
+            eprintln!("no child mode {other}");
+            false
+        }
+    }
+}

@@ -1,0 +1,678 @@
+//! Memory: mappings, protections, growth, sharing, and the faults of their edges.
+//!
+//! Faults are seen by a handler that notes signal, si_code and si_addr in shared words and ends
+//! the child. Manual pages: mmap(2), mprotect(2), mremap(2), madvise(2), sigaction(2).
+
+use crate::sys::*;
+use crate::{sc, tests};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+
+tests!("memory":
+    fresh_pages_are_zero, mmap_hints_and_fixed, mmap_fixed_noreplace, mmap_bad_arguments,
+    munmap_splits, munmap_of_hole_is_fine, mprotect_splits_and_faults, mprotect_errors,
+    write_to_readonly_faults, exec_of_data_faults, read_of_unmapped_faults, null_faults,
+    noncanonical_address_faults, kernel_address_faults, mremap_grows_and_moves,
+    mremap_shrinks, mremap_fixed, mremap_errors, madvise_dontneed_zeroes, madvise_errors,
+    madvise_free_and_hints, brk_grows_and_shrinks, mincore_reports, memfd_sizes_and_seals,
+    shared_file_mapping_is_coherent, private_file_mapping_is_not_written, sigbus_beyond_file,
+    truncate_under_mapping, shared_anonymous_across_fork, cow_both_ways, cow_in_grandchildren,
+    kernel_writes_break_cow, mapping_survives_close_and_unlink, msync_rules, mlock_family,
+    stack_grows, stack_limit_faults, many_mappings, thousand_page_pattern, map_32bit,
+    map_populate, zero_page_mapping, prot_none_reserve_commit, file_offset_mapping,
+    partial_last_page_is_zero, mmap_write_needs_rights, fork_keeps_layout, growsdown_guard,
+    handler_can_repair_fault, membarrier_query, process_vm_reads_child,
+);
+
+const RW: i32 = PROT_READ | PROT_WRITE;
+const PA: i32 = MAP_PRIVATE | MAP_ANONYMOUS;
+const PAGE: usize = 4096;
+
+fn put(p: *mut u8, v: u8) {
+    // SAFETY: tests pass addresses of their own mappings, or want the fault.
+    unsafe { p.write_volatile(v) }
+}
+
+fn get(p: *const u8) -> u8 {
+    // SAFETY: as in `put`.
+    unsafe { p.read_volatile() }
+}
+
+fn touch(p: *const u8) {
+    get(p);
+}
+
+fn at(p: *mut u8, i: usize) -> *mut u8 {
+    p.wrapping_add(i)
+}
+
+static NOTED: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn note_fault(sig: i32, info: *const Siginfo, _: usize) {
+    let w = NOTED.load(SeqCst) as *const AtomicU32;
+    // SAFETY: four words of the shared page; the kernel's siginfo.
+    let (w, info) = unsafe { (std::slice::from_raw_parts(w, 4), &*info) };
+    w[0].store(sig as u32, SeqCst);
+    w[1].store(info.code as u32, SeqCst);
+    w[2].store(info.addr() as u32, SeqCst);
+    w[3].store((info.addr() >> 32) as u32, SeqCst);
+    quit(42);
+}
+
+/// Runs `f` in a child, which must fault; signal, si_code and si_addr.
+#[track_caller]
+pub fn fault(f: impl FnOnce()) -> (i32, i32, usize) {
+    let w = fault_words();
+    NOTED.store(w.as_ptr() as u64, SeqCst);
+    let child = fork(|| {
+        for sig in [SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP] {
+            on_signal(sig, note_fault as *const () as usize, SA_SIGINFO, 0);
+        }
+        f();
+        0
+    });
+    wait_code(child, 42);
+    let w = |i: usize| w[i].load(SeqCst);
+    (w(0) as i32, w(1) as i32, w(2) as usize | (w(3) as usize) << 32)
+}
+
+const SEGV_MAPERR: i32 = 1;
+const SEGV_ACCERR: i32 = 2;
+
+fn fresh_pages_are_zero() {
+    let p = anon(64 * PAGE);
+    for i in 0..64 * PAGE {
+        assert_eq!(get(at(p, i)), 0);
+        put(at(p, i), 0xff);
+    }
+    unmap(p, 64 * PAGE);
+    let p = anon(64 * PAGE);
+    assert!((0..64 * PAGE).all(|i| get(at(p, i)) == 0));
+}
+
+fn mmap_hints_and_fixed() {
+    let p = anon(4 * PAGE) as usize;
+    unmap(p as *mut u8, 4 * PAGE);
+    mmap(p, PAGE, RW, PA, -1, 0).is(p);
+    let q = mmap(p, PAGE, RW, PA, -1, 0).must();
+    assert_ne!(q, p, "a taken hint is not used");
+    put(p as *mut u8, 5);
+    mmap(p, PAGE, RW, PA | MAP_FIXED, -1, 0).is(p);
+    assert_eq!(get(p as *const u8), 0, "MAP_FIXED replaces");
+    mmap(p + 1, PAGE, RW, PA | MAP_FIXED, -1, 0).fails(EINVAL);
+    // A hint that is not page-aligned is rounded.
+    assert_eq!(mmap(0x5000_0123, PAGE, RW, PA, -1, 0).must() % PAGE, 0);
+}
+
+fn mmap_fixed_noreplace() {
+    let p = anon(PAGE) as usize;
+    mmap(p, PAGE, RW, PA | MAP_FIXED_NOREPLACE, -1, 0).fails(EEXIST);
+    unmap(p as *mut u8, PAGE);
+    mmap(p, PAGE, RW, PA | MAP_FIXED_NOREPLACE, -1, 0).is(p);
+}
+
+fn mmap_bad_arguments() {
+    mmap(0, 0, RW, PA, -1, 0).fails(EINVAL);
+    mmap(0, PAGE, RW, MAP_ANONYMOUS, -1, 0).fails(EINVAL);
+    mmap(0, PAGE, RW, MAP_PRIVATE, -1, 0).fails(EBADF);
+    mmap(0, PAGE, RW, PA, -1, 1).fails(EINVAL);
+    mmap(0, usize::MAX, RW, PA, -1, 0).fails(ENOMEM);
+    mmap(0, 1 << 48, RW, PA, -1, 0).fails(ENOMEM);
+    mmap(0x7fff_ffff_f000, PAGE, RW, PA | MAP_FIXED, -1, 0).fails(ENOMEM);
+    mmap(1 << 63, PAGE, RW, PA | MAP_FIXED, -1, 0).fails(ENOMEM);
+    let (r, _w) = pipe();
+    mmap(0, PAGE, RW, MAP_PRIVATE, r, 0).fails(ENODEV);
+    let fd = open("/tmp", O_RDONLY).fd();
+    mmap(0, PAGE, PROT_READ, MAP_PRIVATE, fd, 0).fails(ENODEV);
+}
+
+fn munmap_splits() {
+    let p = anon(5 * PAGE);
+    (0..5).for_each(|i| put(at(p, i * PAGE), i as u8 + 1));
+    unmap(at(p, 2 * PAGE), PAGE);
+    assert_eq!(get(at(p, PAGE)), 2);
+    assert_eq!(get(at(p, 3 * PAGE)), 4);
+    let hole = at(p, 2 * PAGE);
+    let got = fault(|| put(at(hole, 7), 1));
+    assert_eq!(got, (SIGSEGV, SEGV_MAPERR, hole as usize + 7));
+    sc!(SYS_munmap, at(p, 1), PAGE).fails(EINVAL);
+    sc!(SYS_munmap, p, 0).fails(EINVAL);
+    sc!(SYS_munmap, p, usize::MAX - 4095).fails(EINVAL);
+}
+
+fn munmap_of_hole_is_fine() {
+    let p = anon(8 * PAGE);
+    unmap(at(p, PAGE), 2 * PAGE);
+    unmap(at(p, 4 * PAGE), PAGE);
+    unmap(p, 8 * PAGE);
+    unmap(p, 8 * PAGE);
+}
+
+fn mprotect_splits_and_faults() {
+    let p = anon(3 * PAGE);
+    put(at(p, PAGE), 1);
+    sc!(SYS_mprotect, at(p, PAGE), PAGE, PROT_NONE).is(0);
+    put(p, 1);
+    put(at(p, 2 * PAGE), 1);
+    let mid = at(p, PAGE);
+    assert_eq!(fault(|| touch(mid)), (SIGSEGV, SEGV_ACCERR, mid as usize));
+    sc!(SYS_mprotect, mid, PAGE, PROT_READ).is(0);
+    assert_eq!(get(mid), 1);
+    assert_eq!(fault(|| put(mid, 2)), (SIGSEGV, SEGV_ACCERR, mid as usize));
+    sc!(SYS_mprotect, mid, PAGE, RW).is(0);
+    put(mid, 3);
+}
+
+fn mprotect_errors() {
+    let p = anon(3 * PAGE);
+    sc!(SYS_mprotect, at(p, 1), PAGE, RW).fails(EINVAL);
+    sc!(SYS_mprotect, p, 0, RW).is(0);
+    sc!(SYS_mprotect, p, PAGE, 0x100).fails(EINVAL);
+    unmap(at(p, PAGE), PAGE);
+    sc!(SYS_mprotect, p, 3 * PAGE, PROT_READ).fails(ENOMEM);
+    // What comes before the hole has been changed.
+    assert_eq!(fault(|| put(p, 1)).1, SEGV_ACCERR);
+}
+
+fn write_to_readonly_faults() {
+    let p = mmap(0, PAGE, PROT_READ, PA, -1, 0).must() as *mut u8;
+    assert_eq!(get(at(p, 99)), 0);
+    assert_eq!(fault(|| put(at(p, 99), 1)), (SIGSEGV, SEGV_ACCERR, p as usize + 99));
+}
+
+fn exec_of_data_faults() {
+    let p = anon(PAGE);
+    put(p, 0xc3);
+    let call = || {
+        // SAFETY: one `ret`, if the page may be executed.
+        let f: extern "C" fn() = unsafe { std::mem::transmute(p) };
+        f();
+    };
+    assert_eq!(fault(call), (SIGSEGV, SEGV_ACCERR, p as usize));
+    sc!(SYS_mprotect, p, PAGE, PROT_READ | PROT_EXEC).is(0);
+    call();
+}
+
+fn read_of_unmapped_faults() {
+    let p = anon(PAGE);
+    unmap(p, PAGE);
+    assert_eq!(fault(|| touch(p)), (SIGSEGV, SEGV_MAPERR, p as usize));
+}
+
+fn null_faults() {
+    for a in [0usize, 8, 4095] {
+        let got = fault(|| touch(std::hint::black_box(a) as *const u8));
+        assert_eq!(got, (SIGSEGV, SEGV_MAPERR, a));
+    }
+}
+
+fn noncanonical_address_faults() {
+    // A general protection fault has no address: SI_KERNEL (0x80) and si_addr 0.
+    let got = fault(|| touch(0x8000_0000_0000_0000usize as *const u8));
+    assert_eq!(got, (SIGSEGV, 0x80, 0));
+}
+
+fn kernel_address_faults() {
+    for a in [0xffff_ffff_8000_0000usize, 0xffff_8880_0000_0000, 0xffff_ffff_ff00_0000] {
+        assert_eq!(fault(|| touch(a as *const u8)), (SIGSEGV, SEGV_MAPERR, a));
+        assert_eq!(fault(|| put(a as *mut u8, 1)), (SIGSEGV, SEGV_MAPERR, a));
+    }
+}
+
+fn mremap_grows_and_moves() {
+    let p = anon(2 * PAGE);
+    put(p, 1);
+    put(at(p, PAGE), 2);
+    let big = sc!(SYS_mremap, p, 2 * PAGE, 600 * PAGE, MREMAP_MAYMOVE).must() as *mut u8;
+    assert_eq!((get(big), get(at(big, PAGE)), get(at(big, 599 * PAGE))), (1, 2, 0));
+    // In place, when a neighbour is in the way and moving is not allowed: ENOMEM.
+    let q = anon(2 * PAGE);
+    sc!(SYS_mremap, q, PAGE, 2 * PAGE, 0).fails(ENOMEM);
+    unmap(at(q, PAGE), PAGE);
+    sc!(SYS_mremap, q, PAGE, 2 * PAGE, 0).is(q as usize);
+    put(at(q, PAGE), 3);
+}
+
+fn mremap_shrinks() {
+    let p = anon(4 * PAGE);
+    put(p, 1);
+    sc!(SYS_mremap, p, 4 * PAGE, PAGE, 0).is(p as usize);
+    assert_eq!(get(p), 1);
+    assert_eq!(fault(|| put(at(p, PAGE), 1)).1, SEGV_MAPERR);
+}
+
+fn mremap_fixed() {
+    let p = anon(2 * PAGE);
+    let q = anon(2 * PAGE);
+    put(at(p, PAGE), 7);
+    put(at(q, PAGE), 9);
+    let flags = MREMAP_MAYMOVE | MREMAP_FIXED;
+    sc!(SYS_mremap, p, 2 * PAGE, 2 * PAGE, flags, q).is(q as usize);
+    assert_eq!(get(at(q, PAGE)), 7);
+    assert_eq!(fault(|| touch(p)).1, SEGV_MAPERR);
+    sc!(SYS_mremap, q, 2 * PAGE, 2 * PAGE, flags, at(q, PAGE)).fails(EINVAL);
+}
+
+fn mremap_errors() {
+    let p = anon(2 * PAGE);
+    sc!(SYS_mremap, at(p, 1), PAGE, PAGE, 0).fails(EINVAL);
+    sc!(SYS_mremap, p, PAGE, 0, 0).fails(EINVAL);
+    sc!(SYS_mremap, p, PAGE, PAGE, 0x80).fails(EINVAL);
+    sc!(SYS_mremap, p, PAGE, PAGE, MREMAP_FIXED, p).fails(EINVAL);
+    unmap(p, 2 * PAGE);
+    sc!(SYS_mremap, p, PAGE, 2 * PAGE, MREMAP_MAYMOVE).fails(EFAULT);
+}
+
+fn madvise_dontneed_zeroes() {
+    let p = anon(4 * PAGE);
+    (0..4).for_each(|i| put(at(p, i * PAGE), 9));
+    sc!(SYS_madvise, at(p, PAGE), 2 * PAGE, MADV_DONTNEED).is(0);
+    let seen: Vec<u8> = (0..4).map(|i| get(at(p, i * PAGE))).collect();
+    assert_eq!(seen, [9, 0, 0, 9]);
+    // A shared mapping keeps its contents: they belong to the object.
+    let s = shared();
+    s[0].store(5, SeqCst);
+    sc!(SYS_madvise, s.as_ptr(), PAGE, MADV_DONTNEED).is(0);
+    assert_eq!(s[0].load(SeqCst), 5);
+}
+
+fn madvise_errors() {
+    let p = anon(2 * PAGE);
+    sc!(SYS_madvise, at(p, 1), PAGE, MADV_DONTNEED).fails(EINVAL);
+    sc!(SYS_madvise, p, PAGE, 9999).fails(EINVAL);
+    sc!(SYS_madvise, p, 0, MADV_DONTNEED).is(0);
+    unmap(at(p, PAGE), PAGE);
+    sc!(SYS_madvise, p, 2 * PAGE, MADV_DONTNEED).fails(ENOMEM);
+}
+
+fn madvise_free_and_hints() {
+    let p = anon(8 * PAGE);
+    (0..8).for_each(|i| put(at(p, i * PAGE), 3));
+    for advice in [MADV_NORMAL, MADV_RANDOM, MADV_SEQUENTIAL, MADV_WILLNEED, MADV_FREE] {
+        sc!(SYS_madvise, p, 8 * PAGE, advice).is(0);
+    }
+    // After MADV_FREE a page is its old contents or zero, and a write keeps it.
+    put(p, 4);
+    assert_eq!(get(p), 4);
+    assert!((1..8).all(|i| matches!(get(at(p, i * PAGE)), 0 | 3)));
+    sc!(SYS_madvise, p, 8 * PAGE, MADV_DONTFORK).is(0);
+    assert_eq!(fault(|| touch(p)).1, SEGV_MAPERR, "MADV_DONTFORK");
+    sc!(SYS_madvise, p, 8 * PAGE, MADV_DOFORK).is(0);
+    sc!(SYS_madvise, p, 8 * PAGE, MADV_WIPEONFORK).is(0);
+    in_child(|| assert_eq!(get(p), 0, "MADV_WIPEONFORK"));
+}
+
+fn brk_grows_and_shrinks() {
+    in_child(|| {
+        let start = sc!(SYS_brk, 0).must();
+        sc!(SYS_brk, start + 10 * PAGE).is(start + 10 * PAGE);
+        put((start + 9 * PAGE) as *mut u8, 1);
+        sc!(SYS_brk, start + 4 * PAGE).is(start + 4 * PAGE);
+        // A request that cannot be met leaves the break and gives its present value.
+        sc!(SYS_brk, 1).is(start + 4 * PAGE);
+        sc!(SYS_brk, usize::MAX - 1).is(start + 4 * PAGE);
+        sc!(SYS_brk, start + 10 * PAGE).is(start + 10 * PAGE);
+        assert_eq!(get((start + 9 * PAGE) as *const u8), 0, "given back, then fresh");
+        sc!(SYS_brk, start + 12345).is(start + 12345);
+    });
+}
+
+fn mincore_reports() {
+    let p = anon(4 * PAGE);
+    put(p, 1);
+    put(at(p, 2 * PAGE), 1);
+    let mut v = [9u8; 4];
+    sc!(SYS_mincore, p, 4 * PAGE, v.as_mut_ptr()).is(0);
+    assert_eq!(v.map(|b| b & 1), [1, 0, 1, 0]);
+    sc!(SYS_mincore, at(p, 1), PAGE, v.as_mut_ptr()).fails(EINVAL);
+    unmap(at(p, PAGE), PAGE);
+    sc!(SYS_mincore, p, 2 * PAGE, v.as_mut_ptr()).fails(ENOMEM);
+}
+
+fn memfd_sizes_and_seals() {
+    let fd = sc!(SYS_memfd_create, c"limen".as_ptr(), MFD_ALLOW_SEALING).fd();
+    sc!(SYS_ftruncate, fd, 3 * PAGE).is(0);
+    let p = mmap(0, 3 * PAGE, RW, MAP_SHARED, fd, 0).must() as *mut u8;
+    put(at(p, 2 * PAGE), 8);
+    let mut b = 0u8;
+    sc!(SYS_pread64, fd, &raw mut b, 1, 2 * PAGE).is(1);
+    assert_eq!(b, 8);
+    sc!(SYS_fcntl, fd, F_ADD_SEALS, F_SEAL_WRITE).fails(EBUSY);
+    unmap(p, 3 * PAGE);
+    sc!(SYS_fcntl, fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE).is(0);
+    sc!(SYS_fcntl, fd, F_GET_SEALS).is((F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) as usize);
+    sc!(SYS_ftruncate, fd, PAGE).fails(EPERM);
+    sc!(SYS_ftruncate, fd, 9 * PAGE).fails(EPERM);
+    sc!(SYS_write, fd, &raw const b, 1).fails(EPERM);
+    mmap(0, PAGE, RW, MAP_SHARED, fd, 0).fails(EPERM);
+    let plain = sc!(SYS_memfd_create, c"plain".as_ptr(), 0).fd();
+    sc!(SYS_fcntl, plain, F_ADD_SEALS, F_SEAL_GROW).fails(EPERM);
+}
+
+fn file_of(pages: usize) -> (String, i32) {
+    let path = format!("{}/f", dir());
+    let fd = open(&path, O_RDWR | O_CREAT).fd();
+    for i in 0..pages {
+        write(fd, &[i as u8 + 1; PAGE]);
+    }
+    (path, fd)
+}
+
+fn shared_file_mapping_is_coherent() {
+    let (path, fd) = file_of(3);
+    let p = mmap(0, 3 * PAGE, RW, MAP_SHARED, fd, 0).must() as *mut u8;
+    assert_eq!(get(at(p, PAGE)), 2);
+    sc!(SYS_pwrite64, fd, c"W".as_ptr(), 1, PAGE).is(1);
+    assert_eq!(get(at(p, PAGE)), b'W', "write(2) is seen in the mapping");
+    put(at(p, 2 * PAGE), b'M');
+    let mut b = 0u8;
+    sc!(SYS_pread64, fd, &raw mut b, 1, 2 * PAGE).is(1);
+    assert_eq!(b, b'M', "the mapping is seen by read(2)");
+    in_child(|| put(p, b'C'));
+    assert_eq!(get(p), b'C');
+    sc!(SYS_msync, p, 3 * PAGE, MS_SYNC).is(0);
+    assert_eq!(std::fs::read(path).unwrap()[0], b'C');
+}
+
+fn private_file_mapping_is_not_written() {
+    let (path, fd) = file_of(2);
+    let p = mmap(0, 2 * PAGE, RW, MAP_PRIVATE, fd, 0).must() as *mut u8;
+    put(p, b'P');
+    assert_eq!(std::fs::read(path).unwrap()[0], 1);
+    assert_eq!((get(p), get(at(p, 1))), (b'P', 1));
+}
+
+fn sigbus_beyond_file() {
+    let (_, fd) = file_of(1);
+    let p = mmap(0, 3 * PAGE, RW, MAP_SHARED, fd, 0).must() as *mut u8;
+    let beyond = at(p, PAGE + 5);
+    // BUS_ADRERR is 2.
+    assert_eq!(fault(|| touch(beyond)), (SIGBUS, 2, beyond as usize));
+    assert_eq!(fault(|| put(beyond, 1)), (SIGBUS, 2, beyond as usize));
+}
+
+fn truncate_under_mapping() {
+    let (_, fd) = file_of(2);
+    let p = mmap(0, 2 * PAGE, RW, MAP_SHARED, fd, 0).must() as *mut u8;
+    assert_eq!(get(at(p, PAGE)), 2);
+    sc!(SYS_ftruncate, fd, 100).is(0);
+    assert_eq!((get(p), get(at(p, 99)), get(at(p, 100))), (1, 1, 0));
+    assert_eq!(fault(|| touch(at(p, PAGE))).0, SIGBUS);
+    sc!(SYS_ftruncate, fd, 2 * PAGE).is(0);
+    assert_eq!(get(at(p, PAGE)), 0, "a file that grows again reads zero");
+}
+
+fn shared_anonymous_across_fork() {
+    let w = shared();
+    let child = fork(|| {
+        until_at_least(&w[0], 1);
+        w[1].store(2, SeqCst);
+        0
+    });
+    w[0].store(1, SeqCst);
+    until_at_least(&w[1], 2);
+    wait_code(child, 0);
+}
+
+fn cow_both_ways() {
+    let p = anon(32 * PAGE);
+    (0..32).for_each(|i| put(at(p, i * PAGE), 1));
+    let w = shared();
+    let child = fork(|| {
+        until_at_least(&w[0], 1);
+        let clean = (0..32).all(|i| get(at(p, i * PAGE)) == 1);
+        (0..32).for_each(|i| put(at(p, i * PAGE), 3));
+        w[1].store(1, SeqCst);
+        until_at_least(&w[0], 2);
+        i32::from(!clean || (0..32).any(|i| get(at(p, i * PAGE)) != 3))
+    });
+    (0..32).for_each(|i| put(at(p, i * PAGE), 2));
+    w[0].store(1, SeqCst);
+    until_at_least(&w[1], 1);
+    assert!((0..32).all(|i| get(at(p, i * PAGE)) == 2));
+    w[0].store(2, SeqCst);
+    wait_code(child, 0);
+}
+
+fn cow_in_grandchildren() {
+    let p = anon(PAGE);
+    put(p, 10);
+    in_child(|| {
+        in_child(|| {
+            put(p, 30);
+            in_child(|| assert_eq!(get(p), 30));
+        });
+        assert_eq!(get(p), 10);
+        put(p, 20);
+    });
+    assert_eq!(get(p), 10);
+}
+
+fn kernel_writes_break_cow() {
+    let p = anon(2 * PAGE);
+    put(p, 1);
+    let (r, w) = pipe();
+    write(w, &[9; 100]);
+    let child = fork(|| {
+        // The kernel, not the program, writes into the shared page, across a page end.
+        let to = at(p, PAGE - 50);
+        i32::from(sc!(SYS_read, r, to, 100) != Ok(100) || get(at(p, PAGE + 49)) != 9)
+    });
+    wait_code(child, 0);
+    assert_eq!((get(at(p, PAGE - 1)), get(at(p, PAGE))), (0, 0));
+}
+
+fn mapping_survives_close_and_unlink() {
+    let (path, fd) = file_of(2);
+    let p = mmap(0, 2 * PAGE, PROT_READ, MAP_SHARED, fd, 0).must() as *mut u8;
+    close(fd);
+    std::fs::remove_file(path).unwrap();
+    assert_eq!((get(p), get(at(p, PAGE))), (1, 2));
+}
+
+fn msync_rules() {
+    let p = anon(2 * PAGE);
+    sc!(SYS_msync, p, PAGE, MS_ASYNC | MS_SYNC).fails(EINVAL);
+    sc!(SYS_msync, at(p, 1), PAGE, MS_SYNC).fails(EINVAL);
+    sc!(SYS_msync, p, PAGE, 0x100).fails(EINVAL);
+    unmap(at(p, PAGE), PAGE);
+    sc!(SYS_msync, p, 2 * PAGE, MS_ASYNC).fails(ENOMEM);
+}
+
+fn mlock_family() {
+    let p = anon(4 * PAGE);
+    sc!(SYS_mlock, p, 2 * PAGE).is(0);
+    let mut v = [0u8; 2];
+    sc!(SYS_mincore, p, 2 * PAGE, v.as_mut_ptr()).is(0);
+    assert_eq!(v.map(|b| b & 1), [1, 1]);
+    sc!(SYS_munlock, p, 2 * PAGE).is(0);
+    sc!(SYS_mlock2, p, PAGE, 2).fails(EINVAL);
+    sc!(SYS_mlockall, 0x80).fails(EINVAL);
+    sc!(SYS_munlockall).is(0);
+    unmap(p, 4 * PAGE);
+    sc!(SYS_mlock, p, PAGE).fails(ENOMEM);
+}
+
+#[inline(never)]
+fn eat_stack(depth: usize) -> u64 {
+    let mut block = [depth as u64; 512];
+    std::hint::black_box(&mut block);
+    if depth == 0 { block[3] } else { eat_stack(depth - 1) + block[7] }
+}
+
+fn stack_grows() {
+    // 1000 frames of 4 KiB, half of the customary 8 MiB.
+    assert_eq!(eat_stack(1000), 1000 * 1001 / 2);
+}
+
+fn stack_limit_faults() {
+    // The handler cannot run without a stack, so the process dies from the signal itself.
+    let child = fork(|| {
+        let lim = rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };
+        let _ = sc!(SYS_setrlimit, RLIMIT_STACK, &raw const lim);
+        on_signal(SIGSEGV, note_fault as *const () as usize, SA_SIGINFO, 0);
+        eat_stack(100_000) as i32
+    });
+    wait_signal(child, SIGSEGV);
+}
+
+fn many_mappings() {
+    let mut held = Vec::new();
+    for i in 0..1000u32 {
+        let prot = if i % 2 == 0 { RW } else { PROT_READ };
+        held.push(mmap(0, PAGE, prot, PA, -1, 0).must());
+    }
+    for (i, &p) in held.iter().enumerate().step_by(2) {
+        put(p as *mut u8, i as u8);
+    }
+    for (i, &p) in held.iter().enumerate().step_by(2) {
+        assert_eq!(get(p as *const u8), i as u8);
+    }
+    for p in held.iter().rev() {
+        unmap(*p as *mut u8, PAGE);
+    }
+}
+
+fn thousand_page_pattern() {
+    // Protections in stripes over one mapping, then taken back: the pieces join or at least work.
+    let p = anon(1000 * PAGE);
+    for i in (0..1000).step_by(2) {
+        sc!(SYS_mprotect, at(p, i * PAGE), PAGE, PROT_READ).is(0);
+    }
+    (1..1000).step_by(2).for_each(|i| put(at(p, i * PAGE), i as u8));
+    assert_eq!(fault(|| put(at(p, 500 * PAGE), 1)).1, SEGV_ACCERR);
+    sc!(SYS_mprotect, p, 1000 * PAGE, RW).is(0);
+    (0..1000).for_each(|i| put(at(p, i * PAGE + 1), 1));
+    assert!((1..1000).step_by(2).all(|i| get(at(p, i * PAGE)) == i as u8));
+}
+
+fn map_32bit() {
+    let p = mmap(0, PAGE, RW, PA | MAP_32BIT, -1, 0).must();
+    assert!(p < 1 << 31, "{p:#x}");
+}
+
+fn map_populate() {
+    let p = mmap(0, 8 * PAGE, RW, PA | MAP_POPULATE, -1, 0).must();
+    let mut v = [0u8; 8];
+    sc!(SYS_mincore, p, 8 * PAGE, v.as_mut_ptr()).is(0);
+    assert!(v.iter().all(|b| b & 1 == 1));
+}
+
+fn zero_page_mapping() {
+    let fd = open("/dev/zero", O_RDWR).fd();
+    let p = mmap(0, 2 * PAGE, RW, MAP_PRIVATE, fd, 0).must() as *mut u8;
+    assert_eq!(get(p), 0);
+    put(p, 1);
+    let s = mmap(0, PAGE, RW, MAP_SHARED, fd, 0).must() as *mut u8;
+    in_child(|| put(s, 4));
+    assert_eq!(get(s), 4);
+}
+
+fn prot_none_reserve_commit() {
+    // What Go and jemalloc do: reserve much without access, then open parts of it.
+    let flags = PA | MAP_NORESERVE;
+    let p = mmap(0, 64 << 30, PROT_NONE, flags, -1, 0).must() as *mut u8;
+    let q = at(p, 7 << 30);
+    sc!(SYS_mprotect, q, 16 * PAGE, RW).is(0);
+    put(at(q, 15 * PAGE), 1);
+    mmap(q as usize + (1 << 20), PAGE, RW, PA | MAP_FIXED, -1, 0).must();
+    put(at(q, 1 << 20), 1);
+    unmap(p, 64 << 30);
+}
+
+fn file_offset_mapping() {
+    let (_, fd) = file_of(5);
+    let p = mmap(0, 2 * PAGE, PROT_READ, MAP_PRIVATE, fd, 3 * PAGE).must() as *mut u8;
+    assert_eq!((get(p), get(at(p, PAGE))), (4, 5));
+    mmap(0, PAGE, PROT_READ, MAP_PRIVATE, fd, 100).fails(EINVAL);
+    mmap(0, PAGE, PROT_READ, MAP_PRIVATE, fd, usize::MAX - 4095).fails(EOVERFLOW);
+}
+
+fn partial_last_page_is_zero() {
+    let (_, fd) = file_of(1);
+    write(fd, b"abc");
+    let p = mmap(0, 2 * PAGE, PROT_READ, MAP_PRIVATE, fd, 0).must() as *mut u8;
+    assert_eq!(get(at(p, PAGE + 2)), b'c');
+    assert!((3..PAGE).all(|i| get(at(p, PAGE + i)) == 0));
+}
+
+fn mmap_write_needs_rights() {
+    let (path, _) = file_of(1);
+    let ro = open(&path, O_RDONLY).fd();
+    mmap(0, PAGE, RW, MAP_SHARED, ro, 0).fails(EACCES);
+    let p = mmap(0, PAGE, PROT_READ, MAP_SHARED, ro, 0).must();
+    sc!(SYS_mprotect, p, PAGE, RW).fails(EACCES);
+    mmap(0, PAGE, RW, MAP_PRIVATE, ro, 0).must();
+    let wo = open(&path, O_WRONLY).fd();
+    mmap(0, PAGE, PROT_READ, MAP_PRIVATE, wo, 0).fails(EACCES);
+}
+
+fn fork_keeps_layout() {
+    let p = anon(3 * PAGE);
+    sc!(SYS_mprotect, at(p, PAGE), PAGE, PROT_NONE).is(0);
+    in_child(|| {
+        put(p, 1);
+        put(at(p, 2 * PAGE), 1);
+        assert_eq!(fault(|| touch(at(p, PAGE))).1, SEGV_ACCERR);
+    });
+}
+
+fn growsdown_guard() {
+    let base = anon(64 * PAGE);
+    unmap(base, 64 * PAGE);
+    let top = base as usize + 60 * PAGE;
+    let flags = PA | MAP_FIXED | MAP_GROWSDOWN;
+    mmap(top, PAGE, RW, flags, -1, 0).is(top);
+    // Just below is grown into by touching it.
+    put((top - 8) as *mut u8, 5);
+    assert_eq!(get((top - 8) as *const u8), 5);
+}
+
+static REPAIR: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn repair(_: i32, info: *const Siginfo, _: usize) {
+    // SAFETY: the kernel's siginfo.
+    let page = unsafe { (*info).addr() } & !(PAGE - 1);
+    sc!(SYS_mprotect, page, PAGE, RW).is(0);
+    REPAIR.fetch_add(1, SeqCst);
+}
+
+fn handler_can_repair_fault() {
+    on_signal(SIGSEGV, repair as *const () as usize, SA_SIGINFO, 0);
+    let p = mmap(0, 50 * PAGE, PROT_NONE, PA, -1, 0).must() as *mut u8;
+    for i in 0..50 {
+        put(at(p, i * PAGE), i as u8);
+        assert_eq!(get(at(p, i * PAGE)), i as u8);
+    }
+    assert_eq!(REPAIR.load(SeqCst), 50);
+}
+
+fn membarrier_query() {
+    let known = sc!(SYS_membarrier, 0, 0, 0).must();
+    assert_ne!(known & 8, 0, "PRIVATE_EXPEDITED is known: {known:#x}");
+    sc!(SYS_membarrier, 8, 0, 0).fails(EPERM);
+    sc!(SYS_membarrier, 16, 0, 0).is(0);
+    sc!(SYS_membarrier, 8, 0, 0).is(0);
+    sc!(SYS_membarrier, 3, 0, 0).fails(EINVAL);
+}
+
+fn process_vm_reads_child() {
+    let p = anon(PAGE);
+    let w = shared();
+    let child = fork(|| {
+        put(p, 77);
+        w[0].store(1, SeqCst);
+        loop {
+            let _ = sc!(SYS_pause);
+        }
+    });
+    until_at_least(&w[0], 1);
+    let mut b = 0u8;
+    let local = [&raw mut b as usize, 1];
+    let remote = [p as usize, 1];
+    sc!(SYS_process_vm_readv, child, local.as_ptr(), 1, remote.as_ptr(), 1, 0).is(1);
+    assert_eq!(b, 77);
+    let bad = [0usize, 1];
+    sc!(SYS_process_vm_readv, child, local.as_ptr(), 1, bad.as_ptr(), 1, 0).fails(EFAULT);
+    sc!(SYS_kill, child, SIGKILL).is(0);
+    wait_signal(child, SIGKILL);
+}
