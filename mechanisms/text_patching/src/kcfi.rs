@@ -25,6 +25,7 @@
 //! so that a half-written site is one that jumps over the check.
 
 use crate::poke::{Anomaly, Code, Patch, Store, Text, What, read_site};
+use crate::site_table::CheckEntry;
 
 /// Bytes of a check.
 pub const CHECK_LEN: usize = 14;
@@ -193,6 +194,8 @@ pub struct Expect {
     pub hash: Option<u32>,
     /// The image's displacement; `None` where it is not known.
     pub disp: Option<i8>,
+    /// The register with the target; `None` where it is not known.
+    pub register: Option<u8>,
 }
 
 impl Expect {
@@ -203,6 +206,21 @@ impl Expect {
             site,
             hash: None,
             disp: None,
+            register: None,
+        }
+    }
+
+    /// What the site table says: together with the layout this determines all 14 bytes but for the
+    /// form.
+    #[must_use]
+    pub fn table(entry: &CheckEntry, disp: i8) -> Self {
+        // Without a thunk the compiler chooses the register, and the table does not keep it.
+        let register = entry.thunk.then_some(11);
+        Self {
+            site: entry.site,
+            hash: Some(entry.hash),
+            disp: Some(disp),
+            register,
         }
     }
 
@@ -212,21 +230,38 @@ impl Expect {
     /// The first byte or field that is not as expected.
     pub fn decode(&self, text: &impl Text) -> Result<Check, Anomaly> {
         let check = decode_at(text, self.site)?;
-        match (self.disp, self.hash) {
-            (Some(expected), _) if expected != check.disp => {
-                let what = What::Displacement {
+        let wrong = |offset, what| Err(Anomaly::new(self.site, offset, what));
+        match *self {
+            Self {
+                register: Some(expected),
+                ..
+            } if expected != check.register => wrong(
+                8,
+                What::Register {
+                    expected,
+                    found: check.register,
+                },
+            ),
+            Self {
+                disp: Some(expected),
+                ..
+            } if expected != check.disp => wrong(
+                9,
+                What::Displacement {
                     expected,
                     found: check.disp,
-                };
-                Err(Anomaly::new(self.site, 9, what))
-            }
-            (_, Some(expected)) if expected != check.hash => {
-                let what = What::Hash {
+                },
+            ),
+            Self {
+                hash: Some(expected),
+                ..
+            } if expected != check.hash => wrong(
+                2,
+                What::Hash {
                     expected,
                     found: check.hash,
-                };
-                Err(Anomaly::new(self.site, 2, what))
-            }
+                },
+            ),
             _ => Ok(check),
         }
     }

@@ -5,9 +5,14 @@
 #[cfg(test)]
 extern crate std;
 
+pub mod int3;
+pub mod jump_label;
 pub mod kcfi;
 pub mod poke;
 pub mod preamble;
+pub mod site_table;
+pub mod static_call;
 pub mod tail;
+pub mod trap;
 
 pub use poke::{Anomaly, Code, Patch, Text, TextPoke, Unmapped, What};

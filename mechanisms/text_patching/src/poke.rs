@@ -159,6 +159,13 @@ pub enum What {
         /// This site's.
         found: i8,
     },
+    /// The check tests another register than the call goes through.
+    Register {
+        /// Hardware number of the right one.
+        expected: u8,
+        /// Hardware number of the one in the check.
+        found: u8,
+    },
     /// The bytes after the check are no call or jump form that is known.
     UnknownTail,
     /// A direct call, jump or thunk reference goes somewhere else than it must.
@@ -214,6 +221,9 @@ impl fmt::Display for Anomaly {
             }
             What::Displacement { expected, found } => {
                 write!(f, "hash is read at {found}, the image has it at {expected}")
+            }
+            What::Register { expected, found } => {
+                write!(f, "checks register {found}, the call uses {expected}")
             }
             What::UnknownTail => write!(f, "no known call or jump"),
             What::Target { expected, found } => {
