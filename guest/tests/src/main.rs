@@ -6,9 +6,12 @@
 //! process of its own. Reading order: harness.rs, sys.rs, then any subject.
 
 mod child;
+mod entry;
 mod harness;
 mod memory;
 mod processes;
+mod regs;
+mod signals;
 mod sys;
 mod threads;
 
@@ -17,7 +20,9 @@ use harness::{Outcome, Test};
 const SUBJECTS: &[&[Test]] = &[
     processes::TESTS,
     threads::TESTS,
+    signals::TESTS,
     memory::TESTS,
+    entry::TESTS,
 ];
 
 const USAGE: &str = "usage: limen-guest-tests list | run NAME | run-all [FILTER] [--bound SECONDS]
@@ -36,7 +41,10 @@ pub fn option(args: &[String], name: &str, default: u64) -> u64 {
 fn main() {
     let args: Vec<String> = std::env::args().collect();
     // Rust starts with SIGPIPE ignored; the tests want what a C program would see.
-    sys::on_signal(sys::SIGPIPE, sys::SIG_DFL, 0, 0);
+    // Likewise its handlers for stack overflow.
+    for sig in [sys::SIGPIPE, sys::SIGSEGV, sys::SIGBUS] {
+        sys::on_signal(sig, sys::SIG_DFL, 0, 0);
+    }
     std::panic::set_hook(Box::new(|info| eprintln!("{info}")));
     let bound_s = option(&args, "--bound", 300);
     let word = |i: usize| args.get(i).map_or("", String::as_str);

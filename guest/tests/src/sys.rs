@@ -34,10 +34,10 @@ pub fn call(nr: usize, args: &[usize]) -> Res {
 /// `sc!(SYS_x, args…)`: a raw system call.
 #[macro_export]
 macro_rules! sc {
-    ($nr:expr $(, $a:expr)* $(,)?) => {{
-        let args: &[usize] = &[$($a as usize),*];
-        $crate::sys::call($nr as usize, args)
-    }};
+    // One expression: what the arguments point to must live until the call is done.
+    ($nr:expr $(, $a:expr)* $(,)?) => {
+        $crate::sys::call($nr as usize, &[$($a as usize),*])
+    };
 }
 
 /// Expectations about a result, failing at the caller's line.
