@@ -2,10 +2,11 @@
 //!
 //! Only arguments and exit codes live here; everything else is the `objtool` crate.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use objtool::Form;
 
 /// Audit or rewrite the kCFI checks of a kernel image.
 #[derive(Args, Debug)]
@@ -26,24 +27,57 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Give every kCFI check another form, in place of the compiler's.
+    ///
+    /// All sites are verified before the first byte is written; on any anomaly OUT is not touched.
+    /// Example: `limen objtool rewrite --form opt -o vmlinux.opt vmlinux`.
+    Rewrite {
+        /// Form of the checks: `kcfi` as compiled, `opt` with the branch not taken, `off`.
+        #[arg(long, value_parser = parse_form)]
+        form: Form,
+        /// Where the result goes; may be the image itself.
+        #[arg(short, long)]
+        out: PathBuf,
+        /// Image to rewrite.
+        elf: PathBuf,
+    },
 }
 
-/// Runs the command; 0 when the image is clean, 1 when not, 2 when it could not be read.
+fn parse_form(name: &str) -> Result<Form, String> {
+    let forms = [Form::Kcfi, Form::Opt, Form::Off];
+    let found = forms.into_iter().find(|form| form.name() == name);
+    found.ok_or_else(|| "expected kcfi, opt or off".to_owned())
+}
+
+/// Runs the command; 0 when the image is clean or written, 1 when it is not clean, 2 when it could
+/// not be read or written.
 pub(crate) fn run(args: ObjtoolArgs) -> ExitCode {
-    match args.command {
-        Command::Audit { elf, json } => match objtool::audit_file(&elf) {
-            Ok(report) => {
-                if json {
-                    println!("{}", report.to_json());
-                } else {
-                    print!("{report}");
-                }
-                ExitCode::from(u8::from(!report.is_clean()))
-            }
-            Err(error) => {
-                eprintln!("limen: {error}");
-                ExitCode::from(2)
-            }
-        },
+    let result = match args.command {
+        Command::Audit { elf, json } => audit(&elf, json),
+        Command::Rewrite { form, out, elf } => rewrite(&elf, &out, form),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("limen: {error}");
+        ExitCode::from(2)
+    })
+}
+
+fn audit(elf: &Path, json: bool) -> objtool::Result<ExitCode> {
+    let report = objtool::audit_file(elf)?;
+    if json {
+        println!("{}", report.to_json());
+    } else {
+        print!("{report}");
     }
+    Ok(ExitCode::from(u8::from(!report.is_clean())))
+}
+
+fn rewrite(elf: &Path, out: &Path, form: Form) -> objtool::Result<ExitCode> {
+    let rewritten = objtool::rewrite_file(elf, out, form)?;
+    for warning in &rewritten.warnings {
+        eprintln!("limen: warning: {warning}");
+    }
+    let applied = rewritten.applied;
+    println!("{} checks, {} rewritten to {}", applied.sites, applied.written, form.name());
+    Ok(ExitCode::SUCCESS)
 }

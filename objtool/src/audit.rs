@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use object::elf;
 use text_patching::kcfi::{self, CHECK_LEN, Check, Form};
+use text_patching::site_table::{self, SiteTables, TableError};
 use text_patching::{Text as _, preamble};
 
 use crate::Error;
@@ -21,6 +22,14 @@ use crate::scan::{self, Branch, BranchKind, Scan, Thunks};
 
 /// Name of the compiler's table.
 pub const TRAPS_SECTION: &str = ".kcfi_traps";
+
+/// Sections that name addresses of code without anybody calling them.
+const DESCRIBE_CODE: [&str; 4] = [
+    TRAPS_SECTION,
+    ".eh_frame",
+    ".eh_frame_hdr",
+    "__patchable_function_entries",
+];
 
 /// How strict an audit is.
 #[derive(Clone, Debug)]
@@ -79,8 +88,12 @@ pub fn audit(data: &[u8], options: &Options) -> Result<Report, Error> {
 /// As [`audit`].
 pub fn examine<'a>(data: &'a [u8], options: &Options) -> Result<Audit<'a>, Error> {
     let image = Image::parse(data)?;
-    let thunks = scan::thunks(&image);
-    let scan = scan::scan(&image, &thunks);
+    let mut thunks = scan::thunks(&image);
+    let mut scan = scan::scan(&image, &thunks);
+    if thunks.is_empty() && !scan.behind_checks.is_empty() {
+        thunks = scan::infer_thunk(&scan);
+        scan = scan::scan(&image, &thunks);
+    }
     let mut audit = Audit {
         image,
         thunks,
@@ -92,6 +105,7 @@ pub fn examine<'a>(data: &'a [u8], options: &Options) -> Result<Audit<'a>, Error
     audit.compare_traps();
     audit.compare_relocations();
     audit.compare_checks();
+    audit.compare_site_tables();
     audit.find_functions(options.strict_hashes);
     audit.branches();
     audit.finish(options);
@@ -264,6 +278,50 @@ impl Audit<'_> {
         relative && text && self.thunks.contains_key(&target)
     }
 
+    /// A finished image carries its own account of its checks: a fourth witness.
+    fn compare_site_tables(&mut self) {
+        let relocated = crate::rewrite::relocated_sites(self);
+        for site in relocated {
+            self.note(
+                FindingKind::RelocationInCheck,
+                site,
+                "bytes are not final".into(),
+            );
+        }
+        let Some(piece) = self.image.section(site_table::SECTION) else {
+            return;
+        };
+        let (address, bytes) = (piece.address, piece.bytes);
+        let mut wrong = Vec::new();
+        match SiteTables::parse(bytes) {
+            Err(TableError::NotFilled) => {
+                self.report
+                    .not_proved
+                    .push("site tables are reserved but not filled".into());
+            }
+            Err(error) => wrong.push((address, error.to_string())),
+            Ok(tables) => {
+                let own: BTreeMap<u64, u32> = tables
+                    .checks()
+                    .iter()
+                    .map(|entry| (entry.site, entry.hash))
+                    .collect();
+                for (&site, check) in &self.scan.checks {
+                    if own.get(&site) != Some(&check.hash) || check.form != tables.form() {
+                        wrong.push((site, "the table has no such check".into()));
+                    }
+                }
+                let stale = own
+                    .keys()
+                    .filter(|site| !self.scan.checks.contains_key(site));
+                wrong.extend(stale.map(|&site| (site, "the table names a check".into())));
+            }
+        }
+        for (address, detail) in wrong {
+            self.note(FindingKind::SiteTable, address, detail);
+        }
+    }
+
     /// What all checks must have in common, and that each guards a branch.
     fn compare_checks(&mut self) {
         let checks: Vec<(u64, Check)> = self.scan.checks.iter().map(|(&a, &c)| (a, c)).collect();
@@ -329,7 +387,8 @@ impl Audit<'_> {
                 None => {}
             }
         }
-        let hashes: BTreeSet<u32> = self.functions.values().map(|f| f.hash).collect();
+        let hashes = self.functions.values().map(|f| f.hash);
+        let hashes: BTreeSet<u32> = hashes.filter(|&hash| hash != preamble::POISON).collect();
         let orphans: Vec<(u64, u32)> = self
             .scan
             .checks
@@ -364,17 +423,16 @@ impl Audit<'_> {
         for reloc in &self.image.relocs {
             let value = reloc.symbol.wrapping_add_signed(reloc.addend);
             let relative = matches!(reloc.kind, elf::R_X86_64_PC32 | elf::R_X86_64_PLT32);
-            let text = self
-                .image
-                .piece_at(reloc.at)
-                .is_some_and(|piece| piece.executable);
-            if relative && text {
+            let Some(piece) = self.image.piece_at(reloc.at) else {
+                continue;
+            };
+            let name = piece.name.as_str();
+            if relative && piece.executable || DESCRIBE_CODE.contains(&name) {
                 continue;
             }
+            // PC-relative forms other than PC32 carry the same bias of four.
             taken.insert(value);
-            if relative {
-                taken.insert(value.wrapping_add(4));
-            }
+            taken.insert(value.wrapping_add(4));
         }
         Some(taken)
     }

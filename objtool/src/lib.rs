@@ -4,14 +4,20 @@
 pub mod allow;
 pub mod audit;
 pub mod elf;
+pub mod file_text;
+pub mod finish;
 pub mod report;
+pub mod rewrite;
 pub mod scan;
 
 use std::path::{Path, PathBuf};
 
 pub use allow::Allow;
 pub use audit::{Options, audit};
+pub use finish::{FinishOptions, Finished, finish};
 pub use report::{Finding, FindingKind, Report};
+pub use rewrite::{Rewritten, rewrite};
+pub use text_patching::kcfi::Form;
 
 /// Why objtool could not do its work. A bad image is not an error but a [`Report`] with findings.
 #[derive(Debug)]
@@ -23,6 +29,12 @@ pub enum Error {
     Elf(String),
     /// A limit of [`elf`] is exceeded.
     TooLarge(&'static str),
+    /// Something about the image forbids writing. Nothing was written.
+    Refused(String),
+    /// The linker script has reserved no `.limen_sites`.
+    NoSection,
+    /// The site tables could not be written.
+    Table(text_patching::site_table::TableError),
 }
 
 impl std::fmt::Display for Error {
@@ -31,6 +43,9 @@ impl std::fmt::Display for Error {
             Self::Io(path, error) => write!(f, "{}: {error}", path.display()),
             Self::Elf(what) => write!(f, "not a usable ELF image: {what}"),
             Self::TooLarge(what) => write!(f, "{what} is larger than objtool accepts"),
+            Self::Refused(what) => write!(f, "nothing written: {what}"),
+            Self::NoSection => write!(f, "the image reserves no .limen_sites section"),
+            Self::Table(error) => write!(f, "nothing written: {error}"),
         }
     }
 }
@@ -47,4 +62,39 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub fn audit_file(path: &Path) -> Result<Report> {
     let data = std::fs::read(path).map_err(|error| Error::Io(path.into(), error))?;
     audit(&data, &Options::default())
+}
+
+/// Rewrites the checks of the image in `input` and writes the result to `output`.
+///
+/// # Errors
+/// As [`rewrite()`]; then `output` is as it was.
+pub fn rewrite_file(input: &Path, output: &Path, form: Form) -> Result<Rewritten> {
+    let data = std::fs::read(input).map_err(|error| Error::Io(input.into(), error))?;
+    let rewritten = rewrite(&data, form, &Options::default())?;
+    replace(output, &rewritten.data)?;
+    Ok(rewritten)
+}
+
+/// Finishes the image in `path` in place ([`finish()`]).
+///
+/// # Errors
+/// As [`finish()`]; then the file is as it was.
+pub fn finish_file(path: &Path, options: &FinishOptions) -> Result<Finished> {
+    let data = std::fs::read(path).map_err(|error| Error::Io(path.into(), error))?;
+    let finished = finish(&data, options)?;
+    replace(path, &finished.data)?;
+    Ok(finished)
+}
+
+/// Writes beside `path` and renames: a reader sees the old file or the whole new one.
+fn replace(path: &Path, data: &[u8]) -> Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".objtool-tmp");
+    let temporary = path.with_file_name(name);
+    let io = |error| Error::Io(path.into(), error);
+    std::fs::write(&temporary, data).map_err(io)?;
+    if let Ok(old) = std::fs::metadata(path) {
+        std::fs::set_permissions(&temporary, old.permissions()).map_err(io)?;
+    }
+    std::fs::rename(&temporary, path).map_err(io)
 }

@@ -23,6 +23,10 @@ pub enum FindingKind {
     CheckNotInCode,
     /// A relocation against a thunk that is no checked call or jump as the walk sees it.
     RelocationMismatch,
+    /// A relocation patches bytes of a check when the image is loaded.
+    RelocationInCheck,
+    /// The image's own site tables and its code disagree.
+    SiteTable,
     /// A check that reads the hash elsewhere than most others.
     Displacement,
     /// A check whose form differs from the first one's.
@@ -45,6 +49,8 @@ impl FindingKind {
             Self::CheckWithoutTrap => "check without a trap entry",
             Self::CheckNotInCode => "trap entry not reached by the code walk",
             Self::RelocationMismatch => "thunk relocation is no known branch",
+            Self::RelocationInCheck => "relocation inside a check",
+            Self::SiteTable => "site tables disagree",
             Self::Displacement => "hash displacement differs",
             Self::MixedForms => "form differs",
             Self::CheckWithoutBranch => "check without a branch",
@@ -66,6 +72,22 @@ pub struct Finding {
     pub detail: String,
     /// The allow list's reason, if it covers this.
     pub allowed: Option<String>,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            address,
+            symbol,
+            detail,
+            ..
+        } = self;
+        write!(
+            f,
+            "{address:#018x} {symbol}: {} ({detail})",
+            self.kind.text()
+        )
+    }
 }
 
 /// What the image offered to the audit.

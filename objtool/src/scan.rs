@@ -11,10 +11,15 @@
 
 use std::collections::BTreeMap;
 
-use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, OpKind, Register};
+use iced_x86::{
+    Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register,
+};
 use text_patching::kcfi::{self, CHECK_LEN, Check};
 
 use crate::elf::{Image, Piece};
+
+/// The opcode of UDB.
+const UDB_BYTE: u64 = 0xd6;
 
 /// What an unchecked indirect branch is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -87,6 +92,10 @@ pub struct Scan {
     pub lea_targets: Vec<u64>,
     /// Targets of direct calls and jumps with the address of the instruction: `(at, target)`.
     pub direct: Vec<(u64, u64)>,
+    /// Targets of direct calls and jumps right behind a check of r11: the thunk, under any name.
+    pub behind_checks: Vec<u64>,
+    /// Comparisons with 0xd6: what a #UD handler that knows UDB does.
+    pub udb_compares: usize,
     /// Bytes that decode to no instruction.
     pub undecodable: u64,
     /// Instructions seen.
@@ -103,6 +112,19 @@ pub fn thunks<'a>(image: &Image<'a>) -> Thunks<'a> {
         |name: &str| name.starts_with("__x86_indirect_thunk_") && !name.ends_with("_array");
     let thunks = image.symbols.iter().filter(|symbol| is_thunk(symbol.name));
     thunks.map(|symbol| (symbol.address, symbol.name)).collect()
+}
+
+/// The thunk of an image without symbols: where most of the calls behind checks go.
+#[must_use]
+pub fn infer_thunk(scan: &Scan) -> Thunks<'static> {
+    let mut counts = BTreeMap::new();
+    for &target in &scan.behind_checks {
+        *counts.entry(target).or_insert(0_usize) += 1;
+    }
+    let most = counts.into_iter().max_by_key(|&(_, count)| count);
+    most.map(|(target, _)| (target, "__x86_indirect_thunk_r11"))
+        .into_iter()
+        .collect()
 }
 
 /// Walks all executable pieces.
@@ -216,11 +238,18 @@ fn classify(
     if instruction.code() == Code::Lea_r64_m && instruction.is_ip_rel_memory_operand() {
         scan.lea_targets.push(instruction.ip_rel_memory_address());
     }
+    if is_udb_compare(instruction) {
+        scan.udb_compares += 1;
+    }
     let flow = instruction.flow_control();
     let (kind, register) = match flow {
         FlowControl::Call | FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => {
             let target = instruction.near_branch_target();
             scan.direct.push((at, target));
+            let conditional = flow == FlowControl::ConditionalBranch;
+            if guard.is_some_and(|(_, check)| check.register == 11) && !conditional {
+                scan.behind_checks.push(target);
+            }
             if !thunks.contains_key(&target) {
                 *guard = None;
                 return;
@@ -248,6 +277,18 @@ fn classify(
         kind,
         check: checked.map(|(site, _)| site),
     });
+}
+
+/// `cmp $0xd6, ...` in any width.
+fn is_udb_compare(instruction: &Instruction) -> bool {
+    let compare = instruction.mnemonic() == Mnemonic::Cmp;
+    compare
+        && (0..instruction.op_count()).any(|operand| {
+            instruction.try_immediate(operand).is_ok_and(|value| {
+                value & 0xff == UDB_BYTE
+                    && (value == UDB_BYTE || instruction.op_kind(operand) == OpKind::Immediate8)
+            })
+        })
 }
 
 fn thunk_kind(flow: FlowControl) -> BranchKind {

@@ -27,6 +27,10 @@ pub const RAW_LEN: usize = 12;
 /// Bit of the key's number that says "the fall-through side is the enabled one".
 pub const LIKELY: u32 = 1 << 31;
 
+/// Bit of the key's number that says "the key does not change after init": only then may a site be
+/// in entry text, where a CPU may run without having seen the last serialisation.
+pub const RO_AFTER_INIT: u32 = 1 << 30;
+
 /// Decodes the compiler's entry at `address`.
 #[must_use]
 pub fn decode_raw(address: u64, raw: [u8; RAW_LEN]) -> BranchEntry {
@@ -35,8 +39,9 @@ pub fn decode_raw(address: u64, raw: [u8; RAW_LEN]) -> BranchEntry {
     BranchEntry {
         site: rel32_target(address, [s0, s1, s2, s3]),
         target: rel32_target(address.wrapping_add(4), [t0, t1, t2, t3]),
-        key: key & !LIKELY,
+        key: key & !(LIKELY | RO_AFTER_INIT),
         likely: key & LIKELY != 0,
+        ro_after_init: key & RO_AFTER_INIT != 0,
     }
 }
 

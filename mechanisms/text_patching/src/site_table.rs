@@ -19,7 +19,7 @@
 //! | 1 check | place (flags: 1 jump, 2 five bytes, 4 no thunk), hash |
 //! | 2 function with a preamble | place (flag 1: its address is taken), hash |
 //! | 3 thunk branch without a check (allowed) | place (flags as 1) |
-//! | 4 static branch | place (flag 1: likely), target minus base, key |
+//! | 4 static branch | place (flags: 1 likely, 2 read-only after init), target minus base, key |
 //! | 5 static call | place (flag 1: jump), key |
 //!
 //! A place is 28 bits of offset from the base and 4 bits of flags on top; entries are sorted by
@@ -246,27 +246,26 @@ pub struct BranchEntry {
     pub key: u32,
     /// Whether the fall-through side is the enabled one.
     pub likely: bool,
+    /// Whether the key keeps its value after init.
+    pub ro_after_init: bool,
 }
 
 impl Entry for BranchEntry {
     const KIND: TableKind = TableKind::Branches;
     const WORDS: usize = 3;
     fn from_words(base: u64, [word, target, key]: [u32; 3]) -> Self {
-        let likely = word >> 28 & 1 == 1;
         Self {
             site: address(base, word),
             target: address(base, target),
             key,
-            likely,
+            likely: word >> 28 & 1 == 1,
+            ro_after_init: word >> 28 & 2 == 2,
         }
     }
     fn to_words(&self, base: u64) -> Result<[u32; 3], TableError> {
         let target = place(base, self.target, 0)?;
-        Ok([
-            place(base, self.site, u32::from(self.likely))?,
-            target,
-            self.key,
-        ])
+        let flags = u32::from(self.likely) | u32::from(self.ro_after_init) << 1;
+        Ok([place(base, self.site, flags)?, target, self.key])
     }
     fn site(&self) -> u64 {
         self.site
@@ -545,6 +544,24 @@ impl<'a> SiteTables<'a> {
     }
 }
 
+/// Notes in a filled section that the checks have another form now.
+pub fn set_form(section: &mut [u8], form: Form) {
+    if let Some(byte) = section.get_mut(FORM_AT) {
+        *byte = form_byte(form);
+    }
+}
+
+/// Offset of the form in the header.
+const FORM_AT: usize = 29;
+
+const fn form_byte(form: Form) -> u8 {
+    match form {
+        Form::Kcfi => 0,
+        Form::Opt => 1,
+        Form::Off => 2,
+    }
+}
+
 /// Everything that goes into the section. Lists must be sorted by site.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Contents<'a> {
@@ -597,11 +614,7 @@ impl Contents<'_> {
             Some(thunk) => place(self.base, thunk, 0)?,
             None => NO_THUNK,
         };
-        let form = match self.form {
-            None | Some(Form::Kcfi) => 0,
-            Some(Form::Opt) => 1,
-            Some(Form::Off) => 2,
-        };
+        let form = form_byte(self.form.unwrap_or(Form::Kcfi));
         let mut writer = Writer { out, next: 0 };
         writer.bytes(&MAGIC);
         writer.word(VERSION);

@@ -114,6 +114,7 @@ fn static_branches_and_calls() {
         target: AT - 0x100,
         key: 7,
         likely: false,
+        ro_after_init: false,
     };
     let text = |enabled| words(AT, jump_label::encode(&branch, enabled).unwrap().as_slice());
     assert_eq!(text(false), ["nopl (%rax,%rax)"]);

@@ -19,6 +19,7 @@ fn branch(likely: bool) -> BranchEntry {
         target: BASE + 0x40,
         key: 1,
         likely,
+        ro_after_init: false,
     }
 }
 
@@ -92,7 +93,8 @@ fn the_compilers_entry() {
             site,
             target,
             key: 7,
-            likely: true
+            likely: true,
+            ro_after_init: false
         }
     );
     assert_eq!(LIKELY, 0x8000_0000);

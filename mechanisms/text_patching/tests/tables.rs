@@ -64,6 +64,7 @@ fn everything_comes_back() {
         target: BASE + 99,
         key: 3,
         likely: true,
+        ro_after_init: false,
     }];
     let calls = [CallEntry {
         site: BASE + 2,

@@ -1,0 +1,405 @@
+//! The last link step of Limen's own image: write the site tables, choose the form, poison.
+//!
+//! The linker script reserves `.limen_sites`; this fills it. Everything that the kernel will do to
+//! its text at boot is thereby proved at build time with the code that boots: a site that is not as
+//! it must be fails the build with its address and symbol.
+//!
+//! In order: a strict audit that must be clean; static branches from `__jump_table`; static calls,
+//! which are the direct calls and jumps to the trampolines that `__static_call_tramps` lists;
+//! refusal of both in entry text; the optimised form of all checks; poisoned preambles of functions
+//! whose address nothing takes; the tables; a second audit that reads the tables back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use text_patching::jump_label::{self, RAW_LEN};
+use text_patching::kcfi::{Form, TAIL};
+use text_patching::preamble::{self, POISON};
+use text_patching::site_table::{
+    self, BranchEntry, CallEntry, CheckEntry, Contents, FunctionEntry, ThunkEntry,
+};
+use text_patching::static_call::{self, Target};
+use text_patching::tail::{self, Kind, Shape, Tail};
+use text_patching::{Text as _, kcfi, poke};
+
+use crate::Error;
+use crate::audit::{Audit, Options, examine};
+use crate::elf::Image;
+use crate::file_text::FileText;
+use crate::report::{Finding, Report};
+
+/// The compiler's static branches.
+pub const JUMP_TABLE: &str = "__jump_table";
+/// Trampolines of static calls: `.long trampoline - .`, `.long key`.
+pub const TRAMPOLINES: &str = "__static_call_tramps";
+/// Text that runs before a CPU has caught up with text patches.
+pub const ENTRY_TEXT: &str = ".entry.text";
+/// Symbols around it, where the linker script has merged the section into `.text`.
+pub const ENTRY_BOUNDS: [&str; 2] = ["__entry_text_start", "__entry_text_end"];
+/// The base of all offsets is the start of text, rounded down to this.
+const BASE_ALIGN: u64 = 4096;
+
+/// What finishing does.
+#[derive(Clone, Debug)]
+pub struct FinishOptions {
+    /// Audit; hashes are always strict.
+    pub audit: Options,
+    /// The form that the image gets.
+    pub form: Form,
+    /// Whether preambles of functions whose address nothing takes are poisoned.
+    pub poison: bool,
+}
+
+impl Default for FinishOptions {
+    fn default() -> Self {
+        Self {
+            audit: Options::default(),
+            form: Form::Opt,
+            poison: true,
+        }
+    }
+}
+
+/// A finished image.
+#[derive(Debug)]
+pub struct Finished {
+    /// The new file.
+    pub data: Vec<u8>,
+    /// Audit of the new file.
+    pub report: Report,
+    /// Bytes of the tables, and bytes that the section has.
+    pub tables: (usize, usize),
+    /// Static branches.
+    pub branches: usize,
+    /// Static calls.
+    pub calls: usize,
+    /// Poisoned functions.
+    pub poisoned: usize,
+}
+
+/// Finishes an image.
+///
+/// # Errors
+/// [`Error::Refused`] with the first thing that is wrong; [`Error::NoSection`] when the linker
+/// script has reserved no place; [`Error::Table`] when it is too small.
+pub fn finish(data: &[u8], options: &FinishOptions) -> Result<Finished, Error> {
+    let strict = Options {
+        strict_hashes: true,
+        ..options.audit.clone()
+    };
+    let audit = examine(data, &strict)?;
+    refuse(audit.report.violations().next())?;
+    let section = audit
+        .image
+        .section(site_table::SECTION)
+        .ok_or(Error::NoSection)?;
+    if section.writable || section.executable {
+        return Err(Error::Refused(format!(
+            "{} must be read-only data",
+            site_table::SECTION
+        )));
+    }
+    let place = file_range(section.file_offset, section.bytes.len())?;
+
+    let plan = Plan::new(&audit, options.poison)?;
+    let mut text = FileText::new(data, &audit.image);
+    plan.write_text(&mut text, options.form)?;
+    let mut new = text.into_data();
+    let room = new.get_mut(place.clone()).ok_or(Error::NoSection)?;
+    let used = plan
+        .contents(options.form)
+        .write(room)
+        .map_err(Error::Table)?;
+
+    // Hashes of poisoned functions are gone, so a check may now fit none: not strict any more.
+    let report = examine(&new, &options.audit)?.report;
+    refuse(report.violations().next())?;
+    Ok(Finished {
+        data: new,
+        report,
+        tables: (used, place.len()),
+        branches: plan.branches.len(),
+        calls: plan.calls.len(),
+        poisoned: plan.poisoned().count(),
+    })
+}
+
+fn refuse(finding: Option<&Finding>) -> Result<(), Error> {
+    finding.map_or(Ok(()), |finding| Err(Error::Refused(finding.to_string())))
+}
+
+fn file_range(offset: u64, len: usize) -> Result<Range<usize>, Error> {
+    let from = usize::try_from(offset).map_err(|_| Error::NoSection)?;
+    Ok(from..from.checked_add(len).ok_or(Error::NoSection)?)
+}
+
+/// Everything that goes into the tables.
+struct Plan {
+    base: u64,
+    thunk: Option<u64>,
+    disp: i8,
+    checks: Vec<CheckEntry>,
+    functions: Vec<FunctionEntry>,
+    thunks: Vec<ThunkEntry>,
+    branches: Vec<BranchEntry>,
+    calls: Vec<CallEntry>,
+    poison: bool,
+    original: BTreeMap<u64, u32>,
+}
+
+impl Plan {
+    fn new(audit: &Audit<'_>, poison: bool) -> Result<Self, Error> {
+        let text = audit
+            .image
+            .text()
+            .map(|piece| piece.address)
+            .min()
+            .unwrap_or_default();
+        let r11 = audit.thunks.iter().find(|(_, name)| name.ends_with("_r11"));
+        let entry = entry_text(&audit.image);
+        let mut plan = Self {
+            base: text & !(BASE_ALIGN - 1),
+            thunk: r11.map(|(&address, _)| address),
+            disp: audit
+                .report
+                .hash_displacement
+                .unwrap_or(preamble::Prefix::Nops11.disp()),
+            checks: check_entries(audit)?,
+            functions: Vec::new(),
+            thunks: thunk_entries(audit)?,
+            branches: static_branches(audit, &entry)?,
+            calls: static_calls(audit, &entry)?,
+            poison,
+            original: audit
+                .functions
+                .iter()
+                .map(|(&at, f)| (at, f.hash))
+                .collect(),
+        };
+        for (&function, f) in &audit.functions {
+            let taken = f.taken.unwrap_or(true);
+            let hash = if poison && !taken { POISON } else { f.hash };
+            plan.functions.push(FunctionEntry {
+                function,
+                hash,
+                taken,
+            });
+        }
+        Ok(plan)
+    }
+
+    fn contents(&self, form: Form) -> Contents<'_> {
+        Contents {
+            base: self.base,
+            thunk: self.thunk,
+            disp: self.disp,
+            form: Some(form),
+            checks: &self.checks,
+            functions: &self.functions,
+            thunks: &self.thunks,
+            branches: &self.branches,
+            calls: &self.calls,
+        }
+    }
+
+    fn poisoned(&self) -> impl Iterator<Item = &FunctionEntry> + Clone {
+        let poison = self.poison;
+        self.functions
+            .iter()
+            .filter(move |function| poison && !function.taken)
+    }
+
+    fn write_text(&self, text: &mut FileText, form: Form) -> Result<(), Error> {
+        let disp = self.disp;
+        let refused = |anomaly: poke::Anomaly| Error::Refused(anomaly.to_string());
+        let broken = |broken: poke::Broken| Error::Refused(broken.found.to_string());
+        let sites = self
+            .checks
+            .iter()
+            .map(|entry| kcfi::Expect::table(entry, disp));
+        let derive = |text: &FileText, expect| kcfi::reform(text, expect, form);
+        let checks = poke::check(text, sites, derive).map_err(refused)?;
+        let preambles = self.poisoned().map(|f| preamble::Expect {
+            function: f.function,
+            disp,
+            hash: self.original.get(&f.function).copied().unwrap_or(POISON),
+        });
+        let derive = |text: &FileText, expect| preamble::set_hash(text, expect, POISON);
+        let preambles = poke::check(text, preambles, derive).map_err(refused)?;
+        checks.apply(text).map_err(broken)?;
+        preambles.apply(text).map_err(broken)?;
+        Ok(())
+    }
+}
+
+/// Shape of the tail at `at`, which the walk knows to be `len` bytes long.
+fn shape_at(image: &Image<'_>, at: u64, len: u8) -> Option<Shape> {
+    let mut bytes = [0; tail::TAIL_MAX];
+    let bytes = bytes.get_mut(..usize::from(len))?;
+    image.read(at, bytes).ok()?;
+    match tail::decode(at, bytes)? {
+        Tail::Known { shape, .. } => Some(shape),
+        Tail::Bare { .. } => None,
+    }
+}
+
+fn check_entries(audit: &Audit<'_>) -> Result<Vec<CheckEntry>, Error> {
+    let by_check: BTreeMap<u64, _> = audit
+        .scan
+        .branches
+        .iter()
+        .filter_map(|b| Some((b.check?, b)))
+        .collect();
+    let mut entries = Vec::new();
+    for (&site, check) in &audit.scan.checks {
+        let branch = by_check
+            .get(&site)
+            .ok_or_else(|| at(audit, site, "has no branch"))?;
+        let thunk = branch.kind.is_thunk();
+        let shape = match shape_at(&audit.image, site + TAIL, branch.len) {
+            Some(shape) if thunk && branch.at == site + TAIL => shape,
+            _ if thunk => return Err(at(audit, site, "has a branch that cannot be rerouted")),
+            _ => Shape {
+                kind: Kind::Call,
+                len: 6,
+            },
+        };
+        entries.push(CheckEntry {
+            site,
+            hash: check.hash,
+            shape,
+            thunk,
+        });
+    }
+    Ok(entries)
+}
+
+fn thunk_entries(audit: &Audit<'_>) -> Result<Vec<ThunkEntry>, Error> {
+    let unchecked = audit
+        .scan
+        .branches
+        .iter()
+        .filter(|b| b.check.is_none() && b.kind.is_thunk());
+    let entry = |b: &crate::scan::Branch| {
+        let shape = shape_at(&audit.image, b.at, b.len);
+        let shape = shape.ok_or_else(|| at(audit, b.at, "cannot be rerouted"))?;
+        Ok(ThunkEntry { at: b.at, shape })
+    };
+    unchecked.map(entry).collect()
+}
+
+fn at(audit: &Audit<'_>, address: u64, what: &str) -> Error {
+    let symbol = audit
+        .image
+        .symbolize(address)
+        .map_or("?", |symbol| symbol.name);
+    Error::Refused(format!("{address:#x} ({symbol}) {what}"))
+}
+
+/// Address ranges of entry text.
+fn entry_text(image: &Image<'_>) -> Vec<Range<u64>> {
+    let section = image
+        .section(ENTRY_TEXT)
+        .map(|piece| piece.address..piece.end());
+    let [start, end] = ENTRY_BOUNDS.map(|name| image.symbol(name));
+    let bounds = start.zip(end).map(|(start, end)| start..end);
+    section.into_iter().chain(bounds).collect()
+}
+
+fn inside(ranges: &[Range<u64>], address: u64) -> bool {
+    ranges.iter().any(|range| range.contains(&address))
+}
+
+fn static_branches(audit: &Audit<'_>, entry: &[Range<u64>]) -> Result<Vec<BranchEntry>, Error> {
+    let Some(piece) = audit.image.section(JUMP_TABLE) else {
+        return Ok(Vec::new());
+    };
+    let (raws, rest) = piece.bytes.as_chunks::<RAW_LEN>();
+    if !rest.is_empty() {
+        return Err(Error::Refused(format!(
+            "{JUMP_TABLE} is no whole number of entries"
+        )));
+    }
+    let mut branches = Vec::new();
+    for (raw, address) in raws.iter().zip((piece.address..).step_by(RAW_LEN)) {
+        let branch = jump_label::decode_raw(address, *raw);
+        if let Err(anomaly) = jump_label::set(&audit.image, &branch, false) {
+            return Err(at(audit, branch.site, &anomaly.to_string()));
+        }
+        if !audit
+            .image
+            .piece_at(branch.target)
+            .is_some_and(|piece| piece.executable)
+        {
+            return Err(at(audit, branch.site, "jumps out of text"));
+        }
+        if inside(entry, branch.site) && !branch.ro_after_init {
+            return Err(at(audit, branch.site, "is a static branch in entry text"));
+        }
+        branches.push(branch);
+    }
+    branches.sort_by_key(|branch| branch.site);
+    Ok(branches)
+}
+
+fn trampolines(audit: &Audit<'_>) -> Result<BTreeMap<u64, u32>, Error> {
+    let Some(piece) = audit.image.section(TRAMPOLINES) else {
+        return Ok(BTreeMap::new());
+    };
+    let (raws, rest) = piece.bytes.as_chunks::<8>();
+    if !rest.is_empty() {
+        return Err(Error::Refused(format!(
+            "{TRAMPOLINES} is no whole number of entries"
+        )));
+    }
+    let mut out = BTreeMap::new();
+    let mut keys = BTreeSet::new();
+    for ([t0, t1, t2, t3, key @ ..], address) in raws.iter().zip((piece.address..).step_by(8)) {
+        let trampoline = tail::rel32_target(address, [*t0, *t1, *t2, *t3]);
+        let key = u32::from_le_bytes(*key);
+        let entry = CallEntry {
+            site: trampoline,
+            key,
+            tail: true,
+        };
+        let mut bytes = [0; static_call::TRAMPOLINE_LEN];
+        let read = audit.image.read(trampoline, &mut bytes);
+        let target = bytes
+            .first_chunk()
+            .and_then(|code| static_call::decode(&entry, *code));
+        if read.is_err() || target.is_none() || !bytes.ends_with(&static_call::SIGNATURE) {
+            return Err(at(audit, trampoline, "is no static-call trampoline"));
+        }
+        if out.insert(trampoline, key).is_some() || !keys.insert(key) {
+            return Err(at(audit, trampoline, "is listed twice, or its key is"));
+        }
+    }
+    Ok(out)
+}
+
+/// Every direct call and jump to a trampoline.
+fn static_calls(audit: &Audit<'_>, entry: &[Range<u64>]) -> Result<Vec<CallEntry>, Error> {
+    let trampolines = trampolines(audit)?;
+    let mut calls = BTreeMap::new();
+    for &(site, target) in &audit.scan.direct {
+        let Some(&key) = trampolines.get(&target) else {
+            continue;
+        };
+        let mut bytes = [0; jump_label::SITE_LEN];
+        let read = audit.image.read(site, &mut bytes);
+        let tail = bytes.first() == Some(&jump_label::JMP32);
+        let call = CallEntry { site, key, tail };
+        if read.is_err() || static_call::decode(&call, bytes) != Some(Target::Function(target)) {
+            return Err(at(
+                audit,
+                site,
+                "calls a trampoline in a way that cannot be patched",
+            ));
+        }
+        if inside(entry, site) {
+            return Err(at(audit, site, "is a static call in entry text"));
+        }
+        calls.insert(site, call);
+    }
+    Ok(calls.into_values().collect())
+}

@@ -1,0 +1,137 @@
+//! The last link step on an image with every kind of site.
+#![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+use objtool::elf::Image;
+use objtool::{Error, FinishOptions, Form, Options, audit, finish};
+use text_patching::preamble::{self, POISON};
+use text_patching::site_table::{SECTION, SiteTables};
+use text_patching::tail::Kind;
+
+const SITES: &[u8] = include_bytes!("fixtures/sites.elf");
+
+/// File offset of `address`.
+fn offset(image: &Image<'_>, address: u64) -> usize {
+    let piece = image.piece_at(address).unwrap();
+    usize::try_from(piece.file_offset + address - piece.address).unwrap()
+}
+
+fn finished() -> Vec<u8> {
+    finish(SITES, &FinishOptions::default()).unwrap().data
+}
+
+#[test]
+fn all_tables_are_there() {
+    let data = finished();
+    let image = Image::parse(&data).unwrap();
+    let symbol = |name| image.symbol(name).unwrap();
+    let tables = SiteTables::parse(image.section(SECTION).unwrap().bytes).unwrap();
+    assert_eq!((tables.disp(), tables.form()), (-15, Form::Opt));
+    assert_eq!(tables.thunk(), Some(symbol("__x86_indirect_thunk_r11")));
+    assert_eq!((tables.checks().len(), tables.thunks().len()), (3, 0));
+    assert!(
+        tables
+            .checks()
+            .iter()
+            .all(|check| check.thunk && check.shape.kind == Kind::Call)
+    );
+
+    // Two copies of the branch (one inlined into _start), each with the key of the source.
+    let branches: Vec<_> = tables.branches().iter().collect();
+    assert_eq!(branches.len(), 2);
+    assert!(
+        branches
+            .iter()
+            .all(|branch| branch.key == 7 && !branch.likely)
+    );
+    assert_eq!(branches[0].site, symbol("with_branch") + 2);
+
+    // with_call and _start (with its inlined copies) call; with_tail jumps.
+    let calls: Vec<_> = tables.calls().iter().collect();
+    let tails: Vec<_> = calls.iter().filter(|call| call.tail).collect();
+    assert_eq!((calls.len(), tails.len()), (6, 1));
+    assert_eq!((tails[0].site, tails[0].key), (symbol("with_tail"), 3));
+    assert_eq!(calls.iter().filter(|call| call.key == 4).count(), 2);
+}
+
+#[test]
+fn only_functions_whose_address_is_taken_keep_their_hash() {
+    let data = finished();
+    let image = Image::parse(&data).unwrap();
+    let hash = |name: &str| {
+        preamble::decode_at(&image, image.symbol(name).unwrap(), -15)
+            .unwrap()
+            .hash
+    };
+    for name in ["real_hook", "twice"] {
+        assert_ne!(hash(name), POISON, "{name}");
+    }
+    for name in ["real_event", "slow_path", "with_tail", "_start"] {
+        assert_eq!(hash(name), POISON, "{name}");
+    }
+    let options = FinishOptions {
+        poison: false,
+        ..FinishOptions::default()
+    };
+    let unpoisoned = finish(SITES, &options).unwrap();
+    assert_eq!(unpoisoned.poisoned, 0);
+    assert_eq!(unpoisoned.report.counts.poisonable, 6);
+}
+
+#[test]
+fn finishing_is_deterministic_and_idempotent() {
+    let once = finished();
+    assert!(once == finished());
+    assert!(once == finish(&once, &FinishOptions::default()).unwrap().data);
+    assert_eq!(once.len(), SITES.len());
+    assert!(audit(&once, &Options::default()).unwrap().is_clean());
+}
+
+fn refused(data: &[u8]) -> String {
+    match finish(data, &FinishOptions::default()) {
+        Err(Error::Refused(why)) => why,
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("accepted"),
+    }
+}
+
+#[test]
+fn what_cannot_be_patched_fails_the_build() {
+    let image = Image::parse(SITES).unwrap();
+    let at = |name: &str| offset(&image, image.symbol(name).unwrap());
+
+    let mut bad = SITES.to_vec();
+    bad[at("with_branch") + 2] = 0x90; // no longer the five-byte nop
+    assert!(refused(&bad).contains("with_branch"));
+
+    let mut bad = SITES.to_vec();
+    bad[at("sct_hook") + 5] = 0x90; // signature
+    assert!(refused(&bad).contains("no static-call trampoline"));
+
+    let traps = image.section(".kcfi_traps").unwrap().file_offset;
+    let mut bad = SITES.to_vec();
+    bad[usize::try_from(traps).unwrap()] ^= 1;
+    assert!(refused(&bad).contains("trap entry"));
+}
+
+#[test]
+fn the_room_must_be_there_and_large_enough() {
+    let none = include_bytes!("fixtures/calls-11.elf");
+    assert!(matches!(
+        finish(none, &FinishOptions::default()),
+        Err(Error::NoSection)
+    ));
+}
+
+#[test]
+fn without_the_tables_the_report_says_so() {
+    let report = audit(SITES, &Options::default()).unwrap();
+    assert!(
+        report
+            .not_proved
+            .iter()
+            .any(|line| line.contains("not filled"))
+    );
+    let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+    assert_eq!(json["clean"], true);
+    assert_eq!(json["counts"]["checks"], 3);
+}
