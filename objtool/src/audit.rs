@@ -50,7 +50,7 @@ impl Default for Options {
     }
 }
 
-/// Everything an audit knows; [`crate::rewrite`] and [`crate::finish`] go on from here.
+/// Everything an audit knows; [`mod@crate::rewrite`] and [`mod@crate::finish`] go on from here.
 #[derive(Debug)]
 pub struct Audit<'a> {
     /// The image.

@@ -8,7 +8,7 @@
 //! bytes and nothing else, and the audit says what it could not prove.
 //!
 //! Addresses are the image's virtual addresses throughout; file offsets appear only in
-//! [`Exec::file_offset`], for writing back. See `man 5 elf`.
+//! [`Piece::file_offset`], for writing back. See `man 5 elf`.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
 //! The audit on images whose truth is known.
+#![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use objtool::{FindingKind, Options, audit};
 
