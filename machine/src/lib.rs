@@ -1,2 +1,37 @@
-//! m
+//! The only crate with `unsafe` and assembly: it boots the CPU and drives it, and offers the kernel
+//! safe functions for everything that needs either.
+//!
+//! *Machine acts.* There is no policy here; decisions come from `mechanisms/*` and from the kernel,
+//! which the machine calls through the functions that `machine/image` binds.
+//!
+//! Reading order: `boot` (how it starts), `entry` (how programs come in and go out), `task`, `paging`,
+//! `frame`, `sync`; the devices last.
+
 #![no_std]
+
+extern crate alloc;
+
+pub mod apic;
+pub mod boot;
+pub mod cpu;
+mod descriptors;
+pub mod entry;
+pub mod fpu;
+pub mod frame;
+mod heap;
+pub mod irq;
+pub mod log;
+pub mod paging;
+pub mod panic;
+pub mod percpu;
+mod platform;
+pub mod power;
+mod smp;
+pub mod sync;
+pub mod task;
+mod thunk;
+pub mod time;
+mod tlb;
+pub mod uaccess;
+
+pub use heap::slab_bytes;

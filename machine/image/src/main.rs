@@ -1,7 +1,61 @@
-//! The bootable image.
+//! The bootable image: the one place where the machine learns which kernel it runs.
+//!
+//! The machine declares the functions it calls as `extern "Rust"`; here each name is bound to the
+//! kernel's function of that purpose. Direct calls, no table of pointers, and the kernel crate stays
+//! free of `no_mangle`, which counts as unsafe. Part of `machine/` for that reason.
+
 #![no_std]
 #![no_main]
-use kernel as _;
-use machine as _;
-#[panic_handler]
-fn panic(_: &core::panic::PanicInfo<'_>) -> ! { loop {} }
+
+use entry::PtRegs;
+use machine::entry::{Exception, PageFault};
+
+#[unsafe(no_mangle)]
+fn limen_main() -> ! {
+    kernel::main()
+}
+
+#[unsafe(no_mangle)]
+fn limen_secondary() -> ! {
+    kernel::secondary()
+}
+
+#[unsafe(no_mangle)]
+fn limen_syscall(regs: &mut PtRegs, number: u64) {
+    kernel::syscall::handle(regs, number);
+}
+
+#[unsafe(no_mangle)]
+fn limen_exit_work(regs: &mut PtRegs, work: u32) {
+    kernel::process::exit_work(regs, work);
+}
+
+#[unsafe(no_mangle)]
+fn limen_user_exception(regs: &mut PtRegs, exception: Exception) {
+    kernel::process::user_exception(regs, exception);
+}
+
+#[unsafe(no_mangle)]
+fn limen_bad_return(regs: &mut PtRegs) {
+    kernel::process::bad_return(regs);
+}
+
+#[unsafe(no_mangle)]
+fn limen_kernel_page_fault(fault: PageFault) -> bool {
+    kernel::mm::kernel_page_fault(fault)
+}
+
+#[unsafe(no_mangle)]
+fn limen_timer_tick(from_user: bool) {
+    kernel::sched::timer_tick(from_user);
+}
+
+#[unsafe(no_mangle)]
+fn limen_reschedule() {
+    kernel::sched::reschedule_interrupt();
+}
+
+#[unsafe(no_mangle)]
+fn limen_task_started() {
+    kernel::sched::task_started();
+}

@@ -1,2 +1,234 @@
-//! Placeholder header, replaced with the first content.
+#![doc = include_str!("../README.md")]
 #![no_std]
+
+/// The registers of a program (or of interrupted kernel code), as entry code saves them.
+/// The layout is that of Linux's `struct pt_regs` and `user_regs_struct` up to `ss`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each field is the register of that name")]
+pub struct PtRegs {
+    pub r15: u64,
+    pub r14: u64,
+    pub r13: u64,
+    pub r12: u64,
+    pub rbp: u64,
+    pub rbx: u64,
+    pub r11: u64,
+    pub r10: u64,
+    pub r9: u64,
+    pub r8: u64,
+    pub rax: u64,
+    pub rcx: u64,
+    pub rdx: u64,
+    pub rsi: u64,
+    pub rdi: u64,
+    /// The system call number, or the error code of an exception.
+    pub orig_rax: u64,
+    pub rip: u64,
+    pub cs: u64,
+    pub rflags: u64,
+    pub rsp: u64,
+    pub ss: u64,
+}
+
+/// Segment selectors. Their order in the GDT is what SYSCALL and SYSRET require (SDM 2B, SYSRET):
+/// STAR names the kernel's pair by CS and the user's by the 32-bit CS below DS and the 64-bit CS.
+pub mod selector {
+    /// Kernel code.
+    pub const KERNEL_CS: u16 = 0x10;
+    /// Kernel data.
+    pub const KERNEL_DS: u16 = 0x18;
+    /// 32-bit user code: only names the base of the user's group in STAR.
+    pub const USER_CS32: u16 = 0x23;
+    /// User data.
+    pub const USER_DS: u16 = 0x2b;
+    /// 64-bit user code.
+    pub const USER_CS: u16 = 0x33;
+    /// Task state segment (two GDT slots).
+    pub const TSS: u16 = 0x40;
+}
+
+/// RFLAGS bits (SDM 1, 3.4.3).
+pub mod flags {
+    /// Carry.
+    pub const CF: u64 = 1;
+    /// Always 1.
+    pub const FIXED: u64 = 1 << 1;
+    /// Parity.
+    pub const PF: u64 = 1 << 2;
+    /// Adjust.
+    pub const AF: u64 = 1 << 4;
+    /// Zero.
+    pub const ZF: u64 = 1 << 6;
+    /// Sign.
+    pub const SF: u64 = 1 << 7;
+    /// Trap: single-step.
+    pub const TF: u64 = 1 << 8;
+    /// Interrupts enabled.
+    pub const IF: u64 = 1 << 9;
+    /// Direction of string instructions.
+    pub const DF: u64 = 1 << 10;
+    /// Overflow.
+    pub const OF: u64 = 1 << 11;
+    /// I/O privilege level.
+    pub const IOPL: u64 = 3 << 12;
+    /// Nested task.
+    pub const NT: u64 = 1 << 14;
+    /// Resume.
+    pub const RF: u64 = 1 << 16;
+    /// Virtual-8086 mode.
+    pub const VM: u64 = 1 << 17;
+    /// Alignment check; with SMAP also "kernel may touch user pages".
+    pub const AC: u64 = 1 << 18;
+    /// CPUID may be toggled.
+    pub const ID: u64 = 1 << 21;
+    /// What SYSCALL clears (FMASK), as Linux does.
+    pub const SYSCALL_MASK: u64 =
+        CF | PF | AF | ZF | SF | TF | IF | DF | OF | IOPL | NT | RF | AC | ID;
+    /// What a program may set in its own flags (by sigreturn, ptrace).
+    pub const USER_SETTABLE: u64 = CF | PF | AF | ZF | SF | TF | DF | OF | NT | RF | AC;
+    /// What SYSRET can load from R11 (SDM 2B): RF and VM always become 0.
+    pub const SYSRET_LOADS: u64 = 0x3c_7fd7;
+}
+
+/// How to return to a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// SYSRET gives exactly this register frame.
+    Sysret,
+    /// Only IRET does, because of the first condition that fails.
+    Iret(IretReason),
+}
+
+/// Why a frame needs IRET, in the order in which the conditions are tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IretReason {
+    /// RCX is not RIP: SYSRET jumps to RCX and the program would see it.
+    RcxDiffers,
+    /// R11 is not RFLAGS.
+    R11Differs,
+    /// CS or SS is not what STAR gives.
+    Segments,
+    /// RIP is not below the limit of user space: on Intel, SYSRET to a non-canonical RIP faults in
+    /// the kernel on the user's stack.
+    RipBeyondLimit,
+    /// RF or VM is set: SYSRET clears them.
+    ResumeFlag,
+    /// TF is set: SYSRET traps before the first instruction, IRET after it.
+    TrapFlag,
+}
+
+/// Decides how the program whose registers are in `regs` continues. `limit` is the end of user
+/// space, exclusive. The caller has done all exit work, and interrupts stay off until the return.
+#[inline(always)]
+pub fn decide(regs: &PtRegs, limit: u64) -> Exit {
+    use IretReason::*;
+    let reason = if regs.rcx != regs.rip {
+        RcxDiffers
+    } else if regs.r11 != regs.rflags {
+        R11Differs
+    } else if regs.cs != u64::from(selector::USER_CS) || regs.ss != u64::from(selector::USER_DS) {
+        Segments
+    } else if regs.rip >= limit {
+        RipBeyondLimit
+    } else if regs.rflags & (flags::RF | flags::VM) != 0 {
+        ResumeFlag
+    } else if regs.rflags & flags::TF != 0 {
+        TrapFlag
+    } else {
+        return Exit::Sysret;
+    };
+    Exit::Iret(reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: u64 = (1 << 47) - 4096;
+
+    fn plain() -> PtRegs {
+        PtRegs {
+            rip: 0x401000,
+            rcx: 0x401000,
+            rflags: 0x202,
+            r11: 0x202,
+            cs: selector::USER_CS.into(),
+            ss: selector::USER_DS.into(),
+            ..PtRegs::default()
+        }
+    }
+
+    /// The architectural state after SYSRET, by the manual: (rip, rflags, cs, ss).
+    fn model_sysret(regs: &PtRegs) -> Option<(u64, u64, u64, u64)> {
+        let canonical = regs.rcx < 1 << 47 || regs.rcx >= !0 << 47;
+        let rflags = regs.r11 & flags::SYSRET_LOADS & !(flags::RF | flags::VM) | flags::FIXED;
+        (canonical && rflags & flags::TF == 0).then_some((
+            regs.rcx,
+            rflags,
+            selector::USER_CS.into(),
+            selector::USER_DS.into(),
+        ))
+    }
+
+    #[test]
+    fn plain_syscall_leaves_by_sysret() {
+        assert_eq!(decide(&plain(), LIMIT), Exit::Sysret);
+    }
+
+    #[test]
+    fn each_condition_alone_forces_iret() {
+        use IretReason::*;
+        let cases: [(fn(&mut PtRegs), IretReason); 9] = [
+            (|r| r.rcx += 1, RcxDiffers),
+            (|r| r.r11 ^= 1, R11Differs),
+            (|r| r.cs = 0x23, Segments),
+            (|r| r.ss = 0, Segments),
+            (|r| (r.rip, r.rcx) = (LIMIT, LIMIT), RipBeyondLimit),
+            (|r| (r.rip, r.rcx) = (1 << 47, 1 << 47), RipBeyondLimit),
+            (|r| (r.rflags, r.r11) = (0x10202, 0x10202), ResumeFlag),
+            (|r| (r.rflags, r.r11) = (0x20202, 0x20202), ResumeFlag),
+            (|r| (r.rflags, r.r11) = (0x302, 0x302), TrapFlag),
+        ];
+        for (edit, reason) in cases {
+            let mut regs = plain();
+            edit(&mut regs);
+            assert_eq!(decide(&regs, LIMIT), Exit::Iret(reason));
+        }
+    }
+
+    #[test]
+    fn sysret_is_chosen_only_where_it_equals_iret() {
+        // A small generator (xorshift) over frames that are near the conditions.
+        let mut seed = 0x9e37_79b9_7f4a_7c15u64;
+        let mut next = move || {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            seed
+        };
+        let mut sysrets = 0;
+        for _ in 0..1_000_000 {
+            let mut regs = plain();
+            let r = next();
+            if r & 1 != 0 {
+                regs.rip = next() >> (next() % 64);
+            }
+            regs.rcx = if r & 6 != 0 { regs.rip } else { next() };
+            if r & 8 != 0 {
+                // Flags a frame can hold: what programs may set, plus the fixed and IF bits.
+                regs.rflags = next() & (flags::USER_SETTABLE | flags::ID) | 0x202;
+            }
+            regs.r11 = if r & 0x30 != 0 { regs.rflags } else { next() };
+            if r & 0xf00 == 0 {
+                regs.cs = next() & 0xffff;
+            }
+            if decide(&regs, LIMIT) == Exit::Sysret {
+                sysrets += 1;
+                let iret = (regs.rip, regs.rflags, regs.cs, regs.ss);
+                assert_eq!(model_sysret(&regs), Some(iret), "{regs:x?}");
+            }
+        }
+        assert!(sysrets > 1000, "the generator hardly reaches SYSRET");
+    }
+}

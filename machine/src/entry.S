@@ -1,0 +1,257 @@
+// The boundary: how the CPU comes from programs into the kernel, and goes back.
+//
+// Three ways in:
+//   syscall_entry     SYSCALL from a program
+//   vector_N          interrupts and exceptions, from a program or from the kernel
+//   paranoid_N        NMI, #DB, #DF, #MC: may come at any instruction of this very file, so neither
+//                     the stack nor GS can be trusted; they run on their own stacks (IST)
+// One way back to programs: return_to_user, by SYSRET where `entry::decide` allows it, else by IRET.
+//
+// Every way in builds a PtRegs (mechanisms/entry) at the top of the thread's kernel stack, and calls
+// one Rust function. Offsets come from the Rust structures; there are no numbers here but vectors.
+//
+// The instructions between SWAPGS and the first kernel stack (and the reverse on the way out) are the
+// windows in which a paranoid entry sees ring 0 with the program's GS or stack. It does not ask: it
+// takes GS from its own stack and puts back what was there.
+
+.pushsection .entry.text, "ax", @progbits
+
+// Saves the general registers below `orig_rax`, then clears those a program could have left for the
+// kernel's speculation to use. On entry RSP points at orig_rax.
+.macro push_registers rax=%rax
+    push %rdi
+    push %rsi
+    push %rdx
+    push %rcx
+    push \rax
+    push %r8
+    push %r9
+    push %r10
+    push %r11
+    push %rbx
+    push %rbp
+    push %r12
+    push %r13
+    push %r14
+    push %r15
+.endm
+
+.macro clear_registers
+    xor %edx, %edx
+    xor %ecx, %ecx
+    xor %r8d, %r8d
+    xor %r9d, %r9d
+    xor %r10d, %r10d
+    xor %r11d, %r11d
+    xor %ebx, %ebx
+    xor %ebp, %ebp
+    xor %r12d, %r12d
+    xor %r13d, %r13d
+    xor %r14d, %r14d
+    xor %r15d, %r15d
+.endm
+
+// Restores the general registers; RSP then points at orig_rax.
+.macro pop_registers
+    pop %r15
+    pop %r14
+    pop %r13
+    pop %r12
+    pop %rbp
+    pop %rbx
+    pop %r11
+    pop %r10
+    pop %r9
+    pop %r8
+    pop %rax
+    pop %rcx
+    pop %rdx
+    pop %rsi
+    pop %rdi
+.endm
+
+// -----------------------------------------------------------------------------------------------
+// SYSCALL. From the CPU: RCX = return address, R11 = flags, RSP = the program's, GS = the program's,
+// IF, DF, TF, AC, NT clear (FMASK). CR3: the program's space, which maps the kernel.
+.globl syscall_entry
+.type syscall_entry, @function
+.balign 64
+syscall_entry:
+    swapgs
+    mov %rsp, %gs:{USER_RSP}
+    mov %gs:{KERNEL_STACK_TOP}, %rsp
+    // Stack: the thread's, empty. GS: the kernel's.
+    push ${USER_DS}
+    push %gs:{USER_RSP}
+    push %r11
+    push ${USER_CS}
+    push %rcx
+    push %rax
+    push_registers rax=${MINUS_ENOSYS}
+    mov %rsp, %rdi
+    mov %rax, %rsi
+    clear_registers
+    // rdi: &mut PtRegs, rsi: system call number. IF=0.
+    call syscall_from_user
+    // al: whether SYSRET may be used. IF=0.
+
+.globl return_to_user
+return_to_user:
+    test %al, %al
+    jz return_by_iret
+    pop_registers
+    // Stack: orig_rax, rip, cs, rflags, rsp, ss. RCX = rip, R11 = rflags, as decide() checked.
+    mov {RSP_ABOVE_ORIG_RAX}(%rsp), %rsp
+.globl sysret_window_start
+sysret_window_start:
+    // RSP is the program's, ring 0.
+    swapgs
+    sysretq
+.globl sysret_window_end
+sysret_window_end:
+    int3
+return_by_iret:
+    pop_registers
+    add $8, %rsp
+    swapgs
+.globl iret_to_user
+iret_to_user:
+    // The frame was checked when it was made; a fault here is caught by address (entry.rs).
+    iretq
+    int3
+.size syscall_entry, . - syscall_entry
+
+// -----------------------------------------------------------------------------------------------
+// Interrupts and exceptions. From the CPU: SS, RSP, RFLAGS, CS, RIP and for some an error code on
+// the thread's kernel stack (from a program: TSS.RSP0, its top). GS: the program's or the kernel's.
+// The stubs add a zero error code where the CPU gives none, and the vector.
+.macro vector_stub vector
+    .balign 16
+vector_\vector:
+    .if !((\vector == 8) || (\vector >= 10 && \vector <= 14) || (\vector == 17) || (\vector == 21) || (\vector == 29) || (\vector == 30))
+    push $0
+    .endif
+    push $\vector
+    jmp common_vector
+.endm
+
+.balign 64
+.globl vector_stubs
+vector_stubs:
+.set vector_number, 0
+.altmacro
+.rept 256
+    vector_stub %vector_number
+    .set vector_number, vector_number + 1
+.endr
+.noaltmacro
+
+.balign 64
+.type common_vector, @function
+common_vector:
+    cld
+    // The vector lies where RDI belongs: exchange them, by way of RSI.
+    push %rsi
+    mov 8(%rsp), %rsi
+    mov %rdi, 8(%rsp)
+    push %rdx
+    push %rcx
+    push %rax
+    push %r8
+    push %r9
+    push %r10
+    push %r11
+    push %rbx
+    push %rbp
+    push %r12
+    push %r13
+    push %r14
+    push %r15
+    mov %rsp, %rdi
+    testb $3, {CS}(%rsp)
+    jz vector_from_kernel
+    swapgs
+    // A mispredicted branch above must not use the program's GS below.
+    lfence
+    clear_registers
+    // rdi: &mut PtRegs, rsi: vector. GS: the kernel's. IF=0.
+    call vector_from_user
+    jmp return_to_user
+
+vector_from_kernel:
+    // RBP stays, so that backtraces cross the interrupt.
+    call vector_from_kernel_rust
+    pop_registers
+    add $8, %rsp
+    iretq
+    int3
+.size common_vector, . - common_vector
+
+// -----------------------------------------------------------------------------------------------
+// NMI, #DB, #DF, #MC on their own stacks. GS unknown.
+.macro paranoid_stub vector, error
+.globl paranoid_\vector
+    .balign 16
+paranoid_\vector:
+    .if !\error
+    push $0
+    .endif
+    push_registers
+    mov $\vector, %esi
+    jmp paranoid_entry
+.endm
+paranoid_stub 1, 0
+paranoid_stub 2, 0
+paranoid_stub 8, 1
+paranoid_stub 18, 0
+
+.balign 64
+.type paranoid_entry, @function
+paranoid_entry:
+    cld
+    testb $3, {CS}(%rsp)
+    jnz paranoid_from_user
+    // From the kernel, or from one of this file's windows: this stack's last words name this CPU.
+    mov %rsi, %r13
+    mov ${GS_BASE_MSR}, %ecx
+    rdmsr
+    mov %eax, %r14d
+    mov %edx, %r15d                     // r15:r14 = the GS base to put back
+    mov %rsp, %rbx
+    or $({STACK_SIZE} - 1), %rbx
+    mov {CPU_ABOVE_STACK_MASK}(%rbx), %rax
+    mov %rax, %rdx
+    shr $32, %rdx
+    wrmsr
+    mov %rsp, %rdi
+    mov %r13, %rsi
+    call paranoid_from_kernel
+    mov ${GS_BASE_MSR}, %ecx
+    mov %r14d, %eax
+    mov %r15d, %edx
+    wrmsr
+    pop_registers
+    add $8, %rsp
+    iretq
+    int3
+
+paranoid_from_user:
+    // A program was running, so the thread's own stack is empty: move there and go on as any vector.
+    swapgs
+    lfence
+    mov %rsp, %rdx
+    mov %gs:{KERNEL_STACK_TOP}, %rdi
+    sub ${PT_REGS_SIZE}, %rdi
+    mov %rdi, %rsp
+    mov %rsi, %rax
+    mov %rdx, %rsi
+    mov ${PT_REGS_WORDS}, %ecx
+    rep movsq
+    mov %rsp, %rdi
+    mov %rax, %rsi
+    clear_registers
+    call vector_from_user
+    jmp return_to_user
+.size paranoid_entry, . - paranoid_entry
+
+.popsection

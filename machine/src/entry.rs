@@ -1,0 +1,236 @@
+//! The Rust side of `entry.S`: each way into the kernel as one function, and the one decision about
+//! the way back.
+//!
+//! Reading order: [`syscall_from_user`], [`vector_from_user`], [`prepare_return`], then the kernel's
+//! own faults.
+
+use core::arch::global_asm;
+use core::mem::{offset_of, size_of};
+
+use entry::{Exit, PtRegs, decide, flags, selector};
+
+use crate::cpu::{self, msr};
+use crate::paging::{KERNEL_STACK_SIZE, USER_END};
+use crate::percpu::{self, CpuLocal};
+use crate::{apic, irq, panic, uaccess};
+
+global_asm!(
+    include_str!("entry.S"),
+    USER_RSP = const offset_of!(CpuLocal, user_rsp),
+    KERNEL_STACK_TOP = const offset_of!(CpuLocal, kernel_stack_top),
+    USER_CS = const selector::USER_CS,
+    USER_DS = const selector::USER_DS,
+    MINUS_ENOSYS = const -38,
+    CS = const offset_of!(PtRegs, cs),
+    RSP_ABOVE_ORIG_RAX = const offset_of!(PtRegs, rsp) - offset_of!(PtRegs, orig_rax),
+    GS_BASE_MSR = const msr::GS_BASE,
+    STACK_SIZE = const KERNEL_STACK_SIZE,
+    CPU_ABOVE_STACK_MASK = const -15i32,
+    PT_REGS_SIZE = const size_of::<PtRegs>(),
+    PT_REGS_WORDS = const size_of::<PtRegs>() / 8,
+    options(att_syntax)
+);
+
+/// A CPU exception that a program caused (SDM 3A, 6.15).
+#[derive(Clone, Copy, Debug)]
+pub struct Exception {
+    /// Vector number, 0 to 31.
+    pub vector: u8,
+    /// Error code, 0 if the exception has none.
+    pub error: u64,
+    /// For a page fault the address; else 0.
+    pub address: u64,
+}
+
+/// Vectors by name.
+pub mod vector {
+    #![expect(missing_docs, reason = "the names of the manual")]
+    pub const DIVIDE: u8 = 0;
+    pub const DEBUG: u8 = 1;
+    pub const NMI: u8 = 2;
+    pub const BREAKPOINT: u8 = 3;
+    pub const OVERFLOW: u8 = 4;
+    pub const BOUND: u8 = 5;
+    pub const INVALID_OPCODE: u8 = 6;
+    pub const DEVICE_NOT_AVAILABLE: u8 = 7;
+    pub const DOUBLE_FAULT: u8 = 8;
+    pub const INVALID_TSS: u8 = 10;
+    pub const SEGMENT_NOT_PRESENT: u8 = 11;
+    pub const STACK: u8 = 12;
+    pub const GENERAL_PROTECTION: u8 = 13;
+    pub const PAGE_FAULT: u8 = 14;
+    pub const X87: u8 = 16;
+    pub const ALIGNMENT: u8 = 17;
+    pub const MACHINE_CHECK: u8 = 18;
+    pub const SIMD: u8 = 19;
+}
+
+/// A page fault in user space, caused by a program or by the kernel on its behalf.
+#[derive(Clone, Copy, Debug)]
+pub struct PageFault {
+    /// The address, below [`USER_END`].
+    pub address: u64,
+    /// It was a write.
+    pub write: bool,
+    /// It was an instruction fetch.
+    pub exec: bool,
+}
+
+// The kernel, as the machine calls it. `machine/image` binds these names.
+unsafe extern "Rust" {
+    /// A system call. Interrupts are enabled.
+    safe fn limen_syscall(regs: &mut PtRegs, number: u64);
+    /// Exit work is pending. Interrupts are enabled.
+    safe fn limen_exit_work(regs: &mut PtRegs, work: u32);
+    /// An exception of a program, page faults included. Interrupts are enabled.
+    safe fn limen_user_exception(regs: &mut PtRegs, exception: Exception);
+    /// The registers cannot be restored: the program must die or get a signal frame.
+    safe fn limen_bad_return(regs: &mut PtRegs);
+    /// A fault of the kernel in user space. Interrupts are enabled. Whether to try again.
+    safe fn limen_kernel_page_fault(fault: PageFault) -> bool;
+    /// The tick of this CPU. Interrupts are masked.
+    safe fn limen_timer_tick(from_user: bool);
+    /// Another CPU wants this one to look at its run queue. Interrupts are masked.
+    safe fn limen_reschedule();
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
+    cpu::irq_enable();
+    limen_syscall(regs, number);
+    prepare_return(regs)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn vector_from_user(regs: &mut PtRegs, vector: u64) -> bool {
+    if vector < 32 {
+        user_exception(regs, vector as u8);
+    } else {
+        percpu::in_handler(|| interrupt(vector as u8, true));
+    }
+    prepare_return(regs)
+}
+
+fn user_exception(regs: &mut PtRegs, number: u8) {
+    let address = if number == vector::PAGE_FAULT { cpu::read_cr2() } else { 0 };
+    match number {
+        vector::NMI => return panic::nmi(regs),
+        vector::MACHINE_CHECK => panic!("machine check while a program ran at {:#x}", regs.rip),
+        _ => {}
+    }
+    // The error code lies where the system call number would: -1 says "not in a system call".
+    let error = core::mem::replace(&mut regs.orig_rax, u64::MAX);
+    cpu::irq_enable();
+    limen_user_exception(regs, Exception { vector: number, error, address });
+}
+
+/// Does the exit work and decides how to return. Interrupts are masked when it returns, and stay so
+/// until the program runs. True: by SYSRET.
+pub(crate) fn prepare_return(regs: &mut PtRegs) -> bool {
+    loop {
+        cpu::irq_disable();
+        let work = crate::task::pending_work();
+        if work != 0 {
+            cpu::irq_enable();
+            limen_exit_work(regs, work);
+        } else if is_returnable(regs) {
+            return decide(regs, USER_END) == Exit::Sysret;
+        } else {
+            cpu::irq_enable();
+            limen_bad_return(regs);
+        }
+    }
+}
+
+/// Whether IRET to this frame cannot fault: then `decide` only chooses the faster way.
+#[inline(always)]
+fn is_returnable(regs: &PtRegs) -> bool {
+    regs.cs == u64::from(selector::USER_CS)
+        && regs.ss == u64::from(selector::USER_DS)
+        && regs.rip < 1 << 47
+        && regs.rflags & (flags::IF | flags::IOPL | flags::VM) == flags::IF
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn vector_from_kernel_rust(regs: &mut PtRegs, number: u64) {
+    match number as u8 {
+        vector::PAGE_FAULT => kernel_page_fault(regs),
+        vector::GENERAL_PROTECTION => {
+            if !fix_up(regs) {
+                panic::kernel_exception(regs, number as u8, 0);
+            }
+        }
+        exception @ 0..=31 => panic::kernel_exception(regs, exception, 0),
+        external => percpu::in_handler(|| interrupt(external, false)),
+    }
+}
+
+/// Error code bits of a page fault (SDM 3A, 4.7).
+pub mod fault_code {
+    /// The access was a write.
+    pub const WRITE: u64 = 1 << 1;
+    /// The access was an instruction fetch.
+    pub const FETCH: u64 = 1 << 4;
+}
+
+fn kernel_page_fault(regs: &mut PtRegs) {
+    let address = cpu::read_cr2();
+    let may_sleep = regs.rflags & flags::IF != 0 && percpu::may_sleep();
+    let is_copy = uaccess::fixup(regs.rip).is_some();
+    if address < USER_END && is_copy && may_sleep {
+        let write = regs.orig_rax & fault_code::WRITE != 0;
+        cpu::irq_enable();
+        let retry = limen_kernel_page_fault(PageFault { address, write, exec: false });
+        cpu::irq_disable();
+        if retry {
+            return;
+        }
+    }
+    // Only copies to and from programs have an entry in the exception table, and only an address in
+    // user space is theirs to miss.
+    if !(address < USER_END && fix_up(regs)) {
+        panic::kernel_exception(regs, vector::PAGE_FAULT, address);
+    }
+}
+
+fn fix_up(regs: &mut PtRegs) -> bool {
+    let target = uaccess::fixup(regs.rip);
+    if let Some(target) = target {
+        regs.rip = target;
+    }
+    target.is_some()
+}
+
+fn interrupt(number: u8, from_user: bool) {
+    match number {
+        apic::VECTOR_TIMER => {
+            apic::end_of_interrupt();
+            percpu::local().ticks.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+            limen_timer_tick(from_user);
+        }
+        apic::VECTOR_RESCHEDULE => {
+            apic::end_of_interrupt();
+            limen_reschedule();
+        }
+        apic::VECTOR_TLB => {
+            apic::end_of_interrupt();
+            crate::tlb::serve();
+        }
+        apic::VECTOR_SPURIOUS => {}
+        device => {
+            irq::dispatch(device);
+            apic::end_of_interrupt();
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn paranoid_from_kernel(regs: &mut PtRegs, number: u64) {
+    match number as u8 {
+        vector::NMI => panic::nmi(regs),
+        // A single-step or data breakpoint that a program armed and the kernel hit: TF and the
+        // debug registers are the program's business, and FMASK cleared TF already.
+        vector::DEBUG => regs.rflags &= !flags::TF,
+        other => panic::kernel_exception(regs, other, cpu::read_cr2()),
+    }
+}

@@ -1,0 +1,359 @@
+//! Physical memory: 4 KiB frames with reference counts, on a buddy allocator.
+//!
+//! A [`Frame`] is a counted reference to one frame, as `Arc` is to a value: cloning it shares the
+//! frame (copy-on-write, page cache), dropping the last one frees it. Contents are reached only by
+//! copies ([`Frame::read`], [`Frame::write`]), never by Rust references, because programs that have
+//! the frame mapped write to it at any moment.
+//!
+//! The buddy allocator is our own, against the rule to prefer a crate: reference counts need one
+//! record per frame anyway, and with it merging is O(1) per order, where the crates of the field
+//! search their free lists.
+//!
+//! Neighbours: `heap` carves small kernel objects out of these frames; `paging` maps them.
+
+use core::num::NonZeroU32;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+use crate::percpu::{CpuCell, PerCpu};
+use crate::sync::{IrqGuard, SpinLock};
+
+/// Bytes in a frame, and in a page.
+pub const PAGE_SIZE: usize = 4096;
+/// log2 of [`PAGE_SIZE`].
+pub const PAGE_SHIFT: u32 = 12;
+/// Where all physical memory appears in the kernel's half.
+pub(crate) const PHYS_OFFSET: u64 = 0xffff_8000_0000_0000;
+/// Largest block the buddy hands out: 2^10 frames, 4 MiB.
+pub(crate) const MAX_ORDER: usize = 10;
+
+/// Physical memory is used up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfMemory;
+
+/// The record of one physical frame. Frame 0 is never handed out, so 0 serves as "none".
+struct FrameInfo {
+    refs: AtomicU32,
+    /// Neighbours in the free list of `order`; meaningful only while `state` says free.
+    next: AtomicU32,
+    prev: AtomicU32,
+    /// `FREE | order` at the first frame of a free block; 0 elsewhere.
+    state: AtomicU32,
+}
+
+const FREE: u32 = 0x100;
+
+static INFO: AtomicPtr<FrameInfo> = AtomicPtr::new(core::ptr::null_mut());
+static INFO_COUNT: AtomicUsize = AtomicUsize::new(0);
+static TOTAL_FRAMES: AtomicUsize = AtomicUsize::new(0);
+
+fn info(pfn: u32) -> &'static FrameInfo {
+    assert!((pfn as usize) < INFO_COUNT.load(Ordering::Relaxed), "frame number out of range");
+    // SAFETY: `init` put INFO_COUNT zeroed records there, which is a valid state, and they stay.
+    unsafe { &*INFO.load(Ordering::Relaxed).add(pfn as usize) }
+}
+
+struct Buddy {
+    heads: [u32; MAX_ORDER + 1],
+    free_frames: usize,
+}
+
+static BUDDY: SpinLock<Buddy> = SpinLock::new(Buddy { heads: [0; MAX_ORDER + 1], free_frames: 0 });
+
+impl Buddy {
+    fn push(&mut self, pfn: u32, order: usize) {
+        let block = info(pfn);
+        let head = self.heads[order];
+        block.state.store(FREE | order as u32, Ordering::Relaxed);
+        block.prev.store(0, Ordering::Relaxed);
+        block.next.store(head, Ordering::Relaxed);
+        if head != 0 {
+            info(head).prev.store(pfn, Ordering::Relaxed);
+        }
+        self.heads[order] = pfn;
+    }
+
+    fn unlink(&mut self, pfn: u32, order: usize) {
+        let block = info(pfn);
+        let next = block.next.load(Ordering::Relaxed);
+        let prev = block.prev.load(Ordering::Relaxed);
+        block.state.store(0, Ordering::Relaxed);
+        if prev == 0 {
+            assert_eq!(self.heads[order], pfn, "free list is corrupt");
+            self.heads[order] = next;
+        } else {
+            info(prev).next.store(next, Ordering::Relaxed);
+        }
+        if next != 0 {
+            info(next).prev.store(prev, Ordering::Relaxed);
+        }
+    }
+
+    fn alloc(&mut self, order: usize) -> Option<u32> {
+        let from = (order..=MAX_ORDER).find(|&o| self.heads[o] != 0)?;
+        let pfn = self.heads[from];
+        self.unlink(pfn, from);
+        for smaller in (order..from).rev() {
+            self.push(pfn + (1 << smaller), smaller);
+        }
+        self.free_frames -= 1 << order;
+        Some(pfn)
+    }
+
+    fn free(&mut self, mut pfn: u32, mut order: usize) {
+        assert_eq!(info(pfn).state.load(Ordering::Relaxed) & FREE, 0, "frame freed twice");
+        self.free_frames += 1 << order;
+        while order < MAX_ORDER {
+            let buddy = pfn ^ 1 << order;
+            if buddy as usize >= INFO_COUNT.load(Ordering::Relaxed)
+                || info(buddy).state.load(Ordering::Relaxed) != FREE | order as u32
+            {
+                break;
+            }
+            self.unlink(buddy, order);
+            pfn = pfn.min(buddy);
+            order += 1;
+        }
+        self.push(pfn, order);
+    }
+}
+
+/// Frames each CPU keeps at hand, so that most allocations take no lock.
+const MAGAZINE: usize = 64;
+
+struct Magazine {
+    count: usize,
+    pfns: [u32; MAGAZINE],
+}
+
+static MAGAZINES: PerCpu<CpuCell<Magazine>> = PerCpu::from_array(
+    [const { CpuCell::new(Magazine { count: 0, pfns: [0; MAGAZINE] }) }; crate::cpu::MAX_CPUS],
+);
+
+fn alloc_one() -> Option<u32> {
+    let _irq = IrqGuard::new();
+    // SAFETY: interrupts are masked, the cell is this CPU's, and the buddy never calls back.
+    unsafe {
+        MAGAZINES.get().with(|magazine| {
+            if magazine.count == 0 {
+                let mut buddy = BUDDY.lock();
+                while magazine.count < MAGAZINE / 2 {
+                    let Some(pfn) = buddy.alloc(0) else { break };
+                    magazine.pfns[magazine.count] = pfn;
+                    magazine.count += 1;
+                }
+            }
+            magazine.count = magazine.count.checked_sub(1)?;
+            Some(magazine.pfns[magazine.count])
+        })
+    }
+}
+
+fn free_one(pfn: u32) {
+    let _irq = IrqGuard::new();
+    // SAFETY: as in `alloc_one`.
+    unsafe {
+        MAGAZINES.get().with(|magazine| {
+            if magazine.count == MAGAZINE {
+                let mut buddy = BUDDY.lock();
+                while magazine.count > MAGAZINE / 2 {
+                    magazine.count -= 1;
+                    buddy.free(magazine.pfns[magazine.count], 0);
+                }
+            }
+            magazine.pfns[magazine.count] = pfn;
+            magazine.count += 1;
+        });
+    }
+}
+
+/// Takes a naturally aligned block of `2^order` frames; contents undefined. Returns its frame
+/// number.
+pub(crate) fn alloc_block(order: usize) -> Option<u32> {
+    if order == 0 { alloc_one() } else { BUDDY.lock().alloc(order) }
+}
+
+/// Gives a block back.
+///
+/// # Safety
+/// The block came from [`alloc_block`] with the same order, and nothing refers to it any more.
+pub(crate) unsafe fn free_block(pfn: u32, order: usize) {
+    if order == 0 { free_one(pfn) } else { BUDDY.lock().free(pfn, order) }
+}
+
+/// Kernel address of a physical address.
+pub(crate) fn phys_to_virt(phys: u64) -> *mut u8 {
+    (PHYS_OFFSET + phys) as *mut u8
+}
+
+/// Physical address of memory inside the direct map (heap objects, frames; not stacks or statics).
+pub(crate) fn virt_to_phys(virt: *const u8) -> u64 {
+    let phys = (virt as u64).wrapping_sub(PHYS_OFFSET);
+    assert!(phys < (INFO_COUNT.load(Ordering::Relaxed) as u64) << PAGE_SHIFT, "not direct-mapped");
+    phys
+}
+
+/// A counted reference to one 4 KiB physical frame.
+#[derive(PartialEq, Eq, Debug)]
+pub struct Frame(NonZeroU32);
+
+impl Frame {
+    /// A new frame, filled with zeros.
+    pub fn alloc_zeroed() -> Result<Frame, OutOfMemory> {
+        let frame = Frame::alloc_undefined()?;
+        let at = frame.ptr();
+        // SAFETY: the frame is new, so this is the only access to its 4096 bytes.
+        unsafe { core::ptr::write_bytes(at.cast::<u64>(), 0, PAGE_SIZE / 8) };
+        Ok(frame)
+    }
+
+    /// A new frame with the contents of this one.
+    pub fn duplicate(&self) -> Result<Frame, OutOfMemory> {
+        let copy = Frame::alloc_undefined()?;
+        // SAFETY: `copy` is new; reading `self` may race with programs, which tears at most their
+        // own data. Both are 4096 bytes in the direct map, and differ.
+        unsafe {
+            core::ptr::copy_nonoverlapping(
+                self.ptr().cast::<u64>(),
+                copy.ptr().cast::<u64>(),
+                PAGE_SIZE / 8,
+            );
+        }
+        Ok(copy)
+    }
+
+    fn alloc_undefined() -> Result<Frame, OutOfMemory> {
+        let pfn = alloc_one().and_then(NonZeroU32::new).ok_or(OutOfMemory)?;
+        let before = info(pfn.get()).refs.swap(1, Ordering::Relaxed);
+        assert_eq!(before, 0, "free frame had references");
+        Ok(Frame(pfn))
+    }
+
+    /// Takes over one reference that a page table held.
+    ///
+    /// # Safety
+    /// The caller owns one counted reference to this frame and gives it up.
+    pub(crate) unsafe fn from_raw(pfn: u32) -> Frame {
+        Frame(NonZeroU32::new(pfn).expect("frame 0 is never handed out"))
+    }
+
+    /// Gives the counted reference away, to a page table.
+    pub(crate) fn into_raw(self) -> u32 {
+        let pfn = self.0.get();
+        core::mem::forget(self);
+        pfn
+    }
+
+    /// Adds a reference to a frame that is known to be alive, by number.
+    ///
+    /// # Safety
+    /// Somebody holds a reference to `pfn` during the call.
+    pub(crate) unsafe fn clone_raw(pfn: u32) -> Frame {
+        info(pfn).refs.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the reference just counted is the one handed over.
+        unsafe { Frame::from_raw(pfn) }
+    }
+
+    pub(crate) fn ptr(&self) -> *mut u8 {
+        phys_to_virt(self.phys())
+    }
+
+    /// Physical address, bytes.
+    pub fn phys(&self) -> u64 {
+        u64::from(self.0.get()) << PAGE_SHIFT
+    }
+
+    /// How many references to the frame exist; 1 means that nobody else can see it.
+    pub fn refs(&self) -> u32 {
+        info(self.0.get()).refs.load(Ordering::Acquire)
+    }
+
+    /// Copies bytes out, from `offset` on. Panics if the range leaves the frame.
+    pub fn read(&self, offset: usize, into: &mut [u8]) {
+        assert!(offset <= PAGE_SIZE && into.len() <= PAGE_SIZE - offset);
+        // SAFETY: the range was checked; `into` is a kernel buffer and cannot overlap a frame that
+        // is held by count. A racing program tears only what it is writing.
+        unsafe { copy_bytes(self.ptr().add(offset), into.as_mut_ptr(), into.len()) };
+    }
+
+    /// Copies bytes in, at `offset`. Panics if the range leaves the frame.
+    pub fn write(&self, offset: usize, from: &[u8]) {
+        assert!(offset <= PAGE_SIZE && from.len() <= PAGE_SIZE - offset);
+        // SAFETY: as in `read`.
+        unsafe { copy_bytes(from.as_ptr(), self.ptr().add(offset), from.len()) };
+    }
+
+    /// Fills `len` bytes from `offset` on with zeros. Panics if the range leaves the frame.
+    pub fn zero(&self, offset: usize, len: usize) {
+        assert!(offset <= PAGE_SIZE && len <= PAGE_SIZE - offset);
+        // SAFETY: the range was checked, as in `read`.
+        unsafe { core::ptr::write_bytes(self.ptr().add(offset), 0, len) };
+    }
+}
+
+/// Copies by the string instruction, opaque to the compiler, so that concurrent writes by programs
+/// are not a data race between Rust accesses.
+///
+/// # Safety
+/// Both ranges are `len` bytes of mapped kernel memory and do not overlap.
+unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's contract; DF is clear in the kernel.
+    unsafe {
+        core::arch::asm!("rep movsq", "mov ecx, edx", "rep movsb",
+            inout("rcx") len / 8 => _, in("edx") len % 8,
+            inout("rsi") from => _, inout("rdi") to => _,
+            options(nostack, preserves_flags));
+    }
+}
+
+impl Clone for Frame {
+    fn clone(&self) -> Frame {
+        let before = info(self.0.get()).refs.fetch_add(1, Ordering::Relaxed);
+        assert!(before < u32::MAX / 2, "frame reference count overflow");
+        Frame(self.0)
+    }
+}
+
+impl Drop for Frame {
+    fn drop(&mut self) {
+        if info(self.0.get()).refs.fetch_sub(1, Ordering::Release) == 1 {
+            core::sync::atomic::fence(Ordering::Acquire);
+            free_one(self.0.get());
+        }
+    }
+}
+
+/// Memory in frames: (all that the kernel manages, free). Free frames in the CPUs' magazines count
+/// as used, at most 64 for each CPU.
+pub fn usage() -> (usize, usize) {
+    (TOTAL_FRAMES.load(Ordering::Relaxed), BUDDY.lock().free_frames)
+}
+
+/// Sets up the records and frees all usable memory.
+///
+/// # Safety
+/// Called once, before any other function here. `usable` are page-aligned physical ranges of RAM
+/// (start, end) that are in the direct map and used by nobody; `records` is memory for one zeroed
+/// record for each frame below `limit_pfn`.
+pub(crate) unsafe fn init(records: *mut u8, limit_pfn: usize, usable: &[(u64, u64)]) {
+    // SAFETY: the caller gives this memory to the records.
+    unsafe { core::ptr::write_bytes(records, 0, records_bytes(limit_pfn)) };
+    INFO.store(records.cast(), Ordering::Relaxed);
+    INFO_COUNT.store(limit_pfn, Ordering::Relaxed);
+    let mut buddy = BUDDY.lock();
+    for &(start, end) in usable {
+        let mut pfn = (start >> PAGE_SHIFT).max(1) as u32;
+        let end = (end >> PAGE_SHIFT) as u32;
+        while pfn < end {
+            let order = (pfn.trailing_zeros() as usize).min(MAX_ORDER);
+            let order = order.min((end - pfn).ilog2() as usize);
+            buddy.free(pfn, order);
+            pfn += 1 << order;
+        }
+    }
+    TOTAL_FRAMES.store(buddy.free_frames, Ordering::Relaxed);
+}
+
+/// Bytes that the records of `limit_pfn` frames take.
+pub(crate) fn records_bytes(limit_pfn: usize) -> usize {
+    limit_pfn * size_of::<FrameInfo>()
+}

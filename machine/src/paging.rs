@@ -1,0 +1,747 @@
+//! Page tables: the kernel's own, and one [`PageTable`] for each program's address space.
+//!
+//! Layout of the upper half (48-bit addresses), shared by all address spaces through three slots of
+//! the top table that never change after boot:
+//!
+//! | from | what | rights |
+//! |---|---|---|
+//! | `0xffff_8000_0000_0000` | all physical memory ("direct map") | RW, never X; kernel text and rodata: R |
+//! | `0xffff_c000_0000_0000` | stacks with guard pages, device registers | RW, never X |
+//! | `0xffff_ffff_8000_0000` | the kernel image | one of X, R, RW for each segment |
+//!
+//! Entries of a user space own a counted reference to their frame. A frame leaves only after the
+//! shootdown, so no CPU can reach it through a stale translation when it is used again.
+//!
+//! A page with all rights taken away keeps its frame in a non-present entry whose frame number is
+//! stored inverted, so that a speculative walk of it (L1TF) points above installed memory.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::arch::asm;
+
+use crate::cpu::{self, MAX_CPUS};
+use crate::frame::{Frame, OutOfMemory, PAGE_SHIFT, PAGE_SIZE, PHYS_OFFSET, phys_to_virt};
+use crate::percpu::{self, CpuCell, PerCpu};
+use crate::sync::{IrqGuard, Once, SpinLock};
+use crate::tlb::{self, TlbState};
+
+/// First address above user space: 2^47 less one guard page, so that no SYSCALL instruction can
+/// leave a non-canonical return address behind (`mechanisms/entry`).
+pub const USER_END: u64 = (1 << 47) - PAGE_SIZE as u64;
+
+const PRESENT: u64 = 1;
+const WRITE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
+const WRITE_THROUGH: u64 = 1 << 3;
+const CACHE_DISABLE: u64 = 1 << 4;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+const LARGE: u64 = 1 << 7;
+const GLOBAL: u64 = 1 << 8;
+/// Software: a user page without any right; the frame number is inverted, PRESENT is clear.
+const HIDDEN: u64 = 1 << 10;
+const NO_EXECUTE: u64 = 1 << 63;
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+
+const ENTRIES: usize = 512;
+const LARGE_SIZE: u64 = 2 << 20;
+const VMAP_BASE: u64 = 0xffff_c000_0000_0000;
+/// Kernel stacks lie in slots of 32 KiB, the lower half of each a guard; 65,536 slots.
+const STACK_SLOT: u64 = 32 * 1024;
+/// Bytes of a kernel stack.
+pub const KERNEL_STACK_SIZE: usize = 16 * 1024;
+const MMIO_BASE: u64 = VMAP_BASE + (1 << 39) - (64 << 30);
+pub(crate) const KERNEL_BASE: u64 = 0xffff_ffff_8000_0000;
+
+/// What a program may do with a page. x86 cannot forbid reading of a writable or executable page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Prot {
+    /// May be read; without any right the page is kept but unreachable.
+    pub read: bool,
+    /// May be written.
+    pub write: bool,
+    /// May be executed.
+    pub exec: bool,
+}
+
+impl Prot {
+    fn is_none(self) -> bool {
+        !(self.read || self.write || self.exec)
+    }
+
+    fn leaf(self, pfn: u32) -> u64 {
+        let address = u64::from(pfn) << PAGE_SHIFT;
+        if self.is_none() {
+            return !address & ADDRESS | HIDDEN;
+        }
+        let mut entry = address | PRESENT | USER | ACCESSED;
+        if self.write {
+            entry |= WRITE | DIRTY;
+        }
+        if !self.exec {
+            entry |= NO_EXECUTE;
+        }
+        entry
+    }
+}
+
+fn leaf_pfn(entry: u64) -> Option<u32> {
+    if entry & PRESENT != 0 {
+        Some(((entry & ADDRESS) >> PAGE_SHIFT) as u32)
+    } else if entry & HIDDEN != 0 {
+        Some(((!entry & ADDRESS) >> PAGE_SHIFT) as u32)
+    } else {
+        None
+    }
+}
+
+fn leaf_prot(entry: u64) -> Prot {
+    let present = entry & PRESENT != 0;
+    Prot {
+        read: present,
+        write: present && entry & WRITE != 0,
+        exec: present && entry & NO_EXECUTE == 0,
+    }
+}
+
+/// One 4 KiB table in the direct map.
+#[derive(Clone, Copy)]
+struct Table(*mut u64);
+
+impl Table {
+    fn at(phys: u64) -> Table {
+        Table(phys_to_virt(phys & ADDRESS).cast())
+    }
+
+    fn get(self, index: usize) -> u64 {
+        assert!(index < ENTRIES);
+        // SAFETY: a `Table` is only made of live page tables; volatile since the CPU writes A and D.
+        unsafe { self.0.add(index).read_volatile() }
+    }
+
+    fn set(self, index: usize, entry: u64) {
+        assert!(index < ENTRIES);
+        // SAFETY: as in `get`; callers hold the table's owner exclusively.
+        unsafe { self.0.add(index).write_volatile(entry) };
+    }
+
+    /// The next lower table at `index`, made with `flags` if it is missing.
+    fn next_or_make(
+        self,
+        index: usize,
+        flags: u64,
+        new_table: &mut dyn FnMut() -> Option<u64>,
+    ) -> Result<Table, OutOfMemory> {
+        let entry = self.get(index);
+        if entry & PRESENT != 0 {
+            return Ok(Table::at(entry));
+        }
+        let phys = new_table().ok_or(OutOfMemory)?;
+        self.set(index, phys | flags);
+        Ok(Table::at(phys))
+    }
+}
+
+fn index(address: u64, level: u32) -> usize {
+    (address >> (PAGE_SHIFT + 9 * level)) as usize % ENTRIES
+}
+
+// ------------------------------------------------------------------------------------------------
+// The kernel's tables
+
+struct KernelTables {
+    root: u64,
+    mmio_next: u64,
+    stack_slots: u64,
+    free_stacks: Vec<u64>,
+}
+
+static KERNEL: SpinLock<KernelTables> =
+    SpinLock::new(KernelTables { root: 0, mmio_next: MMIO_BASE, stack_slots: 0, free_stacks: Vec::new() });
+static KERNEL_ROOT: Once<u64> = Once::new();
+
+fn new_table_frame() -> Option<u64> {
+    Frame::alloc_zeroed().ok().map(|frame| u64::from(frame.into_raw()) << PAGE_SHIFT)
+}
+
+fn map_kernel(
+    root: u64,
+    va: u64,
+    phys: u64,
+    flags: u64,
+    new_table: &mut dyn FnMut() -> Option<u64>,
+) -> Result<(), OutOfMemory> {
+    let mut table = Table::at(root);
+    let lowest = if flags & LARGE != 0 { 1 } else { 0 };
+    for level in (lowest + 1..=3).rev() {
+        table = table.next_or_make(index(va, level), PRESENT | WRITE, new_table)?;
+    }
+    table.set(index(va, lowest), phys | flags | PRESENT);
+    Ok(())
+}
+
+/// One segment of the kernel image: virtual range and leaf flags.
+pub(crate) struct Segment {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    pub(crate) write: bool,
+    pub(crate) exec: bool,
+}
+
+/// Builds the kernel's final tables and switches to them.
+///
+/// # Safety
+/// Called once, on the first CPU, on the boot tables. `memory_end` bounds physical RAM, `segments`
+/// are the linked image's page-aligned segments, and `new_table` gives zeroed 4 KiB frames below
+/// 4 GiB that nobody else uses.
+pub(crate) unsafe fn init(
+    memory_end: u64,
+    segments: &[Segment],
+    new_table: &mut dyn FnMut() -> Option<u64>,
+) {
+    let root = new_table().expect("memory for the kernel's page tables");
+    let image_start = segments.iter().map(|s| s.start).min().unwrap_or(0) - KERNEL_BASE;
+    let image_end = segments.iter().map(|s| s.end).max().unwrap_or(0) - KERNEL_BASE;
+    let read_only = |phys: u64| {
+        segments.iter().any(|s| !s.write && (s.start..s.end).contains(&(KERNEL_BASE + phys)))
+    };
+    let mut must = |va, phys, flags| {
+        map_kernel(root, va, phys, flags, new_table).expect("memory for the kernel's page tables");
+    };
+    let mut phys = 0;
+    while phys < memory_end {
+        // The alias of kernel text and rodata is read-only too; the rest is mapped in large pages.
+        if phys + LARGE_SIZE <= image_start & !(LARGE_SIZE - 1) || phys >= image_end {
+            must(PHYS_OFFSET + phys, phys, WRITE | NO_EXECUTE | GLOBAL | LARGE);
+            phys += LARGE_SIZE;
+        } else {
+            let write = if read_only(phys) { 0 } else { WRITE };
+            must(PHYS_OFFSET + phys, phys, write | NO_EXECUTE | GLOBAL);
+            phys += PAGE_SIZE as u64;
+        }
+    }
+    for segment in segments {
+        let mut flags = GLOBAL;
+        flags |= if segment.write { WRITE } else { 0 };
+        flags |= if segment.exec { 0 } else { NO_EXECUTE };
+        for va in (segment.start..segment.end).step_by(PAGE_SIZE) {
+            must(va, va - KERNEL_BASE, flags);
+        }
+    }
+    // The slot of stacks and devices exists from the start, so that every later root shares it.
+    Table::at(root)
+        .next_or_make(index(VMAP_BASE, 3), PRESENT | WRITE, new_table)
+        .expect("memory for the kernel's page tables");
+    // SAFETY: the new tables map this code, this stack (image data) and the direct map as before.
+    unsafe { cpu::write_cr3(root) };
+    KERNEL.lock().root = root;
+    KERNEL_ROOT.call_once(|| root);
+}
+
+/// Physical address of the kernel's own top table (no user half).
+pub(crate) fn kernel_root() -> u64 {
+    *KERNEL_ROOT.get().expect("paging::init has run")
+}
+
+/// A kernel stack: mapped memory with an unmapped guard below. Returned to a pool when dropped.
+pub(crate) struct KernelStack {
+    base: u64,
+}
+
+impl KernelStack {
+    pub(crate) fn new() -> Result<KernelStack, OutOfMemory> {
+        let mut kernel = KERNEL.lock();
+        if let Some(base) = kernel.free_stacks.pop() {
+            return Ok(KernelStack { base });
+        }
+        if kernel.stack_slots == 65536 {
+            return Err(OutOfMemory);
+        }
+        let base = VMAP_BASE + kernel.stack_slots * STACK_SLOT + STACK_SLOT
+            - KERNEL_STACK_SIZE as u64;
+        let root = kernel.root;
+        for page in 0..(KERNEL_STACK_SIZE / PAGE_SIZE) as u64 {
+            let frame = Frame::alloc_zeroed()?;
+            let phys = frame.phys();
+            let va = base + page * PAGE_SIZE as u64;
+            map_kernel(root, va, phys, WRITE | NO_EXECUTE | GLOBAL, &mut new_table_frame)?;
+            // The stack keeps its frames for ever; a failure above leaks at most three of them.
+            frame.into_raw();
+        }
+        kernel.stack_slots += 1;
+        // Room for every stack there is, so that returning one never allocates.
+        let slots = kernel.stack_slots as usize;
+        let missing = slots.saturating_sub(kernel.free_stacks.len());
+        kernel.free_stacks.reserve(missing);
+        Ok(KernelStack { base })
+    }
+
+    /// First address above the stack, 16-byte aligned.
+    pub(crate) fn top(&self) -> u64 {
+        self.base + KERNEL_STACK_SIZE as u64
+    }
+}
+
+impl Drop for KernelStack {
+    fn drop(&mut self) {
+        KERNEL.lock().free_stacks.push(self.base);
+    }
+}
+
+/// Whether `address` lies in the guard of a kernel stack slot.
+pub(crate) fn is_stack_guard(address: u64) -> bool {
+    (VMAP_BASE..VMAP_BASE + 65536 * STACK_SLOT).contains(&address)
+        && (address - VMAP_BASE) % STACK_SLOT < STACK_SLOT - KERNEL_STACK_SIZE as u64
+}
+
+/// Maps device registers, uncached. The mapping stays.
+pub(crate) fn map_mmio(phys: u64, len: usize) -> Result<*mut u8, OutOfMemory> {
+    let mut kernel = KERNEL.lock();
+    let offset = phys % PAGE_SIZE as u64;
+    let pages = (offset + len as u64).div_ceil(PAGE_SIZE as u64);
+    let va = kernel.mmio_next;
+    for page in 0..pages {
+        map_kernel(
+            kernel.root,
+            va + page * PAGE_SIZE as u64,
+            (phys - offset) + page * PAGE_SIZE as u64,
+            WRITE | NO_EXECUTE | GLOBAL | CACHE_DISABLE | WRITE_THROUGH,
+            &mut new_table_frame,
+        )?;
+    }
+    kernel.mmio_next += (pages + 1) * PAGE_SIZE as u64;
+    Ok((va + offset) as *mut u8)
+}
+
+/// A root that also maps the first MiB at its physical address, executable: for starting CPUs.
+/// Never active once they run.
+pub(crate) fn trampoline_root() -> Result<u64, OutOfMemory> {
+    let root = new_table_frame().ok_or(OutOfMemory)?;
+    copy_kernel_half(root);
+    for page in (0..0x10_0000).step_by(PAGE_SIZE) {
+        map_kernel(root, page, page, WRITE, &mut new_table_frame)?;
+    }
+    Ok(root)
+}
+
+fn copy_kernel_half(root: u64) {
+    let (from, to) = (Table::at(kernel_root()), Table::at(root));
+    for slot in ENTRIES / 2..ENTRIES {
+        to.set(slot, from.get(slot));
+    }
+}
+
+/// How a kernel address is mapped: `(present, writable, executable, user)`, by walking the tables.
+/// For the self-test.
+pub(crate) fn kernel_rights(va: u64) -> (bool, bool, bool, bool) {
+    let mut table = Table::at(kernel_root());
+    let (mut write, mut exec, mut user) = (true, true, true);
+    for level in (0..=3).rev() {
+        let entry = table.get(index(va, level));
+        if entry & PRESENT == 0 {
+            return (false, false, false, false);
+        }
+        write &= entry & WRITE != 0;
+        exec &= entry & NO_EXECUTE == 0;
+        user &= entry & USER != 0;
+        if level == 0 || entry & LARGE != 0 {
+            break;
+        }
+        table = Table::at(entry);
+    }
+    (true, write, exec, user)
+}
+
+// ------------------------------------------------------------------------------------------------
+// TLB of this CPU
+
+pub(crate) fn flush_page(va: u64) {
+    // SAFETY: dropping a translation never makes an access unsound.
+    unsafe { asm!("invlpg [{}]", in(reg) va, options(nostack, preserves_flags)) };
+}
+
+/// Drops every translation of this CPU but global ones.
+pub(crate) fn flush_user() {
+    // SAFETY: the root stays the same.
+    unsafe { cpu::write_cr3(cpu::read_cr3()) };
+}
+
+/// Drops every translation of this CPU.
+pub(crate) fn flush_all() {
+    let cr4 = cpu::read_cr4();
+    if cr4 & cpu::cr::CR4_PGE == 0 {
+        return flush_user();
+    }
+    let _irq = IrqGuard::new();
+    // SAFETY: clearing PGE flushes everything (SDM 3A, 4.10.4.1), interrupts are masked meanwhile.
+    unsafe { cpu::write_cr4(cr4 & !cpu::cr::CR4_PGE) };
+    // SAFETY: the value that was there before.
+    unsafe { cpu::write_cr4(cr4) };
+}
+
+// ------------------------------------------------------------------------------------------------
+// User address spaces
+
+/// The part of an address space that CPUs refer to: its root and its TLB state. Frees the tables,
+/// and the frames they still hold, with the last reference.
+pub struct Space {
+    root: u64,
+    pub(crate) tlb: TlbState,
+}
+
+static ACTIVE: PerCpu<CpuCell<Option<Arc<Space>>>> =
+    PerCpu::from_array([const { CpuCell::new(None) }; MAX_CPUS]);
+
+/// Calls `f` with the space in this CPU's CR3, if it is a program's. Interrupts are masked.
+pub(crate) fn with_active(f: impl FnOnce(&Space)) {
+    // SAFETY: interrupts are masked by the callers in `tlb`, and `f` (catching up) does not switch.
+    unsafe {
+        ACTIVE.get().with(|active| {
+            if let Some(space) = active {
+                f(space);
+            }
+        });
+    }
+}
+
+/// Loads `space` into CR3 unless it is there already. Kernel threads have no space of their own:
+/// they run on whichever is active.
+pub(crate) fn activate(space: &Arc<Space>) {
+    let _irq = IrqGuard::new();
+    let cpu = percpu::cpu_id();
+    // SAFETY: interrupts are masked; the closure does not reach ACTIVE again.
+    let old = unsafe {
+        ACTIVE.get().with(|active| {
+            if active.as_ref().is_some_and(|old| Arc::ptr_eq(old, space)) {
+                return None;
+            }
+            space.tlb.join(cpu);
+            // SAFETY: every space has the kernel's half; `ACTIVE` keeps the root alive.
+            cpu::write_cr3(space.root);
+            let old = active.replace(space.clone());
+            if let Some(old) = &old {
+                old.tlb.leave(cpu);
+            }
+            old
+        })
+    };
+    drop(old);
+}
+
+/// Leaves the active space for the kernel's own root. Used by a CPU that goes idle, so that the
+/// tables of programs that ended do not linger.
+pub fn deactivate() {
+    let _irq = IrqGuard::new();
+    let cpu = percpu::cpu_id();
+    // SAFETY: interrupts are masked; the closure does not reach ACTIVE again.
+    let old = unsafe {
+        ACTIVE.get().with(|active| {
+            let old = active.take()?;
+            // SAFETY: the kernel's root maps the kernel.
+            cpu::write_cr3(kernel_root());
+            old.tlb.leave(cpu);
+            Some(old)
+        })
+    };
+    drop(old);
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        free_tables(self.root, 3);
+    }
+}
+
+/// Frees a table, what it points to in the user half, and at the leaves the frames.
+fn free_tables(phys: u64, level: u32) {
+    let table = Table::at(phys);
+    let entries = if level == 3 { ENTRIES / 2 } else { ENTRIES };
+    for i in 0..entries {
+        let entry = table.get(i);
+        if level > 0 {
+            if entry & PRESENT != 0 {
+                free_tables(entry & ADDRESS, level - 1);
+            }
+        } else if let Some(pfn) = leaf_pfn(entry) {
+            // SAFETY: the leaf owned a reference, and the table dies with this walk.
+            drop(unsafe { Frame::from_raw(pfn) });
+        }
+    }
+    // SAFETY: the table's frame was given to the tree by `into_raw`, and the tree is dead: no CPU
+    // has it active (each holds an `Arc<Space>`).
+    drop(unsafe { Frame::from_raw((phys >> PAGE_SHIFT) as u32) });
+}
+
+/// Frames that left a page table and wait for the shootdown.
+const GATHER_LIMIT: usize = 512;
+
+/// A program's page table. Exclusive access is the caller's (`&mut`); CPUs hold the [`Space`].
+pub struct PageTable {
+    space: Arc<Space>,
+}
+
+/// What a page table says about one page.
+pub struct Mapping {
+    /// The frame, with a reference of its own.
+    pub frame: Frame,
+    /// Rights of the program.
+    pub prot: Prot,
+}
+
+impl PageTable {
+    /// An empty user half beside the kernel's.
+    pub fn new() -> Result<PageTable, OutOfMemory> {
+        let root = new_table_frame().ok_or(OutOfMemory)?;
+        copy_kernel_half(root);
+        Ok(PageTable { space: Arc::new(Space { root, tlb: TlbState::new() }) })
+    }
+
+    /// The handle for [`crate::task::Task`]s that run in this space.
+    pub fn space(&self) -> &Arc<Space> {
+        &self.space
+    }
+
+    fn leaf_table(&self, va: u64) -> Option<Table> {
+        assert!(va < USER_END, "not a user address");
+        let mut table = Table::at(self.space.root);
+        for level in (1..=3).rev() {
+            let entry = table.get(index(va, level));
+            if entry & PRESENT == 0 {
+                return None;
+            }
+            table = Table::at(entry);
+        }
+        Some(table)
+    }
+
+    fn leaf_table_or_make(&mut self, va: u64) -> Result<Table, OutOfMemory> {
+        assert!(va < USER_END, "not a user address");
+        let mut table = Table::at(self.space.root);
+        for level in (1..=3).rev() {
+            let flags = PRESENT | WRITE | USER;
+            table = table.next_or_make(index(va, level), flags, &mut new_table_frame)?;
+        }
+        Ok(table)
+    }
+
+    /// Maps one page. What was there before is unmapped first.
+    pub fn map(&mut self, va: u64, frame: Frame, prot: Prot) -> Result<(), OutOfMemory> {
+        let table = self.leaf_table_or_make(va)?;
+        let i = index(va, 0);
+        let old = table.get(i);
+        table.set(i, prot.leaf(frame.into_raw()));
+        if let Some(pfn) = leaf_pfn(old) {
+            self.space.tlb.flush(va, 1);
+            // SAFETY: the old entry owned a reference, and no CPU has its translation any more.
+            drop(unsafe { Frame::from_raw(pfn) });
+        }
+        Ok(())
+    }
+
+    /// The frame and rights of the page at `va`.
+    pub fn lookup(&self, va: u64) -> Option<Mapping> {
+        let entry = self.leaf_table(va)?.get(index(va, 0));
+        let pfn = leaf_pfn(entry)?;
+        // SAFETY: the entry holds a reference, and `&self` keeps it from being removed.
+        Some(Mapping { frame: unsafe { Frame::clone_raw(pfn) }, prot: leaf_prot(entry) })
+    }
+
+    /// Changes the rights of one mapped page. False if nothing is mapped there.
+    pub fn set_prot(&mut self, va: u64, prot: Prot) -> bool {
+        let Some(table) = self.leaf_table(va) else { return false };
+        let i = index(va, 0);
+        let old = table.get(i);
+        let Some(pfn) = leaf_pfn(old) else { return false };
+        let new = prot.leaf(pfn);
+        table.set(i, new);
+        let was = leaf_prot(old);
+        // Taking a right away needs the shootdown; for a new right a stale entry only faults again.
+        if (was.write && !prot.write) || (was.exec && !prot.exec) || (was.read && !prot.read) {
+            self.space.tlb.flush(va, 1);
+        } else {
+            flush_page(va);
+        }
+        true
+    }
+
+    /// Calls `f` with each mapped leaf of `[start, end)` and stores what it returns.
+    fn for_each_leaf(&self, start: u64, end: u64, mut f: impl FnMut(u64, u64) -> u64) {
+        assert!(start <= end && end <= USER_END, "not a user range");
+        let mut va = start;
+        while va < end {
+            let Some(table) = self.leaf_table(va) else {
+                va = self.next_table_boundary(va);
+                continue;
+            };
+            let stop = ((va | (LARGE_SIZE - 1)) + 1).min(end);
+            while va < stop {
+                let entry = table.get(index(va, 0));
+                if leaf_pfn(entry).is_some() {
+                    let new = f(va, entry);
+                    if new != entry {
+                        table.set(index(va, 0), new);
+                    }
+                }
+                va += PAGE_SIZE as u64;
+            }
+        }
+    }
+
+    /// The first address after `va` for which another table of the lowest missing level counts.
+    fn next_table_boundary(&self, va: u64) -> u64 {
+        let mut table = Table::at(self.space.root);
+        for level in (1..=3).rev() {
+            let entry = table.get(index(va, level));
+            if entry & PRESENT == 0 {
+                let span = 1u64 << (PAGE_SHIFT + 9 * level);
+                return (va & !(span - 1)) + span;
+            }
+            table = Table::at(entry);
+        }
+        va
+    }
+
+    /// Unmaps `[start, end)` and drops the frames, after the shootdown.
+    pub fn unmap(&mut self, start: u64, end: u64) {
+        let mut gathered: Vec<Frame> = Vec::new();
+        let mut first = start;
+        let mut last = start;
+        while first < end {
+            let mut resume = end;
+            self.for_each_leaf(first, end, |va, entry| {
+                if gathered.len() == GATHER_LIMIT || gathered.try_reserve(1).is_err() {
+                    resume = resume.min(va);
+                    return entry;
+                }
+                last = va;
+                if let Some(pfn) = leaf_pfn(entry) {
+                    // SAFETY: the entry owned a reference and is cleared by returning 0.
+                    gathered.push(unsafe { Frame::from_raw(pfn) });
+                }
+                0
+            });
+            if gathered.is_empty() {
+                assert!(resume == end, "no memory to unmap with");
+                return;
+            }
+            self.space.tlb.flush(first, (last - first) / PAGE_SIZE as u64 + 1);
+            gathered.clear();
+            first = resume;
+        }
+    }
+
+    /// Changes the rights of every mapped page in `[start, end)` to what `f` makes of them.
+    /// `f(address, rights, references to the frame)`.
+    pub fn protect(
+        &mut self,
+        start: u64,
+        end: u64,
+        mut f: impl FnMut(u64, Prot, u32) -> Prot,
+    ) {
+        let mut changed = false;
+        self.for_each_leaf(start, end, |va, entry| {
+            let Some(pfn) = leaf_pfn(entry) else { return entry };
+            // SAFETY: the entry holds a reference; the temporary one is dropped at once.
+            let refs = unsafe { Frame::clone_raw(pfn) }.refs() - 1;
+            let (old, new) = (leaf_prot(entry), f(va, leaf_prot(entry), refs));
+            if new == old {
+                return entry;
+            }
+            changed = true;
+            new.leaf(pfn)
+        });
+        if changed {
+            self.space.tlb.flush(start, (end - start) / PAGE_SIZE as u64);
+        }
+    }
+
+    /// Shares every mapped page of `[start, end)` with `child`, at the same addresses. With
+    /// `copy_on_write` both lose the right to write; the caller then calls [`PageTable::flush`]
+    /// once for the parent.
+    pub fn share_with(
+        &mut self,
+        child: &mut PageTable,
+        start: u64,
+        end: u64,
+        copy_on_write: bool,
+    ) -> Result<(), OutOfMemory> {
+        let mut result = Ok(());
+        let mut table: Option<(u64, Table)> = None;
+        self.for_each_leaf(start, end, |va, entry| {
+            let Some(pfn) = leaf_pfn(entry) else { return entry };
+            let region = va / LARGE_SIZE;
+            let target = match table {
+                Some((at, target)) if at == region => target,
+                _ => match child.leaf_table_or_make(va) {
+                    Ok(target) => target,
+                    Err(error) => {
+                        result = Err(error);
+                        return entry;
+                    }
+                },
+            };
+            table = Some((region, target));
+            let entry = if copy_on_write && entry & PRESENT != 0 {
+                entry & !(WRITE | DIRTY)
+            } else {
+                entry
+            };
+            // SAFETY: the parent's entry holds a reference; the new one goes to the child's entry.
+            let raw = unsafe { Frame::clone_raw(pfn) }.into_raw();
+            debug_assert_eq!(raw, pfn);
+            if let Some(old) = leaf_pfn(target.get(index(va, 0))) {
+                // SAFETY: the replaced entry owned a reference; the child has never run.
+                drop(unsafe { Frame::from_raw(old) });
+            }
+            target.set(index(va, 0), entry);
+            entry
+        });
+        result
+    }
+
+    /// Moves every mapped page of `[from, from + len)` to `to`. The target range must be unmapped.
+    pub fn move_range(&mut self, from: u64, to: u64, len: u64) -> Result<(), OutOfMemory> {
+        // Make the target's tables first, so that nothing fails half way.
+        let mut va = to;
+        while va < to + len {
+            self.leaf_table_or_make(va)?;
+            va = (va | (LARGE_SIZE - 1)) + 1;
+        }
+        let mut moved: Vec<(u64, u64)> = Vec::new();
+        moved.try_reserve((len / PAGE_SIZE as u64) as usize).map_err(|_| OutOfMemory)?;
+        self.for_each_leaf(from, from + len, |va, entry| {
+            moved.push((va, entry));
+            0
+        });
+        if moved.is_empty() {
+            return Ok(());
+        }
+        self.space.tlb.flush(from, len / PAGE_SIZE as u64);
+        for (va, entry) in moved {
+            let target = va - from + to;
+            let table = self.leaf_table_or_make(target)?;
+            table.set(index(target, 0), entry);
+        }
+        Ok(())
+    }
+
+    /// Makes every CPU forget all translations of this space.
+    pub fn flush(&self) {
+        self.space.tlb.flush(0, u64::MAX >> PAGE_SHIFT);
+    }
+
+    /// Number of mapped pages in `[start, end)`.
+    pub fn count_mapped(&self, start: u64, end: u64) -> u64 {
+        let mut count = 0;
+        self.for_each_leaf(start, end, |_, entry| {
+            count += 1;
+            entry
+        });
+        count
+    }
+}
+
+/// Makes every CPU forget the kernel's translations; see [`tlb`].
+pub(crate) fn flush_kernel_everywhere() {
+    tlb::flush_kernel();
+}

@@ -1,0 +1,205 @@
+//! What each CPU has for itself. In the kernel GS points to this CPU's [`CpuLocal`]; assembly
+//! reaches its fields by the offsets exported to `entry.S`.
+//!
+//! Kernel code stays on its CPU between two calls of the scheduler, so a value read through GS is
+//! this CPU's until then.
+
+use core::arch::asm;
+use core::cell::{Cell, UnsafeCell};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use crate::cpu::{MAX_CPUS, msr, wrmsr};
+use crate::task::Task;
+
+/// One CPU's own data. Fields that assembly uses come first.
+#[repr(C, align(128))]
+pub(crate) struct CpuLocal {
+    /// Address of this structure: `mov %gs:0, reg` gives a pointer to it.
+    pub(crate) this: Cell<*const CpuLocal>,
+    /// This CPU's id, 0 to `MAX_CPUS - 1`.
+    pub(crate) cpu_id: Cell<u32>,
+    /// Spin locks held, plus interrupt handlers entered. Sleeping needs 0.
+    pub(crate) atomic_depth: Cell<u32>,
+    /// Top of the running task's kernel stack, where SYSCALL lands.
+    pub(crate) kernel_stack_top: Cell<u64>,
+    /// Scratch for SYSCALL entry: the user's RSP.
+    pub(crate) user_rsp: Cell<u64>,
+    /// The running task; null before the scheduler starts.
+    pub(crate) task: AtomicPtr<Task>,
+    /// The local APIC id of this CPU.
+    pub(crate) apic_id: Cell<u32>,
+    /// TLB shootdown state, see `tlb`.
+    pub(crate) tlb_wanted: AtomicU32,
+    /// Timer ticks taken, for the watchdog and /proc/interrupts.
+    pub(crate) ticks: AtomicU64,
+    /// Progress marks for the watchdog: scheduler passes and idle entries.
+    pub(crate) progress: AtomicU64,
+}
+
+// SAFETY: `Cell` fields are written only by the CPU that owns the structure (through GS) or before
+// that CPU runs; the fields other CPUs write are atomics.
+unsafe impl Sync for CpuLocal {}
+
+impl CpuLocal {
+    const fn new() -> Self {
+        CpuLocal {
+            this: Cell::new(core::ptr::null()),
+            cpu_id: Cell::new(0),
+            atomic_depth: Cell::new(0),
+            kernel_stack_top: Cell::new(0),
+            user_rsp: Cell::new(0),
+            task: AtomicPtr::new(core::ptr::null_mut()),
+            apic_id: Cell::new(0),
+            tlb_wanted: AtomicU32::new(0),
+            ticks: AtomicU64::new(0),
+            progress: AtomicU64::new(0),
+        }
+    }
+}
+
+static CPUS: [CpuLocal; MAX_CPUS] = [const { CpuLocal::new() }; MAX_CPUS];
+
+/// The structure of the CPU with this id.
+pub(crate) fn of(cpu: usize) -> &'static CpuLocal {
+    &CPUS[cpu]
+}
+
+/// This CPU's structure.
+#[inline(always)]
+pub(crate) fn local() -> &'static CpuLocal {
+    let this: *const CpuLocal;
+    // SAFETY: `init` pointed GS at this CPU's element of CPUS, whose first field is its address.
+    unsafe { asm!("mov {}, gs:0", out(reg) this, options(pure, readonly, nostack, preserves_flags)) };
+    // SAFETY: the pointer is to a static.
+    unsafe { &*this }
+}
+
+/// This CPU's id.
+#[inline(always)]
+pub fn cpu_id() -> usize {
+    let id: u32;
+    // SAFETY: as `local`; the offset is that of `cpu_id`.
+    unsafe {
+        asm!("mov {:e}, gs:{}", out(reg) id, const core::mem::offset_of!(CpuLocal, cpu_id),
+             options(pure, readonly, nostack, preserves_flags));
+    }
+    id as usize
+}
+
+/// Points GS at the structure of CPU `cpu`. First thing a CPU does in Rust.
+///
+/// # Safety
+/// Called once on each CPU, with that CPU's own id.
+pub(crate) unsafe fn init(cpu: usize, apic_id: u32) {
+    let local = &CPUS[cpu];
+    local.this.set(local);
+    local.cpu_id.set(cpu as u32);
+    local.apic_id.set(apic_id);
+    // SAFETY: the base is a static that lives for ever.
+    unsafe { wrmsr(msr::GS_BASE, local as *const CpuLocal as u64) };
+    // SAFETY: KERNEL_GS_BASE holds the user's base while in the kernel; 0 is a valid one.
+    unsafe { wrmsr(msr::KERNEL_GS_BASE, 0) };
+}
+
+#[inline(always)]
+pub(crate) fn atomic_enter() {
+    // SAFETY: one instruction on this CPU's own word, so an interrupt cannot split it.
+    unsafe {
+        asm!("inc dword ptr gs:{}", const core::mem::offset_of!(CpuLocal, atomic_depth),
+             options(nostack));
+    }
+}
+
+#[inline(always)]
+pub(crate) fn atomic_exit() {
+    // SAFETY: as `atomic_enter`.
+    unsafe {
+        asm!("dec dword ptr gs:{}", const core::mem::offset_of!(CpuLocal, atomic_depth),
+             options(nostack));
+    }
+}
+
+/// Whether this CPU holds no spin lock and is not in an interrupt handler.
+pub fn may_sleep() -> bool {
+    local().atomic_depth.get() == 0
+}
+
+/// Runs `f` as an interrupt handler runs: sleeping in it is a bug that is caught.
+pub(crate) fn in_handler(f: impl FnOnce()) {
+    atomic_enter();
+    f();
+    atomic_exit();
+}
+
+/// Marks that this CPU got somewhere, for the watchdog.
+pub fn note_progress() {
+    local().progress.fetch_add(1, Ordering::Relaxed);
+}
+
+/// One `T` for each CPU, each on cache lines of its own.
+pub struct PerCpu<T>([Padded<T>; MAX_CPUS]);
+
+#[repr(align(128))]
+struct Padded<T>(T);
+
+impl<T> PerCpu<T> {
+    /// Makes the values by calling `make` with each CPU id. For statics use [`PerCpu::from_array`].
+    pub fn new(mut make: impl FnMut(usize) -> T) -> Self {
+        PerCpu(core::array::from_fn(|cpu| Padded(make(cpu))))
+    }
+
+    /// Wraps one value for each CPU; usable in a static: `PerCpu::from_array([const { … }; 16])`.
+    pub const fn from_array(values: [T; MAX_CPUS]) -> Self {
+        let values = core::mem::ManuallyDrop::new(values);
+        let mut padded = [const { core::mem::MaybeUninit::<Padded<T>>::uninit() }; MAX_CPUS];
+        let mut cpu = 0;
+        while cpu < MAX_CPUS {
+            // SAFETY: `values` is never used again nor dropped, so each element moves out once.
+            let value = unsafe { core::ptr::read((&raw const values).cast::<T>().add(cpu)) };
+            padded[cpu] = core::mem::MaybeUninit::new(Padded(value));
+            cpu += 1;
+        }
+        // SAFETY: the loop above initialised every element; the layouts are the same.
+        PerCpu(unsafe {
+            core::ptr::read((&raw const padded).cast::<[Padded<T>; MAX_CPUS]>())
+        })
+    }
+
+    /// The value of this CPU. With shared access only: other CPUs may look at it too.
+    #[inline(always)]
+    pub fn get(&self) -> &T {
+        &self.0[cpu_id()].0
+    }
+
+    /// The value of CPU `cpu`.
+    #[inline(always)]
+    pub fn of(&self, cpu: usize) -> &T {
+        &self.0[cpu].0
+    }
+
+    /// The values of all CPUs, in the order of ids.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.0.iter().map(|padded| &padded.0)
+    }
+}
+
+/// A cell that only its own CPU touches, inside a [`PerCpu`].
+pub(crate) struct CpuCell<T>(UnsafeCell<T>);
+
+// SAFETY: the only access is `with`, whose contract confines it to the owning CPU.
+unsafe impl<T> Sync for CpuCell<T> {}
+
+impl<T> CpuCell<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        CpuCell(UnsafeCell::new(value))
+    }
+
+    /// Calls `f` with the value.
+    ///
+    /// # Safety
+    /// Interrupts are masked, the cell is this CPU's, and `f` does not reach the cell again.
+    pub(crate) unsafe fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        // SAFETY: the caller's contract makes this the only reference.
+        f(unsafe { &mut *self.0.get() })
+    }
+}

@@ -1,0 +1,175 @@
+//! Locks that the machine and the kernel share: the spin lock, and "set once".
+//!
+//! There is one kind of spin lock, and it masks interrupts while it is held. Interrupt handlers
+//! may therefore take any of them, and the usual question "may this lock be taken from an
+//! interrupt?" has one answer. The price is a CLI and a POPF per lock; the gain is that a whole
+//! class of deadlocks cannot be written. Sleeping while one is held is a bug; [`assert_may_sleep`]
+//! catches it, in every build, at the place of the mistake.
+//!
+//! Kernel code is never preempted between two of its own instructions except by interrupt
+//! handlers, which return to it; so holding a lock is short wherever its critical section is.
+
+use core::cell::UnsafeCell;
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::{cpu, percpu, tlb};
+
+pub use spin::Once;
+
+/// Masks interrupts on this CPU while it lives; restores what was before.
+pub struct IrqGuard {
+    were_enabled: bool,
+    // Interrupt state belongs to the CPU: the guard must be dropped where it was made.
+    _not_send: core::marker::PhantomData<*const ()>,
+}
+
+impl IrqGuard {
+    /// Masks interrupts.
+    #[inline(always)]
+    #[expect(clippy::new_without_default, reason = "making one has an effect")]
+    pub fn new() -> Self {
+        let were_enabled = cpu::interrupts_enabled();
+        cpu::irq_disable();
+        IrqGuard { were_enabled, _not_send: core::marker::PhantomData }
+    }
+}
+
+impl Drop for IrqGuard {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.were_enabled {
+            cpu::irq_enable();
+        }
+    }
+}
+
+/// Mutual exclusion by spinning, interrupts masked while held. FIFO by tickets, so that no CPU
+/// starves. Never sleep while holding one.
+pub struct SpinLock<T: ?Sized> {
+    next: AtomicU32,
+    serving: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is reached only through a guard, and the tickets admit one guard at a time.
+unsafe impl<T: ?Sized + Send> Send for SpinLock<T> {}
+// SAFETY: as above; `&SpinLock<T>` gives `&mut T` to one CPU at a time, so `T: Send` suffices.
+unsafe impl<T: ?Sized + Send> Sync for SpinLock<T> {}
+
+impl<T> SpinLock<T> {
+    /// A free lock around `value`.
+    pub const fn new(value: T) -> Self {
+        SpinLock {
+            next: AtomicU32::new(0),
+            serving: AtomicU32::new(0),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Takes the value out of a lock nobody else can see.
+    pub fn into_inner(self) -> T {
+        self.value.into_inner()
+    }
+}
+
+impl<T: ?Sized> SpinLock<T> {
+    /// Waits for the lock. Deadlocks, visibly (the watchdog reports it), if this CPU holds it.
+    #[inline(always)]
+    pub fn lock(&self) -> SpinGuard<'_, T> {
+        let irq = IrqGuard::new();
+        let ticket = self.next.fetch_add(1, Ordering::Relaxed);
+        if self.serving.load(Ordering::Acquire) != ticket {
+            self.wait(ticket);
+        }
+        percpu::atomic_enter();
+        SpinGuard { lock: self, _irq: irq }
+    }
+
+    #[cold]
+    fn wait(&self, ticket: u32) {
+        while self.serving.load(Ordering::Acquire) != ticket {
+            spin_wait();
+        }
+    }
+
+    /// Takes the lock if it is free.
+    pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
+        let irq = IrqGuard::new();
+        let serving = self.serving.load(Ordering::Acquire);
+        self.next
+            .compare_exchange(
+                serving,
+                serving.wrapping_add(1),
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            )
+            .ok()?;
+        percpu::atomic_enter();
+        Some(SpinGuard { lock: self, _irq: irq })
+    }
+
+    /// The value of a lock nobody else can see.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.value.get_mut()
+    }
+
+    /// Opens the lock whoever holds it. Only for the panic path, which has stopped the others.
+    pub(crate) fn force_unlock(&self) {
+        self.serving.store(self.next.load(Ordering::Relaxed), Ordering::Release);
+    }
+}
+
+impl<T: Default> Default for SpinLock<T> {
+    fn default() -> Self {
+        SpinLock::new(T::default())
+    }
+}
+
+/// One turn of a busy wait. Answers TLB shootdowns on the way: the CPU this one waits for may
+/// itself wait for this one's acknowledgement, and interrupts may be masked here.
+#[inline]
+pub fn spin_wait() {
+    tlb::serve();
+    core::hint::spin_loop();
+}
+
+/// Access to the value of a held [`SpinLock`].
+pub struct SpinGuard<'a, T: ?Sized> {
+    lock: &'a SpinLock<T>,
+    _irq: IrqGuard,
+}
+
+impl<T: ?Sized> Deref for SpinGuard<'_, T> {
+    type Target = T;
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: this guard holds the lock, so no other reference to the value exists.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T: ?Sized> DerefMut for SpinGuard<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as in `deref`, and `&mut self` makes this the only access through the guard.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T: ?Sized> Drop for SpinGuard<'_, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        percpu::atomic_exit();
+        let serving = self.lock.serving.load(Ordering::Relaxed);
+        self.lock.serving.store(serving.wrapping_add(1), Ordering::Release);
+        // `_irq` is dropped after this body: interrupts come back with the lock already free.
+    }
+}
+
+/// Stops the machine if this CPU may not sleep here: it holds a spin lock or is in a handler.
+#[inline]
+#[track_caller]
+pub fn assert_may_sleep() {
+    assert!(percpu::may_sleep(), "sleeping in atomic context");
+}

@@ -1,0 +1,499 @@
+//! Kernel threads of control: a kernel stack, saved registers, and for programs the FPU image, the
+//! segment bases and the address space. What to run is the kernel's choice; this module makes the
+//! CPU run it.
+//!
+//! A switch happens in [`CurrentSlot::switch_to`]. The task that goes may at once be picked by
+//! another CPU, before its registers are saved here: `on_cpu` makes that CPU wait for the moment the
+//! stack is free. The reference to the task that went is dropped by the one that came, because the
+//! last reference frees the very stack the switch ran on.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::arch::global_asm;
+use core::cell::UnsafeCell;
+use core::marker::PhantomData;
+use core::ops::Deref;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+
+use entry::PtRegs;
+
+use crate::cpu::{self, MAX_CPUS, features, msr, wrmsr};
+use crate::fpu::FpuState;
+use crate::frame::OutOfMemory;
+use crate::paging::{self, KernelStack, Space};
+use crate::percpu;
+use crate::sync::SpinLock;
+
+/// The machine's part of a thread.
+#[repr(C)]
+pub struct Task {
+    /// Exit work: bits that make the return to user mode call the kernel first. Read by `entry.S`.
+    work: AtomicU32,
+    /// Whether a CPU's registers still hold this task.
+    on_cpu: AtomicBool,
+    /// Stack pointer while not running; the stack holds the callee-saved registers.
+    saved_rsp: UnsafeCell<u64>,
+    user: Option<UnsafeCell<UserState>>,
+    space: SpinLock<Option<Arc<Space>>>,
+    stack: KernelStack,
+}
+
+/// Registers of a program that the switch saves.
+struct UserState {
+    fpu: FpuState,
+    fs_base: u64,
+    gs_base: u64,
+}
+
+// SAFETY: the `UnsafeCell`s are touched only by the CPU for which `on_cpu` is true, or before the
+// task first runs (through `&mut` or the constructor).
+unsafe impl Sync for Task {}
+// SAFETY: nothing in a task is tied to a CPU while it is not running.
+unsafe impl Send for Task {}
+
+/// What a switch pushes, lowest address first.
+#[repr(C)]
+struct SwitchFrame {
+    r15: u64,
+    r14: u64,
+    r13: u64,
+    r12: u64,
+    rbx: u64,
+    rbp: u64,
+    return_address: u64,
+}
+
+global_asm!(
+    r#"
+    // task_switch(rdi: &mut saved_rsp of the one that goes, rsi: saved_rsp of the one that comes)
+    // Interrupts are masked. Everything the C ABI does not preserve is dead here.
+    .globl task_switch
+    .type task_switch, @function
+    task_switch:
+        push %rbp
+        push %rbx
+        push %r12
+        push %r13
+        push %r14
+        push %r15
+        mov %rsp, (%rdi)
+        mov %rsi, %rsp
+        pop %r15
+        pop %r14
+        pop %r13
+        pop %r12
+        pop %rbx
+        pop %rbp
+        ret
+        int3
+    .size task_switch, . - task_switch
+
+    // First code of a new kernel thread. r12: the closure, from `Task::new_kernel`.
+    .globl task_start_kernel
+    .type task_start_kernel, @function
+    task_start_kernel:
+        mov %r12, %rdi
+        xor %ebp, %ebp
+        push %rbp
+        call task_run_closure
+        ud2
+    .size task_start_kernel, . - task_start_kernel
+
+    // First code of a new program thread: the stack holds its PtRegs.
+    .globl task_start_user
+    .type task_start_user, @function
+    task_start_user:
+        mov %rsp, %rdi
+        call task_first_return
+        jmp return_to_user
+        int3
+    .size task_start_user, . - task_start_user
+    "#,
+    options(att_syntax)
+);
+
+unsafe extern "C" {
+    fn task_switch(save_to: *mut u64, next_rsp: u64);
+    fn task_start_kernel();
+    fn task_start_user();
+}
+
+unsafe extern "Rust" {
+    safe fn limen_task_started();
+}
+
+/// The closure a kernel thread runs. It must not return.
+type KernelMain = Box<dyn FnOnce() + Send>;
+
+extern "C" fn run_closure_body(main: *mut KernelMain) -> ! {
+    limen_task_started();
+    cpu::irq_enable();
+    // SAFETY: `new_kernel` leaked this box into the start frame, and each start frame runs once.
+    let main = unsafe { Box::from_raw(main) };
+    main();
+    panic!("a kernel thread returned");
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn task_run_closure(main: *mut KernelMain) -> ! {
+    run_closure_body(main)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn task_first_return(regs: &mut PtRegs) -> bool {
+    limen_task_started();
+    crate::entry::prepare_return(regs)
+}
+
+impl Task {
+    fn new(user: Option<UserState>, space: Option<Arc<Space>>) -> Result<Task, OutOfMemory> {
+        Ok(Task {
+            work: AtomicU32::new(0),
+            on_cpu: AtomicBool::new(false),
+            saved_rsp: UnsafeCell::new(0),
+            user: user.map(UnsafeCell::new),
+            space: SpinLock::new(space),
+            stack: KernelStack::new()?,
+        })
+    }
+
+    /// Puts `value` below `top` on the new stack and returns its address.
+    fn push<T>(top: u64, value: T) -> u64 {
+        let at = top - size_of::<T>() as u64;
+        // SAFETY: the stack is mapped, new, and larger than the few structures pushed here.
+        unsafe { (at as *mut T).write(value) };
+        at
+    }
+
+    fn start_frame(address: unsafe extern "C" fn(), r12: u64) -> SwitchFrame {
+        SwitchFrame {
+            r15: 0,
+            r14: 0,
+            r13: 0,
+            r12,
+            rbx: 0,
+            rbp: 0,
+            return_address: address as usize as u64,
+        }
+    }
+
+    /// A thread of the kernel that runs `main`, which must never return.
+    pub fn new_kernel(main: impl FnOnce() + Send + 'static) -> Result<Task, OutOfMemory> {
+        let mut task = Task::new(None, None)?;
+        let main: Box<KernelMain> = Box::new(Box::new(main));
+        let argument = Box::into_raw(main) as u64;
+        let top = task.stack.top();
+        *task.saved_rsp.get_mut() = Self::push(top, Self::start_frame(task_start_kernel, argument));
+        Ok(task)
+    }
+
+    /// A thread of a program that starts with the registers `regs` in `space`.
+    pub fn new_user(regs: &PtRegs, fpu: FpuState, space: Arc<Space>) -> Result<Task, OutOfMemory> {
+        let user = UserState { fpu, fs_base: 0, gs_base: 0 };
+        let mut task = Task::new(Some(user), Some(space))?;
+        let at = Self::push(task.stack.top(), *regs);
+        *task.saved_rsp.get_mut() = Self::push(at, Self::start_frame(task_start_user, 0));
+        Ok(task)
+    }
+
+    /// The task of a CPU's boot thread, which already runs on the boot stack.
+    pub fn adopt_boot_thread() -> Result<Task, OutOfMemory> {
+        let task = Task::new(None, None)?;
+        task.on_cpu.store(true, Ordering::Relaxed);
+        Ok(task)
+    }
+
+    /// Sets bits of the exit-work word; the program sees the kernel again before it runs on. If it
+    /// runs on another CPU, that CPU also needs an interrupt.
+    #[inline(always)]
+    pub fn set_work(&self, bits: u32) {
+        self.work.fetch_or(bits, Ordering::SeqCst);
+    }
+
+    /// Clears bits of the exit-work word and returns what it was.
+    #[inline(always)]
+    pub fn take_work(&self, bits: u32) -> u32 {
+        self.work.fetch_and(!bits, Ordering::SeqCst)
+    }
+
+    /// The exit-work word.
+    #[inline(always)]
+    pub fn work(&self) -> u32 {
+        self.work.load(Ordering::SeqCst)
+    }
+
+    /// Whether a CPU runs the task right now.
+    pub fn is_on_cpu(&self) -> bool {
+        self.on_cpu.load(Ordering::Acquire)
+    }
+
+    /// The saved registers of the program, at the top of its kernel stack. Only for the task that
+    /// runs, or one the caller knows to be stopped inside the kernel.
+    pub(crate) fn user_regs(&self) -> *mut PtRegs {
+        (self.stack.top() - size_of::<PtRegs>() as u64) as *mut PtRegs
+    }
+
+    fn user_state(&self) -> Option<*mut UserState> {
+        self.user.as_ref().map(UnsafeCell::get)
+    }
+
+    fn save_user(&self) {
+        let Some(user) = self.user_state() else { return };
+        // SAFETY: this CPU runs the task (`on_cpu`), interrupts are masked: nobody else looks.
+        let user = unsafe { &mut *user };
+        user.fpu.save();
+        (user.fs_base, user.gs_base) = read_bases();
+    }
+
+    fn load_user(&self) {
+        let Some(user) = self.user_state() else { return };
+        // SAFETY: as in `save_user`; `claim` made this CPU the only one with the task.
+        let user = unsafe { &*user };
+        user.fpu.restore();
+        write_bases(user.fs_base, user.gs_base);
+    }
+}
+
+/// The FS base, and the GS base that the program has (the inactive one while in the kernel).
+fn read_bases() -> (u64, u64) {
+    let fs = if features().fsgsbase {
+        let fs;
+        // SAFETY: FSGSBASE is enabled in CR4; reading has no effect.
+        unsafe {
+            core::arch::asm!("rdfsbase {}", out(reg) fs, options(nomem, nostack, preserves_flags));
+        }
+        fs
+    } else {
+        cpu::rdmsr(msr::FS_BASE)
+    };
+    (fs, cpu::rdmsr(msr::KERNEL_GS_BASE))
+}
+
+fn write_bases(fs: u64, gs: u64) {
+    if features().fsgsbase {
+        // SAFETY: FSGSBASE is enabled; the value was checked to be canonical when it was set.
+        unsafe {
+            core::arch::asm!("wrfsbase {}", in(reg) fs, options(nomem, nostack, preserves_flags));
+        }
+    } else {
+        // SAFETY: FS is the program's; the kernel does not use it. Canonical as above.
+        unsafe { wrmsr(msr::FS_BASE, fs) };
+    }
+    // SAFETY: the inactive GS base is the program's; canonical as above.
+    unsafe { wrmsr(msr::KERNEL_GS_BASE, gs) };
+}
+
+/// A thread of the kernel, as far as the switch is concerned.
+pub trait Schedulable: Send + Sync + 'static {
+    /// Its machine part.
+    fn task(&self) -> &Task;
+}
+
+/// What each CPU runs. The kernel has one static of it.
+pub struct CurrentSlot<T> {
+    current: [AtomicPtr<T>; MAX_CPUS],
+    previous: [AtomicPtr<T>; MAX_CPUS],
+    _owns: PhantomData<Arc<T>>,
+}
+
+/// The thread that runs this code. Tied to the thread: it cannot be sent or stored elsewhere.
+pub struct Current<T: 'static> {
+    thread: &'static T,
+    _not_send: PhantomData<*const ()>,
+}
+
+impl<T> Clone for Current<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Current<T> {}
+
+impl<T> Deref for Current<T> {
+    type Target = T;
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        self.thread
+    }
+}
+
+impl<T> Current<T> {
+    /// A counted reference to the thread.
+    pub fn to_arc(self) -> Arc<T> {
+        // SAFETY: the slot holds a reference made by `Arc::into_raw` while the thread runs, and
+        // `Current` exists only on the running thread.
+        unsafe { Arc::increment_strong_count(self.thread) };
+        // SAFETY: the count was just taken for this value.
+        unsafe { Arc::from_raw(self.thread) }
+    }
+}
+
+impl<T: Schedulable> CurrentSlot<T> {
+    /// No CPU runs anything yet.
+    #[expect(clippy::new_without_default, reason = "only made once, in a static")]
+    pub const fn new() -> Self {
+        CurrentSlot {
+            current: [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_CPUS],
+            previous: [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_CPUS],
+            _owns: PhantomData,
+        }
+    }
+
+    /// The thread that runs this code. Panics before [`CurrentSlot::adopt`] on this CPU.
+    #[inline(always)]
+    pub fn get(&'static self) -> Current<T> {
+        let thread = self.current[percpu::cpu_id()].load(Ordering::Relaxed);
+        assert!(!thread.is_null(), "no current thread yet");
+        // SAFETY: the slot owns a reference while the thread runs; `Current` cannot leave it.
+        Current { thread: unsafe { &*thread }, _not_send: PhantomData }
+    }
+
+    /// Whether this CPU has a current thread already.
+    pub fn is_set(&self) -> bool {
+        !self.current[percpu::cpu_id()].load(Ordering::Relaxed).is_null()
+    }
+
+    /// Makes the code that runs now, on the boot stack, the thread `boot`.
+    pub fn adopt(&self, boot: Arc<T>) {
+        let cpu = percpu::cpu_id();
+        let task: *const Task = boot.task();
+        percpu::local().task.store(task.cast_mut(), Ordering::Relaxed);
+        let old = self.current[cpu].swap(Arc::into_raw(boot).cast_mut(), Ordering::Relaxed);
+        assert!(old.is_null(), "this CPU has a current thread");
+    }
+
+    /// Runs `next` on this CPU; returns when the calling thread is chosen again, maybe on another
+    /// CPU. Interrupts must be masked. `next` must not be queued anywhere or run by another CPU.
+    pub fn switch_to(&'static self, next: Arc<T>) {
+        assert!(!cpu::interrupts_enabled(), "switching with interrupts enabled");
+        let cpu = percpu::cpu_id();
+        let old = self.current[cpu].load(Ordering::Relaxed);
+        if core::ptr::eq(old, Arc::as_ptr(&next)) {
+            return;
+        }
+        let next = Arc::into_raw(next);
+        // SAFETY: the slot owns a reference to `old` until `finish_switch`, and now one to `next`.
+        let (old_task, next_task) = unsafe { ((*old).task(), (*next).task()) };
+        claim(next_task);
+        self.current[cpu].store(next.cast_mut(), Ordering::Relaxed);
+        self.previous[cpu].store(old, Ordering::Relaxed);
+        let local = percpu::local();
+        local.task.store((next_task as *const Task).cast_mut(), Ordering::Relaxed);
+        local.kernel_stack_top.set(next_task.stack.top());
+        crate::descriptors::set_kernel_stack(next_task.stack.top());
+        old_task.save_user();
+        if let Some(space) = &*next_task.space.lock() {
+            paging::activate(space);
+        }
+        next_task.load_user();
+        // SAFETY: both tasks are alive; `claim` waited until `next`'s registers were saved; the
+        // saved stack pointer leads to a frame that `task_switch` or a constructor made.
+        unsafe { task_switch(old_task.saved_rsp.get(), *next_task.saved_rsp.get()) };
+        self.finish_switch();
+    }
+
+    /// The first thing a thread does after it was switched to: lets go of the one before.
+    pub fn finish_switch(&self) {
+        let cpu = percpu::cpu_id();
+        let previous = self.previous[cpu].swap(core::ptr::null_mut(), Ordering::Relaxed);
+        if previous.is_null() {
+            return;
+        }
+        // SAFETY: `switch_to` left the slot's reference here for exactly this call.
+        let previous = unsafe { Arc::from_raw(previous) };
+        previous.task().on_cpu.store(false, Ordering::Release);
+    }
+}
+
+/// Waits until no CPU's registers hold the task, then marks it as this CPU's.
+fn claim(task: &Task) {
+    while task
+        .on_cpu
+        .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
+        .is_err()
+    {
+        crate::sync::spin_wait();
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// The running program's registers
+
+fn running() -> &'static Task {
+    let task = percpu::local().task.load(Ordering::Relaxed);
+    // SAFETY: the slot's reference keeps the running task alive, and only its own code calls this;
+    // callers do not let the reference escape a function.
+    unsafe { &*task }
+}
+
+/// Replaces the address space of the running thread (exec).
+pub fn set_space(space: Arc<Space>) {
+    let task = running();
+    let old = task.space.lock().replace(space.clone());
+    paging::activate(&space);
+    drop(old);
+}
+
+/// Leaves the address space of the running thread (exit), so that it can be freed.
+pub fn leave_space() {
+    let old = running().space.lock().take();
+    paging::deactivate();
+    drop(old);
+}
+
+/// Copies of the running program's FS and GS bases.
+pub fn user_bases() -> (u64, u64) {
+    read_bases()
+}
+
+/// Sets the running program's FS and GS bases. Panics if one is not canonical: callers that take
+/// them from a program check for user space first.
+pub fn set_user_bases(fs: u64, gs: u64) {
+    assert!(is_canonical(fs) && is_canonical(gs), "segment base is not canonical");
+    write_bases(fs, gs);
+}
+
+/// Whether the 16 upper bits repeat bit 47. Programs can load any such GS base by WRGSBASE.
+fn is_canonical(address: u64) -> bool {
+    ((address << 16) as i64 >> 16) as u64 == address
+}
+
+/// Sets the bases of a program thread that has not run yet.
+pub fn init_user_bases(task: &mut Task, fs: u64, gs: u64) {
+    assert!(is_canonical(fs) && is_canonical(gs), "segment base is not canonical");
+    if let Some(user) = &mut task.user {
+        (user.get_mut().fs_base, user.get_mut().gs_base) = (fs, gs);
+    }
+}
+
+/// Calls `f` with the running program's FPU image, up to date, and loads what `f` leaves in it.
+pub fn with_fpu<R>(f: impl FnOnce(&mut FpuState) -> R) -> Option<R> {
+    let _irq = crate::sync::IrqGuard::new();
+    let user = running().user_state()?;
+    // SAFETY: the running task's state, interrupts masked: no switch touches it meanwhile.
+    let user = unsafe { &mut *user };
+    user.fpu.save();
+    let result = f(&mut user.fpu);
+    user.fpu.restore();
+    Some(result)
+}
+
+/// Calls `f` with the running program's saved registers.
+pub fn with_user_regs<R>(f: impl FnOnce(&mut PtRegs) -> R) -> R {
+    let task = running();
+    assert!(task.user.is_some(), "a kernel thread has no user registers");
+    // SAFETY: the running program entered the kernel through the frame at the top of its stack;
+    // only the thread itself reaches it, and `f` gets the only reference made here. Callers inside
+    // a system call must not use the `regs` they were given meanwhile.
+    f(unsafe { &mut *task.user_regs() })
+}
+
+
+/// The exit-work word of the running task; 0 before there is one.
+#[inline(always)]
+pub(crate) fn pending_work() -> u32 {
+    let task = percpu::local().task.load(Ordering::Relaxed);
+    // SAFETY: null, or the running task, which is alive.
+    unsafe { task.as_ref() }.map_or(0, Task::work)
+}
