@@ -211,7 +211,8 @@ pub(crate) unsafe fn init(
     let mut phys = 0;
     while phys < memory_end {
         // The alias of kernel text and rodata is read-only too; the rest is mapped in large pages.
-        if phys + LARGE_SIZE <= image_start & !(LARGE_SIZE - 1) || phys >= image_end {
+        let outside = phys + LARGE_SIZE <= image_start || phys >= image_end;
+        if phys % LARGE_SIZE == 0 && outside {
             must(PHYS_OFFSET + phys, phys, WRITE | NO_EXECUTE | GLOBAL | LARGE);
             phys += LARGE_SIZE;
         } else {

@@ -173,3 +173,72 @@ impl<T: ?Sized> Drop for SpinGuard<'_, T> {
 pub fn assert_may_sleep() {
     assert!(percpu::may_sleep(), "sleeping in atomic context");
 }
+
+/// Mutual exclusion without a way to wait: the kernel adds sleeping to it (`kernel::sync::Mutex`).
+/// Holding it does not mask interrupts, and may sleep.
+pub struct TryLock<T: ?Sized> {
+    held: core::sync::atomic::AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is reached only through a guard, and `held` admits one guard at a time.
+unsafe impl<T: ?Sized + Send> Send for TryLock<T> {}
+// SAFETY: as above.
+unsafe impl<T: ?Sized + Send> Sync for TryLock<T> {}
+
+impl<T> TryLock<T> {
+    /// A free lock around `value`.
+    pub const fn new(value: T) -> Self {
+        TryLock { held: core::sync::atomic::AtomicBool::new(false), value: UnsafeCell::new(value) }
+    }
+
+    /// Takes the value out.
+    pub fn into_inner(self) -> T {
+        self.value.into_inner()
+    }
+}
+
+impl<T: ?Sized> TryLock<T> {
+    /// Takes the lock if it is free.
+    #[inline(always)]
+    pub fn try_lock(&self) -> Option<TryGuard<'_, T>> {
+        self.held
+            .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
+            .ok()
+            .map(|_| TryGuard { lock: self })
+    }
+
+    /// The value of a lock nobody else can see.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.value.get_mut()
+    }
+}
+
+/// Access to the value of a held [`TryLock`].
+pub struct TryGuard<'a, T: ?Sized> {
+    lock: &'a TryLock<T>,
+}
+
+impl<T: ?Sized> Deref for TryGuard<'_, T> {
+    type Target = T;
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: this guard holds the lock, so no other reference to the value exists.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T: ?Sized> DerefMut for TryGuard<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as in `deref`, and `&mut self` makes this the only access through the guard.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T: ?Sized> Drop for TryGuard<'_, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.lock.held.store(false, Ordering::SeqCst);
+    }
+}

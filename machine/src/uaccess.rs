@@ -9,6 +9,7 @@
 use core::arch::{asm, global_asm};
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use crate::frame::{Frame, PAGE_SIZE};
 use crate::paging::USER_END;
 
 /// A user address was not accessible. What a program sees is EFAULT.
@@ -194,6 +195,32 @@ pub fn compare_exchange_u32(at: u64, expected: u32, new: u32) -> Result<u32, Fau
     // SAFETY: the range is the program's; faults are in the exception table.
     let value = unsafe { uaccess_cmpxchg32(at as *mut u32, expected, new) };
     u32::try_from(value).map_err(|_| Fault)
+}
+
+/// Copies `len` bytes of a frame to the program at `to`. May sleep. Panics if the range leaves the
+/// frame.
+pub fn copy_from_frame(to: u64, frame: &Frame, offset: usize, len: usize) -> Result<(), Fault> {
+    assert!(offset <= PAGE_SIZE && len <= PAGE_SIZE - offset);
+    if !is_user_range(to, len) {
+        return Err(Fault);
+    }
+    let _open = SmapOpen::new();
+    // SAFETY: the source lies in the held frame; faults on the user side are in the exception table.
+    let failed = unsafe { uaccess_copy(to as *mut u8, frame.ptr().add(offset), len) };
+    if failed == 0 { Ok(()) } else { Err(Fault) }
+}
+
+/// Copies `len` bytes of the program at `from` into a frame. May sleep. Panics if the range leaves
+/// the frame.
+pub fn copy_to_frame(frame: &Frame, offset: usize, from: u64, len: usize) -> Result<(), Fault> {
+    assert!(offset <= PAGE_SIZE && len <= PAGE_SIZE - offset);
+    if !is_user_range(from, len) {
+        return Err(Fault);
+    }
+    let _open = SmapOpen::new();
+    // SAFETY: as in `copy_from_frame`, with the sides exchanged.
+    let failed = unsafe { uaccess_copy(frame.ptr().add(offset), from as *const u8, len) };
+    if failed == 0 { Ok(()) } else { Err(Fault) }
 }
 
 /// Where to continue after a fault at kernel address `at`, if the table has an entry.

@@ -1,0 +1,248 @@
+//! Open files, and the descriptors that name them.
+//!
+//! A [`File`] is POSIX's open file description: shared by dup and fork, with one position and one set
+//! of status flags. An [`FdTable`] maps small numbers to files; threads of a process share one.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use abi::{Errno, Result, general as raw};
+use machine::sync::SpinLock;
+
+use super::FileOps;
+use super::path::Location;
+use crate::sync::Mutex;
+
+/// A file descriptor.
+pub type Fd = u32;
+
+/// Most descriptors a process may have, whatever its limit says (like fs.nr_open).
+pub const MAX_FDS: usize = 1 << 20;
+
+/// An open file description.
+pub struct File {
+    ops: Arc<dyn FileOps>,
+    /// Where it was found; None for pipes, sockets and the like.
+    pub location: Option<Location>,
+    /// open(2)'s flags: access mode, and the status flags that fcntl(2) can change.
+    flags: AtomicU32,
+    /// Position of seekable files.
+    pub position: Mutex<u64>,
+    /// Identity, for epoll and record locks.
+    pub id: u64,
+}
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// Flags that fcntl(F_SETFL) may change.
+pub const SETTABLE_FLAGS: u32 =
+    raw::O_APPEND | raw::O_NONBLOCK | raw::O_DIRECT | raw::O_NOATIME | raw::FASYNC;
+
+impl File {
+    /// A new description with open(2)'s `flags`.
+    #[must_use]
+    pub fn new(ops: Arc<dyn FileOps>, flags: u32, location: Option<Location>) -> Arc<File> {
+        Arc::new(File {
+            ops,
+            location,
+            flags: AtomicU32::new(flags & !(raw::O_CREAT | raw::O_EXCL | raw::O_CLOEXEC)),
+            position: Mutex::new(0),
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+        })
+    }
+
+    /// What it does.
+    #[inline(always)]
+    pub fn ops(&self) -> &Arc<dyn FileOps> {
+        &self.ops
+    }
+
+    /// Its operations, if they are of type `T`.
+    pub fn ops_as<T: FileOps>(&self) -> Option<&T> {
+        self.ops.as_any().downcast_ref()
+    }
+
+    /// open(2)'s flags as they are now.
+    #[inline(always)]
+    pub fn flags(&self) -> u32 {
+        self.flags.load(Ordering::Relaxed)
+    }
+
+    /// Replaces the settable status flags.
+    pub fn set_flags(&self, flags: u32) {
+        let kept = self.flags() & !SETTABLE_FLAGS;
+        self.flags.store(kept | flags & SETTABLE_FLAGS, Ordering::Relaxed);
+    }
+
+    /// Whether operations must not wait.
+    #[inline(always)]
+    pub fn is_nonblocking(&self) -> bool {
+        self.flags() & raw::O_NONBLOCK != 0
+    }
+
+    /// EBADF unless it was opened for reading.
+    #[inline(always)]
+    pub fn check_readable(&self) -> Result<()> {
+        let flags = self.flags();
+        let mode = flags & raw::O_ACCMODE;
+        if flags & raw::O_PATH == 0 && (mode == raw::O_RDONLY || mode == raw::O_RDWR) {
+            Ok(())
+        } else {
+            Err(Errno::EBADF)
+        }
+    }
+
+    /// EBADF unless it was opened for writing.
+    #[inline(always)]
+    pub fn check_writable(&self) -> Result<()> {
+        let flags = self.flags();
+        let mode = flags & raw::O_ACCMODE;
+        if flags & raw::O_PATH == 0 && (mode == raw::O_WRONLY || mode == raw::O_RDWR) {
+            Ok(())
+        } else {
+            Err(Errno::EBADF)
+        }
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let ops = self.ops.clone();
+        ops.release(self);
+    }
+}
+
+#[derive(Clone)]
+struct Slot {
+    file: Arc<File>,
+    close_on_exec: bool,
+}
+
+/// The descriptors of a process (or of several that share them by CLONE_FILES).
+pub struct FdTable {
+    slots: SpinLock<Vec<Option<Slot>>>,
+}
+
+impl Default for FdTable {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl FdTable {
+    /// No descriptors.
+    #[must_use]
+    pub const fn new() -> Self {
+        FdTable { slots: SpinLock::new(Vec::new()) }
+    }
+
+    /// The file behind `fd`; EBADF.
+    #[inline]
+    pub fn get(&self, fd: Fd) -> Result<Arc<File>> {
+        let slots = self.slots.lock();
+        match slots.get(fd as usize) {
+            Some(Some(slot)) => Ok(slot.file.clone()),
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// Gives the file the lowest free descriptor from `from` on. `limit` is RLIMIT_NOFILE; EMFILE.
+    pub fn insert(
+        &self,
+        file: Arc<File>,
+        close_on_exec: bool,
+        from: Fd,
+        limit: usize,
+    ) -> Result<Fd> {
+        let limit = limit.min(MAX_FDS);
+        let mut slots = self.slots.lock();
+        let start = from as usize;
+        let fd = (start..slots.len()).find(|&fd| slots[fd].is_none()).unwrap_or(slots.len().max(start));
+        if fd >= limit {
+            return Err(Errno::EMFILE);
+        }
+        if fd >= slots.len() {
+            let missing = fd + 1 - slots.len();
+            slots.try_reserve(missing).map_err(|_| Errno::ENOMEM)?;
+            slots.resize(fd + 1, None);
+        }
+        slots[fd] = Some(Slot { file, close_on_exec });
+        Ok(fd as Fd)
+    }
+
+    /// Puts the file at exactly `fd`; what was there is returned, to be dropped by the caller.
+    pub fn replace(
+        &self,
+        fd: Fd,
+        file: Arc<File>,
+        close_on_exec: bool,
+        limit: usize,
+    ) -> Result<Option<Arc<File>>> {
+        if fd as usize >= limit.min(MAX_FDS) {
+            return Err(Errno::EBADF);
+        }
+        let mut slots = self.slots.lock();
+        if fd as usize >= slots.len() {
+            let missing = fd as usize + 1 - slots.len();
+            slots.try_reserve(missing).map_err(|_| Errno::ENOMEM)?;
+            slots.resize(fd as usize + 1, None);
+        }
+        let old = slots[fd as usize].replace(Slot { file, close_on_exec });
+        Ok(old.map(|slot| slot.file))
+    }
+
+    /// Takes the descriptor away; the caller drops the file, outside the lock.
+    pub fn remove(&self, fd: Fd) -> Result<Arc<File>> {
+        let mut slots = self.slots.lock();
+        let slot = slots.get_mut(fd as usize).and_then(Option::take).ok_or(Errno::EBADF)?;
+        Ok(slot.file)
+    }
+
+    /// The close-on-exec flag of `fd`.
+    pub fn close_on_exec(&self, fd: Fd) -> Result<bool> {
+        match self.slots.lock().get(fd as usize) {
+            Some(Some(slot)) => Ok(slot.close_on_exec),
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// Sets the close-on-exec flag of `fd`.
+    pub fn set_close_on_exec(&self, fd: Fd, on: bool) -> Result<()> {
+        match self.slots.lock().get_mut(fd as usize) {
+            Some(Some(slot)) => {
+                slot.close_on_exec = on;
+                Ok(())
+            }
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// A copy for fork: same files, same numbers.
+    pub fn duplicate(&self) -> Result<FdTable> {
+        let slots = self.slots.lock();
+        let mut copy = Vec::new();
+        copy.try_reserve_exact(slots.len()).map_err(|_| Errno::ENOMEM)?;
+        copy.extend(slots.iter().cloned());
+        Ok(FdTable { slots: SpinLock::new(copy) })
+    }
+
+    /// Takes away every descriptor for which `wanted(fd, close_on_exec)` holds; the caller drops the
+    /// files. For exec, exit and close_range(2).
+    pub fn remove_where(&self, mut wanted: impl FnMut(Fd, bool) -> bool) -> Vec<Arc<File>> {
+        let mut slots = self.slots.lock();
+        let mut removed = Vec::new();
+        for (fd, slot) in slots.iter_mut().enumerate() {
+            if slot.as_ref().is_some_and(|slot| wanted(fd as Fd, slot.close_on_exec)) {
+                removed.extend(slot.take().map(|slot| slot.file));
+            }
+        }
+        removed
+    }
+
+    /// All descriptors in use, for /proc/PID/fd.
+    pub fn list(&self) -> Vec<Fd> {
+        let slots = self.slots.lock();
+        (0..slots.len()).filter(|&fd| slots[fd].is_some()).map(|fd| fd as Fd).collect()
+    }
+}

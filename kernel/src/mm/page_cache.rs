@@ -1,0 +1,4 @@
+//! The contents of files in memory.
+
+/// Pages of one file.
+pub struct PageCache {}

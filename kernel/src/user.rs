@@ -1,0 +1,132 @@
+//! Memory of programs, typed. A [`UserPtr`] is an allegation: a number a program gave. Using it may
+//! sleep (demand paging) and fails with EFAULT.
+
+use alloc::vec::Vec;
+use core::marker::PhantomData;
+
+use abi::{Errno, Result};
+use machine::uaccess::{self, Fault};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// A program's pointer to a `T`.
+pub struct UserPtr<T> {
+    address: u64,
+    _points_to: PhantomData<*const T>,
+}
+
+impl<T> Clone for UserPtr<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for UserPtr<T> {}
+
+/// What a failed access to a program's memory becomes.
+pub fn efault(_: Fault) -> Errno {
+    Errno::EFAULT
+}
+
+impl<T> UserPtr<T> {
+    /// Takes the program's word.
+    #[must_use]
+    pub const fn new(address: u64) -> Self {
+        UserPtr { address, _points_to: PhantomData }
+    }
+
+    /// The number itself.
+    #[must_use]
+    pub const fn address(self) -> u64 {
+        self.address
+    }
+
+    /// Whether it is the null pointer.
+    #[must_use]
+    pub const fn is_null(self) -> bool {
+        self.address == 0
+    }
+
+    /// None for the null pointer: optional arguments.
+    #[must_use]
+    pub fn non_null(self) -> Option<Self> {
+        (!self.is_null()).then_some(self)
+    }
+
+    /// The `index`-th element after this one.
+    #[must_use]
+    pub fn add(self, index: usize) -> Self {
+        UserPtr::new(self.address.wrapping_add((index * size_of::<T>()) as u64))
+    }
+
+    /// The same address as a pointer to another type.
+    #[must_use]
+    pub const fn cast<U>(self) -> UserPtr<U> {
+        UserPtr::new(self.address)
+    }
+}
+
+impl<T: FromBytes + IntoBytes + Immutable> UserPtr<T> {
+    /// Copies the value in.
+    pub fn read(self) -> Result<T> {
+        let mut value = T::new_zeroed();
+        uaccess::read_bytes(self.address, value.as_mut_bytes()).map_err(efault)?;
+        Ok(value)
+    }
+
+    /// Copies `count` values in. `count` must have been bounded by the caller.
+    pub fn read_many(self, count: usize) -> Result<Vec<T>> {
+        let mut values = Vec::new();
+        values.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
+        values.resize_with(count, T::new_zeroed);
+        let bytes = values.as_mut_slice().as_mut_bytes();
+        uaccess::read_bytes(self.address, bytes).map_err(efault)?;
+        Ok(values)
+    }
+}
+
+impl<T: IntoBytes + Immutable> UserPtr<T> {
+    /// Copies the value out.
+    pub fn write(self, value: &T) -> Result<()> {
+        uaccess::write_bytes(self.address, value.as_bytes()).map_err(efault)
+    }
+
+    /// Copies the value out, unless the pointer is null.
+    pub fn write_if_some(self, value: &T) -> Result<()> {
+        if self.is_null() { Ok(()) } else { self.write(value) }
+    }
+
+    /// Copies values out.
+    pub fn write_many(self, values: &[T]) -> Result<()> {
+        uaccess::write_bytes(self.address, values.as_bytes()).map_err(efault)
+    }
+}
+
+/// Longest path, with its NUL (limits.h).
+pub const PATH_MAX: usize = 4096;
+
+/// Copies a NUL-terminated string in, without the NUL. `max` counts the NUL; longer strings give
+/// `too_long`.
+pub fn read_c_string(address: u64, max: usize, too_long: Errno) -> Result<Vec<u8>> {
+    let mut string = Vec::new();
+    let mut chunk = [0u8; 256];
+    loop {
+        let at = address.wrapping_add(string.len() as u64);
+        // Never touch the next page before this one is known to have no NUL.
+        let to_page_end = 4096 - (at % 4096) as usize;
+        let len = chunk.len().min(to_page_end).min(max - string.len());
+        if len == 0 {
+            return Err(too_long);
+        }
+        uaccess::read_bytes(at, &mut chunk[..len]).map_err(efault)?;
+        let end = chunk[..len].iter().position(|&byte| byte == 0);
+        string.try_reserve(len).map_err(|_| Errno::ENOMEM)?;
+        string.extend_from_slice(&chunk[..end.unwrap_or(len)]);
+        if end.is_some() {
+            return Ok(string);
+        }
+    }
+}
+
+/// Copies a path argument in: ENAMETOOLONG from [`PATH_MAX`] on.
+pub fn read_path(address: u64) -> Result<Vec<u8>> {
+    read_c_string(address, PATH_MAX, Errno::ENAMETOOLONG)
+}
