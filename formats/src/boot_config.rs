@@ -39,7 +39,8 @@ pub enum Stdio {
     #[default]
     Pipe,
     /// The terminal. Every descriptor with this kind is the same tty: input and output of it go
-    /// over the stdio port.
+    /// over the stdio port. If descriptor 0 is not a tty, nothing is ever typed at it, and the
+    /// port's input belongs to descriptor 0.
     Tty,
     /// `/dev/null` on the host: the guest opens its own.
     Null,

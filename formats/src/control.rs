@@ -38,6 +38,12 @@ pub enum ToGuest {
         /// Columns, in characters.
         cols: u16,
     },
+    /// `output-closed FD`: nobody reads descriptor 1 or 2 any more; later writes to it are EPIPE
+    /// and SIGPIPE (pipe(7)).
+    OutputClosed {
+        /// 1 or 2.
+        fd: u8,
+    },
     /// `signal N`: the host's user sent this signal to the program (signal(7) number).
     Signal {
         /// Signal number, 1 to 64.
@@ -114,6 +120,7 @@ impl ToGuest {
         let _ = match self {
             Self::StdinEof { total_bytes } => writeln!(line, "stdin-eof {total_bytes}"),
             Self::Winsize { rows, cols } => writeln!(line, "winsize {rows} {cols}"),
+            Self::OutputClosed { fd } => writeln!(line, "output-closed {fd}"),
             Self::Signal { number } => writeln!(line, "signal {number}"),
         };
         line.into_bytes()
@@ -130,6 +137,12 @@ impl ToGuest {
                 rows: words.number()?,
                 cols: words.number()?,
             },
+            "output-closed" => {
+                let fd = words.number()?;
+                Self::OutputClosed {
+                    fd: (1..=2).contains(&fd).then_some(fd)?,
+                }
+            }
             "signal" => Self::Signal {
                 number: signal_number(words.number()?)?,
             },
@@ -369,6 +382,7 @@ mod tests {
                 total_bytes: u64::MAX,
             },
             ToGuest::Winsize { rows: 24, cols: 80 },
+            ToGuest::OutputClosed { fd: 1 },
             ToGuest::Signal { number: 64 },
         ] {
             let line = without_newline(message.encode());
@@ -420,6 +434,7 @@ mod tests {
             "exit +1",
             "exit 1 2",
             "exit  1",
+            "output-closed 0",
             "signaled 0",
             "signal 65",
             "winsize 1",

@@ -1,0 +1,376 @@
+//! The command line, defined once: parsing, help, completions and the man page all come from here.
+//!
+//! Why it is hard: it is the product's surface. Every option says what it does and shows an
+//! example; a size or an address is checked where it is parsed, so that later code has numbers.
+//!
+//! Neighbours: `main.rs` dispatches, `run/plan.rs` turns [`RunArgs`] into a virtual machine.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Most CPUs of a virtual machine.
+pub(crate) const SMP_MAX: u8 = 16;
+/// Least memory, in MiB: QEMU's firmware and the kernel need that much.
+const MEMORY_MIN_MIB: u64 = 16;
+
+/// Run Linux programs in a hardened microVM.
+#[derive(Debug, Parser)]
+#[command(
+    name = "limen",
+    version,
+    propagate_version = true,
+    max_term_width = 100
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a program in a microVM and exit with its status
+    Run(Box<RunArgs>),
+    /// Keep a packed image (a cpio initramfs) of a program and all that it needs
+    Pack(PackArgs),
+    /// Run the tests: all, or one level (host, audit, kernel, guest, apps)
+    Test(TestArgs),
+    /// Check the sources (fmt, clippy, tidy, build, audit), or what an ELF file needs
+    Check(CheckArgs),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell. Example: limen completions bash > /etc/bash_completion.d/limen
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page. Example: limen man | man -l -
+    Man,
+}
+
+#[derive(Args, Clone, Debug)]
+#[command(after_help = RUN_STATUS_HELP)]
+pub(crate) struct RunArgs {
+    /// Number of CPUs, 1 to 16. Example: --smp 4
+    #[arg(long, default_value_t = 1, value_name = "N",
+          value_parser = clap::value_parser!(u8).range(1..=i64::from(SMP_MAX)))]
+    pub(crate) smp: u8,
+
+    /// Memory of the VM, in MiB or with a suffix K, M or G. Example: --memory 256M
+    #[arg(long, default_value = "1G", value_name = "SIZE", value_parser = parse_memory_mib)]
+    pub(crate) memory: u64,
+
+    /// Set an environment variable, or pass the caller's. Example: --env A=b --env LANG
+    #[arg(long, value_name = "K=V")]
+    pub(crate) env: Vec<OsString>,
+
+    /// Working directory in the guest [default: the caller's, or / with --root or --pack].
+    /// Example: --cwd /srv
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cwd: Option<PathBuf>,
+
+    /// Copy a file into the guest. Example: --file ./data.txt:/data.txt
+    #[arg(long, value_name = "HOST[:GUEST]")]
+    pub(crate) file: Vec<OsString>,
+
+    /// Copy a folder into the guest. Example: --dir ./conf:/etc/app
+    #[arg(long, value_name = "HOST[:GUEST]")]
+    pub(crate) dir: Vec<OsString>,
+
+    /// Another tree as the live root. Example: --root /srv/debian-sid
+    #[arg(long, value_name = "DIR", conflicts_with = "pack")]
+    pub(crate) root: Option<PathBuf>,
+
+    /// Only the program and what it needs (interpreter, libraries, scripts' interpreters), nothing
+    /// else of the host. Example: --pack -- /bin/ls -l /
+    #[arg(long)]
+    pub(crate) pack: bool,
+
+    /// Share a folder for writing. Example: --rw ./out or --rw ./out:/out
+    #[arg(long, value_name = "HOST[:GUEST]")]
+    pub(crate) rw: Vec<OsString>,
+
+    /// Hide a path from the program. Folders with secrets in home directories (.ssh, .gnupg and
+    /// others) are hidden anyway. Example: --hide /etc/app/key
+    #[arg(long, value_name = "PATH")]
+    pub(crate) hide: Vec<PathBuf>,
+
+    /// Show a path that would be hidden. Example: --show ~/.ssh
+    #[arg(long, value_name = "PATH")]
+    pub(crate) show: Vec<PathBuf>,
+
+    /// Kernel parameters. Example: --append "pti=on"
+    #[arg(
+        long,
+        value_name = "PARAMETERS",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    pub(crate) append: String,
+
+    /// CPU model of QEMU [default: max under TCG, host under KVM]. Example: --cpu EPYC
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) cpu: Option<String>,
+
+    /// Machine model. Example: --machine q35
+    #[arg(long, value_enum, default_value_t = MachineModel::Microvm)]
+    pub(crate) machine: MachineModel,
+
+    /// Accelerator; auto takes KVM if the CPU offers virtualisation and a probe VM runs.
+    /// Example: --accel tcg
+    #[arg(long, value_enum, default_value_t = AccelChoice::Auto)]
+    pub(crate) accel: AccelChoice,
+
+    /// End the VM after a time (s, m or h; plain numbers are seconds). Example: --timeout 30s
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) timeout: Option<Duration>,
+
+    /// Wait for a debugger on a TCP port of this host [default port: 1234]. Example: --gdb
+    #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true,
+          default_missing_value = "1234")]
+    pub(crate) gdb: Option<u16>,
+
+    /// Print the QEMU command and run nothing. Example: --dry-run -- true
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    /// Report as one JSON object (status, exit code, boot time, peak memory, counters): the last
+    /// line of stderr, or FILE. stdout stays the program's. Example: --json=report.json
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true,
+          default_missing_value = "-")]
+    pub(crate) json: Option<PathBuf>,
+
+    /// List the syscalls that the program made and the kernel lacks. Example:
+    /// --missing-syscalls -- redis-server --version
+    #[arg(long)]
+    pub(crate) missing_syscalls: bool,
+
+    /// Count the program's syscalls. Example: --syscall-summary -- ls
+    #[arg(long)]
+    pub(crate) syscall_summary: bool,
+
+    /// List the files that the program asked for and did not find. Example: --pack --missing-files
+    /// -- perl x.pl
+    #[arg(long)]
+    pub(crate) missing_files: bool,
+
+    /// Kernel image [default: the one built beside this program]. Example: --kernel ./limen-kernel
+    #[arg(long, value_name = "ELF")]
+    pub(crate) kernel: Option<PathBuf>,
+
+    /// Show the kernel log on stderr, and how the VM was started; twice: QEMU's messages as well.
+    /// Example: -v
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+
+    /// The program and its arguments. Example: -- /bin/bash -c 'uname -a'
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
+    pub(crate) program: Vec<OsString>,
+}
+
+const RUN_STATUS_HELP: &str = "\
+Exit status: the program's; 128+N if signal N ended it; 124 --timeout ended it; 125 the kernel
+panicked (backtrace on stderr); 126 the VM did not boot, or the program is not executable; 127 the
+program was not found; 2 wrong usage.
+
+Keys, when stdin and stdout are a terminal: Ctrl-A x quits, Ctrl-A Ctrl-A sends Ctrl-A.
+
+Examples:
+  limen run -- /bin/bash -c 'uname -a'
+  limen run --smp 4 --memory 256M --env A=b --file ./data.txt:/data.txt -- ./my-program --flag
+  echo hello | limen run -- tr a-z A-Z";
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PackArgs {
+    /// The image to write. Example: -o app.cpio
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+
+    /// Add a file. Example: --file ./data.txt:/data.txt
+    #[arg(long, value_name = "HOST[:GUEST]")]
+    pub(crate) file: Vec<OsString>,
+
+    /// Add a folder. Example: --dir /usr/lib/python3.11
+    #[arg(long, value_name = "HOST[:GUEST]")]
+    pub(crate) dir: Vec<OsString>,
+
+    /// The program and its arguments: `limen pack` keeps them in the image as what to run.
+    /// Example: limen pack -o app.cpio -- ./server --port 80
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
+    pub(crate) program: Vec<OsString>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct TestArgs {
+    /// A level (host, audit, kernel, guest, apps) or a room, which is a test name's part.
+    /// Example: limen test guest
+    #[arg(value_name = "LEVEL|ROOM")]
+    pub(crate) what: Option<String>,
+
+    /// Only tests whose name contains this. Example: limen test guest --filter futex
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) filter: Option<String>,
+
+    /// CPU counts for the levels that run VMs. Example: --smp 1,4
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4",
+          value_parser = clap::value_parser!(u8).range(1..=i64::from(SMP_MAX)))]
+    pub(crate) smp: Vec<u8>,
+
+    /// VMs at the same time [default: half of the host's CPUs, at least 1]. Example: --jobs 2
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    pub(crate) jobs: Option<u8>,
+
+    /// Print each test's output, also of those that pass. Example: -v
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct CheckArgs {
+    /// A program: say which libraries it needs, and which of them are missing.
+    /// Example: limen check /usr/bin/python3
+    #[arg(value_name = "ELF")]
+    pub(crate) elf: Option<PathBuf>,
+}
+
+/// QEMU's machine model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MachineModel {
+    /// Small machine with virtio-mmio devices
+    Microvm,
+    /// PC with PCI Express and virtio-pci devices
+    Q35,
+}
+
+/// What the user asked for; `run/accel.rs` decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AccelChoice {
+    /// KVM if it works, else TCG
+    Auto,
+    /// Hardware virtualisation
+    Kvm,
+    /// QEMU's emulation
+    Tcg,
+}
+
+/// `256`, `256M`, `1G`, `65536K`: MiB.
+fn parse_memory_mib(text: &str) -> Result<u64, String> {
+    let split = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (digits, unit) = text.split_at(split);
+    let number: u64 = digits
+        .parse()
+        .map_err(|_| "want a number, such as 256M".to_owned())?;
+    let mib = match unit.trim_end_matches(['i', 'B', 'b']) {
+        "" | "M" | "m" => Some(number),
+        "K" | "k" => Some(number / 1024),
+        "G" | "g" => number.checked_mul(1024),
+        _ => None,
+    };
+    match mib {
+        Some(mib) if (MEMORY_MIN_MIB..=1 << 20).contains(&mib) => Ok(mib),
+        Some(_) => Err(format!("want {MEMORY_MIN_MIB}M to 1024G")),
+        None => Err("unit is K, M or G".to_owned()),
+    }
+}
+
+/// `30`, `30s`, `1.5m`, `2h`, `500ms`.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let split = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (digits, unit) = text.split_at(split);
+    let number: f64 = digits
+        .parse()
+        .map_err(|_| "want a number, such as 30s".to_owned())?;
+    let seconds = match unit {
+        "" | "s" => number,
+        "ms" => number / 1e3,
+        "m" => number * 60.0,
+        "h" => number * 3600.0,
+        _ => return Err("unit is ms, s, m or h".to_owned()),
+    };
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(duration) if seconds > 0.0 && seconds < 1e9 => Ok(duration),
+        _ => Err("want more than zero".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn definitions_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_option_has_an_example() {
+        for command in Cli::command()
+            .get_subcommands()
+            .filter(|c| !c.is_hide_set())
+        {
+            for arg in command.get_arguments() {
+                let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+                assert!(
+                    help.contains("xample"),
+                    "{} {}",
+                    command.get_name(),
+                    arg.get_id()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_memory_mib("256"), Ok(256));
+        assert_eq!(parse_memory_mib("1G"), Ok(1024));
+        assert_eq!(parse_memory_mib("65536KiB"), Ok(64));
+        for wrong in [
+            "",
+            "M",
+            "15M",
+            "1T",
+            "-1",
+            "99999999999999999999G",
+            "18446744073709551615G",
+        ] {
+            assert!(parse_memory_mib(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn durations() {
+        assert_eq!(parse_duration("1.5m"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
+        for wrong in ["", "0", "s", "1d", "1e9h", "99999999999999999999999"] {
+            assert!(parse_duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn program_keeps_its_own_options() {
+        let line = ["limen", "run", "--smp", "2", "--", "ls", "--smp", "x"];
+        let cli = Cli::try_parse_from(line).expect("valid");
+        let Command::Run(run) = cli.command else {
+            panic!("not run")
+        };
+        assert_eq!((run.smp, run.program.len()), (2, 3));
+        let line = ["limen", "run", "ls", "-l"];
+        assert!(Cli::try_parse_from(line).is_ok());
+    }
+}

@@ -1,0 +1,88 @@
+//! `limen check`: are the sources in order; or, with an ELF file, what does that program need.
+//!
+//! Neighbours: `tidy` has the rules that rustfmt and clippy do not know, `pack/closure.rs` finds
+//! what a program needs.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::args::CheckArgs;
+use crate::pack::closure;
+use crate::tree::{Tree, absolute};
+use crate::{Error, paths, tidy};
+
+/// Flags that make `core` and `alloc` for the kernel's target; `.cargo/config.toml` has the rest.
+const KERNEL_FLAGS: [&str; 4] = [
+    "--package=limen-image",
+    "--target=x86_64-unknown-none",
+    "-Zbuild-std=core,alloc",
+    "-Zbuild-std-features=compiler-builtins-mem",
+];
+
+pub(crate) fn command(args: &CheckArgs) -> Result<u8, Error> {
+    match &args.elf {
+        Some(elf) => check_elf(elf),
+        None => check_sources(),
+    }
+}
+
+/// Says which libraries a program needs and where they are. Status 1 if one is missing.
+fn check_elf(elf: &Path) -> Result<u8, Error> {
+    let program = absolute(&std::env::current_dir()?, elf);
+    let (path, library_path) = closure::callers_paths();
+    let closure = closure::closure_of(&Tree::host(), &program, &path, &library_path)
+        .map_err(|error| format!("{}: {error}", elf.display()))?;
+    for (name, path) in &closure.libraries {
+        println!("found    {name} => {}", path.display());
+    }
+    for missing in &closure.missing {
+        println!("missing  {missing}");
+    }
+    println!("unknown  what the program opens by itself (run it with --missing-files to see)");
+    Ok(u8::from(!closure.missing.is_empty()))
+}
+
+/// Every check runs, also after one that failed.
+fn check_sources() -> Result<u8, Error> {
+    let repository = paths::repository()?;
+    // Of its own, for clippy may be of another toolchain than the compiler.
+    let target = paths::target_dir()?.join("check");
+    let cargo = |arguments: &[&str]| {
+        let mut command = Command::new("cargo");
+        command
+            .current_dir(&repository)
+            .env("RUSTC_BOOTSTRAP", "1")
+            .args(arguments);
+        command
+    };
+    let kernel = |name: &'static str| [&[name, "--release", "--quiet"], &KERNEL_FLAGS[..]].concat();
+    let denied = ["--", "-D", "warnings"];
+    let mut failed = 0;
+    let mut step = |name: &str, passed: bool| {
+        println!("check {name} ... {}", if passed { "ok" } else { "FAILED" });
+        failed += usize::from(!passed);
+    };
+    let runs = |command: &mut Command| command.status().is_ok_and(|status| status.success());
+    step("fmt", runs(&mut cargo(&["fmt", "--all", "--check"])));
+    let mut clippy = cargo(&["clippy", "--quiet", "--all-targets", "--target-dir"]);
+    step("clippy", runs(clippy.arg(&target).args(denied)));
+    let mut clippy = cargo(&kernel("clippy"));
+    step(
+        "clippy of the kernel",
+        runs(clippy.arg("--target-dir").arg(&target).args(denied)),
+    );
+    let findings = tidy::check_repository(&repository)?;
+    findings.iter().for_each(|finding| println!("{finding}"));
+    step("tidy", findings.is_empty());
+    step("build", runs(&mut cargo(&kernel("build"))));
+    step("audit", audit(&paths::kernel_image(None)?)?);
+    println!("{failed} of 6 checks failed");
+    Ok(u8::from(failed > 0))
+}
+
+/// Audits a kernel image, printing what was found. True if it holds.
+pub(crate) fn audit(kernel: &Path) -> Result<bool, Error> {
+    let report = objtool::audit_file(kernel)?;
+    print!("{report}");
+    Ok(report.is_clean())
+}

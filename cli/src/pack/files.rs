@@ -1,0 +1,286 @@
+//! A set of files for the guest, by guest path, and the archive made of it.
+//!
+//! Why it is hard: the archive must be the same bytes for the same files (sorted, no times, no
+//! owners; `formats::cpio` sees to that), and links stay links. Neighbours: `--file` and `--dir`
+//! fill it in `run/plan.rs`, programs in `closure.rs`.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::Read as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use formats::cpio;
+use sha2::{Digest as _, Sha256};
+
+use crate::Error;
+use crate::tree::{Tree, absolute};
+
+/// Most entries of an archive.
+const ENTRIES_MAX: usize = 1 << 20;
+
+/// What is at a guest path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Node {
+    Dir {
+        perm: u32,
+    },
+    Link {
+        target: PathBuf,
+    },
+    /// A file of the host, read when the archive is made.
+    File {
+        host: PathBuf,
+        perm: u32,
+    },
+    Text {
+        text: &'static str,
+    },
+}
+
+/// Files by absolute guest path.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FileSet {
+    nodes: BTreeMap<PathBuf, Node>,
+}
+
+impl FileSet {
+    /// Adds what `--file` and `--dir` name.
+    pub(crate) fn add_arguments(
+        &mut self,
+        here: &Path,
+        files: &[OsString],
+        dirs: &[OsString],
+    ) -> Result<(), Error> {
+        for text in files {
+            let (host, guest) = host_and_guest(here, text);
+            let meta = metadata(&host)?;
+            if !meta.is_file() {
+                return Err(format!("--file {}: not a file", host.display()).into());
+            }
+            self.add(
+                guest,
+                Node::File {
+                    host,
+                    perm: meta.permissions().mode(),
+                },
+            );
+        }
+        for text in dirs {
+            let (host, guest) = host_and_guest(here, text);
+            if !metadata(&host)?.is_dir() {
+                return Err(format!("--dir {}: not a folder", host.display()).into());
+            }
+            self.add_folder(&host, &guest)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a folder with everything below it. Sockets, pipes and devices are left out.
+    fn add_folder(&mut self, host: &Path, guest: &Path) -> Result<(), Error> {
+        let mut todo = vec![(host.to_owned(), guest.to_owned())];
+        while let Some((host, guest)) = todo.pop() {
+            let perm = metadata(&host)?.permissions().mode();
+            self.add(guest.clone(), Node::Dir { perm });
+            let entries = fs::read_dir(&host);
+            for entry in entries.map_err(|error| format!("{}: {error}", host.display()))? {
+                let (host, meta) = entry.and_then(|e| Ok((e.path(), e.metadata()?)))?;
+                let guest = guest.join(host.file_name().unwrap_or_default());
+                if meta.is_dir() {
+                    todo.push((host, guest));
+                } else if meta.is_symlink() {
+                    self.add(
+                        guest,
+                        Node::Link {
+                            target: fs::read_link(&host)?,
+                        },
+                    );
+                } else if meta.is_file() {
+                    self.add(
+                        guest,
+                        Node::File {
+                            host,
+                            perm: meta.permissions().mode(),
+                        },
+                    );
+                }
+            }
+            if self.nodes.len() > ENTRIES_MAX {
+                return Err(format!("more than {ENTRIES_MAX} files for the guest").into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the file that `path` of the tree leads to, and the links on the way. The result is
+    /// where it really is in the tree.
+    pub(crate) fn add_from(&mut self, tree: &Tree, path: &Path) -> std::io::Result<PathBuf> {
+        let resolved = tree.resolve(path)?;
+        let host = tree.on_host(&resolved.path);
+        let perm = fs::metadata(&host)?.permissions().mode();
+        for (link, target) in resolved.links {
+            self.add(link, Node::Link { target });
+        }
+        self.add(resolved.path.clone(), Node::File { host, perm });
+        Ok(resolved.path)
+    }
+
+    /// Adds or replaces.
+    pub(crate) fn add(&mut self, guest: PathBuf, node: Node) {
+        self.nodes.insert(guest, node);
+    }
+
+    /// Adds all of `other`, which wins.
+    pub(crate) fn extend(&mut self, other: &Self) {
+        self.nodes.extend(
+            other
+                .nodes
+                .iter()
+                .map(|(path, node)| (path.clone(), node.clone())),
+        );
+    }
+
+    /// True if the absolute guest path is a file of the set.
+    pub(crate) fn contains(&self, guest: &Path) -> bool {
+        matches!(self.nodes.get(guest), Some(Node::File { .. }))
+    }
+
+    /// The archive; empty if the set is.
+    pub(crate) fn archive(&self) -> Result<Vec<u8>, Error> {
+        if self.nodes.is_empty() {
+            return Ok(vec![]);
+        }
+        let mut contents = BTreeMap::new();
+        for (guest, node) in &self.nodes {
+            if let Node::File { host, .. } = node {
+                let bytes = fs::read(host);
+                let bytes = bytes.map_err(|error| format!("{}: {error}", host.display()))?;
+                contents.insert(guest, bytes);
+            }
+        }
+        let mut writer = cpio::Writer::new();
+        for (guest, node) in &self.nodes {
+            let path = guest.as_os_str().as_bytes();
+            match node {
+                Node::Dir { perm } => writer.dir(path, *perm),
+                Node::Link { target } => writer.symlink(path, target.as_os_str().as_bytes()),
+                Node::Text { text } => writer.file(path, 0o644, text.as_bytes()),
+                Node::File { perm, .. } => writer.file(path, *perm, &contents[guest]),
+            }
+        }
+        let too_big = |path: Vec<u8>| format!("{}: too big", path.escape_ascii());
+        Ok(writer.finish().map_err(too_big)?)
+    }
+
+    /// A hash that changes whenever the archive would: of each file's place, identity, size and
+    /// times instead of its contents, so it is quick.
+    pub(crate) fn stat_hash(&self) -> Result<String, Error> {
+        let mut hash = Sha256::new();
+        for (guest, node) in &self.nodes {
+            let stat = match node {
+                Node::File { host, .. } => {
+                    let meta = metadata(host)?;
+                    format!(
+                        "{} {} {} {} {}",
+                        meta.dev(),
+                        meta.ino(),
+                        meta.size(),
+                        i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec()),
+                        i128::from(meta.ctime()) * 1_000_000_000 + i128::from(meta.ctime_nsec()),
+                    )
+                }
+                _ => String::new(),
+            };
+            hash.update(format!("{guest:?} {node:?} {stat}\n"));
+        }
+        Ok(hex(&hash.finalize()))
+    }
+}
+
+/// A hash's digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn metadata(host: &Path) -> Result<fs::Metadata, Error> {
+    Ok(fs::metadata(host).map_err(|error| format!("{}: {error}", host.display()))?)
+}
+
+/// `HOST[:GUEST]`: both absolute; without GUEST the guest's path is the host's.
+pub(crate) fn host_and_guest(here: &Path, text: &OsStr) -> (PathBuf, PathBuf) {
+    let bytes = text.as_bytes();
+    let colon = bytes.iter().rposition(|&byte| byte == b':');
+    let path = |bytes: &[u8]| PathBuf::from(OsStr::from_bytes(bytes));
+    match colon {
+        Some(at) if at + 1 < bytes.len() => {
+            let host = absolute(here, &path(&bytes[..at]));
+            (host, absolute(Path::new("/"), &path(&bytes[at + 1..])))
+        }
+        _ => (
+            absolute(here, Path::new(text)),
+            absolute(here, Path::new(text)),
+        ),
+    }
+}
+
+/// The first bytes of a file, for looking at its kind.
+pub(crate) fn first_bytes(host: &Path, len: u64) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    fs::File::open(host)?.take(len).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_and_guest_forms() {
+        let split = |text: &str| {
+            let (host, guest) = host_and_guest(Path::new("/h"), OsStr::new(text));
+            (host.display().to_string(), guest.display().to_string())
+        };
+        assert_eq!(split("./a:/b"), ("/h/a".into(), "/b".into()));
+        assert_eq!(split("a"), ("/h/a".into(), "/h/a".into()));
+        assert_eq!(split("/x:y"), ("/x".into(), "/y".into()));
+        assert_eq!(split("a:b:/c"), ("/h/a:b".into(), "/c".into()));
+    }
+
+    #[test]
+    fn archives_are_the_same_for_the_same_files() {
+        let archive = || {
+            let dir = tempfile::tempdir().expect("temporary directory");
+            fs::create_dir(dir.path().join("d")).expect("directory");
+            fs::write(dir.path().join("d/f"), "text").expect("file");
+            std::os::unix::fs::symlink("f", dir.path().join("d/l")).expect("link");
+            let mut files = FileSet::default();
+            let folder = OsString::from(format!("{}:/to", dir.path().join("d").display()));
+            files
+                .add_arguments(dir.path(), &[], &[folder])
+                .expect("added");
+            files.archive().expect("archive")
+        };
+        let first = archive();
+        assert_eq!(first, archive());
+        let paths: Vec<_> = cpio::Reader::new(&first)
+            .map(|entry| entry.map(|e| String::from_utf8_lossy(e.path).into_owned()))
+            .collect::<Result<_, _>>()
+            .expect("own archive");
+        assert_eq!(paths, ["to", "to/f", "to/l"]);
+    }
+
+    #[test]
+    fn wrong_kinds_are_errors() {
+        let mut files = FileSet::default();
+        let root = Path::new("/");
+        assert!(files.add_arguments(root, &["/etc".into()], &[]).is_err());
+        assert!(
+            files
+                .add_arguments(root, &[], &["/etc/passwd".into()])
+                .is_err()
+        );
+        assert!(files.add_arguments(root, &["/none".into()], &[]).is_err());
+    }
+}

@@ -1,0 +1,152 @@
+//! Packing: a program and what it needs as one archive, for `run --pack` and `limen pack`.
+//!
+//! Archives are kept in the cache by the hash of their contents; a second index from the files'
+//! identities and times to that hash saves reading them again. Reading order: `closure` (what is
+//! needed), `files` (the set and its archive), `elf` and `ldso` (the formats).
+
+pub(crate) mod closure;
+mod elf;
+pub(crate) mod files;
+mod ldso;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use formats::boot_config::{BootConfig, RootKind};
+use formats::{cpio, ports};
+use sha2::{Digest as _, Sha256};
+
+use crate::args::PackArgs;
+use crate::run::lookup::{DEFAULT_PATH, Found, find_program};
+use crate::run::outcome::{STATUS_BOOT_FAILURE, STATUS_NOT_FOUND};
+use crate::tree::Tree;
+use crate::{Error, paths};
+use files::{FileSet, Node, hex};
+
+/// Archives kept; the ones used longest ago go first.
+const CACHED_MAX: usize = 32;
+
+/// What a root needs beside the program. Owners and modes as on any Linux system.
+const SKELETON: [(&str, u32); 6] = [
+    ("/dev", 0o755),
+    ("/etc", 0o755),
+    ("/proc", 0o555),
+    ("/run", 0o755),
+    ("/sys", 0o555),
+    ("/tmp", 0o1777),
+];
+const SKELETON_FILES: [(&str, &str); 2] = [
+    (
+        "/etc/passwd",
+        "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
+    ),
+    ("/etc/group", "root:x:0:\nnogroup:x:65534:\n"),
+];
+
+/// `limen pack`.
+pub(crate) fn command(args: &PackArgs) -> Result<u8, Error> {
+    let here = std::env::current_dir()?;
+    let mut files = FileSet::default();
+    files.add_arguments(&here, &args.file, &args.dir)?;
+    let (search_path, _) = closure::callers_paths();
+    let name = &args.program[0];
+    let program = match find_program(&Tree::host(), name, &search_path, &here) {
+        Found::At(program) => program,
+        Found::NotExecutable(path) => {
+            eprintln!("limen: {}: not an executable file", path.display());
+            return Ok(STATUS_BOOT_FAILURE);
+        }
+        Found::Nowhere => {
+            eprintln!("limen: {}: not found", name.display());
+            return Ok(STATUS_NOT_FOUND);
+        }
+    };
+    use std::os::unix::ffi::OsStrExt as _;
+    let config = BootConfig {
+        program: program.as_os_str().as_bytes().to_vec(),
+        argv: args
+            .program
+            .iter()
+            .map(|word| word.as_bytes().to_vec())
+            .collect(),
+        env: vec![
+            format!("PATH={DEFAULT_PATH}").into_bytes(),
+            b"HOME=/".to_vec(),
+        ],
+        cwd: b"/".to_vec(),
+        hostname: b"limen".to_vec(),
+        umask: 0o022,
+        root: RootKind::Packed,
+        ..BootConfig::default()
+    };
+    let encoded = config.encode();
+    let mut writer = cpio::Writer::new();
+    writer.file(ports::CONFIG_PATH.as_bytes(), 0o600, &encoded);
+    let mut image = writer
+        .finish()
+        .map_err(|_| "the configuration does not fit an archive")?;
+    image.extend(packed_archive(&program, &files)?);
+    paths::write_atomically(&args.output, &image)
+        .map_err(|error| format!("{}: {error}", args.output.display()))?;
+    Ok(0)
+}
+
+/// The archive of a host's program with its closure and `extra`, from the cache where possible.
+/// What was not found is named on stderr.
+pub(crate) fn packed_archive(program: &Path, extra: &FileSet) -> Result<Vec<u8>, Error> {
+    let (path, library_path) = closure::callers_paths();
+    let mut files = FileSet::default();
+    for (dir, perm) in SKELETON {
+        files.add(dir.into(), Node::Dir { perm });
+    }
+    for (file, text) in SKELETON_FILES {
+        files.add(file.into(), Node::Text { text });
+    }
+    if !extra.contains(program) {
+        let closure = closure::closure_of(&Tree::host(), program, &path, &library_path)?;
+        for missing in &closure.missing {
+            eprintln!("limen: not packed, because not found: {missing}");
+        }
+        files.extend(&closure.files);
+    }
+    files.extend(extra);
+    cached(&files)
+}
+
+/// The set's archive. `by-stat/HASH` holds the name of an archive `HASH.cpio`.
+fn cached(files: &FileSet) -> Result<Vec<u8>, Error> {
+    let dir = paths::cache_dir()?.join("packed");
+    fs::create_dir_all(dir.join("by-stat"))?;
+    let index = dir.join("by-stat").join(files.stat_hash()?);
+    let archive_path = |hash: &str| dir.join(format!("{hash}.cpio"));
+    if let Ok(archive) = fs::read_to_string(&index).and_then(|hash| fs::read(archive_path(&hash))) {
+        return Ok(archive);
+    }
+    let archive = files.archive()?;
+    let hash = hex(&Sha256::digest(&archive));
+    paths::write_atomically(&archive_path(&hash), &archive)?;
+    paths::write_atomically(&index, hash.as_bytes())?;
+    prune(&dir);
+    prune(&dir.join("by-stat"));
+    Ok(archive)
+}
+
+/// Removes all but the newest [`CACHED_MAX`] files. Losing a race only costs a rebuild.
+fn prune(dir: &Path) {
+    let mut kept: Vec<(SystemTime, PathBuf)> = fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let meta = entry.metadata().ok().filter(fs::Metadata::is_file)?;
+            Some((meta.modified().ok()?, entry.path()))
+        })
+        .collect();
+    kept.sort();
+    let surplus = kept.len().saturating_sub(CACHED_MAX);
+    for (_, path) in kept.drain(..surplus) {
+        // Somebody else may have been faster.
+        let _ = fs::remove_file(path);
+    }
+}

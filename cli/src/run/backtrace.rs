@@ -1,0 +1,91 @@
+//! Names and lines for the addresses of a kernel panic.
+//!
+//! The kernel prints `  #N 0xffffffff8xxxxxxx` (it carries no symbols); the image has them. A return
+//! address points behind its call, so all but the first are looked up one byte earlier.
+//! Neighbours: `klog.rs` finds the lines.
+
+use std::path::Path;
+
+use rustc_demangle::demangle;
+
+/// A backtrace line's frame number and address.
+pub(crate) fn parse_frame(line: &str) -> Option<(u32, u64)> {
+    let (number, address) = line.trim().strip_prefix('#')?.split_once(" 0x")?;
+    let address = address.split(' ').next().unwrap_or(address);
+    Some((
+        number.trim().parse().ok()?,
+        u64::from_str_radix(address, 16).ok()?,
+    ))
+}
+
+/// The lines, each frame followed by what `image` knows about its address.
+pub(crate) fn symbolise(image: &Path, lines: &[String]) -> Vec<String> {
+    let loader = addr2line::Loader::new(image).ok();
+    let describe = |line: &String| {
+        let frame = parse_frame(line);
+        match (&loader, frame) {
+            (Some(loader), Some((number, address))) => {
+                let probe = address.saturating_sub(u64::from(number > 0));
+                format!("{line}{}", describe_address(loader, probe, address))
+            }
+            _ => line.clone(),
+        }
+    };
+    lines.iter().map(describe).collect()
+}
+
+fn describe_address(loader: &addr2line::Loader, probe: u64, address: u64) -> String {
+    let mut text = String::new();
+    if let Some(symbol) = loader.find_symbol_info(probe) {
+        let offset = address.saturating_sub(symbol.address());
+        text += &format!("  {:#}+{offset:#x}", demangle(symbol.name()));
+    }
+    if let Ok(Some(location)) = loader.find_location(probe)
+        && let (Some(file), Some(line)) = (location.file, location.line)
+    {
+        text += &format!("  at {file}:{line}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames() {
+        assert_eq!(
+            parse_frame("  #3 0xffffffff80001000"),
+            Some((3, 0xffff_ffff_8000_1000))
+        );
+        assert_eq!(parse_frame("#0 0x10 (irq)"), Some((0, 0x10)));
+        for other in ["limen: panic: #1 0x", "  #x 0x1", "  # 0x1", "#1 0xg", "#1"] {
+            assert_eq!(parse_frame(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn own_functions_are_found() {
+        // This test program stands in for a kernel image; its symbols are at link addresses.
+        let image = std::env::current_exe().expect("own path");
+        let loader = addr2line::Loader::new(&image).expect("own symbols");
+        let symbol = loader
+            .find_symbol_info(object_address(&image))
+            .expect("main");
+        let lines = [format!("  #0 {:#x}", symbol.address()), "other".to_owned()];
+        let out = symbolise(&image, &lines);
+        assert!(out[0].contains("main+0x0"), "{}", out[0]);
+        assert_eq!(out[1], "other");
+    }
+
+    /// Address of the symbol `main` of an ELF file.
+    fn object_address(image: &Path) -> u64 {
+        use object::{Object as _, ObjectSymbol as _};
+        let bytes = std::fs::read(image).expect("readable");
+        let file = object::File::parse(&*bytes).expect("an ELF");
+        file.symbols()
+            .find(|s| s.name() == Ok("main"))
+            .expect("has main")
+            .address()
+    }
+}

@@ -1,0 +1,315 @@
+//! The QEMU command line: which devices the guest sees, and what they are connected to.
+//!
+//! Why it is hard: host and guest must agree on every device (see `formats::ports`), the two
+//! machine models spell the same device differently, and the same VM must come out as a command
+//! that a user can paste into a shell (`--dry-run`), where no file descriptor is inherited.
+//!
+//! Neighbours: `plan.rs` fills in [`Qemu`], `vm.rs` starts the command.
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::RawFd;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+
+use formats::ports;
+
+use crate::args::MachineModel;
+
+/// Names another QEMU, for instance one that was built by hand.
+const QEMU_VARIABLE: &str = "LIMEN_QEMU";
+const QEMU_DEFAULT: &str = "qemu-system-x86_64";
+
+/// What QEMU itself may do once it runs: no new processes, no privileges (seccomp filters).
+const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+
+/// An accelerator that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Accel {
+    Kvm,
+    Tcg,
+}
+
+/// A virtual machine, without what it is connected to.
+#[derive(Clone, Debug)]
+pub(crate) struct Qemu {
+    pub(crate) kernel: PathBuf,
+    pub(crate) append: String,
+    pub(crate) machine: MachineModel,
+    pub(crate) accel: Accel,
+    pub(crate) cpu: Option<String>,
+    pub(crate) smp: u8,
+    pub(crate) memory_mib: u64,
+    /// TCP port of the debugger stub; the VM waits for it.
+    pub(crate) gdb: Option<u16>,
+    /// The live root on the host.
+    pub(crate) root: Option<PathBuf>,
+    /// Shared folders on the host, in the order of their tags.
+    pub(crate) rw: Vec<PathBuf>,
+}
+
+/// What the ports and the initramfs are connected to.
+#[derive(Clone, Debug)]
+pub(crate) enum Wires {
+    /// Inherited file descriptors: sockets, and a memfd with the initramfs.
+    Inherited {
+        control: RawFd,
+        stdio: RawFd,
+        stderr: RawFd,
+        kernel_log: RawFd,
+        initramfs: RawFd,
+    },
+    /// The files of whoever runs the command: stdio is the program's, all else goes to stderr.
+    Pasted { initramfs: PathBuf },
+}
+
+impl Qemu {
+    /// The whole command, program first.
+    pub(crate) fn command(&self, wires: &Wires) -> Vec<OsString> {
+        let mut line = Line(vec![program()]);
+        line.add("-no-user-config")
+            .add("-nodefaults")
+            .add("-no-reboot");
+        line.option("-display", "none").option("-sandbox", SANDBOX);
+        self.machine(&mut line);
+        line.option("-kernel", &self.kernel)
+            .option("-append", &self.append);
+        self.wires(&mut line, wires);
+        self.shares(&mut line);
+        line.option("-device", format!("virtio-rng-{}", self.bus()));
+        let exit = format!(
+            "isa-debug-exit,iobase={:#x},iosize=4",
+            ports::DEBUG_EXIT_PORT
+        );
+        line.option("-device", exit);
+        if let Some(port) = self.gdb {
+            line.option("-gdb", format!("tcp:127.0.0.1:{port}"))
+                .add("-S");
+        }
+        line.0
+    }
+
+    fn machine(&self, line: &mut Line) {
+        let machine = match self.machine {
+            MachineModel::Microvm => {
+                "microvm,x-option-roms=off,pit=off,pic=off,rtc=on,isa-serial=on,acpi=on,pcie=off"
+            }
+            MachineModel::Q35 => "q35,usb=off,sata=off,smbus=off,vmport=off",
+        };
+        line.option("-M", machine);
+        // virtio 1.x registers, as on PCI, and not those of the drafts before it.
+        line.option("-global", "virtio-mmio.force-legacy=false");
+        let threads = if self.smp > 1 { "multi" } else { "single" };
+        let (accel, cpu) = match self.accel {
+            Accel::Kvm => ("kvm".to_owned(), "host"),
+            Accel::Tcg => (format!("tcg,thread={threads}"), "max"),
+        };
+        line.option("-accel", accel)
+            .option("-cpu", self.cpu.as_deref().unwrap_or(cpu));
+        line.option("-smp", self.smp.to_string())
+            .option("-m", format!("{}M", self.memory_mib));
+    }
+
+    fn wires(&self, line: &mut Line, wires: &Wires) {
+        let (control, stdio, stderr, kernel_log) = match wires {
+            Wires::Inherited {
+                control,
+                stdio,
+                stderr,
+                kernel_log,
+                initramfs,
+            } => {
+                line.option("-initrd", format!("/dev/fd/{initramfs}"));
+                let socket = |id: &str, fd| format!("socket,id={id},fd={fd}");
+                (
+                    socket("control", *control),
+                    socket("stdio", *stdio),
+                    socket("stderr", *stderr),
+                    socket("klog", *kernel_log),
+                )
+            }
+            Wires::Pasted { initramfs } => {
+                line.option("-initrd", initramfs);
+                let to_stderr = |id: &str| format!("file,id={id},path=/dev/stderr,append=on");
+                (
+                    to_stderr("control"),
+                    "stdio,id=stdio,signal=on".to_owned(),
+                    to_stderr("stderr"),
+                    to_stderr("klog"),
+                )
+            }
+        };
+        line.option("-chardev", kernel_log)
+            .option("-serial", "chardev:klog");
+        let bus = self.bus();
+        line.option(
+            "-device",
+            format!("virtio-serial-{bus},max_ports={}", ports::MAX_PORTS),
+        );
+        for (id, chardev, number, name) in [
+            (
+                "control",
+                control,
+                ports::CONTROL_PORT_NR,
+                ports::CONTROL_PORT_NAME,
+            ),
+            ("stdio", stdio, ports::STDIO_PORT_NR, ports::STDIO_PORT_NAME),
+            (
+                "stderr",
+                stderr,
+                ports::STDERR_PORT_NR,
+                ports::STDERR_PORT_NAME,
+            ),
+        ] {
+            line.option("-chardev", chardev);
+            let port = format!("virtserialport,chardev={id},nr={number},name={name}");
+            line.option("-device", port);
+        }
+    }
+
+    fn shares(&self, line: &mut Line) {
+        let root = self
+            .root
+            .iter()
+            .map(|path| (ports::ROOT_TAG.to_owned(), path, true));
+        let rw = self.rw.iter().enumerate();
+        let rw = rw.map(|(n, path)| (format!("{}{n}", ports::RW_TAG_PREFIX), path, false));
+        for (tag, path, readonly) in root.chain(rw) {
+            let mut fsdev = OsString::from(format!("local,id={tag},path="));
+            fsdev.push(double_commas(path));
+            fsdev.push(",security_model=none,multidevs=remap");
+            if readonly {
+                fsdev.push(",readonly=on");
+            }
+            line.option("-fsdev", fsdev);
+            let device = format!("virtio-9p-{},fsdev={tag},mount_tag={tag}", self.bus());
+            line.option("-device", device);
+        }
+    }
+
+    fn bus(&self) -> &'static str {
+        match self.machine {
+            MachineModel::Microvm => "device",
+            MachineModel::Q35 => "pci",
+        }
+    }
+}
+
+/// The QEMU to run.
+pub(crate) fn program() -> OsString {
+    std::env::var_os(QEMU_VARIABLE).unwrap_or_else(|| QEMU_DEFAULT.into())
+}
+
+struct Line(Vec<OsString>);
+
+impl Line {
+    fn add(&mut self, word: impl AsRef<OsStr>) -> &mut Self {
+        self.0.push(word.as_ref().to_owned());
+        self
+    }
+
+    fn option(&mut self, name: &str, value: impl AsRef<OsStr>) -> &mut Self {
+        self.add(name).add(value)
+    }
+}
+
+/// QEMU's option parser takes `,,` for a comma inside a value.
+fn double_commas(path: &Path) -> OsString {
+    let bytes = path.as_os_str().as_bytes().iter();
+    let doubled = bytes.flat_map(|&byte| std::iter::repeat_n(byte, 1 + usize::from(byte == b',')));
+    OsString::from_vec(doubled.collect())
+}
+
+/// A command as a shell takes it back, one option per line.
+pub(crate) fn shell_text(command: &[OsString]) -> String {
+    let mut text = String::new();
+    for (index, word) in command.iter().enumerate() {
+        let is_option = word.as_bytes().first() == Some(&b'-');
+        text += match (index, is_option) {
+            (0, _) => "",
+            (_, true) => " \\\n  ",
+            (_, false) => " ",
+        };
+        text += &shell_word(&word.to_string_lossy());
+    }
+    text
+}
+
+fn shell_word(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=+,./:@%".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(machine: MachineModel) -> Qemu {
+        Qemu {
+            kernel: "/k".into(),
+            append: "a='b c'".into(),
+            machine,
+            accel: Accel::Tcg,
+            cpu: None,
+            smp: 2,
+            memory_mib: 64,
+            gdb: None,
+            root: Some("/a,b".into()),
+            rw: vec!["/srv".into()],
+        }
+    }
+
+    #[test]
+    fn devices_follow_the_machine() {
+        let wires = Wires::Pasted {
+            initramfs: "/i".into(),
+        };
+        for (machine, suffix) in [
+            (MachineModel::Microvm, "-device"),
+            (MachineModel::Q35, "-pci"),
+        ] {
+            let command = sample(machine).command(&wires);
+            for kind in ["virtio-serial", "virtio-9p", "virtio-rng"] {
+                let device = format!("{kind}{suffix}");
+                let starts = |word: &OsString| word.to_string_lossy().starts_with(&device);
+                assert!(command.iter().any(starts), "{device}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_the_root_is_read_only_and_commas_are_doubled() {
+        let wires = Wires::Pasted {
+            initramfs: "/i".into(),
+        };
+        let text = shell_text(&sample(MachineModel::Microvm).command(&wires));
+        assert!(text.contains("local,id=root,path=/a,,b,"));
+        let read_only: Vec<_> = text.lines().filter(|l| l.contains("readonly=on")).collect();
+        assert_eq!(read_only.len(), 1);
+        assert!(read_only[0].contains("id=root"));
+        assert!(text.contains(r"-append 'a='\''b c'\'''"));
+    }
+
+    #[test]
+    fn inherited_wires_are_numbers() {
+        let (control, stdio, stderr, kernel_log, initramfs) = (3, 4, 5, 6, 7);
+        let wires = Wires::Inherited {
+            control,
+            stdio,
+            stderr,
+            kernel_log,
+            initramfs,
+        };
+        let text = shell_text(&sample(MachineModel::Q35).command(&wires));
+        for part in [
+            "id=control,fd=3",
+            "id=stdio,fd=4",
+            "id=klog,fd=6",
+            "-initrd /dev/fd/7",
+        ] {
+            assert!(text.contains(part), "{part}");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Which paths of the live root the program must not see.
+//!
+//! The guest's kernel enforces it: a hidden path is ENOENT there. It keeps a program from reading
+//! keys by accident or malice; it is no wall against a broken kernel, for QEMU itself could read
+//! them (`--pack` or `--root` is that wall). Neighbours: `plan.rs`.
+
+use std::path::{Path, PathBuf};
+
+use crate::tree::{Tree, absolute};
+
+/// Below every home directory.
+const SECRETS: [&str; 12] = [
+    ".ssh",
+    ".gnupg",
+    ".aws",
+    ".azure",
+    ".config/gcloud",
+    ".config/gh",
+    ".docker/config.json",
+    ".git-credentials",
+    ".kube",
+    ".local/share/keyrings",
+    ".netrc",
+    ".password-store",
+];
+
+/// The hidden paths, absolute in the guest and sorted: the known secrets that exist, and `hide`,
+/// without those at or below a path of `show`. A path through a link is there with and without it.
+pub(crate) fn hidden_paths(
+    tree: &Tree,
+    cwd: &Path,
+    hide: &[PathBuf],
+    show: &[PathBuf],
+) -> Vec<PathBuf> {
+    let show: Vec<PathBuf> = show
+        .iter()
+        .flat_map(|path| both_names(tree, cwd, path))
+        .collect();
+    let known = homes(tree)
+        .into_iter()
+        .flat_map(|home| SECRETS.map(|name| home.join(name)));
+    let known = known.filter(|path| tree.resolve(path).is_ok());
+    let mut hidden: Vec<PathBuf> = known
+        .flat_map(|path| both_names(tree, cwd, &path))
+        .filter(|path| !show.iter().any(|shown| path.starts_with(shown)))
+        .chain(hide.iter().flat_map(|path| both_names(tree, cwd, path)))
+        .collect();
+    hidden.sort();
+    hidden.dedup();
+    hidden
+}
+
+/// The path as named, and where it really is.
+fn both_names(tree: &Tree, cwd: &Path, path: &Path) -> Vec<PathBuf> {
+    let named = absolute(cwd, path);
+    let real = tree.resolve(&named).map(|resolved| resolved.path);
+    let mut names = vec![named];
+    names.extend(real.ok().filter(|real| *real != names[0]));
+    names
+}
+
+/// Home directories of all users of the tree (passwd(5)), and the caller's.
+fn homes(tree: &Tree) -> Vec<PathBuf> {
+    let passwd = tree
+        .find(Path::new("/etc/passwd"))
+        .and_then(std::fs::read)
+        .unwrap_or_default();
+    let passwd = String::from_utf8_lossy(&passwd).into_owned();
+    let mut homes: Vec<PathBuf> = passwd
+        .lines()
+        .filter_map(|line| line.split(':').nth(5))
+        .map(PathBuf::from)
+        .collect();
+    homes.push("/root".into());
+    homes.extend(std::env::var_os("HOME").map(PathBuf::from));
+    homes.retain(|home| home.is_absolute() && home.components().count() > 1);
+    homes.sort();
+    homes.dedup();
+    homes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn secrets_are_hidden_unless_shown() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let at = |path: &str| dir.path().join(path);
+        fs::create_dir_all(at("etc")).expect("directory");
+        fs::create_dir_all(at("data/u/.ssh")).expect("directory");
+        fs::create_dir_all(at("data/u/.gnupg")).expect("directory");
+        fs::write(at("etc/passwd"), "u:x:1:1::/home/u:/bin/sh\nbad\n").expect("file");
+        std::os::unix::fs::symlink("data", at("home")).expect("link");
+        let tree = Tree::new(dir.path());
+        let hidden = |hide: &[&str], show: &[&str]| {
+            let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect::<Vec<_>>();
+            hidden_paths(&tree, Path::new("/w"), &paths(hide), &paths(show))
+        };
+        let all = [
+            "/data/u/.gnupg",
+            "/data/u/.ssh",
+            "/home/u/.gnupg",
+            "/home/u/.ssh",
+        ];
+        assert_eq!(hidden(&[], &[]), all.map(PathBuf::from));
+        let rest = ["/data/u/.gnupg", "/home/u/.gnupg"];
+        assert_eq!(hidden(&[], &["/home/u/.ssh"]), rest.map(PathBuf::from));
+        assert_eq!(hidden(&["x"], &["/home/u"]), [PathBuf::from("/w/x")]);
+    }
+}

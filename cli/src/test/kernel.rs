@@ -1,0 +1,157 @@
+//! The kernel level: the kernel image built with its own tests, booted at each CPU count.
+//!
+//! The image is built with `--features ktest` into a target folder of its own, so that it never
+//! takes the place of the one that `limen run` boots. Booted with the parameter `ktest`, it prints
+//! `test NAME ... ok` or `test NAME ... FAILED` per test on the serial log, then
+//! `N passed, N failed`, and ends the VM. A log without that last line is a failure: a kernel that
+//! hangs or dies has not passed.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use formats::boot_config::{BootConfig, RootKind};
+use formats::{cpio, ports};
+
+use super::{Context, Summary};
+use crate::Error;
+use crate::args::{AccelChoice, MachineModel};
+use crate::run::accel;
+use crate::run::qemu::Qemu;
+use crate::run::vm::{Manner, Vm};
+
+/// The whole suite, in emulation on a loaded host.
+const LIMIT: Duration = Duration::from_secs(300);
+const MEMORY_MIB: u64 = 256;
+/// How the kernel image is built; the launcher does the same without the feature.
+const BUILD: [&str; 9] = [
+    "build",
+    "--release",
+    "--package=limen-image",
+    "--target=x86_64-unknown-none",
+    "-Zbuild-std=core,alloc",
+    "-Zbuild-std-features=compiler-builtins-mem",
+    "--features=ktest",
+    "--quiet",
+    "--target-dir",
+];
+
+pub(super) fn run(context: &Context) -> Result<Summary, Error> {
+    let kernel = build(context)?;
+    let mut total = Summary::default();
+    for &smp in &context.smp {
+        let lines = boot(context, kernel.clone(), smp)?;
+        total += judge(&lines, smp, context);
+    }
+    Ok(total)
+}
+
+fn build(context: &Context) -> Result<PathBuf, Error> {
+    let target = context.target.join("ktest");
+    let status = context.cargo().args(BUILD).arg(&target).status()?;
+    match status.success() {
+        true => Ok(target.join("x86_64-unknown-none/release/limen-kernel")),
+        false => Err("the kernel with its tests does not build".into()),
+    }
+}
+
+/// Boots the tests; the kernel log's lines.
+fn boot(context: &Context, kernel: PathBuf, smp: u8) -> Result<Vec<String>, Error> {
+    let filter = if context.filter.is_empty() { "" } else { "=" };
+    let qemu = Qemu {
+        kernel,
+        append: format!("ktest{filter}{}", context.filter),
+        machine: MachineModel::Microvm,
+        accel: accel::choose(AccelChoice::Auto)?,
+        cpu: None,
+        smp,
+        memory_mib: MEMORY_MIB,
+        gdb: None,
+        root: None,
+        rw: vec![],
+    };
+    let config = BootConfig {
+        program: b"/none".to_vec(),
+        argv: vec![b"none".to_vec()],
+        cwd: b"/".to_vec(),
+        root: RootKind::Packed,
+        ..BootConfig::default()
+    };
+    let encoded = config.encode();
+    let mut archive = cpio::Writer::new();
+    archive.file(ports::CONFIG_PATH.as_bytes(), 0o600, &encoded);
+    let archive = archive
+        .finish()
+        .map_err(|_| "the configuration does not fit an archive")?;
+    let manner = Manner {
+        patient: true,
+        timeout: Some(LIMIT),
+        ..Manner::default()
+    };
+    let ended = Vm::start(&qemu, &archive, manner)?.supervise()?;
+    ended
+        .qemu_log
+        .lines()
+        .for_each(|line| println!("qemu: {line}"));
+    let panic = ended.kernel_log.panic_lines().iter().cloned();
+    let lines = ended.kernel_log.lines().map(str::to_owned);
+    Ok(lines.chain(panic).collect())
+}
+
+/// Counts the tests' lines and prints those that matter.
+fn judge(lines: &[String], smp: u8, context: &Context) -> Summary {
+    let mut counted = Summary::default();
+    for line in lines {
+        match parse_test(line) {
+            Some((_, true)) => counted.passed += 1,
+            Some((name, false)) => {
+                println!("kernel test {name} failed at --smp {smp}");
+                counted.failed += 1;
+            }
+            None => {}
+        }
+        if context.verbose {
+            println!("{line}");
+        }
+    }
+    let said = lines.iter().rev().find_map(|line| parse_closing(line));
+    if said != Some((counted.passed, counted.failed)) {
+        let last = lines.len().saturating_sub(20);
+        lines[last..].iter().for_each(|line| println!("  {line}"));
+        println!("the kernel's tests did not come to their end at --smp {smp}");
+        counted.failed += 1;
+    }
+    counted
+}
+
+/// `test NAME ... ok|FAILED`.
+fn parse_test(line: &str) -> Option<(&str, bool)> {
+    let (name, verdict) = line.trim().strip_prefix("test ")?.split_once(" ... ")?;
+    match verdict {
+        "ok" => Some((name, true)),
+        "FAILED" => Some((name, false)),
+        _ => None,
+    }
+}
+
+/// `N passed, N failed`.
+fn parse_closing(line: &str) -> Option<(usize, usize)> {
+    let (passed, failed) = line.trim().split_once(" passed, ")?;
+    Some((
+        passed.parse().ok()?,
+        failed.strip_suffix(" failed")?.parse().ok()?,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines() {
+        assert_eq!(parse_test("test a::b ... ok"), Some(("a::b", true)));
+        assert_eq!(parse_test("test a ... FAILED"), Some(("a", false)));
+        assert_eq!(parse_test("test a ... "), None);
+        assert_eq!(parse_closing("3 passed, 1 failed"), Some((3, 1)));
+        assert_eq!(parse_closing("3 passed"), None);
+    }
+}

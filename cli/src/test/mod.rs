@@ -1,0 +1,169 @@
+//! `limen test`: the levels, each runnable alone, and their closing lines.
+//!
+//! | Level | What runs | Where |
+//! |---|---|---|
+//! | host | `cargo test` of the crates that need no machine | this host |
+//! | audit | objtool on the kernel image | this host |
+//! | kernel | the kernel's own tests | QEMU |
+//! | guest | `guest/tests`, first on this host, then in Limen | both |
+//! | apps | `guest/apps.toml` | QEMU |
+//!
+//! Each level prints `LEVEL: N passed, N failed`; any failure makes the exit status 1.
+
+mod apps;
+mod audit;
+mod guest;
+mod host;
+mod kernel;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+use crate::args::TestArgs;
+use crate::{Error, paths};
+
+/// What a level works with.
+#[derive(Clone, Debug)]
+pub(crate) struct Context {
+    /// The kernel image that `limen run` boots.
+    pub(crate) kernel: PathBuf,
+    /// The repository.
+    pub(crate) repository: PathBuf,
+    /// Cargo's target folder.
+    pub(crate) target: PathBuf,
+    /// This program: `limen run` is started as a user would.
+    pub(crate) limen: PathBuf,
+    /// Only tests whose name contains this; empty: all.
+    pub(crate) filter: String,
+    /// CPU counts to run VMs with.
+    pub(crate) smp: Vec<u8>,
+    /// VMs at the same time.
+    pub(crate) jobs: usize,
+    /// Show the output of tests that pass, too.
+    pub(crate) verbose: bool,
+}
+
+/// How a level went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Summary {
+    pub(crate) passed: usize,
+    pub(crate) failed: usize,
+    pub(crate) skipped: usize,
+}
+
+impl Context {
+    /// True if the test `name` was asked for.
+    pub(crate) fn wants(&self, name: &str) -> bool {
+        name.contains(&self.filter)
+    }
+
+    /// A cargo command in the repository, with what both sides of the build need.
+    pub(crate) fn cargo(&self) -> Command {
+        let mut cargo = Command::new("cargo");
+        cargo
+            .current_dir(&self.repository)
+            .env("RUSTC_BOOTSTRAP", "1");
+        cargo
+    }
+}
+
+impl std::ops::AddAssign for Summary {
+    fn add_assign(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+}
+
+impl std::fmt::Display for Summary {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} passed, {} failed", self.passed, self.failed)?;
+        match self.skipped {
+            0 => Ok(()),
+            skipped => write!(f, ", {skipped} skipped"),
+        }
+    }
+}
+
+type Level = fn(&Context) -> Result<Summary, Error>;
+
+/// In order: the quick ones first.
+const LEVELS: [(&str, Level); 5] = [
+    ("host", host::run),
+    ("audit", audit::run),
+    ("kernel", kernel::run),
+    ("guest", guest::run),
+    ("apps", apps::run),
+];
+
+/// Runs what was asked for. The exit status is 1 if anything failed.
+pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
+    let what = args.what.as_deref();
+    let is_level = |what: &str| LEVELS.iter().any(|(name, _)| *name == what);
+    // A room's name is a filter for all levels.
+    let room = what.filter(|what| !is_level(what));
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let context = Context {
+        kernel: paths::kernel_image(None)?,
+        repository: paths::repository()?,
+        target: paths::target_dir()?,
+        limen: std::env::current_exe()?,
+        filter: args
+            .filter
+            .clone()
+            .or(room.map(str::to_owned))
+            .unwrap_or_default(),
+        smp: args.smp.clone(),
+        jobs: args.jobs.map_or((cpus / 2).max(1), usize::from),
+        verbose: args.verbose,
+    };
+    let wanted = |name: &str| what.is_none_or(|what| !is_level(what) || what == name);
+    let mut total = Summary::default();
+    for (name, level) in LEVELS.into_iter().filter(|(name, _)| wanted(name)) {
+        total += run_level(name, level, &context);
+    }
+    if total.passed + total.failed == 0 {
+        return Err(format!("no test is named {}", what.unwrap_or("so")).into());
+    }
+    println!("all levels: {total}");
+    Ok(u8::from(total.failed > 0))
+}
+
+/// Runs one level and prints its closing line. A level that cannot run has failed.
+fn run_level(name: &str, level: Level, context: &Context) -> Summary {
+    println!("== {name}");
+    let started = Instant::now();
+    let summary = level(context).unwrap_or_else(|error| {
+        println!("{name}: {error}");
+        Summary {
+            failed: 1,
+            ..Summary::default()
+        }
+    });
+    println!(
+        "{name}: {summary} ({:.1} s)\n",
+        started.elapsed().as_secs_f64()
+    );
+    summary
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn closing_line() {
+        let mut total = Summary {
+            passed: 1,
+            ..Summary::default()
+        };
+        assert_eq!(total.to_string(), "1 passed, 0 failed");
+        total += Summary {
+            passed: 1,
+            failed: 2,
+            skipped: 3,
+        };
+        assert_eq!(total.to_string(), "2 passed, 2 failed, 3 skipped");
+    }
+}

@@ -1,0 +1,242 @@
+//! The plumbing of `limen run`, with a shell script in QEMU's place.
+//!
+//! The script finds its wires in QEMU's options, opens them as `$control`, `$stdio`, `$stderr` and
+//! `$klog`, and then does what the kernel parameters say: each test writes its guest in shell.
+//! What only a kernel can show (a real boot, a real terminal) is tested elsewhere.
+
+use std::io::{Read, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::{Command, Output, Stdio};
+
+const FAKE_QEMU: &str = r#"#!/bin/bash
+for word; do
+    case $word in
+    socket,id=*,fd=*)
+        name=${word#socket,id=}; name=${name%%,*}
+        eval "$name=${word##*fd=}" ;;
+    esac
+    [ "${before-}" = -append ] && guest=$word
+    before=$word
+done
+say() { echo "$@" >&$control; }
+eval "$guest"
+exit 1
+"#;
+
+struct Fake(tempfile::TempDir);
+
+impl Fake {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let program = dir.path().join("qemu");
+        std::fs::write(&program, FAKE_QEMU).expect("script");
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("mode");
+        Self(dir)
+    }
+
+    /// `limen run` with this guest.
+    fn command(&self, guest: &str, options: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_limen"));
+        command
+            .env("LIMEN_QEMU", self.0.path().join("qemu"))
+            .env("XDG_CACHE_HOME", self.0.path())
+            .args([
+                "run",
+                "--accel",
+                "tcg",
+                "--kernel",
+                env!("CARGO_BIN_EXE_limen"),
+            ])
+            .args(options)
+            .args(["--append", guest, "--", "/bin/true"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    fn run(&self, guest: &str, options: &[&str]) -> Output {
+        self.command(guest, options).output().expect("runs")
+    }
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Reads up to and with this line; the result is all of it.
+fn await_line(out: &mut impl Read, line: &str) -> String {
+    let (mut seen, mut byte) = (String::new(), [0]);
+    while !seen.ends_with(line) {
+        assert_eq!(
+            out.read(&mut byte).expect("readable"),
+            1,
+            "ended after {seen}"
+        );
+        seen.push(byte[0] as char);
+    }
+    seen
+}
+
+#[test]
+fn streams_are_separate_and_status_passes() {
+    let guest = "say boot-ns 5; echo out >&$stdio; echo err >&$stderr; say exit 7";
+    let output = Fake::new().run(guest, &[]);
+    assert_eq!(output.status.code(), Some(7));
+    assert_eq!(output.stdout, b"out\n");
+    assert_eq!(output.stderr, b"err\n");
+}
+
+#[test]
+fn other_ends() {
+    let fake = Fake::new();
+    for (guest, status, text) in [
+        ("say boot-ns 1; say signaled 11", 139, ""),
+        ("say not-found /x", 127, "/x: not found"),
+        ("say not-executable 8 /x", 126, "Exec format"),
+        ("echo boom >&2; echo hello >&$klog", 126, "boom"),
+        (
+            "echo 'limen: panic: oh' >&$klog; echo '  #0 0x10' >&$klog",
+            125,
+            "limen: panic: oh",
+        ),
+        (
+            "say boot-ns 1; say exit 0; echo 'limen: panic: late' >&$klog",
+            125,
+            "late",
+        ),
+    ] {
+        let output = fake.run(guest, &[]);
+        assert_eq!(
+            output.status.code(),
+            Some(status),
+            "{guest}: {}",
+            err(&output)
+        );
+        assert!(err(&output).contains(text), "{guest}: {}", err(&output));
+    }
+}
+
+#[test]
+fn time_limits_before_and_after_boot() {
+    let fake = Fake::new();
+    let wait = "read -r _ <&$control";
+    let output = fake.run(wait, &["--timeout", "300ms"]);
+    // The first line is stdin's end; without a second one the guest waits.
+    assert_eq!(output.status.code(), Some(126), "{}", err(&output));
+    let wait = "say boot-ns 1; while read -r _ <&$control; do :; done";
+    let output = fake.run(wait, &["--timeout", "300ms"]);
+    assert_eq!(output.status.code(), Some(124), "{}", err(&output));
+}
+
+#[test]
+fn all_bytes_pass_both_ways_and_the_end_is_told() {
+    const LEN: usize = 64 << 20;
+    let fake = Fake::new();
+    let guest = format!(
+        "say boot-ns 1; head -c {LEN} <&$stdio >&$stdio; read -r line <&$control; \
+         echo \"$line\" >&$stderr; say exit 0"
+    );
+    let mut child = fake
+        .command(&guest, &[])
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("runs");
+    let mut input = child.stdin.take().expect("piped");
+    let data: Vec<u8> = (0..LEN as u32)
+        .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    let output = std::thread::scope(|scope| {
+        let data = &data;
+        scope.spawn(move || input.write_all(data).expect("taken"));
+        child.wait_with_output().expect("ends")
+    });
+    assert_eq!(output.status.code(), Some(0), "{}", err(&output));
+    assert!(output.stdout == data);
+    assert_eq!(err(&output), format!("stdin-eof {LEN}\n"));
+}
+
+#[test]
+fn closed_stdout_is_told() {
+    let fake = Fake::new();
+    let guest = "say boot-ns 1; echo ready >&$stdio; read -r eof <&$control; \
+                 while ! read -r -t 0.01 line <&$control; do echo more >&$stdio; done; \
+                 echo \"$line\" >&$stderr; say exit 0";
+    let mut child = fake.command(guest, &[]).spawn().expect("runs");
+    await_line(child.stdout.as_mut().expect("piped"), "ready\n");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("ends");
+    assert_eq!(err(&output), "output-closed 1\n");
+}
+
+#[test]
+fn first_signal_is_forwarded_second_kills() {
+    let fake = Fake::new();
+    let guest = "say boot-ns 1; say log ready; read -r eof <&$control; \
+                 read -r line <&$control; echo \"$line\" >&$stdio; while :; do sleep 1; done";
+    let mut child = fake.command(guest, &[]).spawn().expect("runs");
+    let pid = rustix::process::Pid::from_raw(child.id().cast_signed()).expect("a pid");
+    let term = || rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("sent");
+    // On the same wire as boot-ns: both have been read when this line appears.
+    await_line(child.stderr.as_mut().expect("piped"), "limen: ready\n");
+    term();
+    await_line(child.stdout.as_mut().expect("piped"), "signal 15\n");
+    term();
+    assert_eq!(child.wait().expect("ends").code(), Some(143));
+}
+
+#[test]
+fn json_reports_what_the_guest_said() {
+    let guest = "say boot-ns 2000000; say counter peak-memory-bytes 4096; \
+                 say missing-syscall 334 rseq 2; say missing-file '/a\\x0a'; say exit 3";
+    let fake = Fake::new();
+    let output = fake.run(guest, &["--json", "--missing-syscalls"]);
+    let text = err(&output);
+    assert!(text.contains("rseq (334)"), "{text}");
+    let last = text.lines().last().expect("a line");
+    let json: serde_json::Value = serde_json::from_str(last).expect("one object");
+    assert_eq!(json["exit_code"], 3);
+    assert_eq!(json["boot_ms"], 2.0);
+    assert_eq!(json["peak_memory_bytes"], 4096);
+    assert_eq!(json["missing_syscalls"][0]["name"], "rseq");
+    assert_eq!(json["missing_files"][0], "/a\n");
+    let file = fake.0.path().join("report.json");
+    let output = fake.run(guest, &[&format!("--json={}", file.display())]);
+    assert_eq!(err(&output), "");
+    assert!(
+        std::fs::read_to_string(file)
+            .expect("written")
+            .contains("\"exit_code\":3")
+    );
+}
+
+#[test]
+fn qemu_dies_with_its_parent() {
+    let fake = Fake::new();
+    let guest = "say boot-ns 1; echo pid $$ >&$stdio; echo ready >&$stdio; exec sleep 1000";
+    let mut child = fake.command(guest, &[]).spawn().expect("runs");
+    let said = await_line(child.stdout.as_mut().expect("piped"), "ready\n");
+    let pid = said
+        .split_whitespace()
+        .nth(1)
+        .and_then(|pid| pid.parse().ok())
+        .expect("a pid");
+    let qemu = rustix::process::Pid::from_raw(pid).expect("a pid");
+    let handle = rustix::process::pidfd_open(qemu, rustix::process::PidfdFlags::empty());
+    let handle = handle.expect("it runs");
+    child.kill().expect("killed");
+    child.wait().expect("reaped");
+    let mut fds = [rustix::event::PollFd::new(
+        &handle,
+        rustix::event::PollFlags::IN,
+    )];
+    let limit = rustix::event::Timespec {
+        tv_sec: 10,
+        tv_nsec: 0,
+    };
+    assert_eq!(
+        rustix::event::poll(&mut fds, Some(&limit)),
+        Ok(1),
+        "QEMU still runs"
+    );
+}
