@@ -39,6 +39,8 @@ pub(crate) enum Command {
     Test(TestArgs),
     /// Check the sources (fmt, clippy, tidy, build, audit), or what an ELF file needs
     Check(CheckArgs),
+    /// Audit or rewrite the kCFI checks of a kernel image
+    Objtool(crate::objtool_cmd::ObjtoolArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell. Example: limen completions bash > /etc/bash_completion.d/limen

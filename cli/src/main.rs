@@ -5,6 +5,7 @@
 
 mod args;
 mod check;
+mod objtool_cmd;
 mod pack;
 mod paths;
 mod run;
@@ -28,7 +29,11 @@ fn main() -> ExitCode {
     if words.next().is_some_and(|word| word == run::shim::NAME) {
         return run::shim::exec(&words.collect::<Vec<OsString>>());
     }
-    match dispatch(Cli::parse().command) {
+    let command = match Cli::parse().command {
+        Command::Objtool(args) => return objtool_cmd::run(args),
+        command => command,
+    };
+    match dispatch(command) {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             eprintln!("limen: {error}");
@@ -43,6 +48,8 @@ fn dispatch(command: Command) -> Result<u8, Error> {
         Command::Pack(args) => pack::command(&args),
         Command::Test(args) => test::command(&args),
         Command::Check(args) => check::command(&args),
+        // Has exit codes of its own and is done already.
+        Command::Objtool(_) => Ok(0),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "limen", &mut script);

@@ -78,6 +78,11 @@ fn rewrite(elf: &Path, out: &Path, form: Form) -> objtool::Result<ExitCode> {
         eprintln!("limen: warning: {warning}");
     }
     let applied = rewritten.applied;
-    println!("{} checks, {} rewritten to {}", applied.sites, applied.written, form.name());
+    println!(
+        "{} checks, {} rewritten to {}",
+        applied.sites,
+        applied.written,
+        form.name()
+    );
     Ok(ExitCode::SUCCESS)
 }
