@@ -10,7 +10,7 @@ use crate::sync::Once;
 const FIRST: u8 = 0x30;
 const COUNT: usize = 0xa0;
 
-type Handler = Box<dyn Fn() + Send + Sync>;
+pub(crate) type Handler = Box<dyn Fn() + Send + Sync>;
 
 struct Slot {
     handler: Once<Handler>,

@@ -19,6 +19,7 @@ pub mod entry;
 pub mod fpu;
 pub mod frame;
 mod heap;
+mod ioapic;
 pub mod irq;
 pub mod log;
 pub mod paging;

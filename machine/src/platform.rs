@@ -1,16 +1,76 @@
-//! What the machine consists of: CPUs, interrupt controllers, devices.
+//! What the machine consists of: CPUs, interrupt controllers, clocks, as the firmware says.
+//!
+//! A machine without tables, or with damaged ones, is used as what every PC is: one CPU, one I/O
+//! APIC at its customary place. Neighbours: `formats::acpi` decodes, `smp`, `ioapic`, `time` and
+//! `pci` ask here.
 
 use alloc::vec::Vec;
 
+use formats::acpi::{self, Firmware, IoApic};
+
+use crate::cpu::features;
+use crate::frame::phys_to_virt;
+use crate::paging;
 use crate::sync::Once;
 
-static CPUS: Once<Vec<u32>> = Once::new();
+static FIRMWARE: Once<Firmware> = Once::new();
 
-pub(crate) fn init(_rsdp: u64) {
-    CPUS.call_once(Vec::new);
+/// Where I/O APICs are when nobody says otherwise.
+const IO_APIC_ADDRESS: u64 = 0xfec0_0000;
+/// The first MiB is always mapped; the BIOS keeps its read-only part from here on.
+const BIOS_AREA: core::ops::Range<u64> = 0xe_0000..0x10_0000;
+/// The word that holds the segment of the extended BIOS data area (ACPI 6.5, 5.2.5.1).
+const EBDA_SEGMENT: u64 = 0x40e;
+const EBDA_BYTES: u64 = 1024;
+
+/// Physical memory by uncached mappings made for the purpose: tables may lie outside of RAM.
+struct Phys;
+
+impl acpi::Memory for Phys {
+    fn read(&self, phys: u64, len: usize) -> Option<Vec<u8>> {
+        let end = phys.checked_add(len as u64)?;
+        if end > 1 << features().physical_bits.clamp(32, 52) {
+            return None;
+        }
+        let at = paging::map_mmio(phys, len).ok()?;
+        // SAFETY: `len` bytes were mapped just now, for reading here alone; reads of firmware
+        // memory have no effect. Volatile, since it may be anything.
+        Some((0..len).map(|i| unsafe { at.add(i).read_volatile() }).collect())
+    }
 }
 
-/// APIC ids of the CPUs, in the order of the tables.
+/// Reads the tables. Needs the heap; before `time` and `smp`.
+pub(crate) fn init(rsdp: u64) {
+    let rsdp = if rsdp != 0 { rsdp } else { search_root_pointer().unwrap_or(0) };
+    let mut firmware = acpi::read(rsdp, &Phys).unwrap_or_else(|_| {
+        crate::log!("no ACPI tables: using one CPU and the customary I/O APIC");
+        Firmware::default()
+    });
+    if firmware.io_apics.is_empty() {
+        firmware.io_apics.push(IoApic { address: IO_APIC_ADDRESS, gsi_base: 0 });
+    }
+    FIRMWARE.call_once(|| firmware);
+}
+
+fn search_root_pointer() -> Option<u64> {
+    let low = |start: u64, len: u64| -> &'static [u8] {
+        // SAFETY: inside the first MiB, which the direct map has and only the BIOS wrote.
+        unsafe { core::slice::from_raw_parts(phys_to_virt(start), len as usize) }
+    };
+    let segment = low(EBDA_SEGMENT, 2);
+    let ebda = u64::from(u16::from_le_bytes([segment[0], segment[1]])) << 4;
+    let ebda = if ebda < BIOS_AREA.start { ebda } else { 0 };
+    [(ebda, EBDA_BYTES), (BIOS_AREA.start, BIOS_AREA.end - BIOS_AREA.start)]
+        .into_iter()
+        .find_map(|(start, len)| Some(start + acpi::find_root_pointer(low(start, len))? as u64))
+}
+
+/// What the firmware says. Available after `init`.
+pub(crate) fn firmware() -> &'static Firmware {
+    FIRMWARE.get().expect("platform::init has run")
+}
+
+/// APIC ids of the CPUs, in the order of the tables; empty if nobody says.
 pub(crate) fn cpus() -> &'static [u32] {
-    CPUS.get().map_or(&[], Vec::as_slice)
+    &firmware().cpus
 }

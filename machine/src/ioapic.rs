@@ -1,0 +1,98 @@
+//! I/O APICs: which vector a device's interrupt line raises (82093AA data sheet, chapter 3).
+//!
+//! Lines have global numbers (GSIs); each controller serves a range of them. All lines are masked
+//! until a driver routes its own. Every line goes to the first CPU, which keeps the others free of
+//! device interrupts.
+//!
+//! Neighbours: `irq` gives out vectors; `platform` says where the controllers are.
+
+use alloc::vec::Vec;
+
+use crate::sync::{Once, SpinLock};
+use crate::{irq, paging, percpu, platform};
+
+const SELECT: usize = 0x00;
+const WINDOW: usize = 0x10;
+const VERSION: u32 = 1;
+const REDIRECTION: u32 = 0x10;
+
+const ACTIVE_LOW: u32 = 1 << 13;
+const LEVEL: u32 = 1 << 15;
+const MASKED: u32 = 1 << 16;
+
+/// How a line signals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trigger {
+    /// On its rising edge.
+    Edge,
+    /// While it is high.
+    LevelHigh,
+}
+
+struct Controller {
+    registers: *mut u32,
+    gsi_base: u32,
+    lines: u32,
+}
+
+// SAFETY: the registers are reached only under the lock below, by whichever CPU holds it.
+unsafe impl Send for Controller {}
+
+impl Controller {
+    /// Selects a register, then reads it through the window.
+    fn read(&mut self, register: u32) -> u32 {
+        // SAFETY: `init` mapped the page of registers; selecting has no effect of its own.
+        unsafe { self.registers.byte_add(SELECT).write_volatile(register) };
+        // SAFETY: as above.
+        unsafe { self.registers.byte_add(WINDOW).read_volatile() }
+    }
+
+    fn write(&mut self, register: u32, value: u32) {
+        // SAFETY: as in `read`.
+        unsafe { self.registers.byte_add(SELECT).write_volatile(register) };
+        // SAFETY: what is written concerns the routing of interrupts only, to vectors of `irq`.
+        unsafe { self.registers.byte_add(WINDOW).write_volatile(value) };
+    }
+}
+
+static CONTROLLERS: Once<SpinLock<Vec<Controller>>> = Once::new();
+
+/// Maps the controllers and masks all their lines.
+fn controllers() -> &'static SpinLock<Vec<Controller>> {
+    CONTROLLERS.call_once(|| {
+        let mut all = Vec::new();
+        for io_apic in &platform::firmware().io_apics {
+            let Ok(registers) = paging::map_mmio(io_apic.address, 0x20) else { continue };
+            let mut controller =
+                Controller { registers: registers.cast(), gsi_base: io_apic.gsi_base, lines: 0 };
+            controller.lines = (controller.read(VERSION) >> 16 & 0xff) + 1;
+            for line in 0..controller.lines {
+                controller.write(REDIRECTION + 2 * line, MASKED);
+            }
+            all.push(controller);
+        }
+        SpinLock::new(all)
+    })
+}
+
+/// Sends line `gsi` to `handler`, which runs with interrupts masked and must not sleep; it must also
+/// make the device lower a level-triggered line. False if there is no such line or no vector left.
+pub(crate) fn route(gsi: u32, trigger: Trigger, handler: irq::Handler) -> bool {
+    let mut controllers = controllers().lock();
+    let found = controllers
+        .iter_mut()
+        .find(|controller| gsi.wrapping_sub(controller.gsi_base) < controller.lines);
+    let Some(controller) = found else { return false };
+    let Some(vector) = irq::allocate(handler) else { return false };
+    let polarity = platform::firmware().overrides.iter().find(|o| o.gsi == gsi);
+    let low = polarity.is_some_and(|o| o.active_low);
+    let flags = match trigger {
+        Trigger::Edge => 0,
+        Trigger::LevelHigh => LEVEL,
+    } | if low { ACTIVE_LOW } else { 0 };
+    let register = REDIRECTION + 2 * (gsi - controller.gsi_base);
+    // Destination first: the line is masked until the second write.
+    controller.write(register + 1, percpu::of(0).apic_id.get() << 24);
+    controller.write(register, u32::from(vector) | flags);
+    true
+}
