@@ -26,6 +26,7 @@ const TIMER_INITIAL: u32 = 0x380;
 const TIMER_CURRENT: u32 = 0x390;
 const TIMER_DIVIDE: u32 = 0x3e0;
 
+const DIVIDE_BY_1: u32 = 0b1011;
 const X2APIC_BASE: u32 = 0x800;
 const ICR_PENDING: u32 = 1 << 12;
 const LVT_MASKED: u32 = 1 << 16;
@@ -132,17 +133,21 @@ pub(crate) fn send_startup(apic_id: u32, page: u8) {
     send(apic_id, DELIVERY_STARTUP | LEVEL_ASSERT | u32::from(page));
 }
 
-/// Measures the timer against `wait`, which must take `ns` nanoseconds. First CPU only.
-pub(crate) fn calibrate(ns: u64, wait: impl FnOnce()) {
-    if features().tsc_deadline {
-        return;
-    }
-    write(TIMER_DIVIDE, 0b1011);
+/// Lets this CPU's timer count down from `u32::MAX` at its full rate, without interrupts.
+pub(crate) fn start_free_running() {
+    write(LVT_TIMER, LVT_MASKED);
+    write(TIMER_DIVIDE, DIVIDE_BY_1);
     write(TIMER_INITIAL, u32::MAX);
-    wait();
-    let ticks = u64::from(u32::MAX - read(TIMER_CURRENT));
-    write(TIMER_INITIAL, 0);
-    TIMER_HZ.store((ticks * 1_000_000_000 / ns).max(1), Ordering::Relaxed);
+}
+
+/// What is left of this CPU's timer.
+pub(crate) fn timer_count() -> u32 {
+    read(TIMER_CURRENT)
+}
+
+/// Sets the timer's rate, for machines without the TSC deadline.
+pub(crate) fn set_timer_rate(hz: u64) {
+    TIMER_HZ.store(hz.max(1), Ordering::Relaxed);
 }
 
 /// Arms this CPU's timer to interrupt once, `ns` nanoseconds from now; replaces what was armed.
@@ -156,7 +161,7 @@ pub fn arm_timer(ns: u64) {
     }
     let hz = u128::from(TIMER_HZ.load(Ordering::Relaxed));
     let ticks = (u128::from(ns) * hz / 1_000_000_000).clamp(1, u128::from(u32::MAX));
-    write(TIMER_DIVIDE, 0b1011);
+    write(TIMER_DIVIDE, DIVIDE_BY_1);
     write(LVT_TIMER, u32::from(VECTOR_TIMER));
     write(TIMER_INITIAL, ticks as u32);
 }

@@ -75,6 +75,18 @@ pub fn rdtsc() -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
+/// The time-stamp counter, read after every earlier instruction has completed (SDM 2B, RDTSC).
+#[inline(always)]
+pub fn rdtsc_ordered() -> u64 {
+    let (low, high): (u32, u32);
+    // SAFETY: as `rdtsc`; LFENCE only waits.
+    unsafe {
+        asm!("lfence", "rdtsc", out("eax") low, out("edx") high,
+             options(nostack, preserves_flags));
+    }
+    u64::from(high) << 32 | u64::from(low)
+}
+
 pub(crate) fn read_cr0() -> u64 {
     let value;
     // SAFETY: reading CR0 has no effect.

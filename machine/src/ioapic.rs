@@ -9,7 +9,7 @@
 use alloc::vec::Vec;
 
 use crate::sync::{Once, SpinLock};
-use crate::{irq, paging, percpu, platform};
+use crate::{cpu, irq, paging, percpu, platform};
 
 const SELECT: usize = 0x00;
 const WINDOW: usize = 0x10;
@@ -56,6 +56,30 @@ impl Controller {
 }
 
 static CONTROLLERS: Once<SpinLock<Vec<Controller>>> = Once::new();
+
+/// Silences the two 8259 interrupt controllers that the I/O APICs replace. Firmware leaves their timer
+/// line on, at a vector that belongs to an exception. (8259A data sheet: ICW1 to ICW4, OCW1.)
+pub(crate) fn silence_8259() {
+    const FIRST: (u16, u16) = (0x20, 0x21);
+    const SECOND: (u16, u16) = (0xa0, 0xa1);
+    // A masked line can still end as a spurious interrupt: vectors 0x20 to 0x2f have no handler.
+    let settings = [
+        (FIRST.0, 0x11),
+        (FIRST.1, 0x20),
+        (FIRST.1, 4),
+        (FIRST.1, 1),
+        (SECOND.0, 0x11),
+        (SECOND.1, 0x28),
+        (SECOND.1, 2),
+        (SECOND.1, 1),
+        (FIRST.1, 0xff),
+        (SECOND.1, 0xff),
+    ];
+    for (port, value) in settings {
+        // SAFETY: the ports of the two controllers, or of nothing; interrupts are masked.
+        unsafe { cpu::outb(port, value) };
+    }
+}
 
 /// Maps the controllers and masks all their lines.
 fn controllers() -> &'static SpinLock<Vec<Controller>> {

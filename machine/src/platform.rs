@@ -10,7 +10,7 @@ use formats::acpi::{self, Firmware, IoApic};
 
 use crate::cpu::features;
 use crate::frame::phys_to_virt;
-use crate::paging;
+use crate::{ioapic, paging};
 use crate::sync::Once;
 
 static FIRMWARE: Once<Firmware> = Once::new();
@@ -39,7 +39,7 @@ impl acpi::Memory for Phys {
     }
 }
 
-/// Reads the tables. Needs the heap; before `time` and `smp`.
+/// Reads the tables and silences the old interrupt controllers. Needs the heap; before `time` and `smp`.
 pub(crate) fn init(rsdp: u64) {
     let rsdp = if rsdp != 0 { rsdp } else { search_root_pointer().unwrap_or(0) };
     let mut firmware = acpi::read(rsdp, &Phys).unwrap_or_else(|_| {
@@ -50,6 +50,7 @@ pub(crate) fn init(rsdp: u64) {
         firmware.io_apics.push(IoApic { address: IO_APIC_ADDRESS, gsi_base: 0 });
     }
     FIRMWARE.call_once(|| firmware);
+    ioapic::silence_8259();
 }
 
 fn search_root_pointer() -> Option<u64> {

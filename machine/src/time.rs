@@ -1,36 +1,110 @@
-//! Time: nanoseconds since boot from the TSC, and the wall clock at boot.
+//! Time: nanoseconds since boot from the TSC, and the wall clock.
+//!
+//! All clocks are one linear function of the TSC, fixed at boot and the same on every CPU:
+//! `ns = (tsc - tsc_base) * mult >> 32`. A read is RDTSC, a multiplication and a shift, and a program
+//! can compute it by itself from [`clock_params`]. This needs a TSC that runs at one rate and alike on
+//! all CPUs, which every hypervisor of the last decade gives; where it does not say so, the log does.
+//!
+//! What is hard is the rate. `calibrate` asks whoever knows it, or measures.
+//!
+//! Neighbours: `apic` arms the tick with [`ns_to_tsc`]; the kernel's vDSO carries [`clock_params`].
 
-use core::sync::atomic::{AtomicU64, Ordering};
+mod calibrate;
+mod rtc;
 
 use crate::cpu;
+use crate::sync::Once;
 
-static TSC_HZ: AtomicU64 = AtomicU64::new(1_000_000_000);
-
-pub(crate) fn init() {
-    apic::calibrate(10_000_000, || busy_wait_us(10_000));
+/// The clock as a function of the TSC: `ns_base + ((tsc - tsc_base) * mult >> shift)`, with a
+/// 128-bit product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClockParams {
+    /// TSC at the clock's start.
+    pub tsc_base: u64,
+    /// Nanoseconds per TSC tick, times `2^shift`.
+    pub mult: u64,
+    /// Always 32.
+    pub shift: u32,
+    /// The clock's value at `tsc_base`, nanoseconds.
+    pub ns_base: u64,
 }
-use crate::apic;
 
-/// Nanoseconds since the machine started.
+const SHIFT: u32 = 32;
+const NS_PER_S: u64 = 1_000_000_000;
+
+struct Clock {
+    params: ClockParams,
+    tsc_hz: u64,
+    /// TSC ticks per nanosecond, times 2^32.
+    tsc_mult: u64,
+}
+
+static CLOCK: Once<Clock> = Once::new();
+static BOOT_WALL_NS: Once<u64> = Once::new();
+
+impl Clock {
+    fn new(tsc_base: u64, tsc_hz: u64) -> Clock {
+        let mult = ((u128::from(NS_PER_S) << SHIFT) / u128::from(tsc_hz)) as u64;
+        let tsc_mult = ((u128::from(tsc_hz) << SHIFT) / u128::from(NS_PER_S)) as u64;
+        let params = ClockParams { tsc_base, mult, shift: SHIFT, ns_base: 0 };
+        Clock { params, tsc_hz, tsc_mult }
+    }
+}
+
+#[inline(always)]
+fn scale(value: u64, mult: u64) -> u64 {
+    (u128::from(value) * u128::from(mult) >> SHIFT) as u64
+}
+
+/// Finds the TSC's rate and sets the clocks. On the first CPU, after `platform::init`.
+pub(crate) fn init() {
+    let rate = calibrate::tsc_rate();
+    CLOCK.call_once(|| Clock::new(crate::boot::info().start_tsc, rate.hz));
+    if cpu::features().hypervisor && !rate.stable {
+        crate::log!("the TSC is not known to be alike on all CPUs; clocks may jump");
+    }
+    crate::apic::set_timer_rate(calibrate::apic_timer_hz());
+    let seconds = rtc::read().unwrap_or_else(|| {
+        crate::log!("no real-time clock: the time of day starts in 1970");
+        0
+    });
+    BOOT_WALL_NS.call_once(|| (seconds * NS_PER_S).saturating_sub(now_ns()));
+}
+
+/// Nanoseconds since the machine started. Never goes back, on whichever CPU it is read.
+#[inline]
 pub fn now_ns() -> u64 {
-    let ticks = cpu::rdtsc() - crate::boot::info().start_tsc;
-    (u128::from(ticks) * 1_000_000_000 / u128::from(TSC_HZ.load(Ordering::Relaxed))) as u64
+    let Some(clock) = CLOCK.get() else { return 0 };
+    scale(cpu::rdtsc_ordered().saturating_sub(clock.params.tsc_base), clock.params.mult)
+}
+
+/// The clock's parameters, for programs that read the TSC themselves.
+pub fn clock_params() -> ClockParams {
+    CLOCK.get().expect("time::init has run").params
+}
+
+/// TSC ticks per second.
+pub fn tsc_hz() -> u64 {
+    CLOCK.get().map_or(NS_PER_S, |clock| clock.tsc_hz)
 }
 
 /// TSC ticks in `ns` nanoseconds.
+#[inline]
 pub(crate) fn ns_to_tsc(ns: u64) -> u64 {
-    (u128::from(ns) * u128::from(TSC_HZ.load(Ordering::Relaxed)) / 1_000_000_000) as u64
+    CLOCK.get().map_or(ns, |clock| scale(ns, clock.tsc_mult))
 }
 
-/// Wall-clock time when the machine started, nanoseconds since 1970.
+/// Wall-clock time when the machine started, nanoseconds since 1970. From the real-time clock, so
+/// exact to a second.
 pub fn boot_wall_ns() -> u64 {
-    0
+    BOOT_WALL_NS.get().copied().unwrap_or(0)
 }
 
 /// Waits by spinning.
-pub(crate) fn busy_wait_us(us: u64) {
-    let end = cpu::rdtsc() + ns_to_tsc(us * 1000);
-    while cpu::rdtsc() < end {
+pub fn busy_wait_us(us: u64) {
+    let start = cpu::rdtsc();
+    let ticks = ns_to_tsc(us * 1000);
+    while cpu::rdtsc().wrapping_sub(start) < ticks {
         core::hint::spin_loop();
     }
 }

@@ -1,0 +1,246 @@
+//! The rate of the TSC and of the local APIC's timer: told by the hypervisor or the CPU, or measured.
+//!
+//! In order of trust: KVM's paravirtual clock; the CPU's own statement (CPUID 15H and 16H, or the
+//! leaf 4000_0010H that hypervisors share); a measurement against a clock of known rate. Under QEMU
+//! that is the APIC timer itself, 1 GHz in its emulation and in KVM's; elsewhere the HPET, the ACPI
+//! power management timer, or the 8254.
+//!
+//! Measuring is hard where the CPU is a thread that the host stops at will: a pair of readings (TSC,
+//! other clock) may be far apart. Of several pairs the one whose two TSC readings enclose the other
+//! clock's most closely is taken.
+
+use formats::acpi::PmTimer;
+
+use crate::cpu::{self, cpuid, features, inb, outb, rdtsc};
+use crate::{apic, frame, paging, platform};
+
+/// How long to wait between looks whether 2 ms have passed, in TSC ticks. At one microsecond of
+/// uncertainty at each end 2 ms give an error of 0.1 %; usually it is a hundred times better.
+const MEASURE_TICKS: u64 = 2_100_000;
+/// Longest wait for a reference clock that stands still, in TSC ticks.
+const MAX_TICKS: u64 = 200_000_000;
+const PAIRS: usize = 8;
+/// Rate of the APIC timer in QEMU and KVM: their bus cycle is one nanosecond.
+const QEMU_APIC_HZ: u64 = 1_000_000_000;
+const PM_TIMER_HZ: u64 = 3_579_545;
+const PIT_HZ: u64 = 1_193_182;
+const FALLBACK_HZ: u64 = 2_000_000_000;
+
+/// A rate, and whether the clock is alike on all CPUs.
+pub(super) struct Rate {
+    pub(super) hz: u64,
+    pub(super) stable: bool,
+}
+
+/// Leaf and signature of the hypervisor, in ASCII, if there is one.
+fn hypervisor() -> Option<(u32, [u8; 12])> {
+    if !features().hypervisor {
+        return None;
+    }
+    let [max, b, c, d] = cpuid(0x4000_0000, 0);
+    let mut name = [0; 12];
+    for (chunk, word) in name.chunks_exact_mut(4).zip([b, c, d]) {
+        chunk.copy_from_slice(&word.to_le_bytes());
+    }
+    Some((max, name))
+}
+
+fn is_emulation() -> bool {
+    matches!(hypervisor(), Some((_, name)) if &name == b"TCGTCGTCGTCG")
+}
+
+fn is_kvm() -> bool {
+    matches!(hypervisor(), Some((_, name)) if &name == b"KVMKVMKVM\0\0\0")
+}
+
+/// The rate of the TSC.
+pub(super) fn tsc_rate() -> Rate {
+    let stable = features().invariant_tsc || is_emulation();
+    if is_kvm()
+        && let Some(rate) = kvm_clock_rate()
+    {
+        return rate;
+    }
+    if let Some(hz) = told_by_cpu() {
+        return Rate { hz, stable };
+    }
+    let measured = if is_emulation() {
+        apic::start_free_running();
+        let hz = measure(QEMU_APIC_HZ, u64::from(u32::MAX), || {
+            u64::from(u32::MAX - apic::timer_count())
+        });
+        apic::stop_timer();
+        hz
+    } else {
+        measure_by_hpet().or_else(measure_by_pm_timer).or_else(measure_by_pit)
+    };
+    let hz = measured.unwrap_or_else(|| {
+        crate::log!("nothing to measure the TSC against: taking it for 2 GHz");
+        FALLBACK_HZ
+    });
+    Rate { hz, stable }
+}
+
+/// The rate of the APIC timer; 0 if the TSC deadline is used instead.
+pub(super) fn apic_timer_hz() -> u64 {
+    if features().tsc_deadline {
+        return 0;
+    }
+    if is_emulation() || is_kvm() {
+        return QEMU_APIC_HZ;
+    }
+    apic::start_free_running();
+    let start = rdtsc();
+    super::busy_wait_us(5_000);
+    let ticks = u64::from(u32::MAX - apic::timer_count());
+    let elapsed = rdtsc() - start;
+    apic::stop_timer();
+    (u128::from(ticks) * u128::from(super::tsc_hz()) / u128::from(elapsed.max(1))) as u64
+}
+
+fn plausible(hz: u64) -> Option<u64> {
+    (100_000_000..20_000_000_000).contains(&hz).then_some(hz)
+}
+
+/// CPUID 15H and 16H (SDM 2A), or the hypervisors' leaf with the TSC's rate in kHz.
+fn told_by_cpu() -> Option<u64> {
+    if let Some((max, _)) = hypervisor()
+        && max >= 0x4000_0010
+        && max < 0x4000_0100
+        && let Some(hz) = plausible(u64::from(cpuid(0x4000_0010, 0)[0]) * 1000)
+    {
+        return Some(hz);
+    }
+    let max = cpuid(0, 0)[0];
+    if max >= 0x15 {
+        let [denominator, numerator, crystal_hz, _] = cpuid(0x15, 0).map(u64::from);
+        if denominator != 0 && numerator != 0 && crystal_hz != 0 {
+            return plausible(crystal_hz * numerator / denominator);
+        }
+        // Without the crystal's rate, the base frequency is the TSC's.
+        if denominator != 0 && numerator != 0 && max >= 0x16 {
+            return plausible(u64::from(cpuid(0x16, 0)[0] & 0xffff) * 1_000_000);
+        }
+    }
+    None
+}
+
+/// KVM's `pvclock_vcpu_time_info`, as 32-bit words, in memory that KVM writes.
+const PVCLOCK_WORDS: usize = 8;
+const KVM_FEATURES: u32 = 0x4000_0001;
+const KVM_FEATURE_CLOCKSOURCE2: u32 = 1 << 3;
+const MSR_KVM_SYSTEM_TIME_NEW: u32 = 0x4b56_4d01;
+const PVCLOCK_TSC_STABLE: u32 = 1;
+
+/// What KVM's clock says of the TSC: the scale of its per-CPU page, which is the same on all CPUs
+/// when the page's flag says that the TSC is stable. The page is given back at once.
+fn kvm_clock_rate() -> Option<Rate> {
+    if cpuid(KVM_FEATURES, 0)[0] & KVM_FEATURE_CLOCKSOURCE2 == 0 {
+        return None;
+    }
+    let page = frame::Frame::alloc_zeroed().ok()?;
+    // SAFETY: CPUID reports the register; KVM writes 32 bytes of a page that is ours.
+    unsafe { cpu::wrmsr(MSR_KVM_SYSTEM_TIME_NEW, page.phys() | 1) };
+    let mut bytes = [0; PVCLOCK_WORDS * 4];
+    // The version is odd while KVM writes; this CPU runs, so one read is enough.
+    page.read(0, &mut bytes);
+    // SAFETY: clearing bit 0 ends KVM's use of the page.
+    unsafe { cpu::wrmsr(MSR_KVM_SYSTEM_TIME_NEW, 0) };
+    let word = |i: usize| bytes[4 * i..].first_chunk().map_or(0, |b| u32::from_le_bytes(*b));
+    let mult = word(6);
+    let shift = i32::from(bytes[28] as i8);
+    if word(0) & 1 != 0 || mult == 0 || !(-31..=31).contains(&shift) {
+        return None;
+    }
+    // ns = (tsc << shift) * mult >> 32, so the rate is 10^9 * 2^32 / (mult << shift).
+    let one_second = u128::from(super::NS_PER_S) << 63;
+    let hz = one_second / u128::from(mult) >> (31 + shift);
+    let stable = u32::from(bytes[29]) & PVCLOCK_TSC_STABLE != 0;
+    Some(Rate { hz: plausible(hz as u64)?, stable })
+}
+
+/// A reading of a clock with the TSC at that moment, the best of [`PAIRS`].
+fn pair(read: &mut impl FnMut() -> u64) -> (u64, u64) {
+    let mut best = (u64::MAX, 0, 0);
+    for _ in 0..PAIRS {
+        let before = rdtsc();
+        let value = read();
+        let width = rdtsc().wrapping_sub(before);
+        if width < best.0 {
+            best = (width, before.wrapping_add(width / 2), value);
+        }
+    }
+    (best.1, best.2)
+}
+
+/// The TSC's rate against a clock of `hz` that counts up and wraps above `mask`.
+fn measure(hz: u64, mask: u64, mut read: impl FnMut() -> u64) -> Option<u64> {
+    let (tsc_start, start) = pair(&mut read);
+    let mut wait = MEASURE_TICKS;
+    while wait <= MAX_TICKS {
+        while rdtsc().wrapping_sub(tsc_start) < wait {
+            core::hint::spin_loop();
+        }
+        let (tsc_end, end) = pair(&mut read);
+        let ticks = end.wrapping_sub(start) & mask;
+        // At least 2 ms of the other clock, or it is too coarse to be compared.
+        if ticks * 500 >= hz {
+            let tsc_ticks = u128::from(tsc_end.wrapping_sub(tsc_start));
+            return plausible((tsc_ticks * u128::from(hz) / u128::from(ticks)) as u64);
+        }
+        wait += MEASURE_TICKS;
+    }
+    None
+}
+
+/// IA-PC HPET 1.0a, 2.3: the period in femtoseconds is in the upper half of the first register.
+fn measure_by_hpet() -> Option<u64> {
+    const CAPABILITIES: usize = 0x00;
+    const CONFIGURATION: usize = 0x10;
+    const COUNTER: usize = 0xf0;
+    const ENABLE: u64 = 1;
+    let at = paging::map_mmio(platform::firmware().hpet?, 0x400).ok()?;
+    // SAFETY (all accesses below): `map_mmio` mapped the registers, and reading them or letting the
+    // counter run raises no interrupt, for the comparators are left as they are.
+    let read = |register: usize| unsafe { at.add(register).cast::<u64>().read_volatile() };
+    let period_fs = read(CAPABILITIES) >> 32;
+    if !(1..=100_000_000).contains(&period_fs) {
+        return None;
+    }
+    let configuration = read(CONFIGURATION) | ENABLE;
+    // SAFETY: as above.
+    unsafe { at.add(CONFIGURATION).cast::<u64>().write_volatile(configuration) };
+    measure(1_000_000_000_000_000 / period_fs, u64::from(u32::MAX), || {
+        read(COUNTER) & u64::from(u32::MAX)
+    })
+}
+
+fn measure_by_pm_timer() -> Option<u64> {
+    let PmTimer { port, wide } = platform::firmware().pm_timer?;
+    let mask = if wide { u64::from(u32::MAX) } else { 0xff_ffff };
+    // SAFETY: the FADT names the port of a read-only counter.
+    measure(PM_TIMER_HZ, mask, || u64::from(unsafe { cpu::inl(port) }) & mask)
+}
+
+/// Counter 2 of the 8254, which raises no interrupt: 16 bits down from 65535 (54 ms).
+fn measure_by_pit() -> Option<u64> {
+    const COUNTER_2: u16 = 0x42;
+    const COMMAND: u16 = 0x43;
+    const SYSTEM_CONTROL: u16 = 0x61;
+    // SAFETY: gate of counter 2 on, speaker off; counter 2 in mode 0, both bytes, then its start
+    // value. None of these ports does anything else.
+    unsafe {
+        outb(SYSTEM_CONTROL, inb(SYSTEM_CONTROL) & !2 | 1);
+        outb(COMMAND, 0b1011_0000);
+        outb(COUNTER_2, 0xff);
+        outb(COUNTER_2, 0xff);
+    }
+    measure(PIT_HZ, 0xffff, || {
+        // SAFETY: latches counter 2 and reads its two bytes.
+        let [low, high] = unsafe {
+            outb(COMMAND, 0b1000_0000);
+            [inb(COUNTER_2), inb(COUNTER_2)]
+        };
+        u64::from(!u16::from_le_bytes([low, high]))
+    })
+}
