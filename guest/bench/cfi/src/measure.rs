@@ -22,19 +22,29 @@ impl Plan {
     /// The real thing: some minutes.
     #[must_use]
     pub fn full() -> Self {
-        let mut points = [1, 16, 256, 4096, 8192, 16384, 32768].map(|sites| (sites, 1)).to_vec();
+        let mut points = [1, 16, 256, 4096, 8192, 16384, 32768]
+            .map(|sites| (sites, 1))
+            .to_vec();
         for targets in [4, 16, 64] {
             points.extend([(256, targets), (32768, targets)]);
         }
-        Self { points, layouts: 11, rounds: 7, calls: 65_536 }
-    }
+        Self {
+            points,
+            layouts: 11,
+            rounds: 7,
+            calls: 65_536,
+        }
     }
 
     /// Enough to see that everything works.
     #[must_use]
     pub fn tiny() -> Self {
-        Self { points: vec![(1, 1), (64, 1), (64, 4)], layouts: 3, rounds: 3, calls: 512 }
-    }
+        Self {
+            points: vec![(1, 1), (64, 1), (64, 4)],
+            layouts: 3,
+            rounds: 3,
+            calls: 512,
+        }
     }
 }
 
