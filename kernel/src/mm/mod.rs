@@ -1,19 +1,325 @@
-//! Address spaces of programs.
+//! Address spaces of programs: what is mapped where ([`vma`]), how pages get there ([`fault`]), and
+//! the calls that change it ([`syscalls`]). The contents of files are in [`page_cache`].
+//!
+//! One sleeping lock per address space guards the list of areas and the page table together. It is
+//! held while a page is read from a file, so a fault may sleep; nothing that holds it touches a
+//! program's memory, or it would wait for itself.
 
-pub mod page_cache;
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result};
-use machine::entry::PageFault;
+use machine::frame::{Frame, PAGE_SIZE};
+use machine::paging::{PageTable, USER_END};
+
+use crate::sync::Mutex;
+
+pub mod fault;
+pub mod page_cache;
+pub mod syscalls;
+pub mod vma;
+
+pub use fault::{kernel_page_fault, user_page_fault};
+pub use vma::{Backing, Vma};
+
+/// Bytes of a page, for arithmetic on addresses.
+pub const PAGE: u64 = PAGE_SIZE as u64;
+/// Lowest address a program may map (vm.mmap_min_addr).
+pub const MMAP_MIN: u64 = 65536;
+/// Most areas of one address space (vm.max_map_count).
+pub const MAX_MAP_COUNT: usize = 65530;
+
+/// A new zeroed frame; drops clean cached file pages before it gives up with ENOMEM.
+pub fn alloc_zeroed() -> Result<Frame> {
+    if let Ok(frame) = Frame::alloc_zeroed() {
+        return Ok(frame);
+    }
+    if page_cache::reclaim_all() == 0 {
+        return Err(Errno::ENOMEM);
+    }
+    Frame::alloc_zeroed().map_err(|_| Errno::ENOMEM)
+}
+
+/// Layout of the special areas of a program, for procfs and prctl.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Layout {
+    /// First address after the program's data: where the heap starts.
+    pub brk_start: u64,
+    /// End of the heap.
+    pub brk: u64,
+    /// Top of the initial stack.
+    pub stack_top: u64,
+    /// Where searching for free space starts, downwards.
+    pub mmap_top: u64,
+}
+
+/// What the lock of an address space guards.
+pub struct MmInner {
+    /// The areas, by start address; they do not overlap.
+    pub vmas: BTreeMap<u64, Vma>,
+    /// The page table.
+    pub table: PageTable,
+    /// See [`Layout`].
+    pub layout: Layout,
+    /// Future mappings are locked (MCL_FUTURE).
+    pub lock_future: bool,
+}
 
 /// An address space.
-pub struct Mm {}
-
-/// A fault of the running program. EFAULT: no such mapping (SIGSEGV); EIO: no such page (SIGBUS).
-pub fn user_page_fault(_fault: PageFault) -> Result<()> {
-    Err(Errno::EFAULT)
+pub struct Mm {
+    inner: Mutex<MmInner>,
+    space: Arc<machine::paging::Space>,
+    /// Page faults that needed no file (minor) and that did (major), for getrusage(2).
+    pub faults: (AtomicU64, AtomicU64),
+    /// Most resident pages so far.
+    pub peak_pages: AtomicU64,
 }
 
-/// A fault of the kernel on behalf of the running program. Whether to try again.
-pub fn kernel_page_fault(fault: PageFault) -> bool {
-    user_page_fault(fault).is_ok()
+/// Who a futex word belongs to (futex(2)): threads that share the key wait on the same word.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub struct FutexKey {
+    /// Identity of the address space or of the file.
+    pub object: u64,
+    /// Address, or offset in the file.
+    pub offset: u64,
 }
+
+impl Mm {
+    /// An empty address space.
+    pub fn new() -> Result<Arc<Mm>> {
+        let table = PageTable::new().map_err(|_| Errno::ENOMEM)?;
+        let space = table.space().clone();
+        let inner = MmInner {
+            vmas: BTreeMap::new(),
+            table,
+            layout: Layout { mmap_top: USER_END, ..Layout::default() },
+            lock_future: false,
+        };
+        Ok(Arc::new(Mm {
+            inner: Mutex::new(inner),
+            space,
+            faults: (AtomicU64::new(0), AtomicU64::new(0)),
+            peak_pages: AtomicU64::new(0),
+        }))
+    }
+
+    /// What tasks that run in this space refer to.
+    pub fn space(&self) -> Arc<machine::paging::Space> {
+        self.space.clone()
+    }
+
+    /// A copy for fork: private pages are shared until one side writes.
+    pub fn duplicate(self: &Arc<Self>) -> Result<Arc<Mm>> {
+        let child = Mm::new()?;
+        let mut parent = self.inner.lock();
+        let parent = &mut *parent;
+        {
+            let mut inner = child.inner.lock();
+            inner.layout = parent.layout;
+            for (&start, vma) in &parent.vmas {
+                if vma.dont_fork {
+                    continue;
+                }
+                if let Backing::File { cache, .. } = &vma.backing {
+                    cache.add_mapper(&child);
+                }
+                let mut copy = vma.clone();
+                copy.locked = false;
+                let (end, private) = (vma.end, !vma.shared);
+                inner.vmas.insert(start, copy);
+                if vma.wipe_on_fork {
+                    continue;
+                }
+                parent
+                    .table
+                    .share_with(&mut inner.table, start, end, private)
+                    .map_err(|_| Errno::ENOMEM)?;
+            }
+        }
+        parent.table.flush();
+        Ok(child)
+    }
+
+    /// Calls `f` with the lock held. `f` must not touch a program's memory.
+    pub fn with<R>(&self, f: impl FnOnce(&mut MmInner) -> R) -> R {
+        f(&mut self.inner.lock())
+    }
+
+    /// Unmaps everything: the last thread has left.
+    pub fn clear(&self) {
+        let mut inner = self.inner.lock();
+        inner.table.unmap(0, USER_END);
+        let vmas = core::mem::take(&mut inner.vmas);
+        drop(inner);
+        // Files that were mapped may be closed here.
+        drop(vmas);
+    }
+
+    /// Unmaps pages `[first, end)` of a file wherever this space maps them: it was truncated.
+    pub fn unmap_file_pages(&self, file: &page_cache::PageCache, first: u64, end: u64) {
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        for (&start, vma) in &inner.vmas {
+            let Backing::File { cache, page_offset, .. } = &vma.backing else { continue };
+            if !core::ptr::eq(Arc::as_ptr(cache), file) {
+                continue;
+            }
+            let pages = (vma.end - start) / PAGE;
+            let from = first.clamp(*page_offset, page_offset + pages) - page_offset;
+            let to = end.clamp(*page_offset, page_offset + pages) - page_offset;
+            if from < to {
+                // Private copies stay on Linux too only until truncation: they go as well.
+                inner.table.unmap(start + from * PAGE, start + to * PAGE);
+            }
+        }
+    }
+
+    /// Identity of the 32-bit word at `address`. `private` skips the look at the mapping.
+    pub fn futex_key(&self, address: u64, private: bool) -> Result<FutexKey> {
+        let own = FutexKey { object: core::ptr::from_ref(self) as u64, offset: address };
+        if private {
+            return Ok(own);
+        }
+        let inner = self.inner.lock();
+        let (start, vma) = inner.find(address).ok_or(Errno::EFAULT)?;
+        match &vma.backing {
+            Backing::File { cache, page_offset, .. } if vma.shared => Ok(FutexKey {
+                object: Arc::as_ptr(cache) as u64,
+                offset: address - start + page_offset * PAGE,
+            }),
+            _ => Ok(own),
+        }
+    }
+
+    /// Resident pages now; also notes the peak.
+    pub fn resident_pages(&self) -> u64 {
+        let inner = self.inner.lock();
+        let pages =
+            inner.vmas.iter().map(|(&start, vma)| inner.table.count_mapped(start, vma.end)).sum();
+        self.peak_pages.fetch_max(pages, Ordering::Relaxed);
+        pages
+    }
+
+    /// Total size of all areas, bytes.
+    pub fn total_bytes(&self) -> u64 {
+        self.inner.lock().total_bytes()
+    }
+
+    /// Whether `other` is this address space.
+    pub fn is_same(&self, other: &Mm) -> bool {
+        core::ptr::eq(self, other)
+    }
+}
+
+impl MmInner {
+    /// The area that contains `address`, with its start.
+    pub fn find(&self, address: u64) -> Option<(u64, &Vma)> {
+        let (&start, vma) = self.vmas.range(..=address).next_back()?;
+        (address < vma.end).then_some((start, vma))
+    }
+
+    /// Sum of the sizes of all areas, bytes.
+    pub fn total_bytes(&self) -> u64 {
+        self.vmas.iter().map(|(start, vma)| vma.end - start).sum()
+    }
+
+    /// Whether `[start, end)` is free.
+    pub fn is_free(&self, start: u64, end: u64) -> bool {
+        self.vmas.range(..end).next_back().is_none_or(|(_, vma)| vma.end <= start)
+    }
+
+    /// Free space of `len` bytes: at `hint` if that is free, else as high as possible below the
+    /// stack. ENOMEM if there is none.
+    pub fn find_free(&self, hint: u64, len: u64) -> Result<u64> {
+        let hint = hint & !(PAGE - 1);
+        if hint >= MMAP_MIN && hint.checked_add(len).is_some_and(|end| end <= USER_END) {
+            let end = hint + len;
+            let guard_ok = self.next_start(end).is_none_or(|next| next >= end);
+            if self.is_free(hint, end) && guard_ok {
+                return Ok(hint);
+            }
+        }
+        let mut top = self.layout.mmap_top;
+        for (&start, vma) in self.vmas.range(..top).rev() {
+            let gap_end = top;
+            if vma.end <= gap_end && gap_end - vma.end >= len {
+                return Ok(gap_end - len);
+            }
+            top = top.min(start.saturating_sub(if vma.grows_down { STACK_GUARD } else { 0 }));
+        }
+        if top >= MMAP_MIN && top - MMAP_MIN >= len {
+            return Ok(top - len);
+        }
+        Err(Errno::ENOMEM)
+    }
+
+    fn next_start(&self, from: u64) -> Option<u64> {
+        self.vmas.range(from..).next().map(|(&start, _)| start)
+    }
+
+    /// Makes sure that an area starts at `at`, if one contains it.
+    pub fn split(&mut self, at: u64) {
+        let Some((&start, vma)) = self.vmas.range_mut(..at).next_back() else { return };
+        if at >= vma.end {
+            return;
+        }
+        let mut upper = vma.clone();
+        if let Backing::File { page_offset, .. } = &mut upper.backing {
+            *page_offset += (at - start) / PAGE;
+        }
+        vma.end = at;
+        self.vmas.insert(at, upper);
+    }
+
+    /// Unmaps `[start, end)`. Returns the areas, for the caller to drop without the lock.
+    #[must_use]
+    pub fn unmap(&mut self, start: u64, end: u64) -> BTreeMap<u64, Vma> {
+        self.split(start);
+        self.split(end);
+        let mut removed = self.vmas.split_off(&start);
+        let mut above = removed.split_off(&end);
+        self.vmas.append(&mut above);
+        for (&start, vma) in &removed {
+            self.table.unmap(start, vma.end);
+        }
+        removed
+    }
+
+    /// Enters an area; joins it with its neighbours if they are alike.
+    pub fn insert(&mut self, start: u64, vma: Vma) -> Result<()> {
+        if self.vmas.len() >= MAX_MAP_COUNT {
+            return Err(Errno::ENOMEM);
+        }
+        self.vmas.insert(start, vma);
+        self.merge_around(start);
+        Ok(())
+    }
+
+    /// Joins the area at `start` with its neighbours where they continue each other.
+    pub fn merge_around(&mut self, start: u64) {
+        let Some(vma) = self.vmas.get(&start) else { return };
+        let end = vma.end;
+        if let Some(next) = self.vmas.get(&end)
+            && vma.is_continued_by(start, next)
+        {
+            let next_end = next.end;
+            self.vmas.remove(&end);
+            if let Some(vma) = self.vmas.get_mut(&start) {
+                vma.end = next_end;
+            }
+        }
+        let Some((&before, previous)) = self.vmas.range(..start).next_back() else { return };
+        let Some(vma) = self.vmas.get(&start) else { return };
+        if previous.end == start && previous.is_continued_by(before, vma) {
+            let end = vma.end;
+            self.vmas.remove(&start);
+            if let Some(previous) = self.vmas.get_mut(&before) {
+                previous.end = end;
+            }
+        }
+    }
+}
+
+/// Free space kept below a stack that may still grow.
+pub const STACK_GUARD: u64 = 256 * PAGE;

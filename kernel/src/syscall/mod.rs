@@ -1,7 +1,9 @@
 //! System calls: from the number in RAX to the function, and its result back.
 
-use abi::{Errno, Result};
+use abi::{Errno, Result, general as nr};
 use entry::PtRegs;
+
+use crate::mm::syscalls as mm;
 
 /// The six arguments (syscall(2), x86-64).
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +27,28 @@ pub fn handle(regs: &mut PtRegs, number: u64) {
     };
 }
 
-#[expect(clippy::too_many_lines, reason = "one line for each system call")]
-fn dispatch(_regs: &mut PtRegs, _number: u64, _args: &Args) -> Result<u64> {
-    Err(Errno::ENOSYS)
+fn dispatch(_regs: &mut PtRegs, number: u64, a: &Args) -> Result<u64> {
+    let Ok(number) = u32::try_from(number) else { return Err(Errno::ENOSYS) };
+    match number {
+        // --- memory
+        nr::__NR_mmap => mm::mmap(a),
+        nr::__NR_munmap => mm::munmap(a),
+        nr::__NR_mprotect => mm::mprotect(a),
+        nr::__NR_brk => mm::brk(a),
+        nr::__NR_mremap => mm::mremap(a),
+        nr::__NR_madvise => mm::madvise(a),
+        nr::__NR_mlock => mm::mlock(a),
+        nr::__NR_mlock2 => mm::mlock2(a),
+        nr::__NR_munlock => mm::munlock(a),
+        nr::__NR_mlockall => mm::mlockall(a),
+        nr::__NR_munlockall => mm::munlockall(a),
+        nr::__NR_mincore => mm::mincore(a),
+        nr::__NR_msync => mm::msync(a),
+        // --- files
+        // --- waiting and ipc
+        // --- processes
+        // --- signals
+        // --- time and scheduling
+        _ => Err(Errno::ENOSYS),
+    }
 }

@@ -1,0 +1,207 @@
+//! Page faults: bringing in, or copying, the page a program wants.
+//!
+//! The rights in the page table may be less than the area's: a page shared copy-on-write, or one of a
+//! file whose first write must be seen. So a fault first asks the area, then the page table.
+
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+
+use abi::{Errno, Result};
+use machine::entry::PageFault;
+use machine::frame::Frame;
+use machine::paging::Prot;
+use machine::sync::Once;
+
+use super::{Backing, Mm, MmInner, PAGE, STACK_GUARD, Vma, alloc_zeroed};
+use crate::process::LIMIT_STACK;
+use crate::sched::current;
+
+/// Pages of a file that are mapped together with the one that faulted, if they are in memory.
+const FAULT_AROUND: u64 = 16;
+
+/// A fault of the running program. EFAULT: nothing mapped, EACCES: no right (both SIGSEGV); ENXIO:
+/// past the end of the file, EIO: it cannot be read (both SIGBUS); ENOMEM.
+pub fn user_page_fault(fault: PageFault) -> Result<()> {
+    let mm = current().process.mm()?;
+    mm.handle_fault(fault)
+}
+
+/// A fault of the kernel on behalf of the running program. Whether to try again.
+pub fn kernel_page_fault(fault: PageFault) -> bool {
+    crate::sched::has_current() && user_page_fault(fault).is_ok()
+}
+
+static ZERO_PAGE: Once<Frame> = Once::new();
+
+/// The page of zeros that untouched anonymous memory shows to readers.
+fn zero_page() -> Result<Frame> {
+    if let Some(frame) = ZERO_PAGE.get() {
+        return Ok(frame.clone());
+    }
+    let frame = alloc_zeroed()?;
+    Ok(ZERO_PAGE.call_once(|| frame).clone())
+}
+
+impl Mm {
+    /// Makes the page at `fault.address` accessible as asked, if the program has the right to it.
+    pub fn handle_fault(&self, fault: PageFault) -> Result<()> {
+        let mut inner = self.inner.lock();
+        self.faults.0.fetch_add(1, Ordering::Relaxed);
+        inner.fault(fault)
+    }
+}
+
+impl MmInner {
+    /// As [`Mm::handle_fault`], the lock held.
+    pub fn fault(&mut self, fault: PageFault) -> Result<()> {
+        let page = fault.address & !(PAGE - 1);
+        if self.find(page).is_none() {
+            self.grow_stack(page)?;
+        }
+        let (start, vma) = self.find(page).ok_or(Errno::EFAULT)?;
+        let allowed = if fault.write {
+            vma.prot.write
+        } else if fault.exec {
+            vma.prot.exec
+        } else {
+            vma.prot.read
+        };
+        if !allowed {
+            return Err(Errno::EACCES);
+        }
+        let present = self.table.lookup(page);
+        let vma = vma.clone();
+        match present {
+            Some(mapping) if fault.write && !mapping.prot.write => {
+                self.write_to_shared(page, start, &vma, mapping.frame)
+            }
+            Some(mapping) if is_within(mapping.prot, fault) => Ok(()),
+            Some(mapping) => self.map(page, mapping.frame, Prot { write: false, ..vma.prot }),
+            None => self.bring_in(page, start, &vma, fault.write),
+        }
+    }
+
+    /// The page is there without the right to write: copy it, or own it, or mark the file dirty.
+    fn write_to_shared(&mut self, page: u64, start: u64, vma: &Vma, frame: Frame) -> Result<()> {
+        if vma.shared {
+            if let Backing::File { cache, page_offset, .. } = &vma.backing {
+                cache.page_for_mapping(page_offset + (page - start) / PAGE)?;
+            }
+            self.table.set_prot(page, vma.prot);
+            return Ok(());
+        }
+        // Two references: the page table's, and the one in hand.
+        if frame.refs() == 2 {
+            self.table.set_prot(page, vma.prot);
+            return Ok(());
+        }
+        let copy = duplicate(&frame)?;
+        self.map(page, copy, vma.prot)
+    }
+
+    fn bring_in(&mut self, page: u64, start: u64, vma: &Vma, write: bool) -> Result<()> {
+        match &vma.backing {
+            Backing::Anonymous if write => {
+                let frame = alloc_zeroed()?;
+                self.map(page, frame, vma.prot)
+            }
+            Backing::Anonymous => {
+                let frame = zero_page()?;
+                self.map(page, frame, Prot { write: false, ..vma.prot })
+            }
+            Backing::File { cache, page_offset, .. } => {
+                let index = page_offset + (page - start) / PAGE;
+                if write && vma.shared {
+                    let frame = cache.page_for_mapping(index)?;
+                    return self.map(page, frame, vma.prot);
+                }
+                let frame = cache.page(index, false)?;
+                if write {
+                    let copy = duplicate(&frame)?;
+                    return self.map(page, copy, vma.prot);
+                }
+                self.map(page, frame, Prot { write: false, ..vma.prot })?;
+                self.map_around(page, start, vma, cache, *page_offset);
+                Ok(())
+            }
+            Backing::Special { frames, .. } => {
+                let index = ((page - start) / PAGE) as usize;
+                let frame = frames.get(index).ok_or(Errno::ENXIO)?.clone();
+                self.map(page, frame, Prot { write: false, ..vma.prot })
+            }
+        }
+    }
+
+    /// Maps the neighbours of a file page that are in memory already; spares their faults.
+    fn map_around(
+        &mut self,
+        page: u64,
+        start: u64,
+        vma: &Vma,
+        cache: &Arc<super::page_cache::PageCache>,
+        page_offset: u64,
+    ) {
+        let first = (page & !(FAULT_AROUND * PAGE - 1)).max(start);
+        let last = (first + FAULT_AROUND * PAGE).min(vma.end);
+        for neighbour in (first..last).step_by(PAGE as usize).filter(|&at| at != page) {
+            if self.table.lookup(neighbour).is_none()
+                && let Some(frame) = cache.resident(page_offset + (neighbour - start) / PAGE)
+                && page_offset + (neighbour - start) / PAGE < cache.size().div_ceil(PAGE)
+                && self.map(neighbour, frame, Prot { write: false, ..vma.prot }).is_err()
+            {
+                return;
+            }
+        }
+    }
+
+    fn map(&mut self, page: u64, frame: Frame, prot: Prot) -> Result<()> {
+        self.table.map(page, frame, prot).map_err(|_| Errno::ENOMEM)
+    }
+
+    /// Extends the stack above `page` down to it, if there is one and its limit allows.
+    fn grow_stack(&mut self, page: u64) -> Result<()> {
+        let (&start, vma) = self.vmas.range(page..).next().ok_or(Errno::EFAULT)?;
+        if !vma.grows_down {
+            return Err(Errno::EFAULT);
+        }
+        let limit = current().process.limit(LIMIT_STACK);
+        if vma.end - page > limit {
+            return Err(Errno::EFAULT);
+        }
+        let below = self.vmas.range(..page).next_back().map_or(0, |(_, vma)| vma.end);
+        if page < below.saturating_add(STACK_GUARD) {
+            return Err(Errno::EFAULT);
+        }
+        if let Some(vma) = self.vmas.remove(&start) {
+            self.vmas.insert(page, vma);
+        }
+        Ok(())
+    }
+
+    /// Brings in every page of `[start, end)` that the program may access (MAP_POPULATE, mlock).
+    pub fn populate(&mut self, start: u64, end: u64) -> Result<()> {
+        let mut page = start;
+        while page < end {
+            let Some((_, vma)) = self.find(page) else { return Err(Errno::ENOMEM) };
+            let write = vma.prot.write && !vma.shared;
+            if vma.prot.read || vma.prot.write || vma.prot.exec {
+                let exec = !write && !vma.prot.read;
+                self.fault(PageFault { address: page, write, exec })?;
+            }
+            page += PAGE;
+        }
+        Ok(())
+    }
+}
+
+fn duplicate(frame: &Frame) -> Result<Frame> {
+    if let Ok(copy) = frame.duplicate() {
+        return Ok(copy);
+    }
+    super::page_cache::reclaim_all();
+    frame.duplicate().map_err(|_| Errno::ENOMEM)
+}
+
+fn is_within(prot: Prot, fault: PageFault) -> bool {
+    if fault.exec { prot.exec } else { prot.read }
+}
