@@ -5,9 +5,11 @@
 #[cfg(test)]
 extern crate std;
 
+pub mod boot;
 pub mod int3;
 pub mod jump_label;
 pub mod kcfi;
+pub mod options;
 pub mod poke;
 pub mod preamble;
 pub mod site_table;

@@ -13,7 +13,8 @@ use text_patching::tail::{self, Kind, Shape, Via};
 
 /// Type hash of all targets.
 pub const HASH: u32 = 0x56e5_b5a5;
-/// Most targets that a site alternates between.
+/// Most targets that a site alternates between in any point.
+#[cfg(test)]
 pub const TARGETS_MAX: usize = 64;
 /// Distance between two targets: preamble, function, padding.
 const TARGET_STRIDE: usize = 64;

@@ -1,0 +1,251 @@
+//! The boot-time rewrite: form, hashes and thunks of the whole kernel in one verified pass.
+//!
+//! Runs once, on the boot CPU, before others are started and before text is sealed, with
+//! interrupts off; NMIs may come. Why it is hard: the kernel goes on making indirect calls while
+//! its hashes change, one caller and one callee at a time. So the order is
+//!
+//! 1. every check off (a jump over it: one store of two bytes),
+//! 2. new hashes in all preambles,
+//! 3. new hashes in all checks,
+//! 4. bodies and heads: every check on in its final form.
+//!
+//! and at no moment does a good call meet a hash that does not match. When hashes stay, steps 1 to
+//! 3 fall away, and between `kcfi` and `opt` a site changes by a single store.
+//!
+//! [`crate::poke`] would derive every patch three times; with thousands of sites on the boot path
+//! this pass reads each site once before and once after, and stores from the table in between.
+
+use crate::kcfi::{self, BODY_KCFI, BODY_OPT, Expect, Form, HEAD_OFF, HEAD_ON, TAIL};
+use crate::poke::{Anomaly, Broken, Text, TextPoke, What};
+use crate::preamble::{self, POISON, Seed};
+use crate::site_table::{CheckEntry, FunctionEntry, SiteTables};
+use crate::tail::{self, Via};
+
+/// What the text shall be after boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BootPlan {
+    /// Form of all checks.
+    pub form: Form,
+    /// Seed of all hashes; 0 keeps them.
+    pub seed: Seed,
+    /// How calls behind checks are made (from the spectre_v2 mitigation).
+    pub via: Via,
+}
+
+/// The image is as its tables say, and every store of the plan is possible.
+#[derive(Clone, Copy, Debug)]
+pub struct BootChecked<'a> {
+    tables: SiteTables<'a>,
+    plan: BootPlan,
+}
+
+/// What a pass has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BootDone {
+    /// Checks, all verified.
+    pub checks: usize,
+    /// Functions with a preamble, all verified.
+    pub functions: usize,
+    /// Stores.
+    pub stores: usize,
+}
+
+impl BootPlan {
+    /// Phase one: verifies the whole image against its tables. Nothing is written.
+    ///
+    /// # Errors
+    /// The first anomaly.
+    pub fn check<'a>(
+        self,
+        text: &impl Text,
+        tables: SiteTables<'a>,
+    ) -> Result<BootChecked<'a>, Anomaly> {
+        let checked = BootChecked { tables, plan: self };
+        for entry in tables.checks().iter() {
+            checked.verify_check(text, &entry, entry.hash, tables.form())?;
+            checked.new_hash(entry.site, entry.hash)?;
+            if self.via != Via::Thunk && entry.thunk {
+                checked.reroute(text, entry.site.wrapping_add(TAIL), entry.shape)?;
+            }
+        }
+        for entry in tables.functions().iter() {
+            checked.verify_function(text, &entry, entry.hash)?;
+        }
+        for entry in tables.thunks().iter().filter(|_| self.via != Via::Thunk) {
+            checked.reroute(text, entry.at, entry.shape)?;
+        }
+        Ok(checked)
+    }
+}
+
+impl BootChecked<'_> {
+    /// Phase two: stores, then verifies.
+    ///
+    /// # Errors
+    /// [`Broken`] when text was changed by somebody else or a store did not arrive: stop.
+    pub fn apply(self, text: &mut impl TextPoke) -> Result<BootDone, Broken> {
+        let mut done = BootDone::default();
+        let mut poke = |text: &mut _, addr: u64, bytes: &[u8]| {
+            TextPoke::poke(text, addr, bytes);
+            done.stores += 1;
+        };
+        let (from, to) = (self.tables.form(), self.plan.form);
+        let reseed = self.plan.seed != Seed::new(0);
+        // POINT OF NO RETURN: every byte was verified; from here on there are only stores.
+        if (reseed || to == Form::Off) && from != Form::Off {
+            for entry in self.tables.checks().iter() {
+                poke(text, entry.site, &HEAD_OFF);
+            }
+        }
+        if reseed {
+            for entry in self
+                .tables
+                .functions()
+                .iter()
+                .filter(|entry| entry.hash != POISON)
+            {
+                let at = preamble::address(entry.function, self.tables.disp());
+                poke(
+                    text,
+                    at.wrapping_add(1),
+                    &self.seeded(entry.hash).to_le_bytes(),
+                );
+            }
+            for entry in self.tables.checks().iter() {
+                let hash = self.seeded(entry.hash).wrapping_neg();
+                poke(text, entry.site.wrapping_add(2), &hash.to_le_bytes());
+            }
+        }
+        if to != Form::Off && (reseed || from != to) {
+            let body = if to == Form::Opt { BODY_OPT } else { BODY_KCFI };
+            for entry in self.tables.checks().iter() {
+                if from != to {
+                    poke(text, entry.site.wrapping_add(10), &body);
+                }
+                if reseed || from == Form::Off {
+                    poke(text, entry.site, &HEAD_ON);
+                }
+            }
+        }
+        self.apply_tails(text, &mut poke)?;
+        self.verify(text, &mut done)?;
+        Ok(done)
+    }
+
+    fn apply_tails<T: TextPoke>(
+        &self,
+        text: &mut T,
+        poke: &mut impl FnMut(&mut T, u64, &[u8]),
+    ) -> Result<(), Broken> {
+        if self.plan.via == Via::Thunk {
+            return Ok(());
+        }
+        let checks = self.tables.checks().iter().filter(|entry| entry.thunk);
+        let checks = checks.map(|entry| (entry.site.wrapping_add(TAIL), entry.shape));
+        let thunks = self
+            .tables
+            .thunks()
+            .iter()
+            .map(|entry| (entry.at, entry.shape));
+        for (at, shape) in checks.chain(thunks) {
+            let patch = self.reroute(text, at, shape).map_err(broken)?;
+            for (addr, bytes) in patch.writes() {
+                poke(text, addr, bytes);
+            }
+        }
+        Ok(())
+    }
+
+    fn verify(&self, text: &impl Text, done: &mut BootDone) -> Result<(), Broken> {
+        for entry in self.tables.checks().iter() {
+            let hash = self.seeded(entry.hash);
+            self.verify_check(text, &entry, hash, self.plan.form)
+                .map_err(broken)?;
+            done.checks += 1;
+        }
+        for entry in self.tables.functions().iter() {
+            self.verify_function(text, &entry, self.seeded(entry.hash))
+                .map_err(broken)?;
+            done.functions += 1;
+        }
+        Ok(())
+    }
+
+    fn verify_check(
+        &self,
+        text: &impl Text,
+        entry: &CheckEntry,
+        hash: u32,
+        form: Form,
+    ) -> Result<(), Anomaly> {
+        let expect = Expect::table(&CheckEntry { hash, ..*entry }, self.tables.disp());
+        let check = expect.decode(text)?;
+        // The head for a target in r10 is another one, and this pass writes the usual head.
+        if check.form == form && check.register != 10 {
+            return Ok(());
+        }
+        let wanted = kcfi::encode(&kcfi::Check { form, ..check });
+        let offset = if form == Form::Off || check.form == Form::Off {
+            0
+        } else {
+            10
+        };
+        let expected = wanted.get(usize::from(offset)).copied().unwrap_or_default();
+        let mut found = [0];
+        let _ = text.read(entry.site.wrapping_add(u64::from(offset)), &mut found);
+        Err(Anomaly::new(
+            entry.site,
+            offset,
+            What::Byte {
+                expected,
+                found: found[0],
+            },
+        ))
+    }
+
+    fn verify_function(
+        &self,
+        text: &impl Text,
+        entry: &FunctionEntry,
+        expected: u32,
+    ) -> Result<(), Anomaly> {
+        let found = preamble::decode_at(text, entry.function, self.tables.disp())?.hash;
+        if found == expected {
+            return Ok(());
+        }
+        let at = preamble::address(entry.function, self.tables.disp());
+        Err(Anomaly::new(at, 1, What::Hash { expected, found }))
+    }
+
+    fn reroute(
+        &self,
+        text: &impl Text,
+        at: u64,
+        shape: tail::Shape,
+    ) -> Result<crate::Patch, Anomaly> {
+        let thunk = self
+            .tables
+            .thunk()
+            .ok_or(Anomaly::new(at, 0, What::UnknownTail))?;
+        tail::reroute(text, tail::Expect { at, shape, thunk }, self.plan.via)
+    }
+
+    fn new_hash(&self, site: u64, hash: u32) -> Result<u32, Anomaly> {
+        self.plan
+            .seed
+            .rehash(hash)
+            .ok_or(Anomaly::new(site, 2, What::NoHash))
+    }
+
+    /// The hash of this boot. The poison, which has none, stays.
+    fn seeded(&self, hash: u32) -> u32 {
+        self.plan.seed.rehash(hash).unwrap_or(POISON)
+    }
+}
+
+fn broken(found: Anomaly) -> Broken {
+    Broken {
+        site: found.site,
+        found,
+    }
+}

@@ -1,0 +1,258 @@
+//! The boot-time rewrite of a whole image, watched after every store.
+#![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+use text_patching::boot::BootPlan;
+use text_patching::kcfi::{self, Check, Form};
+use text_patching::options::{CfiOptions, Ignored, parse};
+use text_patching::poke::SliceText;
+use text_patching::preamble::{self, ENDBR64, POISON, Seed};
+use text_patching::site_table::{CheckEntry, Contents, FunctionEntry, SiteTables, ThunkEntry};
+use text_patching::tail::{self, Kind, Shape, Via};
+use text_patching::{Text, TextPoke, Unmapped};
+
+const BASE: u64 = 0xffff_ffff_8100_0000;
+const THUNK: u64 = BASE + 0x800;
+const FORMS: [Form; 3] = [Form::Kcfi, Form::Opt, Form::Off];
+const HASHES: [u32; 3] = [0x1234_5678, 0x89ab_cdef, 7];
+const CALL: Shape = Shape {
+    kind: Kind::Call,
+    len: 6,
+};
+const FUNCTIONS_AT: u64 = 0x200;
+
+/// Three callers at 0, 0x40, 0x80, each with its callee at 0x210, 0x250, 0x290; one poisoned
+/// function behind them; one allowed thunk call at 0x100.
+struct World {
+    text: Vec<u8>,
+    table: Vec<u8>,
+}
+
+fn world(form: Form) -> World {
+    let mut text = vec![0xcc; 0x400];
+    let mut put = |offset: u64, bytes: &[u8]| {
+        let at = usize::try_from(offset).unwrap();
+        text[at..at + bytes.len()].copy_from_slice(bytes);
+    };
+    let mut checks = Vec::new();
+    let mut functions = Vec::new();
+    for (offset, hash) in (0..).step_by(0x40).zip(HASHES) {
+        let site = BASE + offset;
+        put(
+            offset,
+            &kcfi::encode(&Check {
+                hash,
+                disp: -15,
+                register: 11,
+                form,
+            }),
+        );
+        put(
+            offset + 14,
+            tail::encode(site + 14, CALL, Via::Thunk, THUNK)
+                .unwrap()
+                .as_slice(),
+        );
+        checks.push(CheckEntry {
+            site,
+            hash,
+            shape: CALL,
+            thunk: true,
+        });
+        put(FUNCTIONS_AT + offset, &[0xb8]);
+        put(FUNCTIONS_AT + offset + 1, &hash.to_le_bytes());
+        functions.push(FunctionEntry {
+            function: BASE + FUNCTIONS_AT + offset + 16,
+            hash,
+            taken: true,
+        });
+    }
+    put(FUNCTIONS_AT + 0xc0, &[0xb8, 0, 0, 0, 0]);
+    let function = BASE + FUNCTIONS_AT + 0xd0;
+    functions.push(FunctionEntry {
+        function,
+        hash: POISON,
+        taken: false,
+    });
+    put(
+        0x100,
+        tail::encode(BASE + 0x100, CALL, Via::Thunk, THUNK)
+            .unwrap()
+            .as_slice(),
+    );
+    let thunks = [ThunkEntry {
+        at: BASE + 0x100,
+        shape: CALL,
+    }];
+    let contents = Contents {
+        base: BASE,
+        thunk: Some(THUNK),
+        disp: -15,
+        form: Some(form),
+        checks: &checks,
+        functions: &functions,
+        thunks: &thunks,
+        ..Contents::default()
+    };
+    let mut table = vec![0; contents.size()];
+    contents.write(&mut table).unwrap();
+    World { text, table }
+}
+
+/// After every store every good call must still go through: the check is off, or it is whole and
+/// carries its callee's hash.
+struct Watched<'a> {
+    text: SliceText<'a>,
+    stores: usize,
+}
+
+impl Text for Watched<'_> {
+    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Unmapped> {
+        self.text.read(addr, out)
+    }
+}
+
+impl TextPoke for Watched<'_> {
+    fn poke(&mut self, addr: u64, bytes: &[u8]) {
+        assert!(matches!(bytes.len(), 2 | 4 | 6));
+        self.text.poke(addr, bytes);
+        self.stores += 1;
+        for offset in (0..).step_by(0x40).take(HASHES.len()) {
+            let callee = BASE + FUNCTIONS_AT + offset + 16;
+            let carried = preamble::decode_at(&self.text, callee, -15).unwrap().hash;
+            let check = kcfi::decode_at(&self.text, BASE + offset).unwrap();
+            assert!(
+                check.form == Form::Off || check.hash == carried,
+                "a good call would trap"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_plan_from_every_form() {
+    let seeds = [
+        0,
+        1,
+        0xdead_beef,
+        HASHES[0],
+        HASHES[1] ^ ENDBR64,
+        HASHES[2] ^ ENDBR64.wrapping_neg(),
+    ];
+    for (from, to) in FORMS
+        .iter()
+        .flat_map(|from| FORMS.iter().map(move |to| (*from, *to)))
+    {
+        for seed in seeds {
+            for via in [Via::Thunk, Via::Direct, Via::Lfence] {
+                let mut world = world(from);
+                let tables = SiteTables::parse(&world.table).unwrap();
+                let text = SliceText::new(BASE, &mut world.text);
+                let mut text = Watched { text, stores: 0 };
+                let plan = BootPlan {
+                    form: to,
+                    seed: Seed::new(seed),
+                    via,
+                };
+                let done = plan.check(&text, tables).unwrap().apply(&mut text).unwrap();
+                assert_eq!((done.checks, done.functions), (3, 4));
+                assert_eq!(done.stores, text.stores);
+                for (offset, hash) in (0..).step_by(0x40).zip(HASHES) {
+                    let check = kcfi::decode_at(&text, BASE + offset).unwrap();
+                    assert_eq!(
+                        (check.form, Some(check.hash)),
+                        (to, Seed::new(seed).rehash(hash))
+                    );
+                    let mut bytes = [0; 6];
+                    text.read(BASE + offset + 14, &mut bytes).unwrap();
+                    let wanted = tail::encode(BASE + offset + 14, CALL, via, THUNK).unwrap();
+                    assert_eq!(bytes, wanted.as_slice());
+                }
+                let poisoned = BASE + FUNCTIONS_AT + 0xd0;
+                assert_eq!(
+                    preamble::decode_at(&text, poisoned, -15).unwrap().hash,
+                    POISON
+                );
+                if (from, seed, via) == (to, 0, Via::Thunk) {
+                    assert_eq!(done.stores, 0, "a finished image costs a verification only");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn any_wrong_byte_of_any_site_stops_the_boot() {
+    // All bytes of checks, of preambles' opcode and hash, and of the tails (when rerouted).
+    let starts = (0..).step_by(0x40).take(3);
+    let checks = starts.clone().flat_map(|start| start..start + 20);
+    let hashes = starts.flat_map(|start| start + 0x200..start + 0x205);
+    for at in checks.chain(hashes).chain(0x100..0x106) {
+        for flip in [1, 0x80, 0xff] {
+            let mut world = world(Form::Opt);
+            world.text[at] ^= flip;
+            let tables = SiteTables::parse(&world.table).unwrap();
+            let text = SliceText::new(BASE, &mut world.text);
+            let plan = BootPlan {
+                form: Form::Kcfi,
+                seed: Seed::new(9),
+                via: Via::Direct,
+            };
+            let result = plan.check(&text, tables);
+            // The register field of a preamble's opcode is the arity: any of eight is legal.
+            let arity = at & 0x3f == 0 && at >= 0x200 && flip == 1;
+            assert_eq!(result.is_err(), !arity, "{at:#x} {flip:#x}");
+        }
+    }
+}
+
+#[test]
+fn the_image_must_have_the_form_that_its_table_names() {
+    let mut opt = world(Form::Opt);
+    let kcfi = world(Form::Kcfi);
+    let tables = SiteTables::parse(&kcfi.table).unwrap();
+    let text = SliceText::new(BASE, &mut opt.text);
+    let plan = BootPlan {
+        form: Form::Opt,
+        seed: Seed::new(0),
+        via: Via::Thunk,
+    };
+    assert_eq!(plan.check(&text, tables).unwrap_err().offset, 10);
+}
+
+#[test]
+fn the_parameter() {
+    let quiet = |value| parse(value, |word, _| panic!("{word}"));
+    assert_eq!(quiet(""), CfiOptions::AUTO);
+    assert_eq!(quiet("auto"), CfiOptions::AUTO);
+    let all = CfiOptions {
+        form: Form::Kcfi,
+        rand: false,
+        warn: true,
+        debug: true,
+    };
+    assert_eq!(quiet("kcfi,norand,,warn,debug"), all);
+    assert_eq!(quiet("off").describe(), "CFI: disabled");
+    assert_eq!(quiet("off,opt").form, Form::Opt, "the last one counts");
+    let mut seen = Vec::new();
+    let options = parse("fineibt,Off,norand", |word, why| {
+        seen.push((word.to_owned(), why))
+    });
+    assert_eq!(
+        seen,
+        [
+            ("fineibt".into(), Ignored::NotBuilt),
+            ("Off".into(), Ignored::Unknown)
+        ]
+    );
+    assert_eq!(
+        options,
+        CfiOptions {
+            rand: false,
+            ..CfiOptions::AUTO
+        }
+    );
+    let long = "x,".repeat(1000);
+    let mut count = 0;
+    parse(&long, |_, _| count += 1);
+    assert_eq!(count, 1000);
+}
