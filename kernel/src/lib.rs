@@ -7,24 +7,51 @@
 
 extern crate alloc;
 
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use machine::task::Task;
+
 pub mod fs;
 pub mod io;
 pub mod mm;
 pub mod poll;
 pub mod process;
+pub mod random;
 pub mod sched;
 pub mod sync;
 pub mod syscall;
 pub mod time;
 pub mod user;
+pub mod vdso;
 
-/// The first CPU comes here once the machine is up.
+/// Set once the first CPU has made what the others need.
+static READY: AtomicBool = AtomicBool::new(false);
+
+/// The first CPU comes here once the machine is up: becomes its own idle thread, and starts the
+/// kernel thread that starts everything else, since only a thread may sleep.
 pub fn main() -> ! {
-    machine::log!("up: {:?}", machine::frame::usage());
-    machine::power::off(machine::power::OK)
+    become_idle_thread();
+    READY.store(true, Ordering::Release);
+    process::spawn_kernel("start", start).expect("memory for the first thread");
+    sched::idle_loop()
 }
 
 /// Every other CPU comes here.
 pub fn secondary() -> ! {
-    machine::cpu::halt_forever()
+    while !READY.load(Ordering::Acquire) {
+        machine::sync::spin_wait();
+    }
+    become_idle_thread();
+    sched::idle_loop()
+}
+
+fn become_idle_thread() {
+    let task = Task::adopt_boot_thread().expect("memory for an idle thread");
+    sched::adopt_idle_thread(process::kernel_thread("idle", task));
+}
+
+/// The kernel's first thread: file systems, then the first program.
+fn start() {
+    machine::log!("up: {} cpus", machine::cpu::cpu_count());
+    machine::power::off(machine::power::OK)
 }

@@ -1,14 +1,321 @@
 //! execve(2): from a file to a running program.
+//!
+//! [`load`] builds a complete new address space and stack without touching the running program; only
+//! then, past the point of no return, does [`replace_current`] give up the old one. So a bad file
+//! never leaves a program half way.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
+
+use abi::{Errno, Result, auxvec as at};
+use entry::{PtRegs, flags, selector};
+use machine::paging::{Prot, USER_END};
+
+use super::elf::{Elf, Mapped, read_exact};
+use super::{Credentials, LIMIT_STACK};
+use crate::fs::File;
+use crate::mm::{Mm, PAGE, Vma};
+use crate::random;
+use crate::sched::current;
 
 /// What /proc tells about the running program.
 #[derive(Clone, Default)]
 pub struct Program {
-    /// Absolute path of the executable.
+    /// The executable; for /proc/PID/exe.
+    pub file: Option<Arc<File>>,
+    /// Path it was started by.
     pub path: Vec<u8>,
     /// Addresses of the argument strings on the stack: start, end.
     pub arguments: (u64, u64),
     /// Addresses of the environment strings on the stack: start, end.
     pub environment: (u64, u64),
+    /// The auxiliary vector, for /proc/PID/auxv.
+    pub auxv: Vec<u64>,
 }
+
+/// A program ready to run.
+pub struct Image {
+    /// Its address space.
+    pub mm: Arc<Mm>,
+    /// Its registers.
+    pub regs: PtRegs,
+    /// What procfs tells about it.
+    pub program: Program,
+    /// Its name: the last component of the path, NUL-padded.
+    pub name: [u8; 16],
+}
+
+/// What to run.
+pub struct Request<'a> {
+    /// Path, as given.
+    pub path: Vec<u8>,
+    /// The opened executable.
+    pub file: Arc<File>,
+    /// Arguments.
+    pub arguments: Vec<Vec<u8>>,
+    /// Environment.
+    pub environment: Vec<Vec<u8>>,
+    /// Who runs it.
+    pub credentials: &'a Credentials,
+    /// Whether user or group ids changed by the file's mode bits (AT_SECURE).
+    pub secure: bool,
+    /// Soft stack limit, bytes.
+    pub stack_limit: u64,
+    /// Opens another executable by path: an interpreter.
+    pub open: &'a dyn Fn(&[u8]) -> Result<Arc<File>>,
+}
+
+/// `#!` may lead to another `#!`, this deep.
+const MAX_SCRIPT_DEPTH: usize = 4;
+const MAX_SCRIPT_LINE: usize = 256;
+/// Longest argument string, with its NUL (MAX_ARG_STRLEN).
+pub const MAX_STRING: usize = 128 * 1024;
+/// Most arguments and environment strings together.
+pub const MAX_STRINGS: usize = 1 << 20;
+/// Where position-independent programs go, before randomisation: two thirds of user space.
+const PIE_BASE: u64 = 0x5555_5555_4000;
+const STACK_INITIAL: u64 = 132 * 1024;
+/// Room for the growth of the stack below which mappings are placed, at least.
+const STACK_GAP_MIN: u64 = 128 << 20;
+
+/// Builds the address space of a program. ENOEXEC, E2BIG, ENOMEM, ELIBBAD, EACCES …
+pub fn load(mut request: Request<'_>) -> Result<Image> {
+    let name = program_name(&request.path);
+    let elf = resolve_scripts(&mut request)?;
+    let mm = Mm::new()?;
+    let stack_top = (USER_END - PAGE - random::below(1 << 22) * PAGE) & !(PAGE - 1);
+    let gap = request.stack_limit.clamp(STACK_GAP_MIN, USER_END / 6 * 5);
+    mm.with(|inner| {
+        inner.layout.stack_top = stack_top;
+        inner.layout.mmap_top = stack_top - gap.next_multiple_of(PAGE) - random::below(1 << 12) * PAGE;
+        let exec = elf.wants_executable_stack();
+        let mut stack = Vma::anonymous(stack_top, Prot { read: true, write: true, exec });
+        stack.grows_down = true;
+        stack.name = Some("[stack]");
+        inner.insert(stack_top - STACK_INITIAL, stack)
+    })?;
+    let place = PIE_BASE + random::below(1 << 20) * PAGE;
+    let main = elf.map(&mm, Some(place))?;
+    let interpreter = match elf.interpreter()? {
+        Some(path) => Some(map_interpreter(&mm, &path, request.open)?),
+        None => None,
+    };
+    mm.with(|inner| {
+        let start = main.end.next_multiple_of(PAGE) + random::below(1 << 10) * PAGE;
+        (inner.layout.brk_start, inner.layout.brk) = (start, start);
+    });
+    let vdso = crate::vdso::map(&mm)?;
+    let (rsp, program) = build_stack(&mm, &request, stack_top, &main, interpreter.as_ref(), vdso)?;
+    let rip = interpreter.map_or(main.entry, |interpreter| interpreter.entry);
+    if rip >= USER_END {
+        return Err(Errno::ENOEXEC);
+    }
+    Ok(Image { mm, regs: first_registers(rip, rsp), program, name })
+}
+
+/// All zero but the stack and what SYSRET loads; so the first return leaves by SYSRET.
+fn first_registers(rip: u64, rsp: u64) -> PtRegs {
+    let rflags = flags::FIXED | flags::IF;
+    PtRegs {
+        rip,
+        rcx: rip,
+        rsp,
+        rflags,
+        r11: rflags,
+        cs: selector::USER_CS.into(),
+        ss: selector::USER_DS.into(),
+        orig_rax: u64::MAX,
+        ..PtRegs::default()
+    }
+}
+
+fn program_name(path: &[u8]) -> [u8; 16] {
+    let last = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
+    let mut name = [0; 16];
+    let len = last.len().min(15);
+    name[..len].copy_from_slice(&last[..len]);
+    name
+}
+
+/// Follows `#!` lines until an ELF file is found; rewrites path, file and arguments on the way.
+fn resolve_scripts(request: &mut Request<'_>) -> Result<Elf> {
+    for _ in 0..=MAX_SCRIPT_DEPTH {
+        let cache = request.file.ops().inode().page_cache().ok_or(Errno::EACCES)?;
+        let mut start = [0u8; 2];
+        read_exact(&cache, 0, &mut start)?;
+        if start != *b"#!" {
+            return Elf::read(request.file.clone(), cache);
+        }
+        let mut line = [0u8; MAX_SCRIPT_LINE];
+        let len = cache.read(2, &mut crate::io::Sink::kernel(&mut line))?;
+        let (interpreter, argument) = parse_script_line(&line[..len])?;
+        let mut arguments = Vec::new();
+        arguments.push(interpreter.clone());
+        arguments.extend(argument);
+        arguments.push(request.path.clone());
+        arguments.extend(request.arguments.drain(..).skip(1));
+        request.arguments = arguments;
+        request.file = (request.open)(&interpreter)?;
+        request.path = interpreter;
+    }
+    Err(Errno::ELOOP)
+}
+
+/// The interpreter and its optional single argument. ENOEXEC if the line is not whole.
+fn parse_script_line(line: &[u8]) -> Result<(Vec<u8>, Option<Vec<u8>>)> {
+    let is_blank = |byte: &u8| *byte == b' ' || *byte == b'\t';
+    let end = line.iter().position(|&byte| byte == b'\n' || byte == 0);
+    let truncated = end.is_none() && line.len() == MAX_SCRIPT_LINE;
+    let line = line[..end.unwrap_or(line.len())].trim_ascii();
+    let split = line.iter().position(|byte| is_blank(byte));
+    let (path, rest) = line.split_at(split.unwrap_or(line.len()));
+    if path.is_empty() || truncated && split.is_none() {
+        return Err(Errno::ENOEXEC);
+    }
+    let rest = rest.trim_ascii();
+    Ok((path.to_vec(), (!rest.is_empty()).then(|| rest.to_vec())))
+}
+
+fn map_interpreter(
+    mm: &Arc<Mm>,
+    path: &[u8],
+    open: &dyn Fn(&[u8]) -> Result<Arc<File>>,
+) -> Result<Mapped> {
+    let file = open(path)?;
+    let cache = file.ops().inode().page_cache().ok_or(Errno::EACCES)?;
+    let as_libbad = |error| if error == Errno::ENOEXEC { Errno::ELIBBAD } else { error };
+    Elf::read(file, cache).and_then(|elf| elf.map(mm, None)).map_err(as_libbad)
+}
+
+/// Strings, then (16-byte aligned) argc, argv, envp and the auxiliary vector, as the ABI has them
+/// (System V x86-64 psABI 3.4.1). Returns the stack pointer.
+fn build_stack(
+    mm: &Arc<Mm>,
+    request: &Request<'_>,
+    top: u64,
+    main: &Mapped,
+    interpreter: Option<&Mapped>,
+    vdso: u64,
+) -> Result<(u64, Program)> {
+    let mut arguments: Vec<&[u8]> = request.arguments.iter().map(Vec::as_slice).collect();
+    if arguments.is_empty() {
+        // A program may rely on argv[0]; Linux gives it an empty one.
+        arguments.push(b"");
+    }
+    let strings = arguments.iter().copied().chain(request.environment.iter().map(Vec::as_slice));
+    let bytes: usize = strings.map(|s| s.len() + 1).sum::<usize>() + request.path.len() + 1;
+    let count = arguments.len() + request.environment.len();
+    let limit = (request.stack_limit / 4).clamp(STACK_INITIAL, 6 << 20);
+    if (bytes + count * 8) as u64 > limit {
+        return Err(Errno::E2BIG);
+    }
+    let mut block = Vec::new();
+    block.try_reserve_exact(bytes).map_err(|_| Errno::ENOMEM)?;
+    let base = top - 16 - bytes as u64;
+    let mut pointers = |strings: &mut dyn Iterator<Item = &[u8]>| {
+        let mut addresses = Vec::new();
+        for string in strings {
+            addresses.push(base + block.len() as u64);
+            block.extend_from_slice(string);
+            block.push(0);
+        }
+        (addresses, base + block.len() as u64)
+    };
+    let (argv, arguments_end) = pointers(&mut arguments.iter().copied());
+    let (envp, environment_end) = pointers(&mut request.environment.iter().map(Vec::as_slice));
+    let (exec_path, _) = pointers(&mut core::iter::once(request.path.as_slice()));
+    mm.write(base, &block)?;
+    let mut seed = [0u8; 32];
+    random::fill(&mut seed[..16]);
+    seed[16..23].copy_from_slice(b"x86_64\0");
+    let seed_at = (base - 32) & !15;
+    mm.write(seed_at, &seed)?;
+    let auxv = auxiliary_vector(request, main, interpreter, vdso, seed_at, exec_path[0]);
+    let mut words = Vec::new();
+    words.push(argv.len() as u64);
+    words.extend_from_slice(&argv);
+    words.push(0);
+    words.extend_from_slice(&envp);
+    words.push(0);
+    words.extend_from_slice(&auxv);
+    // A little randomness below the page, for what the layout of pages leaves predictable.
+    let rsp = (seed_at - random::below(128) * 16 - words.len() as u64 * 8) & !15;
+    mm.write(rsp, zerocopy::IntoBytes::as_bytes(words.as_slice()))?;
+    let program = Program {
+        file: Some(request.file.clone()),
+        path: request.path.clone(),
+        arguments: (base, arguments_end),
+        environment: (arguments_end, environment_end),
+        auxv,
+    };
+    Ok((rsp, program))
+}
+
+fn auxiliary_vector(
+    request: &Request<'_>,
+    main: &Mapped,
+    interpreter: Option<&Mapped>,
+    vdso: u64,
+    seed_at: u64,
+    path_at: u64,
+) -> Vec<u64> {
+    let credentials = request.credentials;
+    let hwcap = u64::from(machine::cpu::cpuid(1, 0)[3]);
+    // HWCAP2 bit 1: programs may use FSGSBASE instructions.
+    let hwcap2 = if machine::cpu::features().fsgsbase { 2 } else { 0 };
+    let pairs: [(u32, u64); 20] = [
+        (if vdso == 0 { at::AT_IGNORE } else { at::AT_SYSINFO_EHDR }, vdso),
+        (at::AT_MINSIGSTKSZ, machine::fpu::state_bytes() as u64 + 1024),
+        (at::AT_HWCAP, hwcap),
+        (at::AT_PAGESZ, PAGE),
+        (at::AT_CLKTCK, 100),
+        (at::AT_PHDR, main.headers),
+        (at::AT_PHENT, 56),
+        (at::AT_PHNUM, main.header_count),
+        (at::AT_BASE, interpreter.map_or(0, |mapped| mapped.bias)),
+        (at::AT_FLAGS, 0),
+        (at::AT_ENTRY, main.entry),
+        (at::AT_UID, credentials.uid.into()),
+        (at::AT_EUID, credentials.euid.into()),
+        (at::AT_GID, credentials.gid.into()),
+        (at::AT_EGID, credentials.egid.into()),
+        (at::AT_SECURE, request.secure.into()),
+        (at::AT_RANDOM, seed_at),
+        (at::AT_HWCAP2, hwcap2),
+        (at::AT_EXECFN, path_at),
+        (at::AT_PLATFORM, seed_at + 16),
+    ];
+    let mut vector: Vec<u64> =
+        pairs.iter().flat_map(|&(kind, value)| [u64::from(kind), value]).collect();
+    vector.extend_from_slice(&[u64::from(at::AT_NULL), 0]);
+    vector
+}
+
+/// Reads a NULL-terminated array of string pointers. E2BIG past the bounds.
+pub fn read_strings(array: u64) -> Result<Vec<Vec<u8>>> {
+    let mut strings = Vec::new();
+    let mut total = 0;
+    if array == 0 {
+        return Ok(strings);
+    }
+    loop {
+        let pointer =
+            crate::user::UserPtr::<u64>::new(array).add(strings.len()).read()?;
+        if pointer == 0 {
+            return Ok(strings);
+        }
+        let string = crate::user::read_c_string(pointer, MAX_STRING, Errno::E2BIG)?;
+        total += string.len() + 9;
+        if strings.len() == MAX_STRINGS || total > 6 << 20 {
+            return Err(Errno::E2BIG);
+        }
+        strings.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        strings.push(string);
+    }
+}
+
+/// Default stack limit for programs the kernel starts itself.
+pub fn stack_limit() -> u64 {
+    current().process.limit(LIMIT_STACK)
+}
+

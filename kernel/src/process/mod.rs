@@ -23,6 +23,7 @@ use crate::mm::Mm;
 use crate::sched::{SchedEntity, current};
 use crate::sync::WaitQueue;
 
+pub mod elf;
 pub mod exec;
 pub mod exit;
 pub mod signal;
@@ -244,7 +245,7 @@ pub struct Process {
     /// Its descriptors; exec may unshare them.
     pub files: SpinLock<Arc<FdTable>>,
     /// Directories and umask.
-    pub fs: SpinLock<Arc<FsContext>>,
+    pub fs: SpinLock<Option<Arc<FsContext>>>,
     /// Signal dispositions.
     pub handlers: SpinLock<Arc<signal::Handlers>>,
     /// Signals pending for the process as a whole.
@@ -374,9 +375,9 @@ impl Process {
         self.credentials.lock().clone()
     }
 
-    /// Directories and umask.
+    /// Directories and umask. Every process that runs a program has them.
     pub fn fs(&self) -> Arc<FsContext> {
-        self.fs.lock().clone()
+        self.fs.lock().clone().expect("only kernel threads have no directories")
     }
 
     /// The soft limit with this RLIMIT number.
@@ -403,4 +404,57 @@ pub fn exit_work(regs: &mut entry::PtRegs, pending: u32) {
         thread.task().take_work(work::SIGNAL);
         signal::deliver(regs);
     }
+}
+
+/// The process that kernel threads belong to: id 0, no program, never in the table.
+fn kernel_process() -> Arc<Process> {
+    static KERNEL: machine::sync::Once<Arc<Process>> = machine::sync::Once::new();
+    KERNEL
+        .call_once(|| {
+            Arc::new(Process {
+                pid: 0,
+                mm: SpinLock::new(None),
+                files: SpinLock::new(Arc::new(FdTable::new())),
+                fs: SpinLock::new(None),
+                handlers: SpinLock::new(Arc::default()),
+                signals: SpinLock::default(),
+                credentials: SpinLock::new(Arc::new(Credentials::root())),
+                limits: SpinLock::new(default_limits()),
+                family: SpinLock::default(),
+                threads: SpinLock::default(),
+                group: AtomicU32::new(0),
+                session: AtomicU32::new(0),
+                program: SpinLock::default(),
+                exit_status: AtomicI32::new(0),
+                is_zombie: AtomicBool::new(false),
+                is_exiting: AtomicBool::new(false),
+                child_events: Arc::new(WaitQueue::new()),
+                exit_signal: AtomicU32::new(0),
+                start_ns: 0,
+                past_times_ns: [const { AtomicU64::new(0) }; 4],
+            })
+        })
+        .clone()
+}
+
+/// A thread of the kernel around `task`. Kernel threads have ids above those of programs.
+pub fn kernel_thread(name: &str, task: Task) -> Arc<Thread> {
+    static NEXT: AtomicU32 = AtomicU32::new(PID_MAX + 1);
+    let tid = NEXT.fetch_add(1, Ordering::Relaxed);
+    let thread = Thread::new(tid, kernel_process(), task);
+    let len = name.len().min(15);
+    thread.name.lock()[..len].copy_from_slice(&name.as_bytes()[..len]);
+    thread
+}
+
+/// Starts a thread of the kernel. When `main` returns, the thread ends.
+pub fn spawn_kernel(name: &str, main: impl FnOnce() + Send + 'static) -> Result<Arc<Thread>> {
+    let body = move || {
+        main();
+        crate::sched::exit_current();
+    };
+    let task = Task::new_kernel(body).map_err(|_| Errno::ENOMEM)?;
+    let thread = kernel_thread(name, task);
+    crate::sched::unpark(&thread);
+    Ok(thread)
 }
