@@ -21,9 +21,11 @@ pub mod frame;
 mod heap;
 mod ioapic;
 pub mod irq;
+mod mmio;
 pub mod log;
 pub mod paging;
 pub mod panic;
+mod pci;
 pub mod percpu;
 mod platform;
 pub mod power;
@@ -34,5 +36,6 @@ mod thunk;
 pub mod time;
 mod tlb;
 pub mod uaccess;
+pub mod virtio;
 
 pub use heap::slab_bytes;

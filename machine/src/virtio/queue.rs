@@ -1,0 +1,309 @@
+//! The split virtqueue (2.7): three arrays in memory through which driver and device exchange
+//! buffers.
+//!
+//! The device may write any part of the used ring, the buffers and even the descriptors at any time
+//! and wrongly. So everything this side relies on it keeps for itself: which descriptors are free, how
+//! chains continue, and the buffers. From the device come only an id and a length, both checked.
+//!
+//! Invariants:
+//! 1. A buffer belongs to `in_flight` from before the device can see its address until after the
+//!    device said that it is done with it.
+//! 2. The rings are never freed, nor are the buffers of a queue that is dropped: nothing tells when a
+//!    device really stops writing.
+
+use alloc::vec::Vec;
+use core::mem;
+use core::sync::atomic::{AtomicU16, Ordering, fence};
+
+use super::QueueAddresses;
+use crate::frame::{self, OutOfMemory, PAGE_SHIFT, PAGE_SIZE, phys_to_virt, virt_to_phys};
+use crate::mmio::Registers;
+
+/// What is sent with one request: first the buffers the device reads, then those it writes. Empty
+/// ones are left out.
+#[derive(Debug, Default)]
+pub struct Buffers {
+    /// For the device to read.
+    pub outgoing: [Vec<u8>; 2],
+    /// For the device to write, each up to its length (not its capacity).
+    pub incoming: [Vec<u8>; 2],
+}
+
+impl Buffers {
+    fn lens(&self) -> [usize; 4] {
+        let [out_0, out_1] = &self.outgoing;
+        let [in_0, in_1] = &self.incoming;
+        [out_0.len(), out_1.len(), in_0.len(), in_1.len()]
+    }
+}
+
+/// Names a request until it is completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Token(u16);
+
+impl Token {
+    /// A number below [`Queue::size`] that no other request in flight has.
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+/// A request that the device is done with.
+#[derive(Debug)]
+pub struct Completed {
+    /// Which.
+    pub token: Token,
+    /// The buffers that were submitted.
+    pub buffers: Buffers,
+    /// Bytes the device says it wrote, from the first incoming buffer on; at most their lengths.
+    pub written: usize,
+}
+
+/// Why nothing was submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SubmitError {
+    /// All descriptors are in use: try again after a completion.
+    Full,
+    /// The device broke the protocol, or the buffers are all empty or too long.
+    Broken,
+}
+
+/// Where to tell the device that a queue has something new.
+pub(super) enum Doorbell {
+    /// A 32-bit register (memory transport).
+    Wide(Registers, u32),
+    /// A 16-bit register (PCI).
+    Narrow(Registers, u16),
+    /// Not set yet.
+    None,
+}
+
+#[repr(C)]
+struct Descriptor {
+    address: u64,
+    len: u32,
+    flags: u16,
+    next: u16,
+}
+
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+/// In the used ring: the device looks at the available ring by itself now.
+const NO_NOTIFY: u16 = 1;
+/// In the available ring: the driver wants no interrupts now.
+const NO_INTERRUPT: u16 = 1;
+/// End of a list of descriptors.
+const NONE: u16 = u16::MAX;
+
+/// One queue of a device.
+pub struct Queue {
+    size: u16,
+    descriptors: *mut Descriptor,
+    /// flags, index, then `size` heads.
+    available: *mut u16,
+    /// flags, index (16 bits each), then `size` of (id, length), 32 bits each.
+    used: *mut u16,
+    doorbell: Doorbell,
+    /// How descriptors are linked, free or used; the device's copy is not trusted.
+    links: Vec<u16>,
+    free_head: u16,
+    free_count: u16,
+    in_flight: Vec<Option<Buffers>>,
+    available_index: u16,
+    used_index: u16,
+    broken: bool,
+}
+
+// SAFETY: the pointers are to memory that only this queue and its device use; nothing is tied to a
+// CPU.
+unsafe impl Send for Queue {}
+
+impl Queue {
+    /// Largest queue, in descriptors.
+    pub(super) const MAX_SIZE: u16 = 256;
+
+    /// Makes an empty queue of `size` descriptors, a power of two.
+    pub(super) fn new(size: u16) -> Result<(Queue, QueueAddresses), OutOfMemory> {
+        assert!(size.is_power_of_two() && size <= Self::MAX_SIZE);
+        let count = usize::from(size);
+        let available_at = count * size_of::<Descriptor>();
+        let used_at = (available_at + 2 * (3 + count)).next_multiple_of(4);
+        let bytes = used_at + 6 + 8 * count;
+        let order = bytes.div_ceil(PAGE_SIZE).next_power_of_two().ilog2() as usize;
+        let pfn = frame::alloc_block(order).ok_or(OutOfMemory)?;
+        let base = phys_to_virt(u64::from(pfn) << PAGE_SHIFT);
+        // SAFETY: the block is new and has `PAGE_SIZE << order` bytes.
+        unsafe { core::ptr::write_bytes(base, 0, PAGE_SIZE << order) };
+        let phys = virt_to_phys(base);
+        let addresses = QueueAddresses {
+            descriptors: phys,
+            driver: phys + available_at as u64,
+            device: phys + used_at as u64,
+        };
+        let queue = Queue {
+            size,
+            descriptors: base.cast(),
+            available: base.wrapping_add(available_at).cast(),
+            used: base.wrapping_add(used_at).cast(),
+            doorbell: Doorbell::None,
+            links: (1..size).chain([NONE]).collect(),
+            free_head: 0,
+            free_count: size,
+            in_flight: (0..size).map(|_| None).collect(),
+            available_index: 0,
+            used_index: 0,
+            broken: false,
+        };
+        Ok((queue, addresses))
+    }
+
+    pub(super) fn set_doorbell(&mut self, doorbell: Doorbell) {
+        self.doorbell = doorbell;
+    }
+
+    /// Descriptors: a request takes one for each of its buffers that is not empty.
+    pub fn size(&self) -> usize {
+        usize::from(self.size)
+    }
+
+    /// Requests the device has not completed.
+    pub fn pending(&self) -> usize {
+        self.in_flight.iter().flatten().count()
+    }
+
+    /// Whether the device broke the protocol. The queue does nothing any more then.
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Hands buffers to the device. It learns of them at the next [`Queue::notify`]. On an error the
+    /// buffers come back.
+    pub fn submit(&mut self, buffers: Buffers) -> Result<Token, (SubmitError, Buffers)> {
+        let lens = buffers.lens();
+        let count = lens.iter().filter(|&&len| len > 0).count();
+        if self.broken || count == 0 || lens.iter().any(|&len| u32::try_from(len).is_err()) {
+            return Err((SubmitError::Broken, buffers));
+        }
+        if count > usize::from(self.free_count) {
+            return Err((SubmitError::Full, buffers));
+        }
+        let head = self.free_head;
+        let [out_0, out_1] = &buffers.outgoing;
+        let [in_0, in_1] = &buffers.incoming;
+        let parts = [(out_0, 0), (out_1, 0), (in_0, WRITE), (in_1, WRITE)];
+        let mut index = head;
+        let mut last = head;
+        let mut left = count;
+        for (buffer, flags) in parts.into_iter().filter(|(buffer, _)| !buffer.is_empty()) {
+            left -= 1;
+            let next = self.links[usize::from(index)];
+            let descriptor = Descriptor {
+                address: virt_to_phys(buffer.as_ptr()),
+                len: buffer.len() as u32,
+                flags: flags | if left > 0 { NEXT } else { 0 },
+                next: if left > 0 { next } else { 0 },
+            };
+            // SAFETY: `index` is a free descriptor below `size`; the array is ours (invariant 2).
+            unsafe { self.descriptors.add(usize::from(index)).write_volatile(descriptor) };
+            last = index;
+            index = next;
+        }
+        self.free_head = self.links[usize::from(last)];
+        self.links[usize::from(last)] = NONE;
+        self.free_count -= count as u16;
+        self.in_flight[usize::from(head)] = Some(buffers);
+        let slot = usize::from(self.available_index & (self.size - 1));
+        // SAFETY: the slot is inside the available ring.
+        unsafe { self.available.add(2 + slot).write_volatile(head) };
+        self.available_index = self.available_index.wrapping_add(1);
+        // The device must see descriptors and slot before the index.
+        self.available_word(1).store(self.available_index, Ordering::Release);
+        Ok(Token(head))
+    }
+
+    fn available_word(&self, at: usize) -> &AtomicU16 {
+        assert!(at < 2);
+        // SAFETY: flags and index of the ring, aligned, for ever (invariant 2).
+        unsafe { AtomicU16::from_ptr(self.available.add(at)) }
+    }
+
+    fn used_word(&self, at: usize) -> &AtomicU16 {
+        assert!(at < 2);
+        // SAFETY: as in `available_word`.
+        unsafe { AtomicU16::from_ptr(self.used.add(at)) }
+    }
+
+    /// Tells the device that there are new buffers, unless it looks by itself.
+    pub fn notify(&self) {
+        // The index must be visible before the flag is read, or both sides wait for each other.
+        fence(Ordering::SeqCst);
+        if self.broken || self.used_word(0).load(Ordering::Relaxed) & NO_NOTIFY != 0 {
+            return;
+        }
+        match self.doorbell {
+            // SAFETY: makes the device look at the ring, whose buffers are its to use.
+            Doorbell::Wide(register, value) => unsafe { register.write32(0, value) },
+            // SAFETY: as above.
+            Doorbell::Narrow(register, value) => unsafe { register.write16(0, value) },
+            Doorbell::None => {}
+        }
+    }
+
+    /// Asks the device to interrupt when it completes requests, or not to. It may do so all the same.
+    /// Look for completed requests after switching on: what came before raised no interrupt.
+    pub fn set_interrupts(&self, on: bool) {
+        self.available_word(0).store(if on { 0 } else { NO_INTERRUPT }, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether [`Queue::pop_completed`] would find something.
+    pub fn has_completed(&self) -> bool {
+        !self.broken && self.used_word(1).load(Ordering::Acquire) != self.used_index
+    }
+
+    /// Takes back a request that the device has completed.
+    pub fn pop_completed(&mut self) -> Option<Completed> {
+        if !self.has_completed() {
+            return None;
+        }
+        let slot = usize::from(self.used_index & (self.size - 1));
+        // SAFETY: the element is inside the used ring, 4-aligned.
+        let [id, len] = unsafe { self.used.add(2).cast::<[u32; 2]>().add(slot).read_volatile() };
+        self.used_index = self.used_index.wrapping_add(1);
+        let completed = self.take(id, len);
+        if completed.is_none() {
+            self.broken = true;
+            crate::log!("a virtio device completed what it was not given (id {id}, {len} bytes)");
+        }
+        completed
+    }
+
+    /// The request with this head, if it is in flight and may have `written` bytes.
+    fn take(&mut self, id: u32, written: u32) -> Option<Completed> {
+        let head = u16::try_from(id).ok()?;
+        let slot = self.in_flight.get_mut(usize::from(head))?;
+        let room: usize = slot.as_ref()?.incoming.iter().map(Vec::len).sum();
+        let written = usize::try_from(written).ok().filter(|&written| written <= room)?;
+        let buffers = slot.take()?;
+        let mut last = head;
+        let mut count = 1;
+        // The chain's links are ours, so the walk ends.
+        while self.links[usize::from(last)] != NONE {
+            last = self.links[usize::from(last)];
+            count += 1;
+        }
+        self.links[usize::from(last)] = self.free_head;
+        self.free_head = head;
+        self.free_count += count;
+        Some(Completed { token: Token(head), buffers, written })
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        for buffers in self.in_flight.iter_mut().filter_map(Option::take) {
+            // Invariant 2.
+            mem::forget(buffers);
+        }
+    }
+}
