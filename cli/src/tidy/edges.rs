@@ -1,0 +1,126 @@
+//! Which crate may depend on which: mechanisms decide, machine acts, kernel serves, objtool
+//! proves, the command line drives. An edge against that order is a finding.
+
+use std::path::Path;
+
+use super::{Finding, Source};
+
+/// A crate's folder (or the folder above several), and the folders it may depend on.
+const ALLOWED: [(&str, &[&str]); 8] = [
+    ("abi", &[]),
+    ("formats", &[]),
+    ("mechanisms", &["abi", "mechanisms"]),
+    ("machine", &["abi", "formats", "mechanisms"]),
+    ("kernel", &["abi", "formats", "machine", "mechanisms"]),
+    ("objtool", &["abi", "mechanisms"]),
+    ("cli", &["abi", "formats", "mechanisms", "objtool"]),
+    ("guest", &["abi"]),
+];
+/// The binding of machine and kernel into one image has edges of its own.
+const IMAGE: (&str, &[&str]) = (
+    "machine/image",
+    &["abi", "formats", "kernel", "machine", "mechanisms"],
+);
+
+pub(super) fn check(manifests: &[&Source], findings: &mut Vec<Finding>) {
+    for manifest in manifests {
+        let dir = manifest.path.parent().unwrap_or(Path::new(""));
+        if dir == Path::new("") {
+            continue;
+        }
+        let rule = ALLOWED.iter().find(|(place, _)| dir.starts_with(place));
+        let rule = if dir.starts_with(IMAGE.0) {
+            Some(&IMAGE)
+        } else {
+            rule
+        };
+        let Some((_, allowed)) = rule else {
+            let text = "a crate in a folder that `edges.rs` does not know";
+            findings.push(Finding::new(&manifest.path, 0, text));
+            continue;
+        };
+        for (line, name) in workspace_dependencies(&manifest.text) {
+            let place = place_of(name, manifests);
+            if let Some(place) = place.filter(|place| !allowed.contains(&place.as_str())) {
+                let text = format!("depends on {name}, which is in {place}/");
+                findings.push(Finding::new(&manifest.path, line, text));
+            }
+        }
+    }
+}
+
+/// Names in `[dependencies]` that come from the workspace, and their lines.
+fn workspace_dependencies(manifest: &str) -> Vec<(usize, &str)> {
+    let mut section = "";
+    let mut found = Vec::new();
+    for (index, line) in manifest.lines().enumerate() {
+        if line.starts_with('[') {
+            section = line.trim();
+        } else if section == "[dependencies]"
+            && line.contains("workspace")
+            && let Some((name, _)) = line.split_once(['.', ' ', '='])
+        {
+            found.push((index + 1, name.trim()));
+        }
+    }
+    found
+}
+
+/// The folder of the workspace that the crate with library name `name` is in; `None` for crates
+/// from elsewhere.
+fn place_of(name: &str, manifests: &[&Source]) -> Option<String> {
+    let dirs = manifests
+        .iter()
+        .filter_map(|manifest| manifest.path.parent());
+    let dir = dirs
+        .into_iter()
+        .find(|dir| dir.file_name().is_some_and(|last| last == name))?;
+    Some(
+        dir.components()
+            .next()?
+            .as_os_str()
+            .to_string_lossy()
+            .into_owned(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn findings(manifests: &[(&str, &str)]) -> Vec<String> {
+        let source = |(path, text): &(&str, &str)| Source {
+            path: Path::new(path).join("Cargo.toml"),
+            text: (*text).to_owned(),
+        };
+        let sources: Vec<Source> = manifests.iter().map(source).collect();
+        let mut findings = Vec::new();
+        check(&sources.iter().collect::<Vec<_>>(), &mut findings);
+        findings.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn edges_point_one_way() {
+        let machine = ("machine", "[dependencies]\nentry.workspace = true\n");
+        let entry = ("mechanisms/entry", "[dependencies]\nbitflags = \"2\"\n");
+        assert_eq!(findings(&[machine, entry]), [""; 0]);
+        let entry = (
+            "mechanisms/entry",
+            "[dependencies]\nmachine = { workspace = true }\n",
+        );
+        let expected = "mechanisms/entry/Cargo.toml:2: depends on machine, which is in machine/";
+        assert_eq!(findings(&[machine, entry]), [expected]);
+    }
+
+    #[test]
+    fn tests_may_use_more_and_the_image_binds() {
+        let entry = (
+            "mechanisms/entry",
+            "[dev-dependencies]\nmachine.workspace = true\n",
+        );
+        let image = ("machine/image", "[dependencies]\nkernel.workspace = true\n");
+        let machine = ("machine", "");
+        assert_eq!(findings(&[machine, entry, image, ("kernel", "")]), [""; 0]);
+        assert_eq!(findings(&[("utils", "")]).len(), 1);
+    }
+}

@@ -1,0 +1,125 @@
+//! Rules for the sources that rustfmt and clippy do not know, each with its own small test.
+//!
+//! | Rule | What |
+//! |---|---|
+//! | header | a source file begins with `//!` (or takes its README as documentation) |
+//! | length | a function has at most 70 lines; `long_functions.txt` lists the ones that have more |
+//! | width | a line has at most 100 columns |
+//! | unsafe | `unsafe`, assembly and link tricks are in `machine/` and `guest/` alone |
+//! | safety | a SAFETY comment is an argument: empty phrases are findings |
+//! | edges | crates depend on each other as the picture in ARCHITECTURE.md shows |
+//!
+//! Reading order: [`check_repository`], then `rules`, `functions`, `edges`; `lex` takes comments and
+//! strings out of a source. Neighbour: `check`.
+
+mod edges;
+mod functions;
+mod lex;
+mod rules;
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+
+/// Sources of one repository; a bound against walking a wrong folder.
+const FILES_MAX: usize = 10_000;
+
+/// Where a rule is broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Finding {
+    path: PathBuf,
+    /// From 1; 0 if the file as a whole is meant.
+    line: usize,
+    text: String,
+}
+
+impl Finding {
+    fn new(path: &Path, line: usize, text: impl Into<String>) -> Self {
+        Self {
+            path: path.to_owned(),
+            line,
+            text: text.into(),
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => write!(f, "{}: {}", self.path.display(), self.text),
+            line => write!(f, "{}:{line}: {}", self.path.display(), self.text),
+        }
+    }
+}
+
+/// A source file: its path in the repository and its text.
+#[derive(Clone, Debug)]
+struct Source {
+    path: PathBuf,
+    text: String,
+}
+
+impl Source {
+    fn has_extension(&self, extension: &str) -> bool {
+        self.path
+            .extension()
+            .is_some_and(|other| other == extension)
+    }
+}
+
+/// Everything that breaks a rule.
+pub(crate) fn check_repository(repository: &Path) -> Result<Vec<Finding>, Error> {
+    let mut sources = Vec::new();
+    collect(repository, Path::new(""), &mut sources)?;
+    sources.sort_by(|a, b| a.path.cmp(&b.path));
+    let mut findings = Vec::new();
+    for source in &sources {
+        if source.has_extension("rs") {
+            rules::check(source, &mut findings);
+        } else if source.has_extension("S") {
+            rules::check_assembly(source, &mut findings);
+        }
+    }
+    let rust: Vec<&Source> = sources
+        .iter()
+        .filter(|source| source.has_extension("rs"))
+        .collect();
+    functions::check(&rust, functions::EXCEPTIONS, &mut findings);
+    let manifests = sources
+        .iter()
+        .filter(|source| source.path.ends_with("Cargo.toml"));
+    edges::check(&manifests.collect::<Vec<_>>(), &mut findings);
+    Ok(findings)
+}
+
+/// Reads the sources below `dir`, which is relative to the repository.
+fn collect(repository: &Path, dir: &Path, sources: &mut Vec<Source>) -> Result<(), Error> {
+    let host = repository.join(dir);
+    let entries = fs::read_dir(&host).map_err(|error| format!("{}: {error}", host.display()))?;
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        let hidden = name.to_string_lossy().starts_with('.');
+        let path = dir.join(&name);
+        let kind = entry.file_type()?;
+        if hidden || name == "target" || sources.len() >= FILES_MAX {
+            continue;
+        }
+        if kind.is_dir() {
+            collect(repository, &path, sources)?;
+            continue;
+        }
+        let source = Source {
+            path,
+            text: String::new(),
+        };
+        let wanted = source.has_extension("rs") || source.has_extension("S");
+        if kind.is_file() && (wanted || name == "Cargo.toml") {
+            let text = String::from_utf8_lossy(&fs::read(entry.path())?).into_owned();
+            sources.push(Source { text, ..source });
+        }
+    }
+    Ok(())
+}
