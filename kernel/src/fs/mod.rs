@@ -11,6 +11,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::any::Any;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use abi::{Errno, Result};
 
@@ -18,8 +19,13 @@ use crate::io::{Sink, Source};
 use crate::mm::page_cache::PageCache;
 use crate::poll::{PollTable, events};
 
+pub mod anon;
+pub mod dentry;
 pub mod file;
+pub mod mount;
 pub mod path;
+pub mod permission;
+pub mod special;
 
 pub use file::{Fd, FdTable, File};
 
@@ -219,6 +225,25 @@ pub trait FileSystem: Send + Sync {
     fn name(&self) -> &'static str;
     /// statfs(2): magic number, block size, blocks, free blocks, files, free files.
     fn statistics(&self) -> Statistics;
+    /// Whether names only change through this kernel, so that they may be cached (present ones and
+    /// missing ones). False for procfs, whose names come and go by themselves.
+    fn caches_names(&self) -> bool {
+        true
+    }
+    /// Writes everything to where it lasts (sync(2)).
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+    /// Its own options in /proc/mounts, beginning with a comma; empty if there are none.
+    fn options(&self) -> Vec<u8> {
+        Vec::new()
+    }
+}
+
+/// A device number of its own for a file system that is on no device (major number 0).
+pub fn anonymous_device() -> u64 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    special::make_device(0, NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// See statfs(2).
