@@ -1,7 +1,7 @@
 //! Objects without a name: what pipes, sockets, event counters and other descriptors show to fstat(2)
 //! and /proc/PID/fd.
 //!
-//! Neighbours: `ipc` and `net` make them with [`inode`]; a kind that can be opened again through
+//! Neighbours: `ipc` and `net` make them with [`AnonInode::new`]; a kind that can be opened again through
 //! /proc/PID/fd (pipes) says how with [`AnonInode::set_opener`].
 
 use alloc::format;
@@ -19,17 +19,6 @@ use super::path::Location;
 use super::{FileOps, FileSystem, FileType, Inode, Metadata, SetAttributes, Statistics};
 use crate::sched::{current, has_current};
 
-/// What kind of thing a descriptor without a name is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
-    /// `pipe:[N]`
-    Pipe,
-    /// `socket:[N]`
-    Socket,
-    /// `anon_inode:NAME`, such as `[eventfd]`.
-    Other(&'static str),
-}
-
 /// How an object is opened once more (open(2) of /proc/PID/fd/N).
 pub trait Reopen: Send + Sync {
     /// Opens it with open(2)'s flags.
@@ -38,7 +27,8 @@ pub trait Reopen: Send + Sync {
 
 /// See the module.
 pub struct AnonInode {
-    class: Class,
+    file_type: FileType,
+    label: &'static str,
     number: u64,
     attributes: SpinLock<Attributes>,
     opener: SpinLock<Option<Weak<dyn Reopen>>>,
@@ -55,25 +45,27 @@ struct Attributes {
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// A new object of `class`, owned by the current process.
-pub fn inode(class: Class) -> Arc<AnonInode> {
-    let (uid, gid) = if has_current() {
-        let credentials = current().process.credentials();
-        (credentials.fsuid, credentials.fsgid)
-    } else {
-        (0, 0)
-    };
-    let mode = if class == Class::Socket { 0o777 } else { 0o600 };
-    let time_ns = crate::time::realtime_ns() as i64;
-    Arc::new(AnonInode {
-        class,
-        number: NEXT.fetch_add(1, Ordering::Relaxed),
-        attributes: SpinLock::new(Attributes { mode, uid, gid, time_ns }),
-        opener: SpinLock::new(None),
-    })
-}
-
 impl AnonInode {
+    /// A new object with permission bits `mode`, owned by the current process's user. `label` is
+    /// what /proc shows: `pipe`, `socket`, `[eventfd]` and so on.
+    #[must_use]
+    pub fn new(file_type: FileType, mode: u32, label: &'static str) -> Arc<AnonInode> {
+        let (uid, gid) = if has_current() {
+            let credentials = current().process.credentials();
+            (credentials.fsuid, credentials.fsgid)
+        } else {
+            (0, 0)
+        };
+        let time_ns = crate::time::realtime_ns() as i64;
+        Arc::new(AnonInode {
+            file_type,
+            label,
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
+            attributes: SpinLock::new(Attributes { mode, uid, gid, time_ns }),
+            opener: SpinLock::new(None),
+        })
+    }
+
     /// Says how it is opened again.
     pub fn set_opener(&self, opener: Weak<dyn Reopen>) {
         *self.opener.lock() = Some(opener);
@@ -84,12 +76,13 @@ impl AnonInode {
         self.number
     }
 
-    /// What /proc/PID/fd shows.
-    pub fn display_name(&self) -> String {
-        match self.class {
-            Class::Pipe => format!("pipe:[{}]", self.number),
-            Class::Socket => format!("socket:[{}]", self.number),
-            Class::Other(name) => format!("anon_inode:{name}"),
+    /// The target of the link in /proc/PID/fd: `pipe:[7]`, `anon_inode:[eventfd]`.
+    #[must_use]
+    pub fn link_text(&self) -> String {
+        if self.label.starts_with('[') {
+            format!("anon_inode:{}", self.label)
+        } else {
+            format!("{}:[{}]", self.label, self.number)
         }
     }
 }
@@ -100,7 +93,7 @@ impl Inode for AnonInode {
         Ok(Metadata {
             device: file_system().device,
             inode: self.number,
-            file_type: self.file_type(),
+            file_type: self.file_type,
             mode: attributes.mode,
             links: 1,
             uid: attributes.uid,
@@ -128,11 +121,7 @@ impl Inode for AnonInode {
     }
 
     fn file_type(&self) -> FileType {
-        match self.class {
-            Class::Pipe => FileType::Fifo,
-            Class::Socket => FileType::Socket,
-            Class::Other(_) => FileType::Regular,
-        }
+        self.file_type
     }
 
     fn file_system(&self) -> Arc<dyn FileSystem> {
@@ -156,7 +145,7 @@ struct AnonFs {
 
 impl FileSystem for AnonFs {
     fn root(&self) -> Arc<dyn Inode> {
-        inode(Class::Other("[root]"))
+        AnonInode::new(FileType::Directory, 0, "[root]")
     }
 
     fn name(&self) -> &'static str {
@@ -178,7 +167,7 @@ pub fn location(inode: Arc<dyn Inode>) -> Location {
     static MOUNT: Once<Arc<Mount>> = Once::new();
     let mount = MOUNT.call_once(|| mount::detached(file_system().clone()));
     let name = match inode.as_any().downcast_ref::<AnonInode>() {
-        Some(anon) => anon.display_name(),
+        Some(anon) => anon.link_text(),
         None => String::from("anon_inode:[unknown]"),
     };
     Location::new(mount.clone(), Dentry::detached(inode, name.as_bytes()))
