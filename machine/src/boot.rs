@@ -8,7 +8,7 @@ use crate::cpu::{self, MAX_CPUS};
 use crate::frame::{self, PAGE_SIZE, PHYS_OFFSET};
 use crate::paging::{self, KERNEL_BASE, Segment};
 use crate::sync::Once;
-use crate::{apic, descriptors, log, percpu, smp, time, uaccess};
+use crate::{apic, descriptors, log, percpu, selftest, smp, time, uaccess};
 
 global_asm!(include_str!("boot.S"), options(att_syntax, raw));
 
@@ -187,6 +187,8 @@ extern "C" fn boot_first_cpu(start_info: u64) -> ! {
     percpu::local().apic_id.set(apic_id);
     crate::platform::init(crate::boot::info().rsdp);
     time::init();
+    selftest::check_registers();
+    selftest::check_page_tables();
     smp::start_others();
     limen_main()
 }
@@ -200,19 +202,17 @@ pub(crate) extern "C" fn boot_other_cpu(cpu: u64) -> ! {
     unsafe { cpu::write_cr3(paging::kernel_root()) };
     descriptors::init().expect("memory for interrupt stacks");
     apic::init();
+    selftest::check_registers();
     smp::arrived();
     limen_secondary()
 }
 
 fn segments() -> [Segment; 3] {
-    // SAFETY: only the addresses of the linker's symbols are used.
-    unsafe {
-        [
-            (address(&raw const __text_start), address(&raw const __text_end), false, true),
-            (address(&raw const __rodata_start), address(&raw const __rodata_end), false, false),
-            (address(&raw const __data_start), address(&raw const __data_end), true, false),
-        ]
-    }
+    [
+        (address(&raw const __text_start), address(&raw const __text_end), false, true),
+        (address(&raw const __rodata_start), address(&raw const __rodata_end), false, false),
+        (address(&raw const __data_start), address(&raw const __data_end), true, false),
+    ]
     .map(|(start, end, write, exec)| Segment { start, end, write, exec })
 }
 

@@ -33,6 +33,8 @@ pub mod msr {
     pub const KERNEL_GS_BASE: u32 = 0xc000_0102;
     /// Page attribute table.
     pub const PAT: u32 = 0x277;
+    /// What RDTSCP and RDPID return beside the time: this CPU's id.
+    pub const TSC_AUX: u32 = 0xc000_0103;
     /// TSC deadline of the local APIC timer.
     pub const TSC_DEADLINE: u32 = 0x6e0;
     /// What this CPU is not vulnerable to (Intel).
@@ -394,6 +396,10 @@ pub(crate) fn init() {
     let cr0 = (read_cr0() | cr::CR0_MP | cr::CR0_NE | cr::CR0_WP) & !(cr::CR0_EM | cr::CR0_TS);
     // SAFETY: paging and protection bits are kept; WP is added; EM and TS only concern the FPU.
     unsafe { write_cr0(cr0) };
+    if f.rdtscp || f.rdpid {
+        // SAFETY: the register exists with either instruction, and only they read it.
+        unsafe { wrmsr(msr::TSC_AUX, crate::percpu::cpu_id() as u64) };
+    }
     if f.xsave {
         // SAFETY: OSXSAVE was set above, and `xcr0` is a subset of what CPUID.0DH reports.
         unsafe {

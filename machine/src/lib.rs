@@ -29,6 +29,7 @@ mod pci;
 pub mod percpu;
 mod platform;
 pub mod power;
+mod selftest;
 mod smp;
 pub mod sync;
 pub mod task;
@@ -37,5 +38,6 @@ pub mod time;
 mod tlb;
 pub mod uaccess;
 pub mod virtio;
+pub mod vdso;
 
 pub use heap::slab_bytes;

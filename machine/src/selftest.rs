@@ -1,0 +1,63 @@
+//! The boot self-test: are the protections that this CPU has really on? It reads the registers and
+//! walks the page tables that are in use, and trusts nothing that was "set up" before. A machine
+//! that fails it does not boot.
+
+use crate::cpu::{self, cr, features, msr};
+use crate::paging;
+
+unsafe extern "C" {
+    static __text_start: u8;
+    static __text_end: u8;
+    static __rodata_start: u8;
+    static __rodata_end: u8;
+    static __data_start: u8;
+    static __data_end: u8;
+}
+
+/// Checks this CPU's control registers. Every CPU calls it before it runs programs.
+pub(crate) fn check_registers() {
+    let f = features();
+    let (cr0, cr4, efer) = (cpu::read_cr0(), cpu::read_cr4(), cpu::rdmsr(msr::EFER));
+    let must: [(&str, bool, bool); 8] = [
+        ("CR0.WP", true, cr0 & cr::CR0_WP != 0),
+        ("EFER.NXE", true, efer & cr::EFER_NXE != 0),
+        ("EFER.SCE", true, efer & cr::EFER_SCE != 0),
+        ("CR4.SMEP", f.smep, cr4 & cr::CR4_SMEP != 0),
+        ("CR4.SMAP", f.smap, cr4 & cr::CR4_SMAP != 0),
+        ("CR4.UMIP", f.umip, cr4 & cr::CR4_UMIP != 0),
+        ("CR4.FSGSBASE", f.fsgsbase, cr4 & cr::CR4_FSGSBASE != 0),
+        ("CR4.PGE", f.pge, cr4 & cr::CR4_PGE != 0),
+    ];
+    for (name, has, on) in must {
+        assert!(!has || on, "self-test: this CPU has {name}, and it is off");
+    }
+}
+
+/// Checks the rights of every page of the kernel image, of its aliases in the direct map, and of the
+/// guard below a stack. On the first CPU.
+pub(crate) fn check_page_tables() {
+    let ranges = [
+        ("text", &raw const __text_start, &raw const __text_end, false, true),
+        ("rodata", &raw const __rodata_start, &raw const __rodata_end, false, false),
+        ("data", &raw const __data_start, &raw const __data_end, true, false),
+    ];
+    for (name, start, end, want_write, want_exec) in ranges {
+        for page in (start as u64..end as u64).step_by(crate::frame::PAGE_SIZE) {
+            let (present, write, exec, user) = paging::kernel_rights(page);
+            assert!(
+                present && write == want_write && exec == want_exec && !user,
+                "self-test: {name} page {page:#x} has wrong rights"
+            );
+            let alias = page - paging::KERNEL_BASE + crate::frame::PHYS_OFFSET;
+            let (_, alias_write, alias_exec, alias_user) = paging::kernel_rights(alias);
+            assert!(
+                alias_write == want_write && !alias_exec && !alias_user,
+                "self-test: the alias of {name} page {page:#x} has wrong rights"
+            );
+        }
+    }
+    let stack = paging::KernelStack::new().expect("memory for a stack");
+    let bottom = stack.top() - paging::KERNEL_STACK_SIZE as u64;
+    assert!(paging::kernel_rights(bottom).1, "self-test: a kernel stack is not writable");
+    assert!(!paging::kernel_rights(bottom - 1).0, "self-test: a kernel stack has no guard page");
+}
