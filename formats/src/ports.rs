@@ -7,8 +7,8 @@
 //! `VIRTIO_CONSOLE_PORT_READY` and then `VIRTIO_CONSOLE_PORT_OPEN` (value 1) for it, and throws
 //! away what the guest writes to a port whose host side the device has not reported open. Before
 //! the guest ends the VM it waits until the device gave back every output buffer: then the bytes
-//! are in the host's socket. Neighbours: `cli/src/run/qemu.rs` makes the devices, the kernel's drivers look
-//! for them.
+//! are in the host's socket. Neighbours: `cli/src/run/qemu.rs` makes the devices, the kernel's
+//! drivers look for them.
 
 /// Port number of the control channel ([`crate::control`]).
 pub const CONTROL_PORT_NR: u32 = 1;

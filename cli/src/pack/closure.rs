@@ -1,8 +1,8 @@
 //! The closure of a program: its file and all that is needed to start it.
 //!
 //! Why it is hard: the search for a library depends on who asks. DT_RPATH counts for a file and
-//! for all that it loads, unless the file has DT_RUNPATH, which counts for the file alone; `$ORIGIN`
-//! is the folder of the file that says it; then LD_LIBRARY_PATH, the cache, the built-in folders
+//! for all that it loads, unless the file has DT_RUNPATH, which counts for the file alone;
+//! `$ORIGIN` is the folder of the file that says it; then LD_LIBRARY_PATH, the cache, the built-in folders
 //! (ld.so(8)). Scripts need their `#!` interpreter (execve(2)), which may be a script again, and
 //! `/usr/bin/env NAME` looks NAME up in PATH.
 //!

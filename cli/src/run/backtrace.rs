@@ -1,7 +1,7 @@
 //! Names and lines for the addresses of a kernel panic.
 //!
-//! The kernel prints `  #N 0xffffffff8xxxxxxx` (it carries no symbols); the image has them. A return
-//! address points behind its call, so all but the first are looked up one byte earlier.
+//! The kernel prints `  #N 0xffffffff8xxxxxxx` (it carries no symbols); the image has them. A
+//! return address points behind its call, so all but the first are looked up one byte earlier.
 //! Neighbours: `klog.rs` finds the lines.
 
 use std::path::Path;

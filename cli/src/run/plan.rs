@@ -4,7 +4,7 @@
 //! named by the caller on the host and must mean the same in the guest, which sees the caller's
 //! tree, another tree, or only what was packed.
 //!
-//! Neighbours: `mod.rs` runs what [`Plan::make`] makes; `formats::boot_config` is the result's form.
+//! Neighbours: `mod.rs` runs what [`Plan::make`] makes; `formats::boot_config` is its form.
 
 use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal as _;

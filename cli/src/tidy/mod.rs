@@ -9,8 +9,8 @@
 //! | safety | a SAFETY comment is an argument: empty phrases are findings |
 //! | edges | crates depend on each other as the picture in ARCHITECTURE.md shows |
 //!
-//! Reading order: [`check_repository`], then `rules`, `functions`, `edges`; `lex` takes comments and
-//! strings out of a source. Neighbour: `check`.
+//! Reading order: [`check_repository`], then `rules`, `functions`, `edges`; `lex` takes comments
+//! and strings out of a source. Neighbour: `check`.
 
 mod edges;
 mod functions;
