@@ -13,6 +13,7 @@ use machine::task::Task;
 
 pub mod fs;
 pub mod io;
+pub mod ipc;
 pub mod mm;
 pub mod poll;
 pub mod process;

@@ -122,6 +122,12 @@ impl WaitQueue {
         drop(removed);
     }
 
+    /// Whether anybody is on the queue, at this moment.
+    #[inline]
+    pub fn has_waiters(&self) -> bool {
+        self.occupied.load(Ordering::SeqCst)
+    }
+
     /// Wakes all waiters. `events`: poll mask, 0 for "anything".
     #[inline]
     pub fn wake_all(&self, events: u32) {

@@ -5,7 +5,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
@@ -31,6 +31,8 @@ pub struct File {
     pub position: Mutex<u64>,
     /// Identity, for epoll and record locks.
     pub id: u64,
+    /// Some epoll set watches it.
+    is_watched: AtomicBool,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -49,7 +51,13 @@ impl File {
             flags: AtomicU32::new(flags & !(raw::O_CREAT | raw::O_EXCL | raw::O_CLOEXEC)),
             position: Mutex::new(0),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            is_watched: AtomicBool::new(false),
         })
+    }
+
+    /// An epoll set watches it from now on: its end must be told.
+    pub fn set_watched(&self) {
+        self.is_watched.store(true, Ordering::SeqCst);
     }
 
     /// What it does.
@@ -109,6 +117,9 @@ impl File {
 impl Drop for File {
     fn drop(&mut self) {
         let ops = self.ops.clone();
+        if self.is_watched.load(Ordering::SeqCst) {
+            crate::ipc::epoll::file_closed(self.id);
+        }
         ops.release(self);
     }
 }

@@ -3,6 +3,7 @@
 use abi::{Errno, Result, general as nr};
 use entry::PtRegs;
 
+use crate::ipc;
 use crate::mm::syscalls as mm;
 
 /// The six arguments (syscall(2), x86-64).
@@ -46,6 +47,23 @@ fn dispatch(_regs: &mut PtRegs, number: u64, a: &Args) -> Result<u64> {
         nr::__NR_msync => mm::msync(a),
         // --- files
         // --- waiting and ipc
+        nr::__NR_pipe => ipc::pipe::sys_pipe(a),
+        nr::__NR_pipe2 => ipc::pipe::sys_pipe2(a),
+        nr::__NR_eventfd => ipc::eventfd::sys_eventfd(a),
+        nr::__NR_eventfd2 => ipc::eventfd::sys_eventfd2(a),
+        nr::__NR_timerfd_create => ipc::timerfd::sys_timerfd_create(a),
+        nr::__NR_timerfd_settime => ipc::timerfd::sys_timerfd_settime(a),
+        nr::__NR_timerfd_gettime => ipc::timerfd::sys_timerfd_gettime(a),
+        nr::__NR_poll => ipc::select::sys_poll(a),
+        nr::__NR_ppoll => ipc::select::sys_ppoll(a),
+        nr::__NR_select => ipc::select::sys_select(a),
+        nr::__NR_pselect6 => ipc::select::sys_pselect6(a),
+        nr::__NR_epoll_create => ipc::epoll::sys_epoll_create(a),
+        nr::__NR_epoll_create1 => ipc::epoll::sys_epoll_create1(a),
+        nr::__NR_epoll_ctl => ipc::epoll::sys_epoll_ctl(a),
+        nr::__NR_epoll_wait => ipc::epoll::sys_epoll_wait(a),
+        nr::__NR_epoll_pwait => ipc::epoll::sys_epoll_pwait(a),
+        nr::__NR_epoll_pwait2 => ipc::epoll::sys_epoll_pwait2(a),
         // --- processes
         // --- signals
         // --- time and scheduling

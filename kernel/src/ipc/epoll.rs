@@ -1,0 +1,527 @@
+//! Waiting for many files by a set that the kernel keeps (epoll(7)).
+//!
+//! An [`Item`] is one registered (file, descriptor). It stays on the file's wait queues while it is
+//! registered; a wake-up puts it on the set's ready list, from any context. epoll_wait takes items
+//! off that list and asks their files: a file that is not ready after all just leaves the list, one
+//! that is ready is reported, and with level triggering goes back to the end of the list. So a wait
+//! costs what is ready, not what is registered.
+//!
+//! No wake-up is lost: an item is taken off the list (its mark cleared) before its file is asked,
+//! so whatever happens after the question puts it back.
+//!
+//! The ready list, not the set, is what items point to: a wake-up never holds the last reference to
+//! a set or to a file. Cycles of references (item, its registration, the queue) are cut by
+//! [`Item::detach`], which every removal calls.
+//!
+//! Locks, outermost first: [`NESTING`], a set's `items`, an item's `registration`, a wait queue, a
+//! ready list, the set's own queue.
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::any::Any;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use abi::{Errno, Result, general as raw};
+use machine::sync::SpinLock;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{read_timeout, signals};
+use crate::fs::{Fd, File, FileOps, FileType, Inode, anon::AnonInode};
+use crate::poll::{PollTable, events};
+use crate::sched::Sleep;
+use crate::sync::{Mutex, WaitError, WaitQueue, Wake};
+use crate::syscall::Args;
+use crate::time::Deadline;
+use crate::user::UserPtr;
+
+/// Most items of one set.
+const ITEMS_MAX: usize = 1 << 20;
+/// Deepest chain of sets that watch sets (epoll_ctl(2), ELOOP).
+const DEPTH_MAX: usize = 5;
+
+/// `struct epoll_event` (epoll_ctl(2)); packed on x86-64.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
+#[repr(C, packed)]
+struct Event {
+    events: u32,
+    data: u64,
+}
+
+/// Flags beside the poll mask.
+const FLAGS: u32 = raw::EPOLLET | raw::EPOLLONESHOT | EPOLLWAKEUP | raw::EPOLLEXCLUSIVE;
+const EPOLLWAKEUP: u32 = 1 << 29;
+/// What EPOLLEXCLUSIVE may be combined with.
+const EXCLUSIVE_OK: u32 = events::IN
+    | events::OUT
+    | events::ERR
+    | events::HUP
+    | EPOLLWAKEUP
+    | raw::EPOLLET
+    | raw::EPOLLEXCLUSIVE;
+
+/// Items that may be ready, and who waits for them.
+struct ReadyList {
+    items: SpinLock<VecDeque<Arc<Item>>>,
+    /// Waiters in epoll_wait, and whoever polls the set itself.
+    queue: Arc<WaitQueue>,
+    /// Id of the set's open file.
+    owner: AtomicU64,
+    /// Some file was closed: the set has items to throw away.
+    is_stale: AtomicBool,
+}
+
+impl ReadyList {
+    /// Puts the item on the list unless it is there. Its place has been reserved.
+    fn push(&self, item: &Arc<Item>) {
+        if !item.is_listed.swap(true, Ordering::SeqCst) {
+            self.items.lock().push_back(item.clone());
+        }
+    }
+
+    fn pop(&self) -> Option<Arc<Item>> {
+        self.items.lock().pop_front()
+    }
+
+    fn len(&self) -> usize {
+        self.items.lock().len()
+    }
+}
+
+/// One registration.
+struct Item {
+    me: Weak<Item>,
+    list: Arc<ReadyList>,
+    file: Weak<File>,
+    file_id: u64,
+    /// Poll mask with flags; without mask bits after EPOLLONESHOT has fired.
+    mask: AtomicU32,
+    data: AtomicU64,
+    is_listed: AtomicBool,
+    registration: Mutex<Option<PollTable>>,
+}
+
+impl Item {
+    /// What its file can do now, of what is wanted.
+    fn ask(&self, table: &mut PollTable) -> u32 {
+        let mask = self.mask.load(Ordering::SeqCst) & !FLAGS;
+        if mask == 0 {
+            return 0;
+        }
+        match self.file.upgrade() {
+            Some(file) => file.ops().poll(&file, table) & mask,
+            None => 0,
+        }
+    }
+
+    /// Leaves the file's queues. Afterwards nothing but the ready list may hold the item.
+    fn detach(&self) {
+        self.mask.store(0, Ordering::SeqCst);
+        let registration = self.registration.lock().take();
+        drop(registration);
+    }
+}
+
+impl Wake for Item {
+    fn wake(&self, happened: u32) -> bool {
+        let mask = self.mask.load(Ordering::SeqCst) & !FLAGS;
+        if mask == 0 || (happened != 0 && happened & mask == 0) {
+            return false;
+        }
+        let Some(me) = self.me.upgrade() else { return false };
+        self.list.push(&me);
+        let has_waiters = self.list.queue.has_waiters();
+        self.list.queue.wake_one(events::READABLE);
+        // A set that nobody waits on does not use up the one wake-up of exclusive waiters.
+        has_waiters
+    }
+}
+
+/// A set.
+pub struct Epoll {
+    items: Mutex<BTreeMap<(u64, Fd), Arc<Item>>>,
+    list: Arc<ReadyList>,
+    inode: Arc<AnonInode>,
+}
+
+/// Taken when a set is put into a set: makes the check for cycles mean something.
+static NESTING: Mutex<()> = Mutex::new(());
+
+/// Items by the file they watch, so that its close finds them.
+static WATCHERS: SpinLock<BTreeMap<u64, Vec<Weak<Item>>>> = SpinLock::new(BTreeMap::new());
+/// Most registrations in the system (fs.epoll.max_user_watches).
+const WATCHES_MAX: usize = 1 << 20;
+static WATCHES: AtomicU64 = AtomicU64::new(0);
+
+/// The last reference to a watched file is gone: its items leave their sets.
+pub fn file_closed(file_id: u64) {
+    let watchers = WATCHERS.lock().remove(&file_id).unwrap_or_default();
+    for item in watchers.iter().filter_map(Weak::upgrade) {
+        item.detach();
+        item.list.is_stale.store(true, Ordering::SeqCst);
+        WATCHES.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn watch(item: &Arc<Item>) -> Result<()> {
+    let mut watchers = WATCHERS.lock();
+    if WATCHES.load(Ordering::Relaxed) >= WATCHES_MAX as u64 {
+        return Err(Errno::ENOSPC);
+    }
+    let list = watchers.entry(item.file_id).or_default();
+    list.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+    list.push(Arc::downgrade(item));
+    WATCHES.fetch_add(1, Ordering::Relaxed);
+    Ok(())
+}
+
+fn unwatch(item: &Arc<Item>) {
+    let mut watchers = WATCHERS.lock();
+    let Some(list) = watchers.get_mut(&item.file_id) else { return };
+    let before = list.len();
+    list.retain(|other| !core::ptr::eq(other.as_ptr(), Arc::as_ptr(item)));
+    WATCHES.fetch_sub((before - list.len()) as u64, Ordering::Relaxed);
+    if list.is_empty() {
+        watchers.remove(&item.file_id);
+    }
+}
+
+impl Epoll {
+    /// Registers a file. EEXIST, ENOSPC, ENOMEM.
+    fn add(&self, file: &Arc<File>, fd: Fd, event: Event) -> Result<()> {
+        let mut items = self.items.lock();
+        // Files that were closed left their items behind, detached.
+        if self.list.is_stale.swap(false, Ordering::SeqCst) {
+            items.retain(|_, item| item.file.strong_count() > 0);
+        }
+        let key = (file.id, fd);
+        if items.contains_key(&key) {
+            return Err(Errno::EEXIST);
+        }
+        if items.len() >= ITEMS_MAX {
+            return Err(Errno::ENOSPC);
+        }
+        self.reserve(items.len() + 1)?;
+        let item = Arc::new_cyclic(|me| Item {
+            me: me.clone(),
+            list: self.list.clone(),
+            file: Arc::downgrade(file),
+            file_id: file.id,
+            mask: AtomicU32::new(event.events | events::ERR | events::HUP),
+            data: AtomicU64::new(event.data),
+            is_listed: AtomicBool::new(false),
+            registration: Mutex::new(None),
+        });
+        file.set_watched();
+        watch(&item)?;
+        items.insert(key, item.clone());
+        let mut registration = item.registration.lock();
+        let exclusive = event.events & raw::EPOLLEXCLUSIVE != 0;
+        let mut table = PollTable::register(item.clone(), exclusive);
+        let ready = item.ask(&mut table);
+        *registration = Some(table);
+        drop(registration);
+        self.announce(&item, ready);
+        Ok(())
+    }
+
+    /// Makes sure that all items, and those that are being removed, find a place on the ready list.
+    fn reserve(&self, items: usize) -> Result<()> {
+        loop {
+            let (len, capacity) = {
+                let list = self.list.items.lock();
+                (list.len(), list.capacity())
+            };
+            if capacity >= items.max(len) * 2 {
+                return Ok(());
+            }
+            let mut larger = VecDeque::new();
+            larger.try_reserve_exact(items.max(len) * 4).map_err(|_| Errno::ENOMEM)?;
+            let mut list = self.list.items.lock();
+            if larger.capacity() >= list.len() * 2 {
+                larger.extend(list.drain(..));
+                core::mem::swap(&mut *list, &mut larger);
+            }
+            drop(list);
+        }
+    }
+
+    fn announce(&self, item: &Arc<Item>, ready: u32) {
+        if ready != 0 {
+            self.list.push(item);
+            self.list.queue.wake_one(events::READABLE);
+        }
+    }
+
+    /// Changes what is wanted. ENOENT.
+    fn modify(&self, file: &Arc<File>, fd: Fd, event: Event) -> Result<()> {
+        let items = self.items.lock();
+        let item = items.get(&(file.id, fd)).ok_or(Errno::ENOENT)?;
+        if item.mask.load(Ordering::SeqCst) & raw::EPOLLEXCLUSIVE != 0 {
+            return Err(Errno::EINVAL);
+        }
+        item.data.store(event.data, Ordering::SeqCst);
+        item.mask.store(event.events | events::ERR | events::HUP, Ordering::SeqCst);
+        let ready = item.ask(&mut PollTable::ask());
+        self.announce(item, ready);
+        Ok(())
+    }
+
+    /// Takes a registration away. ENOENT.
+    fn remove(&self, file: &Arc<File>, fd: Fd) -> Result<()> {
+        let item = self.items.lock().remove(&(file.id, fd)).ok_or(Errno::ENOENT)?;
+        self.forget(&item);
+        Ok(())
+    }
+
+    fn forget(&self, item: &Arc<Item>) {
+        item.detach();
+        unwatch(item);
+        let mut taken = None;
+        if item.is_listed.load(Ordering::SeqCst) {
+            let mut list = self.list.items.lock();
+            if let Some(at) = list.iter().position(|other| Arc::ptr_eq(other, item)) {
+                taken = list.remove(at);
+            }
+        }
+        drop(taken);
+    }
+
+    /// Reports up to `max` events; 0 if there are none after all.
+    fn collect(&self, to: UserPtr<Event>, max: usize) -> Result<u64> {
+        let mut found = 0;
+        // Each item on the list now is looked at once; those that come back wait for the next call.
+        let mut left = self.list.len();
+        while found < max && left > 0 {
+            left -= 1;
+            let Some(item) = self.list.pop() else { break };
+            item.is_listed.store(false, Ordering::SeqCst);
+            let ready = item.ask(&mut PollTable::ask());
+            if ready == 0 {
+                continue;
+            }
+            let event = Event { events: ready, data: item.data.load(Ordering::SeqCst) };
+            if let Err(error) = to.add(found).write(&event) {
+                self.list.push(&item);
+                return if found > 0 { Ok(found as u64) } else { Err(error) };
+            }
+            found += 1;
+            let mask = item.mask.load(Ordering::SeqCst);
+            if mask & raw::EPOLLONESHOT != 0 {
+                // Only if nobody has re-armed it meanwhile.
+                let _ = item.mask.compare_exchange(
+                    mask,
+                    mask & FLAGS,
+                    Ordering::SeqCst,
+                    Ordering::SeqCst,
+                );
+            } else if mask & raw::EPOLLET == 0 {
+                self.list.push(&item);
+            }
+        }
+        if self.list.len() > 0 {
+            self.list.queue.wake_one(events::READABLE);
+        }
+        Ok(found as u64)
+    }
+
+    fn wait(&self, to: UserPtr<Event>, max: usize, deadline: Option<Deadline>) -> Result<u64> {
+        loop {
+            let found = self.collect(to, max)?;
+            if found > 0 || deadline.is_some_and(Deadline::has_passed) {
+                return Ok(found);
+            }
+            let ready = || (self.list.len() > 0).then_some(());
+            match self.list.queue.wait_deadline(Sleep::Interruptible, deadline, ready) {
+                Ok(()) => {}
+                Err(WaitError::TimedOut) => return Ok(0),
+                // Never restarted, whatever SA_RESTART says (signal(7)).
+                Err(WaitError::Interrupted) => return Err(Errno::EINTR),
+            }
+        }
+    }
+
+    /// Whether an item is ready. Takes those off the list that are not.
+    fn is_ready(&self) -> bool {
+        for _ in 0..self.list.len() {
+            let Some(item) = self.list.pop() else { break };
+            item.is_listed.store(false, Ordering::SeqCst);
+            if item.ask(&mut PollTable::ask()) != 0 {
+                self.list.push(&item);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Sets among its files.
+    fn children(&self) -> Vec<Arc<File>> {
+        let items = self.items.lock();
+        let files = items.values().filter_map(|item| item.file.upgrade());
+        files.filter(|file| file.ops_as::<Epoll>().is_some()).collect()
+    }
+}
+
+impl FileOps for Epoll {
+    fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {
+        table.wait_on(&self.list.queue);
+        if self.is_ready() { events::READABLE } else { 0 }
+    }
+
+    fn inode(&self) -> Arc<dyn Inode> {
+        self.inode.clone()
+    }
+
+    fn release(&self, _file: &File) {
+        let items = core::mem::take(&mut *self.items.lock());
+        for item in items.values() {
+            self.forget(item);
+        }
+        // Items whose files were closed may still be listed.
+        let rest = core::mem::take(&mut *self.list.items.lock());
+        drop(rest);
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Longest chain of sets from `file` down, itself included. ELOOP if `target` is among them or the
+/// chain is longer than `room`.
+fn depth(file: &Arc<File>, target: &Arc<File>, room: usize) -> Result<usize> {
+    if Arc::ptr_eq(file, target) || room == 0 {
+        return Err(Errno::ELOOP);
+    }
+    let Some(epoll) = file.ops_as::<Epoll>() else { return Ok(0) };
+    let mut longest = 0;
+    for child in epoll.children() {
+        longest = longest.max(depth(&child, target, room - 1)?);
+    }
+    Ok(longest + 1)
+}
+
+/// How many sets are above this one, itself included: found through the watchers of its file.
+fn height(file_id: u64, room: usize) -> usize {
+    if room == 0 {
+        return 0;
+    }
+    let watchers: Vec<Arc<Item>> = {
+        let watchers = WATCHERS.lock();
+        let list = watchers.get(&file_id);
+        list.map_or_else(Vec::new, |list| list.iter().filter_map(Weak::upgrade).collect())
+    };
+    let owners = watchers.iter().map(|item| item.list.owner.load(Ordering::Relaxed));
+    1 + owners.map(|owner| height(owner, room - 1)).max().unwrap_or(0)
+}
+
+/// epoll_create(2): the size must be positive and means nothing.
+pub fn sys_epoll_create(a: &Args) -> Result<u64> {
+    if (a.a0 as i32) <= 0 {
+        return Err(Errno::EINVAL);
+    }
+    create(0)
+}
+
+/// epoll_create1(2).
+pub fn sys_epoll_create1(a: &Args) -> Result<u64> {
+    create(a.a0 as u32)
+}
+
+fn create(flags: u32) -> Result<u64> {
+    if flags & !raw::EPOLL_CLOEXEC != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let list = Arc::new(ReadyList {
+        items: SpinLock::new(VecDeque::new()),
+        queue: Arc::new(WaitQueue::new()),
+        owner: AtomicU64::new(0),
+        is_stale: AtomicBool::new(false),
+    });
+    let inode = AnonInode::new(FileType::Regular, 0o600, "[eventpoll]");
+    let epoll = Epoll { items: Mutex::new(BTreeMap::new()), list, inode };
+    super::give_ops(Arc::new(epoll), raw::O_RDWR, flags & raw::EPOLL_CLOEXEC != 0)
+}
+
+/// epoll_ctl(2).
+pub fn sys_epoll_ctl(a: &Args) -> Result<u64> {
+    let operation = a.a1 as u32;
+    let mut event = if operation == raw::EPOLL_CTL_DEL {
+        Event { events: 0, data: 0 }
+    } else {
+        UserPtr::<Event>::new(a.a3).read()?
+    };
+    let set = super::file_at(a.a0)?;
+    let file = super::file_at(a.a2)?;
+    let fd = a.a2 as Fd;
+    if !is_pollable(&file) {
+        return Err(Errno::EPERM);
+    }
+    let Some(epoll) = set.ops_as::<Epoll>() else { return Err(Errno::EINVAL) };
+    if Arc::ptr_eq(&set, &file) {
+        return Err(Errno::EINVAL);
+    }
+    if event.events & raw::EPOLLEXCLUSIVE != 0 {
+        let is_set = file.ops_as::<Epoll>().is_some();
+        let wrong = event.events & !EXCLUSIVE_OK != 0;
+        if operation == raw::EPOLL_CTL_MOD || is_set || wrong {
+            return Err(Errno::EINVAL);
+        }
+    }
+    event.events &= !EPOLLWAKEUP;
+    epoll.list.owner.store(set.id, Ordering::Relaxed);
+    match operation {
+        raw::EPOLL_CTL_ADD if file.ops_as::<Epoll>().is_some() => {
+            let _nesting = NESTING.lock();
+            let below = depth(&file, &set, DEPTH_MAX + 1)?;
+            if below + height(set.id, DEPTH_MAX + 1) > DEPTH_MAX {
+                return Err(Errno::ELOOP);
+            }
+            epoll.add(&file, fd, event)?;
+        }
+        raw::EPOLL_CTL_ADD => epoll.add(&file, fd, event)?,
+        raw::EPOLL_CTL_MOD => epoll.modify(&file, fd, event)?,
+        raw::EPOLL_CTL_DEL => epoll.remove(&file, fd)?,
+        _ => return Err(Errno::EINVAL),
+    }
+    Ok(0)
+}
+
+/// Regular files and directories are always ready, and refused (epoll_ctl(2), EPERM).
+fn is_pollable(file: &File) -> bool {
+    !file.ops().is_seekable()
+}
+
+/// Reads a set's file and checks the arguments that all waits share.
+fn wait(a: &Args, deadline: Option<Deadline>) -> Result<u64> {
+    let max = a.a2 as i32;
+    if max <= 0 || max as usize > i32::MAX as usize / size_of::<Event>() {
+        return Err(Errno::EINVAL);
+    }
+    let set = super::file_at(a.a0)?;
+    let epoll = set.ops_as::<Epoll>().ok_or(Errno::EINVAL)?;
+    epoll.wait(UserPtr::new(a.a1), max as usize, deadline)
+}
+
+/// A timeout in milliseconds: negative is for ever.
+fn deadline_ms(timeout: u64) -> Option<Deadline> {
+    u64::try_from(timeout as i32).ok().map(|ms| Deadline::after_ns(ms * 1_000_000))
+}
+
+/// epoll_wait(2).
+pub fn sys_epoll_wait(a: &Args) -> Result<u64> {
+    wait(a, deadline_ms(a.a3))
+}
+
+/// epoll_pwait(2).
+pub fn sys_epoll_pwait(a: &Args) -> Result<u64> {
+    signals::replace_mask(a.a4, a.a5)?;
+    wait(a, deadline_ms(a.a3))
+}
+
+/// epoll_pwait2(2): the timeout is a `struct timespec`.
+pub fn sys_epoll_pwait2(a: &Args) -> Result<u64> {
+    let deadline = read_timeout(a.a3)?.map(Deadline::after_ns);
+    signals::replace_mask(a.a4, a.a5)?;
+    wait(a, deadline)
+}

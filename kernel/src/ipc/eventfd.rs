@@ -1,0 +1,159 @@
+//! Event counters (eventfd(2)).
+//!
+//! The whole state is one atomic word, so reading and writing take no lock.
+
+use alloc::sync::Arc;
+use core::any::Any;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use abi::{Errno, Result, general as raw};
+
+use crate::fs::{File, FileOps, FileType, Inode, anon::AnonInode};
+use crate::io::{Sink, Source};
+use crate::poll::{PollTable, events};
+use crate::sync::WaitQueue;
+use crate::syscall::Args;
+
+/// The largest value a write can reach.
+const MAX: u64 = u64::MAX - 1;
+
+/// An event counter.
+pub struct EventFd {
+    count: AtomicU64,
+    is_semaphore: bool,
+    read_queue: Arc<WaitQueue>,
+    write_queue: Arc<WaitQueue>,
+    inode: Arc<AnonInode>,
+}
+
+impl EventFd {
+    /// Takes from the counter what a read takes; None while it is 0.
+    #[inline]
+    fn try_take(&self) -> Option<u64> {
+        let mut count = self.count.load(Ordering::SeqCst);
+        loop {
+            if count == 0 {
+                return None;
+            }
+            let taken = if self.is_semaphore { 1 } else { count };
+            let swap = self.count.compare_exchange_weak(
+                count,
+                count - taken,
+                Ordering::SeqCst,
+                Ordering::SeqCst,
+            );
+            match swap {
+                Ok(_) => return Some(taken),
+                Err(now) => count = now,
+            }
+        }
+    }
+
+    /// Adds `value`; None while that would pass [`MAX`].
+    #[inline]
+    fn try_add(&self, value: u64) -> Option<()> {
+        let mut count = self.count.load(Ordering::SeqCst);
+        loop {
+            if MAX - count < value {
+                return None;
+            }
+            let swap = self.count.compare_exchange_weak(
+                count,
+                count + value,
+                Ordering::SeqCst,
+                Ordering::SeqCst,
+            );
+            match swap {
+                Ok(_) => return Some(()),
+                Err(now) => count = now,
+            }
+        }
+    }
+}
+
+impl FileOps for EventFd {
+    fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
+        if sink.left() < 8 {
+            return Err(Errno::EINVAL);
+        }
+        let value = match self.try_take() {
+            Some(value) => value,
+            None if file.is_nonblocking() => return Err(Errno::EAGAIN),
+            None => self.read_queue.wait(|| self.try_take())?,
+        };
+        self.write_queue.wake_all(events::WRITABLE);
+        if self.is_semaphore && self.count.load(Ordering::Relaxed) > 0 {
+            self.read_queue.wake_one(events::READABLE);
+        }
+        sink.put(&value.to_ne_bytes())
+    }
+
+    fn write_at(&self, file: &File, _offset: u64, source: &mut Source<'_>) -> Result<usize> {
+        if source.left() < 8 {
+            return Err(Errno::EINVAL);
+        }
+        let mut bytes = [0; 8];
+        if source.take(&mut bytes)? < 8 {
+            return Err(Errno::EFAULT);
+        }
+        let value = u64::from_ne_bytes(bytes);
+        if value == u64::MAX {
+            return Err(Errno::EINVAL);
+        }
+        match self.try_add(value) {
+            Some(()) => {}
+            None if file.is_nonblocking() => return Err(Errno::EAGAIN),
+            None => self.write_queue.wait(|| self.try_add(value))?,
+        }
+        self.read_queue.wake_one(events::READABLE);
+        Ok(8)
+    }
+
+    fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {
+        table.wait_on(&self.read_queue);
+        table.wait_on(&self.write_queue);
+        let count = self.count.load(Ordering::SeqCst);
+        let mut mask = 0;
+        if count > 0 {
+            mask |= events::READABLE;
+        }
+        if count < MAX {
+            mask |= events::WRITABLE;
+        }
+        // eventfd_poll names neither "normal" band.
+        mask & (events::IN | events::OUT)
+    }
+
+    fn inode(&self) -> Arc<dyn Inode> {
+        self.inode.clone()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// eventfd(2), the old call without flags.
+pub fn sys_eventfd(a: &Args) -> Result<u64> {
+    make(a.a0 as u32, 0)
+}
+
+/// eventfd2(2): what the library calls eventfd.
+pub fn sys_eventfd2(a: &Args) -> Result<u64> {
+    make(a.a0 as u32, a.a1 as u32)
+}
+
+fn make(initial: u32, flags: u32) -> Result<u64> {
+    if flags & !(raw::EFD_SEMAPHORE | raw::EFD_CLOEXEC | raw::EFD_NONBLOCK) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let event = EventFd {
+        count: AtomicU64::new(u64::from(initial)),
+        is_semaphore: flags & raw::EFD_SEMAPHORE != 0,
+        read_queue: Arc::new(WaitQueue::new()),
+        write_queue: Arc::new(WaitQueue::new()),
+        inode: AnonInode::new(FileType::Regular, 0o600, "[eventfd]"),
+    };
+    let open = raw::O_RDWR | flags & raw::EFD_NONBLOCK;
+    super::give_ops(Arc::new(event), open, flags & raw::EFD_CLOEXEC != 0)
+}

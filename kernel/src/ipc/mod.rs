@@ -1,0 +1,100 @@
+//! Waiting and communication between processes: pipes, event counters, timers as files, signals as
+//! files, and the calls that wait for many files at once.
+//!
+//! Reading order: `pipe` (the pattern of all: state, two queues, poll), `eventfd`, `timerfd`,
+//! `signalfd`, then `select` and `epoll`, which use them all through `FileOps::poll`.
+
+pub mod epoll;
+pub mod eventfd;
+pub mod pipe;
+pub mod ring;
+pub mod select;
+pub mod signals;
+pub mod timerfd;
+
+use alloc::sync::Arc;
+
+use abi::{Errno, Result};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::fs::{File, FileOps};
+use crate::process::LIMIT_NOFILE;
+use crate::sched::current;
+use crate::time::NS_PER_SEC;
+use crate::user::UserPtr;
+
+/// Enters a new file into the current process: the lowest free descriptor. EMFILE.
+pub fn give(file: Arc<File>, close_on_exec: bool) -> Result<u64> {
+    let process = &current().process;
+    let limit = process.limit(LIMIT_NOFILE).min(usize::MAX as u64) as usize;
+    process.files().insert(file, close_on_exec, 0, limit).map(u64::from)
+}
+
+/// Enters a file without a name, with open(2)'s `flags`.
+pub fn give_ops(ops: Arc<dyn FileOps>, flags: u32, close_on_exec: bool) -> Result<u64> {
+    give(File::new(ops, flags, None), close_on_exec)
+}
+
+/// Enters two files and tells the program their numbers; all or nothing. Returns 0.
+pub fn give_pair(
+    first: Arc<File>,
+    second: Arc<File>,
+    close_on_exec: bool,
+    tell: impl FnOnce(&[i32; 2]) -> Result<()>,
+) -> Result<u64> {
+    let process = &current().process;
+    let files = process.files();
+    let limit = process.limit(LIMIT_NOFILE).min(usize::MAX as u64) as usize;
+    let a = files.insert(first, close_on_exec, 0, limit)?;
+    let result = files.insert(second, close_on_exec, 0, limit).and_then(|b| {
+        let told = tell(&[a as i32, b as i32]);
+        if told.is_err() {
+            drop(files.remove(b));
+        }
+        told
+    });
+    if result.is_err() {
+        drop(files.remove(a));
+    }
+    result.map(|()| 0)
+}
+
+/// The file behind a descriptor argument of the current process.
+#[inline]
+pub fn file_at(fd: u64) -> Result<Arc<File>> {
+    current().process.files().get(fd as u32)
+}
+
+/// `struct timespec` (timespec(3type)).
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Timespec {
+    /// Seconds.
+    pub sec: i64,
+    /// Nanoseconds, 0 to 999,999,999.
+    pub nsec: i64,
+}
+
+impl Timespec {
+    /// From nanoseconds.
+    #[must_use]
+    pub fn from_ns(ns: u64) -> Timespec {
+        Timespec { sec: (ns / NS_PER_SEC) as i64, nsec: (ns % NS_PER_SEC) as i64 }
+    }
+
+    /// As nanoseconds, at most what 64 bits hold. EINVAL if negative or not normal.
+    pub fn to_ns(self) -> Result<u64> {
+        if self.sec < 0 || !(0..NS_PER_SEC as i64).contains(&self.nsec) {
+            return Err(Errno::EINVAL);
+        }
+        Ok((self.sec as u64).saturating_mul(NS_PER_SEC).saturating_add(self.nsec as u64))
+    }
+}
+
+/// Reads an optional relative timeout: nanoseconds, or None for the null pointer (for ever).
+pub fn read_timeout(address: u64) -> Result<Option<u64>> {
+    match UserPtr::<Timespec>::new(address).non_null() {
+        None => Ok(None),
+        Some(timespec) => timespec.read()?.to_ns().map(Some),
+    }
+}

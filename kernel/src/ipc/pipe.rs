@@ -1,0 +1,541 @@
+//! Pipes and FIFOs (pipe(7), fifo(7)).
+//!
+//! What is hard: a write of at most [`PIPE_BUF`] bytes must go in one piece, readers and writers
+//! must be woken when they can go on and not otherwise (two processes that bounce a byte are the
+//! benchmark of every scheduler), and the last close of one end must wake the other.
+//!
+//! Data is under a sleeping lock, because copies to programs may fault. Lengths and counts of open
+//! ends are mirrored in atomics, so poll takes no lock. Waiters of one kind share one queue: the
+//! wake-up goes to one of them, and whoever leaves something behind wakes the next.
+//!
+//! A write waits until [`PIPE_BUF`] bytes are free or it fits; so a writer needs a wake-up only
+//! when a read makes that true.
+
+use alloc::collections::VecDeque;
+use alloc::sync::{Arc, Weak};
+use core::any::Any;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+use abi::{Errno, Result, general as raw};
+use machine::sync::Once;
+
+use super::ring::PageRing;
+use crate::fs::anon::{AnonInode, Reopen};
+use crate::fs::{File, FileOps, FileType, Inode};
+use crate::io::{Sink, Source};
+use crate::poll::{PollTable, events};
+use crate::sync::{Mutex, WaitQueue};
+use crate::syscall::Args;
+use crate::user::UserPtr;
+
+/// Writes up to this many bytes are not mixed with others (limits.h).
+pub const PIPE_BUF: usize = 4096;
+/// Capacity of a new pipe, bytes.
+pub const DEFAULT_CAPACITY: usize = 64 << 10;
+/// Largest capacity (fs.pipe-max-size).
+pub const MAX_CAPACITY: usize = 1 << 20;
+
+/// A run of bytes that were written in the same mode.
+struct Run {
+    len: usize,
+    /// One write in packet mode: one read takes it, and what does not fit is thrown away.
+    is_packet: bool,
+}
+
+#[derive(Default)]
+struct Data {
+    ring: PageRing,
+    /// Covers the ring, oldest first, while it contains packets; empty otherwise.
+    runs: VecDeque<Run>,
+}
+
+/// A pipe: the data and both kinds of waiters. FIFO inodes hold one too.
+pub struct Pipe {
+    data: Mutex<Data>,
+    /// Bytes in `data`; written under its lock.
+    len: AtomicUsize,
+    capacity: AtomicUsize,
+    /// Open ends.
+    readers: AtomicU32,
+    writers: AtomicU32,
+    /// How often each end was opened; for FIFOs, whose opens wait for each other.
+    reader_opens: AtomicU32,
+    writer_opens: AtomicU32,
+    /// Somebody polled: every write is announced then, for edge-triggered epoll.
+    is_polled: AtomicBool,
+    read_queue: Arc<WaitQueue>,
+    write_queue: Arc<WaitQueue>,
+    /// The object of a pipe without a name, for opening it again.
+    inode: Once<Weak<AnonInode>>,
+}
+
+impl Default for Pipe {
+    fn default() -> Self {
+        Pipe {
+            data: Mutex::new(Data::default()),
+            len: AtomicUsize::new(0),
+            capacity: AtomicUsize::new(DEFAULT_CAPACITY),
+            readers: AtomicU32::new(0),
+            writers: AtomicU32::new(0),
+            reader_opens: AtomicU32::new(0),
+            writer_opens: AtomicU32::new(0),
+            is_polled: AtomicBool::new(false),
+            read_queue: Arc::new(WaitQueue::new()),
+            write_queue: Arc::new(WaitQueue::new()),
+            inode: Once::new(),
+        }
+    }
+}
+
+impl Pipe {
+    /// An empty pipe with no open ends.
+    #[must_use]
+    pub fn new() -> Arc<Pipe> {
+        Arc::new(Pipe::default())
+    }
+
+    fn make_inode(self: &Arc<Self>) -> Arc<AnonInode> {
+        let inode = AnonInode::new(FileType::Fifo, 0o600, "pipe");
+        let opener: Arc<dyn Reopen> = self.clone();
+        inode.set_opener(Arc::downgrade(&opener));
+        self.inode.call_once(|| Arc::downgrade(&inode));
+        inode
+    }
+
+    /// Bytes that can be read.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    /// Whether there is nothing to read.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Capacity, bytes.
+    #[inline]
+    pub fn capacity(&self) -> usize {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Whether every write gets somewhere.
+    fn has_room(&self) -> bool {
+        self.capacity().saturating_sub(self.len()) >= PIPE_BUF
+    }
+
+    /// Changes the capacity (F_SETPIPE_SZ): rounded up to a power of two of pages. EPERM above
+    /// [`MAX_CAPACITY`], EBUSY if the data does not fit. Returns the new capacity.
+    pub fn set_capacity(&self, bytes: u64) -> Result<u64> {
+        if bytes > 1 << 31 {
+            return Err(Errno::EINVAL);
+        }
+        let bytes = (bytes as usize).max(PIPE_BUF).next_power_of_two();
+        if bytes > MAX_CAPACITY {
+            return Err(Errno::EPERM);
+        }
+        let data = self.data.lock();
+        if bytes < data.ring.len() {
+            return Err(Errno::EBUSY);
+        }
+        self.capacity.store(bytes, Ordering::Relaxed);
+        drop(data);
+        self.write_queue.wake_all(events::WRITABLE);
+        Ok(bytes as u64)
+    }
+
+    /// Copies up to `max` bytes without removing them, from position `from` (tee(2), splice(2)).
+    pub fn peek(&self, from: usize, max: usize, sink: &mut Sink<'_>) -> Result<usize> {
+        self.data.lock().ring.peek(from, max, sink)
+    }
+
+    /// Removes what [`Pipe::peek`] copied.
+    pub fn consume(&self, len: usize) {
+        let mut data = self.data.lock();
+        let had_room = self.has_room();
+        remove(&mut data, len);
+        self.after_read(had_room, data.ring.len());
+    }
+
+    /// Sleeps until there is data or no writer is left; false: the end. EAGAIN if `nonblocking`.
+    pub fn wait_readable(&self, nonblocking: bool) -> Result<bool> {
+        self.read_queue.wait(|| {
+            if !self.is_empty() {
+                Some(Ok(true))
+            } else if self.writers.load(Ordering::Acquire) == 0 {
+                Some(Ok(false))
+            } else if nonblocking {
+                Some(Err(Errno::EAGAIN))
+            } else {
+                None
+            }
+        })?
+    }
+
+    #[inline]
+    fn read(&self, nonblocking: bool, sink: &mut Sink<'_>) -> Result<usize> {
+        if sink.left() == 0 {
+            return Ok(0);
+        }
+        self.read_queue.wait(|| self.try_read(nonblocking, sink))?
+    }
+
+    #[inline]
+    fn try_read(&self, nonblocking: bool, sink: &mut Sink<'_>) -> Option<Result<usize>> {
+        let mut data = self.data.lock();
+        if data.ring.is_empty() {
+            return if self.writers.load(Ordering::Acquire) == 0 {
+                Some(Ok(0))
+            } else if nonblocking {
+                Some(Err(Errno::EAGAIN))
+            } else {
+                None
+            };
+        }
+        let had_room = self.has_room();
+        let result = take(&mut data, sink);
+        self.after_read(had_room, data.ring.len());
+        Some(result)
+    }
+
+    #[inline]
+    fn after_read(&self, had_room: bool, left: usize) {
+        self.len.store(left, Ordering::Relaxed);
+        if left > 0 {
+            self.read_queue.wake_one(events::READABLE);
+        }
+        if !had_room && self.has_room() {
+            self.write_queue.wake_one(events::WRITABLE);
+        }
+    }
+
+    #[inline]
+    fn write(&self, nonblocking: bool, packets: bool, source: &mut Source<'_>) -> Result<usize> {
+        let mut done = 0;
+        while source.left() > 0 {
+            let step =
+                self.write_queue.wait(|| self.try_write(nonblocking, packets, done > 0, source));
+            match step.map_err(Errno::from).and_then(|step| step) {
+                Ok(len) => done += len,
+                Err(Errno::EPIPE) => {
+                    super::signals::broken_pipe();
+                    return if done > 0 { Ok(done) } else { Err(Errno::EPIPE) };
+                }
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Writes what fits; None: nothing may go yet.
+    #[inline]
+    fn try_write(
+        &self,
+        nonblocking: bool,
+        packets: bool,
+        is_continued: bool,
+        source: &mut Source<'_>,
+    ) -> Option<Result<usize>> {
+        let mut data = self.data.lock();
+        if self.readers.load(Ordering::Acquire) == 0 {
+            return Some(Err(Errno::EPIPE));
+        }
+        let free = self.capacity().saturating_sub(data.ring.len());
+        let wanted = source.left();
+        // The rest of a long write may go in any pieces; a short one, or a packet, in one.
+        let is_long = is_continued || wanted > PIPE_BUF;
+        let least = if is_long && !packets && nonblocking { 1 } else { wanted.min(PIPE_BUF) };
+        if free < least {
+            return nonblocking.then_some(Err(Errno::EAGAIN));
+        }
+        let was_empty = data.ring.is_empty();
+        let max = if packets { wanted.min(PIPE_BUF) } else { free };
+        let result = append(&mut data, packets, source, max);
+        self.len.store(data.ring.len(), Ordering::Relaxed);
+        drop(data);
+        if was_empty || self.is_polled.load(Ordering::Relaxed) {
+            self.read_queue.wake_one(events::READABLE);
+        }
+        if self.has_room() {
+            self.write_queue.wake_one(events::WRITABLE);
+        }
+        Some(result)
+    }
+
+    fn poll(&self, end: &End, table: &mut PollTable) -> u32 {
+        if end.reads {
+            table.wait_on(&self.read_queue);
+        }
+        if end.writes {
+            table.wait_on(&self.write_queue);
+        }
+        if !self.is_polled.load(Ordering::Relaxed) {
+            self.is_polled.store(true, Ordering::SeqCst);
+        }
+        let mut mask = 0;
+        if end.reads {
+            if !self.is_empty() {
+                mask |= events::READABLE;
+            }
+            // A FIFO that never had a writer since this end was opened is waiting, not at its end.
+            let had_writer =
+                self.writer_opens.load(Ordering::Relaxed) != end.writer_opens_at_open;
+            if self.writers.load(Ordering::Acquire) == 0 && had_writer {
+                mask |= events::HUP;
+            }
+        }
+        if end.writes {
+            if self.has_room() {
+                mask |= events::WRITABLE;
+            }
+            if self.readers.load(Ordering::Acquire) == 0 {
+                mask |= events::ERR;
+            }
+        }
+        mask
+    }
+
+    /// Counts an open end. Returns how often the write end had been opened before.
+    fn open_end(&self, reads: bool, writes: bool) -> u32 {
+        let before = self.writer_opens.load(Ordering::SeqCst);
+        if reads {
+            self.readers.fetch_add(1, Ordering::SeqCst);
+            self.reader_opens.fetch_add(1, Ordering::SeqCst);
+            self.write_queue.wake_all(0);
+        }
+        if writes {
+            self.writers.fetch_add(1, Ordering::SeqCst);
+            self.writer_opens.fetch_add(1, Ordering::SeqCst);
+            self.read_queue.wake_all(0);
+        }
+        before
+    }
+
+    fn close_end(&self, end: &End) {
+        if end.writes && self.writers.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.read_queue.wake_all(events::READABLE | events::HUP);
+        }
+        if end.reads && self.readers.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.write_queue.wake_all(events::WRITABLE | events::ERR);
+        }
+        let unused = self.readers.load(Ordering::SeqCst) == 0
+            && self.writers.load(Ordering::SeqCst) == 0;
+        if unused {
+            // A FIFO forgets its data when nobody has it open.
+            let mut data = self.data.lock();
+            *data = Data::default();
+            self.len.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Reopen for Pipe {
+    fn reopen(self: Arc<Self>, flags: u32) -> Result<Arc<dyn FileOps>> {
+        let inode = self.inode.get().and_then(Weak::upgrade).ok_or(Errno::ENXIO)?;
+        open_fifo(&self, inode, flags)
+    }
+}
+
+/// Takes the next read's worth out of the data.
+fn take(data: &mut Data, sink: &mut Sink<'_>) -> Result<usize> {
+    if data.runs.is_empty() {
+        return data.ring.take(usize::MAX, sink);
+    }
+    let mut done = 0;
+    while let Some(run) = data.runs.front_mut()
+        && sink.left() > 0
+    {
+        if run.is_packet && done > 0 {
+            break;
+        }
+        let len = match data.ring.take(run.len, sink) {
+            Ok(len) => len,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        };
+        done += len;
+        if run.is_packet {
+            data.ring.discard(run.len - len);
+            data.runs.pop_front();
+            break;
+        }
+        run.len -= len;
+        if run.len > 0 {
+            break;
+        }
+        data.runs.pop_front();
+    }
+    Ok(done)
+}
+
+/// Removes `len` bytes, whatever they belong to.
+fn remove(data: &mut Data, len: usize) {
+    let mut left = len.min(data.ring.len());
+    data.ring.discard(left);
+    while let Some(run) = data.runs.front_mut()
+        && left > 0
+    {
+        let step = left.min(run.len);
+        run.len -= step;
+        left -= step;
+        if run.len == 0 {
+            data.runs.pop_front();
+        }
+    }
+}
+
+fn append(
+    data: &mut Data,
+    packet: bool,
+    source: &mut Source<'_>,
+    max: usize,
+) -> Result<usize> {
+    if !packet && data.runs.is_empty() {
+        return data.ring.append(source, max);
+    }
+    data.runs.try_reserve(2).map_err(|_| Errno::ENOMEM)?;
+    if data.runs.is_empty() && !data.ring.is_empty() {
+        data.runs.push_back(Run { len: data.ring.len(), is_packet: false });
+    }
+    let len = data.ring.append(source, max)?;
+    match data.runs.back_mut() {
+        Some(run) if !packet && !run.is_packet => run.len += len,
+        _ => data.runs.push_back(Run { len, is_packet: packet }),
+    }
+    Ok(len)
+}
+
+/// An open end, or both of a FIFO opened O_RDWR.
+pub struct End {
+    pipe: Arc<Pipe>,
+    inode: Arc<dyn Inode>,
+    reads: bool,
+    writes: bool,
+    writer_opens_at_open: u32,
+}
+
+impl End {
+    fn new(pipe: &Arc<Pipe>, inode: Arc<dyn Inode>, reads: bool, writes: bool) -> End {
+        let writer_opens_at_open = pipe.open_end(reads, writes);
+        End { pipe: pipe.clone(), inode, reads, writes, writer_opens_at_open }
+    }
+
+    /// The pipe behind it.
+    pub fn pipe(&self) -> &Arc<Pipe> {
+        &self.pipe
+    }
+}
+
+impl FileOps for End {
+    fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
+        self.pipe.read(file.is_nonblocking(), sink)
+    }
+
+    fn write_at(&self, file: &File, _offset: u64, source: &mut Source<'_>) -> Result<usize> {
+        let flags = file.flags();
+        self.pipe.write(flags & raw::O_NONBLOCK != 0, flags & raw::O_DIRECT != 0, source)
+    }
+
+    fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {
+        self.pipe.poll(self, table)
+    }
+
+    fn ioctl(&self, _file: &File, command: u32, argument: u64) -> Result<u64> {
+        match command {
+            abi::ioctl::FIONREAD => {
+                UserPtr::<i32>::new(argument).write(&(self.pipe.len() as i32))?;
+                Ok(0)
+            }
+            _ => Err(Errno::ENOTTY),
+        }
+    }
+
+    fn inode(&self) -> Arc<dyn Inode> {
+        self.inode.clone()
+    }
+
+    fn release(&self, _file: &File) {
+        self.pipe.close_end(self);
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The pipe behind an open file, for splice(2) and fcntl(2).
+pub fn of(file: &File) -> Option<&Arc<Pipe>> {
+    file.ops_as::<End>().map(End::pipe)
+}
+
+/// Opens a FIFO (fifo(7)): waits for the other end, except O_RDWR and O_NONBLOCK. ENXIO for
+/// writing without waiting while nobody reads.
+pub fn open_fifo(
+    pipe: &Arc<Pipe>,
+    inode: Arc<dyn Inode>,
+    flags: u32,
+) -> Result<Arc<dyn FileOps>> {
+    let mode = flags & raw::O_ACCMODE;
+    let (reads, writes) = (mode != raw::O_WRONLY, mode != raw::O_RDONLY);
+    let nonblocking = flags & raw::O_NONBLOCK != 0;
+    if writes && !reads && nonblocking && pipe.readers.load(Ordering::SeqCst) == 0 {
+        return Err(Errno::ENXIO);
+    }
+    // The counts of opens say whether the other end was opened, even if it is closed again.
+    let reader_opens = pipe.reader_opens.load(Ordering::SeqCst);
+    let writer_opens = pipe.writer_opens.load(Ordering::SeqCst);
+    let end = End::new(pipe, inode, reads, writes);
+    let opened = |open: &AtomicU32, opens: &AtomicU32, before: u32| {
+        let is_open = open.load(Ordering::SeqCst) > 0;
+        (is_open || opens.load(Ordering::SeqCst) != before).then_some(())
+    };
+    let waited = if nonblocking || (reads && writes) {
+        Ok(())
+    } else if reads {
+        pipe.read_queue.wait(|| opened(&pipe.writers, &pipe.writer_opens, writer_opens))
+    } else {
+        pipe.write_queue.wait(|| opened(&pipe.readers, &pipe.reader_opens, reader_opens))
+    };
+    if let Err(error) = waited {
+        pipe.close_end(&end);
+        return Err(error.into());
+    }
+    Ok(Arc::new(end))
+}
+
+/// pipe(2).
+pub fn sys_pipe(a: &Args) -> Result<u64> {
+    make(a.a0, 0)
+}
+
+/// pipe2(2).
+pub fn sys_pipe2(a: &Args) -> Result<u64> {
+    make(a.a0, a.a1 as u32)
+}
+
+fn make(address: u64, flags: u32) -> Result<u64> {
+    if flags & !(raw::O_CLOEXEC | raw::O_NONBLOCK | raw::O_DIRECT) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let pipe = Pipe::new();
+    let inode: Arc<dyn Inode> = pipe.make_inode();
+    let reader = Arc::new(End::new(&pipe, inode.clone(), true, false));
+    let writer = Arc::new(End::new(&pipe, inode, false, true));
+    let reader = File::new(reader, raw::O_RDONLY | flags & raw::O_NONBLOCK, None);
+    let writer = File::new(writer, raw::O_WRONLY | flags & !raw::O_CLOEXEC, None);
+    super::give_pair(reader, writer, flags & raw::O_CLOEXEC != 0, |pair| {
+        UserPtr::<[i32; 2]>::new(address).write(pair)
+    })
+}
+
+/// F_GETPIPE_SZ: EBADF if the file is no pipe.
+pub fn fcntl_get_size(file: &File) -> Result<u64> {
+    of(file).map(|pipe| pipe.capacity() as u64).ok_or(Errno::EBADF)
+}
+
+/// F_SETPIPE_SZ: EBADF if the file is no pipe.
+pub fn fcntl_set_size(file: &File, bytes: u64) -> Result<u64> {
+    of(file).ok_or(Errno::EBADF)?.set_capacity(bytes)
+}

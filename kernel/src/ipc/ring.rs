@@ -1,0 +1,121 @@
+//! A queue of bytes in page frames: what pipes and stream sockets hold.
+//!
+//! Pages come when they are filled and go when they are drained, so an idle connection costs one
+//! page at most. The owner keeps the limit: a ring only counts. Copies go straight between the
+//! frames and the program, so the owner's lock must be one that sleeps.
+
+use alloc::collections::VecDeque;
+
+use abi::{Errno, Result};
+use machine::frame::{Frame, PAGE_SIZE};
+
+use crate::io::{Sink, Source};
+
+/// Drained pages that are kept for the next write.
+const SPARE_PAGES: usize = 4;
+
+/// A queue of bytes.
+#[derive(Default)]
+pub struct PageRing {
+    /// Pages with data, the oldest first, then spare ones.
+    pages: VecDeque<Frame>,
+    /// Where the first byte is, in the first page.
+    start: usize,
+    len: usize,
+}
+
+impl PageRing {
+    /// An empty queue.
+    #[must_use]
+    pub const fn new() -> Self {
+        PageRing { pages: VecDeque::new(), start: 0, len: 0 }
+    }
+
+    /// Bytes in it.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is nothing in it.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Appends up to `max` bytes of `source`. An error only if not one byte went.
+    pub fn append(&mut self, source: &mut Source<'_>, max: usize) -> Result<usize> {
+        let mut done = 0;
+        while done < max && source.left() > 0 {
+            match self.append_piece(source, max - done) {
+                Ok(0) => break,
+                Ok(len) => done += len,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    fn append_piece(&mut self, source: &mut Source<'_>, max: usize) -> Result<usize> {
+        let end = self.start + self.len;
+        let page = end / PAGE_SIZE;
+        if page == self.pages.len() {
+            self.pages.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+            self.pages.push_back(Frame::alloc_zeroed().map_err(|_| Errno::ENOMEM)?);
+        }
+        let offset = end % PAGE_SIZE;
+        let room = max.min(PAGE_SIZE - offset);
+        let len = source.take_frame(&self.pages[page], offset, room)?;
+        self.len += len;
+        Ok(len)
+    }
+
+    /// Copies bytes from position `from` on, without removing them. An error only if not one went.
+    pub fn peek(&self, from: usize, max: usize, sink: &mut Sink<'_>) -> Result<usize> {
+        let max = max.min(self.len.saturating_sub(from));
+        let mut done = 0;
+        while done < max && sink.left() > 0 {
+            let at = self.start + from + done;
+            let offset = at % PAGE_SIZE;
+            let step = (max - done).min(PAGE_SIZE - offset);
+            match sink.put_frame(&self.pages[at / PAGE_SIZE], offset, step) {
+                Ok(0) => break,
+                Ok(len) => done += len,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    /// Removes the first `len` bytes, or as many as there are.
+    pub fn discard(&mut self, len: usize) {
+        let len = len.min(self.len);
+        self.start += len;
+        self.len -= len;
+        if self.len == 0 {
+            self.start = 0;
+            self.pages.truncate(SPARE_PAGES);
+            return;
+        }
+        while self.start >= PAGE_SIZE {
+            self.start -= PAGE_SIZE;
+            if let Some(page) = self.pages.pop_front() {
+                let used = (self.start + self.len).div_ceil(PAGE_SIZE);
+                if self.pages.len() < used + SPARE_PAGES {
+                    self.pages.push_back(page);
+                }
+            }
+        }
+    }
+
+    /// Copies up to `max` bytes out and removes them. An error only if not one went.
+    pub fn take(&mut self, max: usize, sink: &mut Sink<'_>) -> Result<usize> {
+        let len = self.peek(0, max, sink)?;
+        self.discard(len);
+        Ok(len)
+    }
+}

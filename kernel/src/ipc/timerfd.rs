@@ -1,0 +1,276 @@
+//! Timers as files (timerfd_create(2)).
+//!
+//! A timer that expires marks itself once and is not armed again until somebody reads it: the
+//! number of missed periods is computed then. So an unread periodic timer costs nothing, whatever
+//! its period.
+//!
+//! All deadlines are kept on the clock they were given in; the monotonic moment is derived when the
+//! timer is armed. When the wall clock is set, [`clock_was_set`] re-arms what depends on it.
+
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::any::Any;
+
+use abi::{Errno, Result, general as raw};
+use machine::sync::SpinLock;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::Timespec;
+use crate::fs::{File, FileOps, FileType, Inode, anon::AnonInode};
+use crate::io::Sink;
+use crate::poll::{PollTable, events};
+use crate::sync::{WaitQueue, Wake};
+use crate::syscall::Args;
+use crate::time::{self, Deadline, Timer};
+use crate::user::UserPtr;
+
+/// `struct itimerspec` (timerfd_settime(2)).
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug, Default)]
+#[repr(C)]
+struct ITimerSpec {
+    interval: Timespec,
+    value: Timespec,
+}
+
+#[derive(Default)]
+struct State {
+    /// When it expires next, on its own clock; 0: disarmed.
+    due_ns: u64,
+    interval_ns: u64,
+    /// It has expired since `due_ns` was set; periods after that are not counted yet.
+    is_expired: bool,
+    /// The wall clock was set under a timer that wanted to know.
+    is_cancelled: bool,
+    cancel_on_set: bool,
+    timer: Option<Timer>,
+}
+
+/// The part that the timer queue holds.
+struct Core {
+    is_realtime: bool,
+    state: SpinLock<State>,
+    queue: Arc<WaitQueue>,
+}
+
+impl Core {
+    fn now_ns(&self) -> u64 {
+        if self.is_realtime { time::realtime_ns() } else { time::now_ns() }
+    }
+
+    /// Arms the timer for `due_ns`. The state's lock is held; no timer is armed.
+    fn arm(self: &Arc<Self>, state: &mut State) {
+        let offset_ns = if self.is_realtime { time::realtime_offset_ns() } else { 0 };
+        let at = Deadline(state.due_ns.saturating_sub(offset_ns));
+        state.timer = Some(time::wake_at(at, self.clone()));
+    }
+
+    fn disarm(state: &mut State) {
+        if let Some(timer) = state.timer.take() {
+            timer.cancel();
+        }
+    }
+
+    /// Takes the number of expirations and arms the next one; None if there are none.
+    fn take_ticks(self: &Arc<Self>, state: &mut State) -> Option<u64> {
+        if !state.is_expired {
+            return None;
+        }
+        state.is_expired = false;
+        Core::disarm(state);
+        if state.interval_ns == 0 {
+            state.due_ns = 0;
+            return Some(1);
+        }
+        let late_ns = self.now_ns().saturating_sub(state.due_ns);
+        let ticks = late_ns / state.interval_ns + 1;
+        state.due_ns = state.due_ns.saturating_add(ticks.saturating_mul(state.interval_ns));
+        self.arm(state);
+        Some(ticks)
+    }
+
+    /// What a read gives: Some(Err(ECANCELED)) after the clock was set.
+    fn try_read(self: &Arc<Self>) -> Option<Result<u64>> {
+        let mut state = self.state.lock();
+        if core::mem::take(&mut state.is_cancelled) {
+            return Some(Err(Errno::ECANCELED));
+        }
+        self.take_ticks(&mut state).map(Ok)
+    }
+
+    /// Time to the next expiry and the period.
+    fn remaining(&self, state: &State) -> ITimerSpec {
+        let now_ns = self.now_ns();
+        let rest_ns = if state.due_ns == 0 {
+            0
+        } else if state.due_ns > now_ns {
+            state.due_ns - now_ns
+        } else if state.interval_ns > 0 {
+            let late_ns = (now_ns - state.due_ns) % state.interval_ns;
+            state.interval_ns - late_ns
+        } else {
+            u64::from(!state.is_expired)
+        };
+        ITimerSpec {
+            interval: Timespec::from_ns(state.interval_ns),
+            value: Timespec::from_ns(rest_ns),
+        }
+    }
+}
+
+impl Wake for Core {
+    fn wake(&self, _events: u32) -> bool {
+        {
+            let mut state = self.state.lock();
+            if state.due_ns == 0 || self.now_ns() < state.due_ns {
+                // Disarmed or re-armed while this expiry was on its way. A clock that was set back
+                // re-arms by itself.
+                return false;
+            }
+            state.is_expired = true;
+        }
+        self.queue.wake_all(events::READABLE);
+        true
+    }
+}
+
+/// Timers on the wall clock, to be told when it is set.
+static REALTIME: SpinLock<Vec<Weak<Core>>> = SpinLock::new(Vec::new());
+
+/// The wall clock was set: timers on it are armed anew or cancelled.
+pub fn clock_was_set() {
+    let mut cores: Vec<Arc<Core>> = Vec::new();
+    {
+        let mut known = REALTIME.lock();
+        known.retain(|core| core.strong_count() > 0);
+        cores.extend(known.iter().filter_map(Weak::upgrade));
+    }
+    for core in cores {
+        let mut state = core.state.lock();
+        if state.due_ns == 0 {
+            continue;
+        }
+        if state.cancel_on_set {
+            state.is_cancelled = true;
+        }
+        if !state.is_expired {
+            Core::disarm(&mut state);
+            core.arm(&mut state);
+        }
+        let is_cancelled = state.is_cancelled;
+        drop(state);
+        if is_cancelled {
+            core.queue.wake_all(events::READABLE);
+        }
+    }
+}
+
+/// A timer as a file.
+struct TimerFd {
+    core: Arc<Core>,
+    inode: Arc<AnonInode>,
+}
+
+impl FileOps for TimerFd {
+    fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
+        if sink.left() < 8 {
+            return Err(Errno::EINVAL);
+        }
+        let ticks = match self.core.try_read() {
+            Some(ticks) => ticks?,
+            None if file.is_nonblocking() => return Err(Errno::EAGAIN),
+            None => self.core.queue.wait(|| self.core.try_read())??,
+        };
+        sink.put(&ticks.to_ne_bytes())
+    }
+
+    fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {
+        table.wait_on(&self.core.queue);
+        let state = self.core.state.lock();
+        if state.is_expired || state.is_cancelled { events::IN } else { 0 }
+    }
+
+    fn inode(&self) -> Arc<dyn Inode> {
+        self.inode.clone()
+    }
+
+    fn release(&self, _file: &File) {
+        let mut state = self.core.state.lock();
+        state.due_ns = 0;
+        Core::disarm(&mut state);
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// timerfd_create(2).
+pub fn sys_timerfd_create(a: &Args) -> Result<u64> {
+    let (clock, flags) = (a.a0 as u32, a.a1 as u32);
+    if flags & !(raw::TFD_CLOEXEC | raw::TFD_NONBLOCK) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    // The machine never sleeps, so the alarm clocks are the plain ones.
+    let is_realtime = match clock {
+        raw::CLOCK_REALTIME | raw::CLOCK_REALTIME_ALARM => true,
+        raw::CLOCK_MONOTONIC | raw::CLOCK_BOOTTIME | raw::CLOCK_BOOTTIME_ALARM => false,
+        _ => return Err(Errno::EINVAL),
+    };
+    let core = Arc::new(Core {
+        is_realtime,
+        state: SpinLock::new(State::default()),
+        queue: Arc::new(WaitQueue::new()),
+    });
+    if is_realtime {
+        let mut known = REALTIME.lock();
+        known.retain(|core| core.strong_count() > 0);
+        known.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        known.push(Arc::downgrade(&core));
+    }
+    let inode = AnonInode::new(FileType::Regular, 0o600, "[timerfd]");
+    let open = raw::O_RDWR | flags & raw::TFD_NONBLOCK;
+    super::give_ops(Arc::new(TimerFd { core, inode }), open, flags & raw::TFD_CLOEXEC != 0)
+}
+
+/// timerfd_settime(2).
+pub fn sys_timerfd_settime(a: &Args) -> Result<u64> {
+    let flags = a.a1 as u32;
+    let new = UserPtr::<ITimerSpec>::new(a.a2).read()?;
+    let (value_ns, interval_ns) = (new.value.to_ns()?, new.interval.to_ns()?);
+    if flags & !(raw::TFD_TIMER_ABSTIME | raw::TFD_TIMER_CANCEL_ON_SET) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let file = super::file_at(a.a0)?;
+    let core = &file.ops_as::<TimerFd>().ok_or(Errno::EINVAL)?.core;
+    let is_absolute = flags & raw::TFD_TIMER_ABSTIME != 0;
+    let old = {
+        let mut state = core.state.lock();
+        let old = core.remaining(&state);
+        Core::disarm(&mut state);
+        state.is_expired = false;
+        state.is_cancelled = false;
+        state.cancel_on_set =
+            core.is_realtime && is_absolute && flags & raw::TFD_TIMER_CANCEL_ON_SET != 0;
+        state.interval_ns = interval_ns;
+        state.due_ns = match value_ns {
+            0 => 0,
+            at if is_absolute => at,
+            after => core.now_ns().saturating_add(after),
+        };
+        if state.due_ns != 0 {
+            core.arm(&mut state);
+        }
+        old
+    };
+    UserPtr::<ITimerSpec>::new(a.a3).write_if_some(&old)?;
+    Ok(0)
+}
+
+/// timerfd_gettime(2).
+pub fn sys_timerfd_gettime(a: &Args) -> Result<u64> {
+    let file = super::file_at(a.a0)?;
+    let core = &file.ops_as::<TimerFd>().ok_or(Errno::EINVAL)?.core;
+    let now = core.remaining(&core.state.lock());
+    UserPtr::<ITimerSpec>::new(a.a1).write(&now)?;
+    Ok(0)
+}
