@@ -24,6 +24,7 @@ pub mod syscall;
 pub mod time;
 pub mod user;
 pub mod vdso;
+pub mod watchdog;
 
 /// Set once the first CPU has made what the others need.
 static READY: AtomicBool = AtomicBool::new(false);

@@ -27,7 +27,7 @@ use machine::sync::{IrqGuard, SpinLock};
 use machine::task::{Current, CurrentSlot};
 
 use crate::process::{Thread, work};
-use crate::time;
+use crate::{time, watchdog};
 
 /// Which sleep: whether signals end it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -389,6 +389,7 @@ pub fn timer_tick(from_user: bool) {
     }
     let state = CPUS.get();
     let thread = current();
+    watchdog::tick(now_ns, thread.task().work() & work::RESCHEDULE != 0);
     let is_idle = state.idle_thread.get().is_some_and(|t| t.tid == thread.tid);
     if !is_idle {
         let mut entity = thread.sched.lock();
@@ -397,9 +398,8 @@ pub fn timer_tick(from_user: bool) {
         state.current_vruntime_ns.store(entity.vruntime_ns, Ordering::Relaxed);
         drop(entity);
         thread.charge(ran_ns, from_user);
-        if state.queued.load(Ordering::Relaxed) > 0 {
-            thread.task().set_work(work::RESCHEDULE);
-        }
+        // Asked even if nobody waits: the watchdog wants to see that it would have worked.
+        thread.task().set_work(work::RESCHEDULE);
         time::arm_tick(now_ns);
     } else {
         time::arm_idle(now_ns);
