@@ -23,6 +23,7 @@ pub mod anon;
 pub mod dentry;
 pub mod file;
 pub mod mount;
+pub mod ninep;
 pub mod path;
 pub mod permission;
 pub mod special;

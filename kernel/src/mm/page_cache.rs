@@ -26,8 +26,8 @@ use crate::sync::Mutex;
 pub trait PageBackend: Send + Sync {
     /// Fills the pages from index `first` on. Bytes past the end of the file stay zero. May sleep.
     fn read_pages(&self, first: u64, frames: &[Frame]) -> Result<()>;
-    /// Writes the first `len` bytes of page `index`. May sleep.
-    fn write_page(&self, index: u64, frame: &Frame, len: usize) -> Result<()>;
+    /// Writes `len` bytes, which end in the last of these pages, from page `first` on. May sleep.
+    fn write_pages(&self, first: u64, frames: &[Frame], len: usize) -> Result<()>;
 }
 
 struct Page {
@@ -40,6 +40,8 @@ struct Page {
 
 /// Pages read at once from a backend: 256 KiB.
 const READ_AHEAD_PAGES: u64 = 64;
+/// Pages written at once to a backend: 256 KiB.
+const WRITE_BACK_PAGES: usize = 64;
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Largest file: what fits the offsets of a mapping and of read(2).
 pub const MAX_FILE_SIZE: u64 = i64::MAX as u64 - PAGE + 1;
@@ -376,15 +378,26 @@ impl PageCache {
                 .collect()
         };
         let mut result = Ok(());
-        for (index, frame) in dirty {
-            let left = self.size().saturating_sub(index * PAGE);
-            let len = left.min(PAGE) as usize;
+        let mut rest = dirty.as_slice();
+        while let Some(&(first, _)) = rest.first() {
+            let count = (1..rest.len().min(WRITE_BACK_PAGES))
+                .find(|&i| rest[i].0 != first + i as u64)
+                .unwrap_or(rest.len().min(WRITE_BACK_PAGES));
+            let (run, later) = rest.split_at(count);
+            rest = later;
+            let frames: Vec<Frame> = run.iter().map(|(_, frame)| frame.clone()).collect();
+            let left = self.size().saturating_sub(first * PAGE);
+            let len = left.min(count as u64 * PAGE) as usize;
+            let frames = &frames[..len.div_ceil(PAGE_SIZE)];
             if len > 0
-                && let Err(error) = backend.write_page(index, &frame, len)
+                && let Err(error) = backend.write_pages(first, frames, len)
             {
                 result = result.and(Err(error));
-                if let Some(page) = self.pages.lock().get_mut(&index) {
-                    page.dirty = true;
+                let mut pages = self.pages.lock();
+                for (index, _) in run {
+                    if let Some(page) = pages.get_mut(index) {
+                        page.dirty = true;
+                    }
                 }
             }
         }

@@ -1,0 +1,168 @@
+//! Open files of the server, and how their data gets into the page cache and back.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::any::Any;
+use core::sync::atomic::Ordering;
+
+use abi::{Errno, Result, general as raw};
+use machine::frame::{Frame, PAGE_SIZE};
+
+use super::super::{File, FileOps, FileType, Inode};
+use super::inode::NinepInode;
+use crate::io::{Sink, Source};
+use crate::mm::page_cache::{PageBackend, PageCache};
+
+/// Written bytes that may wait for write-back.
+const DIRTY_MAX: usize = 4 << 20;
+
+/// A regular file or directory, open.
+pub(super) struct NinepFile {
+    inode: Arc<NinepInode>,
+    writes: bool,
+}
+
+impl NinepFile {
+    /// Opens at the server what the flags need, so that a refusal comes from open(2).
+    pub(super) fn open(inode: Arc<NinepInode>, flags: u32) -> Result<Arc<NinepFile>> {
+        let access = flags & raw::O_ACCMODE;
+        let writes = access != raw::O_RDONLY;
+        if writes {
+            if inode.file_type() == FileType::Directory {
+                return Err(Errno::EISDIR);
+            }
+            inode.writer()?;
+        }
+        if access != raw::O_WRONLY {
+            inode.reader()?;
+        }
+        if writes {
+            inode.writers.fetch_add(1, Ordering::Relaxed);
+            inode.fs.written.lock().insert(inode.number, inode.clone());
+        }
+        Ok(Arc::new(NinepFile { inode, writes }))
+    }
+}
+
+impl FileOps for NinepFile {
+    fn read_at(&self, _file: &File, offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
+        if self.inode.file_type() == FileType::Directory {
+            return Err(Errno::EISDIR);
+        }
+        // Asking for the attributes notices changes of the host.
+        self.inode.metadata()?;
+        self.inode.cached_data().read(offset, sink)
+    }
+
+    fn write_at(&self, _file: &File, offset: u64, source: &mut Source<'_>) -> Result<usize> {
+        self.inode.fs.check_writable()?;
+        let written = self.inode.cached_data().write(offset, source)?;
+        let dirty = self.inode.dirty_bytes.fetch_add(written, Ordering::Relaxed) + written;
+        if dirty >= DIRTY_MAX {
+            self.inode.write_back()?;
+        }
+        Ok(written)
+    }
+
+    fn is_seekable(&self) -> bool {
+        true
+    }
+
+    fn inode(&self) -> Arc<dyn Inode> {
+        self.inode.clone()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for NinepFile {
+    /// The last user of the open file, a mapping perhaps, has gone: what it wrote goes out.
+    fn drop(&mut self) {
+        if !self.writes {
+            return;
+        }
+        if let Err(error) = self.inode.write_back() {
+            machine::log!("9p: written data of a closed file is lost: {error:?}");
+        }
+        if self.inode.writers.fetch_sub(1, Ordering::Relaxed) == 1 {
+            let known = self.inode.fs.written.lock().remove(&self.inode.number);
+            drop(known);
+            let writer = self.inode.writer.lock().take();
+            drop(writer);
+        }
+    }
+}
+
+impl NinepInode {
+    /// The page cache; made at the first use.
+    pub(super) fn cached_data(&self) -> &Arc<PageCache> {
+        self.cache.call_once(|| {
+            let size = self.known_size();
+            PageCache::new(Some(Arc::new(Backend(self.me.clone()))), size)
+        })
+    }
+
+    /// Sends dirty pages to the server.
+    pub(super) fn write_back(&self) -> Result<()> {
+        let Some(cache) = self.cache.get() else { return Ok(()) };
+        let was_dirty = self.dirty_bytes.swap(0, Ordering::Relaxed) > 0;
+        let result = cache.write_back();
+        if was_dirty && result.is_ok() {
+            self.refresh_after_own_change()?;
+        }
+        result
+    }
+}
+
+struct Backend(alloc::sync::Weak<NinepInode>);
+
+impl PageBackend for Backend {
+    fn read_pages(&self, first: u64, frames: &[Frame]) -> Result<()> {
+        let inode = self.0.upgrade().ok_or(Errno::EIO)?;
+        let fid = match inode.writer.lock().clone() {
+            // An orphan may only be reachable through the fid it was made with.
+            Some(writer) if inode.reader.lock().is_none() => writer,
+            _ => inode.reader()?,
+        };
+        let wanted = frames.len() * PAGE_SIZE;
+        let mut at = 0;
+        while at < wanted {
+            let offset = first * PAGE_SIZE as u64 + at as u64;
+            let got = fid.read(offset, wanted - at, |data| {
+                fill(frames, at, data);
+                Ok(data.len())
+            })?;
+            // The end of the file: what is left stays zero.
+            if got == 0 {
+                break;
+            }
+            at += got;
+        }
+        Ok(())
+    }
+
+    fn write_pages(&self, first: u64, frames: &[Frame], len: usize) -> Result<()> {
+        let inode = self.0.upgrade().ok_or(Errno::EIO)?;
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(len).map_err(|_| Errno::ENOMEM)?;
+        bytes.resize(len, 0);
+        for (part, frame) in bytes.chunks_mut(PAGE_SIZE).zip(frames) {
+            frame.read(0, part);
+        }
+        inode.writer()?.write(first * PAGE_SIZE as u64, &bytes)
+    }
+}
+
+/// Puts data into frames, from byte `at` of them on.
+fn fill(frames: &[Frame], mut at: usize, mut data: &[u8]) {
+    while !data.is_empty() {
+        let Some(frame) = frames.get(at / PAGE_SIZE) else { return };
+        let start = at % PAGE_SIZE;
+        let len = data.len().min(PAGE_SIZE - start);
+        frame.write(start, &data[..len]);
+        data = &data[len..];
+        at += len;
+    }
+}
