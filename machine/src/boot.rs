@@ -8,7 +8,9 @@ use crate::cpu::{self, MAX_CPUS};
 use crate::frame::{self, PAGE_SIZE, PHYS_OFFSET};
 use crate::paging::{self, KERNEL_BASE, Segment};
 use crate::sync::Once;
-use crate::{apic, descriptors, log, percpu, selftest, smp, time, uaccess};
+use crate::{
+    apic, descriptors, entropy, log, percpu, selftest, smp, time, uaccess,
+};
 
 global_asm!(include_str!("boot.S"), options(att_syntax, raw));
 
@@ -187,6 +189,7 @@ extern "C" fn boot_first_cpu(start_info: u64) -> ! {
     percpu::local().apic_id.set(apic_id);
     crate::platform::init(crate::boot::info().rsdp);
     time::init();
+    entropy::init();
     selftest::check_registers();
     selftest::check_page_tables();
     smp::start_others();

@@ -89,6 +89,32 @@ pub fn rdtsc_ordered() -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
+/// A random number from the CPU's generator, if it has one and that has one ready (SDM 1, 7.3.17).
+pub(crate) fn rdrand() -> Option<u64> {
+    let (value, ready): (u64, u8);
+    if !features().rdrand {
+        return None;
+    }
+    // SAFETY: CPUID reports the instruction.
+    unsafe {
+        asm!("rdrand {}", "setc {}", out(reg) value, out(reg_byte) ready, options(nomem, nostack));
+    }
+    (ready != 0).then_some(value)
+}
+
+/// A seed from the CPU's entropy source, if it has one and that has one ready (SDM 1, 7.3.17).
+pub(crate) fn rdseed() -> Option<u64> {
+    let (value, ready): (u64, u8);
+    if !features().rdseed {
+        return None;
+    }
+    // SAFETY: CPUID reports the instruction.
+    unsafe {
+        asm!("rdseed {}", "setc {}", out(reg) value, out(reg_byte) ready, options(nomem, nostack));
+    }
+    (ready != 0).then_some(value)
+}
+
 pub(crate) fn read_cr0() -> u64 {
     let value;
     // SAFETY: reading CR0 has no effect.

@@ -15,6 +15,7 @@ pub mod apic;
 pub mod boot;
 pub mod cpu;
 mod descriptors;
+pub mod entropy;
 pub mod entry;
 pub mod fpu;
 pub mod frame;
