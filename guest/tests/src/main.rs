@@ -7,6 +7,7 @@
 
 mod child;
 mod entry;
+mod exec;
 mod harness;
 mod memory;
 mod processes;
@@ -19,6 +20,7 @@ use harness::{Outcome, Test};
 
 const SUBJECTS: &[&[Test]] = &[
     processes::TESTS,
+    exec::TESTS,
     threads::TESTS,
     signals::TESTS,
     memory::TESTS,
