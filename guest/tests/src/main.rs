@@ -5,14 +5,17 @@
 //! how fast the machine is (an emulated CPU is up to fifty times slower), and each runs in a
 //! process of its own. Reading order: harness.rs, sys.rs, then any subject.
 
+mod channels;
 mod child;
 mod entry;
 mod exec;
+mod files;
 mod harness;
 mod memory;
 mod processes;
 mod regs;
 mod signals;
+mod sockets;
 mod sys;
 mod threads;
 
@@ -25,6 +28,9 @@ const SUBJECTS: &[&[Test]] = &[
     signals::TESTS,
     memory::TESTS,
     entry::TESTS,
+    files::TESTS,
+    channels::TESTS,
+    sockets::TESTS,
 ];
 
 const USAGE: &str = "usage: limen-guest-tests list | run NAME | run-all [FILTER] [--bound SECONDS]
