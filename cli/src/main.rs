@@ -5,6 +5,7 @@
 
 mod args;
 mod check;
+mod image;
 mod objtool_cmd;
 mod pack;
 mod paths;
@@ -25,15 +26,23 @@ use args::{Cli, Command};
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 
 fn main() -> ExitCode {
-    let mut words = std::env::args_os().skip(1);
-    if words.next().is_some_and(|word| word == run::shim::NAME) {
-        return run::shim::exec(&words.collect::<Vec<OsString>>());
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    match words.split_first() {
+        Some((word, rest)) if word == run::shim::NAME => return run::shim::exec(rest),
+        Some((word, [image])) if word == image::FINISH => {
+            return exit_code(image::finish(image.as_ref()).map(|()| 0));
+        }
+        _ => {}
     }
     let command = match Cli::parse().command {
         Command::Objtool(args) => return objtool_cmd::run(args),
         command => command,
     };
-    match dispatch(command) {
+    exit_code(dispatch(command))
+}
+
+fn exit_code(result: Result<u8, Error>) -> ExitCode {
+    match result {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             eprintln!("limen: {error}");

@@ -80,6 +80,7 @@ impl Tree {
     }
 
     /// True if `path` leads to a regular file.
+    #[cfg(test)]
     pub(crate) fn is_file(&self, path: &Path) -> bool {
         self.find(path).is_ok_and(|found| found.is_file())
     }

@@ -9,15 +9,7 @@ use std::process::Command;
 use crate::args::CheckArgs;
 use crate::pack::closure;
 use crate::tree::{Tree, absolute};
-use crate::{Error, paths, tidy};
-
-/// Flags that make `core` and `alloc` for the kernel's target; `.cargo/config.toml` has the rest.
-const KERNEL_FLAGS: [&str; 4] = [
-    "--package=limen-image",
-    "--target=x86_64-unknown-none",
-    "-Zbuild-std=core,alloc",
-    "-Zbuild-std-features=compiler-builtins-mem",
-];
+use crate::{Error, image, paths, tidy};
 
 pub(crate) fn command(args: &CheckArgs) -> Result<u8, Error> {
     match &args.elf {
@@ -55,7 +47,7 @@ fn check_sources() -> Result<u8, Error> {
             .args(arguments);
         command
     };
-    let kernel = |name: &'static str| [&[name, "--release", "--quiet"], &KERNEL_FLAGS[..]].concat();
+    let kernel = |name: &'static str| [&[name, "--quiet"], &image::CARGO_FLAGS[..]].concat();
     let denied = ["--", "-D", "warnings"];
     let mut failed = 0;
     let mut step = |name: &str, passed: bool| {
@@ -75,7 +67,9 @@ fn check_sources() -> Result<u8, Error> {
     findings.iter().for_each(|finding| println!("{finding}"));
     step("tidy", findings.is_empty());
     step("build", runs(&mut cargo(&kernel("build"))));
-    step("audit", audit(&paths::kernel_image(None)?)?);
+    let built = paths::kernel_image(None)?;
+    image::finish(&built)?;
+    step("audit", audit(&built)?);
     println!("{failed} of 6 checks failed");
     Ok(u8::from(failed > 0))
 }

@@ -13,28 +13,15 @@ use formats::boot_config::{BootConfig, RootKind};
 use formats::{cpio, ports};
 
 use super::{Context, Summary};
-use crate::Error;
 use crate::args::{AccelChoice, MachineModel};
 use crate::run::accel;
 use crate::run::qemu::Qemu;
 use crate::run::vm::{Manner, Vm};
+use crate::{Error, image};
 
 /// The whole suite, in emulation on a loaded host.
 const LIMIT: Duration = Duration::from_secs(300);
 const MEMORY_MIB: u64 = 256;
-/// How the kernel image is built; the launcher does the same without the feature.
-const BUILD: [&str; 9] = [
-    "build",
-    "--release",
-    "--package=limen-image",
-    "--target=x86_64-unknown-none",
-    "-Zbuild-std=core,alloc",
-    "-Zbuild-std-features=compiler-builtins-mem",
-    "--features=ktest",
-    "--quiet",
-    "--target-dir",
-];
-
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let kernel = build(context)?;
     let mut total = Summary::default();
@@ -47,11 +34,17 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
 
 fn build(context: &Context) -> Result<PathBuf, Error> {
     let target = context.target.join("ktest");
-    let status = context.cargo().args(BUILD).arg(&target).status()?;
-    match status.success() {
-        true => Ok(target.join("x86_64-unknown-none/release/limen-kernel")),
-        false => Err("the kernel with its tests does not build".into()),
+    let mut cargo = context.cargo();
+    cargo
+        .arg("build")
+        .args(image::CARGO_FLAGS)
+        .args(["--features=ktest", "--quiet"]);
+    if !cargo.arg("--target-dir").arg(&target).status()?.success() {
+        return Err("the kernel with its tests does not build".into());
     }
+    let built = target.join("x86_64-unknown-none/release/limen-kernel");
+    image::finish(&built)?;
+    Ok(built)
 }
 
 /// Boots the tests; the kernel log's lines.
