@@ -22,6 +22,8 @@ use crate::scan::{self, Branch, BranchKind, Scan, Thunks};
 
 /// Name of the compiler's table.
 pub const TRAPS_SECTION: &str = ".kcfi_traps";
+/// Symbols around it, where the linker script has put it into another section (as Linux's does).
+pub const TRAPS_BOUNDS: [&str; 2] = ["__start___kcfi_traps", "__stop___kcfi_traps"];
 
 /// Sections that name addresses of code without anybody calling them.
 const DESCRIBE_CODE: [&str; 4] = [
@@ -119,7 +121,7 @@ impl Audit<'_> {
             sections: image.has_sections,
             symbols: image.symbols.len(),
             relocations: image.relocs.len(),
-            traps: image.section(TRAPS_SECTION).is_some(),
+            traps: traps(image).is_some(),
         };
         let missing = [
             (
@@ -131,8 +133,8 @@ impl Audit<'_> {
                 "no symbols: thunks, functions and allowed places are unknown",
             ),
             (
-                evidence.relocations > 0,
-                "no relocations: thunk calls are found by decoding only, \
+                image.has_text_relocs(),
+                "no relocations of code: thunk calls are found by decoding only, \
                 and which functions have their address taken is unknown",
             ),
             (
@@ -167,13 +169,12 @@ impl Audit<'_> {
 
     /// Witness 1 against witness 3.
     fn compare_traps(&mut self) {
-        let Some(piece) = self.image.section(TRAPS_SECTION) else {
+        let Some((address, bytes)) = traps(&self.image) else {
             return;
         };
         let mut sites = BTreeSet::new();
         let mut bad = Vec::new();
-        let address = piece.address;
-        let (entries, rest) = piece.bytes.as_chunks::<4>();
+        let (entries, rest) = bytes.as_chunks::<4>();
         if !rest.is_empty() {
             bad.push((address, "section size is no multiple of 4".to_owned()));
         }
@@ -218,7 +219,7 @@ impl Audit<'_> {
     /// Witness 2 against witness 3: every relocation against a thunk is a branch that the walk
     /// has found, and the other way round.
     fn compare_relocations(&mut self) {
-        if self.image.relocs.is_empty() || self.thunks.is_empty() {
+        if !self.image.has_text_relocs() || self.thunks.is_empty() {
             return;
         }
         let by_end: BTreeMap<u64, Branch> = self
@@ -416,7 +417,7 @@ impl Audit<'_> {
     ///
     /// Conservative: whatever is not the displacement of a direct call or jump counts as taken.
     fn taken_addresses(&self) -> Option<BTreeSet<u64>> {
-        if self.image.relocs.is_empty() {
+        if !self.image.has_text_relocs() {
             return None;
         }
         let mut taken: BTreeSet<u64> = self.scan.lea_targets.iter().copied().collect();
@@ -492,6 +493,15 @@ impl Audit<'_> {
                 .push(format!("{count} bytes of text decode to no instruction"));
         }
     }
+}
+
+/// Address and bytes of the compiler's trap table.
+fn traps<'a>(image: &Image<'a>) -> Option<(u64, &'a [u8])> {
+    if let Some(piece) = image.section(TRAPS_SECTION) {
+        return Some((piece.address, piece.bytes));
+    }
+    let [start, end] = TRAPS_BOUNDS.map(|name| image.symbol(name));
+    Some((start?, image.between(start?, end?)?))
 }
 
 fn preamble_of(image: &Image<'_>, function: u64, disp: i8) -> Option<u32> {

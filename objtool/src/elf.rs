@@ -282,6 +282,29 @@ impl<'a> Image<'a> {
         self.pieces.iter().find(|piece| piece.name == name)
     }
 
+    /// The loaded bytes between two addresses of one piece.
+    #[must_use]
+    pub fn between(&self, start: u64, end: u64) -> Option<&'a [u8]> {
+        let piece = self.piece_at(start)?;
+        let from = usize::try_from(start - piece.address).ok()?;
+        let to = usize::try_from(end.checked_sub(piece.address)?).ok()?;
+        piece.bytes.get(from..to)
+    }
+
+    /// Whether the linker has kept the relocations of code.
+    #[must_use]
+    pub fn has_text_relocs(&self) -> bool {
+        // Sorted by address, so each executable piece is a range of the list.
+        self.text().any(|piece| {
+            let first = self
+                .relocs
+                .partition_point(|reloc| reloc.at < piece.address);
+            self.relocs
+                .get(first)
+                .is_some_and(|reloc| reloc.at < piece.end())
+        })
+    }
+
     /// The address of the symbol `name`.
     #[must_use]
     pub fn symbol(&self, name: &str) -> Option<u64> {

@@ -115,9 +115,9 @@ fn same_but_form(before: &Audit<'_>, after: Audit<'_>, form: Form) -> Result<Rep
 
 fn warnings(audit: &Audit<'_>, form: Form) -> Vec<String> {
     let mut warnings = audit.report.not_proved.clone();
-    if form == Form::Opt && audit.scan.udb_compares == 0 {
+    if form == Form::Opt && !audit.scan.knows_udb() {
         warnings.push(
-            "no instruction compares anything with 0xd6: this kernel does not seem to know UDB, \
+            "nothing compares with 0xd6 (UDB) beside a comparison with ud2: this kernel does not seem to know UDB, \
              and a failed check would be reported as a plain invalid opcode"
                 .into(),
         );

@@ -20,6 +20,10 @@ use crate::elf::{Image, Piece};
 
 /// The opcode of UDB.
 const UDB_BYTE: u64 = 0xd6;
+/// The first byte of UD2, and UD2 as a word.
+const UD2_BYTES: [u64; 2] = [0x0f, 0x0b0f];
+/// How far apart a handler's comparisons with the two opcodes may be, in bytes.
+const HANDLER_MAX: u64 = 256;
 
 /// What an unchecked indirect branch is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -94,12 +98,30 @@ pub struct Scan {
     pub direct: Vec<(u64, u64)>,
     /// Targets of direct calls and jumps right behind a check of r11: the thunk, under any name.
     pub behind_checks: Vec<u64>,
-    /// Comparisons with 0xd6: what a #UD handler that knows UDB does.
-    pub udb_compares: usize,
+    /// Comparisons with 0xd6, the opcode of UDB.
+    pub udb_compares: Vec<u64>,
+    /// Comparisons with the first byte of UD2 or with both.
+    pub ud2_compares: Vec<u64>,
     /// Bytes that decode to no instruction.
     pub undecodable: u64,
     /// Instructions seen.
     pub instructions: u64,
+}
+
+impl Scan {
+    /// Whether some code tells UDB from UD2, as a #UD handler that knows both must. A guess: it
+    /// looks for comparisons with both opcodes near each other.
+    #[must_use]
+    pub fn knows_udb(&self) -> bool {
+        self.udb_compares.iter().any(|&at| {
+            let first = self
+                .ud2_compares
+                .partition_point(|&ud2| ud2.saturating_add(HANDLER_MAX) < at);
+            self.ud2_compares
+                .get(first)
+                .is_some_and(|&ud2| ud2 < at.saturating_add(HANDLER_MAX))
+        })
+    }
 }
 
 /// `__x86_indirect_thunk_*` by address.
@@ -238,8 +260,10 @@ fn classify(
     if instruction.code() == Code::Lea_r64_m && instruction.is_ip_rel_memory_operand() {
         scan.lea_targets.push(instruction.ip_rel_memory_address());
     }
-    if is_udb_compare(instruction) {
-        scan.udb_compares += 1;
+    if compares_with(instruction, &[UDB_BYTE]) {
+        scan.udb_compares.push(at);
+    } else if compares_with(instruction, &UD2_BYTES) {
+        scan.ud2_compares.push(at);
     }
     let flow = instruction.flow_control();
     let (kind, register) = match flow {
@@ -279,16 +303,17 @@ fn classify(
     });
 }
 
-/// `cmp $0xd6, ...` in any width.
-fn is_udb_compare(instruction: &Instruction) -> bool {
-    let compare = instruction.mnemonic() == Mnemonic::Cmp;
-    compare
-        && (0..instruction.op_count()).any(|operand| {
-            instruction.try_immediate(operand).is_ok_and(|value| {
-                value & 0xff == UDB_BYTE
-                    && (value == UDB_BYTE || instruction.op_kind(operand) == OpKind::Immediate8)
-            })
-        })
+/// `cmp $value, ...` in any width, for one of the values.
+fn compares_with(instruction: &Instruction, values: &[u64]) -> bool {
+    let immediate = |operand| {
+        let value = instruction.try_immediate(operand).ok()?;
+        let byte = instruction.op_kind(operand) == OpKind::Immediate8;
+        Some(if byte { value & 0xff } else { value })
+    };
+    instruction.mnemonic() == Mnemonic::Cmp
+        && (0..instruction.op_count())
+            .filter_map(immediate)
+            .any(|value| values.contains(&value))
 }
 
 fn thunk_kind(flow: FlowControl) -> BranchKind {
