@@ -183,6 +183,7 @@ extern "C" fn boot_first_cpu(start_info: u64) -> ! {
     uaccess::init();
     let info = init_memory(&start);
     BOOT_INFO.call_once(|| info);
+    paging::init_pti().expect("memory for the programs' tables");
     descriptors::init_idt();
     descriptors::init().expect("memory for interrupt stacks");
     let apic_id = apic::init();
@@ -208,6 +209,20 @@ pub(crate) extern "C" fn boot_other_cpu(cpu: u64) -> ! {
     selftest::check_registers();
     smp::arrived();
     limen_secondary()
+}
+
+fn wants_pti(command_line: &str) -> bool {
+    let [_, b, c, d] = cpu::cpuid(0, 0);
+    let mut vendor = [0; 12];
+    for (i, word) in [b, d, c].into_iter().enumerate() {
+        vendor[i * 4..][..4].copy_from_slice(&word.to_le_bytes());
+    }
+    let rdcl_no =
+        cpu::features().arch_capabilities && cpu::rdmsr(cpu::msr::ARCH_CAPABILITIES) & 1 != 0;
+    entry::wants_pti(
+        entry::PtiOption::from_command_line(command_line),
+        &entry::MeltdownFacts { vendor, rdcl_no },
+    )
 }
 
 fn segments() -> [Segment; 3] {
@@ -239,7 +254,7 @@ fn init_memory(start: &StartInfo) -> BootInfo {
         Some(phys)
     };
     // SAFETY: once, on the boot tables; the arguments are as described there.
-    unsafe { paging::init(memory_end, &segments, &mut new_table) };
+    unsafe { paging::init(wants_pti(command_line), memory_end, &segments, &mut new_table) };
     let limit_pfn = (memory_end as usize).div_ceil(PAGE_SIZE);
     let records = map
         .take(frame::records_bytes(limit_pfn) as u64, u64::MAX)

@@ -9,7 +9,7 @@ use entry::{flags, selector};
 
 use crate::cpu::{self, MAX_CPUS, msr, wrmsr};
 use crate::frame::OutOfMemory;
-use crate::paging::KernelStack;
+use crate::paging::{self, KERNEL_STACK_SIZE, KernelStack};
 use crate::percpu::{self, CpuLocal};
 
 /// Vectors that run on stacks of their own, and the number of that stack (1 to 7).
@@ -62,6 +62,7 @@ const EMPTY: Descriptors = Descriptors {
     },
 };
 
+#[unsafe(link_section = ".data.cpu_entry")]
 static CPUS: [CpuDescriptors; MAX_CPUS] =
     [const { CpuDescriptors(UnsafeCell::new(EMPTY)) }; MAX_CPUS];
 
@@ -77,6 +78,7 @@ struct Idt(UnsafeCell<[[u64; 2]; 256]>);
 // SAFETY: written once by the first CPU before the others start and before it is loaded.
 unsafe impl Sync for Idt {}
 
+#[unsafe(link_section = ".data.cpu_entry")]
 static IDT: Idt = Idt(UnsafeCell::new([[0; 2]; 256]));
 
 unsafe extern "C" {
@@ -86,6 +88,7 @@ unsafe extern "C" {
     fn paranoid_8();
     fn paranoid_18();
     fn syscall_entry();
+    fn syscall_entry_pti();
 }
 
 /// Bytes from one stub to the next in `entry.S` (`.balign 16`).
@@ -136,9 +139,15 @@ pub(crate) fn init() -> Result<(), OutOfMemory> {
         // SAFETY: the stack is mapped and new.
         unsafe { (top as *mut *const CpuLocal).write(percpu::local()) };
         *slot = top;
+        paging::share_with_programs(top & !(KERNEL_STACK_SIZE as u64 - 1), KERNEL_STACK_SIZE)?;
         // The CPU uses the stack for ever.
         core::mem::forget(stack);
     }
+    let entry_stack = KernelStack::new()?;
+    let entry_top = entry_stack.top();
+    paging::share_with_programs(entry_top - KERNEL_STACK_SIZE as u64, KERNEL_STACK_SIZE)?;
+    percpu::local().entry_stack_top.set(entry_top);
+    core::mem::forget(entry_stack);
     // SAFETY: this CPU's own element; no reference to it lives elsewhere.
     let table = unsafe { &mut *descriptors };
     table.tss.ist = ist;
@@ -179,17 +188,23 @@ pub(crate) fn init() -> Result<(), OutOfMemory> {
         );
     }
     init_syscall();
+    if paging::has_pti() {
+        percpu::local().pti.set(1);
+        set_interrupt_stack(entry_top);
+    }
     Ok(())
 }
 
 fn init_syscall() {
     let star = u64::from(selector::KERNEL_CS) << 32 | u64::from(selector::USER_CS32) << 48;
     let efer = cpu::rdmsr(msr::EFER) | cpu::cr::EFER_SCE | cpu::cr::EFER_NXE;
+    let syscall = if paging::has_pti() { syscall_entry_pti } else { syscall_entry };
+    let syscall = syscall as *const () as u64;
     for (register, value) in [
         (msr::STAR, star),
-        (msr::LSTAR, syscall_entry as *const () as u64),
+        (msr::LSTAR, syscall),
         // Unreachable: without a 32-bit code segment there is no compatibility mode to call from.
-        (msr::CSTAR, syscall_entry as *const () as u64),
+        (msr::CSTAR, syscall),
         (msr::FMASK, flags::SYSCALL_MASK),
         (msr::EFER, efer),
     ] {
@@ -198,8 +213,15 @@ fn init_syscall() {
     }
 }
 
-/// Sets where interrupts from programs put their frame: the running thread's stack.
+/// Sets where interrupts from programs put their frame: the running thread's stack. With page-table
+/// isolation they come through the entry stack always.
 pub(crate) fn set_kernel_stack(top: u64) {
+    if !paging::has_pti() {
+        set_interrupt_stack(top);
+    }
+}
+
+fn set_interrupt_stack(top: u64) {
     let descriptors = CPUS[percpu::cpu_id()].0.get();
     // SAFETY: this CPU's own TSS; callers have interrupts masked; the field may be unaligned.
     unsafe { (&raw mut (*descriptors).tss.rsp).cast::<u64>().write_unaligned(top) };

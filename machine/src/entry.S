@@ -70,6 +70,25 @@
     pop %rdi
 .endm
 
+// Page-table isolation: a program runs on a top table of its own, one page above the kernel's, which
+// maps the program, this file's code, and the per-CPU entry data and stacks. Bit 12 of CR3 tells which.
+.macro load_kernel_cr3 scratch
+    mov %cr3, \scratch
+    and $~{USER_ROOT_BIT}, \scratch
+    mov \scratch, %cr3
+.endm
+
+// With page-table isolation SYSCALL comes here first.
+.globl syscall_entry_pti
+.type syscall_entry_pti, @function
+.balign 64
+syscall_entry_pti:
+    swapgs
+    mov %rsp, %gs:{USER_RSP}
+    load_kernel_cr3 %rsp
+    jmp syscall_stack
+.size syscall_entry_pti, . - syscall_entry_pti
+
 // -----------------------------------------------------------------------------------------------
 // SYSCALL. From the CPU: RCX = return address, R11 = flags, RSP = the program's, GS = the program's,
 // IF, DF, TF, AC, NT clear (FMASK). CR3: the program's space, which maps the kernel.
@@ -79,6 +98,7 @@
 syscall_entry:
     swapgs
     mov %rsp, %gs:{USER_RSP}
+syscall_stack:
     mov %gs:{KERNEL_STACK_TOP}, %rsp
     // Stack: the thread's, empty. GS: the kernel's.
     push ${USER_DS}
@@ -99,6 +119,8 @@ syscall_entry:
 return_to_user:
     test %al, %al
     jz return_by_iret
+    cmpq $0, %gs:{PTI}
+    jne sysret_pti
     pop_registers
     // Stack: orig_rax, rip, cs, rflags, rsp, ss. RCX = rip, R11 = rflags, as decide() checked.
     mov {RSP_ABOVE_ORIG_RAX}(%rsp), %rsp
@@ -110,7 +132,22 @@ sysret_window_start:
 .globl sysret_window_end
 sysret_window_end:
     int3
+sysret_pti:
+    pop_registers
+    mov %rdi, %gs:{USER_RDI}
+    mov {RSP_ABOVE_ORIG_RAX}(%rsp), %rdi
+    mov %rdi, %gs:{USER_RSP}
+    mov %cr3, %rdi
+    or ${USER_ROOT_BIT}, %rdi
+    mov %rdi, %cr3
+    // On the program's tables: the thread's stack is gone, GS data is there.
+    mov %gs:{USER_RDI}, %rdi
+    mov %gs:{USER_RSP}, %rsp
+    jmp sysret_window_start
+
 return_by_iret:
+    cmpq $0, %gs:{PTI}
+    jne iret_pti
     pop_registers
     add $8, %rsp
     swapgs
@@ -119,6 +156,26 @@ iret_to_user:
     // The frame was checked when it was made; a fault here is caught by address (entry.rs).
     iretq
     int3
+
+iret_pti:
+    // The CPU reads the frame after the switch of tables: it moves to the entry stack.
+    mov %gs:{ENTRY_STACK_TOP}, %rdi
+    sub $({IRET_FRAME_SIZE} + 8), %rdi
+    mov {RDI}(%rsp), %rax
+    mov %rax, (%rdi)
+    lea {RIP}(%rsp), %rsi
+    lea 8(%rdi), %rdi
+    mov $({IRET_FRAME_SIZE} / 8), %ecx
+    rep movsq
+    pop_registers
+    mov %gs:{ENTRY_STACK_TOP}, %rsp
+    sub $({IRET_FRAME_SIZE} + 8), %rsp
+    mov %cr3, %rdi
+    or ${USER_ROOT_BIT}, %rdi
+    mov %rdi, %cr3
+    pop %rdi
+    swapgs
+    jmp iret_to_user
 .size syscall_entry, . - syscall_entry
 
 // -----------------------------------------------------------------------------------------------
@@ -173,10 +230,29 @@ common_vector:
     swapgs
     // A mispredicted branch above must not use the program's GS below.
     lfence
+    cmpq $0, %gs:{PTI}
+    jne vector_from_user_pti
+vector_from_user_stack:
     clear_registers
     // rdi: &mut PtRegs, rsi: vector. GS: the kernel's. IF=0.
     call vector_from_user
     jmp return_to_user
+
+vector_from_user_pti:
+    // On this CPU's entry stack: switch tables, and move the frame to the thread's stack.
+    load_kernel_cr3 %rax
+move_to_thread_stack:
+    // rdi: the frame, rsi: vector
+    mov %rsi, %rax
+    mov %rdi, %rsi
+    mov %gs:{KERNEL_STACK_TOP}, %rdi
+    sub ${PT_REGS_SIZE}, %rdi
+    mov %rdi, %rsp
+    mov ${PT_REGS_WORDS}, %ecx
+    rep movsq
+    mov %rsp, %rdi
+    mov %rax, %rsi
+    jmp vector_from_user_stack
 
 vector_from_kernel:
     // RBP stays, so that backtraces cross the interrupt.
@@ -223,9 +299,18 @@ paranoid_entry:
     mov %rax, %rdx
     shr $32, %rdx
     wrmsr
-    mov %rsp, %rdi
+    // CR3 may be the program's, if one of the windows was hit. GS now leads to this CPU's data.
+    mov %cr3, %r12
+    cmpq $0, %gs:{PTI}
+    je 1f
+    load_kernel_cr3 %rax
+1:  mov %rsp, %rdi
     mov %r13, %rsi
     call paranoid_from_kernel
+    cmpq $0, %gs:{PTI}
+    je 2f
+    mov %r12, %cr3
+2:
     mov ${GS_BASE_MSR}, %ecx
     mov %r14d, %eax
     mov %r15d, %edx
@@ -236,22 +321,13 @@ paranoid_entry:
     int3
 
 paranoid_from_user:
-    // A program was running, so the thread's own stack is empty: move there and go on as any vector.
+    // A program was running, so the thread's own stack is empty: go on there as any vector.
     swapgs
     lfence
-    mov %rsp, %rdx
-    mov %gs:{KERNEL_STACK_TOP}, %rdi
-    sub ${PT_REGS_SIZE}, %rdi
-    mov %rdi, %rsp
-    mov %rsi, %rax
-    mov %rdx, %rsi
-    mov ${PT_REGS_WORDS}, %ecx
-    rep movsq
     mov %rsp, %rdi
-    mov %rax, %rsi
-    clear_registers
-    call vector_from_user
-    jmp return_to_user
+    cmpq $0, %gs:{PTI}
+    jne vector_from_user_pti
+    jmp move_to_thread_stack
 .size paranoid_entry, . - paranoid_entry
 
 .popsection

@@ -18,9 +18,10 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::arch::asm;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::cpu::{self, MAX_CPUS};
-use crate::frame::{Frame, OutOfMemory, PAGE_SHIFT, PAGE_SIZE, PHYS_OFFSET, phys_to_virt};
+use crate::frame::{self, Frame, OutOfMemory, PAGE_SHIFT, PAGE_SIZE, PHYS_OFFSET, phys_to_virt};
 use crate::percpu::{self, CpuCell, PerCpu};
 use crate::sync::{IrqGuard, Once, SpinLock};
 use crate::tlb::{self, TlbState};
@@ -37,7 +38,7 @@ const CACHE_DISABLE: u64 = 1 << 4;
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
 const LARGE: u64 = 1 << 7;
-const GLOBAL: u64 = 1 << 8;
+const GLOBAL_BIT: u64 = 1 << 8;
 /// Software: a user page without any right; the frame number is inverted, PRESENT is clear.
 const HIDDEN: u64 = 1 << 10;
 const NO_EXECUTE: u64 = 1 << 63;
@@ -164,6 +165,11 @@ fn new_table_frame() -> Option<u64> {
     Frame::alloc_zeroed().ok().map(|frame| u64::from(frame.into_raw()) << PAGE_SHIFT)
 }
 
+/// The flag that keeps a kernel translation across changes of CR3; see [`init`].
+fn global() -> u64 {
+    if has_pti() { 0 } else { GLOBAL_BIT }
+}
+
 fn map_kernel(
     root: u64,
     va: u64,
@@ -190,15 +196,20 @@ pub(crate) struct Segment {
 
 /// Builds the kernel's final tables and switches to them.
 ///
+/// With `pti` nothing of the kernel is global: its translations must not outlive the return to a
+/// program's tables.
+///
 /// # Safety
 /// Called once, on the first CPU, on the boot tables. `memory_end` bounds physical RAM, `segments`
 /// are the linked image's page-aligned segments, and `new_table` gives zeroed 4 KiB frames below
 /// 4 GiB that nobody else uses.
 pub(crate) unsafe fn init(
+    pti: bool,
     memory_end: u64,
     segments: &[Segment],
     new_table: &mut dyn FnMut() -> Option<u64>,
 ) {
+    PTI.store(pti, Ordering::Relaxed);
     let root = new_table().expect("memory for the kernel's page tables");
     let image_start = segments.iter().map(|s| s.start).min().unwrap_or(0) - KERNEL_BASE;
     let image_end = segments.iter().map(|s| s.end).max().unwrap_or(0) - KERNEL_BASE;
@@ -213,16 +224,16 @@ pub(crate) unsafe fn init(
         // The alias of kernel text and rodata is read-only too; the rest is mapped in large pages.
         let outside = phys + LARGE_SIZE <= image_start || phys >= image_end;
         if phys % LARGE_SIZE == 0 && outside {
-            must(PHYS_OFFSET + phys, phys, WRITE | NO_EXECUTE | GLOBAL | LARGE);
+            must(PHYS_OFFSET + phys, phys, WRITE | NO_EXECUTE | global() | LARGE);
             phys += LARGE_SIZE;
         } else {
             let write = if read_only(phys) { 0 } else { WRITE };
-            must(PHYS_OFFSET + phys, phys, write | NO_EXECUTE | GLOBAL);
+            must(PHYS_OFFSET + phys, phys, write | NO_EXECUTE | global());
             phys += PAGE_SIZE as u64;
         }
     }
     for segment in segments {
-        let mut flags = GLOBAL;
+        let mut flags = global();
         flags |= if segment.write { WRITE } else { 0 };
         flags |= if segment.exec { 0 } else { NO_EXECUTE };
         for va in (segment.start..segment.end).step_by(PAGE_SIZE) {
@@ -265,7 +276,7 @@ impl KernelStack {
             let frame = Frame::alloc_zeroed()?;
             let phys = frame.phys();
             let va = base + page * PAGE_SIZE as u64;
-            map_kernel(root, va, phys, WRITE | NO_EXECUTE | GLOBAL, &mut new_table_frame)?;
+            map_kernel(root, va, phys, WRITE | NO_EXECUTE | global(), &mut new_table_frame)?;
             // The stack keeps its frames for ever; a failure above leaks at most three of them.
             frame.into_raw();
         }
@@ -295,6 +306,11 @@ pub(crate) fn is_stack_guard(address: u64) -> bool {
         && (address - VMAP_BASE) % STACK_SLOT < STACK_SLOT - KERNEL_STACK_SIZE as u64
 }
 
+/// Whether `address` lies in a kernel stack (of any slot).
+pub(crate) fn is_stack(address: u64) -> bool {
+    (VMAP_BASE..VMAP_BASE + 65536 * STACK_SLOT).contains(&address) && !is_stack_guard(address)
+}
+
 /// Maps device registers, uncached. The mapping stays.
 pub(crate) fn map_mmio(phys: u64, len: usize) -> Result<*mut u8, OutOfMemory> {
     let mut kernel = KERNEL.lock();
@@ -306,7 +322,7 @@ pub(crate) fn map_mmio(phys: u64, len: usize) -> Result<*mut u8, OutOfMemory> {
             kernel.root,
             va + page * PAGE_SIZE as u64,
             (phys - offset) + page * PAGE_SIZE as u64,
-            WRITE | NO_EXECUTE | GLOBAL | CACHE_DISABLE | WRITE_THROUGH,
+            WRITE | NO_EXECUTE | global() | CACHE_DISABLE | WRITE_THROUGH,
             &mut new_table_frame,
         )?;
     }
@@ -318,15 +334,15 @@ pub(crate) fn map_mmio(phys: u64, len: usize) -> Result<*mut u8, OutOfMemory> {
 /// Never active once they run.
 pub(crate) fn trampoline_root() -> Result<u64, OutOfMemory> {
     let root = new_table_frame().ok_or(OutOfMemory)?;
-    copy_kernel_half(root);
+    copy_half(kernel_root(), root);
     for page in (0..0x10_0000).step_by(PAGE_SIZE) {
         map_kernel(root, page, page, WRITE, &mut new_table_frame)?;
     }
     Ok(root)
 }
 
-fn copy_kernel_half(root: u64) {
-    let (from, to) = (Table::at(kernel_root()), Table::at(root));
+fn copy_half(from: u64, to: u64) {
+    let (from, to) = (Table::at(from), Table::at(to));
     for slot in ENTRIES / 2..ENTRIES {
         to.set(slot, from.get(slot));
     }
@@ -351,6 +367,129 @@ pub(crate) fn kernel_rights(va: u64) -> (bool, bool, bool, bool) {
         table = Table::at(entry);
     }
     (true, write, exec, user)
+}
+
+// ------------------------------------------------------------------------------------------------
+// Page-table isolation
+
+/// With isolation each space has two top tables in one naturally aligned pair of frames: the kernel's
+/// at the even one, the program's at the odd one. This bit of CR3 tells them apart.
+pub(crate) const USER_ROOT_BIT: u64 = PAGE_SIZE as u64;
+
+static PTI: AtomicBool = AtomicBool::new(false);
+/// The top table that all programs' tables take their kernel half from: only what entry code needs.
+static SHARED_ROOT: Once<u64> = Once::new();
+
+unsafe extern "C" {
+    static __entry_text_start: u8;
+    static __entry_text_end: u8;
+    static __cpu_entry_start: u8;
+    static __cpu_entry_end: u8;
+}
+
+/// Whether programs run on tables without the kernel.
+#[inline(always)]
+pub fn has_pti() -> bool {
+    PTI.load(Ordering::Relaxed)
+}
+
+/// Builds what programs' tables share, if isolation is on. Before the first address space and the
+/// first interrupt stack are made.
+pub(crate) fn init_pti() -> Result<(), OutOfMemory> {
+    if !has_pti() {
+        return Ok(());
+    }
+    let root = new_table_frame().ok_or(OutOfMemory)?;
+    // Both slots in use exist from the start, so that later additions reach every program's table.
+    for slot in [VMAP_BASE, KERNEL_BASE] {
+        Table::at(root).next_or_make(index(slot, 3), PRESENT | WRITE, &mut new_table_frame)?;
+    }
+    SHARED_ROOT.call_once(|| root);
+    for (start, end) in [
+        (&raw const __entry_text_start, &raw const __entry_text_end),
+        (&raw const __cpu_entry_start, &raw const __cpu_entry_end),
+    ] {
+        share_with_programs(start as u64, end as usize - start as usize)?;
+    }
+    Ok(())
+}
+
+/// Maps kernel pages into the programs' tables too, with the rights they have. Does nothing without
+/// isolation.
+pub(crate) fn share_with_programs(start: u64, len: usize) -> Result<(), OutOfMemory> {
+    let Some(&root) = SHARED_ROOT.get() else { return Ok(()) };
+    for page in (start..start + len as u64).step_by(PAGE_SIZE) {
+        let entry = leaf_entry(kernel_root(), page).ok_or(OutOfMemory)?;
+        let (phys, flags) = (entry & ADDRESS, entry & !ADDRESS & !PRESENT);
+        map_kernel(root, page, phys, flags, &mut new_table_frame)?;
+    }
+    Ok(())
+}
+
+/// The 4 KiB leaf that maps `va` in the tables of `root`.
+fn leaf_entry(root: u64, va: u64) -> Option<u64> {
+    let mut table = Table::at(root);
+    for level in (1..=3).rev() {
+        let entry = table.get(index(va, level));
+        if entry & PRESENT == 0 || entry & LARGE != 0 {
+            return None;
+        }
+        table = Table::at(entry);
+    }
+    Some(table.get(index(va, 0))).filter(|entry| entry & PRESENT != 0)
+}
+
+/// A new top table with the kernel half in place; with isolation a pair of them.
+fn new_root() -> Option<u64> {
+    if !has_pti() {
+        let root = new_table_frame()?;
+        copy_half(kernel_root(), root);
+        return Some(root);
+    }
+    let root = u64::from(frame::alloc_block(1)?) << PAGE_SHIFT;
+    // SAFETY: the pair of frames is new.
+    unsafe { core::ptr::write_bytes(phys_to_virt(root), 0, 2 * PAGE_SIZE) };
+    copy_half(kernel_root(), root);
+    copy_half(*SHARED_ROOT.get()?, root | USER_ROOT_BIT);
+    Some(root)
+}
+
+/// Frees a top table made by [`new_root`].
+///
+/// # Safety
+/// No CPU has it loaded, and nothing refers to it.
+unsafe fn free_root(root: u64) {
+    let pfn = (root >> PAGE_SHIFT) as u32;
+    if has_pti() {
+        // SAFETY: made as a block of this order; the caller's contract.
+        unsafe { frame::free_block(pfn, 1) };
+    } else {
+        // SAFETY: the frame was given to the root by `into_raw`; the caller's contract.
+        drop(unsafe { Frame::from_raw(pfn) });
+    }
+}
+
+/// Visits every leaf that the program's tables map in the kernel half: `f(address)`. For the
+/// self-test.
+pub(crate) fn for_each_shared(mut f: impl FnMut(u64)) {
+    fn walk(table: u64, level: u32, base: u64, f: &mut dyn FnMut(u64)) {
+        for i in 0..ENTRIES {
+            let entry = Table::at(table).get(i);
+            let at = base + ((i as u64) << (PAGE_SHIFT + 9 * level));
+            if entry & PRESENT != 0 && (level == 0 || entry & LARGE != 0) {
+                f(at);
+            } else if entry & PRESENT != 0 {
+                walk(entry & ADDRESS, level - 1, at, f);
+            }
+        }
+    }
+    let Some(&root) = SHARED_ROOT.get() else { return };
+    for slot in ENTRIES / 2..ENTRIES {
+        let entry = Table::at(root).get(slot);
+        if entry & PRESENT != 0 {
+            walk(entry & ADDRESS, 2, 0xffff_0000_0000_0000 | (slot as u64) << 39, &mut f);
+        }
+    }
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -449,15 +588,22 @@ pub fn deactivate() {
 
 impl Drop for Space {
     fn drop(&mut self) {
-        free_tables(self.root, 3);
+        let top = Table::at(self.root);
+        for slot in 0..ENTRIES / 2 {
+            let entry = top.get(slot);
+            if entry & PRESENT != 0 {
+                free_tables(entry & ADDRESS, 2);
+            }
+        }
+        // SAFETY: each CPU that has the root loaded holds an `Arc<Space>`: there is none.
+        unsafe { free_root(self.root) };
     }
 }
 
-/// Frees a table, what it points to in the user half, and at the leaves the frames.
+/// Frees a table below the top, what it points to, and at the leaves the frames.
 fn free_tables(phys: u64, level: u32) {
     let table = Table::at(phys);
-    let entries = if level == 3 { ENTRIES / 2 } else { ENTRIES };
-    for i in 0..entries {
+    for i in 0..ENTRIES {
         let entry = table.get(i);
         if level > 0 {
             if entry & PRESENT != 0 {
@@ -492,8 +638,7 @@ pub struct Mapping {
 impl PageTable {
     /// An empty user half beside the kernel's.
     pub fn new() -> Result<PageTable, OutOfMemory> {
-        let root = new_table_frame().ok_or(OutOfMemory)?;
-        copy_kernel_half(root);
+        let root = new_root().ok_or(OutOfMemory)?;
         Ok(PageTable { space: Arc::new(Space { root, tlb: TlbState::new() }) })
     }
 
@@ -520,7 +665,13 @@ impl PageTable {
         let mut table = Table::at(self.space.root);
         for level in (1..=3).rev() {
             let flags = PRESENT | WRITE | USER;
+            let upper = table;
             table = table.next_or_make(index(va, level), flags, &mut new_table_frame)?;
+            if level == 3 && has_pti() {
+                // Both top tables share everything below for the user half.
+                let entry = upper.get(index(va, 3));
+                Table::at(self.space.root | USER_ROOT_BIT).set(index(va, 3), entry);
+            }
         }
         Ok(table)
     }

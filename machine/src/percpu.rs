@@ -24,6 +24,12 @@ pub(crate) struct CpuLocal {
     pub(crate) kernel_stack_top: Cell<u64>,
     /// Scratch for SYSCALL entry: the user's RSP.
     pub(crate) user_rsp: Cell<u64>,
+    /// Scratch for the way back with page-table isolation: the user's RDI.
+    pub(crate) user_rdi: Cell<u64>,
+    /// Top of this CPU's entry stack, which the program's page tables map too.
+    pub(crate) entry_stack_top: Cell<u64>,
+    /// 1 with page-table isolation, else 0.
+    pub(crate) pti: Cell<u64>,
     /// The running task; null before the scheduler starts.
     pub(crate) task: AtomicPtr<Task>,
     /// The local APIC id of this CPU.
@@ -48,6 +54,9 @@ impl CpuLocal {
             atomic_depth: Cell::new(0),
             kernel_stack_top: Cell::new(0),
             user_rsp: Cell::new(0),
+            user_rdi: Cell::new(0),
+            entry_stack_top: Cell::new(0),
+            pti: Cell::new(0),
             task: AtomicPtr::new(core::ptr::null_mut()),
             apic_id: Cell::new(0),
             tlb_wanted: AtomicU32::new(0),
@@ -57,6 +66,7 @@ impl CpuLocal {
     }
 }
 
+#[unsafe(link_section = ".data.cpu_entry")]
 static CPUS: [CpuLocal; MAX_CPUS] = [const { CpuLocal::new() }; MAX_CPUS];
 
 /// The structure of the CPU with this id.

@@ -56,6 +56,14 @@ pub(crate) fn check_page_tables() {
             );
         }
     }
+    paging::for_each_shared(|page| {
+        // Entry code, entry data, and stacks of interrupts; nothing of the direct map.
+        let is_image = page >= paging::KERNEL_BASE;
+        assert!(
+            is_image || paging::is_stack(page),
+            "self-test: programs' page tables map kernel page {page:#x}"
+        );
+    });
     let stack = paging::KernelStack::new().expect("memory for a stack");
     let bottom = stack.top() - paging::KERNEL_STACK_SIZE as u64;
     assert!(paging::kernel_rights(bottom).1, "self-test: a kernel stack is not writable");

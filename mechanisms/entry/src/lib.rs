@@ -141,6 +141,63 @@ pub fn decide(regs: &PtRegs, limit: u64) -> Exit {
     Exit::Iret(reason)
 }
 
+/// What `pti=` on the kernel's command line says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PtiOption {
+    /// On where the CPU needs it.
+    #[default]
+    Auto,
+    /// On.
+    On,
+    /// Off, whatever the CPU.
+    Off,
+}
+
+impl PtiOption {
+    /// Reads the last `pti=` (or `nopti`) of a command line. Unknown values count as `auto`.
+    #[must_use]
+    pub fn from_command_line(line: &str) -> PtiOption {
+        let mut option = PtiOption::Auto;
+        for word in line.split_ascii_whitespace() {
+            option = match word {
+                "pti=on" => PtiOption::On,
+                "pti=off" | "nopti" | "mitigations=off" => PtiOption::Off,
+                "pti=auto" => PtiOption::Auto,
+                _ => option,
+            };
+        }
+        option
+    }
+}
+
+/// What the decision about page-table isolation depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct MeltdownFacts {
+    /// The CPU vendor's string of CPUID leaf 0.
+    pub vendor: [u8; 12],
+    /// IA32_ARCH_CAPABILITIES.RDCL_NO: not vulnerable by its own word (SDM 4, table 2-2).
+    pub rdcl_no: bool,
+}
+
+impl MeltdownFacts {
+    /// Whether user mode can read kernel memory speculatively (CVE-2017-5754): Intel CPUs that do
+    /// not deny it. AMD and Hygon check privilege before forwarding data.
+    #[must_use]
+    pub fn is_vulnerable(&self) -> bool {
+        !self.rdcl_no && !matches!(&self.vendor, b"AuthenticAMD" | b"HygonGenuine")
+    }
+}
+
+/// Whether programs run on page tables of their own that lack the kernel.
+#[must_use]
+pub fn wants_pti(option: PtiOption, facts: &MeltdownFacts) -> bool {
+    match option {
+        PtiOption::On => true,
+        PtiOption::Off => false,
+        PtiOption::Auto => facts.is_vulnerable(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -230,5 +287,26 @@ mod tests {
             }
         }
         assert!(sysrets > 1000, "the generator hardly reaches SYSRET");
+    }
+
+    #[test]
+    fn pti_is_on_where_the_cpu_needs_it_or_the_user_asks() {
+        let facts = |vendor, rdcl_no| MeltdownFacts { vendor, rdcl_no };
+        let old_intel = facts(*b"GenuineIntel", false);
+        let new_intel = facts(*b"GenuineIntel", true);
+        let amd = facts(*b"AuthenticAMD", false);
+        let table = [
+            ("", old_intel, true),
+            ("", new_intel, false),
+            ("", amd, false),
+            ("quiet pti=on", amd, true),
+            ("pti=on pti=off", old_intel, false),
+            ("nopti", old_intel, false),
+            ("mitigations=off", old_intel, false),
+            ("pti=maybe", old_intel, true),
+        ];
+        for (line, facts, want) in table {
+            assert_eq!(wants_pti(PtiOption::from_command_line(line), &facts), want, "{line}");
+        }
     }
 }
