@@ -1,9 +1,8 @@
-//! Random numbers for the kernel's own use: layouts, seeds.
+//! Random numbers for the kernel's own use: layouts, seeds. The generator is the machine's.
 
-/// Fills with random bytes.
 pub use machine::entropy::fill;
 
-/// A random number below `bound`.
+/// A random number below `bound` (at least 1).
 pub fn below(bound: u64) -> u64 {
     let mut bytes = [0; 8];
     fill(&mut bytes);

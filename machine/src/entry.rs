@@ -110,6 +110,7 @@ extern "C" fn syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
 
 #[unsafe(no_mangle)]
 extern "C" fn vector_from_user(regs: &mut PtRegs, vector: u64) -> bool {
+    uaccess::close_in_handler();
     if vector < 32 {
         user_exception(regs, vector as u8);
     } else {
@@ -160,6 +161,7 @@ fn is_returnable(regs: &PtRegs) -> bool {
 
 #[unsafe(no_mangle)]
 extern "C" fn vector_from_kernel_rust(regs: &mut PtRegs, number: u64) {
+    uaccess::close_in_handler();
     match number as u8 {
         vector::PAGE_FAULT => kernel_page_fault(regs),
         vector::GENERAL_PROTECTION => {
@@ -233,6 +235,7 @@ fn interrupt(number: u8, from_user: bool) {
 
 #[unsafe(no_mangle)]
 extern "C" fn paranoid_from_kernel(regs: &mut PtRegs, number: u64) {
+    uaccess::close_in_handler();
     match number as u8 {
         vector::NMI => panic::nmi(regs),
         // A single-step or data breakpoint that a program armed and the kernel hit: TF and the

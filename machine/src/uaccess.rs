@@ -22,6 +22,16 @@ pub(crate) fn init() {
     SMAP.store(crate::cpu::features().smap, Ordering::Relaxed);
 }
 
+/// Closes user memory to the kernel at the start of a handler: exceptions, unlike SYSCALL, keep the AC
+/// flag of what they interrupt, a program's or that of a copy. The return restores it.
+#[inline(always)]
+pub(crate) fn close_in_handler() {
+    if SMAP.load(Ordering::Relaxed) {
+        // SAFETY: SMAP exists; clearing AC only narrows what this CPU may touch.
+        unsafe { asm!("clac", options(nostack)) };
+    }
+}
+
 /// Opens user memory to the kernel while it lives.
 struct SmapOpen(bool);
 
