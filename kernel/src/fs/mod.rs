@@ -22,11 +22,17 @@ use crate::poll::{PollTable, events};
 pub mod anon;
 pub mod dentry;
 pub mod file;
+pub mod initramfs;
+pub mod inotify;
 pub mod mount;
 pub mod ninep;
+pub mod open;
 pub mod path;
+pub mod path_file;
 pub mod permission;
 pub mod special;
+pub mod tmpfs;
+pub mod tree;
 
 pub use file::{Fd, FdTable, File};
 
@@ -157,6 +163,11 @@ pub trait Inode: Send + Sync + Any {
     /// Makes an entry; EEXIST if there is one.
     fn create(&self, _name: &[u8], _new: &NewObject<'_>) -> Result<Arc<dyn Inode>> {
         Err(Errno::ENOTDIR)
+    }
+    /// Makes a regular file without a name in this directory's file system (O_TMPFILE); `link` can
+    /// give it one.
+    fn create_unnamed(&self, _new: &NewObject<'_>) -> Result<Arc<dyn Inode>> {
+        Err(Errno::EOPNOTSUPP)
     }
     /// Makes another name for `target`, an object of the same file system.
     fn link(&self, _name: &[u8], _target: &Arc<dyn Inode>) -> Result<()> {

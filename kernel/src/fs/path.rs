@@ -589,3 +589,16 @@ pub(super) fn child_locked(directory: &Location, name: &[u8]) -> Result<Option<A
         Err(error) => Err(error),
     }
 }
+
+/// As [`child_locked`], for whoever may search the directory.
+pub(super) fn child_checked(
+    context: &Context,
+    directory: &Location,
+    name: &[u8],
+) -> Result<Option<Arc<Dentry>>> {
+    if name.len() > NAME_MAX {
+        return Err(Errno::ENAMETOOLONG);
+    }
+    permission::check(directory.inode().as_ref(), EXECUTE, &context.credentials)?;
+    child_locked(directory, name)
+}

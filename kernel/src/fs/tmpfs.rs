@@ -1,0 +1,882 @@
+//! The file system in memory (tmpfs(5)): the root of packed runs, /tmp, /dev/shm, memfd.
+//!
+//! Why it is hard: it is the reference for every operation of [`Inode`], hard links, exchange and
+//! seals included, and a program may build directories as deep and files as sparse as it likes;
+//! so nothing recurses over the tree, and memory is charged against the file system's limit.
+//!
+//! File contents are page caches without a backend: a hole is a page that is not there.
+//!
+//! Locks: a file's `writing` (sleeps), then the file system's `tree` (held by whoever needs more than
+//! one directory), then directories, then attributes. A directory's lock is never held over a drop.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::any::Any;
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use abi::{Errno, Result, general as raw};
+use machine::sync::SpinLock;
+
+use super::{
+    DirEntry, File, FileOps, FileSystem, FileType, Inode, Metadata, NewObject, SetAttributes,
+    Statistics, special,
+};
+use crate::io::{Sink, Source};
+use crate::mm::page_cache::PageCache;
+use crate::sync::Mutex;
+
+const PAGE: u64 = 4096;
+const DAY_NS: i64 = 86_400 * 1_000_000_000;
+/// What a directory entry counts for in the size of a directory.
+const ENTRY_SIZE: u64 = 20;
+/// Most bytes of extended attributes of one object.
+const XATTR_TOTAL_MAX: usize = 128 * 1024;
+
+/// Limits of one file system.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Pages of file contents.
+    pub pages: usize,
+    /// Objects.
+    pub inodes: usize,
+}
+
+impl Default for Limits {
+    /// Half of the machine's memory, as tmpfs(5) has it.
+    fn default() -> Self {
+        let (total, _) = machine::frame::usage();
+        Limits { pages: total / 2, inodes: (total / 2).max(1024) }
+    }
+}
+
+/// A file system in memory.
+pub struct TmpFs {
+    shared: Arc<Shared>,
+    root: Arc<TmpInode>,
+    name: &'static str,
+}
+
+/// What the objects of one file system share.
+struct Shared {
+    device: u64,
+    limits: SpinLock<Limits>,
+    pages: AtomicUsize,
+    inodes: AtomicUsize,
+    next: AtomicU64,
+    /// Held by whoever locks more than one directory.
+    tree: SpinLock<()>,
+    fs: SpinLock<Weak<TmpFs>>,
+}
+
+impl TmpFs {
+    /// An empty file system whose top directory has permission bits `mode`.
+    #[must_use]
+    pub fn new(name: &'static str, mode: u32, limits: Limits) -> Arc<TmpFs> {
+        let shared = Arc::new(Shared {
+            device: super::anonymous_device(),
+            limits: SpinLock::new(limits),
+            pages: AtomicUsize::new(0),
+            inodes: AtomicUsize::new(0),
+            next: AtomicU64::new(1),
+            tree: SpinLock::new(()),
+            fs: SpinLock::new(Weak::new()),
+        });
+        let root = NewObject {
+            file_type: FileType::Directory,
+            mode,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            target: b"",
+        };
+        let root = TmpInode::make(&shared, &root, 2);
+        let fs = Arc::new(TmpFs { shared: shared.clone(), root, name });
+        *shared.fs.lock() = Arc::downgrade(&fs);
+        fs
+    }
+
+    /// Changes the limits (remounting).
+    pub fn set_limits(&self, limits: Limits) {
+        *self.shared.limits.lock() = limits;
+    }
+
+    /// The limits.
+    pub fn limits(&self) -> Limits {
+        *self.shared.limits.lock()
+    }
+
+    /// A regular file that has no name and cannot be given one (memfd_create(2)).
+    pub fn nameless_file(&self, mode: u32, uid: u32, gid: u32) -> Result<Arc<TmpInode>> {
+        let file_type = FileType::Regular;
+        let new = NewObject { file_type, mode, uid, gid, rdev: 0, target: b"" };
+        self.root.new_object(&new, 0)
+    }
+
+    /// Owner of the top directory, from the mount options.
+    pub fn set_root_owner(&self, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
+        self.root.set_attributes(&SetAttributes { uid, gid, ..SetAttributes::default() })
+    }
+}
+
+impl FileSystem for TmpFs {
+    fn root(&self) -> Arc<dyn Inode> {
+        self.root.clone()
+    }
+
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn statistics(&self) -> Statistics {
+        let limits = self.limits();
+        let used = self.shared.pages.load(Ordering::Relaxed);
+        let inodes = self.shared.inodes.load(Ordering::Relaxed);
+        Statistics {
+            magic: raw::TMPFS_MAGIC.into(),
+            block_size: PAGE,
+            blocks: limits.pages as u64,
+            free: limits.pages.saturating_sub(used) as u64,
+            files: limits.inodes as u64,
+            free_files: limits.inodes.saturating_sub(inodes) as u64,
+        }
+    }
+
+    fn options(&self) -> Vec<u8> {
+        let kib = self.limits().pages as u64 * PAGE / 1024;
+        alloc::format!(",size={kib}k,mode={:o}", self.root.attributes.lock().mode).into_bytes()
+    }
+}
+
+/// An object of a [`TmpFs`].
+pub struct TmpInode {
+    this: Weak<TmpInode>,
+    shared: Arc<Shared>,
+    number: u64,
+    file_type: FileType,
+    rdev: u64,
+    attributes: SpinLock<Attributes>,
+    xattrs: SpinLock<Xattrs>,
+    content: Content,
+}
+
+type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
+
+#[derive(Clone, Copy)]
+struct Attributes {
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    links: u64,
+    atime_ns: i64,
+    mtime_ns: i64,
+    ctime_ns: i64,
+}
+
+enum Content {
+    Directory(SpinLock<Directory>),
+    Regular(Regular),
+    Symlink(Box<[u8]>),
+    Special,
+}
+
+#[derive(Default)]
+struct Directory {
+    entries: BTreeMap<Arc<[u8]>, (u64, Arc<TmpInode>)>,
+    /// Names in the order they were made: positions of readdir stay valid as names come and go.
+    order: BTreeMap<u64, Arc<[u8]>>,
+    next: u64,
+    /// Removed: nothing can be made in it any more.
+    dead: bool,
+}
+
+struct Regular {
+    cache: Arc<PageCache>,
+    /// Held while contents are written or resized.
+    writing: Mutex<()>,
+    /// fcntl(2)'s F_SEAL bits.
+    seals: AtomicU32,
+    /// Pages charged to the file system.
+    charged: AtomicUsize,
+}
+
+impl Directory {
+    fn insert(&mut self, name: &[u8], inode: Arc<TmpInode>) {
+        let name: Arc<[u8]> = name.into();
+        let cookie = self.next;
+        self.next += 1;
+        self.order.insert(cookie, name.clone());
+        self.entries.insert(name, (cookie, inode));
+    }
+
+    fn remove(&mut self, name: &[u8]) -> Option<Arc<TmpInode>> {
+        let (cookie, inode) = self.entries.remove(name)?;
+        self.order.remove(&cookie);
+        Some(inode)
+    }
+
+    fn get(&self, name: &[u8]) -> Option<&Arc<TmpInode>> {
+        self.entries.get(name).map(|(_, inode)| inode)
+    }
+}
+
+fn now_ns() -> i64 {
+    crate::time::realtime_ns() as i64
+}
+
+impl TmpInode {
+    fn make(shared: &Arc<Shared>, new: &NewObject<'_>, links: u64) -> Arc<TmpInode> {
+        shared.inodes.fetch_add(1, Ordering::Relaxed);
+        let now_ns = now_ns();
+        let content = match new.file_type {
+            FileType::Directory => Content::Directory(SpinLock::default()),
+            FileType::Regular => Content::Regular(Regular {
+                cache: PageCache::new(None, 0),
+                writing: Mutex::new(()),
+                seals: AtomicU32::new(raw::F_SEAL_SEAL),
+                charged: AtomicUsize::new(0),
+            }),
+            FileType::Symlink => Content::Symlink(new.target.into()),
+            _ => Content::Special,
+        };
+        Arc::new_cyclic(|this| TmpInode {
+            this: this.clone(),
+            shared: shared.clone(),
+            number: shared.next.fetch_add(1, Ordering::Relaxed),
+            file_type: new.file_type,
+            rdev: new.rdev,
+            attributes: SpinLock::new(Attributes {
+                mode: new.mode & 0o7777,
+                uid: new.uid,
+                gid: new.gid,
+                links,
+                atime_ns: now_ns,
+                mtime_ns: now_ns,
+                ctime_ns: now_ns,
+            }),
+            xattrs: SpinLock::new(BTreeMap::new()),
+            content,
+        })
+    }
+
+    fn new_object(&self, new: &NewObject<'_>, links: u64) -> Result<Arc<TmpInode>> {
+        if self.shared.inodes.load(Ordering::Relaxed) >= self.shared.limits.lock().inodes {
+            return Err(Errno::ENOSPC);
+        }
+        Ok(Self::make(&self.shared, new, links))
+    }
+
+    fn directory(&self) -> Result<&SpinLock<Directory>> {
+        match &self.content {
+            Content::Directory(directory) => Ok(directory),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    fn regular(&self) -> Result<&Regular> {
+        match &self.content {
+            Content::Regular(regular) => Ok(regular),
+            Content::Directory(_) => Err(Errno::EISDIR),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Both content-change times of a directory or file.
+    fn touch(&self) {
+        let now_ns = now_ns();
+        let mut attributes = self.attributes.lock();
+        attributes.mtime_ns = now_ns;
+        attributes.ctime_ns = now_ns;
+    }
+
+    fn change_links(&self, change: i64) {
+        let mut attributes = self.attributes.lock();
+        attributes.links = attributes.links.saturating_add_signed(change);
+        attributes.ctime_ns = now_ns();
+    }
+
+    fn is_directory(&self) -> bool {
+        matches!(self.content, Content::Directory(_))
+    }
+
+    /// Marks an empty directory removed; ENOTEMPTY. Its parent is locked.
+    fn kill(&self) -> Result<()> {
+        if let Content::Directory(directory) = &self.content {
+            let mut directory = directory.lock();
+            if !directory.entries.is_empty() {
+                return Err(Errno::ENOTEMPTY);
+            }
+            directory.dead = true;
+        }
+        Ok(())
+    }
+
+    /// Seals of a memfd; `None` for what cannot be sealed at all.
+    pub fn seals(&self) -> Option<u32> {
+        match &self.content {
+            Content::Regular(regular) => Some(regular.seals.load(Ordering::Acquire)),
+            _ => None,
+        }
+    }
+
+    /// Replaces all seals: for a new memfd.
+    pub fn set_seals(&self, seals: u32) {
+        if let Content::Regular(regular) = &self.content {
+            regular.seals.store(seals, Ordering::Release);
+        }
+    }
+
+    /// Adds seals (F_ADD_SEALS); EPERM once sealed against it.
+    pub fn add_seals(&self, seals: u32) -> Result<()> {
+        let regular = self.regular().map_err(|_| Errno::EINVAL)?;
+        let _writing = regular.writing.lock();
+        let old = regular.seals.load(Ordering::Acquire);
+        if old & raw::F_SEAL_SEAL != 0 {
+            return Err(Errno::EPERM);
+        }
+        regular.seals.store(old | seals, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl Drop for TmpInode {
+    /// A directory's children go one by one: a tree is as deep as a program likes.
+    fn drop(&mut self) {
+        self.shared.inodes.fetch_sub(1, Ordering::Relaxed);
+        match &mut self.content {
+            Content::Directory(directory) => {
+                let mut left: Vec<Arc<TmpInode>> = Vec::new();
+                let take = |directory: &mut SpinLock<Directory>, left: &mut Vec<_>| {
+                    let entries = core::mem::take(&mut directory.get_mut().entries);
+                    left.extend(entries.into_values().map(|(_, inode)| inode));
+                };
+                take(directory, &mut left);
+                while let Some(inode) = left.pop() {
+                    if let Some(mut inode) = Arc::into_inner(inode)
+                        && let Content::Directory(directory) = &mut inode.content
+                    {
+                        take(directory, &mut left);
+                    }
+                }
+            }
+            Content::Regular(regular) => {
+                let charged = regular.charged.load(Ordering::Relaxed);
+                self.shared.pages.fetch_sub(charged, Ordering::Relaxed);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Regular {
+    /// Charges what the file holds now instead of what it held.
+    fn recharge(&self, shared: &Shared) {
+        let now = self.cache.resident_pages();
+        let before = self.charged.swap(now, Ordering::Relaxed);
+        shared.pages.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+    }
+
+    /// ENOSPC if `[offset, offset + len)` may not be filled.
+    fn check_room(&self, shared: &Shared, offset: u64, len: u64) -> Result<()> {
+        let limit = shared.limits.lock().pages as u64;
+        let used = shared.pages.load(Ordering::Relaxed) as u64;
+        let pages = (offset % PAGE).saturating_add(len).div_ceil(PAGE);
+        if used + pages <= limit {
+            return Ok(());
+        }
+        // Count only what is not there yet. Bounded: more pages than the limit never fit.
+        if pages > limit {
+            return Err(Errno::ENOSPC);
+        }
+        let first = offset / PAGE;
+        let missing = (first..first + pages).filter(|&at| self.cache.resident(at).is_none());
+        if used + missing.count() as u64 > limit { Err(Errno::ENOSPC) } else { Ok(()) }
+    }
+
+    fn resize(&self, shared: &Shared, size: u64) -> Result<()> {
+        let _writing = self.writing.lock();
+        self.resize_locked(shared, size)
+    }
+
+    fn resize_locked(&self, shared: &Shared, size: u64) -> Result<()> {
+        let (old, seals) = (self.cache.size(), self.seals.load(Ordering::Acquire));
+        if size < old && seals & raw::F_SEAL_SHRINK != 0
+            || size > old && seals & raw::F_SEAL_GROW != 0
+        {
+            return Err(Errno::EPERM);
+        }
+        self.cache.set_size(size)?;
+        self.recharge(shared);
+        Ok(())
+    }
+
+    fn write(&self, shared: &Shared, file: &File, at: u64, from: &mut Source<'_>) -> Result<usize> {
+        let _writing = self.writing.lock();
+        let len = from.left() as u64;
+        if len == 0 {
+            return Ok(0);
+        }
+        let size = self.cache.size();
+        let at = if file.flags() & raw::O_APPEND != 0 { size } else { at };
+        let seals = self.seals.load(Ordering::Acquire);
+        if seals & (raw::F_SEAL_WRITE | raw::F_SEAL_FUTURE_WRITE) != 0
+            || seals & raw::F_SEAL_GROW != 0 && at.saturating_add(len) > size
+        {
+            return Err(Errno::EPERM);
+        }
+        self.check_room(shared, at, len)?;
+        let result = self.cache.write(at, from);
+        self.recharge(shared);
+        result
+    }
+}
+
+impl Inode for TmpInode {
+    fn metadata(&self) -> Result<Metadata> {
+        let (size, pages) = match &self.content {
+            Content::Directory(directory) => {
+                (ENTRY_SIZE * (directory.lock().entries.len() as u64 + 2), 0)
+            }
+            Content::Regular(regular) => {
+                (regular.cache.size(), regular.cache.resident_pages() as u64)
+            }
+            Content::Symlink(target) => (target.len() as u64, 0),
+            Content::Special => (0, 0),
+        };
+        let attributes = self.attributes.lock();
+        Ok(Metadata {
+            device: self.shared.device,
+            inode: self.number,
+            file_type: self.file_type,
+            mode: attributes.mode,
+            links: attributes.links,
+            uid: attributes.uid,
+            gid: attributes.gid,
+            rdev: self.rdev,
+            size,
+            blocks: pages * (PAGE / 512),
+            block_size: PAGE,
+            atime_ns: attributes.atime_ns,
+            mtime_ns: attributes.mtime_ns,
+            ctime_ns: attributes.ctime_ns,
+        })
+    }
+
+    fn set_attributes(&self, changes: &SetAttributes) -> Result<()> {
+        if let Some(size) = changes.size {
+            self.regular()?.resize(&self.shared, size)?;
+        }
+        let now_ns = now_ns();
+        let mut attributes = self.attributes.lock();
+        attributes.mode = changes.mode.map_or(attributes.mode, |mode| mode & 0o7777);
+        attributes.uid = changes.uid.unwrap_or(attributes.uid);
+        attributes.gid = changes.gid.unwrap_or(attributes.gid);
+        attributes.atime_ns = changes.atime_ns.unwrap_or(attributes.atime_ns);
+        let resized_ns = changes.size.map(|_| now_ns);
+        attributes.mtime_ns = changes.mtime_ns.or(resized_ns).unwrap_or(attributes.mtime_ns);
+        attributes.ctime_ns = now_ns;
+        Ok(())
+    }
+
+    fn file_type(&self) -> FileType {
+        self.file_type
+    }
+
+    fn file_system(&self) -> Arc<dyn FileSystem> {
+        if let Some(fs) = self.shared.fs.lock().upgrade() {
+            return fs;
+        }
+        // Unmounted, but the object is still in use: a view of what is left.
+        let shared = self.shared.clone();
+        Arc::new(TmpFs { root: self.this.upgrade().unwrap_or_else(|| self.orphan()), shared, name: "tmpfs" })
+    }
+
+    fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn FileOps>> {
+        match &self.content {
+            Content::Directory(_) | Content::Regular(_) => Ok(self),
+            Content::Symlink(_) => Err(Errno::ELOOP),
+            Content::Special => {
+                let rdev = self.rdev;
+                special::open(self, rdev, flags)
+            }
+        }
+    }
+
+    fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Inode>> {
+        let found = self.directory()?.lock().get(name).cloned();
+        Ok(found.ok_or(Errno::ENOENT)?)
+    }
+
+    fn create(&self, name: &[u8], new: &NewObject<'_>) -> Result<Arc<dyn Inode>> {
+        let directory = self.directory()?;
+        let is_directory = new.file_type == FileType::Directory;
+        let inode = self.new_object(new, if is_directory { 2 } else { 1 })?;
+        {
+            let mut entries = directory.lock();
+            if entries.dead {
+                return Err(Errno::ENOENT);
+            }
+            if entries.get(name).is_some() {
+                return Err(Errno::EEXIST);
+            }
+            entries.insert(name, inode.clone());
+        }
+        if is_directory {
+            self.change_links(1);
+        }
+        self.touch();
+        Ok(inode)
+    }
+
+    fn create_unnamed(&self, new: &NewObject<'_>) -> Result<Arc<dyn Inode>> {
+        self.directory()?;
+        Ok(self.new_object(new, 0)?)
+    }
+
+    fn link(&self, name: &[u8], target: &Arc<dyn Inode>) -> Result<()> {
+        let inode = self.same_fs(target)?;
+        if inode.is_directory() {
+            return Err(Errno::EPERM);
+        }
+        {
+            let mut entries = self.directory()?.lock();
+            if entries.dead {
+                return Err(Errno::ENOENT);
+            }
+            if entries.get(name).is_some() {
+                return Err(Errno::EEXIST);
+            }
+            entries.insert(name, inode.clone());
+        }
+        inode.change_links(1);
+        self.touch();
+        Ok(())
+    }
+
+    fn unlink(&self, name: &[u8]) -> Result<()> {
+        let removed = {
+            let mut entries = self.directory()?.lock();
+            if entries.get(name).ok_or(Errno::ENOENT)?.is_directory() {
+                return Err(Errno::EISDIR);
+            }
+            entries.remove(name)
+        };
+        if let Some(inode) = removed {
+            inode.change_links(-1);
+        }
+        self.touch();
+        Ok(())
+    }
+
+    fn rmdir(&self, name: &[u8]) -> Result<()> {
+        let removed = {
+            let _tree = self.shared.tree.lock();
+            let mut entries = self.directory()?.lock();
+            let victim = entries.get(name).ok_or(Errno::ENOENT)?;
+            if !victim.is_directory() {
+                return Err(Errno::ENOTDIR);
+            }
+            victim.kill()?;
+            entries.remove(name)
+        };
+        if let Some(inode) = removed {
+            inode.change_links(-2);
+        }
+        self.change_links(-1);
+        self.touch();
+        Ok(())
+    }
+
+    fn rename(&self, name: &[u8], to: &Arc<dyn Inode>, new: &[u8], flags: u32) -> Result<()> {
+        let to = self.same_fs(to)?;
+        let whiteout = if flags & raw::RENAME_WHITEOUT != 0 {
+            let file_type = FileType::CharDevice;
+            let new = NewObject { file_type, mode: 0, uid: 0, gid: 0, rdev: 0, target: b"" };
+            Some(self.new_object(&new, 1)?)
+        } else {
+            None
+        };
+        if flags & raw::RENAME_EXCHANGE != 0 {
+            return self.exchange(name, &to, new);
+        }
+        self.replace(name, &to, new, flags & raw::RENAME_NOREPLACE != 0, whiteout)
+    }
+
+    fn read_dir(&self, from: u64, max: usize) -> Result<Vec<DirEntry>> {
+        let directory = self.directory()?.lock();
+        let mut found = Vec::new();
+        for (&cookie, name) in directory.order.range(from..).take(max) {
+            if let Some(inode) = directory.get(name) {
+                found.push(DirEntry {
+                    name: name.to_vec(),
+                    inode: inode.number,
+                    file_type: inode.file_type,
+                    next: cookie + 1,
+                });
+            }
+        }
+        Ok(found)
+    }
+
+    fn read_link(&self) -> Result<Vec<u8>> {
+        match &self.content {
+            Content::Symlink(target) => Ok(target.to_vec()),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    fn page_cache(&self) -> Option<Arc<PageCache>> {
+        self.regular().ok().map(|regular| regular.cache.clone())
+    }
+
+    fn allocate(&self, mode: u32, offset: u64, len: u64) -> Result<()> {
+        let regular = self.regular().map_err(|_| Errno::ENODEV)?;
+        let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
+        let _writing = regular.writing.lock();
+        let seals = regular.seals.load(Ordering::Acquire);
+        let size = regular.cache.size();
+        let keep_size = mode & raw::FALLOC_FL_KEEP_SIZE != 0;
+        let punch = raw::FALLOC_FL_PUNCH_HOLE | raw::FALLOC_FL_KEEP_SIZE;
+        let changes = mode & (raw::FALLOC_FL_PUNCH_HOLE | raw::FALLOC_FL_ZERO_RANGE) != 0;
+        if changes && seals & (raw::F_SEAL_WRITE | raw::F_SEAL_FUTURE_WRITE) != 0
+            || !keep_size && end > size && seals & raw::F_SEAL_GROW != 0
+        {
+            return Err(Errno::EPERM);
+        }
+        match mode & !raw::FALLOC_FL_KEEP_SIZE {
+            _ if mode == punch => regular.cache.punch(offset, len),
+            0 | raw::FALLOC_FL_ZERO_RANGE => {
+                regular.check_room(&self.shared, offset, len)?;
+                if mode & raw::FALLOC_FL_ZERO_RANGE != 0 {
+                    regular.cache.punch(offset, len);
+                }
+                regular.cache.reserve(offset, len)?;
+            }
+            _ => return Err(Errno::EOPNOTSUPP),
+        }
+        if !keep_size && end > size {
+            regular.cache.set_size(end)?;
+        }
+        regular.recharge(&self.shared);
+        self.touch();
+        Ok(())
+    }
+
+    fn get_xattr(&self, name: &[u8]) -> Result<Vec<u8>> {
+        self.xattrs.lock().get(name).cloned().ok_or(Errno::ENODATA)
+    }
+
+    fn set_xattr(&self, name: &[u8], value: &[u8], flags: u32) -> Result<()> {
+        let old = {
+            let mut xattrs = self.xattrs.lock();
+            let exists = xattrs.contains_key(name);
+            if flags & raw::XATTR_CREATE != 0 && exists {
+                return Err(Errno::EEXIST);
+            }
+            if flags & raw::XATTR_REPLACE != 0 && !exists {
+                return Err(Errno::ENODATA);
+            }
+            let total: usize = xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
+            if total + name.len() + value.len() > XATTR_TOTAL_MAX {
+                return Err(Errno::ENOSPC);
+            }
+            xattrs.insert(name.to_vec(), value.to_vec())
+        };
+        drop(old);
+        self.attributes.lock().ctime_ns = now_ns();
+        Ok(())
+    }
+
+    fn list_xattr(&self) -> Result<Vec<Vec<u8>>> {
+        Ok(self.xattrs.lock().keys().cloned().collect())
+    }
+
+    fn remove_xattr(&self, name: &[u8]) -> Result<()> {
+        self.xattrs.lock().remove(name).ok_or(Errno::ENODATA)?;
+        self.attributes.lock().ctime_ns = now_ns();
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl TmpInode {
+    fn same_fs(&self, other: &Arc<dyn Inode>) -> Result<Arc<TmpInode>> {
+        let other = other.as_any().downcast_ref::<TmpInode>().ok_or(Errno::EXDEV)?;
+        if !Arc::ptr_eq(&self.shared, &other.shared) {
+            return Err(Errno::EXDEV);
+        }
+        other.this.upgrade().ok_or(Errno::ENOENT)
+    }
+
+    /// A stand-in for the top directory of a file system that is gone.
+    fn orphan(&self) -> Arc<TmpInode> {
+        let file_type = FileType::Directory;
+        let new = NewObject { file_type, mode: 0, uid: 0, gid: 0, rdev: 0, target: b"" };
+        TmpInode::make(&self.shared, &new, 0)
+    }
+
+    /// Runs `change` with one or two directories locked; the second is None if both are one.
+    fn with_both<T>(
+        &self,
+        other: &TmpInode,
+        change: impl FnOnce(&mut Directory, Option<&mut Directory>) -> Result<T>,
+    ) -> Result<T> {
+        let (mine, others) = (self.directory()?, other.directory()?);
+        // Only holders of `tree` lock two directories, so their order does not matter.
+        let _tree = self.shared.tree.lock();
+        let mut mine = mine.lock();
+        if core::ptr::eq(self, other) {
+            change(&mut mine, None)
+        } else {
+            change(&mut mine, Some(&mut others.lock()))
+        }
+    }
+
+    fn replace(
+        &self,
+        name: &[u8],
+        to: &Arc<TmpInode>,
+        new: &[u8],
+        keep: bool,
+        whiteout: Option<Arc<TmpInode>>,
+    ) -> Result<()> {
+        let outcome = self.with_both(to, |mine, other| {
+            let source = mine.get(name).cloned().ok_or(Errno::ENOENT)?;
+            let target = match &other {
+                Some(other) if other.dead => return Err(Errno::ENOENT),
+                Some(other) => other.get(new).cloned(),
+                None => mine.get(new).cloned(),
+            };
+            if let Some(target) = &target {
+                if keep {
+                    return Err(Errno::EEXIST);
+                }
+                if Arc::ptr_eq(target, &source) {
+                    return Ok(None);
+                }
+                match (source.is_directory(), target.is_directory()) {
+                    (false, true) => return Err(Errno::EISDIR),
+                    (true, false) => return Err(Errno::ENOTDIR),
+                    _ => target.kill()?,
+                }
+            }
+            mine.remove(name);
+            let into = match other {
+                Some(other) => {
+                    if let Some(whiteout) = whiteout {
+                        mine.insert(name, whiteout);
+                    }
+                    other
+                }
+                None => {
+                    if let Some(whiteout) = whiteout {
+                        mine.insert(name, whiteout);
+                    }
+                    mine
+                }
+            };
+            into.remove(new);
+            into.insert(new, source.clone());
+            Ok(Some((source, target)))
+        })?;
+        let Some((source, target)) = outcome else { return Ok(()) };
+        if source.is_directory() {
+            self.change_links(-1);
+            to.change_links(1);
+        }
+        if let Some(target) = target {
+            if target.is_directory() {
+                to.change_links(-1);
+                target.change_links(-2);
+            } else {
+                target.change_links(-1);
+            }
+        }
+        source.attributes.lock().ctime_ns = now_ns();
+        self.touch();
+        to.touch();
+        Ok(())
+    }
+
+    fn exchange(&self, name: &[u8], to: &Arc<TmpInode>, new: &[u8]) -> Result<()> {
+        let (one, two) = self.with_both(to, |mine, other| {
+            let one = mine.get(name).cloned().ok_or(Errno::ENOENT)?;
+            let found = match &other {
+                Some(other) => other.get(new),
+                None => mine.get(new),
+            };
+            let two = found.cloned().ok_or(Errno::ENOENT)?;
+            mine.remove(name);
+            mine.insert(name, two.clone());
+            let into = other.unwrap_or(mine);
+            into.remove(new);
+            into.insert(new, one.clone());
+            Ok((one, two))
+        })?;
+        if one.is_directory() != two.is_directory() {
+            let change = if one.is_directory() { 1 } else { -1 };
+            to.change_links(change);
+            self.change_links(-change);
+        }
+        for inode in [&one, &two] {
+            inode.attributes.lock().ctime_ns = now_ns();
+        }
+        self.touch();
+        to.touch();
+        Ok(())
+    }
+
+    /// Access time, as with relatime: only if it would otherwise look unread, or once a day.
+    fn accessed(&self, file: &File) {
+        if file.flags() & raw::O_NOATIME != 0 {
+            return;
+        }
+        let mut attributes = self.attributes.lock();
+        let changed_ns = attributes.mtime_ns.max(attributes.ctime_ns);
+        if attributes.atime_ns <= changed_ns {
+            attributes.atime_ns = now_ns();
+        } else {
+            let now_ns = now_ns();
+            if now_ns - attributes.atime_ns > DAY_NS {
+                attributes.atime_ns = now_ns;
+            }
+        }
+    }
+}
+
+impl FileOps for TmpInode {
+    fn read_at(&self, file: &File, offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
+        let regular = self.regular()?;
+        let read = regular.cache.read(offset, sink)?;
+        self.accessed(file);
+        Ok(read)
+    }
+
+    fn write_at(&self, file: &File, offset: u64, source: &mut Source<'_>) -> Result<usize> {
+        let regular = self.regular()?;
+        let written = regular.write(&self.shared, file, offset, source)?;
+        if written > 0 {
+            self.touch();
+        }
+        Ok(written)
+    }
+
+    fn is_seekable(&self) -> bool {
+        true
+    }
+
+    fn inode(&self) -> Arc<dyn Inode> {
+        match self.this.upgrade() {
+            Some(inode) => inode,
+            None => self.orphan(),
+        }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
