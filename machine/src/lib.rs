@@ -32,6 +32,7 @@ mod platform;
 pub mod power;
 mod selftest;
 mod smp;
+pub mod sites;
 pub mod sync;
 pub mod task;
 mod thunk;
