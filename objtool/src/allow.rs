@@ -35,8 +35,17 @@ impl Allow {
 /// Limen's own list.
 #[must_use]
 pub fn limen() -> Vec<Allow> {
-    vec![Allow::new(
-        "__x86_indirect_thunk_*",
-        "the thunk itself: it branches to the register that its caller has just checked",
-    )]
+    const BOOT: &str = "boot code that runs once, before user mode; the target is a constant in text \
+                        or was stored by the boot CPU, and the page is unmapped afterwards";
+    let allow = |symbol| Allow::new(symbol, BOOT);
+    vec![
+        Allow::new(
+            "__x86_indirect_thunk_*",
+            "the thunk itself: it branches to the register that its caller has just checked",
+        ),
+        allow("boot_long_mode"),
+        allow("ap_trampoline_start"),
+        allow("ap_protected_mode"),
+        allow("ap_long_mode"),
+    ]
 }

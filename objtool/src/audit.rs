@@ -22,8 +22,12 @@ use crate::scan::{self, Branch, BranchKind, Scan, Thunks};
 
 /// Name of the compiler's table.
 pub const TRAPS_SECTION: &str = ".kcfi_traps";
-/// Symbols around it, where the linker script has put it into another section (as Linux's does).
-pub const TRAPS_BOUNDS: [&str; 2] = ["__start___kcfi_traps", "__stop___kcfi_traps"];
+/// Symbols around it, Limen's and Linux's. They count before the section: a linker script may put
+/// the table into another section, or padding in front of it.
+pub const TRAPS_BOUNDS: [[&str; 2]; 2] = [
+    ["__kcfi_traps_start", "__kcfi_traps_end"],
+    ["__start___kcfi_traps", "__stop___kcfi_traps"],
+];
 
 /// Sections that name addresses of code without anybody calling them.
 const DESCRIBE_CODE: [&str; 4] = [
@@ -39,7 +43,7 @@ pub struct Options {
     /// Unchecked branches that are known and argued for.
     pub allow: Vec<Allow>,
     /// Whether a check whose hash no function carries is a finding. Images of others have them
-    /// (a type of which every function was removed); Limen's own must not.
+    /// (a type of which every function was removed, or that nothing implements yet).
     pub strict_hashes: bool,
 }
 
@@ -497,11 +501,16 @@ impl Audit<'_> {
 
 /// Address and bytes of the compiler's trap table.
 fn traps<'a>(image: &Image<'a>) -> Option<(u64, &'a [u8])> {
-    if let Some(piece) = image.section(TRAPS_SECTION) {
-        return Some((piece.address, piece.bytes));
-    }
-    let [start, end] = TRAPS_BOUNDS.map(|name| image.symbol(name));
-    Some((start?, image.between(start?, end?)?))
+    let bounded = TRAPS_BOUNDS.iter().find_map(|[start, end]| {
+        let start = image.symbol(start)?;
+        Some((start, image.between(start, image.symbol(end)?)?))
+    });
+    let section = || {
+        image
+            .section(TRAPS_SECTION)
+            .map(|piece| (piece.address, piece.bytes))
+    };
+    bounded.or_else(section)
 }
 
 fn preamble_of(image: &Image<'_>, function: u64, disp: i8) -> Option<u32> {

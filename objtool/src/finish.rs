@@ -4,7 +4,7 @@
 //! its text at boot is thereby proved at build time with the code that boots: a site that is not as
 //! it must be fails the build with its address and symbol.
 //!
-//! In order: a strict audit that must be clean; static branches from `__jump_table`; static calls,
+//! In order: an audit that must be clean; static branches from `__jump_table`; static calls,
 //! which are the direct calls and jumps to the trampolines that `__static_call_tramps` lists;
 //! refusal of both in entry text; the optimised form of all checks; poisoned preambles of functions
 //! whose address nothing takes; the tables; a second audit that reads the tables back.
@@ -36,13 +36,13 @@ pub const TRAMPOLINES: &str = "__static_call_tramps";
 pub const ENTRY_TEXT: &str = ".entry.text";
 /// Symbols around it, where the linker script has merged the section into `.text`.
 pub const ENTRY_BOUNDS: [&str; 2] = ["__entry_text_start", "__entry_text_end"];
-/// The base of all offsets is the start of text, rounded down to this.
+/// The base of all offsets is the lowest site, rounded down to this.
 const BASE_ALIGN: u64 = 4096;
 
 /// What finishing does.
 #[derive(Clone, Debug)]
 pub struct FinishOptions {
-    /// Audit; hashes are always strict.
+    /// How the image is audited, before and after.
     pub audit: Options,
     /// The form that the image gets.
     pub form: Form,
@@ -83,11 +83,7 @@ pub struct Finished {
 /// [`Error::Refused`] with the first thing that is wrong; [`Error::NoSection`] when the linker
 /// script has reserved no place; [`Error::Table`] when it is too small.
 pub fn finish(data: &[u8], options: &FinishOptions) -> Result<Finished, Error> {
-    let strict = Options {
-        strict_hashes: true,
-        ..options.audit.clone()
-    };
-    let audit = examine(data, &strict)?;
+    let audit = examine(data, &options.audit)?;
     refuse(audit.report.violations().next())?;
     let section = audit
         .image
@@ -111,7 +107,6 @@ pub fn finish(data: &[u8], options: &FinishOptions) -> Result<Finished, Error> {
         .write(room)
         .map_err(Error::Table)?;
 
-    // Hashes of poisoned functions are gone, so a check may now fit none: not strict any more.
     let report = examine(&new, &options.audit)?.report;
     refuse(report.violations().next())?;
     Ok(Finished {
@@ -149,16 +144,10 @@ struct Plan {
 
 impl Plan {
     fn new(audit: &Audit<'_>, poison: bool) -> Result<Self, Error> {
-        let text = audit
-            .image
-            .text()
-            .map(|piece| piece.address)
-            .min()
-            .unwrap_or_default();
         let r11 = audit.thunks.iter().find(|(_, name)| name.ends_with("_r11"));
         let entry = entry_text(&audit.image);
         let mut plan = Self {
-            base: text & !(BASE_ALIGN - 1),
+            base: 0,
             thunk: r11.map(|(&address, _)| address),
             disp: audit
                 .report
@@ -185,7 +174,22 @@ impl Plan {
                 taken,
             });
         }
+        plan.base = plan.lowest() & !(BASE_ALIGN - 1);
         Ok(plan)
+    }
+
+    /// Lowest address that a table names. Not the start of text: boot code lies far below it.
+    fn lowest(&self) -> u64 {
+        let sites = self.checks.iter().map(|entry| entry.site);
+        let sites = sites.chain(self.functions.iter().map(|entry| entry.function));
+        let sites = sites.chain(self.thunks.iter().map(|entry| entry.at));
+        let sites = sites.chain(
+            self.branches
+                .iter()
+                .map(|entry| entry.site.min(entry.target)),
+        );
+        let sites = sites.chain(self.calls.iter().map(|entry| entry.site));
+        sites.chain(self.thunk).min().unwrap_or_default()
     }
 
     fn contents(&self, form: Form) -> Contents<'_> {
