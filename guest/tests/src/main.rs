@@ -10,12 +10,15 @@ mod child;
 mod entry;
 mod exec;
 mod files;
+mod fuzz;
 mod harness;
 mod memory;
+mod pointers;
 mod processes;
 mod regs;
 mod signals;
 mod sockets;
+mod storm;
 mod sys;
 mod threads;
 
@@ -31,6 +34,8 @@ const SUBJECTS: &[&[Test]] = &[
     files::TESTS,
     channels::TESTS,
     sockets::TESTS,
+    pointers::TESTS,
+    storm::TESTS,
 ];
 
 const USAGE: &str = "usage: limen-guest-tests list | run NAME | run-all [FILTER] [--bound SECONDS]
@@ -65,6 +70,11 @@ fn main() {
         "run-all" => {
             let filter = if word(2).starts_with("--") { "" } else { word(2) };
             harness::run_all(all(), filter, bound_s)
+        }
+        "fuzz" => fuzz::main(&args),
+        "storm" => {
+            let (count, jobs) = (option(&args, "--count", 200), option(&args, "--jobs", 8));
+            storm::main(word(2), count as u32, jobs as u32)
         }
         "child" => child::main(&args[2..]),
         _ => {

@@ -617,9 +617,10 @@ fn fork_keeps_layout() {
 }
 
 fn growsdown_guard() {
-    let base = anon(64 * PAGE);
-    unmap(base, 64 * PAGE);
-    let top = base as usize + 60 * PAGE;
+    // Linux keeps 256 pages free below such a mapping: make room for them.
+    let base = anon(1024 * PAGE);
+    unmap(base, 1024 * PAGE);
+    let top = base as usize + 900 * PAGE;
     let flags = PA | MAP_FIXED | MAP_GROWSDOWN;
     mmap(top, PAGE, RW, flags, -1, 0).is(top);
     // Just below is grown into by touching it.
