@@ -282,6 +282,16 @@ impl Frame {
         unsafe { copy_bytes(from.as_ptr(), self.ptr().add(offset), from.len()) };
     }
 
+    /// Copies the first `len` bytes of another frame here. Panics if that is more than a frame.
+    pub fn copy_from(&self, other: &Frame, len: usize) {
+        assert!(len <= PAGE_SIZE);
+        if self != other {
+            // SAFETY: both frames are held by count and differ, and `len` lies in both; a racing
+            // program tears only what it is writing.
+            unsafe { copy_bytes(other.ptr(), self.ptr(), len) };
+        }
+    }
+
     /// Fills `len` bytes from `offset` on with zeros. Panics if the range leaves the frame.
     pub fn zero(&self, offset: usize, len: usize) {
         assert!(offset <= PAGE_SIZE && len <= PAGE_SIZE - offset);

@@ -27,6 +27,7 @@ pub mod inotify;
 pub mod mount;
 pub mod ninep;
 pub mod open;
+pub mod overlay;
 pub mod path;
 pub mod path_file;
 pub mod permission;

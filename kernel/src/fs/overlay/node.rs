@@ -1,0 +1,385 @@
+//! Objects of the overlay: a lower object and what differs from it.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::any::Any;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use abi::{Errno, Result, general as raw};
+use machine::sync::SpinLock;
+
+use super::super::{
+    DirEntry, FileOps, FileSystem, FileType, Inode, Metadata, NewObject, SetAttributes, special,
+};
+use super::OverlayFs;
+use super::data::{Data, OverlayFile};
+use super::directory::{Entries, Entry};
+use crate::mm::page_cache::PageCache;
+use crate::sync::Mutex;
+
+/// Most bytes of extended attributes of one object.
+const XATTR_TOTAL_MAX: usize = 128 * 1024;
+
+/// A directory and a name in it.
+pub(super) type Place = (Arc<Node>, Arc<[u8]>);
+type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// See the module above.
+pub struct Node {
+    pub(super) fs: Arc<OverlayFs>,
+    me: Weak<Node>,
+    number: u64,
+    kind: FileType,
+    /// The object it shows; None if it was made here.
+    pub(super) lower: Option<Arc<dyn Inode>>,
+    /// Whether several lower names may lead here.
+    shared_link: bool,
+    /// Whether everything up to the top holds it.
+    pinned: AtomicBool,
+    /// Where it is; None for the top, and once it is removed. Of several names, the first.
+    pub(super) place: SpinLock<Option<Place>>,
+    /// Attributes, once they differ from the lower object's.
+    pub(super) attributes: SpinLock<Option<Metadata>>,
+    /// Extended attributes, likewise.
+    xattrs: SpinLock<Option<Xattrs>>,
+    /// For regular files: contents, likewise.
+    pub(super) data: SpinLock<Option<Arc<Data>>>,
+    /// Held while contents change.
+    pub(super) writing: Mutex<()>,
+    /// For directories.
+    pub(super) entries: SpinLock<Entries>,
+    /// For symbolic links made here.
+    target: Box<[u8]>,
+}
+
+impl Node {
+    fn build(
+        fs: &Arc<OverlayFs>,
+        number: u64,
+        kind: FileType,
+        place: Option<Place>,
+        finish: impl FnOnce(&mut Node),
+    ) -> Arc<Node> {
+        Arc::new_cyclic(|me| {
+            let mut node = Node {
+                fs: fs.clone(),
+                me: me.clone(),
+                number,
+                kind,
+                lower: None,
+                shared_link: false,
+                pinned: AtomicBool::new(false),
+                place: SpinLock::new(place),
+                attributes: SpinLock::new(None),
+                xattrs: SpinLock::new(None),
+                data: SpinLock::new(None),
+                writing: Mutex::new(()),
+                entries: SpinLock::new(Entries::default()),
+                target: Box::default(),
+            };
+            finish(&mut node);
+            node
+        })
+    }
+
+    /// A node that shows a lower object.
+    pub(super) fn from_lower(
+        fs: &Arc<OverlayFs>,
+        lower: Arc<dyn Inode>,
+        metadata: &Metadata,
+        place: Option<Place>,
+    ) -> Arc<Node> {
+        let kind = metadata.file_type;
+        Node::build(fs, metadata.inode, kind, place, |node| {
+            node.lower = Some(lower);
+            node.shared_link = kind != FileType::Directory && metadata.links > 1;
+        })
+    }
+
+    /// A new object.
+    pub(super) fn make(
+        fs: &Arc<OverlayFs>,
+        new: &NewObject<'_>,
+        links: u64,
+        place: Option<Place>,
+    ) -> Arc<Node> {
+        let number = fs.new_number();
+        let now_ns = crate::time::realtime_ns() as i64;
+        let metadata = Metadata {
+            device: fs.device,
+            inode: number,
+            file_type: new.file_type,
+            mode: new.mode & 0o7777,
+            links,
+            uid: new.uid,
+            gid: new.gid,
+            rdev: new.rdev,
+            size: if new.file_type == FileType::Directory { 4096 } else { new.target.len() as u64 },
+            blocks: 0,
+            block_size: 4096,
+            atime_ns: now_ns,
+            mtime_ns: now_ns,
+            ctime_ns: now_ns,
+        };
+        Node::build(fs, number, new.file_type, place, |node| {
+            node.pinned = AtomicBool::new(true);
+            node.attributes = SpinLock::new(Some(metadata));
+            node.xattrs = SpinLock::new(Some(Xattrs::new()));
+            if new.file_type == FileType::Regular {
+                node.data = SpinLock::new(Some(Data::empty()));
+            }
+            node.target = new.target.into();
+        })
+    }
+
+    pub(super) fn me(&self) -> Arc<Node> {
+        self.me.upgrade().expect("a node that is used is held")
+    }
+
+    /// Its inode number.
+    #[inline(always)]
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(super) fn is_shared_link(&self) -> bool {
+        self.shared_link
+    }
+
+    pub(super) fn pinned(&self) -> bool {
+        self.pinned.load(Ordering::Acquire)
+    }
+
+    /// Notes that it is pinned; returns whether it was.
+    pub(super) fn set_pinned(&self) -> bool {
+        self.pinned.swap(true, Ordering::AcqRel)
+    }
+
+    fn lower_metadata(&self) -> Result<Metadata> {
+        let lower = self.lower.as_ref().ok_or(Errno::EIO)?;
+        Ok(Metadata { device: self.fs.device, inode: self.number, ..lower.metadata()? })
+    }
+
+    /// Changes attributes, taking them over from the lower object the first time.
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut Metadata) -> T) -> Result<T> {
+        if self.attributes.lock().is_none() {
+            let metadata = self.lower_metadata()?;
+            self.attributes.lock().get_or_insert(metadata);
+            self.pin();
+        }
+        let mut attributes = self.attributes.lock();
+        attributes.as_mut().map(change).ok_or(Errno::EIO)
+    }
+
+    /// Runs `change` on the extended attributes, taken over from the lower object the first time.
+    fn change_xattrs<T>(&self, change: impl FnOnce(&mut Xattrs) -> Result<T>) -> Result<T> {
+        if self.xattrs.lock().is_none() {
+            let mut copy = Xattrs::new();
+            if let Some(lower) = &self.lower {
+                for name in lower.list_xattr()? {
+                    let value = lower.get_xattr(&name)?;
+                    copy.insert(name, value);
+                }
+            }
+            self.change(|_| ())?;
+            self.xattrs.lock().get_or_insert(copy);
+        }
+        let mut xattrs = self.xattrs.lock();
+        change(xattrs.as_mut().ok_or(Errno::EIO)?)
+    }
+
+    fn ours(other: &Arc<dyn Inode>) -> Result<&Node> {
+        (**other).as_any().downcast_ref().ok_or(Errno::EXDEV)
+    }
+}
+
+impl Inode for Node {
+    #[inline]
+    fn metadata(&self) -> Result<Metadata> {
+        let known = *self.attributes.lock();
+        let Some(mut metadata) = known else { return self.lower_metadata() };
+        if self.kind == FileType::Regular
+            && let Some(data) = &*self.data.lock()
+        {
+            metadata.size = data.cache.size();
+            metadata.blocks = metadata.size.div_ceil(512);
+        }
+        Ok(metadata)
+    }
+
+    fn set_attributes(&self, changes: &SetAttributes) -> Result<()> {
+        if let Some(size) = changes.size {
+            self.truncate(size)?;
+        }
+        let now_ns = crate::time::realtime_ns() as i64;
+        self.change(|m| {
+            m.mode = changes.mode.unwrap_or(m.mode);
+            m.uid = changes.uid.unwrap_or(m.uid);
+            m.gid = changes.gid.unwrap_or(m.gid);
+            m.atime_ns = changes.atime_ns.unwrap_or(m.atime_ns);
+            if changes.size.is_some() {
+                m.mtime_ns = now_ns;
+            }
+            m.mtime_ns = changes.mtime_ns.unwrap_or(m.mtime_ns);
+            m.ctime_ns = now_ns;
+        })
+    }
+
+    #[inline]
+    fn file_type(&self) -> FileType {
+        self.kind
+    }
+
+    fn file_system(&self) -> Arc<dyn FileSystem> {
+        self.fs.me.upgrade().expect("a node holds its file system")
+    }
+
+    fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn FileOps>> {
+        match self.kind {
+            FileType::Regular => Ok(OverlayFile::open(self, flags)?),
+            FileType::Directory => Ok(OverlayFile::directory(self)),
+            FileType::Symlink => Err(Errno::ELOOP),
+            _ => {
+                let rdev = self.metadata()?.rdev;
+                special::open(self, rdev, flags)
+            }
+        }
+    }
+
+    fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Inode>> {
+        Ok(self.child(name)?)
+    }
+
+    fn create(&self, name: &[u8], new: &NewObject<'_>) -> Result<Arc<dyn Inode>> {
+        Ok(self.create_entry(name, new)?)
+    }
+
+    fn create_unnamed(&self, new: &NewObject<'_>) -> Result<Arc<dyn Inode>> {
+        self.fs.check_room()?;
+        Ok(Node::make(&self.fs, new, 0, None))
+    }
+
+    fn link(&self, name: &[u8], target: &Arc<dyn Inode>) -> Result<()> {
+        self.link_entry(name, &Node::ours(target)?.me())
+    }
+
+    fn unlink(&self, name: &[u8]) -> Result<()> {
+        self.remove_entry(name, false)
+    }
+
+    fn rmdir(&self, name: &[u8]) -> Result<()> {
+        self.remove_entry(name, true)
+    }
+
+    fn rename(&self, name: &[u8], to: &Arc<dyn Inode>, new: &[u8], flags: u32) -> Result<()> {
+        self.rename_entry(name, Node::ours(to)?, new, flags)
+    }
+
+    fn read_dir(&self, from: u64, max: usize) -> Result<Vec<DirEntry>> {
+        self.list(from, max)
+    }
+
+    fn read_link(&self) -> Result<Vec<u8>> {
+        if self.kind != FileType::Symlink {
+            return Err(Errno::EINVAL);
+        }
+        match &self.lower {
+            Some(lower) => lower.read_link(),
+            None => Ok(self.target.to_vec()),
+        }
+    }
+
+    fn page_cache(&self) -> Option<Arc<PageCache>> {
+        if self.kind != FileType::Regular {
+            return None;
+        }
+        if let Some(data) = &*self.data.lock() {
+            return Some(data.cache.clone());
+        }
+        self.lower.as_ref()?.page_cache()
+    }
+
+    fn allocate(&self, mode: u32, offset: u64, len: u64) -> Result<()> {
+        self.allocate_data(mode, offset, len)
+    }
+
+    fn get_xattr(&self, name: &[u8]) -> Result<Vec<u8>> {
+        if let Some(xattrs) = &*self.xattrs.lock() {
+            return xattrs.get(name).cloned().ok_or(Errno::ENODATA);
+        }
+        match &self.lower {
+            Some(lower) => lower.get_xattr(name),
+            None => Err(Errno::ENODATA),
+        }
+    }
+
+    fn set_xattr(&self, name: &[u8], value: &[u8], flags: u32) -> Result<()> {
+        self.change_xattrs(|xattrs| {
+            let exists = xattrs.contains_key(name);
+            if exists && flags & raw::XATTR_CREATE != 0 {
+                return Err(Errno::EEXIST);
+            }
+            if !exists && flags & raw::XATTR_REPLACE != 0 {
+                return Err(Errno::ENODATA);
+            }
+            let total: usize = xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
+            if total + name.len() + value.len() > XATTR_TOTAL_MAX {
+                return Err(Errno::ENOSPC);
+            }
+            xattrs.insert(name.to_vec(), value.to_vec());
+            Ok(())
+        })?;
+        let now_ns = crate::time::realtime_ns() as i64;
+        self.change(|m| m.ctime_ns = now_ns)
+    }
+
+    fn list_xattr(&self) -> Result<Vec<Vec<u8>>> {
+        if let Some(xattrs) = &*self.xattrs.lock() {
+            return Ok(xattrs.keys().cloned().collect());
+        }
+        match &self.lower {
+            Some(lower) => lower.list_xattr(),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    fn remove_xattr(&self, name: &[u8]) -> Result<()> {
+        self.change_xattrs(|xattrs| xattrs.remove(name).map(drop).ok_or(Errno::ENODATA))?;
+        let now_ns = crate::time::realtime_ns() as i64;
+        self.change(|m| m.ctime_ns = now_ns)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for Node {
+    /// Takes what its parent knows of it away. Parents that go with the last of their children go
+    /// one by one: a chain of directories is as long as a program likes, and the stack is not.
+    fn drop(&mut self) {
+        if self.shared_link {
+            let mut linked = self.fs.linked.lock();
+            if linked.get(&self.number).is_some_and(|link| link.node.strong_count() == 0) {
+                linked.remove(&self.number);
+            }
+        }
+        let mut place = self.place.get_mut().take();
+        while let Some((parent, name)) = place {
+            {
+                let mut entries = parent.entries.lock();
+                if let Some(Entry::Clean(known)) = entries.by_name.get(&name)
+                    && known.strong_count() == 0
+                {
+                    entries.by_name.remove(&name);
+                }
+            }
+            place = match Arc::into_inner(parent) {
+                Some(mut parent) => parent.place.get_mut().take(),
+                None => None,
+            };
+        }
+    }
+}
