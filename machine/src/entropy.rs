@@ -9,6 +9,7 @@
 //! fact, and the log says so when none was.
 
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use chacha20::ChaCha20Rng;
@@ -106,7 +107,7 @@ impl Pool {
         let Some(completed) = queue.pop_completed() else { return false };
         let mut buffers = completed.buffers;
         let bytes = &mut buffers.incoming[0];
-        self.absorb(&bytes[..completed.written.min(HOST_BYTES)]);
+        self.absorb(bytes);
         bytes.fill(0);
         // A queue that refuses is broken; the other sources remain.
         if queue.submit(buffers).is_ok() {
@@ -148,7 +149,7 @@ fn start_host() -> Option<SpinLock<Queue>> {
         queue.set_interrupts(false);
         device.start(Box::new(|| {}))?;
         let mut buffers = Buffers::default();
-        buffers.incoming[0] = alloc::vec![0; HOST_BYTES];
+        buffers.incoming[0] = Vec::with_capacity(HOST_BYTES);
         queue.submit(buffers).map_err(|_| virtio::DeviceError::Broken)?;
         queue.notify();
         Ok::<_, virtio::DeviceError>(SpinLock::new(queue))

@@ -17,17 +17,7 @@ const VERSION: u32 = 1;
 const REDIRECTION: u32 = 0x10;
 
 const ACTIVE_LOW: u32 = 1 << 13;
-const LEVEL: u32 = 1 << 15;
 const MASKED: u32 = 1 << 16;
-
-/// How a line signals.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Trigger {
-    /// On its rising edge.
-    Edge,
-    /// While it is high.
-    LevelHigh,
-}
 
 struct Controller {
     registers: *mut u32,
@@ -99,9 +89,10 @@ fn controllers() -> &'static SpinLock<Vec<Controller>> {
     })
 }
 
-/// Sends line `gsi` to `handler`, which runs with interrupts masked and must not sleep; it must also
-/// make the device lower a level-triggered line. False if there is no such line or no vector left.
-pub(crate) fn route(gsi: u32, trigger: Trigger, handler: irq::Handler) -> bool {
+/// Sends line `gsi` to `handler`, which runs with interrupts masked and must not sleep. The line is
+/// taken on its rising edge, so the handler must make the device lower it. False if there is no
+/// such line or no vector left.
+pub(crate) fn route(gsi: u32, handler: irq::Handler) -> bool {
     let mut controllers = controllers().lock();
     let found = controllers
         .iter_mut()
@@ -110,10 +101,7 @@ pub(crate) fn route(gsi: u32, trigger: Trigger, handler: irq::Handler) -> bool {
     let Some(vector) = irq::allocate(handler) else { return false };
     let polarity = platform::firmware().overrides.iter().find(|o| o.gsi == gsi);
     let low = polarity.is_some_and(|o| o.active_low);
-    let flags = match trigger {
-        Trigger::Edge => 0,
-        Trigger::LevelHigh => LEVEL,
-    } | if low { ACTIVE_LOW } else { 0 };
+    let flags = if low { ACTIVE_LOW } else { 0 };
     let register = REDIRECTION + 2 * (gsi - controller.gsi_base);
     // Destination first: the line is masked until the second write.
     controller.write(register + 1, percpu::of(0).apic_id.get() << 24);

@@ -10,9 +10,8 @@ use alloc::vec::Vec;
 
 use super::queue::Doorbell;
 use super::{DeviceError, OnInterrupt, QueueAddresses};
-use crate::ioapic::{self, Trigger};
 use crate::mmio::Registers;
-use crate::{boot, pci, platform};
+use crate::{boot, ioapic, pci, platform};
 
 const MAGIC: usize = 0x00;
 const VERSION: usize = 0x04;
@@ -48,14 +47,12 @@ struct Place {
     address: u64,
     bytes: usize,
     gsi: u32,
-    trigger: Trigger,
 }
 
 /// A device of this transport.
 pub(super) struct MmioTransport {
     registers: Registers,
     gsi: u32,
-    trigger: Trigger,
 }
 
 /// All devices of this transport.
@@ -91,8 +88,7 @@ fn parse_place(text: &str) -> Option<Place> {
     let valid = (CONFIG..=1024 * 1024).contains(&bytes)
         && address % 4 == 0
         && address < 1 << crate::cpu::features().physical_bits.clamp(32, 52);
-    // Their interrupts are raised like those of ISA devices.
-    valid.then_some(Place { address, bytes, gsi, trigger: Trigger::Edge })
+    valid.then_some(Place { address, bytes, gsi })
 }
 
 fn number(text: &str) -> Option<u64> {
@@ -114,7 +110,6 @@ fn microvm_slots() -> Vec<Place> {
             address: MICROVM_BASE + u64::from(slot) * SLOT_BYTES as u64,
             bytes: SLOT_BYTES,
             gsi: first_gsi + slot,
-            trigger: Trigger::Edge,
         })
         .collect()
 }
@@ -129,7 +124,7 @@ impl MmioTransport {
             crate::log!("virtio device at {:#x} has the legacy interface: not used", place.address);
             return None;
         }
-        Some(MmioTransport { registers, gsi: place.gsi, trigger: place.trigger })
+        Some(MmioTransport { registers, gsi: place.gsi })
     }
 
     fn write(&self, register: usize, value: u32) {
@@ -209,7 +204,7 @@ impl MmioTransport {
                 on_interrupt();
             }
         };
-        ioapic::route(self.gsi, self.trigger, Box::new(handler))
+        ioapic::route(self.gsi, Box::new(handler))
     }
 
     pub(super) fn config(&self) -> Registers {

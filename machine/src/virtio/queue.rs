@@ -23,9 +23,10 @@ use crate::mmio::Registers;
 /// ones are left out.
 #[derive(Debug, Default)]
 pub struct Buffers {
-    /// For the device to read.
+    /// For the device to read: what is in them.
     pub outgoing: [Vec<u8>; 2],
-    /// For the device to write, each up to its length (not its capacity).
+    /// For the device to write: up to their capacity, whatever is in them. A completed request has
+    /// what the device wrote in them, the first one filled before the second.
     pub incoming: [Vec<u8>; 2],
 }
 
@@ -33,7 +34,20 @@ impl Buffers {
     fn lens(&self) -> [usize; 4] {
         let [out_0, out_1] = &self.outgoing;
         let [in_0, in_1] = &self.incoming;
-        [out_0.len(), out_1.len(), in_0.len(), in_1.len()]
+        [out_0.len(), out_1.len(), in_0.capacity(), in_1.capacity()]
+    }
+
+    /// Sets the lengths of the incoming buffers to what the device wrote.
+    fn set_written(&mut self, written: usize) {
+        let mut left = written;
+        for buffer in &mut self.incoming {
+            let len = left.min(buffer.capacity());
+            left -= len;
+            // SAFETY: `len` is within the capacity. The bytes were the device's to write, and are
+            // its claim: what it left out has whatever the allocation had, which is memory that was
+            // exposed to the device, so reading it is defined. Bytes have no invalid values.
+            unsafe { buffer.set_len(len) };
+        }
     }
 }
 
@@ -55,7 +69,7 @@ pub struct Completed {
     pub token: Token,
     /// The buffers that were submitted.
     pub buffers: Buffers,
-    /// Bytes the device says it wrote, from the first incoming buffer on; at most their lengths.
+    /// Bytes the device says it wrote: the sum of the incoming buffers' lengths.
     pub written: usize,
 }
 
@@ -194,12 +208,12 @@ impl Queue {
         let mut index = head;
         let mut last = head;
         let mut left = count;
-        for (buffer, flags) in parts.into_iter().filter(|(buffer, _)| !buffer.is_empty()) {
+        for ((buffer, flags), len) in parts.into_iter().zip(lens).filter(|(_, len)| *len > 0) {
             left -= 1;
             let next = self.links[usize::from(index)];
             let descriptor = Descriptor {
                 address: virt_to_phys(buffer.as_ptr()),
-                len: buffer.len() as u32,
+                len: len as u32,
                 flags: flags | if left > 0 { NEXT } else { 0 },
                 next: if left > 0 { next } else { 0 },
             };
@@ -282,9 +296,10 @@ impl Queue {
     fn take(&mut self, id: u32, written: u32) -> Option<Completed> {
         let head = u16::try_from(id).ok()?;
         let slot = self.in_flight.get_mut(usize::from(head))?;
-        let room: usize = slot.as_ref()?.incoming.iter().map(Vec::len).sum();
+        let room: usize = slot.as_ref()?.incoming.iter().map(Vec::capacity).sum();
         let written = usize::try_from(written).ok().filter(|&written| written <= room)?;
-        let buffers = slot.take()?;
+        let mut buffers = slot.take()?;
+        buffers.set_written(written);
         let mut last = head;
         let mut count = 1;
         // The chain's links are ours, so the walk ends.

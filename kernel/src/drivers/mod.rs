@@ -1,0 +1,10 @@
+//! Drivers of the devices a microVM has, in safe code over `machine::virtio`.
+//!
+//! - [`console`]: the ports to the command line: standard streams and the control channel.
+//! - [`ninep_transport`]: the host's file server.
+
+pub mod console;
+pub mod ninep_transport;
+mod port;
+
+pub use port::Port;

@@ -1,0 +1,331 @@
+//! One port of the console device: a stream of bytes each way (virtio 1.2, 5.3).
+//!
+//! Flow control is that of the queues. The device can send only into buffers it has been given, and a
+//! buffer is given back to it when its bytes have been read; a writer waits when the device holds
+//! all it may. So memory per port is bounded, and no byte is lost.
+//!
+//! Copies from and to programs may sleep, and queues are behind spin locks. A reader therefore takes a
+//! filled buffer out, copies, and puts the rest back; meanwhile other readers wait, so that bytes stay
+//! in order.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use abi::{Errno, Result};
+use machine::sync::SpinLock;
+use machine::virtio::{Buffers, Queue, SubmitError};
+
+use crate::io::{Sink, Source};
+use crate::poll::{PollTable, events};
+use crate::sched::Sleep;
+use crate::sync::{WaitError, WaitQueue};
+use crate::time::{Deadline, NS_PER_SEC};
+
+/// Buffers for the device to fill: the most that is on its way to a reader that lags.
+const RX_BUFFERS: usize = 32;
+const RX_BYTES: usize = 4096;
+/// The most one buffer to the device carries, and how many it may hold.
+const TX_BYTES: usize = 32 * 1024;
+const TX_BUFFERS: usize = 16;
+/// How long the first write waits for the host to open its end.
+const OPEN_WAIT_NS: u64 = 10 * NS_PER_SEC;
+/// No moment: the end of input is not known.
+const NO_END: u64 = u64::MAX;
+
+/// A buffer the device has filled, and how much of it has been read.
+struct Chunk {
+    bytes: Vec<u8>,
+    used: usize,
+}
+
+struct Rx {
+    queue: Queue,
+    /// What the last reader left over.
+    chunk: Option<Chunk>,
+    /// A reader has taken a chunk and not brought it back.
+    busy: bool,
+}
+
+struct Tx {
+    queue: Queue,
+    in_flight: usize,
+}
+
+/// A port.
+pub struct Port {
+    rx: SpinLock<Rx>,
+    tx: SpinLock<Tx>,
+    /// Bytes given to readers.
+    delivered: AtomicU64,
+    /// How many bytes there will have been, once the host has said so.
+    end: AtomicU64,
+    host_open: AtomicBool,
+    /// The host has opened its end and closed it again, or the device is gone.
+    closed: AtomicBool,
+    readable: Arc<WaitQueue>,
+    writable: Arc<WaitQueue>,
+}
+
+/// What a reader gets.
+enum Taken {
+    Chunk(Chunk),
+    End,
+    Broken,
+}
+
+impl Rx {
+    /// Gives a buffer to the device.
+    fn give(&mut self, bytes: Vec<u8>) {
+        let buffers = Buffers { incoming: [bytes, Vec::new()], ..Buffers::default() };
+        // There are as many buffers as descriptors, so only a broken device refuses.
+        if self.queue.submit(buffers).is_ok() {
+            self.queue.notify();
+        }
+    }
+
+    fn next_chunk(&mut self) -> Option<Chunk> {
+        loop {
+            if let Some(chunk) = self.chunk.take() {
+                return Some(chunk);
+            }
+            let [bytes, _] = self.queue.pop_completed()?.buffers.incoming;
+            if bytes.is_empty() {
+                self.give(bytes);
+            } else {
+                self.chunk = Some(Chunk { bytes, used: 0 });
+            }
+        }
+    }
+}
+
+impl Tx {
+    /// Takes back what the device has sent.
+    fn reap(&mut self) {
+        while self.queue.pop_completed().is_some() {
+            self.in_flight -= 1;
+        }
+    }
+
+    fn has_room(&mut self) -> bool {
+        self.reap();
+        self.in_flight < TX_BUFFERS.min(self.queue.size())
+    }
+}
+
+impl Port {
+    /// A port on these queues. The device may use the buffers from its start on.
+    pub(super) fn new(rx: Queue, tx: Queue) -> Port {
+        let mut rx = Rx { queue: rx, chunk: None, busy: false };
+        for _ in 0..RX_BUFFERS.min(rx.queue.size()) {
+            rx.give(Vec::with_capacity(RX_BYTES));
+        }
+        Port {
+            rx: SpinLock::new(rx),
+            tx: SpinLock::new(Tx { queue: tx, in_flight: 0 }),
+            delivered: AtomicU64::new(0),
+            end: AtomicU64::new(NO_END),
+            host_open: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            readable: Arc::new(WaitQueue::new()),
+            writable: Arc::new(WaitQueue::new()),
+        }
+    }
+
+    /// Reads what there is, at least one byte unless it is the end (0). Sleeps until there is
+    /// something; EAGAIN instead if `nonblocking`. EIO if the device is broken.
+    pub fn read(&self, sink: &mut Sink<'_>, nonblocking: bool) -> Result<usize> {
+        let mut done = 0;
+        while sink.left() > 0 {
+            let taken = if done > 0 || nonblocking {
+                self.take()
+            } else {
+                Some(self.readable.wait(|| self.take())?)
+            };
+            let mut chunk = match taken {
+                Some(Taken::Chunk(chunk)) => chunk,
+                Some(Taken::Broken) if done == 0 => return Err(Errno::EIO),
+                None if done == 0 => return Err(Errno::EAGAIN),
+                _ => break,
+            };
+            let result = sink.put(&chunk.bytes[chunk.used..]);
+            let copied = *result.as_ref().unwrap_or(&0);
+            chunk.used += copied;
+            self.delivered.fetch_add(copied as u64, Ordering::SeqCst);
+            self.put_back(chunk);
+            done += copied;
+            if let Err(error) = result {
+                return if done > 0 { Ok(done) } else { Err(error) };
+            }
+        }
+        Ok(done)
+    }
+
+    fn take(&self) -> Option<Taken> {
+        let mut rx = self.rx.lock();
+        if rx.busy {
+            return None;
+        }
+        if let Some(chunk) = rx.next_chunk() {
+            rx.busy = true;
+            return Some(Taken::Chunk(chunk));
+        }
+        if rx.queue.is_broken() {
+            return Some(Taken::Broken);
+        }
+        self.is_at_end().then_some(Taken::End)
+    }
+
+    fn put_back(&self, chunk: Chunk) {
+        let mut rx = self.rx.lock();
+        rx.busy = false;
+        if chunk.used < chunk.bytes.len() {
+            rx.chunk = Some(chunk);
+        } else {
+            rx.give(chunk.bytes);
+        }
+        drop(rx);
+        self.readable.wake_one(events::READABLE);
+    }
+
+    fn is_at_end(&self) -> bool {
+        self.delivered.load(Ordering::SeqCst) >= self.end.load(Ordering::SeqCst)
+            || self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Writes everything, unless a signal or an error comes in between: then what was written so far.
+    /// Sleeps while the device holds all it may; EAGAIN instead if `nonblocking`. EIO if the device
+    /// is broken or the host never opened its end. Bytes after the host has closed its end are thrown
+    /// away, as by the device.
+    pub fn write(&self, source: &mut Source<'_>, nonblocking: bool) -> Result<usize> {
+        let mut done = 0;
+        while source.left() > 0 {
+            let result = self.write_some(source, nonblocking);
+            match result {
+                Ok(0) => break,
+                Ok(written) => done += written,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    fn write_some(&self, source: &mut Source<'_>, nonblocking: bool) -> Result<usize> {
+        // Room first: bytes taken from the source must not be lost to a signal.
+        self.wait_for_room(nonblocking)?;
+        let mut bytes = alloc::vec![0; source.left().min(TX_BYTES)];
+        let taken = source.take(&mut bytes)?;
+        bytes.truncate(taken);
+        if taken == 0 {
+            return Ok(0);
+        }
+        let mut outgoing = Some(bytes);
+        // Another writer may have used the room, so wait again, but for the device only.
+        self.writable.wait_uninterruptible(|| {
+            let mut tx = self.tx.lock();
+            if !tx.has_room() && !tx.queue.is_broken() {
+                return None;
+            }
+            let buffers = Buffers {
+                outgoing: [outgoing.take().unwrap_or_default(), Vec::new()],
+                ..Buffers::default()
+            };
+            match tx.queue.submit(buffers) {
+                Ok(_) => {
+                    tx.in_flight += 1;
+                    tx.queue.notify();
+                    Some(Ok(taken))
+                }
+                Err((SubmitError::Full, mut buffers)) => {
+                    outgoing = Some(core::mem::take(&mut buffers.outgoing[0]));
+                    None
+                }
+                Err((SubmitError::Broken, _)) => Some(Err(Errno::EIO)),
+            }
+        })
+    }
+
+    fn wait_for_room(&self, nonblocking: bool) -> Result<()> {
+        let is_open = || {
+            let open = self.host_open.load(Ordering::SeqCst) || self.closed.load(Ordering::SeqCst);
+            open.then_some(())
+        };
+        let has_room = || {
+            let mut tx = self.tx.lock();
+            (tx.has_room() || tx.queue.is_broken()).then_some(())
+        };
+        if nonblocking {
+            return is_open().and_then(|()| has_room()).ok_or(Errno::EAGAIN);
+        }
+        let deadline = Deadline::after_ns(OPEN_WAIT_NS);
+        match self.writable.wait_deadline(Sleep::Interruptible, Some(deadline), is_open) {
+            Ok(()) => {}
+            Err(WaitError::TimedOut) => return Err(Errno::EIO),
+            Err(interrupted) => return Err(interrupted.into()),
+        }
+        Ok(self.writable.wait(has_room)?)
+    }
+
+    /// Waits until the device has sent everything written so far; EIO after `timeout_ns`.
+    pub fn flush(&self, timeout_ns: u64) -> Result<()> {
+        let deadline = Some(Deadline::after_ns(timeout_ns));
+        let result = self.writable.wait_deadline(Sleep::Uninterruptible, deadline, || {
+            let mut tx = self.tx.lock();
+            tx.reap();
+            (tx.in_flight == 0 || tx.queue.is_broken()).then_some(tx.in_flight)
+        });
+        if result == Ok(0) { Ok(()) } else { Err(Errno::EIO) }
+    }
+
+    /// Registers with `table` and tells what can be done now: a poll mask.
+    pub fn poll(&self, table: &mut PollTable) -> u32 {
+        table.wait_on(&self.readable);
+        table.wait_on(&self.writable);
+        let mut mask = 0;
+        if self.is_readable() {
+            mask |= events::READABLE;
+        }
+        if self.host_open.load(Ordering::SeqCst) && self.tx.lock().has_room() {
+            mask |= events::WRITABLE;
+        }
+        if self.is_at_end() {
+            mask |= events::HUP;
+        }
+        mask
+    }
+
+    fn is_readable(&self) -> bool {
+        let rx = self.rx.lock();
+        let has_data = rx.chunk.is_some() || rx.queue.has_completed();
+        has_data || rx.queue.is_broken() || !rx.busy && self.is_at_end()
+    }
+
+    /// The host says that its input has `total_bytes` from the start; the end comes after them.
+    pub fn set_end(&self, total_bytes: u64) {
+        self.end.store(total_bytes, Ordering::SeqCst);
+        self.readable.wake_all(events::READABLE | events::HUP);
+    }
+
+    /// The host opened or closed its end. Called in interrupts.
+    pub(super) fn set_host_open(&self, open: bool) {
+        let was_open = self.host_open.swap(open, Ordering::SeqCst);
+        if was_open && !open {
+            self.closed.store(true, Ordering::SeqCst);
+        } else if open {
+            self.closed.store(false, Ordering::SeqCst);
+        }
+        self.readable.wake_all(0);
+        self.writable.wake_all(0);
+    }
+
+    /// The device has used buffers of some queue. Called in interrupts.
+    pub(super) fn on_interrupt(&self) {
+        if self.rx.lock().queue.has_completed() {
+            self.readable.wake_all(events::READABLE);
+        }
+        if self.tx.lock().queue.has_completed() {
+            self.writable.wake_all(events::WRITABLE);
+        }
+    }
+}
