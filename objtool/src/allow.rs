@@ -35,8 +35,8 @@ impl Allow {
 /// Limen's own list.
 #[must_use]
 pub fn limen() -> Vec<Allow> {
-    const BOOT: &str = "boot code that runs once, before user mode; the target is a constant in text \
-                        or was stored by the boot CPU, and the page is unmapped afterwards";
+    const BOOT: &str = "boot code that runs once, before user mode; the target is a constant in \
+                        text or was stored by the boot CPU, and the page is unmapped afterwards";
     let allow = |symbol| Allow::new(symbol, BOOT);
     vec![
         Allow::new(

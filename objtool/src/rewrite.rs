@@ -117,8 +117,8 @@ fn warnings(audit: &Audit<'_>, form: Form) -> Vec<String> {
     let mut warnings = audit.report.not_proved.clone();
     if form == Form::Opt && !audit.scan.knows_udb() {
         warnings.push(
-            "nothing compares with 0xd6 (UDB) beside a comparison with ud2: this kernel does not seem to know UDB, \
-             and a failed check would be reported as a plain invalid opcode"
+            "nothing compares with 0xd6 (UDB) beside a comparison with ud2: this kernel does not \
+             seem to know UDB, and a failed check would be reported as a plain invalid opcode"
                 .into(),
         );
     }

@@ -1,5 +1,4 @@
 //! The audit on images whose truth is known.
-#![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use objtool::{FindingKind, Options, audit};
 

@@ -1,5 +1,4 @@
 //! Rewriting: all or nothing, and nothing but the form.
-#![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use objtool::{Error, FinishOptions, Form, Options, audit, finish, rewrite};
 use text_patching::kcfi::{BODY_KCFI, BODY_OPT, CHECK_LEN, HEAD_OFF};

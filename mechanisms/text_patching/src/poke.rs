@@ -7,10 +7,10 @@
 //! that claim, passes the POINT OF NO RETURN, and only stores; a store cannot fail because
 //! [`TextPoke::poke`] has no error to return.
 //!
-//! The pass keeps no list: a kernel that patches itself at boot may have no allocator yet. It walks
-//! the iterator of sites twice (three times with the verification), and therefore derives each patch
-//! a second time right before its writes. Nobody may write text in between; if somebody did, the
-//! site is left alone and reported in [`Broken`], and the caller stops the machine.
+//! The pass keeps no list: a kernel that patches itself at boot may have no allocator yet. It
+//! walks the iterator of sites twice (three times with the verification), and therefore derives
+//! each patch a second time right before its writes. Nobody may write text in between; if somebody
+//! did, the site is left alone and reported in [`Broken`], and the caller stops the machine.
 //!
 //! Neighbours: [`crate::kcfi`], [`crate::tail`], [`crate::preamble`], static keys and
 //! calls derive the patches; the int3 protocol is the other way to apply one, while

@@ -1,5 +1,4 @@
 //! Bytes beside words: every byte table of the crate is decoded by somebody else's disassembler.
-#![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use iced_x86::{Decoder, DecoderOptions, Formatter as _, GasFormatter};
 use text_patching::kcfi::{self, BODY_KCFI, BODY_OPT, Check, Form, HEAD_OFF};

@@ -1,4 +1,4 @@
-//! Verify, then write: nothing is written unless everything is right, and nothing is ever half done.
+//! Verify, then write: nothing is written unless all is right, and nothing is ever half done.
 #![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use proptest::prelude::*;
@@ -325,7 +325,12 @@ fn a_thunk_call_that_goes_elsewhere_is_refused() {
 
 proptest! {
     #[test]
-    fn decode_inverts_encode(hash in 1_u32.., disp in any::<i8>(), register in 0_u8..16, f in 0..3_usize) {
+    fn decode_inverts_encode(
+        hash in 1_u32..,
+        disp in any::<i8>(),
+        register in 0_u8..16,
+        f in 0..3_usize,
+    ) {
         prop_assume!(register & 7 != 4);
         let check = Check { hash, disp, register, form: FORMS[f] };
         prop_assert_eq!(kcfi::decode(BASE, &kcfi::encode(&check)), Ok(check));

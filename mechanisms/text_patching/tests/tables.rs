@@ -1,5 +1,4 @@
 //! The site tables and the trap that reads them.
-#![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use proptest::prelude::*;
 use text_patching::kcfi::{self, Check, Form};
@@ -235,7 +234,9 @@ fn undefined_opcodes() {
 
 proptest! {
     #[test]
-    fn sorted_sites_are_found(offsets in proptest::collection::btree_set(0..=u64::from(OFFSET_MAX), 0..200)) {
+    fn sorted_sites_are_found(
+        offsets in proptest::collection::btree_set(0..=u64::from(OFFSET_MAX), 0..200),
+    ) {
         let checks: Vec<_> = offsets.iter().map(|&offset| check_entry(offset)).collect();
         let bytes = written(&Contents { base: BASE, checks: &checks, ..Contents::default() });
         let tables = SiteTables::parse(&bytes).unwrap();
@@ -248,7 +249,10 @@ proptest! {
     /// Any bytes, and any three changed bytes of a good section: no panic, and what parses can be
     /// walked to its end in order.
     #[test]
-    fn hostile_tables(changes in proptest::collection::vec((0..200_usize, any::<u8>()), 0..4), cut in 0..400_usize) {
+    fn hostile_tables(
+        changes in proptest::collection::vec((0..200_usize, any::<u8>()), 0..4),
+        cut in 0..400_usize,
+    ) {
         let checks = [check_entry(1), check_entry(20), check_entry(300)];
         let mut bytes = written(&Contents { base: BASE, checks: &checks, ..Contents::default() });
         for (at, value) in changes {
