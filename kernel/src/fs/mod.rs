@@ -21,6 +21,7 @@ use crate::poll::{PollTable, events};
 
 pub mod anon;
 pub mod dentry;
+pub mod dev;
 pub mod file;
 pub mod initramfs;
 pub mod inotify;
@@ -31,6 +32,7 @@ pub mod overlay;
 pub mod path;
 pub mod path_file;
 pub mod permission;
+pub mod pseudo;
 pub mod special;
 pub mod tmpfs;
 pub mod tree;

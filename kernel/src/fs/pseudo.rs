@@ -1,0 +1,413 @@
+//! File systems whose contents are made when they are read: what procfs and sysfs are built of.
+//!
+//! A [`PseudoInode`] is a file with a [`Content`], a directory with a [`Listing`] or a link with a
+//! [`Target`]. A file's text is made when it is read from its start and kept for that open file, so
+//! that a reader that takes it in pieces sees one state, as proc(5) readers rely on.
+//!
+//! What never changes is a table of [`Static`] entries; what comes and goes (processes, descriptors)
+//! implements the traits itself.
+
+use alloc::boxed::Box;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::any::Any;
+use core::fmt;
+
+use abi::{Errno, Result};
+use machine::sync::Once;
+
+use super::path::Location;
+use super::{
+    DirEntry, File, FileOps, FileSystem, FileType, Inode, Metadata, SetAttributes, Statistics,
+};
+use crate::io::{Sink, Source};
+use crate::sync::Mutex;
+
+/// Most bytes one write to such a file takes.
+const WRITE_MAX: usize = 4096;
+
+/// Text under construction.
+#[derive(Default)]
+pub struct Text(pub Vec<u8>);
+
+impl Text {
+    /// Appends bytes as they are.
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+
+    /// Appends formatted text: `write!` and `writeln!` come here.
+    pub fn write_fmt(&mut self, text: fmt::Arguments<'_>) {
+        // Writing to memory has no error to give.
+        let _ = fmt::Write::write_fmt(self, text);
+    }
+}
+
+impl fmt::Write for Text {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.bytes(text.as_bytes());
+        Ok(())
+    }
+}
+
+/// What a file says, and what it does with what is written to it.
+pub trait Content: Send + Sync {
+    /// Makes the text.
+    fn generate(&self, out: &mut Text) -> Result<()>;
+    /// Takes what one write(2) brought.
+    fn store(&self, _data: &[u8]) -> Result<()> {
+        Err(Errno::EINVAL)
+    }
+}
+
+/// What a directory holds.
+pub trait Listing: Send + Sync {
+    /// The entry of this name; ENOENT.
+    fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>>;
+    /// Up to `max` entries from position `from` on.
+    fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>>;
+}
+
+/// Where a link leads.
+pub trait Target: Send + Sync {
+    /// The text of the link.
+    fn text(&self) -> Result<Vec<u8>>;
+    /// For "magic" links: the object itself.
+    fn location(&self) -> Option<Result<Location>> {
+        None
+    }
+}
+
+/// What an object of a pseudo file system is.
+pub enum Body {
+    /// A regular file.
+    File(Box<dyn Content>),
+    /// A directory.
+    Directory(Box<dyn Listing>),
+    /// A symbolic link.
+    Link(Box<dyn Target>),
+}
+
+/// Makes the text of a file of a table.
+pub type Show = fn(&mut Text) -> Result<()>;
+
+/// An entry of a table of things that never change.
+pub enum Static {
+    /// A file for reading.
+    File(Show),
+    /// A file that can be written too.
+    Setting(Show, fn(&[u8]) -> Result<()>),
+    /// A directory.
+    Directory(&'static [(&'static str, Static)]),
+    /// A directory that some code lists.
+    Dynamic(fn() -> Box<dyn Listing>),
+    /// A symbolic link with this text.
+    Link(fn() -> Result<Vec<u8>>),
+}
+
+impl Content for Show {
+    fn generate(&self, out: &mut Text) -> Result<()> {
+        self(out)
+    }
+}
+
+struct Setting(Show, fn(&[u8]) -> Result<()>);
+
+impl Content for Setting {
+    fn generate(&self, out: &mut Text) -> Result<()> {
+        (self.0)(out)
+    }
+    fn store(&self, data: &[u8]) -> Result<()> {
+        (self.1)(data)
+    }
+}
+
+impl Target for fn() -> Result<Vec<u8>> {
+    fn text(&self) -> Result<Vec<u8>> {
+        self()
+    }
+}
+
+/// A directory from a table.
+pub struct StaticListing(pub &'static [(&'static str, Static)]);
+
+impl Static {
+    fn file_type(&self) -> FileType {
+        match self {
+            Static::File(_) | Static::Setting(..) => FileType::Regular,
+            Static::Directory(_) | Static::Dynamic(_) => FileType::Directory,
+            Static::Link(_) => FileType::Symlink,
+        }
+    }
+
+    fn instantiate(&self, fs: &Arc<PseudoFs>, number: u64) -> Arc<PseudoInode> {
+        let (mode, body) = match self {
+            Static::File(show) => (0o444, Body::File(Box::new(*show))),
+            Static::Setting(show, store) => (0o644, Body::File(Box::new(Setting(*show, *store)))),
+            Static::Directory(table) => (0o555, Body::Directory(Box::new(StaticListing(table)))),
+            Static::Dynamic(make) => (0o555, Body::Directory(make())),
+            Static::Link(text) => (0o777, Body::Link(Box::new(*text))),
+        };
+        PseudoInode::new(fs, number, mode, (0, 0), body)
+    }
+}
+
+impl Listing for StaticListing {
+    fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
+        let entry = self.0.iter().find(|(known, _)| known.as_bytes() == name);
+        let (_, entry) = entry.ok_or(Errno::ENOENT)?;
+        Ok(entry.instantiate(directory.fs(), directory.child_number(name)))
+    }
+
+    fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
+        let entries = self.0.iter().enumerate().skip(from as usize).take(max);
+        Ok(entries
+            .map(|(index, (name, entry))| DirEntry {
+                name: name.as_bytes().to_vec(),
+                inode: directory.child_number(name.as_bytes()),
+                file_type: entry.file_type(),
+                next: index as u64 + 1,
+            })
+            .collect())
+    }
+}
+
+/// A file system of such objects.
+pub struct PseudoFs {
+    me: Weak<PseudoFs>,
+    name: &'static str,
+    magic: u64,
+    device: u64,
+    caches_names: bool,
+    boot_ns: i64,
+    root: Once<Arc<PseudoInode>>,
+}
+
+impl PseudoFs {
+    /// A file system with `root` as its top directory. `magic`: see statfs(2). `caches_names`:
+    /// whether names stay what they are.
+    pub fn new(
+        name: &'static str,
+        magic: u64,
+        caches_names: bool,
+        root: Box<dyn Listing>,
+    ) -> Arc<PseudoFs> {
+        let fs = Arc::new_cyclic(|me| PseudoFs {
+            me: me.clone(),
+            name,
+            magic,
+            device: super::anonymous_device(),
+            caches_names,
+            boot_ns: crate::time::realtime_ns() as i64,
+            root: Once::new(),
+        });
+        let root = PseudoInode::new(&fs, 1, 0o555, (0, 0), Body::Directory(root));
+        fs.root.call_once(|| root);
+        fs
+    }
+}
+
+impl FileSystem for PseudoFs {
+    fn root(&self) -> Arc<dyn Inode> {
+        self.root.get().expect("set by `new`").clone()
+    }
+
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn statistics(&self) -> Statistics {
+        Statistics { magic: self.magic, block_size: 4096, ..Statistics::default() }
+    }
+
+    fn caches_names(&self) -> bool {
+        self.caches_names
+    }
+}
+
+/// An object of a pseudo file system.
+pub struct PseudoInode {
+    fs: Arc<PseudoFs>,
+    number: u64,
+    mode: u32,
+    owner: (u32, u32),
+    body: Body,
+}
+
+impl PseudoInode {
+    /// An object with permission bits `mode`, owned by user and group `owner`.
+    pub fn new(
+        fs: &Arc<PseudoFs>,
+        number: u64,
+        mode: u32,
+        owner: (u32, u32),
+        body: Body,
+    ) -> Arc<PseudoInode> {
+        Arc::new(PseudoInode { fs: fs.clone(), number, mode, owner, body })
+    }
+
+    /// Its file system.
+    pub fn fs(&self) -> &Arc<PseudoFs> {
+        &self.fs
+    }
+
+    /// The inode number of its entry `name`: the same whenever it is asked for.
+    pub fn child_number(&self, name: &[u8]) -> u64 {
+        // FNV-1a, on 48 bits so that every program can hold it.
+        let start = 0xcbf2_9ce4_8422_2325 ^ self.number;
+        let mix = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        (name.iter().fold(start, mix) & 0xffff_ffff_ffff) | 1 << 32
+    }
+}
+
+impl Inode for PseudoInode {
+    fn metadata(&self) -> Result<Metadata> {
+        let file_type = self.file_type();
+        Ok(Metadata {
+            device: self.fs.device,
+            inode: self.number,
+            file_type,
+            mode: self.mode,
+            links: if file_type == FileType::Directory { 2 } else { 1 },
+            uid: self.owner.0,
+            gid: self.owner.1,
+            rdev: 0,
+            size: 0,
+            blocks: 0,
+            block_size: 1024,
+            atime_ns: self.fs.boot_ns,
+            mtime_ns: self.fs.boot_ns,
+            ctime_ns: self.fs.boot_ns,
+        })
+    }
+
+    fn set_attributes(&self, changes: &SetAttributes) -> Result<()> {
+        // Opening with O_TRUNC is how shells write settings.
+        let only_size = SetAttributes { size: None, ..*changes };
+        let SetAttributes { mode: None, uid: None, gid: None, .. } = only_size else {
+            return Err(Errno::EPERM);
+        };
+        Ok(())
+    }
+
+    fn file_type(&self) -> FileType {
+        match &self.body {
+            Body::File(_) => FileType::Regular,
+            Body::Directory(_) => FileType::Directory,
+            Body::Link(_) => FileType::Symlink,
+        }
+    }
+
+    fn file_system(&self) -> Arc<dyn FileSystem> {
+        self.fs.me.upgrade().expect("an object holds its file system")
+    }
+
+    fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn FileOps>> {
+        if matches!(self.body, Body::Link(_)) {
+            return Err(Errno::ELOOP);
+        }
+        Ok(Arc::new(PseudoFile { inode: self, text: Mutex::new(None) }))
+    }
+
+    fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Inode>> {
+        match &self.body {
+            Body::Directory(listing) => Ok(listing.lookup(self, name)?),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    fn create(&self, _: &[u8], _: &super::NewObject<'_>) -> Result<Arc<dyn Inode>> {
+        Err(Errno::ENOENT)
+    }
+
+    fn unlink(&self, _name: &[u8]) -> Result<()> {
+        Err(Errno::EPERM)
+    }
+
+    fn rmdir(&self, _name: &[u8]) -> Result<()> {
+        Err(Errno::EPERM)
+    }
+
+    fn read_dir(&self, from: u64, max: usize) -> Result<Vec<DirEntry>> {
+        match &self.body {
+            Body::Directory(listing) => listing.list(self, from, max),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    fn read_link(&self) -> Result<Vec<u8>> {
+        match &self.body {
+            Body::Link(target) => target.text(),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    fn magic_link(&self) -> Option<Result<Location>> {
+        match &self.body {
+            Body::Link(target) => target.location(),
+            _ => None,
+        }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// An open file with the text it was opened on.
+struct PseudoFile {
+    inode: Arc<PseudoInode>,
+    text: Mutex<Option<Vec<u8>>>,
+}
+
+impl PseudoFile {
+    fn content(&self) -> Result<&dyn Content> {
+        match &self.inode.body {
+            Body::File(content) => Ok(content.as_ref()),
+            _ => Err(Errno::EISDIR),
+        }
+    }
+}
+
+impl FileOps for PseudoFile {
+    fn read_at(&self, _file: &File, offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
+        let content = self.content()?;
+        let mut kept = self.text.lock();
+        if offset == 0 || kept.is_none() {
+            let mut text = Text::default();
+            content.generate(&mut text)?;
+            *kept = Some(text.0);
+        }
+        let text = kept.as_deref().unwrap_or_default();
+        let from = usize::try_from(offset).map_or(text.len(), |offset| offset.min(text.len()));
+        sink.put(&text[from..])
+    }
+
+    fn write_at(&self, _file: &File, _offset: u64, source: &mut Source<'_>) -> Result<usize> {
+        let content = self.content()?;
+        let mut data = Vec::new();
+        data.resize(source.left().min(WRITE_MAX), 0);
+        let len = source.take(&mut data)?;
+        content.store(&data[..len])?;
+        Ok(len)
+    }
+
+    fn is_seekable(&self) -> bool {
+        true
+    }
+
+    fn inode(&self) -> Arc<dyn Inode> {
+        self.inode.clone()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Reads a number as settings take it: blanks around it are ignored. EINVAL.
+pub fn parse_number<T: core::str::FromStr>(data: &[u8]) -> Result<T> {
+    let text = core::str::from_utf8(data).map_err(|_| Errno::EINVAL)?;
+    text.trim_matches(['\n', ' ', '\t', '\0']).parse().map_err(|_| Errno::EINVAL)
+}
+
