@@ -96,7 +96,7 @@ pub enum ToHost {
     },
     /// `log TEXT`: a line for the user, such as a warning about a kernel parameter.
     Log {
-        /// The text, without newline.
+        /// The text, without newline; at most 4096 bytes, or the line may be too long to arrive.
         text: Vec<u8>,
     },
 }
