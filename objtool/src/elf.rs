@@ -15,7 +15,8 @@ use std::collections::BTreeMap;
 use object::Endianness;
 use object::elf::{self, FileHeader64};
 use object::read::elf::{
-    FileHeader as _, ProgramHeader as _, Rela as _, SectionHeader as _, Sym as _,
+    FileHeader as _, ProgramHeader as _, Rela as _, SectionHeader as _, SectionTable, Sym as _,
+    SymbolTable,
 };
 
 use crate::Error;
@@ -28,6 +29,8 @@ pub const ENTRIES_MAX: usize = 8 << 20;
 pub const TEXT_MAX: u64 = 512 << 20;
 
 type Header = FileHeader64<Endianness>;
+type Sections<'a> = SectionTable<'a, Header>;
+type Symbols<'a> = SymbolTable<'a, Header>;
 
 /// A piece of loaded file contents.
 #[derive(Clone, Debug)]
@@ -154,8 +157,12 @@ impl<'a> Image<'a> {
             });
         }
         self.has_sections = !self.pieces.is_empty();
-
         let symbols = sections.symbols(e, data, elf::SHT_SYMTAB)?;
+        self.read_symbols(&symbols, e)?;
+        self.read_relocs(&sections, &symbols, e, data)
+    }
+
+    fn read_symbols(&mut self, symbols: &Symbols<'a>, e: Endianness) -> Result<(), Error> {
         if symbols.len() > ENTRIES_MAX {
             return Err(Error::TooLarge("symbol table"));
         }
@@ -175,6 +182,16 @@ impl<'a> Image<'a> {
                 function: kind == elf::STT_FUNC,
             });
         }
+        Ok(())
+    }
+
+    fn read_relocs(
+        &mut self,
+        sections: &Sections<'a>,
+        symbols: &Symbols<'a>,
+        e: Endianness,
+        data: &'a [u8],
+    ) -> Result<(), Error> {
         for section in sections.iter() {
             let Some((relas, link)) = section.rela(e, data)? else {
                 continue;
