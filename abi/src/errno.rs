@@ -56,6 +56,8 @@ numbers! {
 impl Errno {
     /// Restart if the handler was installed with SA_RESTART or there is none; else EINTR.
     pub const ERESTARTSYS: Errno = Errno(512);
+    /// Restart always.
+    pub const ERESTARTNOINTR: Errno = Errno(513);
     /// Restart if there is no handler; else EINTR.
     pub const ERESTARTNOHAND: Errno = Errno(514);
     /// Go on by restart_syscall(2) with a changed timeout if there is no handler; else EINTR.

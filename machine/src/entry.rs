@@ -114,6 +114,8 @@ extern "C" fn vector_from_user(regs: &mut PtRegs, vector: u64) -> bool {
     if vector < 32 {
         user_exception(regs, vector as u8);
     } else {
+        // Not in a system call: nothing to restart, whatever RAX holds.
+        regs.orig_rax = u64::MAX;
         percpu::in_handler(|| interrupt(vector as u8, true));
     }
     prepare_return(regs)

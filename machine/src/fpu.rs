@@ -30,6 +30,11 @@ pub fn state_bytes() -> usize {
     features().xsave_bytes.max(576) as usize
 }
 
+/// State components in the image, as bits of XCR0 (SDM 1, 13.1).
+pub fn components() -> u64 {
+    if features().xsave { features().xcr0 } else { 3 }
+}
+
 fn layout() -> Layout {
     Layout::from_size_align(state_bytes(), 64).expect("XSAVE areas are a few KiB")
 }
