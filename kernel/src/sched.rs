@@ -34,8 +34,22 @@ use crate::{time, watchdog};
 pub enum Sleep {
     /// A pending signal ends the sleep.
     Interruptible,
+    /// Only the end of the process ends the sleep early.
+    Killable,
     /// Only the wake-up ends it.
     Uninterruptible,
+}
+
+impl Sleep {
+    /// Whether something that is pending for `thread` ends such a sleep.
+    #[inline]
+    pub fn is_ended_for(self, thread: &Thread) -> bool {
+        match self {
+            Sleep::Interruptible => thread.has_pending_signal(),
+            Sleep::Killable => thread.task().work() & work::EXIT != 0,
+            Sleep::Uninterruptible => false,
+        }
+    }
 }
 
 /// See the module's table.
@@ -198,7 +212,7 @@ pub fn park(sleep: Sleep, woken: impl Fn() -> bool) {
     {
         let mut entity = thread.sched.lock();
         // Wakers mark first and then take this lock: either we see the mark, or they see us asleep.
-        if woken() || (sleep == Sleep::Interruptible && thread.has_pending_signal()) {
+        if woken() || sleep.is_ended_for(&thread) {
             return;
         }
         entity.state = RunState::Sleeping(sleep);
@@ -212,9 +226,16 @@ pub fn unpark(thread: &Arc<Thread>) {
     unpark_if(thread, |_| true);
 }
 
-/// Wakes the thread if its sleep is one that signals end.
-pub fn unpark_interruptible(thread: &Arc<Thread>) {
-    unpark_if(thread, |sleep| sleep == Sleep::Interruptible);
+/// Makes a thread notice exit work that was just set: ends its sleep if it is one that such work ends,
+/// or interrupts the CPU it runs on. Callable from interrupts and with spin locks held.
+pub fn notify(thread: &Arc<Thread>) {
+    let state = thread.sched.lock().state;
+    match state {
+        RunState::Running(cpu) if cpu != cpu_id() => machine::apic::send_reschedule(cpu),
+        RunState::Sleeping(_) => unpark_if(thread, |sleep| sleep.is_ended_for(thread)),
+        // It looks at its work before it sleeps, and before it returns to its program.
+        _ => {}
+    }
 }
 
 fn unpark_if(thread: &Arc<Thread>, wanted: impl Fn(Sleep) -> bool) {
@@ -303,7 +324,7 @@ pub fn schedule() {
     let now_ns = time::now_ns();
     percpu::note_progress();
     thread.task().take_work(work::RESCHEDULE);
-    let is_idle_thread = CPUS.of(cpu).idle_thread.get().is_some_and(|t| t.tid == thread.tid);
+    let is_idle_thread = CPUS.of(cpu).idle_thread.get().is_some_and(|t| t.tid() == thread.tid());
     {
         let mut entity = thread.sched.lock();
         entity.account(now_ns);
@@ -390,7 +411,7 @@ pub fn timer_tick(from_user: bool) {
     let state = CPUS.get();
     let thread = current();
     watchdog::tick(now_ns, thread.task().work() & work::RESCHEDULE != 0);
-    let is_idle = state.idle_thread.get().is_some_and(|t| t.tid == thread.tid);
+    let is_idle = state.idle_thread.get().is_some_and(|t| t.tid() == thread.tid());
     if !is_idle {
         let mut entity = thread.sched.lock();
         let ran_ns = now_ns.saturating_sub(entity.ran_since_ns);

@@ -195,7 +195,7 @@ impl WaitQueue {
             if let Some(value) = ready() {
                 break Ok(value);
             }
-            if sleep == Sleep::Interruptible && current().has_pending_signal() {
+            if sleep.is_ended_for(&current()) {
                 break Err(WaitError::Interrupted);
             }
             if deadline.is_some_and(|deadline| deadline.has_passed()) {
