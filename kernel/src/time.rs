@@ -6,9 +6,11 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use abi::{Errno, Result};
 use machine::cpu::MAX_CPUS;
 use machine::percpu::{PerCpu, cpu_id};
 use machine::sync::{IrqGuard, SpinLock};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::sync::Wake;
 
@@ -138,5 +140,60 @@ pub fn run_timers(now_ns: u64) {
         for waker in due.drain(..) {
             waker.wake(0);
         }
+    }
+}
+
+/// `struct timespec`.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct TimeSpec {
+    /// Seconds.
+    pub sec: i64,
+    /// Nanoseconds, 0 to 999,999,999.
+    pub nsec: i64,
+}
+
+impl TimeSpec {
+    /// From nanoseconds.
+    #[must_use]
+    pub const fn from_ns(ns: u64) -> Self {
+        TimeSpec { sec: (ns / NS_PER_SEC) as i64, nsec: (ns % NS_PER_SEC) as i64 }
+    }
+
+    /// In nanoseconds; the largest value if it does not fit. EINVAL if it is negative or not
+    /// normalised.
+    pub fn to_ns(self) -> Result<u64> {
+        if self.sec < 0 || !(0..NS_PER_SEC as i64).contains(&self.nsec) {
+            return Err(Errno::EINVAL);
+        }
+        let seconds_ns = (self.sec as u64).saturating_mul(NS_PER_SEC);
+        Ok(seconds_ns.saturating_add(self.nsec as u64))
+    }
+}
+
+/// `struct timeval`.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct TimeVal {
+    /// Seconds.
+    pub sec: i64,
+    /// Microseconds, 0 to 999,999.
+    pub usec: i64,
+}
+
+impl TimeVal {
+    /// From nanoseconds, rounded down.
+    #[must_use]
+    pub const fn from_ns(ns: u64) -> Self {
+        TimeVal { sec: (ns / NS_PER_SEC) as i64, usec: (ns % NS_PER_SEC / 1000) as i64 }
+    }
+
+    /// In nanoseconds; the largest value if it does not fit. EINVAL if it is negative or not
+    /// normalised.
+    pub fn to_ns(self) -> Result<u64> {
+        if !(0..1_000_000).contains(&self.usec) {
+            return Err(Errno::EINVAL);
+        }
+        TimeSpec { sec: self.sec, nsec: self.usec * 1000 }.to_ns()
     }
 }

@@ -100,6 +100,25 @@ impl<T: IntoBytes + Immutable> UserPtr<T> {
     }
 }
 
+/// Copies a structure in whose size the program tells, because later versions have more fields
+/// (clone3(2), openat2(2) …). Fields it does not have are zero; E2BIG if it sets fields that this
+/// kernel does not know.
+pub fn read_extensible<T: FromBytes + IntoBytes + Immutable>(address: u64, size: u64) -> Result<T> {
+    const MOST: u64 = 4096;
+    if size > MOST {
+        return Err(Errno::E2BIG);
+    }
+    let size = size as usize;
+    let mut value = T::new_zeroed();
+    let known = size.min(size_of::<T>());
+    uaccess::read_bytes(address, &mut value.as_mut_bytes()[..known]).map_err(efault)?;
+    let rest = UserPtr::<u8>::new(address.wrapping_add(known as u64)).read_many(size - known)?;
+    if rest.iter().any(|&byte| byte != 0) {
+        return Err(Errno::E2BIG);
+    }
+    Ok(value)
+}
+
 /// Longest path, with its NUL (limits.h).
 pub const PATH_MAX: usize = 4096;
 

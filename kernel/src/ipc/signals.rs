@@ -1,12 +1,15 @@
 //! What this part of the kernel asks of signals, in one place.
 
 use abi::Result;
+use abi::general::SIGPIPE;
 
-use crate::process::signal::SignalSet;
+use crate::process::signal::{self, SignalSet};
 use crate::user::UserPtr;
 
 /// SIGPIPE for the current thread, which wrote to something that nobody reads.
-pub fn broken_pipe() {}
+pub fn broken_pipe() {
+    signal::send_to_current(SIGPIPE);
+}
 
 /// The optional signal mask of ppoll(2) and its like: replaces the current thread's mask until the
 /// call returns to the program. EINVAL if `size` is not that of a signal set.
@@ -15,6 +18,6 @@ pub fn replace_mask(address: u64, size: u64) -> Result<()> {
     if size != size_of::<SignalSet>() as u64 {
         return Err(abi::Errno::EINVAL);
     }
-    let _set = set.read()?;
+    signal::set_temporary_mask(set.read()?);
     Ok(())
 }

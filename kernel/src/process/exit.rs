@@ -1,12 +1,205 @@
 //! How threads and processes end, and how their parents learn of it.
+//!
+//! A thread that ends gives back what is its own; the last one of a process gives back what the
+//! process had, hands its children to others, and leaves a zombie: the entry in the table and the
+//! status. Everything large is dropped here, by the thread itself, outside all spin locks.
 
-/// Ends the current thread with exit code `code` (0 to 255).
-pub fn exit_thread(code: i32) -> ! {
-    exit_group(code)
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+
+use abi::general as raw;
+
+use super::family::{self, Life};
+use super::signal::{self, SIG_IGN, SigInfo, send};
+use super::{Process, Thread, futex, release_pid, work};
+use crate::fs::FdTable;
+use crate::poll::events;
+use crate::sched::{self, current};
+use crate::sync::WaitError;
+use crate::syscall::Args;
+use crate::user::UserPtr;
+
+/// The status of a program that ended without one: as if SIGKILL had ended it.
+pub const NO_STATUS: i32 = raw::SIGKILL as i32;
+
+/// _exit(2) of one thread.
+pub fn exit(args: &Args) -> ! {
+    exit_thread((args.a0 as i32 & 0xff) << 8)
+}
+
+/// exit_group(2).
+pub fn exit_group_call(args: &Args) -> ! {
+    exit_group((args.a0 as i32 & 0xff) << 8)
 }
 
 /// Ends the current process with wait(2) status `status`.
 pub fn exit_group(status: i32) -> ! {
-    machine::log!("init ended with status {status:#x}");
-    machine::power::off(machine::power::OK)
+    let thread = current();
+    let process = &thread.process;
+    {
+        let threads = process.threads.lock();
+        let mut shared = process.signals.lock();
+        if shared.group_exit.is_none() {
+            send::start_exit(process, &threads, &mut shared, status, Some(thread.tid()));
+        }
+    }
+    exit_thread(status)
+}
+
+/// Ends the current thread. `status` is the process's wait(2) status if this is its first thread and
+/// no exit_group(2) or fatal signal has decided otherwise.
+pub fn exit_thread(status: i32) -> ! {
+    leave_process(status);
+    sched::exit_current()
+}
+
+/// Everything but the last step, so that no reference stays on the dead stack.
+fn leave_process(status: i32) {
+    let thread = current().to_arc();
+    let process = thread.process.clone();
+    thread.signals.lock().is_exiting = true;
+    if thread.tid() == process.pid {
+        process.exit_status.store(status, Ordering::Relaxed);
+    }
+    release_user_memory(&thread);
+    signal::send::hand_over(&thread);
+    charge(&thread, &process);
+    let is_last = {
+        let mut threads = process.threads.lock();
+        threads.retain(|other| !Arc::ptr_eq(other, &thread));
+        threads.is_empty()
+    };
+    if thread.tid() != process.pid {
+        release_pid(thread.tid());
+    }
+    process.release_events.wake_all(0);
+    if is_last {
+        end_process(&process);
+    } else {
+        signal::stop::thread_left(&process);
+    }
+}
+
+/// What concerns the memory of the program: futexes to release, the address space itself.
+fn release_user_memory(thread: &Arc<Thread>) {
+    futex::robust::release_held(thread);
+    let clear_tid = thread.clear_child_tid.swap(0, Ordering::Relaxed);
+    if clear_tid != 0 {
+        // The memory may be gone: then nobody waits there either.
+        let _ = UserPtr::<u32>::new(clear_tid).write(&0);
+        let _ = futex::wake_address(clear_tid, 1);
+    }
+    machine::task::leave_space();
+}
+
+fn charge(thread: &Thread, process: &Process) {
+    let (user, kernel) = thread.times_ns();
+    process.past_times_ns[0].fetch_add(user, Ordering::Relaxed);
+    process.past_times_ns[1].fetch_add(kernel, Ordering::Relaxed);
+}
+
+/// The last thread has left.
+fn end_process(process: &Arc<Process>) {
+    let status = process.signals.lock().group_exit;
+    if let Some(status) = status {
+        process.exit_status.store(status, Ordering::Relaxed);
+    }
+    super::timers::release(process);
+    let mm = process.mm.lock().take();
+    drop(mm);
+    release_vfork_parent(process);
+    let files = core::mem::replace(&mut *process.files.lock(), Arc::new(FdTable::new()));
+    drop(files);
+    process.signals.lock().pending.clear();
+    family::give_children_away(process);
+    let group = process.group.load(Ordering::Relaxed);
+    family::hang_up_stopped(group, Some(process.pid));
+    {
+        let mut family = process.family.lock();
+        family.life = Life::Zombie;
+        family.report = None;
+        process.is_zombie.store(true, Ordering::Release);
+    }
+    process.exit_events.wake_all(events::READABLE | events::HUP);
+    tell_parent(process);
+}
+
+/// Tells the parent of a zombie: by signal, by waking its wait(2); or takes the zombie away at once if
+/// the parent said that it does not want to know (SIGCHLD ignored, SA_NOCLDWAIT).
+pub fn tell_parent(process: &Arc<Process>) {
+    let Some(parent) = process.parent() else { return };
+    let exit_signal = process.exit_signal.load(Ordering::Relaxed);
+    let mut autoreap = false;
+    if exit_signal != 0 {
+        let action = parent.action(exit_signal);
+        let is_child_signal = exit_signal == raw::SIGCHLD;
+        let ignored = action.handler == SIG_IGN;
+        autoreap = is_child_signal && (ignored || action.has(raw::SA_NOCLDWAIT));
+        if !(is_child_signal && ignored) {
+            let _ = signal::send_to_process(&parent, child_info(process, exit_signal));
+        }
+    }
+    if autoreap && family::detach(process) {
+        family::forget(process);
+    }
+    parent.child_events.wake_all(0);
+}
+
+/// The siginfo of a child's end.
+fn child_info(process: &Process, signal: u32) -> SigInfo {
+    let (code, status) = cause(process.exit_status.load(Ordering::Relaxed));
+    let uid = process.credentials().uid;
+    SigInfo::child(signal, code, process.pid, uid, status, process.times_ns())
+}
+
+/// CLD_ code and number for a wait(2) status.
+#[must_use]
+pub fn cause(status: i32) -> (u32, i32) {
+    let signal = status & 0x7f;
+    if signal == 0 {
+        (raw::CLD_EXITED, status >> 8 & 0xff)
+    } else if status & 0x80 != 0 {
+        (raw::CLD_DUMPED, signal)
+    } else {
+        (raw::CLD_KILLED, signal)
+    }
+}
+
+/// The process no longer runs in its vfork parent's memory: it has executed a program or ended.
+pub fn release_vfork_parent(process: &Process) {
+    if process.settings.holds_vfork_parent.swap(false, Ordering::SeqCst) {
+        process.release_events.wake_all(0);
+    }
+}
+
+/// Ends all other threads of the process and waits until they are gone; the current one becomes the
+/// first thread. For execve(2). EINTR, restarted, if the process is ending or another thread does the
+/// same.
+pub fn become_only_thread() -> abi::Result<()> {
+    let thread = current();
+    let process = &thread.process;
+    {
+        let threads = process.threads.lock();
+        let mut shared = process.signals.lock();
+        if thread.task().work() & work::EXIT != 0 || shared.group_exit.is_some() {
+            return Err(abi::Errno::ERESTARTNOINTR);
+        }
+        if threads.len() > 1 {
+            shared.stop = None;
+            for other in threads.iter().filter(|other| other.tid() != thread.tid()) {
+                other.task().set_work(work::EXIT);
+                sched::notify(other);
+            }
+            process.continue_events.wake_all(0);
+        }
+    }
+    let alone = || (process.threads.lock().len() == 1).then_some(());
+    match process.release_events.wait_deadline(sched::Sleep::Killable, None, alone) {
+        Ok(()) => {}
+        Err(WaitError::Interrupted | WaitError::TimedOut) => {
+            return Err(abi::Errno::ERESTARTNOINTR);
+        }
+    }
+    super::take_over_first_tid();
+    Ok(())
 }

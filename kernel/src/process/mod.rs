@@ -4,7 +4,7 @@
 //! [`Thread`] is what the scheduler runs. Parts that clone(2) can share between processes are behind
 //! an `Arc` of their own.
 //!
-//! Reading order: this file, `fork`, `exec`, `exit`, `signal`, `futex`.
+//! Reading order: this file, `fork`, `exec`, `exit`, `family`, `wait`, `signal`, `futex`.
 //!
 //! Locks, outermost first: `TABLE`, a process's `family`, its `threads`, its `signals`, a thread's
 //! `signals`, the scheduler's. Never two processes' `family` at once except parent before child.
@@ -23,12 +23,28 @@ use crate::mm::Mm;
 use crate::sched::{SchedEntity, current};
 use crate::sync::WaitQueue;
 
+pub mod clock;
+pub mod credentials;
 pub mod elf;
 pub mod exec;
 pub mod exit;
+pub mod family;
+pub mod fork;
+pub mod futex;
+pub mod init;
+pub mod limits;
+pub mod pidfd;
+pub mod restart;
 pub mod signal;
+pub mod sleep;
+pub mod timers;
+pub mod usage;
+pub mod wait;
 
-pub use signal::{bad_return, user_exception};
+pub use credentials::{ALL_CAPABILITIES, Credentials};
+pub use family::{Family, Life};
+pub use limits::{LIMIT_NOFILE, LIMIT_STACK, Limit, UNLIMITED, default_limits};
+pub use signal::exception::{bad_return, user_exception};
 
 /// Process, thread, group and session ids.
 pub type Pid = u32;
@@ -43,12 +59,14 @@ pub mod work {
     pub const RESTORE_MASK: u32 = 1 << 2;
     /// The process is ending: this thread must exit.
     pub const EXIT: u32 = 1 << 3;
+    /// The thread has not run yet and has to write its id (CLONE_CHILD_SETTID).
+    pub const CHILD_TID: u32 = 1 << 4;
 }
 
 /// A thread.
 pub struct Thread {
-    /// Its id; the process id for the first thread.
-    pub tid: Pid,
+    /// Its id; changes once if a thread that is not the first one executes a program.
+    tid: AtomicU32,
     /// The process it belongs to.
     pub process: Arc<Process>,
     /// The scheduler's part.
@@ -65,6 +83,10 @@ pub struct Thread {
     pub name: SpinLock<[u8; 16]>,
     /// CPU time in nanoseconds: in user mode, in the kernel.
     pub cpu_time_ns: (AtomicU64, AtomicU64),
+    /// Where the thread writes its id before it first runs (CLONE_CHILD_SETTID), or 0.
+    set_child_tid: AtomicU64,
+    /// How restart_syscall(2) goes on with an interrupted call.
+    pub restart: SpinLock<Option<restart::Restart>>,
     task: Task,
 }
 
@@ -80,7 +102,7 @@ impl Thread {
     #[must_use]
     pub fn new(tid: Pid, process: Arc<Process>, task: Task) -> Arc<Thread> {
         Arc::new(Thread {
-            tid,
+            tid: AtomicU32::new(tid),
             process,
             sched: SpinLock::new(SchedEntity::new()),
             affinity_hint: AtomicU32::new(u32::MAX),
@@ -89,8 +111,16 @@ impl Thread {
             robust_list: AtomicU64::new(0),
             name: SpinLock::new([0; 16]),
             cpu_time_ns: (AtomicU64::new(0), AtomicU64::new(0)),
+            set_child_tid: AtomicU64::new(0),
+            restart: SpinLock::new(None),
             task,
         })
+    }
+
+    /// Its id; the process id for the first thread (gettid(2)).
+    #[inline(always)]
+    pub fn tid(&self) -> Pid {
+        self.tid.load(Ordering::Relaxed)
     }
 
     /// The machine's part.
@@ -113,78 +143,6 @@ impl Thread {
     }
 }
 
-/// User and group ids, and capabilities (credentials(7), capabilities(7)).
-#[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "credentials(7) describes each")]
-pub struct Credentials {
-    pub uid: u32,
-    pub euid: u32,
-    pub suid: u32,
-    pub fsuid: u32,
-    pub gid: u32,
-    pub egid: u32,
-    pub sgid: u32,
-    pub fsgid: u32,
-    pub groups: Vec<u32>,
-    /// Capability sets, one bit each.
-    pub permitted: u64,
-    pub effective: u64,
-    pub inheritable: u64,
-    pub bounding: u64,
-    pub ambient: u64,
-    /// PR_SET_SECUREBITS.
-    pub securebits: u32,
-    /// PR_SET_NO_NEW_PRIVS.
-    pub no_new_privs: bool,
-}
-
-/// All capabilities that Linux 6.12 knows: 0 to CAP_CHECKPOINT_RESTORE (40).
-pub const ALL_CAPABILITIES: u64 = (1 << 41) - 1;
-
-impl Credentials {
-    /// The superuser.
-    #[must_use]
-    pub fn root() -> Self {
-        Self::for_user(0, 0, Vec::new())
-    }
-
-    /// A user; all capabilities if it is the superuser.
-    #[must_use]
-    pub fn for_user(uid: u32, gid: u32, groups: Vec<u32>) -> Self {
-        let capabilities = if uid == 0 { ALL_CAPABILITIES } else { 0 };
-        Credentials {
-            uid,
-            euid: uid,
-            suid: uid,
-            fsuid: uid,
-            gid,
-            egid: gid,
-            sgid: gid,
-            fsgid: gid,
-            groups,
-            permitted: capabilities,
-            effective: capabilities,
-            inheritable: 0,
-            bounding: ALL_CAPABILITIES,
-            ambient: 0,
-            securebits: 0,
-            no_new_privs: false,
-        }
-    }
-
-    /// Whether the effective set has the capability with this number.
-    #[must_use]
-    pub fn has(&self, capability: u32) -> bool {
-        self.effective & 1 << capability != 0
-    }
-
-    /// Whether `gid` is the file system group or a supplementary one.
-    #[must_use]
-    pub fn in_group(&self, gid: u32) -> bool {
-        self.fsgid == gid || self.groups.contains(&gid)
-    }
-}
-
 /// Working directory, root directory, umask (CLONE_FS shares them).
 pub struct FsContext {
     /// Current directory.
@@ -195,45 +153,16 @@ pub struct FsContext {
     pub umask: AtomicU32,
 }
 
-/// Relations between processes: under one lock per process.
-#[derive(Default)]
-pub struct Family {
-    /// Who is told when this process ends.
-    pub parent: Weak<Process>,
-    /// Its children, dead ones included until they are waited for.
-    pub children: Vec<Arc<Process>>,
-}
-
-/// One soft and one hard limit (getrlimit(2)).
-#[derive(Clone, Copy, Debug)]
-#[expect(missing_docs, reason = "getrlimit(2)")]
-pub struct Limit {
-    pub soft: u64,
-    pub hard: u64,
-}
-
-/// No limit.
-pub const UNLIMITED: u64 = u64::MAX;
-/// RLIMIT_NOFILE's index.
-pub const LIMIT_NOFILE: usize = 7;
-/// RLIMIT_STACK's index.
-pub const LIMIT_STACK: usize = 3;
-
-/// A new system's limits, as Linux has them.
-#[must_use]
-pub fn default_limits() -> [Limit; 16] {
-    let unlimited = Limit { soft: UNLIMITED, hard: UNLIMITED };
-    let mut limits = [unlimited; 16];
-    limits[LIMIT_STACK] = Limit { soft: 8 << 20, hard: UNLIMITED };
-    limits[4].soft = 0; // core
-    limits[6] = Limit { soft: 32768, hard: 32768 }; // processes
-    limits[LIMIT_NOFILE] = Limit { soft: 1024, hard: 1 << 20 };
-    limits[8] = Limit { soft: 8 << 20, hard: 8 << 20 }; // locked memory
-    limits[11] = Limit { soft: 32768, hard: 32768 }; // pending signals
-    limits[12] = Limit { soft: 819_200, hard: 819_200 }; // message queues
-    limits[13] = Limit { soft: 0, hard: 0 }; // nice
-    limits[14] = Limit { soft: 0, hard: 0 }; // real-time priority
-    limits
+impl FsContext {
+    /// A copy that later changes on either side do not affect.
+    #[must_use]
+    pub fn duplicate(&self) -> FsContext {
+        FsContext {
+            cwd: SpinLock::new(self.cwd.lock().clone()),
+            root: SpinLock::new(self.root.lock().clone()),
+            umask: AtomicU32::new(self.umask.load(Ordering::Relaxed)),
+        }
+    }
 }
 
 /// A process.
@@ -263,21 +192,72 @@ pub struct Process {
     /// See `group`.
     pub session: AtomicU32,
     /// The program that runs: path for /proc/PID/exe and command line area (start, end addresses).
-    pub program: SpinLock<exec::Program>,
+    pub program: SpinLock<Arc<exec::Program>>,
     /// wait(2) status once the process is a zombie; see `exit`.
     pub exit_status: AtomicI32,
     /// Whether it has exited and waits to be waited for.
     pub is_zombie: AtomicBool,
-    /// exit_group(2) or a fatal signal has started.
-    pub is_exiting: AtomicBool,
+    /// Settings of prctl(2) and the like.
+    pub settings: Settings,
+    /// Woken when it may have become a zombie, for pidfd_open(2).
+    pub exit_events: Arc<WaitQueue>,
+    /// Woken when a signal has become pending, for signalfd(2) and sigtimedwait(2).
+    pub signal_events: Arc<WaitQueue>,
+    /// Woken when a stopped process goes on.
+    pub continue_events: WaitQueue,
+    /// Woken when it no longer uses the address space of its vfork parent, and when threads end.
+    pub release_events: WaitQueue,
     /// Woken when a child changes state.
     pub child_events: Arc<WaitQueue>,
     /// Signal sent to the parent at exit (clone(2)'s low byte), usually SIGCHLD.
     pub exit_signal: AtomicU32,
+    /// Interval timers and POSIX timers.
+    pub timers: SpinLock<timers::Timers>,
     /// When it started, nanoseconds since boot.
     pub start_ns: u64,
     /// CPU time of threads that ended, and of children waited for: user, kernel (nanoseconds).
     pub past_times_ns: [AtomicU64; 4],
+}
+
+/// Attributes of a process that only calls on itself change.
+#[derive(Default)]
+pub struct Settings {
+    /// PR_SET_CHILD_SUBREAPER: it adopts orphans among its descendants.
+    pub is_subreaper: AtomicBool,
+    /// PR_SET_PDEATHSIG: the signal it gets when its parent ends, or 0.
+    pub parent_death_signal: AtomicU32,
+    /// PR_SET_DUMPABLE, inverted so that the default is 0.
+    pub not_dumpable: AtomicBool,
+    /// Whether it has executed a program since fork (setpgid(2)).
+    pub has_executed: AtomicBool,
+    /// Whether its vfork parent still waits.
+    pub holds_vfork_parent: AtomicBool,
+    /// personality(2).
+    pub personality: AtomicU32,
+    /// PR_SET_TIMERSLACK, nanoseconds; 0: the default.
+    pub timer_slack_ns: AtomicU64,
+    /// PR_SET_THP_DISABLE.
+    pub no_huge_pages: AtomicBool,
+    /// Expedited membarrier(2) commands it has registered for.
+    pub membarrier: AtomicU32,
+}
+
+impl Settings {
+    /// What a child inherits.
+    #[must_use]
+    pub fn inherit(&self) -> Settings {
+        let settings = Settings::default();
+        let copy = |from: &AtomicBool, to: &AtomicBool| {
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        };
+        copy(&self.not_dumpable, &settings.not_dumpable);
+        copy(&self.no_huge_pages, &settings.no_huge_pages);
+        let personality = self.personality.load(Ordering::Relaxed);
+        settings.personality.store(personality, Ordering::Relaxed);
+        let slack_ns = self.timer_slack_ns.load(Ordering::Relaxed);
+        settings.timer_slack_ns.store(slack_ns, Ordering::Relaxed);
+        settings
+    }
 }
 
 /// All processes and threads by id. A thread group leader's thread has the process's id.
@@ -327,10 +307,30 @@ pub fn unregister_process(pid: Pid) {
     drop(removed);
 }
 
-/// Enters a thread into the table and into its process.
-pub fn register_thread(thread: &Arc<Thread>) {
-    TABLE.lock().threads.insert(thread.tid, Arc::downgrade(thread));
-    thread.process.threads.lock().push(thread.clone());
+/// Enters a thread into the table and into its process. EINTR if the process is ending.
+pub fn register_thread(thread: &Arc<Thread>) -> Result<()> {
+    let process = &thread.process;
+    {
+        let mut threads = process.threads.lock();
+        if process.signals.lock().group_exit.is_some() {
+            return Err(Errno::EINTR);
+        }
+        threads.push(thread.clone());
+    }
+    TABLE.lock().threads.insert(thread.tid(), Arc::downgrade(thread));
+    Ok(())
+}
+
+/// Gives the only thread that is left the process's own id, which its first thread had (execve(2)).
+fn take_over_first_tid() {
+    let thread = current().to_arc();
+    let (old, pid) = (thread.tid(), thread.process.pid);
+    if old != pid {
+        let mut table = TABLE.lock();
+        table.threads.remove(&old);
+        table.threads.insert(pid, Arc::downgrade(&thread));
+        thread.tid.store(pid, Ordering::Relaxed);
+    }
 }
 
 /// The process with this id, zombies included.
@@ -389,6 +389,17 @@ impl Process {
     pub fn is_current(&self) -> bool {
         core::ptr::eq(self, Arc::as_ptr(&current().process))
     }
+
+    /// Replaces the credentials.
+    pub fn set_credentials(&self, credentials: Credentials) {
+        let old = core::mem::replace(&mut *self.credentials.lock(), Arc::new(credentials));
+        drop(old);
+    }
+
+    /// exit_group(2) or a fatal signal has started.
+    pub fn is_exiting(&self) -> bool {
+        self.signals.lock().group_exit.is_some()
+    }
 }
 
 /// Exit work of the current thread: everything that must happen before it runs its program again.
@@ -397,12 +408,15 @@ pub fn exit_work(regs: &mut entry::PtRegs, pending: u32) {
     if pending & work::EXIT != 0 {
         exit::exit_thread(0);
     }
+    if pending & work::CHILD_TID != 0 {
+        fork::first_run();
+    }
     if pending & work::RESCHEDULE != 0 {
         crate::sched::schedule();
     }
     if pending & (work::SIGNAL | work::RESTORE_MASK) != 0 {
-        thread.task().take_work(work::SIGNAL);
-        signal::deliver(regs);
+        let taken = thread.task().take_work(work::SIGNAL | work::RESTORE_MASK);
+        signal::deliver::deliver(regs, taken & work::RESTORE_MASK != 0);
     }
 }
 
@@ -411,28 +425,8 @@ fn kernel_process() -> Arc<Process> {
     static KERNEL: machine::sync::Once<Arc<Process>> = machine::sync::Once::new();
     KERNEL
         .call_once(|| {
-            Arc::new(Process {
-                pid: 0,
-                mm: SpinLock::new(None),
-                files: SpinLock::new(Arc::new(FdTable::new())),
-                fs: SpinLock::new(None),
-                handlers: SpinLock::new(Arc::default()),
-                signals: SpinLock::default(),
-                credentials: SpinLock::new(Arc::new(Credentials::root())),
-                limits: SpinLock::new(default_limits()),
-                family: SpinLock::default(),
-                threads: SpinLock::default(),
-                group: AtomicU32::new(0),
-                session: AtomicU32::new(0),
-                program: SpinLock::default(),
-                exit_status: AtomicI32::new(0),
-                is_zombie: AtomicBool::new(false),
-                is_exiting: AtomicBool::new(false),
-                child_events: Arc::new(WaitQueue::new()),
-                exit_signal: AtomicU32::new(0),
-                start_ns: 0,
-                past_times_ns: [const { AtomicU64::new(0) }; 4],
-            })
+            let files = Arc::new(FdTable::new());
+            Arc::new(Process::blank(0, None, files, None, Arc::new(Credentials::root())))
         })
         .clone()
 }

@@ -5,6 +5,9 @@ use entry::PtRegs;
 
 use crate::ipc;
 use crate::mm::syscalls as mm;
+use crate::process::signal::calls as signals;
+use crate::process::{self, clock};
+use crate::sched::current;
 
 /// The six arguments (syscall(2), x86-64).
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +31,7 @@ pub fn handle(regs: &mut PtRegs, number: u64) {
     };
 }
 
-fn dispatch(_regs: &mut PtRegs, number: u64, a: &Args) -> Result<u64> {
+fn dispatch(regs: &mut PtRegs, number: u64, a: &Args) -> Result<u64> {
     let Ok(number) = u32::try_from(number) else { return Err(Errno::ENOSYS) };
     match number {
         // --- memory
@@ -65,8 +68,56 @@ fn dispatch(_regs: &mut PtRegs, number: u64, a: &Args) -> Result<u64> {
         nr::__NR_epoll_pwait => ipc::epoll::sys_epoll_pwait(a),
         nr::__NR_epoll_pwait2 => ipc::epoll::sys_epoll_pwait2(a),
         // --- processes
+        nr::__NR_getpid => Ok(u64::from(current().process.pid)),
+        nr::__NR_gettid => Ok(u64::from(current().tid())),
+        nr::__NR_getppid => Ok(u64::from(current().process.parent_pid())),
+        nr::__NR_fork => process::fork::fork(regs, a),
+        nr::__NR_vfork => process::fork::vfork(regs, a),
+        nr::__NR_clone => process::fork::clone(regs, a),
+        nr::__NR_clone3 => process::fork::clone3(regs, a),
+        nr::__NR_unshare => process::fork::unshare(a),
+        nr::__NR_exit => process::exit::exit(a),
+        nr::__NR_exit_group => process::exit::exit_group_call(a),
+        nr::__NR_wait4 => process::wait::wait4(a),
+        nr::__NR_waitid => process::wait::waitid(a),
+        nr::__NR_futex => process::futex::futex(a),
+        nr::__NR_futex_waitv => process::futex::waitv::futex_waitv(a),
+        nr::__NR_set_robust_list => process::futex::robust::set_robust_list(a),
+        nr::__NR_get_robust_list => process::futex::robust::get_robust_list(a),
+        nr::__NR_pidfd_open => process::pidfd::pidfd_open(a),
+        nr::__NR_pidfd_send_signal => process::pidfd::pidfd_send_signal(a),
+        nr::__NR_pidfd_getfd => process::pidfd::pidfd_getfd(a),
+        nr::__NR_getrlimit => process::limits::getrlimit(a),
+        nr::__NR_setrlimit => process::limits::setrlimit(a),
+        nr::__NR_prlimit64 => process::limits::prlimit64(a),
+        nr::__NR_getrusage => process::usage::getrusage(a),
+        nr::__NR_times => process::usage::times(a),
         // --- signals
+        nr::__NR_rt_sigaction => signals::rt_sigaction(a),
+        nr::__NR_rt_sigprocmask => signals::rt_sigprocmask(a),
+        nr::__NR_rt_sigpending => signals::rt_sigpending(a),
+        nr::__NR_rt_sigsuspend => signals::rt_sigsuspend(a),
+        nr::__NR_rt_sigtimedwait => signals::rt_sigtimedwait(a),
+        nr::__NR_rt_sigqueueinfo => signals::rt_sigqueueinfo(a),
+        nr::__NR_rt_tgsigqueueinfo => signals::rt_tgsigqueueinfo(a),
+        nr::__NR_rt_sigreturn => Ok(process::signal::frame::sigreturn(regs)),
+        nr::__NR_sigaltstack => process::signal::altstack::sigaltstack(regs, a),
+        nr::__NR_kill => signals::kill(a),
+        nr::__NR_tkill => signals::tkill(a),
+        nr::__NR_tgkill => signals::tgkill(a),
+        nr::__NR_pause => signals::pause(a),
+        nr::__NR_restart_syscall => process::restart::restart_syscall(a),
         // --- time and scheduling
+        nr::__NR_clock_gettime => clock::clock_gettime(a),
+        nr::__NR_clock_getres => clock::clock_getres(a),
+        nr::__NR_clock_settime => clock::clock_settime(a),
+        nr::__NR_clock_adjtime => clock::clock_adjtime(a),
+        nr::__NR_adjtimex => clock::adjtimex(a),
+        nr::__NR_gettimeofday => clock::gettimeofday(a),
+        nr::__NR_settimeofday => clock::settimeofday(a),
+        nr::__NR_time => clock::time(a),
+        nr::__NR_nanosleep => process::sleep::nanosleep(a),
+        nr::__NR_clock_nanosleep => process::sleep::clock_nanosleep(a),
         _ => Err(Errno::ENOSYS),
     }
 }

@@ -1,0 +1,419 @@
+//! fork(2), vfork(2), clone(2), clone3(2): one function, by flags.
+//!
+//! The child starts with a copy of its parent's registers, RAX = 0. RCX and R11 hold what SYSCALL left
+//! there, so that the child's first return too can leave by SYSRET.
+
+use alloc::sync::{Arc, Weak};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+use abi::{Errno, Result, general as raw};
+use entry::PtRegs;
+use machine::paging::USER_END;
+use machine::sync::SpinLock;
+use machine::task::{self, Task};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::family::Family;
+use super::signal::{LAST, ProcessSignals};
+use super::{FsContext, Pid, Process, Thread, allocate_pid, exit, family, pidfd, work};
+use crate::sched::{self, Sleep, current};
+use crate::sync::{WaitQueue, WaitError};
+use crate::syscall::Args;
+use crate::user::UserPtr;
+
+/// What clone(2) and clone3(2) have in common.
+#[derive(Clone, Copy, Debug, Default)]
+struct Request {
+    flags: u64,
+    exit_signal: u32,
+    /// The child's stack pointer; 0: the parent's.
+    stack: u64,
+    tls: u64,
+    parent_tid: u64,
+    child_tid: u64,
+    pidfd: u64,
+}
+
+/// `struct clone_args`.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Default)]
+#[repr(C)]
+struct CloneArgs {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
+const VM: u64 = raw::CLONE_VM as u64;
+const FS: u64 = raw::CLONE_FS as u64;
+const FILES: u64 = raw::CLONE_FILES as u64;
+const SIGHAND: u64 = raw::CLONE_SIGHAND as u64;
+const PIDFD: u64 = raw::CLONE_PIDFD as u64;
+const VFORK: u64 = raw::CLONE_VFORK as u64;
+const PARENT: u64 = raw::CLONE_PARENT as u64;
+const THREAD: u64 = raw::CLONE_THREAD as u64;
+const SETTLS: u64 = raw::CLONE_SETTLS as u64;
+const PARENT_SETTID: u64 = raw::CLONE_PARENT_SETTID as u64;
+const CHILD_CLEARTID: u64 = raw::CLONE_CHILD_CLEARTID as u64;
+const DETACHED: u64 = raw::CLONE_DETACHED as u64;
+const CHILD_SETTID: u64 = raw::CLONE_CHILD_SETTID as u64;
+const CLEAR_SIGHAND: u64 = raw::CLONE_CLEAR_SIGHAND;
+/// New namespaces: Limen has one of each kind.
+const NEW_NAMESPACES: u64 = (raw::CLONE_NEWNS
+    | raw::CLONE_NEWCGROUP
+    | raw::CLONE_NEWUTS
+    | raw::CLONE_NEWIPC
+    | raw::CLONE_NEWUSER
+    | raw::CLONE_NEWPID
+    | raw::CLONE_NEWNET
+    | raw::CLONE_NEWTIME) as u64;
+/// Without meaning here: nobody traces, there are no System V semaphore undo lists or I/O contexts.
+const WITHOUT_EFFECT: u64 =
+    (raw::CLONE_PTRACE | raw::CLONE_UNTRACED | raw::CLONE_SYSVSEM | raw::CLONE_IO) as u64;
+const KNOWN: u64 = VM
+    | FS
+    | FILES
+    | SIGHAND
+    | PIDFD
+    | VFORK
+    | PARENT
+    | THREAD
+    | SETTLS
+    | PARENT_SETTID
+    | CHILD_CLEARTID
+    | DETACHED
+    | CHILD_SETTID
+    | CLEAR_SIGHAND
+    | WITHOUT_EFFECT;
+
+/// fork(2).
+pub fn fork(regs: &mut PtRegs, _args: &Args) -> Result<u64> {
+    clone_with(regs, &Request { exit_signal: raw::SIGCHLD, ..Request::default() })
+}
+
+/// vfork(2).
+pub fn vfork(regs: &mut PtRegs, _args: &Args) -> Result<u64> {
+    let flags = VM | VFORK;
+    clone_with(regs, &Request { flags, exit_signal: raw::SIGCHLD, ..Request::default() })
+}
+
+/// clone(2).
+pub fn clone(regs: &mut PtRegs, args: &Args) -> Result<u64> {
+    let signal_mask = u64::from(raw::CSIGNAL);
+    let flags = args.a0 & 0xffff_ffff & !signal_mask;
+    // One argument serves both, so a program can ask for one of them only.
+    if flags & PIDFD != 0 && flags & (PARENT_SETTID | DETACHED) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    clone_with(regs, &Request {
+        flags: flags & !DETACHED,
+        exit_signal: (args.a0 & signal_mask) as u32,
+        stack: args.a1,
+        parent_tid: args.a2,
+        child_tid: args.a3,
+        tls: args.a4,
+        pidfd: args.a2,
+    })
+}
+
+/// clone3(2).
+pub fn clone3(regs: &mut PtRegs, args: &Args) -> Result<u64> {
+    let (address, size) = (args.a0, args.a1);
+    if size < u64::from(raw::CLONE_ARGS_SIZE_VER0) {
+        return Err(Errno::EINVAL);
+    }
+    let given: CloneArgs = crate::user::read_extensible(address, size)?;
+    if given.set_tid != 0 || given.set_tid_size != 0 {
+        // Choosing ids needs checkpoint rights, which nobody has here.
+        return Err(if given.set_tid_size > 32 { Errno::EINVAL } else { Errno::EPERM });
+    }
+    let cgroup = given.flags & raw::CLONE_INTO_CGROUP != 0;
+    if given.exit_signal > u64::from(LAST)
+        || given.flags & (u64::from(raw::CSIGNAL) & !NEW_NAMESPACES | DETACHED) != 0
+        || (given.stack == 0) != (given.stack_size == 0)
+        || cgroup
+    {
+        return Err(Errno::EINVAL);
+    }
+    let top = given.stack.checked_add(given.stack_size).filter(|&top| top <= USER_END);
+    if given.flags & (THREAD | PARENT) != 0 && given.exit_signal != 0 {
+        return Err(Errno::EINVAL);
+    }
+    clone_with(regs, &Request {
+        flags: given.flags,
+        exit_signal: given.exit_signal as u32,
+        stack: top.ok_or(Errno::EINVAL)?,
+        tls: given.tls,
+        parent_tid: given.parent_tid,
+        child_tid: given.child_tid,
+        pidfd: given.pidfd,
+    })
+}
+
+/// Combinations that clone(2) rejects.
+fn check(request: &Request) -> Result<()> {
+    let flags = request.flags;
+    let has = |flag: u64| flags & flag != 0;
+    if has(NEW_NAMESPACES) {
+        return Err(if has(THREAD | SIGHAND) { Errno::EINVAL } else { Errno::EPERM });
+    }
+    let invalid = flags & !KNOWN != 0
+        || has(THREAD) && !has(SIGHAND)
+        || has(SIGHAND) && !has(VM)
+        || has(SIGHAND) && has(CLEAR_SIGHAND)
+        // Threads of one process share these here.
+        || has(THREAD) && !(has(FILES) && has(FS))
+        || has(THREAD) && has(PIDFD)
+        || request.exit_signal > LAST;
+    if invalid {
+        return Err(Errno::EINVAL);
+    }
+    if has(SETTLS) && request.tls >= USER_END { Err(Errno::EPERM) } else { Ok(()) }
+}
+
+fn clone_with(regs: &PtRegs, request: &Request) -> Result<u64> {
+    check(request)?;
+    // A signal for the group that is on its way must reach parent and child alike: first deliver it.
+    if current().has_pending_signal() {
+        return Err(Errno::ERESTARTNOINTR);
+    }
+    let tid = allocate_pid()?;
+    let result = create(regs, request, tid);
+    if result.is_err() {
+        super::release_pid(tid);
+    }
+    let child = result?;
+    let vforks = request.flags & VFORK != 0;
+    let process = child.process.clone();
+    sched::unpark(&child);
+    drop(child);
+    if vforks {
+        wait_for_release(&process);
+    }
+    Ok(u64::from(tid))
+}
+
+/// Makes the child, ready to run.
+fn create(regs: &PtRegs, request: &Request, tid: Pid) -> Result<Arc<Thread>> {
+    let parent = current();
+    let flags = request.flags;
+    let process = if flags & THREAD != 0 {
+        parent.process.clone()
+    } else {
+        super::limits::check_processes()?;
+        new_process(request, tid)?
+    };
+    let task = new_task(regs, request, &process)?;
+    let child = Thread::new(tid, process.clone(), task);
+    inherit(&parent, &child, request);
+    let pidfd = if flags & PIDFD != 0 {
+        let fd = pidfd::open_fd(&process, 0)?;
+        UserPtr::<u32>::new(request.pidfd).write(&fd)?;
+        Some(fd)
+    } else {
+        None
+    };
+    if flags & PARENT_SETTID != 0 {
+        // clone(2) goes on if this fails.
+        let _ = UserPtr::<u32>::new(request.parent_tid).write(&tid);
+    }
+    if let Err(error) = super::register_thread(&child) {
+        if let Some(fd) = pidfd {
+            let _ = parent.process.files().remove(fd);
+        }
+        return Err(if error == Errno::EINTR { Errno::ERESTARTNOINTR } else { error });
+    }
+    if flags & THREAD == 0 {
+        super::register_process(&process);
+        let grandparent = (flags & PARENT != 0).then(|| parent.process.parent()).flatten();
+        family::adopt_or_orphan(grandparent.as_ref().unwrap_or(&parent.process), &process);
+    }
+    Ok(child)
+}
+
+fn new_task(regs: &PtRegs, request: &Request, process: &Process) -> Result<Task> {
+    let mut child_regs = *regs;
+    child_regs.rax = 0;
+    child_regs.rcx = child_regs.rip;
+    child_regs.r11 = child_regs.rflags;
+    if request.stack != 0 {
+        child_regs.rsp = request.stack;
+    }
+    let fpu = task::with_fpu(|fpu| fpu.duplicate());
+    let fpu = fpu.ok_or(Errno::EINVAL)?.map_err(|_| Errno::ENOMEM)?;
+    let space = process.mm()?.space();
+    let mut task = Task::new_user(&child_regs, fpu, space).map_err(|_| Errno::ENOMEM)?;
+    let (fs, gs) = task::user_bases();
+    let fs = if request.flags & SETTLS != 0 { request.tls } else { fs };
+    task::init_user_bases(&mut task, fs, gs);
+    Ok(task)
+}
+
+/// What the new thread takes over from the one that makes it.
+fn inherit(parent: &Thread, child: &Thread, request: &Request) {
+    let flags = request.flags;
+    *child.name.lock() = *parent.name.lock();
+    {
+        let from = parent.signals.lock();
+        let mut to = child.signals.lock();
+        to.blocked = from.blocked;
+        // A thread has its own stack, so it needs its own alternate stack.
+        if flags & (VM | VFORK) != VM {
+            to.alt_stack = from.alt_stack;
+        }
+    }
+    {
+        let from = parent.sched.lock();
+        let mut to = child.sched.lock();
+        let reset = from.policy & raw::SCHED_RESET_ON_FORK != 0;
+        to.nice = if reset { from.nice.max(0) } else { from.nice };
+        to.policy = if reset { 0 } else { from.policy };
+        to.priority = if reset { 0 } else { from.priority };
+        to.affinity = from.affinity;
+        to.vruntime_ns = from.vruntime_ns;
+        to.last_cpu = from.last_cpu;
+        child.affinity_hint.store(from.affinity, Ordering::Relaxed);
+    }
+    if flags & CHILD_SETTID != 0 {
+        child.set_child_tid.store(request.child_tid, Ordering::Relaxed);
+        child.task().set_work(work::CHILD_TID);
+    }
+    if flags & CHILD_CLEARTID != 0 {
+        child.clear_child_tid.store(request.child_tid, Ordering::Relaxed);
+    }
+}
+
+fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
+    let parent = &current().process;
+    let flags = request.flags;
+    let mm = parent.mm()?;
+    let mm = if flags & VM != 0 { mm } else { mm.duplicate()? };
+    let files = parent.files();
+    let files = if flags & FILES != 0 { files } else { Arc::new(files.duplicate()?) };
+    let fs = parent.fs();
+    let fs = if flags & FS != 0 { fs } else { Arc::new(fs.duplicate()) };
+    let fs = Some(fs);
+    let handlers = parent.handlers.lock().clone();
+    let handlers = if flags & SIGHAND != 0 {
+        handlers
+    } else if flags & CLEAR_SIGHAND != 0 {
+        Arc::new(handlers.without_handlers())
+    } else {
+        Arc::new(handlers.duplicate())
+    };
+    let exit_signal = if flags & PARENT != 0 {
+        parent.exit_signal.load(Ordering::Relaxed)
+    } else {
+        request.exit_signal
+    };
+    let settings = parent.settings.inherit();
+    settings.holds_vfork_parent.store(flags & VFORK != 0, Ordering::Relaxed);
+    let program = parent.program.lock().clone();
+    let process = Process {
+        settings,
+        program: SpinLock::new(program),
+        limits: SpinLock::new(*parent.limits.lock()),
+        group: AtomicU32::new(parent.group.load(Ordering::Relaxed)),
+        session: AtomicU32::new(parent.session.load(Ordering::Relaxed)),
+        exit_signal: AtomicU32::new(exit_signal),
+        handlers: SpinLock::new(handlers),
+        ..Process::blank(pid, Some(mm), files, fs, parent.credentials())
+    };
+    Ok(Arc::new(process))
+}
+
+impl Process {
+    /// A process with default settings that is in no table yet.
+    #[must_use]
+    pub fn blank(
+        pid: Pid,
+        mm: Option<Arc<crate::mm::Mm>>,
+        files: Arc<crate::fs::FdTable>,
+        fs: Option<Arc<FsContext>>,
+        credentials: Arc<super::Credentials>,
+    ) -> Process {
+        Process {
+            pid,
+            mm: SpinLock::new(mm),
+            files: SpinLock::new(files),
+            fs: SpinLock::new(fs),
+            handlers: SpinLock::new(Arc::default()),
+            signals: SpinLock::new(ProcessSignals::default()),
+            credentials: SpinLock::new(credentials),
+            limits: SpinLock::new(super::default_limits()),
+            family: SpinLock::new(Family { parent: Weak::new(), ..Family::default() }),
+            threads: SpinLock::default(),
+            group: AtomicU32::new(pid),
+            session: AtomicU32::new(pid),
+            program: SpinLock::default(),
+            exit_status: AtomicI32::new(0),
+            is_zombie: AtomicBool::new(false),
+            settings: super::Settings::default(),
+            exit_events: Arc::default(),
+            signal_events: Arc::default(),
+            continue_events: WaitQueue::new(),
+            release_events: WaitQueue::new(),
+            child_events: Arc::default(),
+            exit_signal: AtomicU32::new(raw::SIGCHLD),
+            timers: SpinLock::default(),
+            start_ns: crate::time::now_ns(),
+            past_times_ns: [const { AtomicU64::new(0) }; 4],
+        }
+    }
+}
+
+/// Sleeps until the vfork child has executed a program or ended. Only death ends the wait early.
+fn wait_for_release(child: &Process) {
+    let released = || (!child.settings.holds_vfork_parent.load(Ordering::SeqCst)).then_some(());
+    match child.release_events.wait_deadline(Sleep::Killable, None, released) {
+        Ok(()) | Err(WaitError::Interrupted | WaitError::TimedOut) => {}
+    }
+}
+
+/// The first thing a new thread does if it was made with CLONE_CHILD_SETTID.
+pub fn first_run() {
+    let thread = current();
+    thread.task().take_work(work::CHILD_TID);
+    let address = thread.set_child_tid.swap(0, Ordering::Relaxed);
+    // As in Linux, an address that cannot be written is no error.
+    let _ = UserPtr::<u32>::new(address).write(&thread.tid());
+}
+
+/// unshare(2). Threads share what a process has, so only a process with one thread can ask for a
+/// copy of its directories or descriptors.
+pub fn unshare(args: &Args) -> Result<u64> {
+    let flags = args.a0;
+    let known = FS | FILES | VM | SIGHAND | THREAD | NEW_NAMESPACES | u64::from(raw::CLONE_SYSVSEM);
+    if flags & !known != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if flags & NEW_NAMESPACES != 0 {
+        return Err(Errno::EPERM);
+    }
+    let process = &current().process;
+    let alone = process.threads.lock().len() == 1;
+    if flags & (VM | SIGHAND | THREAD | FS | FILES) != 0 && !alone {
+        return Err(Errno::EINVAL);
+    }
+    if flags & FS != 0 {
+        let copy = Arc::new(process.fs().duplicate());
+        let old = core::mem::replace(&mut *process.fs.lock(), Some(copy));
+        drop(old);
+    }
+    if flags & FILES != 0 {
+        let copy = Arc::new(process.files().duplicate()?);
+        let old = core::mem::replace(&mut *process.files.lock(), copy);
+        drop(old);
+    }
+    Ok(0)
+}
+
+/// For the vfork child's side: see [`exit::release_vfork_parent`].
+pub use exit::release_vfork_parent;

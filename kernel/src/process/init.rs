@@ -1,0 +1,97 @@
+//! The first process of the machine: a thread of the kernel that starts the program, adopts orphans,
+//! and ends the machine with the program's status when the program ends.
+//!
+//! The program itself has id 2. Were it the first process, signals without handler would not reach it
+//! (as in Linux), and every orphan would stay a zombie for ever, since few programs expect any.
+
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use abi::{Errno, Result};
+use machine::fpu::FpuState;
+use machine::sync::SpinLock;
+use machine::task::Task;
+
+use super::exec::Image;
+use super::{Credentials, FsContext, Process, Thread, exit, family, wait};
+use crate::fs::FdTable;
+use crate::sched;
+
+/// The id of the first process.
+pub const INIT_PID: u32 = 1;
+
+/// What the first program starts with.
+pub struct First {
+    /// The program, from `exec::load`.
+    pub image: Image,
+    /// Its descriptors.
+    pub files: Arc<FdTable>,
+    /// Its directories and umask.
+    pub fs: Arc<FsContext>,
+    /// Who runs it.
+    pub credentials: Credentials,
+}
+
+/// Makes process 1. Its thread runs `prepare`, which may sleep, starts what that returns as process
+/// 2, and then waits: `ended` is called with the program's wait(2) status, or with the error that kept
+/// it from starting.
+pub fn start(
+    prepare: impl FnOnce() -> Result<First> + Send + 'static,
+    ended: impl FnOnce(Result<i32>) + Send + 'static,
+) -> Result<()> {
+    let root = Arc::new(Credentials::root());
+    let files = Arc::new(FdTable::new());
+    let init = Arc::new(Process::blank(INIT_PID, None, files, None, root));
+    let body = move || {
+        ended(prepare().and_then(spawn).map(serve));
+        sched::exit_current();
+    };
+    let task = Task::new_kernel(body).map_err(|_| Errno::ENOMEM)?;
+    if super::allocate_pid()? != INIT_PID {
+        return Err(Errno::EEXIST);
+    }
+    let thread = Thread::new(INIT_PID, init.clone(), task);
+    thread.name.lock()[..4].copy_from_slice(b"init");
+    super::register_process(&init);
+    super::register_thread(&thread)?;
+    sched::unpark(&thread);
+    Ok(())
+}
+
+/// Starts the program as a child of the first process.
+fn spawn(first: First) -> Result<u32> {
+    let parent = super::init_process().ok_or(Errno::ESRCH)?;
+    let pid = super::allocate_pid()?;
+    let Image { mm, regs, program, name } = first.image;
+    let space = mm.space();
+    let fs = Some(first.fs);
+    let process = Arc::new(Process {
+        program: SpinLock::new(Arc::new(program)),
+        // A session of its own, so that a terminal can become its controlling one.
+        group: AtomicU32::new(pid),
+        session: AtomicU32::new(pid),
+        ..Process::blank(pid, Some(mm), first.files, fs, Arc::new(first.credentials))
+    });
+    process.settings.has_executed.store(true, Ordering::Relaxed);
+    let fpu = FpuState::new().map_err(|_| Errno::ENOMEM)?;
+    let task = Task::new_user(&regs, fpu, space).map_err(|_| Errno::ENOMEM)?;
+    let thread = Thread::new(pid, process.clone(), task);
+    *thread.name.lock() = name;
+    super::register_process(&process);
+    super::register_thread(&thread)?;
+    family::adopt_or_orphan(&parent, &process);
+    sched::unpark(&thread);
+    Ok(pid)
+}
+
+/// Reaps children until the program ends; its wait(2) status.
+fn serve(program: u32) -> i32 {
+    loop {
+        // None: no children, which only happens if the program was taken by somebody else.
+        match wait::reap_any() {
+            Some((pid, status)) if pid == program => return status,
+            Some(_) => {}
+            None => return exit::NO_STATUS,
+        }
+    }
+}

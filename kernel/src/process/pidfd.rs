@@ -1,0 +1,107 @@
+//! Descriptors that stand for processes: pidfd_open(2), pidfd_send_signal(2), pidfd_getfd(2).
+
+use alloc::sync::Arc;
+use core::any::Any;
+use core::sync::atomic::Ordering;
+
+use abi::{Errno, Result, general as raw};
+
+use super::{Credentials, Process, find_process, find_thread};
+use crate::fs::anon::AnonInode;
+use crate::fs::{File, FileOps, FileType, Inode};
+use crate::poll::{PollTable, events};
+use crate::sched::current;
+use crate::syscall::Args;
+
+/// The open file behind a pidfd.
+pub struct PidFile {
+    process: Arc<Process>,
+    inode: Arc<AnonInode>,
+}
+
+impl FileOps for PidFile {
+    /// Readable once the process has ended.
+    fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {
+        table.wait_on(&self.process.exit_events);
+        if self.process.is_zombie.load(Ordering::Acquire) { events::READABLE } else { 0 }
+    }
+
+    fn inode(&self) -> Arc<dyn Inode> {
+        self.inode.clone()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The process a pidfd stands for; EBADF if the file is something else.
+pub fn process_of(file: &File) -> Result<Arc<Process>> {
+    file.ops_as::<PidFile>().map(|pidfd| pidfd.process.clone()).ok_or(Errno::EBADF)
+}
+
+/// Gives the current process a descriptor for `process`. `flags`: O_NONBLOCK or 0.
+pub fn open_fd(process: &Arc<Process>, flags: u32) -> Result<u32> {
+    let own = &current().process;
+    let inode = AnonInode::new(FileType::Regular, 0o600, "anon_inode:[pidfd]");
+    let ops = Arc::new(PidFile { process: process.clone(), inode });
+    let file = File::new(ops, flags | raw::O_RDWR, None);
+    let limit = own.limit(super::LIMIT_NOFILE);
+    own.files().insert(file, true, 0, usize::try_from(limit).unwrap_or(usize::MAX))
+}
+
+/// pidfd_open(2).
+pub fn pidfd_open(args: &Args) -> Result<u64> {
+    let flags = args.a1 as u32;
+    let pid = args.a0 as i32;
+    if flags & !raw::O_NONBLOCK != 0 || pid <= 0 {
+        return Err(Errno::EINVAL);
+    }
+    let pid = pid as u32;
+    let Some(process) = find_process(pid) else {
+        // A thread that is not the first of its process cannot be named this way.
+        return Err(if find_thread(pid).is_some() { Errno::EINVAL } else { Errno::ESRCH });
+    };
+    open_fd(&process, flags).map(u64::from)
+}
+
+/// pidfd_send_signal(2).
+pub fn pidfd_send_signal(args: &Args) -> Result<u64> {
+    if args.a3 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let file = current().process.files().get(args.a0 as u32)?;
+    let process = process_of(&file)?;
+    if process.is_zombie.load(Ordering::Acquire) && find_process(process.pid).is_none() {
+        return Err(Errno::ESRCH);
+    }
+    super::signal::calls::send_by_pidfd(&process, args.a1, args.a2)
+}
+
+/// Whether a process with these credentials may look into another one (ptrace(2), "access mode").
+#[must_use]
+pub fn may_inspect(own: &Credentials, other: &Credentials) -> bool {
+    let same = [other.uid, other.euid, other.suid].iter().all(|&uid| uid == own.fsuid)
+        && [other.gid, other.egid, other.sgid].iter().all(|&gid| gid == own.fsgid);
+    same || own.has(raw::CAP_SYS_PTRACE)
+}
+
+/// pidfd_getfd(2).
+pub fn pidfd_getfd(args: &Args) -> Result<u64> {
+    if args.a2 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let own = &current().process;
+    let pidfd = own.files().get(args.a0 as u32)?;
+    let process = process_of(&pidfd)?;
+    if !may_inspect(&own.credentials(), &process.credentials()) {
+        return Err(Errno::EPERM);
+    }
+    if process.is_zombie.load(Ordering::Acquire) {
+        return Err(Errno::ESRCH);
+    }
+    let file = process.files().get(args.a1 as u32)?;
+    let limit = own.limit(super::LIMIT_NOFILE);
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    own.files().insert(file, true, 0, limit).map(u64::from)
+}

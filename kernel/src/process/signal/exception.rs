@@ -1,0 +1,128 @@
+//! Exceptions of a program's own instructions, as signals (SDM 3A chapter 6; sigaction(2)).
+
+use abi::{Errno, general as raw};
+use entry::{PtRegs, flags};
+use machine::entry::{Exception, PageFault, fault_code, vector};
+use machine::paging::USER_END;
+use machine::task::with_fpu;
+
+use super::{LastFault, SigInfo, send};
+use crate::sched::current;
+
+/// An exception of the running program: demand paging, or a signal.
+pub fn user_exception(regs: &mut PtRegs, exception: Exception) {
+    if exception.vector == vector::PAGE_FAULT {
+        let Err(error) = page_fault(&exception) else { return };
+        note(&exception);
+        return send::force(segv_or_bus(error, exception.address));
+    }
+    note(&exception);
+    send::force(signal_for(regs, exception.vector));
+}
+
+/// The registers of the running program cannot be loaded (a non-canonical RIP, say).
+pub fn bad_return(regs: &mut PtRegs) {
+    note(&Exception { vector: vector::GENERAL_PROTECTION, error: 0, address: 0 });
+    // Something that can be loaded, in case the program has a handler; it sees what it did in its
+    // own frame by the address 0 and SI_KERNEL.
+    regs.cs = u64::from(entry::selector::USER_CS);
+    regs.ss = u64::from(entry::selector::USER_DS);
+    regs.rflags = regs.rflags & flags::USER_SETTABLE | flags::FIXED | flags::IF;
+    if regs.rip >= USER_END {
+        regs.rip = 0;
+    }
+    send::force(SigInfo::kernel(raw::SIGSEGV));
+}
+
+fn page_fault(exception: &Exception) -> abi::Result<()> {
+    if exception.address >= USER_END {
+        return Err(Errno::EFAULT);
+    }
+    crate::mm::user_page_fault(PageFault {
+        address: exception.address,
+        write: exception.error & fault_code::WRITE != 0,
+        exec: exception.error & fault_code::FETCH != 0,
+    })
+}
+
+fn note(exception: &Exception) {
+    let fault = LastFault {
+        vector: u64::from(exception.vector),
+        error: exception.error,
+        address: exception.address,
+    };
+    let thread = current();
+    let mut signals = thread.signals.lock();
+    // Like CR2, the address stays until the next page fault.
+    let address = signals.last_fault.address;
+    signals.last_fault = fault;
+    if exception.vector != vector::PAGE_FAULT {
+        signals.last_fault.address = address;
+    }
+}
+
+fn segv_or_bus(error: Errno, address: u64) -> SigInfo {
+    match error {
+        Errno::EFAULT => SigInfo::fault(raw::SIGSEGV, raw::SEGV_MAPERR, address),
+        Errno::EACCES => SigInfo::fault(raw::SIGSEGV, raw::SEGV_ACCERR, address),
+        // No memory is left: as Linux's last resort does.
+        Errno::ENOMEM => SigInfo::kernel(raw::SIGKILL),
+        _ => SigInfo::fault(raw::SIGBUS, raw::BUS_ADRERR, address),
+    }
+}
+
+fn signal_for(regs: &mut PtRegs, number: u8) -> SigInfo {
+    let rip = regs.rip;
+    match number {
+        vector::DIVIDE => SigInfo::fault(raw::SIGFPE, raw::FPE_INTDIV, rip),
+        vector::DEBUG => {
+            // Single-stepping: the trap flag stays, as for a debugger that set it.
+            SigInfo::fault(raw::SIGTRAP, raw::TRAP_TRACE, rip)
+        }
+        vector::BREAKPOINT => SigInfo::kernel(raw::SIGTRAP),
+        vector::INVALID_OPCODE => SigInfo::fault(raw::SIGILL, raw::ILL_ILLOPN, rip),
+        vector::STACK | vector::SEGMENT_NOT_PRESENT => SigInfo::kernel(raw::SIGBUS),
+        vector::ALIGNMENT => SigInfo::fault(raw::SIGBUS, raw::BUS_ADRALN, 0),
+        vector::X87 => SigInfo::fault(raw::SIGFPE, x87_code(), rip),
+        vector::SIMD => SigInfo::fault(raw::SIGFPE, simd_code(), rip),
+        _ => SigInfo::kernel(raw::SIGSEGV),
+    }
+}
+
+/// Exceptions of the x87 unit that are raised and not masked (SDM 1, 8.1).
+fn x87_code() -> u32 {
+    let state = with_fpu(|fpu| {
+        let image = fpu.bytes();
+        let control = u16::from_le_bytes([image[0], image[1]]);
+        let status = u16::from_le_bytes([image[2], image[3]]);
+        u32::from(status & !control & 0x3f)
+    });
+    fpe_code(state.unwrap_or(0))
+}
+
+/// The same for SSE: status in bits 0 to 5 of MXCSR, masks in 7 to 12 (SDM 1, 10.2.3).
+fn simd_code() -> u32 {
+    let state = with_fpu(|fpu| {
+        let image = fpu.bytes();
+        let mxcsr = u32::from_le_bytes([image[24], image[25], image[26], image[27]]);
+        mxcsr & !(mxcsr >> 7) & 0x3f
+    });
+    fpe_code(state.unwrap_or(0))
+}
+
+/// One code for a set of exceptions: invalid, denormal, zero, overflow, underflow, precision.
+fn fpe_code(raised: u32) -> u32 {
+    if raised & 1 != 0 {
+        raw::FPE_FLTINV
+    } else if raised & 1 << 2 != 0 {
+        raw::FPE_FLTDIV
+    } else if raised & 1 << 3 != 0 {
+        raw::FPE_FLTOVF
+    } else if raised & (1 << 1 | 1 << 4) != 0 {
+        raw::FPE_FLTUND
+    } else if raised & 1 << 5 != 0 {
+        raw::FPE_FLTRES
+    } else {
+        0
+    }
+}

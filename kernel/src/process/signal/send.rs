@@ -1,0 +1,223 @@
+//! Sending: making a signal pending, and making a thread look.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use abi::{Errno, Result, general as raw};
+
+use super::{ProcessSignals, SigInfo, SignalSet, bit, pending, stop};
+use crate::poll::events;
+use crate::process::{Pid, Process, Thread, all_processes, work};
+use crate::sched::{self, current, has_current};
+
+/// Sends a signal to a process: some thread that does not block it will take it. EAGAIN if the queue
+/// of real-time signals is full. Callable from interrupts.
+pub fn send_to_process(process: &Arc<Process>, info: SigInfo) -> Result<()> {
+    send(process, None, info)
+}
+
+/// Sends a signal to one thread.
+pub fn send_to_thread(thread: &Arc<Thread>, info: SigInfo) -> Result<()> {
+    send(&thread.process, Some(thread), info)
+}
+
+/// Sends a signal of the kernel to the running thread, synchronously (SIGPIPE).
+pub fn send_to_current(number: u32) {
+    let thread = current().to_arc();
+    let pid = thread.process.pid;
+    let uid = thread.process.credentials().uid;
+    let info = SigInfo::from_process(number, raw::SI_USER as i32, pid, uid);
+    // Standard signals are never refused.
+    let _ = send_to_thread(&thread, info);
+}
+
+/// Sends a signal to every process of a group; ESRCH if the group has no members. For terminals: no
+/// permission is checked.
+pub fn send_to_group(group: Pid, info: SigInfo) -> Result<()> {
+    let members = group_members(group);
+    if members.is_empty() {
+        return Err(Errno::ESRCH);
+    }
+    for process in members {
+        send_to_process(&process, info)?;
+    }
+    Ok(())
+}
+
+/// The processes of a group, zombies included.
+#[must_use]
+pub fn group_members(group: Pid) -> Vec<Arc<Process>> {
+    let mut all = all_processes();
+    all.retain(|p| p.group.load(core::sync::atomic::Ordering::Relaxed) == group);
+    all
+}
+
+fn send(process: &Arc<Process>, target: Option<&Arc<Thread>>, info: SigInfo) -> Result<()> {
+    let number = info.number();
+    let limit = process.limit(raw::RLIMIT_SIGPENDING as usize);
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let threads = process.threads.lock();
+    let mut shared = process.signals.lock();
+    if shared.group_exit.is_some() {
+        return Ok(());
+    }
+    let resumed = prepare(process, &threads, &mut shared, number);
+    if number == raw::SIGKILL {
+        start_exit(process, &threads, &mut shared, raw::SIGKILL as i32, None);
+        return Ok(());
+    }
+    if !is_ignored(process, &threads, target, number) {
+        match target {
+            Some(thread) => thread.signals.lock().pending.add(info, limit),
+            None => shared.pending.add(info, limit),
+        }
+        .map_err(|_| Errno::EAGAIN)?;
+        if let Some(thread) = choose(&threads, target, number) {
+            alert(thread);
+        }
+    }
+    drop(shared);
+    drop(threads);
+    process.signal_events.wake_all(events::READABLE);
+    if resumed {
+        stop::report_continued(process);
+    }
+    Ok(())
+}
+
+/// Makes a thread look for signals: ends its interruptible sleep, or interrupts its CPU.
+pub fn alert(thread: &Arc<Thread>) {
+    thread.task().set_work(work::SIGNAL);
+    sched::notify(thread);
+}
+
+/// Effects of sending that do not wait for delivery: stop signals and SIGCONT cancel each other, and
+/// SIGCONT wakes a stopped process even if it is blocked or ignored. Returns whether it did.
+fn prepare(
+    process: &Process,
+    threads: &[Arc<Thread>],
+    shared: &mut ProcessSignals,
+    number: u32,
+) -> bool {
+    let cancelled = if number == raw::SIGCONT {
+        pending::STOPS
+    } else if pending::STOPS & bit(number) != 0 {
+        bit(raw::SIGCONT)
+    } else {
+        return false;
+    };
+    shared.pending.remove(cancelled);
+    for thread in threads {
+        thread.signals.lock().pending.remove(cancelled);
+    }
+    if number != raw::SIGCONT {
+        return false;
+    }
+    shared.continues += 1;
+    if shared.stop.take().is_none() {
+        return false;
+    }
+    process.continue_events.wake_all(0);
+    true
+}
+
+/// Whether the signal would have no effect, so that it is not even queued. A blocked signal is queued
+/// always: its disposition may change before it is unblocked.
+fn is_ignored(
+    process: &Process,
+    threads: &[Arc<Thread>],
+    target: Option<&Arc<Thread>>,
+    number: u32,
+) -> bool {
+    let Some(thread) = target.or(threads.first()) else { return true };
+    process.action(number).ignores(number) && thread.signals.lock().blocked & bit(number) == 0
+}
+
+/// The thread that shall take the signal; none if all block it.
+fn choose<'a>(
+    threads: &'a [Arc<Thread>],
+    target: Option<&'a Arc<Thread>>,
+    number: u32,
+) -> Option<&'a Arc<Thread>> {
+    let wants = |thread: &&Arc<Thread>| {
+        let signals = thread.signals.lock();
+        signals.blocked & bit(number) == 0 && !signals.is_exiting
+    };
+    if let Some(thread) = target {
+        return Some(thread).filter(wants);
+    }
+    let own = has_current().then(|| current().tid());
+    let here = threads.iter().find(|thread| Some(thread.tid()) == own);
+    here.filter(wants).or_else(|| threads.iter().find(wants))
+}
+
+/// Makes every thread of the process but `except` leave with the given wait(2) status.
+pub fn start_exit(
+    process: &Process,
+    threads: &[Arc<Thread>],
+    shared: &mut ProcessSignals,
+    status: i32,
+    except: Option<Pid>,
+) {
+    shared.group_exit = Some(status);
+    shared.stop = None;
+    for thread in threads.iter().filter(|thread| Some(thread.tid()) != except) {
+        thread.task().set_work(work::EXIT);
+        sched::notify(thread);
+    }
+    process.continue_events.wake_all(0);
+}
+
+/// The running thread takes no signals any more: those that wait for the process are others' now.
+pub fn hand_over(leaving: &Arc<Thread>) {
+    let threads = leaving.process.threads.lock();
+    let waiting = leaving.process.signals.lock().pending.set();
+    if waiting == 0 {
+        return;
+    }
+    for thread in threads.iter().filter(|thread| !Arc::ptr_eq(thread, leaving)) {
+        let wanted = waiting & !thread.signals.lock().blocked;
+        if wanted != 0 {
+            alert(thread);
+        }
+    }
+}
+
+/// Sends a synchronous signal to the running thread: it is delivered even if it is blocked or ignored,
+/// then by its default action.
+pub fn force(info: SigInfo) {
+    let thread = current();
+    let number = info.number();
+    {
+        let _shared = thread.process.signals.lock();
+        let mut own = thread.signals.lock();
+        let action = thread.process.action(number);
+        if own.blocked & bit(number) != 0 || action.handler == super::SIG_IGN {
+            thread.process.handlers.lock().set(number, super::Action::default());
+            own.blocked &= !bit(number);
+        }
+        // A limit must not hide a fault: the set is enough to kill.
+        let _ = own.pending.add(info, usize::MAX);
+    }
+    thread.task().set_work(work::SIGNAL);
+}
+
+/// The running thread cannot even get a signal frame: it dies by SIGSEGV, unless it has a handler for
+/// it that was not the one being entered.
+pub fn force_segv(while_entering: u32) {
+    if while_entering == raw::SIGSEGV {
+        let thread = current();
+        let handlers = thread.process.handlers.lock();
+        handlers.set(raw::SIGSEGV, super::Action::default());
+    }
+    force(SigInfo::kernel(raw::SIGSEGV));
+}
+
+/// Forgets signals of `gone` that are pending anywhere in the process: they are ignored now.
+pub fn flush(process: &Process, gone: SignalSet) {
+    let threads = process.threads.lock();
+    process.signals.lock().pending.remove(gone);
+    for thread in threads.iter() {
+        thread.signals.lock().pending.remove(gone);
+    }
+}

@@ -1,0 +1,124 @@
+//! Job control: stopping a whole process, and telling its parent (signal(7), wait(2)).
+//!
+//! Any thread that takes a stop signal marks the process; every thread then parks itself on its way
+//! back to the program, and the last one to do so tells the parent. SIGCONT clears the mark.
+
+use alloc::sync::Arc;
+
+use abi::general as raw;
+
+use super::{SigInfo, pending, send};
+use crate::process::family::Report;
+use crate::process::{Process, work};
+use crate::sched::current;
+
+/// A process that is stopped, or about to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Stop {
+    /// The signal that did it.
+    pub signal: u32,
+    /// Threads that have parked.
+    pub parked: usize,
+    /// Whether the parent has been told.
+    pub is_complete: bool,
+}
+
+/// Takes the default action of a stop signal: marks the process and makes all its threads park.
+/// `continues` is the process's count from when the signal was taken.
+pub fn begin(signal: u32, continues: u64) {
+    let process = &current().process;
+    // The stop signals of a terminal do nothing where nobody could continue the process.
+    if signal != raw::SIGSTOP && crate::process::family::is_orphaned_group(process) {
+        return;
+    }
+    let threads = process.threads.lock();
+    let mut shared = process.signals.lock();
+    // A SIGCONT that came after the stop signal was taken wins.
+    let is_late = shared.continues != continues;
+    if is_late || shared.group_exit.is_some() || shared.stop.is_some() {
+        return;
+    }
+    shared.stop = Some(Stop { signal, parked: 0, is_complete: false });
+    for thread in threads.iter() {
+        send::alert(thread);
+    }
+}
+
+/// Parks the running thread while its process is stopped. Returns at once if it is not.
+pub fn park_if_stopped() {
+    let thread = current();
+    let process = &thread.process;
+    let continues;
+    {
+        let threads = process.threads.lock();
+        let mut shared = process.signals.lock();
+        continues = shared.continues;
+        let Some(stop) = &mut shared.stop else { return };
+        stop.parked += 1;
+        let complete = stop.parked >= threads.len() && !stop.is_complete;
+        stop.is_complete |= complete;
+        let signal = stop.signal;
+        drop(shared);
+        drop(threads);
+        if complete {
+            report(process, Report::Stopped(signal));
+        }
+    }
+    process.continue_events.wait_uninterruptible(|| {
+        let over = {
+            let shared = process.signals.lock();
+            shared.stop.is_none() || shared.continues != continues
+        };
+        (over || thread.task().work() & work::EXIT != 0).then_some(())
+    });
+    // Whatever came meanwhile is looked at now.
+    thread.task().set_work(work::SIGNAL);
+}
+
+/// A thread has left the process: those that remain may all be parked now.
+pub fn thread_left(process: &Arc<Process>) {
+    let signal = {
+        let threads = process.threads.lock();
+        let mut shared = process.signals.lock();
+        let Some(stop) = &mut shared.stop else { return };
+        if threads.is_empty() || stop.is_complete || stop.parked < threads.len() {
+            return;
+        }
+        stop.is_complete = true;
+        stop.signal
+    };
+    report(process, Report::Stopped(signal));
+}
+
+/// The process goes on after a stop.
+pub fn report_continued(process: &Arc<Process>) {
+    report(process, Report::Continued);
+}
+
+/// Leaves the report for wait(2) and tells the parent.
+fn report(process: &Arc<Process>, report: Report) {
+    let parent = {
+        let mut family = process.family.lock();
+        family.report = Some(report);
+        family.parent.upgrade()
+    };
+    let Some(parent) = parent else { return };
+    let (code, status) = match report {
+        Report::Stopped(signal) => (raw::CLD_STOPPED, signal),
+        Report::Continued => (raw::CLD_CONTINUED, raw::SIGCONT),
+    };
+    let action = parent.action(raw::SIGCHLD);
+    if !action.has(raw::SA_NOCLDSTOP) && action.handler != super::SIG_IGN {
+        let uid = process.credentials().uid;
+        let times = process.times_ns();
+        let info = SigInfo::child(raw::SIGCHLD, code, process.pid, uid, status as i32, times);
+        let _ = send::send_to_process(&parent, info);
+    }
+    parent.child_events.wake_all(0);
+}
+
+/// Whether a signal stops by default.
+#[must_use]
+pub fn stops(signal: u32) -> bool {
+    pending::STOPS & super::bit(signal) != 0
+}

@@ -1,0 +1,143 @@
+//! What processes have used: getrusage(2), times(2), and the CPU times behind them.
+
+use abi::{Errno, Result, general as raw};
+use core::sync::atomic::Ordering;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{Process, Thread};
+use crate::sched::{RunState, current};
+use crate::syscall::Args;
+use crate::time::{TimeVal, now_ns};
+use crate::user::UserPtr;
+
+/// `struct rusage`.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Default)]
+#[repr(C)]
+pub struct RUsage {
+    user: TimeVal,
+    system: TimeVal,
+    max_resident_kib: u64,
+    /// Three sizes that Linux leaves 0.
+    sizes: [u64; 3],
+    minor_faults: u64,
+    major_faults: u64,
+    /// Swaps, blocks read and written, messages and signals: 0 in Linux too, or not counted here.
+    others: [u64; 6],
+    voluntary_switches: u64,
+    involuntary_switches: u64,
+}
+
+const _: () = assert!(size_of::<RUsage>() == 144);
+
+impl Thread {
+    /// CPU time so far, nanoseconds.
+    pub fn runtime_ns(&self) -> u64 {
+        let entity = self.sched.lock();
+        let running = matches!(entity.state, RunState::Running(_));
+        let since = if running { now_ns().saturating_sub(entity.ran_since_ns) } else { 0 };
+        entity.runtime_ns + since
+    }
+
+    /// CPU time in user mode and in the kernel, nanoseconds: the exact total, divided as the ticks
+    /// fell.
+    pub fn times_ns(&self) -> (u64, u64) {
+        let total = self.runtime_ns();
+        let user = self.cpu_time_ns.0.load(Ordering::Relaxed);
+        let kernel = self.cpu_time_ns.1.load(Ordering::Relaxed);
+        let ticks = user + kernel;
+        if ticks == 0 {
+            return (total, 0);
+        }
+        let user = (u128::from(total) * u128::from(user) / u128::from(ticks)) as u64;
+        (user, total - user)
+    }
+}
+
+impl Process {
+    /// CPU time of all its threads, past ones included: user, kernel, nanoseconds.
+    pub fn times_ns(&self) -> [u64; 2] {
+        let mut times = [0, 1].map(|i| self.past_times_ns[i].load(Ordering::Relaxed));
+        for thread in self.threads.lock().iter() {
+            let (user, kernel) = thread.times_ns();
+            times[0] += user;
+            times[1] += kernel;
+        }
+        times
+    }
+
+    /// CPU time of children that were waited for, with theirs: user, kernel, nanoseconds.
+    pub fn children_times_ns(&self) -> [u64; 2] {
+        [2, 3].map(|i| self.past_times_ns[i].load(Ordering::Relaxed))
+    }
+}
+
+impl RUsage {
+    fn new([user_ns, system_ns]: [u64; 2]) -> Self {
+        RUsage {
+            user: TimeVal::from_ns(user_ns),
+            system: TimeVal::from_ns(system_ns),
+            ..RUsage::default()
+        }
+    }
+
+    /// Of a child that has ended, with its own children.
+    #[must_use]
+    pub fn of_ended(process: &Process) -> Self {
+        let own = process.times_ns();
+        let children = process.children_times_ns();
+        Self::new([own[0] + children[0], own[1] + children[1]])
+    }
+
+    fn with_process(mut self, process: &Process) -> Self {
+        if let Ok(mm) = process.mm() {
+            mm.resident_pages();
+            self.max_resident_kib = mm.peak_pages.load(Ordering::Relaxed) * 4;
+            self.minor_faults = mm.faults.0.load(Ordering::Relaxed);
+            self.major_faults = mm.faults.1.load(Ordering::Relaxed);
+        }
+        self
+    }
+
+    fn with_switches(mut self, thread: &Thread) -> Self {
+        let (voluntary, involuntary) = thread.sched.lock().switches;
+        self.voluntary_switches += voluntary;
+        self.involuntary_switches += involuntary;
+        self
+    }
+}
+
+/// getrusage(2).
+pub fn getrusage(args: &Args) -> Result<u64> {
+    let thread = current();
+    let process = &thread.process;
+    let usage = match args.a0 as i32 {
+        0 => {
+            let mut usage = RUsage::new(process.times_ns()).with_process(process);
+            for thread in process.threads.lock().iter() {
+                usage = usage.with_switches(thread);
+            }
+            usage
+        }
+        raw::RUSAGE_CHILDREN => RUsage::new(process.children_times_ns()),
+        1 => {
+            let (user, kernel) = thread.times_ns();
+            RUsage::new([user, kernel]).with_process(process).with_switches(&thread)
+        }
+        _ => return Err(Errno::EINVAL),
+    };
+    UserPtr::new(args.a1).write(&usage)?;
+    Ok(0)
+}
+
+/// times(2): clock ticks of 10 ms.
+pub fn times(args: &Args) -> Result<u64> {
+    const TICK_NS: u64 = 10_000_000;
+    let process = &current().process;
+    if args.a0 != 0 {
+        let [user, system] = process.times_ns();
+        let [child_user, child_system] = process.children_times_ns();
+        let ticks = [user, system, child_user, child_system].map(|ns| ns / TICK_NS);
+        UserPtr::<[u64; 4]>::new(args.a0).write(&ticks)?;
+    }
+    Ok(now_ns() / TICK_NS)
+}

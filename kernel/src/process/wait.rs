@@ -1,0 +1,218 @@
+//! wait4(2) and waitid(2): learning of children's ends, stops and continuations.
+
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+
+use abi::{Errno, Result, general as raw};
+
+use super::family::{self, Life, Report};
+use super::signal::SigInfo;
+use super::usage::RUsage;
+use super::{Pid, Process, exit};
+use crate::sched::current;
+use crate::syscall::Args;
+use crate::user::UserPtr;
+
+/// Which children.
+#[derive(Clone, Copy, Debug)]
+pub enum Which {
+    /// All.
+    Any,
+    /// The one with this id.
+    Pid(Pid),
+    /// Those of this process group.
+    Group(Pid),
+}
+
+/// What happened to a child.
+struct Event {
+    child: Arc<Process>,
+    /// CLD_ code.
+    code: u32,
+    /// Exit code or signal number.
+    number: i32,
+    /// As wait4(2) gives it.
+    status: i32,
+}
+
+enum Scan {
+    Found(Event),
+    /// Nothing yet, but there are children it could happen to.
+    Wait,
+    NoChildren,
+}
+
+/// Waits for an event of a child of the current process. None: WNOHANG, and nothing has happened.
+fn wait(which: Which, options: u32) -> Result<Option<Event>> {
+    let process = &current().process;
+    let scanned = process.child_events.wait(|| match scan(process, which, options) {
+        Scan::Found(event) => Some(Ok(Some(event))),
+        Scan::NoChildren => Some(Err(Errno::ECHILD)),
+        Scan::Wait if options & raw::WNOHANG != 0 => Some(Ok(None)),
+        Scan::Wait => None,
+    })?;
+    let event = scanned?;
+    if let Some(event) = &event
+        && event.is_end()
+        && options & raw::WNOWAIT == 0
+    {
+        bury(process, &event.child);
+    }
+    Ok(event)
+}
+
+impl Event {
+    fn is_end(&self) -> bool {
+        matches!(self.code, raw::CLD_EXITED | raw::CLD_KILLED | raw::CLD_DUMPED)
+    }
+}
+
+/// Looks through the children. An end that is found is taken: no other waiter sees it.
+fn scan(process: &Process, which: Which, options: u32) -> Scan {
+    let mut family = process.family.lock();
+    let mut result = Scan::NoChildren;
+    let mut taken = None;
+    for (at, child) in family.children.iter().enumerate() {
+        if !matches(child, which, options) {
+            continue;
+        }
+        result = Scan::Wait;
+        if let Some(event) = look(child, options) {
+            if event.is_end() && options & raw::WNOWAIT == 0 {
+                taken = Some(at);
+            }
+            result = Scan::Found(event);
+            break;
+        }
+    }
+    if let Some(at) = taken {
+        // The event holds another reference: nothing is freed under the lock.
+        family.children.swap_remove(at);
+    }
+    result
+}
+
+fn matches(child: &Process, which: Which, options: u32) -> bool {
+    let wanted = match which {
+        Which::Any => true,
+        Which::Pid(pid) => child.pid == pid,
+        Which::Group(group) => child.group.load(Ordering::Relaxed) == group,
+    };
+    let is_clone = child.exit_signal.load(Ordering::Relaxed) != raw::SIGCHLD;
+    wanted && (options & raw::__WALL != 0 || is_clone == (options & raw::__WCLONE != 0))
+}
+
+/// The event of one child that `options` ask for, if there is one.
+fn look(child: &Arc<Process>, options: u32) -> Option<Event> {
+    let mut family = child.family.lock();
+    if family.life == Life::Zombie {
+        if options & raw::WEXITED == 0 {
+            return None;
+        }
+        if options & raw::WNOWAIT == 0 {
+            family.life = Life::Reaped;
+        }
+        let status = child.exit_status.load(Ordering::Relaxed);
+        let (code, number) = exit::cause(status);
+        return Some(Event { child: child.clone(), code, number, status });
+    }
+    let report = family.report?;
+    let (code, number, status, option) = match report {
+        Report::Stopped(signal) => {
+            let status = (signal as i32) << 8 | 0x7f;
+            (raw::CLD_STOPPED, signal as i32, status, raw::WSTOPPED)
+        }
+        Report::Continued => {
+            (raw::CLD_CONTINUED, raw::SIGCONT as i32, 0xffff, raw::WCONTINUED)
+        }
+    };
+    if options & option == 0 {
+        return None;
+    }
+    if options & raw::WNOWAIT == 0 {
+        family.report = None;
+    }
+    Some(Event { child: child.clone(), code, number, status })
+}
+
+/// Counts a dead child's times as those of a child, and forgets it.
+fn bury(parent: &Process, child: &Arc<Process>) {
+    let times = |i: usize| child.past_times_ns[i].load(Ordering::Relaxed);
+    parent.past_times_ns[2].fetch_add(times(0) + times(2), Ordering::Relaxed);
+    parent.past_times_ns[3].fetch_add(times(1) + times(3), Ordering::Relaxed);
+    family::forget(child);
+}
+
+/// wait4(2).
+pub fn wait4(args: &Args) -> Result<u64> {
+    let allowed = raw::WNOHANG
+        | raw::WUNTRACED
+        | raw::WCONTINUED
+        | raw::__WNOTHREAD
+        | raw::__WCLONE
+        | raw::__WALL;
+    let options = args.a2 as u32;
+    if options & !allowed != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let which = match args.a0 as i32 {
+        -1 => Which::Any,
+        0 => Which::Group(current().process.group.load(Ordering::Relaxed)),
+        i32::MIN => return Err(Errno::ESRCH),
+        pid @ 1.. => Which::Pid(pid as Pid),
+        group => Which::Group(group.unsigned_abs()),
+    };
+    let Some(event) = wait(which, options | raw::WEXITED)? else { return Ok(0) };
+    UserPtr::new(args.a1).write_if_some(&event.status)?;
+    if args.a3 != 0 {
+        UserPtr::new(args.a3).write(&RUsage::of_ended(&event.child))?;
+    }
+    Ok(u64::from(event.child.pid))
+}
+
+/// waitid(2).
+pub fn waitid(args: &Args) -> Result<u64> {
+    let events = raw::WEXITED | raw::WSTOPPED | raw::WCONTINUED;
+    let others = raw::WNOHANG | raw::WNOWAIT | raw::__WNOTHREAD | raw::__WCLONE | raw::__WALL;
+    let mut options = args.a3 as u32;
+    if options & !(events | others) != 0 || options & events == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let id = args.a1 as i32;
+    let which = match args.a0 as u32 {
+        raw::P_ALL => Which::Any,
+        raw::P_PID if id > 0 => Which::Pid(id as Pid),
+        raw::P_PGID if id == 0 => Which::Group(current().process.group.load(Ordering::Relaxed)),
+        raw::P_PGID if id > 0 => Which::Group(id as Pid),
+        raw::P_PIDFD if id >= 0 => {
+            let file = current().process.files().get(id as u32)?;
+            if file.is_nonblocking() {
+                options |= raw::WNOHANG;
+            }
+            Which::Pid(super::pidfd::process_of(&file)?.pid)
+        }
+        _ => return Err(Errno::EINVAL),
+    };
+    let event = wait(which, options)?;
+    if let Some(event) = &event
+        && args.a4 != 0
+    {
+        UserPtr::new(args.a4).write(&RUsage::of_ended(&event.child))?;
+    }
+    if args.a2 != 0 {
+        let info = event.as_ref().map_or_else(SigInfo::default, |event| {
+            let uid = event.child.credentials().uid;
+            let pid = event.child.pid;
+            SigInfo::child(raw::SIGCHLD, event.code, pid, uid, event.number, [0; 2])
+        });
+        UserPtr::new(args.a2).write(&info.to_user())?;
+    }
+    Ok(0)
+}
+
+/// Takes any child that has ended: its id and wait(2) status. Sleeps until there is one; for the
+/// kernel's own first process, which always has or gets children.
+pub fn reap_any() -> Option<(Pid, i32)> {
+    let event = wait(Which::Any, raw::WEXITED | raw::__WALL).ok()??;
+    Some((event.child.pid, event.status))
+}
