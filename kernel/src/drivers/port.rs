@@ -63,6 +63,8 @@ pub struct Port {
     host_open: AtomicBool,
     /// The host has opened its end and closed it again, or the device is gone.
     closed: AtomicBool,
+    /// Nobody reads at the host any more what is written here.
+    output_closed: AtomicBool,
     readable: Arc<WaitQueue>,
     writable: Arc<WaitQueue>,
 }
@@ -127,6 +129,7 @@ impl Port {
             end: AtomicU64::new(NO_END),
             host_open: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            output_closed: AtomicBool::new(false),
             readable: Arc::new(WaitQueue::new()),
             writable: Arc::new(WaitQueue::new()),
         }
@@ -194,8 +197,8 @@ impl Port {
     }
 
     /// Writes everything, unless a signal or an error comes in between: then what was written so far.
-    /// Sleeps while the device holds all it may; EAGAIN instead if `nonblocking`. EIO if the device
-    /// is broken or the host never opened its end. Bytes after the host has closed its end are thrown
+    /// Sleeps while the device holds all it may; EAGAIN instead if `nonblocking`. EPIPE if the host
+    /// said that nobody reads, EIO if the device is broken or the host never opened its end. Bytes after the host has closed its end are thrown
     /// away, as by the device.
     pub fn write(&self, source: &mut Source<'_>, nonblocking: bool) -> Result<usize> {
         let mut done = 0;
@@ -248,19 +251,23 @@ impl Port {
 
     fn wait_for_room(&self, nonblocking: bool) -> Result<()> {
         let is_open = || {
+            if self.output_closed.load(Ordering::SeqCst) {
+                return Some(Err(Errno::EPIPE));
+            }
             let open = self.host_open.load(Ordering::SeqCst) || self.closed.load(Ordering::SeqCst);
-            open.then_some(())
+            open.then_some(Ok(()))
         };
         let has_room = || {
             let mut tx = self.tx.lock();
             (tx.has_room() || tx.queue.is_broken()).then_some(())
         };
         if nonblocking {
-            return is_open().and_then(|()| has_room()).ok_or(Errno::EAGAIN);
+            is_open().ok_or(Errno::EAGAIN)??;
+            return has_room().ok_or(Errno::EAGAIN);
         }
         let deadline = Deadline::after_ns(OPEN_WAIT_NS);
         match self.writable.wait_deadline(Sleep::Interruptible, Some(deadline), is_open) {
-            Ok(()) => {}
+            Ok(open) => open?,
             Err(WaitError::TimedOut) => return Err(Errno::EIO),
             Err(interrupted) => return Err(interrupted.into()),
         }
@@ -292,6 +299,9 @@ impl Port {
         if self.is_at_end() {
             mask |= events::HUP;
         }
+        if self.output_closed.load(Ordering::SeqCst) {
+            mask |= events::ERR;
+        }
         mask
     }
 
@@ -305,6 +315,21 @@ impl Port {
     pub fn set_end(&self, total_bytes: u64) {
         self.end.store(total_bytes, Ordering::SeqCst);
         self.readable.wake_all(events::READABLE | events::HUP);
+    }
+
+    /// The host says that nobody reads what is written here: EPIPE from now on.
+    pub fn set_output_closed(&self) {
+        self.output_closed.store(true, Ordering::SeqCst);
+        self.writable.wake_all(events::WRITABLE | events::ERR);
+    }
+
+    /// Bytes that can be read without waiting; there may be more.
+    pub fn available(&self) -> usize {
+        let mut rx = self.rx.lock();
+        let chunk = rx.next_chunk();
+        let available = chunk.as_ref().map_or(0, |chunk| chunk.bytes.len() - chunk.used);
+        rx.chunk = chunk;
+        available
     }
 
     /// The host opened or closed its end. Called in interrupts.

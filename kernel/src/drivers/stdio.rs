@@ -1,0 +1,105 @@
+//! The program's standard streams as open files, where they are pipes on the host: to the program they
+//! look like pipes too (fstat(2), isatty(3), ESPIPE for lseek(2)). A terminal is `tty`'s business.
+
+use alloc::sync::Arc;
+use core::any::Any;
+
+use abi::{Errno, Result};
+
+use super::Port;
+use super::console::{Console, console};
+use crate::fs::anon::{AnonInode, Reopen};
+use crate::fs::{File, FileOps, FileType, Inode};
+use crate::io::{Sink, Source};
+use crate::poll::{PollTable, events};
+use crate::user::UserPtr;
+
+/// Which of the streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Descriptor 0.
+    Input,
+    /// Descriptor 1.
+    Output,
+    /// Descriptor 2.
+    Error,
+}
+
+/// A stream; what open(2) of /proc/self/fd/N gives again.
+struct StreamFile {
+    stream: Stream,
+    console: &'static Arc<Console>,
+    inode: Arc<AnonInode>,
+    me: alloc::sync::Weak<StreamFile>,
+}
+
+/// Opens a standard stream. ENODEV without a console.
+pub fn open(stream: Stream) -> Result<Arc<dyn FileOps>> {
+    let console = console()?;
+    let inode = AnonInode::new(FileType::Fifo, 0o600, "pipe");
+    let file = Arc::new_cyclic(|me| StreamFile { stream, console, inode, me: me.clone() });
+    let opener: alloc::sync::Weak<dyn Reopen> = file.me.clone();
+    file.inode.set_opener(opener);
+    Ok(file)
+}
+
+impl StreamFile {
+    fn port(&self) -> &Port {
+        match self.stream {
+            Stream::Input | Stream::Output => self.console.stdio(),
+            Stream::Error => self.console.stderr(),
+        }
+    }
+}
+
+impl Reopen for StreamFile {
+    fn reopen(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn FileOps>> {
+        Ok(self)
+    }
+}
+
+impl FileOps for StreamFile {
+    fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
+        match self.stream {
+            Stream::Input => self.port().read(sink, file.is_nonblocking()),
+            Stream::Output | Stream::Error => Err(Errno::EBADF),
+        }
+    }
+
+    fn write_at(&self, file: &File, _offset: u64, source: &mut Source<'_>) -> Result<usize> {
+        if self.stream == Stream::Input {
+            return Err(Errno::EBADF);
+        }
+        let result = self.port().write(source, file.is_nonblocking());
+        if result == Err(Errno::EPIPE) {
+            crate::ipc::signals::broken_pipe();
+        }
+        result
+    }
+
+    fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {
+        let wanted = match self.stream {
+            Stream::Input => events::READABLE | events::HUP,
+            Stream::Output | Stream::Error => events::WRITABLE | events::ERR,
+        };
+        self.port().poll(table) & wanted
+    }
+
+    fn ioctl(&self, _file: &File, command: u32, argument: u64) -> Result<u64> {
+        match command {
+            abi::ioctl::FIONREAD if self.stream == Stream::Input => {
+                UserPtr::<i32>::new(argument).write(&(self.port().available() as i32))?;
+                Ok(0)
+            }
+            _ => Err(Errno::ENOTTY),
+        }
+    }
+
+    fn inode(&self) -> Arc<dyn Inode> {
+        self.inode.clone()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
