@@ -1,8 +1,234 @@
 //! The apps level: the programs of `guest/apps.toml`.
+//!
+//! Each runs on the host first, where it must do what its entry says; then in Limen at every CPU
+//! count on the live root, and packed where the entry says so. A program that is not installed is
+//! named with its package and counts as failed; `LIMEN_INSTALL=1` lets root install it with apt.
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde::Deserialize;
 
 use super::{Context, Summary};
 use crate::Error;
 
-pub(super) fn run(_context: &Context) -> Result<Summary, Error> {
-    Err("not built yet".into())
+/// Generous: emulation, several VMs on a small host.
+const TIMEOUT_S: u32 = 300;
+
+#[derive(Deserialize)]
+struct Table {
+    app: Vec<App>,
+}
+
+/// One entry of `guest/apps.toml`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct App {
+    name: String,
+    package: String,
+    run: Vec<String>,
+    stdin: Option<String>,
+    stdout: Option<String>,
+    regex: Option<String>,
+    #[serde(default)]
+    same_as_host: bool,
+    #[serde(default)]
+    status: i32,
+    #[serde(default)]
+    pack: bool,
+}
+
+/// What a run gave.
+struct Ran {
+    status: i32,
+    stdout: String,
+    stderr: String,
+}
+
+pub(super) fn run(context: &Context) -> Result<Summary, Error> {
+    let text = std::fs::read_to_string(context.repository.join("guest/apps.toml"))?;
+    let apps: Vec<App> = toml::from_str::<Table>(&text)?.app;
+    let wanted: Vec<App> = apps.into_iter().filter(|app| context.wants(&app.name)).collect();
+    install(&wanted)?;
+    let next = AtomicUsize::new(0);
+    let total = Mutex::new(Summary::default());
+    std::thread::scope(|scope| {
+        for _ in 0..context.jobs {
+            scope.spawn(|| {
+                while let Some(app) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let summary = one(context, app);
+                    if let Ok(mut total) = total.lock() {
+                        *total += summary;
+                    }
+                }
+            });
+        }
+    });
+    let total = total.into_inner().map_err(|_| "a runner thread died")?;
+    Ok(total)
+}
+
+fn is_installed(app: &App) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| dir.join(&app.run[0]).exists())
+}
+
+fn install(apps: &[App]) -> Result<(), Error> {
+    let mut missing: Vec<&str> =
+        apps.iter().filter(|app| !is_installed(app)).map(|app| app.package.as_str()).collect();
+    missing.sort_unstable();
+    missing.dedup();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    println!("not installed: {}", missing.join(" "));
+    if std::env::var_os("LIMEN_INSTALL").is_some_and(|value| value == "1") {
+        Command::new("apt-get").args(["install", "-y", "-q"]).args(missing).status()?;
+    }
+    Ok(())
+}
+
+/// Runs one program everywhere it is to run.
+fn one(context: &Context, app: &App) -> Summary {
+    let mut summary = Summary::default();
+    if !is_installed(app) {
+        println!("app {} ... FAILED (package {} is missing)", app.name, app.package);
+        summary.failed = 1;
+        return summary;
+    }
+    let host = match ran(Command::new(&app.run[0]).args(&app.run[1..]), app) {
+        Ok(host) => host,
+        Err(error) => {
+            println!("app {} on the host ... FAILED ({error})", app.name);
+            summary.failed = 1;
+            return summary;
+        }
+    };
+    if let Err(why) = judge(app, &host, &host) {
+        println!("app {} on the host ... FAILED: {why}", app.name);
+        summary.failed += 1;
+        return summary;
+    }
+    for &smp in &context.smp {
+        for pack in [false, true] {
+            if pack && !app.pack {
+                continue;
+            }
+            let place = format!("smp {smp} {}", if pack { "packed" } else { "live" });
+            let got = ran(&mut vm(context, app, smp, pack), app)
+                .map_err(|error| error.to_string())
+                .and_then(|got| judge(app, &host, &got));
+            match got {
+                Ok(()) => summary.passed += 1,
+                Err(why) => {
+                    summary.failed += 1;
+                    println!("app {} at {place} ... FAILED: {why}", app.name);
+                }
+            }
+        }
+    }
+    if summary.failed == 0 {
+        println!("app {} ... ok", app.name);
+    }
+    summary
+}
+
+fn vm(context: &Context, app: &App, smp: u8, pack: bool) -> Command {
+    let mut command = Command::new(&context.limen);
+    command.args(["run", "--memory", "1G", "--smp", &smp.to_string()]);
+    command.args(["--timeout", &TIMEOUT_S.to_string(), "--cwd", "/tmp"]);
+    if pack {
+        command.arg("--pack");
+    }
+    command.arg("--").args(&app.run);
+    command
+}
+
+fn ran(command: &mut Command, app: &App) -> Result<Ran, Error> {
+    use std::os::unix::process::ExitStatusExt as _;
+    let mut child = command
+        .stdin(if app.stdin.is_some() { Stdio::piped() } else { Stdio::null() })
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    // Inputs are far smaller than a pipe, so writing first cannot block for ever.
+    if let (Some(mut to), Some(text)) = (child.stdin.take(), &app.stdin) {
+        // A program may end without reading; that is judged by its output.
+        let _ = to.write_all(text.as_bytes());
+    }
+    let output = child.wait_with_output()?;
+    let status = output.status;
+    let of_signal = status.signal().map_or(125, |signal| 128 + signal);
+    Ok(Ran {
+        status: status.code().unwrap_or(of_signal),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    })
+}
+
+/// The first difference from what the entry and the host say.
+fn judge(app: &App, host: &Ran, got: &Ran) -> Result<(), String> {
+    let fail = |what: String| {
+        let last: Vec<&str> = got.stderr.lines().rev().take(3).collect();
+        Err(format!("{what}; stderr ends {last:?}"))
+    };
+    if got.status != app.status {
+        return fail(format!("status {}, expected {}", got.status, app.status));
+    }
+    let want = if app.same_as_host { Some(&host.stdout) } else { app.stdout.as_ref() };
+    if let Some(want) = want
+        && *want != got.stdout
+    {
+        return fail(format!("stdout {:.300?}, expected {want:.300?}", got.stdout));
+    }
+    if let Some(regex) = &app.regex {
+        let whole = format!("^(?:{regex})$");
+        let regex = regex_lite::Regex::new(&whole).map_err(|error| error.to_string())?;
+        if !regex.is_match(&got.stdout) {
+            return fail(format!("stdout {:.300?} does not match {whole}", got.stdout));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Vec<App> {
+        let text = include_str!("../../../guest/apps.toml");
+        toml::from_str::<Table>(text).expect("guest/apps.toml is well formed").app
+    }
+
+    #[test]
+    fn every_entry_has_one_expectation_and_a_name_of_its_own() {
+        let apps = table();
+        let mut names: Vec<&str> = apps.iter().map(|app| app.name.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), apps.len());
+        for app in &apps {
+            let count = usize::from(app.stdout.is_some())
+                + usize::from(app.regex.is_some())
+                + usize::from(app.same_as_host);
+            assert_eq!(count, 1, "{}", app.name);
+            assert!(!app.run.is_empty() && !app.package.is_empty(), "{}", app.name);
+        }
+    }
+
+    #[test]
+    fn a_wrong_status_or_output_is_told() {
+        let app = table().into_iter().find(|app| app.name == "tr-stdin").expect("an entry");
+        let ran = |status, stdout: &str| Ran {
+            status,
+            stdout: stdout.into(),
+            stderr: String::new(),
+        };
+        let host = ran(0, "HELLO\n");
+        assert!(judge(&app, &host, &ran(0, "HELLO\n")).is_ok());
+        assert!(judge(&app, &host, &ran(1, "HELLO\n")).is_err());
+        assert!(judge(&app, &host, &ran(0, "hello\n")).is_err());
+    }
 }

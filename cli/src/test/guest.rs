@@ -1,8 +1,114 @@
 //! The guest level: the programs of `guest/tests`, first on this host's Linux, then in Limen.
+//!
+//! The program is built static, so that it runs packed and needs nothing of the live root. It
+//! prints `test NAME ... ok` or `FAILED` per test and a closing line; on the host every test must
+//! pass, since a test states what Linux does. A VM that ends without the closing line has failed
+//! in the test whose line is last: its name is printed, and the tests behind it count as failed.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use super::{Context, Summary};
 use crate::Error;
 
-pub(super) fn run(_context: &Context) -> Result<Summary, Error> {
-    Err("not built yet".into())
+/// Emulation is up to fifty times slower than the host.
+const VM_TIMEOUT_S: u32 = 1500;
+/// Longest a single test may take in the VM, in seconds.
+const TEST_BOUND_S: u32 = 180;
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+pub(super) fn run(context: &Context) -> Result<Summary, Error> {
+    let program = build(context)?;
+    let host = results(Command::new(&program).args(["run-all", &context.filter]))?;
+    let mut total = judge("host", &host, &host);
+    // What Linux itself does not do is no claim about Limen.
+    for &smp in &context.smp {
+        let got = results(&mut vm(context, smp, &program))?;
+        total += judge(&format!("smp {smp}"), &host, &got);
+    }
+    Ok(total)
+}
+
+/// Builds the tests as one static program.
+fn build(context: &Context) -> Result<PathBuf, Error> {
+    let target = context.target.join("guest");
+    let status = context
+        .cargo()
+        .env("RUSTFLAGS", "-Ctarget-feature=+crt-static")
+        .args(["build", "--release", "--quiet", "--package=limen-guest-tests"])
+        .args(["--target", TARGET, "--target-dir"])
+        .arg(&target)
+        .status()?;
+    match status.success() {
+        true => Ok(target.join(TARGET).join("release/limen-guest-tests")),
+        false => Err("guest/tests does not build".into()),
+    }
+}
+
+fn vm(context: &Context, smp: u8, program: &Path) -> Command {
+    let mut command = Command::new(&context.limen);
+    command
+        .args(["run", "--pack", "--memory", "1G", "--smp", &smp.to_string()])
+        .args(["--timeout", &VM_TIMEOUT_S.to_string(), "--"])
+        .arg(program)
+        .args(["run-all", &context.filter, "--bound", &TEST_BOUND_S.to_string()]);
+    command
+}
+
+/// Test names and whether each passed; a test that was begun and not ended has not.
+type Results = BTreeMap<String, bool>;
+
+fn results(command: &mut Command) -> Result<Results, Error> {
+    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
+    Ok(parse(&String::from_utf8_lossy(&output.stdout)))
+}
+
+fn parse(text: &str) -> Results {
+    let of_line = |line: &str| {
+        let (name, end) = line.strip_prefix("test ")?.split_once(" ...")?;
+        Some((name.to_owned(), end.trim_end().ends_with("ok")))
+    };
+    text.lines().filter_map(of_line).collect()
+}
+
+/// Compares with the host and prints what differs.
+fn judge(place: &str, host: &Results, got: &Results) -> Summary {
+    let mut summary = Summary::default();
+    for name in host.keys() {
+        match got.get(name) {
+            Some(true) => summary.passed += 1,
+            Some(false) => {
+                summary.failed += 1;
+                println!("test {name} at {place} ... FAILED");
+            }
+            None => {
+                summary.failed += 1;
+                println!("test {name} at {place} ... FAILED (not reached)");
+            }
+        }
+    }
+    if host.is_empty() {
+        summary.skipped = 1;
+    }
+    println!("guest at {place}: {summary}");
+    summary
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unfinished_and_missing_tests_count_as_failed() {
+        let host = parse("test a::x ... ok\ntest a::y ... ok\ntest a::z ... ok\n3 passed\n");
+        let got = parse("test a::x ... ok\ntest a::y ... ");
+        let summary = judge("smp 1", &host, &got);
+        assert_eq!((summary.passed, summary.failed), (1, 2));
+    }
+
+    #[test]
+    fn a_failed_line_is_not_ok() {
+        assert_eq!(parse("test a::b ... FAILED\n").get("a::b"), Some(&false));
+    }
 }

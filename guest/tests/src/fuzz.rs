@@ -140,7 +140,8 @@ fn live(seed: u64, in_vm: bool) -> i32 {
         };
         let known = nr as u32 as i64;
         let ends = [SYS_exit, SYS_exit_group, SYS_rt_sigreturn, SYS_alarm, SYS_setitimer].contains(&known);
-        if ends || (!in_vm && (HOST.contains(&known) || known == 335 || known == 336)) {
+        let forks = [SYS_fork, SYS_vfork, SYS_clone, SYS_clone3].contains(&known);
+        if ends || (!in_vm && (forks || HOST.contains(&known) || known == 335 || known == 336)) {
             continue;
         }
         // In the VM a child may signal itself or its own, not the fuzzer: that proves nothing.
