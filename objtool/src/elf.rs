@@ -136,6 +136,18 @@ impl<'a> Image<'a> {
         data: &'a [u8],
     ) -> Result<(), Error> {
         let sections = header.sections(e, data)?;
+        let segments = header.program_headers(e, data)?;
+        // What the loader maps without execute permission is data to this image, whatever its
+        // section says: the vDSO is code of programs, not of the kernel.
+        let mapped = |address: u64| {
+            segments
+                .iter()
+                .filter(|segment| segment.p_type(e) == elf::PT_LOAD)
+                .find_map(|segment| {
+                    let offset = address.checked_sub(segment.p_vaddr(e))?;
+                    (offset < segment.p_memsz(e)).then(|| segment.p_flags(e) & elf::PF_X != 0)
+                })
+        };
         for section in sections.iter() {
             let flags = section.sh_flags(e);
             let loaded = flags & u64::from(elf::SHF_ALLOC) != 0;
@@ -152,7 +164,8 @@ impl<'a> Image<'a> {
                 address: section.sh_addr(e),
                 bytes,
                 file_offset: section.sh_offset(e),
-                executable: flags & u64::from(elf::SHF_EXECINSTR) != 0,
+                executable: flags & u64::from(elf::SHF_EXECINSTR) != 0
+                    && mapped(section.sh_addr(e)).unwrap_or(true),
                 writable: flags & u64::from(elf::SHF_WRITE) != 0,
             });
         }
