@@ -16,6 +16,7 @@ pub mod fs;
 pub mod io;
 pub mod ipc;
 pub mod mm;
+pub mod net;
 pub mod poll;
 pub mod process;
 pub mod random;
@@ -56,5 +57,6 @@ fn become_idle_thread() {
 /// The kernel's first thread: file systems, then the first program.
 fn start() {
     machine::log!("up: {} cpus", machine::cpu::cpu_count());
+    ipc::init();
     machine::power::off(machine::power::OK)
 }

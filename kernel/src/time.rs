@@ -57,6 +57,7 @@ pub fn set_realtime_ns(ns: u64) {
     let at_boot = ns.wrapping_sub(now_ns());
     let adjustment = at_boot.wrapping_sub(machine::time::boot_wall_ns());
     ADJUSTMENT_NS.store(adjustment, Ordering::Relaxed);
+    crate::ipc::timerfd::clock_was_set();
     crate::vdso::realtime_changed();
 }
 

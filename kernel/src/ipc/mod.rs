@@ -9,6 +9,7 @@ pub mod eventfd;
 pub mod pipe;
 pub mod ring;
 pub mod select;
+pub mod signalfd;
 pub mod signals;
 pub mod timerfd;
 
@@ -22,6 +23,11 @@ use crate::process::LIMIT_NOFILE;
 use crate::sched::current;
 use crate::time::NS_PER_SEC;
 use crate::user::UserPtr;
+
+/// Tells the file system code how FIFOs are opened.
+pub fn init() {
+    crate::fs::special::register_fifo(pipe::open_node);
+}
 
 /// Enters a new file into the current process: the lowest free descriptor. EMFILE.
 pub fn give(file: Arc<File>, close_on_exec: bool) -> Result<u64> {

@@ -11,13 +11,13 @@
 //! A write waits until [`PIPE_BUF`] bytes are free or it fits; so a writer needs a wake-up only
 //! when a read makes that true.
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::{Arc, Weak};
 use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use abi::{Errno, Result, general as raw};
-use machine::sync::Once;
+use machine::sync::{Once, SpinLock};
 
 use super::ring::PageRing;
 use crate::fs::anon::{AnonInode, Reopen};
@@ -503,6 +503,29 @@ pub fn open_fifo(
         return Err(error.into());
     }
     Ok(Arc::new(end))
+}
+
+/// FIFOs that are open, by device and inode number. An open end holds the inode, so its number is
+/// not given to another object meanwhile.
+static FIFOS: SpinLock<BTreeMap<(u64, u64), Weak<Pipe>>> = SpinLock::new(BTreeMap::new());
+
+/// Opens the FIFO that a node of a file system stands for.
+pub fn open_node(inode: Arc<dyn Inode>, flags: u32) -> Result<Arc<dyn FileOps>> {
+    let metadata = inode.metadata()?;
+    let key = (metadata.device, metadata.inode);
+    let new = Pipe::new();
+    let pipe = {
+        let mut fifos = FIFOS.lock();
+        fifos.retain(|_, pipe| pipe.strong_count() > 0);
+        match fifos.get(&key).and_then(Weak::upgrade) {
+            Some(pipe) => pipe,
+            None => {
+                fifos.insert(key, Arc::downgrade(&new));
+                new
+            }
+        }
+    };
+    open_fifo(&pipe, inode, flags)
 }
 
 /// pipe(2).

@@ -112,6 +112,11 @@ impl PageRing {
         }
     }
 
+    /// Removes the newest bytes so that `len` are left.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
     /// Copies up to `max` bytes out and removes them. An error only if not one went.
     pub fn take(&mut self, max: usize, sink: &mut Sink<'_>) -> Result<usize> {
         let len = self.peek(0, max, sink)?;

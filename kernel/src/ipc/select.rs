@@ -14,6 +14,7 @@ use super::{Timespec, read_timeout, signals};
 use crate::fs::FdTable;
 use crate::poll::{PollTable, events};
 use crate::process::LIMIT_NOFILE;
+use crate::process::restart::{self, Restart};
 use crate::sched::{Sleep, current};
 use crate::sync::{Token, WaitError, Wake};
 use crate::syscall::Args;
@@ -121,7 +122,21 @@ pub fn sys_poll(a: &Args) -> Result<u64> {
     let timeout_ms = a.a2 as i32;
     let deadline =
         u64::try_from(timeout_ms).ok().map(|ms| Deadline::after_ns(ms * 1_000_000));
-    poll(a.a0, a.a1, deadline).map_err(not_restarted)
+    poll_restartably(a.a0, a.a1, deadline)
+}
+
+/// A poll(2) that goes on after a signal without handler.
+pub fn resume_poll(fds: u64, count: u64, deadline_ns: u64) -> Result<u64> {
+    poll_restartably(fds, count, Some(Deadline(deadline_ns)))
+}
+
+fn poll_restartably(fds: u64, count: u64, deadline: Option<Deadline>) -> Result<u64> {
+    poll(fds, count, deadline).map_err(|error| match deadline {
+        Some(Deadline(deadline_ns)) if error == Errno::ERESTARTSYS => {
+            restart::later(Restart::Poll { fds, count, deadline_ns })
+        }
+        _ => not_restarted(error),
+    })
 }
 
 /// ppoll(2): the remaining time is written back.

@@ -1,14 +1,13 @@
 //! What this part of the kernel asks of signals, in one place.
 
-use abi::Result;
-use abi::general::SIGPIPE;
+use abi::{Errno, Result, general as raw};
 
 use crate::process::signal::{self, SignalSet};
 use crate::user::UserPtr;
 
 /// SIGPIPE for the current thread, which wrote to something that nobody reads.
 pub fn broken_pipe() {
-    signal::send_to_current(SIGPIPE);
+    signal::send_to_current(raw::SIGPIPE);
 }
 
 /// The optional signal mask of ppoll(2) and its like: replaces the current thread's mask until the
@@ -16,7 +15,7 @@ pub fn broken_pipe() {
 pub fn replace_mask(address: u64, size: u64) -> Result<()> {
     let Some(set) = UserPtr::<SignalSet>::new(address).non_null() else { return Ok(()) };
     if size != size_of::<SignalSet>() as u64 {
-        return Err(abi::Errno::EINVAL);
+        return Err(Errno::EINVAL);
     }
     signal::set_temporary_mask(set.read()?);
     Ok(())

@@ -37,7 +37,8 @@ pub fn restart_syscall(_args: &Args) -> Result<u64> {
         None => Err(Errno::EINTR),
         Some(Restart::Sleep(pending)) => super::sleep::resume(pending),
         Some(Restart::Futex(pending)) => super::futex::resume(pending),
-        // The file side registers nothing here yet; a program sees an ordinary interruption.
-        Some(Restart::Poll { .. }) => Err(Errno::EINTR),
+        Some(Restart::Poll { fds, count, deadline_ns }) => {
+            crate::ipc::select::resume_poll(fds, count, deadline_ns)
+        }
     }
 }

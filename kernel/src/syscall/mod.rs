@@ -5,6 +5,7 @@ use entry::PtRegs;
 
 use crate::ipc;
 use crate::mm::syscalls as mm;
+use crate::net::syscalls as net;
 use crate::process::signal::calls as signals;
 use crate::process::{self, clock};
 use crate::sched::current;
@@ -54,6 +55,8 @@ fn dispatch(regs: &mut PtRegs, number: u64, a: &Args) -> Result<u64> {
         nr::__NR_pipe2 => ipc::pipe::sys_pipe2(a),
         nr::__NR_eventfd => ipc::eventfd::sys_eventfd(a),
         nr::__NR_eventfd2 => ipc::eventfd::sys_eventfd2(a),
+        nr::__NR_signalfd => ipc::signalfd::sys_signalfd(a),
+        nr::__NR_signalfd4 => ipc::signalfd::sys_signalfd4(a),
         nr::__NR_timerfd_create => ipc::timerfd::sys_timerfd_create(a),
         nr::__NR_timerfd_settime => ipc::timerfd::sys_timerfd_settime(a),
         nr::__NR_timerfd_gettime => ipc::timerfd::sys_timerfd_gettime(a),
@@ -67,6 +70,25 @@ fn dispatch(regs: &mut PtRegs, number: u64, a: &Args) -> Result<u64> {
         nr::__NR_epoll_wait => ipc::epoll::sys_epoll_wait(a),
         nr::__NR_epoll_pwait => ipc::epoll::sys_epoll_pwait(a),
         nr::__NR_epoll_pwait2 => ipc::epoll::sys_epoll_pwait2(a),
+        // --- sockets
+        nr::__NR_socket => net::socket(a),
+        nr::__NR_socketpair => net::socketpair(a),
+        nr::__NR_bind => net::bind(a),
+        nr::__NR_connect => net::connect(a),
+        nr::__NR_listen => net::listen(a),
+        nr::__NR_accept => net::accept(a),
+        nr::__NR_accept4 => net::accept4(a),
+        nr::__NR_getsockname => net::getsockname(a),
+        nr::__NR_getpeername => net::getpeername(a),
+        nr::__NR_shutdown => net::shutdown(a),
+        nr::__NR_setsockopt => net::setsockopt(a),
+        nr::__NR_getsockopt => net::getsockopt(a),
+        nr::__NR_sendto => net::sendto(a),
+        nr::__NR_sendmsg => net::sendmsg(a),
+        nr::__NR_sendmmsg => net::sendmmsg(a),
+        nr::__NR_recvfrom => net::recvfrom(a),
+        nr::__NR_recvmsg => net::recvmsg(a),
+        nr::__NR_recvmmsg => net::recvmmsg(a),
         // --- processes
         nr::__NR_getpid => Ok(u64::from(current().process.pid)),
         nr::__NR_gettid => Ok(u64::from(current().tid())),

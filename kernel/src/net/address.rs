@@ -1,0 +1,157 @@
+//! Socket addresses: from the bytes of a program's `struct sockaddr` and back (unix(7), ip(7),
+//! ipv6(7)).
+
+use alloc::sync::Arc;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+
+use abi::{Errno, Result, net as raw};
+use machine::uaccess;
+
+use crate::user::{UserPtr, efault};
+
+/// Size of `struct sockaddr_storage`: no address is longer.
+pub const STORAGE_BYTES: usize = 128;
+/// Size of `struct sockaddr_un`.
+const UNIX_BYTES: usize = 110;
+
+/// A socket's address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A path without NUL, or an abstract name with a leading NUL; None: a socket without a name.
+    Unix(Option<Arc<[u8]>>),
+    /// Address and port.
+    Inet(SocketAddr),
+    /// The port id of netlink(7); 0 is the kernel.
+    Netlink(u32),
+}
+
+/// The bytes of an address, as a program gave or gets them.
+pub struct RawAddress {
+    bytes: [u8; STORAGE_BYTES],
+    len: usize,
+}
+
+impl RawAddress {
+    /// Copies an address argument in. EINVAL if it is longer than any.
+    pub fn read(address: u64, len: u64) -> Result<RawAddress> {
+        let len = usize::try_from(len as u32 as i32).map_err(|_| Errno::EINVAL)?;
+        if len > STORAGE_BYTES {
+            return Err(Errno::EINVAL);
+        }
+        let mut bytes = [0; STORAGE_BYTES];
+        uaccess::read_bytes(address, &mut bytes[..len]).map_err(efault)?;
+        Ok(RawAddress { bytes, len })
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    /// The address family, which the first two bytes name. EINVAL if there are fewer.
+    pub fn family(&self) -> Result<u32> {
+        match self.bytes() {
+            [a, b, ..] => Ok(u32::from(u16::from_ne_bytes([*a, *b]))),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// As an address of AF_UNIX; `Unix(None)` if only the family is given.
+    pub fn to_unix(&self) -> Result<Option<Arc<[u8]>>> {
+        if self.family()? != raw::AF_UNIX || self.len > UNIX_BYTES {
+            return Err(Errno::EINVAL);
+        }
+        let name = &self.bytes()[2..];
+        match name.first() {
+            None => Ok(None),
+            Some(0) => Ok(Some(name.into())),
+            Some(_) => {
+                let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+                Ok(Some(name[..end].into()))
+            }
+        }
+    }
+
+    /// As an address of AF_INET or AF_INET6, whichever `v6` says. EAFNOSUPPORT for another family.
+    pub fn to_inet(&self, v6: bool) -> Result<SocketAddr> {
+        let wanted = if v6 { raw::AF_INET6 } else { raw::AF_INET };
+        if self.len < if v6 { 24 } else { 16 } {
+            return Err(Errno::EINVAL);
+        }
+        if self.family()? != wanted {
+            return Err(Errno::EAFNOSUPPORT);
+        }
+        let bytes = &self.bytes;
+        let port = u16::from_be_bytes([bytes[2], bytes[3]]);
+        if v6 {
+            let mut ip = [0; 16];
+            ip.copy_from_slice(&bytes[8..24]);
+            Ok(SocketAddr::new(IpAddr::V6(Ipv6Addr::from(ip)), port))
+        } else {
+            let ip = Ipv4Addr::new(bytes[4], bytes[5], bytes[6], bytes[7]);
+            Ok(SocketAddr::new(IpAddr::V4(ip), port))
+        }
+    }
+}
+
+impl Address {
+    /// The bytes a program sees.
+    #[must_use]
+    pub fn to_raw(&self) -> RawAddress {
+        let mut bytes = [0; STORAGE_BYTES];
+        let len = match self {
+            Address::Unix(name) => {
+                bytes[..2].copy_from_slice(&(raw::AF_UNIX as u16).to_ne_bytes());
+                let name = name.as_deref().unwrap_or_default();
+                let fits = name.len().min(UNIX_BYTES - 2);
+                bytes[2..2 + fits].copy_from_slice(&name[..fits]);
+                // Paths end in a NUL, abstract names do not.
+                let is_path = name.first().is_some_and(|&byte| byte != 0);
+                2 + fits + usize::from(is_path)
+            }
+            Address::Netlink(port) => {
+                bytes[..2].copy_from_slice(&(raw::AF_NETLINK as u16).to_ne_bytes());
+                bytes[4..8].copy_from_slice(&port.to_ne_bytes());
+                12
+            }
+            Address::Inet(SocketAddr::V4(address)) => {
+                bytes[..2].copy_from_slice(&(raw::AF_INET as u16).to_ne_bytes());
+                bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
+                bytes[4..8].copy_from_slice(&address.ip().octets());
+                16
+            }
+            Address::Inet(SocketAddr::V6(address)) => {
+                put_v6(&mut bytes, address);
+                28
+            }
+        };
+        RawAddress { bytes, len }
+    }
+
+    /// Copies the address out to a buffer of `capacity` bytes, cut if it does not fit. Returns its
+    /// full length.
+    pub fn write(&self, to: u64, capacity: usize) -> Result<usize> {
+        let raw = self.to_raw();
+        let fits = raw.len.min(capacity);
+        uaccess::write_bytes(to, &raw.bytes()[..fits]).map_err(efault)?;
+        Ok(raw.len)
+    }
+
+    /// Copies the address out as accept(2) and its like do: `len_at` holds the capacity before and
+    /// the full length after.
+    pub fn write_with_len(&self, to: u64, len_at: u64) -> Result<()> {
+        let len_at = UserPtr::<i32>::new(len_at);
+        let capacity = usize::try_from(len_at.read()?).map_err(|_| Errno::EINVAL)?;
+        let len = self.write(to, capacity)?;
+        len_at.write(&(len as i32))
+    }
+}
+
+fn put_v6(bytes: &mut [u8; STORAGE_BYTES], address: &SocketAddrV6) {
+    bytes[..2].copy_from_slice(&(raw::AF_INET6 as u16).to_ne_bytes());
+    bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
+    bytes[4..8].copy_from_slice(&address.flowinfo().to_be_bytes());
+    bytes[8..24].copy_from_slice(&address.ip().octets());
+    bytes[24..28].copy_from_slice(&address.scope_id().to_ne_bytes());
+}
+

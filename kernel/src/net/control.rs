@@ -1,0 +1,253 @@
+//! What travels beside the data: descriptors and credentials (unix(7), "Ancillary messages";
+//! cmsg(3)).
+//!
+//! Why it is hard: a descriptor in flight keeps its file alive, the file may be a socket with
+//! descriptors in flight, and so on. Closing such a chain must not recurse on the kernel's stack:
+//! files that come out of a dropped message are closed one after the other from a list. A cycle
+//! (a socket that travels through itself) is never closed; the number of files in flight is
+//! bounded, so it costs at most that.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use abi::{Errno, Result, net as raw};
+use machine::sync::SpinLock;
+use machine::uaccess;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::fs::File;
+use crate::process::LIMIT_NOFILE;
+use crate::sched::current;
+use crate::user::{UserPtr, efault};
+
+/// Most descriptors in one message.
+const FILES_MAX: usize = 253;
+/// Most files in flight in the whole system.
+const IN_FLIGHT_MAX: usize = 65_536;
+/// Most bytes of ancillary data (net.core.optmem_max).
+const CONTROL_MAX: u64 = 128 << 10;
+const CAP_SETGID: u32 = 6;
+const CAP_SETUID: u32 = 7;
+const CAP_SYS_ADMIN: u32 = 21;
+
+static IN_FLIGHT: AtomicUsize = AtomicUsize::new(0);
+
+/// `struct ucred` (unix(7)).
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+#[expect(missing_docs, reason = "unix(7)")]
+pub struct Ucred {
+    pub pid: i32,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+impl Ucred {
+    /// The current process.
+    #[must_use]
+    pub fn current() -> Ucred {
+        let process = &current().process;
+        let credentials = process.credentials();
+        Ucred { pid: process.pid as i32, uid: credentials.euid, gid: credentials.egid }
+    }
+
+    /// A sender that is not known: the overflow ids.
+    pub const UNKNOWN: Ucred = Ucred { pid: 0, uid: 65534, gid: 65534 };
+
+    /// EPERM if the current process may not claim to be this (unix(7), SCM_CREDENTIALS).
+    fn check(self) -> Result<()> {
+        let process = &current().process;
+        let own = process.credentials();
+        let pid_ok = self.pid == process.pid as i32 || own.has(CAP_SYS_ADMIN);
+        let uid_ok = [own.uid, own.euid, own.suid].contains(&self.uid) || own.has(CAP_SETUID);
+        let gid_ok = [own.gid, own.egid, own.sgid].contains(&self.gid) || own.has(CAP_SETGID);
+        if pid_ok && uid_ok && gid_ok { Ok(()) } else { Err(Errno::EPERM) }
+    }
+}
+
+/// Files in flight.
+#[derive(Default)]
+pub struct Files(Vec<Arc<File>>);
+
+impl Files {
+    fn new(files: Vec<Arc<File>>) -> Result<Files> {
+        if files.is_empty() {
+            return Ok(Files(files));
+        }
+        let before = IN_FLIGHT.fetch_add(files.len(), Ordering::Relaxed);
+        let files = Files(files);
+        if before + files.0.len() > IN_FLIGHT_MAX {
+            return Err(Errno::ETOOMANYREFS);
+        }
+        Ok(files)
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Clone for Files {
+    fn clone(&self) -> Self {
+        IN_FLIGHT.fetch_add(self.0.len(), Ordering::Relaxed);
+        Files(self.0.clone())
+    }
+}
+
+/// Files to close, and whether somebody is at it.
+static GARBAGE: SpinLock<(Vec<Arc<File>>, bool)> = SpinLock::new((Vec::new(), false));
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        if self.0.is_empty() {
+            return;
+        }
+        IN_FLIGHT.fetch_sub(self.0.len(), Ordering::Relaxed);
+        let mut next = {
+            let mut garbage = GARBAGE.lock();
+            garbage.0.append(&mut self.0);
+            if core::mem::replace(&mut garbage.1, true) {
+                return;
+            }
+            garbage.0.pop()
+        };
+        // Closing may drop more messages; those find the mark set and only add to the list.
+        while let Some(file) = next {
+            drop(file);
+            let mut garbage = GARBAGE.lock();
+            next = garbage.0.pop();
+            garbage.1 = next.is_some();
+        }
+    }
+}
+
+/// Ancillary data of one message.
+#[derive(Clone, Default)]
+pub struct Control {
+    /// Descriptors.
+    pub files: Files,
+    /// The sender, if it said so or the receiver wants to know.
+    pub credentials: Option<Ucred>,
+}
+
+/// `struct cmsghdr` (cmsg(3)).
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
+#[repr(C)]
+struct Header {
+    len: u64,
+    level: u32,
+    kind: u32,
+}
+
+const HEADER_BYTES: u64 = size_of::<Header>() as u64;
+
+/// Reads the ancillary data of a sendmsg(2): `len` bytes at `address`.
+pub fn read(address: u64, len: u64) -> Result<Control> {
+    if len > CONTROL_MAX {
+        return Err(Errno::ENOBUFS);
+    }
+    let mut files = Vec::new();
+    let mut credentials = None;
+    let mut at = 0;
+    while len - at >= HEADER_BYTES {
+        let header = UserPtr::<Header>::new(address.wrapping_add(at)).read()?;
+        if header.len < HEADER_BYTES || header.len > len - at {
+            return Err(Errno::EINVAL);
+        }
+        let payload = address.wrapping_add(at + HEADER_BYTES);
+        let bytes = header.len - HEADER_BYTES;
+        if header.level == raw::SOL_SOCKET {
+            match header.kind {
+                raw::SCM_RIGHTS => read_files(payload, bytes, &mut files)?,
+                raw::SCM_CREDENTIALS if bytes == size_of::<Ucred>() as u64 => {
+                    let claimed = UserPtr::<Ucred>::new(payload).read()?;
+                    claimed.check()?;
+                    credentials = Some(claimed);
+                }
+                _ => return Err(Errno::EINVAL),
+            }
+        }
+        at = (at + header.len).next_multiple_of(8).min(len);
+    }
+    Ok(Control { files: Files::new(files)?, credentials })
+}
+
+fn read_files(address: u64, bytes: u64, files: &mut Vec<Arc<File>>) -> Result<()> {
+    let count = (bytes / 4) as usize;
+    if files.len() + count > FILES_MAX {
+        return Err(Errno::EINVAL);
+    }
+    let table = current().process.files();
+    for fd in UserPtr::<i32>::new(address).read_many(count)? {
+        let fd = u32::try_from(fd).map_err(|_| Errno::EBADF)?;
+        let file = table.get(fd)?;
+        if file.flags() & abi::general::O_PATH != 0 {
+            return Err(Errno::EBADF);
+        }
+        files.push(file);
+    }
+    Ok(())
+}
+
+/// A program's buffer for ancillary data, being filled.
+pub struct Writer {
+    address: u64,
+    left: u64,
+    /// Bytes written, paddings included.
+    pub used: u64,
+    /// Something did not fit (MSG_CTRUNC).
+    pub truncated: bool,
+}
+
+impl Writer {
+    /// A buffer of `len` bytes at `address`.
+    #[must_use]
+    pub fn new(address: u64, len: u64) -> Writer {
+        Writer { address, left: if address == 0 { 0 } else { len }, used: 0, truncated: false }
+    }
+
+    /// Adds one message, cut if it does not fit.
+    pub fn put(&mut self, level: u32, kind: u32, payload: &[u8]) -> Result<()> {
+        if self.left < HEADER_BYTES {
+            self.truncated = true;
+            return Ok(());
+        }
+        let wanted = HEADER_BYTES + payload.len() as u64;
+        let len = wanted.min(self.left);
+        self.truncated |= len < wanted;
+        let at = self.address + self.used;
+        UserPtr::<Header>::new(at).write(&Header { len, level, kind })?;
+        let fits = &payload[..(len - HEADER_BYTES) as usize];
+        uaccess::write_bytes(at + HEADER_BYTES, fits).map_err(efault)?;
+        let step = len.next_multiple_of(8).min(self.left);
+        self.used += step;
+        self.left -= step;
+        Ok(())
+    }
+
+    /// Gives the process the descriptors, as many as fit.
+    pub fn put_files(&mut self, files: &Files, close_on_exec: bool) -> Result<()> {
+        if files.is_empty() {
+            return Ok(());
+        }
+        let room = (self.left.saturating_sub(HEADER_BYTES) / 4) as usize;
+        let process = &current().process;
+        let table = process.files();
+        let limit = process.limit(LIMIT_NOFILE).min(usize::MAX as u64) as usize;
+        let mut numbers = Vec::new();
+        for file in files.0.iter().take(room) {
+            match table.insert(file.clone(), close_on_exec, 0, limit) {
+                Ok(fd) => numbers.push(fd as i32),
+                Err(_) => break,
+            }
+        }
+        self.truncated |= numbers.len() < files.0.len();
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        self.put(raw::SOL_SOCKET, raw::SCM_RIGHTS, numbers.as_bytes())
+    }
+}

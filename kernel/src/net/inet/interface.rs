@@ -1,0 +1,110 @@
+//! What programs can ask about the one network interface, `lo` (netdevice(7)).
+
+use abi::{Errno, Result, ioctl as raw};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::fs::File;
+use crate::user::UserPtr;
+
+/// Its index.
+pub const INDEX: u32 = 1;
+/// Its name.
+pub const NAME: &[u8] = b"lo";
+/// IFF_UP | IFF_LOOPBACK | IFF_RUNNING.
+pub const FLAGS: u16 = 0x1 | 0x8 | 0x40;
+/// Largest packet, bytes.
+pub const MTU: u32 = 65536;
+/// ARPHRD_LOOPBACK.
+pub const HARDWARE: u16 = 772;
+
+/// `struct ifreq` (netdevice(7)).
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
+#[repr(C)]
+struct IfReq {
+    name: [u8; 16],
+    value: [u8; 24],
+}
+
+/// `struct ifconf` (netdevice(7)).
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
+#[repr(C)]
+struct IfConf {
+    len: i32,
+    _pad: u32,
+    at: u64,
+}
+
+/// The ioctls of sockets that are about interfaces; ENOTTY for others.
+pub fn ioctl(_file: &File, command: u32, argument: u64) -> Result<u64> {
+    match command {
+        raw::SIOCGIFCONF => list(argument),
+        raw::SIOCGIFNAME => {
+            let at = UserPtr::<IfReq>::new(argument);
+            let mut request = at.read()?;
+            if request.value[..4] != INDEX.to_ne_bytes() {
+                return Err(Errno::ENODEV);
+            }
+            request.name = padded_name();
+            at.write(&request)?;
+            Ok(0)
+        }
+        raw::SIOCGIFFLAGS
+        | raw::SIOCGIFADDR
+        | raw::SIOCGIFNETMASK
+        | raw::SIOCGIFBRDADDR
+        | raw::SIOCGIFHWADDR
+        | raw::SIOCGIFMTU
+        | raw::SIOCGIFINDEX
+        | raw::SIOCGIFTXQLEN => ask(command, argument),
+        _ => Err(Errno::ENOTTY),
+    }
+}
+
+fn padded_name() -> [u8; 16] {
+    let mut name = [0; 16];
+    name[..NAME.len()].copy_from_slice(NAME);
+    name
+}
+
+fn inet(address: [u8; 4]) -> [u8; 24] {
+    let mut value = [0; 24];
+    value[..2].copy_from_slice(&(abi::net::AF_INET as u16).to_ne_bytes());
+    value[4..8].copy_from_slice(&address);
+    value
+}
+
+fn ask(command: u32, argument: u64) -> Result<u64> {
+    let at = UserPtr::<IfReq>::new(argument);
+    let mut request = at.read()?;
+    let end = request.name.iter().position(|&byte| byte == 0).unwrap_or(16);
+    if &request.name[..end] != NAME {
+        return Err(Errno::ENODEV);
+    }
+    let mut value = [0; 24];
+    match command {
+        raw::SIOCGIFFLAGS => value[..2].copy_from_slice(&FLAGS.to_ne_bytes()),
+        raw::SIOCGIFADDR => value = inet([127, 0, 0, 1]),
+        raw::SIOCGIFNETMASK => value = inet([255, 0, 0, 0]),
+        raw::SIOCGIFBRDADDR => value = inet([0, 0, 0, 0]),
+        raw::SIOCGIFHWADDR => value[..2].copy_from_slice(&HARDWARE.to_ne_bytes()),
+        raw::SIOCGIFMTU => value[..4].copy_from_slice(&MTU.to_ne_bytes()),
+        raw::SIOCGIFINDEX => value[..4].copy_from_slice(&INDEX.to_ne_bytes()),
+        _ => value[..4].copy_from_slice(&1000u32.to_ne_bytes()),
+    }
+    request.value = value;
+    at.write(&request)?;
+    Ok(0)
+}
+
+fn list(argument: u64) -> Result<u64> {
+    let at = UserPtr::<IfConf>::new(argument);
+    let mut conf = at.read()?;
+    let room = conf.at == 0 || conf.len as usize >= size_of::<IfReq>();
+    if conf.at != 0 && room {
+        let request = IfReq { name: padded_name(), value: inet([127, 0, 0, 1]) };
+        UserPtr::<IfReq>::new(conf.at).write(&request)?;
+    }
+    conf.len = if room { size_of::<IfReq>() as i32 } else { 0 };
+    at.write(&conf)?;
+    Ok(0)
+}

@@ -1,0 +1,174 @@
+//! Who owns which port. One table for each protocol; a [`Binding`] is an entry that goes away with
+//! its owner.
+//!
+//! Two sockets may share a port if their addresses differ, or if both allow it: SO_REUSEADDR for
+//! UDP and for TCP sockets that do not listen, SO_REUSEPORT for all (socket(7)).
+
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::net::{IpAddr, SocketAddr};
+use core::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+
+use abi::{Errno, Result};
+use machine::sync::SpinLock;
+
+/// Ports given to sockets that ask for none (ip_local_port_range).
+const EPHEMERAL: core::ops::RangeInclusive<u16> = 32768..=60999;
+/// Ports below need CAP_NET_BIND_SERVICE.
+const PRIVILEGED_END: u16 = 1024;
+const CAP_NET_BIND_SERVICE: u32 = 10;
+
+/// What the table asks of a socket.
+pub(super) trait Owner: Send + Sync {
+    /// SO_REUSEADDR and SO_REUSEPORT.
+    fn reuse(&self) -> (bool, bool);
+    /// Whether it listens for connections.
+    fn listens(&self) -> bool;
+    /// Whether an IPv6 socket takes no IPv4.
+    fn v6_only(&self) -> bool;
+}
+
+struct Entry<S> {
+    address: IpAddr,
+    owner: Weak<S>,
+}
+
+/// The ports of one protocol.
+pub(super) struct Ports<S> {
+    entries: SpinLock<BTreeMap<u16, Vec<Entry<S>>>>,
+    next: AtomicU16,
+    turn: AtomicUsize,
+}
+
+/// A port in use, until dropped.
+pub(super) struct Binding<S: 'static> {
+    ports: &'static Ports<S>,
+    owner: Weak<S>,
+    /// Address and port.
+    pub(super) address: SocketAddr,
+}
+
+impl<S> Drop for Binding<S> {
+    fn drop(&mut self) {
+        let mut entries = self.ports.entries.lock();
+        let port = self.address.port();
+        if let Some(list) = entries.get_mut(&port) {
+            list.retain(|entry| !entry.owner.ptr_eq(&self.owner));
+            if list.is_empty() {
+                entries.remove(&port);
+            }
+        }
+    }
+}
+
+/// Whether a socket bound to `bound` gets what is sent to `to`.
+fn covers(bound: IpAddr, v6_only: bool, to: IpAddr) -> bool {
+    match bound {
+        IpAddr::V6(ip) if ip.is_unspecified() => to.is_ipv6() || !v6_only,
+        IpAddr::V4(ip) if ip.is_unspecified() => to.is_ipv4(),
+        _ => bound == to,
+    }
+}
+
+impl<S: Owner> Ports<S> {
+    pub(super) const fn new() -> Self {
+        Ports {
+            entries: SpinLock::new(BTreeMap::new()),
+            next: AtomicU16::new(0),
+            turn: AtomicUsize::new(0),
+        }
+    }
+
+    /// Binds `owner`: port 0 takes a free one. EADDRNOTAVAIL for an address that is not this
+    /// machine's, EADDRINUSE, EACCES.
+    pub(super) fn bind(
+        &'static self,
+        owner: &Arc<S>,
+        address: SocketAddr,
+        is_stream: bool,
+    ) -> Result<Binding<S>> {
+        let ip = address.ip();
+        if !ip.is_unspecified() && !ip.is_loopback() {
+            return Err(Errno::EADDRNOTAVAIL);
+        }
+        let port = address.port();
+        if port == 0 {
+            return self.bind_ephemeral(owner, ip);
+        }
+        let credentials = crate::sched::current().process.credentials();
+        if port < PRIVILEGED_END && !credentials.has(CAP_NET_BIND_SERVICE) {
+            return Err(Errno::EACCES);
+        }
+        let mut entries = self.entries.lock();
+        let list = entries.entry(port).or_default();
+        let conflict = list.iter().any(|entry| {
+            let Some(other) = entry.owner.upgrade() else { return false };
+            conflicts((&**owner, ip), (&*other, entry.address), is_stream)
+        });
+        if conflict {
+            return Err(Errno::EADDRINUSE);
+        }
+        list.push(Entry { address: ip, owner: Arc::downgrade(owner) });
+        drop(entries);
+        Ok(Binding { ports: self, owner: Arc::downgrade(owner), address })
+    }
+
+    fn bind_ephemeral(&'static self, owner: &Arc<S>, ip: IpAddr) -> Result<Binding<S>> {
+        let count = EPHEMERAL.end() - EPHEMERAL.start() + 1;
+        let mut entries = self.entries.lock();
+        for _ in 0..count {
+            let port = EPHEMERAL.start() + self.next.fetch_add(1, Ordering::Relaxed) % count;
+            if let alloc::collections::btree_map::Entry::Vacant(vacant) = entries.entry(port) {
+                vacant.insert(alloc::vec![Entry { address: ip, owner: Arc::downgrade(owner) }]);
+                drop(entries);
+                let address = SocketAddr::new(ip, port);
+                return Ok(Binding { ports: self, owner: Arc::downgrade(owner), address });
+            }
+        }
+        Err(Errno::EADDRINUSE)
+    }
+
+    /// The socket that gets what is sent to `to`, of those that `wanted` accepts: one bound to the
+    /// very address before one bound to "any"; several (SO_REUSEPORT) take turns.
+    pub(super) fn find(
+        &self,
+        to: SocketAddr,
+        wanted: impl Fn(&S) -> bool,
+    ) -> Option<Arc<S>> {
+        let owners: Vec<(bool, Arc<S>)> = {
+            let entries = self.entries.lock();
+            let list = entries.get(&to.port())?;
+            let alive = list.iter().filter_map(|e| Some((e.address, e.owner.upgrade()?)));
+            alive.map(|(address, owner)| (address == to.ip(), address, owner))
+                .filter(|(_, address, owner)| covers(*address, owner.v6_only(), to.ip()))
+                .map(|(exact, _, owner)| (exact, owner))
+                .collect()
+        };
+        let any_exact = owners.iter().any(|(exact, owner)| *exact && wanted(owner));
+        let mut best: Vec<Arc<S>> = owners
+            .into_iter()
+            .filter(|(exact, owner)| *exact == any_exact && wanted(owner))
+            .map(|(_, owner)| owner)
+            .collect();
+        if best.is_empty() {
+            return None;
+        }
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % best.len();
+        Some(best.swap_remove(turn))
+    }
+}
+
+/// Whether a new binding may not stand beside another one of the same port.
+fn conflicts<S: Owner>(new: (&S, IpAddr), old: (&S, IpAddr), is_stream: bool) -> bool {
+    let overlap = covers(new.1, new.0.v6_only(), old.1) || covers(old.1, old.0.v6_only(), new.1);
+    let both_any = new.1.is_unspecified()
+        && old.1.is_unspecified()
+        && (new.1.is_ipv4() == old.1.is_ipv4() || !new.0.v6_only() && !old.0.v6_only());
+    if !overlap && !both_any {
+        return false;
+    }
+    let ((new_address, new_port), (old_address, old_port)) = (new.0.reuse(), old.0.reuse());
+    let by_address = new_address && old_address && !(is_stream && old.0.listens());
+    !(by_address || new_port && old_port)
+}

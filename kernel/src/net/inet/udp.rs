@@ -1,0 +1,229 @@
+//! UDP between programs of this machine (udp(7)). What finds no socket or no room is lost, as it
+//! would be on a network; a connected sender hears of the former by ECONNREFUSED.
+
+use alloc::sync::Arc;
+use core::net::SocketAddr;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use abi::{Errno, Result, net as raw};
+use machine::sync::SpinLock;
+
+use super::ports::{Binding, Owner, Ports};
+use super::{InertOptions, any_address, destination, read_address, shown, source_for};
+use crate::io::{Sink, Source};
+use crate::net::address::{Address, RawAddress};
+use crate::net::channel::{Channel, Patience, ReceiveMode, Received};
+use crate::net::control::Control;
+use crate::net::{Common, Outgoing, Socket, boxed};
+use crate::poll::{PollTable, events};
+use crate::sync::WaitQueue;
+
+/// Largest payload: 65535 less both headers.
+const PAYLOAD_MAX: usize = 65507;
+/// Most datagrams in an inbox.
+const DGRAMS_MAX: usize = 4096;
+
+static PORTS: Ports<UdpSocket> = Ports::new();
+
+/// A socket.
+pub(super) struct UdpSocket {
+    common: Common,
+    v6_only: AtomicBool,
+    binding: SpinLock<Option<Binding<UdpSocket>>>,
+    peer: SpinLock<Option<SocketAddr>>,
+    inbox: Arc<Channel>,
+    options: InertOptions,
+}
+
+impl Owner for UdpSocket {
+    fn reuse(&self) -> (bool, bool) {
+        let common = &self.common;
+        let load = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+        (load(&common.reuse_address), load(&common.reuse_port))
+    }
+
+    fn listens(&self) -> bool {
+        false
+    }
+
+    fn v6_only(&self) -> bool {
+        self.v6_only.load(Ordering::Relaxed)
+    }
+}
+
+impl UdpSocket {
+    pub(super) fn new(common: Common) -> Arc<UdpSocket> {
+        let room = Arc::new(WaitQueue::new());
+        let inbox = Channel::new(common.receive_limit(), DGRAMS_MAX, &common.readers, &room);
+        Arc::new(UdpSocket {
+            common,
+            v6_only: AtomicBool::new(false),
+            binding: SpinLock::new(None),
+            peer: SpinLock::new(None),
+            inbox,
+            options: InertOptions::default(),
+        })
+    }
+
+    fn bound(&self) -> Option<SocketAddr> {
+        self.binding.lock().as_ref().map(|binding| binding.address)
+    }
+
+    /// Whether a datagram from `from` is for this socket.
+    fn takes_from(&self, from: SocketAddr) -> bool {
+        self.peer.lock().is_none_or(|peer| peer == from)
+    }
+
+    fn bind_at(self: &Arc<Self>, address: SocketAddr) -> Result<SocketAddr> {
+        let binding = PORTS.bind(self, address, false)?;
+        let address = binding.address;
+        *self.binding.lock() = Some(binding);
+        Ok(address)
+    }
+}
+
+impl Socket for UdpSocket {
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn bind(self: Arc<Self>, address: &RawAddress) -> Result<()> {
+        let address = read_address(&self.common, address)?;
+        if self.bound().is_some() {
+            return Err(Errno::EINVAL);
+        }
+        self.bind_at(address).map(|_| ())
+    }
+
+    fn connect(self: Arc<Self>, address: &RawAddress, _patience: Patience) -> Result<()> {
+        if address.family()? == raw::AF_UNSPEC {
+            *self.peer.lock() = None;
+            return Ok(());
+        }
+        let to = destination(read_address(&self.common, address)?)?;
+        if self.bound().is_none() {
+            self.bind_at(SocketAddr::new(any_address(&self.common), 0))?;
+        }
+        *self.peer.lock() = Some(to);
+        Ok(())
+    }
+
+    fn is_prepared(&self) -> bool {
+        self.bound().is_some()
+    }
+
+    fn prepare_to_send(self: Arc<Self>) -> Result<()> {
+        if self.bound().is_none() {
+            self.bind_at(SocketAddr::new(any_address(&self.common), 0))?;
+        }
+        Ok(())
+    }
+
+    fn send(&self, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
+        if let Some(error) = self.common.take_error() {
+            return Err(error);
+        }
+        let len = source.left();
+        if len > PAYLOAD_MAX {
+            return Err(Errno::EMSGSIZE);
+        }
+        let peer = *self.peer.lock();
+        let to = match &what.to {
+            Some(address) => destination(read_address(&self.common, address)?)?,
+            None => peer.ok_or(Errno::EDESTADDRREQ)?,
+        };
+        if to.port() == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let own = self.bound().ok_or(Errno::EDESTADDRREQ)?;
+        let from = SocketAddr::new(source_for(own.ip(), to.ip()), own.port());
+        let Some(target) = PORTS.find(to, |socket| socket.takes_from(from)) else {
+            if peer.is_some() {
+                self.common.set_error(Errno::ECONNREFUSED);
+            }
+            return Ok(len);
+        };
+        let shown_from = Address::Inet(shown(&target.common, from));
+        let info = boxed(Control::default(), Some(shown_from));
+        let now = Patience { nonblocking: true, deadline: None };
+        match target.inbox.send_message(source, info, now) {
+            // No room, or gone meanwhile: lost.
+            Err(Errno::EAGAIN | Errno::EPIPE | Errno::EMSGSIZE) => Ok(len),
+            result => result,
+        }
+    }
+
+    fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Patience) -> Result<Received> {
+        if let Some(error) = self.common.take_error() {
+            return Err(error);
+        }
+        self.inbox.receive(sink, mode, how)
+    }
+
+    fn shutdown(&self, receive: bool, _send: bool) -> Result<()> {
+        if self.peer.lock().is_none() {
+            return Err(Errno::ENOTCONN);
+        }
+        if receive {
+            self.inbox.end();
+        }
+        Ok(())
+    }
+
+    fn close(&self) {
+        let binding = self.binding.lock().take();
+        drop(binding);
+        self.inbox.refuse();
+        self.inbox.clear();
+    }
+
+    fn local_address(&self) -> Address {
+        let mut address =
+            self.bound().unwrap_or_else(|| SocketAddr::new(any_address(&self.common), 0));
+        if let Some(peer) = *self.peer.lock() {
+            address.set_ip(source_for(address.ip(), peer.ip()));
+        }
+        Address::Inet(shown(&self.common, address))
+    }
+
+    fn peer_address(&self) -> Result<Address> {
+        let peer = self.peer.lock().ok_or(Errno::ENOTCONN)?;
+        Ok(Address::Inet(shown(&self.common, peer)))
+    }
+
+    fn poll(&self, table: &mut PollTable) -> u32 {
+        self.common.wait_on_both(table);
+        let mut mask = events::WRITABLE;
+        if self.inbox.has_data() || self.inbox.is_ended() {
+            mask |= events::READABLE;
+        }
+        if self.common.has_error() {
+            mask |= events::ERR | events::READABLE;
+        }
+        mask
+    }
+
+    fn queued(&self) -> (usize, usize) {
+        (self.inbox.next_len(), 0)
+    }
+
+    fn limits_changed(&self) {
+        self.inbox.set_limit(self.common.receive_limit());
+    }
+
+    fn get_option(&self, level: u32, name: u32) -> Result<i32> {
+        if level == raw::IPPROTO_IPV6 as u32 && name == super::IPV6_V6ONLY {
+            return Ok(i32::from(self.v6_only()));
+        }
+        self.options.get(&self.common, level, name)
+    }
+
+    fn set_option(&self, level: u32, name: u32, value: &[u8]) -> Result<()> {
+        if level == raw::IPPROTO_IPV6 as u32 && name == super::IPV6_V6ONLY {
+            let is_on = value.iter().any(|&byte| byte != 0);
+            self.v6_only.store(is_on, Ordering::Relaxed);
+            return Ok(());
+        }
+        self.options.set(&self.common, level, name, value)
+    }
+}

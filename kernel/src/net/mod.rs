@@ -1,0 +1,353 @@
+//! Sockets. Reading order: this file (what a socket is), `syscalls` (the calls), `channel` (how data
+//! waits), `stream` (connections), then the families: `unix`, `inet`, `netlink`.
+//!
+//! A family implements [`Socket`]; [`SocketFile`] is the open file around one. There is no device
+//! and no packet here: TCP and UDP connect programs of this machine only, over the loopback
+//! addresses, by the same channels as unix sockets.
+
+pub mod address;
+pub mod channel;
+pub mod control;
+pub mod inet;
+pub mod netlink;
+pub mod options;
+pub mod stream;
+pub mod syscalls;
+pub mod unix;
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::any::Any;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use abi::{Errno, Result, ioctl, net as raw};
+
+use crate::fs::{File, FileOps, FileType, Inode, anon::AnonInode};
+use crate::io::{Sink, Source};
+use crate::poll::{PollTable, events};
+use crate::sync::WaitQueue;
+use crate::time::Deadline;
+use crate::user::UserPtr;
+
+use address::{Address, RawAddress};
+use channel::{Info, Patience, ReceiveMode, Received};
+use control::{Control, Ucred};
+
+/// Default SO_SNDBUF and SO_RCVBUF (net.core.wmem_default).
+const BUFFER_DEFAULT: usize = 212_992;
+/// Least SO_SNDBUF.
+const SEND_BUFFER_MIN: usize = 4608;
+/// Least SO_RCVBUF.
+const RECEIVE_BUFFER_MIN: usize = 2304;
+
+/// Kinds of sockets (socket(2)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "socket(2)")]
+pub enum Kind {
+    Stream = 1,
+    Dgram = 2,
+    Raw = 3,
+    SeqPacket = 5,
+}
+
+/// What all sockets have: identity, options, queues, a pending error.
+pub struct Common {
+    /// Address family.
+    pub domain: u32,
+    /// See [`Kind`].
+    pub kind: Kind,
+    /// Protocol number, as SO_PROTOCOL shows it.
+    pub protocol: u32,
+    /// Woken when there is something to receive or accept.
+    pub readers: Arc<WaitQueue>,
+    /// Woken when there is room to send.
+    pub writers: Arc<WaitQueue>,
+    send_buffer: AtomicUsize,
+    receive_buffer: AtomicUsize,
+    receive_timeout_ns: AtomicU64,
+    send_timeout_ns: AtomicU64,
+    /// SO_PASSCRED.
+    pub passes_credentials: AtomicBool,
+    /// SO_REUSEADDR.
+    pub reuse_address: AtomicBool,
+    /// SO_REUSEPORT.
+    pub reuse_port: AtomicBool,
+    /// SO_LINGER: -1 off, else seconds.
+    pub linger_seconds: AtomicI32,
+    /// Flags that are kept and shown but change nothing: one bit for each option.
+    inert_options: AtomicU32,
+    error: AtomicI32,
+}
+
+impl Common {
+    /// A new socket's.
+    #[must_use]
+    pub fn new(domain: u32, kind: Kind, protocol: u32) -> Common {
+        Common {
+            domain,
+            kind,
+            protocol,
+            readers: Arc::new(WaitQueue::new()),
+            writers: Arc::new(WaitQueue::new()),
+            send_buffer: AtomicUsize::new(BUFFER_DEFAULT),
+            receive_buffer: AtomicUsize::new(BUFFER_DEFAULT),
+            receive_timeout_ns: AtomicU64::new(0),
+            send_timeout_ns: AtomicU64::new(0),
+            passes_credentials: AtomicBool::new(false),
+            reuse_address: AtomicBool::new(false),
+            reuse_port: AtomicBool::new(false),
+            linger_seconds: AtomicI32::new(-1),
+            inert_options: AtomicU32::new(0),
+            error: AtomicI32::new(0),
+        }
+    }
+
+    /// A socket made by accept(2): the listener's options.
+    #[must_use]
+    pub fn inherit(&self) -> Common {
+        let new = Common::new(self.domain, self.kind, self.protocol);
+        let copy = |from: &AtomicUsize, to: &AtomicUsize| {
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        };
+        copy(&self.send_buffer, &new.send_buffer);
+        copy(&self.receive_buffer, &new.receive_buffer);
+        let flags = [
+            (&self.passes_credentials, &new.passes_credentials),
+            (&self.reuse_address, &new.reuse_address),
+            (&self.reuse_port, &new.reuse_port),
+        ];
+        for (from, to) in flags {
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        new.linger_seconds.store(self.linger_seconds.load(Ordering::Relaxed), Ordering::Relaxed);
+        let inert = self.inert_options.load(Ordering::Relaxed);
+        new.inert_options.store(inert, Ordering::Relaxed);
+        new
+    }
+
+    /// Bytes that may wait on the way to the other side.
+    pub fn send_limit(&self) -> usize {
+        self.send_buffer.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that may wait in the socket's own inbox.
+    pub fn receive_limit(&self) -> usize {
+        self.receive_buffer.load(Ordering::Relaxed)
+    }
+
+    /// How long a receive may wait.
+    #[inline]
+    pub fn receive_patience(&self, nonblocking: bool) -> Patience {
+        patience(nonblocking, self.receive_timeout_ns.load(Ordering::Relaxed))
+    }
+
+    /// How long a send, connect or accept may wait.
+    #[inline]
+    pub fn send_patience(&self, nonblocking: bool) -> Patience {
+        patience(nonblocking, self.send_timeout_ns.load(Ordering::Relaxed))
+    }
+
+    /// Leaves an error for the next call, or for SO_ERROR.
+    pub fn set_error(&self, error: Errno) {
+        self.error.store(error.0, Ordering::SeqCst);
+        self.readers.wake_all(0);
+        self.writers.wake_all(0);
+    }
+
+    /// Whether an error is pending.
+    pub fn has_error(&self) -> bool {
+        self.error.load(Ordering::SeqCst) != 0
+    }
+
+    /// Takes the pending error.
+    pub fn take_error(&self) -> Option<Errno> {
+        if !self.has_error() {
+            return None;
+        }
+        let error = self.error.swap(0, Ordering::SeqCst);
+        (error != 0).then_some(Errno(error))
+    }
+
+    /// Registers with both queues.
+    pub fn wait_on_both(&self, table: &mut PollTable) {
+        table.wait_on(&self.readers);
+        table.wait_on(&self.writers);
+    }
+}
+
+#[inline]
+fn patience(nonblocking: bool, timeout_ns: u64) -> Patience {
+    let deadline = (timeout_ns > 0 && !nonblocking).then(|| Deadline::after_ns(timeout_ns));
+    Patience { nonblocking, deadline }
+}
+
+/// Something to send.
+pub struct Outgoing {
+    /// Where to, if the call said so.
+    pub to: Option<RawAddress>,
+    /// What goes along.
+    pub control: Control,
+    /// How long to wait.
+    pub patience: Patience,
+}
+
+/// A socket of some family. Addresses come as the program gave them. The defaults are right for
+/// sockets that do not have the operation.
+pub trait Socket: Send + Sync + Any {
+    /// What all sockets have.
+    fn common(&self) -> &Common;
+    /// bind(2).
+    fn bind(self: Arc<Self>, address: &RawAddress) -> Result<()>;
+    /// connect(2).
+    fn connect(self: Arc<Self>, address: &RawAddress, patience: Patience) -> Result<()>;
+    /// listen(2).
+    fn listen(self: Arc<Self>, _backlog: i32) -> Result<()> {
+        Err(Errno::EOPNOTSUPP)
+    }
+    /// accept(2): the new socket.
+    fn accept(&self, _patience: Patience) -> Result<Arc<dyn Socket>> {
+        Err(Errno::EOPNOTSUPP)
+    }
+    /// Whether it listens (SO_ACCEPTCONN).
+    fn is_listening(&self) -> bool {
+        false
+    }
+    /// Gives the socket what sending needs and it may lack: a local address.
+    fn prepare_to_send(self: Arc<Self>) -> Result<()> {
+        Ok(())
+    }
+    /// Whether [`Socket::prepare_to_send`] has nothing to do.
+    fn is_prepared(&self) -> bool {
+        true
+    }
+    /// Sends a message or stream data. EPIPE means a broken conversation.
+    fn send(&self, source: &mut Source<'_>, what: Outgoing) -> Result<usize>;
+    /// Receives.
+    fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Patience) -> Result<Received>;
+    /// shutdown(2).
+    fn shutdown(&self, receive: bool, send: bool) -> Result<()>;
+    /// The last descriptor is gone.
+    fn close(&self);
+    /// getsockname(2).
+    fn local_address(&self) -> Address;
+    /// getpeername(2); ENOTCONN.
+    fn peer_address(&self) -> Result<Address>;
+    /// SO_PEERCRED.
+    fn peer_credentials(&self) -> Option<Ucred> {
+        None
+    }
+    /// See [`FileOps::poll`].
+    fn poll(&self, table: &mut PollTable) -> u32;
+    /// Bytes the next receive can give, bytes sent but not received (FIONREAD, SIOCOUTQ).
+    fn queued(&self) -> (usize, usize);
+    /// SO_SNDBUF or SO_RCVBUF changed.
+    fn limits_changed(&self) {}
+    /// getsockopt(2) below SOL_SOCKET: the value.
+    fn get_option(&self, _level: u32, _name: u32) -> Result<i32> {
+        Err(Errno::EOPNOTSUPP)
+    }
+    /// setsockopt(2) below SOL_SOCKET.
+    fn set_option(&self, _level: u32, _name: u32, _value: &[u8]) -> Result<()> {
+        Err(Errno::ENOPROTOOPT)
+    }
+}
+
+/// An open socket.
+pub struct SocketFile {
+    socket: Arc<dyn Socket>,
+    inode: Arc<AnonInode>,
+}
+
+impl SocketFile {
+    /// The socket.
+    #[inline]
+    pub fn socket(&self) -> &Arc<dyn Socket> {
+        &self.socket
+    }
+}
+
+impl FileOps for SocketFile {
+    fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
+        if sink.left() == 0 && self.socket.common().kind == Kind::Stream {
+            return Ok(0);
+        }
+        let patience = self.socket.common().receive_patience(file.is_nonblocking());
+        Ok(self.socket.receive(sink, ReceiveMode::default(), patience)?.len)
+    }
+
+    fn write_at(&self, file: &File, _offset: u64, source: &mut Source<'_>) -> Result<usize> {
+        let patience = self.socket.common().send_patience(file.is_nonblocking());
+        if !self.socket.is_prepared() {
+            self.socket.clone().prepare_to_send()?;
+        }
+        let what = Outgoing { to: None, control: Control::default(), patience };
+        let result = self.socket.send(source, what);
+        if result == Err(Errno::EPIPE) && self.socket.common().kind != Kind::Dgram {
+            crate::ipc::signals::broken_pipe();
+        }
+        result
+    }
+
+    fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {
+        self.socket.poll(table)
+    }
+
+    fn ioctl(&self, file: &File, command: u32, argument: u64) -> Result<u64> {
+        let (to_receive, to_send) = self.socket.queued();
+        let value = match command {
+            ioctl::FIONREAD => to_receive,
+            ioctl::TIOCOUTQ => to_send,
+            _ => return inet::interface::ioctl(file, command, argument),
+        };
+        UserPtr::<i32>::new(argument).write(&(value.min(i32::MAX as usize) as i32))?;
+        Ok(0)
+    }
+
+    fn inode(&self) -> Arc<dyn Inode> {
+        self.inode.clone()
+    }
+
+    fn release(&self, _file: &File) {
+        self.socket.close();
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// A file around a socket.
+#[must_use]
+pub fn file_for(socket: Arc<dyn Socket>, nonblocking: bool) -> Arc<File> {
+    let inode = AnonInode::new(FileType::Socket, 0o777, "socket");
+    let flags = abi::general::O_RDWR
+        | if nonblocking { abi::general::O_NONBLOCK } else { 0 };
+    File::new(Arc::new(SocketFile { socket, inode }), flags, None)
+}
+
+/// Makes a socket. EAFNOSUPPORT, EPROTONOSUPPORT, ESOCKTNOSUPPORT, EINVAL as socket(2) says.
+pub fn create(domain: u32, kind: u32, protocol: u32) -> Result<Arc<dyn Socket>> {
+    let kind = match kind {
+        1 => Kind::Stream,
+        2 => Kind::Dgram,
+        3 => Kind::Raw,
+        5 => Kind::SeqPacket,
+        4 | 6 | 10 => return Err(Errno::ESOCKTNOSUPPORT),
+        _ => return Err(Errno::EINVAL),
+    };
+    match domain {
+        raw::AF_UNIX => unix::create(kind, protocol),
+        raw::AF_INET | raw::AF_INET6 => inet::create(domain, kind, protocol),
+        raw::AF_NETLINK => netlink::create(kind, protocol),
+        _ => Err(Errno::EAFNOSUPPORT),
+    }
+}
+
+/// Boxes what goes along with data, if there is anything.
+fn boxed(control: Control, from: Option<Address>) -> Option<Box<Info>> {
+    let is_empty = control.files.is_empty() && control.credentials.is_none() && from.is_none();
+    (!is_empty).then(|| Box::new(Info { control, from }))
+}
+
+/// The mask of a socket that is neither connected nor listening.
+const UNCONNECTED: u32 = events::WRITABLE | events::HUP;

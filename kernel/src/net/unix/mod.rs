@@ -1,0 +1,433 @@
+//! Sockets within the machine (unix(7)). `names`: how sockets are found; this file: the sockets.
+//!
+//! Locks: a socket's `state` is a spin lock held for a few loads and stores; nothing is called with
+//! it held. Channels have their own.
+
+mod names;
+
+use alloc::sync::{Arc, Weak};
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use abi::{Errno, Result, net as raw};
+use machine::sync::{Once, SpinLock};
+
+use super::address::{Address, RawAddress};
+use super::channel::{Channel, Patience, ReceiveMode, Received};
+use super::control::Ucred;
+use super::stream::{Backlog, Conn};
+use super::{Common, Kind, Outgoing, Socket, boxed};
+use crate::io::{Sink, Source};
+use crate::poll::{PollTable, events};
+use crate::sync::WaitQueue;
+
+/// Most datagrams in a socket's inbox (net.unix.max_dgram_qlen on most systems).
+const DGRAMS_MAX: usize = 512;
+
+/// The conversation of a connected socket.
+struct Link {
+    conn: Conn,
+    peer: Ucred,
+    peer_name: Option<Arc<[u8]>>,
+}
+
+#[derive(Default)]
+struct State {
+    name: Option<Arc<[u8]>>,
+    /// What keeps the name alive.
+    binding: Option<names::Binding>,
+    /// Where datagrams go that name no one.
+    default_peer: Option<Weak<UnixSocket>>,
+    /// Who called listen(2).
+    listener: Option<Ucred>,
+}
+
+/// A socket.
+pub struct UnixSocket {
+    common: Common,
+    state: SpinLock<State>,
+    link: Once<Link>,
+    is_connecting: AtomicBool,
+    backlog: Backlog<UnixSocket>,
+    /// Where datagrams arrive; streams have a link instead.
+    inbox: Arc<Channel>,
+    /// Both sockets of a pair know each other's process.
+    pair_peer: Once<Ucred>,
+    is_closed: AtomicBool,
+}
+
+/// A new socket; PF_UNIX has no protocols but 0 and itself.
+pub fn create(kind: Kind, protocol: u32) -> Result<Arc<dyn Socket>> {
+    if protocol != 0 && protocol != raw::AF_UNIX {
+        return Err(Errno::EPROTONOSUPPORT);
+    }
+    // SOCK_RAW is an old name of SOCK_DGRAM here.
+    let kind = if kind == Kind::Raw { Kind::Dgram } else { kind };
+    Ok(UnixSocket::new(Common::new(raw::AF_UNIX, kind, 0)))
+}
+
+/// Two connected sockets (socketpair(2)).
+pub fn pair(kind: Kind, protocol: u32) -> Result<[Arc<dyn Socket>; 2]> {
+    if protocol != 0 && protocol != raw::AF_UNIX {
+        return Err(Errno::EPROTONOSUPPORT);
+    }
+    let kind = if kind == Kind::Raw { Kind::Dgram } else { kind };
+    let a = UnixSocket::new(Common::new(raw::AF_UNIX, kind, 0));
+    let b = UnixSocket::new(Common::new(raw::AF_UNIX, kind, 0));
+    let me = Ucred::current();
+    if kind == Kind::Dgram {
+        a.state.lock().default_peer = Some(Arc::downgrade(&b));
+        b.state.lock().default_peer = Some(Arc::downgrade(&a));
+        a.pair_peer.call_once(|| me);
+        b.pair_peer.call_once(|| me);
+    } else {
+        let (to_b, to_a) = Conn::pair(&a.common, &b.common, kind == Kind::SeqPacket);
+        a.link.call_once(|| Link { conn: to_b, peer: me, peer_name: None });
+        b.link.call_once(|| Link { conn: to_a, peer: me, peer_name: None });
+    }
+    Ok([a, b])
+}
+
+impl UnixSocket {
+    fn new(common: Common) -> Arc<UnixSocket> {
+        let room = Arc::new(WaitQueue::new());
+        let inbox = Channel::new(common.receive_limit(), DGRAMS_MAX, &common.readers, &room);
+        Arc::new(UnixSocket {
+            common,
+            state: SpinLock::new(State::default()),
+            link: Once::new(),
+            is_connecting: AtomicBool::new(false),
+            backlog: Backlog::default(),
+            inbox,
+            pair_peer: Once::new(),
+            is_closed: AtomicBool::new(false),
+        })
+    }
+
+    fn name(&self) -> Option<Arc<[u8]>> {
+        self.state.lock().name.clone()
+    }
+
+    fn is_dgram(&self) -> bool {
+        self.common.kind == Kind::Dgram
+    }
+
+    fn wants_credentials(&self) -> bool {
+        self.common.passes_credentials.load(Ordering::Relaxed)
+    }
+
+    /// Gives a socket without a name an abstract one, if credentials are to travel (unix(7),
+    /// "Autobind feature").
+    fn autobind_if_wanted(self: &Arc<Self>) -> Result<()> {
+        if self.wants_credentials() && self.name().is_none() {
+            self.bind_to(names::bind_any(self)?);
+        }
+        Ok(())
+    }
+
+    fn bind_to(&self, (name, binding): (Arc<[u8]>, names::Binding)) {
+        let mut state = self.state.lock();
+        state.name = Some(name);
+        state.binding = Some(binding);
+    }
+
+    fn connect_dgram(self: &Arc<Self>, address: &RawAddress) -> Result<()> {
+        if address.family()? == raw::AF_UNSPEC {
+            self.state.lock().default_peer = None;
+            return Ok(());
+        }
+        self.autobind_if_wanted()?;
+        let peer = self.find_dgram(address)?;
+        self.state.lock().default_peer = Some(Arc::downgrade(&peer));
+        self.common.writers.wake_all(events::WRITABLE);
+        Ok(())
+    }
+
+    fn find_dgram(&self, address: &RawAddress) -> Result<Arc<UnixSocket>> {
+        let name = address.to_unix()?.ok_or(Errno::EINVAL)?;
+        let peer = names::find(&name)?;
+        if peer.common.kind != self.common.kind {
+            return Err(Errno::EPROTOTYPE);
+        }
+        // A socket that is connected elsewhere takes messages from there only.
+        let its_peer = peer.state.lock().default_peer.clone();
+        if its_peer.is_some_and(|its| !core::ptr::eq(its.as_ptr(), self)) {
+            return Err(Errno::EPERM);
+        }
+        Ok(peer)
+    }
+
+    fn connect_stream(self: &Arc<Self>, address: &RawAddress, patience: Patience) -> Result<()> {
+        let name = address.to_unix()?.ok_or(Errno::EINVAL)?;
+        if self.link.get().is_some() {
+            return Err(Errno::EISCONN);
+        }
+        if self.backlog.is_listening() {
+            return Err(Errno::EINVAL);
+        }
+        let listener = names::find(&name)?;
+        if listener.common.kind != self.common.kind {
+            return Err(Errno::EPROTOTYPE);
+        }
+        if !listener.backlog.is_listening() {
+            return Err(Errno::ECONNREFUSED);
+        }
+        self.autobind_if_wanted()?;
+        if self.is_connecting.swap(true, Ordering::SeqCst) {
+            return Err(Errno::EALREADY);
+        }
+        let result = self.connect_to(&listener, patience);
+        self.is_connecting.store(false, Ordering::SeqCst);
+        result
+    }
+
+    fn connect_to(self: &Arc<Self>, listener: &Arc<UnixSocket>, patience: Patience) -> Result<()> {
+        let served = UnixSocket::new(listener.common.inherit());
+        let messages = self.common.kind == Kind::SeqPacket;
+        let (near, far) = Conn::pair(&self.common, &served.common, messages);
+        let (name, credentials) = {
+            let state = listener.state.lock();
+            (state.name.clone(), state.listener.unwrap_or(Ucred::UNKNOWN))
+        };
+        served.state.lock().name = name.clone();
+        let far = Link { conn: far, peer: Ucred::current(), peer_name: self.name() };
+        served.link.call_once(|| far);
+        listener.backlog.push(&served, &listener.common.readers, patience)?;
+        let near = Link { conn: near, peer: credentials, peer_name: name };
+        self.link.call_once(|| near);
+        self.common.readers.wake_all(0);
+        self.common.writers.wake_all(events::WRITABLE);
+        Ok(())
+    }
+
+    fn send_dgram(&self, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
+        let peer = match &what.to {
+            Some(address) => self.find_dgram(address)?,
+            None => {
+                let peer = self.state.lock().default_peer.clone().ok_or(Errno::ENOTCONN)?;
+                peer.upgrade().ok_or(Errno::ECONNREFUSED)?
+            }
+        };
+        if source.left() > self.common.send_limit() {
+            return Err(Errno::EMSGSIZE);
+        }
+        let mut control = what.control;
+        if control.credentials.is_none() && (self.wants_credentials() || peer.wants_credentials())
+        {
+            control.credentials = Some(Ucred::current());
+        }
+        let info = boxed(control, Some(Address::Unix(self.name())));
+        match peer.inbox.send_message(source, info, what.patience) {
+            // The receiver closed: to a datagram that is "nobody there".
+            Err(Errno::EPIPE) if peer.is_closed.load(Ordering::SeqCst) => {
+                Err(Errno::ECONNREFUSED)
+            }
+            result => result,
+        }
+    }
+
+    fn poll_dgram(&self, table: &mut PollTable) -> u32 {
+        self.common.wait_on_both(table);
+        let mut mask = 0;
+        if self.inbox.has_data() || self.inbox.is_ended() {
+            mask |= events::READABLE;
+        }
+        if self.inbox.is_ended() {
+            mask |= events::RDHUP;
+        }
+        let peer = self.state.lock().default_peer.clone().and_then(|peer| peer.upgrade());
+        let is_writable = peer.is_none_or(|peer| {
+            table.wait_on(&peer.inbox.writers);
+            peer.inbox.has_room() || peer.inbox.is_refused()
+        });
+        if is_writable {
+            mask |= events::WRITABLE;
+        }
+        if self.common.has_error() {
+            mask |= events::ERR;
+        }
+        mask
+    }
+}
+
+impl Socket for UnixSocket {
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn bind(self: Arc<Self>, address: &RawAddress) -> Result<()> {
+        let name = address.to_unix()?;
+        if self.name().is_some() {
+            return Err(Errno::EINVAL);
+        }
+        let bound = match name {
+            None => names::bind_any(&self)?,
+            Some(name) => {
+                let binding = names::bind(&self, &name)?;
+                (name, binding)
+            }
+        };
+        self.bind_to(bound);
+        Ok(())
+    }
+
+    fn connect(self: Arc<Self>, address: &RawAddress, patience: Patience) -> Result<()> {
+        if self.is_dgram() {
+            self.connect_dgram(address)
+        } else {
+            self.connect_stream(address, patience)
+        }
+    }
+
+    fn listen(self: Arc<Self>, backlog: i32) -> Result<()> {
+        if self.is_dgram() {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if self.link.get().is_some() {
+            return Err(Errno::EINVAL);
+        }
+        let me = Ucred::current();
+        {
+            let mut state = self.state.lock();
+            if state.name.is_none() {
+                return Err(Errno::EINVAL);
+            }
+            state.listener = Some(me);
+        }
+        self.backlog.listen(backlog);
+        Ok(())
+    }
+
+    fn accept(&self, patience: Patience) -> Result<Arc<dyn Socket>> {
+        if self.is_dgram() {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let socket = self.backlog.accept(&self.common.readers, patience)?;
+        Ok(socket)
+    }
+
+    fn is_listening(&self) -> bool {
+        self.backlog.is_listening()
+    }
+
+    fn is_prepared(&self) -> bool {
+        !self.is_dgram() || !self.wants_credentials()
+    }
+
+    fn prepare_to_send(self: Arc<Self>) -> Result<()> {
+        self.autobind_if_wanted()
+    }
+
+    fn send(&self, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
+        if self.is_dgram() {
+            return self.send_dgram(source, what);
+        }
+        let Some(link) = self.link.get() else {
+            return Err(if what.to.is_some() { Errno::EOPNOTSUPP } else { Errno::ENOTCONN });
+        };
+        if what.to.is_some() && self.common.kind == Kind::Stream {
+            return Err(Errno::EISCONN);
+        }
+        let mut control = what.control;
+        if control.credentials.is_none() && self.wants_credentials() {
+            control.credentials = Some(Ucred::current());
+        }
+        let info = boxed(control, None);
+        match self.common.kind {
+            Kind::SeqPacket => link.conn.tx.send_message(source, info, what.patience),
+            _ => link.conn.tx.send(source, info, what.patience),
+        }
+    }
+
+    fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Patience) -> Result<Received> {
+        let channel = if self.is_dgram() {
+            &self.inbox
+        } else {
+            match self.link.get() {
+                Some(link) => &link.conn.rx,
+                None if self.common.kind == Kind::Stream => return Err(Errno::EINVAL),
+                None => return Err(Errno::ENOTCONN),
+            }
+        };
+        channel.receive(sink, mode, how)
+    }
+
+    fn shutdown(&self, receive: bool, send: bool) -> Result<()> {
+        match self.link.get() {
+            Some(link) => link.conn.shutdown(receive, send),
+            None if self.is_dgram() => {
+                if receive {
+                    self.inbox.refuse();
+                    self.inbox.end();
+                }
+            }
+            None => return Err(Errno::ENOTCONN),
+        }
+        Ok(())
+    }
+
+    fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+        let binding = self.state.lock().binding.take();
+        drop(binding);
+        for pending in self.backlog.close() {
+            if let Some(link) = pending.link.get() {
+                link.conn.close(true);
+            }
+        }
+        if let Some(link) = self.link.get() {
+            link.conn.close(false);
+        }
+        self.inbox.refuse();
+        self.inbox.clear();
+    }
+
+    fn local_address(&self) -> Address {
+        Address::Unix(self.name())
+    }
+
+    fn peer_address(&self) -> Result<Address> {
+        if let Some(link) = self.link.get() {
+            return Ok(Address::Unix(link.peer_name.clone()));
+        }
+        let peer = self.state.lock().default_peer.clone().ok_or(Errno::ENOTCONN)?;
+        Ok(Address::Unix(peer.upgrade().and_then(|peer| peer.name())))
+    }
+
+    fn peer_credentials(&self) -> Option<Ucred> {
+        let linked = self.link.get().map(|link| link.peer);
+        let listener = || self.state.lock().listener;
+        linked.or_else(|| self.pair_peer.get().copied()).or_else(listener)
+    }
+
+    fn poll(&self, table: &mut PollTable) -> u32 {
+        if self.is_dgram() {
+            return self.poll_dgram(table);
+        }
+        if let Some(link) = self.link.get() {
+            return link.conn.poll(&self.common, table);
+        }
+        self.common.wait_on_both(table);
+        // Between the look above and the registration a connection may have been made.
+        match self.link.get() {
+            Some(link) => link.conn.poll(&self.common, &mut PollTable::ask()),
+            None if self.backlog.is_listening() => {
+                if self.backlog.has_pending() { events::READABLE } else { 0 }
+            }
+            None => super::UNCONNECTED,
+        }
+    }
+
+    fn queued(&self) -> (usize, usize) {
+        match self.link.get() {
+            Some(link) => (link.conn.rx.next_len(), link.conn.tx.used()),
+            None => (self.inbox.next_len(), 0),
+        }
+    }
+
+    fn limits_changed(&self) {
+        if let Some(link) = self.link.get() {
+            link.conn.tx.set_limit(self.common.send_limit());
+        }
+        self.inbox.set_limit(self.common.receive_limit());
+    }
+}
