@@ -5,12 +5,12 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
 
-use super::FileOps;
+use super::{FileOps, Inode, inotify, locks};
 use super::path::Location;
 use crate::sync::Mutex;
 
@@ -33,6 +33,8 @@ pub struct File {
     pub id: u64,
     /// Some epoll set watches it.
     is_watched: AtomicBool,
+    /// Who gets signals about it (F_SETOWN).
+    pub owner: AtomicI32,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -52,6 +54,7 @@ impl File {
             position: Mutex::new(0),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             is_watched: AtomicBool::new(false),
+            owner: AtomicI32::new(0),
         })
     }
 
@@ -69,6 +72,15 @@ impl File {
     /// Its operations, if they are of type `T`.
     pub fn ops_as<T: FileOps>(&self) -> Option<&T> {
         self.ops.as_any().downcast_ref()
+    }
+
+    /// The object: the one it was found as, else what its operations stand for.
+    #[inline]
+    pub fn inode(&self) -> Arc<dyn Inode> {
+        match &self.location {
+            Some(location) => location.inode().clone(),
+            None => self.ops.inode(),
+        }
     }
 
     /// open(2)'s flags as they are now.
@@ -114,6 +126,19 @@ impl File {
     }
 }
 
+impl File {
+    #[cold]
+    fn report_close(&self) {
+        if let Some(location) = &self.location
+            && self.flags() & raw::O_PATH == 0
+        {
+            let wrote = self.check_writable().is_ok();
+            let mask = if wrote { raw::IN_CLOSE_WRITE } else { raw::IN_CLOSE_NOWRITE };
+            inotify::event(&location.dentry, mask);
+        }
+    }
+}
+
 impl Drop for File {
     fn drop(&mut self) {
         let ops = self.ops.clone();
@@ -121,6 +146,10 @@ impl Drop for File {
             crate::ipc::epoll::file_closed(self.id);
         }
         ops.release(self);
+        locks::file_closed(self.id, || self.inode());
+        if inotify::is_active() {
+            self.report_close();
+        }
     }
 }
 
@@ -200,13 +229,21 @@ impl FdTable {
             slots.resize(fd as usize + 1, None);
         }
         let old = slots[fd as usize].replace(Slot { file, close_on_exec });
-        Ok(old.map(|slot| slot.file))
+        drop(slots);
+        let old = old.map(|slot| slot.file);
+        if let Some(old) = &old {
+            self.closed(old);
+        }
+        Ok(old)
     }
 
     /// Takes the descriptor away; the caller drops the file, outside the lock.
     pub fn remove(&self, fd: Fd) -> Result<Arc<File>> {
-        let mut slots = self.slots.lock();
-        let slot = slots.get_mut(fd as usize).and_then(Option::take).ok_or(Errno::EBADF)?;
+        let slot = {
+            let mut slots = self.slots.lock();
+            slots.get_mut(fd as usize).and_then(Option::take).ok_or(Errno::EBADF)?
+        };
+        self.closed(&slot.file);
         Ok(slot.file)
     }
 
@@ -248,12 +285,37 @@ impl FdTable {
                 removed.extend(slot.take().map(|slot| slot.file));
             }
         }
+        drop(slots);
+        for file in &removed {
+            self.closed(file);
+        }
         removed
+    }
+
+    /// What this table is to record locks: the address is its own while it exists.
+    pub fn identity(&self) -> usize {
+        let this: *const FdTable = self;
+        this.addr()
+    }
+
+    /// A descriptor of the file is gone: so are the process's record locks on it (fcntl(2)).
+    #[inline(always)]
+    fn closed(&self, file: &File) {
+        locks::descriptor_closed(self.identity(), || file.inode());
     }
 
     /// All descriptors in use, for /proc/PID/fd.
     pub fn list(&self) -> Vec<Fd> {
         let slots = self.slots.lock();
         (0..slots.len()).filter(|&fd| slots[fd].is_some()).map(|fd| fd as Fd).collect()
+    }
+}
+
+impl Drop for FdTable {
+    fn drop(&mut self) {
+        let slots = core::mem::take(self.slots.get_mut());
+        for slot in slots.into_iter().flatten() {
+            self.closed(&slot.file);
+        }
     }
 }

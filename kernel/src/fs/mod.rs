@@ -25,6 +25,7 @@ pub mod dev;
 pub mod file;
 pub mod initramfs;
 pub mod inotify;
+pub mod locks;
 pub mod mount;
 pub mod ninep;
 pub mod open;
@@ -34,6 +35,7 @@ pub mod path_file;
 pub mod permission;
 pub mod pseudo;
 pub mod special;
+pub mod syscalls;
 pub mod tmpfs;
 pub mod tree;
 

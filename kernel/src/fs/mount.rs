@@ -351,3 +351,31 @@ pub fn pivot_root(old: &Location, new: &Location, put_old: &Location) -> Result<
     drop(new_place);
     Ok(())
 }
+
+/// Makes a file system from mount(2)'s source and options.
+pub type Maker = fn(&[u8], &[u8]) -> Result<Arc<dyn FileSystem>>;
+
+static TYPES: SpinLock<Vec<(&'static str, Maker)>> = SpinLock::new(Vec::new());
+
+/// Makes a kind of file system known to mount(2).
+pub fn register_type(name: &'static str, maker: Maker) {
+    TYPES.lock().push((name, maker));
+}
+
+/// All kinds known, for /proc/filesystems.
+pub fn types() -> Vec<&'static str> {
+    TYPES.lock().iter().map(|(name, _)| *name).collect()
+}
+
+/// A new file system of a kind; ENODEV if the kind is not known.
+pub fn make_file_system(
+    kind: &[u8],
+    source: &[u8],
+    options: &[u8],
+) -> Result<Arc<dyn FileSystem>> {
+    let maker = {
+        let types = TYPES.lock();
+        types.iter().find(|(name, _)| name.as_bytes() == kind).map(|(_, maker)| *maker)
+    };
+    maker.ok_or(Errno::ENODEV)?(source, options)
+}

@@ -880,3 +880,57 @@ impl FileOps for TmpInode {
         self
     }
 }
+
+/// Makes tmpfs known to mount(2), as `tmpfs` and `ramfs`.
+pub fn register() {
+    super::mount::register_type("tmpfs", |_, options| mount_with("tmpfs", options));
+    super::mount::register_type("ramfs", |_, options| mount_with("ramfs", options));
+}
+
+/// A file system with tmpfs(5)'s mount options; EINVAL for what they do not name.
+pub fn mount_with(name: &'static str, options: &[u8]) -> Result<Arc<dyn FileSystem>> {
+    let mut limits = Limits::default();
+    let (mut mode, mut uid, mut gid) = (0o1777, None, None);
+    for option in options.split(|&byte| byte == b',').filter(|option| !option.is_empty()) {
+        let option = core::str::from_utf8(option).map_err(|_| Errno::EINVAL)?;
+        let (key, value) = option.split_once('=').unwrap_or((option, ""));
+        let number = || value.parse::<u32>().map_err(|_| Errno::EINVAL);
+        match key {
+            "size" => limits.pages = parse_size(value)?.div_ceil(PAGE) as usize,
+            "nr_blocks" => limits.pages = parse_size(value)? as usize,
+            "nr_inodes" => limits.inodes = parse_size(value)? as usize,
+            "mode" => mode = u32::from_str_radix(value, 8).map_err(|_| Errno::EINVAL)? & 0o7777,
+            "uid" => uid = Some(number()?),
+            "gid" => gid = Some(number()?),
+            "huge" | "mpol" | "inode32" | "inode64" | "noswap" => {}
+            _ => return Err(Errno::EINVAL),
+        }
+    }
+    if limits.pages == 0 {
+        // tmpfs(5): no limit.
+        limits.pages = usize::MAX / 4096;
+    }
+    if limits.inodes == 0 {
+        limits.inodes = usize::MAX;
+    }
+    let fs = TmpFs::new(name, mode, limits);
+    if uid.is_some() || gid.is_some() {
+        fs.set_root_owner(uid, gid)?;
+    }
+    Ok(fs)
+}
+
+/// A number with `k`, `m` or `g`, or a percentage of memory.
+fn parse_size(text: &str) -> Result<u64> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let number: u64 = digits.parse().map_err(|_| Errno::EINVAL)?;
+    let unit = match &text[digits.len()..] {
+        "" => 1,
+        "k" | "K" => 1 << 10,
+        "m" | "M" => 1 << 20,
+        "g" | "G" => 1 << 30,
+        "%" => machine::frame::usage().0 as u64 * PAGE / 100,
+        _ => return Err(Errno::EINVAL),
+    };
+    number.checked_mul(unit).ok_or(Errno::EINVAL)
+}
