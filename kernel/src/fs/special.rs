@@ -1,17 +1,15 @@
 //! Device nodes and FIFOs: from a node of any file system to what it stands for.
 //!
 //! Drivers register the device numbers they serve; file systems call [`open`] from [`Inode::open`]
-//! for nodes. A FIFO's pipe lives while an end of it is open, and is found by the node's address,
-//! which stays as long, because ends hold their node.
+//! for nodes. The pipe code registers how FIFOs are opened.
 
 use alloc::collections::BTreeMap;
-use alloc::sync::{Arc, Weak};
+use alloc::sync::Arc;
 
 use abi::{Errno, Result};
-use machine::sync::SpinLock;
+use machine::sync::{Once, SpinLock};
 
 use super::{FileOps, FileType, Inode};
-use crate::ipc::pipe::{Pipe, open_fifo};
 
 /// What serves a range of character devices.
 pub trait CharDriver: Send + Sync {
@@ -19,11 +17,13 @@ pub trait CharDriver: Send + Sync {
     fn open(&self, node: Arc<dyn Inode>, rdev: u64, flags: u32) -> Result<Arc<dyn FileOps>>;
 }
 
+/// How a FIFO is opened: waits for the other end as fifo(7) says.
+pub type FifoOpener = fn(Arc<dyn Inode>, u32) -> Result<Arc<dyn FileOps>>;
+
 /// First device number of a range -> (last, driver).
 static DRIVERS: SpinLock<BTreeMap<u64, (u64, Arc<dyn CharDriver>)>> =
     SpinLock::new(BTreeMap::new());
-/// Pipes of FIFOs that are open, by the node's address.
-static FIFOS: SpinLock<BTreeMap<usize, Weak<Pipe>>> = SpinLock::new(BTreeMap::new());
+static FIFO: Once<FifoOpener> = Once::new();
 
 /// Packs a device number as makedev(3) does.
 #[must_use]
@@ -53,17 +53,9 @@ pub fn register_char(major: u32, first: u32, count: u32, driver: Arc<dyn CharDri
     drop(old);
 }
 
-/// The pipe behind a FIFO: the one that is open, or a new one.
-fn pipe_of(node: &Arc<dyn Inode>) -> Arc<Pipe> {
-    let key = Arc::as_ptr(node).addr();
-    let mut fifos = FIFOS.lock();
-    if let Some(pipe) = fifos.get(&key).and_then(Weak::upgrade) {
-        return pipe;
-    }
-    fifos.retain(|_, pipe| pipe.strong_count() > 0);
-    let pipe = Pipe::new();
-    fifos.insert(key, Arc::downgrade(&pipe));
-    pipe
+/// Says how FIFOs are opened.
+pub fn register_fifo(opener: FifoOpener) {
+    FIFO.call_once(|| opener);
 }
 
 /// Opens what a node stands for. ENXIO if nothing serves it.
@@ -77,7 +69,7 @@ pub fn open(node: Arc<dyn Inode>, rdev: u64, flags: u32) -> Result<Arc<dyn FileO
             };
             driver.ok_or(Errno::ENXIO)?.open(node, rdev, flags)
         }
-        FileType::Fifo => open_fifo(&pipe_of(&node), node, flags),
+        FileType::Fifo => FIFO.get().ok_or(Errno::ENXIO)?(node, flags),
         _ => Err(Errno::ENXIO),
     }
 }
