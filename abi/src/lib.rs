@@ -6,6 +6,7 @@
 #![no_std]
 
 pub mod errno;
+pub mod syscalls;
 
 pub use errno::Errno;
 pub use linux_raw_sys::{auxvec, general, ioctl, net, prctl, system};

@@ -17,10 +17,13 @@ pub mod io;
 pub mod ipc;
 pub mod mm;
 pub mod net;
+pub mod params;
 pub mod poll;
 pub mod process;
 pub mod random;
+pub mod report;
 pub mod sched;
+pub mod start;
 pub mod sync;
 pub mod syscall;
 pub mod time;
@@ -36,7 +39,7 @@ static READY: AtomicBool = AtomicBool::new(false);
 pub fn main() -> ! {
     become_idle_thread();
     READY.store(true, Ordering::Release);
-    process::spawn_kernel("start", start).expect("memory for the first thread");
+    process::init::start(start::prepare, start::ended).expect("memory for the first process");
     sched::idle_loop()
 }
 
@@ -54,9 +57,3 @@ fn become_idle_thread() {
     sched::adopt_idle_thread(process::kernel_thread("idle", task));
 }
 
-/// The kernel's first thread: file systems, then the first program.
-fn start() {
-    machine::log!("up: {} cpus", machine::cpu::cpu_count());
-    ipc::init();
-    machine::power::off(machine::power::OK)
-}

@@ -11,6 +11,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use abi::{Errno, Result, general as raw};
+use machine::sync::SpinLock;
 
 use super::dentry::{self, Cached, Dentry};
 use super::mount::{self, Mount};
@@ -169,6 +170,17 @@ impl Context {
     pub fn current() -> Context {
         let thread = current();
         Context { fs: thread.process.fs(), credentials: thread.process.credentials() }
+    }
+
+    /// The kernel's own, below `root`.
+    #[must_use]
+    pub fn for_kernel(root: &Location) -> Context {
+        let fs = FsContext {
+            cwd: SpinLock::new(root.clone()),
+            root: SpinLock::new(root.clone()),
+            umask: 0.into(),
+        };
+        Context { fs: Arc::new(fs), credentials: Arc::new(Credentials::root()) }
     }
 
     /// The working directory.

@@ -20,6 +20,9 @@ use crate::sched;
 /// The id of the first process.
 pub const INIT_PID: u32 = 1;
 
+/// The id of the program, and of its process group and session.
+pub const PROGRAM_PID: u32 = 2;
+
 /// What the first program starts with.
 pub struct First {
     /// The program, from `exec::load`.

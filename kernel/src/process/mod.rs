@@ -27,6 +27,7 @@ pub mod clock;
 pub mod credentials;
 pub mod elf;
 pub mod exec;
+pub mod execve;
 pub mod exit;
 pub mod family;
 pub mod fork;

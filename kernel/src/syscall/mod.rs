@@ -7,6 +7,7 @@ use crate::ipc;
 use crate::fs::syscalls as fs;
 use crate::mm::syscalls as mm;
 use crate::net::syscalls as net;
+use crate::report;
 use crate::process::signal::calls as signals;
 use crate::process::{self, clock};
 use crate::sched::current;
@@ -34,6 +35,7 @@ pub fn handle(regs: &mut PtRegs, number: u64) {
 }
 
 fn dispatch(regs: &mut PtRegs, number: u64, a: &Args) -> Result<u64> {
+    report::syscall(number);
     let Ok(number) = u32::try_from(number) else { return Err(Errno::ENOSYS) };
     match number {
         // --- memory
@@ -203,6 +205,8 @@ fn dispatch(regs: &mut PtRegs, number: u64, a: &Args) -> Result<u64> {
         nr::__NR_clone => process::fork::clone(regs, a),
         nr::__NR_clone3 => process::fork::clone3(regs, a),
         nr::__NR_unshare => process::fork::unshare(a),
+        nr::__NR_execve => process::execve::execve(regs, a),
+        nr::__NR_execveat => process::execve::execveat(regs, a),
         nr::__NR_exit => process::exit::exit(a),
         nr::__NR_exit_group => process::exit::exit_group_call(a),
         nr::__NR_wait4 => process::wait::wait4(a),
@@ -245,6 +249,9 @@ fn dispatch(regs: &mut PtRegs, number: u64, a: &Args) -> Result<u64> {
         nr::__NR_time => clock::time(a),
         nr::__NR_nanosleep => process::sleep::nanosleep(a),
         nr::__NR_clock_nanosleep => process::sleep::clock_nanosleep(a),
-        _ => Err(Errno::ENOSYS),
+        _ => {
+            report::missing_syscall(u64::from(number));
+            Err(Errno::ENOSYS)
+        }
     }
 }

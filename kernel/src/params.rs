@@ -1,0 +1,68 @@
+//! Kernel parameters: the words of the command line. A word nobody knows gets a warning that names
+//! it, because a misspelt protection is worse than none.
+
+/// A parameter: its name, and what it means.
+struct Param {
+    name: &'static str,
+    /// Whether it takes `=value`.
+    has_value: bool,
+}
+
+const fn flag(name: &'static str) -> Param {
+    Param { name, has_value: false }
+}
+
+const fn value(name: &'static str) -> Param {
+    Param { name, has_value: true }
+}
+
+/// Every parameter that some part of the kernel or the machine reads.
+const KNOWN: &[Param] = &[
+    value("pti"),
+    flag("nopti"),
+    value("mitigations"),
+    value("cfi"),
+    value("virtio_mmio.device"),
+    flag("ktest"),
+    value("ktest"),
+    // Boot loaders and monitors add these; they mean nothing here.
+    value("console"),
+    flag("quiet"),
+    value("panic"),
+    value("reboot"),
+    value("pci"),
+    value("root"),
+    flag("ro"),
+    flag("rw"),
+    value("nomodule"),
+    value("tsc"),
+    value("i8042.noaux"),
+];
+
+/// The value of the last `name=value` on the command line.
+#[must_use]
+pub fn find<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+    line.split_ascii_whitespace()
+        .rev()
+        .find_map(|word| word.strip_prefix(name).and_then(|rest| rest.strip_prefix('=')))
+}
+
+/// Whether the flag `name` is on the command line.
+#[must_use]
+pub fn has_flag(line: &str, name: &str) -> bool {
+    line.split_ascii_whitespace().any(|word| word == name)
+}
+
+/// Logs a warning for each word that no part of the kernel reads.
+pub fn warn_unknown(line: &str) {
+    for word in line.split_ascii_whitespace() {
+        let (name, with_value) = match word.split_once('=') {
+            Some((name, _)) => (name, true),
+            None => (word, false),
+        };
+        let known = KNOWN.iter().any(|param| param.name == name && param.has_value == with_value);
+        if !known {
+            machine::log!("warning: unknown kernel parameter: {word}");
+        }
+    }
+}

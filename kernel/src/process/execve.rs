@@ -1,0 +1,168 @@
+//! execve(2) and execveat(2): the running process becomes another program.
+//!
+//! [`exec::load`] builds everything new first; up to [`exit::become_only_thread`] every failure leaves
+//! the process as it was. After it nothing fails.
+
+use alloc::format;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+
+use abi::{Errno, Result, general as raw};
+use entry::PtRegs;
+
+use super::exec::{self, Image, Request};
+use super::{ALL_CAPABILITIES, Credentials, LIMIT_STACK, Process, exit};
+use crate::fs::open::open_executable;
+use crate::fs::path::Context;
+use crate::fs::{File, permission};
+use crate::sched::current;
+use crate::syscall::Args;
+use crate::user::read_path;
+
+const SET_UID: u32 = 0o4000;
+const SET_GID: u32 = 0o2000;
+const GROUP_EXEC: u32 = 0o010;
+
+/// execve(2).
+pub fn execve(regs: &mut PtRegs, a: &Args) -> Result<u64> {
+    execute(regs, raw::AT_FDCWD, a.a0, a.a1, a.a2, 0)
+}
+
+/// execveat(2).
+pub fn execveat(regs: &mut PtRegs, a: &Args) -> Result<u64> {
+    let flags = a.a4 as u32;
+    if a.a4 & !u64::from(raw::AT_EMPTY_PATH | raw::AT_SYMLINK_NOFOLLOW) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    execute(regs, a.a0 as i32, a.a1, a.a2, a.a3, flags)
+}
+
+fn execute(
+    regs: &mut PtRegs,
+    dirfd: i32,
+    path: u64,
+    arguments: u64,
+    environment: u64,
+    flags: u32,
+) -> Result<u64> {
+    let process = &current().process;
+    let path = read_path(path)?;
+    let context = Context::current();
+    let file = open_executable(&context, dirfd, &path, flags)?;
+    let arguments = exec::read_strings(arguments)?;
+    let environment = exec::read_strings(environment)?;
+    let (credentials, secure) = next_credentials(&file, &context.credentials)?;
+    let open = |path: &[u8]| open_executable(&context, raw::AT_FDCWD, path, 0);
+    let image = exec::load(Request {
+        path: visible_path(dirfd, path),
+        file,
+        arguments,
+        environment,
+        credentials: &credentials,
+        secure,
+        stack_limit: process.limit(LIMIT_STACK),
+        open: &open,
+    })?;
+    exit::become_only_thread()?;
+    // POINT OF NO RETURN: nothing below fails.
+    become_image(process, image, credentials, secure, regs);
+    Ok(0)
+}
+
+/// The path by which scripts reopen the file (execveat(2), NOTES).
+fn visible_path(dirfd: i32, path: Vec<u8>) -> Vec<u8> {
+    if dirfd == raw::AT_FDCWD || path.first() == Some(&b'/') {
+        return path;
+    }
+    let mut visible = format!("/dev/fd/{dirfd}").into_bytes();
+    if !path.is_empty() {
+        visible.push(b'/');
+        visible.extend_from_slice(&path);
+    }
+    visible
+}
+
+/// What executing the file makes of the caller's credentials (execve(2), capabilities(7)), and whether
+/// the new program must not trust its environment (AT_SECURE).
+fn next_credentials(file: &Arc<File>, old: &Credentials) -> Result<(Credentials, bool)> {
+    let metadata = file.ops().inode().metadata()?;
+    let no_suid = file.location.as_ref().is_some_and(|l| l.mount.flags() & raw::MS_NOSUID != 0);
+    let mut new = old.clone();
+    if !no_suid && !old.no_new_privs {
+        if metadata.mode & SET_UID != 0 {
+            new.euid = metadata.uid;
+        }
+        if metadata.mode & (SET_GID | GROUP_EXEC) == SET_GID | GROUP_EXEC {
+            new.egid = metadata.gid;
+        }
+    }
+    (new.suid, new.fsuid) = (new.euid, new.euid);
+    (new.sgid, new.fsgid) = (new.egid, new.egid);
+    let is_root = new.euid == 0 || new.uid == 0;
+    let privileged = new.euid != old.euid || new.egid != old.egid;
+    if privileged {
+        new.ambient = 0;
+    }
+    new.permitted = if is_root { (old.inheritable | ALL_CAPABILITIES) & old.bounding } else { 0 };
+    new.permitted |= new.ambient;
+    new.effective = if new.euid == 0 { new.permitted } else { new.ambient };
+    let secure = new.euid != new.uid || new.egid != new.gid;
+    Ok((new, secure))
+}
+
+fn become_image(
+    process: &Arc<Process>,
+    image: Image,
+    credentials: Credentials,
+    secure: bool,
+    regs: &mut PtRegs,
+) {
+    let thread = current();
+    thread.clear_child_tid.store(0, Ordering::Relaxed);
+    thread.robust_list.store(0, Ordering::Relaxed);
+    let readable = image.program.file.as_ref().is_some_and(|file| {
+        permission::check(file.ops().inode().as_ref(), permission::READ, &credentials).is_ok()
+    });
+    let old_mm = process.mm.lock().replace(image.mm.clone());
+    machine::task::set_space(image.mm.space());
+    exit::release_vfork_parent(process);
+    drop(old_mm);
+    close_on_exec(process);
+    let handlers = process.handlers.lock().without_handlers();
+    let old_handlers = core::mem::replace(&mut *process.handlers.lock(), Arc::new(handlers));
+    drop(old_handlers);
+    thread.signals.lock().alt_stack = Default::default();
+    super::timers::release(process);
+    *thread.name.lock() = image.name;
+    let old_program =
+        core::mem::replace(&mut *process.program.lock(), Arc::new(image.program));
+    drop(old_program);
+    process.set_credentials(credentials);
+    process.settings.has_executed.store(true, Ordering::Relaxed);
+    process.settings.not_dumpable.store(secure || !readable, Ordering::Relaxed);
+    if secure {
+        process.settings.parent_death_signal.store(0, Ordering::Relaxed);
+    }
+    machine::task::set_user_bases(0, 0);
+    machine::task::with_fpu(|fpu| fpu.reset());
+    *regs = image.regs;
+    // The system call's result goes to RAX, which is 0 at a program's start, as `execute` returns.
+}
+
+/// Closes what is marked so. Descriptors that other processes share are copied first.
+fn close_on_exec(process: &Process) {
+    let shared = process.files();
+    // One reference is the process's, one is in hand.
+    let files = if Arc::strong_count(&shared) > 2
+        && let Ok(copy) = shared.duplicate()
+    {
+        let copy = Arc::new(copy);
+        *process.files.lock() = copy.clone();
+        copy
+    } else {
+        shared
+    };
+    let closed = files.remove_where(|_, close_on_exec| close_on_exec);
+    drop(closed);
+}

@@ -1,0 +1,131 @@
+//! What the kernel tells the command line at the end: the program's fate, and what it counted on the
+//! way, if asked to. Counting costs one load and a predicted branch where it is off.
+
+use alloc::collections::BTreeSet;
+use alloc::string::{String, ToString};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use abi::syscalls;
+use formats::boot_config::Want;
+use formats::control::{SyscallCount, ToHost};
+use machine::sync::SpinLock;
+
+use crate::io::Source;
+
+static COUNT_CALLS: AtomicBool = AtomicBool::new(false);
+static COUNT_MISSING: AtomicBool = AtomicBool::new(false);
+static NOTE_FILES: AtomicBool = AtomicBool::new(false);
+static COUNTERS: AtomicBool = AtomicBool::new(false);
+
+/// Calls by number; the last slot is for numbers beyond Linux's.
+static CALLS: [AtomicU64; syscalls::END + 1] = [const { AtomicU64::new(0) }; syscalls::END + 1];
+/// Calls answered with ENOSYS because nothing serves them.
+static MISSING: [AtomicU64; syscalls::END + 1] = [const { AtomicU64::new(0) }; syscalls::END + 1];
+static FILES: SpinLock<BTreeSet<Arc<[u8]>>> = SpinLock::new(BTreeSet::new());
+/// Most missing files that are remembered.
+const FILES_MAX: usize = 4096;
+/// How long the last lines may take to reach the host.
+const FLUSH_NS: u64 = 5 * crate::time::NS_PER_SEC;
+
+/// Starts counting what is wanted.
+pub fn init(want: &Want) {
+    COUNT_CALLS.store(want.syscall_summary, Ordering::Relaxed);
+    COUNT_MISSING.store(want.missing_syscalls, Ordering::Relaxed);
+    NOTE_FILES.store(want.missing_files, Ordering::Relaxed);
+    COUNTERS.store(want.counters, Ordering::Relaxed);
+}
+
+fn slot(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX).min(syscalls::END)
+}
+
+/// A system call was made.
+#[inline(always)]
+pub fn syscall(number: u64) {
+    if COUNT_CALLS.load(Ordering::Relaxed) {
+        CALLS[slot(number)].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A system call was made that nothing serves.
+#[cold]
+pub fn missing_syscall(number: u64) {
+    MISSING[slot(number)].fetch_add(1, Ordering::Relaxed);
+}
+
+/// Whether missing files are to be noted; asked before a path is made absolute.
+#[inline(always)]
+pub fn wants_missing_files() -> bool {
+    NOTE_FILES.load(Ordering::Relaxed)
+}
+
+/// A program asked for this absolute path, and nothing is there.
+pub fn missing_file(path: &[u8]) {
+    let path: Arc<[u8]> = path.into();
+    let mut files = FILES.lock();
+    if files.len() < FILES_MAX {
+        files.insert(path);
+    }
+}
+
+/// Sends one line on the control port.
+pub fn send(message: &ToHost) {
+    let Ok(console) = crate::drivers::console::console() else { return };
+    let line = message.encode();
+    // The host may be gone; there is nobody else to tell.
+    let _ = console.control().write(&mut Source::kernel(&line), false);
+}
+
+fn send_counts(counts: &[AtomicU64], make: impl Fn(SyscallCount) -> ToHost) {
+    for (number, count) in counts.iter().enumerate() {
+        let count = count.load(Ordering::Relaxed);
+        if count > 0 {
+            let number = number as u32;
+            let name = syscalls::name(number).unwrap_or("?").to_string();
+            send(&make(SyscallCount { number, name, count }));
+        }
+    }
+}
+
+fn send_counters() {
+    let (total, free) = machine::frame::usage();
+    let page = machine::frame::PAGE_SIZE as u64;
+    let counters = [
+        ("memory-bytes", total as u64 * page),
+        ("memory-used-bytes", (total - free) as u64 * page),
+        ("kernel-slab-bytes", machine::slab_bytes() as u64),
+        ("run-ns", crate::time::now_ns()),
+    ];
+    for (name, value) in counters {
+        send(&ToHost::Counter { name: String::from(name), value });
+    }
+}
+
+/// Sends everything that was counted, then the program's fate, and ends the machine.
+pub fn finish(fate: &ToHost) -> ! {
+    if COUNT_MISSING.load(Ordering::Relaxed) {
+        send_counts(&MISSING, ToHost::MissingSyscall);
+    }
+    if COUNT_CALLS.load(Ordering::Relaxed) {
+        send_counts(&CALLS, ToHost::Syscall);
+    }
+    if wants_missing_files() {
+        let files: Vec<Arc<[u8]>> = FILES.lock().iter().cloned().collect();
+        for path in files {
+            send(&ToHost::MissingFile { path: path.to_vec() });
+        }
+    }
+    if COUNTERS.load(Ordering::Relaxed) {
+        send_counters();
+    }
+    send(fate);
+    if let Ok(console) = crate::drivers::console::console() {
+        for port in [console.stdio(), console.stderr(), console.control()] {
+            // A host that no longer reads must not keep the machine alive.
+            let _ = port.flush(FLUSH_NS);
+        }
+    }
+    machine::power::off(machine::power::OK)
+}
