@@ -8,8 +8,9 @@
 
 use alloc::vec::Vec;
 
+use crate::mmio::Registers;
 use crate::sync::{Once, SpinLock};
-use crate::{cpu, irq, paging, percpu, platform};
+use crate::{cpu, irq, percpu, platform};
 
 const SELECT: usize = 0x00;
 const WINDOW: usize = 0x10;
@@ -20,28 +21,24 @@ const ACTIVE_LOW: u32 = 1 << 13;
 const MASKED: u32 = 1 << 16;
 
 struct Controller {
-    registers: *mut u32,
+    registers: Registers,
     gsi_base: u32,
     lines: u32,
 }
 
-// SAFETY: the registers are reached only under the lock below, by whichever CPU holds it.
-unsafe impl Send for Controller {}
-
 impl Controller {
     /// Selects a register, then reads it through the window.
     fn read(&mut self, register: u32) -> u32 {
-        // SAFETY: `init` mapped the page of registers; selecting has no effect of its own.
-        unsafe { self.registers.byte_add(SELECT).write_volatile(register) };
-        // SAFETY: as above.
-        unsafe { self.registers.byte_add(WINDOW).read_volatile() }
+        // SAFETY: selecting a register has no effect of its own.
+        unsafe { self.registers.write32(SELECT, register) };
+        self.registers.read32(WINDOW)
     }
 
     fn write(&mut self, register: u32, value: u32) {
         // SAFETY: as in `read`.
-        unsafe { self.registers.byte_add(SELECT).write_volatile(register) };
+        unsafe { self.registers.write32(SELECT, register) };
         // SAFETY: what is written concerns the routing of interrupts only, to vectors of `irq`.
-        unsafe { self.registers.byte_add(WINDOW).write_volatile(value) };
+        unsafe { self.registers.write32(WINDOW, value) };
     }
 }
 
@@ -76,9 +73,8 @@ fn controllers() -> &'static SpinLock<Vec<Controller>> {
     CONTROLLERS.call_once(|| {
         let mut all = Vec::new();
         for io_apic in &platform::firmware().io_apics {
-            let Ok(registers) = paging::map_mmio(io_apic.address, 0x20) else { continue };
-            let mut controller =
-                Controller { registers: registers.cast(), gsi_base: io_apic.gsi_base, lines: 0 };
+            let Ok(registers) = Registers::map(io_apic.address, 0x20) else { continue };
+            let mut controller = Controller { registers, gsi_base: io_apic.gsi_base, lines: 0 };
             controller.lines = (controller.read(VERSION) >> 16 & 0xff) + 1;
             for line in 0..controller.lines {
                 controller.write(REDIRECTION + 2 * line, MASKED);

@@ -68,11 +68,10 @@ impl Function {
 
     fn read_by_ports(self, offset: u16) -> u32 {
         let _guard = PORTS.lock();
+        // SAFETY: selects what the next access is to.
+        unsafe { outl(ADDRESS_PORT, self.select(offset)) };
         // SAFETY: reads of configuration space have no effect that matters here.
-        unsafe {
-            outl(ADDRESS_PORT, self.select(offset));
-            inl(DATA_PORT)
-        }
+        unsafe { inl(DATA_PORT) }
     }
 
     fn ecam_offset(self, offset: u16) -> usize {
@@ -99,11 +98,10 @@ impl Function {
             return unsafe { ecam.write32(self.ecam_offset(offset), value) };
         }
         let _guard = PORTS.lock();
+        // SAFETY: selects what the next access is to.
+        unsafe { outl(ADDRESS_PORT, self.select(offset)) };
         // SAFETY: the caller's contract.
-        unsafe {
-            outl(ADDRESS_PORT, self.select(offset));
-            outl(DATA_PORT, value);
-        }
+        unsafe { outl(DATA_PORT, value) };
     }
 
     /// Vendor and device number.

@@ -10,7 +10,8 @@ use formats::acpi::{self, Firmware, IoApic};
 
 use crate::cpu::features;
 use crate::frame::phys_to_virt;
-use crate::{ioapic, paging};
+use crate::ioapic;
+use crate::mmio::Registers;
 use crate::sync::Once;
 
 static FIRMWARE: Once<Firmware> = Once::new();
@@ -32,10 +33,8 @@ impl acpi::Memory for Phys {
         if end > 1 << features().physical_bits.clamp(32, 52) {
             return None;
         }
-        let at = paging::map_mmio(phys, len).ok()?;
-        // SAFETY: `len` bytes were mapped just now, for reading here alone; reads of firmware
-        // memory have no effect. Volatile, since it may be anything.
-        Some((0..len).map(|i| unsafe { at.add(i).read_volatile() }).collect())
+        let bytes = Registers::map(phys, len).ok()?;
+        Some((0..len).map(|i| bytes.read8(i)).collect())
     }
 }
 

@@ -34,6 +34,13 @@ unsafe extern "C" {
 pub(crate) fn start_others() {
     let mine = apic::id();
     let others = platform::cpus().iter().copied().filter(|&id| id != mine);
+    if others.clone().next().is_none() {
+        return;
+    }
+    let Ok(root) = paging::trampoline_root() else {
+        crate::log!("no memory to start other CPUs");
+        return;
+    };
     for (i, apic_id) in others.enumerate() {
         let cpu = cpu::cpu_count();
         if cpu == MAX_CPUS {
@@ -41,7 +48,7 @@ pub(crate) fn start_others() {
             break;
         }
         percpu::of(cpu).apic_id.set(apic_id);
-        match start(cpu, apic_id) {
+        match start(cpu, apic_id, root) {
             Ok(true) => {}
             Ok(false) => crate::log!("CPU with APIC id {apic_id} does not start; going on without"),
             Err(OutOfMemory) => {
@@ -57,9 +64,8 @@ pub(crate) fn arrived() {
     ARRIVED.fetch_add(1, Ordering::Release);
 }
 
-fn start(cpu: usize, apic_id: u32) -> Result<bool, OutOfMemory> {
+fn start(cpu: usize, apic_id: u32, root: u64) -> Result<bool, OutOfMemory> {
     let stack = KernelStack::new()?;
-    let root = paging::trampoline_root()?;
     fill_trampoline(root, stack.top(), cpu);
     // The CPU keeps the stack as its boot thread's.
     core::mem::forget(stack);

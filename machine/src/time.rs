@@ -53,7 +53,7 @@ impl Clock {
 
 #[inline(always)]
 fn scale(value: u64, mult: u64) -> u64 {
-    (u128::from(value) * u128::from(mult) >> SHIFT) as u64
+    ((u128::from(value) * u128::from(mult)) >> SHIFT) as u64
 }
 
 /// Finds the TSC's rate and sets the clocks. On the first CPU, after `platform::init`.

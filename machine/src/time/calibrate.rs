@@ -12,7 +12,8 @@
 use formats::acpi::PmTimer;
 
 use crate::cpu::{self, cpuid, features, inb, outb, rdtsc};
-use crate::{apic, frame, paging, platform};
+use crate::mmio::Registers;
+use crate::{apic, frame, platform};
 
 /// How long to wait between looks whether 2 ms have passed, in TSC ticks. At one microsecond of
 /// uncertainty at each end 2 ms give an error of 0.1 %; usually it is a hundred times better.
@@ -105,8 +106,7 @@ fn plausible(hz: u64) -> Option<u64> {
 /// CPUID 15H and 16H (SDM 2A), or the hypervisors' leaf with the TSC's rate in kHz.
 fn told_by_cpu() -> Option<u64> {
     if let Some((max, _)) = hypervisor()
-        && max >= 0x4000_0010
-        && max < 0x4000_0100
+        && (0x4000_0010..0x4000_0100).contains(&max)
         && let Some(hz) = plausible(u64::from(cpuid(0x4000_0010, 0)[0]) * 1000)
     {
         return Some(hz);
@@ -154,7 +154,7 @@ fn kvm_clock_rate() -> Option<Rate> {
     }
     // ns = (tsc << shift) * mult >> 32, so the rate is 10^9 * 2^32 / (mult << shift).
     let one_second = u128::from(super::NS_PER_S) << 63;
-    let hz = one_second / u128::from(mult) >> (31 + shift);
+    let hz = (one_second / u128::from(mult)) >> (31 + shift);
     let stable = u32::from(bytes[29]) & PVCLOCK_TSC_STABLE != 0;
     Some(Rate { hz: plausible(hz as u64)?, stable })
 }
@@ -195,24 +195,20 @@ fn measure(hz: u64, mask: u64, mut read: impl FnMut() -> u64) -> Option<u64> {
 
 /// IA-PC HPET 1.0a, 2.3: the period in femtoseconds is in the upper half of the first register.
 fn measure_by_hpet() -> Option<u64> {
-    const CAPABILITIES: usize = 0x00;
+    const PERIOD: usize = 0x04;
     const CONFIGURATION: usize = 0x10;
     const COUNTER: usize = 0xf0;
-    const ENABLE: u64 = 1;
-    let at = paging::map_mmio(platform::firmware().hpet?, 0x400).ok()?;
-    // SAFETY (all accesses below): `map_mmio` mapped the registers, and reading them or letting the
-    // counter run raises no interrupt, for the comparators are left as they are.
-    let read = |register: usize| unsafe { at.add(register).cast::<u64>().read_volatile() };
-    let period_fs = read(CAPABILITIES) >> 32;
+    const ENABLE: u32 = 1;
+    let registers = Registers::map(platform::firmware().hpet?, 0x400).ok()?;
+    let period_fs = u64::from(registers.read32(PERIOD));
     if !(1..=100_000_000).contains(&period_fs) {
         return None;
     }
-    let configuration = read(CONFIGURATION) | ENABLE;
-    // SAFETY: as above.
-    unsafe { at.add(CONFIGURATION).cast::<u64>().write_volatile(configuration) };
-    measure(1_000_000_000_000_000 / period_fs, u64::from(u32::MAX), || {
-        read(COUNTER) & u64::from(u32::MAX)
-    })
+    let configuration = registers.read32(CONFIGURATION) | ENABLE;
+    // SAFETY: lets the counter run; the comparators, which raise interrupts, stay as they are.
+    unsafe { registers.write32(CONFIGURATION, configuration) };
+    let counter = || u64::from(registers.read32(COUNTER));
+    measure(1_000_000_000_000_000 / period_fs, u64::from(u32::MAX), counter)
 }
 
 fn measure_by_pm_timer() -> Option<u64> {
@@ -227,20 +223,18 @@ fn measure_by_pit() -> Option<u64> {
     const COUNTER_2: u16 = 0x42;
     const COMMAND: u16 = 0x43;
     const SYSTEM_CONTROL: u16 = 0x61;
-    // SAFETY: gate of counter 2 on, speaker off; counter 2 in mode 0, both bytes, then its start
-    // value. None of these ports does anything else.
-    unsafe {
-        outb(SYSTEM_CONTROL, inb(SYSTEM_CONTROL) & !2 | 1);
-        outb(COMMAND, 0b1011_0000);
-        outb(COUNTER_2, 0xff);
-        outb(COUNTER_2, 0xff);
+    // SAFETY: counter 2 and its gate have no other user and raise no interrupt.
+    let write = |port: u16, value: u8| unsafe { outb(port, value) };
+    // SAFETY: as above.
+    let read = |port: u16| unsafe { inb(port) };
+    // Gate of counter 2 on, speaker off; mode 0, both bytes, then the start value.
+    write(SYSTEM_CONTROL, read(SYSTEM_CONTROL) & !2 | 1);
+    for (port, value) in [(COMMAND, 0b1011_0000), (COUNTER_2, 0xff), (COUNTER_2, 0xff)] {
+        write(port, value);
     }
     measure(PIT_HZ, 0xffff, || {
-        // SAFETY: latches counter 2 and reads its two bytes.
-        let [low, high] = unsafe {
-            outb(COMMAND, 0b1000_0000);
-            [inb(COUNTER_2), inb(COUNTER_2)]
-        };
-        u64::from(!u16::from_le_bytes([low, high]))
+        // Latches counter 2, then reads its two bytes.
+        write(COMMAND, 0b1000_0000);
+        u64::from(!u16::from_le_bytes([read(COUNTER_2), read(COUNTER_2)]))
     })
 }

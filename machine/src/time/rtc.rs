@@ -17,11 +17,10 @@ const MAX_POLLS: u32 = 10_000;
 const MAX_TRIES: u32 = 4;
 
 fn register(index: u8) -> u8 {
-    // SAFETY: selecting and reading a CMOS byte; bit 7 of the index leaves NMI enabled.
-    unsafe {
-        outb(INDEX, index);
-        inb(DATA)
-    }
+    // SAFETY: selects a CMOS byte; bit 7, which is clear, would mask NMI.
+    unsafe { outb(INDEX, index) };
+    // SAFETY: reads the byte.
+    unsafe { inb(DATA) }
 }
 
 /// Seconds, minutes, hours, day, month, year, century, as stored.

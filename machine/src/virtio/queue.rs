@@ -217,8 +217,9 @@ impl Queue {
                 flags: flags | if left > 0 { NEXT } else { 0 },
                 next: if left > 0 { next } else { 0 },
             };
+            let place = self.descriptors.wrapping_add(usize::from(index));
             // SAFETY: `index` is a free descriptor below `size`; the array is ours (invariant 2).
-            unsafe { self.descriptors.add(usize::from(index)).write_volatile(descriptor) };
+            unsafe { place.write_volatile(descriptor) };
             last = index;
             index = next;
         }
@@ -228,7 +229,7 @@ impl Queue {
         self.in_flight[usize::from(head)] = Some(buffers);
         let slot = usize::from(self.available_index & (self.size - 1));
         // SAFETY: the slot is inside the available ring.
-        unsafe { self.available.add(2 + slot).write_volatile(head) };
+        unsafe { self.available.wrapping_add(2 + slot).write_volatile(head) };
         self.available_index = self.available_index.wrapping_add(1);
         // The device must see descriptors and slot before the index.
         self.available_word(1).store(self.available_index, Ordering::Release);
@@ -238,13 +239,13 @@ impl Queue {
     fn available_word(&self, at: usize) -> &AtomicU16 {
         assert!(at < 2);
         // SAFETY: flags and index of the ring, aligned, for ever (invariant 2).
-        unsafe { AtomicU16::from_ptr(self.available.add(at)) }
+        unsafe { AtomicU16::from_ptr(self.available.wrapping_add(at)) }
     }
 
     fn used_word(&self, at: usize) -> &AtomicU16 {
         assert!(at < 2);
         // SAFETY: as in `available_word`.
-        unsafe { AtomicU16::from_ptr(self.used.add(at)) }
+        unsafe { AtomicU16::from_ptr(self.used.wrapping_add(at)) }
     }
 
     /// Tells the device that there are new buffers, unless it looks by itself.
@@ -281,8 +282,9 @@ impl Queue {
             return None;
         }
         let slot = usize::from(self.used_index & (self.size - 1));
+        let element = self.used.wrapping_add(2).cast::<[u32; 2]>().wrapping_add(slot);
         // SAFETY: the element is inside the used ring, 4-aligned.
-        let [id, len] = unsafe { self.used.add(2).cast::<[u32; 2]>().add(slot).read_volatile() };
+        let [id, len] = unsafe { element.read_volatile() };
         self.used_index = self.used_index.wrapping_add(1);
         let completed = self.take(id, len);
         if completed.is_none() {
