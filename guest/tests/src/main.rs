@@ -20,7 +20,9 @@ mod signals;
 mod sockets;
 mod storm;
 mod sys;
+mod system;
 mod threads;
+mod time;
 
 use harness::{Outcome, Test};
 
@@ -34,6 +36,8 @@ const SUBJECTS: &[&[Test]] = &[
     files::TESTS,
     channels::TESTS,
     sockets::TESTS,
+    time::TESTS,
+    system::TESTS,
     pointers::TESTS,
     storm::TESTS,
 ];
