@@ -206,6 +206,10 @@ pub trait Inode: Send + Sync + Any {
     fn page_cache(&self) -> Option<Arc<PageCache>> {
         None
     }
+    /// Whether its contents may not be changed through shared mappings any more (F_SEAL_WRITE).
+    fn is_write_sealed(&self) -> bool {
+        false
+    }
     /// Reserves, punches or zeroes a range of a regular file (fallocate(2)).
     fn allocate(&self, _mode: u32, _offset: u64, _len: u64) -> Result<()> {
         Err(Errno::EOPNOTSUPP)

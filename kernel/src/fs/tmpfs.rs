@@ -21,7 +21,7 @@ use machine::sync::SpinLock;
 
 use super::{
     DirEntry, File, FileOps, FileSystem, FileType, Inode, Metadata, NewObject, SetAttributes,
-    Statistics, special,
+    Statistics, permission, special,
 };
 use crate::io::{Sink, Source};
 use crate::mm::page_cache::PageCache;
@@ -290,6 +290,19 @@ impl TmpInode {
         attributes.ctime_ns = now_ns;
     }
 
+    /// After a write: a program that others write to loses its privileges (write(2), chmod(2)).
+    fn written(&self) {
+        self.touch();
+        let mode = self.attributes.lock().mode;
+        if mode & 0o6000 != 0 && crate::sched::has_current() {
+            let credentials = crate::sched::current().process.credentials();
+            if !credentials.has(permission::capability::FSETID) {
+                let group = if mode & 0o010 != 0 { 0o2000 } else { 0 };
+                self.attributes.lock().mode &= !(0o4000 | group);
+            }
+        }
+    }
+
     fn change_links(&self, change: i64) {
         let mut attributes = self.attributes.lock();
         attributes.links = attributes.links.saturating_add_signed(change);
@@ -334,6 +347,9 @@ impl TmpInode {
         let old = regular.seals.load(Ordering::Acquire);
         if old & raw::F_SEAL_SEAL != 0 {
             return Err(Errno::EPERM);
+        }
+        if seals & raw::F_SEAL_WRITE != 0 && regular.cache.is_mapped_writable() {
+            return Err(Errno::EBUSY);
         }
         regular.seals.store(old | seals, Ordering::Release);
         Ok(())
@@ -630,6 +646,11 @@ impl Inode for TmpInode {
         self.regular().ok().map(|regular| regular.cache.clone())
     }
 
+    fn is_write_sealed(&self) -> bool {
+        let sealed = raw::F_SEAL_WRITE | raw::F_SEAL_FUTURE_WRITE;
+        self.seals().is_some_and(|seals| seals & sealed != 0)
+    }
+
     fn allocate(&self, mode: u32, offset: u64, len: u64) -> Result<()> {
         let regular = self.regular().map_err(|_| Errno::ENODEV)?;
         let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
@@ -860,7 +881,7 @@ impl FileOps for TmpInode {
         let regular = self.regular()?;
         let written = regular.write(&self.shared, file, offset, source)?;
         if written > 0 {
-            self.touch();
+            self.written();
         }
         Ok(written)
     }

@@ -175,6 +175,17 @@ impl Mm {
         }
     }
 
+    /// Whether an area shares `file` and is or may become writable.
+    pub fn may_write_file(&self, file: &page_cache::PageCache) -> bool {
+        let inner = self.inner.lock();
+        inner.vmas.values().any(|vma| match &vma.backing {
+            Backing::File { cache, .. } => {
+                vma.shared && vma.may_write && core::ptr::eq(Arc::as_ptr(cache), file)
+            }
+            _ => false,
+        })
+    }
+
     /// Identity of the 32-bit word at `address`. `private` skips the look at the mapping.
     pub fn futex_key(&self, address: u64, private: bool) -> Result<FutexKey> {
         let own = FutexKey { object: core::ptr::from_ref(self) as u64, offset: address };

@@ -91,38 +91,40 @@ impl PageCache {
         if size > MAX_FILE_SIZE {
             return Err(Errno::EFBIG);
         }
-        let _fill = self.fill.lock();
+        let fill = self.fill.lock();
         let old = self.size.swap(size, Ordering::AcqRel);
         if size < old {
-            self.drop_range(size.div_ceil(PAGE), u64::MAX);
             self.zero_part(size, size.next_multiple_of(PAGE));
+            let removed = self.take_range(size.div_ceil(PAGE), u64::MAX);
+            drop(fill);
+            self.unmap(size.div_ceil(PAGE), u64::MAX);
+            drop(removed);
         }
         Ok(())
     }
 
     /// Forgets clean pages because the file behind the cache has changed.
     pub fn invalidate(&self) {
-        let _fill = self.fill.lock();
         let clean: Vec<u64> = {
             let pages = self.pages.lock();
             pages.iter().filter(|(_, p)| !p.dirty).map(|(&index, _)| index).collect()
         };
         for index in clean {
-            self.drop_range(index, index + 1);
+            let removed = self.take_range(index, index + 1);
+            self.unmap(index, index + 1);
+            drop(removed);
         }
     }
 
-    /// Drops pages `[first, end)` and unmaps them from programs.
-    fn drop_range(&self, first: u64, end: u64) {
-        let removed: Vec<Page> = {
-            let mut pages = self.pages.lock();
-            let mut tail = pages.split_off(&first);
-            let mut keep = tail.split_off(&end);
-            pages.append(&mut keep);
-            tail.into_values().collect()
-        };
-        self.unmap(first, end);
-        drop(removed);
+    /// Takes pages `[first, end)` out. The caller unmaps them from programs, without holding `fill`:
+    /// a fault holds the lock of its address space while it fills a page, and unmapping takes that
+    /// lock. A page that a fault brings in meanwhile loses its mapping and is mapped again.
+    fn take_range(&self, first: u64, end: u64) -> Vec<Page> {
+        let mut pages = self.pages.lock();
+        let mut tail = pages.split_off(&first);
+        let mut keep = tail.split_off(&end);
+        pages.append(&mut keep);
+        tail.into_values().collect()
     }
 
     fn unmap(&self, first: u64, end: u64) {
@@ -309,7 +311,7 @@ impl PageCache {
     pub fn punch(&self, offset: u64, len: u64) {
         let end = offset.saturating_add(len);
         let (first, last) = (offset.div_ceil(PAGE), end / PAGE);
-        let _fill = self.fill.lock();
+        let fill = self.fill.lock();
         if first > last {
             self.zero_part(offset, end);
             return;
@@ -317,8 +319,17 @@ impl PageCache {
         self.zero_part(offset, first * PAGE);
         self.zero_part(last * PAGE, end);
         if first < last {
-            self.drop_range(first, last);
+            let removed = self.take_range(first, last);
+            drop(fill);
+            self.unmap(first, last);
+            drop(removed);
         }
+    }
+
+    /// Whether a program shares the file by a mapping that is or may become writable.
+    pub fn is_mapped_writable(&self) -> bool {
+        let mappers: Vec<Arc<Mm>> = self.mappers.lock().iter().filter_map(Weak::upgrade).collect();
+        mappers.iter().any(|mm| mm.may_write_file(self))
     }
 
     /// Reserves memory for `[offset, offset + len)`, so that writing there cannot run out of it.

@@ -96,8 +96,13 @@ fn file_backing(vma: &mut Vma, fd: u32, offset: u64, len: u64) -> Result<()> {
     if vma.shared && vma.prot.write && !writable {
         return Err(Errno::EACCES);
     }
-    vma.may_write = !vma.shared || writable;
-    let cache = file.ops().inode().page_cache().ok_or(Errno::ENODEV)?;
+    let inode = file.inode();
+    let sealed = vma.shared && inode.is_write_sealed();
+    if sealed && vma.prot.write {
+        return Err(Errno::EPERM);
+    }
+    vma.may_write = !vma.shared || writable && !sealed;
+    let cache = inode.page_cache().ok_or(Errno::ENODEV)?;
     if offset.checked_add(len).is_none_or(|end| end > MAX_FILE_SIZE) {
         return Err(Errno::EOVERFLOW);
     }

@@ -11,6 +11,7 @@ use crate::fs::path::{Context, Location};
 use crate::fs::permission::{self, WRITE, capability, is_owner};
 use crate::fs::{File, FileType, Metadata, SetAttributes, inotify};
 use crate::process::Credentials;
+use crate::process::signal::send_to_current;
 use crate::sched::current;
 use crate::syscall::Args;
 use crate::time::realtime_ns;
@@ -296,6 +297,7 @@ fn resize(location: &Location, size: u64) -> Result<u64> {
     /// RLIMIT_FSIZE's index.
     const LIMIT_FSIZE: usize = 1;
     if size > current().process.limit(LIMIT_FSIZE) {
+        send_to_current(raw::SIGXFSZ);
         return Err(Errno::EFBIG);
     }
     let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };

@@ -10,6 +10,7 @@ use abi::{Errno, Result, general as raw};
 use super::file;
 use crate::fs::{File, FileType, inotify};
 use crate::io::{MAX_TRANSFER, Sink, Source, read_iovec};
+use crate::process::signal::send_to_current;
 use crate::sched::current;
 use crate::syscall::Args;
 
@@ -195,6 +196,7 @@ fn explain(file: &File, error: Errno) -> Errno {
 fn check_file_limit(file: &File, offset: u64) -> Result<()> {
     let limit = current().process.limit(LIMIT_FSIZE);
     if offset >= limit && file.inode().file_type() == FileType::Regular {
+        send_to_current(raw::SIGXFSZ);
         return Err(Errno::EFBIG);
     }
     Ok(())
