@@ -13,6 +13,7 @@ use machine::task::Task;
 
 pub mod drivers;
 pub mod fs;
+pub mod identity;
 pub mod io;
 pub mod ipc;
 pub mod mm;

@@ -156,6 +156,9 @@ struct CpuState {
     /// vruntime of the running thread at the last accounting, for wake-up preemption.
     current_vruntime_ns: AtomicU64,
     idle_ns: AtomicU64,
+    /// Time in user mode, as the ticks fell.
+    user_ns: AtomicU64,
+    switches: AtomicU64,
     idle_thread: machine::sync::Once<Arc<Thread>>,
 }
 
@@ -171,6 +174,8 @@ static CPUS: PerCpu<CpuState> = PerCpu::from_array(
             idle: AtomicBool::new(false),
             current_vruntime_ns: AtomicU64::new(0),
             idle_ns: AtomicU64::new(0),
+            user_ns: AtomicU64::new(0),
+            switches: AtomicU64::new(0),
             idle_thread: machine::sync::Once::new(),
         }
     }; MAX_CPUS],
@@ -348,6 +353,9 @@ pub fn schedule() {
     if !is_idle_thread || CPUS.of(cpu).queued.load(Ordering::Relaxed) > 0 {
         time::arm_tick(now_ns);
     }
+    // Only this CPU writes it, with interrupts masked.
+    let switches = &CPUS.of(cpu).switches;
+    switches.store(switches.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     CURRENT.switch_to(next);
     drop(irq);
 }
@@ -419,6 +427,9 @@ pub fn timer_tick(from_user: bool) {
         state.current_vruntime_ns.store(entity.vruntime_ns, Ordering::Relaxed);
         drop(entity);
         thread.charge(ran_ns, from_user);
+        if from_user {
+            state.user_ns.fetch_add(ran_ns, Ordering::Relaxed);
+        }
         // Asked even if nobody waits: the watchdog wants to see that it would have worked.
         thread.task().set_work(work::RESCHEDULE);
         time::arm_tick(now_ns);
@@ -492,6 +503,16 @@ fn others_have_work() -> bool {
 /// Idle time of a CPU since boot, nanoseconds; for /proc/stat and /proc/uptime.
 pub fn idle_ns(cpu: usize) -> u64 {
     CPUS.of(cpu).idle_ns.load(Ordering::Relaxed)
+}
+
+/// Time of a CPU in user mode since boot, nanoseconds, to the accuracy of a tick.
+pub fn user_ns(cpu: usize) -> u64 {
+    CPUS.of(cpu).user_ns.load(Ordering::Relaxed)
+}
+
+/// Context switches since boot, for /proc/stat.
+pub fn switches() -> u64 {
+    CPUS.iter().map(|state| state.switches.load(Ordering::Relaxed)).sum()
 }
 
 /// Threads that run or wait to, for /proc/loadavg and sysinfo(2).

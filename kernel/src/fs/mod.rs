@@ -33,9 +33,11 @@ pub mod overlay;
 pub mod path;
 pub mod path_file;
 pub mod permission;
+pub mod proc;
 pub mod pseudo;
 pub mod special;
 pub mod syscalls;
+pub mod sys;
 pub mod tmpfs;
 pub mod tree;
 

@@ -17,6 +17,7 @@ use crate::sync::Mutex;
 
 pub mod fault;
 pub mod page_cache;
+pub mod remote;
 pub mod syscalls;
 pub mod vma;
 

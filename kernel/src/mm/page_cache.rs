@@ -424,6 +424,15 @@ impl PageCache {
     }
 }
 
+/// Pages of files that lie behind a backend, for /proc/meminfo.
+pub fn cached_pages() -> usize {
+    let caches: Vec<Arc<PageCache>> = {
+        let all = RECLAIMABLE.lock();
+        all.iter().filter_map(Weak::upgrade).collect()
+    };
+    caches.iter().map(|cache| cache.resident_pages()).sum()
+}
+
 /// Frees memory that can be read again from a backend; returns how many frames.
 pub fn reclaim_all() -> usize {
     let caches: Vec<Arc<PageCache>> = {

@@ -239,6 +239,8 @@ pub struct Settings {
     pub timer_slack_ns: AtomicU64,
     /// PR_SET_THP_DISABLE.
     pub no_huge_pages: AtomicBool,
+    /// How much rather (or not) it is chosen when memory runs out: -1000 to 1000 (proc(5)).
+    pub oom_score_adj: AtomicI32,
     /// Expedited membarrier(2) commands it has registered for.
     pub membarrier: AtomicU32,
 }
@@ -257,6 +259,8 @@ impl Settings {
         settings.personality.store(personality, Ordering::Relaxed);
         let slack_ns = self.timer_slack_ns.load(Ordering::Relaxed);
         settings.timer_slack_ns.store(slack_ns, Ordering::Relaxed);
+        let adjustment = self.oom_score_adj.load(Ordering::Relaxed);
+        settings.oom_score_adj.store(adjustment, Ordering::Relaxed);
         settings
     }
 }
@@ -350,6 +354,12 @@ pub fn find_thread(tid: Pid) -> Option<Arc<Thread>> {
 #[must_use]
 pub fn all_processes() -> Vec<Arc<Process>> {
     TABLE.lock().processes.values().cloned().collect()
+}
+
+/// The id given out last, for /proc/loadavg.
+#[must_use]
+pub fn last_pid() -> Pid {
+    TABLE.lock().next.saturating_sub(1)
 }
 
 /// The first process of the machine: adopts orphans.

@@ -1,0 +1,62 @@
+//! Memory of a program that is not the running one: for procfs, and for whoever traces it.
+//!
+//! Pages are brought in as the program itself would, but whatever the area allows, so a stopped
+//! program can be read and changed page by page. The lock of the address space is held for one page
+//! at a time.
+
+use abi::{Errno, Result};
+use machine::entry::PageFault;
+use machine::frame::{Frame, PAGE_SIZE};
+
+use super::{Mm, PAGE};
+
+impl Mm {
+    /// Copies memory of the program out; returns how many bytes there were before the first page
+    /// that does not exist or may not be read. EFAULT if there were none.
+    pub fn read_remote(&self, address: u64, into: &mut [u8]) -> Result<usize> {
+        self.each_page(address, into.len(), false, |frame, offset, done, len| {
+            frame.read(offset, &mut into[done..done + len]);
+        })
+    }
+
+    /// Copies into memory of the program; as [`Mm::read_remote`]. Only where the program may write.
+    pub fn write_remote(&self, address: u64, from: &[u8]) -> Result<usize> {
+        self.each_page(address, from.len(), true, |frame, offset, done, len| {
+            frame.write(offset, &from[done..done + len]);
+        })
+    }
+
+    fn each_page(
+        &self,
+        address: u64,
+        len: usize,
+        write: bool,
+        mut copy: impl FnMut(&Frame, usize, usize, usize),
+    ) -> Result<usize> {
+        let mut done = 0;
+        while done < len {
+            let Some(at) = address.checked_add(done as u64) else { break };
+            let offset = (at % PAGE) as usize;
+            let part = (PAGE_SIZE - offset).min(len - done);
+            match self.remote_page(at - at % PAGE, write) {
+                // Under the lock no longer: the frame is held by count.
+                Ok(frame) => copy(&frame, offset, done, part),
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+            done += part;
+        }
+        Ok(done)
+    }
+
+    fn remote_page(&self, page: u64, write: bool) -> Result<Frame> {
+        self.with(|inner| {
+            let mapping = inner.table.lookup(page);
+            if let Some(mapping) = mapping.filter(|mapping| !write || mapping.prot.write) {
+                return Ok(mapping.frame);
+            }
+            inner.fault(PageFault { address: page, write, exec: false })?;
+            Ok(inner.table.lookup(page).ok_or(Errno::EFAULT)?.frame)
+        })
+    }
+}
