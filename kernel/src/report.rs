@@ -120,6 +120,10 @@ pub fn finish(fate: &ToHost) -> ! {
     if COUNTERS.load(Ordering::Relaxed) {
         send_counters();
     }
+    // What programs wrote to shared folders has to be there when the command line goes on.
+    for mount in crate::fs::mount::all() {
+        let _ = mount.file_system().sync();
+    }
     send(fate);
     if let Ok(console) = crate::drivers::console::console() {
         for port in [console.stdio(), console.stderr(), console.control()] {

@@ -77,6 +77,8 @@ fn try_prepare() -> core::result::Result<First, Failure> {
     let config = read_config()?;
     let config = CONFIG.call_once(|| config);
     report::init(&config.want);
+    // Longer ones are refused when the configuration is decoded; an empty one keeps the default.
+    let _ = crate::identity::set_hostname(&config.hostname);
     crate::ipc::init();
     let root = mount_root(config)?;
     mount_standard(&root)?;
@@ -214,6 +216,8 @@ fn attach(tag: &[u8], writable: bool) -> core::result::Result<Arc<dyn FileSystem
 
 /// File systems every program expects.
 const STANDARD: &[(&str, fn() -> Result<Arc<dyn FileSystem>>, u32)] = &[
+    ("/proc", || Ok(fs::proc::new()), NO_EXEC),
+    ("/sys", || Ok(fs::sys::new()), NO_EXEC),
     ("/dev", || fs::dev::new().map(|fs| fs as Arc<dyn FileSystem>), raw::MS_NOSUID),
     ("/dev/shm", || Ok(TmpFs::new("tmpfs", 0o1777, Limits::default())), NO_DEVICES),
     ("/run", || Ok(TmpFs::new("tmpfs", 0o755, Limits::default())), NO_DEVICES),

@@ -5,6 +5,7 @@ use entry::PtRegs;
 
 use crate::ipc;
 use crate::fs::syscalls as fs;
+use crate::identity;
 use crate::mm::syscalls as mm;
 use crate::net::syscalls as net;
 use crate::report;
@@ -38,6 +39,11 @@ fn dispatch(regs: &mut PtRegs, number: u64, a: &Args) -> Result<u64> {
     report::syscall(number);
     let Ok(number) = u32::try_from(number) else { return Err(Errno::ENOSYS) };
     match number {
+        // --- the system
+        nr::__NR_uname => identity::uname(a),
+        nr::__NR_sethostname => identity::sethostname(a),
+        nr::__NR_setdomainname => identity::setdomainname(a),
+        nr::__NR_sysinfo => identity::sysinfo(a),
         // --- memory
         nr::__NR_mmap => mm::mmap(a),
         nr::__NR_munmap => mm::munmap(a),
