@@ -435,6 +435,11 @@ pub(crate) fn init() {
     }
 }
 
+/// Makes every CPU pass a full memory barrier; returns when all have.
+pub fn barrier_on_all_cpus() {
+    crate::tlb::flush_kernel();
+}
+
 static CPU_COUNT: AtomicU32 = AtomicU32::new(1);
 
 /// CPUs that are running the kernel, at least 1. They have the ids 0 to `cpu_count() - 1`.
