@@ -1,6 +1,6 @@
 //! Clocks (clock_gettime(2)): which one an id names, reading and setting them.
 
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 
 use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -26,6 +26,10 @@ pub enum Clock {
     Process(Arc<Process>, Part),
     /// CPU time of a thread.
     Thread(Arc<Thread>, Part),
+    /// As `Process`, in something that the process itself owns.
+    OwnProcess(Weak<Process>, Part),
+    /// As `Thread`, in something that its process owns.
+    OwnThread(Weak<Thread>, Part),
 }
 
 /// Which CPU time.
@@ -87,14 +91,24 @@ impl Clock {
         match self {
             Clock::Realtime => realtime_ns(),
             Clock::Monotonic => now_ns(),
-            Clock::Process(process, part) => {
-                let [user, kernel] = process.times_ns();
-                if *part == Part::User { user } else { user + kernel }
+            Clock::Process(process, part) => part.of_process(process),
+            Clock::Thread(thread, part) => part.of_thread(thread),
+            Clock::OwnProcess(process, part) => {
+                process.upgrade().map_or(0, |process| part.of_process(&process))
             }
-            Clock::Thread(thread, part) => {
-                let (user, kernel) = thread.times_ns();
-                if *part == Part::User { user } else { user + kernel }
+            Clock::OwnThread(thread, part) => {
+                thread.upgrade().map_or(0, |thread| part.of_thread(&thread))
             }
+        }
+    }
+
+    /// The same clock, for something that its process owns.
+    #[must_use]
+    pub fn downgrade(self) -> Clock {
+        match self {
+            Clock::Process(process, part) => Clock::OwnProcess(Arc::downgrade(&process), part),
+            Clock::Thread(thread, part) => Clock::OwnThread(Arc::downgrade(&thread), part),
+            clock => clock,
         }
     }
 
@@ -104,8 +118,20 @@ impl Clock {
         match self {
             Clock::Realtime => Some(realtime_offset_ns()),
             Clock::Monotonic => Some(0),
-            Clock::Process(..) | Clock::Thread(..) => None,
+            _ => None,
         }
+    }
+}
+
+impl Part {
+    fn of_process(self, process: &Process) -> u64 {
+        let [user_ns, kernel_ns] = process.times_ns();
+        if self == Part::User { user_ns } else { user_ns + kernel_ns }
+    }
+
+    fn of_thread(self, thread: &Thread) -> u64 {
+        let (user_ns, kernel_ns) = thread.times_ns();
+        if self == Part::User { user_ns } else { user_ns + kernel_ns }
     }
 }
 

@@ -315,6 +315,8 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
     };
     let settings = parent.settings.inherit();
     settings.holds_vfork_parent.store(flags & VFORK != 0, Ordering::Relaxed);
+    let has_cpu_limit = parent.limit(raw::RLIMIT_CPU as usize) != super::UNLIMITED;
+    settings.watches_cpu_time.store(has_cpu_limit, Ordering::Relaxed);
     let program = parent.program.lock().clone();
     let process = Process {
         settings,

@@ -78,6 +78,10 @@ fn set(process: &Process, number: usize, new: Limit) -> Result<()> {
         return Err(Errno::EPERM);
     }
     limits[number] = new;
+    drop(limits);
+    if number == raw::RLIMIT_CPU as usize {
+        super::timers::cpu_limit_changed(process);
+    }
     Ok(())
 }
 

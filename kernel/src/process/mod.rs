@@ -23,6 +23,7 @@ use crate::mm::Mm;
 use crate::sched::{SchedEntity, current};
 use crate::sync::WaitQueue;
 
+pub mod capabilities;
 pub mod clock;
 pub mod credentials;
 pub mod elf;
@@ -32,12 +33,17 @@ pub mod exit;
 pub mod family;
 pub mod fork;
 pub mod futex;
+pub mod groups;
+pub mod identity;
 pub mod init;
 pub mod limits;
 pub mod pidfd;
+pub mod prctl;
 pub mod restart;
+pub mod schedule;
 pub mod signal;
 pub mod sleep;
+pub mod system;
 pub mod timers;
 pub mod usage;
 pub mod wait;
@@ -141,6 +147,9 @@ impl Thread {
     pub fn charge(&self, ns: u64, user: bool) {
         let (user_ns, kernel_ns) = &self.cpu_time_ns;
         (if user { user_ns } else { kernel_ns }).fetch_add(ns, Ordering::Relaxed);
+        if self.process.settings.watches_cpu_time.load(Ordering::Relaxed) {
+            timers::cpu_tick(&self.process);
+        }
     }
 }
 
@@ -243,6 +252,8 @@ pub struct Settings {
     pub oom_score_adj: AtomicI32,
     /// Expedited membarrier(2) commands it has registered for.
     pub membarrier: AtomicU32,
+    /// The tick has to look at timers on its CPU time, or at RLIMIT_CPU.
+    pub watches_cpu_time: AtomicBool,
 }
 
 impl Settings {
@@ -348,6 +359,12 @@ pub fn find_process(pid: Pid) -> Option<Arc<Process>> {
 #[must_use]
 pub fn find_thread(tid: Pid) -> Option<Arc<Thread>> {
     TABLE.lock().threads.get(&tid).and_then(Weak::upgrade)
+}
+
+/// How many threads there are.
+#[must_use]
+pub fn thread_count() -> usize {
+    TABLE.lock().threads.len()
 }
 
 /// All processes, by id.

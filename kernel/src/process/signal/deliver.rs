@@ -70,6 +70,7 @@ fn next() -> Next {
 /// Acts on one signal; true if a handler frame was set up.
 fn take_action(regs: &mut PtRegs, info: SigInfo, action: Action, continues: u64) -> bool {
     let number = info.number();
+    current().note_delivery(&info);
     if action.ignores(number) {
         return false;
     }

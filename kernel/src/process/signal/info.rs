@@ -84,6 +84,19 @@ impl SigInfo {
         SigInfo { signo: signo as i32, code: raw::SI_TIMER, fields, ..Self::default() }
     }
 
+    /// Of a timer's signal: the timer's id, and its overruns.
+    #[must_use]
+    pub fn timer_fields(&self) -> (u32, u32) {
+        (self.fields[0] as u32, (self.fields[0] >> 32) as u32)
+    }
+
+    /// Counts further overruns in a timer's signal.
+    pub fn add_overruns(&mut self, more: u32) {
+        let (id, overruns) = self.timer_fields();
+        let most = i32::MAX as u32;
+        self.fields[0] = pair(id, overruns.saturating_add(more).min(most));
+    }
+
     /// The signal's number.
     #[must_use]
     pub fn number(&self) -> u32 {

@@ -192,9 +192,22 @@ impl Thread {
 
     /// Takes a pending signal of `wanted`, the thread's own first.
     pub fn take_signal(&self, wanted: SignalSet) -> Option<SigInfo> {
-        let mut shared = self.process.signals.lock();
-        let own = self.signals.lock().pending.take(wanted);
-        own.or_else(|| shared.pending.take(wanted))
+        let taken = {
+            let mut shared = self.process.signals.lock();
+            let own = self.signals.lock().pending.take(wanted);
+            own.or_else(|| shared.pending.take(wanted))
+        };
+        if let Some(info) = &taken {
+            self.note_delivery(info);
+        }
+        taken
+    }
+
+    /// What has to be known about a signal that was taken. No lock is held.
+    fn note_delivery(&self, info: &SigInfo) {
+        if info.code == raw::SI_TIMER {
+            super::timers::note_delivery(&self.process, info);
+        }
     }
 }
 

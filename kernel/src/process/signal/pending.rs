@@ -82,6 +82,25 @@ impl Pending {
         Ok(())
     }
 
+    /// Adds the signal of a timer, or an overrun to the one that is pending still. `info` says how
+    /// many expiries it stands for beyond the first.
+    pub fn add_timer(&mut self, info: SigInfo) {
+        let (id, missed) = info.timer_fields();
+        let same = |other: &&mut SigInfo| {
+            info.code == raw::SI_TIMER
+                && other.code == raw::SI_TIMER
+                && other.signo == info.signo
+                && other.timer_fields().0 == id
+        };
+        match self.queue.iter_mut().find(same) {
+            Some(pending) => pending.add_overruns(missed.saturating_add(1)),
+            // Timers are bounded, and each has one entry at most.
+            None => {
+                let _ = self.add(info, usize::MAX);
+            }
+        }
+    }
+
     /// Takes the next signal of `wanted`: synchronous ones first, then by number.
     pub fn take(&mut self, wanted: SignalSet) -> Option<SigInfo> {
         let candidates = self.set & wanted;

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use abi::{Errno, Result, general as raw};
 
-use super::{ProcessSignals, SigInfo, SignalSet, bit, pending, stop};
+use super::{Pending, ProcessSignals, SigInfo, SignalSet, bit, pending, stop};
 use crate::poll::events;
 use crate::process::{Pid, Process, Thread, all_processes, work};
 use crate::sched::{self, current, has_current};
@@ -13,12 +13,18 @@ use crate::sched::{self, current, has_current};
 /// Sends a signal to a process: some thread that does not block it will take it. EAGAIN if the queue
 /// of real-time signals is full. Callable from interrupts.
 pub fn send_to_process(process: &Arc<Process>, info: SigInfo) -> Result<()> {
-    send(process, None, info)
+    send(process, None, info, false)
 }
 
 /// Sends a signal to one thread.
 pub fn send_to_thread(thread: &Arc<Thread>, info: SigInfo) -> Result<()> {
-    send(&thread.process, Some(thread), info)
+    send(&thread.process, Some(thread), info, false)
+}
+
+/// Sends the signal of a timer's expiry. Callable from interrupts.
+pub fn send_timer(process: &Arc<Process>, target: Option<&Arc<Thread>>, info: SigInfo) {
+    // Timers are never refused.
+    let _ = send(process, target, info, true);
 }
 
 /// Sends a signal of the kernel to the running thread, synchronously (SIGPIPE).
@@ -52,7 +58,12 @@ pub fn group_members(group: Pid) -> Vec<Arc<Process>> {
     all
 }
 
-fn send(process: &Arc<Process>, target: Option<&Arc<Thread>>, info: SigInfo) -> Result<()> {
+fn send(
+    process: &Arc<Process>,
+    target: Option<&Arc<Thread>>,
+    info: SigInfo,
+    by_timer: bool,
+) -> Result<()> {
     let number = info.number();
     let limit = process.limit(raw::RLIMIT_SIGPENDING as usize);
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
@@ -67,11 +78,17 @@ fn send(process: &Arc<Process>, target: Option<&Arc<Thread>>, info: SigInfo) -> 
         return Ok(());
     }
     if !is_ignored(process, &threads, target, number) {
+        let add = |pending: &mut Pending| {
+            if by_timer {
+                pending.add_timer(info);
+                return Ok(());
+            }
+            pending.add(info, limit).map_err(|_| Errno::EAGAIN)
+        };
         match target {
-            Some(thread) => thread.signals.lock().pending.add(info, limit),
-            None => shared.pending.add(info, limit),
-        }
-        .map_err(|_| Errno::EAGAIN)?;
+            Some(thread) => add(&mut thread.signals.lock().pending),
+            None => add(&mut shared.pending),
+        }?;
         if let Some(thread) = choose(&threads, target, number) {
             alert(thread);
         }

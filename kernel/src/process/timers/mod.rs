@@ -1,16 +1,285 @@
 //! Timers that send signals: alarm(2), setitimer(2), timer_create(2).
 //!
-//! Timers on the wall or monotonic clock are timers of the kernel (`time::wake_at`): their expiry runs
-//! in an interrupt and sends the signal there. Timers on CPU clocks are looked at by the tick of the
-//! threads that run on that clock's time.
+//! One kind of timer serves all of them. On the wall or monotonic clock it is a timer of the kernel
+//! (`time::wake_at`): it expires in an interrupt and sends its signal there. On a CPU clock it is
+//! looked at by the tick of the threads that run on that clock's time.
+//!
+//! A timer that expires again before its signal was taken sends no second one; it counts an overrun in
+//! the first.
+//!
+//! Locks: a process's `timers`, a timer's `state`; signals are sent with neither held.
+//! Neighbours: `interval` and `posix` have the system calls.
 
-use alloc::sync::Arc;
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, Ordering};
 
-use super::Process;
+use abi::general as raw;
+use machine::sync::SpinLock;
+
+use super::clock::Clock;
+use super::signal::{SigInfo, send};
+use super::{Process, Thread, UNLIMITED};
+use crate::sync::Wake;
+use crate::time::{Deadline, NS_PER_SEC, TimeSpec, Timer, now_ns, wake_at};
+
+pub mod interval;
+pub mod posix;
+
+/// A periodic timer fires no more often than this, whatever its interval; what it misses are overruns.
+const MIN_PERIOD_NS: u64 = 100_000;
+
+/// Whom an expiry is told.
+enum Notify {
+    /// Nobody: the program asks (SIGEV_NONE).
+    Nobody,
+    Process(Weak<Process>),
+    Thread(Weak<Thread>),
+}
+
+/// A timer.
+pub struct AlarmTimer {
+    own: Weak<AlarmTimer>,
+    clock: Clock,
+    notify: Notify,
+    signal: u32,
+    /// POSIX timers: id and value for siginfo. None: an interval timer, whose signal tells nothing.
+    identity: Option<(u32, u64)>,
+    state: SpinLock<State>,
+    /// Overruns of the signal that was delivered last (timer_getoverrun(2)).
+    overruns: AtomicU32,
+}
+
+#[derive(Default)]
+struct State {
+    /// When it expires next, on its clock or (not a CPU clock) the monotonic one; None: disarmed.
+    next_ns: Option<u64>,
+    /// 0: it expires once.
+    interval_ns: u64,
+    armed: Option<Timer>,
+}
+
+/// Value and interval of a timer, nanoseconds; value 0: disarmed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Setting {
+    /// Until the next expiry.
+    pub value_ns: u64,
+    /// Between further ones; 0: none.
+    pub interval_ns: u64,
+}
 
 /// The timers of a process.
 #[derive(Default)]
-pub struct Timers {}
+pub struct Timers {
+    /// ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF.
+    interval: [Option<Arc<AlarmTimer>>; 3],
+    /// timer_create(2)'s.
+    posix: BTreeMap<u32, Arc<AlarmTimer>>,
+    next_id: u32,
+    /// Second of CPU time at which SIGXCPU comes next (RLIMIT_CPU).
+    cpu_limit_s: Option<u64>,
+}
 
-/// The process ends or executes a program: its timers go.
-pub fn release(_process: &Arc<Process>) {}
+impl AlarmTimer {
+    fn new(
+        clock: Clock,
+        notify: Notify,
+        signal: u32,
+        identity: Option<(u32, u64)>,
+    ) -> Arc<AlarmTimer> {
+        Arc::new_cyclic(|own| AlarmTimer {
+            own: own.clone(),
+            clock,
+            notify,
+            signal,
+            identity,
+            state: SpinLock::default(),
+            overruns: AtomicU32::new(0),
+        })
+    }
+
+    fn is_on_cpu_clock(&self) -> bool {
+        self.clock.monotonic_offset_ns().is_none()
+    }
+
+    /// Now, on the clock on which it expires.
+    fn now_ns(&self) -> u64 {
+        if self.is_on_cpu_clock() { self.clock.now_ns() } else { now_ns() }
+    }
+
+    /// What is left, and the interval.
+    fn get(&self) -> Setting {
+        let now_ns = self.now_ns();
+        let state = self.state.lock();
+        let left = |next: u64| next.saturating_sub(now_ns).max(1);
+        Setting {
+            value_ns: state.next_ns.map_or(0, left),
+            interval_ns: state.interval_ns,
+        }
+    }
+
+    /// Arms or disarms it. `absolute`: the value is a time of its clock.
+    fn set(&self, setting: Setting, absolute: bool) {
+        let next_ns = if setting.value_ns == 0 {
+            None
+        } else if absolute {
+            let offset_ns = self.clock.monotonic_offset_ns().unwrap_or(0);
+            Some(setting.value_ns.saturating_sub(offset_ns))
+        } else {
+            Some(self.now_ns().saturating_add(setting.value_ns))
+        };
+        let mut state = self.state.lock();
+        if let Some(timer) = state.armed.take() {
+            timer.cancel();
+        }
+        state.next_ns = next_ns;
+        state.interval_ns = setting.interval_ns;
+        self.arm(&mut state);
+    }
+
+    fn arm(&self, state: &mut State) {
+        let (Some(next_ns), Some(own)) = (state.next_ns, self.own.upgrade()) else { return };
+        if !self.is_on_cpu_clock() {
+            state.armed = Some(wake_at(Deadline(next_ns), own));
+        }
+    }
+
+    /// Takes an expiry if one is due: how many intervals have passed beyond the first.
+    fn expire(&self) -> Option<u64> {
+        let now_ns = self.now_ns();
+        let mut state = self.state.lock();
+        let next_ns = state.next_ns.filter(|&next_ns| next_ns <= now_ns)?;
+        state.armed = None;
+        let missed = if state.interval_ns == 0 {
+            state.next_ns = None;
+            0
+        } else {
+            let missed = (now_ns - next_ns) / state.interval_ns;
+            let on_time = next_ns.saturating_add((missed + 1).saturating_mul(state.interval_ns));
+            state.next_ns = Some(on_time.max(now_ns + MIN_PERIOD_NS.min(state.interval_ns * 4)));
+            self.arm(&mut state);
+            missed
+        };
+        Some(missed)
+    }
+
+    /// Sends the signal of an expiry. No lock is held.
+    fn fire(&self, missed: u64) {
+        let missed = u32::try_from(missed).unwrap_or(i32::MAX as u32);
+        let info = match self.identity {
+            None => SigInfo::kernel(self.signal),
+            Some((id, value)) => SigInfo::timer(self.signal, id, missed, value),
+        };
+        match &self.notify {
+            Notify::Nobody => {}
+            Notify::Process(process) => {
+                if let Some(process) = process.upgrade() {
+                    send::send_timer(&process, None, info);
+                }
+            }
+            Notify::Thread(thread) => {
+                if let Some(thread) = thread.upgrade() {
+                    send::send_timer(&thread.process, Some(&thread), info);
+                }
+            }
+        }
+    }
+}
+
+impl Wake for AlarmTimer {
+    /// The kernel's timer has come to its deadline.
+    fn wake(&self, _events: u32) -> bool {
+        if let Some(missed) = self.expire() {
+            self.fire(missed);
+        }
+        true
+    }
+}
+
+/// The process ends: all its timers go.
+pub fn release(process: &Arc<Process>) {
+    let timers = core::mem::take(&mut *process.timers.lock());
+    process.settings.watches_cpu_time.store(false, Ordering::Relaxed);
+    let interval = timers.interval.into_iter().flatten();
+    for timer in interval.chain(timers.posix.into_values()) {
+        timer.set(Setting::default(), false);
+    }
+}
+
+/// The process executes a program: its POSIX timers go, its interval timers stay.
+pub fn on_exec(process: &Arc<Process>) {
+    let posix = core::mem::take(&mut process.timers.lock().posix);
+    for timer in posix.into_values() {
+        timer.set(Setting::default(), false);
+    }
+}
+
+/// A signal of a POSIX timer was delivered: its overruns are what timer_getoverrun(2) tells now.
+pub fn note_delivery(process: &Process, info: &SigInfo) {
+    let (id, overruns) = info.timer_fields();
+    if let Some(timer) = process.timers.lock().posix.get(&id) {
+        timer.overruns.store(overruns, Ordering::Relaxed);
+    }
+}
+
+/// Notes whether the tick has anything to look at.
+fn update_watch(process: &Process) {
+    let timers = process.timers.lock();
+    let mut all = timers.interval.iter().flatten().chain(timers.posix.values());
+    let armed = all.any(|timer| timer.is_on_cpu_clock() && timer.state.lock().next_ns.is_some());
+    let limited = process.limit(raw::RLIMIT_CPU as usize) != UNLIMITED;
+    process.settings.watches_cpu_time.store(armed || limited, Ordering::Relaxed);
+}
+
+/// RLIMIT_CPU has changed.
+pub fn cpu_limit_changed(process: &Process) {
+    process.timers.lock().cpu_limit_s = None;
+    update_watch(process);
+}
+
+/// The tick of a thread of a process that watches its CPU time. In an interrupt.
+#[cold]
+pub fn cpu_tick(process: &Arc<Process>) {
+    let due: Vec<(Arc<AlarmTimer>, u64)> = {
+        let timers = process.timers.lock();
+        let all = timers.interval.iter().flatten().chain(timers.posix.values());
+        all.filter(|timer| timer.is_on_cpu_clock())
+            .filter_map(|timer| Some((timer.clone(), timer.expire()?)))
+            .collect()
+    };
+    for (timer, missed) in due {
+        timer.fire(missed);
+    }
+    check_cpu_limit(process);
+}
+
+/// SIGXCPU every second beyond the soft limit, SIGKILL at the hard one (setrlimit(2)).
+fn check_cpu_limit(process: &Arc<Process>) {
+    let limit = process.limits.lock()[raw::RLIMIT_CPU as usize];
+    if limit.soft == UNLIMITED {
+        return;
+    }
+    let [user_ns, kernel_ns] = process.times_ns();
+    let used_s = (user_ns + kernel_ns) / NS_PER_SEC;
+    let signal = {
+        let mut timers = process.timers.lock();
+        let next_s = timers.cpu_limit_s.unwrap_or(limit.soft);
+        if used_s >= limit.hard {
+            raw::SIGKILL
+        } else if used_s >= next_s {
+            timers.cpu_limit_s = Some(used_s + 1);
+            raw::SIGXCPU
+        } else {
+            return;
+        }
+    };
+    let _ = send::send_to_process(process, SigInfo::kernel(signal));
+}
+
+impl Setting {
+    /// As `struct itimerspec`: interval first.
+    fn to_user(self) -> [TimeSpec; 2] {
+        [TimeSpec::from_ns(self.interval_ns), TimeSpec::from_ns(self.value_ns)]
+    }
+}

@@ -1,0 +1,289 @@
+//! Calls about the machine as a whole: uname(2), sysinfo(2), reboot(2), getrandom(2), membarrier(2) …
+
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+
+use abi::{Errno, Result, general as raw, system as sys};
+use machine::sync::SpinLock;
+use machine::uaccess;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::sched::current;
+use crate::syscall::Args;
+use crate::time::{NS_PER_SEC, now_ns};
+use crate::user::{UserPtr, efault};
+
+/// Bytes of a name in `struct utsname`, with its NUL.
+const NAME_BYTES: usize = 65;
+/// The Linux release whose interface Limen offers; programs compare it with what they need.
+pub const RELEASE: &str = "6.12.0-limen";
+/// What `uname -v` shows.
+pub const VERSION: &str = concat!("#1 SMP Limen ", env!("CARGO_PKG_VERSION"));
+
+/// A host or domain name.
+struct Name {
+    bytes: [u8; NAME_BYTES],
+}
+
+static HOST: SpinLock<Name> = SpinLock::new(Name::new("limen"));
+static DOMAIN: SpinLock<Name> = SpinLock::new(Name::new("(none)"));
+
+impl Name {
+    const fn new(text: &str) -> Name {
+        let mut bytes = [0; NAME_BYTES];
+        let mut i = 0;
+        while i < text.len() {
+            bytes[i] = text.as_bytes()[i];
+            i += 1;
+        }
+        Name { bytes }
+    }
+}
+
+/// The host name, for procfs.
+#[must_use]
+pub fn hostname() -> Vec<u8> {
+    let bytes = HOST.lock().bytes;
+    bytes.split(|&byte| byte == 0).next().unwrap_or_default().to_vec()
+}
+
+/// Replaces the host name; names beyond 64 bytes are cut.
+pub fn set_hostname(name: &[u8]) {
+    let mut bytes = [0; NAME_BYTES];
+    let len = name.len().min(NAME_BYTES - 1);
+    bytes[..len].copy_from_slice(&name[..len]);
+    HOST.lock().bytes = bytes;
+}
+
+/// uname(2).
+pub fn uname(args: &Args) -> Result<u64> {
+    let names = [
+        Name::new("Linux").bytes,
+        HOST.lock().bytes,
+        Name::new(RELEASE).bytes,
+        Name::new(VERSION).bytes,
+        Name::new("x86_64").bytes,
+        DOMAIN.lock().bytes,
+    ];
+    UserPtr::new(args.a0).write(&names)?;
+    Ok(0)
+}
+
+fn set_name(of: &SpinLock<Name>, args: &Args) -> Result<u64> {
+    if !current().process.credentials().has(raw::CAP_SYS_ADMIN) {
+        return Err(Errno::EPERM);
+    }
+    let len = usize::try_from(args.a1 as i32).map_err(|_| Errno::EINVAL)?;
+    if len >= NAME_BYTES {
+        return Err(Errno::EINVAL);
+    }
+    let mut bytes = [0; NAME_BYTES];
+    uaccess::read_bytes(args.a0, &mut bytes[..len]).map_err(efault)?;
+    of.lock().bytes = bytes;
+    Ok(0)
+}
+
+/// sethostname(2).
+pub fn sethostname(args: &Args) -> Result<u64> {
+    set_name(&HOST, args)
+}
+
+/// setdomainname(2).
+pub fn setdomainname(args: &Args) -> Result<u64> {
+    set_name(&DOMAIN, args)
+}
+
+/// `struct sysinfo`.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Default)]
+#[repr(C)]
+struct SysInfo {
+    uptime: i64,
+    loads: [u64; 3],
+    total_ram: u64,
+    free_ram: u64,
+    shared_ram: u64,
+    buffer_ram: u64,
+    swap: [u64; 2],
+    processes: u16,
+    pad: [u16; 3],
+    high: [u64; 2],
+    unit: u32,
+    tail: u32,
+}
+
+/// sysinfo(2).
+pub fn sysinfo(args: &Args) -> Result<u64> {
+    let (total, free) = machine::frame::usage();
+    let page = machine::frame::PAGE_SIZE as u64;
+    let load = (crate::sched::runnable() as u64) << sys::SI_LOAD_SHIFT;
+    let info = SysInfo {
+        uptime: (now_ns() / NS_PER_SEC) as i64,
+        loads: [load; 3],
+        total_ram: total as u64 * page,
+        free_ram: free as u64 * page,
+        processes: super::thread_count().min(usize::from(u16::MAX)) as u16,
+        unit: 1,
+        ..SysInfo::default()
+    };
+    UserPtr::new(args.a0).write(&info)?;
+    Ok(0)
+}
+
+/// reboot(2): every command that stops or restarts ends the machine, since a microVM is not started
+/// twice.
+pub fn reboot(args: &Args) -> Result<u64> {
+    let (first, second, command) = (args.a0 as u32, args.a1 as u32, args.a2 as u32);
+    if !current().process.credentials().has(raw::CAP_SYS_BOOT) {
+        return Err(Errno::EPERM);
+    }
+    let magic = [
+        raw::LINUX_REBOOT_MAGIC2,
+        raw::LINUX_REBOOT_MAGIC2A,
+        raw::LINUX_REBOOT_MAGIC2B,
+        raw::LINUX_REBOOT_MAGIC2C,
+    ];
+    if first != raw::LINUX_REBOOT_MAGIC1 || !magic.contains(&second) {
+        return Err(Errno::EINVAL);
+    }
+    match command {
+        raw::LINUX_REBOOT_CMD_CAD_ON | raw::LINUX_REBOOT_CMD_CAD_OFF => Ok(0),
+        raw::LINUX_REBOOT_CMD_RESTART
+        | raw::LINUX_REBOOT_CMD_RESTART2
+        | raw::LINUX_REBOOT_CMD_HALT
+        | raw::LINUX_REBOOT_CMD_POWER_OFF => machine::power::off(machine::power::OK),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// syslog(2): the log goes to the console; there is no buffer to read it from.
+pub fn syslog(args: &Args) -> Result<u64> {
+    let command = args.a0 as i32;
+    // Reading all and asking for the size are open to everybody, as where dmesg is not restricted.
+    let open = command == 3 || command == 10;
+    if !open && !current().process.credentials().has(raw::CAP_SYSLOG) {
+        return Err(Errno::EPERM);
+    }
+    match command {
+        2..=4 if (args.a2 as i32) < 0 || args.a1 == 0 => Err(Errno::EINVAL),
+        0..=7 | 9 | 10 => Ok(0),
+        8 if (1..=8).contains(&(args.a2 as i32)) => Ok(0),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// Random bytes made at a time.
+const RANDOM_CHUNK: usize = 256;
+
+/// getrandom(2). The generator is seeded before the first program runs, so it never blocks.
+pub fn getrandom(args: &Args) -> Result<u64> {
+    let flags = args.a2 as u32;
+    let both = raw::GRND_RANDOM | raw::GRND_INSECURE;
+    if flags & !(both | raw::GRND_NONBLOCK) != 0 || flags & both == both {
+        return Err(Errno::EINVAL);
+    }
+    let len = args.a1.min(crate::io::MAX_TRANSFER as u64) as usize;
+    let mut done = 0;
+    let mut chunk = [0u8; RANDOM_CHUNK];
+    while done < len {
+        let part = &mut chunk[..(len - done).min(RANDOM_CHUNK)];
+        crate::random::fill(part);
+        if uaccess::write_bytes(args.a0.wrapping_add(done as u64), part).is_err() {
+            return if done > 0 { Ok(done as u64) } else { Err(Errno::EFAULT) };
+        }
+        done += part.len();
+        if done < len && current().has_pending_signal() {
+            break;
+        }
+        crate::sched::yield_if_needed();
+    }
+    Ok(done as u64)
+}
+
+/// getcpu(2).
+pub fn getcpu(args: &Args) -> Result<u64> {
+    let cpu = machine::percpu::cpu_id() as u32;
+    UserPtr::<u32>::new(args.a0).write_if_some(&cpu)?;
+    UserPtr::<u32>::new(args.a1).write_if_some(&0)?;
+    Ok(0)
+}
+
+/// Commands of membarrier(2) that exist here.
+mod membarrier_command {
+    pub(super) const QUERY: u32 = 0;
+    pub(super) const GLOBAL: u32 = 1;
+    pub(super) const GLOBAL_EXPEDITED: u32 = 1 << 1;
+    pub(super) const REGISTER_GLOBAL_EXPEDITED: u32 = 1 << 2;
+    pub(super) const PRIVATE_EXPEDITED: u32 = 1 << 3;
+    pub(super) const REGISTER_PRIVATE_EXPEDITED: u32 = 1 << 4;
+    pub(super) const ALL: u32 = (1 << 5) - 1;
+}
+
+/// membarrier(2). A TLB shootdown interrupts each CPU that runs the process and waits for it, which
+/// is a full barrier there.
+pub fn membarrier(args: &Args) -> Result<u64> {
+    use membarrier_command as command;
+    if args.a1 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let process = &current().process;
+    let registered = &process.settings.membarrier;
+    match args.a0 as u32 {
+        command::QUERY => Ok(command::ALL.into()),
+        command::GLOBAL | command::GLOBAL_EXPEDITED => {
+            machine::cpu::barrier_on_all_cpus();
+            Ok(0)
+        }
+        command::REGISTER_GLOBAL_EXPEDITED => Ok(0),
+        command::REGISTER_PRIVATE_EXPEDITED => {
+            registered.fetch_or(command::PRIVATE_EXPEDITED, Ordering::Relaxed);
+            Ok(0)
+        }
+        command::PRIVATE_EXPEDITED => {
+            if registered.load(Ordering::Relaxed) & command::PRIVATE_EXPEDITED == 0 {
+                return Err(Errno::EPERM);
+            }
+            process.mm()?.with(|inner| inner.table.flush());
+            Ok(0)
+        }
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// kcmp(2): whether two processes share something. The order of unequal objects is that of their
+/// addresses, turned by a constant that is different on every boot.
+pub fn kcmp(args: &Args) -> Result<u64> {
+    const FILE: u64 = 0;
+    const VM: u64 = 1;
+    const FILES: u64 = 2;
+    const FS: u64 = 3;
+    const SIGHAND: u64 = 4;
+    let own = current().process.credentials();
+    let target = |pid: u64| {
+        let process = super::find_process(pid as u32).ok_or(Errno::ESRCH)?;
+        let allowed = super::pidfd::may_inspect(&own, &process.credentials());
+        if allowed { Ok(process) } else { Err(Errno::EPERM) }
+    };
+    let (first, second) = (target(args.a0)?, target(args.a1)?);
+    let identity = |process: &super::Process, fd: u64| -> Result<u64> {
+        Ok(match args.a2 {
+            FILE => process.files().get(fd as u32)?.id,
+            VM => alloc::sync::Arc::as_ptr(&process.mm()?) as u64,
+            FILES => alloc::sync::Arc::as_ptr(&process.files()) as u64,
+            FS => alloc::sync::Arc::as_ptr(&process.fs()) as u64,
+            SIGHAND => alloc::sync::Arc::as_ptr(&*process.handlers.lock()) as u64,
+            _ => return Err(Errno::EINVAL),
+        })
+    };
+    let (a, b) = (identity(&first, args.a3)?, identity(&second, args.a4)?);
+    let turn = kcmp_cookie();
+    Ok(match (a ^ turn).cmp(&(b ^ turn)) {
+        core::cmp::Ordering::Equal => 0,
+        core::cmp::Ordering::Less => 1,
+        core::cmp::Ordering::Greater => 2,
+    })
+}
+
+fn kcmp_cookie() -> u64 {
+    static COOKIE: machine::sync::Once<u64> = machine::sync::Once::new();
+    *COOKIE.call_once(|| crate::random::below(u64::MAX))
+}

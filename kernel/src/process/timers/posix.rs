@@ -1,0 +1,142 @@
+//! timer_create(2), timer_settime(2), timer_gettime(2), timer_getoverrun(2), timer_delete(2).
+
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+
+use abi::{Errno, Result, general as raw};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{AlarmTimer, Notify, Setting, update_watch};
+use crate::process::clock::Clock;
+use crate::process::find_thread;
+use crate::process::signal::LAST;
+use crate::sched::current;
+use crate::syscall::Args;
+use crate::time::TimeSpec;
+use crate::user::UserPtr;
+
+/// `struct sigevent`.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
+#[repr(C)]
+struct SigEvent {
+    value: u64,
+    signal: u32,
+    notify: u32,
+    thread: u32,
+    rest: [u32; 11],
+}
+
+const _: () = assert!(size_of::<SigEvent>() == 64);
+
+/// Most timers of one process, whatever RLIMIT_SIGPENDING says.
+const MOST_TIMERS: u64 = 32_768;
+
+/// A clock that refers weakly to the process or thread it belongs to, since that owns the timer.
+fn timer_clock(id: i32) -> Result<Clock> {
+    if matches!(id, 4..=6) {
+        // Raw and coarse clocks have no timers (timer_create(2)).
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let weak = Clock::from_id(id)?.downgrade();
+    Ok(weak)
+}
+
+fn notify_of(event: &SigEvent) -> Result<Notify> {
+    let process = &current().process;
+    if event.notify == raw::SIGEV_NONE {
+        return Ok(Notify::Nobody);
+    }
+    if event.signal == 0 || event.signal > LAST {
+        return Err(Errno::EINVAL);
+    }
+    match event.notify {
+        raw::SIGEV_SIGNAL | raw::SIGEV_THREAD => Ok(Notify::Process(Arc::downgrade(process))),
+        raw::SIGEV_THREAD_ID => {
+            let thread = find_thread(event.thread).ok_or(Errno::EINVAL)?;
+            if Arc::ptr_eq(&thread.process, process) {
+                Ok(Notify::Thread(Arc::downgrade(&thread)))
+            } else {
+                Err(Errno::EINVAL)
+            }
+        }
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// timer_create(2).
+pub fn timer_create(args: &Args) -> Result<u64> {
+    let clock = timer_clock(args.a0 as i32)?;
+    let event = UserPtr::<SigEvent>::new(args.a1).non_null().map(UserPtr::read).transpose()?;
+    let process = &current().process;
+    let notify = match &event {
+        Some(event) => notify_of(event)?,
+        None => Notify::Process(Arc::downgrade(process)),
+    };
+    let limit = process.limit(raw::RLIMIT_SIGPENDING as usize).min(MOST_TIMERS);
+    let id = {
+        let mut timers = process.timers.lock();
+        if timers.posix.len() as u64 >= limit {
+            return Err(Errno::EAGAIN);
+        }
+        while timers.posix.contains_key(&timers.next_id) {
+            timers.next_id = (timers.next_id + 1) & i32::MAX as u32;
+        }
+        let id = timers.next_id;
+        timers.next_id = (id + 1) & i32::MAX as u32;
+        let signal = event.map_or(raw::SIGALRM, |event| event.signal);
+        let value = event.map_or(u64::from(id), |event| event.value);
+        let timer = AlarmTimer::new(clock, notify, signal, Some((id, value)));
+        timers.posix.insert(id, timer);
+        id
+    };
+    if let Err(error) = UserPtr::<u32>::new(args.a2).write(&id) {
+        process.timers.lock().posix.remove(&id);
+        return Err(error);
+    }
+    Ok(0)
+}
+
+fn find(id: u64) -> Result<Arc<AlarmTimer>> {
+    let timers = current().process.clone();
+    let timers = timers.timers.lock();
+    timers.posix.get(&(id as u32)).cloned().ok_or(Errno::EINVAL)
+}
+
+/// timer_settime(2).
+pub fn timer_settime(args: &Args) -> Result<u64> {
+    if args.a2 == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let [interval, value] = UserPtr::<[TimeSpec; 2]>::new(args.a2).read()?;
+    let setting = Setting { value_ns: value.to_ns()?, interval_ns: interval.to_ns()? };
+    let timer = find(args.a0)?;
+    let old = timer.get();
+    timer.set(setting, args.a1 as u32 & raw::TIMER_ABSTIME != 0);
+    if timer.is_on_cpu_clock() {
+        update_watch(&current().process);
+    }
+    UserPtr::new(args.a3).write_if_some(&old.to_user())?;
+    Ok(0)
+}
+
+/// timer_gettime(2).
+pub fn timer_gettime(args: &Args) -> Result<u64> {
+    let setting = find(args.a0)?.get();
+    UserPtr::new(args.a1).write(&setting.to_user())?;
+    Ok(0)
+}
+
+/// timer_getoverrun(2).
+pub fn timer_getoverrun(args: &Args) -> Result<u64> {
+    Ok(find(args.a0)?.overruns.load(Ordering::Relaxed).into())
+}
+
+/// timer_delete(2).
+pub fn timer_delete(args: &Args) -> Result<u64> {
+    let process = &current().process;
+    let removed = process.timers.lock().posix.remove(&(args.a0 as u32));
+    removed.ok_or(Errno::EINVAL)?.set(Setting::default(), false);
+    update_watch(process);
+    Ok(0)
+}
+
