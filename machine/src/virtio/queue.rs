@@ -2,11 +2,12 @@
 //! buffers.
 //!
 //! The device may write any part of the used ring, the buffers and even the descriptors at any time
-//! and wrongly. So everything this side relies on it keeps for itself: which descriptors are free, how
-//! chains continue, and the buffers. From the device come only an id and a length, both checked.
+//! and wrongly. So everything this side relies on it keeps for itself, in [`Chains`]: which
+//! descriptors are free, how chains go on, and the buffers. From the device come only an id and a
+//! length, both checked there.
 //!
 //! Invariants:
-//! 1. A buffer belongs to `in_flight` from before the device can see its address until after the
+//! 1. A buffer belongs to `chains` from before the device can see its address until after the
 //!    device said that it is done with it.
 //! 2. The rings are never freed, nor are the buffers of a queue that is dropped: nothing tells when a
 //!    device really stops writing.
@@ -14,6 +15,8 @@
 use alloc::vec::Vec;
 use core::mem;
 use core::sync::atomic::{AtomicU16, Ordering, fence};
+
+use virtqueue::Chains;
 
 use super::QueueAddresses;
 use crate::frame::{self, OutOfMemory, PAGE_SHIFT, PAGE_SIZE, phys_to_virt, virt_to_phys};
@@ -106,8 +109,6 @@ const WRITE: u16 = 2;
 const NO_NOTIFY: u16 = 1;
 /// In the available ring: the driver wants no interrupts now.
 const NO_INTERRUPT: u16 = 1;
-/// End of a list of descriptors.
-const NONE: u16 = u16::MAX;
 
 /// One queue of a device.
 pub struct Queue {
@@ -118,11 +119,7 @@ pub struct Queue {
     /// flags, index (16 bits each), then `size` of (id, length), 32 bits each.
     used: *mut u16,
     doorbell: Doorbell,
-    /// How descriptors are linked, free or used; the device's copy is not trusted.
-    links: Vec<u16>,
-    free_head: u16,
-    free_count: u16,
-    in_flight: Vec<Option<Buffers>>,
+    chains: Chains<Buffers>,
     available_index: u16,
     used_index: u16,
     broken: bool,
@@ -160,10 +157,7 @@ impl Queue {
             available: base.wrapping_add(available_at).cast(),
             used: base.wrapping_add(used_at).cast(),
             doorbell: Doorbell::None,
-            links: (1..size).chain([NONE]).collect(),
-            free_head: 0,
-            free_count: size,
-            in_flight: (0..size).map(|_| None).collect(),
+            chains: Chains::new(size),
             available_index: 0,
             used_index: 0,
             broken: false,
@@ -182,7 +176,7 @@ impl Queue {
 
     /// Requests the device has not completed.
     pub fn pending(&self) -> usize {
-        self.in_flight.iter().flatten().count()
+        self.chains.pending()
     }
 
     /// Whether the device broke the protocol. The queue does nothing any more then.
@@ -198,35 +192,28 @@ impl Queue {
         if self.broken || count == 0 || lens.iter().any(|&len| u32::try_from(len).is_err()) {
             return Err((SubmitError::Broken, buffers));
         }
-        if count > usize::from(self.free_count) {
-            return Err((SubmitError::Full, buffers));
-        }
-        let head = self.free_head;
         let [out_0, out_1] = &buffers.outgoing;
         let [in_0, in_1] = &buffers.incoming;
-        let parts = [(out_0, 0), (out_1, 0), (in_0, WRITE), (in_1, WRITE)];
-        let mut index = head;
-        let mut last = head;
-        let mut left = count;
-        for ((buffer, flags), len) in parts.into_iter().zip(lens).filter(|(_, len)| *len > 0) {
-            left -= 1;
-            let next = self.links[usize::from(index)];
+        let addresses = [out_0, out_1, in_0, in_1].map(Vec::as_ptr);
+        let mut parts = addresses.into_iter().zip(lens).zip([0, 0, WRITE, WRITE]);
+        let mut parts = parts.by_ref().filter(|((_, len), _)| *len > 0);
+        let (size, descriptors) = (self.size, self.descriptors);
+        let room = lens[2] + lens[3];
+        let submitted = self.chains.submit(count, buffers, room, |index, next| {
+            let Some(((at, len), flags)) = parts.next() else { return };
             let descriptor = Descriptor {
-                address: virt_to_phys(buffer.as_ptr()),
+                address: virt_to_phys(at),
                 len: len as u32,
-                flags: flags | if left > 0 { NEXT } else { 0 },
-                next: if left > 0 { next } else { 0 },
+                flags: flags | if next.is_some() { NEXT } else { 0 },
+                next: next.unwrap_or(0),
             };
-            let place = self.descriptors.wrapping_add(usize::from(index));
-            // SAFETY: `index` is a free descriptor below `size`; the array is ours (invariant 2).
+            assert!(index < size);
+            let place = descriptors.wrapping_add(usize::from(index));
+            // SAFETY: `index` is below `size`; the array is ours (invariant 2). The buffers, which
+            // are moved but not their memory, belong to the record now (invariant 1).
             unsafe { place.write_volatile(descriptor) };
-            last = index;
-            index = next;
-        }
-        self.free_head = self.links[usize::from(last)];
-        self.links[usize::from(last)] = NONE;
-        self.free_count -= count as u16;
-        self.in_flight[usize::from(head)] = Some(buffers);
+        });
+        let head = submitted.map_err(|buffers| (SubmitError::Full, buffers))?;
         let slot = usize::from(self.available_index & (self.size - 1));
         // SAFETY: the slot is inside the available ring.
         unsafe { self.available.wrapping_add(2 + slot).write_volatile(head) };
@@ -286,41 +273,19 @@ impl Queue {
         // SAFETY: the element is inside the used ring, 4-aligned.
         let [id, len] = unsafe { element.read_volatile() };
         self.used_index = self.used_index.wrapping_add(1);
-        let completed = self.take(id, len);
-        if completed.is_none() {
+        let Some((head, mut buffers, written)) = self.chains.complete(id, len) else {
             self.broken = true;
             crate::log!("a virtio device completed what it was not given (id {id}, {len} bytes)");
-        }
-        completed
-    }
-
-    /// The request with this head, if it is in flight and may have `written` bytes.
-    fn take(&mut self, id: u32, written: u32) -> Option<Completed> {
-        let head = u16::try_from(id).ok()?;
-        let slot = self.in_flight.get_mut(usize::from(head))?;
-        let room: usize = slot.as_ref()?.incoming.iter().map(Vec::capacity).sum();
-        let written = usize::try_from(written).ok().filter(|&written| written <= room)?;
-        let mut buffers = slot.take()?;
+            return None;
+        };
         buffers.set_written(written);
-        let mut last = head;
-        let mut count = 1;
-        // The chain's links are ours, so the walk ends.
-        while self.links[usize::from(last)] != NONE {
-            last = self.links[usize::from(last)];
-            count += 1;
-        }
-        self.links[usize::from(last)] = self.free_head;
-        self.free_head = head;
-        self.free_count += count;
         Some(Completed { token: Token(head), buffers, written })
     }
 }
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        for buffers in self.in_flight.iter_mut().filter_map(Option::take) {
-            // Invariant 2.
-            mem::forget(buffers);
-        }
+        // Invariant 2.
+        self.chains.drain().for_each(mem::forget);
     }
 }
