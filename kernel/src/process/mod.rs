@@ -34,7 +34,6 @@ pub mod family;
 pub mod fork;
 pub mod futex;
 pub mod groups;
-pub mod identity;
 pub mod init;
 pub mod limits;
 pub mod pidfd;
@@ -46,6 +45,7 @@ pub mod sleep;
 pub mod system;
 pub mod timers;
 pub mod usage;
+pub mod user_ids;
 pub mod wait;
 
 pub use credentials::{ALL_CAPABILITIES, Credentials};
@@ -359,12 +359,6 @@ pub fn find_process(pid: Pid) -> Option<Arc<Process>> {
 #[must_use]
 pub fn find_thread(tid: Pid) -> Option<Arc<Thread>> {
     TABLE.lock().threads.get(&tid).and_then(Weak::upgrade)
-}
-
-/// How many threads there are.
-#[must_use]
-pub fn thread_count() -> usize {
-    TABLE.lock().threads.len()
 }
 
 /// All processes, by id.

@@ -1,133 +1,14 @@
-//! Calls about the machine as a whole: uname(2), sysinfo(2), reboot(2), getrandom(2), membarrier(2) …
+//! Calls about the machine as a whole: reboot(2), syslog(2), getrandom(2), membarrier(2) … Its names are
+//! in `identity`.
 
-use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
-use abi::{Errno, Result, general as raw, system as sys};
-use machine::sync::SpinLock;
+use abi::{Errno, Result, general as raw};
 use machine::uaccess;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::sched::current;
 use crate::syscall::Args;
-use crate::time::{NS_PER_SEC, now_ns};
-use crate::user::{UserPtr, efault};
-
-/// Bytes of a name in `struct utsname`, with its NUL.
-const NAME_BYTES: usize = 65;
-/// The Linux release whose interface Limen offers; programs compare it with what they need.
-pub const RELEASE: &str = "6.12.0-limen";
-/// What `uname -v` shows.
-pub const VERSION: &str = concat!("#1 SMP Limen ", env!("CARGO_PKG_VERSION"));
-
-/// A host or domain name.
-struct Name {
-    bytes: [u8; NAME_BYTES],
-}
-
-static HOST: SpinLock<Name> = SpinLock::new(Name::new("limen"));
-static DOMAIN: SpinLock<Name> = SpinLock::new(Name::new("(none)"));
-
-impl Name {
-    const fn new(text: &str) -> Name {
-        let mut bytes = [0; NAME_BYTES];
-        let mut i = 0;
-        while i < text.len() {
-            bytes[i] = text.as_bytes()[i];
-            i += 1;
-        }
-        Name { bytes }
-    }
-}
-
-/// The host name, for procfs.
-#[must_use]
-pub fn hostname() -> Vec<u8> {
-    let bytes = HOST.lock().bytes;
-    bytes.split(|&byte| byte == 0).next().unwrap_or_default().to_vec()
-}
-
-/// Replaces the host name; names beyond 64 bytes are cut.
-pub fn set_hostname(name: &[u8]) {
-    let mut bytes = [0; NAME_BYTES];
-    let len = name.len().min(NAME_BYTES - 1);
-    bytes[..len].copy_from_slice(&name[..len]);
-    HOST.lock().bytes = bytes;
-}
-
-/// uname(2).
-pub fn uname(args: &Args) -> Result<u64> {
-    let names = [
-        Name::new("Linux").bytes,
-        HOST.lock().bytes,
-        Name::new(RELEASE).bytes,
-        Name::new(VERSION).bytes,
-        Name::new("x86_64").bytes,
-        DOMAIN.lock().bytes,
-    ];
-    UserPtr::new(args.a0).write(&names)?;
-    Ok(0)
-}
-
-fn set_name(of: &SpinLock<Name>, args: &Args) -> Result<u64> {
-    if !current().process.credentials().has(raw::CAP_SYS_ADMIN) {
-        return Err(Errno::EPERM);
-    }
-    let len = usize::try_from(args.a1 as i32).map_err(|_| Errno::EINVAL)?;
-    if len >= NAME_BYTES {
-        return Err(Errno::EINVAL);
-    }
-    let mut bytes = [0; NAME_BYTES];
-    uaccess::read_bytes(args.a0, &mut bytes[..len]).map_err(efault)?;
-    of.lock().bytes = bytes;
-    Ok(0)
-}
-
-/// sethostname(2).
-pub fn sethostname(args: &Args) -> Result<u64> {
-    set_name(&HOST, args)
-}
-
-/// setdomainname(2).
-pub fn setdomainname(args: &Args) -> Result<u64> {
-    set_name(&DOMAIN, args)
-}
-
-/// `struct sysinfo`.
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Default)]
-#[repr(C)]
-struct SysInfo {
-    uptime: i64,
-    loads: [u64; 3],
-    total_ram: u64,
-    free_ram: u64,
-    shared_ram: u64,
-    buffer_ram: u64,
-    swap: [u64; 2],
-    processes: u16,
-    pad: [u16; 3],
-    high: [u64; 2],
-    unit: u32,
-    tail: u32,
-}
-
-/// sysinfo(2).
-pub fn sysinfo(args: &Args) -> Result<u64> {
-    let (total, free) = machine::frame::usage();
-    let page = machine::frame::PAGE_SIZE as u64;
-    let load = (crate::sched::runnable() as u64) << sys::SI_LOAD_SHIFT;
-    let info = SysInfo {
-        uptime: (now_ns() / NS_PER_SEC) as i64,
-        loads: [load; 3],
-        total_ram: total as u64 * page,
-        free_ram: free as u64 * page,
-        processes: super::thread_count().min(usize::from(u16::MAX)) as u16,
-        unit: 1,
-        ..SysInfo::default()
-    };
-    UserPtr::new(args.a0).write(&info)?;
-    Ok(0)
-}
+use crate::user::UserPtr;
 
 /// reboot(2): every command that stops or restarts ends the machine, since a microVM is not started
 /// twice.

@@ -10,7 +10,7 @@ use crate::mm::syscalls as mm;
 use crate::net::syscalls as net;
 use crate::report;
 use crate::process::signal::calls as signals;
-use crate::process::{self, clock, identity, schedule, system, timers};
+use crate::process::{self, clock, schedule, system, timers, user_ids};
 use crate::sched::current;
 
 /// The six arguments (syscall(2), x86-64).
@@ -239,29 +239,25 @@ fn dispatch(regs: &mut PtRegs, number: u64, a: &Args) -> Result<u64> {
         nr::__NR_setsid => process::groups::setsid(),
         nr::__NR_getsid => process::groups::getsid(a),
         // --- identity
-        nr::__NR_getuid => identity::getuid(),
-        nr::__NR_geteuid => identity::geteuid(),
-        nr::__NR_getgid => identity::getgid(),
-        nr::__NR_getegid => identity::getegid(),
-        nr::__NR_setuid => identity::setuid(a),
-        nr::__NR_setgid => identity::setgid(a),
-        nr::__NR_setreuid => identity::setreuid(a),
-        nr::__NR_setregid => identity::setregid(a),
-        nr::__NR_setresuid => identity::setresuid(a),
-        nr::__NR_setresgid => identity::setresgid(a),
-        nr::__NR_getresuid => identity::getresuid(a),
-        nr::__NR_getresgid => identity::getresgid(a),
-        nr::__NR_setfsuid => identity::setfsuid(a),
-        nr::__NR_setfsgid => identity::setfsgid(a),
-        nr::__NR_getgroups => identity::getgroups(a),
-        nr::__NR_setgroups => identity::setgroups(a),
+        nr::__NR_getuid => user_ids::getuid(),
+        nr::__NR_geteuid => user_ids::geteuid(),
+        nr::__NR_getgid => user_ids::getgid(),
+        nr::__NR_getegid => user_ids::getegid(),
+        nr::__NR_setuid => user_ids::setuid(a),
+        nr::__NR_setgid => user_ids::setgid(a),
+        nr::__NR_setreuid => user_ids::setreuid(a),
+        nr::__NR_setregid => user_ids::setregid(a),
+        nr::__NR_setresuid => user_ids::setresuid(a),
+        nr::__NR_setresgid => user_ids::setresgid(a),
+        nr::__NR_getresuid => user_ids::getresuid(a),
+        nr::__NR_getresgid => user_ids::getresgid(a),
+        nr::__NR_setfsuid => user_ids::setfsuid(a),
+        nr::__NR_setfsgid => user_ids::setfsgid(a),
+        nr::__NR_getgroups => user_ids::getgroups(a),
+        nr::__NR_setgroups => user_ids::setgroups(a),
         nr::__NR_capget => process::capabilities::capget(a),
         nr::__NR_capset => process::capabilities::capset(a),
         // --- the machine
-        nr::__NR_uname => system::uname(a),
-        nr::__NR_sethostname => system::sethostname(a),
-        nr::__NR_setdomainname => system::setdomainname(a),
-        nr::__NR_sysinfo => system::sysinfo(a),
         nr::__NR_reboot => system::reboot(a),
         nr::__NR_syslog => system::syslog(a),
         nr::__NR_getrandom => system::getrandom(a),
