@@ -121,10 +121,11 @@ struct Backend(alloc::sync::Weak<NinepInode>);
 impl PageBackend for Backend {
     fn read_pages(&self, first: u64, frames: &[Frame]) -> Result<()> {
         let inode = self.0.upgrade().ok_or(Errno::EIO)?;
-        let fid = match inode.writer.lock().clone() {
-            // An orphan may only be reachable through the fid it was made with.
-            Some(writer) if inode.reader.lock().is_none() => writer,
-            _ => inode.reader()?,
+        // The locks may not be held while the server is asked.
+        let (reader, writer) = (inode.reader.lock().clone(), inode.writer.lock().clone());
+        let fid = match reader.or(writer) {
+            Some(fid) => fid,
+            None => inode.reader()?,
         };
         let wanted = frames.len() * PAGE_SIZE;
         let mut at = 0;

@@ -161,7 +161,8 @@ pub(super) fn show(out: &mut Text) -> Result<()> {
     let count = cpu_count();
     let khz = machine::time::tsc_hz() / 1000;
     let line = (cpuid(1, 0)[1] >> 8 & 0xff) * 8;
-    let virtual_bits = if has_leaf(0x8000_0008) { cpuid(0x8000_0008, 0)[0] >> 8 & 0xff } else { 48 };
+    // Four levels of page tables, whatever the CPU could do.
+    let virtual_bits = 48;
     for cpu in 0..count {
         write!(out, "processor\t: {cpu}\nvendor_id\t: ");
         put_registers(out, &[b, d, c]);
