@@ -28,6 +28,7 @@ pub mod start;
 pub mod sync;
 pub mod syscall;
 pub mod time;
+pub mod tty;
 pub mod user;
 pub mod vdso;
 pub mod watchdog;

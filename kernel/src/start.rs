@@ -17,7 +17,7 @@ use machine::sync::{Once, SpinLock};
 use crate::fs::path::{Context, Location, resolve, walk};
 use crate::fs::tmpfs::{Limits, TmpFs};
 use crate::fs::overlay::OverlayFs;
-use crate::fs::{FdTable, File, FileSystem, FileType, initramfs, mount, tree};
+use crate::fs::{FdTable, File, FileSystem, FileType, SetAttributes, initramfs, mount, tree};
 use crate::drivers::host_channel::{Listener, listen};
 use crate::drivers::stdio::{self, Stream};
 use crate::fs::open::{How, open_executable};
@@ -25,6 +25,7 @@ use crate::process::exec::{self, Request};
 use crate::process::init::{First, PROGRAM_PID};
 use crate::process::signal::{SigInfo, send_to_group};
 use crate::process::{Credentials, FsContext, LIMIT_STACK, default_limits};
+use crate::tty::WinSize;
 use crate::{fs, report};
 
 static CONFIG: Once<BootConfig> = Once::new();
@@ -80,6 +81,7 @@ fn try_prepare() -> core::result::Result<First, Failure> {
     // Longer ones are refused when the configuration is decoded; an empty one keeps the default.
     let _ = crate::identity::set_hostname(&config.hostname);
     crate::ipc::init();
+    crate::tty::init();
     let root = mount_root(config)?;
     mount_standard(&root)?;
     for share in &config.rw_mounts {
@@ -136,7 +138,9 @@ fn first_program(
 struct HostEvents;
 
 impl Listener for HostEvents {
-    fn window_size(&self, _rows: u16, _cols: u16) {}
+    fn window_size(&self, rows: u16, cols: u16) {
+        crate::tty::console::window_changed(rows, cols);
+    }
 
     fn signal(&self, number: u8) {
         // The program may have ended meanwhile.
@@ -147,6 +151,15 @@ impl Listener for HostEvents {
 /// Descriptors 0, 1 and 2 as the host's are.
 fn standard_files(config: &BootConfig, context: &Context) -> Result<FdTable> {
     let files = FdTable::new();
+    let kernel = Context::for_kernel(&context.root());
+    if config.stdio.contains(&Stdio::Tty) {
+        let (rows, cols) = (config.winsize.rows, config.winsize.cols);
+        crate::tty::console::start(WinSize { rows, cols, ..WinSize::default() })?;
+        // The program may open its terminal again, by /dev/stdin.
+        let node = resolve(&kernel, raw::AT_FDCWD, b"/dev/console", 0)?;
+        let owner = SetAttributes { uid: Some(config.uid), ..SetAttributes::default() };
+        node.inode().set_attributes(&owner)?;
+    }
     let streams = [
         (Stream::Input, raw::O_RDONLY),
         (Stream::Output, raw::O_WRONLY),
@@ -158,7 +171,11 @@ fn standard_files(config: &BootConfig, context: &Context) -> Result<FdTable> {
                 let how = How { flags: raw::O_RDWR, mode: 0, walk: 0 };
                 fs::open::open(context, raw::AT_FDCWD, b"/dev/null", &how)?
             }
-            Stdio::Tty | Stdio::Pipe => File::new(stdio::open(stream)?, flags, None),
+            Stdio::Tty => {
+                let how = How { flags: raw::O_RDWR, mode: 0, walk: 0 };
+                fs::open::open(&kernel, raw::AT_FDCWD, b"/dev/console", &how)?
+            }
+            Stdio::Pipe => File::new(stdio::open(stream)?, flags, None),
         };
         files.insert(file, false, fd as u32, 3)?;
     }
@@ -219,6 +236,7 @@ const STANDARD: &[(&str, fn() -> Result<Arc<dyn FileSystem>>, u32)] = &[
     ("/proc", || Ok(fs::proc::new()), NO_EXEC),
     ("/sys", || Ok(fs::sys::new()), NO_EXEC),
     ("/dev", || fs::dev::new().map(|fs| fs as Arc<dyn FileSystem>), raw::MS_NOSUID),
+    ("/dev/pts", || Ok(crate::tty::devpts::file_system()), raw::MS_NOSUID | raw::MS_NOEXEC),
     ("/dev/shm", || Ok(TmpFs::new("tmpfs", 0o1777, Limits::default())), NO_DEVICES),
     ("/run", || Ok(TmpFs::new("tmpfs", 0o755, Limits::default())), NO_DEVICES),
 ];

@@ -66,8 +66,8 @@ pub struct Common {
     receive_buffer: AtomicUsize,
     receive_timeout_ns: AtomicU64,
     send_timeout_ns: AtomicU64,
-    /// SO_PASSCRED.
-    pub passes_credentials: AtomicBool,
+    /// SO_PASSCRED. The other side of a conversation looks at it too.
+    pub passes_credentials: Arc<AtomicBool>,
     /// SO_REUSEADDR.
     pub reuse_address: AtomicBool,
     /// SO_REUSEPORT.
@@ -93,7 +93,7 @@ impl Common {
             receive_buffer: AtomicUsize::new(BUFFER_DEFAULT),
             receive_timeout_ns: AtomicU64::new(0),
             send_timeout_ns: AtomicU64::new(0),
-            passes_credentials: AtomicBool::new(false),
+            passes_credentials: Arc::new(AtomicBool::new(false)),
             reuse_address: AtomicBool::new(false),
             reuse_port: AtomicBool::new(false),
             linger_seconds: AtomicI32::new(-1),
@@ -112,7 +112,7 @@ impl Common {
         copy(&self.send_buffer, &new.send_buffer);
         copy(&self.receive_buffer, &new.receive_buffer);
         let flags = [
-            (&self.passes_credentials, &new.passes_credentials),
+            (&*self.passes_credentials, &*new.passes_credentials),
             (&self.reuse_address, &new.reuse_address),
             (&self.reuse_port, &new.reuse_port),
         ];

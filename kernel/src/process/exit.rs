@@ -111,6 +111,7 @@ fn end_process(process: &Arc<Process>) {
     let files = core::mem::replace(&mut *process.files.lock(), Arc::new(FdTable::new()));
     drop(files);
     process.signals.lock().pending.clear();
+    crate::tty::job::process_ended(process.pid, process.session.load(Ordering::Relaxed));
     family::give_children_away(process);
     let group = process.group.load(Ordering::Relaxed);
     family::hang_up_stopped(group, Some(process.pid));

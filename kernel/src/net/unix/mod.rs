@@ -28,6 +28,8 @@ struct Link {
     conn: Conn,
     peer: Ucred,
     peer_name: Option<Arc<[u8]>>,
+    /// Whether the peer wants to know who sends (its SO_PASSCRED).
+    peer_asks: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
@@ -81,8 +83,14 @@ pub fn pair(kind: Kind, protocol: u32) -> Result<[Arc<dyn Socket>; 2]> {
         b.pair_peer.call_once(|| me);
     } else {
         let (to_b, to_a) = Conn::pair(&a.common, &b.common, kind == Kind::SeqPacket);
-        a.link.call_once(|| Link { conn: to_b, peer: me, peer_name: None });
-        b.link.call_once(|| Link { conn: to_a, peer: me, peer_name: None });
+        let link = |conn, other: &UnixSocket| Link {
+            conn,
+            peer: me,
+            peer_name: None,
+            peer_asks: other.common.passes_credentials.clone(),
+        };
+        a.link.call_once(|| link(to_b, &b));
+        b.link.call_once(|| link(to_a, &a));
     }
     Ok([a, b])
 }
@@ -189,11 +197,15 @@ impl UnixSocket {
             (state.name.clone(), state.listener.unwrap_or(Ucred::UNKNOWN))
         };
         served.state.lock().name = name.clone();
-        let far = Link { conn: far, peer: Ucred::current(), peer_name: self.name() };
-        served.link.call_once(|| far);
+        served.link.call_once(|| Link {
+            conn: far,
+            peer: Ucred::current(),
+            peer_name: self.name(),
+            peer_asks: self.common.passes_credentials.clone(),
+        });
+        let peer_asks = served.common.passes_credentials.clone();
         listener.backlog.push(&served, &listener.common.readers, patience)?;
-        let near = Link { conn: near, peer: credentials, peer_name: name };
-        self.link.call_once(|| near);
+        self.link.call_once(|| Link { conn: near, peer: credentials, peer_name: name, peer_asks });
         self.common.readers.wake_all(0);
         self.common.writers.wake_all(events::WRITABLE);
         Ok(())
@@ -328,7 +340,8 @@ impl Socket for UnixSocket {
             return Err(Errno::EISCONN);
         }
         let mut control = what.control;
-        if control.credentials.is_none() && self.wants_credentials() {
+        let is_asked = self.wants_credentials() || link.peer_asks.load(Ordering::Relaxed);
+        if control.credentials.is_none() && is_asked {
             control.credentials = Some(Ucred::current());
         }
         let info = boxed(control, None);
