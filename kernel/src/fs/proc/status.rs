@@ -106,8 +106,12 @@ fn program_name(process: &Process) -> [u8; 16] {
 }
 
 /// The controlling terminal's device number and its foreground group; 0 and -1 without one.
-fn terminal(_process: &Process) -> (u64, i64) {
-    (0, -1)
+fn terminal(process: &Process) -> (u64, i64) {
+    let session = process.session.load(Ordering::Relaxed);
+    match crate::tty::job::controlling(session) {
+        Some(tty) => (tty.device(), i64::from(tty.foreground())),
+        None => (0, -1),
+    }
 }
 
 fn name_of(subject: &Subject, thread: Option<&Thread>) -> Vec<u8> {
