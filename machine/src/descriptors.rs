@@ -178,6 +178,8 @@ pub(crate) fn init() -> Result<(), OutOfMemory> {
             "mov fs, {null:e}",
             "ltr {tss:x}",
             "lidt [{idt}]",
+            // After a reset the LDT is a table of 64 KiB at address 0: a program could map it.
+            "lldt {null:x}",
             gdt = in(reg) &gdt,
             idt = in(reg) &idt,
             cs = in(reg) u64::from(selector::KERNEL_CS),

@@ -23,8 +23,8 @@ pub const PAGE_SIZE: usize = 4096;
 pub const PAGE_SHIFT: u32 = 12;
 /// Where all physical memory appears in the kernel's half.
 pub(crate) const PHYS_OFFSET: u64 = 0xffff_8000_0000_0000;
-/// Largest block the buddy hands out: 2^10 frames, 4 MiB.
-pub(crate) const MAX_ORDER: usize = 10;
+/// Largest block the buddy hands out: 2^12 frames, 16 MiB.
+pub(crate) const MAX_ORDER: usize = 12;
 
 /// Physical memory is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

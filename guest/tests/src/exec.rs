@@ -170,7 +170,15 @@ fn run_script(text: &str) -> Vec<u8> {
         sc!(SYS_execve, p.as_ptr(), args.as_ptr(), args[3..].as_ptr()).err().unwrap_or(0)
     });
     close(w);
-    let out = read(r, 65536);
+    // The child writes piece by piece: read to the end.
+    let mut out = Vec::new();
+    loop {
+        let part = read(r, 65536);
+        if part.is_empty() {
+            break;
+        }
+        out.extend_from_slice(&part);
+    }
     wait(child);
     String::from_utf8_lossy(&out).replace(&path, "SCRIPT").into_bytes()
 }

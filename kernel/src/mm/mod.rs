@@ -252,7 +252,11 @@ impl MmInner {
                 return Ok(hint);
             }
         }
-        let mut top = self.layout.mmap_top;
+        self.find_free_below(self.layout.mmap_top, len)
+    }
+
+    /// Free space of `len` bytes as high as possible below `top`. ENOMEM if there is none.
+    pub fn find_free_below(&self, mut top: u64, len: u64) -> Result<u64> {
         for (&start, vma) in self.vmas.range(..top).rev() {
             let gap_end = top;
             if vma.end <= gap_end && gap_end - vma.end >= len {

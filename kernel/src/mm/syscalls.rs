@@ -20,6 +20,8 @@ const LIMIT_DATA: usize = 2;
 const LIMIT_MEMLOCK: usize = 8;
 const LIMIT_AS: usize = 9;
 const CAP_IPC_LOCK: u32 = 14;
+/// Mappings with MAP_32BIT end below this.
+const MAP_32BIT_END: u64 = 1 << 31;
 
 /// Rights from PROT_ bits. As on x86 hardware, writable and executable pages are readable.
 pub fn prot_from_bits(bits: u64) -> Result<Prot> {
@@ -96,6 +98,13 @@ fn file_backing(vma: &mut Vma, fd: u32, offset: u64, len: u64) -> Result<()> {
     if vma.shared && vma.prot.write && !writable {
         return Err(Errno::EACCES);
     }
+    if crate::fs::dev::is_zero(&file) {
+        if vma.shared {
+            let cache = PageCache::new(None, len);
+            vma.backing = Backing::File { cache, page_offset: 0, file: None };
+        }
+        return Ok(());
+    }
     let inode = file.inode();
     let sealed = vma.shared && inode.is_write_sealed();
     if sealed && vma.prot.write {
@@ -137,7 +146,10 @@ fn map_area(
             replaced = Some(inner.unmap(start, end));
             start
         } else {
-            inner.find_free(hint, len)?
+            match flags & raw::MAP_32BIT {
+                0 => inner.find_free(hint, len)?,
+                _ => inner.find_free_below(MAP_32BIT_END, len)?,
+            }
         };
         vma.end = start + len;
         vma.locked |= inner.lock_future;
@@ -169,16 +181,23 @@ pub fn mprotect(a: &Args) -> Result<u64> {
         return Ok(0);
     }
     current_mm()?.with(|inner| {
-        inner.check_mapped(start, end, |vma| {
-            if prot.write && !vma.may_write { Err(Errno::EACCES) } else { Ok(()) }
-        })?;
+        // As on Linux, what lies before a hole or a refusal is changed.
+        let mut good_end = start;
+        let result = inner.check_mapped(start, end, |vma| {
+            if prot.write && !vma.may_write {
+                return Err(Errno::EACCES);
+            }
+            good_end = vma.end.min(end);
+            Ok(())
+        });
         inner.split(start);
-        inner.split(end);
-        let starts: alloc::vec::Vec<u64> = inner.vmas.range(start..end).map(|(&s, _)| s).collect();
+        inner.split(good_end);
+        let areas = inner.vmas.range(start..good_end);
+        let starts: alloc::vec::Vec<u64> = areas.map(|(&start, _)| start).collect();
         for at in starts {
             inner.protect_area(at, prot);
         }
-        Ok(0)
+        result.map(|()| 0)
     })
 }
 

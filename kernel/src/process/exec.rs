@@ -66,7 +66,7 @@ pub struct Request<'a> {
 }
 
 /// `#!` may lead to another `#!`, this deep.
-const MAX_SCRIPT_DEPTH: usize = 4;
+const MAX_SCRIPT_DEPTH: usize = 5;
 const MAX_SCRIPT_LINE: usize = 256;
 /// Longest argument string, with its NUL (MAX_ARG_STRLEN).
 pub const MAX_STRING: usize = 128 * 1024;
@@ -107,9 +107,7 @@ pub fn load(mut request: Request<'_>) -> Result<Image> {
     let vdso = crate::vdso::map(&mm)?;
     let (rsp, program) = build_stack(&mm, &request, stack_top, &main, interpreter.as_ref(), vdso)?;
     let rip = interpreter.map_or(main.entry, |interpreter| interpreter.entry);
-    if rip >= USER_END {
-        return Err(Errno::ENOEXEC);
-    }
+    // An entry point outside user space is the program's first fault, not a reason to refuse it.
     Ok(Image { mm, regs: first_registers(rip, rsp), program, name })
 }
 
@@ -309,7 +307,7 @@ pub fn read_strings(array: u64) -> Result<Vec<Vec<u8>>> {
         if strings.len() == MAX_STRINGS || total > 6 << 20 {
             return Err(Errno::E2BIG);
         }
-        strings.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        strings.try_reserve(1).map_err(|_| Errno::E2BIG)?;
         strings.push(string);
     }
 }

@@ -9,7 +9,7 @@ use abi::{Errno, Result, general as raw};
 
 use super::file;
 use crate::fs::{File, FileType, inotify};
-use crate::io::{MAX_TRANSFER, Sink, Source, read_iovec};
+use crate::io::{Sink, Source, read_iovec};
 use crate::process::signal::send_to_current;
 use crate::sched::current;
 use crate::syscall::Args;
@@ -109,13 +109,10 @@ fn check_offset(offset: u64) -> Result<u64> {
     if offset > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(offset) }
 }
 
-/// EINVAL for a length that is negative, EFAULT for a buffer outside user space.
+/// EFAULT for a buffer that is not all in user space, whatever its length.
 #[inline]
 fn check_buffer(base: u64, len: u64) -> Result<()> {
-    if len > i64::MAX as u64 {
-        return Err(Errno::EINVAL);
-    }
-    if machine::uaccess::is_user_range(base, (len as usize).min(MAX_TRANSFER)) {
+    if machine::uaccess::is_user_range(base, len as usize) {
         Ok(())
     } else {
         Err(Errno::EFAULT)
