@@ -83,7 +83,8 @@ impl<'a> UserCursor<'a> {
                 Buffer::Many(parts) => *parts.first()?,
             };
             if self.used < part.len as usize {
-                return Some((part.base + self.used as u64, part.len as usize - self.used));
+                let len = (part.len as usize - self.used).min(self.left);
+                return Some((part.base + self.used as u64, len));
             }
             let Buffer::Many(parts) = &mut self.buffer else { return None };
             *parts = &parts[1..];
@@ -216,6 +217,14 @@ impl<'a> Source<'a> {
         match &self.0 {
             From::User(cursor) => cursor.left,
             From::Kernel(buffer) => buffer.len(),
+        }
+    }
+
+    /// Forgets all but the next `len` bytes.
+    pub fn truncate(&mut self, len: usize) {
+        match &mut self.0 {
+            From::User(cursor) => cursor.left = cursor.left.min(len),
+            From::Kernel(buffer) => *buffer = &buffer[..len.min(buffer.len())],
         }
     }
 

@@ -171,6 +171,14 @@ impl PageCache {
         self.pages.lock().len()
     }
 
+    /// Blocks of 512 bytes that the contents take: what is there, or with a backend all of it.
+    pub fn blocks(&self) -> u64 {
+        match self.backend {
+            Some(_) => self.size().div_ceil(512),
+            None => self.resident_pages() as u64 * (PAGE / 512),
+        }
+    }
+
     /// The page at `index`, read or made if needed. `for_write` marks it dirty. ENXIO past the end.
     pub fn page(&self, index: u64, for_write: bool) -> Result<Frame> {
         if index >= self.size().div_ceil(PAGE) {

@@ -204,7 +204,7 @@ impl Inode for Node {
             && let Some(data) = &*self.data.lock()
         {
             metadata.size = data.cache.size();
-            metadata.blocks = metadata.size.div_ceil(512);
+            metadata.blocks = data.cache.blocks();
         }
         Ok(metadata)
     }

@@ -10,6 +10,7 @@ use abi::{Errno, Result, general as raw};
 use super::file;
 use crate::fs::{File, FileType, inotify};
 use crate::io::{Sink, Source, read_iovec};
+use crate::process::UNLIMITED;
 use crate::process::signal::send_to_current;
 use crate::sched::current;
 use crate::syscall::Args;
@@ -142,7 +143,7 @@ pub fn write_stream(file: &Arc<File>, source: &mut Source<'_>) -> Result<u64> {
     file.check_writable()?;
     let written = if file.ops().is_seekable() {
         let mut position = file.position.lock();
-        check_file_limit(file, *position)?;
+        check_file_limit(file, *position, source)?;
         let written = file.ops().write_at(file, *position, source)?;
         *position += written as u64;
         if file.flags() & raw::O_APPEND != 0
@@ -161,9 +162,7 @@ pub fn write_stream(file: &Arc<File>, source: &mut Source<'_>) -> Result<u64> {
 
 fn read_at(file: &Arc<File>, offset: u64, sink: &mut Sink<'_>) -> Result<u64> {
     file.check_readable()?;
-    if !file.ops().is_seekable() {
-        return Err(Errno::ESPIPE);
-    }
+    check_positional(file, offset, sink.left())?;
     let read = file.ops().read_at(file, offset, sink);
     let read = read.map_err(|error| explain(file, error))?;
     note(file, raw::IN_ACCESS, read);
@@ -172,13 +171,19 @@ fn read_at(file: &Arc<File>, offset: u64, sink: &mut Sink<'_>) -> Result<u64> {
 
 fn write_at(file: &Arc<File>, offset: u64, source: &mut Source<'_>) -> Result<u64> {
     file.check_writable()?;
-    if !file.ops().is_seekable() {
-        return Err(Errno::ESPIPE);
-    }
-    check_file_limit(file, offset)?;
+    check_positional(file, offset, source.left())?;
+    check_file_limit(file, offset, source)?;
     let written = file.ops().write_at(file, offset, source)?;
     note(file, raw::IN_MODIFY, written);
     Ok(written as u64)
+}
+
+/// ESPIPE for a stream, EINVAL for a range that does not fit a file offset (pread(2)).
+fn check_positional(file: &File, offset: u64, len: usize) -> Result<()> {
+    if !file.ops().is_seekable() {
+        return Err(Errno::ESPIPE);
+    }
+    if offset + len as u64 > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
 /// Reading a directory is EISDIR, whatever its file system says.
@@ -188,14 +193,22 @@ fn explain(file: &File, error: Errno) -> Errno {
     if is_directory { Errno::EISDIR } else { error }
 }
 
-/// EFBIG, and SIGXFSZ, from RLIMIT_FSIZE on (setrlimit(2)).
+/// Cuts a write at RLIMIT_FSIZE; EFBIG, and SIGXFSZ, from there on (setrlimit(2)).
 #[inline]
-fn check_file_limit(file: &File, offset: u64) -> Result<()> {
+fn check_file_limit(file: &File, offset: u64, source: &mut Source<'_>) -> Result<()> {
     let limit = current().process.limit(LIMIT_FSIZE);
-    if offset >= limit && file.inode().file_type() == FileType::Regular {
+    if limit == UNLIMITED { Ok(()) } else { cut_at_limit(file, offset, source, limit) }
+}
+
+#[cold]
+fn cut_at_limit(file: &File, offset: u64, source: &mut Source<'_>, limit: u64) -> Result<()> {
+    let Some(cache) = file.inode().page_cache() else { return Ok(()) };
+    let offset = if file.flags() & raw::O_APPEND != 0 { cache.size() } else { offset };
+    if offset >= limit {
         send_to_current(raw::SIGXFSZ);
         return Err(Errno::EFBIG);
     }
+    source.truncate((limit - offset) as usize);
     Ok(())
 }
 
