@@ -22,6 +22,7 @@ const KNOWN: &[Param] = &[
     flag("nopti"),
     value("mitigations"),
     value("cfi"),
+    value("spectre_v2"),
     value("virtio_mmio.device"),
     flag("ktest"),
     value("ktest"),

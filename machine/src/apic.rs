@@ -8,6 +8,8 @@ use crate::{paging, percpu};
 
 /// The tick.
 pub(crate) const VECTOR_TIMER: u8 = 0xec;
+/// Execute a serialising instruction: text was patched.
+pub(crate) const VECTOR_SYNC: u8 = 0xfb;
 /// TLB shootdown.
 pub(crate) const VECTOR_TLB: u8 = 0xfc;
 /// Look at your run queue.

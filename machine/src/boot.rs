@@ -9,7 +9,7 @@ use crate::frame::{self, PAGE_SIZE, PHYS_OFFSET};
 use crate::paging::{self, KERNEL_BASE, Segment};
 use crate::sync::Once;
 use crate::{
-    apic, descriptors, entropy, log, percpu, selftest, smp, time, uaccess,
+    apic, cfi, descriptors, entropy, log, percpu, selftest, smp, time, uaccess,
 };
 
 global_asm!(include_str!("boot.S"), options(att_syntax, raw));
@@ -25,6 +25,8 @@ unsafe extern "Rust" {
 unsafe extern "C" {
     static __text_start: u8;
     static __text_end: u8;
+    static __late_text_start: u8;
+    static __late_text_end: u8;
     static __rodata_start: u8;
     static __rodata_end: u8;
     static __data_start: u8;
@@ -193,6 +195,7 @@ extern "C" fn boot_first_cpu(start_info: u64) -> ! {
     entropy::init();
     selftest::check_registers();
     selftest::check_page_tables();
+    cfi::boot_pass(crate::boot::info().command_line);
     smp::start_others();
     limen_main()
 }
@@ -225,9 +228,10 @@ fn wants_pti(command_line: &str) -> bool {
     )
 }
 
-fn segments() -> [Segment; 3] {
+fn segments() -> [Segment; 4] {
     [
         (address(&raw const __text_start), address(&raw const __text_end), false, true),
+        (address(&raw const __late_text_start), address(&raw const __late_text_end), false, false),
         (address(&raw const __rodata_start), address(&raw const __rodata_end), false, false),
         (address(&raw const __data_start), address(&raw const __data_end), true, false),
     ]
@@ -239,7 +243,7 @@ fn init_memory(start: &StartInfo) -> BootInfo {
     let memory_end = map.end();
     let segments = segments();
     map.reserve(0, 0x10_0000); // firmware tables, the trampoline page
-    map.reserve(0x20_0000, segments[2].end - KERNEL_BASE);
+    map.reserve(0x20_0000, segments[3].end - KERNEL_BASE);
     let initrd: Option<Module> = (start.modules > 0).then(|| read_phys(start.module_list));
     if let Some(module) = initrd {
         map.reserve(module.address, module.address + module.size);

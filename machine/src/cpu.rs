@@ -435,6 +435,11 @@ pub(crate) fn init() {
     }
 }
 
+/// Executes a serialising instruction (SDM 3A, 9.3): what this CPU fetches next is what is in memory.
+pub(crate) fn serialize() {
+    let _ = cpuid(0, 0);
+}
+
 /// Makes every CPU pass a full memory barrier; returns when all have.
 pub fn barrier_on_all_cpus() {
     crate::tlb::flush_kernel();

@@ -185,11 +185,15 @@ iret_pti:
 .macro vector_stub vector
     .balign 16
 vector_\vector:
+    .if \vector == 3
+    jmp breakpoint
+    .else
     .if !((\vector == 8) || (\vector >= 10 && \vector <= 14) || (\vector == 17) || (\vector == 21) || (\vector == 29) || (\vector == 30))
     push $0
     .endif
     push $\vector
     jmp common_vector
+    .endif
 .endm
 
 .balign 64
@@ -202,6 +206,24 @@ vector_stubs:
     .set vector_number, vector_number + 1
 .endr
 .noaltmacro
+
+// #BP. From the kernel it may stand for a call that is being patched in (text_poke.rs): its handler
+// then pushes a return address where the interrupted code would have. So the CPU's five words move
+// down by two.
+.balign 16
+.type breakpoint, @function
+breakpoint:
+    testb $3, 8(%rsp)                   // CS
+    jnz 1f
+    sub $16, %rsp
+    .irp word, 0, 8, 16, 24, 32
+    push 16+\word(%rsp)
+    pop \word(%rsp)
+    .endr
+1:  push $0
+    push $3
+    jmp common_vector
+.size breakpoint, . - breakpoint
 
 .balign 64
 .type common_vector, @function

@@ -12,7 +12,7 @@ use entry::{Exit, PtRegs, decide, flags, selector};
 use crate::cpu::{self, msr};
 use crate::paging::{KERNEL_STACK_SIZE, USER_END};
 use crate::percpu::{self, CpuLocal};
-use crate::{apic, irq, panic, uaccess};
+use crate::{apic, cfi, irq, panic, text_poke, uaccess};
 
 global_asm!(
     include_str!("entry.S"),
@@ -167,8 +167,18 @@ extern "C" fn vector_from_kernel_rust(regs: &mut PtRegs, number: u64) {
     match number as u8 {
         vector::PAGE_FAULT => kernel_page_fault(regs),
         vector::GENERAL_PROTECTION => {
-            if !fix_up(regs) {
+            if !fix_up(regs) && !cfi::on_fault(regs) {
                 panic::kernel_exception(regs, number as u8, 0);
+            }
+        }
+        vector::INVALID_OPCODE => {
+            if !cfi::on_undefined(regs) {
+                panic::kernel_exception(regs, vector::INVALID_OPCODE, 0);
+            }
+        }
+        vector::BREAKPOINT => {
+            if !text_poke::on_int3(regs) {
+                panic::kernel_exception(regs, vector::BREAKPOINT, 0);
             }
         }
         exception @ 0..=31 => panic::kernel_exception(regs, exception, 0),
@@ -199,7 +209,11 @@ fn kernel_page_fault(regs: &mut PtRegs) {
     }
     // Only copies to and from programs have an entry in the exception table, and only an address in
     // user space is theirs to miss.
-    if !(address < USER_END && fix_up(regs)) {
+    #[cfg(feature = "ktest")]
+    if crate::ktest::is_probe(regs.rip) && fix_up(regs) {
+        return;
+    }
+    if !(address < USER_END && fix_up(regs)) && !cfi::on_fault(regs) {
         panic::kernel_exception(regs, vector::PAGE_FAULT, address);
     }
 }
@@ -223,7 +237,7 @@ fn interrupt(number: u8, from_user: bool) {
             apic::end_of_interrupt();
             limen_reschedule();
         }
-        apic::VECTOR_TLB => {
+        apic::VECTOR_TLB | apic::VECTOR_SYNC => {
             apic::end_of_interrupt();
             crate::tlb::serve();
         }

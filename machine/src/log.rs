@@ -54,6 +54,15 @@ pub fn write(line: fmt::Arguments<'_>) {
     let _ = SERIAL.lock().write_fmt(format_args!("{line}\n"));
 }
 
+/// Writes to the log unless somebody is writing to it, perhaps the code that this handler has
+/// interrupted. False: nothing was written.
+pub(crate) fn try_write(line: fmt::Arguments<'_>) -> bool {
+    let Some(mut serial) = SERIAL.try_lock() else { return false };
+    // The port cannot fail.
+    let _ = serial.write_fmt(format_args!("{line}\n"));
+    true
+}
+
 /// For the panic path: whoever held the port has been stopped.
 pub(crate) fn force_unlock() {
     SERIAL.force_unlock();

@@ -330,6 +330,77 @@ pub(crate) fn map_mmio(phys: u64, len: usize) -> Result<*mut u8, OutOfMemory> {
     Ok((va + offset) as *mut u8)
 }
 
+/// Where text that is being patched appears writable: two pages below the devices, not executable,
+/// and unmapped at all other times. `text_poke` is the only user and holds its lock.
+pub(crate) const TEXT_ALIAS: u64 = MMIO_BASE - 4 * PAGE_SIZE as u64;
+/// Pages at [`TEXT_ALIAS`].
+pub(crate) const TEXT_ALIAS_PAGES: u64 = 2;
+
+/// The lowest table of [`TEXT_ALIAS`], made at the first call. Only during boot is one missing.
+fn text_alias_table() -> Option<Table> {
+    static TABLE: Once<u64> = Once::new();
+    let make = || {
+        let root = kernel_root();
+        map_kernel(root, TEXT_ALIAS, 0, NO_EXECUTE, &mut new_table_frame).map_err(|_| ())?;
+        let mut table = Table::at(root);
+        for level in (1..=3).rev() {
+            table = Table::at(table.get(index(TEXT_ALIAS, level)));
+        }
+        // Making the way there has mapped frame 0, read-only: it goes at once.
+        table.set(index(TEXT_ALIAS, 0), 0);
+        flush_page(TEXT_ALIAS);
+        Ok::<u64, ()>(table.0 as u64 - PHYS_OFFSET)
+    };
+    TABLE.try_call_once(make).ok().map(|&phys| Table::at(phys))
+}
+
+/// Maps the image's page at `page`, and the next one if `two`, writable at [`TEXT_ALIAS`], for this CPU.
+///
+/// # Safety
+/// The caller holds the patcher's lock, and only writes what the text is allowed to become.
+pub(crate) unsafe fn map_text_alias(page: u64, two: bool) -> bool {
+    let Some(table) = text_alias_table() else { return false };
+    for n in 0..TEXT_ALIAS_PAGES {
+        let phys = page - KERNEL_BASE + n * PAGE_SIZE as u64;
+        let va = TEXT_ALIAS + n * PAGE_SIZE as u64;
+        // Not global, so that every flush of any kind drops it.
+        let entry = phys | PRESENT | WRITE | NO_EXECUTE;
+        table.set(index(va, 0), if n == 0 || two { entry } else { 0 });
+        flush_page(va);
+    }
+    true
+}
+
+/// Takes the alias away. Other CPUs may have walked to it on their own initiative: the caller makes
+/// them forget it (`tlb::flush_kernel`), unless they have not started yet.
+pub(crate) fn unmap_text_alias() {
+    let Some(table) = text_alias_table() else { return };
+    for n in 0..TEXT_ALIAS_PAGES {
+        let va = TEXT_ALIAS + n * PAGE_SIZE as u64;
+        table.set(index(va, 0), 0);
+        flush_page(va);
+    }
+}
+
+/// Makes read-only pages of the image executable (`exec`), or plain read-only again.
+///
+/// # Safety
+/// The pages are late text, and their content is code that was checked.
+pub(crate) unsafe fn set_image_exec(start: u64, pages: u64, exec: bool) {
+    let kernel = KERNEL.lock();
+    for n in 0..pages {
+        let va = start + n * PAGE_SIZE as u64;
+        let mut table = Table::at(kernel.root);
+        for level in (1..=3).rev() {
+            table = Table::at(table.get(index(va, level)));
+        }
+        let entry = table.get(index(va, 0)) & !(WRITE | NO_EXECUTE);
+        table.set(index(va, 0), if exec { entry } else { entry | NO_EXECUTE });
+    }
+    drop(kernel);
+    tlb::flush_kernel();
+}
+
 /// A root that also maps the first MiB at its physical address, executable: for starting CPUs.
 /// Never active once they run.
 pub(crate) fn trampoline_root() -> Result<u64, OutOfMemory> {
@@ -346,6 +417,18 @@ fn copy_half(from: u64, to: u64) {
     for slot in ENTRIES / 2..ENTRIES {
         to.set(slot, from.get(slot));
     }
+}
+
+/// The byte at a kernel address that may be anything, if it is mapped memory. Cannot fault, and takes
+/// no lock. Device registers count as not mapped, since reading them may have effects.
+pub(crate) fn peek(va: u64) -> Option<u8> {
+    const DEVICES_END: u64 = VMAP_BASE + (1 << 39);
+    let upper_half = va >= 0xffff_8000_0000_0000;
+    if !upper_half || (MMIO_BASE..DEVICES_END).contains(&va) || !kernel_rights(va).0 {
+        return None;
+    }
+    // SAFETY: the walk has found it mapped, and kernel mappings stay.
+    Some(unsafe { (va as *const u8).read_volatile() })
 }
 
 /// How a kernel address is mapped: `(present, writable, executable, user)`, by walking the tables.

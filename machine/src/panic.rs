@@ -44,6 +44,16 @@ pub(crate) fn kernel_exception(regs: &PtRegs, vector: u8, address: u64) -> ! {
     )
 }
 
+/// A failed invariant at the place where `regs` was interrupted.
+pub(crate) fn at(message: fmt::Arguments<'_>, regs: &PtRegs) -> ! {
+    report(message, regs.rbp, Some(regs.rip))
+}
+
+/// Logs how the kernel came to where `regs` was interrupted.
+pub(crate) fn backtrace_of(regs: &PtRegs) {
+    backtrace(regs.rbp, Some(regs.rip));
+}
+
 fn report(message: fmt::Arguments<'_>, rbp: u64, rip: Option<u64>) -> ! {
     cpu::irq_disable();
     let me = percpu::cpu_id() as u32 + 1;

@@ -30,9 +30,12 @@ pub(crate) struct TlbState {
 /// `CpuLocal::tlb_wanted` bits.
 const WANT_USER: u32 = 1;
 const WANT_KERNEL: u32 = 2;
+const WANT_SYNC: u32 = 4;
 
 static KERNEL_GENERATION: AtomicU64 = AtomicU64::new(0);
 static KERNEL_SEEN: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
+static SYNC_GENERATION: AtomicU64 = AtomicU64::new(0);
+static SYNC_SEEN: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 
 impl TlbState {
     pub(crate) const fn new() -> Self {
@@ -109,10 +112,11 @@ impl TlbState {
 const FLUSH_SINGLY: u64 = 32;
 
 fn request(cpus: u32, what: u32) {
+    let vector = if what == WANT_SYNC { apic::VECTOR_SYNC } else { apic::VECTOR_TLB };
     for cpu in 0..cpu::cpu_count() {
         if cpus & 1 << cpu != 0 {
             percpu::of(cpu).tlb_wanted.fetch_or(what, Ordering::SeqCst);
-            apic::send_ipi(cpu, apic::VECTOR_TLB);
+            apic::send_ipi(cpu, vector);
         }
     }
 }
@@ -137,6 +141,11 @@ fn serve_now(local: &CpuLocal) {
         paging::flush_all();
         KERNEL_SEEN[cpu].store(generation, Ordering::Release);
     }
+    if wanted & WANT_SYNC != 0 {
+        let generation = SYNC_GENERATION.load(Ordering::SeqCst);
+        cpu::serialize();
+        SYNC_SEEN[cpu].store(generation, Ordering::Release);
+    }
     if wanted & WANT_USER != 0 {
         paging::with_active(|space| space.tlb.catch_up(cpu));
     }
@@ -155,6 +164,25 @@ pub(crate) fn flush_kernel() {
     request(all & !(1 << me), WANT_KERNEL);
     for cpu in (0..cpu::cpu_count()).filter(|&cpu| cpu != me) {
         while KERNEL_SEEN[cpu].load(Ordering::Acquire) < target {
+            crate::sync::spin_wait();
+        }
+    }
+}
+
+/// Makes every CPU, this one included, execute a serialising instruction; returns when all have.
+/// What they fetch afterwards are the bytes that are in text now (SDM 3A, 9.1.3). It shares the
+/// word of the shootdown because a CPU that spins with interrupts masked must answer it too.
+pub(crate) fn sync_cores() {
+    fence(Ordering::SeqCst);
+    let target = SYNC_GENERATION.fetch_add(1, Ordering::SeqCst) + 1;
+    let _irq = IrqGuard::new();
+    cpu::serialize();
+    let me = percpu::cpu_id();
+    SYNC_SEEN[me].store(target, Ordering::Release);
+    let all = (1u32 << cpu::cpu_count()) - 1;
+    request(all & !(1 << me), WANT_SYNC);
+    for cpu in (0..cpu::cpu_count()).filter(|&cpu| cpu != me) {
+        while SYNC_SEEN[cpu].load(Ordering::Acquire) < target {
             crate::sync::spin_wait();
         }
     }

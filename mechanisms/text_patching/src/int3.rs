@@ -127,19 +127,23 @@ impl<'a> Batch<'a> {
     /// `None`: the int3 is none of this batch's.
     #[must_use]
     pub fn on_int3(&self, rip: u64) -> Option<Action> {
-        let site = rip.checked_sub(1)?;
-        let index = self
-            .patches
-            .binary_search_by_key(&site, |patch| patch.at)
-            .ok()?;
-        let patch = self.patches.get(index)?;
         // After round 3 the site can be executed; before, only the handler may do its work.
+        let action = on_int3(self.patches, rip)?;
         if self.round == Round::Done {
-            Some(Action::Retry(site))
+            Some(Action::Retry(rip.wrapping_sub(1)))
         } else {
-            action(patch)
+            Some(action)
         }
     }
+}
+
+/// As [`Batch::on_int3`], for handlers on other CPUs, which see the patches and not the round. Valid
+/// in every round: what the new instruction does is right even where it could be executed already.
+#[must_use]
+pub fn on_int3(patches: &[Patch], rip: u64) -> Option<Action> {
+    let site = rip.checked_sub(1)?;
+    let index = patches.binary_search_by_key(&site, |patch| patch.at).ok()?;
+    action(patches.get(index)?)
 }
 
 /// What a CPU does when no batch is active any more: `byte` is what stands at `rip - 1` now.

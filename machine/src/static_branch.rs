@@ -1,0 +1,97 @@
+//! Static branches: a condition that changes rarely is a nop or a jump in text.
+//!
+//! A key is a type with a number; [`static_branch_unlikely`] costs five bytes of nop while the key is
+//! off. The assembler notes each place in `__jump_table`, objtool proves it and sorts it into the
+//! site tables, and [`set`] patches all places of a key while all CPUs run ([`crate::text_poke`]).
+//! Entry text must have none, unless the key keeps its value after boot: code there may run on a
+//! CPU that has not yet synchronised.
+//!
+//! Numbers come from [`id`], the one list; two keys with one number would switch each other.
+
+use text_patching::jump_label;
+
+use crate::{cfi, text_poke};
+
+/// A key. Its value is what the text says; there is no variable.
+pub trait StaticKey {
+    /// From [`id`], and below 2^30.
+    const ID: u32;
+}
+
+/// The numbers of all keys.
+pub mod id {
+    /// Whether system calls are counted for a report at the end.
+    pub const COUNT_SYSCALLS: u32 = 1;
+    /// A key of the in-kernel tests.
+    pub const KTEST: u32 = 2;
+    /// A key of the in-kernel tests with a site of the other kind.
+    pub const KTEST_LIKELY: u32 = 3;
+}
+
+/// Whether the key is on; it is off at boot. The hot path falls through.
+#[inline(always)]
+pub fn static_branch_unlikely<K: StaticKey>() -> bool {
+    'on: {
+        // SAFETY: the five bytes are a nop until text_poke replaces them by a jump to `on`, which
+        // the compiler knows as a successor; no register, flag or memory changes either way.
+        unsafe {
+            core::arch::asm!(
+                "2: .byte 0x0f, 0x1f, 0x44, 0x00, 0x00",
+                ".pushsection __jump_table, \"aR\", @progbits",
+                ".balign 4",
+                ".long 2b - .",
+                ".long {on} - .",
+                ".long {id}",
+                ".popsection",
+                on = label { break 'on true; },
+                id = const K::ID,
+                options(nomem, nostack, preserves_flags)
+            );
+        }
+        false
+    }
+}
+
+/// Whether the key is on; it is on at boot. The hot path falls through.
+#[inline(always)]
+pub fn static_branch_likely<K: StaticKey>() -> bool {
+    'off: {
+        // SAFETY: as in `static_branch_unlikely`, the jump leads to the disabled side.
+        unsafe {
+            core::arch::asm!(
+                "2: .byte 0x0f, 0x1f, 0x44, 0x00, 0x00",
+                ".pushsection __jump_table, \"aR\", @progbits",
+                ".balign 4",
+                ".long 2b - .",
+                ".long {off} - .",
+                ".long {id}",
+                ".popsection",
+                off = label { break 'off false; },
+                id = const K::ID | jump_label::LIKELY,
+                options(nomem, nostack, preserves_flags)
+            );
+        }
+        true
+    }
+}
+
+/// The key was not switched: the image has no site tables, or a place is not as they say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotSwitched;
+
+/// Switches the key on all CPUs; when it returns no CPU executes the old side any more. Must not be
+/// called from an interrupt handler.
+///
+/// # Errors
+/// [`NotSwitched`]; nothing has changed then.
+pub fn set<K: StaticKey>(enabled: bool) -> Result<(), NotSwitched> {
+    let tables = cfi::tables().ok_or(NotSwitched)?;
+    let mut sites = tables.branches().iter().filter(|branch| branch.key == K::ID);
+    let next = |text: &text_poke::LiveText, _| {
+        sites.next().map(|branch| jump_label::set(text, &branch, enabled))
+    };
+    text_poke::switch(next).map(|_| ()).map_err(|anomaly| {
+        crate::log!("static key {}: {anomaly}", K::ID);
+        NotSwitched
+    })
+}
