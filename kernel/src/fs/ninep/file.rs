@@ -54,9 +54,17 @@ impl FileOps for NinepFile {
         self.inode.cached_data().read(offset, sink)
     }
 
-    fn write_at(&self, _file: &File, offset: u64, source: &mut Source<'_>) -> Result<usize> {
+    fn write_at(&self, file: &File, offset: u64, source: &mut Source<'_>) -> Result<usize> {
         self.inode.fs.check_writable()?;
-        let written = self.inode.cached_data().write(offset, source)?;
+        let written = {
+            // The host may have made the file longer; what is appended goes after that.
+            let size = self.inode.metadata()?.size;
+            let _writing = self.inode.writing.lock();
+            let cache = self.inode.cached_data();
+            let append = file.flags() & raw::O_APPEND != 0;
+            let offset = if append { cache.size().max(size) } else { offset };
+            cache.write(offset, source)?
+        };
         let dirty = self.inode.dirty_bytes.fetch_add(written, Ordering::Relaxed) + written;
         if dirty >= DIRTY_MAX {
             self.inode.write_back()?;

@@ -16,6 +16,7 @@ use super::super::{
 use super::file::NinepFile;
 use super::{Fid, NinepFs};
 use crate::mm::page_cache::PageCache;
+use crate::sync::Mutex;
 use crate::time::now_ns;
 
 /// How long attributes are believed, nanoseconds.
@@ -38,6 +39,8 @@ pub struct NinepInode {
     /// Open for writing at the server.
     pub(super) writer: SpinLock<Option<Arc<Fid>>>,
     pub(super) cache: Once<Arc<PageCache>>,
+    /// Held while data changes.
+    pub(super) writing: Mutex<()>,
     /// Bytes written since the last write-back.
     pub(super) dirty_bytes: AtomicUsize,
     /// Open files that can write.
@@ -102,6 +105,7 @@ impl NinepInode {
             reader: SpinLock::new(None),
             writer: SpinLock::new(None),
             cache: Once::new(),
+            writing: Mutex::new(()),
             dirty_bytes: AtomicUsize::new(0),
             writers: AtomicUsize::new(0),
             orphan: AtomicBool::new(false),
