@@ -244,6 +244,7 @@ const NO_DEVICES: u32 = raw::MS_NOSUID | raw::MS_NODEV;
 const NO_EXEC: u32 = NO_DEVICES | raw::MS_NOEXEC;
 
 fn mount_standard(root: &Location) -> core::result::Result<(), Failure> {
+    mount::register_standard_types();
     for (path, make, flags) in STANDARD {
         let fs = make().step(*path)?;
         let name = fs.name();

@@ -43,7 +43,7 @@ pub(super) fn devices(out: &mut Text) -> Result<()> {
 }
 
 pub(super) fn filesystems(out: &mut Text) -> Result<()> {
-    for name in ["sysfs", "tmpfs", "proc", "devtmpfs", "devpts", "overlay", "9p"] {
+    for name in crate::fs::mount::types() {
         writeln!(out, "nodev\t{name}");
     }
     Ok(())
