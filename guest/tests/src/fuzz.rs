@@ -146,8 +146,11 @@ fn live(seed: u64, in_vm: bool) -> i32 {
         }
         // In the VM a child may signal itself or its own, not the fuzzer: that proves nothing.
         let a: Vec<usize> = (0..6).map(|_| argument(&mut r, &w)).collect();
-        let kills = [SYS_kill, SYS_tkill, SYS_tgkill, SYS_rt_sigqueueinfo, SYS_reboot];
-        if kills.contains(&known) && (a[0] as i32) < 2000 {
+        let by_pid = [
+            SYS_kill, SYS_tkill, SYS_tgkill, SYS_rt_sigqueueinfo, SYS_rt_tgsigqueueinfo,
+            SYS_pidfd_send_signal, SYS_prlimit64, SYS_ptrace, SYS_fcntl,
+        ];
+        if by_pid.contains(&known) && (a[0] as i32) < 2000 {
             continue;
         }
         if in_vm && known == SYS_reboot {
