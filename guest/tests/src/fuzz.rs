@@ -200,6 +200,10 @@ pub fn main(args: &[String]) -> bool {
     }
     println!("fuzz: seed {seed}, {seconds} s, {jobs} jobs");
     let _ = sc!(SYS_prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    // A child may hang up a terminal or signal its group: the fuzzer itself must stay.
+    for sig in [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGPIPE, SIGALRM] {
+        on_signal(sig, SIG_IGN, 0, 0);
+    }
     let counts = shared();
     let kids: Vec<i32> = (0..jobs as usize)
         .map(|j| {
