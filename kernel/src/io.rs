@@ -92,6 +92,19 @@ impl<'a> UserCursor<'a> {
         }
     }
 
+    /// The rest, if there is only one buffer: the common case, in which nothing is to be looked for.
+    #[inline(always)]
+    fn single(&self, len: usize) -> Option<(u64, usize)> {
+        match &self.buffer {
+            // Nothing to copy is no access: the address may be anything.
+            Buffer::One(part) if len > 0 && self.left > 0 => {
+                Some((part.base + self.used as u64, len.min(self.left)))
+            }
+            _ => None,
+        }
+    }
+
+    #[inline(always)]
     fn advance(&mut self, len: usize) {
         self.used += len;
         self.left -= len;
@@ -154,6 +167,7 @@ impl<'a> Sink<'a> {
             |to, _, _| to.fill(0))
     }
 
+    #[inline(always)]
     fn put_with(
         &mut self,
         len: usize,
@@ -168,6 +182,11 @@ impl<'a> Sink<'a> {
                 *used += done;
             }
             To::User(cursor) => {
+                if let Some((at, step)) = cursor.single(len) {
+                    to_user(at, 0, step)?;
+                    cursor.advance(step);
+                    return Ok(step);
+                }
                 while done < len
                     && let Some((at, room)) = cursor.piece()
                 {
@@ -249,6 +268,7 @@ impl<'a> Source<'a> {
         self.take_with(len, |_, _, _| Ok(()), |_, _| ()).unwrap_or(0)
     }
 
+    #[inline(always)]
     fn take_with(
         &mut self,
         len: usize,
@@ -263,6 +283,11 @@ impl<'a> Source<'a> {
                 *buffer = &buffer[done..];
             }
             From::User(cursor) => {
+                if let Some((at, step)) = cursor.single(len) {
+                    from_user(at, 0, step)?;
+                    cursor.advance(step);
+                    return Ok(step);
+                }
                 while done < len
                     && let Some((at, room)) = cursor.piece()
                 {

@@ -213,7 +213,10 @@ impl Pipe {
     #[inline]
     fn write(&self, nonblocking: bool, packets: bool, source: &mut Source<'_>) -> Result<usize> {
         let mut done = 0;
-        while source.left() > 0 {
+        loop {
+            if source.left() == 0 {
+                return Ok(done);
+            }
             let step =
                 self.write_queue.wait(|| self.try_write(nonblocking, packets, done > 0, source));
             match step.map_err(Errno::from).and_then(|step| step) {
@@ -222,11 +225,10 @@ impl Pipe {
                     super::signals::broken_pipe();
                     return if done > 0 { Ok(done) } else { Err(Errno::EPIPE) };
                 }
-                Err(_) if done > 0 => break,
+                Err(_) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
             }
         }
-        Ok(done)
     }
 
     /// Writes what fits; None: nothing may go yet.

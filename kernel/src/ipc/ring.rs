@@ -46,7 +46,22 @@ impl PageRing {
     }
 
     /// Appends up to `max` bytes of `source`. An error only if not one byte went.
+    #[inline]
     pub fn append(&mut self, source: &mut Source<'_>, max: usize) -> Result<usize> {
+        // What fits into the current page needs no loop.
+        let end = self.start + self.len;
+        let offset = end % PAGE_SIZE;
+        if source.left() <= max.min(PAGE_SIZE - offset)
+            && let Some(page) = self.pages.get(end / PAGE_SIZE)
+        {
+            let len = source.take_frame(page, offset, PAGE_SIZE - offset)?;
+            self.len += len;
+            return Ok(len);
+        }
+        self.append_pages(source, max)
+    }
+
+    fn append_pages(&mut self, source: &mut Source<'_>, max: usize) -> Result<usize> {
         let mut done = 0;
         while done < max && source.left() > 0 {
             match self.append_piece(source, max - done) {
@@ -92,15 +107,22 @@ impl PageRing {
     }
 
     /// Removes the first `len` bytes, or as many as there are.
+    #[inline]
     pub fn discard(&mut self, len: usize) {
         let len = len.min(self.len);
         self.start += len;
         self.len -= len;
         if self.len == 0 {
             self.start = 0;
-            self.pages.truncate(SPARE_PAGES);
-            return;
+            if self.pages.len() > SPARE_PAGES {
+                self.pages.truncate(SPARE_PAGES);
+            }
+        } else if self.start >= PAGE_SIZE {
+            self.drop_pages();
         }
+    }
+
+    fn drop_pages(&mut self) {
         while self.start >= PAGE_SIZE {
             self.start -= PAGE_SIZE;
             if let Some(page) = self.pages.pop_front() {
@@ -118,7 +140,16 @@ impl PageRing {
     }
 
     /// Copies up to `max` bytes out and removes them. An error only if not one went.
+    #[inline]
     pub fn take(&mut self, max: usize, sink: &mut Sink<'_>) -> Result<usize> {
+        // What lies in the first page needs no loop.
+        if sink.left().min(max).min(self.len) <= PAGE_SIZE - self.start
+            && let Some(page) = self.pages.front()
+        {
+            let len = sink.put_frame(page, self.start, max.min(self.len))?;
+            self.discard(len);
+            return Ok(len);
+        }
         let len = self.peek(0, max, sink)?;
         self.discard(len);
         Ok(len)
