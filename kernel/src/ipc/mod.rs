@@ -15,13 +15,12 @@ pub mod timerfd;
 
 use alloc::sync::Arc;
 
-use abi::{Errno, Result};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use abi::Result;
 
 use crate::fs::{File, FileOps};
 use crate::process::LIMIT_NOFILE;
 use crate::sched::current;
-use crate::time::NS_PER_SEC;
+use crate::time::TimeSpec;
 use crate::user::UserPtr;
 
 /// Tells the file system code how FIFOs are opened.
@@ -71,35 +70,9 @@ pub fn file_at(fd: u64) -> Result<Arc<File>> {
     current().process.files().get(fd as u32)
 }
 
-/// `struct timespec` (timespec(3type)).
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub struct Timespec {
-    /// Seconds.
-    pub sec: i64,
-    /// Nanoseconds, 0 to 999,999,999.
-    pub nsec: i64,
-}
-
-impl Timespec {
-    /// From nanoseconds.
-    #[must_use]
-    pub fn from_ns(ns: u64) -> Timespec {
-        Timespec { sec: (ns / NS_PER_SEC) as i64, nsec: (ns % NS_PER_SEC) as i64 }
-    }
-
-    /// As nanoseconds, at most what 64 bits hold. EINVAL if negative or not normal.
-    pub fn to_ns(self) -> Result<u64> {
-        if self.sec < 0 || !(0..NS_PER_SEC as i64).contains(&self.nsec) {
-            return Err(Errno::EINVAL);
-        }
-        Ok((self.sec as u64).saturating_mul(NS_PER_SEC).saturating_add(self.nsec as u64))
-    }
-}
-
 /// Reads an optional relative timeout: nanoseconds, or None for the null pointer (for ever).
 pub fn read_timeout(address: u64) -> Result<Option<u64>> {
-    match UserPtr::<Timespec>::new(address).non_null() {
+    match UserPtr::<TimeSpec>::new(address).non_null() {
         None => Ok(None),
         Some(timespec) => timespec.read()?.to_ns().map(Some),
     }

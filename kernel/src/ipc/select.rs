@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::{Timespec, read_timeout, signals};
+use super::{read_timeout, signals};
 use crate::fs::FdTable;
 use crate::poll::{PollTable, events};
 use crate::process::LIMIT_NOFILE;
@@ -18,7 +18,7 @@ use crate::process::restart::{self, Restart};
 use crate::sched::{Sleep, current};
 use crate::sync::{Token, WaitError, Wake};
 use crate::syscall::Args;
-use crate::time::{Deadline, NS_PER_SEC};
+use crate::time::{Deadline, NS_PER_SEC, TimeSpec};
 use crate::user::UserPtr;
 
 /// `struct pollfd` (poll(2)).
@@ -145,7 +145,7 @@ pub fn sys_ppoll(a: &Args) -> Result<u64> {
     signals::replace_mask(a.a3, a.a4)?;
     let result = poll(a.a0, a.a1, deadline).map_err(not_restarted);
     write_rest(a.a2, deadline, |address, rest_ns| {
-        UserPtr::<Timespec>::new(address).write(&Timespec::from_ns(rest_ns))
+        UserPtr::<TimeSpec>::new(address).write(&TimeSpec::from_ns(rest_ns))
     });
     result
 }
@@ -305,7 +305,7 @@ pub fn sys_pselect6(a: &Args) -> Result<u64> {
     signals::replace_mask(mask[0], mask[1])?;
     let result = select(a, deadline);
     write_rest(a.a4, deadline, |address, rest_ns| {
-        UserPtr::<Timespec>::new(address).write(&Timespec::from_ns(rest_ns))
+        UserPtr::<TimeSpec>::new(address).write(&TimeSpec::from_ns(rest_ns))
     });
     result
 }

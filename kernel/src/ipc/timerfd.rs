@@ -15,21 +15,20 @@ use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::Timespec;
 use crate::fs::{File, FileOps, FileType, Inode, anon::AnonInode};
 use crate::io::Sink;
 use crate::poll::{PollTable, events};
 use crate::sync::{WaitQueue, Wake};
 use crate::syscall::Args;
-use crate::time::{self, Deadline, Timer};
+use crate::time::{self, Deadline, TimeSpec, Timer};
 use crate::user::UserPtr;
 
 /// `struct itimerspec` (timerfd_settime(2)).
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug, Default)]
 #[repr(C)]
 struct ITimerSpec {
-    interval: Timespec,
-    value: Timespec,
+    interval: TimeSpec,
+    value: TimeSpec,
 }
 
 #[derive(Default)]
@@ -111,8 +110,8 @@ impl Core {
             u64::from(!state.is_expired)
         };
         ITimerSpec {
-            interval: Timespec::from_ns(state.interval_ns),
-            value: Timespec::from_ns(rest_ns),
+            interval: TimeSpec::from_ns(state.interval_ns),
+            value: TimeSpec::from_ns(rest_ns),
         }
     }
 }

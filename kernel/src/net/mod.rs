@@ -1,5 +1,5 @@
-//! Sockets. Reading order: this file (what a socket is), `syscalls` (the calls), `channel` (how data
-//! waits), `stream` (connections), then the families: `unix`, `inet`, `netlink`.
+//! Sockets. Reading order: this file (what a socket is), `syscalls` (the calls), `channel` (how
+//! data waits), `stream` (connections), then the families: `unix`, `inet`, `netlink`.
 //!
 //! A family implements [`Socket`]; [`SocketFile`] is the open file around one. There is no device
 //! and no packet here: TCP and UDP connect programs of this machine only, over the loopback

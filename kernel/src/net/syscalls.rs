@@ -11,9 +11,9 @@ use super::control::{self, Control, Ucred, Writer};
 use super::{Kind, Outgoing, Socket, SocketFile, file_for, options, unix};
 use crate::fs::File;
 use crate::io::{IOV_MAX, Sink, Source, read_iovec};
-use crate::ipc::{Timespec, file_at, give, give_pair};
+use crate::ipc::{file_at, give, give_pair};
 use crate::syscall::Args;
-use crate::time::{Deadline, now_ns};
+use crate::time::{Deadline, TimeSpec, now_ns};
 use crate::user::UserPtr;
 
 const SOCK_CLOEXEC: u32 = general::O_CLOEXEC;
@@ -375,7 +375,7 @@ const MSG_WAITFORONE: u32 = 0x10000;
 /// recvmmsg(2). As on Linux the timeout is only looked at after each message.
 pub fn recvmmsg(a: &Args) -> Result<u64> {
     let file = file_at(a.a0)?;
-    let timeout = UserPtr::<Timespec>::new(a.a4).non_null();
+    let timeout = UserPtr::<TimeSpec>::new(a.a4).non_null();
     let deadline = match timeout {
         Some(timespec) => Some(Deadline::after_ns(timespec.read()?.to_ns()?)),
         None => None,
@@ -401,7 +401,7 @@ pub fn recvmmsg(a: &Args) -> Result<u64> {
         }
     }
     if let (Some(timespec), Some(deadline)) = (timeout, deadline) {
-        timespec.write(&Timespec::from_ns(deadline.0.saturating_sub(now_ns())))?;
+        timespec.write(&TimeSpec::from_ns(deadline.0.saturating_sub(now_ns())))?;
     }
     Ok(done as u64)
 }

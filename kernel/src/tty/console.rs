@@ -1,7 +1,7 @@
 //! The console: the terminal on the host, reached through the port for standard input and output.
 //!
-//! A kernel thread reads the port and types what comes. When the host closes its end, the terminal is
-//! hung up.
+//! A kernel thread reads the port and types what comes. When the host closes its end, the
+//! terminal is hung up.
 
 use alloc::sync::Arc;
 

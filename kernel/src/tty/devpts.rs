@@ -1,5 +1,5 @@
-//! The file system of pseudo terminals, at /dev/pts (pts(4)): one device node for each master that is
-//! open, and `ptmx`.
+//! The file system of pseudo terminals, at /dev/pts (pts(4)): one device node for each master
+//! that is open, and `ptmx`.
 
 use alloc::collections::BTreeMap;
 use alloc::string::ToString;

@@ -1,11 +1,11 @@
 //! Terminals (tty(4), termios(3), pty(7), credentials(7) on sessions).
 //!
-//! Reading order: `termios` and `discipline` (pure: what bytes become), this file (a terminal: input,
-//! output, waiting), `job` (sessions and signals), `control` (ioctls), then the two kinds: `pty` with
-//! its file system `devpts`, and `console`.
+//! Reading order: `termios` and `discipline` (pure: what bytes become), this file (a terminal:
+//! input, output, waiting), `job` (sessions and signals), `control` (ioctls), then the two kinds:
+//! `pty` with its file system `devpts`, and `console`.
 //!
-//! Locks: a terminal's `state` is a spin lock: bytes move in and out of it through small buffers on
-//! the stack, and signals are sent after it is released. `screen_order` is taken before it.
+//! Locks: a terminal's `state` is a spin lock: bytes move in and out of it through small buffers
+//! on the stack, and signals are sent after it is released. `screen_order` is taken before it.
 
 pub mod console;
 mod control;

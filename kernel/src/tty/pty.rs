@@ -1,5 +1,5 @@
-//! Pseudo terminals (pty(7)): a master that a terminal emulator holds, and a slave that looks like a
-//! terminal to programs.
+//! Pseudo terminals (pty(7)): a master that a terminal emulator holds, and a slave that looks
+//! like a terminal to programs.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
