@@ -31,7 +31,7 @@ use crate::poll::{PollTable, events};
 use crate::process::Pid;
 use crate::sched::Sleep;
 use crate::sync::{Mutex, WaitError, WaitQueue};
-use crate::time::Deadline;
+use crate::time::{Deadline, NS_PER_SEC};
 
 use discipline::{Discipline, Event};
 
@@ -257,8 +257,9 @@ impl Tty {
                 while source.left() > 0 {
                     match port.write(&mut source, false) {
                         Ok(_) => {}
+                        // Sleep in a way that the signal does not end, then try again.
                         Err(Errno::ERESTARTSYS) if !job::is_dying() => {
-                            crate::sched::yield_now();
+                            let _ = port.flush(NS_PER_SEC);
                         }
                         Err(_) => break,
                     }
