@@ -129,6 +129,17 @@ pub(crate) fn read_cr2() -> u64 {
     value
 }
 
+/// Reads DR6, which says why a debug exception came, and clears it: the CPU only ever sets its bits.
+pub(crate) fn take_dr6() -> u64 {
+    let value;
+    // SAFETY: reading DR6 has no effect; its cleared form (SDM 3B, 17.2.3) says "no cause".
+    unsafe {
+        asm!("mov {0}, dr6", "mov dr6, {1}", out(reg) value, in(reg) 0xffff_0ff0u64,
+             options(nomem, nostack, preserves_flags));
+    }
+    value
+}
+
 pub(crate) fn read_cr3() -> u64 {
     let value;
     // SAFETY: reading CR3 has no effect.

@@ -45,7 +45,7 @@ pub struct Exception {
     pub vector: u8,
     /// Error code, 0 if the exception has none.
     pub error: u64,
-    /// For a page fault the address; else 0.
+    /// For a page fault the address, for a debug exception DR6; else 0.
     pub address: u64,
 }
 
@@ -122,7 +122,11 @@ extern "C" fn vector_from_user(regs: &mut PtRegs, vector: u64) -> bool {
 }
 
 fn user_exception(regs: &mut PtRegs, number: u8) {
-    let address = if number == vector::PAGE_FAULT { cpu::read_cr2() } else { 0 };
+    let address = match number {
+        vector::PAGE_FAULT => cpu::read_cr2(),
+        vector::DEBUG => cpu::take_dr6(),
+        _ => 0,
+    };
     match number {
         vector::NMI => return panic::nmi(regs),
         vector::MACHINE_CHECK => panic!("machine check while a program ran at {:#x}", regs.rip),
