@@ -11,8 +11,9 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result, general as raw};
 use entry::PtRegs;
 
+use super::capabilities::after_exec;
 use super::exec::{self, Image, Request};
-use super::{ALL_CAPABILITIES, Credentials, LIMIT_STACK, Process, exit};
+use super::{Credentials, LIMIT_STACK, Process, exit};
 use crate::fs::open::open_executable;
 use crate::fs::path::Context;
 use crate::fs::{File, permission};
@@ -97,16 +98,10 @@ fn next_credentials(file: &Arc<File>, old: &Credentials) -> Result<(Credentials,
             new.egid = metadata.gid;
         }
     }
-    (new.suid, new.fsuid) = (new.euid, new.euid);
-    (new.sgid, new.fsgid) = (new.egid, new.egid);
-    let is_root = new.euid == 0 || new.uid == 0;
-    let privileged = new.euid != old.euid || new.egid != old.egid;
-    if privileged {
+    if new.euid != old.euid || new.egid != old.egid {
         new.ambient = 0;
     }
-    new.permitted = if is_root { (old.inheritable | ALL_CAPABILITIES) & old.bounding } else { 0 };
-    new.permitted |= new.ambient;
-    new.effective = if new.euid == 0 { new.permitted } else { new.ambient };
+    after_exec(&mut new);
     let secure = new.euid != new.uid || new.egid != new.gid;
     Ok((new, secure))
 }
@@ -119,8 +114,7 @@ fn become_image(
     regs: &mut PtRegs,
 ) {
     let thread = current();
-    thread.clear_child_tid.store(0, Ordering::Relaxed);
-    thread.robust_list.store(0, Ordering::Relaxed);
+    exit::release_futexes(&thread);
     let readable = image.program.file.as_ref().is_some_and(|file| {
         permission::check(file.ops().inode().as_ref(), permission::READ, &credentials).is_ok()
     });
@@ -133,7 +127,7 @@ fn become_image(
     let old_handlers = core::mem::replace(&mut *process.handlers.lock(), Arc::new(handlers));
     drop(old_handlers);
     thread.signals.lock().alt_stack = Default::default();
-    super::timers::release(process);
+    super::timers::on_exec(process);
     *thread.name.lock() = image.name;
     let old_program =
         core::mem::replace(&mut *process.program.lock(), Arc::new(image.program));

@@ -46,8 +46,8 @@ pub fn exit_group(status: i32) -> ! {
     exit_thread(status)
 }
 
-/// Ends the current thread. `status` is the process's wait(2) status if this is its first thread and
-/// no exit_group(2) or fatal signal has decided otherwise.
+/// Ends the current thread. `status` is the process's wait(2) status if this is its last thread and no
+/// exit_group(2) or fatal signal has decided otherwise.
 pub fn exit_thread(status: i32) -> ! {
     leave_process(status);
     sched::exit_current()
@@ -58,9 +58,6 @@ fn leave_process(status: i32) {
     let thread = current().to_arc();
     let process = thread.process.clone();
     thread.signals.lock().is_exiting = true;
-    if thread.tid() == process.pid {
-        process.exit_status.store(status, Ordering::Relaxed);
-    }
     release_user_memory(&thread);
     signal::send::hand_over(&thread);
     charge(&thread, &process);
@@ -74,7 +71,7 @@ fn leave_process(status: i32) {
     }
     process.release_events.wake_all(0);
     if is_last {
-        end_process(&process);
+        end_process(&process, status);
     } else {
         signal::stop::thread_left(&process);
     }
@@ -82,6 +79,13 @@ fn leave_process(status: i32) {
 
 /// What concerns the memory of the program: futexes to release, the address space itself.
 fn release_user_memory(thread: &Arc<Thread>) {
+    release_futexes(thread);
+    machine::task::leave_space();
+}
+
+/// The running thread gives up its address space, by ending or by executing a program: releases the
+/// robust futexes it holds, and tells who waits for it to be gone (set_tid_address(2)).
+pub fn release_futexes(thread: &Thread) {
     futex::robust::release_held(thread);
     let clear_tid = thread.clear_child_tid.swap(0, Ordering::Relaxed);
     if clear_tid != 0 {
@@ -89,23 +93,24 @@ fn release_user_memory(thread: &Arc<Thread>) {
         let _ = UserPtr::<u32>::new(clear_tid).write(&0);
         let _ = futex::wake_address(clear_tid, 1);
     }
-    machine::task::leave_space();
 }
 
 fn charge(thread: &Thread, process: &Process) {
     let (user, kernel) = thread.times_ns();
     process.past_times_ns[0].fetch_add(user, Ordering::Relaxed);
     process.past_times_ns[1].fetch_add(kernel, Ordering::Relaxed);
+    process.past_counts.lock().add_switches(thread);
 }
 
 /// The last thread has left.
-fn end_process(process: &Arc<Process>) {
-    let status = process.signals.lock().group_exit;
-    if let Some(status) = status {
-        process.exit_status.store(status, Ordering::Relaxed);
-    }
+fn end_process(process: &Arc<Process>, status: i32) {
+    let decided = process.signals.lock().group_exit;
+    process.exit_status.store(decided.unwrap_or(status), Ordering::Relaxed);
     super::timers::release(process);
     let mm = process.mm.lock().take();
+    if let Some(mm) = &mm {
+        process.past_counts.lock().add_memory(mm);
+    }
     drop(mm);
     release_vfork_parent(process);
     let files = core::mem::replace(&mut *process.files.lock(), Arc::new(FdTable::new()));

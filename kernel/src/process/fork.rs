@@ -74,6 +74,8 @@ const NEW_NAMESPACES: u64 = (raw::CLONE_NEWNS
     | raw::CLONE_NEWPID
     | raw::CLONE_NEWNET
     | raw::CLONE_NEWTIME) as u64;
+/// Those that cannot go with shared directories.
+const NEW_TREES: u64 = (raw::CLONE_NEWNS | raw::CLONE_NEWUSER) as u64;
 /// Without meaning here: nobody traces, there are no System V semaphore undo lists or I/O contexts.
 const WITHOUT_EFFECT: u64 =
     (raw::CLONE_PTRACE | raw::CLONE_UNTRACED | raw::CLONE_SYSVSEM | raw::CLONE_IO) as u64;
@@ -162,7 +164,8 @@ fn check(request: &Request) -> Result<()> {
     let flags = request.flags;
     let has = |flag: u64| flags & flag != 0;
     if has(NEW_NAMESPACES) {
-        return Err(if has(THREAD | SIGHAND) { Errno::EINVAL } else { Errno::EPERM });
+        let contradicts = has(THREAD | SIGHAND) || has(NEW_TREES) && has(FS);
+        return Err(if contradicts { Errno::EINVAL } else { Errno::EPERM });
     }
     let invalid = flags & !KNOWN != 0
         || has(THREAD) && !has(SIGHAND)
@@ -367,6 +370,8 @@ impl Process {
             timers: SpinLock::default(),
             start_ns: crate::time::now_ns(),
             past_times_ns: [const { AtomicU64::new(0) }; 4],
+            past_counts: SpinLock::default(),
+            children_counts: SpinLock::default(),
         }
     }
 }

@@ -227,6 +227,10 @@ pub struct Process {
     pub start_ns: u64,
     /// CPU time of threads that ended, and of children waited for: user, kernel (nanoseconds).
     pub past_times_ns: [AtomicU64; 4],
+    /// Faults and switches of threads that ended.
+    pub past_counts: SpinLock<usage::Counts>,
+    /// The same, of children waited for.
+    pub children_counts: SpinLock<usage::Counts>,
 }
 
 /// Attributes of a process that only calls on itself change.

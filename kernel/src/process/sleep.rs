@@ -25,6 +25,10 @@ pub fn nanosleep(args: &Args) -> Result<u64> {
 
 /// clock_nanosleep(2).
 pub fn clock_nanosleep(args: &Args) -> Result<u64> {
+    if args.a0 as u32 == raw::CLOCK_THREAD_CPUTIME_ID {
+        // Nobody can sleep until its own running time has passed.
+        return Err(Errno::EOPNOTSUPP);
+    }
     let clock = super::clock::Clock::from_id(args.a0 as i32)?;
     let offset_ns = match clock.monotonic_offset_ns() {
         Some(offset_ns) => offset_ns,

@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Process, Thread};
+use crate::mm::Mm;
 use crate::sched::{RunState, current};
 use crate::syscall::Args;
 use crate::time::{TimeVal, now_ns};
@@ -71,38 +72,84 @@ impl Process {
     }
 }
 
+/// What is counted besides time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    peak_pages: u64,
+    minor_faults: u64,
+    major_faults: u64,
+    voluntary_switches: u64,
+    involuntary_switches: u64,
+}
+
+impl Counts {
+    /// Adds what an address space counted.
+    pub fn add_memory(&mut self, mm: &Mm) {
+        self.peak_pages = self.peak_pages.max(mm.peak_pages.load(Ordering::Relaxed));
+        self.minor_faults += mm.faults.0.load(Ordering::Relaxed);
+        self.major_faults += mm.faults.1.load(Ordering::Relaxed);
+    }
+
+    /// Adds what the scheduler counted for a thread.
+    pub fn add_switches(&mut self, thread: &Thread) {
+        let (voluntary, involuntary) = thread.sched.lock().switches;
+        self.voluntary_switches += voluntary;
+        self.involuntary_switches += involuntary;
+    }
+
+    /// Adds another process's counts; the peak is the larger one.
+    pub fn add(&mut self, other: &Counts) {
+        self.peak_pages = self.peak_pages.max(other.peak_pages);
+        self.minor_faults += other.minor_faults;
+        self.major_faults += other.major_faults;
+        self.voluntary_switches += other.voluntary_switches;
+        self.involuntary_switches += other.involuntary_switches;
+    }
+
+    /// Of a process that has ended, with its own children.
+    #[must_use]
+    pub fn with_children(process: &Process) -> Counts {
+        let mut counts = *process.past_counts.lock();
+        let children = *process.children_counts.lock();
+        counts.add(&children);
+        counts
+    }
+
+    /// Of a process that lives, without its children.
+    fn of_living(process: &Process) -> Counts {
+        let mut counts = *process.past_counts.lock();
+        if let Ok(mm) = process.mm() {
+            mm.resident_pages();
+            counts.add_memory(&mm);
+        }
+        for thread in process.threads.lock().iter() {
+            counts.add_switches(thread);
+        }
+        counts
+    }
+}
+
 impl RUsage {
-    fn new([user_ns, system_ns]: [u64; 2]) -> Self {
+    fn new([user_ns, system_ns]: [u64; 2], counts: &Counts) -> Self {
         RUsage {
             user: TimeVal::from_ns(user_ns),
             system: TimeVal::from_ns(system_ns),
+            max_resident_kib: counts.peak_pages * 4,
+            minor_faults: counts.minor_faults,
+            major_faults: counts.major_faults,
+            voluntary_switches: counts.voluntary_switches,
+            involuntary_switches: counts.involuntary_switches,
             ..RUsage::default()
         }
     }
 
-    /// Of a child that has ended, with its own children.
+    /// Of a child, with its own children. It has usually ended.
     #[must_use]
     pub fn of_ended(process: &Process) -> Self {
         let own = process.times_ns();
         let children = process.children_times_ns();
-        Self::new([own[0] + children[0], own[1] + children[1]])
-    }
-
-    fn with_process(mut self, process: &Process) -> Self {
-        if let Ok(mm) = process.mm() {
-            mm.resident_pages();
-            self.max_resident_kib = mm.peak_pages.load(Ordering::Relaxed) * 4;
-            self.minor_faults = mm.faults.0.load(Ordering::Relaxed);
-            self.major_faults = mm.faults.1.load(Ordering::Relaxed);
-        }
-        self
-    }
-
-    fn with_switches(mut self, thread: &Thread) -> Self {
-        let (voluntary, involuntary) = thread.sched.lock().switches;
-        self.voluntary_switches += voluntary;
-        self.involuntary_switches += involuntary;
-        self
+        let times_ns = [own[0] + children[0], own[1] + children[1]];
+        Self::new(times_ns, &Counts::with_children(process))
     }
 }
 
@@ -111,17 +158,18 @@ pub fn getrusage(args: &Args) -> Result<u64> {
     let thread = current();
     let process = &thread.process;
     let usage = match args.a0 as i32 {
-        0 => {
-            let mut usage = RUsage::new(process.times_ns()).with_process(process);
-            for thread in process.threads.lock().iter() {
-                usage = usage.with_switches(thread);
-            }
-            usage
+        0 => RUsage::new(process.times_ns(), &Counts::of_living(process)),
+        raw::RUSAGE_CHILDREN => {
+            let counts = *process.children_counts.lock();
+            RUsage::new(process.children_times_ns(), &counts)
         }
-        raw::RUSAGE_CHILDREN => RUsage::new(process.children_times_ns()),
         1 => {
-            let (user, kernel) = thread.times_ns();
-            RUsage::new([user, kernel]).with_process(process).with_switches(&thread)
+            let (user_ns, kernel_ns) = thread.times_ns();
+            // Faults are counted for the address space as a whole.
+            let mut counts = Counts::default();
+            counts.add_memory(&*process.mm()?);
+            counts.add_switches(&thread);
+            RUsage::new([user_ns, kernel_ns], &counts)
         }
         _ => return Err(Errno::EINVAL),
     };

@@ -51,11 +51,20 @@ pub(super) struct Entry {
     key: FutexKey,
     /// Which wake-ups it takes (FUTEX_WAIT_BITSET).
     bitset: u32,
-    /// Index of the word, for waiters on several.
+    /// Index of the word.
     index: u32,
+    /// It waits on several words: it must stay where it is.
+    is_one_of_many: bool,
     /// It waits for a lock with an owner, which is handed over (FUTEX_LOCK_PI).
     is_pi: bool,
     waiter: Arc<Waiter>,
+}
+
+impl Entry {
+    /// A waiter on one word.
+    fn new(key: FutexKey, waiter: Arc<Waiter>, bitset: u32) -> Entry {
+        Entry { key, bitset, index: 0, is_one_of_many: false, is_pi: false, waiter }
+    }
 }
 
 type Bucket = VecDeque<Entry>;
@@ -190,7 +199,7 @@ fn wait(
         }
         bucket.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         let waiter = waiter.clone();
-        bucket.push_back(Entry { key, bitset, index: 0, is_pi: false, waiter });
+        bucket.push_back(Entry::new(key, waiter, bitset));
         Ok(())
     })?;
     queued?;

@@ -138,7 +138,7 @@ fn queue(
         return Step::Again;
     }
     let waiter = waiter.clone();
-    bucket.push_back(Entry { key, bitset: u32::MAX, index: 0, is_pi: true, waiter });
+    bucket.push_back(Entry { is_pi: true, ..Entry::new(key, waiter, u32::MAX) });
     Step::Sleep
 }
 

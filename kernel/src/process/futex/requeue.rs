@@ -75,7 +75,7 @@ fn move_entries(
     let mut moved: VecDeque<Entry> = VecDeque::new();
     let mut at = 0;
     while at < first.len() && moved.len() < moves {
-        if first[at].key != from || first[at].is_pi {
+        if first[at].key != from || first[at].is_pi || first[at].is_one_of_many {
             at += 1;
             continue;
         }

@@ -62,8 +62,8 @@ fn wait_all(words: &[Word], keys: &[FutexKey], deadline: Option<Deadline>) -> Re
             }
             bucket.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
             let waiter = waiter.clone();
-            let index = index as u32;
-            bucket.push_back(Entry { key, bitset: u32::MAX, index, is_pi: false, waiter });
+            let entry = Entry::new(key, waiter, u32::MAX);
+            bucket.push_back(Entry { index: index as u32, is_one_of_many: true, ..entry });
             Ok(())
         })
         .and_then(|result| result);

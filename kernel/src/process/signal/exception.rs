@@ -17,7 +17,7 @@ pub fn user_exception(regs: &mut PtRegs, exception: Exception) {
         return send::force(segv_or_bus(error, exception.address));
     }
     note(&exception);
-    send::force(signal_for(regs, exception.vector));
+    send::force(signal_for(regs, &exception));
 }
 
 /// The registers of the running program cannot be loaded (a non-canonical RIP, say).
@@ -71,13 +71,17 @@ fn segv_or_bus(error: Errno, address: u64) -> SigInfo {
     }
 }
 
-fn signal_for(regs: &mut PtRegs, number: u8) -> SigInfo {
+/// DR6: the exception is a single step, not a breakpoint (SDM 3B, 17.2.3).
+const SINGLE_STEP: u64 = 1 << 14;
+
+fn signal_for(regs: &PtRegs, exception: &Exception) -> SigInfo {
     let rip = regs.rip;
-    match number {
+    match exception.vector {
         vector::DIVIDE => SigInfo::fault(raw::SIGFPE, raw::FPE_INTDIV, rip),
         vector::DEBUG => {
-            // Single-stepping: the trap flag stays, as for a debugger that set it.
-            SigInfo::fault(raw::SIGTRAP, raw::TRAP_TRACE, rip)
+            let step = exception.address & SINGLE_STEP != 0;
+            let code = if step { raw::TRAP_TRACE } else { raw::TRAP_BRKPT };
+            SigInfo::fault(raw::SIGTRAP, code, rip)
         }
         vector::BREAKPOINT => SigInfo::kernel(raw::SIGTRAP),
         vector::INVALID_OPCODE => SigInfo::fault(raw::SIGILL, raw::ILL_ILLOPN, rip),
