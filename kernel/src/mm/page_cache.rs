@@ -223,6 +223,7 @@ impl PageCache {
 
     /// Reads the missing pages from `index` on, up to the next one that is there.
     fn read_ahead(&self, backend: &dyn PageBackend, index: u64) -> Result<()> {
+        keep_reserve();
         let end = self.size().div_ceil(PAGE).min(index + READ_AHEAD_PAGES);
         let end = {
             let pages = self.pages.lock();
@@ -439,6 +440,17 @@ pub fn cached_pages() -> usize {
         all.iter().filter_map(Weak::upgrade).collect()
     };
     caches.iter().map(|cache| cache.resident_pages()).sum()
+}
+
+/// Part of memory that pages of files leave free: the kernel's own objects have to come from it.
+const RESERVE: usize = 16;
+
+/// Drops clean pages when memory gets short, before the kernel's own allocations would fail.
+fn keep_reserve() {
+    let (all, free) = machine::frame::usage();
+    if free < all / RESERVE {
+        reclaim_all();
+    }
 }
 
 /// Frees memory that can be read again from a backend; returns how many frames.
