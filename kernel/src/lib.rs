@@ -16,6 +16,8 @@ pub mod fs;
 pub mod identity;
 pub mod io;
 pub mod ipc;
+#[cfg(feature = "ktest")]
+mod ktest;
 pub mod mm;
 pub mod net;
 pub mod params;

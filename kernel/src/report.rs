@@ -1,5 +1,5 @@
 //! What the kernel tells the command line at the end: the program's fate, and what it counted on the
-//! way, if asked to. Counting costs one load and a predicted branch where it is off.
+//! way, if asked to. Counting costs a nop (system calls), or one load and a predicted branch, where it is off.
 
 use alloc::collections::BTreeSet;
 use alloc::string::{String, ToString};
@@ -10,11 +10,18 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use abi::syscalls;
 use formats::boot_config::Want;
 use formats::control::{SyscallCount, ToHost};
+use machine::static_branch::{self, StaticKey, id, static_branch_unlikely};
 use machine::sync::SpinLock;
 
 use crate::io::Source;
 
-static COUNT_CALLS: AtomicBool = AtomicBool::new(false);
+/// On while system calls are counted: where they are not, counting costs a nop.
+struct CountCalls;
+
+impl StaticKey for CountCalls {
+    const ID: u32 = id::COUNT_SYSCALLS;
+}
+
 static COUNT_MISSING: AtomicBool = AtomicBool::new(false);
 static NOTE_FILES: AtomicBool = AtomicBool::new(false);
 static COUNTERS: AtomicBool = AtomicBool::new(false);
@@ -31,7 +38,9 @@ const FLUSH_NS: u64 = 5 * crate::time::NS_PER_SEC;
 
 /// Starts counting what is wanted.
 pub fn init(want: &Want) {
-    COUNT_CALLS.store(want.syscall_summary, Ordering::Relaxed);
+    if want.syscall_summary && static_branch::set::<CountCalls>(true).is_err() {
+        machine::log!("system calls are not counted: this image has no site tables");
+    }
     COUNT_MISSING.store(want.missing_syscalls, Ordering::Relaxed);
     NOTE_FILES.store(want.missing_files, Ordering::Relaxed);
     COUNTERS.store(want.counters, Ordering::Relaxed);
@@ -44,7 +53,7 @@ fn slot(number: u64) -> usize {
 /// A system call was made.
 #[inline(always)]
 pub fn syscall(number: u64) {
-    if COUNT_CALLS.load(Ordering::Relaxed) {
+    if static_branch_unlikely::<CountCalls>() {
         CALLS[slot(number)].fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -108,7 +117,7 @@ pub fn finish(fate: &ToHost) -> ! {
     if COUNT_MISSING.load(Ordering::Relaxed) {
         send_counts(&MISSING, ToHost::MissingSyscall);
     }
-    if COUNT_CALLS.load(Ordering::Relaxed) {
+    if static_branch_unlikely::<CountCalls>() {
         send_counts(&CALLS, ToHost::Syscall);
     }
     if wants_missing_files() {

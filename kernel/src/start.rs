@@ -54,6 +54,10 @@ impl<T> Step<T> for Result<T> {
 
 /// Prepares the first program, as the body of process 1's thread. A boot failure does not come back.
 pub fn prepare() -> Result<First> {
+    #[cfg(feature = "ktest")]
+    if crate::ktest::is_wanted() {
+        crate::ktest::run();
+    }
     try_prepare().map_err(|failure| {
         machine::log!("boot failed: {}: {}", failure.step, failure.error.name());
         machine::power::off(machine::power::OK)

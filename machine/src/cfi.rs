@@ -49,6 +49,12 @@ pub fn failures() -> u64 {
     FAILURES.load(Ordering::Relaxed)
 }
 
+/// Sets whether a failed check is survived; returns what was set before.
+#[cfg(feature = "ktest")]
+pub(crate) fn set_warn(warn: bool) -> bool {
+    WARN.swap(warn, Ordering::SeqCst)
+}
+
 /// The state of the checks, as one line.
 pub fn describe() -> &'static str {
     let Some(plan) = plan() else { return "CFI: Using standard kCFI" };

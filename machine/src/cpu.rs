@@ -446,6 +446,13 @@ pub(crate) fn init() {
     }
 }
 
+/// Whether this CPU is QEMU's emulation (TCG), which says so.
+pub(crate) fn is_emulated() -> bool {
+    let name = cpuid(0x4000_0000, 0);
+    features().hypervisor && name[1..] == [u32::from_le_bytes(*b"TCGT"),
+        u32::from_le_bytes(*b"CGTC"), u32::from_le_bytes(*b"GTCG")]
+}
+
 /// Executes a serialising instruction (SDM 3A, 9.3): what this CPU fetches next is what is in memory.
 pub(crate) fn serialize() {
     let _ = cpuid(0, 0);

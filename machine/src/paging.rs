@@ -431,6 +431,37 @@ pub(crate) fn peek(va: u64) -> Option<u8> {
     Some(unsafe { (va as *const u8).read_volatile() })
 }
 
+/// Calls `f` with address and rights (write, execute, user) of every leaf of the kernel's half.
+#[cfg(feature = "ktest")]
+pub(crate) fn for_each_kernel_leaf(mut f: impl FnMut(u64, bool, bool, bool)) {
+    fn walk(
+        table: Table,
+        level: u32,
+        base: u64,
+        rights: (bool, bool, bool),
+        f: &mut dyn FnMut(u64, bool, bool, bool),
+    ) {
+        let first = if level == 3 { ENTRIES / 2 } else { 0 };
+        for slot in first..ENTRIES {
+            let entry = table.get(slot);
+            if entry & PRESENT == 0 {
+                continue;
+            }
+            let va = base | (slot as u64) << (PAGE_SHIFT as u32 + 9 * level);
+            let write = rights.0 && entry & WRITE != 0;
+            let exec = rights.1 && entry & NO_EXECUTE == 0;
+            let user = rights.2 && entry & USER != 0;
+            if level == 0 || entry & LARGE != 0 {
+                f(va, write, exec, user);
+            } else {
+                walk(Table::at(entry), level - 1, va, (write, exec, user), f);
+            }
+        }
+    }
+    let root = Table::at(kernel_root());
+    walk(root, 3, 0xffff_0000_0000_0000, (true, true, true), &mut f);
+}
+
 /// How a kernel address is mapped: `(present, writable, executable, user)`, by walking the tables.
 /// For the self-test.
 pub(crate) fn kernel_rights(va: u64) -> (bool, bool, bool, bool) {

@@ -83,6 +83,8 @@ fn report(message: fmt::Arguments<'_>, rbp: u64, rip: Option<u64>) -> ! {
 
 /// An NMI: another CPU panicked, or somebody wants to know where this one is.
 pub(crate) fn nmi(regs: &PtRegs) {
+    #[cfg(feature = "ktest")]
+    crate::ktest::on_nmi();
     if PANICKING.load(Ordering::SeqCst) != 0 {
         STOPPED.fetch_add(1, Ordering::SeqCst);
         cpu::halt_forever();

@@ -184,7 +184,5 @@ macro_rules! typed {
         }
     };
 }
-typed!();
+// One line for each arity in use.
 typed!(A);
-typed!(A, B);
-typed!(A, B, C);

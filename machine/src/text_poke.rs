@@ -241,11 +241,33 @@ where
     ACTIVE_LEN.store(count, Ordering::SeqCst);
     ACTIVE.store(list.cast_mut(), Ordering::SeqCst);
     // POINT OF NO RETURN: every byte was verified; from here on there are only stores.
+    #[cfg(feature = "ktest")]
+    let mut round = 0;
     while batch.advance(&mut window) == Step::SyncCores {
         tlb::sync_cores();
+        #[cfg(feature = "ktest")]
+        {
+            crate::ktest::between(round);
+            round += 1;
+        }
+    }
+    if cpu::is_emulated() {
+        write_again(&mut window, patches);
     }
     ACTIVE.store(core::ptr::null_mut(), Ordering::SeqCst);
     Ok(count)
+}
+
+/// QEMU's emulation forgets what it has translated *before* it does the store, so a CPU that translates
+/// a site at that instant keeps the old bytes, synchronised or not. By now it has: one more store of
+/// the same bytes makes it forget them.
+fn write_again(window: &mut Window<'_>, patches: &[Patch]) {
+    for patch in patches {
+        for (at, &byte) in (patch.at..).zip(patch.new.as_slice()) {
+            window.poke(at, &[byte]);
+        }
+    }
+    tlb::sync_cores();
 }
 
 /// Whether a run-time switch may change the five bytes at `site`.
@@ -261,27 +283,35 @@ fn is_listed(site: u64) -> bool {
 /// An int3 in the kernel: does the work of the instruction that is being put there. False: the int3
 /// is nobody's. Interrupts are masked, so this CPU cannot have agreed to the batch's end yet.
 pub(crate) fn on_int3(regs: &mut PtRegs) -> bool {
-    let list = ACTIVE.load(Ordering::SeqCst);
-    let action = if list.is_null() {
-        None
-    } else {
-        // SAFETY: the list is published before the first int3 is written, and is not changed before
-        // every CPU has left its handler (it acknowledges the last round with interrupts enabled, or
-        // from a wait that no int3 handler makes).
-        let patches =
-            unsafe { core::slice::from_raw_parts(list, ACTIVE_LEN.load(Ordering::SeqCst)) };
-        int3::on_int3(patches, regs.rip)
-    };
-    let action = action.or_else(|| {
-        let mut byte = [0];
-        LiveText.read(regs.rip.wrapping_sub(1), &mut byte).ok()?;
-        int3::on_late_int3(regs.rip, byte[0])
-    });
-    match action {
-        Some(action) => act(regs, action),
-        None => return false,
+    for _ in 0..INT3_LOOKS {
+        let action = active_action(regs.rip).or_else(|| {
+            let mut byte = [0];
+            LiveText.read(regs.rip.wrapping_sub(1), &mut byte).ok()?;
+            int3::on_late_int3(regs.rip, byte[0])
+        });
+        if let Some(action) = action {
+            act(regs, action);
+            return true;
+        }
+        // An int3 without a batch: the next batch may have begun between the two looks.
     }
-    true
+    false
+}
+
+/// How often a handler looks for the batch of an int3 that it sees in text.
+const INT3_LOOKS: u32 = 16;
+
+/// What the active batch says about an int3.
+fn active_action(rip: u64) -> Option<Action> {
+    let list = ACTIVE.load(Ordering::SeqCst);
+    if list.is_null() {
+        return None;
+    }
+    // SAFETY: the list is published before the first int3 is written, and is not changed before
+    // every CPU has left its handler (it acknowledges the last round with interrupts enabled, or
+    // from a wait that no int3 handler makes).
+    let patches = unsafe { core::slice::from_raw_parts(list, ACTIVE_LEN.load(Ordering::SeqCst)) };
+    int3::on_int3(patches, rip)
 }
 
 fn act(regs: &mut PtRegs, action: Action) {

@@ -187,3 +187,14 @@ pub(crate) fn sync_cores() {
         }
     }
 }
+
+/// CPUs that have not caught up with the last requests to all.
+#[cfg(feature = "ktest")]
+pub(crate) fn cpus_behind() -> usize {
+    let (kernel, sync) =
+        (KERNEL_GENERATION.load(Ordering::SeqCst), SYNC_GENERATION.load(Ordering::SeqCst));
+    let is_behind = |&cpu: &usize| {
+        KERNEL_SEEN[cpu].load(Ordering::SeqCst) < kernel || SYNC_SEEN[cpu].load(Ordering::SeqCst) < sync
+    };
+    (0..cpu::cpu_count()).filter(is_behind).count()
+}

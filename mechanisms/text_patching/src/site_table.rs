@@ -335,9 +335,10 @@ impl<'a, E: Entry> Table<'a, E> {
     #[must_use]
     pub fn get(&self, index: usize) -> Option<E> {
         let at = index.checked_mul(Self::STRIDE)?;
+        let (raw, _) = self.bytes.get(at..)?.get(..Self::STRIDE)?.as_chunks();
         let mut words = [0; 3];
-        for (i, slot) in words.iter_mut().take(E::WORDS).enumerate() {
-            *slot = word(self.bytes, at + i * 4)?;
+        for (slot, raw) in words.iter_mut().zip(raw) {
+            *slot = u32::from_le_bytes(*raw);
         }
         Some(E::from_words(self.base, words))
     }

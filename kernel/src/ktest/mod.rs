@@ -1,0 +1,46 @@
+//! The kernel's own tests, inside the booted kernel: `ktest` on the command line of an image built with
+//! the feature runs all, `ktest=FILTER` those whose name contains FILTER. The log says
+//! `test NAME ... ok` or why not, and `N passed, N failed` at the end; then the machine ends.
+//!
+//! They run in a thread of the kernel, one after the other. A test that panics ends the run, which the
+//! command line reports.
+
+use machine::ktest::Test;
+
+mod sched;
+mod text;
+
+const SUITES: &[&[Test]] = &[text::TESTS, sched::TESTS];
+
+/// Whether the command line asks for tests.
+pub(crate) fn is_wanted() -> bool {
+    let line = machine::boot::info().command_line;
+    crate::params::has_flag(line, "ktest") || crate::params::find(line, "ktest").is_some()
+}
+
+/// Runs the tests and ends the machine.
+pub(crate) fn run() -> ! {
+    let filter = crate::params::find(machine::boot::info().command_line, "ktest").unwrap_or("");
+    let (mut passed, mut failed) = (0, 0);
+    let suites = machine::ktest::TESTS.iter().chain(SUITES);
+    for test in suites.flat_map(|suite| suite.iter()) {
+        if !test.name.contains(filter) {
+            continue;
+        }
+        let verdict = match (test.run)() {
+            Ok(()) => "ok",
+            Err(why) => {
+                machine::log!("{}: {why}", test.name);
+                "FAILED"
+            }
+        };
+        if verdict == "ok" {
+            passed += 1;
+        } else {
+            failed += 1;
+        }
+        machine::log::write(format_args!("test {} ... {verdict}", test.name));
+    }
+    machine::log::write(format_args!("{passed} passed, {failed} failed"));
+    machine::power::off(machine::power::OK)
+}

@@ -1,0 +1,129 @@
+//! Memory: no page both writable and executable, guards below stacks, frames, heap, page tables, and
+//! the shootdown.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use super::{Test, probe_write};
+use crate::ensure;
+use crate::frame::{self, Frame, PAGE_SIZE};
+use crate::paging::{self, KERNEL_STACK_SIZE, KernelStack, PageTable, Prot};
+use crate::{tlb, uaccess};
+
+pub(super) const TESTS: &[Test] = &[
+    Test { name: "memory::no_page_is_writable_and_executable", run: w_xor_x },
+    Test { name: "memory::stack_guard_faults", run: stack_guard },
+    Test { name: "memory::frames_are_distinct_and_come_back", run: frames },
+    Test { name: "memory::heap_keeps_what_it_holds", run: heap },
+    Test { name: "memory::page_table_maps_and_unmaps", run: page_table },
+    Test { name: "memory::all_cpus_answer_a_shootdown", run: shootdown },
+];
+
+fn w_xor_x() -> Result<(), String> {
+    let mut leaves = 0;
+    let mut bad = None;
+    let mut exec = 0;
+    paging::for_each_kernel_leaf(|va, write, executable, user| {
+        leaves += 1;
+        exec += usize::from(executable);
+        if write && executable || user {
+            bad = bad.or(Some(va));
+        }
+    });
+    if let Some(va) = bad {
+        return Err(alloc::format!("the page at {va:#x} is writable and executable, or a program's"));
+    }
+    let text = crate::text_poke::text_range();
+    let pages = ((text.end - text.start) as usize) / PAGE_SIZE;
+    ensure!(leaves > pages && exec >= pages, "the walk has seen {leaves} pages, {exec} executable");
+    Ok(())
+}
+
+fn stack_guard() -> Result<(), String> {
+    let stack = KernelStack::new().map_err(|_| "no memory")?;
+    let bottom = stack.top() - KERNEL_STACK_SIZE as u64;
+    ensure!(probe_write(bottom), "the stack's last byte cannot be written");
+    ensure!(!probe_write(bottom - 1), "the byte below the stack can be written");
+    ensure!(!probe_write(bottom - KERNEL_STACK_SIZE as u64), "the guard's first byte can be written");
+    let rsp: u64;
+    // SAFETY: reading RSP has no effect.
+    unsafe { core::arch::asm!("mov {}, rsp", out(reg) rsp, options(nomem, nostack)) };
+    let mine = rsp & !(KERNEL_STACK_SIZE as u64 - 1);
+    ensure!(!probe_write(mine - 8), "the guard of the running stack can be written");
+    Ok(())
+}
+
+fn frames() -> Result<(), String> {
+    const COUNT: usize = 512;
+    let alloc = || -> Result<Vec<Frame>, String> {
+        (0..COUNT).map(|_| Frame::alloc_zeroed().map_err(|_| "no memory".into())).collect()
+    };
+    // Once to fill this CPU's caches, then the numbers must come back.
+    drop(alloc()?);
+    let (_, before) = frame::usage();
+    let frames = alloc()?;
+    let mut places: Vec<u64> = frames.iter().map(Frame::phys).collect();
+    places.sort_unstable();
+    places.dedup();
+    ensure!(places.len() == COUNT, "a frame was given out twice");
+    for frame in &frames {
+        let mut page = [1; PAGE_SIZE];
+        frame.read(0, &mut page);
+        ensure!(page.iter().all(|&byte| byte == 0), "a frame is not zeroed");
+        frame.write(0, &[0xa5; PAGE_SIZE]);
+    }
+    let (_, during) = frame::usage();
+    ensure!(before - during >= COUNT - 64, "{before} free frames before, {during} during");
+    drop(frames);
+    let (_, after) = frame::usage();
+    ensure!(after + 64 >= before, "{} frames are lost", before - after);
+    Ok(())
+}
+
+fn heap() -> Result<(), String> {
+    let mut held: Vec<Vec<u8>> = Vec::new();
+    let mut size = 1;
+    while size < 1 << 20 {
+        for copy in 0..4_u8 {
+            held.push(alloc::vec![size as u8 ^ copy; size]);
+        }
+        size = size * 3 / 2 + 1;
+    }
+    for (i, bytes) in held.iter().enumerate() {
+        let expected = bytes.len() as u8 ^ (i % 4) as u8;
+        ensure!(bytes.iter().all(|&byte| byte == expected), "{} bytes were overwritten", bytes.len());
+    }
+    Ok(())
+}
+
+fn page_table() -> Result<(), String> {
+    const AT: u64 = 0x10_0000_0000;
+    let mut table = PageTable::new().map_err(|_| "no memory")?;
+    let frame = Frame::alloc_zeroed().map_err(|_| "no memory")?;
+    frame.write(0, b"limen");
+    let prot = Prot { read: true, write: false, exec: false };
+    table.map(AT, frame, prot).map_err(|_| "no memory")?;
+    ensure!(table.lookup(AT).is_some(), "the page is not mapped");
+    ensure!(table.lookup(AT + PAGE_SIZE as u64).is_none(), "the next page is mapped");
+    ensure!(table.count_mapped(0, paging::USER_END) == 1, "not one page is mapped");
+    crate::task::set_space(table.space().clone());
+    let mut bytes = [0; 5];
+    let read = uaccess::read_bytes(AT, &mut bytes);
+    ensure!(read.is_ok() && &bytes == b"limen", "cannot read through the table: {bytes:?}");
+    ensure!(uaccess::write_bytes(AT, b"x").is_err(), "a read-only page can be written");
+    table.unmap(AT, AT + PAGE_SIZE as u64);
+    let read = uaccess::read_bytes(AT, &mut bytes);
+    crate::task::leave_space();
+    ensure!(read.is_err(), "the page can be read after it was unmapped");
+    Ok(())
+}
+
+fn shootdown() -> Result<(), String> {
+    for _ in 0..100 {
+        tlb::flush_kernel();
+        tlb::sync_cores();
+    }
+    let behind = tlb::cpus_behind();
+    ensure!(behind == 0, "{behind} CPUs have not answered");
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! Tests of the machine that need the machine: they run inside the booted kernel, in an image that is
+//! built for them and used for nothing else (feature `ktest`).
+//!
+//! What makes them possible is here: stores that may fault ([`probe_write`]), and failed kCFI checks
+//! that are caught instead of continued ([`expect_cfi_failure`]). Tests: `text`, `memory`.
+//!
+//! Neighbours: `kernel::ktest` runs them, with its own.
+
+use alloc::string::String;
+use core::arch::global_asm;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use entry::PtRegs;
+use text_patching::Text;
+use text_patching::tail::{self, Kind, Tail};
+use text_patching::trap::CfiFailure;
+
+use crate::cfi::{self, Report};
+use crate::sync::SpinLock;
+use crate::text_poke::{self, LiveText};
+
+mod memory;
+mod text;
+
+/// A test: its name, and what it does.
+pub struct Test {
+    /// As the log and the filter have it.
+    pub name: &'static str,
+    /// The test; an error says what was wrong.
+    pub run: fn() -> Result<(), String>,
+}
+
+/// The machine's tests.
+pub const TESTS: &[&[Test]] = &[text::TESTS, memory::TESTS];
+
+pub(crate) use text::between;
+pub use text::{flip_call, flip_key, read_call, read_key, read_likely_key};
+
+/// Fails the test with a message unless the condition holds.
+#[macro_export]
+macro_rules! ensure {
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition {
+            return Err(alloc::format!($($message)+));
+        }
+    };
+}
+
+// ktest_probe(rdi: at, esi: byte) -> eax: 0, or 1 after a fault. Writes the byte.
+global_asm!(
+    r#"
+    .pushsection .text.ktest_probe, "ax", @progbits
+    .globl ktest_probe, ktest_probe_store
+    .type ktest_probe, @function
+    ktest_probe:
+        xor %eax, %eax
+    ktest_probe_store:
+        movb %sil, (%rdi)
+        ret
+    1:  mov $1, %eax
+        ret
+        int3
+    .size ktest_probe, . - ktest_probe
+    .popsection
+    .pushsection .extable, "a", @progbits
+    .balign 4
+    .long ktest_probe_store - ., 1b - .
+    .popsection
+    "#,
+    options(att_syntax)
+);
+
+unsafe extern "C" {
+    fn ktest_probe(at: u64, byte: u32) -> u32;
+    static ktest_probe_store: u8;
+}
+
+/// Whether a fault at `rip` is the probe's, at whatever address.
+pub(crate) fn is_probe(rip: u64) -> bool {
+    rip == (&raw const ktest_probe_store) as u64
+}
+
+/// Tries to write the byte that is at `at` already, or 0. True: the write was done.
+pub(crate) fn probe_write(at: u64) -> bool {
+    let byte = crate::paging::peek(at).unwrap_or(0);
+    // SAFETY: the store faults, or stores what was there; the fault is in the exception table.
+    unsafe { ktest_probe(at, u32::from(byte)) == 0 }
+}
+
+static EXPECTING: AtomicBool = AtomicBool::new(false);
+static CAUGHT: SpinLock<Option<Report>> = SpinLock::new(None);
+
+/// Runs `f` and returns the failed check in it. Calls behind failed checks are not made.
+pub(crate) fn expect_cfi_failure(f: impl FnOnce()) -> Option<Report> {
+    let warned = cfi::set_warn(true);
+    EXPECTING.store(true, Ordering::SeqCst);
+    *CAUGHT.lock() = None;
+    f();
+    EXPECTING.store(false, Ordering::SeqCst);
+    cfi::set_warn(warned);
+    CAUGHT.lock().take()
+}
+
+/// Takes a failed check that a test expects: notes it, and goes on behind the call.
+pub(crate) fn claim(regs: &mut PtRegs, failure: &CfiFailure, report: &Report) -> bool {
+    if !EXPECTING.load(Ordering::SeqCst) {
+        return false;
+    }
+    let mut bytes = [0; tail::TAIL_MAX];
+    let Ok(()) = LiveText.read(failure.resume, &mut bytes) else { return false };
+    let (kind, len) = match tail::decode(failure.resume, &bytes) {
+        Some(Tail::Known { shape, .. }) => (shape.kind, shape.len),
+        Some(Tail::Bare { kind, len, .. }) => (kind, len),
+        None => return false,
+    };
+    *CAUGHT.lock() = Some(*report);
+    regs.rax = 0;
+    match kind {
+        Kind::Call => regs.rip = failure.resume + u64::from(len),
+        Kind::Jump => text_poke::pop_rip(regs),
+    }
+    true
+}
+
+static IN_NMI: SpinLock<Option<fn()>> = SpinLock::new(None);
+static NMI_DONE: AtomicBool = AtomicBool::new(false);
+
+/// Runs `f` in an NMI of this CPU.
+pub(crate) fn run_in_nmi(f: fn()) -> bool {
+    *IN_NMI.lock() = Some(f);
+    NMI_DONE.store(false, Ordering::SeqCst);
+    crate::apic::send_nmi(crate::percpu::cpu_id());
+    for _ in 0..100_000_000_u64 {
+        if NMI_DONE.load(Ordering::SeqCst) {
+            return true;
+        }
+        core::hint::spin_loop();
+    }
+    false
+}
+
+/// An NMI came.
+pub(crate) fn on_nmi() {
+    if let Some(f) = IN_NMI.try_lock().and_then(|mut slot| slot.take()) {
+        f();
+        NMI_DONE.store(true, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,462 @@
+//! Text: not writable, its alias gone, every class of failed check caught, keys and calls switched,
+//! late text loaded.
+
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
+use core::arch::global_asm;
+use core::hint::black_box;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::{Test, expect_cfi_failure, probe_write, run_in_nmi};
+use crate::cfi::{self, Report};
+use crate::ensure;
+use crate::late_text::{self, Piece, Refused};
+use crate::paging::KERNEL_BASE;
+use crate::static_branch::{self, StaticKey, id, static_branch_likely, static_branch_unlikely};
+use crate::static_call::{Callee, static_call};
+use crate::text_poke::{self, late_range, text_range};
+use crate::{frame, irq, percpu};
+
+pub(super) const TESTS: &[Test] = &[
+    Test { name: "text::not_writable", run: not_writable },
+    Test { name: "text::alias_is_gone", run: alias_is_gone },
+    Test { name: "text::window_keeps_to_its_range", run: late_text_is_not_executable },
+    Test { name: "cfi::good_calls_pass", run: good_calls_pass },
+    Test { name: "cfi::wrong_type", run: wrong_type },
+    Test { name: "cfi::tail_call", run: tail_call },
+    Test { name: "cfi::call_to_data", run: call_to_data },
+    Test { name: "cfi::call_to_user_memory", run: call_to_user_memory },
+    Test { name: "cfi::call_to_non_canonical", run: call_to_non_canonical },
+    Test { name: "cfi::corrupted_vtable", run: corrupted_vtable },
+    Test { name: "cfi::in_an_interrupt", run: in_an_interrupt },
+    Test { name: "cfi::in_an_nmi", run: in_an_nmi },
+    Test { name: "static_key::both_ways", run: key_both_ways },
+    Test { name: "static_key::refused_where_not_listed", run: not_listed },
+    Test { name: "static_call::all_targets", run: call_all_targets },
+    Test { name: "int3::site_is_executed_between_rounds", run: between_rounds },
+    Test { name: "late_text::loads_and_runs", run: late_text_runs },
+    Test { name: "late_text::refuses_a_wrong_check", run: late_text_refuses },
+];
+
+fn not_writable() -> Result<(), String> {
+    let text = text_range();
+    let alias = |at: u64| at - KERNEL_BASE + frame::PHYS_OFFSET;
+    let tables = crate::sites::tables().as_ptr() as u64;
+    let function = not_writable as *const () as u64;
+    for at in [text.start, function, text.end - 1, late_range().start, tables] {
+        ensure!(!probe_write(at), "{at:#x} can be written");
+        ensure!(!probe_write(alias(at)), "the alias of {at:#x} can be written");
+    }
+    static DATA: AtomicU64 = AtomicU64::new(7);
+    ensure!(probe_write((&raw const DATA) as u64), "the probe cannot even write data");
+    Ok(())
+}
+
+fn alias_is_gone() -> Result<(), String> {
+    use text_patching::{Text, TextPoke};
+    let alias = crate::paging::TEXT_ALIAS;
+    ensure!(!probe_write(alias), "the alias is writable before");
+    let page = late_range().end - frame::PAGE_SIZE as u64;
+    let mut window = text_poke::late_window(page..page + 4096);
+    window.poke(page, &[0xcc]);
+    ensure!(text_poke::is_alias_mapped(), "a window without an alias");
+    ensure!(probe_write(alias), "the alias cannot be written while the window is open");
+    ensure!(crate::paging::kernel_rights(alias) == (true, true, false, false), "wrong rights");
+    let mut byte = [0];
+    ensure!(window.read(page, &mut byte).is_ok() && byte == [0xcc], "the write did not arrive");
+    drop(window);
+    ensure!(!probe_write(alias), "the alias is still writable");
+    ensure!(!text_poke::is_alias_mapped(), "the alias is still mapped");
+    ensure!(text_poke::boot_window().is_none(), "the boot pass's door is open");
+    Ok(())
+}
+
+fn late_text_is_not_executable() -> Result<(), String> {
+    let last = late_range().end - 1;
+    let rights = crate::paging::kernel_rights(last);
+    ensure!(rights == (true, false, false, false), "unused late text has rights {rights:?}");
+    Ok(())
+}
+
+type Right = extern "C" fn(u64) -> u64;
+
+#[inline(never)]
+extern "C" fn add_one(value: u64) -> u64 {
+    value + 1
+}
+
+#[inline(never)]
+extern "C" fn wrong(a: u64, b: u64, c: u64) -> u64 {
+    a * b * c
+}
+
+#[inline(never)]
+fn call(function: Right) -> u64 {
+    black_box(black_box(function)(41)) + 1
+}
+
+/// A call that is the last thing its caller does, so that it is a jump.
+#[inline(never)]
+extern "C" fn call_last(function: Right, value: u64) -> u64 {
+    function(value)
+}
+
+/// A pointer of the wrong kind, as an attacker would put it where a right one was.
+fn forged(address: u64) -> Right {
+    // SAFETY: unsound on purpose: the check behind the call is what is tested, and it is not made.
+    unsafe { core::mem::transmute::<u64, Right>(black_box(address)) }
+}
+
+fn fits(report: Option<Report>, target: u64, readable: bool) -> Result<(), String> {
+    ensure!(cfi::tables().is_some(), "this image was not finished");
+    let report = report.ok_or("no failed check")?;
+    ensure!(report.target == target, "{report}: wrong target");
+    ensure!(text_range().contains(&report.site), "{report}: wrong site");
+    ensure!(report.expected != 0, "{report}: no expected type");
+    ensure!(report.found.is_some() == readable, "{report}: wrong about the type found");
+    ensure!(report.found != Some(report.expected), "{report}: the type is right");
+    Ok(())
+}
+
+fn good_calls_pass() -> Result<(), String> {
+    let before = cfi::failures();
+    ensure!(call(add_one) == 43 && call_last(black_box(add_one), 1) == 2, "wrong result");
+    ensure!(cfi::failures() == before, "a good call was counted as a failure");
+    Ok(())
+}
+
+fn wrong_type() -> Result<(), String> {
+    let target = wrong as *const () as u64;
+    let before = cfi::failures();
+    let mut result = 0;
+    let report = expect_cfi_failure(|| result = call(forged(target)));
+    ensure!(result == 1, "execution did not go on behind the call: {result}");
+    ensure!(cfi::failures() == before + 1, "not counted once");
+    fits(report, target, true)
+}
+
+fn tail_call() -> Result<(), String> {
+    let target = wrong as *const () as u64;
+    let mut result = 1;
+    let report = expect_cfi_failure(|| result = call_last(forged(target), 5));
+    ensure!(result == 0, "execution did not go on behind the caller: {result}");
+    fits(report, target, true)
+}
+
+fn call_to_data() -> Result<(), String> {
+    static DATA: [AtomicU64; 4] = [const { AtomicU64::new(0x9090_9090_9090_9090) }; 4];
+    let target = (&raw const DATA[2]) as u64;
+    fits(expect_cfi_failure(|| _ = call(forged(target))), target, true)
+}
+
+fn call_to_user_memory() -> Result<(), String> {
+    for target in [0x40_0000, 0] {
+        fits(expect_cfi_failure(|| _ = call(forged(target))), target, false)?;
+    }
+    Ok(())
+}
+
+fn call_to_non_canonical() -> Result<(), String> {
+    let target = 0x8000_0000_0000_1000;
+    fits(expect_cfi_failure(|| _ = call(forged(target))), target, false)
+}
+
+trait Shape {
+    fn area(&self, scale: u64) -> u64;
+}
+struct Square(u64);
+struct Circle(u64);
+impl Shape for Square {
+    #[inline(never)]
+    fn area(&self, scale: u64) -> u64 {
+        self.0 * self.0 * scale
+    }
+}
+impl Shape for Circle {
+    #[inline(never)]
+    fn area(&self, scale: u64) -> u64 {
+        self.0 * 3 * scale
+    }
+}
+
+fn corrupted_vtable() -> Result<(), String> {
+    let shapes: [Box<dyn Shape>; 2] = [Box::new(Square(2)), Box::new(Circle(2))];
+    let sum: u64 = shapes.iter().map(|shape| black_box(shape).area(1)).sum();
+    ensure!(sum == 10, "wrong result");
+    let good: &dyn Shape = &*shapes[0];
+    // SAFETY: a reference to a trait object is two words, data and vtable.
+    let [data, vtable] = unsafe { core::mem::transmute::<&dyn Shape, [u64; 2]>(good) };
+    // SAFETY: a vtable is drop, size, align and one word for each method.
+    let mut words = unsafe { (vtable as *const [u64; 4]).read() };
+    let target = wrong as *const () as u64;
+    words[3] = target;
+    // SAFETY: unsound on purpose, as `forged`; the words live longer than the call.
+    let bad: &dyn Shape = unsafe { core::mem::transmute([data, words.as_ptr() as u64]) };
+    fits(expect_cfi_failure(|| _ = black_box(bad).area(1)), target, true)
+}
+
+fn fail_once() {
+    _ = call(forged(wrong as *const () as u64));
+}
+
+fn in_an_interrupt() -> Result<(), String> {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    let handler = || {
+        fail_once();
+        DONE.store(true, Ordering::SeqCst);
+    };
+    let vector = irq::allocate(Box::new(handler)).ok_or("no vector")?;
+    let report = expect_cfi_failure(|| {
+        crate::apic::send_ipi(percpu::cpu_id(), vector);
+        for _ in 0..100_000_000_u64 {
+            if DONE.load(Ordering::SeqCst) {
+                break;
+            }
+            core::hint::spin_loop();
+        }
+    });
+    ensure!(DONE.load(Ordering::SeqCst), "the interrupt did not come");
+    fits(report, wrong as *const () as u64, true)
+}
+
+fn in_an_nmi() -> Result<(), String> {
+    let mut came = false;
+    let report = expect_cfi_failure(|| came = run_in_nmi(fail_once));
+    ensure!(came, "the NMI did not come");
+    fits(report, wrong as *const () as u64, true)
+}
+
+struct Key;
+impl StaticKey for Key {
+    const ID: u32 = id::KTEST;
+}
+struct LikelyKey;
+impl StaticKey for LikelyKey {
+    const ID: u32 = id::KTEST_LIKELY;
+}
+
+/// What the text says about the key.
+#[inline(never)]
+pub fn read_key() -> bool {
+    static_branch_unlikely::<Key>()
+}
+
+/// What the text says about the key that is on at boot.
+#[inline(never)]
+pub fn read_likely_key() -> bool {
+    static_branch_likely::<LikelyKey>()
+}
+
+/// Switches both keys.
+pub fn flip_key(on: bool) -> Result<(), String> {
+    static_branch::set::<Key>(on).map_err(|e| format!("{e:?}"))?;
+    static_branch::set::<LikelyKey>(on).map_err(|e| format!("{e:?}"))
+}
+
+fn key_both_ways() -> Result<(), String> {
+    ensure!(!read_key() && read_likely_key(), "wrong values at boot");
+    for on in [true, true, false, false, true] {
+        flip_key(on)?;
+        ensure!(read_key() == on && read_likely_key() == on, "the keys are not {on}");
+    }
+    static_branch::set::<Key>(false).map_err(|e| format!("{e:?}"))
+}
+
+fn not_listed() -> Result<(), String> {
+    use text_patching::jump_label::{JMP32, NOP5};
+    use text_patching::{Code, Patch};
+    unsafe extern "C" {
+        static ktest_unlisted: u8;
+    }
+    let at = (&raw const ktest_unlisted) as u64;
+    let new = Code::with_imm32(&[JMP32], 0);
+    let mut patches = [Patch::whole(at, Code::new(&NOP5), new)].into_iter();
+    let result = text_poke::switch(|_, _| patches.next().map(Ok));
+    ensure!(result.is_err(), "a nop that no table lists was patched");
+    Ok(())
+}
+
+global_asm!(
+    r#"
+    .pushsection .text.ktest_unlisted, "ax", @progbits
+    .globl ktest_unlisted
+    .type ktest_unlisted, @function
+    ktest_unlisted:
+        .byte 0x0f, 0x1f, 0x44, 0x00, 0x00
+        ret
+        int3
+    .size ktest_unlisted, . - ktest_unlisted
+    .popsection
+    "#,
+    options(att_syntax)
+);
+
+extern "C" fn gives_one(value: u64) -> u64 {
+    value + 1
+}
+extern "C" fn gives_two(value: u64) -> u64 {
+    value + 2
+}
+extern "C" fn count(by: &AtomicU64) {
+    by.fetch_add(1, Ordering::Relaxed);
+}
+
+static_call!(CALL = 1, ktest_call: fn(value: u64) -> u64, gives_one);
+static_call!(COUNT = 2, ktest_count: fn(by: &AtomicU64) -> (), count);
+
+/// Calls the static call with 0: 1 or 2, or 0.
+#[inline(never)]
+pub fn read_call() -> u64 {
+    black_box(ktest_call(black_box(0)))
+}
+
+/// Calls it as the last thing: a jump.
+#[inline(never)]
+extern "C" fn read_call_last(value: u64) -> u64 {
+    ktest_call(value)
+}
+
+/// Points the static call at the function that adds `to`: 1, 2, or 0 for "return 0".
+pub fn flip_call(to: u64) -> Result<(), String> {
+    let callee = match to {
+        0 => Callee::Return0,
+        1 => Callee::Function(gives_one as extern "C" fn(u64) -> u64),
+        _ => Callee::Function(gives_two as extern "C" fn(u64) -> u64),
+    };
+    CALL.update(callee).map(|_| ()).map_err(|anomaly| format!("{anomaly}"))
+}
+
+fn call_all_targets() -> Result<(), String> {
+    let pointer: extern "C" fn(u64) -> u64 = CALL.trampoline;
+    ensure!(read_call() == 1, "wrong target at boot");
+    for to in [2, 1, 0, 2, 0, 1] {
+        flip_call(to)?;
+        ensure!(read_call() == to, "the call gives {}, not {to}", read_call());
+        ensure!(read_call_last(black_box(0)) == to, "the tail call does not give {to}");
+    }
+    _ = black_box(pointer);
+    let counter = AtomicU64::new(0);
+    ktest_count(&counter);
+    COUNT.update(Callee::Nothing).map_err(|anomaly| format!("{anomaly}"))?;
+    ktest_count(&counter);
+    COUNT.update(Callee::Function(count)).map_err(|anomaly| format!("{anomaly}"))?;
+    ktest_count(&counter);
+    let calls = counter.load(Ordering::Relaxed);
+    ensure!(calls == 2, "{calls} calls were made, not 2");
+    Ok(())
+}
+
+static BETWEEN: AtomicBool = AtomicBool::new(false);
+static SEEN: [AtomicU64; 8] = [const { AtomicU64::new(u64::MAX) }; 8];
+
+/// Between two rounds of a switch, on the CPU that switches: the sites are executed there and then.
+pub(crate) fn between(round: usize) {
+    if BETWEEN.load(Ordering::SeqCst)
+        && let Some(slot) = SEEN.get(round)
+    {
+        let value = u64::from(read_key()) << 8 | read_call() << 4 | read_call_last(black_box(0));
+        slot.store(value, Ordering::SeqCst);
+    }
+}
+
+fn between_rounds() -> Result<(), String> {
+    let switched = |f: &dyn Fn() -> Result<(), String>| {
+        SEEN.iter().for_each(|slot| slot.store(u64::MAX, Ordering::SeqCst));
+        BETWEEN.store(true, Ordering::SeqCst);
+        let result = f();
+        BETWEEN.store(false, Ordering::SeqCst);
+        result.map(|()| [0, 1, 2].map(|round: usize| SEEN[round].load(Ordering::SeqCst)))
+    };
+    static_branch::set::<Key>(false).map_err(|e| format!("{e:?}"))?;
+    flip_call(1)?;
+    // After the first round every execution takes the int3 and does what the new instruction does.
+    let key = |on| static_branch::set::<Key>(on).map_err(|e| format!("{e:?}"));
+    let steps: [(&dyn Fn() -> Result<(), String>, u64); 5] = [
+        (&|| key(true), 0x111),
+        (&|| flip_call(2), 0x122),
+        (&|| flip_call(0), 0x100),
+        (&|| key(false), 0x000),
+        (&|| flip_call(1), 0x011),
+    ];
+    for (step, expected) in steps {
+        let seen = switched(step)?;
+        ensure!(seen == [expected; 3], "seen {seen:x?}, expected {expected:x} in each round");
+    }
+    Ok(())
+}
+
+// A piece of late text: a function that calls its argument, checked, as the compiler makes them. The
+// hashes are filled in by the test.
+//   +0  preamble: b8 hash, 11 nops
+//   +16 push rbp; mov rdi -> r11; mov $41, %edi
+//   +25 check; call thunk
+//   +45 pop rbp; ret
+const LATE: [u8; 47] = [
+    0xb8, 0, 0, 0, 0, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, // preamble
+    0x55, 0x49, 0x89, 0xfb, // push %rbp; mov %rdi, %r11
+    0xbf, 41, 0, 0, 0, // mov $41, %edi
+    0x41, 0xba, 0, 0, 0, 0, 0x45, 0x03, 0x53, 0xf1, 0x74, 0x02, 0x0f, 0x0b, // check
+    0x2e, 0xe8, 0, 0, 0, 0, // cs call thunk
+    0x5d, 0xc3, // pop %rbp; ret
+];
+const LATE_FUNCTION: usize = 16;
+const LATE_CHECK: usize = 25;
+
+/// The image's hash of `function`, as the build has it.
+fn hash_of(function: u64) -> Option<u32> {
+    cfi::tables()?.functions().find(function).map(|entry| entry.hash)
+}
+
+fn late_code(hash: u32) -> [u8; 47] {
+    let mut code = LATE;
+    code[1..5].copy_from_slice(&hash.to_le_bytes());
+    code[LATE_CHECK + 2..][..4].copy_from_slice(&hash.wrapping_neg().to_le_bytes());
+    code
+}
+
+extern "C" fn call_it(_: Right) -> u64 {
+    0
+}
+static_call!(LATE_CALL = 3, ktest_late_call: fn(function: Right) -> u64, call_it);
+
+fn late_text_runs() -> Result<(), String> {
+    let hash = hash_of(add_one as *const () as u64).ok_or("no hash for the function")?;
+    let code = late_code(hash);
+    let piece = Piece {
+        code: &code,
+        checks: &[(LATE_CHECK, hash)],
+        functions: &[(LATE_FUNCTION, hash)],
+    };
+    let base = late_text::load(&piece).map_err(|refused| format!("{refused:?}"))?;
+    ensure!(!probe_write(base), "late text can be written");
+    let rights = crate::paging::kernel_rights(base);
+    ensure!(rights == (true, false, true, false), "late text has rights {rights:?}");
+    // SAFETY: the bytes are a function of that type.
+    let function: extern "C" fn(Right) -> u64 =
+        unsafe { core::mem::transmute(base + LATE_FUNCTION as u64) };
+    ensure!(ktest_late_call(add_one) == 0, "wrong target at boot");
+    LATE_CALL.update(Callee::Function(function)).map_err(|anomaly| format!("{anomaly}"))?;
+    ensure!(ktest_late_call(add_one) == 42, "late text does not call");
+    // A failed check of late text is found in its own table.
+    let target = wrong as *const () as u64;
+    let report = expect_cfi_failure(|| _ = ktest_late_call(forged(target)));
+    let report = report.ok_or("no failed check in late text")?;
+    ensure!(report.site == base + LATE_CHECK as u64, "{report}: wrong site");
+    ensure!(report.target == target, "{report}: wrong target");
+    LATE_CALL.update(Callee::Function(call_it)).map_err(|anomaly| format!("{anomaly}"))?;
+    Ok(())
+}
+
+fn late_text_refuses() -> Result<(), String> {
+    let hash = hash_of(add_one as *const () as u64).ok_or("no hash for the function")?;
+    let mut code = late_code(hash);
+    code[LATE_CHECK + 10] = 0x75;
+    let piece = Piece { code: &code, checks: &[(LATE_CHECK, hash)], functions: &[] };
+    let result = late_text::load(&piece);
+    ensure!(result == Err(Refused::Malformed), "a wrong check was loaded: {result:?}");
+    let huge = Piece { code: &[0xcc; 0x10001], checks: &[], functions: &[] };
+    let result = late_text::load(&huge);
+    ensure!(result == Err(Refused::NoRoom), "too much was loaded: {result:?}");
+    Ok(())
+}
