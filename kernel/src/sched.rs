@@ -377,12 +377,23 @@ fn take_next(cpu: usize) -> Arc<Thread> {
 }
 
 /// Takes the first thread of `from`'s queue that may run on `cpu`.
+///
+/// Not one whose registers another CPU still holds: that CPU may be waiting to switch to the thread
+/// that goes here, and the two would wait for each other for ever. It stays queued; a CPU with a
+/// thread in its queue does not halt, so it is looked at again at once.
 fn take_from(from: usize, cpu: usize) -> Option<Arc<Thread>> {
     let state = CPUS.of(from);
     let mut queue = state.queue.lock();
     let allowed =
         |thread: &Arc<Thread>| thread.affinity_hint.load(Ordering::Relaxed) & 1 << cpu != 0;
-    let (&key, _) = queue.queued.iter().find(|(_, thread)| from == cpu || allowed(thread))?;
+    let going = current();
+    let is_free = |thread: &Arc<Thread>| {
+        !thread.task().is_on_cpu() || core::ptr::eq(Arc::as_ptr(thread), &*going)
+    };
+    let (&key, _) = queue
+        .queued
+        .iter()
+        .find(|(_, thread)| (from == cpu || allowed(thread)) && is_free(thread))?;
     let thread = queue.queued.remove(&key)?;
     queue.min_vruntime_ns = queue.min_vruntime_ns.max(key.0);
     state.queued.store(queue.queued.len() as u32, Ordering::SeqCst);
