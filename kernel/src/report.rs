@@ -1,5 +1,6 @@
 //! What the kernel tells the command line at the end: the program's fate, and what it counted on the
-//! way, if asked to. Counting costs a nop (system calls), or one load and a predicted branch, where it is off.
+//! way, if asked to. Where it is off, counting costs a nop (system calls), or a load and a predicted
+//! branch.
 
 use alloc::collections::BTreeSet;
 use alloc::string::{String, ToString};

@@ -1,13 +1,15 @@
 //! kCFI on this machine: the rewrite at boot, and what happens when a check fails.
 //!
-//! At boot ([`boot_pass`]) the whole image is verified against the tables that objtool has written,
-//! then brought into the form that `cfi=` asks for, with hashes that are this boot's secret, and with
-//! thunks taken out where `spectre_v2=` allows it; verified again; and the door is closed.
+//! At boot ([`boot_pass`]) the whole image is verified against the tables that objtool has
+//! written, then brought into the form that `cfi=` asks for, with hashes that are this boot's
+//! secret, and with thunks taken out where `spectre_v2=` allows it; verified again; and the door
+//! is closed.
 //!
-//! A failed check arrives as #UD ([`on_undefined`]), and as #PF or #GP where the hash itself cannot be
-//! read ([`on_fault`]). Both run in whatever context made the call, NMI included: they take no lock
-//! but the log's, which the panic path opens by force, and they read the callee's hash only where a
-//! walk of the page tables says that it can be read. A failure within a report is fatal.
+//! A failed check arrives as #UD ([`on_undefined`]), and as #PF or #GP where the hash itself
+//! cannot be read ([`on_fault`]). Both run in whatever context made the call, NMI included: they
+//! take no lock but the log's, which the panic path opens by force, and they read the callee's
+//! hash only where a walk of the page tables says that it can be read. A failure within a report
+//! is fatal.
 //!
 //! Neighbours: `text_patching::{boot, trap, options}` decide, `text_poke` writes, `panic` prints.
 
@@ -67,8 +69,8 @@ fn parameter<'a>(command_line: &'a str, name: &str) -> Option<&'a str> {
     command_line.split_ascii_whitespace().rev().find_map(value)
 }
 
-/// How calls behind checks are made, from `spectre_v2=`. Retpolines unless something else is asked for
-/// by name: `off`, `retpoline,lfence`, or `eibrs` where the CPU says that it has it.
+/// How calls behind checks are made, from `spectre_v2=`. Retpolines unless something else is asked
+/// for by name: `off`, `retpoline,lfence`, or `eibrs` where the CPU says that it has it.
 fn via(command_line: &str) -> Via {
     let enhanced_ibrs = || {
         const IBRS_ALL: u64 = 1 << 1;
@@ -87,8 +89,8 @@ fn random_seed() -> Seed {
     Seed::new((entropy::random_u64() as u32).max(1))
 }
 
-/// Verifies and rewrites the image's text, then closes the door. On the first CPU, before the others
-/// start, with interrupts masked.
+/// Verifies and rewrites the image's text, then closes the door. On the first CPU, before the
+/// others start, with interrupts masked.
 pub(crate) fn boot_pass(command_line: &str) {
     let options = options::parse(parameter(command_line, "cfi").unwrap_or(""), |word, why| {
         match why {
@@ -100,7 +102,7 @@ pub(crate) fn boot_pass(command_line: &str) {
     match SiteTables::parse(crate::sites::tables()) {
         Ok(tables) => rewrite(*TABLES.call_once(|| tables), &options, via(command_line)),
         Err(TableError::NotFilled) => {
-            crate::log!("CFI: Using standard kCFI; this image has no site tables, text stays as it is");
+            crate::log!("CFI: Using standard kCFI; no site tables in this image, text stays");
         }
         Err(error) => panic!("site tables: {error}"),
     }
@@ -124,7 +126,7 @@ fn rewrite(tables: SiteTables<'static>, options: &CfiOptions, via: Via) {
     crate::log!("{}", options.describe());
     if options.debug {
         crate::log!(
-            "CFI: {} checks and {} functions verified, {} stores, {cycles} TSC cycles, calls {via:?}",
+            "CFI: verified {} checks and {} functions, {} stores, {cycles} cycles, via {via:?}",
             done.checks, done.functions, done.stores
         );
     }
@@ -174,7 +176,8 @@ fn find(ask: impl Fn(&SiteTables<'_>) -> Option<CfiFailure>) -> Option<CfiFailur
     tables().and_then(|tables| ask(&tables)).or_else(|| late_text::find(&ask))
 }
 
-/// CPUs that are reporting a failure, one bit each: a failure within a report is not reported again.
+/// CPUs that are reporting a failure, one bit each: a failure within a report is not reported
+/// again.
 static REPORTING: AtomicU32 = AtomicU32::new(0);
 
 fn handle(regs: &mut PtRegs, failure: &CfiFailure) -> bool {

@@ -210,7 +210,11 @@ pub(crate) unsafe fn init(
     new_table: &mut dyn FnMut() -> Option<u64>,
 ) {
     PTI.store(pti, Ordering::Relaxed);
-    let root = new_table().expect("memory for the kernel's page tables");
+    let mut root = new_table().expect("memory for the kernel's page tables");
+    // An NMI that comes while this table is active clears the bit of the program's table in CR3.
+    while root & USER_ROOT_BIT != 0 {
+        root = new_table().expect("memory for the kernel's page tables");
+    }
     let image_start = segments.iter().map(|s| s.start).min().unwrap_or(0) - KERNEL_BASE;
     let image_end = segments.iter().map(|s| s.end).max().unwrap_or(0) - KERNEL_BASE;
     let read_only = |phys: u64| {

@@ -1,10 +1,10 @@
 //! Static branches: a condition that changes rarely is a nop or a jump in text.
 //!
-//! A key is a type with a number; [`static_branch_unlikely`] costs five bytes of nop while the key is
-//! off. The assembler notes each place in `__jump_table`, objtool proves it and sorts it into the
-//! site tables, and [`set`] patches all places of a key while all CPUs run ([`crate::text_poke`]).
-//! Entry text must have none, unless the key keeps its value after boot: code there may run on a
-//! CPU that has not yet synchronised.
+//! A key is a type with a number; [`static_branch_unlikely`] costs five bytes of nop while the key
+//! is off. The assembler notes each place in `__jump_table`, objtool proves it and sorts it into
+//! the site tables, and [`set`] patches all places of a key while all CPUs run
+//! ([`crate::text_poke`]). Entry text must have none, unless the key keeps its value after boot:
+//! code there may run on a CPU that has not yet synchronised.
 //!
 //! Numbers come from [`id`], the one list; two keys with one number would switch each other.
 

@@ -1,9 +1,10 @@
 //! Static calls: a call whose target changes rarely is a direct call in text.
 //!
-//! A static call is a trampoline, an ordinary typed function that callers call; objtool finds their
-//! direct calls and makes each a site. [`update`] gives all sites, and the trampoline for whoever holds
-//! its address, another target: a function of the same type, nothing (for calls that return nothing),
-//! or "return 0". Callers are plain Rust and are not touched; no indirect call is involved.
+//! A static call is a trampoline, an ordinary typed function that callers call; objtool finds
+//! their direct calls and makes each a site. [`update`] gives all sites, and the trampoline for
+//! whoever holds its address, another target: a function of the same type, nothing (for calls that
+//! return nothing), or "return 0". Callers are plain Rust and are not touched; no indirect call is
+//! involved.
 //!
 //! The macro below makes trampolines. It is used in this crate only, since it contains `unsafe`.
 //! Neighbours: `text_patching::static_call` has the bytes, `text_poke` the protocol.
@@ -27,9 +28,9 @@ pub(crate) struct StaticCall<F> {
     pub(crate) trampoline: F,
 }
 
-/// Defines a trampoline. `static_call!(NAME = 1, symbol: fn(u64) -> u64, default)`: `symbol` is the
-/// function to call (through `unsafe extern "C" { safe fn … }`, which this writes), `default` what it
-/// calls at boot, and `NAME` the handle for [`update`].
+/// Defines a trampoline. `static_call!(NAME = 1, symbol: fn(u64) -> u64, default)`: `symbol` is
+/// the function to call (through `unsafe extern "C" { safe fn … }`, which this writes), `default`
+/// what it calls at boot, and `NAME` the handle for [`update`].
 #[cfg_attr(not(feature = "ktest"), expect(unused_macros, reason = "hooks are the first users"))]
 macro_rules! static_call {
     ($name:ident = $key:literal, $symbol:ident: fn($($arg:ident: $type:ty),*) -> $ret:ty,
@@ -38,7 +39,8 @@ macro_rules! static_call {
             /// The trampoline.
             pub(crate) safe fn $symbol($($arg: $type),*) -> $ret;
         }
-        pub(crate) static $name: $crate::static_call::StaticCall<extern "C" fn($($type),*) -> $ret> =
+        pub(crate) static $name:
+            $crate::static_call::StaticCall<extern "C" fn($($type),*) -> $ret> =
             $crate::static_call::StaticCall { key: $key, trampoline: $symbol };
         core::arch::global_asm!(
             ".pushsection .text.static_call, \"ax\", @progbits",
@@ -100,7 +102,7 @@ pub(crate) fn is_trampoline(address: u64) -> bool {
 /// The first site that is not as expected; nothing was changed.
 ///
 /// # Safety
-/// `address` is a function of the trampoline's type, and with [`Target::Nothing`] that has no result.
+/// `target` is a function of the trampoline's type; with [`Target::Nothing`] that has no result.
 unsafe fn update_sites(key: u32, target: Target) -> Result<usize, Anomaly> {
     let unknown = Anomaly::new(0, 0, What::Unmapped);
     let tables = cfi::tables().ok_or(unknown)?;

@@ -1,9 +1,9 @@
 //! Writing kernel text, which is never writable: the machine's side of `text_patching`.
 //!
-//! Text is mapped executable and read-only, its alias in the direct map read-only. To change bytes, a
-//! [`Window`] maps the one or two pages that hold them a third time, writable and not executable,
-//! at `paging::TEXT_ALIAS`; it is there only while the window is held, with interrupts masked, and
-//! every CPU has forgotten it when the window is closed.
+//! Text is mapped executable and read-only, its alias in the direct map read-only. To change
+//! bytes, a [`Window`] maps the one or two pages that hold them a third time, writable and not
+//! executable, at `paging::TEXT_ALIAS`; it is there only while the window is held, with interrupts
+//! masked, and every CPU has forgotten it when the window is closed.
 //!
 //! Two ways lead to a window. The boot pass ([`boot_window`]) may write any text, until the door
 //! behind it is closed ([`close_the_door`]), before other CPUs start. Afterwards there is only
@@ -14,7 +14,8 @@
 //! would have to be known to every path that loads CR3, NMIs included. The alias lives for a few
 //! microseconds at an address that a program cannot reach.
 //!
-//! Neighbours: `cfi` runs the boot pass, `static_branch` and `static_call` switch, `late_text` loads.
+//! Neighbours: `cfi` runs the boot pass, `static_branch` and `static_call` switch, `late_text`
+//! loads.
 
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
@@ -103,8 +104,9 @@ impl Window<'_> {
     fn alias(&mut self, addr: u64) -> *mut u8 {
         let page = addr & !PAGE_MASK;
         if page != self.page {
+            let two = is_text(page + PAGE_SIZE as u64, 1);
             // SAFETY: this window holds the lock, and `poke` has checked the range.
-            let mapped = unsafe { paging::map_text_alias(page, is_text(page + PAGE_SIZE as u64, 1)) };
+            let mapped = unsafe { paging::map_text_alias(page, two) };
             assert!(mapped, "no memory for the page table of the text alias");
             self.page = page;
         }
@@ -258,9 +260,9 @@ where
     Ok(count)
 }
 
-/// QEMU's emulation forgets what it has translated *before* it does the store, so a CPU that translates
-/// a site at that instant keeps the old bytes, synchronised or not. By now it has: one more store of
-/// the same bytes makes it forget them.
+/// QEMU's emulation forgets what it has translated *before* it does the store, so a CPU that
+/// translates a site at that instant keeps the old bytes, synchronised or not. By now it has: one
+/// more store of the same bytes makes it forget them.
 fn write_again(window: &mut Window<'_>, patches: &[Patch]) {
     for patch in patches {
         for (at, &byte) in (patch.at..).zip(patch.new.as_slice()) {
@@ -320,8 +322,8 @@ fn act(regs: &mut PtRegs, action: Action) {
         Action::ZeroThenJump(to) => (regs.rax, regs.rip) = (0, to),
         Action::Call { target, return_to } => {
             regs.rsp -= 8;
-            // SAFETY: `entry.S` leaves two words of room between the frame and the stack of what was
-            // interrupted, whose next push would go exactly there.
+            // SAFETY: `entry.S` leaves two words of room between the frame and the stack of what
+            // was interrupted, whose next push would go exactly there.
             unsafe { (regs.rsp as *mut u64).write(return_to) };
             regs.rip = target;
         }

@@ -194,7 +194,8 @@ pub(crate) fn cpus_behind() -> usize {
     let (kernel, sync) =
         (KERNEL_GENERATION.load(Ordering::SeqCst), SYNC_GENERATION.load(Ordering::SeqCst));
     let is_behind = |&cpu: &usize| {
-        KERNEL_SEEN[cpu].load(Ordering::SeqCst) < kernel || SYNC_SEEN[cpu].load(Ordering::SeqCst) < sync
+        KERNEL_SEEN[cpu].load(Ordering::SeqCst) < kernel
+            || SYNC_SEEN[cpu].load(Ordering::SeqCst) < sync
     };
     (0..cpu::cpu_count()).filter(is_behind).count()
 }

@@ -1,9 +1,9 @@
-//! The kernel's own tests, inside the booted kernel: `ktest` on the command line of an image built with
-//! the feature runs all, `ktest=FILTER` those whose name contains FILTER. The log says
-//! `test NAME ... ok` or why not, and `N passed, N failed` at the end; then the machine ends.
+//! The kernel's own tests, inside the booted kernel: `ktest` on the command line of an image built
+//! with the feature runs all, `ktest=FILTER` those whose name contains FILTER. The log says `test
+//! NAME ... ok` or why not, and `N passed, N failed` at the end; then the machine ends.
 //!
-//! They run in a thread of the kernel, one after the other. A test that panics ends the run, which the
-//! command line reports.
+//! They run in a thread of the kernel, one after the other. A test that panics ends the run, which
+//! the command line reports.
 
 use machine::ktest::Test;
 
@@ -11,6 +11,9 @@ mod sched;
 mod text;
 
 const SUITES: &[&[Test]] = &[text::TESTS, sched::TESTS];
+
+/// The filter that runs no test and fails a check: the machine must end with the report.
+const FATAL: &str = "fatal-cfi";
 
 /// Whether the command line asks for tests.
 pub(crate) fn is_wanted() -> bool {
@@ -21,6 +24,10 @@ pub(crate) fn is_wanted() -> bool {
 /// Runs the tests and ends the machine.
 pub(crate) fn run() -> ! {
     let filter = crate::params::find(machine::boot::info().command_line, "ktest").unwrap_or("");
+    if filter == FATAL {
+        machine::ktest::fail_check();
+        machine::log!("{} failed checks were survived", machine::cfi::failures());
+    }
     let (mut passed, mut failed) = (0, 0);
     let suites = machine::ktest::TESTS.iter().chain(SUITES);
     for test in suites.flat_map(|suite| suite.iter()) {

@@ -1,6 +1,7 @@
-//! Static keys and calls, switched while threads on all CPUs execute them. Readers note what they see
-//! together with an epoch: odd while a switch is in progress. What a reader sees within one even epoch
-//! must be what was switched to, or the old instruction was executed after the switch had returned.
+//! Static keys and calls, switched while threads on all CPUs execute them. Readers note what they
+//! see together with an epoch: odd while a switch is in progress. What a reader sees within one
+//! even epoch must be what was switched to, or the old instruction was executed after the switch
+//! had returned.
 
 use alloc::format;
 use alloc::string::String;
@@ -51,7 +52,7 @@ impl Race {
         self.running.fetch_sub(1, Ordering::SeqCst);
     }
 
-    fn switch(&self, value: u64, act: impl FnOnce(u64) -> Result<(), String>) -> Result<(), String> {
+    fn switch(&self, value: u64, act: fn(u64) -> Result<(), String>) -> Result<(), String> {
         self.epoch.fetch_add(1, Ordering::SeqCst);
         act(value)?;
         self.value.store(value, Ordering::SeqCst);

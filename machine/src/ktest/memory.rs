@@ -1,5 +1,5 @@
-//! Memory: no page both writable and executable, guards below stacks, frames, heap, page tables, and
-//! the shootdown.
+//! Memory: no page both writable and executable, guards below stacks, frames, heap, page tables,
+//! and the shootdown.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -31,7 +31,7 @@ fn w_xor_x() -> Result<(), String> {
         }
     });
     if let Some(va) = bad {
-        return Err(alloc::format!("the page at {va:#x} is writable and executable, or a program's"));
+        return Err(alloc::format!("the page at {va:#x} is W and X, or a program's"));
     }
     let text = crate::text_poke::text_range();
     let pages = ((text.end - text.start) as usize) / PAGE_SIZE;
@@ -44,7 +44,8 @@ fn stack_guard() -> Result<(), String> {
     let bottom = stack.top() - KERNEL_STACK_SIZE as u64;
     ensure!(probe_write(bottom), "the stack's last byte cannot be written");
     ensure!(!probe_write(bottom - 1), "the byte below the stack can be written");
-    ensure!(!probe_write(bottom - KERNEL_STACK_SIZE as u64), "the guard's first byte can be written");
+    let guard = bottom - KERNEL_STACK_SIZE as u64;
+    ensure!(!probe_write(guard), "the guard's first byte can be written");
     let rsp: u64;
     // SAFETY: reading RSP has no effect.
     unsafe { core::arch::asm!("mov {}, rsp", out(reg) rsp, options(nomem, nostack)) };
@@ -91,7 +92,8 @@ fn heap() -> Result<(), String> {
     }
     for (i, bytes) in held.iter().enumerate() {
         let expected = bytes.len() as u8 ^ (i % 4) as u8;
-        ensure!(bytes.iter().all(|&byte| byte == expected), "{} bytes were overwritten", bytes.len());
+        let whole = bytes.iter().all(|&byte| byte == expected);
+        ensure!(whole, "{} bytes were overwritten", bytes.len());
     }
     Ok(())
 }

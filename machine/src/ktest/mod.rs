@@ -1,8 +1,8 @@
-//! Tests of the machine that need the machine: they run inside the booted kernel, in an image that is
-//! built for them and used for nothing else (feature `ktest`).
+//! Tests of the machine that need the machine: they run inside the booted kernel, in an image that
+//! is built for them and used for nothing else (feature `ktest`).
 //!
-//! What makes them possible is here: stores that may fault ([`probe_write`]), and failed kCFI checks
-//! that are caught instead of continued ([`expect_cfi_failure`]). Tests: `text`, `memory`.
+//! What makes them possible is here: stores that may fault ([`probe_write`]), and failed kCFI
+//! checks that are caught instead of continued ([`expect_cfi_failure`]). Tests: `text`, `memory`.
 //!
 //! Neighbours: `kernel::ktest` runs them, with its own.
 
@@ -99,6 +99,11 @@ pub(crate) fn expect_cfi_failure(f: impl FnOnce()) -> Option<Report> {
     EXPECTING.store(false, Ordering::SeqCst);
     cfi::set_warn(warned);
     CAUGHT.lock().take()
+}
+
+/// Makes a call through a pointer of the wrong type, which ends the machine unless `cfi=warn`.
+pub fn fail_check() {
+    text::fail_once();
 }
 
 /// Takes a failed check that a test expects: notes it, and goes on behind the call.

@@ -196,7 +196,7 @@ fn corrupted_vtable() -> Result<(), String> {
     fits(expect_cfi_failure(|| _ = black_box(bad).area(1)), target, true)
 }
 
-fn fail_once() {
+pub(super) fn fail_once() {
     _ = call(forged(wrong as *const () as u64));
 }
 
@@ -386,8 +386,8 @@ fn between_rounds() -> Result<(), String> {
     Ok(())
 }
 
-// A piece of late text: a function that calls its argument, checked, as the compiler makes them. The
-// hashes are filled in by the test.
+// A piece of late text: a function that calls its argument, checked, as the compiler makes them.
+// The hashes are filled in by the test.
 //   +0  preamble: b8 hash, 11 nops
 //   +16 push rbp; mov rdi -> r11; mov $41, %edi
 //   +25 check; call thunk
