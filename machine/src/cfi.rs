@@ -51,6 +51,12 @@ pub fn failures() -> u64 {
     FAILURES.load(Ordering::Relaxed)
 }
 
+/// Whether checks are made and their failures can be told.
+#[cfg(feature = "ktest")]
+pub(crate) fn is_on() -> bool {
+    plan().is_some_and(|plan| plan.form != Form::Off)
+}
+
 /// Sets whether a failed check is survived; returns what was set before.
 #[cfg(feature = "ktest")]
 pub(crate) fn set_warn(warn: bool) -> bool {
