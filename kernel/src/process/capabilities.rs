@@ -35,7 +35,8 @@ const FILE_SYSTEM: u64 = 1 << raw::CAP_CHOWN
     | 1 << raw::CAP_MKNOD
     | 1 << raw::CAP_MAC_OVERRIDE;
 
-/// Adjusts the capability sets to a change of user ids (capabilities(7), "Effect of user ID changes").
+/// Adjusts the capability sets to a change of user ids (capabilities(7), "Effect of user ID
+/// changes").
 pub fn after_uid_change(old: &Credentials, new: &mut Credentials) {
     if new.securebits & securebits::NO_SETUID_FIXUP != 0 {
         return;

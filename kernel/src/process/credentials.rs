@@ -1,5 +1,5 @@
-//! Who a process is: user and group ids, and capabilities. The calls that read and change them are in
-//! `user_ids` and `capabilities`.
+//! Who a process is: user and group ids, and capabilities. The calls that read and change them are
+//! in `user_ids` and `capabilities`.
 
 use alloc::vec::Vec;
 

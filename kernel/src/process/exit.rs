@@ -46,8 +46,8 @@ pub fn exit_group(status: i32) -> ! {
     exit_thread(status)
 }
 
-/// Ends the current thread. `status` is the process's wait(2) status if this is its last thread and no
-/// exit_group(2) or fatal signal has decided otherwise.
+/// Ends the current thread. `status` is the process's wait(2) status if this is its last thread and
+/// no exit_group(2) or fatal signal has decided otherwise.
 pub fn exit_thread(status: i32) -> ! {
     leave_process(status);
     sched::exit_current()
@@ -130,8 +130,8 @@ fn end_process(process: &Arc<Process>, status: i32) {
     tell_parent(process);
 }
 
-/// Tells the parent of a zombie: by signal, by waking its wait(2); or takes the zombie away at once if
-/// the parent said that it does not want to know (SIGCHLD ignored, SA_NOCLDWAIT).
+/// Tells the parent of a zombie: by signal, by waking its wait(2); or takes the zombie away at once
+/// if the parent said that it does not want to know (SIGCHLD ignored, SA_NOCLDWAIT).
 pub fn tell_parent(process: &Arc<Process>) {
     let Some(parent) = process.parent() else { return };
     let exit_signal = process.exit_signal.load(Ordering::Relaxed);
@@ -179,8 +179,8 @@ pub fn release_vfork_parent(process: &Process) {
 }
 
 /// Ends all other threads of the process and waits until they are gone; the current one becomes the
-/// first thread. For execve(2). EINTR, restarted, if the process is ending or another thread does the
-/// same.
+/// first thread. For execve(2). EINTR, restarted, if the process is ending or another thread does
+/// the same.
 pub fn become_only_thread() -> abi::Result<()> {
     let thread = current();
     let process = &thread.process;

@@ -2,9 +2,9 @@
 //! (credentials(7), setpgid(2), setsid(2)).
 //!
 //! Each process has one lock for its own relations. A child's lock may be taken under its parent's,
-//! never the other way round; and a child's parent changes only under the locks of the new parent and
-//! the child. Whoever finds a child's parent first and then locks it has to look again whether the
-//! child is still there.
+//! never the other way round; and a child's parent changes only under the locks of the new parent
+//! and the child. Whoever finds a child's parent first and then locks it has to look again whether
+//! the child is still there.
 
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
@@ -185,8 +185,8 @@ fn is_group_orphaned_without(group: Pid, leaving: Option<Pid>) -> bool {
     })
 }
 
-/// The end of `parent` may have orphaned the group of `child`: stopped members would never go on, so
-/// they get SIGHUP and SIGCONT.
+/// The end of `parent` may have orphaned the group of `child`: stopped members would never go on,
+/// so they get SIGHUP and SIGCONT.
 fn hang_up_if_orphaned(child: &Arc<Process>, parent: &Process) {
     let group = child.group.load(Ordering::Relaxed);
     let was_linked = parent.group.load(Ordering::Relaxed) != group

@@ -1,7 +1,7 @@
 //! fork(2), vfork(2), clone(2), clone3(2): one function, by flags.
 //!
-//! The child starts with a copy of its parent's registers, RAX = 0. RCX and R11 hold what SYSCALL left
-//! there, so that the child's first return too can leave by SYSRET.
+//! The child starts with a copy of its parent's registers, RAX = 0. RCX and R11 hold what SYSCALL
+//! left there, so that the child's first return too can leave by SYSRET.
 
 use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::family::Family;
 use super::signal::{LAST, ProcessSignals};
-use super::{FsContext, Pid, Process, Thread, allocate_pid, exit, family, pidfd, work};
+use super::{FsContext, Pid, Process, Thread, allocate_pid, family, pidfd, work};
 use crate::sched::{self, Sleep, current};
 use crate::sync::{WaitQueue, WaitError};
 use crate::syscall::Args;
@@ -183,7 +183,8 @@ fn check(request: &Request) -> Result<()> {
 
 fn clone_with(regs: &PtRegs, request: &Request) -> Result<u64> {
     check(request)?;
-    // A signal for the group that is on its way must reach parent and child alike: first deliver it.
+    // A signal for the group that is on its way must reach parent and child alike: first deliver
+    // it.
     if current().has_pending_signal() {
         return Err(Errno::ERESTARTNOINTR);
     }
@@ -421,6 +422,3 @@ pub fn unshare(args: &Args) -> Result<u64> {
     }
     Ok(0)
 }
-
-/// For the vfork child's side: see [`exit::release_vfork_parent`].
-pub use exit::release_vfork_parent;

@@ -1,8 +1,8 @@
-//! The first process of the machine: a thread of the kernel that starts the program, adopts orphans,
-//! and ends the machine with the program's status when the program ends.
+//! The first process of the machine: a thread of the kernel that starts the program, adopts
+//! orphans, and ends the machine with the program's status when the program ends.
 //!
-//! The program itself has id 2. Were it the first process, signals without handler would not reach it
-//! (as in Linux), and every orphan would stay a zombie for ever, since few programs expect any.
+//! The program itself has id 2. Were it the first process, signals without handler would not reach
+//! it (as in Linux), and every orphan would stay a zombie for ever, since few programs expect any.
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -36,8 +36,8 @@ pub struct First {
 }
 
 /// Makes process 1. Its thread runs `prepare`, which may sleep, starts what that returns as process
-/// 2, and then waits: `ended` is called with the program's wait(2) status, or with the error that kept
-/// it from starting.
+/// 2, and then waits: `ended` is called with the program's wait(2) status, or with the error that
+/// kept it from starting.
 pub fn start(
     prepare: impl FnOnce() -> Result<First> + Send + 'static,
     ended: impl FnOnce(Result<i32>) + Send + 'static,

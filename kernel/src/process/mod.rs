@@ -1,8 +1,8 @@
 //! Processes and threads: what they are made of, and how to find them.
 //!
 //! A [`Process`] is what shares a pid: address space, descriptors, signal handlers, credentials. A
-//! [`Thread`] is what the scheduler runs. Parts that clone(2) can share between processes are behind
-//! an `Arc` of their own.
+//! [`Thread`] is what the scheduler runs. Parts that clone(2) can share between processes are
+//! behind an `Arc` of their own.
 //!
 //! Reading order: this file, `fork`, `exec`, `exit`, `family`, `wait`, `signal`, `futex`.
 //!
@@ -136,8 +136,8 @@ impl Thread {
         &self.task
     }
 
-    /// Whether something should end an interruptible sleep: a signal that is not blocked, or the end
-    /// of the process. Cheap: looks at one word.
+    /// Whether something should end an interruptible sleep: a signal that is not blocked, or the
+    /// end of the process. Cheap: looks at one word.
     #[inline(always)]
     pub fn has_pending_signal(&self) -> bool {
         self.task.work() & (work::SIGNAL | work::EXIT) != 0

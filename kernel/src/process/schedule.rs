@@ -1,7 +1,7 @@
 //! The calls on scheduling: priorities, policies, affinity (sched(7)).
 //!
-//! All policies are served by the one fair scheduler; real-time policies and their priorities are kept
-//! for those who ask, but give no right over other threads.
+//! All policies are served by the one fair scheduler; real-time policies and their priorities are
+//! kept for those who ask, but give no right over other threads.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

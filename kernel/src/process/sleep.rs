@@ -71,4 +71,3 @@ pub fn resume(pending: Pending) -> Result<u64> {
     UserPtr::new(pending.rest).write_if_some(&TimeSpec::from_ns(left_ns))?;
     Err(restart::later(Restart::Sleep(pending)))
 }
-

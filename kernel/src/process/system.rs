@@ -1,5 +1,5 @@
-//! Calls about the machine as a whole: reboot(2), syslog(2), getrandom(2), membarrier(2) … Its names are
-//! in `identity`.
+//! Calls about the machine as a whole: reboot(2), syslog(2), getrandom(2), membarrier(2) … Its
+//! names are in `identity`.
 
 use core::sync::atomic::Ordering;
 

@@ -1,8 +1,8 @@
 //! User and group ids (credentials(7)): the get and set calls.
 //!
-//! Every call makes a changed copy of the credentials and puts it in place as a whole, so that nobody
-//! ever sees half a change. Threads of a process share their credentials here; C libraries make them
-//! equal in all threads anyway (nptl(7)).
+//! Every call makes a changed copy of the credentials and puts it in place as a whole, so that
+//! nobody ever sees half a change. Threads of a process share their credentials here; C libraries
+//! make them equal in all threads anyway (nptl(7)).
 
 use alloc::vec::Vec;
 
@@ -203,7 +203,8 @@ pub fn getresgid(args: &Args) -> Result<u64> {
 pub fn setfsuid(args: &Args) -> Result<u64> {
     let old = own();
     let uid = args.a0 as u32;
-    let allowed = old.has(raw::CAP_SETUID) || [old.uid, old.euid, old.suid, old.fsuid].contains(&uid);
+    let has = [old.uid, old.euid, old.suid, old.fsuid];
+    let allowed = old.has(raw::CAP_SETUID) || has.contains(&uid);
     if uid != KEEP && allowed {
         change(|new| {
             new.fsuid = uid;
@@ -217,7 +218,8 @@ pub fn setfsuid(args: &Args) -> Result<u64> {
 pub fn setfsgid(args: &Args) -> Result<u64> {
     let old = own();
     let gid = args.a0 as u32;
-    let allowed = old.has(raw::CAP_SETGID) || [old.gid, old.egid, old.sgid, old.fsgid].contains(&gid);
+    let has = [old.gid, old.egid, old.sgid, old.fsgid];
+    let allowed = old.has(raw::CAP_SETGID) || has.contains(&gid);
     if gid != KEEP && allowed {
         change(|new| {
             new.fsgid = gid;

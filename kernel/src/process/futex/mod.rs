@@ -1,10 +1,10 @@
 //! futex(2): sleeping on a word of user memory.
 //!
 //! Waiters lie in buckets chosen by the word's identity. A waiter looks at the word and enters its
-//! bucket under the bucket's lock, and a waker takes waiters out under the same lock after the program
-//! has changed the word; so no wake-up falls between look and sleep. The look cannot sleep there: if
-//! the page is not present it fails, the page is brought in without the lock, and the look is tried
-//! again.
+//! bucket under the bucket's lock, and a waker takes waiters out under the same lock after the
+//! program has changed the word; so no wake-up falls between look and sleep. The look cannot sleep
+//! there: if the page is not present it fails, the page is brought in without the lock, and the
+//! look is tried again.
 //!
 //! A waiter is taken out exactly once, by whoever wins the bucket's lock: waker, timeout or signal.
 //!
@@ -131,8 +131,8 @@ pub(super) fn key_of(address: u64, private: bool) -> Result<FutexKey> {
     current().process.mm()?.futex_key(address, private)
 }
 
-/// Looks at the word while the bucket's lock is held; brings the page in and tries again if it must.
-/// `decide` gets the bucket and the value.
+/// Looks at the word while the bucket's lock is held; brings the page in and tries again if it
+/// must. `decide` gets the bucket and the value.
 fn with_word<R>(
     address: u64,
     key: FutexKey,
@@ -247,7 +247,8 @@ fn wake(key: FutexKey, count: usize, bitset: u32) -> Result<u64> {
     Ok(wake_in(&mut TABLE[bucket_of(key)].lock(), key, count, bitset))
 }
 
-/// Wakes waiters on a word of the current process, however they share it; for exit and robust lists.
+/// Wakes waiters on a word of the current process, however they share it; for exit and robust
+/// lists.
 pub fn wake_address(address: u64, count: usize) -> Result<u64> {
     wake(key_of(address, false)?, count, u32::MAX)
 }

@@ -1,8 +1,8 @@
 //! Locks whose word names the owner: FUTEX_LOCK_PI and its like (futex(2), "priority-inheritance").
 //!
 //! The word is 0, or the owner's thread id, with FUTEX_WAITERS if the owner must call the kernel to
-//! unlock, and FUTEX_OWNER_DIED. The kernel hands the lock over: it writes the next owner's id before
-//! it wakes it. Priorities are not inherited: all threads are served by the fair scheduler.
+//! unlock, and FUTEX_OWNER_DIED. The kernel hands the lock over: it writes the next owner's id
+//! before it wakes it. Priorities are not inherited: all threads are served by the fair scheduler.
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicUsize, Ordering};

@@ -16,8 +16,8 @@ fn count(argument: u64) -> Result<usize> {
     usize::try_from(argument as i32).map_err(|_| Errno::EINVAL)
 }
 
-/// Locks the buckets of two keys, lower index first, and gives them to `f` in the order of the keys;
-/// None for the second if it is the same bucket.
+/// Locks the buckets of two keys, lower index first, and gives them to `f` in the order of the
+/// keys; None for the second if it is the same bucket.
 fn with_buckets<R>(
     first: FutexKey,
     second: FutexKey,

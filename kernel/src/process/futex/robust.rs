@@ -1,8 +1,8 @@
 //! Robust futexes: what a thread that ends still held is released for it (get_robust_list(2)).
 //!
-//! The program keeps a list of the locks it holds in its own memory and tells the kernel only where it
-//! begins. Everything read here is the program's word: the walk is bounded, a bad pointer ends it, and
-//! at worst the program's own locks stay locked.
+//! The program keeps a list of the locks it holds in its own memory and tells the kernel only where
+//! it begins. Everything read here is the program's word: the walk is bounded, a bad pointer ends
+//! it, and at worst the program's own locks stay locked.
 
 use core::sync::atomic::Ordering;
 

@@ -6,7 +6,6 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::info::SIGINFO_BYTES;
 use super::{Action, LAST, SigInfo, SignalSet, UNBLOCKABLE, bit, mask, send};
 use crate::process::{
     Credentials, Pid, Process, Thread, all_processes, find_process, find_thread,
@@ -315,5 +314,3 @@ pub fn send_by_pidfd(process: &Arc<Process>, number: u64, info: u64) -> Result<u
     send_checked(process, info)?;
     Ok(0)
 }
-
-const _: () = assert!(SIGINFO_BYTES == 128);

@@ -5,7 +5,7 @@ use abi::{Errno, general as raw};
 use entry::PtRegs;
 
 use super::{Action, SIG_DFL, SIG_IGN, SigInfo, bit, frame, mask, pending, send, stop};
-use crate::process::{exit, work};
+use crate::process::exit;
 use crate::sched::current;
 
 /// What to do next.
@@ -143,10 +143,4 @@ fn restart_without_handler(regs: &mut PtRegs) {
         repeat(regs, regs.orig_rax);
     }
     regs.orig_rax = u64::MAX;
-}
-
-/// Whether the running thread should give up what it does: its process ends, or a signal waits.
-#[must_use]
-pub fn is_interrupted() -> bool {
-    current().task().work() & (work::SIGNAL | work::EXIT) != 0
 }

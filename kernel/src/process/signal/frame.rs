@@ -1,8 +1,8 @@
 //! The frame of a signal handler on the program's stack, and the way back from it.
 //!
-//! The layout is Linux's for x86-64, which C libraries, unwinders and language runtimes know by heart
-//! (sigreturn(2), `struct rt_sigframe`). From low to high addresses: return address (the restorer),
-//! `ucontext_t`, `siginfo_t`, padding, then the XSAVE image with its two marks.
+//! The layout is Linux's for x86-64, which C libraries, unwinders and language runtimes know by
+//! heart (sigreturn(2), `struct rt_sigframe`). From low to high addresses: return address (the
+//! restorer), `ucontext_t`, `siginfo_t`, padding, then the XSAVE image with its two marks.
 //!
 //! The program can write anything into the frame before it returns; nothing of it is trusted: flags
 //! keep their privileged bits, segments are the fixed ones, the FPU image goes through

@@ -70,7 +70,14 @@ impl SigInfo {
 
     /// A child changed state. `times_ns` are its CPU times, user and kernel.
     #[must_use]
-    pub fn child(signo: u32, code: u32, pid: Pid, uid: u32, status: i32, times_ns: [u64; 2]) -> Self {
+    pub fn child(
+        signo: u32,
+        code: u32,
+        pid: Pid,
+        uid: u32,
+        status: i32,
+        times_ns: [u64; 2],
+    ) -> Self {
         // Clock ticks of 10 ms, as sysconf(_SC_CLK_TCK) promises.
         let ticks = times_ns.map(|ns| ns / 10_000_000);
         let fields = [pair(pid, uid), u64::from(status as u32), ticks[0], ticks[1]];

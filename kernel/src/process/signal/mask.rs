@@ -15,8 +15,8 @@ pub fn set_blocked(mask: SignalSet) -> SignalSet {
 }
 
 /// Replaces the running thread's mask until its system call returns (ppoll(2), pselect(2),
-/// epoll_pwait(2), sigsuspend(2)). If a signal interrupts the call, the mask stays until that signal
-/// has been delivered, and the handler's return restores the old one.
+/// epoll_pwait(2), sigsuspend(2)). If a signal interrupts the call, the mask stays until that
+/// signal has been delivered, and the handler's return restores the old one.
 pub fn set_temporary_mask(mask: SignalSet) {
     let thread = current();
     let old = set_blocked(mask);

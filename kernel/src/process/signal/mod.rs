@@ -1,13 +1,14 @@
 //! Signals (signal(7)): dispositions, masks, pending sets, delivery and return.
 //!
-//! A signal is *sent* ([`send`]): it becomes pending for a thread or for a process, and the exit-work
-//! bit `work::SIGNAL` of a thread that will take it is set; that ends the thread's sleep or interrupts
-//! the CPU it runs on. It is *delivered* ([`deliver`]) by that thread on its way back to the program:
-//! by default action, or by a handler frame ([`frame`]) from which rt_sigreturn(2) comes back.
+//! A signal is *sent* ([`send`]): it becomes pending for a thread or for a process, and the
+//! exit-work bit `work::SIGNAL` of a thread that will take it is set; that ends the thread's sleep
+//! or interrupts the CPU it runs on. It is *delivered* ([`deliver`]) by that thread on its way back
+//! to the program: by default action, or by a handler frame ([`frame`]) from which rt_sigreturn(2)
+//! comes back.
 //!
 //! `work::SIGNAL` means "look": it is set whenever a pending signal may be deliverable, and cleared
-//! only by the thread itself, just before it looks. So no signal is missed, and a look in vain costs a
-//! little and does no harm.
+//! only by the thread itself, just before it looks. So no signal is missed, and a look in vain
+//! costs a little and does no harm.
 //!
 //! Locks: a process's `threads`, its `signals`, a thread's `signals`, then the handlers.
 
@@ -173,8 +174,8 @@ impl Process {
 }
 
 impl Thread {
-    /// Sets `work::SIGNAL` if a pending signal is deliverable. For the running thread, after its mask
-    /// changed.
+    /// Sets `work::SIGNAL` if a pending signal is deliverable. For the running thread, after its
+    /// mask changed.
     pub fn recheck_signals(&self) {
         let shared = self.process.signals.lock();
         let own = self.signals.lock();
@@ -211,8 +212,8 @@ impl Thread {
     }
 }
 
-/// Whether a core dump would be written: RLIMIT_CORE and PR_SET_DUMPABLE. Limen writes none, but the
-/// status says that the signal is one that dumps.
+/// Whether a core dump would be written: RLIMIT_CORE and PR_SET_DUMPABLE. Limen writes none, but
+/// the status says that the signal is one that dumps.
 fn may_dump_core() -> bool {
     let process = &current().process;
     process.limit(raw::RLIMIT_CORE as usize) > 0

@@ -65,8 +65,9 @@ impl Pending {
         self.set
     }
 
-    /// Adds a signal. `limit`: most queue entries (RLIMIT_SIGPENDING). Beyond it a signal is pending
-    /// still, but nothing is known about it; a real-time signal with a value is refused instead.
+    /// Adds a signal. `limit`: most queue entries (RLIMIT_SIGPENDING). Beyond it a signal is
+    /// pending still, but nothing is known about it; a real-time signal with a value is refused
+    /// instead.
     pub fn add(&mut self, info: SigInfo, limit: usize) -> Result<(), QueueFull> {
         let number = info.number();
         let real_time = number >= raw::SIGRTMIN;

@@ -10,8 +10,8 @@ use crate::poll::events;
 use crate::process::{Pid, Process, Thread, all_processes, work};
 use crate::sched::{self, current, has_current};
 
-/// Sends a signal to a process: some thread that does not block it will take it. EAGAIN if the queue
-/// of real-time signals is full. Callable from interrupts.
+/// Sends a signal to a process: some thread that does not block it will take it. EAGAIN if the
+/// queue of real-time signals is full. Callable from interrupts.
 pub fn send_to_process(process: &Arc<Process>, info: SigInfo) -> Result<()> {
     send(process, None, info, false)
 }
@@ -108,8 +108,8 @@ pub fn alert(thread: &Arc<Thread>) {
     sched::notify(thread);
 }
 
-/// Effects of sending that do not wait for delivery: stop signals and SIGCONT cancel each other, and
-/// SIGCONT wakes a stopped process even if it is blocked or ignored. Returns whether it did.
+/// Effects of sending that do not wait for delivery: stop signals and SIGCONT cancel each other,
+/// and SIGCONT wakes a stopped process even if it is blocked or ignored. Returns whether it did.
 fn prepare(
     process: &Process,
     threads: &[Arc<Thread>],
@@ -138,8 +138,8 @@ fn prepare(
     true
 }
 
-/// Whether the signal would have no effect, so that it is not even queued. A blocked signal is queued
-/// always: its disposition may change before it is unblocked.
+/// Whether the signal would have no effect, so that it is not even queued. A blocked signal is
+/// queued always: its disposition may change before it is unblocked.
 fn is_ignored(
     process: &Process,
     threads: &[Arc<Thread>],
@@ -200,8 +200,8 @@ pub fn hand_over(leaving: &Arc<Thread>) {
     }
 }
 
-/// Sends a synchronous signal to the running thread: it is delivered even if it is blocked or ignored,
-/// then by its default action.
+/// Sends a synchronous signal to the running thread: it is delivered even if it is blocked or
+/// ignored, then by its default action.
 pub fn force(info: SigInfo) {
     let thread = current();
     let number = info.number();
@@ -219,8 +219,8 @@ pub fn force(info: SigInfo) {
     thread.task().set_work(work::SIGNAL);
 }
 
-/// The running thread cannot even get a signal frame: it dies by SIGSEGV, unless it has a handler for
-/// it that was not the one being entered.
+/// The running thread cannot even get a signal frame: it dies by SIGSEGV, unless it has a handler
+/// for it that was not the one being entered.
 pub fn force_segv(while_entering: u32) {
     if while_entering == raw::SIGSEGV {
         let thread = current();

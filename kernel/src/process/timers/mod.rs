@@ -4,8 +4,8 @@
 //! (`time::wake_at`): it expires in an interrupt and sends its signal there. On a CPU clock it is
 //! looked at by the tick of the threads that run on that clock's time.
 //!
-//! A timer that expires again before its signal was taken sends no second one; it counts an overrun in
-//! the first.
+//! A timer that expires again before its signal was taken sends no second one; it counts an overrun
+//! in the first.
 //!
 //! Locks: a process's `timers`, a timer's `state`; signals are sent with neither held.
 //! Neighbours: `interval` and `posix` have the system calls.
@@ -27,7 +27,8 @@ use crate::time::{Deadline, NS_PER_SEC, TimeSpec, Timer, now_ns, wake_at};
 pub mod interval;
 pub mod posix;
 
-/// A periodic timer fires no more often than this, whatever its interval; what it misses are overruns.
+/// A periodic timer fires no more often than this, whatever its interval; what it misses are
+/// overruns.
 const MIN_PERIOD_NS: u64 = 100_000;
 
 /// Whom an expiry is told.
