@@ -63,9 +63,12 @@ impl Token {
 
 impl Wake for Token {
     fn wake(&self, _events: u32) -> bool {
-        let first = !self.marked.swap(true, Ordering::SeqCst);
+        // Whoever marked it before also wakes the thread; a thread that clears the mark looks again.
+        if self.marked.swap(true, Ordering::SeqCst) {
+            return false;
+        }
         sched::unpark(&self.thread);
-        first
+        true
     }
 }
 

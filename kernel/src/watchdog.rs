@@ -18,7 +18,7 @@ pub const LIMIT_NS: u64 = 10 * crate::time::NS_PER_SEC;
 struct Progress {
     /// Last tick; 0 before the first.
     ticked_ns: AtomicU64,
-    /// Since when the running thread has ignored a request to be preempted; 0: there is none.
+    /// Since when the CPU has had no pass of the scheduler although asked for one; 0: it is not asked.
     asked_ns: AtomicU64,
 }
 
@@ -26,17 +26,20 @@ static PROGRESS: PerCpu<Progress> = PerCpu::from_array(
     [const { Progress { ticked_ns: AtomicU64::new(0), asked_ns: AtomicU64::new(0) } }; MAX_CPUS],
 );
 
-/// Called by every tick. `ignored`: the thread was asked to let others run before the last tick, and
-/// is still here.
-pub fn tick(now_ns: u64, ignored: bool) {
+/// Called by every pass of the scheduler: the running thread has come to where others may run.
+#[inline]
+pub fn passed() {
+    PROGRESS.get().asked_ns.store(0, Ordering::Relaxed);
+}
+
+/// Called by every tick. `asked`: the running thread has been asked to let others run.
+pub fn tick(now_ns: u64, asked: bool) {
     let mine = PROGRESS.get();
     mine.ticked_ns.store(now_ns, Ordering::Relaxed);
     let asked_ns = mine.asked_ns.load(Ordering::Relaxed);
-    if !ignored {
-        mine.asked_ns.store(0, Ordering::Relaxed);
-    } else if asked_ns == 0 {
+    if asked && asked_ns == 0 {
         mine.asked_ns.store(now_ns, Ordering::Relaxed);
-    } else if now_ns.saturating_sub(asked_ns) > LIMIT_NS {
+    } else if asked_ns != 0 && now_ns.saturating_sub(asked_ns) > LIMIT_NS {
         panic!("watchdog: cpu {} has looped in the kernel for 10 s", cpu_id());
     }
     for cpu in 0..cpu_count() {

@@ -11,7 +11,7 @@
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{cpu, percpu, tlb};
 
@@ -44,15 +44,17 @@ impl Drop for IrqGuard {
     }
 }
 
-/// Mutual exclusion by spinning, interrupts masked while held. FIFO by tickets, so that no CPU
-/// starves. Never sleep while holding one.
+/// Mutual exclusion by spinning, interrupts masked while held. Never sleep while holding one.
+///
+/// Whoever comes first takes it. A queue (tickets) would be fair, but hands the lock to a CPU that the
+/// host may have descheduled, and everybody waits for the host: with 4 CPUs on 2 cores a futex storm
+/// ran into the watchdog.
 pub struct SpinLock<T: ?Sized> {
-    next: AtomicU32,
-    serving: AtomicU32,
+    held: AtomicBool,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached only through a guard, and the tickets admit one guard at a time.
+// SAFETY: the value is reached only through a guard, and `held` admits one guard at a time.
 unsafe impl<T: ?Sized + Send> Send for SpinLock<T> {}
 // SAFETY: as above; `&SpinLock<T>` gives `&mut T` to one CPU at a time, so `T: Send` suffices.
 unsafe impl<T: ?Sized + Send> Sync for SpinLock<T> {}
@@ -61,8 +63,7 @@ impl<T> SpinLock<T> {
     /// A free lock around `value`.
     pub const fn new(value: T) -> Self {
         SpinLock {
-            next: AtomicU32::new(0),
-            serving: AtomicU32::new(0),
+            held: AtomicBool::new(false),
             value: UnsafeCell::new(value),
         }
     }
@@ -78,33 +79,31 @@ impl<T: ?Sized> SpinLock<T> {
     #[inline(always)]
     pub fn lock(&self) -> SpinGuard<'_, T> {
         let irq = IrqGuard::new();
-        let ticket = self.next.fetch_add(1, Ordering::Relaxed);
-        if self.serving.load(Ordering::Acquire) != ticket {
-            self.wait(ticket);
+        if self.held.swap(true, Ordering::Acquire) {
+            self.wait();
         }
         percpu::atomic_enter();
         SpinGuard { lock: self, _irq: irq }
     }
 
     #[cold]
-    fn wait(&self, ticket: u32) {
-        while self.serving.load(Ordering::Acquire) != ticket {
-            spin_wait();
+    fn wait(&self) {
+        loop {
+            while self.held.load(Ordering::Relaxed) {
+                spin_wait();
+            }
+            if !self.held.swap(true, Ordering::Acquire) {
+                return;
+            }
         }
     }
 
     /// Takes the lock if it is free.
     pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
         let irq = IrqGuard::new();
-        let serving = self.serving.load(Ordering::Acquire);
-        self.next
-            .compare_exchange(
-                serving,
-                serving.wrapping_add(1),
-                Ordering::Acquire,
-                Ordering::Relaxed,
-            )
-            .ok()?;
+        if self.held.swap(true, Ordering::Acquire) {
+            return None;
+        }
         percpu::atomic_enter();
         Some(SpinGuard { lock: self, _irq: irq })
     }
@@ -116,7 +115,7 @@ impl<T: ?Sized> SpinLock<T> {
 
     /// Opens the lock whoever holds it. Only for the panic path, which has stopped the others.
     pub(crate) fn force_unlock(&self) {
-        self.serving.store(self.next.load(Ordering::Relaxed), Ordering::Release);
+        self.held.store(false, Ordering::Release);
     }
 }
 
@@ -161,8 +160,7 @@ impl<T: ?Sized> Drop for SpinGuard<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
         percpu::atomic_exit();
-        let serving = self.lock.serving.load(Ordering::Relaxed);
-        self.lock.serving.store(serving.wrapping_add(1), Ordering::Release);
+        self.lock.held.store(false, Ordering::Release);
         // `_irq` is dropped after this body: interrupts come back with the lock already free.
     }
 }
@@ -177,7 +175,7 @@ pub fn assert_may_sleep() {
 /// Mutual exclusion without a way to wait: the kernel adds sleeping to it (`kernel::sync::Mutex`).
 /// Holding it does not mask interrupts, and may sleep.
 pub struct TryLock<T: ?Sized> {
-    held: core::sync::atomic::AtomicBool,
+    held: AtomicBool,
     value: UnsafeCell<T>,
 }
 
@@ -189,7 +187,7 @@ unsafe impl<T: ?Sized + Send> Sync for TryLock<T> {}
 impl<T> TryLock<T> {
     /// A free lock around `value`.
     pub const fn new(value: T) -> Self {
-        TryLock { held: core::sync::atomic::AtomicBool::new(false), value: UnsafeCell::new(value) }
+        TryLock { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
     }
 
     /// Takes the value out.
