@@ -327,7 +327,7 @@ pub fn schedule() {
     let cpu = cpu_id();
     let thread = current();
     let now_ns = time::now_ns();
-    watchdog::passed();
+    watchdog::passed(now_ns);
     thread.task().take_work(work::RESCHEDULE);
     let is_idle_thread = CPUS.of(cpu).idle_thread.get().is_some_and(|t| t.tid() == thread.tid());
     {

@@ -26,10 +26,13 @@ static PROGRESS: PerCpu<Progress> = PerCpu::from_array(
     [const { Progress { ticked_ns: AtomicU64::new(0), asked_ns: AtomicU64::new(0) } }; MAX_CPUS],
 );
 
-/// Called by every pass of the scheduler: the running thread has come to where others may run.
+/// Called by every pass of the scheduler: the running thread has come to where others may run. Counts
+/// as a tick too: a CPU that is woken often and has little to do puts its timer off each time.
 #[inline]
-pub fn passed() {
-    PROGRESS.get().asked_ns.store(0, Ordering::Relaxed);
+pub fn passed(now_ns: u64) {
+    let mine = PROGRESS.get();
+    mine.asked_ns.store(0, Ordering::Relaxed);
+    mine.ticked_ns.store(now_ns, Ordering::Relaxed);
 }
 
 /// Called by every tick. `asked`: the running thread has been asked to let others run.

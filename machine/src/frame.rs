@@ -45,6 +45,8 @@ const FREE: u32 = 0x100;
 static INFO: AtomicPtr<FrameInfo> = AtomicPtr::new(core::ptr::null_mut());
 static INFO_COUNT: AtomicUsize = AtomicUsize::new(0);
 static TOTAL_FRAMES: AtomicUsize = AtomicUsize::new(0);
+/// Copy of `Buddy::free_frames` for those who only want to know whether memory is short.
+static FREE_FRAMES: AtomicUsize = AtomicUsize::new(0);
 
 fn info(pfn: u32) -> &'static FrameInfo {
     assert!((pfn as usize) < INFO_COUNT.load(Ordering::Relaxed), "frame number out of range");
@@ -96,12 +98,14 @@ impl Buddy {
             self.push(pfn + (1 << smaller), smaller);
         }
         self.free_frames -= 1 << order;
+        FREE_FRAMES.store(self.free_frames, Ordering::Relaxed);
         Some(pfn)
     }
 
     fn free(&mut self, mut pfn: u32, mut order: usize) {
         assert_eq!(info(pfn).state.load(Ordering::Relaxed) & FREE, 0, "frame freed twice");
         self.free_frames += 1 << order;
+        FREE_FRAMES.store(self.free_frames, Ordering::Relaxed);
         while order < MAX_ORDER {
             let buddy = pfn ^ 1 << order;
             if buddy as usize >= INFO_COUNT.load(Ordering::Relaxed)
@@ -336,6 +340,14 @@ impl Drop for Frame {
 /// as used, at most 64 for each CPU.
 pub fn usage() -> (usize, usize) {
     (TOTAL_FRAMES.load(Ordering::Relaxed), BUDDY.lock().free_frames)
+}
+
+/// Whether so little memory is left that only the kernel itself should take more: a 32nd, at most
+/// 8 MiB. Takes no lock.
+#[inline]
+pub fn is_short() -> bool {
+    let reserve = (TOTAL_FRAMES.load(Ordering::Relaxed) / 32).min(2048);
+    FREE_FRAMES.load(Ordering::Relaxed) < reserve
 }
 
 /// Sets up the records and frees all usable memory.

@@ -195,10 +195,7 @@ impl MmInner {
 }
 
 fn duplicate(frame: &Frame) -> Result<Frame> {
-    if let Ok(copy) = frame.duplicate() {
-        return Ok(copy);
-    }
-    super::page_cache::reclaim_all();
+    super::check_reserve()?;
     frame.duplicate().map_err(|_| Errno::ENOMEM)
 }
 

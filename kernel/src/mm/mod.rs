@@ -31,15 +31,24 @@ pub const MMAP_MIN: u64 = 65536;
 /// Most areas of one address space (vm.max_map_count).
 pub const MAX_MAP_COUNT: usize = 65530;
 
-/// A new zeroed frame; drops clean cached file pages before it gives up with ENOMEM.
+/// A new zeroed frame for a program; ENOMEM if only the kernel's reserve is left.
 pub fn alloc_zeroed() -> Result<Frame> {
-    if let Ok(frame) = Frame::alloc_zeroed() {
-        return Ok(frame);
-    }
-    if page_cache::reclaim_all() == 0 {
-        return Err(Errno::ENOMEM);
-    }
+    check_reserve()?;
     Frame::alloc_zeroed().map_err(|_| Errno::ENOMEM)
+}
+
+/// ENOMEM if so little memory is left that programs must get no more: the kernel's own small objects
+/// come from the same memory, and it cannot go on without them. Drops clean file pages first. Every
+/// call that lets a program grow asks here: faults, fork, mappings, descriptors.
+#[inline]
+pub fn check_reserve() -> Result<()> {
+    if machine::frame::is_short() { make_room() } else { Ok(()) }
+}
+
+#[cold]
+fn make_room() -> Result<()> {
+    page_cache::reclaim_all();
+    if machine::frame::is_short() { Err(Errno::ENOMEM) } else { Ok(()) }
 }
 
 /// Layout of the special areas of a program, for procfs and prctl.
@@ -112,6 +121,7 @@ impl Mm {
 
     /// A copy for fork: private pages are shared until one side writes.
     pub fn duplicate(self: &Arc<Self>) -> Result<Arc<Mm>> {
+        check_reserve()?;
         let child = Mm::new()?;
         let mut parent = self.inner.lock();
         let parent = &mut *parent;

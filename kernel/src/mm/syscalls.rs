@@ -128,6 +128,7 @@ fn map_area(
     mut vma: Vma,
     populate: bool,
 ) -> Result<u64> {
+    super::check_reserve()?;
     let fixed = flags & (raw::MAP_FIXED | raw::MAP_FIXED_NOREPLACE) != 0;
     let limit = current().process.limit(LIMIT_AS);
     let mut replaced = None;

@@ -297,6 +297,7 @@ static TABLE: SpinLock<Table> =
 
 /// Reserves a fresh id for a thread; EAGAIN when there are too many.
 pub fn allocate_pid() -> Result<Pid> {
+    crate::mm::check_reserve()?;
     let mut table = TABLE.lock();
     if table.threads.len() >= THREADS_MAX {
         return Err(Errno::EAGAIN);
