@@ -35,8 +35,10 @@ pub(crate) enum Command {
     Run(Box<RunArgs>),
     /// Keep a packed image (a cpio initramfs) of a program and all that it needs
     Pack(PackArgs),
-    /// Run the tests: all, or one level (host, audit, kernel, guest, apps)
+    /// Run the tests: all, or one level (host, audit, kernel, guest, bench, apps)
     Test(TestArgs),
+    /// Measure the kernel beside Linux in the same emulator, or the call sequences natively
+    Bench(BenchArgs),
     /// Check the sources (fmt, clippy, tidy, build, audit), or what an ELF file needs
     Check(CheckArgs),
     /// Audit or rewrite the kCFI checks of a kernel image
@@ -214,7 +216,7 @@ pub(crate) struct PackArgs {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TestArgs {
-    /// A level (host, audit, kernel, guest, apps) or a room, which is a test name's part.
+    /// A level (host, audit, kernel, guest, bench, apps) or a room, which is a test name's part.
     /// Example: limen test guest
     #[arg(value_name = "LEVEL|ROOM")]
     pub(crate) what: Option<String>,
@@ -235,6 +237,50 @@ pub(crate) struct TestArgs {
     /// Print each test's output, also of those that pass. Example: -v
     #[arg(short, long)]
     pub(crate) verbose: bool,
+}
+
+/// Default CPU model of the benches: figures are only comparable within one model.
+pub(crate) const BENCH_CPU: &str = "EPYC";
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct BenchArgs {
+    /// What to measure. Example: limen bench kernel
+    #[arg(value_enum, default_value = "kernel")]
+    pub(crate) what: Bench,
+
+    /// Print one JSON object instead of a table. Example: --json
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Few repetitions: to see that the bench works, not to measure. Example: --tiny
+    #[arg(long)]
+    pub(crate) tiny: bool,
+
+    /// CPU model of QEMU, the same for both kernels. Example: --cpu Skylake-Client
+    #[arg(long, value_name = "MODEL", default_value = BENCH_CPU)]
+    pub(crate) cpu: String,
+
+    /// The bzImage to compare with [default: Debian's newest cloud kernel; fetched if need be].
+    /// Example: --linux /boot/vmlinuz-6.12-cloud-amd64
+    #[arg(long, value_name = "FILE", conflicts_with = "no_linux")]
+    pub(crate) linux: Option<PathBuf>,
+
+    /// Measure Limen alone. Example: --no-linux
+    #[arg(long)]
+    pub(crate) no_linux: bool,
+
+    /// Kernel image [default: the one built beside this program]. Example: --kernel ./limen-kernel
+    #[arg(long, value_name = "ELF")]
+    pub(crate) kernel: Option<PathBuf>,
+}
+
+/// The benches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Bench {
+    /// Instructions per kernel operation, boot and memory, Limen beside Linux
+    Kernel,
+    /// Cycles of kCFI's call sequences on this CPU
+    Cfi,
 }
 
 #[derive(Args, Clone, Debug)]

@@ -4,6 +4,7 @@
 //! [`check`]. [`tree`] resolves paths inside a root, [`paths`] knows where our own files are.
 
 mod args;
+mod bench;
 mod check;
 mod image;
 mod objtool_cmd;
@@ -56,6 +57,7 @@ fn dispatch(command: Command) -> Result<u8, Error> {
         Command::Run(args) => run::run(&args),
         Command::Pack(args) => pack::command(&args),
         Command::Test(args) => test::command(&args),
+        Command::Bench(args) => bench::command(&args),
         Command::Check(args) => check::command(&args),
         // Has exit codes of its own and is done already.
         Command::Objtool(_) => Ok(0),

@@ -60,6 +60,13 @@ pub(crate) enum Wires {
     },
     /// The files of whoever runs the command: stdio is the program's, all else goes to stderr.
     Pasted { initramfs: PathBuf },
+    /// A file per port in this folder, named by [`port_file`]: nobody answers the guest.
+    Files { initramfs: PathBuf, dir: PathBuf },
+}
+
+/// Where [`Wires::Files`] puts what a port says.
+pub(crate) fn port_file(dir: &Path, port: &str) -> PathBuf {
+    dir.join(port).with_extension("log")
 }
 
 impl Qemu {
@@ -135,6 +142,19 @@ impl Qemu {
                     "stdio,id=stdio,signal=on".to_owned(),
                     to_stderr("stderr"),
                     to_stderr("klog"),
+                )
+            }
+            Wires::Files { initramfs, dir } => {
+                line.option("-initrd", initramfs);
+                let to_file = |id: &str| {
+                    let path = port_file(dir, id);
+                    format!("file,id={id},path={}", path.display())
+                };
+                (
+                    to_file("control"),
+                    to_file("stdio"),
+                    to_file("stderr"),
+                    to_file("klog"),
                 )
             }
         };

@@ -6,12 +6,14 @@
 //! | audit | objtool on the kernel image | this host |
 //! | kernel | the kernel's own tests | QEMU |
 //! | guest | `guest/tests`, first on this host, then in Limen | both |
+//! | bench | `limen bench kernel`, tiny, Limen alone | both |
 //! | apps | `guest/apps.toml` | QEMU |
 //!
 //! Each level prints `LEVEL: N passed, N failed`; any failure makes the exit status 1.
 
 mod apps;
 mod audit;
+mod bench;
 mod guest;
 mod host;
 mod kernel;
@@ -89,11 +91,12 @@ impl std::fmt::Display for Summary {
 type Level = fn(&Context) -> Result<Summary, Error>;
 
 /// In order: the quick ones first.
-const LEVELS: [(&str, Level); 5] = [
+const LEVELS: [(&str, Level); 6] = [
     ("host", host::run),
     ("audit", audit::run),
     ("kernel", kernel::run),
     ("guest", guest::run),
+    ("bench", bench::run),
     ("apps", apps::run),
 ];
 

@@ -105,25 +105,42 @@ impl Bench {
 }
 
 fn main() {
+    let booted_ticks = rdtsc();
     let args: Vec<String> = std::env::args().collect();
     let mut reps = FULL;
-    let mut poweroff = false;
+    let (mut boot, mut poweroff) = (false, false);
     for arg in &args[1..] {
         match arg.as_str() {
             "noop" => std::process::exit(0),
             "--tiny" => reps = TINY,
+            "--boot" => boot = true,
             "--poweroff" => poweroff = true,
             other => {
-                eprintln!("usage: limen-guest-bench [--tiny] [--poweroff], not {other}");
+                eprintln!("usage: limen-guest-bench [--tiny|--boot] [--poweroff], not {other}");
                 std::process::exit(2);
             }
         }
     }
-    furnish();
-    run(reps);
+    if boot {
+        report_boot(booted_ticks);
+    } else {
+        furnish();
+        run(reps);
+    }
     if poweroff {
         let _ = syscall(libc::SYS_reboot, [0xfee1_dead, 0x2812_1969, 0x4321_fedc, 0, 0, 0]);
     }
+}
+
+/// What a VM is like that has just booted: ticks since it was switched on until this program's
+/// `main` (the counter starts at 0), and memory that is free (sysinfo(2)), in bytes.
+fn report_boot(booted_ticks: u64) {
+    // SAFETY: a structure of integers.
+    let mut info: libc::sysinfo = unsafe { std::mem::zeroed() };
+    let ret = syscall(libc::SYS_sysinfo, [&raw mut info as usize, 0, 0, 0, 0, 0]);
+    assert_eq!(ret, 0, "sysinfo");
+    println!("boot_ticks {booted_ticks}");
+    println!("free_bytes {}", info.freeram * u64::from(info.mem_unit));
 }
 
 /// As the only program of an initramfs (the Linux side of the comparison) there is no /dev yet.

@@ -1,0 +1,50 @@
+//! `limen bench`: what Limen costs, beside Linux in the same emulator.
+//!
+//! Why it is hard: a number must mean the same on both sides and come out again tomorrow. So one
+//! static program measures both kernels, QEMU counts instructions instead of time (`rig.rs`), and
+//! the hash of the program's work must agree before a ratio is printed.
+//!
+//! Reading order: [`command`], then `kernel` (what is compared), `rig` (one run), `linux` (where
+//! the other kernel comes from), `table` (what is printed). `cfi` only starts a program.
+
+mod cfi;
+pub(crate) mod kernel;
+mod linux;
+mod rig;
+mod table;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::args::{Bench, BenchArgs};
+use crate::{Error, paths};
+
+/// The target of programs that run in a VM or on the host.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// Runs the bench that was asked for.
+pub(crate) fn command(args: &BenchArgs) -> Result<u8, Error> {
+    match args.what {
+        Bench::Kernel => kernel::command(args),
+        Bench::Cfi => cfi::command(args),
+    }
+}
+
+/// Builds a program of `guest/bench`: static and without symbols, so that its size in an
+/// initramfs is that of its code.
+fn build(package: &str) -> Result<PathBuf, Error> {
+    let target = paths::target_dir()?.join("guest-bench");
+    let status = Command::new("cargo")
+        .current_dir(paths::repository()?)
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("RUSTFLAGS", "-Ctarget-feature=+crt-static -Cstrip=symbols")
+        .args(["build", "--release", "--quiet", "--package", package])
+        .args(["--target", TARGET, "--target-dir"])
+        .arg(&target)
+        .status()?;
+    let program = target.join(TARGET).join("release").join(package);
+    match status.success() && Path::is_file(&program) {
+        true => Ok(program),
+        false => Err(format!("{package} does not build").into()),
+    }
+}

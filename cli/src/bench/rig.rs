@@ -1,0 +1,99 @@
+//! One measured run: a VM whose instruction count is its clock.
+//!
+//! `-icount shift=0` makes one instruction one nanosecond of guest time and one tick of the
+//! time-stamp counter. That alone is not reproducible: the real-time clock, the seed of the
+//! machine and anything that comes in from outside must be fixed as well. With all of [`FIXED`],
+//! and nothing but files at the ports, a run gives the same numbers every time, also on a loaded
+//! host. Wall time is taken from a run without a count, at QEMU's normal speed.
+//!
+//! Neighbours: `kernel.rs` says what is run, `run/shim.rs` ends QEMU with us.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::Error;
+use crate::run::shim;
+
+/// What makes a run reproducible.
+const FIXED: [&str; 8] = [
+    "-icount",
+    "shift=0,sleep=off",
+    "-rtc",
+    "base=2025-01-01,clock=vm",
+    "-seed",
+    "1",
+    "-nic",
+    "none",
+];
+/// No run takes that long, even on a loaded host.
+const LIMIT: Duration = Duration::from_secs(300);
+/// How often to look whether QEMU has ended; wall times are that coarse.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// How the VM's time runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Clock {
+    /// One instruction is one tick.
+    Counted,
+    /// As fast as QEMU can.
+    Wall,
+}
+
+/// Runs a QEMU command to its end; host time from its start.
+pub(super) fn run(command: &[OsString], clock: Clock, dir: &Path) -> Result<Duration, Error> {
+    let messages = std::fs::File::create(dir.join("qemu.log"))?;
+    let mut qemu = Command::new("/proc/self/exe");
+    qemu.arg(shim::NAME)
+        .arg(std::process::id().to_string())
+        .args(command)
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(messages.try_clone()?)
+        .stderr(messages);
+    if clock == Clock::Counted {
+        qemu.args(FIXED);
+    }
+    let started = Instant::now();
+    let mut child = qemu.spawn()?;
+    while child.try_wait()?.is_none() {
+        if started.elapsed() > LIMIT {
+            child.kill()?;
+            child.wait()?;
+            return Err(format!("a run took more than {} s", LIMIT.as_secs()).into());
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(started.elapsed())
+}
+
+/// `NAME NUMBER` lines of the measuring program, between whatever else is on a serial port.
+pub(super) fn numbers(text: &str) -> BTreeMap<String, u64> {
+    let of_line = |line: &str| {
+        let (name, value) = line.trim_end().split_once(' ')?;
+        let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        let value = match name {
+            "hash" => u64::from_str_radix(value, 16).ok()?,
+            _ => value.parse().ok()?,
+        };
+        name.chars().all(plain).then(|| (name.to_owned(), value))
+    };
+    text.lines().filter_map(of_line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_programs_lines_count() {
+        let text = "[    1.2] PM: 3\ngetpid 336\r\nhash 00ff\nfoo bar\nSeaBIOS 12\n";
+        let numbers = numbers(text);
+        assert_eq!(numbers.len(), 2);
+        assert_eq!(numbers.get("getpid"), Some(&336));
+        assert_eq!(numbers.get("hash"), Some(&0xff));
+    }
+}
