@@ -117,7 +117,9 @@ global_asm!(
     .size uaccess_load32, . - uaccess_load32
 
     uaccess_failed:
-        mov $1, %eax
+        // Not `mov $1, %eax`: with 11 bytes between, that looks like a function's type hash.
+        xor %eax, %eax
+        inc %eax
         ret
         int3
     uaccess_failed_value:

@@ -513,12 +513,23 @@ fn traps<'a>(image: &Image<'a>) -> Option<(u64, &'a [u8])> {
     bounded.or_else(section)
 }
 
+/// The hash before a function. Between it and the function stand only the NOPs that the compiler left
+/// for patching: `b8 imm32` alone may be the end of other code, such as `mov $1, %eax` before a label
+/// of assembly, and rewriting that would change what the code does.
 fn preamble_of(image: &Image<'_>, function: u64, disp: i8) -> Option<u32> {
+    const NOP: u8 = 0x90;
+    let start = preamble::address(function, disp);
     let mut bytes = [0; 5];
-    image
-        .read(preamble::address(function, disp), &mut bytes)
-        .ok()?;
-    Some(preamble::decode(function, bytes).ok()?.hash)
+    image.read(start, &mut bytes).ok()?;
+    let hash = preamble::decode(function, bytes).ok()?.hash;
+    for at in start + 5..function {
+        let mut byte = [0];
+        image.read(at, &mut byte).ok()?;
+        if byte[0] != NOP {
+            return None;
+        }
+    }
+    Some(hash)
 }
 
 fn majority<T: Copy + Ord>(values: impl Iterator<Item = T>) -> Option<T> {
