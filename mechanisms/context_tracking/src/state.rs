@@ -1,0 +1,167 @@
+//! The per-CPU word and the protocol around it: what a sender, an entry, an exit and an NMI do.
+//!
+//! What is hard: a sender must not wait for a CPU in user mode, yet that CPU must not use anything
+//! old once it is in the kernel; both look at one word, at the same time. The proof is a search
+//! through all interleavings (`tests/interleavings.rs`) of these very functions, so they touch the
+//! machine only through [`Machine`].
+//!
+//! Reading order: [`Machine`], [`dispatch`] (senders), [`enter`], [`catch_up`], [`exit`], then NMIs.
+//! The fast path of `machine/src/entry.S` is [`enter`] and the test for pending bits in assembly.
+
+/// The CPU executes kernel code that may rely on everything being up to date.
+pub const IN_KERNEL: u32 = 1 << 0;
+/// Kernel translations changed since the CPU went to user mode.
+pub const PENDING_TLB: u32 = 1 << 1;
+/// Kernel text changed since the CPU went to user mode.
+pub const PENDING_SYNC: u32 = 1 << 2;
+/// All work that can be pending.
+pub const PENDING: u32 = PENDING_TLB | PENDING_SYNC;
+
+/// Number of the bit [`IN_KERNEL`], for instructions that take one.
+pub const IN_KERNEL_BIT: u32 = IN_KERNEL.trailing_zeros();
+
+/// A word after boot: every CPU starts in the kernel.
+pub const AT_BOOT: u32 = IN_KERNEL;
+
+/// How often a sender tries to set its bits before it sends the interrupt instead. Each failure
+/// means that the CPU has crossed the boundary, or another sender has set its bits.
+pub const TRIES: u32 = 8;
+
+/// What the protocol needs of the hardware. Words are named by the CPU they belong to.
+pub trait Machine {
+    /// The word; no order with other accesses is asked for.
+    fn load(&self, cpu: usize) -> u32;
+    /// Replaces `old` by `new`, atomically. `Err`: what is there instead.
+    fn compare_exchange(&self, cpu: usize, old: u32, new: u32) -> Result<(), u32>;
+    /// Sets bits, atomically, before any later access of this CPU. What was there before.
+    fn fetch_or(&self, cpu: usize, bits: u32) -> u32;
+    /// Keeps only `bits`, atomically.
+    fn fetch_and(&self, cpu: usize, bits: u32);
+    /// Stores the word, after every earlier access of this CPU.
+    fn store_release(&self, cpu: usize, value: u32);
+    /// Makes every earlier store of this CPU visible to all before any later access.
+    fn full_barrier(&self);
+    /// Interrupts `cpu`, which then does `work` and acknowledges.
+    fn send(&self, cpu: usize, work: u32);
+    /// Drops all kernel translations of this CPU, of all PCIDs, global ones included.
+    fn flush_kernel_tlb(&self);
+    /// Makes this CPU fetch anew whatever it executes next.
+    fn serialize(&self);
+}
+
+/// What became of a request to several CPUs: one bit for each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dispatched {
+    /// Interrupted: the sender waits for them.
+    pub sent: u32,
+    /// In user mode: they catch up when they enter the kernel. The sender is done with them.
+    pub deferred: u32,
+}
+
+/// Asks `targets` to do `work` ([`PENDING`] bits) for a change that the caller has made. CPUs of
+/// `spared` that are in user mode are not interrupted.
+///
+/// The caller then waits for all in [`Dispatched::sent`] to acknowledge. It is not among `targets`.
+#[inline]
+pub fn dispatch(machine: &impl Machine, targets: u32, spared: u32, work: u32) -> Dispatched {
+    // The change is visible before any word is looked at, and before any interrupt is sent.
+    machine.full_barrier();
+    let mut result = Dispatched::default();
+    for cpu in bits(targets) {
+        if spared & 1 << cpu != 0 && try_defer(machine, cpu, work) {
+            result.deferred |= 1 << cpu;
+        } else {
+            result.sent |= 1 << cpu;
+        }
+    }
+    bits(result.sent).for_each(|cpu| machine.send(cpu, work));
+    result
+}
+
+/// Leaves `work` to the next entry of `cpu`, if it is in user mode.
+fn try_defer(machine: &impl Machine, cpu: usize, work: u32) -> bool {
+    let mut seen = machine.load(cpu);
+    for _ in 0..TRIES {
+        if seen & IN_KERNEL != 0 {
+            return false;
+        }
+        // Pending already: the entry that clears it comes after this look, so after the change.
+        if seen & work == work {
+            return true;
+        }
+        match machine.compare_exchange(cpu, seen, seen | work) {
+            Ok(()) => return true,
+            Err(now) => seen = now,
+        }
+    }
+    false
+}
+
+/// Entry of `cpu`, as early as the kernel's tables are loaded. What was in the word: the caller goes
+/// on with [`catch_up`] before it touches anything that may have changed.
+#[inline(always)]
+pub fn enter(machine: &impl Machine, cpu: usize) -> u32 {
+    machine.fetch_or(cpu, IN_KERNEL)
+}
+
+/// Does what was pending in `old`, the word before [`enter`]. No bit is set meanwhile, since
+/// `IN_KERNEL` is; they are cleared only afterwards, so that an NMI in between does it too.
+#[inline(always)]
+pub fn catch_up(machine: &impl Machine, cpu: usize, old: u32) {
+    let pending = old & PENDING;
+    if pending == 0 {
+        return;
+    }
+    if pending & PENDING_TLB != 0 {
+        machine.flush_kernel_tlb();
+    }
+    // Also after a flush alone: not every way to flush serialises.
+    machine.serialize();
+    machine.fetch_and(cpu, !pending);
+}
+
+/// Exit of `cpu` to user mode, interrupts masked. A plain store suffices: others change the word
+/// only while `IN_KERNEL` is clear, so it loses nothing.
+#[inline(always)]
+pub fn exit(machine: &impl Machine, cpu: usize) {
+    machine.store_release(cpu, 0);
+}
+
+/// Entry by NMI, #DB, #MC or #DF, which may hit a danger zone: the word alone says whether the
+/// kernel's view is up to date, whatever CR3 says. Give the result to [`paranoid_exit`].
+#[inline(always)]
+pub fn paranoid_enter(machine: &impl Machine, cpu: usize) -> u32 {
+    let old = enter(machine, cpu);
+    catch_up(machine, cpu, old);
+    old
+}
+
+/// Return from such an entry: a danger zone goes on as one.
+#[inline(always)]
+pub fn paranoid_exit(machine: &impl Machine, cpu: usize, old: u32) {
+    if old & IN_KERNEL == 0 {
+        exit(machine, cpu);
+    }
+}
+
+/// The CPUs in a mask, ascending.
+pub fn bits(mask: u32) -> impl Iterator<Item = usize> {
+    (0..u32::BITS as usize).filter(move |&cpu| mask & 1 << cpu != 0)
+}
+
+/// What a CPU's word says about where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Context {
+    /// In the kernel.
+    Kernel,
+    /// In user mode (or a danger zone).
+    User,
+}
+
+impl Context {
+    /// Reads a word.
+    #[must_use]
+    pub const fn of(word: u32) -> Context {
+        if word & IN_KERNEL != 0 { Context::Kernel } else { Context::User }
+    }
+}

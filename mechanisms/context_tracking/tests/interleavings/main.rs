@@ -1,0 +1,79 @@
+//! The protocol of `context_tracking::state`, the functions that the kernel runs, in every
+//! interleaving of two and three CPUs; then with one thing broken at a time, which must be found.
+//!
+//! `world` is the machine: memory, store buffers, TLBs, interrupts. `programs` are what the CPUs do,
+//! and how each mutant does it wrong. `explore` goes through all states.
+
+mod explore;
+mod programs;
+mod world;
+
+use explore::{Verdict, explore};
+use programs::{Mutant, Role};
+
+/// A small case: what each CPU does, and how many NMIs may come to each target.
+struct Case {
+    name: &'static str,
+    roles: &'static [Role],
+    nmis: u8,
+}
+
+const CASES: &[Case] = &[
+    Case { name: "sender, target", roles: &[Role::Sender, Role::Target(2)], nmis: 0 },
+    Case { name: "sender, target with NMI", roles: &[Role::Sender, Role::Target(1)], nmis: 1 },
+    Case { name: "sender, target in kernel", roles: &[Role::Sender, Role::Leaver], nmis: 1 },
+    Case { name: "two senders", roles: &[Role::Sender, Role::Sender, Role::Target(1)], nmis: 0 },
+    Case { name: "two targets", roles: &[Role::Sender, Role::Target(1), Role::Target(1)], nmis: 0 },
+    Case { name: "senders of each other", roles: &[Role::Sender, Role::Sender], nmis: 0 },
+];
+
+#[test]
+fn no_interleaving_breaks_the_protocol() {
+    for case in CASES {
+        for drains in [true, false] {
+            let found = explore(case.roles, case.nmis, Mutant::None, drains);
+            assert!(matches!(found, Verdict::Holds(_)), "{}: {found:#?}", case.name);
+            if let Verdict::Holds(states) = found {
+                println!("{}: {states} states, locked operations drain: {drains}", case.name);
+                assert!(states > 100, "{}: the search did not search", case.name);
+            }
+        }
+    }
+}
+
+/// A search that finds nothing proves something only if it would have found something.
+#[test]
+fn every_mutant_is_found() {
+    for &mutant in programs::MUTANTS {
+        let found = CASES.iter().find_map(|case| {
+            // The weaker machine first: a missing barrier shows only where nothing else is one.
+            [false, true].into_iter().find_map(|drains| {
+                match explore(case.roles, case.nmis, mutant, drains) {
+                    Verdict::Holds(_) => None,
+                    broken => Some((case.name, drains, broken)),
+                }
+            })
+        });
+        match found {
+            Some((case, _, Verdict::Broken { why, steps })) => {
+                println!("{mutant:?}: {why}, in \"{case}\", after {} steps", steps.len());
+            }
+            _ => panic!("{mutant:?} breaks nothing"),
+        }
+    }
+}
+
+/// On x86 a locked operation empties the store buffer. Which of the mutants that machine forgives.
+#[test]
+fn what_a_locked_operation_forgives() {
+    let forgiven: Vec<_> = programs::MUTANTS
+        .iter()
+        .filter(|&&mutant| {
+            CASES.iter().all(|case| {
+                matches!(explore(case.roles, case.nmis, mutant, true), Verdict::Holds(_))
+            })
+        })
+        .collect();
+    println!("forgiven where locked operations drain: {forgiven:?}");
+    assert!(forgiven.is_empty(), "{forgiven:?}: the case list is too small");
+}

@@ -1,0 +1,255 @@
+//! What the CPUs do, in terms of the crate's functions, and the mutants: each takes out one barrier,
+//! one order or one decision.
+//!
+//! A program is run again from its start for every step: operations that it has done before return
+//! what the log says; the first new one is what it does next, and what follows is ignored.
+
+use std::cell::{Cell, RefCell};
+
+use context_tracking::state::{
+    self, IN_KERNEL, Machine, PENDING, PENDING_SYNC, PENDING_TLB, dispatch,
+};
+
+use crate::world::{Kind, Mode, Op, Place};
+
+/// What a CPU's thread does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// In the kernel: changes its entry and asks all others.
+    Sender,
+    /// In user mode: enters the kernel so many times and comes back.
+    Target(u8),
+    /// In the kernel: goes to user mode, comes back once.
+    Leaver,
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mutant {
+    None,
+    /// The sender's barrier between change and look.
+    NoBarrier,
+    /// The sender sets PENDING by a load and a store.
+    SplitCompareExchange,
+    /// The sender changes the entry after it has asked.
+    ChangeAfterRequest,
+    /// The sender does not wait for those it interrupts.
+    NoWait,
+    /// The entry sets IN_KERNEL by a load and a store.
+    SplitOr,
+    /// The entry looks at the word before it sets IN_KERNEL.
+    LookBeforeOr,
+    /// The entry clears what is pending, then flushes.
+    ClearBeforeFlush,
+    /// The entry flushes, then sets IN_KERNEL.
+    FlushBeforeOr,
+    /// The exit stores 0 before its last use of the kernel.
+    ExitEarly,
+    /// The NMI enters only if it finds the program's CR3.
+    NmiAsksCr3,
+    /// The NMI leaves IN_KERNEL set in a danger zone.
+    NmiKeepsState,
+}
+
+pub(crate) const MUTANTS: &[Mutant] = &[
+    Mutant::NoBarrier,
+    Mutant::SplitCompareExchange,
+    Mutant::ChangeAfterRequest,
+    Mutant::NoWait,
+    Mutant::SplitOr,
+    Mutant::LookBeforeOr,
+    Mutant::ClearBeforeFlush,
+    Mutant::FlushBeforeOr,
+    Mutant::ExitEarly,
+    Mutant::NmiAsksCr3,
+    Mutant::NmiKeepsState,
+];
+
+/// A program's view of the machine.
+struct Replay<'a> {
+    log: &'a [u32],
+    at: Cell<usize>,
+    next: RefCell<Option<Op>>,
+    mutant: Mutant,
+    me: usize,
+}
+
+impl Replay<'_> {
+    fn ask(&self, op: Op) -> u32 {
+        let at = self.at.replace(self.at.get() + 1);
+        if let Some(&result) = self.log.get(at) {
+            return result;
+        }
+        self.next.borrow_mut().get_or_insert(op);
+        0
+    }
+}
+
+impl Machine for Replay<'_> {
+    fn load(&self, cpu: usize) -> u32 {
+        self.ask(Op::Load(cpu))
+    }
+
+    fn compare_exchange(&self, cpu: usize, old: u32, new: u32) -> Result<(), u32> {
+        let seen = if self.mutant == Mutant::SplitCompareExchange {
+            let seen = self.ask(Op::Load(cpu));
+            if seen == old {
+                self.ask(Op::Store(Place::Word(cpu), new));
+            }
+            seen
+        } else {
+            self.ask(Op::CompareExchange(cpu, old, new))
+        };
+        if seen == old { Ok(()) } else { Err(seen) }
+    }
+
+    fn fetch_or(&self, cpu: usize, bits: u32) -> u32 {
+        match self.mutant {
+            Mutant::SplitOr => {
+                let seen = self.ask(Op::Load(cpu));
+                self.ask(Op::Store(Place::Word(cpu), seen | bits));
+                seen
+            }
+            Mutant::LookBeforeOr => {
+                let seen = self.ask(Op::Load(cpu));
+                self.ask(Op::Or(cpu, bits));
+                seen
+            }
+            _ => self.ask(Op::Or(cpu, bits)),
+        }
+    }
+
+    fn fetch_and(&self, cpu: usize, bits: u32) {
+        self.ask(Op::And(cpu, bits));
+    }
+
+    fn store_release(&self, cpu: usize, value: u32) {
+        self.ask(Op::Store(Place::Word(cpu), value));
+    }
+
+    fn full_barrier(&self) {
+        if self.mutant != Mutant::NoBarrier {
+            self.ask(Op::Barrier);
+        }
+    }
+
+    fn send(&self, cpu: usize, _work: u32) {
+        self.ask(Op::Send(cpu));
+    }
+
+    fn flush_kernel_tlb(&self) {
+        self.ask(Op::Flush);
+    }
+
+    // Translations and text follow the same rule; the search is about one of them at a time.
+    fn serialize(&self) {}
+}
+
+/// The next operation of a frame; `None`: it has ended.
+pub(crate) fn next(
+    role: Role,
+    kind: Kind,
+    me: usize,
+    cpus: usize,
+    log: &[u32],
+    mutant: Mutant,
+) -> Option<Op> {
+    let replay = Replay { log, at: Cell::new(0), next: RefCell::new(None), mutant, me };
+    match (kind, role) {
+        (Kind::Thread, Role::Sender) => sender(&replay, cpus),
+        (Kind::Thread, Role::Target(rounds)) => {
+            for _ in 0..rounds {
+                come(&replay);
+                replay.ask(Op::Mark(Mode::Kernel));
+                replay.ask(Op::Use);
+                leave(&replay);
+            }
+        }
+        (Kind::Thread, Role::Leaver) => {
+            replay.ask(Op::Use);
+            leave(&replay);
+            come(&replay);
+            replay.ask(Op::Mark(Mode::Kernel));
+            replay.ask(Op::Use);
+            leave(&replay);
+        }
+        (Kind::InterruptOfUser, _) => {
+            come(&replay);
+            replay.ask(Op::Mark(Mode::Handler));
+            serve(&replay);
+            leave(&replay);
+        }
+        (Kind::InterruptOfKernel, _) => serve(&replay),
+        (Kind::Nmi, _) => nmi(&replay),
+    }
+    replay.next.into_inner()
+}
+
+fn sender(replay: &Replay<'_>, cpus: usize) {
+    let others = ((1 << cpus) - 1) & !(1 << replay.me);
+    let change = || replay.ask(Op::Store(Place::Entry(replay.me), 1));
+    if replay.mutant != Mutant::ChangeAfterRequest {
+        change();
+    }
+    let dispatched = dispatch(replay, others, others, PENDING_TLB);
+    if replay.mutant == Mutant::ChangeAfterRequest {
+        change();
+    }
+    if replay.mutant != Mutant::NoWait {
+        replay.ask(Op::Wait(dispatched.sent));
+    }
+    replay.ask(Op::Done);
+}
+
+/// Into the kernel.
+fn come(replay: &Replay<'_>) {
+    replay.ask(Op::Mark(Mode::Zone));
+    match replay.mutant {
+        Mutant::ClearBeforeFlush => {
+            let pending = state::enter(replay, replay.me) & PENDING;
+            if pending != 0 {
+                replay.fetch_and(replay.me, !pending);
+                replay.flush_kernel_tlb();
+            }
+        }
+        Mutant::FlushBeforeOr => {
+            let pending = replay.load(replay.me) & PENDING;
+            state::catch_up(replay, replay.me, pending);
+            state::enter(replay, replay.me);
+        }
+        _ => {
+            let old = state::enter(replay, replay.me);
+            state::catch_up(replay, replay.me, old);
+        }
+    }
+}
+
+/// Back to user mode.
+fn leave(replay: &Replay<'_>) {
+    replay.ask(Op::Mark(Mode::Zone));
+    state::exit(replay, replay.me);
+    if replay.mutant == Mutant::ExitEarly {
+        replay.ask(Op::Use);
+    }
+    replay.ask(Op::Mark(Mode::User));
+}
+
+/// The handler of a request, and what a CPU that waits does too.
+fn serve(replay: &Replay<'_>) {
+    let senders = replay.ask(Op::Take);
+    replay.ask(Op::Flush);
+    replay.ask(Op::Acknowledge(senders));
+}
+
+fn nmi(replay: &Replay<'_>) {
+    if replay.mutant == Mutant::NmiAsksCr3 && replay.ask(Op::ReadCr3) == 1 {
+        replay.ask(Op::Use);
+        return;
+    }
+    let old = state::paranoid_enter(replay, replay.me);
+    replay.ask(Op::Use);
+    let old = if replay.mutant == Mutant::NmiKeepsState { old | IN_KERNEL } else { old };
+    state::paranoid_exit(replay, replay.me, old);
+}
+
+const _: () = assert!(PENDING == PENDING_TLB | PENDING_SYNC);
