@@ -167,19 +167,19 @@ impl core::fmt::Display for Report {
 
 /// A #UD of the kernel. True: it was a failed check, and the machine goes on at the call.
 pub(crate) fn on_undefined(regs: &mut PtRegs) -> bool {
-    find(|tables| trap::on_undefined(regs.rip, tables, &LiveText))
+    find(regs.rip, |tables| trap::on_undefined(regs.rip, tables, &LiveText))
         .is_some_and(|failure| handle(regs, &failure))
 }
 
 /// A #PF or #GP of the kernel that no exception table entry explains. True: as [`on_undefined`].
 pub(crate) fn on_fault(regs: &mut PtRegs) -> bool {
-    find(|tables| trap::on_bad_read(regs.rip, tables, &LiveText))
+    find(regs.rip, |tables| trap::on_bad_read(regs.rip, tables, &LiveText))
         .is_some_and(|failure| handle(regs, &failure))
 }
 
 /// Asks the image's tables, then those of late text.
-fn find(ask: impl Fn(&SiteTables<'_>) -> Option<CfiFailure>) -> Option<CfiFailure> {
-    tables().and_then(|tables| ask(&tables)).or_else(|| late_text::find(&ask))
+fn find(rip: u64, ask: impl Fn(&SiteTables<'_>) -> Option<CfiFailure>) -> Option<CfiFailure> {
+    tables().and_then(|tables| ask(&tables)).or_else(|| late_text::find(rip, &ask))
 }
 
 /// CPUs that are reporting a failure, one bit each: a failure within a report is not reported

@@ -2,7 +2,8 @@
 //! is built for them and used for nothing else (feature `ktest`).
 //!
 //! What makes them possible is here: stores that may fault ([`probe_write`]), and failed kCFI
-//! checks that are caught instead of continued ([`expect_cfi_failure`]). Tests: `text`, `memory`.
+//! checks that are caught instead of continued ([`expect_cfi_failure`]). Tests: `text`, `late`,
+//! `memory`.
 //!
 //! Neighbours: `kernel::ktest` runs them, with its own.
 
@@ -19,6 +20,7 @@ use crate::cfi::{self, Report};
 use crate::sync::SpinLock;
 use crate::text_poke::{self, LiveText};
 
+mod late;
 mod memory;
 mod text;
 
@@ -31,9 +33,10 @@ pub struct Test {
 }
 
 /// The machine's tests.
-pub const TESTS: &[&[Test]] = &[text::TESTS, memory::TESTS];
+pub const TESTS: &[&[Test]] = &[text::TESTS, late::TESTS, memory::TESTS];
 
 pub(crate) use text::between;
+pub use late::{FailingPiece, load_and_unload};
 pub use text::{flip_call, flip_key, read_call, read_key, read_likely_key};
 
 /// Fails the test with a message unless the condition holds.
@@ -103,6 +106,14 @@ pub(crate) fn expect_cfi_failure(f: impl FnOnce()) -> Option<Report> {
     EXPECTING.store(false, Ordering::SeqCst);
     cfi::set_warn(warned);
     CAUGHT.lock().take()
+}
+
+/// Runs `f` while failed checks on any CPU are caught and counted, as [`expect_cfi_failure`] does;
+/// returns how many there were. Without checks `f` does not run: `None`.
+pub fn survive_failures(f: impl FnOnce()) -> Option<u64> {
+    let before = cfi::failures();
+    expect_cfi_failure(f);
+    cfi::is_on().then(|| cfi::failures() - before)
 }
 
 /// Makes a call through a pointer of the wrong type, which ends the machine unless `cfi=warn`.

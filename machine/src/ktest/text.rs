@@ -1,5 +1,4 @@
-//! Text: not writable, its alias gone, every class of failed check caught, keys and calls switched,
-//! late text loaded.
+//! Text: not writable, its alias gone, every class of failed check caught, keys and calls switched.
 
 use alloc::boxed::Box;
 use alloc::format;
@@ -11,7 +10,6 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use super::{Test, expect_cfi_failure, probe_write, run_in_nmi};
 use crate::cfi::{self, Report};
 use crate::ensure;
-use crate::late_text::{self, Piece, Refused};
 use crate::paging::KERNEL_BASE;
 use crate::static_branch::{self, StaticKey, id, static_branch_likely, static_branch_unlikely};
 use crate::static_call::{Callee, static_call};
@@ -29,14 +27,16 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "cfi::call_to_user_memory", run: call_to_user_memory },
     Test { name: "cfi::call_to_non_canonical", run: call_to_non_canonical },
     Test { name: "cfi::corrupted_vtable", run: corrupted_vtable },
+    Test { name: "cfi::warn_mode_goes_on", run: warn_mode_goes_on },
+    Test { name: "cfi::unmapped_preamble", run: unmapped_preamble },
+    Test { name: "cfi::return_address_is_not_covered", run: return_address },
     Test { name: "cfi::in_an_interrupt", run: in_an_interrupt },
     Test { name: "cfi::in_an_nmi", run: in_an_nmi },
     Test { name: "static_key::both_ways", run: key_both_ways },
     Test { name: "static_key::refused_where_not_listed", run: not_listed },
     Test { name: "static_call::all_targets", run: call_all_targets },
     Test { name: "int3::site_is_executed_between_rounds", run: between_rounds },
-    Test { name: "late_text::loads_and_runs", run: late_text_runs },
-    Test { name: "late_text::refuses_a_wrong_check", run: late_text_refuses },
+    Test { name: "cfi::in_an_nmi_while_patching", run: fails_between_rounds },
 ];
 
 fn not_writable() -> Result<(), String> {
@@ -79,15 +79,15 @@ fn late_text_is_not_executable() -> Result<(), String> {
     Ok(())
 }
 
-type Right = extern "C" fn(u64) -> u64;
+pub(super) type Right = extern "C" fn(u64) -> u64;
 
 #[inline(never)]
-extern "C" fn add_one(value: u64) -> u64 {
+pub(super) extern "C" fn add_one(value: u64) -> u64 {
     value + 1
 }
 
 #[inline(never)]
-extern "C" fn wrong(a: u64, b: u64, c: u64) -> u64 {
+pub(super) extern "C" fn wrong(a: u64, b: u64, c: u64) -> u64 {
     a * b * c
 }
 
@@ -98,17 +98,17 @@ fn call(function: Right) -> u64 {
 
 /// A call that is the last thing its caller does, so that it is a jump.
 #[inline(never)]
-extern "C" fn call_last(function: Right, value: u64) -> u64 {
+pub(super) extern "C" fn call_last(function: Right, value: u64) -> u64 {
     function(value)
 }
 
 /// A pointer of the wrong kind, as an attacker would put it where a right one was.
-fn forged(address: u64) -> Right {
+pub(super) fn forged(address: u64) -> Right {
     // SAFETY: unsound on purpose: the check behind the call is what is tested, and it is not made.
     unsafe { core::mem::transmute::<u64, Right>(black_box(address)) }
 }
 
-fn fits(report: Option<Report>, target: u64, readable: bool) -> Result<(), String> {
+pub(super) fn fits(report: Option<Report>, target: u64, readable: bool) -> Result<(), String> {
     ensure!(cfi::tables().is_some(), "this image was not finished");
     let report = report.ok_or("no failed check")?;
     ensure!(report.target == target, "{report}: wrong target");
@@ -160,6 +160,76 @@ fn call_to_user_memory() -> Result<(), String> {
 fn call_to_non_canonical() -> Result<(), String> {
     let target = 0x8000_0000_0000_1000;
     fits(expect_cfi_failure(|| _ = call(forged(target))), target, false)
+}
+
+/// The function itself is mapped, the page before it is not: only the preamble cannot be read.
+fn unmapped_preamble() -> Result<(), String> {
+    let page = crate::paging::TEXT_ALIAS;
+    for target in [text_range().start, page] {
+        let hash = target - 15;
+        let readable = crate::paging::peek(hash).is_some();
+        ensure!(!readable || target != page, "the page before {target:#x} is mapped");
+        fits(expect_cfi_failure(|| _ = call(forged(target))), target, readable)?;
+    }
+    Ok(())
+}
+
+#[inline(never)]
+extern "C" fn bump(by: &AtomicU64, _: u64) -> u64 {
+    by.fetch_add(1, Ordering::SeqCst)
+}
+
+/// `cfi=warn`: reported, counted, and the callee runs once.
+fn warn_mode_goes_on() -> Result<(), String> {
+    if !cfi::is_on() {
+        return Err("no checks to fail".into());
+    }
+    let calls = AtomicU64::new(0);
+    let pointer = black_box(bump as extern "C" fn(&AtomicU64, u64) -> u64);
+    ensure!(pointer(&calls, 0) == 0, "the right type does not arrive");
+    let target = pointer as *const () as u64;
+    let argument = (&raw const calls) as u64;
+    let before = cfi::failures();
+    let warned = cfi::set_warn(true);
+    let result = call_last(forged(target), argument);
+    cfi::set_warn(warned);
+    let (calls, failures) = (calls.load(Ordering::SeqCst), cfi::failures() - before);
+    ensure!((result, calls, failures) == (1, 2, 1), "{result} {calls} {failures}: not once");
+    Ok(())
+}
+
+global_asm!(
+    r#"
+    .pushsection .text.ktest_smash, "ax", @progbits
+    .globl ktest_smash
+    .type ktest_smash, @function
+    ktest_smash: # (rdi: where to return to) -> 0, or 1 from there
+        xor %eax, %eax
+        push %rdi
+        ret
+        int3
+    .globl ktest_smashed
+    ktest_smashed:
+        mov $1, %eax
+        ret
+        int3
+    .size ktest_smash, . - ktest_smash
+    .popsection
+    "#,
+    options(att_syntax)
+);
+
+/// Return addresses are not checked, and this says so: the day that they are, this test must change.
+fn return_address() -> Result<(), String> {
+    unsafe extern "C" {
+        fn ktest_smash(to: u64) -> u64;
+        static ktest_smashed: u8;
+    }
+    // SAFETY: `ktest_smashed` returns to the caller like any end of the function.
+    let result = unsafe { ktest_smash((&raw const ktest_smashed) as u64) };
+    ensure!(result == 1, "the return went elsewhere: {result}");
+    crate::log!("backward edge: a changed return address is followed, not covered by kCFI");
+    Ok(())
 }
 
 trait Shape {
@@ -352,12 +422,39 @@ static SEEN: [AtomicU64; 8] = [const { AtomicU64::new(u64::MAX) }; 8];
 
 /// Between two rounds of a switch, on the CPU that switches: the sites are executed there and then.
 pub(crate) fn between(round: usize) {
+    if FAIL_BETWEEN.load(Ordering::SeqCst) {
+        fail_once();
+        if run_in_nmi(fail_once) {
+            NMIS_BETWEEN.fetch_add(1, Ordering::SeqCst);
+        }
+    }
     if BETWEEN.load(Ordering::SeqCst)
         && let Some(slot) = SEEN.get(round)
     {
         let value = u64::from(read_key()) << 8 | read_call() << 4 | read_call_last(black_box(0));
         slot.store(value, Ordering::SeqCst);
     }
+}
+
+static FAIL_BETWEEN: AtomicBool = AtomicBool::new(false);
+static NMIS_BETWEEN: AtomicU64 = AtomicU64::new(0);
+
+/// Checks that fail while this CPU patches, with the site an int3, here and in an NMI.
+fn fails_between_rounds() -> Result<(), String> {
+    let (before, nmis) = (cfi::failures(), NMIS_BETWEEN.load(Ordering::SeqCst));
+    let mut result = Ok(());
+    let report = expect_cfi_failure(|| {
+        FAIL_BETWEEN.store(true, Ordering::SeqCst);
+        result = flip_call(2).and_then(|()| flip_call(1));
+        FAIL_BETWEEN.store(false, Ordering::SeqCst);
+    });
+    result?;
+    let nmis = NMIS_BETWEEN.load(Ordering::SeqCst) - nmis;
+    // Two switches of three rounds.
+    ensure!(nmis == 6, "{nmis} NMIs came");
+    ensure!(cfi::failures() == before + 12, "{} checks failed", cfi::failures() - before);
+    ensure!(read_call() == 1, "the switch did not survive it");
+    fits(report, wrong as *const () as u64, true)
 }
 
 fn between_rounds() -> Result<(), String> {
@@ -383,80 +480,5 @@ fn between_rounds() -> Result<(), String> {
         let seen = switched(step)?;
         ensure!(seen == [expected; 3], "seen {seen:x?}, expected {expected:x} in each round");
     }
-    Ok(())
-}
-
-// A piece of late text: a function that calls its argument, checked, as the compiler makes them.
-// The hashes are filled in by the test.
-//   +0  preamble: b8 hash, 11 nops
-//   +16 push rbp; mov rdi -> r11; mov $41, %edi
-//   +25 check; call thunk
-//   +45 pop rbp; ret
-const LATE: [u8; 47] = [
-    0xb8, 0, 0, 0, 0, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, // preamble
-    0x55, 0x49, 0x89, 0xfb, // push %rbp; mov %rdi, %r11
-    0xbf, 41, 0, 0, 0, // mov $41, %edi
-    0x41, 0xba, 0, 0, 0, 0, 0x45, 0x03, 0x53, 0xf1, 0x74, 0x02, 0x0f, 0x0b, // check
-    0x2e, 0xe8, 0, 0, 0, 0, // cs call thunk
-    0x5d, 0xc3, // pop %rbp; ret
-];
-const LATE_FUNCTION: usize = 16;
-const LATE_CHECK: usize = 25;
-
-/// The image's hash of `function`, as the build has it.
-fn hash_of(function: u64) -> Option<u32> {
-    cfi::tables()?.functions().find(function).map(|entry| entry.hash)
-}
-
-fn late_code(hash: u32) -> [u8; 47] {
-    let mut code = LATE;
-    code[1..5].copy_from_slice(&hash.to_le_bytes());
-    code[LATE_CHECK + 2..][..4].copy_from_slice(&hash.wrapping_neg().to_le_bytes());
-    code
-}
-
-extern "C" fn call_it(_: Right) -> u64 {
-    0
-}
-static_call!(LATE_CALL = 3, ktest_late_call: fn(function: Right) -> u64, call_it);
-
-fn late_text_runs() -> Result<(), String> {
-    let hash = hash_of(add_one as *const () as u64).ok_or("no hash for the function")?;
-    let code = late_code(hash);
-    let piece = Piece {
-        code: &code,
-        checks: &[(LATE_CHECK, hash)],
-        functions: &[(LATE_FUNCTION, hash)],
-    };
-    let base = late_text::load(&piece).map_err(|refused| format!("{refused:?}"))?;
-    ensure!(!probe_write(base), "late text can be written");
-    let rights = crate::paging::kernel_rights(base);
-    ensure!(rights == (true, false, true, false), "late text has rights {rights:?}");
-    // SAFETY: the bytes are a function of that type.
-    let function: extern "C" fn(Right) -> u64 =
-        unsafe { core::mem::transmute(base + LATE_FUNCTION as u64) };
-    ensure!(ktest_late_call(add_one) == 0, "wrong target at boot");
-    LATE_CALL.update(Callee::Function(function)).map_err(|anomaly| format!("{anomaly}"))?;
-    ensure!(ktest_late_call(add_one) == 42, "late text does not call");
-    // A failed check of late text is found in its own table.
-    let target = wrong as *const () as u64;
-    let report = expect_cfi_failure(|| _ = ktest_late_call(forged(target)));
-    let report = report.ok_or("no failed check in late text")?;
-    ensure!(report.site == base + LATE_CHECK as u64, "{report}: wrong site");
-    ensure!(report.target == target, "{report}: wrong target");
-    LATE_CALL.update(Callee::Function(call_it)).map_err(|anomaly| format!("{anomaly}"))?;
-    Ok(())
-}
-
-fn late_text_refuses() -> Result<(), String> {
-    let hash = hash_of(add_one as *const () as u64).ok_or("no hash for the function")?;
-    let mut code = late_code(hash);
-    code[LATE_CHECK + 10] = 0x75;
-    let piece = Piece { code: &code, checks: &[(LATE_CHECK, hash)], functions: &[] };
-    let result = late_text::load(&piece);
-    ensure!(result == Err(Refused::Malformed), "a wrong check was loaded: {result:?}");
-    let huge = Piece { code: &[0xcc; 0x10001], checks: &[], functions: &[] };
-    let result = late_text::load(&huge);
-    ensure!(result == Err(Refused::NoRoom), "too much was loaded: {result:?}");
     Ok(())
 }
