@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 tests!("channels":
     pipe_moves_bytes, pipe_atomic_writes, pipe_full_and_empty, pipe_hangup, pipe_size,
+    pipe_opened_again, fifo_hangup,
     pipe_splice_tee_vmsplice, pipe_big_transfer, pipe_packet_mode, pipe_reader_blocks,
     eventfd_counts, eventfd_semaphore, eventfd_limits, eventfd_blocks, timerfd_expires,
     timerfd_interval_and_gettime, timerfd_rules, epoll_level, epoll_edge, epoll_oneshot,
@@ -91,6 +92,39 @@ fn pipe_hangup() {
     let mut p = pollfd { fd: w, events: POLLOUT, revents: 0 };
     sc!(SYS_poll, &raw mut p, 1, -1i32).is(1);
     assert_eq!(p.revents, POLLOUT | POLLERR);
+}
+
+/// Through /proc a pipe is opened again without waiting for an other end, as `<(command)` does.
+fn pipe_opened_again() {
+    let (r, w) = pipe();
+    write(w, b"left");
+    close(w);
+    let again = open(&format!("/proc/self/fd/{r}"), O_RDONLY).fd();
+    assert_eq!(read(again, 9), b"left");
+    assert_eq!(read(again, 9), b"");
+    close(again);
+    let w = open(&format!("/proc/self/fd/{r}"), O_WRONLY).fd();
+    write(w, b"more");
+    assert_eq!(read(r, 9), b"more");
+}
+
+/// A reader that came when there was a writer sees it go, though none came since.
+fn fifo_hangup() {
+    let name = format!("/tmp/limen-fifo-{}", std::process::id());
+    let path = std::ffi::CString::new(name.as_str()).unwrap();
+    sc!(SYS_mknod, path.as_ptr(), S_IFIFO | 0o600, 0).is(0);
+    let early = open(&name, O_RDONLY | O_NONBLOCK).fd();
+    let mut p = pollfd { fd: early, events: POLLIN, revents: 0 };
+    sc!(SYS_poll, &raw mut p, 1, 0).is(0);
+    let w = open(&name, O_WRONLY).fd();
+    let late = open(&name, O_RDONLY).fd();
+    close(w);
+    for fd in [early, late] {
+        let mut p = pollfd { fd, events: POLLIN, revents: 0 };
+        sc!(SYS_poll, &raw mut p, 1, -1i32).is(1);
+        assert_eq!(p.revents, POLLHUP);
+    }
+    sc!(SYS_unlink, path.as_ptr()).is(0);
 }
 
 fn pipe_size() {

@@ -281,9 +281,9 @@ impl Pipe {
             if !self.is_empty() {
                 mask |= events::READABLE;
             }
-            // A FIFO that never had a writer since this end was opened is waiting, not at its end.
-            let had_writer =
-                self.writer_opens.load(Ordering::Relaxed) != end.writer_opens_at_open;
+            // A FIFO without a writer since this end was opened is waiting, not at its end.
+            let writer_opens = self.writer_opens.load(Ordering::Relaxed);
+            let had_writer = end.opened_before_writers != Some(writer_opens);
             if self.writers.load(Ordering::Acquire) == 0 && had_writer {
                 mask |= events::HUP;
             }
@@ -299,9 +299,10 @@ impl Pipe {
         mask
     }
 
-    /// Counts an open end. Returns how often the write end had been opened before.
-    fn open_end(&self, reads: bool, writes: bool) -> u32 {
+    /// Counts an open end. If nothing had the write end open, returns how often it had been.
+    fn open_end(&self, reads: bool, writes: bool) -> Option<u32> {
         let before = self.writer_opens.load(Ordering::SeqCst);
+        let no_writer = self.writers.load(Ordering::SeqCst) == 0;
         if reads {
             self.readers.fetch_add(1, Ordering::SeqCst);
             self.reader_opens.fetch_add(1, Ordering::SeqCst);
@@ -312,7 +313,7 @@ impl Pipe {
             self.writer_opens.fetch_add(1, Ordering::SeqCst);
             self.read_queue.wake_all(0);
         }
-        before
+        no_writer.then_some(before)
     }
 
     fn close_end(&self, end: &End) {
@@ -336,7 +337,10 @@ impl Pipe {
 impl Reopen for Pipe {
     fn reopen(self: Arc<Self>, flags: u32) -> Result<Arc<dyn FileOps>> {
         let inode = self.inode.get().and_then(Weak::upgrade).ok_or(Errno::ENXIO)?;
-        open_fifo(&self, inode, flags)
+        // Without a name there is no other end to wait for: what is closed stays closed.
+        let mode = flags & raw::O_ACCMODE;
+        let (reads, writes) = (mode != raw::O_WRONLY, mode != raw::O_RDONLY);
+        Ok(Arc::new(End::new(&self, inode, reads, writes)))
     }
 }
 
@@ -415,13 +419,14 @@ pub struct End {
     inode: Arc<dyn Inode>,
     reads: bool,
     writes: bool,
-    writer_opens_at_open: u32,
+    /// Opened while nobody wrote: how often the write end had been opened until then.
+    opened_before_writers: Option<u32>,
 }
 
 impl End {
     fn new(pipe: &Arc<Pipe>, inode: Arc<dyn Inode>, reads: bool, writes: bool) -> End {
-        let writer_opens_at_open = pipe.open_end(reads, writes);
-        End { pipe: pipe.clone(), inode, reads, writes, writer_opens_at_open }
+        let opened_before_writers = pipe.open_end(reads, writes);
+        End { pipe: pipe.clone(), inode, reads, writes, opened_before_writers }
     }
 
     /// The pipe behind it.
