@@ -16,6 +16,8 @@ use crate::Error;
 
 /// Generous: emulation, several VMs on a small host.
 const TIMEOUT_S: u32 = 60;
+/// Where programs start, here and there.
+const CWD: &str = "/tmp";
 
 #[derive(Deserialize)]
 struct Table {
@@ -98,7 +100,7 @@ fn one(context: &Context, app: &App) -> Summary {
         summary.failed = 1;
         return summary;
     }
-    let host = match ran(Command::new(&app.run[0]).args(&app.run[1..]), app) {
+    let host = match ran(Command::new(&app.run[0]).args(&app.run[1..]).current_dir(CWD), app) {
         Ok(host) => host,
         Err(error) => {
             println!("app {} on the host ... FAILED ({error})", app.name);
@@ -138,7 +140,7 @@ fn one(context: &Context, app: &App) -> Summary {
 fn vm(context: &Context, app: &App, smp: u8, pack: bool) -> Command {
     let mut command = Command::new(&context.limen);
     command.args(["run", "--memory", "1G", "--smp", &smp.to_string()]);
-    command.args(["--timeout", &TIMEOUT_S.to_string(), "--cwd", "/tmp"]);
+    command.args(["--timeout", &TIMEOUT_S.to_string(), "--cwd", CWD]);
     if pack {
         command.arg("--pack");
     }

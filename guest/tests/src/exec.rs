@@ -284,7 +284,12 @@ fn text_busy() {
     let exe = format!("/proc/{child}/exe");
     until(|| std::fs::read_link(&exe).is_ok_and(|e| e != before));
     open(&path, O_WRONLY).fails(ETXTBSY);
+    open(&path, O_RDWR | O_TRUNC).fails(ETXTBSY);
+    sc!(SYS_truncate, p.as_ptr(), 0).fails(ETXTBSY);
     sc!(SYS_kill, child, SIGKILL).is(0);
+    // A zombie runs nothing any more.
+    sc!(SYS_waitid, P_PID, child, 0, WEXITED | WNOWAIT, 0).is(0);
+    close(open(&path, O_RDWR).fd());
     wait_signal(child, SIGKILL);
     let fd = open(&path, O_WRONLY).fd();
     assert_eq!(try_exec(&path), ETXTBSY, "a file open for writing cannot be executed");

@@ -21,6 +21,7 @@ tests!("memory":
     map_populate, zero_page_mapping, prot_none_reserve_commit, file_offset_mapping,
     partial_last_page_is_zero, mmap_write_needs_rights, fork_keeps_layout, growsdown_guard,
     handler_can_repair_fault, membarrier_query, process_vm_reads_child,
+    process_vm_moves_pieces,
 );
 
 const RW: i32 = PROT_READ | PROT_WRITE;
@@ -656,6 +657,32 @@ fn membarrier_query() {
     sc!(SYS_membarrier, 3, 0, 0).fails(EINVAL);
 }
 
+fn process_vm_moves_pieces() {
+    // Two pages on the other side, of which the second may not be touched.
+    let p = anon(2 * PAGE);
+    sc!(SYS_mprotect, p as usize + PAGE, PAGE, PROT_NONE).is(0);
+    let child = fork(|| {
+        loop {
+            let _ = sc!(SYS_pause);
+        }
+    });
+    let text = *b"abcdef";
+    let local = [[text.as_ptr() as usize, 2], [text.as_ptr() as usize + 2, 4]];
+    let remote = [[p as usize + 10, 3], [p as usize + PAGE - 2, 3]];
+    let arrays = (local.as_ptr(), remote.as_ptr());
+    // Five bytes fit before the page that may not be written.
+    sc!(SYS_process_vm_writev, child, arrays.0, 2, arrays.1, 2, 0).is(5);
+    let mut back = [0u8; 6];
+    let into = [[back.as_mut_ptr() as usize, 6]];
+    sc!(SYS_process_vm_readv, child, into.as_ptr(), 1, remote.as_ptr(), 2, 0).is(5);
+    assert_eq!(&back, b"abcde\0");
+    let none = [[p as usize + PAGE, 1]];
+    sc!(SYS_process_vm_readv, child, into.as_ptr(), 1, none.as_ptr(), 1, 0).fails(EFAULT);
+    sc!(SYS_process_vm_writev, child, arrays.0, 1, none.as_ptr(), 1, 0).fails(EFAULT);
+    sc!(SYS_kill, child, SIGKILL).is(0);
+    wait_signal(child, SIGKILL);
+}
+
 fn process_vm_reads_child() {
     let p = anon(PAGE);
     let w = shared();
@@ -674,6 +701,8 @@ fn process_vm_reads_child() {
     assert_eq!(b, 77);
     let bad = [0usize, 1];
     sc!(SYS_process_vm_readv, child, local.as_ptr(), 1, bad.as_ptr(), 1, 0).fails(EFAULT);
+    sc!(SYS_process_vm_readv, child, local.as_ptr(), 1, remote.as_ptr(), 1, 1).fails(EINVAL);
+    sc!(SYS_process_vm_readv, i32::MAX, local.as_ptr(), 1, remote.as_ptr(), 1, 0).fails(ESRCH);
     sc!(SYS_kill, child, SIGKILL).is(0);
     wait_signal(child, SIGKILL);
 }

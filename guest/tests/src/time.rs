@@ -12,6 +12,7 @@ tests!("time":
     monotonic_across_cpus, nanosleep_is_not_early, clock_nanosleep_absolute, sleep_errors,
     posix_timer_signals, posix_timer_overrun_and_gettime, posix_timer_errors, itimer_real,
     itimer_virtual, gettimeofday_and_time, times_and_rusage, settime_needs_rights,
+    adjtimex_answers,
 );
 
 fn now(clock: i32) -> i128 {
@@ -253,4 +254,18 @@ fn settime_needs_rights() {
     });
     let ts = timespec { tv_sec: 1, tv_nsec: 0 };
     sc!(SYS_clock_settime, CLOCK_MONOTONIC, &raw const ts).fails(EINVAL);
+}
+
+/// `struct timex` begins with modes, offset, …; nothing is left of corrections that nobody made.
+fn adjtimex_answers() {
+    const TIME_ERROR: usize = 5;
+    const ADJ_OFFSET_SS_READ: u64 = 0xa001;
+    let mut timex = [0u64; 26];
+    let state = sc!(SYS_adjtimex, timex.as_mut_ptr()).must();
+    assert!(state <= TIME_ERROR, "{state}");
+    assert!((9_000..=11_000).contains(&timex[11]), "ticks of about 10 ms: {}", timex[11]);
+    timex[0] = ADJ_OFFSET_SS_READ;
+    assert!(sc!(SYS_adjtimex, timex.as_mut_ptr()).must() <= TIME_ERROR);
+    assert_eq!(timex[1], 0);
+    sc!(SYS_adjtimex, 8).fails(EFAULT);
 }

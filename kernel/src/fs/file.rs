@@ -12,6 +12,7 @@ use machine::sync::SpinLock;
 
 use super::{FileOps, Inode, inotify, locks};
 use super::path::Location;
+use super::text_busy::WriteAccess;
 use crate::sync::Mutex;
 
 /// A file descriptor.
@@ -35,6 +36,8 @@ pub struct File {
     is_watched: AtomicBool,
     /// Who gets signals about it (F_SETOWN).
     pub owner: AtomicI32,
+    /// Keeps a regular file that may be written to from being executed.
+    _write_access: Option<WriteAccess>,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -47,6 +50,17 @@ impl File {
     /// A new description with open(2)'s `flags`.
     #[must_use]
     pub fn new(ops: Arc<dyn FileOps>, flags: u32, location: Option<Location>) -> Arc<File> {
+        Self::with_access(ops, flags, location, None)
+    }
+
+    /// As [`File::new`], for a regular file that may be written to.
+    #[must_use]
+    pub fn with_access(
+        ops: Arc<dyn FileOps>,
+        flags: u32,
+        location: Option<Location>,
+        write_access: Option<WriteAccess>,
+    ) -> Arc<File> {
         Arc::new(File {
             ops,
             location,
@@ -55,6 +69,7 @@ impl File {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             is_watched: AtomicBool::new(false),
             owner: AtomicI32::new(0),
+            _write_access: write_access,
         })
     }
 

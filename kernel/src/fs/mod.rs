@@ -38,6 +38,7 @@ pub mod pseudo;
 pub mod special;
 pub mod syscalls;
 pub mod sys;
+pub mod text_busy;
 pub mod tmpfs;
 pub mod tree;
 
@@ -206,6 +207,10 @@ pub trait Inode: Send + Sync + Any {
     }
     /// The contents of a regular file, for reading, writing, executing and mapping.
     fn page_cache(&self) -> Option<Arc<PageCache>> {
+        None
+    }
+    /// Who writes to a regular file, or runs it; None where neither keeps the other out.
+    fn writer_count(&self) -> Option<&text_busy::WriterCount> {
         None
     }
     /// Whether its contents may not be changed through shared mappings any more (F_SEAL_WRITE).

@@ -10,6 +10,7 @@ use abi::{Errno, Result, general as raw};
 
 use super::path::{Context, Last, Location, Walk, walk};
 use super::permission::{self, EXECUTE, READ, WRITE};
+use super::text_busy::WriteAccess;
 use super::{File, FileType, SetAttributes, inotify, tree};
 
 /// Flags that open(2) knows; others are ignored by it and refused by openat2(2).
@@ -68,7 +69,8 @@ pub fn open(context: &Context, dirfd: i32, path: &[u8], how: &How) -> Result<Arc
     if flags & TMPFILE_BIT != 0 {
         let directory = walk.finish()?;
         let location = tree::make_unnamed(context, &directory, how.mode)?;
-        return open_inode(location, flags);
+        let access = write_access(&location, flags)?;
+        return open_inode(location, flags, access);
     }
     if flags & raw::O_CREAT != 0 {
         return open_or_create(context, walk, how);
@@ -117,20 +119,37 @@ pub fn open_location(
 ) -> Result<Arc<File>> {
     if !created {
         check(context, &location, flags)?;
+    }
+    let access = write_access(&location, flags)?;
+    if !created {
         if flags & raw::O_TRUNC != 0 && location.file_type() == FileType::Regular {
             let changes = SetAttributes { size: Some(0), ..SetAttributes::default() };
             location.inode().set_attributes(&changes)?;
             inotify::event(&location.dentry, raw::IN_MODIFY);
         }
     }
-    open_inode(location, flags)
+    open_inode(location, flags, access)
 }
 
-fn open_inode(location: Location, flags: u32) -> Result<Arc<File>> {
+/// The right to write to a regular file that nobody executes.
+fn write_access(location: &Location, flags: u32) -> Result<Option<WriteAccess>> {
+    let writes = matches!(flags & raw::O_ACCMODE, raw::O_WRONLY | raw::O_RDWR);
+    if writes && location.file_type() == FileType::Regular {
+        WriteAccess::new(location.inode().clone()).map(Some)
+    } else {
+        Ok(None)
+    }
+}
+
+fn open_inode(
+    location: Location,
+    flags: u32,
+    access: Option<WriteAccess>,
+) -> Result<Arc<File>> {
     let operations = location.inode().clone().open(flags)?;
     let kept = flags & !(raw::O_NOCTTY | raw::O_TRUNC);
     inotify::event(&location.dentry, raw::IN_OPEN);
-    Ok(File::new(operations, kept, Some(location)))
+    Ok(File::with_access(operations, kept, Some(location), access))
 }
 
 /// Whether the caller may open the object this way.
@@ -193,5 +212,5 @@ pub fn open_executable(
         return Err(Errno::EACCES);
     }
     permission::check(location.inode().as_ref(), EXECUTE, &context.credentials)?;
-    open_inode(location, raw::O_RDONLY | raw::O_LARGEFILE)
+    open_inode(location, raw::O_RDONLY | raw::O_LARGEFILE, None)
 }

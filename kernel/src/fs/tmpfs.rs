@@ -23,6 +23,7 @@ use super::{
     DirEntry, File, FileOps, FileSystem, FileType, Inode, Metadata, NewObject, SetAttributes,
     Statistics, permission, special,
 };
+use super::text_busy::WriterCount;
 use crate::io::{Sink, Source};
 use crate::mm::page_cache::PageCache;
 use crate::sync::Mutex;
@@ -195,6 +196,8 @@ struct Regular {
     cache: Arc<PageCache>,
     /// Held while contents are written or resized.
     writing: Mutex<()>,
+    /// Who writes to it, or runs it.
+    writers: WriterCount,
     /// fcntl(2)'s F_SEAL bits.
     seals: AtomicU32,
     /// Pages charged to the file system.
@@ -234,6 +237,7 @@ impl TmpInode {
             FileType::Regular => Content::Regular(Regular {
                 cache: PageCache::new(None, 0),
                 writing: Mutex::new(()),
+                writers: WriterCount::default(),
                 seals: AtomicU32::new(raw::F_SEAL_SEAL),
                 charged: AtomicUsize::new(0),
             }),
@@ -639,6 +643,13 @@ impl Inode for TmpInode {
         match &self.content {
             Content::Symlink(target) => Ok(target.to_vec()),
             _ => Err(Errno::EINVAL),
+        }
+    }
+
+    fn writer_count(&self) -> Option<&WriterCount> {
+        match &self.content {
+            Content::Regular(regular) => Some(&regular.writers),
+            _ => None,
         }
     }
 

@@ -26,6 +26,25 @@ impl Mm {
         })
     }
 
+    /// How many of the `len` bytes from `address` on the program itself may read, or write. EFAULT
+    /// if it is none.
+    pub fn accessible(&self, address: u64, len: usize, write: bool) -> Result<usize> {
+        self.with(|inner| {
+            let end = address.checked_add(len as u64).ok_or(Errno::EFAULT)?;
+            let mut at = address;
+            while at < end
+                && let Some((_, vma)) = inner.find(at)
+                && (if write { vma.prot.write } else { vma.prot.read })
+            {
+                at = vma.end;
+            }
+            match at.min(end) - address {
+                0 if len > 0 => Err(Errno::EFAULT),
+                bytes => Ok(bytes as usize),
+            }
+        })
+    }
+
     fn each_page(
         &self,
         address: u64,

@@ -243,12 +243,39 @@ const STA_UNSYNC: i32 = 0x40;
 const TIME_ERROR: u64 = 5;
 const MAX_ERROR_US: i64 = 16_000_000;
 
+/// Parts of `modes` (adjtimex(2)).
+const ADJ_SETOFFSET: u32 = 0x100;
+const ADJ_NANO: u32 = 0x2000;
+const ADJ_OFFSET_SINGLESHOT: u32 = 0x8001;
+const ADJ_OFFSET_SS_READ: u32 = 0xa001;
+
+/// A span with its sign in the seconds and parts of a second of `unit_ns` each. None if it does not
+/// fit, or is not normalised.
+fn span_ns(time: TimeVal, unit_ns: i64) -> Option<i64> {
+    let parts_ns = time.usec.checked_mul(unit_ns).filter(|ns| (0..1_000_000_000).contains(ns))?;
+    time.sec.checked_mul(1_000_000_000)?.checked_add(parts_ns)
+}
+
+/// Moves the wall clock. None: further than a number of nanoseconds can tell.
+fn step_clock(by_ns: Option<i64>) -> Result<()> {
+    may_set_time()?;
+    let ns = by_ns.and_then(|by| realtime_ns().checked_add_signed(by)).ok_or(Errno::EINVAL)?;
+    set_wall_clock(ns).map(|_| ())
+}
+
 fn adjust(address: u64) -> Result<u64> {
     let asked = UserPtr::<Timex>::new(address).read()?;
-    if asked.modes != 0 {
-        may_set_time()?;
-        // Limen does not steer its clock: a host does that for its guests.
-        return Err(Errno::EINVAL);
+    match asked.modes {
+        // What is left of an earlier correction: nothing, since corrections are made at once.
+        0 | ADJ_OFFSET_SS_READ => {}
+        ADJ_OFFSET_SINGLESHOT => step_clock(asked.offset.checked_mul(1000))?,
+        ADJ_SETOFFSET => step_clock(span_ns(asked.time, 1000))?,
+        modes if modes == ADJ_SETOFFSET | ADJ_NANO => step_clock(span_ns(asked.time, 1))?,
+        _ => {
+            may_set_time()?;
+            // Limen does not steer its clock: a host does that for its guests.
+            return Err(Errno::EINVAL);
+        }
     }
     let answer = Timex {
         max_error: MAX_ERROR_US,

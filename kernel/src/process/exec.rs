@@ -14,6 +14,7 @@ use machine::paging::{Prot, USER_END};
 use super::elf::{Elf, Mapped, read_exact};
 use super::{Credentials, LIMIT_STACK};
 use crate::fs::File;
+use crate::fs::text_busy::WriteDenial;
 use crate::mm::{Mm, PAGE, Vma};
 use crate::random;
 use crate::sched::current;
@@ -23,6 +24,8 @@ use crate::sched::current;
 pub struct Program {
     /// The executable; for /proc/PID/exe.
     pub file: Option<Arc<File>>,
+    /// Nobody may write to it; shared with the children that run the same program.
+    pub denial: Option<Arc<WriteDenial>>,
     /// Path it was started by.
     pub path: Vec<u8>,
     /// Addresses of the argument strings on the stack: start, end.
@@ -81,7 +84,7 @@ const STACK_GAP_MIN: u64 = 128 << 20;
 /// Builds the address space of a program. ENOEXEC, E2BIG, ENOMEM, ELIBBAD, EACCES …
 pub fn load(mut request: Request<'_>) -> Result<Image> {
     let name = program_name(&request.path);
-    let elf = resolve_scripts(&mut request)?;
+    let (elf, denial) = resolve_scripts(&mut request)?;
     let mm = Mm::new()?;
     let stack_top = (USER_END - PAGE - random::below(1 << 22) * PAGE) & !(PAGE - 1);
     let gap = request.stack_limit.clamp(STACK_GAP_MIN, USER_END / 6 * 5);
@@ -105,7 +108,8 @@ pub fn load(mut request: Request<'_>) -> Result<Image> {
         (inner.layout.brk_start, inner.layout.brk) = (start, start);
     });
     let vdso = crate::vdso::map(&mm)?;
-    let (rsp, program) = build_stack(&mm, &request, stack_top, &main, interpreter.as_ref(), vdso)?;
+    let (rsp, mut program) = build_stack(&mm, &request, stack_top, &main, interpreter.as_ref(), vdso)?;
+    program.denial = Some(Arc::new(denial));
     let rip = interpreter.map_or(main.entry, |interpreter| interpreter.entry);
     // An entry point outside user space is the program's first fault, not a reason to refuse it.
     Ok(Image { mm, regs: first_registers(rip, rsp), program, name })
@@ -136,13 +140,14 @@ fn program_name(path: &[u8]) -> [u8; 16] {
 }
 
 /// Follows `#!` lines until an ELF file is found; rewrites path, file and arguments on the way.
-fn resolve_scripts(request: &mut Request<'_>) -> Result<Elf> {
+fn resolve_scripts(request: &mut Request<'_>) -> Result<(Elf, WriteDenial)> {
     for _ in 0..=MAX_SCRIPT_DEPTH {
+        let denial = WriteDenial::new(request.file.inode())?;
         let cache = request.file.ops().inode().page_cache().ok_or(Errno::EACCES)?;
         let mut start = [0u8; 2];
         read_exact(&cache, 0, &mut start)?;
         if start != *b"#!" {
-            return Elf::read(request.file.clone(), cache);
+            return Ok((Elf::read(request.file.clone(), cache)?, denial));
         }
         let mut line = [0u8; MAX_SCRIPT_LINE];
         let len = cache.read(2, &mut crate::io::Sink::kernel(&mut line))?;
@@ -180,6 +185,7 @@ fn map_interpreter(
     open: &dyn Fn(&[u8]) -> Result<Arc<File>>,
 ) -> Result<Mapped> {
     let file = open(path)?;
+    let _denial = WriteDenial::new(file.inode())?;
     let cache = file.ops().inode().page_cache().ok_or(Errno::EACCES)?;
     let as_libbad = |error| if error == Errno::ENOEXEC { Errno::ELIBBAD } else { error };
     Elf::read(file, cache).and_then(|elf| elf.map(mm, None)).map_err(as_libbad)
@@ -241,6 +247,7 @@ fn build_stack(
     mm.write(rsp, zerocopy::IntoBytes::as_bytes(words.as_slice()))?;
     let program = Program {
         file: Some(request.file.clone()),
+        denial: None,
         path: request.path.clone(),
         arguments: (base, arguments_end),
         environment: (arguments_end, environment_end),

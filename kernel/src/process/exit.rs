@@ -112,6 +112,9 @@ fn end_process(process: &Arc<Process>, status: i32) {
         process.past_counts.lock().add_memory(mm);
     }
     drop(mm);
+    // A zombie runs nothing: its file may be written to.
+    let program = core::mem::take(&mut *process.program.lock());
+    drop(program);
     release_vfork_parent(process);
     let files = core::mem::replace(&mut *process.files.lock(), Arc::new(FdTable::new()));
     drop(files);

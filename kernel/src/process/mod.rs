@@ -46,6 +46,7 @@ pub mod system;
 pub mod timers;
 pub mod usage;
 pub mod user_ids;
+pub mod vm_transfer;
 pub mod wait;
 
 pub use credentials::{ALL_CAPABILITIES, Credentials};

@@ -225,6 +225,8 @@ fn dispatch(regs: &mut PtRegs, number: u64, a: &Args) -> Result<u64> {
         nr::__NR_pidfd_open => process::pidfd::pidfd_open(a),
         nr::__NR_pidfd_send_signal => process::pidfd::pidfd_send_signal(a),
         nr::__NR_pidfd_getfd => process::pidfd::pidfd_getfd(a),
+        nr::__NR_process_vm_readv => process::vm_transfer::process_vm_readv(a),
+        nr::__NR_process_vm_writev => process::vm_transfer::process_vm_writev(a),
         nr::__NR_getrlimit => process::limits::getrlimit(a),
         nr::__NR_setrlimit => process::limits::setrlimit(a),
         nr::__NR_prlimit64 => process::limits::prlimit64(a),

@@ -13,6 +13,7 @@ use super::super::special;
 use super::super::{
     DirEntry, FileOps, FileSystem, FileType, Inode, Metadata, NewObject, SetAttributes,
 };
+use super::super::text_busy::WriterCount;
 use super::file::NinepFile;
 use super::{Fid, NinepFs};
 use crate::mm::page_cache::PageCache;
@@ -41,6 +42,8 @@ pub struct NinepInode {
     pub(super) cache: Once<Arc<PageCache>>,
     /// Held while data changes.
     pub(super) writing: Mutex<()>,
+    /// Who writes to it, or runs it.
+    writer_count: WriterCount,
     /// Bytes written since the last write-back.
     pub(super) dirty_bytes: AtomicUsize,
     /// Open files that can write.
@@ -106,6 +109,7 @@ impl NinepInode {
             writer: SpinLock::new(None),
             cache: Once::new(),
             writing: Mutex::new(()),
+            writer_count: WriterCount::default(),
             dirty_bytes: AtomicUsize::new(0),
             writers: AtomicUsize::new(0),
             orphan: AtomicBool::new(false),
@@ -444,6 +448,10 @@ impl Inode for NinepInode {
             return Err(Errno::EINVAL);
         }
         self.fid().read_link()
+    }
+
+    fn writer_count(&self) -> Option<&WriterCount> {
+        Some(&self.writer_count)
     }
 
     fn page_cache(&self) -> Option<Arc<PageCache>> {

@@ -13,6 +13,7 @@ use machine::sync::SpinLock;
 use super::super::{
     DirEntry, FileOps, FileSystem, FileType, Inode, Metadata, NewObject, SetAttributes, special,
 };
+use super::super::text_busy::WriterCount;
 use super::OverlayFs;
 use super::data::{Data, OverlayFile};
 use super::directory::{Entries, Entry};
@@ -48,6 +49,8 @@ pub struct Node {
     pub(super) data: SpinLock<Option<Arc<Data>>>,
     /// Held while contents change.
     pub(super) writing: Mutex<()>,
+    /// Who writes to it, or runs it.
+    writers: WriterCount,
     /// For directories.
     pub(super) entries: SpinLock<Entries>,
     /// For symbolic links made here.
@@ -76,6 +79,7 @@ impl Node {
                 xattrs: SpinLock::new(None),
                 data: SpinLock::new(None),
                 writing: Mutex::new(()),
+                writers: WriterCount::default(),
                 entries: SpinLock::new(Entries::default()),
                 target: Box::default(),
             };
@@ -289,6 +293,10 @@ impl Inode for Node {
             Some(lower) => lower.read_link(),
             None => Ok(self.target.to_vec()),
         }
+    }
+
+    fn writer_count(&self) -> Option<&WriterCount> {
+        Some(&self.writers)
     }
 
     fn page_cache(&self) -> Option<Arc<PageCache>> {

@@ -10,6 +10,7 @@ use super::{CWD, file, resolve_at};
 use crate::fs::path::{Context, Location};
 use crate::fs::permission::{self, WRITE, capability, is_owner};
 use crate::fs::{File, FileType, Metadata, SetAttributes, inotify};
+use crate::fs::text_busy::WriteAccess;
 use crate::process::Credentials;
 use crate::process::signal::send_to_current;
 use crate::sched::current;
@@ -275,6 +276,7 @@ pub fn truncate(a: &Args) -> Result<u64> {
     }
     location.mount.check_writable()?;
     permission::check(location.inode().as_ref(), WRITE, &context.credentials)?;
+    let _access = WriteAccess::new(location.inode().clone())?;
     resize(&location, size)
 }
 
