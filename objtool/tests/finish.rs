@@ -3,6 +3,7 @@
 
 use objtool::elf::Image;
 use objtool::{Error, FinishOptions, Form, Options, audit, finish};
+use text_patching::jump_label;
 use text_patching::preamble::{self, POISON};
 use text_patching::site_table::{SECTION, SiteTables};
 use text_patching::tail::Kind;
@@ -111,6 +112,62 @@ fn what_cannot_be_patched_fails_the_build() {
     let mut bad = SITES.to_vec();
     bad[usize::try_from(traps).unwrap()] ^= 1;
     assert!(refused(&bad).contains("trap entry"));
+}
+
+/// The fixture with [start, end) as its entry text: two of its symbols get the names and values that
+/// a linker script would give them.
+fn with_entry_text(start: u64, end: u64) -> Vec<u8> {
+    fn word(data: &[u8], at: usize) -> usize {
+        usize::try_from(u64::from_le_bytes(data[at..at + 8].try_into().unwrap())).unwrap()
+    }
+    const SECTION_HEADER: usize = 64;
+    const SYMBOL: usize = 24;
+    let mut data = SITES.to_vec();
+    let headers = word(&data, 0x28);
+    // .symtab is section 15 of the fixture, and .strtab the last one, 17.
+    let [symtab, strtab] = [15, 17].map(|index| headers + index * SECTION_HEADER);
+    let (old, size) = (word(&data, strtab + 24), word(&data, strtab + 32));
+    let mut names = data[old..old + size].to_vec();
+    let new = data.len();
+    for (symbol, (name, value)) in
+        [("__entry_text_start", start), ("__entry_text_end", end)].into_iter().enumerate()
+    {
+        let at = word(&data, symtab + 24) + (2 + symbol) * SYMBOL;
+        data[at..at + 4].copy_from_slice(&u32::try_from(names.len()).unwrap().to_le_bytes());
+        data[at + 8..at + 16].copy_from_slice(&value.to_le_bytes());
+        names.extend_from_slice(name.as_bytes());
+        names.push(0);
+    }
+    data[strtab + 24..strtab + 32].copy_from_slice(&(new as u64).to_le_bytes());
+    data[strtab + 32..strtab + 40].copy_from_slice(&(names.len() as u64).to_le_bytes());
+    data.extend(names);
+    data
+}
+
+#[test]
+fn entry_text_must_not_change_at_run_time() {
+    let image = Image::parse(SITES).unwrap();
+    let symbol = |name| image.symbol(name).unwrap();
+    let between = |from, to| with_entry_text(symbol(from), symbol(to));
+    let neither = between("twice", "__cfi_slow_path");
+    assert!(finish(&neither, &FinishOptions::default()).is_ok());
+    let call = between("with_call", "__cfi_with_tail");
+    assert!(refused(&call).contains("static call in entry text"));
+    let branch = between("with_branch", "__cfi_with_call");
+    assert!(refused(&branch).contains("static branch in entry text"));
+
+    // A key that keeps its value after boot may be there: all CPUs have seen it.
+    let table = image.section("__jump_table").unwrap();
+    let from = usize::try_from(table.file_offset).unwrap();
+    let mut after_init = branch;
+    for entry in (from..from + table.bytes.len()).step_by(jump_label::RAW_LEN) {
+        let flags = (jump_label::RO_AFTER_INIT >> 24).to_le_bytes()[0];
+        after_init[entry + 11] |= flags;
+    }
+    let data = finish(&after_init, &FinishOptions::default()).unwrap().data;
+    let image = Image::parse(&data).unwrap();
+    let tables = SiteTables::parse(image.section(SECTION).unwrap().bytes).unwrap();
+    assert!(tables.branches().iter().all(|branch| branch.ro_after_init && branch.key == 7));
 }
 
 #[test]
