@@ -122,6 +122,8 @@ fn first_program(
             open: &open,
         })
     });
+    // There is no process yet that a bad file could end.
+    let image = image.map_err(|error| if error == exec::FATAL { Errno::ENOEXEC } else { error });
     let image = match image {
         Ok(image) => image,
         Err(error) => {

@@ -57,9 +57,29 @@ fn info(pfn: u32) -> &'static FrameInfo {
 struct Buddy {
     heads: [u32; MAX_ORDER + 1],
     free_frames: usize,
+    /// Largest block it makes by merging.
+    max_order: usize,
 }
 
-static BUDDY: SpinLock<Buddy> = SpinLock::new(Buddy { heads: [0; MAX_ORDER + 1], free_frames: 0 });
+impl Buddy {
+    const fn new() -> Self {
+        Buddy { heads: [0; MAX_ORDER + 1], free_frames: 0, max_order: MAX_ORDER }
+    }
+}
+
+static BUDDY: SpinLock<Buddy> = SpinLock::new(Buddy::new());
+
+/// What only the kernel's heap may use, and only when `BUDDY` has nothing: a call that has begun
+/// must be able to end. It is one block, since programs would leave only scattered frames.
+static EMERGENCY: SpinLock<Buddy> = SpinLock::new(Buddy::new());
+/// First frame of that block, and the one behind it.
+static EMERGENCY_START: AtomicU32 = AtomicU32::new(0);
+static EMERGENCY_END: AtomicU32 = AtomicU32::new(0);
+
+fn is_emergency(pfn: u32) -> bool {
+    let start = EMERGENCY_START.load(Ordering::Relaxed);
+    (start..EMERGENCY_END.load(Ordering::Relaxed)).contains(&pfn)
+}
 
 impl Buddy {
     fn push(&mut self, pfn: u32, order: usize) {
@@ -98,18 +118,17 @@ impl Buddy {
             self.push(pfn + (1 << smaller), smaller);
         }
         self.free_frames -= 1 << order;
-        FREE_FRAMES.store(self.free_frames, Ordering::Relaxed);
         Some(pfn)
     }
 
     fn free(&mut self, mut pfn: u32, mut order: usize) {
         assert_eq!(info(pfn).state.load(Ordering::Relaxed) & FREE, 0, "frame freed twice");
         self.free_frames += 1 << order;
-        FREE_FRAMES.store(self.free_frames, Ordering::Relaxed);
-        while order < MAX_ORDER {
+        while order < self.max_order {
             let buddy = pfn ^ 1 << order;
             if buddy as usize >= INFO_COUNT.load(Ordering::Relaxed)
                 || info(buddy).state.load(Ordering::Relaxed) != FREE | order as u32
+                || is_emergency(buddy) != is_emergency(pfn)
             {
                 break;
             }
@@ -145,6 +164,7 @@ fn alloc_one() -> Option<u32> {
                     magazine.pfns[magazine.count] = pfn;
                     magazine.count += 1;
                 }
+                FREE_FRAMES.store(buddy.free_frames, Ordering::Relaxed);
             }
             magazine.count = magazine.count.checked_sub(1)?;
             Some(magazine.pfns[magazine.count])
@@ -163,6 +183,7 @@ fn free_one(pfn: u32) {
                     magazine.count -= 1;
                     buddy.free(magazine.pfns[magazine.count], 0);
                 }
+                FREE_FRAMES.store(buddy.free_frames, Ordering::Relaxed);
             }
             magazine.pfns[magazine.count] = pfn;
             magazine.count += 1;
@@ -170,10 +191,23 @@ fn free_one(pfn: u32) {
     }
 }
 
-/// Takes a naturally aligned block of `2^order` frames; contents undefined. Returns its frame
-/// number.
+fn with_buddy<R>(f: impl FnOnce(&mut Buddy) -> R) -> R {
+    let mut buddy = BUDDY.lock();
+    let result = f(&mut buddy);
+    FREE_FRAMES.store(buddy.free_frames, Ordering::Relaxed);
+    result
+}
+
+/// Takes a naturally aligned block of `2^order` frames for the kernel itself, from what is kept for
+/// it if need be; contents undefined. Returns its frame number.
 pub(crate) fn alloc_block(order: usize) -> Option<u32> {
-    if order == 0 { alloc_one() } else { BUDDY.lock().alloc(order) }
+    let block = if order == 0 { alloc_one() } else { with_buddy(|buddy| buddy.alloc(order)) };
+    block.or_else(|| EMERGENCY.lock().alloc(order))
+}
+
+/// A counter for the owner of an allocated frame: the heap counts free objects of a slab with it.
+pub(crate) fn owner_mark(pfn: u32) -> &'static AtomicU32 {
+    &info(pfn).next
 }
 
 /// Gives a block back.
@@ -181,7 +215,13 @@ pub(crate) fn alloc_block(order: usize) -> Option<u32> {
 /// # Safety
 /// The block came from [`alloc_block`] with the same order, and nothing refers to it any more.
 pub(crate) unsafe fn free_block(pfn: u32, order: usize) {
-    if order == 0 { free_one(pfn) } else { BUDDY.lock().free(pfn, order) }
+    if is_emergency(pfn) {
+        EMERGENCY.lock().free(pfn, order);
+    } else if order == 0 {
+        free_one(pfn);
+    } else {
+        with_buddy(|buddy| buddy.free(pfn, order));
+    }
 }
 
 /// Kernel address of a physical address.
@@ -339,15 +379,24 @@ impl Drop for Frame {
 /// Memory in frames: (all that the kernel manages, free). Free frames in the CPUs' magazines count
 /// as used, at most 64 for each CPU.
 pub fn usage() -> (usize, usize) {
-    (TOTAL_FRAMES.load(Ordering::Relaxed), BUDDY.lock().free_frames)
+    let kept = EMERGENCY.lock().free_frames;
+    (TOTAL_FRAMES.load(Ordering::Relaxed), BUDDY.lock().free_frames + kept)
 }
 
-/// Whether so little memory is left that only the kernel itself should take more: a 32nd, at most
-/// 8 MiB. Takes no lock.
+/// Least free frames for programs to get more: a 64th of all, at most 4 MiB. As much again is kept
+/// for the heap alone.
+static LEAST_FREE: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether so little memory is left that only the kernel itself should take more. Takes no lock.
 #[inline]
 pub fn is_short() -> bool {
-    let reserve = (TOTAL_FRAMES.load(Ordering::Relaxed) / 32).min(2048);
-    FREE_FRAMES.load(Ordering::Relaxed) < reserve
+    FREE_FRAMES.load(Ordering::Relaxed) < LEAST_FREE.load(Ordering::Relaxed)
+}
+
+/// Whether less than an eighth of all memory is free: what outlives the programs that made it, such
+/// as files in memory, must leave that. Takes no lock.
+pub fn is_low() -> bool {
+    FREE_FRAMES.load(Ordering::Relaxed) < TOTAL_FRAMES.load(Ordering::Relaxed) / 8
 }
 
 /// Sets up the records and frees all usable memory.
@@ -372,7 +421,21 @@ pub(crate) unsafe fn init(records: *mut u8, limit_pfn: usize, usable: &[(u64, u6
             pfn += 1 << order;
         }
     }
-    TOTAL_FRAMES.store(buddy.free_frames, Ordering::Relaxed);
+    let total = buddy.free_frames;
+    TOTAL_FRAMES.store(total, Ordering::Relaxed);
+    let least = (total / 64).clamp(1, 1024);
+    LEAST_FREE.store(least, Ordering::Relaxed);
+    // The largest block that is not more than that.
+    for order in (0..=least.ilog2() as usize).rev() {
+        let Some(pfn) = buddy.alloc(order) else { continue };
+        EMERGENCY_START.store(pfn, Ordering::Relaxed);
+        EMERGENCY_END.store(pfn + (1 << order), Ordering::Relaxed);
+        let mut emergency = EMERGENCY.lock();
+        emergency.max_order = order;
+        emergency.free(pfn, order);
+        break;
+    }
+    FREE_FRAMES.store(buddy.free_frames, Ordering::Relaxed);
 }
 
 /// Bytes that the records of `limit_pfn` frames take.

@@ -2,8 +2,8 @@
 //!
 //! Sizes up to 2 KiB are rounded to a class and served from a list that belongs to the CPU, without
 //! a lock; lists are refilled from, and drained to, one shared list for each class. Larger sizes
-//! are blocks of frames. Memory of a class stays in that class: simple, bounded by the peak, and
-//! there is nothing to search.
+//! are blocks of frames. Memory of a class stays in that class, so there is nothing to search;
+//! [`trim`] gives slabs that are not used back when memory is short.
 //!
 //! Every heap address lies in the direct map, so drivers may hand heap buffers to devices.
 
@@ -19,8 +19,8 @@ use crate::sync::{IrqGuard, SpinLock};
 const CLASSES: [usize; 9] = [16, 32, 64, 96, 128, 256, 512, 1024, 2048];
 /// A CPU's list that grows past this many bytes gives half of itself back.
 const CACHE_BYTES: usize = 32 * 1024;
-/// Frames of one slab: 2^1.
-const SLAB_ORDER: usize = 1;
+/// Frames of one slab: 2^0, so that scattered frames will do when memory is short.
+const SLAB_ORDER: usize = 0;
 
 struct Heap;
 
@@ -104,6 +104,7 @@ fn refill(class: usize, list: &mut FreeList) {
     let Some(pfn) = frame::alloc_block(SLAB_ORDER) else { return };
     let slab_bytes = PAGE_SIZE << SLAB_ORDER;
     SLAB_BYTES.fetch_add(slab_bytes, Ordering::Relaxed);
+    frame::owner_mark(pfn).store(0, Ordering::Relaxed);
     let base = phys_to_virt(u64::from(pfn) << PAGE_SHIFT);
     for i in 0..slab_bytes / CLASSES[class] {
         // SAFETY: the slab is ours, and the objects tile it without overlap.
@@ -161,6 +162,67 @@ unsafe impl GlobalAlloc for Heap {
         // SAFETY: interrupts are masked, and nothing in `give` allocates.
         unsafe { CACHES.get().with(give) };
     }
+}
+
+/// A slab all of whose objects are being given up; the rest of the mark counts those that still
+/// have to be met.
+const MARK_WHOLE: u32 = 1 << 31;
+
+/// Gives slabs of which no object is in use back to the frames. Slow: walks all free objects that
+/// are not cached by a CPU. Returns bytes.
+pub fn trim() -> usize {
+    (0..CLASSES.len()).map(trim_class).sum()
+}
+
+fn slab_of(object: *mut FreeObject) -> u32 {
+    (virt_to_phys(object.cast()) >> PAGE_SHIFT) as u32
+}
+
+/// Nobody else knows the objects of `list`, so a slab of which all are there is free.
+fn trim_class(class: usize) -> usize {
+    let whole = (PAGE_SIZE / CLASSES[class]) as u32;
+    let mut list = core::mem::replace(&mut *SHARED[class].lock(), FreeList::new());
+    let mut object = list.head;
+    while !object.is_null() {
+        frame::owner_mark(slab_of(object)).fetch_add(1, Ordering::Relaxed);
+        // SAFETY: a listed object is free memory that `push` initialised.
+        object = unsafe { (*object).next };
+    }
+    let (mut keep, mut last, mut freed) = (FreeList::new(), core::ptr::null_mut(), 0);
+    while let Some(object) = list.pop() {
+        let slab = slab_of(object);
+        let mark = frame::owner_mark(slab);
+        let count = mark.load(Ordering::Relaxed);
+        if count == whole || count & MARK_WHOLE != 0 {
+            let left = (count & !MARK_WHOLE) - 1;
+            mark.store(if left == 0 { 0 } else { left | MARK_WHOLE }, Ordering::Relaxed);
+            if left == 0 {
+                freed += PAGE_SIZE;
+                // SAFETY: all objects of the slab have been taken off the only list they were on.
+                unsafe { frame::free_block(slab, SLAB_ORDER) };
+            }
+            continue;
+        }
+        mark.store(0, Ordering::Relaxed);
+        last = if keep.head.is_null() { object } else { last };
+        // SAFETY: it came off a list of the same class.
+        unsafe { keep.push(object) };
+    }
+    let mut shared = SHARED[class].lock();
+    if !last.is_null() {
+        // SAFETY: `last` was pushed first, so it ends the list `keep`, which is ours.
+        unsafe { (*last).next = shared.head };
+        shared.head = keep.head;
+        shared.count += keep.count;
+    }
+    drop(shared);
+    SLAB_BYTES.fetch_sub(freed, Ordering::Relaxed);
+    freed
+}
+
+/// Bytes of free objects that [`trim`] may give back.
+pub fn idle_bytes() -> usize {
+    (0..CLASSES.len()).map(|class| SHARED[class].lock().count * CLASSES[class]).sum()
 }
 
 /// Bytes in slabs of small objects, used or cached.

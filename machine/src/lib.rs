@@ -49,4 +49,4 @@ pub mod uaccess;
 pub mod virtio;
 pub mod vdso;
 
-pub use heap::slab_bytes;
+pub use heap::{idle_bytes as heap_idle_bytes, slab_bytes, trim as trim_heap};

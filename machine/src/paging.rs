@@ -154,11 +154,19 @@ struct KernelTables {
     root: u64,
     mmio_next: u64,
     stack_slots: u64,
+    /// Stacks that no task uses.
     free_stacks: Vec<u64>,
+    /// Slots below `stack_slots` that have no memory.
+    bare_stacks: Vec<u64>,
 }
 
-static KERNEL: SpinLock<KernelTables> =
-    SpinLock::new(KernelTables { root: 0, mmio_next: MMIO_BASE, stack_slots: 0, free_stacks: Vec::new() });
+static KERNEL: SpinLock<KernelTables> = SpinLock::new(KernelTables {
+    root: 0,
+    mmio_next: MMIO_BASE,
+    stack_slots: 0,
+    free_stacks: Vec::new(),
+    bare_stacks: Vec::new(),
+});
 static KERNEL_ROOT: Once<u64> = Once::new();
 
 fn new_table_frame() -> Option<u64> {
@@ -264,31 +272,45 @@ pub(crate) struct KernelStack {
     base: u64,
 }
 
+const STACK_PAGES: usize = KERNEL_STACK_SIZE / PAGE_SIZE;
+/// Unused stacks that [`trim_stacks`] leaves, and most that it frees at once.
+const STACKS_KEPT: usize = 64;
+
 impl KernelStack {
     pub(crate) fn new() -> Result<KernelStack, OutOfMemory> {
         let mut kernel = KERNEL.lock();
         if let Some(base) = kernel.free_stacks.pop() {
             return Ok(KernelStack { base });
         }
-        if kernel.stack_slots == 65536 {
-            return Err(OutOfMemory);
-        }
-        let base = VMAP_BASE + kernel.stack_slots * STACK_SLOT + STACK_SLOT
-            - KERNEL_STACK_SIZE as u64;
+        let base = match kernel.bare_stacks.last() {
+            Some(&base) => base,
+            None if kernel.stack_slots == 65536 => return Err(OutOfMemory),
+            None => {
+                VMAP_BASE + kernel.stack_slots * STACK_SLOT + STACK_SLOT - KERNEL_STACK_SIZE as u64
+            }
+        };
         let root = kernel.root;
-        for page in 0..(KERNEL_STACK_SIZE / PAGE_SIZE) as u64 {
-            let frame = Frame::alloc_zeroed()?;
-            let phys = frame.phys();
-            let va = base + page * PAGE_SIZE as u64;
-            map_kernel(root, va, phys, WRITE | NO_EXECUTE | global(), &mut new_table_frame)?;
-            // The stack keeps its frames for ever; a failure above leaks at most three of them.
-            frame.into_raw();
+        // All frames first, so that a failure leaves at most page tables behind.
+        let mut frames = [const { None }; STACK_PAGES];
+        for frame in &mut frames {
+            *frame = Some(Frame::alloc_zeroed()?);
         }
-        kernel.stack_slots += 1;
+        for (page, frame) in frames.iter().flatten().enumerate() {
+            let va = base + (page * PAGE_SIZE) as u64;
+            let flags = WRITE | NO_EXECUTE | global();
+            // A slot lies in one lowest table: if the first page can be mapped, so can the others.
+            map_kernel(root, va, frame.phys(), flags, &mut new_table_frame)?;
+        }
+        let _ = frames.map(|frame| frame.map(Frame::into_raw));
+        if kernel.bare_stacks.pop().is_none() {
+            kernel.stack_slots += 1;
+        }
         // Room for every stack there is, so that returning one never allocates.
         let slots = kernel.stack_slots as usize;
         let missing = slots.saturating_sub(kernel.free_stacks.len());
         kernel.free_stacks.reserve(missing);
+        let missing = slots.saturating_sub(kernel.bare_stacks.len());
+        kernel.bare_stacks.reserve(missing);
         Ok(KernelStack { base })
     }
 
@@ -302,6 +324,56 @@ impl Drop for KernelStack {
     fn drop(&mut self) {
         KERNEL.lock().free_stacks.push(self.base);
     }
+}
+
+/// Gives the memory of unused stacks back. Returns how many there were; call again until it is 0.
+pub fn trim_stacks() -> usize {
+    let mut bases = [0; STACKS_KEPT];
+    let mut count = 0;
+    {
+        let mut kernel = KERNEL.lock();
+        while count < bases.len() && kernel.free_stacks.len() > STACKS_KEPT {
+            bases[count] = kernel.free_stacks.pop().expect("more than are kept");
+            count += 1;
+        }
+    }
+    if count == 0 {
+        return 0;
+    }
+    let pages = || {
+        let of_stack = |&base: &u64| {
+            (0..STACK_PAGES).map(move |page| base + (page * PAGE_SIZE) as u64)
+        };
+        bases[..count].iter().flat_map(of_stack)
+    };
+    let root = kernel_root();
+    let entry_of = |va: u64| {
+        let mut table = Table::at(root);
+        for level in (1..=3).rev() {
+            table = Table::at(table.get(index(va, level)));
+        }
+        table
+    };
+    // Not present any more, the frame still noted: nobody uses these slots until they are bare.
+    for va in pages() {
+        let table = entry_of(va);
+        table.set(index(va, 0), table.get(index(va, 0)) & !PRESENT);
+    }
+    tlb::flush_kernel();
+    for va in pages() {
+        let table = entry_of(va);
+        let pfn = (table.get(index(va, 0)) & ADDRESS) >> PAGE_SHIFT;
+        table.set(index(va, 0), 0);
+        // SAFETY: `new` gave the stack this reference; no table and no TLB leads to it any more.
+        drop(unsafe { Frame::from_raw(pfn as u32) });
+    }
+    KERNEL.lock().bare_stacks.extend_from_slice(&bases[..count]);
+    count
+}
+
+/// Bytes in stacks that no task uses.
+pub fn idle_stack_bytes() -> usize {
+    KERNEL.lock().free_stacks.len() * KERNEL_STACK_SIZE
 }
 
 /// Whether `address` lies in the guard of a kernel stack slot.
@@ -998,6 +1070,19 @@ impl PageTable {
     /// Makes every CPU forget all translations of this space.
     pub fn flush(&self) {
         self.space.tlb.flush(0, u64::MAX >> PAGE_SHIFT);
+    }
+
+    /// Number of frames that the tables themselves take.
+    pub fn count_tables(&self) -> u64 {
+        fn count(table: u64, level: u32, entries: core::ops::Range<usize>) -> u64 {
+            let below = |i| match Table::at(table).get(i) {
+                entry if entry & PRESENT == 0 || entry & LARGE != 0 => 0,
+                entry if level > 1 => count(entry & ADDRESS, level - 1, 0..ENTRIES),
+                _ => 1,
+            };
+            1 + entries.map(below).sum::<u64>()
+        }
+        count(self.space.root, 3, 0..ENTRIES / 2)
     }
 
     /// Number of mapped pages in `[start, end)`.

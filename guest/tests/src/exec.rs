@@ -14,7 +14,8 @@ tests!("exec":
     script_edge_cases, nested_scripts, execveat_forms, exec_from_memfd, comm_follows_exec,
     mappings_are_gone, text_busy, auxv_is_sane, stack_is_aligned_and_filled,
     elf_small_runs, elf_truncated, elf_bad_header, elf_bad_program_headers, elf_hostile_segments,
-    elf_bad_interpreter, elf_random_bytes, exec_failure_leaves_process,
+    elf_bad_interpreter, elf_random_bytes, elf_answers_as_linux, interpreter_loops, script_loops,
+    exec_failure_leaves_process,
 );
 
 fn self_c() -> std::ffi::CString {
@@ -335,7 +336,7 @@ fn stack_is_aligned_and_filled() {
     }
 }
 
-const BASE: u64 = 0x40_0000;
+pub const BASE: u64 = 0x40_0000;
 
 fn elf_with(code: &[u8]) -> Vec<u8> {
     let mut e = vec![0u8; 120];
@@ -362,7 +363,7 @@ fn elf_with(code: &[u8]) -> Vec<u8> {
 }
 
 /// exit(77)
-fn small_elf() -> Vec<u8> {
+pub fn small_elf() -> Vec<u8> {
     elf_with(&[0xbf, 77, 0, 0, 0, 0xb8, 60, 0, 0, 0, 0x0f, 0x05])
 }
 
@@ -378,7 +379,7 @@ fn patched(at: usize, bytes: &[u8]) -> Vec<u8> {
 }
 
 /// What executing these bytes gives: an errno or exit status, 1000 + signal.
-fn result(bytes: &[u8]) -> i32 {
+pub fn result(bytes: &[u8]) -> i32 {
     try_exec(&file_with("elf", 0o755, bytes))
 }
 
@@ -456,7 +457,7 @@ fn elf_bad_program_headers() {
     assert_ne!(survives(&patched(64, &0u32.to_le_bytes())), 77);
 }
 
-fn with_segments(segs: &[[u64; 8]]) -> Vec<u8> {
+pub fn with_segments(segs: &[[u64; 8]]) -> Vec<u8> {
     // type, flags, offset, vaddr, paddr, filesz, memsz, align
     let mut e = small_elf()[..64].to_vec();
     e[56..58].copy_from_slice(&(segs.len() as u16).to_le_bytes());
@@ -542,6 +543,47 @@ fn elf_random_bytes() {
             };
         }
         survives(&e);
+    }
+}
+
+fn elf_answers_as_linux() {
+    crate::elf_cases::check();
+}
+
+/// A program whose interpreter is itself, and two that are each other's: interpreters have no
+/// interpreter of their own (their PT_INTERP is not looked at), so they just start, at their entry.
+fn interpreter_loops() {
+    let d = dir();
+    let program = |name: &str, interpreter: &str| {
+        let good = [1u64, 7, 0, 0, 0, 8192, 8192, 0x1000];
+        let path = format!("{d}/{interpreter}\0");
+        let mut e = with_segments(&[good, [3, 4, 4096, 0, 0, path.len() as u64, path.len() as u64, 1]]);
+        e[16] = 3;
+        let entry = u64::from_le_bytes(e[24..32].try_into().unwrap()) - BASE;
+        e[24..32].copy_from_slice(&entry.to_le_bytes());
+        e[4096..4096 + path.len()].copy_from_slice(path.as_bytes());
+        let at = format!("{d}/{name}");
+        std::fs::write(&at, e).unwrap();
+        sc!(SYS_chmod, c(&at).as_ptr(), 0o755).is(0);
+        at
+    };
+    let (own, a, b) = (program("own", "own"), program("a", "b"), program("b", "a"));
+    for path in [own, a, b] {
+        assert_eq!(try_exec(&path), 77, "{path}");
+    }
+}
+
+fn script_loops() {
+    let d = dir();
+    let script = |name: &str, interpreter: &str| {
+        let at = format!("{d}/{name}");
+        std::fs::write(&at, format!("#!{d}/{interpreter} x\n")).unwrap();
+        sc!(SYS_chmod, c(&at).as_ptr(), 0o755).is(0);
+        at
+    };
+    let (own, a, b) = (script("own", "own"), script("a", "b"), script("b", "a"));
+    for path in [own, a, b] {
+        assert_eq!(try_exec(&path), ELOOP, "{path}");
     }
 }
 

@@ -1,13 +1,16 @@
-//! A system call fuzzer: every number, random and boundary arguments, from a printed seed.
+//! A system call fuzzer: every call, random and boundary arguments, from a printed seed.
 //!
-//! Each job forks child after child; a child makes a thousand calls from its own seed and ends,
-//! in whatever way. The kernel must live, and each child must end or be killable: a child that
-//! SIGKILL does not end is a failure. Natively the children give up their rights and live in an
-//! empty folder, and calls that would stop the machine or change it for others are left out;
-//! `--in-vm` allows them all.
+//! Each job forks child after child; a child makes a few hundred calls from its own seed, two
+//! threads of it at once, and ends in whatever way. The kernel must live, each child must end or be
+//! killable, and memory must come back: what is free at the end is compared with what was free
+//! after the first children. A child that SIGKILL does not end is a failure. Natively the children
+//! give up their rights and live in an empty folder, and calls that would stop the machine or change
+//! it for others are left out; `--in-vm` allows them all. What is passed is in `fuzz_args.rs`.
 
-use crate::sys::*;
+use crate::fuzz_args::{Rng, World};
 use crate::sc;
+use crate::sys::*;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 /// Calls left out natively: they end, stop or change the machine that others use, too.
 const HOST: &[i64] = &[
@@ -28,190 +31,236 @@ const HOST: &[i64] = &[
 const SELF: &[i64] = &[
     SYS_exit, SYS_exit_group, SYS_fork, SYS_vfork, SYS_clone, SYS_clone3, SYS_rt_sigreturn,
     SYS_pause, SYS_rt_sigsuspend, SYS_execve, SYS_execveat, SYS_select, SYS_poll, SYS_seccomp,
-    SYS_restart_syscall, SYS_uretprobe_or_none, SYS_alarm, SYS_setitimer,
+    SYS_restart_syscall, SYS_alarm, SYS_setitimer, URETPROBE, UPROBE,
 ];
 
-#[expect(non_upper_case_globals, reason = "named as its neighbours")]
-const SYS_uretprobe_or_none: i64 = 335;
+/// Numbers of probes (x86-64): a call from anywhere but a probe is SIGSEGV or SIGILL.
+const URETPROBE: i64 = 335;
+const UPROBE: i64 = 336;
+
+/// Calls whose first argument is a process: only the child itself or nobody may be meant.
+const BY_PID: &[i64] = &[
+    SYS_kill, SYS_tkill, SYS_tgkill, SYS_rt_sigqueueinfo, SYS_rt_tgsigqueueinfo, SYS_prlimit64,
+    SYS_sched_setscheduler, SYS_sched_setparam, SYS_sched_setattr, SYS_sched_setaffinity,
+    SYS_process_vm_readv, SYS_process_vm_writev, SYS_setpgid, SYS_pidfd_open,
+];
+
+/// Calls of one child.
+pub const CALLS: u32 = 300;
+/// Numbers that are tried: all that Linux has, and a few behind them.
+const END: u64 = abi::syscalls::END as u64 + 4;
 
 /// True for calls that a sweep in a child must not make natively.
 pub fn unsafe_to_sweep(nr: usize) -> bool {
     let nr = nr as i64;
-    HOST.contains(&nr) || SELF.contains(&nr) || nr == 336
-}
-
-/// xorshift64*: small, and the same everywhere.
-pub struct Rng(u64);
-
-impl Rng {
-    /// A generator; seed 0 is replaced.
-    pub fn new(seed: u64) -> Self {
-        Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    /// The next value.
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-}
-
-const EDGES: [u64; 20] = [
-    0, 1, 2, 7, 8, 15, 4095, 4096, 4097, 0x7fff_ffff, 0x8000_0000, 0xffff_ffff, 1 << 32,
-    0x7fff_ffff_f000, 1 << 47, 0xffff_8000_0000_0000, 0xffff_ffff_8100_0000, 1 << 63,
-    u64::MAX - 4095, u64::MAX,
-];
-
-struct World {
-    page: usize,
-    paths: Vec<std::ffi::CString>,
-}
-
-fn argument(r: &mut Rng, w: &World) -> usize {
-    (match r.below(12) {
-        0..=2 => r.below(20),
-        3 => EDGES[r.below(20) as usize],
-        4 | 5 => w.page as u64 + r.below(4096),
-        6 => w.page as u64 + 4096 - r.below(16),
-        7 => w.paths[r.below(w.paths.len() as u64) as usize].as_ptr() as u64,
-        8 => 1 << r.below(64),
-        9 => r.next() & 0xffff,
-        10 => (r.below(40) as i64 - 20) as u64,
-        _ => r.next(),
-    }) as usize
+    HOST.contains(&nr) || SELF.contains(&nr)
 }
 
 /// A place to live: on the host no rights, no folder of others, no space to fill.
 fn settle(in_vm: bool) -> World {
     let d = dir();
     let _ = sc!(SYS_chmod, c(&d).as_ptr(), 0o777);
+    let limit = |what: u32, n: usize| sc!(SYS_setrlimit, what, [n, n].as_ptr());
     if !in_vm {
         let _ = sc!(SYS_chroot, c(&d).as_ptr());
-        let lim = |what: u32, n: usize| sc!(SYS_setrlimit, what, [n, n].as_ptr());
-        let _ = lim(RLIMIT_AS, 1 << 30);
-        let _ = lim(RLIMIT_FSIZE, 1 << 20);
-        let _ = lim(RLIMIT_NPROC, 200);
-        let _ = lim(RLIMIT_CORE, 0);
+        let _ = limit(RLIMIT_AS, 1 << 30);
+        let _ = limit(RLIMIT_NPROC, 200);
         let _ = sc!(SYS_setgroups, 0, 0);
         let _ = sc!(SYS_setresgid, 64321, 64321, 64321);
         sc!(SYS_setresuid, 64321, 64321, 64321).is(0);
         let _ = sc!(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
     }
+    let _ = limit(RLIMIT_CORE, 0);
+    // Enough to show what goes wrong, little enough that children do not starve each other.
+    let _ = limit(RLIMIT_FSIZE, 4 << 20);
     let _ = sc!(SYS_chdir, if in_vm { c(&d) } else { c("/") }.as_ptr());
-    for i in 0..6 {
-        let _ = open(&format!("f{i}"), O_CREAT | O_RDWR);
-    }
-    let _ = sc!(SYS_socketpair, AF_UNIX, SOCK_STREAM, 0, [0i32; 2].as_mut_ptr());
-    let _ = sc!(SYS_pipe2, [0i32; 2].as_mut_ptr(), O_NONBLOCK);
-    let _ = sc!(SYS_eventfd2, 0, EFD_NONBLOCK);
-    let _ = sc!(SYS_epoll_create1, 0);
-    let paths = ["f0", "f1", "sub", ".", "..", "/proc/self/maps", "/dev/null", "sub/x", ""];
-    let page = anon(8192);
-    unmap(page.wrapping_add(4096), 4096);
-    World { page: page as usize, paths: paths.iter().map(|p| c(p)).collect() }
+    World::new()
 }
 
 extern "C" fn cut_short(_: i32) {}
 
-/// The child's life: a thousand calls.
-fn live(seed: u64, in_vm: bool) -> i32 {
+/// A call that sleeps is cut short by a timer; calls may have changed that.
+fn set_alarm() {
+    on_signal(SIGALRM, cut_short as *const () as usize, 0, 0);
+    sigmask(SIG_UNBLOCK, bit(SIGALRM));
+    let it = [0usize, 10_000, 0, 10_000];
+    let _ = sc!(SYS_setitimer, ITIMER_REAL, it.as_ptr(), 0);
+}
+
+/// rt_sigreturn(2) with the stack pointer somewhere in the page.
+fn return_from_nothing(w: &World, r: &mut Rng) {
+    let at = w.page + (r.below(480) * 8) as usize;
+    // SAFETY: nothing is on the new stack but what the kernel is to take for a signal frame. If it
+    // does, the process goes on anywhere, and ends.
+    unsafe {
+        std::arch::asm!(
+            "xchg rsp, {at}", "syscall", "xchg rsp, {at}",
+            at = inout(reg) at => _, inout("rax") SYS_rt_sigreturn => _,
+            out("rcx") _, out("r11") _,
+        );
+    }
+}
+
+/// What the children share: how often each call was made.
+struct Tally(&'static [AtomicU32; 1024]);
+
+/// A fuzzing thread's part in a child.
+struct Life<'a> {
+    in_vm: bool,
+    /// Descendants do not fork again.
+    is_child: bool,
+    world: &'a World,
+    tally: &'a Tally,
+}
+
+impl Life<'_> {
+    fn spend(&self, r: &mut Rng) {
+        for n in 0..CALLS {
+            if n % 16 == 0 {
+                set_alarm();
+                self.world.refill(r);
+            }
+            let nr = match r.below(100) {
+                0 => r.next(),
+                _ => r.below(END),
+            };
+            self.one(nr as usize, r);
+        }
+    }
+
+    #[expect(non_upper_case_globals, reason = "the library's names of calls, as patterns")]
+    fn one(&self, nr: usize, r: &mut Rng) {
+        let known = i64::from(nr as u32);
+        let mut a: Vec<usize> = (0..6).map(|_| self.world.argument(r)).collect();
+        if !self.in_vm && unsafe_to_sweep(nr) {
+            return;
+        }
+        if nr < self.tally.0.len() {
+            self.tally.0[nr].fetch_add(1, SeqCst);
+        }
+        let own = pid();
+        if BY_PID.contains(&known) {
+            a[0] = r.of(&[0, 0, own as usize, 1 << 22, i32::MIN as usize, tid() as usize]);
+        }
+        match known {
+            // Ends are rare, or there would be little else.
+            SYS_exit | SYS_exit_group if r.below(8) != 0 => return,
+            SYS_rt_sigreturn => return return_from_nothing(self.world, r),
+            SYS_fork | SYS_vfork | SYS_clone | SYS_clone3 => return self.forking(nr, &a, r),
+            SYS_reboot => a[0] = 0,
+            SYS_ptrace => a[1] = r.of(&[own as usize, 0, 1 << 22]),
+            // F_SETOWN leads signals to others.
+            SYS_fcntl if a[1] as i32 == F_SETOWN || a[1] == 15 => a[2] = own as usize,
+            _ => {}
+        }
+        let _ = call(nr, &a);
+        if [SYS_alarm, SYS_setitimer, SYS_rt_sigaction, SYS_rt_sigprocmask].contains(&known) {
+            set_alarm();
+        }
+    }
+
+    /// A descendant makes a few calls of its own. One that shares memory runs on its parent's stack
+    /// and both come to grief, which is fine.
+    fn forking(&self, nr: usize, a: &[usize], r: &mut Rng) {
+        if self.is_child {
+            return;
+        }
+        let me = tid();
+        let _ = call(nr, a);
+        if tid() != me {
+            let life = Life { is_child: true, ..*self };
+            let mut r = Rng::new(r.next() ^ 0x5555);
+            for _ in 0..20 {
+                life.one(r.below(END) as usize, &mut r);
+            }
+            quit(0);
+        }
+    }
+}
+
+/// The child: two threads, each from its own seed.
+fn live(seed: u64, in_vm: bool, tally: &Tally) -> i32 {
+    let _ = sc!(SYS_setsid);
     for fd in 0..3 {
         let null = open("/dev/null", O_RDWR).unwrap_or(0);
         let _ = sc!(SYS_dup2, null, fd);
+        if null > 2 {
+            let _ = sc!(SYS_close, null);
+        }
     }
-    let _ = sc!(SYS_setpgid, 0, 0);
-    let mut r = Rng::new(seed);
-    let w = settle(in_vm);
-    // A call that sleeps is cut short by a timer.
-    on_signal(SIGALRM, cut_short as *const () as usize, 0, 0);
-    let it = [0usize, 50_000, 0, 50_000];
-    let _ = sc!(SYS_setitimer, ITIMER_REAL, it.as_ptr(), 0);
-    for _ in 0..1000 {
-        let nr = match r.below(50) {
-            0 => r.next() as usize,
-            1 => r.below(1024) as usize,
-            _ => r.below(462) as usize,
-        };
-        let known = nr as u32 as i64;
-        let ends = [SYS_exit, SYS_exit_group, SYS_rt_sigreturn, SYS_alarm, SYS_setitimer].contains(&known);
-        let forks = [SYS_fork, SYS_vfork, SYS_clone, SYS_clone3].contains(&known);
-        if ends || (!in_vm && (forks || HOST.contains(&known) || known == 335 || known == 336)) {
-            continue;
+    let world = settle(in_vm);
+    let life = Life { in_vm, is_child: false, world: &world, tally };
+    std::thread::scope(|s| {
+        if seed % 2 == 0 {
+            s.spawn(|| life.spend(&mut Rng::new(seed ^ 1 << 63)));
         }
-        // In the VM a child may signal itself or its own, not the fuzzer: that proves nothing.
-        let a: Vec<usize> = (0..6).map(|_| argument(&mut r, &w)).collect();
-        let by_pid = [
-            SYS_kill, SYS_tkill, SYS_tgkill, SYS_rt_sigqueueinfo, SYS_rt_tgsigqueueinfo,
-            SYS_pidfd_send_signal, SYS_prlimit64, SYS_ptrace, SYS_fcntl,
-        ];
-        if by_pid.contains(&known) && (a[0] as i32) < 2000 {
-            continue;
-        }
-        if in_vm && known == SYS_reboot {
-            let _ = sc!(nr, 0, a[1], a[2], a[3]);
-            continue;
-        }
-        let _ = call(nr, &a);
-    }
+        life.spend(&mut Rng::new(seed));
+    });
     0
 }
 
-/// One job: children until the time is over; how many, or an error.
-fn job(seed: u64, until_s: u64, in_vm: bool) -> Result<u64, String> {
+/// Waits for a child, kills it when it takes long.
+fn collect(pid: i32) -> Result<(), String> {
+    let mut tries = 0;
+    while let Ok(0) = sc!(SYS_wait4, pid, 0, WNOHANG, 0) {
+        tries += 1;
+        if tries == 2_000 {
+            let _ = sc!(SYS_kill, pid, SIGKILL);
+        }
+        if tries == 60_000 {
+            return Err(format!("process {pid} does not end"));
+        }
+        nap(1);
+    }
+    Ok(())
+}
+
+/// One job: children until there were enough or the time is over; how many, or an error.
+fn job(seed: u64, plan: &Plan, tally: &Tally) -> Result<u32, String> {
     let start = std::time::Instant::now();
     let mut n = 0;
-    while start.elapsed().as_secs() < until_s {
-        let child_seed = seed.wrapping_add(n);
-        let pid = fork(|| live(child_seed, in_vm));
-        let mut tries = 0;
-        while let Ok(0) = sc!(SYS_wait4, pid, 0, WNOHANG, 0) {
-            tries += 1;
-            if tries == 3_000 {
-                let _ = sc!(SYS_kill, pid, SIGKILL);
-            }
-            if tries == 60_000 {
-                return Err(format!("seed {child_seed}: process {pid} does not end"));
-            }
-            nap(1);
-        }
+    while n < plan.children && start.elapsed().as_secs() < plan.seconds {
+        let child_seed = seed.wrapping_add(u64::from(n));
+        let pid = fork(|| live(child_seed, plan.in_vm, tally));
+        collect(pid).map_err(|why| format!("seed {child_seed}: {why}"))?;
+        // What it left behind: descendants, mounts, files.
         let _ = sc!(SYS_kill, -pid, SIGKILL);
         while let Ok(1..) = sc!(SYS_wait4, -1i32, 0, WNOHANG | __WALL, 0) {}
-        let path = c(&format!("/tmp/limen-{pid}-0"));
-        let _ = std::fs::remove_dir_all(path.to_str().unwrap_or("/nonexistent"));
+        let folder = format!("/tmp/limen-{pid}-0");
+        if plan.in_vm {
+            while sc!(SYS_umount2, c(&folder).as_ptr(), MNT_DETACH).is_ok() {}
+        }
+        let _ = std::fs::remove_dir_all(folder);
         n += 1;
     }
     Ok(n)
 }
 
-/// The command; true if nothing went wrong.
-pub fn main(args: &[String]) -> bool {
-    let seconds = crate::option(args, "--seconds", 10);
-    let jobs = crate::option(args, "--jobs", 2);
-    let in_vm = args.iter().any(|a| a == "--in-vm");
-    let mut seed = crate::option(args, "--seed", 0);
-    if seed == 0 {
-        let _ = sc!(SYS_getrandom, &raw mut seed, 4, 0);
-    }
-    println!("fuzz: seed {seed}, {seconds} s, {jobs} jobs");
-    let _ = sc!(SYS_prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-    // A child may hang up a terminal or signal its group: the fuzzer itself must stay.
-    for sig in [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGPIPE, SIGALRM] {
-        on_signal(sig, SIG_IGN, 0, 0);
-    }
+/// What to do, from the command line.
+struct Plan {
+    seconds: u64,
+    children: u32,
+    jobs: u64,
+    in_vm: bool,
+}
+
+/// Free memory of the machine, KiB.
+fn free_kib() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
+    line.and_then(|l| l.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
+}
+
+/// All jobs at once; how many children there were, and how many jobs failed.
+fn round(seed: u64, plan: &Plan, tally: &Tally) -> (u32, usize) {
     let counts = shared();
-    let kids: Vec<i32> = (0..jobs as usize)
+    let jobs: Vec<i32> = (0..plan.jobs)
         .map(|j| {
             fork(|| {
                 let _ = sc!(SYS_prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-                match job(seed + ((j as u64) << 40), seconds, in_vm) {
+                match job(seed + (j << 40), plan, tally) {
                     Ok(n) => {
-                        counts[j].store(n as u32, std::sync::atomic::Ordering::SeqCst);
+                        counts[j as usize].store(n, SeqCst);
                         0
                     }
                     Err(why) => {
@@ -222,8 +271,66 @@ pub fn main(args: &[String]) -> bool {
             })
         })
         .collect();
-    let bad = kids.into_iter().filter(|&p| wait(p) != 0).count();
-    let total: u32 = counts.iter().map(|c| c.load(std::sync::atomic::Ordering::SeqCst)).sum();
-    println!("fuzz: {total} children, {} calls, {bad} jobs failed", u64::from(total) * 1000);
-    bad == 0
+    let is_bad = |&pid: &i32| {
+        let status = wait(pid);
+        if status != 0 {
+            println!("fuzz: job {pid}: {}", describe(status));
+        }
+        status != 0
+    };
+    let bad = jobs.iter().filter(|&pid| is_bad(pid)).count();
+    while let Ok(1..) = sc!(SYS_wait4, -1i32, 0, WNOHANG | __WALL, 0) {}
+    let done = counts.iter().map(|c| c.load(SeqCst)).sum();
+    unmap(counts.as_ptr() as *mut u8, 4096);
+    (done, bad)
+}
+
+/// Memory that may be in use after a round that was not before it, KiB: caches, and entries of
+/// tables that grow.
+const LEAK_KIB: u64 = 16 << 10;
+
+/// The command; true if nothing went wrong.
+pub fn main(args: &[String]) -> bool {
+    let plan = Plan {
+        seconds: crate::option(args, "--seconds", 10),
+        children: crate::option(args, "--children", u64::from(u32::MAX)) as u32,
+        jobs: crate::option(args, "--jobs", 2).min(64),
+        in_vm: args.iter().any(|a| a == "--in-vm"),
+    };
+    let mut seed = crate::option(args, "--seed", 0);
+    if seed == 0 {
+        let _ = sc!(SYS_getrandom, &raw mut seed, 4, 0);
+    }
+    println!("fuzz: seed {seed}, at most {} s, {} jobs", plan.seconds, plan.jobs);
+    let _ = sc!(SYS_prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    // A child may hang up a terminal or signal its group: the fuzzer itself must stay.
+    for sig in [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGPIPE, SIGALRM] {
+        on_signal(sig, SIG_IGN, 0, 0);
+    }
+    let tally = Tally(shared());
+    // What grows only once (caches, tables) grows in the first round.
+    let warm = Plan { children: plan.children.min(10), ..plan };
+    let (first, mut bad) = round(seed, &warm, &tally);
+    let before = free_kib();
+    let (second, bad_too) = round(seed.wrapping_add(1 << 20), &plan, &tally);
+    bad += bad_too;
+    let after = free_kib();
+    let total = first + second;
+    let made: u64 = tally.0.iter().map(|c| u64::from(c.load(SeqCst))).sum();
+    println!("fuzz: {total} children, {made} calls, {bad} jobs failed");
+    println!("fuzz: {before} KiB available before the main round, {after} KiB after it");
+    let missed: Vec<&str> = (0..abi::syscalls::END as u32)
+        .filter(|&nr| tally.0[nr as usize].load(SeqCst) == 0)
+        .filter_map(abi::syscalls::name)
+        .collect();
+    let is_covered = !plan.in_vm || missed.is_empty() || made < 50 * END;
+    if !missed.is_empty() {
+        println!("fuzz: never made: {}", missed.join(" "));
+    }
+    let leaks = plan.in_vm && after + LEAK_KIB < before;
+    if leaks {
+        println!("fuzz: {} KiB did not come back", before - after);
+    }
+    println!("fuzz: {}", if bad == 0 && is_covered && !leaks { "ok" } else { "FAILED" });
+    bad == 0 && is_covered && !leaks
 }

@@ -85,6 +85,28 @@ fn supervise(pid: i32, bound_s: u64) -> Outcome {
     }
 }
 
+/// Waits for a process that leads a group, ends the whole group after `bound_s` seconds or when the
+/// process has ended, and collects who is left. The wait status; None if it did not end by itself.
+pub fn supervise_group(pid: i32, bound_s: u64) -> Option<i32> {
+    let start = std::time::Instant::now();
+    let _ = sc!(SYS_prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    let mut status = 0;
+    let mut ended = false;
+    while !ended && start.elapsed().as_secs() < bound_s {
+        match sc!(SYS_wait4, pid, &raw mut status, WNOHANG, 0) {
+            Ok(0) => nap(2),
+            _ => ended = true,
+        }
+    }
+    // A group that forks while it is killed needs more than one stroke.
+    while sc!(SYS_kill, -pid, SIGKILL).is_ok() && start.elapsed().as_secs() < 2 * bound_s {
+        while let Ok(1..) = sc!(SYS_wait4, -1i32, 0, WNOHANG, 0) {}
+        nap(2);
+    }
+    reap_strays();
+    ended.then_some(status)
+}
+
 /// Orphans come to the runner (subreaper, or PID 1 in the VM): end and collect them.
 fn reap_strays() {
     for _ in 0..2000 {

@@ -7,11 +7,14 @@
 
 mod channels;
 mod child;
+mod elf_cases;
 mod entry;
 mod exec;
 mod files;
 mod fuzz;
+mod fuzz_args;
 mod harness;
+mod hogs;
 mod memory;
 mod pointers;
 mod processes;
@@ -43,7 +46,8 @@ const SUBJECTS: &[&[Test]] = &[
 ];
 
 const USAGE: &str = "usage: limen-guest-tests list | run NAME | run-all [FILTER] [--bound SECONDS]
-       storm NAME [--count N] [--jobs N] | fuzz [--seconds N] [--seed S] [--jobs J] [--in-vm]";
+       storm NAME [--count N] [--jobs N] | fuzz [--seconds N] [--children N] [--seed S] [--jobs J] [--in-vm]
+       hogs [FILTER], in a VM only | elf-cases";
 
 fn all() -> impl Iterator<Item = &'static Test> {
     SUBJECTS.iter().flat_map(|s| s.iter())
@@ -76,6 +80,8 @@ fn main() {
             harness::run_all(all(), filter, bound_s)
         }
         "fuzz" => fuzz::main(&args),
+        "elf-cases" => elf_cases::print(),
+        "hogs" => hogs::main(word(2)),
         "storm" => {
             let (count, jobs) = (option(&args, "--count", 200), option(&args, "--jobs", 8));
             storm::main(word(2), count as u32, jobs as u32)

@@ -143,7 +143,7 @@ fn sweep_all_calls() {
             on_signal(SIGALRM, cut_short as *const () as usize, 0, 0);
             let it = [0usize, 20_000, 0, 20_000];
             sc!(SYS_setitimer, ITIMER_REAL, it.as_ptr(), 0).is(0);
-            for nr in (0..462usize).filter(|nr| !crate::fuzz::unsafe_to_sweep(*nr)) {
+            for nr in (0..abi::syscalls::END).filter(|nr| !crate::fuzz::unsafe_to_sweep(*nr)) {
                 for fd in fds {
                     let _ = sc!(nr, fd, bad, 16, bad, 8, bad);
                     let _ = sc!(nr, bad, 16, bad, 0, bad, 0);

@@ -16,7 +16,7 @@ tests!("processes":
     waitid_fields, waitid_nowait_leaves_zombie, wait_by_group, wait_any_collects_all,
     wait_gives_rusage, exit_status_is_eight_bits, exit_group_from_thread,
     leader_exits_before_thread, killed_child_status, zombie_until_reaped, ignored_sigchld_reaps,
-    orphan_goes_to_subreaper, orphan_chain, pdeathsig, sessions, setpgid_rules, kill_group,
+    orphan_goes_to_subreaper, orphan_chain, orphan_sends_sigchld, exec_restores_sigchld, pdeathsig, sessions, setpgid_rules, kill_group,
     kill_rules, deep_family, tgkill_checks, pidfd_open_polls, orphaned_stopped_group_gets_hup,
 );
 
@@ -459,6 +459,36 @@ fn orphan_chain() {
         sc!(SYS_wait4, -1i32, 0, 0, 0).must();
     }
     sc!(SYS_wait4, -1i32, 0, 0, 0).fails(ECHILD);
+}
+
+fn orphan_sends_sigchld() {
+    // The signal that a child's maker asked for is for the maker, not for who adopts it.
+    sc!(SYS_prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0).is(0);
+    on_signal(SIGUSR1, SIG_DFL, 0, 0);
+    let (r, w) = pipe();
+    let child = fork(|| {
+        if sc!(SYS_clone, SIGUSR1, 0, 0, 0, 0) == Ok(0) {
+            close(w);
+            read(r, 1);
+        }
+        0
+    });
+    wait_code(child, 0);
+    close(w);
+    // SIGUSR1 would end this test. An orphan is waited for like any child, without __WCLONE.
+    sc!(SYS_wait4, -1i32, 0, 0, 0).must();
+}
+
+fn exec_restores_sigchld() {
+    on_signal(SIGUSR1, SIG_DFL, 0, 0);
+    let me = c(&own_path());
+    let words = [c("x"), c("child"), c("true")];
+    let argv: Vec<_> = words.iter().map(|w| w.as_ptr()).chain([std::ptr::null()]).collect();
+    let child = match sc!(SYS_clone, SIGUSR1, 0, 0, 0, 0).must() {
+        0 => quit(sc!(SYS_execve, me.as_ptr(), argv.as_ptr(), 0).err().unwrap_or(1)),
+        child => child as i32,
+    };
+    sc!(SYS_wait4, child, 0, __WALL, 0).is(child as usize);
 }
 
 fn pdeathsig() {

@@ -320,6 +320,11 @@ impl FdTable {
         locks::descriptor_closed(self.identity(), || file.inode());
     }
 
+    /// How many descriptors are in use.
+    pub fn count(&self) -> usize {
+        self.slots.lock().iter().flatten().count()
+    }
+
     /// All descriptors in use, for /proc/PID/fd.
     pub fn list(&self) -> Vec<Fd> {
         let slots = self.slots.lock();

@@ -260,6 +260,7 @@ impl Inotify {
             }
             match state.queue.len() {
                 EVENTS_MAX.. => return,
+                _ if state.queue.try_reserve(1).is_err() => return,
                 len if len == EVENTS_MAX - 1 => state.queue.push_back(Event {
                     wd: -1,
                     mask: raw::IN_Q_OVERFLOW,

@@ -20,7 +20,7 @@ use super::Inode;
 use crate::sync::WaitQueue;
 
 /// Most locks in the system.
-const LOCKS_MAX: usize = 65_536;
+const LOCKS_MAX: usize = 8192;
 /// Longest chain of waiters looked at for a deadlock.
 const CHAIN_MAX: usize = 64;
 
@@ -139,6 +139,8 @@ fn try_acquire(inode: &Arc<dyn Inode>, wanted: &Lock) -> Result<Option<Lock>> {
     if COUNT.load(Ordering::Relaxed) >= LOCKS_MAX {
         return Err(Errno::ENOLCK);
     }
+    // What it adds, and the pieces that a later release may cut it into.
+    entry.locks.try_reserve(4).map_err(|_| Errno::ENOLCK)?;
     let before = entry.locks.len();
     let weakened = cut(&mut entry.locks, wanted);
     join(&mut entry.locks, *wanted);

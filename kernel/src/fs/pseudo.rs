@@ -26,14 +26,23 @@ use crate::sync::Mutex;
 /// Most bytes one write to such a file takes.
 const WRITE_MAX: usize = 4096;
 
-/// Text under construction.
+/// Text under construction, and whether memory was too short for all of it.
 #[derive(Default)]
-pub struct Text(pub Vec<u8>);
+pub struct Text(pub Vec<u8>, bool);
 
 impl Text {
     /// Appends bytes as they are.
     pub fn bytes(&mut self, bytes: &[u8]) {
+        if self.1 || self.0.try_reserve(bytes.len()).is_err() {
+            self.1 = true;
+            return;
+        }
         self.0.extend_from_slice(bytes);
+    }
+
+    /// Appends `count` blanks.
+    pub fn blanks(&mut self, count: usize) {
+        (0..count).for_each(|_| self.bytes(b" "));
     }
 
     /// Appends formatted text: `write!` and `writeln!` come here.
@@ -376,6 +385,9 @@ impl FileOps for PseudoFile {
         if offset == 0 || kept.is_none() {
             let mut text = Text::default();
             content.generate(&mut text)?;
+            if text.1 {
+                return Err(Errno::ENOMEM);
+            }
             *kept = Some(text.0);
         }
         let text = kept.as_deref().unwrap_or_default();

@@ -23,7 +23,11 @@ const FAULT_AROUND: u64 = 16;
 /// past the end of the file, EIO: it cannot be read (both SIGBUS); ENOMEM.
 pub fn user_page_fault(fault: PageFault) -> Result<()> {
     let mm = current().process.mm()?;
-    mm.handle_fault(fault)
+    let mut result = mm.handle_fault(fault);
+    while result == Err(Errno::ENOMEM) && super::oom::relieve() {
+        result = mm.handle_fault(fault);
+    }
+    result
 }
 
 /// A fault of the kernel on behalf of the running program. Whether to try again.

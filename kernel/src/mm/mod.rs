@@ -16,6 +16,7 @@ use machine::paging::{PageTable, USER_END};
 use crate::sync::Mutex;
 
 pub mod fault;
+pub mod oom;
 pub mod page_cache;
 pub mod remote;
 pub mod syscalls;
@@ -47,8 +48,30 @@ pub fn check_reserve() -> Result<()> {
 
 #[cold]
 fn make_room() -> Result<()> {
-    page_cache::reclaim_all();
+    reclaim();
     if machine::frame::is_short() { Err(Errno::ENOMEM) } else { Ok(()) }
+}
+
+/// Gives back what is only kept because it may be used again.
+fn reclaim() {
+    page_cache::reclaim_all();
+    if machine::frame::is_short() {
+        while machine::paging::trim_stacks() > 0 {}
+        machine::trim_heap();
+    }
+}
+
+/// ENOSPC if so little memory is left that what outlives its program must not grow: files in memory.
+/// Killing programs would not bring it back.
+#[inline]
+pub fn check_room_for_files() -> Result<()> {
+    if machine::frame::is_low() { make_room_for_files() } else { Ok(()) }
+}
+
+#[cold]
+fn make_room_for_files() -> Result<()> {
+    page_cache::reclaim_all();
+    if machine::frame::is_low() { Err(Errno::ENOSPC) } else { Ok(()) }
 }
 
 /// Layout of the special areas of a program, for procfs and prctl.
@@ -212,6 +235,16 @@ impl Mm {
             }),
             _ => Ok(own),
         }
+    }
+
+    /// Pages of this space, with those of its tables: for the choice of whom to kill.
+    pub fn pages_estimate(&self) -> u64 {
+        let inner = self.inner.lock();
+        let mapped =
+            |(&start, vma): (&u64, &Vma)| inner.table.count_mapped(start, vma.end);
+        let pages: u64 = inner.vmas.iter().map(mapped).sum();
+        // An area takes a twentieth of a page or so.
+        pages + inner.table.count_tables() + inner.vmas.len() as u64 / 20
     }
 
     /// Resident pages now; also notes the peak.

@@ -208,7 +208,12 @@ impl PageCache {
         }
         match &self.backend {
             Some(backend) if read => self.read_ahead(backend.as_ref(), index)?,
-            _ => self.insert(index, super::alloc_zeroed()?),
+            Some(_) => self.insert(index, super::alloc_zeroed()?),
+            // The cache is the file: it stays when the program that writes to it is gone.
+            None => {
+                super::check_room_for_files()?;
+                self.insert(index, super::alloc_zeroed()?);
+            }
         }
         let mut pages = self.pages.lock();
         let page = pages.get_mut(&index).ok_or(Errno::EIO)?;

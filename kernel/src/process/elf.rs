@@ -1,7 +1,9 @@
 //! ELF files: headers, checked, and their segments mapped into a new address space (elf(5)).
 //!
 //! Everything in a file is an allegation. Sizes and addresses are checked before they are used in
-//! arithmetic; a file that does not add up gives ENOEXEC, as on Linux.
+//! arithmetic. Whether a file that does not add up is refused with an errno ([`Elf::read`],
+//! [`Elf::interpreter`]) or ends the process that executes it ([`Elf::map`]) is as on Linux, which
+//! looks at the segments only when the old program is gone (`guest/tests/src/elf_cases.txt`).
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -50,7 +52,8 @@ struct Segment {
     align: u64,
 }
 
-const IDENT: [u8; 6] = *b"\x7fELF\x02\x01"; // 64-bit, little-endian
+/// All that Linux looks at; class and byte order follow from the machine.
+const IDENT: [u8; 4] = *b"\x7fELF";
 const EXECUTABLE: u16 = 2;
 const SHARED_OBJECT: u16 = 3;
 const X86_64: u16 = 62;
@@ -64,6 +67,11 @@ const FLAG_READ: u32 = 4;
 /// Linux's bound: 64 KiB of program headers.
 const MAX_SEGMENTS: usize = 65536 / size_of::<Segment>();
 const MAX_INTERPRETER: u64 = 4096;
+/// End of the last page of a file that can be mapped.
+const MAX_OFFSET: u64 = i64::MAX as u64;
+
+/// Bytes of the first header.
+pub const HEADER_BYTES: u64 = size_of::<Header>() as u64;
 
 /// A checked file, not yet mapped.
 pub struct Elf {
@@ -103,7 +111,7 @@ impl Elf {
         let mut header = Header::new_zeroed();
         read_exact(&cache, 0, header.as_mut_bytes())?;
         let count = usize::from(header.program_header_count);
-        let is_ours = header.ident[..6] == IDENT
+        let is_ours = header.ident[..4] == IDENT
             && header.machine == X86_64
             && (header.kind == EXECUTABLE || header.kind == SHARED_OBJECT)
             && usize::from(header.program_header_size) == size_of::<Segment>()
@@ -115,29 +123,26 @@ impl Elf {
         segments.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
         segments.resize(count, Segment::new_zeroed());
         read_exact(&cache, header.program_headers, segments.as_mut_slice().as_mut_bytes())?;
-        let elf = Elf { header, segments, file, cache };
-        elf.check_segments()?;
-        Ok(elf)
+        Ok(Elf { header, segments, file, cache })
     }
 
     fn loads(&self) -> impl Iterator<Item = &Segment> {
         self.segments.iter().filter(|segment| segment.kind == LOAD && segment.memory_size > 0)
     }
 
+    /// EINVAL if a segment cannot be mapped wherever it goes.
     fn check_segments(&self) -> Result<()> {
-        let mut end = 0;
         for segment in self.loads() {
             let stop = segment.address.checked_add(segment.memory_size);
             let fits = stop.is_some_and(|stop| stop <= USER_END)
                 && segment.file_size <= segment.memory_size
                 && segment.offset % PAGE == segment.address % PAGE
-                && segment.offset.checked_add(segment.file_size).is_some();
+                && segment.offset.checked_add(segment.file_size).is_some_and(|end| end <= MAX_OFFSET);
             if !fits {
-                return Err(Errno::ENOEXEC);
+                return Err(Errno::EINVAL);
             }
-            end = end.max(segment.address + segment.memory_size);
         }
-        if end == 0 { Err(Errno::ENOEXEC) } else { Ok(()) }
+        Ok(())
     }
 
     /// Path of the program interpreter, if the file asks for one.
@@ -150,12 +155,19 @@ impl Elf {
         }
         let mut path = Vec::new();
         path.resize(segment.file_size as usize, 0);
-        read_exact(&self.cache, segment.offset, &mut path)?;
+        if segment.offset > MAX_OFFSET {
+            return Err(Errno::EINVAL);
+        }
+        read_exact(&self.cache, segment.offset, &mut path).map_err(|_| Errno::EIO)?;
         if path.pop() != Some(0) {
             return Err(Errno::ENOEXEC);
         }
         let end = path.iter().position(|&byte| byte == 0).unwrap_or(path.len());
         path.truncate(end);
+        // No name is the working directory, which cannot be executed.
+        if path.is_empty() {
+            return Err(Errno::EACCES);
+        }
         Ok(Some(path))
     }
 
@@ -176,8 +188,10 @@ impl Elf {
         (low, (high - low).next_multiple_of(PAGE))
     }
 
-    /// Maps all segments. Position-independent files go to `at`, or where there is room for them.
+    /// Maps all segments, if there are any. Position-independent files go to `at`, or where there is
+    /// room for them.
     pub fn map(&self, mm: &Arc<Mm>, at: Option<u64>) -> Result<Mapped> {
+        self.check_segments()?;
         let (low, len) = self.extent();
         let bias = if self.is_position_independent() {
             let place = match at {
@@ -189,8 +203,10 @@ impl Elf {
             0
         };
         let start = low.wrapping_add(bias);
-        if start < MMAP_MIN || start.checked_add(len).is_none_or(|end| end > USER_END) {
-            return Err(Errno::ENOEXEC);
+        let has_room =
+            start >= MMAP_MIN && start.checked_add(len).is_some_and(|end| end <= USER_END);
+        if len > 0 && !has_room {
+            return Err(Errno::EINVAL);
         }
         self.cache.add_mapper(mm);
         let mut end = 0;
@@ -226,6 +242,11 @@ impl Elf {
         let memory_end = (start + segment.memory_size).next_multiple_of(PAGE);
         let mapped_end =
             if segment.file_size == 0 { page } else { file_end.next_multiple_of(PAGE) };
+        // What can never be there at once is not promised (proc(5), overcommit_memory).
+        let (memory, _) = machine::frame::usage();
+        if write && memory_end.saturating_sub(mapped_end) / PAGE > memory as u64 {
+            return Err(Errno::ENOMEM);
+        }
         mm.with(|inner| {
             // Segments that share a page: the later one wins, as with MAP_FIXED.
             drop(inner.unmap(page, memory_end));

@@ -11,7 +11,7 @@ use abi::{Errno, Result, auxvec as at};
 use entry::{PtRegs, flags, selector};
 use machine::paging::{Prot, USER_END};
 
-use super::elf::{Elf, Mapped, read_exact};
+use super::elf::{Elf, HEADER_BYTES, Mapped, read_exact};
 use super::{Credentials, LIMIT_STACK};
 use crate::fs::File;
 use crate::fs::text_busy::WriteDenial;
@@ -98,9 +98,14 @@ pub fn load(mut request: Request<'_>) -> Result<Image> {
         inner.insert(stack_top - STACK_INITIAL, stack)
     })?;
     let place = PIE_BASE + random::below(1 << 20) * PAGE;
-    let main = elf.map(&mm, Some(place))?;
     let interpreter = match elf.interpreter()? {
-        Some(path) => Some(map_interpreter(&mm, &path, request.open)?),
+        Some(path) => Some(read_interpreter(&path, request.open)?),
+        None => None,
+    };
+    // From here on Linux has given up the old program: a file that cannot be mapped is fatal.
+    let main = elf.map(&mm, Some(place)).map_err(fatal)?;
+    let interpreter = match interpreter {
+        Some((elf, _denial)) => Some(elf.map(&mm, None).map_err(fatal)?),
         None => None,
     };
     mm.with(|inner| {
@@ -179,16 +184,26 @@ fn parse_script_line(line: &[u8]) -> Result<(Vec<u8>, Option<Vec<u8>>)> {
     Ok((path.to_vec(), (!rest.is_empty()).then(|| rest.to_vec())))
 }
 
-fn map_interpreter(
-    mm: &Arc<Mm>,
+/// The error of [`load`] that stands for the end of the process by SIGSEGV (ELF files whose segments
+/// cannot be mapped). No system call gives it.
+pub const FATAL: Errno = Errno::ERESTART;
+
+fn fatal(error: Errno) -> Errno {
+    if error == Errno::ENOMEM && machine::frame::is_short() { error } else { FATAL }
+}
+
+fn read_interpreter(
     path: &[u8],
     open: &dyn Fn(&[u8]) -> Result<Arc<File>>,
-) -> Result<Mapped> {
+) -> Result<(Elf, WriteDenial)> {
     let file = open(path)?;
-    let _denial = WriteDenial::new(file.inode())?;
+    let denial = WriteDenial::new(file.inode())?;
     let cache = file.ops().inode().page_cache().ok_or(Errno::EACCES)?;
+    if cache.size() < HEADER_BYTES {
+        return Err(Errno::EIO);
+    }
     let as_libbad = |error| if error == Errno::ENOEXEC { Errno::ELIBBAD } else { error };
-    Elf::read(file, cache).and_then(|elf| elf.map(mm, None)).map_err(as_libbad)
+    Ok((Elf::read(file, cache).map_err(as_libbad)?, denial))
 }
 
 /// Strings, then (16-byte aligned) argc, argv, envp and the auxiliary vector, as the ABI has them

@@ -64,7 +64,11 @@ fn execute(
         secure,
         stack_limit: process.limit(LIMIT_STACK),
         open: &open,
-    })?;
+    });
+    if image.as_ref().is_err_and(|&error| error == exec::FATAL) {
+        exit::exit_group(raw::SIGSEGV as i32);
+    }
+    let image = image?;
     exit::become_only_thread()?;
     // POINT OF NO RETURN: nothing below fails.
     become_image(process, image, credentials, secure, regs);
@@ -134,6 +138,8 @@ fn become_image(
     drop(old_program);
     process.set_credentials(credentials);
     process.settings.has_executed.store(true, Ordering::Relaxed);
+    // A parent that asked for another signal asked for the old program's (clone(2)).
+    process.exit_signal.store(raw::SIGCHLD, Ordering::Relaxed);
     process.settings.not_dumpable.store(secure || !readable, Ordering::Relaxed);
     if secure {
         process.settings.parent_death_signal.store(0, Ordering::Relaxed);

@@ -151,10 +151,11 @@ pub fn give_children_away(process: &Arc<Process>) {
         if let Some(reaper) = &reaper {
             adopt_or_orphan(reaper, &child);
         }
+        // Whatever signal the old parent wanted, the new one is told as usual.
+        child.exit_signal.store(raw::SIGCHLD, Ordering::Relaxed);
         let is_zombie = child.family.lock().life == Life::Zombie;
         if is_zombie {
             // It had told its old parent; nobody will ask that one any more.
-            child.exit_signal.store(raw::SIGCHLD, Ordering::Relaxed);
             super::exit::tell_parent(&child);
         } else {
             hang_up_if_orphaned(&child, process);

@@ -39,6 +39,9 @@ fn dispatch(regs: &mut PtRegs, number: u64, a: &Args) -> Result<u64> {
     report::syscall(number);
     // As on Linux, the number is the low half of RAX.
     let number = number as u32;
+    if machine::frame::is_short() {
+        crate::mm::oom::before_call(number)?;
+    }
     match number {
         // --- the system
         nr::__NR_uname => identity::uname(a),

@@ -23,18 +23,29 @@ struct Area {
     resident: u64,
 }
 
-/// A copy of the areas: names need locks that may not be taken under the address space's.
-fn areas(subject: &Subject) -> Result<Vec<Area>> {
+/// Areas copied at once: there may be so many that a copy of all finds no room.
+const AREAS_AT_ONCE: usize = 32;
+
+/// Calls `f` with each area. It gets copies: names need locks that may not be taken under the address
+/// space's.
+fn for_each_area(subject: &Subject, mut f: impl FnMut(Area)) -> Result<()> {
     let mm = subject.process.mm().map_err(|_| gone());
-    let Ok(mm) = mm else { return Ok(Vec::new()) };
-    Ok(mm.with(|inner| {
-        let area = |(&start, vma): (&u64, &Vma)| Area {
-            start,
-            vma: vma.clone(),
-            resident: inner.table.count_mapped(start, vma.end),
-        };
-        inner.vmas.iter().map(area).collect()
-    }))
+    let Ok(mm) = mm else { return Ok(()) };
+    let mut from = 0;
+    loop {
+        let some: Vec<Area> = mm.with(|inner| {
+            let area = |(&start, vma): (&u64, &Vma)| Area {
+                start,
+                vma: vma.clone(),
+                resident: inner.table.count_mapped(start, vma.end),
+            };
+            inner.vmas.range(from..).take(AREAS_AT_ONCE).map(area).collect()
+        });
+        let Some(last) = some.last() else { return Ok(()) };
+        from = last.vma.end;
+        some.into_iter().for_each(&mut f);
+        crate::sched::yield_if_needed();
+    }
 }
 
 fn file_of(vma: &Vma) -> Option<&Arc<File>> {
@@ -75,7 +86,7 @@ fn put_header(out: &mut Text, area: &Area) {
     if let Some(name) = name {
         let width = out.0.len() - line;
         let blanks = NAME_COLUMN.saturating_sub(width).max(1);
-        out.0.resize(out.0.len() + blanks, b' ');
+        out.blanks(blanks);
         for &byte in &name {
             // A name may hold anything; a line must stay one line.
             if byte == b'\n' { out.bytes(b"\\012") } else { out.bytes(&[byte]) }
@@ -85,10 +96,7 @@ fn put_header(out: &mut Text, area: &Area) {
 }
 
 pub(super) fn maps(subject: &Subject, out: &mut Text) -> Result<()> {
-    for area in areas(subject)? {
-        put_header(out, &area);
-    }
-    Ok(())
+    for_each_area(subject, |area| put_header(out, &area))
 }
 
 /// Kilobytes that count for an area: resident ones, divided as smaps divides them. Pages are not
@@ -156,7 +164,7 @@ fn put_kilobytes(out: &mut Text, name: &str, value: u64) {
 }
 
 pub(super) fn smaps(subject: &Subject, out: &mut Text) -> Result<()> {
-    for area in areas(subject)? {
+    for_each_area(subject, |area| {
         put_header(out, &area);
         let mut sums = Sums::default();
         sums.add(&area);
@@ -178,19 +186,21 @@ pub(super) fn smaps(subject: &Subject, out: &mut Text) -> Result<()> {
         ];
         flags.iter().filter(|(on, _)| *on).for_each(|(_, name)| write!(out, " {name}"));
         out.bytes(b" \n");
-    }
-    Ok(())
+    })
 }
 
 pub(super) fn smaps_rollup(subject: &Subject, out: &mut Text) -> Result<()> {
-    let areas = areas(subject)?;
-    let (Some(first), Some(last)) = (areas.first(), areas.last()) else { return Ok(()) };
     let mut sums = Sums::default();
-    areas.iter().for_each(|area| sums.add(area));
+    let mut ends = None;
+    for_each_area(subject, |area| {
+        sums.add(&area);
+        ends = Some((ends.map_or(area.start, |(first, _)| first), area.vma.end));
+    })?;
+    let Some((first, last)) = ends else { return Ok(()) };
     let line = out.0.len();
-    write!(out, "{:08x}-{:08x} ---p 00000000 00:00 0", first.start, last.vma.end);
+    write!(out, "{first:08x}-{last:08x} ---p 00000000 00:00 0");
     let blanks = NAME_COLUMN.saturating_sub(out.0.len() - line);
-    out.0.resize(out.0.len() + blanks, b' ');
+    out.blanks(blanks);
     out.bytes(b"[rollup]\n");
     sums.put(out, false);
     Ok(())

@@ -65,6 +65,8 @@ struct Memory {
     free: u64,
     cached: u64,
     slab: u64,
+    /// Slabs and stacks that nothing uses.
+    idle: u64,
 }
 
 fn memory() -> Memory {
@@ -74,6 +76,7 @@ fn memory() -> Memory {
         free: free as u64 * KB_PER_PAGE,
         cached: crate::mm::page_cache::cached_pages() as u64 * KB_PER_PAGE,
         slab: machine::slab_bytes() as u64 / 1024,
+        idle: (machine::heap_idle_bytes() + machine::paging::idle_stack_bytes()) as u64 / 1024,
     }
 }
 
@@ -83,7 +86,7 @@ pub(super) fn meminfo(out: &mut Text) -> Result<()> {
     let lines = [
         ("MemTotal", m.total),
         ("MemFree", m.free),
-        ("MemAvailable", m.free + m.cached),
+        ("MemAvailable", m.free + m.cached + m.idle),
         ("Buffers", 0),
         ("Cached", m.cached),
         ("SwapCached", 0),
@@ -99,8 +102,8 @@ pub(super) fn meminfo(out: &mut Text) -> Result<()> {
         ("Mapped", m.cached),
         ("Shmem", 0),
         ("Slab", m.slab),
-        ("SReclaimable", 0),
-        ("SUnreclaim", m.slab),
+        ("SReclaimable", m.idle.min(m.slab)),
+        ("SUnreclaim", m.slab.saturating_sub(m.idle)),
         ("CommitLimit", m.total),
         ("Committed_AS", anonymous),
         ("VmallocTotal", 34_359_738_367),

@@ -1,0 +1,164 @@
+//! Out of memory: somebody has to go (proc(5), oom_score_adj).
+//!
+//! When only the reserve is left, every call and page fault that could need more comes here first.
+//! What can be read again is dropped; if that is not enough, the process that holds most is killed
+//! and the caller waits for its memory. If nobody holds much, it is a crowd that fills the memory, a
+//! fork bomb: then the process group that holds most is killed as a whole, the first process apart,
+//! for killing one after the other would never overtake it.
+//!
+//! Why it is hard: the victim must come to its end without memory. Calls that only give back pass
+//! without a check, the kernel's own objects may come from the reserve, and one that waits here is
+//! woken by its own end. All waits are bounded; who has waited in vain gets ENOMEM.
+//!
+//! Callers hold no lock that an ending process needs. Neighbours: `machine::frame` (the reserve),
+//! `process::signal` (the kill).
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+
+use abi::{Errno, Result, general as nr};
+use machine::frame::is_short;
+
+use crate::process::signal::{SigInfo, send_to_process};
+use crate::process::{Pid, Process, all_processes, work};
+use crate::sched::{Sleep, current};
+use crate::sync::{Mutex, WaitQueue};
+use crate::time::{Deadline, NS_PER_SEC};
+
+/// How long a victim may take to end before the next one is chosen.
+const VICTIM_NS: u64 = 2 * NS_PER_SEC;
+/// Longest wait of one caller for memory.
+const PATIENCE_NS: u64 = 10 * NS_PER_SEC;
+/// Interval of looks at the memory while waiting.
+const LOOK_NS: u64 = 2_000_000;
+/// Least members of a group that counts as a crowd.
+const CROWD: usize = 8;
+/// What a descriptor counts, pages: a pipe or socket may hold 64 KiB, most hold nothing.
+const PAGES_PER_FILE: u64 = 4;
+/// What a thread counts, pages: its stack in the kernel.
+const PAGES_PER_THREAD: u64 = 8;
+
+/// Who was killed last and until when he may take to end.
+static VICTIM: Mutex<Option<(Arc<Process>, Deadline)>> = Mutex::new(None);
+static WAITERS: WaitQueue = WaitQueue::new();
+
+/// The check before a system call, when memory is short. ENOMEM if there is no way to get any.
+#[cold]
+pub fn before_call(number: u32) -> Result<()> {
+    let gives_back = matches!(
+        number,
+        nr::__NR_exit
+            | nr::__NR_exit_group
+            | nr::__NR_munmap
+            | nr::__NR_close
+            | nr::__NR_close_range
+            | nr::__NR_rt_sigreturn
+            | nr::__NR_kill
+            | nr::__NR_wait4
+            | nr::__NR_waitid
+            | nr::__NR_unlink
+            | nr::__NR_unlinkat
+            | nr::__NR_reboot
+    );
+    if gives_back || relieve() { Ok(()) } else { Err(Errno::ENOMEM) }
+}
+
+/// Makes memory free, by killing if need be, and waits until there is some. False if there is none
+/// and nobody to kill, or the caller itself is to end.
+#[cold]
+pub fn relieve() -> bool {
+    let patience = Deadline::after_ns(PATIENCE_NS);
+    while is_short() {
+        super::reclaim();
+        if !is_short() {
+            return true;
+        }
+        if current().task().work() & work::EXIT != 0 || patience.has_passed() || !kill_somebody() {
+            return false;
+        }
+        let look = Deadline::after_ns(LOOK_NS);
+        let free = || (!is_short()).then_some(());
+        // A signal that is not the end is no reason to give up: it waits until the call is done.
+        let sleep = if current().has_pending_signal() {
+            Sleep::Uninterruptible
+        } else {
+            Sleep::Interruptible
+        };
+        let _ = WAITERS.wait_deadline(sleep, Some(look), free);
+    }
+    true
+}
+
+/// Kills unless a victim is still ending. False if there is nobody to kill.
+fn kill_somebody() -> bool {
+    // Somebody else is choosing.
+    let Some(mut last) = VICTIM.try_lock() else { return true };
+    if let Some((process, until)) = &*last
+        && !has_ended(process)
+        && !until.has_passed()
+    {
+        return true;
+    }
+    let Some(victims) = choose() else { return false };
+    let old = victims.first().cloned().map(|first| (first, Deadline::after_ns(VICTIM_NS)));
+    let old = core::mem::replace(&mut *last, old);
+    drop(last);
+    drop(old);
+    for process in &victims {
+        // SIGKILL is never refused.
+        let _ = send_to_process(process, SigInfo::kernel(nr::SIGKILL));
+    }
+    true
+}
+
+fn has_ended(process: &Process) -> bool {
+    process.is_zombie.load(Ordering::Acquire)
+}
+
+/// What a process holds, in pages.
+fn weight(process: &Process) -> u64 {
+    let Ok(mm) = process.mm() else { return 0 };
+    let files = process.files.lock().clone();
+    let threads = process.threads.lock().len() as u64;
+    mm.pages_estimate() + files.count() as u64 * PAGES_PER_FILE + threads * PAGES_PER_THREAD
+}
+
+/// Whom to kill: one process, or a crowd. Logs the choice.
+fn choose() -> Option<Vec<Arc<Process>>> {
+    let (all, _) = machine::frame::usage();
+    let mut heaviest: Option<(i64, u64, Arc<Process>)> = None;
+    let mut groups: BTreeMap<Pid, (u64, usize)> = BTreeMap::new();
+    let processes = all_processes();
+    for process in &processes {
+        let adjust = i64::from(process.settings.oom_score_adj.load(Ordering::Relaxed));
+        if adjust == -1000 || has_ended(process) || process.is_exiting() {
+            continue;
+        }
+        let pages = weight(process);
+        let group = groups.entry(process.group.load(Ordering::Relaxed)).or_default();
+        *group = (group.0 + pages, group.1 + 1);
+        let score = pages as i64 + adjust * all as i64 / 1000;
+        if heaviest.as_ref().is_none_or(|(most, ..)| score > *most) {
+            heaviest = Some((score, pages, process.clone()));
+        }
+    }
+    let (_, pages, process) = heaviest?;
+    let crowd = groups.iter().max_by_key(|(_, (pages, _))| *pages);
+    if let Some((&group, &(together, members))) = crowd
+        && members >= CROWD
+        && pages < all as u64 / 8
+        && together > 2 * pages
+    {
+        machine::log!(
+            "out of memory: killed process group {group}, {members} processes, {} KiB",
+            together * 4
+        );
+        let is_member =
+            |p: &Arc<Process>| p.group.load(Ordering::Relaxed) == group && p.pid != 1;
+        return Some(processes.into_iter().filter(is_member).collect());
+    }
+    machine::log!("out of memory: killed process {}, {} KiB", process.pid, pages * 4);
+    Some(Vec::from([process]))
+}
