@@ -253,8 +253,12 @@ pub(crate) struct BenchArgs {
     pub(crate) json: bool,
 
     /// Few repetitions: to see that the bench works, not to measure. Example: --tiny
-    #[arg(long)]
+    #[arg(long, visible_alias = "quick")]
     pub(crate) tiny: bool,
+
+    /// Also draw cycles over call sites (bench cfi). Example: --svg cfi.svg
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
 
     /// CPU model of QEMU, the same for both kernels. Example: --cpu Skylake-Client
     #[arg(long, value_name = "MODEL", default_value = BENCH_CPU)]
@@ -281,6 +285,8 @@ pub(crate) enum Bench {
     Kernel,
     /// Cycles of kCFI's call sequences on this CPU
     Cfi,
+    /// Instructions per kernel operation with kCFI off, as compiled, and optimised; the boot pass
+    CfiKernel,
 }
 
 #[derive(Args, Clone, Debug)]

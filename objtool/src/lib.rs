@@ -9,6 +9,7 @@ pub mod finish;
 pub mod report;
 pub mod rewrite;
 pub mod scan;
+pub mod sequence;
 
 use std::path::{Path, PathBuf};
 
@@ -17,6 +18,7 @@ pub use audit::{Options, audit};
 pub use finish::{FinishOptions, Finished, finish};
 pub use report::{Finding, FindingKind, Report};
 pub use rewrite::{Rewritten, rewrite};
+pub use sequence::{Sequence, sequence};
 pub use text_patching::kcfi::Form;
 
 /// Why objtool could not do its work. A bad image is not an error but a [`Report`] with findings.

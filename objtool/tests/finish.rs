@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use objtool::elf::Image;
-use objtool::{Error, FinishOptions, Form, Options, audit, finish};
+use objtool::{Error, FinishOptions, Form, Options, audit, finish, sequence};
 use text_patching::jump_label;
 use text_patching::preamble::{self, POISON};
 use text_patching::site_table::{SECTION, SiteTables};
@@ -85,6 +85,17 @@ fn finishing_is_deterministic_and_idempotent() {
     assert!(once == finish(&once, &FinishOptions::default()).unwrap().data);
     assert_eq!(once.len(), SITES.len());
     assert!(audit(&once, &Options::default()).unwrap().is_clean());
+}
+
+#[test]
+fn the_sequence_is_that_of_the_sites() {
+    let sequence = sequence(&finished()).unwrap();
+    assert_eq!((sequence.same, sequence.calls), (3, 3));
+    let hex: Vec<u8> = sequence.bytes.into();
+    assert_eq!((&hex[..2], &hex[6..16]), (
+        &[0x41, 0xba][..],
+        &[0x45, 0x03, 0x53, 0xf1, 0x75, 0x01, 0xa8, 0xd6, 0x2e, 0xe8][..],
+    ));
 }
 
 fn refused(data: &[u8]) -> String {

@@ -53,13 +53,7 @@ pub(super) struct Results {
 
 /// Measures and prints. Where there is no Linux, its columns stay empty and a line says why.
 pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
-    let bench = Bench {
-        program: std::fs::read(super::build(PACKAGE)?)?,
-        kernel: paths::kernel_image(args.kernel.as_deref())?,
-        cpu: args.cpu.clone(),
-        tiny: args.tiny,
-        dir: Scratch::new()?,
-    };
+    let bench = Bench::new(args)?;
     let mut results = Results {
         cpu: args.cpu.clone(),
         limen: bench.limen()?,
@@ -97,6 +91,7 @@ pub(crate) fn tiny_hashes(kernel: &Path, cpu: &str) -> Result<(Option<u64>, Opti
         kernel: kernel.to_owned(),
         cpu: cpu.to_owned(),
         tiny: true,
+        append: String::new(),
         dir: Scratch::new()?,
     };
     let limen = bench.limen()?;
@@ -104,15 +99,28 @@ pub(crate) fn tiny_hashes(kernel: &Path, cpu: &str) -> Result<(Option<u64>, Opti
 }
 
 /// What all runs share.
-struct Bench {
+pub(super) struct Bench {
     program: Vec<u8>,
     kernel: PathBuf,
     cpu: String,
     tiny: bool,
+    /// Parameters of Limen's kernel.
+    append: String,
     dir: Scratch,
 }
 
 impl Bench {
+    pub(super) fn new(args: &BenchArgs) -> Result<Self, Error> {
+        Ok(Bench {
+            program: std::fs::read(super::build(PACKAGE)?)?,
+            kernel: paths::kernel_image(args.kernel.as_deref())?,
+            cpu: args.cpu.clone(),
+            tiny: args.tiny,
+            append: String::new(),
+            dir: Scratch::new()?,
+        })
+    }
+
     fn words(&self) -> &'static [&'static str] {
         if self.tiny { &["--tiny"] } else { &[] }
     }
@@ -124,12 +132,21 @@ impl Bench {
         finish("Limen".to_owned(), figures, Some(wall_us))
     }
 
+    /// Limen's operations with these kernel parameters, counted; and the kernel's log.
+    pub(super) fn limen_with(&mut self, append: &str) -> Result<(Column, String), Error> {
+        append.clone_into(&mut self.append);
+        let (figures, _) = self.run_limen(self.words(), Clock::Counted)?;
+        let log = std::fs::read(port_file(&self.dir.0, "klog"))?;
+        let column = Column { kernel: "Limen".to_owned(), figures };
+        Ok((column, String::from_utf8_lossy(&log).into_owned()))
+    }
+
     fn run_limen(&self, words: &[&str], clock: Clock) -> Result<(BTreeMap<String, u64>, u64), Error> {
         let initramfs = self.dir.0.join("limen.cpio");
         std::fs::write(&initramfs, limen_initramfs(&self.program, words)?)?;
         let machine = Qemu {
             kernel: self.kernel.clone(),
-            append: String::new(),
+            append: self.append.clone(),
             machine: MachineModel::Microvm,
             accel: Accel::Tcg,
             cpu: Some(self.cpu.clone()),

@@ -44,6 +44,12 @@ const ROWS: [Row; 23] = [
     Row { name: "boot_wall_us", unit: "us", goal: 0.1 },
 ];
 
+/// Names of the rows that are operations of the kernel.
+pub(super) fn operations() -> impl Iterator<Item = &'static str> {
+    let counted = |row: &&Row| row.unit == "instructions" && row.name != "boot_ticks";
+    ROWS.iter().filter(counted).map(|row| row.name)
+}
+
 type Figures = BTreeMap<String, u64>;
 
 fn figure(column: Option<&Column>, name: &str) -> Option<u64> {

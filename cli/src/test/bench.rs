@@ -1,28 +1,40 @@
-//! The bench level: `limen bench kernel` in its smallest form, so that it cannot rot.
+//! The bench level: `limen bench kernel` and `bench cfi` in their smallest form, so that they cannot
+//! rot.
 //!
 //! Nothing is measured here. The program that measures runs on this host's Linux and in Limen,
-//! and the hash of what the two kernels gave it must be the same.
+//! and the hash of what the two kernels gave it must be the same; and the sequences that are
+//! measured natively must be those of the kernel's image.
 
 use super::{Context, Summary};
 use crate::Error;
 use crate::args::BENCH_CPU;
+use crate::bench::cfi;
 use crate::bench::kernel::tiny_hashes;
-
-const NAME: &str = "bench::kernel";
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let mut summary = Summary::default();
-    if !context.wants(NAME) {
-        summary.skipped = 1;
-        return Ok(summary);
-    }
-    let (host, limen) = tiny_hashes(&context.kernel, BENCH_CPU)?;
-    match host.is_some() && host == limen {
-        true => summary.passed = 1,
-        false => {
-            println!("test {NAME} ... FAILED (hash of the work {limen:x?}, on this host {host:x?})");
-            summary.failed = 1;
+    let mut judge = |name: &str, test: &dyn Fn() -> Result<Option<String>, Error>| {
+        if !context.wants(name) {
+            summary.skipped += 1;
+            return Ok::<(), Error>(());
         }
-    }
+        match test()? {
+            None => summary.passed += 1,
+            Some(why) => {
+                println!("test {name} ... FAILED ({why})");
+                summary.failed += 1;
+            }
+        }
+        Ok(())
+    };
+    judge("bench::kernel", &|| {
+        let (host, limen) = tiny_hashes(&context.kernel, BENCH_CPU)?;
+        let same = host.is_some() && host == limen;
+        Ok((!same).then(|| format!("hash of the work {limen:x?}, on this host {host:x?}")))
+    })?;
+    judge("bench::cfi", &|| {
+        let same = cfi::tiny(&context.kernel)?;
+        Ok((!same).then(|| "it does not measure the bytes of the kernel's image".to_owned()))
+    })?;
     Ok(summary)
 }

@@ -6,13 +6,45 @@
 //! sites there are random gaps, the same for all variants of a layout: a single layout measures
 //! its own collisions in the branch-target buffer and nothing else.
 
+use std::sync::OnceLock;
+
 use text_patching::kcfi::{self, Check, Form};
 use text_patching::poke::Code;
 use text_patching::preamble::Prefix;
 use text_patching::tail::{self, Kind, Shape, Via};
 
-/// Type hash of all targets.
-pub const HASH: u32 = 0x56e5_b5a5;
+/// What the kernel's checks look like, where no image says otherwise.
+const USUAL: Check = Check {
+    hash: 0x56e5_b5a5,
+    disp: Prefix::Nops11.disp(),
+    register: 11,
+    form: Form::Opt,
+};
+/// The call behind them.
+const CALL: Shape = Shape { kind: Kind::Call, len: 6 };
+
+/// The check of the image whose sequence is measured.
+static LIKE: OnceLock<Check> = OnceLock::new();
+
+/// Takes hash and layout from a site of a kernel image: 14 bytes of a check and 6 of a call.
+///
+/// # Errors
+/// When what is generated here would not be those bytes, but for the call's displacement.
+pub fn be_like(site: &[u8; 20]) -> Result<(), String> {
+    let (bytes, call) = site.split_first_chunk().ok_or("too short")?;
+    let check = kcfi::decode(0, bytes).map_err(|anomaly| anomaly.to_string())?;
+    let usual = Check { hash: check.hash, form: check.form, ..USUAL };
+    let same = check == usual && kcfi::encode(&check) == *bytes && call.starts_with(&[0x2e, 0xe8]);
+    if !same {
+        return Err(format!("another sequence than this bench measures: {site:02x?}"));
+    }
+    LIKE.set(check).map_err(|_| "set twice".to_owned())
+}
+
+fn like(form: Form) -> Check {
+    Check { form, ..*LIKE.get().unwrap_or(&USUAL) }
+}
+
 /// Most targets that a site alternates between in any point.
 #[cfg(test)]
 pub const TARGETS_MAX: usize = 64;
@@ -74,6 +106,8 @@ pub const VARIANTS: [Variant; 9] = [
 ];
 /// Index of the unchecked indirect call.
 pub const PLAIN: usize = 1;
+/// Index of the compiler's form; the optimised one is next, and both again behind [`PLAIN_THUNK`].
+pub const KCFI: usize = 2;
 /// Index of the unchecked call through the thunk.
 pub const PLAIN_THUNK: usize = 5;
 
@@ -152,7 +186,7 @@ fn target(bytes: &mut Vec<u8>, random: &mut Random) -> usize {
         0xcc,
     );
     bytes.push(0xb8);
-    bytes.extend(HASH.to_le_bytes());
+    bytes.extend(like(Form::Opt).hash.to_le_bytes());
     bytes.resize(bytes.len() + 11, 0x90);
     let start = bytes.len();
     bytes.extend(TARGET);
@@ -172,15 +206,7 @@ fn emit_site(row: &mut Row, variant: Variant, site: usize, cold: &mut Vec<usize>
     let disp = u32::try_from(index * 8).unwrap_or_default();
     bytes.extend(Code::with_imm32(&LOAD, disp).as_slice());
     row.sites.push(bytes.len());
-    let disp = Prefix::Nops11.disp();
-    let check = |form| {
-        kcfi::encode(&Check {
-            hash: HASH,
-            disp,
-            register: 11,
-            form,
-        })
-    };
+    let check = |form| kcfi::encode(&like(form));
     match variant.guard {
         Guard::Check(form) => bytes.extend(check(form)),
         Guard::Cold => {
@@ -191,12 +217,8 @@ fn emit_site(row: &mut Row, variant: Variant, site: usize, cold: &mut Vec<usize>
         }
         Guard::Plain | Guard::Direct => {}
     }
-    let shape = Shape {
-        kind: Kind::Call,
-        len: 6,
-    };
     // The thunk is at offset 0; both displacements are relative, so the row can lie anywhere.
-    match tail::encode(bytes.len() as u64, shape, variant.via, 0) {
+    match tail::encode(bytes.len() as u64, CALL, variant.via, 0) {
         Ok(code) => bytes.extend(code.as_slice()),
         Err(anomaly) => panic!("{anomaly}"),
     }

@@ -5,11 +5,13 @@
 //! code layouts. Figures of one layout, or of a loop that is not pinned, mean nothing here: branch
 //! predictors see addresses. In an emulator there is no predictor and the cycles are void.
 //!
-//! Reading order: code.rs (what is generated), exec.rs (how it is run), measure.rs, report.rs.
+//! Reading order: code.rs (what is generated), exec.rs (how it is run), measure.rs, report.rs,
+//! reach.rs (what must hold).
 
 mod code;
 mod exec;
 mod measure;
+mod reach;
 mod report;
 
 use code::{Guard, VARIANTS, row};
@@ -18,10 +20,12 @@ use measure::Plan;
 use text_patching::kcfi::{Form, TAIL, TRAP_UD2, TRAP_UDB};
 
 const HELP: &str = "\
-usage: limen-bench-cfi [--tiny] [--json] [--svg FILE]
+usage: limen-bench-cfi [--tiny] [--json] [--svg FILE] [--like HEX]
   --tiny      a few calls only: shows that everything works, not what it costs
   --json      one JSON object instead of the table
-  --svg FILE  also draw cycles over call sites";
+  --svg FILE  also draw cycles over call sites
+  --like HEX  20 bytes of a checked call in a kernel image: measure exactly these
+exit status: 0 the reach is met, 1 it is not, 2 wrong arguments";
 
 fn main() -> std::process::ExitCode {
     let mut plan = Plan::full();
@@ -32,6 +36,7 @@ fn main() -> std::process::ExitCode {
             "--tiny" => plan = Plan::tiny(),
             "--json" => as_json = true,
             "--svg" => svg = args.next(),
+            "--like" if args.next().is_some_and(|hex| like(&hex)) => {}
             _ => {
                 eprintln!("{HELP}");
                 return std::process::ExitCode::from(2);
@@ -51,9 +56,13 @@ fn main() -> std::process::ExitCode {
     } else {
         print!("{}", report::table(&points));
         println!(
-            "\n{ticks_per_cycle:.3} ticks per core cycle, {} layouts",
-            plan.layouts
+            "\n{ticks_per_cycle:.3} ticks per core cycle, {} layouts, best of {} rounds in each",
+            plan.layouts, plan.rounds
         );
+    }
+    let reach = reach::judge(&points);
+    if !as_json {
+        reach.iter().for_each(|line| println!("{line}"));
     }
     if let Some(path) = svg
         && let Err(error) = std::fs::write(&path, report::svg(&points))
@@ -61,7 +70,20 @@ fn main() -> std::process::ExitCode {
         eprintln!("{path}: {error}");
         return std::process::ExitCode::from(2);
     }
-    std::process::ExitCode::SUCCESS
+    let met = plan.is_tiny() || reach.iter().all(|line| line.met);
+    std::process::ExitCode::from(u8::from(!met))
+}
+
+/// Takes the sequence from an image's bytes; false if it cannot be measured.
+fn like(hex: &str) -> bool {
+    let digits = |at: usize| u8::from_str_radix(hex.get(at..at + 2)?, 16).ok();
+    let bytes: Option<Vec<u8>> = (0..hex.len()).step_by(2).map(digits).collect();
+    let Some(Ok(site)) = bytes.map(<[u8; 20]>::try_from) else { return false };
+    let result = code::be_like(&site);
+    if let Err(why) = &result {
+        eprintln!("{why}");
+    }
+    result.is_ok()
 }
 
 /// Every check must trap on a target of another type, at the address that the kernel's handler
@@ -127,6 +149,7 @@ mod tests {
         ];
         let table = report::table(&points);
         let json = report::json(&points, 1.0);
+        assert!(json["reach"].is_array());
         let svg = report::svg(&points);
         for variant in VARIANTS {
             assert!(table.contains(variant.name));

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::code::VARIANTS;
 use crate::measure::{Point, Spread};
+use crate::reach;
 
 /// The table for people: core cycles per call, and the ratio to the unchecked call.
 #[must_use]
@@ -56,8 +57,14 @@ pub fn json(points: &[Point], ticks_per_cycle: f64) -> Value {
             .collect();
         json!({ "sites": p.sites, "targets": p.targets, "work": p.work, "variants": variants })
     };
-    let points: Vec<Value> = points.iter().map(point).collect();
-    json!({ "bench": "cfi", "ticks_per_cycle": ticks_per_cycle, "points": points })
+    let values: Vec<Value> = points.iter().map(point).collect();
+    let reach: Vec<Value> = reach::judge(points)
+        .iter()
+        .map(|line| json!({ "claim": line.text, "met": line.met }))
+        .collect();
+    json!({
+        "bench": "cfi", "ticks_per_cycle": ticks_per_cycle, "points": values, "reach": reach,
+    })
 }
 
 const WIDTH: f64 = 860.0;
