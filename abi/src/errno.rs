@@ -1,20 +1,33 @@
 //! Error numbers, as system calls return them (errno(3)).
 
-/// A Linux error number. What a program sees is its negative.
+/// A Linux error number. What a program sees is its negative. As wide as a result, so that a
+/// `Result<u64, Errno>` is returned in two registers.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Errno(pub i32);
+pub struct Errno(u64);
 
 impl Errno {
+    /// The error with this number.
+    #[must_use]
+    pub const fn new(number: u32) -> Errno {
+        Errno(number as u64)
+    }
+
+    /// Its number.
+    #[must_use]
+    pub const fn number(self) -> i32 {
+        self.0 as i32
+    }
+
     /// What the system call leaves in RAX.
     #[must_use]
     pub const fn to_raw(self) -> u64 {
-        (-(self.0 as i64)) as u64
+        self.0.wrapping_neg()
     }
 
     /// The name, such as `"ENOENT"`; `"E?"` for a number that Linux does not use.
     #[must_use]
     pub fn name(self) -> &'static str {
-        NAMES.iter().find(|(number, _)| *number == self.0).map_or("E?", |(_, name)| name)
+        NAMES.iter().find(|(number, _)| *number == self.number()).map_or("E?", |(_, name)| name)
     }
 }
 
@@ -28,7 +41,7 @@ macro_rules! numbers {
     ($($name:ident)*) => {
         #[expect(missing_docs, reason = "errno(3) describes each")]
         impl Errno {
-            $(pub const $name: Errno = Errno(linux_raw_sys::errno::$name as i32);)*
+            $(pub const $name: Errno = Errno::new(linux_raw_sys::errno::$name);)*
         }
         const NAMES: &[(i32, &str)] =
             &[$((linux_raw_sys::errno::$name as i32, stringify!($name))),*];
@@ -55,11 +68,11 @@ numbers! {
 /// program ever sees these numbers.
 impl Errno {
     /// Restart if the handler was installed with SA_RESTART or there is none; else EINTR.
-    pub const ERESTARTSYS: Errno = Errno(512);
+    pub const ERESTARTSYS: Errno = Errno::new(512);
     /// Restart always.
-    pub const ERESTARTNOINTR: Errno = Errno(513);
+    pub const ERESTARTNOINTR: Errno = Errno::new(513);
     /// Restart if there is no handler; else EINTR.
-    pub const ERESTARTNOHAND: Errno = Errno(514);
+    pub const ERESTARTNOHAND: Errno = Errno::new(514);
     /// Go on by restart_syscall(2) with a changed timeout if there is no handler; else EINTR.
-    pub const ERESTART_RESTARTBLOCK: Errno = Errno(516);
+    pub const ERESTART_RESTARTBLOCK: Errno = Errno::new(516);
 }

@@ -77,7 +77,7 @@ pub fn uname(args: &Args) -> Result<u64> {
         let len = value.len().min(NAME_MAX);
         field[..len].copy_from_slice(&value[..len]);
     }
-    UserPtr::new(args.a0).write(&name)?;
+    UserPtr::new(args.a0()).write(&name)?;
     Ok(0)
 }
 
@@ -86,10 +86,10 @@ fn name_argument(args: &Args) -> Result<Vec<u8>> {
     if !current().process.credentials().has(CAP_SYS_ADMIN) {
         return Err(Errno::EPERM);
     }
-    if args.a1 as i32 as usize > NAME_MAX {
+    if args.a1() as i32 as usize > NAME_MAX {
         return Err(Errno::EINVAL);
     }
-    UserPtr::<u8>::new(args.a0).read_many(args.a1 as i32 as usize)
+    UserPtr::<u8>::new(args.a0()).read_many(args.a1() as i32 as usize)
 }
 
 /// sethostname(2).
@@ -148,6 +148,6 @@ pub fn sysinfo(args: &Args) -> Result<u64> {
         unit_bytes: 1,
         tail: [0; 4],
     };
-    UserPtr::new(args.a0).write(&info)?;
+    UserPtr::new(args.a0()).write(&info)?;
     Ok(0)
 }

@@ -23,6 +23,7 @@ const KNOWN: &[Param] = &[
     value("mitigations"),
     value("cfi"),
     value("spectre_v2"),
+    value("sysret"),
     value("virtio_mmio.device"),
     flag("ktest"),
     value("ktest"),

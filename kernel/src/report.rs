@@ -107,6 +107,8 @@ fn send_counters() {
         ("memory-used-bytes", (total - free) as u64 * page),
         ("kernel-slab-bytes", machine::slab_bytes() as u64),
         ("run-ns", crate::time::now_ns()),
+        ("exits-sysret", machine::entry::exits_of(entry::Origin::Syscall).0),
+        ("exits-iret", machine::entry::exits_of(entry::Origin::Syscall).1),
     ];
     for (name, value) in counters {
         send(&ToHost::Counter { name: String::from(name), value });

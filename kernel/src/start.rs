@@ -130,7 +130,7 @@ fn first_program(
             let path = config.program.clone();
             report::finish(&match error {
                 Errno::ENOENT | Errno::ENOTDIR => ToHost::NotFound { path },
-                _ => ToHost::NotExecutable { errno: error.0 as u16, path },
+                _ => ToHost::NotExecutable { errno: error.number() as u16, path },
             })
         }
     };

@@ -196,6 +196,7 @@ extern "C" fn boot_first_cpu(start_info: u64) -> ! {
     selftest::check_registers();
     selftest::check_page_tables();
     cfi::boot_pass(crate::boot::info().command_line);
+    crate::entry::apply_options(crate::boot::info().command_line);
     smp::start_others();
     limen_main()
 }
@@ -214,7 +215,7 @@ pub(crate) extern "C" fn boot_other_cpu(cpu: u64) -> ! {
     limen_secondary()
 }
 
-fn wants_pti(command_line: &str) -> bool {
+fn meltdown_facts() -> entry::MeltdownFacts {
     let [_, b, c, d] = cpu::cpuid(0, 0);
     let mut vendor = [0; 12];
     for (i, word) in [b, d, c].into_iter().enumerate() {
@@ -222,10 +223,16 @@ fn wants_pti(command_line: &str) -> bool {
     }
     let rdcl_no =
         cpu::features().arch_capabilities && cpu::rdmsr(cpu::msr::ARCH_CAPABILITIES) & 1 != 0;
-    entry::wants_pti(
-        entry::PtiOption::from_command_line(command_line),
-        &entry::MeltdownFacts { vendor, rdcl_no },
-    )
+    entry::MeltdownFacts { vendor, rdcl_no }
+}
+
+fn wants_pti(command_line: &str) -> bool {
+    entry::wants_pti(entry::PtiOption::from_command_line(command_line), &meltdown_facts())
+}
+
+/// What is done about Meltdown on this CPU, in the words of Linux's `vulnerabilities/meltdown`.
+pub fn meltdown() -> &'static str {
+    meltdown_facts().describe(paging::has_pti())
 }
 
 fn segments() -> [Segment; 4] {

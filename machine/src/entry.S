@@ -21,6 +21,10 @@
 .macro push_registers rax=%rax
     push %rdi
     push %rsi
+    push_below_rsi \rax
+.endm
+
+.macro push_below_rsi rax=%rax
     push %rdx
     push %rcx
     push \rax
@@ -233,19 +237,7 @@ common_vector:
     push %rsi
     mov 8(%rsp), %rsi
     mov %rdi, 8(%rsp)
-    push %rdx
-    push %rcx
-    push %rax
-    push %r8
-    push %r9
-    push %r10
-    push %r11
-    push %rbx
-    push %rbp
-    push %r12
-    push %r13
-    push %r14
-    push %r15
+    push_below_rsi
     mov %rsp, %rdi
     testb $3, {CS}(%rsp)
     jz vector_from_kernel

@@ -7,11 +7,14 @@
 use core::arch::global_asm;
 use core::mem::{offset_of, size_of};
 
-use entry::{Exit, PtRegs, decide, flags, selector};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use entry::{Exit, IretReason, Origin, PtRegs, decide, flags, selector};
 
 use crate::cpu::{self, msr};
 use crate::paging::{KERNEL_STACK_SIZE, USER_END};
 use crate::percpu::{self, CpuLocal};
+use crate::static_branch::{self, StaticKey, static_branch_unlikely};
 use crate::{apic, cfi, irq, panic, text_poke, uaccess};
 
 global_asm!(
@@ -105,7 +108,7 @@ unsafe extern "Rust" {
 extern "C" fn syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
     cpu::irq_enable();
     limen_syscall(regs, number);
-    prepare_return(regs)
+    prepare_return(regs, Origin::Syscall)
 }
 
 #[unsafe(no_mangle)]
@@ -118,7 +121,7 @@ extern "C" fn vector_from_user(regs: &mut PtRegs, vector: u64) -> bool {
         regs.orig_rax = u64::MAX;
         percpu::in_handler(|| interrupt(vector as u8, true));
     }
-    prepare_return(regs)
+    prepare_return(regs, Origin::Vector)
 }
 
 fn user_exception(regs: &mut PtRegs, number: u8) {
@@ -140,29 +143,82 @@ fn user_exception(regs: &mut PtRegs, number: u8) {
 
 /// Does the exit work and decides how to return. Interrupts are masked when it returns, and stay so
 /// until the program runs. True: by SYSRET.
-pub(crate) fn prepare_return(regs: &mut PtRegs) -> bool {
+#[inline(always)]
+pub(crate) fn prepare_return(regs: &mut PtRegs, origin: Origin) -> bool {
     loop {
         cpu::irq_disable();
         let work = crate::task::pending_work();
         if work != 0 {
             cpu::irq_enable();
             limen_exit_work(regs, work);
-        } else if is_returnable(regs) {
-            return decide(regs, USER_END) == Exit::Sysret;
-        } else {
-            cpu::irq_enable();
-            limen_bad_return(regs);
+            continue;
+        }
+        match decide(regs, USER_END) {
+            Exit::Sysret if static_branch_unlikely::<SysretOff>() => {
+                return count_iret(origin, IretReason::SwitchedOff);
+            }
+            Exit::Sysret => {
+                count(origin, SYSRET);
+                return true;
+            }
+            Exit::Iret(reason) => return count_iret(origin, reason),
+            Exit::Refuse => {
+                cpu::irq_enable();
+                limen_bad_return(regs);
+            }
         }
     }
 }
 
-/// Whether IRET to this frame cannot fault: then `decide` only chooses the faster way.
+/// On with `sysret=off`: every return is an IRET, so that its price can be seen.
+struct SysretOff;
+
+impl StaticKey for SysretOff {
+    const ID: u32 = static_branch::id::SYSRET_OFF;
+}
+
+/// Switches SYSRET off if the kernel's command line says so.
+pub fn apply_options(command_line: &str) {
+    let last = command_line.split_ascii_whitespace().rev().find_map(|w| w.strip_prefix("sysret="));
+    if last == Some("off") && static_branch::set::<SysretOff>(true).is_err() {
+        crate::log!("sysret=off: not switched off, this image has no site tables");
+    }
+}
+
+/// Columns of [`ExitCounts`]: SYSRET, then the reasons for IRET in the order of their numbers.
+const EXIT_KINDS: usize = 1 + IretReason::ALL.len();
+const SYSRET: usize = 0;
+
+/// Returns to programs on one CPU, by [`Origin`] (rows), and by SYSRET or the reason for IRET.
+pub type ExitCounts = [[AtomicU64; EXIT_KINDS]; Origin::ALL.len()];
+
+/// The counts of CPU `cpu` since it started.
+pub fn exit_counts(cpu: usize) -> &'static ExitCounts {
+    &percpu::of(cpu).exits
+}
+
+/// Returns to programs after one kind of entry, on all CPUs: by SYSRET, and by IRET.
+pub fn exits_of(origin: Origin) -> (u64, u64) {
+    let mut sums = (0, 0);
+    for cpu in 0..cpu::cpu_count() {
+        let row = exit_counts(cpu)[origin as usize].each_ref().map(|n| n.load(Ordering::Relaxed));
+        sums.0 += row[SYSRET];
+        sums.1 += row.iter().sum::<u64>() - row[SYSRET];
+    }
+    sums
+}
+
 #[inline(always)]
-fn is_returnable(regs: &PtRegs) -> bool {
-    regs.cs == u64::from(selector::USER_CS)
-        && regs.ss == u64::from(selector::USER_DS)
-        && regs.rip < 1 << 47
-        && regs.rflags & (flags::IF | flags::IOPL | flags::VM) == flags::IF
+fn count(origin: Origin, kind: usize) {
+    // Only this CPU writes the word, and interrupts are masked: no locked instruction is needed.
+    let word = &percpu::local().exits[origin as usize][kind];
+    word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+}
+
+#[inline(never)]
+fn count_iret(origin: Origin, reason: IretReason) -> bool {
+    count(origin, 1 + reason as usize);
+    false
 }
 
 #[unsafe(no_mangle)]
@@ -234,7 +290,7 @@ fn interrupt(number: u8, from_user: bool) {
     match number {
         apic::VECTOR_TIMER => {
             apic::end_of_interrupt();
-            percpu::local().ticks.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+            percpu::local().ticks.fetch_add(1, Ordering::Relaxed);
             limen_timer_tick(from_user);
         }
         apic::VECTOR_RESCHEDULE => {

@@ -1095,8 +1095,3 @@ impl PageTable {
         count
     }
 }
-
-/// Makes every CPU forget the kernel's translations; see [`tlb`].
-pub(crate) fn flush_kernel_everywhere() {
-    tlb::flush_kernel();
-}

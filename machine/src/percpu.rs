@@ -6,7 +6,7 @@
 
 use core::arch::asm;
 use core::cell::{Cell, UnsafeCell};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::cpu::{MAX_CPUS, msr, wrmsr};
 use crate::task::Task;
@@ -38,8 +38,8 @@ pub(crate) struct CpuLocal {
     pub(crate) tlb_wanted: AtomicU32,
     /// Timer ticks taken, for the watchdog and /proc/interrupts.
     pub(crate) ticks: AtomicU64,
-    /// Progress marks for the watchdog: scheduler passes and idle entries.
-    pub(crate) progress: AtomicU64,
+    /// Returns to programs, see `entry`.
+    pub(crate) exits: crate::entry::ExitCounts,
 }
 
 // SAFETY: `Cell` fields are written only by the CPU that owns the structure (through GS) or before
@@ -61,7 +61,7 @@ impl CpuLocal {
             apic_id: Cell::new(0),
             tlb_wanted: AtomicU32::new(0),
             ticks: AtomicU64::new(0),
-            progress: AtomicU64::new(0),
+            exits: [const { [const { AtomicU64::new(0) }; _] }; _],
         }
     }
 }
@@ -93,6 +93,8 @@ pub fn cpu_id() -> usize {
         asm!("mov {:e}, gs:{}", out(reg) id, const core::mem::offset_of!(CpuLocal, cpu_id),
              options(pure, readonly, nostack, preserves_flags));
     }
+    // SAFETY: `init` panics for an id that has no structure, so no other value is ever stored.
+    unsafe { core::hint::assert_unchecked((id as usize) < MAX_CPUS) };
     id as usize
 }
 
@@ -139,11 +141,6 @@ pub(crate) fn in_handler(f: impl FnOnce()) {
     atomic_enter();
     f();
     atomic_exit();
-}
-
-/// Marks that this CPU got somewhere, for the watchdog.
-pub fn note_progress() {
-    local().progress.fetch_add(1, Ordering::Relaxed);
 }
 
 /// One `T` for each CPU, each on cache lines of its own.

@@ -22,6 +22,8 @@ pub trait StaticKey {
 pub mod id {
     /// Whether system calls are counted for a report at the end.
     pub const COUNT_SYSCALLS: u32 = 1;
+    /// Whether every return to a program is by IRET.
+    pub const SYSRET_OFF: u32 = 4;
     /// A key of the in-kernel tests.
     pub const KTEST: u32 = 2;
     /// A key of the in-kernel tests with a site of the other kind.

@@ -15,7 +15,7 @@ use core::marker::PhantomData;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
-use entry::PtRegs;
+use entry::{Origin, PtRegs};
 
 use crate::cpu::{self, MAX_CPUS, features, msr, wrmsr};
 use crate::fpu::FpuState;
@@ -142,7 +142,7 @@ extern "C" fn task_run_closure(main: *mut KernelMain) -> ! {
 #[unsafe(no_mangle)]
 extern "C" fn task_first_return(regs: &mut PtRegs) -> bool {
     limen_task_started();
-    crate::entry::prepare_return(regs)
+    crate::entry::prepare_return(regs, Origin::NewThread)
 }
 
 impl Task {

@@ -1,7 +1,7 @@
 //! sysfs (sysfs(5)): the little of it that programs look at: CPUs, memory nodes, and the places of
 //! what other parts of the kernel report there.
 //!
-//! /sys/devices/system/cpu/vulnerabilities is empty until the kernel can say the truth there.
+//! /sys/devices/system/cpu/vulnerabilities names only what the kernel knows the truth about.
 
 use alloc::boxed::Box;
 use alloc::string::ToString;
@@ -80,7 +80,13 @@ static CPUS: &[(&str, Static)] = &[
     ("online", Static::File(online)),
     ("possible", Static::File(online)),
     ("present", Static::File(online)),
-    ("vulnerabilities", Static::Directory(EMPTY)),
+    (
+        "vulnerabilities",
+        Static::Directory(&[(
+            "meltdown",
+            Static::File(|out| line(out, machine::boot::meltdown())),
+        )]),
+    ),
 ];
 
 fn line(out: &mut Text, text: &str) -> Result<()> {

@@ -417,7 +417,7 @@ fn height(file_id: u64, room: usize) -> usize {
 
 /// epoll_create(2): the size must be positive and means nothing.
 pub fn sys_epoll_create(a: &Args) -> Result<u64> {
-    if (a.a0 as i32) <= 0 {
+    if (a.a0() as i32) <= 0 {
         return Err(Errno::EINVAL);
     }
     create(0)
@@ -425,7 +425,7 @@ pub fn sys_epoll_create(a: &Args) -> Result<u64> {
 
 /// epoll_create1(2).
 pub fn sys_epoll_create1(a: &Args) -> Result<u64> {
-    create(a.a0 as u32)
+    create(a.a0() as u32)
 }
 
 fn create(flags: u32) -> Result<u64> {
@@ -445,15 +445,15 @@ fn create(flags: u32) -> Result<u64> {
 
 /// epoll_ctl(2).
 pub fn sys_epoll_ctl(a: &Args) -> Result<u64> {
-    let operation = a.a1 as u32;
+    let operation = a.a1() as u32;
     let mut event = if operation == raw::EPOLL_CTL_DEL {
         Event { events: 0, data: 0 }
     } else {
-        UserPtr::<Event>::new(a.a3).read()?
+        UserPtr::<Event>::new(a.a3()).read()?
     };
-    let set = super::file_at(a.a0)?;
-    let file = super::file_at(a.a2)?;
-    let fd = a.a2 as Fd;
+    let set = super::file_at(a.a0())?;
+    let file = super::file_at(a.a2())?;
+    let fd = a.a2() as Fd;
     if !is_pollable(&file) {
         return Err(Errno::EPERM);
     }
@@ -494,13 +494,13 @@ fn is_pollable(file: &File) -> bool {
 
 /// Reads a set's file and checks the arguments that all waits share.
 fn wait(a: &Args, deadline: Option<Deadline>) -> Result<u64> {
-    let max = a.a2 as i32;
+    let max = a.a2() as i32;
     if max <= 0 || max as usize > i32::MAX as usize / size_of::<Event>() {
         return Err(Errno::EINVAL);
     }
-    let set = super::file_at(a.a0)?;
+    let set = super::file_at(a.a0())?;
     let epoll = set.ops_as::<Epoll>().ok_or(Errno::EINVAL)?;
-    epoll.wait(UserPtr::new(a.a1), max as usize, deadline)
+    epoll.wait(UserPtr::new(a.a1()), max as usize, deadline)
 }
 
 /// A timeout in milliseconds: negative is for ever.
@@ -510,18 +510,18 @@ fn deadline_ms(timeout: u64) -> Option<Deadline> {
 
 /// epoll_wait(2).
 pub fn sys_epoll_wait(a: &Args) -> Result<u64> {
-    wait(a, deadline_ms(a.a3))
+    wait(a, deadline_ms(a.a3()))
 }
 
 /// epoll_pwait(2).
 pub fn sys_epoll_pwait(a: &Args) -> Result<u64> {
-    signals::replace_mask(a.a4, a.a5)?;
-    wait(a, deadline_ms(a.a3))
+    signals::replace_mask(a.a4(), a.a5())?;
+    wait(a, deadline_ms(a.a3()))
 }
 
 /// epoll_pwait2(2): the timeout is a `struct timespec`.
 pub fn sys_epoll_pwait2(a: &Args) -> Result<u64> {
-    let deadline = read_timeout(a.a3)?.map(Deadline::after_ns);
-    signals::replace_mask(a.a4, a.a5)?;
+    let deadline = read_timeout(a.a3())?.map(Deadline::after_ns);
+    signals::replace_mask(a.a4(), a.a5())?;
     wait(a, deadline)
 }

@@ -135,12 +135,12 @@ impl FileOps for EventFd {
 
 /// eventfd(2), the old call without flags.
 pub fn sys_eventfd(a: &Args) -> Result<u64> {
-    make(a.a0 as u32, 0)
+    make(a.a0() as u32, 0)
 }
 
 /// eventfd2(2): what the library calls eventfd.
 pub fn sys_eventfd2(a: &Args) -> Result<u64> {
-    make(a.a0 as u32, a.a1 as u32)
+    make(a.a0() as u32, a.a1() as u32)
 }
 
 fn make(initial: u32, flags: u32) -> Result<u64> {

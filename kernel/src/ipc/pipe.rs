@@ -537,12 +537,12 @@ pub fn open_node(inode: Arc<dyn Inode>, flags: u32) -> Result<Arc<dyn FileOps>> 
 
 /// pipe(2).
 pub fn sys_pipe(a: &Args) -> Result<u64> {
-    make(a.a0, 0)
+    make(a.a0(), 0)
 }
 
 /// pipe2(2).
 pub fn sys_pipe2(a: &Args) -> Result<u64> {
-    make(a.a0, a.a1 as u32)
+    make(a.a0(), a.a1() as u32)
 }
 
 fn make(address: u64, flags: u32) -> Result<u64> {

@@ -119,10 +119,10 @@ fn poll(address: u64, count: u64, deadline: Option<Deadline>) -> Result<u64> {
 
 /// poll(2): the timeout is in milliseconds, negative for ever.
 pub fn sys_poll(a: &Args) -> Result<u64> {
-    let timeout_ms = a.a2 as i32;
+    let timeout_ms = a.a2() as i32;
     let deadline =
         u64::try_from(timeout_ms).ok().map(|ms| Deadline::after_ns(ms * 1_000_000));
-    poll_restartably(a.a0, a.a1, deadline)
+    poll_restartably(a.a0(), a.a1(), deadline)
 }
 
 /// A poll(2) that goes on after a signal without handler.
@@ -141,10 +141,10 @@ fn poll_restartably(fds: u64, count: u64, deadline: Option<Deadline>) -> Result<
 
 /// ppoll(2): the remaining time is written back.
 pub fn sys_ppoll(a: &Args) -> Result<u64> {
-    let deadline = read_timeout(a.a2)?.map(Deadline::after_ns);
-    signals::replace_mask(a.a3, a.a4)?;
-    let result = poll(a.a0, a.a1, deadline).map_err(not_restarted);
-    write_rest(a.a2, deadline, |address, rest_ns| {
+    let deadline = read_timeout(a.a2())?.map(Deadline::after_ns);
+    signals::replace_mask(a.a3(), a.a4())?;
+    let result = poll(a.a0(), a.a1(), deadline).map_err(not_restarted);
+    write_rest(a.a2(), deadline, |address, rest_ns| {
         UserPtr::<TimeSpec>::new(address).write(&TimeSpec::from_ns(rest_ns))
     });
     result
@@ -221,7 +221,7 @@ impl BitSet {
 
 /// The common part of select and pselect6.
 fn select(a: &Args, deadline: Option<Deadline>) -> Result<u64> {
-    let count = a.a0 as i32;
+    let count = a.a0() as i32;
     if count < 0 {
         return Err(Errno::EINVAL);
     }
@@ -231,7 +231,7 @@ fn select(a: &Args, deadline: Option<Deadline>) -> Result<u64> {
     let most = process.limit(LIMIT_NOFILE).min(crate::fs::file::MAX_FDS as u64) as usize;
     let count = (count as usize).min(most.next_multiple_of(WORD_BITS));
     let mut sets =
-        [BitSet::read(a.a1, count)?, BitSet::read(a.a2, count)?, BitSet::read(a.a3, count)?];
+        [BitSet::read(a.a1(), count)?, BitSet::read(a.a2(), count)?, BitSet::read(a.a3(), count)?];
     let found = wait_many(deadline, |table| {
         for set in &mut sets {
             set.found.fill(0);
@@ -274,7 +274,7 @@ fn select_one(
 
 /// select(2): the timeout is a `struct timeval`, and the rest is written back.
 pub fn sys_select(a: &Args) -> Result<u64> {
-    let timeout = match UserPtr::<[i64; 2]>::new(a.a4).non_null() {
+    let timeout = match UserPtr::<[i64; 2]>::new(a.a4()).non_null() {
         None => None,
         Some(timeval) => {
             let [sec, usec] = timeval.read()?;
@@ -287,7 +287,7 @@ pub fn sys_select(a: &Args) -> Result<u64> {
     };
     let deadline = timeout.map(Deadline::after_ns);
     let result = select(a, deadline);
-    write_rest(a.a4, deadline, |address, rest_ns| {
+    write_rest(a.a4(), deadline, |address, rest_ns| {
         let us = rest_ns.div_ceil(1000);
         let rest = [(us / 1_000_000) as i64, (us % 1_000_000) as i64];
         UserPtr::<[i64; 2]>::new(address).write(&rest)
@@ -297,14 +297,14 @@ pub fn sys_select(a: &Args) -> Result<u64> {
 
 /// pselect6(2): a `struct timespec`, and a pair (address of a signal set, its size) as sixth.
 pub fn sys_pselect6(a: &Args) -> Result<u64> {
-    let mask = match UserPtr::<[u64; 2]>::new(a.a5).non_null() {
+    let mask = match UserPtr::<[u64; 2]>::new(a.a5()).non_null() {
         Some(pair) => pair.read()?,
         None => [0, 0],
     };
-    let deadline = read_timeout(a.a4)?.map(Deadline::after_ns);
+    let deadline = read_timeout(a.a4())?.map(Deadline::after_ns);
     signals::replace_mask(mask[0], mask[1])?;
     let result = select(a, deadline);
-    write_rest(a.a4, deadline, |address, rest_ns| {
+    write_rest(a.a4(), deadline, |address, rest_ns| {
         UserPtr::<TimeSpec>::new(address).write(&TimeSpec::from_ns(rest_ns))
     });
     result

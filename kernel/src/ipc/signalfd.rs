@@ -134,12 +134,12 @@ impl FileOps for SignalFd {
 
 /// signalfd(2), the old call without flags.
 pub fn sys_signalfd(a: &Args) -> Result<u64> {
-    make(a.a0 as i32, a.a1, a.a2, 0)
+    make(a.a0() as i32, a.a1(), a.a2(), 0)
 }
 
 /// signalfd4(2): a new file, or another set for an old one.
 pub fn sys_signalfd4(a: &Args) -> Result<u64> {
-    make(a.a0 as i32, a.a1, a.a2, a.a3 as u32)
+    make(a.a0() as i32, a.a1(), a.a2(), a.a3() as u32)
 }
 
 fn make(fd: i32, address: u64, size: u64, flags: u32) -> Result<u64> {

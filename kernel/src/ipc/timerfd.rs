@@ -205,7 +205,7 @@ impl FileOps for TimerFd {
 
 /// timerfd_create(2).
 pub fn sys_timerfd_create(a: &Args) -> Result<u64> {
-    let (clock, flags) = (a.a0 as u32, a.a1 as u32);
+    let (clock, flags) = (a.a0() as u32, a.a1() as u32);
     if flags & !(raw::TFD_CLOEXEC | raw::TFD_NONBLOCK) != 0 {
         return Err(Errno::EINVAL);
     }
@@ -233,13 +233,13 @@ pub fn sys_timerfd_create(a: &Args) -> Result<u64> {
 
 /// timerfd_settime(2).
 pub fn sys_timerfd_settime(a: &Args) -> Result<u64> {
-    let flags = a.a1 as u32;
-    let new = UserPtr::<ITimerSpec>::new(a.a2).read()?;
+    let flags = a.a1() as u32;
+    let new = UserPtr::<ITimerSpec>::new(a.a2()).read()?;
     let (value_ns, interval_ns) = (new.value.to_ns()?, new.interval.to_ns()?);
     if flags & !(raw::TFD_TIMER_ABSTIME | raw::TFD_TIMER_CANCEL_ON_SET) != 0 {
         return Err(Errno::EINVAL);
     }
-    let file = super::file_at(a.a0)?;
+    let file = super::file_at(a.a0())?;
     let core = &file.ops_as::<TimerFd>().ok_or(Errno::EINVAL)?.core;
     let is_absolute = flags & raw::TFD_TIMER_ABSTIME != 0;
     let old = {
@@ -261,15 +261,15 @@ pub fn sys_timerfd_settime(a: &Args) -> Result<u64> {
         }
         old
     };
-    UserPtr::<ITimerSpec>::new(a.a3).write_if_some(&old)?;
+    UserPtr::<ITimerSpec>::new(a.a3()).write_if_some(&old)?;
     Ok(0)
 }
 
 /// timerfd_gettime(2).
 pub fn sys_timerfd_gettime(a: &Args) -> Result<u64> {
-    let file = super::file_at(a.a0)?;
+    let file = super::file_at(a.a0())?;
     let core = &file.ops_as::<TimerFd>().ok_or(Errno::EINVAL)?.core;
     let now = core.remaining(&core.state.lock());
-    UserPtr::<ITimerSpec>::new(a.a1).write(&now)?;
+    UserPtr::<ITimerSpec>::new(a.a1()).write(&now)?;
     Ok(0)
 }

@@ -260,11 +260,6 @@ impl Mm {
     pub fn total_bytes(&self) -> u64 {
         self.inner.lock().total_bytes()
     }
-
-    /// Whether `other` is this address space.
-    pub fn is_same(&self, other: &Mm) -> bool {
-        core::ptr::eq(self, other)
-    }
 }
 
 impl MmInner {

@@ -61,9 +61,9 @@ fn current_mm() -> Result<Arc<Mm>> {
 
 /// mmap(2).
 pub fn mmap(a: &Args) -> Result<u64> {
-    let (hint, flags, fd, offset) = (a.a0, a.a3 as u32, a.a4 as u32, a.a5);
-    let len = page_len(a.a1)?;
-    let prot = prot_from_bits(a.a2)?;
+    let (hint, flags, fd, offset) = (a.a0(), a.a3() as u32, a.a4() as u32, a.a5());
+    let len = page_len(a.a1())?;
+    let prot = prot_from_bits(a.a2())?;
     let kind = flags & raw::MAP_TYPE;
     let shared = match kind {
         raw::MAP_PRIVATE => false,
@@ -167,8 +167,8 @@ fn map_area(
 
 /// munmap(2).
 pub fn munmap(a: &Args) -> Result<u64> {
-    let len = if a.a1 == 0 { return Err(Errno::EINVAL) } else { a.a1 };
-    let (start, end) = page_range(a.a0, len, Errno::EINVAL)?;
+    let len = if a.a1() == 0 { return Err(Errno::EINVAL) } else { a.a1() };
+    let (start, end) = page_range(a.a0(), len, Errno::EINVAL)?;
     let removed = current_mm()?.with(|inner| inner.unmap(start, end));
     drop(removed);
     Ok(0)
@@ -176,8 +176,8 @@ pub fn munmap(a: &Args) -> Result<u64> {
 
 /// mprotect(2).
 pub fn mprotect(a: &Args) -> Result<u64> {
-    let (start, end) = page_range(a.a0, a.a1, Errno::ENOMEM)?;
-    let prot = prot_from_bits(a.a2)?;
+    let (start, end) = page_range(a.a0(), a.a1(), Errno::ENOMEM)?;
+    let prot = prot_from_bits(a.a2())?;
     if start == end {
         return Ok(0);
     }
@@ -236,7 +236,7 @@ impl MmInner {
 
 /// brk(2): returns the new end of the heap, or the old one if it cannot be moved.
 pub fn brk(a: &Args) -> Result<u64> {
-    let wanted = a.a0;
+    let wanted = a.a0();
     let process = &current().process;
     let (limit, total_limit) = (process.limit(LIMIT_DATA), process.limit(LIMIT_AS));
     let mut removed = None;
@@ -270,7 +270,7 @@ pub fn brk(a: &Args) -> Result<u64> {
 
 /// mremap(2).
 pub fn mremap(a: &Args) -> Result<u64> {
-    let (old, flags, target) = (a.a0, a.a3 as u32, a.a4);
+    let (old, flags, target) = (a.a0(), a.a3() as u32, a.a4());
     let known = raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED | raw::MREMAP_DONTUNMAP;
     let may_move = flags & raw::MREMAP_MAYMOVE != 0;
     let fixed = flags & raw::MREMAP_FIXED != 0;
@@ -278,8 +278,8 @@ pub fn mremap(a: &Args) -> Result<u64> {
     if flags & !known != 0 || old % PAGE != 0 || (fixed || keep) && !may_move {
         return Err(Errno::EINVAL);
     }
-    let new_len = page_len(a.a2)?;
-    let old_len = a.a1.checked_next_multiple_of(PAGE).ok_or(Errno::EINVAL)?;
+    let new_len = page_len(a.a2())?;
+    let old_len = a.a1().checked_next_multiple_of(PAGE).ok_or(Errno::EINVAL)?;
     if keep && old_len != new_len {
         return Err(Errno::EINVAL);
     }
@@ -365,8 +365,8 @@ impl MmInner {
 
 /// madvise(2).
 pub fn madvise(a: &Args) -> Result<u64> {
-    let (start, end) = page_range(a.a0, a.a1, Errno::EINVAL)?;
-    let advice = a.a2 as u32;
+    let (start, end) = page_range(a.a0(), a.a1(), Errno::EINVAL)?;
+    let advice = a.a2() as u32;
     let mm = current_mm()?;
     match advice {
         raw::MADV_NORMAL | raw::MADV_RANDOM | raw::MADV_SEQUENTIAL | raw::MADV_HUGEPAGE
@@ -463,26 +463,26 @@ fn lock_range(start: u64, len: u64, lock: bool, populate: bool) -> Result<u64> {
 
 /// mlock(2).
 pub fn mlock(a: &Args) -> Result<u64> {
-    lock_range(a.a0, a.a1, true, true)
+    lock_range(a.a0(), a.a1(), true, true)
 }
 
 /// mlock2(2).
 pub fn mlock2(a: &Args) -> Result<u64> {
-    match a.a2 {
-        0 => lock_range(a.a0, a.a1, true, true),
-        1 => lock_range(a.a0, a.a1, true, false),
+    match a.a2() {
+        0 => lock_range(a.a0(), a.a1(), true, true),
+        1 => lock_range(a.a0(), a.a1(), true, false),
         _ => Err(Errno::EINVAL),
     }
 }
 
 /// munlock(2).
 pub fn munlock(a: &Args) -> Result<u64> {
-    lock_range(a.a0, a.a1, false, false)
+    lock_range(a.a0(), a.a1(), false, false)
 }
 
 /// mlockall(2).
 pub fn mlockall(a: &Args) -> Result<u64> {
-    let flags = a.a0 as u32;
+    let flags = a.a0() as u32;
     let (now, future) = (flags & raw::MCL_CURRENT != 0, flags & raw::MCL_FUTURE != 0);
     let known = raw::MCL_CURRENT | raw::MCL_FUTURE | raw::MCL_ONFAULT;
     if flags & !known != 0 || !(now || future) {
@@ -512,9 +512,9 @@ pub fn munlockall(_: &Args) -> Result<u64> {
 
 /// mincore(2).
 pub fn mincore(a: &Args) -> Result<u64> {
-    let (start, end) = page_range(a.a0, a.a1, Errno::ENOMEM)?;
+    let (start, end) = page_range(a.a0(), a.a1(), Errno::ENOMEM)?;
     let mm = current_mm()?;
-    let target = UserPtr::<u8>::new(a.a2);
+    let target = UserPtr::<u8>::new(a.a2());
     let mut answer = [0u8; 256];
     let mut at = start;
     while at < end {
@@ -541,8 +541,8 @@ pub fn mincore(a: &Args) -> Result<u64> {
 
 /// msync(2).
 pub fn msync(a: &Args) -> Result<u64> {
-    let (start, end) = page_range(a.a0, a.a1, Errno::ENOMEM)?;
-    let flags = a.a2 as u32;
+    let (start, end) = page_range(a.a0(), a.a1(), Errno::ENOMEM)?;
+    let flags = a.a2() as u32;
     let (asynchronous, synchronous) = (flags & raw::MS_ASYNC != 0, flags & raw::MS_SYNC != 0);
     let known = raw::MS_ASYNC | raw::MS_SYNC | raw::MS_INVALIDATE;
     if flags & !known != 0 || asynchronous && synchronous {

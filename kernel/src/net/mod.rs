@@ -149,7 +149,7 @@ impl Common {
 
     /// Leaves an error for the next call, or for SO_ERROR.
     pub fn set_error(&self, error: Errno) {
-        self.error.store(error.0, Ordering::SeqCst);
+        self.error.store(error.number(), Ordering::SeqCst);
         self.readers.wake_all(0);
         self.writers.wake_all(0);
     }
@@ -165,7 +165,7 @@ impl Common {
             return None;
         }
         let error = self.error.swap(0, Ordering::SeqCst);
-        (error != 0).then_some(Errno(error))
+        (error != 0).then_some(Errno::new(error as u32))
     }
 
     /// Registers with both queues.

@@ -150,7 +150,7 @@ impl NetlinkSocket {
                 self.reply(&done)
             }
             None => {
-                let mut body = Vec::from((-Errno::EOPNOTSUPP.0).to_ne_bytes());
+                let mut body = Vec::from((-Errno::EOPNOTSUPP.number()).to_ne_bytes());
                 body.extend_from_slice(header);
                 let mut error = Vec::new();
                 message(&mut error, NLMSG_ERROR, 0, ids, &body);

@@ -179,7 +179,7 @@ fn get_int(socket: &Arc<dyn Socket>, common: &Common, name: u32) -> Result<i32> 
         raw::SO_TYPE => common.kind as i32,
         raw::SO_DOMAIN => common.domain as i32,
         raw::SO_PROTOCOL => common.protocol as i32,
-        raw::SO_ERROR => common.take_error().map_or(0, |error| error.0),
+        raw::SO_ERROR => common.take_error().map_or(0, abi::Errno::number),
         raw::SO_ACCEPTCONN => i32::from(socket.is_listening()),
         raw::SO_SNDBUF => common.send_limit() as i32,
         raw::SO_RCVBUF => common.receive_limit() as i32,

@@ -63,43 +63,43 @@ fn split_kind(kind: u32) -> Result<(u32, bool, bool)> {
 
 /// socket(2).
 pub fn socket(a: &Args) -> Result<u64> {
-    let (kind, close_on_exec, nonblocking) = split_kind(a.a1 as u32)?;
-    let socket = super::create(a.a0 as u32, kind, a.a2 as u32)?;
+    let (kind, close_on_exec, nonblocking) = split_kind(a.a1() as u32)?;
+    let socket = super::create(a.a0() as u32, kind, a.a2() as u32)?;
     give(file_for(socket, nonblocking), close_on_exec)
 }
 
 /// socketpair(2).
 pub fn socketpair(a: &Args) -> Result<u64> {
-    let (kind, close_on_exec, nonblocking) = split_kind(a.a1 as u32)?;
+    let (kind, close_on_exec, nonblocking) = split_kind(a.a1() as u32)?;
     let kind = match kind {
         1 => Kind::Stream,
         2 | 3 => Kind::Dgram,
         5 => Kind::SeqPacket,
         _ => return Err(Errno::ESOCKTNOSUPPORT),
     };
-    match a.a0 as u32 {
+    match a.a0() as u32 {
         raw::AF_UNIX => {}
         raw::AF_INET | raw::AF_INET6 | raw::AF_NETLINK => return Err(Errno::EOPNOTSUPP),
         _ => return Err(Errno::EAFNOSUPPORT),
     }
-    let [first, second] = unix::pair(kind, a.a2 as u32)?;
+    let [first, second] = unix::pair(kind, a.a2() as u32)?;
     let (first, second) = (file_for(first, nonblocking), file_for(second, nonblocking));
-    give_pair(first, second, close_on_exec, |pair| UserPtr::<[i32; 2]>::new(a.a3).write(pair))
+    give_pair(first, second, close_on_exec, |pair| UserPtr::<[i32; 2]>::new(a.a3()).write(pair))
 }
 
 /// bind(2).
 pub fn bind(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0)?;
-    let address = RawAddress::read(a.a1, a.a2)?;
+    let file = file_at(a.a0())?;
+    let address = RawAddress::read(a.a1(), a.a2())?;
     socket_of(&file)?.clone().bind(&address)?;
     Ok(0)
 }
 
 /// connect(2).
 pub fn connect(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0)?;
+    let file = file_at(a.a0())?;
     let socket = socket_of(&file)?;
-    let address = RawAddress::read(a.a1, a.a2)?;
+    let address = RawAddress::read(a.a1(), a.a2())?;
     let patience = socket.common().send_patience(file.is_nonblocking());
     socket.clone().connect(&address, patience)?;
     Ok(0)
@@ -107,8 +107,8 @@ pub fn connect(a: &Args) -> Result<u64> {
 
 /// listen(2).
 pub fn listen(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0)?;
-    socket_of(&file)?.clone().listen(a.a1 as i32)?;
+    let file = file_at(a.a0())?;
+    socket_of(&file)?.clone().listen(a.a1() as i32)?;
     Ok(0)
 }
 
@@ -119,45 +119,45 @@ pub fn accept(a: &Args) -> Result<u64> {
 
 /// accept4(2).
 pub fn accept4(a: &Args) -> Result<u64> {
-    accept_with(a, a.a3 as u32)
+    accept_with(a, a.a3() as u32)
 }
 
 fn accept_with(a: &Args, flags: u32) -> Result<u64> {
     if flags & !(SOCK_CLOEXEC | SOCK_NONBLOCK) != 0 {
         return Err(Errno::EINVAL);
     }
-    let file = file_at(a.a0)?;
+    let file = file_at(a.a0())?;
     let socket = socket_of(&file)?;
     let patience = socket.common().receive_patience(file.is_nonblocking());
     let new = socket.accept(patience)?;
-    let peer = (a.a1 != 0).then(|| new.peer_address());
+    let peer = (a.a1() != 0).then(|| new.peer_address());
     let new = file_for(new, flags & SOCK_NONBLOCK != 0);
     if let Some(peer) = peer {
         // A peer that is gone already has no address; the connection is still given.
-        peer.unwrap_or(Address::Unix(None)).write_with_len(a.a1, a.a2)?;
+        peer.unwrap_or(Address::Unix(None)).write_with_len(a.a1(), a.a2())?;
     }
     give(new, flags & SOCK_CLOEXEC != 0)
 }
 
 /// getsockname(2).
 pub fn getsockname(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0)?;
-    socket_of(&file)?.local_address().write_with_len(a.a1, a.a2)?;
+    let file = file_at(a.a0())?;
+    socket_of(&file)?.local_address().write_with_len(a.a1(), a.a2())?;
     Ok(0)
 }
 
 /// getpeername(2).
 pub fn getpeername(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0)?;
-    socket_of(&file)?.peer_address()?.write_with_len(a.a1, a.a2)?;
+    let file = file_at(a.a0())?;
+    socket_of(&file)?.peer_address()?.write_with_len(a.a1(), a.a2())?;
     Ok(0)
 }
 
 /// shutdown(2).
 pub fn shutdown(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0)?;
+    let file = file_at(a.a0())?;
     let socket = socket_of(&file)?;
-    let (receive, send) = match a.a1 as u32 {
+    let (receive, send) = match a.a1() as u32 {
         0 => (true, false),
         1 => (false, true),
         2 => (true, true),
@@ -169,15 +169,15 @@ pub fn shutdown(a: &Args) -> Result<u64> {
 
 /// setsockopt(2).
 pub fn setsockopt(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0)?;
-    options::set(socket_of(&file)?, a.a1 as u32, a.a2 as u32, a.a3, a.a4 as i32)?;
+    let file = file_at(a.a0())?;
+    options::set(socket_of(&file)?, a.a1() as u32, a.a2() as u32, a.a3(), a.a4() as i32)?;
     Ok(0)
 }
 
 /// getsockopt(2).
 pub fn getsockopt(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0)?;
-    options::get(socket_of(&file)?, a.a1 as u32, a.a2 as u32, a.a3, a.a4)?;
+    let file = file_at(a.a0())?;
+    options::get(socket_of(&file)?, a.a1() as u32, a.a2() as u32, a.a3(), a.a4())?;
     Ok(0)
 }
 
@@ -210,10 +210,10 @@ fn send_one(
 
 /// sendto(2), which is also send(2).
 pub fn sendto(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0)?;
-    let to = if a.a4 == 0 { None } else { Some(RawAddress::read(a.a4, a.a5)?) };
-    let mut source = Source::user(a.a1, a.a2.min(usize::MAX as u64) as usize);
-    send_one(&file, &mut source, to, Control::default(), a.a3 as u32)
+    let file = file_at(a.a0())?;
+    let to = if a.a4() == 0 { None } else { Some(RawAddress::read(a.a4(), a.a5())?) };
+    let mut source = Source::user(a.a1(), a.a2().min(usize::MAX as u64) as usize);
+    send_one(&file, &mut source, to, Control::default(), a.a3() as u32)
 }
 
 fn send_header(file: &Arc<File>, header: &MsgHdr, flags: u32) -> Result<u64> {
@@ -241,21 +241,21 @@ fn read_message_vector(header: &MsgHdr) -> Result<alloc::vec::Vec<crate::io::IoV
 
 /// sendmsg(2).
 pub fn sendmsg(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0)?;
-    let header = UserPtr::<MsgHdr>::new(a.a1).read()?;
-    send_header(&file, &header, a.a2 as u32)
+    let file = file_at(a.a0())?;
+    let header = UserPtr::<MsgHdr>::new(a.a1()).read()?;
+    send_header(&file, &header, a.a2() as u32)
 }
 
 /// sendmmsg(2).
 pub fn sendmmsg(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0)?;
-    let count = (a.a2 as u32 as usize).min(MESSAGES_MAX);
-    let messages = UserPtr::<MMsgHdr>::new(a.a1);
+    let file = file_at(a.a0())?;
+    let count = (a.a2() as u32 as usize).min(MESSAGES_MAX);
+    let messages = UserPtr::<MMsgHdr>::new(a.a1());
     for index in 0..count {
         let at = messages.add(index);
         let sent = at
             .read()
-            .and_then(|message| send_header(&file, &message.header, a.a3 as u32))
+            .and_then(|message| send_header(&file, &message.header, a.a3() as u32))
             .and_then(|len| len_of(at).write(&(len as u32)));
         if let Err(error) = sent {
             return if index > 0 { Ok(index as u64) } else { Err(error) };
@@ -296,16 +296,16 @@ fn result_len(received: &Received, flags: u32) -> u64 {
 
 /// recvfrom(2), which is also recv(2).
 pub fn recvfrom(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0)?;
-    let mut sink = Sink::user(a.a1, a.a2.min(usize::MAX as u64) as usize);
-    let received = receive_one(&file, &mut sink, a.a3 as u32)?;
-    if a.a4 != 0 {
+    let file = file_at(a.a0())?;
+    let mut sink = Sink::user(a.a1(), a.a2().min(usize::MAX as u64) as usize);
+    let received = receive_one(&file, &mut sink, a.a3() as u32)?;
+    if a.a4() != 0 {
         match received.info.as_ref().and_then(|info| info.from.as_ref()) {
-            Some(from) => from.write_with_len(a.a4, a.a5)?,
-            None => UserPtr::<i32>::new(a.a5).write(&0)?,
+            Some(from) => from.write_with_len(a.a4(), a.a5())?,
+            None => UserPtr::<i32>::new(a.a5()).write(&0)?,
         }
     }
-    Ok(result_len(&received, a.a3 as u32))
+    Ok(result_len(&received, a.a3() as u32))
 }
 
 fn receive_header(file: &Arc<File>, at: UserPtr<MsgHdr>, flags: u32) -> Result<u64> {
@@ -365,8 +365,8 @@ fn put_control(
 
 /// recvmsg(2).
 pub fn recvmsg(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0)?;
-    receive_header(&file, UserPtr::new(a.a1), a.a2 as u32)
+    let file = file_at(a.a0())?;
+    receive_header(&file, UserPtr::new(a.a1()), a.a2() as u32)
 }
 
 /// MSG_WAITFORONE (recvmmsg(2)).
@@ -374,15 +374,15 @@ const MSG_WAITFORONE: u32 = 0x10000;
 
 /// recvmmsg(2). As on Linux the timeout is only looked at after each message.
 pub fn recvmmsg(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0)?;
-    let timeout = UserPtr::<TimeSpec>::new(a.a4).non_null();
+    let file = file_at(a.a0())?;
+    let timeout = UserPtr::<TimeSpec>::new(a.a4()).non_null();
     let deadline = match timeout {
         Some(timespec) => Some(Deadline::after_ns(timespec.read()?.to_ns()?)),
         None => None,
     };
-    let count = (a.a2 as u32 as usize).min(MESSAGES_MAX);
-    let mut flags = a.a3 as u32;
-    let messages = UserPtr::<MMsgHdr>::new(a.a1);
+    let count = (a.a2() as u32 as usize).min(MESSAGES_MAX);
+    let mut flags = a.a3() as u32;
+    let messages = UserPtr::<MMsgHdr>::new(a.a1());
     let mut done = 0;
     while done < count {
         let at = messages.add(done);

@@ -122,9 +122,9 @@ fn credentials_of(pid: i32) -> Result<Arc<Credentials>> {
 
 /// capget(2).
 pub fn capget(args: &Args) -> Result<u64> {
-    let (header, halves) = match read_header(args.a0) {
+    let (header, halves) = match read_header(args.a0()) {
         // With a null pointer for the data this is how programs ask for the version.
-        Err(Errno::EINVAL) if args.a1 == 0 => return Ok(0),
+        Err(Errno::EINVAL) if args.a1() == 0 => return Ok(0),
         result => result?,
     };
     let credentials = credentials_of(header.pid)?;
@@ -133,15 +133,15 @@ pub fn capget(args: &Args) -> Result<u64> {
         permitted: (credentials.permitted >> (32 * i)) as u32,
         inheritable: (credentials.inheritable >> (32 * i)) as u32,
     };
-    if args.a1 != 0 {
-        UserPtr::<Data>::new(args.a1).write_many(&[half(0), half(1)][..halves])?;
+    if args.a1() != 0 {
+        UserPtr::<Data>::new(args.a1()).write_many(&[half(0), half(1)][..halves])?;
     }
     Ok(0)
 }
 
 /// capset(2).
 pub fn capset(args: &Args) -> Result<u64> {
-    let (header, halves) = read_header(args.a0)?;
+    let (header, halves) = read_header(args.a0())?;
     let process = &current().process;
     let own = header.pid == 0
         || header.pid as u32 == process.pid
@@ -149,7 +149,7 @@ pub fn capset(args: &Args) -> Result<u64> {
     if !own {
         return Err(Errno::EPERM);
     }
-    let data = UserPtr::<Data>::new(args.a1).read_many(halves)?;
+    let data = UserPtr::<Data>::new(args.a1()).read_many(halves)?;
     let join = |part: fn(&Data) -> u32| {
         let sets = data.iter().enumerate().map(|(i, half)| u64::from(part(half)) << (32 * i));
         sets.fold(0, |all, half| all | half) & ALL_CAPABILITIES

@@ -138,19 +138,19 @@ impl Part {
 /// clock_gettime(2).
 pub fn clock_gettime(args: &Args) -> Result<u64> {
     // The two common clocks without a look at anything else.
-    let ns = match args.a0 as i32 {
+    let ns = match args.a0() as i32 {
         0 => realtime_ns(),
         1 => now_ns(),
         id => Clock::from_id(id)?.now_ns(),
     };
-    UserPtr::new(args.a1).write(&TimeSpec::from_ns(ns))?;
+    UserPtr::new(args.a1()).write(&TimeSpec::from_ns(ns))?;
     Ok(0)
 }
 
 /// clock_getres(2).
 pub fn clock_getres(args: &Args) -> Result<u64> {
-    Clock::from_id(args.a0 as i32)?;
-    UserPtr::new(args.a1).write_if_some(&TimeSpec::from_ns(RESOLUTION_NS))?;
+    Clock::from_id(args.a0() as i32)?;
+    UserPtr::new(args.a1()).write_if_some(&TimeSpec::from_ns(RESOLUTION_NS))?;
     Ok(0)
 }
 
@@ -161,11 +161,11 @@ fn may_set_time() -> Result<()> {
 
 /// clock_settime(2): only the wall clock can be set.
 pub fn clock_settime(args: &Args) -> Result<u64> {
-    Clock::from_id(args.a0 as i32)?;
-    if args.a0 as u32 != raw::CLOCK_REALTIME {
+    Clock::from_id(args.a0() as i32)?;
+    if args.a0() as u32 != raw::CLOCK_REALTIME {
         return Err(Errno::EINVAL);
     }
-    let ns = UserPtr::<TimeSpec>::new(args.a1).read()?.to_ns()?;
+    let ns = UserPtr::<TimeSpec>::new(args.a1()).read()?.to_ns()?;
     may_set_time()?;
     set_wall_clock(ns)
 }
@@ -184,15 +184,15 @@ type TimeZone = [i32; 2];
 
 /// gettimeofday(2).
 pub fn gettimeofday(args: &Args) -> Result<u64> {
-    UserPtr::new(args.a0).write_if_some(&TimeVal::from_ns(realtime_ns()))?;
-    UserPtr::<TimeZone>::new(args.a1).write_if_some(&[0; 2])?;
+    UserPtr::new(args.a0()).write_if_some(&TimeVal::from_ns(realtime_ns()))?;
+    UserPtr::<TimeZone>::new(args.a1()).write_if_some(&[0; 2])?;
     Ok(0)
 }
 
 /// settimeofday(2).
 pub fn settimeofday(args: &Args) -> Result<u64> {
-    let time = UserPtr::<TimeVal>::new(args.a0).non_null().map(UserPtr::read).transpose()?;
-    let zone = UserPtr::<TimeZone>::new(args.a1).non_null().map(UserPtr::read).transpose()?;
+    let time = UserPtr::<TimeVal>::new(args.a0()).non_null().map(UserPtr::read).transpose()?;
+    let zone = UserPtr::<TimeZone>::new(args.a1()).non_null().map(UserPtr::read).transpose()?;
     let ns = time.map(TimeVal::to_ns).transpose()?;
     may_set_time()?;
     if zone.is_some_and(|zone| !(-15 * 60..=15 * 60).contains(&zone[0])) {
@@ -207,7 +207,7 @@ pub fn settimeofday(args: &Args) -> Result<u64> {
 /// time(2).
 pub fn time(args: &Args) -> Result<u64> {
     let seconds = realtime_ns() / NS_PER_SEC;
-    UserPtr::new(args.a0).write_if_some(&seconds)?;
+    UserPtr::new(args.a0()).write_if_some(&seconds)?;
     Ok(seconds)
 }
 
@@ -294,25 +294,25 @@ fn adjust(address: u64) -> Result<u64> {
 
 /// adjtimex(2).
 pub fn adjtimex(args: &Args) -> Result<u64> {
-    adjust(args.a0)
+    adjust(args.a0())
 }
 
 /// clock_adjtime(2).
 pub fn clock_adjtime(args: &Args) -> Result<u64> {
-    Clock::from_id(args.a0 as i32)?;
-    if args.a0 as u32 == raw::CLOCK_REALTIME { adjust(args.a1) } else { Err(Errno::EOPNOTSUPP) }
+    Clock::from_id(args.a0() as i32)?;
+    if args.a0() as u32 == raw::CLOCK_REALTIME { adjust(args.a1()) } else { Err(Errno::EOPNOTSUPP) }
 }
 
 /// clock_nanosleep(2) on a CPU clock: looks again whenever the clock could have got there, which is
 /// no sooner than if all CPUs worked for it.
 pub fn sleep_on_cpu_clock(clock: &Clock, args: &Args) -> Result<u64> {
-    let ns = UserPtr::<TimeSpec>::new(args.a2).read()?.to_ns()?;
+    let ns = UserPtr::<TimeSpec>::new(args.a2()).read()?.to_ns()?;
     match clock {
         // A thread cannot wait for its own CPU time to pass.
         Clock::Thread(thread, _) if thread.tid() == current().tid() => return Err(Errno::EINVAL),
         _ => {}
     }
-    let absolute = args.a1 as u32 & raw::TIMER_ABSTIME != 0;
+    let absolute = args.a1() as u32 & raw::TIMER_ABSTIME != 0;
     let target_ns = if absolute { ns } else { clock.now_ns().saturating_add(ns) };
     let cpus = machine::cpu::cpu_count() as u64;
     let nobody = WaitQueue::new();
@@ -330,7 +330,7 @@ pub fn sleep_on_cpu_clock(clock: &Clock, args: &Args) -> Result<u64> {
             if absolute {
                 return Err(Errno::ERESTARTNOHAND);
             }
-            UserPtr::new(args.a3).write_if_some(&TimeSpec::from_ns(left_ns))?;
+            UserPtr::new(args.a3()).write_if_some(&TimeSpec::from_ns(left_ns))?;
             return Err(Errno::EINTR);
         }
     }

@@ -11,13 +11,12 @@ use abi::{Errno, Result, auxvec as at};
 use entry::{PtRegs, flags, selector};
 use machine::paging::{Prot, USER_END};
 
+use super::Credentials;
 use super::elf::{Elf, HEADER_BYTES, Mapped, read_exact};
-use super::{Credentials, LIMIT_STACK};
 use crate::fs::File;
 use crate::fs::text_busy::WriteDenial;
 use crate::mm::{Mm, PAGE, Vma};
 use crate::random;
-use crate::sched::current;
 
 /// What /proc tells about the running program.
 #[derive(Clone, Default)]
@@ -332,10 +331,5 @@ pub fn read_strings(array: u64) -> Result<Vec<Vec<u8>>> {
         strings.try_reserve(1).map_err(|_| Errno::E2BIG)?;
         strings.push(string);
     }
-}
-
-/// Default stack limit for programs the kernel starts itself.
-pub fn stack_limit() -> u64 {
-    current().process.limit(LIMIT_STACK)
 }
 

@@ -24,12 +24,12 @@ pub const NO_STATUS: i32 = raw::SIGKILL as i32;
 
 /// _exit(2) of one thread.
 pub fn exit(args: &Args) -> ! {
-    exit_thread((args.a0 as i32 & 0xff) << 8)
+    exit_thread((args.a0() as i32 & 0xff) << 8)
 }
 
 /// exit_group(2).
 pub fn exit_group_call(args: &Args) -> ! {
-    exit_group((args.a0 as i32 & 0xff) << 8)
+    exit_group((args.a0() as i32 & 0xff) << 8)
 }
 
 /// Ends the current process with wait(2) status `status`.

@@ -96,38 +96,39 @@ const KNOWN: u64 = VM
     | WITHOUT_EFFECT;
 
 /// fork(2).
-pub fn fork(regs: &mut PtRegs, _args: &Args) -> Result<u64> {
+pub fn fork(regs: &mut PtRegs) -> Result<u64> {
     clone_with(regs, &Request { exit_signal: raw::SIGCHLD, ..Request::default() })
 }
 
 /// vfork(2).
-pub fn vfork(regs: &mut PtRegs, _args: &Args) -> Result<u64> {
+pub fn vfork(regs: &mut PtRegs) -> Result<u64> {
     let flags = VM | VFORK;
     clone_with(regs, &Request { flags, exit_signal: raw::SIGCHLD, ..Request::default() })
 }
 
 /// clone(2).
-pub fn clone(regs: &mut PtRegs, args: &Args) -> Result<u64> {
+pub fn clone(args: &mut Args) -> Result<u64> {
     let signal_mask = u64::from(raw::CSIGNAL);
-    let flags = args.a0 & 0xffff_ffff & !signal_mask;
+    let flags = args.a0() & 0xffff_ffff & !signal_mask;
     // One argument serves both, so a program can ask for one of them only.
     if flags & PIDFD != 0 && flags & (PARENT_SETTID | DETACHED) != 0 {
         return Err(Errno::EINVAL);
     }
-    clone_with(regs, &Request {
+    let request = Request {
         flags: flags & !DETACHED,
-        exit_signal: (args.a0 & signal_mask) as u32,
-        stack: args.a1,
-        parent_tid: args.a2,
-        child_tid: args.a3,
-        tls: args.a4,
-        pidfd: args.a2,
-    })
+        exit_signal: (args.a0() & signal_mask) as u32,
+        stack: args.a1(),
+        parent_tid: args.a2(),
+        child_tid: args.a3(),
+        tls: args.a4(),
+        pidfd: args.a2(),
+    };
+    clone_with(args, &request)
 }
 
 /// clone3(2).
-pub fn clone3(regs: &mut PtRegs, args: &Args) -> Result<u64> {
-    let (address, size) = (args.a0, args.a1);
+pub fn clone3(args: &mut Args) -> Result<u64> {
+    let (address, size) = (args.a0(), args.a1());
     if size < u64::from(raw::CLONE_ARGS_SIZE_VER0) {
         return Err(Errno::EINVAL);
     }
@@ -148,7 +149,7 @@ pub fn clone3(regs: &mut PtRegs, args: &Args) -> Result<u64> {
     if given.flags & (THREAD | PARENT) != 0 && given.exit_signal != 0 {
         return Err(Errno::EINVAL);
     }
-    clone_with(regs, &Request {
+    clone_with(args, &Request {
         flags: given.flags,
         exit_signal: given.exit_signal as u32,
         stack: top.ok_or(Errno::EINVAL)?,
@@ -397,7 +398,7 @@ pub fn first_run() {
 /// unshare(2). Threads share what a process has, so only a process with one thread can ask for a
 /// copy of its directories or descriptors.
 pub fn unshare(args: &Args) -> Result<u64> {
-    let flags = args.a0;
+    let flags = args.a0();
     let known = FS | FILES | VM | SIGHAND | THREAD | NEW_NAMESPACES | u64::from(raw::CLONE_SYSVSEM);
     if flags & !known != 0 {
         return Err(Errno::EINVAL);

@@ -22,14 +22,14 @@ fn process_or_self(argument: u64) -> Result<Arc<Process>> {
 /// setpgid(2).
 pub fn setpgid(args: &Args) -> Result<u64> {
     let own = &current().process;
-    let (pid, group) = (args.a0 as i32, args.a1 as i32);
+    let (pid, group) = (args.a0() as i32, args.a1() as i32);
     if group < 0 {
         return Err(Errno::EINVAL);
     }
     if pid < 0 {
         return Err(Errno::ESRCH);
     }
-    let target = process_or_self(args.a0)?;
+    let target = process_or_self(args.a0())?;
     if !target.is_current() {
         if target.parent_pid() != own.pid {
             return Err(Errno::ESRCH);
@@ -58,7 +58,7 @@ pub fn setpgid(args: &Args) -> Result<u64> {
 
 /// getpgid(2).
 pub fn getpgid(args: &Args) -> Result<u64> {
-    Ok(process_or_self(args.a0)?.group.load(Ordering::Relaxed).into())
+    Ok(process_or_self(args.a0())?.group.load(Ordering::Relaxed).into())
 }
 
 /// getpgrp(2).
@@ -68,7 +68,7 @@ pub fn getpgrp() -> Result<u64> {
 
 /// getsid(2).
 pub fn getsid(args: &Args) -> Result<u64> {
-    Ok(process_or_self(args.a0)?.session.load(Ordering::Relaxed).into())
+    Ok(process_or_self(args.a0())?.session.load(Ordering::Relaxed).into())
 }
 
 /// setsid(2).

@@ -87,30 +87,30 @@ fn set(process: &Process, number: usize, new: Limit) -> Result<()> {
 
 /// getrlimit(2).
 pub fn getrlimit(args: &Args) -> Result<u64> {
-    let number = resource(args.a0)?;
+    let number = resource(args.a0())?;
     let limit = current().process.limits.lock()[number];
-    UserPtr::new(args.a1).write(&limit)?;
+    UserPtr::new(args.a1()).write(&limit)?;
     Ok(0)
 }
 
 /// setrlimit(2).
 pub fn setrlimit(args: &Args) -> Result<u64> {
-    let number = resource(args.a0)?;
-    let limit = UserPtr::<Limit>::new(args.a1).read()?;
+    let number = resource(args.a0())?;
+    let limit = UserPtr::<Limit>::new(args.a1()).read()?;
     set(&current().process, number, limit)?;
     Ok(0)
 }
 
 /// prlimit64(2).
 pub fn prlimit64(args: &Args) -> Result<u64> {
-    let number = resource(args.a1)?;
-    let new = UserPtr::<Limit>::new(args.a2).non_null().map(UserPtr::read).transpose()?;
-    let process = prlimit_target(args.a0 as u32)?;
+    let number = resource(args.a1())?;
+    let new = UserPtr::<Limit>::new(args.a2()).non_null().map(UserPtr::read).transpose()?;
+    let process = prlimit_target(args.a0() as u32)?;
     let old = process.limits.lock()[number];
     if let Some(new) = new {
         set(&process, number, new)?;
     }
-    UserPtr::new(args.a3).write_if_some(&old)?;
+    UserPtr::new(args.a3()).write_if_some(&old)?;
     Ok(0)
 }
 

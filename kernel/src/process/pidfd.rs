@@ -52,8 +52,8 @@ pub fn open_fd(process: &Arc<Process>, flags: u32) -> Result<u32> {
 
 /// pidfd_open(2).
 pub fn pidfd_open(args: &Args) -> Result<u64> {
-    let flags = args.a1 as u32;
-    let pid = args.a0 as i32;
+    let flags = args.a1() as u32;
+    let pid = args.a0() as i32;
     if flags & !raw::O_NONBLOCK != 0 || pid <= 0 {
         return Err(Errno::EINVAL);
     }
@@ -67,15 +67,15 @@ pub fn pidfd_open(args: &Args) -> Result<u64> {
 
 /// pidfd_send_signal(2).
 pub fn pidfd_send_signal(args: &Args) -> Result<u64> {
-    if args.a3 != 0 {
+    if args.a3() != 0 {
         return Err(Errno::EINVAL);
     }
-    let file = current().process.files().get(args.a0 as u32)?;
+    let file = current().process.files().get(args.a0() as u32)?;
     let process = process_of(&file)?;
     if process.is_zombie.load(Ordering::Acquire) && find_process(process.pid).is_none() {
         return Err(Errno::ESRCH);
     }
-    super::signal::calls::send_by_pidfd(&process, args.a1, args.a2)
+    super::signal::calls::send_by_pidfd(&process, args.a1(), args.a2())
 }
 
 /// Whether a process with these credentials may look into another one (ptrace(2), "access mode").
@@ -88,11 +88,11 @@ pub fn may_inspect(own: &Credentials, other: &Credentials) -> bool {
 
 /// pidfd_getfd(2).
 pub fn pidfd_getfd(args: &Args) -> Result<u64> {
-    if args.a2 != 0 {
+    if args.a2() != 0 {
         return Err(Errno::EINVAL);
     }
     let own = &current().process;
-    let pidfd = own.files().get(args.a0 as u32)?;
+    let pidfd = own.files().get(args.a0() as u32)?;
     let process = process_of(&pidfd)?;
     if !may_inspect(&own.credentials(), &process.credentials()) {
         return Err(Errno::EPERM);
@@ -100,7 +100,7 @@ pub fn pidfd_getfd(args: &Args) -> Result<u64> {
     if process.is_zombie.load(Ordering::Acquire) {
         return Err(Errno::ESRCH);
     }
-    let file = process.files().get(args.a1 as u32)?;
+    let file = process.files().get(args.a1() as u32)?;
     let limit = own.limit(super::LIMIT_NOFILE);
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     own.files().insert(file, true, 0, limit).map(u64::from)

@@ -32,8 +32,8 @@ fn edit_credentials(edit: impl FnOnce(&mut Credentials) -> Result<()>) -> Result
 /// prctl(2).
 pub fn prctl(args: &Args) -> Result<u64> {
     let settings = &current().process.settings;
-    let value = args.a1;
-    match args.a0 as u32 {
+    let value = args.a1();
+    match args.a0() as u32 {
         pr::PR_SET_NAME => set_name(value),
         pr::PR_GET_NAME => {
             let name = *current().name.lock();
@@ -72,12 +72,12 @@ pub fn prctl(args: &Args) -> Result<u64> {
             slack_ns => Ok(slack_ns),
         },
         pr::PR_SET_THP_DISABLE => {
-            must_be_zero(&[args.a2, args.a3, args.a4])?;
+            must_be_zero(&[args.a2(), args.a3(), args.a4()])?;
             settings.no_huge_pages.store(value != 0, Ordering::Relaxed);
             Ok(0)
         }
         pr::PR_GET_THP_DISABLE => {
-            must_be_zero(&[value, args.a2, args.a3, args.a4])?;
+            must_be_zero(&[value, args.a2(), args.a3(), args.a4()])?;
             Ok(u64::from(settings.no_huge_pages.load(Ordering::Relaxed)))
         }
         pr::PR_GET_TID_ADDRESS => {
@@ -113,10 +113,10 @@ fn read_name(address: u64) -> Result<alloc::vec::Vec<u8>> {
 /// The operations about privileges.
 fn privileges(args: &Args) -> Result<u64> {
     let credentials = current().process.credentials();
-    let value = args.a1;
-    match args.a0 as u32 {
+    let value = args.a1();
+    match args.a0() as u32 {
         pr::PR_SET_NO_NEW_PRIVS => {
-            must_be_zero(&[args.a2, args.a3, args.a4])?;
+            must_be_zero(&[args.a2(), args.a3(), args.a4()])?;
             must_be_zero(&[value ^ 1])?;
             edit_credentials(|new| {
                 new.no_new_privs = true;
@@ -124,7 +124,7 @@ fn privileges(args: &Args) -> Result<u64> {
             })
         }
         pr::PR_GET_NO_NEW_PRIVS => {
-            must_be_zero(&[value, args.a2, args.a3, args.a4])?;
+            must_be_zero(&[value, args.a2(), args.a3(), args.a4()])?;
             Ok(u64::from(credentials.no_new_privs))
         }
         pr::PR_GET_KEEPCAPS => {
@@ -182,15 +182,15 @@ fn set_securebits(value: u64) -> Result<u64> {
 }
 
 fn ambient(args: &Args, credentials: &Credentials) -> Result<u64> {
-    let (command, capability) = (args.a1 as u32, args.a2);
+    let (command, capability) = (args.a1() as u32, args.a2());
     if command == pr::PR_CAP_AMBIENT_CLEAR_ALL {
-        must_be_zero(&[args.a2, args.a3, args.a4])?;
+        must_be_zero(&[args.a2(), args.a3(), args.a4()])?;
         return edit_credentials(|new| {
             new.ambient = 0;
             Ok(())
         });
     }
-    must_be_zero(&[args.a3, args.a4, u64::from(capability > LAST_CAPABILITY)])?;
+    must_be_zero(&[args.a3(), args.a4(), u64::from(capability > LAST_CAPABILITY)])?;
     let bit = 1u64 << capability;
     match command {
         pr::PR_CAP_AMBIENT_IS_SET => Ok(u64::from(credentials.ambient & bit != 0)),
@@ -231,23 +231,23 @@ const ARCH_SET_CPUID: u32 = 0x1012;
 pub fn arch_prctl(args: &Args) -> Result<u64> {
     let (fs, gs) = machine::task::user_bases();
     let check = |base: u64| if base < USER_END { Ok(()) } else { Err(Errno::EPERM) };
-    match args.a0 as u32 {
+    match args.a0() as u32 {
         ARCH_SET_FS => {
-            check(args.a1)?;
-            machine::task::set_user_bases(args.a1, gs);
+            check(args.a1())?;
+            machine::task::set_user_bases(args.a1(), gs);
             Ok(0)
         }
         ARCH_SET_GS => {
-            check(args.a1)?;
-            machine::task::set_user_bases(fs, args.a1);
+            check(args.a1())?;
+            machine::task::set_user_bases(fs, args.a1());
             Ok(0)
         }
         ARCH_GET_FS => {
-            UserPtr::new(args.a1).write(&fs)?;
+            UserPtr::new(args.a1()).write(&fs)?;
             Ok(0)
         }
         ARCH_GET_GS => {
-            UserPtr::new(args.a1).write(&gs)?;
+            UserPtr::new(args.a1()).write(&gs)?;
             Ok(0)
         }
         // CPUID always works, and cannot be made to fault.
@@ -260,7 +260,7 @@ pub fn arch_prctl(args: &Args) -> Result<u64> {
 /// set_tid_address(2).
 pub fn set_tid_address(args: &Args) -> Result<u64> {
     let thread = current();
-    thread.clear_child_tid.store(args.a0, Ordering::Relaxed);
+    thread.clear_child_tid.store(args.a0(), Ordering::Relaxed);
     Ok(thread.tid().into())
 }
 
@@ -269,8 +269,8 @@ pub fn personality(args: &Args) -> Result<u64> {
     const ASK: u32 = u32::MAX;
     let setting = &current().process.settings.personality;
     let old = setting.load(Ordering::Relaxed);
-    if args.a0 as u32 != ASK {
-        setting.store(args.a0 as u32, Ordering::Relaxed);
+    if args.a0() as u32 != ASK {
+        setting.store(args.a0() as u32, Ordering::Relaxed);
     }
     Ok(old.into())
 }

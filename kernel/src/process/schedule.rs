@@ -45,23 +45,23 @@ pub fn sched_yield() -> Result<u64> {
 
 /// sched_getaffinity(2): gives the number of bytes written.
 pub fn sched_getaffinity(args: &Args) -> Result<u64> {
-    let size = args.a1 as u32;
+    let size = args.a1() as u32;
     if size % 8 != 0 || (size as usize) * 8 < cpu_count() {
         return Err(Errno::EINVAL);
     }
-    let thread = thread_or_self(args.a0).map_err(|_| Errno::ESRCH)?;
+    let thread = thread_or_self(args.a0()).map_err(|_| Errno::ESRCH)?;
     let online = (1u64 << cpu_count()) - 1;
     let mask = u64::from(thread.sched.lock().affinity) & online;
-    UserPtr::new(args.a2).write(&mask)?;
+    UserPtr::new(args.a2()).write(&mask)?;
     Ok(8)
 }
 
 /// sched_setaffinity(2).
 pub fn sched_setaffinity(args: &Args) -> Result<u64> {
     let mut bytes = [0u8; 8];
-    let size = (args.a1 as usize).min(bytes.len());
-    machine::uaccess::read_bytes(args.a2, &mut bytes[..size]).map_err(crate::user::efault)?;
-    let thread = thread_or_self(args.a0).map_err(|_| Errno::ESRCH)?;
+    let size = (args.a1() as usize).min(bytes.len());
+    machine::uaccess::read_bytes(args.a2(), &mut bytes[..size]).map_err(crate::user::efault)?;
+    let thread = thread_or_self(args.a0()).map_err(|_| Errno::ESRCH)?;
     check_permission(&thread.process)?;
     let online = (1u64 << cpu_count()) - 1;
     let mask = u64::from_le_bytes(bytes) & online;
@@ -84,12 +84,12 @@ fn priorities(policy: u32) -> Result<(i32, i32)> {
 
 /// sched_get_priority_max(2).
 pub fn sched_get_priority_max(args: &Args) -> Result<u64> {
-    Ok(priorities(args.a0 as u32)?.1 as u64)
+    Ok(priorities(args.a0() as u32)?.1 as u64)
 }
 
 /// sched_get_priority_min(2).
 pub fn sched_get_priority_min(args: &Args) -> Result<u64> {
-    Ok(priorities(args.a0 as u32)?.0 as u64)
+    Ok(priorities(args.a0() as u32)?.0 as u64)
 }
 
 /// Sets policy and priority. `policy` may hold SCHED_RESET_ON_FORK.
@@ -119,32 +119,32 @@ fn set_policy(thread: &Thread, policy: u32, priority: i32, nice: Option<i32>) ->
 
 /// sched_setscheduler(2).
 pub fn sched_setscheduler(args: &Args) -> Result<u64> {
-    if (args.a1 as i32) < 0 {
+    if (args.a1() as i32) < 0 {
         return Err(Errno::EINVAL);
     }
-    let priority = UserPtr::<i32>::new(args.a2).non_null().ok_or(Errno::EINVAL)?.read()?;
-    set_policy(&*thread_or_self(args.a0)?, args.a1 as u32, priority, None)
+    let priority = UserPtr::<i32>::new(args.a2()).non_null().ok_or(Errno::EINVAL)?.read()?;
+    set_policy(&*thread_or_self(args.a0())?, args.a1() as u32, priority, None)
 }
 
 /// sched_getscheduler(2).
 pub fn sched_getscheduler(args: &Args) -> Result<u64> {
-    let thread = thread_or_self(args.a0)?;
+    let thread = thread_or_self(args.a0())?;
     let policy = thread.sched.lock().policy;
     Ok(policy.into())
 }
 
 /// sched_setparam(2).
 pub fn sched_setparam(args: &Args) -> Result<u64> {
-    let priority = UserPtr::<i32>::new(args.a1).non_null().ok_or(Errno::EINVAL)?.read()?;
-    let thread = thread_or_self(args.a0)?;
+    let priority = UserPtr::<i32>::new(args.a1()).non_null().ok_or(Errno::EINVAL)?.read()?;
+    let thread = thread_or_self(args.a0())?;
     let policy = thread.sched.lock().policy;
     set_policy(&thread, policy, priority, None)
 }
 
 /// sched_getparam(2).
 pub fn sched_getparam(args: &Args) -> Result<u64> {
-    let pointer = UserPtr::<i32>::new(args.a1).non_null().ok_or(Errno::EINVAL)?;
-    let priority = thread_or_self(args.a0)?.sched.lock().priority;
+    let pointer = UserPtr::<i32>::new(args.a1()).non_null().ok_or(Errno::EINVAL)?;
+    let priority = thread_or_self(args.a0())?.sched.lock().priority;
     pointer.write(&priority)?;
     Ok(0)
 }
@@ -170,17 +170,17 @@ const ATTR_SIZE_VER0: u32 = 48;
 
 /// sched_setattr(2).
 pub fn sched_setattr(args: &Args) -> Result<u64> {
-    if args.a2 != 0 {
+    if args.a2() != 0 {
         return Err(Errno::EINVAL);
     }
-    let size = match UserPtr::<u32>::new(args.a1).non_null().ok_or(Errno::EINVAL)?.read()? {
+    let size = match UserPtr::<u32>::new(args.a1()).non_null().ok_or(Errno::EINVAL)?.read()? {
         0 => ATTR_SIZE_VER0,
         size => size,
     };
     if size < ATTR_SIZE_VER0 {
         return Err(Errno::E2BIG);
     }
-    let attr: SchedAttr = crate::user::read_extensible(args.a1, size.into())?;
+    let attr: SchedAttr = crate::user::read_extensible(args.a1(), size.into())?;
     if attr.policy & raw::SCHED_RESET_ON_FORK != 0
         || attr.flags & !u64::from(raw::SCHED_FLAG_RESET_ON_FORK) != 0
     {
@@ -190,17 +190,17 @@ pub fn sched_setattr(args: &Args) -> Result<u64> {
     let fair = matches!(attr.policy, raw::SCHED_NORMAL | raw::SCHED_BATCH);
     let nice = fair.then(|| attr.nice.clamp(-20, 19));
     let priority = i32::try_from(attr.priority).map_err(|_| Errno::EINVAL)?;
-    let thread = thread_or_self(args.a0)?;
+    let thread = thread_or_self(args.a0())?;
     set_policy(&thread, attr.policy | reset, priority, nice)
 }
 
 /// sched_getattr(2).
 pub fn sched_getattr(args: &Args) -> Result<u64> {
-    let size = args.a2 as u32;
-    if !(ATTR_SIZE_VER0..=4096).contains(&size) || args.a3 != 0 || args.a1 == 0 {
+    let size = args.a2() as u32;
+    if !(ATTR_SIZE_VER0..=4096).contains(&size) || args.a3() != 0 || args.a1() == 0 {
         return Err(Errno::EINVAL);
     }
-    let thread = thread_or_self(args.a0)?;
+    let thread = thread_or_self(args.a0())?;
     let size = size.min(size_of::<SchedAttr>() as u32);
     let attr = {
         let entity = thread.sched.lock();
@@ -214,15 +214,15 @@ pub fn sched_getattr(args: &Args) -> Result<u64> {
             ..SchedAttr::default()
         }
     };
-    machine::uaccess::write_bytes(args.a1, &attr.as_bytes()[..size as usize])
+    machine::uaccess::write_bytes(args.a1(), &attr.as_bytes()[..size as usize])
         .map_err(crate::user::efault)?;
     Ok(0)
 }
 
 /// sched_rr_get_interval(2).
 pub fn sched_rr_get_interval(args: &Args) -> Result<u64> {
-    thread_or_self(args.a0)?;
-    UserPtr::new(args.a1).write(&TimeSpec::from_ns(INTERVAL_NS))?;
+    thread_or_self(args.a0())?;
+    UserPtr::new(args.a1()).write(&TimeSpec::from_ns(INTERVAL_NS))?;
     Ok(0)
 }
 
@@ -252,7 +252,7 @@ fn targets(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
 
 /// getpriority(2): 20 minus the nice value, since a system call cannot return negative numbers.
 pub fn getpriority(args: &Args) -> Result<u64> {
-    let threads = targets(args.a0 as u32, args.a1 as u32)?;
+    let threads = targets(args.a0() as u32, args.a1() as u32)?;
     let best = threads.iter().map(|thread| thread.sched.lock().nice).min().unwrap_or(0);
     Ok((20 - best) as u64)
 }
@@ -271,8 +271,8 @@ fn set_nice(thread: &Thread, nice: i32) -> Result<()> {
 
 /// setpriority(2).
 pub fn setpriority(args: &Args) -> Result<u64> {
-    let nice = (args.a2 as i32).clamp(-20, 19);
-    for thread in targets(args.a0 as u32, args.a1 as u32)? {
+    let nice = (args.a2() as i32).clamp(-20, 19);
+    for thread in targets(args.a0() as u32, args.a1() as u32)? {
         set_nice(&thread, nice)?;
     }
     Ok(0)
@@ -288,7 +288,7 @@ pub fn ioprio_get(args: &Args) -> Result<u64> {
 /// ioprio_set(2): checked, without effect: requests are served in order.
 pub fn ioprio_set(args: &Args) -> Result<u64> {
     check_io_target(args)?;
-    let (class, level) = (args.a2 as u32 >> 13, args.a2 as u32 & 7);
+    let (class, level) = (args.a2() as u32 >> 13, args.a2() as u32 & 7);
     match class {
         1 if !current().process.credentials().has(raw::CAP_SYS_ADMIN) => Err(Errno::EPERM),
         0 if level != 0 => Err(Errno::EINVAL),
@@ -298,8 +298,8 @@ pub fn ioprio_set(args: &Args) -> Result<u64> {
 }
 
 fn check_io_target(args: &Args) -> Result<()> {
-    let who = args.a1 as u32;
-    match args.a0 as u32 {
+    let who = args.a1() as u32;
+    match args.a0() as u32 {
         1 if who == 0 || find_thread(who).is_some() || find_process(who).is_some() => Ok(()),
         2 if who == 0 || !group_members(who).is_empty() => Ok(()),
         3 => Ok(()),

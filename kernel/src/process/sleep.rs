@@ -19,24 +19,24 @@ pub struct Pending {
 
 /// nanosleep(2).
 pub fn nanosleep(args: &Args) -> Result<u64> {
-    let ns = UserPtr::<TimeSpec>::new(args.a0).read()?.to_ns()?;
-    resume(Pending { deadline_ns: Deadline::after_ns(ns).0, rest: args.a1 })
+    let ns = UserPtr::<TimeSpec>::new(args.a0()).read()?.to_ns()?;
+    resume(Pending { deadline_ns: Deadline::after_ns(ns).0, rest: args.a1() })
 }
 
 /// clock_nanosleep(2).
 pub fn clock_nanosleep(args: &Args) -> Result<u64> {
-    if args.a0 as u32 == raw::CLOCK_THREAD_CPUTIME_ID {
+    if args.a0() as u32 == raw::CLOCK_THREAD_CPUTIME_ID {
         // Nobody can sleep until its own running time has passed.
         return Err(Errno::EOPNOTSUPP);
     }
-    let clock = super::clock::Clock::from_id(args.a0 as i32)?;
+    let clock = super::clock::Clock::from_id(args.a0() as i32)?;
     let offset_ns = match clock.monotonic_offset_ns() {
         Some(offset_ns) => offset_ns,
         None => return super::clock::sleep_on_cpu_clock(&clock, args),
     };
-    let ns = UserPtr::<TimeSpec>::new(args.a2).read()?.to_ns()?;
-    if args.a1 as u32 & raw::TIMER_ABSTIME == 0 {
-        return resume(Pending { deadline_ns: Deadline::after_ns(ns).0, rest: args.a3 });
+    let ns = UserPtr::<TimeSpec>::new(args.a2()).read()?.to_ns()?;
+    if args.a1() as u32 & raw::TIMER_ABSTIME == 0 {
+        return resume(Pending { deadline_ns: Deadline::after_ns(ns).0, rest: args.a3() });
     }
     loop {
         let offset_ns = clock.monotonic_offset_ns().unwrap_or(offset_ns);

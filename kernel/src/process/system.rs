@@ -13,7 +13,7 @@ use crate::user::UserPtr;
 /// reboot(2): every command that stops or restarts ends the machine, since a microVM is not started
 /// twice.
 pub fn reboot(args: &Args) -> Result<u64> {
-    let (first, second, command) = (args.a0 as u32, args.a1 as u32, args.a2 as u32);
+    let (first, second, command) = (args.a0() as u32, args.a1() as u32, args.a2() as u32);
     if !current().process.credentials().has(raw::CAP_SYS_BOOT) {
         return Err(Errno::EPERM);
     }
@@ -38,16 +38,16 @@ pub fn reboot(args: &Args) -> Result<u64> {
 
 /// syslog(2): the log goes to the console; there is no buffer to read it from.
 pub fn syslog(args: &Args) -> Result<u64> {
-    let command = args.a0 as i32;
+    let command = args.a0() as i32;
     // Reading all and asking for the size are open to everybody, as where dmesg is not restricted.
     let open = command == 3 || command == 10;
     if !open && !current().process.credentials().has(raw::CAP_SYSLOG) {
         return Err(Errno::EPERM);
     }
     match command {
-        2..=4 if (args.a2 as i32) < 0 || args.a1 == 0 => Err(Errno::EINVAL),
+        2..=4 if (args.a2() as i32) < 0 || args.a1() == 0 => Err(Errno::EINVAL),
         0..=7 | 9 | 10 => Ok(0),
-        8 if (1..=8).contains(&(args.a2 as i32)) => Ok(0),
+        8 if (1..=8).contains(&(args.a2() as i32)) => Ok(0),
         _ => Err(Errno::EINVAL),
     }
 }
@@ -57,18 +57,18 @@ const RANDOM_CHUNK: usize = 256;
 
 /// getrandom(2). The generator is seeded before the first program runs, so it never blocks.
 pub fn getrandom(args: &Args) -> Result<u64> {
-    let flags = args.a2 as u32;
+    let flags = args.a2() as u32;
     let both = raw::GRND_RANDOM | raw::GRND_INSECURE;
     if flags & !(both | raw::GRND_NONBLOCK) != 0 || flags & both == both {
         return Err(Errno::EINVAL);
     }
-    let len = args.a1.min(crate::io::MAX_TRANSFER as u64) as usize;
+    let len = args.a1().min(crate::io::MAX_TRANSFER as u64) as usize;
     let mut done = 0;
     let mut chunk = [0u8; RANDOM_CHUNK];
     while done < len {
         let part = &mut chunk[..(len - done).min(RANDOM_CHUNK)];
         crate::random::fill(part);
-        if uaccess::write_bytes(args.a0.wrapping_add(done as u64), part).is_err() {
+        if uaccess::write_bytes(args.a0().wrapping_add(done as u64), part).is_err() {
             return if done > 0 { Ok(done as u64) } else { Err(Errno::EFAULT) };
         }
         done += part.len();
@@ -83,8 +83,8 @@ pub fn getrandom(args: &Args) -> Result<u64> {
 /// getcpu(2).
 pub fn getcpu(args: &Args) -> Result<u64> {
     let cpu = machine::percpu::cpu_id() as u32;
-    UserPtr::<u32>::new(args.a0).write_if_some(&cpu)?;
-    UserPtr::<u32>::new(args.a1).write_if_some(&0)?;
+    UserPtr::<u32>::new(args.a0()).write_if_some(&cpu)?;
+    UserPtr::<u32>::new(args.a1()).write_if_some(&0)?;
     Ok(0)
 }
 
@@ -103,12 +103,12 @@ mod membarrier_command {
 /// is a full barrier there.
 pub fn membarrier(args: &Args) -> Result<u64> {
     use membarrier_command as command;
-    if args.a1 != 0 {
+    if args.a1() != 0 {
         return Err(Errno::EINVAL);
     }
     let process = &current().process;
     let registered = &process.settings.membarrier;
-    match args.a0 as u32 {
+    match args.a0() as u32 {
         command::QUERY => Ok(command::ALL.into()),
         command::GLOBAL | command::GLOBAL_EXPEDITED => {
             machine::cpu::barrier_on_all_cpus();
@@ -144,9 +144,9 @@ pub fn kcmp(args: &Args) -> Result<u64> {
         let allowed = super::pidfd::may_inspect(&own, &process.credentials());
         if allowed { Ok(process) } else { Err(Errno::EPERM) }
     };
-    let (first, second) = (target(args.a0)?, target(args.a1)?);
+    let (first, second) = (target(args.a0())?, target(args.a1())?);
     let identity = |process: &super::Process, fd: u64| -> Result<u64> {
-        Ok(match args.a2 {
+        Ok(match args.a2() {
             FILE => process.files().get(fd as u32)?.id,
             VM => alloc::sync::Arc::as_ptr(&process.mm()?) as u64,
             FILES => alloc::sync::Arc::as_ptr(&process.files()) as u64,
@@ -155,7 +155,7 @@ pub fn kcmp(args: &Args) -> Result<u64> {
             _ => return Err(Errno::EINVAL),
         })
     };
-    let (a, b) = (identity(&first, args.a3)?, identity(&second, args.a4)?);
+    let (a, b) = (identity(&first, args.a3())?, identity(&second, args.a4())?);
     let turn = kcmp_cookie();
     Ok(match (a ^ turn).cmp(&(b ^ turn)) {
         core::cmp::Ordering::Equal => 0,

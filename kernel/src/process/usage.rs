@@ -157,7 +157,7 @@ impl RUsage {
 pub fn getrusage(args: &Args) -> Result<u64> {
     let thread = current();
     let process = &thread.process;
-    let usage = match args.a0 as i32 {
+    let usage = match args.a0() as i32 {
         0 => RUsage::new(process.times_ns(), &Counts::of_living(process)),
         raw::RUSAGE_CHILDREN => {
             let counts = *process.children_counts.lock();
@@ -173,7 +173,7 @@ pub fn getrusage(args: &Args) -> Result<u64> {
         }
         _ => return Err(Errno::EINVAL),
     };
-    UserPtr::new(args.a1).write(&usage)?;
+    UserPtr::new(args.a1()).write(&usage)?;
     Ok(0)
 }
 
@@ -181,11 +181,11 @@ pub fn getrusage(args: &Args) -> Result<u64> {
 pub fn times(args: &Args) -> Result<u64> {
     const TICK_NS: u64 = 10_000_000;
     let process = &current().process;
-    if args.a0 != 0 {
+    if args.a0() != 0 {
         let [user, system] = process.times_ns();
         let [child_user, child_system] = process.children_times_ns();
         let ticks = [user, system, child_user, child_system].map(|ns| ns / TICK_NS);
-        UserPtr::<[u64; 4]>::new(args.a0).write(&ticks)?;
+        UserPtr::<[u64; 4]>::new(args.a0()).write(&ticks)?;
     }
     Ok(now_ns() / TICK_NS)
 }

@@ -67,7 +67,7 @@ fn id(argument: u64) -> Result<u32> {
 
 /// setuid(2).
 pub fn setuid(args: &Args) -> Result<u64> {
-    let uid = id(args.a0)?;
+    let uid = id(args.a0())?;
     change(|new| {
         if new.has(raw::CAP_SETUID) {
             (new.uid, new.suid) = (uid, uid);
@@ -81,7 +81,7 @@ pub fn setuid(args: &Args) -> Result<u64> {
 
 /// setgid(2).
 pub fn setgid(args: &Args) -> Result<u64> {
-    let gid = id(args.a0)?;
+    let gid = id(args.a0())?;
     change(|new| {
         if new.has(raw::CAP_SETGID) {
             (new.gid, new.sgid) = (gid, gid);
@@ -95,7 +95,7 @@ pub fn setgid(args: &Args) -> Result<u64> {
 
 /// setreuid(2).
 pub fn setreuid(args: &Args) -> Result<u64> {
-    let (real, effective) = (args.a0 as u32, args.a1 as u32);
+    let (real, effective) = (args.a0() as u32, args.a1() as u32);
     change(|new| {
         let privileged = new.has(raw::CAP_SETUID);
         let old = (new.uid, new.euid, new.suid);
@@ -121,7 +121,7 @@ pub fn setreuid(args: &Args) -> Result<u64> {
 
 /// setregid(2).
 pub fn setregid(args: &Args) -> Result<u64> {
-    let (real, effective) = (args.a0 as u32, args.a1 as u32);
+    let (real, effective) = (args.a0() as u32, args.a1() as u32);
     change(|new| {
         let privileged = new.has(raw::CAP_SETGID);
         let old = (new.gid, new.egid, new.sgid);
@@ -155,7 +155,7 @@ fn set_three(asked: [u32; 3], has: [u32; 3], privileged: bool) -> Result<[u32; 3
 }
 
 fn three(args: &Args) -> [u32; 3] {
-    [args.a0 as u32, args.a1 as u32, args.a2 as u32]
+    [args.a0() as u32, args.a1() as u32, args.a2() as u32]
 }
 
 /// setresuid(2).
@@ -181,7 +181,7 @@ pub fn setresgid(args: &Args) -> Result<u64> {
 }
 
 fn write_three(args: &Args, ids: [u32; 3]) -> Result<u64> {
-    for (address, id) in [args.a0, args.a1, args.a2].into_iter().zip(ids) {
+    for (address, id) in [args.a0(), args.a1(), args.a2()].into_iter().zip(ids) {
         UserPtr::<u32>::new(address).write(&id)?;
     }
     Ok(0)
@@ -202,7 +202,7 @@ pub fn getresgid(args: &Args) -> Result<u64> {
 /// setfsuid(2): gives the old id, and no error ever.
 pub fn setfsuid(args: &Args) -> Result<u64> {
     let old = own();
-    let uid = args.a0 as u32;
+    let uid = args.a0() as u32;
     let has = [old.uid, old.euid, old.suid, old.fsuid];
     let allowed = old.has(raw::CAP_SETUID) || has.contains(&uid);
     if uid != KEEP && allowed {
@@ -217,7 +217,7 @@ pub fn setfsuid(args: &Args) -> Result<u64> {
 /// setfsgid(2).
 pub fn setfsgid(args: &Args) -> Result<u64> {
     let old = own();
-    let gid = args.a0 as u32;
+    let gid = args.a0() as u32;
     let has = [old.gid, old.egid, old.sgid, old.fsgid];
     let allowed = old.has(raw::CAP_SETGID) || has.contains(&gid);
     if gid != KEEP && allowed {
@@ -233,12 +233,12 @@ pub fn setfsgid(args: &Args) -> Result<u64> {
 pub fn getgroups(args: &Args) -> Result<u64> {
     let own = own();
     let count = own.groups.len();
-    let room = usize::try_from(args.a0 as i32).map_err(|_| Errno::EINVAL)?;
+    let room = usize::try_from(args.a0() as i32).map_err(|_| Errno::EINVAL)?;
     if room != 0 {
         if room < count {
             return Err(Errno::EINVAL);
         }
-        UserPtr::<u32>::new(args.a1).write_many(&own.groups)?;
+        UserPtr::<u32>::new(args.a1()).write_many(&own.groups)?;
     }
     Ok(count as u64)
 }
@@ -248,11 +248,11 @@ pub fn setgroups(args: &Args) -> Result<u64> {
     if !own().has(raw::CAP_SETGID) {
         return Err(Errno::EPERM);
     }
-    let count = args.a0 as u32 as usize;
+    let count = args.a0() as u32 as usize;
     if count > GROUPS_MAX {
         return Err(Errno::EINVAL);
     }
-    let mut groups: Vec<u32> = UserPtr::<u32>::new(args.a1).read_many(count)?;
+    let mut groups: Vec<u32> = UserPtr::<u32>::new(args.a1()).read_many(count)?;
     groups.sort_unstable();
     change(|new| {
         new.groups = groups;

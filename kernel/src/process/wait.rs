@@ -153,11 +153,11 @@ pub fn wait4(args: &Args) -> Result<u64> {
         | raw::__WNOTHREAD
         | raw::__WCLONE
         | raw::__WALL;
-    let options = args.a2 as u32;
+    let options = args.a2() as u32;
     if options & !allowed != 0 {
         return Err(Errno::EINVAL);
     }
-    let which = match args.a0 as i32 {
+    let which = match args.a0() as i32 {
         -1 => Which::Any,
         0 => Which::Group(current().process.group.load(Ordering::Relaxed)),
         i32::MIN => return Err(Errno::ESRCH),
@@ -165,9 +165,9 @@ pub fn wait4(args: &Args) -> Result<u64> {
         group => Which::Group(group.unsigned_abs()),
     };
     let Some(event) = wait(which, options | raw::WEXITED)? else { return Ok(0) };
-    UserPtr::new(args.a1).write_if_some(&event.status)?;
-    if args.a3 != 0 {
-        UserPtr::new(args.a3).write(&RUsage::of_ended(&event.child))?;
+    UserPtr::new(args.a1()).write_if_some(&event.status)?;
+    if args.a3() != 0 {
+        UserPtr::new(args.a3()).write(&RUsage::of_ended(&event.child))?;
     }
     Ok(u64::from(event.child.pid))
 }
@@ -176,12 +176,12 @@ pub fn wait4(args: &Args) -> Result<u64> {
 pub fn waitid(args: &Args) -> Result<u64> {
     let events = raw::WEXITED | raw::WSTOPPED | raw::WCONTINUED;
     let others = raw::WNOHANG | raw::WNOWAIT | raw::__WNOTHREAD | raw::__WCLONE | raw::__WALL;
-    let mut options = args.a3 as u32;
+    let mut options = args.a3() as u32;
     if options & !(events | others) != 0 || options & events == 0 {
         return Err(Errno::EINVAL);
     }
-    let id = args.a1 as i32;
-    let which = match args.a0 as u32 {
+    let id = args.a1() as i32;
+    let which = match args.a0() as u32 {
         raw::P_ALL => Which::Any,
         raw::P_PID if id > 0 => Which::Pid(id as Pid),
         raw::P_PGID if id == 0 => Which::Group(current().process.group.load(Ordering::Relaxed)),
@@ -197,17 +197,17 @@ pub fn waitid(args: &Args) -> Result<u64> {
     };
     let event = wait(which, options)?;
     if let Some(event) = &event
-        && args.a4 != 0
+        && args.a4() != 0
     {
-        UserPtr::new(args.a4).write(&RUsage::of_ended(&event.child))?;
+        UserPtr::new(args.a4()).write(&RUsage::of_ended(&event.child))?;
     }
-    if args.a2 != 0 {
+    if args.a2() != 0 {
         let info = event.as_ref().map_or_else(SigInfo::default, |event| {
             let uid = event.child.credentials().uid;
             let pid = event.child.pid;
             SigInfo::child(raw::SIGCHLD, event.code, pid, uid, event.number, [0; 2])
         });
-        UserPtr::new(args.a2).write(&info.to_user())?;
+        UserPtr::new(args.a2()).write(&info.to_user())?;
     }
     Ok(0)
 }

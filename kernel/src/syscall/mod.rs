@@ -13,29 +13,21 @@ use crate::process::signal::calls as signals;
 use crate::process::{self, clock, schedule, system, timers, user_ids};
 use crate::sched::current;
 
-/// The six arguments (syscall(2), x86-64).
-#[derive(Clone, Copy, Debug)]
-#[expect(missing_docs, reason = "argument n")]
-pub struct Args {
-    pub a0: u64,
-    pub a1: u64,
-    pub a2: u64,
-    pub a3: u64,
-    pub a4: u64,
-    pub a5: u64,
-}
+/// The program's registers, seen as a call's six arguments `a0()` to `a5()` (syscall(2)).
+pub use entry::PtRegs as Args;
 
 /// Serves one system call.
+#[inline]
 pub fn handle(regs: &mut PtRegs, number: u64) {
-    let args =
-        Args { a0: regs.rdi, a1: regs.rsi, a2: regs.rdx, a3: regs.r10, a4: regs.r8, a5: regs.r9 };
-    regs.rax = match dispatch(regs, number, &args) {
+    regs.rax = match dispatch(regs, number) {
         Ok(value) => value,
         Err(errno) => errno.to_raw(),
     };
 }
 
-fn dispatch(regs: &mut PtRegs, number: u64, a: &Args) -> Result<u64> {
+// A match compiles to compares, not to a table: there is no indirect branch here whose target a
+// program's number could steer in speculation.
+fn dispatch(a: &mut Args, number: u64) -> Result<u64> {
     report::syscall(number);
     // As on Linux, the number is the low half of RAX.
     let number = number as u32;
@@ -210,13 +202,13 @@ fn dispatch(regs: &mut PtRegs, number: u64, a: &Args) -> Result<u64> {
         nr::__NR_getpid => Ok(u64::from(current().process.pid)),
         nr::__NR_gettid => Ok(u64::from(current().tid())),
         nr::__NR_getppid => Ok(u64::from(current().process.parent_pid())),
-        nr::__NR_fork => process::fork::fork(regs, a),
-        nr::__NR_vfork => process::fork::vfork(regs, a),
-        nr::__NR_clone => process::fork::clone(regs, a),
-        nr::__NR_clone3 => process::fork::clone3(regs, a),
+        nr::__NR_fork => process::fork::fork(a),
+        nr::__NR_vfork => process::fork::vfork(a),
+        nr::__NR_clone => process::fork::clone(a),
+        nr::__NR_clone3 => process::fork::clone3(a),
         nr::__NR_unshare => process::fork::unshare(a),
-        nr::__NR_execve => process::execve::execve(regs, a),
-        nr::__NR_execveat => process::execve::execveat(regs, a),
+        nr::__NR_execve => process::execve::execve(a),
+        nr::__NR_execveat => process::execve::execveat(a),
         nr::__NR_exit => process::exit::exit(a),
         nr::__NR_exit_group => process::exit::exit_group_call(a),
         nr::__NR_wait4 => process::wait::wait4(a),
@@ -280,8 +272,8 @@ fn dispatch(regs: &mut PtRegs, number: u64, a: &Args) -> Result<u64> {
         nr::__NR_rt_sigtimedwait => signals::rt_sigtimedwait(a),
         nr::__NR_rt_sigqueueinfo => signals::rt_sigqueueinfo(a),
         nr::__NR_rt_tgsigqueueinfo => signals::rt_tgsigqueueinfo(a),
-        nr::__NR_rt_sigreturn => Ok(process::signal::frame::sigreturn(regs)),
-        nr::__NR_sigaltstack => process::signal::altstack::sigaltstack(regs, a),
+        nr::__NR_rt_sigreturn => Ok(process::signal::frame::sigreturn(a)),
+        nr::__NR_sigaltstack => process::signal::altstack::sigaltstack(a),
         nr::__NR_kill => signals::kill(a),
         nr::__NR_tkill => signals::tkill(a),
         nr::__NR_tgkill => signals::tgkill(a),

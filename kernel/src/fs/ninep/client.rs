@@ -63,7 +63,7 @@ impl Drop for Fid {
 
 fn to_errno(error: WireError) -> Errno {
     match error {
-        WireError::Errno(number) => Errno(number as i32),
+        WireError::Errno(number) => Errno::new(number),
         WireError::Malformed => Errno::EIO,
         WireError::TooLong => Errno::ENAMETOOLONG,
     }

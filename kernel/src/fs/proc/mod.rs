@@ -19,6 +19,7 @@ use crate::sched::current;
 
 mod cpuinfo;
 mod fds;
+mod limen;
 mod maps;
 mod mounts;
 #[path = "process.rs"]
@@ -43,6 +44,7 @@ static TOP: &[(&str, Static)] = &[
     ("devices", Static::File(system::devices)),
     ("filesystems", Static::File(system::filesystems)),
     ("interrupts", Static::File(system::interrupts)),
+    ("limen", Static::Directory(limen::TABLE)),
     ("loadavg", Static::File(system::loadavg)),
     ("meminfo", Static::File(system::meminfo)),
     ("modules", Static::File(system::empty)),

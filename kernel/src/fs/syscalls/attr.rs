@@ -36,27 +36,27 @@ fn place_of(file: &File) -> Location {
 
 /// chmod(2).
 pub fn chmod(a: &Args) -> Result<u64> {
-    let (context, location) = resolve_at(CWD, a.a0, 0, true)?;
-    change_mode(&context.credentials, &location, a.a1 as u32)
+    let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
+    change_mode(&context.credentials, &location, a.a1() as u32)
 }
 
 /// fchmod(2).
 pub fn fchmod(a: &Args) -> Result<u64> {
-    let file = file(a.a0)?;
-    change_mode(&current().process.credentials(), &place_of(&file), a.a1 as u32)
+    let file = file(a.a0())?;
+    change_mode(&current().process.credentials(), &place_of(&file), a.a1() as u32)
 }
 
 /// fchmodat(2), which has no flags.
 pub fn fchmodat(a: &Args) -> Result<u64> {
-    let (context, location) = resolve_at(a.a0, a.a1, 0, true)?;
-    change_mode(&context.credentials, &location, a.a2 as u32)
+    let (context, location) = resolve_at(a.a0(), a.a1(), 0, true)?;
+    change_mode(&context.credentials, &location, a.a2() as u32)
 }
 
 /// fchmodat2(2).
 pub fn fchmodat2(a: &Args) -> Result<u64> {
-    let flags = super::check_flags(a.a3, raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
-    let (context, location) = resolve_at(a.a0, a.a1, flags, true)?;
-    change_mode(&context.credentials, &location, a.a2 as u32)
+    let flags = super::check_flags(a.a3(), raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
+    let (context, location) = resolve_at(a.a0(), a.a1(), flags, true)?;
+    change_mode(&context.credentials, &location, a.a2() as u32)
 }
 
 fn change_mode(credentials: &Credentials, location: &Location, mode: u32) -> Result<u64> {
@@ -80,28 +80,28 @@ fn change_mode(credentials: &Credentials, location: &Location, mode: u32) -> Res
 
 /// chown(2).
 pub fn chown(a: &Args) -> Result<u64> {
-    let (context, location) = resolve_at(CWD, a.a0, 0, true)?;
-    change_owner(&context.credentials, &location, a.a1 as u32, a.a2 as u32)
+    let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
+    change_owner(&context.credentials, &location, a.a1() as u32, a.a2() as u32)
 }
 
 /// lchown(2).
 pub fn lchown(a: &Args) -> Result<u64> {
-    let (context, location) = resolve_at(CWD, a.a0, 0, false)?;
-    change_owner(&context.credentials, &location, a.a1 as u32, a.a2 as u32)
+    let (context, location) = resolve_at(CWD, a.a0(), 0, false)?;
+    change_owner(&context.credentials, &location, a.a1() as u32, a.a2() as u32)
 }
 
 /// fchown(2).
 pub fn fchown(a: &Args) -> Result<u64> {
-    let file = file(a.a0)?;
+    let file = file(a.a0())?;
     let credentials = current().process.credentials();
-    change_owner(&credentials, &place_of(&file), a.a1 as u32, a.a2 as u32)
+    change_owner(&credentials, &place_of(&file), a.a1() as u32, a.a2() as u32)
 }
 
 /// fchownat(2).
 pub fn fchownat(a: &Args) -> Result<u64> {
-    let flags = super::check_flags(a.a4, raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
-    let (context, location) = resolve_at(a.a0, a.a1, flags, true)?;
-    change_owner(&context.credentials, &location, a.a2 as u32, a.a3 as u32)
+    let flags = super::check_flags(a.a4(), raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
+    let (context, location) = resolve_at(a.a0(), a.a1(), flags, true)?;
+    change_owner(&context.credentials, &location, a.a2() as u32, a.a3() as u32)
 }
 
 /// `u32::MAX` leaves an id as it is.
@@ -169,8 +169,8 @@ impl Times {
 
 /// utimensat(2). A null path means the descriptor itself.
 pub fn utimensat(a: &Args) -> Result<u64> {
-    let flags = super::check_flags(a.a3, raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
-    let times = match UserPtr::<[Timespec; 2]>::new(a.a2).non_null() {
+    let flags = super::check_flags(a.a3(), raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
+    let times = match UserPtr::<[Timespec; 2]>::new(a.a2()).non_null() {
         None => Times::now(),
         Some(at) => {
             let [access, change] = at.read()?;
@@ -186,11 +186,11 @@ pub fn utimensat(a: &Args) -> Result<u64> {
             }
         }
     };
-    if a.a1 == 0 && flags & raw::AT_EMPTY_PATH == 0 && a.a0 as i32 != raw::AT_FDCWD {
-        let file = file(a.a0)?;
+    if a.a1() == 0 && flags & raw::AT_EMPTY_PATH == 0 && a.a0() as i32 != raw::AT_FDCWD {
+        let file = file(a.a0())?;
         return change_times(&Context::current(), &place_of(&file), &times);
     }
-    let (context, location) = resolve_at(a.a0, a.a1, flags, true)?;
+    let (context, location) = resolve_at(a.a0(), a.a1(), flags, true)?;
     change_times(&context, &location, &times)
 }
 
@@ -205,25 +205,25 @@ fn chosen_time(time: Timespec) -> Result<Option<i64>> {
 
 /// utime(2): whole seconds.
 pub fn utime(a: &Args) -> Result<u64> {
-    let times = match UserPtr::<[i64; 2]>::new(a.a1).non_null() {
+    let times = match UserPtr::<[i64; 2]>::new(a.a1()).non_null() {
         None => Times::now(),
         Some(at) => {
             let [access, change] = at.read()?;
             Times::explicit(access.saturating_mul(NS), change.saturating_mul(NS))
         }
     };
-    let (context, location) = resolve_at(CWD, a.a0, 0, true)?;
+    let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
     change_times(&context, &location, &times)
 }
 
 /// utimes(2): microseconds.
 pub fn utimes(a: &Args) -> Result<u64> {
-    set_microseconds(CWD, a.a0, a.a1)
+    set_microseconds(CWD, a.a0(), a.a1())
 }
 
 /// futimesat(2).
 pub fn futimesat(a: &Args) -> Result<u64> {
-    set_microseconds(a.a0, a.a1, a.a2)
+    set_microseconds(a.a0(), a.a1(), a.a2())
 }
 
 fn set_microseconds(dirfd: u64, path: u64, times: u64) -> Result<u64> {
@@ -267,8 +267,8 @@ fn change_times(context: &Context, location: &Location, times: &Times) -> Result
 
 /// truncate(2).
 pub fn truncate(a: &Args) -> Result<u64> {
-    let size = check_size(a.a1)?;
-    let (context, location) = resolve_at(CWD, a.a0, 0, true)?;
+    let size = check_size(a.a1())?;
+    let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
     match location.file_type() {
         FileType::Regular => {}
         FileType::Directory => return Err(Errno::EISDIR),
@@ -282,8 +282,8 @@ pub fn truncate(a: &Args) -> Result<u64> {
 
 /// ftruncate(2).
 pub fn ftruncate(a: &Args) -> Result<u64> {
-    let size = check_size(a.a1)?;
-    let file = file(a.a0)?;
+    let size = check_size(a.a1())?;
+    let file = file(a.a0())?;
     let location = file.location.clone().ok_or(Errno::EINVAL)?;
     if location.file_type() != FileType::Regular || file.check_writable().is_err() {
         return Err(Errno::EINVAL);
@@ -310,8 +310,8 @@ fn resize(location: &Location, size: u64) -> Result<u64> {
 
 /// fallocate(2).
 pub fn fallocate(a: &Args) -> Result<u64> {
-    let (mode, offset, len) = (a.a1 as u32, a.a2 as i64, a.a3 as i64);
-    let file = file(a.a0)?;
+    let (mode, offset, len) = (a.a1() as u32, a.a2() as i64, a.a3() as i64);
+    let file = file(a.a0())?;
     let (Ok(offset), Ok(len)) = (u64::try_from(offset), u64::try_from(len)) else {
         return Err(Errno::EINVAL);
     };
@@ -356,7 +356,7 @@ fn check_allocate_mode(mode: u32) -> Result<()> {
 
 /// fsync(2) and fdatasync(2).
 pub fn fsync(a: &Args) -> Result<u64> {
-    sync_file(&file(a.a0)?)
+    sync_file(&file(a.a0())?)
 }
 
 fn sync_file(file: &Arc<File>) -> Result<u64> {
@@ -369,11 +369,11 @@ fn sync_file(file: &Arc<File>) -> Result<u64> {
 
 /// sync_file_range(2): writes the whole file back.
 pub fn sync_file_range(a: &Args) -> Result<u64> {
-    let (offset, len, flags) = (a.a1 as i64, a.a2 as i64, a.a3 as u32);
+    let (offset, len, flags) = (a.a1() as i64, a.a2() as i64, a.a3() as u32);
     if flags & !7 != 0 || offset < 0 || len < 0 || offset.checked_add(len).is_none() {
         return Err(Errno::EINVAL);
     }
-    let file = file(a.a0)?;
+    let file = file(a.a0())?;
     if !file.ops().is_seekable() {
         return Err(Errno::ESPIPE);
     }
@@ -391,22 +391,22 @@ pub fn sync(_: &Args) -> Result<u64> {
 
 /// syncfs(2).
 pub fn syncfs(a: &Args) -> Result<u64> {
-    file(a.a0)?.inode().file_system().sync()?;
+    file(a.a0())?.inode().file_system().sync()?;
     Ok(0)
 }
 
 /// fadvise64(2): the advice is checked, and not needed.
 pub fn fadvise64(a: &Args) -> Result<u64> {
-    let file = file(a.a0)?;
+    let file = file(a.a0())?;
     if !file.ops().is_seekable() {
         return Err(Errno::ESPIPE);
     }
-    if a.a3 as u32 > FADVISE_MAX || (a.a2 as i64) < 0 { Err(Errno::EINVAL) } else { Ok(0) }
+    if a.a3() as u32 > FADVISE_MAX || (a.a2() as i64) < 0 { Err(Errno::EINVAL) } else { Ok(0) }
 }
 
 /// readahead(2): reads happen in large steps anyway.
 pub fn readahead(a: &Args) -> Result<u64> {
-    let file = file(a.a0)?;
+    let file = file(a.a0())?;
     file.check_readable()?;
     if super::is_regular(&file.inode()) { Ok(0) } else { Err(Errno::EINVAL) }
 }

@@ -27,8 +27,8 @@ const ALL_SEALS: u32 = raw::F_SEAL_SEAL
 
 /// fcntl(2).
 pub fn fcntl(a: &Args) -> Result<u64> {
-    let (fd, command, argument) = (a.a0 as Fd, a.a1 as u32, a.a2);
-    let file = any_file(a.a0)?;
+    let (fd, command, argument) = (a.a0() as Fd, a.a1() as u32, a.a2());
+    let file = any_file(a.a0())?;
     let files = || current().process.files();
     match command {
         raw::F_DUPFD => return duplicate(file, argument, false),
@@ -187,8 +187,8 @@ fn set_lock(file: &Arc<File>, at: u64, by_file: bool, wait: bool) -> Result<u64>
 
 /// flock(2).
 pub fn flock(a: &Args) -> Result<u64> {
-    let file = file(a.a0)?;
-    let operation = a.a1 as u32;
+    let file = file(a.a0())?;
+    let operation = a.a1() as u32;
     let wait = operation & raw::LOCK_NB == 0;
     let owner = Owner::Flock(file.id);
     let pid = current().process.pid as i32;
@@ -208,8 +208,8 @@ pub fn flock(a: &Args) -> Result<u64> {
 
 /// ioctl(2): what every file has, then the file's own.
 pub fn ioctl(a: &Args) -> Result<u64> {
-    let (fd, command, argument) = (a.a0 as Fd, a.a1 as u32, a.a2);
-    let file = file(a.a0)?;
+    let (fd, command, argument) = (a.a0() as Fd, a.a1() as u32, a.a2());
+    let file = file(a.a0())?;
     let flag = |bit: u32| -> Result<u64> {
         let on = UserPtr::<i32>::new(argument).read()? != 0;
         let flags = if on { file.flags() | bit } else { file.flags() & !bit };

@@ -38,7 +38,7 @@ pub fn getdents64(a: &Args) -> Result<u64> {
 }
 
 fn list(a: &Args, layout: Layout) -> Result<u64> {
-    let file = file(a.a0)?;
+    let file = file(a.a0())?;
     let inode = file.inode();
     if inode.file_type() != FileType::Directory {
         return Err(Errno::ENOTDIR);
@@ -46,11 +46,11 @@ fn list(a: &Args, layout: Layout) -> Result<u64> {
     if file.location.as_ref().is_some_and(|location| location.dentry.is_unlinked()) {
         return Err(Errno::ENOENT);
     }
-    let room = (a.a2 as u32 as usize).min(BATCH_BYTES);
+    let room = (a.a2() as u32 as usize).min(BATCH_BYTES);
     let mut position = file.position.lock();
     let mut entries = Entries { bytes: Vec::new(), room, layout };
     let next = fill(&file, inode.as_ref(), *position, &mut entries)?;
-    UserPtr::<u8>::new(a.a1).write_many(&entries.bytes)?;
+    UserPtr::<u8>::new(a.a1()).write_many(&entries.bytes)?;
     *position = next;
     if let Some(location) = &file.location {
         inotify::event(&location.dentry, raw::IN_ACCESS);
@@ -145,16 +145,16 @@ pub fn getcwd(a: &Args) -> Result<u64> {
         return Err(Errno::ENAMETOOLONG);
     }
     path.push(0);
-    if path.len() as u64 > a.a1 {
+    if path.len() as u64 > a.a1() {
         return Err(Errno::ERANGE);
     }
-    UserPtr::<u8>::new(a.a0).write_many(&path)?;
+    UserPtr::<u8>::new(a.a0()).write_many(&path)?;
     Ok(path.len() as u64)
 }
 
 /// chdir(2).
 pub fn chdir(a: &Args) -> Result<u64> {
-    let (context, location) = resolve_at(CWD, a.a0, 0, true)?;
+    let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
     check_directory(&location)?;
     permission::check(location.inode().as_ref(), EXECUTE, &context.credentials)?;
     set_cwd(&context.fs, location);
@@ -163,7 +163,7 @@ pub fn chdir(a: &Args) -> Result<u64> {
 
 /// fchdir(2).
 pub fn fchdir(a: &Args) -> Result<u64> {
-    let file = any_file(a.a0)?;
+    let file = any_file(a.a0())?;
     let location = file.location.clone().ok_or(Errno::ENOTDIR)?;
     check_directory(&location)?;
     let process = &current().process;
@@ -174,7 +174,7 @@ pub fn fchdir(a: &Args) -> Result<u64> {
 
 /// chroot(2).
 pub fn chroot(a: &Args) -> Result<u64> {
-    let (context, location) = resolve_at(CWD, a.a0, 0, true)?;
+    let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
     check_directory(&location)?;
     permission::check(location.inode().as_ref(), EXECUTE, &context.credentials)?;
     if !context.credentials.has(capability::SYS_CHROOT) {

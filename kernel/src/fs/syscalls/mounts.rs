@@ -28,15 +28,15 @@ fn check_admin() -> Result<()> {
 /// mount(2).
 pub fn mount(a: &Args) -> Result<u64> {
     check_admin()?;
-    let mut flags = a.a3 as u32;
+    let mut flags = a.a3() as u32;
     if flags & MAGIC_MASK == MAGIC {
         flags &= !MAGIC_MASK;
     }
-    let place = place_of(a.a1)?;
+    let place = place_of(a.a1())?;
     if flags & raw::MS_REMOUNT != 0 {
         mount::remount(&place, flags)?;
     } else if flags & raw::MS_BIND != 0 {
-        let from = place_of(a.a0)?;
+        let from = place_of(a.a0())?;
         mount::bind(&from, &place, flags & raw::MS_REC != 0)?;
     } else if flags & PROPAGATION != 0 {
         // One namespace: there is nobody to propagate to.
@@ -44,7 +44,7 @@ pub fn mount(a: &Args) -> Result<u64> {
             return Err(Errno::EINVAL);
         }
     } else if flags & raw::MS_MOVE != 0 {
-        mount::move_mount(&place_of(a.a0)?, &place)?;
+        mount::move_mount(&place_of(a.a0())?, &place)?;
     } else {
         new_mount(a, &place, flags)?;
     }
@@ -52,9 +52,9 @@ pub fn mount(a: &Args) -> Result<u64> {
 }
 
 fn new_mount(a: &Args, place: &Location, flags: u32) -> Result<()> {
-    let kind = read_c_string(a.a2, TYPE_MAX, Errno::EINVAL)?;
-    let source = if a.a0 == 0 { Vec::new() } else { read_path(a.a0)? };
-    let options = match UserPtr::<u8>::new(a.a4).non_null() {
+    let kind = read_c_string(a.a2(), TYPE_MAX, Errno::EINVAL)?;
+    let source = if a.a0() == 0 { Vec::new() } else { read_path(a.a0())? };
+    let options = match UserPtr::<u8>::new(a.a4()).non_null() {
         Some(at) => read_c_string(at.address(), PATH_MAX, Errno::EINVAL)?,
         None => Vec::new(),
     };
@@ -72,13 +72,13 @@ fn place_of(path: u64) -> Result<Location> {
 /// umount2(2).
 pub fn umount2(a: &Args) -> Result<u64> {
     let known = raw::MNT_FORCE | raw::MNT_DETACH | raw::MNT_EXPIRE | raw::UMOUNT_NOFOLLOW;
-    let flags = super::check_flags(a.a1, known)?;
+    let flags = super::check_flags(a.a1(), known)?;
     let others = raw::MNT_FORCE | raw::MNT_DETACH;
     if flags & raw::MNT_EXPIRE != 0 && flags & others != 0 {
         return Err(Errno::EINVAL);
     }
     check_admin()?;
-    let (context, at) = resolve_at(CWD, a.a0, 0, flags & raw::UMOUNT_NOFOLLOW == 0)?;
+    let (context, at) = resolve_at(CWD, a.a0(), 0, flags & raw::UMOUNT_NOFOLLOW == 0)?;
     if at.same(&context.root()) && flags & raw::MNT_DETACH == 0 {
         return Err(Errno::EBUSY);
     }
@@ -89,8 +89,8 @@ pub fn umount2(a: &Args) -> Result<u64> {
 /// pivot_root(2).
 pub fn pivot_root(a: &Args) -> Result<u64> {
     check_admin()?;
-    let new = place_of(a.a0)?;
-    let (context, put_old) = resolve_at(CWD, a.a1, 0, true)?;
+    let new = place_of(a.a0())?;
+    let (context, put_old) = resolve_at(CWD, a.a1(), 0, true)?;
     let old = context.root();
     mount::pivot_root(&old, &new, &put_old)?;
     // Whoever had the old root has the new one.

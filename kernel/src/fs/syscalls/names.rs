@@ -16,12 +16,12 @@ use crate::user::UserPtr;
 
 /// mkdir(2).
 pub fn mkdir(a: &Args) -> Result<u64> {
-    make_directory(CWD, a.a0, a.a1)
+    make_directory(CWD, a.a0(), a.a1())
 }
 
 /// mkdirat(2).
 pub fn mkdirat(a: &Args) -> Result<u64> {
-    make_directory(a.a0, a.a1, a.a2)
+    make_directory(a.a0(), a.a1(), a.a2())
 }
 
 fn make_directory(dirfd: u64, path: u64, mode: u64) -> Result<u64> {
@@ -33,12 +33,12 @@ fn make_directory(dirfd: u64, path: u64, mode: u64) -> Result<u64> {
 
 /// mknod(2).
 pub fn mknod(a: &Args) -> Result<u64> {
-    make_node(CWD, a.a0, a.a1 as u32, a.a2)
+    make_node(CWD, a.a0(), a.a1() as u32, a.a2())
 }
 
 /// mknodat(2).
 pub fn mknodat(a: &Args) -> Result<u64> {
-    make_node(a.a0, a.a1, a.a2 as u32, a.a3)
+    make_node(a.a0(), a.a1(), a.a2() as u32, a.a3())
 }
 
 fn make_node(dirfd: u64, path: u64, mode: u32, device: u64) -> Result<u64> {
@@ -64,12 +64,12 @@ fn make_node(dirfd: u64, path: u64, mode: u32, device: u64) -> Result<u64> {
 
 /// symlink(2).
 pub fn symlink(a: &Args) -> Result<u64> {
-    make_symlink(a.a0, CWD, a.a1)
+    make_symlink(a.a0(), CWD, a.a1())
 }
 
 /// symlinkat(2).
 pub fn symlinkat(a: &Args) -> Result<u64> {
-    make_symlink(a.a0, a.a1, a.a2)
+    make_symlink(a.a0(), a.a1(), a.a2())
 }
 
 fn make_symlink(target: u64, dirfd: u64, path: u64) -> Result<u64> {
@@ -86,13 +86,13 @@ fn make_symlink(target: u64, dirfd: u64, path: u64) -> Result<u64> {
 
 /// link(2): does not follow a link.
 pub fn link(a: &Args) -> Result<u64> {
-    make_link((CWD, a.a0), (CWD, a.a1), 0)
+    make_link((CWD, a.a0()), (CWD, a.a1()), 0)
 }
 
 /// linkat(2).
 pub fn linkat(a: &Args) -> Result<u64> {
-    let flags = check_flags(a.a4, raw::AT_SYMLINK_FOLLOW | raw::AT_EMPTY_PATH)?;
-    make_link((a.a0, a.a1), (a.a2, a.a3), flags)
+    let flags = check_flags(a.a4(), raw::AT_SYMLINK_FOLLOW | raw::AT_EMPTY_PATH)?;
+    make_link((a.a0(), a.a1()), (a.a2(), a.a3()), flags)
 }
 
 fn make_link(from: (u64, u64), to: (u64, u64), flags: u32) -> Result<u64> {
@@ -107,44 +107,44 @@ fn make_link(from: (u64, u64), to: (u64, u64), flags: u32) -> Result<u64> {
 
 /// unlink(2).
 pub fn unlink(a: &Args) -> Result<u64> {
-    let path = PathName::read(a.a0)?;
+    let path = PathName::read(a.a0())?;
     tree::unlink(&Context::current(), raw::AT_FDCWD, path.bytes())?;
     Ok(0)
 }
 
 /// rmdir(2).
 pub fn rmdir(a: &Args) -> Result<u64> {
-    let path = PathName::read(a.a0)?;
+    let path = PathName::read(a.a0())?;
     tree::rmdir(&Context::current(), raw::AT_FDCWD, path.bytes())?;
     Ok(0)
 }
 
 /// unlinkat(2).
 pub fn unlinkat(a: &Args) -> Result<u64> {
-    let flags = check_flags(a.a2, raw::AT_REMOVEDIR)?;
-    let path = PathName::read(a.a1)?;
+    let flags = check_flags(a.a2(), raw::AT_REMOVEDIR)?;
+    let path = PathName::read(a.a1())?;
     let context = Context::current();
     if flags & raw::AT_REMOVEDIR != 0 {
-        tree::rmdir(&context, a.a0 as i32, path.bytes())?;
+        tree::rmdir(&context, a.a0() as i32, path.bytes())?;
     } else {
-        tree::unlink(&context, a.a0 as i32, path.bytes())?;
+        tree::unlink(&context, a.a0() as i32, path.bytes())?;
     }
     Ok(0)
 }
 
 /// rename(2).
 pub fn rename(a: &Args) -> Result<u64> {
-    rename_at((CWD, a.a0), (CWD, a.a1), 0)
+    rename_at((CWD, a.a0()), (CWD, a.a1()), 0)
 }
 
 /// renameat(2).
 pub fn renameat(a: &Args) -> Result<u64> {
-    rename_at((a.a0, a.a1), (a.a2, a.a3), 0)
+    rename_at((a.a0(), a.a1()), (a.a2(), a.a3()), 0)
 }
 
 /// renameat2(2).
 pub fn renameat2(a: &Args) -> Result<u64> {
-    rename_at((a.a0, a.a1), (a.a2, a.a3), a.a4 as u32)
+    rename_at((a.a0(), a.a1()), (a.a2(), a.a3()), a.a4() as u32)
 }
 
 fn rename_at(from: (u64, u64), to: (u64, u64), flags: u32) -> Result<u64> {
@@ -157,12 +157,12 @@ fn rename_at(from: (u64, u64), to: (u64, u64), flags: u32) -> Result<u64> {
 
 /// readlink(2).
 pub fn readlink(a: &Args) -> Result<u64> {
-    read_link(CWD, a.a0, a.a1, a.a2)
+    read_link(CWD, a.a0(), a.a1(), a.a2())
 }
 
 /// readlinkat(2): an empty path is the descriptor itself.
 pub fn readlinkat(a: &Args) -> Result<u64> {
-    read_link(a.a0, a.a1, a.a2, a.a3)
+    read_link(a.a0(), a.a1(), a.a2(), a.a3())
 }
 
 fn read_link(dirfd: u64, path: u64, buffer: u64, size: u64) -> Result<u64> {

@@ -18,7 +18,7 @@ pub fn inotify_init(_: &Args) -> Result<u64> {
 
 /// inotify_init1(2).
 pub fn inotify_init1(a: &Args) -> Result<u64> {
-    new_instance(super::check_flags(a.a0, raw::IN_CLOEXEC | raw::IN_NONBLOCK)?)
+    new_instance(super::check_flags(a.a0(), raw::IN_CLOEXEC | raw::IN_NONBLOCK)?)
 }
 
 fn new_instance(flags: u32) -> Result<u64> {
@@ -33,7 +33,7 @@ fn instance(file: &Arc<File>) -> Result<&Inotify> {
 
 /// inotify_add_watch(2).
 pub fn inotify_add_watch(a: &Args) -> Result<u64> {
-    let mask = a.a2 as u32;
+    let mask = a.a2() as u32;
     let options = raw::IN_ONLYDIR
         | raw::IN_DONT_FOLLOW
         | raw::IN_EXCL_UNLINK
@@ -49,9 +49,9 @@ pub fn inotify_add_watch(a: &Args) -> Result<u64> {
     {
         return Err(Errno::EINVAL);
     }
-    let file = file(a.a0)?;
+    let file = file(a.a0())?;
     let instance = instance(&file)?;
-    let path = PathName::read(a.a1)?;
+    let path = PathName::read(a.a1())?;
     let mut flags = 0;
     if mask & raw::IN_DONT_FOLLOW == 0 {
         flags |= walk::FOLLOW;
@@ -67,7 +67,7 @@ pub fn inotify_add_watch(a: &Args) -> Result<u64> {
 
 /// inotify_rm_watch(2).
 pub fn inotify_rm_watch(a: &Args) -> Result<u64> {
-    let file = file(a.a0)?;
-    instance(&file)?.unwatch(a.a1 as i32)?;
+    let file = file(a.a0())?;
+    instance(&file)?.unwatch(a.a1() as i32)?;
     Ok(0)
 }

@@ -31,18 +31,18 @@ struct OpenHow {
 
 /// open(2).
 pub fn open(a: &Args) -> Result<u64> {
-    open_fd(raw::AT_FDCWD, a.a0, a.a1 as u32, a.a2 as u32)
+    open_fd(raw::AT_FDCWD, a.a0(), a.a1() as u32, a.a2() as u32)
 }
 
 /// openat(2).
 pub fn openat(a: &Args) -> Result<u64> {
-    open_fd(a.a0 as i32, a.a1, a.a2 as u32, a.a3 as u32)
+    open_fd(a.a0() as i32, a.a1(), a.a2() as u32, a.a3() as u32)
 }
 
 /// creat(2).
 pub fn creat(a: &Args) -> Result<u64> {
     let flags = raw::O_CREAT | raw::O_WRONLY | raw::O_TRUNC;
-    open_fd(raw::AT_FDCWD, a.a0, flags, a.a1 as u32)
+    open_fd(raw::AT_FDCWD, a.a0(), flags, a.a1() as u32)
 }
 
 fn open_fd(dirfd: i32, path: u64, flags: u32, mode: u32) -> Result<u64> {
@@ -82,16 +82,16 @@ pub fn give_fd(file: Arc<File>, close_on_exec: bool) -> Result<u64> {
 
 /// openat2(2).
 pub fn openat2(a: &Args) -> Result<u64> {
-    let size = a.a3 as usize;
+    let size = a.a3() as usize;
     if size < size_of::<OpenHow>() {
         return Err(Errno::EINVAL);
     }
     if size > 4096 {
         return Err(Errno::E2BIG);
     }
-    let how = UserPtr::<OpenHow>::new(a.a2).read()?;
+    let how = UserPtr::<OpenHow>::new(a.a2()).read()?;
     let rest = size - size_of::<OpenHow>();
-    let rest = UserPtr::<u8>::new(a.a2 + size_of::<OpenHow>() as u64).read_many(rest)?;
+    let rest = UserPtr::<u8>::new(a.a2() + size_of::<OpenHow>() as u64).read_many(rest)?;
     if rest.iter().any(|&byte| byte != 0) {
         return Err(Errno::E2BIG);
     }
@@ -105,9 +105,9 @@ pub fn openat2(a: &Args) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let walk = resolve_flags(how.resolve)?;
-    let path = PathName::read(a.a1)?;
+    let path = PathName::read(a.a1())?;
     let flags = flags | raw::O_LARGEFILE;
-    finish(a.a0 as i32, &path, &How { flags, mode: how.mode as u32, walk })
+    finish(a.a0() as i32, &path, &How { flags, mode: how.mode as u32, walk })
 }
 
 fn resolve_flags(resolve: u64) -> Result<u32> {
@@ -136,7 +136,7 @@ fn resolve_flags(resolve: u64) -> Result<u32> {
 
 /// close(2).
 pub fn close(a: &Args) -> Result<u64> {
-    let file = current().process.files().remove(a.a0 as Fd)?;
+    let file = current().process.files().remove(a.a0() as Fd)?;
     drop(file);
     Ok(0)
 }
@@ -147,7 +147,7 @@ const CLOSE_RANGE_CLOEXEC: u32 = 1 << 2;
 
 /// close_range(2).
 pub fn close_range(a: &Args) -> Result<u64> {
-    let (first, last, flags) = (a.a0 as u32, a.a1 as u32, a.a2 as u32);
+    let (first, last, flags) = (a.a0() as u32, a.a1() as u32, a.a2() as u32);
     let known = CLOSE_RANGE_UNSHARE | CLOSE_RANGE_CLOEXEC;
     if flags & !known != 0 || first > last {
         return Err(Errno::EINVAL);
@@ -179,14 +179,14 @@ fn unshare_files(process: &crate::process::Process) -> Result<()> {
 
 /// dup(2).
 pub fn dup(a: &Args) -> Result<u64> {
-    give_fd(any_file(a.a0)?, false)
+    give_fd(any_file(a.a0())?, false)
 }
 
 /// dup2(2).
 pub fn dup2(a: &Args) -> Result<u64> {
-    let (old, new) = (a.a0 as Fd, a.a1 as Fd);
+    let (old, new) = (a.a0() as Fd, a.a1() as Fd);
     if old == new {
-        any_file(a.a0)?;
+        any_file(a.a0())?;
         return Ok(new.into());
     }
     dup_to(old, new, false)
@@ -194,7 +194,7 @@ pub fn dup2(a: &Args) -> Result<u64> {
 
 /// dup3(2).
 pub fn dup3(a: &Args) -> Result<u64> {
-    let (old, new, flags) = (a.a0 as Fd, a.a1 as Fd, a.a2 as u32);
+    let (old, new, flags) = (a.a0() as Fd, a.a1() as Fd, a.a2() as u32);
     if flags & !raw::O_CLOEXEC != 0 || old == new {
         return Err(Errno::EINVAL);
     }
@@ -213,7 +213,7 @@ fn dup_to(old: Fd, new: Fd, close_on_exec: bool) -> Result<u64> {
 
 /// umask(2).
 pub fn umask(a: &Args) -> Result<u64> {
-    let old = current().process.fs().umask.swap(a.a0 as u32 & 0o777, Ordering::Relaxed);
+    let old = current().process.fs().umask.swap(a.a0() as u32 & 0o777, Ordering::Relaxed);
     Ok(old.into())
 }
 
@@ -222,13 +222,13 @@ const MEMFD_NAME_MAX: usize = 249;
 
 /// memfd_create(2).
 pub fn memfd_create(a: &Args) -> Result<u64> {
-    let flags = a.a1 as u32;
+    let flags = a.a1() as u32;
     let known = raw::MFD_CLOEXEC | raw::MFD_ALLOW_SEALING | raw::MFD_NOEXEC_SEAL | raw::MFD_EXEC;
     let both = raw::MFD_NOEXEC_SEAL | raw::MFD_EXEC;
     if flags & !known != 0 || flags & both == both {
         return Err(Errno::EINVAL);
     }
-    let name = read_c_string(a.a0, MEMFD_NAME_MAX + 1, Errno::EINVAL)?;
+    let name = read_c_string(a.a0(), MEMFD_NAME_MAX + 1, Errno::EINVAL)?;
     let (fs, mount) = memfd_mount();
     let credentials = current().process.credentials();
     let noexec = flags & raw::MFD_NOEXEC_SEAL != 0;

@@ -22,80 +22,80 @@ const RWF_HINTS: u32 = raw::RWF_HIPRI | raw::RWF_DSYNC | raw::RWF_SYNC;
 
 /// read(2).
 pub fn read(a: &Args) -> Result<u64> {
-    let file = file(a.a0)?;
-    check_buffer(a.a1, a.a2)?;
-    read_stream(&file, &mut Sink::user(a.a1, a.a2 as usize))
+    let file = file(a.a0())?;
+    check_buffer(a.a1(), a.a2())?;
+    read_stream(&file, &mut Sink::user(a.a1(), a.a2() as usize))
 }
 
 /// write(2).
 pub fn write(a: &Args) -> Result<u64> {
-    let file = file(a.a0)?;
-    check_buffer(a.a1, a.a2)?;
-    write_stream(&file, &mut Source::user(a.a1, a.a2 as usize))
+    let file = file(a.a0())?;
+    check_buffer(a.a1(), a.a2())?;
+    write_stream(&file, &mut Source::user(a.a1(), a.a2() as usize))
 }
 
 /// readv(2).
 pub fn readv(a: &Args) -> Result<u64> {
-    let file = file(a.a0)?;
+    let file = file(a.a0())?;
     file.check_readable()?;
-    let vector = read_iovec(a.a1, a.a2)?;
+    let vector = read_iovec(a.a1(), a.a2())?;
     read_stream(&file, &mut Sink::user_vector(&vector))
 }
 
 /// writev(2).
 pub fn writev(a: &Args) -> Result<u64> {
-    let file = file(a.a0)?;
+    let file = file(a.a0())?;
     file.check_writable()?;
-    let vector = read_iovec(a.a1, a.a2)?;
+    let vector = read_iovec(a.a1(), a.a2())?;
     write_stream(&file, &mut Source::user_vector(&vector))
 }
 
 /// pread64(2).
 pub fn pread64(a: &Args) -> Result<u64> {
-    let offset = check_offset(a.a3)?;
-    let file = file(a.a0)?;
-    check_buffer(a.a1, a.a2)?;
-    read_at(&file, offset, &mut Sink::user(a.a1, a.a2 as usize))
+    let offset = check_offset(a.a3())?;
+    let file = file(a.a0())?;
+    check_buffer(a.a1(), a.a2())?;
+    read_at(&file, offset, &mut Sink::user(a.a1(), a.a2() as usize))
 }
 
 /// pwrite64(2).
 pub fn pwrite64(a: &Args) -> Result<u64> {
-    let offset = check_offset(a.a3)?;
-    let file = file(a.a0)?;
-    check_buffer(a.a1, a.a2)?;
-    write_at(&file, offset, &mut Source::user(a.a1, a.a2 as usize))
+    let offset = check_offset(a.a3())?;
+    let file = file(a.a0())?;
+    check_buffer(a.a1(), a.a2())?;
+    write_at(&file, offset, &mut Source::user(a.a1(), a.a2() as usize))
 }
 
 /// preadv(2).
 pub fn preadv(a: &Args) -> Result<u64> {
-    let offset = check_offset(a.a3)?;
-    let file = file(a.a0)?;
+    let offset = check_offset(a.a3())?;
+    let file = file(a.a0())?;
     file.check_readable()?;
-    let vector = read_iovec(a.a1, a.a2)?;
+    let vector = read_iovec(a.a1(), a.a2())?;
     read_at(&file, offset, &mut Sink::user_vector(&vector))
 }
 
 /// pwritev(2).
 pub fn pwritev(a: &Args) -> Result<u64> {
-    let offset = check_offset(a.a3)?;
-    let file = file(a.a0)?;
+    let offset = check_offset(a.a3())?;
+    let file = file(a.a0())?;
     file.check_writable()?;
-    let vector = read_iovec(a.a1, a.a2)?;
+    let vector = read_iovec(a.a1(), a.a2())?;
     write_at(&file, offset, &mut Source::user_vector(&vector))
 }
 
 /// preadv2(2): an offset of -1 means the file's position.
 pub fn preadv2(a: &Args) -> Result<u64> {
-    check_rwf(a.a5)?;
-    if a.a3 == u64::MAX { readv(a) } else { preadv(a) }
+    check_rwf(a.a5())?;
+    if a.a3() == u64::MAX { readv(a) } else { preadv(a) }
 }
 
 /// pwritev2(2).
 pub fn pwritev2(a: &Args) -> Result<u64> {
-    let sync = check_rwf(a.a5)? & (raw::RWF_DSYNC | raw::RWF_SYNC) != 0;
-    let written = if a.a3 == u64::MAX { writev(a)? } else { pwritev(a)? };
+    let sync = check_rwf(a.a5())? & (raw::RWF_DSYNC | raw::RWF_SYNC) != 0;
+    let written = if a.a3() == u64::MAX { writev(a)? } else { pwritev(a)? };
     if sync {
-        file(a.a0)?.inode().sync()?;
+        file(a.a0())?.inode().sync()?;
     }
     Ok(written)
 }
@@ -225,11 +225,11 @@ fn note(file: &File, mask: u32, done: usize) {
 
 /// lseek(2).
 pub fn lseek(a: &Args) -> Result<u64> {
-    let file = file(a.a0)?;
+    let file = file(a.a0())?;
     if !file.ops().is_seekable() {
         return Err(Errno::ESPIPE);
     }
-    let (offset, whence) = (a.a1 as i64, a.a2 as u32);
+    let (offset, whence) = (a.a1() as i64, a.a2() as u32);
     let mut position = file.position.lock();
     let base = match whence {
         raw::SEEK_SET => 0,

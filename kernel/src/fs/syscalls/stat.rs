@@ -71,27 +71,27 @@ fn write_stat(inode: &Arc<dyn Inode>, at: u64) -> Result<u64> {
 
 /// stat(2).
 pub fn stat(a: &Args) -> Result<u64> {
-    let (_, location) = resolve_at(CWD, a.a0, 0, true)?;
-    write_stat(location.inode(), a.a1)
+    let (_, location) = resolve_at(CWD, a.a0(), 0, true)?;
+    write_stat(location.inode(), a.a1())
 }
 
 /// lstat(2).
 pub fn lstat(a: &Args) -> Result<u64> {
-    let (_, location) = resolve_at(CWD, a.a0, 0, false)?;
-    write_stat(location.inode(), a.a1)
+    let (_, location) = resolve_at(CWD, a.a0(), 0, false)?;
+    write_stat(location.inode(), a.a1())
 }
 
 /// fstat(2).
 pub fn fstat(a: &Args) -> Result<u64> {
-    write_stat(&any_file(a.a0)?.inode(), a.a1)
+    write_stat(&any_file(a.a0())?.inode(), a.a1())
 }
 
 /// newfstatat(2), fstatat(3).
 pub fn newfstatat(a: &Args) -> Result<u64> {
     let known = raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH | raw::AT_NO_AUTOMOUNT;
-    let flags = super::check_flags(a.a3, known)?;
-    let inode = inode_at(a.a0, a.a1, flags)?;
-    write_stat(&inode, a.a2)
+    let flags = super::check_flags(a.a3(), known)?;
+    let inode = inode_at(a.a0(), a.a1(), flags)?;
+    write_stat(&inode, a.a2())
 }
 
 /// The object of an `*at` call that only looks; descriptors of any kind with AT_EMPTY_PATH.
@@ -152,13 +152,13 @@ impl StatxTime {
 pub fn statx(a: &Args) -> Result<u64> {
     let sync = raw::AT_STATX_FORCE_SYNC | raw::AT_STATX_DONT_SYNC;
     let known = raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH | raw::AT_NO_AUTOMOUNT | sync;
-    let flags = super::check_flags(a.a2, known)?;
-    if flags & sync == sync || a.a3 as u32 & raw::STATX__RESERVED != 0 {
+    let flags = super::check_flags(a.a2(), known)?;
+    if flags & sync == sync || a.a3() as u32 & raw::STATX__RESERVED != 0 {
         return Err(Errno::EINVAL);
     }
-    let path = PathName::read_or_empty(a.a1, flags)?;
+    let path = PathName::read_or_empty(a.a1(), flags)?;
     let context = Context::current();
-    let location = resolve(&context, a.a0 as i32, path.bytes(), walk_flags(flags, true))?;
+    let location = resolve(&context, a.a0() as i32, path.bytes(), walk_flags(flags, true))?;
     let of = location.inode().metadata()?;
     let mount_top = u64::from(raw::STATX_ATTR_MOUNT_ROOT);
     let statx = Statx {
@@ -185,25 +185,25 @@ pub fn statx(a: &Args) -> Result<u64> {
         spare: [0; 12],
     };
     const { assert!(size_of::<Statx>() == 256 && size_of::<Stat>() == 144) };
-    UserPtr::<Statx>::new(a.a4).write(&statx)?;
+    UserPtr::<Statx>::new(a.a4()).write(&statx)?;
     Ok(0)
 }
 
 /// access(2).
 pub fn access(a: &Args) -> Result<u64> {
-    check_access(CWD, a.a0, a.a1, 0)
+    check_access(CWD, a.a0(), a.a1(), 0)
 }
 
 /// faccessat(2), which has no flags.
 pub fn faccessat(a: &Args) -> Result<u64> {
-    check_access(a.a0, a.a1, a.a2, 0)
+    check_access(a.a0(), a.a1(), a.a2(), 0)
 }
 
 /// faccessat2(2).
 pub fn faccessat2(a: &Args) -> Result<u64> {
     let known = raw::AT_EACCESS | raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH;
-    let flags = super::check_flags(a.a3, known)?;
-    check_access(a.a0, a.a1, a.a2, flags)
+    let flags = super::check_flags(a.a3(), known)?;
+    check_access(a.a0(), a.a1(), a.a2(), flags)
 }
 
 fn check_access(dirfd: u64, path: u64, mode: u64, flags: u32) -> Result<u64> {
@@ -262,15 +262,15 @@ struct Statfs {
 
 /// statfs(2).
 pub fn statfs(a: &Args) -> Result<u64> {
-    let (_, location) = resolve_at(CWD, a.a0, 0, true)?;
-    write_statfs(location.inode(), location.mount.flags(), a.a1)
+    let (_, location) = resolve_at(CWD, a.a0(), 0, true)?;
+    write_statfs(location.inode(), location.mount.flags(), a.a1())
 }
 
 /// fstatfs(2).
 pub fn fstatfs(a: &Args) -> Result<u64> {
-    let file = any_file(a.a0)?;
+    let file = any_file(a.a0())?;
     let flags = file.location.as_ref().map_or(0, |location| location.mount.flags());
-    write_statfs(&file.inode(), flags, a.a1)
+    write_statfs(&file.inode(), flags, a.a1())
 }
 
 fn write_statfs(inode: &Arc<dyn Inode>, mount_flags: u32, at: u64) -> Result<u64> {

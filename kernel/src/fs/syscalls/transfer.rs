@@ -116,15 +116,15 @@ fn repeat(len: u64, mut step: impl FnMut(usize) -> Result<(usize, bool)>) -> Res
 
 /// sendfile(2).
 pub fn sendfile(a: &Args) -> Result<u64> {
-    let (output, input) = (file(a.a0)?, file(a.a1)?);
+    let (output, input) = (file(a.a0())?, file(a.a1())?);
     input.check_readable()?;
     output.check_writable()?;
     if !input.ops().is_seekable() || output.flags() & raw::O_APPEND != 0 {
         return Err(Errno::EINVAL);
     }
-    let mut from = Cursor::new(input, a.a2)?;
-    let mut bytes = buffer(a.a3 as usize)?;
-    let done = repeat(a.a3, |left| {
+    let mut from = Cursor::new(input, a.a2())?;
+    let mut bytes = buffer(a.a3() as usize)?;
+    let done = repeat(a.a3(), |left| {
         let read = from.peek(&mut bytes[..left.min(CHUNK)])?;
         if read == 0 {
             return Ok((0, false));
@@ -139,10 +139,10 @@ pub fn sendfile(a: &Args) -> Result<u64> {
 
 /// copy_file_range(2).
 pub fn copy_file_range(a: &Args) -> Result<u64> {
-    let (input, output) = (file(a.a0)?, file(a.a2)?);
+    let (input, output) = (file(a.a0())?, file(a.a2())?);
     input.check_readable()?;
     output.check_writable()?;
-    if a.a5 != 0 {
+    if a.a5() != 0 {
         return Err(Errno::EINVAL);
     }
     if output.flags() & raw::O_APPEND != 0 {
@@ -155,9 +155,9 @@ pub fn copy_file_range(a: &Args) -> Result<u64> {
             _ => return Err(Errno::EINVAL),
         }
     }
-    let mut from = Cursor::new(input, a.a1)?;
-    let mut to = Cursor::new(output, a.a3)?;
-    let len = a.a4.min(MAX_TRANSFER as u64);
+    let mut from = Cursor::new(input, a.a1())?;
+    let mut to = Cursor::new(output, a.a3())?;
+    let len = a.a4().min(MAX_TRANSFER as u64);
     let ends = (from.at().checked_add(len), to.at().checked_add(len));
     let (Some(from_end), Some(to_end)) = ends else { return Err(Errno::EOVERFLOW) };
     let same = Arc::as_ptr(&from.file.inode()).addr() == Arc::as_ptr(&to.file.inode()).addr();
@@ -181,16 +181,16 @@ pub fn copy_file_range(a: &Args) -> Result<u64> {
 
 /// splice(2): at least one side is a pipe.
 pub fn splice(a: &Args) -> Result<u64> {
-    let flags = super::check_flags(a.a5, SPLICE_FLAGS)?;
-    if a.a4 == 0 {
+    let flags = super::check_flags(a.a5(), SPLICE_FLAGS)?;
+    if a.a4() == 0 {
         return Ok(0);
     }
-    let (input, output) = (file(a.a0)?, file(a.a2)?);
+    let (input, output) = (file(a.a0())?, file(a.a2())?);
     input.check_readable()?;
     output.check_writable()?;
     let nonblocking = flags & raw::SPLICE_F_NONBLOCK != 0;
     let (from_pipe, to_pipe) = (pipe::of(&input).cloned(), pipe::of(&output).cloned());
-    if from_pipe.is_some() && a.a1 != 0 || to_pipe.is_some() && a.a3 != 0 {
+    if from_pipe.is_some() && a.a1() != 0 || to_pipe.is_some() && a.a3() != 0 {
         return Err(Errno::ESPIPE);
     }
     match (from_pipe, to_pipe) {
@@ -202,16 +202,16 @@ pub fn splice(a: &Args) -> Result<u64> {
             if output.flags() & raw::O_APPEND != 0 {
                 return Err(Errno::EINVAL);
             }
-            let mut to = Cursor::new(output, a.a3)?;
+            let mut to = Cursor::new(output, a.a3())?;
             let nonblocking = nonblocking || input.is_nonblocking();
-            let done = drain(&from, a.a4, nonblocking, |bytes| to.write(bytes))?;
+            let done = drain(&from, a.a4(), nonblocking, |bytes| to.write(bytes))?;
             to.finish()?;
             Ok(done)
         }
         (None, Some(to)) => {
             check_room(&to, &output, nonblocking)?;
-            let mut from = Cursor::new(input, a.a1)?;
-            let done = fill(&mut from, &to, &output, a.a4)?;
+            let mut from = Cursor::new(input, a.a1())?;
+            let done = fill(&mut from, &to, &output, a.a4())?;
             from.finish()?;
             Ok(done)
         }
@@ -274,8 +274,8 @@ fn fill(from: &mut Cursor, to: &Pipe, end: &Arc<File>, len: u64) -> Result<u64> 
 
 /// tee(2): copies from pipe to pipe and removes nothing.
 pub fn tee(a: &Args) -> Result<u64> {
-    let flags = super::check_flags(a.a3, SPLICE_FLAGS)?;
-    let (input, output) = (file(a.a0)?, file(a.a1)?);
+    let flags = super::check_flags(a.a3(), SPLICE_FLAGS)?;
+    let (input, output) = (file(a.a0())?, file(a.a1())?);
     input.check_readable()?;
     output.check_writable()?;
     let from = pipe::of(&input).ok_or(Errno::EINVAL)?;
@@ -285,11 +285,11 @@ pub fn tee(a: &Args) -> Result<u64> {
     }
     let nonblocking = flags & raw::SPLICE_F_NONBLOCK != 0;
     check_room(to, &output, nonblocking)?;
-    if a.a2 == 0 || !from.wait_readable(nonblocking || input.is_nonblocking())? {
+    if a.a2() == 0 || !from.wait_readable(nonblocking || input.is_nonblocking())? {
         return Ok(0);
     }
     let room = to.capacity().saturating_sub(to.len()).max(1);
-    let mut bytes = buffer((a.a2 as usize).min(room))?;
+    let mut bytes = buffer((a.a2() as usize).min(room))?;
     let want = bytes.len();
     let seen = from.peek(0, want, &mut Sink::kernel(&mut bytes))?;
     write_stream(&output, &mut Source::kernel(&bytes[..seen]))
@@ -297,12 +297,12 @@ pub fn tee(a: &Args) -> Result<u64> {
 
 /// vmsplice(2): a program's memory into a pipe, or out of one, by copying.
 pub fn vmsplice(a: &Args) -> Result<u64> {
-    super::check_flags(a.a3, SPLICE_FLAGS)?;
-    let file = file(a.a0)?;
+    super::check_flags(a.a3(), SPLICE_FLAGS)?;
+    let file = file(a.a0())?;
     if pipe::of(&file).is_none() {
         return Err(Errno::EBADF);
     }
-    let vector = read_iovec(a.a1, a.a2)?;
+    let vector = read_iovec(a.a1(), a.a2())?;
     if file.check_writable().is_ok() {
         write_stream(&file, &mut Source::user_vector(&vector))
     } else {

@@ -61,26 +61,26 @@ fn check(at: &Location, name: &[u8], wanted: u32, credentials: &Credentials) -> 
 
 /// setxattr(2).
 pub fn setxattr(a: &Args) -> Result<u64> {
-    set(&by_path(a.a0, true)?, a)
+    set(&by_path(a.a0(), true)?, a)
 }
 
 /// lsetxattr(2).
 pub fn lsetxattr(a: &Args) -> Result<u64> {
-    set(&by_path(a.a0, false)?, a)
+    set(&by_path(a.a0(), false)?, a)
 }
 
 /// fsetxattr(2).
 pub fn fsetxattr(a: &Args) -> Result<u64> {
-    set(&by_file(a.a0)?, a)
+    set(&by_file(a.a0())?, a)
 }
 
 fn set(at: &Location, a: &Args) -> Result<u64> {
-    let flags = super::check_flags(a.a4, raw::XATTR_CREATE | raw::XATTR_REPLACE)?;
-    let name = read_name(a.a1)?;
-    if a.a3 > SIZE_MAX as u64 {
+    let flags = super::check_flags(a.a4(), raw::XATTR_CREATE | raw::XATTR_REPLACE)?;
+    let name = read_name(a.a1())?;
+    if a.a3() > SIZE_MAX as u64 {
         return Err(Errno::E2BIG);
     }
-    let value = UserPtr::<u8>::new(a.a2).read_many(a.a3 as usize)?;
+    let value = UserPtr::<u8>::new(a.a2()).read_many(a.a3() as usize)?;
     at.mount.check_writable()?;
     check(at, &name, WRITE, &current().process.credentials())?;
     at.inode().set_xattr(&name, &value, flags)?;
@@ -90,23 +90,23 @@ fn set(at: &Location, a: &Args) -> Result<u64> {
 
 /// getxattr(2).
 pub fn getxattr(a: &Args) -> Result<u64> {
-    get(&by_path(a.a0, true)?, a)
+    get(&by_path(a.a0(), true)?, a)
 }
 
 /// lgetxattr(2).
 pub fn lgetxattr(a: &Args) -> Result<u64> {
-    get(&by_path(a.a0, false)?, a)
+    get(&by_path(a.a0(), false)?, a)
 }
 
 /// fgetxattr(2).
 pub fn fgetxattr(a: &Args) -> Result<u64> {
-    get(&by_file(a.a0)?, a)
+    get(&by_file(a.a0())?, a)
 }
 
 fn get(at: &Location, a: &Args) -> Result<u64> {
-    let name = read_name(a.a1)?;
+    let name = read_name(a.a1())?;
     check(at, &name, READ, &current().process.credentials())?;
-    give(&at.inode().get_xattr(&name)?, a.a2, a.a3)
+    give(&at.inode().get_xattr(&name)?, a.a2(), a.a3())
 }
 
 /// Copies an answer out; a size of 0 only asks for its length. ERANGE if it does not fit.
@@ -122,17 +122,17 @@ fn give(bytes: &[u8], buffer: u64, size: u64) -> Result<u64> {
 
 /// listxattr(2).
 pub fn listxattr(a: &Args) -> Result<u64> {
-    list(&by_path(a.a0, true)?, a)
+    list(&by_path(a.a0(), true)?, a)
 }
 
 /// llistxattr(2).
 pub fn llistxattr(a: &Args) -> Result<u64> {
-    list(&by_path(a.a0, false)?, a)
+    list(&by_path(a.a0(), false)?, a)
 }
 
 /// flistxattr(2).
 pub fn flistxattr(a: &Args) -> Result<u64> {
-    list(&by_file(a.a0)?, a)
+    list(&by_file(a.a0())?, a)
 }
 
 fn list(at: &Location, a: &Args) -> Result<u64> {
@@ -147,26 +147,26 @@ fn list(at: &Location, a: &Args) -> Result<u64> {
     if names.len() > SIZE_MAX {
         return Err(Errno::E2BIG);
     }
-    give(&names, a.a1, a.a2)
+    give(&names, a.a1(), a.a2())
 }
 
 /// removexattr(2).
 pub fn removexattr(a: &Args) -> Result<u64> {
-    remove(&by_path(a.a0, true)?, a)
+    remove(&by_path(a.a0(), true)?, a)
 }
 
 /// lremovexattr(2).
 pub fn lremovexattr(a: &Args) -> Result<u64> {
-    remove(&by_path(a.a0, false)?, a)
+    remove(&by_path(a.a0(), false)?, a)
 }
 
 /// fremovexattr(2).
 pub fn fremovexattr(a: &Args) -> Result<u64> {
-    remove(&by_file(a.a0)?, a)
+    remove(&by_file(a.a0())?, a)
 }
 
 fn remove(at: &Location, a: &Args) -> Result<u64> {
-    let name = read_name(a.a1)?;
+    let name = read_name(a.a1())?;
     at.mount.check_writable()?;
     check(at, &name, WRITE, &current().process.credentials())?;
     at.inode().remove_xattr(&name)?;

@@ -260,7 +260,7 @@ fn wake_count(argument: u64) -> usize {
 
 /// futex(2).
 pub fn futex(args: &Args) -> Result<u64> {
-    let operation = args.a1 as u32;
+    let operation = args.a1() as u32;
     let command = operation & !(raw::FUTEX_PRIVATE_FLAG | raw::FUTEX_CLOCK_REALTIME);
     let private = operation & raw::FUTEX_PRIVATE_FLAG != 0;
     let realtime = operation & raw::FUTEX_CLOCK_REALTIME != 0;
@@ -271,23 +271,23 @@ pub fn futex(args: &Args) -> Result<u64> {
     if realtime && !clock_matters {
         return Err(Errno::ENOSYS);
     }
-    let (address, value) = (args.a0, args.a2 as u32);
+    let (address, value) = (args.a0(), args.a2() as u32);
     match command {
         raw::FUTEX_WAIT => wait_relative(args, private),
         raw::FUTEX_WAIT_BITSET => {
-            let deadline = read_deadline(args.a3, realtime)?;
-            wait(address, private, value, args.a5 as u32, deadline)
+            let deadline = read_deadline(args.a3(), realtime)?;
+            wait(address, private, value, args.a5() as u32, deadline)
         }
-        raw::FUTEX_WAKE => wake(key_of(address, private)?, wake_count(args.a2), u32::MAX),
+        raw::FUTEX_WAKE => wake(key_of(address, private)?, wake_count(args.a2()), u32::MAX),
         raw::FUTEX_WAKE_BITSET => {
-            wake(key_of(address, private)?, wake_count(args.a2), args.a5 as u32)
+            wake(key_of(address, private)?, wake_count(args.a2()), args.a5() as u32)
         }
         raw::FUTEX_REQUEUE => requeue::requeue(args, private, None),
-        raw::FUTEX_CMP_REQUEUE => requeue::requeue(args, private, Some(args.a5 as u32)),
+        raw::FUTEX_CMP_REQUEUE => requeue::requeue(args, private, Some(args.a5() as u32)),
         raw::FUTEX_WAKE_OP => requeue::wake_op(args, private),
         // The older of the two always uses the wall clock.
-        raw::FUTEX_LOCK_PI => pi::lock(address, private, read_deadline(args.a3, true)?),
-        raw::FUTEX_LOCK_PI2 => pi::lock(address, private, read_deadline(args.a3, realtime)?),
+        raw::FUTEX_LOCK_PI => pi::lock(address, private, read_deadline(args.a3(), true)?),
+        raw::FUTEX_LOCK_PI2 => pi::lock(address, private, read_deadline(args.a3(), realtime)?),
         raw::FUTEX_TRYLOCK_PI => pi::try_lock(address, private),
         raw::FUTEX_UNLOCK_PI => pi::unlock(address, private),
         _ => Err(Errno::ENOSYS),
@@ -296,8 +296,8 @@ pub fn futex(args: &Args) -> Result<u64> {
 
 /// FUTEX_WAIT: the timeout is relative, so a restart needs the moment it was meant to end.
 fn wait_relative(args: &Args, private: bool) -> Result<u64> {
-    let (address, value) = (args.a0, args.a2 as u32);
-    let Some(timeout) = UserPtr::<TimeSpec>::new(args.a3).non_null() else {
+    let (address, value) = (args.a0(), args.a2() as u32);
+    let Some(timeout) = UserPtr::<TimeSpec>::new(args.a3()).non_null() else {
         return wait(address, private, value, u32::MAX, None);
     };
     let deadline_ns = Deadline::after_ns(timeout.read()?.to_ns()?).0;

@@ -40,13 +40,13 @@ fn with_buckets<R>(
 
 /// Wakes some waiters of the first word and moves others to the second.
 pub(super) fn requeue(args: &Args, private: bool, expected: Option<u32>) -> Result<u64> {
-    let (wakes, moves) = (count(args.a2)?, count(args.a3)?);
-    let from = key_of(args.a0, private)?;
-    let to = key_of(args.a4, private)?;
+    let (wakes, moves) = (count(args.a2())?, count(args.a3())?);
+    let from = key_of(args.a0(), private)?;
+    let to = key_of(args.a4(), private)?;
     loop {
         let done = with_buckets(from, to, |first, second| {
             if let Some(expected) = expected {
-                match uaccess::read_u32(args.a0) {
+                match uaccess::read_u32(args.a0()) {
                     Ok(value) if value != expected => return Some(Err(Errno::EAGAIN)),
                     Ok(_) => {}
                     Err(_) => return None,
@@ -58,7 +58,7 @@ pub(super) fn requeue(args: &Args, private: bool, expected: Option<u32>) -> Resu
         if let Some(result) = done {
             return result;
         }
-        uaccess::read_u32(args.a0).map_err(|_| Errno::EFAULT)?;
+        uaccess::read_u32(args.a0()).map_err(|_| Errno::EFAULT)?;
         if current().has_pending_signal() {
             return Err(Errno::ERESTARTNOINTR);
         }
@@ -98,13 +98,13 @@ fn move_entries(
 /// Changes the second word, wakes waiters of the first, and waiters of the second if its old value
 /// compares as asked.
 pub(super) fn wake_op(args: &Args, private: bool) -> Result<u64> {
-    let (first_count, second_count) = (count(args.a2)?.max(1), count(args.a3)?.max(1));
-    let first_key = key_of(args.a0, private)?;
-    let second_key = key_of(args.a4, private)?;
-    let operation = Operation::decode(args.a5 as u32)?;
+    let (first_count, second_count) = (count(args.a2())?.max(1), count(args.a3())?.max(1));
+    let first_key = key_of(args.a0(), private)?;
+    let second_key = key_of(args.a4(), private)?;
+    let operation = Operation::decode(args.a5() as u32)?;
     loop {
         let done = with_buckets(first_key, second_key, |first, second| {
-            let old = operation.apply(args.a4)?;
+            let old = operation.apply(args.a4())?;
             let mut woken = wake_in(first, first_key, first_count, u32::MAX);
             if operation.compares(old) {
                 let second = second.unwrap_or(first);
@@ -116,8 +116,8 @@ pub(super) fn wake_op(args: &Args, private: bool) -> Result<u64> {
             return Ok(woken);
         }
         // Bring the page in, writable.
-        let value = uaccess::read_u32(args.a4).map_err(|_| Errno::EFAULT)?;
-        uaccess::compare_exchange_u32(args.a4, value, value).map_err(|_| Errno::EFAULT)?;
+        let value = uaccess::read_u32(args.a4()).map_err(|_| Errno::EFAULT)?;
+        uaccess::compare_exchange_u32(args.a4(), value, value).map_err(|_| Errno::EFAULT)?;
         if current().has_pending_signal() {
             return Err(Errno::ERESTARTNOINTR);
         }

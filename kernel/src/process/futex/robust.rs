@@ -34,17 +34,17 @@ const MOST_ENTRIES: usize = 2048;
 
 /// set_robust_list(2).
 pub fn set_robust_list(args: &Args) -> Result<u64> {
-    if args.a1 != size_of::<Head>() as u64 {
+    if args.a1() != size_of::<Head>() as u64 {
         return Err(Errno::EINVAL);
     }
-    current().robust_list.store(args.a0, Ordering::Relaxed);
+    current().robust_list.store(args.a0(), Ordering::Relaxed);
     Ok(0)
 }
 
 /// get_robust_list(2).
 pub fn get_robust_list(args: &Args) -> Result<u64> {
     let own = current().to_arc();
-    let tid = args.a0 as i32;
+    let tid = args.a0() as i32;
     let thread = match tid {
         0 => own.clone(),
         1.. => find_thread(tid as u32).ok_or(Errno::ESRCH)?,
@@ -54,8 +54,8 @@ pub fn get_robust_list(args: &Args) -> Result<u64> {
     if !may_inspect(&mine, &other) {
         return Err(Errno::EPERM);
     }
-    UserPtr::<u64>::new(args.a1).write(&thread.robust_list.load(Ordering::Relaxed))?;
-    UserPtr::<u64>::new(args.a2).write(&(size_of::<Head>() as u64))?;
+    UserPtr::<u64>::new(args.a1()).write(&thread.robust_list.load(Ordering::Relaxed))?;
+    UserPtr::<u64>::new(args.a2()).write(&(size_of::<Head>() as u64))?;
     Ok(0)
 }
 

@@ -24,14 +24,14 @@ struct Word {
 
 /// futex_waitv(2).
 pub fn futex_waitv(args: &Args) -> Result<u64> {
-    let count = args.a1;
-    if count == 0 || count > u64::from(raw::FUTEX_WAITV_MAX) || args.a2 != 0 || args.a0 == 0 {
+    let count = args.a1();
+    if count == 0 || count > u64::from(raw::FUTEX_WAITV_MAX) || args.a2() != 0 || args.a0() == 0 {
         return Err(Errno::EINVAL);
     }
-    let deadline = match UserPtr::<TimeSpec>::new(args.a3).non_null() {
+    let deadline = match UserPtr::<TimeSpec>::new(args.a3()).non_null() {
         None => None,
         Some(timeout) => {
-            let offset_ns = match args.a4 as u32 {
+            let offset_ns = match args.a4() as u32 {
                 raw::CLOCK_MONOTONIC => 0,
                 raw::CLOCK_REALTIME => realtime_offset_ns(),
                 _ => return Err(Errno::EINVAL),
@@ -39,7 +39,7 @@ pub fn futex_waitv(args: &Args) -> Result<u64> {
             Some(Deadline(timeout.read()?.to_ns()?.saturating_sub(offset_ns)))
         }
     };
-    let words = UserPtr::<Word>::new(args.a0).read_many(count as usize)?;
+    let words = UserPtr::<Word>::new(args.a0()).read_many(count as usize)?;
     let mut keys = Vec::new();
     for word in &words {
         let known = raw::FUTEX2_SIZE_MASK | raw::FUTEX2_PRIVATE;

@@ -1,7 +1,6 @@
 //! The alternate signal stack (sigaltstack(2)).
 
 use abi::{Errno, Result, general as raw};
-use entry::PtRegs;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::sched::current;
@@ -81,17 +80,17 @@ impl AltStack {
 }
 
 /// sigaltstack(2).
-pub fn sigaltstack(regs: &PtRegs, args: &Args) -> Result<u64> {
-    let new = UserPtr::<StackT>::new(args.a0).non_null().map(UserPtr::read).transpose()?;
+pub fn sigaltstack(args: &Args) -> Result<u64> {
+    let new = UserPtr::<StackT>::new(args.a0()).non_null().map(UserPtr::read).transpose()?;
     let thread = current();
     let old = {
         let mut signals = thread.signals.lock();
-        let old = signals.alt_stack.to_user(regs.rsp);
+        let old = signals.alt_stack.to_user(args.rsp);
         if let Some(new) = new {
-            signals.alt_stack.change(&new, regs.rsp)?;
+            signals.alt_stack.change(&new, args.rsp)?;
         }
         old
     };
-    UserPtr::new(args.a1).write_if_some(&old)?;
+    UserPtr::new(args.a1()).write_if_some(&old)?;
     Ok(0)
 }

@@ -50,9 +50,9 @@ fn signal_number(argument: u64) -> Result<u32> {
 
 /// rt_sigaction(2).
 pub fn rt_sigaction(args: &Args) -> Result<u64> {
-    check_set_size(args.a3)?;
-    let number = signal_number(args.a0)?;
-    let new = UserPtr::<KernelSigaction>::new(args.a1).non_null().map(UserPtr::read).transpose()?;
+    check_set_size(args.a3())?;
+    let number = signal_number(args.a0())?;
+    let new = UserPtr::<KernelSigaction>::new(args.a1()).non_null().map(UserPtr::read).transpose()?;
     if new.is_some() && UNBLOCKABLE & bit(number) != 0 {
         return Err(Errno::EINVAL);
     }
@@ -77,18 +77,18 @@ pub fn rt_sigaction(args: &Args) -> Result<u64> {
         restorer: old.restorer,
         mask: old.mask,
     };
-    UserPtr::new(args.a2).write_if_some(&old)?;
+    UserPtr::new(args.a2()).write_if_some(&old)?;
     Ok(0)
 }
 
 /// rt_sigprocmask(2).
 pub fn rt_sigprocmask(args: &Args) -> Result<u64> {
-    check_set_size(args.a3)?;
+    check_set_size(args.a3())?;
     let thread = current();
     let old = thread.signals.lock().blocked;
-    if let Some(set) = UserPtr::<SignalSet>::new(args.a1).non_null() {
+    if let Some(set) = UserPtr::<SignalSet>::new(args.a1()).non_null() {
         let set = set.read()?;
-        let new = match args.a0 as u32 {
+        let new = match args.a0() as u32 {
             raw::SIG_BLOCK => old | set,
             raw::SIG_UNBLOCK => old & !set,
             raw::SIG_SETMASK => set,
@@ -96,20 +96,20 @@ pub fn rt_sigprocmask(args: &Args) -> Result<u64> {
         };
         mask::set_blocked(new);
     }
-    UserPtr::new(args.a2).write_if_some(&old)?;
+    UserPtr::new(args.a2()).write_if_some(&old)?;
     Ok(0)
 }
 
 /// rt_sigpending(2).
 pub fn rt_sigpending(args: &Args) -> Result<u64> {
-    if args.a1 > size_of::<SignalSet>() as u64 {
+    if args.a1() > size_of::<SignalSet>() as u64 {
         return Err(Errno::EINVAL);
     }
     let thread = current();
     let blocked = thread.signals.lock().blocked;
     let set = thread.pending_signals() & blocked;
     let bytes = set.to_le_bytes();
-    machine::uaccess::write_bytes(args.a0, &bytes[..args.a1 as usize])
+    machine::uaccess::write_bytes(args.a0(), &bytes[..args.a1() as usize])
         .map_err(crate::user::efault)?;
     Ok(0)
 }
@@ -128,17 +128,17 @@ pub fn pause(_args: &Args) -> Result<u64> {
 
 /// rt_sigsuspend(2).
 pub fn rt_sigsuspend(args: &Args) -> Result<u64> {
-    check_set_size(args.a1)?;
-    let set = UserPtr::<SignalSet>::new(args.a0).read()?;
+    check_set_size(args.a1())?;
+    let set = UserPtr::<SignalSet>::new(args.a0()).read()?;
     mask::set_temporary_mask(set);
     sleep_until_signal()
 }
 
 /// rt_sigtimedwait(2).
 pub fn rt_sigtimedwait(args: &Args) -> Result<u64> {
-    check_set_size(args.a3)?;
-    let wanted = UserPtr::<SignalSet>::new(args.a0).read()? & !UNBLOCKABLE;
-    let timeout = UserPtr::<TimeSpec>::new(args.a2).non_null().map(UserPtr::read).transpose()?;
+    check_set_size(args.a3())?;
+    let wanted = UserPtr::<SignalSet>::new(args.a0()).read()? & !UNBLOCKABLE;
+    let timeout = UserPtr::<TimeSpec>::new(args.a2()).non_null().map(UserPtr::read).transpose()?;
     let deadline = match timeout {
         Some(timeout) => Some(Deadline::after_ns(timeout.to_ns()?)),
         None => None,
@@ -151,8 +151,8 @@ pub fn rt_sigtimedwait(args: &Args) -> Result<u64> {
             WaitError::TimedOut => Errno::EAGAIN,
             WaitError::Interrupted => Errno::EINTR,
         })?;
-    if args.a1 != 0 {
-        UserPtr::new(args.a1).write(&taken.to_user())?;
+    if args.a1() != 0 {
+        UserPtr::new(args.a1()).write(&taken.to_user())?;
     }
     Ok(u64::from(taken.number()))
 }
@@ -201,9 +201,9 @@ fn number_or_zero(argument: u64) -> Result<u32> {
 
 /// kill(2).
 pub fn kill(args: &Args) -> Result<u64> {
-    let number = number_or_zero(args.a1)?;
+    let number = number_or_zero(args.a1())?;
     let info = own_info(number, raw::SI_USER as i32);
-    let pid = args.a0 as i32;
+    let pid = args.a0() as i32;
     match pid {
         1.. => {
             let process = find_process(pid as Pid).ok_or(Errno::ESRCH)?;
@@ -263,16 +263,16 @@ fn thread_of(pid: u64, tid: u64) -> Result<Arc<Thread>> {
 
 /// tkill(2).
 pub fn tkill(args: &Args) -> Result<u64> {
-    let thread = thread_by_id(args.a0)?;
-    let number = number_or_zero(args.a1)?;
+    let thread = thread_by_id(args.a0())?;
+    let number = number_or_zero(args.a1())?;
     send_thread_checked(&thread, own_info(number, raw::SI_TKILL))?;
     Ok(0)
 }
 
 /// tgkill(2).
 pub fn tgkill(args: &Args) -> Result<u64> {
-    let thread = thread_of(args.a0, args.a1)?;
-    let number = number_or_zero(args.a2)?;
+    let thread = thread_of(args.a0(), args.a1())?;
+    let number = number_or_zero(args.a2())?;
     send_thread_checked(&thread, own_info(number, raw::SI_TKILL))?;
     Ok(0)
 }
@@ -285,8 +285,8 @@ fn check_code(info: &SigInfo, to_self: bool) -> Result<()> {
 
 /// rt_sigqueueinfo(2).
 pub fn rt_sigqueueinfo(args: &Args) -> Result<u64> {
-    let info = SigInfo::read_from(args.a2, number_or_zero(args.a1)?)?;
-    let process = find_process(args.a0 as Pid).ok_or(Errno::ESRCH)?;
+    let info = SigInfo::read_from(args.a2(), number_or_zero(args.a1())?)?;
+    let process = find_process(args.a0() as Pid).ok_or(Errno::ESRCH)?;
     check_code(&info, process.is_current())?;
     send_checked(&process, info)?;
     Ok(0)
@@ -294,8 +294,8 @@ pub fn rt_sigqueueinfo(args: &Args) -> Result<u64> {
 
 /// rt_tgsigqueueinfo(2).
 pub fn rt_tgsigqueueinfo(args: &Args) -> Result<u64> {
-    let info = SigInfo::read_from(args.a3, number_or_zero(args.a2)?)?;
-    let thread = thread_of(args.a0, args.a1)?;
+    let info = SigInfo::read_from(args.a3(), number_or_zero(args.a2())?)?;
+    let thread = thread_of(args.a0(), args.a1())?;
     check_code(&info, thread.process.is_current())?;
     send_thread_checked(&thread, info)?;
     Ok(0)

@@ -111,7 +111,7 @@ fn is_system_call(regs: &PtRegs) -> bool {
 
 fn interruption(regs: &PtRegs) -> Option<Errno> {
     let value = regs.rax as i64;
-    (is_system_call(regs) && (-516..=-512).contains(&value)).then(|| Errno(-value as i32))
+    (is_system_call(regs) && (-516..=-512).contains(&value)).then(|| Errno::new(-value as u32))
 }
 
 /// Makes the program execute its SYSCALL instruction (two bytes) again, as call `number`.

@@ -35,5 +35,5 @@ pub fn restore() {
 /// Whether the result in `regs` says that a signal ended the call.
 pub fn was_interrupted(regs: &PtRegs) -> bool {
     let error = (regs.rax as i64).wrapping_neg();
-    error == i64::from(abi::Errno::EINTR.0) || (512..=516).contains(&error)
+    error == i64::from(abi::Errno::EINTR.number()) || (512..=516).contains(&error)
 }

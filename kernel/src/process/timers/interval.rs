@@ -57,30 +57,30 @@ fn to_user(setting: Setting) -> ITimerVal {
 
 /// getitimer(2).
 pub fn getitimer(args: &Args) -> Result<u64> {
-    let which = which(args.a0)?;
+    let which = which(args.a0())?;
     let setting = get(&current().process, which);
-    UserPtr::new(args.a1).write(&to_user(setting))?;
+    UserPtr::new(args.a1()).write(&to_user(setting))?;
     Ok(0)
 }
 
 /// setitimer(2).
 pub fn setitimer(args: &Args) -> Result<u64> {
-    let setting = match UserPtr::<ITimerVal>::new(args.a1).non_null() {
+    let setting = match UserPtr::<ITimerVal>::new(args.a1()).non_null() {
         None => Setting::default(),
         Some(new) => {
             let [interval, value] = new.read()?;
             Setting { value_ns: value.to_ns()?, interval_ns: interval.to_ns()? }
         }
     };
-    let which = which(args.a0)?;
+    let which = which(args.a0())?;
     let old = set(&current().process, which, setting);
-    UserPtr::new(args.a2).write_if_some(&to_user(old))?;
+    UserPtr::new(args.a2()).write_if_some(&to_user(old))?;
     Ok(0)
 }
 
 /// alarm(2): the seconds that were left, rounded to the nearest but never to 0.
 pub fn alarm(args: &Args) -> Result<u64> {
-    let seconds = u64::from(args.a0 as u32);
+    let seconds = u64::from(args.a0() as u32);
     let setting = Setting { value_ns: seconds * NS_PER_SEC, interval_ns: 0 };
     let old_ns = set(&current().process, raw::ITIMER_REAL as usize, setting).value_ns;
     let rounded = (old_ns + NS_PER_SEC / 2) / NS_PER_SEC;

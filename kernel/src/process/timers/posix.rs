@@ -65,8 +65,8 @@ fn notify_of(event: &SigEvent) -> Result<Notify> {
 
 /// timer_create(2).
 pub fn timer_create(args: &Args) -> Result<u64> {
-    let clock = timer_clock(args.a0 as i32)?;
-    let event = UserPtr::<SigEvent>::new(args.a1).non_null().map(UserPtr::read).transpose()?;
+    let clock = timer_clock(args.a0() as i32)?;
+    let event = UserPtr::<SigEvent>::new(args.a1()).non_null().map(UserPtr::read).transpose()?;
     let process = &current().process;
     let notify = match &event {
         Some(event) => notify_of(event)?,
@@ -89,7 +89,7 @@ pub fn timer_create(args: &Args) -> Result<u64> {
         timers.posix.insert(id, timer);
         id
     };
-    if let Err(error) = UserPtr::<u32>::new(args.a2).write(&id) {
+    if let Err(error) = UserPtr::<u32>::new(args.a2()).write(&id) {
         process.timers.lock().posix.remove(&id);
         return Err(error);
     }
@@ -104,37 +104,37 @@ fn find(id: u64) -> Result<Arc<AlarmTimer>> {
 
 /// timer_settime(2).
 pub fn timer_settime(args: &Args) -> Result<u64> {
-    if args.a2 == 0 {
+    if args.a2() == 0 {
         return Err(Errno::EINVAL);
     }
-    let [interval, value] = UserPtr::<[TimeSpec; 2]>::new(args.a2).read()?;
+    let [interval, value] = UserPtr::<[TimeSpec; 2]>::new(args.a2()).read()?;
     let setting = Setting { value_ns: value.to_ns()?, interval_ns: interval.to_ns()? };
-    let timer = find(args.a0)?;
+    let timer = find(args.a0())?;
     let old = timer.get();
-    timer.set(setting, args.a1 as u32 & raw::TIMER_ABSTIME != 0);
+    timer.set(setting, args.a1() as u32 & raw::TIMER_ABSTIME != 0);
     if timer.is_on_cpu_clock() {
         update_watch(&current().process);
     }
-    UserPtr::new(args.a3).write_if_some(&old.to_user())?;
+    UserPtr::new(args.a3()).write_if_some(&old.to_user())?;
     Ok(0)
 }
 
 /// timer_gettime(2).
 pub fn timer_gettime(args: &Args) -> Result<u64> {
-    let setting = find(args.a0)?.get();
-    UserPtr::new(args.a1).write(&setting.to_user())?;
+    let setting = find(args.a0())?.get();
+    UserPtr::new(args.a1()).write(&setting.to_user())?;
     Ok(0)
 }
 
 /// timer_getoverrun(2).
 pub fn timer_getoverrun(args: &Args) -> Result<u64> {
-    Ok(find(args.a0)?.overruns.load(Ordering::Relaxed).into())
+    Ok(find(args.a0())?.overruns.load(Ordering::Relaxed).into())
 }
 
 /// timer_delete(2).
 pub fn timer_delete(args: &Args) -> Result<u64> {
     let process = &current().process;
-    let removed = process.timers.lock().posix.remove(&(args.a0 as u32));
+    let removed = process.timers.lock().posix.remove(&(args.a0() as u32));
     removed.ok_or(Errno::EINVAL)?.set(Setting::default(), false);
     update_watch(process);
     Ok(0)
