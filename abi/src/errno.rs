@@ -7,18 +7,21 @@ pub struct Errno(u64);
 
 impl Errno {
     /// The error with this number.
+    #[inline]
     #[must_use]
     pub const fn new(number: u32) -> Errno {
         Errno(number as u64)
     }
 
     /// Its number.
+    #[inline]
     #[must_use]
     pub const fn number(self) -> i32 {
         self.0 as i32
     }
 
     /// What the system call leaves in RAX.
+    #[inline]
     #[must_use]
     pub const fn to_raw(self) -> u64 {
         self.0.wrapping_neg()

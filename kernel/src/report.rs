@@ -51,12 +51,16 @@ fn slot(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX).min(syscalls::END)
 }
 
-/// A system call was made.
+/// A system call was made. Returns the number, so that the caller need not keep it across a call.
 #[inline(always)]
-pub fn syscall(number: u64) {
-    if static_branch_unlikely::<CountCalls>() {
-        CALLS[slot(number)].fetch_add(1, Ordering::Relaxed);
-    }
+pub fn syscall(number: u64) -> u64 {
+    if static_branch_unlikely::<CountCalls>() { count(number) } else { number }
+}
+
+#[cold]
+fn count(number: u64) -> u64 {
+    CALLS[slot(number)].fetch_add(1, Ordering::Relaxed);
+    number
 }
 
 /// A system call was made that nothing serves.

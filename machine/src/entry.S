@@ -82,29 +82,13 @@
     mov \scratch, %cr3
 .endm
 
-// With page-table isolation SYSCALL comes here first.
-.globl syscall_entry_pti
-.type syscall_entry_pti, @function
-.balign 64
-syscall_entry_pti:
-    swapgs
-    mov %rsp, %gs:{USER_RSP}
-    load_kernel_cr3 %rsp
-    jmp syscall_stack
-.size syscall_entry_pti, . - syscall_entry_pti
-
 // -----------------------------------------------------------------------------------------------
 // SYSCALL. From the CPU: RCX = return address, R11 = flags, RSP = the program's, GS = the program's,
-// IF, DF, TF, AC, NT clear (FMASK). CR3: the program's space, which maps the kernel.
-.globl syscall_entry
-.type syscall_entry, @function
-.balign 64
-syscall_entry:
-    swapgs
-    mov %rsp, %gs:{USER_RSP}
-syscall_stack:
-    mov %gs:{KERNEL_STACK_TOP}, %rsp
-    // Stack: the thread's, empty. GS: the kernel's.
+// IF, DF, TF, AC, NT clear (FMASK). CR3: the program's; without isolation it maps the kernel too.
+
+// From the thread's empty stack to the decision: builds the frame and calls the kernel. Then AL says
+// whether SYSRET may be used, and IF=0.
+.macro serve_syscall
     push ${USER_DS}
     push %gs:{USER_RSP}
     push %r11
@@ -117,16 +101,33 @@ syscall_stack:
     clear_registers
     // rdi: &mut PtRegs, rsi: system call number. IF=0.
     call syscall_from_user
-    // al: whether SYSRET may be used. IF=0.
+.endm
 
-.globl return_to_user
-return_to_user:
+// In a build with in-kernel tests: stops at what hardware would punish, and emulators do not. R11 and
+// RCX are loaded, RSP is the kernel's, GS the kernel's.
+.macro check_sysret
+    .if {CHECK_SYSRET}
+    cmp %gs:{USER_LIMIT}, %rcx          // Intel: #GP in ring 0 on the program's stack
+    jae sysret_would_fault
+    test ${NEVER_IN_R11}, %r11d         // lost (RF, VM), or no progress (TF)
+    jnz sysret_would_fault
+    .endif
+.endm
+
+.globl syscall_entry
+.type syscall_entry, @function
+.balign 64
+syscall_entry:
+    swapgs
+    mov %rsp, %gs:{USER_RSP}
+    mov %gs:{KERNEL_STACK_TOP}, %rsp
+    serve_syscall
     test %al, %al
     jz return_by_iret
-    cmpq $0, %gs:{PTI}
-    jne sysret_pti
+sysret:
     pop_registers
     // Stack: orig_rax, rip, cs, rflags, rsp, ss. RCX = rip, R11 = rflags, as decide() checked.
+    check_sysret
     mov {RSP_ABOVE_ORIG_RAX}(%rsp), %rsp
 .globl sysret_window_start
 sysret_window_start:
@@ -136,8 +137,23 @@ sysret_window_start:
 .globl sysret_window_end
 sysret_window_end:
     int3
+.size syscall_entry, . - syscall_entry
+
+// The same with page-table isolation.
+.globl syscall_entry_pti
+.type syscall_entry_pti, @function
+.balign 64
+syscall_entry_pti:
+    swapgs
+    mov %rsp, %gs:{USER_RSP}
+    load_kernel_cr3 %rsp
+    mov %gs:{KERNEL_STACK_TOP}, %rsp
+    serve_syscall
+    test %al, %al
+    jz iret_pti
 sysret_pti:
     pop_registers
+    check_sysret
     mov %rdi, %gs:{USER_RDI}
     mov {RSP_ABOVE_ORIG_RAX}(%rsp), %rdi
     mov %rdi, %gs:{USER_RSP}
@@ -148,10 +164,27 @@ sysret_pti:
     mov %gs:{USER_RDI}, %rdi
     mov %gs:{USER_RSP}, %rsp
     jmp sysret_window_start
+.size syscall_entry_pti, . - syscall_entry_pti
+
+.if {CHECK_SYSRET}
+sysret_would_fault:
+    ud2
+.endif
+
+// The way back for everything else. AL: whether SYSRET may be used. IF=0.
+.globl return_to_user
+.type return_to_user, @function
+return_to_user:
+    cmpq $0, %gs:{PTI}
+    jne 1f
+    test %al, %al
+    jnz sysret
+    jmp return_by_iret
+1:  test %al, %al
+    jnz sysret_pti
+    jmp iret_pti
 
 return_by_iret:
-    cmpq $0, %gs:{PTI}
-    jne iret_pti
     pop_registers
     add $8, %rsp
     swapgs
@@ -180,7 +213,7 @@ iret_pti:
     pop %rdi
     swapgs
     jmp iret_to_user
-.size syscall_entry, . - syscall_entry
+.size return_to_user, . - return_to_user
 
 // -----------------------------------------------------------------------------------------------
 // Interrupts and exceptions. From the CPU: SS, RSP, RFLAGS, CS, RIP and for some an error code on

@@ -24,6 +24,9 @@ global_asm!(
     USER_RDI = const offset_of!(CpuLocal, user_rdi),
     ENTRY_STACK_TOP = const offset_of!(CpuLocal, entry_stack_top),
     PTI = const offset_of!(CpuLocal, pti),
+    CHECK_SYSRET = const cfg!(feature = "ktest") as u64,
+    USER_LIMIT = const offset_of!(CpuLocal, user_limit),
+    NEVER_IN_R11 = const flags::TF | flags::RF | flags::VM,
     USER_ROOT_BIT = const crate::paging::USER_ROOT_BIT,
     RDI = const offset_of!(PtRegs, rdi),
     RIP = const offset_of!(PtRegs, rip),
@@ -88,8 +91,6 @@ pub struct PageFault {
 
 // The kernel, as the machine calls it. `machine/image` binds these names.
 unsafe extern "Rust" {
-    /// A system call. Interrupts are enabled.
-    safe fn limen_syscall(regs: &mut PtRegs, number: u64);
     /// Exit work is pending. Interrupts are enabled.
     safe fn limen_exit_work(regs: &mut PtRegs, work: u32);
     /// An exception of a program, page faults included. Interrupts are enabled.
@@ -104,11 +105,13 @@ unsafe extern "Rust" {
     safe fn limen_reschedule();
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
+/// The whole of a system call, for `entry.S`: the image binds it under the name that file calls, with
+/// the kernel's function inlined. Interrupts are masked before and after. True: return by SYSRET.
+#[inline(always)]
+pub fn system_call(regs: &mut PtRegs, serve: impl FnOnce(&mut PtRegs)) -> bool {
     cpu::irq_enable();
-    limen_syscall(regs, number);
-    prepare_return(regs, Origin::Syscall)
+    serve(regs);
+    prepare_return::<{ Origin::Syscall as usize }>(regs)
 }
 
 #[unsafe(no_mangle)]
@@ -121,7 +124,7 @@ extern "C" fn vector_from_user(regs: &mut PtRegs, vector: u64) -> bool {
         regs.orig_rax = u64::MAX;
         percpu::in_handler(|| interrupt(vector as u8, true));
     }
-    prepare_return(regs, Origin::Vector)
+    prepare_return::<{ Origin::Vector as usize }>(regs)
 }
 
 fn user_exception(regs: &mut PtRegs, number: u8) {
@@ -144,24 +147,25 @@ fn user_exception(regs: &mut PtRegs, number: u8) {
 /// Does the exit work and decides how to return. Interrupts are masked when it returns, and stay so
 /// until the program runs. True: by SYSRET.
 #[inline(always)]
-pub(crate) fn prepare_return(regs: &mut PtRegs, origin: Origin) -> bool {
+pub(crate) fn prepare_return<const ORIGIN: usize>(regs: &mut PtRegs) -> bool {
     loop {
         cpu::irq_disable();
-        let work = crate::task::pending_work();
+        // SAFETY: what is about to return to a program is that program's thread.
+        let work = unsafe { crate::task::pending_work() };
         if work != 0 {
             cpu::irq_enable();
             limen_exit_work(regs, work);
             continue;
         }
-        match decide(regs, USER_END) {
+        match decide::<USER_END>(regs) {
             Exit::Sysret if static_branch_unlikely::<SysretOff>() => {
-                return count_iret(origin, IretReason::SwitchedOff);
+                return count_iret(ORIGIN, IretReason::SwitchedOff);
             }
             Exit::Sysret => {
-                count(origin, SYSRET);
+                percpu::count_exit::<ORIGIN, SYSRET>();
                 return true;
             }
-            Exit::Iret(reason) => return count_iret(origin, reason),
+            Exit::Iret(reason) => return count_iret(ORIGIN, reason),
             Exit::Refuse => {
                 cpu::irq_enable();
                 limen_bad_return(regs);
@@ -186,8 +190,8 @@ pub fn apply_options(command_line: &str) {
 }
 
 /// Columns of [`ExitCounts`]: SYSRET, then the reasons for IRET in the order of their numbers.
-const EXIT_KINDS: usize = 1 + IretReason::ALL.len();
-const SYSRET: usize = 0;
+pub(crate) const EXIT_KINDS: usize = 1 + IretReason::ALL.len();
+pub(crate) const SYSRET: usize = 0;
 
 /// Returns to programs on one CPU, by [`Origin`] (rows), and by SYSRET or the reason for IRET.
 pub type ExitCounts = [[AtomicU64; EXIT_KINDS]; Origin::ALL.len()];
@@ -208,16 +212,11 @@ pub fn exits_of(origin: Origin) -> (u64, u64) {
     sums
 }
 
-#[inline(always)]
-fn count(origin: Origin, kind: usize) {
-    // Only this CPU writes the word, and interrupts are masked: no locked instruction is needed.
-    let word = &percpu::local().exits[origin as usize][kind];
-    word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-}
-
 #[inline(never)]
-fn count_iret(origin: Origin, reason: IretReason) -> bool {
-    count(origin, 1 + reason as usize);
+fn count_iret(origin: usize, reason: IretReason) -> bool {
+    // Only this CPU writes the word, and interrupts are masked: no locked instruction is needed.
+    let word = &percpu::local().exits[origin][1 + reason as usize];
+    word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     false
 }
 

@@ -17,7 +17,7 @@ pub(crate) struct CpuLocal {
     /// Address of this structure: `mov %gs:0, reg` gives a pointer to it.
     pub(crate) this: Cell<*const CpuLocal>,
     /// This CPU's id, 0 to `MAX_CPUS - 1`.
-    pub(crate) cpu_id: Cell<u32>,
+    pub(crate) cpu_id: Cell<usize>,
     /// Spin locks held, plus interrupt handlers entered. Sleeping needs 0.
     pub(crate) atomic_depth: Cell<u32>,
     /// Top of the running task's kernel stack, where SYSCALL lands.
@@ -30,6 +30,8 @@ pub(crate) struct CpuLocal {
     pub(crate) entry_stack_top: Cell<u64>,
     /// 1 with page-table isolation, else 0.
     pub(crate) pti: Cell<u64>,
+    /// End of user space, for the check before SYSRET in builds with tests.
+    pub(crate) user_limit: Cell<u64>,
     /// The running task; null before the scheduler starts.
     pub(crate) task: AtomicPtr<Task>,
     /// The local APIC id of this CPU.
@@ -57,6 +59,7 @@ impl CpuLocal {
             user_rdi: Cell::new(0),
             entry_stack_top: Cell::new(0),
             pti: Cell::new(0),
+            user_limit: Cell::new(crate::paging::USER_END),
             task: AtomicPtr::new(core::ptr::null_mut()),
             apic_id: Cell::new(0),
             tlb_wanted: AtomicU32::new(0),
@@ -87,15 +90,40 @@ pub(crate) fn local() -> &'static CpuLocal {
 /// This CPU's id.
 #[inline(always)]
 pub fn cpu_id() -> usize {
-    let id: u32;
+    let id: usize;
     // SAFETY: as `local`; the offset is that of `cpu_id`.
     unsafe {
-        asm!("mov {:e}, gs:{}", out(reg) id, const core::mem::offset_of!(CpuLocal, cpu_id),
+        asm!("mov {}, gs:{}", out(reg) id, const core::mem::offset_of!(CpuLocal, cpu_id),
              options(pure, readonly, nostack, preserves_flags));
     }
     // SAFETY: `init` panics for an id that has no structure, so no other value is ever stored.
-    unsafe { core::hint::assert_unchecked((id as usize) < MAX_CPUS) };
-    id as usize
+    unsafe { core::hint::assert_unchecked(id < MAX_CPUS) };
+    id
+}
+
+/// The running task; null before the scheduler starts.
+#[inline(always)]
+pub(crate) fn running_task() -> *const Task {
+    let task;
+    // SAFETY: as `local`; the offset is that of `task`.
+    unsafe {
+        asm!("mov {}, gs:{}", out(reg) task, const core::mem::offset_of!(CpuLocal, task),
+             options(readonly, nostack, preserves_flags));
+    }
+    task
+}
+
+/// Adds one to an element of this CPU's `exits`. Interrupts are masked.
+#[inline(always)]
+pub(crate) fn count_exit<const ORIGIN: usize, const KIND: usize>() {
+    const { assert!(ORIGIN < entry::Origin::ALL.len() && KIND < crate::entry::EXIT_KINDS) };
+    // SAFETY: the offset is that of a counter, which only this CPU writes.
+    unsafe {
+        asm!("inc qword ptr gs:{}",
+             const core::mem::offset_of!(CpuLocal, exits)
+                 + (ORIGIN * crate::entry::EXIT_KINDS + KIND) * size_of::<u64>(),
+             options(nostack));
+    }
 }
 
 /// Points GS at the structure of CPU `cpu`. First thing a CPU does in Rust.
@@ -105,7 +133,7 @@ pub fn cpu_id() -> usize {
 pub(crate) unsafe fn init(cpu: usize, apic_id: u32) {
     let local = &CPUS[cpu];
     local.this.set(local);
-    local.cpu_id.set(cpu as u32);
+    local.cpu_id.set(cpu);
     local.apic_id.set(apic_id);
     // SAFETY: the base is a static that lives for ever.
     unsafe { wrmsr(msr::GS_BASE, local as *const CpuLocal as u64) };

@@ -10,7 +10,7 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::arch::global_asm;
-use core::cell::UnsafeCell;
+use core::cell::{RefCell, UnsafeCell};
 use core::marker::PhantomData;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
@@ -142,7 +142,7 @@ extern "C" fn task_run_closure(main: *mut KernelMain) -> ! {
 #[unsafe(no_mangle)]
 extern "C" fn task_first_return(regs: &mut PtRegs) -> bool {
     limen_task_started();
-    crate::entry::prepare_return(regs, Origin::NewThread)
+    crate::entry::prepare_return::<{ Origin::NewThread as usize }>(regs)
 }
 
 impl Task {
@@ -289,6 +289,40 @@ pub trait Schedulable: Send + Sync + 'static {
     fn task(&self) -> &Task;
 }
 
+/// A value inside a thread's structure that only the thread itself reaches: no lock, no count.
+pub struct ThreadCell<T>(RefCell<T>);
+
+// SAFETY: `owner` lets only the thread in whose structure the cell lies reach the value; `T: Send`
+// because the structure, and the value with it, may be dropped by another thread.
+unsafe impl<T: Send> Sync for ThreadCell<T> {}
+
+impl<T> ThreadCell<T> {
+    /// A cell with a value.
+    pub const fn new(value: T) -> Self {
+        ThreadCell(RefCell::new(value))
+    }
+
+    /// Calls `f` with the value. Panics if the cell is not in `thread`, or is being changed.
+    #[inline(always)]
+    pub fn with<Th, R>(&self, thread: Current<Th>, f: impl FnOnce(&T) -> R) -> R {
+        f(&self.owned_by(&thread).borrow())
+    }
+
+    /// Puts a value there and returns the one before. Panics as `with`, or from inside `with`.
+    pub fn replace<Th>(&self, thread: Current<Th>, value: T) -> T {
+        self.owned_by(&thread).replace(value)
+    }
+
+    /// The cell, for the thread whose structure it is part of. `Current` cannot leave its thread.
+    #[inline(always)]
+    fn owned_by<Th>(&self, thread: &Current<Th>) -> &RefCell<T> {
+        let start: *const Th = &**thread;
+        let offset = (&raw const self.0).addr().wrapping_sub(start.addr());
+        assert!(offset < size_of::<Th>(), "a cell of another thread");
+        &self.0
+    }
+}
+
 /// What each CPU runs. The kernel has one static of it.
 pub struct CurrentSlot<T> {
     current: [AtomicPtr<T>; MAX_CPUS],
@@ -421,7 +455,7 @@ fn claim(task: &Task) {
 // The running program's registers
 
 fn running() -> &'static Task {
-    let task = percpu::local().task.load(Ordering::Relaxed);
+    let task = percpu::running_task();
     // SAFETY: the slot's reference keeps the running task alive, and only its own code calls this;
     // callers do not let the reference escape a function.
     unsafe { &*task }
@@ -489,11 +523,12 @@ pub fn with_user_regs<R>(f: impl FnOnce(&mut PtRegs) -> R) -> R {
     f(unsafe { &mut *task.user_regs() })
 }
 
-
-/// The exit-work word of the running task; 0 before there is one.
+/// The exit-work word of the running task.
+///
+/// # Safety
+/// A program's thread runs: the CPU is about to return to it.
 #[inline(always)]
-pub(crate) fn pending_work() -> u32 {
-    let task = percpu::local().task.load(Ordering::Relaxed);
-    // SAFETY: null, or the running task, which is alive.
-    unsafe { task.as_ref() }.map_or(0, Task::work)
+pub(crate) unsafe fn pending_work() -> u32 {
+    // SAFETY: the slot's reference keeps the running task alive, and the caller knows there is one.
+    unsafe { &*percpu::running_task() }.work()
 }

@@ -135,7 +135,7 @@ pub(crate) fn serve() {
 fn serve_now(local: &CpuLocal) {
     let _irq = IrqGuard::new();
     let wanted = local.tlb_wanted.swap(0, Ordering::SeqCst);
-    let cpu = local.cpu_id.get() as usize;
+    let cpu = local.cpu_id.get();
     if wanted & WANT_KERNEL != 0 {
         let generation = KERNEL_GENERATION.load(Ordering::SeqCst);
         paging::flush_all();

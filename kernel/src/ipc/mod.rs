@@ -67,7 +67,7 @@ pub fn give_pair(
 /// The file behind a descriptor argument of the current process.
 #[inline]
 pub fn file_at(fd: u64) -> Result<Arc<File>> {
-    current().process.files().get(fd as u32)
+    crate::process::own_file(fd as u32)
 }
 
 /// Reads an optional relative timeout: nanoseconds, or None for the null pointer (for ever).

@@ -154,13 +154,14 @@ fn become_image(
 
 /// Closes what is marked so. Descriptors that other processes share are copied first.
 fn close_on_exec(process: &Process) {
+    super::forget_own_files();
     let shared = process.files();
     // One reference is the process's, one is in hand.
     let files = if Arc::strong_count(&shared) > 2
         && let Ok(copy) = shared.duplicate()
     {
         let copy = Arc::new(copy);
-        *process.files.lock() = copy.clone();
+        drop(process.replace_files(copy.clone()));
         copy
     } else {
         shared

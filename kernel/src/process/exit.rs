@@ -59,6 +59,7 @@ fn leave_process(status: i32) {
     let process = thread.process.clone();
     thread.signals.lock().is_exiting = true;
     release_user_memory(&thread);
+    super::forget_own_files();
     signal::send::hand_over(&thread);
     charge(&thread, &process);
     let is_last = {
@@ -116,8 +117,7 @@ fn end_process(process: &Arc<Process>, status: i32) {
     let program = core::mem::take(&mut *process.program.lock());
     drop(program);
     release_vfork_parent(process);
-    let files = core::mem::replace(&mut *process.files.lock(), Arc::new(FdTable::new()));
-    drop(files);
+    drop(process.replace_files(Arc::new(FdTable::new())));
     process.signals.lock().pending.clear();
     crate::tty::job::process_ended(process.pid, process.session.load(Ordering::Relaxed));
     family::give_children_away(process);

@@ -350,6 +350,7 @@ impl Process {
             pid,
             mm: SpinLock::new(mm),
             files: SpinLock::new(files),
+            files_generation: AtomicU32::new(0),
             fs: SpinLock::new(fs),
             handlers: SpinLock::new(Arc::default()),
             signals: SpinLock::new(ProcessSignals::default()),
@@ -418,8 +419,7 @@ pub fn unshare(args: &Args) -> Result<u64> {
     }
     if flags & FILES != 0 {
         let copy = Arc::new(process.files().duplicate()?);
-        let old = core::mem::replace(&mut *process.files.lock(), copy);
-        drop(old);
+        drop(process.replace_files(copy));
     }
     Ok(0)
 }

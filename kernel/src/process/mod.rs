@@ -16,9 +16,10 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use abi::{Errno, Result};
 use machine::sync::SpinLock;
-use machine::task::{Schedulable, Task};
+use machine::task::{Schedulable, Task, ThreadCell};
 
-use crate::fs::{FdTable, path::Location};
+use crate::fs::file::Fd;
+use crate::fs::{FdTable, File, path::Location};
 use crate::mm::Mm;
 use crate::sched::{SchedEntity, current};
 use crate::sync::WaitQueue;
@@ -95,7 +96,35 @@ pub struct Thread {
     set_child_tid: AtomicU64,
     /// How restart_syscall(2) goes on with an interrupted call.
     pub restart: SpinLock<Option<restart::Restart>>,
+    /// The process's descriptor table and its generation: the thread's own calls take no lock.
+    own_files: ThreadCell<Option<(u32, Arc<FdTable>)>>,
     task: Task,
+}
+
+/// The open file behind a descriptor of the running process; EBADF.
+#[inline]
+pub fn own_file(fd: Fd) -> Result<Arc<File>> {
+    let thread = current();
+    let generation = thread.process.files_generation.load(Ordering::Acquire);
+    let found = thread.own_files.with(thread, |own| match own {
+        Some((seen, files)) if *seen == generation => Some(files.get(fd)),
+        _ => None,
+    });
+    found.unwrap_or_else(|| own_file_slowly(fd, generation))
+}
+
+#[cold]
+fn own_file_slowly(fd: Fd, generation: u32) -> Result<Arc<File>> {
+    let thread = current();
+    let files = thread.process.files();
+    drop(thread.own_files.replace(thread, Some((generation, files.clone()))));
+    files.get(fd)
+}
+
+/// The running thread lets go of its process's descriptor table.
+pub fn forget_own_files() {
+    let thread = current();
+    drop(thread.own_files.replace(thread, None));
 }
 
 impl Schedulable for Thread {
@@ -121,6 +150,7 @@ impl Thread {
             cpu_time_ns: (AtomicU64::new(0), AtomicU64::new(0)),
             set_child_tid: AtomicU64::new(0),
             restart: SpinLock::new(None),
+            own_files: ThreadCell::new(None),
             task,
         })
     }
@@ -183,7 +213,9 @@ pub struct Process {
     /// Its address space; exec replaces it. None once it has exited.
     pub mm: SpinLock<Option<Arc<Mm>>>,
     /// Its descriptors; exec may unshare them.
-    pub files: SpinLock<Arc<FdTable>>,
+    files: SpinLock<Arc<FdTable>>,
+    /// Counts the replacements of `files`.
+    files_generation: AtomicU32,
     /// Directories and umask.
     pub fs: SpinLock<Option<Arc<FsContext>>>,
     /// Signal dispositions.
@@ -395,6 +427,15 @@ impl Process {
     #[inline]
     pub fn files(&self) -> Arc<FdTable> {
         self.files.lock().clone()
+    }
+
+    /// Gives the process another descriptor table; the old one is returned, to be dropped by the
+    /// caller. The calling thread lets go of it; the process's other threads do at their next call.
+    pub fn replace_files(&self, files: Arc<FdTable>) -> Arc<FdTable> {
+        let old = core::mem::replace(&mut *self.files.lock(), files);
+        self.files_generation.fetch_add(1, Ordering::Release);
+        forget_own_files();
+        old
     }
 
     /// The credentials.

@@ -49,16 +49,16 @@ type Arguments = (Vec<IoVec>, Vec<IoVec>, Arc<Mm>);
 
 /// The caller's buffers, the other side's, and its memory. EINVAL, EFAULT, ESRCH, EPERM.
 fn arguments(a: &Args) -> Result<Arguments> {
-    if a.a5 != 0 || a.a4 > IOV_MAX as u64 {
+    if a.a5() != 0 || a.a4() > IOV_MAX as u64 {
         return Err(Errno::EINVAL);
     }
-    let local = read_iovec(a.a1, a.a2)?;
+    let local = read_iovec(a.a1(), a.a2())?;
     // Addresses of the other side are checked when they are used.
-    let remote = UserPtr::<IoVec>::new(a.a3).read_many(a.a4 as usize)?;
+    let remote = UserPtr::<IoVec>::new(a.a3()).read_many(a.a4() as usize)?;
     if remote.iter().any(|part| part.len > i64::MAX as u64) {
         return Err(Errno::EINVAL);
     }
-    let thread = find_thread(a.a0 as u32).ok_or(Errno::ESRCH)?;
+    let thread = find_thread(a.a0() as u32).ok_or(Errno::ESRCH)?;
     let mm = memory_of(&thread.process)?;
     Ok((local, remote, mm))
 }

@@ -19,21 +19,41 @@ pub use entry::PtRegs as Args;
 /// Serves one system call.
 #[inline]
 pub fn handle(regs: &mut PtRegs, number: u64) {
-    regs.rax = match dispatch(regs, number) {
+    // As on Linux, the number is the low half of RAX.
+    let number = report::syscall(number) as u32;
+    let result = match number {
+        nr::__NR_getpid => Ok(u64::from(current().process.pid)),
+        _ if machine::frame::is_short() => serve_in_need(regs, number),
+        _ => serve(regs, number),
+    };
+    regs.rax = match result {
         Ok(value) => value,
         Err(errno) => errno.to_raw(),
     };
 }
 
+/// Memory is short: somebody may have to go first.
+#[cold]
+fn serve_in_need(regs: &mut PtRegs, number: u32) -> Result<u64> {
+    crate::mm::oom::before_call(number)?;
+    serve(regs, number)
+}
+
+/// The calls that programs make most come first: each level of the search costs two instructions.
+#[inline(always)]
+fn serve(a: &mut Args, number: u32) -> Result<u64> {
+    match number {
+        nr::__NR_read => fs::read(a),
+        nr::__NR_write => fs::write(a),
+        nr::__NR_futex => process::futex::futex(a),
+        nr::__NR_epoll_wait => ipc::epoll::sys_epoll_wait(a),
+        _ => dispatch(a, number),
+    }
+}
+
 // A match compiles to compares, not to a table: there is no indirect branch here whose target a
 // program's number could steer in speculation.
-fn dispatch(a: &mut Args, number: u64) -> Result<u64> {
-    report::syscall(number);
-    // As on Linux, the number is the low half of RAX.
-    let number = number as u32;
-    if machine::frame::is_short() {
-        crate::mm::oom::before_call(number)?;
-    }
+fn dispatch(a: &mut Args, number: u32) -> Result<u64> {
     match number {
         // --- the system
         nr::__NR_uname => identity::uname(a),
@@ -55,8 +75,6 @@ fn dispatch(a: &mut Args, number: u64) -> Result<u64> {
         nr::__NR_mincore => mm::mincore(a),
         nr::__NR_msync => mm::msync(a),
         // --- files
-        nr::__NR_read => fs::read(a),
-        nr::__NR_write => fs::write(a),
         nr::__NR_readv => fs::readv(a),
         nr::__NR_writev => fs::writev(a),
         nr::__NR_pread64 => fs::pread64(a),
@@ -176,7 +194,6 @@ fn dispatch(a: &mut Args, number: u64) -> Result<u64> {
         nr::__NR_epoll_create => ipc::epoll::sys_epoll_create(a),
         nr::__NR_epoll_create1 => ipc::epoll::sys_epoll_create1(a),
         nr::__NR_epoll_ctl => ipc::epoll::sys_epoll_ctl(a),
-        nr::__NR_epoll_wait => ipc::epoll::sys_epoll_wait(a),
         nr::__NR_epoll_pwait => ipc::epoll::sys_epoll_pwait(a),
         nr::__NR_epoll_pwait2 => ipc::epoll::sys_epoll_pwait2(a),
         // --- sockets
@@ -192,14 +209,13 @@ fn dispatch(a: &mut Args, number: u64) -> Result<u64> {
         nr::__NR_shutdown => net::shutdown(a),
         nr::__NR_setsockopt => net::setsockopt(a),
         nr::__NR_getsockopt => net::getsockopt(a),
+        nr::__NR_recvfrom => net::recvfrom(a),
         nr::__NR_sendto => net::sendto(a),
         nr::__NR_sendmsg => net::sendmsg(a),
         nr::__NR_sendmmsg => net::sendmmsg(a),
-        nr::__NR_recvfrom => net::recvfrom(a),
         nr::__NR_recvmsg => net::recvmsg(a),
         nr::__NR_recvmmsg => net::recvmmsg(a),
         // --- processes
-        nr::__NR_getpid => Ok(u64::from(current().process.pid)),
         nr::__NR_gettid => Ok(u64::from(current().tid())),
         nr::__NR_getppid => Ok(u64::from(current().process.parent_pid())),
         nr::__NR_fork => process::fork::fork(a),
@@ -213,7 +229,6 @@ fn dispatch(a: &mut Args, number: u64) -> Result<u64> {
         nr::__NR_exit_group => process::exit::exit_group_call(a),
         nr::__NR_wait4 => process::wait::wait4(a),
         nr::__NR_waitid => process::wait::waitid(a),
-        nr::__NR_futex => process::futex::futex(a),
         nr::__NR_futex_waitv => process::futex::waitv::futex_waitv(a),
         nr::__NR_set_robust_list => process::futex::robust::set_robust_list(a),
         nr::__NR_get_robust_list => process::futex::robust::get_robust_list(a),

@@ -21,8 +21,8 @@ fn limen_secondary() -> ! {
 }
 
 #[unsafe(no_mangle)]
-fn limen_syscall(regs: &mut PtRegs, number: u64) {
-    kernel::syscall::handle(regs, number);
+extern "C" fn syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
+    machine::entry::system_call(regs, |regs| kernel::syscall::handle(regs, number))
 }
 
 #[unsafe(no_mangle)]

@@ -211,39 +211,40 @@ impl Origin {
 /// the reserved bits are in it, so R11 needs no mask: SYSRET loads all of what is left.
 const SYSRET_CARES: u64 = !flags::SYSRET_LOADS | flags::TF | flags::IF | flags::IOPL;
 
-/// Decides how the program whose registers are in `regs` continues. `limit` is the end of user
+/// Decides how the program whose registers are in `regs` continues. `LIMIT` is the end of user
 /// space, exclusive. The caller has done all exit work, and interrupts stay off until the return.
 #[inline(always)]
-pub fn decide(regs: &PtRegs, limit: u64) -> Exit {
-    if regs.rcx == regs.rip
-        && regs.r11 == regs.rflags
-        && regs.rip < limit
-        && regs.rflags & SYSRET_CARES == flags::IF
-        && has_user_segments(regs)
-    {
-        Exit::Sysret
-    } else {
-        decide_slowly(regs, limit)
+pub fn decide<const LIMIT: u64>(regs: &PtRegs) -> Exit {
+    let (rip, rflags) = (regs.rip, regs.rflags);
+    // One condition a line, with exits of two kinds, so that each is one compare and branch.
+    if regs.cs != u64::from(selector::USER_CS) {
+        return Exit::Refuse;
     }
-}
-
-#[inline(always)]
-fn has_user_segments(regs: &PtRegs) -> bool {
-    regs.cs == u64::from(selector::USER_CS) && regs.ss == u64::from(selector::USER_DS)
+    if regs.rcx != rip || rip >= LIMIT {
+        return decide_slowly::<LIMIT>(regs);
+    }
+    if regs.r11 != rflags || rflags & SYSRET_CARES != flags::IF {
+        return decide_slowly::<LIMIT>(regs);
+    }
+    if regs.ss != u64::from(selector::USER_DS) {
+        return Exit::Refuse;
+    }
+    Exit::Sysret
 }
 
 #[cold]
-fn decide_slowly(regs: &PtRegs, limit: u64) -> Exit {
+fn decide_slowly<const LIMIT: u64>(regs: &PtRegs) -> Exit {
     use IretReason::*;
     let must_be = regs.rflags & (flags::IF | flags::IOPL | flags::VM) == flags::IF;
-    if !has_user_segments(regs) || !must_be || regs.rip >= CANONICAL_END {
+    let is_user = regs.ss == u64::from(selector::USER_DS) && regs.rip < CANONICAL_END;
+    if !is_user || !must_be {
         return Exit::Refuse;
     }
     Exit::Iret(if regs.rcx != regs.rip {
         RcxDiffers
     } else if regs.r11 != regs.rflags {
         R11Differs
-    } else if regs.rip >= limit {
+    } else if regs.rip >= LIMIT {
         RipBeyondLimit
     } else if regs.rflags & flags::TF != 0 {
         TrapFlag
@@ -355,7 +356,7 @@ mod tests {
 
     #[test]
     fn plain_syscall_leaves_by_sysret() {
-        assert_eq!(decide(&plain(), LIMIT), Exit::Sysret);
+        assert_eq!(decide::<LIMIT>(&plain()), Exit::Sysret);
     }
 
     #[test]
@@ -372,7 +373,7 @@ mod tests {
         for (edit, reason) in cases {
             let mut regs = plain();
             edit(&mut regs);
-            assert_eq!(decide(&regs, LIMIT), Exit::Iret(reason), "{regs:x?}");
+            assert_eq!(decide::<LIMIT>(&regs), Exit::Iret(reason), "{regs:x?}");
         }
     }
 
@@ -391,7 +392,7 @@ mod tests {
         for edit in cases {
             let mut regs = plain();
             edit(&mut regs);
-            assert_eq!(decide(&regs, LIMIT), Exit::Refuse, "{regs:x?}");
+            assert_eq!(decide::<LIMIT>(&regs), Exit::Refuse, "{regs:x?}");
         }
     }
 
@@ -448,7 +449,7 @@ mod tests {
             if r & 0xf00 == 0 {
                 regs.cs = next() & 0xffff;
             }
-            let exit = decide(&regs, LIMIT);
+            let exit = decide::<LIMIT>(&regs);
             let iret = model_iret(&regs);
             match exit {
                 Exit::Sysret => {

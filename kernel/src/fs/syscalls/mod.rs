@@ -12,7 +12,7 @@ use machine::uaccess;
 
 use super::path::{Context, walk};
 use super::{File, FileType, Inode};
-use crate::sched::current;
+use crate::process::own_file;
 use crate::user::{PATH_MAX, efault, read_path};
 
 mod attr;
@@ -90,7 +90,7 @@ impl PathName {
 /// The open file behind a descriptor argument, whatever it is.
 #[inline]
 pub(super) fn any_file(fd: u64) -> Result<Arc<File>> {
-    current().process.files().get(fd as u32)
+    own_file(fd as u32)
 }
 
 /// The open file behind a descriptor argument; EBADF if it only names a place (O_PATH).

@@ -14,7 +14,7 @@ use crate::fs::mount::{self, Mount};
 use crate::fs::open::{How, KNOWN_FLAGS, PATH_FLAGS, open as open_path};
 use crate::fs::path::{Context, Location, walk};
 use crate::fs::tmpfs::{Limits, TmpFs};
-use crate::fs::{Fd, FdTable, File, Inode};
+use crate::fs::{Fd, File, Inode};
 use crate::process::LIMIT_NOFILE;
 use crate::sched::current;
 use crate::syscall::Args;
@@ -171,9 +171,8 @@ pub fn close_range(a: &Args) -> Result<u64> {
 
 /// Gives the process descriptors of its own, if it shares them (CLONE_FILES).
 fn unshare_files(process: &crate::process::Process) -> Result<()> {
-    let own: Arc<FdTable> = Arc::new(process.files().duplicate()?);
-    let shared = core::mem::replace(&mut *process.files.lock(), own);
-    drop(shared);
+    let own = Arc::new(process.files().duplicate()?);
+    drop(process.replace_files(own));
     Ok(())
 }
 
