@@ -120,7 +120,7 @@ fn has_ended(process: &Process) -> bool {
 /// What a process holds, in pages.
 fn weight(process: &Process) -> u64 {
     let Ok(mm) = process.mm() else { return 0 };
-    let files = process.files.lock().clone();
+    let files = process.files();
     let threads = process.threads.lock().len() as u64;
     mm.pages_estimate() + files.count() as u64 * PAGES_PER_FILE + threads * PAGES_PER_THREAD
 }
