@@ -35,7 +35,7 @@ pub(crate) enum Command {
     Run(Box<RunArgs>),
     /// Keep a packed image (a cpio initramfs) of a program and all that it needs
     Pack(PackArgs),
-    /// Run the tests: all, or one level (host, audit, kernel, guest, bench, apps)
+    /// Run the tests: all, or one level (host, audit, kernel, guest, hostile, fuzz, ...)
     Test(TestArgs),
     /// Measure the kernel beside Linux in the same emulator, or the call sequences natively
     Bench(BenchArgs),
@@ -216,7 +216,7 @@ pub(crate) struct PackArgs {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TestArgs {
-    /// A level (host, audit, kernel, guest, bench, apps) or a room, which is a test name's part.
+    /// A level (host, audit, kernel, guest, hostile, fuzz, bench, apps) or a room, which is a test name's part.
     /// Example: limen test guest
     #[arg(value_name = "LEVEL|ROOM")]
     pub(crate) what: Option<String>,
@@ -233,6 +233,11 @@ pub(crate) struct TestArgs {
     /// VMs at the same time [default: half of the host's CPUs, at least 1]. Example: --jobs 2
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub(crate) jobs: Option<u8>,
+
+    /// Seed of the system call fuzzer, which prints the one it takes [default: a new one].
+    /// Example: limen test fuzz --seed 1000
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub(crate) seed: u64,
 
     /// Print each test's output, also of those that pass. Example: -v
     #[arg(short, long)]

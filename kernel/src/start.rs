@@ -191,14 +191,22 @@ fn standard_files(config: &BootConfig, context: &Context) -> Result<FdTable> {
 fn read_config() -> core::result::Result<BootConfig, Failure> {
     let archive = machine::boot::info().initrd;
     let wanted = ports::CONFIG_PATH.as_bytes();
+    let mut found = None;
+    // To the end, so that an archive that is cut anywhere is refused before any of it is used.
     for entry in formats::cpio::Reader::new(archive) {
-        let Ok(entry) = entry else { break };
-        if entry.path == wanted {
-            return BootConfig::decode(entry.data).map_err(|error| Failure {
-                step: format!("boot configuration: {error}"),
-                error: Errno::EINVAL,
-            });
+        let entry = entry.map_err(|error| Failure {
+            step: format!("{error}"),
+            error: Errno::EINVAL,
+        })?;
+        if entry.path == wanted && found.is_none() {
+            found = Some(entry.data);
         }
+    }
+    if let Some(data) = found {
+        return BootConfig::decode(data).map_err(|error| Failure {
+            step: format!("boot configuration: {error}"),
+            error: Errno::EINVAL,
+        });
     }
     Err(Failure {
         step: format!("the initramfs has no {}", ports::CONFIG_PATH),

@@ -64,7 +64,7 @@ impl KernelLog {
     }
 
     /// The lines before any panic, the last [`LINES_MAX`] of them.
-    pub(crate) fn lines(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn lines(&self) -> impl DoubleEndedIterator<Item = &str> {
         self.before.iter().map(String::as_str)
     }
 

@@ -60,6 +60,10 @@ pub(crate) struct Manner {
     pub(crate) verbose: u8,
 }
 
+/// What the kernel's log calls warnings, and the reason for which no program ran.
+const WARNING_PREFIX: &str = "limen: warning: ";
+const FAILURE_PREFIX: &str = "limen: boot failed: ";
+
 /// Everything that is known when a VM has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
@@ -311,7 +315,8 @@ impl Vm {
             "\n"
         };
         self.kernel_log.push(bytes, |line| {
-            if show {
+            // A misspelt protection must be seen by whom nobody told to look.
+            if show || line.starts_with(WARNING_PREFIX) {
                 eprint!("{line}{end}");
             }
         });
@@ -437,7 +442,12 @@ impl Vm {
                 } else {
                     "boot"
                 };
-                Outcome::BootFailure(format!("QEMU ended{status} before {when}"))
+                let said = self.kernel_log.lines().rev();
+                let reason = said.filter_map(|line| line.strip_prefix(FAILURE_PREFIX)).next();
+                Outcome::BootFailure(match reason {
+                    Some(reason) => format!("boot failed: {reason}"),
+                    None => format!("QEMU ended{status} before {when}"),
+                })
             }
         };
         Ended {

@@ -34,7 +34,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
 }
 
 /// Builds the tests as one static program.
-fn build(context: &Context) -> Result<PathBuf, Error> {
+pub(super) fn build(context: &Context) -> Result<PathBuf, Error> {
     let target = context.target.join("guest");
     let status = context
         .cargo()
@@ -60,14 +60,14 @@ fn vm(context: &Context, smp: u8, program: &Path) -> Command {
 }
 
 /// Test names and whether each passed; a test that was begun and not ended has not.
-type Results = BTreeMap<String, bool>;
+pub(super) type Results = BTreeMap<String, bool>;
 
 fn results(command: &mut Command) -> Result<Results, Error> {
     let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
     Ok(parse(&String::from_utf8_lossy(&output.stdout)))
 }
 
-fn parse(text: &str) -> Results {
+pub(super) fn parse(text: &str) -> Results {
     let of_line = |line: &str| {
         let (name, end) = line.strip_prefix("test ")?.split_once(" ...")?;
         Some((name.to_owned(), end.trim_end().ends_with("ok")))

@@ -6,6 +6,8 @@
 //! | audit | objtool on the kernel image | this host |
 //! | kernel | the kernel's own tests | QEMU |
 //! | guest | `guest/tests`, first on this host, then in Limen | both |
+//! | hostile | programs that take all they can get, a short fuzz run, archives that are none | QEMU |
+//! | fuzz | the system call fuzzer for ten minutes | QEMU |
 //! | bench | `limen bench kernel`, tiny, Limen alone | both |
 //! | apps | `guest/apps.toml` | QEMU |
 //!
@@ -15,6 +17,7 @@ mod apps;
 mod audit;
 mod bench;
 mod guest;
+mod hostile;
 mod host;
 mod kernel;
 
@@ -42,6 +45,8 @@ pub(crate) struct Context {
     pub(crate) smp: Vec<u8>,
     /// VMs at the same time.
     pub(crate) jobs: usize,
+    /// Seed of the fuzzer; 0: a new one.
+    pub(crate) seed: u64,
     /// Show the output of tests that pass, too.
     pub(crate) verbose: bool,
 }
@@ -91,18 +96,21 @@ impl std::fmt::Display for Summary {
 type Level = fn(&Context) -> Result<Summary, Error>;
 
 /// In order: the quick ones first.
-const LEVELS: [(&str, Level); 6] = [
+const LEVELS: [(&str, Level); 8] = [
     ("host", host::run),
     ("audit", audit::run),
     ("kernel", kernel::run),
     ("guest", guest::run),
+    ("hostile", hostile::run),
+    ("fuzz", hostile::run_fuzz),
     ("bench", bench::run),
     ("apps", apps::run),
 ];
 
 /// Levels that run only when named: the list of applications has entries that do not pass yet
-/// (README, "What does not work yet"), and the bench needs a Linux kernel to compare with.
-const ONLY_BY_NAME: [&str; 2] = ["bench", "apps"];
+/// (README, "What does not work yet"), the bench needs a Linux kernel to compare with, and the long
+/// fuzz run takes ten minutes (a short one is in `hostile`).
+const ONLY_BY_NAME: [&str; 3] = ["fuzz", "bench", "apps"];
 
 /// Runs what was asked for. The exit status is 1 if anything failed.
 pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
@@ -123,6 +131,7 @@ pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
             .unwrap_or_default(),
         smp: args.smp.clone(),
         jobs: args.jobs.map_or((cpus / 2).max(1), usize::from),
+        seed: args.seed,
         verbose: args.verbose,
     };
     let wanted = |name: &str| match what {

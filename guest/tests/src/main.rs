@@ -81,6 +81,10 @@ fn main() {
         }
         "fuzz" => fuzz::main(&args),
         "elf-cases" => elf_cases::print(),
+        "hogs-list" => {
+            hogs::TESTS.iter().for_each(|t| println!("{}", t.name));
+            true
+        }
         "hogs" => hogs::main(word(2)),
         "storm" => {
             let (count, jobs) = (option(&args, "--count", 200), option(&args, "--jobs", 8));

@@ -320,6 +320,11 @@ impl FdTable {
         locks::descriptor_closed(self.identity(), || file.inode());
     }
 
+    /// Bytes queued behind the descriptors.
+    pub fn held_bytes(&self) -> usize {
+        self.slots.lock().iter().flatten().map(|slot| slot.file.ops().held_bytes()).sum()
+    }
+
     /// How many descriptors are in use.
     pub fn count(&self) -> usize {
         self.slots.lock().iter().flatten().count()

@@ -315,6 +315,11 @@ pub trait FileOps: Send + Sync + Any {
     fn inode(&self) -> Arc<dyn Inode>;
     /// The last descriptor of this open file was closed.
     fn release(&self, _file: &File) {}
+    /// Bytes of the kernel's memory that are queued behind it, for the choice of whom to kill when
+    /// memory runs out. Takes no sleeping lock.
+    fn held_bytes(&self) -> usize {
+        0
+    }
     /// For downcasts: "is it a socket?".
     fn as_any(&self) -> &dyn Any;
 }

@@ -467,6 +467,10 @@ impl FileOps for End {
         self.pipe.close_end(self);
     }
 
+    fn held_bytes(&self) -> usize {
+        self.pipe.len()
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }

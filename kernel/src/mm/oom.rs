@@ -29,19 +29,21 @@ use crate::time::{Deadline, NS_PER_SEC};
 
 /// How long a victim may take to end before the next one is chosen.
 const VICTIM_NS: u64 = 2 * NS_PER_SEC;
+/// How much longer for each member of a crowd.
+const MEMBER_NS: u64 = NS_PER_SEC / 50;
 /// Longest wait of one caller for memory.
 const PATIENCE_NS: u64 = 10 * NS_PER_SEC;
 /// Interval of looks at the memory while waiting.
 const LOOK_NS: u64 = 2_000_000;
 /// Least members of a group that counts as a crowd.
 const CROWD: usize = 8;
-/// What a descriptor counts, pages: a pipe or socket may hold 64 KiB, most hold nothing.
-const PAGES_PER_FILE: u64 = 4;
+/// What a descriptor counts, pages, beside what is queued behind it.
+const PAGES_PER_FILE: u64 = 1;
 /// What a thread counts, pages: its stack in the kernel.
 const PAGES_PER_THREAD: u64 = 8;
 
-/// Who was killed last and until when he may take to end.
-static VICTIM: Mutex<Option<(Arc<Process>, Deadline)>> = Mutex::new(None);
+/// Who was killed last, and until when they may take to end.
+static VICTIMS: Mutex<(Vec<Arc<Process>>, Option<Deadline>)> = Mutex::new((Vec::new(), None));
 static WAITERS: WaitQueue = WaitQueue::new();
 
 /// The check before a system call, when memory is short. ENOMEM if there is no way to get any.
@@ -72,6 +74,7 @@ pub fn relieve() -> bool {
     let patience = Deadline::after_ns(PATIENCE_NS);
     while is_short() {
         super::reclaim();
+        crate::net::garbage::collect();
         if !is_short() {
             return true;
         }
@@ -94,16 +97,15 @@ pub fn relieve() -> bool {
 /// Kills unless a victim is still ending. False if there is nobody to kill.
 fn kill_somebody() -> bool {
     // Somebody else is choosing.
-    let Some(mut last) = VICTIM.try_lock() else { return true };
-    if let Some((process, until)) = &*last
-        && !has_ended(process)
-        && !until.has_passed()
-    {
+    let Some(mut last) = VICTIMS.try_lock() else { return true };
+    let is_late = last.1.is_none_or(Deadline::has_passed);
+    if !is_late && !last.0.iter().all(|process| has_ended(process)) {
         return true;
     }
     let Some(victims) = choose() else { return false };
-    let old = victims.first().cloned().map(|first| (first, Deadline::after_ns(VICTIM_NS)));
-    let old = core::mem::replace(&mut *last, old);
+    let patience_ns = VICTIM_NS + victims.len() as u64 * MEMBER_NS;
+    let next = (victims.clone(), Some(Deadline::after_ns(patience_ns)));
+    let old = core::mem::replace(&mut *last, next);
     drop(last);
     drop(old);
     for process in &victims {
@@ -122,7 +124,9 @@ fn weight(process: &Process) -> u64 {
     let Ok(mm) = process.mm() else { return 0 };
     let files = process.files();
     let threads = process.threads.lock().len() as u64;
-    mm.pages_estimate() + files.count() as u64 * PAGES_PER_FILE + threads * PAGES_PER_THREAD
+    let queued = files.held_bytes() as u64 / super::PAGE;
+    let open = files.count() as u64;
+    mm.pages_estimate() + queued + open * PAGES_PER_FILE + threads * PAGES_PER_THREAD
 }
 
 /// Whom to kill: one process, or a crowd. Logs the choice.
@@ -145,6 +149,11 @@ fn choose() -> Option<Vec<Arc<Process>>> {
         }
     }
     let (_, pages, process) = heaviest?;
+    let total: u64 = groups.values().map(|(pages, _)| pages).sum();
+    // Nobody here has the memory; killing would not bring it back.
+    if total < all as u64 / 8 {
+        return None;
+    }
     let crowd = groups.iter().max_by_key(|(_, (pages, _))| *pages);
     if let Some((&group, &(together, members))) = crowd
         && members >= CROWD

@@ -229,6 +229,14 @@ impl Channel {
         self.writers.wake_all(events::WRITABLE);
     }
 
+    /// Calls `f` with each descriptor in the messages held; false if somebody is just at them.
+    pub fn each_file(&self, f: &mut dyn FnMut(&Arc<crate::fs::File>)) -> bool {
+        let Some(data) = self.data.try_lock() else { return false };
+        let infos = data.segments.iter().filter_map(|segment| segment.info.as_ref());
+        infos.for_each(|info| info.control.files.each(f));
+        true
+    }
+
     fn note(&self, data: &Data) {
         let messages = data.segments.len();
         let used = data.ring.len() + messages * MESSAGE_COST;

@@ -3,9 +3,8 @@
 //!
 //! Why it is hard: a descriptor in flight keeps its file alive, the file may be a socket with
 //! descriptors in flight, and so on. Closing such a chain must not recurse on the kernel's stack:
-//! files that come out of a dropped message are closed one after the other from a list. A cycle
-//! (a socket that travels through itself) is never closed; the number of files in flight is
-//! bounded, so it costs at most that.
+//! files that come out of a dropped message are closed one after the other from a list. Circles
+//! (a socket that travels through itself) are found by `garbage`.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -76,11 +75,20 @@ impl Files {
             return Ok(Files(files));
         }
         let before = IN_FLIGHT.fetch_add(files.len(), Ordering::Relaxed);
+        super::garbage::take_off(&files);
         let files = Files(files);
+        if super::garbage::is_due() {
+            super::garbage::collect();
+        }
         if before + files.0.len() > IN_FLIGHT_MAX {
             return Err(Errno::ETOOMANYREFS);
         }
         Ok(files)
+    }
+
+    /// Calls `f` with each.
+    pub fn each(&self, f: &mut dyn FnMut(&Arc<File>)) {
+        self.0.iter().for_each(f);
     }
 
     /// Whether there are none.
@@ -93,6 +101,7 @@ impl Files {
 impl Clone for Files {
     fn clone(&self) -> Self {
         IN_FLIGHT.fetch_add(self.0.len(), Ordering::Relaxed);
+        super::garbage::take_off(&self.0);
         Files(self.0.clone())
     }
 }
@@ -106,6 +115,7 @@ impl Drop for Files {
             return;
         }
         IN_FLIGHT.fetch_sub(self.0.len(), Ordering::Relaxed);
+        super::garbage::land(&self.0);
         let mut next = {
             let mut garbage = GARBAGE.lock();
             garbage.0.append(&mut self.0);

@@ -8,6 +8,7 @@
 pub mod address;
 pub mod channel;
 pub mod control;
+pub mod garbage;
 pub mod inet;
 pub mod netlink;
 pub mod options;
@@ -240,6 +241,17 @@ pub trait Socket: Send + Sync + Any {
     fn poll(&self, table: &mut PollTable) -> u32;
     /// Bytes the next receive can give, bytes sent but not received (FIONREAD, SIOCOUTQ).
     fn queued(&self) -> (usize, usize);
+    /// Bytes of memory that what is to be received takes, as far as can be said without waiting.
+    fn held_bytes(&self) -> usize {
+        0
+    }
+    /// Calls the function with each descriptor in the messages to be received; false if that cannot
+    /// be said at the moment.
+    fn each_queued_file(&self, _f: &mut dyn FnMut(&Arc<File>)) -> bool {
+        true
+    }
+    /// Drops the messages to be received: nobody ever will.
+    fn forget_queue(&self) {}
     /// SO_SNDBUF or SO_RCVBUF changed.
     fn limits_changed(&self) {}
     /// getsockopt(2) below SOL_SOCKET: the value.
@@ -305,6 +317,10 @@ impl FileOps for SocketFile {
 
     fn inode(&self) -> Arc<dyn Inode> {
         self.inode.clone()
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.socket.held_bytes()
     }
 
     fn release(&self, _file: &File) {

@@ -430,6 +430,21 @@ impl Socket for UnixSocket {
         }
     }
 
+    fn held_bytes(&self) -> usize {
+        self.link.get().map_or(0, |link| link.conn.rx.used()) + self.inbox.used()
+    }
+
+    fn each_queued_file(&self, f: &mut dyn FnMut(&Arc<crate::fs::File>)) -> bool {
+        self.link.get().is_none_or(|link| link.conn.rx.each_file(f)) && self.inbox.each_file(f)
+    }
+
+    fn forget_queue(&self) {
+        if let Some(link) = self.link.get() {
+            link.conn.rx.clear();
+        }
+        self.inbox.clear();
+    }
+
     fn queued(&self) -> (usize, usize) {
         match self.link.get() {
             Some(link) => (link.conn.rx.next_len(), link.conn.tx.used()),
