@@ -4,6 +4,8 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use abi::Result;
+
 use crate::sync::{WaitQueue, Wake};
 
 /// Poll masks (poll(2)); epoll(7) uses the same numbers.
@@ -32,27 +34,34 @@ pub struct PollTable {
     waker: Option<Arc<dyn Wake>>,
     queues: Vec<Arc<WaitQueue>>,
     exclusive: bool,
+    refusal: Result<()>,
 }
 
 impl PollTable {
     /// Only asks, registers nowhere.
     #[must_use]
     pub fn ask() -> Self {
-        PollTable { waker: None, queues: Vec::new(), exclusive: false }
+        PollTable { waker: None, queues: Vec::new(), exclusive: false, refusal: Ok(()) }
     }
 
     /// Registers `waker` with every queue named, until dropped.
     #[must_use]
     pub fn register(waker: Arc<dyn Wake>, exclusive: bool) -> Self {
-        PollTable { waker: Some(waker), queues: Vec::new(), exclusive }
+        PollTable { waker: Some(waker), queues: Vec::new(), exclusive, refusal: Ok(()) }
     }
 
     /// Names a queue that will be woken when the file's readiness changes.
     pub fn wait_on(&mut self, queue: &Arc<WaitQueue>) {
-        if let Some(waker) = &self.waker {
-            queue.add(waker.clone(), self.exclusive);
-            self.queues.push(queue.clone());
+        let Some(waker) = &self.waker else { return };
+        match queue.try_add(waker.clone(), self.exclusive) {
+            Ok(()) => self.queues.push(queue.clone()),
+            Err(error) => self.refusal = Err(error),
         }
+    }
+
+    /// ENOMEM if some queue had no room: a change could be missed.
+    pub fn check(&self) -> Result<()> {
+        self.refusal
     }
 }
 

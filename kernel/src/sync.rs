@@ -113,6 +113,15 @@ impl WaitQueue {
         self.occupied.store(true, Ordering::SeqCst);
     }
 
+    /// The same for a queue that programs can make as long as they like. ENOMEM.
+    pub fn try_add(&self, waker: Arc<dyn Wake>, exclusive: bool) -> abi::Result<()> {
+        let mut entries = self.entries.lock();
+        entries.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        entries.push_back(Entry { waker, exclusive });
+        self.occupied.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
     /// Removes a waker that was added (compared by address).
     pub fn remove(&self, waker: &Arc<dyn Wake>) {
         let mut entries = self.entries.lock();

@@ -20,7 +20,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::any::Any;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
@@ -149,9 +149,15 @@ static NESTING: Mutex<()> = Mutex::new(());
 
 /// Items by the file they watch, so that its close finds them.
 static WATCHERS: SpinLock<BTreeMap<u64, Vec<Weak<Item>>>> = SpinLock::new(BTreeMap::new());
-/// Most registrations in the system (fs.epoll.max_user_watches).
-const WATCHES_MAX: usize = 1 << 20;
-static WATCHES: AtomicU64 = AtomicU64::new(0);
+static WATCHES: AtomicUsize = AtomicUsize::new(0);
+/// What a registration costs with its places in lists, bytes.
+const WATCH_COST: usize = 256;
+
+/// Most registrations in the system (fs.epoll.max_user_watches): those that fill a 25th of the memory.
+pub fn watches_max() -> usize {
+    let (frames, _) = machine::frame::usage();
+    frames * machine::frame::PAGE_SIZE / 25 / WATCH_COST
+}
 
 /// The last reference to a watched file is gone: its items leave their sets.
 pub fn file_closed(file_id: u64) {
@@ -165,7 +171,7 @@ pub fn file_closed(file_id: u64) {
 
 fn watch(item: &Arc<Item>) -> Result<()> {
     let mut watchers = WATCHERS.lock();
-    if WATCHES.load(Ordering::Relaxed) >= WATCHES_MAX as u64 {
+    if WATCHES.load(Ordering::Relaxed) >= watches_max() {
         return Err(Errno::ENOSPC);
     }
     let list = watchers.entry(item.file_id).or_default();
@@ -180,7 +186,7 @@ fn unwatch(item: &Arc<Item>) {
     let Some(list) = watchers.get_mut(&item.file_id) else { return };
     let before = list.len();
     list.retain(|other| !core::ptr::eq(other.as_ptr(), Arc::as_ptr(item)));
-    WATCHES.fetch_sub((before - list.len()) as u64, Ordering::Relaxed);
+    WATCHES.fetch_sub(before - list.len(), Ordering::Relaxed);
     if list.is_empty() {
         watchers.remove(&item.file_id);
     }
@@ -219,6 +225,13 @@ impl Epoll {
         let exclusive = event.events & raw::EPOLLEXCLUSIVE != 0;
         let mut table = PollTable::register(item.clone(), exclusive);
         let ready = item.ask(&mut table);
+        if let Err(error) = table.check() {
+            drop(registration);
+            items.remove(&key);
+            drop(items);
+            self.forget(&item);
+            return Err(error);
+        }
         *registration = Some(table);
         drop(registration);
         self.announce(&item, ready);

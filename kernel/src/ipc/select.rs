@@ -50,7 +50,9 @@ fn wait_many(
     loop {
         token.clear();
         let found = if core::mem::take(&mut is_first) {
-            look(&mut registered)?
+            let found = look(&mut registered)?;
+            registered.check()?;
+            found
         } else {
             look(&mut PollTable::ask())?
         };

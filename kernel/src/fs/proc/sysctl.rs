@@ -99,7 +99,7 @@ static FS: &[(&str, Static)] = &[
     ("protected_symlinks", says!("0")),
 ];
 
-static EPOLL: &[(&str, Static)] = &[("max_user_watches", says!("1048576"))];
+static EPOLL: &[(&str, Static)] = &[("max_user_watches", says!("{}", crate::ipc::epoll::watches_max()))];
 
 static INOTIFY: &[(&str, Static)] = &[
     ("max_queued_events", says!("16384")),
