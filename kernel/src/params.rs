@@ -25,6 +25,9 @@ const KNOWN: &[Param] = &[
     value("spectre_v2"),
     value("sysret"),
     value("virtio_mmio.device"),
+    value("isolcpus"),
+    value("nohz_full"),
+    value("defer"),
     flag("ktest"),
     value("ktest"),
     // Boot loaders and monitors add these; they mean nothing here.

@@ -14,6 +14,9 @@
 //! A thread may be woken, and even taken by another CPU, between its decision to sleep and the moment
 //! its registers are saved; the machine's switch makes the other CPU wait for that moment.
 //!
+//! Isolated CPUs (`isolcpus=`) take no part in any of that: a thread runs there if its affinity names
+//! no other CPU. One that is alone on a CPU of `nohz_full=` is not interrupted by a tick.
+//!
 //! Threads are preempted when they return to user mode, or at [`yield_if_needed`], never elsewhere in
 //! the kernel. Lock order: thread's `sched`, then a queue.
 
@@ -21,6 +24,8 @@ use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use context_tracking::isolation;
+use context_tracking::work::Cause;
 use machine::cpu::{self, MAX_CPUS};
 use machine::percpu::{self, PerCpu, cpu_id};
 use machine::sync::{IrqGuard, SpinLock};
@@ -102,7 +107,7 @@ impl SchedEntity {
             nice: 0,
             policy: 0,
             priority: 0,
-            affinity: u32::MAX,
+            affinity: default_affinity(),
             last_cpu: 0,
             key: (0, 0),
             switches: (0, 0),
@@ -139,6 +144,21 @@ fn weight(nice: i32) -> u64 {
         weight = if nice < 0 { weight * 5 / 4 } else { (weight * 4 / 5).max(15) };
     }
     weight
+}
+
+/// CPUs for threads that nobody has placed: all but the isolated ones.
+pub fn default_affinity() -> u32 {
+    !machine::context::isolation().isolated
+}
+
+/// Whether CPU `cpu` is left alone by the balance of load.
+fn is_isolated(cpu: usize) -> bool {
+    machine::context::isolation().isolated & 1 << cpu != 0
+}
+
+/// Whether a thread that is alone on CPU `cpu` runs without a tick.
+fn is_tickless(cpu: usize) -> bool {
+    machine::context::isolation().nohz_full & 1 << cpu != 0
 }
 
 struct RunQueue {
@@ -236,7 +256,7 @@ pub fn unpark(thread: &Arc<Thread>) {
 pub fn notify(thread: &Arc<Thread>) {
     let state = thread.sched.lock().state;
     match state {
-        RunState::Running(cpu) if cpu != cpu_id() => machine::apic::send_reschedule(cpu),
+        RunState::Running(cpu) if cpu != cpu_id() => machine::ipi::send_reschedule(cpu, Cause::Reschedule),
         RunState::Sleeping(_) => unpark_if(thread, |sleep| sleep.is_ended_for(thread)),
         // It looks at its work before it sleeps, and before it returns to its program.
         _ => {}
@@ -255,15 +275,18 @@ fn unpark_if(thread: &Arc<Thread>, wanted: impl Fn(Sleep) -> bool) {
     drop(entity);
     let target = CPUS.of(cpu);
     let preempts = behind < target.current_vruntime_ns.load(Ordering::Relaxed);
-    if target.idle.load(Ordering::SeqCst) || preempts {
+    // Without a tick nothing else would make the CPU look.
+    if target.idle.load(Ordering::SeqCst) || preempts || is_tickless(cpu) {
         kick(cpu);
     }
 }
 
-/// An idle CPU if there is one, the last one first.
+/// An idle CPU if there is one, the last one first. An isolated one only if no other is allowed.
 fn choose_cpu(entity: &SchedEntity) -> usize {
-    let allowed = |cpu: usize| entity.affinity & 1 << cpu != 0;
     let count = cpu::cpu_count();
+    let common = entity.affinity & default_affinity();
+    let mask = if common & isolation::all(count) != 0 { common } else { entity.affinity };
+    let allowed = |cpu: usize| mask & 1 << cpu != 0;
     let last = entity.last_cpu;
     let idle = |cpu: usize| {
         CPUS.of(cpu).idle.load(Ordering::Relaxed)
@@ -307,12 +330,13 @@ fn kick(cpu: usize) {
             current().task().set_work(work::RESCHEDULE);
         }
     } else {
-        machine::apic::send_reschedule(cpu);
+        machine::ipi::send_reschedule(cpu, Cause::Reschedule);
     }
 }
 
 /// The reschedule interrupt.
 pub fn reschedule_interrupt() {
+    watchdog::interrupted();
     if CURRENT.is_set() {
         current().task().set_work(work::RESCHEDULE);
     }
@@ -350,7 +374,11 @@ pub fn schedule() {
         entity.ran_since_ns = now_ns;
         CPUS.of(cpu).current_vruntime_ns.store(entity.vruntime_ns, Ordering::Relaxed);
     }
-    if !is_idle_thread || CPUS.of(cpu).queued.load(Ordering::Relaxed) > 0 {
+    let waiting = CPUS.of(cpu).queued.load(Ordering::Relaxed) > 0;
+    let next_is_watched = next.process.settings.watches_cpu_time.load(Ordering::Relaxed);
+    if is_tickless(cpu) && !waiting && !next_is_watched {
+        time::arm_timers_only(now_ns);
+    } else if !is_idle_thread || waiting {
         time::arm_tick(now_ns);
     }
     // Only this CPU writes it, with interrupts masked.
@@ -366,7 +394,8 @@ fn take_next(cpu: usize) -> Arc<Thread> {
         return thread;
     }
     let count = cpu::cpu_count();
-    for other in (1..count).map(|step| (cpu + step) % count) {
+    let others = if is_isolated(cpu) { 1..1 } else { 1..count };
+    for other in others.map(|step| (cpu + step) % count).filter(|&other| !is_isolated(other)) {
         if CPUS.of(other).queued.load(Ordering::Relaxed) > 0
             && let Some(thread) = take_from(other, cpu)
         {
@@ -493,9 +522,14 @@ pub fn idle_loop() -> ! {
         let irq = IrqGuard::new();
         state.current_vruntime_ns.store(u64::MAX, Ordering::Relaxed);
         state.idle.store(true, Ordering::SeqCst);
-        if state.queued.load(Ordering::SeqCst) == 0 && !others_have_work() {
+        let may_help = !is_isolated(cpu_id()) && others_have_work();
+        if state.queued.load(Ordering::SeqCst) == 0 && !may_help {
             let start_ns = time::now_ns();
-            time::arm_idle(start_ns);
+            if is_tickless(cpu_id()) {
+                time::arm_timers_only(start_ns);
+            } else {
+                time::arm_idle(start_ns);
+            }
             cpu::idle_wait();
             let slept_ns = time::now_ns().saturating_sub(start_ns);
             state.idle_ns.fetch_add(slept_ns, Ordering::Relaxed);
@@ -508,7 +542,7 @@ pub fn idle_loop() -> ! {
 
 /// Whether a queue holds more than its CPU is about to run.
 fn others_have_work() -> bool {
-    (0..cpu::cpu_count()).any(|cpu| CPUS.of(cpu).queued.load(Ordering::Relaxed) > 1)
+    (0..cpu::cpu_count()).any(|cpu| !is_isolated(cpu) && CPUS.of(cpu).queued.load(Ordering::Relaxed) > 1)
 }
 
 /// Idle time of a CPU since boot, nanoseconds; for /proc/stat and /proc/uptime.
@@ -516,8 +550,17 @@ pub fn idle_ns(cpu: usize) -> u64 {
     CPUS.of(cpu).idle_ns.load(Ordering::Relaxed)
 }
 
-/// Time of a CPU in user mode since boot, nanoseconds, to the accuracy of a tick.
+/// Whether CPU `cpu` waits for interrupts.
+pub fn is_idle(cpu: usize) -> bool {
+    CPUS.of(cpu).idle.load(Ordering::Relaxed)
+}
+
+/// Time of a CPU in user mode since boot, nanoseconds, to the accuracy of a tick. A CPU without tick
+/// is there for the sake of its program: all its time that is not idle counts.
 pub fn user_ns(cpu: usize) -> u64 {
+    if is_tickless(cpu) {
+        return time::now_ns().saturating_sub(idle_ns(cpu));
+    }
     CPUS.of(cpu).user_ns.load(Ordering::Relaxed)
 }
 

@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result};
+use context_tracking::work::Cause;
 use machine::cpu::MAX_CPUS;
 use machine::percpu::{PerCpu, cpu_id};
 use machine::sync::{IrqGuard, SpinLock};
@@ -85,13 +86,18 @@ impl Timer {
     }
 }
 
-/// Calls `waker.wake(0)` from interrupt context once the deadline has passed.
+/// Calls `waker.wake(0)` from interrupt context once the deadline has passed. Timers of CPUs without
+/// tick go to the first CPU.
 pub fn wake_at(deadline: Deadline, waker: Arc<dyn Wake>) -> Timer {
     let _irq = IrqGuard::new();
-    let cpu = cpu_id();
+    let here = cpu_id();
+    let cpu = if machine::context::isolation().nohz_full & 1 << here != 0 { 0 } else { here };
     let key = (deadline.0, SEQUENCE.fetch_add(1, Ordering::Relaxed));
     TIMERS.of(cpu).lock().insert(key, waker);
-    if deadline.0 < ARMED_NS.of(cpu).load(Ordering::Relaxed) {
+    if cpu != here {
+        // It looks at its timers when it looks at its run queue. Always: it may be arming right now.
+        machine::ipi::send_reschedule(cpu, Cause::Timer);
+    } else if deadline.0 < ARMED_NS.of(cpu).load(Ordering::Relaxed) {
         arm(deadline.0, now_ns());
     }
     Timer { cpu, key }
@@ -119,6 +125,17 @@ pub fn arm_tick(now_ns: u64) {
 /// Arms this CPU's timer for an idle CPU: the next timer only. Interrupts are masked.
 pub fn arm_idle(now_ns: u64) {
     arm(next_timer_ns().min(now_ns + MAX_IDLE_NS), now_ns);
+}
+
+/// Arms this CPU's timer for its own timers, of which there are none as a rule: then it is silent.
+/// Interrupts are masked.
+pub fn arm_timers_only(now_ns: u64) {
+    let due = next_timer_ns();
+    if due != u64::MAX {
+        arm(due, now_ns);
+    } else if ARMED_NS.get().swap(u64::MAX, Ordering::Relaxed) != u64::MAX {
+        machine::apic::stop_timer();
+    }
 }
 
 /// Runs the timers of this CPU that are due. Called by the timer interrupt, interrupts masked.

@@ -121,11 +121,6 @@ pub(crate) fn send_nmi(cpu: usize) {
     send(percpu::of(cpu).apic_id.get(), DELIVERY_NMI | LEVEL_ASSERT);
 }
 
-/// Asks CPU `cpu` to look at its run queue.
-pub fn send_reschedule(cpu: usize) {
-    send_ipi(cpu, VECTOR_RESCHEDULE);
-}
-
 pub(crate) fn send_init(apic_id: u32) {
     send(apic_id, DELIVERY_INIT | LEVEL_ASSERT);
 }

@@ -9,7 +9,7 @@ use crate::frame::{self, PAGE_SIZE, PHYS_OFFSET};
 use crate::paging::{self, KERNEL_BASE, Segment};
 use crate::sync::Once;
 use crate::{
-    apic, cfi, descriptors, entropy, log, percpu, selftest, smp, time, uaccess,
+    apic, cfi, context, descriptors, entropy, log, percpu, selftest, smp, time, uaccess,
 };
 
 global_asm!(include_str!("boot.S"), options(att_syntax, raw));
@@ -197,7 +197,9 @@ extern "C" fn boot_first_cpu(start_info: u64) -> ! {
     selftest::check_page_tables();
     cfi::boot_pass(crate::boot::info().command_line);
     crate::entry::apply_options(crate::boot::info().command_line);
+    context::init_cpu();
     smp::start_others();
+    context::init(crate::boot::info().command_line);
     limen_main()
 }
 
@@ -211,6 +213,7 @@ pub(crate) extern "C" fn boot_other_cpu(cpu: u64) -> ! {
     descriptors::init().expect("memory for interrupt stacks");
     apic::init();
     selftest::check_registers();
+    context::init_cpu();
     smp::arrived();
     limen_secondary()
 }

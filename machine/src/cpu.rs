@@ -460,7 +460,7 @@ pub(crate) fn serialize() {
 
 /// Makes every CPU pass a full memory barrier; returns when all have.
 pub fn barrier_on_all_cpus() {
-    crate::tlb::flush_kernel();
+    crate::tlb::barrier();
 }
 
 static CPU_COUNT: AtomicU32 = AtomicU32::new(1);

@@ -9,8 +9,9 @@ use entry::{flags, selector};
 
 use crate::cpu::{self, MAX_CPUS, msr, wrmsr};
 use crate::frame::OutOfMemory;
-use crate::paging::{self, KERNEL_STACK_SIZE, KernelStack};
+use crate::paging;
 use crate::percpu::{self, CpuLocal};
+use crate::stack::{KERNEL_STACK_SIZE, KernelStack};
 
 /// Vectors that run on stacks of their own, and the number of that stack (1 to 7).
 const IST_VECTORS: [(u8, u8); 4] = [(1, 1), (2, 2), (8, 3), (18, 4)];

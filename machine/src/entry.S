@@ -55,6 +55,50 @@
     xor %r15d, %r15d
 .endm
 
+// From here on this CPU is in the kernel: what was left pending for it is made good, and others
+// interrupt it again. Changes flags; on the rare way the registers that `clear_registers` cleared.
+// Before it is a danger zone: text may be stale, and so may translations of all but the image, this
+// CPU's entry data, and the stack in use (mechanisms/context_tracking).
+.macro enter_kernel name
+    cmpl ${TRACKING_PENDING}, %gs:{TRACKING}
+    jae enter_tracked_\name
+    movl ${IN_KERNEL}, %gs:{CONTEXT}
+.globl context_entered_\name
+context_entered_\name:
+.endm
+
+// The other half of it, out of the way. The locked instruction sets the bit and is the barrier; what
+// is pending then stays, since others change the word only while the bit is clear.
+.macro enter_kernel_tracked name
+enter_tracked_\name:
+    ja enter_always_\name
+    lock btsl ${IN_KERNEL_BIT}, %gs:{CONTEXT}
+    cmpl ${IN_KERNEL}, %gs:{CONTEXT}
+    je context_entered_\name
+    push %rdi
+    push %rsi
+    mov %gs:{CONTEXT}, %edi
+    call context_catch_up
+    pop %rsi
+    pop %rdi
+    jmp context_entered_\name
+enter_always_\name:
+    push %rdi
+    push %rsi
+    lock btsl ${IN_KERNEL_BIT}, %gs:{CONTEXT}
+    mov ${ALWAYS_PENDING}, %edi
+    call context_catch_up
+    pop %rsi
+    pop %rdi
+    jmp context_entered_\name
+.endm
+
+// From here on this CPU counts as in user mode, and is not interrupted for what may wait: the second
+// danger zone, until the program's first instruction. Interrupts are masked. Changes nothing else.
+.macro leave_kernel
+    movl $0, %gs:{CONTEXT}
+.endm
+
 // Restores the general registers; RSP then points at orig_rax.
 .macro pop_registers
     pop %r15
@@ -88,7 +132,7 @@
 
 // From the thread's empty stack to the decision: builds the frame and calls the kernel. Then AL says
 // whether SYSRET may be used, and IF=0.
-.macro serve_syscall
+.macro serve_syscall name
     push ${USER_DS}
     push %gs:{USER_RSP}
     push %r11
@@ -99,6 +143,7 @@
     mov %rsp, %rdi
     mov %rax, %rsi
     clear_registers
+    enter_kernel \name
     // rdi: &mut PtRegs, rsi: system call number. IF=0.
     call syscall_from_user
 .endm
@@ -121,10 +166,11 @@ syscall_entry:
     swapgs
     mov %rsp, %gs:{USER_RSP}
     mov %gs:{KERNEL_STACK_TOP}, %rsp
-    serve_syscall
+    serve_syscall syscall
     test %al, %al
     jz return_by_iret
 sysret:
+    leave_kernel
     pop_registers
     // Stack: orig_rax, rip, cs, rflags, rsp, ss. RCX = rip, R11 = rflags, as decide() checked.
     check_sysret
@@ -137,6 +183,7 @@ sysret_window_start:
 .globl sysret_window_end
 sysret_window_end:
     int3
+    enter_kernel_tracked syscall
 .size syscall_entry, . - syscall_entry
 
 // The same with page-table isolation.
@@ -148,10 +195,11 @@ syscall_entry_pti:
     mov %rsp, %gs:{USER_RSP}
     load_kernel_cr3 %rsp
     mov %gs:{KERNEL_STACK_TOP}, %rsp
-    serve_syscall
+    serve_syscall syscall_pti
     test %al, %al
     jz iret_pti
 sysret_pti:
+    leave_kernel
     pop_registers
     check_sysret
     mov %rdi, %gs:{USER_RDI}
@@ -164,6 +212,7 @@ sysret_pti:
     mov %gs:{USER_RDI}, %rdi
     mov %gs:{USER_RSP}, %rsp
     jmp sysret_window_start
+    enter_kernel_tracked syscall_pti
 .size syscall_entry_pti, . - syscall_entry_pti
 
 .if {CHECK_SYSRET}
@@ -185,6 +234,7 @@ return_to_user:
     jmp iret_pti
 
 return_by_iret:
+    leave_kernel
     pop_registers
     add $8, %rsp
     swapgs
@@ -204,6 +254,7 @@ iret_pti:
     lea 8(%rdi), %rdi
     mov $({IRET_FRAME_SIZE} / 8), %ecx
     rep movsq
+    leave_kernel
     pop_registers
     mov %gs:{ENTRY_STACK_TOP}, %rsp
     sub $({IRET_FRAME_SIZE} + 8), %rsp
@@ -281,6 +332,7 @@ common_vector:
     jne vector_from_user_pti
 vector_from_user_stack:
     clear_registers
+    enter_kernel vector
     // rdi: &mut PtRegs, rsi: vector. GS: the kernel's. IF=0.
     call vector_from_user
     jmp return_to_user
@@ -301,6 +353,8 @@ move_to_thread_stack:
     mov %rax, %rsi
     jmp vector_from_user_stack
 
+    enter_kernel_tracked vector
+.globl vector_from_kernel
 vector_from_kernel:
     // RBP stays, so that backtraces cross the interrupt.
     call vector_from_kernel_rust
@@ -351,9 +405,16 @@ paranoid_entry:
     cmpq $0, %gs:{PTI}
     je 1f
     load_kernel_cr3 %rax
-1:  mov %rsp, %rdi
+    // A danger zone may have been hit: the word tells, not CR3, which may be the kernel's there.
+1:  call context_paranoid_enter
+    mov %eax, %ebx
+.globl context_entered_paranoid
+context_entered_paranoid:
+    mov %rsp, %rdi
     mov %r13, %rsi
     call paranoid_from_kernel
+    mov %ebx, %edi
+    call context_paranoid_exit
     cmpq $0, %gs:{PTI}
     je 2f
     mov %r12, %cr3

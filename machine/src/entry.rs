@@ -6,14 +6,17 @@
 
 use core::arch::global_asm;
 use core::mem::{offset_of, size_of};
-
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use context_tracking::state;
 use entry::{Exit, IretReason, Origin, PtRegs, decide, flags, selector};
 
+use crate::context::{ALWAYS_PENDING, CpuContext, tracking};
 use crate::cpu::{self, msr};
-use crate::paging::{KERNEL_STACK_SIZE, USER_END};
+use crate::ipi::{self, Kind};
+use crate::paging::USER_END;
 use crate::percpu::{self, CpuLocal};
+use crate::stack::KERNEL_STACK_SIZE;
 use crate::static_branch::{self, StaticKey, static_branch_unlikely};
 use crate::{apic, cfi, irq, panic, text_poke, uaccess};
 
@@ -27,6 +30,12 @@ global_asm!(
     CHECK_SYSRET = const cfg!(feature = "ktest") as u64,
     USER_LIMIT = const offset_of!(CpuLocal, user_limit),
     NEVER_IN_R11 = const flags::TF | flags::RF | flags::VM,
+    TRACKING = const offset_of!(CpuLocal, tracking),
+    TRACKING_PENDING = const tracking::PENDING,
+    CONTEXT = const offset_of!(CpuLocal, context) + offset_of!(CpuContext, state),
+    IN_KERNEL = const state::IN_KERNEL,
+    IN_KERNEL_BIT = const state::IN_KERNEL_BIT,
+    ALWAYS_PENDING = const ALWAYS_PENDING,
     USER_ROOT_BIT = const crate::paging::USER_ROOT_BIT,
     RDI = const offset_of!(PtRegs, rdi),
     RIP = const offset_of!(PtRegs, rip),
@@ -134,7 +143,10 @@ fn user_exception(regs: &mut PtRegs, number: u8) {
         _ => 0,
     };
     match number {
-        vector::NMI => return panic::nmi(regs),
+        vector::NMI => {
+            ipi::count_received(Kind::Nmi, true);
+            return panic::nmi(regs);
+        }
         vector::MACHINE_CHECK => panic!("machine check while a program ran at {:#x}", regs.rip),
         _ => {}
     }
@@ -286,6 +298,7 @@ fn fix_up(regs: &mut PtRegs) -> bool {
 }
 
 fn interrupt(number: u8, from_user: bool) {
+    ipi::count_received(kind(number), from_user);
     match number {
         apic::VECTOR_TIMER => {
             apic::end_of_interrupt();
@@ -308,11 +321,26 @@ fn interrupt(number: u8, from_user: bool) {
     }
 }
 
+/// What an interrupt's vector stands for in the accounts.
+fn kind(number: u8) -> Kind {
+    match number {
+        apic::VECTOR_TIMER => Kind::Timer,
+        apic::VECTOR_RESCHEDULE => Kind::Reschedule,
+        apic::VECTOR_TLB => Kind::Tlb,
+        apic::VECTOR_SYNC => Kind::Sync,
+        apic::VECTOR_SPURIOUS => Kind::Spurious,
+        _ => Kind::Device,
+    }
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn paranoid_from_kernel(regs: &mut PtRegs, number: u64) {
     uaccess::close_in_handler();
     match number as u8 {
-        vector::NMI => panic::nmi(regs),
+        vector::NMI => {
+            ipi::count_received(Kind::Nmi, false);
+            panic::nmi(regs);
+        }
         // A single-step or data breakpoint that a program armed and the kernel hit: TF and the
         // debug registers are the program's business, and FMASK cleared TF already.
         vector::DEBUG => regs.rflags &= !flags::TF,

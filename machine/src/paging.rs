@@ -20,6 +20,8 @@ use alloc::vec::Vec;
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use context_tracking::work::Cause;
+
 use crate::cpu::{self, MAX_CPUS};
 use crate::frame::{self, Frame, OutOfMemory, PAGE_SHIFT, PAGE_SIZE, PHYS_OFFSET, phys_to_virt};
 use crate::percpu::{self, CpuCell, PerCpu};
@@ -46,11 +48,8 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 const ENTRIES: usize = 512;
 const LARGE_SIZE: u64 = 2 << 20;
-const VMAP_BASE: u64 = 0xffff_c000_0000_0000;
-/// Kernel stacks lie in slots of 32 KiB, the lower half of each a guard; 65,536 slots.
-const STACK_SLOT: u64 = 32 * 1024;
-/// Bytes of a kernel stack.
-pub const KERNEL_STACK_SIZE: usize = 16 * 1024;
+/// Where kernel memory is mapped page by page: stacks first, devices last.
+pub(crate) const VMAP_BASE: u64 = 0xffff_c000_0000_0000;
 const MMIO_BASE: u64 = VMAP_BASE + (1 << 39) - (64 << 30);
 pub(crate) const KERNEL_BASE: u64 = 0xffff_ffff_8000_0000;
 
@@ -153,20 +152,10 @@ fn index(address: u64, level: u32) -> usize {
 struct KernelTables {
     root: u64,
     mmio_next: u64,
-    stack_slots: u64,
-    /// Stacks that no task uses.
-    free_stacks: Vec<u64>,
-    /// Slots below `stack_slots` that have no memory.
-    bare_stacks: Vec<u64>,
 }
 
-static KERNEL: SpinLock<KernelTables> = SpinLock::new(KernelTables {
-    root: 0,
-    mmio_next: MMIO_BASE,
-    stack_slots: 0,
-    free_stacks: Vec::new(),
-    bare_stacks: Vec::new(),
-});
+static KERNEL: SpinLock<KernelTables> =
+    SpinLock::new(KernelTables { root: 0, mmio_next: MMIO_BASE });
 static KERNEL_ROOT: Once<u64> = Once::new();
 
 fn new_table_frame() -> Option<u64> {
@@ -267,124 +256,36 @@ pub(crate) fn kernel_root() -> u64 {
     *KERNEL_ROOT.get().expect("paging::init has run")
 }
 
-/// A kernel stack: mapped memory with an unmapped guard below. Returned to a pool when dropped.
-pub(crate) struct KernelStack {
-    base: u64,
+/// Maps one page of kernel memory at `va`, readable and writable. The mapping owns the frame until
+/// [`unmap_kernel`] gives it back. Tables that are missing are made, and stay for ever: a walker may
+/// read cached entries of upper levels at any time, on any CPU.
+pub(crate) fn map_kernel_memory(va: u64, frame: Frame) -> Result<(), OutOfMemory> {
+    let kernel = KERNEL.lock();
+    let phys = frame.phys();
+    map_kernel(kernel.root, va, phys, WRITE | NO_EXECUTE | global(), &mut new_table_frame)?;
+    frame.into_raw();
+    Ok(())
 }
 
-const STACK_PAGES: usize = KERNEL_STACK_SIZE / PAGE_SIZE;
-/// Unused stacks that [`trim_stacks`] leaves, and most that it frees at once.
-const STACKS_KEPT: usize = 64;
-
-impl KernelStack {
-    pub(crate) fn new() -> Result<KernelStack, OutOfMemory> {
-        let mut kernel = KERNEL.lock();
-        if let Some(base) = kernel.free_stacks.pop() {
-            return Ok(KernelStack { base });
+/// Takes away what [`map_kernel_memory`] mapped at `va`. CPUs may still have the translation: the
+/// frame, and the address, are used again only after `tlb::flush_kernel`.
+pub(crate) fn unmap_kernel(va: u64) -> Option<Frame> {
+    let kernel = KERNEL.lock();
+    let mut table = Table::at(kernel.root);
+    for level in (1..=3).rev() {
+        let entry = table.get(index(va, level));
+        if entry & PRESENT == 0 {
+            return None;
         }
-        let base = match kernel.bare_stacks.last() {
-            Some(&base) => base,
-            None if kernel.stack_slots == 65536 => return Err(OutOfMemory),
-            None => {
-                VMAP_BASE + kernel.stack_slots * STACK_SLOT + STACK_SLOT - KERNEL_STACK_SIZE as u64
-            }
-        };
-        let root = kernel.root;
-        // All frames first, so that a failure leaves at most page tables behind.
-        let mut frames = [const { None }; STACK_PAGES];
-        for frame in &mut frames {
-            *frame = Some(Frame::alloc_zeroed()?);
-        }
-        for (page, frame) in frames.iter().flatten().enumerate() {
-            let va = base + (page * PAGE_SIZE) as u64;
-            let flags = WRITE | NO_EXECUTE | global();
-            // A slot lies in one lowest table: if the first page can be mapped, so can the others.
-            map_kernel(root, va, frame.phys(), flags, &mut new_table_frame)?;
-        }
-        let _ = frames.map(|frame| frame.map(Frame::into_raw));
-        if kernel.bare_stacks.pop().is_none() {
-            kernel.stack_slots += 1;
-        }
-        // Room for every stack there is, so that returning one never allocates.
-        let slots = kernel.stack_slots as usize;
-        let missing = slots.saturating_sub(kernel.free_stacks.len());
-        kernel.free_stacks.reserve(missing);
-        let missing = slots.saturating_sub(kernel.bare_stacks.len());
-        kernel.bare_stacks.reserve(missing);
-        Ok(KernelStack { base })
+        table = Table::at(entry);
     }
-
-    /// First address above the stack, 16-byte aligned.
-    pub(crate) fn top(&self) -> u64 {
-        self.base + KERNEL_STACK_SIZE as u64
+    let entry = table.get(index(va, 0));
+    if entry & PRESENT == 0 {
+        return None;
     }
-}
-
-impl Drop for KernelStack {
-    fn drop(&mut self) {
-        KERNEL.lock().free_stacks.push(self.base);
-    }
-}
-
-/// Gives the memory of unused stacks back. Returns how many there were; call again until it is 0.
-pub fn trim_stacks() -> usize {
-    let mut bases = [0; STACKS_KEPT];
-    let mut count = 0;
-    {
-        let mut kernel = KERNEL.lock();
-        while count < bases.len() && kernel.free_stacks.len() > STACKS_KEPT {
-            bases[count] = kernel.free_stacks.pop().expect("more than are kept");
-            count += 1;
-        }
-    }
-    if count == 0 {
-        return 0;
-    }
-    let pages = || {
-        let of_stack = |&base: &u64| {
-            (0..STACK_PAGES).map(move |page| base + (page * PAGE_SIZE) as u64)
-        };
-        bases[..count].iter().flat_map(of_stack)
-    };
-    let root = kernel_root();
-    let entry_of = |va: u64| {
-        let mut table = Table::at(root);
-        for level in (1..=3).rev() {
-            table = Table::at(table.get(index(va, level)));
-        }
-        table
-    };
-    // Not present any more, the frame still noted: nobody uses these slots until they are bare.
-    for va in pages() {
-        let table = entry_of(va);
-        table.set(index(va, 0), table.get(index(va, 0)) & !PRESENT);
-    }
-    tlb::flush_kernel();
-    for va in pages() {
-        let table = entry_of(va);
-        let pfn = (table.get(index(va, 0)) & ADDRESS) >> PAGE_SHIFT;
-        table.set(index(va, 0), 0);
-        // SAFETY: `new` gave the stack this reference; no table and no TLB leads to it any more.
-        drop(unsafe { Frame::from_raw(pfn as u32) });
-    }
-    KERNEL.lock().bare_stacks.extend_from_slice(&bases[..count]);
-    count
-}
-
-/// Bytes in stacks that no task uses.
-pub fn idle_stack_bytes() -> usize {
-    KERNEL.lock().free_stacks.len() * KERNEL_STACK_SIZE
-}
-
-/// Whether `address` lies in the guard of a kernel stack slot.
-pub(crate) fn is_stack_guard(address: u64) -> bool {
-    (VMAP_BASE..VMAP_BASE + 65536 * STACK_SLOT).contains(&address)
-        && (address - VMAP_BASE) % STACK_SLOT < STACK_SLOT - KERNEL_STACK_SIZE as u64
-}
-
-/// Whether `address` lies in a kernel stack (of any slot).
-pub(crate) fn is_stack(address: u64) -> bool {
-    (VMAP_BASE..VMAP_BASE + 65536 * STACK_SLOT).contains(&address) && !is_stack_guard(address)
+    table.set(index(va, 0), 0);
+    // SAFETY: `map_kernel_memory` left the entry a reference; nothing else maps in its area.
+    Some(unsafe { Frame::from_raw(((entry & ADDRESS) >> PAGE_SHIFT) as u32) })
 }
 
 /// Maps device registers, uncached. The mapping stays.
@@ -474,7 +375,7 @@ pub(crate) unsafe fn set_image_exec(start: u64, pages: u64, exec: bool) {
         table.set(index(va, 0), if exec { entry } else { entry | NO_EXECUTE });
     }
     drop(kernel);
-    tlb::flush_kernel();
+    tlb::flush_kernel(Cause::KernelRights);
 }
 
 /// A root that also maps the first MiB at its physical address, executable: for starting CPUs.
@@ -503,8 +404,10 @@ pub(crate) fn peek(va: u64) -> Option<u8> {
     if !upper_half || (MMIO_BASE..DEVICES_END).contains(&va) || !kernel_rights(va).0 {
         return None;
     }
-    // SAFETY: the walk has found it mapped, and kernel mappings stay.
-    Some(unsafe { (va as *const u8).read_volatile() })
+    // Through the direct map, which stays: the page of a stack may be unmapped at any time.
+    let at = phys_to_virt(kernel_phys(va)?);
+    // SAFETY: the walk has led to memory, which the direct map has readable.
+    Some(unsafe { at.read_volatile() })
 }
 
 /// Calls `f` with address and rights (write, execute, user) of every leaf of the kernel's half.
@@ -536,6 +439,23 @@ pub(crate) fn for_each_kernel_leaf(mut f: impl FnMut(u64, bool, bool, bool)) {
     }
     let root = Table::at(kernel_root());
     walk(root, 3, 0xffff_0000_0000_0000, (true, true, true), &mut f);
+}
+
+/// The physical address behind a kernel address, by walking the tables.
+fn kernel_phys(va: u64) -> Option<u64> {
+    let mut table = Table::at(kernel_root());
+    for level in (0..=3).rev() {
+        let entry = table.get(index(va, level));
+        if entry & PRESENT == 0 {
+            return None;
+        }
+        if level == 0 || entry & LARGE != 0 {
+            let span = 1u64 << (PAGE_SHIFT + 9 * level);
+            return Some((entry & ADDRESS & !(span - 1)) + va % span);
+        }
+        table = Table::at(entry);
+    }
+    None
 }
 
 /// How a kernel address is mapped: `(present, writable, executable, user)`, by walking the tables.

@@ -8,8 +8,9 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use entry::PtRegs;
 
-use crate::paging::{self, KERNEL_STACK_SIZE};
-use crate::{apic, cpu, log, percpu, power};
+use crate::paging;
+use crate::stack::{self, KERNEL_STACK_SIZE};
+use crate::{cpu, ipi, log, percpu, power};
 
 /// The CPU that panicked first, plus one; 0: none.
 static PANICKING: AtomicU32 = AtomicU32::new(0);
@@ -32,7 +33,7 @@ fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
 
 /// An exception of the kernel itself that nothing can repair.
 pub(crate) fn kernel_exception(regs: &PtRegs, vector: u8, address: u64) -> ! {
-    let hint = if paging::is_stack_guard(address) { " (kernel stack overflow)" } else { "" };
+    let hint = if stack::is_stack_guard(address) { " (kernel stack overflow)" } else { "" };
     report(
         format_args!(
             "kernel exception {vector}, error {:#x}, address {address:#x}{hint}, rip {:#x}, \
@@ -68,7 +69,7 @@ fn report(message: fmt::Arguments<'_>, rbp: u64, rip: Option<u64>) -> ! {
     }
     let others = (0..cpu::cpu_count()).filter(|&cpu| cpu as u32 + 1 != me);
     for cpu in others.clone() {
-        apic::send_nmi(cpu);
+        ipi::send_nmi(cpu);
     }
     let mut polls = 0u32;
     while (STOPPED.load(Ordering::SeqCst) as usize) < others.clone().count() && polls < 50_000_000 {
@@ -109,7 +110,7 @@ pub fn stuck(message: fmt::Arguments<'_>) -> ! {
     for cpu in (0..cpu::cpu_count()).filter(|&cpu| cpu != percpu::cpu_id()) {
         TRACED.store(false, Ordering::SeqCst);
         WANT_TRACE.store(true, Ordering::SeqCst);
-        apic::send_nmi(cpu);
+        ipi::send_nmi(cpu);
         let mut polls = 0u32;
         while !TRACED.load(Ordering::SeqCst) && polls < 50_000_000 {
             core::hint::spin_loop();

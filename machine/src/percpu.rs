@@ -9,6 +9,7 @@ use core::cell::{Cell, UnsafeCell};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::cpu::{MAX_CPUS, msr, wrmsr};
+use crate::context::CpuContext;
 use crate::task::Task;
 
 /// One CPU's own data. Fields that assembly uses come first.
@@ -32,6 +33,10 @@ pub(crate) struct CpuLocal {
     pub(crate) pti: Cell<u64>,
     /// End of user space, for the check before SYSRET in builds with tests.
     pub(crate) user_limit: Cell<u64>,
+    /// What an entry does with `context`: see `context::tracking`.
+    pub(crate) tracking: AtomicU32,
+    /// Where the CPU is, and what waits for it.
+    pub(crate) context: CpuContext,
     /// The running task; null before the scheduler starts.
     pub(crate) task: AtomicPtr<Task>,
     /// The local APIC id of this CPU.
@@ -60,6 +65,8 @@ impl CpuLocal {
             entry_stack_top: Cell::new(0),
             pti: Cell::new(0),
             user_limit: Cell::new(crate::paging::USER_END),
+            tracking: AtomicU32::new(crate::context::tracking::OFF),
+            context: CpuContext::new(),
             task: AtomicPtr::new(core::ptr::null_mut()),
             apic_id: Cell::new(0),
             tlb_wanted: AtomicU32::new(0),

@@ -3,7 +3,7 @@
 //! that fails it does not boot.
 
 use crate::cpu::{self, cr, features, msr};
-use crate::paging;
+use crate::{paging, stack};
 
 unsafe extern "C" {
     static __text_start: u8;
@@ -61,12 +61,12 @@ pub(crate) fn check_page_tables() {
         // Entry code, entry data, and stacks of interrupts; nothing of the direct map.
         let is_image = page >= paging::KERNEL_BASE;
         assert!(
-            is_image || paging::is_stack(page),
+            is_image || stack::is_stack(page),
             "self-test: programs' page tables map kernel page {page:#x}"
         );
     });
-    let stack = paging::KernelStack::new().expect("memory for a stack");
-    let bottom = stack.top() - paging::KERNEL_STACK_SIZE as u64;
+    let stack = stack::KernelStack::new().expect("memory for a stack");
+    let bottom = stack.top() - stack::KERNEL_STACK_SIZE as u64;
     assert!(paging::kernel_rights(bottom).1, "self-test: a kernel stack is not writable");
     assert!(!paging::kernel_rights(bottom - 1).0, "self-test: a kernel stack has no guard page");
 }

@@ -4,7 +4,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::cpu::{self, MAX_CPUS};
 use crate::frame::{OutOfMemory, phys_to_virt};
-use crate::paging::{self, KernelStack};
+use crate::paging;
+use crate::stack::KernelStack;
 use crate::{apic, boot, percpu, platform, time};
 
 /// The page below 1 MiB that the trampoline is copied to; `boot` keeps the first MiB unused.

@@ -20,8 +20,9 @@ use entry::{Origin, PtRegs};
 use crate::cpu::{self, MAX_CPUS, features, msr, wrmsr};
 use crate::fpu::FpuState;
 use crate::frame::OutOfMemory;
-use crate::paging::{self, KernelStack, Space};
+use crate::paging::{self, Space};
 use crate::percpu;
+use crate::stack::KernelStack;
 use crate::sync::SpinLock;
 
 /// The machine's part of a thread.

@@ -19,6 +19,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
+use context_tracking::work::Cause;
 use entry::PtRegs;
 use text_patching::int3::{self, Action, BATCH_MAX, Batch, Step};
 use text_patching::{Anomaly, Code, Patch, Text, TextPoke, Unmapped, What};
@@ -31,6 +32,8 @@ use crate::{cpu, tlb};
 unsafe extern "C" {
     static __text_start: u8;
     static __text_end: u8;
+    static __entry_text_start: u8;
+    static __entry_text_end: u8;
     static __late_text_start: u8;
     static __late_text_end: u8;
 }
@@ -40,6 +43,11 @@ const PAGE_MASK: u64 = PAGE_SIZE as u64 - 1;
 /// Addresses of the image's text.
 pub(crate) fn text_range() -> core::ops::Range<u64> {
     (&raw const __text_start) as u64..(&raw const __text_end) as u64
+}
+
+/// Addresses of the code that entries execute before they have caught up.
+fn entry_range() -> core::ops::Range<u64> {
+    (&raw const __entry_text_start) as u64..(&raw const __entry_text_end) as u64
 }
 
 /// Addresses of the room for late text.
@@ -161,7 +169,7 @@ impl Drop for Window<'_> {
         }
         paging::unmap_text_alias();
         if OTHERS_RUN.load(Ordering::Relaxed) {
-            tlb::flush_kernel();
+            tlb::flush_kernel(Cause::TextAlias);
         }
         cpu::serialize();
     }
@@ -223,6 +231,8 @@ where
         if patch.is_noop() {
             continue;
         }
+        // Code there may run on a CPU that has not caught up; objtool refuses such sites too.
+        assert!(!entry_range().contains(&patch.at), "a patch of entry text");
         if !is_listed(patch.at) {
             return Err(Anomaly::new(patch.at, 0, What::UnknownTail));
         }

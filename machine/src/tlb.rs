@@ -8,16 +8,23 @@
 //! Deadlock is excluded by [`serve`]: a CPU that spins, for a lock or for others' catch-up, serves
 //! its own requests meanwhile, so masked interrupts never stop a shootdown.
 //!
+//! Changes of the kernel's own translations and text concern every CPU. There are no page-table pages
+//! among them: the kernel never frees one, so what it changes are leaves, and isolated CPUs in user
+//! mode may learn of it later (`context`).
+//!
 //! Ordering: the sender changes the entry, then increments `generation` (SeqCst), then reads the
 //! active set. A CPU that activates a space joins the set (SeqCst), then reads `generation`, then
 //! loads CR3. So either the sender sees the CPU, or the CPU's CR3 load comes after the change.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use context_tracking::work::Cause;
+use context_tracking::{isolation, state};
+
 use crate::cpu::{self, MAX_CPUS};
 use crate::percpu::{self, CpuLocal};
 use crate::sync::IrqGuard;
-use crate::{apic, paging};
+use crate::{context, ipi, paging};
 
 /// What the shootdown protocol knows of one address space.
 pub(crate) struct TlbState {
@@ -27,15 +34,17 @@ pub(crate) struct TlbState {
     seen: [AtomicU64; MAX_CPUS],
 }
 
-/// `CpuLocal::tlb_wanted` bits.
-const WANT_USER: u32 = 1;
-const WANT_KERNEL: u32 = 2;
-const WANT_SYNC: u32 = 4;
-
-static KERNEL_GENERATION: AtomicU64 = AtomicU64::new(0);
-static KERNEL_SEEN: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
-static SYNC_GENERATION: AtomicU64 = AtomicU64::new(0);
-static SYNC_SEEN: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
+/// `CpuLocal::tlb_wanted` bits: what others want of a CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Want {
+    /// Forget old translations of the active space.
+    User = 1,
+    /// Forget everything.
+    Kernel = 2,
+    /// Serialise.
+    Sync = 4,
+}
 
 impl TlbState {
     pub(crate) const fn new() -> Self {
@@ -85,7 +94,7 @@ impl TlbState {
 
     #[cold]
     fn flush_others(&self, others: u32, target: u64) {
-        request(others, WANT_USER);
+        ipi::send_now(others, Want::User, Cause::UserTlb);
         for cpu in 0..MAX_CPUS {
             while others & 1 << cpu != 0
                 && self.active.load(Ordering::SeqCst) & 1 << cpu != 0
@@ -111,16 +120,6 @@ impl TlbState {
 /// Up to this many pages are dropped one by one; more, and the whole TLB goes.
 const FLUSH_SINGLY: u64 = 32;
 
-fn request(cpus: u32, what: u32) {
-    let vector = if what == WANT_SYNC { apic::VECTOR_SYNC } else { apic::VECTOR_TLB };
-    for cpu in 0..cpu::cpu_count() {
-        if cpus & 1 << cpu != 0 {
-            percpu::of(cpu).tlb_wanted.fetch_or(what, Ordering::SeqCst);
-            apic::send_ipi(cpu, vector);
-        }
-    }
-}
-
 /// Serves the requests other CPUs have made to this one. Called by the interrupt and by every
 /// busy wait.
 #[inline]
@@ -136,66 +135,89 @@ fn serve_now(local: &CpuLocal) {
     let _irq = IrqGuard::new();
     let wanted = local.tlb_wanted.swap(0, Ordering::SeqCst);
     let cpu = local.cpu_id.get();
-    if wanted & WANT_KERNEL != 0 {
-        let generation = KERNEL_GENERATION.load(Ordering::SeqCst);
-        paging::flush_all();
-        KERNEL_SEEN[cpu].store(generation, Ordering::Release);
+    for all in [&KERNEL, &SYNC] {
+        if wanted & all.want as u32 != 0 {
+            all.serve(cpu);
+        }
     }
-    if wanted & WANT_SYNC != 0 {
-        let generation = SYNC_GENERATION.load(Ordering::SeqCst);
-        cpu::serialize();
-        SYNC_SEEN[cpu].store(generation, Ordering::Release);
-    }
-    if wanted & WANT_USER != 0 {
+    if wanted & Want::User as u32 != 0 {
         paging::with_active(|space| space.tlb.catch_up(cpu));
     }
 }
 
-/// Makes every CPU forget everything, the kernel's translations included. For kernel mappings that
-/// change; returns when all CPUs have.
-pub(crate) fn flush_kernel() {
-    fence(Ordering::SeqCst);
-    let target = KERNEL_GENERATION.fetch_add(1, Ordering::SeqCst) + 1;
-    let _irq = IrqGuard::new();
-    paging::flush_all();
-    let me = percpu::cpu_id();
-    KERNEL_SEEN[me].store(target, Ordering::Release);
-    let all = (1u32 << cpu::cpu_count()) - 1;
-    request(all & !(1 << me), WANT_KERNEL);
-    for cpu in (0..cpu::cpu_count()).filter(|&cpu| cpu != me) {
-        while KERNEL_SEEN[cpu].load(Ordering::Acquire) < target {
-            crate::sync::spin_wait();
+/// A request to all CPUs, and who has answered.
+struct ToAll {
+    generation: AtomicU64,
+    seen: [AtomicU64; MAX_CPUS],
+    want: Want,
+    act: fn(),
+}
+
+static KERNEL: ToAll = ToAll::new(Want::Kernel, paging::flush_all);
+static SYNC: ToAll = ToAll::new(Want::Sync, cpu::serialize);
+
+impl ToAll {
+    const fn new(want: Want, act: fn()) -> Self {
+        let seen = [const { AtomicU64::new(0) }; MAX_CPUS];
+        ToAll { generation: AtomicU64::new(0), seen, want, act }
+    }
+
+    /// Does it on this CPU, and answers everything asked so far.
+    fn serve(&self, cpu: usize) {
+        let generation = self.generation.load(Ordering::SeqCst);
+        (self.act)();
+        self.seen[cpu].store(generation, Ordering::Release);
+    }
+
+    /// Has it done on every CPU: at once here, and on those that are interrupted before this
+    /// returns. CPUs in user mode that are spared such work do it when they enter the kernel.
+    fn request(&self, cause: Cause) {
+        fence(Ordering::SeqCst);
+        let target = self.generation.fetch_add(1, Ordering::SeqCst) + 1;
+        let _irq = IrqGuard::new();
+        let me = percpu::cpu_id();
+        self.serve(me);
+        let others = isolation::all(cpu::cpu_count()) & !(1 << me);
+        let sent = match cause.deferrable() {
+            Some(work) => context::dispatch(others, work, cause).sent,
+            None => {
+                ipi::send_now(others, self.want, cause);
+                others
+            }
+        };
+        for cpu in state::bits(sent) {
+            while self.seen[cpu].load(Ordering::Acquire) < target {
+                crate::sync::spin_wait();
+            }
         }
     }
 }
 
-/// Makes every CPU, this one included, execute a serialising instruction; returns when all have.
-/// What they fetch afterwards are the bytes that are in text now (SDM 3A, 9.1.3). It shares the
-/// word of the shootdown because a CPU that spins with interrupts masked must answer it too.
+/// Makes every CPU forget everything, the kernel's translations included. For kernel mappings that
+/// changed; when it returns no CPU uses an old one in the kernel.
+pub(crate) fn flush_kernel(cause: Cause) {
+    KERNEL.request(cause);
+}
+
+/// Makes every CPU execute a serialising instruction before it goes on in the kernel; what it fetches
+/// afterwards are the bytes that are in text now (SDM 3A, 9.1.3). It shares the word of the
+/// shootdown because a CPU that spins with interrupts masked must answer it too.
 pub(crate) fn sync_cores() {
-    fence(Ordering::SeqCst);
-    let target = SYNC_GENERATION.fetch_add(1, Ordering::SeqCst) + 1;
-    let _irq = IrqGuard::new();
-    cpu::serialize();
-    let me = percpu::cpu_id();
-    SYNC_SEEN[me].store(target, Ordering::Release);
-    let all = (1u32 << cpu::cpu_count()) - 1;
-    request(all & !(1 << me), WANT_SYNC);
-    for cpu in (0..cpu::cpu_count()).filter(|&cpu| cpu != me) {
-        while SYNC_SEEN[cpu].load(Ordering::Acquire) < target {
-            crate::sync::spin_wait();
-        }
-    }
+    SYNC.request(Cause::CoreSync);
+}
+
+/// Makes every CPU, whatever it does, pass a full barrier; returns when all have.
+pub(crate) fn barrier() {
+    SYNC.request(Cause::Membarrier);
 }
 
 /// CPUs that have not caught up with the last requests to all.
 #[cfg(feature = "ktest")]
 pub(crate) fn cpus_behind() -> usize {
-    let (kernel, sync) =
-        (KERNEL_GENERATION.load(Ordering::SeqCst), SYNC_GENERATION.load(Ordering::SeqCst));
     let is_behind = |&cpu: &usize| {
-        KERNEL_SEEN[cpu].load(Ordering::SeqCst) < kernel
-            || SYNC_SEEN[cpu].load(Ordering::SeqCst) < sync
+        [&KERNEL, &SYNC].into_iter().any(|all| {
+            all.seen[cpu].load(Ordering::SeqCst) < all.generation.load(Ordering::SeqCst)
+        })
     };
     (0..cpu::cpu_count()).filter(is_behind).count()
 }

@@ -74,8 +74,9 @@ static KERNEL: &[(&str, Static)] = &[
 
 /// Files of the directory of all CPUs.
 static CPUS: &[(&str, Static)] = &[
-    ("isolated", Static::File(|out| line(out, ""))),
+    ("isolated", Static::File(|out| list(out, machine::context::isolation().isolated))),
     ("kernel_max", Static::File(|out| line(out, &(MAX_CPUS - 1).to_string()))),
+    ("nohz_full", Static::File(nohz_full)),
     ("offline", Static::File(|out| line(out, ""))),
     ("online", Static::File(online)),
     ("possible", Static::File(online)),
@@ -125,9 +126,21 @@ pub fn put_cpu_list(out: &mut Text, mask: u32) {
 }
 
 fn online(out: &mut Text) -> Result<()> {
-    put_cpu_list(out, mask_of_all());
+    list(out, mask_of_all())
+}
+
+fn list(out: &mut Text, mask: u32) -> Result<()> {
+    put_cpu_list(out, mask);
     out.bytes(b"\n");
     Ok(())
+}
+
+/// Linux says `(null)` where no CPU is named.
+fn nohz_full(out: &mut Text) -> Result<()> {
+    match machine::context::isolation().nohz_full {
+        0 => line(out, "(null)"),
+        mask => list(out, mask),
+    }
 }
 
 fn map_of_all(out: &mut Text) -> Result<()> {

@@ -56,7 +56,7 @@ fn make_room() -> Result<()> {
 fn reclaim() {
     page_cache::reclaim_all();
     if machine::frame::is_short() {
-        while machine::paging::trim_stacks() > 0 {}
+        while machine::stack::trim_stacks() > 0 {}
         machine::trim_heap();
     }
 }

@@ -142,7 +142,7 @@ impl Thread {
             tid: AtomicU32::new(tid),
             process,
             sched: SpinLock::new(SchedEntity::new()),
-            affinity_hint: AtomicU32::new(u32::MAX),
+            affinity_hint: AtomicU32::new(crate::sched::default_affinity()),
             signals: SpinLock::new(signal::ThreadSignals::default()),
             clear_child_tid: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),

@@ -7,7 +7,8 @@ use alloc::vec::Vec;
 use super::{Test, probe_write};
 use crate::ensure;
 use crate::frame::{self, Frame, PAGE_SIZE};
-use crate::paging::{self, KERNEL_STACK_SIZE, KernelStack, PageTable, Prot};
+use crate::paging::{self, PageTable, Prot};
+use crate::stack::{KERNEL_STACK_SIZE, KernelStack};
 use crate::{tlb, uaccess};
 
 pub(super) const TESTS: &[Test] = &[
@@ -122,7 +123,7 @@ fn page_table() -> Result<(), String> {
 
 fn shootdown() -> Result<(), String> {
     for _ in 0..100 {
-        tlb::flush_kernel();
+        tlb::flush_kernel(context_tracking::work::Cause::Vunmap);
         tlb::sync_cores();
     }
     let behind = tlb::cpus_behind();

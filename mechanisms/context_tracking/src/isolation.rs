@@ -85,6 +85,17 @@ pub struct Isolation {
 }
 
 impl Isolation {
+    /// From the kernel's command line.
+    ///
+    /// # Errors
+    /// As [`Isolation::parse`].
+    pub fn from_command_line(
+        line: &str,
+        count: usize,
+    ) -> Result<Isolation, (&'static str, BadList)> {
+        Isolation::parse(last_value(line, "isolcpus"), last_value(line, "nohz_full"), count)
+    }
+
     /// From the values of `isolcpus=` and `nohz_full=`, `None` where a word is absent.
     ///
     /// # Errors
@@ -110,6 +121,13 @@ impl Isolation {
         result.nohz_full &= !1;
         Ok(result)
     }
+}
+
+/// The value of the last `name=value` of a command line.
+#[must_use]
+pub fn last_value<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+    let value = |word: &'a str| word.strip_prefix(name)?.strip_prefix('=');
+    line.split_ascii_whitespace().rev().find_map(value)
 }
 
 /// The flags before the list: whether `domain` and `nohz` are among them, and the list.
@@ -178,6 +196,9 @@ mod tests {
         assert_eq!(parse(Some("managed_irq,2"), None), of(0b100, 0, 0));
         assert_eq!(parse(Some("managed_irq,domain,all"), None), of(0b1110, 0, 1));
         assert_eq!(parse(None, Some("0-3")), of(0, 0b1110, 1));
+        let line = "isolcpus=1 quiet nohz_full=2 isolcpus=2,3";
+        let of_line = Isolation::from_command_line(line, 4);
+        assert_eq!(of_line, of(0b1100, 0b100, 0), "the last one counts");
         assert_eq!(parse(Some("quiet,2"), None), Err(("isolcpus", BadList::Flag)));
         assert_eq!(parse(None, Some("domain,2")), Err(("nohz_full", BadList::Number)));
     }

@@ -9,7 +9,8 @@ use machine::cpu::cpu_count;
 
 use super::super::pseudo::{Static, Text};
 
-pub(super) static TABLE: &[(&str, Static)] = &[("exits", Static::File(exits))];
+pub(super) static TABLE: &[(&str, Static)] =
+    &[("exits", Static::File(exits)), ("ipi", Static::File(super::interrupts::show_ipi))];
 
 /// Returns to programs, by CPU, by how the kernel was entered, by SYSRET or the reason for IRET.
 fn exits(out: &mut Text) -> Result<()> {

@@ -19,6 +19,7 @@ use crate::sched::current;
 
 mod cpuinfo;
 mod fds;
+mod interrupts;
 mod limen;
 mod maps;
 mod mounts;
@@ -43,7 +44,7 @@ static TOP: &[(&str, Static)] = &[
     ("cpuinfo", Static::File(cpuinfo::show)),
     ("devices", Static::File(system::devices)),
     ("filesystems", Static::File(system::filesystems)),
-    ("interrupts", Static::File(system::interrupts)),
+    ("interrupts", Static::File(interrupts::show)),
     ("limen", Static::Directory(limen::TABLE)),
     ("loadavg", Static::File(system::loadavg)),
     ("meminfo", Static::File(system::meminfo)),

@@ -76,7 +76,7 @@ fn memory() -> Memory {
         free: free as u64 * KB_PER_PAGE,
         cached: crate::mm::page_cache::cached_pages() as u64 * KB_PER_PAGE,
         slab: machine::slab_bytes() as u64 / 1024,
-        idle: (machine::heap_idle_bytes() + machine::paging::idle_stack_bytes()) as u64 / 1024,
+        idle: (machine::heap_idle_bytes() + machine::stack::idle_stack_bytes()) as u64 / 1024,
     }
 }
 
@@ -125,22 +125,6 @@ pub(super) fn vmstat(out: &mut Text) -> Result<()> {
     writeln!(out, "nr_free_pages {}", m.free / KB_PER_PAGE);
     writeln!(out, "nr_file_pages {}", m.cached / KB_PER_PAGE);
     out.bytes(b"pgpgin 0\npgpgout 0\npswpin 0\npswpout 0\n");
-    Ok(())
-}
-
-pub(super) fn interrupts(out: &mut Text) -> Result<()> {
-    out.bytes(b"    ");
-    for cpu in 0..cpu_count() {
-        write!(out, "       CPU{cpu:<3}");
-    }
-    out.bytes(b"\n");
-    for (vector, counts) in machine::irq::counts() {
-        write!(out, "{vector:>3}:");
-        for count in &counts[..cpu_count()] {
-            write!(out, " {count:>12}");
-        }
-        out.bytes(b"   APIC   device\n");
-    }
     Ok(())
 }
 

@@ -231,6 +231,10 @@ fn update_watch(process: &Process) {
     let armed = all.any(|timer| timer.is_on_cpu_clock() && timer.state.lock().next_ns.is_some());
     let limited = process.limit(raw::RLIMIT_CPU as usize) != UNLIMITED;
     process.settings.watches_cpu_time.store(armed || limited, Ordering::Relaxed);
+    if armed {
+        // On a CPU without tick this brings it back.
+        crate::sched::current().task().set_work(super::work::RESCHEDULE);
+    }
 }
 
 /// RLIMIT_CPU has changed.
