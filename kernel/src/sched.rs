@@ -256,7 +256,9 @@ pub fn unpark(thread: &Arc<Thread>) {
 pub fn notify(thread: &Arc<Thread>) {
     let state = thread.sched.lock().state;
     match state {
-        RunState::Running(cpu) if cpu != cpu_id() => machine::ipi::send_reschedule(cpu, Cause::Reschedule),
+        RunState::Running(cpu) if cpu != cpu_id() => {
+            machine::ipi::send_reschedule(cpu, Cause::Reschedule);
+        }
         RunState::Sleeping(_) => unpark_if(thread, |sleep| sleep.is_ended_for(thread)),
         // It looks at its work before it sleeps, and before it returns to its program.
         _ => {}
@@ -542,7 +544,8 @@ pub fn idle_loop() -> ! {
 
 /// Whether a queue holds more than its CPU is about to run.
 fn others_have_work() -> bool {
-    (0..cpu::cpu_count()).any(|cpu| !is_isolated(cpu) && CPUS.of(cpu).queued.load(Ordering::Relaxed) > 1)
+    let waits = |cpu: usize| CPUS.of(cpu).queued.load(Ordering::Relaxed) > 1;
+    (0..cpu::cpu_count()).any(|cpu| !is_isolated(cpu) && waits(cpu))
 }
 
 /// Idle time of a CPU since boot, nanoseconds; for /proc/stat and /proc/uptime.

@@ -302,7 +302,6 @@ fn interrupt(number: u8, from_user: bool) {
     match number {
         apic::VECTOR_TIMER => {
             apic::end_of_interrupt();
-            percpu::local().ticks.fetch_add(1, Ordering::Relaxed);
             limen_timer_tick(from_user);
         }
         apic::VECTOR_RESCHEDULE => {

@@ -43,8 +43,6 @@ pub(crate) struct CpuLocal {
     pub(crate) apic_id: Cell<u32>,
     /// TLB shootdown state, see `tlb`.
     pub(crate) tlb_wanted: AtomicU32,
-    /// Timer ticks taken, for the watchdog and /proc/interrupts.
-    pub(crate) ticks: AtomicU64,
     /// Returns to programs, see `entry`.
     pub(crate) exits: crate::entry::ExitCounts,
 }
@@ -70,7 +68,6 @@ impl CpuLocal {
             task: AtomicPtr::new(core::ptr::null_mut()),
             apic_id: Cell::new(0),
             tlb_wanted: AtomicU32::new(0),
-            ticks: AtomicU64::new(0),
             exits: [const { [const { AtomicU64::new(0) }; _] }; _],
         }
     }
