@@ -28,10 +28,33 @@ pub(crate) fn symbolise(image: &Path, lines: &[String]) -> Vec<String> {
                 let probe = address.saturating_sub(u64::from(number > 0));
                 format!("{line}{}", describe_address(loader, probe, address))
             }
+            (Some(loader), None) => format!("{line}{}", describe_cfi_failure(loader, line)),
             _ => line.clone(),
         }
     };
     lines.iter().map(describe).collect()
+}
+
+/// What a failed kCFI check says (`machine::cfi::Report`): the check's address, and the target's.
+fn parse_cfi_failure(line: &str) -> Option<[u64; 2]> {
+    let (_, rest) = line.split_once("CFI failure at 0x")?;
+    let (site, rest) = rest.split_once(" (target: 0x")?;
+    let (target, _) = rest.split_once(';')?;
+    let number = |hex| u64::from_str_radix(hex, 16).ok();
+    Some([number(site)?, number(target)?])
+}
+
+/// The names of both, as far as they have one.
+fn describe_cfi_failure(loader: &addr2line::Loader, line: &str) -> String {
+    let Some(addresses) = parse_cfi_failure(line) else { return String::new() };
+    let mut text = String::new();
+    for (what, address) in ["site", "target"].into_iter().zip(addresses) {
+        if let Some(symbol) = loader.find_symbol_info(address) {
+            let offset = address.saturating_sub(symbol.address());
+            text += &format!("; {what} {:#}+{offset:#x}", demangle(symbol.name()));
+        }
+    }
+    text
 }
 
 fn describe_address(loader: &addr2line::Loader, probe: u64, address: u64) -> String {
@@ -62,6 +85,14 @@ mod tests {
         for other in ["limen: panic: #1 0x", "  #x 0x1", "  # 0x1", "#1 0xg", "#1"] {
             assert_eq!(parse_frame(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn failed_checks() {
+        let line = "limen: panic: CFI failure at 0xffff80 (target: 0x10; expected type: 0x3; x";
+        assert_eq!(parse_cfi_failure(line), Some([0x00ff_ff80, 0x10]));
+        assert_eq!(parse_cfi_failure("limen: panic: CFI failure at 0xg (target: 0x1;"), None);
+        assert_eq!(parse_cfi_failure("limen: panic: oh"), None);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::time::Duration;
 use formats::boot_config::{BootConfig, RootKind};
 use formats::{cpio, ports};
 
-use super::{Context, Summary};
+use super::{Context, Summary, faults};
 use crate::args::{AccelChoice, MachineModel};
 use crate::run::accel;
 use crate::run::qemu::Qemu;
@@ -29,6 +29,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         let lines = boot(context, kernel.clone(), smp)?;
         total += judge(&lines, smp, context);
     }
+    total += faults::run(context, &kernel)?;
     Ok(total)
 }
 

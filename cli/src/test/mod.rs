@@ -16,6 +16,7 @@
 mod apps;
 mod audit;
 mod bench;
+mod faults;
 mod guest;
 mod hostile;
 mod host;

@@ -37,7 +37,7 @@ pub const TESTS: &[&[Test]] = &[text::TESTS, late::TESTS, memory::TESTS];
 
 pub(crate) use text::between;
 pub use late::{FailingPiece, load_and_unload};
-pub use text::{flip_call, flip_key, read_call, read_key, read_likely_key};
+pub use text::{flip_call, flip_key, provoke, read_call, read_key, read_likely_key};
 
 /// Fails the test with a message unless the condition holds.
 #[macro_export]

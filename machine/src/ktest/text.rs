@@ -254,16 +254,41 @@ fn corrupted_vtable() -> Result<(), String> {
     let shapes: [Box<dyn Shape>; 2] = [Box::new(Square(2)), Box::new(Circle(2))];
     let sum: u64 = shapes.iter().map(|shape| black_box(shape).area(1)).sum();
     ensure!(sum == 10, "wrong result");
-    let good: &dyn Shape = &*shapes[0];
+    let target = wrong as *const () as u64;
+    fits(expect_cfi_failure(call_corrupted_vtable), target, true)
+}
+
+/// Calls a method through a vtable in which an attacker has changed a word.
+fn call_corrupted_vtable() {
+    let good: &dyn Shape = &Square(2);
     // SAFETY: a reference to a trait object is two words, data and vtable.
     let [data, vtable] = unsafe { core::mem::transmute::<&dyn Shape, [u64; 2]>(good) };
     // SAFETY: a vtable is drop, size, align and one word for each method.
     let mut words = unsafe { (vtable as *const [u64; 4]).read() };
-    let target = wrong as *const () as u64;
-    words[3] = target;
+    words[3] = wrong as *const () as u64;
     // SAFETY: unsound on purpose, as `forged`; the words live longer than the call.
     let bad: &dyn Shape = unsafe { core::mem::transmute([data, words.as_ptr() as u64]) };
-    fits(expect_cfi_failure(|| _ = black_box(bad).area(1)), target, true)
+    _ = black_box(bad).area(1);
+}
+
+/// Does what a program has asked for: a call that must be stopped. `user` is an address of the
+/// program's code. False: no such fault.
+pub fn provoke(fault: &[u8], user: u64) -> bool {
+    static DATA: AtomicU64 = AtomicU64::new(0);
+    let wrong = wrong as *const () as u64;
+    match fault {
+        b"wrong-type" => _ = call(forged(wrong)),
+        b"tail-call" => _ = call_last(forged(wrong), 1),
+        b"data" => _ = call(forged((&raw const DATA) as u64)),
+        b"user-code" => _ = call(forged(user)),
+        b"null" => _ = call(forged(0)),
+        b"non-canonical" => _ = call(forged(0x8000_0000_0000_1000)),
+        b"unmapped-preamble" => _ = call(forged(crate::paging::TEXT_ALIAS)),
+        b"vtable" => call_corrupted_vtable(),
+        b"in-nmi" => _ = run_in_nmi(fail_once),
+        _ => return false,
+    }
+    true
 }
 
 pub(super) fn fail_once() {

@@ -45,6 +45,8 @@ static KERNEL: &[(&str, Static)] = &[
     ("perf_event_paranoid", says!("4")),
     ("pid_max", says!("{}", process::PID_MAX)),
     ("printk", says!("4\t4\t1\t7")),
+    #[cfg(feature = "ktest")]
+    ("provoke", Static::Setting(zero, provoke)),
     ("pty", Static::Directory(PTY)),
     ("random", Static::Directory(RANDOM)),
     ("randomize_va_space", says!("2")),
@@ -145,6 +147,16 @@ fn set_domainname(data: &[u8]) -> Result<()> {
 fn zero(out: &mut Text) -> Result<()> {
     out.bytes(b"0\n");
     Ok(())
+}
+
+/// In test builds only: makes a call that kCFI must stop (`limen test kernel`, `fault::*`).
+#[cfg(feature = "ktest")]
+fn provoke(data: &[u8]) -> Result<()> {
+    let user = machine::task::with_user_regs(|regs| regs.rip);
+    match machine::ktest::provoke(data.trim_ascii_end(), user) {
+        true => Ok(()),
+        false => Err(Errno::EINVAL),
+    }
 }
 
 fn drop_caches(data: &[u8]) -> Result<()> {

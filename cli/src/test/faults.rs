@@ -1,0 +1,79 @@
+//! Faults that a program provokes in the kernel of the tests, one boot each: the kernel must end with
+//! a report that names site and target, or, with `cfi=warn`, go on.
+//!
+//! The program writes the fault's name to `/proc/sys/kernel/provoke`, which only that kernel has
+//! (`machine::ktest::provoke`). Neighbour: `kernel.rs` builds it.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::{Context, Summary};
+use crate::Error;
+
+/// The fault, kernel parameters, and whether the machine ends.
+type Fault = (&'static str, &'static str, bool);
+const FAULTS: [Fault; 11] = [
+    ("wrong-type", "", true),
+    ("tail-call", "", true),
+    ("data", "", true),
+    ("user-code", "", true),
+    ("null", "", true),
+    ("non-canonical", "", true),
+    ("unmapped-preamble", "", true),
+    ("vtable", "", true),
+    ("in-nmi", "", true),
+    ("wrong-type", "cfi=kcfi", true),
+    ("wrong-type", "cfi=warn", false),
+];
+/// What `limen run` ends with after a panic.
+const STATUS_PANIC: i32 = 125;
+const WRITTEN: &str = "written";
+
+pub(super) fn run(context: &Context, kernel: &Path) -> Result<Summary, Error> {
+    let mut summary = Summary::default();
+    for fault in FAULTS {
+        let name = format!("fault::{} {}", fault.0, fault.1);
+        if !context.wants(&name) {
+            summary.skipped += 1;
+            continue;
+        }
+        match provoke(context, kernel, fault)? {
+            None => summary.passed += 1,
+            Some(output) => {
+                println!("kernel test {name} failed\n{output}");
+                summary.failed += 1;
+            }
+        }
+    }
+    Ok(summary)
+}
+
+/// What was said, if it was not what must be said.
+fn provoke(
+    context: &Context,
+    kernel: &Path,
+    (fault, append, fatal): Fault,
+) -> Result<Option<String>, Error> {
+    let script = format!("echo {fault} > /proc/sys/kernel/provoke && echo {WRITTEN}");
+    let output = Command::new(&context.limen)
+        .args(["run", "--pack", "--timeout", "100", "-v", "--append", append, "--kernel"])
+        .arg(kernel)
+        .args(["--", "/bin/sh", "-c", &script])
+        .output()?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let said = text(&output.stdout) + &text(&output.stderr);
+    // The last one, for that has the names; with `-v` the log shows the bare line as it comes.
+    let report = said.lines().rev().find(|line| line.contains("CFI failure at "));
+    let good = match (fatal, report) {
+        (true, Some(report)) => {
+            report.contains("limen: panic: ")
+                && output.status.code() == Some(STATUS_PANIC)
+                && !said.contains(WRITTEN)
+                // The command line knows the name of the function that called.
+                && report.contains("site machine::ktest::text::")
+        }
+        (false, Some(report)) => report.contains("limen: warning: ") && said.contains(WRITTEN),
+        (_, None) => false,
+    };
+    Ok((!good).then_some(said))
+}
