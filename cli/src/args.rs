@@ -230,7 +230,7 @@ pub(crate) struct TestArgs {
           value_parser = clap::value_parser!(u8).range(1..=i64::from(SMP_MAX)))]
     pub(crate) smp: Vec<u8>,
 
-    /// VMs at the same time [default: half of the host's CPUs, at least 1]. Example: --jobs 2
+    /// VMs at the same time [default: the host's CPUs]. Example: --jobs 2
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub(crate) jobs: Option<u8>,
 

@@ -131,7 +131,7 @@ pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
             .or(room.map(str::to_owned))
             .unwrap_or_default(),
         smp: args.smp.clone(),
-        jobs: args.jobs.map_or((cpus / 2).max(1), usize::from),
+        jobs: args.jobs.map_or(cpus, usize::from),
         seed: args.seed,
         verbose: args.verbose,
     };

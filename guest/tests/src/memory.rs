@@ -21,7 +21,7 @@ tests!("memory":
     map_populate, zero_page_mapping, prot_none_reserve_commit, file_offset_mapping,
     partial_last_page_is_zero, mmap_write_needs_rights, fork_keeps_layout, growsdown_guard,
     handler_can_repair_fault, membarrier_query, process_vm_reads_child,
-    process_vm_moves_pieces,
+    process_vm_moves_pieces, maps_of_many_areas,
 );
 
 const RW: i32 = PROT_READ | PROT_WRITE;
@@ -655,6 +655,39 @@ fn membarrier_query() {
     sc!(SYS_membarrier, 16, 0, 0).is(0);
     sc!(SYS_membarrier, 8, 0, 0).is(0);
     sc!(SYS_membarrier, 3, 0, 0).fails(EINVAL);
+}
+
+/// /proc/self/maps is long and read in pieces: every area is there once, at any position.
+fn maps_of_many_areas() {
+    const AREAS: usize = 1000;
+    let p = anon(2 * AREAS * PAGE) as usize;
+    for i in 0..AREAS {
+        sc!(SYS_mprotect, p + 2 * i * PAGE, PAGE, PROT_READ).is(0);
+    }
+    let fd = open("/proc/self/maps", O_RDONLY).fd();
+    let mut text = Vec::with_capacity(1 << 20);
+    loop {
+        let part = read(fd, 1000);
+        if part.is_empty() {
+            break;
+        }
+        text.extend(part);
+    }
+    // Nothing is allocated between the readings: it could be mapped, and change the text.
+    for at in [50_000, 70, 0, 90_001] {
+        let mut b = [0u8; 100];
+        let n = sc!(SYS_pread64, fd, b.as_mut_ptr(), 100, at).must();
+        assert!(n > 0);
+        assert_eq!(&b[..n], &text[at..at + n]);
+    }
+    let lines = String::from_utf8(text).unwrap();
+    let starts: Vec<usize> = lines
+        .lines()
+        .map(|line| usize::from_str_radix(line.split('-').next().unwrap(), 16).unwrap())
+        .filter(|start| (p..p + 2 * AREAS * PAGE).contains(start))
+        .collect();
+    let expected: Vec<usize> = (0..2 * AREAS).map(|i| p + i * PAGE).collect();
+    assert_eq!(starts, expected);
 }
 
 fn process_vm_moves_pieces() {

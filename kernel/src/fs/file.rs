@@ -176,7 +176,38 @@ struct Slot {
 
 /// The descriptors of a process (or of several that share them by CLONE_FILES).
 pub struct FdTable {
-    slots: SpinLock<Vec<Option<Slot>>>,
+    slots: SpinLock<Slots>,
+}
+
+#[derive(Default)]
+struct Slots {
+    list: Vec<Option<Slot>>,
+    /// No descriptor below it is free: a search for one need not begin at 0.
+    all_used_below: usize,
+}
+
+impl Slots {
+    /// The lowest free descriptor from `from` on.
+    fn lowest_free(&self, from: usize) -> usize {
+        let start = from.max(self.all_used_below);
+        let len = self.list.len();
+        (start..len).find(|&fd| self.list[fd].is_none()).unwrap_or(len.max(start))
+    }
+
+    /// Makes sure that there is a place for `fd`. ENOMEM.
+    fn reach(&mut self, fd: usize) -> Result<()> {
+        if let Some(missing) = (fd + 1).checked_sub(self.list.len()) {
+            self.list.try_reserve(missing).map_err(|_| Errno::ENOMEM)?;
+            self.list.resize(self.list.len() + missing, None);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, fd: usize) -> Option<Slot> {
+        let slot = self.list.get_mut(fd)?.take();
+        self.all_used_below = self.all_used_below.min(fd);
+        slot
+    }
 }
 
 impl Default for FdTable {
@@ -189,14 +220,14 @@ impl FdTable {
     /// No descriptors.
     #[must_use]
     pub const fn new() -> Self {
-        FdTable { slots: SpinLock::new(Vec::new()) }
+        FdTable { slots: SpinLock::new(Slots { list: Vec::new(), all_used_below: 0 }) }
     }
 
     /// The file behind `fd`; EBADF.
     #[inline]
     pub fn get(&self, fd: Fd) -> Result<Arc<File>> {
         let slots = self.slots.lock();
-        match slots.get(fd as usize) {
+        match slots.list.get(fd as usize) {
             Some(Some(slot)) => Ok(slot.file.clone()),
             _ => Err(Errno::EBADF),
         }
@@ -213,17 +244,16 @@ impl FdTable {
         crate::mm::check_reserve().map_err(|_| Errno::ENFILE)?;
         let limit = limit.min(MAX_FDS);
         let mut slots = self.slots.lock();
-        let start = from as usize;
-        let fd = (start..slots.len()).find(|&fd| slots[fd].is_none()).unwrap_or(slots.len().max(start));
+        let from = from as usize;
+        let fd = slots.lowest_free(from);
         if fd >= limit {
             return Err(Errno::EMFILE);
         }
-        if fd >= slots.len() {
-            let missing = fd + 1 - slots.len();
-            slots.try_reserve(missing).map_err(|_| Errno::ENOMEM)?;
-            slots.resize(fd + 1, None);
+        slots.reach(fd)?;
+        slots.list[fd] = Some(Slot { file, close_on_exec });
+        if from <= slots.all_used_below {
+            slots.all_used_below = fd + 1;
         }
-        slots[fd] = Some(Slot { file, close_on_exec });
         Ok(fd as Fd)
     }
 
@@ -239,12 +269,8 @@ impl FdTable {
             return Err(Errno::EBADF);
         }
         let mut slots = self.slots.lock();
-        if fd as usize >= slots.len() {
-            let missing = fd as usize + 1 - slots.len();
-            slots.try_reserve(missing).map_err(|_| Errno::ENOMEM)?;
-            slots.resize(fd as usize + 1, None);
-        }
-        let old = slots[fd as usize].replace(Slot { file, close_on_exec });
+        slots.reach(fd as usize)?;
+        let old = slots.list[fd as usize].replace(Slot { file, close_on_exec });
         drop(slots);
         let old = old.map(|slot| slot.file);
         if let Some(old) = &old {
@@ -257,7 +283,7 @@ impl FdTable {
     pub fn remove(&self, fd: Fd) -> Result<Arc<File>> {
         let slot = {
             let mut slots = self.slots.lock();
-            slots.get_mut(fd as usize).and_then(Option::take).ok_or(Errno::EBADF)?
+            slots.take(fd as usize).ok_or(Errno::EBADF)?
         };
         self.closed(&slot.file);
         Ok(slot.file)
@@ -265,7 +291,7 @@ impl FdTable {
 
     /// The close-on-exec flag of `fd`.
     pub fn close_on_exec(&self, fd: Fd) -> Result<bool> {
-        match self.slots.lock().get(fd as usize) {
+        match self.slots.lock().list.get(fd as usize) {
             Some(Some(slot)) => Ok(slot.close_on_exec),
             _ => Err(Errno::EBADF),
         }
@@ -273,7 +299,7 @@ impl FdTable {
 
     /// Sets the close-on-exec flag of `fd`.
     pub fn set_close_on_exec(&self, fd: Fd, on: bool) -> Result<()> {
-        match self.slots.lock().get_mut(fd as usize) {
+        match self.slots.lock().list.get_mut(fd as usize) {
             Some(Some(slot)) => {
                 slot.close_on_exec = on;
                 Ok(())
@@ -285,9 +311,10 @@ impl FdTable {
     /// A copy for fork: same files, same numbers.
     pub fn duplicate(&self) -> Result<FdTable> {
         let slots = self.slots.lock();
-        let mut copy = Vec::new();
-        copy.try_reserve_exact(slots.len()).map_err(|_| Errno::ENOMEM)?;
-        copy.extend(slots.iter().cloned());
+        let mut list = Vec::new();
+        list.try_reserve_exact(slots.list.len()).map_err(|_| Errno::ENOMEM)?;
+        list.extend(slots.list.iter().cloned());
+        let copy = Slots { list, all_used_below: slots.all_used_below };
         Ok(FdTable { slots: SpinLock::new(copy) })
     }
 
@@ -296,9 +323,10 @@ impl FdTable {
     pub fn remove_where(&self, mut wanted: impl FnMut(Fd, bool) -> bool) -> Vec<Arc<File>> {
         let mut slots = self.slots.lock();
         let mut removed = Vec::new();
-        for (fd, slot) in slots.iter_mut().enumerate() {
-            if slot.as_ref().is_some_and(|slot| wanted(fd as Fd, slot.close_on_exec)) {
-                removed.extend(slot.take().map(|slot| slot.file));
+        for fd in 0..slots.list.len() {
+            let is_wanted = |slot: &Slot| wanted(fd as Fd, slot.close_on_exec);
+            if slots.list[fd].as_ref().is_some_and(is_wanted) {
+                removed.extend(slots.take(fd).map(|slot| slot.file));
             }
         }
         drop(slots);
@@ -327,20 +355,20 @@ impl FdTable {
 
     /// How many descriptors are in use.
     pub fn count(&self) -> usize {
-        self.slots.lock().iter().flatten().count()
+        self.slots.lock().list.iter().flatten().count()
     }
 
     /// All descriptors in use, for /proc/PID/fd.
     pub fn list(&self) -> Vec<Fd> {
         let slots = self.slots.lock();
-        (0..slots.len()).filter(|&fd| slots[fd].is_some()).map(|fd| fd as Fd).collect()
+        (0..slots.list.len()).filter(|&fd| slots.list[fd].is_some()).map(|fd| fd as Fd).collect()
     }
 }
 
 impl Drop for FdTable {
     fn drop(&mut self) {
         let slots = core::mem::take(self.slots.get_mut());
-        for slot in slots.into_iter().flatten() {
+        for slot in slots.list.into_iter().flatten() {
             self.closed(&slot.file);
         }
     }

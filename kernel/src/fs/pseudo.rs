@@ -2,7 +2,8 @@
 //!
 //! A [`PseudoInode`] is a file with a [`Content`], a directory with a [`Listing`] or a link with a
 //! [`Target`]. A file's text is made when it is read from its start and kept for that open file, so
-//! that a reader that takes it in pieces sees one state, as proc(5) readers rely on.
+//! that a reader that takes it in pieces sees one state, as proc(5) readers rely on. Only texts that
+//! can become very long are made piece by piece, and change between the pieces.
 //!
 //! What never changes is a table of [`Static`] entries; what comes and goes (processes, descriptors)
 //! implements the traits itself.
@@ -63,6 +64,11 @@ impl fmt::Write for Text {
 pub trait Content: Send + Sync {
     /// Makes the text.
     fn generate(&self, out: &mut Text) -> Result<()>;
+    /// Makes the piece of the text at `position`, a number of the content's own; the first is at 0.
+    /// Returns the next piece's position, which is higher, or None at the end.
+    fn generate_piece(&self, _position: u64, out: &mut Text) -> Result<Option<u64>> {
+        self.generate(out).map(|()| None)
+    }
     /// Takes what one write(2) brought.
     fn store(&self, _data: &[u8]) -> Result<()> {
         Err(Errno::EINVAL)
@@ -315,7 +321,7 @@ impl Inode for PseudoInode {
         if matches!(self.body, Body::Link(_)) {
             return Err(Errno::ELOOP);
         }
-        Ok(Arc::new(PseudoFile { inode: self, text: Mutex::new(None) }))
+        Ok(Arc::new(PseudoFile { inode: self, kept: Mutex::new(None) }))
     }
 
     fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Inode>> {
@@ -366,7 +372,30 @@ impl Inode for PseudoInode {
 /// An open file with the text it was opened on.
 struct PseudoFile {
     inode: Arc<PseudoInode>,
-    text: Mutex<Option<Vec<u8>>>,
+    kept: Mutex<Option<Piece>>,
+}
+
+/// The piece of the text that was read last.
+struct Piece {
+    /// Where it is in the whole text.
+    start: u64,
+    text: Vec<u8>,
+    next: Option<u64>,
+}
+
+impl Piece {
+    fn make(content: &dyn Content, start: u64, position: u64) -> Result<Piece> {
+        let mut text = Text::default();
+        let next = content.generate_piece(position, &mut text)?;
+        if text.1 {
+            return Err(Errno::ENOMEM);
+        }
+        Ok(Piece { start, text: text.0, next: next.filter(|&next| next > position) })
+    }
+
+    fn end(&self) -> u64 {
+        self.start + self.text.len() as u64
+    }
 }
 
 impl PseudoFile {
@@ -381,18 +410,21 @@ impl PseudoFile {
 impl FileOps for PseudoFile {
     fn read_at(&self, _file: &File, offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
         let content = self.content()?;
-        let mut kept = self.text.lock();
-        if offset == 0 || kept.is_none() {
-            let mut text = Text::default();
-            content.generate(&mut text)?;
-            if text.1 {
-                return Err(Errno::ENOMEM);
-            }
-            *kept = Some(text.0);
+        let mut kept = self.kept.lock();
+        let mut piece = match kept.take() {
+            Some(piece) if offset > 0 && offset >= piece.start => piece,
+            _ => Piece::make(content, 0, 0)?,
+        };
+        // As on Linux, a read ends with the piece, before the buffer is full.
+        while offset >= piece.end()
+            && let Some(position) = piece.next
+        {
+            piece = Piece::make(content, piece.end(), position)?;
         }
-        let text = kept.as_deref().unwrap_or_default();
-        let from = usize::try_from(offset).map_or(text.len(), |offset| offset.min(text.len()));
-        sink.put(&text[from..])
+        let piece = kept.insert(piece);
+        let len = piece.text.len();
+        let from = usize::try_from(offset - piece.start).map_or(len, |from| from.min(len));
+        sink.put(&piece.text[from..])
     }
 
     fn write_at(&self, _file: &File, _offset: u64, source: &mut Source<'_>) -> Result<usize> {

@@ -331,9 +331,9 @@ impl MmInner {
     pub fn unmap(&mut self, start: u64, end: u64) -> BTreeMap<u64, Vma> {
         self.split(start);
         self.split(end);
-        let mut removed = self.vmas.split_off(&start);
-        let mut above = removed.split_off(&end);
-        self.vmas.append(&mut above);
+        // Not by splitting and appending the rest: that would touch every area above.
+        let removed: BTreeMap<u64, Vma> =
+            self.vmas.extract_if(start..end.max(start), |_, _| true).collect();
         for (&start, vma) in &removed {
             self.table.unmap(start, vma.end);
         }

@@ -121,10 +121,7 @@ impl PageCache {
     /// lock. A page that a fault brings in meanwhile loses its mapping and is mapped again.
     fn take_range(&self, first: u64, end: u64) -> Vec<Page> {
         let mut pages = self.pages.lock();
-        let mut tail = pages.split_off(&first);
-        let mut keep = tail.split_off(&end);
-        pages.append(&mut keep);
-        tail.into_values().collect()
+        pages.extract_if(first..end.max(first), |_, _| true).map(|(_, page)| page).collect()
     }
 
     fn unmap(&self, first: u64, end: u64) {

@@ -1,4 +1,7 @@
 //! The address space of a process: maps, smaps, smaps_rollup (proc(5)).
+//!
+//! A process may have tens of thousands of areas, so the texts are made piece by piece: the position
+//! of a piece is the address from which it tells.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -6,45 +9,71 @@ use alloc::vec::Vec;
 use abi::Result;
 
 use super::super::File;
-use super::super::pseudo::Text;
+use super::super::pseudo::{Content, Text};
 use super::super::special::{major, minor};
 use super::process_dir::Subject;
-use super::{fds, gone};
+use super::fds;
 use crate::mm::{Backing, PAGE, Vma};
 
+/// Areas that are looked at under the lock at once.
+const AREAS_AT_ONCE: usize = 32;
+/// A piece ends with the area that reaches this length: most fit a reader's page.
+const PIECE_BYTES: usize = 3072;
 /// Column at which names begin in maps.
 const NAME_COLUMN: usize = 73;
 
 /// One area, as it was at the moment of asking.
-struct Area {
+pub(super) struct Area {
     start: u64,
     vma: Vma,
     /// Pages of it that are in memory.
     resident: u64,
 }
 
-/// Areas copied at once: there may be so many that a copy of all finds no room.
-const AREAS_AT_ONCE: usize = 32;
+/// A copy of the first areas from an address on: names need locks that may not be taken under the
+/// address space's.
+fn areas_from(subject: &Subject, address: u64) -> Vec<Area> {
+    // A process that ends has no memory any more: no areas.
+    let Ok(mm) = subject.process.mm() else { return Vec::new() };
+    mm.with(|inner| {
+        let area = |(&start, vma): (&u64, &Vma)| Area {
+            start,
+            vma: vma.clone(),
+            resident: inner.table.count_mapped(start, vma.end),
+        };
+        inner.vmas.range(address..).take(AREAS_AT_ONCE).map(area).collect()
+    })
+}
 
-/// Calls `f` with each area. It gets copies: names need locks that may not be taken under the address
-/// space's.
-fn for_each_area(subject: &Subject, mut f: impl FnMut(Area)) -> Result<()> {
-    let mm = subject.process.mm().map_err(|_| gone());
-    let Ok(mm) = mm else { return Ok(()) };
-    let mut from = 0;
-    loop {
-        let some: Vec<Area> = mm.with(|inner| {
-            let area = |(&start, vma): (&u64, &Vma)| Area {
-                start,
-                vma: vma.clone(),
-                resident: inner.table.count_mapped(start, vma.end),
-            };
-            inner.vmas.range(from..).take(AREAS_AT_ONCE).map(area).collect()
-        });
-        let Some(last) = some.last() else { return Ok(()) };
-        from = last.vma.end;
-        some.into_iter().for_each(&mut f);
-        crate::sched::yield_if_needed();
+/// Tells about one area.
+pub(super) type ShowArea = fn(&Area, &mut Text);
+
+/// A file about all areas, in order.
+pub(super) struct Areas {
+    pub(super) subject: Subject,
+    pub(super) show: ShowArea,
+}
+
+impl Content for Areas {
+    fn generate(&self, out: &mut Text) -> Result<()> {
+        let mut position = Some(0);
+        while let Some(at) = position {
+            position = self.generate_piece(at, out)?;
+        }
+        Ok(())
+    }
+
+    fn generate_piece(&self, position: u64, out: &mut Text) -> Result<Option<u64>> {
+        self.subject.check_inspect()?;
+        let areas = areas_from(&self.subject, position);
+        for area in &areas {
+            (self.show)(area, out);
+            if out.0.len() >= PIECE_BYTES {
+                return Ok(Some(area.vma.end));
+            }
+        }
+        let is_end = areas.len() < AREAS_AT_ONCE;
+        Ok(areas.last().filter(|_| !is_end).map(|area| area.vma.end))
     }
 }
 
@@ -95,8 +124,9 @@ fn put_header(out: &mut Text, area: &Area) {
     out.bytes(b"\n");
 }
 
-pub(super) fn maps(subject: &Subject, out: &mut Text) -> Result<()> {
-    for_each_area(subject, |area| put_header(out, &area))
+/// A line of maps.
+pub(super) fn map(area: &Area, out: &mut Text) {
+    put_header(out, area);
 }
 
 /// Kilobytes that count for an area: resident ones, divided as smaps divides them. Pages are not
@@ -113,18 +143,19 @@ struct Sums {
 
 impl Sums {
     fn add(&mut self, area: &Area) {
+        let vma = &area.vma;
         let kilobytes = area.resident * (PAGE / 1024);
-        self.size += (area.vma.end - area.start) / 1024;
+        self.size += (vma.end - area.start) / 1024;
         self.resident += kilobytes;
-        if matches!(area.vma.backing, Backing::Anonymous) {
+        if matches!(vma.backing, Backing::Anonymous) {
             self.anonymous += kilobytes;
             self.private_dirty += kilobytes;
-        } else if area.vma.shared || !area.vma.prot.write {
+        } else if vma.shared || !vma.prot.write {
             self.shared_clean += kilobytes;
         } else {
             self.private_dirty += kilobytes;
         }
-        self.locked += if area.vma.locked { kilobytes } else { 0 };
+        self.locked += if vma.locked { kilobytes } else { 0 };
     }
 
     fn put(&self, out: &mut Text, with_size: bool) {
@@ -163,42 +194,44 @@ fn put_kilobytes(out: &mut Text, name: &str, value: u64) {
     writeln!(out, "{name}:{value:>width$} kB");
 }
 
-pub(super) fn smaps(subject: &Subject, out: &mut Text) -> Result<()> {
-    for_each_area(subject, |area| {
-        put_header(out, &area);
-        let mut sums = Sums::default();
-        sums.add(&area);
-        sums.put(out, true);
-        out.bytes(b"THPeligible:           0\nVmFlags:");
-        let prot = area.vma.prot;
-        let flags = [
-            (prot.read, "rd"),
-            (prot.write, "wr"),
-            (prot.exec, "ex"),
-            (area.vma.shared, "sh"),
-            (true, "mr"),
-            (area.vma.may_write, "mw"),
-            (true, "me"),
-            (area.vma.grows_down, "gd"),
-            (area.vma.locked, "lo"),
-            (area.vma.dont_fork, "dc"),
-            (area.vma.wipe_on_fork, "wf"),
-        ];
-        flags.iter().filter(|(on, _)| *on).for_each(|(_, name)| write!(out, " {name}"));
-        out.bytes(b" \n");
-    })
+/// The lines of smaps for one area.
+pub(super) fn smap(area: &Area, out: &mut Text) {
+    put_header(out, area);
+    let vma = &area.vma;
+    let mut sums = Sums::default();
+    sums.add(area);
+    sums.put(out, true);
+    out.bytes(b"THPeligible:           0\nVmFlags:");
+    let flags = [
+        (vma.prot.read, "rd"),
+        (vma.prot.write, "wr"),
+        (vma.prot.exec, "ex"),
+        (vma.shared, "sh"),
+        (true, "mr"),
+        (vma.may_write, "mw"),
+        (true, "me"),
+        (vma.grows_down, "gd"),
+        (vma.locked, "lo"),
+        (vma.dont_fork, "dc"),
+        (vma.wipe_on_fork, "wf"),
+    ];
+    flags.iter().filter(|(on, _)| *on).for_each(|(_, name)| write!(out, " {name}"));
+    out.bytes(b" \n");
 }
 
 pub(super) fn smaps_rollup(subject: &Subject, out: &mut Text) -> Result<()> {
     let mut sums = Sums::default();
-    let mut ends = None;
-    for_each_area(subject, |area| {
-        sums.add(&area);
-        ends = Some((ends.map_or(area.start, |(first, _)| first), area.vma.end));
-    })?;
-    let Some((first, last)) = ends else { return Ok(()) };
+    let mut areas = areas_from(subject, 0);
+    let Some(first) = areas.first().map(|area| area.start) else { return Ok(()) };
+    let mut end = first;
+    while let Some(last) = areas.last() {
+        end = last.vma.end;
+        areas.iter().for_each(|area| sums.add(area));
+        crate::sched::yield_if_needed();
+        areas = areas_from(subject, end);
+    }
     let line = out.0.len();
-    write!(out, "{first:08x}-{last:08x} ---p 00000000 00:00 0");
+    write!(out, "{first:08x}-{end:08x} ---p 00000000 00:00 0");
     let blanks = NAME_COLUMN.saturating_sub(out.0.len() - line);
     out.blanks(blanks);
     out.bytes(b"[rollup]\n");

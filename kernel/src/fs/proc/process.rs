@@ -74,6 +74,8 @@ enum Kind {
     Open(Show),
     /// A file for those who may inspect the process.
     Private(Show),
+    /// A file about each area of memory, likewise.
+    Areas(maps::ShowArea),
     /// A file that can be written.
     Setting(Show, Store),
     /// A magic link.
@@ -95,7 +97,7 @@ static ENTRIES: &[(&str, Kind)] = &[
     ("fdinfo", Kind::Directory(fds::info_directory)),
     ("io", Kind::Private(status::io)),
     ("limits", Kind::Open(status::limits)),
-    ("maps", Kind::Private(maps::maps)),
+    ("maps", Kind::Areas(maps::map)),
     ("mountinfo", Kind::Open(mounts::mountinfo)),
     ("mounts", Kind::Open(mounts::mounts)),
     ("ns", Kind::Directory(namespaces)),
@@ -106,7 +108,7 @@ static ENTRIES: &[(&str, Kind)] = &[
     ("root", Kind::Link(fds::root)),
     ("sched", Kind::Open(status::sched)),
     ("schedstat", Kind::Open(status::schedstat)),
-    ("smaps", Kind::Private(maps::smaps)),
+    ("smaps", Kind::Areas(maps::smap)),
     ("smaps_rollup", Kind::Private(maps::smaps_rollup)),
     ("stat", Kind::Open(status::stat)),
     ("statm", Kind::Open(status::statm)),
@@ -142,7 +144,9 @@ struct Entries(Subject);
 impl Kind {
     fn file_type(&self) -> FileType {
         match self {
-            Kind::Open(_) | Kind::Private(_) | Kind::Setting(..) => FileType::Regular,
+            Kind::Open(_) | Kind::Private(_) | Kind::Areas(_) | Kind::Setting(..) => {
+                FileType::Regular
+            }
             Kind::Link(_) => FileType::Symlink,
             Kind::Directory(_) => FileType::Directory,
         }
@@ -152,6 +156,7 @@ impl Kind {
         match *self {
             Kind::Open(show) => (0o444, file(subject, show, None, false)),
             Kind::Private(show) => (0o444, file(subject, show, None, true)),
+            Kind::Areas(show) => (0o444, Body::File(Box::new(maps::Areas { subject, show }))),
             Kind::Setting(show, store) => (0o644, file(subject, show, Some(store), false)),
             Kind::Link(follow) => (0o777, Body::Link(Box::new(Link { subject, follow }))),
             Kind::Directory(make) => (0o555, Body::Directory(make(subject))),
