@@ -350,7 +350,7 @@ impl FdTable {
 
     /// Bytes queued behind the descriptors.
     pub fn held_bytes(&self) -> usize {
-        self.slots.lock().iter().flatten().map(|slot| slot.file.ops().held_bytes()).sum()
+        self.slots.lock().list.iter().flatten().map(|slot| slot.file.ops().held_bytes()).sum()
     }
 
     /// How many descriptors are in use.
