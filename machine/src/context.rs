@@ -23,9 +23,10 @@ use context_tracking::work::Mode;
 use crate::cpu::{self, features};
 use crate::percpu::{self, CpuLocal};
 use crate::sync::Once;
-use crate::{ipi, paging};
+use crate::{ipi, paging, tlb};
 
-/// What an entry does on this CPU; `entry.S` compares with these.
+/// What entries of a CPU do. Vectors compare with these in `entry.S`; for SYSCALL each has an entry
+/// of its own.
 pub(crate) mod tracking {
     /// Senders interrupt it always: the word is for the accounts.
     pub(crate) const OFF: u32 = 0;
@@ -78,15 +79,34 @@ pub(crate) fn init(command_line: &str) {
         Mode::Pending
     });
     ISOLATION.call_once(|| isolation);
+    if isolation.nohz_full != 0 {
+        spare(isolation.nohz_full, mode);
+    }
+}
+
+/// From now on `cpus` are spared deferrable work in user mode, and no others.
+pub(crate) fn spare(cpus: u32, mode: Mode) {
     let tracking = match mode {
         Mode::Pending => tracking::PENDING,
         Mode::Always => tracking::ALWAYS,
-        Mode::Off => return,
+        Mode::Off => tracking::OFF,
     };
-    for cpu in state::bits(isolation.nohz_full) {
-        percpu::of(cpu).tracking.store(tracking, Ordering::SeqCst);
+    // First nobody leaves notes: an answer says that a sender is done with its own. Then the second
+    // interrupt makes good what was noted; then entries change, then senders.
+    SPARED.store(0, Ordering::SeqCst);
+    tlb::reload_entries();
+    tlb::reload_entries();
+    for cpu in 0..cpu::cpu_count() {
+        let of_cpu = if cpus & 1 << cpu != 0 { tracking } else { tracking::OFF };
+        percpu::of(cpu).tracking.store(of_cpu, Ordering::SeqCst);
     }
-    SPARED.store(isolation.nohz_full, Ordering::SeqCst);
+    tlb::reload_entries();
+    SPARED.store(if tracking == tracking::OFF { 0 } else { cpus }, Ordering::SeqCst);
+}
+
+/// One of [`tracking`]: what entries of this CPU do.
+pub(crate) fn tracking_here() -> u32 {
+    percpu::local().tracking.load(Ordering::SeqCst)
 }
 
 /// Chooses how this CPU flushes. Once on each CPU, when its CR4 is set.

@@ -9,6 +9,7 @@ use entry::{flags, selector};
 
 use crate::cpu::{self, MAX_CPUS, msr, wrmsr};
 use crate::frame::OutOfMemory;
+use crate::context::{self, tracking};
 use crate::paging;
 use crate::percpu::{self, CpuLocal};
 use crate::stack::{KERNEL_STACK_SIZE, KernelStack};
@@ -89,7 +90,11 @@ unsafe extern "C" {
     fn paranoid_8();
     fn paranoid_18();
     fn syscall_entry();
+    fn syscall_entry_pending();
+    fn syscall_entry_always();
     fn syscall_entry_pti();
+    fn syscall_entry_pti_pending();
+    fn syscall_entry_pti_always();
 }
 
 /// Bytes from one stub to the next in `entry.S` (`.balign 16`).
@@ -201,18 +206,30 @@ pub(crate) fn init() -> Result<(), OutOfMemory> {
 fn init_syscall() {
     let star = u64::from(selector::KERNEL_CS) << 32 | u64::from(selector::USER_CS32) << 48;
     let efer = cpu::rdmsr(msr::EFER) | cpu::cr::EFER_SCE | cpu::cr::EFER_NXE;
-    let syscall = if paging::has_pti() { syscall_entry_pti } else { syscall_entry };
-    let syscall = syscall as *const () as u64;
-    for (register, value) in [
-        (msr::STAR, star),
-        (msr::LSTAR, syscall),
-        // Unreachable: without a 32-bit code segment there is no compatibility mode to call from.
-        (msr::CSTAR, syscall),
-        (msr::FMASK, flags::SYSCALL_MASK),
-        (msr::EFER, efer),
-    ] {
-        // SAFETY: architectural registers of 64-bit mode; the entry and the selectors are valid.
+    choose_syscall_entry();
+    for (register, value) in
+        [(msr::STAR, star), (msr::FMASK, flags::SYSCALL_MASK), (msr::EFER, efer)]
+    {
+        // SAFETY: architectural registers of 64-bit mode; the selectors are valid.
         unsafe { wrmsr(register, value) };
+    }
+}
+
+/// Sets this CPU's entry for SYSCALL: the one of its way of tracking.
+pub(crate) fn choose_syscall_entry() {
+    let entry = match (paging::has_pti(), context::tracking_here()) {
+        (false, tracking::PENDING) => syscall_entry_pending,
+        (false, tracking::ALWAYS) => syscall_entry_always,
+        (false, _) => syscall_entry,
+        (true, tracking::PENDING) => syscall_entry_pti_pending,
+        (true, tracking::ALWAYS) => syscall_entry_pti_always,
+        (true, _) => syscall_entry_pti,
+    };
+    let entry = entry as *const () as u64;
+    // CSTAR is unreachable: without a 32-bit code segment there is no compatibility mode.
+    for register in [msr::LSTAR, msr::CSTAR] {
+        // SAFETY: an entry of `entry.S` for the tables in use.
+        unsafe { wrmsr(register, entry) };
     }
 }
 

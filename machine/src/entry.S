@@ -1,7 +1,7 @@
 // The boundary: how the CPU comes from programs into the kernel, and goes back.
 //
 // Three ways in:
-//   syscall_entry     SYSCALL from a program
+//   syscall_entry     SYSCALL from a program; several, of which each CPU uses one
 //   vector_N          interrupts and exceptions, from a program or from the kernel
 //   paranoid_N        NMI, #DB, #DF, #MC: may come at any instruction of this very file, so neither
 //                     the stack nor GS can be trusted; they run on their own stacks (IST)
@@ -56,41 +56,42 @@
 .endm
 
 // From here on this CPU is in the kernel: what was left pending for it is made good, and others
-// interrupt it again. Changes flags; on the rare way the registers that `clear_registers` cleared.
-// Before it is a danger zone: text may be stale, and so may translations of all but the image, this
-// CPU's entry data, and the stack in use (mechanisms/context_tracking).
-.macro enter_kernel name
-    cmpl ${TRACKING_PENDING}, %gs:{TRACKING}
-    jae enter_tracked_\name
+// interrupt it again. Changes flags; on the rare way what `clear_registers` cleared. Before it is a
+// danger zone: text may be stale, and so may translations of all but the image, this CPU's entry
+// data, and the stack in use (mechanisms/context_tracking).
+//
+// On a CPU that is interrupted always, the word is for the accounts.
+.macro enter_told name
     movl ${IN_KERNEL}, %gs:{CONTEXT}
 .globl context_entered_\name
 context_entered_\name:
 .endm
 
-// The other half of it, out of the way. The locked instruction sets the bit and is the barrier; what
-// is pending then stays, since others change the word only while the bit is clear.
-.macro enter_kernel_tracked name
-enter_tracked_\name:
-    ja enter_always_\name
+// The locked instruction sets the bit and is the barrier; what is pending then stays, since others
+// change the word only while the bit is clear.
+.macro enter_pending name
     lock btsl ${IN_KERNEL_BIT}, %gs:{CONTEXT}
     cmpl ${IN_KERNEL}, %gs:{CONTEXT}
     je context_entered_\name
-    push %rdi
-    push %rsi
-    mov %gs:{CONTEXT}, %edi
-    call context_catch_up
-    pop %rsi
-    pop %rdi
-    jmp context_entered_\name
-enter_always_\name:
-    push %rdi
-    push %rsi
+    catch_up %gs:{CONTEXT}
+.globl context_entered_\name
+context_entered_\name:
+.endm
+
+.macro enter_always name
     lock btsl ${IN_KERNEL_BIT}, %gs:{CONTEXT}
-    mov ${ALWAYS_PENDING}, %edi
+    catch_up ${ALWAYS_PENDING}
+.globl context_entered_\name
+context_entered_\name:
+.endm
+
+.macro catch_up word
+    push %rdi
+    push %rsi
+    mov \word, %edi
     call context_catch_up
     pop %rsi
     pop %rdi
-    jmp context_entered_\name
 .endm
 
 // From here on this CPU counts as in user mode, and is not interrupted for what may wait: the second
@@ -132,7 +133,7 @@ enter_always_\name:
 
 // From the thread's empty stack to the decision: builds the frame and calls the kernel. Then AL says
 // whether SYSRET may be used, and IF=0.
-.macro serve_syscall name
+.macro serve_syscall name, tracking, serve
     push ${USER_DS}
     push %gs:{USER_RSP}
     push %r11
@@ -143,9 +144,48 @@ enter_always_\name:
     mov %rsp, %rdi
     mov %rax, %rsi
     clear_registers
-    enter_kernel \name
+    enter_\tracking \name
     // rdi: &mut PtRegs, rsi: system call number. IF=0.
-    call syscall_from_user
+    call \serve
+.endm
+
+// One entry for each way of tracking, so that none pays for the others: `descriptors` chooses. What
+// follows the call lies behind the first; the others jump there.
+.macro syscall_way name, tracking, serve
+.globl \name
+.type \name, @function
+.balign 64
+\name:
+    swapgs
+    mov %rsp, %gs:{USER_RSP}
+    mov %gs:{KERNEL_STACK_TOP}, %rsp
+    serve_syscall \name, \tracking, \serve
+    test %al, %al
+    jz return_by_iret
+.endm
+
+// The same with page-table isolation.
+.macro syscall_way_pti name, tracking, serve
+.globl \name
+.type \name, @function
+.balign 64
+\name:
+    swapgs
+    mov %rsp, %gs:{USER_RSP}
+    load_kernel_cr3 %rsp
+    mov %gs:{KERNEL_STACK_TOP}, %rsp
+    serve_syscall \name, \tracking, \serve
+    test %al, %al
+    jz iret_pti
+.endm
+
+.macro other_ways tracking, serve
+    syscall_way syscall_entry_\tracking, \tracking, \serve
+    jmp sysret
+.size syscall_entry_\tracking, . - syscall_entry_\tracking
+    syscall_way_pti syscall_entry_pti_\tracking, \tracking, \serve
+    jmp sysret_pti
+.size syscall_entry_pti_\tracking, . - syscall_entry_pti_\tracking
 .endm
 
 // In a build with in-kernel tests: stops at what hardware would punish, and emulators do not. R11 and
@@ -159,16 +199,7 @@ enter_always_\name:
     .endif
 .endm
 
-.globl syscall_entry
-.type syscall_entry, @function
-.balign 64
-syscall_entry:
-    swapgs
-    mov %rsp, %gs:{USER_RSP}
-    mov %gs:{KERNEL_STACK_TOP}, %rsp
-    serve_syscall syscall
-    test %al, %al
-    jz return_by_iret
+    syscall_way syscall_entry, told, syscall_from_user
 sysret:
     leave_kernel
     pop_registers
@@ -183,21 +214,9 @@ sysret_window_start:
 .globl sysret_window_end
 sysret_window_end:
     int3
-    enter_kernel_tracked syscall
 .size syscall_entry, . - syscall_entry
 
-// The same with page-table isolation.
-.globl syscall_entry_pti
-.type syscall_entry_pti, @function
-.balign 64
-syscall_entry_pti:
-    swapgs
-    mov %rsp, %gs:{USER_RSP}
-    load_kernel_cr3 %rsp
-    mov %gs:{KERNEL_STACK_TOP}, %rsp
-    serve_syscall syscall_pti
-    test %al, %al
-    jz iret_pti
+    syscall_way_pti syscall_entry_pti, told, syscall_from_user
 sysret_pti:
     leave_kernel
     pop_registers
@@ -212,8 +231,10 @@ sysret_pti:
     mov %gs:{USER_RDI}, %rdi
     mov %gs:{USER_RSP}, %rsp
     jmp sysret_window_start
-    enter_kernel_tracked syscall_pti
 .size syscall_entry_pti, . - syscall_entry_pti
+
+    other_ways pending, syscall_from_user
+    other_ways always, syscall_from_user
 
 .if {CHECK_SYSRET}
 sysret_would_fault:
@@ -332,7 +353,9 @@ common_vector:
     jne vector_from_user_pti
 vector_from_user_stack:
     clear_registers
-    enter_kernel vector
+    cmpl ${TRACKING_PENDING}, %gs:{TRACKING}
+    jae vector_tracked
+    enter_told vector
     // rdi: &mut PtRegs, rsi: vector. GS: the kernel's. IF=0.
     call vector_from_user
     jmp return_to_user
@@ -353,7 +376,14 @@ move_to_thread_stack:
     mov %rax, %rsi
     jmp vector_from_user_stack
 
-    enter_kernel_tracked vector
+vector_tracked:
+    ja vector_always
+    enter_pending vector_pending
+    jmp context_entered_vector
+vector_always:
+    enter_always vector_always
+    jmp context_entered_vector
+
 .globl vector_from_kernel
 vector_from_kernel:
     // RBP stays, so that backtraces cross the interrupt.

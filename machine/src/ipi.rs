@@ -120,7 +120,10 @@ pub(crate) fn send_work(target: usize, work: u32, cause: Cause) {
 /// Interrupts `target` for something that `tlb::serve` does there.
 pub(crate) fn send_want(target: usize, want: Want, cause: Cause) {
     percpu::of(target).tlb_wanted.fetch_or(want as u32, Ordering::SeqCst);
-    let vector = if want == Want::Sync { apic::VECTOR_SYNC } else { apic::VECTOR_TLB };
+    let vector = match want {
+        Want::User | Want::Kernel => apic::VECTOR_TLB,
+        Want::Sync | Want::Entry => apic::VECTOR_SYNC,
+    };
     count(target, cause, context::of(target), Action::Sent);
     apic::send_ipi(target, vector);
 }

@@ -24,7 +24,7 @@ use context_tracking::{isolation, state};
 use crate::cpu::{self, MAX_CPUS};
 use crate::percpu::{self, CpuLocal};
 use crate::sync::IrqGuard;
-use crate::{context, ipi, paging};
+use crate::{context, descriptors, ipi, paging};
 
 /// What the shootdown protocol knows of one address space.
 pub(crate) struct TlbState {
@@ -44,6 +44,8 @@ pub(crate) enum Want {
     Kernel = 2,
     /// Serialise.
     Sync = 4,
+    /// Choose the entry of system calls anew.
+    Entry = 8,
 }
 
 impl TlbState {
@@ -135,7 +137,7 @@ fn serve_now(local: &CpuLocal) {
     let _irq = IrqGuard::new();
     let wanted = local.tlb_wanted.swap(0, Ordering::SeqCst);
     let cpu = local.cpu_id.get();
-    for all in [&KERNEL, &SYNC] {
+    for all in [&KERNEL, &SYNC, &ENTRY] {
         if wanted & all.want as u32 != 0 {
             all.serve(cpu);
         }
@@ -155,6 +157,7 @@ struct ToAll {
 
 static KERNEL: ToAll = ToAll::new(Want::Kernel, paging::flush_all);
 static SYNC: ToAll = ToAll::new(Want::Sync, cpu::serialize);
+static ENTRY: ToAll = ToAll::new(Want::Entry, descriptors::choose_syscall_entry);
 
 impl ToAll {
     const fn new(want: Want, act: fn()) -> Self {
@@ -209,6 +212,11 @@ pub(crate) fn sync_cores() {
 /// Makes every CPU, whatever it does, pass a full barrier; returns when all have.
 pub(crate) fn barrier() {
     SYNC.request(Cause::Membarrier);
+}
+
+/// Makes every CPU take the entry that `context` has noted for it; interrupts all.
+pub(crate) fn reload_entries() {
+    ENTRY.request(Cause::EntryChange);
 }
 
 /// CPUs that have not caught up with the last requests to all.

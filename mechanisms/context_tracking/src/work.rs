@@ -21,6 +21,8 @@ pub enum Cause {
     KernelTableFree,
     /// A program's translations changed.
     UserTlb,
+    /// The target's way of entering the kernel changes.
+    EntryChange,
     /// membarrier(2).
     Membarrier,
     /// Look at the run queue: a thread was put there, or the running one has work.
@@ -34,13 +36,14 @@ pub enum Cause {
 }
 
 /// All causes, in the order of their numbers.
-pub const CAUSES: [Cause; 11] = [
+pub const CAUSES: [Cause; 12] = [
     Cause::Vunmap,
     Cause::KernelRights,
     Cause::TextAlias,
     Cause::CoreSync,
     Cause::KernelTableFree,
     Cause::UserTlb,
+    Cause::EntryChange,
     Cause::Membarrier,
     Cause::Reschedule,
     Cause::Timer,
@@ -59,6 +62,7 @@ impl Cause {
             Cause::CoreSync => "core_sync",
             Cause::KernelTableFree => "kernel_table_free",
             Cause::UserTlb => "user_tlb",
+            Cause::EntryChange => "entry_change",
             Cause::Membarrier => "membarrier",
             Cause::Reschedule => "reschedule",
             Cause::Timer => "timer",
@@ -79,7 +83,7 @@ impl Cause {
             Cause::KernelTableFree => None,
             // User mode sees the difference, or the sender needs the answer.
             Cause::UserTlb | Cause::Membarrier | Cause::Reschedule | Cause::Timer => None,
-            Cause::Watchdog | Cause::Nmi => None,
+            Cause::EntryChange | Cause::Watchdog | Cause::Nmi => None,
         }
     }
 }
