@@ -70,6 +70,8 @@ context_entered_\name:
 // The locked instruction sets the bit and is the barrier; what is pending then stays, since others
 // change the word only while the bit is clear.
 .macro enter_pending name
+.globl context_entering_\name
+context_entering_\name:
     lock btsl ${IN_KERNEL_BIT}, %gs:{CONTEXT}
     cmpl ${IN_KERNEL}, %gs:{CONTEXT}
     je context_entered_\name
@@ -202,6 +204,8 @@ context_entered_\name:
     syscall_way syscall_entry, told, syscall_from_user
 sysret:
     leave_kernel
+.globl context_left_sysret
+context_left_sysret:
     pop_registers
     // Stack: orig_rax, rip, cs, rflags, rsp, ss. RCX = rip, R11 = rflags, as decide() checked.
     check_sysret

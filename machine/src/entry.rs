@@ -118,6 +118,8 @@ unsafe extern "Rust" {
 /// the kernel's function inlined. Interrupts are masked before and after. True: return by SYSRET.
 #[inline(always)]
 pub fn system_call(regs: &mut PtRegs, serve: impl FnOnce(&mut PtRegs)) -> bool {
+    #[cfg(feature = "ktest")]
+    crate::ktest::defer::look(crate::ktest::defer::Look::Syscall);
     cpu::irq_enable();
     serve(regs);
     prepare_return::<{ Origin::Syscall as usize }>(regs)
@@ -126,6 +128,8 @@ pub fn system_call(regs: &mut PtRegs, serve: impl FnOnce(&mut PtRegs)) -> bool {
 #[unsafe(no_mangle)]
 extern "C" fn vector_from_user(regs: &mut PtRegs, vector: u64) -> bool {
     uaccess::close_in_handler();
+    #[cfg(feature = "ktest")]
+    crate::ktest::defer::look(crate::ktest::defer::Look::Vector);
     if vector < 32 {
         user_exception(regs, vector as u8);
     } else {
@@ -338,11 +342,17 @@ extern "C" fn paranoid_from_kernel(regs: &mut PtRegs, number: u64) {
     match number as u8 {
         vector::NMI => {
             ipi::count_received(Kind::Nmi, false);
+            #[cfg(feature = "ktest")]
+            crate::ktest::defer::look(crate::ktest::defer::Look::Nmi);
             panic::nmi(regs);
         }
         // A single-step or data breakpoint that a program armed and the kernel hit: TF and the
         // debug registers are the program's business, and FMASK cleared TF already.
-        vector::DEBUG => regs.rflags &= !flags::TF,
+        vector::DEBUG => {
+            #[cfg(feature = "ktest")]
+            crate::ktest::defer::at_point(regs);
+            regs.rflags &= !flags::TF;
+        }
         other => panic::kernel_exception(regs, other, cpu::read_cr2()),
     }
 }

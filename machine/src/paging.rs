@@ -267,6 +267,18 @@ pub(crate) fn map_kernel_memory(va: u64, frame: Frame) -> Result<(), OutOfMemory
     Ok(())
 }
 
+/// Leads `va`, which [`map_kernel_memory`] mapped, to another frame. Nobody owns the old one then.
+#[cfg(feature = "ktest")]
+pub(crate) fn remap_kernel(va: u64, phys: u64) {
+    let kernel = KERNEL.lock();
+    let mut table = Table::at(kernel.root);
+    for level in (1..=3).rev() {
+        table = Table::at(table.get(index(va, level)));
+    }
+    let flags = table.get(index(va, 0)) & !ADDRESS;
+    table.set(index(va, 0), flags | phys);
+}
+
 /// Takes away what [`map_kernel_memory`] mapped at `va`. CPUs may still have the translation: the
 /// frame, and the address, are used again only after `tlb::flush_kernel`.
 pub(crate) fn unmap_kernel(va: u64) -> Option<Frame> {

@@ -48,12 +48,21 @@ fn build(context: &Context) -> Result<PathBuf, Error> {
     Ok(built)
 }
 
+/// With four CPUs the last one is isolated, for the tests of deferred work; with two, page tables are.
+fn options(smp: u8) -> &'static str {
+    match smp {
+        4 => " isolcpus=3 nohz_full=3",
+        2 => " pti=on",
+        _ => "",
+    }
+}
+
 /// Boots the tests; the kernel log's lines.
 fn boot(context: &Context, kernel: PathBuf, smp: u8) -> Result<Vec<String>, Error> {
     let filter = if context.filter.is_empty() { "" } else { "=" };
     let qemu = Qemu {
         kernel,
-        append: format!("ktest{filter}{}", context.filter),
+        append: format!("ktest{filter}{}{}", context.filter, options(smp)),
         machine: MachineModel::Microvm,
         accel: accel::choose(AccelChoice::Auto)?,
         cpu: None,

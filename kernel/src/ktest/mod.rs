@@ -7,10 +7,11 @@
 
 use machine::ktest::Test;
 
+mod defer;
 mod sched;
 mod text;
 
-const SUITES: &[&[Test]] = &[text::TESTS, sched::TESTS];
+const SUITES: &[&[Test]] = &[text::TESTS, sched::TESTS, defer::TESTS];
 
 /// Tests of this name run only where the filter asks for them.
 const LONG: &str = "long::";

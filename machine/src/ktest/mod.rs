@@ -20,6 +20,7 @@ use crate::cfi::{self, Report};
 use crate::sync::SpinLock;
 use crate::text_poke::{self, LiveText};
 
+pub mod defer;
 mod late;
 mod memory;
 mod text;

@@ -1,0 +1,227 @@
+//! Deferred work for CPUs in user mode, with programs that do nothing but enter the kernel, or
+//! nothing but stay out of it, while this thread remaps a kernel page that every entry looks at.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+
+use abi::general as raw;
+use context_tracking::state::Context;
+use context_tracking::work::Mode;
+use entry::{PtRegs, flags, selector};
+use machine::cpu::cpu_count;
+use machine::ensure;
+use machine::fpu::FpuState;
+use machine::ipi::{KINDS, received};
+use machine::ktest::Test;
+use machine::ktest::defer::{self, Look, Program, Seen, Sender};
+use machine::paging::Prot;
+use machine::task::Task;
+
+use crate::fs::FdTable;
+use crate::mm::{Mm, Vma};
+use crate::process::signal::{SigInfo, send_to_process};
+use crate::process::{self, Credentials, Process, Thread};
+use crate::{sched, time};
+
+pub(super) const TESTS: &[Test] = &[
+    Test { name: "defer::entry_storm_pending", run: || storm(Mode::Pending) },
+    Test { name: "defer::entry_storm_always", run: || storm(Mode::Always) },
+    Test { name: "defer::entry_storm_off", run: || storm(Mode::Off) },
+    Test { name: "defer::spinning_cpu_is_left_alone", run: spin },
+    Test { name: "defer::nmi_storm", run: nmi_storm },
+    Test { name: "defer::labelled_points", run: points },
+    Test { name: "defer::a_missing_catch_up_is_seen", run: broken },
+];
+
+/// Remaps in each test.
+const REMAPS: u64 = 1000;
+const CODE: u64 = 0x1000_0000;
+/// How long a program may take to come, and to go.
+const PATIENCE_NS: u64 = 30 * time::NS_PER_SEC;
+
+/// A program that runs alone on the last CPU.
+struct Running {
+    process: Arc<Process>,
+    cpu: usize,
+}
+
+impl Running {
+    fn start(program: Program) -> Result<Running, String> {
+        let said = |error: abi::Errno| format!("no program: {}", error.name());
+        let cpu = cpu_count() - 1;
+        let mm = Mm::new().map_err(said)?;
+        let prot = Prot { read: true, write: true, exec: true };
+        let end = CODE + defer::PROGRAM_BYTES as u64;
+        mm.with(|inner| inner.insert(CODE, Vma::anonymous(end, prot))).map_err(said)?;
+        mm.write_remote(CODE, program.code()).map_err(said)?;
+        let pid = process::allocate_pid().map_err(said)?;
+        let space = mm.space();
+        let root = Arc::new(Credentials::root());
+        let new = Process::blank(pid, Some(mm), Arc::new(FdTable::new()), None, root);
+        let new = Arc::new(new);
+        let fpu = FpuState::new().map_err(|_| "no memory")?;
+        let task = Task::new_user(&registers(), fpu, space).map_err(|_| "no memory")?;
+        let thread = Thread::new(pid, new.clone(), task);
+        thread.sched.lock().affinity = 1 << cpu;
+        thread.affinity_hint.store(1 << cpu, Ordering::SeqCst);
+        process::register_process(&new);
+        process::register_thread(&thread).map_err(said)?;
+        sched::unpark(&thread);
+        Ok(Running { process: new, cpu })
+    }
+
+    fn mask(&self) -> u32 {
+        1 << self.cpu
+    }
+
+    /// Ends it, and waits until it has gone.
+    fn stop(self) -> Result<(), String> {
+        send_to_process(&self.process, SigInfo::kernel(raw::SIGKILL))
+            .map_err(|error| format!("SIGKILL: {}", error.name()))?;
+        wait_until("the program has not ended", || {
+            self.process.is_zombie.load(Ordering::SeqCst)
+                || process::find_process(self.process.pid).is_none()
+        })
+    }
+}
+
+fn registers() -> PtRegs {
+    let rflags = flags::FIXED | flags::IF;
+    PtRegs {
+        rip: CODE,
+        rcx: CODE,
+        rsp: CODE,
+        rflags,
+        r11: rflags,
+        cs: selector::USER_CS.into(),
+        ss: selector::USER_DS.into(),
+        orig_rax: u64::MAX,
+        ..PtRegs::default()
+    }
+}
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) -> Result<(), String> {
+    let deadline = time::now_ns() + PATIENCE_NS;
+    while !done() {
+        ensure!(time::now_ns() < deadline, "{what} after 30 s");
+        sched::yield_now();
+    }
+    Ok(())
+}
+
+/// Looks of a kind since `before`.
+fn looks(before: &Seen, kind: Look) -> u64 {
+    defer::seen().looks[kind as usize] - before.looks[kind as usize]
+}
+
+/// Remaps until there were enough of both: remaps, and looks of that kind.
+fn remap_until(sender: &mut Sender, before: &Seen, kind: Look, wanted: u64) -> Result<(), String> {
+    let mut remaps = 0;
+    let result = wait_until("too few looks", || {
+        for _ in 0..50 {
+            sender.remap();
+        }
+        remaps += 50;
+        remaps >= REMAPS && looks(before, kind) >= wanted
+    });
+    machine::log!("{remaps} remaps, {} looks, {:?}", looks(before, kind), kind);
+    result
+}
+
+/// Runs a program and spares its CPU while `body` runs; then ends it.
+fn beside(
+    program: Program,
+    mode: Mode,
+    body: impl FnOnce(&mut Sender, &Seen, usize) -> Result<(), String>,
+) -> Result<(), String> {
+    if cpu_count() < 2 {
+        machine::log!("nobody to spare: one CPU");
+        return Ok(());
+    }
+    let mut sender = Sender::new()?;
+    let running = Running::start(program)?;
+    defer::spare(running.mask(), mode);
+    let before = defer::seen();
+    let result = body(&mut sender, &before, running.cpu);
+    defer::spare(0, Mode::Pending);
+    result.and(running.stop())
+}
+
+/// Every entry sees what the sender has published, whichever way it learns of it.
+fn storm(mode: Mode) -> Result<(), String> {
+    beside(Program::Storm, mode, |sender, before, cpu| {
+        let caught_up = defer::catch_ups(cpu);
+        remap_until(sender, before, Look::Syscall, 1000)?;
+        defer::expect_fresh(before)?;
+        let caught_up = defer::catch_ups(cpu) - caught_up;
+        machine::log!("{caught_up} catch-ups");
+        ensure!((caught_up > 0) == (mode != Mode::Off), "{caught_up} catch-ups with {mode:?}");
+        Ok(())
+    })
+}
+
+/// A CPU that stays in user mode is told nothing, and catches up once when it comes back.
+fn spin() -> Result<(), String> {
+    let alone = machine::context::isolation().nohz_full != 0;
+    beside(Program::Spin, Mode::Pending, |sender, before, cpu| {
+        wait_until("the program does not run", || {
+            machine::context::of(cpu) == Context::User
+        })?;
+        let interrupts = || KINDS.iter().map(|&kind| received(cpu, kind).0).sum::<u64>();
+        let (had, caught_up) = (interrupts(), defer::catch_ups(cpu));
+        for _ in 0..REMAPS {
+            sender.remap();
+        }
+        let came = interrupts() - had;
+        ensure!(!alone || came == 0, "{came} interrupts of a CPU that is spared");
+        ensure!(!alone || defer::catch_ups(cpu) == caught_up, "it was in the kernel");
+        defer::expect_fresh(before)?;
+        // The interrupt that changes its entry back makes it catch up.
+        defer::spare(1 << cpu, Mode::Pending);
+        let now = defer::catch_ups(cpu) - caught_up;
+        ensure!(!alone || now == 1, "{now} catch-ups for {REMAPS} remaps");
+        defer::expect_fresh(before)
+    })
+}
+
+/// NMIs hit every part of the way in and out, danger zones included.
+fn nmi_storm() -> Result<(), String> {
+    beside(Program::Storm, Mode::Pending, |sender, before, cpu| {
+        let mut sent = 0u64;
+        wait_until("too few NMIs hit the kernel", || {
+            sender.remap();
+            defer::send_nmi(cpu);
+            sent += 1;
+            sent >= REMAPS && looks(before, Look::Nmi) >= 200
+        })?;
+        machine::log!("{sent} NMIs, {} in the kernel", looks(before, Look::Nmi));
+        defer::expect_fresh(before)
+    })
+}
+
+/// The same at the points where a wrong order would show, each time.
+fn points() -> Result<(), String> {
+    beside(Program::Storm, Mode::Pending, |sender, before, cpu| {
+        defer::stop_at_points(cpu);
+        remap_until(sender, before, Look::Point, 4000)?;
+        defer::expect_fresh(before)
+    })
+}
+
+/// Test of the test: without catch-ups the detector must go off.
+fn broken() -> Result<(), String> {
+    if defer::is_blind() {
+        machine::log!("not seen with page-table isolation: its loads of CR3 flush everything");
+        return Ok(());
+    }
+    beside(Program::Storm, Mode::Pending, |sender, before, cpu| {
+        defer::break_catch_up(1 << cpu);
+        let result = remap_until(sender, before, Look::Syscall, 1000);
+        let stale = defer::seen().stale - before.stale;
+        machine::log!("{stale} looks met an old translation");
+        ensure!(stale > 0, "the detector sees nothing");
+        result
+    })
+}

@@ -1,0 +1,234 @@
+//! The detector of missed catch-ups: a kernel page that is remapped over and over, and a look at it
+//! at every entry. Whoever sees an older tag than was published before it looked has used a
+//! translation that the sender believes gone.
+//!
+//! With page-table isolation every entry loads CR3, which emulators take for a flush of everything:
+//! then this sees nothing, and only counts.
+//!
+//! Also here: debug registers that stop a CPU at labelled points of `entry.S`, where it looks as
+//! well, and catch-ups that are left out on purpose, so that the detector itself is tested. The
+//! kernel's part (`kernel/src/ktest/defer.rs`) runs the programs.
+
+use alloc::format;
+use alloc::string::String;
+use core::arch::asm;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use context_tracking::work::{Cause, Mode};
+use entry::{PtRegs, flags};
+
+use crate::context::{self, tracking};
+use crate::frame::{Frame, PAGE_SIZE};
+use crate::paging::{self, VMAP_BASE};
+use crate::percpu::{self, cpu_id};
+use crate::{cpu, ipi, tlb};
+
+/// Where the page is: between stacks and devices.
+const AT: u64 = VMAP_BASE + (8 << 30);
+/// Frames take turns, so that an old one keeps its old tag for long.
+const FRAMES: usize = 64;
+
+/// How a CPU came to look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// A system call.
+    Syscall,
+    /// An interrupt or exception of a program.
+    Vector,
+    /// An NMI that hit the kernel, maybe a danger zone.
+    Nmi,
+    /// A breakpoint at a labelled point.
+    Point,
+}
+
+const KINDS: usize = 4;
+
+/// The address, once it is mapped; 0 before.
+static PAGE: AtomicU64 = AtomicU64::new(0);
+/// Every look that begins from now on must see this tag, or a newer one.
+static PUBLISHED: AtomicU64 = AtomicU64::new(0);
+static LOOKS: [AtomicU64; KINDS] = [const { AtomicU64::new(0) }; KINDS];
+static STALE: AtomicU64 = AtomicU64::new(0);
+/// The CPU that is to set its debug registers.
+static WANTS_POINTS: [AtomicBool; cpu::MAX_CPUS] =
+    [const { AtomicBool::new(false) }; cpu::MAX_CPUS];
+
+/// Called by every entry after its catch-up.
+#[inline]
+pub(crate) fn look(kind: Look) {
+    let at = PAGE.load(Ordering::SeqCst);
+    if at == 0 {
+        return;
+    }
+    let published = PUBLISHED.load(Ordering::SeqCst);
+    // SAFETY: mapped since before `PAGE` was set, to one frame or another, for ever.
+    let tag = unsafe { (at as *const u64).read_volatile() };
+    LOOKS[kind as usize].fetch_add(1, Ordering::Relaxed);
+    if tag < published {
+        STALE.fetch_add(1, Ordering::Relaxed);
+    }
+    if kind == Look::Syscall && WANTS_POINTS[cpu_id()].swap(false, Ordering::SeqCst) {
+        set_points();
+    }
+}
+
+/// A debug exception in the kernel: a labelled point, if the detector has set any.
+pub(crate) fn at_point(regs: &mut PtRegs) {
+    if cpu::take_dr6() & 0xf != 0 {
+        look(Look::Point);
+        // Or the same instruction would stop again (SDM 3B, 17.3.1.1).
+        regs.rflags |= flags::RF;
+    }
+}
+
+/// The sender's half.
+#[derive(Debug)]
+pub struct Sender {
+    frames: [u64; FRAMES],
+    tag: u64,
+}
+
+impl Sender {
+    /// Maps the page, and starts the detector. Its memory is never given back.
+    pub fn new() -> Result<Sender, String> {
+        let mut frames = [0; FRAMES];
+        for frame in &mut frames {
+            let new = Frame::alloc_zeroed().map_err(|_| "no memory")?;
+            *frame = new.phys();
+            new.into_raw();
+        }
+        let first = Frame::alloc_zeroed().map_err(|_| "no memory")?;
+        if PAGE.load(Ordering::SeqCst) == 0 {
+            paging::map_kernel_memory(AT, first).map_err(|_| "no memory")?;
+        }
+        let tag = PUBLISHED.load(Ordering::SeqCst);
+        let mut sender = Sender { frames, tag };
+        sender.remap();
+        PAGE.store(AT, Ordering::SeqCst);
+        Ok(sender)
+    }
+
+    /// Remaps the page once, and has everybody forget the old translation.
+    pub fn remap(&mut self) {
+        self.tag += 1;
+        let phys = self.frames[self.tag as usize % FRAMES];
+        let alias = crate::frame::phys_to_virt(phys).cast::<u64>();
+        // SAFETY: the frame is this sender's, and at most read by others.
+        unsafe { alias.write_volatile(self.tag) };
+        paging::remap_kernel(AT, phys);
+        tlb::flush_kernel(Cause::Vunmap);
+        PUBLISHED.store(self.tag, Ordering::SeqCst);
+    }
+}
+
+/// What the detector has seen so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    /// Looks by kind.
+    pub looks: [u64; KINDS],
+    /// Looks that met an old translation.
+    pub stale: u64,
+}
+
+/// What the detector has seen since boot.
+pub fn seen() -> Seen {
+    Seen {
+        looks: LOOKS.each_ref().map(|n| n.load(Ordering::SeqCst)),
+        stale: STALE.load(Ordering::SeqCst),
+    }
+}
+
+/// Spares these CPUs from now on; 0 puts back what the command line says.
+pub fn spare(cpus: u32, mode: Mode) {
+    if cpus == 0 {
+        context::spare(context::isolation().nohz_full, Mode::Pending);
+    } else {
+        context::spare(cpus, mode);
+    }
+}
+
+/// Leaves the catch-up of these CPUs out, while senders still spare them.
+pub fn break_catch_up(cpus: u32) {
+    context::spare(cpus, Mode::Pending);
+    for cpu in (0..cpu::cpu_count()).filter(|cpu| cpus & 1 << cpu != 0) {
+        percpu::of(cpu).tracking.store(tracking::OFF, Ordering::SeqCst);
+    }
+    tlb::reload_entries();
+}
+
+/// Hits CPU `cpu` with an NMI.
+pub fn send_nmi(cpu: usize) {
+    ipi::send_nmi(cpu);
+}
+
+/// Has CPU `cpu` stop at the labelled points from its next system call on.
+pub fn stop_at_points(cpu: usize) {
+    WANTS_POINTS[cpu].store(true, Ordering::SeqCst);
+}
+
+/// Whether page-table isolation is on, which hides missing flushes from emulators.
+pub fn is_blind() -> bool {
+    paging::has_pti()
+}
+
+/// Catch-ups that CPU `cpu` has done.
+pub fn catch_ups(cpu: usize) -> u64 {
+    context::catch_ups(cpu).0
+}
+
+/// The page of code that [`Program`] means, to be mapped anywhere, and where its loop begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// Makes system calls for ever.
+    Storm,
+    /// Never leaves user mode.
+    Spin,
+}
+
+impl Program {
+    /// Its code.
+    pub fn code(self) -> &'static [u8] {
+        match self {
+            // 1: mov $110 (getppid), %eax; syscall; jmp 1b
+            Program::Storm => &[0xb8, 110, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xf7],
+            // 1: pause; jmp 1b
+            Program::Spin => &[0xf3, 0x90, 0xeb, 0xfc],
+        }
+    }
+}
+
+unsafe extern "C" {
+    static syscall_entry_pending: u8;
+    static context_entering_syscall_entry_pending: u8;
+    static context_left_sysret: u8;
+    static sysret_window_start: u8;
+}
+
+/// Sets this CPU's debug registers: the program's GS and stack; the kernel's, before the word is set;
+/// behind the exit's store; before SYSRET, on the program's stack.
+fn set_points() {
+    let points = [
+        &raw const syscall_entry_pending,
+        &raw const context_entering_syscall_entry_pending,
+        &raw const context_left_sysret,
+        &raw const sysret_window_start,
+    ]
+    .map(|label| label as u64);
+    // DR7 (SDM 3B, 17.2.4): all four enabled globally, each for the execution of one instruction.
+    const ALL: u64 = 0x4aa;
+    // SAFETY: breakpoints on instructions of `entry.S`, whose handler (`at_point`) steps over them.
+    unsafe {
+        asm!("mov dr0, {}", "mov dr1, {}", "mov dr2, {}", "mov dr3, {}", "mov dr7, {}",
+             in(reg) points[0], in(reg) points[1], in(reg) points[2], in(reg) points[3],
+             in(reg) ALL, options(nomem, nostack, preserves_flags));
+    }
+}
+
+/// One page, for the program.
+pub const PROGRAM_BYTES: usize = PAGE_SIZE;
+
+/// Fails with both numbers unless nothing stale was seen.
+pub fn expect_fresh(before: &Seen) -> Result<(), String> {
+    let stale = seen().stale - before.stale;
+    if stale == 0 { Ok(()) } else { Err(format!("{stale} looks met an old translation")) }
+}
