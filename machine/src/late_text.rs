@@ -52,6 +52,9 @@ pub(crate) struct Piece<'a> {
     /// Offset and hash of each function that is called through pointers, ascending: 16 bytes of
     /// preamble, `b8 hash` and eleven nops, stand before it.
     pub(crate) functions: &'a [(usize, u32)],
+    /// Offset of each direct call or jump (`e8` or `e9`, with any displacement) and the kernel's
+    /// function that it leads to: a chain of hooks is a row of these.
+    pub(crate) calls: &'a [(usize, u64)],
 }
 
 /// Why a piece was not loaded. Nothing of it is executable then.
@@ -199,7 +202,7 @@ fn fill(piece: &Piece<'_>, base: u64) -> Result<Entry, Refused> {
     let (Some(kernel), Some(plan)) = (cfi::tables(), cfi::plan()) else {
         return Err(Refused::NoTables);
     };
-    let code = link(piece, base, kernel.thunk())?;
+    let code = link(piece, base, &kernel)?;
     let bytes = table(piece, base, &kernel)?;
     let tables = SiteTables::parse(&bytes).map_err(|_| Refused::Malformed)?;
     let len = code.len().next_multiple_of(PAGE_SIZE) as u64;
@@ -210,8 +213,9 @@ fn fill(piece: &Piece<'_>, base: u64) -> Result<Entry, Refused> {
     Ok(Entry { range: base..base + len, tables: bytes })
 }
 
-/// The piece's bytes at their final place: calls behind checks lead to the kernel's thunk.
-fn link(piece: &Piece<'_>, base: u64, thunk: Option<u64>) -> Result<Vec<u8>, Refused> {
+/// The piece's bytes at their final place: calls behind checks lead to the kernel's thunk, direct
+/// ones to its functions.
+fn link(piece: &Piece<'_>, base: u64, kernel: &SiteTables<'_>) -> Result<Vec<u8>, Refused> {
     let mut code = piece.code.to_vec();
     let outside = |&(at, _): &(usize, u32)| at < PREAMBLE_LEN || at >= code.len();
     if piece.functions.iter().any(outside) {
@@ -220,15 +224,30 @@ fn link(piece: &Piece<'_>, base: u64, thunk: Option<u64>) -> Result<Vec<u8>, Ref
     for &(check, _) in piece.checks {
         // S+14: 2e e8 rel32
         let end = check.checked_add(TAIL_END).ok_or(Refused::Malformed)?;
-        let rel = rel32_to(base + end as u64, thunk.ok_or(Refused::Malformed)?);
-        let field = code.get_mut(end - 4..end).ok_or(Refused::Malformed)?;
-        field.copy_from_slice(&rel.ok_or(Refused::Malformed)?.to_le_bytes());
+        aim(&mut code, base, end, kernel.thunk().ok_or(Refused::Malformed)?)?;
+    }
+    for &(call, target) in piece.calls {
+        let is_branch = matches!(code.get(call), Some(0xe8 | 0xe9));
+        if !is_branch || kernel.functions().find(target).is_none() {
+            return Err(Refused::Malformed);
+        }
+        aim(&mut code, base, call + DIRECT_LEN, target)?;
     }
     Ok(code)
 }
 
+/// Gives the branch that ends at offset `end` its displacement.
+fn aim(code: &mut [u8], base: u64, end: usize, target: u64) -> Result<(), Refused> {
+    let rel = rel32_to(base + end as u64, target).ok_or(Refused::Malformed)?;
+    let field = code.get_mut(end - 4..end).ok_or(Refused::Malformed)?;
+    field.copy_from_slice(&rel.to_le_bytes());
+    Ok(())
+}
+
 /// Where the call behind a check ends, from the check's start.
 const TAIL_END: usize = 14 + 6;
+/// A direct call or jump: e8 or e9, rel32.
+const DIRECT_LEN: usize = 5;
 /// What stands before a function that is called through pointers.
 const PREAMBLE_LEN: usize = 16;
 

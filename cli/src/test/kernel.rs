@@ -22,12 +22,47 @@ use crate::{Error, image};
 /// The whole suite, in emulation on a loaded host.
 const LIMIT: Duration = Duration::from_secs(300);
 const MEMORY_MIB: u64 = 256;
+
+/// Kernel parameters, the tests to run with them, and lines that the log must have. The calls' tests
+/// need checks; with `cfi=off` others show that the kernel works without.
+const PARAMETERS: [(&str, &str, &[&str]); 9] = [
+    ("cfi=auto", "cfi::good", &["CFI: Using rehashed optimised kCFI"]),
+    ("cfi=kcfi", "cfi::", &["CFI: Using rehashed retpoline kCFI"]),
+    ("cfi=kcfi,norand", "cfi::", &["CFI: Using retpoline kCFI"]),
+    ("cfi=opt,norand", "late_text::", &["CFI: Using optimised kCFI"]),
+    ("cfi=off", "static_", &["CFI: disabled"]),
+    ("cfi=warn", "cfi::", &["CFI: mismatch non-fatal!"]),
+    (
+        "cfi=fineibt,fast",
+        "cfi::good",
+        &["CFI: fineibt is not built", "CFI: ignoring unknown option fast", "rehashed optimised"],
+    ),
+    ("cfi=debug spectre_v2=off", "cfi::", &["CFI: verified ", " via Direct"]),
+    ("cfi=debug spectre_v2=retpoline,lfence", "cfi::", &["CFI: verified ", " via Lfence"]),
+];
+
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let kernel = build(context)?;
     let mut total = Summary::default();
     for &smp in &context.smp {
-        let lines = boot(context, kernel.clone(), smp)?;
-        total += judge(&lines, smp, context);
+        let filter = if context.filter.is_empty() { "" } else { "=" };
+        let append = format!("ktest{filter}{}{}", context.filter, options(smp));
+        let lines = boot(kernel.clone(), smp, append)?;
+        total += judge(&lines, &format!("--smp {smp}"), context);
+    }
+    for (parameters, tests, said) in PARAMETERS {
+        if !context.wants(&format!("parameter::{parameters}")) {
+            continue;
+        }
+        let lines = boot(kernel.clone(), 1, format!("ktest={tests} {parameters}"))?;
+        let mut counted = judge(&lines, parameters, context);
+        for wanted in said {
+            if !lines.iter().any(|line| line.contains(wanted)) {
+                println!("{parameters}: the kernel does not say {wanted:?}");
+                counted.failed += 1;
+            }
+        }
+        total += counted;
     }
     total += faults::run(context, &kernel)?;
     Ok(total)
@@ -58,11 +93,10 @@ fn options(smp: u8) -> &'static str {
 }
 
 /// Boots the tests; the kernel log's lines.
-fn boot(context: &Context, kernel: PathBuf, smp: u8) -> Result<Vec<String>, Error> {
-    let filter = if context.filter.is_empty() { "" } else { "=" };
+fn boot(kernel: PathBuf, smp: u8, append: String) -> Result<Vec<String>, Error> {
     let qemu = Qemu {
         kernel,
-        append: format!("ktest{filter}{}{}", context.filter, options(smp)),
+        append,
         machine: MachineModel::Microvm,
         accel: accel::choose(AccelChoice::Auto)?,
         cpu: None,
@@ -101,13 +135,13 @@ fn boot(context: &Context, kernel: PathBuf, smp: u8) -> Result<Vec<String>, Erro
 }
 
 /// Counts the tests' lines and prints those that matter.
-fn judge(lines: &[String], smp: u8, context: &Context) -> Summary {
+fn judge(lines: &[String], boot: &str, context: &Context) -> Summary {
     let mut counted = Summary::default();
     for line in lines {
         match parse_test(line) {
             Some((_, true)) => counted.passed += 1,
             Some((name, false)) => {
-                println!("kernel test {name} failed at --smp {smp}");
+                println!("kernel test {name} failed with {boot}");
                 counted.failed += 1;
             }
             None => {}
@@ -117,10 +151,11 @@ fn judge(lines: &[String], smp: u8, context: &Context) -> Summary {
         }
     }
     let said = lines.iter().rev().find_map(|line| parse_closing(line));
-    if said != Some((counted.passed, counted.failed)) {
+    let nothing = counted.passed + counted.failed == 0 && context.filter.is_empty();
+    if nothing || said != Some((counted.passed, counted.failed)) {
         let last = lines.len().saturating_sub(20);
         lines[last..].iter().for_each(|line| println!("  {line}"));
-        println!("the kernel's tests did not come to their end at --smp {smp}");
+        println!("the kernel's tests did not come to their end with {boot}");
         counted.failed += 1;
     }
     counted

@@ -3,6 +3,7 @@
 use alloc::format;
 use alloc::string::String;
 use core::hint::black_box;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::text::{Right, add_one, call_last, fits, forged, wrong};
 use super::{Test, expect_cfi_failure, probe_write};
@@ -14,6 +15,7 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "late_text::loads_and_runs", run: late_text_runs },
     Test { name: "late_text::is_called_through_pointers", run: late_text_through_pointers },
     Test { name: "late_text::goes_without_a_trace", run: late_text_goes },
+    Test { name: "late_text::is_a_chain_of_direct_calls", run: late_text_chain },
     Test { name: "late_text::refuses_what_is_malformed", run: late_text_refuses },
 ];
 
@@ -31,6 +33,7 @@ const LATE: [u8; 47] = [
     0x2e, 0xe8, 0, 0, 0, 0, // cs call thunk
     0x5d, 0xc3, // pop %rbp; ret
 ];
+const NONE: Piece<'static> = Piece { code: &[], checks: &[], functions: &[], calls: &[] };
 const INT3: u8 = 0xcc;
 const LATE_FUNCTION: usize = 16;
 const LATE_CHECK: usize = 25;
@@ -60,6 +63,7 @@ fn load_late() -> Result<LateText, String> {
         code: &code,
         checks: &[(LATE_CHECK, hash)],
         functions: &[(LATE_FUNCTION, hash)],
+        ..NONE
     };
     late_text::load(&piece).map_err(|refused| format!("{refused:?}"))
 }
@@ -123,6 +127,62 @@ fn late_text_goes() -> Result<(), String> {
     Ok(())
 }
 
+// A chain: calls one function, then jumps to another, with the same argument.
+//   +16 push %rbx; mov %rdi, %rbx; call; mov %rbx, %rdi; pop %rbx; jmp
+const CHAIN: [u8; 34] = [
+    0xb8, 0, 0, 0, 0, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, // preamble
+    0x53, 0x48, 0x89, 0xfb, 0xe8, 0, 0, 0, 0, 0x48, 0x89, 0xdf, 0x5b, 0xe9, 0, 0, 0, 0,
+];
+const CHAIN_CALLS: [usize; 2] = [20, 29];
+
+extern "C" fn hook_ten(sum: &AtomicU64) {
+    sum.fetch_add(10, Ordering::Relaxed);
+}
+extern "C" fn hook_one(sum: &AtomicU64) {
+    sum.fetch_add(1, Ordering::Relaxed);
+}
+static_call!(HOOK = 4, ktest_hook: fn(sum: &AtomicU64) -> (), hook_one);
+
+/// What hooks are made of: one call site is a nop, one callee, or a generated chain of direct
+/// calls, and its caller is not touched.
+fn late_text_chain() -> Result<(), String> {
+    let pointers = [hook_ten as extern "C" fn(&AtomicU64), hook_one].map(black_box);
+    let targets = pointers.map(|function| function as usize as u64);
+    let hash = late_text::hash_of(targets[0]).ok_or("no hash for the hook")?;
+    let mut code = CHAIN;
+    code[1..5].copy_from_slice(&hash.to_le_bytes());
+    let functions = &[(LATE_FUNCTION, hash)];
+    let calls = [(CHAIN_CALLS[0], targets[0]), (CHAIN_CALLS[1], targets[1])];
+    let piece = Piece { code: &code, functions, calls: &calls, ..NONE };
+    let late = late_text::load(&piece).map_err(|refused| format!("{refused:?}"))?;
+    // SAFETY: the bytes are a function of that type, and the call site leaves it before the end.
+    let chain: extern "C" fn(&AtomicU64) = unsafe { late.function(LATE_FUNCTION) };
+    let (sum, mut expected) = (AtomicU64::new(0), 0);
+    let steps = [
+        (Callee::Function(hook_one as extern "C" fn(&AtomicU64)), 1),
+        (Callee::Function(chain), 11),
+        (Callee::Nothing, 0),
+        (Callee::Function(chain), 11),
+        (Callee::Function(hook_one), 1),
+    ];
+    for (callee, adds) in steps {
+        HOOK.update(callee).map_err(|anomaly| format!("{anomaly}"))?;
+        ktest_hook(&sum);
+        expected += adds;
+        ensure!(sum.load(Ordering::Relaxed) == expected, "{callee:?} does not add {adds}");
+    }
+    // Through a pointer it is a function like any other.
+    black_box(chain)(&sum);
+    ensure!(sum.load(Ordering::Relaxed) == expected + 11, "the pointer leads elsewhere");
+    // No call where none is, to no function, and beyond the end.
+    let wrong = [(19, targets[0]), (20, targets[0] + 1), (30, targets[0]), (usize::MAX, targets[0])];
+    for calls in wrong.map(|call| [call]) {
+        let refused = late_text::load(&Piece { calls: &calls, ..piece }).err();
+        ensure!(refused == Some(Refused::Malformed), "{calls:x?}: {refused:?}");
+    }
+    Ok(())
+}
+
 fn late_text_refuses() -> Result<(), String> {
     let before = late_text::pages_in_use();
     let hash = late_hash()?;
@@ -135,20 +195,20 @@ fn late_text_refuses() -> Result<(), String> {
     for position in (0..14).filter(|at| !(2..6).contains(at)) {
         let mut code = good;
         code[LATE_CHECK + position] ^= 0x10;
-        refuse(Piece { code: &code, checks: &[(LATE_CHECK, hash)], functions: &[] }, Refused::Malformed)?;
+        refuse(Piece { code: &code, checks: &[(LATE_CHECK, hash)], ..NONE }, Refused::Malformed)?;
     }
     let checks = &[(LATE_CHECK, hash ^ 1)];
-    refuse(Piece { code: &good, checks, functions: &[] }, Refused::Malformed)?;
+    refuse(Piece { code: &good, checks, ..NONE }, Refused::Malformed)?;
     for check in [good.len() - 10, 0x1000, usize::MAX] {
         let checks = &[(check, hash)];
-        refuse(Piece { code: &good, checks, functions: &[] }, Refused::Malformed)?;
+        refuse(Piece { code: &good, checks, ..NONE }, Refused::Malformed)?;
     }
     for function in [0, 15, 17, 47, 0x2000, usize::MAX] {
         let functions = &[(function, hash)];
-        refuse(Piece { code: &good, checks: &[], functions }, Refused::Malformed)?;
+        refuse(Piece { code: &good, functions, ..NONE }, Refused::Malformed)?;
     }
     for code in [&[][..], &[INT3; 0x40001]] {
-        refuse(Piece { code, checks: &[], functions: &[] }, Refused::NoRoom)?;
+        refuse(Piece { code, ..NONE }, Refused::NoRoom)?;
     }
     ensure!(late_text::pages_in_use() == before, "a refused piece keeps its pages");
     Ok(())

@@ -92,11 +92,20 @@ pub(crate) fn probe_write(at: u64) -> bool {
 }
 
 static EXPECTING: AtomicBool = AtomicBool::new(false);
-static CAUGHT: SpinLock<Option<Report>> = SpinLock::new(None);
+/// The report, and how far behind the site's start the trap was.
+static CAUGHT: SpinLock<Option<Caught>> = SpinLock::new(None);
+type Caught = (Report, u64);
+/// Whether the next report fails a check itself.
+static FAIL_WITHIN: AtomicBool = AtomicBool::new(false);
 
 /// Runs `f` and returns the failed check in it. Calls behind failed checks are not made. Without
 /// checks (`cfi=off`, an unfinished image) `f` would make them, so it does not run.
 pub(crate) fn expect_cfi_failure(f: impl FnOnce()) -> Option<Report> {
+    caught_in(f).map(|(report, _)| report)
+}
+
+/// As [`expect_cfi_failure`], with the trap's distance from the site's start.
+pub(crate) fn caught_in(f: impl FnOnce()) -> Option<Caught> {
     if !cfi::is_on() {
         return None;
     }
@@ -122,8 +131,19 @@ pub fn fail_check() {
     text::fail_once();
 }
 
+/// Fails a check, and another one in the report of the first: that ends the machine even where
+/// failures are survived.
+fn fail_within_report() {
+    cfi::set_warn(true);
+    FAIL_WITHIN.store(true, Ordering::SeqCst);
+    text::fail_once();
+}
+
 /// Takes a failed check that a test expects: notes it, and goes on behind the call.
 pub(crate) fn claim(regs: &mut PtRegs, failure: &CfiFailure, report: &Report) -> bool {
+    if FAIL_WITHIN.swap(false, Ordering::SeqCst) {
+        text::fail_once();
+    }
     if !EXPECTING.load(Ordering::SeqCst) {
         return false;
     }
@@ -134,7 +154,7 @@ pub(crate) fn claim(regs: &mut PtRegs, failure: &CfiFailure, report: &Report) ->
         Some(Tail::Bare { kind, len, .. }) => (kind, len),
         None => return false,
     };
-    *CAUGHT.lock() = Some(*report);
+    *CAUGHT.lock() = Some((*report, regs.rip - failure.site));
     regs.rax = 0;
     match kind {
         Kind::Call => regs.rip = failure.resume + u64::from(len),

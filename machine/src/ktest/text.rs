@@ -7,7 +7,9 @@ use core::arch::global_asm;
 use core::hint::black_box;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::{Test, expect_cfi_failure, probe_write, run_in_nmi};
+use super::{Test, caught_in, expect_cfi_failure, fail_within_report, probe_write, run_in_nmi};
+use text_patching::kcfi::{Form, TRAP_UD2, TRAP_UDB};
+
 use crate::cfi::{self, Report};
 use crate::ensure;
 use crate::paging::KERNEL_BASE;
@@ -116,7 +118,30 @@ pub(super) fn fits(report: Option<Report>, target: u64, readable: bool) -> Resul
     ensure!(report.expected != 0, "{report}: no expected type");
     ensure!(report.found.is_some() == readable, "{report}: wrong about the type found");
     ensure!(report.found != Some(report.expected), "{report}: the type is right");
+    let found = readable.then(|| hash_before(target)).flatten();
+    ensure!(report.found == found, "{report}: but there is {found:x?}");
     Ok(())
+}
+
+/// The four bytes where a check of a call to `target` looks.
+fn hash_before(target: u64) -> Option<u32> {
+    let disp = u64::from(cfi::tables()?.disp().unsigned_abs());
+    let byte = |i| crate::paging::peek(target - disp + i);
+    Some(u32::from_le_bytes([byte(0)?, byte(1)?, byte(2)?, byte(3)?]))
+}
+
+/// A call of type [`Right`] that fails: the type that was expected is that of such functions, and
+/// the trap was at S+13 in the optimised form, at S+12 in the compiler's.
+fn fails_as_right(target: u64, f: impl FnOnce()) -> Result<(), String> {
+    let (report, offset) = caught_in(f).ok_or("no failed check")?;
+    let expected = hash_before(black_box(add_one as Right) as usize as u64);
+    ensure!(Some(report.expected) == expected, "{report}: but {expected:x?} was compiled");
+    let wanted = match cfi::plan().map(|plan| plan.form) {
+        Some(Form::Opt) => TRAP_UDB,
+        _ => TRAP_UD2,
+    };
+    ensure!(offset == wanted, "{report}: the trap was at S+{offset}");
+    fits(Some(report), target, true)
 }
 
 fn good_calls_pass() -> Result<(), String> {
@@ -130,18 +155,18 @@ fn wrong_type() -> Result<(), String> {
     let target = wrong as *const () as u64;
     let before = cfi::failures();
     let mut result = 0;
-    let report = expect_cfi_failure(|| result = call(forged(target)));
+    fails_as_right(target, || result = call(forged(target)))?;
     ensure!(result == 1, "execution did not go on behind the call: {result}");
     ensure!(cfi::failures() == before + 1, "not counted once");
-    fits(report, target, true)
+    Ok(())
 }
 
 fn tail_call() -> Result<(), String> {
     let target = wrong as *const () as u64;
     let mut result = 1;
-    let report = expect_cfi_failure(|| result = call_last(forged(target), 5));
+    fails_as_right(target, || result = call_last(forged(target), 5))?;
     ensure!(result == 0, "execution did not go on behind the caller: {result}");
-    fits(report, target, true)
+    Ok(())
 }
 
 fn call_to_data() -> Result<(), String> {
@@ -286,6 +311,9 @@ pub fn provoke(fault: &[u8], user: u64) -> bool {
         b"unmapped-preamble" => _ = call(forged(crate::paging::TEXT_ALIAS)),
         b"vtable" => call_corrupted_vtable(),
         b"in-nmi" => _ = run_in_nmi(fail_once),
+        b"in-interrupt" => _ = run_in_interrupt(),
+        b"in-report" => fail_within_report(),
+        b"return-address" => return return_address().is_ok(),
         _ => return false,
     }
     true
@@ -295,23 +323,29 @@ pub(super) fn fail_once() {
     _ = call(forged(wrong as *const () as u64));
 }
 
-fn in_an_interrupt() -> Result<(), String> {
+/// Fails a check in an interrupt of this CPU; whether it came.
+fn run_in_interrupt() -> bool {
     static DONE: AtomicBool = AtomicBool::new(false);
+    DONE.store(false, Ordering::SeqCst);
     let handler = || {
         fail_once();
         DONE.store(true, Ordering::SeqCst);
     };
-    let vector = irq::allocate(Box::new(handler)).ok_or("no vector")?;
-    let report = expect_cfi_failure(|| {
-        crate::apic::send_ipi(percpu::cpu_id(), vector);
-        for _ in 0..100_000_000_u64 {
-            if DONE.load(Ordering::SeqCst) {
-                break;
-            }
-            core::hint::spin_loop();
+    let Some(vector) = irq::allocate(Box::new(handler)) else { return false };
+    crate::apic::send_ipi(percpu::cpu_id(), vector);
+    for _ in 0..100_000_000_u64 {
+        if DONE.load(Ordering::SeqCst) {
+            return true;
         }
-    });
-    ensure!(DONE.load(Ordering::SeqCst), "the interrupt did not come");
+        core::hint::spin_loop();
+    }
+    false
+}
+
+fn in_an_interrupt() -> Result<(), String> {
+    let mut came = false;
+    let report = expect_cfi_failure(|| came = run_in_interrupt());
+    ensure!(came, "the interrupt did not come");
     fits(report, wrong as *const () as u64, true)
 }
 

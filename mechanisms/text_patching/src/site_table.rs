@@ -46,6 +46,8 @@ pub const TABLE_LEN: usize = 16;
 pub const TABLES_MAX: u32 = 16;
 /// Offsets from the base must be below this.
 pub const OFFSET_MAX: u32 = (1 << 28) - 1;
+/// Least room between the base and the end of the address space.
+const REACH: u64 = OFFSET_MAX as u64 + 0x1000;
 /// Place of "no thunk".
 const NO_THUNK: u32 = u32::MAX;
 
@@ -411,6 +413,10 @@ impl<'a> SiteTables<'a> {
             return Err(TableError::Unknown);
         }
         let base = u64::from(field(16)?) | u64::from(field(20)?) << 32;
+        // No address of an entry, nor of a byte of its site, may wrap: lookups compare addresses.
+        if base.checked_add(REACH).is_none() {
+            return Err(TableError::Field);
+        }
         let thunk = match field(24)? {
             NO_THUNK => None,
             offset if offset <= OFFSET_MAX => Some(address(base, offset)),
@@ -445,12 +451,10 @@ impl<'a> SiteTables<'a> {
         let table = self.locate::<E>()?;
         let mut last = None;
         for entry in table.iter() {
-            // Compared as offsets: addresses may wrap when the base is forged.
-            let offset = entry.site().wrapping_sub(self.base);
-            if last >= Some(offset) {
+            if last >= Some(entry.site()) {
                 return Err(TableError::Unsorted);
             }
-            last = Some(offset);
+            last = Some(entry.site());
         }
         Ok(())
     }

@@ -136,6 +136,18 @@ fn what_is_refused() {
         contents.write(&mut small),
         Err(TableError::NoRoom(contents.size()))
     );
+    // With a base this high addresses wrap, and a search by address misses entries.
+    let high = u64::MAX - 0x20;
+    let checks = [0, 0x40].map(|offset| CheckEntry {
+        site: high.wrapping_add(offset),
+        ..check_entry(0)
+    });
+    let contents = Contents {
+        base: high,
+        checks: &checks,
+        ..Contents::default()
+    };
+    assert_eq!(contents.write(&mut vec![0; 4096]), Err(TableError::Field));
 }
 
 /// One check at BASE+0x10 in the given form, and its table.

@@ -1,0 +1,25 @@
+#!/bin/sh
+# Fuzzes objtool's readers, guided by coverage, with no more than cargo and a C++ compiler.
+#
+#   run.sh elf|site|boot [SECONDS]     default: 60
+#
+# The corpus (corpus/TARGET) begins with the test fixtures and is kept; a finding is left in
+# artifacts/TARGET and the exit status is not 0. `cargo fuzz run TARGET` does the same.
+set -eu
+cd "$(dirname "$0")"
+name=${1:?usage: run.sh elf|site|boot [SECONDS]}
+seconds=${2:-60}
+host=x86_64-unknown-linux-gnu
+export RUSTC_BOOTSTRAP=1
+export RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+-Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions -Coverflow-checks \
+-Ccodegen-units=1 --cfg fuzzing"
+cargo build --quiet --release --target "$host" --bin "$name"
+mkdir -p "corpus/$name" "artifacts/$name"
+case $name in
+elf) seeds=../tests/fixtures ;;
+*) seeds=seeds/$name ;;
+esac
+exec "target/$host/release/$name" "corpus/$name" "$seeds" -artifact_prefix="artifacts/$name/" \
+	-max_total_time="$seconds" -max_len=65536 -timeout=10 -rss_limit_mb=2048 -print_final_stats=1
