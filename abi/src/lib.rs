@@ -7,6 +7,7 @@
 
 pub mod errno;
 pub mod syscalls;
+pub mod sysv;
 
 pub use errno::Errno;
 pub use linux_raw_sys::{auxvec, general, ioctl, net, prctl, system};

@@ -24,6 +24,7 @@ mod sockets;
 mod storm;
 mod sys;
 mod system;
+mod sysv;
 mod threads;
 mod time;
 
@@ -41,6 +42,7 @@ const SUBJECTS: &[&[Test]] = &[
     sockets::TESTS,
     time::TESTS,
     system::TESTS,
+    sysv::TESTS,
     pointers::TESTS,
     storm::TESTS,
 ];

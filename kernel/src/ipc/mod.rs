@@ -2,7 +2,8 @@
 //! files, and the calls that wait for many files at once.
 //!
 //! Reading order: `pipe` (the pattern of all: state, two queues, poll), `eventfd`, `timerfd`,
-//! `signalfd`, then `select` and `epoll`, which use them all through `FileOps::poll`.
+//! `signalfd`, then `select` and `epoll`, which use them all through `FileOps::poll`. `sysv` stands
+//! alone: what it makes are no files.
 
 pub mod epoll;
 pub mod eventfd;
@@ -11,6 +12,7 @@ pub mod ring;
 pub mod select;
 pub mod signalfd;
 pub mod signals;
+pub mod sysv;
 pub mod timerfd;
 
 use alloc::sync::Arc;

@@ -15,6 +15,7 @@ use machine::paging::{PageTable, USER_END};
 
 use crate::sync::Mutex;
 
+pub mod attach;
 pub mod fault;
 pub mod oom;
 pub mod page_cache;

@@ -339,8 +339,12 @@ impl PageCache {
 
     /// Whether a program shares the file by a mapping that is or may become writable.
     pub fn is_mapped_writable(&self) -> bool {
-        let mappers: Vec<Arc<Mm>> = self.mappers.lock().iter().filter_map(Weak::upgrade).collect();
-        mappers.iter().any(|mm| mm.may_write_file(self))
+        self.mappers().iter().any(|mm| mm.may_write_file(self))
+    }
+
+    /// The address spaces that map the file, or did.
+    pub(super) fn mappers(&self) -> Vec<Arc<Mm>> {
+        self.mappers.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Reserves memory for `[offset, offset + len)`, so that writing there cannot run out of it.

@@ -108,6 +108,7 @@ fn end_process(process: &Arc<Process>, status: i32) {
     let decided = process.signals.lock().group_exit;
     process.exit_status.store(decided.unwrap_or(status), Ordering::Relaxed);
     super::timers::release(process);
+    crate::ipc::sysv::undo::leave(process);
     let mm = process.mm.lock().take();
     if let Some(mm) = &mm {
         process.past_counts.lock().add_memory(mm);

@@ -16,6 +16,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::family::Family;
 use super::signal::{LAST, ProcessSignals};
 use super::{FsContext, Pid, Process, Thread, allocate_pid, family, pidfd, work};
+use crate::ipc::sysv::undo;
 use crate::sched::{self, Sleep, current};
 use crate::sync::{WaitQueue, WaitError};
 use crate::syscall::Args;
@@ -76,9 +77,10 @@ const NEW_NAMESPACES: u64 = (raw::CLONE_NEWNS
     | raw::CLONE_NEWTIME) as u64;
 /// Those that cannot go with shared directories.
 const NEW_TREES: u64 = (raw::CLONE_NEWNS | raw::CLONE_NEWUSER) as u64;
-/// Without meaning here: nobody traces, there are no System V semaphore undo lists or I/O contexts.
-const WITHOUT_EFFECT: u64 =
-    (raw::CLONE_PTRACE | raw::CLONE_UNTRACED | raw::CLONE_SYSVSEM | raw::CLONE_IO) as u64;
+/// Shares what SEM_UNDO takes back. The threads of a process always do.
+const UNDO: u64 = raw::CLONE_SYSVSEM as u64;
+/// Without meaning here: nobody traces, there are no I/O contexts.
+const WITHOUT_EFFECT: u64 = (raw::CLONE_PTRACE | raw::CLONE_UNTRACED | raw::CLONE_IO) as u64;
 const KNOWN: u64 = VM
     | FS
     | FILES
@@ -93,6 +95,7 @@ const KNOWN: u64 = VM
     | DETACHED
     | CHILD_SETTID
     | CLEAR_SIGHAND
+    | UNDO
     | WITHOUT_EFFECT;
 
 /// fork(2).
@@ -323,8 +326,10 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
     let has_cpu_limit = parent.limit(raw::RLIMIT_CPU as usize) != super::UNLIMITED;
     settings.watches_cpu_time.store(has_cpu_limit, Ordering::Relaxed);
     let program = parent.program.lock().clone();
+    let undo = (flags & UNDO != 0).then(|| undo::list_of(parent));
     let process = Process {
         settings,
+        undo: SpinLock::new(undo),
         program: SpinLock::new(program),
         limits: SpinLock::new(*parent.limits.lock()),
         group: AtomicU32::new(parent.group.load(Ordering::Relaxed)),
@@ -371,6 +376,7 @@ impl Process {
             child_events: Arc::default(),
             exit_signal: AtomicU32::new(raw::SIGCHLD),
             timers: SpinLock::default(),
+            undo: SpinLock::default(),
             start_ns: crate::time::now_ns(),
             past_times_ns: [const { AtomicU64::new(0) }; 4],
             past_counts: SpinLock::default(),
@@ -400,7 +406,7 @@ pub fn first_run() {
 /// copy of its directories or descriptors.
 pub fn unshare(args: &Args) -> Result<u64> {
     let flags = args.a0();
-    let known = FS | FILES | VM | SIGHAND | THREAD | NEW_NAMESPACES | u64::from(raw::CLONE_SYSVSEM);
+    let known = FS | FILES | VM | SIGHAND | THREAD | NEW_NAMESPACES | UNDO;
     if flags & !known != 0 {
         return Err(Errno::EINVAL);
     }
@@ -420,6 +426,9 @@ pub fn unshare(args: &Args) -> Result<u64> {
     if flags & FILES != 0 {
         let copy = Arc::new(process.files().duplicate()?);
         drop(process.replace_files(copy));
+    }
+    if flags & UNDO != 0 {
+        undo::leave(process);
     }
     Ok(0)
 }

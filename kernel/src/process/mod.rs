@@ -256,6 +256,8 @@ pub struct Process {
     pub exit_signal: AtomicU32,
     /// Interval timers and POSIX timers.
     pub timers: SpinLock<timers::Timers>,
+    /// Sets of semaphores on which its end takes operations back (semop(2)).
+    pub undo: SpinLock<Option<Arc<crate::ipc::sysv::undo::UndoList>>>,
     /// When it started, nanoseconds since boot.
     pub start_ns: u64,
     /// CPU time of threads that ended, and of children waited for: user, kernel (nanoseconds).

@@ -14,6 +14,7 @@ use abi::{Errno, Result};
 
 use super::pseudo::{Listing, PseudoFs, PseudoInode, Static, StaticListing};
 use super::{DirEntry, FileType};
+use crate::ipc::sysv;
 use crate::process::{self, Pid};
 use crate::sched::current;
 
@@ -55,10 +56,17 @@ static TOP: &[(&str, Static)] = &[
     ("stat", Static::File(system::stat)),
     ("swaps", Static::File(system::swaps)),
     ("sys", Static::Directory(sysctl::TABLE)),
+    ("sysvipc", Static::Directory(SYSVIPC)),
     ("thread-self", Static::Link(own_thread)),
     ("uptime", Static::File(system::uptime)),
     ("version", Static::File(system::version)),
     ("vmstat", Static::File(system::vmstat)),
+];
+
+static SYSVIPC: &[(&str, Static)] = &[
+    ("msg", Static::File(sysv::msg::list)),
+    ("sem", Static::File(sysv::sem::list)),
+    ("shm", Static::File(sysv::shm::list)),
 ];
 
 fn own_process() -> Result<Vec<u8>> {

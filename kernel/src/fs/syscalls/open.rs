@@ -13,8 +13,8 @@ use crate::fs::dentry::Dentry;
 use crate::fs::mount::{self, Mount};
 use crate::fs::open::{How, KNOWN_FLAGS, PATH_FLAGS, open as open_path};
 use crate::fs::path::{Context, Location, walk};
-use crate::fs::tmpfs::{Limits, TmpFs};
-use crate::fs::{Fd, File, Inode};
+use crate::fs::tmpfs::{Limits, TmpFs, TmpInode};
+use crate::fs::{Fd, File, Inode, SetAttributes};
 use crate::process::LIMIT_NOFILE;
 use crate::sched::current;
 use crate::syscall::Args;
@@ -239,11 +239,25 @@ pub fn memfd_create(a: &Args) -> Result<u64> {
         (false, false) => raw::F_SEAL_SEAL,
     });
     let shown = [b"/memfd:", name.as_slice(), b" (deleted)"].concat();
-    let flags_open = raw::O_RDWR | raw::O_LARGEFILE;
-    let operations = inode.clone().open(flags_open)?;
-    let location = Location::new(mount, Dentry::detached(inode, &shown));
-    let file = File::new(operations, flags_open, Some(location));
+    let file = open_nameless(inode, mount, &shown)?;
     give_fd(file, flags & raw::MFD_CLOEXEC != 0)
+}
+
+fn open_nameless(inode: Arc<TmpInode>, mount: Arc<Mount>, shown: &[u8]) -> Result<Arc<File>> {
+    let flags = raw::O_RDWR | raw::O_LARGEFILE;
+    let operations = inode.clone().open(flags)?;
+    let location = Location::new(mount, Dentry::detached(inode, shown));
+    Ok(File::new(operations, flags, Some(location)))
+}
+
+/// A file of `size` zero bytes in memory, without a descriptor; `shown` is its name in
+/// /proc/PID/maps.
+pub fn memory_file(shown: &[u8], size: u64) -> Result<Arc<File>> {
+    let (fs, mount) = memfd_mount();
+    let credentials = current().process.credentials();
+    let inode = fs.nameless_file(0o600, credentials.fsuid, credentials.fsgid)?;
+    inode.set_attributes(&SetAttributes { size: Some(size), ..SetAttributes::default() })?;
+    open_nameless(inode, mount, shown)
 }
 
 /// The file system that memfds live in; it is mounted nowhere.

@@ -1,0 +1,323 @@
+//! Message queues (msgget(2), msgsnd(2), msgrcv(2), msgctl(2)).
+
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use abi::sysv::{
+    IPC_INFO, IPC_NOWAIT, IPC_RMID, IPC_SET, IPC_STAT, MSG_COPY, MSG_EXCEPT, MSG_INFO,
+    MSG_NOERROR, MSG_STAT, MSG_STAT_ANY, MsgInfo, MsqidDs,
+};
+use abi::{Errno, Result};
+use machine::sync::SpinLock;
+
+use super::{Object, READ, Table, WRITE, now, own_pid};
+use crate::fs::pseudo::Text;
+use crate::sync::{WaitError, WaitQueue};
+use crate::syscall::Args;
+use crate::user::UserPtr;
+
+/// Longest message, bytes (kernel.msgmax).
+const MESSAGE_MAX: usize = 8192;
+/// Bytes that a new queue holds (kernel.msgmnb).
+const QUEUE_BYTES: u64 = 16384;
+/// Most queues (kernel.msgmni).
+const QUEUES_MAX: usize = 32000;
+const CAP_SYS_RESOURCE: u32 = 24;
+
+struct Message {
+    kind: i64,
+    text: Vec<u8>,
+}
+
+#[derive(Default)]
+struct State {
+    messages: VecDeque<Message>,
+    removed: bool,
+    stime: i64,
+    rtime: i64,
+    ctime: i64,
+    bytes: u64,
+    max_bytes: u64,
+    sender: u32,
+    receiver: u32,
+}
+
+/// A queue.
+struct Queue {
+    state: SpinLock<State>,
+    /// Those who wait for room, and for messages.
+    senders: WaitQueue,
+    receivers: WaitQueue,
+}
+
+static QUEUES: Table<Queue> = Table::new(QUEUES_MAX);
+
+/// msgget(2).
+pub fn msgget(a: &Args) -> Result<u64> {
+    let make = || {
+        super::check_room()?;
+        let state = State { ctime: now(), max_bytes: QUEUE_BYTES, ..State::default() };
+        Ok(Queue {
+            state: SpinLock::new(state),
+            senders: WaitQueue::new(),
+            receivers: WaitQueue::new(),
+        })
+    };
+    QUEUES.get(a.a0() as i32, a.a1() as u32, |_| Ok(()), make)
+}
+
+/// Which message a receiver wants.
+#[derive(Clone, Copy)]
+enum Wanted {
+    First,
+    Kind(i64),
+    AnyBut(i64),
+    /// The lowest kind up to this one.
+    Lowest(i64),
+    /// A copy of the one at this place.
+    CopyOf(usize),
+}
+
+impl State {
+    fn is_full_for(&self, len: usize) -> bool {
+        self.bytes + len as u64 > self.max_bytes || self.messages.len() as u64 >= self.max_bytes
+    }
+
+    fn position(&self, wanted: Wanted) -> Option<usize> {
+        let mut messages = self.messages.iter();
+        match wanted {
+            Wanted::First => (!self.messages.is_empty()).then_some(0),
+            Wanted::Kind(kind) => messages.position(|message| message.kind == kind),
+            Wanted::AnyBut(kind) => messages.position(|message| message.kind != kind),
+            Wanted::CopyOf(place) => (place < self.messages.len()).then_some(place),
+            Wanted::Lowest(most) => messages
+                .enumerate()
+                .filter(|(_, message)| message.kind <= most)
+                .min_by_key(|(_, message)| message.kind)
+                .map(|(place, _)| place),
+        }
+    }
+
+    /// Takes a message, or a copy of one; EAGAIN if there is none. E2BIG.
+    fn take(&mut self, wanted: Wanted, max: usize, truncate: bool) -> Result<Message> {
+        let place = self.position(wanted).ok_or(Errno::EAGAIN)?;
+        if self.messages[place].text.len() > max && !truncate {
+            return Err(Errno::E2BIG);
+        }
+        if matches!(wanted, Wanted::CopyOf(_)) {
+            let message = &self.messages[place];
+            let mut text = Vec::new();
+            text.try_reserve(message.text.len()).map_err(|_| Errno::ENOMEM)?;
+            text.extend_from_slice(&message.text);
+            return Ok(Message { kind: message.kind, text });
+        }
+        let message = self.messages.remove(place).ok_or(Errno::EAGAIN)?;
+        self.bytes -= message.text.len() as u64;
+        self.rtime = now();
+        self.receiver = own_pid();
+        Ok(message)
+    }
+}
+
+/// As msgsnd(2) and msgrcv(2) say, a handler ends the wait whatever SA_RESTART says.
+fn interrupted(_: WaitError) -> Errno {
+    Errno::ERESTARTNOHAND
+}
+
+/// msgsnd(2).
+pub fn msgsnd(a: &Args) -> Result<u64> {
+    let (at, len, flags) = (a.a1(), a.a2(), a.a3() as u32);
+    let kind = UserPtr::<i64>::new(at).read()?;
+    if len > MESSAGE_MAX as u64 || kind < 1 {
+        return Err(Errno::EINVAL);
+    }
+    super::check_room()?;
+    let text = UserPtr::<u8>::new(at.wrapping_add(8)).read_many(len as usize)?;
+    let queue = QUEUES.find(a.a0())?;
+    queue.check(WRITE)?;
+    let mut message = Some(Message { kind, text });
+    let mut send = || {
+        let mut state = queue.content.state.lock();
+        if state.removed {
+            return Some(Err(Errno::EIDRM));
+        }
+        if state.is_full_for(len as usize) {
+            return None;
+        }
+        if state.messages.try_reserve(1).is_err() {
+            return Some(Err(Errno::ENOMEM));
+        }
+        state.messages.extend(message.take());
+        state.bytes += len;
+        state.stime = now();
+        state.sender = own_pid();
+        Some(Ok(()))
+    };
+    match send() {
+        Some(result) => result?,
+        None if flags & IPC_NOWAIT != 0 => return Err(Errno::EAGAIN),
+        None => queue.content.senders.wait(send).map_err(interrupted)??,
+    }
+    queue.content.receivers.wake_all(0);
+    Ok(0)
+}
+
+/// msgrcv(2).
+pub fn msgrcv(a: &Args) -> Result<u64> {
+    let (at, max, kind, flags) = (a.a1(), a.a2(), a.a3() as i64, a.a4() as u32);
+    if max > i64::MAX as u64 {
+        return Err(Errno::EINVAL);
+    }
+    let wanted = if flags & MSG_COPY != 0 {
+        if flags & MSG_EXCEPT != 0 || flags & IPC_NOWAIT == 0 {
+            return Err(Errno::EINVAL);
+        }
+        Wanted::CopyOf(usize::try_from(kind).map_err(|_| Errno::EINVAL)?)
+    } else if kind == 0 {
+        Wanted::First
+    } else if kind < 0 {
+        Wanted::Lowest(kind.saturating_neg())
+    } else if flags & MSG_EXCEPT != 0 {
+        Wanted::AnyBut(kind)
+    } else {
+        Wanted::Kind(kind)
+    };
+    let queue = QUEUES.find(a.a0())?;
+    queue.check(READ)?;
+    let max = usize::try_from(max).unwrap_or(usize::MAX);
+    let receive = || {
+        let mut state = queue.content.state.lock();
+        if state.removed {
+            return Some(Err(Errno::EIDRM));
+        }
+        match state.take(wanted, max, flags & MSG_NOERROR != 0) {
+            Err(Errno::EAGAIN) => None,
+            result => Some(result),
+        }
+    };
+    let message = match receive() {
+        Some(result) => result?,
+        None if flags & IPC_NOWAIT != 0 => return Err(Errno::ENOMSG),
+        None => queue.content.receivers.wait(receive).map_err(interrupted)??,
+    };
+    queue.content.senders.wake_all(0);
+    let len = message.text.len().min(max);
+    UserPtr::new(at).write(&message.kind)?;
+    UserPtr::<u8>::new(at.wrapping_add(8)).write_many(&message.text[..len])?;
+    Ok(len as u64)
+}
+
+fn describe(queue: &Object<Queue>) -> MsqidDs {
+    let perm = queue.perm();
+    let state = queue.content.state.lock();
+    MsqidDs {
+        perm,
+        stime: state.stime,
+        rtime: state.rtime,
+        ctime: state.ctime,
+        cbytes: state.bytes,
+        qnum: state.messages.len() as u64,
+        qbytes: state.max_bytes,
+        lspid: state.sender,
+        lrpid: state.receiver,
+        unused: [0; 2],
+    }
+}
+
+/// msgctl(2).
+pub fn msgctl(a: &Args) -> Result<u64> {
+    let (id, command, buffer) = (a.a0(), a.a1() as u32, a.a2());
+    if (id as i32) < 0 {
+        return Err(Errno::EINVAL);
+    }
+    match command {
+        IPC_INFO | MSG_INFO => info(command == MSG_INFO, buffer),
+        IPC_STAT | MSG_STAT | MSG_STAT_ANY => {
+            let queue = if command == IPC_STAT { QUEUES.find(id)? } else { QUEUES.at(id)? };
+            if command != MSG_STAT_ANY {
+                queue.check(READ)?;
+            }
+            UserPtr::new(buffer).write(&describe(&queue))?;
+            Ok(if command == IPC_STAT { 0 } else { u64::from(queue.id) })
+        }
+        IPC_SET => {
+            let new = UserPtr::<MsqidDs>::new(buffer).read()?;
+            let queue = QUEUES.find(id)?;
+            let who = queue.check_owner()?;
+            if new.qbytes > QUEUE_BYTES && !who.has(CAP_SYS_RESOURCE) {
+                return Err(Errno::EPERM);
+            }
+            queue.set_perm(&new.perm)?;
+            let mut state = queue.content.state.lock();
+            state.max_bytes = new.qbytes;
+            state.ctime = now();
+            drop(state);
+            queue.content.senders.wake_all(0);
+            queue.content.receivers.wake_all(0);
+            Ok(0)
+        }
+        IPC_RMID => {
+            let queue = QUEUES.find(id)?;
+            queue.check_owner()?;
+            remove(&queue);
+            Ok(0)
+        }
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+fn remove(queue: &Arc<Object<Queue>>) {
+    QUEUES.remove(queue);
+    let messages = {
+        let mut state = queue.content.state.lock();
+        state.removed = true;
+        core::mem::take(&mut state.messages)
+    };
+    drop(messages);
+    queue.content.senders.wake_all(0);
+    queue.content.receivers.wake_all(0);
+}
+
+fn info(in_use: bool, buffer: u64) -> Result<u64> {
+    let mut info = MsgInfo {
+        msgpool: (QUEUES_MAX as u64 * QUEUE_BYTES / 1024) as u32,
+        msgmap: QUEUE_BYTES as u32,
+        msgmax: MESSAGE_MAX as u32,
+        msgmnb: QUEUE_BYTES as u32,
+        msgmni: QUEUES_MAX as u32,
+        msgssz: 16,
+        msgtql: QUEUE_BYTES as u32,
+        msgseg: u16::MAX,
+        pad: 0,
+    };
+    if in_use {
+        let all = QUEUES.all();
+        let sum = |of: fn(&State) -> u64| {
+            let each = all.iter().map(|queue| of(&queue.content.state.lock()));
+            u32::try_from(each.sum::<u64>()).unwrap_or(u32::MAX)
+        };
+        info.msgpool = all.len() as u32;
+        info.msgmap = sum(|state| state.messages.len() as u64);
+        info.msgtql = sum(|state| state.bytes);
+    }
+    UserPtr::new(buffer).write(&info)?;
+    Ok(QUEUES.last_index())
+}
+
+/// /proc/sysvipc/msg.
+pub fn list(out: &mut Text) -> Result<()> {
+    writeln!(
+        out,
+        "       key      msqid perms      cbytes       qnum lspid lrpid   uid   gid  cuid  cgid      \
+         stime      rtime      ctime"
+    );
+    for queue in QUEUES.all() {
+        let MsqidDs { perm, stime, rtime, ctime, cbytes, qnum, lspid, lrpid, .. } =
+            describe(&queue);
+        write!(out, "{:>10} {:>10}  {:>4o}  {cbytes:>10} {qnum:>10} ", perm.key, queue.id, perm.mode);
+        write!(out, "{lspid:>5} {lrpid:>5} {:>5} {:>5} ", perm.uid, perm.gid);
+        writeln!(out, "{:>5} {:>5} {stime:>10} {rtime:>10} {ctime:>10}", perm.cuid, perm.cgid);
+    }
+    Ok(())
+}

@@ -1,0 +1,304 @@
+//! Shared memory segments (shmget(2), shmat(2), shmctl(2)).
+//!
+//! A segment is a nameless file of the memory file system; attaching it is a shared mapping of that
+//! file. So page faults, fork and the end of a process need no code of their own. A segment that is
+//! removed lives on while somebody has it mapped: the table then holds the file weakly, and forgets
+//! the entry when it meets one whose file has gone.
+//!
+//! Different from Linux: a detachment by munmap, execve or exit leaves no trace in shm_dtime and
+//! shm_lpid; shmdt(2) does.
+
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+
+use abi::sysv::{
+    IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, Perm, SHM_DEST, SHM_EXEC, SHM_HUGETLB, SHM_INFO,
+    SHM_LOCK, SHM_LOCKED, SHM_RDONLY, SHM_REMAP, SHM_RND, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK,
+    ShmLimits, ShmUse, ShmidDs,
+};
+use abi::{Errno, Result};
+use machine::paging::Prot;
+use machine::sync::SpinLock;
+
+use super::{Object, READ, Table, WRITE, now, own_pid};
+use crate::fs::File;
+use crate::fs::pseudo::Text;
+use crate::mm::attach::Attachment;
+use crate::mm::page_cache::PageCache;
+use crate::mm::{MMAP_MIN, PAGE};
+use crate::sched::current;
+use crate::syscall::Args;
+use crate::user::UserPtr;
+
+/// Most segments (kernel.shmmni).
+const SEGMENTS_MAX: usize = 4096;
+/// Largest segment, and all together in pages (kernel.shmmax, kernel.shmall).
+const BYTES_MAX: u64 = u64::MAX - (1 << 24);
+const CAP_IPC_LOCK: u32 = 14;
+
+/// The file, held as long as the segment is to exist.
+enum Hold {
+    Kept(Arc<File>),
+    /// Removed, but perhaps attached.
+    Removed(Weak<File>),
+}
+
+#[derive(Clone, Copy, Default)]
+struct Trace {
+    atime: i64,
+    dtime: i64,
+    ctime: i64,
+    creator: u32,
+    last: u32,
+}
+
+/// A segment.
+struct Segment {
+    size: u64,
+    hold: SpinLock<Hold>,
+    trace: SpinLock<Trace>,
+}
+
+static SEGMENTS: Table<Segment> = Table::new(SEGMENTS_MAX);
+
+impl Segment {
+    /// The file; None once the segment has been removed and nobody has it any more.
+    fn file(&self) -> Option<Arc<File>> {
+        match &*self.hold.lock() {
+            Hold::Kept(file) => Some(file.clone()),
+            Hold::Removed(file) => file.upgrade(),
+        }
+    }
+
+    fn contents(&self) -> Option<Arc<PageCache>> {
+        self.file()?.inode().page_cache()
+    }
+}
+
+/// The segment, unless it has gone. EINVAL.
+fn alive(segment: Arc<Object<Segment>>) -> Result<(Arc<Object<Segment>>, Arc<File>)> {
+    match segment.content.file() {
+        Some(file) => Ok((segment, file)),
+        None => {
+            SEGMENTS.remove(&segment);
+            Err(Errno::EINVAL)
+        }
+    }
+}
+
+fn find(id: u64) -> Result<(Arc<Object<Segment>>, Arc<File>)> {
+    alive(SEGMENTS.find(id)?)
+}
+
+/// All segments that have not gone.
+fn all() -> Vec<(Arc<Object<Segment>>, Arc<File>)> {
+    SEGMENTS.all().into_iter().filter_map(|segment| alive(segment).ok()).collect()
+}
+
+/// shmget(2). Pages of special sizes are not there.
+pub fn shmget(a: &Args) -> Result<u64> {
+    let (key, size, flags) = (a.a0() as i32, a.a1(), a.a2() as u32);
+    let suits = |segment: &Segment| {
+        if segment.size < size { Err(Errno::EINVAL) } else { Ok(()) }
+    };
+    if SEGMENTS.count() >= SEGMENTS_MAX {
+        // Those that have gone make room.
+        drop(all());
+    }
+    SEGMENTS.get(key, flags, suits, || make(key, size, flags))
+}
+
+fn make(key: i32, size: u64, flags: u32) -> Result<Segment> {
+    if size == 0 || size > BYTES_MAX {
+        return Err(Errno::EINVAL);
+    }
+    if flags & SHM_HUGETLB != 0 {
+        return Err(Errno::ENOMEM);
+    }
+    super::check_room()?;
+    let name = alloc::format!("/SYSV{:08x} (deleted)", key as u32);
+    let pages_end = size.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
+    let file = crate::fs::syscalls::memory_file(name.as_bytes(), pages_end)?;
+    let trace = Trace { ctime: now(), creator: own_pid(), ..Trace::default() };
+    Ok(Segment { size, hold: SpinLock::new(Hold::Kept(file)), trace: SpinLock::new(trace) })
+}
+
+/// shmat(2): returns the address.
+pub fn shmat(a: &Args) -> Result<u64> {
+    let (mut address, flags) = (a.a1(), a.a2() as u32);
+    if address % PAGE != 0 {
+        if flags & SHM_RND == 0 {
+            return Err(Errno::EINVAL);
+        }
+        address -= address % PAGE;
+    }
+    let replace = flags & SHM_REMAP != 0;
+    if address == 0 && (replace || a.a1() != 0 && a.a1() < MMAP_MIN) {
+        return Err(Errno::EINVAL);
+    }
+    let (segment, file) = find(a.a0())?;
+    let write = flags & SHM_RDONLY == 0;
+    let exec = flags & SHM_EXEC != 0;
+    let rights = READ | if write { WRITE } else { 0 } | if exec { 0o111 } else { 0 };
+    segment.check(rights)?;
+    let attachment = Attachment {
+        file,
+        len: segment.content.size.next_multiple_of(PAGE),
+        prot: Prot { read: true, write, exec },
+        address,
+        replace,
+    };
+    let at = crate::mm::attach::attach(attachment)?;
+    let mut trace = segment.content.trace.lock();
+    trace.atime = now();
+    trace.last = own_pid();
+    Ok(at)
+}
+
+/// shmdt(2).
+pub fn shmdt(a: &Args) -> Result<u64> {
+    let address = a.a0();
+    if address % PAGE != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let all = all();
+    let find = |file: &Arc<File>| {
+        let found = all.iter().find(|(_, of)| Arc::ptr_eq(of, file));
+        found.map(|(segment, _)| segment.content.size.next_multiple_of(PAGE))
+    };
+    let file = crate::mm::attach::detach(address, find)?;
+    if let Some((segment, _)) = all.iter().find(|(_, of)| Arc::ptr_eq(of, &file)) {
+        let mut trace = segment.content.trace.lock();
+        trace.dtime = now();
+        trace.last = own_pid();
+    }
+    Ok(0)
+}
+
+fn describe(segment: &Object<Segment>) -> ShmidDs {
+    let trace = *segment.content.trace.lock();
+    let attached = segment.content.contents().map_or(0, |contents| contents.count_areas());
+    ShmidDs {
+        perm: segment.perm(),
+        segsz: segment.content.size,
+        atime: trace.atime,
+        dtime: trace.dtime,
+        ctime: trace.ctime,
+        cpid: trace.creator,
+        lpid: trace.last,
+        nattch: attached,
+        unused: [0; 2],
+    }
+}
+
+/// shmctl(2).
+pub fn shmctl(a: &Args) -> Result<u64> {
+    let (id, command, buffer) = (a.a0(), a.a1() as u32, a.a2());
+    if (id as i32) < 0 {
+        return Err(Errno::EINVAL);
+    }
+    match command {
+        IPC_INFO => {
+            let limits = ShmLimits {
+                shmmax: BYTES_MAX,
+                shmmin: 1,
+                shmmni: SEGMENTS_MAX as u64,
+                shmseg: SEGMENTS_MAX as u64,
+                shmall: BYTES_MAX,
+                unused: [0; 4],
+            };
+            UserPtr::new(buffer).write(&limits)?;
+            Ok(SEGMENTS.last_index())
+        }
+        SHM_INFO => usage(buffer),
+        IPC_STAT | SHM_STAT | SHM_STAT_ANY => {
+            let by_id = command == IPC_STAT;
+            let found = if by_id { SEGMENTS.find(id)? } else { SEGMENTS.at(id)? };
+            let (segment, _file) = alive(found)?;
+            if command != SHM_STAT_ANY {
+                segment.check(READ)?;
+            }
+            UserPtr::new(buffer).write(&describe(&segment))?;
+            Ok(if by_id { 0 } else { u64::from(segment.id) })
+        }
+        IPC_SET => {
+            let new = UserPtr::<ShmidDs>::new(buffer).read()?;
+            let (segment, _file) = find(id)?;
+            segment.check_owner()?;
+            segment.set_perm(&new.perm)?;
+            segment.content.trace.lock().ctime = now();
+            Ok(0)
+        }
+        IPC_RMID => {
+            let (segment, file) = find(id)?;
+            segment.check_owner()?;
+            remove(&segment, &file);
+            drop(file);
+            drop(alive(segment));
+            Ok(0)
+        }
+        SHM_LOCK | SHM_UNLOCK => {
+            let (segment, _file) = find(id)?;
+            lock(&segment, command == SHM_LOCK)
+        }
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+fn remove(segment: &Object<Segment>, file: &Arc<File>) {
+    segment.mark(SHM_DEST, true);
+    SEGMENTS.remove_key(segment);
+    let weak = Arc::downgrade(file);
+    let old = core::mem::replace(&mut *segment.content.hold.lock(), Hold::Removed(weak));
+    drop(old);
+}
+
+/// There is no swap, so every segment is locked anyway; the mark is kept for ipcs(1).
+fn lock(segment: &Object<Segment>, on: bool) -> Result<u64> {
+    let who = current().process.credentials();
+    let Perm { uid, cuid, .. } = segment.perm();
+    if !who.has(CAP_IPC_LOCK) {
+        if who.euid != uid && who.euid != cuid {
+            return Err(Errno::EPERM);
+        }
+        if on && current().process.limit(abi::general::RLIMIT_MEMLOCK as usize) == 0 {
+            return Err(Errno::EPERM);
+        }
+    }
+    segment.mark(SHM_LOCKED, on);
+    Ok(0)
+}
+
+fn usage(buffer: u64) -> Result<u64> {
+    let all = all();
+    let pages = |segment: &Segment| segment.size.div_ceil(PAGE);
+    let resident = |segment: &Segment| segment.contents().map_or(0, |c| c.resident_pages() as u64);
+    let usage = ShmUse {
+        used_ids: all.len() as u32,
+        total: all.iter().map(|(segment, _)| pages(&segment.content)).sum(),
+        resident: all.iter().map(|(segment, _)| resident(&segment.content)).sum(),
+        ..ShmUse::default()
+    };
+    UserPtr::new(buffer).write(&usage)?;
+    Ok(SEGMENTS.last_index())
+}
+
+/// /proc/sysvipc/shm.
+pub fn list(out: &mut Text) -> Result<()> {
+    writeln!(
+        out,
+        "       key      shmid perms                  size  cpid  lpid nattch   uid   gid  cuid  \
+         cgid      atime      dtime      ctime                   rss                  swap"
+    );
+    for (segment, _file) in all() {
+        let ShmidDs { perm, segsz, atime, dtime, ctime, cpid, lpid, nattch, .. } =
+            describe(&segment);
+        let pages = segment.content.contents().map_or(0, |c| c.resident_pages() as u64);
+        let (key, id, resident) = (perm.key, segment.id, pages * PAGE);
+        write!(out, "{key:>10} {id:>10}  {:>4o} {segsz:>21} {cpid:>5} {lpid:>5} ", perm.mode);
+        write!(out, " {nattch:>5} {:>5} {:>5} {:>5} ", perm.uid, perm.gid, perm.cuid);
+        write!(out, "{:>5} {atime:>10} {dtime:>10} {ctime:>10} ", perm.cgid);
+        writeln!(out, "{resident:>21} {:>21}", 0);
+    }
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! Shared memory segments in an address space: where shmat(2) maps one and what shmdt(2) unmaps.
+//! The segments themselves are in `ipc::sysv::shm`.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use abi::{Errno, Result, general as raw};
+use machine::paging::{Prot, USER_END};
+
+use super::page_cache::PageCache;
+use super::{Backing, MMAP_MIN, MmInner, PAGE, Vma};
+use crate::fs::File;
+use crate::process::UNLIMITED;
+use crate::sched::current;
+
+/// A mapping that is wanted.
+pub struct Attachment {
+    /// What to map, from its start on.
+    pub file: Arc<File>,
+    /// Bytes, whole pages.
+    pub len: u64,
+    /// Rights; what is not there cannot be had by mprotect(2) later.
+    pub prot: Prot,
+    /// Where, or 0 for a free place.
+    pub address: u64,
+    /// Replace what is at `address`.
+    pub replace: bool,
+}
+
+/// Maps it into the current process. Returns the address. EINVAL if the place is not free, ENOMEM.
+pub fn attach(wanted: Attachment) -> Result<u64> {
+    super::check_reserve()?;
+    let process = &current().process;
+    let mm = process.mm()?;
+    let cache = wanted.file.inode().page_cache().ok_or(Errno::EINVAL)?;
+    cache.add_mapper(&mm);
+    let limit = process.limit(raw::RLIMIT_AS as usize);
+    let mut vma = Vma::anonymous(0, wanted.prot);
+    vma.shared = true;
+    vma.may_write = wanted.prot.write;
+    vma.backing = Backing::File { cache, page_offset: 0, file: Some(wanted.file) };
+    let mut replaced = None;
+    let result = mm.with(|inner| {
+        if limit != UNLIMITED && inner.total_bytes().saturating_add(wanted.len) > limit {
+            return Err(Errno::ENOMEM);
+        }
+        let start = if wanted.address == 0 {
+            inner.find_free(0, wanted.len)?
+        } else {
+            let start = wanted.address;
+            let end = start.checked_add(wanted.len).filter(|&end| end <= USER_END);
+            let end = end.ok_or(Errno::EINVAL)?;
+            if start < MMAP_MIN {
+                return Err(Errno::EPERM);
+            }
+            if wanted.replace {
+                replaced = Some(inner.unmap(start, end));
+            } else if !inner.is_free(start, end) {
+                return Err(Errno::EINVAL);
+            }
+            start
+        };
+        vma.end = start + wanted.len;
+        vma.locked = inner.lock_future;
+        inner.insert(start, vma)?;
+        Ok(start)
+    });
+    // Files that were mapped may be closed here, without the lock.
+    drop(replaced);
+    result
+}
+
+/// Unmaps from the current process the segment that is attached at `address`, even if parts of it
+/// have been unmapped or changed since. `segment_len` tells the length of a file that is a segment.
+/// Returns the file. EINVAL if there is none.
+pub fn detach(
+    address: u64,
+    segment_len: impl Fn(&Arc<File>) -> Option<u64>,
+) -> Result<Arc<File>> {
+    let mm = current().process.mm()?;
+    let mut removed = Vec::new();
+    let file = mm.with(|inner| {
+        let first = inner.parts_from(address, USER_END).find_map(|(_, file)| {
+            segment_len(file).map(|len| (file.clone(), len))
+        });
+        let (file, len) = first.ok_or(Errno::EINVAL)?;
+        let end = address.saturating_add(len).min(USER_END);
+        let same = |(range, of): ((u64, u64), &Arc<File>)| Arc::ptr_eq(of, &file).then_some(range);
+        let parts: Vec<(u64, u64)> = inner.parts_from(address, end).filter_map(same).collect();
+        removed.extend(parts.into_iter().map(|(start, end)| inner.unmap(start, end)));
+        Ok(file)
+    });
+    drop(removed);
+    file
+}
+
+impl MmInner {
+    /// Areas between two addresses that lie where a file mapped at `address` would have them.
+    fn parts_from(
+        &self,
+        address: u64,
+        end: u64,
+    ) -> impl Iterator<Item = ((u64, u64), &Arc<File>)> {
+        self.vmas.range(address..end).filter_map(move |(&start, vma)| match &vma.backing {
+            Backing::File { page_offset, file: Some(file), .. }
+                if vma.shared && (start - address) / PAGE == *page_offset =>
+            {
+                Some(((start, vma.end), file))
+            }
+            _ => None,
+        })
+    }
+
+    fn count_areas_of(&self, cache: &PageCache) -> u64 {
+        let maps = |vma: &&Vma| match &vma.backing {
+            Backing::File { cache: mapped, .. } => core::ptr::eq(Arc::as_ptr(mapped), cache),
+            _ => false,
+        };
+        self.vmas.values().filter(maps).count() as u64
+    }
+}
+
+impl PageCache {
+    /// How many areas of all programs map the file.
+    pub fn count_areas(&self) -> u64 {
+        self.mappers().iter().map(|mm| mm.with(|inner| inner.count_areas_of(self))).sum()
+    }
+}
