@@ -35,7 +35,7 @@ pub(crate) enum Command {
     Run(Box<RunArgs>),
     /// Keep a packed image (a cpio initramfs) of a program and all that it needs
     Pack(PackArgs),
-    /// Run the tests: all, or one level (host, audit, kernel, guest, hostile, fuzz, ...)
+    /// Run the tests: all, or one level (host, audit, kernel, guest, isolation, hostile, fuzz, ...)
     Test(TestArgs),
     /// Measure the kernel beside Linux in the same emulator, or the call sequences natively
     Bench(BenchArgs),
@@ -216,7 +216,7 @@ pub(crate) struct PackArgs {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TestArgs {
-    /// A level (host, audit, kernel, guest, hostile, fuzz, bench, apps) or a room, which is a test name's part.
+    /// A level (host, audit, kernel, guest, isolation, hostile, fuzz, bench, apps) or a room, which is a test name's part.
     /// Example: limen test guest
     #[arg(value_name = "LEVEL|ROOM")]
     pub(crate) what: Option<String>,
@@ -274,6 +274,10 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "no_linux")]
     pub(crate) linux: Option<PathBuf>,
 
+    /// How long the load of bench ipi runs, in each of its columns. Example: --time 10m
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    pub(crate) time: Duration,
+
     /// Measure Limen alone. Example: --no-linux
     #[arg(long)]
     pub(crate) no_linux: bool,
@@ -290,6 +294,8 @@ pub(crate) enum Bench {
     Kernel,
     /// Cycles of kCFI's call sequences on this CPU
     Cfi,
+    /// What interrupts isolated CPUs under load, with work deferred and not; the price at entries
+    Ipi,
     /// Instructions per kernel operation with kCFI off, as compiled, and optimised; the boot pass
     CfiKernel,
 }

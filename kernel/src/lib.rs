@@ -26,6 +26,7 @@ pub mod process;
 pub mod random;
 pub mod report;
 pub mod sched;
+pub mod schedstats;
 pub mod start;
 pub mod sync;
 pub mod syscall;

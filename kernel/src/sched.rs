@@ -32,7 +32,7 @@ use machine::sync::{IrqGuard, SpinLock};
 use machine::task::{Current, CurrentSlot};
 
 use crate::process::{Thread, work};
-use crate::{time, watchdog};
+use crate::{schedstats, time, watchdog};
 
 /// Which sleep: whether signals end it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +90,10 @@ pub struct SchedEntity {
     pub affinity: u32,
     /// CPU it last ran on.
     pub last_cpu: usize,
+    /// Since when it is queued, and how long it was queued before; only while that is measured.
+    queued_since_ns: u64,
+    /// Time it waited for a CPU, as far as that was measured.
+    pub waited_ns: u64,
     /// The key under which it is queued.
     key: (u64, u64),
     /// Times it gave up the CPU by itself, and times it was preempted.
@@ -109,6 +113,8 @@ impl SchedEntity {
             priority: 0,
             affinity: default_affinity(),
             last_cpu: 0,
+            queued_since_ns: 0,
+            waited_ns: 0,
             key: (0, 0),
             switches: (0, 0),
         }
@@ -317,6 +323,9 @@ fn enqueue(entity: &mut SchedEntity, thread: Arc<Thread>, cpu: usize, woken: boo
         let ceiling = queue.min_vruntime_ns + SLICE_NS * 8;
         entity.vruntime_ns = entity.vruntime_ns.clamp(floor, ceiling.max(floor));
     }
+    if schedstats::is_on() {
+        entity.queued_since_ns = time::now_ns();
+    }
     queue.sequence += 1;
     entity.key = (entity.vruntime_ns, queue.sequence);
     entity.state = RunState::Queued(cpu);
@@ -374,6 +383,10 @@ pub fn schedule() {
         entity.state = RunState::Running(cpu);
         entity.last_cpu = cpu;
         entity.ran_since_ns = now_ns;
+        if schedstats::is_on() && entity.queued_since_ns != 0 {
+            entity.waited_ns += now_ns.saturating_sub(entity.queued_since_ns);
+            entity.queued_since_ns = 0;
+        }
         CPUS.of(cpu).current_vruntime_ns.store(entity.vruntime_ns, Ordering::Relaxed);
     }
     let waiting = CPUS.of(cpu).queued.load(Ordering::Relaxed) > 0;

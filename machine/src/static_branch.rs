@@ -24,6 +24,8 @@ pub mod id {
     pub const COUNT_SYSCALLS: u32 = 1;
     /// Whether every return to a program is by IRET.
     pub const SYSRET_OFF: u32 = 4;
+    /// Whether the scheduler measures how long threads wait for a CPU.
+    pub const SCHEDSTATS: u32 = 5;
     /// A key of the in-kernel tests.
     pub const KTEST: u32 = 2;
     /// A key of the in-kernel tests with a site of the other kind.

@@ -23,9 +23,9 @@ use crate::args::{BenchArgs, MachineModel};
 use crate::run::qemu::{self, Accel, Qemu, Wires, port_file};
 use crate::{Error, paths};
 
-const PACKAGE: &str = "limen-guest-bench";
+pub(super) const PACKAGE: &str = "limen-guest-bench";
 /// Memory of every VM.
-const MEMORY_MIB: u64 = 256;
+pub(super) const MEMORY_MIB: u64 = 256;
 /// 2025-01-01, the date that the rig gives the machine's clock, in nanoseconds.
 const REALTIME_NS: u64 = 1_735_689_600_000_000_000;
 /// Linux needs the old timer to calibrate its clock, so the machine has it.
@@ -202,29 +202,10 @@ impl Bench {
         words: &[&str],
         clock: Clock,
     ) -> Result<(BTreeMap<String, u64>, u64), Error> {
-        let mut archive = cpio::Writer::new();
-        archive.file(b"init", 0o755, &self.program);
-        let archive = archive.finish().map_err(|_| "the program does not fit an archive")?;
-        let initramfs = self.dir.0.join("linux.cpio");
-        std::fs::write(&initramfs, archive)?;
-        let serial = port_file(&self.dir.0, "serial");
-        let mut command: Vec<OsString> = vec![qemu::program()];
-        let options = "-no-user-config -nodefaults -no-reboot -display none";
-        command.extend(options.split(' ').map(OsString::from));
         let append = format!("{append} {} --poweroff", words.join(" "));
-        for (name, value) in [
-            ("-M", LINUX_MACHINE.into()),
-            ("-accel", "tcg,thread=single".into()),
-            ("-cpu", OsString::from(&self.cpu)),
-            ("-smp", "1".into()),
-            ("-m", format!("{MEMORY_MIB}M").into()),
-            ("-kernel", linux.vmlinux.clone().into()),
-            ("-initrd", initramfs.into()),
-            ("-append", append.into()),
-            ("-serial", format!("file:{}", serial.display()).into()),
-        ] {
-            command.extend([name.into(), value]);
-        }
+        let (dir, cpu) = (&self.dir.0, &self.cpu);
+        let command = linux_command(linux, &self.program, &append, dir, cpu, 1)?;
+        let serial = port_file(dir, "serial");
         let wall = rig::run(&command, clock, &self.dir.0)?;
         let text = std::fs::read(serial)?;
         let text = String::from_utf8_lossy(&text);
@@ -234,6 +215,41 @@ impl Bench {
             false => Ok((figures, wall.as_micros() as u64)),
         }
     }
+}
+
+/// Boots Linux with the program as its first process, and its console in the file of port `serial`.
+pub(super) fn linux_command(
+    linux: &Linux,
+    program: &[u8],
+    append: &str,
+    dir: &Path,
+    cpu: &str,
+    smp: u8,
+) -> Result<Vec<OsString>, Error> {
+    let mut archive = cpio::Writer::new();
+    archive.file(b"init", 0o755, program);
+    let archive = archive.finish().map_err(|_| "the program does not fit an archive")?;
+    let initramfs = dir.join("linux.cpio");
+    std::fs::write(&initramfs, archive)?;
+    let serial = port_file(dir, "serial");
+    let threads = if smp > 1 { "multi" } else { "single" };
+    let mut command: Vec<OsString> = vec![qemu::program()];
+    let options = "-no-user-config -nodefaults -no-reboot -display none";
+    command.extend(options.split(' ').map(OsString::from));
+    for (name, value) in [
+        ("-M", LINUX_MACHINE.into()),
+        ("-accel", format!("tcg,thread={threads}").into()),
+        ("-cpu", OsString::from(cpu)),
+        ("-smp", smp.to_string().into()),
+        ("-m", format!("{MEMORY_MIB}M").into()),
+        ("-kernel", linux.vmlinux.clone().into()),
+        ("-initrd", initramfs.into()),
+        ("-append", append.into()),
+        ("-serial", format!("file:{}", serial.display()).into()),
+    ] {
+        command.extend([name.into(), value]);
+    }
+    Ok(command)
 }
 
 /// A column from all that the runs said.
@@ -253,7 +269,7 @@ fn finish(
 }
 
 /// The configuration and the program, as `limen run --pack` would lay them out.
-fn limen_initramfs(program: &[u8], words: &[&str]) -> Result<Vec<u8>, Error> {
+pub(super) fn limen_initramfs(program: &[u8], words: &[&str]) -> Result<Vec<u8>, Error> {
     let argv = std::iter::once("/init").chain(words.iter().copied());
     let config = BootConfig {
         program: b"/init".to_vec(),
@@ -286,10 +302,10 @@ pub(super) fn hex_hash(parts: &[&[u8]]) -> String {
 }
 
 /// A folder for one bench, removed at its end.
-struct Scratch(PathBuf);
+pub(super) struct Scratch(pub(super) PathBuf);
 
 impl Scratch {
-    fn new() -> Result<Self, Error> {
+    pub(super) fn new() -> Result<Self, Error> {
         let dir = std::env::temp_dir().join(format!("limen-bench-{}", std::process::id()));
         std::fs::create_dir_all(&dir)?;
         Ok(Self(dir))

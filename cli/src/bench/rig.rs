@@ -47,6 +47,17 @@ pub(super) enum Clock {
 
 /// Runs a QEMU command to its end; host time from its start.
 pub(super) fn run(command: &[OsString], clock: Clock, dir: &Path) -> Result<Duration, Error> {
+    let limit = if clock == Clock::Counted { COUNTED_LIMIT } else { WALL_LIMIT };
+    run_within(command, clock, dir, limit)
+}
+
+/// The same with another limit.
+pub(super) fn run_within(
+    command: &[OsString],
+    clock: Clock,
+    dir: &Path,
+    limit: Duration,
+) -> Result<Duration, Error> {
     let messages = std::fs::File::create(dir.join("qemu.log"))?;
     let mut qemu = Command::new("/proc/self/exe");
     qemu.arg(shim::NAME)
@@ -59,7 +70,6 @@ pub(super) fn run(command: &[OsString], clock: Clock, dir: &Path) -> Result<Dura
     if clock == Clock::Counted {
         qemu.args(FIXED);
     }
-    let limit = if clock == Clock::Counted { COUNTED_LIMIT } else { WALL_LIMIT };
     let started = Instant::now();
     let mut child = qemu.spawn()?;
     while child.try_wait()?.is_none() {

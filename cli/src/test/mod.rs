@@ -6,6 +6,7 @@
 //! | audit | objtool on the kernel image | this host |
 //! | kernel | the kernel's own tests | QEMU |
 //! | guest | `guest/tests`, first on this host, then in Limen | both |
+//! | isolation | a load that interrupts every CPU but the isolated ones | QEMU |
 //! | hostile | programs that take all they can get, a short fuzz run, archives that are none | QEMU |
 //! | fuzz | the system call fuzzer for ten minutes | QEMU |
 //! | bench | `limen bench kernel`, tiny, Limen alone | both |
@@ -20,6 +21,7 @@ mod faults;
 mod guest;
 mod hostile;
 mod host;
+mod isolation;
 mod kernel;
 
 use std::path::PathBuf;
@@ -97,11 +99,12 @@ impl std::fmt::Display for Summary {
 type Level = fn(&Context) -> Result<Summary, Error>;
 
 /// In order: the quick ones first.
-const LEVELS: [(&str, Level); 8] = [
+const LEVELS: [(&str, Level); 9] = [
     ("host", host::run),
     ("audit", audit::run),
     ("kernel", kernel::run),
     ("guest", guest::run),
+    ("isolation", isolation::run),
     ("hostile", hostile::run),
     ("fuzz", hostile::run_fuzz),
     ("bench", bench::run),

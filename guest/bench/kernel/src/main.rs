@@ -9,6 +9,7 @@
 //! into a hash that is printed at the end, so a kernel that is fast because it does nothing shows
 //! a different hash. Reading order: main, then ops.rs (the operations), raw.rs (the calls).
 
+mod ipi;
 mod ops;
 mod raw;
 
@@ -108,21 +109,34 @@ fn main() {
     let booted_ticks = rdtsc();
     let args: Vec<String> = std::env::args().collect();
     let mut reps = FULL;
-    let (mut boot, mut poweroff) = (false, false);
+    let (mut boot, mut poweroff, mut entry) = (false, false, false);
+    let mut ipi_s = 0;
     for arg in &args[1..] {
         match arg.as_str() {
             "noop" => std::process::exit(0),
             "--tiny" => reps = TINY,
             "--boot" => boot = true,
             "--poweroff" => poweroff = true,
+            "--entry" => entry = true,
+            load if load.starts_with("--ipi=") => {
+                ipi_s = load["--ipi=".len()..].parse().expect("seconds");
+            }
             other => {
-                eprintln!("usage: limen-guest-bench [--tiny|--boot] [--poweroff], not {other}");
+                eprintln!(
+                    "usage: limen-guest-bench [--tiny|--boot|--ipi=SECONDS|--entry] [--poweroff], \
+                     not {other}"
+                );
                 std::process::exit(2);
             }
         }
     }
     if boot {
         report_boot(booted_ticks);
+    } else if ipi_s > 0 {
+        furnish();
+        ipi::run(std::time::Duration::from_secs(ipi_s));
+    } else if entry {
+        ipi::entry_cost();
     } else {
         furnish();
         run(reps);
@@ -148,6 +162,11 @@ fn report_boot(booted_ticks: u64) {
 fn furnish() {
     for dir in [c"/dev", c"/tmp"] {
         let _ = syscall(libc::SYS_mkdir, [dir.as_ptr() as usize, 0o755, 0, 0, 0, 0]);
+    }
+    if !std::path::Path::new("/proc/self").exists() {
+        let (kind, at) = (c"proc".as_ptr() as usize, c"/proc".as_ptr() as usize);
+        let _ = syscall(libc::SYS_mkdir, [at, 0o755, 0, 0, 0, 0]);
+        let _ = syscall(libc::SYS_mount, [kind, at, kind, 0, 0, 0]);
     }
     let (kind, at) = (c"devtmpfs".as_ptr() as usize, c"/dev".as_ptr() as usize);
     if !std::path::Path::new("/dev/zero").exists() {

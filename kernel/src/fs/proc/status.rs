@@ -428,8 +428,9 @@ pub(super) fn sched(subject: &Subject, out: &mut Text) -> Result<()> {
 pub(super) fn schedstat(subject: &Subject, out: &mut Text) -> Result<()> {
     let Some(thread) = subject.main_thread() else { return Ok(()) };
     let entity = thread.sched.lock();
-    let (runtime_ns, switches) = (entity.runtime_ns, entity.switches);
+    let (runtime_ns, waited_ns) = (entity.runtime_ns, entity.waited_ns);
+    let switches = entity.switches;
     drop(entity);
-    writeln!(out, "{runtime_ns} 0 {}", switches.0 + switches.1);
+    writeln!(out, "{runtime_ns} {waited_ns} {}", switches.0 + switches.1);
     Ok(())
 }

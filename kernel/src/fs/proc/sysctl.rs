@@ -51,6 +51,7 @@ static KERNEL: &[(&str, Static)] = &[
     ("random", Static::Directory(RANDOM)),
     ("randomize_va_space", says!("2")),
     ("sched_child_runs_first", says!("0")),
+    ("sched_schedstats", Static::Setting(schedstats, set_schedstats)),
     ("sem", says!("32000\t1024000000\t500\t32000")),
     ("shmall", says!("18446744073692774399")),
     ("shmmax", says!("18446744073692774399")),
@@ -142,6 +143,18 @@ fn domainname(out: &mut Text) -> Result<()> {
 
 fn set_domainname(data: &[u8]) -> Result<()> {
     identity::set_domainname(data.trim_ascii_end())
+}
+
+fn schedstats(out: &mut Text) -> Result<()> {
+    writeln!(out, "{}", u8::from(crate::schedstats::enabled()));
+    Ok(())
+}
+
+fn set_schedstats(data: &[u8]) -> Result<()> {
+    match parse_number::<u32>(data)? {
+        value @ 0..=1 => crate::schedstats::set(value == 1),
+        _ => Err(Errno::EINVAL),
+    }
 }
 
 fn zero(out: &mut Text) -> Result<()> {

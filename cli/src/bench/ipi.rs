@@ -1,0 +1,247 @@
+//! `limen bench ipi`: what reaches two isolated CPUs that spin in user mode while two others do all
+//! that makes a kernel interrupt everybody, with deferrable work deferred and not, and on Linux.
+//!
+//! The program (`guest/bench/kernel`, `ipi.rs`) is the same everywhere, and so is the witness:
+//! /proc/interrupts of the kernel that runs. These runs go at QEMU's speed on real threads, since
+//! what is counted are events; only the price of an entry is counted in instructions, on CPU 1
+//! (isolated) beside CPU 0 of one counted run.
+//!
+//! Neighbours: `rig.rs` runs, `kernel.rs` lays out the initramfs, `test/isolation.rs` judges.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::kernel::{self, Scratch};
+use super::linux;
+use super::rig::{self, Clock, numbers};
+use crate::args::{BenchArgs, MachineModel};
+use crate::run::qemu::{Accel, Qemu, Wires, port_file};
+use crate::{Error, paths};
+
+const ISOLATED: &str = "isolcpus=2,3 nohz_full=2,3";
+/// Everything Linux offers for such CPUs. Emulation does not make its clock worse.
+const LINUX_APPEND: &str =
+    "console=ttyS0 quiet panic=-1 rcu_nocbs=2,3 nowatchdog tsc=reliable irqaffinity=0,1";
+/// Boot, settling and the end of the load, in emulation on a loaded host.
+const AROUND: Duration = Duration::from_secs(120);
+/// Columns of Limen: values of `defer=`.
+const MODES: [&str; 3] = ["pending", "always", "off"];
+/// Instructions that an entry and its exit take on a CPU that is never spared: one store each.
+const STORES: u64 = 2;
+
+/// What one kernel said.
+pub(crate) type Figures = BTreeMap<String, u64>;
+
+struct Column {
+    name: String,
+    figures: Figures,
+}
+
+/// Measures and prints.
+pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
+    let kernel = paths::kernel_image(args.kernel.as_deref())?;
+    let time = if args.tiny { Duration::from_secs(2) } else { args.time };
+    let mut columns = vec![];
+    for mode in MODES {
+        eprintln!("limen: defer={mode}, {} s", time.as_secs());
+        let figures = limen(&kernel, mode, time)?;
+        columns.push(Column { name: mode.to_owned(), figures });
+    }
+    if !args.no_linux {
+        match linux::find(args.linux.as_deref()) {
+            Ok(found) => {
+                eprintln!("limen: Linux {}", found.name);
+                columns.push(Column { name: "Linux".to_owned(), figures: on_linux(&found, time)? });
+            }
+            Err(error) => eprintln!("limen: {error}"),
+        }
+    }
+    let mut prices = vec![];
+    for mode in MODES {
+        prices.push((mode, entry_cost(&kernel, mode, &args.cpu)?));
+    }
+    match args.json {
+        true => println!("{:#}", as_json(&columns, &prices)),
+        false => print!("{}", as_text(&columns, &prices, time)),
+    }
+    Ok(0)
+}
+
+fn qemu(kernel: &Path, append: String, cpu: Option<String>, smp: u8) -> Qemu {
+    Qemu {
+        kernel: kernel.to_owned(),
+        append,
+        machine: MachineModel::Microvm,
+        accel: Accel::Tcg,
+        cpu,
+        smp,
+        memory_mib: kernel::MEMORY_MIB,
+        gdb: None,
+        root: None,
+        rw: vec![],
+    }
+}
+
+fn program() -> Result<Vec<u8>, Error> {
+    Ok(std::fs::read(super::build(kernel::PACKAGE)?)?)
+}
+
+/// The load on Limen with this `defer=`, for this long.
+pub(crate) fn limen(kernel: &Path, mode: &str, time: Duration) -> Result<Figures, Error> {
+    let dir = Scratch::new()?;
+    let words = [format!("--ipi={}", time.as_secs().max(1))];
+    let append = format!("{ISOLATED} defer={mode}");
+    let machine = qemu(kernel, append, None, 4);
+    let command = limen_command(&machine, &words, &dir.0)?;
+    rig::run_within(&command, Clock::Wall, &dir.0, time + AROUND)?;
+    said(&dir.0, "stdio", "Limen")
+}
+
+fn limen_command(machine: &Qemu, words: &[String], dir: &Path) -> Result<Vec<OsString>, Error> {
+    let initramfs = dir.join("limen.cpio");
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    std::fs::write(&initramfs, kernel::limen_initramfs(&program()?, &words)?)?;
+    Ok(machine.command(&Wires::Files { initramfs, dir: dir.to_owned() }))
+}
+
+fn on_linux(found: &linux::Linux, time: Duration) -> Result<Figures, Error> {
+    let dir = Scratch::new()?;
+    let seconds = time.as_secs().max(1);
+    let append = format!("{LINUX_APPEND} {ISOLATED} -- --ipi={seconds} --poweroff");
+    let command = kernel::linux_command(found, &program()?, &append, &dir.0, "max", 4)?;
+    rig::run_within(&command, Clock::Wall, &dir.0, time + AROUND)?;
+    said(&dir.0, "serial", &found.name)
+}
+
+fn said(dir: &Path, port: &str, who: &str) -> Result<Figures, Error> {
+    let read = |port: &str| {
+        let bytes = std::fs::read(port_file(dir, port)).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    let figures = numbers(&read(port));
+    match figures.is_empty() {
+        true => Err(format!("no figures from {who}\n{}{}", read(port), read("klog")).into()),
+        false => Ok(figures),
+    }
+}
+
+/// Instructions of getpid(2) on a CPU that nobody spares, and on an isolated one.
+fn entry_cost(kernel: &Path, mode: &str, cpu: &str) -> Result<(u64, u64), Error> {
+    let dir = Scratch::new()?;
+    let append = format!("isolcpus=1 nohz_full=1 defer={mode}");
+    let machine = qemu(kernel, append, Some(cpu.to_owned()), 2);
+    let mut command = limen_command(&machine, &["--entry".to_owned()], &dir.0)?;
+    // A counted machine has one thread for all CPUs.
+    for word in &mut command {
+        if *word == "tcg,thread=multi" {
+            *word = "tcg,thread=single".into();
+        }
+    }
+    rig::run(&command, Clock::Counted, &dir.0)?;
+    let figures = said(&dir.0, "stdio", "Limen")?;
+    let of = |name: &str| figures.get(name).copied().ok_or("the price was not measured");
+    Ok((of("getpid_cpu0")?, of("getpid_cpu1")?))
+}
+
+/// CPUs 2 and 3 together.
+pub(crate) fn quiet(figures: &Figures, row: &str) -> u64 {
+    let of = |cpu: u32| figures.get(&format!("cpu{cpu}_{row}")).copied().unwrap_or_default();
+    of(2) + of(3)
+}
+
+/// Sum of all whose name begins so.
+pub(crate) fn sum(figures: &Figures, prefix: &str) -> u64 {
+    figures.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(_, value)| value).sum()
+}
+
+const LOAD: [&str; 5] = ["messages", "processes", "unmaps", "flips", "filters"];
+
+type Prices<'a> = [(&'a str, (u64, u64))];
+
+fn as_text(columns: &[Column], prices: &Prices<'_>, time: Duration) -> String {
+    let mut out = String::new();
+    let mut line = |name: &str, cells: &mut dyn Iterator<Item = String>| {
+        out += &format!("{name:<36}");
+        cells.for_each(|cell| out += &format!("{cell:>12}"));
+        out.push('\n');
+    };
+    line("", &mut columns.iter().map(|column| column.name.clone()));
+    let mut figures = |name: &str, of: &dyn Fn(&Figures) -> u64| {
+        line(name, &mut columns.iter().map(|column| of(&column.figures).to_string()));
+    };
+    figures("interrupts on CPUs 2 and 3", &|f| quiet(f, "total"));
+    let of_quiet = |name: &str| {
+        let row = name.strip_prefix("cpu2_").or(name.strip_prefix("cpu3_"))?;
+        (row != "total").then(|| row.to_owned())
+    };
+    let names = || columns.iter().flat_map(|column| column.figures.keys());
+    let rows: BTreeSet<String> = names().filter_map(|name| of_quiet(name)).collect();
+    for row in &rows {
+        figures(&format!("  {}", row.to_uppercase()), &|f| quiet(f, row));
+    }
+    for (title, prefix) in [("sent to them", "sent_"), ("left for their next entry", "deferred_")] {
+        figures(title, &|f| sum(f, prefix));
+        let causes: BTreeSet<&str> = names().filter_map(|name| name.strip_prefix(prefix)).collect();
+        for cause in causes {
+            let get = |f: &Figures| f.get(&format!("{prefix}{cause}")).copied().unwrap_or(0);
+            if columns.iter().any(|column| get(&column.figures) > 0) {
+                figures(&format!("  {cause}"), &get);
+            }
+        }
+    }
+    figures("interrupts on CPUs 0 and 1", &|f| {
+        ["cpu0_total", "cpu1_total"].iter().filter_map(|name| f.get(*name)).sum()
+    });
+    for name in LOAD {
+        figures(name, &|f| f.get(name).copied().unwrap_or_default());
+    }
+    line("getpid on an isolated CPU", &mut prices.iter().map(|(_, (_, on))| on.to_string()));
+    line("entry and exit, nothing pending", &mut prices.iter().map(|&(_, price)| {
+        extra(price).to_string()
+    }));
+    out += &format!(
+        "Events in {} s; instructions by -icount. Linux: its own /proc/interrupts, {ISOLATED}.\n",
+        time.as_secs()
+    );
+    out
+}
+
+/// Instructions that the mechanism takes of an entry and its exit.
+fn extra((off, on): (u64, u64)) -> u64 {
+    (on + STORES).saturating_sub(off)
+}
+
+fn as_json(columns: &[Column], prices: &Prices<'_>) -> Value {
+    let columns: serde_json::Map<String, Value> =
+        columns.iter().map(|column| (column.name.clone(), json!(column.figures))).collect();
+    let prices: serde_json::Map<String, Value> =
+        prices.iter().map(|&(mode, price)| (mode.to_owned(), json!(extra(price)))).collect();
+    json!({ "columns": columns, "entry_instructions": prices })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_the_quiet_cpus_only() {
+        let figures: Figures =
+            [("cpu2_tlb", 3), ("cpu3_tlb", 4), ("cpu0_tlb", 9), ("cpu2_total", 3), ("sent_a", 2)]
+                .map(|(name, value)| (name.to_owned(), value))
+                .into();
+        assert_eq!(quiet(&figures, "tlb"), 7);
+        let column = Column { name: "off".to_owned(), figures };
+        let text = as_text(&[column], &[("off", (100, 103))], Duration::from_secs(1));
+        let value = |name: &str| {
+            let line = text.lines().find(|line| line.trim_start().starts_with(name))?;
+            line.split_whitespace().last().map(str::to_owned)
+        };
+        assert_eq!(value("TLB").as_deref(), Some("7"));
+        assert_eq!(value("sent to them").as_deref(), Some("2"));
+        assert_eq!(value("entry and exit").as_deref(), Some("5"));
+    }
+}
