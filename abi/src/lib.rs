@@ -1,7 +1,7 @@
 //! Linux's numbers and layouts for x86-64: error numbers, system call numbers, structures.
 //!
 //! Almost everything is `linux-raw-sys`, re-exported under its own module names (`general`, `net`,
-//! `ioctl`, `prctl`, `system`, `auxvec`, `elf`); only error numbers get a type. No logic lives here.
+//! `ioctl`, `prctl`, `ptrace`, `system`, `auxvec`, `elf`); only error numbers get a type. No logic lives here.
 
 #![no_std]
 
@@ -10,7 +10,7 @@ pub mod syscalls;
 pub mod sysv;
 
 pub use errno::Errno;
-pub use linux_raw_sys::{auxvec, general, ioctl, net, prctl, system};
+pub use linux_raw_sys::{auxvec, general, ioctl, net, prctl, ptrace, system};
 
 /// What functions of the kernel return.
 pub type Result<T> = core::result::Result<T, Errno>;

@@ -348,10 +348,12 @@ extern "C" fn paranoid_from_kernel(regs: &mut PtRegs, number: u64) {
         }
         // A single-step or data breakpoint that a program armed and the kernel hit: TF and the
         // debug registers are the program's business, and FMASK cleared TF already.
+        // A stale DR6 would be taken for the cause of the program's next one.
         vector::DEBUG => {
             #[cfg(feature = "ktest")]
             crate::ktest::defer::at_point(regs);
             regs.rflags &= !flags::TF;
+            cpu::take_dr6();
         }
         other => panic::kernel_exception(regs, other, cpu::read_cr2()),
     }

@@ -69,6 +69,11 @@ impl FpuState {
         Ok(copy)
     }
 
+    /// Becomes a copy of `other`.
+    pub fn copy_from(&mut self, other: &FpuState) {
+        self.bytes_mut().copy_from_slice(other.bytes());
+    }
+
     /// The image, as XSAVE wrote it; [`state_bytes`] long.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the area has that size, and lives as long as `self`.

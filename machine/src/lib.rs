@@ -16,6 +16,7 @@ pub mod boot;
 pub mod cfi;
 pub mod context;
 pub mod cpu;
+pub mod debug_registers;
 mod descriptors;
 pub mod entropy;
 pub mod entry;

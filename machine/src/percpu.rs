@@ -39,6 +39,8 @@ pub(crate) struct CpuLocal {
     pub(crate) context: CpuContext,
     /// The running task; null before the scheduler starts.
     pub(crate) task: AtomicPtr<Task>,
+    /// What this CPU's DR7 enables (`debug_registers`).
+    pub(crate) debug_control: Cell<u64>,
     /// The local APIC id of this CPU.
     pub(crate) apic_id: Cell<u32>,
     /// TLB shootdown state, see `tlb`.
@@ -66,6 +68,7 @@ impl CpuLocal {
             tracking: AtomicU32::new(crate::context::tracking::OFF),
             context: CpuContext::new(),
             task: AtomicPtr::new(core::ptr::null_mut()),
+            debug_control: Cell::new(0),
             apic_id: Cell::new(0),
             tlb_wanted: AtomicU32::new(0),
             exits: [const { [const { AtomicU64::new(0) }; _] }; _],

@@ -18,6 +18,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use entry::{Origin, PtRegs};
 
 use crate::cpu::{self, MAX_CPUS, features, msr, wrmsr};
+use crate::debug_registers::DebugRegisters;
 use crate::fpu::FpuState;
 use crate::frame::OutOfMemory;
 use crate::paging::{self, Space};
@@ -44,6 +45,7 @@ struct UserState {
     fpu: FpuState,
     fs_base: u64,
     gs_base: u64,
+    debug: DebugRegisters,
 }
 
 // SAFETY: the `UnsafeCell`s are touched only by the CPU for which `on_cpu` is true, or before the
@@ -190,7 +192,7 @@ impl Task {
 
     /// A thread of a program that starts with the registers `regs` in `space`.
     pub fn new_user(regs: &PtRegs, fpu: FpuState, space: Arc<Space>) -> Result<Task, OutOfMemory> {
-        let user = UserState { fpu, fs_base: 0, gs_base: 0 };
+        let user = UserState { fpu, fs_base: 0, gs_base: 0, debug: DebugRegisters::default() };
         let mut task = Task::new(Some(user), Some(space))?;
         let at = Self::push(task.stack.top(), *regs);
         *task.saved_rsp.get_mut() = Self::push(at, Self::start_frame(task_start_user, 0));
@@ -252,6 +254,7 @@ impl Task {
         let user = unsafe { &*user };
         user.fpu.restore();
         write_bases(user.fs_base, user.gs_base);
+        user.debug.load();
     }
 }
 
@@ -500,6 +503,15 @@ pub fn init_user_bases(task: &mut Task, fs: u64, gs: u64) {
     if let Some(user) = &mut task.user {
         (user.get_mut().fs_base, user.get_mut().gs_base) = (fs, gs);
     }
+}
+
+/// Sets the hardware breakpoints of the running program.
+pub fn set_debug_registers(registers: &DebugRegisters) {
+    let _irq = crate::sync::IrqGuard::new();
+    let Some(user) = running().user_state() else { return };
+    // SAFETY: the running task's state, interrupts masked: no switch touches it meanwhile.
+    unsafe { (*user).debug = *registers };
+    registers.load();
 }
 
 /// Calls `f` with the running program's FPU image, up to date, and loads what `f` leaves in it.

@@ -18,6 +18,7 @@ mod hogs;
 mod memory;
 mod pointers;
 mod processes;
+mod ptrace;
 mod regs;
 mod signals;
 mod sockets;
@@ -44,6 +45,7 @@ const SUBJECTS: &[&[Test]] = &[
     system::TESTS,
     sysv::TESTS,
     pointers::TESTS,
+    ptrace::TESTS,
     storm::TESTS,
 ];
 

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
 tests!("storm":
     hackbench_pipes, hackbench_sockets, forks, futexes, mappings, signals, execs, threads,
+    tracers,
 );
 
 fn hackbench_pipes() {
@@ -45,6 +46,10 @@ fn threads() {
     thread_storm(4, 100);
 }
 
+fn tracers() {
+    crate::ptrace::storm(4, 3);
+}
+
 /// `storm NAME --count N --jobs N`.
 pub fn main(name: &str, count: u32, jobs: u32) -> bool {
     let run = || match name {
@@ -56,6 +61,7 @@ pub fn main(name: &str, count: u32, jobs: u32) -> bool {
         "signals" => signal_storm(jobs, count),
         "execs" => exec_storm(jobs, count),
         "threads" => thread_storm(jobs, count),
+        "tracers" => crate::ptrace::storm(jobs, count),
         other => panic!("no storm is called {other}"),
     };
     let s = wait(fork(|| {

@@ -73,6 +73,18 @@ pub trait Content: Send + Sync {
     fn store(&self, _data: &[u8]) -> Result<()> {
         Err(Errno::EINVAL)
     }
+    /// For a file that is no text but bytes at offsets.
+    fn raw(&self) -> Option<&dyn Raw> {
+        None
+    }
+}
+
+/// A file whose bytes are looked up one read or write at a time.
+pub trait Raw {
+    /// As `FileOps::read_at`.
+    fn read_at(&self, offset: u64, sink: &mut Sink<'_>) -> Result<usize>;
+    /// As `FileOps::write_at`.
+    fn write_at(&self, offset: u64, source: &mut Source<'_>) -> Result<usize>;
 }
 
 /// What a directory holds.
@@ -410,6 +422,9 @@ impl PseudoFile {
 impl FileOps for PseudoFile {
     fn read_at(&self, _file: &File, offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
         let content = self.content()?;
+        if let Some(raw) = content.raw() {
+            return raw.read_at(offset, sink);
+        }
         let mut kept = self.kept.lock();
         let mut piece = match kept.take() {
             Some(piece) if offset > 0 && offset >= piece.start => piece,
@@ -427,8 +442,11 @@ impl FileOps for PseudoFile {
         sink.put(&piece.text[from..])
     }
 
-    fn write_at(&self, _file: &File, _offset: u64, source: &mut Source<'_>) -> Result<usize> {
+    fn write_at(&self, _file: &File, offset: u64, source: &mut Source<'_>) -> Result<usize> {
         let content = self.content()?;
+        if let Some(raw) = content.raw() {
+            return raw.write_at(offset, source);
+        }
         let mut data = Vec::new();
         data.resize(source.left().min(WRITE_MAX), 0);
         let len = source.take(&mut data)?;

@@ -136,6 +136,28 @@ impl MmInner {
         }
     }
 
+    /// The page at `page`, whatever the area's rights: for tracers, whose breakpoints lie in text. A
+    /// page to be written is first made the program's own; EIO for a shared one it may not write.
+    pub fn force_in(&mut self, page: u64, write: bool) -> Result<Frame> {
+        let (start, vma) = self.find(page).ok_or(Errno::EFAULT)?;
+        let vma = vma.clone();
+        if write && vma.prot.write {
+            self.fault(PageFault { address: page, write, exec: false })?;
+        } else if write && vma.shared {
+            return Err(Errno::EIO);
+        } else if self.table.lookup(page).is_none() {
+            self.bring_in(page, start, &vma, false)?;
+        }
+        let frame = self.table.lookup(page).ok_or(Errno::EFAULT)?.frame;
+        // Two references: the page table's, and the one in hand.
+        if !write || vma.prot.write || frame.refs() == 2 {
+            return Ok(frame);
+        }
+        let copy = duplicate(&frame)?;
+        self.map(page, copy.clone(), vma.prot)?;
+        Ok(copy)
+    }
+
     /// Maps the neighbours of a file page that are in memory already; spares their faults.
     fn map_around(
         &mut self,

@@ -19,6 +19,7 @@ pub mod attach;
 pub mod fault;
 pub mod oom;
 pub mod page_cache;
+pub mod poke;
 pub mod remote;
 pub mod syscalls;
 pub mod vma;

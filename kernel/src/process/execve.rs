@@ -13,7 +13,7 @@ use entry::PtRegs;
 
 use super::capabilities::after_exec;
 use super::exec::{self, Image, Request};
-use super::{Credentials, LIMIT_STACK, Process, exit};
+use super::{Credentials, LIMIT_STACK, Process, exit, ptrace};
 use crate::fs::open::open_executable;
 use crate::fs::path::Context;
 use crate::fs::{File, permission};
@@ -71,9 +71,11 @@ fn execute(
         exit::exit_group(raw::SIGSEGV as i32);
     }
     let image = image?;
+    let old_tid = current().tid();
     exit::become_only_thread()?;
     // POINT OF NO RETURN: nothing below fails.
     become_image(process, image, credentials, secure, regs);
+    ptrace::stop::executed(regs, old_tid);
     Ok(0)
 }
 
@@ -120,6 +122,7 @@ fn become_image(
     regs: &mut PtRegs,
 ) {
     let thread = current();
+    let old_credentials = process.credentials();
     exit::release_futexes(&thread);
     let readable = image.program.file.as_ref().is_some_and(|file| {
         permission::check(file.ops().inode().as_ref(), permission::READ, &credentials).is_ok()
@@ -138,7 +141,7 @@ fn become_image(
     let old_program =
         core::mem::replace(&mut *process.program.lock(), Arc::new(image.program));
     drop(old_program);
-    process.set_credentials(credentials);
+    set_credentials(process, credentials, &old_credentials);
     process.settings.has_executed.store(true, Ordering::Relaxed);
     // A parent that asked for another signal asked for the old program's (clone(2)).
     process.exit_signal.store(raw::SIGCHLD, Ordering::Relaxed);
@@ -148,8 +151,20 @@ fn become_image(
     }
     machine::task::set_user_bases(0, 0);
     machine::task::with_fpu(|fpu| fpu.reset());
-    *regs = image.regs;
+    // A tracer sees which call this was.
+    let orig_rax = regs.orig_rax;
+    *regs = PtRegs { orig_rax, ..image.regs };
     // The system call's result goes to RAX, which is 0 at a program's start, as `execute` returns.
+}
+
+/// A program with more rights than its tracer could be made to do anything with them: it does not
+/// get them. A tracer that comes later is checked against the new credentials.
+fn set_credentials(process: &Process, new: Credentials, old: &Credentials) {
+    let raised = new.euid != old.euid || new.egid != old.egid || new.permitted & !old.permitted != 0;
+    process.set_credentials(new);
+    if raised && current().trace.has_weak_tracer() {
+        process.set_credentials(old.clone());
+    }
 }
 
 /// Closes what is marked so. Descriptors that other processes share are copied first.

@@ -11,7 +11,7 @@ use abi::general as raw;
 
 use super::family::{self, Life};
 use super::signal::{self, SIG_IGN, SigInfo, send};
-use super::{Process, Thread, futex, release_pid, work};
+use super::{Process, Thread, futex, ptrace, release_pid, work};
 use crate::fs::FdTable;
 use crate::poll::events;
 use crate::sched::{self, current};
@@ -49,6 +49,7 @@ pub fn exit_group(status: i32) -> ! {
 /// Ends the current thread. `status` is the process's wait(2) status if this is its last thread and
 /// no exit_group(2) or fatal signal has decided otherwise.
 pub fn exit_thread(status: i32) -> ! {
+    ptrace::stop::before_exit(status);
     leave_process(status);
     sched::exit_current()
 }
@@ -61,13 +62,15 @@ fn leave_process(status: i32) {
     release_user_memory(&thread);
     super::forget_own_files();
     signal::send::hand_over(&thread);
+    ptrace::links::tracer_ends();
     charge(&thread, &process);
     let is_last = {
         let mut threads = process.threads.lock();
         threads.retain(|other| !Arc::ptr_eq(other, &thread));
         threads.is_empty()
     };
-    if thread.tid() != process.pid {
+    let is_kept = ptrace::links::thread_ended(&thread, status);
+    if thread.tid() != process.pid && !is_kept {
         release_pid(thread.tid());
     }
     process.release_events.wake_all(0);
@@ -124,14 +127,29 @@ fn end_process(process: &Arc<Process>, status: i32) {
     family::give_children_away(process);
     let group = process.group.load(Ordering::Relaxed);
     family::hang_up_stopped(group, Some(process.pid));
-    {
+    ptrace::links::hold_for_tracer(process);
+    let has_threads = {
         let mut family = process.family.lock();
         family.life = Life::Zombie;
         family.report = None;
         process.is_zombie.store(true, Ordering::Release);
-    }
+        family.unreaped_threads > 0
+    };
     process.exit_events.wake_all(events::READABLE | events::HUP);
-    tell_parent(process);
+    if !has_threads {
+        announce(process);
+    }
+}
+
+/// Tells of the end of a process all of whose threads are gone: its tracer first, if there is one
+/// and it is not the parent.
+pub fn announce(process: &Arc<Process>) {
+    let held = process.family.lock().held_by_tracer;
+    if held {
+        ptrace::links::tell_tracer(process);
+    } else {
+        tell_parent(process);
+    }
 }
 
 /// Tells the parent of a zombie: by signal, by waking its wait(2); or takes the zombie away at once

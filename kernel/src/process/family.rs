@@ -47,8 +47,21 @@ pub struct Family {
     pub life: Life,
     /// What the parent has not been told by wait(2) yet.
     pub report: Option<Report>,
+    /// It has ended, and its tracer, not being the parent, has to wait for it first.
+    pub held_by_tracer: bool,
+    /// Threads of it that have ended, and that their tracers have not waited for: the process's own
+    /// end is told after theirs.
+    pub unreaped_threads: u32,
     /// It has given its children away and takes no more.
     pub is_closed: bool,
+}
+
+impl Family {
+    /// Whether a tracer has to wait for the process or its threads before the parent may.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.life == Life::Zombie && (self.held_by_tracer || self.unreaped_threads > 0)
+    }
 }
 
 impl Process {
@@ -153,8 +166,13 @@ pub fn give_children_away(process: &Arc<Process>) {
         }
         // Whatever signal the old parent wanted, the new one is told as usual.
         child.exit_signal.store(raw::SIGCHLD, Ordering::Relaxed);
-        let is_zombie = child.family.lock().life == Life::Zombie;
-        if is_zombie {
+        let (is_zombie, is_held) = {
+            let family = child.family.lock();
+            (family.life == Life::Zombie, family.is_held())
+        };
+        if is_held {
+            // Its tracer will pass it on.
+        } else if is_zombie {
             // It had told its old parent; nobody will ask that one any more.
             super::exit::tell_parent(&child);
         } else {

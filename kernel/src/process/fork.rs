@@ -15,6 +15,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::family::Family;
 use super::signal::{LAST, ProcessSignals};
+use super::ptrace::{self, Event};
 use super::{FsContext, Pid, Process, Thread, allocate_pid, family, pidfd, work};
 use crate::ipc::sysv::undo;
 use crate::sched::{self, Sleep, current};
@@ -79,8 +80,10 @@ const NEW_NAMESPACES: u64 = (raw::CLONE_NEWNS
 const NEW_TREES: u64 = (raw::CLONE_NEWNS | raw::CLONE_NEWUSER) as u64;
 /// Shares what SEM_UNDO takes back. The threads of a process always do.
 const UNDO: u64 = raw::CLONE_SYSVSEM as u64;
-/// Without meaning here: nobody traces, there are no I/O contexts.
-const WITHOUT_EFFECT: u64 = (raw::CLONE_PTRACE | raw::CLONE_UNTRACED | raw::CLONE_IO) as u64;
+const PTRACE: u64 = raw::CLONE_PTRACE as u64;
+const UNTRACED: u64 = raw::CLONE_UNTRACED as u64;
+/// Without meaning here: there are no I/O contexts.
+const WITHOUT_EFFECT: u64 = raw::CLONE_IO as u64;
 const KNOWN: u64 = VM
     | FS
     | FILES
@@ -96,6 +99,8 @@ const KNOWN: u64 = VM
     | CHILD_SETTID
     | CLEAR_SIGHAND
     | UNDO
+    | PTRACE
+    | UNTRACED
     | WITHOUT_EFFECT;
 
 /// fork(2).
@@ -185,13 +190,14 @@ fn check(request: &Request) -> Result<()> {
     if has(SETTLS) && request.tls >= USER_END { Err(Errno::EPERM) } else { Ok(()) }
 }
 
-fn clone_with(regs: &PtRegs, request: &Request) -> Result<u64> {
+fn clone_with(regs: &mut PtRegs, request: &Request) -> Result<u64> {
     check(request)?;
     // A signal for the group that is on its way must reach parent and child alike: first deliver
     // it.
     if current().has_pending_signal() {
         return Err(Errno::ERESTARTNOINTR);
     }
+    let event = event_of(request);
     let tid = allocate_pid()?;
     let result = create(regs, request, tid);
     if result.is_err() {
@@ -200,12 +206,31 @@ fn clone_with(regs: &PtRegs, request: &Request) -> Result<u64> {
     let child = result?;
     let vforks = request.flags & VFORK != 0;
     let process = child.process.clone();
+    if event.is_some() || request.flags & PTRACE != 0 {
+        ptrace::links::inherit(&child);
+    }
     sched::unpark(&child);
     drop(child);
+    if let Some(event) = event {
+        ptrace::stop::event(regs, event, u64::from(tid));
+    }
     if vforks {
         wait_for_release(&process);
+        ptrace::stop::event(regs, Event::VFORK_DONE, u64::from(tid));
     }
     Ok(u64::from(tid))
+}
+
+/// The event that the caller's tracer wants to be told of, if it does.
+fn event_of(request: &Request) -> Option<Event> {
+    let event = if request.flags & VFORK != 0 {
+        Event::VFORK
+    } else if request.exit_signal == raw::SIGCHLD {
+        Event::FORK
+    } else {
+        Event::CLONE
+    };
+    (request.flags & UNTRACED == 0 && ptrace::stop::wants(event)).then_some(event)
 }
 
 /// Makes the child, ready to run.
@@ -248,6 +273,7 @@ fn create(regs: &PtRegs, request: &Request, tid: Pid) -> Result<Arc<Thread>> {
 
 fn new_task(regs: &PtRegs, request: &Request, process: &Process) -> Result<Task> {
     let mut child_regs = *regs;
+    ptrace::step::clear_in_child(&mut child_regs);
     child_regs.rax = 0;
     child_regs.rcx = child_regs.rip;
     child_regs.r11 = child_regs.rflags;
@@ -335,6 +361,7 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
         group: AtomicU32::new(parent.group.load(Ordering::Relaxed)),
         session: AtomicU32::new(parent.session.load(Ordering::Relaxed)),
         exit_signal: AtomicU32::new(exit_signal),
+        maker_tid: AtomicU32::new(current().tid()),
         handlers: SpinLock::new(handlers),
         ..Process::blank(pid, Some(mm), files, fs, parent.credentials())
     };
@@ -363,6 +390,8 @@ impl Process {
             limits: SpinLock::new(super::default_limits()),
             family: SpinLock::new(Family { parent: Weak::new(), ..Family::default() }),
             threads: SpinLock::default(),
+            tracees: SpinLock::default(),
+            maker_tid: AtomicU32::new(0),
             group: AtomicU32::new(pid),
             session: AtomicU32::new(pid),
             program: SpinLock::default(),

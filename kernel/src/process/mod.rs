@@ -39,6 +39,7 @@ pub mod init;
 pub mod limits;
 pub mod pidfd;
 pub mod prctl;
+pub mod ptrace;
 pub mod restart;
 pub mod schedule;
 pub mod signal;
@@ -94,6 +95,10 @@ pub struct Thread {
     pub cpu_time_ns: (AtomicU64, AtomicU64),
     /// Where the thread writes its id before it first runs (CLONE_CHILD_SETTID), or 0.
     set_child_tid: AtomicU64,
+    /// What system calls of the thread do besides themselves (`ptrace::syscall_work`).
+    pub syscall_work: AtomicU32,
+    /// Its part in tracing.
+    pub trace: ptrace::Trace,
     /// How restart_syscall(2) goes on with an interrupted call.
     pub restart: SpinLock<Option<restart::Restart>>,
     /// The process's descriptor table and its generation: the thread's own calls take no lock.
@@ -149,6 +154,8 @@ impl Thread {
             name: SpinLock::new([0; 16]),
             cpu_time_ns: (AtomicU64::new(0), AtomicU64::new(0)),
             set_child_tid: AtomicU64::new(0),
+            syscall_work: AtomicU32::new(0),
+            trace: ptrace::Trace::default(),
             restart: SpinLock::new(None),
             own_files: ThreadCell::new(None),
             task,
@@ -230,6 +237,10 @@ pub struct Process {
     pub family: SpinLock<Family>,
     /// Living threads.
     pub threads: SpinLock<Vec<Arc<Thread>>>,
+    /// Threads, of any process, that threads of this one trace.
+    pub tracees: ptrace::Tracees,
+    /// The thread that made this process.
+    pub maker_tid: AtomicU32,
     /// Process group and session.
     pub group: AtomicU32,
     /// See `group`.
@@ -382,6 +393,7 @@ fn take_over_first_tid() {
     let thread = current().to_arc();
     let (old, pid) = (thread.tid(), thread.process.pid);
     if old != pid {
+        ptrace::links::takes_over_tid(old, pid);
         let mut table = TABLE.lock();
         table.threads.remove(&old);
         table.threads.insert(pid, Arc::downgrade(&thread));

@@ -8,7 +8,8 @@ use abi::{Errno, Result, general as raw};
 use super::family::{self, Life, Report};
 use super::signal::SigInfo;
 use super::usage::RUsage;
-use super::{Pid, Process, exit};
+use super::ptrace::{self, wait::Seen};
+use super::{Pid, Process, Thread, exit};
 use crate::sched::current;
 use crate::syscall::Args;
 use crate::user::UserPtr;
@@ -24,9 +25,11 @@ pub enum Which {
     Group(Pid),
 }
 
-/// What happened to a child.
+/// What happened to a child, or to a tracee.
 struct Event {
     child: Arc<Process>,
+    /// The child's id, or the thread's that is traced.
+    id: Pid,
     /// CLD_ code.
     code: u32,
     /// Exit code or signal number.
@@ -45,15 +48,21 @@ enum Scan {
 /// Waits for an event of a child of the current process. None: WNOHANG, and nothing has happened.
 fn wait(which: Which, options: u32) -> Result<Option<Event>> {
     let process = &current().process;
-    let scanned = process.child_events.wait(|| match scan(process, which, options) {
+    let mut tracee = None;
+    let scanned = process.child_events.wait(|| match scan_all(process, which, options, &mut tracee) {
         Scan::Found(event) => Some(Ok(Some(event))),
         Scan::NoChildren => Some(Err(Errno::ECHILD)),
         Scan::Wait if options & raw::WNOHANG != 0 => Some(Ok(None)),
         Scan::Wait => None,
     })?;
     let event = scanned?;
+    if let Some(tracee) = tracee {
+        ptrace::links::forget_ended(&tracee);
+        return Ok(event);
+    }
     if let Some(event) = &event
         && event.is_end()
+        && event.id == event.child.pid
         && options & raw::WNOWAIT == 0
     {
         bury(process, &event.child);
@@ -67,13 +76,42 @@ impl Event {
     }
 }
 
+/// Looks through the children and the tracees. `ended` becomes a tracee whose end was taken.
+fn scan_all(
+    process: &Process,
+    which: Which,
+    options: u32,
+    ended: &mut Option<Arc<Thread>>,
+) -> Scan {
+    let children = scan(process, which, options);
+    if matches!(children, Scan::Found(_)) {
+        return children;
+    }
+    let wanted = |thread: &Thread| match which {
+        Which::Any => true,
+        Which::Pid(pid) => thread.tid() == pid,
+        Which::Group(group) => thread.process.group.load(Ordering::Relaxed) == group,
+    };
+    match ptrace::wait::scan(process, options, wanted) {
+        Seen::None => children,
+        Seen::Nothing => Scan::Wait,
+        Seen::Event(event) => {
+            let (child, id) = (event.thread.process.clone(), event.thread.tid());
+            let ptrace::wait::Event { code, number, status, .. } = event;
+            *ended = event.is_taken.then_some(event.thread);
+            Scan::Found(Event { child, id, code, number, status })
+        }
+    }
+}
+
 /// Looks through the children. An end that is found is taken: no other waiter sees it.
 fn scan(process: &Process, which: Which, options: u32) -> Scan {
     let mut family = process.family.lock();
+    let own_only = options & raw::__WNOTHREAD != 0;
     let mut result = Scan::NoChildren;
     let mut taken = None;
     for (at, child) in family.children.iter().enumerate() {
-        if !matches(child, which, options) {
+        if !matches(child, which, options) || own_only && !is_of_current_thread(process, child) {
             continue;
         }
         result = Scan::Wait;
@@ -102,10 +140,22 @@ fn matches(child: &Process, which: Which, options: u32) -> bool {
     wanted && (options & raw::__WALL != 0 || is_clone == (options & raw::__WCLONE != 0))
 }
 
+/// Whether the running thread of `process` made the child; the first thread stands for makers that
+/// have ended, or that were of another process.
+fn is_of_current_thread(process: &Process, child: &Process) -> bool {
+    let maker = child.maker_tid.load(Ordering::Relaxed);
+    let threads = process.threads.lock();
+    let owner = threads.iter().find(|thread| thread.tid() == maker).or(threads.first());
+    owner.is_some_and(|owner| owner.tid() == current().tid())
+}
+
 /// The event of one child that `options` ask for, if there is one.
 fn look(child: &Arc<Process>, options: u32) -> Option<Event> {
     let mut family = child.family.lock();
     if family.life == Life::Zombie {
+        if family.is_held() {
+            return None;
+        }
         if options & raw::WEXITED == 0 {
             return None;
         }
@@ -114,7 +164,7 @@ fn look(child: &Arc<Process>, options: u32) -> Option<Event> {
         }
         let status = child.exit_status.load(Ordering::Relaxed);
         let (code, number) = exit::cause(status);
-        return Some(Event { child: child.clone(), code, number, status });
+        return Some(Event { child: child.clone(), id: child.pid, code, number, status });
     }
     let report = family.report?;
     let (code, number, status, option) = match report {
@@ -132,7 +182,7 @@ fn look(child: &Arc<Process>, options: u32) -> Option<Event> {
     if options & raw::WNOWAIT == 0 {
         family.report = None;
     }
-    Some(Event { child: child.clone(), code, number, status })
+    Some(Event { child: child.clone(), id: child.pid, code, number, status })
 }
 
 /// Counts a dead child's times as those of a child, and forgets it.
@@ -169,7 +219,7 @@ pub fn wait4(args: &Args) -> Result<u64> {
     if args.a3() != 0 {
         UserPtr::new(args.a3()).write(&RUsage::of_ended(&event.child))?;
     }
-    Ok(u64::from(event.child.pid))
+    Ok(u64::from(event.id))
 }
 
 /// waitid(2).
@@ -204,8 +254,7 @@ pub fn waitid(args: &Args) -> Result<u64> {
     if args.a2() != 0 {
         let info = event.as_ref().map_or_else(SigInfo::default, |event| {
             let uid = event.child.credentials().uid;
-            let pid = event.child.pid;
-            SigInfo::child(raw::SIGCHLD, event.code, pid, uid, event.number, [0; 2])
+            SigInfo::child(raw::SIGCHLD, event.code, event.id, uid, event.number, [0; 2])
         });
         UserPtr::new(args.a2()).write(&info.to_user())?;
     }

@@ -1,5 +1,7 @@
 //! System calls: from the number in RAX to the function, and its result back.
 
+use core::sync::atomic::Ordering;
+
 use abi::{Errno, Result, general as nr};
 use entry::PtRegs;
 
@@ -21,15 +23,38 @@ pub use entry::PtRegs as Args;
 pub fn handle(regs: &mut PtRegs, number: u64) {
     // As on Linux, the number is the low half of RAX.
     let number = report::syscall(number) as u32;
+    let thread = current();
+    if thread.syscall_work.load(Ordering::Relaxed) != 0 {
+        return handle_with_work(regs);
+    }
     let result = match number {
-        nr::__NR_getpid => Ok(u64::from(current().process.pid)),
+        nr::__NR_getpid => Ok(u64::from(thread.process.pid)),
         _ if machine::frame::is_short() => serve_in_need(regs, number),
         _ => serve(regs, number),
     };
-    regs.rax = match result {
+    regs.rax = to_raw(result);
+}
+
+fn to_raw(result: Result<u64>) -> u64 {
+    match result {
         Ok(value) => value,
         Err(errno) => errno.to_raw(),
-    };
+    }
+}
+
+/// A call of a thread with `ptrace::syscall_work`: its tracer may change everything about it.
+#[cold]
+fn handle_with_work(regs: &mut PtRegs) {
+    if process::ptrace::stop::before_syscall(regs) {
+        let number = regs.orig_rax as u32;
+        let result = match number {
+            nr::__NR_getpid => Ok(u64::from(current().process.pid)),
+            _ if machine::frame::is_short() => serve_in_need(regs, number),
+            _ => serve(regs, number),
+        };
+        regs.rax = to_raw(result);
+    }
+    process::ptrace::stop::after_syscall(regs);
 }
 
 /// Memory is short: somebody may have to go first.
@@ -228,6 +253,7 @@ fn dispatch(a: &mut Args, number: u32) -> Result<u64> {
         nr::__NR_recvmsg => net::recvmsg(a),
         nr::__NR_recvmmsg => net::recvmmsg(a),
         // --- processes
+        nr::__NR_ptrace => process::ptrace::requests::ptrace(a),
         nr::__NR_gettid => Ok(u64::from(current().tid())),
         nr::__NR_getppid => Ok(u64::from(current().process.parent_pid())),
         nr::__NR_fork => process::fork::fork(a),

@@ -23,6 +23,7 @@ mod fds;
 mod interrupts;
 mod limen;
 mod maps;
+mod memory;
 mod mounts;
 #[path = "process.rs"]
 mod process_dir;

@@ -13,12 +13,11 @@ use abi::{Errno, Result};
 use super::super::path::Location;
 use super::super::pseudo::{Body, Content, Listing, PseudoInode, Target, Text, parse_number};
 use super::super::{DirEntry, FileType};
-use super::{fds, gone, maps, mounts, parse_id, status};
+use super::{fds, gone, maps, memory, mounts, parse_id, status};
+use crate::process::ptrace::access::{Ids, may_access};
 use crate::process::{Pid, Process, Thread, find_process, find_thread};
 use crate::sched::current;
 
-/// CAP_SYS_PTRACE (capabilities(7)).
-const CAP_SYS_PTRACE: u32 = 19;
 /// CAP_SYS_RESOURCE.
 const CAP_SYS_RESOURCE: u32 = 24;
 
@@ -50,14 +49,7 @@ impl Subject {
     /// EACCES unless the current process may look into it.
     pub(super) fn check_inspect(&self) -> Result<()> {
         self.check_alive()?;
-        let (own, other) = (current().process.credentials(), self.process.credentials());
-        let same_user = [other.uid, other.euid, other.suid].iter().all(|&id| id == own.fsuid)
-            && [other.gid, other.egid, other.sgid].iter().all(|&id| id == own.fsgid);
-        if self.process.is_current() || same_user || own.has(CAP_SYS_PTRACE) {
-            Ok(())
-        } else {
-            Err(Errno::EACCES)
-        }
+        if may_access(&self.process, Ids::File) { Ok(()) } else { Err(Errno::EACCES) }
     }
 }
 
@@ -78,6 +70,8 @@ enum Kind {
     Areas(maps::ShowArea),
     /// A file that can be written.
     Setting(Show, Store),
+    /// The process's memory.
+    Memory,
     /// A magic link.
     Link(Follow),
     /// A directory that some code lists.
@@ -98,6 +92,7 @@ static ENTRIES: &[(&str, Kind)] = &[
     ("io", Kind::Private(status::io)),
     ("limits", Kind::Open(status::limits)),
     ("maps", Kind::Areas(maps::map)),
+    ("mem", Kind::Memory),
     ("mountinfo", Kind::Open(mounts::mountinfo)),
     ("mounts", Kind::Open(mounts::mounts)),
     ("ns", Kind::Directory(namespaces)),
@@ -144,9 +139,11 @@ struct Entries(Subject);
 impl Kind {
     fn file_type(&self) -> FileType {
         match self {
-            Kind::Open(_) | Kind::Private(_) | Kind::Areas(_) | Kind::Setting(..) => {
-                FileType::Regular
-            }
+            Kind::Open(_)
+            | Kind::Private(_)
+            | Kind::Areas(_)
+            | Kind::Setting(..)
+            | Kind::Memory => FileType::Regular,
             Kind::Link(_) => FileType::Symlink,
             Kind::Directory(_) => FileType::Directory,
         }
@@ -158,6 +155,7 @@ impl Kind {
             Kind::Private(show) => (0o444, file(subject, show, None, true)),
             Kind::Areas(show) => (0o444, Body::File(Box::new(maps::Areas { subject, show }))),
             Kind::Setting(show, store) => (0o644, file(subject, show, Some(store), false)),
+            Kind::Memory => (0o600, Body::File(Box::new(memory::Memory(subject)))),
             Kind::Link(follow) => (0o777, Body::Link(Box::new(Link { subject, follow }))),
             Kind::Directory(make) => (0o555, Body::Directory(make(subject))),
         }

@@ -85,6 +85,9 @@ fn state(subject: &Subject, thread: Option<&Thread>) -> (char, &'static str) {
         return ('Z', "zombie");
     }
     let Some(thread) = thread else { return ('Z', "zombie") };
+    if thread.trace.is_stopped() {
+        return ('t', "tracing stop");
+    }
     let run_state = thread.sched.lock().state;
     match run_state {
         RunState::Running(_) | RunState::Queued(_) => ('R', "running"),
@@ -226,7 +229,8 @@ pub(super) fn status(subject: &Subject, out: &mut Text) -> Result<()> {
     writeln!(out, "\nUmask:\t{umask:04o}\nState:\t{letter} ({word})");
     let id = subject.thread.as_ref().map_or(process.pid, |thread| thread.tid());
     writeln!(out, "Tgid:\t{}\nNgid:\t0\nPid:\t{id}", process.pid);
-    writeln!(out, "PPid:\t{}\nTracerPid:\t0", process.parent_pid());
+    let tracer = thread.map_or(0, |thread| thread.trace.tracer_tid());
+    writeln!(out, "PPid:\t{}\nTracerPid:\t{tracer}", process.parent_pid());
     put_ids(subject, out);
     let group = process.group.load(Ordering::Relaxed);
     let session = process.session.load(Ordering::Relaxed);

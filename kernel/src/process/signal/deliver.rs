@@ -5,7 +5,7 @@ use abi::{Errno, general as raw};
 use entry::PtRegs;
 
 use super::{Action, SIG_DFL, SIG_IGN, SigInfo, bit, frame, mask, pending, send, stop};
-use crate::process::exit;
+use crate::process::{exit, ptrace};
 use crate::sched::current;
 
 /// What to do next.
@@ -16,8 +16,10 @@ enum Next {
     Exit,
     /// The process is stopped.
     Stopped,
+    /// The thread's tracer wants it to stop.
+    Trap,
     /// This signal, taken when the process had been continued that often.
-    Signal(SigInfo, Action, u64),
+    Signal(SigInfo, u64),
 }
 
 /// Delivers pending signals: sets up a handler frame in `regs`, stops, or ends the process.
@@ -29,9 +31,10 @@ pub fn deliver(regs: &mut PtRegs, restore_mask: bool) {
     loop {
         match next() {
             Next::Exit => exit::exit_thread(0),
-            Next::Stopped => stop::park_if_stopped(),
-            Next::Signal(info, action, continues) => {
-                if take_action(regs, info, action, continues) {
+            Next::Stopped => stop::stop_here(regs),
+            Next::Trap => ptrace::stop::job_control(regs),
+            Next::Signal(info, continues) => {
+                if take_action(regs, info, continues) {
                     return;
                 }
             }
@@ -50,27 +53,40 @@ fn next() -> Next {
     if shared.group_exit.is_some() {
         return Next::Exit;
     }
-    if shared.stop.is_some() {
+    if shared.stop.as_ref().is_some_and(|stop| !thread.trace.has_seen(stop.sequence)) {
         return Next::Stopped;
+    }
+    if thread.trace.has_trap() {
+        return Next::Trap;
     }
     let mut own = thread.signals.lock();
     let wanted = !own.blocked;
     let Some(info) = own.pending.take(wanted).or_else(|| shared.pending.take(wanted)) else {
         return Next::Nothing;
     };
-    let number = info.number();
-    let action = thread.process.action(number);
+    Next::Signal(info, shared.continues)
+}
+
+/// The action for a signal that is being delivered; its handler may be meant for one signal only.
+fn use_action(number: u32) -> Action {
+    let process = &current().process;
+    let action = process.action(number);
     if action.has(raw::SA_RESETHAND) && action.handler > SIG_IGN {
         let reset = Action { handler: SIG_DFL, ..action };
-        thread.process.handlers.lock().set(number, reset);
+        process.handlers.lock().set(number, reset);
     }
-    Next::Signal(info, action, shared.continues)
+    action
 }
 
 /// Acts on one signal; true if a handler frame was set up.
-fn take_action(regs: &mut PtRegs, info: SigInfo, action: Action, continues: u64) -> bool {
+fn take_action(regs: &mut PtRegs, info: SigInfo, continues: u64) -> bool {
+    let thread = current();
+    thread.note_delivery(&info);
+    let is_traced = thread.trace.is_traced() && info.number() != raw::SIGKILL;
+    let info = if is_traced { ptrace::stop::before_signal(regs, info) } else { Some(info) };
+    let Some(info) = info else { return false };
     let number = info.number();
-    current().note_delivery(&info);
+    let action = use_action(number);
     if action.ignores(number) {
         return false;
     }
@@ -89,6 +105,7 @@ fn take_action(regs: &mut PtRegs, info: SigInfo, action: Action, continues: u64)
 fn enter_handler(regs: &mut PtRegs, info: &SigInfo, action: &Action) {
     let thread = current();
     restart_with_handler(regs, action);
+    let stepping = ptrace::step::pause(regs);
     if frame::push(regs, info, action).is_err() {
         send::force_segv(info.number());
         return;
@@ -102,6 +119,9 @@ fn enter_handler(regs: &mut PtRegs, info: &SigInfo, action: &Action) {
     drop(signals);
     // Other signals may be deliverable still: their frames go on top of this one.
     thread.recheck_signals();
+    if stepping {
+        ptrace::stop::entered_handler(regs);
+    }
 }
 
 /// Whether the registers are those of a system call that has not been restarted yet.

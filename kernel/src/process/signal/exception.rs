@@ -7,6 +7,7 @@ use machine::paging::USER_END;
 use machine::task::with_fpu;
 
 use super::{LastFault, SigInfo, send};
+use crate::process::ptrace;
 use crate::sched::current;
 
 /// An exception of the running program: demand paging, or a signal.
@@ -17,6 +18,9 @@ pub fn user_exception(regs: &mut PtRegs, exception: Exception) {
         return send::force(segv_or_bus(error, exception.address));
     }
     note(&exception);
+    if exception.vector == vector::DEBUG {
+        return debug_exception(regs, exception.address);
+    }
     send::force(signal_for(regs, &exception));
 }
 
@@ -71,18 +75,29 @@ fn segv_or_bus(error: Errno, address: u64) -> SigInfo {
     }
 }
 
-/// DR6: the exception is a single step, not a breakpoint (SDM 3B, 17.2.3).
+/// DR6: the exception is a single step (SDM 3B, 17.2.3); the low bits are breakpoints.
 const SINGLE_STEP: u64 = 1 << 14;
+const BREAKPOINTS: u64 = 0xf;
+
+/// A step of the program itself or of its tracer, a hardware breakpoint, or the instruction ICEBP.
+fn debug_exception(regs: &mut PtRegs, cause: u64) {
+    if current().trace.is_traced() {
+        ptrace::step::note_debug_exception(regs, cause);
+    }
+    let code = if cause & SINGLE_STEP != 0 {
+        raw::TRAP_TRACE
+    } else if cause & BREAKPOINTS != 0 {
+        raw::TRAP_HWBKPT
+    } else {
+        raw::TRAP_BRKPT
+    };
+    send::force(SigInfo::fault(raw::SIGTRAP, code, regs.rip));
+}
 
 fn signal_for(regs: &PtRegs, exception: &Exception) -> SigInfo {
     let rip = regs.rip;
     match exception.vector {
         vector::DIVIDE => SigInfo::fault(raw::SIGFPE, raw::FPE_INTDIV, rip),
-        vector::DEBUG => {
-            let step = exception.address & SINGLE_STEP != 0;
-            let code = if step { raw::TRAP_TRACE } else { raw::TRAP_BRKPT };
-            SigInfo::fault(raw::SIGTRAP, code, rip)
-        }
         vector::BREAKPOINT => SigInfo::kernel(raw::SIGTRAP),
         vector::INVALID_OPCODE => SigInfo::fault(raw::SIGILL, raw::ILL_ILLOPN, rip),
         vector::STACK | vector::SEGMENT_NOT_PRESENT => SigInfo::kernel(raw::SIGBUS),

@@ -52,6 +52,8 @@ pub struct ThreadSignals {
     pub last_fault: LastFault,
     /// The thread is on its way out: signals for the process go to others.
     pub is_exiting: bool,
+    /// The last stop of the process that the thread was counted for.
+    pub parked_for: u64,
 }
 
 /// What the CPU reported for the last exception of a thread.
@@ -76,6 +78,8 @@ pub struct ProcessSignals {
     pub stop: Option<stop::Stop>,
     /// How many times SIGCONT was sent: tells one stop from the next.
     pub continues: u64,
+    /// How many stops there were.
+    pub stops: u64,
 }
 
 /// What to do about one signal (sigaction(2)).
@@ -180,7 +184,8 @@ impl Thread {
         let shared = self.process.signals.lock();
         let own = self.signals.lock();
         let pending = (shared.pending.set() | own.pending.set()) & !own.blocked;
-        if pending != 0 || shared.stop.is_some() {
+        let new_stop = shared.stop.as_ref().is_some_and(|s| !self.trace.has_seen(s.sequence));
+        if pending != 0 || new_stop || self.trace.has_trap() {
             self.task().set_work(work::SIGNAL);
         }
     }

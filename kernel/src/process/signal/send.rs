@@ -130,6 +130,9 @@ fn prepare(
     if number != raw::SIGCONT {
         return false;
     }
+    for thread in threads.iter().filter(|thread| thread.trace.job_control_changed()) {
+        alert(thread);
+    }
     shared.continues += 1;
     if shared.stop.take().is_none() {
         return false;
@@ -147,6 +150,10 @@ fn is_ignored(
     number: u32,
 ) -> bool {
     let Some(thread) = target.or(threads.first()) else { return true };
+    if thread.trace.is_traced() {
+        // Its tracer may want to know, or to change it.
+        return false;
+    }
     process.action(number).ignores(number) && thread.signals.lock().blocked & bit(number) == 0
 }
 

@@ -1,15 +1,17 @@
 //! Job control: stopping a whole process, and telling its parent (signal(7), wait(2)).
 //!
 //! Any thread that takes a stop signal marks the process; every thread then parks itself on its way
-//! back to the program, and the last one to do so tells the parent. SIGCONT clears the mark.
+//! back to the program, and the last one to do so tells the parent. SIGCONT clears the mark. A thread
+//! that is traced stops for its tracer instead of parking; it counts all the same.
 
 use alloc::sync::Arc;
 
 use abi::general as raw;
+use entry::PtRegs;
 
 use super::{SigInfo, pending, send};
 use crate::process::family::Report;
-use crate::process::{Process, work};
+use crate::process::{Process, ptrace, work};
 use crate::sched::current;
 
 /// A process that is stopped, or about to be.
@@ -17,6 +19,8 @@ use crate::sched::current;
 pub struct Stop {
     /// The signal that did it.
     pub signal: u32,
+    /// Tells it from the process's other stops; never 0.
+    pub sequence: u64,
     /// Threads that have parked.
     pub parked: usize,
     /// Whether the parent has been told.
@@ -38,38 +42,66 @@ pub fn begin(signal: u32, continues: u64) {
     if is_late || shared.group_exit.is_some() || shared.stop.is_some() {
         return;
     }
-    shared.stop = Some(Stop { signal, parked: 0, is_complete: false });
+    shared.stops += 1;
+    let sequence = shared.stops;
+    shared.stop = Some(Stop { signal, sequence, parked: 0, is_complete: false });
     for thread in threads.iter() {
+        thread.trace.job_control_changed();
         send::alert(thread);
     }
 }
 
-/// Parks the running thread while its process is stopped. Returns at once if it is not.
-pub fn park_if_stopped() {
+/// Stops the running thread because the process is stopped. Returns when either is over.
+pub fn stop_here(regs: &mut PtRegs) {
+    if current().trace.is_traced() {
+        participate();
+        ptrace::stop::job_control(regs);
+    } else {
+        park_if_stopped();
+    }
+}
+
+/// Counts the running thread as stopped, and tells the parent if it is the last one. Returns how
+/// often the process had been continued before this stop; None if it is not stopped.
+fn participate() -> Option<u64> {
     let thread = current();
     let process = &thread.process;
+    let mut signal = None;
     let continues;
     {
         let threads = process.threads.lock();
         let mut shared = process.signals.lock();
         continues = shared.continues;
-        let Some(stop) = &mut shared.stop else { return };
-        stop.parked += 1;
-        let complete = stop.parked >= threads.len() && !stop.is_complete;
-        stop.is_complete |= complete;
-        let signal = stop.signal;
-        drop(shared);
-        drop(threads);
-        if complete {
-            report(process, Report::Stopped(signal));
+        let stop = shared.stop.as_mut()?;
+        let counted = core::mem::replace(&mut thread.signals.lock().parked_for, stop.sequence);
+        if counted != stop.sequence {
+            stop.parked += 1;
+        }
+        if stop.parked >= threads.len() && !stop.is_complete {
+            stop.is_complete = true;
+            signal = Some(stop.signal);
         }
     }
+    if let Some(signal) = signal
+        && !ptrace::links::hides_stops_from_parent(process)
+    {
+        report(process, Report::Stopped(signal));
+    }
+    Some(continues)
+}
+
+/// Parks the running thread while its process is stopped, or until somebody traces it.
+fn park_if_stopped() {
+    let thread = current();
+    let process = &thread.process;
+    let Some(continues) = participate() else { return };
     process.continue_events.wait_uninterruptible(|| {
         let over = {
             let shared = process.signals.lock();
             shared.stop.is_none() || shared.continues != continues
         };
-        (over || thread.task().work() & work::EXIT != 0).then_some(())
+        let killed = thread.task().work() & work::EXIT != 0;
+        (over || killed || thread.trace.is_traced()).then_some(())
     });
     // Whatever came meanwhile is looked at now.
     thread.task().set_work(work::SIGNAL);

@@ -1,0 +1,188 @@
+//! ptrace(2) itself: from the request to what it does to a stopped tracee.
+
+use alloc::sync::Arc;
+
+use abi::{Errno, Result, general as raw, ptrace as nr};
+
+use super::{State, Stop, links, memory, registers, regset, resume, syscall_info};
+use crate::process::signal::info::{SIGINFO_BYTES, SigInfo};
+use crate::process::signal::{self, SignalSet, UNBLOCKABLE, send};
+use crate::process::{Thread, find_thread};
+use crate::sched::current;
+use crate::syscall::Args;
+use crate::user::UserPtr;
+
+/// ptrace(2), the system call: what glibc returns from PTRACE_PEEK* is written to `data` here.
+pub fn ptrace(args: &Args) -> Result<u64> {
+    let request = args.a0();
+    if request == u64::from(nr::PTRACE_TRACEME) {
+        return links::trace_me();
+    }
+    let thread = find_thread(args.a1() as u32).ok_or(Errno::ESRCH)?;
+    let request = u32::try_from(request).map_err(|_| Errno::EIO)?;
+    let (address, data) = (args.a2(), args.a3());
+    match request {
+        nr::PTRACE_ATTACH => return links::attach(&thread, None),
+        nr::PTRACE_SEIZE => return seize(&thread, address, data),
+        _ => {}
+    }
+    check_tracer(&thread)?;
+    match request {
+        nr::PTRACE_KILL => return kill(&thread),
+        nr::PTRACE_INTERRUPT => return interrupt(&thread),
+        _ => with_stopped(&thread, |_, _| Ok(0))?,
+    };
+    match request {
+        nr::PTRACE_DETACH => links::detach(&thread, resume::valid_signal(data)?),
+        nr::PTRACE_LISTEN => listen(&thread),
+        nr::PTRACE_SETOPTIONS | nr::PTRACE_OLDSETOPTIONS => set_options(&thread, data),
+        nr::PTRACE_GETEVENTMSG => event_message(&thread, data),
+        nr::PTRACE_GETSIGINFO => get_siginfo(&thread, data),
+        nr::PTRACE_SETSIGINFO => set_siginfo(&thread, data),
+        nr::PTRACE_GETSIGMASK => get_mask(&thread, address, data),
+        nr::PTRACE_SETSIGMASK => set_mask(&thread, address, data),
+        nr::PTRACE_GET_SYSCALL_INFO => syscall_info::get(&thread, address, data),
+        nr::PTRACE_PEEKTEXT | nr::PTRACE_PEEKDATA => memory::peek(&thread, address, data),
+        nr::PTRACE_POKETEXT | nr::PTRACE_POKEDATA => memory::poke(&thread, address, data),
+        nr::PTRACE_PEEKUSR => registers::peek_user(&thread, address, data),
+        nr::PTRACE_POKEUSR => registers::poke_user(&thread, address, data),
+        nr::PTRACE_GETREGS => registers::get_all(&thread, data),
+        nr::PTRACE_SETREGS => registers::set_all(&thread, data),
+        nr::PTRACE_ARCH_PRCTL => registers::arch_prctl(&thread, address, data),
+        nr::PTRACE_GETFPREGS => regset::get_legacy_fpu(&thread, data),
+        nr::PTRACE_SETFPREGS => regset::set_legacy_fpu(&thread, data),
+        nr::PTRACE_GETREGSET => regset::get(&thread, address, data),
+        nr::PTRACE_SETREGSET => regset::set(&thread, address, data),
+        _ => resume::resume(&thread, request, data),
+    }
+}
+
+/// ESRCH unless the running thread traces `thread`.
+fn check_tracer(thread: &Thread) -> Result<()> {
+    if is_own(&thread.trace.state()) { Ok(()) } else { Err(Errno::ESRCH) }
+}
+
+fn is_own(state: &State) -> bool {
+    let own = current();
+    state.is_traced_by(&own.process) && state.link.as_ref().is_some_and(|l| l.tid == own.tid())
+}
+
+/// Calls `f` with the state and the stop of a tracee of the running thread. ESRCH unless it is
+/// stopped. `f` must not touch a program's memory.
+pub(super) fn with_stopped<R>(
+    thread: &Thread,
+    f: impl FnOnce(&mut State, &mut Stop) -> Result<R>,
+) -> Result<R> {
+    let mut state = thread.trace.state();
+    let own = is_own(&state);
+    // Taken out for the moment, so that `f` can have both.
+    let Some(mut stop) = state.stop.take() else { return Err(Errno::ESRCH) };
+    let waits = own && stop.resumed.is_none() && !stop.listening;
+    let result = if waits { f(&mut state, &mut stop) } else { Err(Errno::ESRCH) };
+    state.stop = Some(stop);
+    result
+}
+
+fn seize(thread: &Arc<Thread>, address: u64, data: u64) -> Result<u64> {
+    if address != 0 || data & !u64::from(nr::PTRACE_O_MASK) != 0 {
+        return Err(Errno::EIO);
+    }
+    links::attach(thread, Some(valid_options(data)?))
+}
+
+fn valid_options(data: u64) -> Result<u32> {
+    let allowed = nr::PTRACE_O_MASK & !nr::PTRACE_O_SUSPEND_SECCOMP;
+    if data & !u64::from(allowed) != 0 { Err(Errno::EINVAL) } else { Ok(data as u32) }
+}
+
+fn set_options(thread: &Thread, data: u64) -> Result<u64> {
+    let options = valid_options(data)?;
+    with_stopped(thread, |state, _| {
+        state.options = options;
+        Ok(0)
+    })
+}
+
+/// PTRACE_KILL. Succeeds whatever the tracee does.
+fn kill(thread: &Arc<Thread>) -> Result<u64> {
+    let _ = signal::send_to_thread(thread, SigInfo::kernel(raw::SIGKILL));
+    Ok(0)
+}
+
+/// PTRACE_INTERRUPT: a stop without a signal.
+fn interrupt(thread: &Arc<Thread>) -> Result<u64> {
+    {
+        let mut state = thread.trace.state();
+        if !state.is_seized() {
+            return Err(Errno::EIO);
+        }
+        state.trap = true;
+    }
+    thread.trace.resumed.wake_all(0);
+    send::alert(thread);
+    Ok(0)
+}
+
+/// PTRACE_LISTEN: stays stopped, and tells when job control goes on.
+fn listen(thread: &Thread) -> Result<u64> {
+    with_stopped(thread, |state, stop| {
+        if !state.is_seized() || stop.code >> 8 != nr::PTRACE_EVENT_STOP {
+            return Err(Errno::EIO);
+        }
+        stop.listening = true;
+        Ok(0)
+    })?;
+    // What came in the meantime ends the listening at once.
+    thread.trace.resumed.wake_all(0);
+    Ok(0)
+}
+
+fn event_message(thread: &Thread, data: u64) -> Result<u64> {
+    let message = with_stopped(thread, |_, stop| Ok(stop.message))?;
+    UserPtr::<u64>::new(data).write(&message)?;
+    Ok(0)
+}
+
+fn get_siginfo(thread: &Thread, data: u64) -> Result<u64> {
+    let info = with_stopped(thread, |_, stop| stop.info.ok_or(Errno::EINVAL))?;
+    UserPtr::new(data).write(&info.to_user())?;
+    Ok(0)
+}
+
+fn set_siginfo(thread: &Thread, data: u64) -> Result<u64> {
+    const _: () = assert!(SIGINFO_BYTES == 128);
+    let number = UserPtr::<u32>::new(data).read()?;
+    let info = SigInfo::read_from(data, number)?;
+    with_stopped(thread, |_, stop| {
+        let old = stop.info.as_mut().ok_or(Errno::EINVAL)?;
+        *old = info;
+        Ok(0)
+    })
+}
+
+fn check_mask_size(size: u64) -> Result<()> {
+    if size == size_of::<SignalSet>() as u64 { Ok(()) } else { Err(Errno::EINVAL) }
+}
+
+/// PTRACE_GETSIGMASK. The mask that a call has replaced for a while is the one to come back.
+fn get_mask(thread: &Thread, size: u64, data: u64) -> Result<u64> {
+    check_mask_size(size)?;
+    let mask = {
+        let signals = thread.signals.lock();
+        signals.saved_mask.unwrap_or(signals.blocked)
+    };
+    UserPtr::<SignalSet>::new(data).write(&mask)?;
+    Ok(0)
+}
+
+fn set_mask(thread: &Thread, size: u64, data: u64) -> Result<u64> {
+    check_mask_size(size)?;
+    let mask = UserPtr::<SignalSet>::new(data).read()? & !UNBLOCKABLE;
+    {
+        let mut signals = thread.signals.lock();
+        signals.blocked = mask;
+        signals.saved_mask = None;
+    }
+    thread.recheck_signals();
+    Ok(0)
+}
