@@ -2,6 +2,7 @@
 //!
 //! Only arguments and exit codes live here; everything else is the `objtool` crate.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -52,23 +53,33 @@ fn parse_form(name: &str) -> Result<Form, String> {
 /// Runs the command; 0 when the image is clean or written, 1 when it is not clean, 2 when it could
 /// not be read or written.
 pub(crate) fn run(args: ObjtoolArgs) -> ExitCode {
-    let result = match args.command {
-        Command::Audit { elf, json } => audit(&elf, json),
-        Command::Rewrite { form, out, elf } => rewrite(&elf, &out, form),
+    let (result, elf) = match args.command {
+        Command::Audit { elf, json } => (audit(&elf, json), elf),
+        Command::Rewrite { form, out, elf } => (rewrite(&elf, &out, form), elf),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("limen: {error}");
+        match error {
+            // It names its file itself.
+            objtool::Error::Io(..) => eprintln!("limen: {error}"),
+            _ => eprintln!("limen: {}: {error}", elf.display()),
+        }
         ExitCode::from(2)
     })
 }
 
+/// Writes to stdout; a reader that went away early is no error.
+fn print(text: &str) -> objtool::Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(objtool::Error::Io("stdout".into(), error))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn audit(elf: &Path, json: bool) -> objtool::Result<ExitCode> {
     let report = objtool::audit_file(elf)?;
-    if json {
-        println!("{}", report.to_json());
-    } else {
-        print!("{report}");
-    }
+    print(&if json { format!("{}\n", report.to_json()) } else { report.to_string() })?;
     Ok(ExitCode::from(u8::from(!report.is_clean())))
 }
 
@@ -78,11 +89,6 @@ fn rewrite(elf: &Path, out: &Path, form: Form) -> objtool::Result<ExitCode> {
         eprintln!("limen: warning: {warning}");
     }
     let applied = rewritten.applied;
-    println!(
-        "{} checks, {} rewritten to {}",
-        applied.sites,
-        applied.written,
-        form.name()
-    );
+    print(&format!("{} checks, {} rewritten to {}\n", applied.sites, applied.written, form.name()))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -113,6 +113,10 @@ impl<'a> Image<'a> {
         if data.len() > FILE_MAX {
             return Err(Error::TooLarge("file"));
         }
+        // Magic of the boot protocol's header, which a bzImage carries.
+        if data.get(0x202..0x206) == Some(b"HdrS") && !data.starts_with(b"\x7fELF") {
+            return Err(Error::Elf("a bzImage, which holds the image compressed: unpack it".into()));
+        }
         let header = Header::parse(data)?;
         let endian = header.endian()?;
         if header.e_machine(endian) != elf::EM_X86_64 {

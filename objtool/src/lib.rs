@@ -62,8 +62,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// # Errors
 /// When the file cannot be read or is no x86-64 image.
 pub fn audit_file(path: &Path) -> Result<Report> {
-    let data = std::fs::read(path).map_err(|error| Error::Io(path.into(), error))?;
-    audit(&data, &Options::default())
+    audit(&read(path)?, &Options::default())
 }
 
 /// Rewrites the checks of the image in `input` and writes the result to `output`.
@@ -71,8 +70,7 @@ pub fn audit_file(path: &Path) -> Result<Report> {
 /// # Errors
 /// As [`rewrite()`]; then `output` is as it was.
 pub fn rewrite_file(input: &Path, output: &Path, form: Form) -> Result<Rewritten> {
-    let data = std::fs::read(input).map_err(|error| Error::Io(input.into(), error))?;
-    let rewritten = rewrite(&data, form, &Options::default())?;
+    let rewritten = rewrite(&read(input)?, form, &Options::default())?;
     replace(output, &rewritten.data)?;
     Ok(rewritten)
 }
@@ -82,10 +80,13 @@ pub fn rewrite_file(input: &Path, output: &Path, form: Form) -> Result<Rewritten
 /// # Errors
 /// As [`finish()`]; then the file is as it was.
 pub fn finish_file(path: &Path, options: &FinishOptions) -> Result<Finished> {
-    let data = std::fs::read(path).map_err(|error| Error::Io(path.into(), error))?;
-    let finished = finish(&data, options)?;
+    let finished = finish(&read(path)?, options)?;
     replace(path, &finished.data)?;
     Ok(finished)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(|error| Error::Io(path.into(), error))
 }
 
 /// Writes beside `path` and renames: a reader sees the old file or the whole new one.

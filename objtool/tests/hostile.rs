@@ -116,6 +116,10 @@ fn no_image_at_all() {
     let mut arm = IMAGES[0].to_vec();
     arm[0x12] = 0xb7;
     assert!(audit(&arm, &Options::default()).is_err());
+    let mut packed = vec![0; 4096];
+    packed[0x202..0x206].copy_from_slice(b"HdrS");
+    let error = audit(&packed, &Options::default()).err().map(|error| error.to_string());
+    assert!(error.is_some_and(|error| error.contains("bzImage")));
     let mut object = IMAGES[0].to_vec();
     object[0x10] = 1;
     assert!(audit(&object, &Options::default()).is_err());
