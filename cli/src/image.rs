@@ -32,7 +32,10 @@ pub(crate) fn finish(image: &Path) -> Result<(), Error> {
     let file = object::read::elf::ElfFile64::<object::Endianness>::parse(&*data)?;
     let tables = file.section_by_name(TABLES_SECTION);
     if tables.is_some_and(|section| section.size() > 0) {
-        objtool::finish_file(image, &objtool::FinishOptions::default())?;
+        let finished = objtool::finish_file(image, &objtool::FinishOptions::default())?;
+        if finished.entry_text.is_none() {
+            return Err(format!("{}: its entry text has no labels", image.display()).into());
+        }
     }
     Ok(())
 }

@@ -98,8 +98,10 @@ context_entered_\name:
 
 // From here on this CPU counts as in user mode, and is not interrupted for what may wait: the second
 // danger zone, until the program's first instruction. Interrupts are masked. Changes nothing else.
-.macro leave_kernel
+.macro leave_kernel name
     movl $0, %gs:{CONTEXT}
+.globl context_left_\name
+context_left_\name:
 .endm
 
 // Restores the general registers; RSP then points at orig_rax.
@@ -203,9 +205,7 @@ context_entered_\name:
 
     syscall_way syscall_entry, told, syscall_from_user
 sysret:
-    leave_kernel
-.globl context_left_sysret
-context_left_sysret:
+    leave_kernel sysret
     pop_registers
     // Stack: orig_rax, rip, cs, rflags, rsp, ss. RCX = rip, R11 = rflags, as decide() checked.
     check_sysret
@@ -222,7 +222,7 @@ sysret_window_end:
 
     syscall_way_pti syscall_entry_pti, told, syscall_from_user
 sysret_pti:
-    leave_kernel
+    leave_kernel sysret_pti
     pop_registers
     check_sysret
     mov %rdi, %gs:{USER_RDI}
@@ -259,7 +259,7 @@ return_to_user:
     jmp iret_pti
 
 return_by_iret:
-    leave_kernel
+    leave_kernel iret
     pop_registers
     add $8, %rsp
     swapgs
@@ -279,7 +279,7 @@ iret_pti:
     lea 8(%rdi), %rdi
     mov $({IRET_FRAME_SIZE} / 8), %ecx
     rep movsq
-    leave_kernel
+    leave_kernel iret_pti
     pop_registers
     mov %gs:{ENTRY_STACK_TOP}, %rsp
     sub $({IRET_FRAME_SIZE} + 8), %rsp
@@ -447,6 +447,9 @@ context_entered_paranoid:
     mov %rsp, %rdi
     mov %r13, %rsi
     call paranoid_from_kernel
+.globl context_left_paranoid
+context_left_paranoid:
+    // Or soon, if a danger zone was hit.
     mov %ebx, %edi
     call context_paranoid_exit
     cmpq $0, %gs:{PTI}

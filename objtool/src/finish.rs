@@ -25,6 +25,7 @@ use text_patching::{Text as _, kcfi, poke};
 use crate::Error;
 use crate::audit::{Audit, Options, examine};
 use crate::elf::Image;
+use crate::entry_text::{self as entry_proof, Proved};
 use crate::file_text::FileText;
 use crate::report::{Finding, Report};
 
@@ -75,6 +76,8 @@ pub struct Finished {
     pub calls: usize,
     /// Poisoned functions.
     pub poisoned: usize,
+    /// What was proved of entry text; `None` if the image has none of this kernel.
+    pub entry_text: Option<Proved>,
 }
 
 /// Finishes an image.
@@ -97,6 +100,7 @@ pub fn finish(data: &[u8], options: &FinishOptions) -> Result<Finished, Error> {
     }
     let place = file_range(section.file_offset, section.bytes.len())?;
 
+    let entry_text = entry_proof::prove(&audit.image, &entry_text(&audit.image))?;
     let plan = Plan::new(&audit, options.poison)?;
     let mut text = FileText::new(data, &audit.image);
     plan.write_text(&mut text, options.form)?;
@@ -116,6 +120,7 @@ pub fn finish(data: &[u8], options: &FinishOptions) -> Result<Finished, Error> {
         branches: plan.branches.len(),
         calls: plan.calls.len(),
         poisoned: plan.poisoned().count(),
+        entry_text,
     })
 }
 

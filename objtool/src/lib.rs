@@ -4,6 +4,7 @@
 pub mod allow;
 pub mod audit;
 pub mod elf;
+pub mod entry_text;
 pub mod file_text;
 pub mod finish;
 pub mod report;

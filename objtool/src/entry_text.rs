@@ -1,0 +1,357 @@
+//! Proof that entry code works on a CPU that has not caught up: between a vector and the catch-up,
+//! and between the exit's store and the program, the kernel runs with text and translations that may
+//! be old (mechanisms/context_tracking). What is proved of every instruction there, along every path:
+//!
+//! - it lies in `.entry.text`, and so does whatever it calls;
+//! - it makes no indirect branch, which would end who knows where;
+//! - it reaches memory only by GS, by the stack, by registers that were loaded from those, or at a
+//!   fixed address of the image: nothing whose mapping changes while the kernel runs;
+//! - no place there is patched at run time (`finish` refuses static branches and calls; what the
+//!   boot pass changes, it changes before any CPU is in user mode).
+//!
+//! Where a path begins and ends the code says itself, by the labels below.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use iced_x86::{
+    Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess,
+    OpKind, Register, UsedMemory,
+};
+
+use crate::Error;
+use crate::elf::Image;
+
+/// Where entries begin: SYSCALL's, and those of paranoid vectors.
+const ENTRIES: [&str; 2] = ["syscall_entry", "paranoid_"];
+/// The stubs of all vectors, and their size.
+const STUBS: &str = "vector_stubs";
+const STUB_BYTES: u64 = 16;
+const VECTORS: u64 = 256;
+/// Where an entry has caught up.
+const ENTERED: &str = "context_entered_";
+/// An interrupt of the kernel: there is nothing to catch up with.
+const NO_ENTRY: &str = "vector_from_kernel";
+/// Where an exit has said that the CPU is in user mode.
+const LEFT: &str = "context_left_";
+/// Addresses that come and go, although they are in the image.
+const LATE: [&str; 2] = ["__late_text_start", "__late_text_end"];
+
+/// What was proved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Proved {
+    /// Places where paths begin.
+    pub entries: usize,
+    /// Instructions on those paths.
+    pub instructions: usize,
+}
+
+/// Walks every path. `Ok(None)`: the image has no such labels, so it is not this kernel's.
+///
+/// # Errors
+/// [`Error::Refused`] with the first instruction that breaks a rule.
+pub fn prove(image: &Image<'_>, entry_text: &[Range<u64>]) -> Result<Option<Proved>, Error> {
+    let mut walk = Walk {
+        image,
+        entry_text,
+        late: late(image),
+        known: BTreeMap::new(),
+        pending: vec![],
+        info: InstructionInfoFactory::new(),
+    };
+    let inside = |at: u64| entry_text.iter().any(|range| range.contains(&at));
+    let symbols = image.symbols.iter().filter(|symbol| inside(symbol.address));
+    let mut stubs = false;
+    for symbol in symbols {
+        let begins = |prefix: &str| symbol.name.starts_with(prefix);
+        let is_vector = symbol.name.ends_with(|c: char| c.is_ascii_digit());
+        if begins(ENTRIES[0]) {
+            // The stack is the program's until it is loaded.
+            walk.pending.push((symbol.address, 0));
+        } else if begins(ENTRIES[1]) && is_vector || begins(LEFT) {
+            walk.pending.push((symbol.address, bit(Register::RSP)));
+        } else if symbol.name == STUBS {
+            stubs = true;
+            let stubs = (0..VECTORS).map(|n| symbol.address + n * STUB_BYTES);
+            walk.pending.extend(stubs.map(|at| (at, bit(Register::RSP))));
+        }
+    }
+    if !stubs {
+        return Ok(None);
+    }
+    let entries = walk.pending.len();
+    while let Some((at, safe)) = walk.pending.pop() {
+        walk.step(at, safe)?;
+    }
+    Ok(Some(Proved { entries, instructions: walk.known.len() }))
+}
+
+fn late(image: &Image<'_>) -> Range<u64> {
+    let [start, end] = LATE.map(|name| image.symbol(name).unwrap_or_default());
+    start..end
+}
+
+/// Registers that hold an address on the stack in use or in this CPU's data: one bit each.
+type Safe = u16;
+
+fn bit(register: Register) -> Safe {
+    let full = register.full_register();
+    if full.is_gpr64() { 1 << full.number() } else { 0 }
+}
+
+/// What a callee keeps (System V ABI).
+fn kept_by_calls() -> Safe {
+    use Register::{R12, R13, R14, R15, RBP, RBX, RSP};
+    [RSP, RBP, RBX, R12, R13, R14, R15].into_iter().map(bit).fold(0, |all, one| all | one)
+}
+
+struct Walk<'a> {
+    image: &'a Image<'a>,
+    entry_text: &'a [Range<u64>],
+    late: Range<u64>,
+    /// What is safe before an instruction, on all paths to it so far.
+    known: BTreeMap<u64, Safe>,
+    pending: Vec<(u64, Safe)>,
+    info: InstructionInfoFactory,
+}
+
+impl Walk<'_> {
+    fn step(&mut self, at: u64, safe: Safe) -> Result<(), Error> {
+        if self.is_end(at) {
+            return Ok(());
+        }
+        let safe = match self.known.get(&at) {
+            Some(known) if known & safe == *known => return Ok(()),
+            Some(known) => known & safe,
+            None => safe,
+        };
+        self.known.insert(at, safe);
+        let instruction = self.decode(at)?;
+        self.check_memory(&instruction, safe)?;
+        let after = self.after(&instruction, safe);
+        let next = instruction.next_ip();
+        match instruction.flow_control() {
+            FlowControl::Next => self.pending.push((next, after)),
+            FlowControl::UnconditionalBranch => self.go(&instruction, after)?,
+            FlowControl::ConditionalBranch => {
+                self.go(&instruction, after)?;
+                self.pending.push((next, after));
+            }
+            FlowControl::Call => {
+                // SYSCALL and its kind count as calls, too; there are none here.
+                self.go(&instruction, after)?;
+                self.pending.push((next, after & kept_by_calls()));
+            }
+            FlowControl::Return => {}
+            FlowControl::Interrupt | FlowControl::Exception => {}
+            FlowControl::IndirectBranch | FlowControl::IndirectCall => {
+                return Err(self.refuse(at, "branches indirectly"));
+            }
+            FlowControl::XbeginXabortXend => return Err(self.refuse(at, "is no such code")),
+        }
+        Ok(())
+    }
+
+    /// Follows a direct branch.
+    fn go(&mut self, instruction: &Instruction, safe: Safe) -> Result<(), Error> {
+        let direct = matches!(instruction.op0_kind(), OpKind::NearBranch64);
+        if !direct {
+            return Err(self.refuse(instruction.ip(), "leaves by another way"));
+        }
+        self.pending.push((instruction.near_branch_target(), safe));
+        Ok(())
+    }
+
+    /// Whether the rules end here: the entry has caught up, or none was made.
+    fn is_end(&self, at: u64) -> bool {
+        let first = self.image.symbols.partition_point(|symbol| symbol.address < at);
+        let here = self.image.symbols.get(first..).unwrap_or_default();
+        let mut here = here.iter().take_while(|symbol| symbol.address == at);
+        here.any(|symbol| symbol.name.starts_with(ENTERED) || symbol.name == NO_ENTRY)
+    }
+
+    fn decode(&self, at: u64) -> Result<Instruction, Error> {
+        let inside = self.entry_text.iter().any(|range| range.contains(&at));
+        if !inside {
+            return Err(self.refuse(at, "is reached before the catch-up, outside entry text"));
+        }
+        let bytes = self.image.piece_at(at).and_then(|piece| piece.from(at));
+        let mut decoder = Decoder::with_ip(64, bytes.unwrap_or_default(), at, DecoderOptions::NONE);
+        let instruction = decoder.decode();
+        match instruction.is_invalid() {
+            true => Err(self.refuse(at, "is no instruction")),
+            false => Ok(instruction),
+        }
+    }
+
+    fn check_memory(&mut self, instruction: &Instruction, safe: Safe) -> Result<(), Error> {
+        let used: Vec<UsedMemory> = self.info.info(instruction).used_memory().to_vec();
+        let touches = |memory: &&UsedMemory| memory.access() != OpAccess::NoMemAccess;
+        for memory in used.iter().filter(touches) {
+            if memory.segment() == Register::GS {
+                continue;
+            }
+            let by_stack = matches!(memory.base(), Register::RSP) || bit(memory.base()) & safe != 0;
+            let right = match memory.base() {
+                Register::None | Register::RIP => {
+                    let address = if instruction.is_ip_rel_memory_operand() {
+                        instruction.ip_rel_memory_address()
+                    } else {
+                        memory.displacement()
+                    };
+                    memory.index() == Register::None && self.stays(address)
+                }
+                base => by_stack && bit(base) & safe != 0,
+            };
+            if !right {
+                let what = "uses memory by other ways than GS and the stack before the catch-up";
+                return Err(self.refuse(instruction.ip(), what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a fixed address is mapped for as long as the kernel runs.
+    fn stays(&self, address: u64) -> bool {
+        !self.late.contains(&address) && self.image.piece_at(address).is_some()
+    }
+
+    /// What is safe behind the instruction.
+    fn after(&mut self, instruction: &Instruction, safe: Safe) -> Safe {
+        let target = instruction.op0_register();
+        let to_register = instruction.op_count() > 0 && instruction.op0_kind() == OpKind::Register;
+        let source = if instruction.op_count() > 1 { instruction.op1_kind() } else { OpKind::NearBranch16 };
+        let given = |yes: bool| if yes { safe | bit(target) } else { safe & !bit(target) };
+        match instruction.mnemonic() {
+            Mnemonic::Mov if to_register && target.is_gpr64() => given(match source {
+                OpKind::Register => bit(instruction.op1_register()) & safe != 0,
+                OpKind::Memory => instruction.memory_segment() == Register::GS,
+                _ => false,
+            }),
+            Mnemonic::Lea => given(
+                bit(instruction.memory_base()) & safe != 0
+                    && instruction.memory_index() == Register::None,
+            ),
+            // An address moved by a constant stays where it was: stacks are aligned to their size.
+            Mnemonic::Add | Mnemonic::Sub | Mnemonic::And | Mnemonic::Or
+                if to_register && target.is_gpr64() && source != OpKind::Register =>
+            {
+                safe
+            }
+            _ => {
+                let stack = safe & bit(Register::RSP);
+                let moves = instruction.is_string_instruction() || instruction.is_stack_instruction();
+                let used = self.info.info(instruction).used_registers();
+                let written = used.iter().filter(|used| {
+                    let writes = !matches!(used.access(), OpAccess::Read | OpAccess::CondRead);
+                    let walks = matches!(used.register(), Register::RSI | Register::RDI)
+                        && instruction.is_string_instruction();
+                    writes && !walks
+                });
+                let lost = written.fold(0, |all, used| all | bit(used.register()));
+                let keeps_stack = moves && target.full_register() != Register::RSP;
+                safe & !lost | if keeps_stack { stack } else { 0 }
+            }
+        }
+    }
+
+    fn refuse(&self, at: u64, what: &str) -> Error {
+        let name = self.image.symbolize(at).map_or("?", |symbol| symbol.name);
+        Error::Refused(format!("entry text: {at:#x} ({name}) {what}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::elf::{Piece, Symbol};
+
+    const BASE: u64 = 0x1000;
+    const STUB: u64 = 0x2000;
+    const DATA: u64 = 0x8000;
+
+    /// An entry made of these bytes, which end with the catch-up; stubs that go nowhere.
+    fn prove_entry(code: &[u8]) -> Result<Option<Proved>, Error> {
+        let text = [code, &[0xc3]].concat();
+        // int3 in each stub.
+        let stubs = vec![0xcc; usize::try_from(STUB_BYTES * VECTORS).expect("4 KiB")];
+        let data = [0; 64];
+        let piece = |name: &str, address, bytes| Piece {
+            name: name.to_owned(),
+            address,
+            bytes,
+            file_offset: 0,
+            executable: address != DATA,
+            writable: address == DATA,
+        };
+        let symbol = |name, address| Symbol { name, address, size: 0, function: false };
+        let image = Image {
+            pieces: vec![
+                piece(".entry.text", BASE, &text),
+                piece(".entry.text", STUB, &stubs),
+                piece(".data", DATA, &data),
+            ],
+            symbols: vec![
+                symbol("syscall_entry_x", BASE),
+                symbol("context_entered_x", BASE + code.len() as u64),
+                symbol(STUBS, STUB),
+                symbol(LATE[0], DATA + 32),
+                symbol(LATE[1], DATA + 64),
+            ],
+            ..Image::default()
+        };
+        prove(&image, &[BASE..BASE + text.len() as u64, STUB..STUB + stubs.len() as u64])
+    }
+
+    /// mov gs:[0x18], rsp; push rax; mov gs:[0], rcx; inc dword [rcx]
+    const GOOD: [u8; 21] = [
+        0x65, 0x48, 0x8b, 0x24, 0x25, 0x18, 0, 0, 0, 0x50, 0x65, 0x48, 0x8b, 0x0c, 0x25, 0, 0, 0,
+        0, 0xff, 0x01,
+    ];
+
+    #[track_caller]
+    fn refused(code: &[u8], why: &str) {
+        match prove_entry(code) {
+            Err(Error::Refused(what)) => assert!(what.contains(why), "{what}"),
+            other => panic!("not refused: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_entry_that_keeps_to_its_own() {
+        let proved = prove_entry(&GOOD).expect("good").expect("an entry");
+        // Four instructions, and an int3 in each stub.
+        assert_eq!(proved, Proved { entries: 257, instructions: 4 + 256 });
+    }
+
+    #[test]
+    fn each_rule_is_needed() {
+        refused(&GOOD[9..], "memory"); // push before the stack is loaded
+        refused(&[GOOD.as_slice(), &[0x8b, 0x02]].concat(), "memory"); // mov [rdx], eax
+        // mov [rcx], rcx; mov [rcx], eax: what memory says is no place of its own
+        refused(&[GOOD.as_slice(), &[0x48, 0x8b, 0x09, 0x8b, 0x01]].concat(), "memory");
+        refused(&[GOOD.as_slice(), &[0xff, 0xe0]].concat(), "indirectly"); // jmp *rax
+        refused(&[GOOD.as_slice(), &[0xff, 0xd0]].concat(), "indirectly"); // call *rax
+        refused(&[GOOD.as_slice(), &[0xe8, 0, 0x10, 1, 0]].concat(), "outside entry text"); // call
+        refused(&[GOOD.as_slice(), &[0x0f, 0x84, 0, 0x10, 1, 0]].concat(), "outside"); // je
+    }
+
+    #[test]
+    fn fixed_addresses_must_stay() {
+        let load = |at: u64| {
+            let mut code = GOOD.to_vec();
+            // mov eax, [at]
+            code.extend([0x8b, 0x04, 0x25]);
+            code.extend(u32::try_from(at).expect("low").to_le_bytes());
+            code
+        };
+        assert!(prove_entry(&load(DATA)).is_ok());
+        refused(&load(DATA + 32), "memory"); // late text
+        refused(&load(0x10_0000), "memory"); // not in the image
+    }
+
+    #[test]
+    fn images_of_others_are_left_alone() {
+        assert_eq!(prove(&Image::default(), &[]).ok(), Some(None));
+    }
+}
