@@ -48,71 +48,87 @@ pub fn read_iovec(address: u64, count: u64) -> Result<Vec<IoVec>> {
     Ok(vector)
 }
 
-enum Buffer<'a> {
-    One(IoVec),
-    Many(&'a [IoVec]),
+/// A cursor over one buffer of a program.
+struct UserBuffer {
+    at: u64,
+    left: usize,
+}
+
+impl UserBuffer {
+    #[inline(always)]
+    fn new(at: u64, len: usize) -> Self {
+        UserBuffer { at, left: len.min(MAX_TRANSFER) }
+    }
+
+    /// Copies up to `len` bytes with `copy` (address, length). Nothing to copy is no access: the
+    /// address may be anything.
+    #[inline(always)]
+    fn pass(&mut self, len: usize, copy: impl FnOnce(u64, usize) -> Result<()>) -> Result<usize> {
+        let len = len.min(self.left);
+        if len > 0 {
+            copy(self.at, len)?;
+            self.at += len as u64;
+            self.left -= len;
+        }
+        Ok(len)
+    }
 }
 
 /// A cursor over a program's buffers.
-struct UserCursor<'a> {
-    buffer: Buffer<'a>,
+struct UserVector<'a> {
+    parts: &'a [IoVec],
     /// Bytes of the first part already used.
     used: usize,
     left: usize,
 }
 
-impl<'a> UserCursor<'a> {
-    fn one(base: u64, len: usize) -> Self {
-        let len = len.min(MAX_TRANSFER);
-        UserCursor { buffer: Buffer::One(IoVec { base, len: len as u64 }), used: 0, left: len }
-    }
-
-    fn many(vector: &'a [IoVec]) -> Self {
-        let left = vector.iter().map(|part| part.len as usize).sum();
-        UserCursor { buffer: Buffer::Many(vector), used: 0, left }
+impl<'a> UserVector<'a> {
+    fn new(parts: &'a [IoVec]) -> Self {
+        let left = parts.iter().map(|part| part.len as usize).sum();
+        UserVector { parts, used: 0, left }
     }
 
     /// The next contiguous piece: address and length. None at the end.
     fn piece(&mut self) -> Option<(u64, usize)> {
-        if self.left == 0 {
-            return None;
-        }
-        loop {
-            let part = match &self.buffer {
-                Buffer::One(part) => *part,
-                Buffer::Many(parts) => *parts.first()?,
-            };
+        while self.left > 0 {
+            let part = self.parts.first()?;
             if self.used < part.len as usize {
                 let len = (part.len as usize - self.used).min(self.left);
                 return Some((part.base + self.used as u64, len));
             }
-            let Buffer::Many(parts) = &mut self.buffer else { return None };
-            *parts = &parts[1..];
+            self.parts = &self.parts[1..];
             self.used = 0;
         }
+        None
     }
 
-    /// The rest, if there is only one buffer: the common case, in which nothing is to be looked for.
-    #[inline(always)]
-    fn single(&self, len: usize) -> Option<(u64, usize)> {
-        match &self.buffer {
-            // Nothing to copy is no access: the address may be anything.
-            Buffer::One(part) if len > 0 && self.left > 0 => {
-                Some((part.base + self.used as u64, len.min(self.left)))
+    /// Copies up to `len` bytes with `copy` (address, position, length); an error only if nothing went.
+    fn pass(
+        &mut self,
+        len: usize,
+        mut copy: impl FnMut(u64, usize, usize) -> Result<()>,
+    ) -> Result<usize> {
+        let mut done = 0;
+        while done < len
+            && let Some((at, room)) = self.piece()
+        {
+            let step = room.min(len - done);
+            match copy(at, done, step) {
+                Ok(()) => {}
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
             }
-            _ => None,
+            self.used += step;
+            self.left -= step;
+            done += step;
         }
-    }
-
-    #[inline(always)]
-    fn advance(&mut self, len: usize) {
-        self.used += len;
-        self.left -= len;
+        Ok(done)
     }
 }
 
 enum To<'a> {
-    User(UserCursor<'a>),
+    User(UserBuffer),
+    Vector(UserVector<'a>),
     Kernel(&'a mut [u8], usize),
 }
 
@@ -123,13 +139,13 @@ impl<'a> Sink<'a> {
     /// A program's buffer.
     #[must_use]
     pub fn user(base: u64, len: usize) -> Self {
-        Sink(To::User(UserCursor::one(base, len)))
+        Sink(To::User(UserBuffer::new(base, len)))
     }
 
     /// A program's buffers, from [`read_iovec`].
     #[must_use]
     pub fn user_vector(vector: &'a [IoVec]) -> Self {
-        Sink(To::User(UserCursor::many(vector)))
+        Sink(To::Vector(UserVector::new(vector)))
     }
 
     /// A buffer of the kernel.
@@ -142,7 +158,8 @@ impl<'a> Sink<'a> {
     #[must_use]
     pub fn left(&self) -> usize {
         match &self.0 {
-            To::User(cursor) => cursor.left,
+            To::User(buffer) => buffer.left,
+            To::Vector(cursor) => cursor.left,
             To::Kernel(buffer, used) => buffer.len() - used,
         }
     }
@@ -154,7 +171,19 @@ impl<'a> Sink<'a> {
         }, |to, from, len| to.copy_from_slice(&bytes[from..from + len]))
     }
 
+    /// Puts one word, or what fits of it. EFAULT.
+    #[inline]
+    pub fn put_u64(&mut self, value: u64) -> Result<usize> {
+        match &mut self.0 {
+            To::User(buffer) if buffer.left >= 8 => {
+                buffer.pass(8, |at, _| uaccess::write_u64(at, value).map_err(efault))
+            }
+            _ => self.put(&value.to_ne_bytes()),
+        }
+    }
+
     /// Copies up to `len` bytes of a frame.
+    #[inline]
     pub fn put_frame(&mut self, frame: &Frame, offset: usize, len: usize) -> Result<usize> {
         self.put_with(len, |at, from, len| {
             uaccess::copy_from_frame(at, frame, offset + from, len).map_err(efault)
@@ -174,37 +203,22 @@ impl<'a> Sink<'a> {
         mut to_user: impl FnMut(u64, usize, usize) -> Result<()>,
         mut to_kernel: impl FnMut(&mut [u8], usize, usize),
     ) -> Result<usize> {
-        let mut done = 0;
         match &mut self.0 {
+            To::User(buffer) => buffer.pass(len, |at, len| to_user(at, 0, len)),
+            To::Vector(cursor) => cursor.pass(len, to_user),
             To::Kernel(buffer, used) => {
-                done = len.min(buffer.len() - *used);
+                let done = len.min(buffer.len() - *used);
                 to_kernel(&mut buffer[*used..*used + done], 0, done);
                 *used += done;
-            }
-            To::User(cursor) => {
-                if let Some((at, step)) = cursor.single(len) {
-                    to_user(at, 0, step)?;
-                    cursor.advance(step);
-                    return Ok(step);
-                }
-                while done < len
-                    && let Some((at, room)) = cursor.piece()
-                {
-                    let step = room.min(len - done);
-                    if let Err(error) = to_user(at, done, step) {
-                        return if done > 0 { Ok(done) } else { Err(error) };
-                    }
-                    cursor.advance(step);
-                    done += step;
-                }
+                Ok(done)
             }
         }
-        Ok(done)
     }
 }
 
 enum From<'a> {
-    User(UserCursor<'a>),
+    User(UserBuffer),
+    Vector(UserVector<'a>),
     Kernel(&'a [u8]),
 }
 
@@ -215,13 +229,13 @@ impl<'a> Source<'a> {
     /// A program's buffer.
     #[must_use]
     pub fn user(base: u64, len: usize) -> Self {
-        Source(From::User(UserCursor::one(base, len)))
+        Source(From::User(UserBuffer::new(base, len)))
     }
 
     /// A program's buffers, from [`read_iovec`].
     #[must_use]
     pub fn user_vector(vector: &'a [IoVec]) -> Self {
-        Source(From::User(UserCursor::many(vector)))
+        Source(From::Vector(UserVector::new(vector)))
     }
 
     /// A buffer of the kernel.
@@ -234,7 +248,8 @@ impl<'a> Source<'a> {
     #[must_use]
     pub fn left(&self) -> usize {
         match &self.0 {
-            From::User(cursor) => cursor.left,
+            From::User(buffer) => buffer.left,
+            From::Vector(cursor) => cursor.left,
             From::Kernel(buffer) => buffer.len(),
         }
     }
@@ -242,7 +257,8 @@ impl<'a> Source<'a> {
     /// Forgets all but the next `len` bytes.
     pub fn truncate(&mut self, len: usize) {
         match &mut self.0 {
-            From::User(cursor) => cursor.left = cursor.left.min(len),
+            From::User(buffer) => buffer.left = buffer.left.min(len),
+            From::Vector(cursor) => cursor.left = cursor.left.min(len),
             From::Kernel(buffer) => *buffer = &buffer[..len.min(buffer.len())],
         }
     }
@@ -256,7 +272,33 @@ impl<'a> Source<'a> {
         }, |bytes, to| into.borrow_mut()[to..to + bytes.len()].copy_from_slice(bytes))
     }
 
+    /// Takes one word; EINVAL if there is less, EFAULT.
+    #[inline]
+    pub fn take_u64(&mut self) -> Result<u64> {
+        match &mut self.0 {
+            From::User(buffer) if buffer.left >= 8 => {
+                let mut value = 0;
+                buffer.pass(8, |at, _| {
+                    value = uaccess::read_u64(at).map_err(efault)?;
+                    Ok(())
+                })?;
+                Ok(value)
+            }
+            _ => self.take_u64_slowly(),
+        }
+    }
+
+    #[cold]
+    fn take_u64_slowly(&mut self) -> Result<u64> {
+        if self.left() < 8 {
+            return Err(Errno::EINVAL);
+        }
+        let mut bytes = [0; 8];
+        if self.take(&mut bytes)? < 8 { Err(Errno::EFAULT) } else { Ok(u64::from_ne_bytes(bytes)) }
+    }
+
     /// Copies up to `len` bytes into a frame.
+    #[inline]
     pub fn take_frame(&mut self, frame: &Frame, offset: usize, len: usize) -> Result<usize> {
         self.take_with(len, |at, to, len| {
             uaccess::copy_to_frame(frame, offset + to, at, len).map_err(efault)
@@ -275,31 +317,15 @@ impl<'a> Source<'a> {
         mut from_user: impl FnMut(u64, usize, usize) -> Result<()>,
         mut from_kernel: impl FnMut(&[u8], usize),
     ) -> Result<usize> {
-        let mut done = 0;
         match &mut self.0 {
+            From::User(buffer) => buffer.pass(len, |at, len| from_user(at, 0, len)),
+            From::Vector(cursor) => cursor.pass(len, from_user),
             From::Kernel(buffer) => {
-                done = len.min(buffer.len());
+                let done = len.min(buffer.len());
                 from_kernel(&buffer[..done], 0);
                 *buffer = &buffer[done..];
-            }
-            From::User(cursor) => {
-                if let Some((at, step)) = cursor.single(len) {
-                    from_user(at, 0, step)?;
-                    cursor.advance(step);
-                    return Ok(step);
-                }
-                while done < len
-                    && let Some((at, room)) = cursor.piece()
-                {
-                    let step = room.min(len - done);
-                    if let Err(error) = from_user(at, done, step) {
-                        return if done > 0 { Ok(done) } else { Err(error) };
-                    }
-                    cursor.advance(step);
-                    done += step;
-                }
+                Ok(done)
             }
         }
-        Ok(done)
     }
 }

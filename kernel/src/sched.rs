@@ -451,7 +451,12 @@ pub fn yield_if_needed() {
     }
 }
 
-/// sched_yield(2): behind everybody of its queue.
+/// Whether anybody waits in this CPU's queue.
+pub fn has_queued() -> bool {
+    CPUS.get().queued.load(Ordering::Relaxed) > 0
+}
+
+/// Behind everybody of its queue.
 pub fn yield_now() {
     let thread = current();
     {

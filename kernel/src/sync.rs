@@ -163,6 +163,16 @@ impl WaitQueue {
         }
     }
 
+    /// As [`WaitQueue::wake_one`], for a caller who has made the condition true before a [`Mutex`] that
+    /// it has freed since: the unlocking was the barrier.
+    #[inline(always)]
+    pub fn wake_one_after_unlock(&self, events: u32) {
+        if self.occupied.load(Ordering::SeqCst) {
+            self.wake_slow(1, events);
+        }
+    }
+
+    #[cold]
     fn wake_slow(&self, mut exclusive: usize, events: u32) {
         let entries = self.entries.lock();
         for entry in entries.iter() {
@@ -245,14 +255,19 @@ impl<T> Mutex<T> {
 
 impl<T: ?Sized> Mutex<T> {
     /// Sleeps until the lock is free, and takes it. Signals do not end the wait.
-    #[inline]
+    #[inline(always)]
     #[track_caller]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         machine::sync::assert_may_sleep();
-        let inner = match self.lock.try_lock() {
-            Some(inner) => inner,
-            None => self.queue.wait_uninterruptible(|| self.lock.try_lock()),
-        };
+        match self.lock.try_lock() {
+            Some(inner) => MutexGuard { inner, _wake: WakeOnDrop(&self.queue) },
+            None => self.lock_later(),
+        }
+    }
+
+    #[cold]
+    fn lock_later(&self) -> MutexGuard<'_, T> {
+        let inner = self.queue.wait_uninterruptible(|| self.lock.try_lock());
         MutexGuard { inner, _wake: WakeOnDrop(&self.queue) }
     }
 
@@ -285,7 +300,8 @@ struct WakeOnDrop<'a>(&'a WaitQueue);
 impl Drop for WakeOnDrop<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.0.wake_one(0);
+        // The lock was freed by a SeqCst store just now, which is the barrier.
+        self.0.wake_one_after_unlock(0);
     }
 }
 

@@ -1,8 +1,8 @@
 //! Random bytes: a ChaCha20 generator, seeded by the CPU's generator, the host's (virtio-rng) and the
 //! jitter of the time-stamp counter.
 //!
-//! Every request replaces the generator's key, so that what is in memory later says nothing of what
-//! was handed out before ("fast key erasure"). Sources are folded in by adding them to the key and
+//! The cipher's output replaces its own key and is handed out piece by piece; what was handed out is
+//! erased, so that what is in memory later says nothing of it ("fast key erasure"). Sources are folded in by adding them to the key and
 //! replacing it by the cipher's output under it; a bad source can therefore not undo a good one.
 //!
 //! Not chosen: an estimate of how much entropy there is. Whether a hardware source was there is a
@@ -23,7 +23,9 @@ use crate::virtio::{self, Buffers, Kind, Queue};
 const KEY_BYTES: usize = 32;
 /// Fresh randomness is folded in this often, when somebody asks for bytes.
 const RESEED_NS: u64 = 60_000_000_000;
-/// Requests up to this many bytes are served under the lock.
+/// Output of one run of the cipher: four of its blocks, less the next key.
+const STOCK_BYTES: usize = 4 * 64 - KEY_BYTES;
+/// Requests up to this many bytes are served from the stock.
 const SMALL: usize = 128;
 /// Bytes asked of the host at a time.
 const HOST_BYTES: usize = 64;
@@ -37,10 +39,18 @@ const JITTER_SAMPLES: usize = 64;
 
 struct Pool {
     key: [u8; KEY_BYTES],
+    /// Output in stock: the last `left` bytes. What was handed out is zero.
+    stock: [u8; STOCK_BYTES],
+    left: usize,
     reseed_at_ns: u64,
 }
 
-static POOL: SpinLock<Pool> = SpinLock::new(Pool { key: [0; KEY_BYTES], reseed_at_ns: u64::MAX });
+static POOL: SpinLock<Pool> = SpinLock::new(Pool {
+    key: [0; KEY_BYTES],
+    stock: [0; STOCK_BYTES],
+    left: 0,
+    reseed_at_ns: u64::MAX,
+});
 static HOST: Once<Option<SpinLock<Queue>>> = Once::new();
 static HAS_SOURCE: AtomicBool = AtomicBool::new(false);
 
@@ -51,15 +61,27 @@ impl Pool {
             for (key, byte) in self.key.iter_mut().zip(chunk) {
                 *key ^= byte;
             }
-            self.take_generator();
+            self.run();
         }
     }
 
-    /// A generator for one request; the key is replaced.
-    fn take_generator(&mut self) -> ChaCha20Rng {
+    /// Replaces the key and the stock.
+    fn run(&mut self) {
         let mut generator = ChaCha20Rng::from_seed(self.key);
         generator.fill_bytes(&mut self.key);
-        generator
+        generator.fill_bytes(&mut self.stock);
+        self.left = STOCK_BYTES;
+    }
+
+    /// Hands out up to [`STOCK_BYTES`] bytes and erases them.
+    fn take(&mut self, bytes: &mut [u8]) {
+        if self.left < bytes.len() {
+            self.run();
+        }
+        let from = &mut self.stock[STOCK_BYTES - self.left..][..bytes.len()];
+        bytes.copy_from_slice(from);
+        from.fill(0);
+        self.left -= bytes.len();
     }
 
     /// Folds in what the CPU's generators and its clock give. Whether a generator gave something.
@@ -166,14 +188,13 @@ pub fn fill(bytes: &mut [u8]) {
         pool.absorb_cpu();
         pool.absorb_host();
     }
-    let mut generator = pool.take_generator();
     if bytes.len() <= SMALL {
-        generator.fill_bytes(bytes);
+        pool.take(bytes);
         return;
     }
     // A large request gets a generator of its own, so that the lock is held for a moment only.
     let mut key = [0; KEY_BYTES];
-    generator.fill_bytes(&mut key);
+    pool.take(&mut key);
     drop(pool);
     ChaCha20Rng::from_seed(key).fill_bytes(bytes);
 }

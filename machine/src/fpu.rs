@@ -7,6 +7,7 @@ use core::arch::asm;
 
 use crate::cpu::features;
 use crate::frame::OutOfMemory;
+use crate::uaccess::{self, Fault};
 
 /// The register image of one thread: an XSAVE area in the standard form (SDM 1, 13.4), or FXSAVE
 /// where XSAVE does not exist.
@@ -48,25 +49,31 @@ impl FpuState {
             return Err(OutOfMemory);
         }
         let mut state = FpuState { area };
-        state.reset();
+        state.begin();
+        Ok(state)
+    }
+
+    /// What the CPU's registers hold: the running program's, for the child that it forks.
+    pub fn of_running() -> Result<FpuState, OutOfMemory> {
+        let mut state = FpuState::new()?;
+        // Not XSAVEOPT: it may leave out what was saved before, elsewhere.
+        state.save_all();
         Ok(state)
     }
 
     /// Back to the initial configuration.
     pub fn reset(&mut self) {
+        self.bytes_mut().fill(0);
+        self.begin();
+    }
+
+    /// Makes zeros the initial configuration.
+    fn begin(&mut self) {
         let image = self.bytes_mut();
-        image.fill(0);
         image[..2].copy_from_slice(&FCW_DEFAULT.to_le_bytes());
         image[24..28].copy_from_slice(&MXCSR_DEFAULT.to_le_bytes());
         // XSTATE_BV: x87 and SSE are given by the bytes above, the others are in their initial state.
         image[512..520].copy_from_slice(&3u64.to_le_bytes());
-    }
-
-    /// A copy, for fork.
-    pub fn duplicate(&self) -> Result<FpuState, OutOfMemory> {
-        let mut copy = FpuState::new()?;
-        copy.bytes_mut().copy_from_slice(self.bytes());
-        Ok(copy)
     }
 
     /// Becomes a copy of `other`.
@@ -103,15 +110,22 @@ impl FpuState {
         own[520..576].fill(0);
     }
 
-    /// Stores the CPU's registers into the image.
+    /// Stores the CPU's registers into the image; what is there already need not be written.
     pub(crate) fn save(&mut self) {
-        let f = features();
+        if !features().xsaveopt {
+            return self.save_all();
+        }
         // SAFETY: the area is 64-byte aligned and large enough for all enabled components.
         unsafe {
-            if f.xsaveopt {
-                asm!("xsaveopt64 [{}]", in(reg) self.area, in("eax") u32::MAX, in("edx") u32::MAX,
-                     options(nostack, preserves_flags));
-            } else if f.xsave {
+            asm!("xsaveopt64 [{}]", in(reg) self.area, in("eax") u32::MAX, in("edx") u32::MAX,
+                 options(nostack, preserves_flags));
+        }
+    }
+
+    fn save_all(&mut self) {
+        // SAFETY: as in `save`.
+        unsafe {
+            if features().xsave {
                 asm!("xsave64 [{}]", in(reg) self.area, in("eax") u32::MAX, in("edx") u32::MAX,
                      options(nostack, preserves_flags));
             } else {
@@ -140,4 +154,84 @@ impl Drop for FpuState {
         // SAFETY: allocated in `new` with the same layout, owned by this value alone.
         unsafe { dealloc(self.area, layout()) };
     }
+}
+
+/// An XSAVE image of which all components are in their initial state.
+#[repr(C, align(64))]
+struct InitialImage([u8; 576]);
+
+static INITIAL: InitialImage = {
+    let mut image = [0; 576];
+    let (control, mxcsr) = (FCW_DEFAULT.to_le_bytes(), MXCSR_DEFAULT.to_le_bytes());
+    (image[0], image[1]) = (control[0], control[1]);
+    (image[24], image[25]) = (mxcsr[0], mxcsr[1]);
+    InitialImage(image)
+};
+
+/// Gives the running program the registers that a program starts with.
+pub fn reset_running() {
+    // SAFETY: the image has everything that XRSTOR reads of components in their initial state, and
+    // FXRSTOR reads only the legacy part; the registers belong to the running program only.
+    unsafe {
+        if features().xsave {
+            asm!("xrstor64 [{}]", in(reg) &raw const INITIAL, in("eax") u32::MAX, in("edx") u32::MAX,
+                 options(nostack, preserves_flags, readonly));
+        } else {
+            asm!("fxrstor64 [{}]", in(reg) &raw const INITIAL,
+                 options(nostack, preserves_flags, readonly));
+        }
+    }
+}
+
+/// Runs one instruction that stores registers to, or loads them from, the program's memory at `at`.
+/// A fault on the way, by the address or by contents that the CPU refuses, ends in `Fault`.
+macro_rules! access {
+    ($instruction:literal, $at:expr) => {{
+        let failed: u32;
+        let _open = uaccess::SmapOpen::new();
+        // SAFETY: the caller has checked that the image lies in user space; a fault goes on behind
+        // the instruction with `failed` still set, and the registers belong to the program.
+        unsafe {
+            asm!(
+                concat!("2: ", $instruction, " [{at}]"),
+                "xor {failed:e}, {failed:e}",
+                "3:",
+                ".pushsection .extable, \"a\", @progbits",
+                ".balign 4",
+                ".long 2b - ., 3b - .",
+                ".popsection",
+                at = in(reg) $at,
+                failed = inout(reg) 1u32 => failed,
+                in("eax") u32::MAX,
+                in("edx") u32::MAX,
+                options(nostack),
+            );
+        }
+        if failed == 0 { Ok(()) } else { Err(Fault) }
+    }};
+}
+
+/// Stores the running program's registers in its memory, as an XSAVE image of [`state_bytes`] bytes.
+/// May sleep. `to` is a multiple of 64.
+pub fn store_to_user(to: u64) -> Result<(), Fault> {
+    check_image(to)?;
+    let has_xsave = features().xsave;
+    // XSAVE sets the components' bits and leaves the rest of the header; FXSAVE leaves all of it.
+    let mut header = [0u8; 64];
+    header[0] = if has_xsave { 0 } else { 3 };
+    uaccess::write_bytes(to + FXSAVE_BYTES as u64, &header)?;
+    if has_xsave { access!("xsave64", to) } else { access!("fxsave64", to) }
+}
+
+/// Loads the running program's registers from an image in its memory; [`Fault`] also if it is none
+/// that the CPU takes, and then some registers may have been loaded. May sleep. `from` is a multiple
+/// of 64.
+pub fn load_from_user(from: u64) -> Result<(), Fault> {
+    check_image(from)?;
+    if features().xsave { access!("xrstor64", from) } else { access!("fxrstor64", from) }
+}
+
+fn check_image(at: u64) -> Result<(), Fault> {
+    let fits = at % 64 == 0 && uaccess::is_user_range(at, state_bytes());
+    if fits { Ok(()) } else { Err(Fault) }
 }

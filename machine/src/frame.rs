@@ -225,6 +225,7 @@ pub(crate) unsafe fn free_block(pfn: u32, order: usize) {
 }
 
 /// Kernel address of a physical address.
+#[inline(always)]
 pub(crate) fn phys_to_virt(phys: u64) -> *mut u8 {
     (PHYS_OFFSET + phys) as *mut u8
 }
@@ -297,11 +298,13 @@ impl Frame {
         unsafe { Frame::from_raw(pfn) }
     }
 
+    #[inline(always)]
     pub(crate) fn ptr(&self) -> *mut u8 {
         phys_to_virt(self.phys())
     }
 
     /// Physical address, bytes.
+    #[inline(always)]
     pub fn phys(&self) -> u64 {
         u64::from(self.0.get()) << PAGE_SHIFT
     }

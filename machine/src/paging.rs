@@ -125,6 +125,27 @@ impl Table {
         unsafe { self.0.add(index).write_volatile(entry) };
     }
 
+    /// The first index from `index` on whose entry is not zero. Tables are mostly empty: looks at
+    /// [`GROUP`] entries at a time.
+    fn next_used(self, mut index: usize) -> Option<usize> {
+        while index < ENTRIES {
+            if index % GROUP == 0 {
+                // SAFETY: ENTRIES is a multiple of GROUP, so the group lies in the table; volatile as
+                // in `get`.
+                let entries = (0..GROUP).map(|i| unsafe { self.0.add(index + i).read_volatile() });
+                if entries.fold(0, |all, entry| all | entry) == 0 {
+                    index += GROUP;
+                    continue;
+                }
+            }
+            if self.get(index) != 0 {
+                return Some(index);
+            }
+            index += 1;
+        }
+        None
+    }
+
     /// The next lower table at `index`, made with `flags` if it is missing.
     fn next_or_make(
         self,
@@ -141,6 +162,9 @@ impl Table {
         Ok(Table::at(phys))
     }
 }
+
+/// Entries that [`Table::next_used`] looks at together: those of a cache line.
+const GROUP: usize = 8;
 
 fn index(address: u64, level: u32) -> usize {
     (address >> (PAGE_SHIFT + 9 * level)) as usize % ENTRIES
@@ -725,7 +749,8 @@ impl Drop for Space {
 /// Frees a table below the top, what it points to, and at the leaves the frames.
 fn free_tables(phys: u64, level: u32) {
     let table = Table::at(phys);
-    for i in 0..ENTRIES {
+    let mut next = table.next_used(0);
+    while let Some(i) = next {
         let entry = table.get(i);
         if level > 0 {
             if entry & PRESENT != 0 {
@@ -735,6 +760,7 @@ fn free_tables(phys: u64, level: u32) {
             // SAFETY: the leaf owned a reference, and the table dies with this walk.
             drop(unsafe { Frame::from_raw(pfn) });
         }
+        next = table.next_used(i + 1);
     }
     // SAFETY: the table's frame was given to the tree by `into_raw`, and the tree is dead: no CPU
     // has it active (each holds an `Arc<Space>`).
@@ -812,6 +838,25 @@ impl PageTable {
         Ok(())
     }
 
+    /// Maps those of the frames where nothing is mapped, the first at `va` and each following one a
+    /// page further. All must lie below the next multiple of 2 MiB.
+    pub fn map_absent(
+        &mut self,
+        va: u64,
+        frames: impl Iterator<Item = Option<Frame>>,
+        prot: Prot,
+    ) -> Result<(), OutOfMemory> {
+        let table = self.leaf_table_or_make(va)?;
+        for (i, frame) in (index(va, 0)..).zip(frames) {
+            if let Some(frame) = frame
+                && leaf_pfn(table.get(i)).is_none()
+            {
+                table.set(i, prot.leaf(frame.into_raw()));
+            }
+        }
+        Ok(())
+    }
+
     /// The frame and rights of the page at `va`.
     pub fn lookup(&self, va: u64) -> Option<Mapping> {
         let entry = self.leaf_table(va)?.get(index(va, 0));
@@ -847,17 +892,24 @@ impl PageTable {
                 va = self.next_table_boundary(va);
                 continue;
             };
-            let stop = ((va | (LARGE_SIZE - 1)) + 1).min(end);
-            while va < stop {
-                let entry = table.get(index(va, 0));
+            let base = va & !(LARGE_SIZE - 1);
+            let stop = (base + LARGE_SIZE).min(end);
+            let mut next = table.next_used(index(va, 0));
+            while let Some(i) = next {
+                let va = base + ((i as u64) << PAGE_SHIFT);
+                if va >= stop {
+                    break;
+                }
+                let entry = table.get(i);
                 if leaf_pfn(entry).is_some() {
                     let new = f(va, entry);
                     if new != entry {
-                        table.set(index(va, 0), new);
+                        table.set(i, new);
                     }
                 }
-                va += PAGE_SIZE as u64;
+                next = table.next_used(i + 1);
             }
+            va = stop;
         }
     }
 

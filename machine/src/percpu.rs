@@ -167,6 +167,7 @@ pub(crate) fn atomic_exit() {
 }
 
 /// Whether this CPU holds no spin lock and is not in an interrupt handler.
+#[inline(always)]
 pub fn may_sleep() -> bool {
     local().atomic_depth.get() == 0
 }

@@ -166,7 +166,7 @@ impl<T: ?Sized> Drop for SpinGuard<'_, T> {
 }
 
 /// Stops the machine if this CPU may not sleep here: it holds a spin lock or is in a handler.
-#[inline]
+#[inline(always)]
 #[track_caller]
 pub fn assert_may_sleep() {
     assert!(percpu::may_sleep(), "sleeping in atomic context");

@@ -33,11 +33,11 @@ pub(crate) fn close_in_handler() {
 }
 
 /// Opens user memory to the kernel while it lives.
-struct SmapOpen(bool);
+pub(crate) struct SmapOpen(bool);
 
 impl SmapOpen {
     #[inline(always)]
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let smap = SMAP.load(Ordering::Relaxed);
         if smap {
             // SAFETY: SMAP exists; AC only widens what this CPU may touch until `drop`.
@@ -198,6 +198,60 @@ pub fn read_u32(at: u64) -> Result<u32, Fault> {
     u32::try_from(value).map_err(|_| Fault)
 }
 
+/// Reads a 64-bit word, of any alignment. May sleep.
+#[inline(always)]
+pub fn read_u64(at: u64) -> Result<u64, Fault> {
+    if !is_user_range(at, 8) {
+        return Err(Fault);
+    }
+    let _open = SmapOpen::new();
+    let (value, failed): (u64, u32);
+    // SAFETY: the range is the program's; a fault goes on behind the load with `failed` still set.
+    unsafe {
+        asm!(
+            "2: mov {value}, [{at}]",
+            "xor {failed:e}, {failed:e}",
+            "3:",
+            ".pushsection .extable, \"a\", @progbits",
+            ".balign 4",
+            ".long 2b - ., 3b - .",
+            ".popsection",
+            at = in(reg) at,
+            value = out(reg) value,
+            failed = inout(reg) 1u32 => failed,
+            options(nostack, readonly),
+        );
+    }
+    if failed == 0 { Ok(value) } else { Err(Fault) }
+}
+
+/// Writes a 64-bit word, of any alignment. May sleep; after a fault part of it may be written.
+#[inline(always)]
+pub fn write_u64(at: u64, value: u64) -> Result<(), Fault> {
+    if !is_user_range(at, 8) {
+        return Err(Fault);
+    }
+    let _open = SmapOpen::new();
+    let failed: u32;
+    // SAFETY: as in `read_u64`.
+    unsafe {
+        asm!(
+            "2: mov [{at}], {value}",
+            "xor {failed:e}, {failed:e}",
+            "3:",
+            ".pushsection .extable, \"a\", @progbits",
+            ".balign 4",
+            ".long 2b - ., 3b - .",
+            ".popsection",
+            at = in(reg) at,
+            value = in(reg) value,
+            failed = inout(reg) 1u32 => failed,
+            options(nostack),
+        );
+    }
+    if failed == 0 { Ok(()) } else { Err(Fault) }
+}
+
 /// Atomically replaces an aligned 32-bit word if it equals `expected`; returns what was there.
 pub fn compare_exchange_u32(at: u64, expected: u32, new: u32) -> Result<u32, Fault> {
     if !is_user_range(at, 4) || at % 4 != 0 {
@@ -211,6 +265,7 @@ pub fn compare_exchange_u32(at: u64, expected: u32, new: u32) -> Result<u32, Fau
 
 /// Copies `len` bytes of a frame to the program at `to`. May sleep. Panics if the range leaves the
 /// frame.
+#[inline]
 pub fn copy_from_frame(to: u64, frame: &Frame, offset: usize, len: usize) -> Result<(), Fault> {
     assert!(offset <= PAGE_SIZE && len <= PAGE_SIZE - offset);
     if !is_user_range(to, len) {
@@ -224,6 +279,7 @@ pub fn copy_from_frame(to: u64, frame: &Frame, offset: usize, len: usize) -> Res
 
 /// Copies `len` bytes of the program at `from` into a frame. May sleep. Panics if the range leaves
 /// the frame.
+#[inline]
 pub fn copy_to_frame(frame: &Frame, offset: usize, from: u64, len: usize) -> Result<(), Fault> {
     assert!(offset <= PAGE_SIZE && len <= PAGE_SIZE - offset);
     if !is_user_range(from, len) {

@@ -112,10 +112,12 @@ fn in_chunks(mut left: usize, mut step: impl FnMut(usize) -> Result<usize>) -> R
             Err(_) if done > 0 => break,
             Err(error) => return Err(error),
         }
-        if crate::sched::current().has_pending_signal() {
-            break;
+        if left > 0 {
+            if crate::sched::current().has_pending_signal() {
+                break;
+            }
+            crate::sched::yield_if_needed();
         }
-        crate::sched::yield_if_needed();
     }
     Ok(done)
 }

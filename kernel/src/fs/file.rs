@@ -28,6 +28,10 @@ pub struct File {
     pub location: Option<Location>,
     /// open(2)'s flags: access mode, and the status flags that fcntl(2) can change.
     flags: AtomicU32,
+    /// What the access mode allows, and whether there is a position: these never change.
+    can_read: bool,
+    can_write: bool,
+    is_seekable: bool,
     /// Position of seekable files.
     pub position: Mutex<u64>,
     /// Identity, for epoll and record locks.
@@ -61,7 +65,12 @@ impl File {
         location: Option<Location>,
         write_access: Option<WriteAccess>,
     ) -> Arc<File> {
+        let mode = flags & raw::O_ACCMODE;
+        let is_path = flags & raw::O_PATH != 0;
         Arc::new(File {
+            can_read: !is_path && (mode == raw::O_RDONLY || mode == raw::O_RDWR),
+            can_write: !is_path && (mode == raw::O_WRONLY || mode == raw::O_RDWR),
+            is_seekable: ops.is_seekable(),
             ops,
             location,
             flags: AtomicU32::new(flags & !(raw::O_CREAT | raw::O_EXCL | raw::O_CLOEXEC)),
@@ -116,28 +125,22 @@ impl File {
         self.flags() & raw::O_NONBLOCK != 0
     }
 
+    /// Whether it has a position (lseek(2)), and no stream.
+    #[inline(always)]
+    pub fn is_seekable(&self) -> bool {
+        self.is_seekable
+    }
+
     /// EBADF unless it was opened for reading.
     #[inline(always)]
     pub fn check_readable(&self) -> Result<()> {
-        let flags = self.flags();
-        let mode = flags & raw::O_ACCMODE;
-        if flags & raw::O_PATH == 0 && (mode == raw::O_RDONLY || mode == raw::O_RDWR) {
-            Ok(())
-        } else {
-            Err(Errno::EBADF)
-        }
+        if self.can_read { Ok(()) } else { Err(Errno::EBADF) }
     }
 
     /// EBADF unless it was opened for writing.
     #[inline(always)]
     pub fn check_writable(&self) -> Result<()> {
-        let flags = self.flags();
-        let mode = flags & raw::O_ACCMODE;
-        if flags & raw::O_PATH == 0 && (mode == raw::O_WRONLY || mode == raw::O_RDWR) {
-            Ok(())
-        } else {
-            Err(Errno::EBADF)
-        }
+        if self.can_write { Ok(()) } else { Err(Errno::EBADF) }
     }
 }
 

@@ -502,7 +502,7 @@ pub fn sys_epoll_ctl(a: &Args) -> Result<u64> {
 
 /// Regular files and directories are always ready, and refused (epoll_ctl(2), EPERM).
 fn is_pollable(file: &File) -> bool {
-    !file.ops().is_seekable()
+    !file.is_seekable()
 }
 
 /// Reads a set's file and checks the arguments that all waits share.

@@ -85,18 +85,11 @@ impl FileOps for EventFd {
         if self.is_semaphore && self.count.load(Ordering::Relaxed) > 0 {
             self.read_queue.wake_one(events::READABLE);
         }
-        sink.put(&value.to_ne_bytes())
+        sink.put_u64(value)
     }
 
     fn write_at(&self, file: &File, _offset: u64, source: &mut Source<'_>) -> Result<usize> {
-        if source.left() < 8 {
-            return Err(Errno::EINVAL);
-        }
-        let mut bytes = [0; 8];
-        if source.take(&mut bytes)? < 8 {
-            return Err(Errno::EFAULT);
-        }
-        let value = u64::from_ne_bytes(bytes);
+        let value = source.take_u64()?;
         if value == u64::MAX {
             return Err(Errno::EINVAL);
         }

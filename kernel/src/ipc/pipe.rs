@@ -178,10 +178,18 @@ impl Pipe {
         if sink.left() == 0 {
             return Ok(0);
         }
+        match self.try_read(nonblocking, sink) {
+            Some(result) => result,
+            None => self.read_later(nonblocking, sink),
+        }
+    }
+
+    #[inline(never)]
+    fn read_later(&self, nonblocking: bool, sink: &mut Sink<'_>) -> Result<usize> {
         self.read_queue.wait(|| self.try_read(nonblocking, sink))?
     }
 
-    #[inline]
+    #[inline(always)]
     fn try_read(&self, nonblocking: bool, sink: &mut Sink<'_>) -> Option<Result<usize>> {
         let mut data = self.data.lock();
         if data.ring.is_empty() {
@@ -212,14 +220,35 @@ impl Pipe {
 
     #[inline]
     fn write(&self, nonblocking: bool, packets: bool, source: &mut Source<'_>) -> Result<usize> {
+        if source.left() == 0 {
+            return Ok(0);
+        }
+        // Nearly always everything goes at once.
+        match self.try_write(nonblocking, packets, false, source) {
+            Some(Ok(len)) if source.left() == 0 => Ok(len),
+            first => self.write_rest(nonblocking, packets, first, source),
+        }
+    }
+
+    /// Goes on after the first try of a write.
+    #[cold]
+    fn write_rest(
+        &self,
+        nonblocking: bool,
+        packets: bool,
+        mut last: Option<Result<usize>>,
+        source: &mut Source<'_>,
+    ) -> Result<usize> {
         let mut done = 0;
         loop {
-            if source.left() == 0 {
-                return Ok(done);
-            }
-            let step =
-                self.write_queue.wait(|| self.try_write(nonblocking, packets, done > 0, source));
-            match step.map_err(Errno::from).and_then(|step| step) {
+            let step = match last {
+                Some(step) => step,
+                None => self
+                    .write_queue
+                    .wait(|| self.try_write(nonblocking, packets, done > 0, source))
+                    .unwrap_or_else(|error| Err(error.into())),
+            };
+            match step {
                 Ok(len) => done += len,
                 Err(Errno::EPIPE) => {
                     super::signals::broken_pipe();
@@ -228,11 +257,15 @@ impl Pipe {
                 Err(_) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
             }
+            if source.left() == 0 {
+                return Ok(done);
+            }
+            last = None;
         }
     }
 
     /// Writes what fits; None: nothing may go yet.
-    #[inline]
+    #[inline(always)]
     fn try_write(
         &self,
         nonblocking: bool,
@@ -258,10 +291,10 @@ impl Pipe {
         self.len.store(data.ring.len(), Ordering::Relaxed);
         drop(data);
         if was_empty || self.is_polled.load(Ordering::Relaxed) {
-            self.read_queue.wake_one(events::READABLE);
+            self.read_queue.wake_one_after_unlock(events::READABLE);
         }
-        if self.has_room() {
-            self.write_queue.wake_one(events::WRITABLE);
+        if self.write_queue.has_waiters() && self.has_room() {
+            self.write_queue.wake_one_after_unlock(events::WRITABLE);
         }
         Some(result)
     }
@@ -345,10 +378,13 @@ impl Reopen for Pipe {
 }
 
 /// Takes the next read's worth out of the data.
+#[inline(always)]
 fn take(data: &mut Data, sink: &mut Sink<'_>) -> Result<usize> {
-    if data.runs.is_empty() {
-        return data.ring.take(usize::MAX, sink);
-    }
+    if data.runs.is_empty() { data.ring.take(usize::MAX, sink) } else { take_runs(data, sink) }
+}
+
+#[inline(never)]
+fn take_runs(data: &mut Data, sink: &mut Sink<'_>) -> Result<usize> {
     let mut done = 0;
     while let Some(run) = data.runs.front_mut()
         && sink.left() > 0
@@ -392,6 +428,7 @@ fn remove(data: &mut Data, len: usize) {
     }
 }
 
+#[inline(always)]
 fn append(
     data: &mut Data,
     packet: bool,
@@ -399,8 +436,19 @@ fn append(
     max: usize,
 ) -> Result<usize> {
     if !packet && data.runs.is_empty() {
-        return data.ring.append(source, max);
+        data.ring.append(source, max)
+    } else {
+        append_run(data, packet, source, max)
     }
+}
+
+#[inline(never)]
+fn append_run(
+    data: &mut Data,
+    packet: bool,
+    source: &mut Source<'_>,
+    max: usize,
+) -> Result<usize> {
     data.runs.try_reserve(2).map_err(|_| Errno::ENOMEM)?;
     if data.runs.is_empty() && !data.ring.is_empty() {
         data.runs.push_back(Run { len: data.ring.len(), is_packet: false });

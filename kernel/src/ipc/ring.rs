@@ -46,23 +46,28 @@ impl PageRing {
     }
 
     /// Appends up to `max` bytes of `source`. An error only if not one byte went.
-    #[inline]
+    #[inline(always)]
     pub fn append(&mut self, source: &mut Source<'_>, max: usize) -> Result<usize> {
-        // What fits into the current page needs no loop.
         let end = self.start + self.len;
         let offset = end % PAGE_SIZE;
-        if source.left() <= max.min(PAGE_SIZE - offset)
-            && let Some(page) = self.pages.get(end / PAGE_SIZE)
-        {
-            let len = source.take_frame(page, offset, PAGE_SIZE - offset)?;
-            self.len += len;
-            return Ok(len);
-        }
-        self.append_pages(source, max)
+        let room = max.min(PAGE_SIZE - offset);
+        let Some(page) = self.pages.get(end / PAGE_SIZE) else {
+            return self.append_pages(source, max, 0);
+        };
+        let len = source.take_frame(page, offset, room)?;
+        self.len += len;
+        // Mostly that was all.
+        if len < room { Ok(len) } else { self.append_pages(source, max, len) }
     }
 
-    fn append_pages(&mut self, source: &mut Source<'_>, max: usize) -> Result<usize> {
-        let mut done = 0;
+    /// Goes on after `done` bytes.
+    #[inline(never)]
+    fn append_pages(
+        &mut self,
+        source: &mut Source<'_>,
+        max: usize,
+        mut done: usize,
+    ) -> Result<usize> {
         while done < max && source.left() > 0 {
             match self.append_piece(source, max - done) {
                 Ok(0) => break,
@@ -140,18 +145,21 @@ impl PageRing {
     }
 
     /// Copies up to `max` bytes out and removes them. An error only if not one went.
-    #[inline]
+    #[inline(always)]
     pub fn take(&mut self, max: usize, sink: &mut Sink<'_>) -> Result<usize> {
-        // What lies in the first page needs no loop.
-        if sink.left().min(max).min(self.len) <= PAGE_SIZE - self.start
-            && let Some(page) = self.pages.front()
-        {
-            let len = sink.put_frame(page, self.start, max.min(self.len))?;
-            self.discard(len);
-            return Ok(len);
-        }
-        let len = self.peek(0, max, sink)?;
+        let Some(page) = self.pages.front() else { return Ok(0) };
+        let first = max.min(self.len).min(PAGE_SIZE - self.start);
+        let len = sink.put_frame(page, self.start, first)?;
         self.discard(len);
-        Ok(len)
+        // Mostly that was all, of the data or of the sink.
+        if len < first || self.len == 0 { Ok(len) } else { Ok(self.take_pages(max, len, sink)) }
+    }
+
+    /// Goes on after `done` bytes.
+    #[inline(never)]
+    fn take_pages(&mut self, max: usize, done: usize, sink: &mut Sink<'_>) -> usize {
+        let len = self.peek(0, max - done, sink).unwrap_or(0);
+        self.discard(len);
+        done + len
     }
 }

@@ -168,16 +168,14 @@ impl MmInner {
         page_offset: u64,
     ) {
         let first = (page & !(FAULT_AROUND * PAGE - 1)).max(start);
-        let last = (first + FAULT_AROUND * PAGE).min(vma.end);
-        for neighbour in (first..last).step_by(PAGE as usize).filter(|&at| at != page) {
-            if self.table.lookup(neighbour).is_none()
-                && let Some(frame) = cache.resident(page_offset + (neighbour - start) / PAGE)
-                && page_offset + (neighbour - start) / PAGE < cache.size().div_ceil(PAGE)
-                && self.map(neighbour, frame, Prot { write: false, ..vma.prot }).is_err()
-            {
-                return;
-            }
-        }
+        let last = (page | (FAULT_AROUND * PAGE - 1)).min(vma.end - 1);
+        let index = page_offset + (first - start) / PAGE;
+        let mut frames = [const { None }; FAULT_AROUND as usize];
+        let count = ((last - first) / PAGE + 1) as usize;
+        cache.resident_run(index, &mut frames[..count]);
+        let prot = Prot { write: false, ..vma.prot };
+        // Without memory for a table the neighbours fault by themselves.
+        let _ = self.table.map_absent(first, frames.into_iter().take(count), prot);
     }
 
     fn map(&mut self, page: u64, frame: Frame, prot: Prot) -> Result<()> {

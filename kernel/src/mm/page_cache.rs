@@ -163,6 +163,16 @@ impl PageCache {
         self.pages.lock().get(&index).map(|page| page.frame.clone())
     }
 
+    /// The pages from `index` on that are in memory and not past the end, each in its place.
+    pub fn resident_run(&self, index: u64, run: &mut [Option<Frame>]) {
+        let end = self.size().div_ceil(PAGE).min(index + run.len() as u64);
+        if index < end {
+            for (&at, page) in self.pages.lock().range(index..end) {
+                run[(at - index) as usize] = Some(page.frame.clone());
+            }
+        }
+    }
+
     /// Number of pages in memory.
     pub fn resident_pages(&self) -> usize {
         self.pages.lock().len()

@@ -150,7 +150,7 @@ fn become_image(
         process.settings.parent_death_signal.store(0, Ordering::Relaxed);
     }
     machine::task::set_user_bases(0, 0);
-    machine::task::with_fpu(|fpu| fpu.reset());
+    machine::fpu::reset_running();
     // A tracer sees which call this was.
     let orig_rax = regs.orig_rax;
     *regs = PtRegs { orig_rax, ..image.regs };

@@ -10,6 +10,7 @@ use abi::{Errno, Result, general as raw};
 use entry::PtRegs;
 use machine::paging::USER_END;
 use machine::sync::SpinLock;
+use machine::fpu::FpuState;
 use machine::task::{self, Task};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -280,8 +281,7 @@ fn new_task(regs: &PtRegs, request: &Request, process: &Process) -> Result<Task>
     if request.stack != 0 {
         child_regs.rsp = request.stack;
     }
-    let fpu = task::with_fpu(|fpu| fpu.duplicate());
-    let fpu = fpu.ok_or(Errno::EINVAL)?.map_err(|_| Errno::ENOMEM)?;
+    let fpu = FpuState::of_running().map_err(|_| Errno::ENOMEM)?;
     let space = process.mm()?.space();
     let mut task = Task::new_user(&child_regs, fpu, space).map_err(|_| Errno::ENOMEM)?;
     let (fs, gs) = task::user_bases();

@@ -39,7 +39,9 @@ fn check_permission(target: &Process) -> Result<Arc<Credentials>> {
 
 /// sched_yield(2).
 pub fn sched_yield() -> Result<u64> {
-    sched::yield_now();
+    if sched::has_queued() {
+        sched::yield_now();
+    }
     Ok(0)
 }
 

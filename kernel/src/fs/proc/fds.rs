@@ -150,7 +150,7 @@ impl Content for Info {
         let files = self.subject.process.files();
         let file = files.get(self.fd).map_err(|_| Errno::ENOENT)?;
         let close = if files.close_on_exec(self.fd)? { raw::O_CLOEXEC } else { 0 };
-        let position = if file.ops().is_seekable() { *file.position.lock() } else { 0 };
+        let position = if file.is_seekable() { *file.position.lock() } else { 0 };
         let mount = file.location.as_ref().map_or(0, |location| location.mount.id());
         let number = file.ops().inode().metadata().map_or(0, |metadata| metadata.inode);
         writeln!(out, "pos:\t{position}\nflags:\t{:07o}", file.flags() | close);

@@ -360,7 +360,7 @@ pub fn fsync(a: &Args) -> Result<u64> {
 }
 
 fn sync_file(file: &Arc<File>) -> Result<u64> {
-    if !file.ops().is_seekable() {
+    if !file.is_seekable() {
         return Err(Errno::EINVAL);
     }
     file.inode().sync()?;
@@ -374,7 +374,7 @@ pub fn sync_file_range(a: &Args) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let file = file(a.a0())?;
-    if !file.ops().is_seekable() {
+    if !file.is_seekable() {
         return Err(Errno::ESPIPE);
     }
     sync_file(&file)
@@ -398,7 +398,7 @@ pub fn syncfs(a: &Args) -> Result<u64> {
 /// fadvise64(2): the advice is checked, and not needed.
 pub fn fadvise64(a: &Args) -> Result<u64> {
     let file = file(a.a0())?;
-    if !file.ops().is_seekable() {
+    if !file.is_seekable() {
         return Err(Errno::ESPIPE);
     }
     if a.a3() as u32 > FADVISE_MAX || (a.a2() as i64) < 0 { Err(Errno::EINVAL) } else { Ok(0) }

@@ -7,7 +7,7 @@ use alloc::sync::Arc;
 
 use abi::{Errno, Result, general as raw};
 
-use super::file;
+use super::{any_file, file};
 use crate::fs::{File, FileType, inotify};
 use crate::io::{Sink, Source, read_iovec};
 use crate::process::UNLIMITED;
@@ -22,14 +22,16 @@ const RWF_HINTS: u32 = raw::RWF_HIPRI | raw::RWF_DSYNC | raw::RWF_SYNC;
 
 /// read(2).
 pub fn read(a: &Args) -> Result<u64> {
-    let file = file(a.a0())?;
+    let file = any_file(a.a0())?;
+    file.check_readable()?;
     check_buffer(a.a1(), a.a2())?;
     read_stream(&file, &mut Sink::user(a.a1(), a.a2() as usize))
 }
 
 /// write(2).
 pub fn write(a: &Args) -> Result<u64> {
-    let file = file(a.a0())?;
+    let file = any_file(a.a0())?;
+    file.check_writable()?;
     check_buffer(a.a1(), a.a2())?;
     write_stream(&file, &mut Source::user(a.a1(), a.a2() as usize))
 }
@@ -120,16 +122,11 @@ fn check_buffer(base: u64, len: u64) -> Result<()> {
     }
 }
 
-/// Reads at the file's position, or from a stream.
-#[inline]
+/// Reads at the file's position, or from a stream. The caller has seen that it may be read.
+#[inline(always)]
 pub fn read_stream(file: &Arc<File>, sink: &mut Sink<'_>) -> Result<u64> {
-    file.check_readable()?;
-    let read = if file.ops().is_seekable() {
-        let mut position = file.position.lock();
-        let read = file.ops().read_at(file, *position, sink);
-        let read = read.map_err(|error| explain(file, error))?;
-        *position += read as u64;
-        read
+    let read = if file.is_seekable() {
+        read_at_position(file, sink)?
     } else {
         file.ops().read_at(file, 0, sink)?
     };
@@ -137,27 +134,40 @@ pub fn read_stream(file: &Arc<File>, sink: &mut Sink<'_>) -> Result<u64> {
     Ok(read as u64)
 }
 
-/// Writes at the file's position or end, or to a stream.
-#[inline]
+#[inline(never)]
+fn read_at_position(file: &Arc<File>, sink: &mut Sink<'_>) -> Result<usize> {
+    let mut position = file.position.lock();
+    let read = file.ops().read_at(file, *position, sink);
+    let read = read.map_err(|error| explain(file, error))?;
+    *position += read as u64;
+    Ok(read)
+}
+
+/// Writes at the file's position or end, or to a stream. The caller has seen that it may be written.
+#[inline(always)]
 pub fn write_stream(file: &Arc<File>, source: &mut Source<'_>) -> Result<u64> {
-    file.check_writable()?;
-    let written = if file.ops().is_seekable() {
-        let mut position = file.position.lock();
-        check_file_limit(file, *position, source)?;
-        let written = file.ops().write_at(file, *position, source)?;
-        *position += written as u64;
-        if file.flags() & raw::O_APPEND != 0
-            && written > 0
-            && let Some(cache) = file.inode().page_cache()
-        {
-            *position = cache.size();
-        }
-        written
+    let written = if file.is_seekable() {
+        write_at_position(file, source)?
     } else {
         file.ops().write_at(file, 0, source)?
     };
     note(file, raw::IN_MODIFY, written);
     Ok(written as u64)
+}
+
+#[inline(never)]
+fn write_at_position(file: &Arc<File>, source: &mut Source<'_>) -> Result<usize> {
+    let mut position = file.position.lock();
+    check_file_limit(file, *position, source)?;
+    let written = file.ops().write_at(file, *position, source)?;
+    *position += written as u64;
+    if file.flags() & raw::O_APPEND != 0
+        && written > 0
+        && let Some(cache) = file.inode().page_cache()
+    {
+        *position = cache.size();
+    }
+    Ok(written)
 }
 
 fn read_at(file: &Arc<File>, offset: u64, sink: &mut Sink<'_>) -> Result<u64> {
@@ -180,7 +190,7 @@ fn write_at(file: &Arc<File>, offset: u64, source: &mut Source<'_>) -> Result<u6
 
 /// ESPIPE for a stream, EINVAL for a range that does not fit a file offset (pread(2)).
 fn check_positional(file: &File, offset: u64, len: usize) -> Result<()> {
-    if !file.ops().is_seekable() {
+    if !file.is_seekable() {
         return Err(Errno::ESPIPE);
     }
     if offset + len as u64 > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(()) }
@@ -226,7 +236,7 @@ fn note(file: &File, mask: u32, done: usize) {
 /// lseek(2).
 pub fn lseek(a: &Args) -> Result<u64> {
     let file = file(a.a0())?;
-    if !file.ops().is_seekable() {
+    if !file.is_seekable() {
         return Err(Errno::ESPIPE);
     }
     let (offset, whence) = (a.a1() as i64, a.a2() as u32);

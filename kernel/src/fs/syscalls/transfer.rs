@@ -44,7 +44,7 @@ impl Cursor {
         let address = UserPtr::<u64>::new(address);
         let offset = match address.non_null() {
             None => None,
-            Some(_) if !file.ops().is_seekable() => return Err(Errno::ESPIPE),
+            Some(_) if !file.is_seekable() => return Err(Errno::ESPIPE),
             Some(at) => {
                 let offset = at.read()?;
                 if offset > i64::MAX as u64 {
@@ -119,7 +119,7 @@ pub fn sendfile(a: &Args) -> Result<u64> {
     let (output, input) = (file(a.a0())?, file(a.a1())?);
     input.check_readable()?;
     output.check_writable()?;
-    if !input.ops().is_seekable() || output.flags() & raw::O_APPEND != 0 {
+    if !input.is_seekable() || output.flags() & raw::O_APPEND != 0 {
         return Err(Errno::EINVAL);
     }
     let mut from = Cursor::new(input, a.a2())?;
@@ -251,7 +251,7 @@ fn drain(
 /// Moves up to `len` bytes of a file into a pipe: as much as fits, at least one turn.
 fn fill(from: &mut Cursor, to: &Pipe, end: &Arc<File>, len: u64) -> Result<u64> {
     let mut bytes = buffer(len as usize)?;
-    let seekable = from.file.ops().is_seekable();
+    let seekable = from.file.is_seekable();
     repeat(len, |left| {
         let room = to.capacity().saturating_sub(to.len()).max(1);
         let want = left.min(CHUNK).min(room);

@@ -11,10 +11,10 @@
 use abi::{Errno, Result, general as raw};
 use alloc::vec::Vec;
 use entry::{PtRegs, flags, selector};
-use machine::fpu::{FXSAVE_BYTES, state_bytes};
+use machine::fpu::{self, FXSAVE_BYTES, state_bytes};
 use machine::task::with_fpu;
 use machine::uaccess;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use super::altstack::StackT;
 use super::info::UserSigInfo;
@@ -159,7 +159,7 @@ pub fn push(regs: &mut PtRegs, info: &SigInfo, action: &Action) -> Result<()> {
     if alt.auto_disarm {
         thread.signals.lock().alt_stack = super::altstack::AltStack::default();
     }
-    with_fpu(machine::fpu::FpuState::reset);
+    fpu::reset_running();
     enter(regs, info, action, frame_at);
     Ok(())
 }
@@ -211,22 +211,17 @@ fn save(regs: &PtRegs) -> SigContext {
 
 /// Writes the FPU image with its marks to the program at `to`.
 fn push_fpu(to: u64) -> Result<()> {
+    fpu::store_to_user(to).map_err(efault)?;
     let size = state_bytes();
-    let mut image: Vec<u8> = Vec::new();
-    image.try_reserve_exact(size + size_of::<u32>()).map_err(|_| Errno::ENOMEM)?;
-    // A kernel thread never comes here.
-    with_fpu(|fpu| image.extend_from_slice(fpu.bytes())).ok_or(Errno::EFAULT)?;
     let marks = FpxSwBytes {
         magic: FP_XSTATE_MAGIC1,
         extended_size: (size + size_of::<u32>()) as u32,
-        features: machine::fpu::components(),
+        features: fpu::components(),
         xstate_size: size as u32,
         padding: [0; 7],
     };
-    image[SW_BYTES_AT..FXSAVE_BYTES].copy_from_slice(marks.as_bytes());
-    // Without XSAVE the header has no bits; readers expect at least x87 and SSE.
-    image.extend_from_slice(&FP_XSTATE_MAGIC2.to_le_bytes());
-    uaccess::write_bytes(to, &image).map_err(efault)
+    UserPtr::<FpxSwBytes>::new(to + SW_BYTES_AT as u64).write(&marks)?;
+    UserPtr::<u32>::new(to + size as u64).write(&FP_XSTATE_MAGIC2)
 }
 
 /// rt_sigreturn(2): back to where the handler interrupted the program.
@@ -287,28 +282,28 @@ fn load(regs: &mut PtRegs, from: &SigContext) {
 /// Loads the FPU from the image at `from`; 0 means the initial state.
 fn pop_fpu(from: u64) -> Result<()> {
     if from == 0 {
-        with_fpu(machine::fpu::FpuState::reset);
+        fpu::reset_running();
         return Ok(());
     }
     let size = state_bytes();
+    let mut marks = FpxSwBytes::new_zeroed();
+    uaccess::read_bytes(from.wrapping_add(SW_BYTES_AT as u64), marks.as_mut_bytes())
+        .map_err(efault)?;
+    let is_extended = extended_image(&marks, from, size);
+    if is_extended && fpu::load_from_user(from).is_ok() {
+        return Ok(());
+    }
+    // Only the legacy part, not aligned, or with contents that the CPU refuses as they are.
     let mut image: Vec<u8> = Vec::new();
     image.try_reserve_exact(size).map_err(|_| Errno::ENOMEM)?;
-    image.resize(FXSAVE_BYTES, 0);
+    image.resize(if is_extended { size } else { FXSAVE_BYTES }, 0);
     uaccess::read_bytes(from, &mut image).map_err(efault)?;
-    if extended_image(&image, from, size) {
-        image.resize(size, 0);
-        let rest = from.wrapping_add(FXSAVE_BYTES as u64);
-        uaccess::read_bytes(rest, &mut image[FXSAVE_BYTES..]).map_err(efault)?;
-    }
     with_fpu(|fpu| fpu.set_from_user(&image));
     Ok(())
 }
 
-/// Whether the marks say that a whole XSAVE image follows; else only the legacy part counts.
-fn extended_image(legacy: &[u8], from: u64, size: usize) -> bool {
-    let Ok(marks) = FpxSwBytes::read_from_bytes(&legacy[SW_BYTES_AT..FXSAVE_BYTES]) else {
-        return false;
-    };
+/// Whether the marks say that a whole XSAVE image is there; else only the legacy part counts.
+fn extended_image(marks: &FpxSwBytes, from: u64, size: usize) -> bool {
     let end = from.wrapping_add(size as u64);
     marks.magic == FP_XSTATE_MAGIC1
         && marks.xstate_size as usize == size
