@@ -77,6 +77,9 @@ pub fn detach(
     address: u64,
     segment_len: impl Fn(&Arc<File>) -> Option<u64>,
 ) -> Result<Arc<File>> {
+    if address % PAGE != 0 || address >= USER_END {
+        return Err(Errno::EINVAL);
+    }
     let mm = current().process.mm()?;
     let mut removed = Vec::new();
     let file = mm.with(|inner| {
