@@ -1,13 +1,13 @@
 #!/bin/sh
-# Fuzzes objtool's readers, guided by coverage, with no more than cargo and a C++ compiler.
+# Fuzzes what reads hostile bytes, guided by coverage, with no more than cargo and a C++ compiler.
 #
-#   run.sh elf|site|boot [SECONDS]     default: 60
+#   run.sh elf|site|boot|seccomp [SECONDS]     default: 60
 #
 # The corpus (corpus/TARGET) begins with the test fixtures and is kept; a finding is left in
 # artifacts/TARGET and the exit status is not 0. `cargo fuzz run TARGET` does the same.
 set -eu
 cd "$(dirname "$0")"
-name=${1:?usage: run.sh elf|site|boot [SECONDS]}
+name=${1:?usage: run.sh elf|site|boot|seccomp [SECONDS]}
 seconds=${2:-60}
 host=x86_64-unknown-linux-gnu
 export RUSTC_BOOTSTRAP=1

@@ -16,14 +16,22 @@ use text_patching::{Text as _, jump_label, trap};
 const BASE: u64 = 0xffff_ffff_8100_0000;
 
 fuzz_target!(|data: &[u8]| {
-    let Some((header, rest)) = data.split_first_chunk::<8>() else { return };
+    let Some((header, rest)) = data.split_first_chunk::<8>() else {
+        return;
+    };
     let len = usize::from(u16::from_le_bytes([header[6], header[7]]));
-    let Some((table, old)) = rest.split_at_checked(len) else { return };
-    let Ok(tables) = SiteTables::parse(table) else { return };
+    let Some((table, old)) = rest.split_at_checked(len) else {
+        return;
+    };
+    let Ok(tables) = SiteTables::parse(table) else {
+        return;
+    };
     let plan = BootPlan {
         form: [Form::Kcfi, Form::Opt, Form::Off][usize::from(header[0]) % 3],
         via: [Via::Thunk, Via::Direct, Via::Lfence][usize::from(header[1]) % 3],
-        seed: Seed::new(u32::from_le_bytes([header[2], header[3], header[4], header[5]])),
+        seed: Seed::new(u32::from_le_bytes([
+            header[2], header[3], header[4], header[5],
+        ])),
     };
     let mut new = old.to_vec();
     let mut text = SliceText::new(BASE, &mut new);
