@@ -7,7 +7,7 @@
 pub mod linux;
 pub mod random;
 
-use seccomp::{Code, SeccompData, Verdict};
+use seccomp::{Code, Data};
 
 /// An executable filter.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ impl Native {
     /// When memory is refused: a test has nothing to do then.
     #[must_use]
     pub fn new(code: &Code) -> Self {
-        let bytes = code.as_bytes();
+        let bytes = code.bytes();
         let len = bytes.len();
         // SAFETY: a fresh anonymous private mapping at no particular address touches no memory that
         // anything else owns.
@@ -52,12 +52,11 @@ impl Native {
 
     /// Runs the filter.
     #[must_use]
-    pub fn run(&self, data: &SeccompData) -> Verdict {
+    pub fn run(&self, data: &Data) -> u32 {
         // SAFETY: the mapping holds a function of this type from its first byte on, as `Code`
         // promises; it is executable and lives as long as `self`.
-        let function: extern "sysv64" fn(&SeccompData) -> u32 =
-            unsafe { std::mem::transmute(self.base) };
-        Verdict(function(data))
+        let function: extern "sysv64" fn(&Data) -> u32 = unsafe { std::mem::transmute(self.base) };
+        function(data)
     }
 }
 

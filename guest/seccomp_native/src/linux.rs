@@ -1,6 +1,6 @@
 //! What this host's Linux does with a filter: a child takes it and reports by how it ends.
 
-use seccomp::{Instruction, SeccompData};
+use seccomp::Insn;
 
 /// A system call that no kernel has, for filters to judge.
 pub const PROBE: u32 = 0x2000;
@@ -17,7 +17,7 @@ const REFUSED: i32 = 0x80;
 ///
 /// # Panics
 /// When there can be no child.
-pub fn attach(filter: &[Instruction]) -> Result<(), i32> {
+pub fn attach(filter: &[Insn]) -> Result<(), i32> {
     let status = in_child(filter, |_| 0);
     // A child that a signal ended had a filter that let it do nothing any more.
     match libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status)) {
@@ -26,17 +26,17 @@ pub fn attach(filter: &[Instruction]) -> Result<(), i32> {
     }
 }
 
-/// The lowest seven bits of the errno that the filter gives the system call; `None`: it killed the
+/// The lowest seven bits of the errno that the filter gives [`PROBE`]; `None`: it killed the
 /// child. The filter must be one that [`attach`] accepts and that lets the child end.
 ///
 /// # Panics
 /// As [`attach`].
 #[must_use]
-pub fn judge(filter: &[Instruction], data: &SeccompData) -> Option<u8> {
-    let [a, b, c, d, e, f] = data.args;
+pub fn judge(filter: &[Insn], arguments: [u64; 6]) -> Option<u8> {
+    let [a, b, c, d, e, f] = arguments;
     let status = in_child(filter, |errno| {
         // SAFETY: no kernel has this call, so nothing happens but what the filter says.
-        let result = unsafe { libc::syscall(i64::from(data.nr), a, b, c, d, e, f) };
+        let result = unsafe { libc::syscall(i64::from(PROBE), a, b, c, d, e, f) };
         // SAFETY: the pointer is this thread's errno.
         let errno = if result == -1 { unsafe { *errno } } else { 0 };
         errno & 0x7f
@@ -47,7 +47,7 @@ pub fn judge(filter: &[Instruction], data: &SeccompData) -> Option<u8> {
 }
 
 /// The status of a child that takes the filter, does `then`, and ends with what it gives.
-fn in_child(filter: &[Instruction], then: impl FnOnce(*mut i32) -> i32) -> i32 {
+fn in_child(filter: &[Insn], then: impl FnOnce(*mut i32) -> i32) -> i32 {
     let program = libc::sock_fprog {
         len: u16::try_from(filter.len()).unwrap_or(u16::MAX),
         filter: filter.as_ptr().cast_mut().cast(),
@@ -59,7 +59,7 @@ fn in_child(filter: &[Instruction], then: impl FnOnce(*mut i32) -> i32) -> i32 {
         // SAFETY: no preconditions.
         unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
         let mode = libc::SECCOMP_MODE_FILTER;
-        // SAFETY: `program` describes `filter`, which outlives the call; `Instruction` has the
+        // SAFETY: `program` describes `filter`, which outlives the call; `Insn` has the
         // layout of `struct sock_filter`.
         let result = unsafe { libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program) };
         // SAFETY: no preconditions.

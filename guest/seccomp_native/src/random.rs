@@ -1,8 +1,6 @@
 //! Programs and data from a number, the same everywhere.
 
-use seccomp::{Instruction, SeccompData};
-
-use crate::linux::ARCH;
+use seccomp::{Data, Insn};
 
 /// xorshift64*.
 #[derive(Clone, Debug)]
@@ -71,7 +69,7 @@ impl Random {
     }
 
     /// An instruction with `left` others behind it, legal in most cases.
-    fn instruction(&mut self, left: u32) -> Instruction {
+    fn instruction(&mut self, left: u32) -> Insn {
         let code = self.one_of(&CODES);
         let near = |random: &mut Self| random.below(left.clamp(1, 256)) as u8;
         let (jt, jf) = (near(self), near(self));
@@ -83,16 +81,16 @@ impl Random {
             0x34 => self.constant().max(1),
             _ => self.constant(),
         };
-        Instruction { code, jt, jf, k }
+        Insn { code, jt, jf, k }
     }
 
     /// A body of so many instructions that goes on behind its end, legal in most cases. It writes
     /// all scratch memory first in half of them.
-    pub fn body(&mut self, len: u32) -> Vec<Instruction> {
-        let plain = |code, k| Instruction {
+    pub fn body(&mut self, len: u32) -> Vec<Insn> {
+        let plain = |code, k| Insn {
             code,
             k,
-            ..Instruction::default()
+            ..Insn::default()
         };
         let mut body = Vec::new();
         if self.below(2) == 0 {
@@ -103,17 +101,17 @@ impl Random {
     }
 
     /// A filter, legal in most cases.
-    pub fn filter(&mut self, len: u32) -> Vec<Instruction> {
+    pub fn filter(&mut self, len: u32) -> Vec<Insn> {
         let mut filter = self.body(len);
-        filter.push(Instruction {
+        filter.push(Insn {
             code: 0x16,
-            ..Instruction::default()
+            ..Insn::default()
         });
         filter
     }
 
     /// Changes one field of one instruction, or the length.
-    pub fn damage(&mut self, filter: &mut Vec<Instruction>) {
+    pub fn damage(&mut self, filter: &mut Vec<Insn>) {
         let at = self.below(filter.len() as u32) as usize;
         let instruction = &mut filter[at];
         match self.below(6) {
@@ -127,18 +125,10 @@ impl Random {
     }
 
     /// Data for a filter: constants of the filter turn up in it.
-    pub fn data(&mut self, nr: u32, filter: &[Instruction]) -> SeccompData {
-        let mut half = || match self.below(3) {
-            0 => u64::from(self.one_of(filter).k),
-            _ => u64::from(self.constant()),
-        };
-        let args = core::array::from_fn(|_| half() << 32 | half());
-        let instruction_pointer = half() << 32 | half();
-        SeccompData {
-            nr,
-            arch: ARCH,
-            instruction_pointer,
-            args,
-        }
+    pub fn data(&mut self, filter: &[Insn]) -> Data {
+        Data(core::array::from_fn(|_| match self.below(3) {
+            0 => self.one_of(filter).k,
+            _ => self.constant(),
+        }))
     }
 }

@@ -1,18 +1,18 @@
 //! This host's Linux accepts the same filters, and they mean the same there.
 
-use seccomp::{Instruction, Program, Verdict};
-use seccomp_native::linux::{PROBE, attach, judge};
+use seccomp::{Data, Insn, Program, action};
+use seccomp_native::linux::{ARCH, PROBE, attach, judge};
 use seccomp_native::random::Random;
 
-const fn plain(code: u16, k: u32) -> Instruction {
-    Instruction {
+const fn plain(code: u16, k: u32) -> Insn {
+    Insn {
         code,
         jt: 0,
         jf: 0,
         k,
     }
 }
-const ALLOW: Instruction = plain(0x06, 0x7fff_0000);
+const ALLOW: Insn = plain(0x06, 0x7fff_0000);
 const EINVAL: i32 = 22;
 
 /// Whether filters can be attached here at all; a sandbox may forbid it.
@@ -24,7 +24,7 @@ fn can_ask() -> bool {
     can
 }
 
-fn same_opinion(filter: &[Instruction]) -> bool {
+fn same_opinion(filter: &[Insn]) -> bool {
     let ours = Program::check(filter);
     match attach(filter) {
         Ok(()) => assert!(ours.is_ok(), "Linux accepts, we say {ours:?}: {filter:x?}"),
@@ -72,7 +72,7 @@ fn random_filters() {
 
 /// The meaning: A becomes the errno of a system call that nobody has, seven bits at a time.
 #[test]
-fn verdicts() {
+fn answers() {
     if !can_ask() {
         return;
     }
@@ -86,7 +86,7 @@ fn verdicts() {
             .filter(|i| i.code != 0x20 || ![8, 12].contains(&i.k))
             .collect();
         let shift = [0, 7, 14, 21, 25][compared % 5];
-        let probe = Instruction {
+        let probe = Insn {
             code: 0x15,
             jt: 1,
             jf: 0,
@@ -99,12 +99,16 @@ fn verdicts() {
         let Ok(program) = Program::check(&filter) else {
             continue;
         };
-        let data = random.data(PROBE, &filter);
+        let arguments = core::array::from_fn(|_| {
+            let [low, high, ..] = random.data(&filter).0;
+            u64::from(high) << 32 | u64::from(low)
+        });
+        let data = Data::new(PROBE, ARCH, 0, arguments);
         let ours = match program.run(&data) {
-            Verdict(0) => None,
-            verdict => u8::try_from(verdict.errno()).ok(),
+            action::KILL_THREAD => None,
+            answer => u8::try_from(answer & action::DATA).ok(),
         };
-        assert_eq!(ours, judge(&filter, &data), "{filter:x?}\n{data:x?}");
+        assert_eq!(ours, judge(&filter, arguments), "{filter:x?}\n{data:x?}");
         compared += 1;
         killed += u32::from(ours.is_none());
     }

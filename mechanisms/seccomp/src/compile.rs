@@ -1,4 +1,4 @@
-//! The compiler: a checked program becomes one function, `extern "C" fn(&SeccompData) -> u32`.
+//! The compiler: a checked program becomes one function, `extern "C" fn(&Data) -> u32`.
 //!
 //! Every instruction is translated by itself; what takes thought is where it lies. The length of a
 //! jump depends on its distance and the distance on all lengths between, so the code is laid out
@@ -10,19 +10,19 @@
 
 use alloc::vec::Vec;
 
+use crate::check::Program;
 use crate::emit::{Emitter, Register, condition_code};
 use crate::instruction::Op;
-use crate::program::Program;
 
 /// Longest code that is made; what is longer is interpreted. Enough for all programs of some 1,300
 /// instructions and for every filter in use.
 pub const CODE_MAX: usize = 32 << 10;
 /// Most that one instruction becomes, and the function's beginning.
-const OP_MAX: usize = 32;
+pub const OP_BYTES_MAX: usize = 32;
 /// Layouts that are tried. Jumps only get shorter from one to the next.
 const LAYOUTS_MAX: usize = 6;
 
-/// A compiled filter. Only [`compile`] makes one: who executes it trusts this crate.
+/// A compiled filter. Only [`Program::compile`] makes one: who executes it trusts this crate.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Code {
     bytes: Vec<u8>,
@@ -31,34 +31,35 @@ pub struct Code {
 impl Code {
     /// The function, from its first instruction on.
     #[must_use]
-    pub fn as_bytes(&self) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-/// Compiles a filter. `secret` is random and nobody's to know: it blinds the program's constants.
-///
-/// `None`: the code would be longer than [`CODE_MAX`], or memory is used up. Interpret then.
-#[must_use]
-pub fn compile(program: &Program, secret: u64) -> Option<Code> {
-    let mut layout = Layout::new(program.len())?;
-    for _ in 0..LAYOUTS_MAX {
-        let before = layout.bytes.len();
-        layout = layout.next(program, secret, true)?;
-        // No instruction gets longer, so with the same sum each has the same length.
-        if layout.bytes.len() == before {
-            return Some(Code {
-                bytes: layout.bytes,
-            });
+impl Program {
+    /// Compiles the filter. `key` is random and nobody's to know: it blinds the program's
+    /// constants.
+    ///
+    /// `None`: the code would be longer than [`CODE_MAX`], or memory is used up. Interpret then.
+    #[must_use]
+    pub fn compile(&self, key: u32) -> Option<Code> {
+        let mut layout = Layout::new(self.ops().len())?;
+        for _ in 0..LAYOUTS_MAX {
+            let before = layout.bytes.len();
+            layout = layout.next(self, key, true)?;
+            // No instruction gets longer, so with the same sum each has the same length.
+            if layout.bytes.len() == before {
+                return Some(Code {
+                    bytes: layout.bytes,
+                });
+            }
         }
+        // Not settled: with long jumps only, the second layout has the first one's places.
+        let layout = layout.next(self, key, false)?.next(self, key, false)?;
+        Some(Code {
+            bytes: layout.bytes,
+        })
     }
-    // Not settled: with long jumps only, the second layout has the first one's places.
-    let layout = layout
-        .next(program, secret, false)?
-        .next(program, secret, false)?;
-    Some(Code {
-        bytes: layout.bytes,
-    })
 }
 
 /// Where everything lies.
@@ -76,19 +77,19 @@ impl Layout {
         starts.try_reserve_exact(len + 1).ok()?;
         starts.extend((0..=len as u32).map(|index| index * APART));
         let mut bytes = Vec::new();
-        bytes.try_reserve_exact(CODE_MAX + OP_MAX).ok()?;
+        bytes.try_reserve_exact(CODE_MAX + OP_BYTES_MAX).ok()?;
         Some(Self { starts, bytes })
     }
 
     /// The code, with jumps that go where this layout has their targets.
-    fn next(mut self, program: &Program, secret: u64, may_be_short: bool) -> Option<Self> {
+    fn next(mut self, program: &Program, key: u32, may_be_short: bool) -> Option<Self> {
         self.bytes.clear();
         let ops = program.ops();
         let frame = ops.iter().any(Op::uses_memory);
         let mut emitter = Emitter {
             bytes: self.bytes,
             frame,
-            key: secret,
+            key: key.into(),
         };
         let sets_a = matches!(ops, [Op::Load(_) | Op::LoadConstant(_), ..]);
         emitter.enter(!sets_a, ops.iter().any(Op::reads_x));
@@ -100,7 +101,7 @@ impl Layout {
                 may_be_short,
             };
             translate(&mut emitter, op, &places);
-            debug_assert!(emitter.bytes.len() - start <= OP_MAX, "{op:?}");
+            debug_assert!(emitter.bytes.len() - start <= OP_BYTES_MAX, "{op:?}");
             if emitter.bytes.len() > CODE_MAX {
                 return None;
             }

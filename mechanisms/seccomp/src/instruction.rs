@@ -1,9 +1,12 @@
 //! Instructions: as programs pass them (`struct sock_filter`), and decoded.
 
+use crate::DATA_BYTES;
+use crate::check::Invalid;
+
 /// One instruction of classic BPF, as `struct sock_filter` has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Instruction {
+pub struct Insn {
     /// Class, size or operation, mode or source.
     pub code: u16,
     /// Instructions to skip if the condition holds.
@@ -14,7 +17,7 @@ pub struct Instruction {
     pub k: u32,
 }
 
-impl Instruction {
+impl Insn {
     /// Bytes of an instruction in a program's memory.
     pub const LEN: usize = 8;
 
@@ -111,21 +114,6 @@ impl Op {
     }
 }
 
-/// Why an instruction is none for a filter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Illegal {
-    /// No such operation, or none that a filter of system calls may do.
-    Code,
-    /// A load of something else than an aligned word within the data.
-    Offset,
-    /// Beyond the scratch memory.
-    Memory,
-    /// A division by the constant 0.
-    Division,
-    /// A shift by a constant of 32 or more.
-    Shift,
-}
-
 /// Instruction codes: class, then size or operation, then mode or source (linux/bpf_common.h).
 mod code {
     pub(super) const LD_W_ABS: u16 = 0x20;
@@ -151,20 +139,19 @@ mod code {
 }
 
 /// Decodes one instruction by itself; whether a jump stays in the program is asked elsewhere.
-pub(crate) fn decode(instruction: Instruction) -> Result<Op, Illegal> {
-    use crate::action::DATA_LEN;
-    let Instruction { code, jt, jf, k } = instruction;
+pub(crate) fn decode(insn: Insn) -> Result<Op, Invalid> {
+    let Insn { code, jt, jf, k } = insn;
     let memory = || match u8::try_from(k) {
         Ok(index) if k < MEMORY_WORDS => Ok(index),
-        _ => Err(Illegal::Memory),
+        _ => Err(Invalid::Offset),
     };
     Ok(match code {
         code::LD_W_ABS => match u8::try_from(k / 4) {
-            Ok(word) if k < DATA_LEN && k % 4 == 0 => Op::Load(word),
-            _ => return Err(Illegal::Offset),
+            Ok(word) if k < DATA_BYTES && k % 4 == 0 => Op::Load(word),
+            _ => return Err(Invalid::Offset),
         },
-        code::LD_W_LEN => Op::LoadConstant(DATA_LEN),
-        code::LDX_W_LEN => Op::LoadXConstant(DATA_LEN),
+        code::LD_W_LEN => Op::LoadConstant(DATA_BYTES),
+        code::LDX_W_LEN => Op::LoadXConstant(DATA_BYTES),
         code::LD_IMM => Op::LoadConstant(k),
         code::LDX_IMM => Op::LoadXConstant(k),
         code::LD_MEM => Op::LoadMemory(memory()?),
@@ -193,13 +180,13 @@ pub(crate) fn decode(instruction: Instruction) -> Result<Op, Illegal> {
                     jt,
                     jf,
                 },
-                _ => return Err(Illegal::Code),
+                _ => return Err(Invalid::Code),
             }
         }
     })
 }
 
-fn alu(operation: u16, operand: Operand) -> Result<Alu, Illegal> {
+fn alu(operation: u16, operand: Operand) -> Result<Alu, Invalid> {
     let alu = match operation {
         0x00 => Alu::Add,
         0x10 => Alu::Sub,
@@ -211,22 +198,22 @@ fn alu(operation: u16, operand: Operand) -> Result<Alu, Illegal> {
         0x70 => Alu::Shr,
         0xa0 => Alu::Xor,
         // 0x90, the remainder, is classic BPF, but no filter of system calls may use it.
-        _ => return Err(Illegal::Code),
+        _ => return Err(Invalid::Code),
     };
     match (alu, operand) {
-        (Alu::Div, Operand::K(0)) => Err(Illegal::Division),
-        (Alu::Shl | Alu::Shr, Operand::K(32..)) => Err(Illegal::Shift),
+        (Alu::Div, Operand::K(0)) => Err(Invalid::Operand),
+        (Alu::Shl | Alu::Shr, Operand::K(32..)) => Err(Invalid::Operand),
         _ => Ok(alu),
     }
 }
 
-fn condition(operation: u16) -> Result<Condition, Illegal> {
+fn condition(operation: u16) -> Result<Condition, Invalid> {
     Ok(match operation {
         0x10 => Condition::Equal,
         0x20 => Condition::Greater,
         0x30 => Condition::GreaterOrEqual,
         0x40 => Condition::AnyBit,
-        _ => return Err(Illegal::Code),
+        _ => return Err(Invalid::Code),
     })
 }
 

@@ -1,13 +1,13 @@
 //! The interpreter: what a filter means. The compiler is held against it.
 
-use crate::action::{SeccompData, Verdict};
+use crate::check::Program;
 use crate::instruction::{MEMORY_WORDS, Op, Operand, compute, holds};
-use crate::program::Program;
+use crate::{Data, action};
 
 impl Program {
     /// Runs the filter. It makes at most as many steps as it has instructions.
     #[must_use]
-    pub fn run(&self, data: &SeccompData) -> Verdict {
+    pub fn run(&self, data: &Data) -> u32 {
         let (mut a, mut x) = (0_u32, 0_u32);
         let mut memory = [0_u32; MEMORY_WORDS as usize];
         let mut ops = self.ops().iter();
@@ -18,7 +18,7 @@ impl Program {
                 Operand::X => x,
             };
             match op {
-                Op::Load(word) => a = data.word(word),
+                Op::Load(word) => a = data.0.get(usize::from(word)).copied().unwrap_or(0),
                 Op::LoadConstant(k) => a = k,
                 Op::LoadXConstant(k) => x = k,
                 Op::LoadMemory(word) => a = memory.get(usize::from(word)).copied().unwrap_or(0),
@@ -27,7 +27,7 @@ impl Program {
                 Op::StoreX(word) => store(&mut memory, word, x),
                 Op::Alu(alu, operand) => match compute(alu, a, value(operand, x)) {
                     Some(result) => a = result,
-                    None => return Verdict(0),
+                    None => return action::KILL_THREAD,
                 },
                 Op::Negate => a = a.wrapping_neg(),
                 Op::AToX => x = a,
@@ -42,12 +42,12 @@ impl Program {
                     let taken = holds(condition, a, value(operand, x));
                     skip(&mut ops, if taken { jt } else { jf }.into());
                 }
-                Op::ReturnConstant(k) => return Verdict(k),
-                Op::ReturnA => return Verdict(a),
+                Op::ReturnConstant(k) => return k,
+                Op::ReturnA => return a,
             }
         }
         // The check has proved that nobody comes here; if it is wrong, the strict answer is right.
-        Verdict::KILL_PROCESS
+        action::KILL_PROCESS
     }
 }
 

@@ -1,23 +1,25 @@
 //! The compiled bytes, read by somebody else's disassembler: what they are, and what they are not.
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Formatter, GasFormatter, OpKind, Register};
-use seccomp::{CODE_MAX, Instruction, Program, compile};
+use seccomp::compile::CODE_MAX;
+use seccomp::{Insn, Program};
 
-const fn plain(code: u16, k: u32) -> Instruction {
-    Instruction {
+const fn plain(code: u16, k: u32) -> Insn {
+    Insn {
         code,
         jt: 0,
         jf: 0,
         k,
     }
 }
-const END: Instruction = plain(0x16, 0);
+const END: Insn = plain(0x16, 0);
 
-fn code(filter: &[Instruction], secret: u64) -> Vec<u8> {
+fn code(filter: &[Insn], key: u32) -> Vec<u8> {
     let program = Program::check(filter).expect("a filter");
-    compile(&program, secret)
+    program
+        .compile(key)
         .expect("a small filter")
-        .as_bytes()
+        .bytes()
         .to_vec()
 }
 
@@ -33,7 +35,7 @@ fn decode(bytes: &[u8]) -> Vec<iced_x86::Instruction> {
     instructions
 }
 
-fn words(filter: &[Instruction]) -> Vec<String> {
+fn words(filter: &[Insn]) -> Vec<String> {
     let bytes = code(filter, 1);
     let mut formatter = GasFormatter::new();
     let text = |instruction: &iced_x86::Instruction| {
@@ -49,7 +51,7 @@ fn golden() {
     let load = plain(0x20, 16);
     let one = |instruction| words(&[load, instruction, END]);
     let end = ["ret", "int3"];
-    let cases: [(Instruction, &[&str]); 10] = [
+    let cases: [(Insn, &[&str]); 10] = [
         (plain(0x04, 5), &["add $5,%eax"]),
         (plain(0x14, 0x1234), &["sub $0x1234,%eax"]),
         (plain(0x54, 0xffff_fff0), &["and $0xFFFFFFF0,%eax"]),
@@ -68,7 +70,7 @@ fn golden() {
         let all = [&["mov 0x10(%rdi),%eax"], wanted, &end].concat();
         assert_eq!(one(instruction), all, "{instruction:?}");
     }
-    let branch = Instruction {
+    let branch = Insn {
         code: 0x15,
         jt: 0,
         jf: 1,
@@ -103,7 +105,7 @@ fn golden() {
 }
 
 /// All that a filter may do, in one; `k` is its constants.
-fn everything(k: u32) -> Vec<Instruction> {
+fn everything(k: u32) -> Vec<Insn> {
     let mut filter = vec![
         plain(0x20, 0),
         plain(0x02, 0),
@@ -119,7 +121,7 @@ fn everything(k: u32) -> Vec<Instruction> {
         filter.push(plain(code, 0));
     }
     for code in [0x15, 0x1d, 0x25, 0x2d, 0x35, 0x3d, 0x45, 0x4d] {
-        filter.push(Instruction {
+        filter.push(Insn {
             code,
             jt: 1,
             jf: 2,
@@ -186,7 +188,7 @@ fn constants_are_blinded() {
             );
         }
         assert_eq!(one.len(), two.len());
-        assert_ne!(one, two, "the secret changes nothing");
+        assert_ne!(one, two, "the key changes nothing");
         assert_eq!(one, code(&filter, 1));
     }
     // One constant, twice: not blinded by the same number.
@@ -218,10 +220,10 @@ fn code_that_is_too_long_is_not_made() {
     let mut filter = vec![plain(0x34, 0x1234_5678); 4095];
     filter.push(END);
     let program = Program::check(&filter).expect("a filter");
-    assert!(compile(&program, 1).is_none());
+    assert!(program.compile(1).is_none());
     let mut filter = vec![plain(0x34, 0x1234_5678); CODE_MAX / 18 - 2];
     filter.push(END);
     let program = Program::check(&filter).expect("a filter");
-    let len = compile(&program, 1).expect("just so").as_bytes().len();
+    let len = program.compile(1).expect("just so").bytes().len();
     assert!(len <= CODE_MAX && len > CODE_MAX - 64, "{len}");
 }

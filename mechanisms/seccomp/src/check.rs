@@ -6,35 +6,30 @@
 
 use alloc::vec::Vec;
 
-use crate::instruction::{Illegal, Instruction, MEMORY_WORDS, Op, decode};
+use crate::instruction::{Insn, MEMORY_WORDS, Op, decode};
 
 /// Most instructions of a filter (`BPF_MAXINSNS`).
-pub const INSTRUCTIONS_MAX: usize = 4096;
+pub const INSNS_MAX: usize = 4096;
 
-/// Why a program is refused, and which of its instructions is to blame.
+/// Why a program is no filter: EINVAL, but for the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// Index of the instruction.
-    pub at: usize,
-    /// What is wrong.
-    pub why: Why,
-}
-
-/// What is wrong with a program. All are EINVAL to a program, but for the last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// No instruction, or more than [`INSTRUCTIONS_MAX`].
+pub enum Invalid {
+    /// No instruction, or more than [`INSNS_MAX`].
     Length,
-    /// The instruction is none for a filter.
-    Illegal(Illegal),
+    /// No such instruction, or none that a filter of system calls may use.
+    Code,
+    /// A load of something else than an aligned word within the data, or no such scratch word.
+    Offset,
     /// A jump beyond the end.
     Jump,
+    /// A division by the constant 0, or a shift by a constant of 32 or more.
+    Operand,
     /// The last instruction does not return.
-    End,
+    NoReturn,
     /// Scratch memory is read that some way there has not written.
     Unwritten,
     /// The kernel's memory is used up: ENOMEM.
-    NoMemory,
+    Memory,
 }
 
 /// A filter that has passed the check.
@@ -50,30 +45,22 @@ impl Program {
     /// The first thing that is wrong.
     ///
     /// ```
-    /// use seccomp::{Instruction, Program, SeccompData, Verdict};
-    /// let allow = Instruction { code: 0x06, k: 0x7fff_0000, ..Instruction::default() };
+    /// use seccomp::{Data, Insn, Program, action};
+    /// let allow = Insn { code: 0x06, k: action::ALLOW, ..Insn::default() };
     /// let program = Program::check(&[allow]).expect("a filter");
-    /// assert_eq!(program.run(&SeccompData::default()), Verdict::ALLOW);
+    /// assert_eq!(program.run(&Data::default()), action::ALLOW);
     /// assert!(Program::check(&[]).is_err());
     /// ```
-    pub fn check(instructions: &[Instruction]) -> Result<Self, Refusal> {
-        if !(1..=INSTRUCTIONS_MAX).contains(&instructions.len()) {
-            return Err(Refusal {
-                at: 0,
-                why: Why::Length,
-            });
+    pub fn check(insns: &[Insn]) -> Result<Self, Invalid> {
+        if !(1..=INSNS_MAX).contains(&insns.len()) {
+            return Err(Invalid::Length);
         }
-        let no_memory = Refusal {
-            at: 0,
-            why: Why::NoMemory,
-        };
         let mut ops = Vec::new();
-        ops.try_reserve_exact(instructions.len())
-            .map_err(|_| no_memory)?;
-        for (at, &instruction) in instructions.iter().enumerate() {
-            let refuse = |why| Refusal { at, why };
-            let op = decode(instruction).map_err(|illegal| refuse(Why::Illegal(illegal)))?;
-            let left = instructions.len() - at - 1;
+        ops.try_reserve_exact(insns.len())
+            .map_err(|_| Invalid::Memory)?;
+        for (at, &insn) in insns.iter().enumerate() {
+            let op = decode(insn)?;
+            let left = insns.len() - at - 1;
             let inside = |distance: usize| distance < left;
             let stays = match op {
                 // The decoder cuts distances off at 16 bits, which is more than any program has.
@@ -82,30 +69,15 @@ impl Program {
                 _ => true,
             };
             if !stays {
-                return Err(refuse(Why::Jump));
+                return Err(Invalid::Jump);
             }
             ops.push(op);
         }
         if !matches!(ops.last(), Some(Op::ReturnConstant(_) | Op::ReturnA)) {
-            return Err(Refusal {
-                at: instructions.len() - 1,
-                why: Why::End,
-            });
+            return Err(Invalid::NoReturn);
         }
         check_memory(&ops)?;
         Ok(Self { ops })
-    }
-
-    /// Instructions.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.ops.len()
-    }
-
-    /// Never: a program has an instruction.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.ops.is_empty()
     }
 
     pub(crate) fn ops(&self) -> &[Op] {
@@ -116,17 +88,13 @@ impl Program {
 /// Follows all ways at once: jumps lead forward, so whoever comes to an instruction has been seen
 /// before it. What nobody comes to is judged as Linux judges it: behind a jump every word counts as
 /// written, behind a return those that were written before it.
-fn check_memory(ops: &[Op]) -> Result<(), Refusal> {
+fn check_memory(ops: &[Op]) -> Result<(), Invalid> {
     const ALL: u16 = u16::MAX;
     const _: () = assert!(MEMORY_WORDS == u16::BITS);
     let mut arriving = Vec::new();
-    let no_memory = Refusal {
-        at: 0,
-        why: Why::NoMemory,
-    };
     arriving
         .try_reserve_exact(ops.len())
-        .map_err(|_| no_memory)?;
+        .map_err(|_| Invalid::Memory)?;
     arriving.resize(ops.len(), ALL);
     let mut written = 0;
     for (at, &op) in ops.iter().enumerate() {
@@ -139,10 +107,7 @@ fn check_memory(ops: &[Op]) -> Result<(), Refusal> {
         match op {
             Op::Store(word) | Op::StoreX(word) => written |= 1 << word,
             Op::LoadMemory(word) | Op::LoadXMemory(word) if written & 1 << word == 0 => {
-                return Err(Refusal {
-                    at,
-                    why: Why::Unwritten,
-                });
+                return Err(Invalid::Unwritten);
             }
             Op::Jump(distance) => {
                 leave(distance.into(), written);
