@@ -20,8 +20,6 @@
 //!
 //! Neighbours: `text_poke` writes, `text_patching::boot` checks, `cfi` asks [`find`] in its traps.
 
-#![cfg_attr(not(feature = "ktest"), expect(dead_code, reason = "its first user is its test"))]
-
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ops::Range;

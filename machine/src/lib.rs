@@ -41,6 +41,7 @@ mod selftest;
 mod smp;
 pub mod sites;
 pub mod stack;
+pub mod seccomp;
 pub mod static_branch;
 mod static_call;
 pub mod sync;

@@ -20,6 +20,7 @@ mod pointers;
 mod processes;
 mod ptrace;
 mod regs;
+mod seccomp;
 mod signals;
 mod sockets;
 mod storm;
@@ -46,6 +47,7 @@ const SUBJECTS: &[&[Test]] = &[
     sysv::TESTS,
     pointers::TESTS,
     ptrace::TESTS,
+    seccomp::TESTS,
     storm::TESTS,
 ];
 

@@ -315,6 +315,9 @@ fn inherit(parent: &Thread, child: &Thread, request: &Request) {
         to.last_cpu = from.last_cpu;
         child.affinity_hint.store(from.affinity, Ordering::Relaxed);
     }
+    if flags & THREAD == 0 {
+        super::seccomp::inherit(parent, child);
+    }
     if flags & CHILD_SETTID != 0 {
         child.set_child_tid.store(request.child_tid, Ordering::Relaxed);
         child.task().set_work(work::CHILD_TID);

@@ -42,6 +42,7 @@ pub mod prctl;
 pub mod ptrace;
 pub mod restart;
 pub mod schedule;
+pub mod seccomp;
 pub mod signal;
 pub mod sleep;
 pub mod system;
@@ -97,6 +98,8 @@ pub struct Thread {
     set_child_tid: AtomicU64,
     /// What system calls of the thread do besides themselves (`ptrace::syscall_work`).
     pub syscall_work: AtomicU32,
+    /// Which calls it has given up.
+    pub seccomp: seccomp::Seccomp,
     /// Its part in tracing.
     pub trace: ptrace::Trace,
     /// How restart_syscall(2) goes on with an interrupted call.
@@ -155,6 +158,7 @@ impl Thread {
             cpu_time_ns: (AtomicU64::new(0), AtomicU64::new(0)),
             set_child_tid: AtomicU64::new(0),
             syscall_work: AtomicU32::new(0),
+            seccomp: seccomp::Seccomp::default(),
             trace: ptrace::Trace::default(),
             restart: SpinLock::new(None),
             own_files: ThreadCell::new(None),
@@ -381,6 +385,10 @@ pub fn register_thread(thread: &Arc<Thread>) -> Result<()> {
         let mut threads = process.threads.lock();
         if process.signals.lock().group_exit.is_some() {
             return Err(Errno::EINTR);
+        }
+        let maker = current();
+        if core::ptr::eq(Arc::as_ptr(&maker.process), Arc::as_ptr(process)) {
+            seccomp::inherit(&maker, thread);
         }
         threads.push(thread.clone());
     }

@@ -127,6 +127,8 @@ fn privileges(args: &Args) -> Result<u64> {
             must_be_zero(&[value, args.a2(), args.a3(), args.a4()])?;
             Ok(u64::from(credentials.no_new_privs))
         }
+        pr::PR_GET_SECCOMP => Ok(current().seccomp.summary().0.into()),
+        pr::PR_SET_SECCOMP => super::seccomp::attach::set_by_prctl(value, args.a2()),
         pr::PR_GET_KEEPCAPS => {
             Ok(u64::from(credentials.securebits & securebits::KEEP_CAPS != 0))
         }

@@ -42,10 +42,11 @@ fn to_raw(result: Result<u64>) -> u64 {
     }
 }
 
-/// A call of a thread with `ptrace::syscall_work`: its tracer may change everything about it.
+/// A call of a thread with `ptrace::syscall_work`: its tracer may change everything about it, and its
+/// filters are asked after that.
 #[cold]
 fn handle_with_work(regs: &mut PtRegs) {
-    if process::ptrace::stop::before_syscall(regs) {
+    if process::ptrace::stop::before_syscall(regs) && process::seccomp::enter::may_call(regs) {
         let number = regs.orig_rax as u32;
         let result = match number {
             nr::__NR_getpid => Ok(u64::from(current().process.pid)),
@@ -263,6 +264,7 @@ fn dispatch(a: &mut Args, number: u32) -> Result<u64> {
         nr::__NR_recvmsg => net::recvmsg(a),
         nr::__NR_recvmmsg => net::recvmmsg(a),
         // --- processes
+        nr::__NR_seccomp => process::seccomp::attach::seccomp(a),
         nr::__NR_ptrace => process::ptrace::requests::ptrace(a),
         nr::__NR_gettid => Ok(u64::from(current().tid())),
         nr::__NR_getppid => Ok(u64::from(current().process.parent_pid())),

@@ -23,6 +23,7 @@ use crate::text_poke::{self, LiveText};
 pub mod defer;
 mod late;
 mod memory;
+mod seccomp;
 mod text;
 
 /// A test: its name, and what it does.
@@ -34,7 +35,7 @@ pub struct Test {
 }
 
 /// The machine's tests.
-pub const TESTS: &[&[Test]] = &[text::TESTS, late::TESTS, memory::TESTS];
+pub const TESTS: &[&[Test]] = &[text::TESTS, late::TESTS, memory::TESTS, seccomp::TESTS];
 
 pub(crate) use text::between;
 pub use late::{FailingPiece, load_and_unload};

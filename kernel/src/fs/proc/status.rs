@@ -246,6 +246,8 @@ pub(super) fn status(subject: &Subject, out: &mut Text) -> Result<()> {
     writeln!(out, "SigBlk:\t{:016x}\nSigIgn:\t{:016x}\nSigCgt:\t{:016x}", signals.blocked,
         signals.ignored, signals.caught);
     put_capabilities(process, out);
+    let (mode, filters) = thread.map_or((0, 0), |thread| thread.seccomp.summary());
+    writeln!(out, "Seccomp:\t{mode}\nSeccomp_filters:\t{filters}");
     let affinity = thread.map_or(u32::MAX, |thread| thread.sched.lock().affinity);
     put_affinity(affinity, out);
     let switches = thread.map_or((0, 0), |thread| thread.sched.lock().switches);
@@ -297,7 +299,6 @@ fn put_capabilities(process: &Process, out: &mut Text) {
     writeln!(out, "CapInh:\t{:016x}\nCapPrm:\t{:016x}", c.inheritable, c.permitted);
     writeln!(out, "CapEff:\t{:016x}\nCapBnd:\t{:016x}", c.effective, c.bounding);
     writeln!(out, "CapAmb:\t{:016x}\nNoNewPrivs:\t{}", c.ambient, u8::from(c.no_new_privs));
-    out.bytes(b"Seccomp:\t0\nSeccomp_filters:\t0\n");
 }
 
 fn put_affinity(affinity: u32, out: &mut Text) {

@@ -52,6 +52,7 @@ static KERNEL: &[(&str, Static)] = &[
     ("randomize_va_space", says!("2")),
     ("sched_child_runs_first", says!("0")),
     ("sched_schedstats", Static::Setting(schedstats, set_schedstats)),
+    ("seccomp", Static::Directory(SECCOMP)),
     ("sem", says!("32000\t1024000000\t500\t32000")),
     ("shmall", says!("18446744073692774399")),
     ("shmmax", says!("18446744073692774399")),
@@ -61,6 +62,9 @@ static KERNEL: &[(&str, Static)] = &[
     ("unprivileged_bpf_disabled", says!("2")),
     ("version", says!("{}", identity::VERSION)),
 ];
+
+static SECCOMP: &[(&str, Static)] =
+    &[("actions_avail", says!("{}", process::seccomp::ACTIONS))];
 
 static PTY: &[(&str, Static)] = &[("max", says!("4096")), ("reserve", says!("1024"))];
 

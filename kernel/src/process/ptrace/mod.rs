@@ -46,7 +46,7 @@ pub mod syscall_info;
 pub mod wait;
 
 /// What a system call of a thread has to do besides itself, at its begin and end
-/// (`Thread::syscall_work`). Only the thread itself changes these bits.
+/// (`Thread::syscall_work`). Only the thread itself changes the bits of tracing.
 pub mod syscall_work {
     /// Stop before and after (PTRACE_SYSCALL).
     pub const TRACE: u32 = 1;
@@ -54,6 +54,10 @@ pub mod syscall_work {
     pub const EMULATE: u32 = 1 << 1;
     /// The tracer steps: a call counts as one instruction.
     pub const STEP: u32 = 1 << 2;
+    /// All of tracing.
+    pub const TRACING: u32 = TRACE | EMULATE | STEP;
+    /// Filters have to be asked (`process::seccomp`). Never goes.
+    pub const SECCOMP: u32 = 1 << 3;
 }
 
 /// Threads that a process traces.
@@ -257,6 +261,8 @@ events! {
     VFORK_DONE = PTRACE_EVENT_VFORK_DONE, PTRACE_O_TRACEVFORKDONE;
     /// execve(2) has succeeded.
     EXEC = PTRACE_EVENT_EXEC, PTRACE_O_TRACEEXEC;
+    /// A filter leaves a call to the tracer (SECCOMP_RET_TRACE).
+    SECCOMP = PTRACE_EVENT_SECCOMP, PTRACE_O_TRACESECCOMP;
     /// The thread is about to end.
     EXIT = PTRACE_EVENT_EXIT, PTRACE_O_TRACEEXIT;
 }

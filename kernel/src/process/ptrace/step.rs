@@ -22,7 +22,7 @@ const INSTRUCTION_MAX: u64 = 15;
 /// Makes the running thread go on as its tracer asked.
 pub(super) fn resume(regs: &mut PtRegs, bits: u32) {
     let thread = current();
-    thread.syscall_work.store(bits, Ordering::Relaxed);
+    set_tracing_work(bits);
     if bits & syscall_work::STEP == 0 {
         return;
     }
@@ -36,7 +36,14 @@ pub(super) fn disarm(regs: &mut PtRegs, state: &mut State) {
     if core::mem::take(&mut state.forced_trap_flag) {
         regs.rflags &= !flags::TF;
     }
-    current().syscall_work.store(0, Ordering::Relaxed);
+    set_tracing_work(0);
+}
+
+/// Sets the bits of tracing in the running thread's `syscall_work`.
+pub(super) fn set_tracing_work(bits: u32) {
+    let word = &current().syscall_work;
+    word.fetch_and(!syscall_work::TRACING, Ordering::Relaxed);
+    word.fetch_or(bits, Ordering::Relaxed);
 }
 
 /// A handler's frame is about to be set up: it must not save the tracer's trap flag. Whether the

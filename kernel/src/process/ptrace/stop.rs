@@ -268,7 +268,7 @@ pub fn before_syscall(regs: &mut PtRegs) -> bool {
     if bits & (syscall_work::TRACE | syscall_work::EMULATE) != 0 {
         match syscall_stop(regs, nr::PTRACE_EVENTMSG_SYSCALL_ENTRY) {
             Ended::Killed => return false,
-            Ended::NotStopped => thread.syscall_work.store(0, Ordering::Relaxed),
+            Ended::NotStopped => step::set_tracing_work(0),
             Ended::Resumed(..) if bits & syscall_work::EMULATE != 0 => return false,
             Ended::Resumed(..) => {}
         }

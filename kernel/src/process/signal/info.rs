@@ -68,6 +68,14 @@ impl SigInfo {
         SigInfo { signo: signo as i32, code: code as i32, fields, ..Self::default() }
     }
 
+    /// A filter of system calls wants a signal: `address` is behind the call, `value` the filter's.
+    #[must_use]
+    pub fn filtered(address: u64, number: u32, arch: u32, value: u32) -> Self {
+        let fields = [address, pair(number, arch), 0, 0];
+        let (signo, code) = (raw::SIGSYS as i32, raw::SYS_SECCOMP as i32);
+        SigInfo { signo, code, errno: value as i32, fields, ..Self::default() }
+    }
+
     /// A child changed state. `times_ns` are its CPU times, user and kernel.
     #[must_use]
     pub fn child(

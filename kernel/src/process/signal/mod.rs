@@ -219,7 +219,7 @@ impl Thread {
 
 /// Whether a core dump would be written: RLIMIT_CORE and PR_SET_DUMPABLE. Limen writes none, but
 /// the status says that the signal is one that dumps.
-fn may_dump_core() -> bool {
+pub fn may_dump_core() -> bool {
     let process = &current().process;
     process.limit(raw::RLIMIT_CORE as usize) > 0
         && !process.settings.not_dumpable.load(Ordering::Relaxed)

@@ -1,0 +1,201 @@
+//! seccomp(2) and prctl(PR_SET_SECCOMP): into strict mode, and one more filter.
+
+use alloc::sync::Arc;
+
+use abi::ptrace::{SECCOMP_MODE_FILTER, SECCOMP_MODE_STRICT};
+use abi::{Errno, Result, general as raw};
+use machine::sync::SpinGuard;
+use seccomp::check::INSNS_MAX;
+use seccomp::{Insn, Invalid, Program, action};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{Code, Filter, Mode, set};
+use crate::process::{Pid, Thread};
+use crate::sched::current;
+use crate::syscall::Args;
+use crate::user::UserPtr;
+
+/// Most instructions of a chain, and what each filter of it counts besides its own.
+const PATH_INSNS_MAX: usize = 32_768;
+const PATH_INSNS_EACH: usize = 4;
+
+mod operation {
+    pub(super) const SET_MODE_STRICT: u64 = 0;
+    pub(super) const SET_MODE_FILTER: u64 = 1;
+    pub(super) const GET_ACTION_AVAIL: u64 = 2;
+}
+
+mod flag {
+    pub(super) const TSYNC: u64 = 1;
+    pub(super) const LOG: u64 = 1 << 1;
+    pub(super) const SPEC_ALLOW: u64 = 1 << 2;
+    pub(super) const TSYNC_ESRCH: u64 = 1 << 4;
+    /// NEW_LISTENER and WAIT_KILLABLE_RECV are not: nobody can listen.
+    pub(super) const KNOWN: u64 = TSYNC | LOG | SPEC_ALLOW | TSYNC_ESRCH;
+}
+
+/// `struct sock_fprog`.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
+#[repr(C)]
+struct UserProgram {
+    len: u16,
+    pad: [u16; 3],
+    insns: u64,
+}
+
+/// `struct sock_filter`.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
+#[repr(C)]
+struct UserInsn {
+    code: u16,
+    jt: u8,
+    jf: u8,
+    k: u32,
+}
+
+/// seccomp(2).
+pub fn seccomp(args: &Args) -> Result<u64> {
+    let (flags, address) = (args.a1() & u64::from(u32::MAX), args.a2());
+    match args.a0() & u64::from(u32::MAX) {
+        operation::SET_MODE_STRICT if flags == 0 && address == 0 => set_strict(),
+        operation::SET_MODE_FILTER => set_filter(flags, address),
+        operation::GET_ACTION_AVAIL if flags == 0 => {
+            let asked = UserPtr::<u32>::new(address).read()?;
+            match asked {
+                action::KILL_PROCESS
+                | action::KILL_THREAD
+                | action::TRAP
+                | action::ERRNO
+                | action::TRACE
+                | action::LOG
+                | action::ALLOW => Ok(0),
+                _ => Err(Errno::EOPNOTSUPP),
+            }
+        }
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// prctl(PR_SET_SECCOMP).
+pub fn set_by_prctl(mode: u64, address: u64) -> Result<u64> {
+    match mode as u32 {
+        SECCOMP_MODE_STRICT => set_strict(),
+        SECCOMP_MODE_FILTER => set_filter(0, address),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+fn set_strict() -> Result<u64> {
+    let thread = current();
+    // Its own TSYNC cannot be under way, but that of another thread can.
+    let _threads = thread.process.threads.lock();
+    match &*thread.seccomp.mode.lock() {
+        Mode::Filter(_) => return Err(Errno::EINVAL),
+        Mode::Disabled | Mode::Strict => {}
+    }
+    set(&thread, Mode::Strict);
+    Ok(0)
+}
+
+fn set_filter(flags: u64, address: u64) -> Result<u64> {
+    if flags & !flag::KNOWN != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let given = UserPtr::<UserProgram>::new(address).read()?;
+    let len = usize::from(given.len);
+    if len == 0 || len > INSNS_MAX {
+        return Err(Errno::EINVAL);
+    }
+    let credentials = current().process.credentials();
+    if !credentials.no_new_privs && !credentials.has(raw::CAP_SYS_ADMIN) {
+        return Err(Errno::EACCES);
+    }
+    drop(credentials);
+    let insns = UserPtr::<UserInsn>::new(given.insns).read_many(len)?;
+    let mut checked = alloc::vec::Vec::new();
+    checked.try_reserve_exact(len).map_err(|_| Errno::ENOMEM)?;
+    checked.extend(insns.iter().map(|i| Insn { code: i.code, jt: i.jt, jf: i.jf, k: i.k }));
+    let program = Program::check(&checked).map_err(|why| match why {
+        Invalid::Memory => Errno::ENOMEM,
+        _ => Errno::EINVAL,
+    })?;
+    // Whatever fails here, the program itself can be run.
+    let key = machine::entropy::random_u64() as u32;
+    let code = program.compile(key).and_then(|code| Code::load(&code));
+    let filter = Filter {
+        program,
+        code,
+        logs: flags & flag::LOG != 0,
+        path_insns: len,
+        depth: 1,
+        previous: None,
+    };
+    attach(filter, flags)
+}
+
+/// Puts the filter in front of the running thread's, and with TSYNC in front of all threads'.
+fn attach(mut filter: Filter, flags: u64) -> Result<u64> {
+    let thread = current();
+    // Of another chain, or too long a one, nothing is left: it goes when no lock is held.
+    let threads = thread.process.threads.lock();
+    let result = extend(&thread, &mut filter);
+    let result = result.and_then(|()| {
+        let stranger = if flags & flag::TSYNC != 0 { stranger(&thread, &threads) } else { None };
+        match stranger {
+            None => Ok(()),
+            Some(_) if flags & flag::TSYNC_ESRCH != 0 => Err(Err(Errno::ESRCH)),
+            Some(tid) => Err(Ok(u64::from(tid))),
+        }
+    });
+    if let Err(failed) = result {
+        return give_up(threads, filter, failed);
+    }
+    let filter = Arc::new(filter);
+    set(&thread, Mode::Filter(filter.clone()));
+    if flags & flag::TSYNC != 0 {
+        for other in threads.iter().filter(|other| other.tid() != thread.tid()) {
+            set(other, Mode::Filter(filter.clone()));
+        }
+    }
+    drop(threads);
+    Ok(0)
+}
+
+/// Lets go of the lock, then of the filter.
+fn give_up<T>(lock: SpinGuard<'_, T>, filter: Filter, result: Result<u64>) -> Result<u64> {
+    drop(lock);
+    drop(filter);
+    result
+}
+
+/// Makes the thread's chain the one that `filter` stands in front of.
+fn extend(thread: &Thread, filter: &mut Filter) -> core::result::Result<(), Result<u64>> {
+    let previous = match thread.seccomp.mode() {
+        Mode::Disabled => return Ok(()),
+        Mode::Strict => return Err(Err(Errno::EINVAL)),
+        Mode::Filter(previous) => previous,
+    };
+    let insns = filter.path_insns + PATH_INSNS_EACH + previous.path_insns;
+    (filter.path_insns, filter.depth) = (insns, previous.depth + 1);
+    filter.previous = Some(previous);
+    if insns > PATH_INSNS_MAX { Err(Err(Errno::ENOMEM)) } else { Ok(()) }
+}
+
+/// A thread whose filters are not a part of the running thread's: it cannot be given those.
+fn stranger(own: &Thread, threads: &[Arc<Thread>]) -> Option<Pid> {
+    let Mode::Filter(chain) = own.seccomp.mode() else {
+        return strange_without(own, threads);
+    };
+    let found = threads.iter().find(|other| match &*other.seccomp.mode.lock() {
+        Mode::Disabled => false,
+        Mode::Strict => true,
+        Mode::Filter(theirs) => !chain.chain().any(|f| core::ptr::eq(f, Arc::as_ptr(theirs))),
+    });
+    found.map(|other| other.tid())
+}
+
+/// The same if the running thread has no filter yet.
+fn strange_without(own: &Thread, threads: &[Arc<Thread>]) -> Option<Pid> {
+    let is_filtered = |other: &Thread| !matches!(&*other.seccomp.mode.lock(), Mode::Disabled);
+    threads.iter().find(|o| o.tid() != own.tid() && is_filtered(o)).map(|other| other.tid())
+}

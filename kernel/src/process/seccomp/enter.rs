@@ -1,0 +1,118 @@
+//! A call of a thread with a filter: whether to make it, and what happens instead.
+
+use core::fmt::Arguments;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use abi::{Errno, general as raw};
+use entry::PtRegs;
+use seccomp::{Data, action};
+
+use super::{ARCH, Mode};
+use crate::process::signal::{SigInfo, send};
+use crate::process::{exit, ptrace, work};
+use crate::sched::current;
+
+/// Lines that programs can make the kernel log.
+const LOG_LINES_MAX: u32 = 100;
+/// Largest error number.
+const ERRNO_MAX: u32 = 4095;
+
+/// Whether the running thread may make the call in `regs`. If not, RAX has the result.
+pub fn may_call(regs: &mut PtRegs) -> bool {
+    match current().seccomp.mode() {
+        Mode::Disabled => true,
+        Mode::Strict => is_strict_call(regs),
+        Mode::Filter(filter) => {
+            let data = data_of(regs);
+            let (answer, logs) = filter.ask(&data);
+            // Nobody returns from an end of the thread to give it back.
+            drop(filter);
+            act(regs, answer, logs, false)
+        }
+    }
+}
+
+fn data_of(regs: &PtRegs) -> Data {
+    let arguments = [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9];
+    Data::new(regs.orig_rax as u32, ARCH, regs.rip, arguments)
+}
+
+fn is_strict_call(regs: &PtRegs) -> bool {
+    let number = regs.orig_rax as u32;
+    if matches!(number, raw::__NR_read | raw::__NR_write | raw::__NR_exit | raw::__NR_rt_sigreturn)
+    {
+        return true;
+    }
+    exit::exit_thread(raw::SIGKILL as i32)
+}
+
+/// Does what the filters want. `asked_again`: the tracer has had its say.
+fn act(regs: &mut PtRegs, answer: u32, logs: bool, asked_again: bool) -> bool {
+    let value = answer & action::DATA;
+    match answer & action::MASK {
+        action::ALLOW => return true,
+        action::TRACE if asked_again => return true,
+        action::LOG => {
+            log(regs, answer);
+            return true;
+        }
+        _ => {}
+    }
+    if logs {
+        log(regs, answer);
+    }
+    match answer & action::MASK {
+        action::ERRNO => regs.rax = u64::from(value.min(ERRNO_MAX)).wrapping_neg(),
+        action::TRAP => {
+            let number = regs.orig_rax as u32;
+            // As if the call had not begun: the handler may make it.
+            regs.rax = regs.orig_rax;
+            send::force(SigInfo::filtered(regs.rip, number, ARCH, value));
+        }
+        action::TRACE => return trace(regs, value),
+        // Nobody listens.
+        action::USER_NOTIF => regs.rax = Errno::ENOSYS.to_raw(),
+        other => kill(regs, other),
+    }
+    false
+}
+
+/// Lets the tracer decide: it may change the call, or skip it by the number -1.
+fn trace(regs: &mut PtRegs, value: u32) -> bool {
+    if !ptrace::stop::wants(ptrace::Event::SECCOMP) {
+        regs.rax = Errno::ENOSYS.to_raw();
+        return false;
+    }
+    ptrace::stop::event(regs, ptrace::Event::SECCOMP, value.into());
+    if current().task().work() & work::EXIT != 0 || (regs.orig_rax as i32) < 0 {
+        return false;
+    }
+    let Mode::Filter(filter) = current().seccomp.mode() else { return false };
+    let (answer, logs) = filter.ask(&data_of(regs));
+    drop(filter);
+    act(regs, answer, logs, true)
+}
+
+/// KILL_THREAD, and everything that is no action, which kills the process.
+fn kill(regs: &PtRegs, action: u32) -> ! {
+    log(regs, action);
+    let dumps = if crate::process::signal::may_dump_core() { 0x80 } else { 0 };
+    let is_alone = current().process.threads.lock().len() == 1;
+    if action == action::KILL_THREAD && !is_alone {
+        exit::exit_thread(raw::SIGSYS as i32);
+    }
+    exit::exit_group(raw::SIGSYS as i32 | dumps)
+}
+
+fn log(regs: &PtRegs, answer: u32) {
+    static LINES: AtomicU32 = AtomicU32::new(0);
+    let take = |lines: u32| (lines < LOG_LINES_MAX).then_some(lines + 1);
+    if LINES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
+        write(regs, format_args!("{answer:#x}"));
+    }
+}
+
+fn write(regs: &PtRegs, answer: Arguments<'_>) {
+    let (pid, number, ip) = (current().process.pid, regs.orig_rax as u32, regs.rip);
+    machine::log!("seccomp: process {pid}, call {number} at {ip:#x}: {answer}");
+}

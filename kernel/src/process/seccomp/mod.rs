@@ -1,0 +1,138 @@
+//! seccomp(2): threads that give up system calls, for good.
+//!
+//! A thread has a mode, and in filter mode a chain of filters, newest first, of which all are asked
+//! at every call ([`enter`]). Chains are shared: a fork's child has its parent's, a thread of the same
+//! process may be given another's ([`attach`], TSYNC), and what is shared only ever gets another
+//! filter in front. Being filtered is a bit of the thread's `syscall_work`, so threads without pay
+//! nothing beyond what tracing costs them.
+//!
+//! Why it is hard: a filter's code goes when its last user does, and that waits for all CPUs, so no
+//! reference may end under a spin lock, or with a thread that the scheduler lets go of: threads give
+//! theirs back when they end ([`Seccomp::release`]). And chains are long: they end without recursion.
+//!
+//! Locks: a process's `threads`, then a thread's mode.
+
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+
+use abi::ptrace as raw;
+use machine::seccomp::Filter as Code;
+use machine::sync::SpinLock;
+use seccomp::{Data, Program, action, outranks};
+
+use super::Thread;
+use super::ptrace::syscall_work;
+
+pub mod attach;
+pub mod enter;
+
+/// AUDIT_ARCH_X86_64: the ELF machine, 64-bit, little-endian.
+pub const ARCH: u32 = 62 | 1 << 31 | 1 << 30;
+
+/// The actions there are, as /proc/sys/kernel/seccomp/actions_avail says it.
+pub const ACTIONS: &str = "kill_process kill_thread trap errno trace log allow";
+
+/// What a thread may still do. Never becomes more.
+#[derive(Clone, Default)]
+enum Mode {
+    /// Everything.
+    #[default]
+    Disabled,
+    /// Four calls.
+    Strict,
+    /// What this filter and those before it allow.
+    Filter(Arc<Filter>),
+}
+
+/// A thread's part.
+#[derive(Default)]
+pub struct Seccomp {
+    mode: SpinLock<Mode>,
+}
+
+/// A filter in a chain.
+pub struct Filter {
+    program: Program,
+    /// None if there was no room for it: then the program is interpreted.
+    code: Option<Code>,
+    /// SECCOMP_FILTER_FLAG_LOG.
+    logs: bool,
+    /// Instructions of the chain, with what Linux adds for each filter.
+    path_insns: usize,
+    /// Filters of the chain.
+    depth: usize,
+    previous: Option<Arc<Filter>>,
+}
+
+impl Filter {
+    fn answer(&self, data: &Data) -> u32 {
+        match &self.code {
+            Some(code) => code.run(data),
+            None => self.program.run(data),
+        }
+    }
+
+    /// This filter and those before it.
+    fn chain(&self) -> impl Iterator<Item = &Filter> {
+        core::iter::successors(Some(self), |filter| filter.previous.as_deref())
+    }
+
+    /// Asks all: the strictest answer, and whether its filter wants it logged.
+    fn ask(&self, data: &Data) -> (u32, bool) {
+        let mut result = (action::ALLOW, false);
+        for filter in self.chain() {
+            let answer = filter.answer(data);
+            if outranks(answer, result.0) {
+                result = (answer, filter.logs);
+            }
+        }
+        result
+    }
+}
+
+impl Drop for Filter {
+    fn drop(&mut self) {
+        // One after the other: a chain is longer than the stack is deep.
+        let mut next = self.previous.take();
+        while let Some(filter) = next {
+            next = Arc::into_inner(filter).and_then(|mut filter| filter.previous.take());
+        }
+    }
+}
+
+impl Seccomp {
+    /// The mode's number (PR_GET_SECCOMP), and how many filters there are.
+    #[must_use]
+    pub fn summary(&self) -> (u32, usize) {
+        match &*self.mode.lock() {
+            Mode::Disabled => (raw::SECCOMP_MODE_DISABLED, 0),
+            Mode::Strict => (raw::SECCOMP_MODE_STRICT, 0),
+            Mode::Filter(filter) => (raw::SECCOMP_MODE_FILTER, filter.depth),
+        }
+    }
+
+    /// The thread has ended. Not under a spin lock.
+    pub fn release(&self) {
+        let old = core::mem::take(&mut *self.mode.lock());
+        drop(old);
+    }
+
+    fn mode(&self) -> Mode {
+        self.mode.lock().clone()
+    }
+}
+
+/// A new thread gets its maker's mode, before it can be seen or run; if it belongs to the same
+/// process, under the lock of `threads`, so that no TSYNC passes by.
+pub fn inherit(parent: &Thread, child: &Thread) {
+    let mode = parent.seccomp.mode();
+    if !matches!(mode, Mode::Disabled) {
+        set(child, mode);
+    }
+}
+
+/// Sets a thread's mode. What it had must still be in use elsewhere, or nothing.
+fn set(thread: &Thread, mode: Mode) {
+    *thread.seccomp.mode.lock() = mode;
+    thread.syscall_work.fetch_or(syscall_work::SECCOMP, Ordering::Relaxed);
+}
