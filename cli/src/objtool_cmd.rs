@@ -89,6 +89,7 @@ fn rewrite(elf: &Path, out: &Path, form: Form) -> objtool::Result<ExitCode> {
         eprintln!("limen: warning: {warning}");
     }
     let applied = rewritten.applied;
-    print(&format!("{} checks, {} rewritten to {}\n", applied.sites, applied.written, form.name()))?;
+    let (sites, written) = (applied.sites, applied.written);
+    print(&format!("{sites} checks, {written} rewritten to {}\n", form.name()))?;
     Ok(ExitCode::SUCCESS)
 }

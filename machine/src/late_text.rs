@@ -1,22 +1,23 @@
 //! Code that comes after boot and may go again: loaded, checked, run, unloaded.
 //!
-//! The image keeps room for it beside its own text, so that thunk and callees are in reach. Pages of
-//! the room are readable only; [`load`] writes them through a patcher's window, has them checked and
-//! given this boot's form and hashes by the code that has checked the whole kernel, and only then
-//! makes them executable. They are never writable at their own address, and never both.
+//! The image keeps room for it beside its own text, so that thunk and callees are in reach. Pages
+//! of the room are readable only; [`load`] writes them through a patcher's window, has them checked
+//! and given this boot's form and hashes by the code that has checked the whole kernel, and only
+//! then makes them executable. They are never writable at their own address, and never both.
 //!
 //! How to use it, for a compiler of programs: emit a [`Piece`] with the hashes of the *build*
 //! ([`hash_of`] gives that of a function of the same type), [`load`] it, take a pointer with
-//! [`LateText::function`], and drop the [`LateText`] when nobody calls it any more. When the room is
-//! used up ([`Refused::NoRoom`]) interpret instead. Load and unload wait for all CPUs: in a thread,
-//! never in an interrupt handler. The bytes come from safe code and are trusted by whoever calls
+//! [`LateText::function`], and drop the [`LateText`] when nobody calls it any more. When the room
+//! is used up ([`Refused::NoRoom`]) interpret instead. Load and unload wait for all CPUs: in a
+//! thread, never in an interrupt handler. The bytes come from safe code and are trusted by whoever
+//! calls
 //! `function`: the safe door for a compiler is a module of this crate that takes that compiler's
 //! output type, and nothing else.
 //!
-//! Why it is hard: each piece brings its own table of checks, in which a trap finds its site, on any
-//! CPU and in any context, NMI included, while pieces come and go. Lookups take no lock and wait for
-//! nothing; an unload first takes the table out of sight and then lets every CPU pass a point
-//! ([`tlb::sync_cores`]) that it reaches only outside of a lookup, and only then frees it.
+//! Why it is hard: each piece brings its own table of checks, in which a trap finds its site, on
+//! any CPU and in any context, NMI included, while pieces come and go. Lookups take no lock and
+//! wait for nothing; an unload first takes the table out of sight and then lets every CPU pass a
+//! point ([`tlb::sync_cores`]) that it reaches only outside of a lookup, and only then frees it.
 //!
 //! Neighbours: `text_poke` writes, `text_patching::boot` checks, `cfi` asks [`find`] in its traps.
 

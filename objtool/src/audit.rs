@@ -513,9 +513,9 @@ fn traps<'a>(image: &Image<'a>) -> Option<(u64, &'a [u8])> {
     bounded.or_else(section)
 }
 
-/// The hash before a function. Between it and the function stand only the NOPs that the compiler left
-/// for patching: `b8 imm32` alone may be the end of other code, such as `mov $1, %eax` before a label
-/// of assembly, and rewriting that would change what the code does.
+/// The hash before a function. Between it and the function stand only the NOPs that the compiler
+/// left for patching: `b8 imm32` alone may be the end of other code, such as `mov $1, %eax` before
+/// a label of assembly, and rewriting that would change what the code does.
 fn preamble_of(image: &Image<'_>, function: u64, disp: i8) -> Option<u32> {
     const NOP: u8 = 0x90;
     let start = preamble::address(function, disp);

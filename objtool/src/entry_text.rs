@@ -1,6 +1,7 @@
 //! Proof that entry code works on a CPU that has not caught up: between a vector and the catch-up,
-//! and between the exit's store and the program, the kernel runs with text and translations that may
-//! be old (mechanisms/context_tracking). What is proved of every instruction there, along every path:
+//! and between the exit's store and the program, the kernel runs with text and translations that
+//! may be old (mechanisms/context_tracking). What is proved of every instruction there, along every
+//! path:
 //!
 //! - it lies in `.entry.text`, and so does whatever it calls;
 //! - it makes no indirect branch, which would end who knows where;

@@ -125,8 +125,8 @@ fn what_cannot_be_patched_fails_the_build() {
     assert!(refused(&bad).contains("trap entry"));
 }
 
-/// The fixture with [start, end) as its entry text: two of its symbols get the names and values that
-/// a linker script would give them.
+/// The fixture with [start, end) as its entry text: two of its symbols get the names and values
+/// that a linker script would give them.
 fn with_entry_text(start: u64, end: u64) -> Vec<u8> {
     fn word(data: &[u8], at: usize) -> usize {
         usize::try_from(u64::from_le_bytes(data[at..at + 8].try_into().unwrap())).unwrap()

@@ -76,8 +76,8 @@ fn ratio(values: &[u64], mode: usize) -> Option<f64> {
 /// Geometric mean of a mode's ratios to none. Checks cannot make an operation cheaper, so what is
 /// below 1 (a thread that was woken on another path) counts as 1, and does not hide what costs.
 fn mean(operations: &[Operation], mode: usize) -> f64 {
-    let logs: Vec<f64> =
-        operations.iter().filter_map(|(_, values)| Some(ratio(values, mode)?.max(1.0).ln())).collect();
+    let log = |(_, values): &Operation| Some(ratio(values, mode)?.max(1.0).ln());
+    let logs: Vec<f64> = operations.iter().filter_map(log).collect();
     (logs.iter().sum::<f64>() / logs.len().max(1) as f64).exp()
 }
 

@@ -1,5 +1,5 @@
-//! The bench level: `limen bench kernel` and `bench cfi` in their smallest form, so that they cannot
-//! rot.
+//! The bench level: `limen bench kernel` and `bench cfi` in their smallest form, so that they
+//! cannot rot.
 //!
 //! Nothing is measured here. The program that measures runs on this host's Linux and in Limen,
 //! and the hash of what the two kernels gave it must be the same; and the sequences that are

@@ -1,5 +1,5 @@
-//! Faults that a program provokes in the kernel of the tests, one boot each: the kernel must end with
-//! a report that names site and target, or, with `cfi=warn`, go on.
+//! Faults that a program provokes in the kernel of the tests, one boot each: the kernel must end
+//! with a report that names site and target, or, with `cfi=warn`, go on.
 //!
 //! The program writes the fault's name to `/proc/sys/kernel/provoke`, which only that kernel has
 //! (`machine::ktest::provoke`). Neighbour: `kernel.rs` builds it.

@@ -75,7 +75,8 @@ pub(super) fn parse(text: &str) -> Results {
     text.lines().filter_map(of_line).collect()
 }
 
-/// Tests that are known not to pass in a VM: whether it is Limen that lacks something, and the reason.
+/// Tests that are known not to pass in a VM: whether it is Limen that lacks something, and the
+/// reason.
 type Gaps = BTreeMap<String, (bool, String)>;
 
 /// Reads [`GAPS`]: `kernel|emulator NAME: REASON` in each line.

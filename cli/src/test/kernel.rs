@@ -23,8 +23,8 @@ use crate::{Error, image};
 const LIMIT: Duration = Duration::from_secs(300);
 const MEMORY_MIB: u64 = 256;
 
-/// Kernel parameters, the tests to run with them, and lines that the log must have. The calls' tests
-/// need checks; with `cfi=off` others show that the kernel works without.
+/// Kernel parameters, the tests to run with them, and lines that the log must have. The calls'
+/// tests need checks; with `cfi=off` others show that the kernel works without.
 const PARAMETERS: [(&str, &str, &[&str]); 9] = [
     ("cfi=auto", "cfi::good", &["CFI: Using rehashed optimised kCFI"]),
     ("cfi=kcfi", "cfi::", &["CFI: Using rehashed retpoline kCFI"]),
@@ -83,7 +83,8 @@ fn build(context: &Context) -> Result<PathBuf, Error> {
     Ok(built)
 }
 
-/// With four CPUs the last one is isolated, for the tests of deferred work; with two, page tables are.
+/// With four CPUs the last one is isolated, for the tests of deferred work; with two, page tables
+/// are.
 fn options(smp: u8) -> &'static str {
     match smp {
         4 => " isolcpus=3 nohz_full=3",

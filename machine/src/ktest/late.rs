@@ -102,7 +102,8 @@ fn late_text_through_pointers() -> Result<(), String> {
     // One byte further on there is no preamble.
     // SAFETY: unsound on purpose, as `forged`.
     let function: Right = unsafe { late.function(LATE_FUNCTION + 1) };
-    fits(expect_cfi_failure(|| _ = call_last(black_box(function), 1)), function as usize as u64, true)
+    let report = expect_cfi_failure(|| _ = call_last(black_box(function), 1));
+    fits(report, function as usize as u64, true)
 }
 
 fn late_text_goes() -> Result<(), String> {
@@ -175,7 +176,8 @@ fn late_text_chain() -> Result<(), String> {
     black_box(chain)(&sum);
     ensure!(sum.load(Ordering::Relaxed) == expected + 11, "the pointer leads elsewhere");
     // No call where none is, to no function, and beyond the end.
-    let wrong = [(19, targets[0]), (20, targets[0] + 1), (30, targets[0]), (usize::MAX, targets[0])];
+    let target = targets[0];
+    let wrong = [(19, target), (20, target + 1), (30, target), (usize::MAX, target)];
     for calls in wrong.map(|call| [call]) {
         let refused = late_text::load(&Piece { calls: &calls, ..piece }).err();
         ensure!(refused == Some(Refused::Malformed), "{calls:x?}: {refused:?}");

@@ -244,7 +244,8 @@ global_asm!(
     options(att_syntax)
 );
 
-/// Return addresses are not checked, and this says so: the day that they are, this test must change.
+/// Return addresses are not checked, and this says so: the day that they are, this test must
+/// change.
 fn return_address() -> Result<(), String> {
     unsafe extern "C" {
         fn ktest_smash(to: u64) -> u64;

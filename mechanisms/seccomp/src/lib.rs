@@ -18,8 +18,8 @@ pub const WORDS: usize = 16;
 /// Bytes of [`Data`].
 pub const DATA_BYTES: u32 = 4 * WORDS as u32;
 
-/// A system call as a filter sees it: the words of `struct seccomp_data`. Compiled filters read them
-/// by offset.
+/// A system call as a filter sees it: the words of `struct seccomp_data`. Compiled filters read
+/// them by offset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Data(pub [u32; WORDS]);

@@ -137,8 +137,9 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// As [`Batch::on_int3`], for handlers on other CPUs, which see the patches and not the round. Valid
-/// in every round: what the new instruction does is right even where it could be executed already.
+/// As [`Batch::on_int3`], for handlers on other CPUs, which see the patches and not the round.
+/// Valid in every round: what the new instruction does is right even where it could be executed
+/// already.
 #[must_use]
 pub fn on_int3(patches: &[Patch], rip: u64) -> Option<Action> {
     let site = rip.checked_sub(1)?;

@@ -75,8 +75,8 @@ fn main() -> std::process::ExitCode {
     std::process::ExitCode::from(u8::from(!met))
 }
 
-/// Past the second-level cache every byte of code counts, and others' programs use it too: seen on a
-/// Zen 5 with 32,768 sites, 1.01 of no check on a quiet machine and 1.05 at a load of 8, for the
+/// Past the second-level cache every byte of code counts, and others' programs use it too: seen on
+/// a Zen 5 with 32,768 sites, 1.01 of no check on a quiet machine and 1.05 at a load of 8, for the
 /// optimised form and the yardstick alike.
 fn warn_if_busy() {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
