@@ -35,7 +35,7 @@ pub(crate) enum Command {
     Run(Box<RunArgs>),
     /// Keep a packed image (a cpio initramfs) of a program and all that it needs
     Pack(PackArgs),
-    /// Run the tests: all, or one level (host, audit, kernel, guest, isolation, hostile, fuzz, ...)
+    /// Run the tests: all, or one level (host, audit, kernel, guest, run, ...)
     Test(TestArgs),
     /// Measure the kernel beside Linux in the same emulator, or the call sequences natively
     Bench(BenchArgs),
@@ -216,7 +216,8 @@ pub(crate) struct PackArgs {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TestArgs {
-    /// A level (host, audit, kernel, guest, isolation, hostile, fuzz, bench, apps) or a room, which is a test name's part.
+    /// A level (host, audit, kernel, guest, isolation, run, hostile, fuzz, bench, apps) or a
+    /// room, which is a test name's part.
     /// Example: limen test guest
     #[arg(value_name = "LEVEL|ROOM")]
     pub(crate) what: Option<String>,

@@ -109,6 +109,7 @@ fn send_counters() {
     let counters = [
         ("memory-bytes", total as u64 * page),
         ("memory-used-bytes", (total - free) as u64 * page),
+        ("peak-memory-bytes", machine::frame::peak_used() as u64 * page),
         ("kernel-slab-bytes", machine::slab_bytes() as u64),
         ("run-ns", crate::time::now_ns()),
         ("exits-sysret", machine::entry::exits_of(entry::Origin::Syscall).0),

@@ -47,6 +47,8 @@ static INFO_COUNT: AtomicUsize = AtomicUsize::new(0);
 static TOTAL_FRAMES: AtomicUsize = AtomicUsize::new(0);
 /// Copy of `Buddy::free_frames` for those who only want to know whether memory is short.
 static FREE_FRAMES: AtomicUsize = AtomicUsize::new(0);
+/// The least that `Buddy::free_frames` has been since boot; written under the lock.
+static FEWEST_FREE: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 fn info(pfn: u32) -> &'static FrameInfo {
     assert!((pfn as usize) < INFO_COUNT.load(Ordering::Relaxed), "frame number out of range");
@@ -164,7 +166,7 @@ fn alloc_one() -> Option<u32> {
                     magazine.pfns[magazine.count] = pfn;
                     magazine.count += 1;
                 }
-                FREE_FRAMES.store(buddy.free_frames, Ordering::Relaxed);
+                note_free(&buddy);
             }
             magazine.count = magazine.count.checked_sub(1)?;
             Some(magazine.pfns[magazine.count])
@@ -194,8 +196,16 @@ fn free_one(pfn: u32) {
 fn with_buddy<R>(f: impl FnOnce(&mut Buddy) -> R) -> R {
     let mut buddy = BUDDY.lock();
     let result = f(&mut buddy);
-    FREE_FRAMES.store(buddy.free_frames, Ordering::Relaxed);
+    note_free(&buddy);
     result
+}
+
+/// Tells those who take no lock how much is free. The lock of `buddy` is held.
+fn note_free(buddy: &Buddy) {
+    FREE_FRAMES.store(buddy.free_frames, Ordering::Relaxed);
+    if buddy.free_frames < FEWEST_FREE.load(Ordering::Relaxed) {
+        FEWEST_FREE.store(buddy.free_frames, Ordering::Relaxed);
+    }
 }
 
 /// Takes a naturally aligned block of `2^order` frames for the kernel itself, from what is kept for
@@ -384,6 +394,13 @@ impl Drop for Frame {
 pub fn usage() -> (usize, usize) {
     let kept = EMERGENCY.lock().free_frames;
     (TOTAL_FRAMES.load(Ordering::Relaxed), BUDDY.lock().free_frames + kept)
+}
+
+/// Most frames that were in use at once since boot, as [`usage`] counts them.
+pub fn peak_used() -> usize {
+    let kept = EMERGENCY.lock().free_frames;
+    let fewest = FEWEST_FREE.load(Ordering::Relaxed);
+    TOTAL_FRAMES.load(Ordering::Relaxed).saturating_sub(fewest.saturating_add(kept))
 }
 
 /// Least free frames for programs to get more: a 64th of all, at most 4 MiB. As much again is kept

@@ -7,6 +7,7 @@
 //! | kernel | the kernel's own tests | QEMU |
 //! | guest | `guest/tests`, first on this host, then in Limen | both |
 //! | isolation | a load that interrupts every CPU but the isolated ones | QEMU |
+//! | run | `limen run` and `limen pack` as a user meets them | both |
 //! | hostile | programs that take all they can get, a short fuzz run, archives that are none | QEMU |
 //! | fuzz | the system call fuzzer for ten minutes | QEMU |
 //! | bench | `limen bench kernel`, tiny, Limen alone | both |
@@ -23,6 +24,7 @@ mod hostile;
 mod host;
 mod isolation;
 mod kernel;
+mod run;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -99,12 +101,13 @@ impl std::fmt::Display for Summary {
 type Level = fn(&Context) -> Result<Summary, Error>;
 
 /// In order: the quick ones first.
-const LEVELS: [(&str, Level); 9] = [
+const LEVELS: [(&str, Level); 10] = [
     ("host", host::run),
     ("audit", audit::run),
     ("kernel", kernel::run),
     ("guest", guest::run),
     ("isolation", isolation::run),
+    ("run", run::run),
     ("hostile", hostile::run),
     ("fuzz", hostile::run_fuzz),
     ("bench", bench::run),

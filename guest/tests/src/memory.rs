@@ -21,7 +21,7 @@ tests!("memory":
     map_populate, zero_page_mapping, prot_none_reserve_commit, file_offset_mapping,
     partial_last_page_is_zero, mmap_write_needs_rights, fork_keeps_layout, growsdown_guard,
     handler_can_repair_fault, membarrier_query, process_vm_reads_child,
-    process_vm_moves_pieces, maps_of_many_areas,
+    process_vm_moves_pieces, maps_of_many_areas, policies_of_one_node,
 );
 
 const RW: i32 = PROT_READ | PROT_WRITE;
@@ -738,4 +738,39 @@ fn process_vm_reads_child() {
     sc!(SYS_process_vm_readv, i32::MAX, local.as_ptr(), 1, remote.as_ptr(), 1, 0).fails(ESRCH);
     sc!(SYS_kill, child, SIGKILL).is(0);
     wait_signal(child, SIGKILL);
+}
+
+/// NUMA calls where there is one node, as on the machines these tests run on.
+fn policies_of_one_node() {
+    const NODES: i64 = 1 << 1;
+    let (mut mode, mut mask) = (9u32, [7u64; 16]);
+    let (at_mode, at_mask) = (&raw mut mode as usize, mask.as_mut_ptr() as usize);
+    if sc!(SYS_get_mempolicy, at_mode, at_mask, 1024, 0, 0) == Err(ENOSYS) {
+        return; // A Linux without NUMA.
+    }
+    assert_eq!((mode, mask[0], mask[15]), (0, 0, 0));
+    // MPOL_F_MEMS_ALLOWED
+    sc!(SYS_get_mempolicy, 0, at_mask, 1024, 0, 4).is(0);
+    if mask[0] != 1 {
+        return; // More than one node.
+    }
+    sc!(SYS_get_mempolicy, 0, 0, 0, 0, 8).fails(EINVAL);
+    sc!(SYS_get_mempolicy, 0, 0, 0, 4096, 0).fails(EINVAL);
+    sc!(SYS_get_mempolicy, at_mode, 0, 0, 4096, 2).fails(EFAULT);
+    sc!(SYS_set_mempolicy, 99, 0, 0).fails(EINVAL);
+    let (one, two) = ([1u64], [2u64]);
+    sc!(SYS_set_mempolicy, MPOL_BIND, one.as_ptr(), 64).is(0);
+    sc!(SYS_set_mempolicy, MPOL_BIND, two.as_ptr(), 64).fails(EINVAL);
+    sc!(SYS_set_mempolicy, MPOL_BIND, 8, 64).fails(EFAULT);
+    sc!(SYS_set_mempolicy, MPOL_BIND, 0, 0).fails(EINVAL);
+    sc!(SYS_set_mempolicy, MPOL_DEFAULT, one.as_ptr(), 64).fails(EINVAL);
+    sc!(SYS_set_mempolicy, MPOL_DEFAULT, 0, 0).is(0);
+    let p = anon(3 * PAGE);
+    sc!(SYS_mbind, p, 3 * PAGE, MPOL_BIND, one.as_ptr(), NODES, 0).is(0);
+    sc!(SYS_mbind, p as usize + 1, PAGE, MPOL_BIND, one.as_ptr(), NODES, 0).fails(EINVAL);
+    sc!(SYS_munmap, p as usize + PAGE, PAGE).is(0);
+    sc!(SYS_mbind, p, 3 * PAGE, MPOL_BIND, one.as_ptr(), NODES, 0).fails(EFAULT);
+    sc!(SYS_mbind, p, 3 * PAGE, MPOL_DEFAULT, 0, 0, 0).is(0);
+    sc!(SYS_munmap, p, 3 * PAGE).is(0);
+    sc!(SYS_mbind, p, 3 * PAGE, MPOL_DEFAULT, 0, 0, 0).fails(EFAULT);
 }

@@ -427,10 +427,26 @@ impl<'a> Walk<'a> {
             Last::Dot => self.check_search().map(|()| true),
             Last::DotDot => self.parent().map(|()| true),
             Last::Name(from, to, _) => {
-                let Some(child) = self.child(from, to)? else { return Err(Errno::ENOENT) };
-                self.enter(child, follow)
+                match self.child(from, to)? {
+                    Some(child) => self.enter(child, follow),
+                    None => Err(self.missing(from)),
+                }
             }
         }
+    }
+
+    /// Nothing has the name that begins at `from` of the text.
+    #[cold]
+    fn missing(&self, from: usize) -> Errno {
+        if crate::report::wants_missing_files() {
+            let mut path = self.at.path(&self.context.root());
+            if path != b"/" {
+                path.push(b'/');
+            }
+            path.extend_from_slice(&self.text()[from..]);
+            crate::report::missing_file(&path);
+        }
+        Errno::ENOENT
     }
 
     fn check_search(&self) -> Result<()> {

@@ -20,6 +20,7 @@ pub mod fault;
 pub mod oom;
 pub mod page_cache;
 pub mod poke;
+pub mod policy;
 pub mod remote;
 pub mod syscalls;
 pub mod vma;

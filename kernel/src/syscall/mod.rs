@@ -110,6 +110,10 @@ fn dispatch(a: &mut Args, number: u32) -> Result<u64> {
         nr::__NR_munlockall => mm::munlockall(a),
         nr::__NR_mincore => mm::mincore(a),
         nr::__NR_msync => mm::msync(a),
+        // One node of memory, whatever policy there is for it.
+        nr::__NR_get_mempolicy => crate::mm::policy::get_mempolicy(a),
+        nr::__NR_set_mempolicy => crate::mm::policy::set_mempolicy(a),
+        nr::__NR_mbind => crate::mm::policy::mbind(a),
         // --- files
         nr::__NR_readv => fs::readv(a),
         nr::__NR_writev => fs::writev(a),
@@ -327,6 +331,8 @@ fn dispatch(a: &mut Args, number: u32) -> Result<u64> {
         nr::__NR_getcpu => system::getcpu(a),
         nr::__NR_membarrier => system::membarrier(a),
         nr::__NR_kcmp => system::kcmp(a),
+        // As a Linux that was built without it; libraries do without.
+        nr::__NR_rseq => Err(Errno::ENOSYS),
         // One namespace of each kind: there is no other to enter.
         nr::__NR_setns => Err(Errno::EINVAL),
         // --- signals
