@@ -245,8 +245,10 @@ fn attach(tag: &[u8], writable: bool) -> core::result::Result<Arc<dyn FileSystem
     Ok(fs)
 }
 
-/// File systems every program expects.
-const STANDARD: &[(&str, fn() -> Result<Arc<dyn FileSystem>>, u32)] = &[
+type Maker = fn() -> Result<Arc<dyn FileSystem>>;
+
+/// File systems every program expects: where, how it is made, mount flags.
+const STANDARD: &[(&str, Maker, u32)] = &[
     ("/proc", || Ok(fs::proc::new()), NO_EXEC),
     ("/sys", || Ok(fs::sys::new()), NO_EXEC),
     ("/dev", || fs::dev::new().map(|fs| fs as Arc<dyn FileSystem>), raw::MS_NOSUID),

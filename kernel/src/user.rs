@@ -53,7 +53,7 @@ impl<T> UserPtr<T> {
 
     /// The `index`-th element after this one.
     #[must_use]
-    pub fn add(self, index: usize) -> Self {
+    pub fn nth(self, index: usize) -> Self {
         UserPtr::new(self.address.wrapping_add((index * size_of::<T>()) as u64))
     }
 

@@ -243,6 +243,8 @@ pub(crate) fn set_kernel_stack(top: u64) {
 
 fn set_interrupt_stack(top: u64) {
     let descriptors = CPUS[percpu::cpu_id()].0.get();
+    // SAFETY: the pointer is to a static's element; the place is named, not read.
+    let field = unsafe { &raw mut (*descriptors).tss.rsp };
     // SAFETY: this CPU's own TSS; callers have interrupts masked; the field may be unaligned.
-    unsafe { (&raw mut (*descriptors).tss.rsp).cast::<u64>().write_unaligned(top) };
+    unsafe { field.cast::<u64>().write_unaligned(top) };
 }

@@ -288,7 +288,8 @@ fn kernel_page_fault(regs: &mut PtRegs) {
     if crate::ktest::is_probe(regs.rip) && fix_up(regs) {
         return;
     }
-    if !(address < USER_END && fix_up(regs)) && !cfi::on_fault(regs) {
+    let is_served = address < USER_END && fix_up(regs) || cfi::on_fault(regs);
+    if !is_served {
         panic::kernel_exception(regs, vector::PAGE_FAULT, address);
     }
 }

@@ -123,12 +123,15 @@ impl FpuState {
     }
 
     fn save_all(&mut self) {
-        // SAFETY: as in `save`.
-        unsafe {
-            if features().xsave {
+        if features().xsave {
+            // SAFETY: as in `save`.
+            unsafe {
                 asm!("xsave64 [{}]", in(reg) self.area, in("eax") u32::MAX, in("edx") u32::MAX,
                      options(nostack, preserves_flags));
-            } else {
+            }
+        } else {
+            // SAFETY: as in `save`; FXSAVE writes the first 512 bytes only.
+            unsafe {
                 asm!("fxsave64 [{}]", in(reg) self.area, options(nostack, preserves_flags));
             }
         }
@@ -136,16 +139,7 @@ impl FpuState {
 
     /// Loads the CPU's registers from the image.
     pub(crate) fn restore(&self) {
-        // SAFETY: the image was written by XSAVE or passed through `set_from_user`, so XRSTOR
-        // accepts it; the registers belong to programs only.
-        unsafe {
-            if features().xsave {
-                asm!("xrstor64 [{}]", in(reg) self.area, in("eax") u32::MAX, in("edx") u32::MAX,
-                     options(nostack, preserves_flags));
-            } else {
-                asm!("fxrstor64 [{}]", in(reg) self.area, options(nostack, preserves_flags));
-            }
-        }
+        load(self.area);
     }
 }
 
@@ -170,15 +164,23 @@ static INITIAL: InitialImage = {
 
 /// Gives the running program the registers that a program starts with.
 pub fn reset_running() {
-    // SAFETY: the image has everything that XRSTOR reads of components in their initial state, and
-    // FXRSTOR reads only the legacy part; the registers belong to the running program only.
-    unsafe {
-        if features().xsave {
-            asm!("xrstor64 [{}]", in(reg) &raw const INITIAL, in("eax") u32::MAX, in("edx") u32::MAX,
+    load(INITIAL.0.as_ptr());
+}
+
+/// Loads the registers of the running program from an image that the CPU accepts: one that XSAVE
+/// wrote, that passed through `set_from_user`, or [`INITIAL`].
+fn load(image: *const u8) {
+    if features().xsave {
+        // SAFETY: the callers' images are aligned, as long as XRSTOR reads (of components in their
+        // initial state it reads nothing) and pass its checks; the registers are no one else's.
+        unsafe {
+            asm!("xrstor64 [{}]", in(reg) image, in("eax") u32::MAX, in("edx") u32::MAX,
                  options(nostack, preserves_flags, readonly));
-        } else {
-            asm!("fxrstor64 [{}]", in(reg) &raw const INITIAL,
-                 options(nostack, preserves_flags, readonly));
+        }
+    } else {
+        // SAFETY: as above; FXRSTOR reads the first 512 bytes only.
+        unsafe {
+            asm!("fxrstor64 [{}]", in(reg) image, options(nostack, preserves_flags, readonly));
         }
     }
 }
@@ -232,6 +234,6 @@ pub fn load_from_user(from: u64) -> Result<(), Fault> {
 }
 
 fn check_image(at: u64) -> Result<(), Fault> {
-    let fits = at % 64 == 0 && uaccess::is_user_range(at, state_bytes());
+    let fits = at.is_multiple_of(64) && uaccess::is_user_range(at, state_bytes());
     if fits { Ok(()) } else { Err(Fault) }
 }

@@ -53,7 +53,7 @@ static FEWEST_FREE: AtomicUsize = AtomicUsize::new(usize::MAX);
 fn info(pfn: u32) -> &'static FrameInfo {
     assert!((pfn as usize) < INFO_COUNT.load(Ordering::Relaxed), "frame number out of range");
     // SAFETY: `init` put INFO_COUNT zeroed records there, which is a valid state, and they stay.
-    unsafe { &*INFO.load(Ordering::Relaxed).add(pfn as usize) }
+    unsafe { &*INFO.load(Ordering::Relaxed).wrapping_add(pfn as usize) }
 }
 
 struct Buddy {
@@ -329,14 +329,14 @@ impl Frame {
         assert!(offset <= PAGE_SIZE && into.len() <= PAGE_SIZE - offset);
         // SAFETY: the range was checked; `into` is a kernel buffer and cannot overlap a frame that
         // is held by count. A racing program tears only what it is writing.
-        unsafe { copy_bytes(self.ptr().add(offset), into.as_mut_ptr(), into.len()) };
+        unsafe { copy_bytes(self.ptr().wrapping_add(offset), into.as_mut_ptr(), into.len()) };
     }
 
     /// Copies bytes in, at `offset`. Panics if the range leaves the frame.
     pub fn write(&self, offset: usize, from: &[u8]) {
         assert!(offset <= PAGE_SIZE && from.len() <= PAGE_SIZE - offset);
         // SAFETY: as in `read`.
-        unsafe { copy_bytes(from.as_ptr(), self.ptr().add(offset), from.len()) };
+        unsafe { copy_bytes(from.as_ptr(), self.ptr().wrapping_add(offset), from.len()) };
     }
 
     /// Copies the first `len` bytes of another frame here. Panics if that is more than a frame.
@@ -353,7 +353,7 @@ impl Frame {
     pub fn zero(&self, offset: usize, len: usize) {
         assert!(offset <= PAGE_SIZE && len <= PAGE_SIZE - offset);
         // SAFETY: the range was checked, as in `read`.
-        unsafe { core::ptr::write_bytes(self.ptr().add(offset), 0, len) };
+        unsafe { core::ptr::write_bytes(self.ptr().wrapping_add(offset), 0, len) };
     }
 }
 

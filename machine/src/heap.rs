@@ -108,7 +108,7 @@ fn refill(class: usize, list: &mut FreeList) {
     let base = phys_to_virt(u64::from(pfn) << PAGE_SHIFT);
     for i in 0..slab_bytes / CLASSES[class] {
         // SAFETY: the slab is ours, and the objects tile it without overlap.
-        unsafe { list.push(base.add(i * CLASSES[class]).cast()) };
+        unsafe { list.push(base.wrapping_add(i * CLASSES[class]).cast()) };
     }
 }
 

@@ -28,14 +28,14 @@ impl Write for Serial {
 
 impl Serial {
     fn put(&mut self, byte: u8) {
-        // SAFETY: line status and data register of the first serial port; no other effect.
-        unsafe {
-            let mut polls = 0;
-            while inb(PORT + 5) & 0x20 == 0 && polls < MAX_POLLS {
-                polls += 1;
-            }
-            outb(PORT, byte);
+        // SAFETY: the line status register of the first serial port; reading it has no effect.
+        let is_ready = || unsafe { inb(PORT + 5) } & 0x20 != 0;
+        let mut polls = 0;
+        while !is_ready() && polls < MAX_POLLS {
+            polls += 1;
         }
+        // SAFETY: the data register of the same port: a byte on the wire and no other effect.
+        unsafe { outb(PORT, byte) };
     }
 }
 

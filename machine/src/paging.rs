@@ -116,23 +116,25 @@ impl Table {
     fn get(self, index: usize) -> u64 {
         assert!(index < ENTRIES);
         // SAFETY: a `Table` is only made of live page tables; volatile since the CPU writes A and D.
-        unsafe { self.0.add(index).read_volatile() }
+        unsafe { self.0.wrapping_add(index).read_volatile() }
     }
 
     fn set(self, index: usize, entry: u64) {
         assert!(index < ENTRIES);
         // SAFETY: as in `get`; callers hold the table's owner exclusively.
-        unsafe { self.0.add(index).write_volatile(entry) };
+        unsafe { self.0.wrapping_add(index).write_volatile(entry) };
     }
 
     /// The first index from `index` on whose entry is not zero. Tables are mostly empty: looks at
     /// [`GROUP`] entries at a time.
     fn next_used(self, mut index: usize) -> Option<usize> {
         while index < ENTRIES {
-            if index % GROUP == 0 {
-                // SAFETY: ENTRIES is a multiple of GROUP, so the group lies in the table; volatile as
-                // in `get`.
-                let entries = (0..GROUP).map(|i| unsafe { self.0.add(index + i).read_volatile() });
+            if index.is_multiple_of(GROUP) {
+                let entries = (0..GROUP).map(|i| {
+                    // SAFETY: ENTRIES is a multiple of GROUP, so the group lies in the table; volatile
+                    // as in `get`.
+                    unsafe { self.0.wrapping_add(index + i).read_volatile() }
+                });
                 if entries.fold(0, |all, entry| all | entry) == 0 {
                     index += GROUP;
                     continue;
@@ -695,22 +697,21 @@ pub(crate) fn with_active(f: impl FnOnce(&Space)) {
 pub(crate) fn activate(space: &Arc<Space>) {
     let _irq = IrqGuard::new();
     let cpu = percpu::cpu_id();
-    // SAFETY: interrupts are masked; the closure does not reach ACTIVE again.
-    let old = unsafe {
-        ACTIVE.get().with(|active| {
-            if active.as_ref().is_some_and(|old| Arc::ptr_eq(old, space)) {
-                return None;
-            }
-            space.tlb.join(cpu);
-            // SAFETY: every space has the kernel's half; `ACTIVE` keeps the root alive.
-            cpu::write_cr3(space.root);
-            let old = active.replace(space.clone());
-            if let Some(old) = &old {
-                old.tlb.leave(cpu);
-            }
-            old
-        })
+    let switch = |active: &mut Option<Arc<Space>>| {
+        if active.as_ref().is_some_and(|old| Arc::ptr_eq(old, space)) {
+            return None;
+        }
+        space.tlb.join(cpu);
+        // SAFETY: every space has the kernel's half; `ACTIVE` keeps the root alive.
+        unsafe { cpu::write_cr3(space.root) };
+        let old = active.replace(space.clone());
+        if let Some(old) = &old {
+            old.tlb.leave(cpu);
+        }
+        old
     };
+    // SAFETY: interrupts are masked; the closure does not reach ACTIVE again.
+    let old = unsafe { ACTIVE.get().with(switch) };
     drop(old);
 }
 
@@ -719,16 +720,15 @@ pub(crate) fn activate(space: &Arc<Space>) {
 pub fn deactivate() {
     let _irq = IrqGuard::new();
     let cpu = percpu::cpu_id();
-    // SAFETY: interrupts are masked; the closure does not reach ACTIVE again.
-    let old = unsafe {
-        ACTIVE.get().with(|active| {
-            let old = active.take()?;
-            // SAFETY: the kernel's root maps the kernel.
-            cpu::write_cr3(kernel_root());
-            old.tlb.leave(cpu);
-            Some(old)
-        })
+    let leave = |active: &mut Option<Arc<Space>>| {
+        let old = active.take()?;
+        // SAFETY: the kernel's root maps the kernel.
+        unsafe { cpu::write_cr3(kernel_root()) };
+        old.tlb.leave(cpu);
+        Some(old)
     };
+    // SAFETY: interrupts are masked; the closure does not reach ACTIVE again.
+    let old = unsafe { ACTIVE.get().with(leave) };
     drop(old);
 }
 

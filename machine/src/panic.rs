@@ -143,7 +143,7 @@ fn backtrace(mut rbp: u64, rip: Option<u64>) {
 }
 
 fn is_stack_word(at: u64) -> bool {
-    at % 8 == 0 && at >= paging::USER_END && {
+    at.is_multiple_of(8) && at >= paging::USER_END && {
         let (present, write, exec, _) = paging::kernel_rights(at);
         present && write && !exec
     }

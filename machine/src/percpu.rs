@@ -198,7 +198,7 @@ impl<T> PerCpu<T> {
         let mut cpu = 0;
         while cpu < MAX_CPUS {
             // SAFETY: `values` is never used again nor dropped, so each element moves out once.
-            let value = unsafe { core::ptr::read((&raw const values).cast::<T>().add(cpu)) };
+            let value = unsafe { (&raw const values).cast::<T>().wrapping_add(cpu).read() };
             padded[cpu] = core::mem::MaybeUninit::new(Padded(value));
             cpu += 1;
         }

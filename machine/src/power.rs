@@ -16,9 +16,8 @@ const RESET: u8 = 0xfe;
 /// controller ends it.
 pub fn off(value: u8) -> ! {
     // SAFETY: ending the machine is what the caller wants.
-    unsafe {
-        cpu::outb(DEBUG_EXIT, value);
-        cpu::outb(KEYBOARD_CONTROLLER, RESET);
-    }
+    unsafe { cpu::outb(DEBUG_EXIT, value) };
+    // SAFETY: the same, where the first device does not exist.
+    unsafe { cpu::outb(KEYBOARD_CONTROLLER, RESET) };
     cpu::halt_forever()
 }

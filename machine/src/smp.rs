@@ -98,24 +98,25 @@ fn fill_trampoline(root: u64, stack: u64, cpu: usize) {
     // The boot section lies at its physical address, which only the direct map reaches now.
     let source = phys_to_virt(start as u64);
     let len = at(&raw const ap_trampoline_end);
-    // SAFETY: the page is below 1 MiB, which nobody else uses; the code fits one page (checked);
-    // each mailbox word lies inside it. The CPU that reads it starts after these stores.
-    unsafe {
-        assert!(len <= 4096, "the trampoline is larger than its page");
-        core::ptr::copy_nonoverlapping(source, page, len);
-        let put32 = |symbol: *const u8, value: u64| {
-            page.add(at(symbol)).cast::<u32>().write_unaligned(value as u32);
-        };
-        let put64 = |symbol: *const u8, value: u64| {
-            page.add(at(symbol)).cast::<u64>().write_unaligned(value);
-        };
-        let phys = |symbol: *const u8| TRAMPOLINE + at(symbol) as u64;
-        put32(&raw const ap_gdt_base, phys(&raw const ap_gdt));
-        put32(&raw const ap_jump_32, phys(&raw const ap_protected_mode));
-        put32(&raw const ap_jump_64, phys(&raw const ap_long_mode));
-        put64(&raw const ap_mailbox_cr3, root);
-        put64(&raw const ap_mailbox_stack, stack);
-        put64(&raw const ap_mailbox_cpu, cpu as u64);
-        put64(&raw const ap_mailbox_entry, boot::boot_other_cpu as *const () as u64);
-    }
+    assert!(len <= 4096, "the trampoline is larger than its page");
+    // SAFETY: the page is below 1 MiB, which nobody else uses, and the code fits (checked).
+    unsafe { core::ptr::copy_nonoverlapping(source, page, len) };
+    let put32 = |symbol: *const u8, value: u64| {
+        let word = page.wrapping_add(at(symbol)).cast::<u32>();
+        // SAFETY: the word lies inside the page; the CPU that reads it starts after these stores.
+        unsafe { word.write_unaligned(value as u32) };
+    };
+    let put64 = |symbol: *const u8, value: u64| {
+        let word = page.wrapping_add(at(symbol)).cast::<u64>();
+        // SAFETY: as in `put32`.
+        unsafe { word.write_unaligned(value) };
+    };
+    let phys = |symbol: *const u8| TRAMPOLINE + at(symbol) as u64;
+    put32(&raw const ap_gdt_base, phys(&raw const ap_gdt));
+    put32(&raw const ap_jump_32, phys(&raw const ap_protected_mode));
+    put32(&raw const ap_jump_64, phys(&raw const ap_long_mode));
+    put64(&raw const ap_mailbox_cr3, root);
+    put64(&raw const ap_mailbox_stack, stack);
+    put64(&raw const ap_mailbox_cpu, cpu as u64);
+    put64(&raw const ap_mailbox_entry, boot::boot_other_cpu as *const () as u64);
 }

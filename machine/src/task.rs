@@ -411,8 +411,10 @@ impl<T: Schedulable> CurrentSlot<T> {
             return;
         }
         let next = Arc::into_raw(next);
-        // SAFETY: the slot owns a reference to `old` until `finish_switch`, and now one to `next`.
-        let (old_task, next_task) = unsafe { ((*old).task(), (*next).task()) };
+        // SAFETY: the slot owns a reference to `old` until `finish_switch`.
+        let old_task = unsafe { &*old }.task();
+        // SAFETY: the slot owns the reference that was made raw just now.
+        let next_task = unsafe { &*next }.task();
         claim(next_task);
         self.current[cpu].store(next.cast_mut(), Ordering::Relaxed);
         self.previous[cpu].store(old, Ordering::Relaxed);
@@ -425,9 +427,11 @@ impl<T: Schedulable> CurrentSlot<T> {
             paging::activate(space);
         }
         next_task.load_user();
-        // SAFETY: both tasks are alive; `claim` waited until `next`'s registers were saved; the
-        // saved stack pointer leads to a frame that `task_switch` or a constructor made.
-        unsafe { task_switch(old_task.saved_rsp.get(), *next_task.saved_rsp.get()) };
+        // SAFETY: `claim` waited until `next`'s registers were saved: nobody writes the word now.
+        let next_rsp = unsafe { next_task.saved_rsp.get().read() };
+        // SAFETY: both tasks are alive; the saved stack pointer leads to a frame that `task_switch`
+        // or a constructor made.
+        unsafe { task_switch(old_task.saved_rsp.get(), next_rsp) };
         self.finish_switch();
     }
 

@@ -189,7 +189,7 @@ pub fn write_zeros(to: u64, len: usize) -> Result<(), Fault> {
 
 /// Reads an aligned 32-bit word in one access.
 pub fn read_u32(at: u64) -> Result<u32, Fault> {
-    if !is_user_range(at, 4) || at % 4 != 0 {
+    if !is_user_range(at, 4) || !at.is_multiple_of(4) {
         return Err(Fault);
     }
     let _open = SmapOpen::new();
@@ -254,7 +254,7 @@ pub fn write_u64(at: u64, value: u64) -> Result<(), Fault> {
 
 /// Atomically replaces an aligned 32-bit word if it equals `expected`; returns what was there.
 pub fn compare_exchange_u32(at: u64, expected: u32, new: u32) -> Result<u32, Fault> {
-    if !is_user_range(at, 4) || at % 4 != 0 {
+    if !is_user_range(at, 4) || !at.is_multiple_of(4) {
         return Err(Fault);
     }
     let _open = SmapOpen::new();
@@ -273,7 +273,7 @@ pub fn copy_from_frame(to: u64, frame: &Frame, offset: usize, len: usize) -> Res
     }
     let _open = SmapOpen::new();
     // SAFETY: the source lies in the held frame; faults on the user side are in the exception table.
-    let failed = unsafe { uaccess_copy(to as *mut u8, frame.ptr().add(offset), len) };
+    let failed = unsafe { uaccess_copy(to as *mut u8, frame.ptr().wrapping_add(offset), len) };
     if failed == 0 { Ok(()) } else { Err(Fault) }
 }
 
@@ -287,7 +287,7 @@ pub fn copy_to_frame(frame: &Frame, offset: usize, from: u64, len: usize) -> Res
     }
     let _open = SmapOpen::new();
     // SAFETY: as in `copy_from_frame`, with the sides exchanged.
-    let failed = unsafe { uaccess_copy(frame.ptr().add(offset), from as *const u8, len) };
+    let failed = unsafe { uaccess_copy(frame.ptr().wrapping_add(offset), from as *const u8, len) };
     if failed == 0 { Ok(()) } else { Err(Fault) }
 }
 

@@ -160,7 +160,7 @@ fn pipe_big_transfer() {
     let n = 8 << 20;
     let child = fork(|| {
         close(r);
-        let block: Vec<u8> = (0..n).map(|i| (i * 31 >> 3) as u8).collect();
+        let block: Vec<u8> = (0..n).map(|i| ((i * 31) >> 3) as u8).collect();
         write(w, &block);
         0
     });
@@ -171,7 +171,7 @@ fn pipe_big_transfer() {
         if part.is_empty() {
             break;
         }
-        assert!(part.iter().enumerate().all(|(i, &b)| b == ((at + i) * 31 >> 3) as u8));
+        assert!(part.iter().enumerate().all(|(i, &b)| b == (((at + i) * 31) >> 3) as u8));
         at += part.len();
     }
     assert_eq!(at, n);

@@ -197,15 +197,15 @@ fn mxcsr_and_x87_survive() {
     for _ in 0..20 {
         in_child(|| {
             let mut seen = 0u32;
-            // SAFETY: as above.
+            // SAFETY: as for the block above, whose objects live on.
             unsafe { asm!("stmxcsr [{}]", in(reg) &mut seen) };
             assert_eq!(seen & 0xffc0, mx, "inherited by fork");
         });
     }
-    // SAFETY: as above.
+    // SAFETY: as for the block above, whose objects live on.
     unsafe { asm!("stmxcsr [{}]", "fnstcw [{}]", in(reg) &mut mx2, in(reg) &mut cw2) };
     let (mx0, cw0) = (0x1f80u32, 0x037fu16);
-    // SAFETY: as above.
+    // SAFETY: as for the block above, whose objects live on.
     unsafe { asm!("ldmxcsr [{}]", "fldcw [{}]", in(reg) &mx0, in(reg) &cw0) };
     assert_eq!((mx2 & 0xffc0, cw2), (mx, cw));
 }
@@ -233,19 +233,19 @@ fn breakpoint() {
 fn invalid_opcode() {
     // ILL_ILLOPN is 2.
     let at = limen_at_ud2 as *const () as usize;
-    // SAFETY: see above.
+    // SAFETY: as for the block above, whose objects live on.
     assert_eq!(fault(|| unsafe { limen_at_ud2() }), (SIGILL, 2, at));
 }
 
 fn divide_error() {
     // FPE_INTDIV is 1.
     let at = limen_at_div_insn as *const () as usize;
-    // SAFETY: see above.
+    // SAFETY: as for the block above, whose objects live on.
     assert_eq!(fault(|| unsafe { limen_at_div() }), (SIGFPE, 1, at));
 }
 
 fn general_protection() {
-    // SAFETY: see above.
+    // SAFETY: as for the block above, whose objects live on.
     let got = fault(|| unsafe { asm!("mov ds, {0:x}", in(reg) 0x1234u32) });
     assert_eq!((got.0, got.1, got.2), (SIGSEGV, 0x80, 0));
 }
@@ -316,7 +316,7 @@ fn icebp_and_single_step() {
     assert_eq!((got.0, got.1), (SIGTRAP, 2));
     // A single step over a system call: the trap comes, the call is done, nothing hangs.
     let got = fault(|| {
-        // SAFETY: as above.
+        // SAFETY: as for the block above, whose objects live on.
         unsafe {
             asm!("pushfq", "or dword ptr [rsp], 0x100", "mov eax, 39", "popfq", "syscall", "nop",
                  out("rax") _, out("rcx") _, out("r11") _);
@@ -330,7 +330,7 @@ fn syscall_at_page_end() {
     // and the return faults at the address after it.
     let p = anon(8192);
     let code = [0xb8, 39, 0, 0, 0, 0x0f, 0x05];
-    // SAFETY: own mapping.
+    // SAFETY: the mapping is this test's own and lives on.
     unsafe { std::ptr::copy_nonoverlapping(code.as_ptr(), p.add(4096 - 7), 7) };
     sc!(SYS_mprotect, p, 4096, PROT_READ | PROT_EXEC).is(0);
     unmap(p.wrapping_add(4096), 4096);
@@ -354,7 +354,7 @@ fn iret_to_bad_rip_faults() {
     // A handler that changes the saved rip to a non-canonical one: the return must end in a
     // signal for the process, never in a fault of the kernel (the SYSRET hazard).
     extern "C" fn bend(_: i32, _: usize, ctx: *mut ucontext_t) {
-        // SAFETY: the kernel's frame.
+        // SAFETY: the kernel's signal frame stays on this stack until the handler returns.
         unsafe { (*ctx).uc_mcontext.gregs[REG_RIP as usize] = (0x8000_0000_0000u64) as i64 };
     }
     for _ in 0..3 {
@@ -381,7 +381,7 @@ fn segment_loads() {
     unsafe { asm!("mov ds, {0:x}", "mov es, {0:x}", in(reg) 0u32) };
     in_child(|| sc!(SYS_sched_yield).is(0));
     let cs: u32;
-    // SAFETY: reads a selector.
+    // SAFETY: reads a selector register and touches no memory.
     unsafe { asm!("mov {0:e}, cs", out(reg) cs) };
     assert_eq!(cs & 3, 3, "ring 3");
 }
@@ -414,7 +414,7 @@ fn simd_exception() {
 
 fn interrupt_vectors_are_closed() {
     // int N for hardware and exception vectors is a protection fault from user mode.
-    // SAFETY: each is refused.
+    // SAFETY: each is refused before it touches any memory.
     let runs: [fn(); 5] = [
         || unsafe { asm!("int 2") },
         || unsafe { asm!("int 8") },

@@ -331,7 +331,7 @@ fn names(fd: i32, size: usize) -> Vec<String> {
         let mut i = 0;
         while i < n {
             let len = u16::from_le_bytes([buf[i + 16], buf[i + 17]]) as usize;
-            assert!(len >= 20 && len % 8 == 0 && i + len <= n, "d_reclen {len}");
+            assert!(len >= 20 && len.is_multiple_of(8) && i + len <= n, "d_reclen {len}");
             let name = buf[i + 19..i + len].split(|&b| b == 0).next().unwrap();
             out.push(String::from_utf8_lossy(name).into_owned());
             i += len;

@@ -191,7 +191,7 @@ fn live(seed: u64, in_vm: bool, tally: &Tally) -> i32 {
     let world = settle(in_vm);
     let life = Life { in_vm, is_child: false, world: &world, tally };
     std::thread::scope(|s| {
-        if seed % 2 == 0 {
+        if seed.is_multiple_of(2) {
             s.spawn(|| life.spend(&mut Rng::new(seed ^ 1 << 63)));
         }
         life.spend(&mut Rng::new(seed));

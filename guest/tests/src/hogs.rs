@@ -432,7 +432,7 @@ fn rights_in_cycles() {
 /// A child writes to all pages that it shares with its parent.
 fn dirty_private_copies() {
     let status = hog(|| {
-        let size = available_kib() as usize * 1024 / 4 * 3 & !4095;
+        let size = (available_kib() as usize * 1024 / 4 * 3) & !4095;
         let p = anon(size) as usize;
         let touch = || {
             for page in (p..p + size).step_by(4096) {

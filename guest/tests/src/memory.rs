@@ -34,7 +34,7 @@ fn put(p: *mut u8, v: u8) {
 }
 
 fn get(p: *const u8) -> u8 {
-    // SAFETY: as in `put`.
+    // SAFETY: as in `put`: the caller's mapping is its own.
     unsafe { p.read_volatile() }
 }
 
@@ -632,7 +632,7 @@ fn growsdown_guard() {
 static REPAIR: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn repair(_: i32, info: *const Siginfo, _: usize) {
-    // SAFETY: the kernel's siginfo.
+    // SAFETY: the kernel's siginfo stays on this stack until the handler returns.
     let page = unsafe { (*info).addr() } & !(PAGE - 1);
     sc!(SYS_mprotect, page, PAGE, RW).is(0);
     REPAIR.fetch_add(1, SeqCst);

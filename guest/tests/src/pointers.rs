@@ -82,10 +82,10 @@ fn straddling_page_ends() {
     sc!(SYS_nanosleep, before_hole(8), 0).fails(EFAULT);
     // A string that ends exactly with its page is fine; one without its zero is not.
     let s = before_hole(2);
-    // SAFETY: own mapping, two bytes.
-    unsafe { std::ptr::copy_nonoverlapping(b"/\0".as_ptr(), s as *mut u8, 2) };
+    // SAFETY: the two bytes lie in the test's own mapping.
+    unsafe { std::ptr::copy_nonoverlapping(c"/".as_ptr().cast(), s as *mut u8, 2) };
     close(sc!(SYS_open, s, O_RDONLY).fd());
-    // SAFETY: as above.
+    // SAFETY: as for the block above, whose objects live on.
     unsafe { *(s as *mut u8).add(1) = b'/' };
     sc!(SYS_open, s, O_RDONLY).fails(EFAULT);
 }

@@ -134,7 +134,7 @@ fn clone_vm_shares_memory() {
     let mut other = 0u32;
     let child = clone_fn(SIGCHLD, store_7, &raw mut other as usize);
     wait_code(child, 3);
-    // SAFETY: as above.
+    // SAFETY: as for the block above, whose objects live on.
     assert_eq!(unsafe { (&raw const other).read_volatile() }, 0);
 }
 
@@ -345,7 +345,7 @@ fn wait_gives_rusage() {
     let child = fork(|| {
         let p = anon(64 * 4096);
         for i in 0..64 {
-            // SAFETY: own mapping.
+            // SAFETY: the mapping is this test's own and lives on.
             unsafe { p.add(i * 4096).write_volatile(1) };
         }
         0

@@ -76,7 +76,7 @@ fn killed(pid: i32, signal: i32) {
 }
 
 fn regs(pid: i32) -> user_regs_struct {
-    // SAFETY: plain numbers.
+    // SAFETY: a structure of plain numbers, of which zero is one.
     let mut r: user_regs_struct = unsafe { std::mem::zeroed() };
     pt(PTRACE_GETREGS as i32, pid, 0, &raw mut r as u64).is(0);
     r
@@ -133,7 +133,7 @@ fn end(pid: i32) {
 /// A system call without any other around it, wherever the compiler puts it.
 fn one_call(nr: i64) -> i64 {
     let ret: i64;
-    // SAFETY: calls without pointers.
+    // SAFETY: the calls take numbers and no pointers.
     unsafe {
         asm!("syscall", inlateout("rax") nr => ret, in("rdi") 1, in("rsi") 2, in("rdx") 3,
              in("r10") 4, in("r8") 5, in("r9") 6, lateout("rcx") _, lateout("r11") _);
@@ -400,7 +400,7 @@ fn steps_go_one_instruction() {
 
 fn step_over_a_call() {
     let pid = at_step_code();
-    // SAFETY: only addresses.
+    // SAFETY: only the addresses are taken, nothing is read.
     let (call, after) = (&raw const limen_step_call as u64, &raw const limen_step_after as u64);
     run_to(pid, call);
     let r = step(pid);
@@ -412,7 +412,7 @@ fn step_over_a_call() {
 
 fn step_over_popf() {
     let pid = at_step_code();
-    // SAFETY: only the address.
+    // SAFETY: only the address is taken, nothing is read.
     let popf = &raw const limen_step_popf as u64;
     run_to(pid, popf);
     let r = step(pid);
@@ -474,11 +474,11 @@ fn breakpoint_in_read_only_text() {
     // The tracee's page becomes its own: the tracer's is as it was.
     let start = limen_step_code as *const () as u64;
     let pid = at_step_code();
-    // SAFETY: own text.
+    // SAFETY: the bytes are those of this program's own text.
     let own = unsafe { (start as *const u64).read_volatile() };
     assert_eq!(own & 0xff, 0x90);
     pt(PTRACE_POKETEXT as i32, pid, start, 0xcc).is(0);
-    // SAFETY: as above.
+    // SAFETY: as for the block above, whose objects live on.
     assert_eq!(unsafe { (start as *const u64).read_volatile() }, own);
     assert_eq!(peek(pid, start), 0xcc);
     // A fork of the tracee sees its page; a write by the tracee faults still.
@@ -635,7 +635,7 @@ fn fork_events() {
 /// Starts a thread that runs `f` on a stack of its own; its id.
 fn raw_thread(f: extern "C" fn()) -> i32 {
     let stack = anon(65536) as u64 + 65536 - 56;
-    // SAFETY: fresh memory.
+    // SAFETY: the memory was mapped just now and is the test's own.
     unsafe { (stack as *mut u64).write(f as *const () as u64) };
     let flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
     let ret: i64;
@@ -852,7 +852,7 @@ fn memory_file() {
     assert_eq!(peek(pid, code as u64) & 0xff, 0xcc);
     sc!(SYS_pread64, file, got.as_mut_ptr(), 8, 8).fails(EIO);
     let hole = anon(3 * 4096) as usize;
-    // SAFETY: a fresh mapping.
+    // SAFETY: the memory was mapped just now and is the test's own.
     sc!(SYS_munmap, hole + 4096, 4096).is(0);
     close(file);
     cont(pid, 0);
@@ -993,9 +993,9 @@ fn debug_registers() {
     let watched = Box::leak(Box::new([0u64; 2]));
     let debug = |i: u64| 848 + 8 * i;
     let pid = tracee(|| {
-        // SAFETY: own memory.
+        // SAFETY: the memory is the test's own and lives on.
         unsafe { (&raw mut watched[1]).write_volatile(1) };
-        // SAFETY: as above.
+        // SAFETY: as for the block above, whose objects live on.
         unsafe { (&raw mut watched[0]).write_volatile(1) };
         // SAFETY: clobbers what a call may.
         unsafe { limen_step_code() };

@@ -40,7 +40,7 @@ impl Regs {
         let mut r = Regs { gp: [0; 16], flags: 0x202, pad: 0, xmm: [0; 16] };
         for i in 0..16 {
             r.gp[i] = 0x1111_0000_0000_0000 + i as u64 * 0x0101_0101_0101;
-            r.xmm[i] = (0xabcd_u128 << 112) | (i as u128) << 64 | 0x55aa_0000 + i as u128;
+            r.xmm[i] = (0xabcd_u128 << 112) | (i as u128) << 64 | (0x55aa_0000 + i as u128);
         }
         r.gp[AX] = nr as u64;
         r.gp[DI] = args[0];

@@ -87,7 +87,7 @@ fn kill_and_stop_are_fixed() {
 static INFO: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
 
 extern "C" fn note_info(sig: i32, info: *const Siginfo, _: usize) {
-    // SAFETY: the kernel's siginfo.
+    // SAFETY: the kernel's siginfo stays on this stack until the handler returns.
     let i = unsafe { *info };
     INFO[0].store((i.signo as u64) << 32 | i.code as u32 as u64, SeqCst);
     INFO[1].store((i.pid as u64) << 32 | u64::from(i.uid), SeqCst);
@@ -130,7 +130,7 @@ fn siginfo_of_child() {
 static ORDER: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
 extern "C" fn note_order(sig: i32, info: *const Siginfo, _: usize) {
-    // SAFETY: the kernel's siginfo.
+    // SAFETY: the kernel's siginfo stays on this stack until the handler returns.
     let value = unsafe { (*info).status };
     let at = COUNT.fetch_add(1, SeqCst) as usize;
     ORDER[at].store((sig as u64) << 32 | value as u64, SeqCst);
@@ -149,8 +149,8 @@ fn realtime_signals_queue_in_order() {
     assert_eq!(COUNT.load(SeqCst), 0);
     sigmask(SIG_UNBLOCK, bit(sig));
     assert_eq!(COUNT.load(SeqCst), 20);
-    for i in 0..20 {
-        assert_eq!(ORDER[i].load(SeqCst), (sig as u64) << 32 | i as u64);
+    for (i, seen) in ORDER.iter().take(20).enumerate() {
+        assert_eq!(seen.load(SeqCst), (sig as u64) << 32 | i as u64);
     }
 }
 
@@ -528,7 +528,7 @@ fn sigreturn_keeps_registers() {
 }
 
 extern "C" fn change_regs(_: i32, _: usize, ctx: *mut ucontext_t) {
-    // SAFETY: the kernel's frame.
+    // SAFETY: the kernel's signal frame stays on this stack until the handler returns.
     let g = unsafe { &mut (*ctx).uc_mcontext.gregs };
     g[REG_RAX as usize] = 4242;
     g[REG_RBX as usize] = 77;
@@ -814,7 +814,7 @@ fn handler_on_full_stack_kills() {
 static TRAP: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 
 extern "C" fn note_trap(_: i32, _: usize, ctx: *mut ucontext_t) {
-    // SAFETY: the kernel's frame.
+    // SAFETY: the kernel's signal frame stays on this stack until the handler returns.
     let g = unsafe { &mut (*ctx).uc_mcontext.gregs };
     TRAP[0].store(g[REG_TRAPNO as usize] as u64, SeqCst);
     TRAP[1].store(g[REG_ERR as usize] as u64, SeqCst);

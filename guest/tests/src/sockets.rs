@@ -374,7 +374,7 @@ fn connect_waits_for_backlog() {
 
 fn big_stream_transfer() {
     let (a, b) = pair(SOCK_STREAM);
-    let data: Vec<u8> = (0..4usize << 20).map(|i| (i * 13 >> 4) as u8).collect();
+    let data: Vec<u8> = (0..4usize << 20).map(|i| ((i * 13) >> 4) as u8).collect();
     let child = fork(|| {
         close(b);
         write(a, &data);

@@ -131,11 +131,11 @@ fn fork_storm(jobs: u32, count: u32) {
         .map(|j| {
             fork(|| {
                 for i in 0..count {
-                    // SAFETY: own mapping.
+                    // SAFETY: the mapping is this test's own and lives on.
                     unsafe { page.add(4096).cast::<u32>().write_volatile(j * 1000 + i) };
                     let child = fork(|| {
                         let grandchild = fork(|| {
-                            // SAFETY: as above.
+                            // SAFETY: as for the block above, whose objects live on.
                             let v = unsafe { page.add(4096).cast::<u32>().read_volatile() };
                             i32::from(v != j * 1000 + i)
                         });
@@ -187,7 +187,7 @@ fn map_storm(jobs: u32, count: u32) {
                     let n = 1 + (i % 8) as usize;
                     let p = anon(n * 4096);
                     for k in 0..n {
-                        // SAFETY: own mapping.
+                        // SAFETY: the mapping is this test's own and lives on.
                         unsafe {
                             let q = p.add(k * 4096).cast::<u32>();
                             assert_eq!(q.read_volatile(), 0, "a fresh page is zero");
@@ -196,7 +196,7 @@ fn map_storm(jobs: u32, count: u32) {
                     }
                     sc!(SYS_mprotect, p, n * 4096, PROT_READ).is(0);
                     for k in 0..n {
-                        // SAFETY: own mapping.
+                        // SAFETY: the mapping is this test's own and lives on.
                         let v = unsafe { p.add(k * 4096).cast::<u32>().read_volatile() };
                         assert_eq!(v, j << 16 | i);
                     }

@@ -21,7 +21,7 @@ fn text(path: &str) -> String {
 fn cpus() -> Vec<usize> {
     let mut mask = [0u64; 16];
     let n = sc!(SYS_sched_getaffinity, 0, 128, mask.as_mut_ptr()).must();
-    assert!(n >= 8 && n % 8 == 0);
+    assert!(n >= 8 && n.is_multiple_of(8));
     (0..1024).filter(|i| mask[i / 64] >> (i % 64) & 1 == 1).collect()
 }
 
@@ -338,7 +338,7 @@ fn proc_files() {
 }
 
 fn cpus_online() -> usize {
-    // SAFETY: a number only.
+    // SAFETY: the call takes a number and no pointer.
     unsafe { sysconf(_SC_NPROCESSORS_ONLN) as usize }
 }
 

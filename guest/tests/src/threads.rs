@@ -267,7 +267,7 @@ fn futex_shared_between_processes() {
 fn futex_private_is_private() {
     // Private words of a parent and its child at the same address are two words.
     let p = anon(4096) as usize;
-    // SAFETY: own mapping, aligned.
+    // SAFETY: an aligned word of the test's own mapping, which lives on.
     let w = unsafe { &*(p as *const AtomicU32) };
     let s = shared();
     let child = fork(|| {

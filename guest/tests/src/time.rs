@@ -143,7 +143,7 @@ static FIRED: AtomicU32 = AtomicU32::new(0);
 static VALUE: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn fired(_: i32, info: *const Siginfo, _: usize) {
-    // SAFETY: the kernel's siginfo.
+    // SAFETY: the kernel's siginfo stays on this stack until the handler returns.
     VALUE.store(unsafe { (*info).status } as u32, SeqCst);
     FIRED.fetch_add(1, SeqCst);
 }

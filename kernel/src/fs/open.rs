@@ -121,12 +121,10 @@ pub fn open_location(
         check(context, &location, flags)?;
     }
     let access = write_access(&location, flags)?;
-    if !created {
-        if flags & raw::O_TRUNC != 0 && location.file_type() == FileType::Regular {
-            let changes = SetAttributes { size: Some(0), ..SetAttributes::default() };
-            location.inode().set_attributes(&changes)?;
-            inotify::event(&location.dentry, raw::IN_MODIFY);
-        }
+    if !created && flags & raw::O_TRUNC != 0 && location.file_type() == FileType::Regular {
+        let changes = SetAttributes { size: Some(0), ..SetAttributes::default() };
+        location.inode().set_attributes(&changes)?;
+        inotify::event(&location.dentry, raw::IN_MODIFY);
     }
     open_inode(location, flags, access)
 }

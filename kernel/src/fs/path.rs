@@ -134,7 +134,8 @@ impl Location {
         }
         let mut path = Vec::with_capacity(length + 32);
         // The top of the tree of names counts as reached by whoever holds no root below it.
-        if !reached && !(at.is_mount_top() && at.mount.place().is_none() && is_in_tree(&at)) {
+        let is_top = at.is_mount_top() && at.mount.place().is_none() && is_in_tree(&at);
+        if !reached && !is_top {
             path.extend_from_slice(b"(unreachable)");
         }
         for name in names.iter().rev() {
@@ -514,13 +515,13 @@ impl<'a> Walk<'a> {
             return Err(Errno::ENOENT);
         }
         if target[0] == b'/' {
-            self.to_root()?;
+            self.go_to_root()?;
         }
         self.rewrite(target)?;
         Ok(false)
     }
 
-    fn to_root(&mut self) -> Result<()> {
+    fn go_to_root(&mut self) -> Result<()> {
         if self.flags & walk::BENEATH != 0 {
             return Err(Errno::EXDEV);
         }

@@ -447,8 +447,7 @@ impl FileOps for PseudoFile {
         if let Some(raw) = content.raw() {
             return raw.write_at(offset, source);
         }
-        let mut data = Vec::new();
-        data.resize(source.left().min(WRITE_MAX), 0);
+        let mut data = alloc::vec![0; source.left().min(WRITE_MAX)];
         let len = source.take(&mut data)?;
         content.store(&data[..len])?;
         Ok(len)

@@ -21,8 +21,9 @@ pub trait CharDriver: Send + Sync {
 pub type FifoOpener = fn(Arc<dyn Inode>, u32) -> Result<Arc<dyn FileOps>>;
 
 /// First device number of a range -> (last, driver).
-static DRIVERS: SpinLock<BTreeMap<u64, (u64, Arc<dyn CharDriver>)>> =
-    SpinLock::new(BTreeMap::new());
+type Ranges = BTreeMap<u64, (u64, Arc<dyn CharDriver>)>;
+
+static DRIVERS: SpinLock<Ranges> = SpinLock::new(BTreeMap::new());
 static FIFO: Once<FifoOpener> = Once::new();
 
 /// Packs a device number as makedev(3) does.

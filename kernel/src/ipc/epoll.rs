@@ -314,7 +314,7 @@ impl Epoll {
                 continue;
             }
             let event = Event { events: ready, data: item.data.load(Ordering::SeqCst) };
-            if let Err(error) = to.add(found).write(&event) {
+            if let Err(error) = to.nth(found).write(&event) {
                 self.list.push(&item);
                 return if found > 0 { Ok(found as u64) } else { Err(error) };
             }

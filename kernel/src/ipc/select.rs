@@ -113,7 +113,7 @@ fn poll(address: u64, count: u64, deadline: Option<Deadline>) -> Result<u64> {
     let result = poll_list(list, deadline);
     for (index, entry) in list.iter().enumerate() {
         // Only the answer is written: the program may share the rest with another thread.
-        let at = address.add(index).address() + core::mem::offset_of!(PollFd, revents) as u64;
+        let at = address.nth(index).address() + core::mem::offset_of!(PollFd, revents) as u64;
         UserPtr::<i16>::new(at).write(&entry.revents)?;
     }
     result

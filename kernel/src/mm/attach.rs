@@ -77,7 +77,7 @@ pub fn detach(
     address: u64,
     segment_len: impl Fn(&Arc<File>) -> Option<u64>,
 ) -> Result<Arc<File>> {
-    if address % PAGE != 0 || address >= USER_END {
+    if !address.is_multiple_of(PAGE) || address >= USER_END {
         return Err(Errno::EINVAL);
     }
     let mm = current().process.mm()?;

@@ -47,7 +47,7 @@ fn page_len(len: u64) -> Result<u64> {
 
 /// A page-aligned range in user space; `misaligned` for a bad start, `outside` for a bad end.
 fn page_range(start: u64, len: u64, outside: Errno) -> Result<(u64, u64)> {
-    if start % PAGE != 0 {
+    if !start.is_multiple_of(PAGE) {
         return Err(Errno::EINVAL);
     }
     let len = len.checked_next_multiple_of(PAGE).ok_or(outside)?;
@@ -533,7 +533,7 @@ pub fn mincore(a: &Args) -> Result<u64> {
             }
             Ok::<(), Errno>(())
         })?;
-        target.add(((at - start) / PAGE) as usize).write_many(&answer[..pages])?;
+        target.nth(((at - start) / PAGE) as usize).write_many(&answer[..pages])?;
         at += (pages * PAGE_SIZE) as u64;
     }
     Ok(0)

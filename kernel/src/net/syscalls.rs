@@ -252,7 +252,7 @@ pub fn sendmmsg(a: &Args) -> Result<u64> {
     let count = (a.a2() as u32 as usize).min(MESSAGES_MAX);
     let messages = UserPtr::<MMsgHdr>::new(a.a1());
     for index in 0..count {
-        let at = messages.add(index);
+        let at = messages.nth(index);
         let sent = at
             .read()
             .and_then(|message| send_header(&file, &message.header, a.a3() as u32))
@@ -385,7 +385,7 @@ pub fn recvmmsg(a: &Args) -> Result<u64> {
     let messages = UserPtr::<MMsgHdr>::new(a.a1());
     let mut done = 0;
     while done < count {
-        let at = messages.add(done);
+        let at = messages.nth(done);
         let received = receive_header(&file, at.cast(), flags & !MSG_WAITFORONE)
             .and_then(|len| len_of(at).write(&(len as u32)));
         match received {

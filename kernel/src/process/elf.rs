@@ -153,8 +153,7 @@ impl Elf {
         if segment.file_size < 2 || segment.file_size > MAX_INTERPRETER {
             return Err(Errno::ENOEXEC);
         }
-        let mut path = Vec::new();
-        path.resize(segment.file_size as usize, 0);
+        let mut path = alloc::vec![0; segment.file_size as usize];
         if segment.offset > MAX_OFFSET {
             return Err(Errno::EINVAL);
         }

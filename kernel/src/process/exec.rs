@@ -174,7 +174,7 @@ fn parse_script_line(line: &[u8]) -> Result<(Vec<u8>, Option<Vec<u8>>)> {
     let end = line.iter().position(|&byte| byte == b'\n' || byte == 0);
     let truncated = end.is_none() && line.len() == MAX_SCRIPT_LINE;
     let line = line[..end.unwrap_or(line.len())].trim_ascii();
-    let split = line.iter().position(|byte| is_blank(byte));
+    let split = line.iter().position(is_blank);
     let (path, rest) = line.split_at(split.unwrap_or(line.len()));
     if path.is_empty() || truncated && split.is_none() {
         return Err(Errno::ENOEXEC);
@@ -319,7 +319,7 @@ pub fn read_strings(array: u64) -> Result<Vec<Vec<u8>>> {
     }
     loop {
         let pointer =
-            crate::user::UserPtr::<u64>::new(array).add(strings.len()).read()?;
+            crate::user::UserPtr::<u64>::new(array).nth(strings.len()).read()?;
         if pointer == 0 {
             return Ok(strings);
         }

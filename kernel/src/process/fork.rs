@@ -452,7 +452,7 @@ pub fn unshare(args: &Args) -> Result<u64> {
     }
     if flags & FS != 0 {
         let copy = Arc::new(process.fs().duplicate());
-        let old = core::mem::replace(&mut *process.fs.lock(), Some(copy));
+        let old = process.fs.lock().replace(copy);
         drop(old);
     }
     if flags & FILES != 0 {

@@ -102,7 +102,7 @@ fn set_name(address: u64) -> Result<u64> {
 fn read_name(address: u64) -> Result<alloc::vec::Vec<u8>> {
     let mut name = alloc::vec::Vec::new();
     for i in 0..15 {
-        match UserPtr::<u8>::new(address).add(i).read()? {
+        match UserPtr::<u8>::new(address).nth(i).read()? {
             0 => break,
             byte => name.push(byte),
         }

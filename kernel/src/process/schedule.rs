@@ -48,7 +48,7 @@ pub fn sched_yield() -> Result<u64> {
 /// sched_getaffinity(2): gives the number of bytes written.
 pub fn sched_getaffinity(args: &Args) -> Result<u64> {
     let size = args.a1() as u32;
-    if size % 8 != 0 || (size as usize) * 8 < cpu_count() {
+    if !size.is_multiple_of(8) || (size as usize) * 8 < cpu_count() {
         return Err(Errno::EINVAL);
     }
     let thread = thread_or_self(args.a0()).map_err(|_| Errno::ESRCH)?;

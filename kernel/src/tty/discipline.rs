@@ -144,7 +144,7 @@ impl Discipline {
 
     /// One byte from the keyboard. Echo is appended to `echo`.
     pub fn input(&mut self, byte: u8, echo: &mut Vec<u8>) -> Option<Event> {
-        let Some(byte) = self.translate(byte) else { return None };
+        let byte = self.translate(byte)?;
         if core::mem::take(&mut self.literal) {
             self.keep(byte, echo);
             return None;

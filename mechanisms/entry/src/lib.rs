@@ -362,7 +362,8 @@ mod tests {
     #[test]
     fn each_condition_alone_forces_iret() {
         use IretReason::*;
-        let cases: [(fn(&mut PtRegs), IretReason); 6] = [
+        type Change = fn(&mut PtRegs);
+        let cases: [(Change, IretReason); 6] = [
             (|r| r.rcx += 1, RcxDiffers),
             (|r| r.r11 ^= 1, R11Differs),
             (|r| (r.rip, r.rcx) = (LIMIT, LIMIT), RipBeyondLimit),

@@ -280,7 +280,7 @@ fn filters(shared: &Shared) {
             libc::close(socket);
         }
         wait(child(|| {
-            // SAFETY: as above.
+            // SAFETY: as for the block above, whose objects live on.
             let attached = unsafe {
                 libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
                     && libc::prctl(libc::PR_SET_SECCOMP, 2, &raw const program) == 0

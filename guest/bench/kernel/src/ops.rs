@@ -148,7 +148,7 @@ fn memory(b: &mut Bench) {
         let page = unsafe { area.add(at * PAGE) };
         at += 1;
         let start = rdtsc();
-        // SAFETY: as above.
+        // SAFETY: as for the block above, whose objects live on.
         unsafe { page.write_volatile(1) };
         rdtsc() - start
     });
@@ -171,7 +171,7 @@ fn processes(b: &mut Bench) {
     let area = map(FORK_PAGES * PAGE);
     let _ = sys(SYS_madvise, &[area as usize, FORK_PAGES * PAGE, MADV_NOHUGEPAGE as usize]);
     for i in 0..FORK_PAGES {
-        // SAFETY: inside the mapping.
+        // SAFETY: the address lies inside the mapping made above.
         unsafe { area.add(i * PAGE).write_volatile(1) };
     }
     b.measure("fork_exit_wait_500_pages", n, || {

@@ -69,6 +69,9 @@ struct Link {
     pinned: Option<Arc<Node>>,
 }
 
+/// An object with the directory and the name it was found by.
+type Found = (Arc<Node>, Vec<u8>, Arc<Node>);
+
 impl OverlayFs {
     /// A writable view of `lower`.
     pub fn new(lower: &Arc<dyn FileSystem>) -> Result<Arc<OverlayFs>> {
@@ -112,7 +115,7 @@ impl OverlayFs {
     }
 
     /// The object at a path, with the directory and the name it is found by.
-    fn find(&self, path: &[u8]) -> Result<Option<(Arc<Node>, Vec<u8>, Arc<Node>)>> {
+    fn find(&self, path: &[u8]) -> Result<Option<Found>> {
         let mut todo: Vec<Vec<u8>> = components(path);
         let mut at: Vec<Arc<Node>> = Vec::from([self.top()]);
         let mut links = 0;

@@ -126,7 +126,7 @@ fn make(key: i32, size: u64, flags: u32) -> Result<Segment> {
 /// shmat(2): returns the address.
 pub fn shmat(a: &Args) -> Result<u64> {
     let (mut address, flags) = (a.a1(), a.a2() as u32);
-    if address % PAGE != 0 {
+    if !address.is_multiple_of(PAGE) {
         if flags & SHM_RND == 0 {
             return Err(Errno::EINVAL);
         }
@@ -158,7 +158,7 @@ pub fn shmat(a: &Args) -> Result<u64> {
 /// shmdt(2).
 pub fn shmdt(a: &Args) -> Result<u64> {
     let address = a.a0();
-    if address % PAGE != 0 {
+    if !address.is_multiple_of(PAGE) {
         return Err(Errno::EINVAL);
     }
     let all = all();

@@ -122,7 +122,7 @@ impl Wake for Waiter {
 
 /// The word a call names, and who shares it.
 pub(super) fn key_of(address: u64, private: bool) -> Result<FutexKey> {
-    if address % 4 != 0 {
+    if !address.is_multiple_of(4) {
         return Err(Errno::EINVAL);
     }
     if !uaccess::is_user_range(address, 4) {

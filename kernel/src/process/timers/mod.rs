@@ -152,16 +152,14 @@ impl AlarmTimer {
         let mut state = self.state.lock();
         let next_ns = state.next_ns.filter(|&next_ns| next_ns <= now_ns)?;
         state.armed = None;
-        let missed = if state.interval_ns == 0 {
+        let Some(missed) = (now_ns - next_ns).checked_div(state.interval_ns) else {
+            // It expires once.
             state.next_ns = None;
-            0
-        } else {
-            let missed = (now_ns - next_ns) / state.interval_ns;
-            let on_time = next_ns.saturating_add((missed + 1).saturating_mul(state.interval_ns));
-            state.next_ns = Some(on_time.max(now_ns + MIN_PERIOD_NS.min(state.interval_ns * 4)));
-            self.arm(&mut state);
-            missed
+            return Some(0);
         };
+        let on_time = next_ns.saturating_add((missed + 1).saturating_mul(state.interval_ns));
+        state.next_ns = Some(on_time.max(now_ns + MIN_PERIOD_NS.min(state.interval_ns * 4)));
+        self.arm(&mut state);
         Some(missed)
     }
 
