@@ -158,6 +158,11 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) missing_files: bool,
 
+    /// Write a trace of each CPU's last 16384 events at the boundary (entries, exits, interrupts
+    /// sent and deferred, catch-ups), for ui.perfetto.dev. Example: --trace boundary.json
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+
     /// Kernel image [default: the one built beside this program]. Example: --kernel ./limen-kernel
     #[arg(long, value_name = "ELF")]
     pub(crate) kernel: Option<PathBuf>,

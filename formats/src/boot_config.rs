@@ -75,6 +75,8 @@ pub struct Want {
     pub missing_files: bool,
     /// `counter` lines (peak memory, faults, context switches and so on).
     pub counters: bool,
+    /// `trace` lines: what happened at the boundary, the latest of each CPU.
+    pub trace: bool,
 }
 
 /// Everything the kernel needs to start the program. All strings are raw bytes without NUL.
@@ -351,15 +353,17 @@ impl Want {
             | u8::from(self.syscall_summary) << 1
             | u8::from(self.missing_files) << 2
             | u8::from(self.counters) << 3
+            | u8::from(self.trace) << 4
     }
 
     fn from_bits(bits: u8) -> Option<Self> {
         let bit = |n: u8| bits & (1 << n) != 0;
-        (bits < 1 << 4).then(|| Self {
+        (bits < 1 << 5).then(|| Self {
             missing_syscalls: bit(0),
             syscall_summary: bit(1),
             missing_files: bit(2),
             counters: bit(3),
+            trace: bit(4),
         })
     }
 }

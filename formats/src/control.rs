@@ -94,11 +94,55 @@ pub enum ToHost {
         /// The path as the program gave it, made absolute.
         path: Vec<u8>,
     },
+    /// `trace CPU NS PHASE NAME NUMBER`: what happened at the boundary, each CPU's in order.
+    Trace(TraceEvent),
     /// `log TEXT`: a line for the user, such as a warning about a kernel parameter.
     Log {
         /// The text, without newline; at most 4096 bytes, or the line may be too long to arrive.
         text: Vec<u8>,
     },
+}
+
+/// Something that happened on a CPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceEvent {
+    /// The CPU.
+    pub cpu: u8,
+    /// Nanoseconds since boot.
+    pub at_ns: u64,
+    /// Whether something begins or ends here.
+    pub phase: Phase,
+    /// Lower-case letters, digits, `-` and `_`; what ends has no name of its own.
+    pub name: String,
+    /// What the name's meaning needs: a vector, a target, a thread; or 0.
+    pub number: u64,
+}
+
+/// The part of a [`TraceEvent`] in time. What begins ends on the same CPU, the latest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// `B`.
+    Begin,
+    /// `E`.
+    End,
+    /// `i`.
+    Instant,
+}
+
+impl Phase {
+    /// The letter, which is that of the trace event format as well.
+    #[must_use]
+    pub const fn letter(self) -> &'static str {
+        match self {
+            Self::Begin => "B",
+            Self::End => "E",
+            Self::Instant => "i",
+        }
+    }
+
+    fn decode(word: &str) -> Option<Self> {
+        [Self::Begin, Self::End, Self::Instant].into_iter().find(|phase| phase.letter() == word)
+    }
 }
 
 /// How often a syscall was made.
@@ -181,6 +225,9 @@ impl ToHost {
                 writeln!(line, "syscall {number} {name} {count}")
             }
             Self::MissingFile { path } => writeln!(line, "missing-file {}", escape(path)),
+            Self::Trace(TraceEvent { cpu, at_ns, phase, name, number }) => {
+                writeln!(line, "trace {cpu} {at_ns} {} {name} {number}", phase.letter())
+            }
             Self::Log { text } => writeln!(line, "log {}", escape(text)),
         };
         line.into_bytes()
@@ -213,6 +260,13 @@ impl ToHost {
             "missing-file" => Self::MissingFile {
                 path: words.rest()?,
             },
+            "trace" => Self::Trace(TraceEvent {
+                cpu: words.number()?,
+                at_ns: words.number()?,
+                phase: Phase::decode(words.word()?)?,
+                name: words.word()?.into(),
+                number: words.number()?,
+            }),
             "log" => Self::Log {
                 text: words.rest()?,
             },
@@ -415,6 +469,13 @@ mod tests {
             ToHost::MissingSyscall(count.clone()),
             ToHost::Syscall(count),
             ToHost::MissingFile { path: vec![] },
+            ToHost::Trace(TraceEvent {
+                cpu: 3,
+                at_ns: 1 << 50,
+                phase: Phase::Instant,
+                name: "vunmap-deferred".into(),
+                number: 2,
+            }),
             ToHost::Log {
                 text: b"unknown kernel parameter foo=1".to_vec(),
             },

@@ -3,6 +3,7 @@
 //! branch.
 
 use alloc::collections::BTreeSet;
+use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -10,9 +11,12 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use abi::syscalls;
 use formats::boot_config::Want;
-use formats::control::{SyscallCount, ToHost};
+use context_tracking::state::Context;
+use formats::control::{Phase, SyscallCount, ToHost, TraceEvent};
+use machine::ipi::Action;
 use machine::static_branch::{self, StaticKey, id, static_branch_unlikely};
 use machine::sync::SpinLock;
+use machine::trace::{self, Event};
 
 use crate::io::Source;
 
@@ -25,6 +29,7 @@ impl StaticKey for CountCalls {
 
 static COUNT_MISSING: AtomicBool = AtomicBool::new(false);
 static NOTE_FILES: AtomicBool = AtomicBool::new(false);
+static TRACE: AtomicBool = AtomicBool::new(false);
 static COUNTERS: AtomicBool = AtomicBool::new(false);
 
 /// Calls by number; the last slot is for numbers beyond Linux's.
@@ -41,6 +46,11 @@ const FLUSH_NS: u64 = 5 * crate::time::NS_PER_SEC;
 pub fn init(want: &Want) {
     if want.syscall_summary && static_branch::set::<CountCalls>(true).is_err() {
         machine::log!("system calls are not counted: this image has no site tables");
+    }
+    if want.trace && machine::trace::start().is_err() {
+        machine::log!("no trace: no memory for it, or this image has no site tables");
+    } else {
+        TRACE.store(want.trace, Ordering::Relaxed);
     }
     COUNT_MISSING.store(want.missing_syscalls, Ordering::Relaxed);
     NOTE_FILES.store(want.missing_files, Ordering::Relaxed);
@@ -120,6 +130,51 @@ fn send_counters() {
     }
 }
 
+/// Sends what the CPUs have recorded, many lines at a time.
+fn send_trace() {
+    const BATCH_BYTES: usize = 8192;
+    let Ok(console) = crate::drivers::console::console() else { return };
+    for cpu in 0..machine::cpu::cpu_count() {
+        let mut lines = Vec::new();
+        // A copy first: what is sent makes entries of its own.
+        let mut records = Vec::new();
+        if records.try_reserve_exact(trace::EVENTS).is_err() {
+            return;
+        }
+        trace::for_each(cpu, |record| records.push(record));
+        for record in &records {
+            lines.extend(ToHost::Trace(event(record)).encode());
+            if lines.len() >= BATCH_BYTES {
+                let _ = console.control().write(&mut Source::kernel(&lines), false);
+                lines.clear();
+            }
+        }
+        let _ = console.control().write(&mut Source::kernel(&lines), false);
+        send(&ToHost::Counter { name: format!("trace-lost-cpu{cpu}"), value: trace::lost(cpu) as u64 });
+    }
+}
+
+fn event(record: &trace::Record) -> TraceEvent {
+    let vector = |number: u8| (String::from(trace::vector_name(number)), u64::from(number));
+    let (phase, (name, number)) = match record.event {
+        Event::Syscall(number) => {
+            let name = syscalls::name(number).unwrap_or("unknown-syscall");
+            (Phase::Begin, (name.to_string(), u64::from(number)))
+        }
+        Event::Vector(number) => (Phase::Begin, vector(number)),
+        Event::Interrupt(number) => (Phase::Begin, vector(number)),
+        Event::Exit => (Phase::End, (String::from("-"), 0)),
+        Event::Ipi { cause, target, state, action } => {
+            let action = if action == Action::Sent { "sent" } else { "deferred" };
+            let state = if state == Context::User { "user" } else { "kernel" };
+            (Phase::Instant, (format!("{}-{action}-{state}", cause.name()), target as u64))
+        }
+        Event::CatchUp => (Phase::Instant, (String::from("catch-up"), 0)),
+        Event::Switch(tid) => (Phase::Instant, (String::from("switch"), u64::from(tid))),
+    };
+    TraceEvent { cpu: record.cpu as u8, at_ns: record.at_ns, phase, name, number }
+}
+
 /// Sends everything that was counted, then the program's fate, and ends the machine.
 pub fn finish(fate: &ToHost) -> ! {
     if COUNT_MISSING.load(Ordering::Relaxed) {
@@ -136,6 +191,9 @@ pub fn finish(fate: &ToHost) -> ! {
     }
     if COUNTERS.load(Ordering::Relaxed) {
         send_counters();
+    }
+    if TRACE.load(Ordering::Relaxed) {
+        send_trace();
     }
     // What programs wrote to shared folders has to be there when the command line goes on.
     for mount in crate::fs::mount::all() {

@@ -399,6 +399,9 @@ pub fn schedule() {
     // Only this CPU writes it, with interrupts masked.
     let switches = &CPUS.of(cpu).switches;
     switches.store(switches.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    if !core::ptr::eq(Arc::as_ptr(&next), &*thread) {
+        machine::trace::switch(next.tid());
+    }
     CURRENT.switch_to(next);
     drop(irq);
 }

@@ -87,6 +87,20 @@ context_entered_\name:
 context_entered_\name:
 .endm
 
+// On a CPU that is traced: whichever of the above it is.
+.macro enter_traced name
+    lock btsl ${IN_KERNEL_BIT}, %gs:{CONTEXT}
+    cmpl ${TRACKING_PENDING}, %gs:{TRACKING}
+    ja 1f
+    cmpl ${IN_KERNEL}, %gs:{CONTEXT}
+    je context_entered_\name
+    catch_up %gs:{CONTEXT}
+    jmp context_entered_\name
+1:  catch_up ${ALWAYS_PENDING}
+.globl context_entered_\name
+context_entered_\name:
+.endm
+
 .macro catch_up word
     push %rdi
     push %rsi
@@ -239,6 +253,7 @@ sysret_pti:
 
     other_ways pending, syscall_from_user
     other_ways always, syscall_from_user
+    other_ways traced, traced_syscall_from_user
 
 .if {CHECK_SYSRET}
 sysret_would_fault:

@@ -18,7 +18,7 @@ use crate::paging::USER_END;
 use crate::percpu::{self, CpuLocal};
 use crate::stack::KERNEL_STACK_SIZE;
 use crate::static_branch::{self, StaticKey, static_branch_unlikely};
-use crate::{apic, cfi, irq, panic, text_poke, uaccess};
+use crate::{apic, cfi, irq, panic, text_poke, trace, uaccess};
 
 global_asm!(
     include_str!("entry.S"),
@@ -128,6 +128,7 @@ pub fn system_call(regs: &mut PtRegs, serve: impl FnOnce(&mut PtRegs)) -> bool {
 #[unsafe(no_mangle)]
 extern "C" fn vector_from_user(regs: &mut PtRegs, vector: u64) -> bool {
     uaccess::close_in_handler();
+    trace::entered(vector as u8);
     #[cfg(feature = "ktest")]
     crate::ktest::defer::look(crate::ktest::defer::Look::Vector);
     if vector < 32 {
@@ -137,7 +138,9 @@ extern "C" fn vector_from_user(regs: &mut PtRegs, vector: u64) -> bool {
         regs.orig_rax = u64::MAX;
         percpu::in_handler(|| interrupt(vector as u8, true));
     }
-    prepare_return::<{ Origin::Vector as usize }>(regs)
+    let by_sysret = prepare_return::<{ Origin::Vector as usize }>(regs);
+    trace::exit();
+    by_sysret
 }
 
 fn user_exception(regs: &mut PtRegs, number: u8) {
@@ -257,7 +260,11 @@ extern "C" fn vector_from_kernel_rust(regs: &mut PtRegs, number: u64) {
             }
         }
         exception @ 0..=31 => panic::kernel_exception(regs, exception, 0),
-        external => percpu::in_handler(|| interrupt(external, false)),
+        external => {
+            trace::interrupt(external);
+            percpu::in_handler(|| interrupt(external, false));
+            trace::exit();
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use context_tracking::work::{CAUSES, Cause};
 use crate::cpu::MAX_CPUS;
 use crate::percpu::{self, PerCpu};
 use crate::tlb::Want;
-use crate::{apic, context};
+use crate::{apic, context, trace};
 
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +92,7 @@ static ACCOUNTS: PerCpu<Account> = PerCpu::from_array(
 );
 
 fn count(target: usize, cause: Cause, state: Context, action: Action) {
+    trace::ipi(cause, target, state, action);
     let by_state = &ACCOUNTS.get().sent[cause as usize][target];
     by_state[usize::from(state == Context::User)][usize::from(action == Action::Deferred)]
         .fetch_add(1, Ordering::Relaxed);

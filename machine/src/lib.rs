@@ -50,6 +50,7 @@ mod text_poke;
 mod thunk;
 pub mod time;
 mod tlb;
+pub mod trace;
 pub mod uaccess;
 pub mod virtio;
 pub mod vdso;

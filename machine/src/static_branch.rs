@@ -26,6 +26,8 @@ pub mod id {
     pub const SYSRET_OFF: u32 = 4;
     /// Whether the scheduler measures how long threads wait for a CPU.
     pub const SCHEDSTATS: u32 = 5;
+    /// Whether the boundary is traced.
+    pub const TRACING: u32 = 6;
     /// A key of the in-kernel tests.
     pub const KTEST: u32 = 2;
     /// A key of the in-kernel tests with a site of the other kind.

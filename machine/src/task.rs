@@ -145,7 +145,9 @@ extern "C" fn task_run_closure(main: *mut KernelMain) -> ! {
 #[unsafe(no_mangle)]
 extern "C" fn task_first_return(regs: &mut PtRegs) -> bool {
     limen_task_started();
-    crate::entry::prepare_return::<{ Origin::NewThread as usize }>(regs)
+    let by_sysret = crate::entry::prepare_return::<{ Origin::NewThread as usize }>(regs);
+    crate::trace::exit();
+    by_sysret
 }
 
 impl Task {

@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ use crate::args::{BenchArgs, MachineModel};
 use crate::run::qemu::{Accel, Qemu, Wires, port_file};
 use crate::{Error, paths};
 
-const ISOLATED: &str = "isolcpus=2,3 nohz_full=2,3";
+pub(crate) const ISOLATED: &str = "isolcpus=2,3 nohz_full=2,3";
 /// Everything Linux offers for such CPUs. Emulation does not make its clock worse.
 const LINUX_APPEND: &str =
     "console=ttyS0 quiet panic=-1 rcu_nocbs=2,3 nowatchdog tsc=reliable irqaffinity=0,1";
@@ -86,8 +86,13 @@ fn qemu(kernel: &Path, append: String, cpu: Option<String>, smp: u8) -> Qemu {
     }
 }
 
+/// The program that loads and looks.
+pub(crate) fn built_program() -> Result<PathBuf, Error> {
+    super::build(kernel::PACKAGE)
+}
+
 fn program() -> Result<Vec<u8>, Error> {
-    Ok(std::fs::read(super::build(kernel::PACKAGE)?)?)
+    Ok(std::fs::read(built_program()?)?)
 }
 
 /// The load on Limen with this `defer=`, for this long.

@@ -14,6 +14,7 @@ mod pump;
 pub(crate) mod qemu;
 mod secrets;
 pub(crate) mod shim;
+pub(crate) mod trace;
 mod tty;
 pub(crate) mod vm;
 
@@ -61,6 +62,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Error> {
     let ended = ended?;
     print_logs(args, &plan.qemu.kernel, &ended);
     print_facts(args, &ended.facts);
+    if let Some(file) = &args.trace {
+        let written = std::fs::write(file, trace::json(&ended.facts.trace));
+        written.map_err(|error| format!("--trace {}: {error}", file.display()))?;
+    }
     finish(args, &ended.outcome, &ended.facts, ended.wall, ended.start)
 }
 

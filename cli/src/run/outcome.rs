@@ -5,8 +5,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use formats::control::{SyscallCount, ToHost};
+use formats::control::{SyscallCount, ToHost, TraceEvent};
 use serde::Serialize;
+
+use super::trace;
 
 /// `--timeout` ended the VM after it had booted.
 pub(crate) const STATUS_TIMEOUT: u8 = 124;
@@ -110,6 +112,7 @@ pub(crate) struct Facts {
     pub(crate) missing_syscalls: Vec<SyscallCount>,
     pub(crate) syscalls: Vec<SyscallCount>,
     pub(crate) missing_files: Vec<String>,
+    pub(crate) trace: Vec<TraceEvent>,
 }
 
 /// Most lines of one kind that are kept from a guest, which may be hostile.
@@ -131,6 +134,7 @@ impl Facts {
                     String::from_utf8_lossy(&path).into_owned(),
                 );
             }
+            ToHost::Trace(event) if self.trace.len() < trace::EVENTS_MAX => self.trace.push(event),
             _ => {}
         }
     }

@@ -170,6 +170,7 @@ fn boot_config(
             syscall_summary: args.syscall_summary,
             missing_files: args.missing_files,
             counters: args.json.is_some(),
+            trace: args.trace.is_some(),
         },
         realtime_ns: SystemTime::now()
             .duration_since(UNIX_EPOCH)

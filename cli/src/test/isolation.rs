@@ -3,9 +3,13 @@
 
 use std::time::Duration;
 
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
 use super::{Context, Summary};
 use crate::Error;
-use crate::bench::ipi::{Figures, limen, quiet, sum};
+use crate::bench::ipi::{Figures, ISOLATED, built_program, limen, quiet, sum};
 
 const TIME: Duration = Duration::from_secs(4);
 
@@ -40,5 +44,44 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
             }
         }
     }
+    if context.wants(TRACE) {
+        match trace(context)? {
+            None => summary.passed += 1,
+            Some(why) => {
+                println!("test {TRACE} ... FAILED ({why})");
+                summary.failed += 1;
+            }
+        }
+    }
     Ok(summary)
+}
+
+const TRACE: &str = "isolation::trace_shows_what_was_deferred";
+
+/// The same load under `--trace`: notes for the isolated CPUs, and their catch-ups at the end.
+fn trace(context: &Context) -> Result<Option<String>, Error> {
+    let file = std::env::temp_dir().join(format!("limen-trace-{}.json", std::process::id()));
+    let status = Command::new(&context.limen)
+        .args(["run", "--pack", "--smp", "4", "--timeout", "120", "--append", ISOLATED, "--trace"])
+        .arg(&file)
+        .arg("--")
+        .arg(built_program()?)
+        .arg("--ipi=1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .status()?;
+    let text = std::fs::read(&file).unwrap_or_default();
+    let _ = std::fs::remove_file(&file);
+    let trace: Value = serde_json::from_slice(&text)?;
+    let events = trace["traceEvents"].as_array().map_or(&[][..], Vec::as_slice);
+    let count = |name: &str, cpus: [u64; 2]| {
+        let has = |event: &&Value| {
+            let named = event["name"].as_str().is_some_and(|is| is.ends_with(name));
+            named && event["tid"].as_u64().is_some_and(|cpu| cpus.contains(&cpu))
+        };
+        events.iter().filter(has).count()
+    };
+    let (deferred, caught_up) = (count("-deferred-user", [0, 1]), count("catch-up", [2, 3]));
+    let right = status.success() && deferred > 0 && caught_up > 0;
+    Ok((!right).then(|| format!("{status}, {deferred} notes, {caught_up} catch-ups")))
 }

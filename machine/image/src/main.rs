@@ -25,6 +25,12 @@ extern "C" fn syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
     machine::entry::system_call(regs, |regs| kernel::syscall::handle(regs, number))
 }
 
+/// The same for CPUs that are traced.
+#[unsafe(no_mangle)]
+extern "C" fn traced_syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
+    machine::trace::system_call(regs, number, |regs| syscall_from_user(regs, number))
+}
+
 #[unsafe(no_mangle)]
 fn limen_exit_work(regs: &mut PtRegs, work: u32) {
     kernel::process::exit_work(regs, work);
