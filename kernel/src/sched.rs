@@ -393,7 +393,9 @@ pub fn schedule() {
     let next_is_watched = next.process.settings.watches_cpu_time.load(Ordering::Relaxed);
     if is_tickless(cpu) && !waiting && !next_is_watched {
         time::arm_timers_only(now_ns);
-    } else if !is_idle_thread || waiting {
+    } else if !is_idle_thread || waiting || !time::is_armed() {
+        // An idle CPU has its timer armed, and saves doing it again; but one that has taken its
+        // first thread before it was ever idle has not.
         time::arm_tick(now_ns);
     }
     // Only this CPU writes it, with interrupts masked.

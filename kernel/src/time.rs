@@ -112,6 +112,11 @@ fn next_timer_ns() -> u64 {
     TIMERS.get().lock().first_key_value().map_or(u64::MAX, |(key, _)| key.0)
 }
 
+/// Whether this CPU's timer will interrupt it.
+pub fn is_armed() -> bool {
+    ARMED_NS.get().load(Ordering::Relaxed) != u64::MAX
+}
+
 /// Arms this CPU's timer for a busy CPU. Interrupts are masked.
 pub fn arm_tick(now_ns: u64) {
     let due = next_timer_ns().min(now_ns + TICK_NS);

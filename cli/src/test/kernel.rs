@@ -41,6 +41,9 @@ const PARAMETERS: [(&str, &str, &[&str]); 9] = [
     ("cfi=debug spectre_v2=retpoline,lfence", "cfi::", &["CFI: verified ", " via Lfence"]),
 ];
 
+/// The tests of deferred work once more, on a CPU that nothing else disturbs.
+const ISOLATED: &str = "isolcpus=3 nohz_full=3";
+
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let kernel = build(context)?;
     let mut total = Summary::default();
@@ -49,6 +52,10 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         let append = format!("ktest{filter}{}{}", context.filter, options(smp));
         let lines = boot(kernel.clone(), smp, append)?;
         total += judge(&lines, &format!("--smp {smp}"), context);
+    }
+    if context.smp.contains(&4) && context.wants("defer::") {
+        let lines = boot(kernel.clone(), 4, format!("ktest=defer:: {ISOLATED}"))?;
+        total += judge(&lines, ISOLATED, context);
     }
     for (parameters, tests, said) in PARAMETERS {
         if !context.wants(&format!("parameter::{parameters}")) {
@@ -83,14 +90,9 @@ fn build(context: &Context) -> Result<PathBuf, Error> {
     Ok(built)
 }
 
-/// With four CPUs the last one is isolated, for the tests of deferred work; with two, page tables
-/// are.
+/// With two CPUs page tables are isolated.
 fn options(smp: u8) -> &'static str {
-    match smp {
-        4 => " isolcpus=3 nohz_full=3",
-        2 => " pti=on",
-        _ => "",
-    }
+    if smp == 2 { " pti=on" } else { "" }
 }
 
 /// Boots the tests; the kernel log's lines.

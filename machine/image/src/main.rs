@@ -21,6 +21,7 @@ fn limen_secondary() -> ! {
 }
 
 #[unsafe(no_mangle)]
+#[inline(never)]
 extern "C" fn syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
     machine::entry::system_call(regs, |regs| kernel::syscall::handle(regs, number))
 }
