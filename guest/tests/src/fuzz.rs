@@ -27,6 +27,12 @@ const HOST: &[i64] = &[
     SYS_shmget, SYS_semget, SYS_msgget, SYS_shmctl, SYS_semctl, SYS_msgctl, SYS_mq_open,
 ];
 
+/// Linux's largest limit of objects of one kind, SEMMNI and MSGMNI (semget(2), msgget(2)).
+const IPC_OBJECTS_MAX: i32 = 32_000;
+const SHM_STAT: i32 = 13;
+const SEM_STAT: i32 = 18;
+const MSG_STAT: i32 = 11;
+
 /// Calls that would only end, stop, clone or replace the child itself.
 const SELF: &[i64] = &[
     SYS_exit, SYS_exit_group, SYS_fork, SYS_vfork, SYS_clone, SYS_clone3, SYS_rt_sigreturn,
@@ -199,10 +205,18 @@ fn live(seed: u64, in_vm: bool, tally: &Tally) -> i32 {
     0
 }
 
-/// Waits for a child, kills it when it takes long.
+/// Waits for a child, kills it when it takes long. A killed child may have made this process the
+/// tracer of one of its threads: then it is held back until that thread has been waited for, too
+/// (ptrace(2)), so whatever has ended is taken then.
 fn collect(pid: i32) -> Result<(), String> {
     let mut tries = 0;
-    while let Ok(0) = sc!(SYS_wait4, pid, 0, WNOHANG, 0) {
+    loop {
+        let which = if tries < 2_000 { pid } else { -1 };
+        match sc!(SYS_wait4, which, 0, WNOHANG | __WALL, 0) {
+            Ok(0) => {}
+            Ok(ended) if ended as i32 != pid => continue,
+            _ => return Ok(()),
+        }
         tries += 1;
         if tries == 2_000 {
             let _ = sc!(SYS_kill, pid, SIGKILL);
@@ -212,7 +226,6 @@ fn collect(pid: i32) -> Result<(), String> {
         }
         nap(1);
     }
-    Ok(())
 }
 
 /// One job: children until there were enough or the time is over; how many, or an error.
@@ -251,6 +264,24 @@ fn free_kib() -> u64 {
     line.and_then(|l| l.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }
 
+/// Removes all System V IPC objects, which outlive the children that made them.
+fn remove_ipc() {
+    let at = shared().as_ptr();
+    for index in 0..IPC_OBJECTS_MAX {
+        // *_STAT takes a place in the table and returns the object's id (shmctl(2)).
+        if let Ok(id) = sc!(SYS_shmctl, index, SHM_STAT, at) {
+            let _ = sc!(SYS_shmctl, id, IPC_RMID, 0);
+        }
+        if let Ok(id) = sc!(SYS_semctl, index, 0, SEM_STAT, at) {
+            let _ = sc!(SYS_semctl, id, 0, IPC_RMID, 0);
+        }
+        if let Ok(id) = sc!(SYS_msgctl, index, MSG_STAT, at) {
+            let _ = sc!(SYS_msgctl, id, IPC_RMID, 0);
+        }
+    }
+    unmap(at as *mut u8, 4096);
+}
+
 /// All jobs at once; how many children there were, and how many jobs failed.
 fn round(seed: u64, plan: &Plan, tally: &Tally) -> (u32, usize) {
     let counts = shared();
@@ -280,6 +311,9 @@ fn round(seed: u64, plan: &Plan, tally: &Tally) -> (u32, usize) {
     };
     let bad = jobs.iter().filter(|&pid| is_bad(pid)).count();
     while let Ok(1..) = sc!(SYS_wait4, -1i32, 0, WNOHANG | __WALL, 0) {}
+    if plan.in_vm {
+        remove_ipc();
+    }
     let done = counts.iter().map(|c| c.load(SeqCst)).sum();
     unmap(counts.as_ptr() as *mut u8, 4096);
     (done, bad)
