@@ -8,10 +8,12 @@
 use machine::ktest::Test;
 
 mod defer;
+mod ninep;
+mod ninep_server;
 mod sched;
 mod text;
 
-const SUITES: &[&[Test]] = &[text::TESTS, sched::TESTS, defer::TESTS];
+const SUITES: &[&[Test]] = &[text::TESTS, sched::TESTS, defer::TESTS, ninep::TESTS];
 
 /// Tests of this name run only where the filter asks for them.
 const LONG: &str = "long::";

@@ -3,8 +3,11 @@
 //!
 //! Why it is hard: a fid must be given back (clunked), which takes a round trip, but a [`Fid`] is
 //! dropped wherever the last reference goes, also where nothing may sleep. So dropping only notes
-//! the number, and later calls send the clunks. Whatever the server answers becomes an error number;
-//! what is no answer at all becomes EIO.
+//! the number, and later calls send the clunks.
+//!
+//! The server is not trusted. It may answer nothing, too much, or something else than was asked
+//! for; that becomes EIO, as does an error number that Linux does not have: 512 and its neighbours
+//! would make the kernel restart the system call. `ktest/ninep.rs` plays such a server.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -20,7 +23,8 @@ use machine::sync::SpinLock;
 /// What carries messages to the server and back: virtio.
 pub trait Transport: Send + Sync {
     /// Sends one message and sleeps until its reply has come, of at most `max_reply` bytes. Several
-    /// calls may be under way at once. EIO if the device fails or does not answer in good time.
+    /// calls may be under way at once. EIO if the device fails or does not answer in good time: no
+    /// signal ends the wait (a killed program's data must still get out), so it must be bounded.
     fn call(&self, request: Vec<u8>, max_reply: usize) -> Result<Vec<u8>>;
 }
 
@@ -28,6 +32,8 @@ pub trait Transport: Send + Sync {
 const MAX_FIDS: u32 = 65_536;
 /// Clunks sent before one other request: enough to keep up, few enough not to be felt.
 const CLUNKS_PER_CALL: usize = 2;
+/// The last number of errno(3).
+const MAX_ERRNO: u32 = Errno::EHWPOISON.number() as u32;
 /// Smallest message size that is of any use.
 const MIN_MESSAGE: u32 = 4096;
 
@@ -63,8 +69,8 @@ impl Drop for Fid {
 
 fn to_errno(error: WireError) -> Errno {
     match error {
-        WireError::Errno(number) => Errno::new(number),
-        WireError::Malformed => Errno::EIO,
+        WireError::Errno(number) if number <= MAX_ERRNO => Errno::new(number),
+        WireError::Errno(_) | WireError::Malformed => Errno::EIO,
         WireError::TooLong => Errno::ENAMETOOLONG,
     }
 }
@@ -114,6 +120,9 @@ impl Client {
     ) -> Result<T> {
         let message = request.encode(tag).map_err(to_errno)?;
         let bytes = self.transport.call(message, request.max_reply())?;
+        if bytes.len() > request.max_reply() {
+            return Err(Errno::EIO);
+        }
         read(request.decode(tag, &bytes).map_err(to_errno)?)
     }
 
@@ -149,7 +158,7 @@ impl Client {
     }
 
     /// Makes a fid for which `request` asks the server. If the server refuses, there is nothing to
-    /// clunk, and the number is free at once.
+    /// clunk, and the number is free at once. After EIO nobody knows: the number is not used again.
     fn fid_for<T>(
         self: &Arc<Self>,
         request: impl FnOnce(u32) -> Result<T>,
@@ -283,7 +292,9 @@ impl Fid {
     /// The target of a symbolic link.
     pub fn read_link(&self) -> Result<Vec<u8>> {
         self.client.call(&Request::ReadLink { fid: self.number }, |reply| match reply {
-            Reply::Target(target) => Ok(target.to_vec()),
+            Reply::Target(target) if !target.is_empty() && !target.contains(&0) => {
+                Ok(target.to_vec())
+            }
             _ => Err(Errno::EIO),
         })
     }
@@ -346,11 +357,12 @@ impl Fid {
         let (value, size) = self.client.fid_for(|new_fid| {
             let request = Request::XattrWalk { fid: self.number, new_fid, name };
             self.client.call(&request, |reply| match reply {
-                Reply::Size(size) if size <= XATTR_MAX => Ok(size as usize),
-                Reply::Size(_) => Err(Errno::E2BIG),
+                Reply::Size(size) => Ok(size),
                 _ => Err(Errno::EIO),
             })
         })?;
+        // Looked at only now, when the new fid will be clunked.
+        let size = if size <= XATTR_MAX { size as usize } else { return Err(Errno::E2BIG) };
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(size).map_err(|_| Errno::ENOMEM)?;
         while bytes.len() < size {

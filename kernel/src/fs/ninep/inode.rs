@@ -25,7 +25,11 @@ const FRESH_NS: u64 = 1_000_000_000;
 /// Bytes of directory entries asked for at once.
 const DIRECTORY_BYTES: usize = 32_768;
 /// What an entry takes in a reply at most.
-const ENTRY_BYTES: usize = 24 + 255;
+const ENTRY_BYTES: usize = 24 + NAME_MAX;
+/// Longest name of an entry, bytes.
+const NAME_MAX: usize = 255;
+/// Replies in a row without a name that counts: two would do, for `.` and `..`.
+const EMPTY_REPLIES_MAX: usize = 16;
 
 /// An object of the server.
 pub struct NinepInode {
@@ -65,12 +69,16 @@ fn from_ns(ns: i64) -> (u64, u64) {
     (ns.div_euclid(1_000_000_000) as u64, ns.rem_euclid(1_000_000_000) as u64)
 }
 
-/// The server's attributes as ours. EIO for a type that does not exist.
+/// The server's attributes as ours. EIO for a type that does not exist, or that the qid denies.
 fn to_metadata(device: u64, a: &Attributes) -> Result<Metadata> {
+    let file_type = FileType::from_mode(a.mode).ok_or(Errno::EIO)?;
+    if (a.qid.kind & Qid::DIRECTORY != 0) != (file_type == FileType::Directory) {
+        return Err(Errno::EIO);
+    }
     Ok(Metadata {
         device,
         inode: a.qid.path,
-        file_type: FileType::from_mode(a.mode).ok_or(Errno::EIO)?,
+        file_type,
         mode: a.mode & 0o7777,
         links: a.links,
         uid: a.uid,
@@ -169,7 +177,7 @@ impl NinepInode {
         if self.orphan.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let metadata = to_metadata(self.fs.device, &self.fid().attributes()?)?;
+        let metadata = self.ask_attributes()?;
         let mut state = self.state.lock();
         state.metadata = Metadata { inode: self.number, ..metadata };
         state.fresh_until_ns = now_ns() + FRESH_NS;
@@ -178,12 +186,14 @@ impl NinepInode {
 
     #[cold]
     fn ask_again(&self) -> Result<Metadata> {
-        let metadata = to_metadata(self.fs.device, &self.fid().attributes()?)?;
-        if metadata.file_type != self.kind {
-            return Err(Errno::ESTALE);
-        }
-        self.update(metadata)?;
+        self.update(self.ask_attributes()?)?;
         Ok(self.state.lock().metadata)
+    }
+
+    /// The server's attributes of it. ESTALE if they are those of another kind of object.
+    fn ask_attributes(&self) -> Result<Metadata> {
+        let metadata = to_metadata(self.fs.device, &self.fid().attributes()?)?;
+        if metadata.file_type == self.kind { Ok(metadata) } else { Err(Errno::ESTALE) }
     }
 
     /// Directory: forgets the attributes, which a change of an entry has made old.
@@ -413,7 +423,12 @@ impl Inode for NinepInode {
         let mut from = from;
         let mut found = Vec::new();
         // A reply may hold nothing but `.` and `..`; only an empty one is the end.
+        let mut replies = 0;
         while found.is_empty() {
+            replies += 1;
+            if replies > EMPTY_REPLIES_MAX {
+                return Err(Errno::EIO);
+            }
             let is_end = fid.read_dir(from, bytes, |data| {
                 for entry in entries(data) {
                     let entry = entry.map_err(|_| Errno::EIO)?;
@@ -424,7 +439,7 @@ impl Inode for NinepInode {
                     if entry.name == b"." || entry.name == b".." || found.len() >= max {
                         continue;
                     }
-                    if entry.name.is_empty() || entry.name.contains(&b'/') {
+                    if !is_name(entry.name) {
                         return Err(Errno::EIO);
                     }
                     found.push(DirEntry {
@@ -498,6 +513,11 @@ impl Inode for NinepInode {
     fn as_any(&self) -> &dyn Any {
         self
     }
+}
+
+/// Whether a directory can have an entry of this name.
+fn is_name(name: &[u8]) -> bool {
+    (1..=NAME_MAX).contains(&name.len()) && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
 }
 
 fn entry_type(kind: u8, qid: Qid) -> FileType {

@@ -17,10 +17,9 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::{Arc, Weak};
 
 use abi::{Errno, Result};
-use formats::ninep::Qid;
 use machine::sync::SpinLock;
 
-use super::{FileSystem, Inode, Statistics};
+use super::{FileSystem, FileType, Inode, Statistics};
 
 mod client;
 mod file;
@@ -55,11 +54,8 @@ impl NinepFs {
         writable: bool,
     ) -> Result<Arc<NinepFs>> {
         let client = Client::connect(transport, max_message)?;
-        let (fid, qid) = client.attach()?;
+        let (fid, _) = client.attach()?;
         let attributes = fid.attributes()?;
-        if qid.kind & Qid::DIRECTORY == 0 {
-            return Err(Errno::ENOTDIR);
-        }
         let fs = Arc::new_cyclic(|me| NinepFs {
             me: me.clone(),
             device: super::anonymous_device(),
@@ -70,6 +66,9 @@ impl NinepFs {
             written: SpinLock::new(BTreeMap::new()),
         });
         let root = NinepInode::new(&fs, fid, &attributes)?;
+        if root.file_type() != FileType::Directory {
+            return Err(Errno::ENOTDIR);
+        }
         fs.root.call_once(|| root);
         Ok(fs)
     }

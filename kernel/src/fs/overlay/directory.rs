@@ -12,6 +12,9 @@ use super::Node;
 /// Positions of the names made here start here; the lower directory's positions are below. Hosts
 /// use up to 63 bits (hashes of names), so this is as far up as an `off_t` goes.
 const OWN_POSITIONS: u64 = i64::MAX as u64 - (1 << 32);
+/// Batches of lower names in a row of which none is shown. A server whose positions go in circles
+/// would never end; half a million names that were removed are served.
+const HIDDEN_BATCHES_MAX: usize = 4096;
 
 /// What a name stands for.
 pub(super) enum Entry {
@@ -389,7 +392,12 @@ impl Node {
         let mut found = Vec::new();
         let mut from = from;
         if let Some(lower) = self.lower_directory().filter(|_| from < OWN_POSITIONS) {
+            let mut batches = 0;
             while found.is_empty() && from < OWN_POSITIONS {
+                batches += 1;
+                if batches > HIDDEN_BATCHES_MAX {
+                    return Err(Errno::EIO);
+                }
                 let names = lower.read_dir(from, max)?;
                 from = names.last().map_or(OWN_POSITIONS, |last| last.next.min(OWN_POSITIONS));
                 found.extend(names.into_iter().filter(|entry| self.shows_lower(entry)));
