@@ -300,6 +300,9 @@ pub(crate) enum Bench {
     Kernel,
     /// Cycles of kCFI's call sequences on this CPU
     Cfi,
+    /// Instructions of system calls and returns: by SYSRET and not, with isolated tables, with work at
+    /// each call, with a filter; Limen beside Linux
+    Entry,
     /// What interrupts isolated CPUs under load, with work deferred and not; the price at entries
     Ipi,
     /// Instructions per kernel operation with kCFI off, as compiled, and optimised; the boot pass

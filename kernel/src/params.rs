@@ -24,6 +24,7 @@ const KNOWN: &[Param] = &[
     value("cfi"),
     value("spectre_v2"),
     value("sysret"),
+    value("syscall_work"),
     value("virtio_mmio.device"),
     value("isolcpus"),
     value("nohz_full"),

@@ -91,6 +91,7 @@ pub(crate) fn tiny_hashes(kernel: &Path, cpu: &str) -> Result<(Option<u64>, Opti
         kernel: kernel.to_owned(),
         cpu: cpu.to_owned(),
         tiny: true,
+        border: false,
         append: String::new(),
         dir: Scratch::new()?,
     };
@@ -104,6 +105,8 @@ pub(super) struct Bench {
     kernel: PathBuf,
     cpu: String,
     tiny: bool,
+    /// Only the operations of `bench entry`.
+    border: bool,
     /// Parameters of Limen's kernel.
     append: String,
     dir: Scratch,
@@ -116,13 +119,24 @@ impl Bench {
             kernel: paths::kernel_image(args.kernel.as_deref())?,
             cpu: args.cpu.clone(),
             tiny: args.tiny,
+            border: false,
             append: String::new(),
             dir: Scratch::new()?,
         })
     }
 
+    /// The same for the operations of `bench entry`.
+    pub(super) fn for_border(args: &BenchArgs) -> Result<Self, Error> {
+        Ok(Bench { border: true, ..Bench::new(args)? })
+    }
+
     fn words(&self) -> &'static [&'static str] {
-        if self.tiny { &["--tiny"] } else { &[] }
+        match (self.border, self.tiny) {
+            (false, false) => &[],
+            (false, true) => &["--tiny"],
+            (true, false) => &["--border"],
+            (true, true) => &["--border", "--tiny"],
+        }
     }
 
     fn limen(&self) -> Result<Column, Error> {
@@ -171,7 +185,7 @@ impl Bench {
     }
 
     /// Linux's column, from the cache if nothing that matters has changed.
-    fn linux(&self, linux: &Linux, option: &str) -> Result<Column, Error> {
+    pub(super) fn linux(&self, linux: &Linux, option: &str) -> Result<Column, Error> {
         let append = format!("{LINUX_APPEND} {option} --");
         let qemu = std::process::Command::new(qemu::program()).arg("--version").output()?;
         let settings = format!("{append} {LINUX_MACHINE} {} {:?}", self.cpu, self.words());

@@ -5,12 +5,13 @@
 //! the hash of the program's work must agree before a ratio is printed.
 //!
 //! Reading order: [`command`], then `kernel` (what is compared), `rig` (one run), `linux` (where
-//! the other kernel comes from), `table` (what is printed). `ipi`
+//! the other kernel comes from), `table` (what is printed). `entry` counts the border alone; `ipi`
 //! counts what interrupts isolated CPUs; `cfi` only starts a program;
 //! `cfi_kernel` counts what kCFI costs the kernel.
 
 pub(crate) mod cfi;
 mod cfi_kernel;
+mod entry;
 pub(crate) mod ipi;
 pub(crate) mod kernel;
 mod linux;
@@ -31,6 +32,7 @@ pub(crate) fn command(args: &BenchArgs) -> Result<u8, Error> {
     match args.what {
         Bench::Kernel => kernel::command(args),
         Bench::Cfi => cfi::command(args),
+        Bench::Entry => entry::command(args),
         Bench::Ipi => ipi::command(args),
         Bench::CfiKernel => cfi_kernel::command(args),
     }

@@ -61,7 +61,7 @@ fn leave_process(status: i32) {
     thread.signals.lock().is_exiting = true;
     release_user_memory(&thread);
     super::forget_own_files();
-    thread.seccomp.release();
+    super::seccomp::release();
     signal::send::hand_over(&thread);
     ptrace::links::tracer_ends();
     charge(&thread, &process);

@@ -157,7 +157,7 @@ impl Thread {
             name: SpinLock::new([0; 16]),
             cpu_time_ns: (AtomicU64::new(0), AtomicU64::new(0)),
             set_child_tid: AtomicU64::new(0),
-            syscall_work: AtomicU32::new(0),
+            syscall_work: AtomicU32::new(ptrace::first_work()),
             seccomp: seccomp::Seccomp::default(),
             trace: ptrace::Trace::default(),
             restart: SpinLock::new(None),

@@ -48,7 +48,13 @@ fn to_raw(result: Result<u64>) -> u64 {
 /// filters are asked after that.
 #[cold]
 fn handle_with_work(regs: &mut PtRegs) {
-    if process::ptrace::stop::before_syscall(regs) && process::seccomp::enter::may_call(regs) {
+    use process::{ptrace::stop, ptrace::syscall_work, seccomp};
+    let word = &current().syscall_work;
+    let is_traced = || word.load(Ordering::Relaxed) & syscall_work::TRACING != 0;
+    let is_filtered = || word.load(Ordering::Relaxed) & syscall_work::SECCOMP != 0;
+    let is_made = (!is_traced() || stop::before_syscall(regs))
+        && (!is_filtered() || seccomp::enter::may_call(regs));
+    if is_made {
         let number = regs.orig_rax as u32;
         let result = match number {
             nr::__NR_getpid => Ok(u64::from(current().process.pid)),
@@ -57,7 +63,9 @@ fn handle_with_work(regs: &mut PtRegs) {
         };
         regs.rax = to_raw(result);
     }
-    process::ptrace::stop::after_syscall(regs);
+    if is_traced() {
+        stop::after_syscall(regs);
+    }
 }
 
 /// Memory is short: somebody may have to go first.

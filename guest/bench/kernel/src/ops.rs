@@ -37,9 +37,33 @@ pub fn all(b: &mut Bench) {
     signals(b);
 }
 
+/// What is about the border itself.
+pub fn border(b: &mut Bench) {
+    getpid(b, "getpid");
+    signals(b);
+    forks(b);
+}
+
+/// A call with a filter of four instructions that allows everything.
+pub fn filtered(b: &mut Bench) {
+    const ALLOW: u32 = 0x7fff_0000;
+    let insn = |code, k, jf| sock_filter { code, jt: 0, jf, k };
+    let mut insns =
+        [insn(0x20, 0, 0), insn(0x15, 1999, 1), insn(0x06, 0, 0), insn(0x06, ALLOW, 0)];
+    let program = sock_fprog { len: insns.len() as u16, filter: insns.as_mut_ptr() };
+    good(sys(SYS_prctl, &[PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0]));
+    good(sys(SYS_seccomp, &[1, 0, &raw const program as usize]));
+    getpid(b, "getpid_filtered");
+}
+
+fn getpid(b: &mut Bench, name: &'static str) {
+    let n = b.light();
+    b.measure(name, n, || (good(sys(SYS_getpid, &[])) > 0) as u64);
+}
+
 fn calls(b: &mut Bench) {
     let n = b.light();
-    b.measure("getpid", n, || (good(sys(SYS_getpid, &[])) > 0) as u64);
+    getpid(b, "getpid");
     b.measure("unknown_syscall", n, || sys(1999, &[]) as u64);
 }
 
@@ -166,7 +190,7 @@ fn wait_exit(pid: usize) -> u64 {
     status as u64
 }
 
-fn processes(b: &mut Bench) {
+fn forks(b: &mut Bench) {
     let n = b.heavy();
     let area = map(FORK_PAGES * PAGE);
     let _ = sys(SYS_madvise, &[area as usize, FORK_PAGES * PAGE, MADV_NOHUGEPAGE as usize]);
@@ -182,7 +206,11 @@ fn processes(b: &mut Bench) {
         wait_exit(pid)
     });
     unmap(area, FORK_PAGES * PAGE);
+}
 
+fn processes(b: &mut Bench) {
+    forks(b);
+    let n = b.heavy();
     // The path this program was started by (getauxval(3)): there may be no /proc.
     // SAFETY: no arguments but a number.
     let own = unsafe { getauxval(AT_EXECFN) } as usize;

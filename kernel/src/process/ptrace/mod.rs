@@ -21,7 +21,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use abi::ptrace as raw;
 use entry::PtRegs;
@@ -56,8 +56,28 @@ pub mod syscall_work {
     pub const STEP: u32 = 1 << 2;
     /// All of tracing.
     pub const TRACING: u32 = TRACE | EMULATE | STEP;
+    /// Nothing: the slow path for its own sake (`syscall_work=on`), so that its price can be seen.
+    pub const FORCED: u32 = 1 << 4;
     /// Filters have to be asked (`process::seccomp`). Never goes.
     pub const SECCOMP: u32 = 1 << 3;
+    /// They are not those that the thread knows of.
+    pub const SECCOMP_CHANGED: u32 = 1 << 5;
+}
+
+/// What a new thread's `syscall_work` begins with.
+static FIRST_WORK: AtomicU32 = AtomicU32::new(0);
+
+/// Reads `syscall_work=on` from the kernel's command line, before the first program.
+pub fn apply_options(command_line: &str) {
+    if crate::params::find(command_line, "syscall_work") == Some("on") {
+        FIRST_WORK.store(syscall_work::FORCED, Ordering::Relaxed);
+    }
+}
+
+/// What a new thread's `syscall_work` begins with.
+#[must_use]
+pub fn first_work() -> u32 {
+    FIRST_WORK.load(Ordering::Relaxed)
 }
 
 /// Threads that a process traces.

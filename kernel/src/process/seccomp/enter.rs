@@ -7,7 +7,7 @@ use abi::{Errno, general as raw};
 use entry::PtRegs;
 use seccomp::{Data, action};
 
-use super::{ARCH, Mode};
+use super::{ARCH, Mode, with_own_mode};
 use crate::process::signal::{SigInfo, send};
 use crate::process::{exit, ptrace, work};
 use crate::sched::current;
@@ -19,17 +19,30 @@ const ERRNO_MAX: u32 = 4095;
 
 /// Whether the running thread may make the call in `regs`. If not, RAX has the result.
 pub fn may_call(regs: &mut PtRegs) -> bool {
-    match current().seccomp.mode() {
-        Mode::Disabled => true,
-        Mode::Strict => is_strict_call(regs),
-        Mode::Filter(filter) => {
-            let data = data_of(regs);
-            let (answer, logs) = filter.ask(&data);
-            // Nobody returns from an end of the thread to give it back.
-            drop(filter);
-            act(regs, answer, logs, false)
-        }
+    match ask(regs) {
+        Asked::Nobody => true,
+        Asked::Strict => is_strict_call(regs),
+        Asked::Filters(answer, logs) => act(regs, answer, logs, false),
     }
+}
+
+/// What a thread's mode says to a call.
+enum Asked {
+    Nobody,
+    Strict,
+    Filters(u32, bool),
+}
+
+/// Nothing of the chain is in hand when this returns: nobody comes back from the end of a thread.
+fn ask(regs: &PtRegs) -> Asked {
+    with_own_mode(|mode| match mode {
+        Mode::Disabled => Asked::Nobody,
+        Mode::Strict => Asked::Strict,
+        Mode::Filter(filter) => {
+            let (answer, logs) = filter.ask(&data_of(regs));
+            Asked::Filters(answer, logs)
+        }
+    })
 }
 
 fn data_of(regs: &PtRegs) -> Data {
@@ -87,10 +100,10 @@ fn trace(regs: &mut PtRegs, value: u32) -> bool {
     if current().task().work() & work::EXIT != 0 || (regs.orig_rax as i32) < 0 {
         return false;
     }
-    let Mode::Filter(filter) = current().seccomp.mode() else { return false };
-    let (answer, logs) = filter.ask(&data_of(regs));
-    drop(filter);
-    act(regs, answer, logs, true)
+    match ask(regs) {
+        Asked::Filters(answer, logs) => act(regs, answer, logs, true),
+        Asked::Nobody | Asked::Strict => false,
+    }
 }
 
 /// KILL_THREAD, and everything that is no action, which kills the process.

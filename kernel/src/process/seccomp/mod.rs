@@ -8,7 +8,7 @@
 //!
 //! Why it is hard: a filter's code goes when its last user does, and that waits for all CPUs, so no
 //! reference may end under a spin lock, or with a thread that the scheduler lets go of: threads give
-//! theirs back when they end ([`Seccomp::release`]). And chains are long: they end without recursion.
+//! theirs back when they end ([`release`]). And chains are long: they end without recursion.
 //!
 //! Locks: a process's `threads`, then a thread's mode.
 
@@ -18,10 +18,12 @@ use core::sync::atomic::Ordering;
 use abi::ptrace as raw;
 use machine::seccomp::Filter as Code;
 use machine::sync::SpinLock;
+use machine::task::ThreadCell;
 use seccomp::{Data, Program, action, outranks};
 
 use super::Thread;
 use super::ptrace::syscall_work;
+use crate::sched::current;
 
 pub mod attach;
 pub mod enter;
@@ -45,9 +47,16 @@ enum Mode {
 }
 
 /// A thread's part.
-#[derive(Default)]
 pub struct Seccomp {
     mode: SpinLock<Mode>,
+    /// The thread's own copy, which its calls read without a lock.
+    own: ThreadCell<Mode>,
+}
+
+impl Default for Seccomp {
+    fn default() -> Self {
+        Seccomp { mode: SpinLock::default(), own: ThreadCell::new(Mode::Disabled) }
+    }
 }
 
 /// A filter in a chain.
@@ -111,15 +120,30 @@ impl Seccomp {
         }
     }
 
-    /// The thread has ended. Not under a spin lock.
-    pub fn release(&self) {
-        let old = core::mem::take(&mut *self.mode.lock());
-        drop(old);
-    }
 
     fn mode(&self) -> Mode {
         self.mode.lock().clone()
     }
+}
+
+/// The running thread ends. Not under a spin lock.
+pub fn release() {
+    let thread = current();
+    let old = core::mem::take(&mut *thread.seccomp.mode.lock());
+    drop(old);
+    drop(thread.seccomp.own.replace(thread, Mode::Disabled));
+}
+
+/// Calls `f` with the running thread's mode.
+fn with_own_mode<R>(f: impl FnOnce(&Mode) -> R) -> R {
+    let thread = current();
+    let word = &thread.syscall_work;
+    if word.load(Ordering::Relaxed) & syscall_work::SECCOMP_CHANGED != 0 {
+        // First the bit: a change that comes now is seen next time.
+        word.fetch_and(!syscall_work::SECCOMP_CHANGED, Ordering::Acquire);
+        drop(thread.seccomp.own.replace(thread, thread.seccomp.mode()));
+    }
+    thread.seccomp.own.with(thread, f)
 }
 
 /// A new thread gets its maker's mode, before it can be seen or run; if it belongs to the same
@@ -134,5 +158,6 @@ pub fn inherit(parent: &Thread, child: &Thread) {
 /// Sets a thread's mode. What it had must still be in use elsewhere, or nothing.
 fn set(thread: &Thread, mode: Mode) {
     *thread.seccomp.mode.lock() = mode;
-    thread.syscall_work.fetch_or(syscall_work::SECCOMP, Ordering::Relaxed);
+    let bits = syscall_work::SECCOMP | syscall_work::SECCOMP_CHANGED;
+    thread.syscall_work.fetch_or(bits, Ordering::Release);
 }
