@@ -236,6 +236,12 @@ pub(crate) struct TestArgs {
           value_parser = clap::value_parser!(u8).range(1..=i64::from(SMP_MAX)))]
     pub(crate) smp: Vec<u8>,
 
+    /// Run every combination: applications on the live root and packed, at each CPU count. Without
+    /// it, packed at the highest count only; and where all levels run, live at one count each.
+    /// Example: limen test apps --all
+    #[arg(long)]
+    pub(crate) all: bool,
+
     /// VMs at the same time [default: the host's CPUs]. Example: --jobs 2
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub(crate) jobs: Option<u8>,

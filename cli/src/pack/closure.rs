@@ -67,6 +67,16 @@ pub(crate) fn closure_of(
     path: &OsStr,
     library_path: &OsStr,
 ) -> std::io::Result<Closure> {
+    closure_of_all(tree, &[program], path, library_path)
+}
+
+/// The closure of several files together.
+pub(crate) fn closure_of_all(
+    tree: &Tree,
+    programs: &[&Path],
+    path: &OsStr,
+    library_path: &OsStr,
+) -> std::io::Result<Closure> {
     let mut search = Search {
         tree,
         system: SystemLibraries::of(tree),
@@ -78,8 +88,10 @@ pub(crate) fn closure_of(
         seen: BTreeSet::new(),
         todo: VecDeque::new(),
     };
-    tree.resolve(program)?;
-    search.want(program.to_owned(), vec![], false);
+    for program in programs {
+        tree.resolve(program)?;
+        search.want((*program).to_owned(), vec![], false);
+    }
     while let Some(task) = search.todo.pop_front() {
         search.look_at(task);
     }

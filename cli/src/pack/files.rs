@@ -132,6 +132,29 @@ impl FileSet {
         self.nodes.insert(guest, node);
     }
 
+    /// Takes out what is at this guest path.
+    pub(crate) fn remove(&mut self, guest: &Path) {
+        self.nodes.remove(guest);
+    }
+
+    /// The programs, scripts and shared libraries of the set: guest path and file of the host.
+    pub(crate) fn programs(&self) -> Vec<(&Path, &Path)> {
+        let is_program = |(guest, node): (&PathBuf, &Node)| -> bool {
+            let Node::File { host, perm } = node else { return false };
+            let name = guest.file_name().unwrap_or_default().to_string_lossy();
+            (perm & 0o111 != 0 || name.ends_with(".so") || name.contains(".so."))
+                && first_bytes(host, 4)
+                    .is_ok_and(|first| first.starts_with(b"\x7fELF") || first.starts_with(b"#!"))
+        };
+        let programs = self.nodes.iter().filter(|entry| is_program((entry.0, entry.1)));
+        programs
+            .filter_map(|(guest, node)| match node {
+                Node::File { host, .. } => Some((guest.as_path(), host.as_path())),
+                _ => None,
+            })
+            .collect()
+    }
+
     /// Adds all of `other`, which wins.
     pub(crate) fn extend(&mut self, other: &Self) {
         self.nodes.extend(

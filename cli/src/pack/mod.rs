@@ -36,6 +36,8 @@ const SKELETON: [(&str, u32); 6] = [
     ("/sys", 0o555),
     ("/tmp", 0o1777),
 ];
+/// Links that a merged-/usr system has, kept where the host has them: programs start `/bin/sh`.
+const LINKS: [&str; 4] = ["/bin", "/lib", "/lib64", "/sbin"];
 const SKELETON_FILES: [(&str, &str); 2] = [
     (
         "/etc/passwd",
@@ -92,7 +94,8 @@ pub(crate) fn command(args: &PackArgs) -> Result<u8, Error> {
     Ok(0)
 }
 
-/// The archive of a host's program with its closure and `extra`, from the cache where possible.
+/// The archive of a host's program with its closure and `extra` with theirs, from the cache where
+/// possible.
 /// What was not found is named on stderr.
 pub(crate) fn packed_archive(program: &Path, extra: &FileSet) -> Result<Vec<u8>, Error> {
     let (path, library_path) = closure::callers_paths();
@@ -100,15 +103,28 @@ pub(crate) fn packed_archive(program: &Path, extra: &FileSet) -> Result<Vec<u8>,
     for (dir, perm) in SKELETON {
         files.add(dir.into(), Node::Dir { perm });
     }
+    for link in LINKS {
+        if let Ok(target) = fs::read_link(link) {
+            files.add(link.into(), Node::Link { target });
+        }
+    }
     for (file, text) in SKELETON_FILES {
         files.add(file.into(), Node::Text { text });
     }
+    // Programs and libraries that were added need theirs, too.
+    let added = extra.programs();
+    let mut wanted: Vec<&Path> = added.iter().map(|(_, host)| *host).collect();
     if !extra.contains(program) {
-        let closure = closure::closure_of(&Tree::host(), program, &path, &library_path)?;
-        for missing in &closure.missing {
-            eprintln!("limen: not packed, because not found: {missing}");
-        }
-        files.extend(&closure.files);
+        wanted.push(program);
+    }
+    let closure = closure::closure_of_all(&Tree::host(), &wanted, &path, &library_path)?;
+    for missing in &closure.missing {
+        eprintln!("limen: not packed, because not found: {missing}");
+    }
+    files.extend(&closure.files);
+    for (_, host) in added.iter().filter(|(guest, host)| guest != host && *host != program) {
+        // It goes to another place, and only there.
+        files.remove(host);
     }
     files.extend(extra);
     cached(&files)

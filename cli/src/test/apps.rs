@@ -1,10 +1,12 @@
 //! The apps level: the programs of `guest/apps.toml`.
 //!
-//! Each runs on the host first, where it must do what its entry says; then in Limen at every CPU
-//! count on the live root, and packed where the entry says so. A program that is not installed is
+//! Each runs on the host first, where it must do what its entry says; then in Limen on the live root
+//! at every CPU count, and packed where the entry says so, at the highest count. `--all`: packed at
+//! every count, too. Where all levels run, the live root has one count for each program, in turn. A program that is not installed is
 //! named with its package and counts as failed; `LIMEN_INSTALL=1` lets root install it with apt.
 
 use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -43,6 +45,11 @@ struct App {
     status: i32,
     #[serde(default)]
     pack: bool,
+    /// What else is packed: programs by name, and folders; a `*` at the end stands for any rest.
+    #[serde(default)]
+    programs: Vec<String>,
+    #[serde(default)]
+    folders: Vec<String>,
 }
 
 /// What a run gave.
@@ -62,8 +69,10 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     std::thread::scope(|scope| {
         for _ in 0..context.jobs {
             scope.spawn(|| {
-                while let Some(app) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let summary = one(context, app);
+                loop {
+                    let turn = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(app) = wanted.get(turn) else { break };
+                    let summary = one(context, app, turn);
                     if let Ok(mut total) = total.lock() {
                         *total += summary;
                     }
@@ -76,7 +85,20 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
 }
 
 fn is_installed(app: &App) -> bool {
-    std::env::split_paths(PATH).any(|dir| dir.join(&app.run[0]).exists())
+    find(&app.run[0]).is_some()
+}
+
+fn find(program: &str) -> Option<PathBuf> {
+    std::env::split_paths(PATH).map(|dir| dir.join(program)).find(|path| path.exists())
+}
+
+/// The folders that a name with or without `*` at its end stands for.
+fn expand(folder: &str) -> Vec<PathBuf> {
+    let Some(start) = folder.strip_suffix('*') else { return vec![folder.into()] };
+    let parent = Path::new(start).parent().unwrap_or(Path::new("/"));
+    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    let folders = entries.map(|entry| entry.path()).filter(|path| path.is_dir());
+    folders.filter(|path| path.to_string_lossy().starts_with(start)).collect()
 }
 
 fn install(apps: &[App]) -> Result<(), Error> {
@@ -94,8 +116,17 @@ fn install(apps: &[App]) -> Result<(), Error> {
     Ok(())
 }
 
+/// The CPU counts for the live root: among all levels, each program has its turn at one count.
+fn counts(context: &Context, turn: usize) -> &[u8] {
+    if context.all || context.is_named {
+        return &context.smp;
+    }
+    let at = turn % context.smp.len().max(1);
+    context.smp.get(at..=at).unwrap_or_default()
+}
+
 /// Runs one program everywhere it is to run.
-fn one(context: &Context, app: &App) -> Summary {
+fn one(context: &Context, app: &App, turn: usize) -> Summary {
     let mut summary = Summary::default();
     if !is_installed(app) {
         println!("app {} ... FAILED (package {} is missing)", app.name, app.package);
@@ -112,9 +143,15 @@ fn one(context: &Context, app: &App) -> Summary {
             return summary;
         }
     };
+    let most = context.smp.iter().max();
     for &smp in &context.smp {
         for pack in [false, true] {
-            if pack && !app.pack {
+            // One count shows that everything was packed.
+            let wanted = match pack {
+                false => counts(context, turn).contains(&smp),
+                true => app.pack && (context.all || Some(&smp) == most),
+            };
+            if !wanted {
                 continue;
             }
             let place = format!("smp {smp} {}", if pack { "packed" } else { "live" });
@@ -149,6 +186,12 @@ fn vm(context: &Context, app: &App, smp: u8, pack: bool) -> Command {
     command.args(["--timeout", &TIMEOUT_S.to_string(), "--cwd", CWD]);
     if pack {
         command.arg("--pack");
+        for program in app.programs.iter().filter_map(|name| find(name)) {
+            command.arg("--file").arg(program);
+        }
+        for folder in app.folders.iter().flat_map(|folder| expand(folder)) {
+            command.arg("--dir").arg(folder);
+        }
     }
     command.arg("--").args(&app.run);
     command

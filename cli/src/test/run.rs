@@ -232,6 +232,9 @@ fn packed(context: &Context, folder: &Path) -> Result<(), Error> {
     let ls = std::fs::read("/bin/ls")?;
     let has_ls = images[0].windows(ls.len().min(4096)).any(|part| part == &ls[..part.len()]);
     ensure(images[0] == images[1] && has_ls, || "images differ, or lack the program".into())?;
+    // What is added brings its libraries along.
+    let script = "perl -e 'print 6 * 7'";
+    expect(context, folder, &["--pack", "--file", "/usr/bin/perl", "--", "sh", "-c", script], "42")?;
     // Nothing else of the host is there.
     expect(context, folder, &["--pack", "--", "/bin/ls", "/usr/bin"], "ls\n")
 }
