@@ -18,7 +18,7 @@ use super::{Context, Summary};
 use crate::Error;
 
 /// Generous: emulation, several VMs on a small host.
-const TIMEOUT_S: u32 = 60;
+const TIMEOUT_S: u32 = 120;
 /// Where programs start, here and there.
 const CWD: &str = "/tmp";
 /// Where Debian's packages put programs: what else a caller's PATH leads to is not what is tested.
