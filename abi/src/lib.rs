@@ -1,7 +1,8 @@
 //! Linux's numbers and layouts for x86-64: error numbers, system call numbers, structures.
 //!
 //! Almost everything is `linux-raw-sys`, re-exported under its own module names (`general`, `net`,
-//! `ioctl`, `prctl`, `ptrace`, `system`, `auxvec`, `elf`); only error numbers get a type. No logic lives here.
+//! `ioctl`, `prctl`, `ptrace`, `system`, `auxvec`, `elf`); only error numbers get a type.
+//! No logic lives here.
 
 #![no_std]
 

@@ -18,12 +18,7 @@ const MEMORY_MIN_MIB: u64 = 16;
 
 /// Run Linux programs in a hardened microVM.
 #[derive(Debug, Parser)]
-#[command(
-    name = "limen",
-    version,
-    propagate_version = true,
-    max_term_width = 100
-)]
+#[command(name = "limen", version, propagate_version = true, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -104,12 +99,7 @@ pub(crate) struct RunArgs {
     pub(crate) show: Vec<PathBuf>,
 
     /// Kernel parameters. Example: --append "pti=on"
-    #[arg(
-        long,
-        value_name = "PARAMETERS",
-        default_value = "",
-        allow_hyphen_values = true
-    )]
+    #[arg(long, value_name = "PARAMETERS", default_value = "", allow_hyphen_values = true)]
     pub(crate) append: String,
 
     /// CPU model of QEMU [default: max under TCG, host under KVM]. Example: --cpu EPYC
@@ -306,8 +296,8 @@ pub(crate) enum Bench {
     Kernel,
     /// Cycles of kCFI's call sequences on this CPU
     Cfi,
-    /// Instructions of system calls and returns: by SYSRET and not, with isolated tables, with work at
-    /// each call, with a filter; Limen beside Linux
+    /// Instructions of system calls and returns: by SYSRET and not, with isolated tables, with work
+    /// at each call, with a filter; Limen beside Linux
     Entry,
     /// What interrupts isolated CPUs under load, with work deferred and not; the price at entries
     Ipi,
@@ -345,13 +335,9 @@ pub(crate) enum AccelChoice {
 
 /// `256`, `256M`, `1G`, `65536K`: MiB.
 fn parse_memory_mib(text: &str) -> Result<u64, String> {
-    let split = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(split);
-    let number: u64 = digits
-        .parse()
-        .map_err(|_| "want a number, such as 256M".to_owned())?;
+    let number: u64 = digits.parse().map_err(|_| "want a number, such as 256M".to_owned())?;
     let mib = match unit.trim_end_matches(['i', 'B', 'b']) {
         "" | "M" | "m" => Some(number),
         "K" | "k" => Some(number / 1024),
@@ -367,13 +353,9 @@ fn parse_memory_mib(text: &str) -> Result<u64, String> {
 
 /// `30`, `30s`, `1.5m`, `2h`, `500ms`.
 fn parse_duration(text: &str) -> Result<Duration, String> {
-    let split = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(text.len());
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (digits, unit) = text.split_at(split);
-    let number: f64 = digits
-        .parse()
-        .map_err(|_| "want a number, such as 30s".to_owned())?;
+    let number: f64 = digits.parse().map_err(|_| "want a number, such as 30s".to_owned())?;
     let seconds = match unit {
         "" | "s" => number,
         "ms" => number / 1e3,
@@ -399,18 +381,10 @@ mod tests {
 
     #[test]
     fn every_option_has_an_example() {
-        for command in Cli::command()
-            .get_subcommands()
-            .filter(|c| !c.is_hide_set())
-        {
+        for command in Cli::command().get_subcommands().filter(|c| !c.is_hide_set()) {
             for arg in command.get_arguments() {
                 let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-                assert!(
-                    help.contains("xample"),
-                    "{} {}",
-                    command.get_name(),
-                    arg.get_id()
-                );
+                assert!(help.contains("xample"), "{} {}", command.get_name(), arg.get_id());
             }
         }
     }
@@ -420,15 +394,8 @@ mod tests {
         assert_eq!(parse_memory_mib("256"), Ok(256));
         assert_eq!(parse_memory_mib("1G"), Ok(1024));
         assert_eq!(parse_memory_mib("65536KiB"), Ok(64));
-        for wrong in [
-            "",
-            "M",
-            "15M",
-            "1T",
-            "-1",
-            "99999999999999999999G",
-            "18446744073709551615G",
-        ] {
+        for wrong in ["", "M", "15M", "1T", "-1", "99999999999999999999G", "18446744073709551615G"]
+        {
             assert!(parse_memory_mib(wrong).is_err(), "{wrong}");
         }
     }
@@ -446,9 +413,7 @@ mod tests {
     fn program_keeps_its_own_options() {
         let line = ["limen", "run", "--smp", "2", "--", "ls", "--smp", "x"];
         let cli = Cli::try_parse_from(line).expect("valid");
-        let Command::Run(run) = cli.command else {
-            panic!("not run")
-        };
+        let Command::Run(run) = cli.command else { panic!("not run") };
         assert_eq!((run.smp, run.program.len()), (2, 3));
         let line = ["limen", "run", "ls", "-l"];
         assert!(Cli::try_parse_from(line).is_ok());

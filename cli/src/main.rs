@@ -75,10 +75,7 @@ fn manual() -> Result<Vec<u8>, Error> {
     let mut page = Vec::new();
     let root = Cli::command();
     clap_mangen::Man::new(root.clone()).render(&mut page)?;
-    for command in root
-        .get_subcommands()
-        .filter(|command| !command.is_hide_set())
-    {
+    for command in root.get_subcommands().filter(|command| !command.is_hide_set()) {
         let title = format!(".SH LIMEN {}\n", command.get_name().to_uppercase());
         page.extend_from_slice(title.as_bytes());
         let man = clap_mangen::Man::new(command.clone());

@@ -27,9 +27,7 @@ pub(crate) fn kernel_image(given: Option<&Path>) -> Result<PathBuf, Error> {
 pub(crate) fn target_dir() -> Result<PathBuf, Error> {
     let program = std::env::current_exe()?;
     let target = program.parent().and_then(Path::parent);
-    Ok(target
-        .ok_or("this program has no target folder above it")?
-        .to_owned())
+    Ok(target.ok_or("this program has no target folder above it")?.to_owned())
 }
 
 /// The repository: the nearest folder above this program with the workspace in it.
@@ -45,11 +43,7 @@ pub(crate) fn repository() -> Result<PathBuf, Error> {
 /// `$XDG_CACHE_HOME/limen` or `~/.cache/limen`, created if needed; without either, a folder of
 /// this user's in the temporary directory.
 pub(crate) fn cache_dir() -> Result<PathBuf, Error> {
-    let absolute = |name| {
-        std::env::var_os(name)
-            .map(PathBuf::from)
-            .filter(|p| p.is_absolute())
-    };
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let dir = match (absolute("XDG_CACHE_HOME"), absolute("HOME")) {
         (Some(cache), _) => cache.join("limen"),
         (None, Some(home)) => home.join(".cache/limen"),

@@ -75,8 +75,7 @@ impl Tree {
 
     /// The host's path of what `path` leads to.
     pub(crate) fn find(&self, path: &Path) -> io::Result<PathBuf> {
-        self.resolve(path)
-            .map(|resolved| self.on_host(&resolved.path))
+        self.resolve(path).map(|resolved| self.on_host(&resolved.path))
     }
 
     /// True if `path` leads to a regular file.
@@ -89,11 +88,7 @@ impl Tree {
 /// The names of a path, last first, without `/` and `.`.
 fn components(path: &Path) -> Vec<OsString> {
     let wanted = |part: &Component<'_>| matches!(part, Component::Normal(_) | Component::ParentDir);
-    path.components()
-        .rev()
-        .filter(wanted)
-        .map(|part| part.as_os_str().to_owned())
-        .collect()
+    path.components().rev().filter(wanted).map(|part| part.as_os_str().to_owned()).collect()
 }
 
 /// `path` made absolute against `base` without looking at the file system: `.` and `//` vanish,
@@ -131,12 +126,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("temporary directory");
         symlink("b", dir.path().join("a")).expect("link");
         symlink("a", dir.path().join("b")).expect("link");
-        let error = Tree::new(dir.path())
-            .resolve(Path::new("/a"))
-            .expect_err("a loop");
-        assert_eq!(
-            error.raw_os_error(),
-            Some(rustix::io::Errno::LOOP.raw_os_error())
-        );
+        let error = Tree::new(dir.path()).resolve(Path::new("/a")).expect_err("a loop");
+        assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::LOOP.raw_os_error()));
     }
 }

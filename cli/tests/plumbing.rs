@@ -40,13 +40,7 @@ impl Fake {
         command
             .env("LIMEN_QEMU", self.0.path().join("qemu"))
             .env("XDG_CACHE_HOME", self.0.path())
-            .args([
-                "run",
-                "--accel",
-                "tcg",
-                "--kernel",
-                env!("CARGO_BIN_EXE_limen"),
-            ])
+            .args(["run", "--accel", "tcg", "--kernel", env!("CARGO_BIN_EXE_limen")])
             .args(options)
             .args(["--append", guest, "--", "/bin/true"])
             .stdin(Stdio::null())
@@ -68,11 +62,7 @@ fn err(output: &Output) -> String {
 fn await_line(out: &mut impl Read, line: &str) -> String {
     let (mut seen, mut byte) = (String::new(), [0]);
     while !seen.ends_with(line) {
-        assert_eq!(
-            out.read(&mut byte).expect("readable"),
-            1,
-            "ended after {seen}"
-        );
+        assert_eq!(out.read(&mut byte).expect("readable"), 1, "ended after {seen}");
         seen.push(byte[0] as char);
     }
     seen
@@ -95,24 +85,11 @@ fn other_ends() {
         ("say not-found /x", 127, "/x: not found"),
         ("say not-executable 8 /x", 126, "Exec format"),
         ("echo boom >&2; echo hello >&$klog", 126, "boom"),
-        (
-            "echo 'limen: panic: oh' >&$klog; echo '  #0 0x10' >&$klog",
-            125,
-            "limen: panic: oh",
-        ),
-        (
-            "say boot-ns 1; say exit 0; echo 'limen: panic: late' >&$klog",
-            125,
-            "late",
-        ),
+        ("echo 'limen: panic: oh' >&$klog; echo '  #0 0x10' >&$klog", 125, "limen: panic: oh"),
+        ("say boot-ns 1; say exit 0; echo 'limen: panic: late' >&$klog", 125, "late"),
     ] {
         let output = fake.run(guest, &[]);
-        assert_eq!(
-            output.status.code(),
-            Some(status),
-            "{guest}: {}",
-            err(&output)
-        );
+        assert_eq!(output.status.code(), Some(status), "{guest}: {}", err(&output));
         assert!(err(&output).contains(text), "{guest}: {}", err(&output));
     }
 }
@@ -137,15 +114,10 @@ fn all_bytes_pass_both_ways_and_the_end_is_told() {
         "say boot-ns 1; head -c {LEN} <&$stdio >&$stdio; read -r line <&$control; \
          echo \"$line\" >&$stderr; say exit 0"
     );
-    let mut child = fake
-        .command(&guest, &[])
-        .stdin(Stdio::piped())
-        .spawn()
-        .expect("runs");
+    let mut child = fake.command(&guest, &[]).stdin(Stdio::piped()).spawn().expect("runs");
     let mut input = child.stdin.take().expect("piped");
-    let data: Vec<u8> = (0..LEN as u32)
-        .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
-        .collect();
+    let data: Vec<u8> =
+        (0..LEN as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let output = std::thread::scope(|scope| {
         let data = &data;
         scope.spawn(move || input.write_all(data).expect("taken"));
@@ -203,11 +175,7 @@ fn json_reports_what_the_guest_said() {
     let file = fake.0.path().join("report.json");
     let output = fake.run(guest, &[&format!("--json={}", file.display())]);
     assert_eq!(err(&output), "");
-    assert!(
-        std::fs::read_to_string(file)
-            .expect("written")
-            .contains("\"exit_code\":3")
-    );
+    assert!(std::fs::read_to_string(file).expect("written").contains("\"exit_code\":3"));
 }
 
 #[test]
@@ -216,27 +184,13 @@ fn qemu_dies_with_its_parent() {
     let guest = "say boot-ns 1; echo pid $$ >&$stdio; echo ready >&$stdio; exec sleep 1000";
     let mut child = fake.command(guest, &[]).spawn().expect("runs");
     let said = await_line(child.stdout.as_mut().expect("piped"), "ready\n");
-    let pid = said
-        .split_whitespace()
-        .nth(1)
-        .and_then(|pid| pid.parse().ok())
-        .expect("a pid");
+    let pid = said.split_whitespace().nth(1).and_then(|pid| pid.parse().ok()).expect("a pid");
     let qemu = rustix::process::Pid::from_raw(pid).expect("a pid");
     let handle = rustix::process::pidfd_open(qemu, rustix::process::PidfdFlags::empty());
     let handle = handle.expect("it runs");
     child.kill().expect("killed");
     child.wait().expect("reaped");
-    let mut fds = [rustix::event::PollFd::new(
-        &handle,
-        rustix::event::PollFlags::IN,
-    )];
-    let limit = rustix::event::Timespec {
-        tv_sec: 10,
-        tv_nsec: 0,
-    };
-    assert_eq!(
-        rustix::event::poll(&mut fds, Some(&limit)),
-        Ok(1),
-        "QEMU still runs"
-    );
+    let mut fds = [rustix::event::PollFd::new(&handle, rustix::event::PollFlags::IN)];
+    let limit = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut fds, Some(&limit)), Ok(1), "QEMU still runs");
 }

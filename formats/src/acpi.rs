@@ -4,9 +4,9 @@
 //! Only tables of plain fields are read. What is described in AML (the devices of a QEMU microVM,
 //! for instance) would need an interpreter; the kernel finds those devices by their fixed places.
 //!
-//! Why it is hard: addresses and lengths come from outside the kernel and point anywhere. Every read
-//! goes through [`Memory`], every length is checked before use and bounded, a table that is cut off
-//! or whose checksum is wrong is left out, and the rest still counts.
+//! Why it is hard: addresses and lengths come from outside the kernel and point anywhere. Every
+//! read goes through [`Memory`], every length is checked before use and bounded, a table that is
+//! cut off or whose checksum is wrong is left out, and the rest still counts.
 //!
 //! Neighbours: `machine/src/platform.rs` reads the tables with this and acts on them.
 
@@ -100,10 +100,7 @@ pub fn read(rsdp: u64, memory: &dyn Memory) -> Result<Firmware, Error> {
     let (root, entry_bytes) = root_table(rsdp, memory).ok_or(Error::NoRootPointer)?;
     let root = read_table(root, memory).ok_or(Error::NoRootTable)?;
     let mut firmware = Firmware::default();
-    for entry in root[HEADER_BYTES..]
-        .chunks_exact(entry_bytes)
-        .take(MAX_TABLES)
-    {
+    for entry in root[HEADER_BYTES..].chunks_exact(entry_bytes).take(MAX_TABLES) {
         let mut address = [0; 8];
         address[..entry_bytes].copy_from_slice(entry);
         if let Some(table) = read_table(u64::from_le_bytes(address), memory) {
@@ -116,9 +113,7 @@ pub fn read(rsdp: u64, memory: &dyn Memory) -> Result<Firmware, Error> {
 /// Offset of a valid root pointer in a copy of the BIOS area, where it lies on a multiple of 16
 /// (ACPI 6.5, 5.2.5.1).
 pub fn find_root_pointer(area: &[u8]) -> Option<usize> {
-    (0..area.len())
-        .step_by(16)
-        .find(|&at| is_root_pointer(&area[at..]))
+    (0..area.len()).step_by(16).find(|&at| is_root_pointer(&area[at..]))
 }
 
 fn is_root_pointer(bytes: &[u8]) -> bool {
@@ -218,10 +213,8 @@ fn pm_timer(table: &[u8]) -> Option<PmTimer> {
     const TIMER_IS_32_BITS: u32 = 1 << 8;
     let flags = u32_at(table, 112)?;
     let port = u16::try_from(u32_at(table, 76)?).ok()?;
-    (port != 0 && table[91] == 4 && flags & HARDWARE_REDUCED == 0).then_some(PmTimer {
-        port,
-        wide: flags & TIMER_IS_32_BITS != 0,
-    })
+    (port != 0 && table[91] == 4 && flags & HARDWARE_REDUCED == 0)
+        .then_some(PmTimer { port, wide: flags & TIMER_IS_32_BITS != 0 })
 }
 
 /// Address from the HPET table (IA-PC HPET 1.0a, 3.2.4), if it is in memory.
@@ -342,26 +335,11 @@ mod tests {
         ]);
         let expected = Firmware {
             cpus: vec![0, 5, 256],
-            io_apics: vec![IoApic {
-                address: 0xfec0_0000,
-                gsi_base: 0,
-            }],
-            overrides: vec![Override {
-                irq: 9,
-                gsi: 9,
-                active_low: true,
-                level: true,
-            }],
+            io_apics: vec![IoApic { address: 0xfec0_0000, gsi_base: 0 }],
+            overrides: vec![Override { irq: 9, gsi: 9, active_low: true, level: true }],
             hpet: Some(0xfed0_0000),
-            pm_timer: Some(PmTimer {
-                port: 0x608,
-                wide: true,
-            }),
-            ecam: Some(Ecam {
-                base: 0xb000_0000,
-                first_bus: 0,
-                last_bus: 255,
-            }),
+            pm_timer: Some(PmTimer { port: 0x608, wide: true }),
+            ecam: Some(Ecam { base: 0xb000_0000, first_bus: 0, last_bus: 255 }),
         };
         assert_eq!(read(16, &memory), Ok(expected));
     }
@@ -412,7 +390,9 @@ mod tests {
 
         /// Nor does memory in which any byte of the root was changed.
         #[test]
-        fn hostile_memory_is_survived(changes in prop::collection::vec((0..6000usize, any::<u8>()), 0..8)) {
+        fn hostile_memory_is_survived(
+            changes in prop::collection::vec((0..6000usize, any::<u8>()), 0..8),
+        ) {
             let mut memory = machine(&[madt()]);
             for (at, byte) in changes {
                 memory.0[at] = byte;

@@ -154,22 +154,13 @@ impl fmt::Display for ConfigError {
             Self::BadMagic => f.write_str("boot configuration: bad magic"),
             Self::TooLong => write!(f, "boot configuration: longer than {ENCODED_MAX} bytes"),
             Self::Truncated { offset } => {
-                write!(
-                    f,
-                    "boot configuration: record at offset {offset} is truncated"
-                )
+                write!(f, "boot configuration: record at offset {offset} is truncated")
             }
             Self::BadTag { tag, offset } => {
-                write!(
-                    f,
-                    "boot configuration: bad record tag {tag} at offset {offset}"
-                )
+                write!(f, "boot configuration: bad record tag {tag} at offset {offset}")
             }
             Self::BadValue { tag, offset } => {
-                write!(
-                    f,
-                    "boot configuration: bad value of record {tag} at offset {offset}"
-                )
+                write!(f, "boot configuration: bad value of record {tag} at offset {offset}")
             }
             Self::Incomplete => f.write_str("boot configuration: program, argv or cwd is missing"),
         }
@@ -207,12 +198,8 @@ impl BootConfig {
         let mut out = Vec::with_capacity(4096);
         out.extend_from_slice(MAGIC);
         put(&mut out, tag::PROGRAM, &[&self.program]);
-        self.argv
-            .iter()
-            .for_each(|arg| put(&mut out, tag::ARG, &[arg]));
-        self.env
-            .iter()
-            .for_each(|var| put(&mut out, tag::ENV, &[var]));
+        self.argv.iter().for_each(|arg| put(&mut out, tag::ARG, &[arg]));
+        self.env.iter().for_each(|var| put(&mut out, tag::ENV, &[var]));
         put(&mut out, tag::CWD, &[&self.cwd]);
         let ids = [self.uid, self.gid, self.umask].map(u32::to_le_bytes);
         put(&mut out, tag::IDS, &[&ids[0], &ids[1], &ids[2]]);
@@ -223,14 +210,9 @@ impl BootConfig {
         for mount in &self.rw_mounts {
             put(&mut out, tag::RW_MOUNT, &[&mount.tag, b"\0", &mount.path]);
         }
-        self.hidden
-            .iter()
-            .for_each(|path| put(&mut out, tag::HIDDEN, &[path]));
+        self.hidden.iter().for_each(|path| put(&mut out, tag::HIDDEN, &[path]));
         let kinds = self.stdio.map(|kind| kind as u8);
-        let (rows, cols) = (
-            self.winsize.rows.to_le_bytes(),
-            self.winsize.cols.to_le_bytes(),
-        );
+        let (rows, cols) = (self.winsize.rows.to_le_bytes(), self.winsize.cols.to_le_bytes());
         put(&mut out, tag::STDIO, &[&kinds, &rows, &cols]);
         put(&mut out, tag::WANT, &[&[self.want.to_bits()]]);
         put(&mut out, tag::REALTIME, &[&self.realtime_ns.to_le_bytes()]);
@@ -242,9 +224,7 @@ impl BootConfig {
         if bytes.len() > ENCODED_MAX {
             return Err(ConfigError::TooLong);
         }
-        let mut rest = bytes
-            .strip_prefix(MAGIC.as_slice())
-            .ok_or(ConfigError::BadMagic)?;
+        let mut rest = bytes.strip_prefix(MAGIC.as_slice()).ok_or(ConfigError::BadMagic)?;
         let mut config = Self::default();
         let mut seen = 0u32;
         while !rest.is_empty() {
@@ -304,10 +284,7 @@ impl BootConfig {
             tag::RW_MOUNT => {
                 let nul = value.iter().position(|&byte| byte == 0)?;
                 let (mount_tag, path) = (value[..nul].to_vec(), string(&value[nul + 1..])?);
-                self.rw_mounts.push(RwMount {
-                    tag: mount_tag,
-                    path,
-                });
+                self.rw_mounts.push(RwMount { tag: mount_tag, path });
             }
             tag::HIDDEN => self.hidden.push(string(value)?),
             tag::STDIO => {
@@ -315,15 +292,8 @@ impl BootConfig {
                     return None;
                 };
                 let rows = u16::from_le_bytes(rows.try_into().ok()?);
-                self.stdio = [
-                    Stdio::from_byte(*a)?,
-                    Stdio::from_byte(*b)?,
-                    Stdio::from_byte(*c)?,
-                ];
-                self.winsize = WinSize {
-                    rows,
-                    cols: u16::from_le_bytes([*c0, *c1]),
-                };
+                self.stdio = [Stdio::from_byte(*a)?, Stdio::from_byte(*b)?, Stdio::from_byte(*c)?];
+                self.winsize = WinSize { rows, cols: u16::from_le_bytes([*c0, *c1]) };
             }
             tag::WANT => {
                 let [bits] = value else { return None };
@@ -400,17 +370,11 @@ mod tests {
             hostname: b"limen".to_vec(),
             umask: 0o22,
             root: RootKind::Packed,
-            rw_mounts: vec![RwMount {
-                tag: b"rw0".to_vec(),
-                path: b"/srv/x".to_vec(),
-            }],
+            rw_mounts: vec![RwMount { tag: b"rw0".to_vec(), path: b"/srv/x".to_vec() }],
             hidden: vec![b"/root/.ssh".to_vec()],
             stdio: [Stdio::Tty, Stdio::Pipe, Stdio::Null],
             winsize: WinSize { rows: 24, cols: 80 },
-            want: Want {
-                missing_files: true,
-                ..Want::default()
-            },
+            want: Want { missing_files: true, ..Want::default() },
             realtime_ns: 1 << 60,
         }
     }
@@ -439,30 +403,18 @@ mod tests {
         let mut bytes = sample().encode();
         let offset = bytes.len();
         put(&mut bytes, 99, &[b"x"]);
-        assert_eq!(
-            BootConfig::decode(&bytes),
-            Err(ConfigError::BadTag { tag: 99, offset })
-        );
+        assert_eq!(BootConfig::decode(&bytes), Err(ConfigError::BadTag { tag: 99, offset }));
         bytes.truncate(offset);
         put(&mut bytes, tag::CWD, &[b"/"]);
-        let expected = ConfigError::BadTag {
-            tag: tag::CWD,
-            offset,
-        };
+        let expected = ConfigError::BadTag { tag: tag::CWD, offset };
         assert_eq!(BootConfig::decode(&bytes), Err(expected));
     }
 
     #[test]
     fn nul_in_a_string_is_refused() {
-        let config = BootConfig {
-            cwd: b"/a\0b".to_vec(),
-            ..sample()
-        };
+        let config = BootConfig { cwd: b"/a\0b".to_vec(), ..sample() };
         let result = BootConfig::decode(&config.encode());
-        assert!(matches!(
-            result,
-            Err(ConfigError::BadValue { tag: tag::CWD, .. })
-        ));
+        assert!(matches!(result, Err(ConfigError::BadValue { tag: tag::CWD, .. })));
     }
 
     proptest! {

@@ -174,22 +174,13 @@ impl ToGuest {
     pub fn decode(line: &[u8]) -> Option<Self> {
         let mut words = Words::new(line)?;
         let message = match words.word()? {
-            "stdin-eof" => Self::StdinEof {
-                total_bytes: words.number()?,
-            },
-            "winsize" => Self::Winsize {
-                rows: words.number()?,
-                cols: words.number()?,
-            },
+            "stdin-eof" => Self::StdinEof { total_bytes: words.number()? },
+            "winsize" => Self::Winsize { rows: words.number()?, cols: words.number()? },
             "output-closed" => {
                 let fd = words.number()?;
-                Self::OutputClosed {
-                    fd: (1..=2).contains(&fd).then_some(fd)?,
-                }
+                Self::OutputClosed { fd: (1..=2).contains(&fd).then_some(fd)? }
             }
-            "signal" => Self::Signal {
-                number: signal_number(words.number()?)?,
-            },
+            "signal" => Self::Signal { number: signal_number(words.number()?)? },
             _ => return None,
         };
         words.end().then_some(message)
@@ -210,18 +201,10 @@ impl ToHost {
             }
             Self::BootNs(ns) => writeln!(line, "boot-ns {ns}"),
             Self::Counter { name, value } => writeln!(line, "counter {name} {value}"),
-            Self::MissingSyscall(SyscallCount {
-                number,
-                name,
-                count,
-            }) => {
+            Self::MissingSyscall(SyscallCount { number, name, count }) => {
                 writeln!(line, "missing-syscall {number} {name} {count}")
             }
-            Self::Syscall(SyscallCount {
-                number,
-                name,
-                count,
-            }) => {
+            Self::Syscall(SyscallCount { number, name, count }) => {
                 writeln!(line, "syscall {number} {name} {count}")
             }
             Self::MissingFile { path } => writeln!(line, "missing-file {}", escape(path)),
@@ -237,29 +220,15 @@ impl ToHost {
     pub fn decode(line: &[u8]) -> Option<Self> {
         let mut words = Words::new(line)?;
         let message = match words.word()? {
-            "exit" => Self::Exit {
-                code: words.number()?,
-            },
-            "signaled" => Self::Signaled {
-                number: signal_number(words.number()?)?,
-            },
-            "not-found" => Self::NotFound {
-                path: words.rest()?,
-            },
-            "not-executable" => Self::NotExecutable {
-                errno: words.number()?,
-                path: words.rest()?,
-            },
+            "exit" => Self::Exit { code: words.number()? },
+            "signaled" => Self::Signaled { number: signal_number(words.number()?)? },
+            "not-found" => Self::NotFound { path: words.rest()? },
+            "not-executable" => Self::NotExecutable { errno: words.number()?, path: words.rest()? },
             "boot-ns" => Self::BootNs(words.number()?),
-            "counter" => Self::Counter {
-                name: words.word()?.into(),
-                value: words.number()?,
-            },
+            "counter" => Self::Counter { name: words.word()?.into(), value: words.number()? },
             "missing-syscall" => Self::MissingSyscall(words.syscall_count()?),
             "syscall" => Self::Syscall(words.syscall_count()?),
-            "missing-file" => Self::MissingFile {
-                path: words.rest()?,
-            },
+            "missing-file" => Self::MissingFile { path: words.rest()? },
             "trace" => Self::Trace(TraceEvent {
                 cpu: words.number()?,
                 at_ns: words.number()?,
@@ -267,9 +236,7 @@ impl ToHost {
                 name: words.word()?.into(),
                 number: words.number()?,
             }),
-            "log" => Self::Log {
-                text: words.rest()?,
-            },
+            "log" => Self::Log { text: words.rest()? },
             _ => return None,
         };
         words.end().then_some(message)
@@ -298,10 +265,7 @@ pub struct LineBuffer {
 impl LineBuffer {
     /// An empty buffer.
     pub const fn new() -> Self {
-        Self {
-            bytes: Vec::new(),
-            skipping: false,
-        }
+        Self { bytes: Vec::new(), skipping: false }
     }
 
     /// Takes bytes as they came and calls `line` for each line that they complete, without its
@@ -353,19 +317,13 @@ impl<'a> Words<'a> {
     fn number<N: core::str::FromStr>(&mut self) -> Option<N> {
         let word = self.word()?;
         // `from_str` would also take a sign.
-        word.bytes()
-            .all(|byte| byte.is_ascii_digit())
-            .then(|| word.parse().ok())?
+        word.bytes().all(|byte| byte.is_ascii_digit()).then(|| word.parse().ok())?
     }
 
     fn syscall_count(&mut self) -> Option<SyscallCount> {
         let number = self.number()?;
         let name = self.word()?.into();
-        Some(SyscallCount {
-            number,
-            name,
-            count: self.number()?,
-        })
+        Some(SyscallCount { number, name, count: self.number()? })
     }
 
     /// Everything that is left, with its escapes undone.
@@ -432,9 +390,7 @@ mod tests {
     #[test]
     fn to_guest_round_trips() {
         for message in [
-            ToGuest::StdinEof {
-                total_bytes: u64::MAX,
-            },
+            ToGuest::StdinEof { total_bytes: u64::MAX },
             ToGuest::Winsize { rows: 24, cols: 80 },
             ToGuest::OutputClosed { fd: 1 },
             ToGuest::Signal { number: 64 },
@@ -446,26 +402,14 @@ mod tests {
 
     #[test]
     fn to_host_round_trips() {
-        let count = SyscallCount {
-            number: 334,
-            name: "rseq".into(),
-            count: 3,
-        };
+        let count = SyscallCount { number: 334, name: "rseq".into(), count: 3 };
         for message in [
             ToHost::Exit { code: 255 },
             ToHost::Signaled { number: 11 },
-            ToHost::NotFound {
-                path: b"/a b\n\\\xff".to_vec(),
-            },
-            ToHost::NotExecutable {
-                errno: 8,
-                path: b"/x".to_vec(),
-            },
+            ToHost::NotFound { path: b"/a b\n\\\xff".to_vec() },
+            ToHost::NotExecutable { errno: 8, path: b"/x".to_vec() },
             ToHost::BootNs(1),
-            ToHost::Counter {
-                name: "peak-memory-bytes".into(),
-                value: 1 << 40,
-            },
+            ToHost::Counter { name: "peak-memory-bytes".into(), value: 1 << 40 },
             ToHost::MissingSyscall(count.clone()),
             ToHost::Syscall(count),
             ToHost::MissingFile { path: vec![] },
@@ -476,9 +420,7 @@ mod tests {
                 name: "vunmap-deferred".into(),
                 number: 2,
             }),
-            ToHost::Log {
-                text: b"unknown kernel parameter foo=1".to_vec(),
-            },
+            ToHost::Log { text: b"unknown kernel parameter foo=1".to_vec() },
         ] {
             let line = without_newline(message.encode());
             assert_eq!(ToHost::decode(&line), Some(message));

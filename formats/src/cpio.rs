@@ -103,11 +103,7 @@ pub struct Reader<'a> {
 impl<'a> Reader<'a> {
     /// Reads from the first byte of `archive`, which a loader may have padded with zero bytes.
     pub const fn new(archive: &'a [u8]) -> Self {
-        Self {
-            archive,
-            offset: 0,
-            done: false,
-        }
+        Self { archive, offset: 0, done: false }
     }
 
     /// Finds the contents of one regular file, for instance [`crate::ports::CONFIG_PATH`].
@@ -122,10 +118,7 @@ impl<'a> Reader<'a> {
     }
 
     fn error<T>(&self, kind: CpioErrorKind) -> Result<T, CpioError> {
-        Err(CpioError {
-            offset: self.offset,
-            kind,
-        })
+        Err(CpioError { offset: self.offset, kind })
     }
 
     /// One entry, or `None` for a trailer. On success `offset` is behind the entry's padding.
@@ -140,30 +133,13 @@ impl<'a> Reader<'a> {
         let Some(fields) = hex_fields(digits) else {
             return self.error(CpioErrorKind::BadField);
         };
-        let [
-            _ino,
-            mode,
-            uid,
-            gid,
-            _nlink,
-            mtime_s,
-            len,
-            _,
-            _,
-            major,
-            minor,
-            name_len,
-            _,
-        ] = fields;
+        let [_ino, mode, uid, gid, _nlink, mtime_s, len, _, _, major, minor, name_len, _] = fields;
         let (len, name_len) = (len as usize, name_len as usize);
         if !(2..=NAME_MAX).contains(&name_len) {
             return self.error(CpioErrorKind::BadName);
         }
         let data_at = align4(HEADER_LEN + name_len);
-        let Some(data) = data_at
-            .checked_add(len)
-            .and_then(|end| at.get(data_at..end))
-        else {
+        let Some(data) = data_at.checked_add(len).and_then(|end| at.get(data_at..end)) else {
             return self.error(CpioErrorKind::Truncated);
         };
         let [name @ .., 0] = &at[HEADER_LEN..HEADER_LEN + name_len] else {
@@ -177,15 +153,7 @@ impl<'a> Reader<'a> {
             return Ok(None);
         }
         let path = clean(name);
-        Ok(Some(Entry {
-            path,
-            mode,
-            uid,
-            gid,
-            mtime_s,
-            rdev: (major, minor),
-            data,
-        }))
+        Ok(Some(Entry { path, mode, uid, gid, mtime_s, rdev: (major, minor), data }))
     }
 
     /// After a trailer: skips zero bytes. True if another archive follows.
@@ -230,9 +198,7 @@ pub struct Writer<'a> {
 impl<'a> Writer<'a> {
     /// An empty archive.
     pub const fn new() -> Self {
-        Self {
-            entries: BTreeMap::new(),
-        }
+        Self { entries: BTreeMap::new() }
     }
 
     /// Adds a regular file with permissions `perm` (the low 12 bits count).
@@ -267,11 +233,8 @@ impl<'a> Writer<'a> {
     /// The archive. Data over 4 GiB or a name over [`NAME_MAX`] cannot be stored: the path is the
     /// error.
     pub fn finish(&self) -> Result<Vec<u8>, Vec<u8>> {
-        let total: usize = self
-            .entries
-            .iter()
-            .map(|(path, (_, data))| path.len() + data.len() + 128)
-            .sum();
+        let total: usize =
+            self.entries.iter().map(|(path, (_, data))| path.len() + data.len() + 128).sum();
         let mut out = Vec::with_capacity(total + 128);
         for (index, (path, (mode, data))) in self.entries.iter().enumerate() {
             let len = u32::try_from(data.len()).map_err(|_| path.clone())?;
@@ -286,11 +249,7 @@ impl<'a> Writer<'a> {
 }
 
 fn put_entry(out: &mut Vec<u8>, ino: u32, mode: u32, path: &[u8], len: u32, data: &[u8]) {
-    let nlink = if mode & mode::TYPE == mode::DIRECTORY {
-        2
-    } else {
-        1
-    };
+    let nlink = if mode & mode::TYPE == mode::DIRECTORY { 2 } else { 1 };
     let name_len = path.len() as u32 + 1;
     out.extend_from_slice(MAGIC);
     for field in [ino, mode, 0, 0, nlink, 0, len, 0, 0, 0, 0, name_len, 0] {
@@ -352,26 +311,13 @@ mod tests {
         let entries: Result<Vec<_>, _> = Reader::new(&archive).collect();
         let entries = entries.expect("own archive");
         let paths: Vec<&[u8]> = entries.iter().map(|entry| entry.path).collect();
-        let expected: Vec<&[u8]> = vec![
-            b"empty",
-            b"lib",
-            b"tmp",
-            b"usr",
-            b"usr/bin",
-            b"usr/bin/true",
-        ];
+        let expected: Vec<&[u8]> =
+            vec![b"empty", b"lib", b"tmp", b"usr", b"usr/bin", b"usr/bin/true"];
         assert_eq!(paths, expected);
-        assert_eq!(
-            (entries[1].mode, entries[1].data),
-            (0o120_777, b"usr/lib".as_slice())
-        );
+        assert_eq!((entries[1].mode, entries[1].data), (0o120_777, b"usr/lib".as_slice()));
         assert_eq!(entries[2].mode, 0o041_777);
         assert_eq!(entries[5].data, b"\x7fELF");
-        assert!(
-            entries
-                .iter()
-                .all(|entry| entry.mtime_s == 0 && entry.uid == 0)
-        );
+        assert!(entries.iter().all(|entry| entry.mtime_s == 0 && entry.uid == 0));
     }
 
     #[test]
@@ -413,10 +359,7 @@ mod tests {
     #[test]
     fn find_takes_regular_files_only() {
         let archive = sample();
-        assert_eq!(
-            Reader::find(&archive, "usr/bin/true"),
-            Ok(Some(b"\x7fELF".as_slice()))
-        );
+        assert_eq!(Reader::find(&archive, "usr/bin/true"), Ok(Some(b"\x7fELF".as_slice())));
         assert_eq!(Reader::find(&archive, "lib"), Ok(None));
     }
 

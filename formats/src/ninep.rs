@@ -112,117 +112,29 @@ pub struct StatFs {
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "the protocol describes each")]
 pub enum Request<'a> {
-    StatFs {
-        fid: u32,
-    },
-    Open {
-        fid: u32,
-        flags: u32,
-    },
-    Create {
-        fid: u32,
-        name: &'a [u8],
-        flags: u32,
-        mode: u32,
-        gid: u32,
-    },
-    Symlink {
-        fid: u32,
-        name: &'a [u8],
-        target: &'a [u8],
-        gid: u32,
-    },
-    MakeNode {
-        fid: u32,
-        name: &'a [u8],
-        mode: u32,
-        major: u32,
-        minor: u32,
-        gid: u32,
-    },
-    ReadLink {
-        fid: u32,
-    },
-    GetAttr {
-        fid: u32,
-        mask: u64,
-    },
-    SetAttr {
-        fid: u32,
-        changes: SetAttr,
-    },
-    XattrWalk {
-        fid: u32,
-        new_fid: u32,
-        name: &'a [u8],
-    },
-    XattrCreate {
-        fid: u32,
-        name: &'a [u8],
-        size: u64,
-        flags: u32,
-    },
-    ReadDir {
-        fid: u32,
-        offset: u64,
-        count: u32,
-    },
-    Sync {
-        fid: u32,
-        data_only: bool,
-    },
-    Link {
-        directory: u32,
-        fid: u32,
-        name: &'a [u8],
-    },
-    MakeDir {
-        directory: u32,
-        name: &'a [u8],
-        mode: u32,
-        gid: u32,
-    },
-    Rename {
-        old: u32,
-        old_name: &'a [u8],
-        new: u32,
-        new_name: &'a [u8],
-    },
-    Unlink {
-        directory: u32,
-        name: &'a [u8],
-        flags: u32,
-    },
-    Version {
-        max_message: u32,
-    },
-    Attach {
-        fid: u32,
-        user: &'a [u8],
-        tree: &'a [u8],
-        uid: u32,
-    },
-    Flush {
-        old_tag: u16,
-    },
-    Walk {
-        fid: u32,
-        new_fid: u32,
-        names: &'a [&'a [u8]],
-    },
-    Read {
-        fid: u32,
-        offset: u64,
-        count: u32,
-    },
-    Write {
-        fid: u32,
-        offset: u64,
-        data: &'a [u8],
-    },
-    Clunk {
-        fid: u32,
-    },
+    StatFs { fid: u32 },
+    Open { fid: u32, flags: u32 },
+    Create { fid: u32, name: &'a [u8], flags: u32, mode: u32, gid: u32 },
+    Symlink { fid: u32, name: &'a [u8], target: &'a [u8], gid: u32 },
+    MakeNode { fid: u32, name: &'a [u8], mode: u32, major: u32, minor: u32, gid: u32 },
+    ReadLink { fid: u32 },
+    GetAttr { fid: u32, mask: u64 },
+    SetAttr { fid: u32, changes: SetAttr },
+    XattrWalk { fid: u32, new_fid: u32, name: &'a [u8] },
+    XattrCreate { fid: u32, name: &'a [u8], size: u64, flags: u32 },
+    ReadDir { fid: u32, offset: u64, count: u32 },
+    Sync { fid: u32, data_only: bool },
+    Link { directory: u32, fid: u32, name: &'a [u8] },
+    MakeDir { directory: u32, name: &'a [u8], mode: u32, gid: u32 },
+    Rename { old: u32, old_name: &'a [u8], new: u32, new_name: &'a [u8] },
+    Unlink { directory: u32, name: &'a [u8], flags: u32 },
+    Version { max_message: u32 },
+    Attach { fid: u32, user: &'a [u8], tree: &'a [u8], uid: u32 },
+    Flush { old_tag: u16 },
+    Walk { fid: u32, new_fid: u32, names: &'a [&'a [u8]] },
+    Read { fid: u32, offset: u64, count: u32 },
+    Write { fid: u32, offset: u64, data: &'a [u8] },
+    Clunk { fid: u32 },
 }
 
 /// What a server answers.
@@ -308,21 +220,14 @@ impl Request<'_> {
 
     /// The message. [`WireError::TooLong`] if a string does not fit.
     pub fn encode(&self, tag: u16) -> Result<Vec<u8>, WireError> {
-        let data_len = if let Request::Write { data, .. } = self {
-            data.len()
-        } else {
-            0
-        };
+        let data_len = if let Request::Write { data, .. } = self { data.len() } else { 0 };
         let mut out = Writer(Vec::with_capacity(128 + data_len), true);
         out.u32(0);
         out.u8(self.kind());
         out.u16(tag);
         self.encode_body(&mut out);
         let Writer(mut bytes, fits) = out;
-        let size = u32::try_from(bytes.len())
-            .ok()
-            .filter(|_| fits)
-            .ok_or(WireError::TooLong)?;
+        let size = u32::try_from(bytes.len()).ok().filter(|_| fits).ok_or(WireError::TooLong)?;
         bytes[..4].copy_from_slice(&size.to_le_bytes());
         Ok(bytes)
     }
@@ -333,36 +238,18 @@ impl Request<'_> {
                 out.u32(fid);
             }
             Request::Open { fid, flags } => out.u32s(&[fid, flags]),
-            Request::Create {
-                fid,
-                name,
-                flags,
-                mode,
-                gid,
-            } => {
+            Request::Create { fid, name, flags, mode, gid } => {
                 out.u32(fid);
                 out.string(name);
                 out.u32s(&[flags, mode, gid]);
             }
-            Request::Symlink {
-                fid,
-                name,
-                target,
-                gid,
-            } => {
+            Request::Symlink { fid, name, target, gid } => {
                 out.u32(fid);
                 out.string(name);
                 out.string(target);
                 out.u32(gid);
             }
-            Request::MakeNode {
-                fid,
-                name,
-                mode,
-                major,
-                minor,
-                gid,
-            } => {
+            Request::MakeNode { fid, name, mode, major, minor, gid } => {
                 out.u32(fid);
                 out.string(name);
                 out.u32s(&[mode, major, minor, gid]);
@@ -381,23 +268,14 @@ impl Request<'_> {
                 out.u32(max_message);
                 out.string(VERSION);
             }
-            Request::Attach {
-                fid,
-                user,
-                tree,
-                uid,
-            } => {
+            Request::Attach { fid, user, tree, uid } => {
                 out.u32s(&[fid, NO_FID]);
                 out.string(user);
                 out.string(tree);
                 out.u32(uid);
             }
             Request::Flush { old_tag } => out.u16(old_tag),
-            Request::Walk {
-                fid,
-                new_fid,
-                names,
-            } => {
+            Request::Walk { fid, new_fid, names } => {
                 out.u32s(&[fid, new_fid]);
                 out.1 &= names.len() <= WALK_MAX;
                 out.u16(names.len() as u16);
@@ -425,52 +303,29 @@ impl Request<'_> {
                 out.u32s(&[fid, new_fid]);
                 out.string(name);
             }
-            Request::XattrCreate {
-                fid,
-                name,
-                size,
-                flags,
-            } => {
+            Request::XattrCreate { fid, name, size, flags } => {
                 out.u32(fid);
                 out.string(name);
                 out.u64(size);
                 out.u32(flags);
             }
             Request::Sync { fid, data_only } => out.u32s(&[fid, u32::from(data_only)]),
-            Request::Link {
-                directory,
-                fid,
-                name,
-            } => {
+            Request::Link { directory, fid, name } => {
                 out.u32s(&[directory, fid]);
                 out.string(name);
             }
-            Request::MakeDir {
-                directory,
-                name,
-                mode,
-                gid,
-            } => {
+            Request::MakeDir { directory, name, mode, gid } => {
                 out.u32(directory);
                 out.string(name);
                 out.u32s(&[mode, gid]);
             }
-            Request::Rename {
-                old,
-                old_name,
-                new,
-                new_name,
-            } => {
+            Request::Rename { old, old_name, new, new_name } => {
                 out.u32(old);
                 out.string(old_name);
                 out.u32(new);
                 out.string(new_name);
             }
-            Request::Unlink {
-                directory,
-                name,
-                flags,
-            } => {
+            Request::Unlink { directory, name, flags } => {
                 out.u32(directory);
                 out.string(name);
                 out.u32(flags);
@@ -630,11 +485,7 @@ impl<'a> Reader<'a> {
         self.take(len)
     }
     fn qid(&mut self) -> Result<Qid, WireError> {
-        Ok(Qid {
-            kind: self.u8()?,
-            version: self.u32()?,
-            path: self.u64()?,
-        })
+        Ok(Qid { kind: self.u8()?, version: self.u32()?, path: self.u64()? })
     }
     fn time(&mut self) -> Result<(u64, u64), WireError> {
         Ok((self.u64()?, self.u64()?))
@@ -673,11 +524,6 @@ impl<'a> Reader<'a> {
     }
 
     fn entry(&mut self) -> Result<Entry<'a>, WireError> {
-        Ok(Entry {
-            qid: self.qid()?,
-            next: self.u64()?,
-            kind: self.u8()?,
-            name: self.string()?,
-        })
+        Ok(Entry { qid: self.qid()?, next: self.u64()?, kind: self.u8()?, name: self.string()? })
     }
 }

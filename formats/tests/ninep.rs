@@ -26,11 +26,7 @@ fn qid_bytes(kind: u8, version: u32, path: u64) -> Vec<u8> {
 
 #[test]
 fn a_walk_is_encoded_as_the_protocol_says() {
-    let request = Request::Walk {
-        fid: 1,
-        new_fid: 2,
-        names: &[b"usr", b"bin"],
-    };
+    let request = Request::Walk { fid: 1, new_fid: 2, names: &[b"usr", b"bin"] };
     let bytes = request.encode(TAG).unwrap();
     #[rustfmt::skip]
     let expected = [
@@ -45,11 +41,7 @@ fn a_walk_is_encoded_as_the_protocol_says() {
 
 #[test]
 fn a_setattr_has_a_fixed_layout() {
-    let changes = SetAttr {
-        valid: 8,
-        size: 0x0102_0304_0506,
-        ..SetAttr::default()
-    };
+    let changes = SetAttr { valid: 8, size: 0x0102_0304_0506, ..SetAttr::default() };
     let bytes = Request::SetAttr { fid: 9, changes }.encode(TAG).unwrap();
     // fid, valid, mode, uid, gid; size and two times of two words each.
     assert_eq!(bytes.len(), HEADER_BYTES + 5 * 4 + 5 * 8);
@@ -59,34 +51,17 @@ fn a_setattr_has_a_fixed_layout() {
 
 #[test]
 fn a_write_carries_its_data_last() {
-    let bytes = Request::Write {
-        fid: 7,
-        offset: 0x10,
-        data: b"abc",
-    }
-    .encode(TAG)
-    .unwrap();
-    assert_eq!(
-        bytes[11..],
-        [0x10, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, b'a', b'b', b'c']
-    );
+    let bytes = Request::Write { fid: 7, offset: 0x10, data: b"abc" }.encode(TAG).unwrap();
+    assert_eq!(bytes[11..], [0x10, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, b'a', b'b', b'c']);
 }
 
 #[test]
 fn strings_and_walks_that_do_not_fit_are_refused() {
     let long = vec![b'x'; 0x1_0000];
-    let request = Request::Unlink {
-        directory: 0,
-        name: &long,
-        flags: 0,
-    };
+    let request = Request::Unlink { directory: 0, name: &long, flags: 0 };
     assert_eq!(request.encode(TAG), Err(WireError::TooLong));
     let names = [b"a".as_slice(); WALK_MAX + 1];
-    let request = Request::Walk {
-        fid: 0,
-        new_fid: 1,
-        names: &names,
-    };
+    let request = Request::Walk { fid: 0, new_fid: 1, names: &names };
     assert_eq!(request.encode(TAG), Err(WireError::TooLong));
 }
 
@@ -100,26 +75,11 @@ fn attributes_are_read_field_by_field() {
     for value in 10u64..25 {
         body.extend_from_slice(&value.to_le_bytes());
     }
-    let request = Request::GetAttr {
-        fid: 1,
-        mask: GETATTR_BASIC,
-    };
+    let request = Request::GetAttr { fid: 1, mask: GETATTR_BASIC };
     let bytes = reply(25, TAG, &body);
-    let Ok(Reply::Attributes(a)) = request.decode(TAG, &bytes) else {
-        panic!("not attributes")
-    };
-    assert_eq!(
-        a.qid,
-        Qid {
-            kind: Qid::DIRECTORY,
-            version: 5,
-            path: 77
-        }
-    );
-    assert_eq!(
-        (a.mode, a.uid, a.gid, a.links, a.rdev, a.size),
-        (0o40755, 1000, 1001, 10, 11, 12)
-    );
+    let Ok(Reply::Attributes(a)) = request.decode(TAG, &bytes) else { panic!("not attributes") };
+    assert_eq!(a.qid, Qid { kind: Qid::DIRECTORY, version: 5, path: 77 });
+    assert_eq!((a.mode, a.uid, a.gid, a.links, a.rdev, a.size), (0o40755, 1000, 1001, 10, 11, 12));
     assert_eq!((a.block_size, a.blocks), (13, 14));
     assert_eq!((a.atime, a.mtime, a.ctime), ((15, 16), (17, 18), (19, 20)));
 }
@@ -127,11 +87,8 @@ fn attributes_are_read_field_by_field() {
 #[test]
 fn errors_of_the_server_come_through_and_nonsense_numbers_do_not() {
     let request = Request::Clunk { fid: 1 };
-    let error = |number: u32| {
-        request
-            .decode(TAG, &reply(7, TAG, &number.to_le_bytes()))
-            .map(|_| ())
-    };
+    let error =
+        |number: u32| request.decode(TAG, &reply(7, TAG, &number.to_le_bytes())).map(|_| ());
     assert_eq!(error(2), Err(WireError::Errno(2)));
     assert_eq!(error(0), Err(WireError::Malformed));
     assert_eq!(error(4096), Err(WireError::Malformed));
@@ -139,11 +96,7 @@ fn errors_of_the_server_come_through_and_nonsense_numbers_do_not() {
 
 #[test]
 fn a_reply_of_another_type_tag_or_length_is_malformed() {
-    let request = Request::Read {
-        fid: 1,
-        offset: 0,
-        count: 4,
-    };
+    let request = Request::Read { fid: 1, offset: 0, count: 4 };
     let good = reply(117, TAG, &[3, 0, 0, 0, b'a', b'b', b'c']);
     assert_eq!(request.decode(TAG, &good), Ok(Reply::Data(b"abc")));
     assert_eq!(request.decode(TAG + 1, &good), Err(WireError::Malformed));
@@ -157,21 +110,13 @@ fn a_reply_of_another_type_tag_or_length_is_malformed() {
         assert_eq!(request.decode(TAG, &wrong), Err(WireError::Malformed));
     }
     for len in 0..good.len() {
-        assert_eq!(
-            request.decode(TAG, &good[..len]),
-            Err(WireError::Malformed),
-            "{len} bytes"
-        );
+        assert_eq!(request.decode(TAG, &good[..len]), Err(WireError::Malformed), "{len} bytes");
     }
 }
 
 #[test]
 fn bytes_after_the_message_are_ignored() {
-    let request = Request::Read {
-        fid: 1,
-        offset: 0,
-        count: 4,
-    };
+    let request = Request::Read { fid: 1, offset: 0, count: 4 };
     let mut bytes = reply(117, TAG, &[1, 0, 0, 0, b'a']);
     bytes.extend_from_slice(&[0xee; 100]);
     assert_eq!(request.decode(TAG, &bytes), Ok(Reply::Data(b"a")));
@@ -179,11 +124,7 @@ fn bytes_after_the_message_are_ignored() {
 
 #[test]
 fn a_walk_may_be_partial_but_not_longer_than_asked() {
-    let request = Request::Walk {
-        fid: 1,
-        new_fid: 2,
-        names: &[b"a", b"b"],
-    };
+    let request = Request::Walk { fid: 1, new_fid: 2, names: &[b"a", b"b"] };
     let walked = |count: u16| {
         let mut body = count.to_le_bytes().to_vec();
         (0..count).for_each(|i| body.extend(qid_bytes(0, 0, u64::from(i))));
@@ -192,22 +133,14 @@ fn a_walk_may_be_partial_but_not_longer_than_asked() {
     let partial = walked(1);
     assert_eq!(
         request.decode(TAG, &partial),
-        Ok(Reply::Walk(vec![Qid {
-            kind: 0,
-            version: 0,
-            path: 0
-        }]))
+        Ok(Reply::Walk(vec![Qid { kind: 0, version: 0, path: 0 }]))
     );
     assert_eq!(request.decode(TAG, &walked(3)), Err(WireError::Malformed));
 }
 
 #[test]
 fn a_write_may_be_short_but_not_longer_than_asked() {
-    let request = Request::Write {
-        fid: 1,
-        offset: 0,
-        data: b"abc",
-    };
+    let request = Request::Write { fid: 1, offset: 0, data: b"abc" };
     let short = reply(119, TAG, &[2, 0, 0, 0]);
     assert_eq!(request.decode(TAG, &short), Ok(Reply::Written(2)));
     let long = reply(119, TAG, &[4, 0, 0, 0]);
@@ -223,16 +156,7 @@ fn directory_entries_end_at_the_first_that_is_cut() {
     let whole = data.len();
     data.extend_from_slice(&qid_bytes(0, 1, 3));
     let found: Vec<_> = entries(&data).collect();
-    let ok = Entry {
-        qid: Qid {
-            kind: 0,
-            version: 1,
-            path: 2,
-        },
-        next: 9,
-        kind: 8,
-        name: b"ok",
-    };
+    let ok = Entry { qid: Qid { kind: 0, version: 1, path: 2 }, next: 9, kind: 8, name: b"ok" };
     assert_eq!(found, [Ok(ok), Err(WireError::Malformed)]);
     assert_eq!(entries(&data[..whole]).count(), 1);
 }
@@ -241,43 +165,15 @@ fn directory_entries_end_at_the_first_that_is_cut() {
 fn requests() -> Vec<Request<'static>> {
     vec![
         Request::Version { max_message: 8192 },
-        Request::Attach {
-            fid: 0,
-            user: b"u",
-            tree: b"/",
-            uid: 0,
-        },
-        Request::Walk {
-            fid: 0,
-            new_fid: 1,
-            names: &[b"a", b"b", b"c"],
-        },
-        Request::GetAttr {
-            fid: 0,
-            mask: GETATTR_BASIC,
-        },
+        Request::Attach { fid: 0, user: b"u", tree: b"/", uid: 0 },
+        Request::Walk { fid: 0, new_fid: 1, names: &[b"a", b"b", b"c"] },
+        Request::GetAttr { fid: 0, mask: GETATTR_BASIC },
         Request::StatFs { fid: 0 },
-        Request::Read {
-            fid: 0,
-            offset: 0,
-            count: 64,
-        },
-        Request::ReadDir {
-            fid: 0,
-            offset: 0,
-            count: 64,
-        },
-        Request::Write {
-            fid: 0,
-            offset: 0,
-            data: b"abc",
-        },
+        Request::Read { fid: 0, offset: 0, count: 64 },
+        Request::ReadDir { fid: 0, offset: 0, count: 64 },
+        Request::Write { fid: 0, offset: 0, data: b"abc" },
         Request::ReadLink { fid: 0 },
-        Request::XattrWalk {
-            fid: 0,
-            new_fid: 1,
-            name: b"n",
-        },
+        Request::XattrWalk { fid: 0, new_fid: 1, name: b"n" },
         Request::Clunk { fid: 0 },
     ]
 }

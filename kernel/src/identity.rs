@@ -71,8 +71,14 @@ struct UtsName {
 pub fn uname(args: &Args) -> Result<u64> {
     let mut name = UtsName { fields: [[0; NAME_MAX + 1]; 6] };
     let (host, domain) = (hostname(), domainname());
-    let values =
-        [SYSNAME.as_bytes(), &host, RELEASE.as_bytes(), VERSION.as_bytes(), MACHINE.as_bytes(), &domain];
+    let values = [
+        SYSNAME.as_bytes(),
+        &host,
+        RELEASE.as_bytes(),
+        VERSION.as_bytes(),
+        MACHINE.as_bytes(),
+        &domain,
+    ];
     for (field, value) in name.fields.iter_mut().zip(values) {
         let len = value.len().min(NAME_MAX);
         field[..len].copy_from_slice(&value[..len]);

@@ -102,7 +102,8 @@ impl<'a> UserVector<'a> {
         None
     }
 
-    /// Copies up to `len` bytes with `copy` (address, position, length); an error only if nothing went.
+    /// Copies up to `len` bytes with `copy` (address, position, length); an error only if nothing
+    /// went.
     fn pass(
         &mut self,
         len: usize,
@@ -166,9 +167,11 @@ impl<'a> Sink<'a> {
 
     /// Copies as many of `bytes` as fit; returns how many. EFAULT only if not one byte went.
     pub fn put(&mut self, bytes: &[u8]) -> Result<usize> {
-        self.put_with(bytes.len(), |at, from, len| {
-            uaccess::write_bytes(at, &bytes[from..from + len]).map_err(efault)
-        }, |to, from, len| to.copy_from_slice(&bytes[from..from + len]))
+        self.put_with(
+            bytes.len(),
+            |at, from, len| uaccess::write_bytes(at, &bytes[from..from + len]).map_err(efault),
+            |to, from, len| to.copy_from_slice(&bytes[from..from + len]),
+        )
     }
 
     /// Puts one word, or what fits of it. EFAULT.
@@ -185,15 +188,20 @@ impl<'a> Sink<'a> {
     /// Copies up to `len` bytes of a frame.
     #[inline]
     pub fn put_frame(&mut self, frame: &Frame, offset: usize, len: usize) -> Result<usize> {
-        self.put_with(len, |at, from, len| {
-            uaccess::copy_from_frame(at, frame, offset + from, len).map_err(efault)
-        }, |to, from, _| frame.read(offset + from, to))
+        self.put_with(
+            len,
+            |at, from, len| uaccess::copy_from_frame(at, frame, offset + from, len).map_err(efault),
+            |to, from, _| frame.read(offset + from, to),
+        )
     }
 
     /// Writes up to `len` zero bytes.
     pub fn put_zeros(&mut self, len: usize) -> Result<usize> {
-        self.put_with(len, |at, _, len| uaccess::write_zeros(at, len).map_err(efault),
-            |to, _, _| to.fill(0))
+        self.put_with(
+            len,
+            |at, _, len| uaccess::write_zeros(at, len).map_err(efault),
+            |to, _, _| to.fill(0),
+        )
     }
 
     #[inline(always)]
@@ -267,9 +275,13 @@ impl<'a> Source<'a> {
     pub fn take(&mut self, into: &mut [u8]) -> Result<usize> {
         let len = into.len();
         let into = core::cell::RefCell::new(into);
-        self.take_with(len, |at, to, len| {
-            uaccess::read_bytes(at, &mut into.borrow_mut()[to..to + len]).map_err(efault)
-        }, |bytes, to| into.borrow_mut()[to..to + bytes.len()].copy_from_slice(bytes))
+        self.take_with(
+            len,
+            |at, to, len| {
+                uaccess::read_bytes(at, &mut into.borrow_mut()[to..to + len]).map_err(efault)
+            },
+            |bytes, to| into.borrow_mut()[to..to + bytes.len()].copy_from_slice(bytes),
+        )
     }
 
     /// Takes one word; EINVAL if there is less, EFAULT.
@@ -300,9 +312,11 @@ impl<'a> Source<'a> {
     /// Copies up to `len` bytes into a frame.
     #[inline]
     pub fn take_frame(&mut self, frame: &Frame, offset: usize, len: usize) -> Result<usize> {
-        self.take_with(len, |at, to, len| {
-            uaccess::copy_to_frame(frame, offset + to, at, len).map_err(efault)
-        }, |bytes, to| frame.write(offset + to, bytes))
+        self.take_with(
+            len,
+            |at, to, len| uaccess::copy_to_frame(frame, offset + to, at, len).map_err(efault),
+            |bytes, to| frame.write(offset + to, bytes),
+        )
     }
 
     /// Passes over up to `len` bytes.

@@ -61,4 +61,3 @@ fn become_idle_thread() {
     let task = Task::adopt_boot_thread().expect("memory for an idle thread");
     sched::adopt_idle_thread(process::kernel_thread("idle", task));
 }
-

@@ -28,8 +28,9 @@ pub mod events {
     pub const WRITABLE: u32 = OUT | WRNORM;
 }
 
-/// Collects the queues that one poll, select or epoll item waits on. A file's `poll` first registers
-/// every queue that can change its answer, then computes the answer; so no change is missed.
+/// Collects the queues that one poll, select or epoll item waits on. A file's `poll` first
+/// registers every queue that can change its answer, then computes the answer; so no change is
+/// missed.
 pub struct PollTable {
     waker: Option<Arc<dyn Wake>>,
     queues: Vec<Arc<WaitQueue>>,

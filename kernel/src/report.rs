@@ -1,6 +1,6 @@
-//! What the kernel tells the command line at the end: the program's fate, and what it counted on the
-//! way, if asked to. Where it is off, counting costs a nop (system calls), or a load and a predicted
-//! branch.
+//! What the kernel tells the command line at the end: the program's fate, and what it counted on
+//! the way, if asked to. Where it is off, counting costs a nop (system calls), or a load and a
+//! predicted branch.
 
 use alloc::collections::BTreeSet;
 use alloc::format;
@@ -10,8 +10,8 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use abi::syscalls;
-use formats::boot_config::Want;
 use context_tracking::state::Context;
+use formats::boot_config::Want;
 use formats::control::{Phase, SyscallCount, ToHost, TraceEvent};
 use machine::ipi::Action;
 use machine::static_branch::{self, StaticKey, id, static_branch_unlikely};
@@ -150,7 +150,10 @@ fn send_trace() {
             }
         }
         let _ = console.control().write(&mut Source::kernel(&lines), false);
-        send(&ToHost::Counter { name: format!("trace-lost-cpu{cpu}"), value: trace::lost(cpu) as u64 });
+        send(&ToHost::Counter {
+            name: format!("trace-lost-cpu{cpu}"),
+            value: trace::lost(cpu) as u64,
+        });
     }
 }
 

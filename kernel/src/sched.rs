@@ -11,14 +11,14 @@
 //! | `Running(cpu)` | `Queued(cpu)` | itself, preempted, in [`schedule`] |
 //! | `Running(cpu)` | `Dead` | itself, in [`exit_current`] |
 //!
-//! A thread may be woken, and even taken by another CPU, between its decision to sleep and the moment
-//! its registers are saved; the machine's switch makes the other CPU wait for that moment.
+//! A thread may be woken, and even taken by another CPU, between its decision to sleep and the
+//! moment its registers are saved; the machine's switch makes the other CPU wait for that moment.
 //!
-//! Isolated CPUs (`isolcpus=`) take no part in any of that: a thread runs there if its affinity names
-//! no other CPU. One that is alone on a CPU of `nohz_full=` is not interrupted by a tick.
+//! Isolated CPUs (`isolcpus=`) take no part in any of that: a thread runs there if its affinity
+//! names no other CPU. One that is alone on a CPU of `nohz_full=` is not interrupted by a tick.
 //!
-//! Threads are preempted when they return to user mode, or at [`yield_if_needed`], never elsewhere in
-//! the kernel. Lock order: thread's `sched`, then a queue.
+//! Threads are preempted when they return to user mode, or at [`yield_if_needed`], never elsewhere
+//! in the kernel. Lock order: thread's `sched`, then a queue.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -257,8 +257,8 @@ pub fn unpark(thread: &Arc<Thread>) {
     unpark_if(thread, |_| true);
 }
 
-/// Makes a thread notice exit work that was just set: ends its sleep if it is one that such work ends,
-/// or interrupts the CPU it runs on. Callable from interrupts and with spin locks held.
+/// Makes a thread notice exit work that was just set: ends its sleep if it is one that such work
+/// ends, or interrupts the CPU it runs on. Callable from interrupts and with spin locks held.
 pub fn notify(thread: &Arc<Thread>) {
     let state = thread.sched.lock().state;
     match state {
@@ -581,8 +581,8 @@ pub fn is_idle(cpu: usize) -> bool {
     CPUS.of(cpu).idle.load(Ordering::Relaxed)
 }
 
-/// Time of a CPU in user mode since boot, nanoseconds, to the accuracy of a tick. A CPU without tick
-/// is there for the sake of its program: all its time that is not idle counts.
+/// Time of a CPU in user mode since boot, nanoseconds, to the accuracy of a tick. A CPU without
+/// tick is there for the sake of its program: all its time that is not idle counts.
 pub fn user_ns(cpu: usize) -> u64 {
     if is_tickless(cpu) {
         return time::now_ns().saturating_sub(idle_ns(cpu));

@@ -1,6 +1,7 @@
 //! How long threads wait for a CPU (/proc/PID/schedstat, second number), while
 //! /proc/sys/kernel/sched_schedstats is 1. Off, which it is at boot, it costs a nop at each of its
-//! two places in the scheduler: a static key, which writing the file flips in text that all CPUs run.
+//! two places in the scheduler: a static key, which writing the file flips in text that all CPUs
+//! run.
 
 use abi::{Errno, Result};
 use machine::static_branch::{self, StaticKey, id, static_branch_unlikely};

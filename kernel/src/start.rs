@@ -10,17 +10,17 @@ use alloc::sync::Arc;
 
 use abi::{Errno, Result, general as raw};
 use formats::boot_config::{BootConfig, RootKind, RwMount, Stdio};
-use formats::ports;
 use formats::control::ToHost;
+use formats::ports;
 use machine::sync::{Once, SpinLock};
 
-use crate::fs::path::{Context, Location, resolve, walk};
-use crate::fs::tmpfs::{Limits, TmpFs};
-use crate::fs::overlay::OverlayFs;
-use crate::fs::{FdTable, File, FileSystem, FileType, SetAttributes, initramfs, mount, tree};
 use crate::drivers::host_channel::{Listener, listen};
 use crate::drivers::stdio::{self, Stream};
 use crate::fs::open::{How, open_executable};
+use crate::fs::overlay::OverlayFs;
+use crate::fs::path::{Context, Location, resolve, walk};
+use crate::fs::tmpfs::{Limits, TmpFs};
+use crate::fs::{FdTable, File, FileSystem, FileType, SetAttributes, initramfs, mount, tree};
 use crate::process::exec::{self, Request};
 use crate::process::init::{First, PROGRAM_PID};
 use crate::process::signal::{SigInfo, send_to_group};
@@ -52,7 +52,8 @@ impl<T> Step<T> for Result<T> {
     }
 }
 
-/// Prepares the first program, as the body of process 1's thread. A boot failure does not come back.
+/// Prepares the first program, as the body of process 1's thread. A boot failure does not come
+/// back.
 pub fn prepare() -> Result<First> {
     #[cfg(feature = "ktest")]
     if crate::ktest::is_wanted() {
@@ -95,12 +96,8 @@ fn try_prepare() -> core::result::Result<First, Failure> {
     first_program(config, &root)
 }
 
-fn first_program(
-    config: &BootConfig,
-    root: &Location,
-) -> core::result::Result<First, Failure> {
-    let credentials =
-        Credentials::for_user(config.uid, config.gid, config.groups.clone());
+fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<First, Failure> {
+    let credentials = Credentials::for_user(config.uid, config.gid, config.groups.clone());
     let fs = Arc::new(FsContext {
         cwd: SpinLock::new(root.clone()),
         root: SpinLock::new(root.clone()),
@@ -195,10 +192,8 @@ fn read_config() -> core::result::Result<BootConfig, Failure> {
     let mut found = None;
     // To the end, so that an archive that is cut anywhere is refused before any of it is used.
     for entry in formats::cpio::Reader::new(archive) {
-        let entry = entry.map_err(|error| Failure {
-            step: format!("{error}"),
-            error: Errno::EINVAL,
-        })?;
+        let entry =
+            entry.map_err(|error| Failure { step: format!("{error}"), error: Errno::EINVAL })?;
         if entry.path == wanted && found.is_none() {
             found = Some(entry.data);
         }
@@ -240,8 +235,7 @@ const MAX_MESSAGE: u32 = 256 * 1024 + 4096;
 /// Connects to the 9P device with this mount tag.
 fn attach(tag: &[u8], writable: bool) -> core::result::Result<Arc<dyn FileSystem>, Failure> {
     let name = || format!("9P share {}", String::from_utf8_lossy(tag));
-    let transport =
-        crate::drivers::ninep_transport::find(tag).ok_or(Errno::ENODEV).step(name())?;
+    let transport = crate::drivers::ninep_transport::find(tag).ok_or(Errno::ENODEV).step(name())?;
     let fs = fs::ninep::NinepFs::mount(transport, MAX_MESSAGE, writable).step(name())?;
     Ok(fs)
 }

@@ -1,8 +1,8 @@
 //! Waiting: the queue that threads (and epoll) wait on, and the lock that sleeps.
 //!
-//! A wait is a [`Token`]: made before the condition is looked at, put on a queue, and then slept on.
-//! Whoever makes the condition true wakes the queue, which marks the token first; so a wake-up that
-//! comes between the look and the sleep is never lost, and the look may itself sleep.
+//! A wait is a [`Token`]: made before the condition is looked at, put on a queue, and then slept
+//! on. Whoever makes the condition true wakes the queue, which marks the token first; so a wake-up
+//! that comes between the look and the sleep is never lost, and the look may itself sleep.
 //!
 //! Lock order: a queue's own spin lock comes after every other lock but those of the scheduler and
 //! the heap. Wakers are called with it held; they only mark and enqueue.
@@ -63,7 +63,8 @@ impl Token {
 
 impl Wake for Token {
     fn wake(&self, _events: u32) -> bool {
-        // Whoever marked it before also wakes the thread; a thread that clears the mark looks again.
+        // Whoever marked it before also wakes the thread; a thread that clears the mark looks
+        // again.
         if self.marked.swap(true, Ordering::SeqCst) {
             return false;
         }
@@ -163,8 +164,8 @@ impl WaitQueue {
         }
     }
 
-    /// As [`WaitQueue::wake_one`], for a caller who has made the condition true before a [`Mutex`] that
-    /// it has freed since: the unlocking was the barrier.
+    /// As [`WaitQueue::wake_one`], for a caller who has made the condition true before a [`Mutex`]
+    /// that it has freed since: the unlocking was the barrier.
     #[inline(always)]
     pub fn wake_one_after_unlock(&self, events: u32) {
         if self.occupied.load(Ordering::SeqCst) {

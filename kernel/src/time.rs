@@ -41,7 +41,8 @@ impl Deadline {
     }
 }
 
-/// Wall-clock time in nanoseconds since 1970: the clock at boot, plus what clock_settime(2) changed.
+/// Wall-clock time in nanoseconds since 1970: the clock at boot, plus what clock_settime(2)
+/// changed.
 pub fn realtime_ns() -> u64 {
     now_ns().wrapping_add(realtime_offset_ns())
 }
@@ -86,8 +87,8 @@ impl Timer {
     }
 }
 
-/// Calls `waker.wake(0)` from interrupt context once the deadline has passed. Timers of CPUs without
-/// tick go to the first CPU.
+/// Calls `waker.wake(0)` from interrupt context once the deadline has passed. Timers of CPUs
+/// without tick go to the first CPU.
 pub fn wake_at(deadline: Deadline, waker: Arc<dyn Wake>) -> Timer {
     let _irq = IrqGuard::new();
     let here = cpu_id();
@@ -95,7 +96,8 @@ pub fn wake_at(deadline: Deadline, waker: Arc<dyn Wake>) -> Timer {
     let key = (deadline.0, SEQUENCE.fetch_add(1, Ordering::Relaxed));
     TIMERS.of(cpu).lock().insert(key, waker);
     if cpu != here {
-        // It looks at its timers when it looks at its run queue. Always: it may be arming right now.
+        // It looks at its timers when it looks at its run queue. Always: it may be arming right
+        // now.
         machine::ipi::send_reschedule(cpu, Cause::Timer);
     } else if deadline.0 < ARMED_NS.of(cpu).load(Ordering::Relaxed) {
         arm(deadline.0, now_ns());

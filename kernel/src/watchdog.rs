@@ -1,15 +1,17 @@
 //! The watchdog: nothing ever hangs silently. Every tick of every CPU checks two things:
 //!
-//! - that every other CPU has ticked within [`LIMIT_NS`]: one that has not runs with interrupts masked
-//!   for ever, or spins for a lock that nobody will free;
-//! - that this CPU's thread has come to a point where it may be preempted within [`LIMIT_NS`] of being
-//!   asked: one that has not loops in the kernel.
+//! - that every other CPU has ticked within [`LIMIT_NS`]: one that has not runs with interrupts
+//!   masked for ever, or spins for a lock that nobody will free;
+//! - that this CPU's thread has come to a point where it may be preempted within [`LIMIT_NS`] of
+//!   being asked: one that has not loops in the kernel.
 //!
-//! Either prints where every CPU is, and panics. Idle CPUs tick too, once a second (`time::arm_idle`).
+//! Either prints where every CPU is, and panics. Idle CPUs tick too, once a second
+//! (`time::arm_idle`).
 //!
-//! CPUs of `nohz_full=` do not tick. While one is in user mode or idle there is nothing to watch; the
-//! others see that in its state word, and interrupt nobody. One that is seen in the kernel at every
-//! look for half the limit is interrupted once, and must then answer and reschedule as if it ticked.
+//! CPUs of `nohz_full=` do not tick. While one is in user mode or idle there is nothing to watch;
+//! the others see that in its state word, and interrupt nobody. One that is seen in the kernel at
+//! every look for half the limit is interrupted once, and must then answer and reschedule as if it
+//! ticked.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,7 +27,8 @@ pub const LIMIT_NS: u64 = 10 * crate::time::NS_PER_SEC;
 struct Progress {
     /// Last tick; 0 before the first.
     ticked_ns: AtomicU64,
-    /// Since when the CPU has had no pass of the scheduler although asked for one; 0: it is not asked.
+    /// Since when the CPU has had no pass of the scheduler although asked for one; 0: it is not
+    /// asked.
     asked_ns: AtomicU64,
 }
 
@@ -33,8 +36,9 @@ static PROGRESS: PerCpu<Progress> = PerCpu::from_array(
     [const { Progress { ticked_ns: AtomicU64::new(0), asked_ns: AtomicU64::new(0) } }; MAX_CPUS],
 );
 
-/// Called by every pass of the scheduler: the running thread has come to where others may run. Counts
-/// as a tick too: a CPU that is woken often and has little to do puts its timer off each time.
+/// Called by every pass of the scheduler: the running thread has come to where others may run.
+/// Counts as a tick too: a CPU that is woken often and has little to do puts its timer off each
+/// time.
 #[inline]
 pub fn passed(now_ns: u64) {
     let mine = PROGRESS.get();
@@ -63,10 +67,7 @@ fn is_stuck_without_tick(cpu: usize, now_ns: u64) -> bool {
     let silent = ticked_ns != 0 && now_ns.saturating_sub(ticked_ns) > LIMIT_NS / 2;
     // One of those who look asks.
     let asks = silent
-        && its
-            .asked_ns
-            .compare_exchange(0, now_ns, Ordering::Relaxed, Ordering::Relaxed)
-            .is_ok();
+        && its.asked_ns.compare_exchange(0, now_ns, Ordering::Relaxed, Ordering::Relaxed).is_ok();
     if asks {
         machine::ipi::send_reschedule(cpu, Cause::Watchdog);
     }

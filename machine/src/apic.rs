@@ -100,7 +100,9 @@ fn send(apic_id: u32, command: u32) {
             core::arch::x86_64::_mm_mfence();
         }
         // SAFETY: as above.
-        unsafe { wrmsr(X2APIC_BASE + (ICR_LOW >> 4), u64::from(apic_id) << 32 | u64::from(command)) };
+        unsafe {
+            wrmsr(X2APIC_BASE + (ICR_LOW >> 4), u64::from(apic_id) << 32 | u64::from(command))
+        };
         return;
     }
     let _irq = crate::sync::IrqGuard::new();

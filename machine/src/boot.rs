@@ -8,9 +8,7 @@ use crate::cpu::{self, MAX_CPUS};
 use crate::frame::{self, PAGE_SIZE, PHYS_OFFSET};
 use crate::paging::{self, KERNEL_BASE, Segment};
 use crate::sync::Once;
-use crate::{
-    apic, cfi, context, descriptors, entropy, log, percpu, selftest, smp, time, uaccess,
-};
+use crate::{apic, cfi, context, descriptors, entropy, log, percpu, selftest, smp, time, uaccess};
 
 global_asm!(include_str!("boot.S"), options(att_syntax, raw));
 
@@ -259,8 +257,8 @@ fn init_memory(start: &StartInfo) -> BootInfo {
         map.reserve(module.address, module.address + module.size);
     }
     let command_line = command_line(start.command_line);
-    // Tables for the direct map in 2 MiB pages, the image in 4 KiB pages, and the loader's leftovers
-    // are below 4 GiB, which is all the boot tables reach.
+    // Tables for the direct map in 2 MiB pages, the image in 4 KiB pages, and the loader's
+    // leftovers are below 4 GiB, which is all the boot tables reach.
     let mut new_table = || {
         let phys = map.take(PAGE_SIZE as u64, 4 << 30)?;
         // SAFETY: `take` gave this page to nobody else; the boot tables map it.

@@ -98,12 +98,11 @@ fn random_seed() -> Seed {
 /// Verifies and rewrites the image's text, then closes the door. On the first CPU, before the
 /// others start, with interrupts masked.
 pub(crate) fn boot_pass(command_line: &str) {
-    let options = options::parse(parameter(command_line, "cfi").unwrap_or(""), |word, why| {
-        match why {
+    let options =
+        options::parse(parameter(command_line, "cfi").unwrap_or(""), |word, why| match why {
             Ignored::Unknown => crate::log!("CFI: ignoring unknown option {word}"),
             Ignored::NotBuilt => crate::log!("CFI: {word} is not built"),
-        }
-    });
+        });
     WARN.store(options.warn, Ordering::Relaxed);
     match SiteTables::parse(crate::sites::tables()) {
         Ok(tables) => rewrite(*TABLES.call_once(|| tables), &options, via(command_line)),
@@ -133,7 +132,9 @@ fn rewrite(tables: SiteTables<'static>, options: &CfiOptions, via: Via) {
     if options.debug {
         crate::log!(
             "CFI: verified {} checks and {} functions, {} stores, {cycles} cycles, via {via:?}",
-            done.checks, done.functions, done.stores
+            done.checks,
+            done.functions,
+            done.stores
         );
     }
 }

@@ -2,12 +2,14 @@
 //! told: the machine's side of `context_tracking`.
 //!
 //! Every CPU's word says where it is; `entry.S` writes it. On isolated CPUs (`nohz_full=`) it is a
-//! protocol with the senders: the entry sets `IN_KERNEL` by a locked instruction and looks at what is
-//! pending. On the others senders never leave a note, so a plain store does; it serves the accounts.
+//! protocol with the senders: the entry sets `IN_KERNEL` by a locked instruction and looks at what
+//! is pending. On the others senders never leave a note, so a plain store does; it serves the
+//! accounts.
 //!
-//! What is hard: everything an entry executes before it has caught up may meet text that was changed
-//! and translations that are gone. So [`context_catch_up`] and the two functions of paranoid entries
-//! are in `.entry.text`, and call nothing outside it; objtool proves that of the built image.
+//! What is hard: everything an entry executes before it has caught up may meet text that was
+//! changed and translations that are gone. So [`context_catch_up`] and the two functions of
+//! paranoid entries are in `.entry.text`, and call nothing outside it; objtool proves that of the
+//! built image.
 //!
 //! Neighbours: `ipi` sends, `tlb` asks.
 
@@ -278,9 +280,9 @@ impl Machine for Here {
     #[inline(always)]
     fn serialize(&self) {
         self.0.context.serialized.fetch_add(1, Ordering::Relaxed);
-        // MOV to a control register serialises (SDM 3A, 9.3). Not IRET, which would let the next NMI
-        // in while this may be one; not CPUID, which a hypervisor intercepts.
-        // SAFETY: CR2 keeps its value.
+        // MOV to a control register serialises (SDM 3A, 9.3). Not IRET, which would let the next
+        // NMI in while this may be one; not CPUID, which a hypervisor intercepts. SAFETY: CR2 keeps
+        // its value.
         unsafe {
             asm!("mov {at}, cr2", "mov cr2, {at}", at = out(reg) _,
                  options(nostack, preserves_flags));

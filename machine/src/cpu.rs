@@ -129,7 +129,8 @@ pub(crate) fn read_cr2() -> u64 {
     value
 }
 
-/// Reads DR6, which says why a debug exception came, and clears it: the CPU only ever sets its bits.
+/// Reads DR6, which says why a debug exception came, and clears it: the CPU only ever sets its
+/// bits.
 pub(crate) fn take_dr6() -> u64 {
     let value;
     // SAFETY: reading DR6 has no effect; its cleared form (SDM 3B, 17.2.3) says "no cause".
@@ -449,11 +450,17 @@ pub(crate) fn init() {
 /// Whether this CPU is QEMU's emulation (TCG), which says so.
 pub(crate) fn is_emulated() -> bool {
     let name = cpuid(0x4000_0000, 0);
-    features().hypervisor && name[1..] == [u32::from_le_bytes(*b"TCGT"),
-        u32::from_le_bytes(*b"CGTC"), u32::from_le_bytes(*b"GTCG")]
+    features().hypervisor
+        && name[1..]
+            == [
+                u32::from_le_bytes(*b"TCGT"),
+                u32::from_le_bytes(*b"CGTC"),
+                u32::from_le_bytes(*b"GTCG"),
+            ]
 }
 
-/// Executes a serialising instruction (SDM 3A, 9.3): what this CPU fetches next is what is in memory.
+/// Executes a serialising instruction (SDM 3A, 9.3): what this CPU fetches next is what is in
+/// memory.
 pub(crate) fn serialize() {
     let _ = cpuid(0, 0);
 }

@@ -8,9 +8,9 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use entry::{flags, selector};
 
+use crate::context::{self, tracking};
 use crate::cpu::{self, MAX_CPUS, msr, wrmsr};
 use crate::frame::OutOfMemory;
-use crate::context::{self, tracking};
 use crate::paging;
 use crate::percpu::{self, CpuLocal};
 use crate::stack::{KERNEL_STACK_SIZE, KernelStack};
@@ -163,14 +163,14 @@ pub(crate) fn init() -> Result<(), OutOfMemory> {
     let base = (&raw const table.tss) as u64;
     let limit = size_of::<Tss>() as u64 - 1;
     let slot = usize::from(selector::TSS) / 8;
-    table.gdt[slot] =
-        limit | (base & 0xff_ffff) << 16 | 0x89 << 40 | (base >> 24 & 0xff) << 56;
+    table.gdt[slot] = limit | (base & 0xff_ffff) << 16 | 0x89 << 40 | (base >> 24 & 0xff) << 56;
     table.gdt[slot + 1] = base >> 32;
     let gdt = TablePointer {
         limit: size_of::<[u64; 10]>() as u16 - 1,
         base: (&raw const table.gdt) as u64,
     };
-    let idt = TablePointer { limit: size_of::<[[u64; 2]; 256]>() as u16 - 1, base: IDT.0.get() as u64 };
+    let idt =
+        TablePointer { limit: size_of::<[[u64; 2]; 256]>() as u16 - 1, base: IDT.0.get() as u64 };
     // SAFETY: the tables are statics; the selectors name kernel segments of the same kind as the
     // ones in use; GS keeps its base, since its selector is not reloaded.
     unsafe {

@@ -1,9 +1,10 @@
-//! Random bytes: a ChaCha20 generator, seeded by the CPU's generator, the host's (virtio-rng) and the
-//! jitter of the time-stamp counter.
+//! Random bytes: a ChaCha20 generator, seeded by the CPU's generator, the host's (virtio-rng) and
+//! the jitter of the time-stamp counter.
 //!
-//! The cipher's output replaces its own key and is handed out piece by piece; what was handed out is
-//! erased, so that what is in memory later says nothing of it ("fast key erasure"). Sources are folded in by adding them to the key and
-//! replacing it by the cipher's output under it; a bad source can therefore not undo a good one.
+//! The cipher's output replaces its own key and is handed out piece by piece; what was handed out
+//! is erased, so that what is in memory later says nothing of it ("fast key erasure"). Sources are
+//! folded in by adding them to the key and replacing it by the cipher's output under it; a bad
+//! source can therefore not undo a good one.
 //!
 //! Not chosen: an estimate of how much entropy there is. Whether a hardware source was there is a
 //! fact, and the log says so when none was.

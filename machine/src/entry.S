@@ -5,14 +5,16 @@
 //   vector_N          interrupts and exceptions, from a program or from the kernel
 //   paranoid_N        NMI, #DB, #DF, #MC: may come at any instruction of this very file, so neither
 //                     the stack nor GS can be trusted; they run on their own stacks (IST)
-// One way back to programs: return_to_user, by SYSRET where `entry::decide` allows it, else by IRET.
+// One way back to programs: return_to_user, by SYSRET where `entry::decide` allows it, else by
+// IRET.
 //
-// Every way in builds a PtRegs (mechanisms/entry) at the top of the thread's kernel stack, and calls
-// one Rust function. Offsets come from the Rust structures; there are no numbers here but vectors.
+// Every way in builds a PtRegs (mechanisms/entry) at the top of the thread's kernel stack, and
+// calls one Rust function. Offsets come from the Rust structures; there are no numbers here but
+// vectors.
 //
-// The instructions between SWAPGS and the first kernel stack (and the reverse on the way out) are the
-// windows in which a paranoid entry sees ring 0 with the program's GS or stack. It does not ask: it
-// takes GS from its own stack and puts back what was there.
+// The instructions between SWAPGS and the first kernel stack (and the reverse on the way out) are
+// the windows in which a paranoid entry sees ring 0 with the program's GS or stack. It does not
+// ask: it takes GS from its own stack and puts back what was there.
 
 .pushsection .entry.text, "ax", @progbits
 
@@ -110,8 +112,9 @@ context_entered_\name:
     pop %rdi
 .endm
 
-// From here on this CPU counts as in user mode, and is not interrupted for what may wait: the second
-// danger zone, until the program's first instruction. Interrupts are masked. Changes nothing else.
+// From here on this CPU counts as in user mode, and is not interrupted for what may wait: the
+// second danger zone, until the program's first instruction. Interrupts are masked. Changes nothing
+// else.
 .macro leave_kernel name
     movl $0, %gs:{CONTEXT}
 .globl context_left_\name
@@ -137,8 +140,9 @@ context_left_\name:
     pop %rdi
 .endm
 
-// Page-table isolation: a program runs on a top table of its own, one page above the kernel's, which
-// maps the program, this file's code, and the per-CPU entry data and stacks. Bit 12 of CR3 tells which.
+// Page-table isolation: a program runs on a top table of its own, one page above the kernel's,
+// which maps the program, this file's code, and the per-CPU entry data and stacks. Bit 12 of CR3
+// tells which.
 .macro load_kernel_cr3 scratch
     mov %cr3, \scratch
     and $~{USER_ROOT_BIT}, \scratch
@@ -146,11 +150,12 @@ context_left_\name:
 .endm
 
 // -----------------------------------------------------------------------------------------------
-// SYSCALL. From the CPU: RCX = return address, R11 = flags, RSP = the program's, GS = the program's,
-// IF, DF, TF, AC, NT clear (FMASK). CR3: the program's; without isolation it maps the kernel too.
+// SYSCALL. From the CPU: RCX = return address, R11 = flags, RSP = the program's, GS = the
+// program's, IF, DF, TF, AC, NT clear (FMASK). CR3: the program's; without isolation it maps the
+// kernel too.
 
-// From the thread's empty stack to the decision: builds the frame and calls the kernel. Then AL says
-// whether SYSRET may be used, and IF=0.
+// From the thread's empty stack to the decision: builds the frame and calls the kernel. Then AL
+// says whether SYSRET may be used, and IF=0.
 .macro serve_syscall name, tracking, serve
     push ${USER_DS}
     push %gs:{USER_RSP}
@@ -206,8 +211,8 @@ context_left_\name:
 .size syscall_entry_pti_\tracking, . - syscall_entry_pti_\tracking
 .endm
 
-// In a build with in-kernel tests: stops at what hardware would punish, and emulators do not. R11 and
-// RCX are loaded, RSP is the kernel's, GS the kernel's.
+// In a build with in-kernel tests: stops at what hardware would punish, and emulators do not. R11
+// and RCX are loaded, RSP is the kernel's, GS the kernel's.
 .macro check_sysret
     .if {CHECK_SYSRET}
     cmp %gs:{USER_LIMIT}, %rcx          // Intel: #GP in ring 0 on the program's stack
@@ -316,7 +321,8 @@ vector_\vector:
     .if \vector == 3
     jmp breakpoint
     .else
-    .if !((\vector == 8) || (\vector >= 10 && \vector <= 14) || (\vector == 17) || (\vector == 21) || (\vector == 29) || (\vector == 30))
+    .if !((\vector == 8) || (\vector >= 10 && \vector <= 14) || (\vector == 17) \
+        || (\vector == 21) || (\vector == 29) || (\vector == 30))
     push $0
     .endif
     push $\vector

@@ -1,8 +1,8 @@
 //! The Rust side of `entry.S`: each way into the kernel as one function, and the one decision about
 //! the way back.
 //!
-//! Reading order: [`syscall_from_user`], [`vector_from_user`], [`prepare_return`], then the kernel's
-//! own faults.
+//! Reading order: [`syscall_from_user`], [`vector_from_user`], [`prepare_return`], then the
+//! kernel's own faults.
 
 use core::arch::global_asm;
 use core::mem::{offset_of, size_of};
@@ -114,8 +114,9 @@ unsafe extern "Rust" {
     safe fn limen_reschedule();
 }
 
-/// The whole of a system call, for `entry.S`: the image binds it under the name that file calls, with
-/// the kernel's function inlined. Interrupts are masked before and after. True: return by SYSRET.
+/// The whole of a system call, for `entry.S`: the image binds it under the name that file calls,
+/// with the kernel's function inlined. Interrupts are masked before and after. True: return by
+/// SYSRET.
 #[inline(always)]
 pub fn system_call(regs: &mut PtRegs, serve: impl FnOnce(&mut PtRegs)) -> bool {
     #[cfg(feature = "ktest")]

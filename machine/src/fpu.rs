@@ -72,7 +72,8 @@ impl FpuState {
         let image = self.bytes_mut();
         image[..2].copy_from_slice(&FCW_DEFAULT.to_le_bytes());
         image[24..28].copy_from_slice(&MXCSR_DEFAULT.to_le_bytes());
-        // XSTATE_BV: x87 and SSE are given by the bytes above, the others are in their initial state.
+        // XSTATE_BV: x87 and SSE are given by the bytes above, the others are in their initial
+        // state.
         image[512..520].copy_from_slice(&3u64.to_le_bytes());
     }
 
@@ -213,8 +214,8 @@ macro_rules! access {
     }};
 }
 
-/// Stores the running program's registers in its memory, as an XSAVE image of [`state_bytes`] bytes.
-/// May sleep. `to` is a multiple of 64.
+/// Stores the running program's registers in its memory, as an XSAVE image of [`state_bytes`]
+/// bytes. May sleep. `to` is a multiple of 64.
 pub fn store_to_user(to: u64) -> Result<(), Fault> {
     check_image(to)?;
     let has_xsave = features().xsave;
@@ -226,8 +227,8 @@ pub fn store_to_user(to: u64) -> Result<(), Fault> {
 }
 
 /// Loads the running program's registers from an image in its memory; [`Fault`] also if it is none
-/// that the CPU takes, and then some registers may have been loaded. May sleep. `from` is a multiple
-/// of 64.
+/// that the CPU takes, and then some registers may have been loaded. May sleep. `from` is a
+/// multiple of 64.
 pub fn load_from_user(from: u64) -> Result<(), Fault> {
     check_image(from)?;
     if features().xsave { access!("xrstor64", from) } else { access!("fxrstor64", from) }

@@ -78,9 +78,9 @@ static SLAB_BYTES: AtomicUsize = AtomicUsize::new(0);
 fn class_of(layout: Layout) -> Option<usize> {
     let size = layout.size().max(layout.align());
     // The class of 96 bytes is aligned to 32 only.
-    CLASSES.iter().position(|&class| {
-        class >= size && (class.is_power_of_two() || layout.align() <= 32)
-    })
+    CLASSES
+        .iter()
+        .position(|&class| class >= size && (class.is_power_of_two() || layout.align() <= 32))
 }
 
 fn order_of(size: usize) -> Option<usize> {
@@ -120,9 +120,8 @@ unsafe impl GlobalAlloc for Heap {
         let Some(class) = class_of(layout) else {
             let size = layout.size().max(layout.align());
             let block = order_of(size).and_then(frame::alloc_block);
-            return block.map_or(core::ptr::null_mut(), |pfn| {
-                phys_to_virt(u64::from(pfn) << PAGE_SHIFT)
-            });
+            return block
+                .map_or(core::ptr::null_mut(), |pfn| phys_to_virt(u64::from(pfn) << PAGE_SHIFT));
         };
         let _irq = IrqGuard::new();
         let take = |lists: &mut Lists| {

@@ -44,8 +44,8 @@ impl Controller {
 
 static CONTROLLERS: Once<SpinLock<Vec<Controller>>> = Once::new();
 
-/// Silences the two 8259 interrupt controllers that the I/O APICs replace. Firmware leaves their timer
-/// line on, at a vector that belongs to an exception. (8259A data sheet: ICW1 to ICW4, OCW1.)
+/// Silences the two 8259 interrupt controllers that the I/O APICs replace. Firmware leaves their
+/// timer line on, at a vector that belongs to an exception. (8259A data sheet: ICW1 to ICW4, OCW1.)
 pub(crate) fn silence_8259() {
     const FIRST: (u16, u16) = (0x20, 0x21);
     const SECOND: (u16, u16) = (0xa0, 0xa1);

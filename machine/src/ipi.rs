@@ -1,10 +1,11 @@
 //! Interrupts from one CPU to another, and the accounts of them: who sent, why, to whom, where the
 //! target was, and whether it was interrupted or left to find out; and what each CPU received.
 //!
-//! Every interrupt between CPUs goes through here, so that the accounts are complete. Each CPU writes
-//! its own counters only.
+//! Every interrupt between CPUs goes through here, so that the accounts are complete. Each CPU
+//! writes its own counters only.
 //!
-//! Neighbours: `context` decides who is spared, `tlb` waits for the answers, `apic` does the sending.
+//! Neighbours: `context` decides who is spared, `tlb` waits for the answers, `apic` does the
+//! sending.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -46,15 +47,8 @@ pub enum Kind {
 }
 
 /// All kinds, in the order of their numbers.
-pub const KINDS: [Kind; 7] = [
-    Kind::Timer,
-    Kind::Reschedule,
-    Kind::Tlb,
-    Kind::Sync,
-    Kind::Nmi,
-    Kind::Spurious,
-    Kind::Device,
-];
+pub const KINDS: [Kind; 7] =
+    [Kind::Timer, Kind::Reschedule, Kind::Tlb, Kind::Sync, Kind::Nmi, Kind::Spurious, Kind::Device];
 
 impl Kind {
     /// Its name in `/proc/limen/ipi`.
@@ -83,9 +77,8 @@ struct Account {
 static ACCOUNTS: PerCpu<Account> = PerCpu::from_array(
     [const {
         Account {
-            sent: [const {
-                [const { [const { [const { AtomicU64::new(0) }; 2] }; 2] }; MAX_CPUS]
-            }; CAUSES.len()],
+            sent: [const { [const { [const { [const { AtomicU64::new(0) }; 2] }; 2] }; MAX_CPUS] };
+                CAUSES.len()],
             received: [const { [const { AtomicU64::new(0) }; 2] }; KINDS.len()],
         }
     }; MAX_CPUS],
@@ -158,9 +151,8 @@ pub fn rows() -> impl Iterator<Item = Row> {
     const STATES: [Context; 2] = [Context::Kernel, Context::User];
     const ACTIONS: [Action; 2] = [Action::Sent, Action::Deferred];
     let columns = STATES.into_iter().flat_map(|state| ACTIONS.map(|action| (state, action)));
-    let cpus = (0..crate::cpu::cpu_count()).flat_map(|sender| {
-        (0..crate::cpu::cpu_count()).map(move |target| (sender, target))
-    });
+    let cpus = (0..crate::cpu::cpu_count())
+        .flat_map(|sender| (0..crate::cpu::cpu_count()).map(move |target| (sender, target)));
     let all = CAUSES.into_iter().flat_map(move |cause| {
         let columns = columns.clone();
         cpus.clone().flat_map(move |(sender, target)| {

@@ -20,7 +20,8 @@ struct Slot {
 }
 
 static SLOTS: [Slot; COUNT] =
-    [const { Slot { handler: Once::new(), counts: [const { AtomicU64::new(0) }; MAX_CPUS] } }; COUNT];
+    [const { Slot { handler: Once::new(), counts: [const { AtomicU64::new(0) }; MAX_CPUS] } };
+        COUNT];
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 /// Gives out a vector whose interrupts call `handler`, on whichever CPU takes them, with interrupts

@@ -264,17 +264,18 @@ fn fill_with_traps(window: &mut crate::text_poke::Window<'_>, pages: Range<u64>)
     pages.step_by(8).for_each(|at| window.poke(at, &[INT3; 8]));
 }
 
-fn table(
-    piece: &Piece<'_>,
-    base: u64,
-    kernel: &SiteTables<'_>,
-) -> Result<Box<[u8]>, Refused> {
+fn table(piece: &Piece<'_>, base: u64, kernel: &SiteTables<'_>) -> Result<Box<[u8]>, Refused> {
     let shape = Shape { kind: Kind::Call, len: 6 };
-    let check = |&(at, hash): &(usize, u32)| {
-        CheckEntry { site: base + at as u64, hash, shape, thunk: true }
+    let check = |&(at, hash): &(usize, u32)| CheckEntry {
+        site: base + at as u64,
+        hash,
+        shape,
+        thunk: true,
     };
-    let function = |&(at, hash): &(usize, u32)| {
-        FunctionEntry { function: base + at as u64, hash, taken: true }
+    let function = |&(at, hash): &(usize, u32)| FunctionEntry {
+        function: base + at as u64,
+        hash,
+        taken: true,
     };
     let checks: Vec<_> = piece.checks.iter().map(check).collect();
     let functions: Vec<_> = piece.functions.iter().map(function).collect();
@@ -292,4 +293,3 @@ fn table(
     contents.write(&mut bytes).map_err(|_| Refused::Malformed)?;
     Ok(bytes)
 }
-

@@ -4,7 +4,8 @@
 //! *Machine acts.* There is no policy here; decisions come from `mechanisms/*` and from the kernel,
 //! which the machine calls through the functions that `machine/image` binds.
 //!
-//! Reading order: `boot` (how it starts), `entry` (how programs come in and go out), `task`, `paging`,
+//! Reading order: `boot` (how it starts), `entry` (how programs come in and go out), `task`,
+//! `paging`,
 //! `frame`, `sync`; the devices last.
 
 #![no_std]
@@ -29,19 +30,19 @@ pub mod irq;
 #[cfg(feature = "ktest")]
 pub mod ktest;
 mod late_text;
-mod mmio;
 pub mod log;
+mod mmio;
 pub mod paging;
 pub mod panic;
 mod pci;
 pub mod percpu;
 mod platform;
 pub mod power;
-mod selftest;
-mod smp;
-pub mod sites;
-pub mod stack;
 pub mod seccomp;
+mod selftest;
+pub mod sites;
+mod smp;
+pub mod stack;
 pub mod static_branch;
 mod static_call;
 pub mod sync;
@@ -52,7 +53,7 @@ pub mod time;
 mod tlb;
 pub mod trace;
 pub mod uaccess;
-pub mod virtio;
 pub mod vdso;
+pub mod virtio;
 
 pub use heap::{idle_bytes as heap_idle_bytes, slab_bytes, trim as trim_heap};

@@ -1,5 +1,6 @@
 //! The kernel log: lines on the 8250 serial port at I/O port 0x3f8 (QEMU, Firecracker and Cloud
-//! Hypervisor have it). Slow, so only for boot, warnings and panics; programs have their own console.
+//! Hypervisor have it). Slow, so only for boot, warnings and panics; programs have their own
+//! console.
 
 use core::fmt::{self, Write};
 
@@ -7,7 +8,8 @@ use crate::cpu::{inb, outb};
 use crate::sync::SpinLock;
 
 const PORT: u16 = 0x3f8;
-/// Bounded wait for the transmitter: a port without a device reads as ready, a stuck one is skipped.
+/// Bounded wait for the transmitter: a port without a device reads as ready, a stuck one is
+/// skipped.
 const MAX_POLLS: u32 = 100_000;
 
 struct Serial;

@@ -59,8 +59,8 @@ impl Registers {
     }
 
     /// # Safety
-    /// What the device does when this is written must not break memory safety: addresses given to it
-    /// are of memory that it may write. The same for the two below.
+    /// What the device does when this is written must not break memory safety: addresses given to
+    /// it are of memory that it may write. The same for the two below.
     pub(crate) unsafe fn write8(self, offset: usize, value: u8) {
         if let Some(at) = self.get(offset) {
             // SAFETY: `get` checked the place; the effect is the caller's contract.

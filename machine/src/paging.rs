@@ -5,7 +5,7 @@
 //!
 //! | from | what | rights |
 //! |---|---|---|
-//! | `0xffff_8000_0000_0000` | all physical memory ("direct map") | RW, never X; kernel text and rodata: R |
+//! | `0xffff_8000_0000_0000` | physical memory ("direct map") | RW, never X; text and rodata: R |
 //! | `0xffff_c000_0000_0000` | stacks with guard pages, device registers | RW, never X |
 //! | `0xffff_ffff_8000_0000` | the kernel image | one of X, R, RW for each segment |
 //!
@@ -115,7 +115,8 @@ impl Table {
 
     fn get(self, index: usize) -> u64 {
         assert!(index < ENTRIES);
-        // SAFETY: a `Table` is only made of live page tables; volatile since the CPU writes A and D.
+        // SAFETY: a `Table` is only made of live page tables; volatile since the CPU writes A and
+        // D.
         unsafe { self.0.wrapping_add(index).read_volatile() }
     }
 
@@ -131,8 +132,8 @@ impl Table {
         while index < ENTRIES {
             if index.is_multiple_of(GROUP) {
                 let entries = (0..GROUP).map(|i| {
-                    // SAFETY: ENTRIES is a multiple of GROUP, so the group lies in the table; volatile
-                    // as in `get`.
+                    // SAFETY: ENTRIES is a multiple of GROUP, so the group lies in the table;
+                    // volatile as in `get`.
                     unsafe { self.0.wrapping_add(index + i).read_volatile() }
                 });
                 if entries.fold(0, |all, entry| all | entry) == 0 {
@@ -283,8 +284,8 @@ pub(crate) fn kernel_root() -> u64 {
 }
 
 /// Maps one page of kernel memory at `va`, readable and writable. The mapping owns the frame until
-/// [`unmap_kernel`] gives it back. Tables that are missing are made, and stay for ever: a walker may
-/// read cached entries of upper levels at any time, on any CPU.
+/// [`unmap_kernel`] gives it back. Tables that are missing are made, and stay for ever: a walker
+/// may read cached entries of upper levels at any time, on any CPU.
 pub(crate) fn map_kernel_memory(va: u64, frame: Frame) -> Result<(), OutOfMemory> {
     let kernel = KERNEL.lock();
     let phys = frame.phys();
@@ -369,7 +370,8 @@ fn text_alias_table() -> Option<Table> {
     TABLE.try_call_once(make).ok().map(|&phys| Table::at(phys))
 }
 
-/// Maps the image's page at `page`, and the next one if `two`, writable at [`TEXT_ALIAS`], for this CPU.
+/// Maps the image's page at `page`, and the next one if `two`, writable at [`TEXT_ALIAS`], for this
+/// CPU.
 ///
 /// # Safety
 /// The caller holds the patcher's lock, and only writes what the text is allowed to become.
@@ -434,8 +436,8 @@ fn copy_half(from: u64, to: u64) {
     }
 }
 
-/// The byte at a kernel address that may be anything, if it is mapped memory. Cannot fault, and takes
-/// no lock. Device registers count as not mapped, since reading them may have effects.
+/// The byte at a kernel address that may be anything, if it is mapped memory. Cannot fault, and
+/// takes no lock. Device registers count as not mapped, since reading them may have effects.
 pub(crate) fn peek(va: u64) -> Option<u8> {
     const DEVICES_END: u64 = VMAP_BASE + (1 << 39);
     let upper_half = va >= 0xffff_8000_0000_0000;
@@ -520,8 +522,8 @@ pub(crate) fn kernel_rights(va: u64) -> (bool, bool, bool, bool) {
 // ------------------------------------------------------------------------------------------------
 // Page-table isolation
 
-/// With isolation each space has two top tables in one naturally aligned pair of frames: the kernel's
-/// at the even one, the program's at the odd one. This bit of CR3 tells them apart.
+/// With isolation each space has two top tables in one naturally aligned pair of frames: the
+/// kernel's at the even one, the program's at the odd one. This bit of CR3 tells them apart.
 pub(crate) const USER_ROOT_BIT: u64 = PAGE_SIZE as u64;
 
 static PTI: AtomicBool = AtomicBool::new(false);
@@ -958,12 +960,7 @@ impl PageTable {
 
     /// Changes the rights of every mapped page in `[start, end)` to what `f` makes of them.
     /// `f(address, rights, references to the frame)`.
-    pub fn protect(
-        &mut self,
-        start: u64,
-        end: u64,
-        mut f: impl FnMut(u64, Prot, u32) -> Prot,
-    ) {
+    pub fn protect(&mut self, start: u64, end: u64, mut f: impl FnMut(u64, Prot, u32) -> Prot) {
         let mut changed = false;
         self.for_each_leaf(start, end, |va, entry| {
             let Some(pfn) = leaf_pfn(entry) else { return entry };

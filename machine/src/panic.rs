@@ -24,9 +24,11 @@ fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     // SAFETY: reading RBP has no effect.
     unsafe { core::arch::asm!("mov {}, rbp", out(reg) rbp, options(nomem, nostack)) };
     match info.location() {
-        Some(place) => {
-            report(format_args!("{} at {}:{}", info.message(), place.file(), place.line()), rbp, None)
-        }
+        Some(place) => report(
+            format_args!("{} at {}:{}", info.message(), place.file(), place.line()),
+            rbp,
+            None,
+        ),
         None => report(format_args!("{}", info.message()), rbp, None),
     }
 }

@@ -62,7 +62,9 @@ pub(crate) fn has_ports() -> bool {
 
 impl Function {
     fn select(self, offset: u16) -> u32 {
-        1 << 31 | u32::from(self.device) << 11 | u32::from(self.function) << 8
+        1 << 31
+            | u32::from(self.device) << 11
+            | u32::from(self.function) << 8
             | u32::from(offset & 0xfc)
     }
 
@@ -75,7 +77,9 @@ impl Function {
     }
 
     fn ecam_offset(self, offset: u16) -> usize {
-        usize::from(self.device) << 15 | usize::from(self.function) << 12 | usize::from(offset & 0xffc)
+        usize::from(self.device) << 15
+            | usize::from(self.function) << 12
+            | usize::from(offset & 0xffc)
     }
 
     /// The 32-bit word of configuration space at `offset`, a multiple of 4 below 256.
@@ -160,8 +164,8 @@ impl Function {
         unsafe { self.write(COMMAND, command) };
     }
 
-    /// Gives entry 0 of the MSI-X table to `handler` and switches MSI-X on, all other entries masked.
-    /// False if the device has none, or no vector is left. Call after [`Function::enable`].
+    /// Gives entry 0 of the MSI-X table to `handler` and switches MSI-X on, all other entries
+    /// masked. False if the device has none, or no vector is left. Call after [`Function::enable`].
     pub(crate) fn enable_msi_x(self, handler: irq::Handler) -> bool {
         self.try_enable_msi_x(handler).is_some()
     }

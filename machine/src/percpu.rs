@@ -8,8 +8,8 @@ use core::arch::asm;
 use core::cell::{Cell, UnsafeCell};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
-use crate::cpu::{MAX_CPUS, msr, wrmsr};
 use crate::context::CpuContext;
+use crate::cpu::{MAX_CPUS, msr, wrmsr};
 use crate::task::Task;
 
 /// One CPU's own data. Fields that assembly uses come first.
@@ -89,7 +89,9 @@ pub(crate) fn of(cpu: usize) -> &'static CpuLocal {
 pub(crate) fn local() -> &'static CpuLocal {
     let this: *const CpuLocal;
     // SAFETY: `init` pointed GS at this CPU's element of CPUS, whose first field is its address.
-    unsafe { asm!("mov {}, gs:0", out(reg) this, options(pure, readonly, nostack, preserves_flags)) };
+    unsafe {
+        asm!("mov {}, gs:0", out(reg) this, options(pure, readonly, nostack, preserves_flags))
+    };
     // SAFETY: the pointer is to a static.
     unsafe { &*this }
 }
@@ -203,9 +205,7 @@ impl<T> PerCpu<T> {
             cpu += 1;
         }
         // SAFETY: the loop above initialised every element; the layouts are the same.
-        PerCpu(unsafe {
-            core::ptr::read((&raw const padded).cast::<[Padded<T>; MAX_CPUS]>())
-        })
+        PerCpu(unsafe { core::ptr::read((&raw const padded).cast::<[Padded<T>; MAX_CPUS]>()) })
     }
 
     /// The value of this CPU. With shared access only: other CPUs may look at it too.

@@ -38,7 +38,8 @@ impl acpi::Memory for Phys {
     }
 }
 
-/// Reads the tables and silences the old interrupt controllers. Needs the heap; before `time` and `smp`.
+/// Reads the tables and silences the old interrupt controllers. Needs the heap; before `time` and
+/// `smp`.
 pub(crate) fn init(rsdp: u64) {
     let rsdp = if rsdp != 0 { rsdp } else { search_root_pointer().unwrap_or(0) };
     let mut firmware = acpi::read(rsdp, &Phys).unwrap_or_else(|_| {

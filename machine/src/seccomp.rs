@@ -1,7 +1,8 @@
 //! Filters of system calls as machine code: what `seccomp::compile` made, loaded as late text.
 //!
-//! This is the safe door from that compiler to late text: it takes that compiler's output and nothing
-//! else, gives it the preamble of its type, and calls it through a pointer, checked like every other.
+//! This is the safe door from that compiler to late text: it takes that compiler's output and
+//! nothing else, gives it the preamble of its type, and calls it through a pointer, checked like
+//! every other.
 //!
 //! Neighbours: `late_text` loads and unloads, `mechanisms/seccomp` says why the code does no harm.
 
@@ -47,8 +48,8 @@ impl Filter {
         let piece = Piece { code: &bytes, checks: &[], functions, calls: &[] };
         let text = late_text::load(&piece).ok()?;
         // SAFETY: a `Code` is a function of this type that reads its argument, writes its own stack
-        // frame, and returns (`mechanisms/seccomp`, invariant 2); `run` borrows `self`, so nobody is
-        // in it when `self` is dropped.
+        // frame, and returns (`mechanisms/seccomp`, invariant 2); `run` borrows `self`, so nobody
+        // is in it when `self` is dropped.
         let run = unsafe { text.function(PREAMBLE.len()) };
         Some(Filter { run, _text: text })
     }

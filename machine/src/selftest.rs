@@ -33,8 +33,8 @@ pub(crate) fn check_registers() {
     }
 }
 
-/// Checks the rights of every page of the kernel image, of its aliases in the direct map, and of the
-/// guard below a stack. On the first CPU.
+/// Checks the rights of every page of the kernel image, of its aliases in the direct map, and of
+/// the guard below a stack. On the first CPU.
 pub(crate) fn check_page_tables() {
     crate::text_poke::assert_alias_gone();
     let ranges = [

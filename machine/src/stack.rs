@@ -1,9 +1,9 @@
 //! Kernel stacks: mapped memory with an unmapped guard below, so that an overflow faults.
 //!
-//! Threads come and go faster than mappings should: a stack that is given back stays mapped in a small
-//! pool. Beyond that its memory goes back too, lazily: pages are unmapped, but their frames and
-//! addresses are used again only after one flush for many stacks. That flush concerns the kernel
-//! alone, so isolated CPUs in user mode are not interrupted for it (`context`).
+//! Threads come and go faster than mappings should: a stack that is given back stays mapped in a
+//! small pool. Beyond that its memory goes back too, lazily: pages are unmapped, but their frames
+//! and addresses are used again only after one flush for many stacks. That flush concerns the
+//! kernel alone, so isolated CPUs in user mode are not interrupted for it (`context`).
 //!
 //! Why a stale translation of a stack can do no harm there: a CPU runs on a new stack only after it
 //! has entered the kernel, and so has caught up; and the stack of the thread that runs on it, onto
@@ -122,7 +122,8 @@ fn pages(base: u64) -> impl Iterator<Item = u64> {
     (0..PAGES as u64).map(move |page| base + page * PAGE_SIZE as u64)
 }
 
-/// Maps new frames, or nothing: all pages are in one table, so if any mapping fails it is the first.
+/// Maps new frames, or nothing: all pages are in one table, so if any mapping fails it is the
+/// first.
 fn map(base: u64) -> Result<(), OutOfMemory> {
     let frames: [_; PAGES] = core::array::from_fn(|_| Frame::alloc_zeroed().ok());
     if frames.iter().any(Option::is_none) {

@@ -113,9 +113,7 @@ unsafe fn update_sites(key: u32, target: Target) -> Result<usize, Anomaly> {
     // The trampoline's bytes are the record of where the sites go now.
     let now = decode(&own, bytes).ok_or(unknown)?;
     let mut sites = Sites::new(tables, own);
-    text_poke::switch(|text, _| {
-        sites.next().map(|entry| patch(text, &entry, &own, now, target))
-    })
+    text_poke::switch(|text, _| sites.next().map(|entry| patch(text, &entry, &own, now, target)))
 }
 
 /// The sites of a key and its trampoline, ascending.

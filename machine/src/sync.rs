@@ -46,9 +46,9 @@ impl Drop for IrqGuard {
 
 /// Mutual exclusion by spinning, interrupts masked while held. Never sleep while holding one.
 ///
-/// Whoever comes first takes it. A queue (tickets) would be fair, but hands the lock to a CPU that the
-/// host may have descheduled, and everybody waits for the host: with 4 CPUs on 2 cores a futex storm
-/// ran into the watchdog.
+/// Whoever comes first takes it. A queue (tickets) would be fair, but hands the lock to a CPU that
+/// the host may have descheduled, and everybody waits for the host: with 4 CPUs on 2 cores a futex
+/// storm ran into the watchdog.
 pub struct SpinLock<T: ?Sized> {
     held: AtomicBool,
     value: UnsafeCell<T>,
@@ -62,10 +62,7 @@ unsafe impl<T: ?Sized + Send> Sync for SpinLock<T> {}
 impl<T> SpinLock<T> {
     /// A free lock around `value`.
     pub const fn new(value: T) -> Self {
-        SpinLock {
-            held: AtomicBool::new(false),
-            value: UnsafeCell::new(value),
-        }
+        SpinLock { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
     }
 
     /// Takes the value out of a lock nobody else can see.

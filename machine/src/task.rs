@@ -3,9 +3,9 @@
 //! CPU run it.
 //!
 //! A switch happens in [`CurrentSlot::switch_to`]. The task that goes may at once be picked by
-//! another CPU, before its registers are saved here: `on_cpu` makes that CPU wait for the moment the
-//! stack is free. The reference to the task that went is dropped by the one that came, because the
-//! last reference frees the very stack the switch ran on.
+//! another CPU, before its registers are saved here: `on_cpu` makes that CPU wait for the moment
+//! the stack is free. The reference to the task that went is dropped by the one that came, because
+//! the last reference frees the very stack the switch ran on.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -452,11 +452,7 @@ impl<T: Schedulable> CurrentSlot<T> {
 
 /// Waits until no CPU's registers hold the task, then marks it as this CPU's.
 fn claim(task: &Task) {
-    while task
-        .on_cpu
-        .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
-        .is_err()
-    {
+    while task.on_cpu.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
         crate::sync::spin_wait();
     }
 }

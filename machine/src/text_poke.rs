@@ -57,9 +57,7 @@ pub(crate) fn late_range() -> core::ops::Range<u64> {
 
 /// Whether `[at, at + len)` is text or room for it.
 fn is_text(at: u64, len: usize) -> bool {
-    let inside = |range: core::ops::Range<u64>| {
-        range.contains(&at) && len as u64 <= range.end - at
-    };
+    let inside = |range: core::ops::Range<u64>| range.contains(&at) && len as u64 <= range.end - at;
     inside(text_range()) || inside(late_range())
 }
 

@@ -1,9 +1,10 @@
 //! Time: nanoseconds since boot from the TSC, and the wall clock.
 //!
 //! All clocks are one linear function of the TSC, fixed at boot and the same on every CPU:
-//! `ns = (tsc - tsc_base) * mult >> 32`. A read is RDTSC, a multiplication and a shift, and a program
-//! can compute it by itself from [`clock_params`]. This needs a TSC that runs at one rate and alike on
-//! all CPUs, which every hypervisor of the last decade gives; where it does not say so, the log does.
+//! `ns = (tsc - tsc_base) * mult >> 32`. A read is RDTSC, a multiplication and a shift, and a
+//! program can compute it by itself from [`clock_params`]. This needs a TSC that runs at one rate
+//! and alike on all CPUs, which every hypervisor of the last decade gives; where it does not say
+//! so, the log does.
 //!
 //! What is hard is the rate. `calibrate` asks whoever knows it, or measures.
 //!

@@ -8,9 +8,9 @@
 //! Deadlock is excluded by [`serve`]: a CPU that spins, for a lock or for others' catch-up, serves
 //! its own requests meanwhile, so masked interrupts never stop a shootdown.
 //!
-//! Changes of the kernel's own translations and text concern every CPU. There are no page-table pages
-//! among them: the kernel never frees one, so what it changes are leaves, and isolated CPUs in user
-//! mode may learn of it later (`context`).
+//! Changes of the kernel's own translations and text concern every CPU. There are no page-table
+//! pages among them: the kernel never frees one, so what it changes are leaves, and isolated CPUs
+//! in user mode may learn of it later (`context`).
 //!
 //! Ordering: the sender changes the entry, then increments `generation` (SeqCst), then reads the
 //! active set. A CPU that activates a space joins the set (SeqCst), then reads `generation`, then
@@ -202,8 +202,8 @@ pub(crate) fn flush_kernel(cause: Cause) {
     KERNEL.request(cause);
 }
 
-/// Makes every CPU execute a serialising instruction before it goes on in the kernel; what it fetches
-/// afterwards are the bytes that are in text now (SDM 3A, 9.1.3). It shares the word of the
+/// Makes every CPU execute a serialising instruction before it goes on in the kernel; what it
+/// fetches afterwards are the bytes that are in text now (SDM 3A, 9.1.3). It shares the word of the
 /// shootdown because a CPU that spins with interrupts masked must answer it too.
 pub(crate) fn sync_cores() {
     SYNC.request(Cause::CoreSync);
@@ -223,9 +223,9 @@ pub(crate) fn reload_entries() {
 #[cfg(feature = "ktest")]
 pub(crate) fn cpus_behind() -> usize {
     let is_behind = |&cpu: &usize| {
-        [&KERNEL, &SYNC].into_iter().any(|all| {
-            all.seen[cpu].load(Ordering::SeqCst) < all.generation.load(Ordering::SeqCst)
-        })
+        [&KERNEL, &SYNC]
+            .into_iter()
+            .any(|all| all.seen[cpu].load(Ordering::SeqCst) < all.generation.load(Ordering::SeqCst))
     };
     (0..cpu::cpu_count()).filter(is_behind).count()
 }

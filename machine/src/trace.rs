@@ -1,10 +1,10 @@
 //! What happens at the boundary, in order: entries, exits, interrupts between CPUs, what was left
 //! pending instead, catch-ups, and switches of threads. For `limen run --trace`.
 //!
-//! Each CPU writes into a ring of its own, which keeps the latest [`EVENTS`]. A record is two words,
-//! so an NMI in the middle of one costs at most that one. While nobody traces, none of it costs an
-//! instruction on the way of a system call: tracing CPUs enter by another address. Other places
-//! have a nop.
+//! Each CPU writes into a ring of its own, which keeps the latest [`EVENTS`]. A record is two
+//! words, so an NMI in the middle of one costs at most that one. While nobody traces, none of it
+//! costs an instruction on the way of a system call: tracing CPUs enter by another address. Other
+//! places have a nop.
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -14,12 +14,12 @@ use context_tracking::work::Cause;
 use entry::PtRegs;
 
 use crate::cpu::{self, MAX_CPUS};
+use crate::entry::vector;
 use crate::frame::OutOfMemory;
 use crate::ipi::Action;
 use crate::percpu::PerCpu;
 use crate::static_branch::{self, StaticKey, id, static_branch_unlikely};
 use crate::sync::Once;
-use crate::entry::vector;
 use crate::{apic, context, descriptors, percpu, time, tlb};
 
 /// Records that each CPU keeps: the latest.
@@ -153,7 +153,11 @@ fn note_catch_up() {
 
 /// A system call with its records. The entry for traces calls it.
 #[inline(always)]
-pub fn system_call(regs: &mut PtRegs, number: u64, serve: impl FnOnce(&mut PtRegs) -> bool) -> bool {
+pub fn system_call(
+    regs: &mut PtRegs,
+    number: u64,
+    serve: impl FnOnce(&mut PtRegs) -> bool,
+) -> bool {
     record(Event::Syscall(u32::try_from(number).unwrap_or(u32::MAX)));
     note_catch_up();
     let by_sysret = serve(regs);
@@ -221,8 +225,8 @@ pub fn vector_name(number: u8) -> &'static str {
     }
 }
 
-/// Calls `f` with what CPU `cpu` has recorded, the oldest first. What is recorded meanwhile may take
-/// the place of the oldest.
+/// Calls `f` with what CPU `cpu` has recorded, the oldest first. What is recorded meanwhile may
+/// take the place of the oldest.
 pub fn for_each(cpu: usize, mut f: impl FnMut(Record)) {
     let ring = RINGS.of(cpu);
     let Some(slots) = ring.slots.get() else { return };

@@ -22,8 +22,8 @@ pub(crate) fn init() {
     SMAP.store(crate::cpu::features().smap, Ordering::Relaxed);
 }
 
-/// Closes user memory to the kernel at the start of a handler: exceptions, unlike SYSCALL, keep the AC
-/// flag of what they interrupt, a program's or that of a copy. The return restores it.
+/// Closes user memory to the kernel at the start of a handler: exceptions, unlike SYSCALL, keep the
+/// AC flag of what they interrupt, a program's or that of a copy. The return restores it.
 #[inline(always)]
 pub(crate) fn close_in_handler() {
     if SMAP.load(Ordering::Relaxed) {
@@ -272,7 +272,8 @@ pub fn copy_from_frame(to: u64, frame: &Frame, offset: usize, len: usize) -> Res
         return Err(Fault);
     }
     let _open = SmapOpen::new();
-    // SAFETY: the source lies in the held frame; faults on the user side are in the exception table.
+    // SAFETY: the source lies in the held frame; faults on the user side are in the exception
+    // table.
     let failed = unsafe { uaccess_copy(to as *mut u8, frame.ptr().wrapping_add(offset), len) };
     if failed == 0 { Ok(()) } else { Err(Fault) }
 }

@@ -1,9 +1,9 @@
 // The vDSO: a small ELF shared object that every program finds mapped (AT_SYSINFO_EHDR, vdso(7)).
-// It runs in user mode. Its data page, which the kernel writes, lies one page below it; the fields are
-// those of `VdsoData`.
+// It runs in user mode. Its data page, which the kernel writes, lies one page below it; the fields
+// are those of `VdsoData`.
 //
-// Everything here is position-independent, and every address in the ELF structures is an offset from
-// vdso_image, so the image needs no relocation.
+// Everything here is position-independent, and every address in the ELF structures is an offset
+// from vdso_image, so the image needs no relocation.
 
 .set CLOCK_REALTIME, 0
 .set CLOCK_MONOTONIC, 1
@@ -92,8 +92,8 @@ vdso_definitions:                       // Elf64_Verdef: the object itself, then
     .long 20, 0
     .long vdso_name_version - vdso_strings, 0
 
-// rdi: clock. Out: rax = its nanoseconds, CF clear; or CF set if the kernel must be asked.
-// Clobbers rdx, r8 to r11, rcx. The kernel changes `realtime` rarely: the sequence is odd meanwhile.
+// rdi: clock. Out: rax = its nanoseconds, CF clear; or CF set if the kernel must be asked. Clobbers
+// rdx, r8 to r11, rcx. The kernel changes `realtime` rarely: the sequence is odd meanwhile.
 .balign 64
 vdso_read_clock:
     cmp $CLOCK_BOOTTIME, %edi
@@ -156,7 +156,7 @@ vdso_clock_getres:                      // edi: clock, rsi: struct timespec * or
 vdso_clock_getres_end:
 
 .balign 16
-vdso_gettimeofday:                      // rdi: struct timeval * or null, rsi: struct timezone * or null
+vdso_gettimeofday:          // rdi: struct timeval * or null, rsi: struct timezone * or null
     push %rdi
     push %rsi
     mov $CLOCK_REALTIME, %edi

@@ -40,7 +40,8 @@ unsafe extern "C" {
     static vdso_image_end: u8;
 }
 
-/// Pages of the code, copied to frames of their own: the kernel's image is not mapped into programs.
+/// Pages of the code, copied to frames of their own: the kernel's image is not mapped into
+/// programs.
 pub fn code() -> Result<Vec<Frame>, OutOfMemory> {
     let start = &raw const vdso_image;
     let len = (&raw const vdso_image_end) as usize - start as usize;
@@ -55,8 +56,8 @@ pub fn code() -> Result<Vec<Frame>, OutOfMemory> {
     Ok(frames)
 }
 
-/// A data page with this machine's clock parameters. `realtime_ns`: what the monotonic clock lacks to
-/// the wall clock.
+/// A data page with this machine's clock parameters. `realtime_ns`: what the monotonic clock lacks
+/// to the wall clock.
 pub fn data(realtime_ns: u64) -> Result<Frame, OutOfMemory> {
     let frame = Frame::alloc_zeroed()?;
     let clock = time::clock_params();

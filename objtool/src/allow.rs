@@ -16,10 +16,7 @@ impl Allow {
     /// An exception for `symbol`.
     #[must_use]
     pub fn new(symbol: &str, why: &str) -> Self {
-        Self {
-            symbol: symbol.into(),
-            why: why.into(),
-        }
+        Self { symbol: symbol.into(), why: why.into() }
     }
 
     /// Whether it covers `name`.

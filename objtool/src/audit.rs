@@ -24,18 +24,12 @@ use crate::scan::{self, Branch, BranchKind, Scan, Thunks};
 pub const TRAPS_SECTION: &str = ".kcfi_traps";
 /// Symbols around it, Limen's and Linux's. They count before the section: a linker script may put
 /// the table into another section, or padding in front of it.
-pub const TRAPS_BOUNDS: [[&str; 2]; 2] = [
-    ["__kcfi_traps_start", "__kcfi_traps_end"],
-    ["__start___kcfi_traps", "__stop___kcfi_traps"],
-];
+pub const TRAPS_BOUNDS: [[&str; 2]; 2] =
+    [["__kcfi_traps_start", "__kcfi_traps_end"], ["__start___kcfi_traps", "__stop___kcfi_traps"]];
 
 /// Sections that name addresses of code without anybody calling them.
-const DESCRIBE_CODE: [&str; 4] = [
-    TRAPS_SECTION,
-    ".eh_frame",
-    ".eh_frame_hdr",
-    "__patchable_function_entries",
-];
+const DESCRIBE_CODE: [&str; 4] =
+    [TRAPS_SECTION, ".eh_frame", ".eh_frame_hdr", "__patchable_function_entries"];
 
 /// How strict an audit is.
 #[derive(Clone, Debug)]
@@ -49,10 +43,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self {
-            allow: allow::limen(),
-            strict_hashes: false,
-        }
+        Self { allow: allow::limen(), strict_hashes: false }
     }
 }
 
@@ -100,13 +91,8 @@ pub fn examine<'a>(data: &'a [u8], options: &Options) -> Result<Audit<'a>, Error
         thunks = scan::infer_thunk(&scan);
         scan = scan::scan(&image, &thunks);
     }
-    let mut audit = Audit {
-        image,
-        thunks,
-        scan,
-        functions: BTreeMap::new(),
-        report: Report::default(),
-    };
+    let mut audit =
+        Audit { image, thunks, scan, functions: BTreeMap::new(), report: Report::default() };
     audit.evidence();
     audit.compare_traps();
     audit.compare_relocations();
@@ -128,23 +114,14 @@ impl Audit<'_> {
             traps: traps(image).is_some(),
         };
         let missing = [
-            (
-                evidence.sections,
-                "no section headers: data in executable segments is read as code",
-            ),
-            (
-                evidence.symbols > 0,
-                "no symbols: thunks, functions and allowed places are unknown",
-            ),
+            (evidence.sections, "no section headers: data in executable segments is read as code"),
+            (evidence.symbols > 0, "no symbols: thunks, functions and allowed places are unknown"),
             (
                 image.has_text_relocs(),
                 "no relocations of code: thunk calls are found by decoding only, \
                 and which functions have their address taken is unknown",
             ),
-            (
-                evidence.traps,
-                "no .kcfi_traps: checks are found by decoding only",
-            ),
+            (evidence.traps, "no .kcfi_traps: checks are found by decoding only"),
         ];
         for (there, text) in missing {
             if !there {
@@ -157,18 +134,8 @@ impl Audit<'_> {
     }
 
     fn note(&mut self, kind: FindingKind, address: u64, detail: String) {
-        let symbol = self
-            .image
-            .symbolize(address)
-            .map_or("", |symbol| symbol.name)
-            .to_owned();
-        self.report.findings.push(Finding {
-            kind,
-            address,
-            symbol,
-            detail,
-            allowed: None,
-        });
+        let symbol = self.image.symbolize(address).map_or("", |symbol| symbol.name).to_owned();
+        self.report.findings.push(Finding { kind, address, symbol, detail, allowed: None });
     }
 
     /// Witness 1 against witness 3.
@@ -186,11 +153,7 @@ impl Audit<'_> {
         for (entry, at) in entries.iter().zip((address..).step_by(4)) {
             let trap = at.wrapping_add_signed(i64::from(i32::from_le_bytes(*entry)));
             let site = trap.wrapping_sub(kcfi::TRAP_UD2);
-            if !self
-                .image
-                .piece_at(site)
-                .is_some_and(|piece| piece.executable)
-            {
+            if !self.image.piece_at(site).is_some_and(|piece| piece.executable) {
                 bad.push((at, format!("points to {trap:#x}, which is not text")));
             } else if let Err(anomaly) = kcfi::decode_at(&self.image, site) {
                 bad.push((site, anomaly.to_string()));
@@ -204,19 +167,11 @@ impl Audit<'_> {
         let walked: BTreeSet<u64> = self.scan.checks.keys().copied().collect();
         let unnamed: Vec<u64> = walked.difference(&sites).copied().collect();
         for site in unnamed {
-            self.note(
-                FindingKind::CheckWithoutTrap,
-                site,
-                "check decoded here".into(),
-            );
+            self.note(FindingKind::CheckWithoutTrap, site, "check decoded here".into());
         }
         let unseen: Vec<u64> = sites.difference(&walked).copied().collect();
         for site in unseen {
-            self.note(
-                FindingKind::CheckNotInCode,
-                site,
-                "named by the table".into(),
-            );
+            self.note(FindingKind::CheckNotInCode, site, "named by the table".into());
         }
     }
 
@@ -249,37 +204,20 @@ impl Audit<'_> {
         }
         let unnamed = by_end.iter().filter(|(end, _)| !named.contains(end));
         let unnamed: Vec<u64> = unnamed.map(|(_, branch)| branch.at).collect();
-        let checked = named
-            .iter()
-            .filter_map(|end| by_end.get(end)?.check)
-            .count();
+        let checked = named.iter().filter_map(|end| by_end.get(end)?.check).count();
         self.report.counts.checks_by_relocation = checked;
         for at in unknown {
-            self.note(
-                FindingKind::RelocationMismatch,
-                at,
-                "no branch decoded here".into(),
-            );
+            self.note(FindingKind::RelocationMismatch, at, "no branch decoded here".into());
         }
         for at in unnamed {
-            self.note(
-                FindingKind::RelocationMismatch,
-                at,
-                "branch without relocation".into(),
-            );
+            self.note(FindingKind::RelocationMismatch, at, "branch without relocation".into());
         }
     }
 
     fn is_thunk_reference(&self, reloc: &Reloc) -> bool {
         let relative = matches!(reloc.kind, elf::R_X86_64_PC32 | elf::R_X86_64_PLT32);
-        let target = reloc
-            .symbol
-            .wrapping_add_signed(reloc.addend)
-            .wrapping_add(4);
-        let text = self
-            .image
-            .piece_at(reloc.at)
-            .is_some_and(|piece| piece.executable);
+        let target = reloc.symbol.wrapping_add_signed(reloc.addend).wrapping_add(4);
+        let text = self.image.piece_at(reloc.at).is_some_and(|piece| piece.executable);
         relative && text && self.thunks.contains_key(&target)
     }
 
@@ -287,11 +225,7 @@ impl Audit<'_> {
     fn compare_site_tables(&mut self) {
         let relocated = crate::rewrite::relocated_sites(self);
         for site in relocated {
-            self.note(
-                FindingKind::RelocationInCheck,
-                site,
-                "bytes are not final".into(),
-            );
+            self.note(FindingKind::RelocationInCheck, site, "bytes are not final".into());
         }
         let Some(piece) = self.image.section(site_table::SECTION) else {
             return;
@@ -300,25 +234,18 @@ impl Audit<'_> {
         let mut wrong = Vec::new();
         match SiteTables::parse(bytes) {
             Err(TableError::NotFilled) => {
-                self.report
-                    .not_proved
-                    .push("site tables are reserved but not filled".into());
+                self.report.not_proved.push("site tables are reserved but not filled".into());
             }
             Err(error) => wrong.push((address, error.to_string())),
             Ok(tables) => {
-                let own: BTreeMap<u64, u32> = tables
-                    .checks()
-                    .iter()
-                    .map(|entry| (entry.site, entry.hash))
-                    .collect();
+                let own: BTreeMap<u64, u32> =
+                    tables.checks().iter().map(|entry| (entry.site, entry.hash)).collect();
                 for (&site, check) in &self.scan.checks {
                     if own.get(&site) != Some(&check.hash) || check.form != tables.form() {
                         wrong.push((site, "the table has no such check".into()));
                     }
                 }
-                let stale = own
-                    .keys()
-                    .filter(|site| !self.scan.checks.contains_key(site));
+                let stale = own.keys().filter(|site| !self.scan.checks.contains_key(site));
                 wrong.extend(stale.map(|&site| (site, "the table names a check".into())));
             }
         }
@@ -342,19 +269,11 @@ impl Audit<'_> {
         let form = majority(checks.iter().map(|(_, check)| check.form));
         let disp = majority(checks.iter().map(|(_, check)| check.disp));
         self.report.hash_displacement = disp;
-        let guarded: BTreeSet<u64> = self
-            .scan
-            .branches
-            .iter()
-            .filter_map(|branch| branch.check)
-            .collect();
+        let guarded: BTreeSet<u64> =
+            self.scan.branches.iter().filter_map(|branch| branch.check).collect();
         for (site, check) in checks {
             if Some(check.disp) != disp {
-                self.note(
-                    FindingKind::Displacement,
-                    site,
-                    format!("reads at {}", check.disp),
-                );
+                self.note(FindingKind::Displacement, site, format!("reads at {}", check.disp));
             }
             if Some(check.form) != form {
                 self.note(FindingKind::MixedForms, site, check.form.name().into());
@@ -368,16 +287,10 @@ impl Audit<'_> {
 
     /// Functions with a hash, whether their address is taken, and checks that fit none.
     fn find_functions(&mut self, strict: bool) {
-        let disp = self
-            .report
-            .hash_displacement
-            .unwrap_or(preamble::Prefix::Nops11.disp());
+        let disp = self.report.hash_displacement.unwrap_or(preamble::Prefix::Nops11.disp());
         let taken = self.taken_addresses();
         for symbol in &self.image.symbols {
-            let is_text = self
-                .image
-                .piece_at(symbol.address)
-                .is_some_and(|p| p.executable);
+            let is_text = self.image.piece_at(symbol.address).is_some_and(|p| p.executable);
             let named = symbol.name.starts_with("__cfi_") || symbol.name.starts_with("__pfx_");
             if !symbol.function || named || !is_text {
                 continue;
@@ -385,8 +298,7 @@ impl Audit<'_> {
             let taken = taken.as_ref().map(|taken| taken.contains(&symbol.address));
             match preamble_of(&self.image, symbol.address, disp) {
                 Some(hash) => {
-                    self.functions
-                        .insert(symbol.address, Function { hash, taken });
+                    self.functions.insert(symbol.address, Function { hash, taken });
                 }
                 None if taken == Some(true) => self.report.counts.taken_without_preamble += 1,
                 None => {}
@@ -405,11 +317,7 @@ impl Audit<'_> {
         counts.preambles = self.functions.len();
         counts.hashes = hashes.len();
         counts.orphans = orphans.len();
-        counts.poisonable = self
-            .functions
-            .values()
-            .filter(|f| f.taken == Some(false))
-            .count();
+        counts.poisonable = self.functions.values().filter(|f| f.taken == Some(false)).count();
         if strict {
             for (site, hash) in orphans {
                 self.note(FindingKind::OrphanHash, site, format!("{hash:#010x}"));
@@ -471,10 +379,7 @@ impl Audit<'_> {
         let report = &mut self.report;
         for finding in &mut report.findings {
             if finding.kind == FindingKind::UncheckedBranch {
-                let allow = options
-                    .allow
-                    .iter()
-                    .find(|allow| allow.covers(&finding.symbol));
+                let allow = options.allow.iter().find(|allow| allow.covers(&finding.symbol));
                 finding.allowed = allow.map(|allow| allow.why.clone());
             }
             let branch = matches!(
@@ -487,14 +392,10 @@ impl Audit<'_> {
                 (false, _) => {}
             }
         }
-        report
-            .findings
-            .sort_by_key(|finding| (finding.kind, finding.address));
+        report.findings.sort_by_key(|finding| (finding.kind, finding.address));
         if report.counts.undecodable > 0 {
             let count = report.counts.undecodable;
-            report
-                .not_proved
-                .push(format!("{count} bytes of text decode to no instruction"));
+            report.not_proved.push(format!("{count} bytes of text decode to no instruction"));
         }
     }
 }
@@ -505,11 +406,7 @@ fn traps<'a>(image: &Image<'a>) -> Option<(u64, &'a [u8])> {
         let start = image.symbol(start)?;
         Some((start, image.between(start, image.symbol(end)?)?))
     });
-    let section = || {
-        image
-            .section(TRAPS_SECTION)
-            .map(|piece| (piece.address, piece.bytes))
-    };
+    let section = || image.section(TRAPS_SECTION).map(|piece| (piece.address, piece.bytes));
     bounded.or_else(section)
 }
 
@@ -537,10 +434,7 @@ fn majority<T: Copy + Ord>(values: impl Iterator<Item = T>) -> Option<T> {
     for value in values {
         *counts.entry(value).or_insert(0_usize) += 1;
     }
-    counts
-        .into_iter()
-        .max_by_key(|&(_, count)| count)
-        .map(|(value, _)| value)
+    counts.into_iter().max_by_key(|&(_, count)| count).map(|(value, _)| value)
 }
 
 const _: () = assert!(CHECK_LEN as u64 == kcfi::TAIL, "the tail follows the check");

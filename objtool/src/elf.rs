@@ -115,7 +115,9 @@ impl<'a> Image<'a> {
         }
         // Magic of the boot protocol's header, which a bzImage carries.
         if data.get(0x202..0x206) == Some(b"HdrS") && !data.starts_with(b"\x7fELF") {
-            return Err(Error::Elf("a bzImage, which holds the image compressed: unpack it".into()));
+            return Err(Error::Elf(
+                "a bzImage, which holds the image compressed: unpack it".into(),
+            ));
         }
         let header = Header::parse(data)?;
         let endian = header.endian()?;
@@ -144,13 +146,12 @@ impl<'a> Image<'a> {
         // What the loader maps without execute permission is data to this image, whatever its
         // section says: the vDSO is code of programs, not of the kernel.
         let mapped = |address: u64| {
-            segments
-                .iter()
-                .filter(|segment| segment.p_type(e) == elf::PT_LOAD)
-                .find_map(|segment| {
+            segments.iter().filter(|segment| segment.p_type(e) == elf::PT_LOAD).find_map(
+                |segment| {
                     let offset = address.checked_sub(segment.p_vaddr(e))?;
                     (offset < segment.p_memsz(e)).then(|| segment.p_flags(e) & elf::PF_X != 0)
-                })
+                },
+            )
         };
         for section in sections.iter() {
             let flags = section.sh_flags(e);
@@ -248,9 +249,8 @@ impl<'a> Image<'a> {
             if segment.p_type(e) != elf::PT_LOAD {
                 continue;
             }
-            let bytes = segment
-                .data(e, data)
-                .map_err(|()| Error::Elf("segment outside file".into()))?;
+            let bytes =
+                segment.data(e, data).map_err(|()| Error::Elf("segment outside file".into()))?;
             if bytes.is_empty() {
                 continue;
             }
@@ -277,19 +277,14 @@ impl<'a> Image<'a> {
                 return Err(Error::Elf(format!("{} and {} overlap", a.name, b.name)));
             }
         }
-        if self
-            .pieces
-            .iter()
-            .any(|p| p.address.checked_add(p.bytes.len() as u64).is_none())
-        {
+        if self.pieces.iter().any(|p| p.address.checked_add(p.bytes.len() as u64).is_none()) {
             return Err(Error::Elf("section wraps around the address space".into()));
         }
         let text: u64 = self.text().map(|piece| piece.bytes.len() as u64).sum();
         if text > TEXT_MAX {
             return Err(Error::TooLarge("executable code"));
         }
-        self.symbols
-            .sort_by_key(|symbol| (symbol.address, !symbol.function, symbol.name));
+        self.symbols.sort_by_key(|symbol| (symbol.address, !symbol.function, symbol.name));
         self.relocs.sort_by_key(|reloc| reloc.at);
         Ok(self)
     }
@@ -302,12 +297,8 @@ impl<'a> Image<'a> {
     /// The piece that contains `address`.
     #[must_use]
     pub fn piece_at(&self, address: u64) -> Option<&Piece<'a>> {
-        let index = self
-            .pieces
-            .partition_point(|piece| piece.address <= address);
-        self.pieces
-            .get(index.checked_sub(1)?)
-            .filter(|piece| address < piece.end())
+        let index = self.pieces.partition_point(|piece| piece.address <= address);
+        self.pieces.get(index.checked_sub(1)?).filter(|piece| address < piece.end())
     }
 
     /// The piece of a section.
@@ -330,22 +321,15 @@ impl<'a> Image<'a> {
     pub fn has_text_relocs(&self) -> bool {
         // Sorted by address, so each executable piece is a range of the list.
         self.text().any(|piece| {
-            let first = self
-                .relocs
-                .partition_point(|reloc| reloc.at < piece.address);
-            self.relocs
-                .get(first)
-                .is_some_and(|reloc| reloc.at < piece.end())
+            let first = self.relocs.partition_point(|reloc| reloc.at < piece.address);
+            self.relocs.get(first).is_some_and(|reloc| reloc.at < piece.end())
         })
     }
 
     /// The address of the symbol `name`.
     #[must_use]
     pub fn symbol(&self, name: &str) -> Option<u64> {
-        self.symbols
-            .iter()
-            .find(|symbol| symbol.name == name)
-            .map(|symbol| symbol.address)
+        self.symbols.iter().find(|symbol| symbol.name == name).map(|symbol| symbol.address)
     }
 
     /// The symbol that `address` is in: the last one at or before it, functions preferred, as long
@@ -354,9 +338,7 @@ impl<'a> Image<'a> {
     pub fn symbolize(&self, address: u64) -> Option<&Symbol<'a>> {
         /// How many labels may stand between a function's start and one of its instructions.
         const LABELS_MAX: usize = 256;
-        let end = self
-            .symbols
-            .partition_point(|symbol| symbol.address <= address);
+        let end = self.symbols.partition_point(|symbol| symbol.address <= address);
         let before = self.symbols.get(end.saturating_sub(LABELS_MAX)..end)?;
         let inside = |s: &&Symbol<'_>| address - s.address < s.size.max(1);
         let function = before.iter().rev().find(|s| s.function && inside(s));

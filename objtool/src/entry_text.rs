@@ -221,7 +221,8 @@ impl Walk<'_> {
     fn after(&mut self, instruction: &Instruction, safe: Safe) -> Safe {
         let target = instruction.op0_register();
         let to_register = instruction.op_count() > 0 && instruction.op0_kind() == OpKind::Register;
-        let source = if instruction.op_count() > 1 { instruction.op1_kind() } else { OpKind::NearBranch16 };
+        let source =
+            if instruction.op_count() > 1 { instruction.op1_kind() } else { OpKind::NearBranch16 };
         let given = |yes: bool| if yes { safe | bit(target) } else { safe & !bit(target) };
         match instruction.mnemonic() {
             Mnemonic::Mov if to_register && target.is_gpr64() => given(match source {
@@ -241,7 +242,8 @@ impl Walk<'_> {
             }
             _ => {
                 let stack = safe & bit(Register::RSP);
-                let moves = instruction.is_string_instruction() || instruction.is_stack_instruction();
+                let moves =
+                    instruction.is_string_instruction() || instruction.is_stack_instruction();
                 let used = self.info.info(instruction).used_registers();
                 let written = used.iter().filter(|used| {
                     let writes = !matches!(used.access(), OpAccess::Read | OpAccess::CondRead);

@@ -21,13 +21,9 @@ impl FileText {
     /// A copy of `data`, whose parsed form is `image`.
     #[must_use]
     pub fn new(data: &[u8], image: &Image<'_>) -> Self {
-        let pieces = image
-            .text()
-            .map(|piece| (piece.address, piece.bytes.len() as u64, piece.file_offset));
-        Self {
-            data: data.to_vec(),
-            pieces: pieces.collect(),
-        }
+        let pieces =
+            image.text().map(|piece| (piece.address, piece.bytes.len() as u64, piece.file_offset));
+        Self { data: data.to_vec(), pieces: pieces.collect() }
     }
 
     /// The patched file.

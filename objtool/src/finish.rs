@@ -53,11 +53,7 @@ pub struct FinishOptions {
 
 impl Default for FinishOptions {
     fn default() -> Self {
-        Self {
-            audit: Options::default(),
-            form: Form::Opt,
-            poison: true,
-        }
+        Self { audit: Options::default(), form: Form::Opt, poison: true }
     }
 }
 
@@ -88,15 +84,9 @@ pub struct Finished {
 pub fn finish(data: &[u8], options: &FinishOptions) -> Result<Finished, Error> {
     let audit = examine(data, &options.audit)?;
     refuse(audit.report.violations().next())?;
-    let section = audit
-        .image
-        .section(site_table::SECTION)
-        .ok_or(Error::NoSection)?;
+    let section = audit.image.section(site_table::SECTION).ok_or(Error::NoSection)?;
     if section.writable || section.executable {
-        return Err(Error::Refused(format!(
-            "{} must be read-only data",
-            site_table::SECTION
-        )));
+        return Err(Error::Refused(format!("{} must be read-only data", site_table::SECTION)));
     }
     let place = file_range(section.file_offset, section.bytes.len())?;
 
@@ -106,10 +96,7 @@ pub fn finish(data: &[u8], options: &FinishOptions) -> Result<Finished, Error> {
     plan.write_text(&mut text, options.form)?;
     let mut new = text.into_data();
     let room = new.get_mut(place.clone()).ok_or(Error::NoSection)?;
-    let used = plan
-        .contents(options.form)
-        .write(room)
-        .map_err(Error::Table)?;
+    let used = plan.contents(options.form).write(room).map_err(Error::Table)?;
 
     let report = examine(&new, &options.audit)?.report;
     refuse(report.violations().next())?;
@@ -154,30 +141,19 @@ impl Plan {
         let mut plan = Self {
             base: 0,
             thunk: r11.map(|(&address, _)| address),
-            disp: audit
-                .report
-                .hash_displacement
-                .unwrap_or(preamble::Prefix::Nops11.disp()),
+            disp: audit.report.hash_displacement.unwrap_or(preamble::Prefix::Nops11.disp()),
             checks: check_entries(audit)?,
             functions: Vec::new(),
             thunks: thunk_entries(audit)?,
             branches: static_branches(audit, &entry)?,
             calls: static_calls(audit, &entry)?,
             poison,
-            original: audit
-                .functions
-                .iter()
-                .map(|(&at, f)| (at, f.hash))
-                .collect(),
+            original: audit.functions.iter().map(|(&at, f)| (at, f.hash)).collect(),
         };
         for (&function, f) in &audit.functions {
             let taken = f.taken.unwrap_or(true);
             let hash = if poison && !taken { POISON } else { f.hash };
-            plan.functions.push(FunctionEntry {
-                function,
-                hash,
-                taken,
-            });
+            plan.functions.push(FunctionEntry { function, hash, taken });
         }
         plan.base = plan.lowest() & !(BASE_ALIGN - 1);
         Ok(plan)
@@ -188,11 +164,7 @@ impl Plan {
         let sites = self.checks.iter().map(|entry| entry.site);
         let sites = sites.chain(self.functions.iter().map(|entry| entry.function));
         let sites = sites.chain(self.thunks.iter().map(|entry| entry.at));
-        let sites = sites.chain(
-            self.branches
-                .iter()
-                .map(|entry| entry.site.min(entry.target)),
-        );
+        let sites = sites.chain(self.branches.iter().map(|entry| entry.site.min(entry.target)));
         let sites = sites.chain(self.calls.iter().map(|entry| entry.site));
         sites.chain(self.thunk).min().unwrap_or_default()
     }
@@ -213,19 +185,14 @@ impl Plan {
 
     fn poisoned(&self) -> impl Iterator<Item = &FunctionEntry> + Clone {
         let poison = self.poison;
-        self.functions
-            .iter()
-            .filter(move |function| poison && !function.taken)
+        self.functions.iter().filter(move |function| poison && !function.taken)
     }
 
     fn write_text(&self, text: &mut FileText, form: Form) -> Result<(), Error> {
         let disp = self.disp;
         let refused = |anomaly: poke::Anomaly| Error::Refused(anomaly.to_string());
         let broken = |broken: poke::Broken| Error::Refused(broken.found.to_string());
-        let sites = self
-            .checks
-            .iter()
-            .map(|entry| kcfi::Expect::table(entry, disp));
+        let sites = self.checks.iter().map(|entry| kcfi::Expect::table(entry, disp));
         let derive = |text: &FileText, expect| kcfi::reform(text, expect, form);
         let checks = poke::check(text, sites, derive).map_err(refused)?;
         let preambles = self.poisoned().map(|f| preamble::Expect {
@@ -253,42 +220,24 @@ fn shape_at(image: &Image<'_>, at: u64, len: u8) -> Option<Shape> {
 }
 
 fn check_entries(audit: &Audit<'_>) -> Result<Vec<CheckEntry>, Error> {
-    let by_check: BTreeMap<u64, _> = audit
-        .scan
-        .branches
-        .iter()
-        .filter_map(|b| Some((b.check?, b)))
-        .collect();
+    let by_check: BTreeMap<u64, _> =
+        audit.scan.branches.iter().filter_map(|b| Some((b.check?, b))).collect();
     let mut entries = Vec::new();
     for (&site, check) in &audit.scan.checks {
-        let branch = by_check
-            .get(&site)
-            .ok_or_else(|| at(audit, site, "has no branch"))?;
+        let branch = by_check.get(&site).ok_or_else(|| at(audit, site, "has no branch"))?;
         let thunk = branch.kind.is_thunk();
         let shape = match shape_at(&audit.image, site + TAIL, branch.len) {
             Some(shape) if thunk && branch.at == site + TAIL => shape,
             _ if thunk => return Err(at(audit, site, "has a branch that cannot be rerouted")),
-            _ => Shape {
-                kind: Kind::Call,
-                len: 6,
-            },
+            _ => Shape { kind: Kind::Call, len: 6 },
         };
-        entries.push(CheckEntry {
-            site,
-            hash: check.hash,
-            shape,
-            thunk,
-        });
+        entries.push(CheckEntry { site, hash: check.hash, shape, thunk });
     }
     Ok(entries)
 }
 
 fn thunk_entries(audit: &Audit<'_>) -> Result<Vec<ThunkEntry>, Error> {
-    let unchecked = audit
-        .scan
-        .branches
-        .iter()
-        .filter(|b| b.check.is_none() && b.kind.is_thunk());
+    let unchecked = audit.scan.branches.iter().filter(|b| b.check.is_none() && b.kind.is_thunk());
     let entry = |b: &crate::scan::Branch| {
         let shape = shape_at(&audit.image, b.at, b.len);
         let shape = shape.ok_or_else(|| at(audit, b.at, "cannot be rerouted"))?;
@@ -298,18 +247,13 @@ fn thunk_entries(audit: &Audit<'_>) -> Result<Vec<ThunkEntry>, Error> {
 }
 
 fn at(audit: &Audit<'_>, address: u64, what: &str) -> Error {
-    let symbol = audit
-        .image
-        .symbolize(address)
-        .map_or("?", |symbol| symbol.name);
+    let symbol = audit.image.symbolize(address).map_or("?", |symbol| symbol.name);
     Error::Refused(format!("{address:#x} ({symbol}) {what}"))
 }
 
 /// Address ranges of entry text.
 fn entry_text(image: &Image<'_>) -> Vec<Range<u64>> {
-    let section = image
-        .section(ENTRY_TEXT)
-        .map(|piece| piece.address..piece.end());
+    let section = image.section(ENTRY_TEXT).map(|piece| piece.address..piece.end());
     let [start, end] = ENTRY_BOUNDS.map(|name| image.symbol(name));
     let bounds = start.zip(end).map(|(start, end)| start..end);
     section.into_iter().chain(bounds).collect()
@@ -325,9 +269,7 @@ fn static_branches(audit: &Audit<'_>, entry: &[Range<u64>]) -> Result<Vec<Branch
     };
     let (raws, rest) = piece.bytes.as_chunks::<RAW_LEN>();
     if !rest.is_empty() {
-        return Err(Error::Refused(format!(
-            "{JUMP_TABLE} is no whole number of entries"
-        )));
+        return Err(Error::Refused(format!("{JUMP_TABLE} is no whole number of entries")));
     }
     let mut branches = Vec::new();
     for (raw, address) in raws.iter().zip((piece.address..).step_by(RAW_LEN)) {
@@ -335,11 +277,7 @@ fn static_branches(audit: &Audit<'_>, entry: &[Range<u64>]) -> Result<Vec<Branch
         if let Err(anomaly) = jump_label::set(&audit.image, &branch, false) {
             return Err(at(audit, branch.site, &anomaly.to_string()));
         }
-        if !audit
-            .image
-            .piece_at(branch.target)
-            .is_some_and(|piece| piece.executable)
-        {
+        if !audit.image.piece_at(branch.target).is_some_and(|piece| piece.executable) {
             return Err(at(audit, branch.site, "jumps out of text"));
         }
         if inside(entry, branch.site) && !branch.ro_after_init {
@@ -357,25 +295,17 @@ fn trampolines(audit: &Audit<'_>) -> Result<BTreeMap<u64, u32>, Error> {
     };
     let (raws, rest) = piece.bytes.as_chunks::<8>();
     if !rest.is_empty() {
-        return Err(Error::Refused(format!(
-            "{TRAMPOLINES} is no whole number of entries"
-        )));
+        return Err(Error::Refused(format!("{TRAMPOLINES} is no whole number of entries")));
     }
     let mut out = BTreeMap::new();
     let mut keys = BTreeSet::new();
     for ([t0, t1, t2, t3, key @ ..], address) in raws.iter().zip((piece.address..).step_by(8)) {
         let trampoline = tail::rel32_target(address, [*t0, *t1, *t2, *t3]);
         let key = u32::from_le_bytes(*key);
-        let entry = CallEntry {
-            site: trampoline,
-            key,
-            tail: true,
-        };
+        let entry = CallEntry { site: trampoline, key, tail: true };
         let mut bytes = [0; static_call::TRAMPOLINE_LEN];
         let read = audit.image.read(trampoline, &mut bytes);
-        let target = bytes
-            .first_chunk()
-            .and_then(|code| static_call::decode(&entry, *code));
+        let target = bytes.first_chunk().and_then(|code| static_call::decode(&entry, *code));
         if read.is_err() || target.is_none() || !bytes.ends_with(&static_call::SIGNATURE) {
             return Err(at(audit, trampoline, "is no static-call trampoline"));
         }
@@ -399,11 +329,7 @@ fn static_calls(audit: &Audit<'_>, entry: &[Range<u64>]) -> Result<Vec<CallEntry
         let tail = bytes.first() == Some(&jump_label::JMP32);
         let call = CallEntry { site, key, tail };
         if read.is_err() || static_call::decode(&call, bytes) != Some(Target::Function(target)) {
-            return Err(at(
-                audit,
-                site,
-                "calls a trampoline in a way that cannot be patched",
-            ));
+            return Err(at(audit, site, "calls a trampoline in a way that cannot be patched"));
         }
         if inside(entry, site) {
             return Err(at(audit, site, "is a static call in entry text"));

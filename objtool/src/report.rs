@@ -76,17 +76,8 @@ pub struct Finding {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            address,
-            symbol,
-            detail,
-            ..
-        } = self;
-        write!(
-            f,
-            "{address:#018x} {symbol}: {} ({detail})",
-            self.kind.text()
-        )
+        let Self { address, symbol, detail, .. } = self;
+        write!(f, "{address:#018x} {symbol}: {} ({detail})", self.kind.text())
     }
 }
 
@@ -168,9 +159,7 @@ impl Report {
 
     /// Findings that nothing allows.
     pub fn violations(&self) -> impl Iterator<Item = &Finding> {
-        self.findings
-            .iter()
-            .filter(|finding| finding.allowed.is_none())
+        self.findings.iter().filter(|finding| finding.allowed.is_none())
     }
 
     /// One JSON object.
@@ -191,9 +180,7 @@ const SHOWN_MAX: usize = 20;
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let c = &self.counts;
-        let disp = self
-            .hash_displacement
-            .map_or("none".into(), |disp| disp.to_string());
+        let disp = self.hash_displacement.map_or("none".into(), |disp| disp.to_string());
         writeln!(
             f,
             "kCFI checks      {:>8}  (kcfi {}, opt {}, off {}; hash at {disp})",
@@ -204,41 +191,21 @@ impl fmt::Display for Report {
         writeln!(f, "thunk calls      {:>8}", c.thunk_calls)?;
         writeln!(f, "thunk jumps      {:>8}", c.thunk_jumps)?;
         writeln!(f, "without a thunk  {:>8}", c.bare_branches)?;
-        writeln!(
-            f,
-            "unchecked        {:>8}  (and {} allowed)",
-            c.unchecked, c.allowed
-        )?;
+        writeln!(f, "unchecked        {:>8}  (and {} allowed)", c.unchecked, c.allowed)?;
         writeln!(
             f,
             "preambles        {:>8}  ({} hashes, {} checks fit none)",
             c.preambles, c.hashes, c.orphans
         )?;
-        writeln!(
-            f,
-            "never taken      {:>8}  (functions that can be poisoned)",
-            c.poisonable
-        )?;
-        writeln!(
-            f,
-            "text bytes       {:>8}  ({} undecodable)",
-            c.text_bytes, c.undecodable
-        )?;
+        writeln!(f, "never taken      {:>8}  (functions that can be poisoned)", c.poisonable)?;
+        writeln!(f, "text bytes       {:>8}  ({} undecodable)", c.text_bytes, c.undecodable)?;
         for allowed in [false, true] {
             self.list(f, allowed)?;
         }
         for line in &self.not_proved {
             writeln!(f, "not proved: {line}")?;
         }
-        writeln!(
-            f,
-            "{}",
-            if self.is_clean() {
-                "clean"
-            } else {
-                "NOT CLEAN"
-            }
-        )
+        writeln!(f, "{}", if self.is_clean() { "clean" } else { "NOT CLEAN" })
     }
 }
 
@@ -247,11 +214,7 @@ impl Report {
         let mut last = None;
         let mut shown = 0;
         let mut left = 0;
-        for finding in self
-            .findings
-            .iter()
-            .filter(|x| x.allowed.is_some() == allowed)
-        {
+        for finding in self.findings.iter().filter(|x| x.allowed.is_some() == allowed) {
             if last != Some(finding.kind) {
                 more(f, &mut left)?;
                 shown = 0;
@@ -262,18 +225,10 @@ impl Report {
                 continue;
             }
             shown += 1;
-            let Finding {
-                address,
-                symbol,
-                detail,
-                ..
-            } = finding;
+            let Finding { address, symbol, detail, .. } = finding;
             let verdict = finding.allowed.as_deref().unwrap_or("VIOLATION");
             let what = finding.kind.text();
-            writeln!(
-                f,
-                "  {address:#018x} {symbol}: {what} ({detail}): {verdict}"
-            )?;
+            writeln!(f, "  {address:#018x} {symbol}: {what} ({detail}): {verdict}")?;
         }
         more(f, &mut left)
     }

@@ -51,11 +51,7 @@ const fn casts_doubt(kind: FindingKind) -> bool {
 /// [`Error::Refused`] with the first anomaly; then nothing has been written anywhere.
 pub fn rewrite(data: &[u8], form: Form, options: &Options) -> Result<Rewritten, Error> {
     let before = examine(data, options)?;
-    if let Some(doubt) = before
-        .report
-        .violations()
-        .find(|finding| casts_doubt(finding.kind))
-    {
+    if let Some(doubt) = before.report.violations().find(|finding| casts_doubt(finding.kind)) {
         return Err(Error::Refused(doubt.to_string()));
     }
     let mut text = FileText::new(data, &before.image);
@@ -64,12 +60,7 @@ pub fn rewrite(data: &[u8], form: Form, options: &Options) -> Result<Rewritten, 
     note_form(&mut new, &before, form);
     let after = examine(&new, options)?;
     let report = same_but_form(&before, after, form)?;
-    Ok(Rewritten {
-        warnings: warnings(&before, form),
-        data: new,
-        applied,
-        report,
-    })
+    Ok(Rewritten { warnings: warnings(&before, form), data: new, applied, report })
 }
 
 fn reform(text: &mut FileText, audit: &Audit<'_>, form: Form) -> Result<poke::Applied, Error> {
@@ -82,8 +73,7 @@ fn reform(text: &mut FileText, audit: &Audit<'_>, form: Form) -> Result<poke::Ap
     });
     let derive = |text: &FileText, expect| kcfi::reform(text, expect, form);
     let pass = poke::check(text, sites, derive).map_err(|a| Error::Refused(a.to_string()))?;
-    pass.apply(text)
-        .map_err(|broken| Error::Refused(broken.found.to_string()))
+    pass.apply(text).map_err(|broken| Error::Refused(broken.found.to_string()))
 }
 
 /// Limen's own images say in their site tables which form they have.
@@ -100,9 +90,7 @@ fn note_form(data: &mut [u8], audit: &Audit<'_>, form: Form) {
 fn same_but_form(before: &Audit<'_>, after: Audit<'_>, form: Form) -> Result<Report, Error> {
     let changed = |site: u64| Error::Refused(format!("verification failed at {site:#x}"));
     if before.scan.checks.len() != after.scan.checks.len() {
-        return Err(Error::Refused(
-            "verification failed: the number of checks changed".into(),
-        ));
+        return Err(Error::Refused("verification failed: the number of checks changed".into()));
     }
     for ((site, old), (new_site, new)) in before.scan.checks.iter().zip(&after.scan.checks) {
         let same = (old.hash, old.disp, old.register) == (new.hash, new.disp, new.register);
@@ -143,13 +131,7 @@ pub fn relocated_sites(audit: &Audit<'_>) -> BTreeSet<u64> {
             .take_while(|reloc| reloc.at < end)
             .any(|reloc| reloc.at.saturating_add(field_len(reloc.kind)) > site)
     };
-    audit
-        .scan
-        .checks
-        .keys()
-        .copied()
-        .filter(|&site| hit(site))
-        .collect()
+    audit.scan.checks.keys().copied().filter(|&site| hit(site)).collect()
 }
 
 const fn field_len(kind: u32) -> u64 {

@@ -114,12 +114,9 @@ impl Scan {
     #[must_use]
     pub fn knows_udb(&self) -> bool {
         self.udb_compares.iter().any(|&at| {
-            let first = self
-                .ud2_compares
-                .partition_point(|&ud2| ud2.saturating_add(HANDLER_MAX) < at);
-            self.ud2_compares
-                .get(first)
-                .is_some_and(|&ud2| ud2 < at.saturating_add(HANDLER_MAX))
+            let first =
+                self.ud2_compares.partition_point(|&ud2| ud2.saturating_add(HANDLER_MAX) < at);
+            self.ud2_compares.get(first).is_some_and(|&ud2| ud2 < at.saturating_add(HANDLER_MAX))
         })
     }
 }
@@ -144,20 +141,14 @@ pub fn infer_thunk(scan: &Scan) -> Thunks<'static> {
         *counts.entry(target).or_insert(0_usize) += 1;
     }
     let most = counts.into_iter().max_by_key(|&(_, count)| count);
-    most.map(|(target, _)| (target, "__x86_indirect_thunk_r11"))
-        .into_iter()
-        .collect()
+    most.map(|(target, _)| (target, "__x86_indirect_thunk_r11")).into_iter().collect()
 }
 
 /// Walks all executable pieces.
 #[must_use]
 pub fn scan(image: &Image<'_>, thunks: &Thunks<'_>) -> Scan {
     let starts: Vec<u64> = image.symbol_addresses().into_keys().collect();
-    let got: Vec<_> = image
-        .pieces
-        .iter()
-        .filter(|p| p.name.starts_with(".got"))
-        .collect();
+    let got: Vec<_> = image.pieces.iter().filter(|p| p.name.starts_with(".got")).collect();
     let in_got = |address: u64| got.iter().any(|p| (p.address..p.end()).contains(&address));
     let mut scan = Scan::default();
     for piece in image.text() {
@@ -179,11 +170,7 @@ fn walk_piece(
     while at < piece.end() {
         // A region ends where the next symbol begins: an instruction may not cross it.
         let next = starts.partition_point(|&start| start <= at);
-        let end = starts
-            .get(next)
-            .copied()
-            .unwrap_or(u64::MAX)
-            .min(piece.end());
+        let end = starts.get(next).copied().unwrap_or(u64::MAX).min(piece.end());
         let len = usize::try_from(end - at).unwrap_or_default();
         // A check that a label cuts in two (clang names the ud2) is still a check.
         let Some(rest) = piece.from(at) else { return };
@@ -279,9 +266,7 @@ fn classify(
                 return;
             }
             // All thunks of a checked image are for r11; another one fails the register test.
-            let r11 = thunks
-                .get(&target)
-                .is_some_and(|name| name.ends_with("_r11"));
+            let r11 = thunks.get(&target).is_some_and(|name| name.ends_with("_r11"));
             (thunk_kind(flow), r11.then_some(11))
         }
         FlowControl::IndirectCall | FlowControl::IndirectBranch => indirect(instruction, in_got),
@@ -311,9 +296,7 @@ fn compares_with(instruction: &Instruction, values: &[u64]) -> bool {
         Some(if byte { value & 0xff } else { value })
     };
     instruction.mnemonic() == Mnemonic::Cmp
-        && (0..instruction.op_count())
-            .filter_map(immediate)
-            .any(|value| values.contains(&value))
+        && (0..instruction.op_count()).filter_map(immediate).any(|value| values.contains(&value))
 }
 
 fn thunk_kind(flow: FlowControl) -> BranchKind {
@@ -333,23 +316,12 @@ fn indirect(instruction: &Instruction, in_got: &dyn Fn(u64) -> bool) -> (BranchK
     }
     if instruction.op0_kind() == OpKind::Register {
         let number = instruction.op0_register().number();
-        let kind = if call {
-            BranchKind::CallRegister
-        } else {
-            BranchKind::JumpRegister
-        };
+        let kind = if call { BranchKind::CallRegister } else { BranchKind::JumpRegister };
         return (kind, u8::try_from(number).ok());
     }
     let relative = instruction.memory_base() == Register::RIP;
     if relative && in_got(instruction.ip_rel_memory_address()) {
         return (BranchKind::Got, None);
     }
-    (
-        if call {
-            BranchKind::CallMemory
-        } else {
-            BranchKind::JumpMemory
-        },
-        None,
-    )
+    (if call { BranchKind::CallMemory } else { BranchKind::JumpMemory }, None)
 }

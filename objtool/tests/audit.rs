@@ -12,24 +12,11 @@ const FMT: &[u8] = include_bytes!("fixtures/fmt.elf");
 #[test]
 fn three_prefix_modes_agree_with_the_source() {
     for (name, image, disp) in CALLS {
-        let report = audit(
-            image,
-            &Options {
-                strict_hashes: true,
-                ..Options::default()
-            },
-        )
-        .unwrap();
+        let report = audit(image, &Options { strict_hashes: true, ..Options::default() }).unwrap();
         assert!(report.is_clean(), "{name}: {report}");
         let counts = report.counts;
-        assert_eq!(
-            (counts.checks, counts.traps, counts.checks_by_relocation),
-            (10, 10, 10)
-        );
-        assert_eq!(
-            (counts.thunk_calls, counts.thunk_jumps, counts.unchecked),
-            (7, 3, 0)
-        );
+        assert_eq!((counts.checks, counts.traps, counts.checks_by_relocation), (10, 10, 10));
+        assert_eq!((counts.thunk_calls, counts.thunk_jumps, counts.unchecked), (7, 3, 0));
         assert_eq!((counts.preambles, counts.orphans), (7, 0));
         assert_eq!(report.hash_displacement, Some(disp), "{name}");
     }
@@ -47,10 +34,7 @@ fn core_fmt_is_checked_everywhere() {
 fn a_removed_check_is_found_by_every_witness() {
     // The first check becomes nops: the trap entry dangles, and the call is unchecked.
     let mut image = CALLS[1].1.to_vec();
-    let site = image
-        .windows(2)
-        .position(|pair| pair == [0x41, 0xba])
-        .unwrap();
+    let site = image.windows(2).position(|pair| pair == [0x41, 0xba]).unwrap();
     image[site..site + 14].fill(0x90);
     let report = audit(&image, &Options::default()).unwrap();
     let kinds: Vec<_> = report.violations().map(|finding| finding.kind).collect();

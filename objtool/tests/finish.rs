@@ -29,21 +29,12 @@ fn all_tables_are_there() {
     assert_eq!((tables.disp(), tables.form()), (-15, Form::Opt));
     assert_eq!(tables.thunk(), Some(symbol("__x86_indirect_thunk_r11")));
     assert_eq!((tables.checks().len(), tables.thunks().len()), (3, 0));
-    assert!(
-        tables
-            .checks()
-            .iter()
-            .all(|check| check.thunk && check.shape.kind == Kind::Call)
-    );
+    assert!(tables.checks().iter().all(|check| check.thunk && check.shape.kind == Kind::Call));
 
     // Two copies of the branch (one inlined into _start), each with the key of the source.
     let branches: Vec<_> = tables.branches().iter().collect();
     assert_eq!(branches.len(), 2);
-    assert!(
-        branches
-            .iter()
-            .all(|branch| branch.key == 7 && !branch.likely)
-    );
+    assert!(branches.iter().all(|branch| branch.key == 7 && !branch.likely));
     assert_eq!(branches[0].site, symbol("with_branch") + 2);
 
     // with_call and _start (with its inlined copies) call; with_tail jumps.
@@ -58,21 +49,15 @@ fn all_tables_are_there() {
 fn only_functions_whose_address_is_taken_keep_their_hash() {
     let data = finished();
     let image = Image::parse(&data).unwrap();
-    let hash = |name: &str| {
-        preamble::decode_at(&image, image.symbol(name).unwrap(), -15)
-            .unwrap()
-            .hash
-    };
+    let hash =
+        |name: &str| preamble::decode_at(&image, image.symbol(name).unwrap(), -15).unwrap().hash;
     for name in ["real_hook", "twice"] {
         assert_ne!(hash(name), POISON, "{name}");
     }
     for name in ["real_event", "slow_path", "with_tail", "_start"] {
         assert_eq!(hash(name), POISON, "{name}");
     }
-    let options = FinishOptions {
-        poison: false,
-        ..FinishOptions::default()
-    };
+    let options = FinishOptions { poison: false, ..FinishOptions::default() };
     let unpoisoned = finish(SITES, &options).unwrap();
     assert_eq!(unpoisoned.poisoned, 0);
     assert_eq!(unpoisoned.report.counts.poisonable, 6);
@@ -92,10 +77,10 @@ fn the_sequence_is_that_of_the_sites() {
     let sequence = sequence(&finished()).unwrap();
     assert_eq!((sequence.same, sequence.calls), (3, 3));
     let hex: Vec<u8> = sequence.bytes.into();
-    assert_eq!((&hex[..2], &hex[6..16]), (
-        &[0x41, 0xba][..],
-        &[0x45, 0x03, 0x53, 0xf1, 0x75, 0x01, 0xa8, 0xd6, 0x2e, 0xe8][..],
-    ));
+    assert_eq!(
+        (&hex[..2], &hex[6..16]),
+        (&[0x41, 0xba][..], &[0x45, 0x03, 0x53, 0xf1, 0x75, 0x01, 0xa8, 0xd6, 0x2e, 0xe8][..],)
+    );
 }
 
 fn refused(data: &[u8]) -> String {
@@ -184,21 +169,13 @@ fn entry_text_must_not_change_at_run_time() {
 #[test]
 fn the_room_must_be_there_and_large_enough() {
     let none = include_bytes!("fixtures/calls-11.elf");
-    assert!(matches!(
-        finish(none, &FinishOptions::default()),
-        Err(Error::NoSection)
-    ));
+    assert!(matches!(finish(none, &FinishOptions::default()), Err(Error::NoSection)));
 }
 
 #[test]
 fn without_the_tables_the_report_says_so() {
     let report = audit(SITES, &Options::default()).unwrap();
-    assert!(
-        report
-            .not_proved
-            .iter()
-            .any(|line| line.contains("not filled"))
-    );
+    assert!(report.not_proved.iter().any(|line| line.contains("not filled")));
     let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
     assert_eq!(json["clean"], true);
     assert_eq!(json["counts"]["checks"], 3);

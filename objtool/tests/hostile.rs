@@ -34,27 +34,14 @@ fn torture(data: &[u8]) {
     let _ = finish(data, &FinishOptions::default());
     if let Ok(rewritten) = rewrite(data, Form::Opt, &options) {
         assert_eq!(rewritten.data.len(), data.len());
-        let differing = rewritten
-            .data
-            .iter()
-            .zip(data)
-            .filter(|(new, old)| new != old)
-            .count();
+        let differing = rewritten.data.iter().zip(data).filter(|(new, old)| new != old).count();
         // Four bytes of each written check, and the form byte of filled tables.
         assert!(differing <= rewritten.applied.written * 6 + 1);
     }
 }
 
-const INTERESTING: [u64; 8] = [
-    0,
-    1,
-    0xff,
-    0x7fff_ffff,
-    0xffff_ffff,
-    1 << 63,
-    u64::MAX,
-    u64::MAX - 7,
-];
+const INTERESTING: [u64; 8] =
+    [0, 1, 0xff, 0x7fff_ffff, 0xffff_ffff, 1 << 63, u64::MAX, u64::MAX - 7];
 
 #[test]
 fn mutated_images() {
@@ -84,9 +71,7 @@ fn every_word_of_the_headers_gets_every_interesting_value() {
     for image in IMAGES {
         let shoff = u64::from_le_bytes(image[0x28..0x30].try_into().unwrap_or_default());
         let shoff = usize::try_from(shoff).unwrap_or_default();
-        let words = (0..0x40)
-            .step_by(4)
-            .chain((shoff..image.len() - 8).step_by(8));
+        let words = (0..0x40).step_by(4).chain((shoff..image.len() - 8).step_by(8));
         for at in words {
             for value in INTERESTING {
                 let mut data = image.to_vec();

@@ -23,9 +23,7 @@ fn checks(image: &[u8]) -> Vec<usize> {
             && bytes[6..9] == [0x45, 3, 0x53]
             && bytes[10..] == BODY_KCFI
     };
-    (0..image.len() - CHECK_LEN)
-        .filter(|&at| is_check(at))
-        .collect()
+    (0..image.len() - CHECK_LEN).filter(|&at| is_check(at)).collect()
 }
 
 #[test]
@@ -39,10 +37,7 @@ fn only_four_bytes_of_every_check_change() {
         }
         let rewritten = opt(image).unwrap();
         assert!(rewritten.data == golden, "{name}");
-        assert_eq!(
-            (rewritten.applied.sites, rewritten.applied.written),
-            (count, count)
-        );
+        assert_eq!((rewritten.applied.sites, rewritten.applied.written), (count, count));
         assert_eq!(rewritten.report.counts.form_opt, count);
         let again = opt(&rewritten.data).unwrap();
         assert_eq!((again.applied.sites, again.applied.written), (count, 0));
@@ -68,12 +63,7 @@ fn off_is_a_jump_over_the_check() {
 #[test]
 fn an_image_that_does_not_know_udb_is_named() {
     let rewritten = opt(IMAGES[1].1).unwrap();
-    assert!(
-        rewritten
-            .warnings
-            .iter()
-            .any(|warning| warning.contains("UDB"))
-    );
+    assert!(rewritten.warnings.iter().any(|warning| warning.contains("UDB")));
 }
 
 /// Every position of every check; all eight single-bit errors and an inverted byte.
@@ -93,10 +83,7 @@ fn a_corrupt_check_stops_the_rewrite() {
                         assert_eq!(counts.orphans, 1, "{name} {position} {flip:#x}");
                     } else {
                         let error = result.unwrap_err();
-                        assert!(
-                            matches!(error, Error::Refused(_)),
-                            "{name} {position}: {error}"
-                        );
+                        assert!(matches!(error, Error::Refused(_)), "{name} {position}: {error}");
                     }
                 }
             }
@@ -145,11 +132,6 @@ fn a_stripped_image_can_still_be_rewritten() {
         assert!(!report.not_proved.is_empty());
         let rewritten = opt(&bare).unwrap();
         assert_eq!(rewritten.applied.written, count, "{name}");
-        assert!(
-            rewritten
-                .warnings
-                .iter()
-                .any(|warning| warning.contains("kcfi_traps"))
-        );
+        assert!(rewritten.warnings.iter().any(|warning| warning.contains("kcfi_traps")));
     }
 }

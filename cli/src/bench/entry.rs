@@ -2,8 +2,8 @@
 //!
 //! Few operations in many settings: returns by SYSRET and, with `sysret=off`, all by IRET; page
 //! tables isolated or not; with `syscall_work=on` every call takes the slow path that tracing
-//! takes, with nothing to do there; and with a filter of four instructions. Linux's slow path is that
-//! of `audit=1`, which is the work at each call that its own parameter turns on.
+//! takes, with nothing to do there; and with a filter of four instructions. Linux's slow path is
+//! that of `audit=1`, which is the work at each call that its own parameter turns on.
 //!
 //! An instruction is not a cycle: SYSRET and IRET count as one each, and differ by a hundred cycles
 //! on CPUs. The table shows what the kernel does around them.
@@ -101,7 +101,8 @@ fn text(settings: &[Setting]) -> String {
 }
 
 fn object(settings: &[Setting], slow: f64) -> Value {
-    let row = |setting: &Setting| json!({ "setting": setting.name, "instructions": setting.values });
+    let row =
+        |setting: &Setting| json!({ "setting": setting.name, "instructions": setting.values });
     json!({
         "bench": "entry",
         "operations": ROWS,

@@ -205,9 +205,10 @@ fn as_text(columns: &[Column], prices: &Prices<'_>, time: Duration) -> String {
         figures(name, &|f| f.get(name).copied().unwrap_or_default());
     }
     line("getpid on an isolated CPU", &mut prices.iter().map(|(_, (_, on))| on.to_string()));
-    line("entry and exit, nothing pending", &mut prices.iter().map(|&(_, price)| {
-        extra(price).to_string()
-    }));
+    line(
+        "entry and exit, nothing pending",
+        &mut prices.iter().map(|&(_, price)| extra(price).to_string()),
+    );
     out += &format!(
         "Events in {} s; instructions by -icount. Linux: its own /proc/interrupts, {ISOLATED}.\n",
         time.as_secs()

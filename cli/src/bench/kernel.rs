@@ -54,12 +54,8 @@ pub(super) struct Results {
 /// Measures and prints. Where there is no Linux, its columns stay empty and a line says why.
 pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let bench = Bench::new(args)?;
-    let mut results = Results {
-        cpu: args.cpu.clone(),
-        limen: bench.limen()?,
-        linux: None,
-        linux_off: None,
-    };
+    let mut results =
+        Results { cpu: args.cpu.clone(), limen: bench.limen()?, linux: None, linux_off: None };
     if !args.no_linux {
         match linux::find(args.linux.as_deref()) {
             Ok(linux) => {
@@ -155,7 +151,11 @@ impl Bench {
         Ok((column, String::from_utf8_lossy(&log).into_owned()))
     }
 
-    fn run_limen(&self, words: &[&str], clock: Clock) -> Result<(BTreeMap<String, u64>, u64), Error> {
+    fn run_limen(
+        &self,
+        words: &[&str],
+        clock: Clock,
+    ) -> Result<(BTreeMap<String, u64>, u64), Error> {
         let initramfs = self.dir.0.join("limen.cpio");
         std::fs::write(&initramfs, limen_initramfs(&self.program, words)?)?;
         let machine = Qemu {

@@ -60,7 +60,8 @@ fn newest(dir: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(dir).ok()?.flatten();
     let is_one = |name: &str| name.starts_with("vmlinuz-") && name.ends_with(FLAVOUR);
     let images = entries.filter(|entry| is_one(&entry.file_name().to_string_lossy()));
-    let by_time = |entry: &std::fs::DirEntry| entry.metadata().and_then(|meta| meta.modified()).ok();
+    let by_time =
+        |entry: &std::fs::DirEntry| entry.metadata().and_then(|meta| meta.modified()).ok();
     images.max_by_key(by_time).map(|entry| entry.path())
 }
 

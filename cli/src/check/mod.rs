@@ -41,10 +41,7 @@ fn check_sources() -> Result<u8, Error> {
     let target = paths::target_dir()?.join("check");
     let cargo = |arguments: &[&str]| {
         let mut command = Command::new("cargo");
-        command
-            .current_dir(&repository)
-            .env("RUSTC_BOOTSTRAP", "1")
-            .args(arguments);
+        command.current_dir(&repository).env("RUSTC_BOOTSTRAP", "1").args(arguments);
         command
     };
     let kernel = |name: &'static str| [&[name, "--quiet"], &image::CARGO_FLAGS[..]].concat();
@@ -59,10 +56,7 @@ fn check_sources() -> Result<u8, Error> {
     let mut clippy = cargo(&["clippy", "--quiet", "--all-targets", "--target-dir"]);
     step("clippy", runs(clippy.arg(&target).args(denied)));
     let mut clippy = cargo(&kernel("clippy"));
-    step(
-        "clippy of the kernel",
-        runs(clippy.arg("--target-dir").arg(&target).args(denied)),
-    );
+    step("clippy of the kernel", runs(clippy.arg("--target-dir").arg(&target).args(denied)));
     let findings = tidy::check_repository(&repository)?;
     findings.iter().for_each(|finding| println!("{finding}"));
     step("tidy", findings.is_empty());

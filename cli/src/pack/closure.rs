@@ -2,8 +2,9 @@
 //!
 //! Why it is hard: the search for a library depends on who asks. DT_RPATH counts for a file and
 //! for all that it loads, unless the file has DT_RUNPATH, which counts for the file alone;
-//! `$ORIGIN` is the folder of the file that says it; then LD_LIBRARY_PATH, the cache, the built-in folders
-//! (ld.so(8)). Scripts need their `#!` interpreter (execve(2)), which may be a script again, and
+//! `$ORIGIN` is the folder of the file that says it; then LD_LIBRARY_PATH, the cache, the built-in
+//! folders (ld.so(8)). Scripts need their `#!` interpreter (execve(2)), which may be a script
+//! again, and
 //! `/usr/bin/env NAME` looks NAME up in PATH.
 //!
 //! What a program opens by itself later (plug-ins, modules, data) is not seen here; `--file`,
@@ -81,9 +82,7 @@ pub(crate) fn closure_of_all(
         tree,
         system: SystemLibraries::of(tree),
         path,
-        library_path: std::env::split_paths(library_path)
-            .filter(|p| p.is_absolute())
-            .collect(),
+        library_path: std::env::split_paths(library_path).filter(|p| p.is_absolute()).collect(),
         closure: Closure::default(),
         seen: BTreeSet::new(),
         todo: VecDeque::new(),
@@ -101,11 +100,7 @@ pub(crate) fn closure_of_all(
 impl Search<'_> {
     fn want(&mut self, path: PathBuf, inherited_rpath: Vec<PathBuf>, musl: bool) {
         if self.seen.len() < FILES_MAX && self.seen.insert(path.clone()) {
-            self.todo.push_back(Task {
-                path,
-                inherited_rpath,
-                musl,
-            });
+            self.todo.push_back(Task { path, inherited_rpath, musl });
         }
     }
 
@@ -113,10 +108,7 @@ impl Search<'_> {
         let real = match self.closure.files.add_from(self.tree, &task.path) {
             Ok(real) => real,
             Err(error) => {
-                return self
-                    .closure
-                    .missing
-                    .push(format!("{}: {error}", task.path.display()));
+                return self.closure.missing.push(format!("{}: {error}", task.path.display()));
             }
         };
         let host = self.tree.on_host(&real);
@@ -136,11 +128,7 @@ impl Search<'_> {
             let text = format!("interpreter of {}", script.display());
             return self.closure.missing.push(text);
         };
-        self.want(
-            absolute(Path::new("/"), Path::new(interpreter)),
-            vec![],
-            false,
-        );
+        self.want(absolute(Path::new("/"), Path::new(interpreter)), vec![], false);
         let is_env = Path::new(interpreter).file_name() == Some(OsStr::new("env"));
         let name = argument.filter(|_| is_env).and_then(env_program);
         let Some(name) = name else { return };
@@ -153,22 +141,14 @@ impl Search<'_> {
     fn want_needs(&mut self, needs: &Needs, real: &Path, task: Task) {
         let origin = real.parent().unwrap_or(Path::new("/"));
         let expand = |folder: &String| expand_origin(folder, origin);
-        let musl = task.musl
-            || needs
-                .interpreter
-                .as_ref()
-                .is_some_and(|path| path.contains("/ld-musl-"));
+        let musl =
+            task.musl || needs.interpreter.as_ref().is_some_and(|path| path.contains("/ld-musl-"));
         if let Some(interpreter) = &needs.interpreter {
             self.want(interpreter.into(), vec![], musl);
         }
         let runpath: Vec<PathBuf> = needs.runpath.iter().map(expand).collect();
         let rpath = match runpath.is_empty() || musl {
-            true => needs
-                .rpath
-                .iter()
-                .map(expand)
-                .chain(task.inherited_rpath)
-                .collect(),
+            true => needs.rpath.iter().map(expand).chain(task.inherited_rpath).collect(),
             false => Vec::new(),
         };
         for name in &needs.libraries {
@@ -210,10 +190,7 @@ impl Search<'_> {
         }
         let system = self.system.candidates(name, musl);
         let (path, cached) = system.into_iter().find(|(path, _)| fits(path))?;
-        let cache = self
-            .system
-            .cache_file()
-            .filter(|_| cached && !ldso::is_built_in(&path));
+        let cache = self.system.cache_file().filter(|_| cached && !ldso::is_built_in(&path));
         if let Some(cache) = cache {
             // The guest's loader finds it through the cache as well.
             self.want(cache.to_owned(), vec![], false);
@@ -222,9 +199,7 @@ impl Search<'_> {
     }
 
     fn miss(&mut self, what: &str, needed_by: &Path) {
-        self.closure
-            .missing
-            .push(format!("{what} (needed by {})", needed_by.display()));
+        self.closure.missing.push(format!("{what} (needed by {})", needed_by.display()));
     }
 }
 
@@ -232,29 +207,19 @@ impl Search<'_> {
 fn expand_origin(text: &str, origin: &Path) -> PathBuf {
     let mut text = text.to_owned();
     let origin = origin.to_string_lossy();
-    for (name, value) in [
-        ("ORIGIN", origin.as_ref()),
-        ("LIB", "lib/x86_64-linux-gnu"),
-        ("PLATFORM", "x86_64"),
-    ] {
-        text = text
-            .replace(&format!("${{{name}}}"), value)
-            .replace(&format!("${name}"), value);
+    for (name, value) in
+        [("ORIGIN", origin.as_ref()), ("LIB", "lib/x86_64-linux-gnu"), ("PLATFORM", "x86_64")]
+    {
+        text = text.replace(&format!("${{{name}}}"), value).replace(&format!("${name}"), value);
     }
     absolute(Path::new("/"), Path::new(&text))
 }
 
 /// Interpreter and argument of a `#!` line; `None` if it names none.
 fn parse_script_line(first: &[u8]) -> Option<(&OsStr, Option<&OsStr>)> {
-    let line = first
-        .strip_prefix(b"#!")?
-        .split(|&byte| byte == b'\n')
-        .next()?;
+    let line = first.strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?;
     let line = line.trim_ascii();
-    let end = line
-        .iter()
-        .position(|byte| b" \t".contains(byte))
-        .unwrap_or(line.len());
+    let end = line.iter().position(|byte| b" \t".contains(byte)).unwrap_or(line.len());
     let argument = line[end..].trim_ascii();
     let argument = (!argument.is_empty()).then(|| OsStr::from_bytes(argument));
     (end > 0).then(|| (OsStr::from_bytes(&line[..end]), argument))
@@ -272,10 +237,7 @@ fn env_program(argument: &OsStr) -> Option<&OsStr> {
 /// PATH and LD_LIBRARY_PATH of the caller.
 pub(crate) fn callers_paths() -> (OsString, OsString) {
     let path = std::env::var_os("PATH").unwrap_or_else(|| crate::run::lookup::DEFAULT_PATH.into());
-    (
-        path,
-        std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default(),
-    )
+    (path, std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -37,31 +37,18 @@ fn elf_bytes(fake: &Fake<'_>) -> Vec<u8> {
     out.extend([0u64, 64, 0].iter().flat_map(|word| word.to_le_bytes()));
     out.extend(0u32.to_le_bytes());
     let count = if interp_at.is_some() { 3 } else { 2 };
-    out.extend(
-        [64u16, 56, count, 64, 0, 0]
-            .iter()
-            .flat_map(|half| half.to_le_bytes()),
-    );
+    out.extend([64u16, 56, count, 64, 0, 0].iter().flat_map(|half| half.to_le_bytes()));
     let interp_len = fake.interpreter.map_or(0, |text| text.len() as u64 + 1);
     let interp = strings_at + interp_at.unwrap_or(0);
     let dynamic_len = dynamic.len() as u64 * 16;
-    for (kind, at, len) in [
-        (1u32, 0, total),
-        (2, dynamic_at, dynamic_len),
-        (3, interp, interp_len),
-    ] {
+    for (kind, at, len) in [(1u32, 0, total), (2, dynamic_at, dynamic_len), (3, interp, interp_len)]
+    {
         out.extend(kind.to_le_bytes());
         out.extend(5u32.to_le_bytes());
-        out.extend(
-            [at, at, at, len, len, 8]
-                .iter()
-                .flat_map(|word: &u64| word.to_le_bytes()),
-        );
+        out.extend([at, at, at, len, len, 8].iter().flat_map(|word: &u64| word.to_le_bytes()));
     }
     out.extend(
-        dynamic
-            .iter()
-            .flat_map(|(tag, value)| [tag.to_le_bytes(), value.to_le_bytes()].concat()),
+        dynamic.iter().flat_map(|(tag, value)| [tag.to_le_bytes(), value.to_le_bytes()].concat()),
     );
     out.extend(strings);
     out
@@ -102,25 +89,14 @@ impl World {
 }
 
 fn paths(closure: &Closure) -> Vec<String> {
-    closure
-        .libraries
-        .iter()
-        .map(|(_, path)| path.display().to_string())
-        .collect()
+    closure.libraries.iter().map(|(_, path)| path.display().to_string()).collect()
 }
 
 #[test]
 fn interpreter_and_built_in_folders() {
     let world = World::new();
     let needed = ["liba.so"];
-    world.elf(
-        "bin/p",
-        Fake {
-            interpreter: Some("/ld"),
-            needed: &needed,
-            ..Fake::default()
-        },
-    );
+    world.elf("bin/p", Fake { interpreter: Some("/ld"), needed: &needed, ..Fake::default() });
     world.library("ld").library("usr/lib/liba.so");
     let closure = world.closure("/bin/p");
     assert_eq!(paths(&closure), ["/usr/lib/liba.so"]);
@@ -131,52 +107,20 @@ fn interpreter_and_built_in_folders() {
 #[test]
 fn missing_ones_are_named_with_who_needs_them() {
     let world = World::new();
-    world.elf(
-        "bin/p",
-        Fake {
-            needed: &["libx.so"],
-            ..Fake::default()
-        },
-    );
-    assert_eq!(
-        world.closure("/bin/p").missing,
-        ["libx.so (needed by /bin/p)"]
-    );
+    world.elf("bin/p", Fake { needed: &["libx.so"], ..Fake::default() });
+    assert_eq!(world.closure("/bin/p").missing, ["libx.so (needed by /bin/p)"]);
 }
 
 #[test]
 fn rpath_counts_for_what_is_loaded_runpath_does_not() {
     let world = World::new();
-    let middle = Fake {
-        needed: &["libb.so"],
-        ..Fake::default()
-    };
+    let middle = Fake { needed: &["libb.so"], ..Fake::default() };
     world.elf("opt/liba.so", middle).library("opt/libb.so");
     let needed = ["liba.so"];
-    world.elf(
-        "bin/r",
-        Fake {
-            needed: &needed,
-            rpath: Some("/opt"),
-            ..Fake::default()
-        },
-    );
-    world.elf(
-        "bin/n",
-        Fake {
-            needed: &needed,
-            runpath: Some("/opt"),
-            ..Fake::default()
-        },
-    );
-    assert_eq!(
-        paths(&world.closure("/bin/r")),
-        ["/opt/liba.so", "/opt/libb.so"]
-    );
-    assert_eq!(
-        world.closure("/bin/n").missing,
-        ["libb.so (needed by /opt/liba.so)"]
-    );
+    world.elf("bin/r", Fake { needed: &needed, rpath: Some("/opt"), ..Fake::default() });
+    world.elf("bin/n", Fake { needed: &needed, runpath: Some("/opt"), ..Fake::default() });
+    assert_eq!(paths(&world.closure("/bin/r")), ["/opt/liba.so", "/opt/libb.so"]);
+    assert_eq!(world.closure("/bin/n").missing, ["libb.so (needed by /opt/liba.so)"]);
 }
 
 #[test]
@@ -186,20 +130,9 @@ fn runpath_silences_rpath_and_comes_after_ld_library_path() {
         world.library(&format!("{dir}/liba.so"));
     }
     let (rpath, runpath) = (Some("/r"), Some("/n"));
-    world.elf(
-        "bin/p",
-        Fake {
-            needed: &["liba.so"],
-            rpath,
-            runpath,
-            ..Fake::default()
-        },
-    );
+    world.elf("bin/p", Fake { needed: &["liba.so"], rpath, runpath, ..Fake::default() });
     assert_eq!(paths(&world.closure("/bin/p")), ["/n/liba.so"]);
-    assert_eq!(
-        paths(&world.closure_with("/bin/p", "/none:/l")),
-        ["/l/liba.so"]
-    );
+    assert_eq!(paths(&world.closure_with("/bin/p", "/none:/l")), ["/l/liba.so"]);
 }
 
 #[test]
@@ -207,11 +140,7 @@ fn origin_is_where_the_file_really_is() {
     let world = World::new();
     world.elf(
         "app/bin/p",
-        Fake {
-            needed: &["liba.so"],
-            runpath: Some("${ORIGIN}/../lib"),
-            ..Fake::default()
-        },
+        Fake { needed: &["liba.so"], runpath: Some("${ORIGIN}/../lib"), ..Fake::default() },
     );
     world.library("app/lib/liba.so");
     fs::create_dir_all(world.0.path().join("bin")).expect("directory");
@@ -220,10 +149,7 @@ fn origin_is_where_the_file_really_is() {
     assert_eq!(closure.missing, [""; 0]);
     assert!(closure.files.contains(Path::new("/app/lib/liba.so")));
     assert!(closure.files.contains(Path::new("/app/bin/p")));
-    assert!(
-        !closure.files.contains(Path::new("/bin/p")),
-        "a link stays a link"
-    );
+    assert!(!closure.files.contains(Path::new("/bin/p")), "a link stays a link");
 }
 
 #[test]
@@ -232,22 +158,14 @@ fn files_of_other_machines_are_passed_over() {
     let mut other = elf_bytes(&Fake::default());
     other[18] = 40;
     world.file("lib/liba.so", &other).library("usr/lib/liba.so");
-    world.elf(
-        "bin/p",
-        Fake {
-            needed: &["liba.so"],
-            ..Fake::default()
-        },
-    );
+    world.elf("bin/p", Fake { needed: &["liba.so"], ..Fake::default() });
     assert_eq!(paths(&world.closure("/bin/p")), ["/usr/lib/liba.so"]);
 }
 
 #[test]
 fn scripts_bring_their_interpreters() {
     let world = World::new();
-    world
-        .file("bin/s", b"#! /usr/bin/env -S A=b inner -x\n")
-        .file("bin/inner", b"#!/bin/sh\n");
+    world.file("bin/s", b"#! /usr/bin/env -S A=b inner -x\n").file("bin/inner", b"#!/bin/sh\n");
     world.library("usr/bin/env").library("bin/sh");
     let closure = world.closure("/bin/s");
     for file in ["/usr/bin/env", "/bin/inner", "/bin/sh"] {
@@ -262,10 +180,7 @@ fn script_lines() {
     let line = |text: &'static str| parse_script_line(text.as_bytes());
     let os = OsStr::new;
     assert_eq!(line("#!/bin/sh\nx"), Some((os("/bin/sh"), None)));
-    assert_eq!(
-        line("#!\t/bin/sh -e  x \n"),
-        Some((os("/bin/sh"), Some(os("-e  x"))))
-    );
+    assert_eq!(line("#!\t/bin/sh -e  x \n"), Some((os("/bin/sh"), Some(os("-e  x")))));
     assert_eq!(line("#!\n"), None);
     assert_eq!(line("#"), None);
 }
@@ -273,16 +188,8 @@ fn script_lines() {
 #[test]
 fn loops_end() {
     let world = World::new();
-    world
-        .file("bin/a", b"#!/bin/b\n")
-        .file("bin/b", b"#!/bin/a\n");
-    world.elf(
-        "lib/liba.so",
-        Fake {
-            needed: &["liba.so"],
-            ..Fake::default()
-        },
-    );
+    world.file("bin/a", b"#!/bin/b\n").file("bin/b", b"#!/bin/a\n");
+    world.elf("lib/liba.so", Fake { needed: &["liba.so"], ..Fake::default() });
     assert!(world.closure("/bin/a").missing.is_empty());
     assert_eq!(world.closure("/lib/liba.so").missing, [""; 0]);
 }

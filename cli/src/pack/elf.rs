@@ -69,10 +69,7 @@ fn read_dynamic(
     let tags = || {
         let value =
             |entry: &object::elf::Dyn64<LittleEndian>| (entry.d_tag(ENDIAN), entry.d_val(ENDIAN));
-        entries
-            .iter()
-            .map(value)
-            .take_while(|(tag, _)| *tag != DT_NULL)
+        entries.iter().map(value).take_while(|(tag, _)| *tag != DT_NULL)
     };
     let table_address = tags().find(|(tag, _)| *tag == DT_STRTAB)?.1;
     let strings_at = file_offset(segments, table_address)?;
@@ -95,14 +92,11 @@ fn read_dynamic(
 
 /// Where in the file a loaded address comes from.
 fn file_offset(segments: &[Segment], address: u64) -> Option<u64> {
-    segments
-        .iter()
-        .filter(|segment| segment.p_type(ENDIAN) == PT_LOAD)
-        .find_map(|segment| {
-            let within = address.checked_sub(segment.p_vaddr(ENDIAN))?;
-            let in_file = within < segment.p_filesz(ENDIAN);
-            in_file.then(|| segment.p_offset(ENDIAN).checked_add(within))?
-        })
+    segments.iter().filter(|segment| segment.p_type(ENDIAN) == PT_LOAD).find_map(|segment| {
+        let within = address.checked_sub(segment.p_vaddr(ENDIAN))?;
+        let in_file = within < segment.p_filesz(ENDIAN);
+        in_file.then(|| segment.p_offset(ENDIAN).checked_add(within))?
+    })
 }
 
 #[cfg(test)]
@@ -112,15 +106,8 @@ mod tests {
     #[test]
     fn this_program_needs_libc() {
         let needs = needs(Path::new("/proc/self/exe")).expect("an ELF");
-        assert!(
-            needs.libraries.iter().any(|name| name == "libc.so.6"),
-            "{needs:?}"
-        );
-        assert!(
-            needs
-                .interpreter
-                .is_some_and(|path| path.contains("ld-linux-x86-64"))
-        );
+        assert!(needs.libraries.iter().any(|name| name == "libc.so.6"), "{needs:?}");
+        assert!(needs.interpreter.is_some_and(|path| path.contains("ld-linux-x86-64")));
     }
 
     #[test]

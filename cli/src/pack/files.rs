@@ -60,13 +60,7 @@ impl FileSet {
             if !meta.is_file() {
                 return Err(format!("--file {}: not a file", host.display()).into());
             }
-            self.add(
-                guest,
-                Node::File {
-                    host,
-                    perm: meta.permissions().mode(),
-                },
-            );
+            self.add(guest, Node::File { host, perm: meta.permissions().mode() });
         }
         for text in dirs {
             let (host, guest) = host_and_guest(here, text);
@@ -91,20 +85,9 @@ impl FileSet {
                 if meta.is_dir() {
                     todo.push((host, guest));
                 } else if meta.is_symlink() {
-                    self.add(
-                        guest,
-                        Node::Link {
-                            target: fs::read_link(&host)?,
-                        },
-                    );
+                    self.add(guest, Node::Link { target: fs::read_link(&host)? });
                 } else if meta.is_file() {
-                    self.add(
-                        guest,
-                        Node::File {
-                            host,
-                            perm: meta.permissions().mode(),
-                        },
-                    );
+                    self.add(guest, Node::File { host, perm: meta.permissions().mode() });
                 }
             }
             if self.nodes.len() > ENTRIES_MAX {
@@ -157,12 +140,7 @@ impl FileSet {
 
     /// Adds all of `other`, which wins.
     pub(crate) fn extend(&mut self, other: &Self) {
-        self.nodes.extend(
-            other
-                .nodes
-                .iter()
-                .map(|(path, node)| (path.clone(), node.clone())),
-        );
+        self.nodes.extend(other.nodes.iter().map(|(path, node)| (path.clone(), node.clone())));
     }
 
     /// True if the absolute guest path is a file of the set.
@@ -241,10 +219,7 @@ pub(crate) fn host_and_guest(here: &Path, text: &OsStr) -> (PathBuf, PathBuf) {
             let host = absolute(here, &path(&bytes[..at]));
             (host, absolute(Path::new("/"), &path(&bytes[at + 1..])))
         }
-        _ => (
-            absolute(here, Path::new(text)),
-            absolute(here, Path::new(text)),
-        ),
+        _ => (absolute(here, Path::new(text)), absolute(here, Path::new(text))),
     }
 }
 
@@ -280,9 +255,7 @@ mod tests {
             std::os::unix::fs::symlink("f", dir.path().join("d/l")).expect("link");
             let mut files = FileSet::default();
             let folder = OsString::from(format!("{}:/to", dir.path().join("d").display()));
-            files
-                .add_arguments(dir.path(), &[], &[folder])
-                .expect("added");
+            files.add_arguments(dir.path(), &[], &[folder]).expect("added");
             files.archive().expect("archive")
         };
         let first = archive();
@@ -299,11 +272,7 @@ mod tests {
         let mut files = FileSet::default();
         let root = Path::new("/");
         assert!(files.add_arguments(root, &["/etc".into()], &[]).is_err());
-        assert!(
-            files
-                .add_arguments(root, &[], &["/etc/passwd".into()])
-                .is_err()
-        );
+        assert!(files.add_arguments(root, &[], &["/etc/passwd".into()]).is_err());
         assert!(files.add_arguments(root, &["/none".into()], &[]).is_err());
     }
 }

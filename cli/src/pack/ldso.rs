@@ -58,33 +58,17 @@ impl SystemLibraries {
                 .collect(),
             Err(_) => MUSL_FOLDERS.map(PathBuf::from).to_vec(),
         };
-        Self {
-            has_cache: cache.is_some(),
-            cache: cache.unwrap_or_default(),
-            configured,
-            musl,
-        }
+        Self { has_cache: cache.is_some(), cache: cache.unwrap_or_default(), configured, musl }
     }
 
     /// Candidates for the library `name`, best first, and whether one comes from the cache.
     pub(crate) fn candidates(&self, name: &str, musl: bool) -> Vec<(PathBuf, bool)> {
         if musl {
-            return self
-                .musl
-                .iter()
-                .map(|dir| (dir.join(name), false))
-                .collect();
+            return self.musl.iter().map(|dir| (dir.join(name), false)).collect();
         }
-        let cached = self
-            .cache
-            .get(name)
-            .into_iter()
-            .flatten()
-            .map(|path| (path.clone(), true));
+        let cached = self.cache.get(name).into_iter().flatten().map(|path| (path.clone(), true));
         let configured = self.configured.iter().map(|dir| (dir.join(name), false));
-        let built_in = GLIBC_FOLDERS
-            .iter()
-            .map(|dir| (Path::new(dir).join(name), false));
+        let built_in = GLIBC_FOLDERS.iter().map(|dir| (Path::new(dir).join(name), false));
         cached.chain(configured).chain(built_in).collect()
     }
 
@@ -96,20 +80,15 @@ impl SystemLibraries {
 
 /// True if the loader would find `path` without a cache.
 pub(crate) fn is_built_in(path: &Path) -> bool {
-    path.parent()
-        .is_some_and(|dir| GLIBC_FOLDERS.iter().any(|known| Path::new(known) == dir))
+    path.parent().is_some_and(|dir| GLIBC_FOLDERS.iter().any(|known| Path::new(known) == dir))
 }
 
 fn parse_cache(bytes: &[u8]) -> Option<BTreeMap<String, Vec<PathBuf>>> {
     // A cache in the old format may come first.
-    let at = bytes
-        .windows(CACHE_MAGIC.len())
-        .position(|window| window == CACHE_MAGIC)?;
+    let at = bytes.windows(CACHE_MAGIC.len()).position(|window| window == CACHE_MAGIC)?;
     let cache = &bytes[at..];
     let word = |at: usize| {
-        cache
-            .get(at..at + 4)
-            .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
+        cache.get(at..at + 4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
     };
     let string = |at: u32| {
         let rest = cache.get(at as usize..)?;
@@ -156,12 +135,7 @@ fn glob_last(tree: &Tree, pattern: &Path) -> Vec<PathBuf> {
     let Some((before, after)) = name.split_once('*') else {
         return vec![pattern.to_owned()];
     };
-    let entries = tree
-        .find(dir)
-        .and_then(fs::read_dir)
-        .into_iter()
-        .flatten()
-        .flatten();
+    let entries = tree.find(dir).and_then(fs::read_dir).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
     let matches = |name: &String| {
         let rest = name.strip_prefix(before);
@@ -202,10 +176,7 @@ mod tests {
 
     #[test]
     fn cache_entries_of_this_machine_only() {
-        let entries = [
-            (FLAGS_X86_64, "liba.so.1", "/opt/liba.so.1"),
-            (3, "liba.so.1", "/i386/a"),
-        ];
+        let entries = [(FLAGS_X86_64, "liba.so.1", "/opt/liba.so.1"), (3, "liba.so.1", "/i386/a")];
         let mut bytes = b"ld.so-1.7.0 old".to_vec();
         bytes.extend(cache_of(&entries));
         let cache = parse_cache(&bytes).expect("a cache");
@@ -220,24 +191,13 @@ mod tests {
         let dir = tempfile::tempdir().expect("temporary directory");
         let at = |path: &str| dir.path().join(path);
         fs::create_dir_all(at("etc/ld.so.conf.d")).expect("directory");
-        fs::write(
-            at("etc/ld.so.conf"),
-            "include ld.so.conf.d/*.conf\n/last # x\n",
-        )
-        .expect("file");
-        fs::write(
-            at("etc/ld.so.conf.d/b.conf"),
-            "/b\ninclude /etc/ld.so.conf\n",
-        )
-        .expect("file");
+        fs::write(at("etc/ld.so.conf"), "include ld.so.conf.d/*.conf\n/last # x\n").expect("file");
+        fs::write(at("etc/ld.so.conf.d/b.conf"), "/b\ninclude /etc/ld.so.conf\n").expect("file");
         fs::write(at("etc/ld.so.conf.d/a.conf"), "/a\n").expect("file");
         fs::write(at("etc/ld.so.conf.d/c.txt"), "/c\n").expect("file");
         let libraries = SystemLibraries::of(&Tree::new(dir.path()));
         // b.conf includes everything again: the depth is bounded.
-        assert_eq!(
-            libraries.configured[..3],
-            ["/a", "/b", "/a"].map(PathBuf::from)
-        );
+        assert_eq!(libraries.configured[..3], ["/a", "/b", "/a"].map(PathBuf::from));
         assert_eq!(libraries.configured.last(), Some(&PathBuf::from("/last")));
         assert!(!libraries.configured.contains(&PathBuf::from("/c")));
     }

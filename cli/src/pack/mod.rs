@@ -39,10 +39,7 @@ const SKELETON: [(&str, u32); 6] = [
 /// Links that a merged-/usr system has, kept where the host has them: programs start `/bin/sh`.
 const LINKS: [&str; 4] = ["/bin", "/lib", "/lib64", "/sbin"];
 const SKELETON_FILES: [(&str, &str); 2] = [
-    (
-        "/etc/passwd",
-        "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
-    ),
+    ("/etc/passwd", "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"),
     ("/etc/group", "root:x:0:\nnogroup:x:65534:\n"),
 ];
 
@@ -67,15 +64,8 @@ pub(crate) fn command(args: &PackArgs) -> Result<u8, Error> {
     use std::os::unix::ffi::OsStrExt as _;
     let config = BootConfig {
         program: program.as_os_str().as_bytes().to_vec(),
-        argv: args
-            .program
-            .iter()
-            .map(|word| word.as_bytes().to_vec())
-            .collect(),
-        env: vec![
-            format!("PATH={DEFAULT_PATH}").into_bytes(),
-            b"HOME=/".to_vec(),
-        ],
+        argv: args.program.iter().map(|word| word.as_bytes().to_vec()).collect(),
+        env: vec![format!("PATH={DEFAULT_PATH}").into_bytes(), b"HOME=/".to_vec()],
         cwd: b"/".to_vec(),
         hostname: b"limen".to_vec(),
         umask: 0o022,
@@ -85,9 +75,7 @@ pub(crate) fn command(args: &PackArgs) -> Result<u8, Error> {
     let encoded = config.encode();
     let mut writer = cpio::Writer::new();
     writer.file(ports::CONFIG_PATH.as_bytes(), 0o600, &encoded);
-    let mut image = writer
-        .finish()
-        .map_err(|_| "the configuration does not fit an archive")?;
+    let mut image = writer.finish().map_err(|_| "the configuration does not fit an archive")?;
     image.extend(packed_archive(&program, &files)?);
     paths::write_atomically(&args.output, &image)
         .map_err(|error| format!("{}: {error}", args.output.display()))?;

@@ -40,11 +40,7 @@ fn automatic() -> Result<Accel, Error> {
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let verdict_file = cache.join(format!("accel-{}", boot_id.trim()));
     if let Ok(verdict) = fs::read_to_string(&verdict_file) {
-        return Ok(if verdict == "kvm" {
-            Accel::Kvm
-        } else {
-            Accel::Tcg
-        });
+        return Ok(if verdict == "kvm" { Accel::Kvm } else { Accel::Tcg });
     }
     let (accel, verdict) = match why_not_kvm(&cache) {
         None => (Accel::Kvm, "kvm".to_owned()),
@@ -70,13 +66,8 @@ fn why_not_kvm(cache: &Path) -> Option<String> {
 }
 
 fn has_virtualisation(cpuinfo: &str) -> bool {
-    let flags = cpuinfo
-        .lines()
-        .find(|line| line.starts_with("flags"))
-        .unwrap_or_default();
-    flags
-        .split_whitespace()
-        .any(|flag| flag == "vmx" || flag == "svm")
+    let flags = cpuinfo.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
+    flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm")
 }
 
 /// Runs a VM whose firmware only writes [`PROBE_VALUE`] to isa-debug-exit.
@@ -85,20 +76,9 @@ fn probe(cache: &Path, accel: &str) -> Result<(), String> {
     paths::write_atomically(&image, &probe_image()).map_err(|error| error.to_string())?;
     let cpu = if accel == "kvm" { "host" } else { "max" };
     let mut child = Command::new(qemu::program())
-        .args([
-            "-no-user-config",
-            "-nodefaults",
-            "-no-reboot",
-            "-display",
-            "none",
-            "-M",
-            "q35",
-        ])
+        .args(["-no-user-config", "-nodefaults", "-no-reboot", "-display", "none", "-M", "q35"])
         .args(["-accel", accel, "-cpu", cpu, "-m", "16M", "-device"])
-        .arg(format!(
-            "isa-debug-exit,iobase={:#x},iosize=1",
-            formats::ports::DEBUG_EXIT_PORT
-        ))
+        .arg(format!("isa-debug-exit,iobase={:#x},iosize=1", formats::ports::DEBUG_EXIT_PORT))
         .arg("-bios")
         .arg(&image)
         .stdin(Stdio::null())
@@ -147,9 +127,7 @@ mod tests {
     #[test]
     fn flags() {
         assert!(has_virtualisation("processor: 0\nflags\t: fpu svm sse\n"));
-        assert!(!has_virtualisation(
-            "flags : fpu svm_lock vmxx\nvmx flags : vnmi\n"
-        ));
+        assert!(!has_virtualisation("flags : fpu svm_lock vmxx\nvmx flags : vnmi\n"));
         assert!(!has_virtualisation(""));
     }
 

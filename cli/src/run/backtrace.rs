@@ -12,10 +12,7 @@ use rustc_demangle::demangle;
 pub(crate) fn parse_frame(line: &str) -> Option<(u32, u64)> {
     let (number, address) = line.trim().strip_prefix('#')?.split_once(" 0x")?;
     let address = address.split(' ').next().unwrap_or(address);
-    Some((
-        number.trim().parse().ok()?,
-        u64::from_str_radix(address, 16).ok()?,
-    ))
+    Some((number.trim().parse().ok()?, u64::from_str_radix(address, 16).ok()?))
 }
 
 /// The lines, each frame followed by what `image` knows about its address.
@@ -77,10 +74,7 @@ mod tests {
 
     #[test]
     fn frames() {
-        assert_eq!(
-            parse_frame("  #3 0xffffffff80001000"),
-            Some((3, 0xffff_ffff_8000_1000))
-        );
+        assert_eq!(parse_frame("  #3 0xffffffff80001000"), Some((3, 0xffff_ffff_8000_1000)));
         assert_eq!(parse_frame("#0 0x10 (irq)"), Some((0, 0x10)));
         for other in ["limen: panic: #1 0x", "  #x 0x1", "  # 0x1", "#1 0xg", "#1"] {
             assert_eq!(parse_frame(other), None, "{other}");
@@ -100,9 +94,7 @@ mod tests {
         // This test program stands in for a kernel image; its symbols are at link addresses.
         let image = std::env::current_exe().expect("own path");
         let loader = addr2line::Loader::new(&image).expect("own symbols");
-        let symbol = loader
-            .find_symbol_info(object_address(&image))
-            .expect("main");
+        let symbol = loader.find_symbol_info(object_address(&image)).expect("main");
         let lines = [format!("  #0 {:#x}", symbol.address()), "other".to_owned()];
         let out = symbolise(&image, &lines);
         assert!(out[0].contains("main+0x0"), "{}", out[0]);
@@ -114,9 +106,6 @@ mod tests {
         use object::{Object as _, ObjectSymbol as _};
         let bytes = std::fs::read(image).expect("readable");
         let file = object::File::parse(&*bytes).expect("an ELF");
-        file.symbols()
-            .find(|s| s.name() == Ok("main"))
-            .expect("has main")
-            .address()
+        file.symbols().find(|s| s.name() == Ok("main")).expect("has main").address()
     }
 }

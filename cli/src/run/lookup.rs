@@ -54,10 +54,7 @@ fn examine(tree: &Tree, candidate: PathBuf) -> Found {
 /// The value of `name` in an environment of `NAME=VALUE` strings; the first wins, as for getenv(3).
 pub(crate) fn variable<'a>(env: &'a [OsString], name: &str) -> Option<&'a OsStr> {
     env.iter().find_map(|entry| {
-        let value = entry
-            .as_bytes()
-            .strip_prefix(name.as_bytes())?
-            .strip_prefix(b"=")?;
+        let value = entry.as_bytes().strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
         Some(OsStr::from_bytes(value))
     })
 }
@@ -82,12 +79,7 @@ mod tests {
         add("b/x", 0o755);
         fs::create_dir_all(dir.path().join("b/plain")).expect("directory");
         let find = |name: &str| {
-            find_program(
-                &tree,
-                OsStr::new(name),
-                OsStr::new("/a:/b"),
-                Path::new("/b"),
-            )
+            find_program(&tree, OsStr::new(name), OsStr::new("/a:/b"), Path::new("/b"))
         };
         assert_eq!(find("x"), Found::At("/b/x".into()));
         assert_eq!(find("./x"), Found::At("/b/x".into()));

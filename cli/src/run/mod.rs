@@ -52,11 +52,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Error> {
         patient: args.gdb.is_some(),
         verbose: args.verbose,
     };
-    let raw_mode = if interactive {
-        tty::RawMode::enter()
-    } else {
-        None
-    };
+    let raw_mode = if interactive { tty::RawMode::enter() } else { None };
     let ended = Vm::start(&plan.qemu, &plan.initramfs, manner).and_then(Vm::supervise);
     drop(raw_mode);
     let ended = ended?;
@@ -99,16 +95,10 @@ fn announce(args: &RunArgs, qemu: &Qemu) {
 fn print_logs(args: &RunArgs, kernel: &Path, ended: &Ended) {
     let failed = matches!(ended.outcome, Outcome::BootFailure(_));
     if failed && args.verbose < 2 {
-        ended
-            .qemu_log
-            .lines()
-            .for_each(|line| eprintln!("qemu: {line}"));
+        ended.qemu_log.lines().for_each(|line| eprintln!("qemu: {line}"));
     }
     if (failed || ended.kernel_log.has_panicked()) && args.verbose == 0 {
-        ended
-            .kernel_log
-            .lines()
-            .for_each(|line| eprintln!("{line}"));
+        ended.kernel_log.lines().for_each(|line| eprintln!("{line}"));
     }
     for line in backtrace::symbolise(kernel, ended.kernel_log.panic_lines()) {
         eprintln!("{line}");
@@ -121,31 +111,15 @@ fn print_facts(args: &RunArgs, facts: &Facts) {
         if !wanted {
             return;
         }
-        eprintln!(
-            "limen: {what}:{}",
-            if counts.is_empty() { " none" } else { "" }
-        );
-        for SyscallCount {
-            number,
-            name,
-            count,
-        } in counts
-        {
+        eprintln!("limen: {what}:{}", if counts.is_empty() { " none" } else { "" });
+        for SyscallCount { number, name, count } in counts {
             eprintln!("limen: {count:>10} {name} ({number})");
         }
     };
-    list(
-        args.missing_syscalls,
-        "missing syscalls",
-        &facts.missing_syscalls,
-    );
+    list(args.missing_syscalls, "missing syscalls", &facts.missing_syscalls);
     list(args.syscall_summary, "syscalls", &facts.syscalls);
     if args.missing_files {
-        let none = if facts.missing_files.is_empty() {
-            " none"
-        } else {
-            ""
-        };
+        let none = if facts.missing_files.is_empty() { " none" } else { "" };
         eprintln!("limen: missing files:{none}");
         for file in &facts.missing_files {
             eprintln!("limen:   {}", klog::printable(file.as_bytes()));

@@ -129,10 +129,7 @@ impl Facts {
             ToHost::MissingSyscall(count) => push(&mut self.missing_syscalls, count),
             ToHost::Syscall(count) => push(&mut self.syscalls, count),
             ToHost::MissingFile { path } => {
-                push(
-                    &mut self.missing_files,
-                    String::from_utf8_lossy(&path).into_owned(),
-                );
+                push(&mut self.missing_files, String::from_utf8_lossy(&path).into_owned());
             }
             ToHost::Trace(event) if self.trace.len() < trace::EVENTS_MAX => self.trace.push(event),
             _ => {}
@@ -208,11 +205,7 @@ impl<'a> Report<'a> {
 
 impl<'a> From<&'a SyscallCount> for Count<'a> {
     fn from(count: &'a SyscallCount) -> Self {
-        Self {
-            number: count.number,
-            name: &count.name,
-            count: count.count,
-        }
+        Self { number: count.number, name: &count.name, count: count.count }
     }
 }
 
@@ -241,26 +234,16 @@ mod tests {
 
     #[test]
     fn last_messages() {
-        let message = ToHost::NotExecutable {
-            errno: 8,
-            path: b"/x".to_vec(),
-        };
+        let message = ToHost::NotExecutable { errno: 8, path: b"/x".to_vec() };
         let outcome = Outcome::from_last_message(&message).expect("is a last message");
-        assert!(
-            outcome
-                .explanation()
-                .is_some_and(|text| text.contains("Exec format"))
-        );
+        assert!(outcome.explanation().is_some_and(|text| text.contains("Exec format")));
         assert_eq!(Outcome::from_last_message(&ToHost::BootNs(1)), None);
     }
 
     #[test]
     fn report_is_one_object() {
         let mut facts = Facts::default();
-        facts.note(ToHost::Counter {
-            name: PEAK_MEMORY.into(),
-            value: 5,
-        });
+        facts.note(ToHost::Counter { name: PEAK_MEMORY.into(), value: 5 });
         facts.note(ToHost::BootNs(1_500_000));
         let report = Report::new(&Outcome::Signaled(11), &facts, Duration::from_secs(1), None);
         let json = serde_json::to_value(report).expect("serialises");

@@ -87,11 +87,7 @@ impl Plan {
         let initramfs = join(&config, &packed)?;
         let qemu = qemu(args, &tree, shares)?;
         check_size(&initramfs, args.memory)?;
-        Ok(Ok(Self {
-            qemu,
-            config,
-            initramfs,
-        }))
+        Ok(Ok(Self { qemu, config, initramfs }))
     }
 }
 
@@ -119,36 +115,19 @@ fn boot_config(
     shares: &[(PathBuf, PathBuf)],
 ) -> Result<BootConfig, Error> {
     let process = rustix::process::getgroups()?;
-    let groups: Vec<u32> = process
-        .into_iter()
-        .map(rustix::process::Gid::as_raw)
-        .collect();
-    let (uid, gid) = (
-        rustix::process::getuid().as_raw(),
-        rustix::process::getgid().as_raw(),
-    );
+    let groups: Vec<u32> = process.into_iter().map(rustix::process::Gid::as_raw).collect();
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     // What is packed belongs to root and the program has the VM for itself.
-    let (uid, gid, groups) = if args.pack {
-        (0, 0, vec![])
-    } else {
-        (uid, gid, groups)
-    };
+    let (uid, gid, groups) = if args.pack { (0, 0, vec![]) } else { (uid, gid, groups) };
     let hidden = match args.pack {
         true => vec![],
         false => secrets::hidden_paths(tree, &cwd, &args.hide, &args.show),
     };
     let tags = (0..).map(|n| format!("{}{n}", ports::RW_TAG_PREFIX).into_bytes());
-    let rw_mounts = tags.zip(shares).map(|(tag, (_, guest))| RwMount {
-        tag,
-        path: path(guest),
-    });
+    let rw_mounts = tags.zip(shares).map(|(tag, (_, guest))| RwMount { tag, path: path(guest) });
     Ok(BootConfig {
         program: path(program),
-        argv: args
-            .program
-            .iter()
-            .map(|word| word.as_bytes().to_vec())
-            .collect(),
+        argv: args.program.iter().map(|word| word.as_bytes().to_vec()).collect(),
         env: env.into_iter().map(OsString::into_vec).collect(),
         cwd: bytes(cwd),
         uid,
@@ -156,11 +135,7 @@ fn boot_config(
         groups,
         hostname: HOSTNAME.to_vec(),
         umask: umask(),
-        root: if args.pack {
-            RootKind::Packed
-        } else {
-            RootKind::Live
-        },
+        root: if args.pack { RootKind::Packed } else { RootKind::Live },
         rw_mounts: rw_mounts.collect(),
         hidden: hidden.into_iter().map(bytes).collect(),
         stdio: stdio_kinds(),
@@ -182,9 +157,7 @@ fn boot_config(
 fn umask() -> u32 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let value = status.lines().find_map(|line| line.strip_prefix("Umask:"));
-    value
-        .and_then(|text| u32::from_str_radix(text.trim(), 8).ok())
-        .unwrap_or(0o022)
+    value.and_then(|text| u32::from_str_radix(text.trim(), 8).ok()).unwrap_or(0o022)
 }
 
 /// The guest's environment. A variable given twice keeps its last value.
@@ -206,10 +179,7 @@ fn environment(args: &RunArgs, keeps_place: bool) -> Vec<OsString> {
     for given in &args.env {
         let text = given.as_bytes();
         let (name, value) = match text.iter().position(|&byte| byte == b'=') {
-            Some(at) => (
-                &text[..at],
-                Some(OsStr::from_bytes(&text[at + 1..]).to_owned()),
-            ),
+            Some(at) => (&text[..at], Some(OsStr::from_bytes(&text[at + 1..]).to_owned())),
             None => (text, std::env::var_os(given)),
         };
         let name = OsStr::from_bytes(name).to_owned();
@@ -245,9 +215,7 @@ fn stdio_kinds() -> [Stdio; 3] {
 
 /// Device number of a character device at one of our descriptors.
 fn device(fd: u8) -> Option<u64> {
-    std::fs::metadata(format!("/proc/self/fd/{fd}"))
-        .ok()
-        .map(|meta| meta.rdev())
+    std::fs::metadata(format!("/proc/self/fd/{fd}")).ok().map(|meta| meta.rdev())
 }
 
 fn is_null(fd: u8) -> bool {

@@ -51,13 +51,7 @@ pub(crate) struct Qemu {
 #[derive(Clone, Debug)]
 pub(crate) enum Wires {
     /// Inherited file descriptors: sockets, and a memfd with the initramfs.
-    Inherited {
-        control: RawFd,
-        stdio: RawFd,
-        stderr: RawFd,
-        kernel_log: RawFd,
-        initramfs: RawFd,
-    },
+    Inherited { control: RawFd, stdio: RawFd, stderr: RawFd, kernel_log: RawFd, initramfs: RawFd },
     /// The files of whoever runs the command: stdio is the program's, all else goes to stderr.
     Pasted { initramfs: PathBuf },
     /// A file per port in this folder, named by [`port_file`]: nobody answers the guest.
@@ -73,24 +67,17 @@ impl Qemu {
     /// The whole command, program first.
     pub(crate) fn command(&self, wires: &Wires) -> Vec<OsString> {
         let mut line = Line(vec![program()]);
-        line.add("-no-user-config")
-            .add("-nodefaults")
-            .add("-no-reboot");
+        line.add("-no-user-config").add("-nodefaults").add("-no-reboot");
         line.option("-display", "none").option("-sandbox", SANDBOX);
         self.machine(&mut line);
-        line.option("-kernel", &self.kernel)
-            .option("-append", &self.append);
+        line.option("-kernel", &self.kernel).option("-append", &self.append);
         self.wires(&mut line, wires);
         self.shares(&mut line);
         line.option("-device", format!("virtio-rng-{}", self.bus()));
-        let exit = format!(
-            "isa-debug-exit,iobase={:#x},iosize=4",
-            ports::DEBUG_EXIT_PORT
-        );
+        let exit = format!("isa-debug-exit,iobase={:#x},iosize=4", ports::DEBUG_EXIT_PORT);
         line.option("-device", exit);
         if let Some(port) = self.gdb {
-            line.option("-gdb", format!("tcp:127.0.0.1:{port}"))
-                .add("-S");
+            line.option("-gdb", format!("tcp:127.0.0.1:{port}")).add("-S");
         }
         line.0
     }
@@ -110,21 +97,13 @@ impl Qemu {
             Accel::Kvm => ("kvm".to_owned(), "host"),
             Accel::Tcg => (format!("tcg,thread={threads}"), "max"),
         };
-        line.option("-accel", accel)
-            .option("-cpu", self.cpu.as_deref().unwrap_or(cpu));
-        line.option("-smp", self.smp.to_string())
-            .option("-m", format!("{}M", self.memory_mib));
+        line.option("-accel", accel).option("-cpu", self.cpu.as_deref().unwrap_or(cpu));
+        line.option("-smp", self.smp.to_string()).option("-m", format!("{}M", self.memory_mib));
     }
 
     fn wires(&self, line: &mut Line, wires: &Wires) {
         let (control, stdio, stderr, kernel_log) = match wires {
-            Wires::Inherited {
-                control,
-                stdio,
-                stderr,
-                kernel_log,
-                initramfs,
-            } => {
+            Wires::Inherited { control, stdio, stderr, kernel_log, initramfs } => {
                 line.option("-initrd", format!("/dev/fd/{initramfs}"));
                 let socket = |id: &str, fd| format!("socket,id={id},fd={fd}");
                 (
@@ -150,35 +129,16 @@ impl Qemu {
                     let path = port_file(dir, id);
                     format!("file,id={id},path={}", path.display())
                 };
-                (
-                    to_file("control"),
-                    to_file("stdio"),
-                    to_file("stderr"),
-                    to_file("klog"),
-                )
+                (to_file("control"), to_file("stdio"), to_file("stderr"), to_file("klog"))
             }
         };
-        line.option("-chardev", kernel_log)
-            .option("-serial", "chardev:klog");
+        line.option("-chardev", kernel_log).option("-serial", "chardev:klog");
         let bus = self.bus();
-        line.option(
-            "-device",
-            format!("virtio-serial-{bus},max_ports={}", ports::MAX_PORTS),
-        );
+        line.option("-device", format!("virtio-serial-{bus},max_ports={}", ports::MAX_PORTS));
         for (id, chardev, number, name) in [
-            (
-                "control",
-                control,
-                ports::CONTROL_PORT_NR,
-                ports::CONTROL_PORT_NAME,
-            ),
+            ("control", control, ports::CONTROL_PORT_NR, ports::CONTROL_PORT_NAME),
             ("stdio", stdio, ports::STDIO_PORT_NR, ports::STDIO_PORT_NAME),
-            (
-                "stderr",
-                stderr,
-                ports::STDERR_PORT_NR,
-                ports::STDERR_PORT_NAME,
-            ),
+            ("stderr", stderr, ports::STDERR_PORT_NR, ports::STDERR_PORT_NAME),
         ] {
             line.option("-chardev", chardev);
             let port = format!("virtserialport,chardev={id},nr={number},name={name}");
@@ -187,10 +147,7 @@ impl Qemu {
     }
 
     fn shares(&self, line: &mut Line) {
-        let root = self
-            .root
-            .iter()
-            .map(|path| (ports::ROOT_TAG.to_owned(), path, true));
+        let root = self.root.iter().map(|path| (ports::ROOT_TAG.to_owned(), path, true));
         let rw = self.rw.iter().enumerate();
         let rw = rw.map(|(n, path)| (format!("{}{n}", ports::RW_TAG_PREFIX), path, false));
         for (tag, path, readonly) in root.chain(rw) {
@@ -283,13 +240,8 @@ mod tests {
 
     #[test]
     fn devices_follow_the_machine() {
-        let wires = Wires::Pasted {
-            initramfs: "/i".into(),
-        };
-        for (machine, suffix) in [
-            (MachineModel::Microvm, "-device"),
-            (MachineModel::Q35, "-pci"),
-        ] {
+        let wires = Wires::Pasted { initramfs: "/i".into() };
+        for (machine, suffix) in [(MachineModel::Microvm, "-device"), (MachineModel::Q35, "-pci")] {
             let command = sample(machine).command(&wires);
             for kind in ["virtio-serial", "virtio-9p", "virtio-rng"] {
                 let device = format!("{kind}{suffix}");
@@ -301,9 +253,7 @@ mod tests {
 
     #[test]
     fn only_the_root_is_read_only_and_commas_are_doubled() {
-        let wires = Wires::Pasted {
-            initramfs: "/i".into(),
-        };
+        let wires = Wires::Pasted { initramfs: "/i".into() };
         let text = shell_text(&sample(MachineModel::Microvm).command(&wires));
         assert!(text.contains("local,id=root,path=/a,,b,"));
         let read_only: Vec<_> = text.lines().filter(|l| l.contains("readonly=on")).collect();
@@ -315,20 +265,9 @@ mod tests {
     #[test]
     fn inherited_wires_are_numbers() {
         let (control, stdio, stderr, kernel_log, initramfs) = (3, 4, 5, 6, 7);
-        let wires = Wires::Inherited {
-            control,
-            stdio,
-            stderr,
-            kernel_log,
-            initramfs,
-        };
+        let wires = Wires::Inherited { control, stdio, stderr, kernel_log, initramfs };
         let text = shell_text(&sample(MachineModel::Q35).command(&wires));
-        for part in [
-            "id=control,fd=3",
-            "id=stdio,fd=4",
-            "id=klog,fd=6",
-            "-initrd /dev/fd/7",
-        ] {
+        for part in ["id=control,fd=3", "id=stdio,fd=4", "id=klog,fd=6", "-initrd /dev/fd/7"] {
             assert!(text.contains(part), "{part}");
         }
     }

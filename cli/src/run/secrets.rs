@@ -32,13 +32,8 @@ pub(crate) fn hidden_paths(
     hide: &[PathBuf],
     show: &[PathBuf],
 ) -> Vec<PathBuf> {
-    let show: Vec<PathBuf> = show
-        .iter()
-        .flat_map(|path| both_names(tree, cwd, path))
-        .collect();
-    let known = homes(tree)
-        .into_iter()
-        .flat_map(|home| SECRETS.map(|name| home.join(name)));
+    let show: Vec<PathBuf> = show.iter().flat_map(|path| both_names(tree, cwd, path)).collect();
+    let known = homes(tree).into_iter().flat_map(|home| SECRETS.map(|name| home.join(name)));
     let known = known.filter(|path| tree.resolve(path).is_ok());
     let mut hidden: Vec<PathBuf> = known
         .flat_map(|path| both_names(tree, cwd, &path))
@@ -61,16 +56,10 @@ fn both_names(tree: &Tree, cwd: &Path, path: &Path) -> Vec<PathBuf> {
 
 /// Home directories of all users of the tree (passwd(5)), and the caller's.
 fn homes(tree: &Tree) -> Vec<PathBuf> {
-    let passwd = tree
-        .find(Path::new("/etc/passwd"))
-        .and_then(std::fs::read)
-        .unwrap_or_default();
+    let passwd = tree.find(Path::new("/etc/passwd")).and_then(std::fs::read).unwrap_or_default();
     let passwd = String::from_utf8_lossy(&passwd).into_owned();
-    let mut homes: Vec<PathBuf> = passwd
-        .lines()
-        .filter_map(|line| line.split(':').nth(5))
-        .map(PathBuf::from)
-        .collect();
+    let mut homes: Vec<PathBuf> =
+        passwd.lines().filter_map(|line| line.split(':').nth(5)).map(PathBuf::from).collect();
     homes.push("/root".into());
     homes.extend(std::env::var_os("HOME").map(PathBuf::from));
     homes.retain(|home| home.is_absolute() && home.components().count() > 1);
@@ -98,12 +87,7 @@ mod tests {
             let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect::<Vec<_>>();
             hidden_paths(&tree, Path::new("/w"), &paths(hide), &paths(show))
         };
-        let all = [
-            "/data/u/.gnupg",
-            "/data/u/.ssh",
-            "/home/u/.gnupg",
-            "/home/u/.ssh",
-        ];
+        let all = ["/data/u/.gnupg", "/data/u/.ssh", "/home/u/.gnupg", "/home/u/.ssh"];
         assert_eq!(hidden(&[], &[]), all.map(PathBuf::from));
         let rest = ["/data/u/.gnupg", "/home/u/.gnupg"];
         assert_eq!(hidden(&[], &["/home/u/.ssh"]), rest.map(PathBuf::from));

@@ -19,10 +19,7 @@ pub(crate) fn exec(words: &[OsString]) -> ExitCode {
     let [parent, program, arguments @ ..] = words else {
         return ExitCode::FAILURE;
     };
-    let parent = parent
-        .to_str()
-        .and_then(|text| text.parse().ok())
-        .and_then(Pid::from_raw);
+    let parent = parent.to_str().and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
     let armed = set_parent_process_death_signal(Some(Signal::KILL));
     // The parent may have died before that call: then it is not our parent any more.
     if armed.is_err() || parent.is_none() || getppid() != parent {

@@ -62,10 +62,7 @@ pub(crate) fn is_interactive() -> bool {
 /// The size of the terminal at stdout.
 pub(crate) fn window_size() -> Option<WinSize> {
     let size = tcgetwinsize(stdout()).ok()?;
-    Some(WinSize {
-        rows: size.ws_row,
-        cols: size.ws_col,
-    })
+    Some(WinSize { rows: size.ws_row, cols: size.ws_col })
 }
 
 /// Finds `Ctrl-A x` in what is typed. `Ctrl-A Ctrl-A` is one `Ctrl-A`; before any other key

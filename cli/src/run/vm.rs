@@ -175,11 +175,7 @@ impl Vm {
     pub(crate) fn supervise(mut self) -> Result<Ended, Error> {
         let mut open = vec![Source::ProcessEnd, Source::Control, Source::KernelLog];
         open.extend([Source::QemuMessages, Source::Quit]);
-        open.extend(
-            self.signals
-                .iter()
-                .map(|(number, _)| Source::Signal(*number)),
-        );
+        open.extend(self.signals.iter().map(|(number, _)| Source::Signal(*number)));
         let mut status = None;
         // QEMU's end closes its sockets: the ports are read to their ends and none is lost. Where
         // we killed it, nothing that is still in them matters.
@@ -208,10 +204,7 @@ impl Vm {
             let left = deadline.saturating_duration_since(Instant::now());
             // One more ms, so that the deadline has passed when poll returns.
             let left = left + Duration::from_millis(1);
-            Timespec {
-                tv_sec: left.as_secs() as i64,
-                tv_nsec: left.subsec_nanos().into(),
-            }
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
         });
         let mut fds: Vec<_> = open.iter().map(|source| self.poll_fd(*source)).collect();
         match poll(&mut fds, timeout.as_ref()) {
@@ -219,12 +212,7 @@ impl Vm {
             Err(error) => return Err(error.into()),
         }
         let ready = fds.iter().map(|fd| !fd.revents().is_empty());
-        Ok(open
-            .iter()
-            .zip(ready)
-            .filter(|(_, ready)| *ready)
-            .map(|(source, _)| *source)
-            .collect())
+        Ok(open.iter().zip(ready).filter(|(_, ready)| *ready).map(|(source, _)| *source).collect())
     }
 
     fn poll_fd(&self, source: Source) -> PollFd<'_> {
@@ -309,11 +297,7 @@ impl Vm {
     fn take_kernel_log(&mut self, bytes: &[u8]) {
         let show = self.manner.verbose >= 1;
         // In raw mode a newline alone does not return the carriage.
-        let end = if self.manner.interactive {
-            "\r\n"
-        } else {
-            "\n"
-        };
+        let end = if self.manner.interactive { "\r\n" } else { "\n" };
         self.kernel_log.push(bytes, |line| {
             // A misspelt protection must be seen by whom nobody told to look.
             if show || line.starts_with(WARNING_PREFIX) {
@@ -329,10 +313,7 @@ impl Vm {
     fn take_signal(&mut self, number: i32) {
         if number == signals::SIGWINCH {
             if let Some(size) = tty::window_size().filter(|_| self.manner.interactive) {
-                self.sender.send(&ToGuest::Winsize {
-                    rows: size.rows,
-                    cols: size.cols,
-                });
+                self.sender.send(&ToGuest::Winsize { rows: size.rows, cols: size.cols });
             }
             return;
         }
@@ -373,11 +354,7 @@ impl Vm {
         if self.end_by.is_some_and(|deadline| deadline <= now) {
             // The guest has said how it ended, but does not end.
             let panic = self.kernel_log.has_panicked();
-            let outcome = if panic {
-                Some(Outcome::Panic)
-            } else {
-                self.last.clone()
-            };
+            let outcome = if panic { Some(Outcome::Panic) } else { self.last.clone() };
             return self.kill(outcome.unwrap_or(Outcome::Panic));
         }
         if let Some(limit) = self.manner.timeout.filter(|limit| elapsed >= *limit) {
@@ -437,11 +414,7 @@ impl Vm {
             (None, Some(outcome)) => outcome,
             (None, None) => {
                 let status = status.map_or_else(String::new, |status| format!(" ({status})"));
-                let when = if self.booted.is_some() {
-                    "the program's end"
-                } else {
-                    "boot"
-                };
+                let when = if self.booted.is_some() { "the program's end" } else { "boot" };
                 let said = self.kernel_log.lines().rev();
                 let reason = said.filter_map(|line| line.strip_prefix(FAILURE_PREFIX)).next();
                 Outcome::BootFailure(match reason {
@@ -480,25 +453,21 @@ fn start_pumps(
     let stdin_port = stdio.try_clone()?;
     for (port, fd) in [(stdio, 1), (stderr, 2)] {
         let (done, sender) = (done.clone(), sender.clone());
-        std::thread::Builder::new()
-            .name(format!("copy fd {fd}"))
-            .spawn(move || {
-                copy_output(port, fd, &sender);
-                // Nobody listens any more if the run was cut short.
-                let _ = done.send(());
-            })?;
+        std::thread::Builder::new().name(format!("copy fd {fd}")).spawn(move || {
+            copy_output(port, fd, &sender);
+            // Nobody listens any more if the run was cut short.
+            let _ = done.send(());
+        })?;
     }
     let sender = sender.clone();
     if manner.wants_stdin {
-        std::thread::Builder::new()
-            .name("copy fd 0".to_owned())
-            .spawn(move || {
-                let mut quit_far = quit_far;
-                copy_input(stdin_port, &sender, manner.interactive, || {
-                    use std::io::Write as _;
-                    let _ = quit_far.write_all(b"x");
-                });
-            })?;
+        std::thread::Builder::new().name("copy fd 0".to_owned()).spawn(move || {
+            let mut quit_far = quit_far;
+            copy_input(stdin_port, &sender, manner.interactive, || {
+                use std::io::Write as _;
+                let _ = quit_far.write_all(b"x");
+            });
+        })?;
     } else {
         sender.send(&ToGuest::StdinEof { total_bytes: 0 });
     }

@@ -1,11 +1,13 @@
 //! The apps level: the programs of `guest/apps.toml`.
 //!
-//! Each runs on the host first, where it must do what its entry says; then in Limen on the live root
-//! at every CPU count, and packed where the entry says so, at the highest count. `--all`: packed at
-//! every count, too. Where all levels run, the live root has one count for each program, in turn. A program that is not installed is
-//! named with its package and counts as failed; `LIMEN_INSTALL=1` lets root install it with apt.
+//! Each runs on the host first, where it must do what its entry says; then in Limen on the live
+//! root at every CPU count, and packed where the entry says so, at the highest count. `--all`:
+//! packed at every count, too. Where all levels run, the live root has one count for each program,
+//! in turn. A program that is not installed is named with its package and counts as failed;
+//! `LIMEN_INSTALL=1` lets root install it with apt.
 
 use std::io::Write as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -110,7 +112,10 @@ fn install(apps: &[App]) -> Result<(), Error> {
         return Ok(());
     }
     println!("not installed: {}", missing.join(" "));
-    if std::env::var_os("LIMEN_INSTALL").is_some_and(|value| value == "1") {
+    let forbidden = std::env::var_os("LIMEN_INSTALL").is_some_and(|value| value == "0");
+    let is_root = std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
+    if is_root && !forbidden {
+        println!("installing them with apt-get (LIMEN_INSTALL=0 forbids it)");
         Command::new("apt-get").args(["install", "-y", "-q"]).args(missing).status()?;
     }
     Ok(())
@@ -273,11 +278,8 @@ mod tests {
     #[test]
     fn a_wrong_status_or_output_is_told() {
         let app = table().into_iter().find(|app| app.name == "tr-stdin").expect("an entry");
-        let ran = |status, stdout: &str| Ran {
-            status,
-            stdout: stdout.into(),
-            stderr: String::new(),
-        };
+        let ran =
+            |status, stdout: &str| Ran { status, stdout: stdout.into(), stderr: String::new() };
         let host = ran(0, "HELLO\n");
         assert!(judge(&app, &host, &ran(0, "HELLO\n")).is_ok());
         assert!(judge(&app, &host, &ran(1, "HELLO\n")).is_err());

@@ -6,13 +6,7 @@ use crate::Error;
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     match crate::check::audit(&context.kernel)? {
-        true => Ok(Summary {
-            passed: 1,
-            ..Summary::default()
-        }),
-        false => Ok(Summary {
-            failed: 1,
-            ..Summary::default()
-        }),
+        true => Ok(Summary { passed: 1, ..Summary::default() }),
+        false => Ok(Summary { failed: 1, ..Summary::default() }),
     }
 }

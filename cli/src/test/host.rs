@@ -39,17 +39,10 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
 fn parse_result(line: &str) -> Option<Summary> {
     let counts = line.trim().strip_prefix("test result:")?;
     let count = |what: &str| {
-        let before = counts
-            .split(what)
-            .next()
-            .filter(|before| before.len() < counts.len())?;
+        let before = counts.split(what).next().filter(|before| before.len() < counts.len())?;
         before.trim().rsplit([' ', ';']).next()?.parse().ok()
     };
-    Some(Summary {
-        passed: count("passed")?,
-        failed: count("failed")?,
-        skipped: count("ignored")?,
-    })
+    Some(Summary { passed: count("passed")?, failed: count("failed")?, skipped: count("ignored")? })
 }
 
 #[cfg(test)]
@@ -59,14 +52,7 @@ mod tests {
     #[test]
     fn result_lines() {
         let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 0 filtered";
-        assert_eq!(
-            parse_result(line),
-            Some(Summary {
-                passed: 12,
-                failed: 3,
-                skipped: 1
-            })
-        );
+        assert_eq!(parse_result(line), Some(Summary { passed: 12, failed: 3, skipped: 1 }));
         assert_eq!(parse_result("test x ... ok"), None);
         assert_eq!(parse_result("test result: ok."), None);
     }

@@ -2,9 +2,11 @@
 //!
 //! - `hogs::*` of `guest/tests`: programs that take all memory, descriptors, names, … in a VM of
 //!   128 MiB, at the largest CPU count asked for. They cannot run on the host.
-//! - `fuzz::short`: the system call fuzzer for some seconds; the level `fuzz` runs it for ten minutes.
+//! - `fuzz::short`: the system call fuzzer for some seconds; the level `fuzz` runs it for ten
+//!   minutes.
 //! - `boot::*`: initramfs images that are cut or no archive, kernel parameters that do not exist,
-//!   programs that are missing or none. Each must end with its status and a line that names the fault.
+//!   programs that are missing or none. Each must end with its status and a line that
+//!   names the fault.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -78,10 +78,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
 fn build(context: &Context) -> Result<PathBuf, Error> {
     let target = context.target.join("ktest");
     let mut cargo = context.cargo();
-    cargo
-        .arg("build")
-        .args(image::CARGO_FLAGS)
-        .args(["--features=ktest", "--quiet"]);
+    cargo.arg("build").args(image::CARGO_FLAGS).args(["--features=ktest", "--quiet"]);
     if !cargo.arg("--target-dir").arg(&target).status()?.success() {
         return Err("the kernel with its tests does not build".into());
     }
@@ -119,19 +116,10 @@ fn boot(kernel: PathBuf, smp: u8, append: String) -> Result<Vec<String>, Error> 
     let encoded = config.encode();
     let mut archive = cpio::Writer::new();
     archive.file(ports::CONFIG_PATH.as_bytes(), 0o600, &encoded);
-    let archive = archive
-        .finish()
-        .map_err(|_| "the configuration does not fit an archive")?;
-    let manner = Manner {
-        patient: true,
-        timeout: Some(LIMIT),
-        ..Manner::default()
-    };
+    let archive = archive.finish().map_err(|_| "the configuration does not fit an archive")?;
+    let manner = Manner { patient: true, timeout: Some(LIMIT), ..Manner::default() };
     let ended = Vm::start(&qemu, &archive, manner)?.supervise()?;
-    ended
-        .qemu_log
-        .lines()
-        .for_each(|line| println!("qemu: {line}"));
+    ended.qemu_log.lines().for_each(|line| println!("qemu: {line}"));
     let panic = ended.kernel_log.panic_lines().iter().cloned();
     let lines = ended.kernel_log.lines().map(str::to_owned);
     Ok(lines.chain(panic).collect())
@@ -177,10 +165,7 @@ fn parse_test(line: &str) -> Option<(&str, bool)> {
 /// `N passed, N failed`.
 fn parse_closing(line: &str) -> Option<(usize, usize)> {
     let (passed, failed) = line.trim().split_once(" passed, ")?;
-    Some((
-        passed.parse().ok()?,
-        failed.strip_suffix(" failed")?.parse().ok()?,
-    ))
+    Some((passed.parse().ok()?, failed.strip_suffix(" failed")?.parse().ok()?))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 //! | guest | `guest/tests`, first on this host, then in Limen | both |
 //! | isolation | a load that interrupts every CPU but the isolated ones | QEMU |
 //! | run | `limen run` and `limen pack` as a user meets them | both |
-//! | hostile | programs that take all they can get, a short fuzz run, archives that are none | QEMU |
+//! | hostile | programs that take all they can, a short fuzz run, bad archives | QEMU |
 //! | fuzz | the system call fuzzer for ten minutes | QEMU |
 //! | bench | `limen bench kernel`, tiny, Limen alone | both |
 //! | apps | `guest/apps.toml` | QEMU |
@@ -20,8 +20,8 @@ mod audit;
 mod bench;
 mod faults;
 mod guest;
-mod hostile;
 mod host;
+mod hostile;
 mod isolation;
 mod kernel;
 mod run;
@@ -77,9 +77,7 @@ impl Context {
     /// A cargo command in the repository, with what both sides of the build need.
     pub(crate) fn cargo(&self) -> Command {
         let mut cargo = Command::new("cargo");
-        cargo
-            .current_dir(&self.repository)
-            .env("RUSTC_BOOTSTRAP", "1");
+        cargo.current_dir(&self.repository).env("RUSTC_BOOTSTRAP", "1");
         cargo
     }
 }
@@ -134,11 +132,7 @@ pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
         repository: paths::repository()?,
         target: paths::target_dir()?,
         limen: std::env::current_exe()?,
-        filter: args
-            .filter
-            .clone()
-            .or(room.map(str::to_owned))
-            .unwrap_or_default(),
+        filter: args.filter.clone().or(room.map(str::to_owned)).unwrap_or_default(),
         smp: args.smp.clone(),
         jobs: args.jobs.map_or(cpus, usize::from),
         is_named: what.is_some(),
@@ -167,15 +161,9 @@ fn run_level(name: &str, level: Level, context: &Context) -> Summary {
     let started = Instant::now();
     let summary = level(context).unwrap_or_else(|error| {
         println!("{name}: {error}");
-        Summary {
-            failed: 1,
-            ..Summary::default()
-        }
+        Summary { failed: 1, ..Summary::default() }
     });
-    println!(
-        "{name}: {summary} ({:.1} s)\n",
-        started.elapsed().as_secs_f64()
-    );
+    println!("{name}: {summary} ({:.1} s)\n", started.elapsed().as_secs_f64());
     summary
 }
 
@@ -185,16 +173,9 @@ mod tests {
 
     #[test]
     fn closing_line() {
-        let mut total = Summary {
-            passed: 1,
-            ..Summary::default()
-        };
+        let mut total = Summary { passed: 1, ..Summary::default() };
         assert_eq!(total.to_string(), "1 passed, 0 failed");
-        total += Summary {
-            passed: 1,
-            failed: 2,
-            skipped: 3,
-        };
+        total += Summary { passed: 1, failed: 2, skipped: 3 };
         assert_eq!(total.to_string(), "2 passed, 2 failed, 3 skipped");
     }
 }

@@ -139,8 +139,15 @@ fn copies(context: &Context, folder: &Path) -> Result<(), Error> {
     std::fs::write(folder.join("tree/sub/leaf"), "leaf\n")?;
     for way in ["--pack", "--cwd=/"] {
         let words = [
-            way, "--file", "data:/srv/data", "--dir", "./tree:/srv/tree", "--", "/bin/cat",
-            "/srv/data", "/srv/tree/sub/leaf",
+            way,
+            "--file",
+            "data:/srv/data",
+            "--dir",
+            "./tree:/srv/tree",
+            "--",
+            "/bin/cat",
+            "/srv/data",
+            "/srv/tree/sub/leaf",
         ];
         expect(context, folder, &words, "copied\nleaf\n")?;
     }
@@ -156,9 +163,10 @@ fn shared_folder(context: &Context, folder: &Path) -> Result<(), Error> {
     expect(context, folder, &["--rw", "out:/mnt", "--", "sh", "-c", script], "h")?;
     let mode = std::fs::metadata(out.join("l"))?.permissions().mode() & 0o777;
     let text = std::fs::read_to_string(out.join("b"))?;
-    ensure(text == "g\n" && mode == 0o705 && out.join("d").is_dir() && !out.join("a").exists(), || {
-        format!("text {text:?}, mode {mode:o}")
-    })
+    ensure(
+        text == "g\n" && mode == 0o705 && out.join("d").is_dir() && !out.join("a").exists(),
+        || format!("text {text:?}, mode {mode:o}"),
+    )
 }
 
 fn hidden(context: &Context, folder: &Path) -> Result<(), Error> {
@@ -207,8 +215,17 @@ fn report(context: &Context, folder: &Path) -> Result<(), Error> {
 
 fn missing(context: &Context, folder: &Path) -> Result<(), Error> {
     let script = "cat /srv/absent/file ./here 2>/dev/null; exit 0";
-    let words = ["--missing-files", "--missing-syscalls", "--syscall-summary", "--cwd", "/tmp",
-        "--", "sh", "-c", script];
+    let words = [
+        "--missing-files",
+        "--missing-syscalls",
+        "--syscall-summary",
+        "--cwd",
+        "/tmp",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ];
     let output = output(context, folder, &words)?;
     let said = String::from_utf8_lossy(&output.stderr);
     let wanted =
@@ -234,7 +251,12 @@ fn packed(context: &Context, folder: &Path) -> Result<(), Error> {
     ensure(images[0] == images[1] && has_ls, || "images differ, or lack the program".into())?;
     // What is added brings its libraries along.
     let script = "perl -e 'print 6 * 7'";
-    expect(context, folder, &["--pack", "--file", "/usr/bin/perl", "--", "sh", "-c", script], "42")?;
+    expect(
+        context,
+        folder,
+        &["--pack", "--file", "/usr/bin/perl", "--", "sh", "-c", script],
+        "42",
+    )?;
     // Nothing else of the host is there.
     expect(context, folder, &["--pack", "--", "/bin/ls", "/usr/bin"], "ls\n")
 }
@@ -251,7 +273,8 @@ fn machines(context: &Context, folder: &Path) -> Result<(), Error> {
 
 /// With a terminal on both sides: its size, raw mode, Ctrl-C to the foreground group.
 fn terminal(context: &Context, folder: &Path) -> Result<(), Error> {
-    let script = "trap 'echo caught; exit 5' INT; stty size; echo ready; while :; do sleep 0.1; done";
+    let script =
+        "trap 'echo caught; exit 5' INT; stty size; echo ready; while :; do sleep 0.1; done";
     let inner = format!(
         "stty rows 31 cols 97; exec {} run --timeout {LIMIT} -- sh -c \"{script}\"",
         context.limen.display()

@@ -18,10 +18,8 @@ const ALLOWED: [(&str, &[&str]); 8] = [
     ("guest", &["abi", "mechanisms"]),
 ];
 /// The binding of machine and kernel into one image has edges of its own.
-const IMAGE: (&str, &[&str]) = (
-    "machine/image",
-    &["abi", "formats", "kernel", "machine", "mechanisms"],
-);
+const IMAGE: (&str, &[&str]) =
+    ("machine/image", &["abi", "formats", "kernel", "machine", "mechanisms"]);
 
 pub(super) fn check(manifests: &[&Source], findings: &mut Vec<Finding>) {
     for manifest in manifests {
@@ -30,11 +28,7 @@ pub(super) fn check(manifests: &[&Source], findings: &mut Vec<Finding>) {
             continue;
         }
         let rule = ALLOWED.iter().find(|(place, _)| dir.starts_with(place));
-        let rule = if dir.starts_with(IMAGE.0) {
-            Some(&IMAGE)
-        } else {
-            rule
-        };
+        let rule = if dir.starts_with(IMAGE.0) { Some(&IMAGE) } else { rule };
         let Some((_, allowed)) = rule else {
             let text = "a crate in a folder that `edges.rs` does not know";
             findings.push(Finding::new(&manifest.path, 0, text));
@@ -70,20 +64,12 @@ fn workspace_dependencies(manifest: &str) -> Vec<(usize, &str)> {
 /// The folder of the workspace that the crate with library name `name` is in; `None` for crates
 /// from elsewhere.
 fn place_of(name: &str, manifests: &[&Source]) -> Option<String> {
-    let dirs = manifests
-        .iter()
-        .filter_map(|manifest| manifest.path.parent());
+    let dirs = manifests.iter().filter_map(|manifest| manifest.path.parent());
     // `kernel/`, not `guest/bench/kernel/`: the crate that others depend on is the outer one.
     let dir = dirs
         .filter(|dir| dir.file_name().is_some_and(|last| last == name))
         .min_by_key(|dir| dir.components().count())?;
-    Some(
-        dir.components()
-            .next()?
-            .as_os_str()
-            .to_string_lossy()
-            .into_owned(),
-    )
+    Some(dir.components().next()?.as_os_str().to_string_lossy().into_owned())
 }
 
 #[cfg(test)]
@@ -106,20 +92,14 @@ mod tests {
         let machine = ("machine", "[dependencies]\nentry.workspace = true\n");
         let entry = ("mechanisms/entry", "[dependencies]\nbitflags = \"2\"\n");
         assert_eq!(findings(&[machine, entry]), [""; 0]);
-        let entry = (
-            "mechanisms/entry",
-            "[dependencies]\nmachine = { workspace = true }\n",
-        );
+        let entry = ("mechanisms/entry", "[dependencies]\nmachine = { workspace = true }\n");
         let expected = "mechanisms/entry/Cargo.toml:2: depends on machine, which is in machine/";
         assert_eq!(findings(&[machine, entry]), [expected]);
     }
 
     #[test]
     fn tests_may_use_more_and_the_image_binds() {
-        let entry = (
-            "mechanisms/entry",
-            "[dev-dependencies]\nmachine.workspace = true\n",
-        );
+        let entry = ("mechanisms/entry", "[dev-dependencies]\nmachine.workspace = true\n");
         let image = ("machine/image", "[dependencies]\nkernel.workspace = true\n");
         let machine = ("machine", "");
         assert_eq!(findings(&[machine, entry, image, ("kernel", "")]), [""; 0]);

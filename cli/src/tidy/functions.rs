@@ -56,12 +56,7 @@ fn parse_exceptions(text: &str) -> Vec<(&str, &str, usize, bool)> {
     lines
         .filter_map(|line| {
             let mut words = line.split_whitespace();
-            Some((
-                words.next()?,
-                words.next()?,
-                words.next()?.parse().ok()?,
-                false,
-            ))
+            Some((words.next()?, words.next()?, words.next()?.parse().ok()?, false))
         })
         .collect()
 }
@@ -75,11 +70,7 @@ fn functions_of(text: &str) -> Vec<Function> {
         if let Some(name) = function_name(line)
             && let Some(length) = length_from(&lines[index..])
         {
-            functions.push(Function {
-                name: name.to_owned(),
-                line: index + 1,
-                length,
-            });
+            functions.push(Function { name: name.to_owned(), line: index + 1, length });
         }
     }
     functions
@@ -89,10 +80,8 @@ fn functions_of(text: &str) -> Vec<Function> {
 fn function_name(line: &str) -> Option<&str> {
     let mut words = line.split_whitespace();
     let is_before_fn = |word: &&str| {
-        matches!(
-            *word,
-            "pub" | "const" | "async" | "unsafe" | "extern" | "default"
-        ) || word.starts_with("pub(")
+        matches!(*word, "pub" | "const" | "async" | "unsafe" | "extern" | "default")
+            || word.starts_with("pub(")
             || word.ends_with(')') && !word.contains('(')
     };
     let name = loop {
@@ -102,9 +91,7 @@ fn function_name(line: &str) -> Option<&str> {
             _ => return None,
         }
     };
-    let end = name
-        .find(|c: char| !c.is_alphanumeric() && c != '_')
-        .unwrap_or(name.len());
+    let end = name.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(name.len());
     (end > 0).then(|| &name[..end])
 }
 
@@ -137,10 +124,7 @@ mod tests {
     }
 
     fn findings(text: String, exceptions: &str) -> Vec<String> {
-        let source = Source {
-            path: "a/b.rs".into(),
-            text,
-        };
+        let source = Source { path: "a/b.rs".into(), text };
         let mut findings = Vec::new();
         check(&[&source], exceptions, &mut findings);
         findings.iter().map(ToString::to_string).collect()
@@ -150,24 +134,15 @@ mod tests {
     fn lengths() {
         let text =
             "fn a() {}\nconst fn b() {\n    // }\n}\nfn c(\n    x: u8,\n) -> [u8; 2] {\n    y\n}\n";
-        let lengths: Vec<_> = functions_of(text)
-            .into_iter()
-            .map(|f| (f.name, f.length))
-            .collect();
+        let lengths: Vec<_> = functions_of(text).into_iter().map(|f| (f.name, f.length)).collect();
         assert_eq!(lengths, [("a".into(), 1), ("b".into(), 3), ("c".into(), 5)]);
-        assert_eq!(
-            functions_of("trait T {\n    fn a();\n}\n// fn b() {}\ncall(fn_name);\n"),
-            []
-        );
+        assert_eq!(functions_of("trait T {\n    fn a();\n}\n// fn b() {}\ncall(fn_name);\n"), []);
     }
 
     #[test]
     fn the_limit() {
         assert_eq!(findings(function("f", 70), ""), [""; 0]);
-        assert_eq!(
-            findings(function("f", 71), ""),
-            ["a/b.rs:2: f has 71 lines, at most 70"]
-        );
+        assert_eq!(findings(function("f", 71), ""), ["a/b.rs:2: f has 71 lines, at most 70"]);
     }
 
     #[test]

@@ -18,11 +18,7 @@ pub(super) fn code_only(source: &str) -> String {
                 continue;
             }
         };
-        out.extend(
-            chars[at..end]
-                .iter()
-                .map(|&c| if c == '\n' { '\n' } else { ' ' }),
-        );
+        out.extend(chars[at..end].iter().map(|&c| if c == '\n' { '\n' } else { ' ' }));
         at = end;
     }
     out
@@ -54,9 +50,7 @@ fn follows_word(chars: &[char], at: usize) -> bool {
 }
 
 fn find(chars: &[char], from: usize, wanted: impl Fn(char) -> bool) -> usize {
-    (from..chars.len())
-        .find(|&index| wanted(chars[index]))
-        .unwrap_or(chars.len())
+    (from..chars.len()).find(|&index| wanted(chars[index])).unwrap_or(chars.len())
 }
 
 fn block_comment_end(chars: &[char], start: usize) -> usize {
@@ -107,10 +101,7 @@ mod tests {
     use super::*;
 
     fn words(source: &str) -> Vec<String> {
-        code_only(source)
-            .split_whitespace()
-            .map(str::to_owned)
-            .collect()
+        code_only(source).split_whitespace().map(str::to_owned).collect()
     }
 
     #[test]

@@ -37,11 +37,7 @@ pub(crate) struct Finding {
 
 impl Finding {
     fn new(path: &Path, line: usize, text: impl Into<String>) -> Self {
-        Self {
-            path: path.to_owned(),
-            line,
-            text: text.into(),
-        }
+        Self { path: path.to_owned(), line, text: text.into() }
     }
 }
 
@@ -63,9 +59,7 @@ struct Source {
 
 impl Source {
     fn has_extension(&self, extension: &str) -> bool {
-        self.path
-            .extension()
-            .is_some_and(|other| other == extension)
+        self.path.extension().is_some_and(|other| other == extension)
     }
 }
 
@@ -82,14 +76,9 @@ pub(crate) fn check_repository(repository: &Path) -> Result<Vec<Finding>, Error>
             rules::check_assembly(source, &mut findings);
         }
     }
-    let rust: Vec<&Source> = sources
-        .iter()
-        .filter(|source| source.has_extension("rs"))
-        .collect();
+    let rust: Vec<&Source> = sources.iter().filter(|source| source.has_extension("rs")).collect();
     functions::check(&rust, functions::EXCEPTIONS, &mut findings);
-    let manifests = sources
-        .iter()
-        .filter(|source| source.path.ends_with("Cargo.toml"));
+    let manifests = sources.iter().filter(|source| source.path.ends_with("Cargo.toml"));
     edges::check(&manifests.collect::<Vec<_>>(), &mut findings);
     Ok(findings)
 }
@@ -111,10 +100,7 @@ fn collect(repository: &Path, dir: &Path, sources: &mut Vec<Source>) -> Result<(
             collect(repository, &path, sources)?;
             continue;
         }
-        let source = Source {
-            path,
-            text: String::new(),
-        };
+        let source = Source { path, text: String::new() };
         let wanted = source.has_extension("rs") || source.has_extension("S");
         if kind.is_file() && (wanted || name == "Cargo.toml") {
             let text = String::from_utf8_lossy(&fs::read(entry.path())?).into_owned();

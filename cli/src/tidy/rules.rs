@@ -10,14 +10,8 @@ const COLUMNS_MAX: usize = 100;
 /// Where unsafe code may be: the kernel's machine layer, and programs for the guest.
 const UNSAFE_PLACES: [&str; 2] = ["machine", "guest"];
 /// Words of the code that only the machine layer may use.
-const UNSAFE_WORDS: [&str; 6] = [
-    "unsafe",
-    "asm!",
-    "global_asm!",
-    "naked_asm!",
-    "no_mangle",
-    "link_section",
-];
+const UNSAFE_WORDS: [&str; 6] =
+    ["unsafe", "asm!", "global_asm!", "naked_asm!", "no_mangle", "link_section"];
 /// What a SAFETY comment says when it says nothing.
 const EMPTY_PHRASES: [&str; 8] = [
     "this is safe",
@@ -44,26 +38,15 @@ pub(super) fn check(source: &Source, findings: &mut Vec<Finding>) {
 pub(super) fn check_assembly(source: &Source, findings: &mut Vec<Finding>) {
     width(source, findings);
     if !may_be_unsafe(&source.path) {
-        findings.push(Finding::new(
-            &source.path,
-            0,
-            "assembly outside machine/ and guest/",
-        ));
+        findings.push(Finding::new(&source.path, 0, "assembly outside machine/ and guest/"));
     }
 }
 
 fn header(source: &Source, findings: &mut Vec<Finding>) {
-    let first = source
-        .text
-        .lines()
-        .find(|line| !line.starts_with("#!/") && !line.is_empty());
+    let first = source.text.lines().find(|line| !line.starts_with("#!/") && !line.is_empty());
     let first = first.unwrap_or_default();
     if !first.starts_with("//!") && !first.starts_with("#![doc = include_str!(") {
-        findings.push(Finding::new(
-            &source.path,
-            1,
-            "no header: the first line is not `//!`",
-        ));
+        findings.push(Finding::new(&source.path, 1, "no header: the first line is not `//!`"));
     }
 }
 
@@ -109,12 +92,8 @@ fn safety(source: &Source, findings: &mut Vec<Finding>) {
         let Some(first) = line.trim_start().strip_prefix("// SAFETY:") else {
             continue;
         };
-        let rest = lines[index + 1..]
-            .iter()
-            .map_while(|line| line.trim_start().strip_prefix("//"));
-        let argument = rest
-            .fold(first.to_owned(), |text, line| text + " " + line)
-            .to_lowercase();
+        let rest = lines[index + 1..].iter().map_while(|line| line.trim_start().strip_prefix("//"));
+        let argument = rest.fold(first.to_owned(), |text, line| text + " " + line).to_lowercase();
         let empty = EMPTY_PHRASES.iter().any(|phrase| argument.contains(phrase));
         if empty || argument.split_whitespace().count() < ARGUMENT_WORDS_MIN {
             let text = "SAFETY without an argument: name the invariant it rests on";
@@ -129,35 +108,21 @@ mod tests {
 
     fn lines_of(path: &str, text: &str, rule: fn(&Source, &mut Vec<Finding>)) -> Vec<usize> {
         let mut findings = Vec::new();
-        rule(
-            &Source {
-                path: path.into(),
-                text: text.into(),
-            },
-            &mut findings,
-        );
+        rule(&Source { path: path.into(), text: text.into() }, &mut findings);
         findings.iter().map(|finding| finding.line).collect()
     }
 
     #[test]
     fn headers() {
         assert_eq!(lines_of("a.rs", "//! What.\n", header), [0; 0]);
-        assert_eq!(
-            lines_of("a.rs", "#![doc = include_str!(\"README.md\")]\n", header),
-            [0; 0]
-        );
+        assert_eq!(lines_of("a.rs", "#![doc = include_str!(\"README.md\")]\n", header), [0; 0]);
         assert_eq!(lines_of("a.rs", "use std::fs;\n//! Late.\n", header), [1]);
         assert_eq!(lines_of("a.rs", "", header), [1]);
     }
 
     #[test]
     fn widths() {
-        let text = format!(
-            "{}\n{}\n{}",
-            "x".repeat(100),
-            "x".repeat(101),
-            "\u{e9}".repeat(100)
-        );
+        let text = format!("{}\n{}\n{}", "x".repeat(100), "x".repeat(101), "\u{e9}".repeat(100));
         assert_eq!(lines_of("a.rs", &text, width), [2]);
     }
 
@@ -176,16 +141,9 @@ mod tests {
         assert_eq!(lines_of("a.rs", good, safety), [0; 0]);
         assert_eq!(lines_of("a.rs", "  // SAFETY: ok\n", safety), [1]);
         assert_eq!(
-            lines_of(
-                "a.rs",
-                "// SAFETY: this is safe\n// as everybody knows\n",
-                safety
-            ),
+            lines_of("a.rs", "// SAFETY: this is safe\n// as everybody knows\n", safety),
             [1]
         );
-        assert_eq!(
-            lines_of("a.rs", "// SAFETY:\n// the lock is held by us\n", safety),
-            [0; 0]
-        );
+        assert_eq!(lines_of("a.rs", "// SAFETY:\n// the lock is held by us\n", safety), [0; 0]);
     }
 }

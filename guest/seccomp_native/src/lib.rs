@@ -43,10 +43,7 @@ impl Native {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), base.cast(), len) };
         // SAFETY: the range is exactly the mapping made above.
         let result = unsafe { libc::mprotect(base, len, libc::PROT_READ | libc::PROT_EXEC) };
-        assert_eq!(
-            result, 0,
-            "the compiled filter could not be made executable"
-        );
+        assert_eq!(result, 0, "the compiled filter could not be made executable");
         Self { base, len }
     }
 

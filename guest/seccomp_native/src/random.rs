@@ -18,22 +18,8 @@ const CODES: [u16; 40] = [
     0x07, 0x87, // tax, txa
 ];
 
-const INTERESTING: [u32; 14] = [
-    0,
-    1,
-    2,
-    31,
-    32,
-    63,
-    127,
-    128,
-    0xff,
-    0xffff,
-    0x1_0000,
-    0x7fff_ffff,
-    0x8000_0000,
-    u32::MAX,
-];
+const INTERESTING: [u32; 14] =
+    [0, 1, 2, 31, 32, 63, 127, 128, 0xff, 0xffff, 0x1_0000, 0x7fff_ffff, 0x8000_0000, u32::MAX];
 
 impl Random {
     /// From any number.
@@ -87,11 +73,7 @@ impl Random {
     /// A body of so many instructions that goes on behind its end, legal in most cases. It writes
     /// all scratch memory first in half of them.
     pub fn body(&mut self, len: u32) -> Vec<Insn> {
-        let plain = |code, k| Insn {
-            code,
-            k,
-            ..Insn::default()
-        };
+        let plain = |code, k| Insn { code, k, ..Insn::default() };
         let mut body = Vec::new();
         if self.below(2) == 0 {
             body.extend((0..16).map(|word| plain(0x02, word)));
@@ -103,10 +85,7 @@ impl Random {
     /// A filter, legal in most cases.
     pub fn filter(&mut self, len: u32) -> Vec<Insn> {
         let mut filter = self.body(len);
-        filter.push(Insn {
-            code: 0x16,
-            ..Insn::default()
-        });
+        filter.push(Insn { code: 0x16, ..Insn::default() });
         filter
     }
 

@@ -5,12 +5,7 @@ use seccomp_native::linux::{ARCH, PROBE, attach, judge};
 use seccomp_native::random::Random;
 
 const fn plain(code: u16, k: u32) -> Insn {
-    Insn {
-        code,
-        jt: 0,
-        jf: 0,
-        k,
-    }
+    Insn { code, jt: 0, jf: 0, k }
 }
 const ALLOW: Insn = plain(0x06, 0x7fff_0000);
 const EINVAL: i32 = 22;
@@ -82,16 +77,9 @@ fn answers() {
         let len = 1 + random.below(30);
         // The address behind the system call is the child's own business.
         let body = random.body(len).into_iter();
-        let body: Vec<_> = body
-            .filter(|i| i.code != 0x20 || ![8, 12].contains(&i.k))
-            .collect();
+        let body: Vec<_> = body.filter(|i| i.code != 0x20 || ![8, 12].contains(&i.k)).collect();
         let shift = [0, 7, 14, 21, 25][compared % 5];
-        let probe = Insn {
-            code: 0x15,
-            jt: 1,
-            jf: 0,
-            k: PROBE,
-        };
+        let probe = Insn { code: 0x15, jt: 1, jf: 0, k: PROBE };
         let head = [plain(0x20, 0), probe, ALLOW];
         let errno = [plain(0x54, 0x7f), plain(0x44, 0x0005_0000), plain(0x16, 0)];
         let tail = [&[plain(0x74, shift)], &errno[..]].concat();

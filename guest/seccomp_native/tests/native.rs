@@ -5,12 +5,7 @@ use seccomp_native::Native;
 use seccomp_native::random::Random;
 
 const fn plain(code: u16, k: u32) -> Insn {
-    Insn {
-        code,
-        jt: 0,
-        jf: 0,
-        k,
-    }
+    Insn { code, jt: 0, jf: 0, k }
 }
 
 /// Both ways of running must agree; returns what they say.
@@ -41,22 +36,14 @@ fn random_filters() {
         }
     }
     assert!(legal > 2500, "only {legal} filters were legal");
-    assert!(
-        answers.len() > 4000,
-        "only {} different answers",
-        answers.len()
-    );
+    assert!(answers.len() > 4000, "only {} different answers", answers.len());
 }
 
 /// Every operation, with every pair of values at the edges, by constant and by X.
 #[test]
 fn every_operation_at_its_edges() {
     let small = [0, 1, 2, 5, 31, 32, 33, 127, 128, 255, 256];
-    let values = [
-        &small[..],
-        &[0xffff, 0x1_0000, 1 << 31, u32::MAX - 1, u32::MAX],
-    ]
-    .concat();
+    let values = [&small[..], &[0xffff, 0x1_0000, 1 << 31, u32::MAX - 1, u32::MAX]].concat();
     let operations = [0x00_u16, 0x10, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70, 0xa0];
     let conditions = [0x10_u16, 0x20, 0x30, 0x40];
     let mut tried = 0;
@@ -81,12 +68,7 @@ fn every_operation_at_its_edges() {
                 }
                 for condition in conditions {
                     for (jt, jf) in [(0, 1), (1, 0), (1, 1), (1, 2), (2, 1)] {
-                        let jump = Insn {
-                            code: 0x05 | condition | source,
-                            jt,
-                            jf,
-                            k: b,
-                        };
+                        let jump = Insn { code: 0x05 | condition | source, jt, jf, k: b };
                         let ends = [1, 2, 3].map(|k| plain(0x06, k));
                         run(&[&load[..], &[jump], &ends].concat(), a, b);
                     }
@@ -102,12 +84,7 @@ fn every_operation_at_its_edges() {
 fn jumps_of_all_lengths() {
     for between in (0..70).chain(250..=255) {
         for k in [1, 0x1_0001] {
-            let jump = Insn {
-                code: 0x15,
-                jt: between,
-                jf: 0,
-                k: 0,
-            };
+            let jump = Insn { code: 0x15, jt: between, jf: 0, k: 0 };
             let mut filter = vec![plain(0x20, 16), jump];
             filter.extend((0..between).map(|_| plain(0x04, k)));
             filter.push(plain(0x16, 0));
@@ -134,38 +111,21 @@ fn jumps_of_all_lengths() {
 fn a_list_of_system_calls() {
     let mut filter = vec![
         plain(0x20, 4),
-        Insn {
-            code: 0x15,
-            jt: 1,
-            jf: 0,
-            k: 0xc000_003e,
-        },
+        Insn { code: 0x15, jt: 1, jf: 0, k: 0xc000_003e },
         plain(0x06, 0x8000_0000),
         plain(0x20, 0),
     ];
     let allowed: Vec<u32> = (0..100).map(|i| i * 3).collect();
     for (left, &nr) in (0..100_u8).rev().zip(&allowed) {
-        filter.push(Insn {
-            code: 0x15,
-            jt: left + 1,
-            jf: 0,
-            k: nr,
-        });
+        filter.push(Insn { code: 0x15, jt: left + 1, jf: 0, k: nr });
     }
     filter.extend([plain(0x06, 0x0005_0001), plain(0x06, 0x7fff_0000)]);
     let program = Program::check(&filter).expect("a filter");
     let native = Native::new(&program.compile(3).expect("a filter"));
     for nr in 0..400 {
         let data = Data::new(nr, 0xc000_003e, 0, [0; 6]);
-        let wanted = if allowed.contains(&nr) {
-            0x7fff_0000
-        } else {
-            0x0005_0001
-        };
+        let wanted = if allowed.contains(&nr) { 0x7fff_0000 } else { 0x0005_0001 };
         assert_eq!(agree(&program, &native, &data), wanted);
     }
-    assert_eq!(
-        agree(&program, &native, &Data::default()),
-        action::KILL_PROCESS
-    );
+    assert_eq!(agree(&program, &native, &Data::default()), action::KILL_PROCESS);
 }

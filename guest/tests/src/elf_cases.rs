@@ -33,7 +33,11 @@ fn add(cases: &mut Vec<Case>, name: impl Into<String>, bytes: Vec<u8>) {
 
 fn truncations(cases: &mut Vec<Case>) {
     let good = load(0, BASE, 4096, 4096);
-    let mut whole = with_segments(&[good, [INTERP, 4, 4096, 0, 0, 13, 13, 1], load(4096, BASE + 0x4000, 100, 100)]);
+    let mut whole = with_segments(&[
+        good,
+        [INTERP, 4, 4096, 0, 0, 13, 13, 1],
+        load(4096, BASE + 0x4000, 100, 100),
+    ]);
     whole[4096..4109].copy_from_slice(b"/nonexistent\0");
     for n in [
         0, 1, 3, 4, 5, 15, 16, 17, 20, 24, 32, 40, 52, 54, 56, 58, 63, 64, 65, 96, 119, 120, 121,
@@ -51,15 +55,47 @@ fn truncations(cases: &mut Vec<Case>) {
 /// Every field of the headers with values at its borders.
 fn fields(cases: &mut Vec<Case>) {
     let fields: [(&str, usize, usize); 20] = [
-        ("ei_class", 4, 1), ("ei_data", 5, 1), ("ei_version", 6, 1), ("ei_osabi", 7, 1),
-        ("e_type", 16, 2), ("e_machine", 18, 2), ("e_version", 20, 4), ("e_phoff", 32, 8),
-        ("e_shoff", 40, 8), ("e_flags", 48, 4), ("e_ehsize", 52, 2), ("e_phentsize", 54, 2),
-        ("e_phnum", 56, 2), ("p_type", 64, 4), ("p_offset", 72, 8), ("p_vaddr", 80, 8),
-        ("p_paddr", 88, 8), ("p_filesz", 96, 8), ("p_memsz", 104, 8), ("p_align", 112, 8),
+        ("ei_class", 4, 1),
+        ("ei_data", 5, 1),
+        ("ei_version", 6, 1),
+        ("ei_osabi", 7, 1),
+        ("e_type", 16, 2),
+        ("e_machine", 18, 2),
+        ("e_version", 20, 4),
+        ("e_phoff", 32, 8),
+        ("e_shoff", 40, 8),
+        ("e_flags", 48, 4),
+        ("e_ehsize", 52, 2),
+        ("e_phentsize", 54, 2),
+        ("e_phnum", 56, 2),
+        ("p_type", 64, 4),
+        ("p_offset", 72, 8),
+        ("p_vaddr", 80, 8),
+        ("p_paddr", 88, 8),
+        ("p_filesz", 96, 8),
+        ("p_memsz", 104, 8),
+        ("p_align", 112, 8),
     ];
     let values = [
-        0, 1, 2, 55, 57, 0xfff, 0x1000, 0xffff, 0x1_0000, 0x7fff_ffff, 0x8000_0000, 0xffff_ffff,
-        1 << 40, (1 << 47) - 0x1000, 1 << 47, 1 << 62, 1 << 63, u64::MAX - 0xfff, u64::MAX,
+        0,
+        1,
+        2,
+        55,
+        57,
+        0xfff,
+        0x1000,
+        0xffff,
+        0x1_0000,
+        0x7fff_ffff,
+        0x8000_0000,
+        0xffff_ffff,
+        1 << 40,
+        (1 << 47) - 0x1000,
+        1 << 47,
+        1 << 62,
+        1 << 63,
+        u64::MAX - 0xfff,
+        u64::MAX,
     ];
     for (name, at, len) in fields {
         for value in values.into_iter().filter(|v| len == 8 || v >> (8 * len) == 0) {
@@ -127,7 +163,11 @@ fn interpreters(cases: &mut Vec<Case>) {
     with("interpreter at a wild offset", b"/x\0", 1 << 63, 3);
     with("interpreter at the last offset", b"/x\0", u64::MAX - 1, 3);
     with("interpreter across the end", b"/x\0", 8190, 5);
-    let mut two = with_segments(&[good, [INTERP, 4, 4096, 0, 0, 13, 13, 1], [INTERP, 4, 4200, 0, 0, 3, 3, 1]]);
+    let mut two = with_segments(&[
+        good,
+        [INTERP, 4, 4096, 0, 0, 13, 13, 1],
+        [INTERP, 4, 4200, 0, 0, 3, 3, 1],
+    ]);
     two[4096..4109].copy_from_slice(b"/nonexistent\0");
     add(cases, "two interpreters", two);
 }

@@ -211,10 +211,23 @@ fn mxcsr_and_x87_survive() {
 }
 
 global_asm!(
-    ".globl limen_at_ud2", "limen_at_ud2:", "ud2", "ret",
-    ".globl limen_at_div", "limen_at_div:", "xor ecx, ecx", "mov eax, 1", "cdq",
-    ".globl limen_at_div_insn", "limen_at_div_insn:", "idiv ecx", "ret",
-    ".globl limen_at_int3", "limen_at_int3:", "int3", "ret",
+    ".globl limen_at_ud2",
+    "limen_at_ud2:",
+    "ud2",
+    "ret",
+    ".globl limen_at_div",
+    "limen_at_div:",
+    "xor ecx, ecx",
+    "mov eax, 1",
+    "cdq",
+    ".globl limen_at_div_insn",
+    "limen_at_div_insn:",
+    "idiv ecx",
+    "ret",
+    ".globl limen_at_int3",
+    "limen_at_int3:",
+    "int3",
+    "ret",
 );
 
 unsafe extern "C" {
@@ -344,7 +357,9 @@ fn syscall_at_page_end() {
     // At an odd address in the middle of a page it simply works.
     let q = anon(4096);
     // SAFETY: as above; 0xc3 returns.
-    unsafe { std::ptr::copy_nonoverlapping([0xb8u8, 39, 0, 0, 0, 0x0f, 5, 0xc3].as_ptr(), q.add(33), 8) };
+    unsafe {
+        std::ptr::copy_nonoverlapping([0xb8u8, 39, 0, 0, 0, 0x0f, 5, 0xc3].as_ptr(), q.add(33), 8)
+    };
     sc!(SYS_mprotect, q, 4096, PROT_READ | PROT_EXEC).is(0);
     let f: extern "C" fn() -> i32 = unsafe { std::mem::transmute(q as usize + 33) };
     assert_eq!(f(), pid());

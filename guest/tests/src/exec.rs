@@ -67,7 +67,8 @@ fn arguments_and_environment_arrive() {
 
 fn many_arguments() {
     let long = "x".repeat(1000);
-    let words: Vec<&str> = ["child", "count"].into_iter().chain((0..1000).map(|_| &*long)).collect();
+    let words: Vec<&str> =
+        ["child", "count"].into_iter().chain((0..1000).map(|_| &*long)).collect();
     wait_code(fork(|| exec_self(&words, &[])), 1000 % 251);
     let one = "y".repeat(100_000);
     wait_code(fork(|| exec_self(&["child", "count", &one], &[])), 1);
@@ -229,9 +230,8 @@ fn execveat_forms() {
     let (name, empty) = (c(name), c(""));
     let w = argv(&[c("x"), c("child"), c("true")]);
     let run = |fd: i32, path: &std::ffi::CStr, flags: i32| {
-        let child = fork(|| {
-            sc!(SYS_execveat, fd, path.as_ptr(), w.as_ptr(), 0, flags).err().unwrap_or(0)
-        });
+        let child =
+            fork(|| sc!(SYS_execveat, fd, path.as_ptr(), w.as_ptr(), 0, flags).err().unwrap_or(0));
         let s = wait(child);
         assert!(WIFEXITED(s), "{}", describe(s));
         WEXITSTATUS(s)
@@ -329,9 +329,8 @@ fn stack_is_aligned_and_filled() {
     let p = c(&file_with("elf", 0o755, &elf_with(&code)));
     for n in 1..9 {
         let words: Vec<_> = (0..n).map(|i| c(&"z".repeat(i * 3))).collect();
-        let child = fork(|| {
-            sc!(SYS_execve, p.as_ptr(), argv(&words).as_ptr(), 0).err().unwrap_or(0)
-        });
+        let child =
+            fork(|| sc!(SYS_execve, p.as_ptr(), argv(&words).as_ptr(), 0).err().unwrap_or(0));
         wait_code(child, n as i32);
     }
 }
@@ -516,7 +515,8 @@ fn elf_bad_interpreter() {
     assert_eq!(with(b"/x\0", 4096, 5000), ENOEXEC, "longer than a path may be");
     let far = with(b"/x\0", 1 << 40, 3);
     assert!(far == EIO || far == ENOEXEC, "{far}");
-    let script = file_with("interp", 0o755, b"#!/bin/sh\nthis is no ELF file, and long enough it is");
+    let script =
+        file_with("interp", 0o755, b"#!/bin/sh\nthis is no ELF file, and long enough it is");
     let mut z = script.into_bytes();
     z.push(0);
     let got = with(&z, 4096, z.len() as u64);
@@ -557,7 +557,8 @@ fn interpreter_loops() {
     let program = |name: &str, interpreter: &str| {
         let good = [1u64, 7, 0, 0, 0, 8192, 8192, 0x1000];
         let path = format!("{d}/{interpreter}\0");
-        let mut e = with_segments(&[good, [3, 4, 4096, 0, 0, path.len() as u64, path.len() as u64, 1]]);
+        let mut e =
+            with_segments(&[good, [3, 4, 4096, 0, 0, path.len() as u64, path.len() as u64, 1]]);
         e[16] = 3;
         let entry = u64::from_le_bytes(e[24..32].try_into().unwrap()) - BASE;
         e[24..32].copy_from_slice(&entry.to_le_bytes());

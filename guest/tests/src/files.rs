@@ -737,7 +737,8 @@ fn inotify_reports() {
     let d = dir();
     let fd = sc!(SYS_inotify_init1, IN_NONBLOCK).fd();
     let p = c(&d);
-    let wd = sc!(SYS_inotify_add_watch, fd, p.as_ptr(), IN_ALL_EVENTS & !(IN_ACCESS | IN_OPEN)).must();
+    let wd =
+        sc!(SYS_inotify_add_watch, fd, p.as_ptr(), IN_ALL_EVENTS & !(IN_ACCESS | IN_OPEN)).must();
     mkfile(&format!("{d}/a"), b"x");
     std::fs::rename(format!("{d}/a"), format!("{d}/b")).unwrap();
     std::fs::set_permissions(format!("{d}/b"), std::fs::Permissions::from_mode(0o600)).unwrap();

@@ -4,8 +4,9 @@
 //! threads of it at once, and ends in whatever way. The kernel must live, each child must end or be
 //! killable, and memory must come back: what is free at the end is compared with what was free
 //! after the first children. A child that SIGKILL does not end is a failure. Natively the children
-//! give up their rights and live in an empty folder, and calls that would stop the machine or change
-//! it for others are left out; `--in-vm` allows them all. What is passed is in `fuzz_args.rs`.
+//! give up their rights and live in an empty folder, and calls that would stop the machine or
+//! change it for others are left out; `--in-vm` allows them all. What is passed is in
+//! `fuzz_args.rs`.
 
 use crate::fuzz_args::{Rng, World};
 use crate::sc;
@@ -14,17 +15,70 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 /// Calls left out natively: they end, stop or change the machine that others use, too.
 const HOST: &[i64] = &[
-    SYS_reboot, SYS_kexec_load, SYS_kexec_file_load, SYS_init_module, SYS_finit_module,
-    SYS_delete_module, SYS_mount, SYS_umount2, SYS_pivot_root, SYS_chroot, SYS_swapon, SYS_swapoff,
-    SYS_settimeofday, SYS_clock_settime, SYS_adjtimex, SYS_clock_adjtime, SYS_sethostname,
-    SYS_setdomainname, SYS_iopl, SYS_ioperm, SYS_ptrace, SYS_kill, SYS_tkill, SYS_tgkill,
-    SYS_rt_sigqueueinfo, SYS_rt_tgsigqueueinfo, SYS_pidfd_send_signal, SYS_syslog, SYS_acct,
-    SYS_quotactl, SYS_vhangup, SYS_sync, SYS_syncfs, SYS_bpf, SYS_perf_event_open, SYS_keyctl,
-    SYS_add_key, SYS_request_key, SYS_process_vm_writev, SYS_sched_setscheduler, SYS_sched_setattr,
-    SYS_sched_setparam, SYS_setpriority, SYS_move_mount, SYS_fsopen, SYS_fsmount, SYS_open_tree,
-    SYS_mount_setattr, SYS_userfaultfd, SYS_io_uring_setup, SYS_process_madvise, SYS_migrate_pages,
-    SYS_move_pages, SYS_mlockall, SYS_setns, SYS_unshare, SYS_prlimit64,
-    SYS_shmget, SYS_semget, SYS_msgget, SYS_shmctl, SYS_semctl, SYS_msgctl, SYS_mq_open,
+    SYS_reboot,
+    SYS_kexec_load,
+    SYS_kexec_file_load,
+    SYS_init_module,
+    SYS_finit_module,
+    SYS_delete_module,
+    SYS_mount,
+    SYS_umount2,
+    SYS_pivot_root,
+    SYS_chroot,
+    SYS_swapon,
+    SYS_swapoff,
+    SYS_settimeofday,
+    SYS_clock_settime,
+    SYS_adjtimex,
+    SYS_clock_adjtime,
+    SYS_sethostname,
+    SYS_setdomainname,
+    SYS_iopl,
+    SYS_ioperm,
+    SYS_ptrace,
+    SYS_kill,
+    SYS_tkill,
+    SYS_tgkill,
+    SYS_rt_sigqueueinfo,
+    SYS_rt_tgsigqueueinfo,
+    SYS_pidfd_send_signal,
+    SYS_syslog,
+    SYS_acct,
+    SYS_quotactl,
+    SYS_vhangup,
+    SYS_sync,
+    SYS_syncfs,
+    SYS_bpf,
+    SYS_perf_event_open,
+    SYS_keyctl,
+    SYS_add_key,
+    SYS_request_key,
+    SYS_process_vm_writev,
+    SYS_sched_setscheduler,
+    SYS_sched_setattr,
+    SYS_sched_setparam,
+    SYS_setpriority,
+    SYS_move_mount,
+    SYS_fsopen,
+    SYS_fsmount,
+    SYS_open_tree,
+    SYS_mount_setattr,
+    SYS_userfaultfd,
+    SYS_io_uring_setup,
+    SYS_process_madvise,
+    SYS_migrate_pages,
+    SYS_move_pages,
+    SYS_mlockall,
+    SYS_setns,
+    SYS_unshare,
+    SYS_prlimit64,
+    SYS_shmget,
+    SYS_semget,
+    SYS_msgget,
+    SYS_shmctl,
+    SYS_semctl,
+    SYS_msgctl,
+    SYS_mq_open,
 ];
 
 /// Linux's largest limit of objects of one kind, SEMMNI and MSGMNI (semget(2), msgget(2)).
@@ -35,9 +89,25 @@ const MSG_STAT: i32 = 11;
 
 /// Calls that would only end, stop, clone or replace the child itself.
 const SELF: &[i64] = &[
-    SYS_exit, SYS_exit_group, SYS_fork, SYS_vfork, SYS_clone, SYS_clone3, SYS_rt_sigreturn,
-    SYS_pause, SYS_rt_sigsuspend, SYS_execve, SYS_execveat, SYS_select, SYS_poll, SYS_seccomp,
-    SYS_restart_syscall, SYS_alarm, SYS_setitimer, URETPROBE, UPROBE,
+    SYS_exit,
+    SYS_exit_group,
+    SYS_fork,
+    SYS_vfork,
+    SYS_clone,
+    SYS_clone3,
+    SYS_rt_sigreturn,
+    SYS_pause,
+    SYS_rt_sigsuspend,
+    SYS_execve,
+    SYS_execveat,
+    SYS_select,
+    SYS_poll,
+    SYS_seccomp,
+    SYS_restart_syscall,
+    SYS_alarm,
+    SYS_setitimer,
+    URETPROBE,
+    UPROBE,
 ];
 
 /// Numbers of probes (x86-64): a call from anywhere but a probe is SIGSEGV or SIGILL.
@@ -46,9 +116,20 @@ const UPROBE: i64 = 336;
 
 /// Calls whose first argument is a process: only the child itself or nobody may be meant.
 const BY_PID: &[i64] = &[
-    SYS_kill, SYS_tkill, SYS_tgkill, SYS_rt_sigqueueinfo, SYS_rt_tgsigqueueinfo, SYS_prlimit64,
-    SYS_sched_setscheduler, SYS_sched_setparam, SYS_sched_setattr, SYS_sched_setaffinity,
-    SYS_process_vm_readv, SYS_process_vm_writev, SYS_setpgid, SYS_pidfd_open,
+    SYS_kill,
+    SYS_tkill,
+    SYS_tgkill,
+    SYS_rt_sigqueueinfo,
+    SYS_rt_tgsigqueueinfo,
+    SYS_prlimit64,
+    SYS_sched_setscheduler,
+    SYS_sched_setparam,
+    SYS_sched_setattr,
+    SYS_sched_setaffinity,
+    SYS_process_vm_readv,
+    SYS_process_vm_writev,
+    SYS_setpgid,
+    SYS_pidfd_open,
 ];
 
 /// Calls of one child.

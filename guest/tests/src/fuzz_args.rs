@@ -38,9 +38,28 @@ impl Rng {
 }
 
 const EDGES: [u64; 22] = [
-    0, 1, 2, 7, 8, 15, 4095, 4096, 4097, 0x7fff_ffff, 0x8000_0000, 0xffff_ffff, 1 << 32,
-    0x7fff_ffff_e000, 0x7fff_ffff_f000, 1 << 47, 0xffff_8000_0000_0000, 0xffff_ffff_8100_0000,
-    i64::MAX as u64, 1 << 63, u64::MAX - 4095, u64::MAX,
+    0,
+    1,
+    2,
+    7,
+    8,
+    15,
+    4095,
+    4096,
+    4097,
+    0x7fff_ffff,
+    0x8000_0000,
+    0xffff_ffff,
+    1 << 32,
+    0x7fff_ffff_e000,
+    0x7fff_ffff_f000,
+    1 << 47,
+    0xffff_8000_0000_0000,
+    0xffff_ffff_8100_0000,
+    i64::MAX as u64,
+    1 << 63,
+    u64::MAX - 4095,
+    u64::MAX,
 ];
 
 /// Descriptors that a child opens; it owns about as many as this, from 3 on.
@@ -48,9 +67,29 @@ pub const FDS: u64 = 40;
 const PAGE: usize = 4096;
 
 const PATHS: [&str; 24] = [
-    "f0", "f1", "f2", "sub", ".", "..", "sub/x", "", "new", "link", "/", "/dev/null", "/dev/zero",
-    "/dev/ptmx", "/dev/full", "/proc/self/maps", "/proc/self/mem", "/proc/self/fd/4",
-    "/proc/self/task", "/proc/meminfo", "/sys/devices/system/cpu/online", "tmpfs", "user.x",
+    "f0",
+    "f1",
+    "f2",
+    "sub",
+    ".",
+    "..",
+    "sub/x",
+    "",
+    "new",
+    "link",
+    "/",
+    "/dev/null",
+    "/dev/zero",
+    "/dev/ptmx",
+    "/dev/full",
+    "/proc/self/maps",
+    "/proc/self/mem",
+    "/proc/self/fd/4",
+    "/proc/self/task",
+    "/proc/meminfo",
+    "/sys/devices/system/cpu/online",
+    "tmpfs",
+    "user.x",
     "/dev/shm/limen-fuzz",
 ];
 

@@ -278,7 +278,8 @@ fn names_in_memory() {
     let status = hog(|| {
         let base = dir();
         let long = "n".repeat(200);
-        let code = until_refused(|n| sc!(SYS_mkdir, c(&format!("{base}/{long}{n}")).as_ptr(), 0o755));
+        let code =
+            until_refused(|n| sc!(SYS_mkdir, c(&format!("{base}/{long}{n}")).as_ptr(), 0o755));
         let _ = std::fs::remove_dir_all(&base);
         code
     });
@@ -323,8 +324,7 @@ fn datagrams() {
 
 fn epolls() {
     let status = hog(|| {
-        let targets: Vec<usize> =
-            (0..200).filter_map(|_| sc!(SYS_eventfd2, 0, 0).ok()).collect();
+        let targets: Vec<usize> = (0..200).filter_map(|_| sc!(SYS_eventfd2, 0, 0).ok()).collect();
         until_refused(|_| {
             let epoll = sc!(SYS_epoll_create1, 0)?;
             for fd in &targets {

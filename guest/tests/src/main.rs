@@ -52,7 +52,8 @@ const SUBJECTS: &[&[Test]] = &[
 ];
 
 const USAGE: &str = "usage: limen-guest-tests list | run NAME | run-all [FILTER] [--bound SECONDS]
-       storm NAME [--count N] [--jobs N] | fuzz [--seconds N] [--children N] [--seed S] [--jobs J] [--in-vm]
+       storm NAME [--count N] [--jobs N] | fuzz [--seconds N] [--children N] [--seed S]
+         [--jobs J] [--in-vm]
        hogs [FILTER], in a VM only | elf-cases";
 
 fn all() -> impl Iterator<Item = &'static Test> {

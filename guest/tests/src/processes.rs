@@ -16,7 +16,8 @@ tests!("processes":
     waitid_fields, waitid_nowait_leaves_zombie, wait_by_group, wait_any_collects_all,
     wait_gives_rusage, exit_status_is_eight_bits, exit_group_from_thread,
     leader_exits_before_thread, killed_child_status, zombie_until_reaped, ignored_sigchld_reaps,
-    orphan_goes_to_subreaper, orphan_chain, orphan_sends_sigchld, exec_restores_sigchld, pdeathsig, sessions, setpgid_rules, kill_group,
+    orphan_goes_to_subreaper, orphan_chain, orphan_sends_sigchld, exec_restores_sigchld, pdeathsig,
+    sessions, setpgid_rules, kill_group,
     kill_rules, deep_family, tgkill_checks, pidfd_open_polls, orphaned_stopped_group_gets_hup,
 );
 
@@ -365,8 +366,10 @@ fn exit_status_is_eight_bits() {
 fn exit_group_from_thread() {
     let child = fork(|| {
         for _ in 0..3 {
-            std::thread::spawn(|| loop {
-                std::hint::spin_loop();
+            std::thread::spawn(|| {
+                loop {
+                    std::hint::spin_loop();
+                }
             });
         }
         std::thread::spawn(|| quit(21));
@@ -549,14 +552,18 @@ fn setpgid_rules() {
 }
 
 fn kill_group() {
-    let leader = fork(|| loop {
-        let _ = sc!(SYS_pause);
+    let leader = fork(|| {
+        loop {
+            let _ = sc!(SYS_pause);
+        }
     });
     sc!(SYS_setpgid, leader, leader).is(0);
     let mut group = vec![leader];
     for _ in 0..5 {
-        let p = fork(|| loop {
-            let _ = sc!(SYS_pause);
+        let p = fork(|| {
+            loop {
+                let _ = sc!(SYS_pause);
+            }
         });
         sc!(SYS_setpgid, p, leader).is(0);
         group.push(p);
@@ -591,8 +598,10 @@ fn tgkill_checks() {
     sc!(SYS_tgkill, pid(), tid(), 0).is(0);
     sc!(SYS_tgkill, 0, tid(), 0).fails(EINVAL);
     sc!(SYS_tgkill, pid(), -1i32, 0).fails(EINVAL);
-    let child = fork(|| loop {
-        let _ = sc!(SYS_pause);
+    let child = fork(|| {
+        loop {
+            let _ = sc!(SYS_pause);
+        }
     });
     sc!(SYS_tgkill, pid(), child, 0).fails(ESRCH);
     sc!(SYS_tkill, child, SIGKILL).is(0);

@@ -241,14 +241,29 @@ fn every_register_is_edited() {
             stopped(pid, SIGTRAP | 0x80);
         }
         let r = regs(pid);
-        set_regs(pid, &user_regs_struct {
-            rax: wanted(0), rbx: wanted(1), rcx: wanted(2), rdx: wanted(3), rsi: wanted(4),
-            rdi: wanted(5), rbp: wanted(6), r8: wanted(8), r9: wanted(9), r10: wanted(10),
-            r11: wanted(11), r12: wanted(12), r13: wanted(13), r14: wanted(14), r15: wanted(15),
-            // CF PF ZF DF AC; IOPL, VIF and IF are not the tracer's to change.
-            eflags: 0x4_0445 | 0x10 | 0x3000 | 1 << 19,
-            ..r
-        });
+        set_regs(
+            pid,
+            &user_regs_struct {
+                rax: wanted(0),
+                rbx: wanted(1),
+                rcx: wanted(2),
+                rdx: wanted(3),
+                rsi: wanted(4),
+                rdi: wanted(5),
+                rbp: wanted(6),
+                r8: wanted(8),
+                r9: wanted(9),
+                r10: wanted(10),
+                r11: wanted(11),
+                r12: wanted(12),
+                r13: wanted(13),
+                r14: wanted(14),
+                r15: wanted(15),
+                // CF PF ZF DF AC; IOPL, VIF and IF are not the tracer's to change.
+                eflags: 0x4_0445 | 0x10 | 0x3000 | 1 << 19,
+                ..r
+            },
+        );
         assert_eq!(regs(pid).eflags, 0x4_0455 | 0x202, "privileged flags stay");
         cont(pid, 0);
         exited(pid, 0);
@@ -319,12 +334,9 @@ fn calls_are_skipped_and_exchanged() {
     });
     options(pid, GOOD);
     // The number -1 makes no call; RAX is what the tracer put there, or ENOSYS.
-    for (number, result) in [
-        (u64::MAX, Some(12345)),
-        (u64::MAX, None),
-        (SYS_getppid as u64, None),
-        (0x7fff_0000, None),
-    ] {
+    for (number, result) in
+        [(u64::MAX, Some(12345)), (u64::MAX, None), (SYS_getppid as u64, None), (0x7fff_0000, None)]
+    {
         go(PTRACE_SYSCALL, pid);
         stopped(pid, SIGTRAP | 0x80);
         let mut r = regs(pid);
@@ -340,10 +352,23 @@ fn calls_are_skipped_and_exchanged() {
 }
 
 global_asm!(
-    ".globl limen_step_code", "limen_step_code:",
-    "nop", "nop", "mov eax, 39", ".globl limen_step_call", "limen_step_call:",
-    "syscall", ".globl limen_step_after", "limen_step_after:",
-    "nop", "push 0x202", ".globl limen_step_popf", "limen_step_popf:", "popfq", "nop", "ret",
+    ".globl limen_step_code",
+    "limen_step_code:",
+    "nop",
+    "nop",
+    "mov eax, 39",
+    ".globl limen_step_call",
+    "limen_step_call:",
+    "syscall",
+    ".globl limen_step_after",
+    "limen_step_after:",
+    "nop",
+    "push 0x202",
+    ".globl limen_step_popf",
+    "limen_step_popf:",
+    "popfq",
+    "nop",
+    "ret",
 );
 
 unsafe extern "C" {

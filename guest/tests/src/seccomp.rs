@@ -463,8 +463,7 @@ fn flags_and_actions() {
 }
 
 fn deny_getppid(flags: u32) -> Res {
-    let filter =
-        [load(0), equal(SYS_getppid as u32, 1), ret(ERRNO | 60), ret(ALLOW)];
+    let filter = [load(0), equal(SYS_getppid as u32, 1), ret(ERRNO | 60), ret(ALLOW)];
     install(flags, &filter)
 }
 

@@ -670,8 +670,10 @@ fn signal_to_stopped_process() {
     let s = shared();
     SHARED.store(s.as_ptr() as u64, SeqCst);
     on_signal(SIGUSR1, count_shared as *const () as usize, 0, 0);
-    let child = fork(|| loop {
-        let _ = sc!(SYS_pause);
+    let child = fork(|| {
+        loop {
+            let _ = sc!(SYS_pause);
+        }
     });
     let mut status = 0;
     sc!(SYS_kill, child, SIGSTOP).is(0);
@@ -756,8 +758,10 @@ fn siglongjmp_style_exit() {
 
 fn sigqueue_permissions() {
     // A code that only the kernel may send (>= 0) is refused towards others.
-    let child = fork(|| loop {
-        let _ = sc!(SYS_pause);
+    let child = fork(|| {
+        loop {
+            let _ = sc!(SYS_pause);
+        }
     });
     let info = Siginfo { code: 0, ..Siginfo::default() };
     sc!(SYS_rt_sigqueueinfo, child, SIGUSR1, &raw const info).fails(EPERM);

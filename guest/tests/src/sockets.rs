@@ -212,7 +212,11 @@ fn send_control(s: i32, byte: u8, kind: i32, payload: &[u8]) -> Res {
     c[1] = SOL_SOCKET as u64 | (kind as u64) << 32;
     // SAFETY: the vector has room for the payload behind its two words.
     unsafe {
-        std::ptr::copy_nonoverlapping(payload.as_ptr(), c.as_mut_ptr().add(2).cast(), payload.len());
+        std::ptr::copy_nonoverlapping(
+            payload.as_ptr(),
+            c.as_mut_ptr().add(2).cast(),
+            payload.len(),
+        );
     }
     let iov = [&raw const byte as usize, 1];
     let m = Msg {

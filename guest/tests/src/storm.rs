@@ -253,7 +253,10 @@ fn exec_storm(jobs: u32, count: u32) {
                     let child = fork(|| {
                         let code = c(&want.to_string());
                         let argv = [
-                            c"x".as_ptr(), c"child".as_ptr(), c"exit".as_ptr(), code.as_ptr(),
+                            c"x".as_ptr(),
+                            c"child".as_ptr(),
+                            c"exit".as_ptr(),
+                            code.as_ptr(),
                             std::ptr::null(),
                         ];
                         let _ = sc!(SYS_execve, me.as_ptr(), argv.as_ptr(), 0);

@@ -118,8 +118,10 @@ fn uids() {
 }
 
 fn root_loses_rights() {
-    let child = fork(|| loop {
-        let _ = sc!(SYS_pause);
+    let child = fork(|| {
+        loop {
+            let _ = sc!(SYS_pause);
+        }
     });
     in_child(|| {
         sc!(SYS_setresuid, 1234, 1234, 1234).is(0);
@@ -306,8 +308,10 @@ fn proc_fd() {
 }
 
 fn proc_of_others() {
-    let child = fork(|| loop {
-        let _ = sc!(SYS_pause);
+    let child = fork(|| {
+        loop {
+            let _ = sc!(SYS_pause);
+        }
     });
     let stat = || text(&format!("/proc/{child}/stat"));
     until(|| stat().contains(") S "));
@@ -352,8 +356,10 @@ fn proc_self_is_own() {
 }
 
 fn proc_lists_processes() {
-    let child = fork(|| loop {
-        let _ = sc!(SYS_pause);
+    let child = fork(|| {
+        loop {
+            let _ = sc!(SYS_pause);
+        }
     });
     let names: Vec<String> = std::fs::read_dir("/proc")
         .unwrap()

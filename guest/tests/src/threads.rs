@@ -478,16 +478,23 @@ fn exec_kills_threads() {
     let me = c(&own_path());
     let child = fork(|| {
         for _ in 0..5 {
-            std::thread::spawn(|| loop {
-                let _ = sc!(SYS_sched_yield);
+            std::thread::spawn(|| {
+                loop {
+                    let _ = sc!(SYS_sched_yield);
+                }
             });
         }
         // From a thread that is not the first: the new program has the first one's id.
         let want = format!("{}", pid());
         let h = std::thread::spawn(move || {
             let want = c(&want);
-            let argv =
-                [c"x".as_ptr(), c"child".as_ptr(), c"pid-is".as_ptr(), want.as_ptr(), std::ptr::null()];
+            let argv = [
+                c"x".as_ptr(),
+                c"child".as_ptr(),
+                c"pid-is".as_ptr(),
+                want.as_ptr(),
+                std::ptr::null(),
+            ];
             let _ = sc!(SYS_execve, me.as_ptr(), argv.as_ptr(), 0);
         });
         let _ = h.join();

@@ -1,10 +1,10 @@
-//! The console device with its ports to the command line (virtio 1.2, 5.3): standard input and output,
-//! standard error, and the control channel. Numbers and names are in `formats::ports`.
+//! The console device with its ports to the command line (virtio 1.2, 5.3): standard input and
+//! output, standard error, and the control channel. Numbers and names are in `formats::ports`.
 //!
-//! The device speaks about its ports on a pair of control queues, in messages of eight bytes. They are
-//! answered in the interrupt handler, so that no thread has to run before the first byte can flow. A
-//! port can be written to only after the host's side was reported open: what is written earlier is
-//! thrown away by the device.
+//! The device speaks about its ports on a pair of control queues, in messages of eight bytes. They
+//! are answered in the interrupt handler, so that no thread has to run before the first byte can
+//! flow. A port can be written to only after the host's side was reported open: what is written
+//! earlier is thrown away by the device.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

@@ -1,6 +1,6 @@
 //! What the command line tells the kernel while the program runs: lines on the control port
-//! (`formats::control`). What concerns the standard streams is done here; windows and signals go to a
-//! [`Listener`], since terminals and processes are not a driver's business.
+//! (`formats::control`). What concerns the standard streams is done here; windows and signals go to
+//! a [`Listener`], since terminals and processes are not a driver's business.
 //!
 //! The other direction is `report`.
 

@@ -1,12 +1,12 @@
 //! One port of the console device: a stream of bytes each way (virtio 1.2, 5.3).
 //!
-//! Flow control is that of the queues. The device can send only into buffers it has been given, and a
-//! buffer is given back to it when its bytes have been read; a writer waits when the device holds
+//! Flow control is that of the queues. The device can send only into buffers it has been given, and
+//! a buffer is given back to it when its bytes have been read; a writer waits when the device holds
 //! all it may. So memory per port is bounded, and no byte is lost.
 //!
-//! Copies from and to programs may sleep, and queues are behind spin locks. A reader therefore takes a
-//! filled buffer out, copies, and puts the rest back; meanwhile other readers wait, so that bytes stay
-//! in order.
+//! Copies from and to programs may sleep, and queues are behind spin locks. A reader therefore
+//! takes a filled buffer out, copies, and puts the rest back; meanwhile other readers wait, so that
+//! bytes stay in order.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -196,10 +196,10 @@ impl Port {
             || self.closed.load(Ordering::SeqCst)
     }
 
-    /// Writes everything, unless a signal or an error comes in between: then what was written so far.
-    /// Sleeps while the device holds all it may; EAGAIN instead if `nonblocking`. EPIPE if the host
-    /// said that nobody reads, EIO if the device is broken or the host never opened its end. Bytes after the host has closed its end are thrown
-    /// away, as by the device.
+    /// Writes everything, unless a signal or an error comes in between: then what was written so
+    /// far. Sleeps while the device holds all it may; EAGAIN instead if `nonblocking`. EPIPE if the
+    /// host said that nobody reads, EIO if the device is broken or the host never opened its end.
+    /// Bytes after the host has closed its end are thrown away, as by the device.
     pub fn write(&self, source: &mut Source<'_>, nonblocking: bool) -> Result<usize> {
         let mut done = 0;
         while source.left() > 0 {

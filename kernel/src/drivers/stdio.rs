@@ -1,5 +1,6 @@
-//! The program's standard streams as open files, where they are pipes on the host: to the program they
-//! look like pipes too (fstat(2), isatty(3), ESPIPE for lseek(2)). A terminal is `tty`'s business.
+//! The program's standard streams as open files, where they are pipes on the host: to the program
+//! they look like pipes too (fstat(2), isatty(3), ESPIPE for lseek(2)). A terminal is `tty`'s
+//! business.
 
 use alloc::sync::Arc;
 use core::any::Any;

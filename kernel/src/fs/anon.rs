@@ -1,8 +1,8 @@
-//! Objects without a name: what pipes, sockets, event counters and other descriptors show to fstat(2)
-//! and /proc/PID/fd.
+//! Objects without a name: what pipes, sockets, event counters and other descriptors show to
+//! fstat(2) and /proc/PID/fd.
 //!
-//! Neighbours: `ipc` and `net` make them with [`AnonInode::new`]; a kind that can be opened again through
-//! /proc/PID/fd (pipes) says how with [`AnonInode::set_opener`].
+//! Neighbours: `ipc` and `net` make them with [`AnonInode::new`]; a kind that can be opened again
+//! through /proc/PID/fd (pipes) says how with [`AnonInode::set_opener`].
 
 use alloc::format;
 use alloc::string::String;

@@ -5,13 +5,14 @@
 //! The rule: whoever changes a directory's names, or asks the file system for one, holds that
 //! directory's [`Dentry::names`] lock; hits need no more than the bucket's lock.
 //!
-//! The table holds a name's object strongly, an object holds its parent strongly, never the reverse.
-//! So dropping a name is always safe, and only names nobody else holds are dropped when the table is
-//! full. Missing names are entries without an object. Entries are found by the parent's identity, a
-//! number that is never used twice: what remains of a parent that is gone is merely old.
+//! The table holds a name's object strongly, an object holds its parent strongly, never the
+//! reverse. So dropping a name is always safe, and only names nobody else holds are dropped when
+//! the table is full. Missing names are entries without an object. Entries are found by the
+//! parent's identity, a number that is never used twice: what remains of a parent that is gone is
+//! merely old.
 //!
-//! Not chosen: a map per directory (most directories have few names; the allocations cost more), and
-//! reading without locks (it would need deferred freeing).
+//! Not chosen: a map per directory (most directories have few names; the allocations cost more),
+//! and reading without locks (it would need deferred freeing).
 //!
 //! Locks: a directory's `names` (two at once only under the rename lock of `tree`), then a bucket,
 //! then a dentry's `place`. Nothing is dropped under a bucket's lock.
@@ -244,11 +245,7 @@ pub fn enter_absent(parent: &Dentry, name: &[u8]) {
 
 /// Takes a name out of the table: it was removed, and its object is told. Locked as above.
 pub fn removed(parent: &Dentry, name: &[u8], cache_absence: bool) {
-    let old = if cache_absence {
-        put(parent.id, name.into(), None)
-    } else {
-        forget(parent, name)
-    };
+    let old = if cache_absence { put(parent.id, name.into(), None) } else { forget(parent, name) };
     if let Some(dentry) = old {
         dentry.unlinked.store(true, Ordering::Relaxed);
     }

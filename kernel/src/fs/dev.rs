@@ -1,8 +1,8 @@
 //! /dev: device nodes in a tmpfs, and the devices that are only arithmetic (null(4), zero(4),
 //! full(4), random(4)).
 //!
-//! Terminals are elsewhere: their drivers register themselves with [`super::special`], and the nodes
-//! made here (tty, console, ptmx) lead to them. Numbers are those of Linux's list of devices.
+//! Terminals are elsewhere: their drivers register themselves with [`super::special`], and the
+//! nodes made here (tty, console, ptmx) lead to them. Numbers are those of Linux's list of devices.
 
 use alloc::sync::Arc;
 use core::any::Any;

@@ -1,7 +1,7 @@
 //! Open files, and the descriptors that name them.
 //!
-//! A [`File`] is POSIX's open file description: shared by dup and fork, with one position and one set
-//! of status flags. An [`FdTable`] maps small numbers to files; threads of a process share one.
+//! A [`File`] is POSIX's open file description: shared by dup and fork, with one position and one
+//! set of status flags. An [`FdTable`] maps small numbers to files; threads of a process share one.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -10,9 +10,9 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
 
-use super::{FileOps, Inode, inotify, locks};
 use super::path::Location;
 use super::text_busy::WriteAccess;
+use super::{FileOps, Inode, inotify, locks};
 use crate::sync::Mutex;
 
 /// A file descriptor.
@@ -321,8 +321,8 @@ impl FdTable {
         Ok(FdTable { slots: SpinLock::new(copy) })
     }
 
-    /// Takes away every descriptor for which `wanted(fd, close_on_exec)` holds; the caller drops the
-    /// files. For exec, exit and close_range(2).
+    /// Takes away every descriptor for which `wanted(fd, close_on_exec)` holds; the caller drops
+    /// the files. For exec, exit and close_range(2).
     pub fn remove_where(&self, mut wanted: impl FnMut(Fd, bool) -> bool) -> Vec<Arc<File>> {
         let mut slots = self.slots.lock();
         let mut removed = Vec::new();

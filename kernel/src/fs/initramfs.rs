@@ -1,9 +1,9 @@
 //! Unpacks the archive that the loader left in memory into a file system.
 //!
-//! Why it is hard: the bytes come from outside. An archive that is truncated or no archive at all is
-//! an error with a line in the log, and what was unpacked before it stays. `formats::cpio` reads; here
-//! are only directories and files. Names go straight to the file system, past the cache of names: no
-//! program runs yet.
+//! Why it is hard: the bytes come from outside. An archive that is truncated or no archive at all
+//! is an error with a line in the log, and what was unpacked before it stays. `formats::cpio`
+//! reads; here are only directories and files. Names go straight to the file system, past the cache
+//! of names: no program runs yet.
 
 use alloc::sync::Arc;
 

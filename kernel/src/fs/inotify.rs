@@ -1,8 +1,8 @@
 //! Watching files and directories (inotify(7)).
 //!
-//! Why it is hard: everything that touches a file would have to report it, and hardly ever is anybody
-//! watching. So every report begins with one load ([`is_active`]); only then are watches looked for,
-//! by the address of the object, which stays while a watch holds its dentry.
+//! Why it is hard: everything that touches a file would have to report it, and hardly ever is
+//! anybody watching. So every report begins with one load ([`is_active`]); only then are watches
+//! looked for, by the address of the object, which stays while a watch holds its dentry.
 //!
 //! Locks: `WATCHES`, then an instance's `state`, then its wait queue. All are spin locks; dentries
 //! that watches held are dropped after them.

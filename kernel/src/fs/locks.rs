@@ -1,9 +1,9 @@
 //! Locks on files: record locks of processes and of open files (fcntl(2)), and flock(2).
 //!
 //! Why it is hard: three kinds of owners with three life times. A process's record locks go when it
-//! closes any descriptor of the file; those of an open file, and flocks, when the last descriptor of
-//! that open file is closed. Closing must cost nothing where no lock exists, so both begin with a
-//! load of a counter.
+//! closes any descriptor of the file; those of an open file, and flocks, when the last descriptor
+//! of that open file is closed. Closing must cost nothing where no lock exists, so both begin with
+//! a load of a counter.
 //!
 //! Locks of one file are kept by the object's address; the table holds the object while it has any.
 //! Waiters all wait on one queue and look again when any lock goes: file locks are rare.

@@ -5,8 +5,8 @@
 //! - [`Inode`]: an object of a file system, found by name: file, directory, link, device node.
 //! - [`FileOps`]: what an open file does: regular file, pipe, socket, event counter, terminal.
 //!
-//! Locks: a file system's own locks, then page cache, then wait queues. No file system calls back into
-//! path lookup with its locks held.
+//! Locks: a file system's own locks, then page cache, then wait queues. No file system calls back
+//! into path lookup with its locks held.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -36,8 +36,8 @@ pub mod permission;
 pub mod proc;
 pub mod pseudo;
 pub mod special;
-pub mod syscalls;
 pub mod sys;
+pub mod syscalls;
 pub mod text_busy;
 pub mod tmpfs;
 pub mod tree;
@@ -105,8 +105,8 @@ pub struct Metadata {
     pub ctime_ns: i64,
 }
 
-/// Attributes to change; `None` keeps the old value. Times are nanoseconds since 1970. The caller has
-/// checked permissions.
+/// Attributes to change; `None` keeps the old value. Times are nanoseconds since 1970. The caller
+/// has checked permissions.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(missing_docs, reason = "as in Metadata")]
 pub struct SetAttributes {
@@ -310,8 +310,8 @@ pub trait FileOps: Send + Sync + Any {
     fn ioctl(&self, _file: &File, _command: u32, _argument: u64) -> Result<u64> {
         Err(Errno::ENOTTY)
     }
-    /// The object behind it, for fstat and mapping. Anonymous files (pipes, sockets, epoll) make one
-    /// up through `anon`.
+    /// The object behind it, for fstat and mapping. Anonymous files (pipes, sockets, epoll) make
+    /// one up through `anon`.
     fn inode(&self) -> Arc<dyn Inode>;
     /// The last descriptor of this open file was closed.
     fn release(&self, _file: &File) {}

@@ -2,13 +2,14 @@
 //!
 //! A [`Mount`] shows a directory of a file system at a place of another mount. A mount holds its
 //! place, so places stay while something covers them; the table holds the mounts. Path walking asks
-//! the table only at directories that something is mounted on ([`super::dentry::Dentry::is_covered`]).
+//! the table only at directories that something is mounted on
+//! ([`super::dentry::Dentry::is_covered`]).
 //!
 //! Why it is hard: the same file system may be shown several times (bind mounts), and all of them
 //! must share one cache of names; so every mount of a file system starts from the same top dentry.
 //!
-//! Not done: mount propagation (shared, slave) is accepted and ignored, as with one namespace nobody
-//! receives it.
+//! Not done: mount propagation (shared, slave) is accepted and ignored, as with one namespace
+//! nobody receives it.
 //!
 //! Locks: the table's lock is taken inside everything but buckets of names and places of dentries.
 
@@ -116,8 +117,7 @@ struct Table {
     covering: BTreeMap<(u64, u64), Arc<Mount>>,
 }
 
-static TABLE: SpinLock<Table> =
-    SpinLock::new(Table { all: Vec::new(), covering: BTreeMap::new() });
+static TABLE: SpinLock<Table> = SpinLock::new(Table { all: Vec::new(), covering: BTreeMap::new() });
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 /// A file system that is mounted nowhere in the tree, and yet gives [`Location`]s: for memfd and
@@ -387,11 +387,7 @@ pub fn types() -> Vec<&'static str> {
 }
 
 /// A new file system of a kind; ENODEV if the kind is not known.
-pub fn make_file_system(
-    kind: &[u8],
-    source: &[u8],
-    options: &[u8],
-) -> Result<Arc<dyn FileSystem>> {
+pub fn make_file_system(kind: &[u8], source: &[u8], options: &[u8]) -> Result<Arc<dyn FileSystem>> {
     let maker = {
         let types = TYPES.lock();
         types.iter().find(|(name, _)| name.as_bytes() == kind).map(|(_, maker)| *maker)

@@ -139,11 +139,7 @@ fn write_access(location: &Location, flags: u32) -> Result<Option<WriteAccess>> 
     }
 }
 
-fn open_inode(
-    location: Location,
-    flags: u32,
-    access: Option<WriteAccess>,
-) -> Result<Arc<File>> {
+fn open_inode(location: Location, flags: u32, access: Option<WriteAccess>) -> Result<Arc<File>> {
     let operations = location.inode().clone().open(flags)?;
     let kept = flags & !(raw::O_NOCTTY | raw::O_TRUNC);
     inotify::event(&location.dentry, raw::IN_OPEN);

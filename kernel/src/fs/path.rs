@@ -26,7 +26,8 @@ pub const NAME_MAX: usize = 255;
 /// Most links followed in one walk (path_resolution(7)).
 pub const LINKS_MAX: u32 = 40;
 
-/// A place in the tree of names: an object, the name it was reached by, and the mount it is seen in.
+/// A place in the tree of names: an object, the name it was reached by, and the mount it is seen
+/// in.
 #[derive(Clone)]
 pub struct Location {
     /// The mount.
@@ -101,8 +102,8 @@ impl Location {
         }
     }
 
-    /// Its absolute path as seen from `root`. Names below a place that `root` does not contain begin
-    /// with `(unreachable)`; a removed name ends in ` (deleted)` (getcwd(2), proc(5)).
+    /// Its absolute path as seen from `root`. Names below a place that `root` does not contain
+    /// begin with `(unreachable)`; a removed name ends in ` (deleted)` (getcwd(2), proc(5)).
     pub fn path(&self, root: &Location) -> Vec<u8> {
         let mut names: Vec<Arc<[u8]>> = Vec::new();
         let mut at = self.clone();
@@ -408,8 +409,7 @@ impl<'a> Walk<'a> {
     /// Takes the last component too. False if it was a link: the walk goes on, by `to_last`.
     #[inline]
     pub fn take_last(&mut self) -> Result<bool> {
-        let must_be_directory =
-            self.has_trailing_slash() || self.flags & walk::DIRECTORY != 0;
+        let must_be_directory = self.has_trailing_slash() || self.flags & walk::DIRECTORY != 0;
         let follow = self.flags & walk::FOLLOW != 0 || self.has_trailing_slash();
         if !self.step(self.last, follow)? {
             return Ok(false);
@@ -427,12 +427,10 @@ impl<'a> Walk<'a> {
             Last::Nothing => Ok(true),
             Last::Dot => self.check_search().map(|()| true),
             Last::DotDot => self.parent().map(|()| true),
-            Last::Name(from, to, _) => {
-                match self.child(from, to)? {
-                    Some(child) => self.enter(child, follow),
-                    None => Err(self.missing(from)),
-                }
-            }
+            Last::Name(from, to, _) => match self.child(from, to)? {
+                Some(child) => self.enter(child, follow),
+                None => Err(self.missing(from)),
+            },
         }
     }
 
@@ -579,8 +577,8 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The object under a name of a directory, from the cache or the file system; None if there is none.
-/// Permissions are the caller's matter.
+/// The object under a name of a directory, from the cache or the file system; None if there is
+/// none. Permissions are the caller's matter.
 #[inline]
 pub fn child_of(directory: &Location, name: &[u8]) -> Result<Option<Arc<Dentry>>> {
     if name.len() > NAME_MAX {

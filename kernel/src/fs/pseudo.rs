@@ -2,11 +2,11 @@
 //!
 //! A [`PseudoInode`] is a file with a [`Content`], a directory with a [`Listing`] or a link with a
 //! [`Target`]. A file's text is made when it is read from its start and kept for that open file, so
-//! that a reader that takes it in pieces sees one state, as proc(5) readers rely on. Only texts that
-//! can become very long are made piece by piece, and change between the pieces.
+//! that a reader that takes it in pieces sees one state, as proc(5) readers rely on. Only texts
+//! that can become very long are made piece by piece, and change between the pieces.
 //!
-//! What never changes is a table of [`Static`] entries; what comes and goes (processes, descriptors)
-//! implements the traits itself.
+//! What never changes is a table of [`Static`] entries; what comes and goes (processes,
+//! descriptors) implements the traits itself.
 
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
@@ -471,4 +471,3 @@ pub fn parse_number<T: core::str::FromStr>(data: &[u8]) -> Result<T> {
     let text = core::str::from_utf8(data).map_err(|_| Errno::EINVAL)?;
     text.trim_matches(['\n', ' ', '\t', '\0']).parse().map_err(|_| Errno::EINVAL)
 }
-

@@ -204,9 +204,7 @@ struct Cpu(usize);
 impl Listing for Cpu {
     fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
         match name {
-            b"topology" => {
-                Ok(child(directory, name, Body::Directory(Box::new(Topology(self.0)))))
-            }
+            b"topology" => Ok(child(directory, name, Body::Directory(Box::new(Topology(self.0))))),
             _ => Err(Errno::ENOENT),
         }
     }

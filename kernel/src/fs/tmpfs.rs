@@ -6,8 +6,9 @@
 //!
 //! File contents are page caches without a backend: a hole is a page that is not there.
 //!
-//! Locks: a file's `writing` (sleeps), then the file system's `tree` (held by whoever needs more than
-//! one directory), then directories, then attributes. A directory's lock is never held over a drop.
+//! Locks: a file's `writing` (sleeps), then the file system's `tree` (held by whoever needs more
+//! than one directory), then directories, then attributes. A directory's lock is never held over a
+//! drop.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -19,11 +20,11 @@ use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
 
+use super::text_busy::WriterCount;
 use super::{
     DirEntry, File, FileOps, FileSystem, FileType, Inode, Metadata, NewObject, SetAttributes,
     Statistics, permission, special,
 };
-use super::text_busy::WriterCount;
 use crate::io::{Sink, Source};
 use crate::mm::page_cache::PageCache;
 use crate::sync::Mutex;
@@ -509,7 +510,11 @@ impl Inode for TmpInode {
         }
         // Unmounted, but the object is still in use: a view of what is left.
         let shared = self.shared.clone();
-        Arc::new(TmpFs { root: self.this.upgrade().unwrap_or_else(|| self.orphan()), shared, name: "tmpfs" })
+        Arc::new(TmpFs {
+            root: self.this.upgrade().unwrap_or_else(|| self.orphan()),
+            shared,
+            name: "tmpfs",
+        })
     }
 
     fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn FileOps>> {

@@ -1,9 +1,9 @@
-//! Changing names: make, remove, rename, link. Permissions, read-only mounts, the cache of names and
-//! events are handled here once, so that system calls and bound sockets get the same.
+//! Changing names: make, remove, rename, link. Permissions, read-only mounts, the cache of names
+//! and events are handled here once, so that system calls and bound sockets get the same.
 //!
-//! Why it is hard: each change must see the directory as it is (under its `names` lock), and a rename
-//! needs two of them without ever making a directory its own ancestor: renames between directories
-//! are one at a time, so nothing above either directory moves meanwhile.
+//! Why it is hard: each change must see the directory as it is (under its `names` lock), and a
+//! rename needs two of them without ever making a directory its own ancestor: renames between
+//! directories are one at a time, so nothing above either directory moves meanwhile.
 
 use alloc::sync::Arc;
 
@@ -94,8 +94,7 @@ pub(super) fn make_unnamed(context: &Context, directory: &Location, mode: u32) -
     check_change(context, directory)?;
     let what = Make::plain(FileType::Regular, mode);
     let (uid, gid, mode) = owner_and_mode(context, directory, &what)?;
-    let new =
-        NewObject { file_type: FileType::Regular, mode, uid, gid, rdev: 0, target: b"" };
+    let new = NewObject { file_type: FileType::Regular, mode, uid, gid, rdev: 0, target: b"" };
     let inode = directory.inode().create_unnamed(&new)?;
     let number = inode.metadata()?.inode;
     let name = alloc::format!("/#{number} (deleted)");
@@ -251,12 +250,7 @@ impl Side<'_> {
 }
 
 /// renameat2(2); `flags` are its RENAME flags.
-pub fn rename(
-    context: &Context,
-    from: (i32, &[u8]),
-    to: (i32, &[u8]),
-    flags: u32,
-) -> Result<()> {
+pub fn rename(context: &Context, from: (i32, &[u8]), to: (i32, &[u8]), flags: u32) -> Result<()> {
     let known = raw::RENAME_NOREPLACE | raw::RENAME_EXCHANGE | raw::RENAME_WHITEOUT;
     let keep_or_leave = flags & (raw::RENAME_NOREPLACE | raw::RENAME_WHITEOUT) != 0;
     if flags & !known != 0 || flags & raw::RENAME_EXCHANGE != 0 && keep_or_leave {
@@ -294,8 +288,7 @@ fn lock_both<'a>(
 
 fn rename_locked(context: &Context, old: &Side<'_>, new: &Side<'_>, flags: u32) -> Result<()> {
     let exchange = flags & raw::RENAME_EXCHANGE != 0;
-    let source =
-        path::child_checked(context, &old.walk.at, old.name)?.ok_or(Errno::ENOENT)?;
+    let source = path::child_checked(context, &old.walk.at, old.name)?.ok_or(Errno::ENOENT)?;
     let target = path::child_checked(context, &new.walk.at, new.name)?;
     match &target {
         Some(_) if flags & raw::RENAME_NOREPLACE != 0 => return Err(Errno::EEXIST),
@@ -333,7 +326,8 @@ fn check_kinds(
     target: Option<&Dentry>,
     exchange: bool,
 ) -> Result<()> {
-    if !source.is_directory() && (old.walk.has_trailing_slash() || new.walk.has_trailing_slash())
+    if !source.is_directory()
+        && (old.walk.has_trailing_slash() || new.walk.has_trailing_slash())
         && !(exchange && target.is_some_and(Dentry::is_directory) && !old.walk.has_trailing_slash())
     {
         return Err(Errno::ENOTDIR);
@@ -364,10 +358,9 @@ fn update_names(
     }
     let caches = old.walk.at.mount.file_system().caches_names();
     match target {
-        Some(target) if exchange => dentry::exchanged(
-            (source, old.parent(), old.name),
-            (target, new.parent(), new.name),
-        ),
+        Some(target) if exchange => {
+            dentry::exchanged((source, old.parent(), old.name), (target, new.parent(), new.name))
+        }
         _ => {
             let whiteout = flags & raw::RENAME_WHITEOUT != 0;
             dentry::moved(

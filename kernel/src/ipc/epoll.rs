@@ -153,7 +153,8 @@ static WATCHES: AtomicUsize = AtomicUsize::new(0);
 /// What a registration costs with its places in lists, bytes.
 const WATCH_COST: usize = 256;
 
-/// Most registrations in the system (fs.epoll.max_user_watches): those that fill a 25th of the memory.
+/// Most registrations in the system (fs.epoll.max_user_watches): those that fill a 25th of the
+/// memory.
 pub fn watches_max() -> usize {
     let (frames, _) = machine::frame::usage();
     frames * machine::frame::PAGE_SIZE / 25 / WATCH_COST

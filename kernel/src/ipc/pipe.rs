@@ -356,8 +356,8 @@ impl Pipe {
         if end.reads && self.readers.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.write_queue.wake_all(events::WRITABLE | events::ERR);
         }
-        let unused = self.readers.load(Ordering::SeqCst) == 0
-            && self.writers.load(Ordering::SeqCst) == 0;
+        let unused =
+            self.readers.load(Ordering::SeqCst) == 0 && self.writers.load(Ordering::SeqCst) == 0;
         if unused {
             // A FIFO forgets its data when nobody has it open.
             let mut data = self.data.lock();
@@ -429,12 +429,7 @@ fn remove(data: &mut Data, len: usize) {
 }
 
 #[inline(always)]
-fn append(
-    data: &mut Data,
-    packet: bool,
-    source: &mut Source<'_>,
-    max: usize,
-) -> Result<usize> {
+fn append(data: &mut Data, packet: bool, source: &mut Source<'_>, max: usize) -> Result<usize> {
     if !packet && data.runs.is_empty() {
         data.ring.append(source, max)
     } else {
@@ -443,12 +438,7 @@ fn append(
 }
 
 #[inline(never)]
-fn append_run(
-    data: &mut Data,
-    packet: bool,
-    source: &mut Source<'_>,
-    max: usize,
-) -> Result<usize> {
+fn append_run(data: &mut Data, packet: bool, source: &mut Source<'_>, max: usize) -> Result<usize> {
     data.runs.try_reserve(2).map_err(|_| Errno::ENOMEM)?;
     if data.runs.is_empty() && !data.ring.is_empty() {
         data.runs.push_back(Run { len: data.ring.len(), is_packet: false });
@@ -531,11 +521,7 @@ pub fn of(file: &File) -> Option<&Arc<Pipe>> {
 
 /// Opens a FIFO (fifo(7)): waits for the other end, except O_RDWR and O_NONBLOCK. ENXIO for
 /// writing without waiting while nobody reads.
-pub fn open_fifo(
-    pipe: &Arc<Pipe>,
-    inode: Arc<dyn Inode>,
-    flags: u32,
-) -> Result<Arc<dyn FileOps>> {
+pub fn open_fifo(pipe: &Arc<Pipe>, inode: Arc<dyn Inode>, flags: u32) -> Result<Arc<dyn FileOps>> {
     let mode = flags & raw::O_ACCMODE;
     let (reads, writes) = (mode != raw::O_WRONLY, mode != raw::O_RDONLY);
     let nonblocking = flags & raw::O_NONBLOCK != 0;

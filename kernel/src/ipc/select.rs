@@ -122,8 +122,7 @@ fn poll(address: u64, count: u64, deadline: Option<Deadline>) -> Result<u64> {
 /// poll(2): the timeout is in milliseconds, negative for ever.
 pub fn sys_poll(a: &Args) -> Result<u64> {
     let timeout_ms = a.a2() as i32;
-    let deadline =
-        u64::try_from(timeout_ms).ok().map(|ms| Deadline::after_ns(ms * 1_000_000));
+    let deadline = u64::try_from(timeout_ms).ok().map(|ms| Deadline::after_ns(ms * 1_000_000));
     poll_restartably(a.a0(), a.a1(), deadline)
 }
 
@@ -175,8 +174,7 @@ fn write_rest(
 /// Conditions of each of select's three sets.
 const READ_SET: u32 =
     events::RDNORM | events::RDBAND | events::IN | events::HUP | events::ERR | events::NVAL;
-const WRITE_SET: u32 =
-    events::WRBAND | events::WRNORM | events::OUT | events::ERR | events::NVAL;
+const WRITE_SET: u32 = events::WRBAND | events::WRNORM | events::OUT | events::ERR | events::NVAL;
 const EXCEPT_SET: u32 = events::PRI | events::NVAL;
 const SETS: [u32; 3] = [READ_SET, WRITE_SET, EXCEPT_SET];
 

@@ -166,9 +166,7 @@ fn storm(mode: Mode) -> Result<(), String> {
 fn spin() -> Result<(), String> {
     let alone = machine::context::isolation().nohz_full != 0;
     beside(Program::Spin, Mode::Pending, |sender, before, cpu| {
-        wait_until("the program does not run", || {
-            machine::context::of(cpu) == Context::User
-        })?;
+        wait_until("the program does not run", || machine::context::of(cpu) == Context::User)?;
         let interrupts = || KINDS.iter().map(|&kind| received(cpu, kind).0).sum::<u64>();
         let (had, caught_up) = (interrupts(), defer::catch_ups(cpu));
         for _ in 0..REMAPS {

@@ -326,14 +326,8 @@ fn statistics(fs: &Arc<NinepFs>) -> Outcome<()> {
 }
 
 fn make(fs: &Arc<NinepFs>) -> Outcome<()> {
-    let object = |file_type| NewObject {
-        file_type,
-        mode: 0o644,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        target: b"file",
-    };
+    let object =
+        |file_type| NewObject { file_type, mode: 0o644, uid: 0, gid: 0, rdev: 0, target: b"file" };
     fs.root().create(b"sub", &object(FileType::Directory))?;
     fs.root().create(b"link", &object(FileType::Symlink))?;
     fs.root().create(b"new", &object(FileType::Regular)).map(drop)

@@ -200,10 +200,13 @@ fn failures_while_patching() -> Result<(), String> {
 fn late_text_race() -> Result<(), String> {
     let piece = Arc::new(FailingPiece::load()?);
     let failing = piece.clone();
-    failures_beside(move || failing.fail_once(), || {
-        (0..FLIPS).try_for_each(|_| {
-            sched::yield_now();
-            ktest::load_and_unload()
-        })
-    })
+    failures_beside(
+        move || failing.fail_once(),
+        || {
+            (0..FLIPS).try_for_each(|_| {
+                sched::yield_now();
+                ktest::load_and_unload()
+            })
+        },
+    )
 }

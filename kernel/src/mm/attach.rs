@@ -73,19 +73,16 @@ pub fn attach(wanted: Attachment) -> Result<u64> {
 /// Unmaps from the current process the segment that is attached at `address`, even if parts of it
 /// have been unmapped or changed since. `segment_len` tells the length of a file that is a segment.
 /// Returns the file. EINVAL if there is none.
-pub fn detach(
-    address: u64,
-    segment_len: impl Fn(&Arc<File>) -> Option<u64>,
-) -> Result<Arc<File>> {
+pub fn detach(address: u64, segment_len: impl Fn(&Arc<File>) -> Option<u64>) -> Result<Arc<File>> {
     if !address.is_multiple_of(PAGE) || address >= USER_END {
         return Err(Errno::EINVAL);
     }
     let mm = current().process.mm()?;
     let mut removed = Vec::new();
     let file = mm.with(|inner| {
-        let first = inner.parts_from(address, USER_END).find_map(|(_, file)| {
-            segment_len(file).map(|len| (file.clone(), len))
-        });
+        let first = inner
+            .parts_from(address, USER_END)
+            .find_map(|(_, file)| segment_len(file).map(|len| (file.clone(), len)));
         let (file, len) = first.ok_or(Errno::EINVAL)?;
         let end = address.saturating_add(len).min(USER_END);
         let same = |(range, of): ((u64, u64), &Arc<File>)| Arc::ptr_eq(of, &file).then_some(range);
@@ -99,11 +96,7 @@ pub fn detach(
 
 impl MmInner {
     /// Areas between two addresses that lie where a file mapped at `address` would have them.
-    fn parts_from(
-        &self,
-        address: u64,
-        end: u64,
-    ) -> impl Iterator<Item = ((u64, u64), &Arc<File>)> {
+    fn parts_from(&self, address: u64, end: u64) -> impl Iterator<Item = ((u64, u64), &Arc<File>)> {
         self.vmas.range(address..end).filter_map(move |(&start, vma)| match &vma.backing {
             Backing::File { page_offset, file: Some(file), .. }
                 if vma.shared && (start - address) / PAGE == *page_offset =>

@@ -1,7 +1,7 @@
 //! Page faults: bringing in, or copying, the page a program wants.
 //!
-//! The rights in the page table may be less than the area's: a page shared copy-on-write, or one of a
-//! file whose first write must be seen. So a fault first asks the area, then the page table.
+//! The rights in the page table may be less than the area's: a page shared copy-on-write, or one of
+//! a file whose first write must be seen. So a fault first asks the area, then the page table.
 
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
@@ -136,8 +136,8 @@ impl MmInner {
         }
     }
 
-    /// The page at `page`, whatever the area's rights: for tracers, whose breakpoints lie in text. A
-    /// page to be written is first made the program's own; EIO for a shared one it may not write.
+    /// The page at `page`, whatever the area's rights: for tracers, whose breakpoints lie in text.
+    /// A page to be written is first made the program's own; EIO for a shared one it may not write.
     pub fn force_in(&mut self, page: u64, write: bool) -> Result<Frame> {
         let (start, vma) = self.find(page).ok_or(Errno::EFAULT)?;
         let vma = vma.clone();

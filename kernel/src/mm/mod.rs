@@ -41,9 +41,9 @@ pub fn alloc_zeroed() -> Result<Frame> {
     Frame::alloc_zeroed().map_err(|_| Errno::ENOMEM)
 }
 
-/// ENOMEM if so little memory is left that programs must get no more: the kernel's own small objects
-/// come from the same memory, and it cannot go on without them. Drops clean file pages first. Every
-/// call that lets a program grow asks here: faults, fork, mappings, descriptors.
+/// ENOMEM if so little memory is left that programs must get no more: the kernel's own small
+/// objects come from the same memory, and it cannot go on without them. Drops clean file pages
+/// first. Every call that lets a program grow asks here: faults, fork, mappings, descriptors.
 #[inline]
 pub fn check_reserve() -> Result<()> {
     if machine::frame::is_short() { make_room() } else { Ok(()) }
@@ -64,8 +64,8 @@ fn reclaim() {
     }
 }
 
-/// ENOSPC if so little memory is left that what outlives its program must not grow: files in memory.
-/// Killing programs would not bring it back.
+/// ENOSPC if so little memory is left that what outlives its program must not grow: files in
+/// memory. Killing programs would not bring it back.
 #[inline]
 pub fn check_room_for_files() -> Result<()> {
     if machine::frame::is_low() { make_room_for_files() } else { Ok(()) }
@@ -243,8 +243,7 @@ impl Mm {
     /// Pages of this space, with those of its tables: for the choice of whom to kill.
     pub fn pages_estimate(&self) -> u64 {
         let inner = self.inner.lock();
-        let mapped =
-            |(&start, vma): (&u64, &Vma)| inner.table.count_mapped(start, vma.end);
+        let mapped = |(&start, vma): (&u64, &Vma)| inner.table.count_mapped(start, vma.end);
         let pages: u64 = inner.vmas.iter().map(mapped).sum();
         // An area takes a twentieth of a page or so.
         pages + inner.table.count_tables() + inner.vmas.len() as u64 / 20

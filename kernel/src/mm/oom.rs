@@ -2,9 +2,9 @@
 //!
 //! When only the reserve is left, every call and page fault that could need more comes here first.
 //! What can be read again is dropped; if that is not enough, the process that holds most is killed
-//! and the caller waits for its memory. If nobody holds much, it is a crowd that fills the memory, a
-//! fork bomb: then the process group that holds most is killed as a whole, the first process apart,
-//! for killing one after the other would never overtake it.
+//! and the caller waits for its memory. If nobody holds much, it is a crowd that fills the memory,
+//! a fork bomb: then the process group that holds most is killed as a whole, the first process
+//! apart, for killing one after the other would never overtake it.
 //!
 //! Why it is hard: the victim must come to its end without memory. Calls that only give back pass
 //! without a check, the kernel's own objects may come from the reserve, and one that waits here is
@@ -164,8 +164,7 @@ fn choose() -> Option<Vec<Arc<Process>>> {
             "out of memory: killed process group {group}, {members} processes, {} KiB",
             together * 4
         );
-        let is_member =
-            |p: &Arc<Process>| p.group.load(Ordering::Relaxed) == group && p.pid != 1;
+        let is_member = |p: &Arc<Process>| p.group.load(Ordering::Relaxed) == group && p.pid != 1;
         return Some(processes.into_iter().filter(is_member).collect());
     }
     machine::log!("out of memory: killed process {}, {} KiB", process.pid, pages * 4);

@@ -1,13 +1,13 @@
-//! The contents of files in memory: one [`PageCache`] for each file, whatever reads, writes, maps or
-//! executes it. Without a backend the cache *is* the file (tmpfs, shared anonymous memory); with one
-//! it is filled from, and written back to, where the data lasts (9P).
+//! The contents of files in memory: one [`PageCache`] for each file, whatever reads, writes, maps
+//! or executes it. Without a backend the cache *is* the file (tmpfs, shared anonymous memory); with
+//! one it is filled from, and written back to, where the data lasts (9P).
 //!
-//! A page is a reference-counted frame. Programs that map the file share the cache's frame, so reads,
-//! writes and mappings always agree.
+//! A page is a reference-counted frame. Programs that map the file share the cache's frame, so
+//! reads, writes and mappings always agree.
 //!
-//! Locks: `fill` (sleeps; one filler at a time), then `pages` (a spin lock, never held over a copy).
-//! The lock of an address space may be held by callers of `page`; `set_size` and `punch` take it
-//! themselves and must be called without it.
+//! Locks: `fill` (sleeps; one filler at a time), then `pages` (a spin lock, never held over a
+//! copy). The lock of an address space may be held by callers of `page`; `set_size` and `punch`
+//! take it themselves and must be called without it.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -116,9 +116,10 @@ impl PageCache {
         }
     }
 
-    /// Takes pages `[first, end)` out. The caller unmaps them from programs, without holding `fill`:
-    /// a fault holds the lock of its address space while it fills a page, and unmapping takes that
-    /// lock. A page that a fault brings in meanwhile loses its mapping and is mapped again.
+    /// Takes pages `[first, end)` out. The caller unmaps them from programs, without holding
+    /// `fill`: a fault holds the lock of its address space while it fills a page, and unmapping
+    /// takes that lock. A page that a fault brings in meanwhile loses its mapping and is mapped
+    /// again.
     fn take_range(&self, first: u64, end: u64) -> Vec<Page> {
         let mut pages = self.pages.lock();
         pages.extract_if(first..end.max(first), |_, _| true).map(|(_, page)| page).collect()
@@ -359,7 +360,8 @@ impl PageCache {
 
     /// Reserves memory for `[offset, offset + len)`, so that writing there cannot run out of it.
     pub fn reserve(&self, offset: u64, len: u64) -> Result<()> {
-        let end = offset.checked_add(len).filter(|&end| end <= MAX_FILE_SIZE).ok_or(Errno::EFBIG)?;
+        let end =
+            offset.checked_add(len).filter(|&end| end <= MAX_FILE_SIZE).ok_or(Errno::EFBIG)?;
         for index in offset / PAGE..end.div_ceil(PAGE) {
             self.get_or_fill(index, true, index < self.size().div_ceil(PAGE))?;
         }
@@ -376,11 +378,13 @@ impl PageCache {
             return Ok(offset);
         }
         let pages = self.pages.lock();
-        let (&index, _) = pages.range(offset / PAGE..size.div_ceil(PAGE)).next().ok_or(Errno::ENXIO)?;
+        let (&index, _) =
+            pages.range(offset / PAGE..size.div_ceil(PAGE)).next().ok_or(Errno::ENXIO)?;
         Ok(offset.max(index * PAGE))
     }
 
-    /// The first byte at or after `offset` in a hole, the end of the file counting as one (SEEK_HOLE).
+    /// The first byte at or after `offset` in a hole, the end of the file counting as one
+    /// (SEEK_HOLE).
     pub fn next_hole(&self, offset: u64) -> Result<u64> {
         let size = self.size();
         if offset >= size {

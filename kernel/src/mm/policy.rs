@@ -1,6 +1,6 @@
 //! Memory policies (get_mempolicy(2), set_mempolicy(2), mbind(2)) of a machine with one node: each
-//! is checked as Linux does, and then they are all the same. None is remembered: get_mempolicy(2) always
-//! tells the default one.
+//! is checked as Linux does, and then they are all the same. None is remembered: get_mempolicy(2)
+//! always tells the default one.
 
 use abi::{Errno, Result};
 use machine::paging::USER_END;
@@ -82,16 +82,17 @@ pub fn mbind(a: &Args) -> Result<u64> {
     }
     // The default policy may be set across holes.
     let is_default = a.a2() & !(STATIC_NODES | RELATIVE_NODES | BALANCING) == DEFAULT;
-    let mapped = end <= USER_END && current().process.mm()?.with(|inner| {
-        if is_default {
-            return !inner.is_free(start, end);
-        }
-        let mut at = start;
-        while let Some((_, vma)) = inner.find(at).filter(|_| at < end) {
-            at = vma.end;
-        }
-        at >= end
-    });
+    let mapped = end <= USER_END
+        && current().process.mm()?.with(|inner| {
+            if is_default {
+                return !inner.is_free(start, end);
+            }
+            let mut at = start;
+            while let Some((_, vma)) = inner.find(at).filter(|_| at < end) {
+                at = vma.end;
+            }
+            at >= end
+        });
     if mapped { Ok(0) } else { Err(Errno::EFAULT) }
 }
 

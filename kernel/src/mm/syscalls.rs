@@ -245,15 +245,13 @@ pub fn brk(a: &Args) -> Result<u64> {
         if wanted < start || wanted > USER_END || wanted - start > limit {
             return Ok(old);
         }
-        let (old_end, new_end) =
-            (old.next_multiple_of(PAGE), wanted.next_multiple_of(PAGE));
+        let (old_end, new_end) = (old.next_multiple_of(PAGE), wanted.next_multiple_of(PAGE));
         if new_end > old_end {
             let grown = inner.total_bytes().saturating_add(new_end - old_end);
             if grown > total_limit || !inner.is_free(old_end, new_end + PAGE) {
                 return Ok(old);
             }
-            let mut vma =
-                Vma::anonymous(new_end, Prot { read: true, write: true, exec: false });
+            let mut vma = Vma::anonymous(new_end, Prot { read: true, write: true, exec: false });
             vma.name = Some("[heap]");
             if inner.insert(old_end, vma).is_err() {
                 return Ok(old);
@@ -330,8 +328,7 @@ impl MmInner {
         if vma.end != from || to > USER_END || !self.is_free(from, to) {
             return false;
         }
-        let shared_anonymous =
-            matches!(&vma.backing, Backing::File { file: None, .. });
+        let shared_anonymous = matches!(&vma.backing, Backing::File { file: None, .. });
         if shared_anonymous {
             return false;
         }
@@ -369,9 +366,17 @@ pub fn madvise(a: &Args) -> Result<u64> {
     let advice = a.a2() as u32;
     let mm = current_mm()?;
     match advice {
-        raw::MADV_NORMAL | raw::MADV_RANDOM | raw::MADV_SEQUENTIAL | raw::MADV_HUGEPAGE
-        | raw::MADV_NOHUGEPAGE | raw::MADV_DONTDUMP | raw::MADV_DODUMP | raw::MADV_COLD
-        | raw::MADV_PAGEOUT | raw::MADV_MERGEABLE | raw::MADV_UNMERGEABLE => {
+        raw::MADV_NORMAL
+        | raw::MADV_RANDOM
+        | raw::MADV_SEQUENTIAL
+        | raw::MADV_HUGEPAGE
+        | raw::MADV_NOHUGEPAGE
+        | raw::MADV_DONTDUMP
+        | raw::MADV_DODUMP
+        | raw::MADV_COLD
+        | raw::MADV_PAGEOUT
+        | raw::MADV_MERGEABLE
+        | raw::MADV_UNMERGEABLE => {
             mm.with(|inner| inner.check_mapped(start, end, |_| Ok(())))?;
         }
         raw::MADV_WILLNEED | raw::MADV_POPULATE_READ | raw::MADV_POPULATE_WRITE => {

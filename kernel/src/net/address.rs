@@ -154,4 +154,3 @@ fn put_v6(bytes: &mut [u8; STORAGE_BYTES], address: &SocketAddrV6) {
     bytes[8..24].copy_from_slice(&address.ip().octets());
     bytes[24..28].copy_from_slice(&address.scope_id().to_ne_bytes());
 }
-

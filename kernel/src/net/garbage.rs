@@ -2,11 +2,12 @@
 //! descriptors of sockets whose queues … and none of which any process has.
 //!
 //! Why it is hard: references are counted, and a circle keeps its own counts up. So the files in
-//! flight are listed here with how often they fly, and from time to time the list is searched: a file
-//! with more references than it has flights is held from outside; one that flies in a queue outside
-//! the list's own sockets can be received; what those sockets hold can be received in turn. The rest
-//! is garbage: its queues are emptied, which closes it. While the list is locked no message with
-//! descriptors comes or goes, and whatever was just taken out of a queue counts as held from outside.
+//! flight are listed here with how often they fly, and from time to time the list is searched: a
+//! file with more references than it has flights is held from outside; one that flies in a queue
+//! outside the list's own sockets can be received; what those sockets hold can be received in turn.
+//! The rest is garbage: its queues are emptied, which closes it. While the list is locked no
+//! message with descriptors comes or goes, and whatever was just taken out of a queue counts as
+//! held from outside.
 //!
 //! Neighbours: `control` (which lists the flights), `channel` (the queues).
 

@@ -336,8 +336,7 @@ impl FileOps for SocketFile {
 #[must_use]
 pub fn file_for(socket: Arc<dyn Socket>, nonblocking: bool) -> Arc<File> {
     let inode = AnonInode::new(FileType::Socket, 0o777, "socket");
-    let flags = abi::general::O_RDWR
-        | if nonblocking { abi::general::O_NONBLOCK } else { 0 };
+    let flags = abi::general::O_RDWR | if nonblocking { abi::general::O_NONBLOCK } else { 0 };
     File::new(Arc::new(SocketFile { socket, inode }), flags, None)
 }
 

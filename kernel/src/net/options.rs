@@ -38,13 +38,7 @@ const INERT: [(u32, u32); 9] = [
 ];
 
 /// setsockopt(2): `len` bytes at `address`.
-pub fn set(
-    socket: &Arc<dyn Socket>,
-    level: u32,
-    name: u32,
-    address: u64,
-    len: i32,
-) -> Result<()> {
+pub fn set(socket: &Arc<dyn Socket>, level: u32, name: u32, address: u64, len: i32) -> Result<()> {
     let len = usize::try_from(len).map_err(|_| Errno::EINVAL)?;
     let mut value = [0; VALUE_MAX];
     let value = &mut value[..len.min(VALUE_MAX)];

@@ -277,10 +277,8 @@ fn receive_one(file: &Arc<File>, sink: &mut Sink<'_>, flags: u32) -> Result<Rece
     if flags & (raw::MSG_OOB | raw::MSG_ERRQUEUE) != 0 {
         return Err(if flags & raw::MSG_OOB != 0 { Errno::EINVAL } else { Errno::EAGAIN });
     }
-    let mode = ReceiveMode {
-        peek: flags & raw::MSG_PEEK != 0,
-        wait_all: flags & raw::MSG_WAITALL != 0,
-    };
+    let mode =
+        ReceiveMode { peek: flags & raw::MSG_PEEK != 0, wait_all: flags & raw::MSG_WAITALL != 0 };
     if sink.left() == 0 && socket.common().kind == Kind::Stream {
         return Ok(Received::default());
     }

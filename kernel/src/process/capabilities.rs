@@ -143,9 +143,8 @@ pub fn capget(args: &Args) -> Result<u64> {
 pub fn capset(args: &Args) -> Result<u64> {
     let (header, halves) = read_header(args.a0())?;
     let process = &current().process;
-    let own = header.pid == 0
-        || header.pid as u32 == process.pid
-        || header.pid as u32 == current().tid();
+    let own =
+        header.pid == 0 || header.pid as u32 == process.pid || header.pid as u32 == current().tid();
     if !own {
         return Err(Errno::EPERM);
     }

@@ -322,9 +322,8 @@ pub fn sleep_on_cpu_clock(clock: &Clock, args: &Args) -> Result<u64> {
             return Ok(0);
         }
         let deadline = Deadline::after_ns((left_ns / cpus).max(1_000_000));
-        let slept = nobody.wait_deadline(crate::sched::Sleep::Interruptible, Some(deadline), || {
-            None::<()>
-        });
+        let slept =
+            nobody.wait_deadline(crate::sched::Sleep::Interruptible, Some(deadline), || None::<()>);
         if slept == Err(WaitError::Interrupted) {
             let left_ns = target_ns.saturating_sub(clock.now_ns());
             if absolute {

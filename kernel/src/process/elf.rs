@@ -137,7 +137,10 @@ impl Elf {
             let fits = stop.is_some_and(|stop| stop <= USER_END)
                 && segment.file_size <= segment.memory_size
                 && segment.offset % PAGE == segment.address % PAGE
-                && segment.offset.checked_add(segment.file_size).is_some_and(|end| end <= MAX_OFFSET);
+                && segment
+                    .offset
+                    .checked_add(segment.file_size)
+                    .is_some_and(|end| end <= MAX_OFFSET);
             if !fits {
                 return Err(Errno::EINVAL);
             }
@@ -187,8 +190,8 @@ impl Elf {
         (low, (high - low).next_multiple_of(PAGE))
     }
 
-    /// Maps all segments, if there are any. Position-independent files go to `at`, or where there is
-    /// room for them.
+    /// Maps all segments, if there are any. Position-independent files go to `at`, or where there
+    /// is room for them.
     pub fn map(&self, mm: &Arc<Mm>, at: Option<u64>) -> Result<Mapped> {
         self.check_segments()?;
         let (low, len) = self.extent();

@@ -1,8 +1,8 @@
 //! execve(2): from a file to a running program.
 //!
-//! [`load`] builds a complete new address space and stack without touching the running program; only
-//! then, past the point of no return, does [`replace_current`] give up the old one. So a bad file
-//! never leaves a program half way.
+//! [`load`] builds a complete new address space and stack without touching the running program;
+//! only then, past the point of no return, does [`replace_current`] give up the old one. So a bad
+//! file never leaves a program half way.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -89,7 +89,8 @@ pub fn load(mut request: Request<'_>) -> Result<Image> {
     let gap = request.stack_limit.clamp(STACK_GAP_MIN, USER_END / 6 * 5);
     mm.with(|inner| {
         inner.layout.stack_top = stack_top;
-        inner.layout.mmap_top = stack_top - gap.next_multiple_of(PAGE) - random::below(1 << 12) * PAGE;
+        inner.layout.mmap_top =
+            stack_top - gap.next_multiple_of(PAGE) - random::below(1 << 12) * PAGE;
         let exec = elf.wants_executable_stack();
         let mut stack = Vma::anonymous(stack_top, Prot { read: true, write: true, exec });
         stack.grows_down = true;
@@ -112,7 +113,8 @@ pub fn load(mut request: Request<'_>) -> Result<Image> {
         (inner.layout.brk_start, inner.layout.brk) = (start, start);
     });
     let vdso = crate::vdso::map(&mm)?;
-    let (rsp, mut program) = build_stack(&mm, &request, stack_top, &main, interpreter.as_ref(), vdso)?;
+    let (rsp, mut program) =
+        build_stack(&mm, &request, stack_top, &main, interpreter.as_ref(), vdso)?;
     program.denial = Some(Arc::new(denial));
     let rip = interpreter.map_or(main.entry, |interpreter| interpreter.entry);
     // An entry point outside user space is the program's first fault, not a reason to refuse it.
@@ -183,8 +185,8 @@ fn parse_script_line(line: &[u8]) -> Result<(Vec<u8>, Option<Vec<u8>>)> {
     Ok((path.to_vec(), (!rest.is_empty()).then(|| rest.to_vec())))
 }
 
-/// The error of [`load`] that stands for the end of the process by SIGSEGV (ELF files whose segments
-/// cannot be mapped). No system call gives it.
+/// The error of [`load`] that stands for the end of the process by SIGSEGV (ELF files whose
+/// segments cannot be mapped). No system call gives it.
 pub const FATAL: Errno = Errno::ERESTART;
 
 fn fatal(error: Errno) -> Errno {
@@ -318,8 +320,7 @@ pub fn read_strings(array: u64) -> Result<Vec<Vec<u8>>> {
         return Ok(strings);
     }
     loop {
-        let pointer =
-            crate::user::UserPtr::<u64>::new(array).nth(strings.len()).read()?;
+        let pointer = crate::user::UserPtr::<u64>::new(array).nth(strings.len()).read()?;
         if pointer == 0 {
             return Ok(strings);
         }
@@ -332,4 +333,3 @@ pub fn read_strings(array: u64) -> Result<Vec<Vec<u8>>> {
         strings.push(string);
     }
 }
-

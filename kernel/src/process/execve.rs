@@ -1,7 +1,7 @@
 //! execve(2) and execveat(2): the running process becomes another program.
 //!
-//! [`exec::load`] builds everything new first; up to [`exit::become_only_thread`] every failure leaves
-//! the process as it was. After it nothing fails.
+//! [`exec::load`] builds everything new first; up to [`exit::become_only_thread`] every failure
+//! leaves the process as it was. After it nothing fails.
 
 use alloc::format;
 use alloc::sync::Arc;
@@ -92,8 +92,8 @@ fn visible_path(dirfd: i32, path: Vec<u8>) -> Vec<u8> {
     visible
 }
 
-/// What executing the file makes of the caller's credentials (execve(2), capabilities(7)), and whether
-/// the new program must not trust its environment (AT_SECURE).
+/// What executing the file makes of the caller's credentials (execve(2), capabilities(7)), and
+/// whether the new program must not trust its environment (AT_SECURE).
 fn next_credentials(file: &Arc<File>, old: &Credentials) -> Result<(Credentials, bool)> {
     let metadata = file.ops().inode().metadata()?;
     let no_suid = file.location.as_ref().is_some_and(|l| l.mount.flags() & raw::MS_NOSUID != 0);
@@ -138,8 +138,7 @@ fn become_image(
     thread.signals.lock().alt_stack = Default::default();
     super::timers::on_exec(process);
     *thread.name.lock() = image.name;
-    let old_program =
-        core::mem::replace(&mut *process.program.lock(), Arc::new(image.program));
+    let old_program = core::mem::replace(&mut *process.program.lock(), Arc::new(image.program));
     drop(old_program);
     set_credentials(process, credentials, &old_credentials);
     process.settings.has_executed.store(true, Ordering::Relaxed);
@@ -160,7 +159,8 @@ fn become_image(
 /// A program with more rights than its tracer could be made to do anything with them: it does not
 /// get them. A tracer that comes later is checked against the new credentials.
 fn set_credentials(process: &Process, new: Credentials, old: &Credentials) {
-    let raised = new.euid != old.euid || new.egid != old.egid || new.permitted & !old.permitted != 0;
+    let raised =
+        new.euid != old.euid || new.egid != old.egid || new.permitted & !old.permitted != 0;
     process.set_credentials(new);
     if raised && current().trace.has_weak_tracer() {
         process.set_credentials(old.clone());

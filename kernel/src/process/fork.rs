@@ -8,19 +8,19 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
 use entry::PtRegs;
+use machine::fpu::FpuState;
 use machine::paging::USER_END;
 use machine::sync::SpinLock;
-use machine::fpu::FpuState;
 use machine::task::{self, Task};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::family::Family;
-use super::signal::{LAST, ProcessSignals};
 use super::ptrace::{self, Event};
+use super::signal::{LAST, ProcessSignals};
 use super::{FsContext, Pid, Process, Thread, allocate_pid, family, pidfd, work};
 use crate::ipc::sysv::undo;
 use crate::sched::{self, Sleep, current};
-use crate::sync::{WaitQueue, WaitError};
+use crate::sync::{WaitError, WaitQueue};
 use crate::syscall::Args;
 use crate::user::UserPtr;
 
@@ -158,15 +158,18 @@ pub fn clone3(args: &mut Args) -> Result<u64> {
     if given.flags & (THREAD | PARENT) != 0 && given.exit_signal != 0 {
         return Err(Errno::EINVAL);
     }
-    clone_with(args, &Request {
-        flags: given.flags,
-        exit_signal: given.exit_signal as u32,
-        stack: top.ok_or(Errno::EINVAL)?,
-        tls: given.tls,
-        parent_tid: given.parent_tid,
-        child_tid: given.child_tid,
-        pidfd: given.pidfd,
-    })
+    clone_with(
+        args,
+        &Request {
+            flags: given.flags,
+            exit_signal: given.exit_signal as u32,
+            stack: top.ok_or(Errno::EINVAL)?,
+            tls: given.tls,
+            parent_tid: given.parent_tid,
+            child_tid: given.child_tid,
+            pidfd: given.pidfd,
+        },
+    )
 }
 
 /// Combinations that clone(2) rejects.

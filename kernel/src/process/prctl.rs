@@ -5,9 +5,9 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result, general as raw, prctl as pr};
 use machine::paging::USER_END;
 
+use super::Credentials;
 use super::capabilities::securebits;
 use super::signal::LAST;
-use super::Credentials;
 use crate::sched::current;
 use crate::syscall::Args;
 use crate::user::UserPtr;
@@ -129,9 +129,7 @@ fn privileges(args: &Args) -> Result<u64> {
         }
         pr::PR_GET_SECCOMP => Ok(current().seccomp.summary().0.into()),
         pr::PR_SET_SECCOMP => super::seccomp::attach::set_by_prctl(value, args.a2()),
-        pr::PR_GET_KEEPCAPS => {
-            Ok(u64::from(credentials.securebits & securebits::KEEP_CAPS != 0))
-        }
+        pr::PR_GET_KEEPCAPS => Ok(u64::from(credentials.securebits & securebits::KEEP_CAPS != 0)),
         pr::PR_SET_KEEPCAPS => set_keep_caps(value),
         pr::PR_GET_SECUREBITS => Ok(credentials.securebits.into()),
         pr::PR_SET_SECUREBITS => set_securebits(value),
@@ -276,4 +274,3 @@ pub fn personality(args: &Args) -> Result<u64> {
     }
     Ok(old.into())
 }
-

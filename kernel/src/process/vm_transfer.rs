@@ -1,8 +1,9 @@
 //! process_vm_readv(2) and process_vm_writev(2): copies between the caller's memory and another
 //! process's.
 //!
-//! The bytes go through a buffer of the kernel, because no lock of an address space may be held while
-//! the caller's own memory is touched: that access may fault, and the other process may be the caller.
+//! The bytes go through a buffer of the kernel, because no lock of an address space may be held
+//! while the caller's own memory is touched: that access may fault, and the other process may be
+//! the caller.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -69,12 +70,13 @@ fn memory_of(process: &Arc<Process>) -> Result<Arc<Mm>> {
     let credentials = own.credentials();
     let may = Arc::ptr_eq(own, process)
         || may_inspect(&credentials, &process.credentials())
-            && (!process.settings.not_dumpable.load(Ordering::Relaxed) || credentials.has(raw::CAP_SYS_PTRACE));
+            && (!process.settings.not_dumpable.load(Ordering::Relaxed)
+                || credentials.has(raw::CAP_SYS_PTRACE));
     if may { Ok(mm) } else { Err(Errno::EPERM) }
 }
 
-/// Calls `step` with pieces of the other side, until one is not done in full. What was copied before
-/// an error counts.
+/// Calls `step` with pieces of the other side, until one is not done in full. What was copied
+/// before an error counts.
 fn transfer(
     remote: &[IoVec],
     mut step: impl FnMut(u64, usize, &mut [u8]) -> Result<usize>,

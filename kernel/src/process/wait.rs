@@ -6,9 +6,9 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result, general as raw};
 
 use super::family::{self, Life, Report};
+use super::ptrace::{self, wait::Seen};
 use super::signal::SigInfo;
 use super::usage::RUsage;
-use super::ptrace::{self, wait::Seen};
 use super::{Pid, Process, Thread, exit};
 use crate::sched::current;
 use crate::syscall::Args;
@@ -49,12 +49,13 @@ enum Scan {
 fn wait(which: Which, options: u32) -> Result<Option<Event>> {
     let process = &current().process;
     let mut tracee = None;
-    let scanned = process.child_events.wait(|| match scan_all(process, which, options, &mut tracee) {
-        Scan::Found(event) => Some(Ok(Some(event))),
-        Scan::NoChildren => Some(Err(Errno::ECHILD)),
-        Scan::Wait if options & raw::WNOHANG != 0 => Some(Ok(None)),
-        Scan::Wait => None,
-    })?;
+    let scanned =
+        process.child_events.wait(|| match scan_all(process, which, options, &mut tracee) {
+            Scan::Found(event) => Some(Ok(Some(event))),
+            Scan::NoChildren => Some(Err(Errno::ECHILD)),
+            Scan::Wait if options & raw::WNOHANG != 0 => Some(Ok(None)),
+            Scan::Wait => None,
+        })?;
     let event = scanned?;
     if let Some(tracee) = tracee {
         ptrace::links::forget_ended(&tracee);
@@ -172,9 +173,7 @@ fn look(child: &Arc<Process>, options: u32) -> Option<Event> {
             let status = (signal as i32) << 8 | 0x7f;
             (raw::CLD_STOPPED, signal as i32, status, raw::WSTOPPED)
         }
-        Report::Continued => {
-            (raw::CLD_CONTINUED, raw::SIGCONT as i32, 0xffff, raw::WCONTINUED)
-        }
+        Report::Continued => (raw::CLD_CONTINUED, raw::SIGCONT as i32, 0xffff, raw::WCONTINUED),
     };
     if options & option == 0 {
         return None;

@@ -5,14 +5,14 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result, general as nr};
 use entry::PtRegs;
 
-use crate::ipc;
 use crate::fs::syscalls as fs;
 use crate::identity;
+use crate::ipc;
 use crate::mm::syscalls as mm;
 use crate::net::syscalls as net;
-use crate::report;
 use crate::process::signal::calls as signals;
 use crate::process::{self, clock, schedule, system, timers, user_ids};
+use crate::report;
 use crate::sched::current;
 
 /// The program's registers, seen as a call's six arguments `a0()` to `a5()` (syscall(2)).
@@ -44,8 +44,8 @@ fn to_raw(result: Result<u64>) -> u64 {
     }
 }
 
-/// A call of a thread with `ptrace::syscall_work`: its tracer may change everything about it, and its
-/// filters are asked after that.
+/// A call of a thread with `ptrace::syscall_work`: its tracer may change everything about it, and
+/// its filters are asked after that.
 #[cold]
 fn handle_with_work(regs: &mut PtRegs) {
     use process::{ptrace::stop, ptrace::syscall_work, seccomp};

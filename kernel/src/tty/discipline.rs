@@ -295,7 +295,11 @@ impl Discipline {
             column += match byte {
                 b'\t' => TAB - column % TAB,
                 byte if byte < 0x20 || byte == 0x7f => {
-                    if self.termios.local(raw::ECHOCTL) { 2 } else { 0 }
+                    if self.termios.local(raw::ECHOCTL) {
+                        2
+                    } else {
+                        0
+                    }
                 }
                 byte if self.termios.input(raw::IUTF8) && is_continuation(byte) => 0,
                 _ => 1,
@@ -424,11 +428,8 @@ impl Discipline {
                 self.column = self.column.saturating_sub(1);
             }
             _ => {
-                let byte = if self.termios.output(raw::OLCUC) {
-                    byte.to_ascii_uppercase()
-                } else {
-                    byte
-                };
+                let byte =
+                    if self.termios.output(raw::OLCUC) { byte.to_ascii_uppercase() } else { byte };
                 out.push(byte);
                 let is_part = self.termios.input(raw::IUTF8) && is_continuation(byte);
                 self.column += usize::from(byte >= 0x20 && byte != 0x7f && !is_part);

@@ -43,7 +43,9 @@ const CHUNK: usize = 512;
 const VTIME_NS: u64 = 100_000_000;
 
 /// `struct winsize` (ioctl_tty(2)).
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(
+    FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug, Default, PartialEq, Eq,
+)]
 #[repr(C)]
 #[expect(missing_docs, reason = "ioctl_tty(2)")]
 pub struct WinSize {
@@ -150,11 +152,8 @@ impl Tty {
         let mut done = 0;
         loop {
             // After the first byte VTIME runs between bytes.
-            let deadline = if done > 0 && wait_ns > 0 {
-                Some(Deadline::after_ns(wait_ns))
-            } else {
-                deadline
-            };
+            let deadline =
+                if done > 0 && wait_ns > 0 { Some(Deadline::after_ns(wait_ns)) } else { deadline };
             let nonblocking = nonblocking || may_be_empty && wait_ns == 0;
             match self.wait_for_input(nonblocking, deadline) {
                 Ok(true) => {}

@@ -1,8 +1,8 @@
 //! The bootable image: the one place where the machine learns which kernel it runs.
 //!
 //! The machine declares the functions it calls as `extern "Rust"`; here each name is bound to the
-//! kernel's function of that purpose. Direct calls, no table of pointers, and the kernel crate stays
-//! free of `no_mangle`, which counts as unsafe. Part of `machine/` for that reason.
+//! kernel's function of that purpose. Direct calls, no table of pointers, and the kernel crate
+//! stays free of `no_mangle`, which counts as unsafe. Part of `machine/` for that reason.
 
 #![no_std]
 #![no_main]

@@ -204,8 +204,8 @@ unsafe extern "C" {
     static sysret_window_start: u8;
 }
 
-/// Sets this CPU's debug registers: the program's GS and stack; the kernel's, before the word is set;
-/// behind the exit's store; before SYSRET, on the program's stack.
+/// Sets this CPU's debug registers: the program's GS and stack; the kernel's, before the word is
+/// set; behind the exit's store; before SYSRET, on the program's stack.
 fn set_points() {
     let points = [
         &raw const syscall_entry_pending,

@@ -37,8 +37,8 @@ pub struct Test {
 /// The machine's tests.
 pub const TESTS: &[&[Test]] = &[text::TESTS, late::TESTS, memory::TESTS, seccomp::TESTS];
 
-pub(crate) use text::between;
 pub use late::{FailingPiece, load_and_unload};
+pub(crate) use text::between;
 pub use text::{flip_call, flip_key, provoke, read_call, read_key, read_likely_key};
 
 /// Fails the test with a message unless the condition holds.

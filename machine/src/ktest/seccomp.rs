@@ -30,7 +30,8 @@ struct Random(u64);
 impl Random {
     fn next(&mut self) -> u32 {
         // Knuth's multiplier; the upper half is the better one.
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 32) as u32
     }
 

@@ -1,13 +1,14 @@
-//! The rate of the TSC and of the local APIC's timer: told by the hypervisor or the CPU, or measured.
+//! The rate of the TSC and of the local APIC's timer: told by the hypervisor or the CPU, or
+//! measured.
 //!
 //! In order of trust: KVM's paravirtual clock; the CPU's own statement (CPUID 15H and 16H, or the
 //! leaf 4000_0010H that hypervisors share); a measurement against a clock of known rate. Under QEMU
 //! that is the APIC timer itself, 1 GHz in its emulation and in KVM's; elsewhere the HPET, the ACPI
 //! power management timer, or the 8254.
 //!
-//! Measuring is hard where the CPU is a thread that the host stops at will: a pair of readings (TSC,
-//! other clock) may be far apart. Of several pairs the one whose two TSC readings enclose the other
-//! clock's most closely is taken.
+//! Measuring is hard where the CPU is a thread that the host stops at will: a pair of readings
+//! (TSC, other clock) may be far apart. Of several pairs the one whose two TSC readings enclose the
+//! other clock's most closely is taken.
 
 use formats::acpi::PmTimer;
 

@@ -61,8 +61,7 @@ fn decode(raw: [u8; 7], status: u8) -> Option<u64> {
         century @ 19..=29 => century,
         _ => 20,
     };
-    let (second, minute, day, month) =
-        (number(second), number(minute), number(day), number(month));
+    let (second, minute, day, month) = (number(second), number(minute), number(day), number(month));
     let year = century * 100 + number(year);
     let sane = second < 61 && minute < 60 && hours < 24;
     let sane = sane && (1..=31).contains(&day) && (1..=12).contains(&month);

@@ -2,8 +2,8 @@
 //! Firecracker.
 //!
 //! Nothing enumerates them. The command line may list them in Linux's notation,
-//! `virtio_mmio.device=SIZE@ADDRESS:GSI`; without that, a machine without a PCI host bridge is searched
-//! where QEMU's microVM has its slots (its own table of them is AML, see `formats::acpi`).
+//! `virtio_mmio.device=SIZE@ADDRESS:GSI`; without that, a machine without a PCI host bridge is
+//! searched where QEMU's microVM has its slots (its own table of them is AML, see `formats::acpi`).
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;

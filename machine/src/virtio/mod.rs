@@ -1,9 +1,9 @@
 //! Virtio devices (Virtual I/O Device 1.2) for drivers that are safe code.
 //!
 //! A driver takes a [`Device`], negotiates features, makes its [`Queue`]s, and starts it with a
-//! function to call on interrupts. Buffers are heap memory that belongs to the queue while the device
-//! may use it, so nothing a driver or a device does breaks memory safety. What a device writes is
-//! checked; one that breaks the protocol is left alone from then on.
+//! function to call on interrupts. Buffers are heap memory that belongs to the queue while the
+//! device may use it, so nothing a driver or a device does breaks memory safety. What a device
+//! writes is checked; one that breaks the protocol is left alone from then on.
 //!
 //! The rings and transports are our own, against the rule to prefer a crate: the crate of the field
 //! borrows buffers instead of owning them (its `add` and `pop` are unsafe, the pairing is the
@@ -188,12 +188,9 @@ impl Device {
         Ok(queue)
     }
 
-    /// Starts the device. `on_interrupt` is called, interrupts masked, whenever it has used buffers or
-    /// changed its configuration; it must not sleep.
-    pub fn start(
-        &mut self,
-        on_interrupt: Box<dyn Fn() + Send + Sync>,
-    ) -> Result<(), DeviceError> {
+    /// Starts the device. `on_interrupt` is called, interrupts masked, whenever it has used buffers
+    /// or changed its configuration; it must not sleep.
+    pub fn start(&mut self, on_interrupt: Box<dyn Fn() + Send + Sync>) -> Result<(), DeviceError> {
         let routed = both!(&mut self.transport, t => t.route_interrupt(Arc::from(on_interrupt)));
         if !routed {
             both!(&self.transport, t => t.set_status(status::FAILED));

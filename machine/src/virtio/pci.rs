@@ -147,7 +147,8 @@ impl PciTransport {
             return Err(DeviceError::NoQueue);
         }
         self.write16(QUEUE_SIZE, size);
-        // All vectors are entry 0 of the table; `route_interrupt` fills it before the device starts.
+        // All vectors are entry 0 of the table; `route_interrupt` fills it before the device
+        // starts.
         self.write16(QUEUE_VECTOR, 0);
         if self.common.read16(QUEUE_VECTOR) != 0 {
             return Err(DeviceError::NoInterrupt);

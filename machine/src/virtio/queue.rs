@@ -9,8 +9,8 @@
 //! Invariants:
 //! 1. A buffer belongs to `chains` from before the device can see its address until after the
 //!    device said that it is done with it.
-//! 2. The rings are never freed, nor are the buffers of a queue that is dropped: nothing tells when a
-//!    device really stops writing.
+//! 2. The rings are never freed, nor are the buffers of a queue that is dropped: nothing tells when
+//!    a device really stops writing.
 
 use alloc::vec::Vec;
 use core::mem;
@@ -184,8 +184,8 @@ impl Queue {
         self.broken
     }
 
-    /// Hands buffers to the device. It learns of them at the next [`Queue::notify`]. On an error the
-    /// buffers come back.
+    /// Hands buffers to the device. It learns of them at the next [`Queue::notify`]. On an error
+    /// the buffers come back.
     pub fn submit(&mut self, buffers: Buffers) -> Result<Token, (SubmitError, Buffers)> {
         let lens = buffers.lens();
         let count = lens.iter().filter(|&&len| len > 0).count();
@@ -251,8 +251,8 @@ impl Queue {
         }
     }
 
-    /// Asks the device to interrupt when it completes requests, or not to. It may do so all the same.
-    /// Look for completed requests after switching on: what came before raised no interrupt.
+    /// Asks the device to interrupt when it completes requests, or not to. It may do so all the
+    /// same. Look for completed requests after switching on: what came before raised no interrupt.
     pub fn set_interrupts(&self, on: bool) {
         self.available_word(0).store(if on { 0 } else { NO_INTERRUPT }, Ordering::Relaxed);
         fence(Ordering::SeqCst);

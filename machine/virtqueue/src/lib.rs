@@ -1,12 +1,12 @@
 //! The driver's own record of a split virtqueue (virtio 1.2, 2.7): which descriptors are free, how
 //! chains go on, and what is in flight with the device.
 //!
-//! Why it is hard: the device can write every part of the shared ring at any time, so nothing may be
-//! decided by what the ring says. All that comes from a device is a pair of numbers, an id and a
+//! Why it is hard: the device can write every part of the shared ring at any time, so nothing may
+//! be decided by what the ring says. All that comes from a device is a pair of numbers, an id and a
 //! length; [`Chains::complete`] checks both against this record.
 //!
-//! Here is no shared memory and no hardware, so the rules are tested on the host; the ring itself is
-//! in `machine/src/virtio/queue.rs`.
+//! Here is no shared memory and no hardware, so the rules are tested on the host; the ring itself
+//! is in `machine/src/virtio/queue.rs`.
 #![no_std]
 
 extern crate alloc;

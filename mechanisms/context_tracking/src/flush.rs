@@ -1,8 +1,8 @@
 //! How one CPU drops every kernel translation it has, whatever the PCID (SDM 3A, 4.10.4.1).
 //!
 //! Programs' tables share the kernel's half, so a kernel translation may be cached once for each
-//! PCID, and once more as a global one. `tests/tlb.rs` has a TLB in software that shows which of the
-//! ways drop all of them; this is the choice among those that do.
+//! PCID, and once more as a global one. `tests/tlb.rs` has a TLB in software that shows which of
+//! the ways drop all of them; this is the choice among those that do.
 
 /// What a CPU offers for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,8 +5,9 @@
 //! through all interleavings (`tests/interleavings.rs`) of these very functions, so they touch the
 //! machine only through [`Machine`].
 //!
-//! Reading order: [`Machine`], [`dispatch`] (senders), [`enter`], [`catch_up`], [`exit`], then NMIs.
-//! The fast path of `machine/src/entry.S` is [`enter`] and the test for pending bits in assembly.
+//! Reading order: [`Machine`], [`dispatch`] (senders), [`enter`], [`catch_up`], [`exit`], then
+//! NMIs. The fast path of `machine/src/entry.S` is [`enter`] and the test for pending bits in
+//! assembly.
 
 /// The CPU executes kernel code that may rely on everything being up to date.
 pub const IN_KERNEL: u32 = 1 << 0;
@@ -97,8 +98,8 @@ fn try_defer(machine: &impl Machine, cpu: usize, work: u32) -> bool {
     false
 }
 
-/// Entry of `cpu`, as early as the kernel's tables are loaded. What was in the word: the caller goes
-/// on with [`catch_up`] before it touches anything that may have changed.
+/// Entry of `cpu`, as early as the kernel's tables are loaded. What was in the word: the caller
+/// goes on with [`catch_up`] before it touches anything that may have changed.
 #[inline(always)]
 pub fn enter(machine: &impl Machine, cpu: usize) -> u32 {
     machine.fetch_or(cpu, IN_KERNEL)

@@ -77,7 +77,8 @@ impl Cause {
         match self {
             // Leaf translations: user mode cannot use them, entry code does not.
             Cause::Vunmap | Cause::KernelRights | Cause::TextAlias => Some(PENDING_TLB),
-            // No site is in entry text (objtool), so the first patched one comes after the catch-up.
+            // No site is in entry text (objtool), so the first patched one comes after the
+            // catch-up.
             Cause::CoreSync => Some(PENDING_SYNC),
             // A walker may use cached entries of upper levels at any time, in any mode.
             Cause::KernelTableFree => None,
@@ -128,8 +129,7 @@ mod tests {
     fn only_leaf_translations_and_text_wait() {
         let waiting: std::vec::Vec<_> =
             CAUSES.iter().filter(|cause| cause.deferrable().is_some()).collect();
-        let expected =
-            [Cause::Vunmap, Cause::KernelRights, Cause::TextAlias, Cause::CoreSync];
+        let expected = [Cause::Vunmap, Cause::KernelRights, Cause::TextAlias, Cause::CoreSync];
         assert_eq!(waiting, expected.iter().collect::<std::vec::Vec<_>>());
     }
 

@@ -25,7 +25,8 @@ impl Tlb {
     /// An access: what is cached, else what the tables say, cached from now on. With global pages
     /// kernel translations are global.
     fn access(&mut self, va: u64, tables: &BTreeMap<u64, Tag>) -> Tag {
-        let cached = [None, Some(self.pcid)].into_iter().find_map(|pcid| self.entries.get(&(pcid, va)));
+        let cached =
+            [None, Some(self.pcid)].into_iter().find_map(|pcid| self.entries.get(&(pcid, va)));
         if let Some(&tag) = cached {
             return tag;
         }

@@ -415,8 +415,7 @@ mod tests {
         let is_user = regs.cs == 0x33 && regs.ss == 0x2b && regs.rip >> 63 == 0;
         let rights = rflags & flags::IF != 0 && rflags & flags::IOPL == 0;
         let mode = regs.rflags & flags::VM == 0;
-        (canonical && is_user && rights && mode)
-            .then_some((regs.rip, rflags, regs.cs, regs.ss))
+        (canonical && is_user && rights && mode).then_some((regs.rip, rflags, regs.cs, regs.ss))
     }
 
     /// Bits of RFLAGS that exist below VM, with RF, AC, VIF, VIP and ID.

@@ -56,8 +56,7 @@ impl Program {
             return Err(Invalid::Length);
         }
         let mut ops = Vec::new();
-        ops.try_reserve_exact(insns.len())
-            .map_err(|_| Invalid::Memory)?;
+        ops.try_reserve_exact(insns.len()).map_err(|_| Invalid::Memory)?;
         for (at, &insn) in insns.iter().enumerate() {
             let op = decode(insn)?;
             let left = insns.len() - at - 1;
@@ -92,9 +91,7 @@ fn check_memory(ops: &[Op]) -> Result<(), Invalid> {
     const ALL: u16 = u16::MAX;
     const _: () = assert!(MEMORY_WORDS == u16::BITS);
     let mut arriving = Vec::new();
-    arriving
-        .try_reserve_exact(ops.len())
-        .map_err(|_| Invalid::Memory)?;
+    arriving.try_reserve_exact(ops.len()).map_err(|_| Invalid::Memory)?;
     arriving.resize(ops.len(), ALL);
     let mut written = 0;
     for (at, &op) in ops.iter().enumerate() {

@@ -49,16 +49,12 @@ impl Program {
             layout = layout.next(self, key, true)?;
             // No instruction gets longer, so with the same sum each has the same length.
             if layout.bytes.len() == before {
-                return Some(Code {
-                    bytes: layout.bytes,
-                });
+                return Some(Code { bytes: layout.bytes });
             }
         }
         // Not settled: with long jumps only, the second layout has the first one's places.
         let layout = layout.next(self, key, false)?.next(self, key, false)?;
-        Some(Code {
-            bytes: layout.bytes,
-        })
+        Some(Code { bytes: layout.bytes })
     }
 }
 
@@ -86,20 +82,12 @@ impl Layout {
         self.bytes.clear();
         let ops = program.ops();
         let frame = ops.iter().any(Op::uses_memory);
-        let mut emitter = Emitter {
-            bytes: self.bytes,
-            frame,
-            key: key.into(),
-        };
+        let mut emitter = Emitter { bytes: self.bytes, frame, key: key.into() };
         let sets_a = matches!(ops, [Op::Load(_) | Op::LoadConstant(_), ..]);
         emitter.enter(!sets_a, ops.iter().any(Op::reads_x));
         for (index, &op) in ops.iter().enumerate() {
             let start = emitter.bytes.len();
-            let places = Places {
-                starts: &self.starts,
-                index,
-                may_be_short,
-            };
+            let places = Places { starts: &self.starts, index, may_be_short };
             translate(&mut emitter, op, &places);
             debug_assert!(emitter.bytes.len() - start <= OP_BYTES_MAX, "{op:?}");
             if emitter.bytes.len() > CODE_MAX {
@@ -109,10 +97,7 @@ impl Layout {
             *self.starts.get_mut(index)? = start as u32;
         }
         *self.starts.last_mut()? = emitter.bytes.len() as u32;
-        Some(Self {
-            starts: self.starts,
-            bytes: emitter.bytes,
-        })
+        Some(Self { starts: self.starts, bytes: emitter.bytes })
     }
 }
 
@@ -149,22 +134,12 @@ fn translate(emitter: &mut Emitter, op: Op, places: &Places<'_>) {
         Op::AToX => emitter.a_to_x(),
         Op::XToA => emitter.x_to_a(),
         Op::Jump(over) => jump(emitter, over.into(), places),
-        Op::Branch {
-            condition,
-            operand,
-            jt,
-            jf,
-        } => {
+        Op::Branch { condition, operand, jt, jf } => {
             if jt == jf {
                 return jump(emitter, jt.into(), places);
             }
             emitter.compare(condition, operand);
-            branch(
-                emitter,
-                condition_code(condition),
-                [jt, jf].map(usize::from),
-                places,
-            );
+            branch(emitter, condition_code(condition), [jt, jf].map(usize::from), places);
         }
         Op::ReturnConstant(k) => {
             emitter.load(Register::Eax, k);

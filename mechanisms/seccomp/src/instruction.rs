@@ -25,12 +25,7 @@ impl Insn {
     #[must_use]
     pub const fn from_bytes(bytes: [u8; Self::LEN]) -> Self {
         let [c0, c1, jt, jf, k0, k1, k2, k3] = bytes;
-        Self {
-            code: u16::from_le_bytes([c0, c1]),
-            jt,
-            jf,
-            k: u32::from_le_bytes([k0, k1, k2, k3]),
-        }
+        Self { code: u16::from_le_bytes([c0, c1]), jt, jf, k: u32::from_le_bytes([k0, k1, k2, k3]) }
     }
 }
 
@@ -166,20 +161,11 @@ pub(crate) fn decode(insn: Insn) -> Result<Op, Invalid> {
         code::TAX => Op::AToX,
         code::TXA => Op::XToA,
         _ => {
-            let operand = if code & code::X == 0 {
-                Operand::K(k)
-            } else {
-                Operand::X
-            };
+            let operand = if code & code::X == 0 { Operand::K(k) } else { Operand::X };
             let operation = code & !(code::CLASS | code::X);
             match code & code::CLASS {
                 code::ALU => Op::Alu(alu(operation, operand)?, operand),
-                code::JMP => Op::Branch {
-                    condition: condition(operation)?,
-                    operand,
-                    jt,
-                    jf,
-                },
+                code::JMP => Op::Branch { condition: condition(operation)?, operand, jt, jf },
                 _ => return Err(Invalid::Code),
             }
         }

@@ -31,10 +31,7 @@ impl Data {
         let mut words = [0; WORDS];
         let wide = core::iter::once(ip).chain(arguments);
         let halves = wide.flat_map(|value| [value as u32, (value >> 32) as u32]);
-        for (word, value) in words
-            .iter_mut()
-            .zip([number, arch].into_iter().chain(halves))
-        {
+        for (word, value) in words.iter_mut().zip([number, arch].into_iter().chain(halves)) {
             *word = value;
         }
         Self(words)
@@ -82,28 +79,14 @@ mod tests {
     #[test]
     fn words_are_the_bytes_of_the_struct() {
         let pair = |low: u64| (low + 1) << 32 | low;
-        let data = Data::new(
-            1,
-            2,
-            pair(3),
-            core::array::from_fn(|i| pair(5 + 2 * i as u64)),
-        );
+        let data = Data::new(1, 2, pair(3), core::array::from_fn(|i| pair(5 + 2 * i as u64)));
         assert_eq!(data.0, core::array::from_fn(|i| i as u32 + 1));
     }
 
     #[test]
     fn stricter_answers_win_and_data_does_not_count() {
         use action::*;
-        let order = [
-            KILL_PROCESS,
-            KILL_THREAD,
-            TRAP,
-            ERRNO,
-            USER_NOTIF,
-            TRACE,
-            LOG,
-            ALLOW,
-        ];
+        let order = [KILL_PROCESS, KILL_THREAD, TRAP, ERRNO, USER_NOTIF, TRACE, LOG, ALLOW];
         for (i, &a) in order.iter().enumerate() {
             for (j, &b) in order.iter().enumerate() {
                 assert_eq!(outranks(a | 0xffff, b), i < j, "{a:#x} {b:#x}");

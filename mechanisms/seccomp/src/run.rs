@@ -33,12 +33,7 @@ impl Program {
                 Op::AToX => x = a,
                 Op::XToA => a = x,
                 Op::Jump(distance) => skip(&mut ops, distance.into()),
-                Op::Branch {
-                    condition,
-                    operand,
-                    jt,
-                    jf,
-                } => {
+                Op::Branch { condition, operand, jt, jf } => {
                     let taken = holds(condition, a, value(operand, x));
                     skip(&mut ops, if taken { jt } else { jf }.into());
                 }

@@ -5,12 +5,7 @@ use seccomp::check::INSNS_MAX;
 use seccomp::{Data, Insn, Invalid, Program, action};
 
 const fn plain(code: u16, k: u32) -> Insn {
-    Insn {
-        code,
-        jt: 0,
-        jf: 0,
-        k,
-    }
+    Insn { code, jt: 0, jf: 0, k }
 }
 const fn jump(code: u16, jt: u8, jf: u8) -> Insn {
     Insn { code, jt, jf, k: 0 }
@@ -41,19 +36,11 @@ fn loads() {
         assert_eq!(refused(&[plain(0x20, k), END]), None);
     }
     for k in [1, 2, 3, 62, 64, 68, 1024, u32::MAX, 0xffff_f000] {
-        assert_eq!(
-            refused(&[plain(0x20, k), END]),
-            Some(Invalid::Offset),
-            "{k}"
-        );
+        assert_eq!(refused(&[plain(0x20, k), END]), Some(Invalid::Offset), "{k}");
     }
     // Halves, bytes, and loads relative to X are for packets.
     for code in [0x28, 0x30, 0x40, 0x48, 0x50, 0xb1] {
-        assert_eq!(
-            refused(&[plain(code, 0), END]),
-            Some(Invalid::Code),
-            "{code:#x}"
-        );
+        assert_eq!(refused(&[plain(code, 0), END]), Some(Invalid::Code), "{code:#x}");
     }
     assert_eq!(result(&[plain(0x20, 0), END]), 7);
     assert_eq!(result(&[plain(0x80, 0), END]), 64);
@@ -105,19 +92,10 @@ fn memory_is_read_only_where_it_was_written() {
         assert_eq!(refused(&[plain(0x02, 3), plain(load, 3), END]), None);
         assert_eq!(refused(&[plain(0x03, 3), plain(load, 4), END]), unwritten);
         // On one way only.
-        assert_eq!(
-            refused(&[jump(0x15, 1, 0), plain(0x02, 3), plain(load, 3), END]),
-            unwritten
-        );
+        assert_eq!(refused(&[jump(0x15, 1, 0), plain(0x02, 3), plain(load, 3), END]), unwritten);
         // On both.
-        let both = [
-            jump(0x15, 2, 0),
-            plain(0x02, 3),
-            plain(0x05, 1),
-            plain(0x03, 3),
-            plain(load, 3),
-            END,
-        ];
+        let both =
+            [jump(0x15, 2, 0), plain(0x02, 3), plain(0x05, 1), plain(0x03, 3), plain(load, 3), END];
         assert_eq!(refused(&both), None);
         // Nobody comes there.
         assert_eq!(refused(&[plain(0x05, 1), plain(load, 3), END]), None);
@@ -147,12 +125,7 @@ fn any_bytes() {
         let mut filter = vec![Insn::from_bytes(next().to_le_bytes())];
         filter.extend((0..next() % 3).map(|_| {
             let [code, jt, k, ..] = next().to_le_bytes();
-            Insn {
-                code: code.into(),
-                jt: jt % 4,
-                jf: 0,
-                k: k.into(),
-            }
+            Insn { code: code.into(), jt: jt % 4, jf: 0, k: k.into() }
         }));
         filter.push(END);
         if let Ok(program) = Program::check(&filter) {

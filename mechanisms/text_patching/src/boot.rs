@@ -98,18 +98,9 @@ impl BootChecked<'_> {
             }
         }
         if reseed {
-            for entry in self
-                .tables
-                .functions()
-                .iter()
-                .filter(|entry| entry.hash != POISON)
-            {
+            for entry in self.tables.functions().iter().filter(|entry| entry.hash != POISON) {
                 let at = preamble::address(entry.function, self.tables.disp());
-                poke(
-                    text,
-                    at.wrapping_add(1),
-                    &self.seeded(entry.hash).to_le_bytes(),
-                );
+                poke(text, at.wrapping_add(1), &self.seeded(entry.hash).to_le_bytes());
             }
             for entry in self.tables.checks().iter() {
                 let hash = self.seeded(entry.hash).wrapping_neg();
@@ -142,11 +133,7 @@ impl BootChecked<'_> {
         }
         let checks = self.tables.checks().iter().filter(|entry| entry.thunk);
         let checks = checks.map(|entry| (entry.site.wrapping_add(TAIL), entry.shape));
-        let thunks = self
-            .tables
-            .thunks()
-            .iter()
-            .map(|entry| (entry.at, entry.shape));
+        let thunks = self.tables.thunks().iter().map(|entry| (entry.at, entry.shape));
         for (at, shape) in checks.chain(thunks) {
             let patch = self.reroute(text, at, shape).map_err(broken)?;
             for (addr, bytes) in patch.writes() {
@@ -159,13 +146,11 @@ impl BootChecked<'_> {
     fn verify(&self, text: &impl Text, done: &mut BootDone) -> Result<(), Broken> {
         for entry in self.tables.checks().iter() {
             let hash = self.seeded(entry.hash);
-            self.verify_check(text, &entry, hash, self.plan.form)
-                .map_err(broken)?;
+            self.verify_check(text, &entry, hash, self.plan.form).map_err(broken)?;
             done.checks += 1;
         }
         for entry in self.tables.functions().iter() {
-            self.verify_function(text, &entry, self.seeded(entry.hash))
-                .map_err(broken)?;
+            self.verify_function(text, &entry, self.seeded(entry.hash)).map_err(broken)?;
             done.functions += 1;
         }
         Ok(())
@@ -185,22 +170,11 @@ impl BootChecked<'_> {
             return Ok(());
         }
         let wanted = kcfi::encode(&kcfi::Check { form, ..check });
-        let offset = if form == Form::Off || check.form == Form::Off {
-            0
-        } else {
-            10
-        };
+        let offset = if form == Form::Off || check.form == Form::Off { 0 } else { 10 };
         let expected = wanted.get(usize::from(offset)).copied().unwrap_or_default();
         let mut found = [0];
         let _ = text.read(entry.site.wrapping_add(u64::from(offset)), &mut found);
-        Err(Anomaly::new(
-            entry.site,
-            offset,
-            What::Byte {
-                expected,
-                found: found[0],
-            },
-        ))
+        Err(Anomaly::new(entry.site, offset, What::Byte { expected, found: found[0] }))
     }
 
     fn verify_function(
@@ -223,18 +197,12 @@ impl BootChecked<'_> {
         at: u64,
         shape: tail::Shape,
     ) -> Result<crate::Patch, Anomaly> {
-        let thunk = self
-            .tables
-            .thunk()
-            .ok_or(Anomaly::new(at, 0, What::UnknownTail))?;
+        let thunk = self.tables.thunk().ok_or(Anomaly::new(at, 0, What::UnknownTail))?;
         tail::reroute(text, tail::Expect { at, shape, thunk }, self.plan.via)
     }
 
     fn new_hash(&self, site: u64, hash: u32) -> Result<u32, Anomaly> {
-        self.plan
-            .seed
-            .rehash(hash)
-            .ok_or(Anomaly::new(site, 2, What::NoHash))
+        self.plan.seed.rehash(hash).ok_or(Anomaly::new(site, 2, What::NoHash))
     }
 
     /// The hash of this boot. The poison, which has none, stays.
@@ -244,8 +212,5 @@ impl BootChecked<'_> {
 }
 
 fn broken(found: Anomaly) -> Broken {
-    Broken {
-        site: found.site,
-        found,
-    }
+    Broken { site: found.site, found }
 }

@@ -98,10 +98,7 @@ impl<'a> Batch<'a> {
                 return Err(Anomaly::new(patch.at, 0, What::UnknownTail));
             }
         }
-        Ok(Self {
-            patches,
-            round: Round::Trap,
-        })
+        Ok(Self { patches, round: Round::Trap })
     }
 
     /// Does one round of stores.
@@ -158,10 +155,9 @@ fn action(patch: &Patch) -> Option<Action> {
     let next = patch.at.wrapping_add(SITE_LEN as u64);
     let new: &[u8; SITE_LEN] = patch.new.as_slice().try_into().ok()?;
     match *new {
-        [CALL32, rel @ ..] => Some(Action::Call {
-            target: rel32_target(next, rel),
-            return_to: next,
-        }),
+        [CALL32, rel @ ..] => {
+            Some(Action::Call { target: rel32_target(next, rel), return_to: next })
+        }
         [JMP32, rel @ ..] => Some(Action::Jump(rel32_target(next, rel))),
         NOP5 => Some(Action::Jump(next)),
         TAIL_NOTHING => Some(Action::Return),

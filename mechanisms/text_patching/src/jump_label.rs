@@ -55,10 +55,7 @@ pub fn encode(entry: &BranchEntry, enabled: bool) -> Result<Code, Anomaly> {
     }
     let end = entry.site.wrapping_add(SITE_LEN as u64);
     let far = Anomaly::new(entry.site, 1, What::OutOfReach);
-    Ok(Code::with_imm32(
-        &[JMP32],
-        rel32_to(end, entry.target).ok_or(far)?,
-    ))
+    Ok(Code::with_imm32(&[JMP32], rel32_to(end, entry.target).ok_or(far)?))
 }
 
 /// The patch that makes `entry` follow its key: derive step of a two-phase pass, or a part of an
@@ -79,10 +76,7 @@ fn unexpected(entry: &BranchEntry, found: [u8; SITE_LEN]) -> Anomaly {
     match found {
         [JMP32, rel @ ..] => {
             let end = entry.site.wrapping_add(SITE_LEN as u64);
-            let what = What::Target {
-                expected: entry.target,
-                found: rel32_target(end, rel),
-            };
+            let what = What::Target { expected: entry.target, found: rel32_target(end, rel) };
             Anomaly::new(entry.site, 1, what)
         }
         _ => {

@@ -114,11 +114,7 @@ pub fn decode(site: u64, bytes: &[u8; CHECK_LEN]) -> Result<Check, Anomaly> {
     let on = h0 == HEAD_ON[0] && h1 == if scratch == 3 { MOV_R11 } else { HEAD_ON[1] };
     let off = [h0, h1] == HEAD_OFF;
     if !on && !off {
-        return if h0 == HEAD_ON[0] {
-            wrong(1, HEAD_ON[1])
-        } else {
-            wrong(0, HEAD_ON[0])
-        };
+        return if h0 == HEAD_ON[0] { wrong(1, HEAD_ON[1]) } else { wrong(0, HEAD_ON[0]) };
     }
     let body = match body {
         BODY_KCFI => Form::Kcfi,
@@ -130,21 +126,12 @@ pub fn decode(site: u64, bytes: &[u8; CHECK_LEN]) -> Result<Check, Anomaly> {
         return Err(Anomaly::new(site, 2, What::ZeroHash));
     }
     let form = if off { Form::Off } else { body };
-    Ok(Check {
-        hash,
-        disp: disp.cast_signed(),
-        register,
-        form,
-    })
+    Ok(Check { hash, disp: disp.cast_signed(), register, form })
 }
 
 /// Names the first byte of +10..+14 that differs from the form that its first byte chooses.
 fn body_anomaly(site: u64, body: [u8; 4]) -> Result<Check, Anomaly> {
-    let wanted = if body[0] == BODY_OPT[0] {
-        BODY_OPT
-    } else {
-        BODY_KCFI
-    };
+    let wanted = if body[0] == BODY_OPT[0] { BODY_OPT } else { BODY_KCFI };
     for ((offset, expected), found) in (10..).zip(wanted).zip(body) {
         if expected != found {
             return Err(Anomaly::new(site, offset, What::Byte { expected, found }));
@@ -171,11 +158,7 @@ pub fn encode(check: &Check) -> [u8; CHECK_LEN] {
         (_, 3) => [HEAD_ON[0], MOV_R11],
         _ => HEAD_ON,
     };
-    let body = if check.form == Form::Opt {
-        BODY_OPT
-    } else {
-        BODY_KCFI
-    };
+    let body = if check.form == Form::Opt { BODY_OPT } else { BODY_KCFI };
     let rex = 0x44 | check.register >> 3 & 1;
     let modrm = 0x40 | scratch << 3 | check.register & 7;
     let disp = check.disp.cast_unsigned();
@@ -202,12 +185,7 @@ impl Expect {
     /// Nothing but a well-formed check.
     #[must_use]
     pub const fn any(site: u64) -> Self {
-        Self {
-            site,
-            hash: None,
-            disp: None,
-            register: None,
-        }
+        Self { site, hash: None, disp: None, register: None }
     }
 
     /// What the site table says: together with the layout this determines all 14 bytes but for the
@@ -216,12 +194,7 @@ impl Expect {
     pub fn table(entry: &CheckEntry, disp: i8) -> Self {
         // Without a thunk the compiler chooses the register, and the table does not keep it.
         let register = entry.thunk.then_some(11);
-        Self {
-            site: entry.site,
-            hash: Some(entry.hash),
-            disp: Some(disp),
-            register,
-        }
+        Self { site: entry.site, hash: Some(entry.hash), disp: Some(disp), register }
     }
 
     /// Decodes the site and compares.
@@ -232,36 +205,15 @@ impl Expect {
         let check = decode_at(text, self.site)?;
         let wrong = |offset, what| Err(Anomaly::new(self.site, offset, what));
         match *self {
-            Self {
-                register: Some(expected),
-                ..
-            } if expected != check.register => wrong(
-                8,
-                What::Register {
-                    expected,
-                    found: check.register,
-                },
-            ),
-            Self {
-                disp: Some(expected),
-                ..
-            } if expected != check.disp => wrong(
-                9,
-                What::Displacement {
-                    expected,
-                    found: check.disp,
-                },
-            ),
-            Self {
-                hash: Some(expected),
-                ..
-            } if expected != check.hash => wrong(
-                2,
-                What::Hash {
-                    expected,
-                    found: check.hash,
-                },
-            ),
+            Self { register: Some(expected), .. } if expected != check.register => {
+                wrong(8, What::Register { expected, found: check.register })
+            }
+            Self { disp: Some(expected), .. } if expected != check.disp => {
+                wrong(9, What::Displacement { expected, found: check.disp })
+            }
+            Self { hash: Some(expected), .. } if expected != check.hash => {
+                wrong(2, What::Hash { expected, found: check.hash })
+            }
             _ => Ok(check),
         }
     }
@@ -295,10 +247,7 @@ pub fn reform(text: &impl Text, expect: Expect, form: Form) -> Result<Patch, Ano
 /// As [`Expect::decode`]; [`What::Hash`] when it carries neither.
 pub fn rehash(text: &impl Text, expect: Expect, to: u32) -> Result<Patch, Anomaly> {
     let site = expect.site;
-    let seeded = Expect {
-        hash: Some(to),
-        ..expect
-    };
+    let seeded = Expect { hash: Some(to), ..expect };
     seeded.decode(text).or_else(|_| expect.decode(text))?;
     let old: [u8; CHECK_LEN] = read_site(text, site)?;
     let old = Code::new(&old);

@@ -23,12 +23,7 @@ pub struct CfiOptions {
 
 impl CfiOptions {
     /// `cfi=auto`.
-    pub const AUTO: Self = Self {
-        form: Form::Opt,
-        rand: true,
-        warn: false,
-        debug: false,
-    };
+    pub const AUTO: Self = Self { form: Form::Opt, rand: true, warn: false, debug: false };
 
     /// The line that the boot log and the report of mitigations show.
     #[must_use]

@@ -32,11 +32,7 @@ impl Code {
     /// Copies `bytes`; what lies beyond [`CODE_MAX`] is cut off (callers pass table rows).
     #[must_use]
     pub const fn new(bytes: &[u8]) -> Self {
-        let len = if bytes.len() < CODE_MAX {
-            bytes.len()
-        } else {
-            CODE_MAX
-        };
+        let len = if bytes.len() < CODE_MAX { bytes.len() } else { CODE_MAX };
         let mut out = [0; CODE_MAX];
         let mut i = 0;
         while i < len {
@@ -44,10 +40,7 @@ impl Code {
             i += 1;
         }
         #[expect(clippy::cast_possible_truncation, reason = "len <= CODE_MAX = 16")]
-        Self {
-            bytes: out,
-            len: len as u8,
-        }
+        Self { bytes: out, len: len as u8 }
     }
 
     /// An opcode followed by a 32-bit displacement or immediate, little endian.
@@ -67,9 +60,7 @@ impl Code {
     /// The bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
-        self.bytes
-            .get(..usize::from(self.len))
-            .unwrap_or(&self.bytes)
+        self.bytes.get(..usize::from(self.len)).unwrap_or(&self.bytes)
     }
 
     /// Number of bytes.
@@ -214,10 +205,7 @@ impl fmt::Display for Anomaly {
             }
             What::ZeroHash => write!(f, "type hash is zero"),
             What::Hash { expected, found } => {
-                write!(
-                    f,
-                    "type hash is {found:#010x}, the table says {expected:#010x}"
-                )
+                write!(f, "type hash is {found:#010x}, the table says {expected:#010x}")
             }
             What::Displacement { expected, found } => {
                 write!(f, "hash is read at {found}, the image has it at {expected}")
@@ -243,8 +231,7 @@ impl fmt::Display for Anomaly {
 /// [`What::Unmapped`] when they are not all text.
 pub fn read_site<const N: usize>(text: &impl Text, site: u64) -> Result<[u8; N], Anomaly> {
     let mut bytes = [0; N];
-    text.read(site, &mut bytes)
-        .map_err(|Unmapped| Anomaly::new(site, 0, What::Unmapped))?;
+    text.read(site, &mut bytes).map_err(|Unmapped| Anomaly::new(site, 0, What::Unmapped))?;
     Ok(bytes)
 }
 
@@ -277,25 +264,14 @@ impl Patch {
             at,
             old,
             new,
-            [
-                Store {
-                    offset: 0,
-                    len: new.len,
-                },
-                Store { offset: 0, len: 0 },
-            ],
+            [Store { offset: 0, len: new.len }, Store { offset: 0, len: 0 }],
         )
     }
 
     /// A patch with its stores; a store of length 0 is skipped.
     #[must_use]
     pub const fn in_order(at: u64, old: Code, new: Code, stores: [Store; 2]) -> Self {
-        Self {
-            at,
-            old,
-            new,
-            stores,
-        }
+        Self { at, old, new, stores }
     }
 
     /// Whether nothing has to change.
@@ -365,11 +341,7 @@ where
         end = patch.at.saturating_add(u64::from(patch.old.len));
         count += 1;
     }
-    Ok(Checked {
-        sites,
-        derive,
-        count,
-    })
+    Ok(Checked { sites, derive, count })
 }
 
 impl<S, I: Iterator<Item = S> + Clone, F> Checked<I, F> {
@@ -400,12 +372,7 @@ impl<S, I: Iterator<Item = S> + Clone, F> Checked<I, F> {
                     }
                     done.written += usize::from(!patch.is_noop());
                 }
-                Err(found) => {
-                    broken = broken.or(Some(Broken {
-                        site: found.site,
-                        found,
-                    }))
-                }
+                Err(found) => broken = broken.or(Some(Broken { site: found.site, found })),
             }
             done.sites += 1;
         }
@@ -415,17 +382,9 @@ impl<S, I: Iterator<Item = S> + Clone, F> Checked<I, F> {
                 Ok(patch) if patch.is_noop() => {}
                 Ok(patch) => {
                     let found = first_difference(&patch);
-                    broken = broken.or(Some(Broken {
-                        site: patch.at,
-                        found,
-                    }));
+                    broken = broken.or(Some(Broken { site: patch.at, found }));
                 }
-                Err(found) => {
-                    broken = broken.or(Some(Broken {
-                        site: found.site,
-                        found,
-                    }))
-                }
+                Err(found) => broken = broken.or(Some(Broken { site: found.site, found })),
             }
         }
         broken.map_or(Ok(done), Err)

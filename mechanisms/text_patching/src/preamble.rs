@@ -83,16 +83,10 @@ pub struct Preamble {
 pub fn decode(at: u64, bytes: [u8; 5]) -> Result<Preamble, Anomaly> {
     let [opcode, hash @ ..] = bytes;
     if opcode & 0xf8 != 0xb8 {
-        let what = What::Byte {
-            expected: 0xb8,
-            found: opcode,
-        };
+        let what = What::Byte { expected: 0xb8, found: opcode };
         return Err(Anomaly::new(at, 0, what));
     }
-    Ok(Preamble {
-        hash: u32::from_le_bytes(hash),
-        arity: opcode & 7,
-    })
+    Ok(Preamble { hash: u32::from_le_bytes(hash), arity: opcode & 7 })
 }
 
 /// Address of the `mov` of `function`.
@@ -160,11 +154,7 @@ impl Seed {
 /// One step of a 32-bit shift register; 0, its fixed point, leaves by the feedback constant.
 const fn step(value: u32) -> u32 {
     const FEEDBACK: u32 = 0x8020_0003;
-    if value == 0 || value & 1 == 1 {
-        (value >> 1) ^ FEEDBACK
-    } else {
-        value >> 1
-    }
+    if value == 0 || value & 1 == 1 { (value >> 1) ^ FEEDBACK } else { value >> 1 }
 }
 
 /// A function's preamble as the site table knows it.
@@ -189,21 +179,9 @@ pub fn set_hash(text: &impl Text, expect: Expect, to: u32) -> Result<Patch, Anom
     let old: [u8; 5] = read_site(text, at)?;
     let found = decode(at, old)?.hash;
     if found != expect.hash && found != to {
-        return Err(Anomaly::new(
-            at,
-            1,
-            What::Hash {
-                expected: expect.hash,
-                found,
-            },
-        ));
+        return Err(Anomaly::new(at, 1, What::Hash { expected: expect.hash, found }));
     }
     let old = Code::new(&old);
     let stores = [Store { offset: 1, len: 4 }, Store { offset: 0, len: 0 }];
-    Ok(Patch::in_order(
-        at,
-        old,
-        old.with(1, &to.to_le_bytes()),
-        stores,
-    ))
+    Ok(Patch::in_order(at, old, old.with(1, &to.to_le_bytes()), stores))
 }

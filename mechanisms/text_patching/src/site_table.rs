@@ -129,15 +129,8 @@ const fn address(base: u64, word: u32) -> u64 {
 }
 
 fn shape(flags: u32) -> Shape {
-    let kind = if flags & 1 == 1 {
-        Kind::Jump
-    } else {
-        Kind::Call
-    };
-    Shape {
-        kind,
-        len: if flags & 2 == 2 { 5 } else { 6 },
-    }
+    let kind = if flags & 1 == 1 { Kind::Jump } else { Kind::Call };
+    Shape { kind, len: if flags & 2 == 2 { 5 } else { 6 } }
 }
 
 fn shape_flags(shape: Shape) -> u32 {
@@ -162,12 +155,7 @@ impl Entry for CheckEntry {
     const WORDS: usize = 2;
     fn from_words(base: u64, [word, hash, _]: [u32; 3]) -> Self {
         let flags = word >> 28;
-        Self {
-            site: address(base, word),
-            hash,
-            shape: shape(flags),
-            thunk: flags & 4 == 0,
-        }
+        Self { site: address(base, word), hash, shape: shape(flags), thunk: flags & 4 == 0 }
     }
     fn to_words(&self, base: u64) -> Result<[u32; 3], TableError> {
         let flags = shape_flags(self.shape) | u32::from(!self.thunk) << 2;
@@ -193,18 +181,10 @@ impl Entry for FunctionEntry {
     const KIND: TableKind = TableKind::Functions;
     const WORDS: usize = 2;
     fn from_words(base: u64, [word, hash, _]: [u32; 3]) -> Self {
-        Self {
-            function: address(base, word),
-            hash,
-            taken: word >> 28 & 1 == 1,
-        }
+        Self { function: address(base, word), hash, taken: word >> 28 & 1 == 1 }
     }
     fn to_words(&self, base: u64) -> Result<[u32; 3], TableError> {
-        Ok([
-            place(base, self.function, u32::from(self.taken))?,
-            self.hash,
-            0,
-        ])
+        Ok([place(base, self.function, u32::from(self.taken))?, self.hash, 0])
     }
     fn site(&self) -> u64 {
         self.function
@@ -224,10 +204,7 @@ impl Entry for ThunkEntry {
     const KIND: TableKind = TableKind::Thunks;
     const WORDS: usize = 1;
     fn from_words(base: u64, [word, ..]: [u32; 3]) -> Self {
-        Self {
-            at: address(base, word),
-            shape: shape(word >> 28),
-        }
+        Self { at: address(base, word), shape: shape(word >> 28) }
     }
     fn to_words(&self, base: u64) -> Result<[u32; 3], TableError> {
         Ok([place(base, self.at, shape_flags(self.shape))?, 0, 0])
@@ -289,11 +266,7 @@ impl Entry for CallEntry {
     const KIND: TableKind = TableKind::Calls;
     const WORDS: usize = 2;
     fn from_words(base: u64, [word, key, _]: [u32; 3]) -> Self {
-        Self {
-            site: address(base, word),
-            key,
-            tail: word >> 28 & 1 == 1,
-        }
+        Self { site: address(base, word), key, tail: word >> 28 & 1 == 1 }
     }
     fn to_words(&self, base: u64) -> Result<[u32; 3], TableError> {
         Ok([place(base, self.site, u32::from(self.tail))?, self.key, 0])
@@ -304,10 +277,7 @@ impl Entry for CallEntry {
 }
 
 fn word(bytes: &[u8], offset: usize) -> Option<u32> {
-    bytes
-        .get(offset..)?
-        .first_chunk()
-        .map(|word| u32::from_le_bytes(*word))
+    bytes.get(offset..)?.first_chunk().map(|word| u32::from_le_bytes(*word))
 }
 
 /// One sorted table.
@@ -365,10 +335,7 @@ impl<'a, E: Entry> Table<'a, E> {
     /// All entries, ascending.
     #[must_use]
     pub fn iter(&self) -> Iter<'a, E> {
-        Iter {
-            table: Table { ..*self },
-            next: 0,
-        }
+        Iter { table: Table { ..*self }, next: 0 }
     }
 }
 
@@ -432,13 +399,7 @@ impl<'a> SiteTables<'a> {
         if field(12)? > TABLES_MAX {
             return Err(TableError::Field);
         }
-        let tables = Self {
-            bytes,
-            base,
-            thunk,
-            disp: disp.cast_signed(),
-            form,
-        };
+        let tables = Self { bytes, base, thunk, disp: disp.cast_signed(), form };
         tables.prove::<CheckEntry>()?;
         tables.prove::<FunctionEntry>()?;
         tables.prove::<ThunkEntry>()?;
@@ -460,9 +421,7 @@ impl<'a> SiteTables<'a> {
     }
 
     fn locate<E: Entry>(&self) -> Result<Table<'a, E>, TableError> {
-        let count = word(self.bytes, 12)
-            .ok_or(TableError::Truncated)?
-            .min(TABLES_MAX);
+        let count = word(self.bytes, 12).ok_or(TableError::Truncated)?.min(TABLES_MAX);
         for index in 0..count as usize {
             let at = HEADER_LEN + index * TABLE_LEN;
             let field = |offset| word(self.bytes, at + offset).ok_or(TableError::Truncated);
@@ -474,30 +433,16 @@ impl<'a> SiteTables<'a> {
             }
             let from = field(4)? as usize;
             let len = (field(8)? as usize).checked_mul(E::WORDS * 4);
-            let end = len
-                .and_then(|len| from.checked_add(len))
-                .ok_or(TableError::Truncated)?;
+            let end = len.and_then(|len| from.checked_add(len)).ok_or(TableError::Truncated)?;
             let bytes = self.bytes.get(from..end).ok_or(TableError::Truncated)?;
-            return Ok(Table {
-                bytes,
-                base: self.base,
-                entry: PhantomData,
-            });
+            return Ok(Table { bytes, base: self.base, entry: PhantomData });
         }
-        Ok(Table {
-            bytes: &[],
-            base: self.base,
-            entry: PhantomData,
-        })
+        Ok(Table { bytes: &[], base: self.base, entry: PhantomData })
     }
 
     fn table<E: Entry>(&self) -> Table<'a, E> {
         // Proved in `parse`; an empty table stands for the impossible.
-        self.locate().unwrap_or(Table {
-            bytes: &[],
-            base: self.base,
-            entry: PhantomData,
-        })
+        self.locate().unwrap_or(Table { bytes: &[], base: self.base, entry: PhantomData })
     }
 
     /// kCFI checks.

@@ -107,27 +107,13 @@ pub fn update_trampoline(
     to: Target,
 ) -> Result<Patch, Anomaly> {
     let found: [u8; TRAMPOLINE_LEN] = read_site(text, entry.site)?;
-    let pairs = (5_u8..)
-        .zip(SIGNATURE)
-        .zip(found.into_iter().skip(SITE_LEN));
+    let pairs = (5_u8..).zip(SIGNATURE).zip(found.into_iter().skip(SITE_LEN));
     for ((offset, expected), found) in pairs {
         if expected != found {
-            return Err(Anomaly::new(
-                entry.site,
-                offset,
-                What::Byte { expected, found },
-            ));
+            return Err(Anomaly::new(entry.site, offset, What::Byte { expected, found }));
         }
     }
-    update(
-        text,
-        &CallEntry {
-            tail: true,
-            ..*entry
-        },
-        from,
-        to,
-    )
+    update(text, &CallEntry { tail: true, ..*entry }, from, to)
 }
 
 fn unexpected(entry: &CallEntry, from: Target, bytes: [u8; SITE_LEN]) -> Anomaly {

@@ -90,27 +90,16 @@ pub fn rel32_target(end: u64, rel: [u8; 4]) -> u64 {
 /// The rel32 that gets from `end` to `target`, if one does.
 #[must_use]
 pub fn rel32_to(end: u64, target: u64) -> Option<u32> {
-    i32::try_from(target.wrapping_sub(end).cast_signed())
-        .ok()
-        .map(i32::cast_unsigned)
+    i32::try_from(target.wrapping_sub(end).cast_signed()).ok().map(i32::cast_unsigned)
 }
 
 /// Decodes the tail at `at`; `bytes` are the up to six bytes there (fewer at the end of text).
 #[must_use]
 pub fn decode(at: u64, bytes: &[u8]) -> Option<Tail> {
-    let known = |kind, len, via, target| {
-        Some(Tail::Known {
-            shape: Shape { kind, len },
-            via,
-            target,
-        })
-    };
+    let known =
+        |kind, len, via, target| Some(Tail::Known { shape: Shape { kind, len }, via, target });
     let branch = |opcode| {
-        if opcode == 0xe8 {
-            Kind::Call
-        } else {
-            Kind::Jump
-        }
+        if opcode == 0xe8 { Kind::Call } else { Kind::Jump }
     };
     match *bytes {
         [CS, op @ (0xe8 | 0xe9), a, b, c, d, ..] => {
@@ -140,11 +129,7 @@ fn bare(modrm: u8, high: u8, len: u8) -> Option<Tail> {
         0xe0 => Kind::Jump,
         _ => return None,
     };
-    Some(Tail::Bare {
-        kind,
-        register: high | modrm & 7,
-        len,
-    })
+    Some(Tail::Bare { kind, register: high | modrm & 7, len })
 }
 
 /// The bytes of a tail at `at`.
@@ -161,9 +146,7 @@ pub fn encode(at: u64, shape: Shape, via: Via, thunk: u64) -> Result<Code, Anoma
             let rel = rel32_to(end, thunk).ok_or(Anomaly::new(at, 0, What::OutOfReach))?;
             let opcode = if kind == Kind::Call { 0xe8 } else { 0xe9 };
             let mut head = [opcode; 2];
-            let head = head
-                .get_mut(..=pad.len())
-                .ok_or(Anomaly::new(at, 0, What::NoRoom))?;
+            let head = head.get_mut(..=pad.len()).ok_or(Anomaly::new(at, 0, What::NoRoom))?;
             for (to, from) in head.iter_mut().zip(pad) {
                 *to = *from;
             }
@@ -179,11 +162,7 @@ pub fn encode(at: u64, shape: Shape, via: Via, thunk: u64) -> Result<Code, Anoma
         }
         (Via::Lfence, _) if !six => return Err(Anomaly::new(at, 0, What::NoRoom)),
         (Via::Lfence, kind) => {
-            let branch = if kind == Kind::Call {
-                CALL_R11
-            } else {
-                JMP_R11
-            };
+            let branch = if kind == Kind::Call { CALL_R11 } else { JMP_R11 };
             let [a, b, c] = branch;
             Code::new(&[LFENCE[0], LFENCE[1], LFENCE[2], a, b, c])
         }
@@ -217,18 +196,9 @@ pub fn reroute(text: &impl Text, expect: Expect, via: Via) -> Result<Patch, Anom
     let is = |via| encode(at, shape, via, thunk).is_ok_and(|code| code == old);
     if !forms.into_iter().any(is) {
         return Err(match decode(at, old.as_slice()) {
-            Some(Tail::Known {
-                via: Via::Thunk,
-                target: Some(found),
-                ..
-            }) => Anomaly::new(
-                at,
-                1,
-                What::Target {
-                    expected: thunk,
-                    found,
-                },
-            ),
+            Some(Tail::Known { via: Via::Thunk, target: Some(found), .. }) => {
+                Anomaly::new(at, 1, What::Target { expected: thunk, found })
+            }
             _ => Anomaly::new(at, 0, What::UnknownTail),
         });
     }

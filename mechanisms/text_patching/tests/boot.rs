@@ -14,10 +14,7 @@ const BASE: u64 = 0xffff_ffff_8100_0000;
 const THUNK: u64 = BASE + 0x800;
 const FORMS: [Form; 3] = [Form::Kcfi, Form::Opt, Form::Off];
 const HASHES: [u32; 3] = [0x1234_5678, 0x89ab_cdef, 7];
-const CALL: Shape = Shape {
-    kind: Kind::Call,
-    len: 6,
-};
+const CALL: Shape = Shape { kind: Kind::Call, len: 6 };
 const FUNCTIONS_AT: u64 = 0x200;
 
 /// Three callers at 0, 0x40, 0x80, each with its callee at 0x210, 0x250, 0x290; one poisoned
@@ -37,27 +34,9 @@ fn world(form: Form) -> World {
     let mut functions = Vec::new();
     for (offset, hash) in (0..).step_by(0x40).zip(HASHES) {
         let site = BASE + offset;
-        put(
-            offset,
-            &kcfi::encode(&Check {
-                hash,
-                disp: -15,
-                register: 11,
-                form,
-            }),
-        );
-        put(
-            offset + 14,
-            tail::encode(site + 14, CALL, Via::Thunk, THUNK)
-                .unwrap()
-                .as_slice(),
-        );
-        checks.push(CheckEntry {
-            site,
-            hash,
-            shape: CALL,
-            thunk: true,
-        });
+        put(offset, &kcfi::encode(&Check { hash, disp: -15, register: 11, form }));
+        put(offset + 14, tail::encode(site + 14, CALL, Via::Thunk, THUNK).unwrap().as_slice());
+        checks.push(CheckEntry { site, hash, shape: CALL, thunk: true });
         put(FUNCTIONS_AT + offset, &[0xb8]);
         put(FUNCTIONS_AT + offset + 1, &hash.to_le_bytes());
         functions.push(FunctionEntry {
@@ -68,21 +47,9 @@ fn world(form: Form) -> World {
     }
     put(FUNCTIONS_AT + 0xc0, &[0xb8, 0, 0, 0, 0]);
     let function = BASE + FUNCTIONS_AT + 0xd0;
-    functions.push(FunctionEntry {
-        function,
-        hash: POISON,
-        taken: false,
-    });
-    put(
-        0x100,
-        tail::encode(BASE + 0x100, CALL, Via::Thunk, THUNK)
-            .unwrap()
-            .as_slice(),
-    );
-    let thunks = [ThunkEntry {
-        at: BASE + 0x100,
-        shape: CALL,
-    }];
+    functions.push(FunctionEntry { function, hash: POISON, taken: false });
+    put(0x100, tail::encode(BASE + 0x100, CALL, Via::Thunk, THUNK).unwrap().as_slice());
+    let thunks = [ThunkEntry { at: BASE + 0x100, shape: CALL }];
     let contents = Contents {
         base: BASE,
         thunk: Some(THUNK),
@@ -120,58 +87,36 @@ impl TextPoke for Watched<'_> {
             let callee = BASE + FUNCTIONS_AT + offset + 16;
             let carried = preamble::decode_at(&self.text, callee, -15).unwrap().hash;
             let check = kcfi::decode_at(&self.text, BASE + offset).unwrap();
-            assert!(
-                check.form == Form::Off || check.hash == carried,
-                "a good call would trap"
-            );
+            assert!(check.form == Form::Off || check.hash == carried, "a good call would trap");
         }
     }
 }
 
 #[test]
 fn every_plan_from_every_form() {
-    let seeds = [
-        0,
-        1,
-        0xdead_beef,
-        HASHES[0],
-        HASHES[1] ^ ENDBR64,
-        HASHES[2] ^ ENDBR64.wrapping_neg(),
-    ];
-    for (from, to) in FORMS
-        .iter()
-        .flat_map(|from| FORMS.iter().map(move |to| (*from, *to)))
-    {
+    let seeds =
+        [0, 1, 0xdead_beef, HASHES[0], HASHES[1] ^ ENDBR64, HASHES[2] ^ ENDBR64.wrapping_neg()];
+    for (from, to) in FORMS.iter().flat_map(|from| FORMS.iter().map(move |to| (*from, *to))) {
         for seed in seeds {
             for via in [Via::Thunk, Via::Direct, Via::Lfence] {
                 let mut world = world(from);
                 let tables = SiteTables::parse(&world.table).unwrap();
                 let text = SliceText::new(BASE, &mut world.text);
                 let mut text = Watched { text, stores: 0 };
-                let plan = BootPlan {
-                    form: to,
-                    seed: Seed::new(seed),
-                    via,
-                };
+                let plan = BootPlan { form: to, seed: Seed::new(seed), via };
                 let done = plan.check(&text, tables).unwrap().apply(&mut text).unwrap();
                 assert_eq!((done.checks, done.functions), (3, 4));
                 assert_eq!(done.stores, text.stores);
                 for (offset, hash) in (0..).step_by(0x40).zip(HASHES) {
                     let check = kcfi::decode_at(&text, BASE + offset).unwrap();
-                    assert_eq!(
-                        (check.form, Some(check.hash)),
-                        (to, Seed::new(seed).rehash(hash))
-                    );
+                    assert_eq!((check.form, Some(check.hash)), (to, Seed::new(seed).rehash(hash)));
                     let mut bytes = [0; 6];
                     text.read(BASE + offset + 14, &mut bytes).unwrap();
                     let wanted = tail::encode(BASE + offset + 14, CALL, via, THUNK).unwrap();
                     assert_eq!(bytes, wanted.as_slice());
                 }
                 let poisoned = BASE + FUNCTIONS_AT + 0xd0;
-                assert_eq!(
-                    preamble::decode_at(&text, poisoned, -15).unwrap().hash,
-                    POISON
-                );
+                assert_eq!(preamble::decode_at(&text, poisoned, -15).unwrap().hash, POISON);
                 if (from, seed, via) == (to, 0, Via::Thunk) {
                     assert_eq!(done.stores, 0, "a finished image costs a verification only");
                 }
@@ -192,11 +137,7 @@ fn any_wrong_byte_of_any_site_stops_the_boot() {
             world.text[at] ^= flip;
             let tables = SiteTables::parse(&world.table).unwrap();
             let text = SliceText::new(BASE, &mut world.text);
-            let plan = BootPlan {
-                form: Form::Kcfi,
-                seed: Seed::new(9),
-                via: Via::Direct,
-            };
+            let plan = BootPlan { form: Form::Kcfi, seed: Seed::new(9), via: Via::Direct };
             let result = plan.check(&text, tables);
             // The register field of a preamble's opcode is the arity: any of eight is legal.
             let arity = at & 0x3f == 0 && at >= 0x200 && flip == 1;
@@ -211,11 +152,7 @@ fn the_image_must_have_the_form_that_its_table_names() {
     let kcfi = world(Form::Kcfi);
     let tables = SiteTables::parse(&kcfi.table).unwrap();
     let text = SliceText::new(BASE, &mut opt.text);
-    let plan = BootPlan {
-        form: Form::Opt,
-        seed: Seed::new(0),
-        via: Via::Thunk,
-    };
+    let plan = BootPlan { form: Form::Opt, seed: Seed::new(0), via: Via::Thunk };
     assert_eq!(plan.check(&text, tables).unwrap_err().offset, 10);
 }
 
@@ -224,33 +161,14 @@ fn the_parameter() {
     let quiet = |value| parse(value, |word, _| panic!("{word}"));
     assert_eq!(quiet(""), CfiOptions::AUTO);
     assert_eq!(quiet("auto"), CfiOptions::AUTO);
-    let all = CfiOptions {
-        form: Form::Kcfi,
-        rand: false,
-        warn: true,
-        debug: true,
-    };
+    let all = CfiOptions { form: Form::Kcfi, rand: false, warn: true, debug: true };
     assert_eq!(quiet("kcfi,norand,,warn,debug"), all);
     assert_eq!(quiet("off").describe(), "CFI: disabled");
     assert_eq!(quiet("off,opt").form, Form::Opt, "the last one counts");
     let mut seen = Vec::new();
-    let options = parse("fineibt,Off,norand", |word, why| {
-        seen.push((word.to_owned(), why))
-    });
-    assert_eq!(
-        seen,
-        [
-            ("fineibt".into(), Ignored::NotBuilt),
-            ("Off".into(), Ignored::Unknown)
-        ]
-    );
-    assert_eq!(
-        options,
-        CfiOptions {
-            rand: false,
-            ..CfiOptions::AUTO
-        }
-    );
+    let options = parse("fineibt,Off,norand", |word, why| seen.push((word.to_owned(), why)));
+    assert_eq!(seen, [("fineibt".into(), Ignored::NotBuilt), ("Off".into(), Ignored::Unknown)]);
+    assert_eq!(options, CfiOptions { rand: false, ..CfiOptions::AUTO });
     let long = "x,".repeat(1000);
     let mut count = 0;
     parse(&long, |_, _| count += 1);

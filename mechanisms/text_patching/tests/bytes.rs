@@ -24,29 +24,17 @@ fn words(at: u64, bytes: &[u8]) -> Vec<String> {
 }
 
 fn check(form: Form) -> Check {
-    Check {
-        hash: 0x56e5_b5a5,
-        disp: -15,
-        register: 11,
-        form,
-    }
+    Check { hash: 0x56e5_b5a5, disp: -15, register: 11, form }
 }
 
 #[test]
 fn the_compilers_check() {
     let bytes = kcfi::encode(&check(Form::Kcfi));
-    let golden = [
-        0x41, 0xba, 0x5b, 0x4a, 0x1a, 0xa9, 0x45, 3, 0x53, 0xf1, 0x74, 2, 0x0f, 0x0b,
-    ];
+    let golden = [0x41, 0xba, 0x5b, 0x4a, 0x1a, 0xa9, 0x45, 3, 0x53, 0xf1, 0x74, 2, 0x0f, 0x0b];
     assert_eq!(bytes, golden);
     assert_eq!(
         words(0, &bytes),
-        [
-            "mov $0xA91A4A5B,%r10d",
-            "add -0xF(%r11),%r10d",
-            "je 0xE",
-            "ud2"
-        ]
+        ["mov $0xA91A4A5B,%r10d", "add -0xF(%r11),%r10d", "je 0xE", "ud2"]
     );
     assert_eq!(words(10, &BODY_KCFI), ["je 0xE", "ud2"]);
 }
@@ -70,10 +58,7 @@ fn the_check_that_is_off() {
 #[test]
 fn other_registers() {
     let text = |register| {
-        let bytes = kcfi::encode(&Check {
-            register,
-            ..check(Form::Kcfi)
-        });
+        let bytes = kcfi::encode(&Check { register, ..check(Form::Kcfi) });
         words(0, &bytes)[..2].join("; ")
     };
     assert_eq!(text(1), "mov $0xA91A4A5B,%r10d; add -0xF(%rcx),%r10d");
@@ -97,10 +82,7 @@ fn tails() {
     assert_eq!(text(Kind::Jump, 5, Via::Thunk), jump);
     assert!(text(Kind::Call, 6, Via::Direct).ends_with("call *%r11"));
     assert!(text(Kind::Call, 5, Via::Direct).ends_with("call *%r11"));
-    assert_eq!(
-        text(Kind::Jump, 6, Via::Direct),
-        "jmp *%r11; int3; int3; int3"
-    );
+    assert_eq!(text(Kind::Jump, 6, Via::Direct), "jmp *%r11; int3; int3; int3");
     assert_eq!(text(Kind::Jump, 5, Via::Direct), "jmp *%r11; int3; int3");
     assert_eq!(text(Kind::Call, 6, Via::Lfence), "lfence; call *%r11");
     assert_eq!(text(Kind::Jump, 6, Via::Lfence), "lfence; jmp *%r11");
@@ -108,23 +90,14 @@ fn tails() {
 
 #[test]
 fn static_branches_and_calls() {
-    let branch = BranchEntry {
-        site: AT,
-        target: AT - 0x100,
-        key: 7,
-        likely: false,
-        ro_after_init: false,
-    };
+    let branch =
+        BranchEntry { site: AT, target: AT - 0x100, key: 7, likely: false, ro_after_init: false };
     let text = |enabled| words(AT, jump_label::encode(&branch, enabled).unwrap().as_slice());
     assert_eq!(text(false), ["nopl (%rax,%rax)"]);
     assert_eq!(text(true), ["jmp 0xFFFFFFFF80FFFF00"]);
 
     let text = |tail, target| {
-        let entry = CallEntry {
-            site: AT,
-            key: 0,
-            tail,
-        };
+        let entry = CallEntry { site: AT, key: 0, tail };
         words(AT, static_call::encode(&entry, target).unwrap().as_slice()).join("; ")
     };
     assert_eq!(text(false, Target::Function(AT)), "call 0xFFFFFFFF81000000");
@@ -132,10 +105,7 @@ fn static_branches_and_calls() {
     assert_eq!(text(false, Target::Nothing), "nopl (%rax,%rax)");
     assert_eq!(text(true, Target::Nothing), "ret; int3; int3; int3; int3");
     assert!(text(false, Target::Return0).ends_with("xor %eax,%eax"));
-    assert_eq!(
-        text(true, Target::Return0),
-        "xor %eax,%eax; ret; int3; int3"
-    );
+    assert_eq!(text(true, Target::Return0), "xor %eax,%eax; ret; int3; int3");
     assert_eq!(words(0, &static_call::SIGNATURE), ["ud1 %esp,%ecx"]);
 }
 

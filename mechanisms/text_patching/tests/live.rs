@@ -14,13 +14,7 @@ const BASE: u64 = 0xffff_ffff_8000_0000;
 const LEN: u64 = 5;
 
 fn branch(likely: bool) -> BranchEntry {
-    BranchEntry {
-        site: BASE,
-        target: BASE + 0x40,
-        key: 1,
-        likely,
-        ro_after_init: false,
-    }
+    BranchEntry { site: BASE, target: BASE + 0x40, key: 1, likely, ro_after_init: false }
 }
 
 #[test]
@@ -28,10 +22,7 @@ fn a_branch_follows_its_key() {
     for likely in [false, true] {
         for (from, to) in [(false, true), (true, false), (true, true)] {
             let entry = branch(likely);
-            let mut bytes = jump_label::encode(&entry, from)
-                .unwrap()
-                .as_slice()
-                .to_vec();
+            let mut bytes = jump_label::encode(&entry, from).unwrap().as_slice().to_vec();
             assert_eq!(bytes == NOP5, from == likely, "the hot side is the nop");
             let mut text = SliceText::new(BASE, &mut bytes);
             let derive = |text: &SliceText<'_>, entry| jump_label::set(text, &entry, to);
@@ -55,31 +46,13 @@ fn a_branch_with_other_bytes_is_refused() {
             }
         }
     }
-    let other = BranchEntry {
-        target: BASE + 0x50,
-        ..branch(false)
-    };
-    let mut bytes = jump_label::encode(&other, true)
-        .unwrap()
-        .as_slice()
-        .to_vec();
+    let other = BranchEntry { target: BASE + 0x50, ..branch(false) };
+    let mut bytes = jump_label::encode(&other, true).unwrap().as_slice().to_vec();
     let error =
         jump_label::set(&SliceText::new(BASE, &mut bytes), &branch(false), true).unwrap_err();
-    assert_eq!(
-        error.what,
-        What::Target {
-            expected: BASE + 0x40,
-            found: BASE + 0x50
-        }
-    );
-    let far = BranchEntry {
-        target: 0x10_0000_0000,
-        ..branch(false)
-    };
-    assert_eq!(
-        jump_label::encode(&far, true).unwrap_err().what,
-        What::OutOfReach
-    );
+    assert_eq!(error.what, What::Target { expected: BASE + 0x40, found: BASE + 0x50 });
+    let far = BranchEntry { target: 0x10_0000_0000, ..branch(false) };
+    assert_eq!(jump_label::encode(&far, true).unwrap_err().what, What::OutOfReach);
 }
 
 #[test]
@@ -87,16 +60,7 @@ fn the_compilers_entry() {
     let raw = [0xf0, 0xff, 0xff, 0xff, 0x0c, 0, 0, 0, 7, 0, 0, 0x80];
     let entry = jump_label::decode_raw(BASE + 0x100, raw);
     let (site, target) = (BASE + 0xf0, BASE + 0x110);
-    assert_eq!(
-        entry,
-        BranchEntry {
-            site,
-            target,
-            key: 7,
-            likely: true,
-            ro_after_init: false
-        }
-    );
+    assert_eq!(entry, BranchEntry { site, target, key: 7, likely: true, ro_after_init: false });
     assert_eq!(LIKELY, 0x8000_0000);
 }
 
@@ -108,11 +72,7 @@ const TARGETS: [Target; 4] = [
 ];
 
 fn site(tail: bool) -> CallEntry {
-    CallEntry {
-        site: BASE,
-        key: 0,
-        tail,
-    }
+    CallEntry { site: BASE, key: 0, tail }
 }
 
 #[test]
@@ -121,10 +81,7 @@ fn a_call_becomes_every_target() {
         for from in TARGETS {
             for to in TARGETS {
                 let entry = site(tail);
-                let mut bytes = static_call::encode(&entry, from)
-                    .unwrap()
-                    .as_slice()
-                    .to_vec();
+                let mut bytes = static_call::encode(&entry, from).unwrap().as_slice().to_vec();
                 let now: [u8; 5] = bytes.clone().try_into().unwrap();
                 assert_eq!(static_call::decode(&entry, now), Some(from));
                 let text = SliceText::new(BASE, &mut bytes);
@@ -132,9 +89,8 @@ fn a_call_becomes_every_target() {
                 assert_eq!(patch.new, static_call::encode(&entry, to).unwrap());
                 assert_eq!(patch.is_noop(), from == to);
                 // A site that is neither old nor new is somebody else's.
-                for wrong in TARGETS
-                    .into_iter()
-                    .filter(|wrong| from != to && ![from, to].contains(wrong))
+                for wrong in
+                    TARGETS.into_iter().filter(|wrong| from != to && ![from, to].contains(wrong))
                 {
                     assert!(static_call::update(&text, &entry, wrong, to).is_err());
                 }
@@ -146,10 +102,7 @@ fn a_call_becomes_every_target() {
 #[test]
 fn only_real_trampolines_are_patched() {
     let from = Target::Function(BASE + 0x1000);
-    let mut bytes = static_call::encode(&site(true), from)
-        .unwrap()
-        .as_slice()
-        .to_vec();
+    let mut bytes = static_call::encode(&site(true), from).unwrap().as_slice().to_vec();
     bytes.extend(SIGNATURE);
     let patch = |bytes: &mut [u8]| {
         let text = SliceText::new(BASE, bytes);
@@ -223,13 +176,7 @@ fn run(patch: Patch, sync: [bool; 3]) -> (usize, usize) {
     let mut bytes = patch.old.as_slice().to_vec();
     let views = Views::new(&bytes);
     let text = SliceText::new(BASE, &mut bytes);
-    let mut world = Fetching {
-        text,
-        views,
-        patch,
-        mixtures: 0,
-        fetches: 0,
-    };
+    let mut world = Fetching { text, views, patch, mixtures: 0, fetches: 0 };
     let patches = [patch];
     let mut batch = Batch::new(&world, &patches).unwrap();
     for sync in sync {
@@ -250,10 +197,7 @@ fn patches() -> Vec<Patch> {
     let mut out = Vec::new();
     for tail in [false, true] {
         let code = |target| static_call::encode(&site(tail), target).unwrap();
-        for (from, to) in TARGETS
-            .iter()
-            .flat_map(|f| TARGETS.iter().map(move |t| (*f, *t)))
-        {
+        for (from, to) in TARGETS.iter().flat_map(|f| TARGETS.iter().map(move |t| (*f, *t))) {
             out.push(Patch::whole(BASE, code(from), code(to)));
         }
     }
@@ -291,9 +235,8 @@ struct Cpu {
 /// Executes one site as a CPU does: written from the instruction set, not from the crate.
 fn execute(cpu: &mut Cpu, bytes: &[u8]) {
     let next = cpu.rip + LEN;
-    let target = next.wrapping_add_signed(i64::from(i32::from_le_bytes(
-        bytes[1..5].try_into().unwrap(),
-    )));
+    let target =
+        next.wrapping_add_signed(i64::from(i32::from_le_bytes(bytes[1..5].try_into().unwrap())));
     match bytes[0] {
         0xe8 => (cpu.stack.push(next), cpu.rip = target).1,
         0xe9 => cpu.rip = target,
@@ -321,11 +264,7 @@ fn act(cpu: &mut Cpu, action: Action) {
 #[test]
 fn the_handler_does_what_the_new_instruction_does() {
     for patch in patches() {
-        let start = Cpu {
-            rip: BASE,
-            rax: u64::MAX,
-            stack: vec![1, 2],
-        };
+        let start = Cpu { rip: BASE, rax: u64::MAX, stack: vec![1, 2] };
         let mut executed = start.clone();
         execute(&mut executed, patch.new.as_slice());
         let mut bytes = patch.old.as_slice().to_vec();
@@ -346,15 +285,8 @@ fn the_handler_does_what_the_new_instruction_does() {
             assert_eq!(batch.on_int3(BASE + 2), None);
         }
     }
-    assert_eq!(
-        int3::on_late_int3(BASE + 1, 0xe8),
-        Some(Action::Retry(BASE))
-    );
-    assert_eq!(
-        int3::on_late_int3(BASE + 1, INT3),
-        None,
-        "a real breakpoint"
-    );
+    assert_eq!(int3::on_late_int3(BASE + 1, 0xe8), Some(Action::Retry(BASE)));
+    assert_eq!(int3::on_late_int3(BASE + 1, INT3), None, "a real breakpoint");
     assert_eq!(int3::on_late_int3(0, INT3), None);
 }
 
@@ -371,15 +303,10 @@ fn a_batch_checks_before_it_writes() {
     assert_eq!(refused(&[at(BASE + 6, nop, nop)]).what, What::Unmapped);
     assert_eq!(refused(&[at(BASE, good.new, nop)]).what, What::UnknownTail);
     // An instruction that the handler cannot do.
-    assert_eq!(
-        refused(&[at(BASE, nop, Code::new(&[0x90; 5]))]).what,
-        What::UnknownTail
-    );
+    assert_eq!(refused(&[at(BASE, nop, Code::new(&[0x90; 5]))]).what, What::UnknownTail);
     let long = Code::new(&[0x90; 6]);
     assert_eq!(refused(&[at(BASE, long, long)]).what, What::Overlap);
-    let many: Vec<_> = (0..=BATCH_MAX as u64)
-        .map(|i| at(BASE + i * 5, nop, nop))
-        .collect();
+    let many: Vec<_> = (0..=BATCH_MAX as u64).map(|i| at(BASE + i * 5, nop, nop)).collect();
     let last = BASE + BATCH_MAX as u64 * 5;
     assert_eq!(refused(&many), Anomaly::new(last, 0, What::NoRoom));
 }

@@ -32,12 +32,7 @@ fn expects(checks: &[Check]) -> impl Iterator<Item = Expect> + Clone + use<> {
 
 fn three(form: Form, disp: i8) -> Vec<Check> {
     [0x1111_1111, 0x89ab_cdef, 0x0000_0001]
-        .map(|hash| Check {
-            hash,
-            disp,
-            register: 11,
-            form,
-        })
+        .map(|hash| Check { hash, disp, register: 11, form })
         .into()
 }
 
@@ -47,9 +42,7 @@ fn reform(
     form: Form,
 ) -> Result<poke::Applied, Anomaly> {
     let mut text = SliceText::new(BASE, bytes);
-    let pass = poke::check(&text, expects, |text: &SliceText<'_>, e| {
-        kcfi::reform(text, e, form)
-    })?;
+    let pass = poke::check(&text, expects, |text: &SliceText<'_>, e| kcfi::reform(text, e, form))?;
     Ok(pass.apply(&mut text).unwrap())
 }
 
@@ -61,17 +54,10 @@ fn every_form_becomes_every_other_in_every_prefix_mode() {
                 let checks = three(from, prefix.disp());
                 let mut bytes = image(&checks);
                 let applied = reform(&mut bytes, expects(&checks), to).unwrap();
-                assert_eq!(
-                    (applied.sites, applied.written),
-                    (3, if from == to { 0 } else { 3 })
-                );
+                assert_eq!((applied.sites, applied.written), (3, if from == to { 0 } else { 3 }));
                 let text = SliceText::new(BASE, &mut bytes);
                 for expect in expects(&checks) {
-                    assert_eq!(
-                        expect.decode(&text).unwrap().form,
-                        to,
-                        "{prefix:?} {from:?}"
-                    );
+                    assert_eq!(expect.decode(&text).unwrap().form, to, "{prefix:?} {from:?}");
                 }
             }
         }
@@ -127,10 +113,7 @@ fn the_anomaly_names_the_byte() {
     assert_eq!(at(7, 0x2b), byte(7, 0x03, 0x2b));
     assert_eq!(at(11, 0x03), byte(11, 0x02, 0x03));
     assert_eq!(at(13, 0xd6), byte(13, 0x0b, 0xd6));
-    assert_eq!(
-        at(13, 0xd6).to_string(),
-        "site 0xffffffff80000000+13: byte is d6, expected 0b"
-    );
+    assert_eq!(at(13, 0xd6).to_string(), "site 0xffffffff80000000+13: byte is d6, expected 0b");
 }
 
 #[test]
@@ -139,20 +122,11 @@ fn sites_must_ascend_and_stay_apart() {
     let mut bytes = image(&checks);
     let before = bytes.clone();
     let twice = [BASE, BASE].into_iter().map(Expect::any);
-    assert_eq!(
-        reform(&mut bytes, twice, Form::Opt).unwrap_err().what,
-        What::Overlap
-    );
+    assert_eq!(reform(&mut bytes, twice, Form::Opt).unwrap_err().what, What::Overlap);
     let backwards = [BASE + 24, BASE].into_iter().map(Expect::any);
-    assert_eq!(
-        reform(&mut bytes, backwards, Form::Opt).unwrap_err().what,
-        What::Overlap
-    );
+    assert_eq!(reform(&mut bytes, backwards, Form::Opt).unwrap_err().what, What::Overlap);
     let outside = [BASE, BASE + 48, BASE + 70].into_iter().map(Expect::any);
-    assert_eq!(
-        reform(&mut bytes, outside, Form::Opt).unwrap_err().what,
-        What::Unmapped
-    );
+    assert_eq!(reform(&mut bytes, outside, Form::Opt).unwrap_err().what, What::Unmapped);
     assert_eq!(bytes, before);
 }
 
@@ -173,8 +147,7 @@ impl TextPoke for Nmi<'_> {
     fn poke(&mut self, addr: u64, bytes: &[u8]) {
         assert!(matches!(bytes.len(), 2 | 4), "one store instruction");
         self.text.poke(addr, bytes);
-        self.seen
-            .push(kcfi::decode_at(&self.text, self.site).unwrap().form);
+        self.seen.push(kcfi::decode_at(&self.text, self.site).unwrap().form);
     }
 }
 
@@ -182,29 +155,17 @@ impl TextPoke for Nmi<'_> {
 fn an_nmi_between_two_stores_sees_a_whole_form() {
     for from in FORMS {
         for to in FORMS {
-            let check = Check {
-                hash: 77,
-                disp: -15,
-                register: 11,
-                form: from,
-            };
+            let check = Check { hash: 77, disp: -15, register: 11, form: from };
             let mut bytes = image(&[check]);
             let text = SliceText::new(BASE, &mut bytes);
-            let mut nmi = Nmi {
-                text,
-                site: BASE,
-                seen: Vec::new(),
-            };
+            let mut nmi = Nmi { text, site: BASE, seen: Vec::new() };
             let sites = [Expect::any(BASE)].into_iter();
             let pass = poke::check(&nmi, sites, |t: &Nmi<'_>, e| kcfi::reform(t, e, to)).unwrap();
             pass.apply(&mut nmi).unwrap();
             if from != to {
                 assert_eq!(nmi.seen.last(), Some(&to));
             }
-            assert!(
-                nmi.seen.iter().all(|form| *form == from || *form == to),
-                "{from:?} {to:?}"
-            );
+            assert!(nmi.seen.iter().all(|form| *form == from || *form == to), "{from:?} {to:?}");
         }
     }
 }
@@ -218,10 +179,7 @@ fn text_that_changes_between_the_phases_is_reported() {
     let pass = poke::check(&text, expects(&checks), derive).unwrap();
     text.poke(BASE + STRIDE as u64 + 12, &[0x90]);
     let broken = pass.apply(&mut text).unwrap_err();
-    assert_eq!(
-        (broken.site, broken.found.offset),
-        (BASE + STRIDE as u64, 12)
-    );
+    assert_eq!((broken.site, broken.found.offset), (BASE + STRIDE as u64, 12));
 }
 
 #[test]
@@ -235,11 +193,7 @@ fn seeds_that_force_illegal_hashes() {
         }
     }
     assert_eq!(Seed::new(5).rehash(POISON), None);
-    assert_eq!(
-        Seed::new(0).rehash(0x56e5_b5a5),
-        Some(0x56e5_b5a5),
-        "cfi=norand"
-    );
+    assert_eq!(Seed::new(0).rehash(0x56e5_b5a5), Some(0x56e5_b5a5), "cfi=norand");
     assert_eq!(format!("{:?}", Seed::new(0x1234)), "Seed(..)");
 }
 
@@ -248,18 +202,11 @@ fn a_poisoned_function_matches_no_check() {
     let mut bytes = vec![0x90; 64];
     bytes[..5].copy_from_slice(&[0xb8, 0x78, 0x56, 0x34, 0x12]);
     let mut text = SliceText::new(BASE, &mut bytes);
-    let expect = preamble::Expect {
-        function: BASE + 16,
-        disp: -15,
-        hash: 0x1234_5678,
-    };
+    let expect = preamble::Expect { function: BASE + 16, disp: -15, hash: 0x1234_5678 };
     let derive = |text: &SliceText<'_>, expect| preamble::set_hash(text, expect, POISON);
     let pass = poke::check(&text, [expect].into_iter(), derive).unwrap();
     pass.apply(&mut text).unwrap();
-    assert_eq!(
-        preamble::decode_at(&text, BASE + 16, -15).unwrap().hash,
-        POISON
-    );
+    assert_eq!(preamble::decode_at(&text, BASE + 16, -15).unwrap().hash, POISON);
     let mut zero = kcfi::encode(&three(Form::Kcfi, -15)[0]);
     zero[2..6].fill(0);
     assert_eq!(kcfi::decode(0, &zero).unwrap_err().what, What::ZeroHash);
@@ -273,11 +220,7 @@ fn tails_go_every_way_and_back() {
     let ways = [Via::Thunk, Via::Direct, Via::Lfence];
     for kind in [Kind::Call, Kind::Jump] {
         for len in [5, 6] {
-            let expect = tail::Expect {
-                at: BASE,
-                shape: Shape { kind, len },
-                thunk,
-            };
+            let expect = tail::Expect { at: BASE, shape: Shape { kind, len }, thunk };
             for (from, to) in ways.iter().flat_map(|f| ways.iter().map(move |t| (*f, *t))) {
                 let Ok(code) = tail::encode(BASE, expect.shape, from, thunk) else {
                     assert_eq!((len, from), (5, Via::Lfence));
@@ -290,9 +233,7 @@ fn tails_go_every_way_and_back() {
                         let want = tail::encode(BASE, expect.shape, to, thunk).unwrap();
                         assert_eq!((patch.old, patch.new), (code, want));
                         let decoded = tail::decode(BASE, patch.new.as_slice()).unwrap();
-                        let tail::Tail::Known { shape, via, .. } = decoded else {
-                            panic!()
-                        };
+                        let tail::Tail::Known { shape, via, .. } = decoded else { panic!() };
                         assert_eq!((shape, via), (expect.shape, to));
                     }
                     Err(error) => {
@@ -306,18 +247,11 @@ fn tails_go_every_way_and_back() {
 
 #[test]
 fn a_thunk_call_that_goes_elsewhere_is_refused() {
-    let shape = Shape {
-        kind: Kind::Call,
-        len: 6,
-    };
+    let shape = Shape { kind: Kind::Call, len: 6 };
     let code = tail::encode(BASE, shape, Via::Thunk, BASE + 0x900).unwrap();
     let mut bytes = code.as_slice().to_vec();
     let text = SliceText::new(BASE, &mut bytes);
-    let expect = tail::Expect {
-        at: BASE,
-        shape,
-        thunk: BASE + 0x800,
-    };
+    let expect = tail::Expect { at: BASE, shape, thunk: BASE + 0x800 };
     let error = tail::reroute(&text, expect, Via::Direct).unwrap_err();
     let (expected, found) = (BASE + 0x800, BASE + 0x900);
     assert_eq!(error.what, What::Target { expected, found });

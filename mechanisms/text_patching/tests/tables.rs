@@ -12,18 +12,10 @@ use text_patching::trap::{self, Cause, Undefined};
 use text_patching::{Text, Unmapped};
 
 const BASE: u64 = 0xffff_ffff_8000_0000;
-const CALL: Shape = Shape {
-    kind: Kind::Call,
-    len: 6,
-};
+const CALL: Shape = Shape { kind: Kind::Call, len: 6 };
 
 fn check_entry(offset: u64) -> CheckEntry {
-    CheckEntry {
-        site: BASE + offset,
-        hash: 0x1234_5678,
-        shape: CALL,
-        thunk: true,
-    }
+    CheckEntry { site: BASE + offset, hash: 0x1234_5678, shape: CALL, thunk: true }
 }
 
 fn written(contents: &Contents<'_>) -> Vec<u8> {
@@ -36,28 +28,11 @@ fn written(contents: &Contents<'_>) -> Vec<u8> {
 fn everything_comes_back() {
     let checks = [
         check_entry(0x10),
-        CheckEntry {
-            shape: Shape {
-                kind: Kind::Jump,
-                len: 5,
-            },
-            hash: 9,
-            ..check_entry(0x40)
-        },
-        CheckEntry {
-            thunk: false,
-            ..check_entry(u64::from(OFFSET_MAX))
-        },
+        CheckEntry { shape: Shape { kind: Kind::Jump, len: 5 }, hash: 9, ..check_entry(0x40) },
+        CheckEntry { thunk: false, ..check_entry(u64::from(OFFSET_MAX)) },
     ];
-    let functions = [FunctionEntry {
-        function: BASE + 0x100,
-        hash: 5,
-        taken: true,
-    }];
-    let thunks = [ThunkEntry {
-        at: BASE + 8,
-        shape: CALL,
-    }];
+    let functions = [FunctionEntry { function: BASE + 0x100, hash: 5, taken: true }];
+    let thunks = [ThunkEntry { at: BASE + 8, shape: CALL }];
     let branches = [BranchEntry {
         site: BASE + 1,
         target: BASE + 99,
@@ -65,11 +40,7 @@ fn everything_comes_back() {
         likely: true,
         ro_after_init: false,
     }];
-    let calls = [CallEntry {
-        site: BASE + 2,
-        key: u32::MAX,
-        tail: true,
-    }];
+    let calls = [CallEntry { site: BASE + 2, key: u32::MAX, tail: true }];
     let contents = Contents {
         base: BASE,
         thunk: Some(BASE + 0x800),
@@ -100,73 +71,32 @@ fn everything_comes_back() {
 
 #[test]
 fn what_is_refused() {
-    assert_eq!(
-        SiteTables::parse(&[0; 4096]).unwrap_err(),
-        TableError::NotFilled
-    );
-    assert_eq!(
-        SiteTables::parse(&[0; 31]).unwrap_err(),
-        TableError::Truncated
-    );
-    assert_eq!(
-        SiteTables::parse(&[1; 64]).unwrap_err(),
-        TableError::Unknown
-    );
+    assert_eq!(SiteTables::parse(&[0; 4096]).unwrap_err(), TableError::NotFilled);
+    assert_eq!(SiteTables::parse(&[0; 31]).unwrap_err(), TableError::Truncated);
+    assert_eq!(SiteTables::parse(&[1; 64]).unwrap_err(), TableError::Unknown);
     let twice = [check_entry(0x10), check_entry(0x10)];
-    let contents = Contents {
-        base: BASE,
-        checks: &twice,
-        ..Contents::default()
-    };
-    assert_eq!(
-        contents.write(&mut vec![0; 4096]),
-        Err(TableError::Unsorted)
-    );
+    let contents = Contents { base: BASE, checks: &twice, ..Contents::default() };
+    assert_eq!(contents.write(&mut vec![0; 4096]), Err(TableError::Unsorted));
     let far = [check_entry(u64::from(OFFSET_MAX) + 1)];
-    let contents = Contents {
-        checks: &far,
-        ..contents
-    };
-    assert_eq!(
-        contents.write(&mut vec![0; 4096]),
-        Err(TableError::OutOfReach(far[0].site))
-    );
+    let contents = Contents { checks: &far, ..contents };
+    assert_eq!(contents.write(&mut vec![0; 4096]), Err(TableError::OutOfReach(far[0].site)));
     let mut small = vec![0; contents.size() - 1];
-    assert_eq!(
-        contents.write(&mut small),
-        Err(TableError::NoRoom(contents.size()))
-    );
+    assert_eq!(contents.write(&mut small), Err(TableError::NoRoom(contents.size())));
     // With a base this high addresses wrap, and a search by address misses entries.
     let high = u64::MAX - 0x20;
-    let checks = [0, 0x40].map(|offset| CheckEntry {
-        site: high.wrapping_add(offset),
-        ..check_entry(0)
-    });
-    let contents = Contents {
-        base: high,
-        checks: &checks,
-        ..Contents::default()
-    };
+    let checks =
+        [0, 0x40].map(|offset| CheckEntry { site: high.wrapping_add(offset), ..check_entry(0) });
+    let contents = Contents { base: high, checks: &checks, ..Contents::default() };
     assert_eq!(contents.write(&mut vec![0; 4096]), Err(TableError::Field));
 }
 
 /// One check at BASE+0x10 in the given form, and its table.
 fn trap_world(form: Form, register: u8) -> (Vec<u8>, Vec<u8>) {
     let mut text = vec![0x90; 0x40];
-    let check = Check {
-        hash: 0x1234_5678,
-        disp: -15,
-        register,
-        form,
-    };
+    let check = Check { hash: 0x1234_5678, disp: -15, register, form };
     text[0x10..0x1e].copy_from_slice(&kcfi::encode(&check));
     let checks = [check_entry(0x10)];
-    let contents = Contents {
-        base: BASE,
-        disp: -15,
-        checks: &checks,
-        ..Contents::default()
-    };
+    let contents = Contents { base: BASE, disp: -15, checks: &checks, ..Contents::default() };
     (text, written(&contents))
 }
 
@@ -180,20 +110,10 @@ fn both_traps_name_site_hash_and_register() {
             let site = BASE + 0x10;
             let failure = trap::on_undefined(site + offset, &tables, &text).unwrap();
             assert_eq!((failure.site, failure.resume), (site, site + 14));
-            assert_eq!(
-                (failure.expected, failure.register),
-                (0x1234_5678, register)
-            );
-            assert_eq!(
-                (failure.cause, failure.hash_address(0x1000)),
-                (Cause::Mismatch, 0xff1)
-            );
+            assert_eq!((failure.expected, failure.register), (0x1234_5678, register));
+            assert_eq!((failure.cause, failure.hash_address(0x1000)), (Cause::Mismatch, 0xff1));
             for other in (0..32).filter(|other| ![12, 13].contains(other)) {
-                assert_eq!(
-                    trap::on_undefined(site + other, &tables, &text),
-                    None,
-                    "{other}"
-                );
+                assert_eq!(trap::on_undefined(site + other, &tables, &text), None, "{other}");
             }
             let failure = trap::on_bad_read(site + 6, &tables, &text).unwrap();
             assert_eq!((failure.cause, failure.site), (Cause::Unreadable, site));
@@ -203,14 +123,8 @@ fn both_traps_name_site_hash_and_register() {
     let (_, table) = trap_world(Form::Kcfi, 11);
     let tables = SiteTables::parse(&table).unwrap();
     for rip in [0, 6, 12, 13, u64::MAX] {
-        assert_eq!(
-            trap::on_undefined(rip, &tables, &SliceText::new(0, &mut [])),
-            None
-        );
-        assert_eq!(
-            trap::on_bad_read(rip, &tables, &SliceText::new(0, &mut [])),
-            None
-        );
+        assert_eq!(trap::on_undefined(rip, &tables, &SliceText::new(0, &mut [])), None);
+        assert_eq!(trap::on_bad_read(rip, &tables, &SliceText::new(0, &mut [])), None);
     }
 }
 
@@ -226,10 +140,7 @@ fn a_site_that_is_being_rewritten_is_reported_from_the_table() {
     let (_, table) = trap_world(Form::Opt, 11);
     let tables = SiteTables::parse(&table).unwrap();
     let failure = trap::on_undefined(BASE + 0x10 + 13, &tables, &Gone).unwrap();
-    assert_eq!(
-        (failure.expected, failure.register, failure.disp),
-        (0x1234_5678, 11, -15)
-    );
+    assert_eq!((failure.expected, failure.register, failure.disp), (0x1234_5678, 11, -15));
     // The trap was taken in one form, and the text has the other one by now.
     let (mut text, _) = trap_world(Form::Opt, 11);
     let text = SliceText::new(BASE, &mut text);

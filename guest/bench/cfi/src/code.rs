@@ -14,12 +14,8 @@ use text_patching::preamble::Prefix;
 use text_patching::tail::{self, Kind, Shape, Via};
 
 /// What the kernel's checks look like, where no image says otherwise.
-const USUAL: Check = Check {
-    hash: 0x56e5_b5a5,
-    disp: Prefix::Nops11.disp(),
-    register: 11,
-    form: Form::Opt,
-};
+const USUAL: Check =
+    Check { hash: 0x56e5_b5a5, disp: Prefix::Nops11.disp(), register: 11, form: Form::Opt };
 /// The call behind them.
 const CALL: Shape = Shape { kind: Kind::Call, len: 6 };
 
@@ -60,9 +56,8 @@ const TARGET: [u8; 4] = [0x48, 0xff, 0xc6, 0xc3];
 /// `mov %rsi, %rax; ret`.
 const FINISH: [u8; 4] = [0x48, 0x89, 0xf0, 0xc3];
 /// The retpoline: `call 1f; 2: pause; lfence; jmp 2b; 1: mov %r11, (%rsp); ret`.
-const THUNK: [u8; 17] = [
-    0xe8, 7, 0, 0, 0, 0xf3, 0x90, 0x0f, 0xae, 0xe8, 0xeb, 0xf9, 0x4c, 0x89, 0x1c, 0x24, 0xc3,
-];
+const THUNK: [u8; 17] =
+    [0xe8, 7, 0, 0, 0, 0xf3, 0x90, 0x0f, 0xae, 0xe8, 0xeb, 0xf9, 0x4c, 0x89, 0x1c, 0x24, 0xc3];
 
 /// What stands before the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,17 +147,10 @@ pub struct Row {
 pub fn row(variant: Variant, sites: usize, targets: usize, layout: u64) -> Row {
     let mut random = Random::new(layout + 1);
     let mut bytes = THUNK.to_vec();
-    let targets: Vec<usize> = (0..targets)
-        .map(|_| target(&mut bytes, &mut random))
-        .collect();
+    let targets: Vec<usize> = (0..targets).map(|_| target(&mut bytes, &mut random)).collect();
     pad(&mut bytes, 64);
     let entry = bytes.len();
-    let mut row = Row {
-        bytes,
-        entry,
-        targets,
-        sites: Vec::with_capacity(sites),
-    };
+    let mut row = Row { bytes, entry, targets, sites: Vec::with_capacity(sites) };
     let mut cold = Vec::new();
     for site in 0..sites {
         gap(&mut row.bytes, &mut random);
@@ -181,10 +169,7 @@ pub fn row(variant: Variant, sites: usize, targets: usize, layout: u64) -> Row {
 /// A function with its preamble, as `-Zpatchable-function-entry=11,11` lays it out.
 fn target(bytes: &mut Vec<u8>, random: &mut Random) -> usize {
     pad(bytes, 16);
-    bytes.resize(
-        bytes.len() + 16 * usize::try_from(random.below(4)).unwrap_or_default(),
-        0xcc,
-    );
+    bytes.resize(bytes.len() + 16 * usize::try_from(random.below(4)).unwrap_or_default(), 0xcc);
     bytes.push(0xb8);
     bytes.extend(like(Form::Opt).hash.to_le_bytes());
     bytes.resize(bytes.len() + 11, 0x90);

@@ -44,12 +44,7 @@ impl Mapped {
         assert_eq!(result, 0, "the generated code could not be made executable");
         let target = |offset: &usize| base as u64 + *offset as u64;
         let table = row.targets.iter().chain(&row.targets).map(target).collect();
-        Self {
-            base,
-            len,
-            entry: row.entry,
-            table,
-        }
+        Self { base, len, entry: row.entry, table }
     }
 
     /// Address of the first byte.
@@ -134,14 +129,8 @@ extern "C" fn on_sigill(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_v
     // interrupted thread (man 2 sigaction), which nobody else touches until the handler returns.
     let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
     let registers = &mut context.uc_mcontext.gregs;
-    TRAP_RIP.store(
-        registers[libc::REG_RIP as usize].cast_unsigned(),
-        Ordering::SeqCst,
-    );
-    TRAP_R11.store(
-        registers[libc::REG_R11 as usize].cast_unsigned(),
-        Ordering::SeqCst,
-    );
+    TRAP_RIP.store(registers[libc::REG_RIP as usize].cast_unsigned(), Ordering::SeqCst);
+    TRAP_R11.store(registers[libc::REG_R11 as usize].cast_unsigned(), Ordering::SeqCst);
     TRAPS.fetch_add(1, Ordering::SeqCst);
     registers[libc::REG_RIP as usize] = RESUME.load(Ordering::SeqCst).cast_signed();
 }

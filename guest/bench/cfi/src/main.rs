@@ -114,23 +114,9 @@ fn check_traps() {
         let site = mapped.base() + generated.sites[0] as u64;
         let target = mapped.base() + generated.targets[0] as u64 + 1;
         let (calls, trap) = with_trap(site + TAIL, || mapped.run_with(target));
-        let offset = if form == Form::Opt {
-            TRAP_UDB
-        } else {
-            TRAP_UD2
-        };
-        assert_eq!(
-            (trap.rip, trap.r11),
-            (site + offset, target),
-            "{}",
-            variant.name
-        );
-        assert_eq!(
-            (trap.count, calls),
-            (1, 1),
-            "{}: not exactly once",
-            variant.name
-        );
+        let offset = if form == Form::Opt { TRAP_UDB } else { TRAP_UD2 };
+        assert_eq!((trap.rip, trap.r11), (site + offset, target), "{}", variant.name);
+        assert_eq!((trap.count, calls), (1, 1), "{}: not exactly once", variant.name);
     }
 }
 
@@ -155,10 +141,7 @@ mod tests {
     #[test]
     fn reports_have_every_variant() {
         let plan = Plan::tiny();
-        let points = [
-            measure::point(&plan, 1, 1, 1.0),
-            measure::point(&plan, 16, 1, 1.0),
-        ];
+        let points = [measure::point(&plan, 1, 1, 1.0), measure::point(&plan, 16, 1, 1.0)];
         let table = report::table(&points);
         let json = report::json(&points, 1.0);
         assert!(json["reach"].is_array());

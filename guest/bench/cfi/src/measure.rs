@@ -22,18 +22,11 @@ impl Plan {
     /// The real thing: some minutes.
     #[must_use]
     pub fn full() -> Self {
-        let mut points = [1, 16, 256, 4096, 8192, 16384, 32768]
-            .map(|sites| (sites, 1))
-            .to_vec();
+        let mut points = [1, 16, 256, 4096, 8192, 16384, 32768].map(|sites| (sites, 1)).to_vec();
         for targets in [4, 16, 64] {
             points.extend([(256, targets), (32768, targets)]);
         }
-        Self {
-            points,
-            layouts: 11,
-            rounds: 9,
-            calls: 65_536,
-        }
+        Self { points, layouts: 11, rounds: 9, calls: 65_536 }
     }
 
     /// Whether the figures mean nothing.
@@ -45,12 +38,7 @@ impl Plan {
     /// Enough to see that everything works.
     #[must_use]
     pub fn tiny() -> Self {
-        Self {
-            points: vec![(1, 1), (64, 1), (64, 4)],
-            layouts: 3,
-            rounds: 3,
-            calls: 512,
-        }
+        Self { points: vec![(1, 1), (64, 1), (64, 4)], layouts: 3, rounds: 3, calls: 512 }
     }
 }
 
@@ -119,10 +107,8 @@ pub fn point(plan: &Plan, sites: usize, targets: usize, ticks_per_cycle: f64) ->
     let mut ratios = vec![Vec::new(); VARIANTS.len()];
     let mut work = None;
     for layout in 0..plan.layouts {
-        let rows: Vec<Mapped> = VARIANTS
-            .iter()
-            .map(|&v| Mapped::new(&row(v, sites, targets, layout)))
-            .collect();
+        let rows: Vec<Mapped> =
+            VARIANTS.iter().map(|&v| Mapped::new(&row(v, sites, targets, layout))).collect();
         let bests = layout_bests(plan, &rows, passes, layout, &mut work);
         for (index, ticks) in bests.iter().enumerate() {
             let calls = (passes * sites) as f64;
@@ -142,11 +128,7 @@ pub fn point(plan: &Plan, sites: usize, targets: usize, ticks_per_cycle: f64) ->
 
 /// The unchecked call that a variant is compared with.
 fn baseline(index: usize) -> usize {
-    if index >= crate::code::PLAIN_THUNK {
-        crate::code::PLAIN_THUNK
-    } else {
-        crate::code::PLAIN
-    }
+    if index >= crate::code::PLAIN_THUNK { crate::code::PLAIN_THUNK } else { crate::code::PLAIN }
 }
 
 fn layout_bests(
@@ -174,29 +156,18 @@ fn layout_bests(
                 calls += row.run(turn);
             }
             let ticks = exec::ticks() - start;
-            assert_eq!(
-                *work.get_or_insert(calls),
-                calls,
-                "a variant did not make all calls"
-            );
+            assert_eq!(*work.get_or_insert(calls), calls, "a variant did not make all calls");
             if round > 0 {
                 samples[variant].push(ticks as f64);
             }
         }
     }
-    samples
-        .iter_mut()
-        .map(|samples| summarise(samples).low)
-        .collect()
+    samples.iter_mut().map(|samples| summarise(samples).low).collect()
 }
 
 /// Sorts and summarises.
 fn summarise(samples: &mut [f64]) -> Spread {
     samples.sort_by(f64::total_cmp);
     let at = |index: usize| samples.get(index).copied().unwrap_or(f64::NAN);
-    Spread {
-        median: at(samples.len() / 2),
-        low: at(0),
-        high: at(samples.len().saturating_sub(1)),
-    }
+    Spread { median: at(samples.len() / 2), low: at(0), high: at(samples.len().saturating_sub(1)) }
 }

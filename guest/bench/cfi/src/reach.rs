@@ -49,9 +49,8 @@ pub fn judge(points: &[Point]) -> Vec<Line> {
             },
             met: worst.zip(goal).is_none_or(|(worst, goal)| worst <= goal),
         });
-        let slower = |point: &&Point| {
-            point.cycles[opt].median > point.cycles[kcfi].median + NOISE_CYCLES
-        };
+        let slower =
+            |point: &&Point| point.cycles[opt].median > point.cycles[kcfi].median + NOISE_CYCLES;
         let worst: Vec<String> = points
             .iter()
             .filter(slower)

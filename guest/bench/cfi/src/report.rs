@@ -48,12 +48,7 @@ pub fn json(points: &[Point], ticks_per_cycle: f64) -> Value {
         let variants: serde_json::Map<String, Value> = VARIANTS
             .iter()
             .zip(p.cycles.iter().zip(&p.ratios))
-            .map(|(v, (c, r))| {
-                (
-                    v.name.into(),
-                    json!({ "cycles": spread(c), "ratio": spread(r) }),
-                )
-            })
+            .map(|(v, (c, r))| (v.name.into(), json!({ "cycles": spread(c), "ratio": spread(r) })))
             .collect();
         json!({ "sites": p.sites, "targets": p.targets, "work": p.work, "variants": variants })
     };

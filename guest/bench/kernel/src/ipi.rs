@@ -2,9 +2,10 @@
 //! do everything that makes a kernel interrupt all CPUs.
 //!
 //! The load: groups of processes that send each other messages; processes that come and go in
-//! crowds, so that their kernel stacks are unmapped; threads that map and unmap; a static key that is
-//! flipped (`sched_schedstats`); socket and seccomp filters that are attached and go, where the
-//! kernel has them. The verdict is /proc/interrupts' own, before and after, the same on each kernel.
+//! crowds, so that their kernel stacks are unmapped; threads that map and unmap; a static key that
+//! is flipped (`sched_schedstats`); socket and seccomp filters that are attached and go, where the
+//! kernel has them. The verdict is /proc/interrupts' own, before and after, the same on each
+//! kernel.
 //!
 //! Whoever loads stops by a word in shared memory; nobody is killed.
 
@@ -114,7 +115,9 @@ pub fn run(time: Duration) {
     load.into_iter().chain(spinners).for_each(wait);
     for (row, now) in &after {
         let was = before.get(row).copied().unwrap_or_default();
-        for (cpu, (now, was)) in now.iter().zip(was).enumerate().filter(|(_, (now, was))| *now > was) {
+        for (cpu, (now, was)) in
+            now.iter().zip(was).enumerate().filter(|(_, (now, was))| *now > was)
+        {
             println!("cpu{cpu}_{row} {}", now - was);
         }
     }
@@ -136,8 +139,8 @@ pub fn run(time: Duration) {
     }
 }
 
-/// Counts of /proc/interrupts by row, for the first four CPUs. Rows without columns for them (errors
-/// of the machine as a whole) are left out.
+/// Counts of /proc/interrupts by row, for the first four CPUs. Rows without columns for them
+/// (errors of the machine as a whole) are left out.
 type Rows = BTreeMap<String, [u64; 4]>;
 
 fn interrupts() -> Rows {
@@ -175,14 +178,17 @@ fn group(shared: &Shared) {
     for _ in 0..PAIRS {
         let mut ends = [0; 2];
         // SAFETY: a pointer to two integers.
-        let ret = unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, ends.as_mut_ptr()) };
+        let ret =
+            unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, ends.as_mut_ptr()) };
         assert_eq!(ret, 0, "socketpair");
         members.push(child(|| {
             close(ends[1]);
             let message = [0u8; MESSAGE];
             while shared.goes_on() {
                 // SAFETY: the buffer is as long as said. MSG_NOSIGNAL: the receiver may have gone.
-                unsafe { libc::send(ends[0], message.as_ptr().cast(), MESSAGE, libc::MSG_NOSIGNAL) };
+                unsafe {
+                    libc::send(ends[0], message.as_ptr().cast(), MESSAGE, libc::MSG_NOSIGNAL)
+                };
             }
         }));
         members.push(child(|| {
@@ -234,7 +240,8 @@ fn maps(shared: &'static Shared) {
         while shared.goes_on() {
             // SAFETY: a new mapping that nobody else knows is written to and taken away.
             unsafe {
-                let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANON);
+                let (prot, flags) =
+                    (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANON);
                 let at = libc::mmap(std::ptr::null_mut(), LEN, prot, flags, -1, 0);
                 assert_ne!(at, libc::MAP_FAILED, "mmap");
                 at.cast::<u8>().write_volatile(1);

@@ -124,8 +124,8 @@ fn main() {
             }
             other => {
                 eprintln!(
-                    "usage: limen-guest-bench [--tiny|--boot|--ipi=SECONDS|--entry|--border] [--poweroff], \
-                     not {other}"
+                    "usage: limen-guest-bench [--tiny|--boot|--ipi=SECONDS|--entry|--border] \
+                     [--poweroff], not {other}"
                 );
                 std::process::exit(2);
             }

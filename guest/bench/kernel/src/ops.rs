@@ -48,8 +48,7 @@ pub fn border(b: &mut Bench) {
 pub fn filtered(b: &mut Bench) {
     const ALLOW: u32 = 0x7fff_0000;
     let insn = |code, k, jf| sock_filter { code, jt: 0, jf, k };
-    let mut insns =
-        [insn(0x20, 0, 0), insn(0x15, 1999, 1), insn(0x06, 0, 0), insn(0x06, ALLOW, 0)];
+    let mut insns = [insn(0x20, 0, 0), insn(0x15, 1999, 1), insn(0x06, 0, 0), insn(0x06, ALLOW, 0)];
     let program = sock_fprog { len: insns.len() as u16, filter: insns.as_mut_ptr() };
     good(sys(SYS_prctl, &[PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0]));
     good(sys(SYS_seccomp, &[1, 0, &raw const program as usize]));
@@ -165,7 +164,8 @@ fn memory(b: &mut Bench) {
                 unmap(area, FAULT_PAGES * PAGE);
             }
             area = map(FAULT_PAGES * PAGE);
-            let _ = sys(SYS_madvise, &[area as usize, FAULT_PAGES * PAGE, MADV_NOHUGEPAGE as usize]);
+            let _ =
+                sys(SYS_madvise, &[area as usize, FAULT_PAGES * PAGE, MADV_NOHUGEPAGE as usize]);
             at = 0;
         }
         // SAFETY: inside the mapping, since at < FAULT_PAGES.

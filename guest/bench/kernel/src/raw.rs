@@ -62,10 +62,7 @@ pub fn count_signal(sig: i32) {
         limen_bench_restorer as *const () as usize,
         0,
     ];
-    let ret = syscall(
-        libc::SYS_rt_sigaction,
-        [sig as usize, action.as_ptr() as usize, 0, 8, 0, 0],
-    );
+    let ret = syscall(libc::SYS_rt_sigaction, [sig as usize, action.as_ptr() as usize, 0, 8, 0, 0]);
     assert_eq!(ret, 0, "rt_sigaction");
 }
 

@@ -159,10 +159,7 @@ impl Client {
 
     /// Makes a fid for which `request` asks the server. If the server refuses, there is nothing to
     /// clunk, and the number is free at once. After EIO nobody knows: the number is not used again.
-    fn fid_for<T>(
-        self: &Arc<Self>,
-        request: impl FnOnce(u32) -> Result<T>,
-    ) -> Result<(Fid, T)> {
+    fn fid_for<T>(self: &Arc<Self>, request: impl FnOnce(u32) -> Result<T>) -> Result<(Fid, T)> {
         let fid = self.new_fid()?;
         match request(fid.number) {
             Ok(value) => Ok((fid, value)),
@@ -321,11 +318,7 @@ impl Fid {
         self.data(&Request::ReadDir { fid: self.number, offset, count }, read)
     }
 
-    fn data<T>(
-        &self,
-        request: &Request<'_>,
-        read: impl FnOnce(&[u8]) -> Result<T>,
-    ) -> Result<T> {
+    fn data<T>(&self, request: &Request<'_>, read: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
         self.client.call(request, |reply| match reply {
             Reply::Data(data) => read(data),
             _ => Err(Errno::EIO),

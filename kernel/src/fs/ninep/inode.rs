@@ -10,10 +10,10 @@ use formats::ninep::{Attributes, Qid, SetAttr, entries, set};
 use machine::sync::{Once, SpinLock};
 
 use super::super::special;
+use super::super::text_busy::WriterCount;
 use super::super::{
     DirEntry, FileOps, FileSystem, FileType, Inode, Metadata, NewObject, SetAttributes,
 };
-use super::super::text_busy::WriterCount;
 use super::file::NinepFile;
 use super::{Fid, NinepFs};
 use crate::mm::page_cache::PageCache;
@@ -155,7 +155,8 @@ impl NinepInode {
         let changed = {
             let mut state = self.state.lock();
             let old = &state.metadata;
-            let changed = (old.size, old.mtime_ns, old.inode) != (new.size, new.mtime_ns, new.inode);
+            let changed =
+                (old.size, old.mtime_ns, old.inode) != (new.size, new.mtime_ns, new.inode);
             // The number stays what it was when the object was found: programs compare it.
             state.metadata = Metadata { inode: self.number, ..new };
             state.fresh_until_ns = now_ns() + FRESH_NS;

@@ -1,13 +1,14 @@
 //! Files of the host, by the 9P2000.L protocol.
 //!
 //! Why it is hard: each question to the server is an exit from the virtual machine and back, many
-//! thousand instructions, so what is known is kept: one [`NinepInode`] for each object of the server,
-//! found again by the server's number for it, with its attributes for about a second and its data
-//! in a page cache. The host may change its files at any time; attributes that are asked for again
-//! and differ make the cached data invalid.
+//! thousand instructions, so what is known is kept: one [`NinepInode`] for each object of the
+//! server, found again by the server's number for it, with its attributes for about a second and
+//! its data in a page cache. The host may change its files at any time; attributes that are asked
+//! for again and differ make the cached data invalid.
 //!
-//! A writable share (`--rw`) keeps written pages until 4 MiB are dirty, the file is closed or synced,
-//! or the machine is switched off; files that may hold such pages are kept alive by the file system.
+//! A writable share (`--rw`) keeps written pages until 4 MiB are dirty, the file is closed or
+//! synced, or the machine is switched off; files that may hold such pages are kept alive by the
+//! file system.
 //!
 //! Reading order: `client` (requests), `inode` (objects), `file` (open files and their data).
 //! Neighbours: `formats::ninep` (the messages), `drivers` (the transport), `overlay` (which makes
@@ -102,16 +103,17 @@ impl FileSystem for NinepFs {
 
     fn statistics(&self) -> Statistics {
         let known = self.root.get().and_then(|root| root.fid().statistics().ok());
-        known.map_or(Statistics { magic: 0x0102_1997, block_size: 4096, ..Default::default() }, |s| {
-            Statistics {
+        known.map_or(
+            Statistics { magic: 0x0102_1997, block_size: 4096, ..Default::default() },
+            |s| Statistics {
                 magic: 0x0102_1997,
                 block_size: u64::from(s.block_size),
                 blocks: s.blocks,
                 free: s.available,
                 files: s.files,
                 free_files: s.free_files,
-            }
-        })
+            },
+        )
     }
 
     fn caches_names(&self) -> bool {

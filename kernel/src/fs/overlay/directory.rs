@@ -1,4 +1,5 @@
-//! Directories: the names that were added, removed or moved here, over those of the lower directory.
+//! Directories: the names that were added, removed or moved here, over those of the lower
+//! directory.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -23,11 +24,7 @@ pub(super) enum Entry {
     /// The lower object of this name, changed, or a directory on the way to a change.
     Same(Arc<Node>),
     /// An object that was made or moved here. `covers`: the lower directory has the name too.
-    New {
-        node: Arc<Node>,
-        covers: bool,
-        position: u64,
-    },
+    New { node: Arc<Node>, covers: bool, position: u64 },
     /// The lower object of this name is gone.
     Whiteout,
 }

@@ -1,11 +1,12 @@
 //! A writable view of a file system that is never written: changes stay in memory.
 //!
-//! Each object is a [`Node`]: it has a `lower` object, or none if it was made here, and carries only
-//! what differs from it: attributes once one was changed, pages once they were written, extended
-//! attributes, and for directories the names that were added, removed or moved here. So "copying up"
-//! copies no data: a file opened for writing gets a page cache of its own that takes pages from the
-//! lower one as they are asked for, and truncating takes none. A node keeps its lower object wherever
-//! it is moved to, so a directory is renamed in one step, and its number never changes.
+//! Each object is a [`Node`]: it has a `lower` object, or none if it was made here, and carries
+//! only what differs from it: attributes once one was changed, pages once they were written,
+//! extended attributes, and for directories the names that were added, removed or moved here. So
+//! "copying up" copies no data: a file opened for writing gets a page cache of its own that takes
+//! pages from the lower one as they are asked for, and truncating takes none. A node keeps its
+//! lower object wherever it is moved to, so a directory is renamed in one step, and its number
+//! never changes.
 //!
 //! Why it is hard: nodes without changes must go when nobody uses them (a tree of a million files
 //! would fill memory), while those with changes must stay, and with them the directories on the way
@@ -19,9 +20,10 @@
 //! hidden ones also by their lower number, so that no other name (a bind mount, a hard link of the
 //! object itself) leads to them.
 //!
-//! Locks: a node's `writing` (sleeps; around data), then the file system's `tree` (a spin lock: what
-//! is where), then directories' `entries`, then `place`, then attributes. Nothing is dropped under
-//! them. Names of one directory are only changed by one thread at a time: path walking sees to it.
+//! Locks: a node's `writing` (sleeps; around data), then the file system's `tree` (a spin lock:
+//! what is where), then directories' `entries`, then `place`, then attributes. Nothing is dropped
+//! under them. Names of one directory are only changed by one thread at a time: path walking sees
+//! to it.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::{Arc, Weak};
@@ -96,8 +98,9 @@ impl OverlayFs {
         self.root.get().expect("set by `new`").clone()
     }
 
-    /// Makes the object at the absolute path `path` look as if it did not exist, under this name and
-    /// any other. Links on the way, and at the end, are followed. Ok if there is no such object.
+    /// Makes the object at the absolute path `path` look as if it did not exist, under this name
+    /// and any other. Links on the way, and at the end, are followed. Ok if there is no such
+    /// object.
     pub fn hide(&self, path: &[u8]) -> Result<()> {
         let Some((directory, name, node)) = self.find(path)? else { return Ok(()) };
         self.hidden.lock().insert(node.number());

@@ -10,10 +10,10 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
 
+use super::super::text_busy::WriterCount;
 use super::super::{
     DirEntry, FileOps, FileSystem, FileType, Inode, Metadata, NewObject, SetAttributes, special,
 };
-use super::super::text_busy::WriterCount;
 use super::OverlayFs;
 use super::data::{Data, OverlayFile};
 use super::directory::{Entries, Entry};

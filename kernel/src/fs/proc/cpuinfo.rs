@@ -30,12 +30,7 @@ const WORDS: &[Word] = &[
         names: "- - - - - - - - - - - syscall - - - - - - - mp nx - mmxext - - fxsr_opt pdpe1gb \
                 rdtscp - lm 3dnowext 3dnow",
     },
-    Word {
-        leaf: 0x8000_0007,
-        subleaf: 0,
-        register: 3,
-        names: "- - - - - - - - constant_tsc",
-    },
+    Word { leaf: 0x8000_0007, subleaf: 0, register: 3, names: "- - - - - - - - constant_tsc" },
     Word {
         leaf: 1,
         subleaf: 0,
@@ -60,18 +55,8 @@ const WORDS: &[Word] = &[
                 avx512f avx512dq rdseed adx smap avx512ifma - clflushopt clwb intel_pt avx512pf \
                 avx512er avx512cd sha_ni avx512bw avx512vl",
     },
-    Word {
-        leaf: 0xd,
-        subleaf: 1,
-        register: 0,
-        names: "xsaveopt xsavec xgetbv1 -",
-    },
-    Word {
-        leaf: 7,
-        subleaf: 1,
-        register: 0,
-        names: "- - - - avx_vnni avx512_bf16",
-    },
+    Word { leaf: 0xd, subleaf: 1, register: 0, names: "xsaveopt xsavec xgetbv1 -" },
+    Word { leaf: 7, subleaf: 1, register: 0, names: "- - - - avx_vnni avx512_bf16" },
     Word {
         leaf: 0x8000_0008,
         subleaf: 0,

@@ -1,5 +1,5 @@
-//! /proc/interrupts (proc(5)), one column for each CPU, and /proc/limen/ipi: who interrupted whom, why,
-//! and whom it spared.
+//! /proc/interrupts (proc(5)), one column for each CPU, and /proc/limen/ipi: who interrupted whom,
+//! why, and whom it spared.
 
 use abi::Result;
 use context_tracking::state::Context;

@@ -1,7 +1,7 @@
 //! The address space of a process: maps, smaps, smaps_rollup (proc(5)).
 //!
-//! A process may have tens of thousands of areas, so the texts are made piece by piece: the position
-//! of a piece is the address from which it tells.
+//! A process may have tens of thousands of areas, so the texts are made piece by piece: the
+//! position of a piece is the address from which it tells.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -11,8 +11,8 @@ use abi::Result;
 use super::super::File;
 use super::super::pseudo::{Content, Text};
 use super::super::special::{major, minor};
-use super::process_dir::Subject;
 use super::fds;
+use super::process_dir::Subject;
 use crate::mm::{Backing, PAGE, Vma};
 
 /// Areas that are looked at under the lock at once.

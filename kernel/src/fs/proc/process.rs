@@ -1,7 +1,7 @@
 //! /proc/PID and /proc/PID/task/TID: one directory for each process and each of its threads.
 //!
-//! What shows more than `ps` needs (memory, descriptors, environment) only opens for those who might
-//! trace the process (ptrace(2)): the same user, or CAP_SYS_PTRACE.
+//! What shows more than `ps` needs (memory, descriptors, environment) only opens for those who
+//! might trace the process (ptrace(2)): the same user, or CAP_SYS_PTRACE.
 
 use alloc::boxed::Box;
 use alloc::string::ToString;

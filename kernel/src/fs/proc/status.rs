@@ -241,10 +241,16 @@ pub(super) fn status(subject: &Subject, out: &mut Text) -> Result<()> {
     writeln!(out, "CoreDumping:\t0\nTHP_enabled:\t0\nThreads:\t{}", process.threads.lock().len());
     let signals = Signals::of(subject, thread);
     writeln!(out, "SigQ:\t0/{}", process.limit(11));
-    writeln!(out, "SigPnd:\t{:016x}\nShdPnd:\t{:016x}", signals.thread_pending,
-        signals.process_pending);
-    writeln!(out, "SigBlk:\t{:016x}\nSigIgn:\t{:016x}\nSigCgt:\t{:016x}", signals.blocked,
-        signals.ignored, signals.caught);
+    writeln!(
+        out,
+        "SigPnd:\t{:016x}\nShdPnd:\t{:016x}",
+        signals.thread_pending, signals.process_pending
+    );
+    writeln!(
+        out,
+        "SigBlk:\t{:016x}\nSigIgn:\t{:016x}\nSigCgt:\t{:016x}",
+        signals.blocked, signals.ignored, signals.caught
+    );
     put_capabilities(process, out);
     let (mode, filters) = thread.map_or((0, 0), |thread| thread.seccomp.summary());
     writeln!(out, "Seccomp:\t{mode}\nSeccomp_filters:\t{filters}");
@@ -260,9 +266,12 @@ fn put_ids(subject: &Subject, out: &mut Text) {
     let c = subject.process.credentials();
     writeln!(out, "Uid:\t{}\t{}\t{}\t{}", c.uid, c.euid, c.suid, c.fsuid);
     writeln!(out, "Gid:\t{}\t{}\t{}\t{}", c.gid, c.egid, c.sgid, c.fsgid);
-    let slots = subject.process.files().list().last().map_or(64, |&last| {
-        (last as usize + 1).next_power_of_two().max(64)
-    });
+    let slots = subject
+        .process
+        .files()
+        .list()
+        .last()
+        .map_or(64, |&last| (last as usize + 1).next_power_of_two().max(64));
     write!(out, "FDSize:\t{slots}\nGroups:\t");
     c.groups.iter().for_each(|group| write!(out, "{group} "));
     out.bytes(b"\n");

@@ -63,8 +63,7 @@ static KERNEL: &[(&str, Static)] = &[
     ("version", says!("{}", identity::VERSION)),
 ];
 
-static SECCOMP: &[(&str, Static)] =
-    &[("actions_avail", says!("{}", process::seccomp::ACTIONS))];
+static SECCOMP: &[(&str, Static)] = &[("actions_avail", says!("{}", process::seccomp::ACTIONS))];
 
 static PTY: &[(&str, Static)] = &[("max", says!("4096")), ("reserve", says!("1024"))];
 
@@ -106,7 +105,8 @@ static FS: &[(&str, Static)] = &[
     ("protected_symlinks", says!("0")),
 ];
 
-static EPOLL: &[(&str, Static)] = &[("max_user_watches", says!("{}", crate::ipc::epoll::watches_max()))];
+static EPOLL: &[(&str, Static)] =
+    &[("max_user_watches", says!("{}", crate::ipc::epoll::watches_max()))];
 
 static INOTIFY: &[(&str, Static)] = &[
     ("max_queued_events", says!("16384")),
@@ -114,10 +114,8 @@ static INOTIFY: &[(&str, Static)] = &[
     ("max_user_watches", says!("65536")),
 ];
 
-static NET: &[(&str, Static)] = &[
-    ("core", Static::Directory(NET_CORE)),
-    ("unix", Static::Directory(NET_UNIX)),
-];
+static NET: &[(&str, Static)] =
+    &[("core", Static::Directory(NET_CORE)), ("unix", Static::Directory(NET_UNIX))];
 
 static NET_CORE: &[(&str, Static)] = &[
     ("rmem_default", says!("212992")),

@@ -9,8 +9,8 @@ use super::names::attributes_changed;
 use super::{CWD, file, resolve_at};
 use crate::fs::path::{Context, Location};
 use crate::fs::permission::{self, WRITE, capability, is_owner};
-use crate::fs::{File, FileType, Metadata, SetAttributes, inotify};
 use crate::fs::text_busy::WriteAccess;
+use crate::fs::{File, FileType, Metadata, SetAttributes, inotify};
 use crate::process::Credentials;
 use crate::process::signal::send_to_current;
 use crate::sched::current;
@@ -105,12 +105,7 @@ pub fn fchownat(a: &Args) -> Result<u64> {
 }
 
 /// `u32::MAX` leaves an id as it is.
-fn change_owner(
-    credentials: &Credentials,
-    location: &Location,
-    uid: u32,
-    gid: u32,
-) -> Result<u64> {
+fn change_owner(credentials: &Credentials, location: &Location, uid: u32, gid: u32) -> Result<u64> {
     location.mount.check_writable()?;
     let of = location.inode().metadata()?;
     let uid = (uid != u32::MAX).then_some(uid);

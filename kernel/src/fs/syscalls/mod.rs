@@ -1,6 +1,6 @@
 //! System calls on files, by subject: `open` (descriptors), `rw` (data), `stat` (attributes read),
-//! `attr` (attributes changed), `names` (the tree of names), `dirs` (directories), `control` (fcntl,
-//! ioctl, flock), `transfer` (data between files), `xattr`, `notify`, `mounts`.
+//! `attr` (attributes changed), `names` (the tree of names), `dirs` (directories), `control`
+//! (fcntl, ioctl, flock), `transfer` (data between files), `xattr`, `notify`, `mounts`.
 //!
 //! Each function takes the six arguments as they came and checks them as its manual page says.
 
@@ -104,8 +104,7 @@ pub(super) fn file(fd: u64) -> Result<Arc<File>> {
 /// AT_SYMLINK_NOFOLLOW.
 pub(super) fn walk_flags(at_flags: u32, follow: bool) -> u32 {
     let mut flags = 0;
-    if follow && at_flags & raw::AT_SYMLINK_NOFOLLOW == 0
-        || at_flags & raw::AT_SYMLINK_FOLLOW != 0
+    if follow && at_flags & raw::AT_SYMLINK_NOFOLLOW == 0 || at_flags & raw::AT_SYMLINK_FOLLOW != 0
     {
         flags |= walk::FOLLOW;
     }

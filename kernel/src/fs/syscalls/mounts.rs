@@ -60,7 +60,8 @@ fn new_mount(a: &Args, place: &Location, flags: u32) -> Result<()> {
     };
     let fs = mount::make_file_system(&kind, &source, &options)?;
     let source = if source.is_empty() { b"none".as_slice() } else { &source };
-    let access = if flags & (raw::MS_NOATIME | raw::MS_STRICTATIME) == 0 { raw::MS_RELATIME } else { 0 };
+    let access =
+        if flags & (raw::MS_NOATIME | raw::MS_STRICTATIME) == 0 { raw::MS_RELATIME } else { 0 };
     mount::mount(fs, place, flags | access, source)?;
     Ok(())
 }

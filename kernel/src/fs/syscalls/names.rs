@@ -99,8 +99,7 @@ fn make_link(from: (u64, u64), to: (u64, u64), flags: u32) -> Result<u64> {
     let context = Context::current();
     let old = PathName::read(from.1)?;
     let new = PathName::read(to.1)?;
-    let target =
-        path::resolve(&context, from.0 as i32, old.bytes(), walk_flags(flags, false))?;
+    let target = path::resolve(&context, from.0 as i32, old.bytes(), walk_flags(flags, false))?;
     tree::link(&context, &target, to.0 as i32, new.bytes())?;
     Ok(0)
 }

@@ -115,11 +115,7 @@ fn check_offset(offset: u64) -> Result<u64> {
 /// EFAULT for a buffer that is not all in user space, whatever its length.
 #[inline]
 fn check_buffer(base: u64, len: u64) -> Result<()> {
-    if machine::uaccess::is_user_range(base, len as usize) {
-        Ok(())
-    } else {
-        Err(Errno::EFAULT)
-    }
+    if machine::uaccess::is_user_range(base, len as usize) { Ok(()) } else { Err(Errno::EFAULT) }
 }
 
 /// Reads at the file's position, or from a stream. The caller has seen that it may be read.
@@ -143,7 +139,8 @@ fn read_at_position(file: &Arc<File>, sink: &mut Sink<'_>) -> Result<usize> {
     Ok(read)
 }
 
-/// Writes at the file's position or end, or to a stream. The caller has seen that it may be written.
+/// Writes at the file's position or end, or to a stream. The caller has seen that it may be
+/// written.
 #[inline(always)]
 pub fn write_stream(file: &Arc<File>, source: &mut Source<'_>) -> Result<u64> {
     let written = if file.is_seekable() {

@@ -97,8 +97,7 @@ pub fn newfstatat(a: &Args) -> Result<u64> {
 /// The object of an `*at` call that only looks; descriptors of any kind with AT_EMPTY_PATH.
 fn inode_at(dirfd: u64, path: u64, flags: u32) -> Result<Arc<dyn Inode>> {
     let path = PathName::read_or_empty(path, flags)?;
-    if path.bytes().is_empty() && flags & raw::AT_EMPTY_PATH != 0 && dirfd as i32 != raw::AT_FDCWD
-    {
+    if path.bytes().is_empty() && flags & raw::AT_EMPTY_PATH != 0 && dirfd as i32 != raw::AT_FDCWD {
         return Ok(any_file(dirfd)?.inode());
     }
     let context = Context::current();

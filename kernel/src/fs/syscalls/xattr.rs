@@ -7,9 +7,9 @@ use abi::{Errno, Result, general as raw};
 
 use super::names::attributes_changed;
 use super::{CWD, file, resolve_at};
+use crate::fs::FileType;
 use crate::fs::path::Location;
 use crate::fs::permission::{self, READ, WRITE, capability};
-use crate::fs::FileType;
 use crate::process::Credentials;
 use crate::sched::current;
 use crate::syscall::Args;

@@ -114,8 +114,8 @@ impl<T> Table<T> {
         }
     }
 
-    /// The `*get` calls: finds the object with `key` or makes one. `suits` looks at one that exists.
-    /// EEXIST, ENOENT, EACCES, ENOSPC.
+    /// The `*get` calls: finds the object with `key` or makes one. `suits` looks at one that
+    /// exists. EEXIST, ENOENT, EACCES, ENOSPC.
     pub fn get(
         &self,
         key: i32,
@@ -124,8 +124,7 @@ impl<T> Table<T> {
         make: impl Fn() -> Result<T>,
     ) -> Result<u64> {
         loop {
-            let found =
-                if key == IPC_PRIVATE { None } else { self.slots.lock().by_key(key) };
+            let found = if key == IPC_PRIVATE { None } else { self.slots.lock().by_key(key) };
             if let Some(object) = found {
                 if flags & (IPC_CREAT | IPC_EXCL) == IPC_CREAT | IPC_EXCL {
                     return Err(Errno::EEXIST);

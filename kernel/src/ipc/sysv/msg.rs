@@ -5,8 +5,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use abi::sysv::{
-    IPC_INFO, IPC_NOWAIT, IPC_RMID, IPC_SET, IPC_STAT, MSG_COPY, MSG_EXCEPT, MSG_INFO,
-    MSG_NOERROR, MSG_STAT, MSG_STAT_ANY, MsgInfo, MsqidDs,
+    IPC_INFO, IPC_NOWAIT, IPC_RMID, IPC_SET, IPC_STAT, MSG_COPY, MSG_EXCEPT, MSG_INFO, MSG_NOERROR,
+    MSG_STAT, MSG_STAT_ANY, MsgInfo, MsqidDs,
 };
 use abi::{Errno, Result};
 use machine::sync::SpinLock;
@@ -309,13 +309,17 @@ fn info(in_use: bool, buffer: u64) -> Result<u64> {
 pub fn list(out: &mut Text) -> Result<()> {
     writeln!(
         out,
-        "       key      msqid perms      cbytes       qnum lspid lrpid   uid   gid  cuid  cgid      \
-         stime      rtime      ctime"
+        "       key      msqid perms      cbytes       qnum lspid lrpid   uid   gid  cuid  cgid  \
+         \x20   stime      rtime      ctime"
     );
     for queue in QUEUES.all() {
         let MsqidDs { perm, stime, rtime, ctime, cbytes, qnum, lspid, lrpid, .. } =
             describe(&queue);
-        write!(out, "{:>10} {:>10}  {:>4o}  {cbytes:>10} {qnum:>10} ", perm.key, queue.id, perm.mode);
+        write!(
+            out,
+            "{:>10} {:>10}  {:>4o}  {cbytes:>10} {qnum:>10} ",
+            perm.key, queue.id, perm.mode
+        );
         write!(out, "{lspid:>5} {lrpid:>5} {:>5} {:>5} ", perm.uid, perm.gid);
         writeln!(out, "{:>5} {:>5} {stime:>10} {rtime:>10} {ctime:>10}", perm.cuid, perm.cgid);
     }

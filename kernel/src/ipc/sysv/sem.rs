@@ -100,7 +100,9 @@ impl State {
         if value > VALUE_MAX {
             return Err(Errno::ERANGE);
         }
-        if change != 0 && let Some(adjustment) = self.adjustment(operation, list) {
+        if change != 0
+            && let Some(adjustment) = self.adjustment(operation, list)
+        {
             let adjusted = i32::from(*adjustment) - change;
             if !(-ADJUST_MAX - 1..=ADJUST_MAX).contains(&adjusted) {
                 return Err(Errno::ERANGE);

@@ -97,26 +97,26 @@ fn first_value(common: &Common, level: u32, name: u32) -> Result<i32> {
     const TCP: u32 = raw::IPPROTO_TCP as u32;
     match level {
         IP => match name {
-            2 => Ok(64),                                     // IP_TTL
-            10 => Ok(1),                                     // IP_MTU_DISCOVER
-            14 => Ok(65535),                                 // IP_MTU
-            33 | 34 => Ok(1),                                // IP_MULTICAST_TTL, _LOOP
+            2 => Ok(64),      // IP_TTL
+            10 => Ok(1),      // IP_MTU_DISCOVER
+            14 => Ok(65535),  // IP_MTU
+            33 | 34 => Ok(1), // IP_MULTICAST_TTL, _LOOP
             1 | 6 | 8 | 11 | 12 | 13 | 15 | 19 | 20 | 24 | 50 => Ok(0),
             _ => Err(Errno::ENOPROTOOPT),
         },
         IPV6 if is_v6(common) => match name {
             16 | 18 | 19 => Ok(if name == 16 { 64 } else { 1 }), // hops, multicast
             23 | 25 | 26 | 49 | 51 | 66 | 67 | 70 | 78 => Ok(0),
-            24 => Ok(65535),                                 // IPV6_MTU
+            24 => Ok(65535), // IPV6_MTU
             _ => Err(Errno::ENOPROTOOPT),
         },
         TCP if common.kind == Kind::Stream => match name {
-            2 => Ok(32741),                                  // TCP_MAXSEG
-            4 => Ok(7200),                                   // TCP_KEEPIDLE
-            5 => Ok(75),                                     // TCP_KEEPINTVL
-            6 => Ok(9),                                      // TCP_KEEPCNT
-            7 => Ok(6),                                      // TCP_SYNCNT
-            8 => Ok(60),                                     // TCP_LINGER2
+            2 => Ok(32741), // TCP_MAXSEG
+            4 => Ok(7200),  // TCP_KEEPIDLE
+            5 => Ok(75),    // TCP_KEEPINTVL
+            6 => Ok(9),     // TCP_KEEPCNT
+            7 => Ok(6),     // TCP_SYNCNT
+            8 => Ok(60),    // TCP_LINGER2
             1 | 3 | 9 | 10 | 12 | 18 | 23 | 25 | 30 => Ok(0),
             _ => Err(Errno::ENOPROTOOPT),
         },

@@ -131,16 +131,13 @@ impl<S: Owner> Ports<S> {
 
     /// The socket that gets what is sent to `to`, of those that `wanted` accepts: one bound to the
     /// very address before one bound to "any"; several (SO_REUSEPORT) take turns.
-    pub(super) fn find(
-        &self,
-        to: SocketAddr,
-        wanted: impl Fn(&S) -> bool,
-    ) -> Option<Arc<S>> {
+    pub(super) fn find(&self, to: SocketAddr, wanted: impl Fn(&S) -> bool) -> Option<Arc<S>> {
         let owners: Vec<(bool, Arc<S>)> = {
             let entries = self.entries.lock();
             let list = entries.get(&to.port())?;
             let alive = list.iter().filter_map(|e| Some((e.address, e.owner.upgrade()?)));
-            alive.map(|(address, owner)| (address == to.ip(), address, owner))
+            alive
+                .map(|(address, owner)| (address == to.ip(), address, owner))
                 .filter(|(_, address, owner)| covers(*address, owner.v6_only(), to.ip()))
                 .map(|(exact, _, owner)| (exact, owner))
                 .collect()

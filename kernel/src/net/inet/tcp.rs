@@ -87,8 +87,7 @@ impl TcpSocket {
         let to = destination(to)?;
         let own = self.bound_or_any()?;
         let local = SocketAddr::new(source_for(own.ip(), to.ip()), own.port());
-        let listener =
-            PORTS.find(to, |socket| socket.listens()).ok_or(Errno::ECONNREFUSED)?;
+        let listener = PORTS.find(to, |socket| socket.listens()).ok_or(Errno::ECONNREFUSED)?;
         let served = TcpSocket::new(listener.common.inherit());
         let (near, far) = Conn::pair(&self.common, &served.common, false);
         served.link.call_once(|| Link { conn: far, local: to, peer: local });
@@ -206,9 +205,7 @@ impl Socket for TcpSocket {
     fn local_address(&self) -> Address {
         let address = match self.link.get() {
             Some(link) => link.local,
-            None => {
-                self.bound().unwrap_or_else(|| SocketAddr::new(any_address(&self.common), 0))
-            }
+            None => self.bound().unwrap_or_else(|| SocketAddr::new(any_address(&self.common), 0)),
         };
         Address::Inet(shown(&self.common, address))
     }
@@ -225,7 +222,11 @@ impl Socket for TcpSocket {
         match self.link.get() {
             Some(link) => link.conn.poll(&self.common, &mut PollTable::ask()),
             None if self.backlog.is_listening() => {
-                if self.backlog.has_pending() { events::READABLE } else { 0 }
+                if self.backlog.has_pending() {
+                    events::READABLE
+                } else {
+                    0
+                }
             }
             None => crate::net::UNCONNECTED,
         }

@@ -223,16 +223,13 @@ impl UnixSocket {
             return Err(Errno::EMSGSIZE);
         }
         let mut control = what.control;
-        if control.credentials.is_none() && (self.wants_credentials() || peer.wants_credentials())
-        {
+        if control.credentials.is_none() && (self.wants_credentials() || peer.wants_credentials()) {
             control.credentials = Some(Ucred::current());
         }
         let info = boxed(control, Some(Address::Unix(self.name())));
         match peer.inbox.send_message(source, info, what.patience) {
             // The receiver closed: to a datagram that is "nobody there".
-            Err(Errno::EPIPE) if peer.is_closed.load(Ordering::SeqCst) => {
-                Err(Errno::ECONNREFUSED)
-            }
+            Err(Errno::EPIPE) if peer.is_closed.load(Ordering::SeqCst) => Err(Errno::ECONNREFUSED),
             result => result,
         }
     }
@@ -424,7 +421,11 @@ impl Socket for UnixSocket {
         match self.link.get() {
             Some(link) => link.conn.poll(&self.common, &mut PollTable::ask()),
             None if self.backlog.is_listening() => {
-                if self.backlog.has_pending() { events::READABLE } else { 0 }
+                if self.backlog.has_pending() {
+                    events::READABLE
+                } else {
+                    0
+                }
             }
             None => super::UNCONNECTED,
         }

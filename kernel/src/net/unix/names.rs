@@ -100,4 +100,3 @@ pub(super) fn find(name: &Arc<[u8]>) -> Result<Arc<UnixSocket>> {
     let found = NAMES.lock().get(&key).cloned();
     found.and_then(|socket| socket.upgrade()).ok_or(Errno::ECONNREFUSED)
 }
-

@@ -12,8 +12,8 @@ use abi::{Errno, Result, general as raw, ptrace as nr};
 
 use super::access::{Ids, may_access};
 use super::{Link, Resume, State};
-use crate::process::signal::{self, SIG_IGN, SigInfo, send};
 use crate::process::family::Life;
+use crate::process::signal::{self, SIG_IGN, SigInfo, send};
 use crate::process::{Pid, Process, Thread, exit, find_thread, release_pid, work};
 use crate::sched::current;
 
@@ -326,4 +326,3 @@ pub fn hides_stops_from_parent(process: &Process) -> bool {
     }
     process.parent().is_some_and(|parent| thread.trace.is_traced_by(&parent))
 }
-

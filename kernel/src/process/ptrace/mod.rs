@@ -8,8 +8,8 @@
 //! running thread, a stack or a CPU, only into that copy; so all of this is safe code, and a tracee
 //! that is killed just leaves its copy behind.
 //!
-//! Nothing here says how the tracee leaves the kernel: the frame decides (`entry::decide`). One that
-//! was only looked at leaves by SYSRET as if nobody had.
+//! Nothing here says how the tracee leaves the kernel: the frame decides (`entry::decide`). One
+//! that was only looked at leaves by SYSRET as if nobody had.
 //!
 //! Reading order: this file (the state), [`stop`] (the tracee's side), [`links`] (who traces whom),
 //! [`requests`] (the tracer's side, with [`resume`], [`registers`], [`regset`], [`memory`],
@@ -196,8 +196,8 @@ impl Trace {
         self.is_traced() && self.state().stop.is_some()
     }
 
-    /// Whether the stop of job control with this number is nothing new to the thread: it has stopped
-    /// for it, and its tracer made it go on.
+    /// Whether the stop of job control with this number is nothing new to the thread: it has
+    /// stopped for it, and its tracer made it go on.
     pub fn has_seen(&self, sequence: u64) -> bool {
         self.is_traced() && self.state().stop_seen == sequence
     }

@@ -1,9 +1,9 @@
 //! Single steps: the trap flag that a tracer puts into its tracee's flags, and how it is told from
 //! the program's own (SDM 3B, 17.3.1.4).
 //!
-//! The flag is set when the tracee goes on and taken away when it stops, so neither the tracer nor a
-//! handler's frame ever sees it. POPF and IRET load the flag from memory: what is there afterwards
-//! is the program's, so before these two it is not counted as the tracer's.
+//! The flag is set when the tracee goes on and taken away when it stops, so neither the tracer nor
+//! a handler's frame ever sees it. POPF and IRET load the flag from memory: what is there
+//! afterwards is the program's, so before these two it is not counted as the tracer's.
 
 use core::sync::atomic::Ordering;
 
@@ -68,8 +68,8 @@ pub fn clear_in_child(regs: &mut PtRegs) {
     }
 }
 
-/// A debug exception: its causes (DR6) are for the tracer. An instruction with a breakpoint is tried
-/// again when the thread goes on, so that it must not trap again (RF; SDM 3B, 17.3.1.1).
+/// A debug exception: its causes (DR6) are for the tracer. An instruction with a breakpoint is
+/// tried again when the thread goes on, so that it must not trap again (RF; SDM 3B, 17.3.1.1).
 pub fn note_debug_exception(regs: &mut PtRegs, cause: u64) {
     let thread = current();
     let mut state = thread.trace.state();

@@ -49,8 +49,8 @@ enum Ended {
     Resumed(u32, Option<SigInfo>),
 }
 
-/// Stops the running thread until its tracer lets it go on. `regs` are the program's; the tracer may
-/// change them meanwhile.
+/// Stops the running thread until its tracer lets it go on. `regs` are the program's; the tracer
+/// may change them meanwhile.
 fn stop(regs: &mut PtRegs, reason: Reason) -> Ended {
     let thread = current();
     let (code, why) = (reason.code, reason.why);
@@ -59,10 +59,11 @@ fn stop(regs: &mut PtRegs, reason: Reason) -> Ended {
     // A last reference must not wait for the end of the stop.
     drop(tracer);
     let trace = &thread.trace;
-    let sleep = trace.resumed.wait_deadline(Sleep::Killable, None, || trace.is_over().then_some(()));
+    let sleep =
+        trace.resumed.wait_deadline(Sleep::Killable, None, || trace.is_over().then_some(()));
     let (ended, resume) = leave(&thread, regs);
-    // What came meanwhile woke nobody. Only that: a call that gives way to signals (fork) would give
-    // way at each try.
+    // What came meanwhile woke nobody. Only that: a call that gives way to signals (fork) would
+    // give way at each try.
     thread.recheck_signals();
     step::resume(regs, resume.work);
     if sleep.is_err() { Ended::Killed } else { ended }
@@ -154,8 +155,7 @@ pub(super) fn tell(tracer: &Arc<Process>, thread: &Thread, why: u32, status: i32
 pub fn before_signal(regs: &mut PtRegs, info: SigInfo) -> Option<SigInfo> {
     let thread = current();
     let number = info.number();
-    let reason =
-        Reason { code: number, why: raw::CLD_TRAPPED, message: 0, info: Some(info) };
+    let reason = Reason { code: number, why: raw::CLD_TRAPPED, message: 0, info: Some(info) };
     let info = match stop(regs, reason) {
         Ended::NotStopped => return Some(info),
         Ended::Killed | Ended::Resumed(0, _) => return None,

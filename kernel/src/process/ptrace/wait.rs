@@ -32,8 +32,8 @@ pub struct Event {
     pub is_taken: bool,
 }
 
-/// Looks through the tracees of `tracer` that are `wanted`. What is found is taken, unless `options`
-/// have WNOWAIT.
+/// Looks through the tracees of `tracer` that are `wanted`. What is found is taken, unless
+/// `options` have WNOWAIT.
 pub fn scan(tracer: &Process, options: u32, wanted: impl Fn(&Thread) -> bool) -> Seen {
     let own = current().tid();
     let mut tracees = tracer.tracees.lock();

@@ -1,14 +1,14 @@
 //! seccomp(2): threads that give up system calls, for good.
 //!
 //! A thread has a mode, and in filter mode a chain of filters, newest first, of which all are asked
-//! at every call ([`enter`]). Chains are shared: a fork's child has its parent's, a thread of the same
-//! process may be given another's ([`attach`], TSYNC), and what is shared only ever gets another
-//! filter in front. Being filtered is a bit of the thread's `syscall_work`, so threads without pay
-//! nothing beyond what tracing costs them.
+//! at every call ([`enter`]). Chains are shared: a fork's child has its parent's, a thread of the
+//! same process may be given another's ([`attach`], TSYNC), and what is shared only ever gets
+//! another filter in front. Being filtered is a bit of the thread's `syscall_work`, so threads
+//! without pay nothing beyond what tracing costs them.
 //!
 //! Why it is hard: a filter's code goes when its last user does, and that waits for all CPUs, so no
-//! reference may end under a spin lock, or with a thread that the scheduler lets go of: threads give
-//! theirs back when they end ([`release`]). And chains are long: they end without recursion.
+//! reference may end under a spin lock, or with a thread that the scheduler lets go of: threads
+//! give theirs back when they end ([`release`]). And chains are long: they end without recursion.
 //!
 //! Locks: a process's `threads`, then a thread's mode.
 
@@ -119,7 +119,6 @@ impl Seccomp {
             Mode::Filter(filter) => (raw::SECCOMP_MODE_FILTER, filter.depth),
         }
     }
-
 
     fn mode(&self) -> Mode {
         self.mode.lock().clone()

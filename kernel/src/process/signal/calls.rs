@@ -7,9 +7,7 @@ use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Action, LAST, SigInfo, SignalSet, UNBLOCKABLE, bit, mask, send};
-use crate::process::{
-    Credentials, Pid, Process, Thread, all_processes, find_process, find_thread,
-};
+use crate::process::{Credentials, Pid, Process, Thread, all_processes, find_process, find_thread};
 use crate::sched::{Sleep, current};
 use crate::sync::WaitError;
 use crate::syscall::Args;
@@ -52,7 +50,8 @@ fn signal_number(argument: u64) -> Result<u32> {
 pub fn rt_sigaction(args: &Args) -> Result<u64> {
     check_set_size(args.a3())?;
     let number = signal_number(args.a0())?;
-    let new = UserPtr::<KernelSigaction>::new(args.a1()).non_null().map(UserPtr::read).transpose()?;
+    let new =
+        UserPtr::<KernelSigaction>::new(args.a1()).non_null().map(UserPtr::read).transpose()?;
     if new.is_some() && UNBLOCKABLE & bit(number) != 0 {
         return Err(Errno::EINVAL);
     }

@@ -158,8 +158,7 @@ impl Action {
     /// Whether the signal has no effect at all.
     #[must_use]
     pub fn ignores(&self, signal: u32) -> bool {
-        self.handler == SIG_IGN
-            || self.handler == SIG_DFL && pending::HARMLESS & bit(signal) != 0
+        self.handler == SIG_IGN || self.handler == SIG_DFL && pending::HARMLESS & bit(signal) != 0
     }
 
     /// Whether a flag is set.

@@ -1,8 +1,8 @@
 //! Job control: stopping a whole process, and telling its parent (signal(7), wait(2)).
 //!
 //! Any thread that takes a stop signal marks the process; every thread then parks itself on its way
-//! back to the program, and the last one to do so tells the parent. SIGCONT clears the mark. A thread
-//! that is traced stops for its tracer instead of parking; it counts all the same.
+//! back to the program, and the last one to do so tells the parent. SIGCONT clears the mark. A
+//! thread that is traced stops for its tracer instead of parking; it counts all the same.
 
 use alloc::sync::Arc;
 

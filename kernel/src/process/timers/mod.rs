@@ -114,10 +114,7 @@ impl AlarmTimer {
         let now_ns = self.now_ns();
         let state = self.state.lock();
         let left = |next: u64| next.saturating_sub(now_ns).max(1);
-        Setting {
-            value_ns: state.next_ns.map_or(0, left),
-            interval_ns: state.interval_ns,
-        }
+        Setting { value_ns: state.next_ns.map_or(0, left), interval_ns: state.interval_ns }
     }
 
     /// Arms or disarms it. `absolute`: the value is a time of its clock.

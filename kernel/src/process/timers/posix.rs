@@ -139,4 +139,3 @@ pub fn timer_delete(args: &Args) -> Result<u64> {
     update_watch(process);
     Ok(0)
 }
-

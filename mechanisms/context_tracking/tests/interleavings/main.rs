@@ -1,8 +1,8 @@
 //! The protocol of `context_tracking::state`, the functions that the kernel runs, in every
 //! interleaving of two and three CPUs; then with one thing broken at a time, which must be found.
 //!
-//! `world` is the machine: memory, store buffers, TLBs, interrupts. `programs` are what the CPUs do,
-//! and how each mutant does it wrong. `explore` goes through all states.
+//! `world` is the machine: memory, store buffers, TLBs, interrupts. `programs` are what the CPUs
+//! do, and how each mutant does it wrong. `explore` goes through all states.
 
 mod explore;
 mod programs;

@@ -1,5 +1,5 @@
-//! What the CPUs do, in terms of the crate's functions, and the mutants: each takes out one barrier,
-//! one order or one decision.
+//! What the CPUs do, in terms of the crate's functions, and the mutants: each takes out one
+//! barrier, one order or one decision.
 //!
 //! A program is run again from its start for every step: operations that it has done before return
 //! what the log says; the first new one is what it does next, and what follows is ignored.
