@@ -99,7 +99,7 @@ fn send(apic_id: u32, command: u32) {
         unsafe {
             core::arch::x86_64::_mm_mfence();
         }
-        // SAFETY: as above.
+        // SAFETY: as above: an interrupt command does no more than interrupt a CPU.
         unsafe {
             wrmsr(X2APIC_BASE + (ICR_LOW >> 4), u64::from(apic_id) << 32 | u64::from(command))
         };

@@ -59,7 +59,7 @@ pub(crate) fn rdmsr(number: u32) -> u64 {
 /// The register must exist, and the value must keep every assumption the compiler and this kernel
 /// make: bases point to live structures, EFER keeps long mode and NX.
 pub(crate) unsafe fn wrmsr(number: u32, value: u64) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's contract is that of this instruction.
     unsafe {
         asm!("wrmsr", in("ecx") number, in("eax") value as u32, in("edx") (value >> 32) as u32,
              options(nostack, preserves_flags));
@@ -158,21 +158,21 @@ pub(crate) fn read_cr4() -> u64 {
 /// # Safety
 /// The bits must keep paging, write protection and long mode on.
 pub(crate) unsafe fn write_cr0(value: u64) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's contract is that of this instruction.
     unsafe { asm!("mov cr0, {}", in(reg) value, options(nostack, preserves_flags)) };
 }
 
 /// # Safety
 /// The root must map the kernel exactly as the present one does.
 pub(crate) unsafe fn write_cr3(value: u64) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's contract is that of this instruction.
     unsafe { asm!("mov cr3, {}", in(reg) value, options(nostack, preserves_flags)) };
 }
 
 /// # Safety
 /// PAE stays on, and only features that CPUID reports are switched on.
 pub(crate) unsafe fn write_cr4(value: u64) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's contract is that of this instruction.
     unsafe { asm!("mov cr4, {}", in(reg) value, options(nostack, preserves_flags)) };
 }
 
@@ -200,7 +200,7 @@ pub(crate) mod cr {
 /// # Safety
 /// The device behind the port must not write memory or reset the machine in answer, unless meant.
 pub(crate) unsafe fn outb(port: u16, value: u8) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's contract is that of this instruction.
     unsafe {
         asm!("out dx, al", in("dx") port, in("al") value,
              options(nomem, nostack, preserves_flags));
@@ -213,7 +213,7 @@ pub(crate) unsafe fn outb(port: u16, value: u8) {
 /// Reading the port must have no effect that the caller does not mean.
 pub(crate) unsafe fn inb(port: u16) -> u8 {
     let value;
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's contract is that of this instruction.
     unsafe {
         asm!("in al, dx", in("dx") port, out("al") value, options(nomem, nostack, preserves_flags));
     }
@@ -225,7 +225,7 @@ pub(crate) unsafe fn inb(port: u16) -> u8 {
 /// # Safety
 /// As [`outb`].
 pub(crate) unsafe fn outl(port: u16, value: u32) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's contract is that of this instruction.
     unsafe {
         asm!("out dx, eax", in("dx") port, in("eax") value,
              options(nomem, nostack, preserves_flags));
@@ -238,7 +238,7 @@ pub(crate) unsafe fn outl(port: u16, value: u32) {
 /// As [`inb`].
 pub(crate) unsafe fn inl(port: u16) -> u32 {
     let value;
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's contract is that of this instruction.
     unsafe {
         asm!("in eax, dx", in("dx") port, out("eax") value,
              options(nomem, nostack, preserves_flags));

@@ -89,7 +89,7 @@ impl DebugRegisters {
             return;
         }
         let [a0, a1, a2, a3] = self.addresses;
-        // SAFETY: as above.
+        // SAFETY: as above; a program's breakpoints lie in user space (checked).
         unsafe {
             asm!("mov dr0, {}", "mov dr1, {}", "mov dr2, {}", "mov dr3, {}", "mov dr7, {}",
                  in(reg) a0, in(reg) a1, in(reg) a2, in(reg) a3, in(reg) wanted | FIXED,

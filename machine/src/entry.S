@@ -321,8 +321,10 @@ vector_\vector:
     .if \vector == 3
     jmp breakpoint
     .else
-    .if !((\vector == 8) || (\vector >= 10 && \vector <= 14) || (\vector == 17) \
-        || (\vector == 21) || (\vector == 29) || (\vector == 30))
+    // Vectors for which the CPU pushes an error code (SDM 3A, 6.13).
+    .set low_code, (\vector == 8) || (\vector >= 10 && \vector <= 14) || (\vector == 17)
+    .set high_code, (\vector == 21) || (\vector == 29) || (\vector == 30)
+    .if !(low_code || high_code)
     push $0
     .endif
     push $\vector

@@ -17,7 +17,7 @@ pub struct FpuState {
 
 // SAFETY: the area is plain memory that this value owns.
 unsafe impl Send for FpuState {}
-// SAFETY: `&FpuState` only reads.
+// SAFETY: a shared `FpuState` is only read from.
 unsafe impl Sync for FpuState {}
 
 /// Bytes of the legacy part that every CPU has (FXSAVE).
@@ -125,7 +125,7 @@ impl FpuState {
 
     fn save_all(&mut self) {
         if features().xsave {
-            // SAFETY: as in `save`.
+            // SAFETY: as in `save`: the area is aligned and large enough.
             unsafe {
                 asm!("xsave64 [{}]", in(reg) self.area, in("eax") u32::MAX, in("edx") u32::MAX,
                      options(nostack, preserves_flags));

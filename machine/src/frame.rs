@@ -176,7 +176,7 @@ fn alloc_one() -> Option<u32> {
 
 fn free_one(pfn: u32) {
     let _irq = IrqGuard::new();
-    // SAFETY: as in `alloc_one`.
+    // SAFETY: as in `alloc_one`: interrupts are masked meanwhile.
     unsafe {
         MAGAZINES.get().with(|magazine| {
             if magazine.count == MAGAZINE {
@@ -335,7 +335,7 @@ impl Frame {
     /// Copies bytes in, at `offset`. Panics if the range leaves the frame.
     pub fn write(&self, offset: usize, from: &[u8]) {
         assert!(offset <= PAGE_SIZE && from.len() <= PAGE_SIZE - offset);
-        // SAFETY: as in `read`.
+        // SAFETY: as in `read`: the range was checked just now.
         unsafe { copy_bytes(from.as_ptr(), self.ptr().wrapping_add(offset), from.len()) };
     }
 

@@ -35,7 +35,7 @@ impl Controller {
     }
 
     fn write(&mut self, register: u32, value: u32) {
-        // SAFETY: as in `read`.
+        // SAFETY: as in `read`: selecting has no effect of its own.
         unsafe { self.registers.write32(SELECT, register) };
         // SAFETY: what is written concerns the routing of interrupts only, to vectors of `irq`.
         unsafe { self.registers.write32(WINDOW, value) };

@@ -101,7 +101,7 @@ impl LateText {
     pub(crate) unsafe fn function<F: Copy>(&self, offset: usize) -> F {
         const { assert!(size_of::<F>() == size_of::<u64>(), "F is a function pointer") };
         let address = self.base() + offset as u64;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises what this function's contract asks for.
         unsafe { core::mem::transmute_copy(&address) }
     }
 }

@@ -17,7 +17,7 @@ pub(crate) struct Registers {
 
 // SAFETY: the mapping is the same on all CPUs, and accesses are single volatile instructions.
 unsafe impl Send for Registers {}
-// SAFETY: as above.
+// SAFETY: as above; `&Registers` only reads, by single instructions.
 unsafe impl Sync for Registers {}
 
 impl Registers {
@@ -49,12 +49,12 @@ impl Registers {
     }
 
     pub(crate) fn read16(self, offset: usize) -> u16 {
-        // SAFETY: as in `read8`.
+        // SAFETY: as in `read8`: the offset was checked against the window.
         self.get(offset).map_or(u16::MAX, |at| unsafe { ptr::read_volatile(at) })
     }
 
     pub(crate) fn read32(self, offset: usize) -> u32 {
-        // SAFETY: as in `read8`.
+        // SAFETY: as in `read8`: the offset was checked against the window.
         self.get(offset).map_or(u32::MAX, |at| unsafe { ptr::read_volatile(at) })
     }
 
@@ -72,7 +72,7 @@ impl Registers {
     /// As [`Registers::write8`].
     pub(crate) unsafe fn write16(self, offset: usize, value: u16) {
         if let Some(at) = self.get(offset) {
-            // SAFETY: as in `write8`.
+            // SAFETY: as in `write8`: the offset was checked against the window.
             unsafe { ptr::write_volatile(at, value) };
         }
     }
@@ -81,7 +81,7 @@ impl Registers {
     /// As [`Registers::write8`].
     pub(crate) unsafe fn write32(self, offset: usize, value: u32) {
         if let Some(at) = self.get(offset) {
-            // SAFETY: as in `write8`.
+            // SAFETY: as in `write8`: the offset was checked against the window.
             unsafe { ptr::write_volatile(at, value) };
         }
     }

@@ -98,13 +98,13 @@ impl Function {
     /// The device must not be made to write memory that it has not been given.
     unsafe fn write(self, offset: u16, value: u32) {
         if let Some(ecam) = ecam() {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller's contract is that of this instruction.
             return unsafe { ecam.write32(self.ecam_offset(offset), value) };
         }
         let _guard = PORTS.lock();
         // SAFETY: selects what the next access is to.
         unsafe { outl(ADDRESS_PORT, self.select(offset)) };
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller's contract is that of this instruction.
         unsafe { outl(DATA_PORT, value) };
     }
 

@@ -161,7 +161,7 @@ pub(crate) fn atomic_enter() {
 
 #[inline(always)]
 pub(crate) fn atomic_exit() {
-    // SAFETY: as `atomic_enter`.
+    // SAFETY: as `atomic_enter`: one instruction on this CPU's own word.
     unsafe {
         asm!("dec dword ptr gs:{}", const core::mem::offset_of!(CpuLocal, atomic_depth),
              options(nostack));

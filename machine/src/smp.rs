@@ -108,7 +108,7 @@ fn fill_trampoline(root: u64, stack: u64, cpu: usize) {
     };
     let put64 = |symbol: *const u8, value: u64| {
         let word = page.wrapping_add(at(symbol)).cast::<u64>();
-        // SAFETY: as in `put32`.
+        // SAFETY: as in `put32`: the word lies inside the page.
         unsafe { word.write_unaligned(value) };
     };
     let phys = |symbol: *const u8| TRAMPOLINE + at(symbol) as u64;

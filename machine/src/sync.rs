@@ -178,7 +178,7 @@ pub struct TryLock<T: ?Sized> {
 
 // SAFETY: the value is reached only through a guard, and `held` admits one guard at a time.
 unsafe impl<T: ?Sized + Send> Send for TryLock<T> {}
-// SAFETY: as above.
+// SAFETY: as above: whoever has no guard does not reach the value.
 unsafe impl<T: ?Sized + Send> Sync for TryLock<T> {}
 
 impl<T> TryLock<T> {

@@ -216,11 +216,11 @@ pub fn vector_name(number: u8) -> &'static str {
         vector::INVALID_OPCODE => "invalid-opcode",
         vector::GENERAL_PROTECTION => "general-protection",
         vector::PAGE_FAULT => "page-fault",
-        0..=31 => "exception",
         apic::VECTOR_TIMER => "timer",
         apic::VECTOR_RESCHEDULE => "reschedule",
         apic::VECTOR_TLB => "tlb",
         apic::VECTOR_SYNC => "sync",
+        _ if number < 32 => "exception",
         _ => "device",
     }
 }

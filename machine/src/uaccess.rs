@@ -51,7 +51,7 @@ impl Drop for SmapOpen {
     #[inline(always)]
     fn drop(&mut self) {
         if self.0 {
-            // SAFETY: SMAP exists.
+            // SAFETY: SMAP exists, and clearing AC only narrows what this CPU may touch.
             unsafe { asm!("clac", options(nostack)) };
         }
     }
@@ -233,7 +233,7 @@ pub fn write_u64(at: u64, value: u64) -> Result<(), Fault> {
     }
     let _open = SmapOpen::new();
     let failed: u32;
-    // SAFETY: as in `read_u64`.
+    // SAFETY: as in `read_u64`: a fault goes on behind the store.
     unsafe {
         asm!(
             "2: mov [{at}], {value}",

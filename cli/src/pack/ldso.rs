@@ -17,6 +17,8 @@ const CONF: &str = "/etc/ld.so.conf";
 const CACHE_MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
 const CACHE_HEADER_LEN: usize = 48;
 const CACHE_ENTRY_LEN: usize = 24;
+/// Longest path (PATH_MAX): entries may share strings, and a long one many times is much memory.
+const STRING_MAX: usize = 4096;
 /// Entry flags: library for glibc (3) on x86-64 (0x300).
 const FLAGS_X86_64: u32 = 0x303;
 /// How deep `include` lines of ld.so.conf may go.
@@ -92,7 +94,7 @@ fn parse_cache(bytes: &[u8]) -> Option<BTreeMap<String, Vec<PathBuf>>> {
     };
     let string = |at: u32| {
         let rest = cache.get(at as usize..)?;
-        let len = rest.iter().position(|&byte| byte == 0)?;
+        let len = rest.iter().take(STRING_MAX).position(|&byte| byte == 0)?;
         String::from_utf8(rest[..len].to_vec()).ok()
     };
     let mut entries = BTreeMap::<String, Vec<PathBuf>>::new();
@@ -172,6 +174,29 @@ mod tests {
         cache.extend(table);
         cache.extend(strings);
         cache
+    }
+
+    /// Any change of two words of a cache, and any cut.
+    #[test]
+    fn hostile_caches_are_read_or_refused() {
+        let entry = (FLAGS_X86_64, "liba.so.1", "/opt/liba.so.1");
+        let good = cache_of(&[entry, entry]);
+        let edges = [0, 1, 0x7fff_ffff, u32::MAX, u32::MAX - 3, good.len() as u32];
+        for (first, second) in (0..good.len()).flat_map(|a| (a..good.len()).map(move |b| (a, b))) {
+            let mut bad = good.clone();
+            for (at, edge) in [(first, edges[second % 6]), (second, edges[first % 6])] {
+                let end = bad.len().min(at + 4);
+                bad[at..end].copy_from_slice(&edge.to_le_bytes()[..end - at]);
+            }
+            let found = parse_cache(&bad).unwrap_or_default();
+            assert!(found.values().map(Vec::len).sum::<usize>() <= bad.len() / CACHE_ENTRY_LEN);
+            let _ = parse_cache(&bad[..second]);
+        }
+        let mut long = cache_of(&[(FLAGS_X86_64, "liba.so.1", "/a")]);
+        long.pop();
+        long.resize(long.len() + STRING_MAX, b'a');
+        long.push(0);
+        assert_eq!(parse_cache(&long), None);
     }
 
     #[test]

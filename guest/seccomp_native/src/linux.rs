@@ -56,13 +56,13 @@ fn in_child(filter: &[Insn], then: impl FnOnce(*mut i32) -> i32) -> i32 {
     let child = unsafe { libc::fork() };
     assert_ne!(child, -1, "no child");
     if child == 0 {
-        // SAFETY: no preconditions.
+        // SAFETY: the call has no preconditions and takes no pointers.
         unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
         let mode = libc::SECCOMP_MODE_FILTER;
         // SAFETY: `program` describes `filter`, which outlives the call; `Insn` has the
         // layout of `struct sock_filter`.
         let result = unsafe { libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program) };
-        // SAFETY: no preconditions.
+        // SAFETY: the call has no preconditions and takes no pointers.
         let errno = unsafe { libc::__errno_location() };
         let said = if result == 0 {
             then(errno)

@@ -253,7 +253,7 @@ fn calls_for_a_tracer() {
     });
     for round in 0..3 {
         pt(PTRACE_CONT, child, 0, 0).is(0);
-        let expected = SIGTRAP << 8 | (PTRACE_EVENT_SECCOMP << 16) as i32 | 0x7f;
+        let expected = SIGTRAP << 8 | (PTRACE_EVENT_SECCOMP << 16) | 0x7f;
         assert_eq!(event_status(child), expected, "round {round}");
         let mut message = 0u64;
         pt(PTRACE_GETEVENTMSG, child, 0, &raw mut message as u64).is(0);
@@ -263,7 +263,9 @@ fn calls_for_a_tracer() {
                 pt(PTRACE_POKEUSER, child, ORIG_RAX, u64::MAX).is(0);
                 pt(PTRACE_POKEUSER, child, RAX, (-i64::from(EPERM)) as u64).is(0);
             }
-            2 => _ = pt(PTRACE_POKEUSER, child, ORIG_RAX, SYS_getpid as u64).is(0),
+            2 => {
+                pt(PTRACE_POKEUSER, child, ORIG_RAX, SYS_getpid as u64).is(0);
+            }
             _ => {}
         }
     }

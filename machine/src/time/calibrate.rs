@@ -226,7 +226,7 @@ fn measure_by_pit() -> Option<u64> {
     const SYSTEM_CONTROL: u16 = 0x61;
     // SAFETY: counter 2 and its gate have no other user and raise no interrupt.
     let write = |port: u16, value: u8| unsafe { outb(port, value) };
-    // SAFETY: as above.
+    // SAFETY: as above: reading these ports has no effect on others.
     let read = |port: u16| unsafe { inb(port) };
     // Gate of counter 2 on, speaker off; mode 0, both bytes, then the start value.
     write(SYSTEM_CONTROL, read(SYSTEM_CONTROL) & !2 | 1);

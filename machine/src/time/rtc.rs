@@ -19,7 +19,7 @@ const MAX_TRIES: u32 = 4;
 fn register(index: u8) -> u8 {
     // SAFETY: selects a CMOS byte; bit 7, which is clear, would mask NMI.
     unsafe { outb(INDEX, index) };
-    // SAFETY: reads the byte.
+    // SAFETY: reads the byte that was selected; no other effect.
     unsafe { inb(DATA) }
 }
 

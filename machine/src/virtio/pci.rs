@@ -99,7 +99,7 @@ impl PciTransport {
     }
 
     fn write32(&self, register: usize, value: u32) {
-        // SAFETY: as in `write16`.
+        // SAFETY: as in `write16`: only the enabling of a queue has such an effect.
         unsafe { self.common.write32(register, value) };
     }
 
@@ -112,7 +112,7 @@ impl PciTransport {
     }
 
     pub(super) fn set_status(&self, status: u8) {
-        // SAFETY: as in `write16`.
+        // SAFETY: as in `write16`: only the enabling of a queue has such an effect.
         unsafe { self.common.write8(DEVICE_STATUS, status) };
     }
 

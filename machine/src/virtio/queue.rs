@@ -231,7 +231,7 @@ impl Queue {
 
     fn used_word(&self, at: usize) -> &AtomicU16 {
         assert!(at < 2);
-        // SAFETY: as in `available_word`.
+        // SAFETY: as in `available_word`: flags and index of the other ring, for ever.
         unsafe { AtomicU16::from_ptr(self.used.wrapping_add(at)) }
     }
 
@@ -245,7 +245,7 @@ impl Queue {
         match self.doorbell {
             // SAFETY: makes the device look at the ring, whose buffers are its to use.
             Doorbell::Wide(register, value) => unsafe { register.write32(0, value) },
-            // SAFETY: as above.
+            // SAFETY: as above, for devices whose doorbell has 16 bits.
             Doorbell::Narrow(register, value) => unsafe { register.write16(0, value) },
             Doorbell::None => {}
         }

@@ -1,0 +1,21 @@
+#!/bin/sh
+# Fuzzes what reads hostile bytes, guided by coverage, with no more than cargo and a C++ compiler.
+#
+#   run.sh acpi|boot_config|control|cpio|ninep|virtqueue [SECONDS]     default: 60
+#
+# The corpus (corpus/TARGET) begins with seeds/TARGET and is kept; a finding is left in
+# artifacts/TARGET and the exit status is not 0. `cargo fuzz run TARGET` does the same.
+set -eu
+cd "$(dirname "$0")"
+name=${1:?usage: run.sh acpi|boot_config|control|cpio|ninep|virtqueue [SECONDS]}
+seconds=${2:-60}
+host=x86_64-unknown-linux-gnu
+export RUSTC_BOOTSTRAP=1
+export RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+-Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions -Coverflow-checks \
+-Ccodegen-units=1 --cfg fuzzing"
+cargo build --quiet --release --target "$host" --bin "$name"
+mkdir -p "corpus/$name" "artifacts/$name" "seeds/$name"
+exec "target/$host/release/$name" "corpus/$name" "seeds/$name" -artifact_prefix="artifacts/$name/" \
+	-max_total_time="$seconds" -max_len=65536 -timeout=10 -rss_limit_mb=2048 -print_final_stats=1
