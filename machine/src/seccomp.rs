@@ -55,6 +55,7 @@ impl Filter {
     }
 
     /// What the filter answers for a call.
+    #[inline]
     #[must_use]
     pub fn run(&self, data: &Data) -> u32 {
         (self.run)(data)
