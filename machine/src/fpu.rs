@@ -187,31 +187,15 @@ fn load(image: *const u8) {
 }
 
 /// Runs one instruction that stores registers to, or loads them from, the program's memory at `at`.
-/// A fault on the way, by the address or by contents that the CPU refuses, ends in `Fault`.
 macro_rules! access {
-    ($instruction:literal, $at:expr) => {{
-        let failed: u32;
-        let _open = uaccess::SmapOpen::new();
-        // SAFETY: the caller has checked that the image lies in user space; a fault goes on behind
-        // the instruction with `failed` still set, and the registers belong to the program.
-        unsafe {
-            asm!(
-                concat!("2: ", $instruction, " [{at}]"),
-                "xor {failed:e}, {failed:e}",
-                "3:",
-                ".pushsection .extable, \"a\", @progbits",
-                ".balign 4",
-                ".long 2b - ., 3b - .",
-                ".popsection",
-                at = in(reg) $at,
-                failed = inout(reg) 1u32 => failed,
-                in("eax") u32::MAX,
-                in("edx") u32::MAX,
-                options(nostack),
-            );
-        }
-        if failed == 0 { Ok(()) } else { Err(Fault) }
-    }};
+    ($instruction:literal, $at:expr) => {
+        uaccess::guarded!(
+            $instruction,
+            at = in(reg) $at,
+            in("eax") u32::MAX,
+            in("edx") u32::MAX,
+        )
+    };
 }
 
 /// Stores the running program's registers in its memory, as an XSAVE image of [`state_bytes`]
@@ -223,7 +207,7 @@ pub fn store_to_user(to: u64) -> Result<(), Fault> {
     let mut header = [0u8; 64];
     header[0] = if has_xsave { 0 } else { 3 };
     uaccess::write_bytes(to + FXSAVE_BYTES as u64, &header)?;
-    if has_xsave { access!("xsave64", to) } else { access!("fxsave64", to) }
+    if has_xsave { access!("xsave64 [{at}]", to) } else { access!("fxsave64 [{at}]", to) }
 }
 
 /// Loads the running program's registers from an image in its memory; [`Fault`] also if it is none
@@ -231,7 +215,11 @@ pub fn store_to_user(to: u64) -> Result<(), Fault> {
 /// multiple of 64.
 pub fn load_from_user(from: u64) -> Result<(), Fault> {
     check_image(from)?;
-    if features().xsave { access!("xrstor64", from) } else { access!("fxrstor64", from) }
+    if features().xsave {
+        access!("xrstor64 [{at}]", from)
+    } else {
+        access!("fxrstor64 [{at}]", from)
+    }
 }
 
 fn check_image(at: u64) -> Result<(), Fault> {

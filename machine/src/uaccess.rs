@@ -198,31 +198,43 @@ pub fn read_u32(at: u64) -> Result<u32, Fault> {
     u32::try_from(value).map_err(|_| Fault)
 }
 
+/// Executes one instruction that touches the program's memory, with SMAP open, and with the
+/// operands given as for `asm!`. A fault, by the address or by contents that the CPU refuses, ends
+/// in `Fault`. The caller has checked that the memory lies in user space, and vouches for all that
+/// the instruction does beside.
+macro_rules! guarded {
+    ($instruction:literal, $($operands:tt)*) => {{
+        let failed: u32;
+        let _open = $crate::uaccess::SmapOpen::new();
+        // SAFETY: as the macro promises, the memory lies in user space; a fault goes on behind the
+        // instruction with `failed` still set.
+        unsafe {
+            core::arch::asm!(
+                concat!("2: ", $instruction),
+                "xor {failed:e}, {failed:e}",
+                "3:",
+                ".pushsection .extable, \"a\", @progbits",
+                ".balign 4",
+                ".long 2b - ., 3b - .",
+                ".popsection",
+                $($operands)*
+                failed = inout(reg) 1u32 => failed,
+                options(nostack),
+            );
+        }
+        if failed == 0 { Ok(()) } else { Err($crate::uaccess::Fault) }
+    }};
+}
+pub(crate) use guarded;
+
 /// Reads a 64-bit word, of any alignment. May sleep.
 #[inline(always)]
 pub fn read_u64(at: u64) -> Result<u64, Fault> {
     if !is_user_range(at, 8) {
         return Err(Fault);
     }
-    let _open = SmapOpen::new();
-    let (value, failed): (u64, u32);
-    // SAFETY: the range is the program's; a fault goes on behind the load with `failed` still set.
-    unsafe {
-        asm!(
-            "2: mov {value}, [{at}]",
-            "xor {failed:e}, {failed:e}",
-            "3:",
-            ".pushsection .extable, \"a\", @progbits",
-            ".balign 4",
-            ".long 2b - ., 3b - .",
-            ".popsection",
-            at = in(reg) at,
-            value = out(reg) value,
-            failed = inout(reg) 1u32 => failed,
-            options(nostack, readonly),
-        );
-    }
-    if failed == 0 { Ok(value) } else { Err(Fault) }
+    let value: u64;
+    guarded!("mov {value}, [{at}]", at = in(reg) at, value = out(reg) value,).map(|()| value)
 }
 
 /// Writes a 64-bit word, of any alignment. May sleep; after a fault part of it may be written.
@@ -231,25 +243,7 @@ pub fn write_u64(at: u64, value: u64) -> Result<(), Fault> {
     if !is_user_range(at, 8) {
         return Err(Fault);
     }
-    let _open = SmapOpen::new();
-    let failed: u32;
-    // SAFETY: as in `read_u64`: a fault goes on behind the store.
-    unsafe {
-        asm!(
-            "2: mov [{at}], {value}",
-            "xor {failed:e}, {failed:e}",
-            "3:",
-            ".pushsection .extable, \"a\", @progbits",
-            ".balign 4",
-            ".long 2b - ., 3b - .",
-            ".popsection",
-            at = in(reg) at,
-            value = in(reg) value,
-            failed = inout(reg) 1u32 => failed,
-            options(nostack),
-        );
-    }
-    if failed == 0 { Ok(()) } else { Err(Fault) }
+    guarded!("mov [{at}], {value}", at = in(reg) at, value = in(reg) value,)
 }
 
 /// Atomically replaces an aligned 32-bit word if it equals `expected`; returns what was there.

@@ -19,7 +19,6 @@ pub mod attach;
 pub mod fault;
 pub mod oom;
 pub mod page_cache;
-pub mod poke;
 pub mod policy;
 pub mod remote;
 pub mod syscalls;

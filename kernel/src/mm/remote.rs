@@ -1,8 +1,9 @@
 //! Memory of a program that is not the running one: for procfs, and for whoever traces it.
 //!
-//! Pages are brought in as the program itself would, but whatever the area allows, so a stopped
-//! program can be read and changed page by page. The lock of the address space is held for one page
-//! at a time.
+//! Pages are brought in as the program itself would. [`Mm::read_remote`] and [`Mm::write_remote`]
+//! go where the program may go; a tracer ([`Mm::peek`], [`Mm::poke`]; ptrace(2), /proc/PID/mem)
+//! goes everywhere: text can be written, and the program gets a page of its own for it. The lock of
+//! the address space is held for one page at a time.
 
 use abi::{Errno, Result};
 use machine::entry::PageFault;
@@ -45,6 +46,20 @@ impl Mm {
         })
     }
 
+    /// Copies memory out for a tracer; as [`Mm::read_remote`], whatever the program may read.
+    pub fn peek(&self, address: u64, into: &mut [u8]) -> Result<usize> {
+        self.force(address, into.len(), false, |frame, offset, done, len| {
+            frame.read(offset, &mut into[done..done + len]);
+        })
+    }
+
+    /// Copies into memory, as [`Mm::peek`]. EIO where it is shared and read-only.
+    pub fn poke(&self, address: u64, from: &[u8]) -> Result<usize> {
+        self.force(address, from.len(), true, |frame, offset, done, len| {
+            frame.write(offset, &from[done..done + len]);
+        })
+    }
+
     fn each_page(
         &self,
         address: u64,
@@ -52,20 +67,27 @@ impl Mm {
         write: bool,
         mut copy: impl FnMut(&Frame, usize, usize, usize),
     ) -> Result<usize> {
-        let mut done = 0;
-        while done < len {
-            let Some(at) = address.checked_add(done as u64) else { break };
-            let offset = (at % PAGE) as usize;
-            let part = (PAGE_SIZE - offset).min(len - done);
-            match self.remote_page(at - at % PAGE, write) {
-                // Under the lock no longer: the frame is held by count.
-                Ok(frame) => copy(&frame, offset, done, part),
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
-            }
-            done += part;
-        }
-        Ok(done)
+        in_pages(address, len, |page, offset, done, part| {
+            // Under the lock no longer: the frame is held by count.
+            copy(&self.remote_page(page, write)?, offset, done, part);
+            Ok(())
+        })
+    }
+
+    fn force(
+        &self,
+        address: u64,
+        len: usize,
+        write: bool,
+        mut copy: impl FnMut(&Frame, usize, usize, usize),
+    ) -> Result<usize> {
+        in_pages(address, len, |page, offset, done, part| {
+            // Under the lock, so that no fork shares the page with a child before it is written.
+            self.with(|inner| {
+                copy(&inner.force_in(page, write)?, offset, done, part);
+                Ok(())
+            })
+        })
     }
 
     fn remote_page(&self, page: u64, write: bool) -> Result<Frame> {
@@ -78,4 +100,25 @@ impl Mm {
             Ok(inner.table.lookup(page).ok_or(Errno::EFAULT)?.frame)
         })
     }
+}
+
+/// Calls `step` for each page of a range with the page's address, the offset in it, the bytes done
+/// before and the bytes there. Returns how many bytes went well; an error only if none did.
+fn in_pages(
+    address: u64,
+    len: usize,
+    mut step: impl FnMut(u64, usize, usize, usize) -> Result<()>,
+) -> Result<usize> {
+    let mut done = 0;
+    while done < len {
+        let Some(at) = address.checked_add(done as u64) else { break };
+        let offset = (at % PAGE) as usize;
+        let part = (PAGE_SIZE - offset).min(len - done);
+        match step(at - at % PAGE, offset, done, part) {
+            Ok(()) => done += part,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
 }
