@@ -1,13 +1,13 @@
 #!/bin/sh
 # Fuzzes what reads hostile bytes, guided by coverage, with no more than cargo and a C++ compiler.
 #
-#   run.sh acpi|boot_config|control|cpio|ninep|virtqueue [SECONDS]     default: 60
+#   run.sh acpi|boot_config|control|cpio|elf|ninep|virtqueue [SECONDS]     default: 60
 #
 # The corpus (corpus/TARGET) begins with seeds/TARGET and is kept; a finding is left in
 # artifacts/TARGET and the exit status is not 0. `cargo fuzz run TARGET` does the same.
 set -eu
 cd "$(dirname "$0")"
-name=${1:?usage: run.sh acpi|boot_config|control|cpio|ninep|virtqueue [SECONDS]}
+name=${1:?usage: run.sh acpi|boot_config|control|cpio|elf|ninep|virtqueue [SECONDS]}
 seconds=${2:-60}
 host=x86_64-unknown-linux-gnu
 export RUSTC_BOOTSTRAP=1
