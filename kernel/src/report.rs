@@ -1,6 +1,6 @@
 //! What the kernel tells the command line at the end: the program's fate, and what it counted on
-//! the way, if asked to. Where it is off, counting costs a nop (system calls), or a load and a
-//! predicted branch.
+//! the way, if asked to. Where it is off, counting costs nothing (system calls, which then have an
+//! entry of their own), or a load and a predicted branch.
 
 use alloc::collections::BTreeSet;
 use alloc::format;
@@ -14,19 +14,12 @@ use context_tracking::state::Context;
 use formats::boot_config::Want;
 use formats::control::{Phase, SyscallCount, ToHost, TraceEvent};
 use machine::ipi::Action;
-use machine::static_branch::{self, StaticKey, id, static_branch_unlikely};
 use machine::sync::SpinLock;
 use machine::trace::{self, Event};
 
 use crate::io::Source;
 
-/// On while system calls are counted: where they are not, counting costs a nop.
-struct CountCalls;
-
-impl StaticKey for CountCalls {
-    const ID: u32 = id::COUNT_SYSCALLS;
-}
-
+static COUNT_CALLS: AtomicBool = AtomicBool::new(false);
 static COUNT_MISSING: AtomicBool = AtomicBool::new(false);
 static NOTE_FILES: AtomicBool = AtomicBool::new(false);
 static TRACE: AtomicBool = AtomicBool::new(false);
@@ -44,8 +37,9 @@ const FLUSH_NS: u64 = 5 * crate::time::NS_PER_SEC;
 
 /// Starts counting what is wanted.
 pub fn init(want: &Want) {
-    if want.syscall_summary && static_branch::set::<CountCalls>(true).is_err() {
-        machine::log!("system calls are not counted: this image has no site tables");
+    if want.syscall_summary {
+        COUNT_CALLS.store(true, Ordering::Relaxed);
+        machine::entry::watch_calls();
     }
     if want.trace && machine::trace::start().is_err() {
         machine::log!("no trace: no memory for it, or this image has no site tables");
@@ -57,24 +51,20 @@ pub fn init(want: &Want) {
     COUNTERS.store(want.counters, Ordering::Relaxed);
 }
 
+#[inline(always)]
 fn slot(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX).min(syscalls::END)
 }
 
-/// A system call was made. Returns the number, so that the caller need not keep it across a call.
-#[inline(always)]
-pub fn syscall(number: u64) -> u64 {
-    if static_branch_unlikely::<CountCalls>() { count(number) } else { number }
-}
-
-#[cold]
-fn count(number: u64) -> u64 {
-    CALLS[slot(number)].fetch_add(1, Ordering::Relaxed);
-    number
+/// A system call was made that is watched.
+pub fn watched_syscall(number: u64) {
+    if COUNT_CALLS.load(Ordering::Relaxed) {
+        CALLS[slot(number)].fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// A system call was made that nothing serves.
-#[cold]
+#[inline]
 pub fn missing_syscall(number: u64) {
     MISSING[slot(number)].fetch_add(1, Ordering::Relaxed);
 }
@@ -183,7 +173,7 @@ pub fn finish(fate: &ToHost) -> ! {
     if COUNT_MISSING.load(Ordering::Relaxed) {
         send_counts(&MISSING, ToHost::MissingSyscall);
     }
-    if static_branch_unlikely::<CountCalls>() {
+    if COUNT_CALLS.load(Ordering::Relaxed) {
         send_counts(&CALLS, ToHost::Syscall);
     }
     if wants_missing_files() {

@@ -93,11 +93,11 @@ unsafe extern "C" {
     fn syscall_entry();
     fn syscall_entry_pending();
     fn syscall_entry_always();
-    fn syscall_entry_traced();
+    fn syscall_entry_watched();
     fn syscall_entry_pti();
     fn syscall_entry_pti_pending();
     fn syscall_entry_pti_always();
-    fn syscall_entry_pti_traced();
+    fn syscall_entry_pti_watched();
 }
 
 /// Bytes from one stub to the next in `entry.S` (`.balign 16`).
@@ -218,18 +218,18 @@ fn init_syscall() {
     }
 }
 
-static TRACED: AtomicBool = AtomicBool::new(false);
+static WATCHED: AtomicBool = AtomicBool::new(false);
 
-/// From now on [`choose_syscall_entry`] takes the entries that record calls.
-pub(crate) fn trace_entries() {
-    TRACED.store(true, Ordering::SeqCst);
+/// From now on [`choose_syscall_entry`] takes the entries of watched calls.
+pub(crate) fn watch_calls() {
+    WATCHED.store(true, Ordering::SeqCst);
 }
 
 /// Sets this CPU's entry for SYSCALL: the one of its way of tracking.
 pub(crate) fn choose_syscall_entry() {
     let entry = match (paging::has_pti(), context::tracking_here()) {
-        (false, _) if TRACED.load(Ordering::SeqCst) => syscall_entry_traced,
-        (true, _) if TRACED.load(Ordering::SeqCst) => syscall_entry_pti_traced,
+        (false, _) if WATCHED.load(Ordering::SeqCst) => syscall_entry_watched,
+        (true, _) if WATCHED.load(Ordering::SeqCst) => syscall_entry_pti_watched,
         (false, tracking::PENDING) => syscall_entry_pending,
         (false, tracking::ALWAYS) => syscall_entry_always,
         (false, _) => syscall_entry,

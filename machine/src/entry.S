@@ -89,8 +89,8 @@ context_entered_\name:
 context_entered_\name:
 .endm
 
-// On a CPU that is traced: whichever of the above it is.
-.macro enter_traced name
+// Where calls are watched: whichever of the above this CPU needs.
+.macro enter_watched name
     lock btsl ${IN_KERNEL_BIT}, %gs:{CONTEXT}
     cmpl ${TRACKING_PENDING}, %gs:{TRACKING}
     ja 1f
@@ -258,7 +258,7 @@ sysret_pti:
 
     other_ways pending, syscall_from_user
     other_ways always, syscall_from_user
-    other_ways traced, traced_syscall_from_user
+    other_ways watched, watched_syscall_from_user
 
 .if {CHECK_SYSRET}
 sysret_would_fault:

@@ -1,7 +1,7 @@
 //! The Rust side of `entry.S`: each way into the kernel as one function, and the one decision about
 //! the way back.
 //!
-//! Reading order: [`syscall_from_user`], [`vector_from_user`], [`prepare_return`], then the
+//! Reading order: [`system_call`], [`vector_from_user`], [`prepare_return`], then the
 //! kernel's own faults.
 
 use core::arch::global_asm;
@@ -123,7 +123,25 @@ pub fn system_call(regs: &mut PtRegs, serve: impl FnOnce(&mut PtRegs)) -> bool {
     crate::ktest::defer::look(crate::ktest::defer::Look::Syscall);
     cpu::irq_enable();
     serve(regs);
-    prepare_return::<{ Origin::Syscall as usize }>(regs)
+    prepare_sysret::<{ Origin::Syscall as usize }>(regs)
+}
+
+/// The same where calls are watched: counted, recorded, or sent back by IRET always. Others do not
+/// pay for the questions.
+#[inline(always)]
+pub fn watched_system_call(
+    regs: &mut PtRegs,
+    number: u64,
+    serve: impl FnOnce(&mut PtRegs),
+) -> bool {
+    trace::called(number);
+    #[cfg(feature = "ktest")]
+    crate::ktest::defer::look(crate::ktest::defer::Look::Syscall);
+    cpu::irq_enable();
+    serve(regs);
+    let by_sysret = prepare_return::<{ Origin::Syscall as usize }>(regs);
+    trace::exit();
+    by_sysret
 }
 
 #[unsafe(no_mangle)]
@@ -164,9 +182,23 @@ fn user_exception(regs: &mut PtRegs, number: u8) {
     limen_user_exception(regs, Exception { vector: number, error, address });
 }
 
+/// What [`prepare_return`] does, for a plain call that has no work to do: without a loop it keeps
+/// nothing across calls.
+#[inline(always)]
+fn prepare_sysret<const ORIGIN: usize>(regs: &mut PtRegs) -> bool {
+    cpu::irq_disable();
+    // SAFETY: what is about to return to a program is that program's thread.
+    let is_free = unsafe { crate::task::has_no_work() };
+    if is_free && matches!(decide::<USER_END>(regs), Exit::Sysret) {
+        percpu::count_exit::<ORIGIN, SYSRET>();
+        return true;
+    }
+    prepare_return::<ORIGIN>(regs)
+}
+
 /// Does the exit work and decides how to return. Interrupts are masked when it returns, and stay so
 /// until the program runs. True: by SYSRET.
-#[inline(always)]
+#[inline(never)]
 pub(crate) fn prepare_return<const ORIGIN: usize>(regs: &mut PtRegs) -> bool {
     loop {
         cpu::irq_disable();
@@ -204,9 +236,20 @@ impl StaticKey for SysretOff {
 /// Switches SYSRET off if the kernel's command line says so.
 pub fn apply_options(command_line: &str) {
     let last = command_line.split_ascii_whitespace().rev().find_map(|w| w.strip_prefix("sysret="));
-    if last == Some("off") && static_branch::set::<SysretOff>(true).is_err() {
+    if last != Some("off") {
+        return;
+    }
+    if static_branch::set::<SysretOff>(true).is_ok() {
+        watch_calls();
+    } else {
         crate::log!("sysret=off: not switched off, this image has no site tables");
     }
+}
+
+/// Makes all CPUs take the entries of [`watched_system_call`], for good.
+pub fn watch_calls() {
+    crate::descriptors::watch_calls();
+    crate::tlb::reload_entries();
 }
 
 /// Columns of [`ExitCounts`]: SYSRET, then the reasons for IRET in the order of their numbers.

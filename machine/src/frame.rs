@@ -12,7 +12,7 @@
 //! Neighbours: `heap` carves small kernel objects out of these frames; `paging` maps them.
 
 use core::num::NonZeroU32;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use crate::percpu::{CpuCell, PerCpu};
 use crate::sync::{IrqGuard, SpinLock};
@@ -45,8 +45,10 @@ const FREE: u32 = 0x100;
 static INFO: AtomicPtr<FrameInfo> = AtomicPtr::new(core::ptr::null_mut());
 static INFO_COUNT: AtomicUsize = AtomicUsize::new(0);
 static TOTAL_FRAMES: AtomicUsize = AtomicUsize::new(0);
-/// Copy of `Buddy::free_frames` for those who only want to know whether memory is short.
+/// Copy of `Buddy::free_frames` for those who take no lock.
 static FREE_FRAMES: AtomicUsize = AtomicUsize::new(0);
+/// Whether that is less than `LEAST_FREE`: every system call asks.
+static IS_SHORT: AtomicBool = AtomicBool::new(false);
 /// The least that `Buddy::free_frames` has been since boot; written under the lock.
 static FEWEST_FREE: AtomicUsize = AtomicUsize::new(usize::MAX);
 
@@ -185,7 +187,7 @@ fn free_one(pfn: u32) {
                     magazine.count -= 1;
                     buddy.free(magazine.pfns[magazine.count], 0);
                 }
-                FREE_FRAMES.store(buddy.free_frames, Ordering::Relaxed);
+                publish_free(&buddy);
             }
             magazine.pfns[magazine.count] = pfn;
             magazine.count += 1;
@@ -201,8 +203,17 @@ fn with_buddy<R>(f: impl FnOnce(&mut Buddy) -> R) -> R {
 }
 
 /// Tells those who take no lock how much is free. The lock of `buddy` is held.
-fn note_free(buddy: &Buddy) {
+fn publish_free(buddy: &Buddy) {
     FREE_FRAMES.store(buddy.free_frames, Ordering::Relaxed);
+    let is_short = buddy.free_frames < LEAST_FREE.load(Ordering::Relaxed);
+    if is_short != IS_SHORT.load(Ordering::Relaxed) {
+        IS_SHORT.store(is_short, Ordering::Relaxed);
+    }
+}
+
+/// The same after memory was taken.
+fn note_free(buddy: &Buddy) {
+    publish_free(buddy);
     if buddy.free_frames < FEWEST_FREE.load(Ordering::Relaxed) {
         FEWEST_FREE.store(buddy.free_frames, Ordering::Relaxed);
     }
@@ -410,7 +421,7 @@ static LEAST_FREE: AtomicUsize = AtomicUsize::new(0);
 /// Whether so little memory is left that only the kernel itself should take more. Takes no lock.
 #[inline]
 pub fn is_short() -> bool {
-    FREE_FRAMES.load(Ordering::Relaxed) < LEAST_FREE.load(Ordering::Relaxed)
+    IS_SHORT.load(Ordering::Relaxed)
 }
 
 /// Whether less than an eighth of all memory is free: what outlives the programs that made it, such
@@ -455,7 +466,7 @@ pub(crate) unsafe fn init(records: *mut u8, limit_pfn: usize, usable: &[(u64, u6
         emergency.free(pfn, order);
         break;
     }
-    FREE_FRAMES.store(buddy.free_frames, Ordering::Relaxed);
+    publish_free(&buddy);
 }
 
 /// Bytes that the records of `limit_pfn` frames take.

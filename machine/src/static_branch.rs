@@ -20,8 +20,6 @@ pub trait StaticKey {
 
 /// The numbers of all keys.
 pub mod id {
-    /// Whether system calls are counted for a report at the end.
-    pub const COUNT_SYSCALLS: u32 = 1;
     /// Whether every return to a program is by IRET.
     pub const SYSRET_OFF: u32 = 4;
     /// Whether the scheduler measures how long threads wait for a CPU.

@@ -9,13 +9,32 @@
 //! Kernel code is never preempted between two of its own instructions except by interrupt
 //! handlers, which return to it; so holding a lock is short wherever its critical section is.
 
+use core::arch::asm;
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::{cpu, percpu, tlb};
 
 pub use spin::Once;
+
+/// Whether `word` is 0 now: a compare with memory and a branch, where the compiler would load the
+/// word first. For the questions of every system call.
+#[inline(always)]
+pub fn is_zero(word: &AtomicU32) -> bool {
+    'other: {
+        // SAFETY: an aligned load of a live word, which tears nothing; the label is in this
+        // function.
+        unsafe {
+            asm!("cmp dword ptr [{word}], 0",
+                 "jne {other}",
+                 word = in(reg) word.as_ptr(),
+                 other = label { break 'other false; },
+                 options(nostack, readonly));
+        }
+        true
+    }
+}
 
 /// Masks interrupts on this CPU while it lives; restores what was before.
 pub struct IrqGuard {

@@ -538,6 +538,16 @@ pub fn with_user_regs<R>(f: impl FnOnce(&mut PtRegs) -> R) -> R {
     f(unsafe { &mut *task.user_regs() })
 }
 
+/// Whether the running task has no exit work.
+///
+/// # Safety
+/// As [`pending_work`].
+#[inline(always)]
+pub(crate) unsafe fn has_no_work() -> bool {
+    // SAFETY: as in `pending_work`.
+    crate::sync::is_zero(unsafe { &(*percpu::running_task()).work })
+}
+
 /// The exit-work word of the running task.
 ///
 /// # Safety

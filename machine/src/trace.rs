@@ -3,7 +3,7 @@
 //!
 //! Each CPU writes into a ring of its own, which keeps the latest [`EVENTS`]. A record is two
 //! words, so an NMI in the middle of one costs at most that one. While nobody traces, none of it
-//! costs an instruction on the way of a system call: tracing CPUs enter by another address. Other
+//! costs an instruction on the way of a system call: watched calls have an entry of their own. Other
 //! places have a nop.
 
 use alloc::vec::Vec;
@@ -11,16 +11,15 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use context_tracking::state::Context;
 use context_tracking::work::Cause;
-use entry::PtRegs;
 
 use crate::cpu::{self, MAX_CPUS};
-use crate::entry::vector;
+use crate::entry::{self, vector};
 use crate::frame::OutOfMemory;
 use crate::ipi::Action;
 use crate::percpu::PerCpu;
 use crate::static_branch::{self, StaticKey, id, static_branch_unlikely};
 use crate::sync::Once;
-use crate::{apic, context, descriptors, percpu, time, tlb};
+use crate::{apic, context, percpu, time};
 
 /// Records that each CPU keeps: the latest.
 pub const EVENTS: usize = 16_384;
@@ -99,8 +98,7 @@ pub fn start() -> Result<(), OutOfMemory> {
         RINGS.of(cpu).caught_up.store(context::catch_ups(cpu).0, Ordering::Relaxed);
     }
     static_branch::set::<Tracing>(true).map_err(|_| OutOfMemory)?;
-    descriptors::trace_entries();
-    tlb::reload_entries();
+    entry::watch_calls();
     Ok(())
 }
 
@@ -151,18 +149,13 @@ fn note_catch_up() {
     }
 }
 
-/// A system call with its records. The entry for traces calls it.
+/// A program made a system call.
 #[inline(always)]
-pub fn system_call(
-    regs: &mut PtRegs,
-    number: u64,
-    serve: impl FnOnce(&mut PtRegs) -> bool,
-) -> bool {
-    record(Event::Syscall(u32::try_from(number).unwrap_or(u32::MAX)));
-    note_catch_up();
-    let by_sysret = serve(regs);
-    record(Event::Exit);
-    by_sysret
+pub(crate) fn called(number: u64) {
+    if is_on() {
+        record(Event::Syscall(u32::try_from(number).unwrap_or(u32::MAX)));
+        note_catch_up();
+    }
 }
 
 /// A vector came while a program ran.

@@ -29,6 +29,7 @@ const TESTS: &[(&str, Test)] = &[
     ("run::other_root", other_root),
     ("run::report", report),
     ("run::missing", missing),
+    ("run::sysret_off", sysret_off),
     ("run::packed", packed),
     ("run::machines", machines),
     ("run::terminal", terminal),
@@ -232,6 +233,24 @@ fn missing(context: &Context, folder: &Path) -> Result<(), Error> {
         ["  /srv/absent/file\n", "  /tmp/here\n", "missing syscalls: none\n", " execve (59)\n"];
     for want in wanted {
         ensure(said.contains(want), || format!("no {want:?} in {said}"))?;
+    }
+    Ok(())
+}
+
+/// With `sysret=off` no return is by SYSRET; without it those of plain calls are.
+fn sysret_off(context: &Context, folder: &Path) -> Result<(), Error> {
+    for (parameter, is_off) in [("sysret=on", false), ("sysret=off", true)] {
+        let words = ["--append", parameter, "--", "cat", "/proc/limen/exits"];
+        let output = output(context, folder, &words)?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let row = said.lines().find(|line| line.contains(" syscall ")).unwrap_or_default();
+        let counts: Vec<u64> = row.split(' ').skip(2).filter_map(|n| n.parse().ok()).collect();
+        let [by_sysret, .., by_choice] = counts[..] else {
+            return Err(format!("{parameter}: {said:?}").into());
+        };
+        let few = if is_off { by_sysret } else { by_choice };
+        let many = if is_off { by_choice } else { by_sysret };
+        ensure(few == 0 && many > 20, || format!("{parameter}: {said:?}"))?;
     }
     Ok(())
 }

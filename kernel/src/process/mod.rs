@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use abi::{Errno, Result};
 use machine::sync::SpinLock;
-use machine::task::{Schedulable, Task, ThreadCell};
+use machine::task::{Current, Schedulable, Task, ThreadCell};
 
 use crate::fs::file::Fd;
 use crate::fs::{FdTable, File, path::Location};
@@ -112,18 +112,22 @@ pub struct Thread {
 /// The open file behind a descriptor of the running process; EBADF.
 #[inline]
 pub fn own_file(fd: Fd) -> Result<Arc<File>> {
-    let thread = current();
+    file_of(current(), fd)
+}
+
+/// The same for those who know the thread that runs, and need not ask again.
+#[inline]
+pub fn file_of(thread: Current<Thread>, fd: Fd) -> Result<Arc<File>> {
     let generation = thread.process.files_generation.load(Ordering::Acquire);
     let found = thread.own_files.with(thread, |own| match own {
         Some((seen, files)) if *seen == generation => Some(files.get(fd)),
         _ => None,
     });
-    found.unwrap_or_else(|| own_file_slowly(fd, generation))
+    found.unwrap_or_else(|| file_slowly(thread, fd, generation))
 }
 
 #[cold]
-fn own_file_slowly(fd: Fd, generation: u32) -> Result<Arc<File>> {
-    let thread = current();
+fn file_slowly(thread: Current<Thread>, fd: Fd, generation: u32) -> Result<Arc<File>> {
     let files = thread.process.files();
     drop(thread.own_files.replace(thread, Some((generation, files.clone()))));
     files.get(fd)

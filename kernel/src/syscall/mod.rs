@@ -4,6 +4,8 @@ use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as nr};
 use entry::PtRegs;
+use machine::sync::is_zero;
+use machine::task::Current;
 
 use crate::fs::syscalls as fs;
 use crate::identity;
@@ -11,7 +13,7 @@ use crate::ipc;
 use crate::mm::syscalls as mm;
 use crate::net::syscalls as net;
 use crate::process::signal::calls as signals;
-use crate::process::{self, clock, schedule, system, timers, user_ids};
+use crate::process::{self, Thread, clock, schedule, system, timers, user_ids};
 use crate::report;
 use crate::sched::current;
 
@@ -22,17 +24,23 @@ pub use entry::PtRegs as Args;
 #[inline]
 pub fn handle(regs: &mut PtRegs, number: u64) {
     // As on Linux, the number is the low half of RAX.
-    let number = report::syscall(number) as u32;
+    let number = number as u32;
     let thread = current();
-    if thread.syscall_work.load(Ordering::Relaxed) != 0 {
+    if !is_zero(&thread.syscall_work) {
         return handle_with_work(regs);
     }
     let result = match number {
         nr::__NR_getpid => Ok(u64::from(thread.process.pid)),
         _ if machine::frame::is_short() => serve_in_need(regs, number),
-        _ => serve(regs, number),
+        _ => serve(regs, thread, number),
     };
     regs.rax = to_raw(result);
+}
+
+/// The same for a call that is watched ([`machine::entry::watch_calls`]).
+pub fn handle_watched(regs: &mut PtRegs, number: u64) {
+    report::watched_syscall(number);
+    handle(regs, number);
 }
 
 // Not worth the call: it would cost getpid a tenth.
@@ -59,7 +67,7 @@ fn handle_with_work(regs: &mut PtRegs) {
         let result = match number {
             nr::__NR_getpid => Ok(u64::from(current().process.pid)),
             _ if machine::frame::is_short() => serve_in_need(regs, number),
-            _ => serve(regs, number),
+            _ => serve(regs, current(), number),
         };
         regs.rax = to_raw(result);
     }
@@ -72,18 +80,18 @@ fn handle_with_work(regs: &mut PtRegs) {
 #[cold]
 fn serve_in_need(regs: &mut PtRegs, number: u32) -> Result<u64> {
     crate::mm::oom::before_call(number)?;
-    serve(regs, number)
+    serve(regs, current(), number)
 }
 
 /// The calls that programs make most come first: each level of the search costs two instructions.
 #[inline(always)]
-fn serve(a: &mut Args, number: u32) -> Result<u64> {
+fn serve(a: &mut Args, thread: Current<Thread>, number: u32) -> Result<u64> {
     match number {
-        nr::__NR_read => fs::read(a),
-        nr::__NR_write => fs::write(a),
+        nr::__NR_read => fs::read(a, thread),
+        nr::__NR_write => fs::write(a, thread),
         nr::__NR_futex => process::futex::futex(a),
         nr::__NR_epoll_wait => ipc::epoll::sys_epoll_wait(a),
-        END_OF_NUMBERS.. => unknown(number),
+        END_OF_NUMBERS.. => unknown(END_OF_NUMBERS),
         _ => dispatch(a, number),
     }
 }
@@ -91,7 +99,8 @@ fn serve(a: &mut Args, number: u32) -> Result<u64> {
 /// No call has this number or a larger one.
 const END_OF_NUMBERS: u32 = 512;
 
-#[cold]
+// All numbers from there on are counted as one, which the compiler can know where it is inlined.
+#[inline(always)]
 fn unknown(number: u32) -> Result<u64> {
     report::missing_syscall(u64::from(number));
     Err(Errno::ENOSYS)

@@ -21,15 +21,15 @@ fn limen_secondary() -> ! {
 }
 
 #[unsafe(no_mangle)]
-#[inline(never)]
 extern "C" fn syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
     machine::entry::system_call(regs, |regs| kernel::syscall::handle(regs, number))
 }
 
-/// The same for CPUs that are traced.
 #[unsafe(no_mangle)]
-extern "C" fn traced_syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
-    machine::trace::system_call(regs, number, |regs| syscall_from_user(regs, number))
+extern "C" fn watched_syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
+    machine::entry::watched_system_call(regs, number, |regs| {
+        kernel::syscall::handle_watched(regs, number);
+    })
 }
 
 #[unsafe(no_mangle)]

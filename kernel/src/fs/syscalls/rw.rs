@@ -6,11 +6,12 @@
 use alloc::sync::Arc;
 
 use abi::{Errno, Result, general as raw};
+use machine::task::Current;
 
-use super::{any_file, file};
+use super::file;
 use crate::fs::{File, FileType, inotify};
 use crate::io::{Sink, Source, read_iovec};
-use crate::process::UNLIMITED;
+use crate::process::{Thread, UNLIMITED, file_of};
 use crate::process::signal::send_to_current;
 use crate::sched::current;
 use crate::syscall::Args;
@@ -21,16 +22,16 @@ const LIMIT_FSIZE: usize = 1;
 const RWF_HINTS: u32 = raw::RWF_HIPRI | raw::RWF_DSYNC | raw::RWF_SYNC;
 
 /// read(2).
-pub fn read(a: &Args) -> Result<u64> {
-    let file = any_file(a.a0())?;
+pub fn read(a: &Args, thread: Current<Thread>) -> Result<u64> {
+    let file = file_of(thread, a.a0() as u32)?;
     file.check_readable()?;
     check_buffer(a.a1(), a.a2())?;
     read_stream(&file, &mut Sink::user(a.a1(), a.a2() as usize))
 }
 
 /// write(2).
-pub fn write(a: &Args) -> Result<u64> {
-    let file = any_file(a.a0())?;
+pub fn write(a: &Args, thread: Current<Thread>) -> Result<u64> {
+    let file = file_of(thread, a.a0() as u32)?;
     file.check_writable()?;
     check_buffer(a.a1(), a.a2())?;
     write_stream(&file, &mut Source::user(a.a1(), a.a2() as usize))
