@@ -214,7 +214,7 @@ fn mount_root(config: &BootConfig) -> core::result::Result<Location, Failure> {
     let archive = machine::boot::info().initrd;
     if config.root == RootKind::Packed {
         let root = TmpFs::new("rootfs", 0o755, Limits::default());
-        initramfs::unpack(archive, &root.root()).step("unpacking the initramfs")?;
+        initramfs::unpack(archive, &root.root(), false).step("unpacking the initramfs")?;
         return Ok(mount::mount_root(root, b"rootfs"));
     }
     let lower = attach(ports::ROOT_TAG.as_bytes(), false)?;
@@ -225,7 +225,7 @@ fn mount_root(config: &BootConfig) -> core::result::Result<Location, Failure> {
     for (path, ..) in STANDARD {
         overlay.empty_directory(path.as_bytes()).step(*path)?;
     }
-    initramfs::unpack(archive, &overlay.root()).step("unpacking the initramfs")?;
+    initramfs::unpack(archive, &overlay.root(), true).step("unpacking the initramfs")?;
     Ok(mount::mount_root(overlay, b"overlay"))
 }
 

@@ -132,7 +132,7 @@ impl Search<'_> {
         let is_env = Path::new(interpreter).file_name() == Some(OsStr::new("env"));
         let name = argument.filter(|_| is_env).and_then(env_program);
         let Some(name) = name else { return };
-        match find_program(self.tree, name, self.path, Path::new("/")) {
+        match find_program(self.tree, &FileSet::default(), name, self.path, Path::new("/")) {
             Found::At(program) => self.want(program, vec![], false),
             _ => self.miss(&name.to_string_lossy(), script),
         }

@@ -143,9 +143,12 @@ impl FileSet {
         self.nodes.extend(other.nodes.iter().map(|(path, node)| (path.clone(), node.clone())));
     }
 
-    /// True if the absolute guest path is a file of the set.
-    pub(crate) fn contains(&self, guest: &Path) -> bool {
-        matches!(self.nodes.get(guest), Some(Node::File { .. }))
+    /// The mode of the file at this absolute guest path, if the set has one there.
+    pub(crate) fn file_mode(&self, guest: &Path) -> Option<u32> {
+        match self.nodes.get(guest) {
+            Some(Node::File { perm, .. }) => Some(*perm),
+            _ => None,
+        }
     }
 
     /// The archive; empty if the set is.

@@ -50,7 +50,7 @@ pub(crate) fn command(args: &PackArgs) -> Result<u8, Error> {
     files.add_arguments(&here, &args.file, &args.dir)?;
     let (search_path, _) = closure::callers_paths();
     let name = &args.program[0];
-    let program = match find_program(&Tree::host(), name, &search_path, &here) {
+    let program = match find_program(&Tree::host(), &files, name, &search_path, &here) {
         Found::At(program) => program,
         Found::NotExecutable(path) => {
             eprintln!("limen: {}: not an executable file", path.display());
@@ -102,7 +102,7 @@ pub(crate) fn packed_archive(program: &Path, extra: &FileSet) -> Result<Vec<u8>,
     // Programs and libraries that were added need theirs, too.
     let added = extra.programs();
     let mut wanted: Vec<&Path> = added.iter().map(|(_, host)| *host).collect();
-    if !extra.contains(program) {
+    if extra.file_mode(program).is_none() {
         wanted.push(program);
     }
     let closure = closure::closure_of_all(&Tree::host(), &wanted, &path, &library_path)?;

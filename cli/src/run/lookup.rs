@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use crate::pack::files::FileSet;
 use crate::tree::{Tree, absolute};
 
 /// What PATH is where the caller's does not count.
@@ -24,14 +25,21 @@ pub(crate) enum Found {
     Nowhere,
 }
 
-/// Looks for `name`: with a `/` in it against `cwd`, else in the folders of `path`.
-pub(crate) fn find_program(tree: &Tree, name: &OsStr, path: &OsStr, cwd: &Path) -> Found {
+/// Looks for `name`: with a `/` in it against `cwd`, else in the folders of `path`. What is `added`
+/// to the tree counts first.
+pub(crate) fn find_program(
+    tree: &Tree,
+    added: &FileSet,
+    name: &OsStr,
+    path: &OsStr,
+    cwd: &Path,
+) -> Found {
     if name.as_bytes().contains(&b'/') {
-        return examine(tree, absolute(cwd, Path::new(name)));
+        return examine(tree, added, absolute(cwd, Path::new(name)));
     }
     let mut best = Found::Nowhere;
     for folder in std::env::split_paths(path).filter(|_| !name.is_empty()) {
-        match examine(tree, absolute(cwd, &folder).join(name)) {
+        match examine(tree, added, absolute(cwd, &folder).join(name)) {
             found @ Found::At(_) => return found,
             Found::Nowhere => {}
             other if best == Found::Nowhere => best = other,
@@ -41,13 +49,15 @@ pub(crate) fn find_program(tree: &Tree, name: &OsStr, path: &OsStr, cwd: &Path) 
     best
 }
 
-fn examine(tree: &Tree, candidate: PathBuf) -> Found {
-    let Ok(meta) = tree.find(&candidate).and_then(std::fs::metadata) else {
-        return Found::Nowhere;
+fn examine(tree: &Tree, added: &FileSet, candidate: PathBuf) -> Found {
+    let of_tree = || {
+        let meta = tree.find(&candidate).and_then(std::fs::metadata).ok()?;
+        Some(if meta.is_file() { meta.permissions().mode() } else { 0 })
     };
-    match meta.is_file() && meta.permissions().mode() & 0o111 != 0 {
-        true => Found::At(candidate),
-        false => Found::NotExecutable(candidate),
+    match added.file_mode(&candidate).or_else(of_tree) {
+        Some(mode) if mode & 0o111 != 0 => Found::At(candidate),
+        Some(_) => Found::NotExecutable(candidate),
+        None => Found::Nowhere,
     }
 }
 
@@ -78,9 +88,17 @@ mod tests {
         add("a/x", 0o644);
         add("b/x", 0o755);
         fs::create_dir_all(dir.path().join("b/plain")).expect("directory");
+        let mut added = FileSet::default();
+        let file = dir.path().join("b/x").into_os_string();
+        let arguments: Vec<OsString> = ["/b/own", "/a/way"]
+            .map(|guest| [&file, OsStr::new(":"), OsStr::new(guest)].into_iter().collect())
+            .into();
+        added.add_arguments(dir.path(), &arguments, &[]).expect("added");
         let find = |name: &str| {
-            find_program(&tree, OsStr::new(name), OsStr::new("/a:/b"), Path::new("/b"))
+            find_program(&tree, &added, OsStr::new(name), OsStr::new("/a:/b"), Path::new("/b"))
         };
+        assert_eq!(find("own"), Found::At("/b/own".into()));
+        assert_eq!(find("/a/way"), Found::At("/a/way".into()));
         assert_eq!(find("x"), Found::At("/b/x".into()));
         assert_eq!(find("./x"), Found::At("/b/x".into()));
         assert_eq!(find("plain"), Found::NotExecutable("/a/plain".into()));

@@ -67,11 +67,11 @@ impl Plan {
         let mut files = FileSet::default();
         files.add_arguments(&here, &args.file, &args.dir)?;
         let name = &args.program[0];
-        let program = match find_program(&tree, name, &search_path, search_base) {
+        // A packed program's own place is the guest's: what was added counts there, too.
+        let of_cwd = absolute(&cwd, Path::new(name));
+        let program = match find_program(&tree, &files, name, &search_path, search_base) {
             Found::At(path) => path,
-            _ if files.contains(&absolute(&cwd, Path::new(name))) => {
-                absolute(&cwd, Path::new(name))
-            }
+            _ if files.file_mode(&of_cwd).is_some_and(|mode| mode & 0o111 != 0) => of_cwd,
             Found::NotExecutable(path) => {
                 let reason = "Permission denied (not an executable file)".to_owned();
                 return Ok(Err(Outcome::NotExecutable(bytes(path), reason)));

@@ -151,8 +151,16 @@ fn copies(context: &Context, folder: &Path) -> Result<(), Error> {
             "/srv/tree/sub/leaf",
         ];
         expect(context, folder, &words, "copied\nleaf\n")?;
+        // Into a folder that is a link on a merged-/usr system; found by its name alone.
+        let words = [way, "--file=/bin/echo:/bin/limen-own", "--", "sh", "-c", "limen-own way"];
+        expect(context, folder, &words, "way\n")?;
+        let words = [way, "--file=/bin/echo:/usr/bin/limen-own", "--", "limen-own", "name"];
+        expect(context, folder, &words, "name\n")?;
     }
-    Ok(())
+    // Folders that exist stay what they are.
+    let script = "[ -e /etc/passwd ] && cat /etc/limen-own && stat -c %a /tmp";
+    let words = ["--file=data:/etc/limen-own", "--file=data:/tmp/own", "--", "sh", "-c", script];
+    expect(context, folder, &words, "copied\n1777\n")
 }
 
 /// What the guest writes below --rw is there for the host, and the other way round.
