@@ -38,7 +38,8 @@ const SKELETON: [(&str, u32); 6] = [
 ];
 /// Links that a merged-/usr system has, kept where the host has them: programs start `/bin/sh`.
 const LINKS: [&str; 4] = ["/bin", "/lib", "/lib64", "/sbin"];
-const SKELETON_FILES: [(&str, &str); 2] = [
+const SKELETON_FILES: [(&str, &str); 3] = [
+    ("/etc/hosts", "127.0.0.1\tlocalhost limen\n"),
     ("/etc/passwd", "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"),
     ("/etc/group", "root:x:0:\nnogroup:x:65534:\n"),
 ];

@@ -47,6 +47,7 @@ struct App {
     status: i32,
     #[serde(default)]
     pack: bool,
+    memory: Option<String>,
     /// What else is packed: programs by name, and folders; a `*` at the end stands for any rest.
     #[serde(default)]
     programs: Vec<String>,
@@ -94,13 +95,13 @@ fn find(program: &str) -> Option<PathBuf> {
     std::env::split_paths(PATH).map(|dir| dir.join(program)).find(|path| path.exists())
 }
 
-/// The folders that a name with or without `*` at its end stands for.
-fn expand(folder: &str) -> Vec<PathBuf> {
-    let Some(start) = folder.strip_suffix('*') else { return vec![folder.into()] };
+/// What a path with or without `*` at its end stands for.
+fn expand(path: &str) -> Vec<PathBuf> {
+    let Some(start) = path.strip_suffix('*') else { return vec![path.into()] };
     let parent = Path::new(start).parent().unwrap_or(Path::new("/"));
     let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
-    let folders = entries.map(|entry| entry.path()).filter(|path| path.is_dir());
-    folders.filter(|path| path.to_string_lossy().starts_with(start)).collect()
+    let paths = entries.map(|entry| entry.path()).filter(|path| path.exists());
+    paths.filter(|path| path.to_string_lossy().starts_with(start)).collect()
 }
 
 fn install(apps: &[App]) -> Result<(), Error> {
@@ -187,15 +188,15 @@ fn on_host(app: &App) -> Result<Ran, String> {
 
 fn vm(context: &Context, app: &App, smp: u8, pack: bool) -> Command {
     let mut command = Command::new(&context.limen);
-    command.args(["run", "--memory", "1G", "--smp", &smp.to_string()]);
+    let memory = app.memory.as_deref().unwrap_or("1G");
+    command.args(["run", "--memory", memory, "--smp", &smp.to_string()]);
     command.args(["--timeout", &TIMEOUT_S.to_string(), "--cwd", CWD]);
     if pack {
         command.arg("--pack");
-        for program in app.programs.iter().filter_map(|name| find(name)) {
-            command.arg("--file").arg(program);
-        }
-        for folder in app.folders.iter().flat_map(|folder| expand(folder)) {
-            command.arg("--dir").arg(folder);
+        let programs = app.programs.iter().filter_map(|name| find(name));
+        let folders = app.folders.iter().flat_map(|folder| expand(folder));
+        for path in programs.chain(folders) {
+            command.arg(if path.is_dir() { "--dir" } else { "--file" }).arg(path);
         }
     }
     command.arg("--").args(&app.run);
