@@ -314,8 +314,12 @@ extern "C" fn vector_from_kernel_rust(regs: &mut PtRegs, number: u64) {
 
 /// Error code bits of a page fault (SDM 3A, 4.7).
 pub mod fault_code {
+    /// The page is mapped, without the right.
+    pub const PRESENT: u64 = 1;
     /// The access was a write.
     pub const WRITE: u64 = 1 << 1;
+    /// A program's access.
+    pub const USER: u64 = 1 << 2;
     /// The access was an instruction fetch.
     pub const FETCH: u64 = 1 << 4;
 }

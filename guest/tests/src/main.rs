@@ -11,6 +11,7 @@ mod elf_cases;
 mod entry;
 mod exec;
 mod files;
+mod frames;
 mod fuzz;
 mod fuzz_args;
 mod harness;
@@ -20,6 +21,7 @@ mod pointers;
 mod processes;
 mod ptrace;
 mod regs;
+mod returns;
 mod seccomp;
 mod signals;
 mod sockets;
@@ -39,6 +41,7 @@ const SUBJECTS: &[&[Test]] = &[
     signals::TESTS,
     memory::TESTS,
     entry::TESTS,
+    returns::TESTS,
     files::TESTS,
     channels::TESTS,
     sockets::TESTS,

@@ -120,8 +120,10 @@ pub mod flags {
     /// What SYSCALL clears (FMASK), as Linux does.
     pub const SYSCALL_MASK: u64 =
         CF | PF | AF | ZF | SF | TF | IF | DF | OF | IOPL | NT | RF | AC | ID;
-    /// What a program may set in its own flags (by sigreturn, ptrace).
-    pub const USER_SETTABLE: u64 = CF | PF | AF | ZF | SF | TF | DF | OF | NT | RF | AC;
+    /// What a tracer may set in a program's flags.
+    pub const USER_SETTABLE: u64 = SIGRETURN_SETTABLE | NT;
+    /// What sigreturn takes from its frame.
+    pub const SIGRETURN_SETTABLE: u64 = CF | PF | AF | ZF | SF | TF | DF | OF | RF | AC;
     /// What SYSRET can load from R11 (SDM 2B): RF and VM always become 0.
     pub const SYSRET_LOADS: u64 = 0x3c_7fd7;
 }

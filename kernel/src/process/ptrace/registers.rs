@@ -98,8 +98,8 @@ pub(super) fn write_one(state: &mut State, index: usize, value: u64) -> Result<(
     let registers = &mut state.registers;
     let allowed = match index {
         place::RIP => is_canonical(value),
-        place::CS => value != 0 && is_user_selector(value),
-        place::SS | place::DS..=place::GS => is_user_selector(value),
+        place::CS | place::SS => value != 0 && is_user_selector(value),
+        place::DS..=place::GS => is_user_selector(value),
         place::FS_BASE | place::GS_BASE => value < USER_END,
         _ => index < WORDS,
     };

@@ -1,7 +1,7 @@
 //! Exceptions of a program's own instructions, as signals (SDM 3A chapter 6; sigaction(2)).
 
 use abi::{Errno, general as raw};
-use entry::{PtRegs, flags};
+use entry::{PtRegs, flags, selector};
 use machine::entry::{Exception, PageFault, fault_code, vector};
 use machine::paging::USER_END;
 use machine::task::with_fpu;
@@ -24,17 +24,23 @@ pub fn user_exception(regs: &mut PtRegs, exception: Exception) {
     send::force(signal_for(regs, &exception));
 }
 
-/// The registers of the running program cannot be loaded (a non-canonical RIP, say).
+/// The registers of the running program cannot be loaded: they stay for its handler to see, and the
+/// signal is that of the fault which IRET, or the first instruction's fetch, would cause.
 pub fn bad_return(regs: &mut PtRegs) {
-    note(&Exception { vector: vector::GENERAL_PROTECTION, error: 0, address: 0 });
-    // Something that can be loaded, in case the program has a handler; it sees what it did in its
-    // own frame by the address 0 and SI_KERNEL.
-    regs.cs = u64::from(entry::selector::USER_CS);
-    regs.ss = u64::from(entry::selector::USER_DS);
-    regs.rflags = regs.rflags & flags::USER_SETTABLE | flags::FIXED | flags::IF;
-    if regs.rip >= USER_END {
-        regs.rip = 0;
+    const UPPER_HALF: u64 = !0 << 47;
+    // What no caller lets a program set.
+    regs.rflags = regs.rflags & !(flags::IOPL | flags::VM) | flags::FIXED | flags::IF;
+    let (cs, ss) = (regs.cs, regs.ss);
+    let is_code = cs == u64::from(selector::USER_CS);
+    let is_stack = ss == u64::from(selector::USER_DS);
+    if is_code && is_stack && regs.rip >= UPPER_HALF {
+        let error = fault_code::PRESENT | fault_code::USER | fault_code::FETCH;
+        note(&Exception { vector: vector::PAGE_FAULT, error, address: regs.rip });
+        return send::force(segv_or_bus(Errno::EFAULT, regs.rip));
     }
+    // The error code is the selector that cannot be loaded (SDM 2A, IRET).
+    let wrong = if !is_code { cs } else if !is_stack { ss } else { 0 };
+    note(&Exception { vector: vector::GENERAL_PROTECTION, error: wrong & 0xfffc, address: 0 });
     send::force(SigInfo::kernel(raw::SIGSEGV));
 }
 

@@ -5,8 +5,8 @@
 //! restorer), `ucontext_t`, `siginfo_t`, padding, then the XSAVE image with its two marks.
 //!
 //! The program can write anything into the frame before it returns; nothing of it is trusted: flags
-//! keep their privileged bits, segments are the fixed ones, the FPU image goes through
-//! `FpuState::set_from_user`, and a RIP that no program can have is caught at the return.
+//! keep their privileged bits, the FPU image goes through `FpuState::set_from_user`, and a segment
+//! or a RIP that no program can have is caught at the return.
 
 use abi::{Errno, Result, general as raw};
 use alloc::vec::Vec;
@@ -240,6 +240,10 @@ fn restore(regs: &mut PtRegs, frame_at: u64) -> Result<()> {
     let user = UserPtr::<UContext>::new(context_at).read()?;
     pop_fpu(user.context.fpstate)?;
     load(regs, &user.context);
+    // Else the frame may be that of a program which saves no SS.
+    if user.flags & UC_STRICT_RESTORE_SS != 0 {
+        regs.ss = u64::from(user.context.ss | 3);
+    }
     let thread = current();
     {
         let mut signals = thread.signals.lock();
@@ -252,7 +256,7 @@ fn restore(regs: &mut PtRegs, frame_at: u64) -> Result<()> {
 }
 
 fn load(regs: &mut PtRegs, from: &SigContext) {
-    let settable = flags::USER_SETTABLE;
+    let settable = flags::SIGRETURN_SETTABLE;
     *regs = PtRegs {
         r8: from.r8,
         r9: from.r9,
