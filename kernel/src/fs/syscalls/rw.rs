@@ -11,8 +11,8 @@ use machine::task::Current;
 use super::file;
 use crate::fs::{File, FileType, inotify};
 use crate::io::{Sink, Source, read_iovec};
-use crate::process::{Thread, UNLIMITED, file_of};
 use crate::process::signal::send_to_current;
+use crate::process::{Thread, UNLIMITED, file_of};
 use crate::sched::current;
 use crate::syscall::Args;
 
