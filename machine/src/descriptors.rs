@@ -90,14 +90,14 @@ unsafe extern "C" {
     fn paranoid_2();
     fn paranoid_8();
     fn paranoid_18();
-    fn syscall_entry();
-    fn syscall_entry_pending();
-    fn syscall_entry_always();
-    fn syscall_entry_watched();
-    fn syscall_entry_pti();
-    fn syscall_entry_pti_pending();
-    fn syscall_entry_pti_always();
-    fn syscall_entry_pti_watched();
+    static syscall_entry: u8;
+    pub(crate) static syscall_entry_pending: u8;
+    static syscall_entry_always: u8;
+    static syscall_entry_watched: u8;
+    static syscall_entry_pti: u8;
+    static syscall_entry_pti_pending: u8;
+    static syscall_entry_pti_always: u8;
+    static syscall_entry_pti_watched: u8;
 }
 
 /// Bytes from one stub to the next in `entry.S` (`.balign 16`).
@@ -228,16 +228,16 @@ pub(crate) fn watch_calls() {
 /// Sets this CPU's entry for SYSCALL: the one of its way of tracking.
 pub(crate) fn choose_syscall_entry() {
     let entry = match (paging::has_pti(), context::tracking_here()) {
-        (false, _) if WATCHED.load(Ordering::SeqCst) => syscall_entry_watched,
-        (true, _) if WATCHED.load(Ordering::SeqCst) => syscall_entry_pti_watched,
-        (false, tracking::PENDING) => syscall_entry_pending,
-        (false, tracking::ALWAYS) => syscall_entry_always,
-        (false, _) => syscall_entry,
-        (true, tracking::PENDING) => syscall_entry_pti_pending,
-        (true, tracking::ALWAYS) => syscall_entry_pti_always,
-        (true, _) => syscall_entry_pti,
+        (false, _) if WATCHED.load(Ordering::SeqCst) => &raw const syscall_entry_watched,
+        (true, _) if WATCHED.load(Ordering::SeqCst) => &raw const syscall_entry_pti_watched,
+        (false, tracking::PENDING) => &raw const syscall_entry_pending,
+        (false, tracking::ALWAYS) => &raw const syscall_entry_always,
+        (false, _) => &raw const syscall_entry,
+        (true, tracking::PENDING) => &raw const syscall_entry_pti_pending,
+        (true, tracking::ALWAYS) => &raw const syscall_entry_pti_always,
+        (true, _) => &raw const syscall_entry_pti,
     };
-    let entry = entry as *const () as u64;
+    let entry = entry as u64;
     // CSTAR is unreachable: without a 32-bit code segment there is no compatibility mode.
     for register in [msr::LSTAR, msr::CSTAR] {
         // SAFETY: an entry of `entry.S` for the tables in use.

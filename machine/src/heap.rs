@@ -2,10 +2,11 @@
 //!
 //! Sizes up to 2 KiB are rounded to a class and served from a list that belongs to the CPU, without
 //! a lock; lists are refilled from, and drained to, one shared list for each class. Larger sizes
-//! are blocks of frames. Memory of a class stays in that class, so there is nothing to search;
+//! are blocks of frames, or, from [`VMAP_BYTES`] on and when no block is left, mapped frames
+//! (`vmap`). Memory of a class stays in that class, so there is nothing to search;
 //! [`trim`] gives slabs that are not used back when memory is short.
 //!
-//! Every heap address lies in the direct map, so drivers may hand heap buffers to devices.
+//! Drivers may hand any of it to devices, which `virtio::queue` tells of each page if need be.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -14,11 +15,14 @@ use crate::cpu::MAX_CPUS;
 use crate::frame::{self, MAX_ORDER, PAGE_SHIFT, PAGE_SIZE, phys_to_virt, virt_to_phys};
 use crate::percpu::{CpuCell, PerCpu};
 use crate::sync::{IrqGuard, SpinLock};
+use crate::vmap;
 
 /// Object sizes, bytes. Each divides the slab that it is carved from.
 const CLASSES: [usize; 9] = [16, 32, 64, 96, 128, 256, 512, 1024, 2048];
 /// A CPU's list that grows past this many bytes gives half of itself back.
 const CACHE_BYTES: usize = 32 * 1024;
+/// From here on sizes are never sought in one block: memory that runs has few of them.
+const VMAP_BYTES: usize = 1 << 20;
 /// Frames of one slab: 2^0, so that scattered frames will do when memory is short.
 const SLAB_ORDER: usize = 0;
 
@@ -101,7 +105,9 @@ fn refill(class: usize, list: &mut FreeList) {
     if list.count > 0 {
         return;
     }
-    let Some(pfn) = frame::alloc_block(SLAB_ORDER) else { return };
+    let slab = frame::alloc_block(SLAB_ORDER);
+    let slab = slab.or_else(|| frame::alloc_emergency_block(SLAB_ORDER));
+    let Some(pfn) = slab else { return };
     let slab_bytes = PAGE_SIZE << SLAB_ORDER;
     SLAB_BYTES.fetch_add(slab_bytes, Ordering::Relaxed);
     frame::owner_mark(pfn).store(0, Ordering::Relaxed);
@@ -112,16 +118,27 @@ fn refill(class: usize, list: &mut FreeList) {
     }
 }
 
+fn alloc_large(layout: Layout) -> *mut u8 {
+    let size = layout.size().max(layout.align());
+    let may_be_mapped = layout.align() <= PAGE_SIZE && size > PAGE_SIZE;
+    let order = order_of(size).filter(|_| size < VMAP_BYTES || !may_be_mapped);
+    let at_frame = |pfn| phys_to_virt(u64::from(pfn) << PAGE_SHIFT);
+    if let Some(pfn) = order.and_then(frame::alloc_block) {
+        return at_frame(pfn);
+    }
+    if may_be_mapped && let Ok(at) = vmap::alloc(size) {
+        return at;
+    }
+    order.and_then(frame::alloc_emergency_block).map_or(core::ptr::null_mut(), at_frame)
+}
+
 // SAFETY: blocks come from the frame allocator or tile a slab of it, each is handed out once until
 // it is freed, and sizes and alignments are at least the layout's (`class_of`, natural alignment of
 // buddy blocks).
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some(class) = class_of(layout) else {
-            let size = layout.size().max(layout.align());
-            let block = order_of(size).and_then(frame::alloc_block);
-            return block
-                .map_or(core::ptr::null_mut(), |pfn| phys_to_virt(u64::from(pfn) << PAGE_SHIFT));
+            return alloc_large(layout);
         };
         let _irq = IrqGuard::new();
         let take = |lists: &mut Lists| {
@@ -137,6 +154,10 @@ unsafe impl GlobalAlloc for Heap {
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         let Some(class) = class_of(layout) else {
             let size = layout.size().max(layout.align());
+            if vmap::contains(at) {
+                // SAFETY: it came from `alloc_large` with the same layout and is given up.
+                return unsafe { vmap::free(at, size) };
+            }
             let pfn = (virt_to_phys(at) >> PAGE_SHIFT) as u32;
             let order = order_of(size).expect("allocated, so the order exists");
             // SAFETY: the block came from `alloc` with the same layout and is given up.
@@ -170,7 +191,7 @@ const MARK_WHOLE: u32 = 1 << 31;
 /// Gives slabs of which no object is in use back to the frames. Slow: walks all free objects that
 /// are not cached by a CPU. Returns bytes.
 pub fn trim() -> usize {
-    (0..CLASSES.len()).map(trim_class).sum()
+    (0..CLASSES.len()).map(trim_class).sum::<usize>() + vmap::trim()
 }
 
 fn slab_of(object: *mut FreeObject) -> u32 {
@@ -219,9 +240,10 @@ fn trim_class(class: usize) -> usize {
     freed
 }
 
-/// Bytes of free objects that [`trim`] may give back.
+/// Bytes of free objects and unmapped blocks that [`trim`] may give back.
 pub fn idle_bytes() -> usize {
-    (0..CLASSES.len()).map(|class| SHARED[class].lock().count * CLASSES[class]).sum()
+    let listed = |class: usize| SHARED[class].lock().count * CLASSES[class];
+    (0..CLASSES.len()).map(listed).sum::<usize>() + vmap::usage().1
 }
 
 /// Bytes in slabs of small objects, used or cached.

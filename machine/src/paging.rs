@@ -284,7 +284,7 @@ pub(crate) fn kernel_root() -> u64 {
 }
 
 /// Maps one page of kernel memory at `va`, readable and writable. The mapping owns the frame until
-/// [`unmap_kernel`] gives it back. Tables that are missing are made, and stay for ever: a walker
+/// [`take_retired`] gives it back. Tables that are missing are made, and stay for ever: a walker
 /// may read cached entries of upper levels at any time, on any CPU.
 pub(crate) fn map_kernel_memory(va: u64, frame: Frame) -> Result<(), OutOfMemory> {
     let kernel = KERNEL.lock();
@@ -298,19 +298,40 @@ pub(crate) fn map_kernel_memory(va: u64, frame: Frame) -> Result<(), OutOfMemory
 #[cfg(feature = "ktest")]
 pub(crate) fn remap_kernel(va: u64, phys: u64) {
     let kernel = KERNEL.lock();
-    let mut table = Table::at(kernel.root);
-    for level in (1..=3).rev() {
-        table = Table::at(table.get(index(va, level)));
-    }
+    let table = kernel_leaf_table(kernel.root, va).expect("the page is mapped");
     let flags = table.get(index(va, 0)) & !ADDRESS;
     table.set(index(va, 0), flags | phys);
 }
 
-/// Takes away what [`map_kernel_memory`] mapped at `va`. CPUs may still have the translation: the
-/// frame, and the address, are used again only after `tlb::flush_kernel`.
-pub(crate) fn unmap_kernel(va: u64) -> Option<Frame> {
+/// Unmaps what [`map_kernel_memory`] mapped at `va`, and keeps the frame there, hidden. CPUs may
+/// still have the translation: after `tlb::flush_kernel` the frame can be had by [`take_retired`],
+/// and the address be used again.
+pub(crate) fn retire_kernel(va: u64) {
     let kernel = KERNEL.lock();
-    let mut table = Table::at(kernel.root);
+    let Some(table) = kernel_leaf_table(kernel.root, va) else { return };
+    let entry = table.get(index(va, 0));
+    if entry & PRESENT != 0 {
+        table.set(index(va, 0), !entry & ADDRESS | HIDDEN);
+    }
+}
+
+/// The frame that [`retire_kernel`] left at `va`.
+pub(crate) fn take_retired(va: u64) -> Option<Frame> {
+    let kernel = KERNEL.lock();
+    let table = kernel_leaf_table(kernel.root, va)?;
+    let entry = table.get(index(va, 0));
+    if entry & PRESENT != 0 {
+        return None;
+    }
+    let pfn = leaf_pfn(entry)?;
+    table.set(index(va, 0), 0);
+    // SAFETY: `map_kernel_memory` left the entry a reference, and the entry is gone.
+    Some(unsafe { Frame::from_raw(pfn) })
+}
+
+/// The table with the entry of a page of kernel memory, if there is one.
+fn kernel_leaf_table(root: u64, va: u64) -> Option<Table> {
+    let mut table = Table::at(root);
     for level in (1..=3).rev() {
         let entry = table.get(index(va, level));
         if entry & PRESENT == 0 {
@@ -318,13 +339,7 @@ pub(crate) fn unmap_kernel(va: u64) -> Option<Frame> {
         }
         table = Table::at(entry);
     }
-    let entry = table.get(index(va, 0));
-    if entry & PRESENT == 0 {
-        return None;
-    }
-    table.set(index(va, 0), 0);
-    // SAFETY: `map_kernel_memory` left the entry a reference; nothing else maps in its area.
-    Some(unsafe { Frame::from_raw(((entry & ADDRESS) >> PAGE_SHIFT) as u32) })
+    Some(table)
 }
 
 /// Maps device registers, uncached. The mapping stays.
@@ -482,7 +497,7 @@ pub(crate) fn for_each_kernel_leaf(mut f: impl FnMut(u64, bool, bool, bool)) {
 }
 
 /// The physical address behind a kernel address, by walking the tables.
-fn kernel_phys(va: u64) -> Option<u64> {
+pub(crate) fn kernel_phys(va: u64) -> Option<u64> {
     let mut table = Table::at(kernel_root());
     for level in (0..=3).rev() {
         let entry = table.get(index(va, level));
@@ -596,7 +611,8 @@ fn new_root() -> Option<u64> {
         copy_half(kernel_root(), root);
         return Some(root);
     }
-    let root = u64::from(frame::alloc_block(1)?) << PAGE_SHIFT;
+    let pair = frame::alloc_block(1).or_else(|| frame::alloc_emergency_block(1));
+    let root = u64::from(pair?) << PAGE_SHIFT;
     // SAFETY: the pair of frames is new.
     unsafe { core::ptr::write_bytes(phys_to_virt(root), 0, 2 * PAGE_SIZE) };
     copy_half(kernel_root(), root);

@@ -32,13 +32,8 @@ const POOL_MAX: usize = 16;
 /// Unmapped stacks for which one flush is worth its price.
 const LAZY_MAX: usize = 32;
 
-/// A stack that was unmapped: its lowest address, and the frames that some CPU may still reach.
-struct Unmapped {
-    base: u64,
-    frames: [Option<Frame>; PAGES],
-}
-
-type Lazy = [Option<Unmapped>; LAZY_MAX];
+/// Lowest addresses of stacks that were unmapped; some CPU may still reach their frames.
+type Lazy = [Option<u64>; LAZY_MAX];
 
 struct Stacks {
     /// Slots that were ever used.
@@ -54,7 +49,7 @@ static STACKS: SpinLock<Stacks> = SpinLock::new(Stacks {
     slots: 0,
     pool: Vec::new(),
     clean: Vec::new(),
-    lazy: [const { None }; LAZY_MAX],
+    lazy: [None; LAZY_MAX],
 });
 
 /// A kernel stack. Given back when dropped.
@@ -100,7 +95,7 @@ impl Drop for KernelStack {
 
 impl Stacks {
     fn take_lazy(&mut self) -> Lazy {
-        core::mem::replace(&mut self.lazy, [const { None }; LAZY_MAX])
+        core::mem::replace(&mut self.lazy, [None; LAZY_MAX])
     }
 
     /// The base of a slot that was never used.
@@ -135,12 +130,9 @@ fn map(base: u64) -> Result<(), OutOfMemory> {
     Ok(())
 }
 
-fn unmap(base: u64) -> Unmapped {
-    let mut frames = [const { None }; PAGES];
-    for (va, frame) in pages(base).zip(&mut frames) {
-        *frame = paging::unmap_kernel(va);
-    }
-    Unmapped { base, frames }
+fn unmap(base: u64) -> u64 {
+    pages(base).for_each(paging::retire_kernel);
+    base
 }
 
 /// Flushes for all unmapped stacks together, if there are enough.
@@ -156,16 +148,16 @@ fn purge_if_due() {
 }
 
 /// Frees these after the flush. Returns how many they were.
-fn purge(mut due: Lazy) -> usize {
+fn purge(due: Lazy) -> usize {
     if due.iter().all(Option::is_none) {
         return 0;
     }
     tlb::flush_kernel(Cause::Vunmap);
     let mut stacks = STACKS.lock();
     let mut count = 0;
-    for stack in due.iter_mut().filter_map(Option::take) {
-        stacks.clean.push(stack.base);
-        drop(stack.frames);
+    for base in due.into_iter().flatten() {
+        pages(base).for_each(|va| drop(paging::take_retired(va)));
+        stacks.clean.push(base);
         count += 1;
     }
     count

@@ -132,7 +132,7 @@ fn judge(lines: &[String], boot: &str, context: &Context) -> Summary {
         match parse_test(line) {
             Some((_, true)) => counted.passed += 1,
             Some((name, false)) => {
-                println!("kernel test {name} failed with {boot}");
+                println!("kernel test {name} failed with {boot}: {}", reason(lines, name));
                 counted.failed += 1;
             }
             None => {}
@@ -150,6 +150,12 @@ fn judge(lines: &[String], boot: &str, context: &Context) -> Summary {
         counted.failed += 1;
     }
     counted
+}
+
+/// What the kernel said of a test that failed: `limen: NAME: WHY`.
+fn reason<'a>(lines: &'a [String], name: &str) -> &'a str {
+    let why = |line: &'a String| line.split_once(name)?.1.strip_prefix(": ");
+    lines.iter().find_map(why).unwrap_or("it does not say why")
 }
 
 /// `test NAME ... ok|FAILED`.
@@ -171,6 +177,13 @@ fn parse_closing(line: &str) -> Option<(usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_reason_is_the_line_that_names_the_test() {
+        let lines = ["limen: a::b: no memory".to_owned(), "test a::b ... FAILED".to_owned()];
+        assert_eq!(reason(&lines, "a::b"), "no memory");
+        assert_eq!(reason(&lines, "a::c"), "it does not say why");
+    }
 
     #[test]
     fn lines() {

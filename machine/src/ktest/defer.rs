@@ -18,6 +18,7 @@ use context_tracking::work::{Cause, Mode};
 use entry::{PtRegs, flags};
 
 use crate::context::{self, tracking};
+use crate::descriptors::syscall_entry_pending;
 use crate::frame::{Frame, PAGE_SIZE};
 use crate::paging::{self, VMAP_BASE};
 use crate::percpu::{self, cpu_id};
@@ -198,7 +199,6 @@ impl Program {
 }
 
 unsafe extern "C" {
-    static syscall_entry_pending: u8;
     static context_entering_syscall_entry_pending: u8;
     static context_left_sysret: u8;
     static sysret_window_start: u8;

@@ -9,13 +9,15 @@ use crate::ensure;
 use crate::frame::{self, Frame, PAGE_SIZE};
 use crate::paging::{self, PageTable, Prot};
 use crate::stack::{KERNEL_STACK_SIZE, KernelStack};
-use crate::{tlb, uaccess};
+use crate::{tlb, uaccess, vmap};
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "memory::no_page_is_writable_and_executable", run: w_xor_x },
     Test { name: "memory::stack_guard_faults", run: stack_guard },
     Test { name: "memory::frames_are_distinct_and_come_back", run: frames },
     Test { name: "memory::heap_keeps_what_it_holds", run: heap },
+    Test { name: "memory::large_blocks_are_mapped_guarded_and_come_back", run: large_blocks },
+    Test { name: "memory::scattered_memory_serves_large_blocks", run: scattered },
     Test { name: "memory::page_table_maps_and_unmaps", run: page_table },
     Test { name: "memory::all_cpus_answer_a_shootdown", run: shootdown },
 ];
@@ -96,6 +98,64 @@ fn heap() -> Result<(), String> {
         let whole = bytes.iter().all(|&byte| byte == expected);
         ensure!(whole, "{} bytes were overwritten", bytes.len());
     }
+    Ok(())
+}
+
+fn large_blocks() -> Result<(), String> {
+    const BYTES: usize = (3 << 20) - PAGE_SIZE;
+    const ROUNDS: usize = 64;
+    crate::trim_heap();
+    let (_, before) = frame::usage();
+    let (used_before, _) = vmap::usage();
+    let mut last = 0;
+    for round in 0..ROUNDS {
+        let block = alloc::vec![round as u8; BYTES];
+        let at = block.as_ptr();
+        let end = at as u64 + BYTES as u64;
+        ensure!(vmap::contains(at), "{at:?} is no mapped block");
+        ensure!(probe_write(end - 1), "the block's last byte cannot be written");
+        ensure!(!probe_write(end), "the byte behind the block can be written");
+        ensure!(block[..BYTES - 1].iter().all(|&byte| byte == round as u8), "the block was overwritten");
+        drop(block);
+        ensure!(!paging::kernel_rights(end - 1).0, "the block is mapped after it was given back");
+        last = end - 1;
+    }
+    let (used, waiting) = vmap::usage();
+    ensure!(waiting <= 3 * BYTES, "{waiting} bytes wait for a flush");
+    ensure!(used == used_before, "{} bytes are lost", used - used_before);
+    crate::trim_heap();
+    ensure!(vmap::usage().1 == 0, "blocks still wait for a flush");
+    ensure!(!probe_write(last), "a block can be written after the flush");
+    let (_, after) = frame::usage();
+    ensure!(after + 256 >= before, "{} frames are lost", before - after);
+    Ok(())
+}
+
+/// Memory of which every second frame is in use has no blocks left.
+fn scattered() -> Result<(), String> {
+    const LEFT: usize = 4096;
+    let mut held = Vec::new();
+    held.try_reserve_exact(frame::usage().1).map_err(|_| "no memory")?;
+    while frame::usage().1 > LEFT {
+        held.push(Frame::alloc_zeroed().map_err(|_| "no memory")?);
+    }
+    let is_odd = |frame: &Frame| frame.phys() / PAGE_SIZE as u64 % 2 == 1;
+    let freed = held.iter().filter(|frame| !is_odd(frame)).count();
+    held.retain(|frame| is_odd(frame));
+    // What was left in blocks goes too.
+    let mut rest = Vec::new();
+    while let Some(block) = frame::alloc_block(1) {
+        rest.push(block);
+    }
+    let block: Vec<u8> = alloc::vec![7; 256 * 1024];
+    let is_mapped = vmap::contains(block.as_ptr());
+    let good = block.iter().all(|&byte| byte == 7);
+    for block in rest {
+        // SAFETY: taken above, and nothing was put there.
+        unsafe { frame::free_block(block, 1) };
+    }
+    ensure!(freed > 1024, "only {freed} frames between others");
+    ensure!(is_mapped && good, "256 KiB came from one block of frames, or are wrong");
     Ok(())
 }
 

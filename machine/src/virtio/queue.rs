@@ -21,6 +21,7 @@ use virtqueue::Chains;
 use super::QueueAddresses;
 use crate::frame::{self, OutOfMemory, PAGE_SHIFT, PAGE_SIZE, phys_to_virt, virt_to_phys};
 use crate::mmio::Registers;
+use crate::{paging, vmap};
 
 /// What is sent with one request: first the buffers the device reads, then those it writes. Empty
 /// ones are left out.
@@ -81,7 +82,7 @@ pub struct Completed {
 pub enum SubmitError {
     /// All descriptors are in use: try again after a completion.
     Full,
-    /// The device broke the protocol, or the buffers are all empty or too long.
+    /// The device broke the protocol, or the buffers are all empty, too long or too scattered.
     Broken,
 }
 
@@ -101,6 +102,47 @@ struct Descriptor {
     len: u32,
     flags: u16,
     next: u16,
+}
+
+/// The parts of a buffer that are contiguous in physical memory: address and length, bytes. All of
+/// a buffer in the direct map is one; one of mapped frames ([`crate::vmap`]) is as many as they are
+/// scattered.
+struct Runs {
+    at: *const u8,
+    len: usize,
+}
+
+impl Iterator for Runs {
+    type Item = (u64, usize);
+
+    fn next(&mut self) -> Option<(u64, usize)> {
+        if self.len == 0 {
+            return None;
+        }
+        let address = device_address(self.at);
+        let mut run = self.len;
+        if vmap::contains(self.at) {
+            let to_page_end = |at: *const u8| PAGE_SIZE - at as usize % PAGE_SIZE;
+            run = to_page_end(self.at);
+            while run < self.len
+                && device_address(self.at.wrapping_add(run)) == address + run as u64
+            {
+                run += PAGE_SIZE;
+            }
+            run = run.min(self.len);
+        }
+        self.at = self.at.wrapping_add(run);
+        self.len -= run;
+        Some((address, run))
+    }
+}
+
+fn device_address(at: *const u8) -> u64 {
+    if vmap::contains(at) {
+        paging::kernel_phys(at as u64).expect("a buffer in use is mapped")
+    } else {
+        virt_to_phys(at)
+    }
 }
 
 const NEXT: u16 = 1;
@@ -169,7 +211,8 @@ impl Queue {
         self.doorbell = doorbell;
     }
 
-    /// Descriptors: a request takes one for each of its buffers that is not empty.
+    /// Descriptors: a request takes one for each of its buffers that is not empty, and more only
+    /// for one whose frames are scattered.
     pub fn size(&self) -> usize {
         usize::from(self.size)
     }
@@ -188,21 +231,25 @@ impl Queue {
     /// the buffers come back.
     pub fn submit(&mut self, buffers: Buffers) -> Result<Token, (SubmitError, Buffers)> {
         let lens = buffers.lens();
-        let count = lens.iter().filter(|&&len| len > 0).count();
-        if self.broken || count == 0 || lens.iter().any(|&len| u32::try_from(len).is_err()) {
-            return Err((SubmitError::Broken, buffers));
-        }
         let [out_0, out_1] = &buffers.outgoing;
         let [in_0, in_1] = &buffers.incoming;
         let addresses = [out_0, out_1, in_0, in_1].map(Vec::as_ptr);
-        let mut parts = addresses.into_iter().zip(lens).zip([0, 0, WRITE, WRITE]);
-        let mut parts = parts.by_ref().filter(|((_, len), _)| *len > 0);
+        let parts = || {
+            let buffers = addresses.into_iter().zip(lens).zip([0, 0, WRITE, WRITE]);
+            buffers.flat_map(|((at, len), flags)| Runs { at, len }.map(move |run| (run, flags)))
+        };
+        let count = parts().count();
+        let is_too_long = count > self.size() || lens.iter().any(|&len| u32::try_from(len).is_err());
+        if self.broken || count == 0 || is_too_long {
+            return Err((SubmitError::Broken, buffers));
+        }
+        let mut parts = parts();
         let (size, descriptors) = (self.size, self.descriptors);
         let room = lens[2] + lens[3];
         let submitted = self.chains.submit(count, buffers, room, |index, next| {
-            let Some(((at, len), flags)) = parts.next() else { return };
+            let Some(((address, len), flags)) = parts.next() else { return };
             let descriptor = Descriptor {
-                address: virt_to_phys(at),
+                address,
                 len: len as u32,
                 flags: flags | if next.is_some() { NEXT } else { 0 },
                 next: next.unwrap_or(0),

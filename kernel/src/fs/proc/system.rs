@@ -107,7 +107,7 @@ pub(super) fn meminfo(out: &mut Text) -> Result<()> {
         ("CommitLimit", m.total),
         ("Committed_AS", anonymous),
         ("VmallocTotal", 34_359_738_367),
-        ("VmallocUsed", 0),
+        ("VmallocUsed", machine::vmap_usage().0 as u64 / 1024),
         ("HugePages_Total", 0),
         ("HugePages_Free", 0),
         ("Hugepagesize", 2048),
