@@ -57,5 +57,5 @@ pub mod vdso;
 pub mod virtio;
 mod vmap;
 
-pub use vmap::usage as vmap_usage;
 pub use heap::{idle_bytes as heap_idle_bytes, slab_bytes, trim as trim_heap};
+pub use vmap::usage as vmap_usage;

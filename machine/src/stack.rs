@@ -45,12 +45,8 @@ struct Stacks {
     lazy: Lazy,
 }
 
-static STACKS: SpinLock<Stacks> = SpinLock::new(Stacks {
-    slots: 0,
-    pool: Vec::new(),
-    clean: Vec::new(),
-    lazy: [None; LAZY_MAX],
-});
+static STACKS: SpinLock<Stacks> =
+    SpinLock::new(Stacks { slots: 0, pool: Vec::new(), clean: Vec::new(), lazy: [None; LAZY_MAX] });
 
 /// A kernel stack. Given back when dropped.
 pub(crate) struct KernelStack {

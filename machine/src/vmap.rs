@@ -134,8 +134,7 @@ pub(crate) fn alloc(bytes: usize) -> Result<*mut u8, OutOfMemory> {
     }
     let block = BLOCKS.lock().take(pages).ok_or(OutOfMemory)?;
     for va in block.addresses() {
-        let mapped =
-            Frame::alloc_zeroed().and_then(|frame| paging::map_kernel_memory(va, frame));
+        let mapped = Frame::alloc_zeroed().and_then(|frame| paging::map_kernel_memory(va, frame));
         if mapped.is_err() {
             // A CPU may have looked ahead into what was mapped: it takes the usual way back.
             give_back(block);

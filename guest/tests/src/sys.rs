@@ -269,10 +269,17 @@ pub fn dir() -> String {
 /// A fresh directory on a file system of the test's choice.
 pub fn dir_in(base: &str) -> String {
     static N: AtomicU32 = AtomicU32::new(0);
-    let d = format!("{base}/limen-{}-{}", std::process::id(), N.fetch_add(1, SeqCst));
-    let p = c(&d);
-    sc!(SYS_mkdir, p.as_ptr(), 0o755).is(0);
-    d
+    loop {
+        let d = format!("{base}/limen-{}-{}", std::process::id(), N.fetch_add(1, SeqCst));
+        match sc!(SYS_mkdir, c(&d).as_ptr(), 0o755) {
+            // Left by a run that was killed, whose process had the same number.
+            Err(EEXIST) => {}
+            made => {
+                made.is(0);
+                return d;
+            }
+        }
+    }
 }
 
 /// The path of this program.

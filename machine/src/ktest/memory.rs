@@ -115,7 +115,10 @@ fn large_blocks() -> Result<(), String> {
         ensure!(vmap::contains(at), "{at:?} is no mapped block");
         ensure!(probe_write(end - 1), "the block's last byte cannot be written");
         ensure!(!probe_write(end), "the byte behind the block can be written");
-        ensure!(block[..BYTES - 1].iter().all(|&byte| byte == round as u8), "the block was overwritten");
+        ensure!(
+            block[..BYTES - 1].iter().all(|&byte| byte == round as u8),
+            "the block was overwritten"
+        );
         drop(block);
         ensure!(!paging::kernel_rights(end - 1).0, "the block is mapped after it was given back");
         last = end - 1;

@@ -239,7 +239,8 @@ impl Queue {
             buffers.flat_map(|((at, len), flags)| Runs { at, len }.map(move |run| (run, flags)))
         };
         let count = parts().count();
-        let is_too_long = count > self.size() || lens.iter().any(|&len| u32::try_from(len).is_err());
+        let is_too_long =
+            count > self.size() || lens.iter().any(|&len| u32::try_from(len).is_err());
         if self.broken || count == 0 || is_too_long {
             return Err((SubmitError::Broken, buffers));
         }
