@@ -1,10 +1,11 @@
 //! The formats that the command line (host) and the kernel (guest) both read and write.
 //!
-//! Six codecs, each pure and bounded, so that both sides share one definition and one set of
+//! Codecs, each pure and bounded, so that both sides share one definition and one set of
 //! tests: [`boot_config`] (what to run and how, read once at boot), [`cpio`] (the archive that
 //! carries it and any packed files), [`control`] (the lines that cross the control port while
-//! the program runs), [`ninep`] (the messages that carry the host's files); [`acpi`], the tables
-//! that firmware leaves for the kernel; and [`elf`], the headers of the programs it runs.
+//! the program runs), [`ninep`] (the messages that carry the host's files); [`pvh`], [`params`]
+//! and [`acpi`], what loader and firmware leave for the kernel; [`elf`] and [`script`], the
+//! programs it runs; [`library_cache`], where the libraries of a packed one are.
 //!
 //! Why it is hard: every decoder here reads bytes that the other side of a boundary made. None may
 //! panic, loop without a limit, or allocate more than its input is long.
@@ -20,5 +21,9 @@ pub mod boot_config;
 pub mod control;
 pub mod cpio;
 pub mod elf;
+pub mod library_cache;
 pub mod ninep;
+pub mod params;
 pub mod ports;
+pub mod pvh;
+pub mod script;

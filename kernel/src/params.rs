@@ -45,19 +45,7 @@ const KNOWN: &[Param] = &[
     value("i8042.noaux"),
 ];
 
-/// The value of the last `name=value` on the command line.
-#[must_use]
-pub fn find<'a>(line: &'a str, name: &str) -> Option<&'a str> {
-    line.split_ascii_whitespace()
-        .rev()
-        .find_map(|word| word.strip_prefix(name).and_then(|rest| rest.strip_prefix('=')))
-}
-
-/// Whether the flag `name` is on the command line.
-#[must_use]
-pub fn has_flag(line: &str, name: &str) -> bool {
-    line.split_ascii_whitespace().any(|word| word == name)
-}
+pub use formats::params::{find, has_flag};
 
 /// Logs a warning for each word that no part of the kernel reads.
 pub fn warn_unknown(line: &str) {

@@ -4,6 +4,8 @@
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use formats::pvh::{self, Memory as _, StartInfo};
+
 use crate::cpu::{self, MAX_CPUS};
 use crate::frame::{self, PAGE_SIZE, PHYS_OFFSET};
 use crate::paging::{self, KERNEL_BASE, Segment};
@@ -51,119 +53,27 @@ pub fn info() -> &'static BootInfo {
     BOOT_INFO.get().expect("boot code has run")
 }
 
-const MAX_REGIONS: usize = 64;
 const MAX_COMMAND_LINE: usize = 4096;
 
-/// `hvm_start_info`, version 1 (Xen's public header of that name).
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct StartInfo {
-    magic: u32,
-    version: u32,
-    flags: u32,
-    modules: u32,
-    module_list: u64,
-    command_line: u64,
-    rsdp: u64,
-    memory_map: u64,
-    memory_map_entries: u32,
-    reserved: u32,
-}
+/// What the boot tables map: the first 4 GiB.
+struct LowMemory;
 
-const START_INFO_MAGIC: u32 = 0x336e_c578;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct MemoryMapEntry {
-    address: u64,
-    size: u64,
-    kind: u32,
-    reserved: u32,
-}
-
-const MEMORY_RAM: u32 = 1;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Module {
-    address: u64,
-    size: u64,
-    command_line: u64,
-    reserved: u64,
-}
-
-/// Reads a structure the loader left below 4 GiB.
-fn read_phys<T: Copy>(phys: u64) -> T {
-    assert!(phys != 0 && phys < 4 << 30, "loader structure not below 4 GiB");
-    // SAFETY: the boot tables map the first 4 GiB at PHYS_OFFSET; `T` is one of the plain
-    // structures above, for which every bit pattern is valid.
-    unsafe { ((PHYS_OFFSET + phys) as *const T).read_unaligned() }
-}
-
-/// Physical ranges of RAM, sorted, page-aligned, without what is in use.
-struct MemoryMap {
-    ranges: [(u64, u64); MAX_REGIONS],
-    count: usize,
-}
-
-impl MemoryMap {
-    fn read(start: &StartInfo) -> MemoryMap {
-        let mut map = MemoryMap { ranges: [(0, 0); MAX_REGIONS], count: 0 };
-        for i in 0..u64::from(start.memory_map_entries) {
-            let at = start.memory_map + i * size_of::<MemoryMapEntry>() as u64;
-            let entry: MemoryMapEntry = read_phys(at);
-            if entry.kind == MEMORY_RAM {
-                let first = entry.address.next_multiple_of(PAGE_SIZE as u64);
-                let end = (entry.address + entry.size) & !(PAGE_SIZE as u64 - 1);
-                map.push(first, end);
-            }
+impl pvh::Memory for LowMemory {
+    fn read(&self, phys: u64, bytes: &mut [u8]) -> bool {
+        let end = phys.checked_add(bytes.len() as u64);
+        if phys == 0 || end.is_none_or(|end| end > 4 << 30) {
+            return false;
         }
-        assert!(map.count > 0, "the loader gave no memory map");
-        map
-    }
-
-    fn push(&mut self, start: u64, end: u64) {
-        if start < end && self.count < MAX_REGIONS {
-            self.ranges[self.count] = (start, end);
-            self.count += 1;
+        // SAFETY: the boot tables map the first 4 GiB at PHYS_OFFSET, where the range is; the
+        // caller's bytes are elsewhere, in the image.
+        unsafe {
+            core::ptr::copy_nonoverlapping(
+                (PHYS_OFFSET + phys) as *const u8,
+                bytes.as_mut_ptr(),
+                bytes.len(),
+            );
         }
-    }
-
-    /// Takes `[start, end)` out of the map.
-    fn reserve(&mut self, start: u64, end: u64) {
-        let start = start & !(PAGE_SIZE as u64 - 1);
-        let end = end.next_multiple_of(PAGE_SIZE as u64);
-        for i in 0..self.count {
-            let (from, to) = self.ranges[i];
-            if end <= from || to <= start {
-                continue;
-            }
-            self.ranges[i] = (from, start.max(from));
-            self.push(end, to);
-            if self.ranges[i].0 >= self.ranges[i].1 {
-                self.ranges[i] = (0, 0);
-            }
-        }
-    }
-
-    fn end(&self) -> u64 {
-        self.ranges[..self.count].iter().map(|r| r.1).max().unwrap_or(0)
-    }
-
-    /// Takes `bytes` of page-aligned memory below `limit`, from the top of the largest range.
-    fn take(&mut self, bytes: u64, limit: u64) -> Option<u64> {
-        let bytes = bytes.next_multiple_of(PAGE_SIZE as u64);
-        let best = self.ranges[..self.count]
-            .iter_mut()
-            .filter(|r| r.0 < limit && r.1.min(limit) - r.0 >= bytes)
-            .max_by_key(|r| r.1.min(limit) - r.0)?;
-        if best.1 <= limit {
-            best.1 -= bytes;
-            Some(best.1)
-        } else {
-            best.0 += bytes;
-            Some(best.0 - bytes)
-        }
+        true
     }
 }
 
@@ -177,11 +87,10 @@ extern "C" fn boot_first_cpu(start_info: u64) -> ! {
     // SAFETY: the first CPU, once; APIC ids come with `apic::init`.
     unsafe { percpu::init(0, 0) };
     log::init_serial();
-    let start: StartInfo = read_phys(start_info);
-    assert!(start.magic == START_INFO_MAGIC, "not started by a PVH loader");
+    let start = StartInfo::read(start_info, &LowMemory).unwrap_or_else(|error| panic!("{error}"));
     cpu::init();
     uaccess::init();
-    let info = init_memory(&start);
+    let info = init_memory(start);
     BOOT_INFO.call_once(|| info);
     paging::init_pti().expect("memory for the programs' tables");
     descriptors::init_idt();
@@ -246,15 +155,14 @@ fn segments() -> [Segment; 4] {
     .map(|(start, end, write, exec)| Segment { start, end, write, exec })
 }
 
-fn init_memory(start: &StartInfo) -> BootInfo {
-    let mut map = MemoryMap::read(start);
+fn init_memory(start: StartInfo) -> BootInfo {
+    let mut map = start.memory;
     let memory_end = map.end();
     let segments = segments();
     map.reserve(0, 0x10_0000); // firmware tables, the trampoline page
     map.reserve(0x20_0000, segments[3].end - KERNEL_BASE);
-    let initrd: Option<Module> = (start.modules > 0).then(|| read_phys(start.module_list));
-    if let Some(module) = initrd {
-        map.reserve(module.address, module.address + module.size);
+    if let Some((from, to)) = start.initrd {
+        map.reserve(from, to);
     }
     let command_line = command_line(start.command_line);
     // Tables for the direct map in 2 MiB pages, the image in 4 KiB pages, and the loader's
@@ -271,19 +179,13 @@ fn init_memory(start: &StartInfo) -> BootInfo {
     let records = map
         .take(frame::records_bytes(limit_pfn) as u64, u64::MAX)
         .expect("memory for the frame records");
-    let usable = map.ranges;
     // SAFETY: once; the ranges are RAM in the direct map that nobody uses.
-    unsafe { frame::init(frame::phys_to_virt(records), limit_pfn, &usable[..map.count]) };
+    unsafe { frame::init(frame::phys_to_virt(records), limit_pfn, map.ranges()) };
     BootInfo {
         command_line,
-        initrd: initrd.map_or(&[], |module| {
+        initrd: start.initrd.filter(|(_, to)| *to <= memory_end).map_or(&[], |(from, to)| {
             // SAFETY: the loader put the module there, and its pages were reserved above.
-            unsafe {
-                core::slice::from_raw_parts(
-                    frame::phys_to_virt(module.address),
-                    module.size as usize,
-                )
-            }
+            unsafe { core::slice::from_raw_parts(frame::phys_to_virt(from), (to - from) as usize) }
         }),
         rsdp: start.rsdp,
         start_tsc: START_TSC.load(Ordering::Relaxed),
@@ -303,11 +205,10 @@ fn command_line(phys: u64) -> &'static str {
     let line = COMMAND_LINE.call_once(|| {
         let mut line = CommandLine { bytes: [0; MAX_COMMAND_LINE], len: 0 };
         while phys != 0 && line.len < MAX_COMMAND_LINE {
-            let byte: u8 = read_phys(phys + line.len as u64);
-            if byte == 0 {
+            let at = &mut line.bytes[line.len..=line.len];
+            if !LowMemory.read(phys + line.len as u64, at) || at[0] == 0 {
                 break;
             }
-            line.bytes[line.len] = byte;
             line.len += 1;
         }
         line

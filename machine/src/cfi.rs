@@ -16,6 +16,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use entry::PtRegs;
+use formats::params;
 use text_patching::boot::BootPlan;
 use text_patching::kcfi::Form;
 use text_patching::options::{self, CfiOptions, Ignored};
@@ -69,12 +70,6 @@ pub fn describe() -> &'static str {
     CfiOptions { form: plan.form, rand: plan.seed != Seed::new(0), ..CfiOptions::AUTO }.describe()
 }
 
-/// The value of the last `name=value` on the command line.
-fn parameter<'a>(command_line: &'a str, name: &str) -> Option<&'a str> {
-    let value = |word: &'a str| word.strip_prefix(name)?.strip_prefix('=');
-    command_line.split_ascii_whitespace().rev().find_map(value)
-}
-
 /// How calls behind checks are made, from `spectre_v2=`. Retpolines unless something else is asked
 /// for by name: `off`, `retpoline,lfence`, or `eibrs` where the CPU says that it has it.
 fn via(command_line: &str) -> Via {
@@ -82,7 +77,7 @@ fn via(command_line: &str) -> Via {
         const IBRS_ALL: u64 = 1 << 1;
         cpu::features().arch_capabilities && cpu::rdmsr(cpu::msr::ARCH_CAPABILITIES) & IBRS_ALL != 0
     };
-    match parameter(command_line, "spectre_v2") {
+    match params::find(command_line, "spectre_v2") {
         Some("off") => Via::Direct,
         Some("retpoline,lfence") => Via::Lfence,
         Some("eibrs") if enhanced_ibrs() => Via::Direct,
@@ -99,7 +94,7 @@ fn random_seed() -> Seed {
 /// others start, with interrupts masked.
 pub(crate) fn boot_pass(command_line: &str) {
     let options =
-        options::parse(parameter(command_line, "cfi").unwrap_or(""), |word, why| match why {
+        options::parse(params::find(command_line, "cfi").unwrap_or(""), |word, why| match why {
             Ignored::Unknown => crate::log!("CFI: ignoring unknown option {word}"),
             Ignored::NotBuilt => crate::log!("CFI: {word} is not built"),
         });

@@ -18,7 +18,7 @@ use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use context_tracking::flush::{Features, Method};
-use context_tracking::isolation::{Isolation, last_value};
+use context_tracking::isolation::Isolation;
 use context_tracking::state::{self, Context, Dispatched, Machine, PENDING_SYNC, PENDING_TLB};
 use context_tracking::work::Mode;
 
@@ -75,7 +75,8 @@ pub(crate) fn init(command_line: &str) {
     if isolation.refused != 0 {
         crate::log!("warning: the first CPU keeps the time and cannot be isolated");
     }
-    let mode = last_value(command_line, "defer").map_or(Some(Mode::Pending), Mode::parse);
+    let mode =
+        formats::params::find(command_line, "defer").map_or(Some(Mode::Pending), Mode::parse);
     let mode = mode.unwrap_or_else(|| {
         crate::log!("warning: defer= is none of pending, always, off: taken as pending");
         Mode::Pending

@@ -235,8 +235,7 @@ impl StaticKey for SysretOff {
 
 /// Switches SYSRET off if the kernel's command line says so.
 pub fn apply_options(command_line: &str) {
-    let last = command_line.split_ascii_whitespace().rev().find_map(|w| w.strip_prefix("sysret="));
-    if last != Some("off") {
+    if formats::params::find(command_line, "sysret") != Some("off") {
         return;
     }
     if static_branch::set::<SysretOff>(true).is_ok() {

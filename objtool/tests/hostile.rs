@@ -1,7 +1,7 @@
 //! Hostile images: never a panic, never a write outside the checks, never endless.
 //!
 //! Mutations come from a fixed generator, so a failure is reproducible from its number; the
-//! coverage-guided targets are in `objtool/fuzz`.
+//! coverage-guided targets are in `fuzz/`.
 
 use objtool::{FinishOptions, Form, Options, audit, finish, rewrite};
 

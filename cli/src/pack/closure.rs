@@ -18,6 +18,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
+use formats::script::{self, Script};
+
 use super::elf::{self, Needs};
 use super::files::{FileSet, first_bytes};
 use super::ldso::{self, SystemLibraries};
@@ -26,8 +28,6 @@ use crate::tree::{Tree, absolute};
 
 /// Files of one closure.
 const FILES_MAX: usize = 4096;
-/// Linux reads that much of a script's first line (BINPRM_BUF_SIZE, execve(2)).
-const SCRIPT_LINE_MAX: u64 = 256;
 /// What glibc opens by itself.
 const OPENED_BY_LIBC: (&str, &str) = ("libc.so.6", "libgcc_s.so.1");
 
@@ -112,7 +112,7 @@ impl Search<'_> {
             }
         };
         let host = self.tree.on_host(&real);
-        let Ok(first) = first_bytes(&host, SCRIPT_LINE_MAX) else {
+        let Ok(first) = first_bytes(&host, script::START_MAX as u64) else {
             return;
         };
         if first.starts_with(b"#!") {
@@ -124,10 +124,11 @@ impl Search<'_> {
 
     /// `#!INTERPRETER [ARGUMENT]`.
     fn want_interpreter(&mut self, first: &[u8], script: &Path) {
-        let Some((interpreter, argument)) = parse_script_line(first) else {
+        let Some(Script { interpreter, argument }) = Script::parse(first) else {
             let text = format!("interpreter of {}", script.display());
             return self.closure.missing.push(text);
         };
+        let interpreter = OsStr::from_bytes(interpreter);
         self.want(absolute(Path::new("/"), Path::new(interpreter)), vec![], false);
         let is_env = Path::new(interpreter).file_name() == Some(OsStr::new("env"));
         let name = argument.filter(|_| is_env).and_then(env_program);
@@ -215,19 +216,9 @@ fn expand_origin(text: &str, origin: &Path) -> PathBuf {
     absolute(Path::new("/"), Path::new(&text))
 }
 
-/// Interpreter and argument of a `#!` line; `None` if it names none.
-fn parse_script_line(first: &[u8]) -> Option<(&OsStr, Option<&OsStr>)> {
-    let line = first.strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?;
-    let line = line.trim_ascii();
-    let end = line.iter().position(|byte| b" \t".contains(byte)).unwrap_or(line.len());
-    let argument = line[end..].trim_ascii();
-    let argument = (!argument.is_empty()).then(|| OsStr::from_bytes(argument));
-    (end > 0).then(|| (OsStr::from_bytes(&line[..end]), argument))
-}
-
 /// The program that env(1) will start: the first word that is no option and no assignment.
-fn env_program(argument: &OsStr) -> Option<&OsStr> {
-    let words = argument.as_bytes().split(|byte| b" \t".contains(byte));
+fn env_program(argument: &[u8]) -> Option<&OsStr> {
+    let words = argument.split(|byte| b" \t".contains(byte));
     let program = words
         .filter(|word| !word.is_empty() && !word.starts_with(b"-"))
         .find(|word| !word.contains(&b'='));

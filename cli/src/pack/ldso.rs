@@ -1,10 +1,7 @@
 //! Where the dynamic loader looks for libraries: `/etc/ld.so.cache`, or `/etc/ld.so.conf` where
 //! there is no cache, and the built-in folders (ld.so(8), ldconfig(8)); musl has its own list.
 //!
-//! The cache's form ("new format", glibc's dl-cache): the text `glibc-ld.so.cache1.1`, the number
-//! of entries and the length of the strings (u32 each), 20 bytes of other matters; then per entry
-//! flags, name, path (u32 each), 12 bytes of other matters. Name and path are offsets of
-//! NUL-terminated strings from where the text begins. Neighbour: `closure.rs`.
+//! Neighbours: `closure.rs`; `formats::library_cache` reads the cache.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,13 +11,6 @@ use crate::tree::{Tree, absolute};
 
 const CACHE: &str = "/etc/ld.so.cache";
 const CONF: &str = "/etc/ld.so.conf";
-const CACHE_MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
-const CACHE_HEADER_LEN: usize = 48;
-const CACHE_ENTRY_LEN: usize = 24;
-/// Longest path (PATH_MAX): entries may share strings, and a long one many times is much memory.
-const STRING_MAX: usize = 4096;
-/// Entry flags: library for glibc (3) on x86-64 (0x300).
-const FLAGS_X86_64: u32 = 0x303;
 /// How deep `include` lines of ld.so.conf may go.
 const INCLUDE_DEPTH_MAX: u32 = 8;
 
@@ -85,25 +75,12 @@ pub(crate) fn is_built_in(path: &Path) -> bool {
     path.parent().is_some_and(|dir| GLIBC_FOLDERS.iter().any(|known| Path::new(known) == dir))
 }
 
+/// Paths by name; `None` if it is no cache.
 fn parse_cache(bytes: &[u8]) -> Option<BTreeMap<String, Vec<PathBuf>>> {
-    // A cache in the old format may come first.
-    let at = bytes.windows(CACHE_MAGIC.len()).position(|window| window == CACHE_MAGIC)?;
-    let cache = &bytes[at..];
-    let word = |at: usize| {
-        cache.get(at..at + 4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
-    };
-    let string = |at: u32| {
-        let rest = cache.get(at as usize..)?;
-        let len = rest.iter().take(STRING_MAX).position(|&byte| byte == 0)?;
-        String::from_utf8(rest[..len].to_vec()).ok()
-    };
     let mut entries = BTreeMap::<String, Vec<PathBuf>>::new();
-    for index in 0..word(CACHE_MAGIC.len())? as usize {
-        let at = CACHE_HEADER_LEN + index.checked_mul(CACHE_ENTRY_LEN)?;
-        if word(at)? == FLAGS_X86_64 {
-            let (name, path) = (string(word(at + 4)?)?, string(word(at + 8)?)?);
-            entries.entry(name).or_default().push(path.into());
-        }
+    for (name, path) in formats::library_cache::parse(bytes)? {
+        let (name, path) = (str::from_utf8(name).ok()?, str::from_utf8(path).ok()?);
+        entries.entry(name.to_owned()).or_default().push(path.into());
     }
     Some(entries)
 }
@@ -151,65 +128,6 @@ fn glob_last(tree: &Tree, pattern: &Path) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A cache with these entries.
-    pub(crate) fn cache_of(entries: &[(u32, &str, &str)]) -> Vec<u8> {
-        let mut strings = Vec::new();
-        let strings_at = CACHE_HEADER_LEN + entries.len() * CACHE_ENTRY_LEN;
-        let mut table = Vec::new();
-        for (flags, name, path) in entries {
-            let mut put = |text: &str| {
-                let at = (strings_at + strings.len()) as u32;
-                strings.extend_from_slice(text.as_bytes());
-                strings.push(0);
-                at
-            };
-            let words = [*flags, put(name), put(path), 0, 0, 0];
-            table.extend(words.iter().flat_map(|word| word.to_le_bytes()));
-        }
-        let mut cache = CACHE_MAGIC.to_vec();
-        cache.extend((entries.len() as u32).to_le_bytes());
-        cache.extend((strings.len() as u32).to_le_bytes());
-        cache.resize(CACHE_HEADER_LEN, 0);
-        cache.extend(table);
-        cache.extend(strings);
-        cache
-    }
-
-    /// Any change of two words of a cache, and any cut.
-    #[test]
-    fn hostile_caches_are_read_or_refused() {
-        let entry = (FLAGS_X86_64, "liba.so.1", "/opt/liba.so.1");
-        let good = cache_of(&[entry, entry]);
-        let edges = [0, 1, 0x7fff_ffff, u32::MAX, u32::MAX - 3, good.len() as u32];
-        for (first, second) in (0..good.len()).flat_map(|a| (a..good.len()).map(move |b| (a, b))) {
-            let mut bad = good.clone();
-            for (at, edge) in [(first, edges[second % 6]), (second, edges[first % 6])] {
-                let end = bad.len().min(at + 4);
-                bad[at..end].copy_from_slice(&edge.to_le_bytes()[..end - at]);
-            }
-            let found = parse_cache(&bad).unwrap_or_default();
-            assert!(found.values().map(Vec::len).sum::<usize>() <= bad.len() / CACHE_ENTRY_LEN);
-            let _ = parse_cache(&bad[..second]);
-        }
-        let mut long = cache_of(&[(FLAGS_X86_64, "liba.so.1", "/a")]);
-        long.pop();
-        long.resize(long.len() + STRING_MAX, b'a');
-        long.push(0);
-        assert_eq!(parse_cache(&long), None);
-    }
-
-    #[test]
-    fn cache_entries_of_this_machine_only() {
-        let entries = [(FLAGS_X86_64, "liba.so.1", "/opt/liba.so.1"), (3, "liba.so.1", "/i386/a")];
-        let mut bytes = b"ld.so-1.7.0 old".to_vec();
-        bytes.extend(cache_of(&entries));
-        let cache = parse_cache(&bytes).expect("a cache");
-        assert_eq!(cache["liba.so.1"], [PathBuf::from("/opt/liba.so.1")]);
-        for len in 0..bytes.len() {
-            assert!(parse_cache(&bytes[..len]).is_none_or(|cache| cache.len() < 2));
-        }
-    }
 
     #[test]
     fn conf_with_includes() {

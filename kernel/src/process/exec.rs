@@ -9,10 +9,11 @@ use alloc::vec::Vec;
 
 use abi::{Errno, Result, auxvec as at};
 use entry::{PtRegs, flags, selector};
+use formats::script::{self, Script};
 use machine::paging::{Prot, USER_END};
 
 use super::Credentials;
-use super::elf::{Elf, HEADER_BYTES, Mapped, read_exact};
+use super::elf::{Elf, HEADER_BYTES, Mapped};
 use crate::fs::File;
 use crate::fs::text_busy::WriteDenial;
 use crate::mm::{Mm, PAGE, Vma};
@@ -69,7 +70,6 @@ pub struct Request<'a> {
 
 /// `#!` may lead to another `#!`, this deep.
 const MAX_SCRIPT_DEPTH: usize = 5;
-const MAX_SCRIPT_LINE: usize = 256;
 /// Longest argument string, with its NUL (MAX_ARG_STRLEN).
 pub const MAX_STRING: usize = 128 * 1024;
 /// Most arguments and environment strings together.
@@ -150,17 +150,16 @@ fn resolve_scripts(request: &mut Request<'_>) -> Result<(Elf, WriteDenial)> {
     for _ in 0..=MAX_SCRIPT_DEPTH {
         let denial = WriteDenial::new(request.file.inode())?;
         let cache = request.file.ops().inode().page_cache().ok_or(Errno::EACCES)?;
-        let mut start = [0u8; 2];
-        read_exact(&cache, 0, &mut start)?;
-        if start != *b"#!" {
+        let mut start = [0u8; script::START_MAX];
+        let len = cache.read(0, &mut crate::io::Sink::kernel(&mut start))?;
+        if !start[..len].starts_with(b"#!") {
             return Ok((Elf::read(request.file.clone(), cache)?, denial));
         }
-        let mut line = [0u8; MAX_SCRIPT_LINE];
-        let len = cache.read(2, &mut crate::io::Sink::kernel(&mut line))?;
-        let (interpreter, argument) = parse_script_line(&line[..len])?;
+        let found = Script::parse(&start[..len]).ok_or(Errno::ENOEXEC)?;
+        let interpreter = found.interpreter.to_vec();
         let mut arguments = Vec::new();
         arguments.push(interpreter.clone());
-        arguments.extend(argument);
+        arguments.extend(found.argument.map(<[u8]>::to_vec));
         arguments.push(request.path.clone());
         arguments.extend(request.arguments.drain(..).skip(1));
         request.arguments = arguments;
@@ -168,21 +167,6 @@ fn resolve_scripts(request: &mut Request<'_>) -> Result<(Elf, WriteDenial)> {
         request.path = interpreter;
     }
     Err(Errno::ELOOP)
-}
-
-/// The interpreter and its optional single argument. ENOEXEC if the line is not whole.
-fn parse_script_line(line: &[u8]) -> Result<(Vec<u8>, Option<Vec<u8>>)> {
-    let is_blank = |byte: &u8| *byte == b' ' || *byte == b'\t';
-    let end = line.iter().position(|&byte| byte == b'\n' || byte == 0);
-    let truncated = end.is_none() && line.len() == MAX_SCRIPT_LINE;
-    let line = line[..end.unwrap_or(line.len())].trim_ascii();
-    let split = line.iter().position(is_blank);
-    let (path, rest) = line.split_at(split.unwrap_or(line.len()));
-    if path.is_empty() || truncated && split.is_none() {
-        return Err(Errno::ENOEXEC);
-    }
-    let rest = rest.trim_ascii();
-    Ok((path.to_vec(), (!rest.is_empty()).then(|| rest.to_vec())))
 }
 
 /// The error of [`load`] that stands for the end of the process by SIGSEGV (ELF files whose

@@ -8,6 +8,8 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
+use formats::params::{self, MmioDevice};
+
 use super::queue::Doorbell;
 use super::{DeviceError, OnInterrupt, QueueAddresses};
 use crate::mmio::Registers;
@@ -42,13 +44,6 @@ const MICROVM_IRQ_ACPI: u32 = 16;
 const MICROVM_IRQ_LEGACY: u32 = 5;
 const MAX_LISTED: usize = 64;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
-    address: u64,
-    bytes: usize,
-    gsi: u32,
-}
-
 /// A device of this transport.
 pub(super) struct MmioTransport {
     registers: Registers,
@@ -64,41 +59,20 @@ pub(super) fn find() -> Vec<MmioTransport> {
     places.into_iter().filter_map(MmioTransport::probe).collect()
 }
 
-fn listed(command_line: &str) -> Vec<Place> {
-    command_line
-        .split_ascii_whitespace()
-        .filter_map(|word| word.strip_prefix("virtio_mmio.device="))
-        .filter_map(parse_place)
+fn listed(command_line: &str) -> Vec<MmioDevice> {
+    let physical_bits = crate::cpu::features().physical_bits.clamp(32, 52);
+    params::values(command_line, "virtio_mmio.device")
+        .filter_map(MmioDevice::parse)
+        .filter(|place| {
+            (CONFIG..=1024 * 1024).contains(&place.bytes)
+                && place.address % 4 == 0
+                && place.address < 1 << physical_bits
+        })
         .take(MAX_LISTED)
         .collect()
 }
 
-/// `SIZE@ADDRESS:GSI[:ID]`: numbers in C's notation, SIZE with an optional K or M.
-fn parse_place(text: &str) -> Option<Place> {
-    let (size, rest) = text.split_once('@')?;
-    let mut rest = rest.split(':');
-    let address = number(rest.next()?)?;
-    let gsi = u32::try_from(number(rest.next()?)?).ok()?;
-    let (digits, unit) = match size.as_bytes().last()? {
-        b'K' | b'k' => (&size[..size.len() - 1], 1024),
-        b'M' | b'm' => (&size[..size.len() - 1], 1024 * 1024),
-        _ => (size, 1),
-    };
-    let bytes = usize::try_from(number(digits)?.checked_mul(unit)?).ok()?;
-    let valid = (CONFIG..=1024 * 1024).contains(&bytes)
-        && address % 4 == 0
-        && address < 1 << crate::cpu::features().physical_bits.clamp(32, 52);
-    valid.then_some(Place { address, bytes, gsi })
-}
-
-fn number(text: &str) -> Option<u64> {
-    match text.strip_prefix("0x") {
-        Some(hex) => u64::from_str_radix(hex, 16).ok(),
-        None => text.parse().ok(),
-    }
-}
-
-fn microvm_slots() -> Vec<Place> {
+fn microvm_slots() -> Vec<MmioDevice> {
     let firmware = platform::firmware();
     let (first_gsi, slots) = match firmware.io_apics.get(1) {
         Some(second) => (second.gsi_base, 24),
@@ -106,7 +80,7 @@ fn microvm_slots() -> Vec<Place> {
         None => (MICROVM_IRQ_ACPI, 8),
     };
     (0..slots)
-        .map(|slot| Place {
+        .map(|slot| MmioDevice {
             address: MICROVM_BASE + u64::from(slot) * SLOT_BYTES as u64,
             bytes: SLOT_BYTES,
             gsi: first_gsi + slot,
@@ -115,7 +89,7 @@ fn microvm_slots() -> Vec<Place> {
 }
 
 impl MmioTransport {
-    fn probe(place: Place) -> Option<MmioTransport> {
+    fn probe(place: MmioDevice) -> Option<MmioTransport> {
         let registers = Registers::map(place.address, place.bytes).ok()?;
         if registers.read32(MAGIC) != MAGIC_VALUE || registers.read32(DEVICE_ID) == 0 {
             return None;

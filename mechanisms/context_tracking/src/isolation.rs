@@ -125,7 +125,7 @@ impl Isolation {
 
 /// The value of the last `name=value` of a command line.
 #[must_use]
-pub fn last_value<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+fn last_value<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     let value = |word: &'a str| word.strip_prefix(name)?.strip_prefix('=');
     line.split_ascii_whitespace().rev().find_map(value)
 }

@@ -15,12 +15,7 @@ fuzz_target!(|data: &[u8]| {
         let _ = preamble::decode(BASE, *bytes);
     }
     if let Ok(tables) = SiteTables::parse(data) {
-        assert!(
-            tables
-                .checks()
-                .iter()
-                .all(|entry| tables.checks().find(entry.site).is_some())
-        );
+        assert!(tables.checks().iter().all(|entry| tables.checks().find(entry.site).is_some()));
     }
     let mut bytes = data.to_vec();
     let mut text = SliceText::new(BASE, &mut bytes);

@@ -29,9 +29,7 @@ fuzz_target!(|data: &[u8]| {
     let plan = BootPlan {
         form: [Form::Kcfi, Form::Opt, Form::Off][usize::from(header[0]) % 3],
         via: [Via::Thunk, Via::Direct, Via::Lfence][usize::from(header[1]) % 3],
-        seed: Seed::new(u32::from_le_bytes([
-            header[2], header[3], header[4], header[5],
-        ])),
+        seed: Seed::new(u32::from_le_bytes([header[2], header[3], header[4], header[5]])),
     };
     let mut new = old.to_vec();
     let mut text = SliceText::new(BASE, &mut new);

@@ -43,52 +43,16 @@ fn request<'a>(which: u8, count: u32, names: &'a [&'a [u8]]) -> Request<'a> {
         0 => Request::StatFs { fid: 1 },
         1 => Request::Open { fid: 1, flags: 0 },
         2 => Request::ReadLink { fid: 1 },
-        3 => Request::GetAttr {
-            fid: 1,
-            mask: GETATTR_BASIC,
-        },
-        4 => Request::SetAttr {
-            fid: 1,
-            changes: SetAttr::default(),
-        },
-        5 => Request::XattrWalk {
-            fid: 1,
-            new_fid: 2,
-            name: b"user.a",
-        },
-        6 => Request::ReadDir {
-            fid: 1,
-            offset: 0,
-            count,
-        },
-        7 => Request::MakeDir {
-            directory: 1,
-            name: b"a",
-            mode: 0,
-            gid: 0,
-        },
+        3 => Request::GetAttr { fid: 1, mask: GETATTR_BASIC },
+        4 => Request::SetAttr { fid: 1, changes: SetAttr::default() },
+        5 => Request::XattrWalk { fid: 1, new_fid: 2, name: b"user.a" },
+        6 => Request::ReadDir { fid: 1, offset: 0, count },
+        7 => Request::MakeDir { directory: 1, name: b"a", mode: 0, gid: 0 },
         8 => Request::Version { max_message: count },
-        9 => Request::Attach {
-            fid: 1,
-            user: b"root",
-            tree: b"",
-            uid: 0,
-        },
-        10 => Request::Walk {
-            fid: 1,
-            new_fid: 2,
-            names,
-        },
-        11 => Request::Read {
-            fid: 1,
-            offset: 0,
-            count,
-        },
-        12 => Request::Write {
-            fid: 1,
-            offset: 0,
-            data: b"ab",
-        },
+        9 => Request::Attach { fid: 1, user: b"root", tree: b"", uid: 0 },
+        10 => Request::Walk { fid: 1, new_fid: 2, names },
+        11 => Request::Read { fid: 1, offset: 0, count },
+        12 => Request::Write { fid: 1, offset: 0, data: b"ab" },
         _ => Request::Clunk { fid: 1 },
     }
 }

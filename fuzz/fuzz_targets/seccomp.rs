@@ -13,16 +13,9 @@ fuzz_target!(|data: &[u8]| {
     };
     let words = data.as_chunks().0;
     let data = Data(core::array::from_fn(|i| u32::from_le_bytes(words[i])));
-    let mut filter: Vec<Insn> = code
-        .as_chunks()
-        .0
-        .iter()
-        .map(|bytes| Insn::from_bytes(*bytes))
-        .collect();
-    filter.push(Insn {
-        code: 0x16,
-        ..Insn::default()
-    });
+    let mut filter: Vec<Insn> =
+        code.as_chunks().0.iter().map(|bytes| Insn::from_bytes(*bytes)).collect();
+    filter.push(Insn { code: 0x16, ..Insn::default() });
     let Ok(program) = Program::check(&filter) else {
         return;
     };

@@ -9,12 +9,7 @@ fuzz_target!(|data: &[u8]| {
     let _ = audit(data, &options).map(|report| report.to_string());
     let _ = finish(data, &FinishOptions::default());
     if let Ok(rewritten) = rewrite(data, Form::Opt, &options) {
-        let changed = rewritten
-            .data
-            .iter()
-            .zip(data)
-            .filter(|(new, old)| new != old)
-            .count();
+        let changed = rewritten.data.iter().zip(data).filter(|(new, old)| new != old).count();
         assert!(rewritten.data.len() == data.len() && changed <= rewritten.applied.written * 6 + 1);
     }
 });
