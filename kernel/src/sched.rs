@@ -182,6 +182,8 @@ struct CpuState {
     /// vruntime of the running thread at the last accounting, for wake-up preemption.
     current_vruntime_ns: AtomicU64,
     idle_ns: AtomicU64,
+    /// Since when it sleeps, 0 if it does not: a CPU without tick may do so for hours.
+    idle_since_ns: AtomicU64,
     /// Time in user mode, as the ticks fell.
     user_ns: AtomicU64,
     switches: AtomicU64,
@@ -200,6 +202,7 @@ static CPUS: PerCpu<CpuState> = PerCpu::from_array(
             idle: AtomicBool::new(false),
             current_vruntime_ns: AtomicU64::new(0),
             idle_ns: AtomicU64::new(0),
+            idle_since_ns: AtomicU64::new(0),
             user_ns: AtomicU64::new(0),
             switches: AtomicU64::new(0),
             idle_thread: machine::sync::Once::new(),
@@ -555,8 +558,10 @@ pub fn idle_loop() -> ! {
             } else {
                 time::arm_idle(start_ns);
             }
+            state.idle_since_ns.store(start_ns, Ordering::Relaxed);
             cpu::idle_wait();
             let slept_ns = time::now_ns().saturating_sub(start_ns);
+            state.idle_since_ns.store(0, Ordering::Relaxed);
             state.idle_ns.fetch_add(slept_ns, Ordering::Relaxed);
         }
         state.idle.store(false, Ordering::SeqCst);
@@ -573,7 +578,10 @@ fn others_have_work() -> bool {
 
 /// Idle time of a CPU since boot, nanoseconds; for /proc/stat and /proc/uptime.
 pub fn idle_ns(cpu: usize) -> u64 {
-    CPUS.of(cpu).idle_ns.load(Ordering::Relaxed)
+    let state = CPUS.of(cpu);
+    let since_ns = state.idle_since_ns.load(Ordering::Relaxed);
+    let now_ns = if since_ns == 0 { 0 } else { time::now_ns() };
+    state.idle_ns.load(Ordering::Relaxed) + now_ns.saturating_sub(since_ns)
 }
 
 /// Whether CPU `cpu` waits for interrupts.

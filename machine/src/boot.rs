@@ -126,14 +126,9 @@ pub(crate) extern "C" fn boot_other_cpu(cpu: u64) -> ! {
 }
 
 fn meltdown_facts() -> entry::MeltdownFacts {
-    let [_, b, c, d] = cpu::cpuid(0, 0);
-    let mut vendor = [0; 12];
-    for (i, word) in [b, d, c].into_iter().enumerate() {
-        vendor[i * 4..][..4].copy_from_slice(&word.to_le_bytes());
-    }
     let rdcl_no =
         cpu::features().arch_capabilities && cpu::rdmsr(cpu::msr::ARCH_CAPABILITIES) & 1 != 0;
-    entry::MeltdownFacts { vendor, rdcl_no }
+    entry::MeltdownFacts { vendor: cpu::vendor(), rdcl_no }
 }
 
 fn wants_pti(command_line: &str) -> bool {

@@ -141,6 +141,36 @@ pub(crate) fn take_dr6() -> u64 {
     value
 }
 
+/// Lets NMIs come again, in the handler of one: the CPU holds them back until an IRET (SDM 3A,
+/// 6.7.1), and the way back to the program may be SYSRET.
+pub(crate) fn unblock_nmi() {
+    // SAFETY: IRET to the next instruction with the registers, flags and stack there are.
+    unsafe {
+        asm!("mov {stack}, rsp", "mov {code:e}, ss", "push {code}", "push {stack}", "pushfq",
+             "mov {code:e}, cs", "push {code}", "lea {code}, [rip + 2f]", "push {code}", "iretq",
+             "2:", stack = out(reg) _, code = out(reg) _);
+    }
+}
+
+/// After interrupts of programs, where SYSRET would keep it: loads the null SS anew.
+#[inline(always)]
+pub(crate) fn repair_ss() {
+    if features().sysret_keeps_ss && read_ss() != entry::selector::KERNEL_DS {
+        // SAFETY: the selector of the GDT's own data segment.
+        unsafe {
+            asm!("mov ss, {:e}", in(reg) u32::from(entry::selector::KERNEL_DS),
+                 options(nostack, preserves_flags));
+        }
+    }
+}
+
+pub(crate) fn read_ss() -> u16 {
+    let value: u32;
+    // SAFETY: reading a selector has no effect.
+    unsafe { asm!("mov {:e}, ss", out(reg) value, options(nomem, nostack, preserves_flags)) };
+    value as u16
+}
+
 pub(crate) fn read_cr3() -> u64 {
     let value;
     // SAFETY: reading CR3 has no effect.
@@ -183,6 +213,7 @@ pub(crate) mod cr {
     pub(crate) const CR0_TS: u64 = 1 << 3;
     pub(crate) const CR0_NE: u64 = 1 << 5;
     pub(crate) const CR0_WP: u64 = 1 << 16;
+    pub(crate) const CR4_MCE: u64 = 1 << 6;
     pub(crate) const CR4_PGE: u64 = 1 << 7;
     pub(crate) const CR4_OSFXSR: u64 = 1 << 9;
     pub(crate) const CR4_OSXMMEXCPT: u64 = 1 << 10;
@@ -309,6 +340,9 @@ pub struct Features {
     pub erms: bool,
     pub monitor: bool,
     pub arch_capabilities: bool,
+    pub mce: bool,
+    /// SYSRET leaves the attributes of SS as they are (`entry::sysret_keeps_ss`).
+    pub sysret_keeps_ss: bool,
     pub physical_bits: u8,
     /// XCR0 to use: the supported components up to AVX-512 and PKRU.
     pub xcr0: u64,
@@ -346,6 +380,8 @@ static NO_FEATURES: Features = Features {
     erms: false,
     monitor: false,
     arch_capabilities: false,
+    mce: false,
+    sysret_keeps_ss: false,
     physical_bits: 36,
     xcr0: 0,
     xsave_bytes: 0,
@@ -359,6 +395,16 @@ pub fn cpuid(leaf: u32, subleaf: u32) -> [u32; 4] {
 
 /// XSAVE components Limen manages: x87, SSE, AVX, the three of AVX-512, PKRU (SDM 1, 13.1).
 const XCR0_WANTED: u64 = 0b10_1110_0111;
+
+/// The CPU vendor's name (SDM 2A, CPUID leaf 0).
+pub(crate) fn vendor() -> [u8; 12] {
+    let [_, b, c, d] = cpuid(0, 0);
+    let mut vendor = [0; 12];
+    for (i, word) in [b, d, c].into_iter().enumerate() {
+        vendor[i * 4..][..4].copy_from_slice(&word.to_le_bytes());
+    }
+    vendor
+}
 
 fn detect() -> Features {
     let max = cpuid(0, 0)[0];
@@ -394,6 +440,8 @@ fn detect() -> Features {
         erms: b7 & 1 << 9 != 0,
         monitor: c1 & 1 << 3 != 0,
         arch_capabilities: d7 & 1 << 29 != 0,
+        mce: d1 & 1 << 7 != 0,
+        sysret_keeps_ss: entry::sysret_keeps_ss(&vendor()),
         physical_bits: (a88 & 0xff) as u8,
         xcr0,
         xsave_bytes: xsave_bytes(xcr0),
@@ -418,6 +466,8 @@ pub(crate) fn init() {
     let f = *FEATURES.call_once(detect);
     let mut cr4 = read_cr4() | cr::CR4_OSFXSR | cr::CR4_OSXMMEXCPT;
     for (has, bit) in [
+        // Else a machine check resets the CPU without a word (SDM 3B, 15.3).
+        (f.mce, cr::CR4_MCE),
         (f.pge, cr::CR4_PGE),
         (f.umip, cr::CR4_UMIP),
         (f.fsgsbase, cr::CR4_FSGSBASE),

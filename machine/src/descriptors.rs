@@ -245,6 +245,23 @@ pub(crate) fn choose_syscall_entry() {
     }
 }
 
+/// Top of the stack on which this CPU takes `vector`, one of those with a stack of their own.
+#[cfg(feature = "ktest")]
+pub(crate) fn own_stack(vector: u8) -> Option<u64> {
+    let (_, slot) = IST_VECTORS.into_iter().find(|&(of, _)| of == vector)?;
+    // SAFETY: this CPU's element, written once in `init`; copied, since it is not aligned.
+    let ist = unsafe { (&raw const (*CPUS[percpu::cpu_id()].0.get()).tss.ist).read_unaligned() };
+    Some(ist[usize::from(slot) - 1])
+}
+
+/// Where this CPU's SYSCALL and the vectors' stubs begin.
+#[cfg(feature = "ktest")]
+pub(crate) fn entry_points(vector: u8) -> [u64; 2] {
+    // SAFETY: only the address is taken.
+    let stub = unsafe { &raw const vector_stubs[usize::from(vector)] } as u64;
+    [cpu::rdmsr(msr::LSTAR), stub]
+}
+
 /// Sets where interrupts from programs put their frame: the running thread's stack. With page-table
 /// isolation they come through the entry stack always.
 pub(crate) fn set_kernel_stack(top: u64) {

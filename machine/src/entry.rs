@@ -120,7 +120,7 @@ unsafe extern "Rust" {
 #[inline(always)]
 pub fn system_call(regs: &mut PtRegs, serve: impl FnOnce(&mut PtRegs)) -> bool {
     #[cfg(feature = "ktest")]
-    crate::ktest::defer::look(crate::ktest::defer::Look::Syscall);
+    crate::ktest::entered();
     cpu::irq_enable();
     serve(regs);
     prepare_sysret::<{ Origin::Syscall as usize }>(regs)
@@ -136,7 +136,7 @@ pub fn watched_system_call(
 ) -> bool {
     trace::called(number);
     #[cfg(feature = "ktest")]
-    crate::ktest::defer::look(crate::ktest::defer::Look::Syscall);
+    crate::ktest::entered();
     cpu::irq_enable();
     serve(regs);
     let by_sysret = prepare_return::<{ Origin::Syscall as usize }>(regs);
@@ -159,6 +159,9 @@ extern "C" fn vector_from_user(regs: &mut PtRegs, vector: u64) -> bool {
     }
     let by_sysret = prepare_return::<{ Origin::Vector as usize }>(regs);
     trace::exit();
+    if by_sysret {
+        cpu::repair_ss();
+    }
     by_sysret
 }
 
@@ -171,7 +174,8 @@ fn user_exception(regs: &mut PtRegs, number: u8) {
     match number {
         vector::NMI => {
             ipi::count_received(Kind::Nmi, true);
-            return panic::nmi(regs);
+            panic::nmi(regs);
+            return cpu::unblock_nmi();
         }
         vector::MACHINE_CHECK => panic!("machine check while a program ran at {:#x}", regs.rip),
         _ => {}
@@ -399,6 +403,8 @@ extern "C" fn paranoid_from_kernel(regs: &mut PtRegs, number: u64) {
             ipi::count_received(Kind::Nmi, false);
             #[cfg(feature = "ktest")]
             crate::ktest::defer::look(crate::ktest::defer::Look::Nmi);
+            #[cfg(feature = "ktest")]
+            crate::ktest::window::landed(regs, vector::NMI);
             panic::nmi(regs);
         }
         // A single-step or data breakpoint that a program armed and the kernel hit: TF and the
@@ -406,10 +412,16 @@ extern "C" fn paranoid_from_kernel(regs: &mut PtRegs, number: u64) {
         // A stale DR6 would be taken for the cause of the program's next one.
         vector::DEBUG => {
             #[cfg(feature = "ktest")]
+            if crate::ktest::window::step(regs) {
+                return;
+            }
+            #[cfg(feature = "ktest")]
             crate::ktest::defer::at_point(regs);
             regs.rflags &= !flags::TF;
             cpu::take_dr6();
         }
+        #[cfg(feature = "ktest")]
+        vector::MACHINE_CHECK if crate::ktest::window::landed(regs, vector::MACHINE_CHECK) => {}
         other => panic::kernel_exception(regs, other, cpu::read_cr2()),
     }
 }

@@ -635,17 +635,39 @@ unsafe fn free_root(root: u64) {
     }
 }
 
-/// Visits every leaf that the program's tables map in the kernel half: `f(address)`. For the
-/// self-test.
-pub(crate) fn for_each_shared(mut f: impl FnMut(u64)) {
-    fn walk(table: u64, level: u32, base: u64, f: &mut dyn FnMut(u64)) {
+/// A leaf that the program's tables map in the kernel half.
+pub(crate) struct Shared {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) write: bool,
+    pub(crate) exec: bool,
+    /// Programs may use it.
+    pub(crate) user: bool,
+    /// The kernel's own tables say the same, frame and rights.
+    pub(crate) is_kernels: bool,
+}
+
+/// Visits all of them. For the self-test.
+pub(crate) fn for_each_shared(mut f: impl FnMut(Shared)) {
+    fn walk(table: u64, level: u32, base: u64, rights: u64, f: &mut dyn FnMut(Shared)) {
+        const NOTED: u64 = ACCESSED | DIRTY;
         for i in 0..ENTRIES {
             let entry = Table::at(table).get(i);
-            let at = base + ((i as u64) << (PAGE_SHIFT + 9 * level));
+            let address = base + ((i as u64) << (PAGE_SHIFT + 9 * level));
+            // A right needs all levels; NO_EXECUTE of one is enough.
+            let rights = rights & entry & (WRITE | USER) | (rights | entry) & NO_EXECUTE;
             if entry & PRESENT != 0 && (level == 0 || entry & LARGE != 0) {
-                f(at);
+                let own = leaf_entry(kernel_root(), address);
+                f(Shared {
+                    address,
+                    bytes: 1 << (PAGE_SHIFT + 9 * level),
+                    write: rights & WRITE != 0,
+                    exec: rights & NO_EXECUTE == 0,
+                    user: rights & USER != 0,
+                    is_kernels: own.is_some_and(|own| own & !NOTED == entry & !NOTED),
+                });
             } else if entry & PRESENT != 0 {
-                walk(entry & ADDRESS, level - 1, at, f);
+                walk(entry & ADDRESS, level - 1, address, rights, f);
             }
         }
     }
@@ -653,9 +675,34 @@ pub(crate) fn for_each_shared(mut f: impl FnMut(u64)) {
     for slot in ENTRIES / 2..ENTRIES {
         let entry = Table::at(root).get(slot);
         if entry & PRESENT != 0 {
-            walk(entry & ADDRESS, 2, 0xffff_0000_0000_0000 | (slot as u64) << 39, &mut f);
+            let base = 0xffff_0000_0000_0000 | (slot as u64) << 39;
+            walk(entry & ADDRESS, 2, base, entry, &mut f);
         }
     }
+}
+
+/// Entry code and entry data, the parts of the image that programs' tables map.
+#[cfg(feature = "ktest")]
+pub(crate) fn entry_image() -> [core::ops::Range<u64>; 2] {
+    [
+        (&raw const __entry_text_start) as u64..(&raw const __entry_text_end) as u64,
+        (&raw const __cpu_entry_start) as u64..(&raw const __cpu_entry_end) as u64,
+    ]
+}
+
+/// The first slot of a program's own top table that is not what it must be: in its half that of the
+/// kernel's table for the program, in the kernel's half the one that all programs share.
+#[cfg(feature = "ktest")]
+pub(crate) fn odd_slot(space: &Space) -> Option<usize> {
+    let shared = *SHARED_ROOT.get()?;
+    let own = Table::at(space.root | USER_ROOT_BIT);
+    let is_odd = |&slot: &usize| {
+        let expected = if slot < ENTRIES / 2 { space.root } else { shared };
+        let entry = own.get(slot) & !ACCESSED;
+        entry != Table::at(expected).get(slot) & !ACCESSED
+            || slot < ENTRIES / 2 && entry & PRESENT != 0 && entry & USER == 0
+    };
+    (0..ENTRIES).find(is_odd)
 }
 
 // ------------------------------------------------------------------------------------------------

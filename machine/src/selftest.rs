@@ -57,7 +57,8 @@ pub(crate) fn check_page_tables() {
             );
         }
     }
-    paging::for_each_shared(|page| {
+    paging::for_each_shared(|leaf| {
+        let page = leaf.address;
         // Entry code, entry data, and stacks of interrupts; nothing of the direct map.
         let is_image = page >= paging::KERNEL_BASE;
         assert!(

@@ -45,6 +45,8 @@ struct UserState {
     fpu: FpuState,
     fs_base: u64,
     gs_base: u64,
+    /// See [`read_selectors`].
+    selectors: u64,
     debug: DebugRegisters,
 }
 
@@ -194,7 +196,8 @@ impl Task {
 
     /// A thread of a program that starts with the registers `regs` in `space`.
     pub fn new_user(regs: &PtRegs, fpu: FpuState, space: Arc<Space>) -> Result<Task, OutOfMemory> {
-        let user = UserState { fpu, fs_base: 0, gs_base: 0, debug: DebugRegisters::default() };
+        let debug = DebugRegisters::default();
+        let user = UserState { fpu, fs_base: 0, gs_base: 0, selectors: 0, debug };
         let mut task = Task::new(Some(user), Some(space))?;
         let at = Self::push(task.stack.top(), *regs);
         *task.saved_rsp.get_mut() = Self::push(at, Self::start_frame(task_start_user, 0));
@@ -248,6 +251,7 @@ impl Task {
         let user = unsafe { &mut *user };
         user.fpu.save();
         (user.fs_base, user.gs_base) = read_bases();
+        user.selectors = read_selectors();
     }
 
     fn load_user(&self) {
@@ -255,6 +259,10 @@ impl Task {
         // SAFETY: as in `save_user`; `claim` made this CPU the only one with the task.
         let user = unsafe { &*user };
         user.fpu.restore();
+        // Nearly all programs leave them null.
+        if user.selectors | read_selectors() != 0 {
+            load_selectors(user.selectors);
+        }
         write_bases(user.fs_base, user.gs_base);
         user.debug.load();
     }
@@ -275,9 +283,38 @@ fn read_bases() -> (u64, u64) {
     (fs, cpu::rdmsr(msr::KERNEL_GS_BASE))
 }
 
+/// DS, ES, FS and GS, from the lowest 16 bits on.
+#[inline(always)]
+fn read_selectors() -> u64 {
+    let (ds, es, fs, gs): (u64, u64, u64, u64);
+    // SAFETY: reading selectors has no effect.
+    unsafe {
+        core::arch::asm!("mov {:e}, ds", "mov {:e}, es", "mov {:e}, fs", "mov {:e}, gs",
+                         out(reg) ds, out(reg) es, out(reg) fs, out(reg) gs,
+                         options(nomem, nostack, preserves_flags));
+    }
+    ds | es << 16 | fs << 32 | gs << 48
+}
+
+/// Loads what [`read_selectors`] gave. The program's bases must be loaded after it. Interrupts are
+/// masked.
+#[cold]
+fn load_selectors(selectors: u64) {
+    let [ds, es, fs, gs] = [0, 16, 32, 48].map(|at| (selectors >> at) as u32 & 0xffff);
+    // SAFETY: a program had loaded them, from a GDT that never changes, so they do not fault; the
+    // kernel uses no segment but GS, whose base is out of the way in between.
+    unsafe {
+        core::arch::asm!("mov ds, {:e}", "mov es, {:e}", "mov fs, {:e}",
+                         "swapgs", "mov gs, {:e}", "swapgs",
+                         in(reg) ds, in(reg) es, in(reg) fs, in(reg) gs,
+                         options(nostack, preserves_flags));
+    }
+}
+
 fn write_bases(fs: u64, gs: u64) {
+    let (fs, gs) = (canonical(fs), canonical(gs));
     if features().fsgsbase {
-        // SAFETY: FSGSBASE is enabled; the value was checked to be canonical when it was set.
+        // SAFETY: FSGSBASE is enabled; the value is canonical.
         unsafe {
             core::arch::asm!("wrfsbase {}", in(reg) fs, options(nomem, nostack, preserves_flags));
         }
@@ -429,6 +466,7 @@ impl<T: Schedulable> CurrentSlot<T> {
             paging::activate(space);
         }
         next_task.load_user();
+        cpu::repair_ss();
         // SAFETY: `claim` waited until `next`'s registers were saved: nobody writes the word now.
         let next_rsp = unsafe { next_task.saved_rsp.get().read() };
         // SAFETY: both tasks are alive; the saved stack pointer leads to a frame that `task_switch`
@@ -487,23 +525,33 @@ pub fn user_bases() -> (u64, u64) {
     read_bases()
 }
 
-/// Sets the running program's FS and GS bases. Panics if one is not canonical: callers that take
-/// them from a program check for user space first.
+/// Sets the running program's FS and GS bases. Callers that take them from a program check for user
+/// space first.
 pub fn set_user_bases(fs: u64, gs: u64) {
-    assert!(is_canonical(fs) && is_canonical(gs), "segment base is not canonical");
     write_bases(fs, gs);
 }
 
-/// Whether the 16 upper bits repeat bit 47. Programs can load any such GS base by WRGSBASE.
-fn is_canonical(address: u64) -> bool {
-    ((address << 16) as i64 >> 16) as u64 == address
+/// Null segments with base 0, for a new program.
+pub fn reset_user_segments() {
+    let _irq = crate::sync::IrqGuard::new();
+    if read_selectors() != 0 {
+        load_selectors(0);
+    }
+    write_bases(0, 0);
 }
 
-/// Sets the bases of a program thread that has not run yet.
+/// With the 16 upper bits like bit 47, as any base is that a program can have. Emulators let
+/// WRGSBASE load others, which must not fault in the kernel.
+fn canonical(address: u64) -> u64 {
+    ((address << 16) as i64 >> 16) as u64
+}
+
+/// Sets the bases of a program thread that has not run yet; the running program's selectors are its
+/// own, too.
 pub fn init_user_bases(task: &mut Task, fs: u64, gs: u64) {
-    assert!(is_canonical(fs) && is_canonical(gs), "segment base is not canonical");
     if let Some(user) = &mut task.user {
-        (user.get_mut().fs_base, user.get_mut().gs_base) = (fs, gs);
+        let user = user.get_mut();
+        (user.fs_base, user.gs_base, user.selectors) = (fs, gs, read_selectors());
     }
 }
 

@@ -23,6 +23,7 @@ mod ptrace;
 mod regs;
 mod returns;
 mod seccomp;
+mod segments;
 mod signals;
 mod sockets;
 mod storm;
@@ -42,6 +43,7 @@ const SUBJECTS: &[&[Test]] = &[
     memory::TESTS,
     entry::TESTS,
     returns::TESTS,
+    segments::TESTS,
     files::TESTS,
     channels::TESTS,
     sockets::TESTS,

@@ -30,6 +30,7 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "defer::entry_storm_always", run: || storm(Mode::Always) },
     Test { name: "defer::entry_storm_off", run: || storm(Mode::Off) },
     Test { name: "defer::spinning_cpu_is_left_alone", run: spin },
+    Test { name: "defer::times_without_ticks", run: times },
     Test { name: "defer::nmi_storm", run: nmi_storm },
     Test { name: "defer::labelled_points", run: points },
     Test { name: "defer::a_missing_catch_up_is_seen", run: broken },
@@ -42,13 +43,13 @@ const CODE: u64 = 0x1000_0000;
 const PATIENCE_NS: u64 = 30 * time::NS_PER_SEC;
 
 /// A program that runs alone on the last CPU.
-struct Running {
-    process: Arc<Process>,
-    cpu: usize,
+pub(super) struct Running {
+    pub(super) process: Arc<Process>,
+    pub(super) cpu: usize,
 }
 
 impl Running {
-    fn start(program: Program) -> Result<Running, String> {
+    pub(super) fn start(program: Program) -> Result<Running, String> {
         let said = |error: abi::Errno| format!("no program: {}", error.name());
         let cpu = cpu_count() - 1;
         let mm = Mm::new().map_err(said)?;
@@ -77,7 +78,7 @@ impl Running {
     }
 
     /// Ends it, and waits until it has gone.
-    fn stop(self) -> Result<(), String> {
+    pub(super) fn stop(self) -> Result<(), String> {
         send_to_process(&self.process, SigInfo::kernel(raw::SIGKILL))
             .map_err(|error| format!("SIGKILL: {}", error.name()))?;
         wait_until("the program has not ended", || {
@@ -102,7 +103,7 @@ fn registers() -> PtRegs {
     }
 }
 
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) -> Result<(), String> {
+pub(super) fn wait_until(what: &str, mut done: impl FnMut() -> bool) -> Result<(), String> {
     let deadline = time::now_ns() + PATIENCE_NS;
     while !done() {
         ensure!(time::now_ns() < deadline, "{what} after 30 s");
@@ -190,6 +191,37 @@ fn spin() -> Result<(), String> {
         ensure!(!alone || now == 1, "{now} catch-ups for {REMAPS} remaps");
         defer::expect_fresh(before)
     })
+}
+
+/// Who asks for the time that a CPU without tick has spent gets what the clock says, be it alone
+/// with a program or asleep.
+fn times() -> Result<(), String> {
+    const WHILE_NS: u64 = 200_000_000;
+    let cpu = cpu_count() - 1;
+    let pass = || {
+        let start = time::now_ns();
+        wait_until("time stands still", || time::now_ns() - start >= WHILE_NS)?;
+        Ok::<u64, String>(time::now_ns() - start)
+    };
+    if machine::context::isolation().nohz_full & 1 << cpu == 0 {
+        machine::log!("every CPU ticks");
+        return Ok(());
+    }
+    wait_until("the CPU does not sleep", || sched::is_idle(cpu))?;
+    let (idle, user) = (sched::idle_ns(cpu), sched::user_ns(cpu));
+    let passed = pass()?;
+    let (idle, user) = (sched::idle_ns(cpu) - idle, sched::user_ns(cpu) - user);
+    ensure!(idle >= passed / 2 && user <= passed / 2, "{idle} ns idle, {user} ns not");
+    let running = Running::start(Program::Spin)?;
+    wait_until("the program does not run", || machine::context::of(cpu) == Context::User)?;
+    let used = || running.process.times_ns().iter().sum::<u64>();
+    let (before, user) = (used(), sched::user_ns(cpu));
+    let passed = pass()?;
+    let (used, user) = (used() - before, sched::user_ns(cpu) - user);
+    machine::log!("{used} ns used, {user} ns of the CPU in user mode, while {passed} ns passed");
+    ensure!(used >= passed - passed / 10, "{used} ns used of {passed}");
+    ensure!(user >= passed - passed / 10, "{user} ns in user mode of {passed}");
+    running.stop()
 }
 
 /// NMIs hit every part of the way in and out, danger zones included.

@@ -12,8 +12,9 @@ mod ninep;
 mod ninep_server;
 mod sched;
 mod text;
+mod window;
 
-const SUITES: &[&[Test]] = &[text::TESTS, sched::TESTS, defer::TESTS, ninep::TESTS];
+const SUITES: &[&[Test]] = &[text::TESTS, sched::TESTS, defer::TESTS, window::TESTS, ninep::TESTS];
 
 /// Tests of this name run only where the filter asks for them.
 const LONG: &str = "long::";

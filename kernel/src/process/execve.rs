@@ -148,7 +148,7 @@ fn become_image(
     if secure {
         process.settings.parent_death_signal.store(0, Ordering::Relaxed);
     }
-    machine::task::set_user_bases(0, 0);
+    machine::task::reset_user_segments();
     machine::fpu::reset_running();
     // A tracer sees which call this was.
     let orig_rax = regs.orig_rax;

@@ -184,7 +184,52 @@ pub enum Program {
     Storm,
     /// Never leaves user mode.
     Spin,
+    /// One instruction, at which every interrupt finds a frame that SYSRET could have made.
+    Still,
+    /// Makes system calls, and dies if one changes a register that it must not.
+    Careful,
 }
+
+// All of the general registers but four have one value, or the program ends by #UD.
+core::arch::global_asm!(
+    r#"
+    .pushsection .rodata.ktest_careful, "a", @progbits
+    ktest_careful:
+    1:  mov $110, %eax
+        syscall
+        cmp %rbx, %rdx
+        jne 2f
+        cmp %rbx, %rsi
+        jne 2f
+        cmp %rbx, %rdi
+        jne 2f
+        cmp %rbx, %rbp
+        jne 2f
+        cmp %rbx, %r8
+        jne 2f
+        cmp %rbx, %r9
+        jne 2f
+        cmp %rbx, %r10
+        jne 2f
+        cmp %rbx, %r12
+        jne 2f
+        cmp %rbx, %r13
+        jne 2f
+        cmp %rbx, %r14
+        jne 2f
+        cmp %rbx, %r15
+        jne 2f
+        // Long enough for interrupts to find it elsewhere than behind the call.
+        mov $200000, %ecx
+    3:  dec %ecx
+        jnz 3b
+        jmp 1b
+    2:  ud2
+    ktest_careful_end:
+    .popsection
+    "#,
+    options(att_syntax)
+);
 
 impl Program {
     /// Its code.
@@ -194,11 +239,21 @@ impl Program {
             Program::Storm => &[0xb8, 110, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xf7],
             // 1: pause; jmp 1b
             Program::Spin => &[0xf3, 0x90, 0xeb, 0xfc],
+            // 1: jmp 1b
+            Program::Still => &[0xeb, 0xfe],
+            Program::Careful => {
+                let start = &raw const ktest_careful;
+                let length = (&raw const ktest_careful_end).addr() - start.addr();
+                // SAFETY: the bytes between two labels in read-only data.
+                unsafe { core::slice::from_raw_parts(start, length) }
+            }
         }
     }
 }
 
 unsafe extern "C" {
+    static ktest_careful: u8;
+    static ktest_careful_end: u8;
     static context_entering_syscall_entry_pending: u8;
     static context_left_sysret: u8;
     static sysret_window_start: u8;

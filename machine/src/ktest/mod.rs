@@ -25,6 +25,7 @@ mod late;
 mod memory;
 mod seccomp;
 mod text;
+pub mod window;
 
 /// A test: its name, and what it does.
 pub struct Test {
@@ -35,7 +36,8 @@ pub struct Test {
 }
 
 /// The machine's tests.
-pub const TESTS: &[&[Test]] = &[text::TESTS, late::TESTS, memory::TESTS, seccomp::TESTS];
+pub const TESTS: &[&[Test]] =
+    &[text::TESTS, late::TESTS, memory::TESTS, window::TESTS, seccomp::TESTS];
 
 pub use late::{FailingPiece, load_and_unload};
 pub(crate) use text::between;
@@ -162,6 +164,13 @@ pub(crate) fn claim(regs: &mut PtRegs, failure: &CfiFailure, report: &Report) ->
         Kind::Jump => text_poke::pop_rip(regs),
     }
     true
+}
+
+/// A program has made a system call.
+#[inline]
+pub(crate) fn entered() {
+    defer::look(defer::Look::Syscall);
+    window::follow();
 }
 
 static IN_NMI: SpinLock<Option<fn()>> = SpinLock::new(None);

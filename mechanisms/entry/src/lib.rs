@@ -255,6 +255,14 @@ fn decide_slowly<const LIMIT: u64>(regs: &PtRegs) -> Exit {
     })
 }
 
+/// Whether SYSRET leaves the attributes of SS as they are, null ones included (AMD, and Hygon whose
+/// CPUs are of the same design; APM 3, SYSRET). An interrupt of a program makes SS null, so the
+/// kernel has to load it before the next SYSRET. Intel's SYSRET sets all of it.
+#[must_use]
+pub fn sysret_keeps_ss(vendor: &[u8; 12]) -> bool {
+    matches!(vendor, b"AuthenticAMD" | b"HygonGenuine")
+}
+
 /// End of the lower half of 48-bit addresses. IRET to a RIP beyond it, up to the upper half,
 /// faults in the kernel (SDM 2A, IRET).
 const CANONICAL_END: u64 = 1 << 47;
@@ -482,6 +490,12 @@ mod tests {
         assert_eq!(old_intel.describe(false), "Vulnerable");
         assert_eq!(amd.describe(true), "Not affected");
         assert_eq!(amd.describe(false), "Not affected");
+    }
+
+    #[test]
+    fn ss_is_loaded_for_those_who_keep_it() {
+        assert!(sysret_keeps_ss(b"AuthenticAMD") && sysret_keeps_ss(b"HygonGenuine"));
+        assert!(!sysret_keeps_ss(b"GenuineIntel") && !sysret_keeps_ss(b"CentaurHauls"));
     }
 
     #[test]

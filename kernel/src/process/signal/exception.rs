@@ -39,7 +39,13 @@ pub fn bad_return(regs: &mut PtRegs) {
         return send::force(segv_or_bus(Errno::EFAULT, regs.rip));
     }
     // The error code is the selector that cannot be loaded (SDM 2A, IRET).
-    let wrong = if !is_code { cs } else if !is_stack { ss } else { 0 };
+    let wrong = if !is_code {
+        cs
+    } else if !is_stack {
+        ss
+    } else {
+        0
+    };
     note(&Exception { vector: vector::GENERAL_PROTECTION, error: wrong & 0xfffc, address: 0 });
     send::force(SigInfo::kernel(raw::SIGSEGV));
 }

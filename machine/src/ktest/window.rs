@@ -1,0 +1,283 @@
+//! Every instruction of the entry code, interrupted: a CPU single-steps through `entry.S` from
+//! SYSCALL or an interrupt's vector to the kernel, and from there back to the program. At each step
+//! it is in one of the windows: the program's GS, stack or tables with the kernel's rights. There
+//! the debug exception comes, and after it, by turns, a machine check or an NMI.
+//!
+//! Machine checks cannot be sent, and an NMI comes when it likes: so the handler of the debug
+//! exception returns to their entry instead, with the frame on their stack that the CPU would have
+//! put there. Everything else is as in the window. When they return, the next step comes.
+//!
+//! Here also: the walk of programs' page tables. The kernel's part (`kernel/src/ktest/window.rs`)
+//! runs the programs.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::arch::asm;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use entry::{PtRegs, flags, selector};
+
+use super::Test;
+use crate::cpu::{self, MAX_CPUS};
+use crate::entry::vector;
+use crate::paging::{self, Shared, Space};
+use crate::percpu::{self, cpu_id};
+use crate::{apic, descriptors, ensure, ipi, stack};
+
+pub(super) const TESTS: &[Test] =
+    &[Test { name: "window::programs_tables_have_the_allowed_pages_only", run: shared_pages }];
+
+/// What a window is hit by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hit {
+    /// A debug exception alone.
+    Debug,
+    /// Then an NMI.
+    Nmi,
+    /// Then a machine check.
+    MachineCheck,
+}
+
+const KINDS: usize = 3;
+
+/// Bytes of entry code at most.
+const CODE_MAX: usize = 16384;
+
+static WANTED: [AtomicBool; MAX_CPUS] = [const { AtomicBool::new(false) }; MAX_CPUS];
+static STEPPING: [AtomicBool; MAX_CPUS] = [const { AtomicBool::new(false) }; MAX_CPUS];
+/// Runs through a window so far: they are hit by turns.
+static RUNS: AtomicU64 = AtomicU64::new(0);
+static HITS: [AtomicU64; KINDS] = [const { AtomicU64::new(0) }; KINDS];
+/// Handlers that found themselves without the kernel's GS or tables, or on a wrong stack.
+static LOST: AtomicU64 = AtomicU64::new(0);
+/// For each byte of entry code the kinds that have hit an instruction there, as bits.
+static PLACES: [[AtomicBool; KINDS]; CODE_MAX] =
+    [const { [const { AtomicBool::new(false) }; KINDS] }; CODE_MAX];
+
+unsafe extern "C" {
+    static __entry_text_start: u8;
+    static __entry_text_end: u8;
+    static context_left_sysret: u8;
+    static context_left_sysret_pti: u8;
+    static context_left_iret: u8;
+    static context_left_iret_pti: u8;
+    static sysret_window_start: u8;
+    static sysret_window_end: u8;
+    static iret_to_user: u8;
+    fn paranoid_2();
+    fn paranoid_18();
+}
+
+/// Bytes of SWAPGS (0f 01 f8) and SYSRETQ (48 0f 07).
+const SWAPGS_BYTES: u64 = 3;
+const SYSRETQ_BYTES: u64 = 3;
+
+fn last_before_sysret() -> u64 {
+    (&raw const sysret_window_end) as u64 - SYSRETQ_BYTES
+}
+
+fn last_before_iret() -> u64 {
+    (&raw const iret_to_user) as u64
+}
+
+fn offset(rip: u64) -> Option<usize> {
+    let start = (&raw const __entry_text_start) as u64;
+    let end = (&raw const __entry_text_end) as u64;
+    ((start..end).contains(&rip) && rip - start < CODE_MAX as u64).then(|| (rip - start) as usize)
+}
+
+/// Makes CPU `cpu` step through the windows from its next system call on, or leave it.
+pub fn step_through(cpu: usize, on: bool) {
+    WANTED[cpu].store(on, Ordering::SeqCst);
+}
+
+/// Whether CPU `cpu` steps through the windows now.
+pub fn is_stepping(cpu: usize) -> bool {
+    STEPPING[cpu].load(Ordering::SeqCst)
+}
+
+/// Hits of each kind so far, and how many handlers were lost.
+pub fn hits() -> ([u64; KINDS], u64) {
+    (HITS.each_ref().map(|n| n.load(Ordering::SeqCst)), LOST.load(Ordering::SeqCst))
+}
+
+/// Instructions that were hit, and the first of the places by name that not all kinds have hit.
+pub fn covered() -> (usize, Option<&'static str>) {
+    let [syscall, interrupt] = descriptors::entry_points(apic::VECTOR_TIMER);
+    let window = (&raw const sysret_window_start) as u64;
+    let places = [
+        ("SYSCALL, before SWAPGS", syscall),
+        ("SYSCALL, behind SWAPGS", syscall + SWAPGS_BYTES),
+        ("an interrupt's first instruction", interrupt),
+        ("behind the store to the state word", points()[1]),
+        ("the program's stack, before SWAPGS", window),
+        ("the program's stack and GS, before SYSRET", last_before_sysret()),
+        ("behind the store, towards IRET", points()[2]),
+        ("the program's GS, before IRET", last_before_iret()),
+    ];
+    let is_hit = |&(_, at): &(&str, u64)| {
+        let kinds = offset(at).map(|at| &PLACES[at]);
+        kinds.is_some_and(|kinds| kinds.iter().all(|kind| kind.load(Ordering::SeqCst)))
+    };
+    let count = PLACES.iter().filter(|kinds| kinds[0].load(Ordering::SeqCst)).count();
+    (count, places.iter().find(|place| !is_hit(place)).map(|&(name, _)| name))
+}
+
+/// Where stepping begins: SYSCALL's entry and a vector's, and the two ways out.
+fn points() -> [u64; 4] {
+    let [syscall, interrupt] = descriptors::entry_points(apic::VECTOR_TIMER);
+    let [sysret, iret] = if paging::has_pti() {
+        [&raw const context_left_sysret_pti, &raw const context_left_iret_pti]
+    } else {
+        [&raw const context_left_sysret, &raw const context_left_iret]
+    };
+    [syscall, sysret as u64, iret as u64, interrupt]
+}
+
+/// Called in every system call: does what [`step_through`] asks of this CPU.
+pub(crate) fn follow() {
+    let cpu = cpu_id();
+    let wanted = WANTED[cpu].load(Ordering::SeqCst);
+    if wanted == STEPPING[cpu].load(Ordering::SeqCst) {
+        return;
+    }
+    let [first, second, third, fourth] = points();
+    // DR7 (SDM 3B, 17.2.4): all four enabled globally, each for the execution of one instruction.
+    let control: u64 = if wanted { 0x4aa } else { 0x400 };
+    STEPPING[cpu].store(wanted, Ordering::SeqCst);
+    // SAFETY: breakpoints on instructions of `entry.S`, whose handler is `step`.
+    unsafe {
+        asm!("mov dr0, {}", "mov dr1, {}", "mov dr2, {}", "mov dr3, {}", "mov dr7, {}",
+             in(reg) first, in(reg) second, in(reg) third, in(reg) fourth, in(reg) control,
+             options(nomem, nostack, preserves_flags));
+    }
+}
+
+/// A debug exception in the kernel: a step, if this CPU steps.
+pub(crate) fn step(regs: &mut PtRegs) -> bool {
+    const BREAKPOINTS: u64 = 0xf;
+    if !is_stepping(cpu_id()) {
+        return false;
+    }
+    if cpu::take_dr6() & BREAKPOINTS != 0 {
+        // Or the same instruction would stop again (SDM 3B, 17.3.1.1).
+        regs.rflags |= flags::RF;
+        RUNS.fetch_add(1, Ordering::SeqCst);
+    }
+    let Some(at) = offset(regs.rip) else {
+        // In the kernel proper.
+        regs.rflags &= !flags::TF;
+        return true;
+    };
+    // Behind the last instruction the program's own flags decide.
+    if [last_before_sysret(), last_before_iret()].contains(&regs.rip) {
+        regs.rflags &= !flags::TF;
+    } else {
+        regs.rflags |= flags::TF;
+    }
+    check(regs, vector::DEBUG);
+    match RUNS.load(Ordering::SeqCst) % KINDS as u64 {
+        0 => note(at, Hit::Debug),
+        1 => deflect(regs, vector::NMI, paranoid_2),
+        _ => deflect(regs, vector::MACHINE_CHECK, paranoid_18),
+    }
+    true
+}
+
+fn note(at: usize, hit: Hit) {
+    HITS[hit as usize].fetch_add(1, Ordering::SeqCst);
+    PLACES[at][hit as usize].store(true, Ordering::SeqCst);
+}
+
+/// Makes the way back from this handler the way into another one, as if the CPU had taken `number`
+/// where `regs` are (SDM 3A, 6.14.2): SS, RSP, RFLAGS, CS and RIP on that vector's own stack.
+fn deflect(regs: &mut PtRegs, number: u8, handler: unsafe extern "C" fn()) {
+    let Some(top) = descriptors::own_stack(number) else { return };
+    let frame = [regs.rip, regs.cs, regs.rflags, regs.rsp, regs.ss];
+    let at = (top & !15) - size_of_val(&frame) as u64;
+    // SAFETY: the stack of that vector, on which nothing runs: its handlers leave no trace, and
+    // interrupts are masked.
+    unsafe { (at as *mut [u64; 5]).write(frame) };
+    regs.rip = handler as *const () as u64;
+    regs.rsp = at;
+    regs.cs = selector::KERNEL_CS.into();
+    regs.ss = 0;
+    regs.rflags = flags::FIXED;
+}
+
+/// An NMI or a machine check in the kernel: whether it is one of [`step`]'s.
+pub(crate) fn landed(regs: &PtRegs, number: u8) -> bool {
+    let Some(at) = offset(regs.rip) else { return false };
+    if !is_stepping(cpu_id()) {
+        return false;
+    }
+    check(regs, number);
+    note(at, if number == vector::NMI { Hit::Nmi } else { Hit::MachineCheck });
+    true
+}
+
+/// Whether the handler that was given `regs` has all that is the kernel's.
+fn check(regs: &PtRegs, number: u8) {
+    let cpu = apic::id();
+    let local = percpu::local();
+    let is_mine = local.apic_id.get() == cpu && core::ptr::eq(local, percpu::of(cpu_id()));
+    let has_tables = cpu::read_cr3() & paging::USER_ROOT_BIT == 0 || !paging::has_pti();
+    let end = (&raw const *regs) as u64 + size_of::<PtRegs>() as u64;
+    let on_stack = descriptors::own_stack(number).is_some_and(|top| end == top & !15);
+    if !(is_mine && has_tables && on_stack) {
+        LOST.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Hits CPU `cpu` with an NMI.
+pub fn send_nmi(cpu: usize) {
+    ipi::send_nmi(cpu);
+}
+
+/// Whether this CPU's SS is the kernel's, where SYSRET would give it to a program.
+pub fn has_good_ss() -> bool {
+    !cpu::features().sysret_keeps_ss || cpu::read_ss() == selector::KERNEL_DS
+}
+
+// ------------------------------------------------------------------------------------------------
+
+/// The kernel half of programs' tables: entry code, entry data, and the stacks that interrupts of
+/// programs begin on; each with the kernel's own frame and rights, none for programs.
+fn shared_pages() -> Result<(), String> {
+    let mut pages: Vec<Shared> = Vec::new();
+    paging::for_each_shared(|leaf| pages.push(leaf));
+    if !paging::has_pti() {
+        ensure!(pages.is_empty(), "{} pages without isolation", pages.len());
+        return Ok(());
+    }
+    let allowed = paging::entry_image();
+    let stacks = stack::KERNEL_STACK_SIZE as u64 * cpu::cpu_count() as u64 * 5;
+    let mut stack_bytes = 0;
+    for leaf in &pages {
+        let (at, bytes) = (leaf.address, leaf.bytes);
+        ensure!(bytes == 4096, "{at:#x}: a large page");
+        ensure!(!leaf.user, "{at:#x}: programs may use it");
+        ensure!(!(leaf.write && leaf.exec), "{at:#x}: W and X");
+        ensure!(leaf.is_kernels, "{at:#x}: not the kernel's own frame and rights");
+        let in_text = allowed[0].contains(&at);
+        let in_data = allowed[1].contains(&at);
+        ensure!(in_text == leaf.exec, "{at:#x}: executable and not entry code, or the reverse");
+        if !in_text && !in_data {
+            ensure!(stack::is_stack(at), "{at:#x}: none of the allowed");
+            stack_bytes += bytes;
+        }
+    }
+    let image: u64 = allowed.iter().map(|range| range.end - range.start).sum();
+    let want = (image + stacks) / 4096;
+    ensure!(stack_bytes == stacks, "{stack_bytes} bytes of stacks, expected {stacks}");
+    ensure!(pages.len() as u64 == want, "{} pages, expected {want}", pages.len());
+    crate::log!("programs' tables map {} pages of the kernel", pages.len());
+    Ok(())
+}
+
+/// Whether a program's tables have these pages and its own, and nothing else.
+pub fn has_only_its_own(space: &Space) -> Result<(), String> {
+    let odd = paging::odd_slot(space);
+    ensure!(odd.is_none(), "slot {odd:?} of a program's top table");
+    Ok(())
+}
