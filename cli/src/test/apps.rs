@@ -5,6 +5,9 @@
 //! packed at every count, too. Where all levels run, the live root has one count for each program,
 //! in turn. A program that is not installed is named with its package and counts as failed;
 //! `LIMEN_INSTALL=1` lets root install it with apt.
+//!
+//! Every run in Limen also tells how it came back from its system calls: below the least share of
+//! SYSRET (`LEAST_SYSRET`, or the entry's own) it has failed. The lowest shares are printed.
 
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -53,7 +56,50 @@ struct App {
     programs: Vec<String>,
     #[serde(default)]
     folders: Vec<String>,
+    /// The least share of returns from system calls that are by SYSRET, where the program cannot
+    /// reach `LEAST_SYSRET`; the reason stands beside it.
+    least_sysret: Option<f64>,
 }
+
+/// Share of returns from system calls by SYSRET in any program.
+const LEAST_SYSRET: f64 = 0.999;
+/// So many returns by IRET are never too many. A handler that interrupted the program itself, not a
+/// call, goes back so, and of few calls one is more than a thousandth.
+const FEW_IRETS: u64 = 4;
+/// How many of the lowest shares are printed.
+const LOWEST_SHOWN: usize = 5;
+
+/// Returns from system calls in one run.
+#[derive(Clone, Copy, Debug)]
+struct Returns {
+    by_sysret: u64,
+    by_iret: u64,
+}
+
+impl Returns {
+    /// What the report of `limen run --json` says.
+    fn from_report(text: &str) -> Option<Returns> {
+        let report: serde_json::Value = serde_json::from_str(text).ok()?;
+        let counter = |name| report["counters"][name].as_u64();
+        Some(Returns { by_sysret: counter("exits-sysret")?, by_iret: counter("exits-iret")? })
+    }
+
+    fn share(self) -> f64 {
+        self.by_sysret as f64 / (self.by_sysret + self.by_iret).max(1) as f64
+    }
+
+    fn judge(self, app: &App) -> Result<(), String> {
+        let least = app.least_sysret.unwrap_or(LEAST_SYSRET);
+        if self.share() >= least || self.by_iret <= FEW_IRETS {
+            return Ok(());
+        }
+        let Returns { by_sysret, by_iret } = self;
+        Err(format!("{by_sysret} returns by SYSRET, {by_iret} by IRET: less than {least}"))
+    }
+}
+
+/// Shares of all runs, with the place of each.
+type Shares = Mutex<Vec<(f64, String)>>;
 
 /// What a run gave.
 struct Ran {
@@ -69,13 +115,14 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     install(&wanted)?;
     let next = AtomicUsize::new(0);
     let total = Mutex::new(Summary::default());
+    let shares = Shares::default();
     std::thread::scope(|scope| {
         for _ in 0..context.jobs {
             scope.spawn(|| {
                 loop {
                     let turn = next.fetch_add(1, Ordering::Relaxed);
                     let Some(app) = wanted.get(turn) else { break };
-                    let summary = one(context, app, turn);
+                    let summary = one(context, app, turn, &shares);
                     if let Ok(mut total) = total.lock() {
                         *total += summary;
                     }
@@ -84,6 +131,11 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         }
     });
     let total = total.into_inner().map_err(|_| "a runner thread died")?;
+    let mut shares = shares.into_inner().map_err(|_| "a runner thread died")?;
+    shares.sort_by(|a, b| a.0.total_cmp(&b.0));
+    for (share, place) in shares.iter().take(LOWEST_SHOWN) {
+        println!("SYSRET in {:.3} % of returns from system calls: {place}", share * 100.0);
+    }
     Ok(total)
 }
 
@@ -132,7 +184,7 @@ fn counts(context: &Context, turn: usize) -> &[u8] {
 }
 
 /// Runs one program everywhere it is to run.
-fn one(context: &Context, app: &App, turn: usize) -> Summary {
+fn one(context: &Context, app: &App, turn: usize, shares: &Shares) -> Summary {
     let mut summary = Summary::default();
     if !is_installed(app) {
         println!("app {} ... FAILED (package {} is missing)", app.name, app.package);
@@ -161,10 +213,7 @@ fn one(context: &Context, app: &App, turn: usize) -> Summary {
                 continue;
             }
             let place = format!("smp {smp} {}", if pack { "packed" } else { "live" });
-            let got = ran(&mut vm(context, app, smp, pack), app)
-                .map_err(|error| error.to_string())
-                .and_then(|got| judge(app, &host, &got));
-            match got {
+            match in_vm(context, app, smp, pack, &host, shares) {
                 Ok(()) => summary.passed += 1,
                 Err(why) => {
                     summary.failed += 1;
@@ -186,11 +235,37 @@ fn on_host(app: &App) -> Result<Ran, String> {
     judge(app, &host, &host).map(|()| host)
 }
 
-fn vm(context: &Context, app: &App, smp: u8, pack: bool) -> Command {
+/// Runs and judges one program in Limen.
+fn in_vm(
+    context: &Context,
+    app: &App,
+    smp: u8,
+    pack: bool,
+    host: &Ran,
+    shares: &Shares,
+) -> Result<(), String> {
+    let place = format!("{} at smp {smp}{}", app.name, if pack { " packed" } else { "" });
+    let name = format!("limen-{}-{}.json", std::process::id(), place.replace(' ', "-"));
+    let report = std::env::temp_dir().join(name);
+    let mut command = vm(context, app, smp, pack, &report);
+    let got = ran(&mut command, app).map_err(|error| error.to_string());
+    let text = std::fs::read_to_string(&report).unwrap_or_default();
+    // It may be missing: then there is nothing to remove.
+    let _ = std::fs::remove_file(&report);
+    judge(app, host, &got?)?;
+    let returns = Returns::from_report(&text).ok_or("the report does not tell returns")?;
+    if let Ok(mut shares) = shares.lock() {
+        shares.push((returns.share(), place));
+    }
+    returns.judge(app)
+}
+
+fn vm(context: &Context, app: &App, smp: u8, pack: bool, report: &Path) -> Command {
     let mut command = Command::new(&context.limen);
     let memory = app.memory.as_deref().unwrap_or("1G");
     command.args(["run", "--memory", memory, "--smp", &smp.to_string()]);
     command.args(["--timeout", &TIMEOUT_S.to_string(), "--cwd", CWD]);
+    command.arg(format!("--json={}", report.display()));
     if pack {
         command.arg("--pack");
         let programs = app.programs.iter().filter_map(|name| find(name));
@@ -274,6 +349,19 @@ mod tests {
             assert_eq!(count, 1, "{}", app.name);
             assert!(!app.run.is_empty() && !app.package.is_empty(), "{}", app.name);
         }
+    }
+
+    #[test]
+    fn a_low_share_of_sysret_is_told() {
+        let mut app = table().into_iter().find(|app| app.name == "tr-stdin").expect("an entry");
+        let text = r#"{"counters":{"exits-sysret":990,"exits-iret":10}}"#;
+        let returns = Returns::from_report(text).expect("both are there");
+        assert!(returns.judge(&app).is_err());
+        app.least_sysret = Some(0.99);
+        assert!(returns.judge(&app).is_ok());
+        app.least_sysret = None;
+        assert!(Returns { by_sysret: 99, by_iret: 1 }.judge(&app).is_ok());
+        assert!(Returns::from_report("{}").is_none());
     }
 
     #[test]
