@@ -211,8 +211,8 @@ pub(crate) struct PackArgs {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TestArgs {
-    /// A level (host, audit, kernel, guest, isolation, run, hostile, fuzz, bench, apps) or a
-    /// room, which is a test name's part.
+    /// A level (host, audit, kernel, bochs, guest, isolation, run, hostile, fuzz, bench, apps)
+    /// or a room, which is a test name's part.
     /// Example: limen test guest
     #[arg(value_name = "LEVEL|ROOM")]
     pub(crate) what: Option<String>,

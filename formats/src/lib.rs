@@ -3,9 +3,10 @@
 //! Codecs, each pure and bounded, so that both sides share one definition and one set of
 //! tests: [`boot_config`] (what to run and how, read once at boot), [`cpio`] (the archive that
 //! carries it and any packed files), [`control`] (the lines that cross the control port while
-//! the program runs), [`ninep`] (the messages that carry the host's files); [`pvh`], [`params`]
-//! and [`acpi`], what loader and firmware leave for the kernel; [`elf`] and [`script`], the
-//! programs it runs; [`library_cache`], where the libraries of a packed one are.
+//! the program runs), [`ninep`] (the messages that carry the host's files); [`pvh`],
+//! [`multiboot`], [`params`] and [`acpi`], what loader and firmware leave for the kernel; [`elf`]
+//! and [`script`], the programs it runs; [`library_cache`], where the libraries of a packed one
+//! are.
 //!
 //! Why it is hard: every decoder here reads bytes that the other side of a boundary made. None may
 //! panic, loop without a limit, or allocate more than its input is long.
@@ -22,6 +23,7 @@ pub mod control;
 pub mod cpio;
 pub mod elf;
 pub mod library_cache;
+pub mod multiboot;
 pub mod ninep;
 pub mod params;
 pub mod ports;

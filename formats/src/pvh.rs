@@ -98,7 +98,7 @@ pub struct MemoryMap {
 }
 
 impl MemoryMap {
-    fn read((at, count): (u64, u32), memory: &impl Memory) -> Result<Self, Error> {
+    pub(crate) fn read((at, count): (u64, u32), memory: &impl Memory) -> Result<Self, Error> {
         let mut map = Self { ranges: [(0, 0); RANGES_MAX], count: 0 };
         for wants_ram in [true, false] {
             for index in 0..u64::from(count.min(ENTRIES_MAX)) {

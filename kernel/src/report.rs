@@ -198,6 +198,10 @@ pub fn finish(fate: &ToHost) -> ! {
             // A host that no longer reads must not keep the machine alive.
             let _ = port.flush(FLUSH_NS);
         }
+    } else {
+        // No host that knows Limen: whoever has started the machine reads the log.
+        let line = fate.encode();
+        machine::log!("the program's end: {}", String::from_utf8_lossy(line.trim_ascii_end()));
     }
     machine::power::off(machine::power::OK)
 }

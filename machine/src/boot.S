@@ -1,6 +1,7 @@
-// Boot code: from the two ways a CPU starts (PVH for the first, INIT-SIPI for the others) to
-// 64-bit mode on the kernel's high addresses. Runs once per CPU, at physical addresses, before any
-// Rust code of its CPU. All tables it builds are thrown away by `paging::init`.
+// Boot code: from the ways a CPU starts (PVH, or Multiboot2 as in `multiboot.S`, for the first,
+// INIT-SIPI for the others) to 64-bit mode on the kernel's high addresses. Runs once per CPU, at
+// physical addresses, before any Rust code of its CPU. All tables it builds are thrown away by
+// `paging::init`.
 
 .set PVH_NOTE_TYPE, 18                  // XEN_ELFNOTE_PHYS32_ENTRY
 .set KERNEL_BASE, 0xffffffff80000000
@@ -20,9 +21,14 @@
 .globl pvh_entry
 .type pvh_entry, @function
 pvh_entry:
+    xor %eax, %eax
+// EAX = 0 for PVH, else the magic number of whichever loader it was; the rest as above.
+.globl boot_32
+boot_32:
     cld
     mov $boot_stack_top, %esp
     mov %ebx, boot_start_info
+    mov %eax, boot_magic
 
     // First 4 GiB by 2 MiB pages: 4 page directories, 2048 entries.
     mov $boot_pd, %edi
@@ -78,6 +84,7 @@ boot_long_mode:
     mov %eax, %fs
     mov %eax, %gs
     mov boot_start_info, %edi           // first argument: start_info, zero-extended
+    mov boot_magic, %esi                // second argument
     movabs $boot_high, %rax
     jmp *%rax
 
@@ -183,6 +190,8 @@ boot_gdt_pointer:
     .long boot_gdt
 .balign 8
 boot_start_info:
+    .long 0
+boot_magic:
     .long 0
 
 .balign 4096

@@ -10,7 +10,8 @@ use crate::cpu::{self, MAX_CPUS};
 use crate::frame::{self, PAGE_SIZE, PHYS_OFFSET};
 use crate::paging::{self, KERNEL_BASE, Segment};
 use crate::sync::Once;
-use crate::{apic, cfi, context, descriptors, entropy, log, percpu, selftest, smp, time, uaccess};
+use crate::{apic, cfi, context, descriptors, entropy, log, multiboot, percpu};
+use crate::{selftest, smp, time, uaccess};
 
 global_asm!(include_str!("boot.S"), options(att_syntax, raw));
 
@@ -82,12 +83,17 @@ fn address(symbol: *const u8) -> u64 {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn boot_first_cpu(start_info: u64) -> ! {
+extern "C" fn boot_first_cpu(start_info: u64, magic: u32) -> ! {
     START_TSC.store(cpu::rdtsc(), Ordering::Relaxed);
     // SAFETY: the first CPU, once; APIC ids come with `apic::init`.
     unsafe { percpu::init(0, 0) };
     log::init_serial();
-    let start = StartInfo::read(start_info, &LowMemory).unwrap_or_else(|error| panic!("{error}"));
+    let start = if multiboot::is_loader(magic) {
+        multiboot::read(start_info, &LowMemory)
+    } else {
+        StartInfo::read(start_info, &LowMemory)
+    };
+    let start = start.unwrap_or_else(|error| panic!("{error}"));
     cpu::init();
     uaccess::init();
     let info = init_memory(start);

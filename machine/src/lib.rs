@@ -32,6 +32,7 @@ pub mod ktest;
 mod late_text;
 pub mod log;
 mod mmio;
+mod multiboot;
 pub mod paging;
 pub mod panic;
 mod pci;

@@ -18,17 +18,22 @@ static SERIAL: SpinLock<Serial> = SpinLock::new(Serial);
 
 impl Write for Serial {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        for byte in text.bytes() {
-            if byte == b'\n' {
-                self.put(b'\r');
-            }
-            self.put(byte);
-        }
+        self.put_all(text.as_bytes());
         Ok(())
     }
 }
 
 impl Serial {
+    /// Writes bytes, with a carriage return before each new line.
+    fn put_all(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            if byte == b'\n' {
+                self.put(b'\r');
+            }
+            self.put(byte);
+        }
+    }
+
     fn put(&mut self, byte: u8) {
         // SAFETY: the line status register of the first serial port; reading it has no effect.
         let is_ready = || unsafe { inb(PORT + 5) } & 0x20 != 0;
@@ -54,6 +59,12 @@ pub(crate) fn init_serial() {
 pub fn write(line: fmt::Arguments<'_>) {
     // The port cannot fail.
     let _ = SERIAL.lock().write_fmt(format_args!("{line}\n"));
+}
+
+/// Writes bytes, for programs on machines without a console of their own. Few at a
+/// time: interrupts are masked meanwhile.
+pub fn write_bytes(bytes: &[u8]) {
+    SERIAL.lock().put_all(bytes);
 }
 
 /// Writes to the log unless somebody is writing to it, perhaps the code that this handler has

@@ -73,14 +73,24 @@ pub(crate) fn command(args: &PackArgs) -> Result<u8, Error> {
         root: RootKind::Packed,
         ..BootConfig::default()
     };
+    let image = with_config(&config, &program, &files)?;
+    paths::write_atomically(&args.output, &image)
+        .map_err(|error| format!("{}: {error}", args.output.display()))?;
+    Ok(0)
+}
+
+/// An image that runs `program` as `config` says, with `extra` files.
+pub(crate) fn with_config(
+    config: &BootConfig,
+    program: &Path,
+    extra: &FileSet,
+) -> Result<Vec<u8>, Error> {
     let encoded = config.encode();
     let mut writer = cpio::Writer::new();
     writer.file(ports::CONFIG_PATH.as_bytes(), 0o600, &encoded);
     let mut image = writer.finish().map_err(|_| "the configuration does not fit an archive")?;
-    image.extend(packed_archive(&program, &files)?);
-    paths::write_atomically(&args.output, &image)
-        .map_err(|error| format!("{}: {error}", args.output.display()))?;
-    Ok(0)
+    image.extend(packed_archive(program, extra)?);
+    Ok(image)
 }
 
 /// The archive of a host's program with its closure and `extra` with theirs, from the cache where

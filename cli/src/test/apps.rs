@@ -161,6 +161,11 @@ fn install(apps: &[App]) -> Result<(), Error> {
         apps.iter().filter(|app| !is_installed(app)).map(|app| app.package.as_str()).collect();
     missing.sort_unstable();
     missing.dedup();
+    install_packages(&missing)
+}
+
+/// Installs Debian packages where that is possible; says so before.
+pub(super) fn install_packages(missing: &[&str]) -> Result<(), Error> {
     if missing.is_empty() {
         return Ok(());
     }

@@ -75,7 +75,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     Ok(total)
 }
 
-fn build(context: &Context) -> Result<PathBuf, Error> {
+pub(super) fn build(context: &Context) -> Result<PathBuf, Error> {
     let target = context.target.join("ktest");
     let mut cargo = context.cargo();
     cargo.arg("build").args(image::CARGO_FLAGS).args(["--features=ktest", "--quiet"]);
@@ -106,6 +106,17 @@ fn boot(kernel: PathBuf, smp: u8, append: String) -> Result<Vec<String>, Error> 
         root: None,
         rw: vec![],
     };
+    let archive = archive()?;
+    let manner = Manner { patient: true, timeout: Some(LIMIT), ..Manner::default() };
+    let ended = Vm::start(&qemu, &archive, manner)?.supervise()?;
+    ended.qemu_log.lines().for_each(|line| println!("qemu: {line}"));
+    let panic = ended.kernel_log.panic_lines().iter().cloned();
+    let lines = ended.kernel_log.lines().map(str::to_owned);
+    Ok(lines.chain(panic).collect())
+}
+
+/// An initramfs for a kernel that runs its tests and no program.
+pub(super) fn archive() -> Result<Vec<u8>, Error> {
     let config = BootConfig {
         program: b"/none".to_vec(),
         argv: vec![b"none".to_vec()],
@@ -116,17 +127,11 @@ fn boot(kernel: PathBuf, smp: u8, append: String) -> Result<Vec<String>, Error> 
     let encoded = config.encode();
     let mut archive = cpio::Writer::new();
     archive.file(ports::CONFIG_PATH.as_bytes(), 0o600, &encoded);
-    let archive = archive.finish().map_err(|_| "the configuration does not fit an archive")?;
-    let manner = Manner { patient: true, timeout: Some(LIMIT), ..Manner::default() };
-    let ended = Vm::start(&qemu, &archive, manner)?.supervise()?;
-    ended.qemu_log.lines().for_each(|line| println!("qemu: {line}"));
-    let panic = ended.kernel_log.panic_lines().iter().cloned();
-    let lines = ended.kernel_log.lines().map(str::to_owned);
-    Ok(lines.chain(panic).collect())
+    archive.finish().map_err(|_| "the configuration does not fit an archive".into())
 }
 
 /// Counts the tests' lines and prints those that matter.
-fn judge(lines: &[String], boot: &str, context: &Context) -> Summary {
+pub(super) fn judge(lines: &[String], boot: &str, context: &Context) -> Summary {
     let mut counted = Summary::default();
     for line in lines {
         match parse_test(line) {
@@ -169,7 +174,7 @@ fn parse_test(line: &str) -> Option<(&str, bool)> {
 }
 
 /// `N passed, N failed`.
-fn parse_closing(line: &str) -> Option<(usize, usize)> {
+pub(super) fn parse_closing(line: &str) -> Option<(usize, usize)> {
     let (passed, failed) = line.trim().split_once(" passed, ")?;
     Some((passed.parse().ok()?, failed.strip_suffix(" failed")?.parse().ok()?))
 }

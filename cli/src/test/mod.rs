@@ -5,6 +5,7 @@
 //! | host | `cargo test` of the crates that need no machine | this host |
 //! | audit | objtool on the kernel image | this host |
 //! | kernel | the kernel's own tests | QEMU |
+//! | bochs | some of `kernel` and `guest`, started by GRUB | Bochs |
 //! | guest | `guest/tests`, first on this host, then in Limen | both |
 //! | isolation | a load that interrupts every CPU but the isolated ones | QEMU |
 //! | run | `limen run` and `limen pack` as a user meets them | both |
@@ -18,6 +19,7 @@
 mod apps;
 mod audit;
 mod bench;
+mod bochs;
 mod faults;
 mod guest;
 mod host;
@@ -103,10 +105,11 @@ impl std::fmt::Display for Summary {
 type Level = fn(&Context) -> Result<Summary, Error>;
 
 /// In order: the quick ones first.
-const LEVELS: [(&str, Level); 10] = [
+const LEVELS: [(&str, Level); 11] = [
     ("host", host::run),
     ("audit", audit::run),
     ("kernel", kernel::run),
+    ("bochs", bochs::run),
     ("guest", guest::run),
     ("isolation", isolation::run),
     ("run", run::run),
@@ -116,9 +119,9 @@ const LEVELS: [(&str, Level); 10] = [
     ("apps", apps::run),
 ];
 
-/// Levels that run only when named: the bench needs a Linux kernel to compare with, and the long
-/// fuzz run takes ten minutes (a short one is in `hostile`).
-const ONLY_BY_NAME: [&str; 2] = ["fuzz", "bench"];
+/// Levels that run only when named: the bench needs a Linux kernel to compare with, the long fuzz
+/// run takes ten minutes (a short one is in `hostile`), and Bochs needs packages of its own.
+const ONLY_BY_NAME: [&str; 3] = ["fuzz", "bochs", "bench"];
 
 /// Runs what was asked for. The exit status is 1 if anything failed.
 pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {

@@ -1,6 +1,9 @@
 //! The program's standard streams as open files, where they are pipes on the host: to the program
 //! they look like pipes too (fstat(2), isatty(3), ESPIPE for lseek(2)). A terminal is `tty`'s
 //! business.
+//!
+//! A machine without the console device (one that a boot loader has started) has the serial port of
+//! the kernel log: what the program writes goes there, and there is nothing to read.
 
 use alloc::sync::Arc;
 use core::any::Any;
@@ -29,14 +32,14 @@ pub enum Stream {
 /// A stream; what open(2) of /proc/self/fd/N gives again.
 struct StreamFile {
     stream: Stream,
-    console: &'static Arc<Console>,
+    console: Option<&'static Arc<Console>>,
     inode: Arc<AnonInode>,
     me: alloc::sync::Weak<StreamFile>,
 }
 
-/// Opens a standard stream. ENODEV without a console.
+/// Opens a standard stream.
 pub fn open(stream: Stream) -> Result<Arc<dyn FileOps>> {
-    let console = console()?;
+    let console = console().ok();
     let inode = AnonInode::new(FileType::Fifo, 0o600, "pipe");
     let file = Arc::new_cyclic(|me| StreamFile { stream, console, inode, me: me.clone() });
     let opener: alloc::sync::Weak<dyn Reopen> = file.me.clone();
@@ -45,12 +48,36 @@ pub fn open(stream: Stream) -> Result<Arc<dyn FileOps>> {
 }
 
 impl StreamFile {
-    fn port(&self) -> &Port {
-        match self.stream {
-            Stream::Input | Stream::Output => self.console.stdio(),
-            Stream::Error => self.console.stderr(),
-        }
+    fn port(&self) -> Option<&Port> {
+        let console = self.console?;
+        Some(match self.stream {
+            Stream::Input | Stream::Output => console.stdio(),
+            Stream::Error => console.stderr(),
+        })
     }
+}
+
+/// Bytes that go to the serial port at once: it is slow, and nobody else writes meanwhile.
+const SERIAL_CHUNK: usize = 64;
+
+fn write_to_serial(source: &mut Source<'_>) -> Result<usize> {
+    let mut done = 0;
+    let mut bytes = [0; SERIAL_CHUNK];
+    while source.left() > 0 {
+        match source.take(&mut bytes) {
+            Ok(len) => {
+                machine::log::write_bytes(&bytes[..len]);
+                done += len;
+            }
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
+        }
+        if crate::sched::current().has_pending_signal() {
+            break;
+        }
+        crate::sched::yield_if_needed();
+    }
+    Ok(done)
 }
 
 impl Reopen for StreamFile {
@@ -62,7 +89,9 @@ impl Reopen for StreamFile {
 impl FileOps for StreamFile {
     fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
         match self.stream {
-            Stream::Input => self.port().read(sink, file.is_nonblocking()),
+            Stream::Input => {
+                self.port().map_or(Ok(0), |port| port.read(sink, file.is_nonblocking()))
+            }
             Stream::Output | Stream::Error => Err(Errno::EBADF),
         }
     }
@@ -71,7 +100,8 @@ impl FileOps for StreamFile {
         if self.stream == Stream::Input {
             return Err(Errno::EBADF);
         }
-        let result = self.port().write(source, file.is_nonblocking());
+        let Some(port) = self.port() else { return write_to_serial(source) };
+        let result = port.write(source, file.is_nonblocking());
         if result == Err(Errno::EPIPE) {
             crate::ipc::signals::broken_pipe();
         }
@@ -83,13 +113,15 @@ impl FileOps for StreamFile {
             Stream::Input => events::READABLE | events::HUP,
             Stream::Output | Stream::Error => events::WRITABLE | events::ERR,
         };
-        self.port().poll(table) & wanted
+        let ready = || events::READABLE | events::WRITABLE;
+        self.port().map_or_else(ready, |port| port.poll(table)) & wanted
     }
 
     fn ioctl(&self, _file: &File, command: u32, argument: u64) -> Result<u64> {
         match command {
             abi::ioctl::FIONREAD if self.stream == Stream::Input => {
-                UserPtr::<i32>::new(argument).write(&(self.port().available() as i32))?;
+                let available = self.port().map_or(0, Port::available);
+                UserPtr::<i32>::new(argument).write(&(available as i32))?;
                 Ok(0)
             }
             _ => Err(Errno::ENOTTY),

@@ -1,0 +1,232 @@
+//! The bochs level: the kernel on another emulator, started by GRUB from a disc image.
+//!
+//! QEMU's emulation has neither PCIDs, INVPCID, x2APIC nor the TSC deadline, and none of the
+//! hazards of SYSRET. Bochs has them all, as an Intel CPU of 2020 has them. It boots through a
+//! BIOS, so what is tested on the way is boot by Multiboot2.
+//!
+//! What runs: the kernel's own tests, and programs of `guest/tests` packed into the initramfs, with
+//! page-table isolation and without. Their output comes over the serial
+//! port into a file. Bochs has no way for the guest to end it: it is ended when the last line has
+//! come. Among all levels only the kernel's tests of memory run; named, all.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use formats::boot_config::{BootConfig, RootKind};
+
+use super::{Context, Summary, apps, guest, kernel};
+use crate::Error;
+use crate::pack::{self, files::FileSet};
+
+/// Programs and files that must exist, and their Debian packages.
+const NEEDED: [(&str, &str); 8] = [
+    ("/usr/bin/bochs-bin", "bochs"),
+    ("/usr/share/bochs/BIOS-bochs-latest", "bochsbios"),
+    ("/usr/share/bochs/VGABIOS-lgpl-latest", "vgabios"),
+    ("/usr/lib/x86_64-linux-gnu/bochs/plugins/libbx_term_gui.so", "bochs-term"),
+    ("/usr/bin/grub-mkrescue", "grub-common"),
+    ("/usr/lib/grub/i386-pc/multiboot2.mod", "grub-pc-bin"),
+    ("/usr/bin/xorriso", "xorriso"),
+    ("/usr/bin/mformat", "mtools"),
+];
+
+/// Longest a boot with its tests may take.
+const LIMIT: Duration = Duration::from_secs(300);
+/// How often the serial port's file is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+/// Tests of `guest/tests` that run on Bochs: the boundary, where emulators differ.
+const GUEST_FILTER: &str = "entry::";
+/// In-kernel tests among all levels.
+const KERNEL_FILTER: &str = "memory::";
+/// The kernel's last line when a program has ended.
+const PROGRAM_END: &str = "limen: the program's end: ";
+
+/// Kernel parameters for the programs, and what each boot is for.
+const PARAMETERS: [&str; 2] = ["pti=on", "pti=off"];
+
+pub(super) fn run(context: &Context) -> Result<Summary, Error> {
+    apps::install_packages(&missing())?;
+    let still = missing();
+    if !still.is_empty() {
+        return Err(format!("not installed: {}", still.join(" ")).into());
+    }
+    let dir = context.target.join("bochs");
+    let mut total = Summary::default();
+    if context.wants("kernel") || context.is_named {
+        total += kernel_tests(context, &dir)?;
+    }
+    let program = guest::build(context)?;
+    let archive = pack_tests(&program)?;
+    for parameters in PARAMETERS {
+        let image = Image { kernel: &context.kernel, initramfs: &archive, parameters };
+        let log = boot(&dir, &image, |line| line.starts_with(PROGRAM_END))?;
+        let results = guest::parse(&log);
+        let failed = results.iter().filter(|(_, passed)| !**passed).map(|(name, _)| name);
+        failed.clone().for_each(|name| println!("test {name} on Bochs with {parameters} FAILED"));
+        total.failed += failed.count();
+        total.passed += results.values().filter(|passed| **passed).count();
+        if !log.lines().any(|line| line.trim_end() == format!("{PROGRAM_END}exit 0")) {
+            tail(&log).for_each(|line| println!("  {line}"));
+            println!("the programs did not come to a good end on Bochs with {parameters}");
+            total.failed += 1;
+        }
+        if context.verbose {
+            println!("{log}");
+        }
+    }
+    Ok(total)
+}
+
+fn missing() -> Vec<&'static str> {
+    let missing = NEEDED.iter().filter(|(path, _)| !Path::new(path).exists());
+    missing.map(|(_, package)| *package).collect()
+}
+
+fn kernel_tests(context: &Context, dir: &Path) -> Result<Summary, Error> {
+    let kernel = kernel::build(context)?;
+    let filter = match (context.is_named, context.filter.as_str()) {
+        (true, "") => "ktest".to_owned(),
+        (true, filter) => format!("ktest={filter}"),
+        (false, _) => format!("ktest={KERNEL_FILTER}"),
+    };
+    let image = Image { kernel: &kernel, initramfs: &kernel::archive()?, parameters: &filter };
+    let log = boot(dir, &image, |line| kernel::parse_closing(line).is_some())?;
+    let lines: Vec<String> = log.lines().map(|line| line.trim_end().to_owned()).collect();
+    Ok(kernel::judge(&lines, "Bochs", context))
+}
+
+/// The tests' program as the first program of an initramfs.
+fn pack_tests(program: &Path) -> Result<Vec<u8>, Error> {
+    use std::os::unix::ffi::OsStrExt as _;
+    let name = program.as_os_str().as_bytes().to_vec();
+    let config = BootConfig {
+        program: name.clone(),
+        argv: vec![name, b"run-all".to_vec(), GUEST_FILTER.into()],
+        cwd: b"/".to_vec(),
+        root: RootKind::Packed,
+        ..BootConfig::default()
+    };
+    pack::with_config(&config, program, &FileSet::default())
+}
+
+/// What a boot consists of.
+struct Image<'a> {
+    kernel: &'a Path,
+    initramfs: &'a [u8],
+    parameters: &'a str,
+}
+
+impl Image<'_> {
+    /// Makes a disc of it that boots by GRUB.
+    fn make(&self, dir: &Path) -> Result<PathBuf, Error> {
+        let root = dir.join("disc");
+        fs::create_dir_all(root.join("boot/grub"))?;
+        fs::write(root.join("boot/limen"), without_sections(fs::read(self.kernel)?)?)?;
+        fs::write(root.join("boot/initramfs"), self.initramfs)?;
+        let parameters = self.parameters;
+        let config = format!(
+            "set timeout=0\nmenuentry limen {{\n  multiboot2 /boot/limen {parameters}\n  \
+             module2 /boot/initramfs\n}}\n"
+        );
+        fs::write(root.join("boot/grub/grub.cfg"), config)?;
+        let disc = dir.join("limen.iso");
+        let mut make = Command::new("grub-mkrescue");
+        make.args(["-d", "/usr/lib/grub/i386-pc", "-o"]).arg(&disc).arg(&root);
+        let output = make.stdin(Stdio::null()).output()?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            return Err(format!("grub-mkrescue: {said}").into());
+        }
+        Ok(disc)
+    }
+}
+
+/// The ELF file up to the end of its segments: GRUB would load symbols and relocations, too.
+fn without_sections(mut elf: Vec<u8>) -> Result<Vec<u8>, Error> {
+    use object::read::elf::{ElfFile64, ProgramHeader as _};
+    let file = ElfFile64::<object::Endianness>::parse(&*elf)?;
+    let endian = file.endian();
+    let ends = file.elf_program_headers().iter();
+    let end = ends.map(|header| header.p_offset(endian) + header.p_filesz(endian)).max();
+    elf.truncate(usize::try_from(end.unwrap_or(0))?);
+    // e_shoff, then e_shentsize, e_shnum and e_shstrndx.
+    for field in [0x28..0x30, 0x3a..0x40] {
+        elf.get_mut(field).ok_or("the kernel is no ELF file")?.fill(0);
+    }
+    Ok(elf)
+}
+
+fn configuration(disc: &Path, serial: &Path, log: &Path) -> String {
+    let (disc, serial, log) = (disc.display(), serial.display(), log.display());
+    format!(
+        "display_library: term\n\
+         config_interface: textconfig\n\
+         memory: guest=512, host=512\n\
+         romimage: file=/usr/share/bochs/BIOS-bochs-latest\n\
+         vgaromimage: file=/usr/share/bochs/VGABIOS-lgpl-latest\n\
+         cpu: model=tigerlake, count=1, ips=50000000, reset_on_triple_fault=0\n\
+         clock: sync=none, time0=utc\n\
+         ata0-master: type=cdrom, path={disc}, status=inserted\n\
+         boot: cdrom\n\
+         com1: enabled=1, mode=file, dev={serial}\n\
+         log: {log}\n\
+         panic: action=fatal\n"
+    )
+}
+
+/// A running Bochs, which ends with this value: it ignores every signal but this one.
+struct Bochs(Child);
+
+impl Drop for Bochs {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Boots, waits for a line that is the last one, and returns everything before and with it.
+fn boot(dir: &Path, image: &Image<'_>, is_last: impl Fn(&str) -> bool) -> Result<String, Error> {
+    fs::create_dir_all(dir)?;
+    let disc = image.make(dir)?;
+    let [serial, log, config, commands] =
+        ["serial", "log", "bochsrc", "commands"].map(|name| dir.join(name));
+    fs::write(&serial, "")?;
+    fs::write(&config, configuration(&disc, &serial, &log))?;
+    // Debian's build has a debugger, which waits for the word to go on.
+    fs::write(&commands, "c\n")?;
+    let mut command = Command::new("bochs-bin");
+    command.arg("-q").arg("-f").arg(&config).arg("-rc").arg(&commands).env("TERM", "vt100");
+    let nothing = || Stdio::null();
+    let bochs = command.stdin(nothing()).stdout(nothing()).stderr(nothing()).spawn();
+    let mut bochs = Bochs(bochs.map_err(|error| format!("bochs-bin: {error}"))?);
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let ended = bochs.0.try_wait()?.is_some() || Instant::now() > deadline;
+        let text = String::from_utf8_lossy(&fs::read(&serial)?).into_owned();
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        if ended || whole.lines().any(&is_last) {
+            return Ok(text);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+fn tail(log: &str) -> impl Iterator<Item = &str> {
+    let skipped = log.lines().count().saturating_sub(20);
+    log.lines().skip(skipped)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_ends_with_its_last_lines() {
+        let text: String = (0..30).map(|n| format!("{n}\n")).collect();
+        assert_eq!(tail(&text).next(), Some("10"));
+        assert_eq!(tail("a\nb").count(), 2);
+    }
+}
