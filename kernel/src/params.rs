@@ -20,6 +20,7 @@ const fn value(name: &'static str) -> Param {
 const KNOWN: &[Param] = &[
     value("pti"),
     flag("nopti"),
+    flag("nopcid"),
     value("mitigations"),
     value("cfi"),
     value("spectre_v2"),

@@ -10,7 +10,7 @@ use crate::cpu::{self, MAX_CPUS};
 use crate::frame::{self, PAGE_SIZE, PHYS_OFFSET};
 use crate::paging::{self, KERNEL_BASE, Segment};
 use crate::sync::Once;
-use crate::{apic, cfi, context, descriptors, entropy, log, multiboot, percpu};
+use crate::{apic, cfi, context, descriptors, entropy, log, multiboot, pcid, percpu};
 use crate::{selftest, smp, time, uaccess};
 
 global_asm!(include_str!("boot.S"), options(att_syntax, raw));
@@ -110,7 +110,10 @@ extern "C" fn boot_first_cpu(start_info: u64, magic: u32) -> ! {
     selftest::check_page_tables();
     cfi::boot_pass(crate::boot::info().command_line);
     crate::entry::apply_options(crate::boot::info().command_line);
+    pcid::init(crate::boot::info().command_line);
+    pcid::init_cpu();
     context::init_cpu();
+    selftest::check_pcid();
     smp::start_others();
     context::init(crate::boot::info().command_line);
     limen_main()
@@ -126,7 +129,9 @@ pub(crate) extern "C" fn boot_other_cpu(cpu: u64) -> ! {
     descriptors::init().expect("memory for interrupt stacks");
     apic::init();
     selftest::check_registers();
+    pcid::init_cpu();
     context::init_cpu();
+    selftest::check_pcid();
     smp::arrived();
     limen_secondary()
 }

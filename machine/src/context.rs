@@ -117,7 +117,7 @@ pub(crate) fn init_cpu() {
     let features = Features {
         invpcid: features().invpcid,
         global_pages: features().pge && !paging::has_pti(),
-        pcid: features().pcid,
+        pcid: crate::pcid::in_use(),
     };
     percpu::local().context.method.set(Method::choose(features));
 }

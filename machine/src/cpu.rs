@@ -219,6 +219,7 @@ pub(crate) mod cr {
     pub(crate) const CR4_OSXMMEXCPT: u64 = 1 << 10;
     pub(crate) const CR4_UMIP: u64 = 1 << 11;
     pub(crate) const CR4_FSGSBASE: u64 = 1 << 16;
+    pub(crate) const CR4_PCIDE: u64 = 1 << 17;
     pub(crate) const CR4_OSXSAVE: u64 = 1 << 18;
     pub(crate) const CR4_SMEP: u64 = 1 << 20;
     pub(crate) const CR4_SMAP: u64 = 1 << 21;

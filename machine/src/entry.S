@@ -142,11 +142,20 @@ context_left_\name:
 
 // Page-table isolation: a program runs on a top table of its own, one page above the kernel's,
 // which maps the program, this file's code, and the per-CPU entry data and stacks. Bit 12 of CR3
-// tells which.
+// tells which; with PCIDs bit 11, too. What to load is noted when a space is (`pcid.rs`). GS: the
+// kernel's.
 .macro load_kernel_cr3 scratch
-    mov %cr3, \scratch
-    and $~{USER_ROOT_BIT}, \scratch
+    mov %gs:{KERNEL_CR3}, \scratch
     mov \scratch, %cr3
+.endm
+
+// To the program's. What was stale in its context is gone then, so the ways back after this one
+// keep it.
+.macro load_user_cr3 scratch
+    mov %gs:{USER_CR3}, \scratch
+    mov \scratch, %cr3
+    mov %gs:{USER_CR3_KEEP}, \scratch
+    mov \scratch, %gs:{USER_CR3}
 .endm
 
 // -----------------------------------------------------------------------------------------------
@@ -247,9 +256,7 @@ sysret_pti:
     mov %rdi, %gs:{USER_RDI}
     mov {RSP_ABOVE_ORIG_RAX}(%rsp), %rdi
     mov %rdi, %gs:{USER_RSP}
-    mov %cr3, %rdi
-    or ${USER_ROOT_BIT}, %rdi
-    mov %rdi, %cr3
+    load_user_cr3 %rdi
     // On the program's tables: the thread's stack is gone, GS data is there.
     mov %gs:{USER_RDI}, %rdi
     mov %gs:{USER_RSP}, %rsp
@@ -303,9 +310,7 @@ iret_pti:
     pop_registers
     mov %gs:{ENTRY_STACK_TOP}, %rsp
     sub $({IRET_FRAME_SIZE} + 8), %rsp
-    mov %cr3, %rdi
-    or ${USER_ROOT_BIT}, %rdi
-    mov %rdi, %cr3
+    load_user_cr3 %rdi
     pop %rdi
     swapgs
     jmp iret_to_user
@@ -459,9 +464,12 @@ paranoid_entry:
     wrmsr
     // CR3 may be the program's, if one of the windows was hit. GS now leads to this CPU's data.
     mov %cr3, %r12
+    // The kernel may be on its own root: what is noted does not count.
     cmpq $0, %gs:{PTI}
     je 1f
-    load_kernel_cr3 %rax
+    mov %r12, %rax
+    and $~{USER_CR3_BITS}, %rax
+    mov %rax, %cr3
     // A danger zone may have been hit: the word tells, not CR3, which may be the kernel's there.
 1:  call context_paranoid_enter
     mov %eax, %ebx

@@ -36,6 +36,7 @@ mod multiboot;
 pub mod paging;
 pub mod panic;
 mod pci;
+pub mod pcid;
 pub mod percpu;
 mod platform;
 pub mod power;

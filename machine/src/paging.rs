@@ -18,12 +18,13 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::arch::asm;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use context_tracking::work::Cause;
 
 use crate::cpu::{self, MAX_CPUS};
 use crate::frame::{self, Frame, OutOfMemory, PAGE_SHIFT, PAGE_SIZE, PHYS_OFFSET, phys_to_virt};
+use crate::pcid;
 use crate::percpu::{self, CpuCell, PerCpu};
 use crate::sync::{IrqGuard, Once, SpinLock};
 use crate::tlb::{self, TlbState};
@@ -708,19 +709,37 @@ pub(crate) fn odd_slot(space: &Space) -> Option<usize> {
 // ------------------------------------------------------------------------------------------------
 // TLB of this CPU
 
+/// The context that CR3 names.
+#[cfg(feature = "ktest")]
+pub(crate) fn context_here() -> u64 {
+    cpu::read_cr3() & context_tracking::pcid::PCID_MASK
+}
+
+/// Drops what this CPU has for `va` in the context in use, and a global translation.
 pub(crate) fn flush_page(va: u64) {
     // SAFETY: dropping a translation never makes an access unsound.
     unsafe { asm!("invlpg [{}]", in(reg) va, options(nostack, preserves_flags)) };
 }
 
-/// Drops every translation of this CPU but global ones.
-pub(crate) fn flush_user() {
-    // SAFETY: the root stays the same.
-    unsafe { cpu::write_cr3(cpu::read_cr3()) };
+/// Drops what this CPU has for `va`, a program's page of the active space.
+pub(crate) fn flush_user_page(va: u64) {
+    flush_page(va);
+    pcid::dropped_page(va);
 }
 
-/// Drops every translation of this CPU.
+/// Drops what this CPU has of the active space.
+pub(crate) fn flush_user() {
+    // SAFETY: the root stays the same, and with PCIDs the context; bit 63 reads as 0, so nothing is
+    // kept.
+    unsafe { cpu::write_cr3(cpu::read_cr3()) };
+    pcid::dropped_all();
+}
+
+/// Drops every translation of this CPU, of every space.
 pub(crate) fn flush_all() {
+    if pcid::drop_everything() {
+        return;
+    }
     let cr4 = cpu::read_cr4();
     if cr4 & cpu::cr::CR4_PGE == 0 {
         return flush_user();
@@ -739,8 +758,12 @@ pub(crate) fn flush_all() {
 /// and the frames they still hold, with the last reference.
 pub struct Space {
     root: u64,
+    /// Never 0, and never another space's.
+    id: u64,
     pub(crate) tlb: TlbState,
 }
+
+static NEXT_SPACE: AtomicU64 = AtomicU64::new(1);
 
 static ACTIVE: PerCpu<CpuCell<Option<Arc<Space>>>> =
     PerCpu::from_array([const { CpuCell::new(None) }; MAX_CPUS]);
@@ -766,9 +789,9 @@ pub(crate) fn activate(space: &Arc<Space>) {
         if active.as_ref().is_some_and(|old| Arc::ptr_eq(old, space)) {
             return None;
         }
-        space.tlb.join(cpu);
-        // SAFETY: every space has the kernel's half; `ACTIVE` keeps the root alive.
-        unsafe { cpu::write_cr3(space.root) };
+        let is_current = space.tlb.join(cpu);
+        // `ACTIVE` keeps the root alive.
+        pcid::load(space.id, space.root, is_current);
         let old = active.replace(space.clone());
         if let Some(old) = &old {
             old.tlb.leave(cpu);
@@ -787,8 +810,7 @@ pub fn deactivate() {
     let cpu = percpu::cpu_id();
     let leave = |active: &mut Option<Arc<Space>>| {
         let old = active.take()?;
-        // SAFETY: the kernel's root maps the kernel.
-        unsafe { cpu::write_cr3(kernel_root()) };
+        pcid::load_kernel_root();
         old.tlb.leave(cpu);
         Some(old)
     };
@@ -852,7 +874,8 @@ impl PageTable {
     /// An empty user half beside the kernel's.
     pub fn new() -> Result<PageTable, OutOfMemory> {
         let root = new_root().ok_or(OutOfMemory)?;
-        Ok(PageTable { space: Arc::new(Space { root, tlb: TlbState::new() }) })
+        let id = NEXT_SPACE.fetch_add(1, Ordering::Relaxed);
+        Ok(PageTable { space: Arc::new(Space { root, id, tlb: TlbState::new() }) })
     }
 
     /// The handle for [`crate::task::Task`]s that run in this space.
@@ -943,7 +966,7 @@ impl PageTable {
         if (was.write && !prot.write) || (was.exec && !prot.exec) || (was.read && !prot.read) {
             self.space.tlb.flush(va, 1);
         } else {
-            flush_page(va);
+            flush_user_page(va);
         }
         true
     }

@@ -29,6 +29,11 @@ pub(crate) struct CpuLocal {
     pub(crate) user_rdi: Cell<u64>,
     /// Top of this CPU's entry stack, which the program's page tables map too.
     pub(crate) entry_stack_top: Cell<u64>,
+    /// With page-table isolation what the way in loads into CR3.
+    pub(crate) kernel_cr3: Cell<u64>,
+    /// What the next way back to the program loads, and those after it: see `pcid`.
+    pub(crate) user_cr3: Cell<u64>,
+    pub(crate) user_cr3_keep: Cell<u64>,
     /// 1 with page-table isolation, else 0.
     pub(crate) pti: Cell<u64>,
     /// End of user space, for the check before SYSRET in builds with tests.
@@ -63,6 +68,9 @@ impl CpuLocal {
             user_rsp: Cell::new(0),
             user_rdi: Cell::new(0),
             entry_stack_top: Cell::new(0),
+            kernel_cr3: Cell::new(0),
+            user_cr3: Cell::new(0),
+            user_cr3_keep: Cell::new(0),
             pti: Cell::new(0),
             user_limit: Cell::new(crate::paging::USER_END),
             tracking: AtomicU32::new(crate::context::tracking::OFF),

@@ -3,7 +3,7 @@
 //! that fails it does not boot.
 
 use crate::cpu::{self, cr, features, msr};
-use crate::{paging, stack};
+use crate::{paging, pcid, stack};
 
 unsafe extern "C" {
     static __text_start: u8;
@@ -31,6 +31,13 @@ pub(crate) fn check_registers() {
     for (name, has, on) in must {
         assert!(!has || on, "self-test: this CPU has {name}, and it is off");
     }
+}
+
+/// Checks that this CPU's CR3 names contexts exactly if it was to: a flush would be missing, or the
+/// load of CR3 on every entry would fault.
+pub(crate) fn check_pcid() {
+    let is_on = cpu::read_cr4() & cr::CR4_PCIDE != 0;
+    assert!(is_on == pcid::in_use(), "self-test: CR4.PCIDE is not what was decided");
 }
 
 /// Checks the rights of every page of the kernel image, of its aliases in the direct map, and of

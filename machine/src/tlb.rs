@@ -57,11 +57,15 @@ impl TlbState {
         }
     }
 
-    /// This CPU is about to load the space into CR3 (which drops all its old translations).
-    pub(crate) fn join(&self, cpu: usize) {
+    /// This CPU is about to load the space into CR3. True if it has caught up with every change, so
+    /// that what it still has of the space may be kept; else the load drops all of it.
+    pub(crate) fn join(&self, cpu: usize) -> bool {
         self.active.fetch_or(1 << cpu, Ordering::SeqCst);
         let generation = self.generation.load(Ordering::SeqCst);
+        // Only this CPU writes it.
+        let is_current = self.seen[cpu].load(Ordering::Relaxed) == generation;
         self.seen[cpu].store(generation, Ordering::Release);
+        is_current
     }
 
     /// This CPU has loaded another space.
@@ -81,7 +85,7 @@ impl TlbState {
             // Only this CPU raises its own `seen`, so the short way is safe if nothing was missed.
             if self.seen[me].load(Ordering::Relaxed) == target - 1 && pages <= FLUSH_SINGLY {
                 for page in 0..pages {
-                    paging::flush_page(start + (page << crate::frame::PAGE_SHIFT));
+                    paging::flush_user_page(start + (page << crate::frame::PAGE_SHIFT));
                 }
             } else {
                 paging::flush_user();

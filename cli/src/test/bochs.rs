@@ -5,7 +5,7 @@
 //! BIOS, so what is tested on the way is boot by Multiboot2.
 //!
 //! What runs: the kernel's own tests, and programs of `guest/tests` packed into the initramfs, with
-//! page-table isolation and without. Their output comes over the serial
+//! page-table isolation and without, with PCIDs and without. Their output comes over the serial
 //! port into a file. Bochs has no way for the guest to end it: it is ended when the last line has
 //! come. Among all levels only the kernel's tests of memory run; named, all.
 
@@ -44,7 +44,7 @@ const KERNEL_FILTER: &str = "memory::";
 const PROGRAM_END: &str = "limen: the program's end: ";
 
 /// Kernel parameters for the programs, and what each boot is for.
-const PARAMETERS: [&str; 2] = ["pti=on", "pti=off"];
+const PARAMETERS: [&str; 4] = ["pti=on", "pti=off", "pti=on nopcid", "pti=off nopcid"];
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     apps::install_packages(&missing())?;

@@ -1,13 +1,17 @@
 //! Memory: no page both writable and executable, guards below stacks, frames, heap, page tables,
 //! and the shootdown.
 
+use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
+
+use context_tracking::pcid::SLOTS;
 
 use super::{Test, probe_write};
 use crate::ensure;
 use crate::frame::{self, Frame, PAGE_SIZE};
 use crate::paging::{self, PageTable, Prot};
+use crate::pcid;
 use crate::stack::{KERNEL_STACK_SIZE, KernelStack};
 use crate::{tlb, uaccess, vmap};
 
@@ -19,6 +23,7 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "memory::large_blocks_are_mapped_guarded_and_come_back", run: large_blocks },
     Test { name: "memory::scattered_memory_serves_large_blocks", run: scattered },
     Test { name: "memory::page_table_maps_and_unmaps", run: page_table },
+    Test { name: "memory::spaces_take_turns", run: contexts },
     Test { name: "memory::all_cpus_answer_a_shootdown", run: shootdown },
 ];
 
@@ -181,6 +186,58 @@ fn page_table() -> Result<(), String> {
     let read = uaccess::read_bytes(AT, &mut bytes);
     crate::task::leave_space();
     ensure!(read.is_err(), "the page can be read after it was unmapped");
+    Ok(())
+}
+
+/// Leads the page to a new frame, which begins with another byte.
+fn change(table: &mut PageTable, at: u64, byte: &mut u8) -> Result<(), String> {
+    let frame = Frame::alloc_zeroed().map_err(|_| "no memory")?;
+    *byte = byte.wrapping_add(1);
+    frame.write(0, &[*byte]);
+    let prot = Prot { read: true, write: false, exec: false };
+    table.map(at, frame, prot).map_err(|_| "no memory".into())
+}
+
+/// Spaces take turns, more of them than a CPU has contexts; their pages change while they are
+/// loaded, while they are not, and not at all.
+fn contexts() -> Result<(), String> {
+    const AT: u64 = 0x10_0000_0000;
+    const SPACES: u8 = 2 * SLOTS as u8;
+    let mut spaces: Vec<(PageTable, u8)> = Vec::new();
+    for n in 0..SPACES {
+        spaces.push((PageTable::new().map_err(|_| "no memory")?, n * 16));
+    }
+    let mut names = [0; SPACES as usize];
+    let read = || {
+        let mut byte = [0];
+        uaccess::read_bytes(AT, &mut byte).ok().map(|()| byte[0])
+    };
+    let mut result = Ok(());
+    for round in 0..12 {
+        // Half of them at first, so that their contexts are kept.
+        let in_turn = if round < 6 { SLOTS } else { spaces.len() };
+        for (n, (table, byte)) in spaces[..in_turn].iter_mut().enumerate() {
+            if (n + round) % 3 == 0 || table.lookup(AT).is_none() {
+                change(table, AT, byte)?;
+            }
+            crate::task::set_space(table.space().clone());
+            names[n] = paging::context_here();
+            let (before, expected) = (read(), *byte);
+            if (n + round) % 3 == 1 {
+                change(table, AT, byte)?;
+            }
+            let after = read();
+            if (before, after) != (Some(expected), Some(*byte)) {
+                result = Err(format!("round {round}, space {n}: {before:?}, then {after:?}"));
+            }
+        }
+    }
+    crate::task::leave_space();
+    result?;
+    names.sort_unstable();
+    let distinct = names.chunk_by(|a, b| a == b).count();
+    let expected = if pcid::in_use() { SLOTS } else { 1 };
+    ensure!(distinct == expected, "{distinct} contexts in CR3, and not {expected}");
     Ok(())
 }
 

@@ -7,5 +7,6 @@ extern crate std;
 
 pub mod flush;
 pub mod isolation;
+pub mod pcid;
 pub mod state;
 pub mod work;

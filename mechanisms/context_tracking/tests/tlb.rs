@@ -1,5 +1,5 @@
 //! A TLB with PCIDs and global pages, in software (SDM 3A, 4.10): which ways to flush drop every
-//! kernel translation, and which leave a hole. No machine at hand has PCIDs to try it on.
+//! kernel translation, and which leave a hole.
 
 use std::collections::BTreeMap;
 

@@ -87,7 +87,7 @@ fn has_leaf(leaf: u32) -> bool {
 }
 
 /// Calls `use_name` for each feature, in the order of Linux's list. Features of the vector state
-/// count only if this kernel saves that state.
+/// count only if this kernel saves that state, PCIDs if it uses them.
 fn each_flag(mut use_name: impl FnMut(&str)) {
     let (avx, avx512) = (features().xcr0 & 4 != 0, features().xcr0 & 0xe0 == 0xe0);
     for word in WORDS.iter().filter(|word| has_leaf(word.leaf)) {
@@ -96,6 +96,7 @@ fn each_flag(mut use_name: impl FnMut(&str)) {
             let is_usable = match name {
                 "-" => false,
                 name if name.starts_with("avx512") => avx512,
+                "pcid" => machine::pcid::in_use(),
                 "avx" | "avx2" | "fma" | "f16c" | "vaes" | "vpclmulqdq" | "avx_vnni" => avx,
                 _ => true,
             };
