@@ -4,9 +4,9 @@
 //! tests: [`boot_config`] (what to run and how, read once at boot), [`cpio`] (the archive that
 //! carries it and any packed files), [`control`] (the lines that cross the control port while
 //! the program runs), [`ninep`] (the messages that carry the host's files); [`pvh`],
-//! [`multiboot`], [`params`] and [`acpi`], what loader and firmware leave for the kernel; [`elf`]
-//! and [`script`], the programs it runs; [`library_cache`], where the libraries of a packed one
-//! are.
+//! [`multiboot`], [`params`], [`acpi`] and [`pvclock`], what loader, firmware and hypervisor tell
+//! the kernel; [`elf`] and [`script`], the programs it runs; [`library_cache`], where the libraries
+//! of a packed one are; [`tsc`], its clock's arithmetic.
 //!
 //! Why it is hard: every decoder here reads bytes that the other side of a boundary made. None may
 //! panic, loop without a limit, or allocate more than its input is long.
@@ -27,5 +27,7 @@ pub mod multiboot;
 pub mod ninep;
 pub mod params;
 pub mod ports;
+pub mod pvclock;
 pub mod pvh;
 pub mod script;
+pub mod tsc;

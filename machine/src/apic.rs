@@ -1,9 +1,9 @@
 //! The local APIC of each CPU: interrupts between CPUs and the tick (SDM 3A, chapter 11). x2APIC
 //! where the CPU has it, registers in memory otherwise.
 
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence};
 
-use crate::cpu::{self, features, msr, rdmsr, wrmsr};
+use crate::cpu::{features, msr, rdmsr, wrmsr};
 use crate::{paging, percpu};
 
 /// The tick.
@@ -153,7 +153,9 @@ pub(crate) fn set_timer_rate(hz: u64) {
 pub fn arm_timer(ns: u64) {
     if features().tsc_deadline {
         write(LVT_TIMER, u32::from(VECTOR_TIMER) | LVT_DEADLINE);
-        let deadline = cpu::rdtsc() + crate::time::ns_to_tsc(ns).max(1);
+        // A deadline that the mode's store overtakes would be ignored (SDM 3A, 11.5.4.1).
+        fence(Ordering::SeqCst);
+        let deadline = crate::time::tsc_deadline(ns);
         // SAFETY: CPUID reports the deadline timer; it only raises our own vector.
         unsafe { wrmsr(msr::TSC_DEADLINE, deadline) };
         return;

@@ -1,6 +1,6 @@
 //! Loading address spaces with process-context identifiers: the machine's side of
-//! `context_tracking::pcid`. Without them (no PCID, or `nopcid`) every load of CR3 drops everything,
-//! and this file only notes the values that `entry.S` loads.
+//! `context_tracking::pcid`. Without them (no PCID, or `nopcid`) every load of CR3 drops
+//! everything, and this file only notes the values that `entry.S` loads.
 //!
 //! With page-table isolation the program's context is not the one in use while the kernel drops
 //! translations. So it is marked, by taking NOFLUSH from the value that the way back loads

@@ -13,6 +13,8 @@
 mod calibrate;
 mod rtc;
 
+use formats::tsc::{self, SHIFT, scale};
+
 use crate::cpu;
 use crate::sync::Once;
 
@@ -30,7 +32,6 @@ pub struct ClockParams {
     pub ns_base: u64,
 }
 
-const SHIFT: u32 = 32;
 const NS_PER_S: u64 = 1_000_000_000;
 
 struct Clock {
@@ -50,11 +51,6 @@ impl Clock {
         let params = ClockParams { tsc_base, mult, shift: SHIFT, ns_base: 0 };
         Clock { params, tsc_hz, tsc_mult }
     }
-}
-
-#[inline(always)]
-fn scale(value: u64, mult: u64) -> u64 {
-    ((u128::from(value) * u128::from(mult)) >> SHIFT) as u64
 }
 
 /// Finds the TSC's rate and sets the clocks. On the first CPU, after `platform::init`.
@@ -93,6 +89,12 @@ pub fn tsc_hz() -> u64 {
 #[inline]
 pub(crate) fn ns_to_tsc(ns: u64) -> u64 {
     CLOCK.get().map_or(ns, |clock| scale(ns, clock.tsc_mult))
+}
+
+/// The TSC's value `ns` nanoseconds from now, which is in the future.
+pub(crate) fn tsc_deadline(ns: u64) -> u64 {
+    let per_ns = CLOCK.get().map_or(1 << SHIFT, |clock| clock.tsc_mult);
+    tsc::deadline(cpu::rdtsc(), ns, per_ns)
 }
 
 /// Wall-clock time when the machine started, nanoseconds since 1970. From the real-time clock, so

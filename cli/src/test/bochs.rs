@@ -36,7 +36,7 @@ const NEEDED: [(&str, &str); 8] = [
 const LIMIT: Duration = Duration::from_secs(300);
 /// How often the serial port's file is looked at.
 const LOOK: Duration = Duration::from_millis(100);
-/// Tests of `guest/tests` that run on Bochs: the boundary, where emulators differ.
+/// Tests of `guest/tests` that run without a filter: the boundary, where emulators differ.
 const GUEST_FILTER: &str = "entry::";
 /// In-kernel tests among all levels.
 const KERNEL_FILTER: &str = "memory::";
@@ -53,12 +53,14 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         return Err(format!("not installed: {}", still.join(" ")).into());
     }
     let dir = context.target.join("bochs");
-    let mut total = Summary::default();
-    if context.wants("kernel") || context.is_named {
-        total += kernel_tests(context, &dir)?;
-    }
+    let mut total = kernel_tests(context, &dir)?;
     let program = guest::build(context)?;
-    let archive = pack_tests(&program)?;
+    let filter = if context.filter.is_empty() { GUEST_FILTER } else { &context.filter };
+    let list = Command::new(&program).arg("list").output()?;
+    if !String::from_utf8_lossy(&list.stdout).lines().any(|name| name.contains(filter)) {
+        return Ok(total);
+    }
+    let archive = pack_tests(&program, filter)?;
     for parameters in PARAMETERS {
         let image = Image { kernel: &context.kernel, initramfs: &archive, parameters };
         let log = boot(&dir, &image, |line| line.starts_with(PROGRAM_END))?;
@@ -86,10 +88,10 @@ fn missing() -> Vec<&'static str> {
 
 fn kernel_tests(context: &Context, dir: &Path) -> Result<Summary, Error> {
     let kernel = kernel::build(context)?;
-    let filter = match (context.is_named, context.filter.as_str()) {
-        (true, "") => "ktest".to_owned(),
-        (true, filter) => format!("ktest={filter}"),
-        (false, _) => format!("ktest={KERNEL_FILTER}"),
+    let filter = match context.filter.as_str() {
+        "" if context.is_named => "ktest".to_owned(),
+        "" => format!("ktest={KERNEL_FILTER}"),
+        filter => format!("ktest={filter}"),
     };
     let image = Image { kernel: &kernel, initramfs: &kernel::archive()?, parameters: &filter };
     let log = boot(dir, &image, |line| kernel::parse_closing(line).is_some())?;
@@ -98,12 +100,12 @@ fn kernel_tests(context: &Context, dir: &Path) -> Result<Summary, Error> {
 }
 
 /// The tests' program as the first program of an initramfs.
-fn pack_tests(program: &Path) -> Result<Vec<u8>, Error> {
+fn pack_tests(program: &Path, filter: &str) -> Result<Vec<u8>, Error> {
     use std::os::unix::ffi::OsStrExt as _;
     let name = program.as_os_str().as_bytes().to_vec();
     let config = BootConfig {
         program: name.clone(),
-        argv: vec![name, b"run-all".to_vec(), GUEST_FILTER.into()],
+        argv: vec![name, b"run-all".to_vec(), filter.into()],
         cwd: b"/".to_vec(),
         root: RootKind::Packed,
         ..BootConfig::default()

@@ -11,6 +11,7 @@
 //! other clock's most closely is taken.
 
 use formats::acpi::PmTimer;
+use formats::pvclock;
 
 use crate::cpu::{self, cpuid, features, inb, outb, rdtsc};
 use crate::mmio::Registers;
@@ -126,12 +127,9 @@ fn told_by_cpu() -> Option<u64> {
     None
 }
 
-/// KVM's `pvclock_vcpu_time_info`, as 32-bit words, in memory that KVM writes.
-const PVCLOCK_WORDS: usize = 8;
 const KVM_FEATURES: u32 = 0x4000_0001;
 const KVM_FEATURE_CLOCKSOURCE2: u32 = 1 << 3;
 const MSR_KVM_SYSTEM_TIME_NEW: u32 = 0x4b56_4d01;
-const PVCLOCK_TSC_STABLE: u32 = 1;
 
 /// What KVM's clock says of the TSC: the scale of its per-CPU page, which is the same on all CPUs
 /// when the page's flag says that the TSC is stable. The page is given back at once.
@@ -142,22 +140,24 @@ fn kvm_clock_rate() -> Option<Rate> {
     let page = frame::Frame::alloc_zeroed().ok()?;
     // SAFETY: CPUID reports the register; KVM writes 32 bytes of a page that is ours.
     unsafe { cpu::wrmsr(MSR_KVM_SYSTEM_TIME_NEW, page.phys() | 1) };
-    let mut bytes = [0; PVCLOCK_WORDS * 4];
-    // The version is odd while KVM writes; this CPU runs, so one read is enough.
-    page.read(0, &mut bytes);
+    let info = pvclock::read(&KvmPage(&page));
     // SAFETY: clearing bit 0 ends KVM's use of the page.
     unsafe { cpu::wrmsr(MSR_KVM_SYSTEM_TIME_NEW, 0) };
-    let word = |i: usize| bytes[4 * i..].first_chunk().map_or(0, |b| u32::from_le_bytes(*b));
-    let mult = word(6);
-    let shift = i32::from(bytes[28] as i8);
-    if word(0) & 1 != 0 || mult == 0 || !(-31..=31).contains(&shift) {
-        return None;
+    let info = info?;
+    Some(Rate { hz: plausible(info.tsc_hz())?, stable: info.is_stable })
+}
+
+/// The page that KVM writes.
+struct KvmPage<'a>(&'a frame::Frame);
+
+impl pvclock::Page for KvmPage<'_> {
+    fn word(&self, index: usize) -> u32 {
+        let words = frame::phys_to_virt(self.0.phys()).cast::<u32>();
+        assert!(index < pvclock::BYTES / 4);
+        // SAFETY: inside the frame; volatile, since KVM writes it. Reads are not reordered (SDM 3A,
+        // 8.2.2).
+        unsafe { words.wrapping_add(index).read_volatile() }
     }
-    // ns = (tsc << shift) * mult >> 32, so the rate is 10^9 * 2^32 / (mult << shift).
-    let one_second = u128::from(super::NS_PER_S) << 63;
-    let hz = (one_second / u128::from(mult)) >> (31 + shift);
-    let stable = u32::from(bytes[29]) & PVCLOCK_TSC_STABLE != 0;
-    Some(Rate { hz: plausible(hz as u64)?, stable })
 }
 
 /// A reading of a clock with the TSC at that moment, the best of [`PAIRS`].
