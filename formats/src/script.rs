@@ -23,15 +23,26 @@ impl<'a> Script<'a> {
         let is_cut = start.len() >= START_MAX;
         let line = start[..start.len().min(START_MAX)].strip_prefix(b"#!")?;
         let end = line.iter().position(|&byte| byte == b'\n' || byte == 0);
-        let line = line[..end.unwrap_or(line.len())].trim_ascii();
-        let blank = line.iter().position(|byte| b" \t".contains(byte));
+        let line = trim(&line[..end.unwrap_or(line.len())]);
+        let blank = line.iter().position(is_blank);
         let (interpreter, rest) = line.split_at(blank.unwrap_or(line.len()));
         if interpreter.is_empty() || is_cut && end.is_none() && blank.is_none() {
             return None;
         }
-        let rest = rest.trim_ascii();
+        let rest = trim(rest);
         Some(Self { interpreter, argument: (!rest.is_empty()).then_some(rest) })
     }
+}
+
+fn is_blank(byte: &u8) -> bool {
+    matches!(byte, b' ' | b'\t')
+}
+
+/// Without blanks around it. A carriage return is none: it is a part of the name.
+fn trim(text: &[u8]) -> &[u8] {
+    let start = text.iter().position(|byte| !is_blank(byte)).unwrap_or(text.len());
+    let end = text.iter().rposition(|byte| !is_blank(byte)).map_or(start, |last| last + 1);
+    &text[start..end]
 }
 
 #[cfg(test)]
@@ -47,6 +58,7 @@ mod tests {
         assert_eq!(parsed(b"#!/bin/sh\nx"), Some((&b"/bin/sh"[..], None)));
         assert_eq!(parsed(b"#!\t/bin/sh -e  x \n"), Some((&b"/bin/sh"[..], Some(&b"-e  x"[..]))));
         assert_eq!(parsed(b"#! a\0b"), Some((&b"a"[..], None)));
+        assert_eq!(parsed(b"#!/bin/sh\r\n"), Some((&b"/bin/sh\r"[..], None)));
         assert_eq!(parsed(b"#!a"), Some((&b"a"[..], None)));
         for none in [&b"#!\n"[..], b"#!  \n/x", b"#", b"", b"\x7fELF", b"#!\0"] {
             assert_eq!(parsed(none), None);

@@ -12,6 +12,8 @@ tests!("seccomp":
     forks_and_programs_inherit, threads_inherit, what_is_no_filter, limits, needs_a_promise,
     strict_mode, flags_and_actions, all_threads_at_once, threads_with_other_filters,
     status_tells, many_filters_come_and_go, logged_calls,
+    a_supervisor_answers, a_supervisor_gives_descriptors, interrupted_questions,
+    a_supervisor_leaves, listeners_and_their_flags,
 );
 
 const ALLOW: u32 = 0x7fff_0000;
@@ -575,5 +577,193 @@ fn logged_calls() {
         let filter = [load(0), equal(SYS_getuid as u32, 1), ret(ERRNO | 3), ret(ALLOW)];
         install(2, &filter).is(0);
         sc!(SYS_getuid).fails(3);
+    });
+}
+
+const NEW_LISTENER: u32 = 8;
+const NOTIF_RECV: u32 = 0xc050_2100;
+const NOTIF_SEND: u32 = 0xc018_2101;
+const NOTIF_ID_VALID: u32 = 0x4008_2102;
+const NOTIF_ADDFD: u32 = 0x4018_2103;
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Notif {
+    id: u64,
+    pid: u32,
+    flags: u32,
+    nr: u32,
+    arch: u32,
+    ip: u64,
+    args: [u64; 6],
+}
+
+#[repr(C)]
+struct NotifResponse(u64, i64, i32, u32);
+
+/// A filter in front that leaves `number` to whoever has the descriptor.
+fn listen(number: i64) -> i32 {
+    promise();
+    let filter = [load(0), equal(number as u32, 1), ret(USER_NOTIF), ret(ALLOW)];
+    install(NEW_LISTENER, &filter).must() as i32
+}
+
+fn next(fd: i32) -> Notif {
+    let mut notif = Notif::default();
+    sc!(SYS_ioctl, fd, NOTIF_RECV, &raw mut notif).is(0);
+    notif
+}
+
+fn respond(fd: i32, id: u64, value: i64, error: i32, flags: u32) -> Res {
+    let response = NotifResponse(id, value, error, flags);
+    sc!(SYS_ioctl, fd, NOTIF_SEND, &raw const response)
+}
+
+fn ready(fd: i32) -> u32 {
+    let mut poll = [fd as u32, 0x5];
+    sc!(SYS_poll, poll.as_mut_ptr(), 1, 0).must();
+    poll[1] >> 16
+}
+
+/// Runs `asks` in a thread that leaves getppid to `supervise`, in a child. What `asks` does runs on
+/// after the supervisor has returned.
+fn supervised(asks: fn(), supervise: fn(i32)) {
+    in_child(|| {
+        static FD: AtomicI64 = AtomicI64::new(-1);
+        let thread = std::thread::spawn(move || {
+            FD.store(listen(SYS_getppid).into(), SeqCst);
+            asks();
+        });
+        while FD.load(SeqCst) < 0 {
+            std::thread::yield_now();
+        }
+        supervise(FD.load(SeqCst) as i32);
+        assert!(thread.join().is_ok());
+    });
+}
+
+fn a_supervisor_answers() {
+    supervised(
+        || {
+            sc!(SYS_getppid, 7, 8).is(1234);
+            sc!(SYS_getppid).fails(EPERM);
+            assert!(sc!(SYS_getppid).must() > 1, "the call itself");
+        },
+        |fd| {
+            let first = next(fd);
+            assert_eq!((first.nr, first.arch), (SYS_getppid as u32, ARCH));
+            assert_eq!((first.args[0], first.args[1], first.flags), (7, 8, 0));
+            assert!(first.pid != pid() as u32 && first.ip != 0);
+            assert_eq!(ready(fd), 4, "something to answer");
+            sc!(SYS_ioctl, fd, NOTIF_ID_VALID, &raw const first.id).is(0);
+            respond(fd, first.id.wrapping_add(5), 0, 0, 0).fails(ENOENT);
+            respond(fd, first.id, 1, 0, 1).fails(EINVAL);
+            respond(fd, first.id, 1, 0, 4).fails(EINVAL);
+            respond(fd, first.id, 1234, 0, 0).is(0);
+            let second = next(fd);
+            assert_ne!(first.id, second.id);
+            sc!(SYS_ioctl, fd, NOTIF_ID_VALID, &raw const first.id).fails(ENOENT);
+            respond(fd, second.id, 0, -EPERM, 0).is(0);
+            respond(fd, next(fd).id, 0, 0, 1).is(0);
+            // The thread ends, and with it the filter.
+            let mut poll = [fd as u32, 0];
+            sc!(SYS_poll, poll.as_mut_ptr(), 1, u32::MAX).is(1);
+            assert_eq!(poll[1] >> 16, 0x10);
+            let mut none = Notif::default();
+            sc!(SYS_ioctl, fd, NOTIF_RECV, &raw mut none).fails(ENOENT);
+        },
+    );
+}
+
+fn a_supervisor_gives_descriptors() {
+    supervised(
+        || {
+            let fd = sc!(SYS_getppid).must() as i32;
+            sc!(SYS_fcntl, fd, F_GETFD).is(1);
+            sc!(SYS_getppid).is(0);
+            sc!(SYS_fcntl, 77, F_GETFD).is(0);
+            write(77, b"x");
+        },
+        |fd| {
+            let (near, far) = pipe();
+            // Id, flags, source, number there, its flags.
+            let add = |id: u64, flags: u32, source: i32, to: u32, cloexec: i32| {
+                let words = [flags, source as u32, to, cloexec as u32];
+                let mut bytes = id.to_ne_bytes().to_vec();
+                bytes.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
+                sc!(SYS_ioctl, fd, NOTIF_ADDFD, bytes.as_ptr())
+            };
+            let id = next(fd).id;
+            add(id, 8, far, 0, 0).fails(EINVAL);
+            add(id, 0, far, 5, 0).fails(EINVAL);
+            add(id, 0, far, 0, 1).fails(EINVAL);
+            add(id, 0, -1, 0, 0).fails(EBADF);
+            add(id.wrapping_add(9), 0, far, 0, 0).fails(ENOENT);
+            assert!(add(id, 2, far, 0, O_CLOEXEC).must() > 2, "added, and that is the result");
+            let id = next(fd).id;
+            add(id, 1, far, 77, 0).is(77);
+            respond(fd, id, 0, 0, 0).is(0);
+            assert_eq!(read(near, 9), b"x");
+        },
+    );
+}
+
+fn interrupted_questions() {
+    supervised(
+        || {
+            static HITS: AtomicU32 = AtomicU32::new(0);
+            extern "C" fn hit(_: i32) {
+                HITS.fetch_add(1, SeqCst);
+            }
+            on_signal(SIGUSR1, hit as *const () as usize, 0, 0);
+            sc!(SYS_getppid).fails(EINTR);
+            assert_eq!(HITS.load(SeqCst), 1);
+            sc!(SYS_getppid).is(9);
+        },
+        |fd| {
+            let asked = next(fd);
+            sc!(SYS_tgkill, pid(), asked.pid, SIGUSR1).is(0);
+            let again = next(fd);
+            assert_ne!(asked.id, again.id);
+            respond(fd, asked.id, 1, 0, 0).fails(ENOENT);
+            respond(fd, again.id, 9, 0, 0).is(0);
+        },
+    );
+}
+
+fn a_supervisor_leaves() {
+    supervised(
+        || {
+            sc!(SYS_getppid).fails(ENOSYS);
+            sc!(SYS_getppid).fails(ENOSYS);
+        },
+        |fd| {
+            next(fd);
+            close(fd);
+        },
+    );
+}
+
+fn listeners_and_their_flags() {
+    let mut sizes = [0u16; 3];
+    sc!(SYS_seccomp, 3, 0, sizes.as_mut_ptr()).is(0);
+    assert_eq!(sizes, [80, 24, 64]);
+    sc!(SYS_seccomp, 3, 1, sizes.as_mut_ptr()).fails(EINVAL);
+    sc!(SYS_seccomp, ACTION_AVAIL, 0, &USER_NOTIF as *const u32).is(0);
+    in_child(|| {
+        promise();
+        install(NEW_LISTENER | TSYNC, &[ret(ALLOW)]).fails(EINVAL);
+        install(32, &[ret(ALLOW)]).fails(EINVAL);
+        let fd = install(NEW_LISTENER | TSYNC | TSYNC_ESRCH | 32, &[ret(ALLOW)]).must() as i32;
+        sc!(SYS_fcntl, fd, F_GETFD).is(1);
+        install(NEW_LISTENER, &[ret(ALLOW)]).fails(EBUSY);
+        assert_eq!(ready(fd), 0);
+        let mut dirty = Notif { flags: 1, ..Notif::default() };
+        sc!(SYS_ioctl, fd, NOTIF_RECV, &raw mut dirty).fails(EINVAL);
+        sc!(SYS_ioctl, fd, NOTIF_RECV, 8).fails(EFAULT);
+        sc!(SYS_ioctl, fd, TCGETS, 0).fails(EINVAL);
+        // Nobody who listens: the filter before.
+        install(0, &[load(0), equal(SYS_getppid as u32, 1), ret(USER_NOTIF), ret(ALLOW)]).is(0);
+        sc!(SYS_getppid).fails(ENOSYS);
     });
 }

@@ -12,7 +12,7 @@ tests!("sockets":
     peek_and_trunc, nonblocking_stream, connect_waits_for_backlog, big_stream_transfer,
     sendmmsg_recvmmsg, poll_states, unsupported_families, getsockname_forms,
     pty_basic, pty_line_discipline, pty_window_size, pty_control_characters, pty_hangup,
-    pty_job_control,
+    pty_job_control, tables_of_sockets_and_locks,
 );
 
 fn pair(kind: i32) -> (i32, i32) {
@@ -581,4 +581,50 @@ fn pty_job_control() {
         sc!(SYS_kill, job, SIGKILL).is(0);
         wait_signal(job, SIGKILL);
     });
+}
+
+/// /proc/net/tcp and /proc/net/unix name a program's sockets by their inodes, /proc/locks its locks.
+fn tables_of_sockets_and_locks() {
+    use std::os::fd::AsRawFd as _;
+    let rows = |file: &str| -> Vec<Vec<String>> {
+        let text = std::fs::read_to_string(file).expect(file);
+        text.lines().map(|line| line.split_whitespace().map(str::to_owned).collect()).collect()
+    };
+    let inode = |fd: i32| {
+        let link = std::fs::read_link(format!("/proc/self/fd/{fd}")).expect("a link");
+        let text = link.to_string_lossy().into_owned();
+        text.trim_start_matches("socket:[").trim_end_matches(']').to_owned()
+    };
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    let near = std::net::TcpStream::connect(("127.0.0.1", port)).expect("connected");
+    let tcp = rows("/proc/net/tcp");
+    let row = |fd: i32| tcp.iter().find(|row| row.get(9) == Some(&inode(fd))).expect("a row");
+    let listens = row(listener.as_raw_fd());
+    assert_eq!(listens[1], format!("0100007F:{port:04X}"));
+    assert_eq!(listens[2..4], ["00000000:0000", "0A"]);
+    let connected = row(near.as_raw_fd());
+    assert_eq!(connected[2..4], [format!("0100007F:{port:04X}"), "01".to_owned()]);
+
+    let name = format!("limen-table-{}", pid());
+    let address =
+        <std::os::unix::net::SocketAddr as std::os::linux::net::SocketAddrExt>::from_abstract_name(
+            &name,
+        )
+        .expect("a name");
+    let unix = std::os::unix::net::UnixListener::bind_addr(&address).expect("bound");
+    let all = rows("/proc/net/unix");
+    let row = all.iter().find(|row| row.get(6) == Some(&inode(unix.as_raw_fd()))).expect("a row");
+    assert_eq!(row[3..6], ["00010000", "0001", "01"]);
+    assert_eq!(row[7], format!("@{name}"));
+
+    let path = format!("/tmp/{name}");
+    let file = std::fs::File::create(&path).expect("a file");
+    sc!(SYS_flock, file.as_raw_fd(), LOCK_EX).is(0);
+    let number = std::os::unix::fs::MetadataExt::ino(&file.metadata().expect("metadata"));
+    let is_ours = |row: &&Vec<String>| row[5].ends_with(&format!(":{number}"));
+    let lock = rows("/proc/locks").iter().find(is_ours).expect("a row").clone();
+    assert_eq!(lock[1..4], ["FLOCK", "ADVISORY", "WRITE"]);
+    assert_eq!(lock[6..8], ["0", "EOF"]);
+    std::fs::remove_file(path).expect("removed");
 }

@@ -13,6 +13,7 @@ use machine::cpu::{MAX_CPUS, cpu_count};
 
 use super::pseudo::{Body, Content, Listing, PseudoFs, PseudoInode, Static, StaticListing, Text};
 use super::{DirEntry, FileType};
+use crate::net::inet::interface;
 
 /// SYSFS_MAGIC (statfs(2)).
 const MAGIC: u64 = 0x6265_6572;
@@ -27,12 +28,30 @@ static EMPTY: &[(&str, Static)] = &[];
 static TOP: &[(&str, Static)] = &[
     ("block", Static::Directory(EMPTY)),
     ("bus", Static::Directory(EMPTY)),
-    ("class", Static::Directory(EMPTY)),
+    (
+        "class",
+        Static::Directory(&[("net", Static::Directory(&[("lo", Static::Directory(LOOPBACK))]))]),
+    ),
     ("dev", Static::Directory(EMPTY)),
     ("devices", Static::Directory(&[("system", Static::Directory(SYSTEM))])),
     ("fs", Static::Directory(&[("cgroup", Static::Directory(EMPTY))])),
     ("kernel", Static::Directory(KERNEL)),
     ("module", Static::Directory(EMPTY)),
+];
+
+/// The loopback interface (sysfs-class-net of Linux's ABI documents).
+static LOOPBACK: &[(&str, Static)] = &[
+    ("addr_len", Static::File(|out| line(out, "6"))),
+    ("address", Static::File(|out| line(out, "00:00:00:00:00:00"))),
+    ("broadcast", Static::File(|out| line(out, "00:00:00:00:00:00"))),
+    ("carrier", Static::File(|out| line(out, "1"))),
+    ("flags", Static::File(|out| line(out, "0x9"))),
+    ("ifindex", Static::File(|out| line(out, &interface::INDEX.to_string()))),
+    ("iflink", Static::File(|out| line(out, &interface::INDEX.to_string()))),
+    ("mtu", Static::File(|out| line(out, &interface::MTU.to_string()))),
+    ("operstate", Static::File(|out| line(out, "unknown"))),
+    ("tx_queue_len", Static::File(|out| line(out, "1000"))),
+    ("type", Static::File(|out| line(out, &interface::HARDWARE.to_string()))),
 ];
 
 static SYSTEM: &[(&str, Static)] = &[

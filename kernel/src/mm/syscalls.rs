@@ -174,6 +174,18 @@ pub fn munmap(a: &Args) -> Result<u64> {
     Ok(0)
 }
 
+/// pkey_alloc(2): there are no keys. ENOSPC.
+pub fn pkey_alloc(a: &Args) -> Result<u64> {
+    /// PKEY_DISABLE_ACCESS and PKEY_DISABLE_WRITE.
+    const RIGHTS: u64 = 3;
+    if a.a0() != 0 || a.a1() & !RIGHTS != 0 { Err(Errno::EINVAL) } else { Err(Errno::ENOSPC) }
+}
+
+/// pkey_mprotect(2): mprotect(2) if the key is -1, the only one there can be.
+pub fn pkey_mprotect(a: &Args) -> Result<u64> {
+    if a.a3() as i32 == -1 { mprotect(a) } else { Err(Errno::EINVAL) }
+}
+
 /// mprotect(2).
 pub fn mprotect(a: &Args) -> Result<u64> {
     let (start, end) = page_range(a.a0(), a.a1(), Errno::ENOMEM)?;

@@ -25,6 +25,7 @@ mod limen;
 mod maps;
 mod memory;
 mod mounts;
+mod net;
 #[path = "process.rs"]
 mod process_dir;
 mod status;
@@ -49,9 +50,11 @@ static TOP: &[(&str, Static)] = &[
     ("interrupts", Static::File(interrupts::show)),
     ("limen", Static::Directory(limen::TABLE)),
     ("loadavg", Static::File(system::loadavg)),
+    ("locks", Static::File(system::locks)),
     ("meminfo", Static::File(system::meminfo)),
     ("modules", Static::File(system::empty)),
     ("mounts", Static::Link(|| Ok(b"self/mounts".to_vec()))),
+    ("net", Static::Link(|| Ok(b"self/net".to_vec()))),
     ("partitions", Static::File(system::partitions)),
     ("self", Static::Link(own_process)),
     ("stat", Static::File(system::stat)),

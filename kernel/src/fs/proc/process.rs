@@ -11,9 +11,11 @@ use alloc::vec::Vec;
 use abi::{Errno, Result};
 
 use super::super::path::Location;
-use super::super::pseudo::{Body, Content, Listing, PseudoInode, Target, Text, parse_number};
+use super::super::pseudo::{
+    Body, Content, Listing, PseudoInode, StaticListing, Target, Text, parse_number,
+};
 use super::super::{DirEntry, FileType};
-use super::{fds, gone, maps, memory, mounts, parse_id, status};
+use super::{fds, gone, maps, memory, mounts, net, parse_id, status};
 use crate::process::ptrace::access::{Ids, may_access};
 use crate::process::{Pid, Process, Thread, find_process, find_thread};
 use crate::sched::current;
@@ -95,6 +97,7 @@ static ENTRIES: &[(&str, Kind)] = &[
     ("mem", Kind::Memory),
     ("mountinfo", Kind::Open(mounts::mountinfo)),
     ("mounts", Kind::Open(mounts::mounts)),
+    ("net", Kind::Directory(|_| Box::new(StaticListing(net::TABLE)))),
     ("ns", Kind::Directory(namespaces)),
     ("oom_adj", Kind::Setting(oom_adj, set_oom_adj)),
     ("oom_score", Kind::Open(oom_score)),

@@ -4,7 +4,9 @@ use abi::Result;
 use machine::cpu::cpu_count;
 use machine::sync::SpinLock;
 
+use super::super::locks::Owner;
 use super::super::pseudo::Text;
+use super::super::special;
 use crate::time::{NS_PER_SEC, now_ns};
 use crate::{identity, process, sched};
 
@@ -45,6 +47,28 @@ pub(super) fn devices(out: &mut Text) -> Result<()> {
 pub(super) fn filesystems(out: &mut Text) -> Result<()> {
     for name in crate::fs::mount::types() {
         writeln!(out, "nodev\t{name}");
+    }
+    Ok(())
+}
+
+/// File locks that are held; who waits is not shown.
+pub(super) fn locks(out: &mut Text) -> Result<()> {
+    for (index, (inode, lock)) in super::super::locks::all().iter().enumerate() {
+        let Ok(metadata) = inode.metadata() else { continue };
+        let kind = match lock.owner {
+            Owner::Process(_) => "POSIX ",
+            Owner::OpenFile(_) => "OFDLCK",
+            Owner::Flock(_) => "FLOCK ",
+        };
+        let mode = if lock.exclusive { "WRITE" } else { "READ " };
+        let (major, minor) = (special::major(metadata.device), special::minor(metadata.device));
+        write!(out, "{}: {kind} ADVISORY  {mode} {} ", index + 1, lock.pid);
+        write!(out, "{major:02x}:{minor:02x}:{} {} ", metadata.inode, lock.start);
+        match lock.end {
+            // Offsets are signed; the last one means all that will ever be.
+            end if end >= i64::MAX as u64 => out.bytes(b"EOF\n"),
+            end => writeln!(out, "{end}"),
+        }
     }
     Ok(())
 }

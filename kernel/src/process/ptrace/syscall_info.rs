@@ -7,7 +7,7 @@ use super::requests::with_stopped;
 use crate::process::Thread;
 use crate::user::UserPtr;
 
-/// `struct ptrace_syscall_info` at a system call's begin, the longest form.
+/// `struct ptrace_syscall_info` where a filter asks the tracer, the longest form.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Default)]
 #[repr(C)]
 struct SyscallInfo {
@@ -18,7 +18,8 @@ struct SyscallInfo {
     instruction_pointer: u64,
     stack_pointer: u64,
     /// At the begin the number and the arguments, at the end the result and whether it is an error.
-    words: [u64; 7],
+    /// A filter's data come last.
+    words: [u64; 8],
 }
 
 /// Bytes before `words`.
@@ -40,12 +41,18 @@ pub(super) fn get(thread: &Thread, size: u64, to: u64) -> Result<u64> {
         };
         let is_syscall = stop.info.is_some_and(|info| info.code == (raw::SIGTRAP | 0x80) as i32);
         let which = if is_syscall { stop.message as u32 } else { 0 };
+        let call = [regs.orig_rax, regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9];
         let len = match which {
+            _ if stop.code >> 8 == nr::PTRACE_EVENT_SECCOMP => {
+                info.op = nr::PTRACE_SYSCALL_INFO_SECCOMP as u8;
+                info.words[..7].copy_from_slice(&call);
+                info.words[7] = stop.message;
+                HEAD + size_of_val(&call) + 4
+            }
             nr::PTRACE_EVENTMSG_SYSCALL_ENTRY => {
                 info.op = nr::PTRACE_SYSCALL_INFO_ENTRY as u8;
-                info.words =
-                    [regs.orig_rax, regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9];
-                size_of::<SyscallInfo>()
+                info.words[..7].copy_from_slice(&call);
+                HEAD + size_of_val(&call)
             }
             nr::PTRACE_EVENTMSG_SYSCALL_EXIT => {
                 info.op = nr::PTRACE_SYSCALL_INFO_EXIT as u8;

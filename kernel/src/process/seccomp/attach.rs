@@ -9,6 +9,7 @@ use seccomp::check::INSNS_MAX;
 use seccomp::{Insn, Invalid, Program, action};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::notify::{self, Listener};
 use super::{Code, Filter, Mode, set};
 use crate::process::{Pid, Thread};
 use crate::sched::current;
@@ -23,6 +24,7 @@ mod operation {
     pub(super) const SET_MODE_STRICT: u64 = 0;
     pub(super) const SET_MODE_FILTER: u64 = 1;
     pub(super) const GET_ACTION_AVAIL: u64 = 2;
+    pub(super) const GET_NOTIF_SIZES: u64 = 3;
 }
 
 mod flag {
@@ -30,8 +32,10 @@ mod flag {
     pub(super) const LOG: u64 = 1 << 1;
     pub(super) const SPEC_ALLOW: u64 = 1 << 2;
     pub(super) const TSYNC_ESRCH: u64 = 1 << 4;
-    /// NEW_LISTENER and WAIT_KILLABLE_RECV are not: nobody can listen.
-    pub(super) const KNOWN: u64 = TSYNC | LOG | SPEC_ALLOW | TSYNC_ESRCH;
+    pub(super) const NEW_LISTENER: u64 = 1 << 3;
+    pub(super) const WAIT_KILLABLE_RECV: u64 = 1 << 5;
+    pub(super) const KNOWN: u64 =
+        TSYNC | LOG | SPEC_ALLOW | TSYNC_ESRCH | NEW_LISTENER | WAIT_KILLABLE_RECV;
 }
 
 /// `struct sock_fprog`.
@@ -66,11 +70,16 @@ pub fn seccomp(args: &Args) -> Result<u64> {
                 | action::KILL_THREAD
                 | action::TRAP
                 | action::ERRNO
+                | action::USER_NOTIF
                 | action::TRACE
                 | action::LOG
                 | action::ALLOW => Ok(0),
                 _ => Err(Errno::EOPNOTSUPP),
             }
+        }
+        operation::GET_NOTIF_SIZES if flags == 0 => {
+            UserPtr::<[u16; 3]>::new(address).write(&notify::SIZES)?;
+            Ok(0)
         }
         _ => Err(Errno::EINVAL),
     }
@@ -98,7 +107,11 @@ fn set_strict() -> Result<u64> {
 }
 
 fn set_filter(flags: u64, address: u64) -> Result<u64> {
-    if flags & !flag::KNOWN != 0 {
+    let listens = flags & flag::NEW_LISTENER != 0;
+    // One number cannot be a thread and a descriptor.
+    let ambiguous = listens && flags & (flag::TSYNC | flag::TSYNC_ESRCH) == flag::TSYNC;
+    let vain = !listens && flags & flag::WAIT_KILLABLE_RECV != 0;
+    if flags & !flag::KNOWN != 0 || ambiguous || vain {
         return Err(Errno::EINVAL);
     }
     let given = UserPtr::<UserProgram>::new(address).read()?;
@@ -126,11 +139,24 @@ fn set_filter(flags: u64, address: u64) -> Result<u64> {
         program,
         code,
         logs: flags & flag::LOG != 0,
+        listener: None,
         path_insns: len,
         depth: 1,
         previous: None,
     };
-    attach(filter, flags)
+    if listens { attach_with_listener(filter, flags) } else { attach(filter, flags) }
+}
+
+/// The descriptor comes first, so that nothing can fail once the filter counts.
+fn attach_with_listener(mut filter: Filter, flags: u64) -> Result<u64> {
+    let (listener, file) = Listener::new(flags & flag::WAIT_KILLABLE_RECV != 0);
+    filter.listener = Some(listener);
+    let fd = crate::ipc::give(file, true)?;
+    if let Err(error) = attach(filter, flags) {
+        drop(current().process.files().remove(fd as u32));
+        return Err(error);
+    }
+    Ok(fd)
 }
 
 /// Puts the filter in front of the running thread's, and with TSYNC in front of all threads'.
@@ -177,7 +203,11 @@ fn extend(thread: &Thread, filter: &mut Filter) -> core::result::Result<(), Resu
     };
     let insns = filter.path_insns + PATH_INSNS_EACH + previous.path_insns;
     (filter.path_insns, filter.depth) = (insns, previous.depth + 1);
+    let has_listener = previous.chain().any(|filter| filter.listener.is_some());
     filter.previous = Some(previous);
+    if filter.listener.is_some() && has_listener {
+        return Err(Err(Errno::EBUSY));
+    }
     if insns > PATH_INSNS_MAX { Err(Err(Errno::ENOMEM)) } else { Ok(()) }
 }
 

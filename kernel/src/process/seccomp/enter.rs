@@ -7,6 +7,7 @@ use abi::{Errno, general as raw};
 use entry::PtRegs;
 use seccomp::{Data, action};
 
+use super::notify::Answer;
 use super::{ARCH, Mode, with_own_mode};
 use crate::process::signal::{SigInfo, send};
 use crate::process::{exit, ptrace, work};
@@ -83,8 +84,7 @@ fn act(regs: &mut PtRegs, answer: u32, logs: bool, asked_again: bool) -> bool {
             send::force(SigInfo::filtered(regs.rip, number, ARCH, value));
         }
         action::TRACE => return trace(regs, value),
-        // Nobody listens.
-        action::USER_NOTIF => regs.rax = Errno::ENOSYS.to_raw(),
+        action::USER_NOTIF => return notify(regs, answer),
         other => kill(regs, other),
     }
     false
@@ -104,6 +104,22 @@ fn trace(regs: &mut PtRegs, value: u32) -> bool {
         Asked::Filters(answer, logs) => act(regs, answer, logs, true),
         Asked::Nobody | Asked::Strict => false,
     }
+}
+
+/// Lets the listener's supervisor decide; without one the call is not there.
+#[cold]
+fn notify(regs: &mut PtRegs, answer: u32) -> bool {
+    let data = data_of(regs);
+    let listener = with_own_mode(|mode| match mode {
+        Mode::Filter(filter) => filter.listener(&data, answer),
+        Mode::Disabled | Mode::Strict => None,
+    });
+    let none = Answer::Result(Errno::ENOSYS.to_raw());
+    match listener.map_or(none, |listener| listener.ask(&data)) {
+        Answer::Continue => return true,
+        Answer::Result(value) => regs.rax = value,
+    }
+    false
 }
 
 /// KILL_THREAD, and everything that is no action, which kills the process.

@@ -27,12 +27,13 @@ use crate::sched::current;
 
 pub mod attach;
 pub mod enter;
+mod notify;
 
 /// AUDIT_ARCH_X86_64: the ELF machine, 64-bit, little-endian.
 pub const ARCH: u32 = 62 | 1 << 31 | 1 << 30;
 
 /// The actions there are, as /proc/sys/kernel/seccomp/actions_avail says it.
-pub const ACTIONS: &str = "kill_process kill_thread trap errno trace log allow";
+pub const ACTIONS: &str = "kill_process kill_thread trap errno user_notif trace log allow";
 
 /// What a thread may still do. Never becomes more.
 #[derive(Clone, Default)]
@@ -66,6 +67,8 @@ pub struct Filter {
     code: Option<Code>,
     /// SECCOMP_FILTER_FLAG_LOG.
     logs: bool,
+    /// Who answers for SECCOMP_RET_USER_NOTIF.
+    listener: Option<Arc<notify::Listener>>,
     /// Instructions of the chain, with what Linux adds for each filter.
     path_insns: usize,
     /// Filters of the chain.
@@ -97,10 +100,18 @@ impl Filter {
         }
         result
     }
+
+    /// Who answers, if `answer` is the chain's: the listener of the filter that gave it.
+    fn listener(&self, data: &Data, answer: u32) -> Option<Arc<notify::Listener>> {
+        self.chain().find(|filter| filter.answer(data) == answer)?.listener.clone()
+    }
 }
 
 impl Drop for Filter {
     fn drop(&mut self) {
+        if let Some(listener) = self.listener.take() {
+            listener.forsake();
+        }
         // One after the other: a chain is longer than the stack is deep.
         let mut next = self.previous.take();
         while let Some(filter) = next {
