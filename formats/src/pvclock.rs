@@ -44,7 +44,7 @@ pub fn read(page: &impl Page) -> Option<Info> {
         let version = page.word(0);
         let words: [u32; BYTES / 4] =
             core::array::from_fn(|i| if i == 0 { 0 } else { page.word(i) });
-        if version % 2 == 0 && page.word(0) == version {
+        if version.is_multiple_of(2) && page.word(0) == version {
             return decode(&words);
         }
     }
