@@ -63,18 +63,18 @@ fn gregs(context: *mut ucontext_t) -> *mut Gregs {
 
 extern "C" fn edit(_: i32, _: usize, context: *mut ucontext_t) {
     let at = gregs(context);
-    // SAFETY: as `gregs` says.
+    // SAFETY: the kernel made the context on this stack, where it stays until the handler returns.
     let mut frame = unsafe { at.read() };
     store(&ORIGINAL, &frame);
     let wanted = load(&WANTED);
     frame[..=G_FLAGS].copy_from_slice(&wanted[..=G_FLAGS]);
     frame[G_SEGMENTS] = wanted[G_SEGMENTS];
-    // SAFETY: as `gregs` says.
+    // SAFETY: the kernel made the context on this stack, where it stays until the handler returns.
     unsafe { at.write(frame) };
 }
 
 fn note(signal: i32, info: *const Siginfo, context: *mut ucontext_t) -> Gregs {
-    // SAFETY: as `gregs` says.
+    // SAFETY: the kernel made the context on this stack, where it stays until the handler returns.
     let frame = unsafe { gregs(context).read() };
     store(&SEEN, &frame);
     // SAFETY: the kernel's siginfo, likewise.
@@ -88,7 +88,7 @@ fn note(signal: i32, info: *const Siginfo, context: *mut ucontext_t) -> Gregs {
 
 extern "C" fn catch(signal: i32, info: *const Siginfo, context: *mut ucontext_t) {
     note(signal, info, context);
-    // SAFETY: as `gregs` says.
+    // SAFETY: the kernel made the context on this stack, where it stays until the handler returns.
     unsafe { gregs(context).write(load(&ORIGINAL)) };
 }
 
@@ -256,7 +256,7 @@ fn until_asleep(pid: i32) {
 }
 
 fn from_restarts() {
-    // A call that a stop or a handler interrupts is made again, at once or from the handler's frame.
+    // A call that a stop or a handler interrupts is made again, at once or from a handler's frame.
     extern "C" fn nothing(_: i32) {}
     let exits = Exits::new();
     for (flags, signal) in flags_of_popf().flat_map(|f| [(f, SIGSTOP), (f, SIGUSR1)]) {

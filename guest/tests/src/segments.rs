@@ -12,7 +12,8 @@ use std::arch::{asm, global_asm};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 
 tests!("segments":
-    gs_base_by_instruction, bad_bases_fault, fs_base_by_instruction, bases_and_tracers, traps_with_a_kernels_base,
+    gs_base_by_instruction, bad_bases_fault, fs_base_by_instruction, bases_and_tracers,
+    traps_with_a_kernels_base,
     thirty_two_bit_code, far_returns, stack_selector_beside_interrupts, selectors_stay_private,
     traps_behind_mov_ss, steps_over_calls, traps_in_a_loop,
 );
@@ -291,7 +292,8 @@ fn stack_selector_beside_interrupts() {
         let (ss, cs, is_usable): (u32, u32, u8);
         // SAFETY: reads selectors, asks about them, and uses the stack.
         unsafe {
-            asm!("mov {0:e}, ss", "mov {1:e}, cs", "verw {0:x}", "setz {2}", "push {0:r}", "pop {0:r}",
+            asm!("mov {0:e}, ss", "mov {1:e}, cs", "verw {0:x}", "setz {2}",
+                 "push {0:r}", "pop {0:r}",
                  out(reg) ss, out(reg) cs, out(reg_byte) is_usable);
         }
         assert_eq!((ss, cs, is_usable), (0x2b, 0x33, 1));
@@ -302,7 +304,7 @@ fn stack_selector_beside_interrupts() {
 
 fn selectors() -> [u32; 4] {
     let (ds, es, fs, gs);
-    // SAFETY: reads selectors.
+    // SAFETY: reading a selector changes nothing and touches no memory.
     unsafe {
         asm!("mov {:e}, ds", "mov {:e}, es", "mov {:e}, fs", "mov {:e}, gs",
              out(reg) ds, out(reg) es, out(reg) fs, out(reg) gs);

@@ -49,15 +49,15 @@ fn every_instruction() -> Result<(), String> {
     running.stop()
 }
 
-/// Returns from interrupts while an NMI is on its way, at most: one that is held back takes hundreds.
+/// Returns from interrupts while an NMI is on its way, at most: if it is held back, hundreds.
 const RETURNS: u64 = 30;
 
 fn has_ended(running: &Running) -> bool {
     running.process.is_zombie.load(Ordering::SeqCst)
 }
 
-/// SYSRET does not let NMIs come again, IRET does: the second NMI shows that the first one's handler
-/// has seen to it, for the program's registers are always those of a SYSRET.
+/// SYSRET does not let NMIs come again, IRET does: the second NMI shows that the handler of the
+/// first has seen to it, for the program's registers are always those of a SYSRET.
 fn nmi_after_nmi() -> Result<(), String> {
     if cpu_count() < 2 {
         machine::log!("nobody to send them: one CPU");
