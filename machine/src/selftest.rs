@@ -72,6 +72,11 @@ pub(crate) fn check_page_tables() {
             is_image || stack::is_stack(page),
             "self-test: programs' page tables map kernel page {page:#x}"
         );
+        let is_closed = !leaf.user && !(leaf.write && leaf.exec) && leaf.bytes == 4096;
+        assert!(
+            is_closed && leaf.is_kernels,
+            "self-test: programs' page tables map {page:#x} with other rights than the kernel's"
+        );
     });
     let stack = stack::KernelStack::new().expect("memory for a stack");
     let bottom = stack.top() - stack::KERNEL_STACK_SIZE as u64;
