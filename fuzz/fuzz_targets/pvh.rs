@@ -1,8 +1,8 @@
-//! Hostile words of a loader: no panic, and no page of RAM that is in the map twice, or given twice.
+//! Hostile words of a loader: no panic, and no page of RAM twice in the map, or given twice.
 //!
-//! Input: numbers of what is reserved and taken (16 bytes), then memory from address 0 on, the start
-//! info at its beginning. Its magic is made right, and its map put behind it, for half of the
-//! inputs.
+//! Input: numbers of what is reserved and taken (16 bytes), then memory from address 0 on, the
+//! start info at its beginning. Its magic is made right, and its map put behind it, for half of
+//! the inputs.
 #![no_main]
 
 use formats::pvh::{Memory, MemoryMap, StartInfo};

@@ -72,9 +72,9 @@ pub(crate) fn check_page_tables() {
             is_image || stack::is_stack(page),
             "self-test: programs' page tables map kernel page {page:#x}"
         );
-        let is_closed = !leaf.user && !(leaf.write && leaf.exec) && leaf.bytes == 4096;
+        let is_open = leaf.user || leaf.write && leaf.exec || leaf.bytes != 4096;
         assert!(
-            is_closed && leaf.is_kernels,
+            !is_open && leaf.is_kernels,
             "self-test: programs' page tables map {page:#x} with other rights than the kernel's"
         );
     });

@@ -592,7 +592,7 @@ pub fn with_user_regs<R>(f: impl FnOnce(&mut PtRegs) -> R) -> R {
 /// As [`pending_work`].
 #[inline(always)]
 pub(crate) unsafe fn has_no_work() -> bool {
-    // SAFETY: as in `pending_work`.
+    // SAFETY: the slot's reference keeps the running task alive, and the caller knows there is one.
     crate::sync::is_zero(unsafe { &(*percpu::running_task()).work })
 }
 

@@ -3,8 +3,8 @@
 //!
 //! Each CPU writes into a ring of its own, which keeps the latest [`EVENTS`]. A record is two
 //! words, so an NMI in the middle of one costs at most that one. While nobody traces, none of it
-//! costs an instruction on the way of a system call: watched calls have an entry of their own. Other
-//! places have a nop.
+//! costs an instruction on the way of a system call: watched calls have an entry of their own.
+//! Other places have a nop.
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

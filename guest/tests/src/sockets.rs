@@ -583,7 +583,7 @@ fn pty_job_control() {
     });
 }
 
-/// /proc/net/tcp and /proc/net/unix name a program's sockets by their inodes, /proc/locks its locks.
+/// /proc/net/tcp and /proc/net/unix name sockets by their inodes, /proc/locks names the locks.
 fn tables_of_sockets_and_locks() {
     use std::os::fd::AsRawFd as _;
     let rows = |file: &str| -> Vec<Vec<String>> {

@@ -24,8 +24,8 @@ const LINKS_MAX: usize = 40;
 const ENTRIES_MAX: usize = 1 << 20;
 
 /// Unpacks `archive` below `root`; returns how many entries there were. EINVAL if it is malformed
-/// (the log says where), or what the file system says. `completes`: what is below `root` is somebody
-/// else's, and directories that are there keep owner, mode and times.
+/// (the log says where), or what the file system says. `completes`: what is below `root` is
+/// somebody else's, and directories that are there keep owner, mode and times.
 pub fn unpack(archive: &[u8], root: &Arc<dyn Inode>, completes: bool) -> Result<usize> {
     let mut count = 0;
     for entry in Reader::new(archive).take(ENTRIES_MAX) {

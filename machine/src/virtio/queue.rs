@@ -122,8 +122,7 @@ impl Iterator for Runs {
         let address = device_address(self.at);
         let mut run = self.len;
         if vmap::contains(self.at) {
-            let to_page_end = |at: *const u8| PAGE_SIZE - at as usize % PAGE_SIZE;
-            run = to_page_end(self.at);
+            run = PAGE_SIZE - self.at as usize % PAGE_SIZE;
             while run < self.len
                 && device_address(self.at.wrapping_add(run)) == address + run as u64
             {

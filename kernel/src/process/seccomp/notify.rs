@@ -1,7 +1,8 @@
 //! Filters that leave calls to another program (SECCOMP_RET_USER_NOTIF, seccomp_unotify(2)).
 //!
-//! A [`Listener`] is what both ends hold: the filter, through which threads ask, and the descriptor,
-//! through which a supervisor answers. A call that is asked about waits as a [`Notice`].
+//! A [`Listener`] is what both ends hold: the filter, through which threads ask, and the
+//! descriptor, through which a supervisor answers. A call that is asked about waits as a
+//! [`Notice`].
 //!
 //! Why it is hard: either end may go at any time. A thread that is signalled takes its notice back,
 //! and its id is never valid again; when the descriptor goes, all who wait get ENOSYS, as does
