@@ -280,6 +280,11 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     pub(crate) time: Duration,
 
+    /// Only these columns of bench ipi: values of defer=, or linux. Example: --only pending,off
+    #[arg(long, value_name = "COLUMNS", value_delimiter = ',',
+          value_parser = ["pending", "always", "off", "linux"])]
+    pub(crate) only: Vec<String>,
+
     /// Measure Limen alone. Example: --no-linux
     #[arg(long)]
     pub(crate) no_linux: bool,

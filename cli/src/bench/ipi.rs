@@ -46,12 +46,14 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let kernel = paths::kernel_image(args.kernel.as_deref())?;
     let time = if args.tiny { Duration::from_secs(2) } else { args.time };
     let mut columns = vec![];
-    for mode in MODES {
+    let wants = |name: &str| args.only.is_empty() || args.only.iter().any(|only| only == name);
+    let modes = || MODES.into_iter().filter(|mode| wants(mode));
+    for mode in modes() {
         eprintln!("limen: defer={mode}, {} s", time.as_secs());
         let figures = limen(&kernel, mode, time)?;
         columns.push(Column { name: mode.to_owned(), figures });
     }
-    if !args.no_linux {
+    if !args.no_linux && wants("linux") {
         // On a loaded host Linux may fail to calibrate its clock, and hang: its column is missing
         // then, and the others are not lost.
         match linux::find(args.linux.as_deref()).and_then(|found| on_linux(&found, time)) {
@@ -60,7 +62,7 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         }
     }
     let mut prices = vec![];
-    for mode in MODES {
+    for mode in modes() {
         prices.push((mode, entry_cost(&kernel, mode, &args.cpu)?));
     }
     match args.json {
