@@ -498,6 +498,9 @@ pub fn timer_tick(from_user: bool) {
         if from_user {
             state.user_ns.fetch_add(ran_ns, Ordering::Relaxed);
         }
+        if has_queued() {
+            find_help();
+        }
         // Asked even if nobody waits: the watchdog wants to see that it would have worked.
         thread.task().set_work(work::RESCHEDULE);
         time::arm_tick(now_ns);
@@ -550,7 +553,7 @@ pub fn idle_loop() -> ! {
         let irq = IrqGuard::new();
         state.current_vruntime_ns.store(u64::MAX, Ordering::Relaxed);
         state.idle.store(true, Ordering::SeqCst);
-        let may_help = !is_isolated(cpu_id()) && others_have_work();
+        let may_help = !is_isolated(cpu_id()) && others_have_work(cpu_id());
         if state.queued.load(Ordering::SeqCst) == 0 && !may_help {
             let start_ns = time::now_ns();
             if is_tickless(cpu_id()) {
@@ -570,10 +573,33 @@ pub fn idle_loop() -> ! {
     }
 }
 
-/// Whether a queue holds more than its CPU is about to run.
-fn others_have_work() -> bool {
-    let waits = |cpu: usize| CPUS.of(cpu).queued.load(Ordering::Relaxed) > 1;
-    (0..cpu::cpu_count()).any(|cpu| !is_isolated(cpu) && waits(cpu))
+/// Whether another CPU has a thread to spare for CPU `cpu`.
+fn others_have_work(cpu: usize) -> bool {
+    let others = (0..cpu::cpu_count()).filter(|&other| other != cpu && !is_isolated(other));
+    others.into_iter().any(|other| can_spare(other, cpu))
+}
+
+/// Whether CPU `from` has more to run than one thread, and some of it may run on CPU `cpu`.
+fn can_spare(from: usize, cpu: usize) -> bool {
+    let state = CPUS.of(from);
+    // An idle CPU is about to run the first of its queue.
+    let about_to_run = u32::from(state.idle.load(Ordering::SeqCst));
+    let may = |thread: &Arc<Thread>| thread.affinity_hint.load(Ordering::Relaxed) & 1 << cpu != 0;
+    state.queued.load(Ordering::SeqCst) > about_to_run
+        && state.queue.lock().queued.values().any(may)
+}
+
+/// Wakes an idle CPU that may run what waits here. Whoever placed a thread may have found that CPU
+/// busy for a moment; and it sleeps until somebody tells it.
+fn find_help() {
+    let here = cpu_id();
+    let could_help =
+        |&cpu: &usize| cpu != here && !is_isolated(cpu) && is_idle(cpu) && can_spare(here, cpu);
+    if !is_isolated(here)
+        && let Some(cpu) = (0..cpu::cpu_count()).find(could_help)
+    {
+        kick(cpu);
+    }
 }
 
 /// Idle time of a CPU since boot, nanoseconds; for /proc/stat and /proc/uptime.

@@ -7,7 +7,7 @@
 //! What runs: the kernel's own tests, and programs of `guest/tests` packed into the initramfs, with
 //! page-table isolation and without, with PCIDs and without. Their output comes over the serial
 //! port into a file. Bochs has no way for the guest to end it: it is ended when the last line has
-//! come. Among all levels only the kernel's tests of memory run; named, all.
+//! come. Among all levels only some of the kernel's tests run; named, all.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,8 +38,8 @@ const LIMIT: Duration = Duration::from_secs(300);
 const LOOK: Duration = Duration::from_millis(100);
 /// Tests of `guest/tests` that run without a filter: the boundary, where emulators differ.
 const GUEST_FILTER: &str = "entry::";
-/// In-kernel tests among all levels.
-const KERNEL_FILTER: &str = "memory::";
+/// In-kernel tests among all levels: of translations, and of threads on two CPUs.
+const KERNEL_FILTERS: [&str; 2] = ["memory::", "defer::entry_storm"];
 /// The kernel's last line when a program has ended.
 const PROGRAM_END: &str = "limen: the program's end: ";
 
@@ -88,15 +88,21 @@ fn missing() -> Vec<&'static str> {
 
 fn kernel_tests(context: &Context, dir: &Path) -> Result<Summary, Error> {
     let kernel = kernel::build(context)?;
-    let filter = match context.filter.as_str() {
-        "" if context.is_named => "ktest".to_owned(),
-        "" => format!("ktest={KERNEL_FILTER}"),
-        filter => format!("ktest={filter}"),
+    let parameters = match context.filter.as_str() {
+        "" if context.is_named => vec!["ktest".to_owned()],
+        "" => KERNEL_FILTERS.map(|filter| format!("ktest={filter}")).into(),
+        filter => vec![format!("ktest={filter}")],
     };
-    let image = Image { kernel: &kernel, initramfs: &kernel::archive()?, parameters: &filter };
-    let log = boot(dir, &image, |line| kernel::parse_closing(line).is_some())?;
-    let lines: Vec<String> = log.lines().map(|line| line.trim_end().to_owned()).collect();
-    Ok(kernel::judge(&lines, "Bochs", context))
+    let mut total = Summary::default();
+    for parameters in &parameters {
+        let image = Image { kernel: &kernel, initramfs: &kernel::archive()?, parameters };
+        let log = boot(dir, &image, |line| kernel::parse_closing(line).is_some())?;
+        let lines: Vec<String> = log.lines().map(|line| line.trim_end().to_owned()).collect();
+        let judged = kernel::judge(&lines, "Bochs", context);
+        total.passed += judged.passed;
+        total.failed += judged.failed;
+    }
+    Ok(total)
 }
 
 /// The tests' program as the first program of an initramfs.
@@ -168,7 +174,7 @@ fn configuration(disc: &Path, serial: &Path, log: &Path) -> String {
          memory: guest=512, host=512\n\
          romimage: file=/usr/share/bochs/BIOS-bochs-latest\n\
          vgaromimage: file=/usr/share/bochs/VGABIOS-lgpl-latest\n\
-         cpu: model=tigerlake, count=1, ips=50000000, reset_on_triple_fault=0\n\
+         cpu: model=tigerlake, count=2, ips=50000000, reset_on_triple_fault=0\n\
          clock: sync=none, time0=utc\n\
          ata0-master: type=cdrom, path={disc}, status=inserted\n\
          boot: cdrom\n\

@@ -18,7 +18,8 @@ tests!("processes":
     leader_exits_before_thread, killed_child_status, zombie_until_reaped, ignored_sigchld_reaps,
     orphan_goes_to_subreaper, orphan_chain, orphan_sends_sigchld, exec_restores_sigchld, pdeathsig,
     sessions, setpgid_rules, kill_group,
-    kill_rules, deep_family, tgkill_checks, pidfd_open_polls, orphaned_stopped_group_gets_hup,
+    kill_rules, deep_family, tgkill_checks, pidfd_open_polls, process_folder_as_pidfd,
+    orphaned_stopped_group_gets_hup,
 );
 
 fn fork_copies_memory() {
@@ -625,6 +626,23 @@ fn pidfd_open_polls() {
     sc!(SYS_pidfd_send_signal, fd, 0, 0, 0).fails(ESRCH);
     sc!(SYS_pidfd_open, 0x3fff_ffff, 0).fails(ESRCH);
     sc!(SYS_pidfd_open, child, 0x40).fails(EINVAL);
+}
+
+/// pidfd_send_signal(2) takes an open /proc/PID, too; the others do not.
+fn process_folder_as_pidfd() {
+    let child = fork(|| {
+        loop {
+            let _ = sc!(SYS_pause);
+        }
+    });
+    let folder = open(&format!("/proc/{child}"), O_RDONLY | O_DIRECTORY).fd();
+    let inside = open(&format!("/proc/{child}/fd"), O_RDONLY | O_DIRECTORY).fd();
+    sc!(SYS_pidfd_send_signal, inside, 0, 0, 0).fails(EBADF);
+    sc!(SYS_pidfd_send_signal, folder, 0, 0, 0).is(0);
+    sc!(SYS_pidfd_getfd, folder, 0, 0).fails(EBADF);
+    sc!(SYS_pidfd_send_signal, folder, SIGTERM, 0, 0).is(0);
+    wait_signal(child, SIGTERM);
+    sc!(SYS_pidfd_send_signal, folder, 0, 0, 0).fails(ESRCH);
 }
 
 fn orphaned_stopped_group_gets_hup() {

@@ -5,9 +5,11 @@
 
 use crate::sys::*;
 use crate::{sc, tests};
+use std::sync::atomic::Ordering::SeqCst;
 
 tests!("system":
-    affinity, getcpu_follows_affinity, nice_values, policies, uids, root_loses_rights, groups,
+    affinity, getcpu_follows_affinity, idle_cpus_take_what_waits, nice_values, policies, uids,
+    root_loses_rights, groups,
     capabilities, prctl_options, rlimits, rlimit_fsize_signal, personality_query, proc_maps,
     proc_status, proc_stat, proc_cmdline_environ, proc_fd, proc_of_others, proc_files,
     proc_self_is_own, proc_lists_processes, proc_mounts, proc_task, sys_cpu, getrandom_forms,
@@ -56,6 +58,37 @@ fn getcpu_follows_affinity() {
             let _ = sc!(SYS_sched_yield);
         }
     }
+}
+
+/// Two that never sleep, on one CPU while another one is idle: it has to come and take one, though
+/// nobody wakes anybody.
+fn idle_cpus_take_what_waits() {
+    let [_, second, ..] = cpus()[..] else { return };
+    let seen = &shared()[0];
+    // SAFETY: no arguments; glibc's word or a system call.
+    let here = || unsafe { sched_getcpu() } as u32;
+    let allow_all = |pid: i32| {
+        let all = [!0u64; 16];
+        sc!(SYS_sched_setaffinity, pid, 128, all.as_ptr()).is(0);
+    };
+    seen.store(u32::MAX, SeqCst);
+    let other = fork(|| {
+        pin(second).is(0);
+        loop {
+            seen.store(here(), SeqCst);
+        }
+    });
+    let first = fork(|| {
+        pin(second).is(0);
+        while seen.load(SeqCst) != second as u32 {}
+        allow_all(other);
+        allow_all(0);
+        while here() == seen.load(SeqCst) {}
+        0
+    });
+    wait_code(first, 0);
+    sc!(SYS_kill, other, SIGKILL).is(0);
+    wait_signal(other, SIGKILL);
 }
 
 fn nice_values() {
@@ -448,6 +481,18 @@ fn no_new_privs() {
         sc!(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0).is(0);
         sc!(SYS_prctl, PR_SET_NO_NEW_PRIVS, 0, 0, 0, 0).fails(EINVAL);
         in_child(|| sc!(SYS_prctl, PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0).is(1));
+        let status = std::fs::read_to_string("/proc/self/status").expect("status");
+        assert!(status.contains("\nNoNewPrivs:\t1\n"), "{status}");
+    });
+    // It belongs to the thread, and to those it makes.
+    in_child(|| {
+        let made = std::thread::spawn(|| {
+            sc!(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0).is(0);
+            let get = || sc!(SYS_prctl, PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0).is(1);
+            std::thread::spawn(get).join().expect("a thread");
+        });
+        made.join().expect("a thread");
+        sc!(SYS_prctl, PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0).is(0);
     });
 }
 

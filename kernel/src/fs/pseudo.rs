@@ -22,6 +22,7 @@ use super::{
     DirEntry, File, FileOps, FileSystem, FileType, Inode, Metadata, SetAttributes, Statistics,
 };
 use crate::io::{Sink, Source};
+use crate::process::Process;
 use crate::sync::Mutex;
 
 /// Most bytes one write to such a file takes.
@@ -93,6 +94,10 @@ pub trait Listing: Send + Sync {
     fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>>;
     /// Up to `max` entries from position `from` on.
     fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>>;
+    /// The process that the directory stands for, as /proc/PID does.
+    fn process(&self) -> Option<&Arc<Process>> {
+        None
+    }
 }
 
 /// Where a link leads.
@@ -262,6 +267,14 @@ pub struct PseudoInode {
 }
 
 impl PseudoInode {
+    /// The process that it stands for: it is /proc/PID.
+    pub fn process(&self) -> Option<&Arc<Process>> {
+        match &self.body {
+            Body::Directory(listing) => listing.process(),
+            Body::File(_) | Body::Link(_) => None,
+        }
+    }
+
     /// An object with permission bits `mode`, owned by user and group `owner`.
     pub fn new(
         fs: &Arc<PseudoFs>,

@@ -24,8 +24,6 @@ pub struct Credentials {
     pub ambient: u64,
     /// PR_SET_SECUREBITS.
     pub securebits: u32,
-    /// PR_SET_NO_NEW_PRIVS.
-    pub no_new_privs: bool,
 }
 
 /// All capabilities that Linux 6.12 knows: 0 to CAP_CHECKPOINT_RESTORE (40).
@@ -58,7 +56,6 @@ impl Credentials {
             bounding: ALL_CAPABILITIES,
             ambient: 0,
             securebits: 0,
-            no_new_privs: false,
         }
     }
 

@@ -98,7 +98,7 @@ fn next_credentials(file: &Arc<File>, old: &Credentials) -> Result<(Credentials,
     let metadata = file.ops().inode().metadata()?;
     let no_suid = file.location.as_ref().is_some_and(|l| l.mount.flags() & raw::MS_NOSUID != 0);
     let mut new = old.clone();
-    if !no_suid && !old.no_new_privs {
+    if !no_suid && !current().seccomp.no_new_privs() {
         if metadata.mode & SET_UID != 0 {
             new.euid = metadata.uid;
         }

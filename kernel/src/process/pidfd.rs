@@ -8,6 +8,7 @@ use abi::{Errno, Result, general as raw};
 
 use super::{Credentials, Process, find_process, find_thread};
 use crate::fs::anon::AnonInode;
+use crate::fs::pseudo::PseudoInode;
 use crate::fs::{File, FileOps, FileType, Inode};
 use crate::poll::{PollTable, events};
 use crate::sched::current;
@@ -38,6 +39,13 @@ impl FileOps for PidFile {
 /// The process a pidfd stands for; EBADF if the file is something else.
 pub fn process_of(file: &File) -> Result<Arc<Process>> {
     file.ops_as::<PidFile>().map(|pidfd| pidfd.process.clone()).ok_or(Errno::EBADF)
+}
+
+/// The process of an open /proc/PID, which pidfd_send_signal(2) takes as well; EBADF for others.
+fn process_of_folder(file: &File) -> Result<Arc<Process>> {
+    let inode = file.inode();
+    let folder = inode.as_any().downcast_ref::<PseudoInode>();
+    folder.and_then(PseudoInode::process).cloned().ok_or(Errno::EBADF)
 }
 
 /// Gives the current process a descriptor for `process`. `flags`: O_NONBLOCK or 0.
@@ -71,7 +79,7 @@ pub fn pidfd_send_signal(args: &Args) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let file = current().process.files().get(args.a0() as u32)?;
-    let process = process_of(&file)?;
+    let process = process_of(&file).or_else(|_| process_of_folder(&file))?;
     if process.is_zombie.load(Ordering::Acquire) && find_process(process.pid).is_none() {
         return Err(Errno::ESRCH);
     }

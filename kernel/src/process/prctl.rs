@@ -118,14 +118,12 @@ fn privileges(args: &Args) -> Result<u64> {
         pr::PR_SET_NO_NEW_PRIVS => {
             must_be_zero(&[args.a2(), args.a3(), args.a4()])?;
             must_be_zero(&[value ^ 1])?;
-            edit_credentials(|new| {
-                new.no_new_privs = true;
-                Ok(())
-            })
+            current().seccomp.set_no_new_privs();
+            Ok(0)
         }
         pr::PR_GET_NO_NEW_PRIVS => {
             must_be_zero(&[value, args.a2(), args.a3(), args.a4()])?;
-            Ok(u64::from(credentials.no_new_privs))
+            Ok(current().seccomp.no_new_privs().into())
         }
         pr::PR_GET_SECCOMP => Ok(current().seccomp.summary().0.into()),
         pr::PR_SET_SECCOMP => super::seccomp::attach::set_by_prctl(value, args.a2()),

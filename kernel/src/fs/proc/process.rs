@@ -170,6 +170,10 @@ fn file(subject: Subject, show: Show, store: Option<Store>, private: bool) -> Bo
 }
 
 impl Listing for Entries {
+    fn process(&self) -> Option<&Arc<Process>> {
+        self.0.thread.is_none().then_some(&self.0.process)
+    }
+
     fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
         self.0.check_alive().map_err(|_| Errno::ENOENT)?;
         let entry = ENTRIES.iter().find(|(known, _)| known.as_bytes() == name);

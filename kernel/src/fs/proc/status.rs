@@ -252,6 +252,8 @@ pub(super) fn status(subject: &Subject, out: &mut Text) -> Result<()> {
         signals.blocked, signals.ignored, signals.caught
     );
     put_capabilities(process, out);
+    let gave_up = thread.is_some_and(|thread| thread.seccomp.no_new_privs());
+    writeln!(out, "NoNewPrivs:\t{}", u8::from(gave_up));
     let (mode, filters) = thread.map_or((0, 0), |thread| thread.seccomp.summary());
     writeln!(out, "Seccomp:\t{mode}\nSeccomp_filters:\t{filters}");
     let affinity = thread.map_or(u32::MAX, |thread| thread.sched.lock().affinity);
@@ -307,7 +309,7 @@ fn put_capabilities(process: &Process, out: &mut Text) {
     let c = process.credentials();
     writeln!(out, "CapInh:\t{:016x}\nCapPrm:\t{:016x}", c.inheritable, c.permitted);
     writeln!(out, "CapEff:\t{:016x}\nCapBnd:\t{:016x}", c.effective, c.bounding);
-    writeln!(out, "CapAmb:\t{:016x}\nNoNewPrivs:\t{}", c.ambient, u8::from(c.no_new_privs));
+    writeln!(out, "CapAmb:\t{:016x}", c.ambient);
 }
 
 fn put_affinity(affinity: u32, out: &mut Text) {

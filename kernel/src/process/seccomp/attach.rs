@@ -119,11 +119,12 @@ fn set_filter(flags: u64, address: u64) -> Result<u64> {
     if len == 0 || len > INSNS_MAX {
         return Err(Errno::EINVAL);
     }
-    let credentials = current().process.credentials();
-    if !credentials.no_new_privs && !credentials.has(raw::CAP_SYS_ADMIN) {
+    let thread = current();
+    let is_allowed =
+        thread.seccomp.no_new_privs() || thread.process.credentials().has(raw::CAP_SYS_ADMIN);
+    if !is_allowed {
         return Err(Errno::EACCES);
     }
-    drop(credentials);
     let insns = UserPtr::<UserInsn>::new(given.insns).read_many(len)?;
     let mut checked = alloc::vec::Vec::new();
     checked.try_reserve_exact(len).map_err(|_| Errno::ENOMEM)?;
@@ -181,6 +182,9 @@ fn attach(mut filter: Filter, flags: u64) -> Result<u64> {
     if flags & flag::TSYNC != 0 {
         for other in threads.iter().filter(|other| other.tid() != thread.tid()) {
             set(other, Mode::Filter(filter.clone()));
+            if thread.seccomp.no_new_privs() {
+                other.seccomp.set_no_new_privs();
+            }
         }
     }
     drop(threads);

@@ -13,7 +13,7 @@
 //! Locks: a process's `threads`, then a thread's mode.
 
 use alloc::sync::Arc;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use abi::ptrace as raw;
 use machine::seccomp::Filter as Code;
@@ -52,11 +52,30 @@ pub struct Seccomp {
     mode: SpinLock<Mode>,
     /// The thread's own copy, which its calls read without a lock.
     own: ThreadCell<Mode>,
+    /// No program that the thread executes gives it more rights, and so it may filter itself
+    /// (prctl(2), PR_SET_NO_NEW_PRIVS). Never cleared.
+    no_new_privs: AtomicBool,
+}
+
+impl Seccomp {
+    /// Whether the thread has given up new privileges.
+    pub fn no_new_privs(&self) -> bool {
+        self.no_new_privs.load(Ordering::Acquire)
+    }
+
+    /// The thread gives up new privileges, for good.
+    pub fn set_no_new_privs(&self) {
+        self.no_new_privs.store(true, Ordering::Release);
+    }
 }
 
 impl Default for Seccomp {
     fn default() -> Self {
-        Seccomp { mode: SpinLock::default(), own: ThreadCell::new(Mode::Disabled) }
+        Seccomp {
+            mode: SpinLock::default(),
+            own: ThreadCell::new(Mode::Disabled),
+            no_new_privs: AtomicBool::new(false),
+        }
     }
 }
 
@@ -156,12 +175,15 @@ fn with_own_mode<R>(f: impl FnOnce(&Mode) -> R) -> R {
     thread.seccomp.own.with(thread, f)
 }
 
-/// A new thread gets its maker's mode, before it can be seen or run; if it belongs to the same
+/// A new thread gets its maker's mode and no_new_privs, before it can be seen or run; if it belongs to the same
 /// process, under the lock of `threads`, so that no TSYNC passes by.
 pub fn inherit(parent: &Thread, child: &Thread) {
     let mode = parent.seccomp.mode();
     if !matches!(mode, Mode::Disabled) {
         set(child, mode);
+    }
+    if parent.seccomp.no_new_privs() {
+        child.seccomp.set_no_new_privs();
     }
 }
 
