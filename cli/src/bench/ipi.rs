@@ -54,8 +54,9 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         columns.push(Column { name: mode.to_owned(), figures });
     }
     if !args.no_linux && wants("linux") {
-        // On a loaded host Linux may fail to calibrate its clock, and hang: its column is missing
-        // then, and the others are not lost.
+        // On a loaded host Linux may fail to calibrate its clock, and hang; and the longer the load
+        // flips its keys, the likelier is an oops: with several threads QEMU raises an int3 that a
+        // patch has left a moment ago. Its column is missing then, and the others are not lost.
         match linux::find(args.linux.as_deref()).and_then(|found| on_linux(&found, time)) {
             Ok(figures) => columns.push(Column { name: "Linux".to_owned(), figures }),
             Err(error) => eprintln!("limen: without Linux: {error}"),
