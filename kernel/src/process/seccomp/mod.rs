@@ -175,8 +175,8 @@ fn with_own_mode<R>(f: impl FnOnce(&Mode) -> R) -> R {
     thread.seccomp.own.with(thread, f)
 }
 
-/// A new thread gets its maker's mode and no_new_privs, before it can be seen or run; if it belongs to the same
-/// process, under the lock of `threads`, so that no TSYNC passes by.
+/// A new thread gets its maker's mode and no_new_privs, before it can be seen or run; if it belongs
+/// to the same process, under the lock of `threads`, so that no TSYNC passes by.
 pub fn inherit(parent: &Thread, child: &Thread) {
     let mode = parent.seccomp.mode();
     if !matches!(mode, Mode::Disabled) {
