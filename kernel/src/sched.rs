@@ -436,8 +436,6 @@ fn take_next(cpu: usize) -> Arc<Thread> {
 fn take_from(from: usize, cpu: usize) -> Option<Arc<Thread>> {
     let state = CPUS.of(from);
     let mut queue = state.queue.lock();
-    let allowed =
-        |thread: &Arc<Thread>| thread.affinity_hint.load(Ordering::Relaxed) & 1 << cpu != 0;
     let going = current();
     let is_free = |thread: &Arc<Thread>| {
         !thread.task().is_on_cpu() || core::ptr::eq(Arc::as_ptr(thread), &*going)
@@ -445,11 +443,16 @@ fn take_from(from: usize, cpu: usize) -> Option<Arc<Thread>> {
     let (&key, _) = queue
         .queued
         .iter()
-        .find(|(_, thread)| (from == cpu || allowed(thread)) && is_free(thread))?;
+        .find(|(_, thread)| (from == cpu || may_run_on(thread, cpu)) && is_free(thread))?;
     let thread = queue.queued.remove(&key)?;
     queue.min_vruntime_ns = queue.min_vruntime_ns.max(key.0);
     state.queued.store(queue.queued.len() as u32, Ordering::SeqCst);
     Some(thread)
+}
+
+/// Whether the thread's affinity names CPU `cpu`.
+fn may_run_on(thread: &Thread, cpu: usize) -> bool {
+    thread.affinity_hint.load(Ordering::Relaxed) & 1 << cpu != 0
 }
 
 /// Lets others run if this thread's time is over. Long loops in the kernel call it.
@@ -575,8 +578,8 @@ pub fn idle_loop() -> ! {
 
 /// Whether another CPU has a thread to spare for CPU `cpu`.
 fn others_have_work(cpu: usize) -> bool {
-    let others = (0..cpu::cpu_count()).filter(|&other| other != cpu && !is_isolated(other));
-    others.into_iter().any(|other| can_spare(other, cpu))
+    let mut others = (0..cpu::cpu_count()).filter(|&other| other != cpu && !is_isolated(other));
+    others.any(|other| can_spare(other, cpu))
 }
 
 /// Whether CPU `from` has more to run than one thread, and some of it may run on CPU `cpu`.
@@ -584,7 +587,7 @@ fn can_spare(from: usize, cpu: usize) -> bool {
     let state = CPUS.of(from);
     // An idle CPU is about to run the first of its queue.
     let about_to_run = u32::from(state.idle.load(Ordering::SeqCst));
-    let may = |thread: &Arc<Thread>| thread.affinity_hint.load(Ordering::Relaxed) & 1 << cpu != 0;
+    let may = |thread: &Arc<Thread>| may_run_on(thread, cpu);
     state.queued.load(Ordering::SeqCst) > about_to_run
         && state.queue.lock().queued.values().any(may)
 }

@@ -219,15 +219,15 @@ fn note_free(buddy: &Buddy) {
     }
 }
 
-/// Takes a naturally aligned block of `2^order` frames for the kernel itself; contents undefined.
-/// Returns its frame number.
+/// Takes a naturally aligned block of `2^order` frames for the kernel itself, from what is kept for
+/// it if need be; contents undefined. Returns its frame number.
 pub(crate) fn alloc_block(order: usize) -> Option<u32> {
-    if order == 0 { alloc_one() } else { with_buddy(|buddy| buddy.alloc(order)) }
+    try_block(order).or_else(|| EMERGENCY.lock().alloc(order))
 }
 
-/// The same from what is kept for a call that has begun, when there is no other memory.
-pub(crate) fn alloc_emergency_block(order: usize) -> Option<u32> {
-    EMERGENCY.lock().alloc(order)
+/// The same for those who can do without: not from what is kept.
+pub(crate) fn try_block(order: usize) -> Option<u32> {
+    if order == 0 { alloc_one() } else { with_buddy(|buddy| buddy.alloc(order)) }
 }
 
 /// A counter for the owner of an allocated frame: the heap counts free objects of a slab with it.

@@ -105,9 +105,7 @@ fn refill(class: usize, list: &mut FreeList) {
     if list.count > 0 {
         return;
     }
-    let slab = frame::alloc_block(SLAB_ORDER);
-    let slab = slab.or_else(|| frame::alloc_emergency_block(SLAB_ORDER));
-    let Some(pfn) = slab else { return };
+    let Some(pfn) = frame::alloc_block(SLAB_ORDER) else { return };
     let slab_bytes = PAGE_SIZE << SLAB_ORDER;
     SLAB_BYTES.fetch_add(slab_bytes, Ordering::Relaxed);
     frame::owner_mark(pfn).store(0, Ordering::Relaxed);
@@ -123,13 +121,13 @@ fn alloc_large(layout: Layout) -> *mut u8 {
     let may_be_mapped = layout.align() <= PAGE_SIZE && size > PAGE_SIZE;
     let order = order_of(size).filter(|_| size < VMAP_BYTES || !may_be_mapped);
     let at_frame = |pfn| phys_to_virt(u64::from(pfn) << PAGE_SHIFT);
-    if let Some(pfn) = order.and_then(frame::alloc_block) {
+    if let Some(pfn) = order.and_then(frame::try_block) {
         return at_frame(pfn);
     }
     if may_be_mapped && let Ok(at) = vmap::alloc(size) {
         return at;
     }
-    order.and_then(frame::alloc_emergency_block).map_or(core::ptr::null_mut(), at_frame)
+    order.and_then(frame::alloc_block).map_or(core::ptr::null_mut(), at_frame)
 }
 
 // SAFETY: blocks come from the frame allocator or tile a slab of it, each is handed out once until

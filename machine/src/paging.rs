@@ -612,8 +612,7 @@ fn new_root() -> Option<u64> {
         copy_half(kernel_root(), root);
         return Some(root);
     }
-    let pair = frame::alloc_block(1).or_else(|| frame::alloc_emergency_block(1));
-    let root = u64::from(pair?) << PAGE_SHIFT;
+    let root = u64::from(frame::alloc_block(1)?) << PAGE_SHIFT;
     // SAFETY: the pair of frames is new.
     unsafe { core::ptr::write_bytes(phys_to_virt(root), 0, 2 * PAGE_SIZE) };
     copy_half(kernel_root(), root);

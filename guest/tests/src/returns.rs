@@ -291,7 +291,7 @@ fn from_interrupts() {
     catch_with(limen_returns_catch);
     on_signal(SIGUSR1, limen_returns_edit as *const () as usize, SA_SIGINFO, 0);
     let word = &shared()[0];
-    sc!(SYS_sched_setaffinity, 0, 8, &raw const FIRST_CPU).is(0);
+    pin(0).is(0);
     // 1: mov (%rbx), %ecx; jrcxz 1b; nop; int3
     let spin = landing() + 64;
     sc!(SYS_mprotect, landing(), 4096, PROT_READ | PROT_WRITE).is(0);
@@ -315,8 +315,6 @@ fn from_interrupts() {
         judge(&wanted, &seen);
     }
 }
-
-static FIRST_CPU: u64 = 1;
 
 /// The highest page that a program can have, with these last bytes; none if something is there.
 fn last_page(code: &[u8]) -> Option<u64> {

@@ -46,12 +46,6 @@ fn gs_of_kernel_view() -> u64 {
 const BASES: [u64; 6] =
     [0, 1, 0x1234_5678_9000, (1 << 47) - 1, 0xffff_8000_0000_0000, 0xffff_ffff_8100_0000];
 
-static FIRST_CPU: u64 = 1;
-
-fn pin() {
-    sc!(SYS_sched_setaffinity, 0, 8, &raw const FIRST_CPU).is(0);
-}
-
 static IN_HANDLER: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn note_gs(_: i32) {
@@ -62,7 +56,7 @@ fn gs_base_by_instruction() {
     if !has_fsgsbase() {
         return eprintln!("segments::gs_base_by_instruction: this CPU has no RDGSBASE");
     }
-    pin();
+    pin(0).is(0);
     on_signal(SIGUSR1, note_gs as *const () as usize, 0, 0);
     let me = pid();
     for base in BASES {
@@ -110,7 +104,7 @@ fn fs_base_by_instruction() {
     if !has_fsgsbase() {
         return eprintln!("segments::fs_base_by_instruction: this CPU has no RDFSBASE");
     }
-    pin();
+    pin(0).is(0);
     let child = fork(|| {
         for _ in 0..300 {
             sc!(SYS_sched_yield).is(0);
@@ -279,7 +273,7 @@ fn far_returns() {
 fn stack_selector_beside_interrupts() {
     // An interrupt leaves SS null in the kernel; a thread that then goes back by SYSRET must have
     // its own. The sibling does nothing but be interrupted.
-    pin();
+    pin(0).is(0);
     let word = &shared()[0];
     let child = fork(|| {
         while word.load(SeqCst) == 0 {
@@ -314,7 +308,7 @@ fn selectors() -> [u32; 4] {
 
 fn selectors_stay_private() {
     // What one process loads into DS, ES and GS is not seen by another, and it keeps it.
-    pin();
+    pin(0).is(0);
     assert_eq!(selectors(), [0; 4], "a new program's");
     let (r, w) = pipe();
     let child = fork(|| {

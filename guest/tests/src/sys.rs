@@ -261,6 +261,13 @@ pub fn until_at_least(w: &AtomicU32, value: u32) {
     until(|| w.load(SeqCst) >= value);
 }
 
+/// Lets this thread run on one CPU only.
+pub fn pin(cpu: usize) -> Res {
+    let mut mask = [0u64; 16];
+    mask[cpu / 64] = 1 << (cpu % 64);
+    sc!(SYS_sched_setaffinity, 0, 128, mask.as_ptr())
+}
+
 /// A fresh directory, removed by the runner when the test is over.
 pub fn dir() -> String {
     dir_in("/tmp")

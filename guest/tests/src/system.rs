@@ -27,12 +27,6 @@ fn cpus() -> Vec<usize> {
     (0..1024).filter(|i| mask[i / 64] >> (i % 64) & 1 == 1).collect()
 }
 
-fn pin(cpu: usize) -> Res {
-    let mut mask = [0u64; 16];
-    mask[cpu / 64] = 1 << (cpu % 64);
-    sc!(SYS_sched_setaffinity, 0, 128, mask.as_ptr())
-}
-
 fn affinity() {
     let all = cpus();
     assert!(!all.is_empty());

@@ -20,7 +20,7 @@ use alloc::sync::Arc;
 use abi::Result;
 
 use crate::fs::{File, FileOps};
-use crate::process::LIMIT_NOFILE;
+use crate::process::give_file;
 use crate::sched::current;
 use crate::time::TimeSpec;
 use crate::user::UserPtr;
@@ -30,16 +30,9 @@ pub fn init() {
     crate::fs::special::register_fifo(pipe::open_node);
 }
 
-/// Enters a new file into the current process: the lowest free descriptor. EMFILE.
-pub fn give(file: Arc<File>, close_on_exec: bool) -> Result<u64> {
-    let process = &current().process;
-    let limit = process.limit(LIMIT_NOFILE).min(usize::MAX as u64) as usize;
-    process.files().insert(file, close_on_exec, 0, limit).map(u64::from)
-}
-
 /// Enters a file without a name, with open(2)'s `flags`.
 pub fn give_ops(ops: Arc<dyn FileOps>, flags: u32, close_on_exec: bool) -> Result<u64> {
-    give(File::new(ops, flags, None), close_on_exec)
+    give_file(File::new(ops, flags, None), close_on_exec)
 }
 
 /// Enters two files and tells the program their numbers; all or nothing. Returns 0.
@@ -51,7 +44,7 @@ pub fn give_pair(
 ) -> Result<u64> {
     let process = &current().process;
     let files = process.files();
-    let limit = process.limit(LIMIT_NOFILE).min(usize::MAX as u64) as usize;
+    let limit = process.fd_limit();
     let a = files.insert(first, close_on_exec, 0, limit)?;
     let result = files.insert(second, close_on_exec, 0, limit).and_then(|b| {
         let told = tell(&[a as i32, b as i32]);

@@ -228,7 +228,7 @@ fn select(a: &Args, deadline: Option<Deadline>) -> Result<u64> {
     let process = &current().process;
     let files = process.files();
     // More bits than there can be descriptors are not looked at.
-    let most = process.limit(LIMIT_NOFILE).min(crate::fs::file::MAX_FDS as u64) as usize;
+    let most = process.fd_limit().min(crate::fs::file::MAX_FDS);
     let count = (count as usize).min(most.next_multiple_of(WORD_BITS));
     let mut sets =
         [BitSet::read(a.a1(), count)?, BitSet::read(a.a2(), count)?, BitSet::read(a.a3(), count)?];

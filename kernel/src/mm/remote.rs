@@ -15,16 +15,12 @@ impl Mm {
     /// Copies memory of the program out; returns how many bytes there were before the first page
     /// that does not exist or may not be read. EFAULT if there were none.
     pub fn read_remote(&self, address: u64, into: &mut [u8]) -> Result<usize> {
-        self.each_page(address, into.len(), false, |frame, offset, done, len| {
-            frame.read(offset, &mut into[done..done + len]);
-        })
+        self.each_page(address, into.len(), false, reader(into))
     }
 
     /// Copies into memory of the program; as [`Mm::read_remote`]. Only where the program may write.
     pub fn write_remote(&self, address: u64, from: &[u8]) -> Result<usize> {
-        self.each_page(address, from.len(), true, |frame, offset, done, len| {
-            frame.write(offset, &from[done..done + len]);
-        })
+        self.each_page(address, from.len(), true, writer(from))
     }
 
     /// How many of the `len` bytes from `address` on the program itself may read, or write. EFAULT
@@ -48,16 +44,12 @@ impl Mm {
 
     /// Copies memory out for a tracer; as [`Mm::read_remote`], whatever the program may read.
     pub fn peek(&self, address: u64, into: &mut [u8]) -> Result<usize> {
-        self.force(address, into.len(), false, |frame, offset, done, len| {
-            frame.read(offset, &mut into[done..done + len]);
-        })
+        self.force(address, into.len(), false, reader(into))
     }
 
     /// Copies into memory, as [`Mm::peek`]. EIO where it is shared and read-only.
     pub fn poke(&self, address: u64, from: &[u8]) -> Result<usize> {
-        self.force(address, from.len(), true, |frame, offset, done, len| {
-            frame.write(offset, &from[done..done + len]);
-        })
+        self.force(address, from.len(), true, writer(from))
     }
 
     fn each_page(
@@ -100,6 +92,16 @@ impl Mm {
             Ok(inner.table.lookup(page).ok_or(Errno::EFAULT)?.frame)
         })
     }
+}
+
+/// Copies parts of frames out: frame, offset in it, what was copied before, length.
+fn reader(into: &mut [u8]) -> impl FnMut(&Frame, usize, usize, usize) {
+    |frame, offset, done, len| frame.read(offset, &mut into[done..done + len])
+}
+
+/// Copies into parts of frames.
+fn writer(from: &[u8]) -> impl FnMut(&Frame, usize, usize, usize) {
+    |frame, offset, done, len| frame.write(offset, &from[done..done + len])
 }
 
 /// Calls `step` for each page of a range with the page's address, the offset in it, the bytes done

@@ -16,7 +16,6 @@ use machine::uaccess;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::fs::File;
-use crate::process::LIMIT_NOFILE;
 use crate::sched::current;
 use crate::user::{UserPtr, efault};
 
@@ -246,7 +245,7 @@ impl Writer {
         let room = (self.left.saturating_sub(HEADER_BYTES) / 4) as usize;
         let process = &current().process;
         let table = process.files();
-        let limit = process.limit(LIMIT_NOFILE).min(usize::MAX as u64) as usize;
+        let limit = process.fd_limit();
         let mut numbers = Vec::new();
         for file in files.0.iter().take(room) {
             match table.insert(file.clone(), close_on_exec, 0, limit) {

@@ -11,7 +11,8 @@ use super::control::{self, Control, Ucred, Writer};
 use super::{Kind, Outgoing, Socket, SocketFile, file_for, options, unix};
 use crate::fs::File;
 use crate::io::{IOV_MAX, Sink, Source, read_iovec};
-use crate::ipc::{file_at, give, give_pair};
+use crate::ipc::{file_at, give_pair};
+use crate::process::give_file;
 use crate::syscall::Args;
 use crate::time::{Deadline, TimeSpec, now_ns};
 use crate::user::UserPtr;
@@ -65,7 +66,7 @@ fn split_kind(kind: u32) -> Result<(u32, bool, bool)> {
 pub fn socket(a: &Args) -> Result<u64> {
     let (kind, close_on_exec, nonblocking) = split_kind(a.a1() as u32)?;
     let socket = super::create(a.a0() as u32, kind, a.a2() as u32)?;
-    give(file_for(socket, nonblocking), close_on_exec)
+    give_file(file_for(socket, nonblocking), close_on_exec)
 }
 
 /// socketpair(2).
@@ -136,7 +137,7 @@ fn accept_with(a: &Args, flags: u32) -> Result<u64> {
         // A peer that is gone already has no address; the connection is still given.
         peer.unwrap_or(Address::Unix(None)).write_with_len(a.a1(), a.a2())?;
     }
-    give(new, flags & SOCK_CLOEXEC != 0)
+    give_file(new, flags & SOCK_CLOEXEC != 0)
 }
 
 /// getsockname(2).

@@ -109,6 +109,12 @@ pub struct Thread {
     task: Task,
 }
 
+/// Enters a file into the running process: the lowest free descriptor. EMFILE.
+pub fn give_file(file: Arc<File>, close_on_exec: bool) -> Result<u64> {
+    let process = &current().process;
+    process.files().insert(file, close_on_exec, 0, process.fd_limit()).map(u64::from)
+}
+
 /// The open file behind a descriptor of the running process; EBADF.
 #[inline]
 pub fn own_file(fd: Fd) -> Result<Arc<File>> {
@@ -478,6 +484,11 @@ impl Process {
     /// The soft limit with this RLIMIT number.
     pub fn limit(&self, number: usize) -> u64 {
         self.limits.lock()[number].soft
+    }
+
+    /// RLIMIT_NOFILE: descriptors are below it.
+    pub fn fd_limit(&self) -> usize {
+        self.limit(LIMIT_NOFILE) as usize
     }
 
     /// Whether the program that runs is its own image of the process (a thread's view).

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
 
-use super::{Credentials, Process, find_process, find_thread};
+use super::{Credentials, Process, find_process, find_thread, give_file};
 use crate::fs::anon::AnonInode;
 use crate::fs::pseudo::PseudoInode;
 use crate::fs::{File, FileOps, FileType, Inode};
@@ -50,12 +50,10 @@ fn process_of_folder(file: &File) -> Result<Arc<Process>> {
 
 /// Gives the current process a descriptor for `process`. `flags`: O_NONBLOCK or 0.
 pub fn open_fd(process: &Arc<Process>, flags: u32) -> Result<u32> {
-    let own = &current().process;
     let inode = AnonInode::new(FileType::Regular, 0o600, "anon_inode:[pidfd]");
     let ops = Arc::new(PidFile { process: process.clone(), inode });
     let file = File::new(ops, flags | raw::O_RDWR, None);
-    let limit = own.limit(super::LIMIT_NOFILE);
-    own.files().insert(file, true, 0, usize::try_from(limit).unwrap_or(usize::MAX))
+    give_file(file, true).map(|fd| fd as u32)
 }
 
 /// pidfd_open(2).
@@ -109,7 +107,5 @@ pub fn pidfd_getfd(args: &Args) -> Result<u64> {
         return Err(Errno::ESRCH);
     }
     let file = process.files().get(args.a1() as u32)?;
-    let limit = own.limit(super::LIMIT_NOFILE);
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    own.files().insert(file, true, 0, limit).map(u64::from)
+    give_file(file, true)
 }

@@ -137,7 +137,7 @@ impl Master {
         let node = devpts::node(self.number).ok_or(Errno::EIO)?;
         let ops = open_program_side(&self.tty, node, flags)?;
         let file = File::new(ops, flags & !raw::O_CLOEXEC, None);
-        crate::ipc::give(file, flags & raw::O_CLOEXEC != 0)
+        crate::process::give_file(file, flags & raw::O_CLOEXEC != 0)
     }
 }
 

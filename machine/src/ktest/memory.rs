@@ -152,7 +152,7 @@ fn scattered() -> Result<(), String> {
     held.retain(|frame| is_odd(frame));
     // What was left in blocks goes too.
     let mut rest = Vec::new();
-    while let Some(block) = frame::alloc_block(1) {
+    while let Some(block) = frame::try_block(1) {
         rest.push(block);
     }
     let block: Vec<u8> = alloc::vec![7; 256 * 1024];

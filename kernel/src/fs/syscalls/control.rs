@@ -10,7 +10,6 @@ use super::{any_file, file};
 use crate::fs::locks::{self, Lock, Owner};
 use crate::fs::tmpfs::TmpInode;
 use crate::fs::{Fd, File, FileType};
-use crate::process::LIMIT_NOFILE;
 use crate::sched::current;
 use crate::syscall::Args;
 use crate::user::UserPtr;
@@ -74,11 +73,11 @@ pub fn fcntl(a: &Args) -> Result<u64> {
 
 fn duplicate(file: Arc<File>, from: u64, close_on_exec: bool) -> Result<u64> {
     let process = &current().process;
-    let limit = process.limit(LIMIT_NOFILE);
-    if from >= limit || from > i32::MAX as u64 {
+    let limit = process.fd_limit();
+    if from >= limit as u64 || from > i32::MAX as u64 {
         return Err(Errno::EINVAL);
     }
-    let fd = process.files().insert(file, close_on_exec, from as Fd, limit as usize)?;
+    let fd = process.files().insert(file, close_on_exec, from as Fd, limit)?;
     Ok(fd.into())
 }
 

@@ -4,11 +4,12 @@ use alloc::sync::Arc;
 
 use abi::{Errno, Result, general as raw};
 
-use super::{CWD, PathName, file, open::give_fd};
+use super::{CWD, PathName, file};
 use crate::fs::File;
 use crate::fs::inotify::Inotify;
 use crate::fs::path::{self, Context, walk};
 use crate::fs::permission::{self, READ};
+use crate::process::give_file;
 use crate::syscall::Args;
 
 /// inotify_init(2).
@@ -24,7 +25,7 @@ pub fn inotify_init1(a: &Args) -> Result<u64> {
 fn new_instance(flags: u32) -> Result<u64> {
     let instance = Inotify::new()?;
     let file = File::new(instance, raw::O_RDONLY | flags & raw::O_NONBLOCK, None);
-    give_fd(file, flags & raw::O_CLOEXEC != 0)
+    give_file(file, flags & raw::O_CLOEXEC != 0)
 }
 
 fn instance(file: &Arc<File>) -> Result<&Inotify> {

@@ -15,7 +15,7 @@ use crate::fs::open::{How, KNOWN_FLAGS, PATH_FLAGS, open as open_path};
 use crate::fs::path::{Context, Location, walk};
 use crate::fs::tmpfs::{Limits, TmpFs, TmpInode};
 use crate::fs::{Fd, File, Inode, SetAttributes};
-use crate::process::LIMIT_NOFILE;
+use crate::process::give_file;
 use crate::sched::current;
 use crate::syscall::Args;
 use crate::user::{UserPtr, read_c_string};
@@ -70,14 +70,7 @@ fn finish(dirfd: i32, path: &PathName, how: &How) -> Result<u64> {
     }
     let context = Context::current();
     let file = open_path(&context, dirfd, path.bytes(), how)?;
-    give_fd(file, flags & raw::O_CLOEXEC != 0)
-}
-
-/// The lowest free descriptor for a file.
-pub fn give_fd(file: Arc<File>, close_on_exec: bool) -> Result<u64> {
-    let process = &current().process;
-    let limit = process.limit(LIMIT_NOFILE) as usize;
-    process.files().insert(file, close_on_exec, 0, limit).map(u64::from)
+    give_file(file, flags & raw::O_CLOEXEC != 0)
 }
 
 /// openat2(2).
@@ -178,7 +171,7 @@ fn unshare_files(process: &crate::process::Process) -> Result<()> {
 
 /// dup(2).
 pub fn dup(a: &Args) -> Result<u64> {
-    give_fd(any_file(a.a0())?, false)
+    give_file(any_file(a.a0())?, false)
 }
 
 /// dup2(2).
@@ -204,8 +197,7 @@ fn dup_to(old: Fd, new: Fd, close_on_exec: bool) -> Result<u64> {
     let process = &current().process;
     let files = process.files();
     let file = files.get(old)?;
-    let limit = process.limit(LIMIT_NOFILE) as usize;
-    let replaced = files.replace(new, file, close_on_exec, limit)?;
+    let replaced = files.replace(new, file, close_on_exec, process.fd_limit())?;
     drop(replaced);
     Ok(new.into())
 }
@@ -240,7 +232,7 @@ pub fn memfd_create(a: &Args) -> Result<u64> {
     });
     let shown = [b"/memfd:", name.as_slice(), b" (deleted)"].concat();
     let file = open_nameless(inode, mount, &shown)?;
-    give_fd(file, flags & raw::MFD_CLOEXEC != 0)
+    give_file(file, flags & raw::MFD_CLOEXEC != 0)
 }
 
 fn open_nameless(inode: Arc<TmpInode>, mount: Arc<Mount>, shown: &[u8]) -> Result<Arc<File>> {

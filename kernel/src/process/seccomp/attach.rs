@@ -152,7 +152,7 @@ fn set_filter(flags: u64, address: u64) -> Result<u64> {
 fn attach_with_listener(mut filter: Filter, flags: u64) -> Result<u64> {
     let (listener, file) = Listener::new(flags & flag::WAIT_KILLABLE_RECV != 0);
     filter.listener = Some(listener);
-    let fd = crate::ipc::give(file, true)?;
+    let fd = crate::process::give_file(file, true)?;
     if let Err(error) = attach(filter, flags) {
         drop(current().process.files().remove(fd as u32));
         return Err(error);

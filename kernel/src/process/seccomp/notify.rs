@@ -22,7 +22,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::fs::{File, FileOps, FileType, Inode, anon::AnonInode};
 use crate::poll::{PollTable, events};
-use crate::process::{LIMIT_NOFILE, Pid, Process};
+use crate::process::{Pid, Process};
 use crate::sched::{Sleep, current};
 use crate::sync::{WaitError, WaitQueue};
 use crate::user::UserPtr;
@@ -311,7 +311,7 @@ impl ListenerFile {
         let file = current().process.files().get(wanted.source)?;
         let process = self.listener.state.lock().received(wanted.id)?.process.clone();
         let close_on_exec = wanted.open_flags & raw::O_CLOEXEC != 0;
-        let limit = usize::try_from(process.limit(LIMIT_NOFILE)).unwrap_or(usize::MAX);
+        let limit = process.fd_limit();
         let fd = match wanted.flags & ADD_AT {
             0 => process.files().insert(file, close_on_exec, 0, limit)?,
             _ => {
