@@ -23,7 +23,7 @@ use crate::base::sync::WaitQueue;
 use crate::mm::Mm;
 use crate::security::credentials::Credentials;
 use crate::vfs::file::Fd;
-use crate::vfs::{FdTable, File, path::Location};
+use crate::vfs::{FdTable, File, path::FsContext};
 
 pub mod elf;
 pub mod exec;
@@ -189,28 +189,6 @@ impl Thread {
         (if user { user_ns } else { kernel_ns }).fetch_add(ns, Ordering::Relaxed);
         if self.process.settings.watches_cpu_time.load(Ordering::Relaxed) {
             timers::cpu_tick(&self.process);
-        }
-    }
-}
-
-/// Working directory, root directory, umask (CLONE_FS shares them).
-pub struct FsContext {
-    /// Current directory.
-    pub cwd: SpinLock<Location>,
-    /// Root directory.
-    pub root: SpinLock<Location>,
-    /// File mode creation mask.
-    pub umask: AtomicU32,
-}
-
-impl FsContext {
-    /// A copy that later changes on either side do not affect.
-    #[must_use]
-    pub fn duplicate(&self) -> FsContext {
-        FsContext {
-            cwd: SpinLock::new(self.cwd.lock().clone()),
-            root: SpinLock::new(self.root.lock().clone()),
-            umask: AtomicU32::new(self.umask.load(Ordering::Relaxed)),
         }
     }
 }
