@@ -38,6 +38,7 @@ pub struct Left {
 }
 
 /// Registers that the world switches by itself.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extra {
     /// General registers; RAX and RSP are the save area's.

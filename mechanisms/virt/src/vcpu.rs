@@ -8,6 +8,7 @@
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
 use crate::cpuid::Table;
 use crate::event::Pending;
@@ -21,6 +22,7 @@ mod exits;
 mod msrs;
 
 use bus::Replay;
+pub use exits::is_valid_xcr0;
 
 /// Where a virtual CPU is in its life (the numbers are KVM's).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -204,6 +206,14 @@ enum Resume {
     Emulate { with_ports: bool },
 }
 
+/// Zeros on the heap that have not been on the stack. None without memory.
+fn zeros<T: Copy + Default, const N: usize>() -> Option<Box<[T; N]>> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(N).ok()?;
+    values.resize(N, T::default());
+    values.into_boxed_slice().try_into().ok()
+}
+
 /// See the module.
 pub struct Vcpu<H: Vmrun> {
     /// The hardware's part.
@@ -241,10 +251,10 @@ impl<H: Vmrun> Vcpu<H> {
             pending: Pending::default(),
             mp_state: MpState::Runnable,
             cpuid: Table::default(),
-            port_data: Box::new([0; PORT_BYTES]),
+            port_data: zeros()?,
             wants_window: false,
             exits_at_once: false,
-            msrs: Box::new([0; msr::PLAIN_COUNT]),
+            msrs: zeros()?,
             resume: Resume::Enter,
             replay: Replay::default(),
             writes,

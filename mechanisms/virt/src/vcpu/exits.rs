@@ -221,7 +221,7 @@ impl<H: Vmrun> Vcpu<H> {
 
 /// Whether XCR0 may be `value` where the components `allowed` exist.
 #[must_use]
-pub(super) fn is_valid_xcr0(value: u64, allowed: u64) -> bool {
+pub fn is_valid_xcr0(value: u64, allowed: u64) -> bool {
     const AVX512: u64 = 0xe0;
     let has = |bits: u64| value & bits == bits;
     value & !allowed == 0
