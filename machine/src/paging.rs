@@ -952,6 +952,12 @@ impl PageTable {
         Some(Mapping { frame: unsafe { Frame::clone_raw(pfn) }, prot: leaf_prot(entry) })
     }
 
+    /// Frame number and rights of the page at `va`, good while `&self` is held.
+    pub(crate) fn leaf(&self, va: u64) -> Option<(u32, Prot)> {
+        let entry = self.leaf_table(va)?.get(index(va, 0));
+        Some((leaf_pfn(entry)?, leaf_prot(entry)))
+    }
+
     /// Changes the rights of one mapped page. False if nothing is mapped there.
     pub fn set_prot(&mut self, va: u64, prot: Prot) -> bool {
         let Some(table) = self.leaf_table(va) else { return false };
