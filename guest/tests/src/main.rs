@@ -20,6 +20,7 @@ mod memory;
 mod pointers;
 mod processes;
 mod ptrace;
+mod races;
 mod regs;
 mod returns;
 mod seccomp;
@@ -45,6 +46,7 @@ const SUBJECTS: &[&[Test]] = &[
     returns::TESTS,
     segments::TESTS,
     files::TESTS,
+    races::TESTS,
     channels::TESTS,
     sockets::TESTS,
     time::TESTS,
