@@ -19,6 +19,7 @@ mod hogs;
 mod memory;
 mod pointers;
 mod processes;
+mod procfs;
 mod ptrace;
 mod races;
 mod regs;
@@ -47,6 +48,7 @@ const SUBJECTS: &[&[Test]] = &[
     segments::TESTS,
     files::TESTS,
     races::TESTS,
+    procfs::TESTS,
     channels::TESTS,
     sockets::TESTS,
     time::TESTS,

@@ -20,7 +20,7 @@ use super::signal::{LAST, ProcessSignals};
 use super::{FsContext, Pid, Process, Thread, allocate_pid, family, pidfd, work};
 use crate::ipc::sysv::undo;
 use crate::sched::{self, Sleep, current};
-use crate::sync::{WaitError, WaitQueue};
+use crate::sync::{Mutex, WaitError, WaitQueue};
 use crate::syscall::Args;
 use crate::user::UserPtr;
 
@@ -387,6 +387,7 @@ impl Process {
         Process {
             pid,
             mm: SpinLock::new(mm),
+            image: Mutex::new(()),
             files: SpinLock::new(files),
             files_generation: AtomicU32::new(0),
             fs: SpinLock::new(fs),

@@ -22,7 +22,7 @@ use crate::fs::file::Fd;
 use crate::fs::{FdTable, File, path::Location};
 use crate::mm::Mm;
 use crate::sched::{SchedEntity, current};
-use crate::sync::WaitQueue;
+use crate::sync::{Mutex, WaitQueue};
 
 pub mod capabilities;
 pub mod clock;
@@ -233,6 +233,9 @@ pub struct Process {
     pub pid: Pid,
     /// Its address space; exec replaces it. None once it has exited.
     pub mm: SpinLock<Option<Arc<Mm>>>,
+    /// Held while exec puts memory, program and credentials in place, and by whoever is let in by
+    /// the credentials to what came with them (`ptrace::access`).
+    pub image: Mutex<()>,
     /// Its descriptors; exec may unshare them.
     files: SpinLock<Arc<FdTable>>,
     /// Counts the replacements of `files`.

@@ -7,15 +7,13 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::Ordering;
 
-use abi::{Errno, Result, general as raw};
+use abi::{Errno, Result};
 
-use super::pidfd::may_inspect;
-use super::{Process, find_thread};
+use super::find_thread;
+use super::ptrace::access::{self, Ids};
 use crate::io::{IOV_MAX, IoVec, Sink, Source, read_iovec};
 use crate::mm::Mm;
-use crate::sched::current;
 use crate::syscall::Args;
 use crate::user::UserPtr;
 
@@ -60,19 +58,9 @@ fn arguments(a: &Args) -> Result<Arguments> {
         return Err(Errno::EINVAL);
     }
     let thread = find_thread(a.a0() as u32).ok_or(Errno::ESRCH)?;
-    let mm = memory_of(&thread.process)?;
+    let mm = access::memory(&thread.process, Ids::Real, Errno::EPERM)?;
+    let mm = mm.ok_or(Errno::ESRCH)?;
     Ok((local, remote, mm))
-}
-
-fn memory_of(process: &Arc<Process>) -> Result<Arc<Mm>> {
-    let own = &current().process;
-    let mm = process.mm.lock().clone().ok_or(Errno::ESRCH)?;
-    let credentials = own.credentials();
-    let may = Arc::ptr_eq(own, process)
-        || may_inspect(&credentials, &process.credentials())
-            && (!process.settings.not_dumpable.load(Ordering::Relaxed)
-                || credentials.has(raw::CAP_SYS_PTRACE));
-    if may { Ok(mm) } else { Err(Errno::EPERM) }
 }
 
 /// Calls `step` with pieces of the other side, until one is not done in full. What was copied
