@@ -9,9 +9,10 @@ use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
 
+use crate::base::sched::current;
 use crate::mm::Mm;
-use crate::process::{Credentials, Process};
-use crate::sched::current;
+use crate::process::Process;
+use crate::security::credentials::Credentials;
 
 /// By which of its ids the caller asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
