@@ -41,6 +41,13 @@ pub fn main(args: &[String]) -> bool {
             let two = on_signal(SIGUSR2, SIG_DFL, 0, 0).handler;
             word(1) == format!("{mask} {one} {two}")
         }
+        // Says by a descriptor that it is there.
+        "say-and-pause" => {
+            write(word(1).parse().unwrap(), b"2");
+            loop {
+                let _ = sc!(SYS_pause);
+            }
+        }
         "pause" => loop {
             let _ = sc!(SYS_pause);
         },

@@ -19,7 +19,9 @@ mod hogs;
 mod memory;
 mod pointers;
 mod processes;
+mod procfs;
 mod ptrace;
+mod races;
 mod regs;
 mod returns;
 mod seccomp;
@@ -45,6 +47,8 @@ const SUBJECTS: &[&[Test]] = &[
     returns::TESTS,
     segments::TESTS,
     files::TESTS,
+    races::TESTS,
+    procfs::TESTS,
     channels::TESTS,
     sockets::TESTS,
     time::TESTS,

@@ -128,10 +128,16 @@ fn become_image(
     let readable = image.program.file.as_ref().is_some_and(|file| {
         permission::check(file.ops().inode().as_ref(), permission::READ, &credentials).is_ok()
     });
+    let installing = process.image.lock();
     let old_mm = process.mm.lock().replace(image.mm.clone());
     machine::task::set_space(image.mm.space());
+    let old_program = core::mem::replace(&mut *process.program.lock(), Arc::new(image.program));
+    set_credentials(process, credentials, &old_credentials);
+    process.settings.not_dumpable.store(secure || !readable, Ordering::Relaxed);
+    drop(installing);
     exit::release_vfork_parent(process);
     drop(old_mm);
+    drop(old_program);
     close_on_exec(process);
     let handlers = process.handlers.lock().without_handlers();
     let old_handlers = core::mem::replace(&mut *process.handlers.lock(), Arc::new(handlers));
@@ -139,13 +145,9 @@ fn become_image(
     thread.signals.lock().alt_stack = Default::default();
     crate::process::timers::on_exec(process);
     *thread.name.lock() = image.name;
-    let old_program = core::mem::replace(&mut *process.program.lock(), Arc::new(image.program));
-    drop(old_program);
-    set_credentials(process, credentials, &old_credentials);
     process.settings.has_executed.store(true, Ordering::Relaxed);
     // A parent that asked for another signal asked for the old program's (clone(2)).
     process.exit_signal.store(raw::SIGCHLD, Ordering::Relaxed);
-    process.settings.not_dumpable.store(secure || !readable, Ordering::Relaxed);
     if secure {
         process.settings.parent_death_signal.store(0, Ordering::Relaxed);
     }

@@ -20,7 +20,7 @@ use super::signal::{LAST, ProcessSignals};
 use super::{Pid, Process, Thread, allocate_pid, family, pidfd, work};
 use crate::base::args::Args;
 use crate::base::sched::{self, Sleep, current};
-use crate::base::sync::{WaitError, WaitQueue};
+use crate::base::sync::{Mutex, WaitError, WaitQueue};
 use crate::base::user::UserPtr;
 use crate::ipc::sysv::undo;
 use crate::vfs::path::FsContext;
@@ -388,6 +388,7 @@ impl Process {
         Process {
             pid,
             mm: SpinLock::new(mm),
+            image: Mutex::new(()),
             files: SpinLock::new(files),
             files_generation: AtomicU32::new(0),
             fs: SpinLock::new(fs),

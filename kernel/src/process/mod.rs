@@ -19,7 +19,7 @@ use machine::sync::SpinLock;
 use machine::task::{Current, Schedulable, Task, ThreadCell};
 
 use crate::base::sched::{SchedEntity, current};
-use crate::base::sync::WaitQueue;
+use crate::base::sync::{Mutex, WaitQueue};
 use crate::mm::Mm;
 use crate::security::credentials::Credentials;
 use crate::vfs::file::Fd;
@@ -199,6 +199,9 @@ pub struct Process {
     pub pid: Pid,
     /// Its address space; exec replaces it. None once it has exited.
     pub mm: SpinLock<Option<Arc<Mm>>>,
+    /// Held while exec puts memory, program and credentials in place, and by whoever is let in by
+    /// the credentials to what came with them (`ptrace::access`).
+    pub image: Mutex<()>,
     /// Its descriptors; exec may unshare them.
     files: SpinLock<Arc<FdTable>>,
     /// Counts the replacements of `files`.
