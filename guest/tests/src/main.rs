@@ -16,6 +16,7 @@ mod fuzz;
 mod fuzz_args;
 mod harness;
 mod hogs;
+mod jobs;
 mod memory;
 mod pointers;
 mod processes;
@@ -34,12 +35,14 @@ mod system;
 mod sysv;
 mod threads;
 mod time;
+mod waits;
 
 use harness::{Outcome, Test};
 
 const SUBJECTS: &[&[Test]] = &[
     processes::TESTS,
     exec::TESTS,
+    jobs::TESTS,
     threads::TESTS,
     signals::TESTS,
     memory::TESTS,
@@ -52,6 +55,7 @@ const SUBJECTS: &[&[Test]] = &[
     channels::TESTS,
     sockets::TESTS,
     time::TESTS,
+    waits::TESTS,
     system::TESTS,
     sysv::TESTS,
     pointers::TESTS,

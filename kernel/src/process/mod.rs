@@ -60,6 +60,9 @@ pub mod work {
     pub const EXIT: u32 = 1 << 3;
     /// The thread has not run yet and has to write its id (CLONE_CHILD_SETTID).
     pub const CHILD_TID: u32 = 1 << 4;
+    /// A tracer that stopped the thread in the middle of a system call wants to see its end, which
+    /// it did not when the call began (PTRACE_SYSCALL at an event).
+    pub const SYSCALL_EXIT: u32 = 1 << 5;
 }
 
 /// A thread.
@@ -223,7 +226,7 @@ pub struct Process {
     /// Threads, of any process, that threads of this one trace.
     pub tracees: ptrace::Tracees,
     /// The thread that made this process.
-    pub maker_tid: AtomicU32,
+    pub creator_tid: AtomicU32,
     /// Process group and session.
     pub group: AtomicU32,
     /// See `group`.
@@ -381,6 +384,7 @@ fn take_over_first_tid() {
     let (old, pid) = (thread.tid(), thread.process.pid);
     if old != pid {
         ptrace::links::takes_over_tid(old, pid);
+        family::creator_renamed(&thread.process, old);
         let mut table = TABLE.lock();
         table.threads.remove(&old);
         table.threads.insert(pid, Arc::downgrade(&thread));
@@ -485,6 +489,10 @@ pub fn exit_work(regs: &mut entry::PtRegs, pending: u32) {
     }
     if pending & work::CHILD_TID != 0 {
         fork::first_run();
+    }
+    if pending & work::SYSCALL_EXIT != 0 {
+        thread.task().take_work(work::SYSCALL_EXIT);
+        ptrace::stop::after_syscall(regs);
     }
     if pending & work::RESCHEDULE != 0 {
         crate::base::sched::schedule();
