@@ -185,7 +185,7 @@ impl Mm {
     /// Unmaps everything: the last thread has left.
     pub fn clear(&self) {
         let mut inner = self.inner.lock();
-        inner.table.unmap(0, USER_END);
+        inner.table.unmap(0, USER_END, 0..u64::MAX);
         let vmas = core::mem::take(&mut inner.vmas);
         drop(inner);
         // Files that were mapped may be closed here.
@@ -206,7 +206,8 @@ impl Mm {
             let to = end.clamp(*page_offset, page_offset + pages) - page_offset;
             if from < to {
                 // Private copies stay on Linux too only until truncation: they go as well.
-                inner.table.unmap(start + from * PAGE, start + to * PAGE);
+                let (from, to) = (start + from * PAGE, start + to * PAGE);
+                inner.table.unmap(from, to, from..to);
             }
         }
     }
@@ -245,7 +246,7 @@ impl Mm {
         let mapped = |(&start, vma): (&u64, &Vma)| inner.table.count_mapped(start, vma.end);
         let pages: u64 = inner.vmas.iter().map(mapped).sum();
         // An area takes a twentieth of a page or so.
-        pages + inner.table.count_tables() + inner.vmas.len() as u64 / 20
+        pages + inner.table.tables() + inner.vmas.len() as u64 / 20
     }
 
     /// Resident pages now; also notes the peak.
@@ -335,8 +336,10 @@ impl MmInner {
         // Not by splitting and appending the rest: that would touch every area above.
         let removed: BTreeMap<u64, Vma> =
             self.vmas.extract_if(start..end.max(start), |_, _| true).collect();
-        for (&start, vma) in &removed {
-            self.table.unmap(start, vma.end);
+        if !removed.is_empty() {
+            let below = self.vmas.range(..start).next_back().map_or(0, |(_, vma)| vma.end);
+            let above = self.next_start(end).unwrap_or(u64::MAX);
+            self.table.unmap(start, end, below..above);
         }
         removed
     }

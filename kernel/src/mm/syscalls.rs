@@ -404,7 +404,7 @@ pub fn madvise(a: &Args) -> Result<u64> {
                         || advice == raw::MADV_FREE && vma.shared;
                     if refused { Err(Errno::EINVAL) } else { Ok(()) }
                 })?;
-                inner.table.unmap(start, end);
+                inner.table.unmap(start, end, start..end);
                 Ok::<(), Errno>(())
             })?;
         }

@@ -28,6 +28,8 @@ struct Sizes {
     stack: u64,
     library: u64,
     locked: u64,
+    /// What the page tables take.
+    tables: u64,
     peak_resident: u64,
     /// Start and end of the program's own code; of its data.
     code: (u64, u64),
@@ -43,6 +45,7 @@ fn sizes(process: &Process) -> Sizes {
             let resident = inner.table.count_mapped(start, vma.end);
             sizes.add(start, vma, resident);
         }
+        sizes.tables = inner.table.tables();
         sizes.brk_start = inner.layout.brk_start;
         sizes.stack_top = inner.layout.stack_top;
     });
@@ -296,7 +299,7 @@ fn put_memory(process: &Process, out: &mut Text) {
         ("VmStk", s.stack),
         ("VmExe", s.text),
         ("VmLib", s.library),
-        ("VmPTE", 0),
+        ("VmPTE", s.tables),
         ("VmSwap", 0),
         ("HugetlbPages", 0),
     ];
