@@ -16,6 +16,7 @@ mod fuzz;
 mod fuzz_args;
 mod harness;
 mod hogs;
+mod mappings;
 mod memory;
 mod pointers;
 mod processes;
@@ -41,6 +42,7 @@ const SUBJECTS: &[&[Test]] = &[
     threads::TESTS,
     signals::TESTS,
     memory::TESTS,
+    mappings::TESTS,
     entry::TESTS,
     returns::TESTS,
     segments::TESTS,

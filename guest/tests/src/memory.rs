@@ -777,7 +777,7 @@ fn policies_of_one_node() {
 }
 
 /// A number of a line of /proc/self/status or the like, such as VmPTE's.
-fn number_of(file: &str, name: &str) -> usize {
+pub fn number_of(file: &str, name: &str) -> usize {
     let text = std::fs::read_to_string(file).expect(file);
     let line = text.lines().find(|line| line.starts_with(&format!("{name}:")));
     let line = line.unwrap_or_else(|| panic!("no {name} in {file}"));

@@ -1,5 +1,5 @@
 //! Address spaces of programs: what is mapped where ([`vma`]), how pages get there ([`fault`]), and
-//! the calls that change it ([`syscalls`]). The contents of files are in [`page_cache`].
+//! the calls that change it ([`map`], [`protect`], [`remap`], [`advice`], [`lock`], [`syscalls`]). The contents of files are in [`page_cache`].
 //!
 //! One sleeping lock per address space guards the list of areas and the page table together. It is
 //! held while a page is read from a file, so a fault may sleep; nothing that holds it touches a
@@ -7,6 +7,7 @@
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
+use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result};
@@ -15,17 +16,22 @@ use machine::paging::{PageTable, USER_END};
 
 use crate::sync::Mutex;
 
+pub mod advice;
 pub mod attach;
 pub mod fault;
+pub mod lock;
+pub mod map;
 pub mod oom;
 pub mod page_cache;
 pub mod policy;
+pub mod protect;
+pub mod remap;
 pub mod remote;
 pub mod syscalls;
 pub mod vma;
 
 pub use fault::{kernel_page_fault, user_page_fault};
-pub use vma::{Backing, Vma};
+pub use vma::{Backing, Vma, VmaFlags};
 
 /// Bytes of a page, for arithmetic on addresses.
 pub const PAGE: u64 = PAGE_SIZE as u64;
@@ -97,8 +103,8 @@ pub struct MmInner {
     pub table: PageTable,
     /// See [`Layout`].
     pub layout: Layout,
-    /// Future mappings are locked (MCL_FUTURE).
-    pub lock_future: bool,
+    /// How future mappings are locked (MCL_FUTURE).
+    pub lock_future: VmaFlags,
 }
 
 /// An address space.
@@ -129,7 +135,7 @@ impl Mm {
             vmas: BTreeMap::new(),
             table,
             layout: Layout { mmap_top: USER_END, ..Layout::default() },
-            lock_future: false,
+            lock_future: VmaFlags::empty(),
         };
         Ok(Arc::new(Mm {
             inner: Mutex::new(inner),
@@ -154,17 +160,17 @@ impl Mm {
             let mut inner = child.inner.lock();
             inner.layout = parent.layout;
             for (&start, vma) in &parent.vmas {
-                if vma.dont_fork {
+                if vma.flags.contains(VmaFlags::DONT_FORK) {
                     continue;
                 }
                 if let Backing::File { cache, .. } = &vma.backing {
                     cache.add_mapper(&child);
                 }
                 let mut copy = vma.clone();
-                copy.locked = false;
+                copy.flags.remove(VmaFlags::LOCKED | VmaFlags::LOCK_ON_FAULT);
                 let (end, private) = (vma.end, !vma.shared);
                 inner.vmas.insert(start, copy);
-                if vma.wipe_on_fork {
+                if vma.flags.contains(VmaFlags::WIPE_ON_FORK) {
                     continue;
                 }
                 parent
@@ -217,7 +223,9 @@ impl Mm {
         let inner = self.inner.lock();
         inner.vmas.values().any(|vma| match &vma.backing {
             Backing::File { cache, .. } => {
-                vma.shared && vma.may_write && core::ptr::eq(Arc::as_ptr(cache), file)
+                vma.shared
+                    && vma.flags.contains(VmaFlags::MAY_WRITE)
+                    && core::ptr::eq(Arc::as_ptr(cache), file)
             }
             _ => false,
         })
@@ -285,14 +293,33 @@ impl MmInner {
     /// stack. ENOMEM if there is none.
     pub fn find_free(&self, hint: u64, len: u64) -> Result<u64> {
         let hint = hint & !(PAGE - 1);
-        if hint >= MMAP_MIN && hint.checked_add(len).is_some_and(|end| end <= USER_END) {
-            let end = hint + len;
-            let guard_ok = self.next_start(end).is_none_or(|next| next >= end);
-            if self.is_free(hint, end) && guard_ok {
-                return Ok(hint);
-            }
+        if hint >= MMAP_MIN
+            && hint.checked_add(len).is_some_and(|end| end <= USER_END)
+            && self.is_free_for_hint(hint, hint + len)
+        {
+            return Ok(hint);
         }
         self.find_free_below(self.layout.mmap_top, len)
+    }
+
+    /// Whether `[start, end)` is free, and leaves the room below a stack that it keeps free.
+    pub(super) fn is_free_for_hint(&self, start: u64, end: u64) -> bool {
+        let next = self.vmas.range(end..).next();
+        self.is_free(start, end) && next.is_none_or(|(&next, vma)| end <= guarded_start(next, vma))
+    }
+
+    /// Free space of `len` bytes as low as possible in `range`. ENOMEM if there is none.
+    pub(super) fn find_free_above(&self, range: Range<u64>, len: u64) -> Result<u64> {
+        let below = self.vmas.range(..range.start).next_back();
+        let mut from = below.map_or(range.start, |(_, vma)| vma.end.max(range.start));
+        for (&start, vma) in self.vmas.range(range.start..range.end) {
+            let gap_end = guarded_start(start, vma);
+            if gap_end >= from && gap_end - from >= len {
+                return Ok(from);
+            }
+            from = vma.end;
+        }
+        if range.end.saturating_sub(from) >= len { Ok(from) } else { Err(Errno::ENOMEM) }
     }
 
     /// Free space of `len` bytes as high as possible below `top`. ENOMEM if there is none.
@@ -302,7 +329,7 @@ impl MmInner {
             if vma.end <= gap_end && gap_end - vma.end >= len {
                 return Ok(gap_end - len);
             }
-            top = top.min(start.saturating_sub(if vma.grows_down { STACK_GUARD } else { 0 }));
+            top = top.min(guarded_start(start, vma));
         }
         if top >= MMAP_MIN && top - MMAP_MIN >= len {
             return Ok(top - len);
@@ -354,6 +381,15 @@ impl MmInner {
         Ok(())
     }
 
+    /// Joins what is alike in `[start, end]` and next to it.
+    pub(super) fn merge_within(&mut self, start: u64, end: u64) {
+        let mut from = start;
+        while let Some(at) = self.next_start(from).filter(|&at| at <= end) {
+            self.merge_around(at);
+            from = at + 1;
+        }
+    }
+
     /// Joins the area at `start` with its neighbours where they continue each other.
     pub fn merge_around(&mut self, start: u64) {
         let Some(vma) = self.vmas.get(&start) else { return };
@@ -377,6 +413,12 @@ impl MmInner {
             }
         }
     }
+}
+
+/// Where the room begins that an area at `start` keeps free below itself.
+fn guarded_start(start: u64, vma: &Vma) -> u64 {
+    let guard = if vma.flags.contains(VmaFlags::GROWS_DOWN) { STACK_GUARD } else { 0 };
+    start.saturating_sub(guard)
 }
 
 /// Free space kept below a stack that may still grow.

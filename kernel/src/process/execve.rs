@@ -17,6 +17,7 @@ use super::{Credentials, LIMIT_STACK, Process, exit, ptrace};
 use crate::fs::open::open_executable;
 use crate::fs::path::Context;
 use crate::fs::{File, permission};
+use crate::mm::map::READ_IMPLIES_EXEC;
 use crate::sched::current;
 use crate::syscall::Args;
 use crate::user::read_path;
@@ -57,6 +58,7 @@ fn execute(
     let environment = exec::read_strings(environment)?;
     let (credentials, secure) = next_credentials(&file, &context.credentials)?;
     let open = |path: &[u8]| open_executable(&context, raw::AT_FDCWD, path, 0);
+    let personality = process.settings.personality.load(Ordering::Relaxed);
     let image = exec::load(Request {
         path: visible_path(dirfd, path),
         file,
@@ -64,6 +66,7 @@ fn execute(
         environment,
         credentials: &credentials,
         secure,
+        randomize: secure || personality & ADDR_NO_RANDOMIZE == 0,
         stack_limit: process.limit(LIMIT_STACK),
         open: &open,
     });
@@ -78,6 +81,12 @@ fn execute(
     ptrace::stop::executed(regs, old_tid);
     Ok(0)
 }
+
+/// Personality: areas are where they always are.
+const ADDR_NO_RANDOMIZE: u32 = 0x004_0000;
+/// What a program with other rights than its caller does not inherit of its personality: also
+/// ADDR_COMPAT_LAYOUT and MMAP_PAGE_ZERO.
+const CLEARED_ON_SETID: u32 = READ_IMPLIES_EXEC | ADDR_NO_RANDOMIZE | 0x020_0000 | 0x010_0000;
 
 /// The path by which scripts reopen the file (execveat(2), NOTES).
 fn visible_path(dirfd: i32, path: Vec<u8>) -> Vec<u8> {
@@ -144,6 +153,8 @@ fn become_image(
     process.settings.has_executed.store(true, Ordering::Relaxed);
     // A parent that asked for another signal asked for the old program's (clone(2)).
     process.exit_signal.store(raw::SIGCHLD, Ordering::Relaxed);
+    let lost = READ_IMPLIES_EXEC | if secure { CLEARED_ON_SETID } else { 0 };
+    process.settings.personality.fetch_and(!lost, Ordering::Relaxed);
     process.settings.not_dumpable.store(secure || !readable, Ordering::Relaxed);
     if secure {
         process.settings.parent_death_signal.store(0, Ordering::Relaxed);

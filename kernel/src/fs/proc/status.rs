@@ -8,7 +8,7 @@ use abi::Result;
 use super::super::pseudo::Text;
 use super::process_dir::Subject;
 use super::system::{KB_PER_PAGE, NS_PER_TICK};
-use crate::mm::{Backing, PAGE, Vma};
+use crate::mm::{Backing, PAGE, Vma, VmaFlags};
 use crate::process::family::Life;
 use crate::process::{Process, Thread, UNLIMITED};
 use crate::sched::{RunState, Sleep};
@@ -59,7 +59,7 @@ impl Sizes {
         let pages = (vma.end - start) / PAGE;
         self.total += pages;
         self.resident += resident;
-        if vma.locked {
+        if vma.flags.contains(VmaFlags::LOCKED) {
             self.locked += pages;
         }
         let is_file = matches!(vma.backing, Backing::File { .. });
@@ -74,7 +74,7 @@ impl Sizes {
                 self.library += pages;
             }
         }
-        if vma.grows_down {
+        if vma.flags.contains(VmaFlags::GROWS_DOWN) {
             self.stack += pages;
         } else if vma.prot.write && !vma.shared {
             self.data += pages;
