@@ -11,9 +11,9 @@ use machine::entry::PageFault;
 
 use super::vma::VmaFlags;
 use super::{Backing, Mm, MmInner, PAGE, Vma};
+use crate::base::args::Args;
+use crate::base::sched::current;
 use crate::process::work;
-use crate::sched::current;
-use crate::syscall::Args;
 
 /// Pages brought in under one hold of the lock.
 const POPULATE_AT_ONCE: u64 = 64 * PAGE;
@@ -201,7 +201,7 @@ fn populate(mm: &Mm, start: u64, end: u64, write: bool) -> Result<()> {
             return Err(Errno::EINTR);
         }
         at = mm.with(|inner| inner.populate_part(at, end, write))?;
-        crate::sched::yield_if_needed();
+        crate::base::sched::yield_if_needed();
     }
     Ok(())
 }

@@ -6,9 +6,9 @@ use abi::{Errno, Result, general as raw};
 use super::map::page_range;
 use super::vma::VmaFlags;
 use super::{MmInner, PAGE};
+use crate::base::args::Args;
+use crate::base::sched::current;
 use crate::process::Process;
-use crate::sched::current;
-use crate::syscall::Args;
 
 const CAP_IPC_LOCK: u32 = 14;
 const MLOCK_ONFAULT: u64 = 1;

@@ -10,13 +10,13 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result, general as raw};
 use machine::paging::{Prot, USER_END};
 
-use super::page_cache::{MAX_FILE_SIZE, PageCache};
 use super::vma::VmaFlags;
 use super::{Backing, MMAP_MIN, Mm, MmInner, PAGE, Vma, lock};
-use crate::fs::File;
+use crate::base::args::Args;
+use crate::base::sched::current;
 use crate::process::{Process, UNLIMITED};
-use crate::sched::current;
-use crate::syscall::Args;
+use crate::vfs::File;
+use crate::vfs::page_cache::{MAX_FILE_SIZE, PageCache};
 
 /// Where mappings with MAP_32BIT lie, from the lowest address up.
 const MAP_32BIT: core::ops::Range<u64> = 1 << 30..1 << 31;
@@ -156,7 +156,7 @@ fn file_area(
     if flags & raw::MAP_GROWSDOWN != 0 {
         return Err(Errno::EINVAL);
     }
-    if crate::fs::dev::is_zero(&file) {
+    if crate::fs::devfs::is_zero(&file) {
         if shared {
             share_zeros(&mut vma, len);
         }

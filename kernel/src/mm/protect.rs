@@ -7,8 +7,8 @@ use machine::paging::Prot;
 use super::map::{page_range, prot_from_bits, read_implies_exec};
 use super::vma::VmaFlags;
 use super::{MmInner, PAGE, Vma};
-use crate::sched::current;
-use crate::syscall::Args;
+use crate::base::args::Args;
+use crate::base::sched::current;
 
 /// pkey_alloc(2): there are no keys. ENOSPC.
 pub fn pkey_alloc(a: &Args) -> Result<u64> {

@@ -9,9 +9,9 @@ use machine::paging::USER_END;
 use super::map::page_range;
 use super::vma::VmaFlags;
 use super::{Backing, MAX_MAP_COUNT, MMAP_MIN, MmInner, PAGE, Vma};
+use crate::base::args::Args;
+use crate::base::sched::current;
 use crate::process::{Process, UNLIMITED};
-use crate::sched::current;
-use crate::syscall::Args;
 
 /// What is asked for; lengths are whole pages.
 struct Request {
