@@ -15,7 +15,7 @@ use super::capabilities::after_exec;
 use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::read_path;
-use crate::mm::map::READ_IMPLIES_EXEC;
+use crate::calls::mm::map::READ_IMPLIES_EXEC;
 use crate::process::exec::{self, Image, Request};
 use crate::process::{LIMIT_STACK, Process, exit, ptrace};
 use crate::security::credentials::Credentials;

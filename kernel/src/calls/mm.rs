@@ -1,9 +1,15 @@
 //! The memory calls that are neither about one kind of change nor have a file of their own: brk(2),
-//! mincore(2), msync(2). The others are in [`crate::mm::map`], [`crate::mm::protect`], [`crate::mm::remap`],
-//! [`crate::mm::advice`] and [`crate::mm::lock`].
+//! mincore(2), msync(2). The others are in [`map`], [`protect`], [`remap`], [`advice`]
+//! and [`lock`].
 //!
 //! Areas that leave an address space may hold the last reference to a file, whose closing can sleep
 //! and take any lock; they are always dropped after the address space's lock is free.
+
+mod advice;
+mod lock;
+pub mod map;
+mod protect;
+mod remap;
 
 use abi::{Errno, Result, general as raw};
 use machine::frame::PAGE_SIZE;
@@ -12,13 +18,13 @@ use machine::paging::{Prot, USER_END};
 use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::UserPtr;
-pub use crate::mm::advice::madvise;
-pub use crate::mm::lock::{mlock, mlock2, mlockall, munlock, munlockall};
-use crate::mm::map::page_range;
-pub use crate::mm::map::{mmap, munmap};
-pub use crate::mm::protect::{mprotect, pkey_alloc, pkey_mprotect};
-pub use crate::mm::remap::mremap;
 use crate::mm::{Backing, PAGE, Vma, VmaFlags};
+pub use advice::madvise;
+pub use lock::{mlock, mlock2, mlockall, munlock, munlockall};
+use map::page_range;
+pub use map::{mmap, munmap};
+pub use protect::{mprotect, pkey_alloc, pkey_mprotect};
+pub use remap::mremap;
 
 /// brk(2): returns the new end of the heap, or the old one if it cannot be moved.
 pub fn brk(a: &Args) -> Result<u64> {
@@ -42,7 +48,7 @@ pub fn brk(a: &Args) -> Result<u64> {
             vma.name = Some("[heap]");
             vma.flags |= inner.lock_future;
             if vma.flags.contains(VmaFlags::LOCKED)
-                && !inner.may_lock_more(process, new_end - old_end)
+                && !inner.may_lock_more(process.lock_limit(), new_end - old_end)
             {
                 return Ok(old);
             }

@@ -196,7 +196,7 @@ impl MmInner {
             return Err(Errno::EFAULT);
         }
         let is_locked = vma.flags.contains(VmaFlags::LOCKED);
-        if is_locked && !self.may_lock_more(&current().process, start - page) {
+        if is_locked && !self.may_lock_more(current().process.lock_limit(), start - page) {
             return Err(Errno::EFAULT);
         }
         let below = self.vmas.range(..page).next_back().map_or(0, |(_, vma)| vma.end);

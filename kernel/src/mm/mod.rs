@@ -1,5 +1,5 @@
-//! Address spaces of programs: what is mapped where ([`vma`]), how pages get there ([`fault`]), and
-//! the calls that change it ([`map`], [`protect`], [`remap`], [`advice`], [`lock`], [`syscalls`]). The contents of files are in [`page_cache`].
+//! Address spaces of programs: what is mapped where ([`vma`]), how pages get there ([`fault`]), and what
+//! changes both. The calls are in `calls::mm`, the contents of files in `vfs::page_cache`.
 //!
 //! One sleeping lock per address space guards the list of areas and the page table together. It is
 //! held while a page is read from a file, so a fault may sleep; nothing that holds it touches a
@@ -16,14 +16,9 @@ use machine::paging::{PageTable, USER_END};
 
 use crate::base::sync::Mutex;
 
-pub mod advice;
 pub mod attach;
 pub mod fault;
-pub mod lock;
-pub mod map;
 pub mod oom;
-pub mod protect;
-pub mod remap;
 pub mod remote;
 pub mod vdso;
 pub mod vma;
@@ -301,13 +296,13 @@ impl MmInner {
     }
 
     /// Whether `[start, end)` is free, and leaves the room below a stack that it keeps free.
-    pub(super) fn is_free_for_hint(&self, start: u64, end: u64) -> bool {
+    pub fn is_free_for_hint(&self, start: u64, end: u64) -> bool {
         let next = self.vmas.range(end..).next();
         self.is_free(start, end) && next.is_none_or(|(&next, vma)| end <= guarded_start(next, vma))
     }
 
     /// Free space of `len` bytes as low as possible in `range`. ENOMEM if there is none.
-    pub(super) fn find_free_above(&self, range: Range<u64>, len: u64) -> Result<u64> {
+    pub fn find_free_above(&self, range: Range<u64>, len: u64) -> Result<u64> {
         let below = self.vmas.range(..range.start).next_back();
         let mut from = below.map_or(range.start, |(_, vma)| vma.end.max(range.start));
         for (&start, vma) in self.vmas.range(range.start..range.end) {
@@ -333,6 +328,18 @@ impl MmInner {
             return Ok(top - len);
         }
         Err(Errno::ENOMEM)
+    }
+
+    /// Whether `more` bytes may be locked beside those that are, `limit` bytes in all.
+    pub fn may_lock_more(&self, limit: u64, more: u64) -> bool {
+        limit == u64::MAX || self.locked_bytes(0, u64::MAX).saturating_add(more) <= limit
+    }
+
+    /// Bytes of locked areas in `[start, end)`.
+    pub fn locked_bytes(&self, start: u64, end: u64) -> u64 {
+        let areas = self.vmas.range(..end).rev().take_while(|(_, vma)| vma.end > start);
+        let locked = areas.filter(|(_, vma)| vma.flags.contains(VmaFlags::LOCKED));
+        locked.map(|(&from, vma)| vma.end.min(end) - from.max(start)).sum()
     }
 
     fn next_start(&self, from: u64) -> Option<u64> {
@@ -380,7 +387,7 @@ impl MmInner {
     }
 
     /// Joins what is alike in `[start, end]` and next to it.
-    pub(super) fn merge_within(&mut self, start: u64, end: u64) {
+    pub fn merge_within(&mut self, start: u64, end: u64) {
         let mut from = start;
         while let Some(at) = self.next_start(from).filter(|&at| at <= end) {
             self.merge_around(at);

@@ -5,10 +5,9 @@ use abi::{Errno, Result, general as raw};
 use machine::paging::Prot;
 
 use super::map::{page_range, prot_from_bits, read_implies_exec};
-use super::vma::VmaFlags;
-use super::{MmInner, PAGE, Vma};
 use crate::base::args::Args;
 use crate::base::sched::current;
+use crate::mm::{MmInner, PAGE, Vma, VmaFlags};
 
 /// pkey_alloc(2): there are no keys. ENOSPC.
 pub fn pkey_alloc(a: &Args) -> Result<u64> {

@@ -9,10 +9,9 @@ use alloc::vec::Vec;
 use abi::{Errno, Result, general as raw};
 use machine::entry::PageFault;
 
-use super::vma::VmaFlags;
-use super::{Backing, Mm, MmInner, PAGE, Vma};
 use crate::base::args::Args;
 use crate::base::sched::current;
+use crate::mm::{Backing, Mm, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::work;
 
 /// Pages brought in under one hold of the lock.

@@ -10,10 +10,10 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result, general as raw};
 use machine::paging::{Prot, USER_END};
 
-use super::vma::VmaFlags;
-use super::{Backing, MMAP_MIN, Mm, MmInner, PAGE, Vma, lock};
+use super::lock;
 use crate::base::args::Args;
 use crate::base::sched::current;
+use crate::mm::{Backing, MMAP_MIN, Mm, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::{Process, UNLIMITED};
 use crate::vfs::File;
 use crate::vfs::page_cache::{MAX_FILE_SIZE, PageCache};
@@ -183,7 +183,7 @@ fn map_area(
     flags: u32,
     mut vma: Vma,
 ) -> Result<u64> {
-    super::check_reserve()?;
+    crate::mm::check_reserve()?;
     let wants_lock = flags & raw::MAP_LOCKED != 0;
     if wants_lock && !lock::may_lock(process) {
         return Err(Errno::EPERM);
@@ -197,7 +197,7 @@ fn map_area(
         } else if !vma.flags.contains(VmaFlags::DROPPABLE) {
             vma.flags |= inner.lock_future;
         }
-        if vma.flags.contains(VmaFlags::LOCKED) && !inner.may_lock_more(process, len) {
+        if vma.flags.contains(VmaFlags::LOCKED) && !inner.may_lock_more(process.lock_limit(), len) {
             return Err(Errno::EAGAIN);
         }
         let start = match place {

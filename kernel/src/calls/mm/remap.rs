@@ -7,10 +7,9 @@ use abi::{Errno, Result, general as raw};
 use machine::paging::USER_END;
 
 use super::map::page_range;
-use super::vma::VmaFlags;
-use super::{Backing, MAX_MAP_COUNT, MMAP_MIN, MmInner, PAGE, Vma};
 use crate::base::args::Args;
 use crate::base::sched::current;
+use crate::mm::{Backing, MAX_MAP_COUNT, MMAP_MIN, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::{Process, UNLIMITED};
 
 /// What is asked for; lengths are whole pages.
@@ -122,7 +121,7 @@ impl MmInner {
             return Err(Errno::EFAULT);
         }
         let more = new_len - old_len;
-        if vma.flags.contains(VmaFlags::LOCKED) && !self.may_lock_more(process, more) {
+        if vma.flags.contains(VmaFlags::LOCKED) && !self.may_lock_more(process.lock_limit(), more) {
             return Err(Errno::EAGAIN);
         }
         let limit = process.limit(raw::RLIMIT_AS as usize);

@@ -4,43 +4,20 @@
 use abi::{Errno, Result, general as raw};
 
 use super::map::page_range;
-use super::vma::VmaFlags;
-use super::{MmInner, PAGE};
 use crate::base::args::Args;
 use crate::base::sched::current;
+use crate::mm::{MmInner, PAGE, VmaFlags};
 use crate::process::Process;
 
-const CAP_IPC_LOCK: u32 = 14;
 const MLOCK_ONFAULT: u64 = 1;
 const BOTH: VmaFlags = VmaFlags::LOCKED.union(VmaFlags::LOCK_ON_FAULT);
 
-fn is_privileged(process: &Process) -> bool {
-    process.credentials().has(CAP_IPC_LOCK)
-}
-
-fn limit(process: &Process) -> u64 {
-    process.limit(raw::RLIMIT_MEMLOCK as usize)
-}
-
 /// Whether the process may lock memory at all.
 pub(super) fn may_lock(process: &Process) -> bool {
-    limit(process) != 0 || is_privileged(process)
+    process.lock_limit() != 0
 }
 
 impl MmInner {
-    /// Whether `more` bytes may be locked beside those that are.
-    pub(super) fn may_lock_more(&self, process: &Process, more: u64) -> bool {
-        let fits = |limit: u64| self.locked_bytes(0, u64::MAX).saturating_add(more) <= limit;
-        is_privileged(process) || fits(limit(process) & !(PAGE - 1))
-    }
-
-    /// Bytes of locked areas in `[start, end)`.
-    fn locked_bytes(&self, start: u64, end: u64) -> u64 {
-        let areas = self.vmas.range(..end).rev().take_while(|(_, vma)| vma.end > start);
-        let locked = areas.filter(|(_, vma)| vma.flags.contains(VmaFlags::LOCKED));
-        locked.map(|(&from, vma)| vma.end.min(end) - from.max(start)).sum()
-    }
-
     /// Brings in what was added to the area that contains `at`, if it is locked.
     pub(super) fn populate_locked(&mut self, at: u64) {
         if let Some((_, vma)) = self.find(at)
@@ -95,7 +72,7 @@ fn lock_range(start: u64, len: u64, flags: VmaFlags) -> Result<u64> {
             return Ok(0);
         }
         let again = inner.locked_bytes(first, end);
-        if !inner.may_lock_more(process, (end - first) - again) {
+        if !inner.may_lock_more(process.lock_limit(), (end - first) - again) {
             return Err(Errno::ENOMEM);
         }
         inner.set_locked(first, end, flags)?;
@@ -145,8 +122,7 @@ pub fn mlockall(a: &Args) -> Result<u64> {
     }
     let locked = if has(raw::MCL_ONFAULT) { BOTH } else { VmaFlags::LOCKED };
     process.mm()?.with(|inner| {
-        let fits = inner.total_bytes() <= limit(process) || is_privileged(process);
-        if now && !fits {
+        if now && inner.total_bytes() > process.lock_limit() {
             return Err(Errno::ENOMEM);
         }
         inner.lock_future = if future { locked } else { VmaFlags::empty() };
