@@ -17,6 +17,7 @@ mod fuzz_args;
 mod harness;
 mod hogs;
 mod jobs;
+mod mappings;
 mod memory;
 mod pointers;
 mod processes;
@@ -46,6 +47,7 @@ const SUBJECTS: &[&[Test]] = &[
     threads::TESTS,
     signals::TESTS,
     memory::TESTS,
+    mappings::TESTS,
     entry::TESTS,
     returns::TESTS,
     segments::TESTS,

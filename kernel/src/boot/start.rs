@@ -123,6 +123,7 @@ fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<F
             environment: config.env.clone(),
             credentials: &credentials,
             secure: false,
+            randomize: true,
             stack_limit: default_limits()[LIMIT_STACK].soft,
             open: &open,
         })

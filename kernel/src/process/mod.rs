@@ -459,6 +459,15 @@ impl Process {
         self.limits.lock()[number].soft
     }
 
+    /// Most bytes of memory that may be locked (mlock(2)), whole pages; `u64::MAX`: no limit.
+    pub fn lock_limit(&self) -> u64 {
+        const CAP_IPC_LOCK: u32 = 14;
+        if self.credentials().has(CAP_IPC_LOCK) {
+            return u64::MAX;
+        }
+        self.limit(abi::general::RLIMIT_MEMLOCK as usize) & !(crate::mm::PAGE - 1)
+    }
+
     /// RLIMIT_NOFILE: descriptors are below it.
     pub fn fd_limit(&self) -> usize {
         self.limit(LIMIT_NOFILE) as usize
