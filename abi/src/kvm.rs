@@ -209,7 +209,7 @@ macro_rules! layouts {
         const _: () = assert!(size_of::<$name>() == $size);
         impl Default for $name {
             fn default() -> Self {
-                <$name as FromBytes>::new_zeroed()
+                zerocopy::FromZeros::new_zeroed()
             }
         }
     )*};

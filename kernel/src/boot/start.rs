@@ -95,6 +95,7 @@ fn try_prepare() -> core::result::Result<First, Failure> {
     let _ = crate::base::identity::set_hostname(&config.hostname);
     crate::ipc::init();
     crate::tty::init();
+    crate::kvm::register();
     let root = mount_root(config)?;
     mount_standard(&root)?;
     for share in &config.rw_mounts {

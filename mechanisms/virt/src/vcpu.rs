@@ -141,6 +141,9 @@ pub trait Host {
     fn is_boot_cpu(&self) -> bool;
     /// The host's time-stamp counter.
     fn tsc(&self) -> u64;
+    /// What to add to it so that the guest reads `value` now. VMMs set all CPUs to the same value
+    /// one after the other, and mean that they agree.
+    fn tsc_offset(&mut self, value: u64, by_guest: bool) -> u64;
     /// XCR0 bits the guest may set.
     fn xcr0_allowed(&self) -> u64;
 }

@@ -46,7 +46,7 @@ impl<H: Vmrun> Vcpu<H> {
         match number {
             msr::EFER => self.write_efer(value, by_guest),
             msr::TSC => {
-                *self.hardware.tsc_offset() = value.wrapping_sub(host.tsc());
+                *self.hardware.tsc_offset() = host.tsc_offset(value, by_guest);
                 true
             }
             _ => {
