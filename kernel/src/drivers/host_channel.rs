@@ -10,7 +10,7 @@ use abi::Result;
 use formats::control::{LineBuffer, ToGuest};
 
 use super::console::{Console, console};
-use crate::io::Sink;
+use crate::base::io::Sink;
 
 /// Who wants to know. Called by the channel's own thread, which may sleep.
 pub trait Listener: Send + Sync {

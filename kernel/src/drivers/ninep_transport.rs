@@ -20,10 +20,10 @@ use formats::ninep::HEADER_BYTES;
 use machine::sync::{Once, SpinLock};
 use machine::virtio::{self, Buffers, Device, DeviceError, Kind, Queue, SubmitError};
 
+use crate::base::sched::Sleep;
+use crate::base::sync::{Token, WaitQueue, Wake};
+use crate::base::time::{Deadline, NS_PER_SEC};
 use crate::fs::ninep::Transport;
-use crate::sched::Sleep;
-use crate::sync::{Token, WaitQueue, Wake};
-use crate::time::{Deadline, NS_PER_SEC};
 
 const FEATURE_MOUNT_TAG: u64 = 1;
 const CONFIG_TAG_LEN: usize = 0;

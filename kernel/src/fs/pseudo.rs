@@ -17,13 +17,13 @@ use core::fmt;
 use abi::{Errno, Result};
 use machine::sync::Once;
 
-use super::path::Location;
-use super::{
+use crate::base::io::{Sink, Source};
+use crate::base::sync::Mutex;
+use crate::process::Process;
+use crate::vfs::path::Location;
+use crate::vfs::{
     DirEntry, File, FileOps, FileSystem, FileType, Inode, Metadata, SetAttributes, Statistics,
 };
-use crate::io::{Sink, Source};
-use crate::process::Process;
-use crate::sync::Mutex;
 
 /// Most bytes one write to such a file takes.
 const WRITE_MAX: usize = 4096;
@@ -228,9 +228,9 @@ impl PseudoFs {
             me: me.clone(),
             name,
             magic,
-            device: super::anonymous_device(),
+            device: crate::vfs::anonymous_device(),
             caches_names,
-            boot_ns: crate::time::realtime_ns() as i64,
+            boot_ns: crate::base::time::realtime_ns() as i64,
             root: Once::new(),
         });
         let root = PseudoInode::new(&fs, 1, 0o555, (0, 0), Body::Directory(root));
@@ -356,7 +356,7 @@ impl Inode for PseudoInode {
         }
     }
 
-    fn create(&self, _: &[u8], _: &super::NewObject<'_>) -> Result<Arc<dyn Inode>> {
+    fn create(&self, _: &[u8], _: &crate::vfs::NewObject<'_>) -> Result<Arc<dyn Inode>> {
         Err(Errno::ENOENT)
     }
 

@@ -20,13 +20,13 @@ use abi::{Errno, Result, general as raw};
 use machine::sync::{Once, SpinLock};
 
 use super::ring::PageRing;
-use crate::fs::anon::{AnonInode, Reopen};
-use crate::fs::{File, FileOps, FileType, Inode};
-use crate::io::{Sink, Source};
-use crate::poll::{PollTable, events};
-use crate::sync::{Mutex, WaitQueue};
-use crate::syscall::Args;
-use crate::user::UserPtr;
+use crate::base::args::Args;
+use crate::base::io::{Sink, Source};
+use crate::base::poll::{PollTable, events};
+use crate::base::sync::{Mutex, WaitQueue};
+use crate::base::user::UserPtr;
+use crate::vfs::anon::{AnonInode, Reopen};
+use crate::vfs::{File, FileOps, FileType, Inode};
 
 /// Writes up to this many bytes are not mixed with others (limits.h).
 pub const PIPE_BUF: usize = 4096;

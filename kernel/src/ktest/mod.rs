@@ -26,12 +26,14 @@ const LIST: &str = "?";
 /// Whether the command line asks for tests.
 pub(crate) fn is_wanted() -> bool {
     let line = machine::boot::info().command_line;
-    crate::params::has_flag(line, "ktest") || crate::params::find(line, "ktest").is_some()
+    crate::base::params::has_flag(line, "ktest")
+        || crate::base::params::find(line, "ktest").is_some()
 }
 
 /// Runs the tests and ends the machine.
 pub(crate) fn run() -> ! {
-    let filter = crate::params::find(machine::boot::info().command_line, "ktest").unwrap_or("");
+    let filter =
+        crate::base::params::find(machine::boot::info().command_line, "ktest").unwrap_or("");
     let (mut passed, mut failed) = (0, 0);
     let suites = machine::ktest::TESTS.iter().chain(SUITES);
     for test in suites.flat_map(|suite| suite.iter()) {

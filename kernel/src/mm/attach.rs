@@ -7,11 +7,11 @@ use alloc::vec::Vec;
 use abi::{Errno, Result, general as raw};
 use machine::paging::{Prot, USER_END};
 
-use super::page_cache::PageCache;
 use super::{Backing, MMAP_MIN, MmInner, PAGE, Vma};
-use crate::fs::File;
+use crate::base::sched::current;
 use crate::process::UNLIMITED;
-use crate::sched::current;
+use crate::vfs::File;
+use crate::vfs::page_cache::PageCache;
 
 /// A mapping that is wanted.
 pub struct Attachment {

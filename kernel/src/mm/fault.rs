@@ -13,8 +13,8 @@ use machine::paging::Prot;
 use machine::sync::Once;
 
 use super::{Backing, Mm, MmInner, PAGE, STACK_GUARD, Vma, alloc_zeroed};
+use crate::base::sched::current;
 use crate::process::LIMIT_STACK;
-use crate::sched::current;
 
 /// Pages of a file that are mapped together with the one that faulted, if they are in memory.
 const FAULT_AROUND: u64 = 16;
@@ -32,7 +32,7 @@ pub fn user_page_fault(fault: PageFault) -> Result<()> {
 
 /// A fault of the kernel on behalf of the running program. Whether to try again.
 pub fn kernel_page_fault(fault: PageFault) -> bool {
-    crate::sched::has_current() && user_page_fault(fault).is_ok()
+    crate::base::sched::has_current() && user_page_fault(fault).is_ok()
 }
 
 static ZERO_PAGE: Once<Frame> = Once::new();
@@ -164,7 +164,7 @@ impl MmInner {
         page: u64,
         start: u64,
         vma: &Vma,
-        cache: &Arc<super::page_cache::PageCache>,
+        cache: &Arc<crate::vfs::page_cache::PageCache>,
         page_offset: u64,
     ) {
         let first = (page & !(FAULT_AROUND * PAGE - 1)).max(start);

@@ -13,15 +13,13 @@ use abi::{Errno, Result};
 use machine::frame::{Frame, PAGE_SIZE};
 use machine::paging::{PageTable, USER_END};
 
-use crate::sync::Mutex;
+use crate::base::sync::Mutex;
 
 pub mod attach;
 pub mod fault;
 pub mod oom;
-pub mod page_cache;
-pub mod policy;
 pub mod remote;
-pub mod syscalls;
+pub mod vdso;
 pub mod vma;
 
 pub use fault::{kernel_page_fault, user_page_fault};
@@ -56,7 +54,7 @@ fn make_room() -> Result<()> {
 
 /// Gives back what is only kept because it may be used again.
 fn reclaim() {
-    page_cache::reclaim_all();
+    crate::vfs::page_cache::reclaim_all();
     if machine::frame::is_short() {
         while machine::stack::trim_stacks() > 0 {}
         machine::trim_heap();
@@ -72,7 +70,7 @@ pub fn check_room_for_files() -> Result<()> {
 
 #[cold]
 fn make_room_for_files() -> Result<()> {
-    page_cache::reclaim_all();
+    crate::vfs::page_cache::reclaim_all();
     if machine::frame::is_low() { Err(Errno::ENOSPC) } else { Ok(()) }
 }
 
@@ -193,7 +191,7 @@ impl Mm {
     }
 
     /// Unmaps pages `[first, end)` of a file wherever this space maps them: it was truncated.
-    pub fn unmap_file_pages(&self, file: &page_cache::PageCache, first: u64, end: u64) {
+    pub fn unmap_file_pages(&self, file: &crate::vfs::page_cache::PageCache, first: u64, end: u64) {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
         for (&start, vma) in &inner.vmas {
@@ -212,7 +210,7 @@ impl Mm {
     }
 
     /// Whether an area shares `file` and is or may become writable.
-    pub fn may_write_file(&self, file: &page_cache::PageCache) -> bool {
+    pub fn may_write_file(&self, file: &crate::vfs::page_cache::PageCache) -> bool {
         let inner = self.inner.lock();
         inner.vmas.values().any(|vma| match &vma.backing {
             Backing::File { cache, .. } => {

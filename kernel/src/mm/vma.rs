@@ -6,8 +6,8 @@ use machine::frame::Frame;
 use machine::paging::Prot;
 
 use super::PAGE;
-use super::page_cache::PageCache;
-use crate::fs::File;
+use crate::vfs::File;
+use crate::vfs::page_cache::PageCache;
 
 /// Where the pages of an area come from.
 #[derive(Clone)]

@@ -8,8 +8,8 @@ use machine::uaccess;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{BUFFER_DEFAULT, Common, RECEIVE_BUFFER_MIN, SEND_BUFFER_MIN, Socket};
-use crate::time::NS_PER_SEC;
-use crate::user::{UserPtr, efault};
+use crate::base::time::NS_PER_SEC;
+use crate::base::user::{UserPtr, efault};
 
 /// Largest buffer a program may ask for, bytes (net.core.wmem_max, doubled).
 const BUFFER_MAX: usize = 2 * BUFFER_DEFAULT;

@@ -13,10 +13,10 @@ use formats::elf::{Header, Image, Pages, Segment};
 use machine::entry::PageFault;
 use machine::paging::{Prot, USER_END};
 
-use crate::fs::File;
-use crate::io::Sink;
-use crate::mm::page_cache::PageCache;
+use crate::base::io::Sink;
 use crate::mm::{Backing, MMAP_MIN, Mm, PAGE, Vma};
+use crate::vfs::File;
+use crate::vfs::page_cache::PageCache;
 
 const MAX_INTERPRETER: u64 = 4096;
 

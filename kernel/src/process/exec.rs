@@ -12,12 +12,12 @@ use entry::{PtRegs, flags, selector};
 use formats::script::{self, Script};
 use machine::paging::{Prot, USER_END};
 
-use super::Credentials;
 use super::elf::{Elf, HEADER_BYTES, Mapped};
-use crate::fs::File;
-use crate::fs::text_busy::WriteDenial;
+use crate::base::random;
 use crate::mm::{Mm, PAGE, Vma};
-use crate::random;
+use crate::security::credentials::Credentials;
+use crate::vfs::File;
+use crate::vfs::deny_write::WriteDenial;
 
 /// What /proc tells about the running program.
 #[derive(Clone, Default)]
@@ -112,7 +112,7 @@ pub fn load(mut request: Request<'_>) -> Result<Image> {
         let start = main.end.next_multiple_of(PAGE) + random::below(1 << 10) * PAGE;
         (inner.layout.brk_start, inner.layout.brk) = (start, start);
     });
-    let vdso = crate::vdso::map(&mm)?;
+    let vdso = crate::mm::vdso::map(&mm)?;
     let (rsp, mut program) =
         build_stack(&mm, &request, stack_top, &main, interpreter.as_ref(), vdso)?;
     program.denial = Some(Arc::new(denial));
@@ -151,7 +151,7 @@ fn resolve_scripts(request: &mut Request<'_>) -> Result<(Elf, WriteDenial)> {
         let denial = WriteDenial::new(request.file.inode())?;
         let cache = request.file.ops().inode().page_cache().ok_or(Errno::EACCES)?;
         let mut start = [0u8; script::START_MAX];
-        let len = cache.read(0, &mut crate::io::Sink::kernel(&mut start))?;
+        let len = cache.read(0, &mut crate::base::io::Sink::kernel(&mut start))?;
         if !start[..len].starts_with(b"#!") {
             return Ok((Elf::read(request.file.clone(), cache)?, denial));
         }
@@ -304,11 +304,11 @@ pub fn read_strings(array: u64) -> Result<Vec<Vec<u8>>> {
         return Ok(strings);
     }
     loop {
-        let pointer = crate::user::UserPtr::<u64>::new(array).nth(strings.len()).read()?;
+        let pointer = crate::base::user::UserPtr::<u64>::new(array).nth(strings.len()).read()?;
         if pointer == 0 {
             return Ok(strings);
         }
-        let string = crate::user::read_c_string(pointer, MAX_STRING, Errno::E2BIG)?;
+        let string = crate::base::user::read_c_string(pointer, MAX_STRING, Errno::E2BIG)?;
         total += string.len() + 9;
         if strings.len() == MAX_STRINGS || total > 6 << 20 {
             return Err(Errno::E2BIG);

@@ -11,13 +11,14 @@ use abi::general as raw;
 
 use super::family::{self, Life};
 use super::signal::{self, SIG_IGN, SigInfo, send};
-use super::{Process, Thread, futex, ptrace, release_pid, work};
-use crate::fs::FdTable;
-use crate::poll::events;
-use crate::sched::{self, current};
-use crate::sync::WaitError;
-use crate::syscall::Args;
-use crate::user::UserPtr;
+use super::{Process, Thread, ptrace, release_pid, work};
+use crate::base::args::Args;
+use crate::base::poll::events;
+use crate::base::sched::{self, current};
+use crate::base::sync::WaitError;
+use crate::base::user::UserPtr;
+use crate::ipc::futex;
+use crate::vfs::FdTable;
 
 /// The status of a program that ended without one: as if SIGKILL had ended it.
 pub const NO_STATUS: i32 = raw::SIGKILL as i32;

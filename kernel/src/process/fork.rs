@@ -18,11 +18,11 @@ use super::family::Family;
 use super::ptrace::{self, Event};
 use super::signal::{LAST, ProcessSignals};
 use super::{FsContext, Pid, Process, Thread, allocate_pid, family, pidfd, work};
+use crate::base::args::Args;
+use crate::base::sched::{self, Sleep, current};
+use crate::base::sync::{WaitError, WaitQueue};
+use crate::base::user::UserPtr;
 use crate::ipc::sysv::undo;
-use crate::sched::{self, Sleep, current};
-use crate::sync::{WaitError, WaitQueue};
-use crate::syscall::Args;
-use crate::user::UserPtr;
 
 /// What clone(2) and clone3(2) have in common.
 #[derive(Clone, Copy, Debug, Default)]
@@ -141,7 +141,7 @@ pub fn clone3(args: &mut Args) -> Result<u64> {
     if size < u64::from(raw::CLONE_ARGS_SIZE_VER0) {
         return Err(Errno::EINVAL);
     }
-    let given: CloneArgs = crate::user::read_extensible(address, size)?;
+    let given: CloneArgs = crate::base::user::read_extensible(address, size)?;
     if given.set_tid != 0 || given.set_tid_size != 0 {
         // Choosing ids needs checkpoint rights, which nobody has here.
         return Err(if given.set_tid_size > 32 { Errno::EINVAL } else { Errno::EPERM });
@@ -380,9 +380,9 @@ impl Process {
     pub fn blank(
         pid: Pid,
         mm: Option<Arc<crate::mm::Mm>>,
-        files: Arc<crate::fs::FdTable>,
+        files: Arc<crate::vfs::FdTable>,
         fs: Option<Arc<FsContext>>,
-        credentials: Arc<super::Credentials>,
+        credentials: Arc<crate::security::credentials::Credentials>,
     ) -> Process {
         Process {
             pid,
@@ -412,7 +412,7 @@ impl Process {
             exit_signal: AtomicU32::new(raw::SIGCHLD),
             timers: SpinLock::default(),
             undo: SpinLock::default(),
-            start_ns: crate::time::now_ns(),
+            start_ns: crate::base::time::now_ns(),
             past_times_ns: [const { AtomicU64::new(0) }; 4],
             past_counts: SpinLock::default(),
             children_counts: SpinLock::default(),

@@ -18,41 +18,29 @@ use abi::{Errno, Result};
 use machine::sync::SpinLock;
 use machine::task::{Current, Schedulable, Task, ThreadCell};
 
-use crate::fs::file::Fd;
-use crate::fs::{FdTable, File, path::Location};
+use crate::base::sched::{SchedEntity, current};
+use crate::base::sync::WaitQueue;
 use crate::mm::Mm;
-use crate::sched::{SchedEntity, current};
-use crate::sync::WaitQueue;
+use crate::security::credentials::Credentials;
+use crate::vfs::file::Fd;
+use crate::vfs::{FdTable, File, path::Location};
 
-pub mod capabilities;
-pub mod clock;
-pub mod credentials;
 pub mod elf;
 pub mod exec;
-pub mod execve;
 pub mod exit;
 pub mod family;
 pub mod fork;
-pub mod futex;
-pub mod groups;
 pub mod init;
 pub mod limits;
 pub mod pidfd;
-pub mod prctl;
 pub mod ptrace;
 pub mod restart;
-pub mod schedule;
 pub mod seccomp;
 pub mod signal;
-pub mod sleep;
-pub mod system;
 pub mod timers;
 pub mod usage;
-pub mod user_ids;
-pub mod vm_transfer;
 pub mod wait;
 
-pub use credentials::{ALL_CAPABILITIES, Credentials};
 pub use family::{Family, Life};
 pub use limits::{LIMIT_NOFILE, LIMIT_STACK, Limit, UNLIMITED, default_limits};
 pub use signal::exception::{bad_return, user_exception};
@@ -160,7 +148,7 @@ impl Thread {
             tid: AtomicU32::new(tid),
             process,
             sched: SpinLock::new(SchedEntity::new()),
-            affinity_hint: AtomicU32::new(crate::sched::default_affinity()),
+            affinity_hint: AtomicU32::new(crate::base::sched::default_affinity()),
             signals: SpinLock::new(signal::ThreadSignals::default()),
             clear_child_tid: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
@@ -518,7 +506,7 @@ pub fn exit_work(regs: &mut entry::PtRegs, pending: u32) {
         fork::first_run();
     }
     if pending & work::RESCHEDULE != 0 {
-        crate::sched::schedule();
+        crate::base::sched::schedule();
     }
     if pending & (work::SIGNAL | work::RESTORE_MASK) != 0 {
         let taken = thread.task().take_work(work::SIGNAL | work::RESTORE_MASK);
@@ -551,10 +539,10 @@ pub fn kernel_thread(name: &str, task: Task) -> Arc<Thread> {
 pub fn spawn_kernel(name: &str, main: impl FnOnce() + Send + 'static) -> Result<Arc<Thread>> {
     let body = move || {
         main();
-        crate::sched::exit_current();
+        crate::base::sched::exit_current();
     };
     let task = Task::new_kernel(body).map_err(|_| Errno::ENOMEM)?;
     let thread = kernel_thread(name, task);
-    crate::sched::unpark(&thread);
+    crate::base::sched::unpark(&thread);
     Ok(thread)
 }

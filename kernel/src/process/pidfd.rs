@@ -6,13 +6,14 @@ use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
 
-use super::{Credentials, Process, find_process, find_thread, give_file};
-use crate::fs::anon::AnonInode;
+use super::{Process, find_process, find_thread, give_file};
+use crate::base::args::Args;
+use crate::base::poll::{PollTable, events};
+use crate::base::sched::current;
 use crate::fs::pseudo::PseudoInode;
-use crate::fs::{File, FileOps, FileType, Inode};
-use crate::poll::{PollTable, events};
-use crate::sched::current;
-use crate::syscall::Args;
+use crate::security::credentials::Credentials;
+use crate::vfs::anon::AnonInode;
+use crate::vfs::{File, FileOps, FileType, Inode};
 
 /// The open file behind a pidfd.
 pub struct PidFile {
@@ -81,7 +82,7 @@ pub fn pidfd_send_signal(args: &Args) -> Result<u64> {
     if process.is_zombie.load(Ordering::Acquire) && find_process(process.pid).is_none() {
         return Err(Errno::ESRCH);
     }
-    super::signal::calls::send_by_pidfd(&process, args.a1(), args.a2())
+    crate::calls::signals::send_by_pidfd(&process, args.a1(), args.a2())
 }
 
 /// Whether a process with these credentials may look into another one (ptrace(2), "access mode").

@@ -10,9 +10,9 @@ use super::ptrace::{self, wait::Seen};
 use super::signal::SigInfo;
 use super::usage::RUsage;
 use super::{Pid, Process, Thread, exit};
-use crate::sched::current;
-use crate::syscall::Args;
-use crate::user::UserPtr;
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::base::user::UserPtr;
 
 /// Which children.
 #[derive(Clone, Copy, Debug)]

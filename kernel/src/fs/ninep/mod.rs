@@ -20,7 +20,7 @@ use alloc::sync::{Arc, Weak};
 use abi::{Errno, Result};
 use machine::sync::SpinLock;
 
-use super::{FileSystem, FileType, Inode, Statistics};
+use crate::vfs::{FileSystem, FileType, Inode, Statistics};
 
 mod client;
 mod file;
@@ -59,7 +59,7 @@ impl NinepFs {
         let attributes = fid.attributes()?;
         let fs = Arc::new_cyclic(|me| NinepFs {
             me: me.clone(),
-            device: super::anonymous_device(),
+            device: crate::vfs::anonymous_device(),
             writable,
             root: machine::sync::Once::new(),
             inodes: SpinLock::new(BTreeMap::new()),

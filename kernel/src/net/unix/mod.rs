@@ -16,9 +16,9 @@ use super::channel::{Channel, Patience, ReceiveMode, Received};
 use super::control::Ucred;
 use super::stream::{Backlog, Conn};
 use super::{Common, Kind, Outgoing, Socket, boxed};
-use crate::io::{Sink, Source};
-use crate::poll::{PollTable, events};
-use crate::sync::WaitQueue;
+use crate::base::io::{Sink, Source};
+use crate::base::poll::{PollTable, events};
+use crate::base::sync::WaitQueue;
 
 /// Most datagrams in a socket's inbox (net.unix.max_dgram_qlen on most systems).
 const DGRAMS_MAX: usize = 512;
@@ -435,7 +435,7 @@ impl Socket for UnixSocket {
         self.link.get().map_or(0, |link| link.conn.rx.used()) + self.inbox.used()
     }
 
-    fn each_queued_file(&self, f: &mut dyn FnMut(&Arc<crate::fs::File>)) -> bool {
+    fn each_queued_file(&self, f: &mut dyn FnMut(&Arc<crate::vfs::File>)) -> bool {
         self.link.get().is_none_or(|link| link.conn.rx.each_file(f)) && self.inbox.each_file(f)
     }
 

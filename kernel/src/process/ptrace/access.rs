@@ -5,8 +5,9 @@ use core::sync::atomic::Ordering;
 
 use abi::general as raw;
 
-use crate::process::{Credentials, Process};
-use crate::sched::current;
+use crate::base::sched::current;
+use crate::process::Process;
+use crate::security::credentials::Credentials;
 
 /// By which of its ids the caller asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

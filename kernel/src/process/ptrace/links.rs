@@ -12,10 +12,10 @@ use abi::{Errno, Result, general as raw, ptrace as nr};
 
 use super::access::{Ids, may_access};
 use super::{Link, Resume, State};
+use crate::base::sched::current;
 use crate::process::family::Life;
 use crate::process::signal::{self, SIG_IGN, SigInfo, send};
 use crate::process::{Pid, Process, Thread, exit, find_thread, release_pid, work};
-use crate::sched::current;
 
 /// Makes the two sides know each other. EPERM: traced already, ended, or the tracer is ending.
 fn link(tracee: &Arc<Thread>, tracer: &Thread, link: Link, options: u32) -> Result<()> {

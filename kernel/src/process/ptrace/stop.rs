@@ -14,9 +14,9 @@ use machine::fpu::FpuState;
 use machine::task;
 
 use super::{Event, Resume, State, Stop, Trace, step, syscall_work};
+use crate::base::sched::{Sleep, current};
 use crate::process::signal::{self, SigInfo, bit, send};
 use crate::process::{Process, Thread, work};
-use crate::sched::{Sleep, current};
 
 /// Why a thread stops.
 struct Reason {

@@ -5,8 +5,8 @@ use alloc::sync::Arc;
 use abi::general as raw;
 
 use super::{Resume, links};
+use crate::base::sched::current;
 use crate::process::{Process, Thread, exit};
-use crate::sched::current;
 
 /// What a scan of the tracees found.
 pub enum Seen {

@@ -19,10 +19,9 @@ use abi::general as raw;
 use machine::sync::SpinLock;
 
 use super::{Process, Thread, work};
-use crate::sched::current;
+use crate::base::sched::current;
 
 pub mod altstack;
-pub mod calls;
 pub mod deliver;
 pub mod exception;
 pub mod frame;

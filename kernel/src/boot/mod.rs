@@ -1,0 +1,7 @@
+//! From the first CPU's idle thread to the program's start, and what is told at its end.
+//!
+//! Reading order: `start` (file systems, then the program), `report`, `initramfs`.
+
+pub mod initramfs;
+pub mod report;
+pub mod start;
