@@ -46,7 +46,7 @@ pub mod sites;
 mod smp;
 pub mod stack;
 pub mod static_branch;
-mod static_call;
+pub mod static_call;
 pub mod sync;
 pub mod task;
 mod text_poke;

@@ -184,7 +184,8 @@ fn map_around(
         let (start, end) = region.range();
         if page != guest && (start..end).contains(&page) {
             // What is not there, or is not the guest's, is missed when it is used.
-            let _ = nested.map(table, page, !region.is_read_only)
+            let _ = nested
+                .map(table, page, !region.is_read_only)
                 .or_else(|_| nested.map(table, page, false));
         }
     }
@@ -197,15 +198,15 @@ fn check(region: &UserMemoryRegion) -> Result<()> {
         && userspace_addr <= USER_END - memory_size
         && guest_phys_addr <= GUEST_END - memory_size;
     let known = flags & !(kvm::MEM_LOG_DIRTY_PAGES | kvm::MEM_READONLY) == 0;
-    if aligned && fits && known && (slot as usize) < MAX_SLOTS { Ok(()) } else { Err(Errno::EINVAL) }
+    if aligned && fits && known && (slot as usize) < MAX_SLOTS {
+        Ok(())
+    } else {
+        Err(Errno::EINVAL)
+    }
 }
 
 /// The map after KVM_SET_USER_MEMORY_REGION, and the nested tables that follow it.
-pub(super) fn change(
-    old: &Map,
-    nested: &NestedSpace,
-    wanted: &UserMemoryRegion,
-) -> Result<Map> {
+pub(super) fn change(old: &Map, nested: &NestedSpace, wanted: &UserMemoryRegion) -> Result<Map> {
     check(wanted)?;
     let at = old.regions.iter().position(|region| region.number == wanted.slot);
     let mut map = old.clone();

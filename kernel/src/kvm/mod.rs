@@ -62,9 +62,7 @@ impl FileOps for Device {
             kvm::KVM_GET_API_VERSION if argument == 0 => Ok(kvm::API_VERSION),
             kvm::KVM_CREATE_VM if argument == 0 => vm::create(),
             kvm::KVM_CHECK_EXTENSION => Ok(capability(argument)),
-            kvm::KVM_GET_VCPU_MMAP_SIZE if argument == 0 => {
-                Ok(kvm::run::PAGES * crate::mm::PAGE)
-            }
+            kvm::KVM_GET_VCPU_MMAP_SIZE if argument == 0 => Ok(kvm::run::PAGES * crate::mm::PAGE),
             kvm::KVM_GET_MSR_INDEX_LIST => write_list(argument, &virt::msr::LIST),
             kvm::KVM_GET_MSR_FEATURE_INDEX_LIST => write_list(argument, &[]),
             kvm::KVM_GET_SUPPORTED_CPUID => cpuid::write_supported(argument),

@@ -153,7 +153,8 @@ pub(super) fn set_sregs(cpu: &mut impl Vmrun, pending: &mut Pending, s: &Sregs) 
     }
     cpu.set_system(&system);
     cpu.set_priority(s.cr8 as u8);
-    let vector = (0..=255u8).rev().find(|v| s.interrupt_bitmap[usize::from(v / 64)] >> (v % 64) & 1 != 0);
+    let vector =
+        (0..=255u8).rev().find(|v| s.interrupt_bitmap[usize::from(v / 64)] >> (v % 64) & 1 != 0);
     pending.external = vector;
     Ok(())
 }
@@ -163,17 +164,51 @@ pub(super) fn sregs2(s: &Sregs) -> Sregs2 {
     let &Sregs { cs, ds, es, fs, gs, ss, tr, ldt, gdt, idt, cr0, cr2, cr3, cr4, cr8, efer, .. } = s;
     let apic_base = s.apic_base;
     Sregs2 {
-        cs, ds, es, fs, gs, ss, tr, ldt, gdt, idt, cr0, cr2, cr3, cr4, cr8, efer, apic_base,
+        cs,
+        ds,
+        es,
+        fs,
+        gs,
+        ss,
+        tr,
+        ldt,
+        gdt,
+        idt,
+        cr0,
+        cr2,
+        cr3,
+        cr4,
+        cr8,
+        efer,
+        apic_base,
         flags: 0,
         pdptrs: [0; 4],
     }
 }
 
 pub(super) fn from_sregs2(s: &Sregs2) -> Sregs {
-    let &Sregs2 { cs, ds, es, fs, gs, ss, tr, ldt, gdt, idt, cr0, cr2, cr3, cr4, cr8, efer, .. } = s;
+    let &Sregs2 {
+        cs, ds, es, fs, gs, ss, tr, ldt, gdt, idt, cr0, cr2, cr3, cr4, cr8, efer, ..
+    } = s;
     let apic_base = s.apic_base;
     Sregs {
-        cs, ds, es, fs, gs, ss, tr, ldt, gdt, idt, cr0, cr2, cr3, cr4, cr8, efer, apic_base,
+        cs,
+        ds,
+        es,
+        fs,
+        gs,
+        ss,
+        tr,
+        ldt,
+        gdt,
+        idt,
+        cr0,
+        cr2,
+        cr3,
+        cr4,
+        cr8,
+        efer,
+        apic_base,
         interrupt_bitmap: [0; 4],
     }
 }

@@ -83,8 +83,7 @@ struct VcpuFile {
 /// KVM_CREATE_VCPU.
 pub(super) fn create(vm: &Arc<Vm>, id: u32) -> Result<u64> {
     crate::mm::check_reserve()?;
-    let hardware =
-        machine::vmrun::Vcpu::new(vm.nested.clone()).map_err(|_| Errno::ENOMEM)?;
+    let hardware = machine::vmrun::Vcpu::new(vm.nested.clone()).map_err(|_| Errno::ENOMEM)?;
     let mut cpu = Vcpu::new(Svm::new(hardware)).ok_or(Errno::ENOMEM)?;
     *cpu.hardware.tsc_offset() = vm.tsc_offset();
     let shared = Arc::new(Shared {
@@ -98,8 +97,7 @@ pub(super) fn create(vm: &Arc<Vm>, id: u32) -> Result<u64> {
     let fpu = FpuState::new().map_err(|_| Errno::ENOMEM)?;
     let inner = Inner { cpu, fpu, signal_mask: None, last: Outcome::Interrupted };
     let area = RunArea::new()?;
-    let inode =
-        AnonInode::mapped(FileType::Regular, 0o600, "kvm-vcpu", area.cache.clone());
+    let inode = AnonInode::mapped(FileType::Regular, 0o600, "kvm-vcpu", area.cache.clone());
     vm.add_vcpu(&shared)?;
     let file = VcpuFile { vm: vm.clone(), shared, area, inner: Mutex::new(inner), inode };
     give_ops(Arc::new(file), OPEN, true)
@@ -179,8 +177,7 @@ impl VcpuFile {
         let count = UserPtr::<Msrs>::new(at).read()?.nmsrs;
         let entries = read_entries::<Msrs, MsrEntry>(at, count, MAX_MSRS)?;
         let mut host = self.host();
-        let is_set =
-            |e: &&MsrEntry| inner.cpu.write_msr(&mut host, e.index, e.data, false);
+        let is_set = |e: &&MsrEntry| inner.cpu.write_msr(&mut host, e.index, e.data, false);
         Ok(entries.iter().take_while(is_set).count() as u64)
     }
 

@@ -126,7 +126,7 @@ fn memory_leaves_with_its_space() -> Result<(), String> {
     let frame = guest.table.lookup(USER).ok_or("the page is gone")?.frame;
     frame.read(0x800, &mut byte);
     ensure!(byte == [2], "counted to {}", byte[0]);
-    guest.table.unmap(USER, USER + 4096);
+    guest.table.unmap(USER, USER + 4096, USER..USER + 4096);
     guest.cpu.set_rip(GUEST);
     let exit = guest.run()?;
     ensure!(matches!(exit, Exit::NestedFault { .. }), "unmapped: {exit:?}");

@@ -32,8 +32,7 @@ impl Table {
     /// The leaf, as it stands in the table.
     #[must_use]
     pub fn find(&self, leaf: u32, subleaf: u32) -> Option<[u32; 4]> {
-        let is_meant =
-            |e: &&Entry| e.leaf == leaf && (!e.has_subleaf || e.subleaf == subleaf);
+        let is_meant = |e: &&Entry| e.leaf == leaf && (!e.has_subleaf || e.subleaf == subleaf);
         self.entries.iter().find(is_meant).map(|e| e.registers)
     }
 
@@ -76,8 +75,22 @@ impl Table {
 const LEAF_1: [u32; 2] = [
     // SSE3, PCLMULQDQ, SSSE3, FMA, CX16, PCID, SSE4.1, SSE4.2, x2APIC, MOVBE, POPCNT, TSC deadline,
     // AES, XSAVE, AVX, F16C, RDRAND.
-    1 | 1 << 1 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 17 | 1 << 19 | 1 << 20 | 1 << 21 | 1 << 22
-        | 1 << 23 | 1 << 24 | 1 << 25 | 1 << 26 | 1 << 28 | 1 << 29 | 1 << 30,
+    1 | 1 << 1
+        | 1 << 9
+        | 1 << 12
+        | 1 << 13
+        | 1 << 17
+        | 1 << 19
+        | 1 << 20
+        | 1 << 21
+        | 1 << 22
+        | 1 << 23
+        | 1 << 24
+        | 1 << 25
+        | 1 << 26
+        | 1 << 28
+        | 1 << 29
+        | 1 << 30,
     // FPU to CMOV without the serial number, PAT, PSE36, CLFLUSH, MMX, FXSR, SSE, SSE2, HT.
     0x0003_fbff & !(1 << 18 | 1 << 10) | 1 << 19 | 1 << 23 | 1 << 24 | 1 << 25 | 1 << 26 | 1 << 28,
 ];
@@ -85,8 +98,23 @@ const LEAF_1: [u32; 2] = [
 const LEAF_7: [u32; 2] = [
     // FSGSBASE, BMI1, AVX2, SMEP, BMI2, ERMS, INVPCID, AVX-512, RDSEED, ADX, SMAP, CLFLUSHOPT,
     // CLWB, SHA.
-    1 | 1 << 3 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 16 | 1 << 17 | 1 << 18
-        | 1 << 19 | 1 << 20 | 1 << 23 | 1 << 24 | 1 << 28 | 1 << 29 | 1 << 30 | 1 << 31,
+    1 | 1 << 3
+        | 1 << 5
+        | 1 << 7
+        | 1 << 8
+        | 1 << 9
+        | 1 << 10
+        | 1 << 16
+        | 1 << 17
+        | 1 << 18
+        | 1 << 19
+        | 1 << 20
+        | 1 << 23
+        | 1 << 24
+        | 1 << 28
+        | 1 << 29
+        | 1 << 30
+        | 1 << 31,
     // UMIP, PKU, VAES, VPCLMULQDQ and the like.
     1 << 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 14,
 ];
@@ -95,7 +123,14 @@ const LEAF_7: [u32; 2] = [
 const LEAF_80000001: [u32; 2] = [
     1 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8,
     0x0183_fbff & !(1 << 10 | 1 << 18 | 1 << 19)
-        | 1 << 11 | 1 << 20 | 1 << 22 | 1 << 23 | 1 << 24 | 1 << 25 | 1 << 26 | 1 << 29,
+        | 1 << 11
+        | 1 << 20
+        | 1 << 22
+        | 1 << 23
+        | 1 << 24
+        | 1 << 25
+        | 1 << 26
+        | 1 << 29,
 ];
 
 /// What may be shown of the host's leaf `leaf`: the host's answer without what guests cannot have.

@@ -125,9 +125,7 @@ fn shape_of(opcode: u16, extension: u8) -> Option<Shape> {
         0xf6 | 0xf7 if extension < 4 => shape(true, is_byte, Immediate::None),
         0xfe | 0xff if extension < 2 => shape(true, is_byte, Immediate::None),
         0x0f01 | 0x0f0d | 0x0f18 | 0x0f1f | 0x0fae => shape(true, false, Immediate::None),
-        0x0f06 | 0x0f08 | 0x0f09 | 0x0f30..=0x0f33 | 0x0fa2 => {
-            shape(false, false, Immediate::None)
-        }
+        0x0f06 | 0x0f08 | 0x0f09 | 0x0f30..=0x0f33 | 0x0fa2 => shape(false, false, Immediate::None),
         0x0f20..=0x0f23 => shape(true, false, Immediate::None),
         0x0fa3 | 0x0fab | 0x0fb3 | 0x0fbb | 0x0fc3 => shape(true, false, Immediate::None),
         0x0fba if extension >= 4 => shape(true, false, Immediate::Byte),

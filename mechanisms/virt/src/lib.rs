@@ -21,10 +21,8 @@ pub mod emulate;
 pub mod event;
 pub mod exit;
 
-
 pub mod msr;
 pub mod paging;
-
 
 pub mod regs;
 pub mod vcpu;

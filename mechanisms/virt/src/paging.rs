@@ -102,8 +102,8 @@ impl Mode {
                 user &= entry & USER != 0;
                 exec &= width == 4 || entry & NO_EXECUTE == 0 || self.efer & cr::EFER_NXE == 0;
             }
-            let may_be_large = level == 1 && (width == 8 || self.cr4 & cr::CR4_PSE != 0)
-                || level == 2 && is_long;
+            let may_be_large =
+                level == 1 && (width == 8 || self.cr4 & cr::CR4_PSE != 0) || level == 2 && is_long;
             if level == 0 || may_be_large && entry & LARGE != 0 {
                 self.check(access, write, user, exec)?;
                 return Ok(leaf_address(entry, width, shift) | linear & ((1 << shift) - 1));

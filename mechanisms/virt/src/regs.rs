@@ -155,8 +155,7 @@ impl System {
     #[must_use]
     pub fn reset() -> System {
         let data = Segment { base: 0, limit: 0xffff, selector: 0, attributes: 0x93 };
-        let code =
-            Segment { base: 0xffff_0000, limit: 0xffff, selector: 0xf000, attributes: 0x9b };
+        let code = Segment { base: 0xffff_0000, limit: 0xffff, selector: 0xf000, attributes: 0x9b };
         let mut segments = [data; 8];
         segments[seg::CS] = code;
         segments[seg::LDTR].attributes = 0x82;

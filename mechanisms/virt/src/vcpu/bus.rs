@@ -98,12 +98,7 @@ impl<T: Host> GuestBus<'_, T> {
     }
 }
 
-fn translate(
-    host: &mut impl Host,
-    mode: &Mode,
-    linear: u64,
-    access: Access,
-) -> Result<u64, Stop> {
+fn translate(host: &mut impl Host, mode: &Mode, linear: u64, access: Access) -> Result<u64, Stop> {
     let mut read = |at, width: u64| {
         let mut entry = [0; 8];
         host.read(at, &mut entry[..width as usize]).then(|| u64::from_le_bytes(entry))
@@ -159,8 +154,7 @@ impl<T: Host> Bus for GuestBus<'_, T> {
         if self.ports.is_none() && self.host.port_write(port, from) {
             return Ok(());
         }
-        let (_, size, _, count) =
-            self.ports.get_or_insert((false, from.len() as u8, port, 0));
+        let (_, size, _, count) = self.ports.get_or_insert((false, from.len() as u8, port, 0));
         let at = *count as usize * usize::from(*size);
         self.port_data[at..at + from.len()].copy_from_slice(from);
         *count += 1;
@@ -168,9 +162,8 @@ impl<T: Host> Bus for GuestBus<'_, T> {
     }
 
     fn is_full(&self) -> bool {
-        let is_out_full = |&(_, size, _, count): &Ports| {
-            (count as usize + 1) * usize::from(size) > PORT_BYTES
-        };
+        let is_out_full =
+            |&(_, size, _, count): &Ports| (count as usize + 1) * usize::from(size) > PORT_BYTES;
         // What was answered belongs to the round that is over.
         self.consumed > 0
             || self.writes.len() >= MAX_WRITES - 2
@@ -255,12 +248,7 @@ impl<H: Vmrun> Vcpu<H> {
     }
 
     /// `ports`: what the rounds before this one have put out, or what this one waits for.
-    fn stopped(
-        &mut self,
-        stop: Stop,
-        with_ports: bool,
-        ports: Option<Ports>,
-    ) -> Option<Outcome> {
+    fn stopped(&mut self, stop: Stop, with_ports: bool, ports: Option<Ports>) -> Option<Outcome> {
         let is_dead = match stop {
             Stop::Wait => return self.wait_for_answer(with_ports, ports),
             Stop::Exception(number, error) => self.pending.raise(number, error),
