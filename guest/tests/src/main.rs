@@ -23,6 +23,7 @@ mod processes;
 mod ptrace;
 mod regs;
 mod returns;
+mod rights;
 mod seccomp;
 mod segments;
 mod signals;
@@ -56,6 +57,7 @@ const SUBJECTS: &[&[Test]] = &[
     sysv::TESTS,
     pointers::TESTS,
     ptrace::TESTS,
+    rights::TESTS,
     seccomp::TESTS,
     storm::TESTS,
 ];

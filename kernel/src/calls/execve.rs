@@ -16,8 +16,8 @@ use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::read_path;
 use crate::process::exec::{self, Image, Request};
-use crate::process::{LIMIT_STACK, Process, exit, ptrace};
-use crate::security::credentials::Credentials;
+use crate::process::{Process, exit, ptrace};
+use crate::security::{Credentials, Resource, Subject};
 use crate::vfs::open::open_executable;
 use crate::vfs::path::Context;
 use crate::vfs::{File, permission};
@@ -56,7 +56,7 @@ fn execute(
     let file = open_executable(&context, dirfd, &path, flags)?;
     let arguments = exec::read_strings(arguments)?;
     let environment = exec::read_strings(environment)?;
-    let (credentials, secure) = next_credentials(&file, &context.credentials)?;
+    let (credentials, secure) = next_credentials(&file, &context.subject)?;
     let open = |path: &[u8]| open_executable(&context, raw::AT_FDCWD, path, 0);
     let image = exec::load(Request {
         path: visible_path(dirfd, path),
@@ -65,7 +65,7 @@ fn execute(
         environment,
         credentials: &credentials,
         secure,
-        stack_limit: process.limit(LIMIT_STACK),
+        stack_limit: process.limit(Resource::Stack),
         open: &open,
     });
     if image.as_ref().is_err_and(|&error| error == exec::FATAL) {
@@ -126,7 +126,8 @@ fn become_image(
     let old_credentials = process.credentials();
     exit::release_futexes(&thread);
     let readable = image.program.file.as_ref().is_some_and(|file| {
-        permission::check(file.ops().inode().as_ref(), permission::READ, &credentials).is_ok()
+        let who = Subject { pid: process.pid, credentials: Arc::new(credentials.clone()) };
+        permission::check(file.ops().inode().as_ref(), permission::READ, &who).is_ok()
     });
     let old_mm = process.mm.lock().replace(image.mm.clone());
     machine::task::set_space(image.mm.space());

@@ -13,13 +13,9 @@ use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::UserPtr;
 use crate::mm::{Backing, MMAP_MIN, Mm, MmInner, PAGE, Vma};
-use crate::process::UNLIMITED;
+use crate::security::{Capability, Resource, UNLIMITED};
 use crate::vfs::page_cache::{MAX_FILE_SIZE, PageCache};
 
-const LIMIT_DATA: usize = 2;
-const LIMIT_MEMLOCK: usize = 8;
-const LIMIT_AS: usize = 9;
-const CAP_IPC_LOCK: u32 = 14;
 /// Mappings with MAP_32BIT end below this.
 const MAP_32BIT_END: u64 = 1 << 31;
 
@@ -130,7 +126,7 @@ fn map_area(
 ) -> Result<u64> {
     crate::mm::check_reserve()?;
     let fixed = flags & (raw::MAP_FIXED | raw::MAP_FIXED_NOREPLACE) != 0;
-    let limit = current().process.limit(LIMIT_AS);
+    let limit = current().process.limit(Resource::AddressSpace);
     let mut replaced = None;
     let result = mm.with(|inner| {
         if limit != UNLIMITED && inner.total_bytes().saturating_add(len) > limit {
@@ -250,7 +246,8 @@ impl MmInner {
 pub fn brk(a: &Args) -> Result<u64> {
     let wanted = a.a0();
     let process = &current().process;
-    let (limit, total_limit) = (process.limit(LIMIT_DATA), process.limit(LIMIT_AS));
+    let (limit, total_limit) =
+        (process.limit(Resource::Data), process.limit(Resource::AddressSpace));
     let mut removed = None;
     let result = process.mm()?.with(|inner| {
         let (start, old) = (inner.layout.brk_start, inner.layout.brk);
@@ -461,8 +458,8 @@ fn lock_range(start: u64, len: u64, lock: bool, populate: bool) -> Result<u64> {
     let (first, end) = page_range(first, len, Errno::ENOMEM)?;
     let process = &current().process;
     if lock
-        && end - first > process.limit(LIMIT_MEMLOCK)
-        && !process.credentials().has(CAP_IPC_LOCK)
+        && end - first > process.limit(Resource::LockedMemory)
+        && !process.subject().capable(Capability::IpcLock)
     {
         return Err(Errno::ENOMEM);
     }

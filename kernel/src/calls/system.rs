@@ -9,12 +9,14 @@ use machine::uaccess;
 use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::UserPtr;
+use crate::process::ptrace::access::{Ids, may_access};
+use crate::security::Capability;
 
 /// reboot(2): every command that stops or restarts ends the machine, since a microVM is not started
 /// twice.
 pub fn reboot(args: &Args) -> Result<u64> {
     let (first, second, command) = (args.a0() as u32, args.a1() as u32, args.a2() as u32);
-    if !current().process.credentials().has(raw::CAP_SYS_BOOT) {
+    if !current().process.subject().capable(Capability::SysBoot) {
         return Err(Errno::EPERM);
     }
     let magic = [
@@ -41,7 +43,7 @@ pub fn syslog(args: &Args) -> Result<u64> {
     let command = args.a0() as i32;
     // Reading all and asking for the size are open to everybody, as where dmesg is not restricted.
     let open = command == 3 || command == 10;
-    if !open && !current().process.credentials().has(raw::CAP_SYSLOG) {
+    if !open && !current().process.subject().capable(Capability::Syslog) {
         return Err(Errno::EPERM);
     }
     match command {
@@ -138,11 +140,10 @@ pub fn kcmp(args: &Args) -> Result<u64> {
     const FILES: u64 = 2;
     const FS: u64 = 3;
     const SIGHAND: u64 = 4;
-    let own = current().process.credentials();
+    let who = current().process.subject();
     let target = |pid: u64| {
-        let process = crate::process::find_process(pid as u32).ok_or(Errno::ESRCH)?;
-        let allowed = crate::process::pidfd::may_inspect(&own, &process.credentials());
-        if allowed { Ok(process) } else { Err(Errno::EPERM) }
+        let process = crate::process::find_by_tid(pid as u32).ok_or(Errno::ESRCH)?;
+        if may_access(&who, &process, Ids::Real) { Ok(process) } else { Err(Errno::EPERM) }
     };
     let (first, second) = (target(args.a0())?, target(args.a1())?);
     let identity = |process: &crate::process::Process, fd: u64| -> Result<u64> {

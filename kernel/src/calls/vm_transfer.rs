@@ -7,16 +7,15 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::Ordering;
 
-use abi::{Errno, Result, general as raw};
+use abi::{Errno, Result};
 
 use crate::base::args::Args;
 use crate::base::io::{IOV_MAX, IoVec, Sink, Source, read_iovec};
 use crate::base::sched::current;
 use crate::base::user::UserPtr;
 use crate::mm::Mm;
-use crate::process::pidfd::may_inspect;
+use crate::process::ptrace::access::{Ids, may_access};
 use crate::process::{Process, find_thread};
 
 /// Bytes copied at once.
@@ -67,12 +66,7 @@ fn arguments(a: &Args) -> Result<Arguments> {
 fn memory_of(process: &Arc<Process>) -> Result<Arc<Mm>> {
     let own = &current().process;
     let mm = process.mm.lock().clone().ok_or(Errno::ESRCH)?;
-    let credentials = own.credentials();
-    let may = Arc::ptr_eq(own, process)
-        || may_inspect(&credentials, &process.credentials())
-            && (!process.settings.not_dumpable.load(Ordering::Relaxed)
-                || credentials.has(raw::CAP_SYS_PTRACE));
-    if may { Ok(mm) } else { Err(Errno::EPERM) }
+    if may_access(&own.subject(), process, Ids::Real) { Ok(mm) } else { Err(Errno::EPERM) }
 }
 
 /// Calls `step` with pieces of the other side, until one is not done in full. What was copied

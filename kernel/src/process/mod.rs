@@ -21,7 +21,7 @@ use machine::task::{Current, Schedulable, Task, ThreadCell};
 use crate::base::sched::{SchedEntity, current};
 use crate::base::sync::WaitQueue;
 use crate::mm::Mm;
-use crate::security::credentials::Credentials;
+use crate::security::{Credentials, Limits, Resource, Subject};
 use crate::vfs::file::Fd;
 use crate::vfs::{FdTable, File, path::Location};
 
@@ -42,7 +42,6 @@ pub mod usage;
 pub mod wait;
 
 pub use family::{Family, Life};
-pub use limits::{LIMIT_NOFILE, LIMIT_STACK, Limit, UNLIMITED, default_limits};
 pub use signal::exception::{bad_return, user_exception};
 
 /// Process, thread, group and session ids.
@@ -236,8 +235,8 @@ pub struct Process {
     pub signals: SpinLock<signal::ProcessSignals>,
     /// Credentials; replaced as a whole.
     pub credentials: SpinLock<Arc<Credentials>>,
-    /// Resource limits, by RLIMIT number.
-    pub limits: SpinLock<[Limit; 16]>,
+    /// Resource limits.
+    pub limits: Limits,
     /// Parent and children.
     pub family: SpinLock<Family>,
     /// Living threads.
@@ -417,6 +416,13 @@ pub fn find_process(pid: Pid) -> Option<Arc<Process>> {
     TABLE.lock().processes.get(&pid).cloned()
 }
 
+/// The process with this id, or that of the living thread with it: kill(2), prlimit(2) and others
+/// take either.
+#[must_use]
+pub fn find_by_tid(id: Pid) -> Option<Arc<Process>> {
+    find_process(id).or_else(|| find_thread(id).map(|thread| thread.process.clone()))
+}
+
 /// The living thread with this id.
 #[must_use]
 pub fn find_thread(tid: Pid) -> Option<Arc<Thread>> {
@@ -473,19 +479,27 @@ impl Process {
         self.fs.lock().clone().expect("only kernel threads have no directories")
     }
 
-    /// The soft limit with this RLIMIT number.
-    pub fn limit(&self, number: usize) -> u64 {
-        self.limits.lock()[number].soft
+    /// A soft limit.
+    #[inline]
+    pub fn limit(&self, resource: Resource) -> u64 {
+        self.limits.soft(resource)
     }
 
     /// RLIMIT_NOFILE: descriptors are below it.
     pub fn fd_limit(&self) -> usize {
-        self.limit(LIMIT_NOFILE) as usize
+        self.limit(Resource::OpenFiles) as usize
     }
 
     /// Whether the program that runs is its own image of the process (a thread's view).
     pub fn is_current(&self) -> bool {
         core::ptr::eq(self, Arc::as_ptr(&current().process))
+    }
+
+    /// The process as the subject of decisions, with what it may do now.
+    #[inline]
+    #[must_use]
+    pub fn subject(&self) -> Subject {
+        Subject { pid: self.pid, credentials: self.credentials() }
     }
 
     /// Replaces the credentials.

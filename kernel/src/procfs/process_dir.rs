@@ -17,11 +17,9 @@ use crate::fs::pseudo::{
 };
 use crate::process::ptrace::access::{Ids, may_access};
 use crate::process::{Pid, Process, Thread, find_process, find_thread};
+use crate::security::Capability;
 use crate::vfs::path::Location;
 use crate::vfs::{DirEntry, FileType};
-
-/// CAP_SYS_RESOURCE.
-const CAP_SYS_RESOURCE: u32 = 24;
 
 /// A process, as one of its threads shows it.
 #[derive(Clone)]
@@ -51,7 +49,11 @@ impl Subject {
     /// EACCES unless the current process may look into it.
     pub(super) fn check_inspect(&self) -> Result<()> {
         self.check_alive()?;
-        if may_access(&self.process, Ids::File) { Ok(()) } else { Err(Errno::EACCES) }
+        if may_access(&current().process.subject(), &self.process, Ids::File) {
+            Ok(())
+        } else {
+            Err(Errno::EACCES)
+        }
     }
 }
 
@@ -377,8 +379,8 @@ fn set_oom_score_adj(subject: &Subject, data: &[u8]) -> Result<()> {
 
 /// Lowering needs CAP_SYS_RESOURCE; changing another user's process is refused by its file's mode.
 fn set_adjustment(subject: &Subject, value: i32) -> Result<()> {
-    let credentials = current().process.credentials();
-    if value < adjustment(subject) && !credentials.has(CAP_SYS_RESOURCE) {
+    let who = current().process.subject();
+    if value < adjustment(subject) && !who.capable(Capability::SysResource) {
         return Err(Errno::EACCES);
     }
     subject.process.settings.oom_score_adj.store(value, core::sync::atomic::Ordering::Relaxed);

@@ -221,10 +221,10 @@ pub fn memfd_create(a: &Args) -> Result<u64> {
     }
     let name = read_c_string(a.a0(), MEMFD_NAME_MAX + 1, Errno::EINVAL)?;
     let (fs, mount) = memfd_mount();
-    let credentials = current().process.credentials();
+    let who = current().process.subject();
     let noexec = flags & raw::MFD_NOEXEC_SEAL != 0;
     let mode = if noexec { 0o666 } else { 0o777 };
-    let inode = fs.nameless_file(mode, credentials.fsuid, credentials.fsgid)?;
+    let inode = fs.nameless_file(mode, who.fsuid, who.fsgid)?;
     inode.set_seals(match (noexec, flags & raw::MFD_ALLOW_SEALING != 0) {
         (true, _) => raw::F_SEAL_EXEC,
         (false, true) => 0,
@@ -246,8 +246,8 @@ fn open_nameless(inode: Arc<TmpInode>, mount: Arc<Mount>, shown: &[u8]) -> Resul
 /// /proc/PID/maps.
 pub fn memory_file(shown: &[u8], size: u64) -> Result<Arc<File>> {
     let (fs, mount) = memfd_mount();
-    let credentials = current().process.credentials();
-    let inode = fs.nameless_file(0o600, credentials.fsuid, credentials.fsgid)?;
+    let who = current().process.subject();
+    let inode = fs.nameless_file(0o600, who.fsuid, who.fsgid)?;
     inode.set_attributes(&SetAttributes { size: Some(size), ..SetAttributes::default() })?;
     open_nameless(inode, mount, shown)
 }

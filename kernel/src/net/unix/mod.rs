@@ -378,7 +378,9 @@ impl Socket for UnixSocket {
                     self.inbox.end();
                 }
             }
-            None => return Err(Errno::ENOTCONN),
+            // A stream without a peer may be told, too; only a listener minds.
+            None if receive => self.backlog.shut(&self.common.readers),
+            None => {}
         }
         Ok(())
     }

@@ -1,13 +1,9 @@
 //! Who may look into a process (ptrace(2), "Ptrace access mode checking").
 
-use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
-use abi::general as raw;
-
-use crate::base::sched::current;
 use crate::process::Process;
-use crate::security::credentials::Credentials;
+use crate::security::{Capability, Subject};
 
 /// By which of its ids the caller asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,15 +14,14 @@ pub enum Ids {
     Real,
 }
 
-/// Whether the current process may look into `target`.
+/// Whether `own` may look into `target`.
 #[must_use]
-pub fn may_access(target: &Process, ids: Ids) -> bool {
-    if target.is_current() {
+pub fn may_access(own: &Subject, target: &Process, ids: Ids) -> bool {
+    if target.pid == own.pid {
         return true;
     }
-    let own: Arc<Credentials> = current().process.credentials();
     let other = target.credentials();
-    if own.has(raw::CAP_SYS_PTRACE) {
+    if own.capable(Capability::SysPtrace) {
         return true;
     }
     let (uid, gid, capabilities) = match ids {
