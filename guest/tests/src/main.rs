@@ -17,10 +17,13 @@ mod fuzz_args;
 mod harness;
 mod hogs;
 mod jobs;
+mod mappings;
 mod memory;
 mod pointers;
 mod processes;
+mod procfs;
 mod ptrace;
+mod races;
 mod regs;
 mod returns;
 mod rights;
@@ -45,10 +48,13 @@ const SUBJECTS: &[&[Test]] = &[
     threads::TESTS,
     signals::TESTS,
     memory::TESTS,
+    mappings::TESTS,
     entry::TESTS,
     returns::TESTS,
     segments::TESTS,
     files::TESTS,
+    races::TESTS,
+    procfs::TESTS,
     channels::TESTS,
     sockets::TESTS,
     time::TESTS,

@@ -125,6 +125,9 @@ fn end_process(process: &Arc<Process>, status: i32) {
     drop(program);
     release_vfork_parent(process);
     drop(process.replace_files(Arc::new(FdTable::new())));
+    // Nor is it anywhere: its directories may be removed, and what is mounted there be unmounted.
+    let directories = process.fs.lock().take();
+    drop(directories);
     process.signals.lock().pending.clear();
     crate::tty::job::process_ended(process.pid, process.session.load(Ordering::Relaxed));
     family::give_children_away(process);

@@ -17,13 +17,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::family::Family;
 use super::ptrace::{self, Event};
 use super::signal::{LAST, ProcessSignals};
-use super::{FsContext, Pid, Process, Thread, allocate_pid, family, pidfd, work};
+use super::{Pid, Process, Thread, allocate_pid, family, pidfd, work};
 use crate::base::args::Args;
 use crate::base::sched::{self, Sleep, current};
-use crate::base::sync::{WaitError, WaitQueue};
+use crate::base::sync::{Mutex, WaitError, WaitQueue};
 use crate::base::user::UserPtr;
 use crate::ipc::sysv::undo;
 use crate::security::{Limits, Resource, UNLIMITED};
+use crate::vfs::path::FsContext;
 
 /// What clone(2) and clone3(2) have in common.
 #[derive(Clone, Copy, Debug, Default)]
@@ -388,6 +389,7 @@ impl Process {
         Process {
             pid,
             mm: SpinLock::new(mm),
+            image: Mutex::new(()),
             files: SpinLock::new(files),
             files_generation: AtomicU32::new(0),
             fs: SpinLock::new(fs),

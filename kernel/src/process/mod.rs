@@ -19,11 +19,11 @@ use machine::sync::SpinLock;
 use machine::task::{Current, Schedulable, Task, ThreadCell};
 
 use crate::base::sched::{SchedEntity, current};
-use crate::base::sync::WaitQueue;
+use crate::base::sync::{Mutex, WaitQueue};
 use crate::mm::Mm;
-use crate::security::{Credentials, Limits, Resource, Subject};
+use crate::security::{Capability, Credentials, Limits, Resource, Subject};
 use crate::vfs::file::Fd;
-use crate::vfs::{FdTable, File, path::Location};
+use crate::vfs::{FdTable, File, path::FsContext};
 
 pub mod elf;
 pub mod exec;
@@ -195,34 +195,15 @@ impl Thread {
     }
 }
 
-/// Working directory, root directory, umask (CLONE_FS shares them).
-pub struct FsContext {
-    /// Current directory.
-    pub cwd: SpinLock<Location>,
-    /// Root directory.
-    pub root: SpinLock<Location>,
-    /// File mode creation mask.
-    pub umask: AtomicU32,
-}
-
-impl FsContext {
-    /// A copy that later changes on either side do not affect.
-    #[must_use]
-    pub fn duplicate(&self) -> FsContext {
-        FsContext {
-            cwd: SpinLock::new(self.cwd.lock().clone()),
-            root: SpinLock::new(self.root.lock().clone()),
-            umask: AtomicU32::new(self.umask.load(Ordering::Relaxed)),
-        }
-    }
-}
-
 /// A process.
 pub struct Process {
     /// Its id.
     pub pid: Pid,
     /// Its address space; exec replaces it. None once it has exited.
     pub mm: SpinLock<Option<Arc<Mm>>>,
+    /// Held while exec puts memory, program and credentials in place, and by whoever is let in by
+    /// the credentials to what came with them (`ptrace::access`).
+    pub image: Mutex<()>,
     /// Its descriptors; exec may unshare them.
     files: SpinLock<Arc<FdTable>>,
     /// Counts the replacements of `files`.
@@ -483,6 +464,14 @@ impl Process {
     #[inline]
     pub fn limit(&self, resource: Resource) -> u64 {
         self.limits.soft(resource)
+    }
+
+    /// Most bytes of memory that may be locked (mlock(2)), whole pages; `u64::MAX`: no limit.
+    pub fn lock_limit(&self) -> u64 {
+        if self.subject().capable(Capability::IpcLock) {
+            return u64::MAX;
+        }
+        self.limit(Resource::LockedMemory) & !(crate::mm::PAGE - 1)
     }
 
     /// RLIMIT_NOFILE: descriptors are below it.

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
 
-use super::ptrace::access::{Ids, may_access};
+use super::ptrace::access::{self, Ids};
 use super::{Process, find_process, find_thread, give_file};
 use crate::base::args::Args;
 use crate::base::poll::{PollTable, events};
@@ -93,12 +93,11 @@ pub fn pidfd_getfd(args: &Args) -> Result<u64> {
     let own = &current().process;
     let pidfd = own.files().get(args.a0() as u32)?;
     let process = process_of(&pidfd)?;
-    if !may_access(&own.subject(), &process, Ids::Real) {
-        return Err(Errno::EPERM);
-    }
-    if process.is_zombie.load(Ordering::Acquire) {
-        return Err(Errno::ESRCH);
-    }
-    let file = process.files().get(args.a1() as u32)?;
+    let file = access::inspect(&process, Ids::Real, Errno::EPERM, || {
+        if process.is_zombie.load(Ordering::Acquire) {
+            return Err(Errno::ESRCH);
+        }
+        process.files().get(args.a1() as u32)
+    })?;
     give_file(file, true)
 }

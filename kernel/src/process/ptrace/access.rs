@@ -1,7 +1,16 @@
 //! Who may look into a process (ptrace(2), "Ptrace access mode checking").
+//!
+//! Credentials and what they guard change together, at execve(2). So what is let in by the
+//! credentials is taken under the lock of the image: else the new program's memory, which may be
+//! that of a set-user-ID program, could be had by the old one's credentials.
 
+use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
+use abi::{Errno, Result};
+
+use crate::base::sched::current;
+use crate::mm::Mm;
 use crate::process::Process;
 use crate::security::{Capability, Subject};
 
@@ -14,9 +23,32 @@ pub enum Ids {
     Real,
 }
 
+/// Runs `f` if the current process may look into `target`, on the same image of it; else `denied`.
+pub fn inspect<T>(
+    target: &Process,
+    ids: Ids,
+    denied: Errno,
+    f: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let _image = target.image.lock();
+    if may_access(target, ids) { f() } else { Err(denied) }
+}
+
+/// The address space of `target`, if the current process may look into it; else `denied`. None once
+/// the process has ended.
+pub fn memory(target: &Process, ids: Ids, denied: Errno) -> Result<Option<Arc<Mm>>> {
+    inspect(target, ids, denied, || Ok(target.mm().ok()))
+}
+
+/// Whether the current process may look into `target`.
+#[must_use]
+pub fn may_access(target: &Process, ids: Ids) -> bool {
+    may_look(&current().process.subject(), target, ids)
+}
+
 /// Whether `own` may look into `target`.
 #[must_use]
-pub fn may_access(own: &Subject, target: &Process, ids: Ids) -> bool {
+pub fn may_look(own: &Subject, target: &Process, ids: Ids) -> bool {
     if target.pid == own.pid {
         return true;
     }

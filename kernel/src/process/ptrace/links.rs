@@ -79,7 +79,7 @@ pub fn attach(tracee: &Arc<Thread>, seize: Option<u32>) -> Result<u64> {
     let own = current().to_arc();
     let target = &tracee.process;
     let is_kernel = target.pid == 0 || target.mm.lock().is_none();
-    if target.is_current() || is_kernel || !may_access(&own.process.subject(), target, Ids::Real) {
+    if target.is_current() || is_kernel || !may_access(target, Ids::Real) {
         return Err(Errno::EPERM);
     }
     let privileged = own.process.subject().capable(Capability::SysPtrace);
@@ -87,7 +87,7 @@ pub fn attach(tracee: &Arc<Thread>, seize: Option<u32>) -> Result<u64> {
     let new = Link { tracer: own.process.clone(), tid: own.tid(), seized, privileged };
     link(tracee, &own, new, seize.unwrap_or(0))?;
     // An execve(2) that gives more rights either sees the link, or is seen here.
-    if !may_access(&own.process.subject(), target, Ids::Real) {
+    if !may_access(target, Ids::Real) {
         detach(tracee, 0)?;
         return Err(Errno::EPERM);
     }
