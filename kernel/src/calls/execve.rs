@@ -156,6 +156,7 @@ fn become_image(
     crate::process::timers::on_exec(process);
     *thread.name.lock() = image.name;
     process.settings.has_executed.store(true, Ordering::Relaxed);
+    process.settings.membarrier.store(0, Ordering::Relaxed);
     // A parent that asked for another signal asked for the old program's (clone(2)).
     process.exit_signal.store(raw::SIGCHLD, Ordering::Relaxed);
     let lost = READ_IMPLIES_EXEC | if secure { CLEARED_ON_SETID } else { 0 };

@@ -8,9 +8,9 @@ use machine::uaccess;
 
 use crate::base::args::Args;
 use crate::base::sched::current;
-use crate::security::Capability;
 use crate::base::user::UserPtr;
 use crate::process::ptrace::access::{self, Ids};
+use crate::security::Capability;
 
 /// reboot(2): every command that stops or restarts ends the machine, since a microVM is not started
 /// twice.
@@ -98,7 +98,8 @@ mod membarrier_command {
     pub(super) const REGISTER_GLOBAL_EXPEDITED: u32 = 1 << 2;
     pub(super) const PRIVATE_EXPEDITED: u32 = 1 << 3;
     pub(super) const REGISTER_PRIVATE_EXPEDITED: u32 = 1 << 4;
-    pub(super) const ALL: u32 = (1 << 5) - 1;
+    pub(super) const GET_REGISTRATIONS: u32 = 1 << 9;
+    pub(super) const ALL: u32 = (1 << 5) - 1 | GET_REGISTRATIONS;
 }
 
 /// membarrier(2). A TLB shootdown interrupts each CPU that runs the process and waits for it, which
@@ -116,13 +117,13 @@ pub fn membarrier(args: &Args) -> Result<u64> {
             machine::cpu::barrier_on_all_cpus();
             Ok(0)
         }
-        command::REGISTER_GLOBAL_EXPEDITED => Ok(0),
-        command::REGISTER_PRIVATE_EXPEDITED => {
-            registered.fetch_or(command::PRIVATE_EXPEDITED, Ordering::Relaxed);
+        which @ (command::REGISTER_GLOBAL_EXPEDITED | command::REGISTER_PRIVATE_EXPEDITED) => {
+            registered.fetch_or(which, Ordering::Relaxed);
             Ok(0)
         }
+        command::GET_REGISTRATIONS => Ok(registered.load(Ordering::Relaxed).into()),
         command::PRIVATE_EXPEDITED => {
-            if registered.load(Ordering::Relaxed) & command::PRIVATE_EXPEDITED == 0 {
+            if registered.load(Ordering::Relaxed) & command::REGISTER_PRIVATE_EXPEDITED == 0 {
                 return Err(Errno::EPERM);
             }
             process.mm()?.with(|inner| inner.table.flush());

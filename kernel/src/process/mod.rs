@@ -285,7 +285,8 @@ pub struct Settings {
     pub no_huge_pages: AtomicBool,
     /// How much rather (or not) it is chosen when memory runs out: -1000 to 1000 (proc(5)).
     pub oom_score_adj: AtomicI32,
-    /// Expedited membarrier(2) commands it has registered for.
+    /// Its registrations for membarrier(2), as the commands that made them. A child has them, too; a
+    /// new program has none.
     pub membarrier: AtomicU32,
     /// The tick has to look at timers on its CPU time, or at RLIMIT_CPU.
     pub watches_cpu_time: AtomicBool,
@@ -307,6 +308,7 @@ impl Settings {
         settings.timer_slack_ns.store(slack_ns, Ordering::Relaxed);
         let adjustment = self.oom_score_adj.load(Ordering::Relaxed);
         settings.oom_score_adj.store(adjustment, Ordering::Relaxed);
+        settings.membarrier.store(self.membarrier.load(Ordering::Relaxed), Ordering::Relaxed);
         settings
     }
 }
