@@ -28,6 +28,26 @@ use args::{Cli, Command};
 /// An error for the user: one line on stderr, without a type of its own per cause.
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 
+/// What was asked for cannot be meant: exit status 2, as for an unknown option.
+#[derive(Debug)]
+pub(crate) struct Usage(String);
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// A [`Usage`] error of this text.
+pub(crate) fn usage(text: impl Into<String>) -> Error {
+    Box::new(Usage(text.into()))
+}
+
+/// Exit status of wrong usage, which is clap's.
+const STATUS_USAGE: u8 = 2;
+
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     match words.split_first() {
@@ -37,7 +57,11 @@ fn main() -> ExitCode {
         }
         _ => {}
     }
-    let command = match Cli::parse().command {
+    let parsed = Cli::parse().command;
+    if let (Command::Run(_), Some(advice)) = (&parsed, args::forgotten_equals(&words)) {
+        return exit_code(Err(usage(advice)));
+    }
+    let command = match parsed {
         Command::Objtool(args) => return objtool_cmd::run(args),
         command => command,
     };
@@ -49,7 +73,10 @@ fn exit_code(result: Result<u8, Error>) -> ExitCode {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             eprintln!("limen: {error}");
-            ExitCode::from(run::outcome::STATUS_BOOT_FAILURE)
+            ExitCode::from(match error.is::<Usage>() {
+                true => STATUS_USAGE,
+                false => run::outcome::STATUS_BOOT_FAILURE,
+            })
         }
     }
 }

@@ -2,7 +2,7 @@
 //! the way, if asked to. Where it is off, counting costs nothing (system calls, which then have an
 //! entry of their own), or a load and a predicted branch.
 
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
@@ -28,7 +28,11 @@ static COUNTERS: AtomicBool = AtomicBool::new(false);
 /// Calls by number; the last slot is for numbers beyond Linux's.
 static CALLS: [AtomicU64; syscalls::END + 1] = [const { AtomicU64::new(0) }; syscalls::END + 1];
 /// Calls answered with ENOSYS because nothing serves them.
-static MISSING: [AtomicU64; syscalls::END + 1] = [const { AtomicU64::new(0) }; syscalls::END + 1];
+static MISSING: [AtomicU64; syscalls::END] = [const { AtomicU64::new(0) }; syscalls::END];
+/// Likewise, of numbers beyond Linux's.
+static MISSING_NUMBERS: SpinLock<BTreeMap<u32, u64>> = SpinLock::new(BTreeMap::new());
+/// Most of them that are remembered.
+const NUMBERS_MAX: usize = 64;
 static FILES: SpinLock<BTreeSet<Arc<[u8]>>> = SpinLock::new(BTreeSet::new());
 /// Most missing files that are remembered.
 const FILES_MAX: usize = 4096;
@@ -66,7 +70,21 @@ pub fn watched_syscall(number: u64) {
 /// A system call was made that nothing serves.
 #[inline]
 pub fn missing_syscall(number: u64) {
-    MISSING[slot(number)].fetch_add(1, Ordering::Relaxed);
+    match MISSING.get(usize::try_from(number).unwrap_or(usize::MAX)) {
+        Some(count) => {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        None => missing_number(number as u32),
+    }
+}
+
+/// A number that Linux has none of, as it was.
+#[cold]
+fn missing_number(number: u32) {
+    let mut numbers = MISSING_NUMBERS.lock();
+    if numbers.len() < NUMBERS_MAX || numbers.contains_key(&number) {
+        *numbers.entry(number).or_insert(0) += 1;
+    }
 }
 
 /// Whether missing files are to be noted; asked before a path is made absolute.
@@ -172,6 +190,10 @@ fn event(record: &trace::Record) -> TraceEvent {
 pub fn finish(fate: &ToHost) -> ! {
     if COUNT_MISSING.load(Ordering::Relaxed) {
         send_counts(&MISSING, ToHost::MissingSyscall);
+        let numbers = core::mem::take(&mut *MISSING_NUMBERS.lock());
+        for (number, count) in numbers {
+            send(&ToHost::MissingSyscall(SyscallCount { number, name: "?".to_string(), count }));
+        }
     }
     if COUNT_CALLS.load(Ordering::Relaxed) {
         send_counts(&CALLS, ToHost::Syscall);
