@@ -34,6 +34,8 @@ pub(crate) enum Command {
     Test(TestArgs),
     /// Measure the kernel beside Linux in the same emulator, or the call sequences natively
     Bench(BenchArgs),
+    /// Say what kernel parameters cost a program, in instructions that are the same every time
+    Compare(CompareArgs),
     /// Check the sources (fmt, clippy, tidy, build, audit), or what an ELF file needs
     Check(CheckArgs),
     /// Audit or rewrite the kCFI checks of a kernel image
@@ -231,6 +233,47 @@ pub(crate) struct PackArgs {
 
     /// The program and its arguments: `limen pack` keeps them in the image as what to run.
     /// Example: limen pack -o app.cpio -- ./server --port 80
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    pub(crate) program: Vec<OsString>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct CompareArgs {
+    /// A set of kernel parameters; at least two, and the first is what the others are compared
+    /// with. Example: --with pti=off --with pti=on
+    #[arg(long, value_name = "PARAMETERS", required = true, allow_hyphen_values = true)]
+    pub(crate) with: Vec<String>,
+
+    /// Copy a file into the guest. Example: --file ./data.txt:/data.txt
+    #[arg(long, value_name = "HOST[:GUEST]")]
+    pub(crate) file: Vec<OsString>,
+
+    /// Copy a folder into the guest. Example: --dir ./conf:/etc/app
+    #[arg(long, value_name = "HOST[:GUEST]")]
+    pub(crate) dir: Vec<OsString>,
+
+    /// Memory of the VM, in MiB or with a suffix K, M or G. Example: --memory 256M
+    #[arg(long, default_value = "1G", value_name = "SIZE", value_parser = parse_memory_mib)]
+    pub(crate) memory: u64,
+
+    /// CPU model of QEMU, the same for all sets. Example: --cpu Skylake-Client
+    #[arg(long, value_name = "MODEL", default_value = BENCH_CPU)]
+    pub(crate) cpu: String,
+
+    /// Give a run up after a time (s, m or h). Example: --timeout 10m
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_duration)]
+    pub(crate) timeout: Duration,
+
+    /// Print one JSON object instead of a table. Example: --json
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Kernel image [default: the one built beside this program]. Example: --kernel ./limen-kernel
+    #[arg(long, value_name = "ELF")]
+    pub(crate) kernel: Option<PathBuf>,
+
+    /// The program and its arguments; it is packed with what it needs.
+    /// Example: limen compare --with pti=off --with pti=on -- /bin/ls -l
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
 }

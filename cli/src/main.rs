@@ -1,11 +1,12 @@
 //! `limen`: run Linux programs in a microVM; pack, test and check.
 //!
 //! Reading order: [`args`] (what can be asked), then [`run`] (the main job), [`pack`], [`test`],
-//! [`check`]. [`tree`] resolves paths inside a root, [`paths`] knows where our own files are.
+//! [`check`], [`compare`]. [`tree`] resolves paths inside a root, [`paths`] knows where our own files are.
 
 mod args;
 mod bench;
 mod check;
+mod compare;
 mod image;
 mod linux;
 mod objtool_cmd;
@@ -87,6 +88,7 @@ fn dispatch(command: Command) -> Result<u8, Error> {
         Command::Pack(args) => pack::command(&args),
         Command::Test(args) => test::command(&args),
         Command::Bench(args) => bench::command(&args),
+        Command::Compare(args) => compare::command(&args),
         Command::Check(args) => check::command(&args),
         // Has exit codes of its own and is done already.
         Command::Objtool(_) => Ok(0),

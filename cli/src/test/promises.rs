@@ -5,7 +5,7 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::Context;
@@ -173,4 +173,20 @@ pub(super) fn cache_elsewhere(context: &Context, folder: &Path) -> Result<(), Er
     let mut command = limen(context, folder, &["--", "echo", "runs"]);
     let output = command.env("HOME", "/proc/none").env_remove("XDG_CACHE_HOME").output()?;
     ensure(output.stdout == b"runs\n", || format!("{output:?}"))
+}
+
+/// `limen compare` gives the same instructions each time, and isolated page tables cost some.
+pub(super) fn compare(context: &Context, folder: &Path) -> Result<(), Error> {
+    let run = || -> Result<Vec<u64>, Error> {
+        let mut command = Command::new(&context.limen);
+        command.args(["compare", "--json", "--memory", "128M", "--with", "pti=off", "--with"]);
+        let output = command.args(["pti=on", "--", "/bin/ls", "/"]).current_dir(folder).output()?;
+        ensure(output.status.success(), || format!("{output:?}"))?;
+        let json: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+        let sets = json["sets"].as_array().cloned().unwrap_or_default();
+        Ok(sets.iter().filter_map(|set| set["instructions"].as_u64()).collect())
+    };
+    let (first, second) = (run()?, run()?);
+    let good = first == second && first.len() == 2 && first[0] > 10_000 && first[0] < first[1];
+    ensure(good, || format!("{first:?}, then {second:?}"))
 }

@@ -43,6 +43,7 @@ const TESTS: &[(&str, Test)] = &[
     ("run::ends_of_its_own", promises::ends_of_its_own),
     ("run::memory", promises::memory),
     ("run::cache_elsewhere", promises::cache_elsewhere),
+    ("run::compare", promises::compare),
 ];
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {

@@ -36,7 +36,7 @@ fn exec_self(words: &[&str], env: &[&str]) -> i32 {
     sc!(SYS_execve, me.as_ptr(), argv(&w).as_ptr(), argv(&e).as_ptr()).err().unwrap_or(0)
 }
 
-fn output_of(words: &[&str], env: &[&str]) -> Vec<u8> {
+pub fn output_of(words: &[&str], env: &[&str]) -> Vec<u8> {
     let (r, w) = pipe();
     let child = fork(|| {
         let _ = sc!(SYS_dup2, w, 1);
@@ -348,7 +348,7 @@ fn stack_is_aligned_and_filled() {
 
 pub const BASE: u64 = 0x40_0000;
 
-fn elf_with(code: &[u8]) -> Vec<u8> {
+pub fn elf_with(code: &[u8]) -> Vec<u8> {
     let mut e = vec![0u8; 120];
     e[..8].copy_from_slice(b"\x7fELF\x02\x01\x01\0");
     let mut put = |at: usize, bytes: &[u8]| e[at..at + bytes.len()].copy_from_slice(bytes);

@@ -16,10 +16,14 @@ mod fuzz;
 mod fuzz_args;
 mod harness;
 mod hogs;
+mod jobs;
+mod mappings;
 mod memory;
 mod pointers;
 mod processes;
+mod procfs;
 mod ptrace;
+mod races;
 mod regs;
 mod returns;
 mod seccomp;
@@ -33,22 +37,28 @@ mod system;
 mod sysv;
 mod threads;
 mod time;
+mod waits;
 
 use harness::{Outcome, Test};
 
 const SUBJECTS: &[&[Test]] = &[
     processes::TESTS,
     exec::TESTS,
+    jobs::TESTS,
     threads::TESTS,
     signals::TESTS,
     memory::TESTS,
+    mappings::TESTS,
     entry::TESTS,
     returns::TESTS,
     segments::TESTS,
     files::TESTS,
+    races::TESTS,
+    procfs::TESTS,
     channels::TESTS,
     sockets::TESTS,
     time::TESTS,
+    waits::TESTS,
     system::TESTS,
     sysv::TESTS,
     pointers::TESTS,
