@@ -4,6 +4,9 @@
 //! prints `test NAME ... ok` or `FAILED` per test and a closing line; on the host every test must
 //! pass, since a test states what Linux does, and where it does not, Debian's kernel decides. A VM that ends without the closing line has failed
 //! in the test whose line is last: its name is printed, and the tests behind it count as failed.
+//!
+//! `limen-vmm` (`guest/vmm`) judges /dev/kvm in the same way; where the host has no KVM that works
+//! for guests, Limen's is judged alone.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,6 +28,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let host = results(Command::new(&program).args(["run-all", &context.filter]))?;
     let host = with_judge(&program, host)?;
     let mut total = judge("host", &host, &host, &Gaps::new());
+    let vmm = build_package(context, "limen-vmm")?;
     let gaps = parse_gaps(&std::fs::read_to_string(context.repository.join(GAPS))?)?;
     // What Linux itself does not do is no claim about Limen.
     for &smp in &context.smp {
