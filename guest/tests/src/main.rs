@@ -26,6 +26,7 @@ mod ptrace;
 mod races;
 mod regs;
 mod returns;
+mod rights;
 mod seccomp;
 mod segments;
 mod settle;
@@ -63,6 +64,7 @@ const SUBJECTS: &[&[Test]] = &[
     sysv::TESTS,
     pointers::TESTS,
     ptrace::TESTS,
+    rights::TESTS,
     seccomp::TESTS,
     storm::TESTS,
 ];

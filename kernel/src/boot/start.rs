@@ -29,8 +29,7 @@ use crate::mm::vdso;
 use crate::process::exec::{self, Request};
 use crate::process::init::{First, PROGRAM_PID};
 use crate::process::signal::{SigInfo, send_to_group};
-use crate::process::{LIMIT_STACK, default_limits};
-use crate::security::credentials::Credentials;
+use crate::security::{self, Credentials, Resource, Subject};
 use crate::tty::WinSize;
 use crate::vfs as fs;
 use crate::vfs::open::{How, open_executable};
@@ -115,7 +114,9 @@ fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<F
         root: SpinLock::new(root.clone()),
         umask: config.umask.into(),
     });
-    let context = Context { fs: fs.clone(), credentials: Arc::new(credentials.clone()) };
+    // Its process is not there yet.
+    let subject = Subject { pid: 0, credentials: Arc::new(credentials.clone()) };
+    let context = Context { fs: fs.clone(), subject };
     let cwd = resolve(&context, raw::AT_FDCWD, &config.cwd, walk::FOLLOW | walk::DIRECTORY);
     *fs.cwd.lock() =
         cwd.step(format!("working directory {}", String::from_utf8_lossy(&config.cwd)))?;
@@ -129,7 +130,7 @@ fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<F
             credentials: &credentials,
             secure: false,
             randomize: true,
-            stack_limit: default_limits()[LIMIT_STACK].soft,
+            stack_limit: security::Limits::default().soft(Resource::Stack),
             open: &open,
         })
     });
