@@ -113,9 +113,11 @@ fn vm(context: &Context, smp: u8, program: &Path) -> Command {
 /// A VM for a packed program, whose words follow.
 fn vm_of(context: &Context, smp: u8) -> Command {
     let mut command = Command::new(&context.limen);
-    command
-        .args(["run", "--pack", "--memory", "1G", "--smp", &smp.to_string()])
-        .args(["--timeout", &VM_TIMEOUT_S.to_string(), "--"]);
+    command.args(["run", "--pack", "--memory", "1G", "--smp", &smp.to_string()]).args([
+        "--timeout",
+        &VM_TIMEOUT_S.to_string(),
+        "--",
+    ]);
     command
 }
 
