@@ -15,12 +15,10 @@ use super::process_dir::Subject;
 use crate::base::sched::current;
 use crate::fs::pseudo::{Body, Listing, PseudoInode, Target};
 use crate::mm::{Backing, Vma};
+use crate::security::Capability;
 use crate::vfs::anon;
 use crate::vfs::path::Location;
 use crate::vfs::{DirEntry, File, FileType};
-
-const CAP_SYS_ADMIN: u32 = 21;
-const CAP_CHECKPOINT_RESTORE: u32 = 40;
 
 pub(super) fn directory(subject: Subject) -> Box<dyn Listing> {
     Box::new(MapFiles(subject))
@@ -102,8 +100,9 @@ impl Target for MapFile {
     }
 
     fn location(&self) -> Option<Result<Location>> {
-        let credentials = current().process.credentials();
-        if !credentials.has(CAP_SYS_ADMIN) && !credentials.has(CAP_CHECKPOINT_RESTORE) {
+        let subject = current().process.subject();
+        let enough = [Capability::SysAdmin, Capability::CheckpointRestore];
+        if !enough.into_iter().any(|capability| subject.capable(capability)) {
             return Some(Err(Errno::EPERM));
         }
         Some(self.find().map(|(file, _)| match &file.location {

@@ -13,12 +13,12 @@ use crate::base::io::{Sink, Source};
 use crate::base::sched::current;
 use crate::fs::pseudo::{Content, Raw, Text};
 use crate::mm::{Mm, PAGE};
+use crate::security::Capability;
 
 /// Bytes of a word.
 const WORD: u64 = 8;
 /// Words made at a time: those of 2 MiB.
 const WORDS_AT_ONCE: u64 = 512;
-const CAP_SYS_ADMIN: u32 = 21;
 
 const PRESENT: u64 = 1 << 63;
 /// A page of a file, or of shared memory.
@@ -62,7 +62,7 @@ impl Raw for Pagemap {
             return Err(Errno::EINVAL);
         }
         let Some(mm) = self.0.upgrade() else { return Ok(0) };
-        let with_frame = current().process.credentials().has(CAP_SYS_ADMIN);
+        let with_frame = current().process.subject().capable(Capability::SysAdmin);
         let last = USER_END / PAGE;
         let mut index = offset / WORD;
         let mut words: Vec<u64> = Vec::new();
