@@ -94,11 +94,13 @@ pub(crate) struct RunArgs {
     #[arg(long, visible_alias = "minimal")]
     pub(crate) pack: bool,
 
-    /// Share a folder for writing. Set-user-ID and set-group-ID bits are not kept there. Example: --rw ./out or --rw ./out:/out
+    /// Share a folder for writing. Set-user-ID and set-group-ID bits are not kept there. Example:
+    /// --rw ./out or --rw ./out:/out
     #[arg(long, value_name = "HOST[:GUEST]")]
     pub(crate) rw: Vec<OsString>,
 
-    /// Hide a path from the program. What is hidden anyway is listed below. Example: --hide /etc/app/key
+    /// Hide a path from the program. What is hidden anyway is listed below. Example: --hide
+    /// /etc/app/key
     #[arg(long, value_name = "PATH")]
     pub(crate) hide: Vec<PathBuf>,
 
@@ -186,9 +188,11 @@ fn run_long_help() -> String {
     )
 }
 
+type LooksLikeValue = fn(&str) -> bool;
+
 /// Options whose value needs a `=`, for it may be left out; and whether a word that follows such an
 /// option looks like a value of it.
-const EQUALS: [(&str, fn(&str) -> bool); 2] = [
+const EQUALS: [(&str, LooksLikeValue); 2] = [
     ("--json", |word| word.ends_with(".json")),
     ("--gdb", |word| word.bytes().all(|byte| byte.is_ascii_digit())),
 ];

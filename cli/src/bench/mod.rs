@@ -5,9 +5,9 @@
 //! the hash of the program's work must agree before a ratio is printed.
 //!
 //! Reading order: [`command`], then `kernel` (what is compared), `rig` (one run), `crate::linux`
-//! (where the other kernel comes from), `table` (what is printed). `entry` counts the border alone; `ipi`
-//! counts what interrupts isolated CPUs; `cfi` only starts a program;
-//! `cfi_kernel` counts what kCFI costs the kernel.
+//! (where the other kernel comes from), `table` (what is printed). `entry` counts the border alone;
+//! `ipi` counts what interrupts isolated CPUs; `cfi` only starts a program; `cfi_kernel` counts
+//! what kCFI costs the kernel.
 
 pub(crate) mod cfi;
 mod cfi_kernel;

@@ -38,9 +38,9 @@ impl ControlSender {
     }
 }
 
-/// Copies a port's output to descriptor `fd` (1 or 2) until the port ends. Once the descriptor takes
-/// no more, the guest is told and the rest is dropped; the result is the error, unless it is only
-/// that the reader has gone.
+/// Copies a port's output to descriptor `fd` (1 or 2) until the port ends. Once the descriptor
+/// takes no more, the guest is told and the rest is dropped; the result is the error, unless it is
+/// only that the reader has gone.
 pub(crate) fn copy_output(mut port: UnixStream, fd: u8, control: &ControlSender) -> Option<Errno> {
     let mut buffer = vec![0; CHUNK];
     let (mut open, mut lost) = (true, None);

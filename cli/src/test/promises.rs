@@ -119,7 +119,8 @@ pub(super) fn shared_folder_keeps_no_rights(context: &Context, folder: &Path) ->
     std::fs::create_dir(&out)?;
     let script = "cd /out; cp /bin/true a; chmod 6755 a; stat -c %a a; \
                   (umask 0; install -m 4755 /bin/true b); stat -c %a b; \
-                  mkfifo f 2>&1 | grep -c 'not permitted'; mknod n c 1 3 2>&1 | grep -c 'not permitted'";
+                  mkfifo f 2>&1 | grep -c 'not permitted'; \
+                  mknod n c 1 3 2>&1 | grep -c 'not permitted'";
     let words = ["--rw", "out:/out", "--", "sh", "-c", script];
     let output = output(context, folder, &words)?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
