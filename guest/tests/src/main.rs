@@ -16,6 +16,7 @@ mod fuzz;
 mod fuzz_args;
 mod harness;
 mod hogs;
+mod landlock;
 mod memory;
 mod pointers;
 mod processes;
@@ -53,6 +54,7 @@ const SUBJECTS: &[&[Test]] = &[
     pointers::TESTS,
     ptrace::TESTS,
     seccomp::TESTS,
+    landlock::TESTS,
     storm::TESTS,
 ];
 

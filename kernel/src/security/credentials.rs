@@ -1,7 +1,10 @@
 //! Who a process is: user and group ids, and capabilities. The calls that read and change them are
 //! in `user_ids` and `capabilities`.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
+
+use super::landlock::Domain;
 
 /// User and group ids, and capabilities (credentials(7), capabilities(7)).
 #[derive(Clone, Debug)]
@@ -24,6 +27,8 @@ pub struct Credentials {
     pub ambient: u64,
     /// PR_SET_SECUREBITS.
     pub securebits: u32,
+    /// How far it has restricted itself (landlock(7)).
+    pub landlock: Option<Arc<Domain>>,
 }
 
 /// All capabilities that Linux 6.12 knows: 0 to CAP_CHECKPOINT_RESTORE (40).
@@ -56,6 +61,7 @@ impl Credentials {
             bounding: ALL_CAPABILITIES,
             ambient: 0,
             securebits: 0,
+            landlock: None,
         }
     }
 

@@ -1,3 +1,5 @@
 //! Who may do what: the subject of a decision, and what decides.
 
 pub mod credentials;
+pub mod hooks;
+pub mod landlock;

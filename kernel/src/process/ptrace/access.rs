@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use abi::general as raw;
 
 use crate::base::sched::current;
-use crate::process::Process;
+use crate::process::{Process, hooks};
 use crate::security::credentials::Credentials;
 
 /// By which of its ids the caller asks.
@@ -26,6 +26,9 @@ pub fn may_access(target: &Process, ids: Ids) -> bool {
     }
     let own: Arc<Credentials> = current().process.credentials();
     let other = target.credentials();
+    if hooks::ptrace_access_check((&own, &other)).is_err() {
+        return false;
+    }
     if own.has(raw::CAP_SYS_PTRACE) {
         return true;
     }
