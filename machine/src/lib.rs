@@ -58,6 +58,7 @@ pub mod uaccess;
 pub mod vdso;
 pub mod virtio;
 mod vmap;
+pub mod vmrun;
 
 pub use heap::{idle_bytes as heap_idle_bytes, slab_bytes, trim as trim_heap};
 pub use vmap::usage as vmap_usage;

@@ -16,9 +16,8 @@ use crate::base::sched::current;
 use crate::base::sync::Mutex;
 use crate::base::user::{UserPtr, read_extensible};
 use crate::process::own_file;
-use crate::security::credentials::Credentials;
-use crate::security::hooks;
 use crate::security::landlock::{Domain, Ruleset};
+use crate::security::{Capability, Credentials, hooks};
 use crate::vfs::anon::AnonInode;
 use crate::vfs::landlock::identity;
 use crate::vfs::{Fd, FileOps, FileType, Inode};
@@ -160,7 +159,7 @@ pub fn restrict_self(a: &Args) -> Result<u64> {
     check_on()?;
     let thread = current();
     let process = &thread.process;
-    if !thread.seccomp.no_new_privs() && !process.credentials().has(raw::CAP_SYS_ADMIN) {
+    if !thread.seccomp.no_new_privs() && !process.subject().capable(Capability::SysAdmin) {
         return Err(Errno::EPERM);
     }
     if a.a1() as u32 != 0 {

@@ -19,11 +19,11 @@ use machine::sync::SpinLock;
 use machine::task::{Current, Schedulable, Task, ThreadCell};
 
 use crate::base::sched::{SchedEntity, current};
-use crate::base::sync::WaitQueue;
+use crate::base::sync::{Mutex, WaitQueue};
 use crate::mm::Mm;
-use crate::security::credentials::Credentials;
+use crate::security::{Capability, Credentials, Limits, Resource, Subject};
 use crate::vfs::file::Fd;
-use crate::vfs::{FdTable, File, path::Location};
+use crate::vfs::{FdTable, File, path::FsContext};
 
 pub mod elf;
 pub mod exec;
@@ -43,7 +43,6 @@ pub mod usage;
 pub mod wait;
 
 pub use family::{Family, Life};
-pub use limits::{LIMIT_NOFILE, LIMIT_STACK, Limit, UNLIMITED, default_limits};
 pub use signal::exception::{bad_return, user_exception};
 
 /// Process, thread, group and session ids.
@@ -61,6 +60,9 @@ pub mod work {
     pub const EXIT: u32 = 1 << 3;
     /// The thread has not run yet and has to write its id (CLONE_CHILD_SETTID).
     pub const CHILD_TID: u32 = 1 << 4;
+    /// A tracer that stopped the thread in the middle of a system call wants to see its end, which
+    /// it did not when the call began (PTRACE_SYSCALL at an event).
+    pub const SYSCALL_EXIT: u32 = 1 << 5;
 }
 
 /// A thread.
@@ -194,34 +196,15 @@ impl Thread {
     }
 }
 
-/// Working directory, root directory, umask (CLONE_FS shares them).
-pub struct FsContext {
-    /// Current directory.
-    pub cwd: SpinLock<Location>,
-    /// Root directory.
-    pub root: SpinLock<Location>,
-    /// File mode creation mask.
-    pub umask: AtomicU32,
-}
-
-impl FsContext {
-    /// A copy that later changes on either side do not affect.
-    #[must_use]
-    pub fn duplicate(&self) -> FsContext {
-        FsContext {
-            cwd: SpinLock::new(self.cwd.lock().clone()),
-            root: SpinLock::new(self.root.lock().clone()),
-            umask: AtomicU32::new(self.umask.load(Ordering::Relaxed)),
-        }
-    }
-}
-
 /// A process.
 pub struct Process {
     /// Its id.
     pub pid: Pid,
     /// Its address space; exec replaces it. None once it has exited.
     pub mm: SpinLock<Option<Arc<Mm>>>,
+    /// Held while exec puts memory, program and credentials in place, and by whoever is let in by
+    /// the credentials to what came with them (`ptrace::access`).
+    pub image: Mutex<()>,
     /// Its descriptors; exec may unshare them.
     files: SpinLock<Arc<FdTable>>,
     /// Counts the replacements of `files`.
@@ -234,8 +217,8 @@ pub struct Process {
     pub signals: SpinLock<signal::ProcessSignals>,
     /// Credentials; replaced as a whole.
     pub credentials: SpinLock<Arc<Credentials>>,
-    /// Resource limits, by RLIMIT number.
-    pub limits: SpinLock<[Limit; 16]>,
+    /// Resource limits.
+    pub limits: Limits,
     /// Parent and children.
     pub family: SpinLock<Family>,
     /// Living threads.
@@ -243,7 +226,7 @@ pub struct Process {
     /// Threads, of any process, that threads of this one trace.
     pub tracees: ptrace::Tracees,
     /// The thread that made this process.
-    pub maker_tid: AtomicU32,
+    pub creator_tid: AtomicU32,
     /// Process group and session.
     pub group: AtomicU32,
     /// See `group`.
@@ -303,7 +286,8 @@ pub struct Settings {
     pub no_huge_pages: AtomicBool,
     /// How much rather (or not) it is chosen when memory runs out: -1000 to 1000 (proc(5)).
     pub oom_score_adj: AtomicI32,
-    /// Expedited membarrier(2) commands it has registered for.
+    /// Its registrations for membarrier(2), as the commands that made them. A child has them, too; a
+    /// new program has none.
     pub membarrier: AtomicU32,
     /// The tick has to look at timers on its CPU time, or at RLIMIT_CPU.
     pub watches_cpu_time: AtomicBool,
@@ -325,6 +309,7 @@ impl Settings {
         settings.timer_slack_ns.store(slack_ns, Ordering::Relaxed);
         let adjustment = self.oom_score_adj.load(Ordering::Relaxed);
         settings.oom_score_adj.store(adjustment, Ordering::Relaxed);
+        settings.membarrier.store(self.membarrier.load(Ordering::Relaxed), Ordering::Relaxed);
         settings
     }
 }
@@ -401,6 +386,7 @@ fn take_over_first_tid() {
     let (old, pid) = (thread.tid(), thread.process.pid);
     if old != pid {
         ptrace::links::takes_over_tid(old, pid);
+        family::creator_renamed(&thread.process, old);
         let mut table = TABLE.lock();
         table.threads.remove(&old);
         table.threads.insert(pid, Arc::downgrade(&thread));
@@ -412,6 +398,13 @@ fn take_over_first_tid() {
 #[must_use]
 pub fn find_process(pid: Pid) -> Option<Arc<Process>> {
     TABLE.lock().processes.get(&pid).cloned()
+}
+
+/// The process with this id, or that of the living thread with it: kill(2), prlimit(2) and others
+/// take either.
+#[must_use]
+pub fn find_by_tid(id: Pid) -> Option<Arc<Process>> {
+    find_process(id).or_else(|| find_thread(id).map(|thread| thread.process.clone()))
 }
 
 /// The living thread with this id.
@@ -470,19 +463,35 @@ impl Process {
         self.fs.lock().clone().expect("only kernel threads have no directories")
     }
 
-    /// The soft limit with this RLIMIT number.
-    pub fn limit(&self, number: usize) -> u64 {
-        self.limits.lock()[number].soft
+    /// A soft limit.
+    #[inline]
+    pub fn limit(&self, resource: Resource) -> u64 {
+        self.limits.soft(resource)
+    }
+
+    /// Most bytes of memory that may be locked (mlock(2)), whole pages; `u64::MAX`: no limit.
+    pub fn lock_limit(&self) -> u64 {
+        if self.subject().capable(Capability::IpcLock) {
+            return u64::MAX;
+        }
+        self.limit(Resource::LockedMemory) & !(crate::mm::PAGE - 1)
     }
 
     /// RLIMIT_NOFILE: descriptors are below it.
     pub fn fd_limit(&self) -> usize {
-        self.limit(LIMIT_NOFILE) as usize
+        self.limit(Resource::OpenFiles) as usize
     }
 
     /// Whether the program that runs is its own image of the process (a thread's view).
     pub fn is_current(&self) -> bool {
         core::ptr::eq(self, Arc::as_ptr(&current().process))
+    }
+
+    /// The process as the subject of decisions, with what it may do now.
+    #[inline]
+    #[must_use]
+    pub fn subject(&self) -> Subject {
+        Subject { pid: self.pid, credentials: self.credentials() }
     }
 
     /// Replaces the credentials.
@@ -505,6 +514,10 @@ pub fn exit_work(regs: &mut entry::PtRegs, pending: u32) {
     }
     if pending & work::CHILD_TID != 0 {
         fork::first_run();
+    }
+    if pending & work::SYSCALL_EXIT != 0 {
+        thread.task().take_work(work::SYSCALL_EXIT);
+        ptrace::stop::after_syscall(regs);
     }
     if pending & work::RESCHEDULE != 0 {
         crate::base::sched::schedule();

@@ -61,7 +61,7 @@ fn check(credentials: &Credentials, place: &Location, wanted: u64) -> Result<()>
 }
 
 pub(super) fn file_open((context, place, flags, grant): hooks::file_open::Given<'_>) -> Result<()> {
-    let Some(domain) = &context.credentials.landlock else { return Ok(()) };
+    let Some(domain) = &context.subject.landlock else { return Ok(()) };
     if flags & raw::O_PATH != 0 {
         return Ok(());
     }
@@ -138,27 +138,27 @@ const fn remove(is_directory: bool) -> u64 {
 }
 
 pub(super) fn path_mknod((who, directory, kind): hooks::path_mknod::Given<'_>) -> Result<()> {
-    check(&who.credentials, directory, make(kind))
+    check(&who.subject.credentials, directory, make(kind))
 }
 
 pub(super) fn path_mkdir((who, directory): hooks::path_mkdir::Given<'_>) -> Result<()> {
-    check(&who.credentials, directory, fs::MAKE_DIR)
+    check(&who.subject.credentials, directory, fs::MAKE_DIR)
 }
 
 pub(super) fn path_symlink((who, directory): hooks::path_symlink::Given<'_>) -> Result<()> {
-    check(&who.credentials, directory, fs::MAKE_SYM)
+    check(&who.subject.credentials, directory, fs::MAKE_SYM)
 }
 
 pub(super) fn path_unlink((who, directory): hooks::path_unlink::Given<'_>) -> Result<()> {
-    check(&who.credentials, directory, fs::REMOVE_FILE)
+    check(&who.subject.credentials, directory, fs::REMOVE_FILE)
 }
 
 pub(super) fn path_rmdir((who, directory): hooks::path_rmdir::Given<'_>) -> Result<()> {
-    check(&who.credentials, directory, fs::REMOVE_DIR)
+    check(&who.subject.credentials, directory, fs::REMOVE_DIR)
 }
 
 pub(super) fn path_truncate((who, place): hooks::path_truncate::Given<'_>) -> Result<()> {
-    check(&who.credentials, place, fs::TRUNCATE)
+    check(&who.subject.credentials, place, fs::TRUNCATE)
 }
 
 /// A change between two directories.
@@ -189,12 +189,12 @@ fn check_change(domain: &Domain, change: &Change<'_>) -> Result<()> {
 }
 
 pub(super) fn path_link((who, object, to): hooks::path_link::Given<'_>) -> Result<()> {
-    let Some(domain) = &who.credentials.landlock else { return Ok(()) };
+    let Some(domain) = &who.subject.landlock else { return Ok(()) };
     let wanted = make(object.file_type());
     let parent = object.dentry.parent();
-    let Some(parent) = parent else { return check(&who.credentials, to, wanted) };
+    let Some(parent) = parent else { return check(&who.subject.credentials, to, wanted) };
     if Arc::ptr_eq(&parent, &to.dentry) {
-        return check(&who.credentials, to, wanted);
+        return check(&who.subject.credentials, to, wanted);
     }
     if !domain.handles(wanted | fs::REFER) {
         return Ok(());
@@ -205,7 +205,7 @@ pub(super) fn path_link((who, object, to): hooks::path_link::Given<'_>) -> Resul
 }
 
 pub(super) fn path_rename((who, rename): hooks::path_rename::Given<'_>) -> Result<()> {
-    let Some(domain) = &who.credentials.landlock else { return Ok(()) };
+    let Some(domain) = &who.subject.landlock else { return Ok(()) };
     let Rename { from, moved, to, replaced, exchange } = *rename;
     let mut there = make(moved.kind());
     if let Some(replaced) = replaced {
@@ -217,7 +217,7 @@ pub(super) fn path_rename((who, rename): hooks::path_rename::Given<'_>) -> Resul
         here |= make(back.kind());
     }
     if Arc::ptr_eq(&from.dentry, &to.dentry) {
-        return check(&who.credentials, to, here | there);
+        return check(&who.subject.credentials, to, here | there);
     }
     if !domain.handles(here | there | fs::REFER) {
         return Ok(());

@@ -108,6 +108,7 @@ fn open_or_create(context: &Context, mut walk: Walk<'_>, how: &How) -> Result<Ar
         };
         let follow = how.flags & raw::O_NOFOLLOW == 0;
         if walk.enter(child, follow)? {
+            walk.check_scope()?;
             return open_location(context, walk.at, how.flags, created);
         }
     }
@@ -188,11 +189,9 @@ fn check(context: &Context, location: &Location, flags: u32) -> Result<()> {
     if writes || flags & raw::O_ACCMODE == raw::O_ACCMODE {
         wanted |= WRITE;
     }
-    let credentials = &context.credentials;
-    permission::check(location.inode().as_ref(), wanted, credentials)?;
-    if flags & raw::O_NOATIME != 0
-        && !permission::is_owner(&location.inode().metadata()?, credentials)
-    {
+    let who = &context.subject;
+    permission::check(location.inode().as_ref(), wanted, who)?;
+    if flags & raw::O_NOATIME != 0 && !permission::is_owner(&location.inode().metadata()?, who) {
         return Err(Errno::EPERM);
     }
     Ok(())
@@ -222,7 +221,7 @@ pub fn open_executable(
     if location.mount.flags() & raw::MS_NOEXEC != 0 {
         return Err(Errno::EACCES);
     }
-    permission::check(location.inode().as_ref(), EXECUTE, &context.credentials)?;
+    permission::check(location.inode().as_ref(), EXECUTE, &context.subject)?;
     let granted = ask(context, &location, raw::O_RDONLY | hooks::EXEC)?;
     open_inode(location, raw::O_RDONLY | raw::O_LARGEFILE, None, granted)
 }

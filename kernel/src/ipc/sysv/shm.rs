@@ -24,9 +24,11 @@ use super::{Object, READ, Table, WRITE, now, own_pid};
 use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::UserPtr;
+use crate::fs::memfd;
 use crate::fs::pseudo::Text;
 use crate::mm::attach::Attachment;
 use crate::mm::{MMAP_MIN, PAGE};
+use crate::security::{Capability, Resource};
 use crate::vfs::File;
 use crate::vfs::page_cache::PageCache;
 
@@ -34,7 +36,6 @@ use crate::vfs::page_cache::PageCache;
 const SEGMENTS_MAX: usize = 4096;
 /// Largest segment, and all together in pages (kernel.shmmax, kernel.shmall).
 const BYTES_MAX: u64 = u64::MAX - (1 << 24);
-const CAP_IPC_LOCK: u32 = 14;
 
 /// The file, held as long as the segment is to exist.
 enum Hold {
@@ -118,7 +119,8 @@ fn make(key: i32, size: u64, flags: u32) -> Result<Segment> {
     super::check_room()?;
     let name = alloc::format!("/SYSV{:08x} (deleted)", key as u32);
     let pages_end = size.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
-    let file = crate::calls::fs::memory_file(name.as_bytes(), pages_end)?;
+    let owner = current().process.credentials();
+    let file = memfd::of_size(name.as_bytes(), pages_end, owner.fsuid, owner.fsgid)?;
     let trace = Trace { ctime: now(), creator: own_pid(), ..Trace::default() };
     Ok(Segment { size, hold: SpinLock::new(Hold::Kept(file)), trace: SpinLock::new(trace) })
 }
@@ -255,13 +257,13 @@ fn remove(segment: &Object<Segment>, file: &Arc<File>) {
 
 /// There is no swap, so every segment is locked anyway; the mark is kept for ipcs(1).
 fn lock(segment: &Object<Segment>, on: bool) -> Result<u64> {
-    let who = current().process.credentials();
+    let who = current().process.subject();
     let Perm { uid, cuid, .. } = segment.perm();
-    if !who.has(CAP_IPC_LOCK) {
+    if !who.capable(Capability::IpcLock) {
         if who.euid != uid && who.euid != cuid {
             return Err(Errno::EPERM);
         }
-        if on && current().process.limit(abi::general::RLIMIT_MEMLOCK as usize) == 0 {
+        if on && current().process.limit(Resource::LockedMemory) == 0 {
             return Err(Errno::EPERM);
         }
     }

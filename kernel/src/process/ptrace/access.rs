@@ -1,13 +1,18 @@
 //! Who may look into a process (ptrace(2), "Ptrace access mode checking").
+//!
+//! Credentials and what they guard change together, at execve(2). So what is let in by the
+//! credentials is taken under the lock of the image: else the new program's memory, which may be
+//! that of a set-user-ID program, could be had by the old one's credentials.
 
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
-use abi::general as raw;
+use abi::{Errno, Result};
 
 use crate::base::sched::current;
+use crate::mm::Mm;
 use crate::process::{Process, hooks};
-use crate::security::credentials::Credentials;
+use crate::security::{Capability, Subject};
 
 /// By which of its ids the caller asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,18 +23,40 @@ pub enum Ids {
     Real,
 }
 
+/// Runs `f` if the current process may look into `target`, on the same image of it; else `denied`.
+pub fn inspect<T>(
+    target: &Process,
+    ids: Ids,
+    denied: Errno,
+    f: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let _image = target.image.lock();
+    if may_access(target, ids) { f() } else { Err(denied) }
+}
+
+/// The address space of `target`, if the current process may look into it; else `denied`. None once
+/// the process has ended.
+pub fn memory(target: &Process, ids: Ids, denied: Errno) -> Result<Option<Arc<Mm>>> {
+    inspect(target, ids, denied, || Ok(target.mm().ok()))
+}
+
 /// Whether the current process may look into `target`.
 #[must_use]
 pub fn may_access(target: &Process, ids: Ids) -> bool {
-    if target.is_current() {
+    may_look(&current().process.subject(), target, ids)
+}
+
+/// Whether `own` may look into `target`.
+#[must_use]
+pub fn may_look(own: &Subject, target: &Process, ids: Ids) -> bool {
+    if target.pid == own.pid {
         return true;
     }
-    let own: Arc<Credentials> = current().process.credentials();
     let other = target.credentials();
-    if hooks::ptrace_access_check((&own, &other)).is_err() {
+    if hooks::ptrace_access_check((&own.credentials, &other)).is_err() {
         return false;
     }
-    if own.has(raw::CAP_SYS_PTRACE) {
+    if own.capable(Capability::SysPtrace) {
         return true;
     }
     let (uid, gid, capabilities) = match ids {
