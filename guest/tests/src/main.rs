@@ -17,6 +17,7 @@ mod fuzz_args;
 mod harness;
 mod hogs;
 mod jobs;
+mod landlock;
 mod mappings;
 mod memory;
 mod pointers;
@@ -66,6 +67,7 @@ const SUBJECTS: &[&[Test]] = &[
     ptrace::TESTS,
     rights::TESTS,
     seccomp::TESTS,
+    landlock::TESTS,
     storm::TESTS,
 ];
 

@@ -30,6 +30,7 @@ const KNOWN: &[Param] = &[
     value("isolcpus"),
     value("nohz_full"),
     value("defer"),
+    value("lsm"),
     flag("ktest"),
     value("ktest"),
     // Boot loaders and monitors add these; they mean nothing here.

@@ -30,6 +30,7 @@ pub mod exec;
 pub mod exit;
 pub mod family;
 pub mod fork;
+pub mod hooks;
 pub mod init;
 pub mod limits;
 pub mod pidfd;

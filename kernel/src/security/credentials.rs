@@ -1,9 +1,11 @@
 //! Who a process is: user and group ids, and capabilities. The calls that read and change them are
 //! in `user_ids` and `capabilities`.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::capable::{ALL_CAPABILITIES, Capability, CapabilitySet};
+use super::landlock::Domain;
 
 /// User and group ids, and capabilities (credentials(7), capabilities(7)).
 #[derive(Clone, Debug)]
@@ -26,6 +28,8 @@ pub struct Credentials {
     pub ambient: CapabilitySet,
     /// PR_SET_SECUREBITS.
     pub securebits: u32,
+    /// How far it has restricted itself (landlock(7)).
+    pub landlock: Option<Arc<Domain>>,
 }
 
 impl Credentials {
@@ -55,6 +59,7 @@ impl Credentials {
             bounding: ALL_CAPABILITIES,
             ambient: 0,
             securebits: 0,
+            landlock: None,
         }
     }
 

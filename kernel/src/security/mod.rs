@@ -5,6 +5,8 @@
 
 pub mod capable;
 pub mod credentials;
+pub mod hooks;
+pub mod landlock;
 pub mod limits;
 pub mod subject;
 

@@ -10,6 +10,7 @@ use alloc::sync::Arc;
 use abi::{Errno, Result, general as raw};
 
 use super::dentry::{self, Dentry};
+use super::hooks::{self, Rename};
 use super::inotify;
 use super::path::{self, Context, Location, Walk, child_locked};
 use super::permission::{self, EXECUTE, WRITE};
@@ -50,6 +51,12 @@ pub fn make(context: &Context, dirfd: i32, path: &[u8], what: &Make<'_>) -> Resu
     let names = walk.at.dentry.lock_names();
     if path::child_checked(context, &walk.at, name)?.is_some() {
         return Err(Errno::EEXIST);
+    }
+    walk.at.mount.check_writable()?;
+    match what.file_type {
+        FileType::Directory => hooks::path_mkdir((context, &walk.at))?,
+        FileType::Symlink => hooks::path_symlink((context, &walk.at))?,
+        kind => hooks::path_mknod((context, &walk.at, kind))?,
     }
     let dentry = make_locked(context, &walk.at, name, what)?;
     drop(names);
@@ -95,8 +102,9 @@ pub(super) fn make_unnamed(context: &Context, directory: &Location, mode: u32) -
     let new = NewObject { file_type: FileType::Regular, mode, uid, gid, rdev: 0, target: b"" };
     let inode = directory.inode().create_unnamed(&new)?;
     let number = inode.metadata()?.inode;
-    let name = alloc::format!("/#{number} (deleted)");
-    Ok(Location::new(directory.mount.clone(), Dentry::detached(inode, name.as_bytes())))
+    let name = alloc::format!("#{number} (deleted)");
+    let dentry = Dentry::uncached(&directory.dentry, name.as_bytes(), inode);
+    Ok(Location::new(directory.mount.clone(), dentry))
 }
 
 /// Who owns a new object, and its mode: a set-group-ID directory hands its group down (inode(7)).
@@ -156,6 +164,8 @@ pub fn unlink(context: &Context, dirfd: i32, path: &[u8]) -> Result<()> {
         if walk.has_trailing_slash() {
             return Err(if victim.is_directory() { Errno::EISDIR } else { Errno::ENOTDIR });
         }
+        walk.at.mount.check_writable()?;
+        hooks::path_unlink((context, &walk.at))?;
         check_removal(context, &walk.at, &victim)?;
         if victim.is_directory() {
             return Err(Errno::EISDIR);
@@ -180,6 +190,8 @@ pub fn rmdir(context: &Context, dirfd: i32, path: &[u8]) -> Result<()> {
         let parent = &walk.at.dentry;
         let _names = parent.lock_names();
         let victim = path::child_checked(context, &walk.at, name)?.ok_or(Errno::ENOENT)?;
+        walk.at.mount.check_writable()?;
+        hooks::path_rmdir((context, &walk.at))?;
         check_removal(context, &walk.at, &victim)?;
         if !victim.is_directory() {
             return Err(Errno::ENOTDIR);
@@ -207,6 +219,8 @@ pub fn link(context: &Context, target: &Location, dirfd: i32, path: &[u8]) -> Re
     if !Arc::ptr_eq(&walk.at.mount, &target.mount) {
         return Err(Errno::EXDEV);
     }
+    walk.at.mount.check_writable()?;
+    hooks::path_link((context, target, &walk.at))?;
     check_change(context, &walk.at)?;
     if target.dentry.is_directory() {
         return Err(Errno::EPERM);
@@ -293,7 +307,6 @@ fn rename_locked(context: &Context, old: &Side<'_>, new: &Side<'_>, flags: u32) 
         None if exchange => return Err(Errno::ENOENT),
         _ => {}
     }
-    check_kinds(old, new, &source, target.as_deref(), exchange)?;
     if source.is_directory() && new.parent().is_within(&source) {
         return Err(Errno::EINVAL);
     }
@@ -302,6 +315,9 @@ fn rename_locked(context: &Context, old: &Side<'_>, new: &Side<'_>, flags: u32) 
     {
         return Err(if exchange { Errno::EINVAL } else { Errno::ENOTEMPTY });
     }
+    check_slashes(old, new, &source, target.as_deref(), exchange)?;
+    hooks::path_rename((context, &change(old, new, &source, target.as_ref(), exchange)))?;
+    check_kinds(&source, target.as_deref(), exchange)?;
     check_removal(context, &old.walk.at, &source)?;
     match &target {
         Some(target) => check_removal(context, &new.walk.at, target)?,
@@ -317,7 +333,19 @@ fn rename_locked(context: &Context, old: &Side<'_>, new: &Side<'_>, flags: u32) 
     Ok(())
 }
 
-fn check_kinds(
+/// What policies are told about a rename.
+fn change<'a>(
+    old: &'a Side<'_>,
+    new: &'a Side<'_>,
+    moved: &'a Arc<Dentry>,
+    replaced: Option<&'a Arc<Dentry>>,
+    exchange: bool,
+) -> Rename<'a> {
+    Rename { from: &old.walk.at, moved, to: &new.walk.at, replaced, exchange }
+}
+
+/// ENOTDIR where a name that ends in a slash is no directory's.
+fn check_slashes(
     old: &Side<'_>,
     new: &Side<'_>,
     source: &Dentry,
@@ -330,6 +358,10 @@ fn check_kinds(
     {
         return Err(Errno::ENOTDIR);
     }
+    Ok(())
+}
+
+fn check_kinds(source: &Dentry, target: Option<&Dentry>, exchange: bool) -> Result<()> {
     match target {
         Some(target) if !exchange => match (source.is_directory(), target.is_directory()) {
             (true, false) => Err(Errno::ENOTDIR),
@@ -393,6 +425,8 @@ pub(super) fn find_or_make(
         Some(child) => Ok((child, false)),
         None => {
             let what = Make::plain(FileType::Regular, mode);
+            directory.mount.check_writable()?;
+            hooks::path_mknod((context, directory, FileType::Regular))?;
             Ok((make_locked(context, directory, name, &what)?, true))
         }
     }

@@ -113,7 +113,7 @@ impl Location {
     }
 
     /// The place above, leaving the mount at its top; None at the top of everything.
-    fn up(&self) -> Option<Location> {
+    pub(super) fn up(&self) -> Option<Location> {
         let mut at = self.clone();
         while at.is_mount_top() {
             at = at.mount.place()?;

@@ -16,7 +16,7 @@ use crate::security::{Capability, Resource, Subject};
 use crate::vfs::deny_write::WriteAccess;
 use crate::vfs::path::{Context, Location};
 use crate::vfs::permission::{self, WRITE, is_owner};
-use crate::vfs::{File, FileType, Metadata, SetAttributes, inotify};
+use crate::vfs::{File, FileType, Metadata, SetAttributes, hooks, inotify};
 
 const NS: i64 = 1_000_000_000;
 /// Advice numbers of fadvise64(2) end here.
@@ -271,6 +271,7 @@ pub fn truncate(a: &Args) -> Result<u64> {
     }
     location.mount.check_writable()?;
     permission::check(location.inode().as_ref(), WRITE, &context.subject)?;
+    hooks::path_truncate((&context, &location))?;
     let _access = WriteAccess::new(location.inode().clone())?;
     resize(&location, size)
 }
@@ -283,6 +284,7 @@ pub fn ftruncate(a: &Args) -> Result<u64> {
     if location.file_type() != FileType::Regular || file.check_writable().is_err() {
         return Err(Errno::EINVAL);
     }
+    hooks::file_truncate((&file,))?;
     resize(&location, size)
 }
 

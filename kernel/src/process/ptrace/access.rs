@@ -11,7 +11,7 @@ use abi::{Errno, Result};
 
 use crate::base::sched::current;
 use crate::mm::Mm;
-use crate::process::Process;
+use crate::process::{Process, hooks};
 use crate::security::{Capability, Subject};
 
 /// By which of its ids the caller asks.
@@ -53,6 +53,9 @@ pub fn may_look(own: &Subject, target: &Process, ids: Ids) -> bool {
         return true;
     }
     let other = target.credentials();
+    if hooks::ptrace_access_check((&own.credentials, &other)).is_err() {
+        return false;
+    }
     if own.capable(Capability::SysPtrace) {
         return true;
     }

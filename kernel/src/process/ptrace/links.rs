@@ -14,6 +14,7 @@ use super::access::{Ids, may_access};
 use super::{Link, Resume, State};
 use crate::base::sched::current;
 use crate::process::family::Life;
+use crate::process::hooks;
 use crate::process::signal::{self, SIG_IGN, SigInfo, send};
 use crate::process::{Pid, Process, Thread, exit, find_thread, release_pid, work};
 use crate::security::Capability;
@@ -68,6 +69,7 @@ pub fn trace_me() -> Result<u64> {
     };
     // Without threads the parent is ending: nobody will ever look, and nothing says so.
     let Some(tracer) = tracer else { return Ok(0) };
+    hooks::ptrace_traceme((&thread.process.credentials(), &parent.credentials()))?;
     let privileged = parent.subject().capable(Capability::SysPtrace);
     let tid = tracer.tid();
     link(&thread, &tracer, Link { tracer: parent, tid, seized: false, privileged }, 0)?;
