@@ -7,6 +7,7 @@ mod args;
 mod bench;
 mod check;
 mod image;
+mod mitigations;
 mod objtool_cmd;
 mod pack;
 mod paths;
@@ -59,6 +60,7 @@ fn dispatch(command: Command) -> Result<u8, Error> {
         Command::Test(args) => test::command(&args),
         Command::Bench(args) => bench::command(&args),
         Command::Check(args) => check::command(&args),
+        Command::Mitigations(args) => mitigations::command(&args),
         // Has exit codes of its own and is done already.
         Command::Objtool(_) => Ok(0),
         Command::Completions { shell } => {

@@ -26,6 +26,7 @@ use crate::cpu::{self, MAX_CPUS};
 use crate::frame::{self, Frame, OutOfMemory, PAGE_SHIFT, PAGE_SIZE, PHYS_OFFSET, phys_to_virt};
 use crate::pcid;
 use crate::percpu::{self, CpuCell, PerCpu};
+use crate::sealed::sealed;
 use crate::sync::{IrqGuard, Once, SpinLock};
 use crate::tlb::{self, TlbState};
 
@@ -184,7 +185,9 @@ struct KernelTables {
 
 static KERNEL: SpinLock<KernelTables> =
     SpinLock::new(KernelTables { root: 0, mmio_next: MMIO_BASE });
-static KERNEL_ROOT: Once<u64> = Once::new();
+sealed! {
+    static KERNEL_ROOT: Once<u64> = Once::new();
+}
 
 fn new_table_frame() -> Option<u64> {
     Frame::alloc_zeroed().ok().map(|frame| u64::from(frame.into_raw()) << PAGE_SHIFT)
@@ -434,6 +437,23 @@ pub(crate) unsafe fn set_image_exec(start: u64, pages: u64, exec: bool) {
     tlb::flush_kernel(Cause::KernelRights);
 }
 
+/// Takes the right to write from pages of the image, in every mapping there is: their own, that in
+/// the direct map, and with isolation that in programs' tables. For good.
+pub(crate) fn seal(pages: core::ops::Range<u64>) {
+    let kernel = KERNEL.lock();
+    let shared = SHARED_ROOT.get().copied();
+    for va in pages.step_by(PAGE_SIZE) {
+        let alias = va - KERNEL_BASE + PHYS_OFFSET;
+        let mappings = [(Some(kernel.root), va), (Some(kernel.root), alias), (shared, va)];
+        for (root, va) in mappings {
+            let Some(table) = root.and_then(|root| kernel_leaf_table(root, va)) else { continue };
+            table.set(index(va, 0), table.get(index(va, 0)) & !WRITE);
+        }
+    }
+    drop(kernel);
+    tlb::flush_kernel(Cause::KernelRights);
+}
+
 /// A root that also maps the first MiB at its physical address, executable: for starting CPUs.
 /// Never active once they run.
 pub(crate) fn trampoline_root() -> Result<u64, OutOfMemory> {
@@ -542,9 +562,14 @@ pub(crate) fn kernel_rights(va: u64) -> (bool, bool, bool, bool) {
 /// kernel's at the even one, the program's at the odd one. This bit of CR3 tells them apart.
 pub(crate) const USER_ROOT_BIT: u64 = PAGE_SIZE as u64;
 
-static PTI: AtomicBool = AtomicBool::new(false);
-/// The top table that all programs' tables take their kernel half from: only what entry code needs.
-static SHARED_ROOT: Once<u64> = Once::new();
+sealed! {
+    static PTI: AtomicBool = AtomicBool::new(false);
+}
+sealed! {
+    /// The top table that all programs' tables take their kernel half from: only what entry code
+    /// needs.
+    static SHARED_ROOT: Once<u64> = Once::new();
+}
 
 unsafe extern "C" {
     static __entry_text_start: u8;
@@ -760,6 +785,13 @@ pub struct Space {
     /// Never 0, and never another space's.
     id: u64,
     pub(crate) tlb: TlbState,
+}
+
+impl Space {
+    /// Its number: never 0, and never another space's.
+    pub(crate) fn number(&self) -> u64 {
+        self.id
+    }
 }
 
 static NEXT_SPACE: AtomicU64 = AtomicU64::new(1);

@@ -130,6 +130,8 @@ fn become_image(
     });
     let old_mm = process.mm.lock().replace(image.mm.clone());
     machine::task::set_space(image.mm.space());
+    let speculation = machine::task::speculation();
+    machine::task::set_speculation(mitigations::by_program::after_exec(speculation));
     exit::release_vfork_parent(process);
     drop(old_mm);
     close_on_exec(process);

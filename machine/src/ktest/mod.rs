@@ -23,6 +23,7 @@ use crate::text_poke::{self, LiveText};
 pub mod defer;
 mod late;
 mod memory;
+pub(crate) mod mitigations;
 mod seccomp;
 mod text;
 pub mod window;
@@ -37,7 +38,7 @@ pub struct Test {
 
 /// The machine's tests.
 pub const TESTS: &[&[Test]] =
-    &[text::TESTS, late::TESTS, memory::TESTS, window::TESTS, seccomp::TESTS];
+    &[text::TESTS, late::TESTS, memory::TESTS, window::TESTS, seccomp::TESTS, mitigations::TESTS];
 
 pub use late::{FailingPiece, load_and_unload};
 pub(crate) use text::between;
