@@ -7,6 +7,7 @@ mod args;
 mod bench;
 mod check;
 mod image;
+mod linux;
 mod mitigations;
 mod objtool_cmd;
 mod pack;
@@ -14,6 +15,7 @@ mod paths;
 mod run;
 mod test;
 mod tidy;
+mod toolchain;
 mod tree;
 
 use std::ffi::OsString;

@@ -49,7 +49,7 @@ mod smp;
 pub mod speculation;
 pub mod stack;
 pub mod static_branch;
-mod static_call;
+pub mod static_call;
 pub mod sync;
 pub mod task;
 mod text_poke;
@@ -61,6 +61,7 @@ pub mod uaccess;
 pub mod vdso;
 pub mod virtio;
 mod vmap;
+pub mod vmrun;
 
 pub use heap::{idle_bytes as heap_idle_bytes, slab_bytes, trim as trim_heap};
 pub use vmap::usage as vmap_usage;

@@ -30,7 +30,6 @@ use crate::cpu::{self, cpuid, msr};
 use crate::percpu::{self, PerCpu};
 use crate::sealed::sealed;
 use crate::static_branch::{self, StaticKey, id, static_branch_unlikely};
-use crate::static_call::{Callee, static_call};
 use crate::sync::Once;
 use crate::text_poke::LiveText;
 use crate::{cfi, paging, speculation};
@@ -165,18 +164,6 @@ macro_rules! keys {
         /// text is open.
         pub(crate) fn switch_sequences() {
             $(set::<$name>($on(plan()));)*
-            let function: extern "C" fn() = match plan().guest.exit_to_user {
-                Flush::Bhb(mitigations::bhi::BhbLoop::LONG) => clear_long,
-                Flush::Bhb(_) => clear_short,
-                Flush::None | Flush::Ibpb => barrier,
-            };
-            let flush = match plan().guest.exit_to_user {
-                Flush::None => Callee::Nothing,
-                Flush::Ibpb | Flush::Bhb(_) => Callee::Function(function),
-            };
-            if let Err(anomaly) = PREDICTOR_FLUSH.update(flush) {
-                crate::log!("mitigations: {anomaly}: flushes behind guests stay as they were");
-            }
         }
 
         /// Compares text with the plan: each site of each key.
@@ -344,7 +331,7 @@ fn verify_cpu(plan: &Plan) {
 }
 
 /// IBPB, or what of it this CPU needs; nothing where the CPU has none.
-pub(crate) extern "C" fn barrier() {
+pub(crate) fn barrier() {
     let plan = plan();
     if plan.pred_cmd == 0 {
         return;
@@ -456,16 +443,6 @@ pub(crate) fn before_sleep() {
 // ------------------------------------------------------------------------------------------------
 // Behind guests
 
-static_call!(PREDICTOR_FLUSH = 8, predictor_flush: fn() -> (), barrier);
-
-extern "C" fn clear_short() {
-    speculation::clear_bhb_short();
-}
-
-extern "C" fn clear_long() {
-    speculation::clear_bhb_long();
-}
-
 /// Flushes behind guests, and returns to programs that needed none, by CPU.
 static FLUSHES: PerCpu<AtomicU64> =
     PerCpu::from_array([const { AtomicU64::new(0) }; cpu::MAX_CPUS]);
@@ -491,7 +468,12 @@ pub(crate) fn before_program() {
 fn flush_behind_guest() {
     let local = percpu::local();
     if local.guest_ran.get() {
-        predictor_flush();
+        match plan().guest.exit_to_user {
+            Flush::None => {}
+            Flush::Ibpb => barrier(),
+            Flush::Bhb(mitigations::bhi::BhbLoop::LONG) => speculation::clear_bhb_long(),
+            Flush::Bhb(_) => speculation::clear_bhb_short(),
+        }
         local.guest_ran.set(false);
         FLUSHES.get().fetch_add(1, Ordering::Relaxed);
     }

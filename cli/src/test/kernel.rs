@@ -42,8 +42,8 @@ const PARAMETERS: [(&str, &str, &[&str]); 9] = [
     ("cfi=debug spectre_v2=retpoline,lfence", "cfi::", &["CFI: verified ", " via Lfence"]),
 ];
 
-/// CPUs that nobody here has, by name (`limen mitigations --list`), and parameters: with their facts
-/// every path runs in emulation, and stepping through the boundary sees which sequence ran where.
+/// CPUs that nobody here has, by name (`limen mitigations --list`), and parameters: with their
+/// facts every path runs in emulation, and stepping through the boundary sees which sequence ran.
 const CPUS: [(&str, &str); 6] = [
     ("icelake-sp", ""),
     ("sapphirerapids", "spectre_v2=eibrs,lfence"),
@@ -52,6 +52,8 @@ const CPUS: [(&str, &str); 6] = [
     ("zen2", "spectre_v2_user=seccomp spec_store_bypass_disable=on"),
     ("zen4", "vmscape=ibpb"),
 ];
+/// The tests that each of them runs.
+const CPU_TESTS: [&str; 2] = ["mitigations::", "window::every"];
 /// Facts that are not true of the CPU: what the boot must end with.
 const LIES: [(&str, &str, &str); 3] = [
     ("sapphirerapids", "cpu-registers=deaf", "mitigations: SPEC_CTRL was to be 0x401, and this"),
@@ -60,6 +62,8 @@ const LIES: [(&str, &str, &str); 3] = [
 ];
 
 /// The tests of deferred work once more, on a CPU that nothing else disturbs.
+/// A filter that makes the kernel print its tests' names.
+const LIST: &str = "?";
 const ISOLATED: &str = "isolcpus=3 nohz_full=3";
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
@@ -102,7 +106,7 @@ fn cpus(context: &Context, kernel: &Path) -> Result<Summary, Error> {
         Ok::<_, Error>(format!("cpu-facts={}", profile.facts))
     };
     for (cpu, parameters) in CPUS {
-        for tests in ["mitigations::", "window::every"] {
+        for tests in CPU_TESTS {
             let name = format!("cpu::{cpu} {tests}");
             if context.wants(&name) {
                 let append = format!("ktest={tests} {} {parameters}", facts(cpu)?);
@@ -128,9 +132,23 @@ fn cpus(context: &Context, kernel: &Path) -> Result<Summary, Error> {
     Ok(total)
 }
 
+/// The names of what runs: in the kernel, with parameters, and the faults.
+pub(super) fn names(context: &Context) -> Result<Vec<String>, Error> {
+    let lines = boot(build(context)?, 1, format!("ktest={LIST}"))?;
+    let of_kernel = lines.iter().filter_map(|line| line.trim().strip_prefix("test "));
+    let mut names: Vec<String> = of_kernel.map(str::to_owned).collect();
+    names.extend(PARAMETERS.iter().map(|(parameters, ..)| format!("parameter::{parameters}")));
+    for (cpu, _) in CPUS {
+        names.extend(CPU_TESTS.map(|tests| format!("cpu::{cpu} {tests}")));
+    }
+    names.extend(LIES.iter().map(|(cpu, parameters, _)| format!("lie::{cpu} {parameters}")));
+    names.extend(faults::names());
+    Ok(names)
+}
+
 pub(super) fn build(context: &Context) -> Result<PathBuf, Error> {
     let target = context.target.join("ktest");
-    let mut cargo = context.cargo();
+    let mut cargo = context.cargo()?;
     cargo.arg("build").args(image::CARGO_FLAGS).args(["--features=ktest", "--quiet"]);
     if !cargo.arg("--target-dir").arg(&target).status()?.success() {
         return Err("the kernel with its tests does not build".into());

@@ -15,6 +15,7 @@ use super::capabilities::after_exec;
 use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::read_path;
+use crate::calls::mm::map::READ_IMPLIES_EXEC;
 use crate::process::exec::{self, Image, Request};
 use crate::process::{LIMIT_STACK, Process, exit, ptrace};
 use crate::security::credentials::Credentials;
@@ -58,6 +59,7 @@ fn execute(
     let environment = exec::read_strings(environment)?;
     let (credentials, secure) = next_credentials(&file, &context.credentials)?;
     let open = |path: &[u8]| open_executable(&context, raw::AT_FDCWD, path, 0);
+    let personality = process.settings.personality.load(Ordering::Relaxed);
     let image = exec::load(Request {
         path: visible_path(dirfd, path),
         file,
@@ -65,6 +67,7 @@ fn execute(
         environment,
         credentials: &credentials,
         secure,
+        randomize: secure || personality & ADDR_NO_RANDOMIZE == 0,
         stack_limit: process.limit(LIMIT_STACK),
         open: &open,
     });
@@ -79,6 +82,12 @@ fn execute(
     ptrace::stop::executed(regs, old_tid);
     Ok(0)
 }
+
+/// Personality: areas are where they always are.
+const ADDR_NO_RANDOMIZE: u32 = 0x004_0000;
+/// What a program with other rights than its caller does not inherit of its personality: also
+/// ADDR_COMPAT_LAYOUT and MMAP_PAGE_ZERO.
+const CLEARED_ON_SETID: u32 = READ_IMPLIES_EXEC | ADDR_NO_RANDOMIZE | 0x020_0000 | 0x010_0000;
 
 /// The path by which scripts reopen the file (execveat(2), NOTES).
 fn visible_path(dirfd: i32, path: Vec<u8>) -> Vec<u8> {
@@ -128,12 +137,18 @@ fn become_image(
     let readable = image.program.file.as_ref().is_some_and(|file| {
         permission::check(file.ops().inode().as_ref(), permission::READ, &credentials).is_ok()
     });
+    let installing = process.image.lock();
     let old_mm = process.mm.lock().replace(image.mm.clone());
     machine::task::set_space(image.mm.space());
     let speculation = machine::task::speculation();
     machine::task::set_speculation(mitigations::by_program::after_exec(speculation));
+    let old_program = core::mem::replace(&mut *process.program.lock(), Arc::new(image.program));
+    set_credentials(process, credentials, &old_credentials);
+    process.settings.not_dumpable.store(secure || !readable, Ordering::Relaxed);
+    drop(installing);
     exit::release_vfork_parent(process);
     drop(old_mm);
+    drop(old_program);
     close_on_exec(process);
     let handlers = process.handlers.lock().without_handlers();
     let old_handlers = core::mem::replace(&mut *process.handlers.lock(), Arc::new(handlers));
@@ -141,13 +156,11 @@ fn become_image(
     thread.signals.lock().alt_stack = Default::default();
     crate::process::timers::on_exec(process);
     *thread.name.lock() = image.name;
-    let old_program = core::mem::replace(&mut *process.program.lock(), Arc::new(image.program));
-    drop(old_program);
-    set_credentials(process, credentials, &old_credentials);
     process.settings.has_executed.store(true, Ordering::Relaxed);
     // A parent that asked for another signal asked for the old program's (clone(2)).
     process.exit_signal.store(raw::SIGCHLD, Ordering::Relaxed);
-    process.settings.not_dumpable.store(secure || !readable, Ordering::Relaxed);
+    let lost = READ_IMPLIES_EXEC | if secure { CLEARED_ON_SETID } else { 0 };
+    process.settings.personality.fetch_and(!lost, Ordering::Relaxed);
     if secure {
         process.settings.parent_death_signal.store(0, Ordering::Relaxed);
     }

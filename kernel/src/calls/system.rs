@@ -9,6 +9,7 @@ use machine::uaccess;
 use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::UserPtr;
+use crate::process::ptrace::access::{self, Ids};
 
 /// reboot(2): every command that stops or restarts ends the machine, since a microVM is not started
 /// twice.
@@ -138,11 +139,9 @@ pub fn kcmp(args: &Args) -> Result<u64> {
     const FILES: u64 = 2;
     const FS: u64 = 3;
     const SIGHAND: u64 = 4;
-    let own = current().process.credentials();
     let target = |pid: u64| {
         let process = crate::process::find_process(pid as u32).ok_or(Errno::ESRCH)?;
-        let allowed = crate::process::pidfd::may_inspect(&own, &process.credentials());
-        if allowed { Ok(process) } else { Err(Errno::EPERM) }
+        access::inspect(&process, Ids::Real, Errno::EPERM, || Ok(process.clone()))
     };
     let (first, second) = (target(args.a0())?, target(args.a1())?);
     let identity = |process: &crate::process::Process, fd: u64| -> Result<u64> {
@@ -150,7 +149,7 @@ pub fn kcmp(args: &Args) -> Result<u64> {
             FILE => process.files().get(fd as u32)?.id,
             VM => alloc::sync::Arc::as_ptr(&process.mm()?) as u64,
             FILES => alloc::sync::Arc::as_ptr(&process.files()) as u64,
-            FS => alloc::sync::Arc::as_ptr(&process.fs()) as u64,
+            FS => process.fs.lock().as_ref().map_or(0, |fs| alloc::sync::Arc::as_ptr(fs) as u64),
             SIGHAND => alloc::sync::Arc::as_ptr(&*process.handlers.lock()) as u64,
             _ => return Err(Errno::EINVAL),
         })

@@ -7,17 +7,15 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::Ordering;
 
-use abi::{Errno, Result, general as raw};
+use abi::{Errno, Result};
 
 use crate::base::args::Args;
 use crate::base::io::{IOV_MAX, IoVec, Sink, Source, read_iovec};
-use crate::base::sched::current;
 use crate::base::user::UserPtr;
 use crate::mm::Mm;
-use crate::process::pidfd::may_inspect;
-use crate::process::{Process, find_thread};
+use crate::process::find_thread;
+use crate::process::ptrace::access::{self, Ids};
 
 /// Bytes copied at once.
 const CHUNK: usize = 16 << 10;
@@ -60,19 +58,9 @@ fn arguments(a: &Args) -> Result<Arguments> {
         return Err(Errno::EINVAL);
     }
     let thread = find_thread(a.a0() as u32).ok_or(Errno::ESRCH)?;
-    let mm = memory_of(&thread.process)?;
+    let mm = access::memory(&thread.process, Ids::Real, Errno::EPERM)?;
+    let mm = mm.ok_or(Errno::ESRCH)?;
     Ok((local, remote, mm))
-}
-
-fn memory_of(process: &Arc<Process>) -> Result<Arc<Mm>> {
-    let own = &current().process;
-    let mm = process.mm.lock().clone().ok_or(Errno::ESRCH)?;
-    let credentials = own.credentials();
-    let may = Arc::ptr_eq(own, process)
-        || may_inspect(&credentials, &process.credentials())
-            && (!process.settings.not_dumpable.load(Ordering::Relaxed)
-                || credentials.has(raw::CAP_SYS_PTRACE));
-    if may { Ok(mm) } else { Err(Errno::EPERM) }
 }
 
 /// Calls `step` with pieces of the other side, until one is not done in full. What was copied

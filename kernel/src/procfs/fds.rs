@@ -7,8 +7,8 @@ use alloc::vec::Vec;
 
 use abi::{Errno, Result, general as raw};
 
-use super::process_dir::Subject;
-use super::{gone, parse_id};
+use super::parse_id;
+use super::process_dir::{Subject, object};
 use crate::base::sched::current;
 use crate::fs::pseudo::{Body, Content, Listing, PseudoInode, Target, Text};
 use crate::vfs::anon::{self, AnonInode};
@@ -28,13 +28,13 @@ fn to(location: Location) -> Followed {
 }
 
 pub(super) fn cwd(subject: &Subject) -> Followed {
-    let fs = subject.process.fs.lock().clone().ok_or_else(gone)?;
+    let fs = subject.process.fs.lock().clone().ok_or(Errno::ENOENT)?;
     let location = fs.cwd.lock().clone();
     to(location)
 }
 
 pub(super) fn root(subject: &Subject) -> Followed {
-    let fs = subject.process.fs.lock().clone().ok_or_else(gone)?;
+    let fs = subject.process.fs.lock().clone().ok_or(Errno::ENOENT)?;
     let location = fs.root.lock().clone();
     to(location)
 }
@@ -73,7 +73,7 @@ pub(super) fn info_directory(subject: Subject) -> Box<dyn Listing> {
 
 impl Listing for Descriptors {
     fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
-        self.subject.check_inspect()?;
+        self.check()?;
         let fd = parse_id(name).ok_or(Errno::ENOENT)?;
         let file = self.subject.process.files().get(fd).map_err(|_| Errno::ENOENT)?;
         let subject = self.subject.clone();
@@ -88,13 +88,11 @@ impl Listing for Descriptors {
             };
             (access, Body::Link(Box::new(Descriptor { subject, fd })))
         };
-        let credentials = self.subject.process.credentials();
-        let owner = (credentials.euid, credentials.egid);
-        Ok(PseudoInode::new(directory.fs(), directory.child_number(name), mode, owner, body))
+        Ok(object(directory, name, mode, &self.subject, body))
     }
 
     fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
-        self.subject.check_inspect()?;
+        self.check()?;
         let file_type = if self.info { FileType::Regular } else { FileType::Symlink };
         let fds = self.subject.process.files().list();
         let fds = fds.into_iter().filter(|&fd| u64::from(fd) >= from).take(max);
@@ -110,6 +108,21 @@ impl Listing for Descriptors {
             })
             .collect())
     }
+
+    /// A process sees its own descriptors, also where it belongs to root because of what it may
+    /// have in memory.
+    fn is_own(&self) -> bool {
+        !self.info && self.subject.process.is_current()
+    }
+}
+
+impl Descriptors {
+    /// The links are for those whom the directory's permission bits let in, the rest for those who
+    /// may look into the process.
+    fn check(&self) -> Result<()> {
+        self.subject.check_exists()?;
+        if self.info { self.subject.inspect(|| Ok(())) } else { Ok(()) }
+    }
 }
 
 /// A descriptor as a link.
@@ -120,8 +133,8 @@ struct Descriptor {
 
 impl Descriptor {
     fn file(&self) -> Result<Arc<File>> {
-        self.subject.check_inspect()?;
-        self.subject.process.files().get(self.fd).map_err(|_| Errno::ENOENT)
+        self.subject
+            .inspect(|| self.subject.process.files().get(self.fd).map_err(|_| Errno::ENOENT))
     }
 }
 
@@ -146,10 +159,12 @@ struct Info {
 
 impl Content for Info {
     fn generate(&self, out: &mut Text) -> Result<()> {
-        self.subject.check_inspect()?;
-        let files = self.subject.process.files();
-        let file = files.get(self.fd).map_err(|_| Errno::ENOENT)?;
-        let close = if files.close_on_exec(self.fd)? { raw::O_CLOEXEC } else { 0 };
+        let (file, close) = self.subject.inspect(|| {
+            let files = self.subject.process.files();
+            let file = files.get(self.fd).map_err(|_| Errno::ENOENT)?;
+            Ok((file, files.close_on_exec(self.fd)?))
+        })?;
+        let close = if close { raw::O_CLOEXEC } else { 0 };
         let position = if file.is_seekable() { *file.position.lock() } else { 0 };
         let mount = file.location.as_ref().map_or(0, |location| location.mount.id());
         let number = file.ops().inode().metadata().map_or(0, |metadata| metadata.inode);

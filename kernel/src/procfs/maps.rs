@@ -1,17 +1,19 @@
 //! The address space of a process: maps, smaps, smaps_rollup (proc(5)).
 //!
 //! A process may have tens of thousands of areas, so the texts are made piece by piece: the
-//! position of a piece is the address from which it tells.
+//! position of a piece is the address from which it tells. They are about the address space that the
+//! process had when they were opened: later it may be another program's.
 
-use alloc::sync::Arc;
+use alloc::boxed::Box;
+use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 
-use abi::Result;
+use abi::{Errno, Result};
 
 use super::fds;
 use super::process_dir::Subject;
 use crate::fs::pseudo::{Content, Text};
-use crate::mm::{Backing, PAGE, Vma};
+use crate::mm::{Backing, Mm, PAGE, Vma, VmaFlags};
 use crate::vfs::File;
 use crate::vfs::chrdev::{major, minor};
 
@@ -32,9 +34,7 @@ pub(super) struct Area {
 
 /// A copy of the first areas from an address on: names need locks that may not be taken under the
 /// address space's.
-fn areas_from(subject: &Subject, address: u64) -> Vec<Area> {
-    // A process that ends has no memory any more: no areas.
-    let Ok(mm) = subject.process.mm() else { return Vec::new() };
+fn areas_from(mm: &Mm, address: u64) -> Vec<Area> {
     mm.with(|inner| {
         let area = |(&start, vma): (&u64, &Vma)| Area {
             start,
@@ -49,9 +49,15 @@ fn areas_from(subject: &Subject, address: u64) -> Vec<Area> {
 pub(super) type ShowArea = fn(&Area, &mut Text);
 
 /// A file about all areas, in order.
-pub(super) struct Areas {
-    pub(super) subject: Subject,
-    pub(super) show: ShowArea,
+struct Areas {
+    subject: Subject,
+    space: Weak<Mm>,
+    show: ShowArea,
+}
+
+/// Binds a file about areas to the address space that the process has now.
+pub(super) fn areas(subject: Subject, show: ShowArea) -> Result<Box<dyn Content>> {
+    Ok(Box::new(Areas { space: subject.space(), subject, show }))
 }
 
 impl Content for Areas {
@@ -64,8 +70,10 @@ impl Content for Areas {
     }
 
     fn generate_piece(&self, position: u64, out: &mut Text) -> Result<Option<u64>> {
-        self.subject.check_inspect()?;
-        let areas = areas_from(&self.subject, position);
+        self.subject.check_alive()?;
+        // Without the address space there are no areas.
+        let Some(mm) = self.space.upgrade() else { return Ok(None) };
+        let areas = areas_from(&mm, position);
         for area in &areas {
             (self.show)(area, out);
             if out.0.len() >= PIECE_BYTES {
@@ -155,7 +163,7 @@ impl Sums {
         } else {
             self.private_dirty += kilobytes;
         }
-        self.locked += if vma.locked { kilobytes } else { 0 };
+        self.locked += if vma.flags.contains(VmaFlags::LOCKED) { kilobytes } else { 0 };
     }
 
     fn put(&self, out: &mut Text, with_size: bool) {
@@ -202,33 +210,59 @@ pub(super) fn smap(area: &Area, out: &mut Text) {
     sums.add(area);
     sums.put(out, true);
     out.bytes(b"THPeligible:           0\nVmFlags:");
+    let has = |flag: VmaFlags| vma.flags.contains(flag);
     let flags = [
         (vma.prot.read, "rd"),
         (vma.prot.write, "wr"),
         (vma.prot.exec, "ex"),
         (vma.shared, "sh"),
         (true, "mr"),
-        (vma.may_write, "mw"),
-        (true, "me"),
-        (vma.grows_down, "gd"),
-        (vma.locked, "lo"),
-        (vma.dont_fork, "dc"),
-        (vma.wipe_on_fork, "wf"),
+        (has(VmaFlags::MAY_WRITE), "mw"),
+        (has(VmaFlags::MAY_EXEC), "me"),
+        (vma.shared, "ms"),
+        (has(VmaFlags::GROWS_DOWN), "gd"),
+        (has(VmaFlags::LOCKED), "lo"),
+        (has(VmaFlags::LOCK_ON_FAULT), "lf"),
+        (has(VmaFlags::SEQUENTIAL), "sr"),
+        (has(VmaFlags::RANDOM), "rr"),
+        (has(VmaFlags::DONT_FORK), "dc"),
+        (has(VmaFlags::FIXED_SIZE), "de"),
+        (has(VmaFlags::WIPE_ON_FORK), "wf"),
+        (has(VmaFlags::DONT_DUMP), "dd"),
+        (has(VmaFlags::HUGE), "hg"),
+        (has(VmaFlags::NO_HUGE), "nh"),
+        (has(VmaFlags::DROPPABLE), "dp"),
     ];
     flags.iter().filter(|(on, _)| *on).for_each(|(_, name)| write!(out, " {name}"));
     out.bytes(b" \n");
 }
 
-pub(super) fn smaps_rollup(subject: &Subject, out: &mut Text) -> Result<()> {
+/// The sums over all areas.
+struct Rollup(Subject, Weak<Mm>);
+
+/// As [`areas`], for smaps_rollup.
+pub(super) fn rollup(subject: Subject) -> Result<Box<dyn Content>> {
+    let space = subject.space();
+    Ok(Box::new(Rollup(subject, space)))
+}
+
+impl Content for Rollup {
+    fn generate(&self, out: &mut Text) -> Result<()> {
+        self.0.check_alive()?;
+        put_rollup(&*self.1.upgrade().ok_or(Errno::ESRCH)?, out)
+    }
+}
+
+fn put_rollup(mm: &Mm, out: &mut Text) -> Result<()> {
     let mut sums = Sums::default();
-    let mut areas = areas_from(subject, 0);
+    let mut areas = areas_from(mm, 0);
     let Some(first) = areas.first().map(|area| area.start) else { return Ok(()) };
     let mut end = first;
     while let Some(last) = areas.last() {
         end = last.vma.end;
         areas.iter().for_each(|area| sums.add(area));
         crate::base::sched::yield_if_needed();
-        areas = areas_from(subject, end);
+        areas = areas_from(mm, end);
     }
     let line = out.0.len();
     write!(out, "{first:08x}-{end:08x} ---p 00000000 00:00 0");

@@ -1,6 +1,11 @@
 //! /proc/PID/mem: a process's memory as a file, for its tracer and whoever else may look into it
 //! (proc(5)). The offset is the address; the rights of the areas do not matter.
+//!
+//! The file is an address space's: once that is gone, by an exec or the process's end, there is
+//! nothing in it.
 
+use alloc::boxed::Box;
+use alloc::sync::Weak;
 use alloc::vec::Vec;
 
 use abi::{Errno, Result};
@@ -8,12 +13,18 @@ use abi::{Errno, Result};
 use super::process_dir::Subject;
 use crate::base::io::{Sink, Source};
 use crate::fs::pseudo::{Content, Raw, Text};
+use crate::mm::Mm;
 
 /// Bytes copied at a time.
 const CHUNK: usize = 4096;
 
 /// The file.
-pub(super) struct Memory(pub(super) Subject);
+struct Memory(Weak<Mm>);
+
+/// Binds it to the address space that the process has now.
+pub(super) fn open(subject: Subject) -> Result<Box<dyn Content>> {
+    Ok(Box::new(Memory(subject.space())))
+}
 
 impl Content for Memory {
     fn generate(&self, _out: &mut Text) -> Result<()> {
@@ -39,9 +50,7 @@ fn partly(done: usize, error: Errno) -> Result<usize> {
 
 impl Raw for Memory {
     fn read_at(&self, offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
-        self.0.check_inspect()?;
-        // A process that has ended has no memory: the end of the file.
-        let Ok(mm) = self.0.process.mm() else { return Ok(0) };
+        let Some(mm) = self.0.upgrade() else { return Ok(0) };
         let mut bytes = chunk(sink.left().min(CHUNK))?;
         let mut done = 0;
         while sink.left() > 0 {
@@ -63,8 +72,7 @@ impl Raw for Memory {
     }
 
     fn write_at(&self, offset: u64, source: &mut Source<'_>) -> Result<usize> {
-        self.0.check_inspect()?;
-        let Ok(mm) = self.0.process.mm() else { return Ok(0) };
+        let Some(mm) = self.0.upgrade() else { return Ok(0) };
         let mut bytes = chunk(source.left().min(CHUNK))?;
         let mut done = 0;
         while source.left() > 0 {

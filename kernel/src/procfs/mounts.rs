@@ -1,13 +1,13 @@
 //! What is mounted, as the process with its root directory sees it: mounts and mountinfo (proc(5)).
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use abi::{Result, general as raw};
+use abi::{Errno, Result, general as raw};
 
-use super::gone;
 use super::process_dir::Subject;
-use crate::fs::pseudo::Text;
+use crate::fs::pseudo::{Content, Text};
 use crate::vfs::chrdev::{major, minor};
 use crate::vfs::mount::{self, Mount};
 use crate::vfs::path::Location;
@@ -22,18 +22,34 @@ fn put_path(out: &mut Text, path: &[u8]) {
     }
 }
 
-/// The mounts below the process's root, each with its place.
-fn visible(subject: &Subject) -> Result<Vec<(Arc<Mount>, Vec<u8>)>> {
-    let fs = subject.process.fs.lock().clone().ok_or_else(gone)?;
-    let root: Location = fs.root.lock().clone();
-    let seen = mount::all().into_iter().filter_map(|mount| {
-        let top = mount.top();
-        top.is_within(&root).then(|| {
-            let path = top.path(&root);
-            (mount, path)
-        })
-    });
-    Ok(seen.collect())
+/// Makes the text from the mounts below a root, each with its place.
+type ShowMounts = fn(Vec<(Arc<Mount>, Vec<u8>)>, &mut Text);
+
+/// A file about mounts, as seen from the root that the process had when it was opened.
+struct Mounts {
+    root: Location,
+    show: ShowMounts,
+}
+
+/// Binds a file to the process's root. EINVAL once it has ended.
+pub(super) fn open(subject: &Subject, show: ShowMounts) -> Result<Box<dyn Content>> {
+    let fs = subject.process.fs.lock().clone().ok_or(Errno::EINVAL)?;
+    let root = fs.root.lock().clone();
+    Ok(Box::new(Mounts { root, show }))
+}
+
+impl Content for Mounts {
+    fn generate(&self, out: &mut Text) -> Result<()> {
+        let seen = mount::all().into_iter().filter_map(|mount| {
+            let top = mount.top();
+            top.is_within(&self.root).then(|| {
+                let path = top.path(&self.root);
+                (mount, path)
+            })
+        });
+        (self.show)(seen.collect(), out);
+        Ok(())
+    }
 }
 
 fn put_flags(out: &mut Text, flags: u32) {
@@ -51,8 +67,8 @@ fn put_flags(out: &mut Text, flags: u32) {
     });
 }
 
-pub(super) fn mounts(subject: &Subject, out: &mut Text) -> Result<()> {
-    for (mount, path) in visible(subject)? {
+pub(super) fn mounts(visible: Vec<(Arc<Mount>, Vec<u8>)>, out: &mut Text) {
+    for (mount, path) in visible {
         put_path(out, mount.source());
         out.bytes(b" ");
         put_path(out, &path);
@@ -61,11 +77,10 @@ pub(super) fn mounts(subject: &Subject, out: &mut Text) -> Result<()> {
         out.bytes(&mount.file_system().options());
         out.bytes(b" 0 0\n");
     }
-    Ok(())
 }
 
-pub(super) fn mountinfo(subject: &Subject, out: &mut Text) -> Result<()> {
-    for (mount, path) in visible(subject)? {
+pub(super) fn mountinfo(visible: Vec<(Arc<Mount>, Vec<u8>)>, out: &mut Text) {
+    for (mount, path) in visible {
         let parent = mount.place().map_or(0, |place| place.mount.id());
         let device = mount.root().inode().metadata().map_or(0, |metadata| metadata.device);
         write!(out, "{} {parent} {}:{} ", mount.id(), major(device), minor(device));
@@ -80,7 +95,6 @@ pub(super) fn mountinfo(subject: &Subject, out: &mut Text) -> Result<()> {
         out.bytes(&mount.file_system().options());
         out.bytes(b"\n");
     }
-    Ok(())
 }
 
 /// Where the top of the mount is in its file system: `/` unless it is a bind mount of a part.

@@ -2,11 +2,17 @@
 //!
 //! What shows more than `ps` needs (memory, descriptors, environment) only opens for those who
 //! might trace the process (ptrace(2)): the same user, or CAP_SYS_PTRACE.
+//!
+//! Why it is hard: a descriptor outlives the right by which it was opened. The process may run a
+//! program of higher rights after that, end, or be waited for. So what shows memory is bound to the
+//! address space it was opened on and never sees another one; what is not bound asks again at each
+//! read. [`ENTRIES`] says which is which.
 
 use alloc::boxed::Box;
 use alloc::string::ToString;
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result};
 
@@ -15,7 +21,8 @@ use crate::base::sched::current;
 use crate::fs::pseudo::{
     Body, Content, Listing, PseudoInode, StaticListing, Target, Text, parse_number,
 };
-use crate::process::ptrace::access::{Ids, may_access};
+use crate::mm::Mm;
+use crate::process::ptrace::access::{self, Ids};
 use crate::process::{Pid, Process, Thread, find_process, find_thread};
 use crate::vfs::path::Location;
 use crate::vfs::{DirEntry, FileType};
@@ -40,6 +47,11 @@ impl Subject {
         }
     }
 
+    /// The same for its directories, which then do not exist: ENOENT.
+    pub(super) fn check_exists(&self) -> Result<()> {
+        self.check_alive().map_err(|_| Errno::ENOENT)
+    }
+
     /// The thread that stands for it: the one asked for, or the first.
     pub(super) fn main_thread(&self) -> Option<Arc<Thread>> {
         match &self.thread {
@@ -48,10 +60,15 @@ impl Subject {
         }
     }
 
-    /// EACCES unless the current process may look into it.
-    pub(super) fn check_inspect(&self) -> Result<()> {
+    /// Runs `f` if the current process may look into it; else EACCES.
+    pub(super) fn inspect<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         self.check_alive()?;
-        if may_access(&self.process, Ids::File) { Ok(()) } else { Err(Errno::EACCES) }
+        access::inspect(&self.process, Ids::File, Errno::EACCES, f)
+    }
+
+    /// The address space it has now, weakly: what is bound to it does not keep it.
+    pub(super) fn space(&self) -> Weak<Mm> {
+        self.process.mm().map_or_else(|_| Weak::new(), |mm| Arc::downgrade(&mm))
     }
 }
 
@@ -61,58 +78,68 @@ pub(super) type Show = fn(&Subject, &mut Text) -> Result<()>;
 type Store = fn(&Subject, &[u8]) -> Result<()>;
 /// Where a link leads: its text, and the object.
 pub(super) type Follow = fn(&Subject) -> Result<(Vec<u8>, Option<Location>)>;
+/// Binds a file to what the process has when it is opened.
+type Bind = fn(Subject) -> Result<Box<dyn Content>>;
 
-/// What an entry is.
+/// What an entry is, by whose rule it opens, and what it is bound to. Where more is asked than the
+/// permission bits, it is whether the caller may look into the process (ptrace(2), "Ptrace access
+/// mode checking", with the ids for files).
 enum Kind {
-    /// A file for everybody.
-    Open(Show),
-    /// A file for those who may inspect the process.
-    Private(Show),
-    /// A file about each area of memory, likewise.
-    Areas(maps::ShowArea),
-    /// A file that can be written.
+    /// A file about the process as it is at each read; ESRCH once it has been waited for.
+    Now(Show),
+    /// The same, for those who may look into the process then. Others get this error.
+    Inspected(Errno, Show),
+    /// The same, with writing.
     Setting(Show, Store),
-    /// The process's memory.
-    Memory,
-    /// A magic link.
+    /// A file about the address space that the process has when it is opened, by somebody who may
+    /// look into the process then (EACCES). An exec does not take it along to the new program.
+    Space(Bind),
+    /// A file about something else that the process has when it is opened, for everybody.
+    Bound(Bind),
+    /// A magic link, for those who may look into the process when they follow or read it.
     Link(Follow),
     /// A directory that some code lists.
     Directory(fn(Subject) -> Box<dyn Listing>),
 }
 
-/// Entries of both /proc/PID and /proc/PID/task/TID.
-static ENTRIES: &[(&str, Kind)] = &[
-    ("auxv", Kind::Private(status::auxv)),
-    ("cgroup", Kind::Open(cgroup)),
-    ("cmdline", Kind::Open(status::cmdline)),
-    ("comm", Kind::Setting(status::comm, set_comm)),
-    ("cwd", Kind::Link(fds::cwd)),
-    ("environ", Kind::Private(status::environ)),
-    ("exe", Kind::Link(fds::exe)),
-    ("fd", Kind::Directory(fds::directory)),
-    ("fdinfo", Kind::Directory(fds::info_directory)),
-    ("io", Kind::Private(status::io)),
-    ("limits", Kind::Open(status::limits)),
-    ("maps", Kind::Areas(maps::map)),
-    ("mem", Kind::Memory),
-    ("mountinfo", Kind::Open(mounts::mountinfo)),
-    ("mounts", Kind::Open(mounts::mounts)),
-    ("net", Kind::Directory(|_| Box::new(StaticListing(net::TABLE)))),
-    ("ns", Kind::Directory(namespaces)),
-    ("oom_adj", Kind::Setting(oom_adj, set_oom_adj)),
-    ("oom_score", Kind::Open(oom_score)),
-    ("oom_score_adj", Kind::Setting(oom_score_adj, set_oom_score_adj)),
-    ("personality", Kind::Private(status::personality)),
-    ("root", Kind::Link(fds::root)),
-    ("sched", Kind::Open(status::sched)),
-    ("schedstat", Kind::Open(status::schedstat)),
-    ("smaps", Kind::Areas(maps::smap)),
-    ("smaps_rollup", Kind::Private(maps::smaps_rollup)),
-    ("stat", Kind::Open(status::stat)),
-    ("statm", Kind::Open(status::statm)),
-    ("status", Kind::Open(status::status)),
-    ("task", Kind::Directory(tasks)),
-    ("wchan", Kind::Open(wchan)),
+/// An entry: its name, permission bits, and what it is.
+type Row = (&'static str, u32, Kind);
+
+/// Entries of both /proc/PID and /proc/PID/task/TID. guest/tests has the same table, as Linux
+/// answers.
+#[rustfmt::skip]
+static ENTRIES: &[Row] = &[
+    ("auxv",          0o400, Kind::Space(status::auxv)),
+    ("cgroup",        0o444, Kind::Now(cgroup)),
+    ("cmdline",       0o444, Kind::Now(status::cmdline)),
+    ("comm",          0o644, Kind::Setting(status::comm, set_comm)),
+    ("cwd",           0o777, Kind::Link(fds::cwd)),
+    ("environ",       0o400, Kind::Space(status::environ)),
+    ("exe",           0o777, Kind::Link(fds::exe)),
+    ("fd",            0o500, Kind::Directory(fds::directory)),
+    ("fdinfo",        0o555, Kind::Directory(fds::info_directory)),
+    ("io",            0o400, Kind::Inspected(Errno::EACCES, status::io)),
+    ("limits",        0o444, Kind::Now(status::limits)),
+    ("maps",          0o444, Kind::Space(|subject| maps::areas(subject, maps::map))),
+    ("mem",           0o600, Kind::Space(memory::open)),
+    ("mountinfo",     0o444, Kind::Bound(|subject| mounts::open(&subject, mounts::mountinfo))),
+    ("mounts",        0o444, Kind::Bound(|subject| mounts::open(&subject, mounts::mounts))),
+    ("net",           0o555, Kind::Directory(|_| Box::new(StaticListing(net::TABLE)))),
+    ("ns",            0o511, Kind::Directory(namespaces)),
+    ("oom_adj",       0o644, Kind::Setting(oom_adj, set_oom_adj)),
+    ("oom_score",     0o444, Kind::Now(oom_score)),
+    ("oom_score_adj", 0o644, Kind::Setting(oom_score_adj, set_oom_score_adj)),
+    ("personality",   0o400, Kind::Inspected(Errno::EPERM, status::personality)),
+    ("root",          0o777, Kind::Link(fds::root)),
+    ("sched",         0o644, Kind::Now(status::sched)),
+    ("schedstat",     0o444, Kind::Now(status::schedstat)),
+    ("smaps",         0o444, Kind::Space(|subject| maps::areas(subject, maps::smap))),
+    ("smaps_rollup",  0o444, Kind::Space(maps::rollup)),
+    ("stat",          0o444, Kind::Now(status::stat)),
+    ("statm",         0o444, Kind::Now(status::statm)),
+    ("status",        0o444, Kind::Now(status::status)),
+    ("task",          0o555, Kind::Directory(tasks)),
+    ("wchan",         0o444, Kind::Now(wchan)),
 ];
 
 /// The directory of a process; also of a thread, which is not listed but found.
@@ -127,14 +154,30 @@ pub(super) fn process_directory(top: &PseudoInode, pid: Pid) -> Result<Arc<Pseud
 }
 
 fn subject_directory(parent: &PseudoInode, name: &[u8], subject: Subject) -> Arc<PseudoInode> {
-    let owner = owner(&subject);
-    let body = Body::Directory(Box::new(Entries(subject)));
-    PseudoInode::new(parent.fs(), parent.child_number(name), 0o555, owner, body)
+    let body = Body::Directory(Box::new(Entries(subject.clone())));
+    object(parent, name, 0o555, &subject, body)
 }
 
-fn owner(subject: &Subject) -> (u32, u32) {
+/// Who owns an entry: the process's user, unless others of that user may not look into it either.
+fn owner(subject: &Subject, mode: u32, kind: FileType) -> (u32, u32) {
     let credentials = subject.process.credentials();
+    let hidden = subject.process.settings.not_dumpable.load(Ordering::Relaxed);
+    if hidden && (kind, mode) != (FileType::Directory, 0o555) {
+        return (0, 0);
+    }
     (credentials.euid, credentials.egid)
+}
+
+/// An object of a process's directory.
+pub(super) fn object(
+    directory: &PseudoInode,
+    name: &[u8],
+    mode: u32,
+    subject: &Subject,
+    body: Body,
+) -> Arc<PseudoInode> {
+    let owner = owner(subject, mode, body.file_type());
+    PseudoInode::new(directory.fs(), directory.child_number(name), mode, owner, body)
 }
 
 struct Entries(Subject);
@@ -142,31 +185,26 @@ struct Entries(Subject);
 impl Kind {
     fn file_type(&self) -> FileType {
         match self {
-            Kind::Open(_)
-            | Kind::Private(_)
-            | Kind::Areas(_)
-            | Kind::Setting(..)
-            | Kind::Memory => FileType::Regular,
             Kind::Link(_) => FileType::Symlink,
             Kind::Directory(_) => FileType::Directory,
+            _ => FileType::Regular,
         }
     }
 
-    fn body(&self, subject: Subject) -> (u32, Body) {
+    fn body(&self, subject: Subject) -> Body {
+        let shown = |show, store, denial| {
+            Body::File(Box::new(Shown { subject: subject.clone(), show, store, denial }))
+        };
         match *self {
-            Kind::Open(show) => (0o444, file(subject, show, None, false)),
-            Kind::Private(show) => (0o444, file(subject, show, None, true)),
-            Kind::Areas(show) => (0o444, Body::File(Box::new(maps::Areas { subject, show }))),
-            Kind::Setting(show, store) => (0o644, file(subject, show, Some(store), false)),
-            Kind::Memory => (0o600, Body::File(Box::new(memory::Memory(subject)))),
-            Kind::Link(follow) => (0o777, Body::Link(Box::new(Link { subject, follow }))),
-            Kind::Directory(make) => (0o555, Body::Directory(make(subject))),
+            Kind::Now(show) => shown(show, None, None),
+            Kind::Inspected(denial, show) => shown(show, None, Some(denial)),
+            Kind::Setting(show, store) => shown(show, Some(store), None),
+            Kind::Space(bind) => Body::File(Box::new(Unbound { subject, bind, inspected: true })),
+            Kind::Bound(bind) => Body::File(Box::new(Unbound { subject, bind, inspected: false })),
+            Kind::Link(follow) => Body::Link(Box::new(Link { subject, follow })),
+            Kind::Directory(make) => Body::Directory(make(subject)),
         }
     }
-}
-
-fn file(subject: Subject, show: Show, store: Option<Store>, private: bool) -> Body {
-    Body::File(Box::new(Shown { subject, show, store, private }))
 }
 
 impl Listing for Entries {
@@ -175,25 +213,23 @@ impl Listing for Entries {
     }
 
     fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
-        self.0.check_alive().map_err(|_| Errno::ENOENT)?;
-        let entry = ENTRIES.iter().find(|(known, _)| known.as_bytes() == name);
-        let (name, kind) = entry.ok_or(Errno::ENOENT)?;
-        if *name == "task" && self.0.thread.is_some() {
+        self.0.check_exists()?;
+        let entry = ENTRIES.iter().find(|(known, ..)| known.as_bytes() == name);
+        let (known, mode, kind) = entry.ok_or(Errno::ENOENT)?;
+        if *known == "task" && self.0.thread.is_some() {
             return Err(Errno::ENOENT);
         }
-        let (mode, body) = kind.body(self.0.clone());
-        let number = directory.child_number(name.as_bytes());
-        Ok(PseudoInode::new(directory.fs(), number, mode, owner(&self.0), body))
+        Ok(object(directory, name, *mode, &self.0, kind.body(self.0.clone())))
     }
 
     fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
-        self.0.check_alive()?;
+        self.0.check_exists()?;
         let shown = |name: &str| name != "task" || self.0.thread.is_none();
         let entries = ENTRIES.iter().enumerate().skip(from as usize);
         Ok(entries
-            .filter(|(_, (name, _))| shown(name))
+            .filter(|(_, (name, ..))| shown(name))
             .take(max)
-            .map(|(index, (name, kind))| DirEntry {
+            .map(|(index, (name, _, kind))| DirEntry {
                 name: name.as_bytes().to_vec(),
                 inode: directory.child_number(name.as_bytes()),
                 file_type: kind.file_type(),
@@ -203,25 +239,48 @@ impl Listing for Entries {
     }
 }
 
+/// A file about the process as it is when it is read.
 struct Shown {
     subject: Subject,
     show: Show,
     store: Option<Store>,
-    private: bool,
+    /// What those get who may not look into the process, if it is not for everybody.
+    denial: Option<Errno>,
 }
 
 impl Content for Shown {
     fn generate(&self, out: &mut Text) -> Result<()> {
         self.subject.check_alive()?;
-        if self.private {
-            self.subject.check_inspect()?;
+        match self.denial {
+            Some(denial) => access::inspect(&self.subject.process, Ids::File, denial, || {
+                (self.show)(&self.subject, out)
+            }),
+            None => (self.show)(&self.subject, out),
         }
-        (self.show)(&self.subject, out)
     }
 
     fn store(&self, data: &[u8]) -> Result<()> {
         self.subject.check_alive()?;
         self.store.ok_or(Errno::EINVAL)?(&self.subject, data)
+    }
+}
+
+/// A file that is bound to something when it is opened.
+struct Unbound {
+    subject: Subject,
+    bind: Bind,
+    inspected: bool,
+}
+
+impl Content for Unbound {
+    fn open(&self) -> Result<Option<Box<dyn Content>>> {
+        let bind = || (self.bind)(self.subject.clone());
+        if self.inspected { self.subject.inspect(bind).map(Some) } else { bind().map(Some) }
+    }
+
+    fn generate(&self, _: &mut Text) -> Result<()> {
+        // Only what was opened is read.
+        Err(Errno::EIO)
     }
 }
 
@@ -233,13 +292,11 @@ pub(super) struct Link {
 
 impl Target for Link {
     fn text(&self) -> Result<Vec<u8>> {
-        self.subject.check_inspect()?;
-        Ok((self.follow)(&self.subject)?.0)
+        Ok(self.subject.inspect(|| (self.follow)(&self.subject))?.0)
     }
 
     fn location(&self) -> Option<Result<Location>> {
-        let found = self.subject.check_inspect().and_then(|()| (self.follow)(&self.subject));
-        match found {
+        match self.subject.inspect(|| (self.follow)(&self.subject)) {
             Ok((_, location)) => location.map(Ok),
             Err(error) => Some(Err(error)),
         }
@@ -265,7 +322,7 @@ impl Listing for Tasks {
     }
 
     fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
-        self.0.check_alive()?;
+        self.0.check_exists()?;
         let mut ids: Vec<Pid> =
             self.0.process.threads.lock().iter().map(|thread| thread.tid()).collect();
         ids.retain(|&tid| u64::from(tid) >= from);
@@ -309,8 +366,7 @@ struct Namespace(Subject, &'static str, u64);
 
 impl Target for Namespace {
     fn text(&self) -> Result<Vec<u8>> {
-        self.0.check_inspect()?;
-        Ok(alloc::format!("{}:[{}]", self.1, self.2).into_bytes())
+        self.0.inspect(|| Ok(alloc::format!("{}:[{}]", self.1, self.2).into_bytes()))
     }
 }
 
@@ -319,8 +375,7 @@ impl Listing for Namespaces {
         let entry = NAMESPACES.iter().find(|(known, ..)| known.as_bytes() == name);
         let &(_, kind, number) = entry.ok_or(Errno::ENOENT)?;
         let body = Body::Link(Box::new(Namespace(self.0.clone(), kind, number)));
-        let inode = directory.child_number(name);
-        Ok(PseudoInode::new(directory.fs(), inode, 0o777, owner(&self.0), body))
+        Ok(object(directory, name, 0o777, &self.0, body))
     }
 
     fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
@@ -359,7 +414,7 @@ fn set_comm(subject: &Subject, data: &[u8]) -> Result<()> {
 }
 
 fn adjustment(subject: &Subject) -> i32 {
-    subject.process.settings.oom_score_adj.load(core::sync::atomic::Ordering::Relaxed)
+    subject.process.settings.oom_score_adj.load(Ordering::Relaxed)
 }
 
 fn oom_score_adj(subject: &Subject, out: &mut Text) -> Result<()> {
@@ -381,7 +436,7 @@ fn set_adjustment(subject: &Subject, value: i32) -> Result<()> {
     if value < adjustment(subject) && !credentials.has(CAP_SYS_RESOURCE) {
         return Err(Errno::EACCES);
     }
-    subject.process.settings.oom_score_adj.store(value, core::sync::atomic::Ordering::Relaxed);
+    subject.process.settings.oom_score_adj.store(value, Ordering::Relaxed);
     Ok(())
 }
 

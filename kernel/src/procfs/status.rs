@@ -1,5 +1,7 @@
 //! What a process is and does: stat, status, statm and their kin (proc(5)).
 
+use alloc::boxed::Box;
+use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
@@ -9,9 +11,11 @@ use super::process_dir::Subject;
 use super::system::{KB_PER_PAGE, NS_PER_TICK};
 use crate::base::sched::{RunState, Sleep};
 use crate::base::user::PATH_MAX;
-use crate::fs::pseudo::Text;
-use crate::mm::{Backing, PAGE, Vma};
+use crate::fs::pseudo::{Content, Text};
+use crate::mm::{Backing, Mm, PAGE, Vma, VmaFlags};
+use crate::process::exec::Program;
 use crate::process::family::Life;
+use crate::process::ptrace::access::{Ids, may_access};
 use crate::process::{Process, Thread, UNLIMITED};
 
 /// Most bytes of arguments or environment shown.
@@ -28,6 +32,8 @@ struct Sizes {
     stack: u64,
     library: u64,
     locked: u64,
+    /// What the page tables take.
+    tables: u64,
     peak_resident: u64,
     /// Start and end of the program's own code; of its data.
     code: (u64, u64),
@@ -43,6 +49,7 @@ fn sizes(process: &Process) -> Sizes {
             let resident = inner.table.count_mapped(start, vma.end);
             sizes.add(start, vma, resident);
         }
+        sizes.tables = inner.table.tables();
         sizes.brk_start = inner.layout.brk_start;
         sizes.stack_top = inner.layout.stack_top;
     });
@@ -56,7 +63,7 @@ impl Sizes {
         let pages = (vma.end - start) / PAGE;
         self.total += pages;
         self.resident += resident;
-        if vma.locked {
+        if vma.flags.contains(VmaFlags::LOCKED) {
             self.locked += pages;
         }
         let is_file = matches!(vma.backing, Backing::File { .. });
@@ -71,7 +78,7 @@ impl Sizes {
                 self.library += pages;
             }
         }
-        if vma.grows_down {
+        if vma.flags.contains(VmaFlags::GROWS_DOWN) {
             self.stack += pages;
         } else if vma.prot.write && !vma.shared {
             self.data += pages;
@@ -167,11 +174,18 @@ pub(super) fn stat(subject: &Subject, out: &mut Text) -> Result<()> {
     });
     // Real-time priorities count downwards from -2, nice values around 20.
     let shown = if priority > 0 { -1 - priority } else { 20 + nice };
-    let threads = process.threads.lock().len();
+    let threads = thread_count(process);
     write!(out, " {shown} {nice} {threads} 0 {}", process.start_ns / NS_PER_TICK);
     let limit = process.limit(5);
     write!(out, " {} {} {limit}", sizes.total * PAGE, sizes.resident);
-    write!(out, " {} {} {} 0 0", sizes.code.0, sizes.code.1, sizes.stack_top);
+    // Where things are is for those who may look into the process.
+    let may_inspect = may_access(process, Ids::File);
+    if may_inspect {
+        write!(out, " {} {} {} 0 0", sizes.code.0, sizes.code.1, sizes.stack_top);
+    } else {
+        let has_memory = u8::from(process.mm().is_ok());
+        write!(out, " {has_memory} {has_memory} 0 0 0");
+    }
     let signals = Signals::of(subject, thread);
     // Only the first 31 signals have a place here; status has them all.
     let low = |set: u64| set & 0x7fff_ffff;
@@ -179,6 +193,10 @@ pub(super) fn stat(subject: &Subject, out: &mut Text) -> Result<()> {
     write!(out, " {pending} {blocked} {} {}", low(signals.ignored), low(signals.caught));
     let exit_signal = process.exit_signal.load(Ordering::Relaxed);
     write!(out, " 0 0 0 {exit_signal} {cpu} {} {policy} 0 0 0", priority.max(0));
+    if !may_inspect {
+        out.bytes(b" 0 0 0 0 0 0 0 0\n");
+        return Ok(());
+    }
     let program = process.program.lock().clone();
     let (arguments, environment) = (program.arguments, program.environment);
     write!(out, " {} {} {}", sizes.code.1, sizes.brk_start, sizes.brk_start);
@@ -238,7 +256,7 @@ pub(super) fn status(subject: &Subject, out: &mut Text) -> Result<()> {
     if process.mm().is_ok() {
         put_memory(process, out);
     }
-    writeln!(out, "CoreDumping:\t0\nTHP_enabled:\t0\nThreads:\t{}", process.threads.lock().len());
+    writeln!(out, "CoreDumping:\t0\nTHP_enabled:\t0\nThreads:\t{}", thread_count(process));
     let signals = Signals::of(subject, thread);
     writeln!(out, "SigQ:\t0/{}", process.limit(11));
     writeln!(
@@ -296,7 +314,7 @@ fn put_memory(process: &Process, out: &mut Text) {
         ("VmStk", s.stack),
         ("VmExe", s.text),
         ("VmLib", s.library),
-        ("VmPTE", 0),
+        ("VmPTE", s.tables),
         ("VmSwap", 0),
         ("HugetlbPages", 0),
     ];
@@ -321,9 +339,7 @@ fn put_affinity(affinity: u32, out: &mut Text) {
 }
 
 /// Strings that lie in the program's memory.
-fn put_remote(process: &Process, (start, end): (u64, u64), out: &mut Text) -> Result<()> {
-    // A process that has exited shows nothing.
-    let Ok(mm) = process.mm() else { return Ok(()) };
+fn put_remote(mm: &Mm, (start, end): (u64, u64), out: &mut Text) {
     let mut left = end.saturating_sub(start).min(STRINGS_MAX) as usize;
     let mut at = start;
     let mut chunk = [0; 1024];
@@ -337,13 +353,14 @@ fn put_remote(process: &Process, (start, end): (u64, u64), out: &mut Text) -> Re
         at += read as u64;
         left -= read;
     }
-    Ok(())
 }
 
 pub(super) fn cmdline(subject: &Subject, out: &mut Text) -> Result<()> {
     let program = subject.process.program.lock().clone();
     let before = out.0.len();
-    put_remote(&subject.process, program.arguments, out)?;
+    // A process that has exited shows nothing.
+    let Ok(mm) = subject.process.mm() else { return Ok(()) };
+    put_remote(&mm, program.arguments, out);
     if out.0.last().is_none_or(|&last| last == 0) || out.0.len() == before {
         return Ok(());
     }
@@ -352,21 +369,43 @@ pub(super) fn cmdline(subject: &Subject, out: &mut Text) -> Result<()> {
     let mut rest = Text::default();
     let (start, end) = program.environment;
     let end = end.min(start.saturating_add(PATH_MAX as u64));
-    put_remote(&subject.process, (start, end), &mut rest)?;
+    put_remote(&mm, (start, end), &mut rest);
     let len = rest.0.iter().position(|&byte| byte == 0).unwrap_or(rest.0.len());
     out.bytes(&rest.0[..len]);
     Ok(())
 }
 
-pub(super) fn environ(subject: &Subject, out: &mut Text) -> Result<()> {
+/// The environment that a program was started with, in its address space.
+struct Environment(Arc<Program>, Weak<Mm>);
+
+pub(super) fn environ(subject: Subject) -> Result<Box<dyn Content>> {
     let program = subject.process.program.lock().clone();
-    put_remote(&subject.process, program.environment, out)
+    Ok(Box::new(Environment(program, subject.space())))
 }
 
-pub(super) fn auxv(subject: &Subject, out: &mut Text) -> Result<()> {
+impl Content for Environment {
+    fn generate(&self, out: &mut Text) -> Result<()> {
+        if let Some(mm) = self.1.upgrade() {
+            put_remote(&mm, self.0.environment, out);
+        }
+        Ok(())
+    }
+}
+
+/// The auxiliary vector that a program was started with; it outlives the address space.
+struct AuxiliaryVector(Option<Arc<Program>>);
+
+pub(super) fn auxv(subject: Subject) -> Result<Box<dyn Content>> {
     let program = subject.process.program.lock().clone();
-    program.auxv.iter().for_each(|word| out.bytes(&word.to_le_bytes()));
-    Ok(())
+    Ok(Box::new(AuxiliaryVector(subject.process.mm().is_ok().then_some(program))))
+}
+
+impl Content for AuxiliaryVector {
+    fn generate(&self, out: &mut Text) -> Result<()> {
+        let words = self.0.iter().flat_map(|program| &program.auxv);
+        words.for_each(|word| out.bytes(&word.to_le_bytes()));
+        Ok(())
+    }
 }
 
 /// Transfers are not counted; the file is there because tools insist on it.
@@ -421,16 +460,48 @@ pub(super) fn limits(subject: &Subject, out: &mut Text) -> Result<()> {
     Ok(())
 }
 
+/// Threads of the process: a zombie counts as one until it has been waited for.
+fn thread_count(process: &Process) -> usize {
+    process.threads.lock().len().max(1)
+}
+
+/// What the scheduler did for a thread; of a zombie only the sums are left.
+#[derive(Default)]
+struct Scheduled {
+    runtime_ns: u64,
+    vruntime_ns: u64,
+    waited_ns: u64,
+    switches: (u64, u64),
+    policy: u32,
+    nice: i32,
+}
+
+impl Scheduled {
+    fn of(subject: &Subject) -> Scheduled {
+        let Some(thread) = subject.main_thread() else {
+            let runtime_ns = subject.process.times_ns().iter().sum();
+            return Scheduled { runtime_ns, ..Scheduled::default() };
+        };
+        let entity = thread.sched.lock();
+        Scheduled {
+            runtime_ns: entity.runtime_ns,
+            vruntime_ns: entity.vruntime_ns,
+            waited_ns: entity.waited_ns,
+            switches: entity.switches,
+            policy: entity.policy,
+            nice: entity.nice,
+        }
+    }
+}
+
 pub(super) fn sched(subject: &Subject, out: &mut Text) -> Result<()> {
-    let Some(thread) = subject.main_thread() else { return Ok(()) };
-    out.bytes(&name_of(subject, Some(&thread)));
-    writeln!(out, " ({}, #threads: {})", thread.tid(), subject.process.threads.lock().len());
-    let entity = thread.sched.lock();
+    let thread = subject.main_thread();
+    out.bytes(&name_of(subject, thread.as_deref()));
+    let tid = thread.map_or(subject.process.pid, |thread| thread.tid());
+    writeln!(out, " ({tid}, #threads: {})", thread_count(&subject.process));
+    let Scheduled { runtime_ns, vruntime_ns, switches, policy, nice, .. } = Scheduled::of(subject);
     let milliseconds = |ns: u64| (ns / 1_000_000, ns % 1_000_000);
-    let (run, virtual_run) = (milliseconds(entity.runtime_ns), milliseconds(entity.vruntime_ns));
-    let switches = entity.switches;
-    let (policy, nice) = (entity.policy, entity.nice);
-    drop(entity);
+    let (run, virtual_run) = (milliseconds(runtime_ns), milliseconds(vruntime_ns));
     out.bytes(b"-------------------------------------------------------------------\n");
     writeln!(out, "{:<45}:{:>14}.{:06}", "se.vruntime", virtual_run.0, virtual_run.1);
     writeln!(out, "{:<45}:{:>14}.{:06}", "se.sum_exec_runtime", run.0, run.1);
@@ -442,11 +513,7 @@ pub(super) fn sched(subject: &Subject, out: &mut Text) -> Result<()> {
 }
 
 pub(super) fn schedstat(subject: &Subject, out: &mut Text) -> Result<()> {
-    let Some(thread) = subject.main_thread() else { return Ok(()) };
-    let entity = thread.sched.lock();
-    let (runtime_ns, waited_ns) = (entity.runtime_ns, entity.waited_ns);
-    let switches = entity.switches;
-    drop(entity);
+    let Scheduled { runtime_ns, waited_ns, switches, .. } = Scheduled::of(subject);
     writeln!(out, "{runtime_ns} {waited_ns} {}", switches.0 + switches.1);
     Ok(())
 }

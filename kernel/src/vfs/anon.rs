@@ -15,6 +15,7 @@ use machine::sync::{Once, SpinLock};
 
 use super::dentry::Dentry;
 use super::mount::{self, Mount};
+use super::page_cache::PageCache;
 use super::path::Location;
 use super::{FileOps, FileSystem, FileType, Inode, Metadata, SetAttributes, Statistics};
 use crate::base::sched::{current, has_current};
@@ -32,6 +33,8 @@ pub struct AnonInode {
     number: u64,
     attributes: SpinLock<Attributes>,
     opener: SpinLock<Option<Weak<dyn Reopen>>>,
+    /// What mmap(2) maps.
+    contents: Option<Arc<PageCache>>,
 }
 
 #[derive(Clone, Copy)]
@@ -50,6 +53,26 @@ impl AnonInode {
     /// what /proc shows: `pipe`, `socket`, `[eventfd]` and so on.
     #[must_use]
     pub fn new(file_type: FileType, mode: u32, label: &'static str) -> Arc<AnonInode> {
+        Self::make(file_type, mode, label, None)
+    }
+
+    /// The same with pages that programs may map.
+    #[must_use]
+    pub fn mapped(
+        file_type: FileType,
+        mode: u32,
+        label: &'static str,
+        contents: Arc<PageCache>,
+    ) -> Arc<AnonInode> {
+        Self::make(file_type, mode, label, Some(contents))
+    }
+
+    fn make(
+        file_type: FileType,
+        mode: u32,
+        label: &'static str,
+        contents: Option<Arc<PageCache>>,
+    ) -> Arc<AnonInode> {
         let (uid, gid) = if has_current() {
             let credentials = current().process.credentials();
             (credentials.fsuid, credentials.fsgid)
@@ -63,6 +86,7 @@ impl AnonInode {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             attributes: SpinLock::new(Attributes { mode, uid, gid, time_ns }),
             opener: SpinLock::new(None),
+            contents,
         })
     }
 
@@ -126,6 +150,10 @@ impl Inode for AnonInode {
 
     fn file_system(&self) -> Arc<dyn FileSystem> {
         file_system().clone()
+    }
+
+    fn page_cache(&self) -> Option<Arc<PageCache>> {
+        self.contents.clone()
     }
 
     fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn FileOps>> {

@@ -14,12 +14,16 @@
 //! Not chosen: a map per directory (most directories have few names; the allocations cost more),
 //! and reading without locks (it would need deferred freeing).
 //!
-//! Locks: a directory's `names` (two at once only under the rename lock of `tree`), then a bucket,
-//! then a dentry's `place`. Nothing is dropped under a bucket's lock.
+//! Who climbs by [`Dentry::parent`] sees each step at a moment of its own, and a directory that is
+//! moved meanwhile takes it to places that never were above its start. So moves of directories and
+//! of mounts are counted ([`Moves`]): a climb that must be true ends with a look at the count.
+//!
+//! Locks: [`lock_moves`], then a directory's `names` (two at once only under the former), then a
+//! bucket, then a dentry's `place`. Nothing is dropped under a bucket's lock.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 use machine::sync::SpinLock;
 
@@ -32,6 +36,8 @@ const BUCKETS: usize = 4096;
 const MAX_NAMES: usize = 32_768;
 /// Buckets looked at when room is made for a name.
 const SWEEP: usize = 64;
+/// Climbs that a move of a directory may spoil before one is done with moves held off.
+const CLIMBS_MAX: usize = 8;
 
 /// An object under one of its names.
 pub struct Dentry {
@@ -75,6 +81,66 @@ static TABLE: [SpinLock<Vec<Entry>>; BUCKETS] = [const { SpinLock::new(Vec::new(
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static HAND: AtomicUsize = AtomicUsize::new(0);
+
+/// Held while a name moves between two directories, and while mounts change.
+static MOVING: Mutex<()> = Mutex::new(());
+/// Moves of directories and changes of mounts, begun and ended: odd while there is one.
+static MOVES: AtomicU64 = AtomicU64::new(0);
+
+/// Keeps every directory and every mount where it is.
+pub fn lock_moves() -> MutexGuard<'static, ()> {
+    MOVING.lock()
+}
+
+/// How directories and mounts stood at a moment.
+#[derive(Clone, Copy)]
+pub struct Moves(u64);
+
+impl Moves {
+    /// Now. A move that is under way counts as one that comes later.
+    #[inline]
+    pub fn now() -> Moves {
+        Moves(MOVES.load(Ordering::Acquire) & !1)
+    }
+
+    /// Whether every directory is where it was then.
+    #[inline]
+    pub fn is_unchanged(self) -> bool {
+        fence(Ordering::Acquire);
+        MOVES.load(Ordering::Relaxed) == self.0
+    }
+}
+
+/// The time in which a directory's names and its parent, or a mount and its place, disagree:
+/// [`lock_moves`] is held.
+pub(super) struct Move;
+
+impl Move {
+    /// From now until it is dropped.
+    pub(super) fn begin() -> Move {
+        MOVES.fetch_add(1, Ordering::SeqCst);
+        Move
+    }
+}
+
+impl Drop for Move {
+    fn drop(&mut self) {
+        MOVES.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Runs a climb until nothing has moved during it. Not for who is amid a move.
+pub fn climb<T>(mut climb: impl FnMut() -> T) -> T {
+    for _ in 0..CLIMBS_MAX {
+        let moves = Moves::now();
+        let result = climb();
+        if moves.is_unchanged() {
+            return result;
+        }
+    }
+    let _moves = lock_moves();
+    climb()
+}
 
 impl Dentry {
     /// The top of a tree, or an object that has no name in any directory; `name` is for display.
@@ -160,7 +226,7 @@ impl Dentry {
         self.names.lock()
     }
 
-    /// Whether it is `other` or lies below it.
+    /// Whether it is `other` or lies below it; true for good only with moves held off.
     pub fn is_within(self: &Arc<Self>, other: &Arc<Dentry>) -> bool {
         let mut at = self.clone();
         loop {
@@ -278,7 +344,7 @@ pub fn unpin(dentry: &Arc<Dentry>) {
 }
 
 /// Moves an object to another name; what was there before is unlinked. Both directories' names are
-/// locked.
+/// locked, and moves if they are two.
 pub fn moved(
     dentry: &Arc<Dentry>,
     from: (&Arc<Dentry>, &[u8]),
@@ -286,34 +352,41 @@ pub fn moved(
     cache_absence: bool,
 ) {
     let name: Arc<[u8]> = to.1.into();
-    if cache_absence {
-        put(from.0.id, from.1.into(), None);
-    } else {
-        forget(from.0, from.1);
-    }
-    set_place(dentry, to.0, name.clone());
-    if let Some(old) = put(to.0.id, name, Some(dentry.clone()))
-        && !Arc::ptr_eq(&old, dentry)
-    {
+    let moves = dentry.is_directory() && !Arc::ptr_eq(from.0, to.0);
+    let guard = moves.then(Move::begin);
+    let left =
+        if cache_absence { put(from.0.id, from.1.into(), None) } else { forget(from.0, from.1) };
+    let place = set_place(dentry, to.0, name.clone());
+    let replaced = put(to.0.id, name, Some(dentry.clone()));
+    if let Some(old) = replaced.as_ref().filter(|old| !Arc::ptr_eq(old, dentry)) {
         old.unlinked.store(true, Ordering::Relaxed);
     }
+    drop(guard);
+    drop((left, place, replaced));
 }
 
-/// Exchanges the names of two objects. Both directories' names are locked.
+/// Exchanges the names of two objects. Both directories' names are locked, and moves if they are
+/// two.
 pub fn exchanged(
     one: (&Arc<Dentry>, &Arc<Dentry>, &[u8]),
     other: (&Arc<Dentry>, &Arc<Dentry>, &[u8]),
 ) {
-    set_place(one.0, other.1, other.2.into());
-    set_place(other.0, one.1, one.2.into());
-    put(other.1.id, other.2.into(), Some(one.0.clone()));
-    put(one.1.id, one.2.into(), Some(other.0.clone()));
+    let moves = (one.0.is_directory() || other.0.is_directory()) && !Arc::ptr_eq(one.1, other.1);
+    let guard = moves.then(Move::begin);
+    let places =
+        [set_place(one.0, other.1, other.2.into()), set_place(other.0, one.1, one.2.into())];
+    let entries = [
+        put(other.1.id, other.2.into(), Some(one.0.clone())),
+        put(one.1.id, one.2.into(), Some(other.0.clone())),
+    ];
+    drop(guard);
+    drop((places, entries));
 }
 
-fn set_place(dentry: &Arc<Dentry>, parent: &Arc<Dentry>, name: Arc<[u8]>) {
+/// Gives a dentry its place. Returns the old one, which the caller drops when nobody waits.
+fn set_place(dentry: &Arc<Dentry>, parent: &Arc<Dentry>, name: Arc<[u8]>) -> Place {
     let new = Place { parent: Some(parent.clone()), name };
-    let old = core::mem::replace(&mut *dentry.place.lock(), new);
-    drop(old);
+    core::mem::replace(&mut *dentry.place.lock(), new)
 }
 
 /// Puts an entry, in place of an older one for the same name, whose object is returned.

@@ -233,6 +233,10 @@ pub trait Inode: Send + Sync + Any {
     fn remove_xattr(&self, _name: &[u8]) -> Result<()> {
         Err(Errno::EOPNOTSUPP)
     }
+    /// Whether the current thread may do with it what its permission bits forbid.
+    fn is_own(&self) -> bool {
+        false
+    }
     /// For downcasts inside a file system.
     fn as_any(&self) -> &dyn Any;
 }

@@ -11,7 +11,9 @@
 //! Not done: mount propagation (shared, slave) is accepted and ignored, as with one namespace
 //! nobody receives it.
 //!
-//! Locks: the table's lock is taken inside everything but buckets of names and places of dentries.
+//! Locks: [`dentry::lock_moves`] for every change, so that what is decided by where mounts are stays
+//! true until it is done; inside it, and inside everything but buckets of names and places of
+//! dentries, the table's lock.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -22,7 +24,7 @@ use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
 
 use super::FileSystem;
-use super::dentry::{self, Dentry};
+use super::dentry::{self, Dentry, Move};
 use super::path::Location;
 
 /// Most mounts at once.
@@ -43,6 +45,8 @@ pub struct Mount {
     id: u64,
     fs: Arc<dyn FileSystem>,
     root: Arc<Dentry>,
+    /// Its root is not the top of its file system.
+    shows_part: bool,
     place: SpinLock<Option<Location>>,
     flags: AtomicU32,
     source: Vec<u8>,
@@ -59,6 +63,7 @@ impl Mount {
         Arc::new(Mount {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             fs,
+            shows_part: root.parent().is_some(),
             root,
             place: SpinLock::new(place),
             flags: AtomicU32::new(flags & KEPT_FLAGS),
@@ -79,6 +84,11 @@ impl Mount {
     /// The top of what it shows.
     pub fn root(&self) -> &Arc<Dentry> {
         &self.root
+    }
+
+    /// Whether it shows this directory: of a part of a file system, directories may be moved out.
+    pub fn shows(&self, directory: &Arc<Dentry>) -> bool {
+        !self.shows_part || dentry::climb(|| directory.is_within(&self.root))
     }
 
     /// Where it is mounted; None for the root of everything, and for what is not mounted.
@@ -201,7 +211,8 @@ pub fn bind(from: &Location, place: &Location, recursive: bool) -> Result<()> {
     Ok(())
 }
 
-/// Puts a mount over `place`; ENOTDIR unless both or neither are directories.
+/// Puts a mount over `place`; ENOTDIR unless both or neither are directories, EINVAL if the place is
+/// in no mount any more.
 fn attach(mount: Arc<Mount>, place: &Location) -> Result<Arc<Mount>> {
     if mount.root.is_directory() != place.dentry.is_directory() {
         return Err(Errno::ENOTDIR);
@@ -210,9 +221,14 @@ fn attach(mount: Arc<Mount>, place: &Location) -> Result<Arc<Mount>> {
         return Err(Errno::ENOENT);
     }
     let key = (place.mount.id, place.dentry.id());
+    let _moves = dentry::lock_moves();
+    let change = Move::begin();
     let mut table = TABLE.lock();
     if table.all.len() >= MOUNTS_MAX {
         return Err(Errno::ENOSPC);
+    }
+    if !table.all.iter().any(|mount| Arc::ptr_eq(mount, &place.mount)) {
+        return Err(Errno::EINVAL);
     }
     if table.covering.contains_key(&key) {
         // Path walking ends on top of what covers a place; this one was covered in between.
@@ -223,6 +239,7 @@ fn attach(mount: Arc<Mount>, place: &Location) -> Result<Arc<Mount>> {
     table.covering.insert(key, mount.clone());
     table.all.push(mount.clone());
     drop(table);
+    drop(change);
     if !place.mount.fs.caches_names() {
         // Names of this file system are not cached, but this one must lead here from now on.
         dentry::pin(&place.dentry);
@@ -250,6 +267,8 @@ pub fn unmount(at: &Location, detach: bool) -> Result<()> {
         dentry::shrink();
     }
     let mut gone = Vec::from([at.mount.clone()]);
+    let moves = dentry::lock_moves();
+    let change = Move::begin();
     let mut table = TABLE.lock();
     let mut index = 0;
     while index < gone.len() {
@@ -275,6 +294,8 @@ pub fn unmount(at: &Location, detach: bool) -> Result<()> {
         place.dentry.add_mounts(-1);
     }
     drop(table);
+    drop(change);
+    drop(moves);
     for place in places.iter().filter(|place| !place.mount.fs.caches_names()) {
         dentry::unpin(&place.dentry);
     }
@@ -286,6 +307,7 @@ pub fn unmount(at: &Location, detach: bool) -> Result<()> {
 
 /// Moves a mount to another place (MS_MOVE). ELOOP below itself.
 pub fn move_mount(from: &Location, to: &Location) -> Result<()> {
+    let _moves = dentry::lock_moves();
     if !from.is_mount_top() || from.mount.place().is_none() {
         return Err(Errno::EINVAL);
     }
@@ -299,10 +321,14 @@ pub fn move_mount(from: &Location, to: &Location) -> Result<()> {
     if from.dentry.is_directory() != to.dentry.is_directory() {
         return Err(Errno::ENOTDIR);
     }
+    let _change = Move::begin();
     let mut table = TABLE.lock();
     let key = (to.mount.id, to.dentry.id());
     if table.covering.contains_key(&key) {
         return Err(Errno::EBUSY);
+    }
+    if !table.all.iter().any(|mount| Arc::ptr_eq(mount, &to.mount)) {
+        return Err(Errno::EINVAL);
     }
     relocate(&mut table, &from.mount, Some(to.clone()));
     Ok(())
@@ -326,6 +352,7 @@ fn relocate(table: &mut Table, mount: &Arc<Mount>, to: Option<Location>) {
 /// in `new` (or `new` itself: the old root is then mounted over it, to be unmounted as `.`).
 /// `old` is the caller's root.
 pub fn pivot_root(old: &Location, new: &Location, put_old: &Location) -> Result<()> {
+    let _moves = dentry::lock_moves();
     if !new.is_mount_top() || !old.is_mount_top() || !put_old.is_within(new) {
         return Err(Errno::EINVAL);
     }
@@ -336,6 +363,7 @@ pub fn pivot_root(old: &Location, new: &Location, put_old: &Location) -> Result<
     if !put_old.dentry.is_directory() {
         return Err(Errno::ENOTDIR);
     }
+    let _change = Move::begin();
     let mut table = TABLE.lock();
     if table.covering.contains_key(&(put_old.mount.id, put_old.dentry.id())) {
         return Err(Errno::EBUSY);
@@ -362,23 +390,8 @@ pub fn register_type(name: &'static str, maker: Maker) {
     TYPES.lock().push((name, maker));
 }
 
-/// Makes the kinds known that every system has. Of those that show the kernel itself there is one
-/// instance, so that all mounts of it share one cache of names.
-pub fn register_standard_types() {
-    crate::fs::tmpfs::register();
-    register_type("proc", |_, _| Ok(mounted(b"proc").unwrap_or_else(|| crate::procfs::new())));
-    register_type("sysfs", |_, _| {
-        Ok(mounted(b"sysfs").unwrap_or_else(|| crate::procfs::sysfs::new()))
-    });
-    register_type("devtmpfs", |_, _| match mounted(b"devtmpfs") {
-        Some(fs) => Ok(fs),
-        None => Ok(crate::fs::devfs::new()?),
-    });
-    register_type("devpts", |_, _| Ok(crate::tty::devpts::file_system()));
-}
-
 /// A mounted file system of this kind.
-fn mounted(kind: &[u8]) -> Option<Arc<dyn FileSystem>> {
+pub fn mounted(kind: &[u8]) -> Option<Arc<dyn FileSystem>> {
     let is_kind = |mount: &&Arc<Mount>| mount.fs.name().as_bytes() == kind;
     all().iter().find(is_kind).map(|mount| mount.fs.clone())
 }

@@ -14,10 +14,7 @@ use super::inotify;
 use super::path::{self, Context, Location, Walk, child_locked};
 use super::permission::{self, EXECUTE, WRITE, capability};
 use super::{FileType, NewObject};
-use crate::base::sync::{Mutex, MutexGuard};
-
-/// Held by renames between two directories.
-static RENAMES: Mutex<()> = Mutex::new(());
+use crate::base::sync::MutexGuard;
 
 /// What to make.
 #[derive(Clone, Copy, Debug)]
@@ -281,9 +278,9 @@ fn lock_both<'a>(
     if Arc::ptr_eq(one, other) {
         return (None, one.lock_names(), None);
     }
-    // Only the holder of `RENAMES` locks two directories: their order does not matter.
-    let renames = RENAMES.lock();
-    (Some(renames), one.lock_names(), Some(other.lock_names()))
+    // Only who holds moves off locks two directories: their order does not matter.
+    let moves = dentry::lock_moves();
+    (Some(moves), one.lock_names(), Some(other.lock_names()))
 }
 
 fn rename_locked(context: &Context, old: &Side<'_>, new: &Side<'_>, flags: u32) -> Result<()> {

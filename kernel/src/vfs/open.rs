@@ -106,6 +106,7 @@ fn open_or_create(context: &Context, mut walk: Walk<'_>, how: &How) -> Result<Ar
         };
         let follow = how.flags & raw::O_NOFOLLOW == 0;
         if walk.enter(child, follow)? {
+            walk.check_scope()?;
             return open_location(context, walk.at, how.flags, created);
         }
     }

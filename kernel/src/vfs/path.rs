@@ -5,27 +5,55 @@
 //! one [`Location`] and moves it component by component; on cached names it allocates nothing and
 //! takes no sleeping lock. Links are followed by rewriting the rest of the path, not by recursion.
 //!
+//! Directories move while somebody walks. A walk that must stay in a scope (openat2(2)) therefore
+//! gives up with EAGAIN when something has moved by the time it takes `..`, for it can no more tell
+//! whether it meets the scope's top on its way up; and a mount that shows a part of a file system
+//! does not let a walk climb out of that part beside its top.
+//!
 //! Reading order: [`Location`], [`Context`], [`Walk`]. What changes names is in `tree`.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
 
-use super::dentry::{self, Cached, Dentry};
+use super::dentry::{self, Cached, Dentry, Moves};
 use super::mount::{self, Mount};
 use super::permission::{self, EXECUTE};
 use super::{FileType, Inode};
 use crate::base::sched::current;
+use crate::base::tally;
 use crate::base::user::PATH_MAX;
-use crate::process::FsContext;
 use crate::security::credentials::Credentials;
 
 /// Longest name of a component (limits.h).
 pub const NAME_MAX: usize = 255;
 /// Most links followed in one walk (path_resolution(7)).
 pub const LINKS_MAX: u32 = 40;
+
+/// Working directory, root directory, umask (CLONE_FS shares them).
+pub struct FsContext {
+    /// Current directory.
+    pub cwd: SpinLock<Location>,
+    /// Root directory.
+    pub root: SpinLock<Location>,
+    /// File mode creation mask.
+    pub umask: AtomicU32,
+}
+
+impl FsContext {
+    /// A copy that later changes on either side do not affect.
+    #[must_use]
+    pub fn duplicate(&self) -> FsContext {
+        FsContext {
+            cwd: SpinLock::new(self.cwd.lock().clone()),
+            root: SpinLock::new(self.root.lock().clone()),
+            umask: AtomicU32::new(self.umask.load(Ordering::Relaxed)),
+        }
+    }
+}
 
 /// A place in the tree of names: an object, the name it was reached by, and the mount it is seen
 /// in.
@@ -68,18 +96,20 @@ impl Location {
         Arc::ptr_eq(&self.dentry, self.mount.root())
     }
 
-    /// Whether it is `top` or lies below it, across mounts.
+    /// Whether it is `top` or lies below it, across mounts, at one moment.
     pub fn is_within(&self, top: &Location) -> bool {
-        let mut at = self.clone();
-        loop {
-            if at.same(top) {
-                return true;
+        dentry::climb(|| {
+            let mut at = self.clone();
+            loop {
+                if at.same(top) {
+                    return true;
+                }
+                match at.up() {
+                    Some(parent) => at = parent,
+                    None => return false,
+                }
             }
-            match at.up() {
-                Some(parent) => at = parent,
-                None => return false,
-            }
-        }
+        })
     }
 
     /// The place above, leaving the mount at its top; None at the top of everything.
@@ -103,9 +133,14 @@ impl Location {
         }
     }
 
+    /// Its absolute path as seen from `root`, as it was at one moment.
+    pub fn path(&self, root: &Location) -> Vec<u8> {
+        dentry::climb(|| self.path_now(root))
+    }
+
     /// Its absolute path as seen from `root`. Names below a place that `root` does not contain
     /// begin with `(unreachable)`; a removed name ends in ` (deleted)` (getcwd(2), proc(5)).
-    pub fn path(&self, root: &Location) -> Vec<u8> {
+    fn path_now(&self, root: &Location) -> Vec<u8> {
         let mut names: Vec<Arc<[u8]>> = Vec::new();
         let mut at = self.clone();
         let mut reached = false;
@@ -293,8 +328,10 @@ pub struct Walk<'a> {
     flags: u32,
     /// Where it stands.
     pub at: Location,
-    /// The start, if the walk must stay below it.
-    scope: Option<Location>,
+    /// The start, if the walk must stay below it, and how things stood then.
+    scope: Option<(Location, Moves)>,
+    /// What `/` and `..` go by, once it is known: it stays the same for the whole walk.
+    root: Option<Location>,
     text: Text<'a>,
     /// What of the text is done.
     done: usize,
@@ -312,11 +349,13 @@ impl<'a> Walk<'a> {
         if path[0] == b'/' && flags & walk::BENEATH != 0 {
             return Err(Errno::EXDEV);
         }
+        let moves = Moves::now();
         let at = context.start(dirfd, if scoped { b"" } else { path })?;
         Ok(Walk {
             context,
             flags,
-            scope: scoped.then(|| at.clone()),
+            scope: scoped.then(|| (at.clone(), moves)),
+            root: (scoped || path[0] == b'/').then(|| at.clone()),
             at,
             text: Text::Given(path),
             done: 0,
@@ -402,8 +441,18 @@ impl<'a> Walk<'a> {
         loop {
             self.to_last()?;
             if self.take_last()? {
+                self.check_scope()?;
                 return Ok(self.at);
             }
+        }
+    }
+
+    /// EXDEV if what the walk came to is no more within its scope.
+    #[inline]
+    pub fn check_scope(&self) -> Result<()> {
+        match &self.scope {
+            Some((scope, _)) if !self.at.is_within(scope) => Err(Errno::EXDEV),
+            _ => Ok(()),
         }
     }
 
@@ -438,13 +487,13 @@ impl<'a> Walk<'a> {
     /// Nothing has the name that begins at `from` of the text.
     #[cold]
     fn missing(&self, from: usize) -> Errno {
-        if crate::boot::report::wants_missing_files() {
+        if tally::wants_missing_files() {
             let mut path = self.at.path(&self.context.root());
             if path != b"/" {
                 path.push(b'/');
             }
             path.extend_from_slice(&self.text()[from..]);
-            crate::boot::report::missing_file(&path);
+            tally::missing_file(&path);
         }
         Errno::ENOENT
     }
@@ -503,9 +552,7 @@ impl<'a> Walk<'a> {
                 return Err(Errno::EXDEV);
             }
             let target = target?;
-            if self.flags & walk::NO_XDEV != 0 && !Arc::ptr_eq(&target.mount, &self.at.mount) {
-                return Err(Errno::EXDEV);
-            }
+            self.check_same_mount(&target)?;
             self.at = target;
             return Ok(true);
         }
@@ -520,14 +567,17 @@ impl<'a> Walk<'a> {
         Ok(false)
     }
 
+    fn root(&mut self) -> &Location {
+        let context = self.context;
+        self.root.get_or_insert_with(|| context.root())
+    }
+
     fn go_to_root(&mut self) -> Result<()> {
         if self.flags & walk::BENEATH != 0 {
             return Err(Errno::EXDEV);
         }
-        let root = self.scope.clone().unwrap_or_else(|| self.context.root());
-        if self.flags & walk::NO_XDEV != 0 && !Arc::ptr_eq(&root.mount, &self.at.mount) {
-            return Err(Errno::EXDEV);
-        }
+        let root = self.root().clone();
+        self.check_same_mount(&root)?;
         self.at = root;
         Ok(())
     }
@@ -549,11 +599,11 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Takes `..`: stays at the root, leaves mounts at their tops.
+    /// Takes `..`: stays at the root, leaves mounts at their tops. EXDEV where the walk may not go;
+    /// EAGAIN if that cannot be told; ENOENT from a directory that was moved out of its mount.
     fn parent(&mut self) -> Result<()> {
         self.check_search()?;
-        let root = self.scope.clone().unwrap_or_else(|| self.context.root());
-        let before = self.at.mount.id();
+        let root = self.root().clone();
         loop {
             if self.at.same(&root) {
                 if self.flags & walk::BENEATH != 0 {
@@ -563,18 +613,32 @@ impl<'a> Walk<'a> {
             }
             if !self.at.is_mount_top() {
                 if let Some(parent) = self.at.dentry.parent() {
+                    if !self.at.mount.shows(&parent) {
+                        return Err(Errno::ENOENT);
+                    }
                     self.at.dentry = parent;
                 }
                 break;
             }
             let Some(place) = self.at.mount.place() else { break };
+            self.check_same_mount(&place)?;
             self.at = place;
         }
+        let before = self.at.mount.id();
         self.at.enter_mounts();
-        if self.flags & walk::NO_XDEV != 0 && self.at.mount.id() != before {
+        if self.at.mount.id() != before && self.flags & walk::NO_XDEV != 0 {
             return Err(Errno::EXDEV);
         }
-        Ok(())
+        match &self.scope {
+            Some((_, moves)) if !moves.is_unchanged() => Err(Errno::EAGAIN),
+            _ => Ok(()),
+        }
+    }
+
+    /// EXDEV if the walk may not leave its mount, and this place is in another.
+    fn check_same_mount(&self, place: &Location) -> Result<()> {
+        let leaves = !Arc::ptr_eq(&place.mount, &self.at.mount);
+        if leaves && self.flags & walk::NO_XDEV != 0 { Err(Errno::EXDEV) } else { Ok(()) }
     }
 }
 

@@ -26,6 +26,7 @@ mod memory;
 pub(crate) mod mitigations;
 mod seccomp;
 mod text;
+mod vmrun;
 pub mod window;
 
 /// A test: its name, and what it does.
@@ -37,8 +38,15 @@ pub struct Test {
 }
 
 /// The machine's tests.
-pub const TESTS: &[&[Test]] =
-    &[text::TESTS, late::TESTS, memory::TESTS, window::TESTS, seccomp::TESTS, mitigations::TESTS];
+pub const TESTS: &[&[Test]] = &[
+        text::TESTS,
+        late::TESTS,
+        memory::TESTS,
+        window::TESTS,
+        seccomp::TESTS,
+        mitigations::TESTS,
+        vmrun::TESTS,
+    ];
 
 pub use late::{FailingPiece, load_and_unload};
 pub(crate) use text::between;

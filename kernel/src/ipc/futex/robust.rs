@@ -14,7 +14,7 @@ use super::{pi, wake_address};
 use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::UserPtr;
-use crate::process::pidfd::may_inspect;
+use crate::process::ptrace::access::{self, Ids};
 use crate::process::{Thread, find_thread};
 
 /// `struct robust_list_head`.
@@ -50,11 +50,10 @@ pub fn get_robust_list(args: &Args) -> Result<u64> {
         1.. => find_thread(tid as u32).ok_or(Errno::ESRCH)?,
         _ => return Err(Errno::ESRCH),
     };
-    let (mine, other) = (own.process.credentials(), thread.process.credentials());
-    if !may_inspect(&mine, &other) {
-        return Err(Errno::EPERM);
-    }
-    UserPtr::<u64>::new(args.a1()).write(&thread.robust_list.load(Ordering::Relaxed))?;
+    let list = access::inspect(&thread.process, Ids::Real, Errno::EPERM, || {
+        Ok(thread.robust_list.load(Ordering::Relaxed))
+    })?;
+    UserPtr::<u64>::new(args.a1()).write(&list)?;
     UserPtr::<u64>::new(args.a2()).write(&(size_of::<Head>() as u64))?;
     Ok(0)
 }
