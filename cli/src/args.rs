@@ -40,6 +40,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Audit or rewrite the kCFI checks of a kernel image
     Objtool(crate::objtool_cmd::ObjtoolArgs),
+    /// Tell what is done about CPU vulnerabilities, on this or any CPU, and what it costs
+    Mitigations(MitigationsArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell. Example: limen completions bash > /etc/bash_completion.d/limen
@@ -47,6 +49,22 @@ pub(crate) enum Command {
     },
     /// Print the manual page. Example: limen man | man -l -
     Man,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct MitigationsArgs {
+    /// A CPU by name, in place of this one. Example: --cpu zen4
+    #[arg(long, value_name = "MODEL", conflicts_with = "facts")]
+    pub(crate) cpu: Option<String>,
+    /// Facts of a CPU from a file of words name=value. Example: --facts cpu.txt
+    #[arg(long, value_name = "FILE")]
+    pub(crate) facts: Option<PathBuf>,
+    /// Kernel parameters; repeatable. Example: --append 'mitigations=auto,nosmt'
+    #[arg(long, value_name = "WORDS")]
+    pub(crate) append: Vec<String>,
+    /// Name the CPUs that --cpu knows
+    #[arg(long)]
+    pub(crate) list: bool,
 }
 
 #[derive(Args, Clone, Debug)]

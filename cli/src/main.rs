@@ -10,6 +10,7 @@ mod check;
 mod compare;
 mod image;
 mod linux;
+mod mitigations;
 mod objtool_cmd;
 mod pack;
 mod paths;
@@ -91,6 +92,7 @@ fn dispatch(command: Command) -> Result<u8, Error> {
         Command::Bench(args) => bench::command(&args),
         Command::Compare(args) => compare::command(&args),
         Command::Check(args) => check::command(&args),
+        Command::Mitigations(args) => mitigations::command(&args),
         // Has exit codes of its own and is done already.
         Command::Objtool(_) => Ok(0),
         Command::Completions { shell } => {

@@ -94,11 +94,9 @@ pub(crate) fn end_of_interrupt() {
 
 fn send(apic_id: u32, command: u32) {
     if X2APIC.load(Ordering::Relaxed) {
-        // SAFETY: the x2APIC's interrupt command register; MFENCE orders earlier stores, which
-        // WRMSR to it does not (SDM 3A, 11.12.3).
-        unsafe {
-            core::arch::x86_64::_mm_mfence();
-        }
+        // SAFETY: the x2APIC's interrupt command register. WRMSR to it is not serialising: MFENCE
+        // makes earlier stores visible, LFENCE lets the WRMSR begin behind that (SDM 3A, 11.12.3).
+        unsafe { core::arch::asm!("mfence", "lfence", options(nostack, preserves_flags)) };
         // SAFETY: as above: an interrupt command does no more than interrupt a CPU.
         unsafe {
             wrmsr(X2APIC_BASE + (ICR_LOW >> 4), u64::from(apic_id) << 32 | u64::from(command))

@@ -81,7 +81,8 @@ struct Idt(UnsafeCell<[[u64; 2]; 256]>);
 // SAFETY: written once by the first CPU before the others start and before it is loaded.
 unsafe impl Sync for Idt {}
 
-#[unsafe(link_section = ".data.cpu_entry")]
+// On sealed pages (`sealed`) that programs' tables map too.
+#[unsafe(link_section = ".data.sealed_entry")]
 static IDT: Idt = Idt(UnsafeCell::new([[0; 2]; 256]));
 
 unsafe extern "C" {

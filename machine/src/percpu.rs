@@ -45,6 +45,17 @@ pub(crate) struct CpuLocal {
     pub(crate) context: CpuContext,
     /// The running task; null before the scheduler starts.
     pub(crate) task: AtomicPtr<Task>,
+    /// `SPEC_CTRL` of the running thread: in the kernel, and in its program (`mitigations`).
+    pub(crate) spec_ctrl: Cell<u64>,
+    pub(crate) spec_ctrl_user: Cell<u64>,
+    /// What entry code writes to `PRED_CMD`.
+    pub(crate) pred_cmd: Cell<u64>,
+    /// Whose branches this CPU's predictors know, see `mitigations`.
+    pub(crate) predictor_owner: Cell<u64>,
+    /// Speculative store bypass is off, by a register of its own.
+    pub(crate) ssbd: Cell<bool>,
+    /// A guest has run since predictors were flushed.
+    pub(crate) guest_ran: Cell<bool>,
     /// What this CPU's DR7 enables (`debug_registers`).
     pub(crate) debug_control: Cell<u64>,
     /// The local APIC id of this CPU.
@@ -77,6 +88,12 @@ impl CpuLocal {
             tracking: AtomicU32::new(crate::context::tracking::OFF),
             context: CpuContext::new(),
             task: AtomicPtr::new(core::ptr::null_mut()),
+            spec_ctrl: Cell::new(0),
+            spec_ctrl_user: Cell::new(0),
+            pred_cmd: Cell::new(0),
+            predictor_owner: Cell::new(0),
+            ssbd: Cell::new(false),
+            guest_ran: Cell::new(false),
             debug_control: Cell::new(0),
             apic_id: Cell::new(0),
             tlb_wanted: AtomicU32::new(0),

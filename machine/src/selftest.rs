@@ -4,7 +4,7 @@
 
 use crate::cpu::{self, cr, features, msr};
 use crate::memory::KernelRights;
-use crate::{memory, pcid, stack};
+use crate::{memory, pcid, sealed, stack};
 
 unsafe extern "C" {
     static __text_start: u8;
@@ -32,6 +32,27 @@ pub(crate) fn check_registers() {
     for (name, has, on) in must {
         assert!(!has || on, "self-test: this CPU has {name}, and it is off");
     }
+}
+
+/// Checks that what is set at boot cannot be written any more, at its own address, through the
+/// direct map, or on programs' tables. On the first CPU, when all run.
+pub(crate) fn check_seal() {
+    assert!(sealed::is_closed(), "self-test: nothing was sealed");
+    for page in sealed::ranges().into_iter().flatten().step_by(crate::frame::PAGE_SIZE) {
+        let alias = page - memory::KERNEL_BASE + crate::frame::PHYS_OFFSET;
+        for at in [page, alias] {
+            let KernelRights { present, write, exec, user } = memory::kernel_rights(at);
+            assert!(present && !write && !exec && !user, "self-test: {at:#x} is not sealed");
+        }
+    }
+    memory::for_each_shared(|leaf| {
+        let is_sealed = sealed::ranges().iter().any(|range| range.contains(&leaf.address));
+        assert!(
+            !(is_sealed && leaf.write) && leaf.is_kernels,
+            "self-test: programs' page tables map {:#x} with other rights",
+            leaf.address
+        );
+    });
 }
 
 /// Checks that this CPU's CR3 names contexts exactly if it was to: a flush would be missing, or the

@@ -26,6 +26,7 @@ use text_patching::{Anomaly, Code, Patch, Text, TextPoke, Unmapped, What};
 
 use crate::frame::PAGE_SIZE;
 use crate::memory::{self, TEXT_ALIAS, TEXT_ALIAS_PAGES};
+use crate::sealed::sealed;
 use crate::sync::{SpinGuard, SpinLock};
 use crate::{cpu, tlb};
 
@@ -81,10 +82,12 @@ impl Text for LiveText {
 /// The one writer at a time.
 static WRITER: SpinLock<Storage> = SpinLock::new(Storage { patches: [NO_PATCH; BATCH_MAX] });
 const NO_PATCH: Patch = Patch::whole(0, Code::new(&[]), Code::new(&[]));
-/// Whether the boot pass may still open a window.
-static DOOR_OPEN: AtomicBool = AtomicBool::new(true);
-/// Whether other CPUs may have seen the alias.
-static OTHERS_RUN: AtomicBool = AtomicBool::new(false);
+sealed! {
+    /// Whether the boot pass may still open a window.
+    static DOOR_OPEN: AtomicBool = AtomicBool::new(true);
+    /// Whether other CPUs may have seen the alias.
+    static OTHERS_RUN: AtomicBool = AtomicBool::new(false);
+}
 
 struct Storage {
     /// What int3 handlers read while a batch is active.
@@ -230,7 +233,9 @@ where
             continue;
         }
         // Code there may run on a CPU that has not caught up; objtool refuses such sites too.
-        assert!(!entry_range().contains(&patch.at), "a patch of entry text");
+        // Until the door closes no CPU has been in user mode.
+        let is_early = DOOR_OPEN.load(Ordering::SeqCst);
+        assert!(is_early || !entry_range().contains(&patch.at), "a patch of entry text");
         if !is_listed(patch.at) {
             return Err(Anomaly::new(patch.at, 0, What::UnknownTail));
         }

@@ -13,10 +13,11 @@ use crate::frame::{self, Frame, PAGE_SIZE};
 use crate::memory::{self, PageKind, PageTable, Prot};
 use crate::pcid;
 use crate::stack::{KERNEL_STACK_SIZE, KernelStack};
-use crate::{tlb, uaccess, vmap};
+use crate::{sealed, tlb, uaccess, vmap};
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "memory::no_page_is_writable_and_executable", run: w_xor_x },
+    Test { name: "memory::sealed_pages_fault", run: sealed_pages },
     Test { name: "memory::stack_guard_faults", run: stack_guard },
     Test { name: "memory::frames_are_distinct_and_come_back", run: frames },
     Test { name: "memory::heap_keeps_what_it_holds", run: heap },
@@ -27,6 +28,22 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "memory::spaces_take_turns", run: contexts },
     Test { name: "memory::all_cpus_answer_a_shootdown", run: shootdown },
 ];
+
+/// What is set at boot: a store to each page faults, at both of its addresses.
+fn sealed_pages() -> Result<(), String> {
+    let mut pages = 0;
+    for page in sealed::ranges().into_iter().flatten().step_by(PAGE_SIZE) {
+        let alias = page - memory::KERNEL_BASE + frame::PHYS_OFFSET;
+        for at in [page, page + PAGE_SIZE as u64 - 1, alias] {
+            ensure!(!probe_write(at), "{at:#x} can be written");
+        }
+        pages += 1;
+    }
+    // Statics, and the interrupt table.
+    ensure!(pages >= 2, "{pages} pages");
+    ensure!(!crate::cfi::warn_can_be_set(), "the flag that survives failed checks can be written");
+    Ok(())
+}
 
 fn w_xor_x() -> Result<(), String> {
     let mut leaves = 0;

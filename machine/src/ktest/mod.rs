@@ -23,6 +23,7 @@ use crate::text_poke::{self, LiveText};
 pub mod defer;
 mod late;
 mod memory;
+pub(crate) mod mitigations;
 mod seccomp;
 mod text;
 mod vmrun;
@@ -37,8 +38,15 @@ pub struct Test {
 }
 
 /// The machine's tests.
-pub const TESTS: &[&[Test]] =
-    &[text::TESTS, late::TESTS, memory::TESTS, window::TESTS, seccomp::TESTS, vmrun::TESTS];
+pub const TESTS: &[&[Test]] = &[
+    text::TESTS,
+    late::TESTS,
+    memory::TESTS,
+    window::TESTS,
+    seccomp::TESTS,
+    mitigations::TESTS,
+    vmrun::TESTS,
+];
 
 pub use late::{FailingPiece, load_and_unload};
 pub(crate) use text::between;

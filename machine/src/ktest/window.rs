@@ -66,6 +66,38 @@ unsafe extern "C" {
     static iret_to_user: u8;
     fn paranoid_2();
     fn paranoid_18();
+    static guard_ibpb: u8;
+    static guard_ibrs: u8;
+    static verw_before_sysret: u8;
+    static verw_before_iret: u8;
+    static unfenced_user: u8;
+}
+
+/// Bytes of LFENCE (0f ae e8).
+const LFENCE_BYTES: u64 = 3;
+
+/// Says which sequence of the mitigations was stepped through and is not in the plan, or the
+/// reverse: the first of them.
+pub fn odd_sequence() -> Option<&'static str> {
+    let plan = crate::mitigations::plan();
+    let [short, long] = [crate::speculation::clear_bhb_short, crate::speculation::clear_bhb_long]
+        .map(|f| f as *const () as u64);
+    let fence = (&raw const unfenced_user) as u64 - LFENCE_BYTES;
+    let bhb = |counts| plan.bhb_on_entry == Some(counts);
+    let places = [
+        ("IBPB at entries", (&raw const guard_ibpb) as u64, plan.ibpb_on_entry),
+        ("IBRS at entries", (&raw const guard_ibrs) as u64, plan.ibrs_on_entry),
+        ("the short BHB loop", short, bhb(mitigations::bhi::BhbLoop::SHORT)),
+        ("the long BHB loop", long, bhb(mitigations::bhi::BhbLoop::LONG)),
+        ("VERW before SYSRET", (&raw const verw_before_sysret) as u64, plan.verw_on_exit),
+        ("VERW before IRET", (&raw const verw_before_iret) as u64, plan.verw_on_exit),
+        ("the fence behind SWAPGS", fence, plan.fence_swapgs_user),
+    ];
+    let is_odd = |&(_, at, wanted): &(&str, u64, bool)| {
+        let ran = offset(at).is_some_and(|at| PLACES[at][0].load(Ordering::SeqCst));
+        ran != wanted
+    };
+    places.iter().find(|place| is_odd(place)).map(|&(name, ..)| name)
 }
 
 /// Bytes of SWAPGS (0f 01 f8) and SYSRETQ (48 0f 07).

@@ -9,15 +9,19 @@ use super::pte::{Pte, PteFlags};
 use super::walk::{EachLeaf, Kernel, Slot, TOP, Table, Tables, index, span};
 use super::{KERNEL_BASE, VMAP_BASE};
 use crate::frame::{self, Frame, OutOfMemory, PAGE_SIZE};
+use crate::sealed::sealed;
 use crate::sync::Once;
 
 /// The two top tables of a space lie in one naturally aligned pair of frames: the kernel's at the
 /// even one, the program's at the odd one. This bit of CR3 tells them apart.
 pub(crate) const USER_ROOT_BIT: u64 = PAGE_SIZE as u64;
 
-static PTI: AtomicBool = AtomicBool::new(false);
-/// The top table that all programs' tables take their kernel half from: only what entry code needs.
-static SHARED_ROOT: Once<PhysAddr> = Once::new();
+sealed! {
+    static PTI: AtomicBool = AtomicBool::new(false);
+    /// The top table that all programs' tables take their kernel half from: only what entry code
+    /// needs.
+    static SHARED_ROOT: Once<PhysAddr> = Once::new();
+}
 
 unsafe extern "C" {
     static __entry_text_start: u8;
@@ -45,6 +49,11 @@ pub(crate) fn user_root(root: PhysAddr) -> PhysAddr {
 fn shared_tables() -> Option<Tables<Kernel>> {
     // SAFETY: the tree is never freed. It changes during boot alone.
     SHARED_ROOT.get().map(|&root| unsafe { Tables::at(root) })
+}
+
+/// The entry of a page of kernel memory in what programs' tables share, if it is there.
+pub(super) fn shared_slot(va: u64) -> Option<Slot> {
+    Some(shared_tables()?.find(va)).filter(|slot| slot.level == 0)
 }
 
 /// Builds what programs' tables share, if isolation is on. Before the first address space and the

@@ -15,6 +15,7 @@ use super::walk::{ENTRIES, Kernel, NewTable, Slot, TOP, Table, Tables, index, sp
 use super::{KERNEL_BASE, VMAP_BASE};
 use crate::cpu;
 use crate::frame::{Frame, OutOfMemory, PAGE_SIZE, PHYS_OFFSET};
+use crate::sealed::sealed;
 use crate::sync::{Once, SpinLock};
 use crate::tlb;
 
@@ -41,7 +42,9 @@ impl KernelTables {
 
 static KERNEL: SpinLock<KernelTables> =
     SpinLock::new(KernelTables { root: PhysAddr::new(0), mmio_next: MMIO_BASE });
-static KERNEL_ROOT: Once<PhysAddr> = Once::new();
+sealed! {
+    static KERNEL_ROOT: Once<PhysAddr> = Once::new();
+}
 
 /// A frame for a table.
 pub(super) fn new_table() -> Option<PhysAddr> {
@@ -271,6 +274,21 @@ pub(crate) unsafe fn set_image_exec(start: u64, pages: u64, exec: bool) {
         let slot = kernel.page_slot(start + n * PAGE).expect("the image is mapped");
         let entry = slot.get().without(PteFlags::WRITE | PteFlags::NO_EXECUTE);
         slot.set(if exec { entry } else { entry.with(PteFlags::NO_EXECUTE) });
+    }
+    drop(kernel);
+    tlb::flush_kernel(Cause::KernelRights);
+}
+
+/// Takes the right to write from pages of the image, in every mapping there is: their own, that in
+/// the direct map, and with isolation that in programs' tables. For good.
+pub(crate) fn seal(pages: core::ops::Range<u64>) {
+    let kernel = KERNEL.lock();
+    for va in pages.step_by(PAGE_SIZE) {
+        let alias = va - KERNEL_BASE + PHYS_OFFSET;
+        for slot in [kernel.page_slot(va), kernel.page_slot(alias), isolation::shared_slot(va)] {
+            let Some(slot) = slot else { continue };
+            slot.set(slot.get().without(PteFlags::WRITE));
+        }
     }
     drop(kernel);
     tlb::flush_kernel(Cause::KernelRights);

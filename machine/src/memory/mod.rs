@@ -32,8 +32,8 @@ pub(crate) use isolation::{entry_image, odd_slot};
 pub(crate) use isolation::{for_each_shared, init_pti, share_with_programs, user_root};
 pub(crate) use kernel_space::{
     KernelRights, Segment, TEXT_ALIAS, TEXT_ALIAS_PAGES, init, kernel_phys, kernel_rights,
-    kernel_root, map_kernel_memory, map_mmio, map_text_alias, peek, retire_kernel, set_image_exec,
-    take_retired, trampoline_root, unmap_text_alias,
+    kernel_root, map_kernel_memory, map_mmio, map_text_alias, peek, retire_kernel, seal,
+    set_image_exec, take_retired, trampoline_root, unmap_text_alias,
 };
 #[cfg(feature = "ktest")]
 pub(crate) use kernel_space::{for_each_kernel_leaf, remap_kernel};

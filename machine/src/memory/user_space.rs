@@ -39,6 +39,11 @@ pub fn user_tables() -> u64 {
 pub(super) const USER_HALF: core::ops::Range<u64> = 0..1 << 47;
 
 impl Space {
+    /// Its number: never 0, and never another space's.
+    pub(crate) fn number(&self) -> u64 {
+        self.id
+    }
+
     /// An empty user half beside the kernel's.
     pub(super) fn new() -> Result<Space, OutOfMemory> {
         let root = new_root().ok_or(OutOfMemory)?;

@@ -28,6 +28,7 @@ use virt::regs::gpr;
 
 use crate::cpu::{self, MAX_CPUS, cpuid, features, msr, wrmsr};
 use crate::frame::{Frame, OutOfMemory};
+use crate::mitigations;
 use crate::percpu::{self, CpuCell, PerCpu};
 use crate::sync::{IrqGuard, Once};
 use crate::{debug_registers, memory};
@@ -276,11 +277,15 @@ impl World for Vcpu {
         if is_busy() {
             return None;
         }
+        mitigations::before_guest();
         // SAFETY: interrupts are masked, and nothing in `switch` reaches the cell again: it calls
         // no code of the kernel's.
         let left = unsafe {
             LOCAL.get().with(|local| Some(self.switch(local.switch_on().ok()?, request)))
         };
+        // On this CPU, before the thread can go to another.
+        mitigations::behind_guest();
+        mitigations::guest_ran();
         let left = left.unwrap_or(Left { exit_code: u64::MAX, ..Left::default() });
         if left.exit_code == svm::exit::code::MACHINE_CHECK {
             panic!("machine check while a guest ran");
