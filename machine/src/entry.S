@@ -389,8 +389,8 @@ guard_\name:
     guard_out_of_line syscall_entry_pti_watched, guard_syscall
     guard_out_of_line vector, guard_entry
 
-// A paranoid entry may have hit a place where the program's value is in `SPEC_CTRL` already: what it
-// finds goes to the upper half of R13, and back behind the handler.
+// A paranoid entry may have hit a place where the program's value is in `SPEC_CTRL` already: what
+// it finds goes to the upper half of R13, and back behind the handler.
 guard_paranoid:
     if_key {KERNEL_IBRS}, guard_paranoid_ibrs
 guard_paranoid_rest:

@@ -1,8 +1,8 @@
 //! sysfs (sysfs(5)): the little of it that programs look at: CPUs, memory nodes, and the places of
 //! what other parts of the kernel report there.
 //!
-//! /sys/devices/system/cpu/vulnerabilities is `mechanisms/mitigations`' own report, whose claims the
-//! boot has compared with the CPU.
+//! /sys/devices/system/cpu/vulnerabilities is `mechanisms/mitigations`' own report, whose claims
+//! the boot has compared with the CPU.
 
 use alloc::boxed::Box;
 use alloc::string::ToString;
