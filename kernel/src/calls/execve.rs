@@ -141,6 +141,8 @@ fn become_image(
     let installing = process.image.lock();
     let old_mm = process.mm.lock().replace(image.mm.clone());
     machine::task::set_space(image.mm.space());
+    let speculation = machine::task::speculation();
+    machine::task::set_speculation(mitigations::by_program::after_exec(speculation));
     let old_program = core::mem::replace(&mut *process.program.lock(), Arc::new(image.program));
     set_credentials(process, credentials, &old_credentials);
     process.settings.not_dumpable.store(secure || !readable, Ordering::Relaxed);

@@ -3,7 +3,8 @@
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, prctl as pr};
-use machine::paging::USER_END;
+use machine::memory::USER_END;
+use mitigations::by_program;
 
 use super::capabilities::securebits;
 use crate::base::args::Args;
@@ -143,7 +144,14 @@ fn privileges(args: &Args) -> Result<u64> {
             })
         }
         pr::PR_CAP_AMBIENT => ambient(args, &who),
-        pr::PR_GET_SPECULATION_CTRL => speculation(value),
+        pr::PR_GET_SPECULATION_CTRL => {
+            must_be_zero(&[args.a2(), args.a3(), args.a4()])?;
+            speculation(value, None)
+        }
+        pr::PR_SET_SPECULATION_CTRL => {
+            must_be_zero(&[args.a3(), args.a4()])?;
+            speculation(value, Some(args.a2()))
+        }
         _ => Err(Errno::EINVAL),
     }
 }
@@ -208,14 +216,22 @@ fn ambient(args: &Args, who: &Subject) -> Result<u64> {
     }
 }
 
-/// PR_GET_SPECULATION_CTRL: there is no control for single programs.
-fn speculation(which: u64) -> Result<u64> {
-    match which as u32 {
-        pr::PR_SPEC_STORE_BYPASS | pr::PR_SPEC_INDIRECT_BRANCH | pr::PR_SPEC_L1D_FLUSH => {
-            Ok(pr::PR_SPEC_ENABLE.into())
-        }
-        _ => Err(Errno::ENODEV),
-    }
+/// PR_GET_SPECULATION_CTRL and PR_SET_SPECULATION_CTRL, whose choice `wanted` is.
+fn speculation(which: u64, wanted: Option<u64>) -> Result<u64> {
+    let selection = machine::mitigations::selection();
+    let what = by_program::What::from_number(which).ok_or(Errno::ENODEV)?;
+    let flags = machine::task::speculation();
+    let Some(wanted) = wanted else {
+        return Ok(by_program::get(selection, what, flags).into());
+    };
+    let flags =
+        by_program::set(selection, what, wanted, flags).map_err(|refused| match refused {
+            by_program::Refused::NotByProgram => Errno::ENXIO,
+            by_program::Refused::Fixed => Errno::EPERM,
+            by_program::Refused::Unknown => Errno::ERANGE,
+        })?;
+    machine::task::set_speculation(flags);
+    Ok(0)
 }
 
 const ARCH_SET_GS: u32 = 0x1001;

@@ -5,6 +5,7 @@ use alloc::sync::Arc;
 use abi::ptrace::{SECCOMP_MODE_FILTER, SECCOMP_MODE_STRICT};
 use abi::{Errno, Result};
 use machine::sync::SpinGuard;
+use mitigations::by_program;
 use seccomp::check::INSNS_MAX;
 use seccomp::{Insn, Invalid, Program, action};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -180,6 +181,9 @@ fn attach(mut filter: Filter, flags: u64) -> Result<u64> {
     }
     let filter = Arc::new(filter);
     set(&thread, Mode::Filter(filter.clone()));
+    if flags & flag::SPEC_ALLOW == 0 {
+        restrict_speculation();
+    }
     if flags & flag::TSYNC != 0 {
         for other in threads.iter().filter(|other| other.tid() != thread.tid()) {
             set(other, Mode::Filter(filter.clone()));
@@ -190,6 +194,13 @@ fn attach(mut filter: Filter, flags: u64) -> Result<u64> {
     }
     drop(threads);
     Ok(0)
+}
+
+/// Where the boot says so, who filters its calls does not trust its code.
+fn restrict_speculation() {
+    let flags = machine::task::speculation();
+    let selection = machine::mitigations::selection();
+    machine::task::set_speculation(by_program::under_seccomp(selection, flags));
 }
 
 /// Lets go of the lock, then of the filter.
