@@ -150,7 +150,9 @@ fn furnish(d: &str) {
     for name in ["file", "remove", "grow", "program"] {
         std::fs::write(format!("{d}/{name}"), b"text").expect("a file");
     }
-    std::fs::create_dir(format!("{d}/empty")).expect("a directory");
+    for name in ["empty", "into"] {
+        std::fs::create_dir(format!("{d}/{name}")).expect("a directory");
+    }
     let program = format!("{d}/program");
     std::fs::write(&program, tiny_program()).expect("a program");
     sc!(SYS_chmod, c(&program).as_ptr(), 0o755).is(0);
@@ -201,7 +203,7 @@ fn needs(right: u64, d: &str) -> Res {
         MAKE_FIFO => mknod(&at("fifo"), S_IFIFO, 0),
         MAKE_BLOCK => mknod(&at("block"), S_IFBLK, makedev(1, 0)),
         MAKE_SYM => sc!(SYS_symlink, c"file".as_ptr(), c(&at("link")).as_ptr()),
-        REFER => sc!(SYS_link, c(&at("file")).as_ptr(), c(&at("empty/name")).as_ptr()),
+        REFER => sc!(SYS_link, c(&at("file")).as_ptr(), c(&at("into/name")).as_ptr()),
         TRUNCATE => sc!(SYS_truncate, c(&at("grow")).as_ptr(), 1),
         _ => {
             assert_eq!(right, IOCTL_DEV);
