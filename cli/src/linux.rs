@@ -1,4 +1,5 @@
-//! Another kernel: Debian's cloud kernel, to compare with and to be the judge, unpacked so that QEMU boots it by PVH.
+//! Another kernel: Debian's cloud kernel, to compare with and to be the judge, unpacked so that
+//! QEMU boots it by PVH.
 //!
 //! Why unpacked: a bzImage decompresses itself in the guest, at a hundred times the price of the
 //! rest of the boot; the ELF image in it boots by the same door as Limen's, which is the fair
@@ -47,7 +48,8 @@ pub(crate) struct Boot<'a> {
     pub(crate) program: &'a [u8],
     /// Kernel parameters, `--`, and the program's arguments.
     pub(crate) append: &'a str,
-    /// Where the initramfs goes, and what the kernel and the program say: the file of port `serial`.
+    /// Where the initramfs goes, and what the kernel and the program say: the file of port
+    /// `serial`.
     pub(crate) dir: &'a Path,
     pub(crate) cpu: &'a str,
     pub(crate) smp: u8,

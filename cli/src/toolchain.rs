@@ -1,7 +1,7 @@
 //! The Rust toolchain: chosen once, by the launcher, for everything that is built or checked.
 //!
-//! Why it is hard: a machine may have two, Debian's in `/usr/bin` and one of rustup in front of it in
-//! PATH, and cargo looks its helpers up by name: a build by one compiler is then checked by the
+//! Why it is hard: a machine may have two, Debian's in `/usr/bin` and one of rustup in front of it
+//! in PATH, and cargo looks its helpers up by name: a build by one compiler is then checked by the
 //! clippy of another, which refuses the first one's files. So the launcher keeps the folder of the
 //! one that it built with in [`CHOICE`], and every cargo is started from there, with that folder
 //! first in PATH. Neighbours: the launcher `limen`; `check`, `test` and `bench` start cargo.
@@ -38,8 +38,8 @@ impl Toolchain {
         Ok(Self { bin })
     }
 
-    /// A cargo command in the repository. Everything that it starts comes from the same folder, also
-    /// where `path` (the caller's PATH) has another toolchain.
+    /// A cargo command in the repository. Everything that it starts comes from the same folder,
+    /// also where `path` (the caller's PATH) has another toolchain.
     fn command(&self, repository: &Path, path: &OsStr) -> Command {
         let mut cargo = Command::new(self.bin.join("cargo"));
         let mut search = OsString::from(&self.bin);

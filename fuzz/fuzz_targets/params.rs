@@ -2,9 +2,9 @@
 #![no_main]
 
 use context_tracking::isolation::Isolation;
-use entry::PtiOption;
 use formats::params::{self, MmioDevice};
 use libfuzzer_sys::fuzz_target;
+use mitigations::{Built, Facts, Options, select};
 
 const NAMES: [&str; 6] = ["isolcpus", "nohz_full", "cfi", "sysret", "defer", "virtio_mmio.device"];
 
@@ -22,7 +22,11 @@ fuzz_target!(|data: &[u8]| {
         let _ = MmioDevice::parse(value);
     }
     let _ = MmioDevice::parse(line);
-    let _ = PtiOption::from_command_line(line);
+    let mitigations = Options::parse(line, |bad| assert!(line.contains(bad.value)));
+    let _ = select(&Facts::default(), &mitigations, &Built::LIMEN);
+    if let Ok(facts) = Facts::parse(line) {
+        assert_eq!(Facts::parse(&facts.to_string()), Ok(facts));
+    }
     for count in [1, 4, 32] {
         if let Ok(isolation) = Isolation::from_command_line(line, count) {
             let all = u32::try_from((1u64 << count) - 1).expect("at most 32 CPUs");

@@ -4,7 +4,7 @@
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence};
 
 use crate::cpu::{features, msr, rdmsr, wrmsr};
-use crate::{paging, percpu};
+use crate::{memory, percpu};
 
 /// The tick.
 pub(crate) const VECTOR_TIMER: u8 = 0xec;
@@ -73,7 +73,7 @@ pub(crate) fn init() -> u32 {
         // SAFETY: the global enable bit.
         unsafe { wrmsr(msr::APIC_BASE, base | 1 << 11) };
         if REGISTERS.load(Ordering::Relaxed).is_null() {
-            let at = paging::map_mmio(base & 0xf_ffff_f000, 4096).expect("memory for the APIC");
+            let at = memory::map_mmio(base & 0xf_ffff_f000, 4096).expect("memory for the APIC");
             REGISTERS.store(at, Ordering::Relaxed);
         }
     }
@@ -94,11 +94,9 @@ pub(crate) fn end_of_interrupt() {
 
 fn send(apic_id: u32, command: u32) {
     if X2APIC.load(Ordering::Relaxed) {
-        // SAFETY: the x2APIC's interrupt command register; MFENCE orders earlier stores, which
-        // WRMSR to it does not (SDM 3A, 11.12.3).
-        unsafe {
-            core::arch::x86_64::_mm_mfence();
-        }
+        // SAFETY: the x2APIC's interrupt command register. WRMSR to it is not serialising: MFENCE
+        // makes earlier stores visible, LFENCE lets the WRMSR begin behind that (SDM 3A, 11.12.3).
+        unsafe { core::arch::asm!("mfence", "lfence", options(nostack, preserves_flags)) };
         // SAFETY: as above: an interrupt command does no more than interrupt a CPU.
         unsafe {
             wrmsr(X2APIC_BASE + (ICR_LOW >> 4), u64::from(apic_id) << 32 | u64::from(command))

@@ -8,10 +8,11 @@ use formats::pvh::{self, Memory as _, StartInfo};
 
 use crate::cpu::{self, MAX_CPUS};
 use crate::frame::{self, PAGE_SIZE, PHYS_OFFSET};
-use crate::paging::{self, KERNEL_BASE, Segment};
+use crate::memory::{self, KERNEL_BASE, Segment};
+use crate::sealed::sealed;
 use crate::sync::Once;
-use crate::{apic, cfi, context, descriptors, entropy, log, multiboot, pcid, percpu};
-use crate::{selftest, smp, time, uaccess};
+use crate::{apic, cfi, context, descriptors, entropy, log, mitigations, multiboot, pcid, percpu};
+use crate::{sealed, selftest, smp, text_poke, time, uaccess};
 
 global_asm!(include_str!("boot.S"), options(att_syntax, raw));
 
@@ -46,7 +47,9 @@ pub struct BootInfo {
     pub start_tsc: u64,
 }
 
-static BOOT_INFO: Once<BootInfo> = Once::new();
+sealed! {
+    static BOOT_INFO: Once<BootInfo> = Once::new();
+}
 static START_TSC: AtomicU64 = AtomicU64::new(0);
 
 /// What the loader said. Available from `limen_main` on.
@@ -98,7 +101,7 @@ extern "C" fn boot_first_cpu(start_info: u64, magic: u32) -> ! {
     uaccess::init();
     let info = init_memory(start);
     BOOT_INFO.call_once(|| info);
-    paging::init_pti().expect("memory for the programs' tables");
+    memory::init_pti().expect("memory for the programs' tables");
     descriptors::init_idt();
     descriptors::init().expect("memory for interrupt stacks");
     let apic_id = apic::init();
@@ -109,6 +112,10 @@ extern "C" fn boot_first_cpu(start_info: u64, magic: u32) -> ! {
     selftest::check_registers();
     selftest::check_page_tables();
     cfi::boot_pass(crate::boot::info().command_line);
+    mitigations::switch_sequences();
+    text_poke::close_the_door();
+    mitigations::verify_text();
+    mitigations::init_cpu();
     crate::entry::apply_options(crate::boot::info().command_line);
     pcid::init(crate::boot::info().command_line);
     pcid::init_cpu();
@@ -116,6 +123,8 @@ extern "C" fn boot_first_cpu(start_info: u64, magic: u32) -> ! {
     selftest::check_pcid();
     smp::start_others();
     context::init(crate::boot::info().command_line);
+    sealed::close();
+    selftest::check_seal();
     limen_main()
 }
 
@@ -125,30 +134,16 @@ pub(crate) extern "C" fn boot_other_cpu(cpu: u64) -> ! {
     unsafe { percpu::init(cpu as usize, percpu::of(cpu as usize).apic_id.get()) };
     cpu::init();
     // SAFETY: the kernel's root maps what the trampoline's does, but for the low page left behind.
-    unsafe { cpu::write_cr3(paging::kernel_root()) };
+    unsafe { cpu::write_cr3(memory::kernel_root().as_u64()) };
     descriptors::init().expect("memory for interrupt stacks");
     apic::init();
     selftest::check_registers();
+    mitigations::init_cpu();
     pcid::init_cpu();
     context::init_cpu();
     selftest::check_pcid();
     smp::arrived();
     limen_secondary()
-}
-
-fn meltdown_facts() -> entry::MeltdownFacts {
-    let rdcl_no =
-        cpu::features().arch_capabilities && cpu::rdmsr(cpu::msr::ARCH_CAPABILITIES) & 1 != 0;
-    entry::MeltdownFacts { vendor: cpu::vendor(), rdcl_no }
-}
-
-fn wants_pti(command_line: &str) -> bool {
-    entry::wants_pti(entry::PtiOption::from_command_line(command_line), &meltdown_facts())
-}
-
-/// What is done about Meltdown on this CPU, in the words of Linux's `vulnerabilities/meltdown`.
-pub fn meltdown() -> &'static str {
-    meltdown_facts().describe(paging::has_pti())
 }
 
 fn segments() -> [Segment; 4] {
@@ -171,6 +166,7 @@ fn init_memory(start: StartInfo) -> BootInfo {
         map.reserve(from, to);
     }
     let command_line = command_line(start.command_line);
+    mitigations::init(command_line);
     // Tables for the direct map in 2 MiB pages, the image in 4 KiB pages, and the loader's
     // leftovers are below 4 GiB, which is all the boot tables reach.
     let mut new_table = || {
@@ -180,7 +176,7 @@ fn init_memory(start: StartInfo) -> BootInfo {
         Some(phys)
     };
     // SAFETY: once, on the boot tables; the arguments are as described there.
-    unsafe { paging::init(wants_pti(command_line), memory_end, &segments, &mut new_table) };
+    unsafe { memory::init(mitigations::plan().pti, memory_end, &segments, &mut new_table) };
     let limit_pfn = (memory_end as usize).div_ceil(PAGE_SIZE);
     let records = map
         .take(frame::records_bytes(limit_pfn) as u64, u64::MAX)
@@ -203,7 +199,9 @@ struct CommandLine {
     len: usize,
 }
 
-static COMMAND_LINE: Once<CommandLine> = Once::new();
+sealed! {
+    static COMMAND_LINE: Once<CommandLine> = Once::new();
+}
 
 /// Copies the command line out of the loader's memory, before that is reused. The heap does not
 /// exist yet, so the copy lies in a static.

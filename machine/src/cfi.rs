@@ -2,8 +2,7 @@
 //!
 //! At boot ([`boot_pass`]) the whole image is verified against the tables that objtool has
 //! written, then brought into the form that `cfi=` asks for, with hashes that are this boot's
-//! secret, and with thunks taken out where `spectre_v2=` allows it; verified again; and the door
-//! is closed.
+//! secret, and with thunks taken out where `mitigations` wants none; and verified again.
 //!
 //! A failed check arrives as #UD ([`on_undefined`]), and as #PF or #GP where the hash itself
 //! cannot be read ([`on_fault`]). Both run in whatever context made the call, NMI included: they
@@ -25,13 +24,16 @@ use text_patching::site_table::{SiteTables, TableError};
 use text_patching::tail::Via;
 use text_patching::trap::{self, Cause, CfiFailure};
 
+use crate::sealed::sealed;
 use crate::sync::Once;
 use crate::text_poke::{self, LiveText};
-use crate::{cpu, entropy, late_text, paging, panic, percpu};
+use crate::{cpu, entropy, late_text, memory, panic, percpu};
 
-static TABLES: Once<SiteTables<'static>> = Once::new();
-static PLAN: Once<BootPlan> = Once::new();
-static WARN: AtomicBool = AtomicBool::new(false);
+sealed! {
+    static TABLES: Once<SiteTables<'static>> = Once::new();
+    static PLAN: Once<BootPlan> = Once::new();
+    static WARN: AtomicBool = AtomicBool::new(false);
+}
 /// Failed checks since boot, with `cfi=warn`.
 static FAILURES: AtomicU64 = AtomicU64::new(0);
 /// Most failures that get a line in the log.
@@ -58,10 +60,29 @@ pub(crate) fn is_on() -> bool {
     plan().is_some_and(|plan| plan.form != Form::Off)
 }
 
+/// Whether tests survive failed checks: `WARN` is sealed.
+#[cfg(feature = "ktest")]
+static WARN_IN_TEST: AtomicBool = AtomicBool::new(false);
+
 /// Sets whether a failed check is survived; returns what was set before.
 #[cfg(feature = "ktest")]
 pub(crate) fn set_warn(warn: bool) -> bool {
-    WARN.swap(warn, Ordering::SeqCst)
+    WARN_IN_TEST.swap(warn, Ordering::SeqCst)
+}
+
+/// Whether the flag of `cfi=warn` can be written by one store: what an attacker would try first.
+#[cfg(feature = "ktest")]
+pub(crate) fn warn_can_be_set() -> bool {
+    crate::ktest::probe_write(WARN.as_ptr() as u64)
+}
+
+/// Whether a failed check is survived.
+fn is_survived() -> bool {
+    #[cfg(feature = "ktest")]
+    if WARN_IN_TEST.load(Ordering::SeqCst) {
+        return true;
+    }
+    WARN.load(Ordering::Relaxed)
 }
 
 /// The state of the checks, as one line.
@@ -70,28 +91,13 @@ pub fn describe() -> &'static str {
     CfiOptions { form: plan.form, rand: plan.seed != Seed::new(0), ..CfiOptions::AUTO }.describe()
 }
 
-/// How calls behind checks are made, from `spectre_v2=`. Retpolines unless something else is asked
-/// for by name: `off`, `retpoline,lfence`, or `eibrs` where the CPU says that it has it.
-fn via(command_line: &str) -> Via {
-    let enhanced_ibrs = || {
-        const IBRS_ALL: u64 = 1 << 1;
-        cpu::features().arch_capabilities && cpu::rdmsr(cpu::msr::ARCH_CAPABILITIES) & IBRS_ALL != 0
-    };
-    match params::find(command_line, "spectre_v2") {
-        Some("off") => Via::Direct,
-        Some("retpoline,lfence") => Via::Lfence,
-        Some("eibrs") if enhanced_ibrs() => Via::Direct,
-        _ => Via::Thunk,
-    }
-}
-
 /// A seed that changes something: 0 would keep the hashes.
 fn random_seed() -> Seed {
     Seed::new((entropy::random_u64() as u32).max(1))
 }
 
-/// Verifies and rewrites the image's text, then closes the door. On the first CPU, before the
-/// others start, with interrupts masked.
+/// Verifies and rewrites the image's text. On the first CPU, before the others start, with
+/// interrupts masked.
 pub(crate) fn boot_pass(command_line: &str) {
     let options =
         options::parse(params::find(command_line, "cfi").unwrap_or(""), |word, why| match why {
@@ -100,7 +106,9 @@ pub(crate) fn boot_pass(command_line: &str) {
         });
     WARN.store(options.warn, Ordering::Relaxed);
     match SiteTables::parse(crate::sites::tables()) {
-        Ok(tables) => rewrite(*TABLES.call_once(|| tables), &options, via(command_line)),
+        Ok(tables) => {
+            rewrite(*TABLES.call_once(|| tables), &options, crate::mitigations::branches())
+        }
         Err(TableError::NotFilled) => {
             crate::log!("CFI: Using standard kCFI; no site tables in this image, text stays");
         }
@@ -109,7 +117,6 @@ pub(crate) fn boot_pass(command_line: &str) {
     if options.warn {
         crate::log!("CFI: mismatch non-fatal!");
     }
-    text_poke::close_the_door();
 }
 
 fn rewrite(tables: SiteTables<'static>, options: &CfiOptions, via: Via) {
@@ -191,7 +198,7 @@ fn handle(regs: &mut PtRegs, failure: &CfiFailure) -> bool {
     let report = Report { site: failure.site, target, expected: failure.expected, found };
     let me = 1 << percpu::cpu_id();
     let nested = REPORTING.fetch_or(me, Ordering::SeqCst) & me != 0;
-    if !WARN.load(Ordering::Relaxed) || nested {
+    if !is_survived() || nested {
         panic::at(format_args!("{report}"), regs);
     }
     let number = FAILURES.fetch_add(1, Ordering::Relaxed);
@@ -235,7 +242,7 @@ fn register(regs: &PtRegs, number: u8) -> u64 {
 fn read_hash(at: u64) -> Option<u32> {
     let mut bytes = [0; 4];
     for (at, byte) in (at..=at.checked_add(3)?).zip(&mut bytes) {
-        *byte = paging::peek(at)?;
+        *byte = memory::peek(at)?;
     }
     Some(u32::from_le_bytes(bytes))
 }

@@ -4,6 +4,7 @@
 //! protections to switch on is decided by [`Features`] and applied once per CPU by [`init`].
 //! References: Intel SDM volumes 2 and 3, AMD APM volume 3.
 
+use crate::sealed::sealed;
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -43,6 +44,20 @@ pub mod msr {
     pub const VM_HSAVE_PA: u32 = 0xc001_0117;
     /// What this CPU is not vulnerable to (Intel).
     pub const ARCH_CAPABILITIES: u32 = 0x10a;
+    /// Restrictions of speculation that stay.
+    pub const SPEC_CTRL: u32 = 0x48;
+    /// Barriers for predictors.
+    pub const PRED_CMD: u32 = 0x49;
+    /// Revision of the microcode.
+    pub const BIOS_SIGN_ID: u32 = 0x8b;
+    /// Switches transactions off (Intel).
+    pub const TSX_CTRL: u32 = 0x122;
+    /// Switches what microcode mitigates (Intel).
+    pub const MCU_OPT_CTRL: u32 = 0x123;
+    /// Speculative store bypass, as a hypervisor offers it (AMD).
+    pub const VIRT_SPEC_CTRL: u32 = 0xc001_011f;
+    /// Configuration of loads and stores (AMD).
+    pub const LS_CFG: u32 = 0xc001_1020;
 }
 
 /// Reads an MSR that is known to exist.
@@ -309,6 +324,7 @@ pub(crate) fn irq_enable() {
 /// disabled. Must be called with interrupts disabled: STI takes effect after HLT has begun, so a
 /// wake-up that came before is not lost.
 pub fn idle_wait() {
+    crate::mitigations::before_sleep();
     // SAFETY: as `irq_enable`; the CPU continues after the next interrupt.
     unsafe { asm!("sti", "hlt", "cli", options(nostack)) };
 }
@@ -356,7 +372,9 @@ pub struct Features {
     pub xsave_bytes: u32,
 }
 
-static FEATURES: spin::Once<Features> = spin::Once::new();
+sealed! {
+    static FEATURES: spin::Once<Features> = spin::Once::new();
+}
 
 /// This machine's CPU features.
 #[inline(always)]

@@ -42,6 +42,17 @@
     push %r15
 .endm
 
+// A choice made at boot (mitigations.rs): five bytes that are a nop, or where the key is on a jump.
+// No CPU has been in user mode when it is made, and it stays.
+.macro if_key key, to
+.Lkey_\@:
+    .byte 0x0f, 0x1f, 0x44, 0x00, 0x00
+    .pushsection __jump_table, "aR", @progbits
+    .balign 4
+    .long .Lkey_\@ - ., \to - ., \key
+    .popsection
+.endm
+
 .macro clear_registers
     xor %edx, %edx
     xor %ecx, %ecx
@@ -177,6 +188,8 @@ context_left_\name:
     mov %rax, %rsi
     clear_registers
     enter_\tracking \name
+    if_key {SYSCALL_GUARD}, guard_\name
+guarded_\name:
     // rdi: &mut PtRegs, rsi: system call number. IF=0.
     call \serve
 .endm
@@ -231,8 +244,25 @@ context_left_\name:
     .endif
 .endm
 
+// Before the last registers are restored, where the kernel's branches were restricted and the
+// program's are not. No return follows. Clobbers RAX, RCX and RDX.
+.macro release name
+    if_key {KERNEL_IBRS}, release_\name
+released_\name:
+.endm
+
+.macro release_out_of_line name
+release_\name:
+    mov ${SPEC_CTRL_MSR}, %ecx
+    mov %gs:{SPEC_CTRL_USER}, %eax
+    xor %edx, %edx
+    wrmsr
+    jmp released_\name
+.endm
+
     syscall_way syscall_entry, told, syscall_from_user
 sysret:
+    release sysret
     leave_kernel sysret
     pop_registers
     // Stack: orig_rax, rip, cs, rflags, rsp, ss. RCX = rip, R11 = rflags, as decide() checked.
@@ -242,6 +272,8 @@ sysret:
 sysret_window_start:
     // RSP is the program's, ring 0.
     swapgs
+    if_key {VERW_ON_EXIT}, verw_before_sysret
+cleared_before_sysret:
     sysretq
 .globl sysret_window_end
 sysret_window_end:
@@ -250,6 +282,7 @@ sysret_window_end:
 
     syscall_way_pti syscall_entry_pti, told, syscall_from_user
 sysret_pti:
+    release sysret_pti
     leave_kernel sysret_pti
     pop_registers
     check_sysret
@@ -272,6 +305,111 @@ sysret_would_fault:
     ud2
 .endif
 
+    release_out_of_line sysret
+    release_out_of_line sysret_pti
+    release_out_of_line iret
+    release_out_of_line iret_pti
+
+// Buffers are cleared as the last thing: what came behind would fill them again. GS and tables: the
+// program's. VERW clears only with its operand in memory (SDM 2B); it changes ZF, which the return
+// loads.
+.globl verw_before_sysret, verw_before_iret
+verw_before_sysret:
+    verw kernel_ds_selector(%rip)
+    jmp cleared_before_sysret
+verw_before_iret:
+    verw kernel_ds_selector(%rip)
+    jmp iret_to_user
+.balign 2
+kernel_ds_selector:
+    .word {KERNEL_DS}
+
+// -----------------------------------------------------------------------------------------------
+// What is done about speculation when a program has entered the kernel, before the first return or
+// indirect branch. CR3 and GS: the kernel's. Clobbers RAX, RCX and RDX.
+.globl guard_entry
+.type guard_entry, @function
+.balign 16
+guard_entry:
+    if_key {ENTRY_IBPB}, guard_ibpb
+guarded_ibpb:
+    if_key {KERNEL_IBRS}, guard_ibrs
+guarded_ibrs:
+    ret
+    int3
+.globl guard_ibpb
+guard_ibpb:
+    mov ${PRED_CMD_MSR}, %ecx
+    mov %gs:{PRED_CMD}, %eax
+    xor %edx, %edx
+    wrmsr
+    jmp guarded_ibpb
+.globl guard_ibrs
+guard_ibrs:
+    mov ${SPEC_CTRL_MSR}, %ecx
+    mov %gs:{SPEC_CTRL}, %eax
+    xor %edx, %edx
+    wrmsr
+    jmp guarded_ibrs
+.size guard_entry, . - guard_entry
+
+// The same at system calls, whose number a program chooses, and with it what branch history steers.
+.type guard_syscall, @function
+.balign 16
+guard_syscall:
+    call guard_entry
+    if_key {ENTRY_BHB_SHORT}, guard_bhb_short
+    if_key {ENTRY_BHB_LONG}, guard_bhb_long
+    ret
+    int3
+guard_bhb_short:
+    call clear_bhb_short
+    lfence
+    ret
+    int3
+guard_bhb_long:
+    call clear_bhb_long
+    lfence
+    ret
+    int3
+.size guard_syscall, . - guard_syscall
+
+.macro guard_out_of_line name, guard
+guard_\name:
+    call \guard
+    jmp guarded_\name
+.endm
+    guard_out_of_line syscall_entry, guard_syscall
+    guard_out_of_line syscall_entry_pti, guard_syscall
+    guard_out_of_line syscall_entry_pending, guard_syscall
+    guard_out_of_line syscall_entry_pti_pending, guard_syscall
+    guard_out_of_line syscall_entry_always, guard_syscall
+    guard_out_of_line syscall_entry_pti_always, guard_syscall
+    guard_out_of_line syscall_entry_watched, guard_syscall
+    guard_out_of_line syscall_entry_pti_watched, guard_syscall
+    guard_out_of_line vector, guard_entry
+
+// A paranoid entry may have hit a place where the program's value is in `SPEC_CTRL` already: what it
+// finds goes to the upper half of R13, and back behind the handler.
+guard_paranoid:
+    if_key {KERNEL_IBRS}, guard_paranoid_ibrs
+guard_paranoid_rest:
+    call guard_entry
+    jmp guarded_paranoid
+guard_paranoid_ibrs:
+    mov ${SPEC_CTRL_MSR}, %ecx
+    rdmsr
+    shl $32, %rax
+    or %rax, %r13
+    jmp guard_paranoid_rest
+release_paranoid:
+    mov ${SPEC_CTRL_MSR}, %ecx
+    mov %r13, %rax
+    shr $32, %rax
+    xor %edx, %edx
+    wrmsr
+    jmp released_paranoid
+
 // The way back for everything else. AL: whether SYSRET may be used. IF=0.
 .globl return_to_user
 .type return_to_user, @function
@@ -286,10 +424,13 @@ return_to_user:
     jmp iret_pti
 
 return_by_iret:
+    release iret
     leave_kernel iret
     pop_registers
     add $8, %rsp
     swapgs
+before_iret:
+    if_key {VERW_ON_EXIT}, verw_before_iret
 .globl iret_to_user
 iret_to_user:
     // The frame was checked when it was made; a fault here is caught by address (entry.rs).
@@ -297,6 +438,7 @@ iret_to_user:
     int3
 
 iret_pti:
+    release iret_pti
     // The CPU reads the frame after the switch of tables: it moves to the entry stack.
     mov %gs:{ENTRY_STACK_TOP}, %rdi
     sub $({IRET_FRAME_SIZE} + 8), %rdi
@@ -313,7 +455,7 @@ iret_pti:
     load_user_cr3 %rdi
     pop %rdi
     swapgs
-    jmp iret_to_user
+    jmp before_iret
 .size return_to_user, . - return_to_user
 
 // -----------------------------------------------------------------------------------------------
@@ -379,8 +521,12 @@ common_vector:
     testb $3, {CS}(%rsp)
     jz vector_from_kernel
     swapgs
-    // A mispredicted branch above must not use the program's GS below.
+    // A mispredicted branch above must not use the program's GS below: a fence, unless that was
+    // found not to be needed.
+    if_key {NO_FENCE_USER}, unfenced_user
     lfence
+.globl unfenced_user
+unfenced_user:
     cmpq $0, %gs:{PTI}
     jne vector_from_user_pti
 vector_from_user_stack:
@@ -388,6 +534,8 @@ vector_from_user_stack:
     cmpl ${TRACKING_PENDING}, %gs:{TRACKING}
     jae vector_tracked
     enter_told vector
+    if_key {VECTOR_GUARD}, guard_vector
+guarded_vector:
     // rdi: &mut PtRegs, rsi: vector. GS: the kernel's. IF=0.
     call vector_from_user
     jmp return_to_user
@@ -418,6 +566,10 @@ vector_always:
 
 .globl vector_from_kernel
 vector_from_kernel:
+    // Nor must an entry of a program that was taken for one of the kernel use the program's GS.
+    if_key {NO_FENCE_KERNEL}, unfenced_kernel
+    lfence
+unfenced_kernel:
     // RBP stays, so that backtraces cross the interrupt.
     call vector_from_kernel_rust
     pop_registers
@@ -462,6 +614,8 @@ paranoid_entry:
     mov %rax, %rdx
     shr $32, %rdx
     wrmsr
+    // WRMSR to the GS base need not wait for what is before it (APM 2, 7.6.4).
+    lfence
     // CR3 may be the program's, if one of the windows was hit. GS now leads to this CPU's data.
     mov %cr3, %r12
     // The kernel may be on its own root: what is noted does not count.
@@ -471,18 +625,22 @@ paranoid_entry:
     and $~{USER_CR3_BITS}, %rax
     mov %rax, %cr3
     // A danger zone may have been hit: the word tells, not CR3, which may be the kernel's there.
-1:  call context_paranoid_enter
+1:  if_key {VECTOR_GUARD}, guard_paranoid
+guarded_paranoid:
+    call context_paranoid_enter
     mov %eax, %ebx
 .globl context_entered_paranoid
 context_entered_paranoid:
     mov %rsp, %rdi
-    mov %r13, %rsi
+    mov %r13d, %esi
     call paranoid_from_kernel
 .globl context_left_paranoid
 context_left_paranoid:
     // Or soon, if a danger zone was hit.
     mov %ebx, %edi
     call context_paranoid_exit
+    if_key {KERNEL_IBRS}, release_paranoid
+released_paranoid:
     cmpq $0, %gs:{PTI}
     je 2f
     mov %r12, %cr3

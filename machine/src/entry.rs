@@ -14,11 +14,11 @@ use entry::{Exit, IretReason, Origin, PtRegs, decide, flags, selector};
 use crate::context::{ALWAYS_PENDING, CpuContext, tracking};
 use crate::cpu::{self, msr};
 use crate::ipi::{self, Kind};
-use crate::paging::USER_END;
+use crate::memory::USER_END;
 use crate::percpu::{self, CpuLocal};
 use crate::stack::KERNEL_STACK_SIZE;
 use crate::static_branch::{self, StaticKey, static_branch_unlikely};
-use crate::{apic, cfi, irq, panic, text_poke, trace, uaccess};
+use crate::{apic, cfi, irq, mitigations, panic, text_poke, trace, uaccess};
 
 global_asm!(
     include_str!("entry.S"),
@@ -39,7 +39,7 @@ global_asm!(
     KERNEL_CR3 = const offset_of!(CpuLocal, kernel_cr3),
     USER_CR3 = const offset_of!(CpuLocal, user_cr3),
     USER_CR3_KEEP = const offset_of!(CpuLocal, user_cr3_keep),
-    USER_CR3_BITS = const crate::paging::USER_ROOT_BIT | context_tracking::pcid::USER,
+    USER_CR3_BITS = const crate::memory::Cr3::USER_BITS,
     RDI = const offset_of!(PtRegs, rdi),
     RIP = const offset_of!(PtRegs, rip),
     IRET_FRAME_SIZE = const size_of::<PtRegs>() - offset_of!(PtRegs, rip),
@@ -53,8 +53,28 @@ global_asm!(
     CPU_ABOVE_STACK_MASK = const -15i32,
     PT_REGS_SIZE = const size_of::<PtRegs>(),
     PT_REGS_WORDS = const size_of::<PtRegs>() / 8,
+    KERNEL_DS = const selector::KERNEL_DS,
+    SPEC_CTRL = const offset_of!(CpuLocal, spec_ctrl),
+    SPEC_CTRL_USER = const offset_of!(CpuLocal, spec_ctrl_user),
+    PRED_CMD = const offset_of!(CpuLocal, pred_cmd),
+    SPEC_CTRL_MSR = const msr::SPEC_CTRL,
+    PRED_CMD_MSR = const msr::PRED_CMD,
+    SYSCALL_GUARD = const at_boot(static_branch::id::SYSCALL_GUARD),
+    VECTOR_GUARD = const at_boot(static_branch::id::VECTOR_GUARD),
+    ENTRY_IBPB = const at_boot(static_branch::id::ENTRY_IBPB),
+    KERNEL_IBRS = const at_boot(static_branch::id::KERNEL_IBRS),
+    ENTRY_BHB_SHORT = const at_boot(static_branch::id::ENTRY_BHB_SHORT),
+    ENTRY_BHB_LONG = const at_boot(static_branch::id::ENTRY_BHB_LONG),
+    NO_FENCE_USER = const at_boot(static_branch::id::NO_FENCE_USER),
+    NO_FENCE_KERNEL = const at_boot(static_branch::id::NO_FENCE_KERNEL),
+    VERW_ON_EXIT = const at_boot(static_branch::id::VERW_ON_EXIT),
     options(att_syntax)
 );
+
+/// The number of a key for the table: it is switched before the first program runs, and stays.
+const fn at_boot(key: u32) -> u32 {
+    key | text_patching::jump_label::RO_AFTER_INIT
+}
 
 /// A CPU exception that a program caused (SDM 3A, 6.15).
 #[derive(Clone, Copy, Debug)]
@@ -197,6 +217,7 @@ fn prepare_sysret<const ORIGIN: usize>(regs: &mut PtRegs) -> bool {
     // SAFETY: what is about to return to a program is that program's thread.
     let is_free = unsafe { crate::task::has_no_work() };
     if is_free && matches!(decide::<USER_END>(regs), Exit::Sysret) {
+        mitigations::before_program();
         percpu::count_exit::<ORIGIN, SYSRET>();
         return true;
     }
@@ -216,6 +237,7 @@ pub(crate) fn prepare_return<const ORIGIN: usize>(regs: &mut PtRegs) -> bool {
             limen_exit_work(regs, work);
             continue;
         }
+        mitigations::before_program();
         match decide::<USER_END>(regs) {
             Exit::Sysret if static_branch_unlikely::<SysretOff>() => {
                 return count_iret(ORIGIN, IretReason::SwitchedOff);
@@ -415,7 +437,7 @@ extern "C" fn paranoid_from_kernel(regs: &mut PtRegs, number: u64) {
         // A stale DR6 would be taken for the cause of the program's next one.
         vector::DEBUG => {
             #[cfg(feature = "ktest")]
-            if crate::ktest::window::step(regs) {
+            if crate::ktest::window::step(regs) || crate::ktest::mitigations::step(regs) {
                 return;
             }
             #[cfg(feature = "ktest")]

@@ -5,7 +5,7 @@
 //! which the machine calls through the functions that `machine/image` binds.
 //!
 //! Reading order: `boot` (how it starts), `entry` (how programs come in and go out), `task`,
-//! `paging`,
+//! `memory`,
 //! `frame`, `sync`; the devices last.
 
 #![no_std]
@@ -31,19 +31,22 @@ pub mod irq;
 pub mod ktest;
 mod late_text;
 pub mod log;
+pub mod memory;
+pub mod mitigations;
 mod mmio;
 mod multiboot;
-pub mod paging;
 pub mod panic;
 mod pci;
 pub mod pcid;
 pub mod percpu;
 mod platform;
 pub mod power;
+mod sealed;
 pub mod seccomp;
 mod selftest;
 pub mod sites;
 mod smp;
+pub mod speculation;
 pub mod stack;
 pub mod static_branch;
 pub mod static_call;

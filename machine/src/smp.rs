@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::cpu::{self, MAX_CPUS};
 use crate::frame::{OutOfMemory, phys_to_virt};
-use crate::paging;
+use crate::memory;
 use crate::stack::KernelStack;
 use crate::{apic, boot, percpu, platform, time};
 
@@ -34,11 +34,11 @@ unsafe extern "C" {
 /// with a warning.
 pub(crate) fn start_others() {
     let mine = apic::id();
-    let others = platform::cpus().iter().copied().filter(|&id| id != mine);
+    let others = platform::cpus().iter().copied().filter(|&id| id != mine && may_run(id));
     if others.clone().next().is_none() {
         return;
     }
-    let Ok(root) = paging::trampoline_root() else {
+    let Ok(root) = memory::trampoline_root() else {
         crate::log!("no memory to start other CPUs");
         return;
     };
@@ -58,6 +58,16 @@ pub(crate) fn start_others() {
             }
         }
     }
+}
+
+/// Whether the CPU may run beside the others: with `nosmt`, only the first thread of each core. The
+/// lowest bits of an APIC id number the threads of a core (SDM 3A, 9.9.3; CPUID leaf 0xb).
+fn may_run(apic_id: u32) -> bool {
+    if !crate::mitigations::plan().one_thread_per_core {
+        return true;
+    }
+    let thread_bits = if cpu::cpuid(0, 0)[0] >= 0xb { cpu::cpuid(0xb, 0)[0] & 0x1f } else { 0 };
+    apic_id & ((1 << thread_bits) - 1) == 0
 }
 
 /// Called by a CPU when it has its own descriptors and APIC.

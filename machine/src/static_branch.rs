@@ -26,6 +26,32 @@ pub mod id {
     pub const SCHEDSTATS: u32 = 5;
     /// Whether the boundary is traced.
     pub const TRACING: u32 = 6;
+    /// Keys of `mitigations`, which are switched at boot and stay: entry code has such.
+    pub const SYSCALL_GUARD: u32 = 8;
+    /// See `mitigations`.
+    pub const VECTOR_GUARD: u32 = 9;
+    /// See `mitigations`.
+    pub const ENTRY_IBPB: u32 = 10;
+    /// See `mitigations`.
+    pub const KERNEL_IBRS: u32 = 11;
+    /// See `mitigations`.
+    pub const ENTRY_BHB_SHORT: u32 = 12;
+    /// See `mitigations`.
+    pub const ENTRY_BHB_LONG: u32 = 13;
+    /// See `mitigations`.
+    pub const NO_FENCE_USER: u32 = 14;
+    /// See `mitigations`.
+    pub const NO_FENCE_KERNEL: u32 = 15;
+    /// See `mitigations`.
+    pub const VERW_ON_EXIT: u32 = 16;
+    /// See `mitigations`.
+    pub const VERW_WHEN_IDLE: u32 = 17;
+    /// See `mitigations`.
+    pub const FILL_RETURN_STACK: u32 = 18;
+    /// See `mitigations`.
+    pub const AT_SWITCH: u32 = 19;
+    /// See `mitigations`.
+    pub const BEHIND_GUESTS: u32 = 20;
     /// A key of the in-kernel tests.
     pub const KTEST: u32 = 2;
     /// A key of the in-kernel tests with a site of the other kind.

@@ -16,14 +16,16 @@ use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use entry::{Origin, PtRegs};
+use text_patching::jump_label::RO_AFTER_INIT;
 
 use crate::cpu::{self, MAX_CPUS, features, msr, wrmsr};
 use crate::debug_registers::DebugRegisters;
 use crate::fpu::FpuState;
 use crate::frame::OutOfMemory;
-use crate::paging::{self, Space};
+use crate::memory::{self, Space};
 use crate::percpu;
 use crate::stack::KernelStack;
+use crate::static_branch;
 use crate::sync::SpinLock;
 
 /// The machine's part of a thread.
@@ -38,6 +40,8 @@ pub struct Task {
     user: Option<UnsafeCell<UserState>>,
     space: SpinLock<Option<Arc<Space>>>,
     stack: KernelStack,
+    /// What its program chose about speculation (`mitigations::by_program::flag`).
+    speculation: AtomicU32,
 }
 
 /// Registers of a program that the switch saves.
@@ -83,6 +87,13 @@ global_asm!(
         push %r15
         mov %rsp, (%rdi)
         mov %rsi, %rsp
+        // A nop, or where returns are predicted by what programs left, a jump.
+    2:  .byte 0x0f, 0x1f, 0x44, 0x00, 0x00
+        .pushsection __jump_table, "aR", @progbits
+        .balign 4
+        .long 2b - ., task_fill_return_stack - ., {key}
+        .popsection
+    task_filled_return_stack:
         pop %r15
         pop %r14
         pop %r13
@@ -91,6 +102,9 @@ global_asm!(
         pop %rbp
         ret
         int3
+    task_fill_return_stack:
+        call fill_return_stack
+        jmp task_filled_return_stack
     .size task_switch, . - task_switch
 
     // First code of a new kernel thread. r12: the closure, from `Task::new_kernel`.
@@ -114,6 +128,7 @@ global_asm!(
         int3
     .size task_start_user, . - task_start_user
     "#,
+    key = const static_branch::id::FILL_RETURN_STACK | RO_AFTER_INIT,
     options(att_syntax)
 );
 
@@ -161,6 +176,7 @@ impl Task {
             user: user.map(UnsafeCell::new),
             space: SpinLock::new(space),
             stack: KernelStack::new()?,
+            speculation: AtomicU32::new(0),
         })
     }
 
@@ -199,6 +215,7 @@ impl Task {
         let debug = DebugRegisters::default();
         let user = UserState { fpu, fs_base: 0, gs_base: 0, selectors: 0, debug };
         let mut task = Task::new(Some(user), Some(space))?;
+        *task.speculation.get_mut() = running().speculation.load(Ordering::Relaxed);
         let at = Self::push(task.stack.top(), *regs);
         *task.saved_rsp.get_mut() = Self::push(at, Self::start_frame(task_start_user, 0));
         Ok(task)
@@ -462,10 +479,13 @@ impl<T: Schedulable> CurrentSlot<T> {
         local.kernel_stack_top.set(next_task.stack.top());
         crate::descriptors::set_kernel_stack(next_task.stack.top());
         old_task.save_user();
+        let mut space_id = 0;
         if let Some(space) = &*next_task.space.lock() {
-            paging::activate(space);
+            memory::activate(space);
+            space_id = space.number();
         }
         next_task.load_user();
+        crate::mitigations::switched(space_id, next_task.speculation.load(Ordering::Relaxed));
         cpu::repair_ss();
         // SAFETY: `claim` waited until `next`'s registers were saved: nobody writes the word now.
         let next_rsp = unsafe { next_task.saved_rsp.get().read() };
@@ -509,14 +529,25 @@ fn running() -> &'static Task {
 pub fn set_space(space: Arc<Space>) {
     let task = running();
     let old = task.space.lock().replace(space.clone());
-    paging::activate(&space);
+    memory::activate(&space);
     drop(old);
+}
+
+/// What the running thread's program chose about speculation (`mitigations::by_program::flag`).
+pub fn speculation() -> u32 {
+    running().speculation.load(Ordering::Relaxed)
+}
+
+/// Changes that, at once.
+pub fn set_speculation(flags: u32) {
+    let before = running().speculation.swap(flags, Ordering::Relaxed);
+    crate::mitigations::flags_changed(before, flags);
 }
 
 /// Leaves the address space of the running thread (exit), so that it can be freed.
 pub fn leave_space() {
     let old = running().space.lock().take();
-    paging::deactivate();
+    memory::deactivate();
     drop(old);
 }
 

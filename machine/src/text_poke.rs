@@ -2,7 +2,7 @@
 //!
 //! Text is mapped executable and read-only, its alias in the direct map read-only. To change
 //! bytes, a [`Window`] maps the one or two pages that hold them a third time, writable and not
-//! executable, at `paging::TEXT_ALIAS`; it is there only while the window is held, with interrupts
+//! executable, at `memory::TEXT_ALIAS`; it is there only while the window is held, with interrupts
 //! masked, and every CPU has forgotten it when the window is closed.
 //!
 //! Two ways lead to a window. The boot pass ([`boot_window`]) may write any text, until the door
@@ -25,7 +25,8 @@ use text_patching::int3::{self, Action, BATCH_MAX, Batch, Step};
 use text_patching::{Anomaly, Code, Patch, Text, TextPoke, Unmapped, What};
 
 use crate::frame::PAGE_SIZE;
-use crate::paging::{self, TEXT_ALIAS, TEXT_ALIAS_PAGES};
+use crate::memory::{self, TEXT_ALIAS, TEXT_ALIAS_PAGES};
+use crate::sealed::sealed;
 use crate::sync::{SpinGuard, SpinLock};
 use crate::{cpu, tlb};
 
@@ -81,10 +82,12 @@ impl Text for LiveText {
 /// The one writer at a time.
 static WRITER: SpinLock<Storage> = SpinLock::new(Storage { patches: [NO_PATCH; BATCH_MAX] });
 const NO_PATCH: Patch = Patch::whole(0, Code::new(&[]), Code::new(&[]));
-/// Whether the boot pass may still open a window.
-static DOOR_OPEN: AtomicBool = AtomicBool::new(true);
-/// Whether other CPUs may have seen the alias.
-static OTHERS_RUN: AtomicBool = AtomicBool::new(false);
+sealed! {
+    /// Whether the boot pass may still open a window.
+    static DOOR_OPEN: AtomicBool = AtomicBool::new(true);
+    /// Whether other CPUs may have seen the alias.
+    static OTHERS_RUN: AtomicBool = AtomicBool::new(false);
+}
 
 struct Storage {
     /// What int3 handlers read while a batch is active.
@@ -112,7 +115,7 @@ impl Window<'_> {
         if page != self.page {
             let two = is_text(page + PAGE_SIZE as u64, 1);
             // SAFETY: this window holds the lock, and `poke` has checked the range.
-            let mapped = unsafe { paging::map_text_alias(page, two) };
+            let mapped = unsafe { memory::map_text_alias(page, two) };
             assert!(mapped, "no memory for the page table of the text alias");
             self.page = page;
         }
@@ -165,7 +168,7 @@ impl Drop for Window<'_> {
         if self.page == 0 {
             return;
         }
-        paging::unmap_text_alias();
+        memory::unmap_text_alias();
         if OTHERS_RUN.load(Ordering::Relaxed) {
             tlb::flush_kernel(Cause::TextAlias);
         }
@@ -192,14 +195,14 @@ pub(crate) fn assert_alias_gone() {
 
 /// Whether any page of the alias is mapped.
 pub(crate) fn is_alias_mapped() -> bool {
-    (0..TEXT_ALIAS_PAGES).any(|n| paging::kernel_rights(TEXT_ALIAS + n * PAGE_SIZE as u64).0)
+    (0..TEXT_ALIAS_PAGES).any(|n| memory::kernel_rights(TEXT_ALIAS + n * PAGE_SIZE as u64).present)
 }
 
 /// A window for pages of late text that are not executable yet.
 pub(crate) fn late_window(range: core::ops::Range<u64>) -> Window<'static> {
     let room = late_range();
     assert!(room.start <= range.start && range.end <= room.end, "not in the room for late text");
-    assert!(!paging::kernel_rights(range.start).2, "late text is executable already");
+    assert!(!memory::kernel_rights(range.start).exec, "late text is executable already");
     Window::open(range)
 }
 
@@ -230,7 +233,9 @@ where
             continue;
         }
         // Code there may run on a CPU that has not caught up; objtool refuses such sites too.
-        assert!(!entry_range().contains(&patch.at), "a patch of entry text");
+        // Until the door closes no CPU has been in user mode.
+        let is_early = DOOR_OPEN.load(Ordering::SeqCst);
+        assert!(is_early || !entry_range().contains(&patch.at), "a patch of entry text");
         if !is_listed(patch.at) {
             return Err(Anomaly::new(patch.at, 0, What::UnknownTail));
         }

@@ -10,13 +10,16 @@ use core::arch::{asm, global_asm};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::frame::{Frame, PAGE_SIZE};
-use crate::paging::USER_END;
+use crate::memory::USER_END;
+use crate::sealed::sealed;
 
 /// A user address was not accessible. What a program sees is EFAULT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault;
 
-static SMAP: AtomicBool = AtomicBool::new(false);
+sealed! {
+    static SMAP: AtomicBool = AtomicBool::new(false);
+}
 
 pub(crate) fn init() {
     SMAP.store(crate::cpu::features().smap, Ordering::Relaxed);
@@ -91,7 +94,12 @@ global_asm!(
     .type uaccess_zero, @function
     uaccess_zero:
         mov %rsi, %rcx
+        shr $3, %rcx
+        and $7, %esi
         xor %eax, %eax
+    uaccess_zero_words:
+        rep stosq
+        mov %esi, %ecx
     uaccess_zero_bytes:
         rep stosb
         ret
@@ -129,6 +137,7 @@ global_asm!(
 
     extable uaccess_copy_words, uaccess_failed
     extable uaccess_copy_bytes, uaccess_failed
+    extable uaccess_zero_words, uaccess_failed
     extable uaccess_zero_bytes, uaccess_failed
     extable uaccess_cmpxchg32_at, uaccess_failed_value
     extable uaccess_load32, uaccess_failed_value
@@ -151,12 +160,17 @@ pub fn is_user_range(at: u64, len: usize) -> bool {
     at <= USER_END && len as u64 <= USER_END - at
 }
 
+/// An address of `len` bytes in user space: what code that runs ahead of the check sees is in user
+/// space, too (spectre_v1).
+#[inline(always)]
+fn checked(at: u64, len: usize) -> Result<u64, Fault> {
+    if is_user_range(at, len) { Ok(crate::speculation::mask_user(at)) } else { Err(Fault) }
+}
+
 /// Copies from the program at `from`. May sleep. After a fault `into` holds undefined parts.
 #[inline]
 pub fn read_bytes(from: u64, into: &mut [u8]) -> Result<(), Fault> {
-    if !is_user_range(from, into.len()) {
-        return Err(Fault);
-    }
+    let from = checked(from, into.len())?;
     let _open = SmapOpen::new();
     // SAFETY: the destination is a kernel buffer of that length; faults on the user side are in the
     // exception table.
@@ -167,9 +181,7 @@ pub fn read_bytes(from: u64, into: &mut [u8]) -> Result<(), Fault> {
 /// Copies to the program at `to`. May sleep. After a fault part of it may be written.
 #[inline]
 pub fn write_bytes(to: u64, from: &[u8]) -> Result<(), Fault> {
-    if !is_user_range(to, from.len()) {
-        return Err(Fault);
-    }
+    let to = checked(to, from.len())?;
     let _open = SmapOpen::new();
     // SAFETY: as in `read_bytes`, with the sides exchanged.
     let failed = unsafe { uaccess_copy(to as *mut u8, from.as_ptr(), from.len()) };
@@ -178,9 +190,7 @@ pub fn write_bytes(to: u64, from: &[u8]) -> Result<(), Fault> {
 
 /// Writes `len` zero bytes at `to`. May sleep.
 pub fn write_zeros(to: u64, len: usize) -> Result<(), Fault> {
-    if !is_user_range(to, len) {
-        return Err(Fault);
-    }
+    let to = checked(to, len)?;
     let _open = SmapOpen::new();
     // SAFETY: the range is the program's; faults are in the exception table.
     let failed = unsafe { uaccess_zero(to as *mut u8, len) };
@@ -189,7 +199,8 @@ pub fn write_zeros(to: u64, len: usize) -> Result<(), Fault> {
 
 /// Reads an aligned 32-bit word in one access.
 pub fn read_u32(at: u64) -> Result<u32, Fault> {
-    if !is_user_range(at, 4) || !at.is_multiple_of(4) {
+    let at = checked(at, 4)?;
+    if !at.is_multiple_of(4) {
         return Err(Fault);
     }
     let _open = SmapOpen::new();
@@ -230,9 +241,7 @@ pub(crate) use guarded;
 /// Reads a 64-bit word, of any alignment. May sleep.
 #[inline(always)]
 pub fn read_u64(at: u64) -> Result<u64, Fault> {
-    if !is_user_range(at, 8) {
-        return Err(Fault);
-    }
+    let at = checked(at, 8)?;
     let value: u64;
     guarded!("mov {value}, [{at}]", at = in(reg) at, value = out(reg) value,).map(|()| value)
 }
@@ -240,15 +249,14 @@ pub fn read_u64(at: u64) -> Result<u64, Fault> {
 /// Writes a 64-bit word, of any alignment. May sleep; after a fault part of it may be written.
 #[inline(always)]
 pub fn write_u64(at: u64, value: u64) -> Result<(), Fault> {
-    if !is_user_range(at, 8) {
-        return Err(Fault);
-    }
+    let at = checked(at, 8)?;
     guarded!("mov [{at}], {value}", at = in(reg) at, value = in(reg) value,)
 }
 
 /// Atomically replaces an aligned 32-bit word if it equals `expected`; returns what was there.
 pub fn compare_exchange_u32(at: u64, expected: u32, new: u32) -> Result<u32, Fault> {
-    if !is_user_range(at, 4) || !at.is_multiple_of(4) {
+    let at = checked(at, 4)?;
+    if !at.is_multiple_of(4) {
         return Err(Fault);
     }
     let _open = SmapOpen::new();
@@ -262,9 +270,7 @@ pub fn compare_exchange_u32(at: u64, expected: u32, new: u32) -> Result<u32, Fau
 #[inline]
 pub fn copy_from_frame(to: u64, frame: &Frame, offset: usize, len: usize) -> Result<(), Fault> {
     assert!(offset <= PAGE_SIZE && len <= PAGE_SIZE - offset);
-    if !is_user_range(to, len) {
-        return Err(Fault);
-    }
+    let to = checked(to, len)?;
     let _open = SmapOpen::new();
     // SAFETY: the source lies in the held frame; faults on the user side are in the exception
     // table.
@@ -277,9 +283,7 @@ pub fn copy_from_frame(to: u64, frame: &Frame, offset: usize, len: usize) -> Res
 #[inline]
 pub fn copy_to_frame(frame: &Frame, offset: usize, from: u64, len: usize) -> Result<(), Fault> {
     assert!(offset <= PAGE_SIZE && len <= PAGE_SIZE - offset);
-    if !is_user_range(from, len) {
-        return Err(Fault);
-    }
+    let from = checked(from, len)?;
     let _open = SmapOpen::new();
     // SAFETY: as in `copy_from_frame`, with the sides exchanged.
     let failed = unsafe { uaccess_copy(frame.ptr().wrapping_add(offset), from as *const u8, len) };

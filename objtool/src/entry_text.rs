@@ -7,8 +7,8 @@
 //! - it makes no indirect branch, which would end who knows where;
 //! - it reaches memory only by GS, by the stack, by registers that were loaded from those, or at a
 //!   fixed address of the image: nothing whose mapping changes while the kernel runs;
-//! - no place there is patched at run time (`finish` refuses static branches and calls; what the
-//!   boot pass changes, it changes before any CPU is in user mode).
+//! - no place there is patched at run time (`finish` refuses static branches and calls; what boot
+//!   changes, it changes before any CPU is in user mode, and both sides of it are walked).
 //!
 //! Where a path begins and ends the code says itself, by the labels below.
 
@@ -20,8 +20,11 @@ use iced_x86::{
     OpKind, Register, UsedMemory,
 };
 
+use text_patching::jump_label::{self, RAW_LEN};
+
 use crate::Error;
 use crate::elf::Image;
+use crate::finish::JUMP_TABLE;
 
 /// Where entries begin: SYSCALL's, and those of paranoid vectors.
 const ENTRIES: [&str; 2] = ["syscall_entry", "paranoid_"];
@@ -57,6 +60,7 @@ pub fn prove(image: &Image<'_>, entry_text: &[Range<u64>]) -> Result<Option<Prov
         entry_text,
         late: late(image),
         known: BTreeMap::new(),
+        choices: choices(image),
         pending: vec![],
         info: InstructionInfoFactory::new(),
     };
@@ -87,6 +91,15 @@ pub fn prove(image: &Image<'_>, entry_text: &[Range<u64>]) -> Result<Option<Prov
     Ok(Some(Proved { entries, instructions: walk.known.len() }))
 }
 
+/// Static branches of the image: each site and its other side.
+fn choices(image: &Image<'_>) -> BTreeMap<u64, u64> {
+    let Some(piece) = image.section(JUMP_TABLE) else { return BTreeMap::new() };
+    let (raws, _) = piece.bytes.as_chunks::<RAW_LEN>();
+    let addresses = (piece.address..).step_by(RAW_LEN);
+    let branches = raws.iter().zip(addresses).map(|(raw, at)| jump_label::decode_raw(at, *raw));
+    branches.map(|branch| (branch.site, branch.target)).collect()
+}
+
 fn late(image: &Image<'_>) -> Range<u64> {
     let [start, end] = LATE.map(|name| image.symbol(name).unwrap_or_default());
     start..end
@@ -112,6 +125,8 @@ struct Walk<'a> {
     late: Range<u64>,
     /// What is safe before an instruction, on all paths to it so far.
     known: BTreeMap<u64, Safe>,
+    /// Where nops become jumps at boot, and to where.
+    choices: BTreeMap<u64, u64>,
     pending: Vec<(u64, Safe)>,
     info: InstructionInfoFactory,
 }
@@ -127,6 +142,9 @@ impl Walk<'_> {
             None => safe,
         };
         self.known.insert(at, safe);
+        if let Some(&target) = self.choices.get(&at) {
+            self.pending.push((target, safe));
+        }
         let instruction = self.decode(at)?;
         self.check_memory(&instruction, safe)?;
         let after = self.after(&instruction, safe);

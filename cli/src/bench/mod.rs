@@ -5,9 +5,9 @@
 //! the hash of the program's work must agree before a ratio is printed.
 //!
 //! Reading order: [`command`], then `kernel` (what is compared), `rig` (one run), `crate::linux`
-//! (where the other kernel comes from), `table` (what is printed). `entry` counts the border alone; `ipi`
-//! counts what interrupts isolated CPUs; `cfi` only starts a program;
-//! `cfi_kernel` counts what kCFI costs the kernel.
+//! (where the other kernel comes from), `table` (what is printed). `entry` counts the border alone;
+//! `ipi` counts what interrupts isolated CPUs; `cfi` only starts a program; `cfi_kernel` counts
+//! what kCFI costs the kernel.
 
 pub(crate) mod cfi;
 mod cfi_kernel;
@@ -27,6 +27,14 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Runs the bench that was asked for.
 pub(crate) fn command(args: &BenchArgs) -> Result<u8, Error> {
+    // What cannot work is said before minutes of measuring.
+    if let Some(linux) = args.linux.as_ref() {
+        let found = std::fs::File::open(linux);
+        found.map_err(|error| crate::usage(format!("--linux {}: {error}", linux.display())))?;
+    }
+    if let Some(svg) = &args.svg {
+        paths::ensure_writable("--svg", svg)?;
+    }
     match args.what {
         Bench::Kernel => kernel::command(args),
         Bench::Cfi => cfi::command(args),

@@ -1,7 +1,7 @@
 //! `limen check`: are the sources in order; or, with an ELF file, what does that program need.
 //!
-//! Neighbours: `spec` runs the commands of SPEC.md, `tidy` has the rules that rustfmt and clippy do not know, `pack/closure.rs` finds
-//! what a program needs.
+//! Neighbours: `spec` runs the commands of SPEC.md, `tidy` has the rules that rustfmt and clippy do
+//! not know, `pack/closure.rs` finds what a program needs.
 
 mod spec;
 

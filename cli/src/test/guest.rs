@@ -2,8 +2,9 @@
 //!
 //! The program is built static, so that it runs packed and needs nothing of the live root. It
 //! prints `test NAME ... ok` or `FAILED` per test and a closing line; on the host every test must
-//! pass, since a test states what Linux does, and where it does not, Debian's kernel decides. A VM that ends without the closing line has failed
-//! in the test whose line is last: its name is printed, and the tests behind it count as failed.
+//! pass, since a test states what Linux does, and where it does not, Debian's kernel decides. A VM
+//! that ends without the closing line has failed in the test whose line is last: its name is
+//! printed, and the tests behind it count as failed.
 //!
 //! `limen-vmm` (`guest/vmm`) judges /dev/kvm in the same way; where the host has no KVM that works
 //! for guests, Limen's is judged alone.
@@ -113,9 +114,11 @@ fn vm(context: &Context, smp: u8, program: &Path) -> Command {
 /// A VM for a packed program, whose words follow.
 fn vm_of(context: &Context, smp: u8) -> Command {
     let mut command = Command::new(&context.limen);
-    command
-        .args(["run", "--pack", "--memory", "1G", "--smp", &smp.to_string()])
-        .args(["--timeout", &VM_TIMEOUT_S.to_string(), "--"]);
+    command.args(["run", "--pack", "--memory", "1G", "--smp", &smp.to_string()]).args([
+        "--timeout",
+        &VM_TIMEOUT_S.to_string(),
+        "--",
+    ]);
     command
 }
 

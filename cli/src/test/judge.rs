@@ -1,9 +1,10 @@
-//! What Linux answers, whatever this host is: the tests of `guest/tests` on Debian's kernel in QEMU.
+//! What Linux answers, whatever this host is: the tests of `guest/tests` on Debian's kernel in
+//! QEMU.
 //!
-//! Why it is needed: a test that fails on the host says nothing yet. The host may be a container, an
-//! unprivileged user, a kernel of another version, one with settings that change answers. Debian's
-//! kernel, with the tests as its only program, has none of that; so it decides where the host does
-//! not agree, and it can be booted with settings that no test may change on a host.
+//! Why it is needed: a test that fails on the host says nothing yet. The host may be a container,
+//! an unprivileged user, a kernel of another version, one with settings that change answers.
+//! Debian's kernel, with the tests as its only program, has none of that; so it decides where the
+//! host does not agree, and it can be booted with settings that no test may change on a host.
 //!
 //! Neighbours: `guest.rs` asks for its verdict, `settings.rs` boots it with other settings,
 //! `crate::linux` finds it.

@@ -6,11 +6,12 @@
 //! `N passed, N failed`, and ends the VM. A log without that last line is a failure: a kernel that
 //! hangs or dies has not passed.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use formats::boot_config::{BootConfig, RootKind};
 use formats::{cpio, ports};
+use mitigations::profiles;
 
 use super::{Context, Summary, faults};
 use crate::args::{AccelChoice, MachineModel};
@@ -39,6 +40,25 @@ const PARAMETERS: [(&str, &str, &[&str]); 9] = [
     ),
     ("cfi=debug spectre_v2=off", "cfi::", &["CFI: verified ", " via Direct"]),
     ("cfi=debug spectre_v2=retpoline,lfence", "cfi::", &["CFI: verified ", " via Lfence"]),
+];
+
+/// CPUs that nobody here has, by name (`limen mitigations --list`), and parameters: with their
+/// facts every path runs in emulation, and stepping through the boundary sees which sequence ran.
+const CPUS: [(&str, &str); 6] = [
+    ("icelake-sp", ""),
+    ("sapphirerapids", "spectre_v2=eibrs,lfence"),
+    ("skylake", ""),
+    ("alderlake-e-core", "spectre_v2_user=on"),
+    ("zen2", "spectre_v2_user=seccomp spec_store_bypass_disable=on"),
+    ("zen4", "vmscape=ibpb"),
+];
+/// The tests that each of them runs.
+const CPU_TESTS: [&str; 2] = ["mitigations::", "window::every"];
+/// Facts that are not true of the CPU: what the boot must end with.
+const LIES: [(&str, &str, &str); 3] = [
+    ("sapphirerapids", "cpu-registers=deaf", "mitigations: SPEC_CTRL was to be 0x401, and this"),
+    ("zen4", "cpu-registers=deaf spectre_v2_user=off", "mitigations: EFER.AIBRSE was to be"),
+    ("icelake-sp", "cpu-registers=real", "mitigations: SPEC_CTRL was to be 0x1, and this CPU"),
 ];
 
 /// The tests of deferred work once more, on a CPU that nothing else disturbs.
@@ -73,7 +93,42 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         }
         total += counted;
     }
+    total += cpus(context, &kernel)?;
     total += faults::run(context, &kernel)?;
+    Ok(total)
+}
+
+/// Boots with facts of other CPUs.
+fn cpus(context: &Context, kernel: &Path) -> Result<Summary, Error> {
+    let mut total = Summary::default();
+    let facts = |name: &str| {
+        let profile = profiles::find(name).ok_or_else(|| format!("no CPU {name}"))?;
+        Ok::<_, Error>(format!("cpu-facts={}", profile.facts))
+    };
+    for (cpu, parameters) in CPUS {
+        for tests in CPU_TESTS {
+            let name = format!("cpu::{cpu} {tests}");
+            if context.wants(&name) {
+                let append = format!("ktest={tests} {} {parameters}", facts(cpu)?);
+                total += judge(&boot(kernel.to_owned(), 1, append)?, &name, context);
+            }
+        }
+    }
+    for (cpu, parameters, said) in LIES {
+        if !context.wants(&format!("lie::{cpu} {parameters}")) {
+            continue;
+        }
+        let append = format!("ktest=mitigations:: {} {parameters}", facts(cpu)?);
+        let lines = boot(kernel.to_owned(), 1, append)?;
+        let noticed = lines.iter().any(|line| line.contains(said));
+        let went_on = lines.iter().any(|line| parse_closing(line).is_some());
+        if noticed && !went_on {
+            total.passed += 1;
+        } else {
+            println!("{cpu} {parameters}: the boot does not end with {said:?}");
+            total.failed += 1;
+        }
+    }
     Ok(total)
 }
 
@@ -83,6 +138,10 @@ pub(super) fn names(context: &Context) -> Result<Vec<String>, Error> {
     let of_kernel = lines.iter().filter_map(|line| line.trim().strip_prefix("test "));
     let mut names: Vec<String> = of_kernel.map(str::to_owned).collect();
     names.extend(PARAMETERS.iter().map(|(parameters, ..)| format!("parameter::{parameters}")));
+    for (cpu, _) in CPUS {
+        names.extend(CPU_TESTS.map(|tests| format!("cpu::{cpu} {tests}")));
+    }
+    names.extend(LIES.iter().map(|(cpu, parameters, _)| format!("lie::{cpu} {parameters}")));
     names.extend(faults::names());
     Ok(names)
 }

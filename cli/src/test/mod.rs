@@ -7,7 +7,7 @@
 //! | kernel | the kernel's own tests | QEMU |
 //! | bochs | some of `kernel` and `guest`, started by GRUB | Bochs |
 //! | guest | `guest/tests`, first on this host, then in Limen | both |
-//! | settings | `guest/tests` under other settings of the host, and on Debian's kernel with others | this host, QEMU |
+//! | settings | `guest/tests` under other settings of the host, and of Debian's kernel | both |
 //! | isolation | a load that interrupts every CPU but the isolated ones | QEMU |
 //! | run | `limen run` and `limen pack` as a user meets them | both |
 //! | hostile | programs that take all they can, a short fuzz run, bad archives | QEMU |
@@ -28,6 +28,7 @@ mod hostile;
 mod isolation;
 mod judge;
 mod kernel;
+mod promises;
 mod run;
 mod settings;
 

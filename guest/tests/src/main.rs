@@ -17,6 +17,7 @@ mod fuzz_args;
 mod harness;
 mod hogs;
 mod jobs;
+mod landlock;
 mod mappings;
 mod memory;
 mod pointers;
@@ -26,6 +27,7 @@ mod ptrace;
 mod races;
 mod regs;
 mod returns;
+mod rights;
 mod seccomp;
 mod segments;
 mod settle;
@@ -63,7 +65,9 @@ const SUBJECTS: &[&[Test]] = &[
     sysv::TESTS,
     pointers::TESTS,
     ptrace::TESTS,
+    rights::TESTS,
     seccomp::TESTS,
+    landlock::TESTS,
     storm::TESTS,
 ];
 

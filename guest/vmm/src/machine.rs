@@ -66,8 +66,7 @@ impl Memory {
     pub fn forget(&self, offset: usize, len: usize) {
         assert!(offset + len <= self.len);
         // SAFETY: as above.
-        let done =
-            unsafe { libc::madvise(self.at.add(offset).cast(), len, libc::MADV_DONTNEED) };
+        let done = unsafe { libc::madvise(self.at.add(offset).cast(), len, libc::MADV_DONTNEED) };
         assert_eq!(done, 0, "madvise");
     }
 }

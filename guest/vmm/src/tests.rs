@@ -209,9 +209,8 @@ fn device_memory_by_every_width() -> Result<()> {
 
 fn protected_mode() -> Result<()> {
     // mov ebx,0x9000; mov dword [ebx],0x12345678; mov eax,[ebx]; out 0x80,eax; hlt
-    let code = [
-        0xbb, 0x00, 0x90, 0, 0, 0xc7, 0x03, 0x78, 0x56, 0x34, 0x12, 0x8b, 0x03, 0xe7, 0x80, 0xf4,
-    ];
+    let code =
+        [0xbb, 0x00, 0x90, 0, 0, 0xc7, 0x03, 0x78, 0x56, 0x34, 0x12, 0x8b, 0x03, 0xe7, 0x80, 0xf4];
     let mut guest = Guest::protected(&code)?;
     expect(&mut guest, "out 0x80 [78, 56, 34, 12]")?;
     expect(&mut guest, "hlt")
@@ -275,9 +274,21 @@ fn registers_are_kept() -> Result<()> {
     let mut guest = Guest::long(&[0xe6, 0x80, 0xf4])?;
     let mut regs = guest.regs()?;
     let fields = [
-        &mut regs.rax, &mut regs.rbx, &mut regs.rcx, &mut regs.rdx, &mut regs.rsi, &mut regs.rdi,
-        &mut regs.rbp, &mut regs.r8, &mut regs.r9, &mut regs.r10, &mut regs.r11, &mut regs.r12,
-        &mut regs.r13, &mut regs.r14, &mut regs.r15,
+        &mut regs.rax,
+        &mut regs.rbx,
+        &mut regs.rcx,
+        &mut regs.rdx,
+        &mut regs.rsi,
+        &mut regs.rdi,
+        &mut regs.rbp,
+        &mut regs.r8,
+        &mut regs.r9,
+        &mut regs.r10,
+        &mut regs.r11,
+        &mut regs.r12,
+        &mut regs.r13,
+        &mut regs.r14,
+        &mut regs.r15,
     ];
     for (n, field) in fields.into_iter().enumerate() {
         *field = 0x0101_0101_0101_0101 * (n as u64 + 1);
@@ -326,7 +337,8 @@ fn model_specific_registers() -> Result<()> {
         0xb9, 0x82, 0, 0, 0xc0, 0x0f, 0x32, 0xe7, 0x80, 0xb9, 0x45, 0x23, 0x01, 0, 0x0f, 0x32, 0xf4,
     ];
     let mut guest = Guest::long(&code)?;
-    let entry = kvm_msr_entry { index: 0xc000_0082, data: 0xffff_8000_1234_5678, ..Default::default() };
+    let entry =
+        kvm_msr_entry { index: 0xc000_0082, data: 0xffff_8000_1234_5678, ..Default::default() };
     let msrs = Msrs::from_entries(&[entry]).map_err(|e| format!("{e:?}"))?;
     let set = guest.cpu.set_msrs(&msrs).map_err(say("KVM_SET_MSRS"))?;
     ensure(set == 1, || format!("{set} set"))?;
@@ -394,8 +406,8 @@ fn dirty_log() -> Result<()> {
 fn two_cpus() -> Result<()> {
     // wait: mov al,[0x5000]; and al,1; cmp al,bl; jne wait; inc byte [0x5000]; dec cx; jnz wait; hlt
     let code = [
-        0xa0, 0x00, 0x50, 0x24, 1, 0x38, 0xd8, 0x75, 0xf7, 0xfe, 0x06, 0x00, 0x50, 0x49, 0x75, 0xf0,
-        0xf4,
+        0xa0, 0x00, 0x50, 0x24, 1, 0x38, 0xd8, 0x75, 0xf7, 0xfe, 0x06, 0x00, 0x50, 0x49, 0x75,
+        0xf0, 0xf4,
     ];
     let mut guest = Guest::real(&code)?;
     let mut second = guest.vm.create_vcpu(1).map_err(say("KVM_CREATE_VCPU"))?;

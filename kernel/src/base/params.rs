@@ -16,20 +16,19 @@ const fn value(name: &'static str) -> Param {
     Param { name, has_value: true }
 }
 
-/// Every parameter that some part of the kernel or the machine reads.
+/// Every parameter that some part of the kernel or the machine reads, but those of mitigations.
 const KNOWN: &[Param] = &[
-    value("pti"),
-    flag("nopti"),
     flag("nopcid"),
-    value("mitigations"),
     value("cfi"),
-    value("spectre_v2"),
+    value("cpu-facts"),
+    value("cpu-registers"),
     value("sysret"),
     value("syscall_work"),
     value("virtio_mmio.device"),
     value("isolcpus"),
     value("nohz_full"),
     value("defer"),
+    value("lsm"),
     flag("ktest"),
     value("ktest"),
     // Boot loaders and monitors add these; they mean nothing here.
@@ -55,7 +54,8 @@ pub fn warn_unknown(line: &str) {
             Some((name, _)) => (name, true),
             None => (word, false),
         };
-        let known = KNOWN.iter().any(|param| param.name == name && param.has_value == with_value);
+        let known = KNOWN.iter().any(|param| param.name == name && param.has_value == with_value)
+            || mitigations::options::is_known(name, with_value);
         if !known {
             machine::log!("warning: unknown kernel parameter: {word}");
         }

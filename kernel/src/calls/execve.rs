@@ -17,8 +17,8 @@ use crate::base::sched::current;
 use crate::base::user::read_path;
 use crate::calls::mm::map::READ_IMPLIES_EXEC;
 use crate::process::exec::{self, Image, Request};
-use crate::process::{LIMIT_STACK, Process, exit, ptrace};
-use crate::security::credentials::Credentials;
+use crate::process::{Process, exit, ptrace};
+use crate::security::{Credentials, Resource, Subject};
 use crate::vfs::open::open_executable;
 use crate::vfs::path::Context;
 use crate::vfs::{File, permission};
@@ -57,7 +57,7 @@ fn execute(
     let file = open_executable(&context, dirfd, &path, flags)?;
     let arguments = exec::read_strings(arguments)?;
     let environment = exec::read_strings(environment)?;
-    let (credentials, secure) = next_credentials(&file, &context.credentials)?;
+    let (credentials, secure) = next_credentials(&file, &context.subject)?;
     let open = |path: &[u8]| open_executable(&context, raw::AT_FDCWD, path, 0);
     let personality = process.settings.personality.load(Ordering::Relaxed);
     let image = exec::load(Request {
@@ -68,7 +68,7 @@ fn execute(
         credentials: &credentials,
         secure,
         randomize: secure || personality & ADDR_NO_RANDOMIZE == 0,
-        stack_limit: process.limit(LIMIT_STACK),
+        stack_limit: process.limit(Resource::Stack),
         open: &open,
     });
     if image.as_ref().is_err_and(|&error| error == exec::FATAL) {
@@ -135,11 +135,14 @@ fn become_image(
     let old_credentials = process.credentials();
     exit::release_futexes(&thread);
     let readable = image.program.file.as_ref().is_some_and(|file| {
-        permission::check(file.ops().inode().as_ref(), permission::READ, &credentials).is_ok()
+        let who = Subject { pid: process.pid, credentials: Arc::new(credentials.clone()) };
+        permission::check(file.ops().inode().as_ref(), permission::READ, &who).is_ok()
     });
     let installing = process.image.lock();
     let old_mm = process.mm.lock().replace(image.mm.clone());
     machine::task::set_space(image.mm.space());
+    let speculation = machine::task::speculation();
+    machine::task::set_speculation(mitigations::by_program::after_exec(speculation));
     let old_program = core::mem::replace(&mut *process.program.lock(), Arc::new(image.program));
     set_credentials(process, credentials, &old_credentials);
     process.settings.not_dumpable.store(secure || !readable, Ordering::Relaxed);
@@ -155,6 +158,7 @@ fn become_image(
     crate::process::timers::on_exec(process);
     *thread.name.lock() = image.name;
     process.settings.has_executed.store(true, Ordering::Relaxed);
+    process.settings.membarrier.store(0, Ordering::Relaxed);
     // A parent that asked for another signal asked for the old program's (clone(2)).
     process.exit_signal.store(raw::SIGCHLD, Ordering::Relaxed);
     let lost = READ_IMPLIES_EXEC | if secure { CLEARED_ON_SETID } else { 0 };

@@ -19,6 +19,8 @@ pub mod clock;
 pub mod execve;
 pub mod fs;
 pub mod groups;
+pub mod landlock;
+pub mod lsm;
 pub mod mempolicy;
 pub mod mm;
 pub mod net;
@@ -298,6 +300,12 @@ fn dispatch(a: &mut Args, number: u32) -> Result<u64> {
         nr::__NR_recvmsg => net::recvmsg(a),
         nr::__NR_recvmmsg => net::recvmmsg(a),
         // --- processes
+        nr::__NR_landlock_create_ruleset => landlock::create_ruleset(a),
+        nr::__NR_landlock_add_rule => landlock::add_rule(a),
+        nr::__NR_landlock_restrict_self => landlock::restrict_self(a),
+        nr::__NR_lsm_get_self_attr => lsm::get_self_attr(a),
+        nr::__NR_lsm_set_self_attr => lsm::set_self_attr(a),
+        nr::__NR_lsm_list_modules => lsm::list_modules(a),
         nr::__NR_seccomp => process::seccomp::attach::seccomp(a),
         nr::__NR_ptrace => process::ptrace::requests::ptrace(a),
         nr::__NR_getpid => Ok(u64::from(current().process.pid)),

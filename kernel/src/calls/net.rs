@@ -7,13 +7,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::args::Args;
 use crate::base::io::{IOV_MAX, Sink, Source, read_iovec};
+use crate::base::sched::current;
 use crate::base::time::{Deadline, TimeSpec, now_ns};
 use crate::base::user::UserPtr;
 use crate::ipc::{file_at, give_pair};
 use crate::net::address::{Address, RawAddress};
 use crate::net::channel::{ReceiveMode, Received};
 use crate::net::control::{self, Control, Ucred, Writer};
-use crate::net::{Kind, Outgoing, Socket, SocketFile, file_for, options, unix};
+use crate::net::{Kind, Outgoing, Socket, SocketFile, file_for, hooks, options, unix};
 use crate::process::give_file;
 use crate::vfs::File;
 
@@ -92,7 +93,9 @@ pub fn socketpair(a: &Args) -> Result<u64> {
 pub fn bind(a: &Args) -> Result<u64> {
     let file = file_at(a.a0())?;
     let address = RawAddress::read(a.a1(), a.a2())?;
-    socket_of(&file)?.clone().bind(&address)?;
+    let socket = socket_of(&file)?;
+    hooks::socket_bind((&current().process.credentials(), socket.common(), &address))?;
+    socket.clone().bind(&address)?;
     Ok(0)
 }
 
@@ -101,6 +104,7 @@ pub fn connect(a: &Args) -> Result<u64> {
     let file = file_at(a.a0())?;
     let socket = socket_of(&file)?;
     let address = RawAddress::read(a.a1(), a.a2())?;
+    hooks::socket_connect((&current().process.credentials(), socket.common(), &address))?;
     let patience = socket.common().send_patience(file.is_nonblocking());
     socket.clone().connect(&address, patience)?;
     Ok(0)

@@ -36,6 +36,7 @@ fn every_instruction() -> Result<(), String> {
         let (now, _) = window::hits();
         now.iter().zip(before).all(|(now, before)| now - before >= HITS)
             && window::covered().1.is_none()
+            && window::odd_sequence().is_none()
     };
     let result = wait_until("not all was hit", || all_hit() || has_ended(&running));
     let (now, now_lost) = window::hits();
@@ -45,6 +46,8 @@ fn every_instruction() -> Result<(), String> {
     ensure!(!has_ended(&running), "a register has changed");
     ensure!(now_lost == lost, "{} handlers were lost", now_lost - lost);
     ensure!(result.is_ok(), "{result:?}; missed: {missed:?}");
+    let odd = window::odd_sequence();
+    ensure!(odd.is_none(), "{odd:?} ran and was not chosen, or was chosen and did not run");
     wait_until("the CPU still steps", || !window::is_stepping(running.cpu))?;
     running.stop()
 }

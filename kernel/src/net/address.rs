@@ -72,6 +72,14 @@ impl RawAddress {
         }
     }
 
+    /// The port of an address of AF_INET or AF_INET6. EINVAL if it is too short to have one.
+    pub fn inet_port(&self) -> Result<u16> {
+        match self.bytes() {
+            [_, _, a, b, ..] => Ok(u16::from_be_bytes([*a, *b])),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
     /// As an address of AF_INET or AF_INET6, whichever `v6` says. EAFNOSUPPORT for another family.
     pub fn to_inet(&self, v6: bool) -> Result<SocketAddr> {
         let wanted = if v6 { raw::AF_INET6 } else { raw::AF_INET };

@@ -9,6 +9,7 @@ pub mod address;
 pub mod channel;
 pub mod control;
 pub mod garbage;
+pub mod hooks;
 pub mod inet;
 pub mod netlink;
 pub mod options;

@@ -16,7 +16,7 @@ use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result};
 
-use super::{fds, gone, maps, memory, mounts, net, parse_id, status};
+use super::{fds, gone, map_files, maps, memory, mounts, net, pagemap, parse_id, status};
 use crate::base::sched::current;
 use crate::fs::pseudo::{
     Body, Content, Listing, PseudoInode, StaticListing, Target, Text, parse_number,
@@ -24,11 +24,9 @@ use crate::fs::pseudo::{
 use crate::mm::Mm;
 use crate::process::ptrace::access::{self, Ids};
 use crate::process::{Pid, Process, Thread, find_process, find_thread};
+use crate::security::Capability;
 use crate::vfs::path::Location;
 use crate::vfs::{DirEntry, FileType};
-
-/// CAP_SYS_RESOURCE.
-const CAP_SYS_RESOURCE: u32 = 24;
 
 /// A process, as one of its threads shows it.
 #[derive(Clone)]
@@ -120,7 +118,8 @@ static ENTRIES: &[Row] = &[
     ("fdinfo",        0o555, Kind::Directory(fds::info_directory)),
     ("io",            0o400, Kind::Inspected(Errno::EACCES, status::io)),
     ("limits",        0o444, Kind::Now(status::limits)),
-    ("maps",          0o444, Kind::Space(|subject| maps::areas(subject, maps::map))),
+    ("map_files",     0o500, Kind::Directory(map_files::directory)),
+    ("maps",          0o444, Kind::Space(maps::maps)),
     ("mem",           0o600, Kind::Space(memory::open)),
     ("mountinfo",     0o444, Kind::Bound(|subject| mounts::open(&subject, mounts::mountinfo))),
     ("mounts",        0o444, Kind::Bound(|subject| mounts::open(&subject, mounts::mounts))),
@@ -129,11 +128,12 @@ static ENTRIES: &[Row] = &[
     ("oom_adj",       0o644, Kind::Setting(oom_adj, set_oom_adj)),
     ("oom_score",     0o444, Kind::Now(oom_score)),
     ("oom_score_adj", 0o644, Kind::Setting(oom_score_adj, set_oom_score_adj)),
+    ("pagemap",       0o400, Kind::Space(pagemap::open)),
     ("personality",   0o400, Kind::Inspected(Errno::EPERM, status::personality)),
     ("root",          0o777, Kind::Link(fds::root)),
     ("sched",         0o644, Kind::Now(status::sched)),
     ("schedstat",     0o444, Kind::Now(status::schedstat)),
-    ("smaps",         0o444, Kind::Space(|subject| maps::areas(subject, maps::smap))),
+    ("smaps",         0o444, Kind::Space(maps::smaps)),
     ("smaps_rollup",  0o444, Kind::Space(maps::rollup)),
     ("stat",          0o444, Kind::Now(status::stat)),
     ("statm",         0o444, Kind::Now(status::statm)),
@@ -432,8 +432,8 @@ fn set_oom_score_adj(subject: &Subject, data: &[u8]) -> Result<()> {
 
 /// Lowering needs CAP_SYS_RESOURCE; changing another user's process is refused by its file's mode.
 fn set_adjustment(subject: &Subject, value: i32) -> Result<()> {
-    let credentials = current().process.credentials();
-    if value < adjustment(subject) && !credentials.has(CAP_SYS_RESOURCE) {
+    let who = current().process.subject();
+    if value < adjustment(subject) && !who.capable(Capability::SysResource) {
         return Err(Errno::EACCES);
     }
     subject.process.settings.oom_score_adj.store(value, Ordering::Relaxed);

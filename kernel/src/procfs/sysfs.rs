@@ -1,7 +1,8 @@
 //! sysfs (sysfs(5)): the little of it that programs look at: CPUs, memory nodes, and the places of
 //! what other parts of the kernel report there.
 //!
-//! /sys/devices/system/cpu/vulnerabilities names only what the kernel knows the truth about.
+//! /sys/devices/system/cpu/vulnerabilities is `mechanisms/mitigations`' own report, whose claims the
+//! boot has compared with the CPU.
 
 use alloc::boxed::Box;
 use alloc::string::ToString;
@@ -104,12 +105,37 @@ static CPUS: &[(&str, Static)] = &[
     ("present", Static::File(online)),
     (
         "vulnerabilities",
-        Static::Directory(&[(
-            "meltdown",
-            Static::File(|out| line(out, machine::boot::meltdown())),
-        )]),
+        Static::Directory(&[
+            ("gather_data_sampling", Static::File(|out| vulnerability(out, 0))),
+            ("ghostwrite", Static::File(|out| vulnerability(out, 1))),
+            ("indirect_target_selection", Static::File(|out| vulnerability(out, 2))),
+            ("itlb_multihit", Static::File(|out| vulnerability(out, 3))),
+            ("l1tf", Static::File(|out| vulnerability(out, 4))),
+            ("mds", Static::File(|out| vulnerability(out, 5))),
+            ("meltdown", Static::File(|out| vulnerability(out, 6))),
+            ("mmio_stale_data", Static::File(|out| vulnerability(out, 7))),
+            ("old_microcode", Static::File(|out| vulnerability(out, 8))),
+            ("reg_file_data_sampling", Static::File(|out| vulnerability(out, 9))),
+            ("retbleed", Static::File(|out| vulnerability(out, 10))),
+            ("spec_rstack_overflow", Static::File(|out| vulnerability(out, 11))),
+            ("spec_store_bypass", Static::File(|out| vulnerability(out, 12))),
+            ("spectre_v1", Static::File(|out| vulnerability(out, 13))),
+            ("spectre_v2", Static::File(|out| vulnerability(out, 14))),
+            ("srbds", Static::File(|out| vulnerability(out, 15))),
+            ("tsa", Static::File(|out| vulnerability(out, 16))),
+            ("tsx_async_abort", Static::File(|out| vulnerability(out, 17))),
+            ("vmscape", Static::File(|out| vulnerability(out, 18))),
+        ]),
     ),
 ];
+
+/// What is done about the vulnerability that is file number `index` of its directory.
+fn vulnerability(out: &mut Text, index: usize) -> Result<()> {
+    let selection = machine::mitigations::selection();
+    let (_, state) = selection.files()[index];
+    writeln!(out, "{state}");
+    Ok(())
+}
 
 fn line(out: &mut Text, text: &str) -> Result<()> {
     writeln!(out, "{text}");

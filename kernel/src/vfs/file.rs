@@ -40,6 +40,8 @@ pub struct File {
     is_watched: AtomicBool,
     /// Who gets signals about it (F_SETOWN).
     pub owner: AtomicI32,
+    /// What policies have granted when it was opened.
+    granted: u64,
     /// Keeps a regular file that may be written to from being executed.
     _write_access: Option<WriteAccess>,
 }
@@ -54,16 +56,18 @@ impl File {
     /// A new description with open(2)'s `flags`.
     #[must_use]
     pub fn new(ops: Arc<dyn FileOps>, flags: u32, location: Option<Location>) -> Arc<File> {
-        Self::with_access(ops, flags, location, None)
+        Self::with_access(ops, flags, location, None, u64::MAX)
     }
 
-    /// As [`File::new`], for a regular file that may be written to.
+    /// As [`File::new`], for a regular file that may be written to, and with what policies have
+    /// granted.
     #[must_use]
     pub fn with_access(
         ops: Arc<dyn FileOps>,
         flags: u32,
         location: Option<Location>,
         write_access: Option<WriteAccess>,
+        granted: u64,
     ) -> Arc<File> {
         let mode = flags & raw::O_ACCMODE;
         let is_path = flags & raw::O_PATH != 0;
@@ -78,8 +82,14 @@ impl File {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             is_watched: AtomicBool::new(false),
             owner: AtomicI32::new(0),
+            granted,
             _write_access: write_access,
         })
+    }
+
+    /// What policies have granted when it was opened, in the bits of `lsm::landlock::fs`.
+    pub fn granted(&self) -> u64 {
+        self.granted
     }
 
     /// An epoll set watches it from now on: its end must be told.

@@ -96,6 +96,11 @@ impl Mount {
         self.place.lock().clone()
     }
 
+    /// Whether it is the kernel's own, for objects that no directory has.
+    pub fn is_internal(&self) -> bool {
+        self.flags() & raw::MS_KERNMOUNT != 0
+    }
+
     /// The kept flags of mount(2).
     #[inline(always)]
     pub fn flags(&self) -> u32 {
@@ -134,7 +139,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// for what only descriptors name.
 pub fn detached(fs: Arc<dyn FileSystem>) -> Arc<Mount> {
     let root = Dentry::detached(fs.root(), b"/");
-    Mount::new(fs, root, None, 0, b"none")
+    Mount::new(fs, root, None, raw::MS_KERNMOUNT, b"none")
 }
 
 /// The first mount: the root of everything.

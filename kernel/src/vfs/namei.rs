@@ -10,11 +10,13 @@ use alloc::sync::Arc;
 use abi::{Errno, Result, general as raw};
 
 use super::dentry::{self, Dentry};
+use super::hooks::{self, Rename};
 use super::inotify;
 use super::path::{self, Context, Location, Walk, child_locked};
-use super::permission::{self, EXECUTE, WRITE, capability};
+use super::permission::{self, EXECUTE, WRITE};
 use super::{FileType, NewObject};
 use crate::base::sync::MutexGuard;
+use crate::security::Capability;
 
 /// What to make.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +51,12 @@ pub fn make(context: &Context, dirfd: i32, path: &[u8], what: &Make<'_>) -> Resu
     let names = walk.at.dentry.lock_names();
     if path::child_checked(context, &walk.at, name)?.is_some() {
         return Err(Errno::EEXIST);
+    }
+    walk.at.mount.check_writable()?;
+    match what.file_type {
+        FileType::Directory => hooks::path_mkdir((context, &walk.at))?,
+        FileType::Symlink => hooks::path_symlink((context, &walk.at))?,
+        kind => hooks::path_mknod((context, &walk.at, kind))?,
     }
     let dentry = make_locked(context, &walk.at, name, what)?;
     drop(names);
@@ -94,8 +102,9 @@ pub(super) fn make_unnamed(context: &Context, directory: &Location, mode: u32) -
     let new = NewObject { file_type: FileType::Regular, mode, uid, gid, rdev: 0, target: b"" };
     let inode = directory.inode().create_unnamed(&new)?;
     let number = inode.metadata()?.inode;
-    let name = alloc::format!("/#{number} (deleted)");
-    Ok(Location::new(directory.mount.clone(), Dentry::detached(inode, name.as_bytes())))
+    let name = alloc::format!("#{number} (deleted)");
+    let dentry = Dentry::uncached(&directory.dentry, name.as_bytes(), inode);
+    Ok(Location::new(directory.mount.clone(), dentry))
 }
 
 /// Who owns a new object, and its mode: a set-group-ID directory hands its group down (inode(7)).
@@ -104,24 +113,24 @@ fn owner_and_mode(
     directory: &Location,
     what: &Make<'_>,
 ) -> Result<(u32, u32, u32)> {
-    let credentials = &context.credentials;
+    let who = &context.subject;
     let parent = directory.inode().metadata()?;
     let mut mode = match what.file_type {
         FileType::Symlink => 0o777,
         _ => context.masked(what.mode),
     };
     if parent.mode & 0o2000 == 0 {
-        return Ok((credentials.fsuid, credentials.fsgid, mode));
+        return Ok((who.fsuid, who.fsgid, mode));
     }
     if what.file_type == FileType::Directory {
         mode |= 0o2000;
     } else if mode & 0o2010 == 0o2010
-        && !credentials.in_group(parent.gid)
-        && !credentials.has(capability::FSETID)
+        && !who.in_group(parent.gid)
+        && !who.capable(Capability::Fsetid)
     {
         mode &= !0o2000;
     }
-    Ok((credentials.fsuid, parent.gid, mode))
+    Ok((who.fsuid, parent.gid, mode))
 }
 
 /// EROFS, ENOENT or EACCES unless names of the directory may be changed.
@@ -130,16 +139,16 @@ fn check_change(context: &Context, directory: &Location) -> Result<()> {
     if directory.dentry.is_unlinked() {
         return Err(Errno::ENOENT);
     }
-    permission::check(directory.inode().as_ref(), WRITE | EXECUTE, &context.credentials)
+    permission::check(directory.inode().as_ref(), WRITE | EXECUTE, &context.subject)
 }
 
 /// Also EPERM, EBUSY unless this entry of it may be removed.
 fn check_removal(context: &Context, directory: &Location, victim: &Dentry) -> Result<()> {
     check_change(context, directory)?;
-    let credentials = &context.credentials;
-    if !credentials.has(capability::FOWNER) {
+    let who = &context.subject;
+    if !who.capable(Capability::Fowner) {
         let of = directory.inode().metadata()?;
-        permission::check_sticky(&of, victim.inode().as_ref(), credentials)?;
+        permission::check_sticky(&of, victim.inode().as_ref(), who)?;
     }
     if victim.is_covered() { Err(Errno::EBUSY) } else { Ok(()) }
 }
@@ -155,6 +164,8 @@ pub fn unlink(context: &Context, dirfd: i32, path: &[u8]) -> Result<()> {
         if walk.has_trailing_slash() {
             return Err(if victim.is_directory() { Errno::EISDIR } else { Errno::ENOTDIR });
         }
+        walk.at.mount.check_writable()?;
+        hooks::path_unlink((context, &walk.at))?;
         check_removal(context, &walk.at, &victim)?;
         if victim.is_directory() {
             return Err(Errno::EISDIR);
@@ -179,6 +190,8 @@ pub fn rmdir(context: &Context, dirfd: i32, path: &[u8]) -> Result<()> {
         let parent = &walk.at.dentry;
         let _names = parent.lock_names();
         let victim = path::child_checked(context, &walk.at, name)?.ok_or(Errno::ENOENT)?;
+        walk.at.mount.check_writable()?;
+        hooks::path_rmdir((context, &walk.at))?;
         check_removal(context, &walk.at, &victim)?;
         if !victim.is_directory() {
             return Err(Errno::ENOTDIR);
@@ -206,6 +219,8 @@ pub fn link(context: &Context, target: &Location, dirfd: i32, path: &[u8]) -> Re
     if !Arc::ptr_eq(&walk.at.mount, &target.mount) {
         return Err(Errno::EXDEV);
     }
+    walk.at.mount.check_writable()?;
+    hooks::path_link((context, target, &walk.at))?;
     check_change(context, &walk.at)?;
     if target.dentry.is_directory() {
         return Err(Errno::EPERM);
@@ -223,14 +238,14 @@ pub fn link(context: &Context, target: &Location, dirfd: i32, path: &[u8]) -> Re
 /// Links only to what the caller could write itself (proc_sys_fs(5), protected_hardlinks).
 fn check_hardlink(context: &Context, target: &Location) -> Result<()> {
     let of = target.inode().metadata()?;
-    let credentials = &context.credentials;
-    if permission::is_owner(&of, credentials) {
+    let who = &context.subject;
+    if permission::is_owner(&of, who) {
         return Ok(());
     }
     let is_plain = of.file_type == FileType::Regular
         && of.mode & 0o4000 == 0
         && of.mode & 0o2010 != 0o2010
-        && permission::check_metadata(&of, permission::READ | WRITE, credentials).is_ok();
+        && permission::check_metadata(&of, permission::READ | WRITE, who).is_ok();
     if is_plain { Ok(()) } else { Err(Errno::EPERM) }
 }
 
@@ -253,7 +268,7 @@ pub fn rename(context: &Context, from: (i32, &[u8]), to: (i32, &[u8]), flags: u3
     if flags & !known != 0 || flags & raw::RENAME_EXCHANGE != 0 && keep_or_leave {
         return Err(Errno::EINVAL);
     }
-    if flags & raw::RENAME_WHITEOUT != 0 && !context.credentials.has(capability::MKNOD) {
+    if flags & raw::RENAME_WHITEOUT != 0 && !context.subject.capable(Capability::Mknod) {
         return Err(Errno::EPERM);
     }
     let old = path::resolve_parent(context, from.0, from.1, 0)?;
@@ -292,7 +307,6 @@ fn rename_locked(context: &Context, old: &Side<'_>, new: &Side<'_>, flags: u32) 
         None if exchange => return Err(Errno::ENOENT),
         _ => {}
     }
-    check_kinds(old, new, &source, target.as_deref(), exchange)?;
     if source.is_directory() && new.parent().is_within(&source) {
         return Err(Errno::EINVAL);
     }
@@ -301,6 +315,9 @@ fn rename_locked(context: &Context, old: &Side<'_>, new: &Side<'_>, flags: u32) 
     {
         return Err(if exchange { Errno::EINVAL } else { Errno::ENOTEMPTY });
     }
+    check_slashes(old, new, &source, target.as_deref(), exchange)?;
+    hooks::path_rename((context, &change(old, new, &source, target.as_ref(), exchange)))?;
+    check_kinds(&source, target.as_deref(), exchange)?;
     check_removal(context, &old.walk.at, &source)?;
     match &target {
         Some(target) => check_removal(context, &new.walk.at, target)?,
@@ -309,14 +326,26 @@ fn rename_locked(context: &Context, old: &Side<'_>, new: &Side<'_>, flags: u32) 
     let moves = !Arc::ptr_eq(old.parent(), new.parent());
     if moves && source.is_directory() {
         // Its `..` changes.
-        permission::check(source.inode().as_ref(), WRITE, &context.credentials)?;
+        permission::check(source.inode().as_ref(), WRITE, &context.subject)?;
     }
     old.parent().inode().rename(old.name, new.parent().inode(), new.name, flags)?;
     update_names(old, new, &source, target.as_ref(), flags);
     Ok(())
 }
 
-fn check_kinds(
+/// What policies are told about a rename.
+fn change<'a>(
+    old: &'a Side<'_>,
+    new: &'a Side<'_>,
+    moved: &'a Arc<Dentry>,
+    replaced: Option<&'a Arc<Dentry>>,
+    exchange: bool,
+) -> Rename<'a> {
+    Rename { from: &old.walk.at, moved, to: &new.walk.at, replaced, exchange }
+}
+
+/// ENOTDIR where a name that ends in a slash is no directory's.
+fn check_slashes(
     old: &Side<'_>,
     new: &Side<'_>,
     source: &Dentry,
@@ -329,6 +358,10 @@ fn check_kinds(
     {
         return Err(Errno::ENOTDIR);
     }
+    Ok(())
+}
+
+fn check_kinds(source: &Dentry, target: Option<&Dentry>, exchange: bool) -> Result<()> {
     match target {
         Some(target) if !exchange => match (source.is_directory(), target.is_directory()) {
             (true, false) => Err(Errno::ENOTDIR),
@@ -392,6 +425,8 @@ pub(super) fn find_or_make(
         Some(child) => Ok((child, false)),
         None => {
             let what = Make::plain(FileType::Regular, mode);
+            directory.mount.check_writable()?;
+            hooks::path_mknod((context, directory, FileType::Regular))?;
             Ok((make_locked(context, directory, name, &what)?, true))
         }
     }

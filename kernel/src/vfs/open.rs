@@ -5,12 +5,13 @@
 //! caller's rights. Neighbours: `path` walks, `tree` makes, `Inode::open` gives the operations.
 
 use alloc::sync::Arc;
+use core::cell::Cell;
 
 use abi::{Errno, Result, general as raw};
 
 use super::path::{Context, Last, Location, Walk, walk};
 use super::permission::{self, EXECUTE, READ, WRITE};
-use super::{File, FileType, SetAttributes, inotify};
+use super::{File, FileType, SetAttributes, hooks, inotify};
 use crate::vfs::deny_write::WriteAccess;
 use crate::vfs::namei as tree;
 
@@ -70,8 +71,9 @@ pub fn open(context: &Context, dirfd: i32, path: &[u8], how: &How) -> Result<Arc
     if flags & TMPFILE_BIT != 0 {
         let directory = walk.finish()?;
         let location = tree::make_unnamed(context, &directory, how.mode)?;
+        let granted = ask(context, &location, flags)?;
         let access = write_access(&location, flags)?;
-        return open_inode(location, flags, access);
+        return open_inode(location, flags, access, granted);
     }
     if flags & raw::O_CREAT != 0 {
         return open_or_create(context, walk, how);
@@ -122,13 +124,22 @@ pub fn open_location(
     if !created {
         check(context, &location, flags)?;
     }
+    let granted = ask(context, &location, flags)?;
     let access = write_access(&location, flags)?;
     if !created && flags & raw::O_TRUNC != 0 && location.file_type() == FileType::Regular {
+        hooks::path_truncate((context, &location))?;
         let changes = SetAttributes { size: Some(0), ..SetAttributes::default() };
         location.inode().set_attributes(&changes)?;
         inotify::event(&location.dentry, raw::IN_MODIFY);
     }
-    open_inode(location, flags, access)
+    open_inode(location, flags, access, granted)
+}
+
+/// What the policies grant to whoever opens this.
+fn ask(context: &Context, location: &Location, flags: u32) -> Result<u64> {
+    let granted = Cell::new(u64::MAX);
+    hooks::file_open((context, location, flags, &granted))?;
+    Ok(granted.get())
 }
 
 /// The right to write to a regular file that nobody executes.
@@ -141,11 +152,16 @@ fn write_access(location: &Location, flags: u32) -> Result<Option<WriteAccess>> 
     }
 }
 
-fn open_inode(location: Location, flags: u32, access: Option<WriteAccess>) -> Result<Arc<File>> {
+fn open_inode(
+    location: Location,
+    flags: u32,
+    access: Option<WriteAccess>,
+    granted: u64,
+) -> Result<Arc<File>> {
     let operations = location.inode().clone().open(flags)?;
     let kept = flags & !(raw::O_NOCTTY | raw::O_TRUNC);
     inotify::event(&location.dentry, raw::IN_OPEN);
-    Ok(File::with_access(operations, kept, Some(location), access))
+    Ok(File::with_access(operations, kept, Some(location), access, granted))
 }
 
 /// Whether the caller may open the object this way.
@@ -173,11 +189,9 @@ fn check(context: &Context, location: &Location, flags: u32) -> Result<()> {
     if writes || flags & raw::O_ACCMODE == raw::O_ACCMODE {
         wanted |= WRITE;
     }
-    let credentials = &context.credentials;
-    permission::check(location.inode().as_ref(), wanted, credentials)?;
-    if flags & raw::O_NOATIME != 0
-        && !permission::is_owner(&location.inode().metadata()?, credentials)
-    {
+    let who = &context.subject;
+    permission::check(location.inode().as_ref(), wanted, who)?;
+    if flags & raw::O_NOATIME != 0 && !permission::is_owner(&location.inode().metadata()?, who) {
         return Err(Errno::EPERM);
     }
     Ok(())
@@ -207,6 +221,7 @@ pub fn open_executable(
     if location.mount.flags() & raw::MS_NOEXEC != 0 {
         return Err(Errno::EACCES);
     }
-    permission::check(location.inode().as_ref(), EXECUTE, &context.credentials)?;
-    open_inode(location, raw::O_RDONLY | raw::O_LARGEFILE, None)
+    permission::check(location.inode().as_ref(), EXECUTE, &context.subject)?;
+    let granted = ask(context, &location, raw::O_RDONLY | hooks::EXEC)?;
+    open_inode(location, raw::O_RDONLY | raw::O_LARGEFILE, None, granted)
 }

@@ -52,7 +52,32 @@ pub struct PageCache {
     size: AtomicU64,
     pages: SpinLock<BTreeMap<u64, Page>>,
     fill: Mutex<()>,
-    mappers: SpinLock<Vec<Weak<Mm>>>,
+    mappers: SpinLock<Mappers>,
+}
+
+/// The address spaces that map a file, or did, by where they lie in memory.
+#[derive(Default)]
+struct Mappers {
+    spaces: BTreeMap<usize, Weak<Mm>>,
+    /// With so many it is time to look for those that are gone.
+    purge_at: usize,
+}
+
+impl Mappers {
+    fn add(&mut self, mm: &Arc<Mm>) {
+        // A space that is gone leaves no memory behind while it is here: addresses are its own.
+        if self.spaces.insert(Arc::as_ptr(mm) as usize, Arc::downgrade(mm)).is_none()
+            && self.spaces.len() > self.purge_at
+        {
+            self.purge();
+        }
+    }
+
+    fn purge(&mut self) {
+        const LEAST: usize = 8;
+        self.spaces.retain(|_, mm| mm.strong_count() > 0);
+        self.purge_at = 2 * self.spaces.len() + LEAST;
+    }
 }
 
 /// Caches with a backend, whose clean pages can be dropped when memory is short.
@@ -68,7 +93,7 @@ impl PageCache {
             size: AtomicU64::new(size),
             pages: SpinLock::new(BTreeMap::new()),
             fill: Mutex::new(()),
-            mappers: SpinLock::new(Vec::new()),
+            mappers: SpinLock::new(Mappers::default()),
         });
         if reclaimable {
             let mut all = RECLAIMABLE.lock();
@@ -128,8 +153,8 @@ impl PageCache {
     fn unmap(&self, first: u64, end: u64) {
         let mappers: Vec<Arc<Mm>> = {
             let mut mappers = self.mappers.lock();
-            mappers.retain(|mm| mm.strong_count() > 0);
-            mappers.iter().filter_map(Weak::upgrade).collect()
+            mappers.purge();
+            mappers.spaces.values().filter_map(Weak::upgrade).collect()
         };
         for mm in mappers {
             mm.unmap_file_pages(self, first, end);
@@ -138,13 +163,7 @@ impl PageCache {
 
     /// Notes that `mm` maps the file.
     pub fn add_mapper(&self, mm: &Arc<Mm>) {
-        let mut mappers = self.mappers.lock();
-        if !mappers.iter().any(|other| core::ptr::eq(other.as_ptr(), Arc::as_ptr(mm))) {
-            if mappers.len() == mappers.capacity() {
-                mappers.retain(|mm| mm.strong_count() > 0);
-            }
-            mappers.push(Arc::downgrade(mm));
-        }
+        self.mappers.lock().add(mm);
     }
 
     /// Zeroes bytes `[from, to)` of one page, if it is there.
@@ -172,6 +191,11 @@ impl PageCache {
                 run[(at - index) as usize] = Some(page.frame.clone());
             }
         }
+    }
+
+    /// Whether the file is nowhere but here.
+    pub fn is_only_memory(&self) -> bool {
+        self.backend.is_none()
     }
 
     /// Number of pages in memory.
@@ -355,7 +379,7 @@ impl PageCache {
 
     /// The address spaces that map the file, or did.
     pub(crate) fn mappers(&self) -> Vec<Arc<Mm>> {
-        self.mappers.lock().iter().filter_map(Weak::upgrade).collect()
+        self.mappers.lock().spaces.values().filter_map(Weak::upgrade).collect()
     }
 
     /// Reserves memory for `[offset, offset + len)`, so that writing there cannot run out of it.

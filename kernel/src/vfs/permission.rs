@@ -6,7 +6,7 @@
 use abi::{Errno, Result};
 
 use super::{FileType, Inode, Metadata};
-use crate::security::credentials::Credentials;
+use crate::security::{Capability, Subject};
 
 /// Read permission, as in access(2).
 pub const READ: u32 = 4;
@@ -15,40 +15,25 @@ pub const WRITE: u32 = 2;
 /// Execute, or for directories search permission.
 pub const EXECUTE: u32 = 1;
 
-/// Capabilities that files care about (capabilities(7)).
-#[expect(missing_docs, reason = "capabilities(7) describes each")]
-pub mod capability {
-    pub const CHOWN: u32 = 0;
-    pub const DAC_OVERRIDE: u32 = 1;
-    pub const DAC_READ_SEARCH: u32 = 2;
-    pub const FOWNER: u32 = 3;
-    pub const FSETID: u32 = 4;
-    pub const SYS_CHROOT: u32 = 18;
-    pub const SYS_ADMIN: u32 = 21;
-    pub const SYS_RESOURCE: u32 = 24;
-    pub const MKNOD: u32 = 27;
-    pub const SETFCAP: u32 = 31;
-}
-
-/// EACCES unless `credentials` give every permission of `wanted`.
+/// EACCES unless `who` has every permission of `wanted`.
 #[inline]
-pub fn check(inode: &dyn Inode, wanted: u32, credentials: &Credentials) -> Result<()> {
-    if credentials.has(capability::DAC_OVERRIDE)
+pub fn check(inode: &dyn Inode, wanted: u32, who: &Subject) -> Result<()> {
+    if who.capable(Capability::DacOverride)
         && (wanted & EXECUTE == 0 || inode.file_type() == FileType::Directory)
     {
         return Ok(());
     }
-    match check_metadata(&inode.metadata()?, wanted, credentials) {
+    match check_metadata(&inode.metadata()?, wanted, who) {
         Err(Errno::EACCES) if inode.is_own() => Ok(()),
         answer => answer,
     }
 }
 
 /// As [`check`], for attributes at hand.
-pub fn check_metadata(of: &Metadata, wanted: u32, credentials: &Credentials) -> Result<()> {
-    let class = if credentials.fsuid == of.uid {
+pub fn check_metadata(of: &Metadata, wanted: u32, who: &Subject) -> Result<()> {
+    let class = if who.fsuid == of.uid {
         of.mode >> 6
-    } else if credentials.in_group(of.gid) {
+    } else if who.in_group(of.gid) {
         of.mode >> 3
     } else {
         of.mode
@@ -58,31 +43,27 @@ pub fn check_metadata(of: &Metadata, wanted: u32, credentials: &Credentials) -> 
     }
     let is_directory = of.file_type == FileType::Directory;
     let may_execute = is_directory || of.mode & 0o111 != 0;
-    if credentials.has(capability::DAC_OVERRIDE) && (wanted & EXECUTE == 0 || may_execute) {
+    if who.capable(Capability::DacOverride) && (wanted & EXECUTE == 0 || may_execute) {
         return Ok(());
     }
     let reads = wanted == READ || is_directory && wanted & WRITE == 0;
-    if credentials.has(capability::DAC_READ_SEARCH) && reads {
+    if who.capable(Capability::DacReadSearch) && reads {
         return Ok(());
     }
     Err(Errno::EACCES)
 }
 
 /// Whether the caller owns the object or may act as if.
-pub fn is_owner(of: &Metadata, credentials: &Credentials) -> bool {
-    credentials.fsuid == of.uid || credentials.has(capability::FOWNER)
+pub fn is_owner(of: &Metadata, who: &Subject) -> bool {
+    who.fsuid == of.uid || who.capable(Capability::Fowner)
 }
 
 /// EPERM if a sticky directory protects `victim` (unlink(2)).
-pub fn check_sticky(
-    directory: &Metadata,
-    victim: &dyn Inode,
-    credentials: &Credentials,
-) -> Result<()> {
+pub fn check_sticky(directory: &Metadata, victim: &dyn Inode, who: &Subject) -> Result<()> {
     if directory.mode & 0o1000 == 0
-        || credentials.has(capability::FOWNER)
-        || credentials.fsuid == directory.uid
-        || credentials.fsuid == victim.metadata()?.uid
+        || who.capable(Capability::Fowner)
+        || who.fsuid == directory.uid
+        || who.fsuid == victim.metadata()?.uid
     {
         return Ok(());
     }

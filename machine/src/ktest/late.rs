@@ -5,10 +5,12 @@ use alloc::string::String;
 use core::hint::black_box;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use super::text::READ_ONLY;
 use super::text::{Right, add_one, call_last, fits, forged, wrong};
 use super::{Test, expect_cfi_failure, probe_write};
 use crate::ensure;
 use crate::late_text::{self, LateText, Piece, Refused};
+use crate::memory::KernelRights;
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "late_text::loads_and_runs", run: late_text_runs },
@@ -38,37 +40,43 @@ const INT3: u8 = 0xcc;
 const LATE_FUNCTION: usize = 16;
 const LATE_CHECK: usize = 25;
 
-fn late_code(hash: u32) -> [u8; 47] {
+fn late_code(function_hash: u32, hash: u32) -> [u8; 47] {
     let mut code = LATE;
-    code[1..5].copy_from_slice(&hash.to_le_bytes());
+    code[1..5].copy_from_slice(&function_hash.to_le_bytes());
     code[LATE_CHECK + 2..][..4].copy_from_slice(&hash.wrapping_neg().to_le_bytes());
     code
 }
 
-/// The piece's own function, and the hash of what it calls, which is its own as well.
+/// The type of the piece's function.
+extern "C" fn call_it(_: Right) -> u64 {
+    0
+}
+
+/// The hash of what the piece calls.
 fn late_hash() -> Result<u32, String> {
     late_text::hash_of(add_one as *const () as u64).ok_or("no hash for the function".into())
 }
 
-/// Loads the piece above.
-fn load_late() -> Result<LateText, String> {
+/// Loads the piece above, with a function of this hash.
+fn load_late(function_hash: u32) -> Result<LateText, String> {
     let hash = late_hash()?;
-    let code = late_code(hash);
+    let code = late_code(function_hash, hash);
     let piece = Piece {
         code: &code,
         checks: &[(LATE_CHECK, hash)],
-        functions: &[(LATE_FUNCTION, hash)],
+        functions: &[(LATE_FUNCTION, function_hash)],
         ..NONE
     };
     late_text::load(&piece).map_err(|refused| format!("{refused:?}"))
 }
 
 fn late_text_runs() -> Result<(), String> {
-    let late = load_late()?;
+    let pointer = call_it as *const () as u64;
+    let late = load_late(late_text::hash_of(pointer).ok_or("no hash for the function")?)?;
     let base = late.base();
     ensure!(!probe_write(base), "late text can be written");
-    let rights = crate::paging::kernel_rights(base);
-    ensure!(rights == (true, false, true, false), "late text has rights {rights:?}");
+    let rights = crate::memory::kernel_rights(base);
+    ensure!(rights == KernelRights { exec: true, ..READ_ONLY }, "late text has rights {rights:?}");
     // SAFETY: the bytes are a function of that type, and nobody calls it behind this test's end.
     let function: extern "C" fn(Right) -> u64 = unsafe { late.function(LATE_FUNCTION) };
     ensure!(black_box(function)(add_one) == 42, "late text does not call");
@@ -83,7 +91,7 @@ fn late_text_runs() -> Result<(), String> {
 
 /// The kernel calls late text through a pointer, and the check knows its type and no other.
 fn late_text_through_pointers() -> Result<(), String> {
-    let late = load_late()?;
+    let late = load_late(late_hash()?)?;
     // SAFETY: the type is not that of the code, but the hash is, and the code only uses its first
     // argument, which it checks and calls.
     let function: Right = unsafe { late.function(LATE_FUNCTION) };
@@ -102,15 +110,15 @@ fn late_text_goes() -> Result<(), String> {
     let before = late_text::pages_in_use();
     let mut places = alloc::collections::BTreeSet::new();
     for _ in 0..100 {
-        let late = load_late()?;
+        let late = load_late(late_hash()?)?;
         let base = late.base();
         places.insert(base);
         ensure!(late_text::pages_in_use() == before + 1, "a piece has other than one page");
         drop(late);
-        let rights = crate::paging::kernel_rights(base);
-        ensure!(rights == (true, false, false, false), "unloaded text has rights {rights:?}");
+        let rights = crate::memory::kernel_rights(base);
+        ensure!(rights == READ_ONLY, "unloaded text has rights {rights:?}");
         ensure!(!probe_write(base), "unloaded text can be written");
-        ensure!(crate::paging::peek(base + 16) == Some(0xcc), "unloaded text is still there");
+        ensure!(crate::memory::peek(base + 16) == Some(0xcc), "unloaded text is still there");
         let site = base + LATE_CHECK as u64;
         let found = late_text::find(site + 13, |_| panic!("a table of text that is gone"));
         ensure!(found.is_none(), "text that is gone has a table");
@@ -169,7 +177,7 @@ fn late_text_refuses() -> Result<(), String> {
         Err(refused) if refused == why => Ok(()),
         other => Err(format!("not refused as {why:?}: {other:?}")),
     };
-    let good = late_code(hash);
+    let good = late_code(hash, hash);
     // Every byte of a check but the hash, and the hash itself against the list's.
     for position in (0..14).filter(|at| !(2..6).contains(at)) {
         let mut code = good;
@@ -199,7 +207,7 @@ pub struct FailingPiece(LateText);
 impl FailingPiece {
     /// Loads it.
     pub fn load() -> Result<Self, String> {
-        load_late().map(FailingPiece)
+        load_late(late_hash()?).map(FailingPiece)
     }
 
     /// Fails its check once; only within [`super::survive_failures`].
@@ -212,5 +220,5 @@ impl FailingPiece {
 
 /// Loads a piece and unloads it again.
 pub fn load_and_unload() -> Result<(), String> {
-    load_late().map(drop)
+    load_late(late_hash()?).map(drop)
 }

@@ -23,6 +23,7 @@ use crate::text_poke::{self, LiveText};
 pub mod defer;
 mod late;
 mod memory;
+pub(crate) mod mitigations;
 mod seccomp;
 mod text;
 mod vmrun;
@@ -37,8 +38,15 @@ pub struct Test {
 }
 
 /// The machine's tests.
-pub const TESTS: &[&[Test]] =
-    &[text::TESTS, late::TESTS, memory::TESTS, window::TESTS, seccomp::TESTS, vmrun::TESTS];
+pub const TESTS: &[&[Test]] = &[
+    text::TESTS,
+    late::TESTS,
+    memory::TESTS,
+    window::TESTS,
+    seccomp::TESTS,
+    mitigations::TESTS,
+    vmrun::TESTS,
+];
 
 pub use late::{FailingPiece, load_and_unload};
 pub(crate) use text::between;
@@ -90,7 +98,7 @@ pub(crate) fn is_probe(rip: u64) -> bool {
 
 /// Tries to write the byte that is at `at` already, or 0. True: the write was done.
 pub(crate) fn probe_write(at: u64) -> bool {
-    let byte = crate::paging::peek(at).unwrap_or(0);
+    let byte = crate::memory::peek(at).unwrap_or(0);
     // SAFETY: the store faults, or stores what was there; the fault is in the exception table.
     unsafe { ktest_probe(at, u32::from(byte)) == 0 }
 }

@@ -10,7 +10,7 @@
 //! is switched: floating-point registers are its own to set (`FpuState`), segments and MSRs come
 //! back with VMLOAD. Debug registers and XCR0 are switched here when they differ.
 //!
-//! Neighbours: `nested` has the tables, `paging` tells it what leaves an address space.
+//! Neighbours: `nested` has the tables, `tlb` tells it what leaves an address space.
 
 use core::arch::global_asm;
 use core::mem::offset_of;
@@ -28,9 +28,10 @@ use virt::regs::gpr;
 
 use crate::cpu::{self, MAX_CPUS, cpuid, features, msr, wrmsr};
 use crate::frame::{Frame, OutOfMemory};
+use crate::mitigations;
 use crate::percpu::{self, CpuCell, PerCpu};
 use crate::sync::{IrqGuard, Once};
-use crate::{debug_registers, paging};
+use crate::{debug_registers, memory};
 
 mod nested;
 
@@ -106,7 +107,7 @@ static MSRS: MsrBitmap = {
 
 fn image_phys<T>(of: &'static T) -> u64 {
     let at: *const T = of;
-    at as u64 - paging::KERNEL_BASE
+    at as u64 - memory::KERNEL_BASE
 }
 
 /// One CPU's part.
@@ -276,11 +277,15 @@ impl World for Vcpu {
         if is_busy() {
             return None;
         }
+        mitigations::before_guest();
         // SAFETY: interrupts are masked, and nothing in `switch` reaches the cell again: it calls
         // no code of the kernel's.
         let left = unsafe {
             LOCAL.get().with(|local| Some(self.switch(local.switch_on().ok()?, request)))
         };
+        // On this CPU, before the thread can go to another.
+        mitigations::behind_guest();
+        mitigations::guest_ran();
         let left = left.unwrap_or(Left { exit_code: u64::MAX, ..Left::default() });
         if left.exit_code == svm::exit::code::MACHINE_CHECK {
             panic!("machine check while a guest ran");

@@ -267,73 +267,6 @@ pub fn sysret_keeps_ss(vendor: &[u8; 12]) -> bool {
 /// faults in the kernel (SDM 2A, IRET).
 const CANONICAL_END: u64 = 1 << 47;
 
-/// What `pti=` on the kernel's command line says.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PtiOption {
-    /// On where the CPU needs it.
-    #[default]
-    Auto,
-    /// On.
-    On,
-    /// Off, whatever the CPU.
-    Off,
-}
-
-impl PtiOption {
-    /// Reads the last `pti=` (or `nopti`) of a command line. Unknown values count as `auto`.
-    #[must_use]
-    pub fn from_command_line(line: &str) -> PtiOption {
-        let mut option = PtiOption::Auto;
-        for word in line.split_ascii_whitespace() {
-            option = match word {
-                "pti=on" => PtiOption::On,
-                "pti=off" | "nopti" | "mitigations=off" => PtiOption::Off,
-                "pti=auto" => PtiOption::Auto,
-                _ => option,
-            };
-        }
-        option
-    }
-}
-
-/// What the decision about page-table isolation depends on.
-#[derive(Clone, Copy, Debug)]
-pub struct MeltdownFacts {
-    /// The CPU vendor's string of CPUID leaf 0.
-    pub vendor: [u8; 12],
-    /// IA32_ARCH_CAPABILITIES.RDCL_NO: not vulnerable by its own word (SDM 4, table 2-2).
-    pub rdcl_no: bool,
-}
-
-impl MeltdownFacts {
-    /// Whether user mode can read kernel memory speculatively (CVE-2017-5754): Intel CPUs that do
-    /// not deny it. AMD and Hygon check privilege before forwarding data.
-    #[must_use]
-    pub fn is_vulnerable(&self) -> bool {
-        !self.rdcl_no && !matches!(&self.vendor, b"AuthenticAMD" | b"HygonGenuine")
-    }
-
-    /// The state in the words of Linux's `/sys/devices/system/cpu/vulnerabilities/meltdown`.
-    #[must_use]
-    pub fn describe(&self, is_isolated: bool) -> &'static str {
-        match (self.is_vulnerable(), is_isolated) {
-            (false, _) => "Not affected",
-            (true, true) => "Mitigation: PTI",
-            (true, false) => "Vulnerable",
-        }
-    }
-}
-
-/// Whether programs run on page tables of their own that lack the kernel.
-#[must_use]
-pub fn wants_pti(option: PtiOption, facts: &MeltdownFacts) -> bool {
-    match option {
-        PtiOption::On => true,
-        PtiOption::Off => false,
-        PtiOption::Auto => facts.is_vulnerable(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -483,39 +416,8 @@ mod tests {
     }
 
     #[test]
-    fn the_state_is_told_as_it_is() {
-        let old_intel = MeltdownFacts { vendor: *b"GenuineIntel", rdcl_no: false };
-        let amd = MeltdownFacts { vendor: *b"AuthenticAMD", rdcl_no: false };
-        assert_eq!(old_intel.describe(true), "Mitigation: PTI");
-        assert_eq!(old_intel.describe(false), "Vulnerable");
-        assert_eq!(amd.describe(true), "Not affected");
-        assert_eq!(amd.describe(false), "Not affected");
-    }
-
-    #[test]
     fn ss_is_loaded_for_those_who_keep_it() {
         assert!(sysret_keeps_ss(b"AuthenticAMD") && sysret_keeps_ss(b"HygonGenuine"));
         assert!(!sysret_keeps_ss(b"GenuineIntel") && !sysret_keeps_ss(b"CentaurHauls"));
-    }
-
-    #[test]
-    fn pti_is_on_where_the_cpu_needs_it_or_the_user_asks() {
-        let facts = |vendor, rdcl_no| MeltdownFacts { vendor, rdcl_no };
-        let old_intel = facts(*b"GenuineIntel", false);
-        let new_intel = facts(*b"GenuineIntel", true);
-        let amd = facts(*b"AuthenticAMD", false);
-        let table = [
-            ("", old_intel, true),
-            ("", new_intel, false),
-            ("", amd, false),
-            ("quiet pti=on", amd, true),
-            ("pti=on pti=off", old_intel, false),
-            ("nopti", old_intel, false),
-            ("mitigations=off", old_intel, false),
-            ("pti=maybe", old_intel, true),
-        ];
-        for (line, facts, want) in table {
-            assert_eq!(wants_pti(PtiOption::from_command_line(line), &facts), want, "{line}");
-        }
     }
 }

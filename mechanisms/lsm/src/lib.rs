@@ -2,3 +2,6 @@
 #![no_std]
 
 pub mod fold;
+pub mod landlock;
+pub mod order;
+pub mod table;

@@ -37,6 +37,14 @@ impl BhbLoop {
     }
 }
 
+impl BhbLoop {
+    /// Instructions of the loop, its own call and return included.
+    #[must_use]
+    pub const fn instructions(self) -> u32 {
+        self.outer * (3 * self.inner + 7) + 6
+    }
+}
+
 /// What was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are the option's values")]

@@ -320,6 +320,55 @@ impl Facts {
     }
 }
 
+/// SDM 2A, CPUID leaf 1: the extended fields count for some families only.
+fn family_and_model(identity: u32) -> (u16, u8) {
+    let family = identity >> 8 & 0xf;
+    let model = identity >> 4 & 0xf;
+    let extended = if family == 0xf { identity >> 20 & 0xff } else { 0 };
+    let high = if matches!(family, 6 | 0xf) { identity >> 16 & 0xf } else { 0 };
+    ((family + extended) as u16, (high << 4 | model) as u8)
+}
+
+impl Facts {
+    /// What CPUID says: `cpuid` answers a leaf and subleaf with EAX, EBX, ECX and EDX. MSRs and the
+    /// microcode's revision are the caller's to add.
+    #[must_use]
+    pub fn from_cpuid(cpuid: impl Fn(u32, u32) -> [u32; 4]) -> Self {
+        let [max, b, c, d] = cpuid(0, 0);
+        let max_extended = cpuid(0x8000_0000, 0)[0];
+        let leaf = |number: u32, sub: u32| {
+            let highest = if number >= 0x8000_0000 { max_extended } else { max };
+            if number <= highest { cpuid(number, sub) } else { [0; 4] }
+        };
+        let mut vendor = [0; 12];
+        for (to, word) in vendor.chunks_mut(4).zip([b, d, c]) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        let [identity, _, leaf1_ecx, _] = leaf(1, 0);
+        let [subleaves, leaf7_ebx, _, leaf7_edx] = leaf(7, 0);
+        let (family, model) = family_and_model(identity);
+        Self {
+            vendor: Vendor::from_cpuid(&vendor),
+            family,
+            model,
+            stepping: (identity & 0xf) as u8,
+            leaf1_ecx,
+            leaf7_ebx,
+            leaf7_edx,
+            leaf7_2_edx: if subleaves >= 2 { leaf(7, 2)[3] } else { 0 },
+            leaf1a_eax: leaf(0x1a, 0)[0],
+            leaf8000_0008_ebx: leaf(0x8000_0008, 0)[1],
+            leaf8000_0021_eax: leaf(0x8000_0021, 0)[0],
+            leaf8000_0021_ecx: leaf(0x8000_0021, 0)[2],
+            // VMX, SVM.
+            hypervisor_inside: leaf1_ecx & 1 << 5 != 0 || leaf(0x8000_0001, 0)[2] & 1 << 2 != 0,
+            // Threads of a core, at the lowest level of the topology.
+            smt: if leaf(0xb, 0)[1] & 0xffff > 1 { Smt::Active } else { Smt::Unsupported },
+            ..Self::NONE
+        }
+    }
+}
+
 /// A word of the text form that was not understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadFact<'a>(pub &'a str);
@@ -456,6 +505,25 @@ mod tests {
         assert!(!facts.arch_cap(arch_cap::RDCL_NO));
         let facts = Facts { leaf7_edx: 1 << 29, ..facts };
         assert!(facts.arch_cap(arch_cap::ITS_NO));
+    }
+
+    #[test]
+    fn cpuid_of_a_xeon() {
+        let facts = Facts::from_cpuid(|leaf, sub| match (leaf, sub) {
+            (0, 0) => [0x20, 0x756e_6547, 0x6c65_746e, 0x4965_6e69],
+            (1, 0) => [0x0008_06f8, 0, 1 << 5 | 1 << 31, 0],
+            (7, 0) => [2, 1, 0, 1 << 29],
+            (7, 2) => [0, 0, 0, 1 << 4],
+            (0xb, 0) => [1, 2, 0x100, 0],
+            (0x8000_0000, 0) => [0x8000_0008, 0, 0, 0],
+            (0x8000_0021, _) => panic!("beyond what there is"),
+            _ => [0; 4],
+        });
+        assert_eq!((facts.vendor, facts.family), (Vendor::Intel, 6));
+        assert_eq!((facts.model, facts.stepping), (0x8f, 8));
+        assert!(facts.bhi_ctrl() && facts.hypervisor() && facts.hypervisor_inside);
+        assert_eq!(facts.smt, Smt::Active);
+        assert_eq!(family_and_model(0x00a2_0f12), (0x19, 0x21));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod bhi;
+pub mod by_program;
 pub mod facts;
 pub mod gather_data_sampling;
 pub mod indirect_target_selection;

@@ -275,6 +275,108 @@ fn guest(selection: &Selection, options: &Options) -> Guest {
     }
 }
 
+/// What a crossing costs more than without the mitigations of a plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Instructions.
+    pub instructions: u32,
+    /// Of these, writes of MSRs that restrict or flush: hundreds to thousands of cycles each.
+    pub msr_writes: u32,
+    /// VERW with the microcode that clears buffers: hundreds of cycles.
+    pub clears: u32,
+    /// Writes of CR3.
+    pub cr3_writes: u32,
+}
+
+/// Instructions of `machine/src/entry.S` and `speculation.rs`, by what is switched on there.
+mod price {
+    /// Out of line and back, and the questions there that say no.
+    pub(super) const GUARD: u32 = 6;
+    /// The same for what only system calls have.
+    pub(super) const SYSCALL_GUARD: u32 = 4;
+    /// Register, value, write, and back.
+    pub(super) const MSR: u32 = 5;
+    /// VERW and the jump back.
+    pub(super) const VERW: u32 = 2;
+    /// The fence behind the loop.
+    pub(super) const FENCE: u32 = 1;
+    /// Sixteen rounds of two calls, and what is around them.
+    pub(super) const FILL: u32 = 16 * 5 + 6;
+    /// Two instructions for each write.
+    pub(super) const CR3: u32 = 2;
+}
+
+impl Plan {
+    /// One system call, both ways.
+    #[must_use]
+    pub fn system_call(&self) -> Cost {
+        let mut cost = self.interrupt();
+        let guarded = self.ibpb_on_entry || self.ibrs_on_entry;
+        if self.fence_swapgs_user {
+            cost.instructions -= price::FENCE;
+        }
+        if let Some(counts) = self.bhb_on_entry {
+            cost.instructions += counts.instructions() + price::FENCE;
+            cost.instructions += if guarded { 0 } else { price::GUARD };
+        }
+        if guarded || self.bhb_on_entry.is_some() {
+            cost.instructions += price::SYSCALL_GUARD;
+        }
+        cost
+    }
+
+    /// One interrupt of a program, both ways.
+    #[must_use]
+    pub fn interrupt(&self) -> Cost {
+        let mut cost = Cost::default();
+        if self.ibpb_on_entry || self.ibrs_on_entry {
+            cost.instructions += price::GUARD;
+        }
+        // IBRS is taken back on the way out.
+        let writes = u32::from(self.ibpb_on_entry) + 2 * u32::from(self.ibrs_on_entry);
+        cost.msr_writes += writes;
+        cost.instructions += writes * price::MSR;
+        cost.instructions += if self.fence_swapgs_user { price::FENCE } else { 0 };
+        if self.verw_on_exit {
+            cost.clears += 1;
+            cost.instructions += price::VERW;
+        }
+        if self.pti {
+            cost.cr3_writes += 2;
+            cost.instructions += 2 * price::CR3;
+        }
+        cost
+    }
+
+    /// One switch to a thread of another program that asked for what programs can ask for.
+    #[must_use]
+    pub fn switch(&self) -> Cost {
+        let barrier = u32::from(self.ibpb_on_switch != For::Nobody);
+        let bits = self.stibp.is_by_program() || self.ssbd_by_program;
+        let writes = barrier + u32::from(bits);
+        let fill = if self.fills_return_stack { price::FILL } else { 0 };
+        Cost { instructions: fill + writes * price::MSR, msr_writes: writes, ..Cost::default() }
+    }
+}
+
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} instructions", self.instructions)?;
+        for (count, what) in [
+            (self.msr_writes, "MSR write"),
+            (self.clears, "buffer clear"),
+            (self.cr3_writes, "CR3 write"),
+        ] {
+            match count {
+                0 => {}
+                1 => write!(f, ", 1 {what}")?,
+                _ => write!(f, ", {count} {what}s")?,
+            }
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Display for For {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -204,6 +204,12 @@ impl SpectreV2 {
         self.mode.is_eibrs() && self.pbrsb
     }
 
+    /// The CPU does it.
+    #[must_use]
+    pub fn is_affected(&self) -> bool {
+        self.affected
+    }
+
     fn pbrsb_state(&self) -> &'static str {
         match (self.pbrsb, self.mode) {
             (false, _) => "; PBRSB-eIBRS: Not affected",

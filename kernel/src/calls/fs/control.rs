@@ -12,7 +12,7 @@ use crate::base::sched::current;
 use crate::base::user::UserPtr;
 use crate::fs::tmpfs::TmpInode;
 use crate::vfs::locks::{self, Lock, Owner};
-use crate::vfs::{Fd, File, FileType};
+use crate::vfs::{Fd, File, FileType, hooks};
 
 /// Commands that linux-raw-sys does not have (fcntl(2), linux/fcntl.h).
 const F_DUPFD_QUERY: u32 = raw::F_LINUX_SPECIFIC_BASE + 3;
@@ -209,6 +209,7 @@ pub fn flock(a: &Args) -> Result<u64> {
 pub fn ioctl(a: &Args) -> Result<u64> {
     let (fd, command, argument) = (a.a0() as Fd, a.a1() as u32, a.a2());
     let file = file(a.a0())?;
+    hooks::file_ioctl((&file, command))?;
     let flag = |bit: u32| -> Result<u64> {
         let on = UserPtr::<i32>::new(argument).read()? != 0;
         let flags = if on { file.flags() | bit } else { file.flags() & !bit };

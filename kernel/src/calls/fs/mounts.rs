@@ -9,9 +9,9 @@ use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::{PATH_MAX, UserPtr, read_c_string, read_path};
 use crate::process::all_processes;
-use crate::vfs::mount;
+use crate::security::Capability;
 use crate::vfs::path::Location;
-use crate::vfs::permission::capability;
+use crate::vfs::{hooks, mount};
 
 /// The upper half of the flags of very old programs (mount(2)).
 const MAGIC: u32 = 0xc0ed_0000;
@@ -21,13 +21,14 @@ const TYPE_MAX: usize = 64;
 const PROPAGATION: u32 = raw::MS_SHARED | raw::MS_PRIVATE | raw::MS_SLAVE | raw::MS_UNBINDABLE;
 
 fn check_admin() -> Result<()> {
-    let credentials = current().process.credentials();
-    if credentials.has(capability::SYS_ADMIN) { Ok(()) } else { Err(Errno::EPERM) }
+    let who = current().process.subject();
+    if who.capable(Capability::SysAdmin) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 /// mount(2).
 pub fn mount(a: &Args) -> Result<u64> {
     check_admin()?;
+    hooks::sb_mount((&current().process.credentials(),))?;
     let mut flags = a.a3() as u32;
     if flags & MAGIC_MASK == MAGIC {
         flags &= !MAGIC_MASK;
@@ -83,6 +84,7 @@ pub fn umount2(a: &Args) -> Result<u64> {
     if at.same(&context.root()) && flags & raw::MNT_DETACH == 0 {
         return Err(Errno::EBUSY);
     }
+    hooks::sb_umount((&context.subject.credentials,))?;
     mount::unmount(&at, flags & raw::MNT_DETACH != 0)?;
     Ok(0)
 }
@@ -93,6 +95,7 @@ pub fn pivot_root(a: &Args) -> Result<u64> {
     let new = place_of(a.a0())?;
     let (context, put_old) = resolve_at(CWD, a.a1(), 0, true)?;
     let old = context.root();
+    hooks::sb_pivotroot((&context.subject.credentials,))?;
     mount::pivot_root(&old, &new, &put_old)?;
     // Whoever had the old root has the new one.
     for process in all_processes() {

@@ -8,10 +8,10 @@ use abi::{Errno, Result, general as raw};
 use super::{CWD, PathName, any_file, check_flags, walk_flags};
 use crate::base::args::Args;
 use crate::base::user::UserPtr;
+use crate::security::Capability;
 use crate::vfs::anon::AnonInode;
 use crate::vfs::namei::{self as tree, Make};
 use crate::vfs::path::{self, Context};
-use crate::vfs::permission::capability;
 use crate::vfs::{FileType, inotify};
 
 /// mkdir(2).
@@ -52,7 +52,7 @@ fn make_node(dirfd: u64, path: u64, mode: u32, device: u64) -> Result<u64> {
     let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
     // Device 0:0 is the mark of union file systems; anybody may make it.
     let is_mark = file_type == FileType::CharDevice && device as u32 == 0;
-    if is_device && !is_mark && !context.credentials.has(capability::MKNOD) {
+    if is_device && !is_mark && !context.subject.capable(Capability::Mknod) {
         return Err(Errno::EPERM);
     }
     let path = PathName::read(path)?;

@@ -3,8 +3,9 @@
 use alloc::sync::Arc;
 
 use abi::ptrace::{SECCOMP_MODE_FILTER, SECCOMP_MODE_STRICT};
-use abi::{Errno, Result, general as raw};
+use abi::{Errno, Result};
 use machine::sync::SpinGuard;
+use mitigations::by_program;
 use seccomp::check::INSNS_MAX;
 use seccomp::{Insn, Invalid, Program, action};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -15,6 +16,7 @@ use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::UserPtr;
 use crate::process::{Pid, Thread};
+use crate::security::Capability;
 
 /// Most instructions of a chain, and what each filter of it counts besides its own.
 const PATH_INSNS_MAX: usize = 32_768;
@@ -121,7 +123,7 @@ fn set_filter(flags: u64, address: u64) -> Result<u64> {
     }
     let thread = current();
     let is_allowed =
-        thread.seccomp.no_new_privs() || thread.process.credentials().has(raw::CAP_SYS_ADMIN);
+        thread.seccomp.no_new_privs() || thread.process.subject().capable(Capability::SysAdmin);
     if !is_allowed {
         return Err(Errno::EACCES);
     }
@@ -179,6 +181,9 @@ fn attach(mut filter: Filter, flags: u64) -> Result<u64> {
     }
     let filter = Arc::new(filter);
     set(&thread, Mode::Filter(filter.clone()));
+    if flags & flag::SPEC_ALLOW == 0 {
+        restrict_speculation();
+    }
     if flags & flag::TSYNC != 0 {
         for other in threads.iter().filter(|other| other.tid() != thread.tid()) {
             set(other, Mode::Filter(filter.clone()));
@@ -189,6 +194,13 @@ fn attach(mut filter: Filter, flags: u64) -> Result<u64> {
     }
     drop(threads);
     Ok(0)
+}
+
+/// Where the boot says so, who filters its calls does not trust its code.
+fn restrict_speculation() {
+    let flags = machine::task::speculation();
+    let selection = machine::mitigations::selection();
+    machine::task::set_speculation(by_program::under_seccomp(selection, flags));
 }
 
 /// Lets go of the lock, then of the filter.

@@ -1,0 +1,178 @@
+//! landlock_create_ruleset(2), landlock_add_rule(2), landlock_restrict_self(2): a program restricts
+//! itself and whoever it starts, for good.
+//!
+//! The first program that does so has Landlock asked from then on; before, its hooks are nops.
+//! Unlike on Linux a restriction concerns all threads of the process, since credentials do.
+
+use alloc::sync::Arc;
+use core::any::Any;
+
+use abi::{Errno, Result, general as raw};
+use lsm::landlock::{ABI, NotAdded, NotRestricted, fs, grants, net};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::base::sync::Mutex;
+use crate::base::user::{UserPtr, read_extensible};
+use crate::process::own_file;
+use crate::security::landlock::{Domain, Ruleset};
+use crate::security::{Capability, Credentials, hooks};
+use crate::vfs::anon::AnonInode;
+use crate::vfs::landlock::identity;
+use crate::vfs::{Fd, FileOps, FileType, Inode};
+
+/// `flags` of landlock_create_ruleset(2): which version is this.
+const VERSION: u32 = 1;
+/// Kinds of rules.
+const PATH_BENEATH: u32 = 1;
+const NET_PORT: u32 = 2;
+
+/// `struct landlock_ruleset_attr`.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
+#[repr(C)]
+struct RulesetAttributes {
+    handled_fs: u64,
+    handled_net: u64,
+}
+
+/// `struct landlock_path_beneath_attr`, which is packed: rights, descriptor.
+type PathBeneath = [u32; 3];
+
+/// `struct landlock_net_port_attr`: rights, port.
+type NetPort = [u64; 2];
+
+/// A ruleset behind a descriptor: it can be added to, also after it was used.
+struct RulesetFile {
+    rules: Mutex<Arc<Ruleset>>,
+    inode: Arc<AnonInode>,
+}
+
+impl FileOps for RulesetFile {
+    fn inode(&self) -> Arc<dyn Inode> {
+        self.inode.clone()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+fn policy() -> usize {
+    lsm::table::policy("landlock")
+}
+
+/// EOPNOTSUPP unless the policy is on.
+fn check_on() -> Result<()> {
+    if hooks::order().has(policy()) { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
+}
+
+/// landlock_create_ruleset(2).
+pub fn create_ruleset(a: &Args) -> Result<u64> {
+    check_on()?;
+    let (address, size, flags) = (a.a0(), a.a1(), a.a2() as u32);
+    if flags == VERSION && address == 0 && size == 0 {
+        return Ok(ABI.into());
+    }
+    if flags != 0 || size < size_of::<u64>() as u64 {
+        return Err(Errno::EINVAL);
+    }
+    let wanted = read_extensible::<RulesetAttributes>(address, size)?;
+    let RulesetAttributes { handled_fs, handled_net } = wanted;
+    if handled_fs & !fs::ALL != 0 || handled_net & !net::ALL != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if handled_fs == 0 && handled_net == 0 {
+        return Err(Errno::ENOMSG);
+    }
+    let rules = Arc::new(Ruleset::new(handled_fs, handled_net));
+    let inode = AnonInode::new(FileType::Regular, 0o600, "[landlock-ruleset]");
+    let file = RulesetFile { rules: Mutex::new(rules), inode };
+    crate::ipc::give_ops(Arc::new(file), raw::O_RDWR, true)
+}
+
+/// The ruleset behind a descriptor: EBADF without an open file, EBADFD if it is something else.
+fn ruleset<T>(fd: u64, with: impl FnOnce(&RulesetFile) -> Result<T>) -> Result<T> {
+    let file = own_file(fd as Fd)?;
+    if file.flags() & raw::O_PATH != 0 {
+        return Err(Errno::EBADF);
+    }
+    with(file.ops_as::<RulesetFile>().ok_or(Errno::EBADFD)?)
+}
+
+fn not_added(why: NotAdded) -> Errno {
+    match why {
+        NotAdded::Nothing => Errno::ENOMSG,
+        NotAdded::NotHandled => Errno::EINVAL,
+        NotAdded::TooMany => Errno::E2BIG,
+        NotAdded::Memory => Errno::ENOMEM,
+    }
+}
+
+/// Changes a ruleset; domains made from it stay as they are.
+fn change(file: &RulesetFile, add: impl FnOnce(&mut Ruleset) -> Result<()>) -> Result<u64> {
+    let mut rules = file.rules.lock();
+    if Arc::get_mut(&mut rules).is_none() {
+        *rules = Arc::new(rules.try_clone().map_err(not_added)?);
+    }
+    add(Arc::get_mut(&mut rules).ok_or(Errno::ENOMEM)?)?;
+    Ok(0)
+}
+
+/// landlock_add_rule(2).
+pub fn add_rule(a: &Args) -> Result<u64> {
+    check_on()?;
+    if a.a3() as u32 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    ruleset(a.a0(), |file| match a.a1() as u32 {
+        PATH_BENEATH => add_path(file, a.a2()),
+        NET_PORT => add_port(file, a.a2()),
+        _ => Err(Errno::EINVAL),
+    })
+}
+
+fn add_path(file: &RulesetFile, address: u64) -> Result<u64> {
+    let [low, high, fd] = UserPtr::<PathBeneath>::new(address).read()?;
+    let rights = u64::from(low) | u64::from(high) << 32;
+    grants(rights, file.rules.lock().handled().0).map_err(not_added)?;
+    let place = own_file(fd as Fd)?.location.clone().ok_or(Errno::EBADFD)?;
+    if place.mount.is_internal() {
+        return Err(Errno::EBADFD);
+    }
+    if place.file_type() != FileType::Directory && rights & !fs::OF_FILES != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let object = identity(&place)?;
+    change(file, |rules| rules.add_object(object, rights, place.dentry).map_err(not_added))
+}
+
+fn add_port(file: &RulesetFile, address: u64) -> Result<u64> {
+    let [rights, port] = UserPtr::<NetPort>::new(address).read()?;
+    grants(rights, file.rules.lock().handled().1).map_err(not_added)?;
+    let port = u16::try_from(port).map_err(|_| Errno::EINVAL)?;
+    change(file, |rules| rules.add_port(port, rights).map_err(not_added))
+}
+
+/// landlock_restrict_self(2).
+pub fn restrict_self(a: &Args) -> Result<u64> {
+    check_on()?;
+    let thread = current();
+    let process = &thread.process;
+    if !thread.seccomp.no_new_privs() && !process.subject().capable(Capability::SysAdmin) {
+        return Err(Errno::EPERM);
+    }
+    if a.a1() as u32 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let rules = ruleset(a.a0(), |file| Ok(file.rules.lock().clone()))?;
+    let mut new = Credentials::clone(&process.credentials());
+    let domain = Domain::new(new.landlock.take(), rules).map_err(|why| match why {
+        NotRestricted::TooMany => Errno::E2BIG,
+        NotRestricted::Memory => Errno::ENOMEM,
+    })?;
+    hooks::attach(policy())?;
+    new.landlock = Some(Arc::new(domain));
+    process.set_credentials(new);
+    Ok(0)
+}

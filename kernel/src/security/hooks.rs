@@ -1,0 +1,206 @@
+//! Hooks: the questions that the kernel asks its policies, as direct calls.
+//!
+//! `lsm::table` has a line for each; [`define_hooks`] makes of it, in the module that expands it, a
+//! function to call and a static call that `machine` patches: nothing while no policy answers, the
+//! policy itself when one does, a chain of direct calls when more do. Which policies are on and in
+//! which order `lsm=` says at boot ([`init`]); then the calls are sealed. Policies that nobody uses
+//! yet are detached, and cost what no policy costs, until [`attach`]: only this module can do that,
+//! there is no way to detach them again, and none at all for policies that are not attachable.
+//!
+//! Locks: `STATE` sleeps and is outermost.
+
+use alloc::vec::Vec;
+
+use abi::{Errno, Result};
+use formats::params;
+use lsm::order::{Odd, Order};
+use machine::static_call::{self, Attacher, Binding, NotBound};
+use machine::sync::Once;
+
+use crate::base::sync::Mutex;
+
+/// Binds a part of the table: who is asked in which order, of those that are attached.
+pub type Binder =
+    fn(&mut Binding, &Order, &dyn Fn(usize) -> bool) -> core::result::Result<(), NotBound>;
+
+struct State {
+    binders: Vec<Binder>,
+    /// One bit for each policy that is asked.
+    attached: u32,
+    attacher: Option<Attacher>,
+}
+
+static STATE: Mutex<State> = Mutex::new(State { binders: Vec::new(), attached: 0, attacher: None });
+static ORDER: Once<Order> = Once::new();
+
+/// Policies that are detached until somebody uses them.
+pub const ATTACHABLE: u32 = 1 << lsm::table::policy("landlock");
+
+/// The policies that are on; none before [`init`].
+pub fn order() -> Order {
+    ORDER.get().copied().unwrap_or_default()
+}
+
+/// Reads `lsm=`, binds all hooks or none, and seals them. Before the first program.
+pub fn init(command_line: &str, binders: &[Binder]) {
+    let order = Order::parse(params::find(command_line, "lsm"), |odd| match odd {
+        Odd::Unknown(name) => machine::log!("warning: lsm={name}: no policy has this name"),
+        Odd::Duplicate(name) => machine::log!("warning: lsm={name}: named twice"),
+    });
+    let order = ORDER.call_once(|| order);
+    let mut state = STATE.lock();
+    state.binders.extend_from_slice(binders);
+    for policy in order.indices().filter(|&policy| ATTACHABLE & 1 << policy == 0) {
+        state.attached |= 1 << policy;
+    }
+    let attached = state.attached;
+    let bound = Binding::new().map(|mut binding| {
+        bind_all(&state.binders, &mut binding, order, attached)?;
+        binding.commit()
+    });
+    if let Some(Err(error)) = bound {
+        panic!("security hooks: {error}");
+    }
+    state.attacher = static_call::seal();
+    drop(state);
+    log_order(order);
+}
+
+fn log_order(order: &Order) {
+    let mut names = alloc::string::String::new();
+    for policy in order.policies() {
+        if !names.is_empty() {
+            names.push(',');
+        }
+        names.push_str(policy.name);
+    }
+    machine::log!("LSM: initializing lsm={names}");
+}
+
+fn bind_all(
+    binders: &[Binder],
+    binding: &mut Binding,
+    order: &Order,
+    attached: u32,
+) -> core::result::Result<(), NotBound> {
+    let is_attached = |policy: usize| attached & 1 << policy != 0;
+    binders.iter().try_for_each(|bind| bind(binding, order, &is_attached))
+}
+
+/// Has a policy asked from now on, if it is on. When it returns every CPU asks it.
+///
+/// # Errors
+/// EOPNOTSUPP if the policy is off; ENOMEM.
+pub fn attach(policy: usize) -> Result<()> {
+    let order = order();
+    if !order.has(policy) {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let mut state = STATE.lock();
+    let attached = state.attached | 1 << policy;
+    if attached == state.attached {
+        return Ok(());
+    }
+    let State { binders, attacher, .. } = &mut *state;
+    let attacher = attacher.as_mut().ok_or(Errno::EOPNOTSUPP)?;
+    attacher.attach_all(|binding| bind_all(binders, binding, &order, attached)).map_err(
+        |error| {
+            machine::log!("warning: security hooks: {error}");
+            Errno::ENOMEM
+        },
+    )?;
+    state.attached = attached;
+    Ok(())
+}
+
+/// Of a hook's callees, one bit each, those that may be attached later.
+#[must_use]
+pub const fn attachable(policies: &[usize]) -> u32 {
+    let (mut mask, mut callee) = (0, 0);
+    while callee < policies.len() {
+        if ATTACHABLE & 1 << policies[callee] != 0 {
+            mask |= 1 << callee;
+        }
+        callee += 1;
+    }
+    mask
+}
+
+/// A policy's answer as a hook returns it.
+#[inline(always)]
+pub fn to_word(result: Result<()>) -> i32 {
+    match result {
+        Ok(()) => 0,
+        Err(errno) => -errno.number(),
+    }
+}
+
+/// A hook's answer. Policies answer with errors below 4096.
+#[inline(always)]
+pub fn from_word(word: i32) -> Result<()> {
+    if word == 0 { Ok(()) } else { refused(word) }
+}
+
+#[cold]
+fn refused(word: i32) -> Result<()> {
+    Err(Errno::new(word.unsigned_abs()))
+}
+
+/// Makes a part of `lsm::table` callable; a policy `p` implements hook `h` as `p::h`, a function of
+/// the tuple of what the hook is given.
+macro_rules! define_hooks {
+    ($( $(#[$doc:meta])* $hook:ident($($type:ty),*) -> $rule:ty [$($policy:ident)*]; )*) => {
+        $(
+            $(#[$doc])*
+            pub mod $hook {
+                use super::*;
+
+                /// What the hook is given.
+                pub type Given<'a> = ($($type,)*);
+                /// The static call.
+                pub struct Hook;
+                /// The policies of its callees.
+                pub const POLICIES: &[usize] = &[$(lsm::table::policy(stringify!($policy))),*];
+
+                impl machine::static_call::StaticCall for Hook {
+                    type Args<'a> = Given<'a>;
+                    type Fold = $rule;
+                    const CALLEES: &'static [machine::static_call::Callee<Self>] = &[$($policy),*];
+                    const ATTACHABLE: u32 = $crate::security::hooks::attachable(POLICIES);
+                }
+
+                $(
+                    extern "C" fn $policy(given: &Given<'_>) -> i32 {
+                        $crate::security::hooks::to_word(super::policies::$policy::$hook(*given))
+                    }
+                )*
+            }
+
+            $(#[$doc])*
+            #[inline(always)]
+            pub fn $hook(given: $hook::Given<'_>) -> abi::Result<()> {
+                let answer = machine::static_call::call::<$hook::Hook>(&given);
+                $crate::security::hooks::from_word(answer)
+            }
+        )*
+
+        /// Binds these hooks.
+        pub fn bind(
+            binding: &mut machine::static_call::Binding,
+            order: &lsm::order::Order,
+            attached: &dyn Fn(usize) -> bool,
+        ) -> Result<(), machine::static_call::NotBound> {
+            use machine::static_call::CALLEES_MAX;
+            $(
+                let (places, used) = lsm::order::places::<CALLEES_MAX>(
+                    order,
+                    $hook::POLICIES,
+                    attached,
+                );
+                binding.bind::<$hook::Hook>(places.get(..used).unwrap_or_default())?;
+            )*
+            Ok(())
+        }
+    };
+}
+pub(crate) use define_hooks;

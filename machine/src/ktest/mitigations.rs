@@ -1,0 +1,235 @@
+//! Mitigations: the sequences do what they are for, at the crossings where they were chosen, and
+//! nowhere else. The facts may be another CPU's (`cpu-facts=`): every test asks the plan what to
+//! expect. Which sequence ran where is seen by stepping (`window`).
+
+use alloc::string::String;
+use core::arch::asm;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use entry::{PtRegs, flags};
+use mitigations::bhi::BhbLoop;
+use mitigations::by_program::flag;
+use mitigations::plan::Flush;
+use mitigations::spectre_v2_user::For;
+use text_patching::Text;
+
+use super::Test;
+use crate::cpu::MAX_CPUS;
+use crate::memory::USER_END;
+use crate::mitigations::{self as machine_mitigations, plan};
+use crate::percpu::{self, cpu_id};
+use crate::speculation::{clear_bhb_long, clear_bhb_short, mask_index, mask_user};
+use crate::sync::IrqGuard;
+use crate::text_poke::LiveText;
+use crate::{cpu, ensure};
+
+pub(super) const TESTS: &[Test] = &[
+    Test { name: "mitigations::loops_are_as_long_as_histories", run: loops },
+    Test { name: "mitigations::masks_leave_nothing_outside", run: masks },
+    Test { name: "mitigations::text_is_as_it_was_chosen", run: text },
+    Test { name: "mitigations::a_guest_is_followed_by_one_flush", run: flush },
+    Test { name: "mitigations::a_barrier_stands_between_those_who_ask", run: barriers },
+    Test { name: "mitigations::bits_follow_the_thread", run: bits },
+];
+
+// ------------------------------------------------------------------------------------------------
+// Branches, counted by stepping
+
+static COUNTING: [AtomicBool; MAX_CPUS] = [const { AtomicBool::new(false) }; MAX_CPUS];
+/// Taken branches so far.
+static TAKEN: AtomicU32 = AtomicU32::new(0);
+/// Where a conditional jump that is being executed goes on if it is not taken; 0: none is.
+static UNDECIDED: AtomicU64 = AtomicU64::new(0);
+/// Calls without their returns, and the most of them at once.
+static DEPTH: AtomicU32 = AtomicU32::new(0);
+static DEEPEST: AtomicU32 = AtomicU32::new(0);
+
+/// Instructions of the loop, and returns of it in the lower half of a cache line.
+static INSTRUCTIONS: AtomicU32 = AtomicU32::new(0);
+static LOW_RETURNS: AtomicU32 = AtomicU32::new(0);
+
+/// Bytes of a loop, at most.
+const LOOP_BYTES: u64 = 128;
+
+fn is_loop(rip: u64) -> bool {
+    let starts = [clear_bhb_short, clear_bhb_long].map(|f| f as *const () as u64);
+    starts.into_iter().any(|start| (start..start + LOOP_BYTES).contains(&rip))
+}
+
+/// A debug exception in the kernel: one of [`count`]'s steps?
+pub(crate) fn step(regs: &mut PtRegs) -> bool {
+    if !COUNTING[cpu_id()].load(Ordering::SeqCst) {
+        return false;
+    }
+    cpu::take_dr6();
+    INSTRUCTIONS.fetch_add(u32::from(is_loop(regs.rip)), Ordering::SeqCst);
+    let undecided = UNDECIDED.swap(0, Ordering::SeqCst);
+    if undecided != 0 && undecided != regs.rip {
+        TAKEN.fetch_add(1, Ordering::SeqCst);
+    }
+    let mut opcode = [0];
+    let _ = LiveText.read(regs.rip, &mut opcode);
+    match opcode[0] {
+        0xe8 => {
+            TAKEN.fetch_add(1, Ordering::SeqCst);
+            let depth = DEPTH.fetch_add(1, Ordering::SeqCst) + 1;
+            DEEPEST.fetch_max(depth, Ordering::SeqCst);
+        }
+        0xc3 => {
+            TAKEN.fetch_add(1, Ordering::SeqCst);
+            let is_loop = is_loop(regs.rip);
+            LOW_RETURNS.fetch_add(u32::from(is_loop && regs.rip % 64 < 32), Ordering::SeqCst);
+            DEPTH.fetch_sub(1, Ordering::SeqCst);
+        }
+        0xe9 | 0xeb => {
+            TAKEN.fetch_add(1, Ordering::SeqCst);
+        }
+        // Jcc rel8: two bytes.
+        0x70..=0x7f => UNDECIDED.store(regs.rip + 2, Ordering::SeqCst),
+        _ => {}
+    }
+    regs.rflags |= flags::TF;
+    true
+}
+
+/// Steps through one call of a loop.
+macro_rules! stepped {
+    ($name:ident) => {{
+        let _irq = IrqGuard::new();
+        for counter in [&TAKEN, &DEPTH, &DEEPEST, &INSTRUCTIONS, &LOW_RETURNS] {
+            counter.store(0, Ordering::SeqCst);
+        }
+        COUNTING[cpu_id()].store(true, Ordering::SeqCst);
+        // SAFETY: the function clobbers what the C ABI lets it; TF makes every instruction behind
+        // the first POPF a step, up to the one behind the second.
+        unsafe {
+            asm!(
+                "pushfq", "or dword ptr [rsp], 0x100", "popfq",
+                "call {f}",
+                "pushfq", "and dword ptr [rsp], ~0x100", "popfq",
+                f = sym $name, clobber_abi("C"),
+            );
+        }
+        COUNTING[cpu_id()].store(false, Ordering::SeqCst);
+    }};
+}
+
+fn loops() -> Result<(), String> {
+    stepped!(clear_bhb_short);
+    judge(BhbLoop::SHORT)?;
+    stepped!(clear_bhb_long);
+    judge(BhbLoop::LONG)
+}
+
+/// Whether what was stepped through is a loop with these counts.
+fn judge(counts: BhbLoop) -> Result<(), String> {
+    let seen = [&TAKEN, &DEEPEST, &INSTRUCTIONS].map(|counter| counter.load(Ordering::SeqCst));
+    // The call that begins it is executed before the first step; its return is one.
+    let wanted = [counts.taken_branches() + 1, counts.outer, counts.instructions() - 1];
+    ensure!(seen == wanted, "{counts:?}: branches, depth, instructions {seen:?}, not {wanted:?}");
+    let low = LOW_RETURNS.load(Ordering::SeqCst);
+    ensure!(low == 0, "{counts:?}: {low} returns in the lower half of a line");
+    Ok(())
+}
+
+// ------------------------------------------------------------------------------------------------
+
+fn masks() -> Result<(), String> {
+    for at in [0, 1, 4096, USER_END - 1, USER_END] {
+        ensure!(mask_user(at) == at, "{at:#x} becomes {:#x}", mask_user(at));
+    }
+    for at in [USER_END + 1, 1 << 47, 1 << 63, u64::MAX] {
+        ensure!(mask_user(at) == USER_END, "{at:#x} becomes {:#x}", mask_user(at));
+    }
+    for (index, len, masked) in [(0, 1, 0), (5, 6, 5), (6, 6, 0), (usize::MAX, 6, 0), (0, 0, 0)] {
+        let found = mask_index(index, len);
+        ensure!(found == masked, "{index} of {len} becomes {found}");
+    }
+    Ok(())
+}
+
+fn text() -> Result<(), String> {
+    machine_mitigations::verify_text();
+    Ok(())
+}
+
+fn flush() -> Result<(), String> {
+    let _irq = IrqGuard::new();
+    let cpu = cpu_id();
+    let wanted = u64::from(plan().guest.exit_to_user != Flush::None);
+    let before = (machine_mitigations::flushes(cpu), machine_mitigations::barriers(cpu));
+    machine_mitigations::before_program();
+    ensure!(machine_mitigations::flushes(cpu) == before.0, "a flush without a guest");
+    for _ in 0..1000 {
+        machine_mitigations::guest_ran();
+    }
+    machine_mitigations::before_program();
+    machine_mitigations::before_program();
+    let flushes = machine_mitigations::flushes(cpu) - before.0;
+    ensure!(flushes == wanted, "{flushes} flushes behind 1000 exits, expected {wanted}");
+    let barriers = machine_mitigations::barriers(cpu) - before.1;
+    let by_barrier = u64::from(plan().guest.exit_to_user == Flush::Ibpb);
+    ensure!(barriers == by_barrier, "{barriers} barriers, expected {by_barrier}");
+    Ok(())
+}
+
+/// Two programs, by number.
+const ONE: u64 = 1 << 40;
+const TWO: u64 = ONE + 1;
+
+fn barriers() -> Result<(), String> {
+    let _irq = IrqGuard::new();
+    let local = percpu::local();
+    let owner = local.predictor_owner.replace(ONE);
+    let asks = flag::BRANCHES_OFF;
+    let (always, conditional) = match plan().ibpb_on_switch {
+        For::Nobody => (0, 0),
+        For::Prctl | For::Seccomp => (0, 1),
+        For::Everybody | For::EverybodyPreferred => (1, 1),
+    };
+    // From a thread to a thread: the second's flags, and the barriers between them.
+    let steps = [
+        (ONE, 0, 0),
+        (TWO, 0, always),
+        (0, 0, 0),
+        (TWO, 0, 0),
+        (ONE, asks, conditional),
+        (ONE, asks, 0),
+        (TWO, 0, conditional),
+        (ONE, 0, always),
+    ];
+    let mut result = Ok(());
+    for (number, (space, flags, wanted)) in steps.into_iter().enumerate() {
+        let before = machine_mitigations::barriers(cpu_id());
+        machine_mitigations::switched(space, flags);
+        let found = machine_mitigations::barriers(cpu_id()) - before;
+        if found != wanted {
+            result = Err(alloc::format!("step {number}: {found} barriers, expected {wanted}"));
+        }
+    }
+    local.predictor_owner.set(owner);
+    machine_mitigations::switched(ONE, 0);
+    local.predictor_owner.set(owner);
+    result
+}
+
+/// What a thread chose is in the register while it runs, and not behind it.
+fn bits() -> Result<(), String> {
+    use mitigations::plan::spec_ctrl::{IBRS, SSBD, STIBP};
+    use mitigations::spec_store_bypass::Control;
+    let _irq = IrqGuard::new();
+    let local = percpu::local();
+    let base = plan().spec_ctrl;
+    machine_mitigations::switched(ONE, flag::SSB_OFF | flag::BRANCHES_OFF);
+    let with = local.spec_ctrl.get();
+    let user = local.spec_ctrl_user.get();
+    machine_mitigations::switched(TWO, 0);
+    local.predictor_owner.set(0);
+    let ssbd = plan().ssbd_by_program && plan().ssbd == Some(Control::SpecCtrl);
+    let wanted =
+        base | if ssbd { SSBD } else { 0 } | if plan().stibp.is_by_program() { STIBP } else { 0 };
+    ensure!(with == wanted, "SPEC_CTRL {with:#x} with both, expected {wanted:#x}");
+    ensure!(user == wanted & !IBRS, "SPEC_CTRL {user:#x} for the program");
+    ensure!(local.spec_ctrl.get() == base, "SPEC_CTRL {:#x} behind it", local.spec_ctrl.get());
+    Ok(())
+}

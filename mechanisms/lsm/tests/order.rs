@@ -1,0 +1,85 @@
+//! `lsm=`, the table, and who is asked in which place.
+
+use lsm::order::{Odd, Order, POLICIES, POLICIES_MAX, places};
+use lsm::table::{HOOKS, policy};
+
+/// The order and the warnings of a parameter's value.
+fn parse(value: Option<&str>) -> (String, String) {
+    let mut warnings = Vec::new();
+    let order = Order::parse(value, |odd| {
+        warnings.push(match odd {
+            Odd::Unknown(name) => format!("?{name}"),
+            Odd::Duplicate(name) => format!("2{name}"),
+        });
+    });
+    let names: Vec<_> = order.policies().map(|policy| policy.name).collect();
+    (names.join(","), warnings.join(" "))
+}
+
+#[test]
+fn golden_orders() {
+    let cases = [
+        (None, "capability,landlock", ""),
+        (Some(""), "capability", ""),
+        (Some(","), "capability", ""),
+        (Some("landlock"), "capability,landlock", ""),
+        (Some("capability"), "capability", ""),
+        (Some("capability,landlock"), "capability,landlock", ""),
+        // Last in the list, first in the order: nothing is asked before it.
+        (Some("landlock,capability"), "capability,landlock", ""),
+        (Some("landlock,,landlock"), "capability,landlock", "2landlock"),
+        (Some("capability,capability"), "capability", "2capability"),
+        (Some("selinux"), "capability", "?selinux"),
+        (Some("Landlock"), "capability", "?Landlock"),
+        (Some("landlock,apparmor,landlock,bpf"), "capability,landlock", "?apparmor 2landlock ?bpf"),
+        (Some(" landlock"), "capability", "? landlock"),
+    ];
+    for (value, order, warnings) in cases {
+        assert_eq!(parse(value), (order.into(), warnings.into()), "lsm={value:?}");
+    }
+}
+
+#[test]
+fn ids_and_names_are_their_own() {
+    for (index, one) in POLICIES.iter().enumerate() {
+        assert_eq!(policy(one.name), index);
+        // 0 means nobody, and Linux keeps those below 100.
+        assert!(one.id >= 100);
+        assert_eq!(POLICIES.iter().filter(|p| p.id == one.id || p.name == one.name).count(), 1);
+    }
+}
+
+#[test]
+fn lines_of_the_table_are_sound() {
+    let hooks: Vec<_> = HOOKS.iter().copied().flatten().collect();
+    for hook in &hooks {
+        assert_eq!(hooks.iter().filter(|other| other.name == hook.name).count(), 1, "{hook:?}");
+        assert!(hook.policies.len() <= POLICIES_MAX, "{hook:?}");
+        // What every one of these gives when nobody is asked: it may be done.
+        assert_eq!(hook.rule.replace(' ', ""), "First<0>", "{hook:?}");
+        for (index, name) in hook.policies.iter().enumerate() {
+            assert!(POLICIES.iter().any(|policy| policy.name == *name), "{hook:?}");
+            assert!(!hook.policies[..index].contains(name), "{hook:?}");
+        }
+    }
+}
+
+#[test]
+fn a_callee_keeps_its_place() {
+    let all = Order::parse(None, |_| {});
+    let [first, second] = [policy("capability"), policy("landlock")];
+    // The callees of the hook are in another order than the policies.
+    let implementers = [second, first];
+    let place = |attached: &dyn Fn(usize) -> bool| places::<8>(&all, &implementers, attached);
+    assert_eq!(place(&|_| true), ([Some(1), Some(0), None, None, None, None, None, None], 2));
+    assert_eq!(place(&|policy| policy == second).0[..2], [None, Some(0)]);
+    assert_eq!(place(&|policy| policy == first).0[..2], [Some(1), None]);
+    assert_eq!(place(&|_| false), ([None; 8], 2));
+    // A policy without a callee has no place, nor has one that is off.
+    assert_eq!(
+        places::<8>(&all, &[second], |_| true),
+        ([Some(0), None, None, None, None, None, None, None], 1)
+    );
+    let off = Order::parse(Some(""), |_| {});
+    assert_eq!(places::<8>(&off, &implementers, |_| true).1, 1);
+}
