@@ -85,6 +85,14 @@ pub const CODE: u64 = 0x1000;
 /// Where page tables of 64-bit guests are.
 const TABLES: u64 = 0x8_0000;
 
+/// The mode a guest starts in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Real,
+    /// 32-bit, without paging.
+    Protected,
+}
+
 /// A guest with a MiB of memory at 0, and one virtual CPU.
 pub struct Guest {
     pub cpu: VcpuFd,
@@ -96,13 +104,29 @@ pub struct Guest {
 impl Guest {
     /// In real mode at `code`.
     pub fn real(code: &[u8]) -> Result<Guest> {
+        Guest::of(Kind::Real, code, false)
+    }
+
+    /// In a mode at `code`; with the kernel's interrupt controllers, or without.
+    pub fn of(kind: Kind, code: &[u8], controllers: bool) -> Result<Guest> {
         let kvm = Kvm::new().map_err(say("/dev/kvm"))?;
         let vm = kvm.create_vm().map_err(say("KVM_CREATE_VM"))?;
+        if controllers {
+            vm.create_irq_chip().map_err(say("KVM_CREATE_IRQCHIP"))?;
+            let config = kvm_bindings::kvm_pit_config::default();
+            vm.create_pit2(config).map_err(say("KVM_CREATE_PIT2"))?;
+        }
         let memory = Memory::new(BYTES);
         memory.write(CODE as usize, code);
         set_region(&vm, 0, 0, &memory, BYTES, 0)?;
         let cpu = vm.create_vcpu(0).map_err(say("KVM_CREATE_VCPU"))?;
         start_real(&cpu)?;
+        if kind == Kind::Protected {
+            let mut s = cpu.get_sregs().map_err(say("KVM_GET_SREGS"))?;
+            s.cr0 |= 1;
+            flat(&mut s, false);
+            cpu.set_sregs(&s).map_err(say("KVM_SET_SREGS"))?;
+        }
         Ok(Guest { cpu, vm, memory, kvm })
     }
 
@@ -121,12 +145,7 @@ impl Guest {
 
     /// In 32-bit protected mode without paging.
     pub fn protected(code: &[u8]) -> Result<Guest> {
-        let guest = Guest::real(code)?;
-        let mut s = guest.cpu.get_sregs().map_err(say("KVM_GET_SREGS"))?;
-        s.cr0 |= 1;
-        flat(&mut s, false);
-        guest.cpu.set_sregs(&s).map_err(say("KVM_SET_SREGS"))?;
-        Ok(guest)
+        Guest::of(Kind::Protected, code, false)
     }
 
     pub fn regs(&self) -> Result<kvm_regs> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, Msrs, kvm_msr_entry};
 use kvm_ioctls::VcpuExit;
 
-use crate::machine::{CODE, Guest, Memory, Result, say, set_region, start_real};
+use crate::machine::{CODE, Guest, Kind, Memory, Result, say, set_region, start_real};
 
 type Test = (&'static str, fn() -> Result<()>);
 
@@ -33,7 +33,18 @@ const TESTS: &[Test] = &[
     ("kvm::triple_fault", triple_fault),
     ("kvm::refusals", refusals),
     ("kvm::another_process", another_process),
+    ("kvm::interrupts_of_the_kernel", interrupts_of_the_kernel),
+    ("kvm::ticks_of_the_kernel", ticks_of_the_kernel),
+    ("kvm::eventfds", eventfds),
+    ("kvm::one_cpu_starts_another", one_cpu_starts_another),
+    ("kvm::state_of_controllers", state_of_controllers),
 ];
+
+/// Prints the names.
+pub fn list() -> ExitCode {
+    TESTS.iter().for_each(|(name, _)| println!("{name}"));
+    ExitCode::SUCCESS
+}
 
 /// Runs those whose name contains the filter.
 pub fn run_all(filter: &str) -> ExitCode {
@@ -490,4 +501,113 @@ fn another_process() -> Result<()> {
         }
     }
     expect(&mut guest, "hlt")
+}
+
+/// Real-mode code that sets both 8259s up: vectors 0x20 and 0x28, nothing masked.
+const SET_UP_PIC: [u8; 32] = [
+    0xb0, 0x11, 0xe6, 0x20, 0xe6, 0xa0, 0xb0, 0x20, 0xe6, 0x21, 0xb0, 0x28, 0xe6, 0xa1, 0xb0, 0x04,
+    0xe6, 0x21, 0xb0, 0x02, 0xe6, 0xa1, 0xb0, 0x01, 0xe6, 0x21, 0xe6, 0xa1, 0xb0, 0x00, 0xe6, 0x21,
+];
+
+/// Halts until a handler has set the byte at 0x6000, whenever that was: cli; cmp byte [0x6000],1;
+/// je end; sti; hlt; jmp cli.
+const WAIT: [u8; 12] = [0xfa, 0x80, 0x3e, 0x00, 0x60, 1, 0x74, 4, 0xfb, 0xf4, 0xeb, 0xf4];
+
+/// A guest with the kernel's controllers that sets them up, and then does `then`; interrupts of
+/// `vector` end in a handler at 0x1200 (mov byte [0x6000],1; out 0x81,al; mov al,0x20; out 0x20,al;
+/// iret).
+fn with_controllers(then: &[u8], vector: usize) -> Result<Guest> {
+    let code = [&SET_UP_PIC[..], then].concat();
+    let guest = Guest::of(Kind::Real, &code, true)?;
+    let handler = [0xc6, 0x06, 0x00, 0x60, 1, 0xe6, 0x81, 0xb0, 0x20, 0xe6, 0x20, 0xcf];
+    guest.memory.write(0x1200, &handler);
+    guest.memory.write(vector * 4, &[0x00, 0x12, 0, 0]);
+    Ok(guest)
+}
+
+/// A line of the VMM's wakes a guest that has halted, in the kernel.
+fn interrupts_of_the_kernel() -> Result<()> {
+    // wait; out 0x82,al
+    let mut guest = with_controllers(&[&WAIT[..], &[0xe6, 0x82]].concat(), 0x24)?;
+    std::thread::scope(|scope| {
+        let vm = &guest.vm;
+        let line = scope.spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            vm.set_irq_line(4, true).map_err(say("KVM_IRQ_LINE"))?;
+            vm.set_irq_line(4, false).map_err(say("KVM_IRQ_LINE"))
+        });
+        let got = format!("{:?}", guest.cpu.run());
+        line.join().map_err(|_| "the thread panicked")??;
+        ensure(got.contains("IoOut(129"), || got)
+    })?;
+    expect(&mut guest, "out 0x82 [20]")
+}
+
+/// The interval timer's channel 0, at about 1000 Hz: three ticks.
+fn ticks_of_the_kernel() -> Result<()> {
+    // mov al,0x34; out 0x43,al; mov al,0xa9; out 0x40,al; mov al,4; out 0x40,al; sti; hlt; jmp hlt
+    let code = [
+        0xb0, 0x34, 0xe6, 0x43, 0xb0, 0xa9, 0xe6, 0x40, 0xb0, 4, 0xe6, 0x40, 0xfb, 0xf4, 0xeb, 0xfd,
+    ];
+    let mut guest = with_controllers(&code, 0x20)?;
+    for _ in 0..3 {
+        let got = step(&mut guest)?;
+        ensure(got.starts_with("out 0x81"), || got)?;
+    }
+    Ok(())
+}
+
+/// A write of the guest's signals one, another one is its interrupt.
+fn eventfds() -> Result<()> {
+    use vmm_sys_util::eventfd::EventFd;
+    let fail = |error: std::io::Error| format!("eventfd: {error}");
+    let (bell, line) = (EventFd::new(0).map_err(fail)?, EventFd::new(0).map_err(fail)?);
+    // mov al,7; out 0x77,al; out 0x78,al; wait; out 0x82,al
+    let code = [&[0xb0, 7, 0xe6, 0x77, 0xe6, 0x78][..], &WAIT, &[0xe6, 0x82]].concat();
+    let mut guest = with_controllers(&code, 0x25)?;
+    let at = kvm_ioctls::IoEventAddress::Pio(0x77);
+    guest.vm.register_ioevent(&bell, &at, 7u8).map_err(say("KVM_IOEVENTFD"))?;
+    let again = guest.vm.register_ioevent(&bell, &at, 7u8);
+    ensure(again.is_err(), || "the same twice".into())?;
+    guest.vm.register_irqfd(&line, 5).map_err(say("KVM_IRQFD"))?;
+    expect(&mut guest, "out 0x78 [7]")?;
+    let count = bell.read().map_err(fail)?;
+    ensure(count == 1, || format!("signalled {count} times"))?;
+    line.write(1).map_err(fail)?;
+    expect(&mut guest, "out 0x81 [7]")?;
+    expect(&mut guest, "out 0x82 [20]")?;
+    guest.vm.unregister_irqfd(&line, 5).map_err(say("KVM_IRQFD"))?;
+    guest.vm.unregister_ioevent(&bell, &at, 7u8).map_err(say("KVM_IOEVENTFD"))
+}
+
+/// INIT and SIPI by way of the local APIC's registers.
+fn one_cpu_starts_another() -> Result<()> {
+    // mov dword [0xfee00310],1<<24; mov dword [0xfee00300],0x4500; then 0x4602; out 0x80,al; hlt
+    let code = [
+        0xc7, 0x05, 0x10, 0x03, 0xe0, 0xfe, 0, 0, 0, 1, 0xc7, 0x05, 0x00, 0x03, 0xe0, 0xfe, 0, 0x45,
+        0, 0, 0xc7, 0x05, 0x00, 0x03, 0xe0, 0xfe, 2, 0x46, 0, 0, 0xe6, 0x80, 0xf4,
+    ];
+    let mut guest = Guest::of(Kind::Protected, &code, true)?;
+    guest.memory.write(0x2000, &[0xe6, 0x81, 0xf4]);
+    let mut second = guest.vm.create_vcpu(1).map_err(say("KVM_CREATE_VCPU"))?;
+    let other = std::thread::spawn(move || format!("{:?}", second.run()));
+    expect(&mut guest, "out 0x80 [0]")?;
+    let got = other.join().map_err(|_| "the thread panicked")?;
+    ensure(got.contains("IoOut(129"), || got)
+}
+
+fn state_of_controllers() -> Result<()> {
+    let guest = Guest::of(Kind::Real, &[0xf4], true)?;
+    for chip_id in 0..3 {
+        let mut chip = kvm_bindings::kvm_irqchip { chip_id, ..Default::default() };
+        guest.vm.get_irqchip(&mut chip).map_err(say("KVM_GET_IRQCHIP"))?;
+        guest.vm.set_irqchip(&chip).map_err(say("KVM_SET_IRQCHIP"))?;
+    }
+    let lapic = guest.cpu.get_lapic().map_err(say("KVM_GET_LAPIC"))?;
+    guest.cpu.set_lapic(&lapic).map_err(say("KVM_SET_LAPIC"))?;
+    let after = guest.cpu.get_lapic().map_err(say("KVM_GET_LAPIC"))?;
+    ensure(after == lapic, || "the local APIC's registers".into())?;
+    let pit = guest.vm.get_pit2().map_err(say("KVM_GET_PIT2"))?;
+    guest.vm.set_pit2(&pit).map_err(say("KVM_SET_PIT2"))?;
+    ensure(guest.vm.create_irq_chip().is_err(), || "controllers twice".into())
 }

@@ -71,6 +71,23 @@ impl EventFd {
     }
 }
 
+impl EventFd {
+    /// Takes what a read would, and wakes writers; None while it is 0. For watchers in the kernel,
+    /// callable where they are woken: under the lock of the readers' queue.
+    pub fn consume(&self) -> Option<u64> {
+        let taken = self.try_take()?;
+        self.write_queue.wake_all(events::WRITABLE);
+        Some(taken)
+    }
+
+    /// Adds 1 as a write does, but never waits: what does not fit is lost. Callable from interrupts.
+    pub fn signal(&self) {
+        if self.try_add(1).is_some() {
+            self.read_queue.wake_one(events::READABLE);
+        }
+    }
+}
+
 impl FileOps for EventFd {
     fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
         if sink.left() < 8 {

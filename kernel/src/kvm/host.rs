@@ -4,12 +4,18 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
 use machine::task::Current;
+use virt::ioapic;
+use virt::lapic::{Effect, Lapic};
+use virt::msr;
+use virt::pic::Pic;
 use virt::vcpu::{Host, Interrupts, Mapped, Signals, Waited};
 
+use super::irqchip::deliver;
 use super::memory::Map;
 use super::vcpu::Shared;
 use super::vm::Vm;
 use crate::base::sched;
+use crate::base::time::now_ns;
 use crate::process::{Thread, work};
 
 /// Work that keeps a thread from a guest.
@@ -29,6 +35,37 @@ impl<'a> VcpuHost<'a> {
         let (map, version) = vm.map();
         VcpuHost { thread, vm, shared, map, version }
     }
+
+    fn with_lapic<R>(&self, f: impl FnOnce(&mut Lapic) -> R) -> Option<R> {
+        self.shared.lapic.as_ref().map(|lapic| f(&mut lapic.lock()))
+    }
+
+    /// Where in the registers of the local APIC an address is, if it is there.
+    fn lapic_offset(&self, address: u64) -> Option<u32> {
+        let page = self.with_lapic(|lapic| lapic.page())??;
+        (address & !0xfff == page).then_some(address as u32 & 0xfff)
+    }
+
+    /// Whether the 8259 has something for this CPU.
+    fn external(&self) -> bool {
+        let Some(chip) = self.vm.irqchip.get() else { return false };
+        self.with_lapic(|lapic| lapic.takes_external()) == Some(true)
+            && chip.pic.lock().is_pending()
+    }
+
+    /// Does what follows an access to the local APIC.
+    fn carry_out(&self, effect: Option<Effect>) {
+        match effect {
+            None | Some(Effect::None | Effect::Changed) => {}
+            Some(Effect::Send(message)) => deliver(self.vm, Some(self.shared), message),
+            Some(Effect::EndOfLevel(vector)) => {
+                if let Some(chip) = self.vm.irqchip.get() {
+                    chip.end(self.vm, vector);
+                }
+            }
+            Some(Effect::Timer) => self.shared.arm(),
+        }
+    }
 }
 
 impl Host for VcpuHost<'_> {
@@ -44,20 +81,76 @@ impl Host for VcpuHost<'_> {
         self.map.map(&self.vm.mm, &self.vm.nested, address, write)
     }
 
-    fn device_read(&mut self, _address: u64, _into: &mut [u8]) -> bool {
-        false
+    fn device_read(&mut self, address: u64, into: &mut [u8]) -> bool {
+        let Some(chip) = self.vm.irqchip.get() else { return false };
+        let word = if let Some(offset) = self.lapic_offset(address) {
+            let lapic = self.shared.lapic.as_ref();
+            lapic.map_or(0, |lapic| lapic.lock().read(offset & !15, now_ns()))
+        } else if address.wrapping_sub(ioapic::ADDRESS) < ioapic::BYTES {
+            chip.ioapic.lock().read((address - ioapic::ADDRESS) & !15)
+        } else {
+            return false;
+        };
+        // Registers of four bytes, each in sixteen.
+        let from = (address & 15) as usize;
+        for (n, byte) in into.iter_mut().enumerate() {
+            *byte = word.to_le_bytes().get(from + n).copied().unwrap_or(0);
+        }
+        true
     }
 
-    fn device_write(&mut self, _address: u64, _from: &[u8]) -> bool {
-        false
+    fn device_write(&mut self, address: u64, from: &[u8]) -> bool {
+        if self.vm.ring(false, address, from) {
+            return true;
+        }
+        let Some(chip) = self.vm.irqchip.get() else { return false };
+        let mut word = [0; 4];
+        let len = from.len().min(4);
+        word[..len].copy_from_slice(&from[..len]);
+        let value = u32::from_le_bytes(word);
+        if let Some(offset) = self.lapic_offset(address) {
+            if address.is_multiple_of(16) && from.len() >= 4 {
+                let effect = self.with_lapic(|lapic| lapic.write(offset, value, now_ns()));
+                self.carry_out(effect);
+            }
+        } else if address.wrapping_sub(ioapic::ADDRESS) < ioapic::BYTES {
+            let message = chip.ioapic.lock().write(address - ioapic::ADDRESS, value);
+            message.into_iter().for_each(|message| deliver(self.vm, None, message));
+        } else {
+            return false;
+        }
+        true
     }
 
-    fn port_read(&mut self, _port: u16, _into: &mut [u8]) -> bool {
-        false
+    fn port_read(&mut self, port: u16, into: &mut [u8]) -> bool {
+        let Some(chip) = self.vm.irqchip.get() else { return false };
+        let [byte] = into else { return false };
+        if Pic::has_port(port) {
+            *byte = chip.pic.lock().read(port);
+            return true;
+        }
+        let read = chip.pit.get().and_then(|pit| pit.read(port));
+        read.map(|value| *byte = value).is_some()
     }
 
-    fn port_write(&mut self, _port: u16, _from: &[u8]) -> bool {
-        false
+    fn port_write(&mut self, port: u16, from: &[u8]) -> bool {
+        if self.vm.ring(true, port.into(), from) {
+            return true;
+        }
+        let Some(chip) = self.vm.irqchip.get() else { return false };
+        let &[value] = from else { return false };
+        if !Pic::has_port(port) {
+            return chip.pit.get().is_some_and(|pit| pit.write(port, value));
+        }
+        let pending = {
+            let mut pic = chip.pic.lock();
+            pic.write(port, value);
+            pic.is_pending()
+        };
+        if pending {
+            self.vm.for_vcpus(Shared::kick_for_external);
+        }
+        true
     }
 
     fn is_busy(&mut self) -> bool {
@@ -85,18 +178,29 @@ impl Host for VcpuHost<'_> {
     }
 
     fn has_controller(&self) -> bool {
-        false
+        self.shared.lapic.is_some()
     }
 
     fn interrupts(&mut self) -> Interrupts {
-        Interrupts::default()
+        let external = self.external();
+        self.with_lapic(|lapic| Interrupts {
+            ready: external || lapic.deliverable().is_some(),
+            masked: lapic.is_masked_by_priority(),
+            priority: lapic.priority(),
+        })
+        .unwrap_or_default()
     }
 
     fn acknowledge(&mut self) -> Option<u8> {
-        None
+        if self.external() {
+            return self.vm.irqchip.get().map(|chip| chip.pic.lock().acknowledge());
+        }
+        self.with_lapic(Lapic::acknowledge).flatten()
     }
 
-    fn set_priority(&mut self, _priority: u8) {}
+    fn set_priority(&mut self, priority: u8) {
+        self.with_lapic(|lapic| lapic.set_priority(priority));
+    }
 
     fn signals(&mut self) -> Signals {
         core::mem::take(&mut *self.shared.signals.lock())
@@ -114,12 +218,29 @@ impl Host for VcpuHost<'_> {
         sched::yield_now();
     }
 
-    fn read_msr(&mut self, _number: u32) -> Option<u64> {
-        None
+    fn read_msr(&mut self, number: u32) -> Option<u64> {
+        match number {
+            msr::APIC_BASE => Some(self.shared.apic_base()),
+            msr::TSC_DEADLINE => self.with_lapic(|lapic| lapic.tsc_deadline()),
+            msr::X2APIC_FIRST..=msr::X2APIC_LAST => {
+                self.with_lapic(|lapic| lapic.read_msr(number, now_ns())).flatten()
+            }
+            _ => None,
+        }
     }
 
-    fn write_msr(&mut self, _number: u32, _value: u64) -> Option<bool> {
-        None
+    fn write_msr(&mut self, number: u32, value: u64) -> Option<bool> {
+        let effect = match number {
+            msr::APIC_BASE => return Some(self.shared.set_apic_base(value)),
+            msr::TSC_DEADLINE => self.with_lapic(|lapic| lapic.set_tsc_deadline(value)),
+            msr::X2APIC_FIRST..=msr::X2APIC_LAST => {
+                self.with_lapic(|lapic| lapic.write_msr(number, value, now_ns())).flatten()
+            }
+            _ => return None,
+        };
+        let known = effect.is_some();
+        self.carry_out(effect);
+        Some(known)
     }
 
     fn is_boot_cpu(&self) -> bool {
@@ -132,7 +253,12 @@ impl Host for VcpuHost<'_> {
 
     fn tsc_offset(&mut self, value: u64, by_guest: bool) -> u64 {
         let exact = value.wrapping_sub(self.tsc());
-        if by_guest { exact } else { self.vm.agree_on_tsc(exact) }
+        let offset = if by_guest { exact } else { self.vm.agree_on_tsc(exact) };
+        self.shared.set_tsc_offset(offset);
+        if self.shared.lapic.is_some() {
+            self.shared.arm();
+        }
+        offset
     }
 
     fn xcr0_allowed(&self) -> u64 {

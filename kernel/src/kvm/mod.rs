@@ -23,7 +23,9 @@ use crate::vfs::chrdev::{self, CharDriver};
 use crate::vfs::{File, FileOps, Inode};
 
 mod cpuid;
+mod events;
 mod host;
+mod irqchip;
 mod memory;
 mod run_area;
 mod state;
@@ -111,8 +113,19 @@ fn capability(number: u64) -> u64 {
         | cap::READONLY_MEM
         | cap::CHECK_EXTENSION_VM
         | cap::SET_BOOT_CPU_ID
+        | cap::IRQCHIP
+        | cap::IRQ_INJECT_STATUS
+        | cap::IRQFD
+        | cap::PIT2
+        | cap::PIT_STATE2
+        | cap::IOEVENTFD
+        | cap::IOEVENTFD_NO_LENGTH
+        | cap::IOEVENTFD_ANY_LENGTH
+        | cap::TSC_DEADLINE_TIMER
+        | cap::SIGNAL_MSI
         | cap::IMMEDIATE_EXIT => 1,
         cap::NR_VCPUS | cap::MAX_VCPUS | cap::MAX_VCPU_ID => MAX_VCPUS,
+        cap::IRQ_ROUTING => irqchip::MAX_ROUTES as u64,
         cap::NR_MEMSLOTS => machine::vmrun::MAX_SLOTS as u64,
         _ => 0,
     }

@@ -3,25 +3,27 @@
 //! All ioctls of a virtual CPU exclude each other; what others ask of it (`Shared`) does not wait
 //! for them.
 
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 use core::any::Any;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use abi::kvm::{self, MsrEntry, Msrs, Xcrs, Xsave};
+use abi::kvm::{self, LapicState, MsrEntry, Msrs, Sregs, Xcrs, Xsave};
 use abi::{Errno, Result};
 use machine::fpu::FpuState;
 use machine::sync::SpinLock;
 use svm::Svm;
 use virt::exit::Vmrun;
+use virt::lapic::{Lapic, base};
 use virt::regs::flags;
 use virt::vcpu::{MpState, Outcome, Signals, Vcpu, is_valid_xcr0};
 
 use super::host::VcpuHost;
 use super::run_area::RunArea;
-use super::vm::Vm;
+use super::vm::{Handle, Vm};
 use super::{OPEN, check_owner, cpuid, read_entries, state};
 use crate::base::sched::{self, current};
-use crate::base::sync::{Mutex, WaitQueue};
+use crate::base::sync::{Mutex, WaitQueue, Wake};
+use crate::base::time::{Deadline, NS_PER_SEC, Timer, now_ns, wake_at};
 use crate::base::user::UserPtr;
 use crate::ipc::give_ops;
 use crate::process::Thread;
@@ -46,9 +48,96 @@ pub(super) struct Shared {
     /// Where that thread waits for something to come.
     pub(super) queue: WaitQueue,
     pub(super) signals: SpinLock<Signals>,
+    /// Its interrupt controller, where those are the kernel's.
+    pub(super) lapic: Option<SpinLock<Lapic>>,
+    /// The controller's base register, where it is the VMM's.
+    apic_base: AtomicU64,
+    /// The controller's timer.
+    timer: SpinLock<Option<Timer>>,
+    /// What the guest's TSC is ahead of the host's.
+    tsc_offset: AtomicU64,
+    own: Weak<Shared>,
 }
 
 impl Shared {
+    fn new(vm: &Vm, id: u32) -> Arc<Shared> {
+        let is_boot_cpu = id == vm.boot_cpu.load(Ordering::Relaxed);
+        let has_chip = vm.irqchip.get().is_some();
+        let boot = if is_boot_cpu { base::BOOT_CPU } else { 0 };
+        Arc::new_cyclic(|own| Shared {
+            id,
+            requested: AtomicBool::new(false),
+            in_guest: AtomicBool::new(false),
+            thread: SpinLock::new(None),
+            queue: WaitQueue::new(),
+            signals: SpinLock::default(),
+            lapic: has_chip.then(|| SpinLock::new(Lapic::new(id, is_boot_cpu))),
+            apic_base: AtomicU64::new(base::DEFAULT | base::ENABLE | boot),
+            timer: SpinLock::new(None),
+            tsc_offset: AtomicU64::new(0),
+            own: own.clone(),
+        })
+    }
+
+    pub(super) fn apic_base(&self) -> u64 {
+        match &self.lapic {
+            Some(lapic) => lapic.lock().base(),
+            None => self.apic_base.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Sets the base register; false if no CPU takes that value.
+    pub(super) fn set_apic_base(&self, value: u64) -> bool {
+        match &self.lapic {
+            Some(lapic) => lapic.lock().set_base(value),
+            None => {
+                self.apic_base.store(value, Ordering::Relaxed);
+                true
+            }
+        }
+    }
+
+    pub(super) fn set_tsc_offset(&self, offset: u64) {
+        self.tsc_offset.store(offset, Ordering::Relaxed);
+    }
+
+    /// When the controller's timer fires, ns.
+    fn deadline(&self) -> Option<u64> {
+        let lapic = self.lapic.as_ref()?.lock();
+        lapic.deadline(|guest_tsc| {
+            let host_tsc = guest_tsc.wrapping_sub(self.tsc_offset.load(Ordering::Relaxed));
+            let left = (host_tsc.wrapping_sub(machine::cpu::rdtsc()) as i64).max(0);
+            let left_ns = left as u128 * u128::from(NS_PER_SEC) / u128::from(machine::time::tsc_hz());
+            now_ns().saturating_add(left_ns.min(u128::from(u64::MAX)) as u64)
+        })
+    }
+
+    /// The timer's deadline may have changed.
+    pub(super) fn arm(&self) {
+        let deadline = self.deadline();
+        let mut timer = self.timer.lock();
+        if let Some(old) = timer.take() {
+            old.cancel();
+        }
+        if let (Some(at), Some(own)) = (deadline, self.own.upgrade()) {
+            *timer = Some(wake_at(Deadline(at), own));
+        }
+    }
+
+    /// The guest is gone: the timer does not fire any more.
+    pub(super) fn stop(&self) {
+        if let Some(timer) = self.timer.lock().take() {
+            timer.cancel();
+        }
+    }
+
+    /// The 8259's line is up: for those that listen to it.
+    pub(super) fn kick_for_external(&self) {
+        if self.lapic.as_ref().is_some_and(|lapic| lapic.lock().takes_external()) {
+            self.kick();
+        }
+    }
+
     /// Makes it look at what has come. Callable from interrupts.
     pub(super) fn kick(&self) {
         self.requested.store(true, Ordering::SeqCst);
@@ -59,6 +148,22 @@ impl Shared {
                 sched::notify(&thread);
             }
         }
+    }
+}
+
+impl Wake for Shared {
+    /// The timer of its controller has come to its deadline.
+    fn wake(&self, _events: u32) -> bool {
+        let now_ns = now_ns();
+        let is_due = self.deadline().is_some_and(|at| at <= now_ns);
+        if let Some(lapic) = self.lapic.as_ref().filter(|_| is_due) {
+            let posted = lapic.lock().expire(now_ns);
+            if posted {
+                self.kick();
+            }
+        }
+        self.arm();
+        true
     }
 }
 
@@ -73,7 +178,7 @@ struct Inner {
 }
 
 struct VcpuFile {
-    vm: Arc<Vm>,
+    vm: Arc<Handle>,
     shared: Arc<Shared>,
     area: RunArea,
     inner: Mutex<Inner>,
@@ -81,19 +186,16 @@ struct VcpuFile {
 }
 
 /// KVM_CREATE_VCPU.
-pub(super) fn create(vm: &Arc<Vm>, id: u32) -> Result<u64> {
+pub(super) fn create(vm: &Arc<Handle>, id: u32) -> Result<u64> {
     crate::mm::check_reserve()?;
     let hardware = machine::vmrun::Vcpu::new(vm.nested.clone()).map_err(|_| Errno::ENOMEM)?;
     let mut cpu = Vcpu::new(Svm::new(hardware)).ok_or(Errno::ENOMEM)?;
     *cpu.hardware.tsc_offset() = vm.tsc_offset();
-    let shared = Arc::new(Shared {
-        id,
-        requested: AtomicBool::new(false),
-        in_guest: AtomicBool::new(false),
-        thread: SpinLock::new(None),
-        queue: WaitQueue::new(),
-        signals: SpinLock::default(),
-    });
+    let shared = Shared::new(vm, id);
+    shared.set_tsc_offset(vm.tsc_offset());
+    if shared.lapic.is_some() && id != vm.boot_cpu.load(Ordering::Relaxed) {
+        cpu.mp_state = MpState::Uninitialized;
+    }
     let fpu = FpuState::new().map_err(|_| Errno::ENOMEM)?;
     let inner = Inner { cpu, fpu, signal_mask: None, last: Outcome::Interrupted };
     let area = RunArea::new()?;
@@ -126,7 +228,9 @@ impl VcpuFile {
     fn take_answer(&self, inner: &mut Inner) {
         inner.cpu.exits_at_once = self.area.asks_to_exit_at_once();
         inner.cpu.wants_window = self.area.asks_for_window();
-        inner.cpu.hardware.set_priority(self.area.priority());
+        if self.shared.lapic.is_none() {
+            inner.cpu.hardware.set_priority(self.area.priority());
+        }
         match core::mem::replace(&mut inner.last, Outcome::Interrupted) {
             Outcome::Io { is_in: true, size, count, .. } => {
                 let bytes = usize::from(size) * count as usize;
@@ -145,7 +249,8 @@ impl VcpuFile {
         let hardware = &inner.cpu.hardware;
         let interrupts = hardware.rflags() & flags::IF != 0;
         let ready = inner.cpu.can_be_interrupted();
-        self.area.write_state(ready, interrupts, hardware.priority(), APIC_BASE);
+        let apic_base = self.shared.apic_base();
+        self.area.write_state(ready, interrupts, hardware.priority(), apic_base);
         self.area.write_outcome(&outcome, &inner.cpu.port_data);
         inner.last = outcome;
         match outcome {
@@ -183,6 +288,7 @@ impl VcpuFile {
 
     fn registers(&self, inner: &mut Inner, command: u32, at: u64) -> Result<Option<u64>> {
         let Inner { cpu, .. } = inner;
+        let apic_base = self.shared.apic_base();
         match command {
             kvm::KVM_GET_REGS => UserPtr::new(at).write(&state::regs(&mut cpu.hardware))?,
             kvm::KVM_SET_REGS => {
@@ -191,23 +297,20 @@ impl VcpuFile {
                 cpu.pending.exception = None;
             }
             kvm::KVM_GET_SREGS => {
-                UserPtr::new(at).write(&state::sregs(&cpu.hardware, &cpu.pending, APIC_BASE))?;
+                UserPtr::new(at).write(&state::sregs(&cpu.hardware, &cpu.pending, apic_base))?;
             }
             kvm::KVM_SET_SREGS => {
-                let sregs = UserPtr::new(at).read()?;
-                state::set_sregs(&mut cpu.hardware, &mut cpu.pending, &sregs)?;
-                cpu.forget_instruction();
+                self.set_sregs(cpu, &UserPtr::new(at).read()?)?;
             }
             kvm::KVM_GET_SREGS2 => {
-                let sregs = state::sregs(&cpu.hardware, &cpu.pending, APIC_BASE);
+                let sregs = state::sregs(&cpu.hardware, &cpu.pending, apic_base);
                 UserPtr::new(at).write(&state::sregs2(&sregs))?;
             }
             kvm::KVM_SET_SREGS2 => {
                 let sregs = state::from_sregs2(&UserPtr::new(at).read()?);
                 let external = cpu.pending.external;
-                state::set_sregs(&mut cpu.hardware, &mut cpu.pending, &sregs)?;
+                self.set_sregs(cpu, &sregs)?;
                 cpu.pending.external = external;
-                cpu.forget_instruction();
             }
             kvm::KVM_GET_DEBUGREGS => {
                 UserPtr::new(at).write(&state::debug_registers(&mut cpu.hardware))?;
@@ -230,6 +333,18 @@ impl VcpuFile {
             _ => return Ok(None),
         }
         Ok(Some(0))
+    }
+
+    fn set_sregs(&self, cpu: &mut Vcpu<Hardware>, sregs: &Sregs) -> Result<()> {
+        if !self.shared.set_apic_base(sregs.apic_base) {
+            return Err(Errno::EINVAL);
+        }
+        state::set_sregs(&mut cpu.hardware, &mut cpu.pending, sregs)?;
+        if let Some(lapic) = &self.shared.lapic {
+            lapic.lock().set_priority(sregs.cr8 as u8);
+        }
+        cpu.forget_instruction();
+        Ok(())
     }
 
     fn floating_point(&self, inner: &mut Inner, command: u32, at: u64) -> Result<Option<u64>> {
@@ -291,6 +406,20 @@ impl VcpuFile {
                 Ok(0)
             }
             kvm::KVM_GET_CPUID2 => cpuid::write_table(at, &inner.cpu.cpuid),
+            kvm::KVM_GET_LAPIC => {
+                let lapic = self.shared.lapic.as_ref().ok_or(Errno::EINVAL)?;
+                let regs = lapic.lock().registers(now_ns());
+                UserPtr::new(at).write(&LapicState { regs })?;
+                Ok(0)
+            }
+            kvm::KVM_SET_LAPIC => {
+                let lapic = self.shared.lapic.as_ref().ok_or(Errno::EINVAL)?;
+                let state = UserPtr::<LapicState>::new(at).read()?;
+                lapic.lock().set_registers(&state.regs, now_ns());
+                self.shared.arm();
+                Ok(0)
+            }
+            kvm::KVM_INTERRUPT if self.shared.lapic.is_some() => Err(Errno::ENXIO),
             kvm::KVM_INTERRUPT => {
                 let vector = UserPtr::<u32>::new(at).read()?;
                 let vector = u8::try_from(vector).map_err(|_| Errno::EINVAL)?;
@@ -313,9 +442,6 @@ impl VcpuFile {
         }
     }
 }
-
-/// Where the local APIC is after power-on, of a CPU that starts the machine.
-const APIC_BASE: u64 = 0xfee0_0900;
 
 /// `struct kvm_signal_mask`; None for the null pointer.
 fn read_mask(at: u64) -> Result<Option<SignalSet>> {

@@ -5,11 +5,16 @@ use alloc::vec::Vec;
 use core::any::Any;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use abi::kvm::{self, DirtyLog, UserMemoryRegion};
+use abi::kvm::{
+    self, DirtyLog, IoEventFd, IrqFd, IrqLevel, Msi, PitConfig, PitState2, UserMemoryRegion,
+};
 use abi::{Errno, Result};
-use machine::sync::SpinLock;
+use machine::sync::{Once, SpinLock};
 use machine::vmrun::NestedSpace;
+use virt::lapic::Message;
 
+use super::events::{self, Doorbell, Line};
+use super::irqchip::{IrqChip, PitDevice, deliver};
 use super::memory::{self, Map};
 use super::vcpu::{self, Shared};
 use super::{MAX_VCPUS, OPEN, capability, check_owner};
@@ -37,6 +42,31 @@ pub(super) struct Vm {
     pub(super) boot_cpu: AtomicU32,
     /// What the guest's TSCs are ahead of the host's, as it was set last.
     tsc_offset: SpinLock<u64>,
+    /// Once the VMM wants them here.
+    pub(super) irqchip: Once<IrqChip>,
+    doorbells: SpinLock<Vec<Doorbell>>,
+    lines: SpinLock<Vec<Arc<Line>>>,
+}
+
+/// What descriptors hold: with the last one the guest's timers and lines stop, so that no interrupt
+/// is left with the last reference to the guest, whose end may sleep.
+pub(super) struct Handle(Arc<Vm>);
+
+impl core::ops::Deref for Handle {
+    type Target = Arc<Vm>;
+    fn deref(&self) -> &Arc<Vm> {
+        &self.0
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.stop();
+        // Handlers that found it before hold it for as long as one interrupt takes.
+        while Arc::strong_count(&self.0) > 1 {
+            machine::sync::spin_wait();
+        }
+    }
 }
 
 /// KVM_CREATE_VM: the descriptor of a new guest.
@@ -53,9 +83,12 @@ pub(super) fn create() -> Result<u64> {
         vcpus: SpinLock::default(),
         boot_cpu: AtomicU32::new(0),
         tsc_offset: SpinLock::new(machine::cpu::rdtsc().wrapping_neg()),
+        irqchip: Once::new(),
+        doorbells: SpinLock::default(),
+        lines: SpinLock::default(),
     });
     let inode = AnonInode::new(FileType::Regular, 0o600, "kvm-vm");
-    give_ops(Arc::new(VmFile { vm, inode }), OPEN, true)
+    give_ops(Arc::new(VmFile { vm: Arc::new(Handle(vm)), inode }), OPEN, true)
 }
 
 impl Vm {
@@ -76,13 +109,122 @@ impl Vm {
             core::mem::replace(&mut *slot, map)
         };
         drop(old);
-        for vcpu in self.vcpus() {
-            vcpu.kick();
-        }
+        self.for_vcpus(Shared::kick);
     }
 
-    pub(super) fn vcpus(&self) -> Vec<Arc<Shared>> {
-        self.vcpus.lock().clone()
+    /// Calls `f` with each virtual CPU. `f` neither sleeps nor asks for them again.
+    pub(super) fn for_vcpus(&self, f: impl FnMut(&Shared)) {
+        self.vcpus.lock().iter().map(|vcpu| &**vcpu).for_each(f);
+    }
+
+    fn has_vcpus(&self) -> bool {
+        !self.vcpus.lock().is_empty()
+    }
+
+    /// Whether a write of the guest's is one that signals an eventfd, and nothing more.
+    pub(super) fn ring(&self, is_port: bool, address: u64, from: &[u8]) -> bool {
+        self.doorbells.lock().iter().any(|bell| bell.ring(is_port, address, from))
+    }
+
+    pub(super) fn change_doorbells<R>(
+        &self,
+        f: impl FnOnce(&mut Vec<Doorbell>) -> Result<R>,
+    ) -> Result<R> {
+        f(&mut self.doorbells.lock())
+    }
+
+    pub(super) fn change_lines<R>(
+        &self,
+        f: impl FnOnce(&mut Vec<Arc<Line>>) -> Result<R>,
+    ) -> Result<R> {
+        f(&mut self.lines.lock())
+    }
+
+    /// The interrupt of a line was ended by the CPUs.
+    pub(super) fn line_ended(&self, number: u32) {
+        let ended = |line: &&Arc<Line>| line.number == number;
+        let lines: Vec<Arc<Line>> = self.lines.lock().iter().filter(ended).cloned().collect();
+        lines.iter().for_each(|line| line.ended(self));
+    }
+
+    /// No timer and no line of it fires after this.
+    fn stop(&self) {
+        let lines = core::mem::take(&mut *self.lines.lock());
+        lines.iter().for_each(|line| line.stop());
+        if let Some(pit) = self.irqchip.get().and_then(|chip| chip.pit.get()) {
+            pit.stop();
+        }
+        let vcpus = core::mem::take(&mut *self.vcpus.lock());
+        vcpus.iter().for_each(|vcpu| vcpu.stop());
+    }
+
+    fn create_irqchip(&self) -> Result<u64> {
+        let _changing = self.change.lock();
+        if self.irqchip.get().is_some() {
+            return Err(Errno::EEXIST);
+        }
+        if self.has_vcpus() {
+            return Err(Errno::EINVAL);
+        }
+        self.irqchip.call_once(IrqChip::new);
+        Ok(0)
+    }
+
+    fn create_pit(self: &Arc<Self>, at: u64) -> Result<u64> {
+        const SPEAKER: u32 = 1;
+        let config = UserPtr::<PitConfig>::new(at).read()?;
+        let _changing = self.change.lock();
+        let chip = self.irqchip.get().ok_or(Errno::ENOENT)?;
+        if chip.pit.get().is_some() {
+            return Err(Errno::EEXIST);
+        }
+        chip.pit.call_once(|| PitDevice::new(self, config.flags & SPEAKER != 0));
+        Ok(0)
+    }
+
+    /// Ioctls on the interrupt controllers. None: not one of them.
+    fn interrupts(self: &Arc<Self>, command: u32, at: u64) -> Result<Option<u64>> {
+        let chip = || self.irqchip.get().ok_or(Errno::ENXIO);
+        let pit = || chip()?.pit.get().ok_or(Errno::ENXIO);
+        let done = match command {
+            kvm::KVM_CREATE_IRQCHIP => self.create_irqchip()?,
+            kvm::KVM_CREATE_PIT2 => self.create_pit(at)?,
+            kvm::KVM_IRQ_LINE | kvm::KVM_IRQ_LINE_STATUS => {
+                let asked = UserPtr::<IrqLevel>::new(at).read()?;
+                chip()?.set_line(self, asked.irq, asked.level != 0);
+                if command == kvm::KVM_IRQ_LINE_STATUS {
+                    // Delivered, as far as anybody asks.
+                    UserPtr::new(at).write(&IrqLevel { irq: 1, ..asked })?;
+                }
+                0
+            }
+            kvm::KVM_SIGNAL_MSI => {
+                chip()?;
+                let msi = UserPtr::<Msi>::new(at).read()?;
+                let message = Message::from_msi(msi.address_lo, msi.data).ok_or(Errno::EINVAL)?;
+                deliver(self, None, message);
+                1
+            }
+            kvm::KVM_SET_GSI_ROUTING => chip()?.set_routes(at)?,
+            kvm::KVM_GET_IRQCHIP => chip()?.state(at)?,
+            kvm::KVM_SET_IRQCHIP => chip()?.set_state(at)?,
+            kvm::KVM_GET_PIT2 => {
+                UserPtr::new(at).write(&pit()?.state())?;
+                0
+            }
+            kvm::KVM_SET_PIT2 => {
+                pit()?.set_state(&UserPtr::<PitState2>::new(at).read()?);
+                0
+            }
+            // Ticks that a guest has missed are not made up for, whatever is asked.
+            kvm::KVM_REINJECT_CONTROL => pit().map(|_| 0)?,
+            kvm::KVM_IRQFD => events::set_line(self, &UserPtr::<IrqFd>::new(at).read()?)?,
+            kvm::KVM_IOEVENTFD => {
+                events::set_doorbell(self, &UserPtr::<IoEventFd>::new(at).read()?)?
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(done))
     }
 
     /// Enters a virtual CPU; EEXIST if there is one with its id.
@@ -142,7 +284,7 @@ impl Vm {
 }
 
 struct VmFile {
-    vm: Arc<Vm>,
+    vm: Arc<Handle>,
     inode: Arc<AnonInode>,
 }
 
@@ -150,6 +292,9 @@ impl FileOps for VmFile {
     fn ioctl(&self, _file: &File, command: u32, argument: u64) -> Result<u64> {
         let vm = &self.vm;
         check_owner(&vm.mm)?;
+        if let Some(done) = vm.interrupts(command, argument)? {
+            return Ok(done);
+        }
         match command {
             kvm::KVM_CHECK_EXTENSION => Ok(capability(argument)),
             kvm::KVM_CREATE_VCPU if argument < MAX_VCPUS => vcpu::create(vm, argument as u32),
@@ -161,7 +306,7 @@ impl FileOps for VmFile {
             // Intel's need them; this CPU's virtualisation runs real mode as it is.
             kvm::KVM_SET_TSS_ADDR | kvm::KVM_SET_IDENTITY_MAP_ADDR => Ok(0),
             kvm::KVM_SET_BOOT_CPU_ID => {
-                if !vm.vcpus().is_empty() {
+                if vm.has_vcpus() {
                     return Err(Errno::EBUSY);
                 }
                 vm.boot_cpu.store(argument as u32, Ordering::Relaxed);

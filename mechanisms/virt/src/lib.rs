@@ -20,10 +20,12 @@ pub mod decode;
 pub mod emulate;
 pub mod event;
 pub mod exit;
-
+pub mod ioapic;
+pub mod lapic;
 pub mod msr;
 pub mod paging;
-
+pub mod pic;
+pub mod pit;
 pub mod regs;
 pub mod vcpu;
 
