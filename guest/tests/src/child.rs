@@ -23,6 +23,9 @@ pub fn main(args: &[String]) -> bool {
             for (k, v) in std::env::vars() {
                 write(1, format!("{k}={v}\0").as_bytes());
             }
+            if path.ends_with("/script") {
+                write(1, itself().as_bytes());
+            }
             true
         }
         "count" => quit(((args.len() - 1) % 251) as i32),
@@ -56,4 +59,17 @@ pub fn main(args: &[String]) -> bool {
             false
         }
     }
+}
+
+/// What the kernel told this program about itself.
+fn itself() -> String {
+    // SAFETY: reading the auxiliary vector, which the kernel put on the stack with its strings.
+    let (secure, name) = unsafe {
+        let name = getauxval(AT_EXECFN) as *const c_char;
+        (getauxval(AT_SECURE), std::ffi::CStr::from_ptr(name).to_string_lossy())
+    };
+    let (uid, euid) = (sc!(SYS_getuid).must(), sc!(SYS_geteuid).must());
+    let comm = std::fs::read_to_string("/proc/self/comm").unwrap();
+    let comm = comm.trim_end();
+    format!("LIMEN_SECURE={secure} UID={uid} EUID={euid}\0LIMEN_EXECFN={name} COMM={comm}\0")
 }

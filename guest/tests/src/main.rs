@@ -17,6 +17,7 @@ mod fuzz_args;
 mod harness;
 mod hogs;
 mod memory;
+mod partly;
 mod pointers;
 mod processes;
 mod procfs;
@@ -24,6 +25,7 @@ mod ptrace;
 mod races;
 mod regs;
 mod returns;
+mod rights;
 mod seccomp;
 mod segments;
 mod signals;
@@ -48,6 +50,8 @@ const SUBJECTS: &[&[Test]] = &[
     segments::TESTS,
     files::TESTS,
     races::TESTS,
+    rights::TESTS,
+    partly::TESTS,
     procfs::TESTS,
     channels::TESTS,
     sockets::TESTS,

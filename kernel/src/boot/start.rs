@@ -117,8 +117,8 @@ fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<F
             file,
             arguments: config.argv.clone(),
             environment: config.env.clone(),
-            credentials: &credentials,
-            secure: false,
+            raise: &|_| Ok((credentials.clone(), false)),
+            is_closing: false,
             stack_limit: default_limits()[LIMIT_STACK].soft,
             open: &open,
         })

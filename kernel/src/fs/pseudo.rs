@@ -22,7 +22,8 @@ use crate::base::sync::Mutex;
 use crate::process::Process;
 use crate::vfs::path::Location;
 use crate::vfs::{
-    DirEntry, File, FileOps, FileSystem, FileType, Inode, Metadata, SetAttributes, Statistics,
+    DirEntry, File, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, SetAttributes,
+    Statistics,
 };
 
 /// Most bytes one write to such a file takes.
@@ -283,6 +284,7 @@ pub struct PseudoInode {
     number: u64,
     mode: u32,
     owner: (u32, u32),
+    state: InodeState,
     body: Body,
 }
 
@@ -303,7 +305,14 @@ impl PseudoInode {
         owner: (u32, u32),
         body: Body,
     ) -> Arc<PseudoInode> {
-        Arc::new(PseudoInode { fs: fs.clone(), number, mode, owner, body })
+        Arc::new(PseudoInode {
+            fs: fs.clone(),
+            number,
+            mode,
+            owner,
+            state: InodeState::default(),
+            body,
+        })
     }
 
     /// Its file system.
@@ -339,6 +348,10 @@ impl Inode for PseudoInode {
             mtime_ns: self.fs.boot_ns,
             ctime_ns: self.fs.boot_ns,
         })
+    }
+
+    fn state(&self) -> &InodeState {
+        &self.state
     }
 
     fn set_attributes(&self, changes: &SetAttributes) -> Result<()> {
@@ -485,7 +498,7 @@ impl FileOps for PseudoFile {
             return raw.write_at(offset, source);
         }
         let mut data = alloc::vec![0; source.left().min(WRITE_MAX)];
-        let len = source.take(&mut data)?;
+        let len = source.take_whole(&mut data)?;
         content.store(&data[..len])?;
         Ok(len)
     }

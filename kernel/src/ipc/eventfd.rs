@@ -78,7 +78,7 @@ impl FileOps for EventFd {
         }
         let value = match self.try_take() {
             Some(value) => value,
-            None if file.is_nonblocking() => return Err(Errno::EAGAIN),
+            None if file.is_nonblocking() || !sink.may_wait() => return Err(Errno::EAGAIN),
             None => self.read_queue.wait(|| self.try_take())?,
         };
         self.write_queue.wake_all(events::WRITABLE);
@@ -95,7 +95,7 @@ impl FileOps for EventFd {
         }
         match self.try_add(value) {
             Some(()) => {}
-            None if file.is_nonblocking() => return Err(Errno::EAGAIN),
+            None if file.is_nonblocking() || !source.may_wait() => return Err(Errno::EAGAIN),
             None => self.write_queue.wait(|| self.try_add(value))?,
         }
         self.read_queue.wake_one(events::READABLE);

@@ -104,7 +104,7 @@ impl FileOps for SignalFd {
         let take = || thread.take_signal(self.wanted.load(Ordering::SeqCst));
         let first = match take() {
             Some(info) => info,
-            None if file.is_nonblocking() => return Err(Errno::EAGAIN),
+            None if file.is_nonblocking() || !sink.may_wait() => return Err(Errno::EAGAIN),
             None => queue.wait(take)?,
         };
         let mut done = sink.put(Record::new(&first).as_bytes())?;

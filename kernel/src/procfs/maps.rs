@@ -28,25 +28,25 @@ const NAME_COLUMN: usize = 73;
 pub(super) struct Area {
     start: u64,
     vma: Vma,
-    /// Pages of it that are in memory.
+    /// Pages of it that are in memory, where somebody wants to know.
     resident: u64,
 }
 
 /// A copy of the first areas from an address on: names need locks that may not be taken under the
 /// address space's.
-fn areas_from(mm: &Mm, address: u64) -> Vec<Area> {
+fn areas_from(mm: &Mm, address: u64, counts: bool) -> Vec<Area> {
     mm.with(|inner| {
         let area = |(&start, vma): (&u64, &Vma)| Area {
             start,
             vma: vma.clone(),
-            resident: inner.table.count_mapped(start, vma.end),
+            resident: if counts { inner.table.count_mapped(start, vma.end) } else { 0 },
         };
         inner.vmas.range(address..).take(AREAS_AT_ONCE).map(area).collect()
     })
 }
 
-/// Tells about one area.
-pub(super) type ShowArea = fn(&Area, &mut Text);
+/// Tells about one area; and whether it wants to know how much of it is in memory.
+pub(super) type ShowArea = (fn(&Area, &mut Text), bool);
 
 /// A file about all areas, in order.
 struct Areas {
@@ -73,9 +73,9 @@ impl Content for Areas {
         self.subject.check_alive()?;
         // Without the address space there are no areas.
         let Some(mm) = self.space.upgrade() else { return Ok(None) };
-        let areas = areas_from(&mm, position);
+        let areas = areas_from(&mm, position, self.show.1);
         for area in &areas {
-            (self.show)(area, out);
+            (self.show.0)(area, out);
             if out.0.len() >= PIECE_BYTES {
                 return Ok(Some(area.vma.end));
             }
@@ -245,14 +245,14 @@ impl Content for Rollup {
 
 fn put_rollup(mm: &Mm, out: &mut Text) -> Result<()> {
     let mut sums = Sums::default();
-    let mut areas = areas_from(mm, 0);
+    let mut areas = areas_from(mm, 0, true);
     let Some(first) = areas.first().map(|area| area.start) else { return Ok(()) };
     let mut end = first;
     while let Some(last) = areas.last() {
         end = last.vma.end;
         areas.iter().for_each(|area| sums.add(area));
         crate::base::sched::yield_if_needed();
-        areas = areas_from(mm, end);
+        areas = areas_from(mm, end, true);
     }
     let line = out.0.len();
     write!(out, "{first:08x}-{end:08x} ---p 00000000 00:00 0");

@@ -33,8 +33,10 @@ pub mod page_cache;
 pub mod path;
 pub mod path_file;
 pub mod permission;
+pub mod state;
 
 pub use file::{Fd, FdTable, File};
+pub use state::InodeState;
 
 /// Kinds of objects, with the numbers of `st_mode >> 12` and `d_type` (inode(7), readdir(3)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,6 +151,8 @@ pub trait Inode: Send + Sync + Any {
     fn set_attributes(&self, changes: &SetAttributes) -> Result<()>;
     /// Kind, without asking the device for all attributes.
     fn file_type(&self) -> FileType;
+    /// What the kernel hangs on it.
+    fn state(&self) -> &InodeState;
     /// The file system it belongs to.
     fn file_system(&self) -> Arc<dyn FileSystem>;
 
@@ -199,10 +203,6 @@ pub trait Inode: Send + Sync + Any {
     }
     /// The contents of a regular file, for reading, writing, executing and mapping.
     fn page_cache(&self) -> Option<Arc<PageCache>> {
-        None
-    }
-    /// Who writes to a regular file, or runs it; None where neither keeps the other out.
-    fn writer_count(&self) -> Option<&crate::vfs::deny_write::WriterCount> {
         None
     }
     /// Whether its contents may not be changed through shared mappings any more (F_SEAL_WRITE).

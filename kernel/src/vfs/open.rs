@@ -123,12 +123,19 @@ pub fn open_location(
         check(context, &location, flags)?;
     }
     let access = write_access(&location, flags)?;
-    if !created && flags & raw::O_TRUNC != 0 && location.file_type() == FileType::Regular {
+    let truncates =
+        !created && flags & raw::O_TRUNC != 0 && location.file_type() == FileType::Regular;
+    if truncates {
+        permission::drop_privileges(&**location.inode(), &context.credentials)?;
         let changes = SetAttributes { size: Some(0), ..SetAttributes::default() };
         location.inode().set_attributes(&changes)?;
-        inotify::event(&location.dentry, raw::IN_MODIFY);
     }
-    open_inode(location, flags, access)
+    let dentry = location.dentry.clone();
+    let file = open_inode(location, flags, access)?;
+    if truncates {
+        inotify::event(&dentry, raw::IN_MODIFY);
+    }
+    Ok(file)
 }
 
 /// The right to write to a regular file that nobody executes.

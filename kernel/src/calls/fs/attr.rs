@@ -74,6 +74,7 @@ fn change_mode(credentials: &Credentials, location: &Location, mode: u32) -> Res
     }
     let changes = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
     location.inode().set_attributes(&changes)?;
+    location.inode().state().set_plain(false);
     attributes_changed(location);
     Ok(0)
 }
@@ -121,7 +122,9 @@ fn change_owner(credentials: &Credentials, location: &Location, uid: u32, gid: u
     let mode = (of.file_type != FileType::Directory).then(|| without_privilege(&of));
     let mode = mode.filter(|&mode| mode != of.mode);
     let changes = SetAttributes { mode, uid, gid, ..SetAttributes::default() };
+    permission::drop_capabilities(&**location.inode())?;
     location.inode().set_attributes(&changes)?;
+    location.inode().state().set_plain(false);
     attributes_changed(location);
     Ok(0)
 }
@@ -297,6 +300,7 @@ fn resize(location: &Location, size: u64) -> Result<u64> {
         send_to_current(raw::SIGXFSZ);
         return Err(Errno::EFBIG);
     }
+    permission::drop_privileges(&**location.inode(), &current().process.credentials())?;
     let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };
     location.inode().set_attributes(&changes)?;
     inotify::event(&location.dentry, raw::IN_MODIFY);
@@ -325,6 +329,7 @@ pub fn fallocate(a: &Args) -> Result<u64> {
     if offset.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
         return Err(Errno::EFBIG);
     }
+    file.drop_privileges()?;
     inode.allocate(mode, offset, len)?;
     if let Some(location) = &file.location {
         inotify::event(&location.dentry, raw::IN_MODIFY);

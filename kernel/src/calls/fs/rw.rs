@@ -18,8 +18,10 @@ use crate::vfs::{File, FileType, inotify};
 
 /// RLIMIT_FSIZE's index.
 const LIMIT_FSIZE: usize = 1;
-/// Flags of preadv2(2) and pwritev2(2) that only say how.
-const RWF_HINTS: u32 = raw::RWF_HIPRI | raw::RWF_DSYNC | raw::RWF_SYNC;
+/// Flags of preadv2(2).
+const READ_FLAGS: u32 = raw::RWF_HIPRI | raw::RWF_DSYNC | raw::RWF_SYNC | raw::RWF_NOWAIT;
+/// Flags of pwritev2(2).
+const WRITE_FLAGS: u32 = READ_FLAGS | raw::RWF_APPEND;
 
 /// read(2).
 pub fn read(a: &Args, thread: Current<Thread>) -> Result<u64> {
@@ -89,23 +91,57 @@ pub fn pwritev(a: &Args) -> Result<u64> {
 
 /// preadv2(2): an offset of -1 means the file's position.
 pub fn preadv2(a: &Args) -> Result<u64> {
-    check_rwf(a.a5())?;
-    if a.a3() == u64::MAX { readv(a) } else { preadv(a) }
+    let file = file(a.a0())?;
+    file.check_readable()?;
+    let vector = read_iovec(a.a1(), a.a2())?;
+    let flags = check_rwf(a.a5(), READ_FLAGS)?;
+    let mut sink = Sink::user_vector(&vector).without_waiting(flags & raw::RWF_NOWAIT != 0);
+    match a.a3() {
+        u64::MAX => read_stream(&file, &mut sink),
+        offset => read_at(&file, check_offset(offset)?, &mut sink),
+    }
 }
 
 /// pwritev2(2).
 pub fn pwritev2(a: &Args) -> Result<u64> {
-    let sync = check_rwf(a.a5())? & (raw::RWF_DSYNC | raw::RWF_SYNC) != 0;
-    let written = if a.a3() == u64::MAX { writev(a)? } else { pwritev(a)? };
-    if sync {
-        file(a.a0())?.inode().sync()?;
+    let file = file(a.a0())?;
+    file.check_writable()?;
+    let vector = read_iovec(a.a1(), a.a2())?;
+    let flags = check_rwf(a.a5(), WRITE_FLAGS)?;
+    let nowait = flags & raw::RWF_NOWAIT != 0;
+    if nowait && file.is_seekable() {
+        // Room in a file may have to be made: nobody can say that it does not take waiting.
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let mut source = Source::user_vector(&vector).without_waiting(nowait);
+    let appends = flags & raw::RWF_APPEND != 0 && file.is_seekable();
+    let written = match a.a3() {
+        u64::MAX if appends => append(&file, &mut source)?,
+        u64::MAX => write_stream(&file, &mut source)?,
+        offset if appends => {
+            check_offset(offset)?;
+            append(&file, &mut source)?
+        }
+        offset => write_at(&file, check_offset(offset)?, &mut source)?,
+    };
+    if flags & (raw::RWF_DSYNC | raw::RWF_SYNC) != 0 {
+        file.inode().sync()?;
     }
     Ok(written)
 }
 
-fn check_rwf(flags: u64) -> Result<u32> {
+/// Writes at the end, whatever the file's position, which stays (pwritev2(2), RWF_APPEND).
+fn append(file: &Arc<File>, source: &mut Source<'_>) -> Result<u64> {
+    // Who appends by the flag takes turns with those who write at the position.
+    let _position = file.position.lock();
+    let end = file.inode().page_cache().map_or(0, |cache| cache.size());
+    write_at(file, end, source)
+}
+
+/// EOPNOTSUPP for a flag that is not known.
+fn check_rwf(flags: u64, known: u32) -> Result<u32> {
     let flags = flags as u32;
-    if flags & !RWF_HINTS != 0 { Err(Errno::EOPNOTSUPP) } else { Ok(flags) }
+    if flags & !known != 0 { Err(Errno::EOPNOTSUPP) } else { Ok(flags) }
 }
 
 #[inline]
@@ -157,6 +193,7 @@ pub fn write_stream(file: &Arc<File>, source: &mut Source<'_>) -> Result<u64> {
 fn write_at_position(file: &Arc<File>, source: &mut Source<'_>) -> Result<usize> {
     let mut position = file.position.lock();
     check_file_limit(file, *position, source)?;
+    file.drop_privileges()?;
     let written = file.ops().write_at(file, *position, source)?;
     *position += written as u64;
     if file.flags() & raw::O_APPEND != 0
@@ -177,10 +214,12 @@ fn read_at(file: &Arc<File>, offset: u64, sink: &mut Sink<'_>) -> Result<u64> {
     Ok(read as u64)
 }
 
-fn write_at(file: &Arc<File>, offset: u64, source: &mut Source<'_>) -> Result<u64> {
+/// Writes at an offset, whatever the file's position.
+pub fn write_at(file: &Arc<File>, offset: u64, source: &mut Source<'_>) -> Result<u64> {
     file.check_writable()?;
     check_positional(file, offset, source.left())?;
     check_file_limit(file, offset, source)?;
+    file.drop_privileges()?;
     let written = file.ops().write_at(file, offset, source)?;
     note(file, raw::IN_MODIFY, written);
     Ok(written as u64)
@@ -222,7 +261,7 @@ fn cut_at_limit(file: &File, offset: u64, source: &mut Source<'_>, limit: u64) -
 
 /// Tells whoever watches the file.
 #[inline(always)]
-fn note(file: &File, mask: u32, done: usize) {
+pub fn note(file: &File, mask: u32, done: usize) {
     if inotify::is_active()
         && done > 0
         && let Some(location) = &file.location
