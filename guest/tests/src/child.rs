@@ -14,7 +14,7 @@ pub fn main(args: &[String]) -> bool {
         "exit" => quit(word(1).parse().unwrap_or(98)),
         "pid-is" => word(1) == pid().to_string(),
         // Writes its arguments and environment, zero-terminated, to descriptor 1.
-        path if path == "echo" || path.ends_with("/script") => {
+        path if ["echo", "/script", "/itself"].iter().any(|end| path.ends_with(end)) => {
             for a in std::env::args() {
                 write(1, a.as_bytes());
                 write(1, b"\0");
@@ -23,7 +23,7 @@ pub fn main(args: &[String]) -> bool {
             for (k, v) in std::env::vars() {
                 write(1, format!("{k}={v}\0").as_bytes());
             }
-            if path.ends_with("/script") {
+            if path.ends_with("/itself") {
                 write(1, itself().as_bytes());
             }
             true

@@ -11,7 +11,8 @@ use crate::{sc, tests};
 tests!("partly":
     reads_fill_what_is_there, writes_take_what_is_there, numbers_are_whole,
     vectors_end_at_the_hole, requests_without_waiting, appending_requests, entries_in_small_buffers,
-    inotify_order, epoll_sets_are_their_own,
+    inotify_order, epoll_sets_are_their_own, statfs_of_what_has_no_name, wrong_ends,
+    positions_of_devices, file_size_limit,
 );
 
 const PAGE: usize = 4096;
@@ -275,4 +276,73 @@ fn epoll_sets_are_their_own() {
     for set in sets {
         sc!(SYS_epoll_wait, set, found.as_mut_ptr(), 4, 0).is(0);
     }
+}
+
+fn statfs_of_what_has_no_name() {
+    let magic = |fd: i32| {
+        let mut of = [0u64; 16];
+        sc!(SYS_fstatfs, fd, of.as_mut_ptr()).is(0);
+        of[0]
+    };
+    let (out, _) = pipe();
+    assert_eq!(magic(out), 0x5049_5045);
+    assert_eq!(magic(sc!(SYS_socket, AF_UNIX, SOCK_STREAM, 0).fd()), 0x534f_434b);
+    assert_eq!(magic(sc!(SYS_eventfd2, 0, 0).fd()), 0x0904_1934);
+    assert_eq!(magic(sc!(SYS_memfd_create, c"m".as_ptr(), 0).fd()), 0x0102_1994);
+}
+
+/// Which error comes first: that a stream has no positions, or that its end is the wrong one.
+fn wrong_ends() {
+    let (out, into) = pipe();
+    let mut byte = 0u8;
+    let at = &raw mut byte;
+    for fd in [out, into] {
+        sc!(SYS_pread64, fd, at, 1, 0).fails(ESPIPE);
+        sc!(SYS_pwrite64, fd, at, 1, 0).fails(ESPIPE);
+        sc!(SYS_lseek, fd, 0, SEEK_CUR).fails(ESPIPE);
+    }
+    sc!(SYS_read, into, at, 1).fails(EBADF);
+    sc!(SYS_write, out, at, 1).fails(EBADF);
+    let path = format!("{}/f", dir());
+    let write_only = open(&path, O_WRONLY | O_CREAT).fd();
+    sc!(SYS_pread64, write_only, at, 1, 0).fails(EBADF);
+    let read_only = open(&path, O_RDONLY).fd();
+    sc!(SYS_pwrite64, read_only, at, 1, 0).fails(EBADF);
+    sc!(SYS_pread64, read_only, at, 1, -1i64).fails(EINVAL);
+}
+
+fn positions_of_devices() {
+    for name in ["/dev/null", "/dev/zero", "/dev/full"] {
+        let fd = open(name, O_RDWR).fd();
+        sc!(SYS_lseek, fd, 100, SEEK_SET).is(0);
+        sc!(SYS_lseek, fd, 0, SEEK_END).is(0);
+        let mut byte = 0u8;
+        assert!(sc!(SYS_pread64, fd, &raw mut byte, 1, 5).is_ok(), "{name}");
+    }
+    let random = open("/dev/urandom", O_RDONLY).fd();
+    sc!(SYS_lseek, random, 100, SEEK_SET).is(0);
+    let d = open(&dir_in("/dev/shm"), O_RDONLY).fd();
+    sc!(SYS_lseek, d, 0, SEEK_CUR).is(0);
+    sc!(SYS_lseek, d, -1i64, SEEK_SET).fails(EINVAL);
+    sc!(SYS_lseek, d, 0, 99).fails(EINVAL);
+}
+
+/// RLIMIT_FSIZE holds for every way to make a file longer.
+fn file_size_limit() {
+    let fd = file_of(b"0123456789", "/dev/shm");
+    in_child(|| {
+        on_signal(SIGXFSZ, SIG_IGN, 0, 0);
+        sc!(SYS_setrlimit, RLIMIT_FSIZE, [12usize, 12].as_ptr()).is(0);
+        let text = b"abcdef";
+        sc!(SYS_pwrite64, fd, text.as_ptr(), 6, 10).is(2);
+        sc!(SYS_pwrite64, fd, text.as_ptr(), 6, 12).fails(EFBIG);
+        sc!(SYS_ftruncate, fd, 13).fails(EFBIG);
+        sc!(SYS_fallocate, fd, 0, 0, 13).fails(EFBIG);
+        let from = other_file();
+        let (mut zero, mut end) = (0i64, 11i64);
+        sc!(SYS_copy_file_range, from, &raw mut zero, fd, &raw mut end, 5, 0).is(1);
+        sc!(SYS_copy_file_range, from, &raw mut zero, fd, &raw mut end, 4, 0).fails(EFBIG);
+        sc!(SYS_lseek, fd, 12, SEEK_SET).is(12);
+        sc!(SYS_sendfile, fd, from, 0, 5).fails(EFBIG);
+    });
 }

@@ -223,7 +223,7 @@ fn execveat(fd: i32, path: &str, flags: i32) -> Res {
 }
 
 fn script(text: &str) -> String {
-    let path = format!("{}/script", dir());
+    let path = format!("{}/itself", dir());
     std::fs::write(&path, text).unwrap();
     sc!(SYS_chmod, c(&path).as_ptr(), 0o755).is(0);
     path
@@ -233,16 +233,16 @@ fn scripts_by_descriptor() {
     let path = script(&format!("#!{} child\n", own_path()));
     let closing = open(&path, O_RDONLY | O_CLOEXEC).fd();
     in_child(|| execveat(closing, "", AT_EMPTY_PATH).fails(ENOENT));
-    let directory = path.strip_suffix("/script").unwrap();
+    let directory = path.strip_suffix("/itself").unwrap();
     let closing = open(directory, O_RDONLY | O_CLOEXEC).fd();
-    in_child(|| execveat(closing, "script", 0).fails(ENOENT));
+    in_child(|| execveat(closing, "itself", 0).fails(ENOENT));
     // A program, and a script whose descriptor stays, run.
     let program = open(&own_path(), O_RDONLY | O_CLOEXEC).fd();
     wait_code(fork(|| execveat(program, "", AT_EMPTY_PATH).err().unwrap_or(0)), 2);
     let stays = open(directory, O_RDONLY).fd();
     let quiet = || {
         sc!(SYS_dup2, open("/dev/null", O_WRONLY).fd(), 1).is(1);
-        execveat(stays, "script", 0).err().unwrap_or(99)
+        execveat(stays, "itself", 0).err().unwrap_or(99)
     };
     wait_code(fork(quiet), 0);
 }
@@ -250,7 +250,7 @@ fn scripts_by_descriptor() {
 /// The interpreter's mode bits count, not the script's.
 fn scripts_are_not_raised() {
     let path = script(&format!("#!{} child\n", own_path()));
-    sc!(SYS_chmod, c(path.strip_suffix("/script").unwrap()).as_ptr(), 0o755).is(0);
+    sc!(SYS_chmod, c(path.strip_suffix("/itself").unwrap()).as_ptr(), 0o755).is(0);
     let told = run_script(&path, true);
     assert!(told.contains("\0LIMEN_SECURE=0 UID=1234 EUID=1234\0"), "{told:?}");
     sc!(SYS_chmod, c(&path).as_ptr(), 0o6755).is(0);
@@ -286,7 +286,7 @@ fn run_script(path: &str, as_other: bool) -> String {
 fn script_names() {
     let path = script(&format!("#!{} child\n", own_path()));
     let told = run_script(&path, false);
-    assert!(told.contains(&format!("\0LIMEN_EXECFN={path} COMM=script\0")), "{told:?}");
+    assert!(told.contains(&format!("\0LIMEN_EXECFN={path} COMM=itself\0")), "{told:?}");
 }
 
 // ------------------------------------------------------------------------------------------------
