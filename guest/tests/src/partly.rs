@@ -338,8 +338,14 @@ fn file_size_limit() {
         sc!(SYS_pwrite64, fd, text.as_ptr(), 6, 12).fails(EFBIG);
         sc!(SYS_ftruncate, fd, 13).fails(EFBIG);
         sc!(SYS_fallocate, fd, 0, 0, 13).fails(EFBIG);
-        let from = other_file();
+        // Copies stay in one file system.
         let (mut zero, mut end) = (0i64, 11i64);
+        let elsewhere = file_of(b"other", "/tmp");
+        sc!(SYS_copy_file_range, elsewhere, &raw mut zero, fd, &raw mut end, 5, 0).fails(EXDEV);
+        let path = format!("/proc/self/fd/{fd}");
+        let beside = std::fs::read_link(path).unwrap().with_file_name("beside");
+        std::fs::write(&beside, "beside").unwrap();
+        let from = open(beside.to_str().unwrap(), O_RDONLY).fd();
         sc!(SYS_copy_file_range, from, &raw mut zero, fd, &raw mut end, 5, 0).is(1);
         sc!(SYS_copy_file_range, from, &raw mut zero, fd, &raw mut end, 4, 0).fails(EFBIG);
         sc!(SYS_lseek, fd, 12, SEEK_SET).is(12);

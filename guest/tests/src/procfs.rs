@@ -393,8 +393,10 @@ fn children_of_threads() {
     let children = || std::fs::read_to_string(&own).unwrap();
     assert_eq!(children(), "");
     let pids = [(); 3].map(|()| {
-        fork(|| loop {
-            let _ = sc!(SYS_pause);
+        fork(|| {
+            loop {
+                let _ = sc!(SYS_pause);
+            }
         })
     });
     assert_eq!(children(), pids.map(|pid| format!("{pid} ")).concat());

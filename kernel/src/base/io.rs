@@ -1,10 +1,10 @@
 //! Where data goes to and comes from in read and write calls: a program's buffers or the kernel's.
 //!
-//! [`Sink`] and [`Source`] are a request's side of a transfer: cursors over its buffers, and whether
-//! the request may wait ([`Sink::may_wait`]), which is not for the open file alone to say
-//! (RWF_NOWAIT). They know how much is left, and copying through them may sleep and fail with EFAULT,
-//! so no spin lock may be held. What was copied before a fault stays copied and is counted: a buffer
-//! that is only partly there takes what fits into that part.
+//! [`Sink`] and [`Source`] are a request's side of a transfer: cursors over its buffers, and
+//! whether the request may wait ([`Sink::may_wait`]), which is not for the open file alone to say
+//! (RWF_NOWAIT). They know how much is left, and copying through them may sleep and fail with
+//! EFAULT, so no spin lock may be held. What was copied before a fault stays copied and is counted:
+//! a buffer that is only partly there takes what fits into that part.
 
 use alloc::vec::Vec;
 
@@ -62,8 +62,8 @@ impl UserBuffer {
         UserBuffer { at, left: len.min(MAX_TRANSFER) }
     }
 
-    /// Copies `len` bytes, or none, with `copy` (address, length). Nothing to copy is no access: the
-    /// address may be anything.
+    /// Copies `len` bytes, or none, with `copy` (address, length). Nothing to copy is no access:
+    /// the address may be anything.
     #[inline(always)]
     fn pass(&mut self, len: usize, copy: impl FnOnce(u64, usize) -> Result<()>) -> Result<usize> {
         let len = len.min(self.left);
@@ -369,8 +369,8 @@ impl<'a> Source<'a> {
         )
     }
 
-    /// Fills `into`, from the beginning on as far as there is anything left. EFAULT unless all of that
-    /// is there.
+    /// Fills `into`, from the beginning on as far as there is anything left. EFAULT unless all of
+    /// that is there.
     pub fn take_whole(&mut self, into: &mut [u8]) -> Result<usize> {
         let len = into.len().min(self.left());
         if self.take(into)? < len { Err(Errno::EFAULT) } else { Ok(len) }

@@ -18,6 +18,7 @@ use abi::{Errno, Result};
 use machine::sync::Once;
 
 use crate::base::io::{Sink, Source};
+use crate::base::poll::{PollTable, events};
 use crate::base::sync::Mutex;
 use crate::process::Process;
 use crate::vfs::path::Location;
@@ -79,6 +80,14 @@ pub trait Content: Send + Sync {
     /// Takes what one write(2) brought.
     fn store(&self, _data: &[u8]) -> Result<()> {
         Err(Errno::EINVAL)
+    }
+    /// For a file that tells of changes: registers with `table`, and tells what can be done now.
+    fn poll(&self, _table: &mut PollTable) -> Option<u32> {
+        None
+    }
+    /// Whether it tells of changes.
+    fn is_pollable(&self) -> bool {
+        false
     }
     /// For a file that is no text but bytes at offsets.
     fn raw(&self) -> Option<&dyn Raw> {
@@ -505,6 +514,16 @@ impl FileOps for PseudoFile {
 
     fn is_seekable(&self) -> bool {
         true
+    }
+
+    fn is_pollable(&self) -> bool {
+        self.content().is_ok_and(Content::is_pollable)
+    }
+
+    fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {
+        let content = self.content().ok();
+        let told = content.and_then(|content| content.poll(table));
+        told.unwrap_or(events::READABLE | events::WRITABLE)
     }
 
     fn inode(&self) -> Arc<dyn Inode> {

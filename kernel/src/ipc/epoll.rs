@@ -13,8 +13,8 @@
 //! a set or to a file. Cycles of references (item, its registration, the queue) are cut by
 //! [`Item::detach`], which every removal calls.
 //!
-//! A file knows the items that watch it, and its end tells them; so nothing but the check for cycles
-//! meets another set's lock.
+//! A file knows the items that watch it, and its end tells them; so nothing but the check for
+//! cycles meets another set's lock.
 //!
 //! Locks, outermost first: [`NESTING`], a set's `items`, an item's `registration`, a wait queue, a
 //! ready list, the set's own queue. A file's watchers are under none and over none.
@@ -376,6 +376,19 @@ impl Epoll {
 }
 
 impl FileOps for Epoll {
+    fn describe(&self, out: &mut dyn core::fmt::Write) {
+        for ((_, fd), item) in &*self.items.lock() {
+            let Some(file) = item.file.upgrade() else { continue };
+            let mask = item.mask.load(Ordering::Relaxed);
+            let data = item.data.load(Ordering::Relaxed);
+            let of = file.inode().metadata();
+            let (inode, device) = of.map_or((0, 0), |of| (of.inode, of.device));
+            // Text in memory has no error to give.
+            let _ = write!(out, "tfd: {fd:8} events: {mask:8x} data: {data:16x} ");
+            let _ = writeln!(out, " pos:0 ino:{inode:x} sdev:{device:x}");
+        }
+    }
+
     fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {
         table.wait_on(&self.list.queue);
         if self.is_ready() { events::READABLE } else { 0 }
@@ -465,7 +478,7 @@ pub fn sys_epoll_ctl(a: &Args) -> Result<u64> {
     let set = super::file_at(a.a0())?;
     let file = super::file_at(a.a2())?;
     let fd = a.a2() as Fd;
-    if !is_pollable(&file) {
+    if !file.ops().is_pollable() {
         return Err(Errno::EPERM);
     }
     let Some(epoll) = set.ops_as::<Epoll>() else { return Err(Errno::EINVAL) };
@@ -496,11 +509,6 @@ pub fn sys_epoll_ctl(a: &Args) -> Result<u64> {
         _ => return Err(Errno::EINVAL),
     }
     Ok(0)
-}
-
-/// Regular files and directories are always ready, and refused (epoll_ctl(2), EPERM).
-fn is_pollable(file: &File) -> bool {
-    !file.is_seekable()
 }
 
 /// Reads a set's file and checks the arguments that all waits share.

@@ -117,6 +117,12 @@ impl FileOps for EventFd {
         mask & (events::IN | events::OUT)
     }
 
+    fn describe(&self, out: &mut dyn core::fmt::Write) {
+        // Text in memory has no error to give.
+        let _ = writeln!(out, "eventfd-count: {:16x}", self.count.load(Ordering::Relaxed));
+        let _ = writeln!(out, "eventfd-semaphore: {}", u8::from(self.is_semaphore));
+    }
+
     fn inode(&self) -> Arc<dyn Inode> {
         self.inode.clone()
     }

@@ -95,6 +95,11 @@ struct SignalFd {
 }
 
 impl FileOps for SignalFd {
+    fn describe(&self, out: &mut dyn core::fmt::Write) {
+        // Text in memory has no error to give.
+        let _ = writeln!(out, "sigmask:\t{:016x}", self.wanted.load(Ordering::Relaxed));
+    }
+
     fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
         if sink.left() < RECORD_BYTES {
             return Err(Errno::EINVAL);

@@ -1,8 +1,8 @@
 //! The address space of a process: maps, smaps, smaps_rollup (proc(5)).
 //!
 //! A process may have tens of thousands of areas, so the texts are made piece by piece: the
-//! position of a piece is the address from which it tells. They are about the address space that the
-//! process had when they were opened: later it may be another program's.
+//! position of a piece is the address from which it tells. They are about the address space that
+//! the process had when they were opened: later it may be another program's.
 
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};

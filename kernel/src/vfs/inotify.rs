@@ -314,6 +314,23 @@ impl Event {
 }
 
 impl FileOps for Inotify {
+    fn describe(&self, out: &mut dyn core::fmt::Write) {
+        let watched = self.state.lock().watched.clone();
+        for (wd, dentry) in watched {
+            let Some(watches) = dentry.inode().state().known_watches() else { continue };
+            let own =
+                |watch: &&Watch| watch.wd == wd && core::ptr::eq(watch.instance.as_ptr(), self);
+            let Some(mask) = watches.0.lock().iter().find(own).map(|watch| watch.mask) else {
+                continue;
+            };
+            let of = dentry.inode().metadata();
+            let (inode, device) = of.map_or((0, 0), |of| (of.inode, of.device));
+            // Text in memory has no error to give.
+            let _ = write!(out, "inotify wd:{wd:x} ino:{inode:x} sdev:{device:x} ");
+            let _ = writeln!(out, "mask:{mask:x} ignored_mask:0 ");
+        }
+    }
+
     fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
         let mut done = 0;
         let mut next = if file.is_nonblocking() || !sink.may_wait() {

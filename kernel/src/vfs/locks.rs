@@ -310,19 +310,29 @@ fn release_all(inode: &dyn Inode, owners: &[Owner]) {
     }
 }
 
+/// Every lock of an object.
+pub fn of(inode: &dyn Inode) -> Vec<Lock> {
+    let mut all = Vec::new();
+    let Some(locks) = inode.state().known_locks() else { return all };
+    let held = locks.held.lock();
+    for Holder { owner, ranges } in held.records.iter().chain(&held.flocks) {
+        all.extend(ranges.iter().map(|&Range { start, end, exclusive, pid }| Lock {
+            owner: *owner,
+            exclusive,
+            start,
+            end,
+            pid,
+        }));
+    }
+    all
+}
+
 /// Every lock, with its object, for /proc/locks.
 pub fn all() -> Vec<(Arc<dyn Inode>, Lock)> {
     let listed: Vec<Arc<dyn Inode>> = LISTED.lock().iter().filter_map(Weak::upgrade).collect();
-    let mut all = Vec::new();
-    for inode in listed {
-        let Some(locks) = inode.state().known_locks() else { continue };
-        let held = locks.held.lock();
-        for holder in held.records.iter().chain(&held.flocks) {
-            let owner = holder.owner;
-            all.extend(holder.ranges.iter().map(|&Range { start, end, exclusive, pid }| {
-                (inode.clone(), Lock { owner, exclusive, start, end, pid })
-            }));
-        }
-    }
-    all
+    let each = |inode: Arc<dyn Inode>| {
+        let locks = of(&*inode);
+        locks.into_iter().map(move |lock| (inode.clone(), lock))
+    };
+    listed.into_iter().flat_map(each).collect()
 }

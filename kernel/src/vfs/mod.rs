@@ -298,6 +298,17 @@ pub trait FileOps: Send + Sync + Any {
     fn is_seekable(&self) -> bool {
         false
     }
+    /// Whether it matters where a seekable file is read: of devices like /dev/null it does not, and
+    /// their position stays 0.
+    fn has_positions(&self) -> bool {
+        true
+    }
+    /// Whether epoll(7) takes it: what is always ready it refuses.
+    fn is_pollable(&self) -> bool {
+        !self.is_seekable()
+    }
+    /// What /proc/PID/fdinfo says of it beside what it says of every file (proc(5)).
+    fn describe(&self, _out: &mut dyn core::fmt::Write) {}
     /// Registers with `table` and tells what can be done now.
     fn poll(&self, _file: &File, _table: &mut PollTable) -> u32 {
         events::READABLE | events::WRITABLE

@@ -293,13 +293,19 @@ fn check_size(size: u64) -> Result<u64> {
     if size > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(size) }
 }
 
-fn resize(location: &Location, size: u64) -> Result<u64> {
+/// EFBIG, and SIGXFSZ, for a file that would get longer than RLIMIT_FSIZE allows.
+fn check_size_limit(size: u64) -> Result<()> {
     /// RLIMIT_FSIZE's index.
     const LIMIT_FSIZE: usize = 1;
     if size > current().process.limit(LIMIT_FSIZE) {
         send_to_current(raw::SIGXFSZ);
         return Err(Errno::EFBIG);
     }
+    Ok(())
+}
+
+fn resize(location: &Location, size: u64) -> Result<u64> {
+    check_size_limit(size)?;
     permission::drop_privileges(&**location.inode(), &current().process.credentials())?;
     let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };
     location.inode().set_attributes(&changes)?;
@@ -328,6 +334,10 @@ pub fn fallocate(a: &Args) -> Result<u64> {
     }
     if offset.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
         return Err(Errno::EFBIG);
+    }
+    let grows = mode & raw::FALLOC_FL_KEEP_SIZE == 0;
+    if grows && offset + len > inode.page_cache().map_or(0, |cache| cache.size()) {
+        check_size_limit(offset + len)?;
     }
     file.drop_privileges()?;
     inode.allocate(mode, offset, len)?;

@@ -206,8 +206,8 @@ fn write_at_position(file: &Arc<File>, source: &mut Source<'_>) -> Result<usize>
 }
 
 fn read_at(file: &Arc<File>, offset: u64, sink: &mut Sink<'_>) -> Result<u64> {
-    file.check_readable()?;
     check_positional(file, offset, sink.left())?;
+    file.check_readable()?;
     let read = file.ops().read_at(file, offset, sink);
     let read = read.map_err(|error| explain(file, error))?;
     note(file, raw::IN_ACCESS, read);
@@ -216,8 +216,8 @@ fn read_at(file: &Arc<File>, offset: u64, sink: &mut Sink<'_>) -> Result<u64> {
 
 /// Writes at an offset, whatever the file's position.
 pub fn write_at(file: &Arc<File>, offset: u64, source: &mut Source<'_>) -> Result<u64> {
-    file.check_writable()?;
     check_positional(file, offset, source.left())?;
+    file.check_writable()?;
     check_file_limit(file, offset, source)?;
     file.drop_privileges()?;
     let written = file.ops().write_at(file, offset, source)?;
@@ -275,6 +275,9 @@ pub fn lseek(a: &Args) -> Result<u64> {
     let file = file(a.a0())?;
     if !file.is_seekable() {
         return Err(Errno::ESPIPE);
+    }
+    if !file.ops().has_positions() {
+        return Ok(0);
     }
     let (offset, whence) = (a.a1() as i64, a.a2() as u32);
     let mut position = file.position.lock();

@@ -161,6 +161,9 @@ pub fn copy_file_range(a: &Args) -> Result<u64> {
             _ => return Err(Errno::EINVAL),
         }
     }
+    if input.inode().metadata()?.device != output.inode().metadata()?.device {
+        return Err(Errno::EXDEV);
+    }
     let mut from = Cursor::new(input, a.a1())?;
     let mut to = Cursor::new(output, a.a3())?;
     let len = a.a4().min(MAX_TRANSFER as u64);
