@@ -20,6 +20,7 @@ pub mod fs;
 pub mod ipc;
 #[cfg(feature = "ktest")]
 mod ktest;
+pub mod kvm;
 pub mod mm;
 pub mod net;
 pub mod process;

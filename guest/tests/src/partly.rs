@@ -137,6 +137,22 @@ fn appending_requests() {
     let mut all = [0u8; 16];
     sc!(SYS_pread64, fd, all.as_mut_ptr(), 16, 0).is(12);
     assert_eq!(&all[..12], b"0123456789ab");
+    // At the position, which goes with it.
+    sc!(SYS_pwritev2, fd, vector.as_ptr(), 1, -1i64, 0, RWF_APPEND).is(2);
+    sc!(SYS_lseek, fd, 0, SEEK_CUR).is(14);
+    // Appenders of two open files do not write over each other.
+    let path = std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap();
+    let pids = [(); 2].map(|()| {
+        fork(|| {
+            let fd = open(path.to_str().unwrap(), O_WRONLY).fd();
+            for _ in 0..500 {
+                sc!(SYS_pwritev2, fd, vector.as_ptr(), 1, 0, 0, RWF_APPEND).is(2);
+            }
+            0
+        })
+    });
+    pids.into_iter().for_each(|pid| wait_code(pid, 0));
+    assert_eq!(sc!(SYS_lseek, fd, 0, SEEK_END).must(), 14 + 2 * 500 * 2);
 }
 
 /// Names in buffers that hold few of them: each exactly once.

@@ -304,31 +304,44 @@ enum From<'a> {
 pub struct Source<'a> {
     from: From<'a>,
     nowait: bool,
+    append: bool,
 }
 
 impl<'a> Source<'a> {
     /// A program's buffer.
     #[must_use]
     pub fn user(base: u64, len: usize) -> Self {
-        Source { from: From::User(UserBuffer::new(base, len)), nowait: false }
+        Source { from: From::User(UserBuffer::new(base, len)), nowait: false, append: false }
     }
 
     /// A program's buffers, from [`read_iovec`].
     #[must_use]
     pub fn user_vector(vector: &'a [IoVec]) -> Self {
-        Source { from: From::Vector(UserVector::new(vector)), nowait: false }
+        Source { from: From::Vector(UserVector::new(vector)), nowait: false, append: false }
     }
 
     /// A buffer of the kernel.
     #[must_use]
     pub fn kernel(buffer: &'a [u8]) -> Self {
-        Source { from: From::Kernel(buffer), nowait: false }
+        Source { from: From::Kernel(buffer), nowait: false, append: false }
     }
 
     /// The same, for a request that does not wait for data to come or for room (RWF_NOWAIT).
     #[must_use]
     pub fn without_waiting(self, nowait: bool) -> Self {
         Self { nowait, ..self }
+    }
+
+    /// The same, for a request whose data goes to the file's end (RWF_APPEND).
+    #[must_use]
+    pub fn appending(self, append: bool) -> Self {
+        Self { append, ..self }
+    }
+
+    /// Whether the data goes to the end; an open file may say so for all requests (O_APPEND).
+    #[inline(always)]
+    pub fn appends(&self) -> bool {
+        self.append
     }
 
     /// Whether the request may wait, as far as it says itself; the open file may forbid it, too.

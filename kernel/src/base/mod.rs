@@ -12,6 +12,7 @@ pub mod random;
 pub mod sched;
 pub mod schedstats;
 pub mod sync;
+pub mod tally;
 pub mod time;
 pub mod user;
 pub mod watchdog;

@@ -10,7 +10,7 @@ use abi::{Errno, Result};
 use context_tracking::work::Cause;
 use machine::cpu::MAX_CPUS;
 use machine::percpu::{PerCpu, cpu_id};
-use machine::sync::{IrqGuard, SpinLock};
+use machine::sync::{IrqGuard, Once, SpinLock};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::sync::Wake;
@@ -59,8 +59,16 @@ pub fn set_realtime_ns(ns: u64) {
     let at_boot = ns.wrapping_sub(now_ns());
     let adjustment = at_boot.wrapping_sub(machine::time::boot_wall_ns());
     ADJUSTMENT_NS.store(adjustment, Ordering::Relaxed);
-    crate::ipc::timerfd::clock_was_set();
-    crate::mm::vdso::realtime_changed();
+    for notify in CLOCK_NOTIFIERS.get().copied().unwrap_or_default() {
+        notify();
+    }
+}
+
+static CLOCK_NOTIFIERS: Once<&'static [fn()]> = Once::new();
+
+/// Names, once, what is called after the wall clock was set: floors above keep what depends on it.
+pub fn notify_of_clock(notifiers: &'static [fn()]) {
+    CLOCK_NOTIFIERS.call_once(|| notifiers);
 }
 
 type Timers = BTreeMap<(u64, u64), Arc<dyn Wake>>;

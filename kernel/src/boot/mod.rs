@@ -2,6 +2,8 @@
 //!
 //! Reading order: `start` (file systems, then the program), `report`, `initramfs`.
 
+pub mod file_systems;
+pub mod host_channel;
 pub mod initramfs;
 pub mod report;
 pub mod start;

@@ -1,11 +1,8 @@
 //! What the kernel tells the command line at the end: the program's fate, and what it counted on
-//! the way, if asked to. Where it is off, counting costs nothing (system calls, which then have an
-//! entry of their own), or a load and a predicted branch.
+//! the way (`base::tally`), if asked to.
 
-use alloc::collections::BTreeSet;
 use alloc::format;
 use alloc::string::{String, ToString};
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -14,31 +11,22 @@ use context_tracking::state::Context;
 use formats::boot_config::Want;
 use formats::control::{Phase, SyscallCount, ToHost, TraceEvent};
 use machine::ipi::Action;
-use machine::sync::SpinLock;
 use machine::trace::{self, Event};
 
 use crate::base::io::Source;
+use crate::base::tally;
 
-static COUNT_CALLS: AtomicBool = AtomicBool::new(false);
 static COUNT_MISSING: AtomicBool = AtomicBool::new(false);
-static NOTE_FILES: AtomicBool = AtomicBool::new(false);
 static TRACE: AtomicBool = AtomicBool::new(false);
 static COUNTERS: AtomicBool = AtomicBool::new(false);
 
-/// Calls by number; the last slot is for numbers beyond Linux's.
-static CALLS: [AtomicU64; syscalls::END + 1] = [const { AtomicU64::new(0) }; syscalls::END + 1];
-/// Calls answered with ENOSYS because nothing serves them.
-static MISSING: [AtomicU64; syscalls::END + 1] = [const { AtomicU64::new(0) }; syscalls::END + 1];
-static FILES: SpinLock<BTreeSet<Arc<[u8]>>> = SpinLock::new(BTreeSet::new());
-/// Most missing files that are remembered.
-const FILES_MAX: usize = 4096;
 /// How long the last lines may take to reach the host.
 const FLUSH_NS: u64 = 5 * crate::base::time::NS_PER_SEC;
 
 /// Starts counting what is wanted.
 pub fn init(want: &Want) {
     if want.syscall_summary {
-        COUNT_CALLS.store(true, Ordering::Relaxed);
+        tally::count_calls();
         machine::entry::watch_calls();
     }
     if want.trace && machine::trace::start().is_err() {
@@ -47,41 +35,8 @@ pub fn init(want: &Want) {
         TRACE.store(want.trace, Ordering::Relaxed);
     }
     COUNT_MISSING.store(want.missing_syscalls, Ordering::Relaxed);
-    NOTE_FILES.store(want.missing_files, Ordering::Relaxed);
+    tally::note_files(want.missing_files);
     COUNTERS.store(want.counters, Ordering::Relaxed);
-}
-
-#[inline(always)]
-fn slot(number: u64) -> usize {
-    usize::try_from(number).unwrap_or(usize::MAX).min(syscalls::END)
-}
-
-/// A system call was made that is watched.
-pub fn watched_syscall(number: u64) {
-    if COUNT_CALLS.load(Ordering::Relaxed) {
-        CALLS[slot(number)].fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// A system call was made that nothing serves.
-#[inline]
-pub fn missing_syscall(number: u64) {
-    MISSING[slot(number)].fetch_add(1, Ordering::Relaxed);
-}
-
-/// Whether missing files are to be noted; asked before a path is made absolute.
-#[inline(always)]
-pub fn wants_missing_files() -> bool {
-    NOTE_FILES.load(Ordering::Relaxed)
-}
-
-/// A program asked for this absolute path, and nothing is there.
-pub fn missing_file(path: &[u8]) {
-    let path: Arc<[u8]> = path.into();
-    let mut files = FILES.lock();
-    if files.len() < FILES_MAX {
-        files.insert(path);
-    }
 }
 
 /// Sends one line on the control port.
@@ -171,14 +126,13 @@ fn event(record: &trace::Record) -> TraceEvent {
 /// Sends everything that was counted, then the program's fate, and ends the machine.
 pub fn finish(fate: &ToHost) -> ! {
     if COUNT_MISSING.load(Ordering::Relaxed) {
-        send_counts(&MISSING, ToHost::MissingSyscall);
+        send_counts(tally::missing_calls(), ToHost::MissingSyscall);
     }
-    if COUNT_CALLS.load(Ordering::Relaxed) {
-        send_counts(&CALLS, ToHost::Syscall);
+    if let Some(calls) = tally::calls() {
+        send_counts(calls, ToHost::Syscall);
     }
-    if wants_missing_files() {
-        let files: Vec<Arc<[u8]>> = FILES.lock().iter().cloned().collect();
-        for path in files {
+    if tally::wants_missing_files() {
+        for path in tally::missing_files() {
             send(&ToHost::MissingFile { path: path.to_vec() });
         }
     }

@@ -14,21 +14,24 @@ use formats::control::ToHost;
 use formats::ports;
 use machine::sync::{Once, SpinLock};
 
+use crate::base::time;
+use crate::boot::host_channel::{Listener, listen};
 use crate::boot::initramfs;
 use crate::boot::report;
-use crate::drivers::host_channel::{Listener, listen};
 use crate::drivers::stdio::{self, Stream};
 use crate::fs::overlay::OverlayFs;
 use crate::fs::tmpfs::{Limits, TmpFs};
+use crate::ipc::timerfd;
+use crate::mm::vdso;
 use crate::process::exec::{self, Request};
 use crate::process::init::{First, PROGRAM_PID};
 use crate::process::signal::{SigInfo, send_to_group};
-use crate::process::{FsContext, LIMIT_STACK, default_limits};
+use crate::process::{LIMIT_STACK, default_limits};
 use crate::security::credentials::Credentials;
 use crate::tty::WinSize;
 use crate::vfs as fs;
 use crate::vfs::open::{How, open_executable};
-use crate::vfs::path::{Context, Location, resolve, walk};
+use crate::vfs::path::{Context, FsContext, Location, resolve, walk};
 use crate::vfs::{FdTable, File, FileSystem, FileType, SetAttributes, mount, namei as tree};
 
 static CONFIG: Once<BootConfig> = Once::new();
@@ -87,10 +90,12 @@ fn try_prepare() -> core::result::Result<First, Failure> {
     let config = read_config()?;
     let config = CONFIG.call_once(|| config);
     report::init(&config.want);
+    time::notify_of_clock(&[timerfd::clock_was_set, vdso::realtime_changed]);
     // Longer ones are refused when the configuration is decoded; an empty one keeps the default.
     let _ = crate::base::identity::set_hostname(&config.hostname);
     crate::ipc::init();
     crate::tty::init();
+    crate::kvm::register();
     let root = mount_root(config)?;
     mount_standard(&root)?;
     for share in &config.rw_mounts {
@@ -119,6 +124,7 @@ fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<F
             environment: config.env.clone(),
             raise: &|_| Ok((credentials.clone(), false)),
             is_closing: false,
+            randomize: true,
             stack_limit: default_limits()[LIMIT_STACK].soft,
             open: &open,
         })
@@ -258,7 +264,7 @@ const NO_DEVICES: u32 = raw::MS_NOSUID | raw::MS_NODEV;
 const NO_EXEC: u32 = NO_DEVICES | raw::MS_NOEXEC;
 
 fn mount_standard(root: &Location) -> core::result::Result<(), Failure> {
-    mount::register_standard_types();
+    super::file_systems::register();
     for (path, make, flags) in STANDARD {
         let fs = make().step(*path)?;
         let name = fs.name();

@@ -15,6 +15,7 @@ use super::capabilities::after_exec;
 use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::read_path;
+use crate::calls::mm::map::READ_IMPLIES_EXEC;
 use crate::process::exec::{self, Image, Request};
 use crate::process::{LIMIT_STACK, Process, exit, ptrace};
 use crate::security::credentials::Credentials;
@@ -59,6 +60,7 @@ fn execute(
     let open = |path: &[u8]| open_executable(&context, raw::AT_FDCWD, path, 0);
     let by_fd = dirfd != raw::AT_FDCWD && path.first() != Some(&b'/');
     let is_closing = by_fd && process.files().close_on_exec(dirfd as u32)?;
+    let personality = process.settings.personality.load(Ordering::Relaxed);
     let image = exec::load(Request {
         is_closing,
         path: visible_path(dirfd, path),
@@ -66,6 +68,7 @@ fn execute(
         arguments,
         environment,
         raise: &|file| next_credentials(file, &context.credentials),
+        randomize: personality & ADDR_NO_RANDOMIZE == 0,
         stack_limit: process.limit(LIMIT_STACK),
         open: &open,
     });
@@ -80,6 +83,12 @@ fn execute(
     ptrace::stop::executed(regs, old_tid);
     Ok(0)
 }
+
+/// Personality: areas are where they always are.
+const ADDR_NO_RANDOMIZE: u32 = 0x004_0000;
+/// What a program with other rights than its caller does not inherit of its personality: also
+/// ADDR_COMPAT_LAYOUT and MMAP_PAGE_ZERO.
+const CLEARED_ON_SETID: u32 = READ_IMPLIES_EXEC | ADDR_NO_RANDOMIZE | 0x020_0000 | 0x010_0000;
 
 /// The path by which scripts reopen the file (execveat(2), NOTES).
 fn visible_path(dirfd: i32, path: Vec<u8>) -> Vec<u8> {
@@ -144,6 +153,8 @@ fn become_image(process: &Arc<Process>, image: Image, regs: &mut PtRegs) {
     process.settings.has_executed.store(true, Ordering::Relaxed);
     // A parent that asked for another signal asked for the old program's (clone(2)).
     process.exit_signal.store(raw::SIGCHLD, Ordering::Relaxed);
+    let lost = READ_IMPLIES_EXEC | if secure { CLEARED_ON_SETID } else { 0 };
+    process.settings.personality.fetch_and(!lost, Ordering::Relaxed);
     if secure {
         process.settings.parent_death_signal.store(0, Ordering::Relaxed);
     }

@@ -10,7 +10,7 @@ use machine::task::Current;
 use crate::base::args::Args;
 use crate::base::identity;
 use crate::base::sched::current;
-use crate::boot::report;
+use crate::base::tally;
 use crate::ipc;
 use crate::process::{self, Thread, timers};
 
@@ -40,7 +40,6 @@ pub fn handle(regs: &mut PtRegs, number: u64) {
         return handle_with_work(regs);
     }
     let result = match number {
-        nr::__NR_getpid => Ok(u64::from(thread.process.pid)),
         _ if machine::frame::is_short() => serve_in_need(regs, number),
         _ => serve(regs, thread, number),
     };
@@ -49,7 +48,7 @@ pub fn handle(regs: &mut PtRegs, number: u64) {
 
 /// The same for a call that is watched ([`machine::entry::watch_calls`]).
 pub fn handle_watched(regs: &mut PtRegs, number: u64) {
-    report::watched_syscall(number);
+    tally::watched_syscall(number);
     handle(regs, number);
 }
 
@@ -75,7 +74,6 @@ fn handle_with_work(regs: &mut PtRegs) {
     if is_made {
         let number = regs.orig_rax as u32;
         let result = match number {
-            nr::__NR_getpid => Ok(u64::from(current().process.pid)),
             _ if machine::frame::is_short() => serve_in_need(regs, number),
             _ => serve(regs, current(), number),
         };
@@ -112,7 +110,7 @@ const END_OF_NUMBERS: u32 = 512;
 // All numbers from there on are counted as one, which the compiler can know where it is inlined.
 #[inline(always)]
 fn unknown(number: u32) -> Result<u64> {
-    report::missing_syscall(u64::from(number));
+    tally::missing_syscall(u64::from(number));
     Err(Errno::ENOSYS)
 }
 
@@ -302,6 +300,7 @@ fn dispatch(a: &mut Args, number: u32) -> Result<u64> {
         // --- processes
         nr::__NR_seccomp => process::seccomp::attach::seccomp(a),
         nr::__NR_ptrace => process::ptrace::requests::ptrace(a),
+        nr::__NR_getpid => Ok(u64::from(current().process.pid)),
         nr::__NR_gettid => Ok(u64::from(current().tid())),
         nr::__NR_getppid => Ok(u64::from(current().process.parent_pid())),
         nr::__NR_fork => process::fork::fork(a),

@@ -30,6 +30,7 @@ const NODES: &[(&[u8], u32, u32, u32)] = &[
     (b"tty", 5, 0, 0o666),
     (b"console", 5, 1, 0o600),
     (b"ptmx", 5, 2, 0o666),
+    (b"kvm", 10, 232, 0o666),
 ];
 
 const LINKS: &[(&[u8], &[u8])] = &[

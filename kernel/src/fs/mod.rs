@@ -4,6 +4,7 @@
 //! other), `devfs`; `pseudo` is what procfs and sysfs are made of.
 
 pub mod devfs;
+pub mod memfd;
 pub mod ninep;
 pub mod overlay;
 pub mod pseudo;

@@ -439,7 +439,8 @@ impl Regular {
             return Ok(0);
         }
         let size = self.cache.size();
-        let at = if file.flags() & raw::O_APPEND != 0 { size } else { at };
+        let append = file.flags() & raw::O_APPEND != 0 || from.appends();
+        let at = if append { size } else { at };
         let seals = self.seals.load(Ordering::Acquire);
         if seals & (raw::F_SEAL_WRITE | raw::F_SEAL_FUTURE_WRITE) != 0
             || seals & raw::F_SEAL_GROW != 0 && at.saturating_add(len) > size

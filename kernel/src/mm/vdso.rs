@@ -9,7 +9,7 @@ use machine::paging::Prot;
 use machine::sync::{Once, SpinLock};
 
 use crate::base::time;
-use crate::mm::{Backing, Mm, PAGE, Vma};
+use crate::mm::{Backing, Mm, PAGE, Vma, VmaFlags};
 
 struct Vdso {
     code: Arc<[Frame]>,
@@ -33,7 +33,7 @@ pub fn map(mm: &Arc<Mm>) -> Result<u64> {
     mm.with(|inner| {
         let start = inner.find_free(0, pages * PAGE)?;
         let area = |end, exec, name, frames: &Arc<[Frame]>| Vma {
-            may_write: false,
+            flags: VmaFlags::MAY_EXEC | VmaFlags::FIXED_SIZE | VmaFlags::DONT_DUMP,
             backing: Backing::Special { name, frames: frames.clone() },
             ..Vma::anonymous(end, Prot { read: true, write: false, exec })
         };

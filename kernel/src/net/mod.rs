@@ -175,8 +175,12 @@ impl Common {
     }
 }
 
+/// SO_RCVTIMEO and SO_SNDTIMEO with a negative time: as if each call were not to block.
+const NO_PATIENCE: u64 = u64::MAX;
+
 #[inline]
 fn patience(nonblocking: bool, timeout_ns: u64) -> Patience {
+    let nonblocking = nonblocking || timeout_ns == NO_PATIENCE;
     let deadline = (timeout_ns > 0 && !nonblocking).then(|| Deadline::after_ns(timeout_ns));
     Patience { nonblocking, deadline }
 }

@@ -14,7 +14,7 @@ use machine::paging::{Prot, USER_END};
 
 use super::elf::{Elf, HEADER_BYTES, Mapped};
 use crate::base::random;
-use crate::mm::{Mm, PAGE, Vma};
+use crate::mm::{Mm, PAGE, Vma, VmaFlags};
 use crate::security::credentials::Credentials;
 use crate::vfs::File;
 use crate::vfs::deny_write::WriteDenial;
@@ -65,12 +65,22 @@ pub struct Request<'a> {
     /// What a file's mode bits make of who runs it, and whether that raises the rights. Of a script
     /// it is the interpreter that is asked about.
     pub raise: &'a dyn Fn(&Arc<File>) -> Result<(Credentials, bool)>,
+    /// Whether areas go to random places (personality(2), ADDR_NO_RANDOMIZE); those of a program that
+    /// raises the rights always do.
+    pub randomize: bool,
     /// Soft stack limit, bytes.
     pub stack_limit: u64,
     /// The path leads through a descriptor that exec closes.
     pub is_closing: bool,
     /// Opens another executable by path: an interpreter.
     pub open: &'a dyn Fn(&[u8]) -> Result<Arc<File>>,
+}
+
+impl Request<'_> {
+    /// A random number below `bound`, or always 0.
+    fn random_below(&self, bound: u64) -> u64 {
+        if self.randomize { random::below(bound) } else { 0 }
+    }
 }
 
 /// `#!` may lead to another `#!`, this deep.
@@ -90,20 +100,21 @@ pub fn load(mut request: Request<'_>) -> Result<Image> {
     let name = program_name(&request.path);
     let (elf, denial) = resolve_scripts(&mut request)?;
     let (credentials, secure) = (request.raise)(&request.file)?;
+    request.randomize |= secure;
     let mm = Mm::new()?;
-    let stack_top = (USER_END - PAGE - random::below(1 << 22) * PAGE) & !(PAGE - 1);
+    let stack_top = USER_END - request.random_below(1 << 22) * PAGE;
     let gap = request.stack_limit.clamp(STACK_GAP_MIN, USER_END / 6 * 5);
     mm.with(|inner| {
         inner.layout.stack_top = stack_top;
         inner.layout.mmap_top =
-            stack_top - gap.next_multiple_of(PAGE) - random::below(1 << 12) * PAGE;
+            stack_top - gap.next_multiple_of(PAGE) - request.random_below(1 << 12) * PAGE;
         let exec = elf.wants_executable_stack();
         let mut stack = Vma::anonymous(stack_top, Prot { read: true, write: true, exec });
-        stack.grows_down = true;
+        stack.flags |= VmaFlags::GROWS_DOWN;
         stack.name = Some("[stack]");
         inner.insert(stack_top - STACK_INITIAL, stack)
     })?;
-    let place = PIE_BASE + random::below(1 << 20) * PAGE;
+    let place = PIE_BASE + request.random_below(1 << 20) * PAGE;
     let interpreter = match elf.interpreter()? {
         Some(path) => Some(read_interpreter(&path, request.open)?),
         None => None,
@@ -115,7 +126,7 @@ pub fn load(mut request: Request<'_>) -> Result<Image> {
         None => None,
     };
     mm.with(|inner| {
-        let start = main.end.next_multiple_of(PAGE) + random::below(1 << 10) * PAGE;
+        let start = main.end.next_multiple_of(PAGE) + request.random_below(1 << 10) * PAGE;
         (inner.layout.brk_start, inner.layout.brk) = (start, start);
     });
     let vdso = crate::mm::vdso::map(&mm)?;
@@ -259,7 +270,7 @@ fn build_stack(
     words.push(0);
     words.extend_from_slice(&auxv);
     // A little randomness below the page, for what the layout of pages leaves predictable.
-    let rsp = (seed_at - random::below(128) * 16 - words.len() as u64 * 8) & !15;
+    let rsp = (seed_at - request.random_below(128) * 16 - words.len() as u64 * 8) & !15;
     mm.write(rsp, zerocopy::IntoBytes::as_bytes(words.as_slice()))?;
     let program = Program {
         file: Some(request.file.clone()),

@@ -80,6 +80,7 @@ fn leave_process(status: i32) {
         end_process(&process, status);
     } else {
         signal::stop::thread_left(&process);
+        family::creator_ended(&process, thread.tid());
     }
 }
 
@@ -130,8 +131,7 @@ fn end_process(process: &Arc<Process>, status: i32) {
     process.signals.lock().pending.clear();
     crate::tty::job::process_ended(process.pid, process.session.load(Ordering::Relaxed));
     family::give_children_away(process);
-    let group = process.group.load(Ordering::Relaxed);
-    family::hang_up_stopped(group, Some(process.pid));
+    family::leave_group(process);
     ptrace::links::hold_for_tracer(process);
     let has_threads = {
         let mut family = process.family.lock();

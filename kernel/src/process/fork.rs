@@ -17,12 +17,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::family::Family;
 use super::ptrace::{self, Event};
 use super::signal::{LAST, ProcessSignals};
-use super::{FsContext, Pid, Process, Thread, allocate_pid, family, pidfd, work};
+use super::{Pid, Process, Thread, allocate_pid, family, pidfd, work};
 use crate::base::args::Args;
 use crate::base::sched::{self, Sleep, current};
 use crate::base::sync::{Mutex, WaitError, WaitQueue};
 use crate::base::user::UserPtr;
 use crate::ipc::sysv::undo;
+use crate::vfs::path::FsContext;
 
 /// What clone(2) and clone3(2) have in common.
 #[derive(Clone, Copy, Debug, Default)]
@@ -367,7 +368,7 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
         group: AtomicU32::new(parent.group.load(Ordering::Relaxed)),
         session: AtomicU32::new(parent.session.load(Ordering::Relaxed)),
         exit_signal: AtomicU32::new(exit_signal),
-        maker_tid: AtomicU32::new(current().tid()),
+        creator_tid: AtomicU32::new(current().tid()),
         handlers: SpinLock::new(handlers),
         ..Process::blank(pid, Some(mm), files, fs, parent.credentials())
     };
@@ -398,7 +399,7 @@ impl Process {
             family: SpinLock::new(Family { parent: Weak::new(), ..Family::default() }),
             threads: SpinLock::default(),
             tracees: SpinLock::default(),
-            maker_tid: AtomicU32::new(0),
+            creator_tid: AtomicU32::new(0),
             group: AtomicU32::new(pid),
             session: AtomicU32::new(pid),
             program: SpinLock::default(),

@@ -23,7 +23,7 @@ use crate::base::sync::{Mutex, WaitQueue};
 use crate::mm::Mm;
 use crate::security::credentials::Credentials;
 use crate::vfs::file::Fd;
-use crate::vfs::{FdTable, File, path::Location};
+use crate::vfs::{FdTable, File, path::FsContext};
 
 pub mod elf;
 pub mod exec;
@@ -60,6 +60,9 @@ pub mod work {
     pub const EXIT: u32 = 1 << 3;
     /// The thread has not run yet and has to write its id (CLONE_CHILD_SETTID).
     pub const CHILD_TID: u32 = 1 << 4;
+    /// A tracer that stopped the thread in the middle of a system call wants to see its end, which
+    /// it did not when the call began (PTRACE_SYSCALL at an event).
+    pub const SYSCALL_EXIT: u32 = 1 << 5;
 }
 
 /// A thread.
@@ -193,28 +196,6 @@ impl Thread {
     }
 }
 
-/// Working directory, root directory, umask (CLONE_FS shares them).
-pub struct FsContext {
-    /// Current directory.
-    pub cwd: SpinLock<Location>,
-    /// Root directory.
-    pub root: SpinLock<Location>,
-    /// File mode creation mask.
-    pub umask: AtomicU32,
-}
-
-impl FsContext {
-    /// A copy that later changes on either side do not affect.
-    #[must_use]
-    pub fn duplicate(&self) -> FsContext {
-        FsContext {
-            cwd: SpinLock::new(self.cwd.lock().clone()),
-            root: SpinLock::new(self.root.lock().clone()),
-            umask: AtomicU32::new(self.umask.load(Ordering::Relaxed)),
-        }
-    }
-}
-
 /// A process.
 pub struct Process {
     /// Its id.
@@ -245,7 +226,7 @@ pub struct Process {
     /// Threads, of any process, that threads of this one trace.
     pub tracees: ptrace::Tracees,
     /// The thread that made this process.
-    pub maker_tid: AtomicU32,
+    pub creator_tid: AtomicU32,
     /// Process group and session.
     pub group: AtomicU32,
     /// See `group`.
@@ -403,6 +384,7 @@ fn take_over_first_tid() {
     let (old, pid) = (thread.tid(), thread.process.pid);
     if old != pid {
         ptrace::links::takes_over_tid(old, pid);
+        family::creator_renamed(&thread.process, old);
         let mut table = TABLE.lock();
         table.threads.remove(&old);
         table.threads.insert(pid, Arc::downgrade(&thread));
@@ -477,6 +459,15 @@ impl Process {
         self.limits.lock()[number].soft
     }
 
+    /// Most bytes of memory that may be locked (mlock(2)), whole pages; `u64::MAX`: no limit.
+    pub fn lock_limit(&self) -> u64 {
+        const CAP_IPC_LOCK: u32 = 14;
+        if self.credentials().has(CAP_IPC_LOCK) {
+            return u64::MAX;
+        }
+        self.limit(abi::general::RLIMIT_MEMLOCK as usize) & !(crate::mm::PAGE - 1)
+    }
+
     /// RLIMIT_NOFILE: descriptors are below it.
     pub fn fd_limit(&self) -> usize {
         self.limit(LIMIT_NOFILE) as usize
@@ -507,6 +498,10 @@ pub fn exit_work(regs: &mut entry::PtRegs, pending: u32) {
     }
     if pending & work::CHILD_TID != 0 {
         fork::first_run();
+    }
+    if pending & work::SYSCALL_EXIT != 0 {
+        thread.task().take_work(work::SYSCALL_EXIT);
+        ptrace::stop::after_syscall(regs);
     }
     if pending & work::RESCHEDULE != 0 {
         crate::base::sched::schedule();

@@ -13,7 +13,7 @@ use abi::{Errno, Result};
 use super::fds;
 use super::process_dir::Subject;
 use crate::fs::pseudo::{Content, Text};
-use crate::mm::{Backing, Mm, PAGE, Vma};
+use crate::mm::{Backing, Mm, PAGE, Vma, VmaFlags};
 use crate::vfs::File;
 use crate::vfs::chrdev::{major, minor};
 
@@ -163,7 +163,7 @@ impl Sums {
         } else {
             self.private_dirty += kilobytes;
         }
-        self.locked += if vma.locked { kilobytes } else { 0 };
+        self.locked += if vma.flags.contains(VmaFlags::LOCKED) { kilobytes } else { 0 };
     }
 
     fn put(&self, out: &mut Text, with_size: bool) {
@@ -210,18 +210,28 @@ pub(super) fn smap(area: &Area, out: &mut Text) {
     sums.add(area);
     sums.put(out, true);
     out.bytes(b"THPeligible:           0\nVmFlags:");
+    let has = |flag: VmaFlags| vma.flags.contains(flag);
     let flags = [
         (vma.prot.read, "rd"),
         (vma.prot.write, "wr"),
         (vma.prot.exec, "ex"),
         (vma.shared, "sh"),
         (true, "mr"),
-        (vma.may_write, "mw"),
-        (true, "me"),
-        (vma.grows_down, "gd"),
-        (vma.locked, "lo"),
-        (vma.dont_fork, "dc"),
-        (vma.wipe_on_fork, "wf"),
+        (has(VmaFlags::MAY_WRITE), "mw"),
+        (has(VmaFlags::MAY_EXEC), "me"),
+        (vma.shared, "ms"),
+        (has(VmaFlags::GROWS_DOWN), "gd"),
+        (has(VmaFlags::LOCKED), "lo"),
+        (has(VmaFlags::LOCK_ON_FAULT), "lf"),
+        (has(VmaFlags::SEQUENTIAL), "sr"),
+        (has(VmaFlags::RANDOM), "rr"),
+        (has(VmaFlags::DONT_FORK), "dc"),
+        (has(VmaFlags::FIXED_SIZE), "de"),
+        (has(VmaFlags::WIPE_ON_FORK), "wf"),
+        (has(VmaFlags::DONT_DUMP), "dd"),
+        (has(VmaFlags::HUGE), "hg"),
+        (has(VmaFlags::NO_HUGE), "nh"),
+        (has(VmaFlags::DROPPABLE), "dp"),
     ];
     flags.iter().filter(|(on, _)| *on).for_each(|(_, name)| write!(out, " {name}"));
     out.bytes(b" \n");

@@ -12,7 +12,7 @@ use super::system::{KB_PER_PAGE, NS_PER_TICK};
 use crate::base::sched::{RunState, Sleep};
 use crate::base::user::PATH_MAX;
 use crate::fs::pseudo::{Content, Text};
-use crate::mm::{Backing, Mm, PAGE, Vma};
+use crate::mm::{Backing, Mm, PAGE, Vma, VmaFlags};
 use crate::process::exec::Program;
 use crate::process::family::Life;
 use crate::process::ptrace::access::{Ids, may_access};
@@ -32,6 +32,8 @@ struct Sizes {
     stack: u64,
     library: u64,
     locked: u64,
+    /// What the page tables take.
+    tables: u64,
     peak_resident: u64,
     /// Start and end of the program's own code; of its data.
     code: (u64, u64),
@@ -47,6 +49,7 @@ fn sizes(process: &Process) -> Sizes {
             let resident = inner.table.count_mapped(start, vma.end);
             sizes.add(start, vma, resident);
         }
+        sizes.tables = inner.table.tables();
         sizes.brk_start = inner.layout.brk_start;
         sizes.stack_top = inner.layout.stack_top;
     });
@@ -60,7 +63,7 @@ impl Sizes {
         let pages = (vma.end - start) / PAGE;
         self.total += pages;
         self.resident += resident;
-        if vma.locked {
+        if vma.flags.contains(VmaFlags::LOCKED) {
             self.locked += pages;
         }
         let is_file = matches!(vma.backing, Backing::File { .. });
@@ -75,7 +78,7 @@ impl Sizes {
                 self.library += pages;
             }
         }
-        if vma.grows_down {
+        if vma.flags.contains(VmaFlags::GROWS_DOWN) {
             self.stack += pages;
         } else if vma.prot.write && !vma.shared {
             self.data += pages;
@@ -204,10 +207,11 @@ pub(super) fn stat(subject: &Subject, out: &mut Text) -> Result<()> {
 
 /// The children that the thread made, in the order it made them.
 pub(super) fn children(subject: &Subject, out: &mut Text) -> Result<()> {
-    let maker = subject.main_thread().map_or(subject.process.pid, |thread| thread.tid());
+    let creator = subject.main_thread().map_or(subject.process.pid, |thread| thread.tid());
     let mut children: Vec<(u64, u32)> = {
         let family = subject.process.family.lock();
-        let own = family.children.iter().filter(|c| c.maker_tid.load(Ordering::Relaxed) == maker);
+        let own =
+            family.children.iter().filter(|c| c.creator_tid.load(Ordering::Relaxed) == creator);
         own.map(|child| (child.start_ns, child.pid)).collect()
     };
     children.sort_unstable();
@@ -324,7 +328,7 @@ fn put_memory(process: &Process, out: &mut Text) {
         ("VmStk", s.stack),
         ("VmExe", s.text),
         ("VmLib", s.library),
-        ("VmPTE", 0),
+        ("VmPTE", s.tables),
         ("VmSwap", 0),
         ("HugetlbPages", 0),
     ];

@@ -15,6 +15,7 @@ use machine::sync::{Once, SpinLock};
 
 use super::dentry::Dentry;
 use super::mount::{self, Mount};
+use super::page_cache::PageCache;
 use super::path::Location;
 use super::{
     FileOps, FileSystem, FileType, Inode, InodeState, Metadata, SetAttributes, Statistics,
@@ -35,6 +36,8 @@ pub struct AnonInode {
     attributes: SpinLock<Attributes>,
     opener: SpinLock<Option<Weak<dyn Reopen>>>,
     state: InodeState,
+    /// What mmap(2) maps.
+    contents: Option<Arc<PageCache>>,
 }
 
 #[derive(Clone, Copy)]
@@ -53,6 +56,26 @@ impl AnonInode {
     /// what /proc shows: `pipe`, `socket`, `[eventfd]` and so on.
     #[must_use]
     pub fn new(file_type: FileType, mode: u32, label: &'static str) -> Arc<AnonInode> {
+        Self::make(file_type, mode, label, None)
+    }
+
+    /// The same with pages that programs may map.
+    #[must_use]
+    pub fn mapped(
+        file_type: FileType,
+        mode: u32,
+        label: &'static str,
+        contents: Arc<PageCache>,
+    ) -> Arc<AnonInode> {
+        Self::make(file_type, mode, label, Some(contents))
+    }
+
+    fn make(
+        file_type: FileType,
+        mode: u32,
+        label: &'static str,
+        contents: Option<Arc<PageCache>>,
+    ) -> Arc<AnonInode> {
         let (uid, gid) = if has_current() {
             let credentials = current().process.credentials();
             (credentials.fsuid, credentials.fsgid)
@@ -67,6 +90,7 @@ impl AnonInode {
             attributes: SpinLock::new(Attributes { mode, uid, gid, time_ns }),
             opener: SpinLock::new(None),
             state: InodeState::default(),
+            contents,
         })
     }
 
@@ -134,6 +158,10 @@ impl Inode for AnonInode {
 
     fn file_system(&self) -> Arc<dyn FileSystem> {
         file_system().clone()
+    }
+
+    fn page_cache(&self) -> Option<Arc<PageCache>> {
+        self.contents.clone()
     }
 
     fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn FileOps>> {

@@ -411,23 +411,8 @@ pub fn register_type(name: &'static str, maker: Maker) {
     TYPES.lock().push((name, maker));
 }
 
-/// Makes the kinds known that every system has. Of those that show the kernel itself there is one
-/// instance, so that all mounts of it share one cache of names.
-pub fn register_standard_types() {
-    crate::fs::tmpfs::register();
-    register_type("proc", |_, _| Ok(mounted(b"proc").unwrap_or_else(|| crate::procfs::new())));
-    register_type("sysfs", |_, _| {
-        Ok(mounted(b"sysfs").unwrap_or_else(|| crate::procfs::sysfs::new()))
-    });
-    register_type("devtmpfs", |_, _| match mounted(b"devtmpfs") {
-        Some(fs) => Ok(fs),
-        None => Ok(crate::fs::devfs::new()?),
-    });
-    register_type("devpts", |_, _| Ok(crate::tty::devpts::file_system()));
-}
-
 /// A mounted file system of this kind.
-fn mounted(kind: &[u8]) -> Option<Arc<dyn FileSystem>> {
+pub fn mounted(kind: &[u8]) -> Option<Arc<dyn FileSystem>> {
     let is_kind = |mount: &&Arc<Mount>| mount.fs.name().as_bytes() == kind;
     all().iter().find(is_kind).map(|mount| mount.fs.clone())
 }

@@ -14,6 +14,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
@@ -23,14 +24,36 @@ use super::mount::{self, Mount};
 use super::permission::{self, EXECUTE};
 use super::{FileType, Inode};
 use crate::base::sched::current;
+use crate::base::tally;
 use crate::base::user::PATH_MAX;
-use crate::process::FsContext;
 use crate::security::credentials::Credentials;
 
 /// Longest name of a component (limits.h).
 pub const NAME_MAX: usize = 255;
 /// Most links followed in one walk (path_resolution(7)).
 pub const LINKS_MAX: u32 = 40;
+
+/// Working directory, root directory, umask (CLONE_FS shares them).
+pub struct FsContext {
+    /// Current directory.
+    pub cwd: SpinLock<Location>,
+    /// Root directory.
+    pub root: SpinLock<Location>,
+    /// File mode creation mask.
+    pub umask: AtomicU32,
+}
+
+impl FsContext {
+    /// A copy that later changes on either side do not affect.
+    #[must_use]
+    pub fn duplicate(&self) -> FsContext {
+        FsContext {
+            cwd: SpinLock::new(self.cwd.lock().clone()),
+            root: SpinLock::new(self.root.lock().clone()),
+            umask: AtomicU32::new(self.umask.load(Ordering::Relaxed)),
+        }
+    }
+}
 
 /// A place in the tree of names: an object, the name it was reached by, and the mount it is seen
 /// in.
@@ -464,13 +487,13 @@ impl<'a> Walk<'a> {
     /// Nothing has the name that begins at `from` of the text.
     #[cold]
     fn missing(&self, from: usize) -> Errno {
-        if crate::boot::report::wants_missing_files() {
+        if tally::wants_missing_files() {
             let mut path = self.at.path(&self.context.root());
             if path != b"/" {
                 path.push(b'/');
             }
             path.extend_from_slice(&self.text()[from..]);
-            crate::boot::report::missing_file(&path);
+            tally::missing_file(&path);
         }
         Errno::ENOENT
     }

@@ -86,25 +86,28 @@ fn drop_privileges_slow(inode: &dyn Inode, credentials: &Credentials) -> Result<
     }
     // Before the look: a change that comes after it takes this back.
     inode.state().set_plain(true);
+    let result = take_privileges(inode, credentials);
+    if result != Ok(true) {
+        inode.state().set_plain(false);
+    }
+    result.map(|_| ())
+}
+
+/// Takes them away. Whether there are none left.
+fn take_privileges(inode: &dyn Inode, credentials: &Credentials) -> Result<bool> {
     let of = inode.metadata()?;
     if inode.get_xattr(FILE_CAPABILITIES).is_ok() {
         inode.remove_xattr(FILE_CAPABILITIES)?;
-    }
-    if of.mode & 0o6000 == 0 {
-        return Ok(());
     }
     let mut mode = of.mode;
     if !credentials.has(capability::FSETID) {
         let keeps_group = of.mode & 0o010 == 0 && credentials.in_group(of.gid);
         mode &= if keeps_group { !0o4000 } else { !0o6000 };
     }
-    if mode & 0o6000 != 0 {
-        inode.state().set_plain(false);
-    }
     if mode != of.mode {
         inode.set_attributes(&SetAttributes { mode: Some(mode), ..SetAttributes::default() })?;
     }
-    Ok(())
+    Ok(mode & 0o6000 == 0)
 }
 
 /// Takes the capabilities of a file away, whose owner is to change (chown(2)).

@@ -8,7 +8,7 @@ use super::{CWD, any_file, file, resolve_at};
 use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::UserPtr;
-use crate::process::FsContext;
+use crate::vfs::path::FsContext;
 use crate::vfs::path::Location;
 use crate::vfs::permission::{self, EXECUTE, capability};
 use crate::vfs::{File, FileType, Inode, inotify};

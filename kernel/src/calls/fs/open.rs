@@ -5,20 +5,17 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
-use machine::sync::Once;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{PathName, any_file};
 use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::{UserPtr, read_c_string};
-use crate::fs::tmpfs::{Limits, TmpFs, TmpInode};
+use crate::fs::memfd;
 use crate::process::give_file;
-use crate::vfs::dentry::Dentry;
-use crate::vfs::mount::{self, Mount};
+use crate::vfs::Fd;
 use crate::vfs::open::{How, KNOWN_FLAGS, PATH_FLAGS, open as open_path};
-use crate::vfs::path::{Context, Location, walk};
-use crate::vfs::{Fd, File, Inode, SetAttributes};
+use crate::vfs::path::{Context, walk};
 
 /// `struct open_how` (openat2(2)).
 #[derive(FromBytes, IntoBytes, Immutable, Clone, Copy, Default)]
@@ -220,50 +217,16 @@ pub fn memfd_create(a: &Args) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let name = read_c_string(a.a0(), MEMFD_NAME_MAX + 1, Errno::EINVAL)?;
-    let (fs, mount) = memfd_mount();
     let credentials = current().process.credentials();
     let noexec = flags & raw::MFD_NOEXEC_SEAL != 0;
     let mode = if noexec { 0o666 } else { 0o777 };
-    let inode = fs.nameless_file(mode, credentials.fsuid, credentials.fsgid)?;
+    let inode = memfd::make(mode, credentials.fsuid, credentials.fsgid)?;
     inode.set_seals(match (noexec, flags & raw::MFD_ALLOW_SEALING != 0) {
         (true, _) => raw::F_SEAL_EXEC,
         (false, true) => 0,
         (false, false) => raw::F_SEAL_SEAL,
     });
     let shown = [b"/memfd:", name.as_slice(), b" (deleted)"].concat();
-    let file = open_nameless(inode, mount, &shown)?;
+    let file = memfd::open(inode, &shown)?;
     give_file(file, flags & raw::MFD_CLOEXEC != 0)
-}
-
-fn open_nameless(inode: Arc<TmpInode>, mount: Arc<Mount>, shown: &[u8]) -> Result<Arc<File>> {
-    let flags = raw::O_RDWR | raw::O_LARGEFILE;
-    let operations = inode.clone().open(flags)?;
-    let location = Location::new(mount, Dentry::detached(inode, shown));
-    Ok(File::new(operations, flags, Some(location)))
-}
-
-/// A file of `size` zero bytes in memory, without a descriptor; `shown` is its name in
-/// /proc/PID/maps.
-pub fn memory_file(shown: &[u8], size: u64) -> Result<Arc<File>> {
-    let (fs, mount) = memfd_mount();
-    let credentials = current().process.credentials();
-    let inode = fs.nameless_file(0o600, credentials.fsuid, credentials.fsgid)?;
-    inode.set_attributes(&SetAttributes { size: Some(size), ..SetAttributes::default() })?;
-    open_nameless(inode, mount, shown)
-}
-
-/// The file system that memfds live in; it is mounted nowhere.
-fn memfd_mount() -> (Arc<TmpFs>, Arc<Mount>) {
-    static MOUNT: Once<(Arc<TmpFs>, Arc<Mount>)> = Once::new();
-    let make = || {
-        let fs = TmpFs::new("tmpfs", 0o777, Limits::default());
-        (fs.clone(), mount::detached(fs))
-    };
-    MOUNT.call_once(make).clone()
-}
-
-/// A file of shared anonymous memory, without a descriptor (mmap(2) with MAP_SHARED|MAP_ANONYMOUS).
-pub fn anonymous_file() -> Result<Arc<dyn Inode>> {
-    let (fs, _) = memfd_mount();
-    Ok(fs.nameless_file(0o600, 0, 0)?)
 }

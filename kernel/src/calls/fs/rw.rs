@@ -114,28 +114,15 @@ pub fn pwritev2(a: &Args) -> Result<u64> {
         return Err(Errno::EOPNOTSUPP);
     }
     let mut source = Source::user_vector(&vector).without_waiting(nowait);
-    let appends = flags & raw::RWF_APPEND != 0 && file.is_seekable();
+    source = source.appending(flags & raw::RWF_APPEND != 0);
     let written = match a.a3() {
-        u64::MAX if appends => append(&file, &mut source)?,
         u64::MAX => write_stream(&file, &mut source)?,
-        offset if appends => {
-            check_offset(offset)?;
-            append(&file, &mut source)?
-        }
         offset => write_at(&file, check_offset(offset)?, &mut source)?,
     };
     if flags & (raw::RWF_DSYNC | raw::RWF_SYNC) != 0 {
         file.inode().sync()?;
     }
     Ok(written)
-}
-
-/// Writes at the end, whatever the file's position, which stays (pwritev2(2), RWF_APPEND).
-fn append(file: &Arc<File>, source: &mut Source<'_>) -> Result<u64> {
-    // Who appends by the flag takes turns with those who write at the position.
-    let _position = file.position.lock();
-    let end = file.inode().page_cache().map_or(0, |cache| cache.size());
-    write_at(file, end, source)
 }
 
 /// EOPNOTSUPP for a flag that is not known.
@@ -196,7 +183,7 @@ fn write_at_position(file: &Arc<File>, source: &mut Source<'_>) -> Result<usize>
     file.drop_privileges()?;
     let written = file.ops().write_at(file, *position, source)?;
     *position += written as u64;
-    if file.flags() & raw::O_APPEND != 0
+    if (file.flags() & raw::O_APPEND != 0 || source.appends())
         && written > 0
         && let Some(cache) = file.inode().page_cache()
     {
@@ -250,7 +237,8 @@ fn check_file_limit(file: &File, offset: u64, source: &mut Source<'_>) -> Result
 #[cold]
 fn cut_at_limit(file: &File, offset: u64, source: &mut Source<'_>, limit: u64) -> Result<()> {
     let Some(cache) = file.inode().page_cache() else { return Ok(()) };
-    let offset = if file.flags() & raw::O_APPEND != 0 { cache.size() } else { offset };
+    let append = file.flags() & raw::O_APPEND != 0 || source.appends();
+    let offset = if append { cache.size() } else { offset };
     if offset >= limit {
         send_to_current(raw::SIGXFSZ);
         return Err(Errno::EFBIG);

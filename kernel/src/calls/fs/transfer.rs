@@ -16,6 +16,7 @@ use crate::base::io::{MAX_TRANSFER, Sink, Source, read_iovec};
 use crate::base::sched;
 use crate::base::user::UserPtr;
 use crate::ipc::pipe::{self, Pipe};
+use crate::vfs::anon::AnonInode;
 use crate::vfs::{File, FileType};
 
 /// Bytes copied in one turn.
@@ -189,7 +190,8 @@ pub fn copy_file_range(a: &Args) -> Result<u64> {
     Ok(done)
 }
 
-/// splice(2): at least one side is a pipe.
+/// splice(2): at least one side is a pipe. What ends its waits: data in the pipe it reads, its last
+/// writer's end, room in the pipe it fills, its last reader's end (EPIPE), a signal.
 pub fn splice(a: &Args) -> Result<u64> {
     let flags = super::check_flags(a.a5(), SPLICE_FLAGS)?;
     if a.a4() == 0 {
@@ -198,29 +200,31 @@ pub fn splice(a: &Args) -> Result<u64> {
     let (input, output) = (file(a.a0())?, file(a.a2())?);
     input.check_readable()?;
     output.check_writable()?;
-    let nonblocking = flags & raw::SPLICE_F_NONBLOCK != 0;
+    let at_once = |files: &[&File]| {
+        flags & raw::SPLICE_F_NONBLOCK != 0 || files.iter().any(|f| f.is_nonblocking())
+    };
     let (from_pipe, to_pipe) = (pipe::of(&input).cloned(), pipe::of(&output).cloned());
     if from_pipe.is_some() && a.a1() != 0 || to_pipe.is_some() && a.a3() != 0 {
         return Err(Errno::ESPIPE);
     }
     match (from_pipe, to_pipe) {
-        (Some(from), Some(to)) if Arc::ptr_eq(&from, &to) => Err(Errno::EINVAL),
-        (Some(from), to) => {
-            if let Some(to) = &to {
-                check_room(to, &output, nonblocking)?;
-            }
-            if output.flags() & raw::O_APPEND != 0 {
+        (Some(from), Some(to)) => between_pipes(&from, &to, a.a4(), at_once(&[&input, &output])),
+        (Some(from), None) => {
+            if output.flags() & raw::O_APPEND != 0 || !moves_data(&output) {
                 return Err(Errno::EINVAL);
             }
-            let mut to = Cursor::new(output, a.a3())?;
-            let nonblocking = nonblocking || input.is_nonblocking();
+            let nonblocking = at_once(&[&input]);
+            let mut to = seekable_cursor(output, a.a3())?;
             let done = drain(&from, a.a4(), nonblocking, |bytes| to.write(bytes))?;
             to.finish()?;
             Ok(done)
         }
         (None, Some(to)) => {
-            check_room(&to, &output, nonblocking)?;
-            let mut from = Cursor::new(input, a.a1())?;
+            if !moves_data(&input) {
+                return Err(Errno::EINVAL);
+            }
+            let mut from = seekable_cursor(input, a.a1())?;
+            to.wait_writable(at_once(&[&output]))?;
             let done = fill(&mut from, &to, &output, a.a4())?;
             from.finish()?;
             Ok(done)
@@ -229,10 +233,50 @@ pub fn splice(a: &Args) -> Result<u64> {
     }
 }
 
-/// EAGAIN if a pipe is full and nobody wants to wait.
-fn check_room(pipe: &Pipe, end: &File, nonblocking: bool) -> Result<()> {
-    let full = pipe.len() >= pipe.capacity();
-    if full && (nonblocking || end.is_nonblocking()) { Err(Errno::EAGAIN) } else { Ok(()) }
+/// Whether a file is one whose bytes can be spliced: the objects of eventfd(2), epoll(7) and the
+/// like only have values that are read and written whole.
+fn moves_data(file: &File) -> bool {
+    file.inode().file_type() != FileType::Regular
+        || file.inode().as_any().downcast_ref::<AnonInode>().is_none()
+}
+
+/// splice(2) calls an offset into a stream EINVAL.
+fn seekable_cursor(file: Arc<File>, address: u64) -> Result<Cursor> {
+    match Cursor::new(file, address) {
+        Err(Errno::ESPIPE) => Err(Errno::EINVAL),
+        cursor => cursor,
+    }
+}
+
+/// Moves bytes from pipe to pipe: what is there and fits. Waits only until something can move.
+fn between_pipes(from: &Arc<Pipe>, to: &Arc<Pipe>, len: u64, nonblocking: bool) -> Result<u64> {
+    if Arc::ptr_eq(from, to) {
+        return Err(Errno::EINVAL);
+    }
+    let mut bytes = buffer(len as usize)?;
+    loop {
+        let is_open = from.wait_readable(nonblocking)?;
+        to.wait_writable(nonblocking)?;
+        if !is_open {
+            return Ok(0);
+        }
+        let moved = repeat(len, |left| {
+            let want = left.min(CHUNK).min(to.room());
+            let seen = from.peek(0, want, &mut Sink::kernel(&mut bytes[..want]))?;
+            if seen == 0 {
+                return Ok((0, false));
+            }
+            let written = to.write_now(&mut Source::kernel(&bytes[..seen]))?;
+            from.consume(written);
+            Ok((written, written == seen))
+        });
+        match moved {
+            // Somebody else was faster at one of the two ends.
+            Ok(0) | Err(Errno::EAGAIN) if !nonblocking => {}
+            Ok(0) => return Err(Errno::EAGAIN),
+            moved => return moved,
+        }
+    }
 }
 
 /// Moves up to `len` bytes out of a pipe. Waits for the first of them only.
@@ -258,13 +302,12 @@ fn drain(
     })
 }
 
-/// Moves up to `len` bytes of a file into a pipe: as much as fits, at least one turn.
+/// Moves up to `len` bytes of a file into a pipe that has room: as much as fits.
 fn fill(from: &mut Cursor, to: &Pipe, end: &Arc<File>, len: u64) -> Result<u64> {
     let mut bytes = buffer(len as usize)?;
     let seekable = from.file.is_seekable();
     repeat(len, |left| {
-        let room = to.capacity().saturating_sub(to.len()).max(1);
-        let want = left.min(CHUNK).min(room);
+        let want = left.min(CHUNK).min(to.room().max(1));
         let read = if seekable {
             from.peek(&mut bytes[..want])?
         } else {
@@ -277,14 +320,17 @@ fn fill(from: &mut Cursor, to: &Pipe, end: &Arc<File>, len: u64) -> Result<u64> 
         if seekable {
             from.advance(written);
         }
-        let more = seekable && written == want && to.len() < to.capacity();
+        let more = seekable && written == want && to.room() > 0;
         Ok((written, more))
     })
 }
 
-/// tee(2): copies from pipe to pipe and removes nothing.
+/// tee(2): copies from pipe to pipe and removes nothing. Its waits end as splice's do.
 pub fn tee(a: &Args) -> Result<u64> {
     let flags = super::check_flags(a.a3(), SPLICE_FLAGS)?;
+    if a.a2() == 0 {
+        return Ok(0);
+    }
     let (input, output) = (file(a.a0())?, file(a.a1())?);
     input.check_readable()?;
     output.check_writable()?;
@@ -293,29 +339,43 @@ pub fn tee(a: &Args) -> Result<u64> {
     if Arc::ptr_eq(from, to) {
         return Err(Errno::EINVAL);
     }
-    let nonblocking = flags & raw::SPLICE_F_NONBLOCK != 0;
-    check_room(to, &output, nonblocking)?;
-    if a.a2() == 0 || !from.wait_readable(nonblocking || input.is_nonblocking())? {
-        return Ok(0);
+    let nonblocking =
+        flags & raw::SPLICE_F_NONBLOCK != 0 || input.is_nonblocking() || output.is_nonblocking();
+    loop {
+        let is_open = from.wait_readable(nonblocking)?;
+        to.wait_writable(nonblocking)?;
+        if !is_open {
+            return Ok(0);
+        }
+        let mut bytes = buffer((a.a2() as usize).min(to.room().max(1)))?;
+        let want = bytes.len();
+        let seen = from.peek(0, want, &mut Sink::kernel(&mut bytes))?;
+        match to.write_now(&mut Source::kernel(&bytes[..seen])) {
+            Ok(0) | Err(Errno::EAGAIN) if !nonblocking => {}
+            written => return written.map(|written| written as u64),
+        }
     }
-    let room = to.capacity().saturating_sub(to.len()).max(1);
-    let mut bytes = buffer((a.a2() as usize).min(room))?;
-    let want = bytes.len();
-    let seen = from.peek(0, want, &mut Sink::kernel(&mut bytes))?;
-    write_stream(&output, &mut Source::kernel(&bytes[..seen]))
 }
 
-/// vmsplice(2): a program's memory into a pipe, or out of one, by copying.
+/// vmsplice(2): a program's memory into a pipe, or out of one, by copying. It waits only until
+/// something can move: for data or room, for the other end to close, for a signal.
 pub fn vmsplice(a: &Args) -> Result<u64> {
-    super::check_flags(a.a3(), SPLICE_FLAGS)?;
+    let flags = super::check_flags(a.a3(), SPLICE_FLAGS)?;
     let file = file(a.a0())?;
-    if pipe::of(&file).is_none() {
-        return Err(Errno::EBADF);
-    }
+    let pipe = pipe::of(&file).ok_or(Errno::EBADF)?;
     let vector = read_iovec(a.a1(), a.a2())?;
-    if file.check_writable().is_ok() {
-        write_stream(&file, &mut Source::user_vector(&vector))
-    } else {
-        read_stream(&file, &mut Sink::user_vector(&vector))
+    if vector.iter().all(|part| part.len == 0) {
+        return Ok(0);
     }
+    let nonblocking = flags & raw::SPLICE_F_NONBLOCK != 0;
+    let moved = if file.check_writable().is_ok() {
+        pipe.wait_writable(nonblocking)?;
+        pipe.write_now(&mut Source::user_vector(&vector))?
+    } else {
+        if !pipe.wait_readable(nonblocking)? {
+            return Ok(0);
+        }
+        pipe.read_now(&mut Sink::user_vector(&vector))?
+    };
+    Ok(moved as u64)
 }

@@ -20,13 +20,14 @@ use alloc::sync::{Arc, Weak};
 use abi::{Errno, Result};
 use machine::sync::SpinLock;
 
+use crate::drivers::ninep_transport::Transport;
 use crate::vfs::{FileSystem, FileType, Inode, Statistics};
 
 mod client;
 mod file;
 mod inode;
 
-pub use client::{Client, Fid, Transport};
+pub use client::{Client, Fid};
 pub use inode::NinepInode;
 
 /// Most files that stay open at the server for later use.

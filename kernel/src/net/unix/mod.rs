@@ -342,9 +342,17 @@ impl Socket for UnixSocket {
             control.credentials = Some(Ucred::current());
         }
         let info = boxed(control, None);
-        match self.common.kind {
-            Kind::SeqPacket => link.conn.tx.send_message(source, info, what.patience),
-            _ => link.conn.tx.send(source, info, what.patience),
+        let (tx, rx) = (&link.conn.tx, &link.conn.rx);
+        let was_closed = tx.is_refused() || tx.is_ended();
+        let sent = match self.common.kind {
+            Kind::SeqPacket => tx.send_message(source, info, what.patience),
+            _ => tx.send(source, info, what.patience),
+        };
+        match sent {
+            // A sender that waited is told what it would be told at a receive: the peer closed
+            // without having read all. Later ones only hear that nobody reads.
+            Err(Errno::EPIPE) if !was_closed && rx.take_reset() => Err(Errno::ECONNRESET),
+            sent => sent,
         }
     }
 

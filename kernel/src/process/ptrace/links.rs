@@ -60,7 +60,7 @@ pub fn trace_me() -> Result<u64> {
     let thread = current().to_arc();
     let parent = thread.process.parent().ok_or(Errno::EPERM)?;
     // The thread that made this process, or another one if it has ended.
-    let maker = thread.process.maker_tid.load(Ordering::Relaxed);
+    let maker = thread.process.creator_tid.load(Ordering::Relaxed);
     let tracer = {
         let threads = parent.threads.lock();
         threads.iter().find(|t| t.tid() == maker).or(threads.first()).cloned()

@@ -9,8 +9,8 @@ use alloc::sync::Arc;
 use abi::Result;
 use formats::control::{LineBuffer, ToGuest};
 
-use super::console::{Console, console};
 use crate::base::io::Sink;
+use crate::drivers::console::{Console, console};
 
 /// Who wants to know. Called by the channel's own thread, which may sleep.
 pub trait Listener: Send + Sync {

@@ -1,4 +1,4 @@
-//! The kernel to compare with: Debian's cloud kernel, unpacked so that QEMU boots it by PVH.
+//! Another kernel: Debian's cloud kernel, to compare with and to be the judge, unpacked so that QEMU boots it by PVH.
 //!
 //! Why unpacked: a bzImage decompresses itself in the guest, at a hundred times the price of the
 //! rest of the boot; the ELF image in it boots by the same door as Limen's, which is the fair
@@ -8,11 +8,15 @@
 //! Where it comes from: what the user names, else what is installed, else what an earlier run has
 //! fetched, else `apt-get download`, which needs no privileges.
 
+use std::ffi::OsString;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::kernel::hex_hash;
+use formats::cpio;
+
+use crate::bench::kernel::hex_hash;
+use crate::run::qemu::{self, port_file};
 use crate::{Error, paths};
 
 /// Debian's name for the newest of them.
@@ -24,16 +28,64 @@ const VMLINUX_MAX: u64 = 256 << 20;
 
 /// A Linux kernel ready to boot.
 #[derive(Debug)]
-pub(super) struct Linux {
+pub(crate) struct Linux {
     /// The file name's version part.
-    pub(super) name: String,
-    pub(super) vmlinux: PathBuf,
+    pub(crate) name: String,
+    pub(crate) vmlinux: PathBuf,
     /// Of the bzImage.
-    pub(super) hash: String,
+    pub(crate) hash: String,
+}
+
+/// Linux needs the old timer to calibrate its clock, so the machine has it.
+pub(crate) const MACHINE: &str = "microvm,x-option-roms=off,rtc=on,isa-serial=on,pcie=off";
+/// What every Linux is started with: once its program has ended, so has the machine.
+pub(crate) const APPEND: &str = "console=ttyS0 quiet panic=-1";
+
+/// How a Linux is started with one program, which is its first process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Boot<'a> {
+    pub(crate) program: &'a [u8],
+    /// Kernel parameters, `--`, and the program's arguments.
+    pub(crate) append: &'a str,
+    /// Where the initramfs goes, and what the kernel and the program say: the file of port `serial`.
+    pub(crate) dir: &'a Path,
+    pub(crate) cpu: &'a str,
+    pub(crate) smp: u8,
+    pub(crate) memory_mib: u64,
+}
+
+impl Linux {
+    /// The QEMU command.
+    pub(crate) fn command(&self, boot: &Boot<'_>) -> Result<Vec<OsString>, Error> {
+        let mut archive = cpio::Writer::new();
+        archive.file(b"init", 0o755, boot.program);
+        let archive = archive.finish().map_err(|_| "the program does not fit an archive")?;
+        let initramfs = boot.dir.join("linux.cpio");
+        std::fs::write(&initramfs, archive)?;
+        let serial = port_file(boot.dir, "serial");
+        let threads = if boot.smp > 1 { "multi" } else { "single" };
+        let mut command: Vec<OsString> = vec![qemu::program()];
+        let options = "-no-user-config -nodefaults -no-reboot -display none";
+        command.extend(options.split(' ').map(OsString::from));
+        for (name, value) in [
+            ("-M", MACHINE.into()),
+            ("-accel", format!("tcg,thread={threads}").into()),
+            ("-cpu", OsString::from(boot.cpu)),
+            ("-smp", boot.smp.to_string().into()),
+            ("-m", format!("{}M", boot.memory_mib).into()),
+            ("-kernel", self.vmlinux.clone().into()),
+            ("-initrd", initramfs.into()),
+            ("-append", boot.append.into()),
+            ("-serial", format!("file:{}", serial.display()).into()),
+        ] {
+            command.extend([name.into(), value]);
+        }
+        Ok(command)
+    }
 }
 
 /// Finds, fetches and unpacks. An error says what is missing and how to get it.
-pub(super) fn find(given: Option<&Path>) -> Result<Linux, Error> {
+pub(crate) fn find(given: Option<&Path>) -> Result<Linux, Error> {
     let cache = paths::cache_dir()?.join("linux");
     std::fs::create_dir_all(&cache)?;
     let installed = || newest(Path::new("/boot")).or_else(|| newest(&cache.join("boot")));
