@@ -4,6 +4,9 @@
 //! prints `test NAME ... ok` or `FAILED` per test and a closing line; on the host every test must
 //! pass, since a test states what Linux does, and where it does not, Debian's kernel decides. A VM that ends without the closing line has failed
 //! in the test whose line is last: its name is printed, and the tests behind it count as failed.
+//!
+//! `limen-vmm` (`guest/vmm`) judges /dev/kvm in the same way; where the host has no KVM that works
+//! for guests, Limen's is judged alone.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

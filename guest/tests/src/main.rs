@@ -10,6 +10,7 @@ mod child;
 mod elf_cases;
 mod entry;
 mod exec;
+mod file_rights;
 mod files;
 mod frames;
 mod fuzz;
@@ -56,7 +57,7 @@ const SUBJECTS: &[&[Test]] = &[
     segments::TESTS,
     files::TESTS,
     races::TESTS,
-    rights::TESTS,
+    file_rights::TESTS,
     partly::TESTS,
     procfs::TESTS,
     channels::TESTS,
@@ -67,6 +68,7 @@ const SUBJECTS: &[&[Test]] = &[
     sysv::TESTS,
     pointers::TESTS,
     ptrace::TESTS,
+    rights::TESTS,
     seccomp::TESTS,
     storm::TESTS,
 ];

@@ -20,7 +20,7 @@ tests!("memory":
     stack_grows, stack_limit_faults, many_mappings, thousand_page_pattern, map_32bit,
     map_populate, zero_page_mapping, prot_none_reserve_commit, file_offset_mapping,
     partial_last_page_is_zero, mmap_write_needs_rights, fork_keeps_layout, growsdown_guard,
-    handler_can_repair_fault, membarrier_query, process_vm_reads_child,
+    handler_can_repair_fault, membarrier_query, membarrier_registrations, process_vm_reads_child,
     process_vm_moves_pieces, maps_of_many_areas, policies_of_one_node,
     page_tables_are_freed,
 );
@@ -647,6 +647,26 @@ fn handler_can_repair_fault() {
         assert_eq!(get(at(p, i * PAGE)), i as u8);
     }
     assert_eq!(REPAIR.load(SeqCst), 50);
+}
+
+fn membarrier_registrations() {
+    const REGISTERED: usize = 1 << 9;
+    let call = |command: usize| sc!(SYS_membarrier, command, 0, 0);
+    in_child(|| {
+        call(REGISTERED).is(0);
+        call(8).fails(EPERM);
+        call(16).is(0);
+        call(REGISTERED).is(16);
+        call(4).is(0);
+        call(REGISTERED).is(20);
+        call(8).is(0);
+        sc!(SYS_membarrier, REGISTERED, 1, 0).fails(EINVAL);
+        // A child goes on in a copy of the memory.
+        in_child(|| {
+            call(REGISTERED).is(20);
+            call(8).is(0);
+        });
+    });
 }
 
 fn membarrier_query() {

@@ -20,7 +20,8 @@ tests!("ptrace":
     peek_and_poke, regsets, signal_masks, access_is_checked, procfs_tells, debug_registers,
     requests_need_a_stop, death_ends_every_stop, bad_return_addresses, sysemu, syscall_signal,
     ignored_signals_are_seen, stopped_before_attach, a_traced_fork_is_one_call,
-    events_are_followed_by_the_end_of_the_call,
+    events_are_followed_by_the_end_of_the_call, pending_signals_are_peeked_at,
+    registers_at_the_start_of_a_program,
 );
 
 const GOOD: u64 = PTRACE_O_TRACESYSGOOD as u64;
@@ -792,6 +793,62 @@ fn events_are_followed_by_the_end_of_the_call() {
     go(PTRACE_SYSCALL, pid);
     stopped(pid, SIGTRAP | 0x80);
     assert_eq!((regs(pid).orig_rax, regs(pid).rax), (SYS_execve as u64, 0));
+    cont(pid, 0);
+    exited(pid, 5);
+}
+
+fn pending_signals_are_peeked_at() {
+    let pid = tracee(|| {
+        sigmask(SIG_BLOCK, !0);
+        sc!(SYS_kill, pid(), SIGUSR2).is(0);
+        sc!(SYS_kill, pid(), SIGUSR1).is(0);
+        sc!(SYS_kill, pid(), SIGUSR1).is(0);
+        sc!(SYS_tgkill, pid(), tid(), SIGHUP).is(0);
+        one_call(SYS_getppid);
+        0
+    });
+    let peek = |offset: u64, flags: u32, count: i32, infos: &mut [[i32; 32]; 4]| {
+        let request = (offset, flags, count);
+        let to = infos.as_mut_ptr() as u64;
+        pt(0x4209, pid, &raw const request as u64, to)
+    };
+    let mut infos = [[0; 32]; 4];
+    peek(0, 0, 1, &mut infos).is(0);
+    while regs(pid).orig_rax != SYS_getppid as u64 {
+        go(PTRACE_SYSCALL, pid);
+        stopped(pid, SIGTRAP);
+    }
+    peek(0, 1, 4, &mut infos).is(2);
+    assert_eq!([infos[0][0], infos[1][0]], [SIGUSR2, SIGUSR1]);
+    assert_eq!((infos[0][2], infos[0][4]), (SI_USER, pid));
+    peek(0, 0, 4, &mut infos).is(1);
+    assert_eq!((infos[0][0], infos[0][2]), (SIGHUP, SI_TKILL));
+    peek(1, 1, 4, &mut infos).is(1);
+    assert_eq!(infos[0][0], SIGUSR1);
+    peek(2, 1, 4, &mut infos).is(0);
+    peek(u64::MAX, 1, 4, &mut infos).is(0);
+    peek(0, 1, 0, &mut infos).is(0);
+    peek(0, 2, 1, &mut infos).fails(EINVAL);
+    peek(0, 1, -1, &mut infos).fails(EINVAL);
+    pt(0x4209, pid, 8, infos.as_mut_ptr() as u64).fails(EFAULT);
+    let request = (0u64, 1u32, 1i32);
+    pt(0x4209, pid, &raw const request as u64, 8).fails(EFAULT);
+    end(pid);
+}
+
+fn registers_at_the_start_of_a_program() {
+    // A program starts with empty registers: nothing of the old one, nothing of the kernel.
+    let pid = tracee(|| exec_self("exit", "5"));
+    options(pid, PTRACE_O_TRACEEXEC as u64);
+    cont(pid, 0);
+    stopped(pid, SIGTRAP | PTRACE_EVENT_EXEC << 8);
+    go(PTRACE_SINGLESTEP, pid);
+    stopped(pid, SIGTRAP);
+    let r = regs(pid);
+    let first = [r.rax, r.rbx, r.rcx, r.rdx, r.rsi, r.rdi, r.rbp];
+    let second = [r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15];
+    assert_eq!((first, second), ([0; 7], [0; 8]));
+    assert_eq!(r.rsp % 16, 0);
     cont(pid, 0);
     exited(pid, 5);
 }

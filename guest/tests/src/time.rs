@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 tests!("time":
     clocks_move_forward, vdso_agrees_with_syscall, clock_errors, resolutions, cpu_clocks,
     monotonic_across_cpus, nanosleep_is_not_early, clock_nanosleep_absolute, sleep_errors,
-    posix_timer_signals, posix_timer_overrun_and_gettime, posix_timer_errors, itimer_real,
+    posix_timer_signals, posix_timer_overrun_and_gettime, overruns_before_the_boot, posix_timer_errors, itimer_real,
     itimer_virtual, gettimeofday_and_time, times_and_rusage, settime_needs_rights,
     adjtimex_answers,
 );
@@ -248,6 +248,32 @@ fn times_and_rusage() {
     sc!(SYS_getrusage, RUSAGE_CHILDREN, ru.as_mut_ptr()).is(0);
     sc!(SYS_getrusage, 1, ru.as_mut_ptr()).is(0);
     sc!(SYS_getrusage, 99, ru.as_mut_ptr()).fails(EINVAL);
+}
+
+fn overruns_before_the_boot() {
+    // A timer that was due long before the machine started has missed all of it.
+    sigmask(SIG_BLOCK, bit(SIGUSR1));
+    for (interval_s, interval_ns) in [(1000, 0), (0, 1_000_000)] {
+        let (mut id, mut info) = (0i32, Siginfo::default());
+        let event = [0u64, SIGUSR1 as u64, 0, 0, 0, 0, 0, 0];
+        sc!(SYS_timer_create, CLOCK_REALTIME, event.as_ptr(), &raw mut id).is(0);
+        let spec = [interval_s, interval_ns, 1000u64, 0];
+        sc!(SYS_timer_settime, id, TIMER_ABSTIME, spec.as_ptr(), 0).is(0);
+        let set = bit(SIGUSR1);
+        sc!(SYS_rt_sigtimedwait, &raw const set, &raw mut info, 0, 8).is(SIGUSR1 as usize);
+        let mut now = [0u64; 2];
+        sc!(SYS_clock_gettime, CLOCK_REALTIME, now.as_mut_ptr()).is(0);
+        let missed = if interval_s > 0 { now[0] / 1000 - 1 } else { i32::MAX as u64 };
+        let off = missed.abs_diff(info.uid.into());
+        assert!(off <= 1, "{} overruns instead of {missed}", info.uid);
+        let told = sc!(SYS_timer_getoverrun, id).must() as u64;
+        assert_eq!(told, info.uid.into());
+        let mut left = [0u64; 4];
+        sc!(SYS_timer_gettime, id, left.as_mut_ptr()).is(0);
+        assert!(interval_s == 0 || left[2] <= 1000, "the next one comes in {} s", left[2]);
+        sc!(SYS_timer_delete, id).is(0);
+        while sc!(SYS_rt_sigtimedwait, &raw const set, 0, [0u64, 0].as_ptr(), 8).is_ok() {}
+    }
 }
 
 fn settime_needs_rights() {

@@ -14,6 +14,7 @@ tests!("waits":
     splice_moves_what_fits, splice_checks_its_target_first, vmsplice_without_waiting,
     tee_without_waiting, waitid_for_stops_of_a_zombie, waitid_when_the_last_child_ends,
     death_signal_of_a_thread, death_signal_after_exec_of_a_thread, negative_socket_timeouts,
+    datagram_sockets_after_shutdown,
 );
 
 /// What a row's functions share.
@@ -379,6 +380,9 @@ const ROWS: &[Row] = rows! {
         drain_b, Ok(16), Goes;
     "send of a datagram whose peer closes": || full_socket(SOCK_DGRAM),
         |w| sc!(SYS_write, w.a, [1u8; 16].as_ptr(), 16), close_b, Err(ECONNREFUSED), Goes;
+    "send of a datagram shut down": || full_socket(SOCK_DGRAM),
+        |w| sc!(SYS_write, w.a, [1u8; 16].as_ptr(), 16),
+        |w| sc!(SYS_shutdown, w.a, SHUT_WR).is(0), Err(EPIPE), Goes;
     "accept": listener, |w| sc!(SYS_accept, w.a, 0, 0).map(|_| 0), |w| { connect_to_full(w).is(0) }, Ok(0), Goes;
     "accept at a listener shut down": listener, |w| sc!(SYS_accept, w.a, 0, 0).map(|_| 0),
         |w| sc!(SYS_shutdown, w.a, SHUT_RDWR).is(0), Err(EINVAL), Goes;
@@ -754,4 +758,47 @@ fn negative_socket_timeouts() {
     let (s, _client) = listener();
     set_time(s, SO_RCVTIMEO, -5);
     sc!(SYS_accept, s, 0, 0).fails(EAGAIN);
+}
+
+fn datagram_sockets_after_shutdown() {
+    let send = |fd: i32| sc!(SYS_write, fd, c"x".as_ptr(), 1);
+    let states = |fd: i32| {
+        let mut p = pollfd { fd, events: POLLIN | POLLOUT | POLLRDHUP, revents: 0 };
+        sc!(SYS_poll, &raw mut p, 1, 0).must();
+        p.revents
+    };
+    // The receiving side: who sends is told, without SIGPIPE; what came before is still there.
+    let (a, b) = sockets(SOCK_DGRAM);
+    send(a).is(1);
+    sc!(SYS_shutdown, b, SHUT_RD).is(0);
+    send(a).fails(EPIPE);
+    recv(b).is(1);
+    recv(b).is(0);
+    assert_eq!((states(a), states(b)), (POLLOUT, POLLIN | POLLOUT | POLLRDHUP));
+    send(b).is(1);
+    // The sending side: the peer notices nothing.
+    let (a, b) = sockets(SOCK_DGRAM);
+    sc!(SYS_shutdown, a, SHUT_WR).is(0);
+    send(a).fails(EPIPE);
+    assert_eq!((states(a), states(b)), (POLLOUT, POLLOUT));
+    send(b).is(1);
+    recv(a).is(1);
+    // Both.
+    let (a, b) = sockets(SOCK_DGRAM);
+    sc!(SYS_shutdown, b, SHUT_RDWR).is(0);
+    send(a).fails(EPIPE);
+    send(b).fails(EPIPE);
+    recv(b).is(0);
+    assert_eq!(states(a), POLLOUT);
+    assert_eq!(states(b), POLLIN | POLLOUT | POLLRDHUP | POLLHUP);
+    // A peer that is gone.
+    let (a, b) = sockets(SOCK_DGRAM);
+    close(b);
+    send(a).fails(ECONNREFUSED);
+    // Sockets without a peer may be told, too.
+    for kind in [SOCK_DGRAM, SOCK_STREAM, SOCK_SEQPACKET] {
+        let s = sc!(SYS_socket, AF_UNIX, kind, 0).fd();
+        sc!(SYS_shutdown, s, SHUT_RDWR).is(0);
+        sc!(SYS_shutdown, s, 3).fails(EINVAL);
+    }
 }

@@ -11,6 +11,7 @@ use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::time::{NS_PER_SEC, now_ns};
 use crate::base::user::UserPtr;
+use crate::security::Capability;
 
 /// System name: programs ask for it to know which system calls there are.
 pub const SYSNAME: &str = "Linux";
@@ -88,8 +89,7 @@ pub fn uname(args: &Args) -> Result<u64> {
 }
 
 fn name_argument(args: &Args) -> Result<Vec<u8>> {
-    const CAP_SYS_ADMIN: u32 = 21;
-    if !current().process.credentials().has(CAP_SYS_ADMIN) {
+    if !current().process.subject().capable(Capability::SysAdmin) {
         return Err(Errno::EPERM);
     }
     if args.a1() as i32 as usize > NAME_MAX {

@@ -26,8 +26,7 @@ use crate::mm::vdso;
 use crate::process::exec::{self, Request};
 use crate::process::init::{First, PROGRAM_PID};
 use crate::process::signal::{SigInfo, send_to_group};
-use crate::process::{LIMIT_STACK, default_limits};
-use crate::security::credentials::Credentials;
+use crate::security::{self, Credentials, Resource, Subject};
 use crate::tty::WinSize;
 use crate::vfs as fs;
 use crate::vfs::open::{How, open_executable};
@@ -111,7 +110,9 @@ fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<F
         root: SpinLock::new(root.clone()),
         umask: config.umask.into(),
     });
-    let context = Context { fs: fs.clone(), credentials: Arc::new(credentials.clone()) };
+    // Its process is not there yet.
+    let subject = Subject { pid: 0, credentials: Arc::new(credentials.clone()) };
+    let context = Context { fs: fs.clone(), subject };
     if let Ok(cwd) = resolve(&context, raw::AT_FDCWD, &config.cwd, walk::FOLLOW | walk::DIRECTORY) {
         *fs.cwd.lock() = cwd;
     }
@@ -125,7 +126,7 @@ fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<F
             raise: &|_| Ok((credentials.clone(), false)),
             is_closing: false,
             randomize: true,
-            stack_limit: default_limits()[LIMIT_STACK].soft,
+            stack_limit: security::Limits::default().soft(Resource::Stack),
             open: &open,
         })
     });

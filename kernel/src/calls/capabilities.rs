@@ -7,8 +7,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::UserPtr;
-use crate::process::{find_process, find_thread};
-use crate::security::credentials::{ALL_CAPABILITIES, Credentials};
+use crate::process::find_by_tid;
+use crate::security::{ALL_CAPABILITIES, Capability, CapabilitySet, Credentials};
 
 /// Secure bits (capabilities(7)): each has a lock bit above it.
 pub mod securebits {
@@ -27,14 +27,14 @@ pub mod securebits {
 }
 
 /// Capabilities that go with the file system's user id (setfsuid(2)).
-const FILE_SYSTEM: u64 = 1 << raw::CAP_CHOWN
-    | 1 << raw::CAP_DAC_OVERRIDE
-    | 1 << raw::CAP_DAC_READ_SEARCH
-    | 1 << raw::CAP_FOWNER
-    | 1 << raw::CAP_FSETID
-    | 1 << raw::CAP_LINUX_IMMUTABLE
-    | 1 << raw::CAP_MKNOD
-    | 1 << raw::CAP_MAC_OVERRIDE;
+const FILE_SYSTEM: CapabilitySet = Capability::Chown.bit()
+    | Capability::DacOverride.bit()
+    | Capability::DacReadSearch.bit()
+    | Capability::Fowner.bit()
+    | Capability::Fsetid.bit()
+    | Capability::LinuxImmutable.bit()
+    | Capability::Mknod.bit()
+    | Capability::MacOverride.bit();
 
 /// Adjusts the capability sets to a change of user ids (capabilities(7), "Effect of user ID
 /// changes").
@@ -113,10 +113,7 @@ fn read_header(address: u64) -> Result<(Header, usize)> {
 fn credentials_of(pid: i32) -> Result<Arc<Credentials>> {
     match pid {
         0 => Ok(current().process.credentials()),
-        1.. => find_process(pid as u32)
-            .or_else(|| find_thread(pid as u32).map(|thread| thread.process.clone()))
-            .map(|process| process.credentials())
-            .ok_or(Errno::ESRCH),
+        1.. => find_by_tid(pid as u32).map(|process| process.credentials()).ok_or(Errno::ESRCH),
         _ => Err(Errno::EINVAL),
     }
 }
@@ -154,12 +151,12 @@ pub fn capset(args: &Args) -> Result<u64> {
         let sets = data.iter().enumerate().map(|(i, half)| u64::from(part(half)) << (32 * i));
         sets.fold(0, |all, half| all | half) & ALL_CAPABILITIES
     };
-    let old = process.credentials();
+    let old = process.subject();
     let mut new = Credentials::clone(&old);
     new.effective = join(|half| half.effective);
     new.permitted = join(|half| half.permitted);
     new.inheritable = join(|half| half.inheritable);
-    let may_add = old.permitted | if old.has(raw::CAP_SETPCAP) { old.bounding } else { 0 };
+    let may_add = old.permitted | if old.capable(Capability::Setpcap) { old.bounding } else { 0 };
     let grows = |set: u64, limit: u64| set & !limit != 0;
     if grows(new.inheritable, old.inheritable | may_add)
         || grows(new.inheritable, old.inheritable | old.bounding)

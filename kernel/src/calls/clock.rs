@@ -14,6 +14,7 @@ use crate::base::time::{
 };
 use crate::base::user::UserPtr;
 use crate::process::{Process, Thread, find_process, find_thread};
+use crate::security::Capability;
 
 /// A clock.
 #[derive(Clone)]
@@ -155,7 +156,7 @@ pub fn clock_getres(args: &Args) -> Result<u64> {
 }
 
 fn may_set_time() -> Result<()> {
-    let allowed = current().process.credentials().has(raw::CAP_SYS_TIME);
+    let allowed = current().process.subject().capable(Capability::SysTime);
     if allowed { Ok(()) } else { Err(Errno::EPERM) }
 }
 

@@ -17,8 +17,8 @@ use crate::base::sched::current;
 use crate::base::user::read_path;
 use crate::calls::mm::map::READ_IMPLIES_EXEC;
 use crate::process::exec::{self, Image, Request};
-use crate::process::{LIMIT_STACK, Process, exit, ptrace};
-use crate::security::credentials::Credentials;
+use crate::process::{Process, exit, ptrace};
+use crate::security::{Credentials, Resource, Subject};
 use crate::vfs::open::open_executable;
 use crate::vfs::path::Context;
 use crate::vfs::{File, permission};
@@ -67,9 +67,9 @@ fn execute(
         file,
         arguments,
         environment,
-        raise: &|file| next_credentials(file, &context.credentials),
+        raise: &|file| next_credentials(file, &context.subject),
         randomize: personality & ADDR_NO_RANDOMIZE == 0,
-        stack_limit: process.limit(LIMIT_STACK),
+        stack_limit: process.limit(Resource::Stack),
         open: &open,
     });
     if image.as_ref().is_err_and(|&error| error == exec::FATAL) {
@@ -131,7 +131,8 @@ fn become_image(process: &Arc<Process>, image: Image, regs: &mut PtRegs) {
     let old_credentials = process.credentials();
     exit::release_futexes(&thread);
     let readable = image.program.file.as_ref().is_some_and(|file| {
-        permission::check(file.ops().inode().as_ref(), permission::READ, &credentials).is_ok()
+        let who = Subject { pid: process.pid, credentials: Arc::new(credentials.clone()) };
+        permission::check(file.ops().inode().as_ref(), permission::READ, &who).is_ok()
     });
     let installing = process.image.lock();
     let old_mm = process.mm.lock().replace(image.mm.clone());
@@ -151,6 +152,7 @@ fn become_image(process: &Arc<Process>, image: Image, regs: &mut PtRegs) {
     crate::process::timers::on_exec(process);
     *thread.name.lock() = image.name;
     process.settings.has_executed.store(true, Ordering::Relaxed);
+    process.settings.membarrier.store(0, Ordering::Relaxed);
     // A parent that asked for another signal asked for the old program's (clone(2)).
     process.exit_signal.store(raw::SIGCHLD, Ordering::Relaxed);
     let lost = READ_IMPLIES_EXEC | if secure { CLEARED_ON_SETID } else { 0 };

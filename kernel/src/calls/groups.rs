@@ -8,13 +8,13 @@ use abi::{Errno, Result};
 use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::process::signal::send::group_members;
-use crate::process::{Pid, Process, find_process};
+use crate::process::{Pid, Process, find_by_tid};
 
-/// The process with this id, or the caller for 0; ESRCH.
+/// The process with this id, a thread's one included, or the caller for 0; ESRCH.
 fn process_or_self(argument: u64) -> Result<Arc<Process>> {
     match argument as i32 {
         0 => Ok(current().process.clone()),
-        pid @ 1.. => find_process(pid as Pid).ok_or(Errno::ESRCH),
+        pid @ 1.. => find_by_tid(pid as Pid).ok_or(Errno::ESRCH),
         _ => Err(Errno::ESRCH),
     }
 }
@@ -30,6 +30,9 @@ pub fn setpgid(args: &Args) -> Result<u64> {
         return Err(Errno::ESRCH);
     }
     let target = process_or_self(args.a0())?;
+    if pid != 0 && target.pid != pid as Pid {
+        return Err(Errno::EINVAL);
+    }
     if !target.is_current() {
         if target.parent_pid() != own.pid {
             return Err(Errno::ESRCH);

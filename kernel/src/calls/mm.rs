@@ -19,6 +19,7 @@ use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::UserPtr;
 use crate::mm::{Backing, PAGE, Vma, VmaFlags};
+use crate::security::Resource;
 pub use advice::madvise;
 pub use lock::{mlock, mlock2, mlockall, munlock, munlockall};
 use map::page_range;
@@ -31,7 +32,7 @@ pub fn brk(a: &Args) -> Result<u64> {
     let wanted = a.a0();
     let process = &current().process;
     let (limit, total_limit) =
-        (process.limit(raw::RLIMIT_DATA as usize), process.limit(raw::RLIMIT_AS as usize));
+        (process.limit(Resource::Data), process.limit(Resource::AddressSpace));
     let mut removed = None;
     let result = process.mm()?.with(|inner| {
         let (start, old) = (inner.layout.brk_start, inner.layout.brk);

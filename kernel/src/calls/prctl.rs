@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use abi::{Errno, Result, general as raw, prctl as pr};
+use abi::{Errno, Result, prctl as pr};
 use machine::paging::USER_END;
 
 use super::capabilities::securebits;
@@ -10,12 +10,12 @@ use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::UserPtr;
 use crate::process::signal::LAST;
-use crate::security::credentials::Credentials;
+use crate::security::{ALL_CAPABILITIES, Capability, Credentials, Subject};
 
 /// The slack with which a thread's timers may fire unless PR_SET_TIMERSLACK says otherwise.
 const DEFAULT_SLACK_NS: u64 = 50_000;
 /// Last capability that exists.
-const LAST_CAPABILITY: u64 = raw::CAP_LAST_CAP as u64;
+const LAST_CAPABILITY: u64 = ALL_CAPABILITIES.ilog2() as u64;
 
 fn must_be_zero(arguments: &[u64]) -> Result<()> {
     if arguments.iter().all(|&argument| argument == 0) { Ok(()) } else { Err(Errno::EINVAL) }
@@ -112,7 +112,7 @@ fn read_name(address: u64) -> Result<alloc::vec::Vec<u8>> {
 
 /// The operations about privileges.
 fn privileges(args: &Args) -> Result<u64> {
-    let credentials = current().process.credentials();
+    let who = current().process.subject();
     let value = args.a1();
     match args.a0() as u32 {
         pr::PR_SET_NO_NEW_PRIVS => {
@@ -127,13 +127,13 @@ fn privileges(args: &Args) -> Result<u64> {
         }
         pr::PR_GET_SECCOMP => Ok(current().seccomp.summary().0.into()),
         pr::PR_SET_SECCOMP => crate::process::seccomp::attach::set_by_prctl(value, args.a2()),
-        pr::PR_GET_KEEPCAPS => Ok(u64::from(credentials.securebits & securebits::KEEP_CAPS != 0)),
+        pr::PR_GET_KEEPCAPS => Ok(u64::from(who.securebits & securebits::KEEP_CAPS != 0)),
         pr::PR_SET_KEEPCAPS => set_keep_caps(value),
-        pr::PR_GET_SECUREBITS => Ok(credentials.securebits.into()),
-        pr::PR_SET_SECUREBITS => set_securebits(value),
-        pr::PR_CAPBSET_READ if value <= LAST_CAPABILITY => Ok(credentials.bounding >> value & 1),
+        pr::PR_GET_SECUREBITS => Ok(who.securebits.into()),
+        pr::PR_SET_SECUREBITS => set_securebits(&who, value),
+        pr::PR_CAPBSET_READ if value <= LAST_CAPABILITY => Ok(who.bounding >> value & 1),
         pr::PR_CAPBSET_DROP => {
-            if !credentials.has(raw::CAP_SETPCAP) {
+            if !who.capable(Capability::Setpcap) {
                 return Err(Errno::EPERM);
             }
             edit_credentials(|new| {
@@ -142,7 +142,7 @@ fn privileges(args: &Args) -> Result<u64> {
                 Ok(())
             })
         }
-        pr::PR_CAP_AMBIENT => ambient(args, &credentials),
+        pr::PR_CAP_AMBIENT => ambient(args, &who),
         pr::PR_GET_SPECULATION_CTRL => speculation(value),
         _ => Err(Errno::EINVAL),
     }
@@ -162,7 +162,7 @@ fn set_keep_caps(value: u64) -> Result<u64> {
     })
 }
 
-fn set_securebits(value: u64) -> Result<u64> {
+fn set_securebits(who: &Subject, value: u64) -> Result<u64> {
     edit_credentials(|new| {
         let (old, bits) = (new.securebits, value as u32);
         // Locked bits stay, and so do the locks.
@@ -171,7 +171,7 @@ fn set_securebits(value: u64) -> Result<u64> {
         if value > u64::from(securebits::ALL) || (old ^ bits) & frozen != 0 {
             return Err(Errno::EPERM);
         }
-        if !new.has(raw::CAP_SETPCAP) {
+        if !who.capable(Capability::Setpcap) {
             return Err(Errno::EPERM);
         }
         new.securebits = bits;
@@ -179,7 +179,7 @@ fn set_securebits(value: u64) -> Result<u64> {
     })
 }
 
-fn ambient(args: &Args, credentials: &Credentials) -> Result<u64> {
+fn ambient(args: &Args, who: &Subject) -> Result<u64> {
     let (command, capability) = (args.a1() as u32, args.a2());
     if command == pr::PR_CAP_AMBIENT_CLEAR_ALL {
         must_be_zero(&[args.a2(), args.a3(), args.a4()])?;
@@ -191,7 +191,7 @@ fn ambient(args: &Args, credentials: &Credentials) -> Result<u64> {
     must_be_zero(&[args.a3(), args.a4(), u64::from(capability > LAST_CAPABILITY)])?;
     let bit = 1u64 << capability;
     match command {
-        pr::PR_CAP_AMBIENT_IS_SET => Ok(u64::from(credentials.ambient & bit != 0)),
+        pr::PR_CAP_AMBIENT_IS_SET => Ok(u64::from(who.ambient & bit != 0)),
         pr::PR_CAP_AMBIENT_RAISE => edit_credentials(|new| {
             let has = new.permitted & new.inheritable & bit != 0;
             if !has || new.securebits & securebits::NO_CAP_AMBIENT_RAISE != 0 {

@@ -16,7 +16,7 @@ use crate::base::time::TimeSpec;
 use crate::base::user::UserPtr;
 use crate::process::signal::send::group_members;
 use crate::process::{Process, Thread, all_processes, find_process, find_thread};
-use crate::security::credentials::Credentials;
+use crate::security::{Capability, Resource, Subject};
 
 /// What sched_rr_get_interval(2) tells: the slice of the scheduler.
 const INTERVAL_NS: u64 = 4_000_000;
@@ -31,11 +31,11 @@ fn thread_or_self(argument: u64) -> Result<Arc<Thread>> {
 }
 
 /// Whether the caller may change how `target` is scheduled.
-fn check_permission(target: &Process) -> Result<Arc<Credentials>> {
-    let own = current().process.credentials();
+fn check_permission(target: &Process) -> Result<Subject> {
+    let own = current().process.subject();
     let other = target.credentials();
     let same_user = own.euid == other.euid || own.euid == other.uid;
-    if same_user || own.has(raw::CAP_SYS_NICE) { Ok(own) } else { Err(Errno::EPERM) }
+    if same_user || own.capable(Capability::SysNice) { Ok(own) } else { Err(Errno::EPERM) }
 }
 
 /// sched_yield(2).
@@ -108,8 +108,8 @@ fn set_policy(thread: &Thread, policy: u32, priority: i32, nice: Option<i32>) ->
         return Err(Errno::EINVAL);
     }
     let own = check_permission(&thread.process)?;
-    let limit = thread.process.limit(raw::RLIMIT_RTPRIO as usize);
-    if priority as u64 > limit && !own.has(raw::CAP_SYS_NICE) {
+    let limit = thread.process.limit(Resource::RealTimePriority);
+    if priority as u64 > limit && !own.capable(Capability::SysNice) {
         return Err(Errno::EPERM);
     }
     if let Some(nice) = nice {
@@ -265,8 +265,8 @@ fn set_nice(thread: &Thread, nice: i32) -> Result<()> {
     let own = check_permission(&thread.process)?;
     let old = thread.sched.lock().nice;
     // RLIMIT_NICE counts the other way: 1 allows 19, 40 allows -20.
-    let limit = thread.process.limit(raw::RLIMIT_NICE as usize);
-    if nice < old && (20 - nice) as u64 > limit && !own.has(raw::CAP_SYS_NICE) {
+    let limit = thread.process.limit(Resource::Nice);
+    if nice < old && (20 - nice) as u64 > limit && !own.capable(Capability::SysNice) {
         return Err(Errno::EACCES);
     }
     thread.sched.lock().nice = nice;
@@ -294,7 +294,7 @@ pub fn ioprio_set(args: &Args) -> Result<u64> {
     check_io_target(args)?;
     let (class, level) = (args.a2() as u32 >> 13, args.a2() as u32 & 7);
     match class {
-        1 if !current().process.credentials().has(raw::CAP_SYS_ADMIN) => Err(Errno::EPERM),
+        1 if !current().process.subject().capable(Capability::SysAdmin) => Err(Errno::EPERM),
         0 if level != 0 => Err(Errno::EINVAL),
         0..=3 => Ok(0),
         _ => Err(Errno::EINVAL),

@@ -12,8 +12,8 @@ use crate::base::sync::WaitError;
 use crate::base::time::{Deadline, TimeSpec};
 use crate::base::user::UserPtr;
 use crate::process::signal::{Action, LAST, SigInfo, SignalSet, UNBLOCKABLE, bit, mask, send};
-use crate::process::{Pid, Process, Thread, all_processes, find_process, find_thread};
-use crate::security::credentials::Credentials;
+use crate::process::{Pid, Process, Thread, all_processes, find_by_tid, find_thread};
+use crate::security::Capability;
 
 /// `struct sigaction` as the kernel has it on x86-64.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
@@ -165,12 +165,12 @@ fn check_permission(sender: &Process, target: &Process, number: u32) -> Result<(
     if core::ptr::eq(sender, target) {
         return Ok(());
     }
-    let own: Arc<Credentials> = sender.credentials();
+    let own = sender.subject();
     let other = target.credentials();
     let same_user = [own.euid, own.uid].iter().any(|id| [other.suid, other.uid].contains(id));
     let same_session =
         sender.session.load(Ordering::Relaxed) == target.session.load(Ordering::Relaxed);
-    if same_user || own.has(raw::CAP_KILL) || number == raw::SIGCONT && same_session {
+    if same_user || own.capable(Capability::Kill) || number == raw::SIGCONT && same_session {
         Ok(())
     } else {
         Err(Errno::EPERM)
@@ -206,7 +206,7 @@ pub fn kill(args: &Args) -> Result<u64> {
     let pid = args.a0() as i32;
     match pid {
         1.. => {
-            let process = find_process(pid as Pid).ok_or(Errno::ESRCH)?;
+            let process = find_by_tid(pid as Pid).ok_or(Errno::ESRCH)?;
             send_checked(&process, info)?;
         }
         0 => kill_group(current().process.group.load(Ordering::Relaxed), info)?,
@@ -277,7 +277,7 @@ pub fn tgkill(args: &Args) -> Result<u64> {
     Ok(0)
 }
 
-/// Only the kernel, kill and tgkill may use their codes, except towards oneself.
+/// Only the kernel, kill and tgkill may use their codes, except of a thread towards itself.
 fn check_code(info: &SigInfo, to_self: bool) -> Result<()> {
     let forged = info.code >= 0 || info.code == raw::SI_TKILL;
     if forged && !to_self { Err(Errno::EPERM) } else { Ok(()) }
@@ -286,8 +286,9 @@ fn check_code(info: &SigInfo, to_self: bool) -> Result<()> {
 /// rt_sigqueueinfo(2).
 pub fn rt_sigqueueinfo(args: &Args) -> Result<u64> {
     let info = SigInfo::read_from(args.a2(), number_or_zero(args.a1())?)?;
-    let process = find_process(args.a0() as Pid).ok_or(Errno::ESRCH)?;
-    check_code(&info, process.is_current())?;
+    let pid = args.a0() as Pid;
+    check_code(&info, pid == current().tid())?;
+    let process = find_by_tid(pid).ok_or(Errno::ESRCH)?;
     send_checked(&process, info)?;
     Ok(0)
 }
@@ -295,8 +296,11 @@ pub fn rt_sigqueueinfo(args: &Args) -> Result<u64> {
 /// rt_tgsigqueueinfo(2).
 pub fn rt_tgsigqueueinfo(args: &Args) -> Result<u64> {
     let info = SigInfo::read_from(args.a3(), number_or_zero(args.a2())?)?;
+    if args.a0() as i32 <= 0 || args.a1() as i32 <= 0 {
+        return Err(Errno::EINVAL);
+    }
+    check_code(&info, args.a1() as Pid == current().tid())?;
     let thread = thread_of(args.a0(), args.a1())?;
-    check_code(&info, thread.process.is_current())?;
     send_thread_checked(&thread, info)?;
     Ok(0)
 }
@@ -308,7 +312,7 @@ pub fn send_by_pidfd(process: &Arc<Process>, number: u64, info: u64) -> Result<u
         own_info(number, raw::SI_USER as i32)
     } else {
         let info = SigInfo::read_from(info, number)?;
-        check_code(&info, process.is_current())?;
+        check_code(&info, process.pid == current().tid())?;
         info
     };
     send_checked(process, info)?;

@@ -10,12 +10,13 @@ use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::UserPtr;
 use crate::process::ptrace::access::{self, Ids};
+use crate::security::Capability;
 
 /// reboot(2): every command that stops or restarts ends the machine, since a microVM is not started
 /// twice.
 pub fn reboot(args: &Args) -> Result<u64> {
     let (first, second, command) = (args.a0() as u32, args.a1() as u32, args.a2() as u32);
-    if !current().process.credentials().has(raw::CAP_SYS_BOOT) {
+    if !current().process.subject().capable(Capability::SysBoot) {
         return Err(Errno::EPERM);
     }
     let magic = [
@@ -42,7 +43,7 @@ pub fn syslog(args: &Args) -> Result<u64> {
     let command = args.a0() as i32;
     // Reading all and asking for the size are open to everybody, as where dmesg is not restricted.
     let open = command == 3 || command == 10;
-    if !open && !current().process.credentials().has(raw::CAP_SYSLOG) {
+    if !open && !current().process.subject().capable(Capability::Syslog) {
         return Err(Errno::EPERM);
     }
     match command {
@@ -97,7 +98,8 @@ mod membarrier_command {
     pub(super) const REGISTER_GLOBAL_EXPEDITED: u32 = 1 << 2;
     pub(super) const PRIVATE_EXPEDITED: u32 = 1 << 3;
     pub(super) const REGISTER_PRIVATE_EXPEDITED: u32 = 1 << 4;
-    pub(super) const ALL: u32 = (1 << 5) - 1;
+    pub(super) const GET_REGISTRATIONS: u32 = 1 << 9;
+    pub(super) const ALL: u32 = (1 << 5) - 1 | GET_REGISTRATIONS;
 }
 
 /// membarrier(2). A TLB shootdown interrupts each CPU that runs the process and waits for it, which
@@ -115,13 +117,13 @@ pub fn membarrier(args: &Args) -> Result<u64> {
             machine::cpu::barrier_on_all_cpus();
             Ok(0)
         }
-        command::REGISTER_GLOBAL_EXPEDITED => Ok(0),
-        command::REGISTER_PRIVATE_EXPEDITED => {
-            registered.fetch_or(command::PRIVATE_EXPEDITED, Ordering::Relaxed);
+        which @ (command::REGISTER_GLOBAL_EXPEDITED | command::REGISTER_PRIVATE_EXPEDITED) => {
+            registered.fetch_or(which, Ordering::Relaxed);
             Ok(0)
         }
+        command::GET_REGISTRATIONS => Ok(registered.load(Ordering::Relaxed).into()),
         command::PRIVATE_EXPEDITED => {
-            if registered.load(Ordering::Relaxed) & command::PRIVATE_EXPEDITED == 0 {
+            if registered.load(Ordering::Relaxed) & command::REGISTER_PRIVATE_EXPEDITED == 0 {
                 return Err(Errno::EPERM);
             }
             process.mm()?.with(|inner| inner.table.flush());
@@ -140,7 +142,7 @@ pub fn kcmp(args: &Args) -> Result<u64> {
     const FS: u64 = 3;
     const SIGHAND: u64 = 4;
     let target = |pid: u64| {
-        let process = crate::process::find_process(pid as u32).ok_or(Errno::ESRCH)?;
+        let process = crate::process::find_by_tid(pid as u32).ok_or(Errno::ESRCH)?;
         access::inspect(&process, Ids::Real, Errno::EPERM, || Ok(process.clone()))
     };
     let (first, second) = (target(args.a0())?, target(args.a1())?);

@@ -6,29 +6,29 @@
 
 use alloc::vec::Vec;
 
-use abi::{Errno, Result, general as raw};
+use abi::{Errno, Result};
 
 use super::capabilities::after_uid_change;
 use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::UserPtr;
-use crate::security::credentials::Credentials;
+use crate::security::{Capability, Credentials, Subject};
 
 /// "Leave it as it is", in the calls that set several ids.
 const KEEP: u32 = u32::MAX;
 /// Most supplementary groups (NGROUPS_MAX).
 const GROUPS_MAX: usize = 65_536;
 
-fn own() -> alloc::sync::Arc<Credentials> {
-    current().process.credentials()
+fn own() -> Subject {
+    current().process.subject()
 }
 
-/// Applies a change to a copy of the credentials; in place only if it succeeds.
-fn change(edit: impl FnOnce(&mut Credentials) -> Result<()>) -> Result<u64> {
+/// Applies a change to a copy of the caller's credentials; in place only if it succeeds.
+fn change(edit: impl FnOnce(&Subject, &mut Credentials) -> Result<()>) -> Result<u64> {
     let process = &current().process;
-    let old = process.credentials();
+    let old = process.subject();
     let mut new = Credentials::clone(&old);
-    edit(&mut new)?;
+    edit(&old, &mut new)?;
     after_uid_change(&old, &mut new);
     let ids = |c: &Credentials| (c.euid, c.egid, c.fsuid, c.fsgid);
     if ids(&old) != ids(&new) {
@@ -68,8 +68,8 @@ fn id(argument: u64) -> Result<u32> {
 /// setuid(2).
 pub fn setuid(args: &Args) -> Result<u64> {
     let uid = id(args.a0())?;
-    change(|new| {
-        if new.has(raw::CAP_SETUID) {
+    change(|who, new| {
+        if who.capable(Capability::Setuid) {
             (new.uid, new.suid) = (uid, uid);
         } else if uid != new.uid && uid != new.suid {
             return Err(Errno::EPERM);
@@ -82,8 +82,8 @@ pub fn setuid(args: &Args) -> Result<u64> {
 /// setgid(2).
 pub fn setgid(args: &Args) -> Result<u64> {
     let gid = id(args.a0())?;
-    change(|new| {
-        if new.has(raw::CAP_SETGID) {
+    change(|who, new| {
+        if who.capable(Capability::Setgid) {
             (new.gid, new.sgid) = (gid, gid);
         } else if gid != new.gid && gid != new.sgid {
             return Err(Errno::EPERM);
@@ -96,8 +96,8 @@ pub fn setgid(args: &Args) -> Result<u64> {
 /// setreuid(2).
 pub fn setreuid(args: &Args) -> Result<u64> {
     let (real, effective) = (args.a0() as u32, args.a1() as u32);
-    change(|new| {
-        let privileged = new.has(raw::CAP_SETUID);
+    change(|who, new| {
+        let privileged = who.capable(Capability::Setuid);
         let old = (new.uid, new.euid, new.suid);
         if real != KEEP {
             if !privileged && real != old.0 && real != old.1 {
@@ -122,8 +122,8 @@ pub fn setreuid(args: &Args) -> Result<u64> {
 /// setregid(2).
 pub fn setregid(args: &Args) -> Result<u64> {
     let (real, effective) = (args.a0() as u32, args.a1() as u32);
-    change(|new| {
-        let privileged = new.has(raw::CAP_SETGID);
+    change(|who, new| {
+        let privileged = who.capable(Capability::Setgid);
         let old = (new.gid, new.egid, new.sgid);
         if real != KEEP {
             if !privileged && real != old.0 && real != old.1 {
@@ -160,9 +160,9 @@ fn three(args: &Args) -> [u32; 3] {
 
 /// setresuid(2).
 pub fn setresuid(args: &Args) -> Result<u64> {
-    change(|new| {
+    change(|who, new| {
         let has = [new.uid, new.euid, new.suid];
-        let privileged = new.has(raw::CAP_SETUID);
+        let privileged = who.capable(Capability::Setuid);
         [new.uid, new.euid, new.suid] = set_three(three(args), has, privileged)?;
         new.fsuid = new.euid;
         Ok(())
@@ -171,9 +171,9 @@ pub fn setresuid(args: &Args) -> Result<u64> {
 
 /// setresgid(2).
 pub fn setresgid(args: &Args) -> Result<u64> {
-    change(|new| {
+    change(|who, new| {
         let has = [new.gid, new.egid, new.sgid];
-        let privileged = new.has(raw::CAP_SETGID);
+        let privileged = who.capable(Capability::Setgid);
         [new.gid, new.egid, new.sgid] = set_three(three(args), has, privileged)?;
         new.fsgid = new.egid;
         Ok(())
@@ -204,9 +204,9 @@ pub fn setfsuid(args: &Args) -> Result<u64> {
     let old = own();
     let uid = args.a0() as u32;
     let has = [old.uid, old.euid, old.suid, old.fsuid];
-    let allowed = old.has(raw::CAP_SETUID) || has.contains(&uid);
+    let allowed = old.capable(Capability::Setuid) || has.contains(&uid);
     if uid != KEEP && allowed {
-        change(|new| {
+        change(|_, new| {
             new.fsuid = uid;
             Ok(())
         })?;
@@ -219,9 +219,9 @@ pub fn setfsgid(args: &Args) -> Result<u64> {
     let old = own();
     let gid = args.a0() as u32;
     let has = [old.gid, old.egid, old.sgid, old.fsgid];
-    let allowed = old.has(raw::CAP_SETGID) || has.contains(&gid);
+    let allowed = old.capable(Capability::Setgid) || has.contains(&gid);
     if gid != KEEP && allowed {
-        change(|new| {
+        change(|_, new| {
             new.fsgid = gid;
             Ok(())
         })?;
@@ -245,7 +245,7 @@ pub fn getgroups(args: &Args) -> Result<u64> {
 
 /// setgroups(2).
 pub fn setgroups(args: &Args) -> Result<u64> {
-    if !own().has(raw::CAP_SETGID) {
+    if !own().capable(Capability::Setgid) {
         return Err(Errno::EPERM);
     }
     let count = args.a0() as u32 as usize;
@@ -254,7 +254,7 @@ pub fn setgroups(args: &Args) -> Result<u64> {
     }
     let mut groups: Vec<u32> = UserPtr::<u32>::new(args.a1()).read_many(count)?;
     groups.sort_unstable();
-    change(|new| {
+    change(|_, new| {
         new.groups = groups;
         Ok(())
     })

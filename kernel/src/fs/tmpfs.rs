@@ -22,10 +22,11 @@ use machine::sync::SpinLock;
 
 use crate::base::io::{Sink, Source};
 use crate::base::sync::Mutex;
+use crate::security::Capability;
 use crate::vfs::page_cache::PageCache;
 use crate::vfs::{
     DirEntry, File, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject,
-    SetAttributes, Statistics, chrdev as special, permission,
+    SetAttributes, Statistics, chrdev as special,
 };
 
 const PAGE: u64 = 4096;
@@ -298,8 +299,8 @@ impl TmpInode {
         self.touch();
         let mode = self.attributes.lock().mode;
         if mode & 0o6000 != 0 && crate::base::sched::has_current() {
-            let credentials = crate::base::sched::current().process.credentials();
-            if !credentials.has(permission::capability::FSETID) {
+            let who = crate::base::sched::current().process.subject();
+            if !who.capable(Capability::Fsetid) {
                 let group = if mode & 0o010 != 0 { 0o2000 } else { 0 };
                 self.attributes.lock().mode &= !(0o4000 | group);
             }

@@ -17,8 +17,8 @@ use crate::base::sched::{Sleep, current};
 use crate::base::sync::{Token, WaitError, Wake};
 use crate::base::time::{Deadline, NS_PER_SEC, TimeSpec};
 use crate::base::user::UserPtr;
-use crate::process::LIMIT_NOFILE;
 use crate::process::restart::{self, Restart};
+use crate::security::Resource;
 use crate::vfs::FdTable;
 
 /// `struct pollfd` (poll(2)).
@@ -95,7 +95,7 @@ fn poll_list(list: &mut [PollFd], deadline: Option<Deadline>) -> Result<u64> {
 
 /// The common part of poll and ppoll. Results are written back even after a signal.
 fn poll(address: u64, count: u64, deadline: Option<Deadline>) -> Result<u64> {
-    if count > current().process.limit(LIMIT_NOFILE) {
+    if count > current().process.limit(Resource::OpenFiles) {
         return Err(Errno::EINVAL);
     }
     let address = UserPtr::<PollFd>::new(address);

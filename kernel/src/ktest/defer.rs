@@ -23,7 +23,7 @@ use crate::base::{sched, time};
 use crate::mm::{Mm, Vma};
 use crate::process::signal::{SigInfo, send_to_process};
 use crate::process::{self, Process, Thread};
-use crate::security::credentials::Credentials;
+use crate::security::Credentials;
 use crate::vfs::FdTable;
 
 pub(super) const TESTS: &[Test] = &[

@@ -4,12 +4,12 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use abi::{Errno, Result, general as raw};
+use abi::{Errno, Result};
 use machine::paging::{Prot, USER_END};
 
 use super::{Backing, MMAP_MIN, MmInner, PAGE, Vma, VmaFlags};
 use crate::base::sched::current;
-use crate::process::UNLIMITED;
+use crate::security::{Resource, UNLIMITED};
 use crate::vfs::File;
 use crate::vfs::page_cache::PageCache;
 
@@ -34,7 +34,7 @@ pub fn attach(wanted: Attachment) -> Result<u64> {
     let mm = process.mm()?;
     let cache = wanted.file.inode().page_cache().ok_or(Errno::EINVAL)?;
     cache.add_mapper(&mm);
-    let limit = process.limit(raw::RLIMIT_AS as usize);
+    let limit = process.limit(Resource::AddressSpace);
     let mut vma = Vma::anonymous(0, wanted.prot);
     vma.shared = true;
     vma.flags.set(VmaFlags::MAY_WRITE, wanted.prot.write);

@@ -15,7 +15,7 @@ use machine::sync::Once;
 use super::vma::VmaFlags;
 use super::{Backing, Mm, MmInner, PAGE, STACK_GUARD, Vma, alloc_zeroed};
 use crate::base::sched::current;
-use crate::process::LIMIT_STACK;
+use crate::security::Resource;
 
 /// Pages of a file that are mapped together with the one that faulted, if they are in memory.
 const FAULT_AROUND: u64 = 16;
@@ -191,7 +191,7 @@ impl MmInner {
         if !vma.flags.contains(VmaFlags::GROWS_DOWN) {
             return Err(Errno::EFAULT);
         }
-        let limit = current().process.limit(LIMIT_STACK);
+        let limit = current().process.limit(Resource::Stack);
         if vma.end - page > limit {
             return Err(Errno::EFAULT);
         }

@@ -293,6 +293,18 @@ impl Channel {
         info: Option<Box<Info>>,
         patience: Patience,
     ) -> Result<usize> {
+        self.send_message_while(source, info, patience, || true)
+    }
+
+    /// The same for a channel with several senders: EPIPE once this one may not send any more
+    /// (`may_send`), which wakes [`Channel::writers`].
+    pub fn send_message_while(
+        &self,
+        source: &mut Source<'_>,
+        info: Option<Box<Info>>,
+        patience: Patience,
+        may_send: impl Fn() -> bool,
+    ) -> Result<usize> {
         let len = source.left();
         if len + MESSAGE_COST > self.limit.load(Ordering::Relaxed) {
             return Err(Errno::EMSGSIZE);
@@ -300,7 +312,7 @@ impl Channel {
         let mut info = Some(info);
         patience.wait(&self.writers, || {
             let mut data = self.data.lock();
-            if self.is_refused() || self.is_ended() {
+            if self.is_refused() || self.is_ended() || !may_send() {
                 return Some(Err(Errno::EPIPE));
             }
             let limit = self.limit.load(Ordering::Relaxed);

@@ -17,6 +17,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::sched::current;
 use crate::base::user::{UserPtr, efault};
+use crate::process::find_by_tid;
+use crate::security::{Capability, Subject};
 use crate::vfs::File;
 
 /// Most descriptors in one message.
@@ -25,9 +27,6 @@ const FILES_MAX: usize = 253;
 const IN_FLIGHT_MAX: usize = 65_536;
 /// Most bytes of ancillary data (net.core.optmem_max).
 const CONTROL_MAX: u64 = 128 << 10;
-const CAP_SETGID: u32 = 6;
-const CAP_SETUID: u32 = 7;
-const CAP_SYS_ADMIN: u32 = 21;
 
 static IN_FLIGHT: AtomicUsize = AtomicUsize::new(0);
 
@@ -53,14 +52,20 @@ impl Ucred {
     /// A sender that is not known: the overflow ids.
     pub const UNKNOWN: Ucred = Ucred { pid: 0, uid: 65534, gid: 65534 };
 
-    /// EPERM if the current process may not claim to be this (unix(7), SCM_CREDENTIALS).
-    fn check(self) -> Result<()> {
-        let process = &current().process;
-        let own = process.credentials();
-        let pid_ok = self.pid == process.pid as i32 || own.has(CAP_SYS_ADMIN);
-        let uid_ok = [own.uid, own.euid, own.suid].contains(&self.uid) || own.has(CAP_SETUID);
-        let gid_ok = [own.gid, own.egid, own.sgid].contains(&self.gid) || own.has(CAP_SETGID);
-        if pid_ok && uid_ok && gid_ok { Ok(()) } else { Err(Errno::EPERM) }
+    /// Whether `who` may claim to be this (unix(7), SCM_CREDENTIALS): EPERM; ESRCH for a process
+    /// that is not.
+    fn check(self, who: &Subject) -> Result<()> {
+        let is_own = self.pid == who.pid as i32;
+        let pid_ok = is_own || who.capable(Capability::SysAdmin);
+        let uid_ok =
+            [who.uid, who.euid, who.suid].contains(&self.uid) || who.capable(Capability::Setuid);
+        let gid_ok =
+            [who.gid, who.egid, who.sgid].contains(&self.gid) || who.capable(Capability::Setgid);
+        if !(pid_ok && uid_ok && gid_ok) {
+            return Err(Errno::EPERM);
+        }
+        let exists = is_own || self.pid > 0 && find_by_tid(self.pid as u32).is_some();
+        if exists { Ok(()) } else { Err(Errno::ESRCH) }
     }
 }
 
@@ -173,7 +178,7 @@ pub fn read(address: u64, len: u64) -> Result<Control> {
                 raw::SCM_RIGHTS => read_files(payload, bytes, &mut files)?,
                 raw::SCM_CREDENTIALS if bytes == size_of::<Ucred>() as u64 => {
                     let claimed = UserPtr::<Ucred>::new(payload).read()?;
-                    claimed.check()?;
+                    claimed.check(&current().process.subject())?;
                     credentials = Some(claimed);
                 }
                 _ => return Err(Errno::EINVAL),

@@ -89,6 +89,8 @@ pub struct Backlog<S> {
     queue: SpinLock<VecDeque<Arc<S>>>,
     max: AtomicUsize,
     is_listening: AtomicBool,
+    /// shutdown(2): nothing new is taken.
+    is_shut: AtomicBool,
     /// Woken when there is room for another one.
     room: WaitQueue,
 }
@@ -99,6 +101,7 @@ impl<S> Default for Backlog<S> {
             queue: SpinLock::new(VecDeque::new()),
             max: AtomicUsize::new(0),
             is_listening: AtomicBool::new(false),
+            is_shut: AtomicBool::new(false),
             room: WaitQueue::new(),
         }
     }
@@ -127,7 +130,7 @@ impl<S> Backlog<S> {
     /// Adds a connection, waiting for room. ECONNREFUSED if the listener goes away.
     pub fn push(&self, socket: &Arc<S>, readers: &WaitQueue, patience: Patience) -> Result<()> {
         patience.wait(&self.room, || {
-            if !self.is_listening() {
+            if !self.is_listening() || self.is_shut.load(Ordering::SeqCst) {
                 return Some(Err(Errno::ECONNREFUSED));
             }
             let mut queue = self.queue.lock();
@@ -144,19 +147,30 @@ impl<S> Backlog<S> {
         })
     }
 
-    /// Takes the oldest connection. EINVAL if the socket does not listen.
+    /// Takes the oldest connection. EINVAL if the socket does not listen, or does no more.
     pub fn accept(&self, readers: &WaitQueue, patience: Patience) -> Result<Arc<S>> {
         let socket = patience.wait(readers, || {
             if !self.is_listening() {
                 return Some(Err(Errno::EINVAL));
             }
-            self.queue.lock().pop_front().map(Ok)
+            match self.queue.lock().pop_front() {
+                None if self.is_shut.load(Ordering::SeqCst) => Some(Err(Errno::EINVAL)),
+                next => next.map(Ok),
+            }
         })?;
         self.room.wake_one(0);
         if self.has_pending() {
             readers.wake_one(events::READABLE);
         }
         Ok(socket)
+    }
+
+    /// shutdown(2) of the receiving side: who waits to be accepted still is, and then accept(2)
+    /// gives EINVAL.
+    pub fn shut(&self, readers: &WaitQueue) {
+        self.is_shut.store(true, Ordering::SeqCst);
+        self.room.wake_all(0);
+        readers.wake_all(events::READABLE);
     }
 
     /// Stops listening; the connections that nobody accepted are the caller's to close.

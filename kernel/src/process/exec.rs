@@ -15,7 +15,7 @@ use machine::paging::{Prot, USER_END};
 use super::elf::{Elf, HEADER_BYTES, Mapped};
 use crate::base::random;
 use crate::mm::{Mm, PAGE, Vma, VmaFlags};
-use crate::security::credentials::Credentials;
+use crate::security::Credentials;
 use crate::vfs::File;
 use crate::vfs::deny_write::WriteDenial;
 
@@ -148,10 +148,8 @@ fn first_registers(rip: u64, rsp: u64) -> PtRegs {
     let rflags = flags::FIXED | flags::IF;
     PtRegs {
         rip,
-        rcx: rip,
         rsp,
         rflags,
-        r11: rflags,
         cs: selector::USER_CS.into(),
         ss: selector::USER_DS.into(),
         orig_rax: u64::MAX,

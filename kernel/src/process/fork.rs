@@ -23,6 +23,7 @@ use crate::base::sched::{self, Sleep, current};
 use crate::base::sync::{Mutex, WaitError, WaitQueue};
 use crate::base::user::UserPtr;
 use crate::ipc::sysv::undo;
+use crate::security::{Limits, Resource, UNLIMITED};
 use crate::vfs::path::FsContext;
 
 /// What clone(2) and clone3(2) have in common.
@@ -356,7 +357,7 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
     };
     let settings = parent.settings.inherit();
     settings.holds_vfork_parent.store(flags & VFORK != 0, Ordering::Relaxed);
-    let has_cpu_limit = parent.limit(raw::RLIMIT_CPU as usize) != super::UNLIMITED;
+    let has_cpu_limit = parent.limit(Resource::Cpu) != UNLIMITED;
     settings.watches_cpu_time.store(has_cpu_limit, Ordering::Relaxed);
     let program = parent.program.lock().clone();
     let undo = (flags & UNDO != 0).then(|| undo::list_of(parent));
@@ -364,7 +365,7 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
         settings,
         undo: SpinLock::new(undo),
         program: SpinLock::new(program),
-        limits: SpinLock::new(*parent.limits.lock()),
+        limits: parent.limits.clone(),
         group: AtomicU32::new(parent.group.load(Ordering::Relaxed)),
         session: AtomicU32::new(parent.session.load(Ordering::Relaxed)),
         exit_signal: AtomicU32::new(exit_signal),
@@ -383,7 +384,7 @@ impl Process {
         mm: Option<Arc<crate::mm::Mm>>,
         files: Arc<crate::vfs::FdTable>,
         fs: Option<Arc<FsContext>>,
-        credentials: Arc<crate::security::credentials::Credentials>,
+        credentials: Arc<crate::security::Credentials>,
     ) -> Process {
         Process {
             pid,
@@ -395,7 +396,7 @@ impl Process {
             handlers: SpinLock::new(Arc::default()),
             signals: SpinLock::new(ProcessSignals::default()),
             credentials: SpinLock::new(credentials),
-            limits: SpinLock::new(super::default_limits()),
+            limits: Limits::default(),
             family: SpinLock::new(Family { parent: Weak::new(), ..Family::default() }),
             threads: SpinLock::default(),
             tracees: SpinLock::default(),

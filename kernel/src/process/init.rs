@@ -15,7 +15,7 @@ use machine::task::Task;
 use super::exec::Image;
 use super::{Process, Thread, exit, family, wait};
 use crate::base::sched;
-use crate::security::credentials::Credentials;
+use crate::security::Credentials;
 use crate::vfs::FdTable;
 use crate::vfs::path::FsContext;
 

@@ -21,7 +21,7 @@ use machine::task::{Current, Schedulable, Task, ThreadCell};
 use crate::base::sched::{SchedEntity, current};
 use crate::base::sync::{Mutex, WaitQueue};
 use crate::mm::Mm;
-use crate::security::credentials::Credentials;
+use crate::security::{Capability, Credentials, Limits, Resource, Subject};
 use crate::vfs::file::Fd;
 use crate::vfs::{FdTable, File, path::FsContext};
 
@@ -42,7 +42,6 @@ pub mod usage;
 pub mod wait;
 
 pub use family::{Family, Life};
-pub use limits::{LIMIT_NOFILE, LIMIT_STACK, Limit, UNLIMITED, default_limits};
 pub use signal::exception::{bad_return, user_exception};
 
 /// Process, thread, group and session ids.
@@ -217,8 +216,8 @@ pub struct Process {
     pub signals: SpinLock<signal::ProcessSignals>,
     /// Credentials; replaced as a whole.
     pub credentials: SpinLock<Arc<Credentials>>,
-    /// Resource limits, by RLIMIT number.
-    pub limits: SpinLock<[Limit; 16]>,
+    /// Resource limits.
+    pub limits: Limits,
     /// Parent and children.
     pub family: SpinLock<Family>,
     /// Living threads.
@@ -286,7 +285,8 @@ pub struct Settings {
     pub no_huge_pages: AtomicBool,
     /// How much rather (or not) it is chosen when memory runs out: -1000 to 1000 (proc(5)).
     pub oom_score_adj: AtomicI32,
-    /// Expedited membarrier(2) commands it has registered for.
+    /// Its registrations for membarrier(2), as the commands that made them. A child has them, too; a
+    /// new program has none.
     pub membarrier: AtomicU32,
     /// The tick has to look at timers on its CPU time, or at RLIMIT_CPU.
     pub watches_cpu_time: AtomicBool,
@@ -308,6 +308,7 @@ impl Settings {
         settings.timer_slack_ns.store(slack_ns, Ordering::Relaxed);
         let adjustment = self.oom_score_adj.load(Ordering::Relaxed);
         settings.oom_score_adj.store(adjustment, Ordering::Relaxed);
+        settings.membarrier.store(self.membarrier.load(Ordering::Relaxed), Ordering::Relaxed);
         settings
     }
 }
@@ -398,6 +399,13 @@ pub fn find_process(pid: Pid) -> Option<Arc<Process>> {
     TABLE.lock().processes.get(&pid).cloned()
 }
 
+/// The process with this id, or that of the living thread with it: kill(2), prlimit(2) and others
+/// take either.
+#[must_use]
+pub fn find_by_tid(id: Pid) -> Option<Arc<Process>> {
+    find_process(id).or_else(|| find_thread(id).map(|thread| thread.process.clone()))
+}
+
 /// The living thread with this id.
 #[must_use]
 pub fn find_thread(tid: Pid) -> Option<Arc<Thread>> {
@@ -454,28 +462,35 @@ impl Process {
         self.fs.lock().clone().expect("only kernel threads have no directories")
     }
 
-    /// The soft limit with this RLIMIT number.
-    pub fn limit(&self, number: usize) -> u64 {
-        self.limits.lock()[number].soft
+    /// A soft limit.
+    #[inline]
+    pub fn limit(&self, resource: Resource) -> u64 {
+        self.limits.soft(resource)
     }
 
     /// Most bytes of memory that may be locked (mlock(2)), whole pages; `u64::MAX`: no limit.
     pub fn lock_limit(&self) -> u64 {
-        const CAP_IPC_LOCK: u32 = 14;
-        if self.credentials().has(CAP_IPC_LOCK) {
+        if self.subject().capable(Capability::IpcLock) {
             return u64::MAX;
         }
-        self.limit(abi::general::RLIMIT_MEMLOCK as usize) & !(crate::mm::PAGE - 1)
+        self.limit(Resource::LockedMemory) & !(crate::mm::PAGE - 1)
     }
 
     /// RLIMIT_NOFILE: descriptors are below it.
     pub fn fd_limit(&self) -> usize {
-        self.limit(LIMIT_NOFILE) as usize
+        self.limit(Resource::OpenFiles) as usize
     }
 
     /// Whether the program that runs is its own image of the process (a thread's view).
     pub fn is_current(&self) -> bool {
         core::ptr::eq(self, Arc::as_ptr(&current().process))
+    }
+
+    /// The process as the subject of decisions, with what it may do now.
+    #[inline]
+    #[must_use]
+    pub fn subject(&self) -> Subject {
+        Subject { pid: self.pid, credentials: self.credentials() }
     }
 
     /// Replaces the credentials.

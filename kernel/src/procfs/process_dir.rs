@@ -24,11 +24,9 @@ use crate::fs::pseudo::{
 use crate::mm::Mm;
 use crate::process::ptrace::access::{self, Ids};
 use crate::process::{Pid, Process, Thread, find_process, find_thread};
+use crate::security::Capability;
 use crate::vfs::path::Location;
 use crate::vfs::{DirEntry, FileType};
-
-/// CAP_SYS_RESOURCE.
-const CAP_SYS_RESOURCE: u32 = 24;
 
 /// A process, as one of its threads shows it.
 #[derive(Clone)]
@@ -443,8 +441,8 @@ fn set_oom_score_adj(subject: &Subject, data: &[u8]) -> Result<()> {
 
 /// Lowering needs CAP_SYS_RESOURCE; changing another user's process is refused by its file's mode.
 fn set_adjustment(subject: &Subject, value: i32) -> Result<()> {
-    let credentials = current().process.credentials();
-    if value < adjustment(subject) && !credentials.has(CAP_SYS_RESOURCE) {
+    let who = current().process.subject();
+    if value < adjustment(subject) && !who.capable(Capability::SysResource) {
         return Err(Errno::EACCES);
     }
     subject.process.settings.oom_score_adj.store(value, Ordering::Relaxed);

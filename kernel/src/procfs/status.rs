@@ -16,7 +16,8 @@ use crate::mm::{Backing, Mm, PAGE, Vma, VmaFlags};
 use crate::process::exec::Program;
 use crate::process::family::Life;
 use crate::process::ptrace::access::{Ids, may_access};
-use crate::process::{Process, Thread, UNLIMITED};
+use crate::process::{Process, Thread};
+use crate::security::{Resource, UNLIMITED};
 
 /// Most bytes of arguments or environment shown.
 const STRINGS_MAX: u64 = 2 << 20;
@@ -176,7 +177,7 @@ pub(super) fn stat(subject: &Subject, out: &mut Text) -> Result<()> {
     let shown = if priority > 0 { -1 - priority } else { 20 + nice };
     let threads = thread_count(process);
     write!(out, " {shown} {nice} {threads} 0 {}", process.start_ns / NS_PER_TICK);
-    let limit = process.limit(5);
+    let limit = process.limit(Resource::ResidentSet);
     write!(out, " {} {} {limit}", sizes.total * PAGE, sizes.resident);
     // Where things are is for those who may look into the process.
     let may_inspect = may_access(process, Ids::File);
@@ -272,7 +273,7 @@ pub(super) fn status(subject: &Subject, out: &mut Text) -> Result<()> {
     }
     writeln!(out, "CoreDumping:\t0\nTHP_enabled:\t0\nThreads:\t{}", thread_count(process));
     let signals = Signals::of(subject, thread);
-    writeln!(out, "SigQ:\t0/{}", process.limit(11));
+    writeln!(out, "SigQ:\t0/{}", process.limit(Resource::PendingSignals));
     writeln!(
         out,
         "SigPnd:\t{:016x}\nShdPnd:\t{:016x}",
@@ -459,8 +460,9 @@ const LIMITS: [(&str, &str); 16] = [
 pub(super) fn limits(subject: &Subject, out: &mut Text) -> Result<()> {
     let head = ("Limit", "Soft Limit", "Hard Limit");
     writeln!(out, "{:<25} {:<20} {:<20} {:<10}", head.0, head.1, head.2, "Units");
-    let limits = *subject.process.limits.lock();
-    for ((name, unit), limit) in LIMITS.iter().zip(limits) {
+    for ((name, unit), number) in LIMITS.iter().zip(0..) {
+        let Some(resource) = Resource::from_number(number) else { continue };
+        let limit = subject.process.limits.get(resource);
         write!(out, "{name:<25} ");
         for value in [limit.soft, limit.hard] {
             if value == UNLIMITED {

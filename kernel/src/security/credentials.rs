@@ -3,6 +3,8 @@
 
 use alloc::vec::Vec;
 
+use super::capable::{ALL_CAPABILITIES, Capability, CapabilitySet};
+
 /// User and group ids, and capabilities (credentials(7), capabilities(7)).
 #[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "credentials(7) describes each")]
@@ -17,17 +19,14 @@ pub struct Credentials {
     pub fsgid: u32,
     pub groups: Vec<u32>,
     /// Capability sets, one bit each.
-    pub permitted: u64,
-    pub effective: u64,
-    pub inheritable: u64,
-    pub bounding: u64,
-    pub ambient: u64,
+    pub permitted: CapabilitySet,
+    pub effective: CapabilitySet,
+    pub inheritable: CapabilitySet,
+    pub bounding: CapabilitySet,
+    pub ambient: CapabilitySet,
     /// PR_SET_SECUREBITS.
     pub securebits: u32,
 }
-
-/// All capabilities that Linux 6.12 knows: 0 to CAP_CHECKPOINT_RESTORE (40).
-pub const ALL_CAPABILITIES: u64 = (1 << 41) - 1;
 
 impl Credentials {
     /// The superuser.
@@ -59,10 +58,12 @@ impl Credentials {
         }
     }
 
-    /// Whether the effective set has the capability with this number.
+    /// Whether the effective set has a capability. Decisions ask
+    /// [`capable`](super::capable::capable).
+    #[inline]
     #[must_use]
-    pub fn has(&self, capability: u32) -> bool {
-        self.effective & 1 << capability != 0
+    pub(super) fn has(&self, capability: Capability) -> bool {
+        self.effective & capability.bit() != 0
     }
 
     /// Whether `gid` is the file system group or a supplementary one.

@@ -10,8 +10,7 @@ use super::termios::{TERMIOS_BYTES, Termios};
 use super::{Tty, WinSize, job};
 use crate::base::poll::events;
 use crate::base::user::{UserPtr, efault};
-
-const CAP_SYS_ADMIN: u32 = 21;
+use crate::security::Capability;
 
 /// What a change of settings does before it takes effect.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -96,7 +95,7 @@ fn job_control(tty: &Arc<Tty>, is_master: bool, command: u32, at: u64) -> Result
 }
 
 fn current_may_administer() -> bool {
-    crate::base::sched::current().process.credentials().has(CAP_SYS_ADMIN)
+    crate::base::sched::current().process.subject().capable(Capability::SysAdmin)
 }
 
 fn set_termios(tty: &Arc<Tty>, at: u64, len: usize, when: When) -> Result<u64> {

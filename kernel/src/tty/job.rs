@@ -12,12 +12,12 @@ use super::Tty;
 use crate::base::sched::current;
 use crate::process::signal::{self, SigInfo, bit};
 use crate::process::{Pid, family, find_process, work};
+use crate::security::Capability;
 use crate::vfs::chrdev::CharDriver;
 use crate::vfs::{FileOps, Inode};
 
 /// Major number of /dev/tty, /dev/console and /dev/ptmx.
 pub(super) const TTY_MAJOR: u32 = 5;
-const CAP_SYS_ADMIN: u32 = 21;
 
 /// Controlling terminals by session.
 static TERMINALS: SpinLock<BTreeMap<Pid, Weak<Tty>>> = SpinLock::new(BTreeMap::new());
@@ -106,7 +106,7 @@ pub(super) fn take(tty: &Arc<Tty>, steal: bool) -> Result<u64> {
         return Err(Errno::EPERM);
     }
     if owner != 0 {
-        if !steal || !current().process.credentials().has(CAP_SYS_ADMIN) {
+        if !steal || !current().process.subject().capable(Capability::SysAdmin) {
             return Err(Errno::EPERM);
         }
         TERMINALS.lock().remove(&owner);

@@ -182,7 +182,7 @@ impl File {
     pub fn drop_privileges(&self) -> Result<()> {
         match &self.location {
             Some(location) if !location.inode().state().is_plain() => {
-                drop_privileges(&**location.inode(), &current().process.credentials())
+                drop_privileges(&**location.inode(), &current().process.subject())
             }
             _ => Ok(()),
         }

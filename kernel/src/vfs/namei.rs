@@ -12,9 +12,10 @@ use abi::{Errno, Result, general as raw};
 use super::dentry::{self, Dentry};
 use super::inotify;
 use super::path::{self, Context, Location, Walk, child_locked};
-use super::permission::{self, EXECUTE, WRITE, capability};
+use super::permission::{self, EXECUTE, WRITE};
 use super::{FileType, NewObject};
 use crate::base::sync::MutexGuard;
+use crate::security::Capability;
 
 /// What to make.
 #[derive(Clone, Copy, Debug)]
@@ -104,25 +105,25 @@ fn owner_and_mode(
     directory: &Location,
     what: &Make<'_>,
 ) -> Result<(u32, u32, u32)> {
-    let credentials = &context.credentials;
+    let who = &context.subject;
     let parent = directory.inode().metadata()?;
     let mut mode = match what.file_type {
         FileType::Symlink => 0o777,
         _ => context.masked(what.mode),
     };
     if parent.mode & 0o2000 == 0 {
-        return Ok((credentials.fsuid, credentials.fsgid, mode));
+        return Ok((who.fsuid, who.fsgid, mode));
     }
     if what.file_type == FileType::Directory {
         mode |= 0o2000;
     } else if what.mode & 0o2010 == 0o2010
         // Asked for, whatever the umask leaves of it: group execution may be given later.
-        && !credentials.in_group(parent.gid)
-        && !credentials.has(capability::FSETID)
+        && !who.in_group(parent.gid)
+        && !who.capable(Capability::Fsetid)
     {
         mode &= !0o2000;
     }
-    Ok((credentials.fsuid, parent.gid, mode))
+    Ok((who.fsuid, parent.gid, mode))
 }
 
 /// EROFS, ENOENT or EACCES unless names of the directory may be changed.
@@ -131,16 +132,16 @@ fn check_change(context: &Context, directory: &Location) -> Result<()> {
     if directory.dentry.is_unlinked() {
         return Err(Errno::ENOENT);
     }
-    permission::check(directory.inode().as_ref(), WRITE | EXECUTE, &context.credentials)
+    permission::check(directory.inode().as_ref(), WRITE | EXECUTE, &context.subject)
 }
 
 /// Also EPERM, EBUSY unless this entry of it may be removed.
 fn check_removal(context: &Context, directory: &Location, victim: &Dentry) -> Result<()> {
     check_change(context, directory)?;
-    let credentials = &context.credentials;
-    if !credentials.has(capability::FOWNER) {
+    let who = &context.subject;
+    if !who.capable(Capability::Fowner) {
         let of = directory.inode().metadata()?;
-        permission::check_sticky(&of, victim.inode().as_ref(), credentials)?;
+        permission::check_sticky(&of, victim.inode().as_ref(), who)?;
     }
     if victim.is_covered() { Err(Errno::EBUSY) } else { Ok(()) }
 }
@@ -224,14 +225,14 @@ pub fn link(context: &Context, target: &Location, dirfd: i32, path: &[u8]) -> Re
 /// Links only to what the caller could write itself (proc_sys_fs(5), protected_hardlinks).
 fn check_hardlink(context: &Context, target: &Location) -> Result<()> {
     let of = target.inode().metadata()?;
-    let credentials = &context.credentials;
-    if permission::is_owner(&of, credentials) {
+    let who = &context.subject;
+    if permission::is_owner(&of, who) {
         return Ok(());
     }
     let is_plain = of.file_type == FileType::Regular
         && of.mode & 0o4000 == 0
         && of.mode & 0o2010 != 0o2010
-        && permission::check_metadata(&of, permission::READ | WRITE, credentials).is_ok();
+        && permission::check_metadata(&of, permission::READ | WRITE, who).is_ok();
     if is_plain { Ok(()) } else { Err(Errno::EPERM) }
 }
 
@@ -254,7 +255,7 @@ pub fn rename(context: &Context, from: (i32, &[u8]), to: (i32, &[u8]), flags: u3
     if flags & !known != 0 || flags & raw::RENAME_EXCHANGE != 0 && keep_or_leave {
         return Err(Errno::EINVAL);
     }
-    if flags & raw::RENAME_WHITEOUT != 0 && !context.credentials.has(capability::MKNOD) {
+    if flags & raw::RENAME_WHITEOUT != 0 && !context.subject.capable(Capability::Mknod) {
         return Err(Errno::EPERM);
     }
     let old = path::resolve_parent(context, from.0, from.1, 0)?;
@@ -310,7 +311,7 @@ fn rename_locked(context: &Context, old: &Side<'_>, new: &Side<'_>, flags: u32) 
     let moves = !Arc::ptr_eq(old.parent(), new.parent());
     if moves && source.is_directory() {
         // Its `..` changes.
-        permission::check(source.inode().as_ref(), WRITE, &context.credentials)?;
+        permission::check(source.inode().as_ref(), WRITE, &context.subject)?;
     }
     old.parent().inode().rename(old.name, new.parent().inode(), new.name, flags)?;
     update_names(old, new, &source, target.as_ref(), flags);

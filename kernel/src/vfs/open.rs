@@ -126,7 +126,7 @@ pub fn open_location(
     let truncates =
         !created && flags & raw::O_TRUNC != 0 && location.file_type() == FileType::Regular;
     if truncates {
-        permission::drop_privileges(&**location.inode(), &context.credentials)?;
+        permission::drop_privileges(&**location.inode(), &context.subject)?;
         let changes = SetAttributes { size: Some(0), ..SetAttributes::default() };
         location.inode().set_attributes(&changes)?;
     }
@@ -180,11 +180,9 @@ fn check(context: &Context, location: &Location, flags: u32) -> Result<()> {
     if writes || flags & raw::O_ACCMODE == raw::O_ACCMODE {
         wanted |= WRITE;
     }
-    let credentials = &context.credentials;
-    permission::check(location.inode().as_ref(), wanted, credentials)?;
-    if flags & raw::O_NOATIME != 0
-        && !permission::is_owner(&location.inode().metadata()?, credentials)
-    {
+    let who = &context.subject;
+    permission::check(location.inode().as_ref(), wanted, who)?;
+    if flags & raw::O_NOATIME != 0 && !permission::is_owner(&location.inode().metadata()?, who) {
         return Err(Errno::EPERM);
     }
     Ok(())
@@ -214,6 +212,6 @@ pub fn open_executable(
     if location.mount.flags() & raw::MS_NOEXEC != 0 {
         return Err(Errno::EACCES);
     }
-    permission::check(location.inode().as_ref(), EXECUTE, &context.credentials)?;
+    permission::check(location.inode().as_ref(), EXECUTE, &context.subject)?;
     open_inode(location, raw::O_RDONLY | raw::O_LARGEFILE, None)
 }

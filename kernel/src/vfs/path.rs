@@ -26,7 +26,7 @@ use super::{FileType, Inode};
 use crate::base::sched::current;
 use crate::base::tally;
 use crate::base::user::PATH_MAX;
-use crate::security::credentials::Credentials;
+use crate::security::Subject;
 
 /// Longest name of a component (limits.h).
 pub const NAME_MAX: usize = 255;
@@ -199,7 +199,7 @@ pub struct Context {
     /// Root and working directory.
     pub fs: Arc<FsContext>,
     /// Permissions.
-    pub credentials: Arc<Credentials>,
+    pub subject: Subject,
 }
 
 impl Context {
@@ -207,7 +207,7 @@ impl Context {
     #[inline]
     pub fn current() -> Context {
         let thread = current();
-        Context { fs: thread.process.fs(), credentials: thread.process.credentials() }
+        Context { fs: thread.process.fs(), subject: thread.process.subject() }
     }
 
     /// The kernel's own, below `root`.
@@ -218,7 +218,7 @@ impl Context {
             root: SpinLock::new(root.clone()),
             umask: 0.into(),
         };
-        Context { fs: Arc::new(fs), credentials: Arc::new(Credentials::root()) }
+        Context { fs: Arc::new(fs), subject: Subject::kernel() }
     }
 
     /// The working directory.
@@ -502,7 +502,7 @@ impl<'a> Walk<'a> {
         if !self.at.dentry.is_directory() {
             return Err(Errno::ENOTDIR);
         }
-        permission::check(self.at.inode().as_ref(), EXECUTE, &self.context.credentials)
+        permission::check(self.at.inode().as_ref(), EXECUTE, &self.context.subject)
     }
 
     /// Looks a name of the text up, where the walk stands. None: no such name.
@@ -691,6 +691,6 @@ pub(super) fn child_checked(
     if name.len() > NAME_MAX {
         return Err(Errno::ENAMETOOLONG);
     }
-    permission::check(directory.inode().as_ref(), EXECUTE, &context.credentials)?;
+    permission::check(directory.inode().as_ref(), EXECUTE, &context.subject)?;
     child_locked(directory, name)
 }

@@ -6,7 +6,7 @@
 use abi::{Errno, Result};
 
 use super::{FileType, Inode, Metadata, SetAttributes};
-use crate::security::credentials::Credentials;
+use crate::security::{Capability, Subject};
 
 /// Read permission, as in access(2).
 pub const READ: u32 = 4;
@@ -15,40 +15,25 @@ pub const WRITE: u32 = 2;
 /// Execute, or for directories search permission.
 pub const EXECUTE: u32 = 1;
 
-/// Capabilities that files care about (capabilities(7)).
-#[expect(missing_docs, reason = "capabilities(7) describes each")]
-pub mod capability {
-    pub const CHOWN: u32 = 0;
-    pub const DAC_OVERRIDE: u32 = 1;
-    pub const DAC_READ_SEARCH: u32 = 2;
-    pub const FOWNER: u32 = 3;
-    pub const FSETID: u32 = 4;
-    pub const SYS_CHROOT: u32 = 18;
-    pub const SYS_ADMIN: u32 = 21;
-    pub const SYS_RESOURCE: u32 = 24;
-    pub const MKNOD: u32 = 27;
-    pub const SETFCAP: u32 = 31;
-}
-
-/// EACCES unless `credentials` give every permission of `wanted`.
+/// EACCES unless `who` has every permission of `wanted`.
 #[inline]
-pub fn check(inode: &dyn Inode, wanted: u32, credentials: &Credentials) -> Result<()> {
-    if credentials.has(capability::DAC_OVERRIDE)
+pub fn check(inode: &dyn Inode, wanted: u32, who: &Subject) -> Result<()> {
+    if who.capable(Capability::DacOverride)
         && (wanted & EXECUTE == 0 || inode.file_type() == FileType::Directory)
     {
         return Ok(());
     }
-    match check_metadata(&inode.metadata()?, wanted, credentials) {
+    match check_metadata(&inode.metadata()?, wanted, who) {
         Err(Errno::EACCES) if inode.is_own() => Ok(()),
         answer => answer,
     }
 }
 
 /// As [`check`], for attributes at hand.
-pub fn check_metadata(of: &Metadata, wanted: u32, credentials: &Credentials) -> Result<()> {
-    let class = if credentials.fsuid == of.uid {
+pub fn check_metadata(of: &Metadata, wanted: u32, who: &Subject) -> Result<()> {
+    let class = if who.fsuid == of.uid {
         of.mode >> 6
-    } else if credentials.in_group(of.gid) {
+    } else if who.in_group(of.gid) {
         of.mode >> 3
     } else {
         of.mode
@@ -58,11 +43,11 @@ pub fn check_metadata(of: &Metadata, wanted: u32, credentials: &Credentials) -> 
     }
     let is_directory = of.file_type == FileType::Directory;
     let may_execute = is_directory || of.mode & 0o111 != 0;
-    if credentials.has(capability::DAC_OVERRIDE) && (wanted & EXECUTE == 0 || may_execute) {
+    if who.capable(Capability::DacOverride) && (wanted & EXECUTE == 0 || may_execute) {
         return Ok(());
     }
     let reads = wanted == READ || is_directory && wanted & WRITE == 0;
-    if credentials.has(capability::DAC_READ_SEARCH) && reads {
+    if who.capable(Capability::DacReadSearch) && reads {
         return Ok(());
     }
     Err(Errno::EACCES)
@@ -75,18 +60,18 @@ const FILE_CAPABILITIES: &[u8] = b"security.capability";
 /// to change: set-user-ID, set-group-ID and capabilities (write(2), truncate(2), capabilities(7)).
 /// Who has CAP_FSETID may keep the bits, nobody the capabilities.
 #[inline]
-pub fn drop_privileges(inode: &dyn Inode, credentials: &Credentials) -> Result<()> {
-    if inode.state().is_plain() { Ok(()) } else { drop_privileges_slow(inode, credentials) }
+pub fn drop_privileges(inode: &dyn Inode, who: &Subject) -> Result<()> {
+    if inode.state().is_plain() { Ok(()) } else { drop_privileges_slow(inode, who) }
 }
 
 #[cold]
-fn drop_privileges_slow(inode: &dyn Inode, credentials: &Credentials) -> Result<()> {
+fn drop_privileges_slow(inode: &dyn Inode, who: &Subject) -> Result<()> {
     if inode.file_type() != FileType::Regular {
         return Ok(());
     }
     // Before the look: a change that comes after it takes this back.
     inode.state().set_plain(true);
-    let result = take_privileges(inode, credentials);
+    let result = take_privileges(inode, who);
     if result != Ok(true) {
         inode.state().set_plain(false);
     }
@@ -94,14 +79,14 @@ fn drop_privileges_slow(inode: &dyn Inode, credentials: &Credentials) -> Result<
 }
 
 /// Takes them away. Whether there are none left.
-fn take_privileges(inode: &dyn Inode, credentials: &Credentials) -> Result<bool> {
+fn take_privileges(inode: &dyn Inode, who: &Subject) -> Result<bool> {
     let of = inode.metadata()?;
     if inode.get_xattr(FILE_CAPABILITIES).is_ok() {
         inode.remove_xattr(FILE_CAPABILITIES)?;
     }
     let mut mode = of.mode;
-    if !credentials.has(capability::FSETID) {
-        let keeps_group = of.mode & 0o010 == 0 && credentials.in_group(of.gid);
+    if !who.capable(Capability::Fsetid) {
+        let keeps_group = of.mode & 0o010 == 0 && who.in_group(of.gid);
         mode &= if keeps_group { !0o4000 } else { !0o6000 };
     }
     if mode != of.mode {
@@ -119,20 +104,16 @@ pub fn drop_capabilities(inode: &dyn Inode) -> Result<()> {
 }
 
 /// Whether the caller owns the object or may act as if.
-pub fn is_owner(of: &Metadata, credentials: &Credentials) -> bool {
-    credentials.fsuid == of.uid || credentials.has(capability::FOWNER)
+pub fn is_owner(of: &Metadata, who: &Subject) -> bool {
+    who.fsuid == of.uid || who.capable(Capability::Fowner)
 }
 
 /// EPERM if a sticky directory protects `victim` (unlink(2)).
-pub fn check_sticky(
-    directory: &Metadata,
-    victim: &dyn Inode,
-    credentials: &Credentials,
-) -> Result<()> {
+pub fn check_sticky(directory: &Metadata, victim: &dyn Inode, who: &Subject) -> Result<()> {
     if directory.mode & 0o1000 == 0
-        || credentials.has(capability::FOWNER)
-        || credentials.fsuid == directory.uid
-        || credentials.fsuid == victim.metadata()?.uid
+        || who.capable(Capability::Fowner)
+        || who.fsuid == directory.uid
+        || who.fsuid == victim.metadata()?.uid
     {
         return Ok(());
     }

@@ -38,33 +38,39 @@ const INT3: u8 = 0xcc;
 const LATE_FUNCTION: usize = 16;
 const LATE_CHECK: usize = 25;
 
-fn late_code(hash: u32) -> [u8; 47] {
+fn late_code(function_hash: u32, hash: u32) -> [u8; 47] {
     let mut code = LATE;
-    code[1..5].copy_from_slice(&hash.to_le_bytes());
+    code[1..5].copy_from_slice(&function_hash.to_le_bytes());
     code[LATE_CHECK + 2..][..4].copy_from_slice(&hash.wrapping_neg().to_le_bytes());
     code
 }
 
-/// The piece's own function, and the hash of what it calls, which is its own as well.
+/// The type of the piece's function.
+extern "C" fn call_it(_: Right) -> u64 {
+    0
+}
+
+/// The hash of what the piece calls.
 fn late_hash() -> Result<u32, String> {
     late_text::hash_of(add_one as *const () as u64).ok_or("no hash for the function".into())
 }
 
-/// Loads the piece above.
-fn load_late() -> Result<LateText, String> {
+/// Loads the piece above, with a function of this hash.
+fn load_late(function_hash: u32) -> Result<LateText, String> {
     let hash = late_hash()?;
-    let code = late_code(hash);
+    let code = late_code(function_hash, hash);
     let piece = Piece {
         code: &code,
         checks: &[(LATE_CHECK, hash)],
-        functions: &[(LATE_FUNCTION, hash)],
+        functions: &[(LATE_FUNCTION, function_hash)],
         ..NONE
     };
     late_text::load(&piece).map_err(|refused| format!("{refused:?}"))
 }
 
 fn late_text_runs() -> Result<(), String> {
-    let late = load_late()?;
+    let pointer = call_it as *const () as u64;
+    let late = load_late(late_text::hash_of(pointer).ok_or("no hash for the function")?)?;
     let base = late.base();
     ensure!(!probe_write(base), "late text can be written");
     let rights = crate::paging::kernel_rights(base);
@@ -83,7 +89,7 @@ fn late_text_runs() -> Result<(), String> {
 
 /// The kernel calls late text through a pointer, and the check knows its type and no other.
 fn late_text_through_pointers() -> Result<(), String> {
-    let late = load_late()?;
+    let late = load_late(late_hash()?)?;
     // SAFETY: the type is not that of the code, but the hash is, and the code only uses its first
     // argument, which it checks and calls.
     let function: Right = unsafe { late.function(LATE_FUNCTION) };
@@ -102,7 +108,7 @@ fn late_text_goes() -> Result<(), String> {
     let before = late_text::pages_in_use();
     let mut places = alloc::collections::BTreeSet::new();
     for _ in 0..100 {
-        let late = load_late()?;
+        let late = load_late(late_hash()?)?;
         let base = late.base();
         places.insert(base);
         ensure!(late_text::pages_in_use() == before + 1, "a piece has other than one page");
@@ -169,7 +175,7 @@ fn late_text_refuses() -> Result<(), String> {
         Err(refused) if refused == why => Ok(()),
         other => Err(format!("not refused as {why:?}: {other:?}")),
     };
-    let good = late_code(hash);
+    let good = late_code(hash, hash);
     // Every byte of a check but the hash, and the hash itself against the list's.
     for position in (0..14).filter(|at| !(2..6).contains(at)) {
         let mut code = good;
@@ -199,7 +205,7 @@ pub struct FailingPiece(LateText);
 impl FailingPiece {
     /// Loads it.
     pub fn load() -> Result<Self, String> {
-        load_late().map(FailingPiece)
+        load_late(late_hash()?).map(FailingPiece)
     }
 
     /// Fails its check once; only within [`super::survive_failures`].
@@ -212,5 +218,5 @@ impl FailingPiece {
 
 /// Loads a piece and unloads it again.
 pub fn load_and_unload() -> Result<(), String> {
-    load_late().map(drop)
+    load_late(late_hash()?).map(drop)
 }

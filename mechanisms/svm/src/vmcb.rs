@@ -3,9 +3,11 @@
 
 use core::mem::{offset_of, size_of};
 
+use zerocopy::FromZeros;
+
 /// What is intercepted, and under which conditions the guest runs.
 #[repr(C)]
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, FromZeros)]
 #[expect(missing_docs, reason = "the names of the manual; rows of table B-1")]
 pub struct Control {
     /// Reads (low half) and writes of control registers.
@@ -48,7 +50,7 @@ pub struct Control {
 
 /// A segment register in the block; attributes as [`virt::regs::Segment`] has them.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromZeros)]
 #[expect(missing_docs, reason = "the names of the manual")]
 pub struct Segment {
     pub selector: u16,
@@ -60,7 +62,7 @@ pub struct Segment {
 /// The guest's registers, as far as VMRUN and VMLOAD switch them. Whatever stands here is the
 /// guest's own business.
 #[repr(C)]
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, FromZeros)]
 #[expect(missing_docs, reason = "the names of the manual; rows of table B-2")]
 pub struct Save {
     pub es: Segment,
@@ -108,7 +110,7 @@ pub struct Save {
 
 /// The block.
 #[repr(C, align(4096))]
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, FromZeros)]
 #[expect(missing_docs, reason = "its two halves")]
 pub struct Vmcb {
     pub control: Control,

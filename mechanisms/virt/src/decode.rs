@@ -110,8 +110,10 @@ fn shape_of(opcode: u16, extension: u8) -> Option<Shape> {
         0x00..=0x3f if opcode & 7 < 4 => shape(true, is_byte, Immediate::None),
         0x63 => shape(true, false, Immediate::None),
         0x6c..=0x6f | 0xa4..=0xa7 | 0xaa..=0xaf => shape(false, is_byte, Immediate::None),
-        0x80 | 0xc6 => shape(true, true, Immediate::Byte),
-        0x81 | 0xc7 => shape(true, false, Immediate::Operand),
+        0x80 => shape(true, true, Immediate::Byte),
+        0xc6 if extension == 0 => shape(true, true, Immediate::Byte),
+        0x81 => shape(true, false, Immediate::Operand),
+        0xc7 if extension == 0 => shape(true, false, Immediate::Operand),
         0x83 => shape(true, false, Immediate::Byte),
         0x84..=0x8b => shape(true, is_byte, Immediate::None),
         0x90 | 0xcc | 0xf1 | 0xf4 => shape(false, true, Immediate::None),
@@ -178,6 +180,8 @@ fn prefixes(bytes: &mut Bytes<'_>, code: CodeSize) -> Result<Prefixes, DecodeErr
     let mut p = Prefixes::default();
     loop {
         match bytes.peek()? {
+            // Without a meaning there, not even that of ending one before (AMD APM 3, 1.2.4).
+            0x26 | 0x2e | 0x36 | 0x3e if code == CodeSize::Bits64 => {}
             0x26 => p.segment = Some(seg::ES),
             0x2e => p.segment = Some(seg::CS),
             0x36 => p.segment = Some(seg::SS),

@@ -12,10 +12,10 @@ use crate::base::sched::current;
 use crate::base::time::realtime_ns;
 use crate::base::user::UserPtr;
 use crate::process::signal::send_to_current;
-use crate::security::credentials::Credentials;
+use crate::security::{Capability, Resource, Subject};
 use crate::vfs::deny_write::WriteAccess;
 use crate::vfs::path::{Context, Location};
-use crate::vfs::permission::{self, WRITE, capability, is_owner};
+use crate::vfs::permission::{self, WRITE, is_owner};
 use crate::vfs::{File, FileType, Metadata, SetAttributes, inotify};
 
 const NS: i64 = 1_000_000_000;
@@ -37,39 +37,39 @@ fn place_of(file: &File) -> Location {
 /// chmod(2).
 pub fn chmod(a: &Args) -> Result<u64> {
     let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
-    change_mode(&context.credentials, &location, a.a1() as u32)
+    change_mode(&context.subject, &location, a.a1() as u32)
 }
 
 /// fchmod(2).
 pub fn fchmod(a: &Args) -> Result<u64> {
     let file = file(a.a0())?;
-    change_mode(&current().process.credentials(), &place_of(&file), a.a1() as u32)
+    change_mode(&current().process.subject(), &place_of(&file), a.a1() as u32)
 }
 
 /// fchmodat(2), which has no flags.
 pub fn fchmodat(a: &Args) -> Result<u64> {
     let (context, location) = resolve_at(a.a0(), a.a1(), 0, true)?;
-    change_mode(&context.credentials, &location, a.a2() as u32)
+    change_mode(&context.subject, &location, a.a2() as u32)
 }
 
 /// fchmodat2(2).
 pub fn fchmodat2(a: &Args) -> Result<u64> {
     let flags = super::check_flags(a.a3(), raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
     let (context, location) = resolve_at(a.a0(), a.a1(), flags, true)?;
-    change_mode(&context.credentials, &location, a.a2() as u32)
+    change_mode(&context.subject, &location, a.a2() as u32)
 }
 
-fn change_mode(credentials: &Credentials, location: &Location, mode: u32) -> Result<u64> {
+fn change_mode(who: &Subject, location: &Location, mode: u32) -> Result<u64> {
     location.mount.check_writable()?;
     if location.file_type() == FileType::Symlink {
         return Err(Errno::EOPNOTSUPP);
     }
     let of = location.inode().metadata()?;
-    if !is_owner(&of, credentials) {
+    if !is_owner(&of, who) {
         return Err(Errno::EPERM);
     }
     let mut mode = mode & 0o7777;
-    if !credentials.in_group(of.gid) && !credentials.has(capability::FSETID) {
+    if !who.in_group(of.gid) && !who.capable(Capability::Fsetid) {
         mode &= !0o2000;
     }
     let changes = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
@@ -82,39 +82,39 @@ fn change_mode(credentials: &Credentials, location: &Location, mode: u32) -> Res
 /// chown(2).
 pub fn chown(a: &Args) -> Result<u64> {
     let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
-    change_owner(&context.credentials, &location, a.a1() as u32, a.a2() as u32)
+    change_owner(&context.subject, &location, a.a1() as u32, a.a2() as u32)
 }
 
 /// lchown(2).
 pub fn lchown(a: &Args) -> Result<u64> {
     let (context, location) = resolve_at(CWD, a.a0(), 0, false)?;
-    change_owner(&context.credentials, &location, a.a1() as u32, a.a2() as u32)
+    change_owner(&context.subject, &location, a.a1() as u32, a.a2() as u32)
 }
 
 /// fchown(2).
 pub fn fchown(a: &Args) -> Result<u64> {
     let file = file(a.a0())?;
-    let credentials = current().process.credentials();
-    change_owner(&credentials, &place_of(&file), a.a1() as u32, a.a2() as u32)
+    let who = current().process.subject();
+    change_owner(&who, &place_of(&file), a.a1() as u32, a.a2() as u32)
 }
 
 /// fchownat(2).
 pub fn fchownat(a: &Args) -> Result<u64> {
     let flags = super::check_flags(a.a4(), raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
     let (context, location) = resolve_at(a.a0(), a.a1(), flags, true)?;
-    change_owner(&context.credentials, &location, a.a2() as u32, a.a3() as u32)
+    change_owner(&context.subject, &location, a.a2() as u32, a.a3() as u32)
 }
 
 /// `u32::MAX` leaves an id as it is.
-fn change_owner(credentials: &Credentials, location: &Location, uid: u32, gid: u32) -> Result<u64> {
+fn change_owner(who: &Subject, location: &Location, uid: u32, gid: u32) -> Result<u64> {
     location.mount.check_writable()?;
     let of = location.inode().metadata()?;
     let uid = (uid != u32::MAX).then_some(uid);
     let gid = (gid != u32::MAX).then_some(gid);
-    if !credentials.has(capability::CHOWN) {
-        let owns = credentials.fsuid == of.uid;
+    if !who.capable(Capability::Chown) {
+        let owns = who.fsuid == of.uid;
         let uid_stays = uid.is_none_or(|uid| uid == of.uid);
-        let gid_fits = gid.is_none_or(|gid| gid == of.gid || credentials.in_group(gid));
+        let gid_fits = gid.is_none_or(|gid| gid == of.gid || who.in_group(gid));
         if uid.is_some() && !(owns && uid_stays) || gid.is_some() && !(owns && gid_fits) {
             return Err(Errno::EPERM);
         }
@@ -244,11 +244,11 @@ fn set_microseconds(dirfd: u64, path: u64, times: u64) -> Result<u64> {
 fn change_times(context: &Context, location: &Location, times: &Times) -> Result<u64> {
     location.mount.check_writable()?;
     let of = location.inode().metadata()?;
-    if !is_owner(&of, &context.credentials) {
+    if !is_owner(&of, &context.subject) {
         if !times.now {
             return Err(Errno::EPERM);
         }
-        permission::check_metadata(&of, WRITE, &context.credentials)?;
+        permission::check_metadata(&of, WRITE, &context.subject)?;
     }
     let changes = SetAttributes {
         atime_ns: times.atime_ns,
@@ -273,7 +273,7 @@ pub fn truncate(a: &Args) -> Result<u64> {
         _ => return Err(Errno::EINVAL),
     }
     location.mount.check_writable()?;
-    permission::check(location.inode().as_ref(), WRITE, &context.credentials)?;
+    permission::check(location.inode().as_ref(), WRITE, &context.subject)?;
     let _access = WriteAccess::new(location.inode().clone())?;
     resize(&location, size)
 }
@@ -295,9 +295,7 @@ fn check_size(size: u64) -> Result<u64> {
 
 /// EFBIG, and SIGXFSZ, for a file that would get longer than RLIMIT_FSIZE allows.
 fn check_size_limit(size: u64) -> Result<()> {
-    /// RLIMIT_FSIZE's index.
-    const LIMIT_FSIZE: usize = 1;
-    if size > current().process.limit(LIMIT_FSIZE) {
+    if size > current().process.limit(Resource::FileSize) {
         send_to_current(raw::SIGXFSZ);
         return Err(Errno::EFBIG);
     }
@@ -306,7 +304,7 @@ fn check_size_limit(size: u64) -> Result<()> {
 
 fn resize(location: &Location, size: u64) -> Result<u64> {
     check_size_limit(size)?;
-    permission::drop_privileges(&**location.inode(), &current().process.credentials())?;
+    permission::drop_privileges(&**location.inode(), &current().process.subject())?;
     let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };
     location.inode().set_attributes(&changes)?;
     inotify::event(&location.dentry, raw::IN_MODIFY);

@@ -8,9 +8,10 @@ use super::{CWD, any_file, file, resolve_at};
 use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::UserPtr;
+use crate::security::Capability;
 use crate::vfs::path::FsContext;
 use crate::vfs::path::Location;
-use crate::vfs::permission::{self, EXECUTE, capability};
+use crate::vfs::permission::{self, EXECUTE};
 use crate::vfs::{File, FileType, Inode, inotify};
 
 /// Most bytes of entries one call gives.
@@ -159,7 +160,7 @@ pub fn getcwd(a: &Args) -> Result<u64> {
 pub fn chdir(a: &Args) -> Result<u64> {
     let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
     check_directory(&location)?;
-    permission::check(location.inode().as_ref(), EXECUTE, &context.credentials)?;
+    permission::check(location.inode().as_ref(), EXECUTE, &context.subject)?;
     set_cwd(&context.fs, location);
     Ok(0)
 }
@@ -170,7 +171,7 @@ pub fn fchdir(a: &Args) -> Result<u64> {
     let location = file.location.clone().ok_or(Errno::ENOTDIR)?;
     check_directory(&location)?;
     let process = &current().process;
-    permission::check(location.inode().as_ref(), EXECUTE, &process.credentials())?;
+    permission::check(location.inode().as_ref(), EXECUTE, &process.subject())?;
     set_cwd(&process.fs(), location);
     Ok(0)
 }
@@ -179,8 +180,8 @@ pub fn fchdir(a: &Args) -> Result<u64> {
 pub fn chroot(a: &Args) -> Result<u64> {
     let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
     check_directory(&location)?;
-    permission::check(location.inode().as_ref(), EXECUTE, &context.credentials)?;
-    if !context.credentials.has(capability::SYS_CHROOT) {
+    permission::check(location.inode().as_ref(), EXECUTE, &context.subject)?;
+    if !context.subject.capable(Capability::SysChroot) {
         return Err(Errno::EPERM);
     }
     let old = core::mem::replace(&mut *context.fs.root.lock(), location);

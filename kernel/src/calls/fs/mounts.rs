@@ -9,9 +9,9 @@ use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::{PATH_MAX, UserPtr, read_c_string, read_path};
 use crate::process::all_processes;
+use crate::security::Capability;
 use crate::vfs::mount;
 use crate::vfs::path::Location;
-use crate::vfs::permission::capability;
 
 /// The upper half of the flags of very old programs (mount(2)).
 const MAGIC: u32 = 0xc0ed_0000;
@@ -21,8 +21,8 @@ const TYPE_MAX: usize = 64;
 const PROPAGATION: u32 = raw::MS_SHARED | raw::MS_PRIVATE | raw::MS_SLAVE | raw::MS_UNBINDABLE;
 
 fn check_admin() -> Result<()> {
-    let credentials = current().process.credentials();
-    if credentials.has(capability::SYS_ADMIN) { Ok(()) } else { Err(Errno::EPERM) }
+    let who = current().process.subject();
+    if who.capable(Capability::SysAdmin) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 /// mount(2).

@@ -9,10 +9,10 @@ use abi::{Errno, Result, general as raw};
 use super::{CWD, PathName, any_file, check_flags, walk_flags};
 use crate::base::args::Args;
 use crate::base::user::UserPtr;
+use crate::security::Capability;
 use crate::vfs::anon::AnonInode;
 use crate::vfs::namei::{self as tree, Make};
 use crate::vfs::path::{self, Context};
-use crate::vfs::permission::capability;
 use crate::vfs::{FileType, inotify};
 
 /// mkdir(2).
@@ -53,7 +53,7 @@ fn make_node(dirfd: u64, path: u64, mode: u32, device: u64) -> Result<u64> {
     let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
     // Device 0:0 is the mark of union file systems; anybody may make it.
     let is_mark = file_type == FileType::CharDevice && device as u32 == 0;
-    if is_device && !is_mark && !context.credentials.has(capability::MKNOD) {
+    if is_device && !is_mark && !context.subject.capable(Capability::Mknod) {
         return Err(Errno::EPERM);
     }
     let path = PathName::read(path)?;
@@ -99,11 +99,11 @@ pub fn linkat(a: &Args) -> Result<u64> {
 /// A descriptor alone is no right to a name: ENOENT unless it was opened with the credentials the
 /// caller still has, or CAP_DAC_READ_SEARCH lets the caller find the file anyway (linkat(2)).
 fn check_empty_link(context: &Context, fd: u64) -> Result<()> {
-    if fd as i32 == raw::AT_FDCWD || context.credentials.has(capability::DAC_READ_SEARCH) {
+    if fd as i32 == raw::AT_FDCWD || context.subject.capable(Capability::DacReadSearch) {
         return Ok(());
     }
     let opener = &super::any_file(fd)?.opener;
-    if Arc::ptr_eq(opener, &context.credentials) { Ok(()) } else { Err(Errno::ENOENT) }
+    if Arc::ptr_eq(opener, &context.subject.credentials) { Ok(()) } else { Err(Errno::ENOENT) }
 }
 
 fn make_link(from: (u64, u64), to: (u64, u64), flags: u32) -> Result<u64> {

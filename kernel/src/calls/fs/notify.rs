@@ -62,7 +62,7 @@ pub fn inotify_add_watch(a: &Args) -> Result<u64> {
     }
     let context = Context::current();
     let location = path::resolve(&context, CWD as i32, path.bytes(), flags)?;
-    permission::check(location.inode().as_ref(), READ, &context.credentials)?;
+    permission::check(location.inode().as_ref(), READ, &context.subject)?;
     instance.watch(&location.dentry, mask).map(|wd| wd as u64)
 }
 

@@ -217,10 +217,10 @@ pub fn memfd_create(a: &Args) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let name = read_c_string(a.a0(), MEMFD_NAME_MAX + 1, Errno::EINVAL)?;
-    let credentials = current().process.credentials();
+    let who = current().process.credentials();
     let noexec = flags & raw::MFD_NOEXEC_SEAL != 0;
     let mode = if noexec { 0o666 } else { 0o777 };
-    let inode = memfd::make(mode, credentials.fsuid, credentials.fsgid)?;
+    let inode = memfd::make(mode, who.fsuid, who.fsgid)?;
     inode.set_seals(match (noexec, flags & raw::MFD_ALLOW_SEALING != 0) {
         (true, _) => raw::F_SEAL_EXEC,
         (false, true) => 0,

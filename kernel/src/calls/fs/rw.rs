@@ -13,11 +13,10 @@ use crate::base::args::Args;
 use crate::base::io::{Sink, Source, read_iovec};
 use crate::base::sched::current;
 use crate::process::signal::send_to_current;
-use crate::process::{Thread, UNLIMITED, file_of};
+use crate::process::{Thread, file_of};
+use crate::security::{Resource, UNLIMITED};
 use crate::vfs::{File, FileType, inotify};
 
-/// RLIMIT_FSIZE's index.
-const LIMIT_FSIZE: usize = 1;
 /// Flags of preadv2(2).
 const READ_FLAGS: u32 = raw::RWF_HIPRI | raw::RWF_DSYNC | raw::RWF_SYNC | raw::RWF_NOWAIT;
 /// Flags of pwritev2(2).
@@ -230,7 +229,7 @@ fn explain(file: &File, error: Errno) -> Errno {
 /// Cuts a write at RLIMIT_FSIZE; EFBIG, and SIGXFSZ, from there on (setrlimit(2)).
 #[inline]
 fn check_file_limit(file: &File, offset: u64, source: &mut Source<'_>) -> Result<()> {
-    let limit = current().process.limit(LIMIT_FSIZE);
+    let limit = current().process.limit(Resource::FileSize);
     if limit == UNLIMITED { Ok(()) } else { cut_at_limit(file, offset, source, limit) }
 }
 

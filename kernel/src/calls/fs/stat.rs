@@ -8,7 +8,7 @@ use zerocopy::{Immutable, IntoBytes};
 use super::{CWD, PathName, any_file, resolve_at, walk_flags};
 use crate::base::args::Args;
 use crate::base::user::UserPtr;
-use crate::security::credentials::Credentials;
+use crate::security::{Credentials, Subject};
 use crate::vfs::anon::AnonInode;
 use crate::vfs::chrdev::{major, minor};
 use crate::vfs::path::{Context, resolve};
@@ -213,7 +213,7 @@ fn check_access(dirfd: u64, path: u64, mode: u64, flags: u32) -> Result<u64> {
     let path = PathName::read_or_empty(path, flags)?;
     let mut context = Context::current();
     if flags & raw::AT_EACCESS == 0 {
-        context.credentials = Arc::new(real(&context.credentials));
+        context.subject = context.subject.with(real(&context.subject));
     }
     let location = resolve(&context, dirfd as i32, path.bytes(), walk_flags(flags, true))?;
     let (wanted, file_type) = (mode as u32, location.file_type());
@@ -224,7 +224,7 @@ fn check_access(dirfd: u64, path: u64, mode: u64, flags: u32) -> Result<u64> {
         return Err(Errno::EACCES);
     }
     if wanted != 0 {
-        permission::check(location.inode().as_ref(), wanted, &context.credentials)?;
+        permission::check(location.inode().as_ref(), wanted, &context.subject)?;
     }
     let is_data = matches!(file_type, FileType::Regular | FileType::Directory | FileType::Symlink);
     if wanted & WRITE != 0 && is_data {
@@ -234,8 +234,8 @@ fn check_access(dirfd: u64, path: u64, mode: u64, flags: u32) -> Result<u64> {
 }
 
 /// The caller as its real user (access(2)).
-fn real(credentials: &Credentials) -> Credentials {
-    let mut real = credentials.clone();
+fn real(who: &Subject) -> Credentials {
+    let mut real = Credentials::clone(who);
     real.fsuid = real.uid;
     real.fsgid = real.gid;
     real.effective = if real.uid == 0 { real.permitted } else { 0 };

@@ -10,10 +10,10 @@ use super::{CWD, file, resolve_at};
 use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::{UserPtr, read_c_string};
-use crate::security::credentials::Credentials;
+use crate::security::{Capability, Subject};
 use crate::vfs::FileType;
 use crate::vfs::path::Location;
-use crate::vfs::permission::{self, READ, WRITE, capability};
+use crate::vfs::permission::{self, READ, WRITE};
 
 /// Longest name (limits.h: XATTR_NAME_MAX).
 const NAME_MAX: usize = 255;
@@ -38,21 +38,21 @@ fn read_name(address: u64) -> Result<Vec<u8>> {
 }
 
 /// Whether the caller may use the attribute; `wanted` is READ or WRITE.
-fn check(at: &Location, name: &[u8], wanted: u32, credentials: &Credentials) -> Result<()> {
+fn check(at: &Location, name: &[u8], wanted: u32, who: &Subject) -> Result<()> {
     let inode = at.inode().as_ref();
-    let admin = credentials.has(capability::SYS_ADMIN);
+    let admin = who.capable(Capability::SysAdmin);
     if name.starts_with(b"user.") {
         if !matches!(at.file_type(), FileType::Regular | FileType::Directory) {
             return Err(if wanted == WRITE { Errno::EPERM } else { Errno::ENODATA });
         }
-        return permission::check(inode, wanted, credentials);
+        return permission::check(inode, wanted, who);
     }
     if name.starts_with(b"trusted.") {
         let error = if wanted == WRITE { Errno::EPERM } else { Errno::ENODATA };
         return if admin { Ok(()) } else { Err(error) };
     }
     if name.starts_with(b"security.") {
-        let capable = name != b"security.capability" || credentials.has(capability::SETFCAP);
+        let capable = name != b"security.capability" || who.capable(Capability::Setfcap);
         let allowed = wanted == READ || admin || name == b"security.capability" && capable;
         return if allowed { Ok(()) } else { Err(Errno::EPERM) };
     }
@@ -82,7 +82,7 @@ fn set(at: &Location, a: &Args) -> Result<u64> {
     }
     let value = UserPtr::<u8>::new(a.a2()).read_many(a.a3() as usize)?;
     at.mount.check_writable()?;
-    check(at, &name, WRITE, &current().process.credentials())?;
+    check(at, &name, WRITE, &current().process.subject())?;
     at.inode().set_xattr(&name, &value, flags)?;
     at.inode().state().set_plain(false);
     attributes_changed(at);
@@ -106,7 +106,7 @@ pub fn fgetxattr(a: &Args) -> Result<u64> {
 
 fn get(at: &Location, a: &Args) -> Result<u64> {
     let name = read_name(a.a1())?;
-    check(at, &name, READ, &current().process.credentials())?;
+    check(at, &name, READ, &current().process.subject())?;
     give(&at.inode().get_xattr(&name)?, a.a2(), a.a3())
 }
 
@@ -137,7 +137,7 @@ pub fn flistxattr(a: &Args) -> Result<u64> {
 }
 
 fn list(at: &Location, a: &Args) -> Result<u64> {
-    let admin = current().process.credentials().has(capability::SYS_ADMIN);
+    let admin = current().process.subject().capable(Capability::SysAdmin);
     let mut names = Vec::new();
     for name in at.inode().list_xattr()? {
         if admin || !name.starts_with(b"trusted.") {
@@ -169,7 +169,7 @@ pub fn fremovexattr(a: &Args) -> Result<u64> {
 fn remove(at: &Location, a: &Args) -> Result<u64> {
     let name = read_name(a.a1())?;
     at.mount.check_writable()?;
-    check(at, &name, WRITE, &current().process.credentials())?;
+    check(at, &name, WRITE, &current().process.subject())?;
     at.inode().remove_xattr(&name)?;
     attributes_changed(at);
     Ok(0)

@@ -14,7 +14,8 @@ use super::lock;
 use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::mm::{Backing, MMAP_MIN, Mm, MmInner, PAGE, Vma, VmaFlags};
-use crate::process::{Process, UNLIMITED};
+use crate::process::Process;
+use crate::security::{Resource, UNLIMITED};
 use crate::vfs::File;
 use crate::vfs::page_cache::{MAX_FILE_SIZE, PageCache};
 
@@ -188,7 +189,7 @@ fn map_area(
     if wants_lock && !lock::may_lock(process) {
         return Err(Errno::EPERM);
     }
-    let limit = process.limit(raw::RLIMIT_AS as usize);
+    let limit = process.limit(Resource::AddressSpace);
     let mut replaced = None;
     let result = mm.with(|inner| {
         let place = inner.place(hint, len, flags)?;

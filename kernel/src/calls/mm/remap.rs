@@ -10,7 +10,8 @@ use super::map::page_range;
 use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::mm::{Backing, MAX_MAP_COUNT, MMAP_MIN, MmInner, PAGE, Vma, VmaFlags};
-use crate::process::{Process, UNLIMITED};
+use crate::process::Process;
+use crate::security::{Resource, UNLIMITED};
 
 /// What is asked for; lengths are whole pages.
 struct Request {
@@ -124,7 +125,7 @@ impl MmInner {
         if vma.flags.contains(VmaFlags::LOCKED) && !self.may_lock_more(process.lock_limit(), more) {
             return Err(Errno::EAGAIN);
         }
-        let limit = process.limit(raw::RLIMIT_AS as usize);
+        let limit = process.limit(Resource::AddressSpace);
         if limit != UNLIMITED && self.total_bytes().saturating_add(more) > limit {
             return Err(Errno::ENOMEM);
         }

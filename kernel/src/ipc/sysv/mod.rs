@@ -19,15 +19,13 @@ use machine::sync::SpinLock;
 
 use crate::base::sched::current;
 use crate::base::time::{NS_PER_SEC, realtime_ns};
-use crate::security::credentials::Credentials;
+use crate::security::{Capability, Subject};
 
 pub mod msg;
 pub mod sem;
 pub mod shm;
 pub mod undo;
 
-const CAP_IPC_OWNER: u32 = 15;
-const CAP_SYS_ADMIN: u32 = 21;
 /// Bits of an id below the sequence number; tables are smaller than that.
 const INDEX_BITS: u32 = 15;
 
@@ -78,7 +76,7 @@ impl<T> Slots<T> {
     fn insert(&mut self, key: i32, mode: u32, content: T) -> Arc<Object<T>> {
         let index = self.free_index();
         self.all_used_below = index + 1;
-        let who = current().process.credentials();
+        let who = current().process.subject();
         let perm = Perm {
             key,
             uid: who.euid,
@@ -213,7 +211,7 @@ impl<T> Object<T> {
 
     /// EACCES unless the caller has the rights `wanted`, of which any class may be set.
     pub fn check(&self, wanted: u32) -> Result<()> {
-        let who = current().process.credentials();
+        let who = current().process.subject();
         let perm = self.perm();
         let class = if who.euid == perm.uid || who.euid == perm.cuid {
             6
@@ -223,7 +221,7 @@ impl<T> Object<T> {
             0
         };
         let wanted = (wanted >> 6 | wanted >> 3 | wanted) & 7;
-        if wanted & !(perm.mode >> class) == 0 || who.has(CAP_IPC_OWNER) {
+        if wanted & !(perm.mode >> class) == 0 || who.capable(Capability::IpcOwner) {
             Ok(())
         } else {
             Err(Errno::EACCES)
@@ -231,11 +229,11 @@ impl<T> Object<T> {
     }
 
     /// EPERM unless the caller may change owners or remove the object.
-    pub fn check_owner(&self) -> Result<Arc<Credentials>> {
-        let who = current().process.credentials();
+    pub fn check_owner(&self) -> Result<Subject> {
+        let who = current().process.subject();
         let perm = self.perm();
         let owns = who.euid == perm.uid || who.euid == perm.cuid;
-        if owns || who.has(CAP_SYS_ADMIN) { Ok(who) } else { Err(Errno::EPERM) }
+        if owns || who.capable(Capability::SysAdmin) { Ok(who) } else { Err(Errno::EPERM) }
     }
 
     /// IPC_SET: new owner and mode. EINVAL.

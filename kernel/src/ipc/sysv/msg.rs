@@ -16,6 +16,7 @@ use crate::base::args::Args;
 use crate::base::sync::{WaitError, WaitQueue};
 use crate::base::user::UserPtr;
 use crate::fs::pseudo::Text;
+use crate::security::Capability;
 
 /// Longest message, bytes (kernel.msgmax).
 const MESSAGE_MAX: usize = 8192;
@@ -23,7 +24,6 @@ const MESSAGE_MAX: usize = 8192;
 const QUEUE_BYTES: u64 = 16384;
 /// Most queues (kernel.msgmni).
 const QUEUES_MAX: usize = 32000;
-const CAP_SYS_RESOURCE: u32 = 24;
 
 struct Message {
     kind: i64,
@@ -245,7 +245,7 @@ pub fn msgctl(a: &Args) -> Result<u64> {
             let new = UserPtr::<MsqidDs>::new(buffer).read()?;
             let queue = QUEUES.find(id)?;
             let who = queue.check_owner()?;
-            if new.qbytes > QUEUE_BYTES && !who.has(CAP_SYS_RESOURCE) {
+            if new.qbytes > QUEUE_BYTES && !who.capable(Capability::SysResource) {
                 return Err(Errno::EPERM);
             }
             queue.set_perm(&new.perm)?;

@@ -28,6 +28,7 @@ use crate::fs::memfd;
 use crate::fs::pseudo::Text;
 use crate::mm::attach::Attachment;
 use crate::mm::{MMAP_MIN, PAGE};
+use crate::security::{Capability, Resource};
 use crate::vfs::File;
 use crate::vfs::page_cache::PageCache;
 
@@ -35,7 +36,6 @@ use crate::vfs::page_cache::PageCache;
 const SEGMENTS_MAX: usize = 4096;
 /// Largest segment, and all together in pages (kernel.shmmax, kernel.shmall).
 const BYTES_MAX: u64 = u64::MAX - (1 << 24);
-const CAP_IPC_LOCK: u32 = 14;
 
 /// The file, held as long as the segment is to exist.
 enum Hold {
@@ -257,13 +257,13 @@ fn remove(segment: &Object<Segment>, file: &Arc<File>) {
 
 /// There is no swap, so every segment is locked anyway; the mark is kept for ipcs(1).
 fn lock(segment: &Object<Segment>, on: bool) -> Result<u64> {
-    let who = current().process.credentials();
+    let who = current().process.subject();
     let Perm { uid, cuid, .. } = segment.perm();
-    if !who.has(CAP_IPC_LOCK) {
+    if !who.capable(Capability::IpcLock) {
         if who.euid != uid && who.euid != cuid {
             return Err(Errno::EPERM);
         }
-        if on && current().process.limit(abi::general::RLIMIT_MEMLOCK as usize) == 0 {
+        if on && current().process.limit(Resource::LockedMemory) == 0 {
             return Err(Errno::EPERM);
         }
     }

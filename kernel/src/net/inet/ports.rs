@@ -4,6 +4,7 @@
 //! Two sockets may share a port if their addresses differ, or if both allow it: SO_REUSEADDR for
 //! UDP and for TCP sockets that do not listen, SO_REUSEPORT for all (socket(7)).
 
+use crate::security::Capability;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
@@ -17,7 +18,6 @@ use machine::sync::SpinLock;
 const EPHEMERAL: core::ops::RangeInclusive<u16> = 32768..=60999;
 /// Ports below need CAP_NET_BIND_SERVICE.
 const PRIVILEGED_END: u16 = 1024;
-const CAP_NET_BIND_SERVICE: u32 = 10;
 
 /// What the table asks of a socket.
 pub(super) trait Owner: Send + Sync {
@@ -96,8 +96,8 @@ impl<S: Owner> Ports<S> {
         if port == 0 {
             return self.bind_ephemeral(owner, ip);
         }
-        let credentials = crate::base::sched::current().process.credentials();
-        if port < PRIVILEGED_END && !credentials.has(CAP_NET_BIND_SERVICE) {
+        let who = crate::base::sched::current().process.subject();
+        if port < PRIVILEGED_END && !who.capable(Capability::NetBindService) {
             return Err(Errno::EACCES);
         }
         let mut entries = self.entries.lock();

@@ -55,6 +55,8 @@ pub struct UnixSocket {
     /// Both sockets of a pair know each other's process.
     pair_peer: Once<Ucred>,
     is_closed: AtomicBool,
+    /// A socket for datagrams sends no more (shutdown(2)).
+    is_mute: AtomicBool,
 }
 
 /// A new socket; PF_UNIX has no protocols but 0 and itself.
@@ -108,6 +110,7 @@ impl UnixSocket {
             inbox,
             pair_peer: Once::new(),
             is_closed: AtomicBool::new(false),
+            is_mute: AtomicBool::new(false),
         })
     }
 
@@ -227,7 +230,8 @@ impl UnixSocket {
             control.credentials = Some(Ucred::current());
         }
         let info = boxed(control, Some(Address::Unix(self.name())));
-        match peer.inbox.send_message(source, info, what.patience) {
+        let may_send = || !self.is_mute.load(Ordering::SeqCst);
+        match peer.inbox.send_message_while(source, info, what.patience, may_send) {
             // The receiver closed: to a datagram that is "nobody there".
             Err(Errno::EPIPE) if peer.is_closed.load(Ordering::SeqCst) => Err(Errno::ECONNREFUSED),
             result => result,
@@ -242,6 +246,9 @@ impl UnixSocket {
         }
         if self.inbox.is_ended() {
             mask |= events::RDHUP;
+            if self.is_mute.load(Ordering::SeqCst) {
+                mask |= events::HUP;
+            }
         }
         let peer = self.state.lock().default_peer.clone().and_then(|peer| peer.upgrade());
         let is_writable = peer.is_none_or(|peer| {
@@ -377,8 +384,18 @@ impl Socket for UnixSocket {
                     self.inbox.refuse();
                     self.inbox.end();
                 }
+                if send {
+                    self.is_mute.store(true, Ordering::SeqCst);
+                    let peer = self.state.lock().default_peer.clone();
+                    if let Some(peer) = peer.and_then(|peer| peer.upgrade()) {
+                        peer.inbox.writers.wake_all(0);
+                    }
+                    self.common.writers.wake_all(0);
+                }
             }
-            None => return Err(Errno::ENOTCONN),
+            // A stream without a peer may be told, too; only a listener minds.
+            None if receive => self.backlog.shut(&self.common.readers),
+            None => {}
         }
         Ok(())
     }

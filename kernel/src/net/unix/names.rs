@@ -86,7 +86,7 @@ pub(super) fn find(name: &Arc<[u8]>) -> Result<Arc<UnixSocket>> {
     }
     let context = Context::current();
     let location = path::resolve(&context, raw::AT_FDCWD, name, walk::FOLLOW)?;
-    permission::check(&**location.inode(), permission::WRITE, &context.credentials)?;
+    permission::check(&**location.inode(), permission::WRITE, &context.subject)?;
     if location.file_type() != FileType::Socket {
         return Err(Errno::ECONNREFUSED);
     }

@@ -7,12 +7,12 @@
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
-use abi::{Errno, Result, general as raw};
+use abi::{Errno, Result};
 
 use crate::base::sched::current;
 use crate::mm::Mm;
 use crate::process::Process;
-use crate::security::credentials::Credentials;
+use crate::security::{Capability, Subject};
 
 /// By which of its ids the caller asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,12 +43,17 @@ pub fn memory(target: &Process, ids: Ids, denied: Errno) -> Result<Option<Arc<Mm
 /// Whether the current process may look into `target`.
 #[must_use]
 pub fn may_access(target: &Process, ids: Ids) -> bool {
-    if target.is_current() {
+    may_look(&current().process.subject(), target, ids)
+}
+
+/// Whether `own` may look into `target`.
+#[must_use]
+pub fn may_look(own: &Subject, target: &Process, ids: Ids) -> bool {
+    if target.pid == own.pid {
         return true;
     }
-    let own: Arc<Credentials> = current().process.credentials();
     let other = target.credentials();
-    if own.has(raw::CAP_SYS_PTRACE) {
+    if own.capable(Capability::SysPtrace) {
         return true;
     }
     let (uid, gid, capabilities) = match ids {

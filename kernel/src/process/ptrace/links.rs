@@ -16,6 +16,7 @@ use crate::base::sched::current;
 use crate::process::family::Life;
 use crate::process::signal::{self, SIG_IGN, SigInfo, send};
 use crate::process::{Pid, Process, Thread, exit, find_thread, release_pid, work};
+use crate::security::Capability;
 
 /// Makes the two sides know each other. EPERM: traced already, ended, or the tracer is ending.
 fn link(tracee: &Arc<Thread>, tracer: &Thread, link: Link, options: u32) -> Result<()> {
@@ -67,7 +68,7 @@ pub fn trace_me() -> Result<u64> {
     };
     // Without threads the parent is ending: nobody will ever look, and nothing says so.
     let Some(tracer) = tracer else { return Ok(0) };
-    let privileged = parent.credentials().has(raw::CAP_SYS_PTRACE);
+    let privileged = parent.subject().capable(Capability::SysPtrace);
     let tid = tracer.tid();
     link(&thread, &tracer, Link { tracer: parent, tid, seized: false, privileged }, 0)?;
     Ok(0)
@@ -81,7 +82,7 @@ pub fn attach(tracee: &Arc<Thread>, seize: Option<u32>) -> Result<u64> {
     if target.is_current() || is_kernel || !may_access(target, Ids::Real) {
         return Err(Errno::EPERM);
     }
-    let privileged = own.process.credentials().has(raw::CAP_SYS_PTRACE);
+    let privileged = own.process.subject().capable(Capability::SysPtrace);
     let seized = seize.is_some();
     let new = Link { tracer: own.process.clone(), tid: own.tid(), seized, privileged };
     link(tracee, &own, new, seize.unwrap_or(0))?;

@@ -3,6 +3,7 @@
 use alloc::sync::Arc;
 
 use abi::{Errno, Result, general as raw, ptrace as nr};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{State, Stop, links, memory, registers, regset, resume, syscall_info};
 use crate::base::args::Args;
@@ -39,6 +40,7 @@ pub fn ptrace(args: &Args) -> Result<u64> {
         nr::PTRACE_GETEVENTMSG => event_message(&thread, data),
         nr::PTRACE_GETSIGINFO => get_siginfo(&thread, data),
         nr::PTRACE_SETSIGINFO => set_siginfo(&thread, data),
+        nr::PTRACE_PEEKSIGINFO => peek_siginfo(&thread, address, data),
         nr::PTRACE_GETSIGMASK => get_mask(&thread, address, data),
         nr::PTRACE_SETSIGMASK => set_mask(&thread, address, data),
         nr::PTRACE_GET_SYSCALL_INFO => syscall_info::get(&thread, address, data),
@@ -158,6 +160,46 @@ fn set_siginfo(thread: &Thread, data: u64) -> Result<u64> {
         *old = info;
         Ok(0)
     })
+}
+
+/// `struct ptrace_peeksiginfo_args`.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
+#[repr(C)]
+struct PeekRequest {
+    /// The first signal to tell about.
+    offset: u64,
+    flags: u32,
+    /// How many at most.
+    count: i32,
+}
+
+/// PTRACE_PEEKSIGINFO: pending signals in the order they came, of the thread or of its process; how
+/// many were written. They stay pending.
+fn peek_siginfo(thread: &Thread, address: u64, data: u64) -> Result<u64> {
+    let request = UserPtr::<PeekRequest>::new(address).read()?;
+    if request.flags & !nr::PTRACE_PEEKSIGINFO_SHARED != 0 || request.count < 0 {
+        return Err(Errno::EINVAL);
+    }
+    let is_shared = request.flags & nr::PTRACE_PEEKSIGINFO_SHARED != 0;
+    let look = |at: usize| match is_shared {
+        true => thread.process.signals.lock().pending.get(at),
+        false => thread.signals.lock().pending.get(at),
+    };
+    let mut done = 0;
+    while done < request.count as u64 {
+        let at = usize::try_from(request.offset.saturating_add(done)).unwrap_or(usize::MAX);
+        let Some(info) = look(at) else { break };
+        let to = data.wrapping_add(done * SIGINFO_BYTES as u64);
+        match UserPtr::new(to).write(&info.to_user()) {
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+            Ok(()) => done += 1,
+        }
+        if current().has_pending_signal() {
+            break;
+        }
+    }
+    Ok(done)
 }
 
 fn check_mask_size(size: u64) -> Result<()> {

@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 
 use abi::ptrace::{SECCOMP_MODE_FILTER, SECCOMP_MODE_STRICT};
-use abi::{Errno, Result, general as raw};
+use abi::{Errno, Result};
 use machine::sync::SpinGuard;
 use seccomp::check::INSNS_MAX;
 use seccomp::{Insn, Invalid, Program, action};
@@ -15,6 +15,7 @@ use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::UserPtr;
 use crate::process::{Pid, Thread};
+use crate::security::Capability;
 
 /// Most instructions of a chain, and what each filter of it counts besides its own.
 const PATH_INSNS_MAX: usize = 32_768;
@@ -121,7 +122,7 @@ fn set_filter(flags: u64, address: u64) -> Result<u64> {
     }
     let thread = current();
     let is_allowed =
-        thread.seccomp.no_new_privs() || thread.process.credentials().has(raw::CAP_SYS_ADMIN);
+        thread.seccomp.no_new_privs() || thread.process.subject().capable(Capability::SysAdmin);
     if !is_allowed {
         return Err(Errno::EACCES);
     }

@@ -20,6 +20,7 @@ use machine::sync::SpinLock;
 
 use super::{Process, Thread, work};
 use crate::base::sched::current;
+use crate::security::Resource;
 
 pub mod altstack;
 pub mod deliver;
@@ -219,6 +220,5 @@ impl Thread {
 /// the status says that the signal is one that dumps.
 pub fn may_dump_core() -> bool {
     let process = &current().process;
-    process.limit(raw::RLIMIT_CORE as usize) > 0
-        && !process.settings.not_dumpable.load(Ordering::Relaxed)
+    process.limit(Resource::Core) > 0 && !process.settings.not_dumpable.load(Ordering::Relaxed)
 }

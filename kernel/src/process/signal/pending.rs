@@ -119,6 +119,12 @@ impl Pending {
         Some(info.unwrap_or(SigInfo::unknown(number)))
     }
 
+    /// What is known about the signal that came as number `at` of those that wait.
+    #[must_use]
+    pub fn get(&self, at: usize) -> Option<SigInfo> {
+        self.queue.get(at).copied()
+    }
+
     /// Forgets the signals of `gone`.
     pub fn remove(&mut self, gone: SignalSet) {
         if self.set & gone != 0 {

@@ -9,6 +9,7 @@ use super::{Pending, ProcessSignals, SigInfo, SignalSet, bit, pending, stop};
 use crate::base::poll::events;
 use crate::base::sched::{self, current, has_current};
 use crate::process::{Pid, Process, Thread, all_processes, work};
+use crate::security::Resource;
 
 /// Sends a signal to a process: some thread that does not block it will take it. EAGAIN if the
 /// queue of real-time signals is full. Callable from interrupts.
@@ -65,7 +66,7 @@ fn send(
     by_timer: bool,
 ) -> Result<()> {
     let number = info.number();
-    let limit = process.limit(raw::RLIMIT_SIGPENDING as usize);
+    let limit = process.limit(Resource::PendingSignals);
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let threads = process.threads.lock();
     let mut shared = process.signals.lock();

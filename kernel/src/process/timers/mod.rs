@@ -19,10 +19,11 @@ use abi::general as raw;
 use machine::sync::SpinLock;
 
 use super::signal::{SigInfo, send};
-use super::{Process, Thread, UNLIMITED};
+use super::{Process, Thread};
 use crate::base::sync::Wake;
 use crate::base::time::{Deadline, NS_PER_SEC, TimeSpec, Timer, now_ns, wake_at};
 use crate::calls::clock::Clock;
+use crate::security::{Resource, UNLIMITED};
 
 pub mod interval;
 pub mod posix;
@@ -56,6 +57,9 @@ pub struct AlarmTimer {
 struct State {
     /// When it expires next, on its clock or (not a CPU clock) the monotonic one; None: disarmed.
     next_ns: Option<u64>,
+    /// How long before the begin of that clock the expiry was due, if it was: times of the wall
+    /// clock can be older than the machine.
+    early_ns: u64,
     /// 0: it expires once.
     interval_ns: u64,
     armed: Option<Timer>,
@@ -119,10 +123,12 @@ impl AlarmTimer {
 
     /// Arms or disarms it. `absolute`: the value is a time of its clock.
     fn set(&self, setting: Setting, absolute: bool) {
+        let mut early_ns = 0;
         let next_ns = if setting.value_ns == 0 {
             None
         } else if absolute {
             let offset_ns = self.clock.monotonic_offset_ns().unwrap_or(0);
+            early_ns = offset_ns.saturating_sub(setting.value_ns);
             Some(setting.value_ns.saturating_sub(offset_ns))
         } else {
             Some(self.now_ns().saturating_add(setting.value_ns))
@@ -132,6 +138,7 @@ impl AlarmTimer {
             timer.cancel();
         }
         state.next_ns = next_ns;
+        state.early_ns = early_ns;
         state.interval_ns = setting.interval_ns;
         self.arm(&mut state);
     }
@@ -149,12 +156,13 @@ impl AlarmTimer {
         let mut state = self.state.lock();
         let next_ns = state.next_ns.filter(|&next_ns| next_ns <= now_ns)?;
         state.armed = None;
-        let Some(missed) = (now_ns - next_ns).checked_div(state.interval_ns) else {
+        let late_ns = (now_ns - next_ns).saturating_add(core::mem::take(&mut state.early_ns));
+        let Some(missed) = late_ns.checked_div(state.interval_ns) else {
             // It expires once.
             state.next_ns = None;
             return Some(0);
         };
-        let on_time = next_ns.saturating_add((missed + 1).saturating_mul(state.interval_ns));
+        let on_time = now_ns + (state.interval_ns - late_ns % state.interval_ns);
         state.next_ns = Some(on_time.max(now_ns + MIN_PERIOD_NS.min(state.interval_ns * 4)));
         self.arm(&mut state);
         Some(missed)
@@ -162,7 +170,7 @@ impl AlarmTimer {
 
     /// Sends the signal of an expiry. No lock is held.
     fn fire(&self, missed: u64) {
-        let missed = u32::try_from(missed).unwrap_or(i32::MAX as u32);
+        let missed = missed.min(i32::MAX as u64) as u32;
         let info = match self.identity {
             None => SigInfo::kernel(self.signal),
             Some((id, value)) => SigInfo::timer(self.signal, id, missed, value),
@@ -224,7 +232,7 @@ fn update_watch(process: &Process) {
     let timers = process.timers.lock();
     let mut all = timers.interval.iter().flatten().chain(timers.posix.values());
     let armed = all.any(|timer| timer.is_on_cpu_clock() && timer.state.lock().next_ns.is_some());
-    let limited = process.limit(raw::RLIMIT_CPU as usize) != UNLIMITED;
+    let limited = process.limit(Resource::Cpu) != UNLIMITED;
     process.settings.watches_cpu_time.store(armed || limited, Ordering::Relaxed);
     if armed {
         // On a CPU without tick this brings it back.
@@ -256,7 +264,7 @@ pub fn cpu_tick(process: &Arc<Process>) {
 
 /// SIGXCPU every second beyond the soft limit, SIGKILL at the hard one (setrlimit(2)).
 fn check_cpu_limit(process: &Arc<Process>) {
-    let limit = process.limits.lock()[raw::RLIMIT_CPU as usize];
+    let limit = process.limits.get(Resource::Cpu);
     if limit.soft == UNLIMITED {
         return;
     }

@@ -14,6 +14,7 @@ use crate::base::user::UserPtr;
 use crate::calls::clock::Clock;
 use crate::process::find_thread;
 use crate::process::signal::LAST;
+use crate::security::Resource;
 
 /// `struct sigevent`.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
@@ -72,7 +73,7 @@ pub fn timer_create(args: &Args) -> Result<u64> {
         Some(event) => notify_of(event)?,
         None => Notify::Process(Arc::downgrade(process)),
     };
-    let limit = process.limit(raw::RLIMIT_SIGPENDING as usize).min(MOST_TIMERS);
+    let limit = process.limit(Resource::PendingSignals).min(MOST_TIMERS);
     let id = {
         let mut timers = process.timers.lock();
         if timers.posix.len() as u64 >= limit {
