@@ -34,6 +34,8 @@ pub(crate) enum Command {
     Test(TestArgs),
     /// Measure the kernel beside Linux in the same emulator, or the call sequences natively
     Bench(BenchArgs),
+    /// Say what kernel parameters cost a program, in instructions that are the same every time
+    Compare(CompareArgs),
     /// Check the sources (fmt, clippy, tidy, build, audit), or what an ELF file needs
     Check(CheckArgs),
     /// Audit or rewrite the kCFI checks of a kernel image
@@ -48,7 +50,7 @@ pub(crate) enum Command {
 }
 
 #[derive(Args, Clone, Debug)]
-#[command(after_help = RUN_STATUS_HELP)]
+#[command(after_help = RUN_STATUS_HELP, after_long_help = run_long_help())]
 pub(crate) struct RunArgs {
     /// Number of CPUs, 1 to 16. Example: --smp 4
     #[arg(long, default_value_t = 1, value_name = "N",
@@ -59,16 +61,23 @@ pub(crate) struct RunArgs {
     #[arg(long, default_value = "1G", value_name = "SIZE", value_parser = parse_memory_mib)]
     pub(crate) memory: u64,
 
-    /// Set an environment variable, or pass the caller's. Example: --env A=b --env LANG
-    #[arg(long, value_name = "K=V")]
+    /// Set an environment variable, or pass the caller's. Without it the program gets PATH, HOME,
+    /// USER, SHELL, TERM, LANG, LC_* and TZ. Example: --env A=b --env LESS
+    #[arg(long, value_name = "K[=V]")]
     pub(crate) env: Vec<OsString>,
 
-    /// Working directory in the guest [default: the caller's, or / with --root or --pack].
-    /// Example: --cwd /srv
+    /// Pass the caller's whole environment, with whatever keys and tokens are in it.
+    /// Example: --env-all -- make
+    #[arg(long)]
+    pub(crate) env_all: bool,
+
+    /// Working directory in the guest [default: the caller's, or / with --root or --pack]. It must
+    /// be there. Example: --cwd /srv
     #[arg(long, value_name = "DIR")]
     pub(crate) cwd: Option<PathBuf>,
 
-    /// Copy a file into the guest. Example: --file ./data.txt:/data.txt
+    /// Copy a file into the guest; where GUEST is a folder, into that.
+    /// Example: --file ./data.txt:/srv/
     #[arg(long, value_name = "HOST[:GUEST]")]
     pub(crate) file: Vec<OsString>,
 
@@ -82,15 +91,14 @@ pub(crate) struct RunArgs {
 
     /// Only the program and what it needs (interpreter, libraries, scripts' interpreters), nothing
     /// else of the host. Example: --pack -- /bin/ls -l /
-    #[arg(long)]
+    #[arg(long, visible_alias = "minimal")]
     pub(crate) pack: bool,
 
-    /// Share a folder for writing. Example: --rw ./out or --rw ./out:/out
+    /// Share a folder for writing. Set-user-ID and set-group-ID bits are not kept there. Example: --rw ./out or --rw ./out:/out
     #[arg(long, value_name = "HOST[:GUEST]")]
     pub(crate) rw: Vec<OsString>,
 
-    /// Hide a path from the program. Folders with secrets in home directories (.ssh, .gnupg and
-    /// others) are hidden anyway. Example: --hide /etc/app/key
+    /// Hide a path from the program. What is hidden anyway is listed below. Example: --hide /etc/app/key
     #[arg(long, value_name = "PATH")]
     pub(crate) hide: Vec<PathBuf>,
 
@@ -163,19 +171,44 @@ pub(crate) struct RunArgs {
     pub(crate) verbose: u8,
 
     /// The program and its arguments. Example: -- /bin/bash -c 'uname -a'
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "PROGRAM"
-    )]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
+}
+
+/// With the list of what is hidden, which is too long for `-h`.
+fn run_long_help() -> String {
+    let hidden = crate::run::secrets::LIST.lines().filter(|line| !line.starts_with('#'));
+    let hidden: Vec<String> = hidden.map(|line| format!("  {line}")).collect();
+    format!(
+        "{RUN_STATUS_HELP}\n\nHidden from the program unless named by --show (~ is every home \
+         directory):\n{}",
+        hidden.join("\n")
+    )
+}
+
+/// Options whose value needs a `=`, for it may be left out; and whether a word that follows such an
+/// option looks like a value of it.
+const EQUALS: [(&str, fn(&str) -> bool); 2] = [
+    ("--json", |word| word.ends_with(".json")),
+    ("--gdb", |word| word.bytes().all(|byte| byte.is_ascii_digit())),
+];
+
+/// `--json report.json`: the option is complete without a value, and the file's name would be taken
+/// for the program. What to write instead; `None` if there is no such word.
+pub(crate) fn forgotten_equals(words: &[OsString]) -> Option<String> {
+    let before = words.iter().take_while(|word| *word != "--").collect::<Vec<_>>();
+    before.windows(2).find_map(|pair| {
+        let (option, value) = (pair[0].to_str()?, pair[1].to_str()?);
+        let (_, looks) = EQUALS.iter().find(|(name, _)| *name == option)?;
+        looks(value).then(|| format!("write {option}={value}, with a `=`"))
+    })
 }
 
 const RUN_STATUS_HELP: &str = "\
 Exit status: the program's; 128+N if signal N ended it; 124 --timeout ended it; 125 the kernel
 panicked (backtrace on stderr); 126 the VM did not boot, or the program is not executable; 127 the
-program was not found; 2 wrong usage.
+program was not found; 2 wrong usage; 1 the program ended with 0, but its output could not be
+written. A program that switches the machine off or restarts it has ended with 0.
 
 Keys, when stdin and stdout are a terminal: Ctrl-A x quits, Ctrl-A Ctrl-A sends Ctrl-A.
 
@@ -200,12 +233,48 @@ pub(crate) struct PackArgs {
 
     /// The program and its arguments: `limen pack` keeps them in the image as what to run.
     /// Example: limen pack -o app.cpio -- ./server --port 80
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "PROGRAM"
-    )]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    pub(crate) program: Vec<OsString>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct CompareArgs {
+    /// A set of kernel parameters; at least two, and the first is what the others are compared
+    /// with. Example: --with pti=off --with pti=on
+    #[arg(long, value_name = "PARAMETERS", required = true, allow_hyphen_values = true)]
+    pub(crate) with: Vec<String>,
+
+    /// Copy a file into the guest. Example: --file ./data.txt:/data.txt
+    #[arg(long, value_name = "HOST[:GUEST]")]
+    pub(crate) file: Vec<OsString>,
+
+    /// Copy a folder into the guest. Example: --dir ./conf:/etc/app
+    #[arg(long, value_name = "HOST[:GUEST]")]
+    pub(crate) dir: Vec<OsString>,
+
+    /// Memory of the VM, in MiB or with a suffix K, M or G. Example: --memory 256M
+    #[arg(long, default_value = "1G", value_name = "SIZE", value_parser = parse_memory_mib)]
+    pub(crate) memory: u64,
+
+    /// CPU model of QEMU, the same for all sets. Example: --cpu Skylake-Client
+    #[arg(long, value_name = "MODEL", default_value = BENCH_CPU)]
+    pub(crate) cpu: String,
+
+    /// Give a run up after a time (s, m or h). Example: --timeout 10m
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_duration)]
+    pub(crate) timeout: Duration,
+
+    /// Print one JSON object instead of a table. Example: --json
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Kernel image [default: the one built beside this program]. Example: --kernel ./limen-kernel
+    #[arg(long, value_name = "ELF")]
+    pub(crate) kernel: Option<PathBuf>,
+
+    /// The program and its arguments; it is packed with what it needs.
+    /// Example: limen compare --with pti=off --with pti=on -- /bin/ls -l
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
 }
 
@@ -426,5 +495,23 @@ mod tests {
         assert_eq!((run.smp, run.program.len()), (2, 3));
         let line = ["limen", "run", "ls", "-l"];
         assert!(Cli::try_parse_from(line).is_ok());
+        assert!(Cli::try_parse_from(["limen", "run", "--", "--odd-name"]).is_ok());
+    }
+
+    #[test]
+    fn a_mistyped_option_is_not_the_program() {
+        let line = ["limen", "run", "--memroy", "256M", "ls"];
+        let error = Cli::try_parse_from(line).expect_err("no such option");
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains("--memory"), "{error}");
+    }
+
+    #[test]
+    fn forgotten_equals_are_seen() {
+        let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
+        assert!(forgotten_equals(&words("run --json rep.json ls")).is_some());
+        assert!(forgotten_equals(&words("run --gdb 2345 ls")).is_some());
+        assert!(forgotten_equals(&words("run --json ls")).is_none());
+        assert!(forgotten_equals(&words("run -- prog --json rep.json")).is_none());
     }
 }

@@ -1,11 +1,12 @@
 //! `limen`: run Linux programs in a microVM; pack, test and check.
 //!
 //! Reading order: [`args`] (what can be asked), then [`run`] (the main job), [`pack`], [`test`],
-//! [`check`]. [`tree`] resolves paths inside a root, [`paths`] knows where our own files are.
+//! [`check`], [`compare`]. [`tree`] resolves paths inside a root, [`paths`] knows where our own files are.
 
 mod args;
 mod bench;
 mod check;
+mod compare;
 mod image;
 mod linux;
 mod objtool_cmd;
@@ -28,6 +29,26 @@ use args::{Cli, Command};
 /// An error for the user: one line on stderr, without a type of its own per cause.
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 
+/// What was asked for cannot be meant: exit status 2, as for an unknown option.
+#[derive(Debug)]
+pub(crate) struct Usage(String);
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// A [`Usage`] error of this text.
+pub(crate) fn usage(text: impl Into<String>) -> Error {
+    Box::new(Usage(text.into()))
+}
+
+/// Exit status of wrong usage, which is clap's.
+const STATUS_USAGE: u8 = 2;
+
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     match words.split_first() {
@@ -37,7 +58,11 @@ fn main() -> ExitCode {
         }
         _ => {}
     }
-    let command = match Cli::parse().command {
+    let parsed = Cli::parse().command;
+    if let (Command::Run(_), Some(advice)) = (&parsed, args::forgotten_equals(&words)) {
+        return exit_code(Err(usage(advice)));
+    }
+    let command = match parsed {
         Command::Objtool(args) => return objtool_cmd::run(args),
         command => command,
     };
@@ -49,7 +74,10 @@ fn exit_code(result: Result<u8, Error>) -> ExitCode {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             eprintln!("limen: {error}");
-            ExitCode::from(run::outcome::STATUS_BOOT_FAILURE)
+            ExitCode::from(match error.is::<Usage>() {
+                true => STATUS_USAGE,
+                false => run::outcome::STATUS_BOOT_FAILURE,
+            })
         }
     }
 }
@@ -60,6 +88,7 @@ fn dispatch(command: Command) -> Result<u8, Error> {
         Command::Pack(args) => pack::command(&args),
         Command::Test(args) => test::command(&args),
         Command::Bench(args) => bench::command(&args),
+        Command::Compare(args) => compare::command(&args),
         Command::Check(args) => check::command(&args),
         // Has exit codes of its own and is done already.
         Command::Objtool(_) => Ok(0),

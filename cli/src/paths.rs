@@ -2,6 +2,9 @@
 //!
 //! Neighbours: the launcher `limen` builds what [`kernel_image`] finds.
 
+use std::fs::File;
+use std::io::Write as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use crate::Error;
@@ -40,25 +43,49 @@ pub(crate) fn repository() -> Result<PathBuf, Error> {
         .ok_or_else(|| "this command needs Limen's source tree around the program".into())
 }
 
-/// `$XDG_CACHE_HOME/limen` or `~/.cache/limen`, created if needed; without either, a folder of
-/// this user's in the temporary directory.
+/// `$XDG_CACHE_HOME/limen` or `~/.cache/limen`, created if needed; where neither can be written, a
+/// folder of this user's in the temporary directory.
 pub(crate) fn cache_dir() -> Result<PathBuf, Error> {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-    let dir = match (absolute("XDG_CACHE_HOME"), absolute("HOME")) {
-        (Some(cache), _) => cache.join("limen"),
-        (None, Some(home)) => home.join(".cache/limen"),
-        (None, None) => {
-            let uid = rustix::process::getuid().as_raw();
-            std::env::temp_dir().join(format!("limen-cache-{uid}"))
-        }
-    };
-    std::fs::create_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
-    Ok(dir)
+    let own = absolute("XDG_CACHE_HOME").map(|cache| cache.join("limen"));
+    let own = own.or_else(|| absolute("HOME").map(|home| home.join(".cache/limen")));
+    if let Some(dir) = own.filter(|dir| is_usable(dir)) {
+        return Ok(dir);
+    }
+    let uid = rustix::process::getuid().as_raw();
+    let dir = std::env::temp_dir().join(format!("limen-cache-{uid}"));
+    // Whoever else has made it could put a kernel there.
+    let is_own =
+        |dir: &Path| dir.symlink_metadata().is_ok_and(|meta| meta.is_dir() && meta.uid() == uid);
+    match is_usable(&dir) && is_own(&dir) {
+        true => Ok(dir),
+        false => Err(format!("{}: no folder for the cache can be written", dir.display()).into()),
+    }
 }
 
-/// Writes a file of the cache so that others see either nothing or all of it.
+fn is_usable(dir: &Path) -> bool {
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.is_ok() && rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).is_ok()
+}
+
+/// Fails unless a file can be written at `path`, which `option` names; so it is known before there
+/// is something to write.
+pub(crate) fn ensure_writable(option: &str, path: &Path) -> Result<(), Error> {
+    let exists = path.exists();
+    let opened = std::fs::File::options().append(true).create(true).open(path);
+    opened.map_err(|error| crate::usage(format!("{option} {}: {error}", path.display())))?;
+    if !exists {
+        std::fs::remove_file(path)?;
+    }
+    Ok(())
+}
+
+/// Writes a file of the cache so that others see either nothing or all of it, and only this user
+/// can read it: there may be an environment in it.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
-    std::fs::write(&unfinished, bytes)?;
+    let mut file =
+        File::options().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
+    file.write_all(bytes)?;
     std::fs::rename(&unfinished, path)
 }

@@ -162,7 +162,7 @@ fn json_reports_what_the_guest_said() {
     let guest = "say boot-ns 2000000; say counter peak-memory-bytes 4096; \
                  say missing-syscall 334 rseq 2; say missing-file '/a\\x0a'; say exit 3";
     let fake = Fake::new();
-    let output = fake.run(guest, &["--json", "--missing-syscalls"]);
+    let output = fake.run(guest, &["--json", "--missing-syscalls", "--missing-files"]);
     let text = err(&output);
     assert!(text.contains("rseq (334)"), "{text}");
     let last = text.lines().last().expect("a line");

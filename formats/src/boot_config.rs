@@ -75,6 +75,8 @@ pub struct Want {
     pub missing_files: bool,
     /// `counter` lines (peak memory, faults, context switches and so on).
     pub counters: bool,
+    /// The host's clock: it answers `ask-time`.
+    pub clock: bool,
     /// `trace` lines: what happened at the boundary, the latest of each CPU.
     pub trace: bool,
 }
@@ -88,7 +90,7 @@ pub struct BootConfig {
     pub argv: Vec<Vec<u8>>,
     /// Environment, `KEY=VALUE` each.
     pub env: Vec<Vec<u8>>,
-    /// Working directory. If it does not exist, the program starts in `/`.
+    /// Working directory. If it does not exist, no program starts.
     pub cwd: Vec<u8>,
     /// Real, effective and saved user id.
     pub uid: u32,
@@ -324,16 +326,18 @@ impl Want {
             | u8::from(self.missing_files) << 2
             | u8::from(self.counters) << 3
             | u8::from(self.trace) << 4
+            | u8::from(self.clock) << 5
     }
 
     fn from_bits(bits: u8) -> Option<Self> {
         let bit = |n: u8| bits & (1 << n) != 0;
-        (bits < 1 << 5).then(|| Self {
+        (bits < 1 << 6).then(|| Self {
             missing_syscalls: bit(0),
             syscall_summary: bit(1),
             missing_files: bit(2),
             counters: bit(3),
             trace: bit(4),
+            clock: bit(5),
         })
     }
 }

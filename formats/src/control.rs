@@ -44,6 +44,12 @@ pub enum ToGuest {
         /// 1 or 2.
         fd: u8,
     },
+    /// `realtime NS`: the host's clock as the line was written, the answer to
+    /// [`ToHost::AskTime`].
+    Realtime {
+        /// Nanoseconds since 1970.
+        ns: u64,
+    },
     /// `signal N`: the host's user sent this signal to the program (signal(7) number).
     Signal {
         /// Signal number, 1 to 64.
@@ -76,6 +82,9 @@ pub enum ToHost {
         /// The path.
         path: Vec<u8>,
     },
+    /// `ask-time`: what does the host's clock say? Asked before the program starts, if
+    /// `Want::clock` says that somebody answers.
+    AskTime,
     /// `boot-ns N`: time from the kernel's entry to the first user instruction.
     BootNs(u64),
     /// `counter NAME VALUE`: for instance `peak-memory-bytes`.
@@ -165,6 +174,7 @@ impl ToGuest {
             Self::StdinEof { total_bytes } => writeln!(line, "stdin-eof {total_bytes}"),
             Self::Winsize { rows, cols } => writeln!(line, "winsize {rows} {cols}"),
             Self::OutputClosed { fd } => writeln!(line, "output-closed {fd}"),
+            Self::Realtime { ns } => writeln!(line, "realtime {ns}"),
             Self::Signal { number } => writeln!(line, "signal {number}"),
         };
         line.into_bytes()
@@ -180,6 +190,7 @@ impl ToGuest {
                 let fd = words.number()?;
                 Self::OutputClosed { fd: (1..=2).contains(&fd).then_some(fd)? }
             }
+            "realtime" => Self::Realtime { ns: words.number()? },
             "signal" => Self::Signal { number: signal_number(words.number()?)? },
             _ => return None,
         };
@@ -199,6 +210,7 @@ impl ToHost {
             Self::NotExecutable { errno, path } => {
                 writeln!(line, "not-executable {errno} {}", escape(path))
             }
+            Self::AskTime => writeln!(line, "ask-time"),
             Self::BootNs(ns) => writeln!(line, "boot-ns {ns}"),
             Self::Counter { name, value } => writeln!(line, "counter {name} {value}"),
             Self::MissingSyscall(SyscallCount { number, name, count }) => {
@@ -224,6 +236,7 @@ impl ToHost {
             "signaled" => Self::Signaled { number: signal_number(words.number()?)? },
             "not-found" => Self::NotFound { path: words.rest()? },
             "not-executable" => Self::NotExecutable { errno: words.number()?, path: words.rest()? },
+            "ask-time" => Self::AskTime,
             "boot-ns" => Self::BootNs(words.number()?),
             "counter" => Self::Counter { name: words.word()?.into(), value: words.number()? },
             "missing-syscall" => Self::MissingSyscall(words.syscall_count()?),

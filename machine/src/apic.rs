@@ -4,7 +4,7 @@
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence};
 
 use crate::cpu::{features, msr, rdmsr, wrmsr};
-use crate::{paging, percpu};
+use crate::{memory, percpu};
 
 /// The tick.
 pub(crate) const VECTOR_TIMER: u8 = 0xec;
@@ -73,7 +73,7 @@ pub(crate) fn init() -> u32 {
         // SAFETY: the global enable bit.
         unsafe { wrmsr(msr::APIC_BASE, base | 1 << 11) };
         if REGISTERS.load(Ordering::Relaxed).is_null() {
-            let at = paging::map_mmio(base & 0xf_ffff_f000, 4096).expect("memory for the APIC");
+            let at = memory::map_mmio(base & 0xf_ffff_f000, 4096).expect("memory for the APIC");
             REGISTERS.store(at, Ordering::Relaxed);
         }
     }

@@ -1,7 +1,7 @@
 // Boot code: from the ways a CPU starts (PVH, or Multiboot2 as in `multiboot.S`, for the first,
 // INIT-SIPI for the others) to 64-bit mode on the kernel's high addresses. Runs once per CPU, at
 // physical addresses, before any Rust code of its CPU. All tables it builds are thrown away by
-// `paging::init`.
+// `memory::init`.
 
 .set PVH_NOTE_TYPE, 18                  // XEN_ELFNOTE_PHYS32_ENTRY
 .set KERNEL_BASE, 0xffffffff80000000

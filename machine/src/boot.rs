@@ -8,7 +8,7 @@ use formats::pvh::{self, Memory as _, StartInfo};
 
 use crate::cpu::{self, MAX_CPUS};
 use crate::frame::{self, PAGE_SIZE, PHYS_OFFSET};
-use crate::paging::{self, KERNEL_BASE, Segment};
+use crate::memory::{self, KERNEL_BASE, Segment};
 use crate::sync::Once;
 use crate::{apic, cfi, context, descriptors, entropy, log, multiboot, pcid, percpu};
 use crate::{selftest, smp, time, uaccess};
@@ -98,7 +98,7 @@ extern "C" fn boot_first_cpu(start_info: u64, magic: u32) -> ! {
     uaccess::init();
     let info = init_memory(start);
     BOOT_INFO.call_once(|| info);
-    paging::init_pti().expect("memory for the programs' tables");
+    memory::init_pti().expect("memory for the programs' tables");
     descriptors::init_idt();
     descriptors::init().expect("memory for interrupt stacks");
     let apic_id = apic::init();
@@ -125,7 +125,7 @@ pub(crate) extern "C" fn boot_other_cpu(cpu: u64) -> ! {
     unsafe { percpu::init(cpu as usize, percpu::of(cpu as usize).apic_id.get()) };
     cpu::init();
     // SAFETY: the kernel's root maps what the trampoline's does, but for the low page left behind.
-    unsafe { cpu::write_cr3(paging::kernel_root()) };
+    unsafe { cpu::write_cr3(memory::kernel_root().as_u64()) };
     descriptors::init().expect("memory for interrupt stacks");
     apic::init();
     selftest::check_registers();
@@ -148,7 +148,7 @@ fn wants_pti(command_line: &str) -> bool {
 
 /// What is done about Meltdown on this CPU, in the words of Linux's `vulnerabilities/meltdown`.
 pub fn meltdown() -> &'static str {
-    meltdown_facts().describe(paging::has_pti())
+    meltdown_facts().describe(memory::has_pti())
 }
 
 fn segments() -> [Segment; 4] {
@@ -180,7 +180,7 @@ fn init_memory(start: StartInfo) -> BootInfo {
         Some(phys)
     };
     // SAFETY: once, on the boot tables; the arguments are as described there.
-    unsafe { paging::init(wants_pti(command_line), memory_end, &segments, &mut new_table) };
+    unsafe { memory::init(wants_pti(command_line), memory_end, &segments, &mut new_table) };
     let limit_pfn = (memory_end as usize).div_ceil(PAGE_SIZE);
     let records = map
         .take(frame::records_bytes(limit_pfn) as u64, u64::MAX)

@@ -27,7 +27,7 @@ use text_patching::trap::{self, Cause, CfiFailure};
 
 use crate::sync::Once;
 use crate::text_poke::{self, LiveText};
-use crate::{cpu, entropy, late_text, paging, panic, percpu};
+use crate::{cpu, entropy, late_text, memory, panic, percpu};
 
 static TABLES: Once<SiteTables<'static>> = Once::new();
 static PLAN: Once<BootPlan> = Once::new();
@@ -235,7 +235,7 @@ fn register(regs: &PtRegs, number: u8) -> u64 {
 fn read_hash(at: u64) -> Option<u32> {
     let mut bytes = [0; 4];
     for (at, byte) in (at..=at.checked_add(3)?).zip(&mut bytes) {
-        *byte = paging::peek(at)?;
+        *byte = memory::peek(at)?;
     }
     Some(u32::from_le_bytes(bytes))
 }

@@ -25,7 +25,7 @@ use context_tracking::work::Mode;
 use crate::cpu::{self, features};
 use crate::percpu::{self, CpuLocal};
 use crate::sync::Once;
-use crate::{ipi, paging, tlb};
+use crate::{ipi, memory, tlb};
 
 /// What entries of a CPU do. Vectors compare with these in `entry.S`; for SYSCALL each has an entry
 /// of its own.
@@ -57,6 +57,13 @@ impl CpuContext {
             flushed: AtomicU64::new(0),
             serialized: AtomicU64::new(0),
         }
+    }
+}
+
+impl CpuContext {
+    /// How this CPU drops everything.
+    pub(crate) fn method(&self) -> Method {
+        self.method.get()
     }
 }
 
@@ -116,7 +123,7 @@ pub(crate) fn tracking_here() -> u32 {
 pub(crate) fn init_cpu() {
     let features = Features {
         invpcid: features().invpcid,
-        global_pages: features().pge && !paging::has_pti(),
+        global_pages: features().pge && !memory::has_pti(),
         pcid: crate::pcid::in_use(),
     };
     percpu::local().context.method.set(Method::choose(features));
@@ -193,7 +200,7 @@ impl Machine for AllCpus {
     }
 
     fn flush_kernel_tlb(&self) {
-        paging::flush_all();
+        memory::flush_all();
     }
 
     fn serialize(&self) {
@@ -247,35 +254,7 @@ impl Machine for Here {
     fn flush_kernel_tlb(&self) {
         let context = &self.0.context;
         context.flushed.fetch_add(1, Ordering::Relaxed);
-        match context.method.get() {
-            Method::InvpcidAll => {
-                let descriptor = [0u64; 2];
-                // SAFETY: CPUID reports INVPCID (`init_cpu`); dropping translations is sound.
-                unsafe {
-                    asm!("invpcid {}, [{}]", in(reg) 2u64, in(reg) &descriptor,
-                         options(readonly, nostack));
-                }
-            }
-            Method::PgeToggle => {
-                const PGE: u64 = cpu::cr::CR4_PGE;
-                // SAFETY: the bit goes and comes back, which flushes everything (SDM 3A,
-                // 4.10.4.1); entries run with interrupts masked, and an NMI in between toggles it
-                // from where it is to where it is.
-                unsafe {
-                    asm!("mov {old}, cr4", "mov {new}, {old}", "xor {new}, {pge}",
-                         "mov cr4, {new}", "mov cr4, {old}",
-                         old = out(reg) _, new = out(reg) _, pge = const PGE,
-                         options(nostack));
-                }
-            }
-            Method::Cr3Reload => {
-                // SAFETY: the root stays the same; bit 63 reads as 0, so everything is dropped.
-                unsafe {
-                    asm!("mov {root}, cr3", "mov cr3, {root}", root = out(reg) _,
-                         options(nostack, preserves_flags));
-                }
-            }
-        }
+        memory::drop_everything(context.method.get());
     }
 
     #[inline(always)]

@@ -7,7 +7,7 @@
 
 use core::arch::asm;
 
-use crate::paging::USER_END;
+use crate::memory::USER_END;
 use crate::percpu;
 
 /// Four addresses, and what to watch there.

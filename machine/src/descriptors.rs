@@ -11,7 +11,7 @@ use entry::{flags, selector};
 use crate::context::{self, tracking};
 use crate::cpu::{self, MAX_CPUS, msr, wrmsr};
 use crate::frame::OutOfMemory;
-use crate::paging;
+use crate::memory;
 use crate::percpu::{self, CpuLocal};
 use crate::stack::{KERNEL_STACK_SIZE, KernelStack};
 
@@ -148,13 +148,13 @@ pub(crate) fn init() -> Result<(), OutOfMemory> {
         // SAFETY: the stack is mapped and new.
         unsafe { (top as *mut *const CpuLocal).write(percpu::local()) };
         *slot = top;
-        paging::share_with_programs(top & !(KERNEL_STACK_SIZE as u64 - 1), KERNEL_STACK_SIZE)?;
+        memory::share_with_programs(top & !(KERNEL_STACK_SIZE as u64 - 1), KERNEL_STACK_SIZE)?;
         // The CPU uses the stack for ever.
         core::mem::forget(stack);
     }
     let entry_stack = KernelStack::new()?;
     let entry_top = entry_stack.top();
-    paging::share_with_programs(entry_top - KERNEL_STACK_SIZE as u64, KERNEL_STACK_SIZE)?;
+    memory::share_with_programs(entry_top - KERNEL_STACK_SIZE as u64, KERNEL_STACK_SIZE)?;
     percpu::local().entry_stack_top.set(entry_top);
     core::mem::forget(entry_stack);
     // SAFETY: this CPU's own element; no reference to it lives elsewhere.
@@ -199,7 +199,7 @@ pub(crate) fn init() -> Result<(), OutOfMemory> {
         );
     }
     init_syscall();
-    if paging::has_pti() {
+    if memory::has_pti() {
         percpu::local().pti.set(1);
         set_interrupt_stack(entry_top);
     }
@@ -227,7 +227,7 @@ pub(crate) fn watch_calls() {
 
 /// Sets this CPU's entry for SYSCALL: the one of its way of tracking.
 pub(crate) fn choose_syscall_entry() {
-    let entry = match (paging::has_pti(), context::tracking_here()) {
+    let entry = match (memory::has_pti(), context::tracking_here()) {
         (false, _) if WATCHED.load(Ordering::SeqCst) => &raw const syscall_entry_watched,
         (true, _) if WATCHED.load(Ordering::SeqCst) => &raw const syscall_entry_pti_watched,
         (false, tracking::PENDING) => &raw const syscall_entry_pending,
@@ -265,7 +265,7 @@ pub(crate) fn entry_points(vector: u8) -> [u64; 2] {
 /// Sets where interrupts from programs put their frame: the running thread's stack. With page-table
 /// isolation they come through the entry stack always.
 pub(crate) fn set_kernel_stack(top: u64) {
-    if !paging::has_pti() {
+    if !memory::has_pti() {
         set_interrupt_stack(top);
     }
 }

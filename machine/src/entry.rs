@@ -14,7 +14,7 @@ use entry::{Exit, IretReason, Origin, PtRegs, decide, flags, selector};
 use crate::context::{ALWAYS_PENDING, CpuContext, tracking};
 use crate::cpu::{self, msr};
 use crate::ipi::{self, Kind};
-use crate::paging::USER_END;
+use crate::memory::USER_END;
 use crate::percpu::{self, CpuLocal};
 use crate::stack::KERNEL_STACK_SIZE;
 use crate::static_branch::{self, StaticKey, static_branch_unlikely};
@@ -39,7 +39,7 @@ global_asm!(
     KERNEL_CR3 = const offset_of!(CpuLocal, kernel_cr3),
     USER_CR3 = const offset_of!(CpuLocal, user_cr3),
     USER_CR3_KEEP = const offset_of!(CpuLocal, user_cr3_keep),
-    USER_CR3_BITS = const crate::paging::USER_ROOT_BIT | context_tracking::pcid::USER,
+    USER_CR3_BITS = const crate::memory::Cr3::USER_BITS,
     RDI = const offset_of!(PtRegs, rdi),
     RIP = const offset_of!(PtRegs, rip),
     IRET_FRAME_SIZE = const size_of::<PtRegs>() - offset_of!(PtRegs, rip),

@@ -9,7 +9,7 @@
 //! record per frame anyway, and with it merging is O(1) per order, where the crates of the field
 //! search their free lists.
 //!
-//! Neighbours: `heap` carves small kernel objects out of these frames; `paging` maps them.
+//! Neighbours: `heap` carves small kernel objects out of these frames; `memory` maps them.
 
 use core::num::NonZeroU32;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -152,6 +152,49 @@ struct Magazine {
     pfns: [u32; MAGAZINE],
 }
 
+impl Magazine {
+    /// Half fills an empty one: whole small blocks first, and of a larger one what fits.
+    fn fill(&mut self) {
+        let mut buddy = BUDDY.lock();
+        while self.count < MAGAZINE / 2 {
+            let room = (MAGAZINE / 2 - self.count).ilog2() as usize;
+            let smallest = (0..=MAX_ORDER).find(|&order| buddy.heads[order] != 0);
+            let Some(order) = smallest.map(|order| order.min(room)) else { break };
+            let Some(pfn) = buddy.alloc(order) else { break };
+            // The last one is taken first.
+            for offset in (0..1 << order).rev() {
+                self.pfns[self.count] = pfn + offset;
+                self.count += 1;
+            }
+        }
+        note_free(&buddy);
+    }
+
+    fn put(&mut self, pfn: u32) {
+        if self.count == MAGAZINE {
+            self.drain();
+        }
+        self.pfns[self.count] = pfn;
+        self.count += 1;
+    }
+
+    /// Gives half of a full one back. Neighbours go back as blocks.
+    fn drain(&mut self) {
+        self.count -= MAGAZINE / 2;
+        let given = &mut self.pfns[self.count..];
+        given.sort_unstable();
+        let mut buddy = BUDDY.lock();
+        let mut rest = &*given;
+        while let Some(&first) = rest.first() {
+            let neighbours = (first..).zip(rest).take_while(|(next, pfn)| next == *pfn).count();
+            let order = neighbours.ilog2().min(first.trailing_zeros()) as usize;
+            buddy.free(first, order);
+            rest = &rest[1 << order..];
+        }
+        publish_free(&buddy);
+    }
+}
+
 static MAGAZINES: PerCpu<CpuCell<Magazine>> = PerCpu::from_array(
     [const { CpuCell::new(Magazine { count: 0, pfns: [0; MAGAZINE] }) }; crate::cpu::MAX_CPUS],
 );
@@ -162,13 +205,7 @@ fn alloc_one() -> Option<u32> {
     unsafe {
         MAGAZINES.get().with(|magazine| {
             if magazine.count == 0 {
-                let mut buddy = BUDDY.lock();
-                while magazine.count < MAGAZINE / 2 {
-                    let Some(pfn) = buddy.alloc(0) else { break };
-                    magazine.pfns[magazine.count] = pfn;
-                    magazine.count += 1;
-                }
-                note_free(&buddy);
+                magazine.fill();
             }
             magazine.count = magazine.count.checked_sub(1)?;
             Some(magazine.pfns[magazine.count])
@@ -180,19 +217,38 @@ fn free_one(pfn: u32) {
     let _irq = IrqGuard::new();
     // SAFETY: as in `alloc_one`: interrupts are masked meanwhile.
     unsafe {
-        MAGAZINES.get().with(|magazine| {
-            if magazine.count == MAGAZINE {
-                let mut buddy = BUDDY.lock();
-                while magazine.count > MAGAZINE / 2 {
-                    magazine.count -= 1;
-                    buddy.free(magazine.pfns[magazine.count], 0);
-                }
-                publish_free(&buddy);
-            }
-            magazine.pfns[magazine.count] = pfn;
-            magazine.count += 1;
-        });
+        MAGAZINES.get().with(|magazine| magazine.put(pfn));
     }
+}
+
+/// How many references there are to a frame in use.
+pub(crate) fn references(pfn: u32) -> u32 {
+    info(pfn).refs.load(Ordering::Acquire)
+}
+
+/// Drops one reference to each of these frames.
+///
+/// # Safety
+/// The caller owns a counted reference for each and gives it up.
+pub(crate) unsafe fn release(pfns: &[u32]) {
+    let _irq = IrqGuard::new();
+    let drop_all = |magazine: &mut Magazine| {
+        for &pfn in pfns {
+            let refs = &info(pfn).refs;
+            // Who has the only reference needs no locked instruction: nobody can add one.
+            let is_last = if refs.load(Ordering::Acquire) == 1 {
+                refs.store(0, Ordering::Relaxed);
+                true
+            } else {
+                refs.fetch_sub(1, Ordering::AcqRel) == 1
+            };
+            if is_last {
+                magazine.put(pfn);
+            }
+        }
+    };
+    // SAFETY: as in `alloc_one`: interrupts are masked meanwhile.
+    unsafe { MAGAZINES.get().with(drop_all) };
 }
 
 fn with_buddy<R>(f: impl FnOnce(&mut Buddy) -> R) -> R {

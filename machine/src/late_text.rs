@@ -35,7 +35,7 @@ use crate::cfi;
 use crate::frame::PAGE_SIZE;
 use crate::sync::{IrqGuard, SpinLock};
 use crate::text_poke::{late_range, late_window, text_range};
-use crate::{paging, tlb};
+use crate::{memory, tlb};
 
 /// Pages of the room, which `link.ld` reserves; also the most pieces.
 const ROOM_PAGES: usize = 64;
@@ -118,7 +118,7 @@ impl Drop for LateText {
         }
         let (base, pages) = (self.base(), self.pages as u64);
         // SAFETY: nobody is in the piece any more, as `function` demands.
-        unsafe { paging::set_image_exec(base, pages, false) };
+        unsafe { memory::set_image_exec(base, pages, false) };
         let end = base + pages * PAGE_SIZE as u64;
         let mut window = late_window(base..end);
         fill_with_traps(&mut window, base..end);
@@ -191,7 +191,7 @@ pub(crate) fn load(piece: &Piece<'_>) -> Result<LateText, Refused> {
     let entry = fill(piece, late.base())?;
     ENTRIES[first].store(Box::into_raw(Box::new(entry)), Ordering::SeqCst);
     // SAFETY: the pages are this piece's, checked above; their only writable mapping is gone.
-    unsafe { paging::set_image_exec(late.base(), pages as u64, true) };
+    unsafe { memory::set_image_exec(late.base(), pages as u64, true) };
     tlb::sync_cores();
     Ok(late)
 }

@@ -5,7 +5,7 @@
 //! which the machine calls through the functions that `machine/image` binds.
 //!
 //! Reading order: `boot` (how it starts), `entry` (how programs come in and go out), `task`,
-//! `paging`,
+//! `memory`,
 //! `frame`, `sync`; the devices last.
 
 #![no_std]
@@ -31,9 +31,9 @@ pub mod irq;
 pub mod ktest;
 mod late_text;
 pub mod log;
+pub mod memory;
 mod mmio;
 mod multiboot;
-pub mod paging;
 pub mod panic;
 mod pci;
 pub mod pcid;

@@ -6,7 +6,7 @@
 use core::ptr;
 
 use crate::frame::OutOfMemory;
-use crate::paging;
+use crate::memory;
 
 /// A mapped block of registers. The mapping stays for ever, so copies are free.
 #[derive(Clone, Copy)]
@@ -23,7 +23,7 @@ unsafe impl Sync for Registers {}
 impl Registers {
     /// Maps `len` bytes at `phys`, uncached.
     pub(crate) fn map(phys: u64, len: usize) -> Result<Registers, OutOfMemory> {
-        Ok(Registers { at: paging::map_mmio(phys, len)?, len })
+        Ok(Registers { at: memory::map_mmio(phys, len)?, len })
     }
 
     /// The part from `offset` on, at most `len` bytes.

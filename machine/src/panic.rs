@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use entry::PtRegs;
 
-use crate::paging;
+use crate::memory;
 use crate::stack::{self, KERNEL_STACK_SIZE};
 use crate::{cpu, ipi, log, percpu, power};
 
@@ -132,7 +132,7 @@ fn backtrace(mut rbp: u64, rip: Option<u64>) {
     while number < MAX_FRAMES && is_stack_word(rbp) && is_stack_word(rbp + 8) {
         // SAFETY: both words lie in mapped kernel memory, 8-aligned.
         let [next, address] = unsafe { (rbp as *const [u64; 2]).read() };
-        if address < paging::KERNEL_BASE {
+        if address < memory::KERNEL_BASE {
             break;
         }
         log::write(format_args!("  #{number} {address:#x}"));
@@ -145,8 +145,8 @@ fn backtrace(mut rbp: u64, rip: Option<u64>) {
 }
 
 fn is_stack_word(at: u64) -> bool {
-    at.is_multiple_of(8) && at >= paging::USER_END && {
-        let (present, write, exec, _) = paging::kernel_rights(at);
-        present && write && !exec
+    at.is_multiple_of(8) && at >= memory::USER_END && {
+        let rights = memory::kernel_rights(at);
+        rights.present && rights.write && !rights.exec
     }
 }

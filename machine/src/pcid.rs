@@ -7,15 +7,15 @@
 //! (`CpuLocal::user_cr3`); `entry.S` puts it back once loaded. An NMI may come between, but its
 //! handlers change no program's translations.
 //!
-//! Neighbours: `paging` switches, `tlb` says when a space is behind.
+//! Neighbours: `memory` switches, `tlb` says when a space is behind.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use context_tracking::pcid::{self, NOFLUSH, Slots};
+use context_tracking::pcid::{self, Slots};
 
 use crate::cpu::{self, MAX_CPUS, cr, features};
-use crate::paging::{self, USER_ROOT_BIT};
+use crate::memory::{self, Cr3, PhysAddr, user_root};
 use crate::percpu::{self, CpuCell, PerCpu};
 
 static IN_USE: AtomicBool = AtomicBool::new(false);
@@ -40,46 +40,47 @@ pub(crate) fn init_cpu() {
     if !in_use() {
         return;
     }
-    assert!(cpu::read_cr3() & pcid::PCID_MASK == 0, "CR3 names a context already");
+    assert!(Cr3::read().context() == 0, "CR3 names a context already");
     // SAFETY: CPUID reports the feature, 64-bit mode is on, and CR3 was checked.
     unsafe { cpu::write_cr4(cpu::read_cr4() | cr::CR4_PCIDE) };
 }
 
 /// Loads the space `id` with its top table at `root`. `is_current`: as for [`Slots::enter`].
 /// Interrupts are masked.
-pub(crate) fn load(id: u64, root: u64, is_current: bool) {
+pub(crate) fn load(id: u64, root: PhysAddr, is_current: bool) {
     if !in_use() {
+        let user = Cr3::plain(user_root(root));
         // SAFETY: every space has the kernel's half; the caller keeps the root alive.
-        unsafe { cpu::write_cr3(root) };
-        note(root, root | USER_ROOT_BIT, root | USER_ROOT_BIT);
+        unsafe { Cr3::plain(root).load() };
+        note(Cr3::plain(root), user, user);
         return;
     }
     let load = with_slots(|slots| {
         slots.leave(user_is_stale());
         slots.enter(id, is_current)
     });
-    let kernel = |flush| pcid::cr3(root, pcid::kernel_pcid(load.slot), flush);
-    let user = |flush| pcid::cr3(root | USER_ROOT_BIT, pcid::user_pcid(load.slot), flush);
+    let (kernel, user) =
+        (|flush| Cr3::kernel(root, load.slot, flush), |flush| Cr3::user(root, load.slot, flush));
     // SAFETY: every space has the kernel's half; the caller keeps the root alive.
-    unsafe { cpu::write_cr3(kernel(load.flush)) };
+    unsafe { kernel(load.flush).load() };
     note(kernel(false), user(load.flush_user), user(false));
 }
 
 /// Loads the kernel's own root. Its context never has translations of programs, and what it has of
 /// the kernel is dropped with the others'. Interrupts are masked.
 pub(crate) fn load_kernel_root() {
-    let mut root = paging::kernel_root();
+    let mut value = Cr3::plain(memory::kernel_root());
     if in_use() {
         with_slots(|slots| slots.leave(user_is_stale()));
-        root |= NOFLUSH;
+        value = value.kept();
     }
     // SAFETY: the kernel's root maps the kernel.
-    unsafe { cpu::write_cr3(root) };
+    unsafe { value.load() };
 }
 
 /// Sets what `entry.S` loads: on the way in, on the way back, and on the ways back after that one.
-fn note(kernel: u64, user: u64, user_keep: u64) {
-    if paging::has_pti() {
+fn note(kernel: Cr3, user: Cr3, user_keep: Cr3) {
+    if memory::has_pti() {
         let local = percpu::local();
         local.kernel_cr3.set(kernel);
         local.user_cr3.set(user);
@@ -93,18 +94,18 @@ fn with_slots<R>(f: impl FnOnce(&mut Slots) -> R) -> R {
 }
 
 fn user_is_stale() -> bool {
-    percpu::local().user_cr3.get() & NOFLUSH == 0
+    percpu::local().user_cr3.get().is_stale()
 }
 
 /// The program's context of the active space has a translation that is gone.
 fn mark_user_stale() {
     let user = &percpu::local().user_cr3;
-    user.set(user.get() & !NOFLUSH);
+    user.set(user.get().stale());
 }
 
 /// The kernel's context of the active space was dropped: so must the program's be.
 pub(crate) fn dropped_all() {
-    if in_use() && paging::has_pti() {
+    if in_use() && memory::has_pti() {
         mark_user_stale();
     }
 }
@@ -112,39 +113,20 @@ pub(crate) fn dropped_all() {
 /// The page at `va` was dropped from the kernel's context of the active space: so must it be from
 /// the program's.
 pub(crate) fn dropped_page(va: u64) {
-    if !in_use() || !paging::has_pti() {
+    if !in_use() || !memory::has_pti() {
         return;
     }
     if !features().invpcid {
         return mark_user_stale();
     }
-    let context = percpu::local().user_cr3.get() & pcid::PCID_MASK;
+    let context = percpu::local().user_cr3.get().context();
     if context != 0 {
-        invpcid(Invalidate::Address, context, va);
-    }
-}
-
-/// Drops every translation of every context, global ones included. False: no such instruction.
-pub(crate) fn drop_everything() -> bool {
-    if features().invpcid {
-        invpcid(Invalidate::Everything, 0, 0);
-    }
-    features().invpcid
-}
-
-/// Types of INVPCID (SDM 2A).
-#[derive(Clone, Copy)]
-enum Invalidate {
-    Address = 0,
-    Everything = 2,
-}
-
-/// INVPCID, which CPUID reports.
-fn invpcid(what: Invalidate, context: u64, va: u64) {
-    let descriptor = [context, va];
-    // SAFETY: callers have checked CPUID; dropping translations never makes an access unsound.
-    unsafe {
-        asm!("invpcid {}, [{}]", in(reg) what as u64, in(reg) &descriptor,
-             options(readonly, nostack));
+        let descriptor = [context, va];
+        // SAFETY: CPUID reports INVPCID; dropping translations never makes an access unsound. Type
+        // 0: one address (SDM 2A).
+        unsafe {
+            asm!("invpcid {}, [{}]", in(reg) 0u64, in(reg) &descriptor,
+                 options(readonly, nostack));
+        }
     }
 }

@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::context::CpuContext;
 use crate::cpu::{MAX_CPUS, msr, wrmsr};
+use crate::memory::Cr3;
 use crate::task::Task;
 
 /// One CPU's own data. Fields that assembly uses come first.
@@ -30,10 +31,10 @@ pub(crate) struct CpuLocal {
     /// Top of this CPU's entry stack, which the program's page tables map too.
     pub(crate) entry_stack_top: Cell<u64>,
     /// With page-table isolation what the way in loads into CR3.
-    pub(crate) kernel_cr3: Cell<u64>,
+    pub(crate) kernel_cr3: Cell<Cr3>,
     /// What the next way back to the program loads, and those after it: see `pcid`.
-    pub(crate) user_cr3: Cell<u64>,
-    pub(crate) user_cr3_keep: Cell<u64>,
+    pub(crate) user_cr3: Cell<Cr3>,
+    pub(crate) user_cr3_keep: Cell<Cr3>,
     /// 1 with page-table isolation, else 0.
     pub(crate) pti: Cell<u64>,
     /// End of user space, for the check before SYSRET in builds with tests.
@@ -68,11 +69,11 @@ impl CpuLocal {
             user_rsp: Cell::new(0),
             user_rdi: Cell::new(0),
             entry_stack_top: Cell::new(0),
-            kernel_cr3: Cell::new(0),
-            user_cr3: Cell::new(0),
-            user_cr3_keep: Cell::new(0),
+            kernel_cr3: Cell::new(Cr3::NONE),
+            user_cr3: Cell::new(Cr3::NONE),
+            user_cr3_keep: Cell::new(Cr3::NONE),
             pti: Cell::new(0),
-            user_limit: Cell::new(crate::paging::USER_END),
+            user_limit: Cell::new(crate::memory::USER_END),
             tracking: AtomicU32::new(crate::context::tracking::OFF),
             context: CpuContext::new(),
             task: AtomicPtr::new(core::ptr::null_mut()),

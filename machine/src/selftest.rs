@@ -3,7 +3,8 @@
 //! that fails it does not boot.
 
 use crate::cpu::{self, cr, features, msr};
-use crate::{paging, pcid, stack};
+use crate::memory::KernelRights;
+use crate::{memory, pcid, stack};
 
 unsafe extern "C" {
     static __text_start: u8;
@@ -51,23 +52,23 @@ pub(crate) fn check_page_tables() {
     ];
     for (name, start, end, want_write, want_exec) in ranges {
         for page in (start as u64..end as u64).step_by(crate::frame::PAGE_SIZE) {
-            let (present, write, exec, user) = paging::kernel_rights(page);
+            let KernelRights { present, write, exec, user } = memory::kernel_rights(page);
             assert!(
                 present && write == want_write && exec == want_exec && !user,
                 "self-test: {name} page {page:#x} has wrong rights"
             );
-            let alias = page - paging::KERNEL_BASE + crate::frame::PHYS_OFFSET;
-            let (_, alias_write, alias_exec, alias_user) = paging::kernel_rights(alias);
+            let alias = page - memory::KERNEL_BASE + crate::frame::PHYS_OFFSET;
+            let alias = memory::kernel_rights(alias);
             assert!(
-                alias_write == want_write && !alias_exec && !alias_user,
+                alias.write == want_write && !alias.exec && !alias.user,
                 "self-test: the alias of {name} page {page:#x} has wrong rights"
             );
         }
     }
-    paging::for_each_shared(|leaf| {
+    memory::for_each_shared(|leaf| {
         let page = leaf.address;
         // Entry code, entry data, and stacks of interrupts; nothing of the direct map.
-        let is_image = page >= paging::KERNEL_BASE;
+        let is_image = page >= memory::KERNEL_BASE;
         assert!(
             is_image || stack::is_stack(page),
             "self-test: programs' page tables map kernel page {page:#x}"
@@ -80,6 +81,9 @@ pub(crate) fn check_page_tables() {
     });
     let stack = stack::KernelStack::new().expect("memory for a stack");
     let bottom = stack.top() - stack::KERNEL_STACK_SIZE as u64;
-    assert!(paging::kernel_rights(bottom).1, "self-test: a kernel stack is not writable");
-    assert!(!paging::kernel_rights(bottom - 1).0, "self-test: a kernel stack has no guard page");
+    assert!(memory::kernel_rights(bottom).write, "self-test: a kernel stack is not writable");
+    assert!(
+        !memory::kernel_rights(bottom - 1).present,
+        "self-test: a kernel stack has no guard page"
+    );
 }

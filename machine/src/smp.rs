@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::cpu::{self, MAX_CPUS};
 use crate::frame::{OutOfMemory, phys_to_virt};
-use crate::paging;
+use crate::memory;
 use crate::stack::KernelStack;
 use crate::{apic, boot, percpu, platform, time};
 
@@ -38,7 +38,7 @@ pub(crate) fn start_others() {
     if others.clone().next().is_none() {
         return;
     }
-    let Ok(root) = paging::trampoline_root() else {
+    let Ok(root) = memory::trampoline_root() else {
         crate::log!("no memory to start other CPUs");
         return;
     };

@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 use context_tracking::work::Cause;
 
 use crate::frame::{Frame, OutOfMemory, PAGE_SIZE};
-use crate::paging::{self, VMAP_BASE};
+use crate::memory::{self, VMAP_BASE};
 use crate::sync::SpinLock;
 use crate::tlb;
 
@@ -121,13 +121,13 @@ fn map(base: u64) -> Result<(), OutOfMemory> {
         return Err(OutOfMemory);
     }
     for (va, frame) in pages(base).zip(frames.into_iter().flatten()) {
-        paging::map_kernel_memory(va, frame)?;
+        memory::map_kernel_memory(va, frame)?;
     }
     Ok(())
 }
 
 fn unmap(base: u64) -> u64 {
-    pages(base).for_each(paging::retire_kernel);
+    pages(base).for_each(memory::retire_kernel);
     base
 }
 
@@ -152,7 +152,7 @@ fn purge(due: Lazy) -> usize {
     let mut stacks = STACKS.lock();
     let mut count = 0;
     for base in due.into_iter().flatten() {
-        pages(base).for_each(|va| drop(paging::take_retired(va)));
+        pages(base).for_each(|va| drop(memory::take_retired(va)));
         stacks.clean.push(base);
         count += 1;
     }

@@ -21,7 +21,7 @@ use crate::cpu::{self, MAX_CPUS, features, msr, wrmsr};
 use crate::debug_registers::DebugRegisters;
 use crate::fpu::FpuState;
 use crate::frame::OutOfMemory;
-use crate::paging::{self, Space};
+use crate::memory::{self, Space};
 use crate::percpu;
 use crate::stack::KernelStack;
 use crate::sync::SpinLock;
@@ -463,7 +463,7 @@ impl<T: Schedulable> CurrentSlot<T> {
         crate::descriptors::set_kernel_stack(next_task.stack.top());
         old_task.save_user();
         if let Some(space) = &*next_task.space.lock() {
-            paging::activate(space);
+            memory::activate(space);
         }
         next_task.load_user();
         cpu::repair_ss();
@@ -509,14 +509,14 @@ fn running() -> &'static Task {
 pub fn set_space(space: Arc<Space>) {
     let task = running();
     let old = task.space.lock().replace(space.clone());
-    paging::activate(&space);
+    memory::activate(&space);
     drop(old);
 }
 
 /// Leaves the address space of the running thread (exit), so that it can be freed.
 pub fn leave_space() {
     let old = running().space.lock().take();
-    paging::deactivate();
+    memory::deactivate();
     drop(old);
 }
 

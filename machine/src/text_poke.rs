@@ -2,7 +2,7 @@
 //!
 //! Text is mapped executable and read-only, its alias in the direct map read-only. To change
 //! bytes, a [`Window`] maps the one or two pages that hold them a third time, writable and not
-//! executable, at `paging::TEXT_ALIAS`; it is there only while the window is held, with interrupts
+//! executable, at `memory::TEXT_ALIAS`; it is there only while the window is held, with interrupts
 //! masked, and every CPU has forgotten it when the window is closed.
 //!
 //! Two ways lead to a window. The boot pass ([`boot_window`]) may write any text, until the door
@@ -25,7 +25,7 @@ use text_patching::int3::{self, Action, BATCH_MAX, Batch, Step};
 use text_patching::{Anomaly, Code, Patch, Text, TextPoke, Unmapped, What};
 
 use crate::frame::PAGE_SIZE;
-use crate::paging::{self, TEXT_ALIAS, TEXT_ALIAS_PAGES};
+use crate::memory::{self, TEXT_ALIAS, TEXT_ALIAS_PAGES};
 use crate::sync::{SpinGuard, SpinLock};
 use crate::{cpu, tlb};
 
@@ -112,7 +112,7 @@ impl Window<'_> {
         if page != self.page {
             let two = is_text(page + PAGE_SIZE as u64, 1);
             // SAFETY: this window holds the lock, and `poke` has checked the range.
-            let mapped = unsafe { paging::map_text_alias(page, two) };
+            let mapped = unsafe { memory::map_text_alias(page, two) };
             assert!(mapped, "no memory for the page table of the text alias");
             self.page = page;
         }
@@ -165,7 +165,7 @@ impl Drop for Window<'_> {
         if self.page == 0 {
             return;
         }
-        paging::unmap_text_alias();
+        memory::unmap_text_alias();
         if OTHERS_RUN.load(Ordering::Relaxed) {
             tlb::flush_kernel(Cause::TextAlias);
         }
@@ -192,14 +192,14 @@ pub(crate) fn assert_alias_gone() {
 
 /// Whether any page of the alias is mapped.
 pub(crate) fn is_alias_mapped() -> bool {
-    (0..TEXT_ALIAS_PAGES).any(|n| paging::kernel_rights(TEXT_ALIAS + n * PAGE_SIZE as u64).0)
+    (0..TEXT_ALIAS_PAGES).any(|n| memory::kernel_rights(TEXT_ALIAS + n * PAGE_SIZE as u64).present)
 }
 
 /// A window for pages of late text that are not executable yet.
 pub(crate) fn late_window(range: core::ops::Range<u64>) -> Window<'static> {
     let room = late_range();
     assert!(room.start <= range.start && range.end <= room.end, "not in the room for late text");
-    assert!(!paging::kernel_rights(range.start).2, "late text is executable already");
+    assert!(!memory::kernel_rights(range.start).exec, "late text is executable already");
     Window::open(range)
 }
 

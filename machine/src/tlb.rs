@@ -25,7 +25,7 @@ use crate::cpu::{self, MAX_CPUS};
 use crate::percpu::{self, CpuLocal};
 use crate::sync::IrqGuard;
 use crate::vmrun::Watchers;
-use crate::{context, descriptors, ipi, paging};
+use crate::{context, descriptors, ipi, memory};
 
 /// What the shootdown protocol knows of one address space.
 pub(crate) struct TlbState {
@@ -78,9 +78,22 @@ impl TlbState {
     }
 
     /// Makes every CPU forget what this space mapped in `pages` pages from `start` on, before the
-    /// call; and first the guests that have it as their memory. Returns when all have. May be called with interrupts masked.
+    /// call; and first the guests that have it as their memory. Returns when all have. May be
+    /// called with interrupts masked.
     pub(crate) fn flush(&self, start: u64, pages: u64) {
         self.watchers.invalidate(start, pages);
+        self.flush_cpus(start, pages);
+    }
+
+    /// The same, when tables go with what they map: CPUs forget everything of the space. Dropping
+    /// single pages promises nothing about cached entries of upper levels in the program's context
+    /// (SDM 3A, 4.10.4.1, INVPCID).
+    pub(crate) fn flush_tables(&self, start: u64, pages: u64) {
+        self.watchers.invalidate(start, pages);
+        self.flush_cpus(0, u64::MAX >> crate::frame::PAGE_SHIFT);
+    }
+
+    fn flush_cpus(&self, start: u64, pages: u64) {
         fence(Ordering::SeqCst);
         let target = self.generation.fetch_add(1, Ordering::SeqCst) + 1;
         let _irq = IrqGuard::new();
@@ -90,10 +103,10 @@ impl TlbState {
             // Only this CPU raises its own `seen`, so the short way is safe if nothing was missed.
             if self.seen[me].load(Ordering::Relaxed) == target - 1 && pages <= FLUSH_SINGLY {
                 for page in 0..pages {
-                    paging::flush_user_page(start + (page << crate::frame::PAGE_SHIFT));
+                    memory::flush_user_page(start + (page << crate::frame::PAGE_SHIFT));
                 }
             } else {
-                paging::flush_user();
+                memory::flush_user();
             }
             self.seen[me].store(target, Ordering::Release);
         }
@@ -122,7 +135,7 @@ impl TlbState {
         if self.active.load(Ordering::Relaxed) & 1 << cpu != 0
             && self.seen[cpu].load(Ordering::Relaxed) < generation
         {
-            paging::flush_user();
+            memory::flush_user();
             self.seen[cpu].store(generation, Ordering::Release);
         }
     }
@@ -152,7 +165,7 @@ fn serve_now(local: &CpuLocal) {
         }
     }
     if wanted & Want::User as u32 != 0 {
-        paging::with_active(|space| space.tlb.catch_up(cpu));
+        memory::with_active(|space| space.tlb.catch_up(cpu));
     }
 }
 
@@ -164,7 +177,7 @@ struct ToAll {
     act: fn(),
 }
 
-static KERNEL: ToAll = ToAll::new(Want::Kernel, paging::flush_all);
+static KERNEL: ToAll = ToAll::new(Want::Kernel, memory::flush_all);
 static SYNC: ToAll = ToAll::new(Want::Sync, cpu::serialize);
 static ENTRY: ToAll = ToAll::new(Want::Entry, descriptors::choose_syscall_entry);
 

@@ -10,7 +10,7 @@ use core::arch::{asm, global_asm};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::frame::{Frame, PAGE_SIZE};
-use crate::paging::USER_END;
+use crate::memory::USER_END;
 
 /// A user address was not accessible. What a program sees is EFAULT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +91,12 @@ global_asm!(
     .type uaccess_zero, @function
     uaccess_zero:
         mov %rsi, %rcx
+        shr $3, %rcx
+        and $7, %esi
         xor %eax, %eax
+    uaccess_zero_words:
+        rep stosq
+        mov %esi, %ecx
     uaccess_zero_bytes:
         rep stosb
         ret
@@ -129,6 +134,7 @@ global_asm!(
 
     extable uaccess_copy_words, uaccess_failed
     extable uaccess_copy_bytes, uaccess_failed
+    extable uaccess_zero_words, uaccess_failed
     extable uaccess_zero_bytes, uaccess_failed
     extable uaccess_cmpxchg32_at, uaccess_failed_value
     extable uaccess_load32, uaccess_failed_value

@@ -15,7 +15,7 @@
 use context_tracking::work::Cause;
 
 use crate::frame::{Frame, OutOfMemory, PAGE_SIZE};
-use crate::paging::{self, VMAP_BASE};
+use crate::memory::{self, VMAP_BASE};
 use crate::sync::SpinLock;
 use crate::tlb;
 
@@ -134,7 +134,7 @@ pub(crate) fn alloc(bytes: usize) -> Result<*mut u8, OutOfMemory> {
     }
     let block = BLOCKS.lock().take(pages).ok_or(OutOfMemory)?;
     for va in block.addresses() {
-        let mapped = Frame::alloc_zeroed().and_then(|frame| paging::map_kernel_memory(va, frame));
+        let mapped = Frame::alloc_zeroed().and_then(|frame| memory::map_kernel_memory(va, frame));
         if mapped.is_err() {
             // A CPU may have looked ahead into what was mapped: it takes the usual way back.
             give_back(block);
@@ -154,7 +154,7 @@ pub(crate) unsafe fn free(at: *mut u8, bytes: usize) {
 
 fn give_back(block: Block) {
     for va in block.addresses() {
-        paging::retire_kernel(va);
+        memory::retire_kernel(va);
     }
     let due = {
         let mut blocks = BLOCKS.lock();
@@ -170,7 +170,7 @@ fn give_back(block: Block) {
 fn purge(due: impl Iterator<Item = Block>) {
     tlb::flush_kernel(Cause::Vunmap);
     for block in due {
-        block.addresses().for_each(|va| drop(paging::take_retired(va)));
+        block.addresses().for_each(|va| drop(memory::take_retired(va)));
         BLOCKS.lock().set_used(block.units(), false);
     }
 }

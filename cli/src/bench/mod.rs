@@ -27,6 +27,14 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Runs the bench that was asked for.
 pub(crate) fn command(args: &BenchArgs) -> Result<u8, Error> {
+    // What cannot work is said before minutes of measuring.
+    if let Some(linux) = args.linux.as_ref() {
+        let found = std::fs::File::open(linux);
+        found.map_err(|error| crate::usage(format!("--linux {}: {error}", linux.display())))?;
+    }
+    if let Some(svg) = &args.svg {
+        paths::ensure_writable("--svg", svg)?;
+    }
     match args.what {
         Bench::Kernel => kernel::command(args),
         Bench::Cfi => cfi::command(args),

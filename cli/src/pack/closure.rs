@@ -225,6 +225,16 @@ fn env_program(argument: &[u8]) -> Option<&OsStr> {
     program.map(OsStr::from_bytes)
 }
 
+/// What has to start this program: an ELF file's PT_INTERP, a script's `#!`. `None` if nothing.
+pub(crate) fn interpreter(host: &Path) -> Option<String> {
+    let first = first_bytes(host, script::START_MAX as u64).ok()?;
+    if elf::is_ours(&first) {
+        return elf::needs(host)?.interpreter;
+    }
+    let script = Script::parse(&first)?;
+    Some(String::from_utf8_lossy(script.interpreter).into_owned())
+}
+
 /// PATH and LD_LIBRARY_PATH of the caller.
 pub(crate) fn callers_paths() -> (OsString, OsString) {
     let path = std::env::var_os("PATH").unwrap_or_else(|| crate::run::lookup::DEFAULT_PATH.into());

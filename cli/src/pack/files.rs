@@ -47,15 +47,20 @@ pub(crate) struct FileSet {
 }
 
 impl FileSet {
-    /// Adds what `--file` and `--dir` name.
+    /// Adds what `--file` and `--dir` name. A file goes into what `is_folder` says is one in the
+    /// guest, and into what is written with a `/` at its end.
     pub(crate) fn add_arguments(
         &mut self,
         here: &Path,
         files: &[OsString],
         dirs: &[OsString],
+        is_folder: impl Fn(&Path) -> bool,
     ) -> Result<(), Error> {
         for text in files {
-            let (host, guest) = host_and_guest(here, text);
+            let (host, mut guest) = host_and_guest(here, text);
+            if host != guest && (text.as_bytes().ends_with(b"/") || is_folder(&guest)) {
+                guest.push(host.file_name().unwrap_or_default());
+            }
             let meta = metadata(&host)?;
             if !meta.is_file() {
                 return Err(format!("--file {}: not a file", host.display()).into());
@@ -258,7 +263,7 @@ mod tests {
             std::os::unix::fs::symlink("f", dir.path().join("d/l")).expect("link");
             let mut files = FileSet::default();
             let folder = OsString::from(format!("{}:/to", dir.path().join("d").display()));
-            files.add_arguments(dir.path(), &[], &[folder]).expect("added");
+            files.add_arguments(dir.path(), &[], &[folder], |_| false).expect("added");
             files.archive().expect("archive")
         };
         let first = archive();
@@ -274,8 +279,15 @@ mod tests {
     fn wrong_kinds_are_errors() {
         let mut files = FileSet::default();
         let root = Path::new("/");
-        assert!(files.add_arguments(root, &["/etc".into()], &[]).is_err());
-        assert!(files.add_arguments(root, &[], &["/etc/passwd".into()]).is_err());
-        assert!(files.add_arguments(root, &["/none".into()], &[]).is_err());
+        let add = |files: &mut FileSet, file: &[OsString], dir: &[OsString]| {
+            files.add_arguments(root, file, dir, |_| false).is_err()
+        };
+        assert!(add(&mut files, &["/etc".into()], &[]));
+        assert!(add(&mut files, &[], &["/etc/passwd".into()]));
+        assert!(add(&mut files, &["/none".into()], &[]));
+        // Into a folder.
+        assert!(!add(&mut files, &["/etc/passwd:/".into(), "/etc/group:/srv/".into()], &[]));
+        assert!(files.file_mode(Path::new("/passwd")).is_some());
+        assert!(files.file_mode(Path::new("/srv/group")).is_some());
     }
 }

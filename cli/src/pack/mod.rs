@@ -44,11 +44,17 @@ const SKELETON_FILES: [(&str, &str); 3] = [
     ("/etc/group", "root:x:0:\nnogroup:x:65534:\n"),
 ];
 
+/// Whether a packed image has a folder at this path anyway.
+pub(crate) fn is_folder(path: &Path) -> bool {
+    path == Path::new("/") || SKELETON.iter().any(|(dir, _)| path == Path::new(dir))
+}
+
 /// `limen pack`.
 pub(crate) fn command(args: &PackArgs) -> Result<u8, Error> {
+    paths::ensure_writable("--output", &args.output)?;
     let here = std::env::current_dir()?;
     let mut files = FileSet::default();
-    files.add_arguments(&here, &args.file, &args.dir)?;
+    files.add_arguments(&here, &args.file, &args.dir, is_folder)?;
     let (search_path, _) = closure::callers_paths();
     let name = &args.program[0];
     let program = match find_program(&Tree::host(), &files, name, &search_path, &here) {
@@ -74,7 +80,7 @@ pub(crate) fn command(args: &PackArgs) -> Result<u8, Error> {
         ..BootConfig::default()
     };
     let image = with_config(&config, &program, &files)?;
-    paths::write_atomically(&args.output, &image)
+    fs::write(&args.output, &image)
         .map_err(|error| format!("{}: {error}", args.output.display()))?;
     Ok(0)
 }

@@ -29,7 +29,13 @@ const PROBE_VALUE: u8 = 0x2a;
 /// The accelerator for `choice`.
 pub(crate) fn choose(choice: AccelChoice) -> Result<Accel, Error> {
     match choice {
-        AccelChoice::Kvm => Ok(Accel::Kvm),
+        AccelChoice::Kvm => match why_not_kvm(&paths::cache_dir()?) {
+            None => Ok(Accel::Kvm),
+            Some(reason) => {
+                let text = format!("--accel kvm: {reason}; --accel tcg works without");
+                Err(crate::usage(text))
+            }
+        },
         AccelChoice::Tcg => Ok(Accel::Tcg),
         AccelChoice::Auto => automatic(),
     }

@@ -93,7 +93,7 @@ mod tests {
         let arguments: Vec<OsString> = ["/b/own", "/a/way"]
             .map(|guest| [&file, OsStr::new(":"), OsStr::new(guest)].into_iter().collect())
             .into();
-        added.add_arguments(dir.path(), &arguments, &[]).expect("added");
+        added.add_arguments(dir.path(), &arguments, &[], |_| false).expect("added");
         let find = |name: &str| {
             find_program(&tree, &added, OsStr::new(name), OsStr::new("/a:/b"), Path::new("/b"))
         };

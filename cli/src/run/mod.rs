@@ -12,12 +12,14 @@ pub(crate) mod outcome;
 pub(crate) mod plan;
 mod pump;
 pub(crate) mod qemu;
-mod secrets;
+pub(crate) mod secrets;
 pub(crate) mod shim;
 pub(crate) mod trace;
 mod tty;
 pub(crate) mod vm;
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -25,11 +27,13 @@ use formats::boot_config::Stdio;
 use formats::control::SyscallCount;
 
 use crate::args::RunArgs;
+use crate::pack::closure;
+use crate::tree::Tree;
 use crate::{Error, paths};
-use outcome::{Facts, Outcome, Report};
+use outcome::{Facts, Outcome, Report, STATUS_OUTPUT_LOST};
 use plan::Plan;
-use qemu::{Qemu, Wires};
-use vm::{Ended, Manner, Vm};
+use qemu::{Accel, Qemu, Wires};
+use vm::{Ended, Lost, Manner, Vm};
 
 /// Runs and reports; the result is the exit status.
 pub(crate) fn run(args: &RunArgs) -> Result<u8, Error> {
@@ -43,6 +47,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Error> {
     if args.dry_run {
         return dry_run(&plan);
     }
+    for (option, file) in [("--json", &args.json), ("--trace", &args.trace)] {
+        if let Some(file) = file.as_ref().filter(|file| *file != Path::new("-")) {
+            paths::ensure_writable(option, file)?;
+        }
+    }
     announce(args, &plan.qemu);
     let interactive = plan.config.stdio[0] == Stdio::Tty;
     let manner = Manner {
@@ -52,17 +61,42 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Error> {
         patient: args.gdb.is_some(),
         verbose: args.verbose,
     };
-    let raw_mode = if interactive { tty::RawMode::enter() } else { None };
-    let ended = Vm::start(&plan.qemu, &plan.initramfs, manner).and_then(Vm::supervise);
-    drop(raw_mode);
-    let ended = ended?;
+    let mut ended = Vm::start(&plan.qemu, &plan.initramfs, manner).and_then(Vm::supervise)?;
     print_logs(args, &plan.qemu.kernel, &ended);
+    for Lost { fd, error } in &ended.lost {
+        let stream = if *fd == 1 { "standard output" } else { "standard error" };
+        let error = std::io::Error::from(*error);
+        eprintln!("limen: {stream}: {error}: what the program wrote there is lost");
+        if ended.outcome == Outcome::Exit(0) {
+            ended.outcome = Outcome::Exit(STATUS_OUTPUT_LOST);
+        }
+    }
+    if ended.kernel_log.lines().any(|line| line.contains(OUT_OF_MEMORY)) {
+        let mib = plan.qemu.memory_mib;
+        eprintln!("limen: the VM has {mib} MiB of memory: --memory {}M gives it more", mib * 2);
+    }
+    explain_not_found(args, &plan, &mut ended.outcome);
     print_facts(args, &ended.facts);
     if let Some(file) = &args.trace {
         let written = std::fs::write(file, trace::json(&ended.facts.trace));
         written.map_err(|error| format!("--trace {}: {error}", file.display()))?;
     }
     finish(args, &ended.outcome, &ended.facts, ended.wall, ended.start)
+}
+
+/// What the kernel's log says when it has ended a program for its memory.
+const OUT_OF_MEMORY: &str = "out of memory: ";
+
+/// A program that is there and yet was not found lacks its interpreter: names it.
+fn explain_not_found(args: &RunArgs, plan: &Plan, outcome: &mut Outcome) {
+    let Outcome::NotFound(path) = outcome else { return };
+    let program = Path::new(OsStr::from_bytes(&plan.config.program));
+    let tree = Tree::new(args.root.clone().unwrap_or_else(|| "/".into()));
+    let file = tree.find(program).ok();
+    if let Some(interpreter) = file.and_then(|file| closure::interpreter(&file)) {
+        let missing = format!("{}: its interpreter {interpreter} is", path.escape_ascii());
+        *path = missing.into_bytes();
+    }
 }
 
 /// Prints the command for a shell; the initramfs stays in the cache.
@@ -80,10 +114,13 @@ fn announce(args: &RunArgs, qemu: &Qemu) {
         eprintln!("limen: waiting for gdb -ex 'target remote 127.0.0.1:{port}' {kernel}");
     }
     if args.verbose > 0 {
+        let by = match qemu.accel {
+            Accel::Kvm => "hardware virtualisation (KVM)",
+            Accel::Tcg => "QEMU's emulation",
+        };
+        let cpus = if qemu.smp == 1 { "CPU" } else { "CPUs" };
         eprintln!(
-            "limen: {:?} with {:?}, {} CPUs, {} MiB, kernel {}",
-            qemu.machine,
-            qemu.accel,
+            "limen: a virtual machine with {} {cpus} and {} MiB of memory, by {by}; kernel {}",
             qemu.smp,
             qemu.memory_mib,
             qemu.kernel.display()
@@ -138,7 +175,7 @@ fn finish(
         eprintln!("limen: {explanation}");
     }
     if let Some(file) = &args.json {
-        let report = serde_json::to_string(&Report::new(outcome, facts, wall, start))?;
+        let report = serde_json::to_string(&Report::new(args, outcome, facts, wall, start))?;
         if file == Path::new("-") {
             eprintln!("{report}");
         } else {

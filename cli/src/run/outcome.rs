@@ -9,7 +9,10 @@ use formats::control::{SyscallCount, ToHost, TraceEvent};
 use serde::Serialize;
 
 use super::trace;
+use crate::args::RunArgs;
 
+/// The program ended with 0, but what it wrote could not be written.
+pub(crate) const STATUS_OUTPUT_LOST: u8 = 1;
 /// `--timeout` ended the VM after it had booted.
 pub(crate) const STATUS_TIMEOUT: u8 = 124;
 /// The kernel panicked.
@@ -143,9 +146,13 @@ fn push<T>(list: &mut Vec<T>, item: T) {
     }
 }
 
-/// The object that `--json` prints. Times in ms; absent values are null.
+/// Of the object that `--json` prints: it grows when a name's meaning changes or a name goes.
+const SCHEMA_VERSION: u32 = 1;
+
+/// The object that `--json` prints. Times in ms; what is not known or was not asked for is null.
 #[derive(Serialize)]
 pub(crate) struct Report<'a> {
+    schema_version: u32,
     status: &'static str,
     /// The exit status of `limen run`.
     exit_code: u8,
@@ -160,8 +167,8 @@ pub(crate) struct Report<'a> {
     peak_memory_bytes: Option<u64>,
     counters: &'a BTreeMap<String, u64>,
     missing_syscalls: Vec<Count<'a>>,
-    syscalls: Vec<Count<'a>>,
-    missing_files: &'a [String],
+    syscalls: Option<Vec<Count<'a>>>,
+    missing_files: Option<&'a [String]>,
 }
 
 #[derive(Serialize)]
@@ -176,6 +183,7 @@ const PEAK_MEMORY: &str = "peak-memory-bytes";
 
 impl<'a> Report<'a> {
     pub(crate) fn new(
+        args: &RunArgs,
         outcome: &Outcome,
         facts: &'a Facts,
         wall: Duration,
@@ -186,7 +194,9 @@ impl<'a> Report<'a> {
             _ => None,
         };
         let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
+        let syscalls = || facts.syscalls.iter().map(Count::from).collect();
         Self {
+            schema_version: SCHEMA_VERSION,
             status: outcome.word(),
             exit_code: outcome.status(),
             signal,
@@ -197,8 +207,8 @@ impl<'a> Report<'a> {
             peak_memory_bytes: facts.counters.get(PEAK_MEMORY).copied(),
             counters: &facts.counters,
             missing_syscalls: facts.missing_syscalls.iter().map(Count::from).collect(),
-            syscalls: facts.syscalls.iter().map(Count::from).collect(),
-            missing_files: &facts.missing_files,
+            syscalls: args.syscall_summary.then(syscalls),
+            missing_files: args.missing_files.then_some(&*facts.missing_files),
         }
     }
 }
@@ -212,6 +222,7 @@ impl<'a> From<&'a SyscallCount> for Count<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser as _;
 
     #[test]
     fn statuses() {
@@ -245,11 +256,17 @@ mod tests {
         let mut facts = Facts::default();
         facts.note(ToHost::Counter { name: PEAK_MEMORY.into(), value: 5 });
         facts.note(ToHost::BootNs(1_500_000));
-        let report = Report::new(&Outcome::Signaled(11), &facts, Duration::from_secs(1), None);
+        let line = ["limen", "run", "--missing-files", "x"];
+        let cli = crate::args::Cli::try_parse_from(line).expect("valid");
+        let crate::args::Command::Run(args) = cli.command else { panic!("not run") };
+        let wall = Duration::from_secs(1);
+        let report = Report::new(&args, &Outcome::Signaled(11), &facts, wall, None);
         let json = serde_json::to_value(report).expect("serialises");
         assert_eq!(json["exit_code"], 139);
         assert_eq!(json["signal"], 11);
         assert_eq!(json["peak_memory_bytes"], 5);
         assert_eq!(json["boot_ms"], 1.5);
+        assert_eq!(json["schema_version"], SCHEMA_VERSION);
+        assert!(json["syscalls"].is_null() && json["missing_files"].is_array());
     }
 }

@@ -23,10 +23,16 @@ use super::{accel, secrets, tty};
 use crate::args::RunArgs;
 use crate::pack::files::FileSet;
 use crate::tree::{Tree, absolute};
-use crate::{Error, pack, paths};
+use crate::{Error, pack, paths, usage};
 
-/// Variables that a packed program gets from the caller; all else of the host is invisible to it.
-const PACKED_VARIABLES: [&str; 4] = ["TERM", "LANG", "LC_ALL", "TZ"];
+/// Variables that a program gets from the caller; all others may be keys and tokens.
+const VARIABLES: [&str; 7] = ["PATH", "HOME", "USER", "SHELL", "TERM", "LANG", "TZ"];
+/// And those that begin so.
+const LOCALE_PREFIX: &[u8] = b"LC_";
+/// Those that mean the host's files, which a packed program does not see.
+const OF_THE_HOST: [&str; 4] = ["PATH", "HOME", "USER", "SHELL"];
+/// Places in the guest that cannot be a shared folder: the root, and what the kernel mounts.
+const NOT_SHARED: [&str; 4] = ["/", "/proc", "/sys", "/dev"];
 /// A guest's name, where nothing else is said.
 const HOSTNAME: &[u8] = b"limen";
 
@@ -46,12 +52,18 @@ impl Plan {
     /// Decides everything. Wrong usage (a folder that is not there) is an error; a program that
     /// is not there is an outcome.
     pub(crate) fn make(args: &RunArgs) -> Result<Planned, Error> {
+        check_cpu(args)?;
         let here = std::env::current_dir()?;
         let tree = match &args.root {
             Some(root) => Tree::new(folder(&here, root)?),
             None => Tree::host(),
         };
         let keeps_place = args.root.is_none() && !args.pack;
+        if let Some(cwd) = args.cwd.as_ref().filter(|cwd| !keeps_place && cwd.is_relative()) {
+            let text =
+                format!("--cwd {}: with --root and --pack it must begin with /", cwd.display());
+            return Err(usage(text));
+        }
         let cwd = match (&args.cwd, keeps_place) {
             (Some(cwd), _) => absolute(if keeps_place { &here } else { Path::new("/") }, cwd),
             (None, true) => here.clone(),
@@ -65,7 +77,10 @@ impl Plan {
         };
         let search_path = search_path.unwrap_or_else(|| DEFAULT_PATH.into());
         let mut files = FileSet::default();
-        files.add_arguments(&here, &args.file, &args.dir)?;
+        files.add_arguments(&here, &args.file, &args.dir, |path| match args.pack {
+            true => pack::is_folder(path),
+            false => tree.find(path).is_ok_and(|found| found.is_dir()),
+        })?;
         let name = &args.program[0];
         // A packed program's own place is the guest's: what was added counts there, too.
         let of_cwd = absolute(&cwd, Path::new(name));
@@ -83,11 +98,28 @@ impl Plan {
             false => files.archive()?,
         };
         let shares = shares(&here, &args.rw)?;
+        for (host, _) in &shares {
+            secrets::ensure_shareable(host, &cwd, &args.hide, &args.show)?;
+        }
         let config = boot_config(args, &tree, &program, cwd, env, &shares)?;
         let initramfs = join(&config, &packed)?;
         let qemu = qemu(args, &tree, shares)?;
         check_size(&initramfs, args.memory)?;
         Ok(Ok(Self { qemu, config, initramfs }))
+    }
+}
+
+/// QEMU's CPU models without 64-bit mode: no kernel of this kind starts on them.
+const CPUS_OF_32_BIT: [&str; 9] =
+    ["486", "athlon", "coreduo", "kvm32", "n270", "pentium", "pentium2", "pentium3", "qemu32"];
+
+fn check_cpu(args: &RunArgs) -> Result<(), Error> {
+    let model = args.cpu.as_deref().unwrap_or_default().split(',').next().unwrap_or_default();
+    match CPUS_OF_32_BIT.contains(&model.trim_end_matches("-v1")) {
+        false => Ok(()),
+        true => {
+            Err(usage(format!("--cpu {model}: this CPU has no 64-bit mode, which Limen needs")))
+        }
     }
 }
 
@@ -146,6 +178,8 @@ fn boot_config(
             missing_files: args.missing_files,
             counters: args.json.is_some(),
             trace: args.trace.is_some(),
+            // Nobody answers a command that is pasted into a shell.
+            clock: !args.dry_run,
         },
         realtime_ns: SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -162,14 +196,15 @@ fn umask() -> u32 {
 
 /// The guest's environment. A variable given twice keeps its last value.
 fn environment(args: &RunArgs, keeps_place: bool) -> Vec<OsString> {
-    let mut env: Vec<(OsString, OsString)> = match args.pack {
-        false => std::env::vars_os().collect(),
-        true => PACKED_VARIABLES
-            .iter()
-            .filter_map(|name| Some((name.into(), std::env::var_os(name)?)))
-            .collect(),
+    let wanted = |name: &OsStr| {
+        args.env_all
+            || VARIABLES.iter().any(|variable| name == *variable)
+            || name.as_bytes().starts_with(LOCALE_PREFIX)
     };
+    let mut env: Vec<(OsString, OsString)> =
+        std::env::vars_os().filter(|(name, _)| wanted(name)).collect();
     if args.pack {
+        env.retain(|(name, _)| OF_THE_HOST.iter().all(|variable| name != *variable));
         env.push(("HOME".into(), "/".into()));
     }
     if !keeps_place {
@@ -226,10 +261,18 @@ fn is_null(fd: u8) -> bool {
 /// `HOST[:GUEST]` of `--rw`: both sides absolute.
 fn shares(here: &Path, given: &[OsString]) -> Result<Vec<(PathBuf, PathBuf)>, Error> {
     if given.len() > ports::RW_SHARES_MAX {
-        return Err(format!("--rw: at most {} folders", ports::RW_SHARES_MAX).into());
+        return Err(usage(format!("--rw: at most {} folders", ports::RW_SHARES_MAX)));
     }
     let share = |text: &OsString| {
         let (host, guest) = pack::files::host_and_guest(here, text);
+        if NOT_SHARED.iter().any(|place| guest == Path::new(place)) {
+            let text = format!(
+                "--rw {}: {} of the guest cannot be shared for writing: name a folder below it",
+                text.display(),
+                guest.display()
+            );
+            return Err(usage(text));
+        }
         Ok((folder(here, &host)?, guest))
     };
     given.iter().map(share).collect()

@@ -38,24 +38,29 @@ impl ControlSender {
     }
 }
 
-/// Copies a port's output to descriptor `fd` (1 or 2) until the port ends. Once nobody reads the
-/// descriptor, the guest is told and the rest is dropped.
-pub(crate) fn copy_output(mut port: UnixStream, fd: u8, control: &ControlSender) {
+/// Copies a port's output to descriptor `fd` (1 or 2) until the port ends. Once the descriptor takes
+/// no more, the guest is told and the rest is dropped; the result is the error, unless it is only
+/// that the reader has gone.
+pub(crate) fn copy_output(mut port: UnixStream, fd: u8, control: &ControlSender) -> Option<Errno> {
     let mut buffer = vec![0; CHUNK];
-    let mut open = true;
+    let (mut open, mut lost) = (true, None);
     loop {
         let len = match port.read(&mut buffer) {
-            Ok(0) => return,
+            Ok(0) => return lost,
             Ok(len) => len,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(_) => return,
+            Err(_) => return lost,
         };
         let to = match fd {
             1 => rustix::stdio::stdout(),
             _ => rustix::stdio::stderr(),
         };
-        if open && write_all(to, &buffer[..len]).is_err() {
+        if !open {
+            continue;
+        }
+        if let Err(error) = write_all(to, &buffer[..len]) {
             open = false;
+            lost = (error != Errno::PIPE).then_some(error);
             control.send(&ToGuest::OutputClosed { fd });
         }
     }

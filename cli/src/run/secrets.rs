@@ -7,22 +7,10 @@
 use std::path::{Path, PathBuf};
 
 use crate::tree::{Tree, absolute};
+use crate::{Error, usage};
 
-/// Below every home directory.
-const SECRETS: [&str; 12] = [
-    ".ssh",
-    ".gnupg",
-    ".aws",
-    ".azure",
-    ".config/gcloud",
-    ".config/gh",
-    ".docker/config.json",
-    ".git-credentials",
-    ".kube",
-    ".local/share/keyrings",
-    ".netrc",
-    ".password-store",
-];
+/// What is hidden: a path a line, and lines of explanation.
+pub(crate) const LIST: &str = include_str!("hidden.txt");
 
 /// The hidden paths, absolute in the guest and sorted: the known secrets that exist, and `hide`,
 /// without those at or below a path of `show`. A path through a link is there with and without it.
@@ -33,9 +21,8 @@ pub(crate) fn hidden_paths(
     show: &[PathBuf],
 ) -> Vec<PathBuf> {
     let show: Vec<PathBuf> = show.iter().flat_map(|path| both_names(tree, cwd, path)).collect();
-    let known = homes(tree).into_iter().flat_map(|home| SECRETS.map(|name| home.join(name)));
-    let known = known.filter(|path| tree.resolve(path).is_ok());
-    let mut hidden: Vec<PathBuf> = known
+    let mut hidden: Vec<PathBuf> = known(tree)
+        .into_iter()
         .flat_map(|path| both_names(tree, cwd, &path))
         .filter(|path| !show.iter().any(|shown| path.starts_with(shown)))
         .chain(hide.iter().flat_map(|path| both_names(tree, cwd, path)))
@@ -43,6 +30,50 @@ pub(crate) fn hidden_paths(
     hidden.sort();
     hidden.dedup();
     hidden
+}
+
+/// The paths of [`LIST`] that are there.
+fn known(tree: &Tree) -> Vec<PathBuf> {
+    let homes = homes(tree);
+    let lines = LIST.lines().filter(|line| !line.starts_with('#'));
+    let paths = lines.flat_map(|line| match line.strip_prefix("~/") {
+        Some(name) => homes.iter().map(|home| home.join(name)).collect(),
+        None => expand(tree, Path::new(line)),
+    });
+    paths.filter(|path| tree.resolve(path).is_ok()).collect()
+}
+
+/// The paths that a `*` in the last name stands for.
+fn expand(tree: &Tree, pattern: &Path) -> Vec<PathBuf> {
+    let name = pattern.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let Some((start, end)) = name.split_once('*') else { return vec![pattern.to_owned()] };
+    let parent = pattern.parent().unwrap_or(Path::new("/"));
+    let entries = tree.find(parent).and_then(std::fs::read_dir).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names
+        .filter(|name| name.starts_with(start) && name.ends_with(end))
+        .map(|name| parent.join(name))
+        .collect()
+}
+
+/// Fails if a folder of the host that is to be shared for writing has something hidden in it: the
+/// program would see it there.
+pub(crate) fn ensure_shareable(
+    host: &Path,
+    cwd: &Path,
+    hide: &[PathBuf],
+    show: &[PathBuf],
+) -> Result<(), Error> {
+    let hidden = hidden_paths(&Tree::host(), cwd, hide, show);
+    match hidden.iter().find(|path| path.starts_with(host) || host.starts_with(path)) {
+        None => Ok(()),
+        Some(path) => Err(usage(format!(
+            "--rw {} would share {}, which is hidden: name a folder without it, or --show {}",
+            host.display(),
+            path.display(),
+            path.display()
+        ))),
+    }
 }
 
 /// The path as named, and where it really is.
@@ -92,5 +123,11 @@ mod tests {
         let rest = ["/data/u/.gnupg", "/home/u/.gnupg"];
         assert_eq!(hidden(&[], &["/home/u/.ssh"]), rest.map(PathBuf::from));
         assert_eq!(hidden(&["x"], &["/home/u"]), [PathBuf::from("/w/x")]);
+        fs::create_dir(at("etc/ssh")).expect("directory");
+        fs::write(at("etc/ssh/ssh_host_rsa_key"), "").expect("file");
+        fs::write(at("etc/ssh/ssh_host_rsa_key.pub"), "").expect("file");
+        fs::write(at("etc/shadow"), "").expect("file");
+        let etc = ["/etc/shadow", "/etc/ssh/ssh_host_rsa_key"];
+        assert_eq!(hidden(&[], &["/home/u"]), etc.map(PathBuf::from));
     }
 }

@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use formats::control::{LineBuffer, ToGuest, ToHost};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -73,6 +73,15 @@ pub(crate) struct Ended {
     pub(crate) qemu_log: KernelLog,
     pub(crate) wall: Duration,
     pub(crate) start: Option<Duration>,
+    /// What the program wrote and descriptor 1 or 2 did not take.
+    pub(crate) lost: Vec<Lost>,
+}
+
+/// Output that could not be written: the descriptor, and why.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lost {
+    pub(crate) fd: u8,
+    pub(crate) error: rustix::io::Errno,
 }
 
 /// A running VM.
@@ -87,7 +96,10 @@ pub(crate) struct Vm {
     signals: Vec<(i32, UnixStream)>,
     quit: UnixStream,
     sender: ControlSender,
-    outputs_done: mpsc::Receiver<()>,
+    outputs_done: mpsc::Receiver<Option<Lost>>,
+    lost: Vec<Lost>,
+    /// The caller's terminal, if the program talks with it.
+    raw_mode: Option<tty::RawMode>,
     lines: LineBuffer,
     kernel_log: KernelLog,
     qemu_log: KernelLog,
@@ -145,6 +157,9 @@ impl Vm {
             .spawn()?;
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
         let sender = ControlSender::new(control.try_clone()?);
+        // Until a debugger lets the program run, Ctrl-C is the user's.
+        let raw = manner.interactive && !manner.patient;
+        let raw_mode = if raw { tty::RawMode::enter() } else { None };
         let (quit, outputs_done) = start_pumps(manner, stdio, stderr, &sender)?;
         Ok(Self {
             manner,
@@ -158,6 +173,8 @@ impl Vm {
             quit,
             sender,
             outputs_done,
+            lost: vec![],
+            raw_mode,
             lines: LineBuffer::new(),
             kernel_log: KernelLog::default(),
             qemu_log: KernelLog::default(),
@@ -278,9 +295,17 @@ impl Vm {
         });
         for message in messages {
             match &message {
+                ToHost::AskTime => {
+                    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+                    let ns = now.map_or(0, |time| time.as_nanos() as u64);
+                    self.sender.send(&ToGuest::Realtime { ns });
+                }
                 ToHost::BootNs(_) => {
                     self.booted = Some(self.started.elapsed());
                     self.clear_progress();
+                    if self.manner.interactive && self.raw_mode.is_none() {
+                        self.raw_mode = tty::RawMode::enter();
+                    }
                 }
                 ToHost::Log { text } => eprintln!("limen: {}", printable(text)),
                 _ => {}
@@ -395,17 +420,19 @@ impl Vm {
     fn drain_outputs(&mut self) {
         for _ in 0..2 {
             let done = match self.killed {
-                None => self.outputs_done.recv().is_ok(),
-                Some(_) => self.outputs_done.recv_timeout(KILLED_DRAIN).is_ok(),
+                None => self.outputs_done.recv().ok(),
+                Some(_) => self.outputs_done.recv_timeout(KILLED_DRAIN).ok(),
             };
-            if !done {
-                return;
+            match done {
+                Some(lost) => self.lost.extend(lost),
+                None => return,
             }
         }
     }
 
     fn conclude(mut self, status: Option<ExitStatus>) -> Ended {
         self.clear_progress();
+        drop(self.raw_mode.take());
         self.kernel_log.finish(|_| {});
         self.qemu_log.finish(|_| {});
         let outcome = match (self.killed, self.last) {
@@ -430,6 +457,7 @@ impl Vm {
             qemu_log: self.qemu_log,
             wall: self.started.elapsed(),
             start: self.booted,
+            lost: self.lost,
         }
     }
 }
@@ -447,16 +475,16 @@ fn start_pumps(
     stdio: UnixStream,
     stderr: UnixStream,
     sender: &ControlSender,
-) -> Result<(UnixStream, mpsc::Receiver<()>), Error> {
+) -> Result<(UnixStream, mpsc::Receiver<Option<Lost>>), Error> {
     let (quit, quit_far) = UnixStream::pair()?;
     let (done, outputs_done) = mpsc::channel();
     let stdin_port = stdio.try_clone()?;
     for (port, fd) in [(stdio, 1), (stderr, 2)] {
         let (done, sender) = (done.clone(), sender.clone());
         std::thread::Builder::new().name(format!("copy fd {fd}")).spawn(move || {
-            copy_output(port, fd, &sender);
+            let lost = copy_output(port, fd, &sender).map(|error| Lost { fd, error });
             // Nobody listens any more if the run was cut short.
-            let _ = done.send(());
+            let _ = done.send(lost);
         })?;
     }
     let sender = sender.clone();

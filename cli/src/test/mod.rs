@@ -28,6 +28,7 @@ mod hostile;
 mod isolation;
 mod judge;
 mod kernel;
+mod promises;
 mod run;
 mod settings;
 

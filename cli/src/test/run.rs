@@ -1,6 +1,7 @@
 //! The run level: `limen run` and `limen pack` as a user meets them, each with a real VM.
 //!
 //! Statuses, streams, what the guest sees of the host and what the host sees of the guest, reports.
+//! What must not be swallowed, leaked or silent is in `promises.rs`.
 //! Neighbour: `cli/tests/plumbing.rs` has a script in QEMU's place, for what no real guest does.
 
 use std::io::{Read as _, Write as _};
@@ -8,7 +9,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use super::{Context, Summary};
+use super::{Context, Summary, promises};
 use crate::Error;
 
 /// Seconds for one VM, in emulation on a loaded host.
@@ -33,6 +34,16 @@ const TESTS: &[(&str, Test)] = &[
     ("run::packed", packed),
     ("run::machines", machines),
     ("run::terminal", terminal),
+    ("run::callers_environment", promises::callers_environment),
+    ("run::wrong_usage", promises::wrong_usage),
+    ("run::output_is_not_lost", promises::output_is_not_lost),
+    ("run::clock", promises::clock),
+    ("run::shared_folder_keeps_no_rights", promises::shared_folder_keeps_no_rights),
+    ("run::secrets", promises::secrets),
+    ("run::ends_of_its_own", promises::ends_of_its_own),
+    ("run::memory", promises::memory),
+    ("run::cache_elsewhere", promises::cache_elsewhere),
+    ("run::compare", promises::compare),
 ];
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
@@ -55,18 +66,23 @@ pub(super) fn names() -> Vec<String> {
 }
 
 /// `limen run` with these words, started in `folder`.
-fn limen(context: &Context, folder: &Path, words: &[&str]) -> Command {
+pub(super) fn limen(context: &Context, folder: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(&context.limen);
     command.args(["run", "--timeout", LIMIT]).args(words).current_dir(folder).stdin(Stdio::null());
     command
 }
 
-fn output(context: &Context, folder: &Path, words: &[&str]) -> Result<Output, Error> {
+pub(super) fn output(context: &Context, folder: &Path, words: &[&str]) -> Result<Output, Error> {
     Ok(limen(context, folder, words).output()?)
 }
 
 /// Fails unless the program prints exactly this and exits with 0.
-fn expect(context: &Context, folder: &Path, words: &[&str], stdout: &str) -> Result<(), Error> {
+pub(super) fn expect(
+    context: &Context,
+    folder: &Path,
+    words: &[&str],
+    stdout: &str,
+) -> Result<(), Error> {
     let output = output(context, folder, words)?;
     let said = String::from_utf8_lossy(&output.stdout);
     if output.status.success() && said == stdout {
@@ -76,7 +92,7 @@ fn expect(context: &Context, folder: &Path, words: &[&str], stdout: &str) -> Res
     Err(format!("{words:?}: {}, stdout {said:?}, stderr {stderr:?}", output.status).into())
 }
 
-fn ensure(holds: bool, what: impl FnOnce() -> String) -> Result<(), Error> {
+pub(super) fn ensure(holds: bool, what: impl FnOnce() -> String) -> Result<(), Error> {
     if holds { Ok(()) } else { Err(what().into()) }
 }
 

@@ -17,7 +17,9 @@ tests!("mappings":
     locked_memory_is_limited, locking_needs_a_limit, locked_future, locking_holes,
     locked_memory_is_not_inherited, wipe_on_fork, advice_over_holes, free_is_for_anonymous_memory,
     merging_is_there_or_refused, populate_read_and_write, remove_needs_a_shared_file,
-    advice_is_told, segments_are_aligned, areas_without_randomness,
+    advice_is_told, segments_are_aligned, areas_without_randomness, areas_never_overlap,
+    sizes_tell_what_is_resident, smaps_divides_pages, pagemap_tells_pages, map_files_lead_to_files,
+    moved_tables_keep_their_pages,
 );
 
 const RW: i32 = PROT_READ | PROT_WRITE;
@@ -541,4 +543,161 @@ fn areas_without_randomness() {
     assert!(first.iter().any(|area| area.ends_with("-7ffffffff000")), "{first:?}");
     sc!(SYS_personality, old).is(old | ADDR_NO_RANDOMIZE);
     assert_ne!(maps(), maps());
+}
+
+/// Thousands of areas come and go at random places and sizes; none is given out twice.
+fn areas_never_overlap() {
+    let mut areas: Vec<(usize, usize)> = Vec::new();
+    let mut seed = 0x1234_5678_9abc_def0u64;
+    let mut random = |below: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (seed >> 33) as usize % below
+    };
+    for round in 0..4000 {
+        if areas.len() > 200 || round % 3 == 2 && !areas.is_empty() {
+            let (at, len) = areas.swap_remove(random(areas.len()));
+            unmap(at as *mut u8, len);
+            continue;
+        }
+        let most = 1 << random(8);
+        let len = (1 + random(most)) * PAGE;
+        // Different rights keep neighbours apart.
+        let prot = if round % 2 == 0 { RW } else { PROT_READ };
+        let at = mmap(0, len, prot, PA, -1, 0).must();
+        let other = areas.iter().find(|(start, size)| at < start + size && *start < at + len);
+        assert_eq!(other, None, "{at:#x} and {len:#x} bytes");
+        areas.push((at, len));
+    }
+}
+
+fn status(name: &str) -> usize {
+    number_of("/proc/self/status", name)
+}
+
+/// The lines RssAnon, RssFile and RssShmem, and the peak.
+fn sizes_tell_what_is_resident() {
+    const MIB: usize = 1 << 20;
+    const PAGES: usize = 4 * MIB / PAGE;
+    const KB: usize = 4 * MIB / 1024;
+    // Small counts may wait in a CPU's hands on Linux.
+    let near = |value: usize, expected: usize| value.abs_diff(expected) < 512;
+    let base = ["RssAnon", "RssShmem"].map(status);
+    let private = pages(PAGES);
+    let shared = mmap(0, PAGES * PAGE, RW, SA, -1, 0).must();
+    for p in [private, shared] {
+        (0..PAGES).for_each(|n| put(p + n * PAGE, 1));
+    }
+    let now = ["RssAnon", "RssShmem"].map(status);
+    assert!(near(now[0], base[0] + KB) && near(now[1], base[1] + KB), "{base:?}, then {now:?}");
+    let peak = status("VmHWM");
+    assert!(peak + 512 >= status("VmRSS"));
+    for p in [private, shared] {
+        unmap(p as *mut u8, PAGES * PAGE);
+    }
+    let now = ["RssAnon", "RssShmem"].map(status);
+    assert!(near(now[0], base[0]) && near(now[1], base[1]), "{base:?}, in the end {now:?}");
+    assert!(status("VmHWM") + 512 >= peak, "the peak stays");
+    // The page of zeros is nobody's.
+    let before = status("VmRSS");
+    let p = mmap(0, PAGES * PAGE, PROT_READ, PA, -1, 0).must();
+    (0..PAGES).for_each(|n| assert_eq!(get(p + n * PAGE), 0));
+    assert!(near(status("VmRSS"), before));
+}
+
+/// A number of kilobytes that smaps tells of an area.
+fn smaps_number(address: usize, name: &str) -> usize {
+    let lines = smaps_of(address);
+    let line = lines.iter().find(|line| line.starts_with(&format!("{name}:"))).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+fn smaps_divides_pages() {
+    let p = pages(4);
+    (0..3).for_each(|n| put(p + n * PAGE, 1));
+    // Its neighbours are other areas.
+    sc!(SYS_madvise, p, 4 * PAGE, MADV_NOHUGEPAGE).is(0);
+    assert_eq!(["Rss", "Pss", "Private_Dirty", "Anonymous"].map(|n| smaps_number(p, n)), [12; 4]);
+    let words = shared();
+    let child = fork(|| {
+        put(p, 2);
+        words[0].store(1, std::sync::atomic::Ordering::SeqCst);
+        loop {
+            let _ = sc!(SYS_pause);
+        }
+    });
+    until_at_least(&words[0], 1);
+    assert_eq!(smaps_number(p, "Rss"), 12);
+    assert_eq!(smaps_number(p, "Pss"), 8, "one page alone, two shared with the child");
+    assert_eq!(["Private_Dirty", "Shared_Dirty"].map(|n| smaps_number(p, n)), [4, 8]);
+    sc!(SYS_kill, child, SIGKILL).is(0);
+    wait_signal(child, SIGKILL);
+}
+
+fn pagemap_tells_pages() {
+    const PRESENT: u64 = 1 << 63;
+    const OF_FILE: u64 = 1 << 61;
+    const EXCLUSIVE: u64 = 1 << 56;
+    let p = pages(3);
+    put(p + PAGE, 1);
+    let s = mmap(0, PAGE, RW, SA, -1, 0).must();
+    put(s, 1);
+    let fd = open("/proc/self/pagemap", O_RDONLY).fd();
+    let word = |address: usize| {
+        let mut word = 0u64;
+        sc!(SYS_pread64, fd, &raw mut word, 8, address / PAGE * 8).is(8);
+        word & (PRESENT | OF_FILE | EXCLUSIVE)
+    };
+    assert_eq!([0, 1, 2].map(|n| word(p + n * PAGE)), [0, PRESENT | EXCLUSIVE, 0]);
+    assert_eq!(word(s), PRESENT | OF_FILE | EXCLUSIVE);
+    let mut words = [7u64; 3];
+    sc!(SYS_pread64, fd, words.as_mut_ptr(), 24, p / PAGE * 8).is(24);
+    assert_eq!(words.map(|word| word >> 63), [0, 1, 0]);
+    sc!(SYS_pread64, fd, words.as_mut_ptr(), 7, p / PAGE * 8).fails(EINVAL);
+    sc!(SYS_pread64, fd, words.as_mut_ptr(), 8, p / PAGE * 8 + 1).fails(EINVAL);
+    sc!(SYS_pread64, fd, words.as_mut_ptr(), 8, (1usize << 47) / PAGE * 8).is(0);
+}
+
+fn map_files_lead_to_files() {
+    let path = format!("{}/f", dir());
+    let fd = open(&path, O_RDWR | O_CREAT).fd();
+    write(fd, b"mapped");
+    let p = mmap(0, PAGE, RW, MAP_SHARED, fd, 0).must();
+    close(fd);
+    let name = format!("{p:x}-{:x}", p + PAGE);
+    let directory = "/proc/self/map_files";
+    let link = format!("{directory}/{name}");
+    assert_eq!(std::fs::read_link(&link).unwrap().to_str(), Some(path.as_str()));
+    let listed = std::fs::read_dir(directory).unwrap();
+    assert!(listed.filter_map(Result::ok).any(|entry| entry.file_name() == *name));
+    // As if it were the descriptor that was closed, for who may.
+    if let Ok(fd) = open(&link, O_RDONLY) {
+        assert_eq!(read(fd as i32, 10), b"mapped");
+    }
+    for missing in [format!("{directory}/0{name}"), format!("{directory}/{p:x}-{:x}", p + 2 * PAGE)]
+    {
+        open(&missing, O_RDONLY).fails(ENOENT);
+    }
+}
+
+/// Areas of many MiB move as whole tables, and smaller parts page by page.
+fn moved_tables_keep_their_pages() {
+    const LARGE: usize = 2 << 20;
+    for (offset, shift) in [(0, 0), (PAGE, 0), (0, PAGE), (5 * PAGE, 9 * PAGE)] {
+        let room = mmap(0, 20 * LARGE, PROT_NONE, PA | MAP_NORESERVE, -1, 0).must();
+        let base = room.next_multiple_of(LARGE);
+        let (from, len) = (base + offset, 6 * LARGE + 3 * PAGE);
+        let to = base + 10 * LARGE + offset + shift;
+        mmap(from, len, RW, PA | MAP_FIXED, -1, 0).is(from);
+        let touched = |at: usize| (at..at + len).step_by(37 * PAGE);
+        touched(from).for_each(|at| put(at, (at - from >> 12) as u8 | 1));
+        sc!(SYS_mremap, from, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, to).is(to);
+        for at in touched(to) {
+            assert_eq!(get(at), (at - to >> 12) as u8 | 1, "{offset:#x} {shift:#x}");
+        }
+        assert_eq!(get(to + PAGE), 0);
+        // The old place is free, and fresh.
+        mmap(from, len, RW, PA | MAP_FIXED_NOREPLACE, -1, 0).is(from);
+        assert!(touched(from).all(|at| get(at) == 0));
+        unmap(room as *mut u8, 20 * LARGE);
+    }
 }

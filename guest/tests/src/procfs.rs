@@ -68,6 +68,7 @@ const FILES: &[Row] = &[
     row("oom_adj",       0o644, [Text, Text, Text,  Text,  GONE]),
     row("oom_score",     0o444, [Text, Text, Text,  Text,  GONE]),
     row("oom_score_adj", 0o644, [Text, Text, Text,  Text,  GONE]),
+    row("pagemap",       0o400, [NO,   NO,   Empty, Empty, Empty]),
     row("personality",   0o400, [NO,   NO,   Text,  Text,  GONE]),
     row("sched",         0o644, [Text, Text, Text,  Text,  GONE]),
     row("schedstat",     0o444, [Text, Text, Text,  Text,  GONE]),
@@ -82,8 +83,14 @@ const FILES: &[Row] = &[
 /// Links, which open for those who may look into the process.
 const LINKS: [&str; 5] = ["cwd", "exe", "root", "ns/uts", "fd/0"];
 /// Directories, and their permission bits.
-const DIRECTORIES: [(&str, u32); 5] =
-    [("fd", 0o500), ("fdinfo", 0o555), ("ns", 0o511), ("task", 0o555), ("net", 0o555)];
+const DIRECTORIES: [(&str, u32); 6] = [
+    ("fd", 0o500),
+    ("fdinfo", 0o555),
+    ("map_files", 0o500),
+    ("ns", 0o511),
+    ("task", 0o555),
+    ("net", 0o555),
+];
 
 /// Two users who are not the superuser.
 const ONE: u32 = 4321;

@@ -552,7 +552,7 @@ pub fn affinity_changed(thread: &Arc<Thread>) {
 pub fn idle_loop() -> ! {
     let state = CPUS.get();
     loop {
-        machine::paging::deactivate();
+        machine::memory::deactivate();
         let irq = IrqGuard::new();
         state.current_vruntime_ns.store(u64::MAX, Ordering::Relaxed);
         state.idle.store(true, Ordering::SeqCst);

@@ -4,7 +4,7 @@
 //!
 //! Neighbour: `boot::report` switches it on and tells what was counted.
 
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,6 +17,11 @@ static NOTE_FILES: AtomicBool = AtomicBool::new(false);
 
 /// Calls by number; the last slot is for numbers beyond Linux's.
 pub type Counts = [AtomicU64; syscalls::END + 1];
+
+/// Calls of numbers beyond Linux's that nothing serves, by number.
+static MISSING_NUMBERS: SpinLock<BTreeMap<u32, u64>> = SpinLock::new(BTreeMap::new());
+/// Most of them that are remembered.
+const NUMBERS_MAX: usize = 64;
 
 static CALLS: Counts = [const { AtomicU64::new(0) }; syscalls::END + 1];
 /// Calls answered with ENOSYS because nothing serves them.
@@ -50,7 +55,21 @@ pub fn watched_syscall(number: u64) {
 /// A system call was made that nothing serves.
 #[inline]
 pub fn missing_syscall(number: u64) {
-    MISSING[slot(number)].fetch_add(1, Ordering::Relaxed);
+    match slot(number) {
+        syscalls::END => missing_number(number as u32),
+        known => {
+            MISSING[known].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A number that Linux has none of, as it was.
+#[cold]
+fn missing_number(number: u32) {
+    let mut numbers = MISSING_NUMBERS.lock();
+    if numbers.len() < NUMBERS_MAX || numbers.contains_key(&number) {
+        *numbers.entry(number).or_insert(0) += 1;
+    }
 }
 
 /// Whether missing files are to be noted; asked before a path is made absolute.
@@ -76,6 +95,11 @@ pub fn calls() -> Option<&'static Counts> {
 /// Calls so far that nothing serves.
 pub fn missing_calls() -> &'static Counts {
     &MISSING
+}
+
+/// Those of them whose numbers Linux has none of.
+pub fn missing_numbers() -> BTreeMap<u32, u64> {
+    MISSING_NUMBERS.lock().clone()
 }
 
 /// The missing files so far, sorted.

@@ -16,6 +16,8 @@ use crate::drivers::console::{Console, console};
 pub trait Listener: Send + Sync {
     /// The terminal has this size now, in characters.
     fn window_size(&self, rows: u16, cols: u16);
+    /// The host's clock said this a moment ago, in nanoseconds since 1970.
+    fn realtime(&self, ns: u64);
     /// The host's user sent this signal to the program (signal(7) number, 1 to 64).
     fn signal(&self, number: u8);
 }
@@ -50,6 +52,7 @@ fn act(console: &Console, listener: &dyn Listener, message: &ToGuest) {
         ToGuest::OutputClosed { fd: 2 } => console.stderr().set_output_closed(),
         ToGuest::OutputClosed { .. } => console.stdio().set_output_closed(),
         ToGuest::Winsize { rows, cols } => listener.window_size(rows, cols),
+        ToGuest::Realtime { ns } => listener.realtime(ns),
         ToGuest::Signal { number } => listener.signal(number),
     }
 }

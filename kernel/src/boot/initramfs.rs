@@ -12,6 +12,7 @@ use alloc::vec::Vec;
 
 use abi::{Errno, Result};
 use formats::cpio::{Entry, Reader, mode};
+use formats::ports;
 
 use crate::base::io::Source;
 use crate::vfs::chrdev::make_device;
@@ -33,6 +34,9 @@ pub fn unpack(archive: &[u8], root: &Arc<dyn Inode>, completes: bool) -> Result<
             machine::log!("{error}");
             Errno::EINVAL
         })?;
+        if is_private(entry.path) {
+            continue;
+        }
         if let Err(error) = unpack_entry(root, &entry, completes) {
             let path = core::str::from_utf8(entry.path).unwrap_or("(name is not UTF-8)");
             machine::log!("initramfs: {path}: {error:?}");
@@ -41,6 +45,12 @@ pub fn unpack(archive: &[u8], root: &Arc<dyn Inode>, completes: bool) -> Result<
         count += 1;
     }
     Ok(count)
+}
+
+/// The boot configuration, which has the program's environment in it, is no file of the guest's.
+fn is_private(path: &[u8]) -> bool {
+    let folder = ports::CONFIG_PATH.as_bytes().split(|byte| *byte == b'/').next();
+    path.split(|byte| *byte == b'/').next() == folder
 }
 
 fn unpack_entry(root: &Arc<dyn Inode>, entry: &Entry<'_>, completes: bool) -> Result<()> {

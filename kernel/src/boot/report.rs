@@ -127,6 +127,9 @@ fn event(record: &trace::Record) -> TraceEvent {
 pub fn finish(fate: &ToHost) -> ! {
     if COUNT_MISSING.load(Ordering::Relaxed) {
         send_counts(tally::missing_calls(), ToHost::MissingSyscall);
+        for (number, count) in tally::missing_numbers() {
+            send(&ToHost::MissingSyscall(SyscallCount { number, name: "?".to_string(), count }));
+        }
     }
     if let Some(calls) = tally::calls() {
         send_counts(calls, ToHost::Syscall);

@@ -7,6 +7,7 @@
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use abi::{Errno, Result, general as raw};
 use formats::boot_config::{BootConfig, RootKind, RwMount, Stdio};
@@ -14,7 +15,9 @@ use formats::control::ToHost;
 use formats::ports;
 use machine::sync::{Once, SpinLock};
 
-use crate::base::time;
+use crate::base::sched::Sleep;
+use crate::base::sync::WaitQueue;
+use crate::base::time::{self, Deadline, NS_PER_SEC, set_realtime_ns};
 use crate::boot::host_channel::{Listener, listen};
 use crate::boot::initramfs;
 use crate::boot::report;
@@ -89,6 +92,7 @@ fn try_prepare() -> core::result::Result<First, Failure> {
     let config = read_config()?;
     let config = CONFIG.call_once(|| config);
     report::init(&config.want);
+    crate::process::init::set_power_off(|| report::finish(&ToHost::Exit { code: 0 }));
     time::notify_of_clock(&[timerfd::clock_was_set, vdso::realtime_changed]);
     // Longer ones are refused when the configuration is decoded; an empty one keeps the default.
     let _ = crate::base::identity::set_hostname(&config.hostname);
@@ -113,9 +117,9 @@ fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<F
     // Its process is not there yet.
     let subject = Subject { pid: 0, credentials: Arc::new(credentials.clone()) };
     let context = Context { fs: fs.clone(), subject };
-    if let Ok(cwd) = resolve(&context, raw::AT_FDCWD, &config.cwd, walk::FOLLOW | walk::DIRECTORY) {
-        *fs.cwd.lock() = cwd;
-    }
+    let cwd = resolve(&context, raw::AT_FDCWD, &config.cwd, walk::FOLLOW | walk::DIRECTORY);
+    *fs.cwd.lock() =
+        cwd.step(format!("working directory {}", String::from_utf8_lossy(&config.cwd)))?;
     let open = |path: &[u8]| open_executable(&context, raw::AT_FDCWD, path, 0);
     let image = open(&config.program).and_then(|file| {
         exec::load(Request {
@@ -144,14 +148,42 @@ fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<F
     };
     let files = standard_files(config, &context).step("standard files")?;
     listen(Arc::new(HostEvents)).step("control channel")?;
+    if config.want.clock {
+        take_hosts_time();
+    }
     report::send(&ToHost::BootNs(crate::base::time::now_ns()));
     Ok(First { image, files: Arc::new(files), fs, credentials })
+}
+
+/// How long the host may take to say what time it is; later the machine's own clock must do, which
+/// has whole seconds only.
+const CLOCK_NS: u64 = NS_PER_SEC / 4;
+static CLOCK_IS_SET: WaitQueue = WaitQueue::new();
+static CLOCK: AtomicBool = AtomicBool::new(false);
+
+/// Sets the wall clock by the host's, before the first program looks at it. What is set is what the
+/// host wrote before the line travelled here: a little late, never ahead.
+fn take_hosts_time() {
+    report::send(&ToHost::AskTime);
+    let has_come = || CLOCK.load(Ordering::Acquire).then_some(());
+    if CLOCK_IS_SET
+        .wait_deadline(Sleep::Uninterruptible, Some(Deadline::after_ns(CLOCK_NS)), has_come)
+        .is_err()
+    {
+        machine::log!("the host does not say what time it is");
+    }
 }
 
 /// Passes on what the command line says.
 struct HostEvents;
 
 impl Listener for HostEvents {
+    fn realtime(&self, ns: u64) {
+        set_realtime_ns(ns);
+        CLOCK.store(true, Ordering::Release);
+        CLOCK_IS_SET.wake_all(!0);
+    }
+
     fn window_size(&self, rows: u16, cols: u16) {
         crate::tty::console::window_changed(rows, cols);
     }

@@ -3,7 +3,7 @@
 //! always tells the default one.
 
 use abi::{Errno, Result};
-use machine::paging::USER_END;
+use machine::memory::USER_END;
 
 use crate::base::args::Args;
 use crate::base::sched::current;

@@ -13,13 +13,13 @@ mod remap;
 
 use abi::{Errno, Result, general as raw};
 use machine::frame::PAGE_SIZE;
-use machine::paging::{Prot, USER_END};
+use machine::memory::{Prot, USER_END};
 
 use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::UserPtr;
 use crate::mm::{Backing, PAGE, Vma, VmaFlags};
-use crate::security::Resource;
+use crate::security::{Resource, UNLIMITED};
 pub use advice::madvise;
 pub use lock::{mlock, mlock2, mlockall, munlock, munlockall};
 use map::page_range;
@@ -41,11 +41,13 @@ pub fn brk(a: &Args) -> Result<u64> {
         }
         let (old_end, new_end) = (old.next_multiple_of(PAGE), wanted.next_multiple_of(PAGE));
         if new_end > old_end {
-            let grown = inner.total_bytes().saturating_add(new_end - old_end);
-            if grown > total_limit || !inner.is_free(old_end, new_end + PAGE) {
+            let grown = || inner.total_bytes().saturating_add(new_end - old_end);
+            if total_limit != UNLIMITED && grown() > total_limit
+                || !inner.is_free(old_end, new_end + PAGE)
+            {
                 return Ok(old);
             }
-            let mut vma = Vma::anonymous(new_end, Prot { read: true, write: true, exec: false });
+            let mut vma = Vma::anonymous(new_end, Prot::READ | Prot::WRITE);
             vma.name = Some("[heap]");
             vma.flags |= inner.lock_future;
             if vma.flags.contains(VmaFlags::LOCKED)

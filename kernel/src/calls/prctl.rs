@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, prctl as pr};
-use machine::paging::USER_END;
+use machine::memory::USER_END;
 
 use super::capabilities::securebits;
 use crate::base::args::Args;

@@ -13,7 +13,7 @@ use crate::process::ptrace::access::{self, Ids};
 use crate::security::Capability;
 
 /// reboot(2): every command that stops or restarts ends the machine, since a microVM is not started
-/// twice.
+/// twice, and that is the program's good end.
 pub fn reboot(args: &Args) -> Result<u64> {
     let (first, second, command) = (args.a0() as u32, args.a1() as u32, args.a2() as u32);
     if !current().process.subject().capable(Capability::SysBoot) {
@@ -33,7 +33,7 @@ pub fn reboot(args: &Args) -> Result<u64> {
         raw::LINUX_REBOOT_CMD_RESTART
         | raw::LINUX_REBOOT_CMD_RESTART2
         | raw::LINUX_REBOOT_CMD_HALT
-        | raw::LINUX_REBOOT_CMD_POWER_OFF => machine::power::off(machine::power::OK),
+        | raw::LINUX_REBOOT_CMD_POWER_OFF => crate::process::init::power_off(),
         _ => Err(Errno::EINVAL),
     }
 }

@@ -16,7 +16,7 @@ use machine::fpu::FpuState;
 use machine::ipi::{KINDS, received};
 use machine::ktest::Test;
 use machine::ktest::defer::{self, Look, Program, Seen, Sender};
-use machine::paging::Prot;
+use machine::memory::Prot;
 use machine::task::Task;
 
 use crate::base::{sched, time};
@@ -54,7 +54,7 @@ impl Running {
         let said = |error: abi::Errno| format!("no program: {}", error.name());
         let cpu = cpu_count() - 1;
         let mm = Mm::new().map_err(said)?;
-        let prot = Prot { read: true, write: true, exec: true };
+        let prot = Prot::all();
         let end = CODE + defer::PROGRAM_BYTES as u64;
         mm.with(|inner| inner.insert(CODE, Vma::anonymous(end, prot))).map_err(said)?;
         mm.write_remote(CODE, program.code()).map_err(said)?;

@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use abi::kvm::{self, UserMemoryRegion};
 use abi::{Errno, Result};
 use machine::entry::PageFault;
-use machine::paging::USER_END;
+use machine::memory::USER_END;
 use machine::uaccess;
 use machine::vmrun::{MAX_SLOTS, MapError, NestedSpace, Slot};
 use virt::vcpu::Mapped;
@@ -154,7 +154,7 @@ impl Map {
 
 fn map_page(
     nested: &NestedSpace,
-    table: &machine::paging::PageTable,
+    table: &machine::memory::PageTable,
     guest: u64,
     may_write: bool,
     must_write: bool,
@@ -176,7 +176,7 @@ fn map_page(
 fn map_around(
     region: &Region,
     nested: &NestedSpace,
-    table: &machine::paging::PageTable,
+    table: &machine::memory::PageTable,
     guest: u64,
 ) {
     let first = guest & !(AROUND * PAGE - 1);

@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use abi::{Errno, Result};
-use machine::paging::{Prot, USER_END};
+use machine::memory::{Prot, USER_END};
 
 use super::{Backing, MMAP_MIN, MmInner, PAGE, Vma, VmaFlags};
 use crate::base::sched::current;
@@ -37,7 +37,7 @@ pub fn attach(wanted: Attachment) -> Result<u64> {
     let limit = process.limit(Resource::AddressSpace);
     let mut vma = Vma::anonymous(0, wanted.prot);
     vma.shared = true;
-    vma.flags.set(VmaFlags::MAY_WRITE, wanted.prot.write);
+    vma.flags.set(VmaFlags::MAY_WRITE, wanted.prot.contains(Prot::WRITE));
     vma.backing = Backing::File { cache, page_offset: 0, file: Some(wanted.file) };
     let mut replaced = None;
     let result = mm.with(|inner| {

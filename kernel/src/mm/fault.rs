@@ -9,13 +9,14 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result};
 use machine::entry::PageFault;
 use machine::frame::Frame;
-use machine::paging::Prot;
+use machine::memory::{PageKind, Prot};
 use machine::sync::Once;
 
 use super::vma::VmaFlags;
 use super::{Backing, Mm, MmInner, PAGE, STACK_GUARD, Vma, alloc_zeroed};
 use crate::base::sched::current;
 use crate::security::Resource;
+use crate::vfs::page_cache::PageCache;
 
 /// Pages of a file that are mapped together with the one that faulted, if they are in memory.
 const FAULT_AROUND: u64 = 16;
@@ -65,9 +66,9 @@ impl MmInner {
         }
         let (start, vma) = self.find(page).ok_or(Errno::EFAULT)?;
         let allowed = if fault.write {
-            vma.prot.write
+            vma.prot.contains(Prot::WRITE)
         } else if fault.exec {
-            vma.prot.exec
+            vma.prot.contains(Prot::EXEC)
         } else {
             vma.is_accessible()
         };
@@ -77,12 +78,12 @@ impl MmInner {
         let present = self.table.lookup(page);
         let vma = vma.clone();
         match present {
-            Some(mapping) if fault.write && !mapping.prot.write => {
+            Some(mapping) if fault.write && !mapping.prot.contains(Prot::WRITE) => {
                 self.write_to_shared(page, start, &vma, mapping.frame)
             }
             Some(mapping) if is_within(mapping.prot, fault) => Ok(()),
             Some(mapping) => {
-                self.map(page, mapping.frame, Prot { write: false, ..vma.page_prot() })
+                self.map(page, mapping.frame, vma.page_prot() - Prot::WRITE, mapping.kind)
             }
             None => self.bring_in(page, start, &vma, fault.write),
         }
@@ -103,38 +104,38 @@ impl MmInner {
             return Ok(());
         }
         let copy = duplicate(&frame)?;
-        self.map(page, copy, vma.page_prot())
+        self.map(page, copy, vma.page_prot(), PageKind::Anonymous)
     }
 
     fn bring_in(&mut self, page: u64, start: u64, vma: &Vma, write: bool) -> Result<()> {
         match &vma.backing {
             Backing::Anonymous if write => {
                 let frame = alloc_zeroed()?;
-                self.map(page, frame, vma.page_prot())
+                self.map(page, frame, vma.page_prot(), PageKind::Anonymous)
             }
             Backing::Anonymous => {
                 let frame = zero_page()?;
-                self.map(page, frame, Prot { write: false, ..vma.page_prot() })
+                self.map(page, frame, vma.page_prot() - Prot::WRITE, PageKind::Special)
             }
             Backing::File { cache, page_offset, .. } => {
                 let index = page_offset + (page - start) / PAGE;
                 if write && vma.shared {
                     let frame = cache.page_for_mapping(index)?;
-                    return self.map(page, frame, vma.page_prot());
+                    return self.map(page, frame, vma.page_prot(), kind_of(cache));
                 }
                 let frame = cache.page(index, false)?;
                 if write {
                     let copy = duplicate(&frame)?;
-                    return self.map(page, copy, vma.page_prot());
+                    return self.map(page, copy, vma.page_prot(), PageKind::Anonymous);
                 }
-                self.map(page, frame, Prot { write: false, ..vma.page_prot() })?;
+                self.map(page, frame, vma.page_prot() - Prot::WRITE, kind_of(cache))?;
                 self.map_around(page, start, vma, cache, *page_offset);
                 Ok(())
             }
             Backing::Special { frames, .. } => {
                 let index = ((page - start) / PAGE) as usize;
                 let frame = frames.get(index).ok_or(Errno::ENXIO)?.clone();
-                self.map(page, frame, Prot { write: false, ..vma.page_prot() })
+                self.map(page, frame, vma.page_prot() - Prot::WRITE, PageKind::Special)
             }
         }
     }
@@ -144,7 +145,7 @@ impl MmInner {
     pub fn force_in(&mut self, page: u64, write: bool) -> Result<Frame> {
         let (start, vma) = self.find(page).ok_or(Errno::EFAULT)?;
         let vma = vma.clone();
-        if write && vma.prot.write {
+        if write && vma.prot.contains(Prot::WRITE) {
             self.fault(PageFault { address: page, write, exec: false })?;
         } else if write && vma.shared {
             return Err(Errno::EIO);
@@ -153,11 +154,11 @@ impl MmInner {
         }
         let frame = self.table.lookup(page).ok_or(Errno::EFAULT)?.frame;
         // Two references: the page table's, and the one in hand.
-        if !write || vma.prot.write || frame.refs() == 2 {
+        if !write || vma.prot.contains(Prot::WRITE) || frame.refs() == 2 {
             return Ok(frame);
         }
         let copy = duplicate(&frame)?;
-        self.map(page, copy.clone(), vma.page_prot())?;
+        self.map(page, copy.clone(), vma.page_prot(), PageKind::Anonymous)?;
         Ok(copy)
     }
 
@@ -167,7 +168,7 @@ impl MmInner {
         page: u64,
         start: u64,
         vma: &Vma,
-        cache: &Arc<crate::vfs::page_cache::PageCache>,
+        cache: &Arc<PageCache>,
         page_offset: u64,
     ) {
         let first = (page & !(FAULT_AROUND * PAGE - 1)).max(start);
@@ -176,13 +177,13 @@ impl MmInner {
         let mut frames = [const { None }; FAULT_AROUND as usize];
         let count = ((last - first) / PAGE + 1) as usize;
         cache.resident_run(index, &mut frames[..count]);
-        let prot = Prot { write: false, ..vma.page_prot() };
+        let prot = vma.page_prot() - Prot::WRITE;
         // Without memory for a table the neighbours fault by themselves.
-        let _ = self.table.map_absent(first, frames.into_iter().take(count), prot);
+        let _ = self.table.map_absent(first, frames.into_iter().take(count), prot, kind_of(cache));
     }
 
-    fn map(&mut self, page: u64, frame: Frame, prot: Prot) -> Result<()> {
-        self.table.map(page, frame, prot).map_err(|_| Errno::ENOMEM)
+    fn map(&mut self, page: u64, frame: Frame, prot: Prot, kind: PageKind) -> Result<()> {
+        self.table.map(page, frame, prot, kind).map_err(|_| Errno::ENOMEM)
     }
 
     /// Extends the stack above `page` down to it, if there is one and its limit allows.
@@ -215,13 +216,18 @@ impl MmInner {
         let mut page = start;
         while page < end {
             let Some((_, vma)) = self.find(page) else { return Err(Errno::ENOMEM) };
-            let write = vma.prot.write && !vma.shared;
-            let exec = vma.prot.exec && !vma.prot.read;
+            let write = vma.prot.contains(Prot::WRITE) && !vma.shared;
+            let exec = vma.prot.contains(Prot::EXEC) && !vma.prot.contains(Prot::READ);
             self.fault(PageFault { address: page, write, exec: exec && !write })?;
             page += PAGE;
         }
         Ok(())
     }
+}
+
+/// What pages of a file count as.
+fn kind_of(cache: &PageCache) -> PageKind {
+    if cache.is_only_memory() { PageKind::Shmem } else { PageKind::File }
 }
 
 fn duplicate(frame: &Frame) -> Result<Frame> {
@@ -230,5 +236,5 @@ fn duplicate(frame: &Frame) -> Result<Frame> {
 }
 
 fn is_within(prot: Prot, fault: PageFault) -> bool {
-    if fault.exec { prot.exec } else { prot.read }
+    if fault.exec { prot.contains(Prot::EXEC) } else { prot.contains(Prot::READ) }
 }

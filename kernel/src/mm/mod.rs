@@ -8,11 +8,11 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use core::ops::Range;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::AtomicU64;
 
 use abi::{Errno, Result};
 use machine::frame::{Frame, PAGE_SIZE};
-use machine::paging::{PageTable, USER_END};
+use machine::memory::{PageKind, PageTable, USER_END};
 
 use crate::base::sync::Mutex;
 
@@ -88,6 +88,20 @@ pub struct Layout {
     pub mmap_top: u64,
 }
 
+/// What is known of free space, so that not every search walks over all areas: none above `from`
+/// (and below where searching starts) is larger than `largest_above`.
+struct Search {
+    from: u64,
+    largest_above: u64,
+}
+
+impl Search {
+    /// Nothing is known.
+    const fn new() -> Search {
+        Search { from: u64::MAX, largest_above: 0 }
+    }
+}
+
 /// What the lock of an address space guards.
 pub struct MmInner {
     /// The areas, by start address; they do not overlap.
@@ -98,16 +112,18 @@ pub struct MmInner {
     pub layout: Layout,
     /// How future mappings are locked (MCL_FUTURE).
     pub lock_future: VmaFlags,
+    /// Most resident pages before any was unmapped.
+    peak_pages: u64,
+    /// See [`Search`].
+    search: Search,
 }
 
 /// An address space.
 pub struct Mm {
     inner: Mutex<MmInner>,
-    space: Arc<machine::paging::Space>,
+    space: Arc<machine::memory::Space>,
     /// Page faults that needed no file (minor) and that did (major), for getrusage(2).
     pub faults: (AtomicU64, AtomicU64),
-    /// Most resident pages so far.
-    pub peak_pages: AtomicU64,
 }
 
 /// Who a futex word belongs to (futex(2)): threads that share the key wait on the same word.
@@ -129,17 +145,18 @@ impl Mm {
             table,
             layout: Layout { mmap_top: USER_END, ..Layout::default() },
             lock_future: VmaFlags::empty(),
+            peak_pages: 0,
+            search: Search::new(),
         };
         Ok(Arc::new(Mm {
             inner: Mutex::new(inner),
             space,
             faults: (AtomicU64::new(0), AtomicU64::new(0)),
-            peak_pages: AtomicU64::new(0),
         }))
     }
 
     /// What tasks that run in this space refer to.
-    pub fn space(&self) -> Arc<machine::paging::Space> {
+    pub fn space(&self) -> Arc<machine::memory::Space> {
         self.space.clone()
     }
 
@@ -184,7 +201,7 @@ impl Mm {
     /// Unmaps everything: the last thread has left.
     pub fn clear(&self) {
         let mut inner = self.inner.lock();
-        inner.table.unmap(0, USER_END, 0..u64::MAX);
+        inner.zap(0, USER_END, 0..u64::MAX);
         let vmas = core::mem::take(&mut inner.vmas);
         drop(inner);
         // Files that were mapped may be closed here.
@@ -194,8 +211,9 @@ impl Mm {
     /// Unmaps pages `[first, end)` of a file wherever this space maps them: it was truncated.
     pub fn unmap_file_pages(&self, file: &crate::vfs::page_cache::PageCache, first: u64, end: u64) {
         let mut inner = self.inner.lock();
-        let inner = &mut *inner;
-        for (&start, vma) in &inner.vmas {
+        inner.note_peak();
+        let MmInner { vmas, table, .. } = &mut *inner;
+        for (&start, vma) in &*vmas {
             let Backing::File { cache, page_offset, .. } = &vma.backing else { continue };
             if !core::ptr::eq(Arc::as_ptr(cache), file) {
                 continue;
@@ -206,7 +224,7 @@ impl Mm {
             if from < to {
                 // Private copies stay on Linux too only until truncation: they go as well.
                 let (from, to) = (start + from * PAGE, start + to * PAGE);
-                inner.table.unmap(from, to, from..to);
+                table.unmap(from, to, from..to);
             }
         }
     }
@@ -244,19 +262,20 @@ impl Mm {
     /// Pages of this space, with those of its tables: for the choice of whom to kill.
     pub fn pages_estimate(&self) -> u64 {
         let inner = self.inner.lock();
-        let mapped = |(&start, vma): (&u64, &Vma)| inner.table.count_mapped(start, vma.end);
-        let pages: u64 = inner.vmas.iter().map(mapped).sum();
         // An area takes a twentieth of a page or so.
-        pages + inner.table.tables() + inner.vmas.len() as u64 / 20
+        inner.resident_pages() + inner.table.tables() + inner.vmas.len() as u64 / 20
     }
 
-    /// Resident pages now; also notes the peak.
+    /// Most resident pages so far.
+    pub fn peak_pages(&self) -> u64 {
+        let mut inner = self.inner.lock();
+        inner.note_peak();
+        inner.peak_pages
+    }
+
+    /// Resident pages now.
     pub fn resident_pages(&self) -> u64 {
-        let inner = self.inner.lock();
-        let pages =
-            inner.vmas.iter().map(|(&start, vma)| inner.table.count_mapped(start, vma.end)).sum();
-        self.peak_pages.fetch_max(pages, Ordering::Relaxed);
-        pages
+        self.inner.lock().resident_pages()
     }
 
     /// Total size of all areas, bytes.
@@ -272,6 +291,23 @@ impl MmInner {
         (address < vma.end).then_some((start, vma))
     }
 
+    /// Resident pages now.
+    pub fn resident_pages(&self) -> u64 {
+        let kinds = [PageKind::Anonymous, PageKind::File, PageKind::Shmem];
+        kinds.map(|kind| self.table.mapped(kind)).iter().sum()
+    }
+
+    fn note_peak(&mut self) {
+        self.peak_pages = self.peak_pages.max(self.resident_pages());
+    }
+
+    /// Takes the pages of `[start, end)` from the program, whose areas stay. `unused` is as for
+    /// [`PageTable::unmap`].
+    pub fn zap(&mut self, start: u64, end: u64, unused: Range<u64>) {
+        self.note_peak();
+        self.table.unmap(start, end, unused);
+    }
+
     /// Sum of the sizes of all areas, bytes.
     pub fn total_bytes(&self) -> u64 {
         self.vmas.iter().map(|(start, vma)| vma.end - start).sum()
@@ -284,7 +320,7 @@ impl MmInner {
 
     /// Free space of `len` bytes: at `hint` if that is free, else as high as possible below the
     /// stack. ENOMEM if there is none.
-    pub fn find_free(&self, hint: u64, len: u64) -> Result<u64> {
+    pub fn find_free(&mut self, hint: u64, len: u64) -> Result<u64> {
         let hint = hint & !(PAGE - 1);
         if hint >= MMAP_MIN
             && hint.checked_add(len).is_some_and(|end| end <= USER_END)
@@ -292,7 +328,7 @@ impl MmInner {
         {
             return Ok(hint);
         }
-        self.find_free_below(self.layout.mmap_top, len)
+        self.find_free_below_stack(len)
     }
 
     /// Whether `[start, end)` is free, and leaves the room below a stack that it keeps free.
@@ -315,19 +351,42 @@ impl MmInner {
         if range.end.saturating_sub(from) >= len { Ok(from) } else { Err(Errno::ENOMEM) }
     }
 
-    /// Free space of `len` bytes as high as possible below `top`. ENOMEM if there is none.
-    pub fn find_free_below(&self, mut top: u64, len: u64) -> Result<u64> {
+    /// Free space of `len` bytes as high as possible below the stack. ENOMEM if there is none.
+    fn find_free_below_stack(&mut self, len: u64) -> Result<u64> {
+        let Search { from, largest_above } = self.search;
+        let is_whole = len <= largest_above;
+        let mut top = if is_whole { self.layout.mmap_top } else { from.min(self.layout.mmap_top) };
+        let mut skipped = 0;
+        let mut found = None;
         for (&start, vma) in self.vmas.range(..top).rev() {
-            let gap_end = top;
-            if vma.end <= gap_end && gap_end - vma.end >= len {
-                return Ok(gap_end - len);
+            let room = top.saturating_sub(vma.end);
+            if room >= len {
+                found = Some(top - len);
+                break;
             }
+            skipped = skipped.max(room);
             top = top.min(guarded_start(start, vma));
         }
-        if top >= MMAP_MIN && top - MMAP_MIN >= len {
-            return Ok(top - len);
+        let lowest = || (top >= MMAP_MIN && top - MMAP_MIN >= len).then(|| top - len);
+        let found = found.or_else(lowest).ok_or(Errno::ENOMEM)?;
+        // A search from the top that ends above the note leaves it: all above is known already. The
+        // place itself counts as free: nobody says that it is taken.
+        if found + len <= from {
+            let largest_above = if is_whole { skipped } else { largest_above.max(skipped) };
+            self.search = Search { from: found + len, largest_above };
         }
-        Err(Errno::ENOMEM)
+        Ok(found)
+    }
+
+    /// Notes that `[start, end)` has become free.
+    fn note_free(&mut self, start: u64, end: u64) {
+        let below = self.vmas.range(..start).next_back().map_or(0, |(_, vma)| vma.end);
+        let above = self.next_start(end).unwrap_or(u64::MAX).min(self.layout.mmap_top);
+        if below <= self.search.from && self.search.from <= above {
+            self.search.from = above;
+        } else if above > self.search.from {
+            self.search.largest_above = self.search.largest_above.max(above.saturating_sub(below));
+        }
     }
 
     /// Whether `more` bytes may be locked beside those that are, `limit` bytes in all.
@@ -371,7 +430,8 @@ impl MmInner {
         if !removed.is_empty() {
             let below = self.vmas.range(..start).next_back().map_or(0, |(_, vma)| vma.end);
             let above = self.next_start(end).unwrap_or(u64::MAX);
-            self.table.unmap(start, end, below..above);
+            self.zap(start, end, below..above);
+            self.note_free(start, end);
         }
         removed
     }

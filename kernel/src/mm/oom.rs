@@ -167,6 +167,6 @@ fn choose() -> Option<Vec<Arc<Process>>> {
         let is_member = |p: &Arc<Process>| p.group.load(Ordering::Relaxed) == group && p.pid != 1;
         return Some(processes.into_iter().filter(is_member).collect());
     }
-    machine::log!("out of memory: killed process {}, {} KiB", process.pid, pages * 4);
+    machine::log!("warning: out of memory: killed process {}, {} KiB", process.pid, pages * 4);
     Some(Vec::from([process]))
 }

@@ -8,6 +8,7 @@
 use abi::{Errno, Result};
 use machine::entry::PageFault;
 use machine::frame::{Frame, PAGE_SIZE};
+use machine::memory::Prot;
 
 use super::{Mm, PAGE};
 
@@ -31,7 +32,11 @@ impl Mm {
             let mut at = address;
             while at < end
                 && let Some((_, vma)) = inner.find(at)
-                && (if write { vma.prot.write } else { vma.prot.read })
+                && (if write {
+                    vma.prot.contains(Prot::WRITE)
+                } else {
+                    vma.prot.contains(Prot::READ)
+                })
             {
                 at = vma.end;
             }
@@ -85,7 +90,9 @@ impl Mm {
     fn remote_page(&self, page: u64, write: bool) -> Result<Frame> {
         self.with(|inner| {
             let mapping = inner.table.lookup(page);
-            if let Some(mapping) = mapping.filter(|mapping| !write || mapping.prot.write) {
+            if let Some(mapping) =
+                mapping.filter(|mapping| !write || mapping.prot.contains(Prot::WRITE))
+            {
                 return Ok(mapping.frame);
             }
             inner.fault(PageFault { address: page, write, exec: false })?;

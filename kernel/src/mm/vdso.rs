@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 
 use abi::{Errno, Result};
 use machine::frame::Frame;
-use machine::paging::Prot;
+use machine::memory::Prot;
 use machine::sync::{Once, SpinLock};
 
 use crate::base::time;
@@ -35,7 +35,7 @@ pub fn map(mm: &Arc<Mm>) -> Result<u64> {
         let area = |end, exec, name, frames: &Arc<[Frame]>| Vma {
             flags: VmaFlags::MAY_EXEC | VmaFlags::FIXED_SIZE | VmaFlags::DONT_DUMP,
             backing: Backing::Special { name, frames: frames.clone() },
-            ..Vma::anonymous(end, Prot { read: true, write: false, exec })
+            ..Vma::anonymous(end, if exec { Prot::READ | Prot::EXEC } else { Prot::READ })
         };
         inner.insert(start, area(start + PAGE, false, "[vvar]", &vdso.data))?;
         let code = start + PAGE;

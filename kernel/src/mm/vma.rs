@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 
 use bitflags::bitflags;
 use machine::frame::Frame;
-use machine::paging::Prot;
+use machine::memory::Prot;
 
 use super::PAGE;
 use crate::vfs::File;
@@ -103,13 +103,13 @@ impl Vma {
     /// Whether the program may do anything with it. The CPU lets who may write or execute read.
     #[must_use]
     pub fn is_accessible(&self) -> bool {
-        self.prot.read || self.prot.write || self.prot.exec
+        !self.prot.is_empty()
     }
 
     /// What the CPU is to allow in its pages, at most.
     #[must_use]
     pub fn page_prot(&self) -> Prot {
-        Prot { read: self.is_accessible(), ..self.prot }
+        if self.is_accessible() { self.prot | Prot::READ } else { self.prot }
     }
 
     /// Whether it is private memory without a file.

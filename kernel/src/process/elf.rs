@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use abi::{Errno, Result};
 use formats::elf::{Header, Image, Pages, Segment};
 use machine::entry::PageFault;
-use machine::paging::{Prot, USER_END};
+use machine::memory::{Prot, USER_END};
 
 use crate::base::io::Sink;
 use crate::mm::{Backing, MMAP_MIN, Mm, PAGE, Vma};
@@ -139,7 +139,10 @@ impl Elf {
 
     fn map_segment(&self, mm: &Arc<Mm>, segment: &Segment, bias: u64) -> Result<()> {
         let (write, exec) = (segment.is_writable(), segment.is_executable());
-        let prot = Prot { read: segment.is_readable(), write, exec };
+        let mut prot = Prot::empty();
+        prot.set(Prot::READ, segment.is_readable());
+        prot.set(Prot::WRITE, write);
+        prot.set(Prot::EXEC, exec);
         let pages = segment.pages(bias);
         let Pages { start: page, file_end, mapped_end, end: memory_end } = pages;
         // What can never be there at once is not promised (proc(5), overcommit_memory).

@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use abi::{Errno, Result, auxvec as at};
 use entry::{PtRegs, flags, selector};
 use formats::script::{self, Script};
-use machine::paging::{Prot, USER_END};
+use machine::memory::{Prot, USER_END};
 
 use super::elf::{Elf, HEADER_BYTES, Mapped};
 use crate::base::random;
@@ -109,7 +109,9 @@ pub fn load(mut request: Request<'_>) -> Result<Image> {
         inner.layout.mmap_top =
             stack_top - gap.next_multiple_of(PAGE) - request.random_below(1 << 12) * PAGE;
         let exec = elf.wants_executable_stack();
-        let mut stack = Vma::anonymous(stack_top, Prot { read: true, write: true, exec });
+        let mut prot = Prot::READ | Prot::WRITE;
+        prot.set(Prot::EXEC, exec);
+        let mut stack = Vma::anonymous(stack_top, prot);
         stack.flags |= VmaFlags::GROWS_DOWN;
         stack.name = Some("[stack]");
         inner.insert(stack_top - STACK_INITIAL, stack)

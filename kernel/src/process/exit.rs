@@ -11,6 +11,7 @@ use abi::general as raw;
 
 use super::family::{self, Life};
 use super::signal::{self, SIG_IGN, SigInfo, send};
+use super::usage::Counts;
 use super::{Process, Thread, ptrace, release_pid, work};
 use crate::base::args::Args;
 use crate::base::poll::events;
@@ -117,7 +118,10 @@ fn end_process(process: &Arc<Process>, status: i32) {
     crate::ipc::sysv::undo::leave(process);
     let mm = process.mm.lock().take();
     if let Some(mm) = &mm {
-        process.past_counts.lock().add_memory(mm);
+        // Its lock sleeps: not under the counts' own.
+        let mut counts = Counts::default();
+        counts.add_memory(mm);
+        process.past_counts.lock().add(&counts);
     }
     drop(mm);
     // A zombie runs nothing: its file may be written to.

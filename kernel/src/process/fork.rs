@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use abi::{Errno, Result, general as raw};
 use entry::PtRegs;
 use machine::fpu::FpuState;
-use machine::paging::USER_END;
+use machine::memory::USER_END;
 use machine::sync::SpinLock;
 use machine::task::{self, Task};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};

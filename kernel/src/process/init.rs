@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use abi::{Errno, Result};
 use machine::fpu::FpuState;
-use machine::sync::SpinLock;
+use machine::sync::{Once, SpinLock};
 use machine::task::Task;
 
 use super::exec::Image;
@@ -35,6 +35,21 @@ pub struct First {
     pub fs: Arc<FsContext>,
     /// Who runs it.
     pub credentials: Credentials,
+}
+
+static POWER_OFF: Once<fn() -> !> = Once::new();
+
+/// Says what ends the machine when a program asks for it.
+pub fn set_power_off(end: fn() -> !) {
+    POWER_OFF.call_once(|| end);
+}
+
+/// Ends the machine because a program asked for it.
+pub fn power_off() -> ! {
+    match POWER_OFF.get() {
+        Some(end) => end(),
+        None => machine::power::off(machine::power::OK),
+    }
 }
 
 /// Makes process 1. Its thread runs `prepare`, which may sleep, starts what that returns as process

@@ -85,7 +85,7 @@ pub struct Counts {
 impl Counts {
     /// Adds what an address space counted.
     pub fn add_memory(&mut self, mm: &Mm) {
-        self.peak_pages = self.peak_pages.max(mm.peak_pages.load(Ordering::Relaxed));
+        self.peak_pages = self.peak_pages.max(mm.peak_pages());
         self.minor_faults += mm.faults.0.load(Ordering::Relaxed);
         self.major_faults += mm.faults.1.load(Ordering::Relaxed);
     }
@@ -119,7 +119,6 @@ impl Counts {
     fn of_living(process: &Process) -> Counts {
         let mut counts = *process.past_counts.lock();
         if let Ok(mm) = process.mm() {
-            mm.resident_pages();
             counts.add_memory(&mm);
         }
         for thread in process.threads.lock().iter() {

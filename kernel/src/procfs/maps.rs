@@ -12,6 +12,8 @@ use abi::{Errno, Result};
 
 use super::fds;
 use super::process_dir::Subject;
+use machine::memory::{Page, PageKind, Prot};
+
 use crate::fs::pseudo::{Content, Text};
 use crate::mm::{Backing, Mm, PAGE, Vma, VmaFlags};
 use crate::vfs::File;
@@ -28,36 +30,50 @@ const NAME_COLUMN: usize = 73;
 pub(super) struct Area {
     start: u64,
     vma: Vma,
-    /// Pages of it that are in memory, where somebody wants to know.
-    resident: u64,
+    /// What of it is in memory.
+    sums: Sums,
 }
 
 /// A copy of the first areas from an address on: names need locks that may not be taken under the
-/// address space's.
-fn areas_from(mm: &Mm, address: u64, counts: bool) -> Vec<Area> {
+/// address space's. `with_pages`: pages are looked at, too.
+fn areas_from(mm: &Mm, address: u64, with_pages: bool) -> Vec<Area> {
     mm.with(|inner| {
-        let area = |(&start, vma): (&u64, &Vma)| Area {
-            start,
-            vma: vma.clone(),
-            resident: if counts { inner.table.count_mapped(start, vma.end) } else { 0 },
+        let area = |(&start, vma): (&u64, &Vma)| {
+            let mut sums = Sums { size: vma.end - start, ..Sums::default() };
+            if with_pages {
+                inner.table.for_each(start, vma.end, |page| sums.add_page(vma, &page));
+            }
+            Area { start, vma: vma.clone(), sums }
         };
         inner.vmas.range(address..).take(AREAS_AT_ONCE).map(area).collect()
     })
 }
 
-/// Tells about one area; and whether it wants to know how much of it is in memory.
-pub(super) type ShowArea = (fn(&Area, &mut Text), bool);
+/// Tells about one area.
+type ShowArea = fn(&Area, &mut Text);
 
 /// A file about all areas, in order.
 struct Areas {
     subject: Subject,
     space: Weak<Mm>,
     show: ShowArea,
+    /// It tells about pages, too.
+    with_pages: bool,
 }
 
 /// Binds a file about areas to the address space that the process has now.
-pub(super) fn areas(subject: Subject, show: ShowArea) -> Result<Box<dyn Content>> {
-    Ok(Box::new(Areas { space: subject.space(), subject, show }))
+fn areas(subject: Subject, show: ShowArea, with_pages: bool) -> Result<Box<dyn Content>> {
+    Ok(Box::new(Areas { space: subject.space(), subject, show, with_pages }))
+}
+
+/// Binds maps.
+pub(super) fn maps(subject: Subject) -> Result<Box<dyn Content>> {
+    areas(subject, map, false)
+}
+
+/// Binds smaps.
+pub(super) fn smaps(subject: Subject) -> Result<Box<dyn Content>> {
+    areas(subject, smap, true)
 }
 
 impl Content for Areas {
@@ -73,9 +89,9 @@ impl Content for Areas {
         self.subject.check_alive()?;
         // Without the address space there are no areas.
         let Some(mm) = self.space.upgrade() else { return Ok(None) };
-        let areas = areas_from(&mm, position, self.show.1);
+        let areas = areas_from(&mm, position, self.with_pages);
         for area in &areas {
-            (self.show.0)(area, out);
+            (self.show)(area, out);
             if out.0.len() >= PIECE_BYTES {
                 return Ok(Some(area.vma.end));
             }
@@ -101,9 +117,9 @@ fn put_header(out: &mut Text, area: &Area) {
         "{:08x}-{:08x} {}{}{}{}",
         area.start,
         vma.end,
-        flag(vma.prot.read, 'r'),
-        flag(vma.prot.write, 'w'),
-        flag(vma.prot.exec, 'x'),
+        flag(vma.prot.contains(Prot::READ), 'r'),
+        flag(vma.prot.contains(Prot::WRITE), 'w'),
+        flag(vma.prot.contains(Prot::EXEC), 'x'),
         if vma.shared { 's' } else { 'p' },
     );
     let (mut offset, mut device, mut number) = (0, 0, 0);
@@ -137,48 +153,71 @@ pub(super) fn map(area: &Area, out: &mut Text) {
     put_header(out, area);
 }
 
-/// Kilobytes that count for an area: resident ones, divided as smaps divides them. Pages are not
-/// tracked one by one, so all of a private area counts as private.
+/// Bytes that count for an area: resident ones, divided as smaps divides them.
 #[derive(Default)]
 struct Sums {
     size: u64,
     resident: u64,
+    /// Each page divided by how many have it.
+    proportional: u64,
+    proportional_dirty: u64,
     shared_clean: u64,
+    shared_dirty: u64,
+    private_clean: u64,
     private_dirty: u64,
     anonymous: u64,
     locked: u64,
 }
 
 impl Sums {
-    fn add(&mut self, area: &Area) {
-        let vma = &area.vma;
-        let kilobytes = area.resident * (PAGE / 1024);
-        self.size += (vma.end - area.start) / 1024;
-        self.resident += kilobytes;
-        if matches!(vma.backing, Backing::Anonymous) {
-            self.anonymous += kilobytes;
-            self.private_dirty += kilobytes;
-        } else if vma.shared || !vma.prot.write {
-            self.shared_clean += kilobytes;
-        } else {
-            self.private_dirty += kilobytes;
-        }
-        self.locked += if vma.flags.contains(VmaFlags::LOCKED) { kilobytes } else { 0 };
+    fn add_page(&mut self, vma: &Vma, page: &Page) {
+        // The contents of a file are one reference beside those of the programs.
+        let (is_anonymous, mappers) = match page.kind {
+            PageKind::Special => return,
+            PageKind::Anonymous => (true, page.refs),
+            PageKind::File | PageKind::Shmem => (false, page.refs.saturating_sub(1)),
+        };
+        let is_dirty = is_anonymous || page.prot.contains(Prot::WRITE);
+        let share = PAGE / u64::from(mappers.max(1));
+        self.resident += PAGE;
+        self.proportional += share;
+        self.proportional_dirty += if is_dirty { share } else { 0 };
+        self.anonymous += if is_anonymous { PAGE } else { 0 };
+        self.locked += if vma.flags.contains(VmaFlags::LOCKED) { share } else { 0 };
+        *match (mappers > 1, is_dirty) {
+            (true, true) => &mut self.shared_dirty,
+            (true, false) => &mut self.shared_clean,
+            (false, true) => &mut self.private_dirty,
+            (false, false) => &mut self.private_clean,
+        } += PAGE;
+    }
+
+    fn add(&mut self, other: &Sums) {
+        self.size += other.size;
+        self.resident += other.resident;
+        self.proportional += other.proportional;
+        self.proportional_dirty += other.proportional_dirty;
+        self.shared_clean += other.shared_clean;
+        self.shared_dirty += other.shared_dirty;
+        self.private_clean += other.private_clean;
+        self.private_dirty += other.private_dirty;
+        self.anonymous += other.anonymous;
+        self.locked += other.locked;
     }
 
     fn put(&self, out: &mut Text, with_size: bool) {
         if with_size {
             put_kilobytes(out, "Size", self.size);
-            put_kilobytes(out, "KernelPageSize", PAGE / 1024);
-            put_kilobytes(out, "MMUPageSize", PAGE / 1024);
+            put_kilobytes(out, "KernelPageSize", PAGE);
+            put_kilobytes(out, "MMUPageSize", PAGE);
         }
         let lines = [
             ("Rss", self.resident),
-            ("Pss", self.resident),
-            ("Pss_Dirty", self.private_dirty),
+            ("Pss", self.proportional),
+            ("Pss_Dirty", self.proportional_dirty),
             ("Shared_Clean", self.shared_clean),
-            ("Shared_Dirty", 0),
-            ("Private_Clean", 0),
+            ("Shared_Dirty", self.shared_dirty),
+            ("Private_Clean", self.private_clean),
             ("Private_Dirty", self.private_dirty),
             ("Referenced", self.resident),
             ("Anonymous", self.anonymous),
@@ -197,7 +236,8 @@ impl Sums {
     }
 }
 
-fn put_kilobytes(out: &mut Text, name: &str, value: u64) {
+fn put_kilobytes(out: &mut Text, name: &str, bytes: u64) {
+    let value = bytes / 1024;
     let width = 23usize.saturating_sub(name.len());
     writeln!(out, "{name}:{value:>width$} kB");
 }
@@ -206,15 +246,13 @@ fn put_kilobytes(out: &mut Text, name: &str, value: u64) {
 pub(super) fn smap(area: &Area, out: &mut Text) {
     put_header(out, area);
     let vma = &area.vma;
-    let mut sums = Sums::default();
-    sums.add(area);
-    sums.put(out, true);
+    area.sums.put(out, true);
     out.bytes(b"THPeligible:           0\nVmFlags:");
     let has = |flag: VmaFlags| vma.flags.contains(flag);
     let flags = [
-        (vma.prot.read, "rd"),
-        (vma.prot.write, "wr"),
-        (vma.prot.exec, "ex"),
+        (vma.prot.contains(Prot::READ), "rd"),
+        (vma.prot.contains(Prot::WRITE), "wr"),
+        (vma.prot.contains(Prot::EXEC), "ex"),
         (vma.shared, "sh"),
         (true, "mr"),
         (has(VmaFlags::MAY_WRITE), "mw"),
@@ -260,7 +298,7 @@ fn put_rollup(mm: &Mm, out: &mut Text) -> Result<()> {
     let mut end = first;
     while let Some(last) = areas.last() {
         end = last.vma.end;
-        areas.iter().for_each(|area| sums.add(area));
+        areas.iter().for_each(|area| sums.add(&area.sums));
         crate::base::sched::yield_if_needed();
         areas = areas_from(mm, end, true);
     }

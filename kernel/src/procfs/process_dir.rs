@@ -16,7 +16,7 @@ use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result};
 
-use super::{fds, gone, maps, memory, mounts, net, parse_id, status};
+use super::{fds, gone, map_files, maps, memory, mounts, net, pagemap, parse_id, status};
 use crate::base::sched::current;
 use crate::fs::pseudo::{
     Body, Content, Listing, PseudoInode, StaticListing, Target, Text, parse_number,
@@ -119,7 +119,8 @@ static ENTRIES: &[Row] = &[
     ("fdinfo",        0o555, Kind::Directory(fds::info_directory)),
     ("io",            0o400, Kind::Inspected(Errno::EACCES, status::io)),
     ("limits",        0o444, Kind::Now(status::limits)),
-    ("maps",          0o444, Kind::Space(|subject| maps::areas(subject, (maps::map, false)))),
+    ("map_files",     0o500, Kind::Directory(map_files::directory)),
+    ("maps",          0o444, Kind::Space(maps::maps)),
     ("mem",           0o600, Kind::Space(memory::open)),
     ("mountinfo",     0o444, Kind::Bound(|subject| mounts::open(&subject, mounts::mountinfo))),
     ("mounts",        0o444, Kind::Bound(|subject| mounts::open(&subject, mounts::mounts))),
@@ -128,11 +129,12 @@ static ENTRIES: &[Row] = &[
     ("oom_adj",       0o644, Kind::Setting(oom_adj, set_oom_adj)),
     ("oom_score",     0o444, Kind::Now(oom_score)),
     ("oom_score_adj", 0o644, Kind::Setting(oom_score_adj, set_oom_score_adj)),
+    ("pagemap",       0o400, Kind::Space(pagemap::open)),
     ("personality",   0o400, Kind::Inspected(Errno::EPERM, status::personality)),
     ("root",          0o777, Kind::Link(fds::root)),
     ("sched",         0o644, Kind::Now(status::sched)),
     ("schedstat",     0o444, Kind::Now(status::schedstat)),
-    ("smaps",         0o444, Kind::Space(|subject| maps::areas(subject, (maps::smap, true)))),
+    ("smaps",         0o444, Kind::Space(maps::smaps)),
     ("smaps_rollup",  0o444, Kind::Space(maps::rollup)),
     ("stat",          0o444, Kind::Now(status::stat)),
     ("statm",         0o444, Kind::Now(status::statm)),

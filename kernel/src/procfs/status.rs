@@ -9,6 +9,8 @@ use abi::Result;
 
 use super::process_dir::Subject;
 use super::system::{KB_PER_PAGE, NS_PER_TICK};
+use machine::memory::{PageKind, Prot};
+
 use crate::base::sched::{RunState, Sleep};
 use crate::base::user::PATH_MAX;
 use crate::fs::pseudo::{Content, Text};
@@ -26,8 +28,10 @@ const STRINGS_MAX: u64 = 2 << 20;
 #[derive(Default)]
 struct Sizes {
     total: u64,
-    resident: u64,
-    resident_file: u64,
+    /// Resident pages by kind.
+    anonymous: u64,
+    file: u64,
+    shmem: u64,
     text: u64,
     data: u64,
     stack: u64,
@@ -47,31 +51,32 @@ fn sizes(process: &Process) -> Sizes {
     let mut sizes = Sizes::default();
     mm.with(|inner| {
         for (&start, vma) in &inner.vmas {
-            let resident = inner.table.count_mapped(start, vma.end);
-            sizes.add(start, vma, resident);
+            sizes.add(start, vma);
         }
         sizes.tables = inner.table.tables();
+        sizes.anonymous = inner.table.mapped(PageKind::Anonymous);
+        sizes.file = inner.table.mapped(PageKind::File);
+        sizes.shmem = inner.table.mapped(PageKind::Shmem);
         sizes.brk_start = inner.layout.brk_start;
         sizes.stack_top = inner.layout.stack_top;
     });
-    mm.peak_pages.fetch_max(sizes.resident, Ordering::Relaxed);
-    sizes.peak_resident = mm.peak_pages.load(Ordering::Relaxed);
+    sizes.peak_resident = mm.peak_pages();
     sizes
 }
 
 impl Sizes {
-    fn add(&mut self, start: u64, vma: &Vma, resident: u64) {
+    fn resident(&self) -> u64 {
+        self.anonymous + self.file + self.shmem
+    }
+
+    fn add(&mut self, start: u64, vma: &Vma) {
         let pages = (vma.end - start) / PAGE;
         self.total += pages;
-        self.resident += resident;
         if vma.flags.contains(VmaFlags::LOCKED) {
             self.locked += pages;
         }
         let is_file = matches!(vma.backing, Backing::File { .. });
-        if is_file {
-            self.resident_file += resident;
-        }
-        if vma.prot.exec && is_file {
+        if vma.prot.contains(Prot::EXEC) && is_file {
             if self.code.0 == 0 {
                 self.code = (start, vma.end);
                 self.text += pages;
@@ -81,7 +86,7 @@ impl Sizes {
         }
         if vma.flags.contains(VmaFlags::GROWS_DOWN) {
             self.stack += pages;
-        } else if vma.prot.write && !vma.shared {
+        } else if vma.prot.contains(Prot::WRITE) && !vma.shared {
             self.data += pages;
         }
     }
@@ -178,7 +183,7 @@ pub(super) fn stat(subject: &Subject, out: &mut Text) -> Result<()> {
     let threads = thread_count(process);
     write!(out, " {shown} {nice} {threads} 0 {}", process.start_ns / NS_PER_TICK);
     let limit = process.limit(Resource::ResidentSet);
-    write!(out, " {} {} {limit}", sizes.total * PAGE, sizes.resident);
+    write!(out, " {} {} {limit}", sizes.total * PAGE, sizes.resident());
     // Where things are is for those who may look into the process.
     let may_inspect = may_access(process, Ids::File);
     if may_inspect {
@@ -223,7 +228,8 @@ pub(super) fn children(subject: &Subject, out: &mut Text) -> Result<()> {
 pub(super) fn statm(subject: &Subject, out: &mut Text) -> Result<()> {
     let s = sizes(&subject.process);
     let data = s.data + s.stack;
-    writeln!(out, "{} {} {} {} 0 {data} 0", s.total, s.resident, s.resident_file, s.text);
+    let shared = s.file + s.shmem;
+    writeln!(out, "{} {} {shared} {} 0 {data} 0", s.total, s.resident(), s.text);
     Ok(())
 }
 
@@ -314,17 +320,16 @@ fn put_ids(subject: &Subject, out: &mut Text) {
 
 fn put_memory(process: &Process, out: &mut Text) {
     let s = sizes(process);
-    let anonymous = s.resident - s.resident_file;
     let lines = [
         ("VmPeak", s.total),
         ("VmSize", s.total),
         ("VmLck", s.locked),
         ("VmPin", 0),
         ("VmHWM", s.peak_resident),
-        ("VmRSS", s.resident),
-        ("RssAnon", anonymous),
-        ("RssFile", s.resident_file),
-        ("RssShmem", 0),
+        ("VmRSS", s.resident()),
+        ("RssAnon", s.anonymous),
+        ("RssFile", s.file),
+        ("RssShmem", s.shmem),
         ("VmData", s.data),
         ("VmStk", s.stack),
         ("VmExe", s.text),

@@ -135,7 +135,7 @@ pub(super) fn meminfo(out: &mut Text) -> Result<()> {
         ("Slab", m.slab),
         ("SReclaimable", m.idle.min(m.slab)),
         ("SUnreclaim", m.slab.saturating_sub(m.idle)),
-        ("PageTables", machine::paging::user_tables() * KB_PER_PAGE),
+        ("PageTables", machine::memory::user_tables() * KB_PER_PAGE),
         ("CommitLimit", m.total),
         ("Committed_AS", anonymous),
         ("VmallocTotal", 34_359_738_367),

@@ -93,7 +93,32 @@ pub struct PageCache {
     /// Woken when pages have been read or written back.
     settled: WaitQueue,
     resizing: Mutex<()>,
-    mappers: SpinLock<Vec<Weak<Mm>>>,
+    mappers: SpinLock<Mappers>,
+}
+
+/// The address spaces that map a file, or did, by where they lie in memory.
+#[derive(Default)]
+struct Mappers {
+    spaces: BTreeMap<usize, Weak<Mm>>,
+    /// With so many it is time to look for those that are gone.
+    purge_at: usize,
+}
+
+impl Mappers {
+    fn add(&mut self, mm: &Arc<Mm>) {
+        // A space that is gone leaves no memory behind while it is here: addresses are its own.
+        if self.spaces.insert(Arc::as_ptr(mm) as usize, Arc::downgrade(mm)).is_none()
+            && self.spaces.len() > self.purge_at
+        {
+            self.purge();
+        }
+    }
+
+    fn purge(&mut self) {
+        const LEAST: usize = 8;
+        self.spaces.retain(|_, mm| mm.strong_count() > 0);
+        self.purge_at = 2 * self.spaces.len() + LEAST;
+    }
 }
 
 /// Caches with a backend, whose clean pages can be dropped when memory is short.
@@ -110,7 +135,7 @@ impl PageCache {
             pages: SpinLock::new(BTreeMap::new()),
             settled: WaitQueue::new(),
             resizing: Mutex::new(()),
-            mappers: SpinLock::new(Vec::new()),
+            mappers: SpinLock::new(Mappers::default()),
         });
         if reclaimable {
             let mut all = RECLAIMABLE.lock();
@@ -171,8 +196,8 @@ impl PageCache {
     fn unmap(&self, first: u64, end: u64) {
         let mappers: Vec<Arc<Mm>> = {
             let mut mappers = self.mappers.lock();
-            mappers.retain(|mm| mm.strong_count() > 0);
-            mappers.iter().filter_map(Weak::upgrade).collect()
+            mappers.purge();
+            mappers.spaces.values().filter_map(Weak::upgrade).collect()
         };
         for mm in mappers {
             mm.unmap_file_pages(self, first, end);
@@ -181,13 +206,7 @@ impl PageCache {
 
     /// Notes that `mm` maps the file.
     pub fn add_mapper(&self, mm: &Arc<Mm>) {
-        let mut mappers = self.mappers.lock();
-        if !mappers.iter().any(|other| core::ptr::eq(other.as_ptr(), Arc::as_ptr(mm))) {
-            if mappers.len() == mappers.capacity() {
-                mappers.retain(|mm| mm.strong_count() > 0);
-            }
-            mappers.push(Arc::downgrade(mm));
-        }
+        self.mappers.lock().add(mm);
     }
 
     /// Zeroes bytes `[from, to)` of one page, if it is there. One that is being read may come with
@@ -231,6 +250,11 @@ impl PageCache {
                 }
             }
         }
+    }
+
+    /// Whether the file is nowhere but here.
+    pub fn is_only_memory(&self) -> bool {
+        self.backend.is_none()
     }
 
     /// Number of pages in memory.
@@ -486,7 +510,7 @@ impl PageCache {
 
     /// The address spaces that map the file, or did.
     pub(crate) fn mappers(&self) -> Vec<Arc<Mm>> {
-        self.mappers.lock().iter().filter_map(Weak::upgrade).collect()
+        self.mappers.lock().spaces.values().filter_map(Weak::upgrade).collect()
     }
 
     /// Reserves memory for `[offset, offset + len)`, so that writing there cannot run out of it.

@@ -20,7 +20,7 @@ use entry::{PtRegs, flags};
 use crate::context::{self, tracking};
 use crate::descriptors::syscall_entry_pending;
 use crate::frame::{Frame, PAGE_SIZE};
-use crate::paging::{self, VMAP_BASE};
+use crate::memory::{self, VMAP_BASE};
 use crate::percpu::{self, cpu_id};
 use crate::{cpu, ipi, tlb};
 
@@ -100,7 +100,7 @@ impl Sender {
         }
         let first = Frame::alloc_zeroed().map_err(|_| "no memory")?;
         if PAGE.load(Ordering::SeqCst) == 0 {
-            paging::map_kernel_memory(AT, first).map_err(|_| "no memory")?;
+            memory::map_kernel_memory(AT, first).map_err(|_| "no memory")?;
         }
         let tag = PUBLISHED.load(Ordering::SeqCst);
         let mut sender = Sender { frames, tag };
@@ -116,7 +116,7 @@ impl Sender {
         let alias = crate::frame::phys_to_virt(phys).cast::<u64>();
         // SAFETY: the frame is this sender's, and at most read by others.
         unsafe { alias.write_volatile(self.tag) };
-        paging::remap_kernel(AT, phys);
+        memory::remap_kernel(AT, phys);
         tlb::flush_kernel(Cause::Vunmap);
         PUBLISHED.store(self.tag, Ordering::SeqCst);
     }
@@ -169,7 +169,7 @@ pub fn stop_at_points(cpu: usize) {
 
 /// Whether page-table isolation is on, which hides missing flushes from emulators.
 pub fn is_blind() -> bool {
-    paging::has_pti()
+    memory::has_pti()
 }
 
 /// Catch-ups that CPU `cpu` has done.

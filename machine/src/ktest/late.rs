@@ -5,10 +5,12 @@ use alloc::string::String;
 use core::hint::black_box;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use super::text::READ_ONLY;
 use super::text::{Right, add_one, call_last, fits, forged, wrong};
 use super::{Test, expect_cfi_failure, probe_write};
 use crate::ensure;
 use crate::late_text::{self, LateText, Piece, Refused};
+use crate::memory::KernelRights;
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "late_text::loads_and_runs", run: late_text_runs },
@@ -73,8 +75,8 @@ fn late_text_runs() -> Result<(), String> {
     let late = load_late(late_text::hash_of(pointer).ok_or("no hash for the function")?)?;
     let base = late.base();
     ensure!(!probe_write(base), "late text can be written");
-    let rights = crate::paging::kernel_rights(base);
-    ensure!(rights == (true, false, true, false), "late text has rights {rights:?}");
+    let rights = crate::memory::kernel_rights(base);
+    ensure!(rights == KernelRights { exec: true, ..READ_ONLY }, "late text has rights {rights:?}");
     // SAFETY: the bytes are a function of that type, and nobody calls it behind this test's end.
     let function: extern "C" fn(Right) -> u64 = unsafe { late.function(LATE_FUNCTION) };
     ensure!(black_box(function)(add_one) == 42, "late text does not call");
@@ -113,10 +115,10 @@ fn late_text_goes() -> Result<(), String> {
         places.insert(base);
         ensure!(late_text::pages_in_use() == before + 1, "a piece has other than one page");
         drop(late);
-        let rights = crate::paging::kernel_rights(base);
-        ensure!(rights == (true, false, false, false), "unloaded text has rights {rights:?}");
+        let rights = crate::memory::kernel_rights(base);
+        ensure!(rights == READ_ONLY, "unloaded text has rights {rights:?}");
         ensure!(!probe_write(base), "unloaded text can be written");
-        ensure!(crate::paging::peek(base + 16) == Some(0xcc), "unloaded text is still there");
+        ensure!(crate::memory::peek(base + 16) == Some(0xcc), "unloaded text is still there");
         let site = base + LATE_CHECK as u64;
         let found = late_text::find(site + 13, |_| panic!("a table of text that is gone"));
         ensure!(found.is_none(), "text that is gone has a table");

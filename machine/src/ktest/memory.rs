@@ -10,7 +10,7 @@ use context_tracking::pcid::SLOTS;
 use super::{Test, probe_write};
 use crate::ensure;
 use crate::frame::{self, Frame, PAGE_SIZE};
-use crate::paging::{self, PageTable, Prot};
+use crate::memory::{self, PageKind, PageTable, Prot};
 use crate::pcid;
 use crate::stack::{KERNEL_STACK_SIZE, KernelStack};
 use crate::{tlb, uaccess, vmap};
@@ -32,10 +32,10 @@ fn w_xor_x() -> Result<(), String> {
     let mut leaves = 0;
     let mut bad = None;
     let mut exec = 0;
-    paging::for_each_kernel_leaf(|va, write, executable, user| {
+    memory::for_each_kernel_leaf(|va, rights| {
         leaves += 1;
-        exec += usize::from(executable);
-        if write && executable || user {
+        exec += usize::from(rights.exec);
+        if rights.write && rights.exec || rights.user {
             bad = bad.or(Some(va));
         }
     });
@@ -126,7 +126,10 @@ fn large_blocks() -> Result<(), String> {
             "the block was overwritten"
         );
         drop(block);
-        ensure!(!paging::kernel_rights(end - 1).0, "the block is mapped after it was given back");
+        ensure!(
+            !memory::kernel_rights(end - 1).present,
+            "the block is mapped after it was given back"
+        );
         last = end - 1;
     }
     let (used, waiting) = vmap::usage();
@@ -173,11 +176,11 @@ fn page_table() -> Result<(), String> {
     let mut table = PageTable::new().map_err(|_| "no memory")?;
     let frame = Frame::alloc_zeroed().map_err(|_| "no memory")?;
     frame.write(0, b"limen");
-    let prot = Prot { read: true, write: false, exec: false };
-    table.map(AT, frame, prot).map_err(|_| "no memory")?;
+    let prot = Prot::READ;
+    table.map(AT, frame, prot, PageKind::Anonymous).map_err(|_| "no memory")?;
     ensure!(table.lookup(AT).is_some(), "the page is not mapped");
     ensure!(table.lookup(AT + PAGE_SIZE as u64).is_none(), "the next page is mapped");
-    ensure!(table.count_mapped(0, paging::USER_END) == 1, "not one page is mapped");
+    ensure!(table.mapped(PageKind::Anonymous) == 1, "not one page is mapped");
     crate::task::set_space(table.space().clone());
     let mut bytes = [0; 5];
     let read = uaccess::read_bytes(AT, &mut bytes);
@@ -197,12 +200,12 @@ fn tables_freed() -> Result<(), String> {
     const LARGE: u64 = 2 << 20;
     const BASE: u64 = 0x20_0000_0000;
     const ROUNDS: u64 = 4096;
-    let prot = Prot { read: true, write: true, exec: false };
+    let prot = Prot::READ | Prot::WRITE;
     let map = |table: &mut PageTable, at| {
         let frame = Frame::alloc_zeroed().map_err(|_| "no memory")?;
-        table.map(at, frame, prot).map_err(|_| String::from("no memory"))
+        table.map(at, frame, prot, PageKind::Anonymous).map_err(|_| String::from("no memory"))
     };
-    let all_before = paging::user_tables();
+    let all_before = memory::user_tables();
     let mut table = PageTable::new().map_err(|_| "no memory")?;
     crate::task::set_space(table.space().clone());
     let (_, before) = frame::usage();
@@ -210,8 +213,8 @@ fn tables_freed() -> Result<(), String> {
     for round in 0..ROUNDS {
         // Some in other GiB and other half TiB, up to the last page.
         let at = match round % 4 {
-            0 => paging::USER_END - PAGE,
-            1 => BASE + (round << 39) % (paging::USER_END - BASE),
+            0 => memory::USER_END - PAGE,
+            1 => BASE + (round << 39) % (memory::USER_END - BASE),
             2 => BASE + (round << 30) % (1 << 39),
             _ => BASE + round * LARGE,
         } & !(PAGE - 1);
@@ -236,7 +239,7 @@ fn tables_freed() -> Result<(), String> {
     let kept = (table.tables(), table.lookup(BASE).is_some(), table.lookup(BASE + LARGE).is_some());
     table.unmap(BASE, BASE + PAGE, 0..BASE + LARGE);
     let one_less = table.tables();
-    table.unmap(0, paging::USER_END, 0..u64::MAX);
+    table.unmap(0, memory::USER_END, 0..u64::MAX);
     let none = table.tables();
     crate::task::leave_space();
     drop(table);
@@ -245,7 +248,7 @@ fn tables_freed() -> Result<(), String> {
     ensure!(counts == [3, 4], "{counts:?} tables map two pages");
     ensure!(kept == (4, false, true), "tables, first page, second page: {kept:?}");
     ensure!(one_less == 3 && none == 0, "{one_less} tables, then {none}");
-    let all_after = paging::user_tables();
+    let all_after = memory::user_tables();
     ensure!(all_after == all_before, "{all_before} tables of all before, {all_after} after");
     Ok(())
 }
@@ -255,8 +258,8 @@ fn change(table: &mut PageTable, at: u64, byte: &mut u8) -> Result<(), String> {
     let frame = Frame::alloc_zeroed().map_err(|_| "no memory")?;
     *byte = byte.wrapping_add(1);
     frame.write(0, &[*byte]);
-    let prot = Prot { read: true, write: false, exec: false };
-    table.map(at, frame, prot).map_err(|_| "no memory".into())
+    let prot = Prot::READ;
+    table.map(at, frame, prot, PageKind::Anonymous).map_err(|_| "no memory".into())
 }
 
 /// Spaces take turns, more of them than a CPU has contexts; their pages change while they are
@@ -282,7 +285,7 @@ fn contexts() -> Result<(), String> {
                 change(table, AT, byte)?;
             }
             crate::task::set_space(table.space().clone());
-            names[n] = paging::context_here();
+            names[n] = memory::context_here();
             let (before, expected) = (read(), *byte);
             if (n + round) % 3 == 1 {
                 change(table, AT, byte)?;

@@ -90,7 +90,7 @@ pub(crate) fn is_probe(rip: u64) -> bool {
 
 /// Tries to write the byte that is at `at` already, or 0. True: the write was done.
 pub(crate) fn probe_write(at: u64) -> bool {
-    let byte = crate::paging::peek(at).unwrap_or(0);
+    let byte = crate::memory::peek(at).unwrap_or(0);
     // SAFETY: the store faults, or stores what was there; the fault is in the exception table.
     unsafe { ktest_probe(at, u32::from(byte)) == 0 }
 }

@@ -13,7 +13,7 @@ use text_patching::kcfi::{Form, TRAP_UD2, TRAP_UDB};
 
 use crate::cfi::{self, Report};
 use crate::ensure;
-use crate::paging::KERNEL_BASE;
+use crate::memory::{KERNEL_BASE, KernelRights};
 use crate::static_branch::{self, StaticKey, id, static_branch_likely, static_branch_unlikely};
 use crate::static_call::{self, Callee, StaticCall};
 use crate::text_poke::{self, late_range, text_range};
@@ -59,14 +59,14 @@ fn not_writable() -> Result<(), String> {
 
 fn alias_is_gone() -> Result<(), String> {
     use text_patching::{Text, TextPoke};
-    let alias = crate::paging::TEXT_ALIAS;
+    let alias = crate::memory::TEXT_ALIAS;
     ensure!(!probe_write(alias), "the alias is writable before");
     let page = late_range().end - frame::PAGE_SIZE as u64;
     let mut window = text_poke::late_window(page..page + 4096);
     window.poke(page, &[0xcc]);
     ensure!(text_poke::is_alias_mapped(), "a window without an alias");
     ensure!(probe_write(alias), "the alias cannot be written while the window is open");
-    ensure!(crate::paging::kernel_rights(alias) == (true, true, false, false), "wrong rights");
+    ensure!(crate::memory::kernel_rights(alias) == READ_WRITE, "wrong rights");
     let mut byte = [0];
     ensure!(window.read(page, &mut byte).is_ok() && byte == [0xcc], "the write did not arrive");
     drop(window);
@@ -78,10 +78,15 @@ fn alias_is_gone() -> Result<(), String> {
 
 fn late_text_is_not_executable() -> Result<(), String> {
     let last = late_range().end - 1;
-    let rights = crate::paging::kernel_rights(last);
-    ensure!(rights == (true, false, false, false), "unused late text has rights {rights:?}");
+    let rights = crate::memory::kernel_rights(last);
+    ensure!(rights == READ_ONLY, "unused late text has rights {rights:?}");
     Ok(())
 }
+
+/// Rights of plain data, and of constants.
+const READ_WRITE: KernelRights =
+    KernelRights { present: true, write: true, exec: false, user: false };
+pub(super) const READ_ONLY: KernelRights = KernelRights { write: false, ..READ_WRITE };
 
 pub(super) type Right = extern "C" fn(u64) -> u64;
 
@@ -128,7 +133,7 @@ pub(super) fn fits(report: Option<Report>, target: u64, readable: bool) -> Resul
 /// The four bytes where a check of a call to `target` looks.
 fn hash_before(target: u64) -> Option<u32> {
     let disp = u64::from(cfi::tables()?.disp().unsigned_abs());
-    let byte = |i| crate::paging::peek(target - disp + i);
+    let byte = |i| crate::memory::peek(target - disp + i);
     Some(u32::from_le_bytes([byte(0)?, byte(1)?, byte(2)?, byte(3)?]))
 }
 
@@ -191,10 +196,10 @@ fn call_to_non_canonical() -> Result<(), String> {
 
 /// The function itself is mapped, the page before it is not: only the preamble cannot be read.
 fn unmapped_preamble() -> Result<(), String> {
-    let page = crate::paging::TEXT_ALIAS;
+    let page = crate::memory::TEXT_ALIAS;
     for target in [text_range().start, page] {
         let hash = target - 15;
-        let readable = crate::paging::peek(hash).is_some();
+        let readable = crate::memory::peek(hash).is_some();
         ensure!(!readable || target != page, "the page before {target:#x} is mapped");
         fits(expect_cfi_failure(|| _ = call(forged(target))), target, readable)?;
     }
@@ -311,7 +316,7 @@ pub fn provoke(fault: &[u8], user: u64) -> bool {
         b"user-code" => _ = call(forged(user)),
         b"null" => _ = call(forged(0)),
         b"non-canonical" => _ = call(forged(0x8000_0000_0000_1000)),
-        b"unmapped-preamble" => _ = call(forged(crate::paging::TEXT_ALIAS)),
+        b"unmapped-preamble" => _ = call(forged(crate::memory::TEXT_ALIAS)),
         b"vtable" => call_corrupted_vtable(),
         b"in-nmi" => _ = run_in_nmi(fail_once),
         b"in-interrupt" => _ = run_in_interrupt(),

@@ -12,7 +12,7 @@ use virt::regs::{System, flags, gpr, seg};
 use super::Test;
 use crate::ensure;
 use crate::frame::Frame;
-use crate::paging::{PageTable, Prot};
+use crate::memory::{PageKind, PageTable, Prot};
 use crate::vmrun::{self, NestedSpace, Slot, Vcpu};
 
 /// The tests.
@@ -23,7 +23,7 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "vmrun::nothing_of_the_host", run: nothing_of_the_host },
 ];
 
-const RWX: Prot = Prot { read: true, write: true, exec: true };
+const RWX: Prot = Prot::all();
 /// Where the guest's page is in its own memory, and in the space's.
 const GUEST: u64 = 0x1000;
 const USER: u64 = 0x40_0000;
@@ -44,7 +44,7 @@ fn guest(code: &[u8]) -> Result<Option<Guest>, String> {
     let mut table = PageTable::new().map_err(|_| "no memory")?;
     let frame = Frame::alloc_zeroed().map_err(|_| "no memory")?;
     frame.write(0, code);
-    table.map(USER, frame, RWX).map_err(|_| "no memory")?;
+    table.map(USER, frame, RWX, PageKind::Anonymous).map_err(|_| "no memory")?;
     let space = NestedSpace::new(&table).map_err(|_| "no memory")?;
     let slot = Slot { guest: GUEST, user: USER, bytes: 4096 };
     space.set_slots(vec![slot]).map_err(|_| "no memory")?;
@@ -114,7 +114,7 @@ fn memory_leaves_with_its_space() -> Result<(), String> {
     let exit = guest.run()?;
     ensure!(exit == Exit::Halt, "{exit:?}");
     guest.cpu.set_rip(GUEST);
-    let read_only = Prot { write: false, ..RWX };
+    let read_only = RWX - Prot::WRITE;
     guest.table.set_prot(USER, read_only);
     let exit = guest.run()?;
     let is_write = matches!(exit, Exit::NestedFault { address: 0x1800, write: true, .. });

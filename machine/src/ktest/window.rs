@@ -20,7 +20,7 @@ use entry::{PtRegs, flags, selector};
 use super::Test;
 use crate::cpu::{self, MAX_CPUS};
 use crate::entry::vector;
-use crate::paging::{self, Shared, Space};
+use crate::memory::{self, Shared, Space};
 use crate::percpu::{self, cpu_id};
 use crate::{apic, descriptors, ensure, ipi, stack};
 
@@ -126,7 +126,7 @@ pub fn covered() -> (usize, Option<&'static str>) {
 /// Where stepping begins: SYSCALL's entry and a vector's, and the two ways out.
 fn points() -> [u64; 4] {
     let [syscall, interrupt] = descriptors::entry_points(apic::VECTOR_TIMER);
-    let [sysret, iret] = if paging::has_pti() {
+    let [sysret, iret] = if memory::has_pti() {
         [&raw const context_left_sysret_pti, &raw const context_left_iret_pti]
     } else {
         [&raw const context_left_sysret, &raw const context_left_iret]
@@ -221,7 +221,7 @@ fn check(regs: &PtRegs, number: u8) {
     let cpu = apic::id();
     let local = percpu::local();
     let is_mine = local.apic_id.get() == cpu && core::ptr::eq(local, percpu::of(cpu_id()));
-    let has_tables = cpu::read_cr3() & paging::USER_ROOT_BIT == 0 || !paging::has_pti();
+    let has_tables = !memory::Cr3::read().is_user_root() || !memory::has_pti();
     let end = (&raw const *regs) as u64 + size_of::<PtRegs>() as u64;
     let on_stack = descriptors::own_stack(number).is_some_and(|top| end == top & !15);
     if !(is_mine && has_tables && on_stack) {
@@ -245,12 +245,12 @@ pub fn has_good_ss() -> bool {
 /// programs begin on; each with the kernel's own frame and rights, none for programs.
 fn shared_pages() -> Result<(), String> {
     let mut pages: Vec<Shared> = Vec::new();
-    paging::for_each_shared(|leaf| pages.push(leaf));
-    if !paging::has_pti() {
+    memory::for_each_shared(|leaf| pages.push(leaf));
+    if !memory::has_pti() {
         ensure!(pages.is_empty(), "{} pages without isolation", pages.len());
         return Ok(());
     }
-    let allowed = paging::entry_image();
+    let allowed = memory::entry_image();
     let stacks = stack::KERNEL_STACK_SIZE as u64 * cpu::cpu_count() as u64 * 5;
     let mut stack_bytes = 0;
     for leaf in &pages {
@@ -277,7 +277,7 @@ fn shared_pages() -> Result<(), String> {
 
 /// Whether a program's tables have these pages and its own, and nothing else.
 pub fn has_only_its_own(space: &Space) -> Result<(), String> {
-    let odd = paging::odd_slot(space);
+    let odd = memory::odd_slot(space);
     ensure!(odd.is_none(), "slot {odd:?} of a program's top table");
     Ok(())
 }

@@ -21,7 +21,7 @@ use virtqueue::Chains;
 use super::QueueAddresses;
 use crate::frame::{self, OutOfMemory, PAGE_SHIFT, PAGE_SIZE, phys_to_virt, virt_to_phys};
 use crate::mmio::Registers;
-use crate::{paging, vmap};
+use crate::{memory, vmap};
 
 /// What is sent with one request: first the buffers the device reads, then those it writes. Empty
 /// ones are left out.
@@ -138,7 +138,7 @@ impl Iterator for Runs {
 
 fn device_address(at: *const u8) -> u64 {
     if vmap::contains(at) {
-        paging::kernel_phys(at as u64).expect("a buffer in use is mapped")
+        memory::kernel_phys(at as u64).expect("a buffer in use is mapped").as_u64()
     } else {
         virt_to_phys(at)
     }

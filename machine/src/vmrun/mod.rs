@@ -10,7 +10,7 @@
 //! is switched: floating-point registers are its own to set (`FpuState`), segments and MSRs come
 //! back with VMLOAD. Debug registers and XCR0 are switched here when they differ.
 //!
-//! Neighbours: `nested` has the tables, `paging` tells it what leaves an address space.
+//! Neighbours: `nested` has the tables, `tlb` tells it what leaves an address space.
 
 use core::arch::global_asm;
 use core::mem::offset_of;
@@ -30,7 +30,7 @@ use crate::cpu::{self, MAX_CPUS, cpuid, features, msr, wrmsr};
 use crate::frame::{Frame, OutOfMemory};
 use crate::percpu::{self, CpuCell, PerCpu};
 use crate::sync::{IrqGuard, Once};
-use crate::{debug_registers, paging};
+use crate::{debug_registers, memory};
 
 mod nested;
 
@@ -106,7 +106,7 @@ static MSRS: MsrBitmap = {
 
 fn image_phys<T>(of: &'static T) -> u64 {
     let at: *const T = of;
-    at as u64 - paging::KERNEL_BASE
+    at as u64 - memory::KERNEL_BASE
 }
 
 /// One CPU's part.

@@ -21,7 +21,7 @@ use svm::npt;
 
 use crate::cpu::MAX_CPUS;
 use crate::frame::{Frame, OutOfMemory, PAGE_SHIFT, PAGE_SIZE};
-use crate::paging::{PageTable, Prot, Space, USER_END};
+use crate::memory::{PageTable, Prot, Space, USER_END};
 use crate::percpu;
 use crate::sync::SpinLock;
 
@@ -128,7 +128,7 @@ impl NestedSpace {
         let slot = *slot.ok_or(MapError::NotMapped)?;
         let user = address - slot.guest + slot.user;
         let (pfn, prot) = table.leaf(user).ok_or(MapError::NotMapped)?;
-        if prot == (Prot { read: false, write: false, exec: false }) || write && !prot.write {
+        if prot.is_empty() || write && !prot.contains(Prot::WRITE) {
             return Err(MapError::NotMapped);
         }
         let entry = npt::leaf(u64::from(pfn) << PAGE_SHIFT, write);

@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 
 use abi::{Errno, Result, general as raw};
 use machine::entry::PageFault;
+use machine::memory::Prot;
 
 use crate::base::args::Args;
 use crate::base::sched::current;
@@ -168,7 +169,7 @@ impl MmInner {
             Ok(())
         });
         for (from, to) in parts {
-            self.table.unmap(from, to, from..to);
+            self.zap(from, to, from..to);
         }
         result
     }
@@ -177,7 +178,8 @@ impl MmInner {
     /// EINVAL where the program has no such right, EFAULT where an access would be SIGBUS.
     fn populate_part(&mut self, at: u64, end: u64, write: bool) -> Result<u64> {
         let (_, vma) = self.find(at).ok_or(Errno::ENOMEM)?;
-        let allowed = if write { vma.prot.write } else { vma.prot.read };
+        let allowed =
+            if write { vma.prot.contains(Prot::WRITE) } else { vma.prot.contains(Prot::READ) };
         if !allowed || matches!(vma.backing, Backing::Special { .. }) {
             return Err(Errno::EINVAL);
         }

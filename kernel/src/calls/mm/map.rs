@@ -8,7 +8,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
-use machine::paging::{Prot, USER_END};
+use machine::memory::{Prot, USER_END};
 
 use super::lock;
 use crate::base::args::Args;
@@ -39,7 +39,11 @@ pub const READ_IMPLIES_EXEC: u32 = 0x040_0000;
 /// Rights from PROT_ bits; others are ignored, as mmap(2) does.
 pub fn prot_from_bits(bits: u64) -> Prot {
     let has = |bit: u32| bits & u64::from(bit) != 0;
-    Prot { read: has(raw::PROT_READ), write: has(raw::PROT_WRITE), exec: has(raw::PROT_EXEC) }
+    let mut prot = Prot::empty();
+    prot.set(Prot::READ, has(raw::PROT_READ));
+    prot.set(Prot::WRITE, has(raw::PROT_WRITE));
+    prot.set(Prot::EXEC, has(raw::PROT_EXEC));
+    prot
 }
 
 /// Whether the process runs old programs that expect to execute what they can read.
@@ -81,7 +85,9 @@ pub fn mmap(a: &Args) -> Result<u64> {
     let len = page_len(a.a1())?;
     let mut prot = prot_from_bits(a.a2());
     let no_exec = file.as_ref().is_some_and(|file| is_no_exec(file));
-    prot.exec |= prot.read && read_implies_exec(process) && !no_exec;
+    if prot.contains(Prot::READ) && read_implies_exec(process) && !no_exec {
+        prot |= Prot::EXEC;
+    }
     let vma = match file {
         Some(file) => file_area(file, prot, flags, offset, len, no_exec)?,
         None => anonymous_area(prot, flags, len)?,
@@ -144,10 +150,10 @@ fn file_area(
         _ => return Err(Errno::EINVAL),
     };
     let is_writable = file.check_writable().is_ok();
-    if shared && prot.write && !is_writable || file.check_readable().is_err() {
+    if shared && prot.contains(Prot::WRITE) && !is_writable || file.check_readable().is_err() {
         return Err(Errno::EACCES);
     }
-    if no_exec && prot.exec {
+    if no_exec && prot.contains(Prot::EXEC) {
         return Err(Errno::EPERM);
     }
     let mut vma = Vma::anonymous(0, prot);
@@ -165,7 +171,7 @@ fn file_area(
     }
     let inode = file.inode();
     if shared && inode.is_write_sealed() {
-        if prot.write {
+        if prot.contains(Prot::WRITE) {
             return Err(Errno::EPERM);
         }
         vma.flags.remove(VmaFlags::MAY_WRITE);
@@ -233,7 +239,7 @@ enum Place {
 }
 
 impl MmInner {
-    fn place(&self, hint: u64, len: u64, flags: u32) -> Result<Place> {
+    fn place(&mut self, hint: u64, len: u64, flags: u32) -> Result<Place> {
         if flags & (raw::MAP_FIXED | raw::MAP_FIXED_NOREPLACE) != 0 {
             let (start, end) = page_range(hint, len, Errno::ENOMEM)?;
             if start < MMAP_MIN {

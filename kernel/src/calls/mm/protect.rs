@@ -2,7 +2,7 @@
 //! was mapped ([`VmaFlags::MAY_WRITE`], [`VmaFlags::MAY_EXEC`]).
 
 use abi::{Errno, Result, general as raw};
-use machine::paging::Prot;
+use machine::memory::Prot;
 
 use super::map::{page_range, prot_from_bits, read_implies_exec};
 use crate::base::args::Args;
@@ -48,8 +48,8 @@ pub fn mprotect(a: &Args) -> Result<u64> {
         let mut good_end = start;
         let result = inner.check_mapped(start, end, |vma| {
             let prot = with_exec(prot, reads_exec, vma);
-            let refused = prot.write && !vma.flags.contains(VmaFlags::MAY_WRITE)
-                || prot.exec && !vma.flags.contains(VmaFlags::MAY_EXEC);
+            let refused = prot.contains(Prot::WRITE) && !vma.flags.contains(VmaFlags::MAY_WRITE)
+                || prot.contains(Prot::EXEC) && !vma.flags.contains(VmaFlags::MAY_EXEC);
             good_end = if refused { return Err(Errno::EACCES) } else { vma.end.min(end) };
             Ok(())
         });
@@ -66,7 +66,9 @@ pub fn mprotect(a: &Args) -> Result<u64> {
 
 /// The rights asked for, for an area of a program that executes what it can read.
 fn with_exec(mut prot: Prot, reads_exec: bool, vma: &Vma) -> Prot {
-    prot.exec |= reads_exec && prot.read && vma.flags.contains(VmaFlags::MAY_EXEC);
+    if reads_exec && prot.contains(Prot::READ) && vma.flags.contains(VmaFlags::MAY_EXEC) {
+        prot |= Prot::EXEC;
+    }
     prot
 }
 
@@ -105,11 +107,13 @@ impl MmInner {
         let Some(vma) = self.vmas.get_mut(&at) else { return };
         let prot = with_exec(prot, reads_exec, vma);
         vma.prot = prot;
-        let (end, anonymous_private) = (vma.end, vma.is_private_anonymous());
-        self.table.protect(at, end, |_, old, refs| {
+        let (end, wanted) = (vma.end, vma.page_prot());
+        let anonymous_private = vma.is_private_anonymous();
+        self.table.protect(at, end, |page| {
             // Pages that are ours alone get the right to write at once; others by a fault.
-            let write = prot.write && (old.write || anonymous_private && refs == 1 && old.read);
-            Prot { write, ..prot }
+            let is_own = anonymous_private && page.refs == 1 && !page.prot.is_empty();
+            let may_write = page.prot.contains(Prot::WRITE) || is_own;
+            if may_write { wanted } else { wanted - Prot::WRITE }
         });
         self.merge_around(at);
     }

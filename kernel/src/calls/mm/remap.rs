@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use abi::{Errno, Result, general as raw};
-use machine::paging::USER_END;
+use machine::memory::USER_END;
 
 use super::map::page_range;
 use crate::base::args::Args;

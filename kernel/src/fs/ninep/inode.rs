@@ -266,6 +266,23 @@ fn as_ours(inode: &Arc<dyn Inode>) -> Result<&NinepInode> {
     (**inode).as_any().downcast_ref().ok_or(Errno::EXDEV)
 }
 
+/// Mode bits with which a program of the host's would run as the file's owner.
+const SET_IDS: u32 = 0o6000;
+/// That they are dropped has been said.
+static SAID: AtomicBool = AtomicBool::new(false);
+
+/// The mode that a file gets on the host: without the bits by which what a guest wrote would run
+/// there with its owner's rights, root's perhaps.
+fn host_mode(kind: FileType, mode: u32) -> u32 {
+    if kind == FileType::Directory || mode & SET_IDS == 0 {
+        return mode;
+    }
+    if !SAID.swap(true, Ordering::Relaxed) {
+        machine::log!("warning: set-user-ID and set-group-ID bits are not kept on shared folders");
+    }
+    mode & !SET_IDS
+}
+
 impl Inode for NinepInode {
     #[inline]
     fn metadata(&self) -> Result<Metadata> {
@@ -297,7 +314,7 @@ impl Inode for NinepInode {
         field(set::SIZE, changes.size.is_some());
         field(set::ATIME | set::ATIME_SET, changes.atime_ns.is_some());
         field(set::MTIME | set::MTIME_SET, changes.mtime_ns.is_some());
-        wire.mode = changes.mode.unwrap_or(0);
+        wire.mode = host_mode(self.kind, changes.mode.unwrap_or(0));
         wire.uid = changes.uid.unwrap_or(0);
         wire.gid = changes.gid.unwrap_or(0);
         wire.size = changes.size.unwrap_or(0);
@@ -342,7 +359,7 @@ impl Inode for NinepInode {
     fn create(&self, name: &[u8], new: &NewObject<'_>) -> Result<Arc<dyn Inode>> {
         self.fs.check_writable()?;
         let fid = self.fid();
-        let mode = new.mode & 0o7777;
+        let mode = host_mode(new.file_type, new.mode & 0o7777);
         let mut opened = None;
         match new.file_type {
             FileType::Regular => {
@@ -353,6 +370,10 @@ impl Inode for NinepInode {
             }
             FileType::Directory => fid.make_directory(name, mode, new.gid).map(drop)?,
             FileType::Symlink => fid.symlink(name, new.target, new.gid).map(drop)?,
+            // The host's server cannot hand out what these stand for (mknod(2): EPERM).
+            FileType::Fifo | FileType::CharDevice | FileType::BlockDevice => {
+                return Err(Errno::EPERM);
+            }
             kind => {
                 let device = (special::major(new.rdev), special::minor(new.rdev));
                 fid.make_node(name, kind.mode_bits() | mode, device, new.gid)?;

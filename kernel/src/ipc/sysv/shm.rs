@@ -17,7 +17,7 @@ use abi::sysv::{
     ShmLimits, ShmUse, ShmidDs,
 };
 use abi::{Errno, Result};
-use machine::paging::Prot;
+use machine::memory::Prot;
 use machine::sync::SpinLock;
 
 use super::{Object, READ, Table, WRITE, now, own_pid};
@@ -143,10 +143,13 @@ pub fn shmat(a: &Args) -> Result<u64> {
     let exec = flags & SHM_EXEC != 0;
     let rights = READ | if write { WRITE } else { 0 } | if exec { 0o111 } else { 0 };
     segment.check(rights)?;
+    let mut prot = Prot::READ;
+    prot.set(Prot::WRITE, write);
+    prot.set(Prot::EXEC, exec);
     let attachment = Attachment {
         file,
         len: segment.content.size.next_multiple_of(PAGE),
-        prot: Prot { read: true, write, exec },
+        prot,
         address,
         replace,
     };

@@ -7,7 +7,7 @@
 
 use abi::{Errno, Result};
 use entry::{PtRegs, flags};
-use machine::paging::USER_END;
+use machine::memory::USER_END;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::State;

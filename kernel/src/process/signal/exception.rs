@@ -3,7 +3,7 @@
 use abi::{Errno, general as raw};
 use entry::{PtRegs, flags, selector};
 use machine::entry::{Exception, PageFault, fault_code, vector};
-use machine::paging::USER_END;
+use machine::memory::USER_END;
 use machine::task::with_fpu;
 
 use super::{LastFault, SigInfo, send};

@@ -1,0 +1,195 @@
+//! Entries of page tables (SDM 3A, 4.5; APM 2, 5.3), and what Limen keeps in the bits that are left
+//! to software.
+//!
+//! An entry of a program's table owns a counted reference to its frame. A page with all rights taken
+//! away keeps its frame in a non-present entry whose frame number is stored inverted, so that a
+//! speculative walk of it (L1TF) points above installed memory.
+
+use bitflags::bitflags;
+
+use super::address::PhysAddr;
+
+bitflags! {
+    /// What a program may do with a page. x86 cannot forbid reading of a writable or executable
+    /// page. Without any right the page is kept but unreachable.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct Prot: u8 {
+        /// May be read.
+        const READ = 1;
+        /// May be written.
+        const WRITE = 2;
+        /// May be executed.
+        const EXEC = 4;
+    }
+}
+
+bitflags! {
+    /// The bits of an entry that are not the address.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(crate) struct PteFlags: u64 {
+        const PRESENT = 1;
+        const WRITE = 1 << 1;
+        const USER = 1 << 2;
+        const WRITE_THROUGH = 1 << 3;
+        const CACHE_DISABLE = 1 << 4;
+        const ACCESSED = 1 << 5;
+        const DIRTY = 1 << 6;
+        /// Above the lowest level: maps memory, and leads to no table.
+        const LARGE = 1 << 7;
+        const GLOBAL = 1 << 8;
+        /// Software: a page without any right; the frame number is inverted, PRESENT is clear.
+        const HIDDEN = 1 << 10;
+        const NO_EXECUTE = 1 << 63;
+    }
+}
+
+/// What is in a program's page; what its sizes in /proc tell apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PageKind {
+    /// The kernel's own, or the page of zeros: counts for nobody.
+    Special = 0,
+    /// The program's: no file has it.
+    Anonymous = 1,
+    /// A file's.
+    File = 2,
+    /// A file's that is nowhere but in memory.
+    Shmem = 3,
+}
+
+/// How many kinds there are.
+pub(super) const KINDS: usize = 4;
+
+impl PageKind {
+    fn of(number: u64) -> PageKind {
+        match number {
+            1 => PageKind::Anonymous,
+            2 => PageKind::File,
+            3 => PageKind::Shmem,
+            _ => PageKind::Special,
+        }
+    }
+}
+
+/// An entry.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub(crate) struct Pte(u64);
+
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+/// Software: the [`PageKind`].
+const KIND_SHIFT: u32 = 52;
+const KIND: u64 = 3 << KIND_SHIFT;
+
+impl Pte {
+    pub(crate) const EMPTY: Pte = Pte(0);
+
+    pub(crate) const fn from_raw(raw: u64) -> Pte {
+        Pte(raw)
+    }
+
+    pub(crate) const fn raw(self) -> u64 {
+        self.0
+    }
+
+    /// An entry that leads to `to`.
+    pub(crate) const fn new(to: PhysAddr, flags: PteFlags) -> Pte {
+        Pte(to.as_u64() | flags.bits())
+    }
+
+    pub(crate) const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub(crate) const fn flags(self) -> PteFlags {
+        PteFlags::from_bits_retain(self.0 & !ADDRESS)
+    }
+
+    pub(crate) const fn has(self, flags: PteFlags) -> bool {
+        self.0 & flags.bits() == flags.bits()
+    }
+
+    pub(crate) const fn is_present(self) -> bool {
+        self.has(PteFlags::PRESENT)
+    }
+
+    /// Where a present entry leads.
+    pub(crate) const fn to(self) -> PhysAddr {
+        PhysAddr::new(self.0 & ADDRESS)
+    }
+
+    #[must_use]
+    pub(crate) const fn with(self, flags: PteFlags) -> Pte {
+        Pte(self.0 | flags.bits())
+    }
+
+    #[must_use]
+    pub(crate) const fn without(self, flags: PteFlags) -> Pte {
+        Pte(self.0 & !flags.bits())
+    }
+
+    /// The same page, hidden from everybody; [`Pte::frame`] still tells it.
+    pub(crate) const fn hide(self) -> Pte {
+        Pte(!self.0 & ADDRESS | PteFlags::HIDDEN.bits())
+    }
+
+    // --------------------------------------------------------------------------------------------
+    // Pages of programs
+
+    /// Maps frame `pfn` to a program.
+    pub(crate) fn page(pfn: u32, prot: Prot, kind: PageKind) -> Pte {
+        let address = PhysAddr::of_frame(pfn).as_u64();
+        let kind = (kind as u64) << KIND_SHIFT;
+        if prot.is_empty() {
+            return Pte(!address & ADDRESS | kind | PteFlags::HIDDEN.bits());
+        }
+        let mut flags = PteFlags::PRESENT.union(PteFlags::USER).union(PteFlags::ACCESSED).bits();
+        if prot.contains(Prot::WRITE) {
+            flags |= PteFlags::WRITE.union(PteFlags::DIRTY).bits();
+        }
+        if !prot.contains(Prot::EXEC) {
+            flags |= PteFlags::NO_EXECUTE.bits();
+        }
+        Pte(address | kind | flags)
+    }
+
+    /// Whether there is a page, hidden or not.
+    pub(crate) const fn is_page(self) -> bool {
+        self.0 & (PteFlags::PRESENT.bits() | PteFlags::HIDDEN.bits()) != 0
+    }
+
+    pub(crate) const fn is_large(self) -> bool {
+        self.has(PteFlags::LARGE)
+    }
+
+    /// The number of the frame, also if it is hidden.
+    pub(crate) fn frame(self) -> Option<u32> {
+        if self.is_present() {
+            Some(self.to().frame())
+        } else if self.has(PteFlags::HIDDEN) {
+            Some(PhysAddr::new(!self.0 & ADDRESS).frame())
+        } else {
+            None
+        }
+    }
+
+    pub(crate) fn prot(self) -> Prot {
+        if !self.is_present() {
+            return Prot::empty();
+        }
+        let mut prot = Prot::READ;
+        prot.set(Prot::WRITE, self.has(PteFlags::WRITE));
+        prot.set(Prot::EXEC, !self.has(PteFlags::NO_EXECUTE));
+        prot
+    }
+
+    pub(crate) fn kind(self) -> PageKind {
+        PageKind::of((self.0 & KIND) >> KIND_SHIFT)
+    }
+
+    /// The same page with other rights.
+    #[must_use]
+    pub(crate) fn with_prot(self, prot: Prot) -> Pte {
+        let Some(pfn) = self.frame() else { return self };
+        Pte::page(pfn, prot, self.kind())
+    }
+}
