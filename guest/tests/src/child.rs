@@ -14,7 +14,7 @@ pub fn main(args: &[String]) -> bool {
         "exit" => quit(word(1).parse().unwrap_or(98)),
         "pid-is" => word(1) == pid().to_string(),
         // Writes its arguments and environment, zero-terminated, to descriptor 1.
-        path if path == "echo" || path.ends_with("/script") => {
+        path if ["echo", "/script", "/itself"].iter().any(|end| path.ends_with(end)) => {
             for a in std::env::args() {
                 write(1, a.as_bytes());
                 write(1, b"\0");
@@ -22,6 +22,9 @@ pub fn main(args: &[String]) -> bool {
             write(1, b"--\0");
             for (k, v) in std::env::vars() {
                 write(1, format!("{k}={v}\0").as_bytes());
+            }
+            if path.ends_with("/itself") {
+                write(1, itself().as_bytes());
             }
             true
         }
@@ -60,4 +63,17 @@ pub fn main(args: &[String]) -> bool {
             false
         }
     }
+}
+
+/// What the kernel told this program about itself.
+fn itself() -> String {
+    // SAFETY: reading the auxiliary vector, which the kernel put on the stack with its strings.
+    let (secure, name) = unsafe {
+        let name = getauxval(AT_EXECFN) as *const c_char;
+        (getauxval(AT_SECURE), std::ffi::CStr::from_ptr(name).to_string_lossy())
+    };
+    let (uid, euid) = (sc!(SYS_getuid).must(), sc!(SYS_geteuid).must());
+    let comm = std::fs::read_to_string("/proc/self/comm").unwrap();
+    let comm = comm.trim_end();
+    format!("LIMEN_SECURE={secure} UID={uid} EUID={euid}\0LIMEN_EXECFN={name} COMM={comm}\0")
 }

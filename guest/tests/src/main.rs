@@ -10,6 +10,7 @@ mod child;
 mod elf_cases;
 mod entry;
 mod exec;
+mod file_rights;
 mod files;
 mod frames;
 mod fuzz;
@@ -20,6 +21,7 @@ mod jobs;
 mod landlock;
 mod mappings;
 mod memory;
+mod partly;
 mod pointers;
 mod processes;
 mod procfs;
@@ -56,6 +58,8 @@ const SUBJECTS: &[&[Test]] = &[
     segments::TESTS,
     files::TESTS,
     races::TESTS,
+    file_rights::TESTS,
+    partly::TESTS,
     procfs::TESTS,
     channels::TESTS,
     sockets::TESTS,

@@ -11,7 +11,8 @@ use crate::{sc, tests};
 tests!("procfs":
     permission_bits, who_may_open, open_files_over_exec, open_files_over_the_end,
     memory_of_a_set_user_id_program, memory_at_exec_under_fire, own_files_when_not_dumpable,
-    threads_have_the_same_files,
+    threads_have_the_same_files, children_of_threads, descriptor_info, mounts_tell_of_changes,
+    a_zombie_has_a_thread,
 );
 
 /// What comes of an attempt to open a file of another process and read it.
@@ -391,4 +392,118 @@ fn threads_have_the_same_files() {
         assert_eq!(try_open(row.name, &path), Text, "{path}");
     }
     subject.end();
+}
+
+/// The children that a thread made, in the order it made them.
+fn children_of_threads() {
+    let own = format!("/proc/self/task/{}/children", tid());
+    let children = || std::fs::read_to_string(&own).unwrap();
+    assert_eq!(children(), "");
+    let pids = [(); 3].map(|()| {
+        fork(|| {
+            loop {
+                let _ = sc!(SYS_pause);
+            }
+        })
+    });
+    assert_eq!(children(), pids.map(|pid| format!("{pid} ")).concat());
+    let of_thread = std::thread::spawn(|| {
+        let pid = fork(|| 0);
+        let text = std::fs::read_to_string(format!("/proc/self/task/{}/children", tid()));
+        wait_code(pid, 0);
+        (pid, text.unwrap())
+    });
+    let (pid, text) = of_thread.join().unwrap();
+    assert_eq!(text, format!("{pid} "));
+    for pid in pids {
+        sc!(SYS_kill, pid, SIGKILL).is(0);
+        wait(pid);
+    }
+    assert_eq!(children(), "");
+    assert!(std::fs::metadata("/proc/self/children").is_err(), "only threads have it");
+}
+
+fn info(fd: i32) -> String {
+    std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap()
+}
+
+/// What fdinfo tells beside position and flags (proc(5)).
+fn descriptor_info() {
+    let says = |fd: i32, line: &str| {
+        let text = info(fd);
+        assert!(text.lines().any(|l| l.starts_with(line)), "{line:?} is not in {text:?}");
+    };
+    let counter = sc!(SYS_eventfd2, 26, 0).fd();
+    says(counter, "eventfd-count:               1a");
+    let set = sc!(SYS_epoll_create1, 0).fd();
+    let event = epoll_event { events: (EPOLLIN | EPOLLET) as u32, u64: 0xabc };
+    sc!(SYS_epoll_ctl, set, EPOLL_CTL_ADD, counter, &raw const event).is(0);
+    says(set, &format!("tfd: {counter:8} events: {:8x} data: {:16x}", 0x8000_0019u32, 0xabc));
+    let pidfd = sc!(SYS_pidfd_open, pid(), 0).fd();
+    says(pidfd, &format!("Pid:\t{}", pid()));
+    says(pidfd, &format!("NSpid:\t{}", pid()));
+    let mask = bit(SIGUSR1) | bit(SIGHUP);
+    let signals = sc!(SYS_signalfd4, -1i32, &raw const mask, 8, 0).fd();
+    says(signals, "sigmask:\t0000000000000201");
+    let d = dir_in("/dev/shm");
+    let watcher = sc!(SYS_inotify_init1, 0).fd();
+    sc!(SYS_inotify_add_watch, watcher, c(&d).as_ptr(), IN_CREATE | IN_DELETE).must();
+    let inode = std::fs::metadata(&d).unwrap().ino();
+    says(watcher, &format!("inotify wd:1 ino:{inode:x} sdev:"));
+    let file = open(&format!("{d}/f"), O_RDWR | O_CREAT).fd();
+    let lock = [F_WRLCK as u64 & 0xffff, 3, 4, 0];
+    sc!(SYS_fcntl, file, F_SETLK, lock.as_ptr()).is(0);
+    says(file, "lock:\t1: POSIX  ADVISORY  WRITE ");
+}
+
+/// Whoever waits for /proc/mounts hears of mounts that come and go.
+fn mounts_tell_of_changes() {
+    if sc!(SYS_unshare, CLONE_NEWNS).is_ok() {
+        let private = MS_REC | MS_PRIVATE;
+        sc!(SYS_mount, c"none".as_ptr(), c"/".as_ptr(), 0, private, 0).is(0);
+    }
+    let mnt = c(&dir());
+    for name in ["/proc/self/mounts", "/proc/self/mountinfo"] {
+        let fd = open(name, O_RDONLY).fd();
+        let ready = |timeout_ms: i32| {
+            let mut entry = pollfd { fd, events: POLLPRI, revents: 0 };
+            sc!(SYS_poll, &raw mut entry, 1, timeout_ms).must();
+            entry.revents
+        };
+        assert_eq!(ready(0), 0);
+        sc!(SYS_mount, c"t".as_ptr(), mnt.as_ptr(), c"tmpfs".as_ptr(), 0, 0).is(0);
+        assert_eq!(ready(0), POLLPRI | POLLERR);
+        assert_eq!(ready(0), 0, "told once");
+        let set = sc!(SYS_epoll_create1, 0).fd();
+        let event = epoll_event { events: EPOLLPRI as u32, u64: 1 };
+        sc!(SYS_epoll_ctl, set, EPOLL_CTL_ADD, fd, &raw const event).is(0);
+        let pid = fork(|| {
+            nap(30);
+            sc!(SYS_umount2, mnt.as_ptr(), 0).is(0);
+            0
+        });
+        let mut found = [event; 2];
+        sc!(SYS_epoll_wait, set, found.as_mut_ptr(), 2, 5000).is(1);
+        wait_code(pid, 0);
+        assert_eq!(found[0].events & EPOLLPRI as u32, EPOLLPRI as u32);
+        close(set);
+        close(fd);
+    }
+    // A file of the process that has nothing to wait for is refused, as any regular file.
+    let set = sc!(SYS_epoll_create1, 0).fd();
+    let event = epoll_event { events: EPOLLIN as u32, u64: 1 };
+    let status = open("/proc/self/status", O_RDONLY).fd();
+    sc!(SYS_epoll_ctl, set, EPOLL_CTL_ADD, status, &raw const event).fails(EPERM);
+}
+
+fn a_zombie_has_a_thread() {
+    let pid = fork(|| 0);
+    let mut info = [0u8; 128];
+    sc!(SYS_waitid, P_PID, pid, info.as_mut_ptr(), WEXITED | WNOWAIT, 0).is(0);
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    assert!(status.contains("\nThreads:\t1\n") && status.contains("State:\tZ"), "{status}");
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let after = stat.rsplit_once(')').unwrap().1;
+    assert_eq!(after.split_whitespace().nth(17), Some("1"), "{stat}");
+    wait(pid);
 }

@@ -1,13 +1,15 @@
 //! Where data goes to and comes from in read and write calls: a program's buffers or the kernel's.
 //!
-//! [`Sink`] and [`Source`] are cursors. They know how much is left, and copying through them may
-//! sleep and fail with EFAULT, so no spin lock may be held. What was copied before a fault stays
-//! copied and is counted.
+//! [`Sink`] and [`Source`] are a request's side of a transfer: cursors over its buffers, and
+//! whether the request may wait ([`Sink::may_wait`]), which is not for the open file alone to say
+//! (RWF_NOWAIT). They know how much is left, and copying through them may sleep and fail with
+//! EFAULT, so no spin lock may be held. What was copied before a fault stays copied and is counted:
+//! a buffer that is only partly there takes what fits into that part.
 
 use alloc::vec::Vec;
 
 use abi::{Errno, Result};
-use machine::frame::Frame;
+use machine::frame::{Frame, PAGE_SIZE};
 use machine::uaccess;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -60,8 +62,8 @@ impl UserBuffer {
         UserBuffer { at, left: len.min(MAX_TRANSFER) }
     }
 
-    /// Copies up to `len` bytes with `copy` (address, length). Nothing to copy is no access: the
-    /// address may be anything.
+    /// Copies `len` bytes, or none, with `copy` (address, length). Nothing to copy is no access:
+    /// the address may be anything.
     #[inline(always)]
     fn pass(&mut self, len: usize, copy: impl FnOnce(u64, usize) -> Result<()>) -> Result<usize> {
         let len = len.min(self.left);
@@ -72,6 +74,47 @@ impl UserBuffer {
         }
         Ok(len)
     }
+
+    /// Copies up to `len` bytes with `copy` (address, position, length): as much as is there.
+    #[inline(always)]
+    fn pass_partly(
+        &mut self,
+        len: usize,
+        mut copy: impl FnMut(u64, usize, usize) -> Result<()>,
+    ) -> Result<usize> {
+        let len = len.min(self.left);
+        if len == 0 {
+            return Ok(0);
+        }
+        let done = match copy(self.at, 0, len) {
+            Ok(()) => len,
+            Err(error) => copy_pages(self.at, len, &mut copy, error)?,
+        };
+        self.at += done as u64;
+        self.left -= done;
+        Ok(done)
+    }
+}
+
+/// Copies page by page up to the one that is not there, after the whole failed with `error`, which
+/// it is again if not even the first is there.
+#[cold]
+fn copy_pages(
+    at: u64,
+    len: usize,
+    copy: &mut dyn FnMut(u64, usize, usize) -> Result<()>,
+    error: Errno,
+) -> Result<usize> {
+    let mut done = 0;
+    while done < len {
+        let here = at + done as u64;
+        let step = (PAGE_SIZE - here as usize % PAGE_SIZE).min(len - done);
+        if copy(here, done, step).is_err() {
+            break;
+        }
+        done += step;
+    }
+    if done == 0 { Err(error) } else { Ok(done) }
 }
 
 /// A cursor over a program's buffers.
@@ -114,14 +157,23 @@ impl<'a> UserVector<'a> {
             && let Some((at, room)) = self.piece()
         {
             let step = room.min(len - done);
-            match copy(at, done, step) {
-                Ok(()) => {}
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(error),
+            let went = match copy(at, done, step) {
+                Ok(()) => step,
+                Err(error) => {
+                    let mut rest = |at, from, len| copy(at, done + from, len);
+                    match copy_pages(at, step, &mut rest, error) {
+                        Ok(went) => went,
+                        Err(_) if done > 0 => break,
+                        Err(error) => return Err(error),
+                    }
+                }
+            };
+            self.used += went;
+            self.left -= went;
+            done += went;
+            if went < step {
+                break;
             }
-            self.used += step;
-            self.left -= step;
-            done += step;
         }
         Ok(done)
     }
@@ -134,31 +186,46 @@ enum To<'a> {
 }
 
 /// Where a read puts its data.
-pub struct Sink<'a>(To<'a>);
+pub struct Sink<'a> {
+    to: To<'a>,
+    nowait: bool,
+}
 
 impl<'a> Sink<'a> {
     /// A program's buffer.
     #[must_use]
     pub fn user(base: u64, len: usize) -> Self {
-        Sink(To::User(UserBuffer::new(base, len)))
+        Sink { to: To::User(UserBuffer::new(base, len)), nowait: false }
     }
 
     /// A program's buffers, from [`read_iovec`].
     #[must_use]
     pub fn user_vector(vector: &'a [IoVec]) -> Self {
-        Sink(To::Vector(UserVector::new(vector)))
+        Sink { to: To::Vector(UserVector::new(vector)), nowait: false }
     }
 
     /// A buffer of the kernel.
     #[must_use]
     pub fn kernel(buffer: &'a mut [u8]) -> Self {
-        Sink(To::Kernel(buffer, 0))
+        Sink { to: To::Kernel(buffer, 0), nowait: false }
+    }
+
+    /// The same, for a request that does not wait for data to come or for room (RWF_NOWAIT).
+    #[must_use]
+    pub fn without_waiting(self, nowait: bool) -> Self {
+        Self { nowait, ..self }
+    }
+
+    /// Whether the request may wait, as far as it says itself; the open file may forbid it, too.
+    #[inline(always)]
+    pub fn may_wait(&self) -> bool {
+        !self.nowait
     }
 
     /// Bytes that still fit.
     #[must_use]
     pub fn left(&self) -> usize {
-        match &self.0 {
+        match &self.to {
             To::User(buffer) => buffer.left,
             To::Vector(cursor) => cursor.left,
             To::Kernel(buffer, used) => buffer.len() - used,
@@ -177,11 +244,14 @@ impl<'a> Sink<'a> {
     /// Puts one word, or what fits of it. EFAULT.
     #[inline]
     pub fn put_u64(&mut self, value: u64) -> Result<usize> {
-        match &mut self.0 {
+        match &mut self.to {
             To::User(buffer) if buffer.left >= 8 => {
                 buffer.pass(8, |at, _| uaccess::write_u64(at, value).map_err(efault))
             }
-            _ => self.put(&value.to_ne_bytes()),
+            _ => match self.put(&value.to_ne_bytes())? {
+                put if put < 8 && self.left() > 0 => Err(Errno::EFAULT),
+                put => Ok(put),
+            },
         }
     }
 
@@ -211,8 +281,8 @@ impl<'a> Sink<'a> {
         mut to_user: impl FnMut(u64, usize, usize) -> Result<()>,
         mut to_kernel: impl FnMut(&mut [u8], usize, usize),
     ) -> Result<usize> {
-        match &mut self.0 {
-            To::User(buffer) => buffer.pass(len, |at, len| to_user(at, 0, len)),
+        match &mut self.to {
+            To::User(buffer) => buffer.pass_partly(len, &mut to_user),
             To::Vector(cursor) => cursor.pass(len, to_user),
             To::Kernel(buffer, used) => {
                 let done = len.min(buffer.len() - *used);
@@ -231,31 +301,59 @@ enum From<'a> {
 }
 
 /// Where a write takes its data from.
-pub struct Source<'a>(From<'a>);
+pub struct Source<'a> {
+    from: From<'a>,
+    nowait: bool,
+    append: bool,
+}
 
 impl<'a> Source<'a> {
     /// A program's buffer.
     #[must_use]
     pub fn user(base: u64, len: usize) -> Self {
-        Source(From::User(UserBuffer::new(base, len)))
+        Source { from: From::User(UserBuffer::new(base, len)), nowait: false, append: false }
     }
 
     /// A program's buffers, from [`read_iovec`].
     #[must_use]
     pub fn user_vector(vector: &'a [IoVec]) -> Self {
-        Source(From::Vector(UserVector::new(vector)))
+        Source { from: From::Vector(UserVector::new(vector)), nowait: false, append: false }
     }
 
     /// A buffer of the kernel.
     #[must_use]
     pub fn kernel(buffer: &'a [u8]) -> Self {
-        Source(From::Kernel(buffer))
+        Source { from: From::Kernel(buffer), nowait: false, append: false }
+    }
+
+    /// The same, for a request that does not wait for data to come or for room (RWF_NOWAIT).
+    #[must_use]
+    pub fn without_waiting(self, nowait: bool) -> Self {
+        Self { nowait, ..self }
+    }
+
+    /// The same, for a request whose data goes to the file's end (RWF_APPEND).
+    #[must_use]
+    pub fn appending(self, append: bool) -> Self {
+        Self { append, ..self }
+    }
+
+    /// Whether the data goes to the end; an open file may say so for all requests (O_APPEND).
+    #[inline(always)]
+    pub fn appends(&self) -> bool {
+        self.append
+    }
+
+    /// Whether the request may wait, as far as it says itself; the open file may forbid it, too.
+    #[inline(always)]
+    pub fn may_wait(&self) -> bool {
+        !self.nowait
     }
 
     /// Bytes that are left.
     #[must_use]
     pub fn left(&self) -> usize {
-        match &self.0 {
+        match &self.from {
             From::User(buffer) => buffer.left,
             From::Vector(cursor) => cursor.left,
             From::Kernel(buffer) => buffer.len(),
@@ -264,7 +362,7 @@ impl<'a> Source<'a> {
 
     /// Forgets all but the next `len` bytes.
     pub fn truncate(&mut self, len: usize) {
-        match &mut self.0 {
+        match &mut self.from {
             From::User(buffer) => buffer.left = buffer.left.min(len),
             From::Vector(cursor) => cursor.left = cursor.left.min(len),
             From::Kernel(buffer) => *buffer = &buffer[..len.min(buffer.len())],
@@ -284,10 +382,17 @@ impl<'a> Source<'a> {
         )
     }
 
+    /// Fills `into`, from the beginning on as far as there is anything left. EFAULT unless all of
+    /// that is there.
+    pub fn take_whole(&mut self, into: &mut [u8]) -> Result<usize> {
+        let len = into.len().min(self.left());
+        if self.take(into)? < len { Err(Errno::EFAULT) } else { Ok(len) }
+    }
+
     /// Takes one word; EINVAL if there is less, EFAULT.
     #[inline]
     pub fn take_u64(&mut self) -> Result<u64> {
-        match &mut self.0 {
+        match &mut self.from {
             From::User(buffer) if buffer.left >= 8 => {
                 let mut value = 0;
                 buffer.pass(8, |at, _| {
@@ -331,8 +436,8 @@ impl<'a> Source<'a> {
         mut from_user: impl FnMut(u64, usize, usize) -> Result<()>,
         mut from_kernel: impl FnMut(&[u8], usize),
     ) -> Result<usize> {
-        match &mut self.0 {
-            From::User(buffer) => buffer.pass(len, |at, len| from_user(at, 0, len)),
+        match &mut self.from {
+            From::User(buffer) => buffer.pass_partly(len, &mut from_user),
             From::Vector(cursor) => cursor.pass(len, from_user),
             From::Kernel(buffer) => {
                 let done = len.min(buffer.len());

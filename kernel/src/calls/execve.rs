@@ -57,17 +57,18 @@ fn execute(
     let file = open_executable(&context, dirfd, &path, flags)?;
     let arguments = exec::read_strings(arguments)?;
     let environment = exec::read_strings(environment)?;
-    let (credentials, secure) = next_credentials(&file, &context.subject)?;
     let open = |path: &[u8]| open_executable(&context, raw::AT_FDCWD, path, 0);
+    let by_fd = dirfd != raw::AT_FDCWD && path.first() != Some(&b'/');
+    let is_closing = by_fd && process.files().close_on_exec(dirfd as u32)?;
     let personality = process.settings.personality.load(Ordering::Relaxed);
     let image = exec::load(Request {
+        is_closing,
         path: visible_path(dirfd, path),
         file,
         arguments,
         environment,
-        credentials: &credentials,
-        secure,
-        randomize: secure || personality & ADDR_NO_RANDOMIZE == 0,
+        raise: &|file| next_credentials(file, &context.subject),
+        randomize: personality & ADDR_NO_RANDOMIZE == 0,
         stack_limit: process.limit(Resource::Stack),
         open: &open,
     });
@@ -78,7 +79,7 @@ fn execute(
     let old_tid = current().tid();
     exit::become_only_thread()?;
     // POINT OF NO RETURN: nothing below fails.
-    become_image(process, image, credentials, secure, regs);
+    become_image(process, image, regs);
     ptrace::stop::executed(regs, old_tid);
     Ok(0)
 }
@@ -124,14 +125,9 @@ fn next_credentials(file: &Arc<File>, old: &Credentials) -> Result<(Credentials,
     Ok((new, secure))
 }
 
-fn become_image(
-    process: &Arc<Process>,
-    image: Image,
-    credentials: Credentials,
-    secure: bool,
-    regs: &mut PtRegs,
-) {
+fn become_image(process: &Arc<Process>, image: Image, regs: &mut PtRegs) {
     let thread = current();
+    let Image { credentials, secure, .. } = image;
     let old_credentials = process.credentials();
     exit::release_futexes(&thread);
     let readable = image.program.file.as_ref().is_some_and(|file| {

@@ -89,9 +89,10 @@ impl Reopen for StreamFile {
 impl FileOps for StreamFile {
     fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
         match self.stream {
-            Stream::Input => {
-                self.port().map_or(Ok(0), |port| port.read(sink, file.is_nonblocking()))
-            }
+            Stream::Input => self.port().map_or(Ok(0), |port| {
+                let nowait = file.is_nonblocking() || !sink.may_wait();
+                port.read(sink, nowait)
+            }),
             Stream::Output | Stream::Error => Err(Errno::EBADF),
         }
     }
@@ -101,7 +102,10 @@ impl FileOps for StreamFile {
             return Err(Errno::EBADF);
         }
         let Some(port) = self.port() else { return write_to_serial(source) };
-        let result = port.write(source, file.is_nonblocking());
+        let result = {
+            let nowait = file.is_nonblocking() || !source.may_wait();
+            port.write(source, nowait)
+        };
         if result == Err(Errno::EPIPE) {
             crate::ipc::signals::broken_pipe();
         }

@@ -159,6 +159,10 @@ impl FileOps for Device {
         true
     }
 
+    fn has_positions(&self) -> bool {
+        false
+    }
+
     fn ioctl(&self, _file: &File, command: u32, argument: u64) -> Result<u64> {
         if self.kind == Kind::Random && command == raw_ioctl::RNDGETENTCNT {
             crate::base::user::UserPtr::<u32>::new(argument).write(&256)?;

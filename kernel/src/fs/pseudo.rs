@@ -18,11 +18,13 @@ use abi::{Errno, Result};
 use machine::sync::Once;
 
 use crate::base::io::{Sink, Source};
+use crate::base::poll::{PollTable, events};
 use crate::base::sync::Mutex;
 use crate::process::Process;
 use crate::vfs::path::Location;
 use crate::vfs::{
-    DirEntry, File, FileOps, FileSystem, FileType, Inode, Metadata, SetAttributes, Statistics,
+    DirEntry, File, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, SetAttributes,
+    Statistics,
 };
 
 /// Most bytes one write to such a file takes.
@@ -78,6 +80,14 @@ pub trait Content: Send + Sync {
     /// Takes what one write(2) brought.
     fn store(&self, _data: &[u8]) -> Result<()> {
         Err(Errno::EINVAL)
+    }
+    /// For a file that tells of changes: registers with `table`, and tells what can be done now.
+    fn poll(&self, _table: &mut PollTable) -> Option<u32> {
+        None
+    }
+    /// Whether it tells of changes.
+    fn is_pollable(&self) -> bool {
+        false
     }
     /// For a file that is no text but bytes at offsets.
     fn raw(&self) -> Option<&dyn Raw> {
@@ -283,6 +293,7 @@ pub struct PseudoInode {
     number: u64,
     mode: u32,
     owner: (u32, u32),
+    state: InodeState,
     body: Body,
 }
 
@@ -303,7 +314,14 @@ impl PseudoInode {
         owner: (u32, u32),
         body: Body,
     ) -> Arc<PseudoInode> {
-        Arc::new(PseudoInode { fs: fs.clone(), number, mode, owner, body })
+        Arc::new(PseudoInode {
+            fs: fs.clone(),
+            number,
+            mode,
+            owner,
+            state: InodeState::default(),
+            body,
+        })
     }
 
     /// Its file system.
@@ -339,6 +357,10 @@ impl Inode for PseudoInode {
             mtime_ns: self.fs.boot_ns,
             ctime_ns: self.fs.boot_ns,
         })
+    }
+
+    fn state(&self) -> &InodeState {
+        &self.state
     }
 
     fn set_attributes(&self, changes: &SetAttributes) -> Result<()> {
@@ -485,13 +507,23 @@ impl FileOps for PseudoFile {
             return raw.write_at(offset, source);
         }
         let mut data = alloc::vec![0; source.left().min(WRITE_MAX)];
-        let len = source.take(&mut data)?;
+        let len = source.take_whole(&mut data)?;
         content.store(&data[..len])?;
         Ok(len)
     }
 
     fn is_seekable(&self) -> bool {
         true
+    }
+
+    fn is_pollable(&self) -> bool {
+        self.content().is_ok_and(Content::is_pollable)
+    }
+
+    fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {
+        let content = self.content().ok();
+        let told = content.and_then(|content| content.poll(table));
+        told.unwrap_or(events::READABLE | events::WRITABLE)
     }
 
     fn inode(&self) -> Arc<dyn Inode> {

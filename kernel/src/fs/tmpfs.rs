@@ -23,11 +23,10 @@ use machine::sync::SpinLock;
 use crate::base::io::{Sink, Source};
 use crate::base::sync::Mutex;
 use crate::security::Capability;
-use crate::vfs::deny_write::WriterCount;
 use crate::vfs::page_cache::PageCache;
 use crate::vfs::{
-    DirEntry, File, FileOps, FileSystem, FileType, Inode, Metadata, NewObject, SetAttributes,
-    Statistics, chrdev as special,
+    DirEntry, File, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject,
+    SetAttributes, Statistics, chrdev as special,
 };
 
 const PAGE: u64 = 4096;
@@ -161,6 +160,7 @@ pub struct TmpInode {
     rdev: u64,
     attributes: SpinLock<Attributes>,
     xattrs: SpinLock<Xattrs>,
+    state: InodeState,
     content: Content,
 }
 
@@ -187,8 +187,8 @@ enum Content {
 #[derive(Default)]
 struct Directory {
     entries: BTreeMap<Arc<[u8]>, (u64, Arc<TmpInode>)>,
-    /// Names in the order they were made: positions of readdir stay valid as names come and go.
-    order: BTreeMap<u64, Arc<[u8]>>,
+    /// The same in the order they were made: positions of readdir stay valid as names come and go.
+    order: BTreeMap<u64, (Arc<[u8]>, Arc<TmpInode>)>,
     next: u64,
     /// Removed: nothing can be made in it any more.
     dead: bool,
@@ -198,8 +198,6 @@ struct Regular {
     cache: Arc<PageCache>,
     /// Held while contents are written or resized.
     writing: Mutex<()>,
-    /// Who writes to it, or runs it.
-    writers: WriterCount,
     /// fcntl(2)'s F_SEAL bits.
     seals: AtomicU32,
     /// Pages charged to the file system.
@@ -211,7 +209,7 @@ impl Directory {
         let name: Arc<[u8]> = name.into();
         let cookie = self.next;
         self.next += 1;
-        self.order.insert(cookie, name.clone());
+        self.order.insert(cookie, (name.clone(), inode.clone()));
         self.entries.insert(name, (cookie, inode));
     }
 
@@ -239,7 +237,6 @@ impl TmpInode {
             FileType::Regular => Content::Regular(Regular {
                 cache: PageCache::new(None, 0),
                 writing: Mutex::new(()),
-                writers: WriterCount::default(),
                 seals: AtomicU32::new(raw::F_SEAL_SEAL),
                 charged: AtomicUsize::new(0),
             }),
@@ -262,6 +259,7 @@ impl TmpInode {
                 ctime_ns: now_ns,
             }),
             xattrs: SpinLock::new(BTreeMap::new()),
+            state: InodeState::default(),
             content,
         })
     }
@@ -370,8 +368,10 @@ impl Drop for TmpInode {
             Content::Directory(directory) => {
                 let mut left: Vec<Arc<TmpInode>> = Vec::new();
                 let take = |directory: &mut SpinLock<Directory>, left: &mut Vec<_>| {
-                    let entries = core::mem::take(&mut directory.get_mut().entries);
+                    let Directory { entries, order, .. } = core::mem::take(directory.get_mut());
                     left.extend(entries.into_values().map(|(_, inode)| inode));
+                    // No child's last reference: `left` has them all.
+                    drop(order);
                 };
                 take(directory, &mut left);
                 while let Some(inode) = left.pop() {
@@ -440,7 +440,8 @@ impl Regular {
             return Ok(0);
         }
         let size = self.cache.size();
-        let at = if file.flags() & raw::O_APPEND != 0 { size } else { at };
+        let append = file.flags() & raw::O_APPEND != 0 || from.appends();
+        let at = if append { size } else { at };
         let seals = self.seals.load(Ordering::Acquire);
         if seals & (raw::F_SEAL_WRITE | raw::F_SEAL_FUTURE_WRITE) != 0
             || seals & raw::F_SEAL_GROW != 0 && at.saturating_add(len) > size
@@ -490,8 +491,13 @@ impl Inode for TmpInode {
             self.regular()?.resize(&self.shared, size)?;
         }
         let now_ns = now_ns();
+        let exec_sealed = self.seals().is_some_and(|seals| seals & raw::F_SEAL_EXEC != 0);
         let mut attributes = self.attributes.lock();
-        attributes.mode = changes.mode.map_or(attributes.mode, |mode| mode & 0o7777);
+        let mode = changes.mode.map_or(attributes.mode, |mode| mode & 0o7777);
+        if exec_sealed && (mode ^ attributes.mode) & 0o111 != 0 {
+            return Err(Errno::EPERM);
+        }
+        attributes.mode = mode;
         attributes.uid = changes.uid.unwrap_or(attributes.uid);
         attributes.gid = changes.gid.unwrap_or(attributes.gid);
         attributes.atime_ns = changes.atime_ns.unwrap_or(attributes.atime_ns);
@@ -632,15 +638,13 @@ impl Inode for TmpInode {
     fn read_dir(&self, from: u64, max: usize) -> Result<Vec<DirEntry>> {
         let directory = self.directory()?.lock();
         let mut found = Vec::new();
-        for (&cookie, name) in directory.order.range(from..).take(max) {
-            if let Some(inode) = directory.get(name) {
-                found.push(DirEntry {
-                    name: name.to_vec(),
-                    inode: inode.number,
-                    file_type: inode.file_type,
-                    next: cookie + 1,
-                });
-            }
+        for (&cookie, (name, inode)) in directory.order.range(from..).take(max) {
+            found.push(DirEntry {
+                name: name.to_vec(),
+                inode: inode.number,
+                file_type: inode.file_type,
+                next: cookie + 1,
+            });
         }
         Ok(found)
     }
@@ -652,11 +656,8 @@ impl Inode for TmpInode {
         }
     }
 
-    fn writer_count(&self) -> Option<&WriterCount> {
-        match &self.content {
-            Content::Regular(regular) => Some(&regular.writers),
-            _ => None,
-        }
+    fn state(&self) -> &InodeState {
+        &self.state
     }
 
     fn page_cache(&self) -> Option<Arc<PageCache>> {

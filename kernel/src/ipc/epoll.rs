@@ -13,8 +13,11 @@
 //! a set or to a file. Cycles of references (item, its registration, the queue) are cut by
 //! [`Item::detach`], which every removal calls.
 //!
+//! A file knows the items that watch it, and its end tells them; so nothing but the check for
+//! cycles meets another set's lock.
+//!
 //! Locks, outermost first: [`NESTING`], a set's `items`, an item's `registration`, a wait queue, a
-//! ready list, the set's own queue.
+//! ready list, the set's own queue. A file's watchers are under none and over none.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::{Arc, Weak};
@@ -23,7 +26,7 @@ use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use abi::{Errno, Result, general as raw};
-use machine::sync::SpinLock;
+use machine::sync::{Once, SpinLock};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{read_timeout, signals};
@@ -33,6 +36,7 @@ use crate::base::sched::Sleep;
 use crate::base::sync::{Mutex, WaitError, WaitQueue, Wake};
 use crate::base::time::Deadline;
 use crate::base::user::UserPtr;
+use crate::vfs::file::FileWatcher;
 use crate::vfs::{Fd, File, FileOps, FileType, Inode, anon::AnonInode};
 
 /// Most items of one set.
@@ -65,8 +69,8 @@ struct ReadyList {
     items: SpinLock<VecDeque<Arc<Item>>>,
     /// Waiters in epoll_wait, and whoever polls the set itself.
     queue: Arc<WaitQueue>,
-    /// Id of the set's open file.
-    owner: AtomicU64,
+    /// The set's open file.
+    owner: Once<Weak<File>>,
     /// Some file was closed: the set has items to throw away.
     is_stale: AtomicBool,
 }
@@ -93,7 +97,6 @@ struct Item {
     me: Weak<Item>,
     list: Arc<ReadyList>,
     file: Weak<File>,
-    file_id: u64,
     /// Poll mask with flags; without mask bits after EPOLLONESHOT has fired.
     mask: AtomicU32,
     data: AtomicU64,
@@ -147,8 +150,7 @@ pub struct Epoll {
 /// Taken when a set is put into a set: makes the check for cycles mean something.
 static NESTING: Mutex<()> = Mutex::new(());
 
-/// Items by the file they watch, so that its close finds them.
-static WATCHERS: SpinLock<BTreeMap<u64, Vec<Weak<Item>>>> = SpinLock::new(BTreeMap::new());
+/// How many registrations there are.
 static WATCHES: AtomicUsize = AtomicUsize::new(0);
 /// What a registration costs with its places in lists, bytes.
 const WATCH_COST: usize = 256;
@@ -160,36 +162,35 @@ pub fn watches_max() -> usize {
     frames * machine::frame::PAGE_SIZE / 25 / WATCH_COST
 }
 
-/// The last reference to a watched file is gone: its items leave their sets.
-pub fn file_closed(file_id: u64) {
-    let watchers = WATCHERS.lock().remove(&file_id).unwrap_or_default();
-    for item in watchers.iter().filter_map(Weak::upgrade) {
-        item.detach();
-        item.list.is_stale.store(true, Ordering::SeqCst);
+impl FileWatcher for Item {
+    /// It leaves its set.
+    fn file_closed(&self) {
+        self.detach();
+        self.list.is_stale.store(true, Ordering::SeqCst);
         WATCHES.fetch_sub(1, Ordering::Relaxed);
     }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
 }
 
-fn watch(item: &Arc<Item>) -> Result<()> {
-    let mut watchers = WATCHERS.lock();
-    if WATCHES.load(Ordering::Relaxed) >= watches_max() {
+fn watch(item: &Item, file: &File) -> Result<()> {
+    if WATCHES.fetch_add(1, Ordering::Relaxed) >= watches_max() {
+        WATCHES.fetch_sub(1, Ordering::Relaxed);
         return Err(Errno::ENOSPC);
     }
-    let list = watchers.entry(item.file_id).or_default();
-    list.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-    list.push(Arc::downgrade(item));
-    WATCHES.fetch_add(1, Ordering::Relaxed);
-    Ok(())
+    let watched = file.watch(item.me.clone());
+    if watched.is_err() {
+        WATCHES.fetch_sub(1, Ordering::Relaxed);
+    }
+    watched
 }
 
-fn unwatch(item: &Arc<Item>) {
-    let mut watchers = WATCHERS.lock();
-    let Some(list) = watchers.get_mut(&item.file_id) else { return };
-    let before = list.len();
-    list.retain(|other| !core::ptr::eq(other.as_ptr(), Arc::as_ptr(item)));
-    WATCHES.fetch_sub(before - list.len(), Ordering::Relaxed);
-    if list.is_empty() {
-        watchers.remove(&item.file_id);
+fn unwatch(item: &Item) {
+    let me: Weak<dyn FileWatcher> = item.me.clone();
+    if item.file.upgrade().is_some_and(|file| file.unwatch(&me)) {
+        WATCHES.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -213,14 +214,12 @@ impl Epoll {
             me: me.clone(),
             list: self.list.clone(),
             file: Arc::downgrade(file),
-            file_id: file.id,
             mask: AtomicU32::new(event.events | events::ERR | events::HUP),
             data: AtomicU64::new(event.data),
             is_listed: AtomicBool::new(false),
             registration: Mutex::new(None),
         });
-        file.set_watched();
-        watch(&item)?;
+        watch(&item, file)?;
         items.insert(key, item.clone());
         let mut registration = item.registration.lock();
         let exclusive = event.events & raw::EPOLLEXCLUSIVE != 0;
@@ -377,6 +376,19 @@ impl Epoll {
 }
 
 impl FileOps for Epoll {
+    fn describe(&self, out: &mut dyn core::fmt::Write) {
+        for ((_, fd), item) in &*self.items.lock() {
+            let Some(file) = item.file.upgrade() else { continue };
+            let mask = item.mask.load(Ordering::Relaxed);
+            let data = item.data.load(Ordering::Relaxed);
+            let of = file.inode().metadata();
+            let (inode, device) = of.map_or((0, 0), |of| (of.inode, of.device));
+            // Text in memory has no error to give.
+            let _ = write!(out, "tfd: {fd:8} events: {mask:8x} data: {data:16x} ");
+            let _ = writeln!(out, " pos:0 ino:{inode:x} sdev:{device:x}");
+        }
+    }
+
     fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {
         table.wait_on(&self.list.queue);
         if self.is_ready() { events::READABLE } else { 0 }
@@ -416,17 +428,15 @@ fn depth(file: &Arc<File>, target: &Arc<File>, room: usize) -> Result<usize> {
 }
 
 /// How many sets are above this one, itself included: found through the watchers of its file.
-fn height(file_id: u64, room: usize) -> usize {
+fn height(file: &File, room: usize) -> usize {
     if room == 0 {
         return 0;
     }
-    let watchers: Vec<Arc<Item>> = {
-        let watchers = WATCHERS.lock();
-        let list = watchers.get(&file_id);
-        list.map_or_else(Vec::new, |list| list.iter().filter_map(Weak::upgrade).collect())
+    let above = |watcher: &Arc<dyn FileWatcher>| {
+        let item = watcher.as_any().downcast_ref::<Item>()?;
+        Some(height(&*item.list.owner.get()?.upgrade()?, room - 1))
     };
-    let owners = watchers.iter().map(|item| item.list.owner.load(Ordering::Relaxed));
-    1 + owners.map(|owner| height(owner, room - 1)).max().unwrap_or(0)
+    1 + file.watchers().iter().filter_map(above).max().unwrap_or(0)
 }
 
 /// epoll_create(2): the size must be positive and means nothing.
@@ -449,7 +459,7 @@ fn create(flags: u32) -> Result<u64> {
     let list = Arc::new(ReadyList {
         items: SpinLock::new(VecDeque::new()),
         queue: Arc::new(WaitQueue::new()),
-        owner: AtomicU64::new(0),
+        owner: Once::new(),
         is_stale: AtomicBool::new(false),
     });
     let inode = AnonInode::new(FileType::Regular, 0o600, "[eventpoll]");
@@ -468,7 +478,7 @@ pub fn sys_epoll_ctl(a: &Args) -> Result<u64> {
     let set = super::file_at(a.a0())?;
     let file = super::file_at(a.a2())?;
     let fd = a.a2() as Fd;
-    if !is_pollable(&file) {
+    if !file.ops().is_pollable() {
         return Err(Errno::EPERM);
     }
     let Some(epoll) = set.ops_as::<Epoll>() else { return Err(Errno::EINVAL) };
@@ -483,12 +493,12 @@ pub fn sys_epoll_ctl(a: &Args) -> Result<u64> {
         }
     }
     event.events &= !EPOLLWAKEUP;
-    epoll.list.owner.store(set.id, Ordering::Relaxed);
+    epoll.list.owner.call_once(|| Arc::downgrade(&set));
     match operation {
         raw::EPOLL_CTL_ADD if file.ops_as::<Epoll>().is_some() => {
             let _nesting = NESTING.lock();
             let below = depth(&file, &set, DEPTH_MAX + 1)?;
-            if below + height(set.id, DEPTH_MAX + 1) > DEPTH_MAX {
+            if below + height(&set, DEPTH_MAX + 1) > DEPTH_MAX {
                 return Err(Errno::ELOOP);
             }
             epoll.add(&file, fd, event)?;
@@ -499,11 +509,6 @@ pub fn sys_epoll_ctl(a: &Args) -> Result<u64> {
         _ => return Err(Errno::EINVAL),
     }
     Ok(0)
-}
-
-/// Regular files and directories are always ready, and refused (epoll_ctl(2), EPERM).
-fn is_pollable(file: &File) -> bool {
-    !file.is_seekable()
 }
 
 /// Reads a set's file and checks the arguments that all waits share.

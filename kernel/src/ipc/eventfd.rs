@@ -95,7 +95,7 @@ impl FileOps for EventFd {
         }
         let value = match self.try_take() {
             Some(value) => value,
-            None if file.is_nonblocking() => return Err(Errno::EAGAIN),
+            None if file.is_nonblocking() || !sink.may_wait() => return Err(Errno::EAGAIN),
             None => self.read_queue.wait(|| self.try_take())?,
         };
         self.write_queue.wake_all(events::WRITABLE);
@@ -112,7 +112,7 @@ impl FileOps for EventFd {
         }
         match self.try_add(value) {
             Some(()) => {}
-            None if file.is_nonblocking() => return Err(Errno::EAGAIN),
+            None if file.is_nonblocking() || !source.may_wait() => return Err(Errno::EAGAIN),
             None => self.write_queue.wait(|| self.try_add(value))?,
         }
         self.read_queue.wake_one(events::READABLE);
@@ -132,6 +132,12 @@ impl FileOps for EventFd {
         }
         // eventfd_poll names neither "normal" band.
         mask & (events::IN | events::OUT)
+    }
+
+    fn describe(&self, out: &mut dyn core::fmt::Write) {
+        // Text in memory has no error to give.
+        let _ = writeln!(out, "eventfd-count: {:16x}", self.count.load(Ordering::Relaxed));
+        let _ = writeln!(out, "eventfd-semaphore: {}", u8::from(self.is_semaphore));
     }
 
     fn inode(&self) -> Arc<dyn Inode> {

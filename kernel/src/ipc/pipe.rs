@@ -11,13 +11,13 @@
 //! A write waits until [`PIPE_BUF`] bytes are free or it fits; so a writer needs a wake-up only
 //! when a read makes that true.
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::VecDeque;
 use alloc::sync::{Arc, Weak};
 use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use abi::{Errno, Result, general as raw};
-use machine::sync::{Once, SpinLock};
+use machine::sync::Once;
 
 use super::ring::PageRing;
 use crate::base::args::Args;
@@ -514,12 +514,13 @@ impl End {
 
 impl FileOps for End {
     fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
-        self.pipe.read(file.is_nonblocking(), sink)
+        self.pipe.read(file.is_nonblocking() || !sink.may_wait(), sink)
     }
 
     fn write_at(&self, file: &File, _offset: u64, source: &mut Source<'_>) -> Result<usize> {
         let flags = file.flags();
-        self.pipe.write(flags & raw::O_NONBLOCK != 0, flags & raw::O_DIRECT != 0, source)
+        let nowait = flags & raw::O_NONBLOCK != 0 || !source.may_wait();
+        self.pipe.write(nowait, flags & raw::O_DIRECT != 0, source)
     }
 
     fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {
@@ -589,25 +590,11 @@ pub fn open_fifo(pipe: &Arc<Pipe>, inode: Arc<dyn Inode>, flags: u32) -> Result<
     Ok(Arc::new(end))
 }
 
-/// FIFOs that are open, by device and inode number. An open end holds the inode, so its number is
-/// not given to another object meanwhile.
-static FIFOS: SpinLock<BTreeMap<(u64, u64), Weak<Pipe>>> = SpinLock::new(BTreeMap::new());
-
 /// Opens the FIFO that a node of a file system stands for.
 pub fn open_node(inode: Arc<dyn Inode>, flags: u32) -> Result<Arc<dyn FileOps>> {
-    let metadata = inode.metadata()?;
-    let key = (metadata.device, metadata.inode);
-    let new = Pipe::new();
-    let pipe = {
-        let mut fifos = FIFOS.lock();
-        fifos.retain(|_, pipe| pipe.strong_count() > 0);
-        match fifos.get(&key).and_then(Weak::upgrade) {
-            Some(pipe) => pipe,
-            None => {
-                fifos.insert(key, Arc::downgrade(&new));
-                new
-            }
-        }
+    let pipe = match inode.state().endpoint::<Pipe>() {
+        Some(pipe) => pipe,
+        None => inode.state().endpoint_or(Pipe::new()),
     };
     open_fifo(&pipe, inode, flags)
 }

@@ -95,6 +95,11 @@ struct SignalFd {
 }
 
 impl FileOps for SignalFd {
+    fn describe(&self, out: &mut dyn core::fmt::Write) {
+        // Text in memory has no error to give.
+        let _ = writeln!(out, "sigmask:\t{:016x}", self.wanted.load(Ordering::Relaxed));
+    }
+
     fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
         if sink.left() < RECORD_BYTES {
             return Err(Errno::EINVAL);
@@ -104,7 +109,7 @@ impl FileOps for SignalFd {
         let take = || thread.take_signal(self.wanted.load(Ordering::SeqCst));
         let first = match take() {
             Some(info) => info,
-            None if file.is_nonblocking() => return Err(Errno::EAGAIN),
+            None if file.is_nonblocking() || !sink.may_wait() => return Err(Errno::EAGAIN),
             None => queue.wait(take)?,
         };
         let mut done = sink.put(Record::new(&first).as_bytes())?;

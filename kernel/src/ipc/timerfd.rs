@@ -176,7 +176,7 @@ impl FileOps for TimerFd {
         }
         let ticks = match self.core.try_read() {
             Some(ticks) => ticks?,
-            None if file.is_nonblocking() => return Err(Errno::EAGAIN),
+            None if file.is_nonblocking() || !sink.may_wait() => return Err(Errno::EAGAIN),
             None => self.core.queue.wait(|| self.core.try_read())??,
         };
         sink.put(&ticks.to_ne_bytes())

@@ -148,7 +148,8 @@ impl IrqChip {
     /// KVM_SET_IRQCHIP.
     pub(super) fn set_state(&self, at: u64) -> Result<u64> {
         let state = UserPtr::<State>::new(at).read()?;
-        let word = |at: usize| state.chip[at..at + 4].iter().rev().fold(0, |v, &b| v << 8 | u32::from(b));
+        let word =
+            |at: usize| state.chip[at..at + 4].iter().rev().fold(0, |v, &b| v << 8 | u32::from(b));
         match state.chip_id {
             chip @ (kvm::IRQCHIP_PIC_MASTER | kvm::IRQCHIP_PIC_SLAVE) => {
                 self.pic.lock().controllers[chip as usize] = pic_from(&state.chip);
@@ -187,9 +188,22 @@ fn route(entry: &IrqRoutingEntry) -> Result<(u32, Route)> {
 
 fn pic_bytes(c: &Controller) -> [u8; 16] {
     [
-        c.last_irr, c.irr, c.imr, c.isr, c.priority_add, c.irq_base, c.read_reg_select, c.poll,
-        c.special_mask, c.init_state, c.auto_eoi, c.rotate_on_auto_eoi,
-        c.special_fully_nested_mode, c.init4, c.elcr, c.elcr_mask,
+        c.last_irr,
+        c.irr,
+        c.imr,
+        c.isr,
+        c.priority_add,
+        c.irq_base,
+        c.read_reg_select,
+        c.poll,
+        c.special_mask,
+        c.init_state,
+        c.auto_eoi,
+        c.rotate_on_auto_eoi,
+        c.special_fully_nested_mode,
+        c.init4,
+        c.elcr,
+        c.elcr_mask,
     ]
 }
 

@@ -107,7 +107,8 @@ impl Shared {
         lapic.deadline(|guest_tsc| {
             let host_tsc = guest_tsc.wrapping_sub(self.tsc_offset.load(Ordering::Relaxed));
             let left = (host_tsc.wrapping_sub(machine::cpu::rdtsc()) as i64).max(0);
-            let left_ns = left as u128 * u128::from(NS_PER_SEC) / u128::from(machine::time::tsc_hz());
+            let left_ns =
+                left as u128 * u128::from(NS_PER_SEC) / u128::from(machine::time::tsc_hz());
             now_ns().saturating_add(left_ns.min(u128::from(u64::MAX)) as u64)
         })
     }

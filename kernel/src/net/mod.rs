@@ -287,12 +287,14 @@ impl FileOps for SocketFile {
         if sink.left() == 0 && self.socket.common().kind == Kind::Stream {
             return Ok(0);
         }
-        let patience = self.socket.common().receive_patience(file.is_nonblocking());
+        let patience =
+            self.socket.common().receive_patience(file.is_nonblocking() || !sink.may_wait());
         Ok(self.socket.receive(sink, ReceiveMode::default(), patience)?.len)
     }
 
     fn write_at(&self, file: &File, _offset: u64, source: &mut Source<'_>) -> Result<usize> {
-        let patience = self.socket.common().send_patience(file.is_nonblocking());
+        let patience =
+            self.socket.common().send_patience(file.is_nonblocking() || !source.may_wait());
         if !self.socket.is_prepared() {
             self.socket.clone().prepare_to_send()?;
         }

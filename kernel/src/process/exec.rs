@@ -46,6 +46,10 @@ pub struct Image {
     pub program: Program,
     /// Its name: the last component of the path, NUL-padded.
     pub name: [u8; 16],
+    /// Who runs it, now that the file is known.
+    pub credentials: Credentials,
+    /// Whether it must not trust its environment (AT_SECURE).
+    pub secure: bool,
 }
 
 /// What to run.
@@ -58,14 +62,16 @@ pub struct Request<'a> {
     pub arguments: Vec<Vec<u8>>,
     /// Environment.
     pub environment: Vec<Vec<u8>>,
-    /// Who runs it.
-    pub credentials: &'a Credentials,
-    /// Whether user or group ids changed by the file's mode bits (AT_SECURE).
-    pub secure: bool,
-    /// Whether areas go to random places (personality(2), ADDR_NO_RANDOMIZE).
+    /// What a file's mode bits make of who runs it, and whether that raises the rights. Of a script
+    /// it is the interpreter that is asked about.
+    pub raise: &'a dyn Fn(&Arc<File>) -> Result<(Credentials, bool)>,
+    /// Whether areas go to random places (personality(2), ADDR_NO_RANDOMIZE); those of a program that
+    /// raises the rights always do.
     pub randomize: bool,
     /// Soft stack limit, bytes.
     pub stack_limit: u64,
+    /// The path leads through a descriptor that exec closes.
+    pub is_closing: bool,
     /// Opens another executable by path: an interpreter.
     pub open: &'a dyn Fn(&[u8]) -> Result<Arc<File>>,
 }
@@ -93,6 +99,8 @@ const STACK_GAP_MIN: u64 = 128 << 20;
 pub fn load(mut request: Request<'_>) -> Result<Image> {
     let name = program_name(&request.path);
     let (elf, denial) = resolve_scripts(&mut request)?;
+    let (credentials, secure) = (request.raise)(&request.file)?;
+    request.randomize |= secure;
     let mm = Mm::new()?;
     let stack_top = USER_END - request.random_below(1 << 22) * PAGE;
     let gap = request.stack_limit.clamp(STACK_GAP_MIN, USER_END / 6 * 5);
@@ -124,12 +132,17 @@ pub fn load(mut request: Request<'_>) -> Result<Image> {
         (inner.layout.brk_start, inner.layout.brk) = (start, start);
     });
     let vdso = crate::mm::vdso::map(&mm)?;
-    let (rsp, mut program) =
-        build_stack(&mm, &request, stack_top, &main, interpreter.as_ref(), vdso)?;
+    let (rsp, mut program) = build_stack(
+        &mm,
+        &request,
+        stack_top,
+        (&main, interpreter.as_ref(), vdso),
+        (&credentials, secure),
+    )?;
     program.denial = Some(Arc::new(denial));
     let rip = interpreter.map_or(main.entry, |interpreter| interpreter.entry);
     // An entry point outside user space is the program's first fault, not a reason to refuse it.
-    Ok(Image { mm, regs: first_registers(rip, rsp), program, name })
+    Ok(Image { mm, regs: first_registers(rip, rsp), program, name, credentials, secure })
 }
 
 /// All zero but the stack and what SYSRET loads; so the first return leaves by SYSRET.
@@ -154,8 +167,10 @@ fn program_name(path: &[u8]) -> [u8; 16] {
     name
 }
 
-/// Follows `#!` lines until an ELF file is found; rewrites path, file and arguments on the way.
+/// Follows `#!` lines until an ELF file is found; rewrites file and arguments on the way. The path
+/// stays what was asked for: it is the program's name, and AT_EXECFN.
 fn resolve_scripts(request: &mut Request<'_>) -> Result<(Elf, WriteDenial)> {
+    let mut path = request.path.clone();
     for _ in 0..=MAX_SCRIPT_DEPTH {
         let denial = WriteDenial::new(request.file.inode())?;
         let cache = request.file.ops().inode().page_cache().ok_or(Errno::EACCES)?;
@@ -165,15 +180,19 @@ fn resolve_scripts(request: &mut Request<'_>) -> Result<(Elf, WriteDenial)> {
             return Ok((Elf::read(request.file.clone(), cache)?, denial));
         }
         let found = Script::parse(&start[..len]).ok_or(Errno::ENOEXEC)?;
+        if request.is_closing {
+            // The interpreter would find nothing under the name it gets.
+            return Err(Errno::ENOENT);
+        }
         let interpreter = found.interpreter.to_vec();
         let mut arguments = Vec::new();
         arguments.push(interpreter.clone());
         arguments.extend(found.argument.map(<[u8]>::to_vec));
-        arguments.push(request.path.clone());
+        arguments.push(path);
         arguments.extend(request.arguments.drain(..).skip(1));
         request.arguments = arguments;
         request.file = (request.open)(&interpreter)?;
-        request.path = interpreter;
+        path = interpreter;
     }
     Err(Errno::ELOOP)
 }
@@ -206,9 +225,8 @@ fn build_stack(
     mm: &Arc<Mm>,
     request: &Request<'_>,
     top: u64,
-    main: &Mapped,
-    interpreter: Option<&Mapped>,
-    vdso: u64,
+    mapped: (&Mapped, Option<&Mapped>, u64),
+    subject: (&Credentials, bool),
 ) -> Result<(u64, Program)> {
     let mut arguments: Vec<&[u8]> = request.arguments.iter().map(Vec::as_slice).collect();
     if arguments.is_empty() {
@@ -243,7 +261,7 @@ fn build_stack(
     seed[16..23].copy_from_slice(b"x86_64\0");
     let seed_at = (base - 32) & !15;
     mm.write(seed_at, &seed)?;
-    let auxv = auxiliary_vector(request, main, interpreter, vdso, seed_at, exec_path[0]);
+    let auxv = auxiliary_vector(mapped, subject, seed_at, exec_path[0]);
     let mut words = Vec::new();
     words.push(argv.len() as u64);
     words.extend_from_slice(&argv);
@@ -266,14 +284,11 @@ fn build_stack(
 }
 
 fn auxiliary_vector(
-    request: &Request<'_>,
-    main: &Mapped,
-    interpreter: Option<&Mapped>,
-    vdso: u64,
+    (main, interpreter, vdso): (&Mapped, Option<&Mapped>, u64),
+    (credentials, secure): (&Credentials, bool),
     seed_at: u64,
     path_at: u64,
 ) -> Vec<u64> {
-    let credentials = request.credentials;
     let hwcap = u64::from(machine::cpu::cpuid(1, 0)[3]);
     // HWCAP2 bit 1: programs may use FSGSBASE instructions.
     let hwcap2 = if machine::cpu::features().fsgsbase { 2 } else { 0 };
@@ -293,7 +308,7 @@ fn auxiliary_vector(
         (at::AT_EUID, credentials.euid.into()),
         (at::AT_GID, credentials.gid.into()),
         (at::AT_EGID, credentials.egid.into()),
-        (at::AT_SECURE, request.secure.into()),
+        (at::AT_SECURE, secure.into()),
         (at::AT_RANDOM, seed_at),
         (at::AT_HWCAP2, hwcap2),
         (at::AT_EXECFN, path_at),

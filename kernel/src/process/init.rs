@@ -82,7 +82,7 @@ pub fn start(
 fn spawn(first: First) -> Result<u32> {
     let parent = super::init_process().ok_or(Errno::ESRCH)?;
     let pid = super::allocate_pid()?;
-    let Image { mm, regs, program, name } = first.image;
+    let Image { mm, regs, program, name, .. } = first.image;
     let space = mm.space();
     let fs = Some(first.fs);
     crate::tty::console::first_program(pid, &first.files);

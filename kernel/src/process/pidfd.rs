@@ -22,6 +22,13 @@ pub struct PidFile {
 }
 
 impl FileOps for PidFile {
+    fn describe(&self, out: &mut dyn core::fmt::Write) {
+        let is_known = find_process(self.process.pid).is_some();
+        let pid = if is_known { i64::from(self.process.pid) } else { -1 };
+        // Text in memory has no error to give.
+        let _ = writeln!(out, "Pid:\t{pid}\nNSpid:\t{pid}");
+    }
+
     /// Readable once the process has ended.
     fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {
         table.wait_on(&self.process.exit_events);

@@ -7,11 +7,12 @@ use alloc::vec::Vec;
 
 use abi::{Errno, Result, general as raw};
 
-use super::parse_id;
 use super::process_dir::{Subject, object};
+use super::{parse_id, system};
 use crate::base::sched::current;
 use crate::fs::pseudo::{Body, Content, Listing, PseudoInode, Target, Text};
 use crate::vfs::anon::{self, AnonInode};
+use crate::vfs::locks::{self, Owner};
 use crate::vfs::path::Location;
 use crate::vfs::{DirEntry, Fd, File, FileType};
 
@@ -159,10 +160,10 @@ struct Info {
 
 impl Content for Info {
     fn generate(&self, out: &mut Text) -> Result<()> {
-        let (file, close) = self.subject.inspect(|| {
+        let (file, close, table) = self.subject.inspect(|| {
             let files = self.subject.process.files();
             let file = files.get(self.fd).map_err(|_| Errno::ENOENT)?;
-            Ok((file, files.close_on_exec(self.fd)?))
+            Ok((file, files.close_on_exec(self.fd)?, files.identity()))
         })?;
         let close = if close { raw::O_CLOEXEC } else { 0 };
         let position = if file.is_seekable() { *file.position.lock() } else { 0 };
@@ -170,6 +171,14 @@ impl Content for Info {
         let number = file.ops().inode().metadata().map_or(0, |metadata| metadata.inode);
         writeln!(out, "pos:\t{position}\nflags:\t{:07o}", file.flags() | close);
         writeln!(out, "mnt_id:\t{mount}\nino:\t{number}");
+        let holders = [Owner::Process(table), Owner::OpenFile(file.id), Owner::Flock(file.id)];
+        let locks = locks::of(&*file.inode());
+        let own = locks.iter().filter(|lock| holders.contains(&lock.owner));
+        for (index, lock) in own.enumerate() {
+            out.bytes(b"lock:\t");
+            system::put_lock(out, index + 1, &*file.inode(), lock);
+        }
+        file.ops().describe(out);
         Ok(())
     }
 }

@@ -1,8 +1,8 @@
 //! The address space of a process: maps, smaps, smaps_rollup (proc(5)).
 //!
 //! A process may have tens of thousands of areas, so the texts are made piece by piece: the
-//! position of a piece is the address from which it tells. They are about the address space that the
-//! process had when they were opened: later it may be another program's.
+//! position of a piece is the address from which it tells. They are about the address space that
+//! the process had when they were opened: later it may be another program's.
 
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
@@ -50,7 +50,7 @@ fn areas_from(mm: &Mm, address: u64, with_pages: bool) -> Vec<Area> {
 }
 
 /// Tells about one area.
-pub(super) type ShowArea = fn(&Area, &mut Text);
+type ShowArea = fn(&Area, &mut Text);
 
 /// A file about all areas, in order.
 struct Areas {

@@ -3,10 +3,12 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
 
 use super::process_dir::Subject;
+use crate::base::poll::{PollTable, events};
 use crate::fs::pseudo::{Content, Text};
 use crate::vfs::chrdev::{major, minor};
 use crate::vfs::mount::{self, Mount};
@@ -29,16 +31,33 @@ type ShowMounts = fn(Vec<(Arc<Mount>, Vec<u8>)>, &mut Text);
 struct Mounts {
     root: Location,
     show: ShowMounts,
+    /// Changes of mounts of which this open file has told.
+    told: AtomicU64,
 }
 
 /// Binds a file to the process's root. EINVAL once it has ended.
 pub(super) fn open(subject: &Subject, show: ShowMounts) -> Result<Box<dyn Content>> {
     let fs = subject.process.fs.lock().clone().ok_or(Errno::EINVAL)?;
     let root = fs.root.lock().clone();
-    Ok(Box::new(Mounts { root, show }))
+    let told = AtomicU64::new(mount::changes().0);
+    Ok(Box::new(Mounts { root, show, told }))
 }
 
 impl Content for Mounts {
+    /// A change is told once (proc_pid_mounts(5)).
+    fn poll(&self, table: &mut PollTable) -> Option<u32> {
+        let (_, queue) = mount::changes();
+        table.wait_on(queue);
+        let now = mount::changes().0;
+        let changed = self.told.swap(now, Ordering::SeqCst) != now;
+        let change = if changed { events::PRI | events::ERR } else { 0 };
+        Some(events::READABLE | change)
+    }
+
+    fn is_pollable(&self) -> bool {
+        true
+    }
+
     fn generate(&self, out: &mut Text) -> Result<()> {
         let seen = mount::all().into_iter().filter_map(|mount| {
             let top = mount.top();

@@ -109,6 +109,7 @@ type Row = (&'static str, u32, Kind);
 static ENTRIES: &[Row] = &[
     ("auxv",          0o400, Kind::Space(status::auxv)),
     ("cgroup",        0o444, Kind::Now(cgroup)),
+    ("children",      0o444, Kind::Now(status::children)),
     ("cmdline",       0o444, Kind::Now(status::cmdline)),
     ("comm",          0o644, Kind::Setting(status::comm, set_comm)),
     ("cwd",           0o777, Kind::Link(fds::cwd)),
@@ -182,6 +183,17 @@ pub(super) fn object(
 
 struct Entries(Subject);
 
+impl Entries {
+    /// Processes have threads, threads have the children that they made.
+    fn shows(&self, name: &str) -> bool {
+        match name {
+            "task" => self.0.thread.is_none(),
+            "children" => self.0.thread.is_some(),
+            _ => true,
+        }
+    }
+}
+
 impl Kind {
     fn file_type(&self) -> FileType {
         match self {
@@ -216,7 +228,7 @@ impl Listing for Entries {
         self.0.check_exists()?;
         let entry = ENTRIES.iter().find(|(known, ..)| known.as_bytes() == name);
         let (known, mode, kind) = entry.ok_or(Errno::ENOENT)?;
-        if *known == "task" && self.0.thread.is_some() {
+        if !self.shows(known) {
             return Err(Errno::ENOENT);
         }
         Ok(object(directory, name, *mode, &self.0, kind.body(self.0.clone())))
@@ -224,10 +236,9 @@ impl Listing for Entries {
 
     fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
         self.0.check_exists()?;
-        let shown = |name: &str| name != "task" || self.0.thread.is_none();
         let entries = ENTRIES.iter().enumerate().skip(from as usize);
         Ok(entries
-            .filter(|(_, (name, ..))| shown(name))
+            .filter(|(_, (name, ..))| self.shows(name))
             .take(max)
             .map(|(index, (name, _, kind))| DirEntry {
                 name: name.as_bytes().to_vec(),

@@ -211,6 +211,20 @@ pub(super) fn stat(subject: &Subject, out: &mut Text) -> Result<()> {
     Ok(())
 }
 
+/// The children that the thread made, in the order it made them.
+pub(super) fn children(subject: &Subject, out: &mut Text) -> Result<()> {
+    let creator = subject.main_thread().map_or(subject.process.pid, |thread| thread.tid());
+    let mut children: Vec<(u64, u32)> = {
+        let family = subject.process.family.lock();
+        let own =
+            family.children.iter().filter(|c| c.creator_tid.load(Ordering::Relaxed) == creator);
+        own.map(|child| (child.start_ns, child.pid)).collect()
+    };
+    children.sort_unstable();
+    children.iter().for_each(|(_, pid)| write!(out, "{pid} "));
+    Ok(())
+}
+
 pub(super) fn statm(subject: &Subject, out: &mut Text) -> Result<()> {
     let s = sizes(&subject.process);
     let data = s.data + s.stack;

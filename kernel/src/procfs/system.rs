@@ -8,8 +8,9 @@ use crate::base::time::{NS_PER_SEC, now_ns};
 use crate::base::{identity, sched};
 use crate::fs::pseudo::Text;
 use crate::process;
+use crate::vfs::Inode;
 use crate::vfs::chrdev as special;
-use crate::vfs::locks::Owner;
+use crate::vfs::locks::{Lock, Owner};
 
 /// Nanoseconds of a tick in which procfs counts CPU time (USER_HZ is 100).
 pub(super) const NS_PER_TICK: u64 = NS_PER_SEC / 100;
@@ -55,23 +56,28 @@ pub(super) fn filesystems(out: &mut Text) -> Result<()> {
 /// File locks that are held; who waits is not shown.
 pub(super) fn locks(out: &mut Text) -> Result<()> {
     for (index, (inode, lock)) in crate::vfs::locks::all().iter().enumerate() {
-        let Ok(metadata) = inode.metadata() else { continue };
-        let kind = match lock.owner {
-            Owner::Process(_) => "POSIX ",
-            Owner::OpenFile(_) => "OFDLCK",
-            Owner::Flock(_) => "FLOCK ",
-        };
-        let mode = if lock.exclusive { "WRITE" } else { "READ " };
-        let (major, minor) = (special::major(metadata.device), special::minor(metadata.device));
-        write!(out, "{}: {kind} ADVISORY  {mode} {} ", index + 1, lock.pid);
-        write!(out, "{major:02x}:{minor:02x}:{} {} ", metadata.inode, lock.start);
-        match lock.end {
-            // Offsets are signed; the last one means all that will ever be.
-            end if end >= i64::MAX as u64 => out.bytes(b"EOF\n"),
-            end => writeln!(out, "{end}"),
-        }
+        put_lock(out, index + 1, &**inode, lock);
     }
     Ok(())
+}
+
+/// A line about a lock.
+pub(super) fn put_lock(out: &mut Text, number: usize, inode: &dyn Inode, lock: &Lock) {
+    let Ok(metadata) = inode.metadata() else { return };
+    let kind = match lock.owner {
+        Owner::Process(_) => "POSIX ",
+        Owner::OpenFile(_) => "OFDLCK",
+        Owner::Flock(_) => "FLOCK ",
+    };
+    let mode = if lock.exclusive { "WRITE" } else { "READ " };
+    let (major, minor) = (special::major(metadata.device), special::minor(metadata.device));
+    write!(out, "{number}: {kind} ADVISORY  {mode} {} ", lock.pid);
+    write!(out, "{major:02x}:{minor:02x}:{} {} ", metadata.inode, lock.start);
+    match lock.end {
+        // Offsets are signed; the last one means all that will ever be.
+        end if end >= i64::MAX as u64 => out.bytes(b"EOF\n"),
+        end => writeln!(out, "{end}"),
+    }
 }
 
 pub(super) fn swaps(out: &mut Text) -> Result<()> {

@@ -14,7 +14,7 @@ use super::{job, pty};
 use crate::base::sched::current;
 use crate::vfs::chrdev::{self as special, make_device};
 use crate::vfs::{
-    DirEntry, FileOps, FileSystem, FileType, Inode, Metadata, SetAttributes, Statistics,
+    DirEntry, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, SetAttributes, Statistics,
 };
 
 /// DEVPTS_SUPER_MAGIC.
@@ -44,9 +44,10 @@ struct Node {
     /// The slave's number; None: `ptmx`.
     number: Option<u32>,
     attributes: SpinLock<Attributes>,
+    state: InodeState,
 }
 
-struct Directory;
+struct Directory(InodeState);
 
 fn instance() -> &'static Arc<DevPts> {
     static INSTANCE: Once<Arc<DevPts>> = Once::new();
@@ -70,7 +71,7 @@ pub(super) fn make(number: u32) {
     let uid = current().process.credentials().fsuid;
     let time_ns = crate::base::time::realtime_ns() as i64;
     let attributes = Attributes { mode: 0o620, uid, gid: TTY_GROUP, time_ns };
-    let node = Arc::new(Node { number: Some(number), attributes: SpinLock::new(attributes) });
+    let node = Node::new(Some(number), attributes);
     let old = instance().nodes.lock().insert(number, node);
     drop(old);
 }
@@ -90,13 +91,13 @@ pub(super) fn node(number: u32) -> Option<Arc<dyn Inode>> {
 fn ptmx() -> Arc<Node> {
     let time_ns = instance().made_ns;
     let attributes = Attributes { mode: 0o666, uid: 0, gid: 0, time_ns };
-    Arc::new(Node { number: None, attributes: SpinLock::new(attributes) })
+    Node::new(None, attributes)
 }
 
 impl FileSystem for DevPts {
     fn root(&self) -> Arc<dyn Inode> {
         static ROOT: Once<Arc<Directory>> = Once::new();
-        ROOT.call_once(|| Arc::new(Directory)).clone()
+        ROOT.call_once(|| Arc::new(Directory(InodeState::default()))).clone()
     }
 
     fn name(&self) -> &'static str {
@@ -113,6 +114,10 @@ impl FileSystem for DevPts {
 }
 
 impl Inode for Directory {
+    fn state(&self) -> &InodeState {
+        &self.0
+    }
+
     fn metadata(&self) -> Result<Metadata> {
         let time_ns = instance().made_ns;
         Ok(Metadata {
@@ -203,6 +208,11 @@ impl FileOps for OpenDirectory {
 }
 
 impl Node {
+    fn new(number: Option<u32>, attributes: Attributes) -> Arc<Node> {
+        let attributes = SpinLock::new(attributes);
+        Arc::new(Node { number, attributes, state: InodeState::default() })
+    }
+
     fn device(&self) -> u64 {
         match self.number {
             Some(number) => make_device(pty::SLAVE_MAJOR, number),
@@ -212,6 +222,10 @@ impl Node {
 }
 
 impl Inode for Node {
+    fn state(&self) -> &InodeState {
+        &self.state
+    }
+
     fn metadata(&self) -> Result<Metadata> {
         let attributes = *self.attributes.lock();
         Ok(Metadata {

@@ -17,7 +17,9 @@ use super::dentry::Dentry;
 use super::mount::{self, Mount};
 use super::page_cache::PageCache;
 use super::path::Location;
-use super::{FileOps, FileSystem, FileType, Inode, Metadata, SetAttributes, Statistics};
+use super::{
+    FileOps, FileSystem, FileType, Inode, InodeState, Metadata, SetAttributes, Statistics,
+};
 use crate::base::sched::{current, has_current};
 
 /// How an object is opened once more (open(2) of /proc/PID/fd/N).
@@ -33,6 +35,7 @@ pub struct AnonInode {
     number: u64,
     attributes: SpinLock<Attributes>,
     opener: SpinLock<Option<Weak<dyn Reopen>>>,
+    state: InodeState,
     /// What mmap(2) maps.
     contents: Option<Arc<PageCache>>,
 }
@@ -86,6 +89,7 @@ impl AnonInode {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             attributes: SpinLock::new(Attributes { mode, uid, gid, time_ns }),
             opener: SpinLock::new(None),
+            state: InodeState::default(),
             contents,
         })
     }
@@ -112,6 +116,10 @@ impl AnonInode {
 }
 
 impl Inode for AnonInode {
+    fn state(&self) -> &InodeState {
+        &self.state
+    }
+
     fn metadata(&self) -> Result<Metadata> {
         let attributes = *self.attributes.lock();
         Ok(Metadata {

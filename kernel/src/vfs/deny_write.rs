@@ -1,6 +1,6 @@
 //! Files that are written and files that run exclude each other: ETXTBSY (open(2), execve(2)).
 //!
-//! Each inode of a regular file has a [`WriterCount`]; who writes or runs the file holds a guard.
+//! Each inode has a [`WriterCount`] in its state; who writes or runs the file holds a guard.
 //! One number serves both sides, so that of two that come at the same time exactly one wins.
 //! Neighbours: `open` takes [`WriteAccess`], `process::exec` takes [`WriteDenial`].
 
@@ -36,16 +36,14 @@ pub struct WriteAccess(Arc<dyn Inode>);
 impl WriteAccess {
     /// ETXTBSY while the file runs.
     pub fn new(inode: Arc<dyn Inode>) -> Result<WriteAccess> {
-        inode.writer_count().map_or(Ok(()), |count| count.enter(1))?;
+        inode.state().writers.enter(1)?;
         Ok(WriteAccess(inode))
     }
 }
 
 impl Drop for WriteAccess {
     fn drop(&mut self) {
-        if let Some(count) = self.0.writer_count() {
-            count.leave(1);
-        }
+        self.0.state().writers.leave(1);
     }
 }
 
@@ -55,15 +53,13 @@ pub struct WriteDenial(Arc<dyn Inode>);
 impl WriteDenial {
     /// ETXTBSY while the file is open for writing.
     pub fn new(inode: Arc<dyn Inode>) -> Result<WriteDenial> {
-        inode.writer_count().map_or(Ok(()), |count| count.enter(-1))?;
+        inode.state().writers.enter(-1)?;
         Ok(WriteDenial(inode))
     }
 }
 
 impl Drop for WriteDenial {
     fn drop(&mut self) {
-        if let Some(count) = self.0.writer_count() {
-            count.leave(-1);
-        }
+        self.0.state().writers.leave(-1);
     }
 }

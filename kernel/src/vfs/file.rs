@@ -3,16 +3,20 @@
 //! A [`File`] is POSIX's open file description: shared by dup and fork, with one position and one
 //! set of status flags. An [`FdTable`] maps small numbers to files; threads of a process share one.
 
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use core::any::Any;
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
 
 use super::path::Location;
+use super::permission::drop_privileges;
 use super::{FileOps, Inode, inotify, locks};
+use crate::base::sched::current;
 use crate::base::sync::Mutex;
+use crate::security::credentials::Credentials;
 use crate::vfs::deny_write::WriteAccess;
 
 /// A file descriptor.
@@ -36,14 +40,24 @@ pub struct File {
     pub position: Mutex<u64>,
     /// Identity, for epoll and record locks.
     pub id: u64,
-    /// Some epoll set watches it.
-    is_watched: AtomicBool,
+    /// Who is told when it is closed: its places in epoll sets.
+    watchers: SpinLock<Vec<Weak<dyn FileWatcher>>>,
+    /// Who opened it.
+    pub opener: Arc<Credentials>,
     /// Who gets signals about it (F_SETOWN).
     pub owner: AtomicI32,
     /// What policies have granted when it was opened.
     granted: u64,
     /// Keeps a regular file that may be written to from being executed.
     _write_access: Option<WriteAccess>,
+}
+
+/// Who wants to know of a file's end.
+pub trait FileWatcher: Send + Sync {
+    /// The last reference to the file has gone.
+    fn file_closed(&self);
+    /// For downcasts by whoever knows what watches.
+    fn as_any(&self) -> &dyn Any;
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -80,7 +94,8 @@ impl File {
             flags: AtomicU32::new(flags & !(raw::O_CREAT | raw::O_EXCL | raw::O_CLOEXEC)),
             position: Mutex::new(0),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            is_watched: AtomicBool::new(false),
+            watchers: SpinLock::new(Vec::new()),
+            opener: current().process.credentials(),
             owner: AtomicI32::new(0),
             granted,
             _write_access: write_access,
@@ -92,9 +107,26 @@ impl File {
         self.granted
     }
 
-    /// An epoll set watches it from now on: its end must be told.
-    pub fn set_watched(&self) {
-        self.is_watched.store(true, Ordering::SeqCst);
+    /// Tells `watcher` when the file is closed. ENOMEM.
+    pub fn watch(&self, watcher: Weak<dyn FileWatcher>) -> Result<()> {
+        let mut watchers = self.watchers.lock();
+        watchers.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        watchers.push(watcher);
+        Ok(())
+    }
+
+    /// Forgets a watcher. Whether it was there.
+    pub fn unwatch(&self, watcher: &Weak<dyn FileWatcher>) -> bool {
+        let mut watchers = self.watchers.lock();
+        let at = watchers.iter().position(|other| other.as_ptr().addr() == watcher.as_ptr().addr());
+        let found = at.map(|at| watchers.swap_remove(at));
+        drop(watchers);
+        found.is_some()
+    }
+
+    /// Who watches it.
+    pub fn watchers(&self) -> Vec<Arc<dyn FileWatcher>> {
+        self.watchers.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// What it does.
@@ -155,6 +187,17 @@ impl File {
 }
 
 impl File {
+    /// Its contents are about to change: it no longer gives rights to who executes it.
+    #[inline]
+    pub fn drop_privileges(&self) -> Result<()> {
+        match &self.location {
+            Some(location) if !location.inode().state().is_plain() => {
+                drop_privileges(&**location.inode(), &current().process.subject())
+            }
+            _ => Ok(()),
+        }
+    }
+
     #[cold]
     fn report_close(&self) {
         if let Some(location) = &self.location
@@ -170,8 +213,10 @@ impl File {
 impl Drop for File {
     fn drop(&mut self) {
         let ops = self.ops.clone();
-        if self.is_watched.load(Ordering::SeqCst) {
-            crate::ipc::epoll::file_closed(self.id);
+        for watcher in core::mem::take(self.watchers.get_mut()) {
+            if let Some(watcher) = watcher.upgrade() {
+                watcher.file_closed();
+            }
         }
         ops.release(self);
         locks::file_closed(self.id, || self.inode());

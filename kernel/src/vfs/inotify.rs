@@ -1,11 +1,12 @@
 //! Watching files and directories (inotify(7)).
 //!
 //! Why it is hard: everything that touches a file would have to report it, and hardly ever is
-//! anybody watching. So every report begins with one load ([`is_active`]); only then are watches
-//! looked for, by the address of the object, which stays while a watch holds its dentry.
+//! anybody watching. So every report begins with one load ([`is_active`]); only then is the object
+//! looked at, which has its watches ([`super::state::InodeState`]). A watch holds its object by the
+//! dentry.
 //!
-//! Locks: `WATCHES`, then an instance's `state`, then its wait queue. All are spin locks; dentries
-//! that watches held are dropped after them.
+//! Locks: an object's watches, then an instance's `state`, then its wait queue. All are spin locks;
+//! dentries that watches held are dropped after them.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::{Arc, Weak};
@@ -65,15 +66,14 @@ struct Watch {
     instance: Weak<Inotify>,
 }
 
-/// Watches by the address of the watched object.
-static WATCHES: SpinLock<BTreeMap<usize, Vec<Watch>>> = SpinLock::new(BTreeMap::new());
+/// The watches of one object.
+#[derive(Default)]
+pub struct Watches(SpinLock<Vec<Watch>>);
+
+/// How many watches there are.
 static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 static INSTANCES: AtomicUsize = AtomicUsize::new(0);
 static COOKIE: AtomicU32 = AtomicU32::new(1);
-
-fn key(inode: &Arc<dyn Inode>) -> usize {
-    Arc::as_ptr(inode).addr()
-}
 
 /// Whether anybody watches anything.
 #[inline(always)]
@@ -94,10 +94,11 @@ pub fn event(dentry: &Arc<Dentry>, mask: u32) {
 
 fn event_slow(dentry: &Arc<Dentry>, mask: u32) {
     let mask = mask | if dentry.is_directory() { raw::IN_ISDIR } else { 0 };
-    report(dentry.inode(), mask, 0, b"", false);
+    // Who watches the directory is told first.
     if let (Some(parent), name) = dentry.parent_and_name() {
         report(parent.inode(), mask, 0, &name, dentry.is_unlinked());
     }
+    report(dentry.inode(), mask, 0, b"", false);
 }
 
 /// A name of a directory came or went.
@@ -134,9 +135,10 @@ fn gone(victim: &Dentry) {
     if !victim.is_directory() && victim.inode().metadata().is_ok_and(|of| of.links > 0) {
         return;
     }
-    let is_directory = if victim.is_directory() { raw::IN_ISDIR } else { 0 };
-    report(victim.inode(), raw::IN_DELETE_SELF | is_directory, 0, b"", false);
-    let watches = WATCHES.lock().remove(&key(victim.inode())).unwrap_or_default();
+    // Events about the object itself do not say that it is a directory (inotify(7)).
+    report(victim.inode(), raw::IN_DELETE_SELF, 0, b"", false);
+    let Some(watches) = victim.inode().state().known_watches() else { return };
+    let watches = core::mem::take(&mut *watches.0.lock());
     for watch in watches {
         ACTIVE.fetch_sub(1, Ordering::Relaxed);
         if let Some(instance) = watch.instance.upgrade() {
@@ -159,9 +161,8 @@ pub fn renamed(dentry: &Arc<Dentry>, from: (&Arc<Dentry>, &[u8]), to: (&Arc<Dent
 fn report(inode: &Arc<dyn Inode>, mask: u32, cookie: u32, name: &[u8], unlinked: bool) {
     let mut told: Vec<(Arc<Inotify>, i32, bool)> = Vec::new();
     {
-        let mut watches = WATCHES.lock();
-        let Some(list) = watches.get_mut(&key(inode)) else { return };
-        list.retain(|watch| {
+        let Some(watches) = inode.state().known_watches() else { return };
+        watches.0.lock().retain(|watch| {
             let wanted = watch.mask & mask & ALL_EVENTS != 0;
             if !wanted || unlinked && watch.mask & raw::IN_EXCL_UNLINK != 0 {
                 return true;
@@ -173,9 +174,6 @@ fn report(inode: &Arc<dyn Inode>, mask: u32, cookie: u32, name: &[u8], unlinked:
             }
             !once
         });
-        if list.is_empty() {
-            watches.remove(&key(inode));
-        }
     }
     for (instance, wd, once) in told {
         instance.push(Event { wd, mask, cookie, name: name.to_vec() });
@@ -206,9 +204,7 @@ impl Inotify {
 
     /// Adds or changes a watch (inotify_add_watch(2)); `mask` has been checked to name an event.
     pub fn watch(&self, dentry: &Arc<Dentry>, mask: u32) -> Result<i32> {
-        let key = key(dentry.inode());
-        let mut watches = WATCHES.lock();
-        let list = watches.entry(key).or_default();
+        let mut list = dentry.inode().state().watches().0.lock();
         let mine = |watch: &&mut Watch| core::ptr::eq(watch.instance.as_ptr(), self);
         let kept = ALL_EVENTS | raw::IN_ONESHOT | raw::IN_EXCL_UNLINK;
         if let Some(watch) = list.iter_mut().find(mine) {
@@ -219,25 +215,20 @@ impl Inotify {
             watch.mask = old | mask & kept;
             return Ok(watch.wd);
         }
-        let result = if ACTIVE.load(Ordering::Relaxed) >= WATCHES_MAX {
-            Err(Errno::ENOSPC)
-        } else {
-            let wd = self.next.fetch_add(1, Ordering::Relaxed);
-            list.push(Watch { wd, mask: mask & kept, instance: self.this.clone() });
-            ACTIVE.fetch_add(1, Ordering::Relaxed);
-            self.state.lock().watched.insert(wd, dentry.clone());
-            Ok(wd)
-        };
-        if list.is_empty() {
-            watches.remove(&key);
+        if ACTIVE.load(Ordering::Relaxed) >= WATCHES_MAX || list.try_reserve(1).is_err() {
+            return Err(Errno::ENOSPC);
         }
-        result
+        let wd = self.next.fetch_add(1, Ordering::Relaxed);
+        list.push(Watch { wd, mask: mask & kept, instance: self.this.clone() });
+        ACTIVE.fetch_add(1, Ordering::Relaxed);
+        self.state.lock().watched.insert(wd, dentry.clone());
+        Ok(wd)
     }
 
     /// Ends a watch (inotify_rm_watch(2)); EINVAL if there is no such.
     pub fn unwatch(&self, wd: i32) -> Result<()> {
         let dentry = self.state.lock().watched.get(&wd).cloned().ok_or(Errno::EINVAL)?;
-        forget(key(dentry.inode()), |watch| {
+        forget(dentry.inode(), |watch| {
             watch.wd == wd && core::ptr::eq(watch.instance.as_ptr(), self)
         });
         self.end(wd);
@@ -286,21 +277,18 @@ impl Drop for Inotify {
         INSTANCES.fetch_sub(1, Ordering::Relaxed);
         let this: *const Inotify = self;
         for dentry in self.state.get_mut().watched.values() {
-            forget(key(dentry.inode()), |watch| core::ptr::eq(watch.instance.as_ptr(), this));
+            forget(dentry.inode(), |watch| core::ptr::eq(watch.instance.as_ptr(), this));
         }
     }
 }
 
 /// Removes watches of one object.
-fn forget(key: usize, which: impl Fn(&Watch) -> bool) {
-    let mut watches = WATCHES.lock();
-    let Some(list) = watches.get_mut(&key) else { return };
+fn forget(inode: &Arc<dyn Inode>, which: impl Fn(&Watch) -> bool) {
+    let Some(watches) = inode.state().known_watches() else { return };
+    let mut list = watches.0.lock();
     let before = list.len();
     list.retain(|watch| !which(watch));
     ACTIVE.fetch_sub(before - list.len(), Ordering::Relaxed);
-    if list.is_empty() {
-        watches.remove(&key);
-    }
 }
 
 impl Event {
@@ -326,9 +314,26 @@ impl Event {
 }
 
 impl FileOps for Inotify {
+    fn describe(&self, out: &mut dyn core::fmt::Write) {
+        let watched = self.state.lock().watched.clone();
+        for (wd, dentry) in watched {
+            let Some(watches) = dentry.inode().state().known_watches() else { continue };
+            let own =
+                |watch: &&Watch| watch.wd == wd && core::ptr::eq(watch.instance.as_ptr(), self);
+            let Some(mask) = watches.0.lock().iter().find(own).map(|watch| watch.mask) else {
+                continue;
+            };
+            let of = dentry.inode().metadata();
+            let (inode, device) = of.map_or((0, 0), |of| (of.inode, of.device));
+            // Text in memory has no error to give.
+            let _ = write!(out, "inotify wd:{wd:x} ino:{inode:x} sdev:{device:x} ");
+            let _ = writeln!(out, "mask:{mask:x} ignored_mask:0 ");
+        }
+    }
+
     fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
         let mut done = 0;
-        let mut next = if file.is_nonblocking() {
+        let mut next = if file.is_nonblocking() || !sink.may_wait() {
             self.pop(sink.left()).ok_or(Errno::EAGAIN)?
         } else {
             self.readable.wait(|| self.pop(sink.left()))?

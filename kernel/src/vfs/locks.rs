@@ -5,13 +5,16 @@
 //! of that open file is closed. Closing must cost nothing where no lock exists, so both begin with
 //! a load of a counter.
 //!
-//! Locks of one file are kept by the object's address; the table holds the object while it has any.
-//! Waiters all wait on one queue and look again when any lock goes: file locks are rare.
+//! An object has its own locks and its own waiters ([`super::state::InodeState`]): who unlocks
+//! wakes those who wait for the same file and no others. Each owner's ranges are in order and do
+//! not overlap, so that a program with thousands of them is served by binary search. What is shared
+//! by all is asked for rarely: who waits for whom (when somebody waits), and which objects have
+//! locks (when one gets its first, and for /proc/locks).
 
 use alloc::collections::BTreeMap;
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use abi::{Errno, Result};
 use machine::sync::SpinLock;
@@ -23,6 +26,8 @@ use crate::base::sync::WaitQueue;
 const LOCKS_MAX: usize = 8192;
 /// Longest chain of waiters looked at for a deadlock.
 const CHAIN_MAX: usize = 64;
+/// Objects in [`LISTED`] before the first that are gone are taken out.
+const LISTED_MIN: usize = 64;
 
 /// Who holds a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,62 +55,209 @@ pub struct Lock {
     pub pid: i32,
 }
 
-struct Held {
-    inode: Arc<dyn Inode>,
-    locks: Vec<Lock>,
+/// Locked bytes `start..=end` of one owner.
+#[derive(Clone, Copy)]
+struct Range {
+    start: u64,
+    end: u64,
+    exclusive: bool,
+    pid: i32,
 }
 
-static HELD: SpinLock<BTreeMap<usize, Held>> = SpinLock::new(BTreeMap::new());
+/// What one owner has locked: in order, without overlap, neighbours of one kind joined.
+struct Holder {
+    owner: Owner,
+    ranges: Vec<Range>,
+}
+
+/// The locks of one object. Flocks only meet flocks, record locks only record locks.
+#[derive(Default)]
+struct Held {
+    records: Vec<Holder>,
+    flocks: Vec<Holder>,
+}
+
+/// The locks of one object, and who waits for them.
+#[derive(Default)]
+pub struct FileLocks {
+    held: SpinLock<Held>,
+    released: WaitQueue,
+    /// It is in [`LISTED`].
+    is_listed: AtomicBool,
+}
+
 /// How many locks there are; an upper bound where no lock is taken.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-static RELEASED: WaitQueue = WaitQueue::new();
 /// Who waits for whom, for deadlocks among processes.
 static WAITING: SpinLock<BTreeMap<Owner, Owner>> = SpinLock::new(BTreeMap::new());
+/// Objects that have had locks.
+static LISTED: SpinLock<Vec<Weak<dyn Inode>>> = SpinLock::new(Vec::new());
 
-fn key(inode: &Arc<dyn Inode>) -> usize {
-    Arc::as_ptr(inode).addr()
+impl Holder {
+    /// The ranges that have bytes of `start..=end`.
+    fn overlapping(&self, start: u64, end: u64) -> core::ops::Range<usize> {
+        let first = self.ranges.partition_point(|range| range.end < start);
+        let last = self.ranges.partition_point(|range| range.start <= end);
+        first..last.max(first)
+    }
+
+    /// The first range in the way of `wanted`, which is another owner's.
+    fn conflict(&self, wanted: &Lock) -> Option<&Range> {
+        let overlapping = &self.ranges[self.overlapping(wanted.start, wanted.end)];
+        overlapping.iter().find(|range| range.exclusive || wanted.exclusive)
+    }
+
+    /// Locks (`new`), or unlocks, bytes `start..=end` in place of what was there. Whether others
+    /// may get more than before. Room for two more ranges is there.
+    fn set(&mut self, start: u64, end: u64, new: Option<Range>) -> bool {
+        let mut old = self.overlapping(start, end);
+        let changed = !old.is_empty();
+        let mut pieces: [Option<Range>; 3] = [None, new, None];
+        if changed {
+            let (first, last) = (self.ranges[old.start], self.ranges[old.end - 1]);
+            pieces[0] = (first.start < start).then(|| Range { end: start - 1, ..first });
+            pieces[2] = (last.end > end).then(|| Range { start: end + 1, ..last });
+        }
+        if let Some(mut new) = new {
+            if pieces[0].is_none() && old.start > 0 && self.ranges[old.start - 1].end + 1 == start {
+                old.start -= 1;
+                pieces[0] = Some(self.ranges[old.start]);
+            }
+            let next = self.ranges.get(old.end).copied();
+            if pieces[2].is_none() && next.is_some_and(|next| next.start - 1 == end) {
+                old.end += 1;
+                pieces[2] = next;
+            }
+            if let Some(before) = pieces[0].take_if(|piece| piece.exclusive == new.exclusive) {
+                new.start = before.start;
+            }
+            if let Some(after) = pieces[2].take_if(|piece| piece.exclusive == new.exclusive) {
+                new.end = after.end;
+            }
+            pieces[1] = Some(new);
+        }
+        self.ranges.splice(old, pieces.into_iter().flatten());
+        changed
+    }
 }
 
-impl Lock {
-    fn overlaps(&self, other: &Lock) -> bool {
-        self.start <= other.end && other.start <= self.end
+impl Held {
+    fn of(&mut self, owner: Owner) -> &mut Vec<Holder> {
+        if matches!(owner, Owner::Flock(_)) { &mut self.flocks } else { &mut self.records }
     }
 
-    /// Flocks only meet flocks, record locks only record locks.
-    fn is_same_kind(&self, other: &Lock) -> bool {
-        matches!(self.owner, Owner::Flock(_)) == matches!(other.owner, Owner::Flock(_))
+    /// The first lock in the way of `wanted`.
+    fn conflict(&mut self, wanted: &Lock) -> Option<Lock> {
+        let others = self.of(wanted.owner).iter().filter(|holder| holder.owner != wanted.owner);
+        let found = others.filter_map(|holder| Some((holder.owner, *holder.conflict(wanted)?)));
+        let (owner, Range { start, end, exclusive, pid }) =
+            found.min_by_key(|(_, range)| range.start)?;
+        Some(Lock { owner, exclusive, start, end, pid })
+    }
+}
+
+impl FileLocks {
+    /// The lock in the way, or None: it is taken.
+    fn try_acquire(&self, wanted: &Lock) -> Result<Option<Lock>> {
+        let weakened = {
+            let mut held = self.held.lock();
+            if let Some(blocker) = held.conflict(wanted) {
+                return Ok(Some(blocker));
+            }
+            if COUNT.load(Ordering::Relaxed) >= LOCKS_MAX {
+                return Err(Errno::ENOLCK);
+            }
+            let holders = held.of(wanted.owner);
+            let at = match holders.iter().position(|holder| holder.owner == wanted.owner) {
+                Some(at) => at,
+                None => {
+                    holders.try_reserve(1).map_err(|_| Errno::ENOLCK)?;
+                    holders.push(Holder { owner: wanted.owner, ranges: Vec::new() });
+                    holders.len() - 1
+                }
+            };
+            let holder = &mut holders[at];
+            // What it adds, and the pieces that a later release may cut it into.
+            holder.ranges.try_reserve(4).map_err(|_| Errno::ENOLCK)?;
+            let Lock { start, end, exclusive, pid, .. } = *wanted;
+            let before = holder.ranges.len();
+            let weakened = holder.set(start, end, Some(Range { start, end, exclusive, pid }));
+            count(before, holder.ranges.len());
+            weakened
+        };
+        if weakened {
+            self.released.wake_all(0);
+        }
+        Ok(None)
     }
 
-    fn conflicts(&self, other: &Lock) -> bool {
-        self.owner != other.owner
-            && (self.exclusive || other.exclusive)
-            && self.is_same_kind(other)
-            && self.overlaps(other)
+    fn release(&self, range: &Lock) {
+        let unused = {
+            let mut held = self.held.lock();
+            let holders = held.of(range.owner);
+            let Some(at) = holders.iter().position(|holder| holder.owner == range.owner) else {
+                return;
+            };
+            let holder = &mut holders[at];
+            let before = holder.ranges.len();
+            if !holder.set(range.start, range.end, None) {
+                return;
+            }
+            count(before, holder.ranges.len());
+            if holder.ranges.is_empty() { Some(holders.swap_remove(at)) } else { None }
+        };
+        drop(unused);
+        self.released.wake_all(0);
     }
+}
+
+fn count(before: usize, after: usize) {
+    COUNT.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
 }
 
 /// The first lock in the way of `wanted` (F_GETLK).
-pub fn conflict(inode: &Arc<dyn Inode>, wanted: &Lock) -> Option<Lock> {
-    let held = HELD.lock();
-    let locks = &held.get(&key(inode))?.locks;
-    locks.iter().filter(|lock| lock.conflicts(wanted)).min_by_key(|lock| lock.start).copied()
+pub fn conflict(inode: &dyn Inode, wanted: &Lock) -> Option<Lock> {
+    inode.state().known_locks()?.held.lock().conflict(wanted)
 }
 
 /// Takes a lock, in place of what the owner holds of these bytes. EAGAIN if it is held by another
 /// and not `wait`; EDEADLK if waiting could never end; ENOLCK if there are too many.
+///
+/// The wait ends when the lock is free: each release of a lock of this object looks again.
 pub fn acquire(inode: &Arc<dyn Inode>, wanted: &Lock, wait: bool) -> Result<()> {
-    match try_acquire(inode, wanted)? {
+    let locks = inode.state().locks();
+    list(inode, locks)?;
+    match locks.try_acquire(wanted)? {
         None => return Ok(()),
         Some(_) if !wait => return Err(Errno::EAGAIN),
         Some(_) => {}
     }
-    let result = RELEASED.wait(|| match try_acquire(inode, wanted) {
+    let result = locks.released.wait(|| match locks.try_acquire(wanted) {
         Ok(None) => Some(Ok(())),
         Ok(Some(blocker)) => note_wait(wanted.owner, blocker.owner).err().map(Err),
         Err(error) => Some(Err(error)),
     });
     WAITING.lock().remove(&wanted.owner);
     result?
+}
+
+/// Remembers that the object has locks.
+fn list(inode: &Arc<dyn Inode>, locks: &FileLocks) -> Result<()> {
+    if locks.is_listed.load(Ordering::Relaxed) || locks.is_listed.swap(true, Ordering::Relaxed) {
+        return Ok(());
+    }
+    let mut listed = LISTED.lock();
+    if listed.len() >= LISTED_MIN && listed.len() == listed.capacity() {
+        listed.retain(|inode| inode.strong_count() > 0);
+    }
+    let reserved = listed.try_reserve(1);
+    if reserved.is_ok() {
+        listed.push(Arc::downgrade(inode));
+        return Ok(());
+    }
+    drop(listed);
+    locks.is_listed.store(false, Ordering::Relaxed);
+    Err(Errno::ENOLCK)
 }
 
 /// Remembers who waits for whom; EDEADLK if that closes a circle of processes.
@@ -128,91 +280,18 @@ fn note_wait(waiter: Owner, blocker: Owner) -> Result<()> {
     Ok(())
 }
 
-/// The lock in the way, or None: it is taken.
-fn try_acquire(inode: &Arc<dyn Inode>, wanted: &Lock) -> Result<Option<Lock>> {
-    let mut held = HELD.lock();
-    let entry =
-        held.entry(key(inode)).or_insert_with(|| Held { inode: inode.clone(), locks: Vec::new() });
-    if let Some(blocker) = entry.locks.iter().find(|lock| lock.conflicts(wanted)) {
-        return Ok(Some(*blocker));
-    }
-    if COUNT.load(Ordering::Relaxed) >= LOCKS_MAX {
-        return Err(Errno::ENOLCK);
-    }
-    // What it adds, and the pieces that a later release may cut it into.
-    entry.locks.try_reserve(4).map_err(|_| Errno::ENOLCK)?;
-    let before = entry.locks.len();
-    let weakened = cut(&mut entry.locks, wanted);
-    join(&mut entry.locks, *wanted);
-    count(before, entry.locks.len());
-    drop(held);
-    if weakened {
-        RELEASED.wake_all(0);
-    }
-    Ok(None)
-}
-
 /// Gives back what the owner of `range` holds of its bytes.
-pub fn release(inode: &Arc<dyn Inode>, range: &Lock) {
-    let mut held = HELD.lock();
-    let Some(entry) = held.get_mut(&key(inode)) else { return };
-    let before = entry.locks.len();
-    let changed = cut(&mut entry.locks, range);
-    count(before, entry.locks.len());
-    let empty = entry.locks.is_empty();
-    let unused = if empty { held.remove(&key(inode)) } else { None };
-    drop(held);
-    drop(unused);
-    if changed {
-        RELEASED.wake_all(0);
+pub fn release(inode: &dyn Inode, range: &Lock) {
+    if let Some(locks) = inode.state().known_locks() {
+        locks.release(range);
     }
-}
-
-fn count(before: usize, after: usize) {
-    COUNT.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
-}
-
-/// Takes the bytes of `range` away from the owner's locks. Whether that changed any.
-fn cut(locks: &mut Vec<Lock>, range: &Lock) -> bool {
-    let mut pieces = Vec::new();
-    let before = locks.len();
-    locks.retain(|lock| {
-        if lock.owner != range.owner || !lock.overlaps(range) {
-            return true;
-        }
-        if lock.start < range.start {
-            pieces.push(Lock { end: range.start - 1, ..*lock });
-        }
-        if lock.end > range.end {
-            pieces.push(Lock { start: range.end + 1, ..*lock });
-        }
-        false
-    });
-    let changed = locks.len() != before;
-    locks.extend(pieces);
-    changed
-}
-
-/// Adds a lock, joined with the owner's neighbours of the same kind.
-fn join(locks: &mut Vec<Lock>, mut new: Lock) {
-    locks.retain(|lock| {
-        let touches = lock.end.checked_add(1) == Some(new.start)
-            || new.end.checked_add(1) == Some(lock.start);
-        let joins = touches && lock.owner == new.owner && lock.exclusive == new.exclusive;
-        if joins {
-            new.start = new.start.min(lock.start);
-            new.end = new.end.max(lock.end);
-        }
-        !joins
-    });
-    locks.push(new);
 }
 
 /// A descriptor of the file was closed by the process with this table of descriptors.
 #[inline(always)]
 pub fn descriptor_closed(table: usize, inode: impl FnOnce() -> Arc<dyn Inode>) {
     if COUNT.load(Ordering::Relaxed) != 0 {
-        release_all(&inode(), &[Owner::Process(table)]);
+        release_all(&*inode(), &[Owner::Process(table)]);
     }
 }
 
@@ -220,23 +299,40 @@ pub fn descriptor_closed(table: usize, inode: impl FnOnce() -> Arc<dyn Inode>) {
 #[inline(always)]
 pub fn file_closed(id: u64, inode: impl FnOnce() -> Arc<dyn Inode>) {
     if COUNT.load(Ordering::Relaxed) != 0 {
-        release_all(&inode(), &[Owner::OpenFile(id), Owner::Flock(id)]);
+        release_all(&*inode(), &[Owner::OpenFile(id), Owner::Flock(id)]);
     }
 }
 
 #[cold]
-fn release_all(inode: &Arc<dyn Inode>, owners: &[Owner]) {
+fn release_all(inode: &dyn Inode, owners: &[Owner]) {
     for &owner in owners {
         release(inode, &Lock { owner, exclusive: false, start: 0, end: u64::MAX, pid: 0 });
     }
 }
 
+/// Every lock of an object.
+pub fn of(inode: &dyn Inode) -> Vec<Lock> {
+    let mut all = Vec::new();
+    let Some(locks) = inode.state().known_locks() else { return all };
+    let held = locks.held.lock();
+    for Holder { owner, ranges } in held.records.iter().chain(&held.flocks) {
+        all.extend(ranges.iter().map(|&Range { start, end, exclusive, pid }| Lock {
+            owner: *owner,
+            exclusive,
+            start,
+            end,
+            pid,
+        }));
+    }
+    all
+}
+
 /// Every lock, with its object, for /proc/locks.
 pub fn all() -> Vec<(Arc<dyn Inode>, Lock)> {
-    let held = HELD.lock();
-    let each = |held: &Held| {
-        let inode = held.inode.clone();
-        held.locks.iter().map(move |lock| (inode.clone(), *lock)).collect::<Vec<_>>()
+    let listed: Vec<Arc<dyn Inode>> = LISTED.lock().iter().filter_map(Weak::upgrade).collect();
+    let each = |inode: Arc<dyn Inode>| {
+        let locks = of(&*inode);
+        locks.into_iter().map(move |lock| (inode.clone(), lock))
     };
-    held.values().flat_map(each).collect()
+    listed.into_iter().flat_map(each).collect()
 }

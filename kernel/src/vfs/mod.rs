@@ -35,8 +35,10 @@ pub mod page_cache;
 pub mod path;
 pub mod path_file;
 pub mod permission;
+pub mod state;
 
 pub use file::{Fd, FdTable, File};
+pub use state::InodeState;
 
 /// Kinds of objects, with the numbers of `st_mode >> 12` and `d_type` (inode(7), readdir(3)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,6 +153,8 @@ pub trait Inode: Send + Sync + Any {
     fn set_attributes(&self, changes: &SetAttributes) -> Result<()>;
     /// Kind, without asking the device for all attributes.
     fn file_type(&self) -> FileType;
+    /// What the kernel hangs on it.
+    fn state(&self) -> &InodeState;
     /// The file system it belongs to.
     fn file_system(&self) -> Arc<dyn FileSystem>;
 
@@ -201,10 +205,6 @@ pub trait Inode: Send + Sync + Any {
     }
     /// The contents of a regular file, for reading, writing, executing and mapping.
     fn page_cache(&self) -> Option<Arc<PageCache>> {
-        None
-    }
-    /// Who writes to a regular file, or runs it; None where neither keeps the other out.
-    fn writer_count(&self) -> Option<&crate::vfs::deny_write::WriterCount> {
         None
     }
     /// Whether its contents may not be changed through shared mappings any more (F_SEAL_WRITE).
@@ -300,6 +300,17 @@ pub trait FileOps: Send + Sync + Any {
     fn is_seekable(&self) -> bool {
         false
     }
+    /// Whether it matters where a seekable file is read: of devices like /dev/null it does not, and
+    /// their position stays 0.
+    fn has_positions(&self) -> bool {
+        true
+    }
+    /// Whether epoll(7) takes it: what is always ready it refuses.
+    fn is_pollable(&self) -> bool {
+        !self.is_seekable()
+    }
+    /// What /proc/PID/fdinfo says of it beside what it says of every file (proc(5)).
+    fn describe(&self, _out: &mut dyn core::fmt::Write) {}
     /// Registers with `table` and tells what can be done now.
     fn poll(&self, _file: &File, _table: &mut PollTable) -> u32 {
         events::READABLE | events::WRITABLE

@@ -11,8 +11,8 @@
 //! Not done: mount propagation (shared, slave) is accepted and ignored, as with one namespace
 //! nobody receives it.
 //!
-//! Locks: [`dentry::lock_moves`] for every change, so that what is decided by where mounts are stays
-//! true until it is done; inside it, and inside everything but buckets of names and places of
+//! Locks: [`dentry::lock_moves`] for every change, so that what is decided by where mounts are
+//! stays true until it is done; inside it, and inside everything but buckets of names and places of
 //! dentries, the table's lock.
 
 use alloc::collections::BTreeMap;
@@ -21,11 +21,13 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
-use machine::sync::SpinLock;
+use machine::sync::{Once, SpinLock};
 
 use super::FileSystem;
 use super::dentry::{self, Dentry, Move};
 use super::path::Location;
+use crate::base::poll::events;
+use crate::base::sync::WaitQueue;
 
 /// Most mounts at once.
 pub const MOUNTS_MAX: usize = 4096;
@@ -134,6 +136,19 @@ struct Table {
 
 static TABLE: SpinLock<Table> = SpinLock::new(Table { all: Vec::new(), covering: BTreeMap::new() });
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+static CHANGES: AtomicU64 = AtomicU64::new(0);
+
+/// How often mounts have changed, and the queue that is woken when they do.
+pub fn changes() -> (u64, &'static Arc<WaitQueue>) {
+    static QUEUE: Once<Arc<WaitQueue>> = Once::new();
+    (CHANGES.load(Ordering::SeqCst), QUEUE.call_once(|| Arc::new(WaitQueue::new())))
+}
+
+/// Mounts have changed: whoever waits for that is told. Under no spin lock.
+fn changed() {
+    CHANGES.fetch_add(1, Ordering::SeqCst);
+    changes().1.wake_all(events::PRI | events::ERR);
+}
 
 /// A file system that is mounted nowhere in the tree, and yet gives [`Location`]s: for memfd and
 /// for what only descriptors name.
@@ -216,8 +231,8 @@ pub fn bind(from: &Location, place: &Location, recursive: bool) -> Result<()> {
     Ok(())
 }
 
-/// Puts a mount over `place`; ENOTDIR unless both or neither are directories, EINVAL if the place is
-/// in no mount any more.
+/// Puts a mount over `place`; ENOTDIR unless both or neither are directories, EINVAL if the place
+/// is in no mount any more.
 fn attach(mount: Arc<Mount>, place: &Location) -> Result<Arc<Mount>> {
     if mount.root.is_directory() != place.dentry.is_directory() {
         return Err(Errno::ENOTDIR);
@@ -245,6 +260,7 @@ fn attach(mount: Arc<Mount>, place: &Location) -> Result<Arc<Mount>> {
     table.all.push(mount.clone());
     drop(table);
     drop(change);
+    changed();
     if !place.mount.fs.caches_names() {
         // Names of this file system are not cached, but this one must lead here from now on.
         dentry::pin(&place.dentry);
@@ -258,6 +274,7 @@ pub fn remount(at: &Location, flags: u32) -> Result<()> {
         return Err(Errno::EINVAL);
     }
     at.mount.flags.store(flags & KEPT_FLAGS, Ordering::Relaxed);
+    changed();
     Ok(())
 }
 
@@ -301,6 +318,7 @@ pub fn unmount(at: &Location, detach: bool) -> Result<()> {
     drop(table);
     drop(change);
     drop(moves);
+    changed();
     for place in places.iter().filter(|place| !place.mount.fs.caches_names()) {
         dentry::unpin(&place.dentry);
     }
@@ -336,6 +354,8 @@ pub fn move_mount(from: &Location, to: &Location) -> Result<()> {
         return Err(Errno::EINVAL);
     }
     relocate(&mut table, &from.mount, Some(to.clone()));
+    drop(table);
+    changed();
     Ok(())
 }
 
@@ -382,6 +402,7 @@ pub fn pivot_root(old: &Location, new: &Location, put_old: &Location) -> Result<
     }
     drop(table);
     drop(new_place);
+    changed();
     Ok(())
 }
 

@@ -124,7 +124,8 @@ fn owner_and_mode(
     }
     if what.file_type == FileType::Directory {
         mode |= 0o2000;
-    } else if mode & 0o2010 == 0o2010
+    } else if what.mode & 0o2010 == 0o2010
+        // Asked for, whatever the umask leaves of it: group execution may be given later.
         && !who.in_group(parent.gid)
         && !who.capable(Capability::Fsetid)
     {

@@ -126,13 +126,20 @@ pub fn open_location(
     }
     let granted = ask(context, &location, flags)?;
     let access = write_access(&location, flags)?;
-    if !created && flags & raw::O_TRUNC != 0 && location.file_type() == FileType::Regular {
+    let truncates =
+        !created && flags & raw::O_TRUNC != 0 && location.file_type() == FileType::Regular;
+    if truncates {
         hooks::path_truncate((context, &location))?;
+        permission::drop_privileges(&**location.inode(), &context.subject)?;
         let changes = SetAttributes { size: Some(0), ..SetAttributes::default() };
         location.inode().set_attributes(&changes)?;
-        inotify::event(&location.dentry, raw::IN_MODIFY);
     }
-    open_inode(location, flags, access, granted)
+    let dentry = location.dentry.clone();
+    let file = open_inode(location, flags, access, granted)?;
+    if truncates {
+        inotify::event(&dentry, raw::IN_MODIFY);
+    }
+    Ok(file)
 }
 
 /// What the policies grant to whoever opens this.

@@ -5,9 +5,14 @@
 //! A page is a reference-counted frame. Programs that map the file share the cache's frame, so
 //! reads, writes and mappings always agree.
 //!
-//! Locks: `fill` (sleeps; one filler at a time), then `pages` (a spin lock, never held over a
-//! copy). The lock of an address space may be held by callers of `page`; `set_size` and `punch`
-//! take it themselves and must be called without it.
+//! Why it is hard: the backend may take as long as it likes, and nobody else's page waits for it. So
+//! no lock is held while it is asked. A page says itself what is going on with it ([`State`]): who
+//! finds one that is being read waits for that page and then looks again, since it may be gone by
+//! then; who dirties one that is being written back leaves it dirty.
+//!
+//! Locks: `resizing` (sleeps; held while the file gets shorter), then `pages` (a spin lock, never
+//! held over a copy). The lock of an address space may be held by callers of `page`; `set_size` and
+//! `punch` take it themselves and must be called without it.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -19,7 +24,7 @@ use machine::frame::{Frame, PAGE_SIZE};
 use machine::sync::SpinLock;
 
 use crate::base::io::{Sink, Source};
-use crate::base::sync::Mutex;
+use crate::base::sync::{Mutex, WaitQueue};
 use crate::mm::Mm;
 
 /// Where the data of a file lasts.
@@ -30,13 +35,47 @@ pub trait PageBackend: Send + Sync {
     fn write_pages(&self, first: u64, frames: &[Frame], len: usize) -> Result<()>;
 }
 
+/// What is going on with a page.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The backend is asked for it: its contents mean nothing yet.
+    Reading,
+    /// As the backend has it.
+    UpToDate,
+    /// Differs from the backend.
+    Dirty,
+    /// Is on its way to the backend, and has not been changed since it set out.
+    Writeback,
+    /// Is on its way, and has been changed since: has to go again, but not before it has arrived.
+    WritebackDirty,
+}
+
 struct Page {
     frame: Frame,
-    /// Differs from the backend.
-    dirty: bool,
+    state: State,
     /// A program may write to it through a mapping at any moment: dirty after every write-back.
     mapped_writable: bool,
 }
+
+impl Page {
+    /// It is about to be used; `for_write` makes it dirty.
+    fn touch(&mut self, for_write: bool) {
+        if for_write {
+            self.state = if self.is_in_writeback() { State::WritebackDirty } else { State::Dirty };
+        }
+    }
+
+    fn is_in_writeback(&self) -> bool {
+        matches!(self.state, State::Writeback | State::WritebackDirty)
+    }
+
+    fn is_clean(&self) -> bool {
+        self.state == State::UpToDate
+    }
+}
+
+/// How often a page may be gone again when it has been read, before that counts as an error.
+const READS_MAX: usize = 64;
 
 /// Pages read at once from a backend: 256 KiB.
 const READ_AHEAD_PAGES: u64 = 64;
@@ -51,7 +90,9 @@ pub struct PageCache {
     backend: Option<Arc<dyn PageBackend>>,
     size: AtomicU64,
     pages: SpinLock<BTreeMap<u64, Page>>,
-    fill: Mutex<()>,
+    /// Woken when pages have been read or written back.
+    settled: WaitQueue,
+    resizing: Mutex<()>,
     mappers: SpinLock<Mappers>,
 }
 
@@ -92,7 +133,8 @@ impl PageCache {
             backend,
             size: AtomicU64::new(size),
             pages: SpinLock::new(BTreeMap::new()),
-            fill: Mutex::new(()),
+            settled: WaitQueue::new(),
+            resizing: Mutex::new(()),
             mappers: SpinLock::new(Mappers::default()),
         });
         if reclaimable {
@@ -116,23 +158,25 @@ impl PageCache {
         if size > MAX_FILE_SIZE {
             return Err(Errno::EFBIG);
         }
-        let fill = self.fill.lock();
+        let resizing = self.resizing.lock();
         let old = self.size.swap(size, Ordering::AcqRel);
         if size < old {
             self.zero_part(size, size.next_multiple_of(PAGE));
             let removed = self.take_range(size.div_ceil(PAGE), u64::MAX);
-            drop(fill);
+            drop(resizing);
             self.unmap(size.div_ceil(PAGE), u64::MAX);
             drop(removed);
         }
         Ok(())
     }
 
-    /// Forgets clean pages because the file behind the cache has changed.
+    /// Forgets clean pages, and those that are being read, because the file behind the cache has
+    /// changed.
     pub fn invalidate(&self) {
         let clean: Vec<u64> = {
             let pages = self.pages.lock();
-            pages.iter().filter(|(_, p)| !p.dirty).map(|(&index, _)| index).collect()
+            let is_old = |page: &Page| page.is_clean() || page.state == State::Reading;
+            pages.iter().filter(|(_, page)| is_old(page)).map(|(&index, _)| index).collect()
         };
         for index in clean {
             let removed = self.take_range(index, index + 1);
@@ -142,9 +186,8 @@ impl PageCache {
     }
 
     /// Takes pages `[first, end)` out. The caller unmaps them from programs, without holding
-    /// `fill`: a fault holds the lock of its address space while it fills a page, and unmapping
-    /// takes that lock. A page that a fault brings in meanwhile loses its mapping and is mapped
-    /// again.
+    /// `resizing`: unmapping takes the locks of address spaces. A page that a fault brings in
+    /// meanwhile loses its mapping and is mapped again.
     fn take_range(&self, first: u64, end: u64) -> Vec<Page> {
         let mut pages = self.pages.lock();
         pages.extract_if(first..end.max(first), |_, _| true).map(|(_, page)| page).collect()
@@ -166,21 +209,35 @@ impl PageCache {
         self.mappers.lock().add(mm);
     }
 
-    /// Zeroes bytes `[from, to)` of one page, if it is there.
+    /// Zeroes bytes `[from, to)` of one page, if it is there. One that is being read may come with
+    /// what was there before: it is forgotten, and read again.
     fn zero_part(&self, from: u64, to: u64) {
-        if from < to
-            && let Some(frame) = self.resident(from / PAGE)
-        {
-            frame.zero((from % PAGE) as usize, (to - from) as usize);
-            if let Some(page) = self.pages.lock().get_mut(&(from / PAGE)) {
-                page.dirty = true;
+        if from >= to {
+            return;
+        }
+        let index = from / PAGE;
+        let (frame, forgotten) = {
+            let mut pages = self.pages.lock();
+            match pages.get_mut(&index) {
+                Some(page) if page.state == State::Reading => (None, pages.remove(&index)),
+                Some(page) => {
+                    page.touch(true);
+                    (Some(page.frame.clone()), None)
+                }
+                None => (None, None),
             }
+        };
+        drop(forgotten);
+        if let Some(frame) = frame {
+            frame.zero((from % PAGE) as usize, (to - from) as usize);
         }
     }
 
-    /// The page at `index`, if it is in memory.
+    /// The page at `index`, if its contents are in memory.
     pub fn resident(&self, index: u64) -> Option<Frame> {
-        self.pages.lock().get(&index).map(|page| page.frame.clone())
+        let pages = self.pages.lock();
+        let page = pages.get(&index).filter(|page| page.state != State::Reading)?;
+        Some(page.frame.clone())
     }
 
     /// The pages from `index` on that are in memory and not past the end, each in its place.
@@ -188,7 +245,9 @@ impl PageCache {
         let end = self.size().div_ceil(PAGE).min(index + run.len() as u64);
         if index < end {
             for (&at, page) in self.pages.lock().range(index..end) {
-                run[(at - index) as usize] = Some(page.frame.clone());
+                if page.state != State::Reading {
+                    run[(at - index) as usize] = Some(page.frame.clone());
+                }
             }
         }
     }
@@ -229,56 +288,122 @@ impl PageCache {
     }
 
     fn get_or_fill(&self, index: u64, for_write: bool, read: bool) -> Result<Frame> {
-        if let Some(page) = self.pages.lock().get_mut(&index) {
-            page.dirty |= for_write;
-            return Ok(page.frame.clone());
-        }
-        let _fill = self.fill.lock();
-        if let Some(page) = self.pages.lock().get_mut(&index) {
-            page.dirty |= for_write;
-            return Ok(page.frame.clone());
+        for _ in 0..READS_MAX {
+            match self.pages.lock().get_mut(&index) {
+                Some(page) if page.state != State::Reading => {
+                    page.touch(for_write);
+                    return Ok(page.frame.clone());
+                }
+                Some(_) => {}
+                None => break,
+            }
+            self.wait_read(index);
         }
         match &self.backend {
-            Some(backend) if read => self.read_ahead(backend.as_ref(), index)?,
-            Some(_) => self.insert(index, crate::mm::alloc_zeroed()?),
+            Some(backend) if read => self.read_and_get(backend.as_ref(), index, for_write),
+            Some(_) => self.get_or_insert(index, crate::mm::alloc_zeroed()?, for_write),
             // The cache is the file: it stays when the program that writes to it is gone.
             None => {
                 crate::mm::check_room_for_files()?;
-                self.insert(index, crate::mm::alloc_zeroed()?);
+                self.get_or_insert(index, crate::mm::alloc_zeroed()?, for_write)
             }
         }
+    }
+
+    /// Waits until the page is not being read: it is there, or gone. The backend's answer, or its
+    /// end, ends the wait.
+    fn wait_read(&self, index: u64) {
+        self.settled.wait_uninterruptible(|| {
+            let pages = self.pages.lock();
+            pages.get(&index).is_none_or(|page| page.state != State::Reading).then_some(())
+        });
+    }
+
+    /// The page, read if it is not there. EIO if it is gone each time, or does not come.
+    fn read_and_get(
+        &self,
+        backend: &dyn PageBackend,
+        index: u64,
+        for_write: bool,
+    ) -> Result<Frame> {
+        for _ in 0..READS_MAX {
+            self.read_ahead(backend, index)?;
+            match self.pages.lock().get_mut(&index) {
+                Some(page) if page.state != State::Reading => {
+                    page.touch(for_write);
+                    return Ok(page.frame.clone());
+                }
+                // Somebody else is at it.
+                Some(_) => {}
+                None => continue,
+            }
+            self.wait_read(index);
+        }
+        Err(Errno::EIO)
+    }
+
+    /// The page that is there, or else this one. One that is being read is replaced: its reader
+    /// finds that out.
+    fn get_or_insert(&self, index: u64, frame: Frame, for_write: bool) -> Result<Frame> {
+        let state = if for_write { State::Dirty } else { State::UpToDate };
         let mut pages = self.pages.lock();
-        let page = pages.get_mut(&index).ok_or(Errno::EIO)?;
-        page.dirty |= for_write;
-        Ok(page.frame.clone())
+        if let Some(page) = pages.get_mut(&index).filter(|page| page.state != State::Reading) {
+            page.touch(for_write);
+            return Ok(page.frame.clone());
+        }
+        let page = Page { frame: frame.clone(), state, mapped_writable: false };
+        let old = pages.insert(index, page);
+        drop(pages);
+        drop(old);
+        Ok(frame)
     }
 
-    fn insert(&self, index: u64, frame: Frame) {
-        let page = Page { frame, dirty: false, mapped_writable: false };
-        self.pages.lock().insert(index, page);
-    }
-
-    /// Reads the missing pages from `index` on, up to the next one that is there.
+    /// Reads the missing pages from `index` on, up to the next one that is there or on its way;
+    /// nothing if that is `index` itself.
     fn read_ahead(&self, backend: &dyn PageBackend, index: u64) -> Result<()> {
         keep_reserve();
-        let end = self.size().div_ceil(PAGE).min(index + READ_AHEAD_PAGES);
-        let end = {
-            let pages = self.pages.lock();
-            pages.range(index..end.max(index + 1)).next().map_or(end, |(&next, _)| next)
-        };
+        let wanted = self.size().div_ceil(PAGE).min(index + READ_AHEAD_PAGES).max(index + 1);
         let mut frames = Vec::new();
-        for _ in index..end.max(index + 1) {
+        for _ in index..wanted {
             match crate::mm::alloc_zeroed() {
                 Ok(frame) => frames.push(frame),
                 Err(error) if frames.is_empty() => return Err(error),
                 Err(_) => break,
             }
         }
-        backend.read_pages(index, &frames)?;
-        for (offset, frame) in frames.into_iter().enumerate() {
-            self.insert(index + offset as u64, frame);
+        {
+            let mut pages = self.pages.lock();
+            let end = index + frames.len() as u64;
+            let end = pages.range(index..end).next().map_or(end, |(&next, _)| next);
+            frames.truncate((end - index) as usize);
+            for (at, frame) in (index..).zip(&frames) {
+                let frame = frame.clone();
+                pages.insert(at, Page { frame, state: State::Reading, mapped_writable: false });
+            }
         }
-        Ok(())
+        if frames.is_empty() {
+            return Ok(());
+        }
+        let result = backend.read_pages(index, &frames);
+        let mut failed = Vec::new();
+        {
+            let mut pages = self.pages.lock();
+            for (at, frame) in (index..).zip(&frames) {
+                // What has been taken out, or replaced, meanwhile is not this read's any more.
+                let is_own = |page: &&mut Page| {
+                    page.state == State::Reading && page.frame.phys() == frame.phys()
+                };
+                let Some(page) = pages.get_mut(&at).filter(is_own) else { continue };
+                if result.is_ok() {
+                    page.state = State::UpToDate;
+                } else {
+                    failed.extend(pages.remove(&at));
+                }
+            }
+        }
+        drop(failed);
+        self.settled.wake_all(0);
+        result
     }
 
     /// Reads at `offset` as far as the file and `sink` go. 0 at the end of the file.
@@ -291,8 +416,14 @@ impl PageCache {
             let len = (PAGE_SIZE - start).min((end - at) as usize);
             let frame = match self.resident(index) {
                 Some(frame) => Some(frame),
-                None if self.backend.is_some() => Some(self.get_or_fill(index, false, true)?),
-                None => None,
+                None if self.backend.is_none() => None,
+                None if !sink.may_wait() && at == offset => return Err(Errno::EAGAIN),
+                None if !sink.may_wait() => break,
+                None => match self.get_or_fill(index, false, true) {
+                    Ok(frame) => Some(frame),
+                    Err(error) if at == offset => return Err(error),
+                    Err(_) => break,
+                },
             };
             let copied = match frame {
                 Some(frame) => sink.put_frame(&frame, start, len),
@@ -357,7 +488,7 @@ impl PageCache {
     pub fn punch(&self, offset: u64, len: u64) {
         let end = offset.saturating_add(len);
         let (first, last) = (offset.div_ceil(PAGE), end / PAGE);
-        let fill = self.fill.lock();
+        let resizing = self.resizing.lock();
         if first > last {
             self.zero_part(offset, end);
             return;
@@ -366,7 +497,7 @@ impl PageCache {
         self.zero_part(last * PAGE, end);
         if first < last {
             let removed = self.take_range(first, last);
-            drop(fill);
+            drop(resizing);
             self.unmap(first, last);
             drop(removed);
         }
@@ -431,16 +562,19 @@ impl PageCache {
     /// Writes every dirty page to the backend. The first error is returned after all were tried.
     pub fn write_back(&self) -> Result<()> {
         let Some(backend) = &self.backend else { return Ok(()) };
-        let dirty: Vec<(u64, Frame)> = {
+        // Two writes of one page could arrive in either order: one write-back at a time.
+        let dirty: Vec<(u64, Frame)> = self.settled.wait_uninterruptible(|| {
             let mut pages = self.pages.lock();
-            let dirty = pages.iter_mut().filter(|(_, page)| page.dirty);
-            dirty
-                .map(|(&index, page)| {
-                    page.dirty = page.mapped_writable;
-                    (index, page.frame.clone())
-                })
-                .collect()
-        };
+            if pages.values().any(Page::is_in_writeback) {
+                return None;
+            }
+            let dirty = pages.iter_mut().filter(|(_, page)| page.state == State::Dirty);
+            let send = |(&index, page): (&u64, &mut Page)| {
+                page.state = State::Writeback;
+                (index, page.frame.clone())
+            };
+            Some(dirty.map(send).collect())
+        });
         let mut result = Ok(());
         let mut rest = dirty.as_slice();
         while let Some(&(first, _)) = rest.first() {
@@ -453,26 +587,33 @@ impl PageCache {
             let left = self.size().saturating_sub(first * PAGE);
             let len = left.min(count as u64 * PAGE) as usize;
             let frames = &frames[..len.div_ceil(PAGE_SIZE)];
-            if len > 0
-                && let Err(error) = backend.write_pages(first, frames, len)
-            {
-                result = result.and(Err(error));
-                let mut pages = self.pages.lock();
-                for (index, _) in run {
-                    if let Some(page) = pages.get_mut(index) {
-                        page.dirty = true;
-                    }
+            let written = if len > 0 { backend.write_pages(first, frames, len) } else { Ok(()) };
+            self.settle(run, written.is_ok());
+            result = result.and(written);
+        }
+        result
+    }
+
+    /// Pages have been written back, or not.
+    fn settle(&self, run: &[(u64, Frame)], written: bool) {
+        {
+            let mut pages = self.pages.lock();
+            for (index, _) in run {
+                if let Some(page) = pages.get_mut(index).filter(|page| page.is_in_writeback()) {
+                    let is_dirty =
+                        !written || page.mapped_writable || page.state == State::WritebackDirty;
+                    page.state = if is_dirty { State::Dirty } else { State::UpToDate };
                 }
             }
         }
-        result
+        self.settled.wake_all(0);
     }
 
     /// Drops clean pages that nobody else refers to; returns how many.
     fn reclaim(&self) -> usize {
         let Some(mut pages) = self.pages.try_lock() else { return 0 };
         let before = pages.len();
-        pages.retain(|_, page| page.dirty || page.frame.refs() > 1);
+        pages.retain(|_, page| !page.is_clean() || page.frame.refs() > 1);
         before - pages.len()
     }
 }

@@ -5,7 +5,7 @@
 
 use abi::{Errno, Result};
 
-use super::{FileType, Inode, Metadata};
+use super::{FileType, Inode, Metadata, SetAttributes};
 use crate::security::{Capability, Subject};
 
 /// Read permission, as in access(2).
@@ -51,6 +51,56 @@ pub fn check_metadata(of: &Metadata, wanted: u32, who: &Subject) -> Result<()> {
         return Ok(());
     }
     Err(Errno::EACCES)
+}
+
+/// Extended attribute with the capabilities that a file gives who executes it (capabilities(7)).
+const FILE_CAPABILITIES: &[u8] = b"security.capability";
+
+/// Takes away what makes a program of a file more than its caller, because its contents are about
+/// to change: set-user-ID, set-group-ID and capabilities (write(2), truncate(2), capabilities(7)).
+/// Who has CAP_FSETID may keep the bits, nobody the capabilities.
+#[inline]
+pub fn drop_privileges(inode: &dyn Inode, who: &Subject) -> Result<()> {
+    if inode.state().is_plain() { Ok(()) } else { drop_privileges_slow(inode, who) }
+}
+
+#[cold]
+fn drop_privileges_slow(inode: &dyn Inode, who: &Subject) -> Result<()> {
+    if inode.file_type() != FileType::Regular {
+        return Ok(());
+    }
+    // Before the look: a change that comes after it takes this back.
+    inode.state().set_plain(true);
+    let result = take_privileges(inode, who);
+    if result != Ok(true) {
+        inode.state().set_plain(false);
+    }
+    result.map(|_| ())
+}
+
+/// Takes them away. Whether there are none left.
+fn take_privileges(inode: &dyn Inode, who: &Subject) -> Result<bool> {
+    let of = inode.metadata()?;
+    if inode.get_xattr(FILE_CAPABILITIES).is_ok() {
+        inode.remove_xattr(FILE_CAPABILITIES)?;
+    }
+    let mut mode = of.mode;
+    if !who.capable(Capability::Fsetid) {
+        let keeps_group = of.mode & 0o010 == 0 && who.in_group(of.gid);
+        mode &= if keeps_group { !0o4000 } else { !0o6000 };
+    }
+    if mode != of.mode {
+        inode.set_attributes(&SetAttributes { mode: Some(mode), ..SetAttributes::default() })?;
+    }
+    Ok(mode & 0o6000 == 0)
+}
+
+/// Takes the capabilities of a file away, whose owner is to change (chown(2)).
+pub fn drop_capabilities(inode: &dyn Inode) -> Result<()> {
+    if inode.file_type() == FileType::Regular && inode.get_xattr(FILE_CAPABILITIES).is_ok() {
+        inode.remove_xattr(FILE_CAPABILITIES)?;
+    }
+    Ok(())
 }
 
 /// Whether the caller owns the object or may act as if.

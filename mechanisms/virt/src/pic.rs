@@ -230,7 +230,11 @@ impl Pic {
             return;
         }
         let controller = &mut self.controllers[usize::from(port >= 0xa0)];
-        if port & 1 == 0 { controller.command(value) } else { controller.data(value) }
+        if port & 1 == 0 {
+            controller.command(value)
+        } else {
+            controller.data(value)
+        }
         self.update();
     }
 }

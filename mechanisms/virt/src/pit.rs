@@ -179,7 +179,9 @@ impl Pit {
                 let second = &self.channels[2];
                 // The refresh bit toggles about every 15 microseconds.
                 let refresh = (now_ns >> 14 & 1) as u8;
-                self.speaker << 1 | second.gate | refresh << 4
+                self.speaker << 1
+                    | second.gate
+                    | refresh << 4
                     | u8::from(second.output(now_ns)) << 5
             }
             _ => 0,
@@ -189,7 +191,9 @@ impl Pit {
     /// Writes a port of its own. True: channel 0 counts anew.
     pub fn write(&mut self, port: u16, value: u8, now_ns: u64) -> bool {
         match port {
-            0x40..=0x42 => self.channels[usize::from(port & 3)].write(value, now_ns) && port == 0x40,
+            0x40..=0x42 => {
+                self.channels[usize::from(port & 3)].write(value, now_ns) && port == 0x40
+            }
             0x43 => self.control(value, now_ns),
             _ => {
                 let second = &mut self.channels[2];

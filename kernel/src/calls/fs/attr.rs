@@ -74,6 +74,7 @@ fn change_mode(who: &Subject, location: &Location, mode: u32) -> Result<u64> {
     }
     let changes = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
     location.inode().set_attributes(&changes)?;
+    location.inode().state().set_plain(false);
     attributes_changed(location);
     Ok(0)
 }
@@ -121,7 +122,9 @@ fn change_owner(who: &Subject, location: &Location, uid: u32, gid: u32) -> Resul
     let mode = (of.file_type != FileType::Directory).then(|| without_privilege(&of));
     let mode = mode.filter(|&mode| mode != of.mode);
     let changes = SetAttributes { mode, uid, gid, ..SetAttributes::default() };
+    permission::drop_capabilities(&**location.inode())?;
     location.inode().set_attributes(&changes)?;
+    location.inode().state().set_plain(false);
     attributes_changed(location);
     Ok(0)
 }
@@ -292,11 +295,18 @@ fn check_size(size: u64) -> Result<u64> {
     if size > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(size) }
 }
 
-fn resize(location: &Location, size: u64) -> Result<u64> {
+/// EFBIG, and SIGXFSZ, for a file that would get longer than RLIMIT_FSIZE allows.
+fn check_size_limit(size: u64) -> Result<()> {
     if size > current().process.limit(Resource::FileSize) {
         send_to_current(raw::SIGXFSZ);
         return Err(Errno::EFBIG);
     }
+    Ok(())
+}
+
+fn resize(location: &Location, size: u64) -> Result<u64> {
+    check_size_limit(size)?;
+    permission::drop_privileges(&**location.inode(), &current().process.subject())?;
     let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };
     location.inode().set_attributes(&changes)?;
     inotify::event(&location.dentry, raw::IN_MODIFY);
@@ -325,6 +335,11 @@ pub fn fallocate(a: &Args) -> Result<u64> {
     if offset.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
         return Err(Errno::EFBIG);
     }
+    let grows = mode & raw::FALLOC_FL_KEEP_SIZE == 0;
+    if grows && offset + len > inode.page_cache().map_or(0, |cache| cache.size()) {
+        check_size_limit(offset + len)?;
+    }
+    file.drop_privileges()?;
     inode.allocate(mode, offset, len)?;
     if let Some(location) = &file.location {
         inotify::event(&location.dentry, raw::IN_MODIFY);

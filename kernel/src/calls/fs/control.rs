@@ -51,10 +51,10 @@ pub fn fcntl(a: &Args) -> Result<u64> {
         raw::F_SETFL => set_flags(&file, argument as u32),
         raw::F_GETLK => get_lock(&file, argument, false),
         raw::F_OFD_GETLK => get_lock(&file, argument, true),
-        raw::F_SETLK => set_lock(&file, argument, false, false),
-        raw::F_SETLKW => set_lock(&file, argument, false, true),
-        raw::F_OFD_SETLK => set_lock(&file, argument, true, false),
-        raw::F_OFD_SETLKW => set_lock(&file, argument, true, true),
+        raw::F_SETLK => set_lock(fd, &file, argument, false, false),
+        raw::F_SETLKW => set_lock(fd, &file, argument, false, true),
+        raw::F_OFD_SETLK => set_lock(fd, &file, argument, true, false),
+        raw::F_OFD_SETLKW => set_lock(fd, &file, argument, true, true),
         raw::F_GETOWN => Ok(i64::from(file.owner.load(Ordering::Relaxed)) as u64),
         raw::F_SETOWN => {
             file.owner.store(argument as i32, Ordering::Relaxed);
@@ -153,7 +153,7 @@ fn get_lock(file: &Arc<File>, at: u64, by_file: bool) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let wanted = parse(file, &flock, by_file)?;
-    match locks::conflict(&file.inode(), &wanted) {
+    match locks::conflict(&*file.inode(), &wanted) {
         None => flock.kind = raw::F_UNLCK as i16,
         Some(lock) => {
             flock.kind = if lock.exclusive { raw::F_WRLCK } else { raw::F_RDLCK } as i16;
@@ -167,13 +167,13 @@ fn get_lock(file: &Arc<File>, at: u64, by_file: bool) -> Result<u64> {
     Ok(0)
 }
 
-fn set_lock(file: &Arc<File>, at: u64, by_file: bool, wait: bool) -> Result<u64> {
+fn set_lock(fd: Fd, file: &Arc<File>, at: u64, by_file: bool, wait: bool) -> Result<u64> {
     let flock = UserPtr::<Flock>::new(at).read()?;
     let wanted = parse(file, &flock, by_file)?;
     let inode = file.inode();
     match flock.kind as u32 {
         raw::F_UNLCK => {
-            locks::release(&inode, &wanted);
+            locks::release(&*inode, &wanted);
             return Ok(0);
         }
         raw::F_RDLCK => file.check_readable()?,
@@ -181,6 +181,12 @@ fn set_lock(file: &Arc<File>, at: u64, by_file: bool, wait: bool) -> Result<u64>
         _ => return Err(Errno::EINVAL),
     }
     locks::acquire(&inode, &wanted, wait)?;
+    // Who closes the descriptor meanwhile has found no lock to release: none may stay.
+    let is_open = || current().process.files().get(fd).is_ok_and(|now| Arc::ptr_eq(&now, file));
+    if !by_file && !is_open() {
+        locks::release(&*inode, &wanted);
+        return Err(Errno::EBADF);
+    }
     Ok(0)
 }
 
@@ -194,7 +200,7 @@ pub fn flock(a: &Args) -> Result<u64> {
     let lock = |exclusive| Lock { owner, exclusive, start: 0, end: u64::MAX, pid };
     let inode = file.inode();
     match operation & !raw::LOCK_NB {
-        raw::LOCK_UN => locks::release(&inode, &lock(false)),
+        raw::LOCK_UN => locks::release(&*inode, &lock(false)),
         raw::LOCK_SH => locks::acquire(&inode, &lock(false), wait)?,
         raw::LOCK_EX => locks::acquire(&inode, &lock(true), wait)?,
         _ => return Err(Errno::EINVAL),

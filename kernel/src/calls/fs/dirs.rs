@@ -18,6 +18,8 @@ use crate::vfs::{File, FileType, Inode, inotify};
 const BATCH_BYTES: usize = 32 * 1024;
 /// Most entries asked of a file system at once.
 const BATCH_ENTRIES: usize = 128;
+/// Bytes that an entry takes on average, for a guess how many fit: names are about this long.
+const ENTRY_BYTES: usize = 32;
 
 /// Which layout entries have.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -74,7 +76,8 @@ fn fill(file: &File, inode: &dyn Inode, mut position: u64, into: &mut Entries) -
         position += 1;
     }
     loop {
-        let batch = inode.read_dir(position - 2, BATCH_ENTRIES)?;
+        let fit = into.room.saturating_sub(into.bytes.len()) / ENTRY_BYTES;
+        let batch = inode.read_dir(position - 2, fit.clamp(1, BATCH_ENTRIES))?;
         if batch.is_empty() {
             return Ok(position);
         }

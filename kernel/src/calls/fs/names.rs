@@ -2,6 +2,7 @@
 //! mknod(2). The work is in `fs::tree`.
 
 use alloc::string::ToString;
+use alloc::sync::Arc;
 
 use abi::{Errno, Result, general as raw};
 
@@ -95,11 +96,24 @@ pub fn linkat(a: &Args) -> Result<u64> {
     make_link((a.a0(), a.a1()), (a.a2(), a.a3()), flags)
 }
 
+/// A descriptor alone is no right to a name: ENOENT unless it was opened with the credentials the
+/// caller still has, or CAP_DAC_READ_SEARCH lets the caller find the file anyway (linkat(2)).
+fn check_empty_link(context: &Context, fd: u64) -> Result<()> {
+    if fd as i32 == raw::AT_FDCWD || context.subject.capable(Capability::DacReadSearch) {
+        return Ok(());
+    }
+    let opener = &super::any_file(fd)?.opener;
+    if Arc::ptr_eq(opener, &context.subject.credentials) { Ok(()) } else { Err(Errno::ENOENT) }
+}
+
 fn make_link(from: (u64, u64), to: (u64, u64), flags: u32) -> Result<u64> {
     let context = Context::current();
     let old = PathName::read(from.1)?;
     let new = PathName::read(to.1)?;
     let target = path::resolve(&context, from.0 as i32, old.bytes(), walk_flags(flags, false))?;
+    if old.bytes().is_empty() {
+        check_empty_link(&context, from.0)?;
+    }
     tree::link(&context, &target, to.0 as i32, new.bytes())?;
     Ok(0)
 }

@@ -17,8 +17,10 @@ use crate::process::{Thread, file_of};
 use crate::security::{Resource, UNLIMITED};
 use crate::vfs::{File, FileType, inotify};
 
-/// Flags of preadv2(2) and pwritev2(2) that only say how.
-const RWF_HINTS: u32 = raw::RWF_HIPRI | raw::RWF_DSYNC | raw::RWF_SYNC;
+/// Flags of preadv2(2).
+const READ_FLAGS: u32 = raw::RWF_HIPRI | raw::RWF_DSYNC | raw::RWF_SYNC | raw::RWF_NOWAIT;
+/// Flags of pwritev2(2).
+const WRITE_FLAGS: u32 = READ_FLAGS | raw::RWF_APPEND;
 
 /// read(2).
 pub fn read(a: &Args, thread: Current<Thread>) -> Result<u64> {
@@ -88,23 +90,44 @@ pub fn pwritev(a: &Args) -> Result<u64> {
 
 /// preadv2(2): an offset of -1 means the file's position.
 pub fn preadv2(a: &Args) -> Result<u64> {
-    check_rwf(a.a5())?;
-    if a.a3() == u64::MAX { readv(a) } else { preadv(a) }
+    let file = file(a.a0())?;
+    file.check_readable()?;
+    let vector = read_iovec(a.a1(), a.a2())?;
+    let flags = check_rwf(a.a5(), READ_FLAGS)?;
+    let mut sink = Sink::user_vector(&vector).without_waiting(flags & raw::RWF_NOWAIT != 0);
+    match a.a3() {
+        u64::MAX => read_stream(&file, &mut sink),
+        offset => read_at(&file, check_offset(offset)?, &mut sink),
+    }
 }
 
 /// pwritev2(2).
 pub fn pwritev2(a: &Args) -> Result<u64> {
-    let sync = check_rwf(a.a5())? & (raw::RWF_DSYNC | raw::RWF_SYNC) != 0;
-    let written = if a.a3() == u64::MAX { writev(a)? } else { pwritev(a)? };
-    if sync {
-        file(a.a0())?.inode().sync()?;
+    let file = file(a.a0())?;
+    file.check_writable()?;
+    let vector = read_iovec(a.a1(), a.a2())?;
+    let flags = check_rwf(a.a5(), WRITE_FLAGS)?;
+    let nowait = flags & raw::RWF_NOWAIT != 0;
+    if nowait && file.is_seekable() {
+        // Room in a file may have to be made: nobody can say that it does not take waiting.
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let mut source = Source::user_vector(&vector).without_waiting(nowait);
+    source = source.appending(flags & raw::RWF_APPEND != 0);
+    let written = match a.a3() {
+        u64::MAX => write_stream(&file, &mut source)?,
+        offset => write_at(&file, check_offset(offset)?, &mut source)?,
+    };
+    if flags & (raw::RWF_DSYNC | raw::RWF_SYNC) != 0 {
+        file.inode().sync()?;
     }
     Ok(written)
 }
 
-fn check_rwf(flags: u64) -> Result<u32> {
+/// EOPNOTSUPP for a flag that is not known.
+fn check_rwf(flags: u64, known: u32) -> Result<u32> {
     let flags = flags as u32;
-    if flags & !RWF_HINTS != 0 { Err(Errno::EOPNOTSUPP) } else { Ok(flags) }
+    if flags & !known != 0 { Err(Errno::EOPNOTSUPP) } else { Ok(flags) }
 }
 
 #[inline]
@@ -156,9 +179,10 @@ pub fn write_stream(file: &Arc<File>, source: &mut Source<'_>) -> Result<u64> {
 fn write_at_position(file: &Arc<File>, source: &mut Source<'_>) -> Result<usize> {
     let mut position = file.position.lock();
     check_file_limit(file, *position, source)?;
+    file.drop_privileges()?;
     let written = file.ops().write_at(file, *position, source)?;
     *position += written as u64;
-    if file.flags() & raw::O_APPEND != 0
+    if (file.flags() & raw::O_APPEND != 0 || source.appends())
         && written > 0
         && let Some(cache) = file.inode().page_cache()
     {
@@ -168,18 +192,20 @@ fn write_at_position(file: &Arc<File>, source: &mut Source<'_>) -> Result<usize>
 }
 
 fn read_at(file: &Arc<File>, offset: u64, sink: &mut Sink<'_>) -> Result<u64> {
-    file.check_readable()?;
     check_positional(file, offset, sink.left())?;
+    file.check_readable()?;
     let read = file.ops().read_at(file, offset, sink);
     let read = read.map_err(|error| explain(file, error))?;
     note(file, raw::IN_ACCESS, read);
     Ok(read as u64)
 }
 
-fn write_at(file: &Arc<File>, offset: u64, source: &mut Source<'_>) -> Result<u64> {
-    file.check_writable()?;
+/// Writes at an offset, whatever the file's position.
+pub fn write_at(file: &Arc<File>, offset: u64, source: &mut Source<'_>) -> Result<u64> {
     check_positional(file, offset, source.left())?;
+    file.check_writable()?;
     check_file_limit(file, offset, source)?;
+    file.drop_privileges()?;
     let written = file.ops().write_at(file, offset, source)?;
     note(file, raw::IN_MODIFY, written);
     Ok(written as u64)
@@ -210,7 +236,8 @@ fn check_file_limit(file: &File, offset: u64, source: &mut Source<'_>) -> Result
 #[cold]
 fn cut_at_limit(file: &File, offset: u64, source: &mut Source<'_>, limit: u64) -> Result<()> {
     let Some(cache) = file.inode().page_cache() else { return Ok(()) };
-    let offset = if file.flags() & raw::O_APPEND != 0 { cache.size() } else { offset };
+    let append = file.flags() & raw::O_APPEND != 0 || source.appends();
+    let offset = if append { cache.size() } else { offset };
     if offset >= limit {
         send_to_current(raw::SIGXFSZ);
         return Err(Errno::EFBIG);
@@ -221,7 +248,7 @@ fn cut_at_limit(file: &File, offset: u64, source: &mut Source<'_>, limit: u64) -
 
 /// Tells whoever watches the file.
 #[inline(always)]
-fn note(file: &File, mask: u32, done: usize) {
+pub fn note(file: &File, mask: u32, done: usize) {
     if inotify::is_active()
         && done > 0
         && let Some(location) = &file.location
@@ -235,6 +262,9 @@ pub fn lseek(a: &Args) -> Result<u64> {
     let file = file(a.a0())?;
     if !file.is_seekable() {
         return Err(Errno::ESPIPE);
+    }
+    if !file.ops().has_positions() {
+        return Ok(0);
     }
     let (offset, whence) = (a.a1() as i64, a.a2() as u32);
     let mut position = file.position.lock();

@@ -9,6 +9,7 @@ use super::{CWD, PathName, any_file, resolve_at, walk_flags};
 use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::security::{Credentials, Subject};
+use crate::vfs::anon::AnonInode;
 use crate::vfs::chrdev::{major, minor};
 use crate::vfs::path::{Context, resolve};
 use crate::vfs::permission::{self, EXECUTE, WRITE};
@@ -273,6 +274,9 @@ pub fn fstatfs(a: &Args) -> Result<u64> {
 }
 
 fn write_statfs(inode: &Arc<dyn Inode>, mount_flags: u32, at: u64) -> Result<u64> {
+    /// Magic numbers of pipes and sockets (statfs(2)).
+    const PIPEFS_MAGIC: u64 = 0x5049_5045;
+    const SOCKFS_MAGIC: u64 = 0x534f_434b;
     /// The flags are valid (ST_VALID).
     const VALID: u32 = 0x20;
     /// ST_RELATIME; the other flags are mount(2)'s.
@@ -280,7 +284,15 @@ fn write_statfs(inode: &Arc<dyn Inode>, mount_flags: u32, at: u64) -> Result<u64
     let same = raw::MS_RDONLY | raw::MS_NOSUID | raw::MS_NODEV | raw::MS_NOEXEC | raw::MS_NOATIME;
     let same = same | raw::MS_NODIRATIME;
     let relatime = if mount_flags & raw::MS_RELATIME != 0 { RELATIME } else { 0 };
-    let of = inode.file_system().statistics();
+    let mut of = inode.file_system().statistics();
+    if inode.as_any().is::<AnonInode>() {
+        // Linux has a file system for each of these.
+        of.magic = match inode.file_type() {
+            FileType::Fifo => PIPEFS_MAGIC,
+            FileType::Socket => SOCKFS_MAGIC,
+            _ => of.magic,
+        };
+    }
     let device = inode.metadata()?.device;
     let statfs = Statfs {
         magic: of.magic as i64,

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 
 use abi::{Errno, Result, general as raw};
 
-use super::rw::{read_stream, write_stream};
+use super::rw::{self, read_stream, write_stream};
 use super::{file, is_regular};
 use crate::base::args::Args;
 use crate::base::io::{MAX_TRANSFER, Sink, Source, read_iovec};
@@ -71,7 +71,7 @@ impl Cursor {
         let mut source = Source::kernel(bytes);
         match self.offset {
             Some(at) => {
-                let written = self.file.ops().write_at(&self.file, at, &mut source)?;
+                let written = rw::write_at(&self.file, at, &mut source)? as usize;
                 self.advance(written);
                 Ok(written)
             }
@@ -84,6 +84,11 @@ impl Cursor {
             Some(offset) => *offset += len as u64,
             None => *self.file.position.lock() += len as u64,
         }
+    }
+
+    /// Tells whoever watches that so much was read.
+    fn note_read(&self, done: u64) {
+        rw::note(&self.file, raw::IN_ACCESS, done as usize);
     }
 
     /// Tells the program its new offset.
@@ -134,6 +139,7 @@ pub fn sendfile(a: &Args) -> Result<u64> {
         from.advance(written);
         Ok((written, written == read))
     })?;
+    from.note_read(done);
     from.finish()?;
     Ok(done)
 }
@@ -156,6 +162,9 @@ pub fn copy_file_range(a: &Args) -> Result<u64> {
             _ => return Err(Errno::EINVAL),
         }
     }
+    if input.inode().metadata()?.device != output.inode().metadata()?.device {
+        return Err(Errno::EXDEV);
+    }
     let mut from = Cursor::new(input, a.a1())?;
     let mut to = Cursor::new(output, a.a3())?;
     let len = a.a4().min(MAX_TRANSFER as u64);
@@ -175,6 +184,7 @@ pub fn copy_file_range(a: &Args) -> Result<u64> {
         from.advance(written);
         Ok((written, written == read))
     })?;
+    from.note_read(done);
     from.finish()?;
     to.finish()?;
     Ok(done)

@@ -84,6 +84,7 @@ fn set(at: &Location, a: &Args) -> Result<u64> {
     at.mount.check_writable()?;
     check(at, &name, WRITE, &current().process.subject())?;
     at.inode().set_xattr(&name, &value, flags)?;
+    at.inode().state().set_plain(false);
     attributes_changed(at);
     Ok(0)
 }

@@ -14,10 +14,9 @@ use super::{Fid, NinepFs};
 use crate::base::sync::Mutex;
 use crate::base::time::now_ns;
 use crate::vfs::chrdev as special;
-use crate::vfs::deny_write::WriterCount;
 use crate::vfs::page_cache::PageCache;
 use crate::vfs::{
-    DirEntry, FileOps, FileSystem, FileType, Inode, Metadata, NewObject, SetAttributes,
+    DirEntry, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject, SetAttributes,
 };
 
 /// How long attributes are believed, nanoseconds.
@@ -46,8 +45,7 @@ pub struct NinepInode {
     pub(super) cache: Once<Arc<PageCache>>,
     /// Held while data changes.
     pub(super) writing: Mutex<()>,
-    /// Who writes to it, or runs it.
-    writer_count: WriterCount,
+    attached: InodeState,
     /// Bytes written since the last write-back.
     pub(super) dirty_bytes: AtomicUsize,
     /// Open files that can write.
@@ -117,7 +115,7 @@ impl NinepInode {
             writer: SpinLock::new(None),
             cache: Once::new(),
             writing: Mutex::new(()),
-            writer_count: WriterCount::default(),
+            attached: InodeState::default(),
             dirty_bytes: AtomicUsize::new(0),
             writers: AtomicUsize::new(0),
             orphan: AtomicBool::new(false),
@@ -487,8 +485,8 @@ impl Inode for NinepInode {
         self.fid().read_link()
     }
 
-    fn writer_count(&self) -> Option<&WriterCount> {
-        Some(&self.writer_count)
+    fn state(&self) -> &InodeState {
+        &self.attached
     }
 
     fn page_cache(&self) -> Option<Arc<PageCache>> {

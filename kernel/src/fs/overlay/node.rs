@@ -14,10 +14,9 @@ use super::OverlayFs;
 use super::data::{Data, OverlayFile};
 use super::directory::{Entries, Entry};
 use crate::base::sync::Mutex;
-use crate::vfs::deny_write::WriterCount;
 use crate::vfs::page_cache::PageCache;
 use crate::vfs::{
-    DirEntry, FileOps, FileSystem, FileType, Inode, Metadata, NewObject, SetAttributes,
+    DirEntry, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject, SetAttributes,
     chrdev as special,
 };
 
@@ -50,8 +49,7 @@ pub struct Node {
     pub(super) data: SpinLock<Option<Arc<Data>>>,
     /// Held while contents change.
     pub(super) writing: Mutex<()>,
-    /// Who writes to it, or runs it.
-    writers: WriterCount,
+    state: InodeState,
     /// For directories.
     pub(super) entries: SpinLock<Entries>,
     /// For symbolic links made here.
@@ -80,7 +78,7 @@ impl Node {
                 xattrs: SpinLock::new(None),
                 data: SpinLock::new(None),
                 writing: Mutex::new(()),
-                writers: WriterCount::default(),
+                state: InodeState::default(),
                 entries: SpinLock::new(Entries::default()),
                 target: Box::default(),
             };
@@ -296,8 +294,8 @@ impl Inode for Node {
         }
     }
 
-    fn writer_count(&self) -> Option<&WriterCount> {
-        Some(&self.writers)
+    fn state(&self) -> &InodeState {
+        &self.state
     }
 
     fn page_cache(&self) -> Option<Arc<PageCache>> {

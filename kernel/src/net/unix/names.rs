@@ -1,7 +1,7 @@
 //! How unix sockets are found: by an abstract name, or by the object that a path leads to.
 //!
-//! A path is only a way to an inode of type socket; the table knows sockets by device and inode
-//! number, and a binding holds the inode so that its number is not given out again meanwhile.
+//! A path is only a way to an inode of type socket, which knows the socket that is bound to it
+//! (`InodeState::endpoint`). Abstract names are in a table.
 
 use alloc::collections::BTreeMap;
 use alloc::format;
@@ -15,25 +15,22 @@ use crate::vfs::namei::{self as tree, Make};
 use crate::vfs::path::{self, Context, Location, walk};
 use crate::vfs::{FileType, permission};
 
-/// How a socket is known.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Key {
-    Abstract(Arc<[u8]>),
-    /// Device and inode number.
-    Object(u64, u64),
-}
-
-static NAMES: SpinLock<BTreeMap<Key, Weak<UnixSocket>>> = SpinLock::new(BTreeMap::new());
+/// Abstract names.
+static NAMES: SpinLock<BTreeMap<Arc<[u8]>, Weak<UnixSocket>>> = SpinLock::new(BTreeMap::new());
 
 /// A name in use, until dropped.
-pub(super) struct Binding {
-    key: Key,
-    _node: Option<Location>,
+pub(super) enum Binding {
+    /// An abstract name.
+    Abstract(Arc<[u8]>),
+    /// A name in a file system, whose object the socket keeps.
+    Object(#[expect(dead_code, reason = "held, so that the object stays")] Location),
 }
 
 impl Drop for Binding {
     fn drop(&mut self) {
-        NAMES.lock().remove(&self.key);
+        if let Binding::Abstract(name) = self {
+            NAMES.lock().remove(name);
+        }
     }
 }
 
@@ -44,10 +41,9 @@ pub(super) fn bind(socket: &Arc<UnixSocket>, name: &Arc<[u8]>) -> Result<Binding
     }
     let what = Make::plain(FileType::Socket, 0o777);
     let node = tree::make(&Context::current(), raw::AT_FDCWD, name, &what).map_err(in_use)?;
-    let metadata = node.inode().metadata()?;
-    let key = Key::Object(metadata.device, metadata.inode);
-    NAMES.lock().insert(key.clone(), Arc::downgrade(socket));
-    Ok(Binding { key, _node: Some(node) })
+    // The node is new: nobody else can be bound to it.
+    node.inode().state().endpoint_or(socket.clone());
+    Ok(Binding::Object(node))
 }
 
 /// What an existing name means to bind(2).
@@ -56,13 +52,12 @@ fn in_use(error: Errno) -> Errno {
 }
 
 fn bind_abstract(socket: &Arc<UnixSocket>, name: Arc<[u8]>) -> Result<Binding> {
-    let key = Key::Abstract(name);
     let mut names = NAMES.lock();
-    if names.contains_key(&key) {
+    if names.contains_key(&name) {
         return Err(Errno::EADDRINUSE);
     }
-    names.insert(key.clone(), Arc::downgrade(socket));
-    Ok(Binding { key, _node: None })
+    names.insert(name.clone(), Arc::downgrade(socket));
+    Ok(Binding::Abstract(name))
 }
 
 /// Names of five hexadecimal digits (unix(7)).
@@ -85,18 +80,15 @@ pub(super) fn bind_any(socket: &Arc<UnixSocket>) -> Result<(Arc<[u8]>, Binding)>
 
 /// The socket behind a name: ECONNREFUSED if nobody is there, and what a path walk can say.
 pub(super) fn find(name: &Arc<[u8]>) -> Result<Arc<UnixSocket>> {
-    let key = if name.first() == Some(&0) {
-        Key::Abstract(name.clone())
-    } else {
-        let context = Context::current();
-        let location = path::resolve(&context, raw::AT_FDCWD, name, walk::FOLLOW)?;
-        permission::check(&**location.inode(), permission::WRITE, &context.subject)?;
-        if location.file_type() != FileType::Socket {
-            return Err(Errno::ECONNREFUSED);
-        }
-        let metadata = location.inode().metadata()?;
-        Key::Object(metadata.device, metadata.inode)
-    };
-    let found = NAMES.lock().get(&key).cloned();
-    found.and_then(|socket| socket.upgrade()).ok_or(Errno::ECONNREFUSED)
+    if name.first() == Some(&0) {
+        let found = NAMES.lock().get(name).cloned();
+        return found.and_then(|socket| socket.upgrade()).ok_or(Errno::ECONNREFUSED);
+    }
+    let context = Context::current();
+    let location = path::resolve(&context, raw::AT_FDCWD, name, walk::FOLLOW)?;
+    permission::check(&**location.inode(), permission::WRITE, &context.subject)?;
+    if location.file_type() != FileType::Socket {
+        return Err(Errno::ECONNREFUSED);
+    }
+    location.inode().state().endpoint::<UnixSocket>().ok_or(Errno::ECONNREFUSED)
 }
