@@ -11,6 +11,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use machine::task::Task;
 
+pub mod balance;
 pub mod drivers;
 pub mod fs;
 pub mod identity;

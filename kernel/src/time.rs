@@ -19,9 +19,9 @@ pub use machine::time::now_ns;
 
 /// Nanoseconds in a second.
 pub const NS_PER_SEC: u64 = 1_000_000_000;
-/// The tick of a busy CPU: 250 Hz.
-const TICK_NS: u64 = 4_000_000;
-/// An idle CPU without timers still looks around this often.
+/// The tick of a CPU on which threads wait: 250 Hz.
+pub const TICK_NS: u64 = 4_000_000;
+/// A CPU without timers, on which nobody waits, still looks around this often.
 const MAX_IDLE_NS: u64 = NS_PER_SEC;
 
 /// A moment on the monotonic clock, nanoseconds since boot.
@@ -119,17 +119,22 @@ pub fn is_armed() -> bool {
     ARMED_NS.get().load(Ordering::Relaxed) != u64::MAX
 }
 
-/// Arms this CPU's timer for a busy CPU. Interrupts are masked.
-pub fn arm_tick(now_ns: u64) {
-    let due = next_timer_ns().min(now_ns + TICK_NS);
-    let armed = ARMED_NS.get().load(Ordering::Relaxed);
-    // An earlier interrupt that is still to come re-arms itself.
-    if armed > due || armed <= now_ns {
-        arm(due, now_ns);
+/// When the timer of CPU `cpu` is due; `u64::MAX`: not armed.
+pub fn armed_ns(cpu: usize) -> u64 {
+    ARMED_NS.of(cpu).load(Ordering::SeqCst)
+}
+
+/// Sees to it that this CPU's timer interrupts it by `due_ns`. Interrupts are masked.
+pub fn arm_by(due_ns: u64, now_ns: u64) {
+    let armed_ns = ARMED_NS.get().load(Ordering::Relaxed);
+    // An earlier interrupt that is still to come re-arms itself, and timers arm for themselves.
+    if armed_ns > due_ns || armed_ns <= now_ns {
+        arm(next_timer_ns().min(due_ns), now_ns);
     }
 }
 
-/// Arms this CPU's timer for an idle CPU: the next timer only. Interrupts are masked.
+/// Arms this CPU's timer for a CPU on which nobody waits: the next timer only. Interrupts are
+/// masked.
 pub fn arm_idle(now_ns: u64) {
     arm(next_timer_ns().min(now_ns + MAX_IDLE_NS), now_ns);
 }
@@ -147,7 +152,8 @@ pub fn arm_timers_only(now_ns: u64) {
 
 /// Runs the timers of this CPU that are due. Called by the timer interrupt, interrupts masked.
 pub fn run_timers(now_ns: u64) {
-    ARMED_NS.get().store(u64::MAX, Ordering::Relaxed);
+    // See `sched::CpuState::publish`.
+    ARMED_NS.get().store(u64::MAX, Ordering::SeqCst);
     let mut due: Vec<Arc<dyn Wake>> = Vec::new();
     loop {
         {

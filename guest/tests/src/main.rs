@@ -22,6 +22,7 @@ mod processes;
 mod ptrace;
 mod regs;
 mod returns;
+mod scheduling;
 mod seccomp;
 mod segments;
 mod signals;
@@ -48,6 +49,7 @@ const SUBJECTS: &[&[Test]] = &[
     channels::TESTS,
     sockets::TESTS,
     time::TESTS,
+    scheduling::TESTS,
     system::TESTS,
     sysv::TESTS,
     pointers::TESTS,

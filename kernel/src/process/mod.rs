@@ -22,7 +22,7 @@ use crate::fs::file::Fd;
 use crate::fs::{FdTable, File, path::Location};
 use crate::mm::Mm;
 use crate::sched::{SchedEntity, current};
-use crate::sync::WaitQueue;
+use crate::sync::{Token, WaitQueue};
 
 pub mod capabilities;
 pub mod clock;
@@ -106,6 +106,8 @@ pub struct Thread {
     pub restart: SpinLock<Option<restart::Restart>>,
     /// The process's descriptor table and its generation: the thread's own calls take no lock.
     own_files: ThreadCell<Option<(u32, Arc<FdTable>)>>,
+    /// The token of its last wait, for the next one.
+    pub spare_token: ThreadCell<Option<Arc<Token>>>,
     task: Task,
 }
 
@@ -172,6 +174,7 @@ impl Thread {
             trace: ptrace::Trace::default(),
             restart: SpinLock::new(None),
             own_files: ThreadCell::new(None),
+            spare_token: ThreadCell::new(None),
             task,
         })
     }
@@ -358,6 +361,8 @@ static TABLE: SpinLock<Table> =
 /// Reserves a fresh id for a thread; EAGAIN when there are too many.
 pub fn allocate_pid() -> Result<Pid> {
     crate::mm::check_reserve()?;
+    let threads = TABLE.lock().threads.len();
+    crate::sched::reserve(threads + 1)?;
     let mut table = TABLE.lock();
     if table.threads.len() >= THREADS_MAX {
         return Err(Errno::EAGAIN);

@@ -427,7 +427,7 @@ pub(super) fn sched(subject: &Subject, out: &mut Text) -> Result<()> {
     writeln!(out, " ({}, #threads: {})", thread.tid(), subject.process.threads.lock().len());
     let entity = thread.sched.lock();
     let milliseconds = |ns: u64| (ns / 1_000_000, ns % 1_000_000);
-    let (run, virtual_run) = (milliseconds(entity.runtime_ns), milliseconds(entity.vruntime_ns));
+    let (run, virtual_run) = (milliseconds(entity.runtime_ns), milliseconds(entity.vruntime_ns()));
     let switches = entity.switches;
     let (policy, nice) = (entity.policy, entity.nice);
     drop(entity);
