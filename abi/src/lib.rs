@@ -7,6 +7,7 @@
 #![no_std]
 
 pub mod errno;
+pub mod kvm;
 pub mod syscalls;
 pub mod sysv;
 

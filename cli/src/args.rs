@@ -211,8 +211,8 @@ pub(crate) struct PackArgs {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TestArgs {
-    /// A level (host, audit, kernel, bochs, guest, isolation, run, hostile, fuzz, bench, apps)
-    /// or a room, which is a test name's part.
+    /// A level (host, audit, kernel, bochs, guest, settings, isolation, run,
+    /// hostile, fuzz, bench, apps) or a room, which is a test name's part.
     /// Example: limen test guest
     #[arg(value_name = "LEVEL|ROOM")]
     pub(crate) what: Option<String>,
@@ -220,6 +220,10 @@ pub(crate) struct TestArgs {
     /// Only tests whose name contains this. Example: limen test guest --filter futex
     #[arg(long, value_name = "TEXT")]
     pub(crate) filter: Option<String>,
+
+    /// Print the names of the tests that would run, and run none. Example: limen test run --list
+    #[arg(long)]
+    pub(crate) list: bool,
 
     /// CPU counts for the levels that run VMs. Example: --smp 1,4
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4",

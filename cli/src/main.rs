@@ -7,12 +7,14 @@ mod args;
 mod bench;
 mod check;
 mod image;
+mod linux;
 mod objtool_cmd;
 mod pack;
 mod paths;
 mod run;
 mod test;
 mod tidy;
+mod toolchain;
 mod tree;
 
 use std::ffi::OsString;

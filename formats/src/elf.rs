@@ -45,6 +45,7 @@ pub struct Segment {
     pub address: u64,
     pub file_size: u64,
     pub memory_size: u64,
+    pub align: u64,
 }
 
 /// The headers of a file.
@@ -120,6 +121,7 @@ impl Segment {
             address: long(bytes, 16),
             file_size: long(bytes, 32),
             memory_size: long(bytes, 40),
+            align: long(bytes, 48),
         }
     }
 
@@ -206,6 +208,22 @@ impl Image {
         let low = self.loads().map(|s| s.address).min().unwrap_or(0) & !(PAGE - 1);
         let high = self.loads().map(|s| s.address + s.memory_size).max().unwrap_or(0);
         (low, (high - low).next_multiple_of(PAGE))
+    }
+
+    /// What its addresses are to be multiples of: the largest alignment of a segment that is a power
+    /// of two, at least a page.
+    #[must_use]
+    pub fn alignment(&self) -> u64 {
+        let aligns = self.loads().map(|s| s.align).filter(|align| align.is_power_of_two());
+        aligns.max().unwrap_or(PAGE).max(PAGE)
+    }
+
+    /// The highest place up to `at` where the image is aligned as it asks; where it is mapped, its
+    /// addresses move by a multiple of [`Image::alignment`].
+    #[must_use]
+    pub fn align_place(&self, at: u64) -> u64 {
+        let (low, _) = self.extent();
+        (at.wrapping_sub(low) & !(self.alignment() - 1)).wrapping_add(low)
     }
 
     /// What to add to its addresses so that it begins at `place`, or where it says if that is None.

@@ -1,6 +1,6 @@
 //! Kernel parameters: the words of the command line.
 //!
-//! The last word of a name counts, as in Linux. Neighbours: `kernel/src/params.rs` knows all
+//! The last word of a name counts, as in Linux. Neighbours: `kernel/src/base/params.rs` knows all
 //! names and warns of others; the machine and the kernel ask for values.
 
 /// The value of the last `name=value` on the command line.

@@ -51,7 +51,7 @@ fuzz_target!(|data: &[u8]| {
         if text.read(call.site, &mut bytes).is_ok()
             && let Some(now) = static_call::decode(&call, bytes)
         {
-            let patch = static_call::update(&text, &call, now, Target::Return0);
+            let patch = static_call::update(&text, &call, now, Target::Return(0));
             assert!(patch.is_ok_and(|patch| patch.writes().count() <= 1));
         }
     }

@@ -1,7 +1,8 @@
 //! The Linux personality: everything a program sees, in safe Rust over the machine.
 //!
-//! Reading order: `syscall` (the front door), `process`, `mm`, `fs`, then `sched` and `sync` below
-//! them; `ipc`, `net`, `drivers` stand beside.
+//! It is a house of floors, and imports run down: `boot` · `calls` (the front door) · `tty` ·
+//! `procfs` · `net` · `ipc` · `process` · `fs` · `drivers` · `mm` · `vfs` · `security` · `base`.
+//! Reading order: `calls`, `process`, `mm`, `vfs`, then `base` below them.
 
 #![no_std]
 
@@ -11,31 +12,22 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use machine::task::Task;
 
-pub mod balance;
+pub mod base;
+pub mod boot;
+pub mod calls;
 pub mod drivers;
 pub mod fs;
-pub mod identity;
-pub mod io;
 pub mod ipc;
 #[cfg(feature = "ktest")]
 mod ktest;
+pub mod kvm;
 pub mod mm;
 pub mod net;
-pub mod params;
-pub mod poll;
 pub mod process;
-pub mod random;
-pub mod report;
-pub mod sched;
-pub mod schedstats;
-pub mod start;
-pub mod sync;
-pub mod syscall;
-pub mod time;
+pub mod procfs;
+pub mod security;
 pub mod tty;
-pub mod user;
-pub mod vdso;
-pub mod watchdog;
+pub mod vfs;
 
 /// Set once the first CPU has made what the others need.
 static READY: AtomicBool = AtomicBool::new(false);
@@ -45,8 +37,9 @@ static READY: AtomicBool = AtomicBool::new(false);
 pub fn main() -> ! {
     become_idle_thread();
     READY.store(true, Ordering::Release);
-    process::init::start(start::prepare, start::ended).expect("memory for the first process");
-    sched::idle_loop()
+    process::init::start(boot::start::prepare, boot::start::ended)
+        .expect("memory for the first process");
+    base::sched::idle_loop()
 }
 
 /// Every other CPU comes here.
@@ -55,10 +48,10 @@ pub fn secondary() -> ! {
         machine::sync::spin_wait();
     }
     become_idle_thread();
-    sched::idle_loop()
+    base::sched::idle_loop()
 }
 
 fn become_idle_thread() {
     let task = Task::adopt_boot_thread().expect("memory for an idle thread");
-    sched::adopt_idle_thread(process::kernel_thread("idle", task));
+    base::sched::adopt_idle_thread(process::kernel_thread("idle", task));
 }

@@ -37,6 +37,10 @@ pub mod msr {
     pub const TSC_AUX: u32 = 0xc000_0103;
     /// TSC deadline of the local APIC timer.
     pub const TSC_DEADLINE: u32 = 0x6e0;
+    /// Whether SVM may be used (AMD).
+    pub const VM_CR: u32 = 0xc001_0114;
+    /// Where VMRUN keeps the host's state (AMD).
+    pub const VM_HSAVE_PA: u32 = 0xc001_0117;
     /// What this CPU is not vulnerable to (Intel).
     pub const ARCH_CAPABILITIES: u32 = 0x10a;
 }
@@ -225,6 +229,7 @@ pub(crate) mod cr {
     pub(crate) const CR4_SMAP: u64 = 1 << 21;
     pub(crate) const EFER_SCE: u64 = 1;
     pub(crate) const EFER_NXE: u64 = 1 << 11;
+    pub(crate) const EFER_SVME: u64 = 1 << 12;
 }
 
 /// Writes one byte to an I/O port.
@@ -490,11 +495,17 @@ pub(crate) fn init() {
         unsafe { wrmsr(msr::TSC_AUX, crate::percpu::cpu_id() as u64) };
     }
     if f.xsave {
-        // SAFETY: OSXSAVE was set above, and `xcr0` is a subset of what CPUID.0DH reports.
-        unsafe {
-            asm!("xsetbv", in("ecx") 0, in("eax") f.xcr0 as u32, in("edx") (f.xcr0 >> 32) as u32,
-                 options(nomem, nostack, preserves_flags));
-        }
+        set_xcr0(f.xcr0);
+    }
+}
+
+/// Sets what XSAVE manages: a valid subset of what `features` has, where there is XSAVE.
+pub(crate) fn set_xcr0(value: u64) {
+    assert!(features().xsave && value & !features().xcr0 == 0, "no such components");
+    // SAFETY: OSXSAVE was set by `init`, and the value is a subset of what CPUID.0DH reports.
+    unsafe {
+        asm!("xsetbv", in("ecx") 0, in("eax") value as u32, in("edx") (value >> 32) as u32,
+             options(nomem, nostack, preserves_flags));
     }
 }
 

@@ -97,3 +97,27 @@ impl DebugRegisters {
         }
     }
 }
+
+/// Loads a guest's four addresses, which its own DR7 arms when VMRUN loads that. Interrupts are
+/// masked.
+pub(crate) fn load_guest([a0, a1, a2, a3]: [u64; 4]) {
+    // SAFETY: while the host runs DR7 arms none of them: it is disarmed first, and an exit leaves
+    // it disarmed (AMD APM 2, 15.6).
+    unsafe {
+        asm!("mov dr7, {}", "mov dr0, {}", "mov dr1, {}", "mov dr2, {}", "mov dr3, {}",
+             in(reg) FIXED, in(reg) a0, in(reg) a1, in(reg) a2, in(reg) a3,
+             options(nomem, nostack, preserves_flags));
+    }
+}
+
+/// After a guest, which left DR7 disarmed and `dr6` as it is: what the running thread has is armed
+/// again. Interrupts are masked.
+pub(crate) fn after_guest(dr6: u64) {
+    const CAUSES: u64 = 0xe00f;
+    if dr6 & CAUSES != 0 {
+        crate::cpu::take_dr6();
+    }
+    if percpu::local().debug_control.get() != 0 {
+        crate::task::reload_debug_registers();
+    }
+}

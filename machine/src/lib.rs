@@ -46,7 +46,7 @@ pub mod sites;
 mod smp;
 pub mod stack;
 pub mod static_branch;
-mod static_call;
+pub mod static_call;
 pub mod sync;
 pub mod task;
 mod text_poke;
@@ -58,6 +58,7 @@ pub mod uaccess;
 pub mod vdso;
 pub mod virtio;
 mod vmap;
+pub mod vmrun;
 
 pub use heap::{idle_bytes as heap_idle_bytes, slab_bytes, trim as trim_heap};
 pub use vmap::usage as vmap_usage;

@@ -18,8 +18,10 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::arch::asm;
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use arrayvec::ArrayVec;
 use context_tracking::work::Cause;
 
 use crate::cpu::{self, MAX_CPUS};
@@ -759,7 +761,29 @@ pub struct Space {
     root: u64,
     /// Never 0, and never another space's.
     id: u64,
+    /// Tables below the root.
+    tables: AtomicU64,
     pub(crate) tlb: TlbState,
+}
+
+/// Frames that the tables of all programs take.
+static USER_TABLES: AtomicU64 = AtomicU64::new(0);
+
+/// Frames that the tables of all programs take, roots included.
+pub fn user_tables() -> u64 {
+    USER_TABLES.load(Ordering::Relaxed)
+}
+
+fn root_frames() -> u64 {
+    if has_pti() { 2 } else { 1 }
+}
+
+impl Space {
+    fn count_tables(&self, change: i64) {
+        // Only who holds the `PageTable` exclusively changes the count.
+        self.tables.fetch_add(change as u64, Ordering::Relaxed);
+        USER_TABLES.fetch_add(change as u64, Ordering::Relaxed);
+    }
 }
 
 static NEXT_SPACE: AtomicU64 = AtomicU64::new(1);
@@ -827,6 +851,8 @@ impl Drop for Space {
                 free_tables(entry & ADDRESS, 2);
             }
         }
+        let frames = root_frames() + self.tables.load(Ordering::Relaxed);
+        USER_TABLES.fetch_sub(frames, Ordering::Relaxed);
         // SAFETY: each CPU that has the root loaded holds an `Arc<Space>`: there is none.
         unsafe { free_root(self.root) };
     }
@@ -853,8 +879,46 @@ fn free_tables(phys: u64, level: u32) {
     drop(unsafe { Frame::from_raw((phys >> PAGE_SHIFT) as u32) });
 }
 
-/// Frames that left a page table and wait for the shootdown.
+/// Frames that leave a page table with one shootdown.
 const GATHER_LIMIT: usize = 512;
+
+/// What left a page table and waits for the shootdown: no CPU may use it again before, neither a
+/// page by a stale translation nor a table by a cached entry of the level above.
+#[derive(Default)]
+struct Gather {
+    frames: ArrayVec<u32, GATHER_LIMIT>,
+    /// First and last page unmapped.
+    pages: Option<(u64, u64)>,
+    tables: u64,
+}
+
+impl Gather {
+    fn put_page(&mut self, va: u64, pfn: u32) {
+        self.pages = Some((self.pages.map_or(va, |(first, _)| first), va));
+        self.frames.push(pfn);
+    }
+
+    fn put_table(&mut self, entry: u64) {
+        self.tables += 1;
+        self.frames.push(((entry & ADDRESS) >> PAGE_SHIFT) as u32);
+    }
+
+    /// Frees it all, once no CPU can reach it.
+    fn finish(self, space: &Space) {
+        match self.pages {
+            // Dropping single pages promises nothing about cached entries of upper levels in the
+            // program's context (SDM 3A, 4.10.4.1, INVPCID).
+            _ if self.tables > 0 => space.tlb.flush(0, u64::MAX >> PAGE_SHIFT),
+            Some((first, last)) => space.tlb.flush(first, (last - first) / PAGE_SIZE as u64 + 1),
+            None => return,
+        }
+        space.count_tables(-(self.tables as i64));
+        for pfn in self.frames {
+            // SAFETY: the entry that owned this reference is gone, and no CPU has it any more.
+            drop(unsafe { Frame::from_raw(pfn) });
+        }
+    }
+}
 
 /// A program's page table. Exclusive access is the caller's (`&mut`); CPUs hold the [`Space`].
 pub struct PageTable {
@@ -869,12 +933,35 @@ pub struct Mapping {
     pub prot: Prot,
 }
 
+/// As [`PageTable::detach`], in a table of the lowest level.
+fn detach_pages(table: Table, range: Range<u64>, gather: &mut Gather) -> Option<u64> {
+    let base = range.start & !(LARGE_SIZE - 1);
+    let mut next = table.next_used(index(range.start, 0));
+    while let Some(i) = next {
+        let va = base + ((i as u64) << PAGE_SHIFT);
+        if va >= range.end {
+            break;
+        }
+        if let Some(pfn) = leaf_pfn(table.get(i)) {
+            if gather.frames.is_full() {
+                return Some(va);
+            }
+            table.set(i, 0);
+            gather.put_page(va, pfn);
+        }
+        next = table.next_used(i + 1);
+    }
+    None
+}
+
 impl PageTable {
     /// An empty user half beside the kernel's.
     pub fn new() -> Result<PageTable, OutOfMemory> {
         let root = new_root().ok_or(OutOfMemory)?;
         let id = NEXT_SPACE.fetch_add(1, Ordering::Relaxed);
-        Ok(PageTable { space: Arc::new(Space { root, id, tlb: TlbState::new() }) })
+        USER_TABLES.fetch_add(root_frames(), Ordering::Relaxed);
+        let tables = AtomicU64::new(0);
+        Ok(PageTable { space: Arc::new(Space { root, id, tables, tlb: TlbState::new() }) })
     }
 
     /// The handle for [`crate::task::Task`]s that run in this space.
@@ -901,7 +988,8 @@ impl PageTable {
         for level in (1..=3).rev() {
             let flags = PRESENT | WRITE | USER;
             let upper = table;
-            table = table.next_or_make(index(va, level), flags, &mut new_table_frame)?;
+            let mut new_table = || new_table_frame().inspect(|_| self.space.count_tables(1));
+            table = table.next_or_make(index(va, level), flags, &mut new_table)?;
             if level == 3 && has_pti() {
                 // Both top tables share everything below for the user half.
                 let entry = upper.get(index(va, 3));
@@ -950,6 +1038,12 @@ impl PageTable {
         let pfn = leaf_pfn(entry)?;
         // SAFETY: the entry holds a reference, and `&self` keeps it from being removed.
         Some(Mapping { frame: unsafe { Frame::clone_raw(pfn) }, prot: leaf_prot(entry) })
+    }
+
+    /// Frame number and rights of the page at `va`, good while `&self` is held.
+    pub(crate) fn leaf(&self, va: u64) -> Option<(u32, Prot)> {
+        let entry = self.leaf_table(va)?.get(index(va, 0));
+        Some((leaf_pfn(entry)?, leaf_prot(entry)))
     }
 
     /// Changes the rights of one mapped page. False if nothing is mapped there.
@@ -1014,33 +1108,62 @@ impl PageTable {
         va
     }
 
-    /// Unmaps `[start, end)` and drops the frames, after the shootdown.
-    pub fn unmap(&mut self, start: u64, end: u64) {
-        let mut gathered: Vec<Frame> = Vec::new();
-        let mut first = start;
-        let mut last = start;
-        while first < end {
-            let mut resume = end;
-            self.for_each_leaf(first, end, |va, entry| {
-                if gathered.len() == GATHER_LIMIT || gathered.try_reserve(1).is_err() {
-                    resume = resume.min(va);
-                    return entry;
-                }
-                last = va;
-                if let Some(pfn) = leaf_pfn(entry) {
-                    // SAFETY: the entry owned a reference and is cleared by returning 0.
-                    gathered.push(unsafe { Frame::from_raw(pfn) });
-                }
-                0
-            });
-            if gathered.is_empty() {
-                assert!(resume == end, "no memory to unmap with");
-                return;
-            }
-            self.space.tlb.flush(first, (last - first) / PAGE_SIZE as u64 + 1);
-            gathered.clear();
-            first = resume;
+    /// Unmaps `[start, end)` and drops the frames, after the shootdown. Tables go too that lie with
+    /// all they map in `unused`: the range around, in which nothing else is mapped.
+    pub fn unmap(&mut self, start: u64, end: u64, unused: Range<u64>) {
+        assert!(start <= end && end <= USER_END, "not a user range");
+        let mut next = Some(start);
+        while let Some(from) = next {
+            let mut gather = Gather::default();
+            next = self.detach(Table::at(self.space.root), 3, from..end, &unused, &mut gather);
+            gather.finish(&self.space);
         }
+    }
+
+    /// Takes out of `table` what it maps in `range`, as far as `gather` has room. Returns where to
+    /// go on.
+    fn detach(
+        &self,
+        table: Table,
+        level: u32,
+        range: Range<u64>,
+        unused: &Range<u64>,
+        gather: &mut Gather,
+    ) -> Option<u64> {
+        if level == 0 {
+            return detach_pages(table, range, gather);
+        }
+        let span = 1u64 << (PAGE_SHIFT + 9 * level);
+        let mut va = range.start;
+        while va < range.end {
+            let start = va & !(span - 1);
+            let entry = table.get(index(va, level));
+            if entry & PRESENT != 0 {
+                let is_unused = unused.start <= start && start + span <= unused.end;
+                // A table may have others below it in which nothing was ever mapped.
+                let part = if is_unused && level > 1 {
+                    start..start + span
+                } else {
+                    va..range.end.min(start + span)
+                };
+                let resume = self.detach(Table::at(entry), level - 1, part, unused, gather);
+                if let Some(at) = resume {
+                    return Some(if is_unused { va } else { at });
+                }
+                if is_unused {
+                    if gather.frames.is_full() {
+                        return Some(va);
+                    }
+                    table.set(index(va, level), 0);
+                    if level == 3 && has_pti() {
+                        Table::at(self.space.root | USER_ROOT_BIT).set(index(va, 3), 0);
+                    }
+                    gather.put_table(entry);
+                }
+            }
+            va = start + span;
+        }
+        None
     }
 
     /// Changes the rights of every mapped page in `[start, end)` to what `f` makes of them.
@@ -1138,17 +1261,9 @@ impl PageTable {
         self.space.tlb.flush(0, u64::MAX >> PAGE_SHIFT);
     }
 
-    /// Number of frames that the tables themselves take.
-    pub fn count_tables(&self) -> u64 {
-        fn count(table: u64, level: u32, entries: core::ops::Range<usize>) -> u64 {
-            let below = |i| match Table::at(table).get(i) {
-                entry if entry & PRESENT == 0 || entry & LARGE != 0 => 0,
-                entry if level > 1 => count(entry & ADDRESS, level - 1, 0..ENTRIES),
-                _ => 1,
-            };
-            1 + entries.map(below).sum::<u64>()
-        }
-        count(self.space.root, 3, 0..ENTRIES / 2)
+    /// Frames that the tables below the root take.
+    pub fn tables(&self) -> u64 {
+        self.space.tables.load(Ordering::Relaxed)
     }
 
     /// Number of mapped pages in `[start, end)`.

@@ -1,188 +1,478 @@
 //! Static calls: a call whose target changes rarely is a direct call in text.
 //!
-//! A static call is a trampoline, an ordinary typed function that callers call; objtool finds
-//! their direct calls and makes each a site. [`update`] gives all sites, and the trampoline for
-//! whoever holds its address, another target: a function of the same type, nothing (for calls that
-//! return nothing), or "return 0". Callers are plain Rust and are not touched; no indirect call is
-//! involved.
+//! A call is a type ([`StaticCall`]) that names what it is given, who may be called, and how
+//! several answers become one. [`call`] is an ordinary direct call of the type's own trampoline;
+//! objtool finds all of them and makes each a site. The site itself is then patched: nothing (a
+//! nop, or the default into the result register) while nobody is bound, the one callee, or the
+//! type's chain, which is compiled code that makes a direct call for each callee it has room for.
+//! No pointer, list or indirect call is on any path.
 //!
-//! The macro below makes trampolines. It is used in this crate only, since it contains `unsafe`.
-//! Neighbours: `text_patching::static_call` has the bytes, `text_poke` the protocol.
-#![cfg_attr(not(feature = "ktest"), expect(dead_code, reason = "hooks are the first users"))]
+//! What makes this sound in safe code of others: the key of a call is the address of a function
+//! generated for its type, so two calls cannot be confused whatever their authors write; all
+//! callees are functions of one type; and a place in the chain belongs to one callee for good.
+//!
+//! Three times: until [`Binding::commit`] every call gives its default, through the trampoline.
+//! `commit` binds all calls at once or none. After [`seal`] only callees that their call declares
+//! attachable come and go, by whoever holds the one [`Attacher`]; the others cannot be unbound by
+//! anybody.
+//!
+//! Neighbours: `text_patching::static_call` has the bytes, `text_poke` the protocol, `lsm::fold`
+//! the rules of chains.
 
-use text_patching::site_table::{CallEntry, SiteTables};
-use text_patching::static_call::{Target, decode, update as site_patch, update_trampoline};
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use lsm::fold::{Answer, Fold};
+use text_patching::site_table::CallEntry;
+use text_patching::static_call::{Target, decode, encode, update_trampoline};
 use text_patching::{Anomaly, Patch, Text, What};
 
 use crate::text_poke::LiveText;
 use crate::{cfi, text_poke};
 
-unsafe extern "C" {
-    static __static_call_tramps_start: [i32; 0];
-    static __static_call_tramps_end: [i32; 0];
+/// Most callees that one call has.
+pub const CALLEES_MAX: usize = 8;
+
+/// What a call returns.
+pub type AnswerOf<C> = <<C as StaticCall>::Fold as Fold>::Answer;
+/// What can be called.
+pub type Callee<C> = for<'a, 'b> extern "C" fn(&'a <C as StaticCall>::Args<'b>) -> AnswerOf<C>;
+
+/// A call. The type itself is never made.
+pub trait StaticCall: Sized + 'static {
+    /// What callees are given, by reference.
+    type Args<'a>;
+    /// How the answers of several become one, and what the call gives when nobody is bound.
+    type Fold: Fold;
+    /// Everybody who can be bound, at most [`CALLEES_MAX`].
+    const CALLEES: &'static [Callee<Self>];
+    /// Which of them may come and go after [`seal`], one bit each.
+    const ATTACHABLE: u32;
 }
 
-/// A static call of type `F`, a function pointer: its number and its trampoline.
-pub(crate) struct StaticCall<F> {
-    pub(crate) key: u32,
-    pub(crate) trampoline: F,
+/// Makes the call.
+#[inline(always)]
+pub fn call<C: StaticCall>(args: &C::Args<'_>) -> AnswerOf<C> {
+    trampoline::<C>(args)
 }
 
-/// Defines a trampoline. `static_call!(NAME = 1, symbol: fn(u64) -> u64, default)`: `symbol` is
-/// the function to call (through `unsafe extern "C" { safe fn … }`, which this writes), `default`
-/// what it calls at boot, and `NAME` the handle for [`update`].
-#[cfg_attr(not(feature = "ktest"), expect(unused_macros, reason = "hooks are the first users"))]
-macro_rules! static_call {
-    ($name:ident = $key:literal, $symbol:ident: fn($($arg:ident: $type:ty),*) -> $ret:ty,
-     $default:path) => {
-        unsafe extern "C" {
-            /// The trampoline.
-            pub(crate) safe fn $symbol($($arg: $type),*) -> $ret;
+/// In [`RawTrampoline::flags`]: the call may change after sealing.
+const DYNAMIC: u32 = 1;
+/// In [`RawTrampoline::flags`]: this is a place in a chain; `chain` is the call's own trampoline.
+const PLACE: u32 = 2;
+
+/// An entry of `__static_call_tramps`, which the code below writes and objtool reads too.
+#[repr(C)]
+struct RawTrampoline {
+    /// From here to the trampoline.
+    trampoline: i32,
+    flags: u32,
+    /// From this word to the call's chain.
+    chain: i32,
+    /// Number of callees, or the number of a place.
+    number: u32,
+}
+
+const fn flags<C: StaticCall>() -> u32 {
+    if C::ATTACHABLE != 0 { DYNAMIC } else { 0 }
+}
+
+const fn count<C: StaticCall>() -> u32 {
+    assert!(C::CALLEES.len() <= CALLEES_MAX, "more callees than a chain has room for");
+    C::CALLEES.len() as u32
+}
+
+/// What every call of the type is compiled to. The signature at +5 (ud1 %esp,%ecx) tells real
+/// trampolines; the section lists them.
+#[unsafe(naked)]
+extern "C" fn trampoline<C: StaticCall>(args: &C::Args<'_>) -> AnswerOf<C> {
+    core::arch::naked_asm!(
+        "2: .byte 0xe9", // jmp rel32
+        ".long {nothing} - . - 4",
+        ".byte 0x0f, 0xb9, 0xcc",
+        ".pushsection __static_call_tramps, \"aR\", @progbits",
+        ".balign 4",
+        ".long 2b - .",
+        ".long {flags}",
+        ".long {chain} - .",
+        ".long {count}",
+        ".popsection",
+        nothing = sym nothing::<C>,
+        chain = sym chain::<C>,
+        flags = const flags::<C>(),
+        count = const count::<C>(),
+    )
+}
+
+/// Place `I` in the type's chain: a static call of its own.
+#[unsafe(naked)]
+extern "C" fn place<C: StaticCall, const I: usize>(args: &C::Args<'_>) -> AnswerOf<C> {
+    core::arch::naked_asm!(
+        "2: .byte 0xe9",
+        ".long {nothing} - . - 4",
+        ".byte 0x0f, 0xb9, 0xcc",
+        ".pushsection __static_call_tramps, \"aR\", @progbits",
+        ".balign 4",
+        ".long 2b - .",
+        ".long {flags}",
+        ".long {owner} - .",
+        ".long {number}",
+        ".popsection",
+        nothing = sym nothing::<C>,
+        owner = sym trampoline::<C>,
+        flags = const PLACE | flags::<C>(),
+        number = const I,
+    )
+}
+
+/// What is called while nobody is bound.
+extern "C" fn nothing<C: StaticCall>(_: &C::Args<'_>) -> AnswerOf<C> {
+    C::Fold::NEUTRAL
+}
+
+/// Asks everybody in turn, by direct calls.
+extern "C" fn chain<C: StaticCall>(args: &C::Args<'_>) -> AnswerOf<C> {
+    let mut fold = C::Fold::start();
+    macro_rules! ask {
+        ($($place:literal)*) => {$(
+            if const { C::CALLEES.len() > $place && C::CALLEES.len() > 1 }
+                && fold.step(place::<C, $place>(args)).is_break()
+            {
+                return fold.end();
+            }
+        )*};
+    }
+    ask!(0 1 2 3 4 5 6 7);
+    fold.end()
+}
+const _: () = assert!(CALLEES_MAX == 8, "the chain asks places 0 to 7");
+
+/// The addresses that belong to a call.
+struct Shape {
+    trampoline: u64,
+    nothing: u64,
+    chain: u64,
+    /// What nobody answers; `None`: nothing is returned.
+    neutral: Option<i32>,
+    callees: Vec<u64>,
+    places: Vec<u64>,
+    attachable: u32,
+}
+
+impl Shape {
+    fn of<C: StaticCall>() -> Result<Self, NotBound> {
+        let mut places = Vec::new();
+        macro_rules! list {
+            ($($place:literal)*) => {$(
+                if const { C::CALLEES.len() > $place && C::CALLEES.len() > 1 } {
+                    places.push(place::<C, $place> as *const () as u64);
+                }
+            )*};
         }
-        pub(crate) static $name:
-            $crate::static_call::StaticCall<extern "C" fn($($type),*) -> $ret> =
-            $crate::static_call::StaticCall { key: $key, trampoline: $symbol };
-        core::arch::global_asm!(
-            ".pushsection .text.static_call, \"ax\", @progbits",
-            ".balign 8",
-            concat!(".globl ", stringify!($symbol)),
-            concat!(".type ", stringify!($symbol), ", @function"),
-            concat!(stringify!($symbol), ":"),
-            // jmp rel32, then the signature ud1 %esp,%ecx
-            ".byte 0xe9",
-            ".long {default} - . - 4",
-            ".byte 0x0f, 0xb9, 0xcc",
-            concat!(".size ", stringify!($symbol), ", . - ", stringify!($symbol)),
-            ".popsection",
-            ".pushsection __static_call_tramps, \"aR\", @progbits",
-            ".balign 4",
-            concat!(".long ", stringify!($symbol), " - ."),
-            ".long {key}",
-            ".popsection",
-            default = sym $default,
-            key = const $key,
-        );
+        places.try_reserve_exact(CALLEES_MAX).map_err(|_| NotBound::Memory)?;
+        list!(0 1 2 3 4 5 6 7);
+        let mut callees = Vec::new();
+        callees.try_reserve_exact(C::CALLEES.len()).map_err(|_| NotBound::Memory)?;
+        callees.extend(C::CALLEES.iter().map(|&callee| callee as usize as u64));
+        Ok(Self {
+            trampoline: trampoline::<C> as *const () as u64,
+            nothing: nothing::<C> as *const () as u64,
+            chain: chain::<C> as *const () as u64,
+            neutral: C::Fold::NEUTRAL.word(),
+            callees,
+            places,
+            attachable: C::ATTACHABLE,
+        })
+    }
+
+    /// What a site does when nobody is bound.
+    fn empty(&self, tail: bool) -> Target {
+        match self.neutral {
+            None => Target::Nothing,
+            Some(0) => Target::Return(0),
+            Some(_) if tail => Target::Function(self.nothing),
+            Some(value) => Target::Return(value),
+        }
+    }
+
+    /// What a site of the call does with these callees.
+    fn target(&self, bound: &[Option<usize>], tail: bool) -> Option<Target> {
+        let mut those = bound.iter().flatten();
+        Some(match (those.next(), those.next()) {
+            (None, _) => self.empty(tail),
+            (Some(&one), None) => Target::Function(*self.callees.get(one)?),
+            _ => Target::Function(self.chain),
+        })
+    }
+
+    /// Whether a site or place may lead there.
+    fn knows(&self, target: Target) -> bool {
+        match target {
+            Target::Function(at) => {
+                let own = [self.trampoline, self.nothing, self.chain];
+                own.contains(&at) || self.callees.contains(&at) || self.places.contains(&at)
+            }
+            other => other == self.empty(false) || other == self.empty(true),
+        }
+    }
+
+    /// Who is bound where, as the text of the places says; the trampoline's if there is no chain.
+    fn bound(&self) -> Result<Vec<Option<usize>>, NotBound> {
+        let alone = [self.trampoline];
+        let records = if self.places.is_empty() { &alone[..] } else { &self.places };
+        let mut bound = Vec::new();
+        bound.try_reserve_exact(CALLEES_MAX).map_err(|_| NotBound::Memory)?;
+        for &at in records {
+            let target = now(at).ok_or(NotBound::Text(unmapped(at)))?;
+            bound.push(match target {
+                Target::Function(at) => self.callees.iter().position(|&callee| callee == at),
+                _ => None,
+            });
+        }
+        bound.truncate(self.callees.len());
+        Ok(bound)
+    }
+}
+
+const fn unmapped(at: u64) -> Anomaly {
+    Anomaly::new(at, 0, What::Unmapped)
+}
+
+/// What a trampoline does now.
+fn now(trampoline: u64) -> Option<Target> {
+    let mut bytes = [0; 5];
+    LiveText.read(trampoline, &mut bytes).ok()?;
+    decode(&own_entry(trampoline), bytes)
+}
+
+const fn own_entry(trampoline: u64) -> CallEntry {
+    CallEntry { site: trampoline, key: trampoline as u32, tail: true, dynamic: false }
+}
+
+/// Why nothing was bound. Nothing has changed then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotBound {
+    /// A site is not as it must be, or the image has no tables.
+    Text(Anomaly),
+    /// No memory for the list of patches.
+    Memory,
+    /// A callee that the call does not have, or twice, or more than it has.
+    NoSuchCallee,
+    /// The calls are sealed, and the change concerns a callee that is not attachable.
+    Sealed,
+}
+
+impl core::fmt::Display for NotBound {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Text(anomaly) => write!(f, "{anomaly}"),
+            Self::Memory => f.write_str("no memory for the list of patches"),
+            Self::NoSuchCallee => f.write_str("no such callee"),
+            Self::Sealed => f.write_str("sealed"),
+        }
+    }
+}
+
+impl From<Anomaly> for NotBound {
+    fn from(anomaly: Anomaly) -> Self {
+        Self::Text(anomaly)
+    }
+}
+
+/// Changes of many calls that are made together.
+pub struct Binding {
+    /// Places that get a callee: first, so that no chain is live before its callees are.
+    fill: Vec<Patch>,
+    /// Sites of the calls themselves.
+    live: Vec<Patch>,
+    /// Places that lose theirs: last.
+    clear: Vec<Patch>,
+    /// Whether callees that are not attachable, and places, may change.
+    free: bool,
+}
+
+impl Binding {
+    /// No change yet; `None` once the calls are sealed.
+    #[must_use]
+    pub fn new() -> Option<Self> {
+        is_open(false).then(|| Self::empty(true))
+    }
+
+    const fn empty(free: bool) -> Self {
+        Self { fill: Vec::new(), live: Vec::new(), clear: Vec::new(), free }
+    }
+
+    /// Adds: callee number `bound[i]` is asked as the i-th, nobody where it is `None`.
+    ///
+    /// # Errors
+    /// The first thing that is not as it must be.
+    pub fn bind<C: StaticCall>(&mut self, bound: &[Option<usize>]) -> Result<(), NotBound> {
+        self.add(&Shape::of::<C>()?, bound)
+    }
+
+    fn add(&mut self, shape: &Shape, bound: &[Option<usize>]) -> Result<(), NotBound> {
+        let old = shape.bound()?;
+        check_callees(shape, bound)?;
+        if !self.free {
+            check_attachable(shape, &old, bound)?;
+        }
+        for (place, &record) in shape.places.iter().enumerate() {
+            let to = bound.get(place).copied().flatten();
+            let target = |tail| match to {
+                Some(callee) => shape.callees.get(callee).map(|&at| Target::Function(at)),
+                None => Some(shape.empty(tail)),
+            };
+            let list = if to.is_some() { &mut self.fill } else { &mut self.clear };
+            derive(shape, record, &target, list)?;
+        }
+        derive(shape, shape.trampoline, &|tail| shape.target(bound, tail), &mut self.live)
+    }
+
+    /// Makes all changes on all CPUs. When it returns no CPU starts a call as it was before; calls
+    /// that are under way may end. Must not be called from an interrupt handler.
+    ///
+    /// # Errors
+    /// The first thing that is not as it must be; nothing has changed then.
+    pub fn commit(mut self) -> Result<usize, NotBound> {
+        let mut changed = 0;
+        for list in [&mut self.fill, &mut self.live, &mut self.clear] {
+            list.sort_unstable_by_key(|patch| patch.at);
+        }
+        let lists = [&self.fill[..], &self.live, &self.clear];
+        text_poke::check_all(&lists)?;
+        for list in lists {
+            changed += text_poke::switch_all(list)?;
+        }
+        Ok(changed)
+    }
+}
+
+/// Each callee at most once, and none that does not exist.
+fn check_callees(shape: &Shape, bound: &[Option<usize>]) -> Result<(), NotBound> {
+    let mut seen = 0_u32;
+    for &callee in bound.iter().flatten() {
+        if callee >= shape.callees.len() || seen & 1 << callee != 0 {
+            return Err(NotBound::NoSuchCallee);
+        }
+        seen |= 1 << callee;
+    }
+    if bound.len() > shape.callees.len() { Err(NotBound::NoSuchCallee) } else { Ok(()) }
+}
+
+/// Only attachable callees come and go, and no callee moves.
+fn check_attachable(
+    shape: &Shape,
+    old: &[Option<usize>],
+    new: &[Option<usize>],
+) -> Result<(), NotBound> {
+    let at = |list: &[Option<usize>], place: usize| list.get(place).copied().flatten();
+    let fixed = |callee: usize| shape.attachable & 1 << callee == 0;
+    let forbidden = |place| match (at(old, place), at(new, place)) {
+        (Some(a), Some(b)) => a != b,
+        (Some(one), None) | (None, Some(one)) => fixed(one),
+        (None, None) => false,
     };
+    if (0..shape.callees.len()).any(forbidden) { Err(NotBound::Sealed) } else { Ok(()) }
 }
+
+/// Adds to `out` the patches of a trampoline and of all its sites.
+fn derive(
+    shape: &Shape,
+    trampoline: u64,
+    target: &dyn Fn(bool) -> Option<Target>,
+    out: &mut Vec<Patch>,
+) -> Result<(), NotBound> {
+    let tables = cfi::tables().ok_or(NotBound::Text(unmapped(trampoline)))?;
+    let own = own_entry(trampoline);
+    let from = now(trampoline).ok_or(NotBound::Text(unmapped(trampoline)))?;
+    // A trampoline always leads to a function.
+    let lead = |target| match target {
+        Target::Function(_) => target,
+        _ => Target::Function(shape.nothing),
+    };
+    let to = lead(target(true).ok_or(NotBound::NoSuchCallee)?);
+    let patch = update_trampoline(&LiveText, &own, from, to)?;
+    out.try_reserve(1).map_err(|_| NotBound::Memory)?;
+    out.push(patch);
+    for entry in tables.calls().iter().filter(|entry| entry.key == own.key) {
+        let mut bytes = [0; 5];
+        LiveText.read(entry.site, &mut bytes).map_err(|_| unmapped(entry.site))?;
+        if !decode(&entry, bytes).is_some_and(|target| shape.knows(target)) {
+            return Err(Anomaly::new(entry.site, 0, What::UnknownTail).into());
+        }
+        let to = target(entry.tail).ok_or(NotBound::NoSuchCallee)?;
+        let new = encode(&entry, to)?;
+        out.try_reserve(1).map_err(|_| NotBound::Memory)?;
+        out.push(Patch::whole(entry.site, text_patching::Code::new(&bytes), new));
+    }
+    Ok(())
+}
+
+static SEALED: AtomicBool = AtomicBool::new(false);
+
+/// The right to attach and detach what is attachable, after sealing. There is one.
+pub struct Attacher(());
+
+/// From here on nothing but attachable callees can change; `None` if that was so already.
+pub fn seal() -> Option<Attacher> {
+    (!SEALED.swap(true, Ordering::SeqCst)).then_some(Attacher(()))
+}
+
+impl Attacher {
+    /// Binds `bound` from now on. Callees keep their places.
+    ///
+    /// # Errors
+    /// As [`Binding::commit`]; [`NotBound::Sealed`] if a callee that is not attachable, or a place,
+    /// would change.
+    pub fn attach<C: StaticCall>(&mut self, bound: &[Option<usize>]) -> Result<usize, NotBound> {
+        self.attach_all(|binding| binding.bind::<C>(bound))
+    }
+
+    /// As [`Attacher::attach`], for what `add` binds, together.
+    ///
+    /// # Errors
+    /// As there, or what `add` says.
+    pub fn attach_all(
+        &mut self,
+        add: impl FnOnce(&mut Binding) -> Result<(), NotBound>,
+    ) -> Result<usize, NotBound> {
+        let mut binding = Binding::empty(false);
+        add(&mut binding)?;
+        binding.commit()
+    }
+}
+
+/// Binds calls of the tests, which may change in any way at any time. They are attachable.
 #[cfg(feature = "ktest")]
-pub(crate) use static_call;
-
-/// What a static call shall do.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Callee<F> {
-    /// Call this function.
-    Function(F),
-    /// Nothing; for calls without a result.
-    Nothing,
-    /// Return 0.
-    Return0,
+pub(crate) fn bind_for_tests<C: StaticCall>(bound: &[Option<usize>]) -> Result<usize, NotBound> {
+    let mut binding = Binding::empty(true);
+    binding.bind::<C>(bound)?;
+    binding.commit()
 }
 
-/// Each trampoline of the image and its key.
-fn trampolines() -> impl Iterator<Item = (u64, u32)> {
-    let start = (&raw const __static_call_tramps_start).cast::<[i32; 2]>();
+/// Each trampoline of the image: its address, and whether its sites may still change.
+fn trampolines() -> impl Iterator<Item = (u64, bool)> {
+    unsafe extern "C" {
+        static __static_call_tramps_start: [RawTrampoline; 0];
+        static __static_call_tramps_end: [RawTrampoline; 0];
+    }
+    let start = (&raw const __static_call_tramps_start).cast::<RawTrampoline>();
     let bytes = (&raw const __static_call_tramps_end).addr() - start.addr();
-    (0..bytes / size_of::<[i32; 2]>()).map(move |i| {
+    (0..bytes / size_of::<RawTrampoline>()).map(move |i| {
         let entry = start.wrapping_add(i);
-        // SAFETY: the linker script bounds the table; entries are two aligned words.
-        let [offset, key] = unsafe { entry.read() };
-        ((entry as u64).wrapping_add_signed(i64::from(offset)), key.cast_unsigned())
+        // SAFETY: the linker script bounds the table, whose entries are four aligned words.
+        let raw = unsafe { entry.read() };
+        let at = (entry as u64).wrapping_add_signed(i64::from(raw.trampoline));
+        (at, is_open(raw.flags & DYNAMIC != 0))
     })
 }
 
-/// Whether a trampoline begins at `address`.
-pub(crate) fn is_trampoline(address: u64) -> bool {
-    trampolines().any(|(trampoline, _)| trampoline == address)
+/// Whether sites of a call may change now.
+pub(crate) fn is_open(dynamic: bool) -> bool {
+    dynamic || !SEALED.load(Ordering::SeqCst)
 }
 
-/// Points the call at `callee` on all CPUs; when it returns no CPU enters the old one through this
-/// call any more. Must not be called from an interrupt handler.
-///
-/// # Errors
-/// The first site that is not as expected; nothing was changed.
-///
-/// # Safety
-/// `target` is a function of the trampoline's type; with [`Target::Nothing`] that has no result.
-unsafe fn update_sites(key: u32, target: Target) -> Result<usize, Anomaly> {
-    let unknown = Anomaly::new(0, 0, What::Unmapped);
-    let tables = cfi::tables().ok_or(unknown)?;
-    let (trampoline, _) = trampolines().find(|&(_, number)| number == key).ok_or(unknown)?;
-    let own = CallEntry { site: trampoline, key, tail: true };
-    let mut bytes = [0; 5];
-    LiveText.read(trampoline, &mut bytes).map_err(|_| unknown)?;
-    // The trampoline's bytes are the record of where the sites go now.
-    let now = decode(&own, bytes).ok_or(unknown)?;
-    let mut sites = Sites::new(tables, own);
-    text_poke::switch(|text, _| sites.next().map(|entry| patch(text, &entry, &own, now, target)))
+/// Whether a trampoline that may change now begins at `address`.
+pub(crate) fn is_open_trampoline(address: u64) -> bool {
+    trampolines().any(|(trampoline, open)| open && trampoline == address)
 }
-
-/// The sites of a key and its trampoline, ascending.
-struct Sites<I: Iterator<Item = CallEntry>> {
-    calls: core::iter::Peekable<I>,
-    trampoline: Option<CallEntry>,
-}
-
-impl Sites<core::iter::Empty<CallEntry>> {
-    fn new(
-        tables: SiteTables<'static>,
-        trampoline: CallEntry,
-    ) -> Sites<impl Iterator<Item = CallEntry>> {
-        let calls = tables.calls().iter().filter(move |call| call.key == trampoline.key);
-        Sites { calls: calls.peekable(), trampoline: Some(trampoline) }
-    }
-}
-
-impl<I: Iterator<Item = CallEntry>> Iterator for Sites<I> {
-    type Item = CallEntry;
-
-    fn next(&mut self) -> Option<CallEntry> {
-        let before = |own: &CallEntry, call: Option<&CallEntry>| {
-            call.is_none_or(|call| own.site < call.site)
-        };
-        match self.trampoline {
-            Some(own) if before(&own, self.calls.peek()) => self.trampoline.take(),
-            _ => self.calls.next(),
-        }
-    }
-}
-
-fn patch(
-    text: &LiveText,
-    entry: &CallEntry,
-    own: &CallEntry,
-    now: Target,
-    target: Target,
-) -> Result<Patch, Anomaly> {
-    if entry.site == own.site {
-        return update_trampoline(text, own, now, target);
-    }
-    // Before the first update a site calls the trampoline itself.
-    let first = Target::Function(own.site);
-    site_patch(text, entry, first, target).or_else(|_| site_patch(text, entry, now, target))
-}
-
-/// Makes [`StaticCall::update`] for one arity.
-macro_rules! typed {
-    ($($arg:ident),*) => {
-        impl<R, $($arg),*> StaticCall<extern "C" fn($($arg),*) -> R> {
-            /// See [`update_sites`].
-            pub(crate) fn update(
-                &self,
-                callee: Callee<extern "C" fn($($arg),*) -> R>,
-            ) -> Result<usize, Anomaly> {
-                let target = match callee {
-                    Callee::Function(function) => Target::Function(function as usize as u64),
-                    Callee::Nothing => {
-                        assert!(size_of::<R>() == 0, "a call with a result cannot be nothing");
-                        Target::Nothing
-                    }
-                    Callee::Return0 => Target::Return0,
-                };
-                // SAFETY: the types of trampoline and callee are the same.
-                unsafe { update_sites(self.key, target) }
-            }
-        }
-    };
-}
-// One line for each arity in use.
-typed!(A);

@@ -564,6 +564,25 @@ pub fn set_debug_registers(registers: &DebugRegisters) {
     registers.load();
 }
 
+/// Arms the running program's hardware breakpoints anew. Interrupts are masked.
+pub(crate) fn reload_debug_registers() {
+    let Some(user) = running().user_state() else { return };
+    // SAFETY: the running task's state, interrupts masked: no switch touches it meanwhile.
+    unsafe { (*user).debug.load() };
+}
+
+/// Exchanges the running program's registers with the image `other`, which the CPU has then: a
+/// guest's, while the program is in the kernel for it.
+pub fn exchange_fpu(other: &mut FpuState) {
+    let _irq = crate::sync::IrqGuard::new();
+    let Some(user) = running().user_state() else { return };
+    // SAFETY: the running task's state, interrupts masked: no switch touches it meanwhile.
+    let user = unsafe { &mut *user };
+    user.fpu.save();
+    core::mem::swap(&mut user.fpu, other);
+    user.fpu.restore();
+}
+
 /// Calls `f` with the running program's FPU image, up to date, and loads what `f` leaves in it.
 pub fn with_fpu<R>(f: impl FnOnce(&mut FpuState) -> R) -> Option<R> {
     let _irq = crate::sync::IrqGuard::new();

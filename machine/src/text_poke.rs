@@ -268,6 +268,38 @@ where
     Ok(count)
 }
 
+/// Whether [`switch_all`] would change all of `lists`: ascending, five bytes each.
+///
+/// # Errors
+/// The first patch that is not of a site that may change now, or not as the site is.
+pub(crate) fn check_all(lists: &[&[Patch]]) -> Result<(), Anomaly> {
+    for chunk in lists.iter().flat_map(|list| list.chunks(BATCH_MAX)) {
+        Batch::new(&LiveText, chunk)?;
+        for patch in chunk {
+            assert!(!entry_range().contains(&patch.at), "a patch of entry text");
+            if !is_listed(patch.at) {
+                return Err(Anomaly::new(patch.at, 0, What::UnknownTail));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// As [`switch`], for any number of patches: ascending, five bytes each. They become visible in
+/// portions of [`BATCH_MAX`].
+///
+/// # Errors
+/// As [`check_all`]; nothing was changed.
+pub(crate) fn switch_all(patches: &[Patch]) -> Result<usize, Anomaly> {
+    check_all(&[patches])?;
+    let mut changed = 0;
+    for chunk in patches.chunks(BATCH_MAX) {
+        let mut rest = chunk.iter();
+        changed += switch(|_, _| rest.next().map(|&patch| Ok(patch)))?;
+    }
+    Ok(changed)
+}
+
 /// QEMU's emulation forgets what it has translated *before* it does the store, so a CPU that
 /// translates a site at that instant keeps the old bytes, synchronised or not. By now it has: one
 /// more store of the same bytes makes it forget them.
@@ -283,11 +315,11 @@ fn write_again(window: &mut Window<'_>, patches: &[Patch]) {
 /// Whether a run-time switch may change the five bytes at `site`.
 fn is_listed(site: u64) -> bool {
     let listed = crate::cfi::tables().is_some_and(|tables| {
-        tables.calls().find(site).is_some()
+        tables.calls().find(site).is_some_and(|call| crate::static_call::is_open(call.dynamic))
             || tables.branches().find(site).is_some_and(|branch| !branch.ro_after_init)
             || DOOR_OPEN.load(Ordering::SeqCst) && tables.branches().find(site).is_some()
     });
-    listed || crate::static_call::is_trampoline(site)
+    listed || crate::static_call::is_open_trampoline(site)
 }
 
 /// An int3 in the kernel: does the work of the instruction that is being put there. False: the int3
@@ -327,7 +359,7 @@ fn active_action(rip: u64) -> Option<Action> {
 fn act(regs: &mut PtRegs, action: Action) {
     match action {
         Action::Jump(to) | Action::Retry(to) => regs.rip = to,
-        Action::ZeroThenJump(to) => (regs.rax, regs.rip) = (0, to),
+        Action::SetThenJump { value, to } => (regs.rax, regs.rip) = (value.into(), to),
         Action::Call { target, return_to } => {
             regs.rsp -= 8;
             // SAFETY: `entry.S` leaves two words of room between the frame and the stack of what

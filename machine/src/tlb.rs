@@ -24,6 +24,7 @@ use context_tracking::{isolation, state};
 use crate::cpu::{self, MAX_CPUS};
 use crate::percpu::{self, CpuLocal};
 use crate::sync::IrqGuard;
+use crate::vmrun::Watchers;
 use crate::{context, descriptors, ipi, paging};
 
 /// What the shootdown protocol knows of one address space.
@@ -32,6 +33,8 @@ pub(crate) struct TlbState {
     /// Bit n: CPU n has the space in its CR3.
     active: AtomicU32,
     seen: [AtomicU64; MAX_CPUS],
+    /// Guests whose memory it is.
+    pub(crate) watchers: Watchers,
 }
 
 /// `CpuLocal::tlb_wanted` bits: what others want of a CPU.
@@ -54,6 +57,7 @@ impl TlbState {
             generation: AtomicU64::new(1),
             active: AtomicU32::new(0),
             seen: [const { AtomicU64::new(0) }; MAX_CPUS],
+            watchers: Watchers::new(),
         }
     }
 
@@ -74,8 +78,9 @@ impl TlbState {
     }
 
     /// Makes every CPU forget what this space mapped in `pages` pages from `start` on, before the
-    /// call. Returns when all have. May be called with interrupts masked.
+    /// call; and first the guests that have it as their memory. Returns when all have. May be called with interrupts masked.
     pub(crate) fn flush(&self, start: u64, pages: u64) {
+        self.watchers.invalidate(start, pages);
         fence(Ordering::SeqCst);
         let target = self.generation.fetch_add(1, Ordering::SeqCst) + 1;
         let _irq = IrqGuard::new();

@@ -19,6 +19,7 @@ use crate::allow::{self, Allow};
 use crate::elf::{Image, Reloc};
 use crate::report::{Evidence, Finding, FindingKind, Report};
 use crate::scan::{self, Branch, BranchKind, Scan, Thunks};
+use crate::static_calls;
 
 /// Name of the compiler's table.
 pub const TRAPS_SECTION: &str = ".kcfi_traps";
@@ -28,8 +29,13 @@ pub const TRAPS_BOUNDS: [[&str; 2]; 2] =
     [["__kcfi_traps_start", "__kcfi_traps_end"], ["__start___kcfi_traps", "__stop___kcfi_traps"]];
 
 /// Sections that name addresses of code without anybody calling them.
-const DESCRIBE_CODE: [&str; 4] =
-    [TRAPS_SECTION, ".eh_frame", ".eh_frame_hdr", "__patchable_function_entries"];
+const DESCRIBE_CODE: [&str; 5] = [
+    TRAPS_SECTION,
+    static_calls::TRAMPOLINES,
+    ".eh_frame",
+    ".eh_frame_hdr",
+    "__patchable_function_entries",
+];
 
 /// How strict an audit is.
 #[derive(Clone, Debug)]
@@ -98,6 +104,7 @@ pub fn examine<'a>(data: &'a [u8], options: &Options) -> Result<Audit<'a>, Error
     audit.compare_relocations();
     audit.compare_checks();
     audit.compare_site_tables();
+    audit.static_calls();
     audit.find_functions(options.strict_hashes);
     audit.branches();
     audit.finish(options);
@@ -251,6 +258,15 @@ impl Audit<'_> {
         }
         for (address, detail) in wrong {
             self.note(FindingKind::SiteTable, address, detail);
+        }
+    }
+
+    /// Static calls: only direct calls, as many as there are callees.
+    fn static_calls(&mut self) {
+        let mut wrong = Vec::new();
+        self.report.static_calls = static_calls::prove(&self.image, &self.scan, &mut wrong);
+        for (address, detail) in wrong {
+            self.note(FindingKind::StaticCall, address, detail);
         }
     }
 

@@ -9,7 +9,7 @@
 //! refusal of both in entry text; the optimised form of all checks; poisoned preambles of functions
 //! whose address nothing takes; the tables; a second audit that reads the tables back.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use text_patching::jump_label::{self, RAW_LEN};
@@ -18,7 +18,6 @@ use text_patching::preamble::{self, POISON};
 use text_patching::site_table::{
     self, BranchEntry, CallEntry, CheckEntry, Contents, FunctionEntry, ThunkEntry,
 };
-use text_patching::static_call::{self, Target};
 use text_patching::tail::{self, Kind, Shape, Tail};
 use text_patching::{Text as _, kcfi, poke};
 
@@ -28,11 +27,10 @@ use crate::elf::Image;
 use crate::entry_text::{self as entry_proof, Proved};
 use crate::file_text::FileText;
 use crate::report::{Finding, Report};
+use crate::static_calls;
 
 /// The compiler's static branches.
 pub const JUMP_TABLE: &str = "__jump_table";
-/// Trampolines of static calls: `.long trampoline - .`, `.long key`.
-pub const TRAMPOLINES: &str = "__static_call_tramps";
 /// Text that runs before a CPU has caught up with text patches.
 pub const ENTRY_TEXT: &str = ".entry.text";
 /// Symbols around it, where the linker script has merged the section into `.text`.
@@ -146,7 +144,7 @@ impl Plan {
             functions: Vec::new(),
             thunks: thunk_entries(audit)?,
             branches: static_branches(audit, &entry)?,
-            calls: static_calls(audit, &entry)?,
+            calls: calls(audit, &entry)?,
             poison,
             original: audit.functions.iter().map(|(&at, f)| (at, f.hash)).collect(),
         };
@@ -289,52 +287,8 @@ fn static_branches(audit: &Audit<'_>, entry: &[Range<u64>]) -> Result<Vec<Branch
     Ok(branches)
 }
 
-fn trampolines(audit: &Audit<'_>) -> Result<BTreeMap<u64, u32>, Error> {
-    let Some(piece) = audit.image.section(TRAMPOLINES) else {
-        return Ok(BTreeMap::new());
-    };
-    let (raws, rest) = piece.bytes.as_chunks::<8>();
-    if !rest.is_empty() {
-        return Err(Error::Refused(format!("{TRAMPOLINES} is no whole number of entries")));
-    }
-    let mut out = BTreeMap::new();
-    let mut keys = BTreeSet::new();
-    for ([t0, t1, t2, t3, key @ ..], address) in raws.iter().zip((piece.address..).step_by(8)) {
-        let trampoline = tail::rel32_target(address, [*t0, *t1, *t2, *t3]);
-        let key = u32::from_le_bytes(*key);
-        let entry = CallEntry { site: trampoline, key, tail: true };
-        let mut bytes = [0; static_call::TRAMPOLINE_LEN];
-        let read = audit.image.read(trampoline, &mut bytes);
-        let target = bytes.first_chunk().and_then(|code| static_call::decode(&entry, *code));
-        if read.is_err() || target.is_none() || !bytes.ends_with(&static_call::SIGNATURE) {
-            return Err(at(audit, trampoline, "is no static-call trampoline"));
-        }
-        if out.insert(trampoline, key).is_some() || !keys.insert(key) {
-            return Err(at(audit, trampoline, "is listed twice, or its key is"));
-        }
-    }
-    Ok(out)
-}
-
-/// Every direct call and jump to a trampoline.
-fn static_calls(audit: &Audit<'_>, entry: &[Range<u64>]) -> Result<Vec<CallEntry>, Error> {
-    let trampolines = trampolines(audit)?;
-    let mut calls = BTreeMap::new();
-    for &(site, target) in &audit.scan.direct {
-        let Some(&key) = trampolines.get(&target) else {
-            continue;
-        };
-        let mut bytes = [0; jump_label::SITE_LEN];
-        let read = audit.image.read(site, &mut bytes);
-        let tail = bytes.first() == Some(&jump_label::JMP32);
-        let call = CallEntry { site, key, tail };
-        if read.is_err() || static_call::decode(&call, bytes) != Some(Target::Function(target)) {
-            return Err(at(audit, site, "calls a trampoline in a way that cannot be patched"));
-        }
-        if inside(entry, site) {
-            return Err(at(audit, site, "is a static call in entry text"));
-        }
-        calls.insert(site, call);
-    }
-    Ok(calls.into_values().collect())
+fn calls(audit: &Audit<'_>, entry: &[Range<u64>]) -> Result<Vec<CallEntry>, Error> {
+    let refused = |wrong| static_calls::refused(&audit.image, &wrong);
+    let trampolines = static_calls::trampolines(&audit.image).map_err(refused)?;
+    static_calls::sites(&audit.image, &audit.scan, &trampolines, entry).map_err(refused)
 }

@@ -11,6 +11,7 @@ pub mod report;
 pub mod rewrite;
 pub mod scan;
 pub mod sequence;
+pub mod static_calls;
 
 use std::path::{Path, PathBuf};
 

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::static_calls::Totals;
+
 /// Class of a finding. Each one makes the audit fail unless the allow list covers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -33,6 +35,8 @@ pub enum FindingKind {
     MixedForms,
     /// A check with nothing behind it that branches to the register it checked.
     CheckWithoutBranch,
+    /// A static call, or a chain of them, is not made of direct calls to its own callees.
+    StaticCall,
     /// A check for a hash that no function carries: it can only trap. Strict audits only.
     OrphanHash,
 }
@@ -54,6 +58,7 @@ impl FindingKind {
             Self::Displacement => "hash displacement differs",
             Self::MixedForms => "form differs",
             Self::CheckWithoutBranch => "check without a branch",
+            Self::StaticCall => "static call is not as its table says",
             Self::OrphanHash => "hash that no function carries",
         }
     }
@@ -142,6 +147,8 @@ pub struct Report {
     pub evidence: Evidence,
     /// Totals.
     pub counts: Counts,
+    /// Static calls.
+    pub static_calls: Totals,
     /// Displacement that all checks use, if they agree.
     pub hash_displacement: Option<i8>,
     /// Everything wrong or allowed.
@@ -199,6 +206,19 @@ impl fmt::Display for Report {
         )?;
         writeln!(f, "never taken      {:>8}  (functions that can be poisoned)", c.poisonable)?;
         writeln!(f, "text bytes       {:>8}  ({} undecodable)", c.text_bytes, c.undecodable)?;
+        let s = &self.static_calls;
+        if s.calls > 0 {
+            writeln!(
+                f,
+                "static calls     {:>8}  ({} places in code; {} with no callee, {} with one)",
+                s.calls, s.sites, s.alone[0], s.alone[1]
+            )?;
+            writeln!(
+                f,
+                "chained callees  {:>8}  ({} direct calls in chains; {} callees in all)",
+                s.chained, s.chain_calls, s.callees
+            )?;
+        }
         for allowed in [false, true] {
             self.list(f, allowed)?;
         }

@@ -2,7 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use objtool::elf::Image;
-use objtool::{Error, FinishOptions, Form, Options, audit, finish, sequence};
+use objtool::static_calls::TRAMPOLINES;
+use objtool::{Error, FindingKind, FinishOptions, Form, Options, audit, finish, sequence};
 use text_patching::jump_label;
 use text_patching::preamble::{self, POISON};
 use text_patching::site_table::{SECTION, SiteTables};
@@ -37,12 +38,20 @@ fn all_tables_are_there() {
     assert!(branches.iter().all(|branch| branch.key == 7 && !branch.likely));
     assert_eq!(branches[0].site, symbol("with_branch") + 2);
 
-    // with_call and _start (with its inlined copies) call; with_tail jumps.
+    // with_call, with_many, the chain and _start (with its inlined copies) call; with_tail and the
+    // chain's last call jump.
     let calls: Vec<_> = tables.calls().iter().collect();
     let tails: Vec<_> = calls.iter().filter(|call| call.tail).collect();
-    assert_eq!((calls.len(), tails.len()), (6, 1));
-    assert_eq!((tails[0].site, tails[0].key), (symbol("with_tail"), 3));
-    assert_eq!(calls.iter().filter(|call| call.key == 4).count(), 2);
+    assert_eq!((calls.len(), tails.len()), (10, 2));
+    let key = |name| u32::try_from(symbol(name) & 0xffff_ffff).unwrap();
+    assert_eq!((tails[0].site, tails[0].key), (symbol("with_tail"), key("sct_hook")));
+    let of = |name| calls.iter().filter(move |call| call.key == key(name));
+    assert_eq!(of("sct_event").count(), 2);
+    assert!(calls.iter().all(|call| call.dynamic == (call.key == key("sct_event"))));
+    assert_eq!(
+        of("sct_many0").map(|call| call.site).collect::<Vec<_>>(),
+        [symbol("many_chain") + 3]
+    );
 }
 
 #[test]
@@ -60,7 +69,39 @@ fn only_functions_whose_address_is_taken_keep_their_hash() {
     let options = FinishOptions { poison: false, ..FinishOptions::default() };
     let unpoisoned = finish(SITES, &options).unwrap();
     assert_eq!(unpoisoned.poisoned, 0);
-    assert_eq!(unpoisoned.report.counts.poisonable, 6);
+    assert_eq!(unpoisoned.report.counts.poisonable, 8);
+}
+
+#[test]
+fn chains_make_one_direct_call_for_each_callee() {
+    let totals = audit(SITES, &Options::default()).unwrap().static_calls;
+    assert_eq!((totals.calls, totals.callees, totals.alone), (3, 3, [1, 1]));
+    assert_eq!((totals.chained, totals.chain_calls, totals.sites), (2, 2, 8));
+
+    let image = Image::parse(SITES).unwrap();
+    let at = |name: &str| offset(&image, image.symbol(name).unwrap());
+    let table = usize::try_from(image.section(TRAMPOLINES).unwrap().file_offset).unwrap();
+    let wrong = |change: &dyn Fn(&mut Vec<u8>), what: &str| {
+        let mut bad = SITES.to_vec();
+        change(&mut bad);
+        let report = audit(&bad, &Options::default()).unwrap();
+        let mut found = report.violations().filter(|f| f.kind == FindingKind::StaticCall);
+        assert!(found.any(|f| f.detail.contains(what)), "{what}: {report}");
+    };
+    let call = at("many_chain") + 3;
+    // Another function, the other place, nothing, an indirect call instead.
+    wrong(&|bad| bad[call + 1] ^= 0x40, "leaves a chain");
+    wrong(&|bad| bad[call + 1] += 0x10, "not place 0");
+    wrong(&|bad| bad[call..call + 5].copy_from_slice(&jump_label::NOP5), "not place 0");
+    let indirect = [0xff, 0xd0, 0x90, 0x90, 0x90];
+    wrong(&|bad| bad[call..call + 5].copy_from_slice(&indirect), "call *reg in a chain");
+    // A callee more or less than the chain calls.
+    wrong(&|bad| bad[table + 2 * 16 + 12] = 3, "2 places for 3 callees");
+    wrong(&|bad| bad[table + 2 * 16 + 12] = 1, "0 callees");
+    // A place of somebody else's chain, and one that is there twice.
+    wrong(&|bad| bad[table + 3 * 16 + 8] -= 0x20, "1 places for 2 callees");
+    wrong(&|bad| bad[table + 4 * 16 + 12] = 0, "not place 1");
+    wrong(&|bad| bad[table + 4 * 16] -= 0x10, "listed twice");
 }
 
 #[test]

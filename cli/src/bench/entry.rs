@@ -15,9 +15,9 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::kernel::{Bench, Column};
-use super::linux;
 use crate::Error;
 use crate::args::BenchArgs;
+use crate::linux;
 
 /// Limen's settings; the first two are compared.
 const LIMEN: [&str; 6] = [

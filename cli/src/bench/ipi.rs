@@ -16,9 +16,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::kernel::{self, Scratch};
-use super::linux;
 use super::rig::{self, Clock, numbers};
 use crate::args::{BenchArgs, MachineModel};
+use crate::linux;
 use crate::run::qemu::{Accel, Qemu, Wires, port_file};
 use crate::{Error, paths};
 
@@ -120,7 +120,14 @@ fn on_linux(found: &linux::Linux, time: Duration) -> Result<Figures, Error> {
     let dir = Scratch::new()?;
     let seconds = time.as_secs().max(1);
     let append = format!("{LINUX_APPEND} {ISOLATED} -- --ipi={seconds} --poweroff");
-    let command = kernel::linux_command(found, &program()?, &append, &dir.0, "max", 4)?;
+    let command = found.command(&linux::Boot {
+        program: &program()?,
+        append: &append,
+        dir: &dir.0,
+        cpu: "max",
+        smp: 4,
+        memory_mib: kernel::MEMORY_MIB,
+    })?;
     rig::run_within(&command, Clock::Wall, &dir.0, time + AROUND)?;
     said(&dir.0, "serial", &found.name)
 }

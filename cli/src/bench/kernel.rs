@@ -8,7 +8,6 @@
 //! Neighbours: `rig.rs` runs, `linux.rs` finds the other kernel, `table.rs` prints.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use formats::boot_config::{BootConfig, RootKind, Stdio};
@@ -16,10 +15,10 @@ use formats::{cpio, ports};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::linux::{self, Linux};
 use super::rig::{self, Clock, numbers};
 use super::table;
 use crate::args::{BenchArgs, MachineModel};
+use crate::linux::{self, Linux};
 use crate::run::qemu::{self, Accel, Qemu, Wires, port_file};
 use crate::{Error, paths};
 
@@ -28,9 +27,6 @@ pub(super) const PACKAGE: &str = "limen-guest-bench";
 pub(super) const MEMORY_MIB: u64 = 256;
 /// 2025-01-01, the date that the rig gives the machine's clock, in nanoseconds.
 const REALTIME_NS: u64 = 1_735_689_600_000_000_000;
-/// Linux needs the old timer to calibrate its clock, so the machine has it.
-const LINUX_MACHINE: &str = "microvm,x-option-roms=off,rtc=on,isa-serial=on,pcie=off";
-const LINUX_APPEND: &str = "console=ttyS0 quiet panic=-1";
 const MITIGATIONS_OFF: &str = "mitigations=off";
 
 /// What one kernel costs.
@@ -186,9 +182,9 @@ impl Bench {
 
     /// Linux's column, from the cache if nothing that matters has changed.
     pub(super) fn linux(&self, linux: &Linux, option: &str) -> Result<Column, Error> {
-        let append = format!("{LINUX_APPEND} {option} --");
+        let append = format!("{} {option} --", linux::APPEND);
         let qemu = std::process::Command::new(qemu::program()).arg("--version").output()?;
-        let settings = format!("{append} {LINUX_MACHINE} {} {:?}", self.cpu, self.words());
+        let settings = format!("{append} {} {} {:?}", linux::MACHINE, self.cpu, self.words());
         let (hash, program) = (linux.hash.as_bytes(), self.program.as_slice());
         let key = hex_hash(&[hash, program, &qemu.stdout, settings.as_bytes()]);
         let kept = paths::cache_dir()?.join(format!("bench-linux-{}.json", &key[..16]));
@@ -218,7 +214,15 @@ impl Bench {
     ) -> Result<(BTreeMap<String, u64>, u64), Error> {
         let append = format!("{append} {} --poweroff", words.join(" "));
         let (dir, cpu) = (&self.dir.0, &self.cpu);
-        let command = linux_command(linux, &self.program, &append, dir, cpu, 1)?;
+        let (program, memory_mib) = (&self.program, MEMORY_MIB);
+        let command = linux.command(&linux::Boot {
+            program,
+            append: &append,
+            dir,
+            cpu,
+            smp: 1,
+            memory_mib,
+        })?;
         let serial = port_file(dir, "serial");
         let wall = rig::run(&command, clock, &self.dir.0)?;
         let text = std::fs::read(serial)?;
@@ -229,41 +233,6 @@ impl Bench {
             false => Ok((figures, wall.as_micros() as u64)),
         }
     }
-}
-
-/// Boots Linux with the program as its first process, and its console in the file of port `serial`.
-pub(super) fn linux_command(
-    linux: &Linux,
-    program: &[u8],
-    append: &str,
-    dir: &Path,
-    cpu: &str,
-    smp: u8,
-) -> Result<Vec<OsString>, Error> {
-    let mut archive = cpio::Writer::new();
-    archive.file(b"init", 0o755, program);
-    let archive = archive.finish().map_err(|_| "the program does not fit an archive")?;
-    let initramfs = dir.join("linux.cpio");
-    std::fs::write(&initramfs, archive)?;
-    let serial = port_file(dir, "serial");
-    let threads = if smp > 1 { "multi" } else { "single" };
-    let mut command: Vec<OsString> = vec![qemu::program()];
-    let options = "-no-user-config -nodefaults -no-reboot -display none";
-    command.extend(options.split(' ').map(OsString::from));
-    for (name, value) in [
-        ("-M", LINUX_MACHINE.into()),
-        ("-accel", format!("tcg,thread={threads}").into()),
-        ("-cpu", OsString::from(cpu)),
-        ("-smp", smp.to_string().into()),
-        ("-m", format!("{MEMORY_MIB}M").into()),
-        ("-kernel", linux.vmlinux.clone().into()),
-        ("-initrd", initramfs.into()),
-        ("-append", append.into()),
-        ("-serial", format!("file:{}", serial.display()).into()),
-    ] {
-        command.extend([name.into(), value]);
-    }
-    Ok(command)
 }
 
 /// A column from all that the runs said.
@@ -306,7 +275,7 @@ pub(super) fn limen_initramfs(program: &[u8], words: &[&str]) -> Result<Vec<u8>,
 }
 
 /// SHA-256 of several parts, each with its length before it.
-pub(super) fn hex_hash(parts: &[&[u8]]) -> String {
+pub(crate) fn hex_hash(parts: &[&[u8]]) -> String {
     let mut hasher = Sha256::new();
     for part in parts {
         hasher.update((part.len() as u64).to_le_bytes());

@@ -4,8 +4,8 @@
 //! static program measures both kernels, QEMU counts instructions instead of time (`rig.rs`), and
 //! the hash of the program's work must agree before a ratio is printed.
 //!
-//! Reading order: [`command`], then `kernel` (what is compared), `rig` (one run), `linux` (where
-//! the other kernel comes from), `table` (what is printed). `entry` counts the border alone; `ipi`
+//! Reading order: [`command`], then `kernel` (what is compared), `rig` (one run), `crate::linux`
+//! (where the other kernel comes from), `table` (what is printed). `entry` counts the border alone; `ipi`
 //! counts what interrupts isolated CPUs; `cfi` only starts a program;
 //! `cfi_kernel` counts what kCFI costs the kernel.
 
@@ -14,15 +14,13 @@ mod cfi_kernel;
 mod entry;
 pub(crate) mod ipi;
 pub(crate) mod kernel;
-mod linux;
-mod rig;
+pub(crate) mod rig;
 mod table;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use crate::args::{Bench, BenchArgs};
-use crate::{Error, paths};
+use crate::{Error, paths, toolchain};
 
 /// The target of programs that run in a VM or on the host.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
@@ -42,9 +40,7 @@ pub(crate) fn command(args: &BenchArgs) -> Result<u8, Error> {
 /// initramfs is that of its code.
 fn build(package: &str) -> Result<PathBuf, Error> {
     let target = paths::target_dir()?.join("guest-bench");
-    let status = Command::new("cargo")
-        .current_dir(paths::repository()?)
-        .env("RUSTC_BOOTSTRAP", "1")
+    let status = toolchain::cargo(&paths::repository()?)?
         .env("RUSTFLAGS", "-Ctarget-feature=+crt-static -Cstrip=symbols")
         .args(["build", "--release", "--quiet", "--package", package])
         .args(["--target", TARGET, "--target-dir"])

@@ -38,7 +38,7 @@ const LOOK: Duration = Duration::from_millis(2);
 
 /// How the VM's time runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Clock {
+pub(crate) enum Clock {
     /// One instruction is one tick.
     Counted,
     /// As fast as QEMU can.
@@ -46,13 +46,13 @@ pub(super) enum Clock {
 }
 
 /// Runs a QEMU command to its end; host time from its start.
-pub(super) fn run(command: &[OsString], clock: Clock, dir: &Path) -> Result<Duration, Error> {
+pub(crate) fn run(command: &[OsString], clock: Clock, dir: &Path) -> Result<Duration, Error> {
     let limit = if clock == Clock::Counted { COUNTED_LIMIT } else { WALL_LIMIT };
     run_within(command, clock, dir, limit)
 }
 
 /// The same with another limit.
-pub(super) fn run_within(
+pub(crate) fn run_within(
     command: &[OsString],
     clock: Clock,
     dir: &Path,
@@ -84,7 +84,7 @@ pub(super) fn run_within(
 }
 
 /// `NAME NUMBER` lines of the measuring program, between whatever else is on a serial port.
-pub(super) fn numbers(text: &str) -> BTreeMap<String, u64> {
+pub(crate) fn numbers(text: &str) -> BTreeMap<String, u64> {
     let of_line = |line: &str| {
         let (name, value) = line.trim_end().split_once(' ')?;
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';

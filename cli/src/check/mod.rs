@@ -1,13 +1,16 @@
 //! `limen check`: are the sources in order; or, with an ELF file, what does that program need.
 //!
-//! Neighbours: `tidy` has the rules that rustfmt and clippy do not know, `pack/closure.rs` finds
+//! Neighbours: `spec` runs the commands of SPEC.md, `tidy` has the rules that rustfmt and clippy do not know, `pack/closure.rs` finds
 //! what a program needs.
+
+mod spec;
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::args::CheckArgs;
 use crate::pack::closure;
+use crate::toolchain::{self, Toolchain};
 use crate::tree::{Tree, absolute};
 use crate::{Error, image, paths, tidy};
 
@@ -37,11 +40,21 @@ fn check_elf(elf: &Path) -> Result<u8, Error> {
 /// Every check runs, also after one that failed.
 fn check_sources() -> Result<u8, Error> {
     let repository = paths::repository()?;
-    // Of its own, for clippy may be of another toolchain than the compiler.
+    // Of its own, so that checks and builds do not undo each other's work.
     let target = paths::target_dir()?.join("check");
+    for missing in Toolchain::chosen()?.missing() {
+        println!("missing: {missing}");
+    }
+    let own = toolchain::cargo(&repository)?;
     let cargo = |arguments: &[&str]| {
-        let mut command = Command::new("cargo");
-        command.current_dir(&repository).env("RUSTC_BOOTSTRAP", "1").args(arguments);
+        let mut command = Command::new(own.get_program());
+        command.current_dir(&repository).args(arguments);
+        for (name, value) in own.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
         command
     };
     let kernel = |name: &'static str| [&[name, "--quiet"], &image::CARGO_FLAGS[..]].concat();
@@ -64,7 +77,10 @@ fn check_sources() -> Result<u8, Error> {
     let built = paths::kernel_image(None)?;
     image::finish(&built)?;
     step("audit", audit(&built)?);
-    println!("{failed} of 6 checks failed");
+    let findings = spec::check(&repository)?;
+    findings.iter().for_each(|finding| println!("{finding}"));
+    step("spec", findings.is_empty());
+    println!("{failed} of 7 checks failed");
     Ok(u8::from(failed > 0))
 }
 

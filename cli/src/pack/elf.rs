@@ -67,8 +67,10 @@ fn read_dynamic(
 ) -> Option<()> {
     let entries = dynamic.dynamic(ENDIAN, data).ok()??;
     let tags = || {
-        let value =
-            |entry: &object::elf::Dyn64<LittleEndian>| (entry.d_tag(ENDIAN), entry.d_val(ENDIAN));
+        // No tag that is looked for is wider than 32 bits.
+        let value = |entry: &object::elf::Dyn64<LittleEndian>| {
+            (entry.tag32(ENDIAN).unwrap_or(u32::MAX), entry.d_val(ENDIAN))
+        };
         entries.iter().map(value).take_while(|(tag, _)| *tag != DT_NULL)
     };
     let table_address = tags().find(|(tag, _)| *tag == DT_STRTAB)?.1;

@@ -6,6 +6,8 @@
 
 use std::path::Path;
 
+use addr2line::gimli::{self, EndianSlice, RunTimeEndian};
+use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
 use rustc_demangle::demangle;
 
 /// A backtrace line's frame number and address.
@@ -15,17 +17,60 @@ pub(crate) fn parse_frame(line: &str) -> Option<(u32, u64)> {
     Some((number.trim().parse().ok()?, u64::from_str_radix(address, 16).ok()?))
 }
 
+/// What an image knows about addresses.
+struct Symbols<'a> {
+    lines: addr2line::Context<EndianSlice<'a, RunTimeEndian>>,
+    /// Function symbols by address.
+    functions: Vec<(u64, String)>,
+}
+
+impl<'a> Symbols<'a> {
+    fn parse(image: &'a [u8]) -> Option<Self> {
+        let file = object::File::parse(image).ok()?;
+        let section = |id: gimli::SectionId| -> Result<_, gimli::Error> {
+            let data = file.section_by_name(id.name()).and_then(|found| found.data().ok());
+            Ok(EndianSlice::new(data.unwrap_or_default(), RunTimeEndian::Little))
+        };
+        let lines = addr2line::Context::from_dwarf(gimli::Dwarf::load(section).ok()?).ok()?;
+        let code = file.symbols().filter(|symbol| symbol.kind() == object::SymbolKind::Text);
+        let name = |symbol: &object::Symbol<'_, '_>| symbol.name().ok().map(str::to_owned);
+        let mut functions: Vec<(u64, String)> =
+            code.filter_map(|symbol| Some((symbol.address(), name(&symbol)?))).collect();
+        functions.sort();
+        Some(Self { lines, functions })
+    }
+
+    /// The function that an address is in, demangled, and the offset of `address` in it.
+    fn function(&self, probe: u64, address: u64) -> Option<String> {
+        let above = self.functions.partition_point(|(start, _)| *start <= probe);
+        let (start, name) = self.functions.get(above.checked_sub(1)?)?;
+        Some(format!("{:#}+{:#x}", demangle(name), address.saturating_sub(*start)))
+    }
+}
+
+/// The image with its debug information; where that was split off, it is in the file of that name
+/// with `.debug` behind it. Tens of megabytes, so only read where there is something to look up.
+fn read(image: &Path) -> std::io::Result<Vec<u8>> {
+    let mut split = image.as_os_str().to_owned();
+    split.push(".debug");
+    std::fs::read(split).or_else(|_| std::fs::read(image))
+}
+
 /// The lines, each frame followed by what `image` knows about its address.
 pub(crate) fn symbolise(image: &Path, lines: &[String]) -> Vec<String> {
-    let loader = addr2line::Loader::new(image).ok();
+    if lines.is_empty() {
+        return vec![];
+    }
+    let bytes = read(image).unwrap_or_default();
+    let symbols = Symbols::parse(&bytes);
     let describe = |line: &String| {
         let frame = parse_frame(line);
-        match (&loader, frame) {
-            (Some(loader), Some((number, address))) => {
+        match (&symbols, frame) {
+            (Some(symbols), Some((number, address))) => {
                 let probe = address.saturating_sub(u64::from(number > 0));
-                format!("{line}{}", describe_address(loader, probe, address))
+                format!("{line}{}", describe_address(symbols, probe, address))
             }
-            (Some(loader), None) => format!("{line}{}", describe_cfi_failure(loader, line)),
+            (Some(symbols), None) => format!("{line}{}", describe_cfi_failure(symbols, line)),
             _ => line.clone(),
         }
     };
@@ -42,25 +87,23 @@ fn parse_cfi_failure(line: &str) -> Option<[u64; 2]> {
 }
 
 /// The names of both, as far as they have one.
-fn describe_cfi_failure(loader: &addr2line::Loader, line: &str) -> String {
+fn describe_cfi_failure(symbols: &Symbols<'_>, line: &str) -> String {
     let Some(addresses) = parse_cfi_failure(line) else { return String::new() };
     let mut text = String::new();
     for (what, address) in ["site", "target"].into_iter().zip(addresses) {
-        if let Some(symbol) = loader.find_symbol_info(address) {
-            let offset = address.saturating_sub(symbol.address());
-            text += &format!("; {what} {:#}+{offset:#x}", demangle(symbol.name()));
+        if let Some(function) = symbols.function(address, address) {
+            text += &format!("; {what} {function}");
         }
     }
     text
 }
 
-fn describe_address(loader: &addr2line::Loader, probe: u64, address: u64) -> String {
+fn describe_address(symbols: &Symbols<'_>, probe: u64, address: u64) -> String {
     let mut text = String::new();
-    if let Some(symbol) = loader.find_symbol_info(probe) {
-        let offset = address.saturating_sub(symbol.address());
-        text += &format!("  {:#}+{offset:#x}", demangle(symbol.name()));
+    if let Some(function) = symbols.function(probe, address) {
+        text += &format!("  {function}");
     }
-    if let Ok(Some(location)) = loader.find_location(probe)
+    if let Ok(Some(location)) = symbols.lines.find_location(probe)
         && let (Some(file), Some(line)) = (location.file, location.line)
     {
         text += &format!("  at {file}:{line}");
@@ -93,9 +136,7 @@ mod tests {
     fn own_functions_are_found() {
         // This test program stands in for a kernel image; its symbols are at link addresses.
         let image = std::env::current_exe().expect("own path");
-        let loader = addr2line::Loader::new(&image).expect("own symbols");
-        let symbol = loader.find_symbol_info(object_address(&image)).expect("main");
-        let lines = [format!("  #0 {:#x}", symbol.address()), "other".to_owned()];
+        let lines = [format!("  #0 {:#x}", object_address(&image)), "other".to_owned()];
         let out = symbolise(&image, &lines);
         assert!(out[0].contains("main+0x0"), "{}", out[0]);
         assert_eq!(out[1], "other");
@@ -103,7 +144,6 @@ mod tests {
 
     /// Address of the symbol `main` of an ELF file.
     fn object_address(image: &Path) -> u64 {
-        use object::{Object as _, ObjectSymbol as _};
         let bytes = std::fs::read(image).expect("readable");
         let file = object::File::parse(&*bytes).expect("an ELF");
         file.symbols().find(|s| s.name() == Ok("main")).expect("has main").address()

@@ -109,9 +109,8 @@ struct Ran {
 }
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
-    let text = std::fs::read_to_string(context.repository.join("guest/apps.toml"))?;
-    let apps: Vec<App> = toml::from_str::<Table>(&text)?.app;
-    let wanted: Vec<App> = apps.into_iter().filter(|app| context.wants(&app.name)).collect();
+    let wanted: Vec<App> =
+        list(context)?.into_iter().filter(|app| context.wants(&app.name)).collect();
     install(&wanted)?;
     let next = AtomicUsize::new(0);
     let total = Mutex::new(Summary::default());
@@ -137,6 +136,15 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         println!("SYSRET in {:.3} % of returns from system calls: {place}", share * 100.0);
     }
     Ok(total)
+}
+
+fn list(context: &Context) -> Result<Vec<App>, Error> {
+    let text = std::fs::read_to_string(context.repository.join("guest/apps.toml"))?;
+    Ok(toml::from_str::<Table>(&text)?.app)
+}
+
+pub(super) fn names(context: &Context) -> Result<Vec<String>, Error> {
+    Ok(list(context)?.into_iter().map(|app| app.name).collect())
 }
 
 fn is_installed(app: &App) -> bool {

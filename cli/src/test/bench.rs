@@ -11,6 +11,10 @@ use crate::args::BENCH_CPU;
 use crate::bench::cfi;
 use crate::bench::kernel::tiny_hashes;
 
+pub(super) fn names() -> Vec<String> {
+    ["bench::kernel", "bench::cfi"].map(str::to_owned).into()
+}
+
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let mut summary = Summary::default();
     let mut judge = |name: &str, test: &dyn Fn() -> Result<Option<String>, Error>| {

@@ -56,8 +56,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let mut total = kernel_tests(context, &dir)?;
     let program = guest::build(context)?;
     let filter = if context.filter.is_empty() { GUEST_FILTER } else { &context.filter };
-    let list = Command::new(&program).arg("list").output()?;
-    if !String::from_utf8_lossy(&list.stdout).lines().any(|name| name.contains(filter)) {
+    if !guest::listed(&program, "list")?.iter().any(|name| name.contains(filter)) {
         return Ok(total);
     }
     let archive = pack_tests(&program, filter)?;
@@ -79,6 +78,13 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         }
     }
     Ok(total)
+}
+
+/// The names that a filter is compared with: of guest tests and of in-kernel tests.
+pub(super) fn names(context: &Context) -> Result<Vec<String>, Error> {
+    let mut names = guest::names(context)?;
+    names.extend(kernel::names(context)?);
+    Ok(names)
 }
 
 fn missing() -> Vec<&'static str> {

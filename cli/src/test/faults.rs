@@ -37,7 +37,7 @@ const NOT_COVERED: &str = "return-address";
 pub(super) fn run(context: &Context, kernel: &Path) -> Result<Summary, Error> {
     let mut summary = Summary::default();
     for fault in FAULTS {
-        let name = format!("fault::{} {}", fault.0, fault.1);
+        let name = name_of(&fault);
         if !context.wants(&name) {
             summary.skipped += 1;
             continue;
@@ -51,6 +51,14 @@ pub(super) fn run(context: &Context, kernel: &Path) -> Result<Summary, Error> {
         }
     }
     Ok(summary)
+}
+
+fn name_of(fault: &Fault) -> String {
+    format!("fault::{} {}", fault.0, fault.1)
+}
+
+pub(super) fn names() -> Vec<String> {
+    FAULTS.iter().map(name_of).collect()
 }
 
 /// What was said, if it was not what must be said.

@@ -2,7 +2,7 @@
 //!
 //! The program is built static, so that it runs packed and needs nothing of the live root. It
 //! prints `test NAME ... ok` or `FAILED` per test and a closing line; on the host every test must
-//! pass, since a test states what Linux does. A VM that ends without the closing line has failed
+//! pass, since a test states what Linux does, and where it does not, Debian's kernel decides. A VM that ends without the closing line has failed
 //! in the test whose line is last: its name is printed, and the tests behind it count as failed.
 
 use std::collections::BTreeMap;
@@ -23,6 +23,7 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let program = build(context)?;
     let host = results(Command::new(&program).args(["run-all", &context.filter]))?;
+    let host = with_judge(&program, host)?;
     let mut total = judge("host", &host, &host, &Gaps::new());
     let gaps = parse_gaps(&std::fs::read_to_string(context.repository.join(GAPS))?)?;
     // What Linux itself does not do is no claim about Limen.
@@ -33,11 +34,39 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     Ok(total)
 }
 
+/// The host's results, where Debian's kernel decides about tests that have failed: what a host with
+/// other settings or fewer rights answers is no claim about Linux.
+pub(super) fn with_judge(program: &Path, mut host: Results) -> Result<Results, Error> {
+    let failed: Vec<String> =
+        host.iter().filter(|(_, passed)| !**passed).map(|(name, _)| name.clone()).collect();
+    for name in failed {
+        println!("test {name} fails on this host: asking Debian's Linux in QEMU");
+        let (results, said) = super::judge::ask(program, "", &name, 1)?;
+        let passes = results.get(&name) == Some(&true);
+        if !passes {
+            println!("{said}");
+        }
+        host.insert(name, passes);
+    }
+    Ok(host)
+}
+
+/// The names of the tests.
+pub(super) fn names(context: &Context) -> Result<Vec<String>, Error> {
+    listed(&build(context)?, "list")
+}
+
+/// What the tests' program lists for this word.
+pub(super) fn listed(program: &Path, word: &str) -> Result<Vec<String>, Error> {
+    let output = Command::new(program).arg(word).output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
+}
+
 /// Builds the tests as one static program.
 pub(super) fn build(context: &Context) -> Result<PathBuf, Error> {
     let target = context.target.join("guest");
     let status = context
-        .cargo()
+        .cargo()?
         .env("RUSTFLAGS", "-Ctarget-feature=+crt-static")
         .args(["build", "--release", "--quiet", "--package=limen-guest-tests"])
         .args(["--target", TARGET, "--target-dir"])

@@ -55,6 +55,13 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     Ok(judge(&results))
 }
 
+pub(super) fn names(context: &Context) -> Result<Vec<String>, Error> {
+    let mut names = guest::listed(&guest::build(context)?, "hogs-list")?;
+    names.push("fuzz::short".to_owned());
+    names.extend(BOOTS.iter().map(|(name, _)| (*name).to_owned()));
+    Ok(names)
+}
+
 /// The fuzzer for ten minutes.
 pub(super) fn run_fuzz(context: &Context) -> Result<Summary, Error> {
     let program = guest::build(context)?;
@@ -78,9 +85,8 @@ fn vm(context: &Context, smp: u8, memory: &str, limit_s: u64, program: &Path) ->
 }
 
 fn hogs(context: &Context, program: &Path, results: &mut Results) -> Result<(), Error> {
-    let list = Command::new(program).args(["hogs-list"]).output()?;
-    let list = String::from_utf8_lossy(&list.stdout);
-    let wanted: Vec<&str> = list.lines().filter(|name| context.wants(name)).collect();
+    let mut wanted = guest::listed(program, "hogs-list")?;
+    wanted.retain(|name| context.wants(name));
     if wanted.is_empty() {
         return Ok(());
     }
@@ -89,8 +95,8 @@ fn hogs(context: &Context, program: &Path, results: &mut Results) -> Result<(), 
     let output = command.args(["hogs", &context.filter]).output()?;
     let got = guest::parse(&String::from_utf8_lossy(&output.stdout));
     // A test that was not reached has failed.
-    let passed = |name: &&str| got.get(*name).copied().unwrap_or(false);
-    results.extend(wanted.iter().map(|name| ((*name).to_owned(), passed(name))));
+    let passed = |name: &String| got.get(name).copied().unwrap_or(false);
+    results.extend(wanted.iter().map(|name| (name.clone(), passed(name))));
     Ok(())
 }
 

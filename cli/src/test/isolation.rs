@@ -56,6 +56,10 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     Ok(summary)
 }
 
+pub(super) fn names() -> Vec<String> {
+    TESTS.iter().map(|(name, ..)| *name).chain([TRACE]).map(str::to_owned).collect()
+}
+
 const TRACE: &str = "isolation::trace_shows_what_was_deferred";
 
 /// The same load under `--trace`: notes for the isolated CPUs, and their catch-ups at the end.

@@ -42,6 +42,8 @@ const PARAMETERS: [(&str, &str, &[&str]); 9] = [
 ];
 
 /// The tests of deferred work once more, on a CPU that nothing else disturbs.
+/// A filter that makes the kernel print its tests' names.
+const LIST: &str = "?";
 const ISOLATED: &str = "isolcpus=3 nohz_full=3";
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
@@ -75,9 +77,19 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     Ok(total)
 }
 
+/// The names of what runs: in the kernel, with parameters, and the faults.
+pub(super) fn names(context: &Context) -> Result<Vec<String>, Error> {
+    let lines = boot(build(context)?, 1, format!("ktest={LIST}"))?;
+    let of_kernel = lines.iter().filter_map(|line| line.trim().strip_prefix("test "));
+    let mut names: Vec<String> = of_kernel.map(str::to_owned).collect();
+    names.extend(PARAMETERS.iter().map(|(parameters, ..)| format!("parameter::{parameters}")));
+    names.extend(faults::names());
+    Ok(names)
+}
+
 pub(super) fn build(context: &Context) -> Result<PathBuf, Error> {
     let target = context.target.join("ktest");
-    let mut cargo = context.cargo();
+    let mut cargo = context.cargo()?;
     cargo.arg("build").args(image::CARGO_FLAGS).args(["--features=ktest", "--quiet"]);
     if !cargo.arg("--target-dir").arg(&target).status()?.success() {
         return Err("the kernel with its tests does not build".into());

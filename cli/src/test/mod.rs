@@ -7,6 +7,7 @@
 //! | kernel | the kernel's own tests | QEMU |
 //! | bochs | some of `kernel` and `guest`, started by GRUB | Bochs |
 //! | guest | `guest/tests`, first on this host, then in Limen | both |
+//! | settings | `guest/tests` under other settings of the host, and on Debian's kernel with others | this host, QEMU |
 //! | isolation | a load that interrupts every CPU but the isolated ones | QEMU |
 //! | run | `limen run` and `limen pack` as a user meets them | both |
 //! | hostile | programs that take all they can, a short fuzz run, bad archives | QEMU |
@@ -25,15 +26,17 @@ mod guest;
 mod host;
 mod hostile;
 mod isolation;
+mod judge;
 mod kernel;
 mod run;
+mod settings;
 
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
 use crate::args::TestArgs;
-use crate::{Error, paths};
+use crate::{Error, paths, toolchain};
 
 /// What a level works with.
 #[derive(Clone, Debug)]
@@ -76,11 +79,17 @@ impl Context {
         name.contains(&self.filter)
     }
 
-    /// A cargo command in the repository, with what both sides of the build need.
-    pub(crate) fn cargo(&self) -> Command {
-        let mut cargo = Command::new("cargo");
-        cargo.current_dir(&self.repository).env("RUSTC_BOOTSTRAP", "1");
-        cargo
+    /// Says which test runs now, where a terminal shows it.
+    pub(crate) fn announce(&self, name: &str) {
+        use std::io::IsTerminal as _;
+        if std::io::stderr().is_terminal() {
+            eprintln!("test {name} ...");
+        }
+    }
+
+    /// A cargo command in the repository.
+    pub(crate) fn cargo(&self) -> Result<Command, Error> {
+        toolchain::cargo(&self.repository)
     }
 }
 
@@ -102,21 +111,27 @@ impl std::fmt::Display for Summary {
     }
 }
 
-type Level = fn(&Context) -> Result<Summary, Error>;
+/// A level: its name, what runs it, and the names of its tests.
+struct Level {
+    name: &'static str,
+    run: fn(&Context) -> Result<Summary, Error>,
+    names: fn(&Context) -> Result<Vec<String>, Error>,
+}
 
 /// In order: the quick ones first.
-const LEVELS: [(&str, Level); 11] = [
-    ("host", host::run),
-    ("audit", audit::run),
-    ("kernel", kernel::run),
-    ("bochs", bochs::run),
-    ("guest", guest::run),
-    ("isolation", isolation::run),
-    ("run", run::run),
-    ("hostile", hostile::run),
-    ("fuzz", hostile::run_fuzz),
-    ("bench", bench::run),
-    ("apps", apps::run),
+const LEVELS: [Level; 12] = [
+    Level { name: "host", run: host::run, names: host::names },
+    Level { name: "audit", run: audit::run, names: |_| Ok(vec!["audit".to_owned()]) },
+    Level { name: "kernel", run: kernel::run, names: kernel::names },
+    Level { name: "bochs", run: bochs::run, names: bochs::names },
+    Level { name: "guest", run: guest::run, names: guest::names },
+    Level { name: "settings", run: settings::run, names: |_| Ok(settings::names()) },
+    Level { name: "isolation", run: isolation::run, names: |_| Ok(isolation::names()) },
+    Level { name: "run", run: run::run, names: |_| Ok(run::names()) },
+    Level { name: "hostile", run: hostile::run, names: hostile::names },
+    Level { name: "fuzz", run: hostile::run_fuzz, names: |_| Ok(vec!["fuzz::long".to_owned()]) },
+    Level { name: "bench", run: bench::run, names: |_| Ok(bench::names()) },
+    Level { name: "apps", run: apps::run, names: apps::names },
 ];
 
 /// Levels that run only when named: the bench needs a Linux kernel to compare with, and the long
@@ -126,7 +141,7 @@ const ONLY_BY_NAME: [&str; 2] = ["fuzz", "bench"];
 /// Runs what was asked for. The exit status is 1 if anything failed.
 pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
     let what = args.what.as_deref();
-    let is_level = |what: &str| LEVELS.iter().any(|(name, _)| *name == what);
+    let is_level = |what: &str| LEVELS.iter().any(|level| level.name == what);
     // A room's name is a filter for all levels.
     let room = what.filter(|what| !is_level(what));
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -147,22 +162,52 @@ pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
         Some(what) if is_level(what) => what == name,
         _ => !ONLY_BY_NAME.contains(&name),
     };
+    let levels = LEVELS.iter().filter(|level| wanted(level.name));
+    if args.list {
+        return list(levels, &context);
+    }
     let mut total = Summary::default();
-    for (name, level) in LEVELS.into_iter().filter(|(name, _)| wanted(name)) {
-        total += run_level(name, level, &context);
+    for level in levels {
+        total += run_level(level, &context);
     }
     if total.passed + total.failed == 0 {
-        return Err(format!("no test is named {}", what.unwrap_or("so")).into());
+        return Err(nothing_selected(args).into());
     }
     println!("all levels: {total}");
     Ok(u8::from(total.failed > 0))
 }
 
+/// A filter that selects nothing is a mistake, not a success.
+fn nothing_selected(args: &TestArgs) -> String {
+    let level = args.what.as_deref().map_or(String::new(), |what| format!(" of {what}"));
+    let filter = args.filter.as_deref().unwrap_or_default();
+    format!("no test{level} has {filter:?} in its name (--list shows the names)")
+}
+
+/// Prints the names of what would run.
+fn list<'a>(levels: impl Iterator<Item = &'a Level>, context: &Context) -> Result<u8, Error> {
+    let mut found = false;
+    for level in levels {
+        for name in (level.names)(context)? {
+            // What a crate's name selects is selected by it, not by its tests' names.
+            if level.name == "host" || context.wants(&name) {
+                println!("{} {name}", level.name);
+                found = true;
+            }
+        }
+    }
+    match found {
+        true => Ok(0),
+        false => Err("no test has such a name".into()),
+    }
+}
+
 /// Runs one level and prints its closing line. A level that cannot run has failed.
-fn run_level(name: &str, level: Level, context: &Context) -> Summary {
+fn run_level(level: &Level, context: &Context) -> Summary {
+    let name = level.name;
     println!("== {name}");
     let started = Instant::now();
-    let summary = level(context).unwrap_or_else(|error| {
+    let summary = (level.run)(context).unwrap_or_else(|error| {
         println!("{name}: {error}");
         Summary { failed: 1, ..Summary::default() }
     });

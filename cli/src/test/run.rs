@@ -50,6 +50,10 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     Ok(summary)
 }
 
+pub(super) fn names() -> Vec<String> {
+    TESTS.iter().map(|(name, _)| (*name).to_owned()).collect()
+}
+
 /// `limen run` with these words, started in `folder`.
 fn limen(context: &Context, folder: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(&context.limen);

@@ -8,12 +8,15 @@
 //! | unsafe | `unsafe`, assembly and link tricks are in `machine/` and `guest/` alone |
 //! | safety | a SAFETY comment is an argument: empty phrases are findings |
 //! | edges | crates depend on each other as the picture in ARCHITECTURE.md shows |
+//! | floors | inside the kernel imports run down; circles and floors have a largest size |
 //!
-//! Reading order: [`check_repository`], then `rules`, `functions`, `edges`; `lex` takes comments
-//! and strings out of a source. Neighbour: `check`.
+//! Reading order: [`check_repository`], then `rules`, `functions`, `edges`, `floors`; `lex` takes
+//! comments and strings out of a source. Neighbour: `check`.
 
 mod edges;
+mod floors;
 mod functions;
+mod imports;
 mod lex;
 mod rules;
 
@@ -78,6 +81,9 @@ pub(crate) fn check_repository(repository: &Path) -> Result<Vec<Finding>, Error>
     }
     let rust: Vec<&Source> = sources.iter().filter(|source| source.has_extension("rs")).collect();
     functions::check(&rust, functions::EXCEPTIONS, &mut findings);
+    for summary in floors::check(&rust, &mut findings) {
+        println!("{summary}");
+    }
     let manifests = sources.iter().filter(|source| source.path.ends_with("Cargo.toml"));
     edges::check(&manifests.collect::<Vec<_>>(), &mut findings);
     Ok(findings)

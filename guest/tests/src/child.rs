@@ -26,6 +26,10 @@ pub fn main(args: &[String]) -> bool {
             true
         }
         "count" => quit(((args.len() - 1) % 251) as i32),
+        "maps" => {
+            write(1, &std::fs::read("/proc/self/maps").unwrap_or_default());
+            true
+        }
         "random" => {
             // SAFETY: sixteen bytes that the kernel put on the stack.
             let r = unsafe { std::slice::from_raw_parts(getauxval(AT_RANDOM) as *const u8, 16) };
@@ -40,6 +44,13 @@ pub fn main(args: &[String]) -> bool {
             let one = on_signal(SIGUSR1, SIG_DFL, 0, 0).handler;
             let two = on_signal(SIGUSR2, SIG_DFL, 0, 0).handler;
             word(1) == format!("{mask} {one} {two}")
+        }
+        // Says by a descriptor that it is there.
+        "say-and-pause" => {
+            write(word(1).parse().unwrap(), b"2");
+            loop {
+                let _ = sc!(SYS_pause);
+            }
         }
         "pause" => loop {
             let _ = sc!(SYS_pause);

@@ -16,15 +16,20 @@ mod fuzz;
 mod fuzz_args;
 mod harness;
 mod hogs;
+mod jobs;
+mod mappings;
 mod memory;
 mod pointers;
 mod processes;
+mod procfs;
 mod ptrace;
+mod races;
 mod regs;
 mod returns;
 mod scheduling;
 mod seccomp;
 mod segments;
+mod settle;
 mod signals;
 mod sockets;
 mod storm;
@@ -33,23 +38,29 @@ mod system;
 mod sysv;
 mod threads;
 mod time;
+mod waits;
 
 use harness::{Outcome, Test};
 
 const SUBJECTS: &[&[Test]] = &[
     processes::TESTS,
     exec::TESTS,
+    jobs::TESTS,
     threads::TESTS,
     signals::TESTS,
     memory::TESTS,
+    mappings::TESTS,
     entry::TESTS,
     returns::TESTS,
     segments::TESTS,
     files::TESTS,
+    races::TESTS,
+    procfs::TESTS,
     channels::TESTS,
     sockets::TESTS,
     time::TESTS,
     scheduling::TESTS,
+    waits::TESTS,
     system::TESTS,
     sysv::TESTS,
     pointers::TESTS,
@@ -61,7 +72,8 @@ const SUBJECTS: &[&[Test]] = &[
 const USAGE: &str = "usage: limen-guest-tests list | run NAME | run-all [FILTER] [--bound SECONDS]
        storm NAME [--count N] [--jobs N] | fuzz [--seconds N] [--children N] [--seed S]
          [--jobs J] [--in-vm]
-       hogs [FILTER], in a VM only | elf-cases";
+       hogs [FILTER], in a VM only | elf-cases
+       as-init run|run-all …, as the first process of a bare kernel";
 
 fn all() -> impl Iterator<Item = &'static Test> {
     SUBJECTS.iter().flat_map(|s| s.iter())
@@ -74,7 +86,11 @@ pub fn option(args: &[String], name: &str, default: u64) -> u64 {
 }
 
 fn main() {
-    let args: Vec<String> = std::env::args().collect();
+    let mut args: Vec<String> = std::env::args().collect();
+    if args.get(1).is_some_and(|word| word == "as-init") {
+        settle::as_init();
+        args.remove(1);
+    }
     // Rust starts with SIGPIPE ignored; the tests want what a C program would see.
     // Likewise its handlers for stack overflow.
     for sig in [sys::SIGPIPE, sys::SIGSEGV, sys::SIGBUS] {
@@ -88,8 +104,12 @@ fn main() {
             all().for_each(|t| println!("{}", t.name));
             true
         }
-        "run" => run_one(word(2), bound_s),
+        "run" => {
+            settle::settle();
+            run_one(word(2), bound_s)
+        }
         "run-all" => {
+            settle::settle();
             let filter = if word(2).starts_with("--") { "" } else { word(2) };
             harness::run_all(all(), filter, bound_s)
         }

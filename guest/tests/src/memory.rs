@@ -22,6 +22,7 @@ tests!("memory":
     partial_last_page_is_zero, mmap_write_needs_rights, fork_keeps_layout, growsdown_guard,
     handler_can_repair_fault, membarrier_query, process_vm_reads_child,
     process_vm_moves_pieces, maps_of_many_areas, policies_of_one_node,
+    page_tables_are_freed,
 );
 
 const RW: i32 = PROT_READ | PROT_WRITE;
@@ -773,4 +774,51 @@ fn policies_of_one_node() {
     sc!(SYS_mbind, p, 3 * PAGE, MPOL_DEFAULT, 0, 0, 0).is(0);
     sc!(SYS_munmap, p, 3 * PAGE).is(0);
     sc!(SYS_mbind, p, 3 * PAGE, MPOL_DEFAULT, 0, 0, 0).fails(EFAULT);
+}
+
+/// A number of a line of /proc/self/status or the like, such as VmPTE's.
+pub fn number_of(file: &str, name: &str) -> usize {
+    let text = std::fs::read_to_string(file).expect(file);
+    let line = text.lines().find(|line| line.starts_with(&format!("{name}:")));
+    let line = line.unwrap_or_else(|| panic!("no {name} in {file}"));
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// A page in each 2 MiB needs a table of its own, for as long as it is mapped.
+fn page_tables_are_freed() {
+    const LARGE: usize = 2 << 20;
+    const PAGES: usize = 200;
+    let tables = || number_of("/proc/self/status", "VmPTE");
+    let room = (PAGES + 1) * LARGE;
+    let p = mmap(0, room, PROT_NONE, PA | MAP_NORESERVE, -1, 0).must();
+    unmap(p as *mut u8, room);
+    let base = p.next_multiple_of(LARGE);
+    let touch_all = || {
+        for page in (base..).step_by(LARGE).take(PAGES) {
+            mmap(page, PAGE, RW, PA | MAP_FIXED, -1, 0).is(page);
+            put(page as *mut u8, 1);
+        }
+    };
+    let before = tables();
+    assert!(before > 0);
+    touch_all();
+    let during = tables();
+    assert!(during >= before + PAGES * 4, "{during} kB of tables for {PAGES}, {before} before");
+    (0..PAGES).for_each(|n| unmap((base + n * LARGE) as *mut u8, PAGE));
+    let after = tables();
+    assert!(after <= before + 16, "{after} kB of tables are left of {during}, {before} before");
+    // All at once, from before the first to behind the last.
+    touch_all();
+    unmap(base as *mut u8, PAGES * LARGE);
+    let after = tables();
+    assert!(after <= before + 16, "{after} kB of tables are left of {during}, {before} before");
+    // One that moves leaves its table behind.
+    mmap(base, PAGE, RW, PA | MAP_FIXED, -1, 0).is(base);
+    for page in (base..).step_by(LARGE).take(PAGES) {
+        put(page as *mut u8, 1);
+        let flags = MREMAP_MAYMOVE | MREMAP_FIXED;
+        sc!(SYS_mremap, page, PAGE, PAGE, flags, page + LARGE).is(page + LARGE);
+    }
+    let after = tables();
+    assert!(after <= before + 24, "{after} kB of tables after one page moved, {before} before");
 }

@@ -20,6 +20,7 @@ tests!("ptrace":
     peek_and_poke, regsets, signal_masks, access_is_checked, procfs_tells, debug_registers,
     requests_need_a_stop, death_ends_every_stop, bad_return_addresses, sysemu, syscall_signal,
     ignored_signals_are_seen, stopped_before_attach, a_traced_fork_is_one_call,
+    events_are_followed_by_the_end_of_the_call,
 );
 
 const GOOD: u64 = PTRACE_O_TRACESYSGOOD as u64;
@@ -754,6 +755,45 @@ fn vfork_events() {
         assert_eq!(status, SIGCHLD << 8 | 0x7f);
         cont(pid, 0);
     }
+}
+
+fn events_are_followed_by_the_end_of_the_call() {
+    // The tracer did not ask for system calls when the call began, but in the middle of it.
+    let pid = tracee(|| {
+        let child = vfork_and_exit(6);
+        wait_code(child, 6);
+        exec_self("exit", "5")
+    });
+    let all = PTRACE_O_TRACEVFORK | PTRACE_O_TRACEVFORKDONE | PTRACE_O_TRACEEXEC;
+    options(pid, GOOD | all as u64);
+    cont(pid, 0);
+    let child = new_child(pid, PTRACE_EVENT_VFORK);
+    stopped(child, SIGSTOP);
+    go(PTRACE_DETACH, child);
+    cont(pid, 0);
+    let mut status = next(pid);
+    if status == SIGCHLD << 8 | 0x7f {
+        cont(pid, 0);
+        status = next(pid);
+    }
+    assert_eq!(status >> 8, SIGTRAP | PTRACE_EVENT_VFORK_DONE << 8);
+    go(PTRACE_SYSCALL, pid);
+    stopped(pid, SIGTRAP | 0x80);
+    assert_eq!((regs(pid).orig_rax, regs(pid).rax), (SYS_vfork as u64, child as u64));
+    cont(pid, 0);
+    loop {
+        let status = next(pid);
+        if status >> 8 == SIGTRAP | PTRACE_EVENT_EXEC << 8 {
+            break;
+        }
+        assert_eq!(status, SIGCHLD << 8 | 0x7f);
+        cont(pid, 0);
+    }
+    go(PTRACE_SYSCALL, pid);
+    stopped(pid, SIGTRAP | 0x80);
+    assert_eq!((regs(pid).orig_rax, regs(pid).rax), (SYS_execve as u64, 0));
+    cont(pid, 0);
+    exited(pid, 5);
 }
 
 fn exec_event() {

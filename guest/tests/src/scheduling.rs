@@ -2,8 +2,8 @@
 //! gets how much (sched(7), proc(5) on schedstat).
 //!
 //! What is judged is not the clock, which an emulator or a busy host stretches, but what the kernel
-//! itself counted: how many times the spinning ones were given the CPU meanwhile, and their CPU time.
-//! Only most of the rounds must keep to the latter: a host that stops a whole CPU looks, from
+//! itself counted: how many times the spinning ones were given the CPU meanwhile, and their CPU
+//! time. Only most of the rounds must keep to the latter: a host that stops a whole CPU looks, from
 //! inside, like a program that ran on.
 
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};

@@ -1,12 +1,10 @@
 //! Drivers of the devices a microVM has, in safe code over `machine::virtio`.
 //!
 //! - [`console`]: the ports to the command line: standard streams and the control channel.
-//! - [`host_channel`]: what the command line says while the program runs.
 //! - [`stdio`]: the standard streams as files.
 //! - [`ninep_transport`]: the host's file server.
 
 pub mod console;
-pub mod host_channel;
 pub mod ninep_transport;
 mod port;
 pub mod stdio;

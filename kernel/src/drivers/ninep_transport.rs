@@ -20,10 +20,17 @@ use formats::ninep::HEADER_BYTES;
 use machine::sync::{Once, SpinLock};
 use machine::virtio::{self, Buffers, Device, DeviceError, Kind, Queue, SubmitError};
 
-use crate::fs::ninep::Transport;
-use crate::sched::Sleep;
-use crate::sync::{Token, WaitQueue, Wake};
-use crate::time::{Deadline, NS_PER_SEC};
+use crate::base::sched::Sleep;
+use crate::base::sync::{Token, WaitQueue, Wake};
+use crate::base::time::{Deadline, NS_PER_SEC};
+
+/// What carries messages to the server and back: virtio.
+pub trait Transport: Send + Sync {
+    /// Sends one message and sleeps until its reply has come, of at most `max_reply` bytes. Several
+    /// calls may be under way at once. EIO if the device fails or does not answer in good time: no
+    /// signal ends the wait (a killed program's data must still get out), so it must be bounded.
+    fn call(&self, request: Vec<u8>, max_reply: usize) -> Result<Vec<u8>>;
+}
 
 const FEATURE_MOUNT_TAG: u64 = 1;
 const CONFIG_TAG_LEN: usize = 0;

@@ -16,11 +16,11 @@ use abi::{Errno, Result};
 use machine::sync::SpinLock;
 use machine::virtio::{Buffers, Queue, SubmitError};
 
-use crate::io::{Sink, Source};
-use crate::poll::{PollTable, events};
-use crate::sched::Sleep;
-use crate::sync::{WaitError, WaitQueue};
-use crate::time::{Deadline, NS_PER_SEC};
+use crate::base::io::{Sink, Source};
+use crate::base::poll::{PollTable, events};
+use crate::base::sched::Sleep;
+use crate::base::sync::{WaitError, WaitQueue};
+use crate::base::time::{Deadline, NS_PER_SEC};
 
 /// Buffers for the device to fill: the most that is on its way to a reader that lags.
 const RX_BUFFERS: usize = 32;

@@ -12,11 +12,11 @@ use abi::{Errno, Result};
 
 use super::Port;
 use super::console::{Console, console};
-use crate::fs::anon::{AnonInode, Reopen};
-use crate::fs::{File, FileOps, FileType, Inode};
-use crate::io::{Sink, Source};
-use crate::poll::{PollTable, events};
-use crate::user::UserPtr;
+use crate::base::io::{Sink, Source};
+use crate::base::poll::{PollTable, events};
+use crate::base::user::UserPtr;
+use crate::vfs::anon::{AnonInode, Reopen};
+use crate::vfs::{File, FileOps, FileType, Inode};
 
 /// Which of the streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,10 +72,10 @@ fn write_to_serial(source: &mut Source<'_>) -> Result<usize> {
             Err(_) if done > 0 => break,
             Err(error) => return Err(error),
         }
-        if crate::sched::current().has_pending_signal() {
+        if crate::base::sched::current().has_pending_signal() {
             break;
         }
-        crate::sched::yield_if_needed();
+        crate::base::sched::yield_if_needed();
     }
     Ok(done)
 }

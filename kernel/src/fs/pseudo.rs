@@ -17,13 +17,13 @@ use core::fmt;
 use abi::{Errno, Result};
 use machine::sync::Once;
 
-use super::path::Location;
-use super::{
+use crate::base::io::{Sink, Source};
+use crate::base::sync::Mutex;
+use crate::process::Process;
+use crate::vfs::path::Location;
+use crate::vfs::{
     DirEntry, File, FileOps, FileSystem, FileType, Inode, Metadata, SetAttributes, Statistics,
 };
-use crate::io::{Sink, Source};
-use crate::process::Process;
-use crate::sync::Mutex;
 
 /// Most bytes one write to such a file takes.
 const WRITE_MAX: usize = 4096;
@@ -63,6 +63,11 @@ impl fmt::Write for Text {
 
 /// What a file says, and what it does with what is written to it.
 pub trait Content: Send + Sync {
+    /// Somebody opens it. What is returned stands for that open file from then on: for what
+    /// belongs to something that the name does not go on to mean.
+    fn open(&self) -> Result<Option<Box<dyn Content>>> {
+        Ok(None)
+    }
     /// Makes the text.
     fn generate(&self, out: &mut Text) -> Result<()>;
     /// Makes the piece of the text at `position`, a number of the content's own; the first is at 0.
@@ -98,6 +103,10 @@ pub trait Listing: Send + Sync {
     fn process(&self) -> Option<&Arc<Process>> {
         None
     }
+    /// Whether the current thread may list it and look names up whatever its permission bits say.
+    fn is_own(&self) -> bool {
+        false
+    }
 }
 
 /// Where a link leads.
@@ -118,6 +127,17 @@ pub enum Body {
     Directory(Box<dyn Listing>),
     /// A symbolic link.
     Link(Box<dyn Target>),
+}
+
+impl Body {
+    /// What kind of object has it.
+    pub fn file_type(&self) -> FileType {
+        match self {
+            Body::File(_) => FileType::Regular,
+            Body::Directory(_) => FileType::Directory,
+            Body::Link(_) => FileType::Symlink,
+        }
+    }
 }
 
 /// Makes the text of a file of a table.
@@ -228,9 +248,9 @@ impl PseudoFs {
             me: me.clone(),
             name,
             magic,
-            device: super::anonymous_device(),
+            device: crate::vfs::anonymous_device(),
             caches_names,
-            boot_ns: crate::time::realtime_ns() as i64,
+            boot_ns: crate::base::time::realtime_ns() as i64,
             root: Once::new(),
         });
         let root = PseudoInode::new(&fs, 1, 0o555, (0, 0), Body::Directory(root));
@@ -331,11 +351,7 @@ impl Inode for PseudoInode {
     }
 
     fn file_type(&self) -> FileType {
-        match &self.body {
-            Body::File(_) => FileType::Regular,
-            Body::Directory(_) => FileType::Directory,
-            Body::Link(_) => FileType::Symlink,
-        }
+        self.body.file_type()
     }
 
     fn file_system(&self) -> Arc<dyn FileSystem> {
@@ -343,10 +359,12 @@ impl Inode for PseudoInode {
     }
 
     fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn FileOps>> {
-        if matches!(self.body, Body::Link(_)) {
-            return Err(Errno::ELOOP);
-        }
-        Ok(Arc::new(PseudoFile { inode: self, kept: Mutex::new(None) }))
+        let bound = match &self.body {
+            Body::File(content) => content.open()?,
+            Body::Directory(_) => None,
+            Body::Link(_) => return Err(Errno::ELOOP),
+        };
+        Ok(Arc::new(PseudoFile { inode: self, bound, kept: Mutex::new(None) }))
     }
 
     fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Inode>> {
@@ -356,7 +374,7 @@ impl Inode for PseudoInode {
         }
     }
 
-    fn create(&self, _: &[u8], _: &super::NewObject<'_>) -> Result<Arc<dyn Inode>> {
+    fn create(&self, _: &[u8], _: &crate::vfs::NewObject<'_>) -> Result<Arc<dyn Inode>> {
         Err(Errno::ENOENT)
     }
 
@@ -389,6 +407,10 @@ impl Inode for PseudoInode {
         }
     }
 
+    fn is_own(&self) -> bool {
+        matches!(&self.body, Body::Directory(listing) if listing.is_own())
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }
@@ -397,6 +419,7 @@ impl Inode for PseudoInode {
 /// An open file with the text it was opened on.
 struct PseudoFile {
     inode: Arc<PseudoInode>,
+    bound: Option<Box<dyn Content>>,
     kept: Mutex<Option<Piece>>,
 }
 
@@ -425,8 +448,9 @@ impl Piece {
 
 impl PseudoFile {
     fn content(&self) -> Result<&dyn Content> {
-        match &self.inode.body {
-            Body::File(content) => Ok(content.as_ref()),
+        match (&self.bound, &self.inode.body) {
+            (Some(bound), _) => Ok(bound.as_ref()),
+            (None, Body::File(content)) => Ok(content.as_ref()),
             _ => Err(Errno::EISDIR),
         }
     }

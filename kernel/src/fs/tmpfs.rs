@@ -20,14 +20,14 @@ use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
 
-use super::text_busy::WriterCount;
-use super::{
+use crate::base::io::{Sink, Source};
+use crate::base::sync::Mutex;
+use crate::vfs::deny_write::WriterCount;
+use crate::vfs::page_cache::PageCache;
+use crate::vfs::{
     DirEntry, File, FileOps, FileSystem, FileType, Inode, Metadata, NewObject, SetAttributes,
-    Statistics, permission, special,
+    Statistics, chrdev as special, permission,
 };
-use crate::io::{Sink, Source};
-use crate::mm::page_cache::PageCache;
-use crate::sync::Mutex;
 
 const PAGE: u64 = 4096;
 const DAY_NS: i64 = 86_400 * 1_000_000_000;
@@ -77,7 +77,7 @@ impl TmpFs {
     #[must_use]
     pub fn new(name: &'static str, mode: u32, limits: Limits) -> Arc<TmpFs> {
         let shared = Arc::new(Shared {
-            device: super::anonymous_device(),
+            device: crate::vfs::anonymous_device(),
             limits: SpinLock::new(limits),
             pages: AtomicUsize::new(0),
             inodes: AtomicUsize::new(0),
@@ -226,7 +226,7 @@ impl Directory {
 }
 
 fn now_ns() -> i64 {
-    crate::time::realtime_ns() as i64
+    crate::base::time::realtime_ns() as i64
 }
 
 impl TmpInode {
@@ -299,8 +299,8 @@ impl TmpInode {
     fn written(&self) {
         self.touch();
         let mode = self.attributes.lock().mode;
-        if mode & 0o6000 != 0 && crate::sched::has_current() {
-            let credentials = crate::sched::current().process.credentials();
+        if mode & 0o6000 != 0 && crate::base::sched::has_current() {
+            let credentials = crate::base::sched::current().process.credentials();
             if !credentials.has(permission::capability::FSETID) {
                 let group = if mode & 0o010 != 0 { 0o2000 } else { 0 };
                 self.attributes.lock().mode &= !(0o4000 | group);
@@ -920,8 +920,8 @@ impl FileOps for TmpInode {
 
 /// Makes tmpfs known to mount(2), as `tmpfs` and `ramfs`.
 pub fn register() {
-    super::mount::register_type("tmpfs", |_, options| mount_with("tmpfs", options));
-    super::mount::register_type("ramfs", |_, options| mount_with("ramfs", options));
+    crate::vfs::mount::register_type("tmpfs", |_, options| mount_with("tmpfs", options));
+    crate::vfs::mount::register_type("ramfs", |_, options| mount_with("ramfs", options));
 }
 
 /// A file system with tmpfs(5)'s mount options; EINVAL for what they do not name.

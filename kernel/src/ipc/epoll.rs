@@ -27,13 +27,13 @@ use machine::sync::SpinLock;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{read_timeout, signals};
-use crate::fs::{Fd, File, FileOps, FileType, Inode, anon::AnonInode};
-use crate::poll::{PollTable, events};
-use crate::sched::Sleep;
-use crate::sync::{Mutex, WaitError, WaitQueue, Wake};
-use crate::syscall::Args;
-use crate::time::Deadline;
-use crate::user::UserPtr;
+use crate::base::args::Args;
+use crate::base::poll::{PollTable, events};
+use crate::base::sched::Sleep;
+use crate::base::sync::{Mutex, WaitError, WaitQueue, Wake};
+use crate::base::time::Deadline;
+use crate::base::user::UserPtr;
+use crate::vfs::{Fd, File, FileOps, FileType, Inode, anon::AnonInode};
 
 /// Most items of one set.
 const ITEMS_MAX: usize = 1 << 20;

@@ -8,11 +8,11 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
 
-use crate::fs::{File, FileOps, FileType, Inode, anon::AnonInode};
-use crate::io::{Sink, Source};
-use crate::poll::{PollTable, events};
-use crate::sync::WaitQueue;
-use crate::syscall::Args;
+use crate::base::args::Args;
+use crate::base::io::{Sink, Source};
+use crate::base::poll::{PollTable, events};
+use crate::base::sync::WaitQueue;
+use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
 
 /// The largest value a write can reach.
 const MAX: u64 = u64::MAX - 1;

@@ -7,6 +7,7 @@
 
 pub mod epoll;
 pub mod eventfd;
+pub mod futex;
 pub mod pipe;
 pub mod ring;
 pub mod select;
@@ -19,15 +20,15 @@ use alloc::sync::Arc;
 
 use abi::Result;
 
-use crate::fs::{File, FileOps};
+use crate::base::sched::current;
+use crate::base::time::TimeSpec;
+use crate::base::user::UserPtr;
 use crate::process::give_file;
-use crate::sched::current;
-use crate::time::TimeSpec;
-use crate::user::UserPtr;
+use crate::vfs::{File, FileOps};
 
 /// Tells the file system code how FIFOs are opened.
 pub fn init() {
-    crate::fs::special::register_fifo(pipe::open_node);
+    crate::vfs::chrdev::register_fifo(pipe::open_node);
 }
 
 /// Enters a file without a name, with open(2)'s `flags`.

@@ -20,13 +20,13 @@ use abi::{Errno, Result, general as raw};
 use machine::sync::{Once, SpinLock};
 
 use super::ring::PageRing;
-use crate::fs::anon::{AnonInode, Reopen};
-use crate::fs::{File, FileOps, FileType, Inode};
-use crate::io::{Sink, Source};
-use crate::poll::{PollTable, events};
-use crate::sync::{Mutex, WaitQueue};
-use crate::syscall::Args;
-use crate::user::UserPtr;
+use crate::base::args::Args;
+use crate::base::io::{Sink, Source};
+use crate::base::poll::{PollTable, events};
+use crate::base::sync::{Mutex, WaitQueue};
+use crate::base::user::UserPtr;
+use crate::vfs::anon::{AnonInode, Reopen};
+use crate::vfs::{File, FileOps, FileType, Inode};
 
 /// Writes up to this many bytes are not mixed with others (limits.h).
 pub const PIPE_BUF: usize = 4096;
@@ -122,7 +122,12 @@ impl Pipe {
 
     /// Whether every write gets somewhere.
     fn has_room(&self) -> bool {
-        self.capacity().saturating_sub(self.len()) >= PIPE_BUF
+        self.room() >= PIPE_BUF
+    }
+
+    /// Bytes that fit.
+    pub fn room(&self) -> usize {
+        self.capacity().saturating_sub(self.len())
     }
 
     /// Changes the capacity (F_SETPIPE_SZ): rounded up to a power of two of pages. EPERM above
@@ -171,6 +176,40 @@ impl Pipe {
                 None
             }
         })?
+    }
+
+    /// Sleeps until there is room for [`PIPE_BUF`] bytes, which is when writers are woken. EPIPE, and
+    /// SIGPIPE, if nobody reads; EAGAIN if `nonblocking`; a signal.
+    pub fn wait_writable(&self, nonblocking: bool) -> Result<()> {
+        let waited = self.write_queue.wait(|| {
+            if self.readers.load(Ordering::Acquire) == 0 {
+                Some(Err(Errno::EPIPE))
+            } else if self.has_room() {
+                Some(Ok(()))
+            } else if nonblocking {
+                Some(Err(Errno::EAGAIN))
+            } else {
+                None
+            }
+        })?;
+        if waited == Err(Errno::EPIPE) {
+            super::signals::broken_pipe();
+        }
+        waited
+    }
+
+    /// Writes as much as fits without waiting; EAGAIN if nothing does (splice(2), vmsplice(2)).
+    pub fn write_now(&self, source: &mut Source<'_>) -> Result<usize> {
+        let written = self.try_write(true, false, true, source).unwrap_or(Err(Errno::EAGAIN));
+        if written == Err(Errno::EPIPE) {
+            super::signals::broken_pipe();
+        }
+        written
+    }
+
+    /// Reads what there is without waiting; EAGAIN if there is nothing.
+    pub fn read_now(&self, sink: &mut Sink<'_>) -> Result<usize> {
+        self.read(true, sink)
     }
 
     #[inline]

@@ -9,7 +9,7 @@ use alloc::collections::VecDeque;
 use abi::{Errno, Result};
 use machine::frame::{Frame, PAGE_SIZE};
 
-use crate::io::{Sink, Source};
+use crate::base::io::{Sink, Source};
 
 /// Drained pages that are kept for the next write.
 const SPARE_PAGES: usize = 4;

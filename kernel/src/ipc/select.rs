@@ -11,15 +11,15 @@ use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{read_timeout, signals};
-use crate::fs::FdTable;
-use crate::poll::{PollTable, events};
+use crate::base::args::Args;
+use crate::base::poll::{PollTable, events};
+use crate::base::sched::{Sleep, current};
+use crate::base::sync::{Token, WaitError, Wake};
+use crate::base::time::{Deadline, NS_PER_SEC, TimeSpec};
+use crate::base::user::UserPtr;
 use crate::process::LIMIT_NOFILE;
 use crate::process::restart::{self, Restart};
-use crate::sched::{Sleep, current};
-use crate::sync::{Token, WaitError, Wake};
-use crate::syscall::Args;
-use crate::time::{Deadline, NS_PER_SEC, TimeSpec};
-use crate::user::UserPtr;
+use crate::vfs::FdTable;
 
 /// `struct pollfd` (poll(2)).
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug)]
@@ -104,7 +104,7 @@ fn poll(address: u64, count: u64, deadline: Option<Deadline>) -> Result<u64> {
     let list = if count as usize <= small.len() {
         let list = &mut small[..count as usize];
         machine::uaccess::read_bytes(address.address(), list.as_mut_bytes())
-            .map_err(crate::user::efault)?;
+            .map_err(crate::base::user::efault)?;
         list
     } else {
         large = address.read_many(count as usize)?;
@@ -163,7 +163,7 @@ fn write_rest(
     write: impl FnOnce(u64, u64) -> Result<()>,
 ) {
     if let Some(deadline) = deadline {
-        let rest_ns = deadline.0.saturating_sub(crate::time::now_ns());
+        let rest_ns = deadline.0.saturating_sub(crate::base::time::now_ns());
         let _ = write(address, rest_ns);
     }
 }
@@ -228,7 +228,7 @@ fn select(a: &Args, deadline: Option<Deadline>) -> Result<u64> {
     let process = &current().process;
     let files = process.files();
     // More bits than there can be descriptors are not looked at.
-    let most = process.fd_limit().min(crate::fs::file::MAX_FDS);
+    let most = process.fd_limit().min(crate::vfs::file::MAX_FDS);
     let count = (count as usize).min(most.next_multiple_of(WORD_BITS));
     let mut sets =
         [BitSet::read(a.a1(), count)?, BitSet::read(a.a2(), count)?, BitSet::read(a.a3(), count)?];

@@ -8,13 +8,13 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::fs::{File, FileOps, FileType, Inode, anon::AnonInode};
-use crate::io::Sink;
-use crate::poll::{PollTable, events};
+use crate::base::args::Args;
+use crate::base::io::Sink;
+use crate::base::poll::{PollTable, events};
+use crate::base::sched::current;
+use crate::base::user::UserPtr;
 use crate::process::signal::{SigInfo, SignalSet};
-use crate::sched::current;
-use crate::syscall::Args;
-use crate::user::UserPtr;
+use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
 
 const SFD_CLOEXEC: u32 = raw::O_CLOEXEC;
 const SFD_NONBLOCK: u32 = raw::O_NONBLOCK;

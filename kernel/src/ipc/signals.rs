@@ -2,8 +2,8 @@
 
 use abi::{Errno, Result, general as raw};
 
+use crate::base::user::UserPtr;
 use crate::process::signal::{self, SignalSet};
-use crate::user::UserPtr;
 
 /// SIGPIPE for the current thread, which wrote to something that nobody reads.
 pub fn broken_pipe() {

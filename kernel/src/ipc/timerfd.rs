@@ -15,13 +15,13 @@ use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::fs::{File, FileOps, FileType, Inode, anon::AnonInode};
-use crate::io::Sink;
-use crate::poll::{PollTable, events};
-use crate::sync::{WaitQueue, Wake};
-use crate::syscall::Args;
-use crate::time::{self, Deadline, TimeSpec, Timer};
-use crate::user::UserPtr;
+use crate::base::args::Args;
+use crate::base::io::Sink;
+use crate::base::poll::{PollTable, events};
+use crate::base::sync::{WaitQueue, Wake};
+use crate::base::time::{self, Deadline, TimeSpec, Timer};
+use crate::base::user::UserPtr;
+use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
 
 /// `struct itimerspec` (timerfd_settime(2)).
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug, Default)]

@@ -19,11 +19,12 @@ use machine::ktest::defer::{self, Look, Program, Seen, Sender};
 use machine::paging::Prot;
 use machine::task::Task;
 
-use crate::fs::FdTable;
+use crate::base::{sched, time};
 use crate::mm::{Mm, Vma};
 use crate::process::signal::{SigInfo, send_to_process};
-use crate::process::{self, Credentials, Process, Thread};
-use crate::{sched, time};
+use crate::process::{self, Process, Thread};
+use crate::security::credentials::Credentials;
+use crate::vfs::FdTable;
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "defer::entry_storm_pending", run: || storm(Mode::Pending) },

@@ -18,13 +18,13 @@ use machine::sync::SpinLock;
 use machine::virtio::SubmitError;
 
 use super::ninep_server::{Kind, Lie, Server};
+use crate::base::io::{Sink, Source};
+use crate::base::time::{self, NS_PER_SEC};
 use crate::drivers::ninep_transport::{Exchange, Messages, Patience, Ring};
 use crate::fs::ninep::NinepFs;
 use crate::fs::overlay::OverlayFs;
-use crate::fs::{FileSystem, FileType, Inode, NewObject, SetAttributes};
-use crate::io::{Sink, Source};
 use crate::process::spawn_kernel;
-use crate::time::{self, NS_PER_SEC};
+use crate::vfs::{FileSystem, FileType, Inode, NewObject, SetAttributes};
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "ninep::honest_server", run: honest },
@@ -462,7 +462,7 @@ fn broken() -> Result<(), String> {
         let (device, side) = (exchange.clone(), ring.clone());
         let body = move || {
             while side.answer(reply) == 0 {
-                crate::sched::yield_now();
+                crate::base::sched::yield_now();
             }
             device.on_interrupt();
         };

@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use abi::{Errno, Result};
 use machine::sync::SpinLock;
 
-use crate::fs::ninep::Transport;
+use crate::drivers::ninep_transport::Transport;
 
 /// Requests, by their type byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

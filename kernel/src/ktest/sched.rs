@@ -9,10 +9,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use machine::ensure;
 use machine::ktest::Test;
 
+use crate::base::sched::Sleep;
+use crate::base::sync::{Mutex, WaitError, WaitQueue};
+use crate::base::time::{self, Deadline, NS_PER_SEC};
 use crate::process::spawn_kernel;
-use crate::sched::Sleep;
-use crate::sync::{Mutex, WaitError, WaitQueue};
-use crate::time::{self, Deadline, NS_PER_SEC};
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "sched::threads_run_and_end", run: threads },
@@ -91,7 +91,7 @@ fn mutex() -> Result<(), String> {
                 let mut list = shared.0.lock();
                 let len = list.len();
                 // Gives the others every opportunity to break in.
-                crate::sched::yield_now();
+                crate::base::sched::yield_now();
                 if list.len() == len {
                     list.push(n);
                 }

@@ -13,8 +13,8 @@ use machine::ensure;
 use machine::ktest::{self, FailingPiece, Test};
 use machine::ktest::{flip_call, flip_key, read_call, read_key, read_likely_key};
 
+use crate::base::{sched, time};
 use crate::process::spawn_kernel;
-use crate::{sched, time};
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "static_key::flips_while_others_run_it", run: key_flips },

@@ -15,7 +15,7 @@ use machine::ktest::defer::Program;
 use machine::ktest::window;
 
 use super::defer::{Running, wait_until};
-use crate::sched;
+use crate::base::sched;
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "window::every_instruction_survives_every_hit", run: every_instruction },

@@ -7,11 +7,11 @@ use alloc::vec::Vec;
 use abi::{Errno, Result, general as raw};
 use machine::paging::{Prot, USER_END};
 
-use super::page_cache::PageCache;
-use super::{Backing, MMAP_MIN, MmInner, PAGE, Vma};
-use crate::fs::File;
+use super::{Backing, MMAP_MIN, MmInner, PAGE, Vma, VmaFlags};
+use crate::base::sched::current;
 use crate::process::UNLIMITED;
-use crate::sched::current;
+use crate::vfs::File;
+use crate::vfs::page_cache::PageCache;
 
 /// A mapping that is wanted.
 pub struct Attachment {
@@ -37,7 +37,7 @@ pub fn attach(wanted: Attachment) -> Result<u64> {
     let limit = process.limit(raw::RLIMIT_AS as usize);
     let mut vma = Vma::anonymous(0, wanted.prot);
     vma.shared = true;
-    vma.may_write = wanted.prot.write;
+    vma.flags.set(VmaFlags::MAY_WRITE, wanted.prot.write);
     vma.backing = Backing::File { cache, page_offset: 0, file: Some(wanted.file) };
     let mut replaced = None;
     let result = mm.with(|inner| {
@@ -61,7 +61,7 @@ pub fn attach(wanted: Attachment) -> Result<u64> {
             start
         };
         vma.end = start + wanted.len;
-        vma.locked = inner.lock_future;
+        vma.flags |= inner.lock_future;
         inner.insert(start, vma)?;
         Ok(start)
     });

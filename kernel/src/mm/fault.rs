@@ -12,9 +12,10 @@ use machine::frame::Frame;
 use machine::paging::Prot;
 use machine::sync::Once;
 
+use super::vma::VmaFlags;
 use super::{Backing, Mm, MmInner, PAGE, STACK_GUARD, Vma, alloc_zeroed};
+use crate::base::sched::current;
 use crate::process::LIMIT_STACK;
-use crate::sched::current;
 
 /// Pages of a file that are mapped together with the one that faulted, if they are in memory.
 const FAULT_AROUND: u64 = 16;
@@ -32,7 +33,7 @@ pub fn user_page_fault(fault: PageFault) -> Result<()> {
 
 /// A fault of the kernel on behalf of the running program. Whether to try again.
 pub fn kernel_page_fault(fault: PageFault) -> bool {
-    crate::sched::has_current() && user_page_fault(fault).is_ok()
+    crate::base::sched::has_current() && user_page_fault(fault).is_ok()
 }
 
 static ZERO_PAGE: Once<Frame> = Once::new();
@@ -68,7 +69,7 @@ impl MmInner {
         } else if fault.exec {
             vma.prot.exec
         } else {
-            vma.prot.read
+            vma.is_accessible()
         };
         if !allowed {
             return Err(Errno::EACCES);
@@ -80,7 +81,9 @@ impl MmInner {
                 self.write_to_shared(page, start, &vma, mapping.frame)
             }
             Some(mapping) if is_within(mapping.prot, fault) => Ok(()),
-            Some(mapping) => self.map(page, mapping.frame, Prot { write: false, ..vma.prot }),
+            Some(mapping) => {
+                self.map(page, mapping.frame, Prot { write: false, ..vma.page_prot() })
+            }
             None => self.bring_in(page, start, &vma, fault.write),
         }
     }
@@ -91,47 +94,47 @@ impl MmInner {
             if let Backing::File { cache, page_offset, .. } = &vma.backing {
                 cache.page_for_mapping(page_offset + (page - start) / PAGE)?;
             }
-            self.table.set_prot(page, vma.prot);
+            self.table.set_prot(page, vma.page_prot());
             return Ok(());
         }
         // Two references: the page table's, and the one in hand.
         if frame.refs() == 2 {
-            self.table.set_prot(page, vma.prot);
+            self.table.set_prot(page, vma.page_prot());
             return Ok(());
         }
         let copy = duplicate(&frame)?;
-        self.map(page, copy, vma.prot)
+        self.map(page, copy, vma.page_prot())
     }
 
     fn bring_in(&mut self, page: u64, start: u64, vma: &Vma, write: bool) -> Result<()> {
         match &vma.backing {
             Backing::Anonymous if write => {
                 let frame = alloc_zeroed()?;
-                self.map(page, frame, vma.prot)
+                self.map(page, frame, vma.page_prot())
             }
             Backing::Anonymous => {
                 let frame = zero_page()?;
-                self.map(page, frame, Prot { write: false, ..vma.prot })
+                self.map(page, frame, Prot { write: false, ..vma.page_prot() })
             }
             Backing::File { cache, page_offset, .. } => {
                 let index = page_offset + (page - start) / PAGE;
                 if write && vma.shared {
                     let frame = cache.page_for_mapping(index)?;
-                    return self.map(page, frame, vma.prot);
+                    return self.map(page, frame, vma.page_prot());
                 }
                 let frame = cache.page(index, false)?;
                 if write {
                     let copy = duplicate(&frame)?;
-                    return self.map(page, copy, vma.prot);
+                    return self.map(page, copy, vma.page_prot());
                 }
-                self.map(page, frame, Prot { write: false, ..vma.prot })?;
+                self.map(page, frame, Prot { write: false, ..vma.page_prot() })?;
                 self.map_around(page, start, vma, cache, *page_offset);
                 Ok(())
             }
             Backing::Special { frames, .. } => {
                 let index = ((page - start) / PAGE) as usize;
                 let frame = frames.get(index).ok_or(Errno::ENXIO)?.clone();
-                self.map(page, frame, Prot { write: false, ..vma.prot })
+                self.map(page, frame, Prot { write: false, ..vma.page_prot() })
             }
         }
     }
@@ -154,7 +157,7 @@ impl MmInner {
             return Ok(frame);
         }
         let copy = duplicate(&frame)?;
-        self.map(page, copy.clone(), vma.prot)?;
+        self.map(page, copy.clone(), vma.page_prot())?;
         Ok(copy)
     }
 
@@ -164,7 +167,7 @@ impl MmInner {
         page: u64,
         start: u64,
         vma: &Vma,
-        cache: &Arc<super::page_cache::PageCache>,
+        cache: &Arc<crate::vfs::page_cache::PageCache>,
         page_offset: u64,
     ) {
         let first = (page & !(FAULT_AROUND * PAGE - 1)).max(start);
@@ -173,7 +176,7 @@ impl MmInner {
         let mut frames = [const { None }; FAULT_AROUND as usize];
         let count = ((last - first) / PAGE + 1) as usize;
         cache.resident_run(index, &mut frames[..count]);
-        let prot = Prot { write: false, ..vma.prot };
+        let prot = Prot { write: false, ..vma.page_prot() };
         // Without memory for a table the neighbours fault by themselves.
         let _ = self.table.map_absent(first, frames.into_iter().take(count), prot);
     }
@@ -185,11 +188,15 @@ impl MmInner {
     /// Extends the stack above `page` down to it, if there is one and its limit allows.
     fn grow_stack(&mut self, page: u64) -> Result<()> {
         let (&start, vma) = self.vmas.range(page..).next().ok_or(Errno::EFAULT)?;
-        if !vma.grows_down {
+        if !vma.flags.contains(VmaFlags::GROWS_DOWN) {
             return Err(Errno::EFAULT);
         }
         let limit = current().process.limit(LIMIT_STACK);
         if vma.end - page > limit {
+            return Err(Errno::EFAULT);
+        }
+        let is_locked = vma.flags.contains(VmaFlags::LOCKED);
+        if is_locked && !self.may_lock_more(current().process.lock_limit(), start - page) {
             return Err(Errno::EFAULT);
         }
         let below = self.vmas.range(..page).next_back().map_or(0, |(_, vma)| vma.end);
@@ -202,16 +209,15 @@ impl MmInner {
         Ok(())
     }
 
-    /// Brings in every page of `[start, end)` that the program may access (MAP_POPULATE, mlock).
+    /// Brings in every page of `[start, end)` (MAP_POPULATE, mlock): ENOMEM at a hole, EACCES where
+    /// the program may access nothing.
     pub fn populate(&mut self, start: u64, end: u64) -> Result<()> {
         let mut page = start;
         while page < end {
             let Some((_, vma)) = self.find(page) else { return Err(Errno::ENOMEM) };
             let write = vma.prot.write && !vma.shared;
-            if vma.prot.read || vma.prot.write || vma.prot.exec {
-                let exec = !write && !vma.prot.read;
-                self.fault(PageFault { address: page, write, exec })?;
-            }
+            let exec = vma.prot.exec && !vma.prot.read;
+            self.fault(PageFault { address: page, write, exec: exec && !write })?;
             page += PAGE;
         }
         Ok(())

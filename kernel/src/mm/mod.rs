@@ -1,5 +1,5 @@
-//! Address spaces of programs: what is mapped where ([`vma`]), how pages get there ([`fault`]), and
-//! the calls that change it ([`syscalls`]). The contents of files are in [`page_cache`].
+//! Address spaces of programs: what is mapped where ([`vma`]), how pages get there ([`fault`]), and what
+//! changes both. The calls are in `calls::mm`, the contents of files in `vfs::page_cache`.
 //!
 //! One sleeping lock per address space guards the list of areas and the page table together. It is
 //! held while a page is read from a file, so a fault may sleep; nothing that holds it touches a
@@ -7,25 +7,24 @@
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
+use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result};
 use machine::frame::{Frame, PAGE_SIZE};
 use machine::paging::{PageTable, USER_END};
 
-use crate::sync::Mutex;
+use crate::base::sync::Mutex;
 
 pub mod attach;
 pub mod fault;
 pub mod oom;
-pub mod page_cache;
-pub mod policy;
 pub mod remote;
-pub mod syscalls;
+pub mod vdso;
 pub mod vma;
 
 pub use fault::{kernel_page_fault, user_page_fault};
-pub use vma::{Backing, Vma};
+pub use vma::{Backing, Vma, VmaFlags};
 
 /// Bytes of a page, for arithmetic on addresses.
 pub const PAGE: u64 = PAGE_SIZE as u64;
@@ -56,7 +55,7 @@ fn make_room() -> Result<()> {
 
 /// Gives back what is only kept because it may be used again.
 fn reclaim() {
-    page_cache::reclaim_all();
+    crate::vfs::page_cache::reclaim_all();
     if machine::frame::is_short() {
         while machine::stack::trim_stacks() > 0 {}
         machine::trim_heap();
@@ -72,7 +71,7 @@ pub fn check_room_for_files() -> Result<()> {
 
 #[cold]
 fn make_room_for_files() -> Result<()> {
-    page_cache::reclaim_all();
+    crate::vfs::page_cache::reclaim_all();
     if machine::frame::is_low() { Err(Errno::ENOSPC) } else { Ok(()) }
 }
 
@@ -97,8 +96,8 @@ pub struct MmInner {
     pub table: PageTable,
     /// See [`Layout`].
     pub layout: Layout,
-    /// Future mappings are locked (MCL_FUTURE).
-    pub lock_future: bool,
+    /// How future mappings are locked (MCL_FUTURE).
+    pub lock_future: VmaFlags,
 }
 
 /// An address space.
@@ -129,7 +128,7 @@ impl Mm {
             vmas: BTreeMap::new(),
             table,
             layout: Layout { mmap_top: USER_END, ..Layout::default() },
-            lock_future: false,
+            lock_future: VmaFlags::empty(),
         };
         Ok(Arc::new(Mm {
             inner: Mutex::new(inner),
@@ -154,17 +153,17 @@ impl Mm {
             let mut inner = child.inner.lock();
             inner.layout = parent.layout;
             for (&start, vma) in &parent.vmas {
-                if vma.dont_fork {
+                if vma.flags.contains(VmaFlags::DONT_FORK) {
                     continue;
                 }
                 if let Backing::File { cache, .. } = &vma.backing {
                     cache.add_mapper(&child);
                 }
                 let mut copy = vma.clone();
-                copy.locked = false;
+                copy.flags.remove(VmaFlags::LOCKED | VmaFlags::LOCK_ON_FAULT);
                 let (end, private) = (vma.end, !vma.shared);
                 inner.vmas.insert(start, copy);
-                if vma.wipe_on_fork {
+                if vma.flags.contains(VmaFlags::WIPE_ON_FORK) {
                     continue;
                 }
                 parent
@@ -185,7 +184,7 @@ impl Mm {
     /// Unmaps everything: the last thread has left.
     pub fn clear(&self) {
         let mut inner = self.inner.lock();
-        inner.table.unmap(0, USER_END);
+        inner.table.unmap(0, USER_END, 0..u64::MAX);
         let vmas = core::mem::take(&mut inner.vmas);
         drop(inner);
         // Files that were mapped may be closed here.
@@ -193,7 +192,7 @@ impl Mm {
     }
 
     /// Unmaps pages `[first, end)` of a file wherever this space maps them: it was truncated.
-    pub fn unmap_file_pages(&self, file: &page_cache::PageCache, first: u64, end: u64) {
+    pub fn unmap_file_pages(&self, file: &crate::vfs::page_cache::PageCache, first: u64, end: u64) {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
         for (&start, vma) in &inner.vmas {
@@ -206,17 +205,20 @@ impl Mm {
             let to = end.clamp(*page_offset, page_offset + pages) - page_offset;
             if from < to {
                 // Private copies stay on Linux too only until truncation: they go as well.
-                inner.table.unmap(start + from * PAGE, start + to * PAGE);
+                let (from, to) = (start + from * PAGE, start + to * PAGE);
+                inner.table.unmap(from, to, from..to);
             }
         }
     }
 
     /// Whether an area shares `file` and is or may become writable.
-    pub fn may_write_file(&self, file: &page_cache::PageCache) -> bool {
+    pub fn may_write_file(&self, file: &crate::vfs::page_cache::PageCache) -> bool {
         let inner = self.inner.lock();
         inner.vmas.values().any(|vma| match &vma.backing {
             Backing::File { cache, .. } => {
-                vma.shared && vma.may_write && core::ptr::eq(Arc::as_ptr(cache), file)
+                vma.shared
+                    && vma.flags.contains(VmaFlags::MAY_WRITE)
+                    && core::ptr::eq(Arc::as_ptr(cache), file)
             }
             _ => false,
         })
@@ -245,7 +247,7 @@ impl Mm {
         let mapped = |(&start, vma): (&u64, &Vma)| inner.table.count_mapped(start, vma.end);
         let pages: u64 = inner.vmas.iter().map(mapped).sum();
         // An area takes a twentieth of a page or so.
-        pages + inner.table.count_tables() + inner.vmas.len() as u64 / 20
+        pages + inner.table.tables() + inner.vmas.len() as u64 / 20
     }
 
     /// Resident pages now; also notes the peak.
@@ -284,14 +286,33 @@ impl MmInner {
     /// stack. ENOMEM if there is none.
     pub fn find_free(&self, hint: u64, len: u64) -> Result<u64> {
         let hint = hint & !(PAGE - 1);
-        if hint >= MMAP_MIN && hint.checked_add(len).is_some_and(|end| end <= USER_END) {
-            let end = hint + len;
-            let guard_ok = self.next_start(end).is_none_or(|next| next >= end);
-            if self.is_free(hint, end) && guard_ok {
-                return Ok(hint);
-            }
+        if hint >= MMAP_MIN
+            && hint.checked_add(len).is_some_and(|end| end <= USER_END)
+            && self.is_free_for_hint(hint, hint + len)
+        {
+            return Ok(hint);
         }
         self.find_free_below(self.layout.mmap_top, len)
+    }
+
+    /// Whether `[start, end)` is free, and leaves the room below a stack that it keeps free.
+    pub fn is_free_for_hint(&self, start: u64, end: u64) -> bool {
+        let next = self.vmas.range(end..).next();
+        self.is_free(start, end) && next.is_none_or(|(&next, vma)| end <= guarded_start(next, vma))
+    }
+
+    /// Free space of `len` bytes as low as possible in `range`. ENOMEM if there is none.
+    pub fn find_free_above(&self, range: Range<u64>, len: u64) -> Result<u64> {
+        let below = self.vmas.range(..range.start).next_back();
+        let mut from = below.map_or(range.start, |(_, vma)| vma.end.max(range.start));
+        for (&start, vma) in self.vmas.range(range.start..range.end) {
+            let gap_end = guarded_start(start, vma);
+            if gap_end >= from && gap_end - from >= len {
+                return Ok(from);
+            }
+            from = vma.end;
+        }
+        if range.end.saturating_sub(from) >= len { Ok(from) } else { Err(Errno::ENOMEM) }
     }
 
     /// Free space of `len` bytes as high as possible below `top`. ENOMEM if there is none.
@@ -301,12 +322,24 @@ impl MmInner {
             if vma.end <= gap_end && gap_end - vma.end >= len {
                 return Ok(gap_end - len);
             }
-            top = top.min(start.saturating_sub(if vma.grows_down { STACK_GUARD } else { 0 }));
+            top = top.min(guarded_start(start, vma));
         }
         if top >= MMAP_MIN && top - MMAP_MIN >= len {
             return Ok(top - len);
         }
         Err(Errno::ENOMEM)
+    }
+
+    /// Whether `more` bytes may be locked beside those that are, `limit` bytes in all.
+    pub fn may_lock_more(&self, limit: u64, more: u64) -> bool {
+        limit == u64::MAX || self.locked_bytes(0, u64::MAX).saturating_add(more) <= limit
+    }
+
+    /// Bytes of locked areas in `[start, end)`.
+    pub fn locked_bytes(&self, start: u64, end: u64) -> u64 {
+        let areas = self.vmas.range(..end).rev().take_while(|(_, vma)| vma.end > start);
+        let locked = areas.filter(|(_, vma)| vma.flags.contains(VmaFlags::LOCKED));
+        locked.map(|(&from, vma)| vma.end.min(end) - from.max(start)).sum()
     }
 
     fn next_start(&self, from: u64) -> Option<u64> {
@@ -335,8 +368,10 @@ impl MmInner {
         // Not by splitting and appending the rest: that would touch every area above.
         let removed: BTreeMap<u64, Vma> =
             self.vmas.extract_if(start..end.max(start), |_, _| true).collect();
-        for (&start, vma) in &removed {
-            self.table.unmap(start, vma.end);
+        if !removed.is_empty() {
+            let below = self.vmas.range(..start).next_back().map_or(0, |(_, vma)| vma.end);
+            let above = self.next_start(end).unwrap_or(u64::MAX);
+            self.table.unmap(start, end, below..above);
         }
         removed
     }
@@ -349,6 +384,15 @@ impl MmInner {
         self.vmas.insert(start, vma);
         self.merge_around(start);
         Ok(())
+    }
+
+    /// Joins what is alike in `[start, end]` and next to it.
+    pub fn merge_within(&mut self, start: u64, end: u64) {
+        let mut from = start;
+        while let Some(at) = self.next_start(from).filter(|&at| at <= end) {
+            self.merge_around(at);
+            from = at + 1;
+        }
     }
 
     /// Joins the area at `start` with its neighbours where they continue each other.
@@ -374,6 +418,12 @@ impl MmInner {
             }
         }
     }
+}
+
+/// Where the room begins that an area at `start` keeps free below itself.
+fn guarded_start(start: u64, vma: &Vma) -> u64 {
+    let guard = if vma.flags.contains(VmaFlags::GROWS_DOWN) { STACK_GUARD } else { 0 };
+    start.saturating_sub(guard)
 }
 
 /// Free space kept below a stack that may still grow.

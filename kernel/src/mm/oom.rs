@@ -21,11 +21,11 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result, general as nr};
 use machine::frame::is_short;
 
+use crate::base::sched::{Sleep, current};
+use crate::base::sync::{Mutex, WaitQueue};
+use crate::base::time::{Deadline, NS_PER_SEC};
 use crate::process::signal::{SigInfo, send_to_process};
 use crate::process::{Pid, Process, all_processes, work};
-use crate::sched::{Sleep, current};
-use crate::sync::{Mutex, WaitQueue};
-use crate::time::{Deadline, NS_PER_SEC};
 
 /// How long a victim may take to end before the next one is chosen.
 const VICTIM_NS: u64 = 2 * NS_PER_SEC;

@@ -2,12 +2,13 @@
 
 use alloc::sync::Arc;
 
+use bitflags::bitflags;
 use machine::frame::Frame;
 use machine::paging::Prot;
 
 use super::PAGE;
-use super::page_cache::PageCache;
-use crate::fs::File;
+use crate::vfs::File;
+use crate::vfs::page_cache::PageCache;
 
 /// Where the pages of an area come from.
 #[derive(Clone)]
@@ -32,25 +33,53 @@ pub enum Backing {
     },
 }
 
+bitflags! {
+    /// Properties of an area beside rights and backing; madvise(2) and mlock(2) set most of them.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct VmaFlags: u32 {
+        /// A shared mapping may become writable: the file was opened for writing. Private ones
+        /// always may.
+        const MAY_WRITE = 1;
+        /// May become executable: not of a file on a mount with MS_NOEXEC.
+        const MAY_EXEC = 1 << 1;
+        /// MAP_GROWSDOWN: a stack.
+        const GROWS_DOWN = 1 << 2;
+        /// mlock(2).
+        const LOCKED = 1 << 3;
+        /// MLOCK_ONFAULT: locked, but not brought in.
+        const LOCK_ON_FAULT = 1 << 4;
+        /// MADV_DONTFORK.
+        const DONT_FORK = 1 << 5;
+        /// MADV_WIPEONFORK.
+        const WIPE_ON_FORK = 1 << 6;
+        /// MADV_DONTDUMP.
+        const DONT_DUMP = 1 << 7;
+        /// MADV_RANDOM.
+        const RANDOM = 1 << 8;
+        /// MADV_SEQUENTIAL.
+        const SEQUENTIAL = 1 << 9;
+        /// MADV_HUGEPAGE.
+        const HUGE = 1 << 10;
+        /// MADV_NOHUGEPAGE.
+        const NO_HUGE = 1 << 11;
+        /// MAP_DROPPABLE: contents may be lost, and are not inherited.
+        const DROPPABLE = 1 << 12;
+        /// Keeps its size: areas of the kernel.
+        const FIXED_SIZE = 1 << 13;
+    }
+}
+
 /// An area; its start address is its key in the address space.
 #[derive(Clone)]
 pub struct Vma {
     /// First address after it.
     pub end: u64,
-    /// What the program may do.
+    /// What the program asked for; what the CPU cannot forbid is more ([`Vma::is_accessible`]).
     pub prot: Prot,
     /// MAP_SHARED.
     pub shared: bool,
-    /// The file was opened for writing, so that a shared mapping may become writable.
-    pub may_write: bool,
-    /// MAP_GROWSDOWN: a stack.
-    pub grows_down: bool,
-    /// mlock(2).
-    pub locked: bool,
-    /// MADV_DONTFORK.
-    pub dont_fork: bool,
-    /// MADV_WIPEONFORK.
-    pub wipe_on_fork: bool,
+    /// What else it is and may become.
+    pub flags: VmaFlags,
     /// Where pages come from.
     pub backing: Backing,
     /// Name in /proc/PID/maps, such as `[heap]`.
@@ -65,14 +94,28 @@ impl Vma {
             end,
             prot,
             shared: false,
-            may_write: true,
-            grows_down: false,
-            locked: false,
-            dont_fork: false,
-            wipe_on_fork: false,
+            flags: VmaFlags::MAY_WRITE | VmaFlags::MAY_EXEC,
             backing: Backing::Anonymous,
             name: None,
         }
+    }
+
+    /// Whether the program may do anything with it. The CPU lets who may write or execute read.
+    #[must_use]
+    pub fn is_accessible(&self) -> bool {
+        self.prot.read || self.prot.write || self.prot.exec
+    }
+
+    /// What the CPU is to allow in its pages, at most.
+    #[must_use]
+    pub fn page_prot(&self) -> Prot {
+        Prot { read: self.is_accessible(), ..self.prot }
+    }
+
+    /// Whether it is private memory without a file.
+    #[must_use]
+    pub fn is_private_anonymous(&self) -> bool {
+        !self.shared && matches!(self.backing, Backing::Anonymous)
     }
 
     /// Whether `next`, which starts where this area (from `start`) ends, could be one with it.
@@ -80,15 +123,13 @@ impl Vma {
     pub fn is_continued_by(&self, start: u64, next: &Vma) -> bool {
         let alike = self.prot == next.prot
             && self.shared == next.shared
-            && self.may_write == next.may_write
-            && self.grows_down == next.grows_down
-            && self.locked == next.locked
-            && self.dont_fork == next.dont_fork
-            && self.wipe_on_fork == next.wipe_on_fork
+            && self.flags == next.flags
             && self.name == next.name;
         alike
             && match (&self.backing, &next.backing) {
-                (Backing::Anonymous, Backing::Anonymous) => !self.grows_down,
+                (Backing::Anonymous, Backing::Anonymous) => {
+                    !self.flags.contains(VmaFlags::GROWS_DOWN)
+                }
                 (
                     Backing::File { cache, page_offset, file },
                     Backing::File { cache: other, page_offset: other_offset, file: other_file },

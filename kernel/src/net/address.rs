@@ -7,7 +7,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use abi::{Errno, Result, net as raw};
 use machine::uaccess;
 
-use crate::user::{UserPtr, efault};
+use crate::base::user::{UserPtr, efault};
 
 /// Size of `struct sockaddr_storage`: no address is longer.
 pub const STORAGE_BYTES: usize = 128;

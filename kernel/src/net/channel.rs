@@ -17,12 +17,12 @@ use abi::{Errno, Result};
 
 use super::address::Address;
 use super::control::Control;
-use crate::io::{Sink, Source};
+use crate::base::io::{Sink, Source};
+use crate::base::poll::events;
+use crate::base::sched::Sleep;
+use crate::base::sync::{Mutex, WaitError, WaitQueue};
+use crate::base::time::Deadline;
 use crate::ipc::ring::PageRing;
-use crate::poll::events;
-use crate::sched::Sleep;
-use crate::sync::{Mutex, WaitError, WaitQueue};
-use crate::time::Deadline;
 
 /// Bytes that a message costs beside its data, so that empty ones are bounded too.
 const MESSAGE_COST: usize = 256;
@@ -230,7 +230,7 @@ impl Channel {
     }
 
     /// Calls `f` with each descriptor in the messages held; false if somebody is just at them.
-    pub fn each_file(&self, f: &mut dyn FnMut(&Arc<crate::fs::File>)) -> bool {
+    pub fn each_file(&self, f: &mut dyn FnMut(&Arc<crate::vfs::File>)) -> bool {
         let Some(data) = self.data.try_lock() else { return false };
         let infos = data.segments.iter().filter_map(|segment| segment.info.as_ref());
         infos.for_each(|info| info.control.files.each(f));

@@ -15,9 +15,9 @@ use machine::sync::SpinLock;
 use machine::uaccess;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::fs::File;
-use crate::sched::current;
-use crate::user::{UserPtr, efault};
+use crate::base::sched::current;
+use crate::base::user::{UserPtr, efault};
+use crate::vfs::File;
 
 /// Most descriptors in one message.
 const FILES_MAX: usize = 253;

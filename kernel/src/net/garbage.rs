@@ -19,7 +19,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use machine::sync::SpinLock;
 
 use super::SocketFile;
-use crate::fs::File;
+use crate::vfs::File;
 
 /// Files that fly before the first search, and least number between two.
 const SEARCH_MIN: usize = 64;

@@ -13,7 +13,6 @@ pub mod inet;
 pub mod netlink;
 pub mod options;
 pub mod stream;
-pub mod syscalls;
 pub mod unix;
 
 use alloc::boxed::Box;
@@ -23,12 +22,12 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsiz
 
 use abi::{Errno, Result, ioctl, net as raw};
 
-use crate::fs::{File, FileOps, FileType, Inode, anon::AnonInode};
-use crate::io::{Sink, Source};
-use crate::poll::{PollTable, events};
-use crate::sync::WaitQueue;
-use crate::time::Deadline;
-use crate::user::UserPtr;
+use crate::base::io::{Sink, Source};
+use crate::base::poll::{PollTable, events};
+use crate::base::sync::WaitQueue;
+use crate::base::time::Deadline;
+use crate::base::user::UserPtr;
+use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
 
 use address::{Address, RawAddress};
 use channel::{Info, Patience, ReceiveMode, Received};
@@ -176,8 +175,12 @@ impl Common {
     }
 }
 
+/// SO_RCVTIMEO and SO_SNDTIMEO with a negative time: as if each call were not to block.
+const NO_PATIENCE: u64 = u64::MAX;
+
 #[inline]
 fn patience(nonblocking: bool, timeout_ns: u64) -> Patience {
+    let nonblocking = nonblocking || timeout_ns == NO_PATIENCE;
     let deadline = (timeout_ns > 0 && !nonblocking).then(|| Deadline::after_ns(timeout_ns));
     Patience { nonblocking, deadline }
 }

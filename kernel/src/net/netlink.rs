@@ -13,9 +13,9 @@ use super::address::{Address, RawAddress};
 use super::channel::{Channel, Patience, ReceiveMode, Received};
 use super::inet::interface;
 use super::{Common, Kind, Outgoing, Socket};
-use crate::io::{Sink, Source};
-use crate::poll::{PollTable, events};
-use crate::sync::WaitQueue;
+use crate::base::io::{Sink, Source};
+use crate::base::poll::{PollTable, events};
+use crate::base::sync::WaitQueue;
 
 const NETLINK_ROUTE: u32 = 0;
 /// Longest request that is looked at.
@@ -160,7 +160,7 @@ impl NetlinkSocket {
     }
 
     fn bind_to(&self, port: u32) {
-        let pid = crate::sched::current().process.pid;
+        let pid = crate::base::sched::current().process.pid;
         *self.port.lock() = if port == 0 { pid } else { port };
     }
 }

@@ -8,8 +8,8 @@ use machine::uaccess;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{BUFFER_DEFAULT, Common, RECEIVE_BUFFER_MIN, SEND_BUFFER_MIN, Socket};
-use crate::time::NS_PER_SEC;
-use crate::user::{UserPtr, efault};
+use crate::base::time::NS_PER_SEC;
+use crate::base::user::{UserPtr, efault};
 
 /// Largest buffer a program may ask for, bytes (net.core.wmem_max, doubled).
 const BUFFER_MAX: usize = 2 * BUFFER_DEFAULT;
@@ -115,7 +115,8 @@ fn timeout_ns(value: &[u8]) -> Result<u64> {
     if !(0..1_000_000).contains(&timeval.usec) {
         return Err(Errno::EDOM);
     }
-    let Ok(sec) = u64::try_from(timeval.sec) else { return Ok(0) };
+    // A time in the past: calls give up at once, where zero would mean for ever.
+    let Ok(sec) = u64::try_from(timeval.sec) else { return Ok(super::NO_PATIENCE) };
     Ok(sec.saturating_mul(NS_PER_SEC).saturating_add(timeval.usec as u64 * 1000))
 }
 
@@ -163,6 +164,7 @@ pub fn get(
 }
 
 fn timeval(ns: u64) -> Timeval {
+    let ns = if ns == super::NO_PATIENCE { 0 } else { ns };
     let usec = (ns % NS_PER_SEC).div_ceil(1000) as i64;
     Timeval { sec: (ns / NS_PER_SEC) as i64, usec }
 }

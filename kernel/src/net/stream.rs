@@ -11,8 +11,8 @@ use machine::sync::SpinLock;
 
 use super::Common;
 use super::channel::{Channel, Patience};
-use crate::poll::{PollTable, events};
-use crate::sync::WaitQueue;
+use crate::base::poll::{PollTable, events};
+use crate::base::sync::WaitQueue;
 
 /// Largest backlog (net.core.somaxconn).
 pub const BACKLOG_MAX: usize = 4096;

@@ -13,10 +13,10 @@ use formats::elf::{Header, Image, Pages, Segment};
 use machine::entry::PageFault;
 use machine::paging::{Prot, USER_END};
 
-use crate::fs::File;
-use crate::io::Sink;
-use crate::mm::page_cache::PageCache;
+use crate::base::io::Sink;
 use crate::mm::{Backing, MMAP_MIN, Mm, PAGE, Vma};
+use crate::vfs::File;
+use crate::vfs::page_cache::PageCache;
 
 const MAX_INTERPRETER: u64 = 4096;
 
@@ -109,8 +109,8 @@ impl Elf {
         }
         let place = match at {
             _ if !self.is_position_independent() => None,
-            Some(at) => Some(at),
-            None => Some(mm.with(|inner| inner.find_free(0, self.image.extent().1))?),
+            Some(at) => Some(self.image.align_place(at)),
+            None => Some(self.free_place(mm)?),
         };
         let bias = self.image.bias(place, MMAP_MIN, USER_END).ok_or(Errno::EINVAL)?;
         self.cache.add_mapper(mm);
@@ -128,9 +128,18 @@ impl Elf {
         })
     }
 
+    /// Where the whole file fits, aligned as its segments ask.
+    fn free_place(&self, mm: &Mm) -> Result<u64> {
+        let (_, len) = self.image.extent();
+        let slack = self.image.alignment() - PAGE;
+        let len = len.checked_add(slack).ok_or(Errno::ENOMEM)?;
+        let at = mm.with(|inner| inner.find_free(0, len))?;
+        Ok(self.image.align_place(at + slack))
+    }
+
     fn map_segment(&self, mm: &Arc<Mm>, segment: &Segment, bias: u64) -> Result<()> {
         let (write, exec) = (segment.is_writable(), segment.is_executable());
-        let prot = Prot { read: segment.is_readable() || write || exec, write, exec };
+        let prot = Prot { read: segment.is_readable(), write, exec };
         let pages = segment.pages(bias);
         let Pages { start: page, file_end, mapped_end, end: memory_end } = pages;
         // What can never be there at once is not promised (proc(5), overcommit_memory).

@@ -12,12 +12,12 @@ use entry::{PtRegs, flags, selector};
 use formats::script::{self, Script};
 use machine::paging::{Prot, USER_END};
 
-use super::Credentials;
 use super::elf::{Elf, HEADER_BYTES, Mapped};
-use crate::fs::File;
-use crate::fs::text_busy::WriteDenial;
-use crate::mm::{Mm, PAGE, Vma};
-use crate::random;
+use crate::base::random;
+use crate::mm::{Mm, PAGE, Vma, VmaFlags};
+use crate::security::credentials::Credentials;
+use crate::vfs::File;
+use crate::vfs::deny_write::WriteDenial;
 
 /// What /proc tells about the running program.
 #[derive(Clone, Default)]
@@ -62,10 +62,19 @@ pub struct Request<'a> {
     pub credentials: &'a Credentials,
     /// Whether user or group ids changed by the file's mode bits (AT_SECURE).
     pub secure: bool,
+    /// Whether areas go to random places (personality(2), ADDR_NO_RANDOMIZE).
+    pub randomize: bool,
     /// Soft stack limit, bytes.
     pub stack_limit: u64,
     /// Opens another executable by path: an interpreter.
     pub open: &'a dyn Fn(&[u8]) -> Result<Arc<File>>,
+}
+
+impl Request<'_> {
+    /// A random number below `bound`, or always 0.
+    fn random_below(&self, bound: u64) -> u64 {
+        if self.randomize { random::below(bound) } else { 0 }
+    }
 }
 
 /// `#!` may lead to another `#!`, this deep.
@@ -85,19 +94,19 @@ pub fn load(mut request: Request<'_>) -> Result<Image> {
     let name = program_name(&request.path);
     let (elf, denial) = resolve_scripts(&mut request)?;
     let mm = Mm::new()?;
-    let stack_top = (USER_END - PAGE - random::below(1 << 22) * PAGE) & !(PAGE - 1);
+    let stack_top = USER_END - request.random_below(1 << 22) * PAGE;
     let gap = request.stack_limit.clamp(STACK_GAP_MIN, USER_END / 6 * 5);
     mm.with(|inner| {
         inner.layout.stack_top = stack_top;
         inner.layout.mmap_top =
-            stack_top - gap.next_multiple_of(PAGE) - random::below(1 << 12) * PAGE;
+            stack_top - gap.next_multiple_of(PAGE) - request.random_below(1 << 12) * PAGE;
         let exec = elf.wants_executable_stack();
         let mut stack = Vma::anonymous(stack_top, Prot { read: true, write: true, exec });
-        stack.grows_down = true;
+        stack.flags |= VmaFlags::GROWS_DOWN;
         stack.name = Some("[stack]");
         inner.insert(stack_top - STACK_INITIAL, stack)
     })?;
-    let place = PIE_BASE + random::below(1 << 20) * PAGE;
+    let place = PIE_BASE + request.random_below(1 << 20) * PAGE;
     let interpreter = match elf.interpreter()? {
         Some(path) => Some(read_interpreter(&path, request.open)?),
         None => None,
@@ -109,10 +118,10 @@ pub fn load(mut request: Request<'_>) -> Result<Image> {
         None => None,
     };
     mm.with(|inner| {
-        let start = main.end.next_multiple_of(PAGE) + random::below(1 << 10) * PAGE;
+        let start = main.end.next_multiple_of(PAGE) + request.random_below(1 << 10) * PAGE;
         (inner.layout.brk_start, inner.layout.brk) = (start, start);
     });
-    let vdso = crate::vdso::map(&mm)?;
+    let vdso = crate::mm::vdso::map(&mm)?;
     let (rsp, mut program) =
         build_stack(&mm, &request, stack_top, &main, interpreter.as_ref(), vdso)?;
     program.denial = Some(Arc::new(denial));
@@ -151,7 +160,7 @@ fn resolve_scripts(request: &mut Request<'_>) -> Result<(Elf, WriteDenial)> {
         let denial = WriteDenial::new(request.file.inode())?;
         let cache = request.file.ops().inode().page_cache().ok_or(Errno::EACCES)?;
         let mut start = [0u8; script::START_MAX];
-        let len = cache.read(0, &mut crate::io::Sink::kernel(&mut start))?;
+        let len = cache.read(0, &mut crate::base::io::Sink::kernel(&mut start))?;
         if !start[..len].starts_with(b"#!") {
             return Ok((Elf::read(request.file.clone(), cache)?, denial));
         }
@@ -243,7 +252,7 @@ fn build_stack(
     words.push(0);
     words.extend_from_slice(&auxv);
     // A little randomness below the page, for what the layout of pages leaves predictable.
-    let rsp = (seed_at - random::below(128) * 16 - words.len() as u64 * 8) & !15;
+    let rsp = (seed_at - request.random_below(128) * 16 - words.len() as u64 * 8) & !15;
     mm.write(rsp, zerocopy::IntoBytes::as_bytes(words.as_slice()))?;
     let program = Program {
         file: Some(request.file.clone()),
@@ -304,11 +313,11 @@ pub fn read_strings(array: u64) -> Result<Vec<Vec<u8>>> {
         return Ok(strings);
     }
     loop {
-        let pointer = crate::user::UserPtr::<u64>::new(array).nth(strings.len()).read()?;
+        let pointer = crate::base::user::UserPtr::<u64>::new(array).nth(strings.len()).read()?;
         if pointer == 0 {
             return Ok(strings);
         }
-        let string = crate::user::read_c_string(pointer, MAX_STRING, Errno::E2BIG)?;
+        let string = crate::base::user::read_c_string(pointer, MAX_STRING, Errno::E2BIG)?;
         total += string.len() + 9;
         if strings.len() == MAX_STRINGS || total > 6 << 20 {
             return Err(Errno::E2BIG);

@@ -11,13 +11,14 @@ use abi::general as raw;
 
 use super::family::{self, Life};
 use super::signal::{self, SIG_IGN, SigInfo, send};
-use super::{Process, Thread, futex, ptrace, release_pid, work};
-use crate::fs::FdTable;
-use crate::poll::events;
-use crate::sched::{self, current};
-use crate::sync::WaitError;
-use crate::syscall::Args;
-use crate::user::UserPtr;
+use super::{Process, Thread, ptrace, release_pid, work};
+use crate::base::args::Args;
+use crate::base::poll::events;
+use crate::base::sched::{self, current};
+use crate::base::sync::WaitError;
+use crate::base::user::UserPtr;
+use crate::ipc::futex;
+use crate::vfs::FdTable;
 
 /// The status of a program that ended without one: as if SIGKILL had ended it.
 pub const NO_STATUS: i32 = raw::SIGKILL as i32;
@@ -79,6 +80,7 @@ fn leave_process(status: i32) {
         end_process(&process, status);
     } else {
         signal::stop::thread_left(&process);
+        family::creator_ended(&process, thread.tid());
     }
 }
 
@@ -123,11 +125,13 @@ fn end_process(process: &Arc<Process>, status: i32) {
     drop(program);
     release_vfork_parent(process);
     drop(process.replace_files(Arc::new(FdTable::new())));
+    // Nor is it anywhere: its directories may be removed, and what is mounted there be unmounted.
+    let directories = process.fs.lock().take();
+    drop(directories);
     process.signals.lock().pending.clear();
     crate::tty::job::process_ended(process.pid, process.session.load(Ordering::Relaxed));
     family::give_children_away(process);
-    let group = process.group.load(Ordering::Relaxed);
-    family::hang_up_stopped(group, Some(process.pid));
+    family::leave_group(process);
     ptrace::links::hold_for_tracer(process);
     let has_threads = {
         let mut family = process.family.lock();

@@ -13,7 +13,7 @@ use core::sync::atomic::Ordering;
 use abi::general as raw;
 
 use super::signal::{self, SigInfo};
-use super::{Pid, Process, all_processes, init_process, unregister_process};
+use super::{Pid, Process, init_process, unregister_process};
 
 /// Whether a process lives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,7 +52,8 @@ pub struct Family {
     /// Threads of it that have ended, and that their tracers have not waited for: the process's own
     /// end is told after theirs.
     pub unreaped_threads: u32,
-    /// It has given its children away and takes no more.
+    /// It is ending: it has given its children away and takes no more, and does not count for its
+    /// group any longer.
     pub is_closed: bool,
 }
 
@@ -142,6 +143,45 @@ fn reaper_for(process: &Process) -> Option<Arc<Process>> {
     init_process()
 }
 
+/// A child's parent ends, or the thread of it that made the child: the child may have asked for a
+/// signal then (PR_SET_PDEATHSIG).
+fn send_death_signal(child: &Arc<Process>, parent: &Process) {
+    let signal = child.settings.parent_death_signal.load(Ordering::Relaxed);
+    if signal != 0 {
+        let uid = parent.credentials().uid;
+        let info = SigInfo::from_process(signal, raw::SI_USER as i32, parent.pid, uid);
+        // A full queue of real-time signals is the child's own fault.
+        let _ = signal::send_to_process(child, info);
+    }
+}
+
+/// A thread of a process that goes on ends: the children it made are another thread's now, and
+/// those that asked get their signal. A process that is ending as a whole gives its children away
+/// when its last thread does.
+pub fn creator_ended(process: &Process, tid: Pid) {
+    let heir = process.threads.lock().first().map(|thread| thread.tid());
+    let Some(heir) = heir.filter(|_| !process.is_exiting()) else { return };
+    let mut orphans = process.family.lock().children.clone();
+    orphans.retain(|child| {
+        child.creator_tid.compare_exchange(tid, heir, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    });
+    for child in &orphans {
+        send_death_signal(child, process);
+    }
+}
+
+/// The thread of `process` that had the id `old` has the process's own now (execve(2)).
+pub fn creator_renamed(process: &Process, old: Pid) {
+    for child in &process.family.lock().children {
+        let _ = child.creator_tid.compare_exchange(
+            old,
+            process.pid,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
+    }
+}
+
 /// Gives the children of an ending process to others.
 pub fn give_children_away(process: &Arc<Process>) {
     let children = {
@@ -154,13 +194,7 @@ pub fn give_children_away(process: &Arc<Process>) {
     }
     let reaper = reaper_for(process);
     for child in children {
-        let death_signal = child.settings.parent_death_signal.load(Ordering::Relaxed);
-        if death_signal != 0 {
-            let uid = process.credentials().uid;
-            let code = raw::SI_USER as i32;
-            let info = SigInfo::from_process(death_signal, code, process.pid, uid);
-            let _ = signal::send_to_process(&child, info);
-        }
+        send_death_signal(&child, process);
         if let Some(reaper) = &reaper {
             adopt_or_orphan(reaper, &child);
         }
@@ -176,7 +210,7 @@ pub fn give_children_away(process: &Arc<Process>) {
             // It had told its old parent; nobody will ask that one any more.
             super::exit::tell_parent(&child);
         } else {
-            hang_up_if_orphaned(&child, process);
+            hang_up_if_newly_orphaned(&child, process);
         }
     }
 }
@@ -185,44 +219,51 @@ pub fn give_children_away(process: &Arc<Process>) {
 /// nobody can continue it after a terminal's stop signal (POSIX "orphaned process group").
 #[must_use]
 pub fn is_orphaned_group(process: &Process) -> bool {
-    let group = process.group.load(Ordering::Relaxed);
-    is_group_orphaned_without(group, None)
+    !has_link(process.group.load(Ordering::Relaxed))
 }
 
-fn is_group_orphaned_without(group: Pid, leaving: Option<Pid>) -> bool {
-    !all_processes().iter().any(|member| {
-        let in_group = member.group.load(Ordering::Relaxed) == group;
-        in_group
-            && Some(member.pid) != leaving
-            && member.family.lock().life == Life::Alive
-            && member.parent().is_some_and(|parent| {
-                parent.pid > 1
-                    && parent.group.load(Ordering::Relaxed) != group
-                    && parent.session.load(Ordering::Relaxed)
-                        == member.session.load(Ordering::Relaxed)
-            })
+/// Whether `parent` keeps the group of its child `member` from being orphaned: it can see the
+/// member stop, and continue it.
+fn is_link(parent: &Process, member: &Process) -> bool {
+    parent.pid > 1
+        && parent.group.load(Ordering::Relaxed) != member.group.load(Ordering::Relaxed)
+        && parent.session.load(Ordering::Relaxed) == member.session.load(Ordering::Relaxed)
+}
+
+/// Whether some member of the group has such a parent. Members that are ending count no more; they
+/// are marked before they look, so of two that end at once one at least sees that it was the last.
+fn has_link(group: Pid) -> bool {
+    signal::send::group_members(group).iter().any(|member| {
+        let parent = {
+            let family = member.family.lock();
+            if family.is_closed { None } else { family.parent.upgrade() }
+        };
+        parent.is_some_and(|parent| is_link(&parent, member))
     })
 }
 
-/// The end of `parent` may have orphaned the group of `child`: stopped members would never go on,
-/// so they get SIGHUP and SIGCONT.
-fn hang_up_if_orphaned(child: &Arc<Process>, parent: &Process) {
-    let group = child.group.load(Ordering::Relaxed);
-    let was_linked = parent.group.load(Ordering::Relaxed) != group
-        && parent.session.load(Ordering::Relaxed) == child.session.load(Ordering::Relaxed);
-    if was_linked {
-        hang_up_stopped(group, None);
+/// The link between `parent` and its child `member` is gone, because one of the two is ending. If
+/// it was the last one of the member's group, the group is orphaned from now on, and stopped
+/// members would never go on: all get SIGHUP and SIGCONT. A group that was orphaned before is left
+/// alone, and so is one that setpgid(2) or setsid(2) orphans (Linux; POSIX speaks of exits only).
+fn hang_up_if_newly_orphaned(member: &Process, parent: &Process) {
+    if !is_link(parent, member) {
+        return;
+    }
+    let group = member.group.load(Ordering::Relaxed);
+    let is_stopped = |member: &Arc<Process>| {
+        member.signals.lock().stop.as_ref().is_some_and(|stop| stop.is_complete)
+    };
+    if !has_link(group) && signal::send::group_members(group).iter().any(is_stopped) {
+        // Standard signals are never refused, and members may have ended meanwhile.
+        let _ = signal::send_to_group(group, SigInfo::kernel(raw::SIGHUP));
+        let _ = signal::send_to_group(group, SigInfo::kernel(raw::SIGCONT));
     }
 }
 
-/// Sends SIGHUP and SIGCONT to a group that is orphaned now and has a stopped member. `leaving` is
-/// ending and counts no more.
-pub fn hang_up_stopped(group: Pid, leaving: Option<Pid>) {
-    let has_stopped = signal::send::group_members(group)
-        .iter()
-        .any(|member| member.signals.lock().stop.is_some());
-    if has_stopped && is_group_orphaned_without(group, leaving) {
-        let _ = signal::send_to_group(group, SigInfo::kernel(raw::SIGHUP));
-        let _ = signal::send_to_group(group, SigInfo::kernel(raw::SIGCONT));
+/// `process` is ending: its own link to its parent goes. Its children have been given away.
+pub fn leave_group(process: &Process) {
+    if let Some(parent) = process.parent() {
+        hang_up_if_newly_orphaned(process, &parent);
     }
 }

@@ -17,12 +17,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::family::Family;
 use super::ptrace::{self, Event};
 use super::signal::{LAST, ProcessSignals};
-use super::{FsContext, Pid, Process, Thread, allocate_pid, family, pidfd, work};
+use super::{Pid, Process, Thread, allocate_pid, family, pidfd, work};
+use crate::base::args::Args;
+use crate::base::sched::{self, Sleep, current};
+use crate::base::sync::{Mutex, WaitError, WaitQueue};
+use crate::base::user::UserPtr;
 use crate::ipc::sysv::undo;
-use crate::sched::{self, Sleep, current};
-use crate::sync::{WaitError, WaitQueue};
-use crate::syscall::Args;
-use crate::user::UserPtr;
+use crate::vfs::path::FsContext;
 
 /// What clone(2) and clone3(2) have in common.
 #[derive(Clone, Copy, Debug, Default)]
@@ -141,7 +142,7 @@ pub fn clone3(args: &mut Args) -> Result<u64> {
     if size < u64::from(raw::CLONE_ARGS_SIZE_VER0) {
         return Err(Errno::EINVAL);
     }
-    let given: CloneArgs = crate::user::read_extensible(address, size)?;
+    let given: CloneArgs = crate::base::user::read_extensible(address, size)?;
     if given.set_tid != 0 || given.set_tid_size != 0 {
         // Choosing ids needs checkpoint rights, which nobody has here.
         return Err(if given.set_tid_size > 32 { Errno::EINVAL } else { Errno::EPERM });
@@ -361,7 +362,7 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
         group: AtomicU32::new(parent.group.load(Ordering::Relaxed)),
         session: AtomicU32::new(parent.session.load(Ordering::Relaxed)),
         exit_signal: AtomicU32::new(exit_signal),
-        maker_tid: AtomicU32::new(current().tid()),
+        creator_tid: AtomicU32::new(current().tid()),
         handlers: SpinLock::new(handlers),
         ..Process::blank(pid, Some(mm), files, fs, parent.credentials())
     };
@@ -374,13 +375,14 @@ impl Process {
     pub fn blank(
         pid: Pid,
         mm: Option<Arc<crate::mm::Mm>>,
-        files: Arc<crate::fs::FdTable>,
+        files: Arc<crate::vfs::FdTable>,
         fs: Option<Arc<FsContext>>,
-        credentials: Arc<super::Credentials>,
+        credentials: Arc<crate::security::credentials::Credentials>,
     ) -> Process {
         Process {
             pid,
             mm: SpinLock::new(mm),
+            image: Mutex::new(()),
             files: SpinLock::new(files),
             files_generation: AtomicU32::new(0),
             fs: SpinLock::new(fs),
@@ -391,7 +393,7 @@ impl Process {
             family: SpinLock::new(Family { parent: Weak::new(), ..Family::default() }),
             threads: SpinLock::default(),
             tracees: SpinLock::default(),
-            maker_tid: AtomicU32::new(0),
+            creator_tid: AtomicU32::new(0),
             group: AtomicU32::new(pid),
             session: AtomicU32::new(pid),
             program: SpinLock::default(),
@@ -406,7 +408,7 @@ impl Process {
             exit_signal: AtomicU32::new(raw::SIGCHLD),
             timers: SpinLock::default(),
             undo: SpinLock::default(),
-            start_ns: crate::time::now_ns(),
+            start_ns: crate::base::time::now_ns(),
             past_times_ns: [const { AtomicU64::new(0) }; 4],
             past_counts: SpinLock::default(),
             children_counts: SpinLock::default(),

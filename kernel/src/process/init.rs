@@ -13,9 +13,11 @@ use machine::sync::SpinLock;
 use machine::task::Task;
 
 use super::exec::Image;
-use super::{Credentials, FsContext, Process, Thread, exit, family, wait};
-use crate::fs::FdTable;
-use crate::sched;
+use super::{Process, Thread, exit, family, wait};
+use crate::base::sched;
+use crate::security::credentials::Credentials;
+use crate::vfs::FdTable;
+use crate::vfs::path::FsContext;
 
 /// The id of the first process.
 pub const INIT_PID: u32 = 1;

@@ -6,9 +6,9 @@ use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Process, all_processes, find_process};
-use crate::sched::current;
-use crate::syscall::Args;
-use crate::user::UserPtr;
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::base::user::UserPtr;
 
 /// One soft and one hard limit (getrlimit(2)).
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug)]
@@ -69,7 +69,7 @@ fn set(process: &Process, number: usize, new: Limit) -> Result<()> {
         return Err(Errno::EINVAL);
     }
     // Descriptor tables have a bound of their own (fs.nr_open).
-    if number == LIMIT_NOFILE && new.hard > crate::fs::file::MAX_FDS as u64 {
+    if number == LIMIT_NOFILE && new.hard > crate::vfs::file::MAX_FDS as u64 {
         return Err(Errno::EPERM);
     }
     let privileged = current().process.credentials().has(raw::CAP_SYS_RESOURCE);

@@ -18,41 +18,29 @@ use abi::{Errno, Result};
 use machine::sync::SpinLock;
 use machine::task::{Current, Schedulable, Task, ThreadCell};
 
-use crate::fs::file::Fd;
-use crate::fs::{FdTable, File, path::Location};
+use crate::base::sched::{SchedEntity, current};
+use crate::base::sync::{Mutex, Token, WaitQueue};
 use crate::mm::Mm;
-use crate::sched::{SchedEntity, current};
-use crate::sync::{Token, WaitQueue};
+use crate::security::credentials::Credentials;
+use crate::vfs::file::Fd;
+use crate::vfs::{FdTable, File, path::FsContext};
 
-pub mod capabilities;
-pub mod clock;
-pub mod credentials;
 pub mod elf;
 pub mod exec;
-pub mod execve;
 pub mod exit;
 pub mod family;
 pub mod fork;
-pub mod futex;
-pub mod groups;
 pub mod init;
 pub mod limits;
 pub mod pidfd;
-pub mod prctl;
 pub mod ptrace;
 pub mod restart;
-pub mod schedule;
 pub mod seccomp;
 pub mod signal;
-pub mod sleep;
-pub mod system;
 pub mod timers;
 pub mod usage;
-pub mod user_ids;
-pub mod vm_transfer;
 pub mod wait;
 
-pub use credentials::{ALL_CAPABILITIES, Credentials};
 pub use family::{Family, Life};
 pub use limits::{LIMIT_NOFILE, LIMIT_STACK, Limit, UNLIMITED, default_limits};
 pub use signal::exception::{bad_return, user_exception};
@@ -72,6 +60,9 @@ pub mod work {
     pub const EXIT: u32 = 1 << 3;
     /// The thread has not run yet and has to write its id (CLONE_CHILD_SETTID).
     pub const CHILD_TID: u32 = 1 << 4;
+    /// A tracer that stopped the thread in the middle of a system call wants to see its end, which
+    /// it did not when the call began (PTRACE_SYSCALL at an event).
+    pub const SYSCALL_EXIT: u32 = 1 << 5;
 }
 
 /// A thread.
@@ -162,7 +153,7 @@ impl Thread {
             tid: AtomicU32::new(tid),
             process,
             sched: SpinLock::new(SchedEntity::new()),
-            affinity_hint: AtomicU32::new(crate::sched::default_affinity()),
+            affinity_hint: AtomicU32::new(crate::base::sched::default_affinity()),
             signals: SpinLock::new(signal::ThreadSignals::default()),
             clear_child_tid: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
@@ -208,34 +199,15 @@ impl Thread {
     }
 }
 
-/// Working directory, root directory, umask (CLONE_FS shares them).
-pub struct FsContext {
-    /// Current directory.
-    pub cwd: SpinLock<Location>,
-    /// Root directory.
-    pub root: SpinLock<Location>,
-    /// File mode creation mask.
-    pub umask: AtomicU32,
-}
-
-impl FsContext {
-    /// A copy that later changes on either side do not affect.
-    #[must_use]
-    pub fn duplicate(&self) -> FsContext {
-        FsContext {
-            cwd: SpinLock::new(self.cwd.lock().clone()),
-            root: SpinLock::new(self.root.lock().clone()),
-            umask: AtomicU32::new(self.umask.load(Ordering::Relaxed)),
-        }
-    }
-}
-
 /// A process.
 pub struct Process {
     /// Its id.
     pub pid: Pid,
     /// Its address space; exec replaces it. None once it has exited.
     pub mm: SpinLock<Option<Arc<Mm>>>,
+    /// Held while exec puts memory, program and credentials in place, and by whoever is let in by
+    /// the credentials to what came with them (`ptrace::access`).
+    pub image: Mutex<()>,
     /// Its descriptors; exec may unshare them.
     files: SpinLock<Arc<FdTable>>,
     /// Counts the replacements of `files`.
@@ -257,7 +229,7 @@ pub struct Process {
     /// Threads, of any process, that threads of this one trace.
     pub tracees: ptrace::Tracees,
     /// The thread that made this process.
-    pub maker_tid: AtomicU32,
+    pub creator_tid: AtomicU32,
     /// Process group and session.
     pub group: AtomicU32,
     /// See `group`.
@@ -362,7 +334,7 @@ static TABLE: SpinLock<Table> =
 pub fn allocate_pid() -> Result<Pid> {
     crate::mm::check_reserve()?;
     let threads = TABLE.lock().threads.len();
-    crate::sched::reserve(threads + 1)?;
+    crate::base::sched::reserve(threads + 1)?;
     let mut table = TABLE.lock();
     if table.threads.len() >= THREADS_MAX {
         return Err(Errno::EAGAIN);
@@ -417,6 +389,7 @@ fn take_over_first_tid() {
     let (old, pid) = (thread.tid(), thread.process.pid);
     if old != pid {
         ptrace::links::takes_over_tid(old, pid);
+        family::creator_renamed(&thread.process, old);
         let mut table = TABLE.lock();
         table.threads.remove(&old);
         table.threads.insert(pid, Arc::downgrade(&thread));
@@ -491,6 +464,15 @@ impl Process {
         self.limits.lock()[number].soft
     }
 
+    /// Most bytes of memory that may be locked (mlock(2)), whole pages; `u64::MAX`: no limit.
+    pub fn lock_limit(&self) -> u64 {
+        const CAP_IPC_LOCK: u32 = 14;
+        if self.credentials().has(CAP_IPC_LOCK) {
+            return u64::MAX;
+        }
+        self.limit(abi::general::RLIMIT_MEMLOCK as usize) & !(crate::mm::PAGE - 1)
+    }
+
     /// RLIMIT_NOFILE: descriptors are below it.
     pub fn fd_limit(&self) -> usize {
         self.limit(LIMIT_NOFILE) as usize
@@ -522,8 +504,12 @@ pub fn exit_work(regs: &mut entry::PtRegs, pending: u32) {
     if pending & work::CHILD_TID != 0 {
         fork::first_run();
     }
+    if pending & work::SYSCALL_EXIT != 0 {
+        thread.task().take_work(work::SYSCALL_EXIT);
+        ptrace::stop::after_syscall(regs);
+    }
     if pending & work::RESCHEDULE != 0 {
-        crate::sched::schedule();
+        crate::base::sched::schedule();
     }
     if pending & (work::SIGNAL | work::RESTORE_MASK) != 0 {
         let taken = thread.task().take_work(work::SIGNAL | work::RESTORE_MASK);
@@ -556,10 +542,10 @@ pub fn kernel_thread(name: &str, task: Task) -> Arc<Thread> {
 pub fn spawn_kernel(name: &str, main: impl FnOnce() + Send + 'static) -> Result<Arc<Thread>> {
     let body = move || {
         main();
-        crate::sched::exit_current();
+        crate::base::sched::exit_current();
     };
     let task = Task::new_kernel(body).map_err(|_| Errno::ENOMEM)?;
     let thread = kernel_thread(name, task);
-    crate::sched::unpark(&thread);
+    crate::base::sched::unpark(&thread);
     Ok(thread)
 }

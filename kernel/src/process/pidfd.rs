@@ -6,13 +6,14 @@ use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
 
-use super::{Credentials, Process, find_process, find_thread, give_file};
-use crate::fs::anon::AnonInode;
+use super::ptrace::access::{self, Ids};
+use super::{Process, find_process, find_thread, give_file};
+use crate::base::args::Args;
+use crate::base::poll::{PollTable, events};
+use crate::base::sched::current;
 use crate::fs::pseudo::PseudoInode;
-use crate::fs::{File, FileOps, FileType, Inode};
-use crate::poll::{PollTable, events};
-use crate::sched::current;
-use crate::syscall::Args;
+use crate::vfs::anon::AnonInode;
+use crate::vfs::{File, FileOps, FileType, Inode};
 
 /// The open file behind a pidfd.
 pub struct PidFile {
@@ -81,15 +82,7 @@ pub fn pidfd_send_signal(args: &Args) -> Result<u64> {
     if process.is_zombie.load(Ordering::Acquire) && find_process(process.pid).is_none() {
         return Err(Errno::ESRCH);
     }
-    super::signal::calls::send_by_pidfd(&process, args.a1(), args.a2())
-}
-
-/// Whether a process with these credentials may look into another one (ptrace(2), "access mode").
-#[must_use]
-pub fn may_inspect(own: &Credentials, other: &Credentials) -> bool {
-    let same = [other.uid, other.euid, other.suid].iter().all(|&uid| uid == own.fsuid)
-        && [other.gid, other.egid, other.sgid].iter().all(|&gid| gid == own.fsgid);
-    same || own.has(raw::CAP_SYS_PTRACE)
+    crate::calls::signals::send_by_pidfd(&process, args.a1(), args.a2())
 }
 
 /// pidfd_getfd(2).
@@ -100,12 +93,11 @@ pub fn pidfd_getfd(args: &Args) -> Result<u64> {
     let own = &current().process;
     let pidfd = own.files().get(args.a0() as u32)?;
     let process = process_of(&pidfd)?;
-    if !may_inspect(&own.credentials(), &process.credentials()) {
-        return Err(Errno::EPERM);
-    }
-    if process.is_zombie.load(Ordering::Acquire) {
-        return Err(Errno::ESRCH);
-    }
-    let file = process.files().get(args.a1() as u32)?;
+    let file = access::inspect(&process, Ids::Real, Errno::EPERM, || {
+        if process.is_zombie.load(Ordering::Acquire) {
+            return Err(Errno::ESRCH);
+        }
+        process.files().get(args.a1() as u32)
+    })?;
     give_file(file, true)
 }

@@ -3,16 +3,16 @@
 
 use abi::{Errno, Result};
 
-use crate::sched::current;
-use crate::syscall::Args;
+use crate::base::args::Args;
+use crate::base::sched::current;
 
 /// How to go on.
 #[derive(Clone, Copy, Debug)]
 pub enum Restart {
     /// nanosleep(2) and relative clock_nanosleep(2).
-    Sleep(super::sleep::Pending),
+    Sleep(crate::calls::sleep::Pending),
     /// FUTEX_WAIT with a timeout.
-    Futex(super::futex::PendingWait),
+    Futex(crate::ipc::futex::PendingWait),
     /// poll(2): descriptors, their number, and the deadline in nanoseconds since boot.
     Poll {
         /// Address of the `struct pollfd` array.
@@ -35,8 +35,8 @@ pub fn restart_syscall(_args: &Args) -> Result<u64> {
     let restart = current().restart.lock().take();
     match restart {
         None => Err(Errno::EINTR),
-        Some(Restart::Sleep(pending)) => super::sleep::resume(pending),
-        Some(Restart::Futex(pending)) => super::futex::resume(pending),
+        Some(Restart::Sleep(pending)) => crate::calls::sleep::resume(pending),
+        Some(Restart::Futex(pending)) => crate::ipc::futex::resume(pending),
         Some(Restart::Poll { fds, count, deadline_ns }) => {
             crate::ipc::select::resume_poll(fds, count, deadline_ns)
         }

@@ -5,11 +5,11 @@ use core::sync::atomic::Ordering;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Process, Thread};
+use crate::base::args::Args;
+use crate::base::sched::{RunState, current};
+use crate::base::time::{TimeVal, now_ns};
+use crate::base::user::UserPtr;
 use crate::mm::Mm;
-use crate::sched::{RunState, current};
-use crate::syscall::Args;
-use crate::time::{TimeVal, now_ns};
-use crate::user::UserPtr;
 
 /// `struct rusage`.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Default)]

@@ -10,9 +10,9 @@ use super::ptrace::{self, wait::Seen};
 use super::signal::SigInfo;
 use super::usage::RUsage;
 use super::{Pid, Process, Thread, exit};
-use crate::sched::current;
-use crate::syscall::Args;
-use crate::user::UserPtr;
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::base::user::UserPtr;
 
 /// Which children.
 #[derive(Clone, Copy, Debug)]
@@ -115,7 +115,9 @@ fn scan(process: &Process, which: Which, options: u32) -> Scan {
         if !matches(child, which, options) || own_only && !is_of_current_thread(process, child) {
             continue;
         }
-        result = Scan::Wait;
+        if options & raw::WEXITED != 0 || !has_only_its_end(child) {
+            result = Scan::Wait;
+        }
         if let Some(event) = look(child, options) {
             if event.is_end() && options & raw::WNOWAIT == 0 {
                 taken = Some(at);
@@ -144,10 +146,16 @@ fn matches(child: &Process, which: Which, options: u32) -> bool {
 /// Whether the running thread of `process` made the child; the first thread stands for makers that
 /// have ended, or that were of another process.
 fn is_of_current_thread(process: &Process, child: &Process) -> bool {
-    let maker = child.maker_tid.load(Ordering::Relaxed);
+    let maker = child.creator_tid.load(Ordering::Relaxed);
     let threads = process.threads.lock();
     let owner = threads.iter().find(|thread| thread.tid() == maker).or(threads.first());
     owner.is_some_and(|owner| owner.tid() == current().tid())
+}
+
+/// Whether nothing can happen to a child any more but that its end is taken.
+fn has_only_its_end(child: &Process) -> bool {
+    let family = child.family.lock();
+    family.life == Life::Zombie && !family.is_held()
 }
 
 /// The event of one child that `options` ask for, if there is one.

@@ -9,11 +9,11 @@ use abi::{Errno, Result};
 use machine::sync::Once;
 
 use super::{CHUNK, Screen, Tty, WinSize, job, pty};
+use crate::base::io::Sink;
 use crate::drivers::Port;
-use crate::fs::special::{self, CharDriver};
-use crate::fs::{FdTable, FileOps, Inode};
-use crate::io::Sink;
 use crate::process::Pid;
+use crate::vfs::chrdev::{self as special, CharDriver};
+use crate::vfs::{FdTable, FileOps, Inode};
 
 static CONSOLE: Once<Arc<Tty>> = Once::new();
 

@@ -8,8 +8,8 @@ use zerocopy::IntoBytes;
 
 use super::termios::{TERMIOS_BYTES, Termios};
 use super::{Tty, WinSize, job};
-use crate::poll::events;
-use crate::user::{UserPtr, efault};
+use crate::base::poll::events;
+use crate::base::user::{UserPtr, efault};
 
 const CAP_SYS_ADMIN: u32 = 21;
 
@@ -96,7 +96,7 @@ fn job_control(tty: &Arc<Tty>, is_master: bool, command: u32, at: u64) -> Result
 }
 
 fn current_may_administer() -> bool {
-    crate::sched::current().process.credentials().has(CAP_SYS_ADMIN)
+    crate::base::sched::current().process.credentials().has(CAP_SYS_ADMIN)
 }
 
 fn set_termios(tty: &Arc<Tty>, at: u64, len: usize, when: When) -> Result<u64> {

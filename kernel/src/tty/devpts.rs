@@ -11,11 +11,11 @@ use abi::{Errno, Result};
 use machine::sync::{Once, SpinLock};
 
 use super::{job, pty};
-use crate::fs::special::{self, make_device};
-use crate::fs::{
+use crate::base::sched::current;
+use crate::vfs::chrdev::{self as special, make_device};
+use crate::vfs::{
     DirEntry, FileOps, FileSystem, FileType, Inode, Metadata, SetAttributes, Statistics,
 };
-use crate::sched::current;
 
 /// DEVPTS_SUPER_MAGIC.
 const MAGIC: u64 = 0x1cd1;
@@ -52,8 +52,8 @@ fn instance() -> &'static Arc<DevPts> {
     static INSTANCE: Once<Arc<DevPts>> = Once::new();
     INSTANCE.call_once(|| {
         Arc::new(DevPts {
-            device: crate::fs::anonymous_device(),
-            made_ns: crate::time::realtime_ns() as i64,
+            device: crate::vfs::anonymous_device(),
+            made_ns: crate::base::time::realtime_ns() as i64,
             nodes: SpinLock::new(BTreeMap::new()),
         })
     })
@@ -68,7 +68,7 @@ pub fn file_system() -> Arc<dyn FileSystem> {
 /// A master was opened: its slave appears, owned by the current process's user.
 pub(super) fn make(number: u32) {
     let uid = current().process.credentials().fsuid;
-    let time_ns = crate::time::realtime_ns() as i64;
+    let time_ns = crate::base::time::realtime_ns() as i64;
     let attributes = Attributes { mode: 0o620, uid, gid: TTY_GROUP, time_ns };
     let node = Arc::new(Node { number: Some(number), attributes: SpinLock::new(attributes) });
     let old = instance().nodes.lock().insert(number, node);

@@ -9,11 +9,11 @@ use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
 
 use super::Tty;
-use crate::fs::special::CharDriver;
-use crate::fs::{FileOps, Inode};
+use crate::base::sched::current;
 use crate::process::signal::{self, SigInfo, bit};
 use crate::process::{Pid, family, find_process, work};
-use crate::sched::current;
+use crate::vfs::chrdev::CharDriver;
+use crate::vfs::{FileOps, Inode};
 
 /// Major number of /dev/tty, /dev/console and /dev/ptmx.
 pub(super) const TTY_MAJOR: u32 = 5;

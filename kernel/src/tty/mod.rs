@@ -24,14 +24,14 @@ use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::base::io::{Sink, Source};
+use crate::base::poll::{PollTable, events};
+use crate::base::sched::Sleep;
+use crate::base::sync::{Mutex, WaitError, WaitQueue};
+use crate::base::time::{Deadline, NS_PER_SEC};
 use crate::drivers::Port;
-use crate::fs::special;
-use crate::io::{Sink, Source};
-use crate::poll::{PollTable, events};
 use crate::process::Pid;
-use crate::sched::Sleep;
-use crate::sync::{Mutex, WaitError, WaitQueue};
-use crate::time::{Deadline, NS_PER_SEC};
+use crate::vfs::chrdev as special;
 
 use discipline::{Discipline, Event};
 

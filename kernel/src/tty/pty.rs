@@ -11,11 +11,11 @@ use abi::{Errno, Result, general as raw, ioctl};
 use machine::sync::SpinLock;
 
 use super::{CHUNK, Screen, Tty, control, devpts, job};
-use crate::fs::special::{self, CharDriver};
-use crate::fs::{File, FileOps, Inode};
-use crate::io::{Sink, Source};
-use crate::poll::{PollTable, events};
-use crate::user::UserPtr;
+use crate::base::io::{Sink, Source};
+use crate::base::poll::{PollTable, events};
+use crate::base::user::UserPtr;
+use crate::vfs::chrdev::{self as special, CharDriver};
+use crate::vfs::{File, FileOps, Inode};
 
 /// Major number of slaves.
 pub(super) const SLAVE_MAJOR: u32 = 136;

@@ -22,13 +22,13 @@ fn limen_secondary() -> ! {
 
 #[unsafe(no_mangle)]
 extern "C" fn syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
-    machine::entry::system_call(regs, |regs| kernel::syscall::handle(regs, number))
+    machine::entry::system_call(regs, |regs| kernel::calls::handle(regs, number))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn watched_syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
     machine::entry::watched_system_call(regs, number, |regs| {
-        kernel::syscall::handle_watched(regs, number);
+        kernel::calls::handle_watched(regs, number);
     })
 }
 
@@ -54,15 +54,15 @@ fn limen_kernel_page_fault(fault: PageFault) -> bool {
 
 #[unsafe(no_mangle)]
 fn limen_timer_tick(from_user: bool) {
-    kernel::sched::timer_tick(from_user);
+    kernel::base::sched::timer_tick(from_user);
 }
 
 #[unsafe(no_mangle)]
 fn limen_reschedule() {
-    kernel::sched::reschedule_interrupt();
+    kernel::base::sched::reschedule_interrupt();
 }
 
 #[unsafe(no_mangle)]
 fn limen_task_started() {
-    kernel::sched::task_started();
+    kernel::base::sched::task_started();
 }

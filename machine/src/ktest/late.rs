@@ -9,7 +9,6 @@ use super::text::{Right, add_one, call_last, fits, forged, wrong};
 use super::{Test, expect_cfi_failure, probe_write};
 use crate::ensure;
 use crate::late_text::{self, LateText, Piece, Refused};
-use crate::static_call::{Callee, static_call};
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "late_text::loads_and_runs", run: late_text_runs },
@@ -46,11 +45,6 @@ fn late_code(hash: u32) -> [u8; 47] {
     code
 }
 
-extern "C" fn call_it(_: Right) -> u64 {
-    0
-}
-static_call!(LATE_CALL = 3, ktest_late_call: fn(function: Right) -> u64, call_it);
-
 /// The piece's own function, and the hash of what it calls, which is its own as well.
 fn late_hash() -> Result<u32, String> {
     late_text::hash_of(add_one as *const () as u64).ok_or("no hash for the function".into())
@@ -77,16 +71,13 @@ fn late_text_runs() -> Result<(), String> {
     ensure!(rights == (true, false, true, false), "late text has rights {rights:?}");
     // SAFETY: the bytes are a function of that type, and nobody calls it behind this test's end.
     let function: extern "C" fn(Right) -> u64 = unsafe { late.function(LATE_FUNCTION) };
-    ensure!(ktest_late_call(add_one) == 0, "wrong target at boot");
-    LATE_CALL.update(Callee::Function(function)).map_err(|anomaly| format!("{anomaly}"))?;
-    ensure!(ktest_late_call(add_one) == 42, "late text does not call");
+    ensure!(black_box(function)(add_one) == 42, "late text does not call");
     // A failed check of late text is found in its own table.
     let target = wrong as *const () as u64;
-    let report = expect_cfi_failure(|| _ = ktest_late_call(forged(target)));
+    let report = expect_cfi_failure(|| _ = black_box(function)(forged(target)));
     let report = report.ok_or("no failed check in late text")?;
     ensure!(report.site == base + LATE_CHECK as u64, "{report}: wrong site");
     ensure!(report.target == target, "{report}: wrong target");
-    LATE_CALL.update(Callee::Function(call_it)).map_err(|anomaly| format!("{anomaly}"))?;
     Ok(())
 }
 
@@ -144,10 +135,8 @@ extern "C" fn hook_ten(sum: &AtomicU64) {
 extern "C" fn hook_one(sum: &AtomicU64) {
     sum.fetch_add(1, Ordering::Relaxed);
 }
-static_call!(HOOK = 4, ktest_hook: fn(sum: &AtomicU64) -> (), hook_one);
 
-/// What hooks are made of: one call site is a nop, one callee, or a generated chain of direct
-/// calls, and its caller is not touched.
+/// Direct calls out of late text, each to a function that is told when the piece is loaded.
 fn late_text_chain() -> Result<(), String> {
     let pointers = [hook_ten as extern "C" fn(&AtomicU64), hook_one].map(black_box);
     let targets = pointers.map(|function| function as usize as u64);
@@ -158,25 +147,11 @@ fn late_text_chain() -> Result<(), String> {
     let calls = [(CHAIN_CALLS[0], targets[0]), (CHAIN_CALLS[1], targets[1])];
     let piece = Piece { code: &code, functions, calls: &calls, ..NONE };
     let late = late_text::load(&piece).map_err(|refused| format!("{refused:?}"))?;
-    // SAFETY: the bytes are a function of that type, and the call site leaves it before the end.
+    // SAFETY: the bytes are a function of that type, and nobody calls it behind this test's end.
     let chain: extern "C" fn(&AtomicU64) = unsafe { late.function(LATE_FUNCTION) };
-    let (sum, mut expected) = (AtomicU64::new(0), 0);
-    let steps = [
-        (Callee::Function(hook_one as extern "C" fn(&AtomicU64)), 1),
-        (Callee::Function(chain), 11),
-        (Callee::Nothing, 0),
-        (Callee::Function(chain), 11),
-        (Callee::Function(hook_one), 1),
-    ];
-    for (callee, adds) in steps {
-        HOOK.update(callee).map_err(|anomaly| format!("{anomaly}"))?;
-        ktest_hook(&sum);
-        expected += adds;
-        ensure!(sum.load(Ordering::Relaxed) == expected, "{callee:?} does not add {adds}");
-    }
-    // Through a pointer it is a function like any other.
+    let sum = AtomicU64::new(0);
     black_box(chain)(&sum);
-    ensure!(sum.load(Ordering::Relaxed) == expected + 11, "the pointer leads elsewhere");
+    ensure!(sum.load(Ordering::Relaxed) == 11, "the chain does not call both");
     // No call where none is, to no function, and beyond the end.
     let target = targets[0];
     let wrong = [(19, target), (20, target + 1), (30, target), (usize::MAX, target)];

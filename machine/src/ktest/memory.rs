@@ -23,6 +23,7 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "memory::large_blocks_are_mapped_guarded_and_come_back", run: large_blocks },
     Test { name: "memory::scattered_memory_serves_large_blocks", run: scattered },
     Test { name: "memory::page_table_maps_and_unmaps", run: page_table },
+    Test { name: "memory::page_tables_are_freed", run: tables_freed },
     Test { name: "memory::spaces_take_turns", run: contexts },
     Test { name: "memory::all_cpus_answer_a_shootdown", run: shootdown },
 ];
@@ -182,10 +183,70 @@ fn page_table() -> Result<(), String> {
     let read = uaccess::read_bytes(AT, &mut bytes);
     ensure!(read.is_ok() && &bytes == b"limen", "cannot read through the table: {bytes:?}");
     ensure!(uaccess::write_bytes(AT, b"x").is_err(), "a read-only page can be written");
-    table.unmap(AT, AT + PAGE_SIZE as u64);
+    table.unmap(AT, AT + PAGE_SIZE as u64, 0..u64::MAX);
     let read = uaccess::read_bytes(AT, &mut bytes);
     crate::task::leave_space();
     ensure!(read.is_err(), "the page can be read after it was unmapped");
+    Ok(())
+}
+
+/// Maps and unmaps where each page needs tables of its own, or shares them with others, and counts
+/// the frames that are gone meanwhile.
+fn tables_freed() -> Result<(), String> {
+    const PAGE: u64 = PAGE_SIZE as u64;
+    const LARGE: u64 = 2 << 20;
+    const BASE: u64 = 0x20_0000_0000;
+    const ROUNDS: u64 = 4096;
+    let prot = Prot { read: true, write: true, exec: false };
+    let map = |table: &mut PageTable, at| {
+        let frame = Frame::alloc_zeroed().map_err(|_| "no memory")?;
+        table.map(at, frame, prot).map_err(|_| String::from("no memory"))
+    };
+    let all_before = paging::user_tables();
+    let mut table = PageTable::new().map_err(|_| "no memory")?;
+    crate::task::set_space(table.space().clone());
+    let (_, before) = frame::usage();
+    let mut result = Ok(());
+    for round in 0..ROUNDS {
+        // Some in other GiB and other half TiB, up to the last page.
+        let at = match round % 4 {
+            0 => paging::USER_END - PAGE,
+            1 => BASE + (round << 39) % (paging::USER_END - BASE),
+            2 => BASE + (round << 30) % (1 << 39),
+            _ => BASE + round * LARGE,
+        } & !(PAGE - 1);
+        result = result.and_then(|()| map(&mut table, at));
+        // The CPU walks to it, and may keep what it has met.
+        result = result.and_then(|()| {
+            uaccess::write_bytes(at, b"x").map_err(|_| format!("{at:#x} is not mapped"))
+        });
+        table.unmap(at, at + PAGE, 0..u64::MAX);
+        if uaccess::write_bytes(at, b"x").is_ok() {
+            result = Err(format!("{at:#x} can be written after it was unmapped"));
+        }
+    }
+    let (_, after) = frame::usage();
+    // Three for the first page, one more for its neighbour behind 2 MiB.
+    let counts = [0, LARGE].map(|offset| {
+        result = result.clone().and_then(|()| map(&mut table, BASE + offset));
+        table.tables()
+    });
+    // What others use below the same table keeps it, and what is left is cleared.
+    table.unmap(BASE, BASE + PAGE, 0..BASE + PAGE);
+    let kept = (table.tables(), table.lookup(BASE).is_some(), table.lookup(BASE + LARGE).is_some());
+    table.unmap(BASE, BASE + PAGE, 0..BASE + LARGE);
+    let one_less = table.tables();
+    table.unmap(0, paging::USER_END, 0..u64::MAX);
+    let none = table.tables();
+    crate::task::leave_space();
+    drop(table);
+    result?;
+    ensure!(after + 64 >= before, "{} frames are lost", before - after);
+    ensure!(counts == [3, 4], "{counts:?} tables map two pages");
+    ensure!(kept == (4, false, true), "tables, first page, second page: {kept:?}");
+    ensure!(one_less == 3 && none == 0, "{one_less} tables, then {none}");
+    let all_after = paging::user_tables();
+    ensure!(all_after == all_before, "{all_before} tables of all before, {all_after} after");
     Ok(())
 }
 

@@ -25,6 +25,7 @@ mod late;
 mod memory;
 mod seccomp;
 mod text;
+mod vmrun;
 pub mod window;
 
 /// A test: its name, and what it does.
@@ -37,7 +38,7 @@ pub struct Test {
 
 /// The machine's tests.
 pub const TESTS: &[&[Test]] =
-    &[text::TESTS, late::TESTS, memory::TESTS, window::TESTS, seccomp::TESTS];
+    &[text::TESTS, late::TESTS, memory::TESTS, window::TESTS, seccomp::TESTS, vmrun::TESTS];
 
 pub use late::{FailingPiece, load_and_unload};
 pub(crate) use text::between;

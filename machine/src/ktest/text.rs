@@ -8,13 +8,14 @@ use core::hint::black_box;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::{Test, caught_in, expect_cfi_failure, fail_within_report, probe_write, run_in_nmi};
+use lsm::fold::{All, First};
 use text_patching::kcfi::{Form, TRAP_UD2, TRAP_UDB};
 
 use crate::cfi::{self, Report};
 use crate::ensure;
 use crate::paging::KERNEL_BASE;
 use crate::static_branch::{self, StaticKey, id, static_branch_likely, static_branch_unlikely};
-use crate::static_call::{Callee, static_call};
+use crate::static_call::{self, Callee, StaticCall};
 use crate::text_poke::{self, late_range, text_range};
 use crate::{frame, irq, percpu};
 
@@ -37,6 +38,7 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "static_key::both_ways", run: key_both_ways },
     Test { name: "static_key::refused_where_not_listed", run: not_listed },
     Test { name: "static_call::all_targets", run: call_all_targets },
+    Test { name: "static_call::refuses", run: call_refuses },
     Test { name: "int3::site_is_executed_between_rounds", run: between_rounds },
     Test { name: "cfi::in_an_nmi_while_patching", run: fails_between_rounds },
 ];
@@ -422,58 +424,103 @@ global_asm!(
     options(att_syntax)
 );
 
-extern "C" fn gives_one(value: u64) -> u64 {
+/// A call of the tests, with these callees.
+macro_rules! ktest_call {
+    ($name:ident: $args:ty, $fold:ty, $($callee:path),+) => {
+        struct $name;
+        impl StaticCall for $name {
+            type Args<'a> = $args;
+            type Fold = $fold;
+            const CALLEES: &'static [Callee<Self>] = &[$($callee),+];
+            const ATTACHABLE: u32 = u32::MAX;
+        }
+    };
+}
+extern "C" fn gives_one(value: &i32) -> i32 {
     value + 1
 }
-extern "C" fn gives_two(value: u64) -> u64 {
+extern "C" fn gives_two(value: &i32) -> i32 {
     value + 2
 }
 extern "C" fn count(by: &AtomicU64) {
     by.fetch_add(1, Ordering::Relaxed);
 }
+extern "C" fn count_ten(by: &AtomicU64) {
+    by.fetch_add(10, Ordering::Relaxed);
+}
+extern "C" fn refuses(_: &i32) -> i32 {
+    -1
+}
 
-static_call!(CALL = 1, ktest_call: fn(value: u64) -> u64, gives_one);
-static_call!(COUNT = 2, ktest_count: fn(by: &AtomicU64) -> (), count);
+ktest_call!(Number: i32, First<0>, gives_one, gives_two);
+ktest_call!(Count: AtomicU64, All, count, count_ten);
+ktest_call!(Unsupported: i32, First<-95>, refuses);
+
+/// Binds a call of the tests.
+fn bind<C: StaticCall>(bound: &[Option<usize>]) -> Result<(), String> {
+    static_call::bind_for_tests::<C>(bound).map(|_| ()).map_err(|error| format!("{error}"))
+}
 
 /// Calls the static call with 0: 1 or 2, or 0.
 #[inline(never)]
 pub fn read_call() -> u64 {
-    black_box(ktest_call(black_box(0)))
+    black_box(static_call::call::<Number>(black_box(&0))) as u64
 }
 
 /// Calls it as the last thing: a jump.
 #[inline(never)]
-extern "C" fn read_call_last(value: u64) -> u64 {
-    ktest_call(value)
+extern "C" fn read_call_last(value: &i32) -> i32 {
+    static_call::call::<Number>(value)
 }
 
-/// Points the static call at the function that adds `to`: 1, 2, or 0 for "return 0".
+#[inline(never)]
+extern "C" fn unsupported_last(value: &i32) -> i32 {
+    static_call::call::<Unsupported>(value)
+}
+
+/// Points the static call at the function that adds `to`: 1, 2, or 0 for nobody.
 pub fn flip_call(to: u64) -> Result<(), String> {
-    let callee = match to {
-        0 => Callee::Return0,
-        1 => Callee::Function(gives_one as extern "C" fn(u64) -> u64),
-        _ => Callee::Function(gives_two as extern "C" fn(u64) -> u64),
-    };
-    CALL.update(callee).map(|_| ()).map_err(|anomaly| format!("{anomaly}"))
+    bind::<Number>(&[(to != 0).then(|| to as usize - 1)])
 }
 
 fn call_all_targets() -> Result<(), String> {
-    let pointer: extern "C" fn(u64) -> u64 = CALL.trampoline;
-    ensure!(read_call() == 1, "wrong target at boot");
     for to in [2, 1, 0, 2, 0, 1] {
         flip_call(to)?;
         ensure!(read_call() == to, "the call gives {}, not {to}", read_call());
-        ensure!(read_call_last(black_box(0)) == to, "the tail call does not give {to}");
+        let last = read_call_last(black_box(&0));
+        ensure!(last as u64 == to, "the tail call does not give {to}");
     }
-    _ = black_box(pointer);
     let counter = AtomicU64::new(0);
-    ktest_count(&counter);
-    COUNT.update(Callee::Nothing).map_err(|anomaly| format!("{anomaly}"))?;
-    ktest_count(&counter);
-    COUNT.update(Callee::Function(count)).map_err(|anomaly| format!("{anomaly}"))?;
-    ktest_count(&counter);
-    let calls = counter.load(Ordering::Relaxed);
-    ensure!(calls == 2, "{calls} calls were made, not 2");
+    let steps: [(&[Option<usize>], u64); 6] = [
+        (&[Some(0)], 1),
+        (&[Some(1)], 10),
+        (&[], 0),
+        (&[Some(1), Some(0)], 11),
+        (&[None, Some(0)], 1),
+        (&[None, None], 0),
+    ];
+    let mut expected = 0;
+    for (bound, adds) in steps {
+        bind::<Count>(bound)?;
+        static_call::call::<Count>(&counter);
+        expected += adds;
+        let calls = counter.load(Ordering::Relaxed);
+        ensure!(calls == expected, "{bound:?}: {calls}, not {expected}");
+    }
+    for (bound, answer) in [(Some(0), -1), (None, -95), (Some(0), -1)] {
+        bind::<Unsupported>(&[bound])?;
+        let seen =
+            [static_call::call::<Unsupported>(black_box(&0)), unsupported_last(black_box(&0))];
+        ensure!(seen == [answer; 2], "{bound:?}: {seen:?}, not {answer}");
+    }
+    Ok(())
+}
+
+/// Callees that do not exist, twice the same, more than there are.
+fn call_refuses() -> Result<(), String> {
+    for bound in [&[Some(2)][..], &[Some(0), Some(0)], &[Some(0), None, Some(1)]] {
+        ensure!(bind::<Count>(bound).is_err(), "{bound:?} was bound");
+    }
     Ok(())
 }
 
@@ -491,7 +538,8 @@ pub(crate) fn between(round: usize) {
     if BETWEEN.load(Ordering::SeqCst)
         && let Some(slot) = SEEN.get(round)
     {
-        let value = u64::from(read_key()) << 8 | read_call() << 4 | read_call_last(black_box(0));
+        let value =
+            u64::from(read_key()) << 8 | read_call() << 4 | read_call_last(black_box(&0)) as u64;
         slot.store(value, Ordering::SeqCst);
     }
 }

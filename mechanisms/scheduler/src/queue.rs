@@ -1,14 +1,14 @@
 //! One CPU's queue: who waits, who runs, and until when.
 //!
-//! **Virtual time.** Each fair thread has a virtual time `v` that advances with its run time divided
-//! by its weight. The queue's own, `V`, is the average of all its threads' by weight, the running
-//! one included. What a thread is owed is its *lag*, `V - v`; lags times weights sum to nothing,
+//! **Virtual time.** Each fair thread has a virtual time `v` that advances with its run time
+//! divided by its weight. The queue's own, `V`, is the average of all its threads' by weight, the
+//! running one included. What a thread is owed is its *lag*, `V - v`; lags times weights sum to nothing,
 //! so what one has too much is exactly what others have too little.
 //!
 //! **Choice.** A thread asks for a *request* of time at once, which gives it a deadline,
 //! `v + request / weight`. Among those that are owed nothing less than nothing (`v <= V`:
-//! *eligible*) the earliest deadline runs, as a rule until its request is used up. So short requests
-//! are served soon, yet give nobody more than a share. A request is as long as the thread lately
+//! *eligible*) the earliest deadline runs, as a rule until its request is used up. So short
+//! requests are served soon, yet give nobody more than a share. A request is as long as the thread lately
 //! ran between two sleeps, from [`REQUEST_MIN_NS`] to [`SLICE_NS`].
 //!
 //! **Coming and going.** Whoever leaves takes the lag along in an [`Entity`], and is placed by it

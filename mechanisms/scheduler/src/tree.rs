@@ -1,5 +1,5 @@
-//! A balanced tree (AVL) over nodes in one vector, ordered by deadline, in which each node knows the
-//! least virtual time below it. So "the earliest deadline among those whose virtual time is not
+//! A balanced tree (AVL) over nodes in one vector, ordered by deadline, in which each node knows
+//! the least virtual time below it. So "the earliest deadline among those whose virtual time is not
 //! above a limit" takes O(log n) steps, and no step allocates: nodes are reserved beforehand.
 //!
 //! Not an intrusive tree, which needs pointers that outlive borrows; not `BTreeMap`, which cannot

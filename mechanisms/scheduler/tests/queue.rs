@@ -1,5 +1,5 @@
-//! One queue by itself: shares by weight, real-time classes, yielding, and random lives in which the
-//! books must agree.
+//! One queue by itself: shares by weight, real-time classes, yielding, and random lives in which
+//! the books must agree.
 
 use proptest::prelude::*;
 use scheduler::class::weight_of_nice;
@@ -186,7 +186,8 @@ proptest! {
                 }
                 running = Some(next);
             }
-            prop_assert_eq!(queue.waiting() as usize + asleep.len() + usize::from(running.is_some()), 6);
+            let awake = queue.waiting() as usize + usize::from(running.is_some());
+            prop_assert_eq!(awake + asleep.len(), 6);
             prop_assert!(running.is_some() || queue.waiting() == 0);
             let (now, own) = queue.virtual_times();
             if let (Some(own), Some(class), 0) = (own, queue.running_class(), queue.waiting()) {

@@ -22,7 +22,7 @@
 
 use crate::jump_label::{JMP32, NOP5, SITE_LEN};
 use crate::poke::{Anomaly, Code, Patch, Text, TextPoke, What, read_site};
-use crate::static_call::{CALL32, RETURN0, TAIL_NOTHING, TAIL_RETURN0};
+use crate::static_call::{CALL32, MOV_EAX, RETURN0, TAIL_NOTHING, TAIL_RETURN0};
 use crate::tail::rel32_target;
 
 /// int3, one byte.
@@ -53,8 +53,13 @@ pub enum Action {
     },
     /// Pop RIP.
     Return,
-    /// EAX := 0 (which clears all of RAX), then RIP := the address.
-    ZeroThenJump(u64),
+    /// EAX := the value (which clears the rest of RAX), then RIP := the address.
+    SetThenJump {
+        /// Of EAX.
+        value: u32,
+        /// Behind the site.
+        to: u64,
+    },
     /// EAX := 0, then pop RIP.
     ZeroThenReturn,
     /// RIP := the site: it is patched already.
@@ -161,7 +166,10 @@ fn action(patch: &Patch) -> Option<Action> {
         [JMP32, rel @ ..] => Some(Action::Jump(rel32_target(next, rel))),
         NOP5 => Some(Action::Jump(next)),
         TAIL_NOTHING => Some(Action::Return),
-        RETURN0 => Some(Action::ZeroThenJump(next)),
+        RETURN0 => Some(Action::SetThenJump { value: 0, to: next }),
+        [MOV_EAX, value @ ..] => {
+            Some(Action::SetThenJump { value: u32::from_le_bytes(value), to: next })
+        }
         TAIL_RETURN0 => Some(Action::ZeroThenReturn),
         _ => None,
     }

@@ -256,20 +256,24 @@ impl Entry for BranchEntry {
 pub struct CallEntry {
     /// Its address.
     pub site: u64,
-    /// Its key.
+    /// Its key: the low 32 bits of its trampoline's address.
     pub key: u32,
     /// Whether it is a jump (tail call).
     pub tail: bool,
+    /// Whether it may change once the calls are sealed.
+    pub dynamic: bool,
 }
 
 impl Entry for CallEntry {
     const KIND: TableKind = TableKind::Calls;
     const WORDS: usize = 2;
     fn from_words(base: u64, [word, key, _]: [u32; 3]) -> Self {
-        Self { site: address(base, word), key, tail: word >> 28 & 1 == 1 }
+        let flags = word >> 28;
+        Self { site: address(base, word), key, tail: flags & 1 == 1, dynamic: flags & 2 == 2 }
     }
     fn to_words(&self, base: u64) -> Result<[u32; 3], TableError> {
-        Ok([place(base, self.site, u32::from(self.tail))?, self.key, 0])
+        let flags = u32::from(self.tail) | u32::from(self.dynamic) << 1;
+        Ok([place(base, self.site, flags)?, self.key, 0])
     }
     fn site(&self) -> u64 {
         self.site

@@ -5,6 +5,7 @@
 //! | a function | `e8 rel32` call | `e9 rel32` jmp |
 //! | nothing | `0f 1f 44 00 00` nop | `c3 cc cc cc cc` ret; int3 |
 //! | return 0 | `2e 2e 2e 31 c0` xor %eax,%eax | `31 c0 c3 cc cc` xor %eax,%eax; ret; int3 |
+//! | return n | `b8 imm32` mov $n,%eax | none: it jumps to a function that returns n |
 //!
 //! Callers call an ordinary typed function, the trampoline; objtool finds their direct calls and
 //! makes them sites. A trampoline is eight bytes, `e9 rel32` or a tail form above and then the
@@ -21,6 +22,8 @@ use crate::tail::{rel32_target, rel32_to};
 
 /// call rel32.
 pub const CALL32: u8 = 0xe8;
+/// mov imm32 to %eax.
+pub const MOV_EAX: u8 = 0xb8;
 /// xor %eax,%eax with three cs prefixes in front.
 pub const RETURN0: [u8; SITE_LEN] = [0x2e, 0x2e, 0x2e, 0x31, 0xc0];
 /// ret, and int3 behind it against straight-line speculation.
@@ -39,14 +42,14 @@ pub enum Target {
     Function(u64),
     /// Nothing.
     Nothing,
-    /// Returns zero.
-    Return0,
+    /// Returns this. At a tail site only 0 fits.
+    Return(i32),
 }
 
 /// The bytes of a site.
 ///
 /// # Errors
-/// [`What::OutOfReach`].
+/// [`What::OutOfReach`], or [`What::NoRoom`] for a value at a tail site.
 pub fn encode(entry: &CallEntry, target: Target) -> Result<Code, Anomaly> {
     Ok(match (target, entry.tail) {
         (Target::Function(target), tail) => {
@@ -57,8 +60,10 @@ pub fn encode(entry: &CallEntry, target: Target) -> Result<Code, Anomaly> {
         }
         (Target::Nothing, false) => Code::new(&NOP5),
         (Target::Nothing, true) => Code::new(&TAIL_NOTHING),
-        (Target::Return0, false) => Code::new(&RETURN0),
-        (Target::Return0, true) => Code::new(&TAIL_RETURN0),
+        (Target::Return(0), false) => Code::new(&RETURN0),
+        (Target::Return(0), true) => Code::new(&TAIL_RETURN0),
+        (Target::Return(value), false) => Code::with_imm32(&[MOV_EAX], value.cast_unsigned()),
+        (Target::Return(_), true) => return Err(Anomaly::new(entry.site, 0, What::NoRoom)),
     })
 }
 
@@ -71,7 +76,8 @@ pub fn decode(entry: &CallEntry, bytes: [u8; SITE_LEN]) -> Option<Target> {
             Some(Target::Function(rel32_target(end, rel)))
         }
         (NOP5, false) | (TAIL_NOTHING, true) => Some(Target::Nothing),
-        (RETURN0, false) | (TAIL_RETURN0, true) => Some(Target::Return0),
+        (RETURN0, false) | (TAIL_RETURN0, true) => Some(Target::Return(0)),
+        ([MOV_EAX, value @ ..], false) => Some(Target::Return(i32::from_le_bytes(value))),
         _ => None,
     }
 }

@@ -5,7 +5,7 @@ use text_patching::kcfi::{self, BODY_KCFI, BODY_OPT, Check, Form, HEAD_OFF};
 use text_patching::site_table::{BranchEntry, CallEntry};
 use text_patching::static_call::{self, Target};
 use text_patching::tail::{self, Kind, Shape, Via};
-use text_patching::{jump_label, preamble};
+use text_patching::{What, jump_label, preamble};
 
 const AT: u64 = 0xffff_ffff_8100_0000;
 
@@ -97,15 +97,19 @@ fn static_branches_and_calls() {
     assert_eq!(text(true), ["jmp 0xFFFFFFFF80FFFF00"]);
 
     let text = |tail, target| {
-        let entry = CallEntry { site: AT, key: 0, tail };
+        let entry = CallEntry { site: AT, key: 0, tail, dynamic: false };
         words(AT, static_call::encode(&entry, target).unwrap().as_slice()).join("; ")
     };
     assert_eq!(text(false, Target::Function(AT)), "call 0xFFFFFFFF81000000");
     assert_eq!(text(true, Target::Function(AT)), "jmp 0xFFFFFFFF81000000");
     assert_eq!(text(false, Target::Nothing), "nopl (%rax,%rax)");
     assert_eq!(text(true, Target::Nothing), "ret; int3; int3; int3; int3");
-    assert!(text(false, Target::Return0).ends_with("xor %eax,%eax"));
-    assert_eq!(text(true, Target::Return0), "xor %eax,%eax; ret; int3; int3");
+    assert!(text(false, Target::Return(0)).ends_with("xor %eax,%eax"));
+    assert_eq!(text(true, Target::Return(0)), "xor %eax,%eax; ret; int3; int3");
+    assert_eq!(text(false, Target::Return(-95)), "mov $0xFFFFFFA1,%eax");
+    let tail = CallEntry { site: AT, key: 0, tail: true, dynamic: false };
+    let refused = static_call::encode(&tail, Target::Return(-95)).unwrap_err();
+    assert_eq!(refused.what, What::NoRoom, "no tail site returns a value");
     assert_eq!(words(0, &static_call::SIGNATURE), ["ud1 %esp,%ecx"]);
 }
 

@@ -40,7 +40,7 @@ fn everything_comes_back() {
         likely: true,
         ro_after_init: false,
     }];
-    let calls = [CallEntry { site: BASE + 2, key: u32::MAX, tail: true }];
+    let calls = [CallEntry { site: BASE + 2, key: u32::MAX, tail: true, dynamic: true }];
     let contents = Contents {
         base: BASE,
         thunk: Some(BASE + 0x800),

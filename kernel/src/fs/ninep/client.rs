@@ -20,13 +20,7 @@ use formats::ninep::{
 };
 use machine::sync::SpinLock;
 
-/// What carries messages to the server and back: virtio.
-pub trait Transport: Send + Sync {
-    /// Sends one message and sleeps until its reply has come, of at most `max_reply` bytes. Several
-    /// calls may be under way at once. EIO if the device fails or does not answer in good time: no
-    /// signal ends the wait (a killed program's data must still get out), so it must be bounded.
-    fn call(&self, request: Vec<u8>, max_reply: usize) -> Result<Vec<u8>>;
-}
+use crate::drivers::ninep_transport::Transport;
 
 /// Most fids in use at once.
 const MAX_FIDS: u32 = 65_536;

@@ -8,10 +8,10 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result, general as raw};
 use machine::frame::{Frame, PAGE_SIZE};
 
-use super::super::{File, FileOps, FileType, Inode};
 use super::inode::NinepInode;
-use crate::io::{Sink, Source};
-use crate::mm::page_cache::{PageBackend, PageCache};
+use crate::base::io::{Sink, Source};
+use crate::vfs::page_cache::{PageBackend, PageCache};
+use crate::vfs::{File, FileOps, FileType, Inode};
 
 /// Written bytes that may wait for write-back.
 const DIRTY_MAX: usize = 4 << 20;

@@ -9,16 +9,16 @@ use abi::{Errno, Result, general as raw};
 use formats::ninep::{Attributes, Qid, SetAttr, entries, set};
 use machine::sync::{Once, SpinLock};
 
-use super::super::special;
-use super::super::text_busy::WriterCount;
-use super::super::{
-    DirEntry, FileOps, FileSystem, FileType, Inode, Metadata, NewObject, SetAttributes,
-};
 use super::file::NinepFile;
 use super::{Fid, NinepFs};
-use crate::mm::page_cache::PageCache;
-use crate::sync::Mutex;
-use crate::time::now_ns;
+use crate::base::sync::Mutex;
+use crate::base::time::now_ns;
+use crate::vfs::chrdev as special;
+use crate::vfs::deny_write::WriterCount;
+use crate::vfs::page_cache::PageCache;
+use crate::vfs::{
+    DirEntry, FileOps, FileSystem, FileType, Inode, Metadata, NewObject, SetAttributes,
+};
 
 /// How long attributes are believed, nanoseconds.
 const FRESH_NS: u64 = 1_000_000_000;
@@ -84,7 +84,7 @@ fn to_metadata(device: u64, a: &Attributes) -> Result<Metadata> {
         uid: a.uid,
         gid: a.gid,
         rdev: a.rdev,
-        size: a.size.min(crate::mm::page_cache::MAX_FILE_SIZE),
+        size: a.size.min(crate::vfs::page_cache::MAX_FILE_SIZE),
         blocks: a.blocks,
         block_size: a.block_size,
         atime_ns: to_ns(a.atime),

@@ -20,13 +20,14 @@ use alloc::sync::{Arc, Weak};
 use abi::{Errno, Result};
 use machine::sync::SpinLock;
 
-use super::{FileSystem, FileType, Inode, Statistics};
+use crate::drivers::ninep_transport::Transport;
+use crate::vfs::{FileSystem, FileType, Inode, Statistics};
 
 mod client;
 mod file;
 mod inode;
 
-pub use client::{Client, Fid, Transport};
+pub use client::{Client, Fid};
 pub use inode::NinepInode;
 
 /// Most files that stay open at the server for later use.
@@ -59,7 +60,7 @@ impl NinepFs {
         let attributes = fid.attributes()?;
         let fs = Arc::new_cyclic(|me| NinepFs {
             me: me.clone(),
-            device: super::anonymous_device(),
+            device: crate::vfs::anonymous_device(),
             writable,
             root: machine::sync::Once::new(),
             inodes: SpinLock::new(BTreeMap::new()),

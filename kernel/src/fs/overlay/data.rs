@@ -8,10 +8,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use abi::{Errno, Result, general as raw};
 use machine::frame::{Frame, PAGE_SIZE};
 
-use super::super::{File, FileOps, FileType, Inode};
 use super::Node;
-use crate::io::{Sink, Source};
-use crate::mm::page_cache::{MAX_FILE_SIZE, PageBackend, PageCache};
+use crate::base::io::{Sink, Source};
+use crate::vfs::page_cache::{MAX_FILE_SIZE, PageBackend, PageCache};
+use crate::vfs::{File, FileOps, FileType, Inode};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Zeros written at once where lower data is punched out.
@@ -65,7 +65,7 @@ impl Data {
             let len = (covered - at).min(zeros.len() as u64) as usize;
             at += self.cache.write(at, &mut Source::kernel(&zeros[..len]))? as u64;
             if at.is_multiple_of(ZEROS as u64) {
-                crate::sched::yield_if_needed();
+                crate::base::sched::yield_if_needed();
             }
         }
         if covered < end {
@@ -239,7 +239,7 @@ impl FileOps for OverlayFile {
             data.cache.write(offset, source)?
         };
         if written > 0 {
-            let now_ns = crate::time::realtime_ns() as i64;
+            let now_ns = crate::base::time::realtime_ns() as i64;
             node.change(|m| {
                 m.mtime_ns = now_ns;
                 m.ctime_ns = now_ns;

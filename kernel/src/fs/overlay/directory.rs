@@ -7,8 +7,8 @@ use alloc::vec::Vec;
 
 use abi::{Errno, Result, general as raw};
 
-use super::super::{DirEntry, FileType, Inode, NewObject};
 use super::Node;
+use crate::vfs::{DirEntry, FileType, Inode, NewObject};
 
 /// Positions of the names made here start here; the lower directory's positions are below. Hosts
 /// use up to 63 bits (hashes of names), so this is as far up as an `off_t` goes.
@@ -169,7 +169,7 @@ impl Node {
     /// Changes the number of links by `links`, and the times of change; for the parent of a name
     /// that changed.
     fn names_changed(&self, links: i64) -> Result<()> {
-        let now_ns = crate::time::realtime_ns() as i64;
+        let now_ns = crate::base::time::realtime_ns() as i64;
         self.change(|m| {
             m.links = m.links.saturating_add_signed(links);
             m.mtime_ns = now_ns;
@@ -179,7 +179,7 @@ impl Node {
 
     /// As [`Node::names_changed`], for the object whose name changed.
     fn links_changed(&self, links: i64) -> Result<()> {
-        let now_ns = crate::time::realtime_ns() as i64;
+        let now_ns = crate::base::time::realtime_ns() as i64;
         let left = self.change(|m| {
             m.links = m.links.saturating_add_signed(links);
             m.ctime_ns = now_ns;

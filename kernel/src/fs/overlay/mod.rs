@@ -33,7 +33,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use abi::{Errno, Result};
 use machine::sync::{Once, SpinLock};
 
-use super::{FileSystem, FileType, Inode, Metadata, Statistics};
+use crate::vfs::{FileSystem, FileType, Inode, Metadata, Statistics};
 
 mod data;
 mod directory;
@@ -79,7 +79,7 @@ impl OverlayFs {
     pub fn new(lower: &Arc<dyn FileSystem>) -> Result<Arc<OverlayFs>> {
         let fs = Arc::new_cyclic(|me| OverlayFs {
             me: me.clone(),
-            device: super::anonymous_device(),
+            device: crate::vfs::anonymous_device(),
             next_number: AtomicU64::new(FIRST_NUMBER),
             root: Once::new(),
             tree: SpinLock::new(()),
@@ -189,7 +189,7 @@ impl OverlayFs {
         if free >= all / RESERVE {
             return Ok(());
         }
-        crate::mm::page_cache::reclaim_all();
+        crate::vfs::page_cache::reclaim_all();
         let (_, free) = machine::frame::usage();
         if free >= all / RESERVE { Ok(()) } else { Err(Errno::ENOSPC) }
     }

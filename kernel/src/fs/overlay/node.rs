@@ -10,15 +10,16 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
 
-use super::super::text_busy::WriterCount;
-use super::super::{
-    DirEntry, FileOps, FileSystem, FileType, Inode, Metadata, NewObject, SetAttributes, special,
-};
 use super::OverlayFs;
 use super::data::{Data, OverlayFile};
 use super::directory::{Entries, Entry};
-use crate::mm::page_cache::PageCache;
-use crate::sync::Mutex;
+use crate::base::sync::Mutex;
+use crate::vfs::deny_write::WriterCount;
+use crate::vfs::page_cache::PageCache;
+use crate::vfs::{
+    DirEntry, FileOps, FileSystem, FileType, Inode, Metadata, NewObject, SetAttributes,
+    chrdev as special,
+};
 
 /// Most bytes of extended attributes of one object.
 const XATTR_TOTAL_MAX: usize = 128 * 1024;
@@ -110,7 +111,7 @@ impl Node {
         place: Option<Place>,
     ) -> Arc<Node> {
         let number = fs.new_number();
-        let now_ns = crate::time::realtime_ns() as i64;
+        let now_ns = crate::base::time::realtime_ns() as i64;
         let metadata = Metadata {
             device: fs.device,
             inode: number,
@@ -217,7 +218,7 @@ impl Inode for Node {
         if let Some(size) = changes.size {
             self.truncate(size)?;
         }
-        let now_ns = crate::time::realtime_ns() as i64;
+        let now_ns = crate::base::time::realtime_ns() as i64;
         self.change(|m| {
             m.mode = changes.mode.unwrap_or(m.mode);
             m.uid = changes.uid.unwrap_or(m.uid);
@@ -339,7 +340,7 @@ impl Inode for Node {
             xattrs.insert(name.to_vec(), value.to_vec());
             Ok(())
         })?;
-        let now_ns = crate::time::realtime_ns() as i64;
+        let now_ns = crate::base::time::realtime_ns() as i64;
         self.change(|m| m.ctime_ns = now_ns)
     }
 
@@ -355,7 +356,7 @@ impl Inode for Node {
 
     fn remove_xattr(&self, name: &[u8]) -> Result<()> {
         self.change_xattrs(|xattrs| xattrs.remove(name).map(drop).ok_or(Errno::ENODATA))?;
-        let now_ns = crate::time::realtime_ns() as i64;
+        let now_ns = crate::base::time::realtime_ns() as i64;
         self.change(|m| m.ctime_ns = now_ns)
     }
 

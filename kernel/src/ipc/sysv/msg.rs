@@ -12,10 +12,10 @@ use abi::{Errno, Result};
 use machine::sync::SpinLock;
 
 use super::{Object, READ, Table, WRITE, now, own_pid};
+use crate::base::args::Args;
+use crate::base::sync::{WaitError, WaitQueue};
+use crate::base::user::UserPtr;
 use crate::fs::pseudo::Text;
-use crate::sync::{WaitError, WaitQueue};
-use crate::syscall::Args;
-use crate::user::UserPtr;
 
 /// Longest message, bytes (kernel.msgmax).
 const MESSAGE_MAX: usize = 8192;

@@ -21,14 +21,15 @@ use machine::paging::Prot;
 use machine::sync::SpinLock;
 
 use super::{Object, READ, Table, WRITE, now, own_pid};
-use crate::fs::File;
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::base::user::UserPtr;
+use crate::fs::memfd;
 use crate::fs::pseudo::Text;
 use crate::mm::attach::Attachment;
-use crate::mm::page_cache::PageCache;
 use crate::mm::{MMAP_MIN, PAGE};
-use crate::sched::current;
-use crate::syscall::Args;
-use crate::user::UserPtr;
+use crate::vfs::File;
+use crate::vfs::page_cache::PageCache;
 
 /// Most segments (kernel.shmmni).
 const SEGMENTS_MAX: usize = 4096;
@@ -118,7 +119,8 @@ fn make(key: i32, size: u64, flags: u32) -> Result<Segment> {
     super::check_room()?;
     let name = alloc::format!("/SYSV{:08x} (deleted)", key as u32);
     let pages_end = size.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
-    let file = crate::fs::syscalls::memory_file(name.as_bytes(), pages_end)?;
+    let owner = current().process.credentials();
+    let file = memfd::of_size(name.as_bytes(), pages_end, owner.fsuid, owner.fsgid)?;
     let trace = Trace { ctime: now(), creator: own_pid(), ..Trace::default() };
     Ok(Segment { size, hold: SpinLock::new(Hold::Kept(file)), trace: SpinLock::new(trace) })
 }

@@ -3,8 +3,8 @@
 use abi::{Errno, Result, ioctl as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::fs::File;
-use crate::user::UserPtr;
+use crate::base::user::UserPtr;
+use crate::vfs::File;
 
 /// Its index.
 pub const INDEX: u32 = 1;

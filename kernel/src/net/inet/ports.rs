@@ -96,7 +96,7 @@ impl<S: Owner> Ports<S> {
         if port == 0 {
             return self.bind_ephemeral(owner, ip);
         }
-        let credentials = crate::sched::current().process.credentials();
+        let credentials = crate::base::sched::current().process.credentials();
         if port < PRIVILEGED_END && !credentials.has(CAP_NET_BIND_SERVICE) {
             return Err(Errno::EACCES);
         }

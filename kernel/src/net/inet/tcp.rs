@@ -12,12 +12,12 @@ use machine::sync::{Once, SpinLock};
 
 use super::ports::{Binding, Owner, Ports};
 use super::{InertOptions, any_address, destination, read_address, shown, source_for};
-use crate::io::{Sink, Source};
+use crate::base::io::{Sink, Source};
+use crate::base::poll::{PollTable, events};
 use crate::net::address::{Address, RawAddress};
 use crate::net::channel::{Patience, ReceiveMode, Received};
 use crate::net::stream::{Backlog, Conn};
 use crate::net::{Common, Outgoing, Socket};
-use crate::poll::{PollTable, events};
 
 static PORTS: Ports<TcpSocket> = Ports::new();
 

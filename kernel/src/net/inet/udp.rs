@@ -10,13 +10,13 @@ use machine::sync::SpinLock;
 
 use super::ports::{Binding, Owner, Ports};
 use super::{InertOptions, any_address, destination, read_address, shown, source_for};
-use crate::io::{Sink, Source};
+use crate::base::io::{Sink, Source};
+use crate::base::poll::{PollTable, events};
+use crate::base::sync::WaitQueue;
 use crate::net::address::{Address, RawAddress};
 use crate::net::channel::{Channel, Patience, ReceiveMode, Received};
 use crate::net::control::Control;
 use crate::net::{Common, Outgoing, Socket, boxed};
-use crate::poll::{PollTable, events};
-use crate::sync::WaitQueue;
 
 /// Largest payload: 65535 less both headers.
 const PAYLOAD_MAX: usize = 65507;

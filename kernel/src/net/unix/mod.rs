@@ -16,9 +16,9 @@ use super::channel::{Channel, Patience, ReceiveMode, Received};
 use super::control::Ucred;
 use super::stream::{Backlog, Conn};
 use super::{Common, Kind, Outgoing, Socket, boxed};
-use crate::io::{Sink, Source};
-use crate::poll::{PollTable, events};
-use crate::sync::WaitQueue;
+use crate::base::io::{Sink, Source};
+use crate::base::poll::{PollTable, events};
+use crate::base::sync::WaitQueue;
 
 /// Most datagrams in a socket's inbox (net.unix.max_dgram_qlen on most systems).
 const DGRAMS_MAX: usize = 512;
@@ -342,9 +342,17 @@ impl Socket for UnixSocket {
             control.credentials = Some(Ucred::current());
         }
         let info = boxed(control, None);
-        match self.common.kind {
-            Kind::SeqPacket => link.conn.tx.send_message(source, info, what.patience),
-            _ => link.conn.tx.send(source, info, what.patience),
+        let (tx, rx) = (&link.conn.tx, &link.conn.rx);
+        let was_closed = tx.is_refused() || tx.is_ended();
+        let sent = match self.common.kind {
+            Kind::SeqPacket => tx.send_message(source, info, what.patience),
+            _ => tx.send(source, info, what.patience),
+        };
+        match sent {
+            // A sender that waited is told what it would be told at a receive: the peer closed
+            // without having read all. Later ones only hear that nobody reads.
+            Err(Errno::EPIPE) if !was_closed && rx.take_reset() => Err(Errno::ECONNRESET),
+            sent => sent,
         }
     }
 
@@ -435,7 +443,7 @@ impl Socket for UnixSocket {
         self.link.get().map_or(0, |link| link.conn.rx.used()) + self.inbox.used()
     }
 
-    fn each_queued_file(&self, f: &mut dyn FnMut(&Arc<crate::fs::File>)) -> bool {
+    fn each_queued_file(&self, f: &mut dyn FnMut(&Arc<crate::vfs::File>)) -> bool {
         self.link.get().is_none_or(|link| link.conn.rx.each_file(f)) && self.inbox.each_file(f)
     }
 

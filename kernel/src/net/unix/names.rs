@@ -11,9 +11,9 @@ use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
 
 use super::UnixSocket;
-use crate::fs::path::{self, Context, Location, walk};
-use crate::fs::tree::{self, Make};
-use crate::fs::{FileType, permission};
+use crate::vfs::namei::{self as tree, Make};
+use crate::vfs::path::{self, Context, Location, walk};
+use crate::vfs::{FileType, permission};
 
 /// How a socket is known.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]

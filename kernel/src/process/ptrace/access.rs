@@ -1,12 +1,18 @@
 //! Who may look into a process (ptrace(2), "Ptrace access mode checking").
+//!
+//! Credentials and what they guard change together, at execve(2). So what is let in by the
+//! credentials is taken under the lock of the image: else the new program's memory, which may be
+//! that of a set-user-ID program, could be had by the old one's credentials.
 
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
-use abi::general as raw;
+use abi::{Errno, Result, general as raw};
 
-use crate::process::{Credentials, Process};
-use crate::sched::current;
+use crate::base::sched::current;
+use crate::mm::Mm;
+use crate::process::Process;
+use crate::security::credentials::Credentials;
 
 /// By which of its ids the caller asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +21,23 @@ pub enum Ids {
     File,
     /// The real ones: ptrace(2), process_vm_readv(2).
     Real,
+}
+
+/// Runs `f` if the current process may look into `target`, on the same image of it; else `denied`.
+pub fn inspect<T>(
+    target: &Process,
+    ids: Ids,
+    denied: Errno,
+    f: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let _image = target.image.lock();
+    if may_access(target, ids) { f() } else { Err(denied) }
+}
+
+/// The address space of `target`, if the current process may look into it; else `denied`. None once
+/// the process has ended.
+pub fn memory(target: &Process, ids: Ids, denied: Errno) -> Result<Option<Arc<Mm>>> {
+    inspect(target, ids, denied, || Ok(target.mm().ok()))
 }
 
 /// Whether the current process may look into `target`.

@@ -12,10 +12,10 @@ use abi::{Errno, Result, general as raw, ptrace as nr};
 
 use super::access::{Ids, may_access};
 use super::{Link, Resume, State};
+use crate::base::sched::current;
 use crate::process::family::Life;
 use crate::process::signal::{self, SIG_IGN, SigInfo, send};
 use crate::process::{Pid, Process, Thread, exit, find_thread, release_pid, work};
-use crate::sched::current;
 
 /// Makes the two sides know each other. EPERM: traced already, ended, or the tracer is ending.
 fn link(tracee: &Arc<Thread>, tracer: &Thread, link: Link, options: u32) -> Result<()> {
@@ -60,7 +60,7 @@ pub fn trace_me() -> Result<u64> {
     let thread = current().to_arc();
     let parent = thread.process.parent().ok_or(Errno::EPERM)?;
     // The thread that made this process, or another one if it has ended.
-    let maker = thread.process.maker_tid.load(Ordering::Relaxed);
+    let maker = thread.process.creator_tid.load(Ordering::Relaxed);
     let tracer = {
         let threads = parent.threads.lock();
         threads.iter().find(|t| t.tid() == maker).or(threads.first()).cloned()

@@ -2,8 +2,8 @@
 
 use abi::{Errno, Result};
 
+use crate::base::user::UserPtr;
 use crate::process::Thread;
-use crate::user::UserPtr;
 
 /// Reads the word at `address` of the tracee and writes it to `to` of the tracer. EIO if it cannot
 /// be read.

@@ -31,7 +31,7 @@ use machine::sync::{SpinGuard, SpinLock};
 
 use super::signal::SigInfo;
 use super::{Pid, Process, Thread};
-use crate::sync::WaitQueue;
+use crate::base::sync::WaitQueue;
 
 pub mod access;
 pub mod links;
@@ -69,7 +69,7 @@ static FIRST_WORK: AtomicU32 = AtomicU32::new(0);
 
 /// Reads `syscall_work=on` from the kernel's command line, before the first program.
 pub fn apply_options(command_line: &str) {
-    if crate::params::find(command_line, "syscall_work") == Some("on") {
+    if crate::base::params::find(command_line, "syscall_work") == Some("on") {
         FIRST_WORK.store(syscall_work::FORCED, Ordering::Relaxed);
     }
 }

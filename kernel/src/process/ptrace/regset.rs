@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::registers;
 use super::requests::with_stopped;
 use super::{State, Thread};
-use crate::user::UserPtr;
+use crate::base::user::UserPtr;
 
 /// General registers; the legacy FPU image; the XSAVE image (elf.h).
 const NT_PRSTATUS: u64 = 1;

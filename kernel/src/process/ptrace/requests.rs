@@ -5,12 +5,12 @@ use alloc::sync::Arc;
 use abi::{Errno, Result, general as raw, ptrace as nr};
 
 use super::{State, Stop, links, memory, registers, regset, resume, syscall_info};
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::base::user::UserPtr;
 use crate::process::signal::info::{SIGINFO_BYTES, SigInfo};
 use crate::process::signal::{self, SignalSet, UNBLOCKABLE, send};
 use crate::process::{Thread, find_thread};
-use crate::sched::current;
-use crate::syscall::Args;
-use crate::user::UserPtr;
 
 /// ptrace(2), the system call: what glibc returns from PTRACE_PEEK* is written to `data` here.
 pub fn ptrace(args: &Args) -> Result<u64> {

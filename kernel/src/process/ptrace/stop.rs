@@ -14,9 +14,9 @@ use machine::fpu::FpuState;
 use machine::task;
 
 use super::{Event, Resume, State, Stop, Trace, step, syscall_work};
+use crate::base::sched::{Sleep, current};
 use crate::process::signal::{self, SigInfo, bit, send};
 use crate::process::{Process, Thread, work};
-use crate::sched::{Sleep, current};
 
 /// Why a thread stops.
 struct Reason {
@@ -187,7 +187,13 @@ pub fn entered_handler(regs: &mut PtRegs) {
 pub fn event(regs: &mut PtRegs, event: Event, message: u64) {
     if wants(event) {
         let code = event.number << 8 | raw::SIGTRAP;
+        let thread = current();
+        let work_before = thread.syscall_work.load(Ordering::Relaxed);
         stop(regs, Reason::notice(code, raw::CLD_TRAPPED, message));
+        // A call that began without work does not look for any at its end.
+        if work_before == 0 && thread.syscall_work.load(Ordering::Relaxed) != 0 {
+            thread.task().set_work(work::SYSCALL_EXIT);
+        }
     }
 }
 

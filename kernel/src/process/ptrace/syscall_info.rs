@@ -4,8 +4,8 @@ use abi::{Result, general as raw, ptrace as nr};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::requests::with_stopped;
+use crate::base::user::UserPtr;
 use crate::process::Thread;
-use crate::user::UserPtr;
 
 /// `struct ptrace_syscall_info` where a filter asks the tracer, the longest form.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Default)]

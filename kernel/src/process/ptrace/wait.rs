@@ -5,8 +5,8 @@ use alloc::sync::Arc;
 use abi::general as raw;
 
 use super::{Resume, links};
+use crate::base::sched::current;
 use crate::process::{Process, Thread, exit};
-use crate::sched::current;
 
 /// What a scan of the tracees found.
 pub enum Seen {
@@ -45,7 +45,6 @@ pub fn scan(tracer: &Process, options: u32, wanted: impl Fn(&Thread) -> bool) ->
         if !wanted(&thread) || options & raw::__WNOTHREAD != 0 && !is_own {
             continue;
         }
-        seen = Seen::Nothing;
         if let Some(status) = state.ended {
             if options & raw::WEXITED == 0 {
                 continue;
@@ -62,6 +61,7 @@ pub fn scan(tracer: &Process, options: u32, wanted: impl Fn(&Thread) -> bool) ->
             }
             return Seen::Event(Event { thread, code, number, status, is_taken });
         }
+        seen = Seen::Nothing;
         let Some(stop) = &mut state.stop else { continue };
         if !stop.unreported || stop.listening {
             continue;

@@ -11,10 +11,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::notify::{self, Listener};
 use super::{Code, Filter, Mode, set};
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::base::user::UserPtr;
 use crate::process::{Pid, Thread};
-use crate::sched::current;
-use crate::syscall::Args;
-use crate::user::UserPtr;
 
 /// Most instructions of a chain, and what each filter of it counts besides its own.
 const PATH_INSNS_MAX: usize = 32_768;

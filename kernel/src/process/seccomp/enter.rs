@@ -9,9 +9,9 @@ use seccomp::{Data, action};
 
 use super::notify::Answer;
 use super::{ARCH, Mode, with_own_mode};
+use crate::base::sched::current;
 use crate::process::signal::{SigInfo, send};
 use crate::process::{exit, ptrace, work};
-use crate::sched::current;
 
 /// Lines that programs can make the kernel log.
 const LOG_LINES_MAX: u32 = 100;

@@ -20,12 +20,12 @@ use machine::sync::SpinLock;
 use seccomp::Data;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::fs::{File, FileOps, FileType, Inode, anon::AnonInode};
-use crate::poll::{PollTable, events};
+use crate::base::poll::{PollTable, events};
+use crate::base::sched::{Sleep, current};
+use crate::base::sync::{WaitError, WaitQueue};
+use crate::base::user::UserPtr;
 use crate::process::{Pid, Process};
-use crate::sched::{Sleep, current};
-use crate::sync::{WaitError, WaitQueue};
-use crate::user::UserPtr;
+use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
 
 /// `struct seccomp_notif`.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]

@@ -3,9 +3,9 @@
 use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::sched::current;
-use crate::syscall::Args;
-use crate::user::UserPtr;
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::base::user::UserPtr;
 
 /// `stack_t`.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug)]

@@ -5,8 +5,8 @@ use abi::{Errno, general as raw};
 use entry::PtRegs;
 
 use super::{Action, SIG_DFL, SIG_IGN, SigInfo, bit, frame, mask, pending, send, stop};
+use crate::base::sched::current;
 use crate::process::{exit, ptrace};
-use crate::sched::current;
 
 /// What to do next.
 enum Next {

@@ -7,8 +7,8 @@ use machine::paging::USER_END;
 use machine::task::with_fpu;
 
 use super::{LastFault, SigInfo, send};
+use crate::base::sched::current;
 use crate::process::ptrace;
-use crate::sched::current;
 
 /// An exception of the running program: demand paging, or a signal.
 pub fn user_exception(regs: &mut PtRegs, exception: Exception) {

@@ -6,8 +6,8 @@
 use abi::{Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::base::user::UserPtr;
 use crate::process::Pid;
-use crate::user::UserPtr;
 
 /// Bytes of `siginfo_t` as programs see it.
 pub const SIGINFO_BYTES: usize = 128;

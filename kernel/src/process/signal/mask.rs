@@ -3,8 +3,8 @@
 use entry::PtRegs;
 
 use super::{SignalSet, UNBLOCKABLE};
+use crate::base::sched::current;
 use crate::process::work;
-use crate::sched::current;
 
 /// Replaces the running thread's mask; returns the old one.
 pub fn set_blocked(mask: SignalSet) -> SignalSet {

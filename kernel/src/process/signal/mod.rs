@@ -19,10 +19,9 @@ use abi::general as raw;
 use machine::sync::SpinLock;
 
 use super::{Process, Thread, work};
-use crate::sched::current;
+use crate::base::sched::current;
 
 pub mod altstack;
-pub mod calls;
 pub mod deliver;
 pub mod exception;
 pub mod frame;
@@ -33,7 +32,7 @@ pub mod send;
 pub mod stop;
 
 pub use info::SigInfo;
-pub use mask::set_temporary_mask;
+pub use mask::{set_blocked, set_temporary_mask};
 pub use pending::{LAST, Pending, SignalSet, UNBLOCKABLE, bit};
 pub use send::{send_to_current, send_to_group, send_to_process, send_to_thread};
 

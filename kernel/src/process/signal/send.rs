@@ -6,9 +6,9 @@ use alloc::vec::Vec;
 use abi::{Errno, Result, general as raw};
 
 use super::{Pending, ProcessSignals, SigInfo, SignalSet, bit, pending, stop};
-use crate::poll::events;
+use crate::base::poll::events;
+use crate::base::sched::{self, current, has_current};
 use crate::process::{Pid, Process, Thread, all_processes, work};
-use crate::sched::{self, current, has_current};
 
 /// Sends a signal to a process: some thread that does not block it will take it. EAGAIN if the
 /// queue of real-time signals is full. Callable from interrupts.

@@ -10,9 +10,9 @@ use abi::general as raw;
 use entry::PtRegs;
 
 use super::{SigInfo, pending, send};
+use crate::base::sched::current;
 use crate::process::family::Report;
 use crate::process::{Process, ptrace, work};
-use crate::sched::current;
 
 /// A process that is stopped, or about to be.
 #[derive(Clone, Copy, Debug)]

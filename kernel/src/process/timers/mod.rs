@@ -18,11 +18,11 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use abi::general as raw;
 use machine::sync::SpinLock;
 
-use super::clock::Clock;
 use super::signal::{SigInfo, send};
 use super::{Process, Thread, UNLIMITED};
-use crate::sync::Wake;
-use crate::time::{Deadline, NS_PER_SEC, TimeSpec, Timer, now_ns, wake_at};
+use crate::base::sync::Wake;
+use crate::base::time::{Deadline, NS_PER_SEC, TimeSpec, Timer, now_ns, wake_at};
+use crate::calls::clock::Clock;
 
 pub mod interval;
 pub mod posix;
@@ -228,7 +228,7 @@ fn update_watch(process: &Process) {
     process.settings.watches_cpu_time.store(armed || limited, Ordering::Relaxed);
     if armed {
         // On a CPU without tick this brings it back.
-        crate::sched::current().task().set_work(super::work::RESCHEDULE);
+        crate::base::sched::current().task().set_work(super::work::RESCHEDULE);
     }
 }
 

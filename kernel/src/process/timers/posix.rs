@@ -7,13 +7,13 @@ use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{AlarmTimer, Notify, Setting, update_watch};
-use crate::process::clock::Clock;
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::base::time::TimeSpec;
+use crate::base::user::UserPtr;
+use crate::calls::clock::Clock;
 use crate::process::find_thread;
 use crate::process::signal::LAST;
-use crate::sched::current;
-use crate::syscall::Args;
-use crate::time::TimeSpec;
-use crate::user::UserPtr;
 
 /// `struct sigevent`.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]

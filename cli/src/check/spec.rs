@@ -1,0 +1,94 @@
+//! Every command of SPEC.md, run as it stands: a promise whose command selects no test is none.
+//!
+//! Tests are only selected (`--list` is added), for running them all is what `limen test` is for;
+//! benches and runs must be a command line that this program takes. Neighbour: `mod.rs`.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use clap::Parser as _;
+
+use crate::args::{Cli, Command as Word};
+use crate::{Error, toolchain};
+
+const SPEC: &str = "SPEC.md";
+
+/// Says what is wrong with each command that is.
+pub(super) fn check(repository: &Path) -> Result<Vec<String>, Error> {
+    let text = std::fs::read_to_string(repository.join(SPEC))?;
+    let mut findings = Vec::new();
+    for (line, command) in commands(&text) {
+        if let Some(wrong) = run(repository, &command)? {
+            findings.push(format!("{SPEC}:{line}: `{command}`: {wrong}"));
+        }
+    }
+    Ok(findings)
+}
+
+/// The commands in the table's second column, with their lines' numbers.
+fn commands(text: &str) -> Vec<(usize, String)> {
+    let rows = text.lines().enumerate().filter(|(_, line)| line.starts_with('|'));
+    let cells = rows.filter_map(|(index, line)| {
+        let cell = line.trim_end_matches(['|', ' ']).rsplit_once(" | ")?.1;
+        Some((index + 1, cell))
+    });
+    let quoted = |(line, cell): (usize, &str)| {
+        let pieces = cell.split('`').skip(1).step_by(2);
+        pieces.map(|piece| (line, piece.to_owned())).collect::<Vec<_>>()
+    };
+    cells.flat_map(quoted).collect()
+}
+
+/// What is wrong with a command; `None` if nothing is.
+fn run(repository: &Path, command: &str) -> Result<Option<String>, Error> {
+    let words: Vec<&str> = command.split_whitespace().collect();
+    match words[..] {
+        ["./limen" | "limen", ..] => of_limen(&words),
+        ["cargo", "test", ref rest @ ..] => {
+            let mut cargo = toolchain::cargo(repository)?;
+            cargo.args(["test", "--quiet"]).args(rest).args(["--", "--list", "--format", "terse"]);
+            let output = cargo.stderr(Stdio::null()).output()?;
+            let names = String::from_utf8_lossy(&output.stdout).into_owned();
+            let selects = output.status.success() && names.contains(": test");
+            Ok((!selects).then(|| "selects no test".to_owned()))
+        }
+        ["fuzz/run.sh", target] => {
+            let source = repository.join("fuzz/fuzz_targets").join(target).with_extension("rs");
+            let exists = target == "all" || source.is_file();
+            Ok((!exists).then(|| "no such target".to_owned()))
+        }
+        _ => Ok(Some("no command of this project".to_owned())),
+    }
+}
+
+fn of_limen(words: &[&str]) -> Result<Option<String>, Error> {
+    match Cli::try_parse_from(words) {
+        Err(error) => Ok(Some(error.to_string().lines().next().unwrap_or_default().to_owned())),
+        Ok(Cli { command: Word::Test(_) }) => {
+            let mut limen = Command::new("/proc/self/exe");
+            let status = limen.args(&words[1..]).arg("--list").stdout(Stdio::null()).status()?;
+            Ok((!status.success()).then(|| "selects no test".to_owned()))
+        }
+        Ok(_) => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_those_of_the_second_column() {
+        let text = "# `x`\n| Promise | Test |\n|---|---|\n| `a|b=c` holds | `one x`; `two` |\n";
+        assert_eq!(commands(text), [(4, "one x".to_owned()), (4, "two".to_owned())]);
+    }
+
+    #[test]
+    fn wrong_commands_are_found() {
+        let run = |command: &str| run(Path::new("/"), command).expect("is looked at");
+        assert!(run("./limen test --no-such-option").is_some());
+        assert!(run("./limen bench kernel").is_none());
+        assert!(run("make world").is_some());
+        assert!(run("fuzz/run.sh none").is_some());
+    }
+}

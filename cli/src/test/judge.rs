@@ -1,0 +1,54 @@
+//! What Linux answers, whatever this host is: the tests of `guest/tests` on Debian's kernel in QEMU.
+//!
+//! Why it is needed: a test that fails on the host says nothing yet. The host may be a container, an
+//! unprivileged user, a kernel of another version, one with settings that change answers. Debian's
+//! kernel, with the tests as its only program, has none of that; so it decides where the host does
+//! not agree, and it can be booted with settings that no test may change on a host.
+//!
+//! Neighbours: `guest.rs` asks for its verdict, `settings.rs` boots it with other settings,
+//! `crate::linux` finds it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::guest::{Results, parse};
+use crate::Error;
+use crate::bench::rig::{self, Clock};
+use crate::linux::{self, Boot};
+use crate::run::qemu::port_file;
+
+/// All tests in emulation on a loaded host.
+const LIMIT: Duration = Duration::from_secs(1500);
+/// Longest a single test may take there, in seconds.
+const TEST_BOUND_S: u32 = 180;
+const MEMORY_MIB: u64 = 1024;
+
+/// What the tests whose names contain `filter` say on a Linux with these parameters, and the text
+/// that the machine's console showed.
+pub(super) fn ask(
+    program: &Path,
+    parameters: &str,
+    filter: &str,
+    smp: u8,
+) -> Result<(Results, String), Error> {
+    let linux = linux::find(None)?;
+    let dir = tempfile::tempdir()?;
+    let words = if filter.is_empty() { vec![] } else { vec![filter] };
+    let append = format!(
+        "{} loglevel=1 {parameters} -- as-init run-all {} --bound {TEST_BOUND_S}",
+        linux::APPEND,
+        words.join(" ")
+    );
+    let command = linux.command(&Boot {
+        program: &std::fs::read(program)?,
+        append: &append,
+        dir: dir.path(),
+        cpu: "max",
+        smp,
+        memory_mib: MEMORY_MIB,
+    })?;
+    rig::run_within(&command, Clock::Wall, dir.path(), LIMIT)?;
+    let text = std::fs::read(port_file(dir.path(), "serial"))?;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    Ok((parse(&text), text))
+}

@@ -1,0 +1,89 @@
+//! The settings level: the tests of `guest/tests` pass whatever the host's settings are.
+//!
+//! They state what Linux does, so they may not depend on who starts them. They are started with
+//! limits, personality, signals, mask, priority and CPUs that nobody expects; and on Debian's
+//! kernel with settings that may not be changed on a host (`vm.overcommit_memory`, address space
+//! randomisation). Neighbours: `guest.rs` has what is tried, `judge.rs` boots the other kernel.
+
+use std::process::{Command, Stdio};
+
+use super::guest::{self, Results};
+use super::{Context, Summary, judge};
+use crate::Error;
+
+/// A setting of the host, and the command that starts another one under it (util-linux).
+const HOST: [(&str, &[&str]); 6] = [
+    ("settings::without_randomisation", &["setarch", "-R"]),
+    (
+        "settings::small_limits",
+        &[
+            "prlimit",
+            "--stack=262144:",
+            "--nofile=32:",
+            "--memlock=0:",
+            "--data=67108864:",
+            "--fsize=1048576:",
+            "--sigpending=16:",
+            "--msgqueue=0:",
+            "--core=unlimited:",
+            "--",
+        ],
+    ),
+    ("settings::no_environment", &["env", "-i"]),
+    ("settings::low_priority", &["nice", "-n", "19"]),
+    ("settings::one_cpu", &["taskset", "-c", "0"]),
+    (
+        "settings::signals_mask_and_descriptors",
+        &[
+            "sh",
+            "-c",
+            "trap '' HUP PIPE USR1 CHLD TERM; umask 077; cd /; exec \"$0\" \"$@\" 7<&0 9>&1",
+        ],
+    ),
+];
+
+/// Parameters of Debian's kernel, and the tests whose answers they could change.
+const LINUX: [(&str, &str, &str); 3] = [
+    ("settings::overcommit_always", "sysctl.vm.overcommit_memory=1", "exec::"),
+    ("settings::overcommit_never", "sysctl.vm.overcommit_memory=2", "exec::"),
+    ("settings::no_randomisation_at_all", "norandmaps", "exec::"),
+];
+
+pub(super) fn names() -> Vec<String> {
+    let host = HOST.iter().map(|(name, _)| *name);
+    host.chain(LINUX.iter().map(|(name, ..)| *name)).map(str::to_owned).collect()
+}
+
+pub(super) fn run(context: &Context) -> Result<Summary, Error> {
+    let program = guest::build(context)?;
+    let mut summary = Summary::default();
+    for (name, words) in HOST.iter().filter(|(name, _)| context.wants(name)) {
+        context.announce(name);
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).arg(&program).args(["run-all", "--bound", "180"]);
+        let output = command.stdin(Stdio::null()).output()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        let results = guest::parse(&text);
+        let results = guest::with_judge(&program, results)?;
+        summary += verdict(name, &results, &errors);
+    }
+    for (name, parameters, filter) in LINUX.iter().filter(|(name, ..)| context.wants(name)) {
+        context.announce(name);
+        let (results, text) = judge::ask(&program, parameters, filter, 1)?;
+        summary += verdict(name, &results, &text);
+    }
+    Ok(summary)
+}
+
+/// One setting is one test: all that ran have passed.
+fn verdict(name: &str, results: &Results, said: &str) -> Summary {
+    let failed: Vec<&str> =
+        results.iter().filter(|(_, passed)| !**passed).map(|(name, _)| name.as_str()).collect();
+    if failed.is_empty() && !results.is_empty() {
+        println!("test {name} ... ok ({} tests)", results.len());
+        return Summary { passed: 1, ..Summary::default() };
+    }
+    println!("test {name} ... FAILED: {}\n{said}", failed.join(", "));
+    Summary { failed: 1, ..Summary::default() }
+}

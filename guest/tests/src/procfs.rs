@@ -1,0 +1,387 @@
+//! The files of /proc/PID: who may open which, what an open one is bound to, and what becomes of it
+//! when the process executes another program, ends, and is waited for.
+//!
+//! Manual pages: proc(5) and its parts, ptrace(2) ("Ptrace access mode checking"), execve(2).
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+use crate::sys::*;
+use crate::{sc, tests};
+
+tests!("procfs":
+    permission_bits, who_may_open, open_files_over_exec, open_files_over_the_end,
+    memory_of_a_set_user_id_program, memory_at_exec_under_fire, own_files_when_not_dumpable,
+    threads_have_the_same_files,
+);
+
+/// What comes of an attempt to open a file of another process and read it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Got {
+    /// There is text.
+    Text,
+    /// It is empty.
+    Empty,
+    /// It opens; reading fails.
+    Fails(i32),
+    /// It does not open.
+    Closed(i32),
+}
+use Got::*;
+
+/// One file of /proc/PID.
+struct Row {
+    name: &'static str,
+    mode: u32,
+    /// Opened and read by another user, while the process lets itself be looked into.
+    by_other: Got,
+    /// By the same user, while it does not.
+    by_same_when_hidden: Got,
+    /// Opened before and read after: an exec, the process's end, its being waited for.
+    after_exec: Got,
+    after_end: Got,
+    after_wait: Got,
+}
+
+const fn row(name: &'static str, mode: u32, answers: [Got; 5]) -> Row {
+    let [by_other, by_same_when_hidden, after_exec, after_end, after_wait] = answers;
+    Row { name, mode, by_other, by_same_when_hidden, after_exec, after_end, after_wait }
+}
+
+const NO: Got = Closed(EACCES);
+const GONE: Got = Fails(ESRCH);
+
+#[rustfmt::skip]
+const FILES: &[Row] = &[
+    //                            other hidden exec   end    waited for
+    row("auxv",          0o400, [NO,   NO,   Text,  Text,  Text]),
+    row("cgroup",        0o444, [Text, Text, Text,  Text,  GONE]),
+    row("cmdline",       0o444, [Text, Text, Text,  Empty, GONE]),
+    row("comm",          0o644, [Text, Text, Text,  Text,  GONE]),
+    row("environ",       0o400, [NO,   NO,   Empty, Empty, Empty]),
+    row("io",            0o400, [NO,   NO,   Text,  Text,  GONE]),
+    row("limits",        0o444, [Text, Text, Text,  Text,  GONE]),
+    row("maps",          0o444, [NO,   NO,   Empty, Empty, GONE]),
+    row("mem",           0o600, [NO,   NO,   Empty, Empty, Empty]),
+    row("mountinfo",     0o444, [Text, Text, Text,  Text,  Text]),
+    row("mounts",        0o444, [Text, Text, Text,  Text,  Text]),
+    row("oom_adj",       0o644, [Text, Text, Text,  Text,  GONE]),
+    row("oom_score",     0o444, [Text, Text, Text,  Text,  GONE]),
+    row("oom_score_adj", 0o644, [Text, Text, Text,  Text,  GONE]),
+    row("personality",   0o400, [NO,   NO,   Text,  Text,  GONE]),
+    row("sched",         0o644, [Text, Text, Text,  Text,  GONE]),
+    row("schedstat",     0o444, [Text, Text, Text,  Text,  GONE]),
+    row("smaps",         0o444, [NO,   NO,   Empty, Empty, GONE]),
+    row("smaps_rollup",  0o444, [NO,   NO,   GONE,  GONE,  GONE]),
+    row("stat",          0o444, [Text, Text, Text,  Text,  GONE]),
+    row("statm",         0o444, [Text, Text, Text,  Text,  GONE]),
+    row("status",        0o444, [Text, Text, Text,  Text,  GONE]),
+    row("wchan",         0o444, [Text, Text, Text,  Text,  GONE]),
+];
+
+/// Links, which open for those who may look into the process.
+const LINKS: [&str; 5] = ["cwd", "exe", "root", "ns/uts", "fd/0"];
+/// Directories, and their permission bits.
+const DIRECTORIES: [(&str, u32); 5] =
+    [("fd", 0o500), ("fdinfo", 0o555), ("ns", 0o511), ("task", 0o555), ("net", 0o555)];
+
+/// Two users who are not the superuser.
+const ONE: u32 = 4321;
+const TWO: u32 = 8765;
+
+/// A word that both the old and the new image have somewhere: where the old one has it is told.
+static WORD: [u8; 16] = *b"a word in memory";
+
+fn become_user(id: u32) {
+    sc!(SYS_setgroups, 0, 0).is(0);
+    sc!(SYS_setresgid, id, id, id).is(0);
+    sc!(SYS_setresuid, id, id, id).is(0);
+    // Another user's memory is not for the new one to see, says the kernel; here it is.
+    sc!(SYS_prctl, PR_SET_DUMPABLE, 1, 0, 0, 0).is(0);
+}
+
+/// A process of user `id` that stays until it is told by a byte to go on to `then`.
+struct Subject {
+    pid: i32,
+    go: i32,
+    ready: i32,
+}
+
+impl Subject {
+    fn new(id: u32, then: impl FnOnce(i32) -> i32) -> Subject {
+        let (go_out, go) = pipe();
+        let (ready, ready_in) = pipe();
+        let pid = fork(|| {
+            become_user(id);
+            write(ready_in, b"1");
+            assert_eq!(read(go_out, 1), b"g");
+            then(ready_in)
+        });
+        close(ready_in);
+        close(go_out);
+        assert_eq!(read(ready, 1), b"1");
+        Subject { pid, go, ready }
+    }
+
+    /// Tells it to go on, and waits until it says so.
+    fn go_on(&self) {
+        write(self.go, b"g");
+        assert_eq!(read(self.ready, 1), b"2");
+    }
+
+    fn path(&self, name: &str) -> String {
+        format!("/proc/{}/{name}", self.pid)
+    }
+
+    fn end(self) {
+        sc!(SYS_kill, self.pid, SIGKILL).is(0);
+        wait(self.pid);
+        close(self.go);
+        close(self.ready);
+    }
+}
+
+/// Executes this program again: it writes to `ready`, and waits for its end.
+fn execute(program: &str, ready: i32) -> i32 {
+    let words = [c("program"), c("child"), c("say-and-pause"), c(&ready.to_string())];
+    let argv: Vec<_> = words.iter().map(|w| w.as_ptr()).chain([std::ptr::null()]).collect();
+    let environment = [c"A=1".as_ptr(), std::ptr::null()];
+    sc!(SYS_execve, c(program).as_ptr(), argv.as_ptr(), environment.as_ptr()).err().unwrap_or(0)
+}
+
+/// Reads an open file: from the word's place if it is memory, else from the start.
+fn try_read(name: &str, fd: i32) -> Got {
+    let mut bytes = [0u8; 64];
+    let at = if name == "mem" { WORD.as_ptr() as usize } else { 0 };
+    match sc!(SYS_pread64, fd, bytes.as_mut_ptr(), bytes.len(), at) {
+        Ok(0) => Empty,
+        Ok(_) => Text,
+        Err(error) => Fails(error),
+    }
+}
+
+fn try_open(name: &str, path: &str) -> Got {
+    match open(path, O_RDONLY) {
+        Ok(fd) => {
+            let answer = try_read(name, fd as i32);
+            close(fd as i32);
+            answer
+        }
+        Err(error) => Closed(error),
+    }
+}
+
+/// Compares answers row by row; all that differ are told at once.
+fn compare(what: &str, wanted: fn(&Row) -> Got, mut got: impl FnMut(&Row) -> Got) {
+    let differ = |row: &Row| {
+        let (wanted, got) = (wanted(row), got(row));
+        (wanted != got).then(|| format!("{}: {got:?}, not {wanted:?}", row.name))
+    };
+    let different: Vec<String> = FILES.iter().filter_map(differ).collect();
+    assert!(different.is_empty(), "{what}: {different:#?}");
+}
+
+fn permission_bits() {
+    let subject = Subject::new(ONE, |_| 0);
+    for row in FILES {
+        let of = std::fs::metadata(subject.path(row.name)).unwrap();
+        assert_eq!(of.permissions().mode() & 0o7777, row.mode, "{}", row.name);
+        assert_eq!((of.uid(), of.gid()), (ONE, ONE), "{}", row.name);
+    }
+    for (name, mode) in DIRECTORIES {
+        let of = std::fs::metadata(subject.path(name)).unwrap();
+        assert_eq!(of.permissions().mode() & 0o7777, mode, "{name}");
+    }
+    subject.end();
+}
+
+fn who_may_open() {
+    let subject = Subject::new(ONE, |ready| {
+        sc!(SYS_prctl, PR_SET_DUMPABLE, 0, 0, 0, 0).is(0);
+        write(ready, b"2");
+        loop {
+            let _ = sc!(SYS_pause);
+        }
+    });
+    let links = |wanted: Option<i32>| {
+        let mut text = [0u8; 64];
+        for name in LINKS {
+            let path = c(&subject.path(name));
+            let got = sc!(SYS_readlink, path.as_ptr(), text.as_mut_ptr(), 64).err();
+            assert_eq!(got, wanted, "{name}");
+        }
+    };
+    in_child(|| {
+        become_user(ONE);
+        compare("same user", |_| Text, |row| try_open(row.name, &subject.path(row.name)));
+        links(None);
+    });
+    in_child(|| {
+        become_user(TWO);
+        compare("other user", |r| r.by_other, |row| try_open(row.name, &subject.path(row.name)));
+        links(Some(EACCES));
+        open(&subject.path("fd"), O_RDONLY).fails(EACCES);
+        open(&subject.path("fdinfo/0"), O_RDONLY).fails(EACCES);
+    });
+    subject.go_on();
+    in_child(|| {
+        become_user(ONE);
+        let hidden = |row: &Row| row.by_same_when_hidden;
+        compare("not dumpable", hidden, |row| try_open(row.name, &subject.path(row.name)));
+        links(Some(EACCES));
+        open(&subject.path("fd"), O_RDONLY).fails(EACCES);
+    });
+    for row in FILES {
+        let of = std::fs::metadata(subject.path(row.name)).unwrap();
+        assert_eq!((of.uid(), of.gid()), (0, 0), "{}", row.name);
+    }
+    assert_eq!(std::fs::metadata(subject.path("")).unwrap().uid(), ONE);
+    // Who may look into everything still may.
+    compare("superuser", |_| Text, |row| try_open(row.name, &subject.path(row.name)));
+    links(None);
+    subject.end();
+}
+
+/// Opens every file of the process.
+fn open_all(subject: &Subject) -> Vec<i32> {
+    FILES.iter().map(|row| open(&subject.path(row.name), O_RDONLY).fd()).collect()
+}
+
+fn compare_open(what: &str, wanted: fn(&Row) -> Got, files: &[i32]) {
+    let mut files = files.iter();
+    compare(what, wanted, |row| try_read(row.name, *files.next().unwrap()));
+}
+
+fn open_files_over_exec() {
+    let program = own_path();
+    let subject = Subject::new(ONE, |ready| execute(&program, ready));
+    let files = open_all(&subject);
+    compare_open("before", |_| Text, &files);
+    let memory = open(&subject.path("mem"), O_RDWR).fd();
+    sc!(SYS_pwrite64, memory, WORD.as_ptr(), 1, WORD.as_ptr()).is(1);
+    subject.go_on();
+    compare_open("after exec", |row| row.after_exec, &files);
+    sc!(SYS_pwrite64, memory, WORD.as_ptr(), 1, WORD.as_ptr()).is(0);
+    // What is opened now is the new program's.
+    compare(
+        "anew",
+        |_| Text,
+        |row| match row.name {
+            // The word may be elsewhere.
+            "mem" => Text,
+            name => try_open(name, &subject.path(name)),
+        },
+    );
+    subject.end();
+}
+
+fn open_files_over_the_end() {
+    let subject = Subject::new(ONE, |ready| {
+        write(ready, b"2");
+        0
+    });
+    let files = open_all(&subject);
+    let directory = open(&subject.path("fd"), O_RDONLY).fd();
+    subject.go_on();
+    let mut info = [0u8; 128];
+    sc!(SYS_waitid, P_PID, subject.pid, info.as_mut_ptr(), WEXITED | WNOWAIT, 0).is(0);
+    compare_open("zombie", |row| row.after_end, &files);
+    let zombie = |name: &str| std::fs::read_link(subject.path(name)).err().unwrap();
+    assert_eq!(zombie("exe").raw_os_error(), Some(ENOENT));
+    assert_eq!(zombie("cwd").raw_os_error(), Some(ENOENT));
+    wait(subject.pid);
+    compare_open("waited for", |row| row.after_wait, &files);
+    let mut names = [0u8; 256];
+    sc!(SYS_getdents64, directory, names.as_mut_ptr(), names.len()).fails(ENOENT);
+    open(&subject.path("status"), O_RDONLY).fails(ENOENT);
+}
+
+/// The attack that binding to the address space is for: what was opened on a program of one's own
+/// must not show the set-user-ID program that it becomes.
+fn memory_of_a_set_user_id_program() {
+    let d = dir();
+    sc!(SYS_chmod, c(&d).as_ptr(), 0o755).is(0);
+    let program = format!("{d}/raised");
+    std::fs::copy(own_path(), &program).unwrap();
+    sc!(SYS_chmod, c(&program).as_ptr(), 0o4755).is(0);
+    let subject = Subject::new(ONE, |ready| execute(&program, ready));
+    in_child(|| {
+        become_user(ONE);
+        let files = open_all(&subject);
+        let memory = open(&subject.path("mem"), O_RDWR).fd();
+        subject.go_on();
+        assert_eq!(
+            std::fs::metadata(subject.path("mem")).unwrap().uid(),
+            0,
+            "it has no more rights"
+        );
+        for (row, &fd) in FILES.iter().zip(&files) {
+            let wanted = match row.name {
+                "io" => Fails(EACCES),
+                "personality" => Fails(EPERM),
+                _ => row.after_exec,
+            };
+            assert_eq!(try_read(row.name, fd), wanted, "{}", row.name);
+        }
+        sc!(SYS_pwrite64, memory, WORD.as_ptr(), 1, WORD.as_ptr()).is(0);
+        open(&subject.path("mem"), O_RDWR).fails(EACCES);
+        open(&subject.path("maps"), O_RDONLY).fails(EACCES);
+    });
+    subject.end();
+}
+
+/// Opens against an exec that raises the rights: what opens is the old program's for ever.
+fn memory_at_exec_under_fire() {
+    let d = dir();
+    sc!(SYS_chmod, c(&d).as_ptr(), 0o755).is(0);
+    let program = format!("{d}/raised");
+    std::fs::copy(own_path(), &program).unwrap();
+    sc!(SYS_chmod, c(&program).as_ptr(), 0o4755).is(0);
+    for round in 0..40 {
+        let subject = Subject::new(ONE, |ready| execute(&program, ready));
+        in_child(|| {
+            become_user(ONE);
+            let path = c(&subject.path("maps"));
+            let mut opened = Vec::new();
+            write(subject.go, b"g");
+            // Until the set-user-ID program is there.
+            for _ in 0..200 {
+                match sc!(SYS_open, path.as_ptr(), O_RDONLY) {
+                    Ok(fd) => opened.push(fd as i32),
+                    Err(error) => {
+                        assert_eq!(error, EACCES);
+                        break;
+                    }
+                }
+            }
+            assert_eq!(read(subject.ready, 1), b"2");
+            for fd in opened {
+                assert_eq!(try_read("maps", fd), Empty, "round {round}");
+            }
+        });
+        subject.end();
+    }
+}
+
+fn own_files_when_not_dumpable() {
+    in_child(|| {
+        become_user(ONE);
+        sc!(SYS_prctl, PR_SET_DUMPABLE, 0, 0, 0, 0).is(0);
+        // The descriptors are its own whatever the owner; what only the bits guard is not.
+        assert!(std::fs::read_dir("/proc/self/fd").unwrap().count() > 0);
+        assert!(std::fs::read_link("/proc/self/exe").is_ok());
+        assert!(std::fs::read("/proc/self/maps").is_ok_and(|text| !text.is_empty()));
+        open("/proc/self/environ", O_RDONLY).fails(EACCES);
+        open("/proc/self/mem", O_RDONLY).fails(EACCES);
+    });
+}
+
+fn threads_have_the_same_files() {
+    let subject = Subject::new(ONE, |_| 0);
+    for row in FILES.iter().filter(|row| !matches!(row.name, "mounts" | "mountinfo")) {
+        let path = subject.path(&format!("task/{}/{}", subject.pid, row.name));
+        let of = std::fs::metadata(&path).unwrap();
+        assert_eq!(of.permissions().mode() & 0o7777, row.mode, "{path}");
+        assert_eq!(try_open(row.name, &path), Text, "{path}");
+    }
+    subject.end();
+}

@@ -1,0 +1,199 @@
+//! One guest with its memory, for the tests.
+
+use kvm_bindings::{kvm_regs, kvm_segment, kvm_userspace_memory_region};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+
+/// Errors are told, never handled: they are what is tested for.
+pub type Result<T> = core::result::Result<T, String>;
+
+/// What an ioctl's failure becomes.
+pub fn say(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> String {
+    move |error| format!("{what}: {error}")
+}
+
+/// Memory that a guest may have; unmapped with the last use.
+pub struct Memory {
+    at: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the memory is plain bytes, touched by volatile accesses only.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    pub fn new(len: usize) -> Memory {
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new anonymous mapping.
+        let at = unsafe { libc::mmap(core::ptr::null_mut(), len, rights, kind, -1, 0) };
+        assert!(at != libc::MAP_FAILED, "no memory");
+        Memory { at: at.cast(), len }
+    }
+
+    pub fn address(&self) -> u64 {
+        self.at as u64
+    }
+
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= self.len);
+        for (n, &byte) in bytes.iter().enumerate() {
+            // SAFETY: within the mapping, as was just checked.
+            unsafe { self.at.add(offset + n).write_volatile(byte) };
+        }
+    }
+
+    pub fn byte(&self, offset: usize) -> u8 {
+        assert!(offset < self.len);
+        // SAFETY: within the mapping.
+        unsafe { self.at.add(offset).read_volatile() }
+    }
+
+    pub fn set_word(&self, offset: usize, value: u64) {
+        self.write(offset, &value.to_le_bytes());
+    }
+
+    /// Takes the pages away, or gives new ones (`rights`).
+    pub fn protect(&self, offset: usize, len: usize, rights: i32) {
+        assert!(offset + len <= self.len);
+        // SAFETY: within the mapping; nothing of Rust's lies there.
+        let done = unsafe { libc::mprotect(self.at.add(offset).cast(), len, rights) };
+        assert_eq!(done, 0, "mprotect");
+    }
+
+    /// The pages' contents are forgotten.
+    pub fn forget(&self, offset: usize, len: usize) {
+        assert!(offset + len <= self.len);
+        // SAFETY: as above.
+        let done = unsafe { libc::madvise(self.at.add(offset).cast(), len, libc::MADV_DONTNEED) };
+        assert_eq!(done, 0, "madvise");
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: this value's own mapping.
+        unsafe { libc::munmap(self.at.cast(), self.len) };
+    }
+}
+
+/// Bytes of memory of [`Guest`].
+pub const BYTES: usize = 1 << 20;
+/// Where code begins.
+pub const CODE: u64 = 0x1000;
+/// Where page tables of 64-bit guests are.
+const TABLES: u64 = 0x8_0000;
+
+/// A guest with a MiB of memory at 0, and one virtual CPU.
+pub struct Guest {
+    pub cpu: VcpuFd,
+    pub vm: VmFd,
+    pub memory: Memory,
+    pub kvm: Kvm,
+}
+
+impl Guest {
+    /// In real mode at `code`.
+    pub fn real(code: &[u8]) -> Result<Guest> {
+        let kvm = Kvm::new().map_err(say("/dev/kvm"))?;
+        let vm = kvm.create_vm().map_err(say("KVM_CREATE_VM"))?;
+        let memory = Memory::new(BYTES);
+        memory.write(CODE as usize, code);
+        set_region(&vm, 0, 0, &memory, BYTES, 0)?;
+        let cpu = vm.create_vcpu(0).map_err(say("KVM_CREATE_VCPU"))?;
+        start_real(&cpu)?;
+        Ok(Guest { cpu, vm, memory, kvm })
+    }
+
+    /// In 64-bit mode at `code`, the first GiB mapped to itself.
+    pub fn long(code: &[u8]) -> Result<Guest> {
+        let guest = Guest::real(code)?;
+        guest.memory.set_word(TABLES as usize, TABLES + 0x1000 | 7);
+        guest.memory.set_word(TABLES as usize + 0x1000, TABLES + 0x2000 | 7);
+        for n in 0..512u64 {
+            let entry = n << 21 | 0x87;
+            guest.memory.set_word(TABLES as usize + 0x2000 + n as usize * 8, entry);
+        }
+        start_long(&guest.cpu)?;
+        Ok(guest)
+    }
+
+    /// In 32-bit protected mode without paging.
+    pub fn protected(code: &[u8]) -> Result<Guest> {
+        let guest = Guest::real(code)?;
+        let mut s = guest.cpu.get_sregs().map_err(say("KVM_GET_SREGS"))?;
+        s.cr0 |= 1;
+        flat(&mut s, false);
+        guest.cpu.set_sregs(&s).map_err(say("KVM_SET_SREGS"))?;
+        Ok(guest)
+    }
+
+    pub fn regs(&self) -> Result<kvm_regs> {
+        self.cpu.get_regs().map_err(say("KVM_GET_REGS"))
+    }
+
+    pub fn set_regs(&self, regs: &kvm_regs) -> Result<()> {
+        self.cpu.set_regs(regs).map_err(say("KVM_SET_REGS"))
+    }
+}
+
+/// Gives the guest a range of memory, or with no bytes takes it away.
+pub fn set_region(
+    vm: &VmFd,
+    slot: u32,
+    guest: u64,
+    memory: &Memory,
+    bytes: usize,
+    flags: u32,
+) -> Result<()> {
+    let region = kvm_userspace_memory_region {
+        slot,
+        flags,
+        guest_phys_addr: guest,
+        memory_size: bytes as u64,
+        userspace_addr: memory.address(),
+    };
+    // SAFETY: the memory lives as long as the guest in all tests, and is touched by volatile
+    // accesses only.
+    unsafe { vm.set_user_memory_region(region) }.map_err(say("KVM_SET_USER_MEMORY_REGION"))
+}
+
+pub fn start_real(cpu: &VcpuFd) -> Result<()> {
+    let mut s = cpu.get_sregs().map_err(say("KVM_GET_SREGS"))?;
+    s.cs.base = 0;
+    s.cs.selector = 0;
+    cpu.set_sregs(&s).map_err(say("KVM_SET_SREGS"))?;
+    let regs = kvm_regs { rip: CODE, rsp: 0x7000, rflags: 2, ..kvm_regs::default() };
+    cpu.set_regs(&regs).map_err(say("KVM_SET_REGS"))
+}
+
+fn flat(s: &mut kvm_bindings::kvm_sregs, long: bool) {
+    let code = kvm_segment {
+        base: 0,
+        limit: 0xffff_ffff,
+        selector: 8,
+        type_: 11,
+        present: 1,
+        db: u8::from(!long),
+        s: 1,
+        l: u8::from(long),
+        g: 1,
+        ..kvm_segment::default()
+    };
+    let data = kvm_segment { type_: 3, selector: 16, db: 1, l: 0, ..code };
+    s.cs = code;
+    for segment in [&mut s.ds, &mut s.es, &mut s.fs, &mut s.gs, &mut s.ss] {
+        *segment = data;
+    }
+}
+
+pub fn start_long(cpu: &VcpuFd) -> Result<()> {
+    let mut s = cpu.get_sregs().map_err(say("KVM_GET_SREGS"))?;
+    s.cr0 = 0x8000_0033;
+    s.cr3 = TABLES;
+    s.cr4 = 0x20 | 1 << 9;
+    s.efer = 0x500;
+    flat(&mut s, true);
+    cpu.set_sregs(&s).map_err(say("KVM_SET_SREGS"))
+}

@@ -1,0 +1,493 @@
+//! What the VMMs of others rely on, each on a guest of a few instructions.
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, Msrs, kvm_msr_entry};
+use kvm_ioctls::VcpuExit;
+
+use crate::machine::{CODE, Guest, Memory, Result, say, set_region, start_real};
+
+type Test = (&'static str, fn() -> Result<()>);
+
+const TESTS: &[Test] = &[
+    ("kvm::halt", halt),
+    ("kvm::ports", ports),
+    ("kvm::port_strings", port_strings),
+    ("kvm::device_memory", device_memory),
+    ("kvm::device_memory_by_every_width", device_memory_by_every_width),
+    ("kvm::protected_mode", protected_mode),
+    ("kvm::long_mode", long_mode),
+    ("kvm::interrupts_and_windows", interrupts_and_windows),
+    ("kvm::exceptions_reach_their_handler", exceptions_reach_their_handler),
+    ("kvm::registers_are_kept", registers_are_kept),
+    ("kvm::floating_point_is_the_guests_own", floating_point_is_the_guests_own),
+    ("kvm::model_specific_registers", model_specific_registers),
+    ("kvm::cpuid", cpuid),
+    ("kvm::memory_that_leaves", memory_that_leaves),
+    ("kvm::dirty_log", dirty_log),
+    ("kvm::two_cpus", two_cpus),
+    ("kvm::immediate_exit", immediate_exit),
+    ("kvm::a_signal_ends_a_loop", a_signal_ends_a_loop),
+    ("kvm::triple_fault", triple_fault),
+    ("kvm::refusals", refusals),
+    ("kvm::another_process", another_process),
+];
+
+/// Runs those whose name contains the filter.
+pub fn run_all(filter: &str) -> ExitCode {
+    let (mut passed, mut failed) = (0, 0);
+    for (name, run) in TESTS.iter().filter(|(name, _)| name.contains(filter)) {
+        match run() {
+            Ok(()) => {
+                println!("test {name} ... ok");
+                passed += 1;
+            }
+            Err(why) => {
+                println!("test {name} ... FAILED: {why}");
+                failed += 1;
+            }
+        }
+    }
+    println!("{passed} passed, {failed} failed");
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<()> {
+    if holds { Ok(()) } else { Err(why()) }
+}
+
+/// An exit in words that do not borrow from the CPU.
+fn step(guest: &mut Guest) -> Result<String> {
+    loop {
+        return match guest.cpu.run() {
+            Ok(VcpuExit::IoOut(port, data)) => Ok(format!("out {port:#x} {data:x?}")),
+            Ok(VcpuExit::IoIn(port, data)) => Ok(format!("in {port:#x} {}", data.len())),
+            Ok(VcpuExit::MmioRead(at, data)) => Ok(format!("read {at:#x} {}", data.len())),
+            Ok(VcpuExit::MmioWrite(at, data)) => Ok(format!("write {at:#x} {data:x?}")),
+            Ok(VcpuExit::Hlt) => Ok("hlt".into()),
+            Ok(VcpuExit::Shutdown) => Ok("shutdown".into()),
+            Ok(VcpuExit::IrqWindowOpen) => Ok("window".into()),
+            Ok(other) => Ok(format!("{other:?}")),
+            Err(error) if error.errno() == libc::EAGAIN => continue,
+            Err(error) => Ok(format!("error {}", error.errno())),
+        };
+    }
+}
+
+fn expect(guest: &mut Guest, wanted: &str) -> Result<()> {
+    let got = step(guest)?;
+    let at = guest.regs()?.rip;
+    ensure(got == wanted, || format!("{got}, not {wanted} (at {at:#x})"))
+}
+
+fn halt() -> Result<()> {
+    let mut guest = Guest::real(&[0xf4])?;
+    expect(&mut guest, "hlt")?;
+    let rip = guest.regs()?.rip;
+    ensure(rip == CODE + 1, || format!("stopped at {rip:#x}"))
+}
+
+fn ports() -> Result<()> {
+    // mov dx,0x3f8; in al,dx; inc al; out dx,al; mov ax,0x1234; out 0x80,ax; in eax,0x60; hlt
+    let code = [
+        0xba, 0xf8, 0x03, 0xec, 0xfe, 0xc0, 0xee, 0xb8, 0x34, 0x12, 0xe7, 0x80, 0x66, 0xe5, 0x60,
+        0xf4,
+    ];
+    let mut guest = Guest::real(&code)?;
+    match guest.cpu.run() {
+        Ok(VcpuExit::IoIn(0x3f8, data)) => data.copy_from_slice(&[0x41]),
+        other => return Err(format!("{other:?}")),
+    }
+    expect(&mut guest, "out 0x3f8 [42]")?;
+    expect(&mut guest, "out 0x80 [34, 12]")?;
+    match guest.cpu.run() {
+        Ok(VcpuExit::IoIn(0x60, data)) => data.copy_from_slice(&[1, 2, 3, 4]),
+        other => return Err(format!("{other:?}")),
+    }
+    expect(&mut guest, "hlt")?;
+    let rax = guest.regs()?.rax;
+    ensure(rax == 0x0403_0201, || format!("rax {rax:#x}"))
+}
+
+fn port_strings() -> Result<()> {
+    // mov dx,0x1f0; mov cx,6; mov si,0x2000; rep outsb; mov cx,3; mov di,0x3000; rep insw; hlt
+    let code = [
+        0xba, 0xf0, 0x01, 0xb9, 6, 0, 0xbe, 0x00, 0x20, 0xf3, 0x6e, 0xb9, 3, 0, 0xbf, 0x00, 0x30,
+        0xf3, 0x6d, 0xf4,
+    ];
+    let mut guest = Guest::real(&code)?;
+    guest.memory.write(0x2000, b"string");
+    let mut sent = Vec::new();
+    let mut next = 0u8;
+    loop {
+        match guest.cpu.run() {
+            Ok(VcpuExit::IoOut(0x1f0, data)) => sent.extend_from_slice(data),
+            Ok(VcpuExit::IoIn(0x1f0, data)) => {
+                for byte in data {
+                    next += 1;
+                    *byte = next;
+                }
+            }
+            Ok(VcpuExit::Hlt) => break,
+            other => return Err(format!("{other:?}")),
+        }
+    }
+    let got: Vec<u8> = (0..7).map(|n| guest.memory.byte(0x3000 + n)).collect();
+    ensure(sent == b"string", || format!("out: {sent:?}"))?;
+    ensure(got == [1, 2, 3, 4, 5, 6, 0], || format!("in: {got:?}"))?;
+    let regs = guest.regs()?;
+    let ends = (regs.rcx, regs.rsi, regs.rdi);
+    ensure(ends == (0, 0x2006, 0x3006), || format!("{ends:x?}"))
+}
+
+fn device_memory() -> Result<()> {
+    // mov ax,0xffff; mov es,ax; mov al,es:[0x20]; add byte es:[0x21],5; mov es:[0x22],al; hlt
+    let code = [
+        0xb8, 0xff, 0xff, 0x8e, 0xc0, 0x26, 0xa0, 0x20, 0x00, 0x26, 0x80, 0x06, 0x21, 0x00, 0x05,
+        0x26, 0xa2, 0x22, 0x00, 0xf4,
+    ];
+    let mut guest = Guest::real(&code)?;
+    match guest.cpu.run() {
+        Ok(VcpuExit::MmioRead(0x10_0010, data)) => data.copy_from_slice(&[0x77]),
+        other => return Err(format!("{other:?}")),
+    }
+    match guest.cpu.run() {
+        Ok(VcpuExit::MmioRead(0x10_0011, data)) => data.copy_from_slice(&[0x10]),
+        other => return Err(format!("{other:?}")),
+    }
+    expect(&mut guest, "write 0x100011 [15]")?;
+    expect(&mut guest, "write 0x100012 [77]")?;
+    expect(&mut guest, "hlt")
+}
+
+fn device_memory_by_every_width() -> Result<()> {
+    // mov rbx,0x3000000; mov [rbx],rax; mov [rbx+8],eax; movzx ecx,word [rbx+16];
+    // movsx rdx,byte [rbx+24]; xchg [rbx+32],esi; lock cmpxchg [rbx+40],edi; hlt
+    let code = [
+        0x48, 0xc7, 0xc3, 0, 0, 0, 3, 0x48, 0x89, 0x03, 0x89, 0x43, 8, 0x0f, 0xb7, 0x4b, 16, 0x48,
+        0x0f, 0xbe, 0x53, 24, 0x87, 0x73, 32, 0xf0, 0x0f, 0xb1, 0x7b, 40, 0xf4,
+    ];
+    let mut guest = Guest::long(&code)?;
+    let mut regs = guest.regs()?;
+    (regs.rax, regs.rsi, regs.rdi) = (0x1122_3344_5566_7788, 0xaaaa, 0xbbbb);
+    guest.set_regs(&regs)?;
+    expect(&mut guest, "write 0x3000000 [88, 77, 66, 55, 44, 33, 22, 11]")?;
+    expect(&mut guest, "write 0x3000008 [88, 77, 66, 55]")?;
+    for (at, answer) in [(16, &[0x34, 0x12][..]), (24, &[0x80]), (32, &[1, 0, 0, 0])] {
+        match guest.cpu.run() {
+            Ok(VcpuExit::MmioRead(address, data)) if address == 0x300_0000 + at => {
+                data.copy_from_slice(answer);
+            }
+            other => return Err(format!("at {at}: {other:?}")),
+        }
+    }
+    expect(&mut guest, "write 0x3000020 [aa, aa, 0, 0]")?;
+    match guest.cpu.run() {
+        // Equal to EAX: EDI is stored.
+        Ok(VcpuExit::MmioRead(0x300_0028, data)) => data.copy_from_slice(&[0x88, 0x77, 0x66, 0x55]),
+        other => return Err(format!("{other:?}")),
+    }
+    expect(&mut guest, "write 0x3000028 [bb, bb, 0, 0]")?;
+    expect(&mut guest, "hlt")?;
+    let regs = guest.regs()?;
+    let got = (regs.rcx, regs.rdx, regs.rsi, regs.rflags & 0x40);
+    ensure(got == (0x1234, 0xffff_ffff_ffff_ff80, 1, 0x40), || format!("{got:x?}"))
+}
+
+fn protected_mode() -> Result<()> {
+    // mov ebx,0x9000; mov dword [ebx],0x12345678; mov eax,[ebx]; out 0x80,eax; hlt
+    let code =
+        [0xbb, 0x00, 0x90, 0, 0, 0xc7, 0x03, 0x78, 0x56, 0x34, 0x12, 0x8b, 0x03, 0xe7, 0x80, 0xf4];
+    let mut guest = Guest::protected(&code)?;
+    expect(&mut guest, "out 0x80 [78, 56, 34, 12]")?;
+    expect(&mut guest, "hlt")
+}
+
+fn long_mode() -> Result<()> {
+    // mov r9,0x123456789abcdef0; mov [0x9000],r9; out 0x80,al; hlt
+    let code = [
+        0x49, 0xb9, 0xf0, 0xde, 0xbc, 0x9a, 0x78, 0x56, 0x34, 0x12, 0x4c, 0x89, 0x0c, 0x25, 0x00,
+        0x90, 0, 0, 0xe6, 0x80, 0xf4,
+    ];
+    let mut guest = Guest::long(&code)?;
+    expect(&mut guest, "out 0x80 [0]")?;
+    expect(&mut guest, "hlt")?;
+    let low = guest.memory.byte(0x9000);
+    ensure(low == 0xf0, || format!("stored {low:#x}"))
+}
+
+/// The VMM gives an interrupt when the window opens, and the handler runs.
+fn interrupts_and_windows() -> Result<()> {
+    // cli; out 0x80,al; sti; nop; nop; jmp -3 (to the nops); handler: out 0x81,al; hlt
+    let code = [0xfa, 0xe6, 0x80, 0xfb, 0x90, 0x90, 0xeb, 0xfc];
+    let mut guest = Guest::real(&code)?;
+    guest.memory.write(0x1100, &[0xe6, 0x81, 0xf4]);
+    // The vector's entry in the table of real mode: offset, segment.
+    guest.memory.write(0x30 * 4, &[0x00, 0x11, 0, 0]);
+    expect(&mut guest, "out 0x80 [0]")?;
+    guest.cpu.get_kvm_run().request_interrupt_window = 1;
+    expect(&mut guest, "window")?;
+    guest.cpu.get_kvm_run().request_interrupt_window = 0;
+    interrupt(&guest, 0x30)?;
+    expect(&mut guest, "out 0x81 [0]")?;
+    expect(&mut guest, "hlt")
+}
+
+/// KVM_INTERRUPT, which kvm-ioctls does not have.
+fn interrupt(guest: &Guest, vector: u32) -> Result<()> {
+    use std::os::fd::AsRawFd;
+    const KVM_INTERRUPT: u64 = 0x4004_ae86;
+    // SAFETY: the ioctl reads four bytes.
+    let done = unsafe { libc::ioctl(guest.cpu.as_raw_fd(), KVM_INTERRUPT, &raw const vector) };
+    ensure(done == 0, || format!("KVM_INTERRUPT: {}", std::io::Error::last_os_error()))
+}
+
+fn exceptions_reach_their_handler() -> Result<()> {
+    // #UD by ud2, #DE by div, hlt; the handler: out 0x81,al; pop ax; add ax,2; push ax; iret
+    let code = [0x0f, 0x0b, 0x31, 0xdb, 0xf7, 0xf3, 0xf4];
+    let mut guest = Guest::real(&code)?;
+    let handler = [0xe6, 0x81, 0x58, 0x05, 2, 0, 0x50, 0xcf];
+    guest.memory.write(0x1100, &handler);
+    for vector in [0, 6] {
+        guest.memory.write(vector * 4, &[0x00, 0x11, 0, 0]);
+    }
+    expect(&mut guest, "out 0x81 [0]")?;
+    // AX is where the handler has sent the program: behind the first one.
+    expect(&mut guest, "out 0x81 [2]")?;
+    expect(&mut guest, "hlt")
+}
+
+fn registers_are_kept() -> Result<()> {
+    let mut guest = Guest::long(&[0xe6, 0x80, 0xf4])?;
+    let mut regs = guest.regs()?;
+    let fields = [
+        &mut regs.rax,
+        &mut regs.rbx,
+        &mut regs.rcx,
+        &mut regs.rdx,
+        &mut regs.rsi,
+        &mut regs.rdi,
+        &mut regs.rbp,
+        &mut regs.r8,
+        &mut regs.r9,
+        &mut regs.r10,
+        &mut regs.r11,
+        &mut regs.r12,
+        &mut regs.r13,
+        &mut regs.r14,
+        &mut regs.r15,
+    ];
+    for (n, field) in fields.into_iter().enumerate() {
+        *field = 0x0101_0101_0101_0101 * (n as u64 + 1);
+    }
+    guest.set_regs(&regs)?;
+    expect(&mut guest, "out 0x80 [1]")?;
+    let after = guest.regs()?;
+    regs.rip += 2;
+    ensure(after == regs, || format!("{after:x?}, not {regs:x?}"))?;
+    let sregs = guest.cpu.get_sregs().map_err(say("KVM_GET_SREGS"))?;
+    guest.cpu.set_sregs(&sregs).map_err(say("KVM_SET_SREGS"))?;
+    let again = guest.cpu.get_sregs().map_err(say("KVM_GET_SREGS"))?;
+    ensure(again == sregs, || format!("{again:x?}, not {sregs:x?}"))?;
+    let events = guest.cpu.get_vcpu_events().map_err(say("KVM_GET_VCPU_EVENTS"))?;
+    guest.cpu.set_vcpu_events(&events).map_err(say("KVM_SET_VCPU_EVENTS"))?;
+    let debug = guest.cpu.get_debug_regs().map_err(say("KVM_GET_DEBUGREGS"))?;
+    guest.cpu.set_debug_regs(&debug).map_err(say("KVM_SET_DEBUGREGS"))?;
+    let xcrs = guest.cpu.get_xcrs().map_err(say("KVM_GET_XCRS"))?;
+    guest.cpu.set_xcrs(&xcrs).map_err(say("KVM_SET_XCRS"))?;
+    expect(&mut guest, "hlt")
+}
+
+/// XMM0 of the guest and of the program are two registers.
+fn floating_point_is_the_guests_own() -> Result<()> {
+    // movq rax,xmm0; out 0x80,eax; movq xmm0,rbx; hlt
+    let code = [0x66, 0x48, 0x0f, 0x7e, 0xc0, 0xe7, 0x80, 0x66, 0x48, 0x0f, 0x6e, 0xc3, 0xf4];
+    let mut guest = Guest::long(&code)?;
+    let mut fpu = guest.cpu.get_fpu().map_err(say("KVM_GET_FPU"))?;
+    fpu.xmm[0][..4].copy_from_slice(&[0x11, 0x22, 0x33, 0x44]);
+    guest.cpu.set_fpu(&fpu).map_err(say("KVM_SET_FPU"))?;
+    let mut regs = guest.regs()?;
+    regs.rbx = 0x0bad_cafe;
+    guest.set_regs(&regs)?;
+    let own = core::hint::black_box(1.5f64) * core::hint::black_box(2.0);
+    expect(&mut guest, "out 0x80 [11, 22, 33, 44]")?;
+    expect(&mut guest, "hlt")?;
+    let fpu = guest.cpu.get_fpu().map_err(say("KVM_GET_FPU"))?;
+    let got = u32::from_le_bytes([fpu.xmm[0][0], fpu.xmm[0][1], fpu.xmm[0][2], fpu.xmm[0][3]]);
+    ensure(got == 0x0bad_cafe, || format!("xmm0 {got:#x}"))?;
+    ensure(core::hint::black_box(own) == 3.0, || "the program's own value is gone".into())
+}
+
+fn model_specific_registers() -> Result<()> {
+    // mov ecx,0xc0000082; rdmsr; out 0x80,eax; mov ecx,0x12345; rdmsr (#GP: no handler)
+    let code = [
+        0xb9, 0x82, 0, 0, 0xc0, 0x0f, 0x32, 0xe7, 0x80, 0xb9, 0x45, 0x23, 0x01, 0, 0x0f, 0x32, 0xf4,
+    ];
+    let mut guest = Guest::long(&code)?;
+    let entry =
+        kvm_msr_entry { index: 0xc000_0082, data: 0xffff_8000_1234_5678, ..Default::default() };
+    let msrs = Msrs::from_entries(&[entry]).map_err(|e| format!("{e:?}"))?;
+    let set = guest.cpu.set_msrs(&msrs).map_err(say("KVM_SET_MSRS"))?;
+    ensure(set == 1, || format!("{set} set"))?;
+    let bad = kvm_msr_entry { index: 0x1234_5678, data: 1, ..Default::default() };
+    let bad = Msrs::from_entries(&[entry, bad]).map_err(|e| format!("{e:?}"))?;
+    let set = guest.cpu.set_msrs(&bad).map_err(say("KVM_SET_MSRS"))?;
+    ensure(set == 1, || format!("{set} of a good and a bad one"))?;
+    expect(&mut guest, "out 0x80 [78, 56, 34, 12]")?;
+    expect(&mut guest, "shutdown")
+}
+
+fn cpuid() -> Result<()> {
+    // xor ecx,ecx; mov eax,0x40000000; cpuid; out 0x80,ebx via mov eax,ebx; hlt
+    let code = [0x31, 0xc9, 0xb8, 0, 0, 0, 0x40, 0x0f, 0xa2, 0x89, 0xd8, 0xe7, 0x80, 0xf4];
+    let mut guest = Guest::long(&code)?;
+    let list = guest.kvm.get_supported_cpuid(80).map_err(say("KVM_GET_SUPPORTED_CPUID"))?;
+    guest.cpu.set_cpuid2(&list).map_err(say("KVM_SET_CPUID2"))?;
+    let svm = list.as_slice().iter().find(|e| e.function == 0x8000_0001);
+    let svm = svm.is_some_and(|e| e.ecx & 4 != 0);
+    ensure(!svm || std::path::Path::new("/sys/module/kvm").exists(), || "nested SVM".into())?;
+    expect(&mut guest, "out 0x80 [4b, 56, 4d, 4b]")?;
+    expect(&mut guest, "hlt")
+}
+
+/// What the program unmaps, protects or forgets is so for the guest at once.
+fn memory_that_leaves() -> Result<()> {
+    // inc byte [0x5000]; hlt; jmp back
+    let code = [0xfe, 0x06, 0x00, 0x50, 0xf4, 0xeb, 0xf9];
+    let mut guest = Guest::real(&code)?;
+    for round in 1..4 {
+        expect(&mut guest, "hlt")?;
+        let count = guest.memory.byte(0x5000);
+        ensure(count == round, || format!("counted {count}, not {round}"))?;
+    }
+    guest.memory.forget(0x5000, 4096);
+    expect(&mut guest, "hlt")?;
+    ensure(guest.memory.byte(0x5000) == 1, || "an old page was written".into())?;
+    guest.memory.protect(0x5000, 4096, libc::PROT_READ);
+    let got = step(&mut guest)?;
+    ensure(got == "error 14", || format!("read-only: {got}"))?;
+    guest.memory.protect(0x5000, 4096, libc::PROT_READ | libc::PROT_WRITE);
+    expect(&mut guest, "hlt")?;
+    ensure(guest.memory.byte(0x5000) == 2, || "not counted on".into())
+}
+
+fn dirty_log() -> Result<()> {
+    let code = [0xfe, 0x06, 0x00, 0x50, 0xf4, 0xeb, 0xf9];
+    let mut guest = Guest::real(&code)?;
+    expect(&mut guest, "hlt")?;
+    let bytes = crate::machine::BYTES;
+    set_region(&guest.vm, 0, 0, &guest.memory, bytes, KVM_MEM_LOG_DIRTY_PAGES)?;
+    let log = |guest: &Guest| guest.vm.get_dirty_log(0, bytes).map_err(say("KVM_GET_DIRTY_LOG"));
+    log(&guest)?;
+    for _ in 0..2 {
+        expect(&mut guest, "hlt")?;
+        let written = log(&guest)?;
+        ensure(written[0] == 1 << 5, || format!("written: {written:x?}"))?;
+        let again = log(&guest)?;
+        ensure(again.iter().all(|&word| word == 0), || format!("not written: {again:x?}"))?;
+    }
+    Ok(())
+}
+
+/// Two CPUs of one guest hand a counter back and forth.
+fn two_cpus() -> Result<()> {
+    // wait: mov al,[0x5000]; and al,1; cmp al,bl; jne wait; inc byte [0x5000]; dec cx; jnz wait; hlt
+    let code = [
+        0xa0, 0x00, 0x50, 0x24, 1, 0x38, 0xd8, 0x75, 0xf7, 0xfe, 0x06, 0x00, 0x50, 0x49, 0x75,
+        0xf0, 0xf4,
+    ];
+    let mut guest = Guest::real(&code)?;
+    let mut second = guest.vm.create_vcpu(1).map_err(say("KVM_CREATE_VCPU"))?;
+    start_real(&second)?;
+    let mut regs = guest.regs()?;
+    regs.rcx = 50;
+    guest.set_regs(&regs)?;
+    regs.rbx = 1;
+    second.set_regs(&regs).map_err(say("KVM_SET_REGS"))?;
+    let other = std::thread::spawn(move || match second.run() {
+        Ok(VcpuExit::Hlt) => Ok(()),
+        other => Err(format!("second: {other:?}")),
+    });
+    expect(&mut guest, "hlt")?;
+    other.join().map_err(|_| "the thread panicked")??;
+    let count = guest.memory.byte(0x5000);
+    ensure(count == 100, || format!("counted to {count}"))
+}
+
+fn immediate_exit() -> Result<()> {
+    let mut guest = Guest::real(&[0xe6, 0x80, 0xf4])?;
+    guest.cpu.set_kvm_immediate_exit(1);
+    expect(&mut guest, "error 4")?;
+    let rip = guest.regs()?.rip;
+    ensure(rip == CODE, || format!("went to {rip:#x}"))?;
+    guest.cpu.set_kvm_immediate_exit(0);
+    expect(&mut guest, "out 0x80 [0]")
+}
+
+static SIGNALLED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn on_signal(_: i32) {
+    SIGNALLED.store(true, Ordering::SeqCst);
+}
+
+fn a_signal_ends_a_loop() -> Result<()> {
+    let mut guest = Guest::real(&[0xeb, 0xfe])?;
+    // SAFETY: the handler only stores to an atomic.
+    unsafe { libc::signal(libc::SIGUSR1, on_signal as *const () as usize) };
+    // SAFETY: this thread lives until the other has been joined.
+    let me = unsafe { libc::pthread_self() } as usize;
+    let other = std::thread::spawn(move || {
+        while !SIGNALLED.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(20));
+            // SAFETY: as above.
+            unsafe { libc::pthread_kill(me as libc::pthread_t, libc::SIGUSR1) };
+        }
+    });
+    let result = expect(&mut guest, "error 4");
+    other.join().map_err(|_| "the thread panicked")?;
+    result
+}
+
+fn triple_fault() -> Result<()> {
+    let mut guest = Guest::long(&[0x0f, 0x0b])?;
+    expect(&mut guest, "shutdown")
+}
+
+fn refusals() -> Result<()> {
+    let guest = Guest::real(&[0xf4])?;
+    let memory = Memory::new(1 << 16);
+    let is_refused = |result: Result<()>| result.is_err();
+    let vm = &guest.vm;
+    ensure(is_refused(set_region(vm, 1, 0x800, &memory, 4096, 0)), || "unaligned".into())?;
+    ensure(is_refused(set_region(vm, 1, 0xff000, &memory, 8192, 0)), || "overlap".into())?;
+    ensure(is_refused(set_region(vm, 1, u64::MAX - 4095, &memory, 4096, 0)), || "far".into())?;
+    ensure(is_refused(set_region(vm, 7, 0, &memory, 0, 0)), || "none there".into())?;
+    ensure(is_refused(set_region(vm, 1, 1 << 20, &memory, 4096, 1 << 9)), || "flags".into())?;
+    ensure(guest.vm.create_vcpu(0).is_err(), || "a second CPU 0".into())?;
+    ensure(guest.vm.create_vcpu(100_000).is_err(), || "CPU 100000".into())?;
+    let mut sregs = guest.cpu.get_sregs().map_err(say("KVM_GET_SREGS"))?;
+    sregs.efer = 0x500;
+    ensure(guest.cpu.set_sregs(&sregs).is_err(), || "long mode without paging".into())
+}
+
+/// A forked child has the descriptors, and not the guest.
+fn another_process() -> Result<()> {
+    let mut guest = Guest::real(&[0xf4])?;
+    // SAFETY: the child only makes one call and ends.
+    match unsafe { libc::fork() } {
+        0 => {
+            let refused = matches!(guest.cpu.run(), Err(error) if error.errno() == libc::EIO);
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(!refused)) }
+        }
+        pid => {
+            let mut status = 0;
+            // SAFETY: the child is this process's.
+            unsafe { libc::waitpid(pid, &raw mut status, 0) };
+            ensure(status == 0, || format!("the child: {status:#x}"))?;
+        }
+    }
+    expect(&mut guest, "hlt")
+}

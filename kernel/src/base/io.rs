@@ -1,0 +1,345 @@
+//! Where data goes to and comes from in read and write calls: a program's buffers or the kernel's.
+//!
+//! [`Sink`] and [`Source`] are cursors. They know how much is left, and copying through them may
+//! sleep and fail with EFAULT, so no spin lock may be held. What was copied before a fault stays
+//! copied and is counted.
+
+use alloc::vec::Vec;
+
+use abi::{Errno, Result};
+use machine::frame::Frame;
+use machine::uaccess;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::base::user::{UserPtr, efault};
+
+/// `struct iovec` (readv(2)).
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug)]
+#[repr(C)]
+pub struct IoVec {
+    /// Start of the buffer in the program.
+    pub base: u64,
+    /// Its length, bytes.
+    pub len: u64,
+}
+
+/// Most elements of an I/O vector (IOV_MAX).
+pub const IOV_MAX: usize = 1024;
+/// The most one call transfers (read(2): 0x7ffff000).
+pub const MAX_TRANSFER: usize = 0x7fff_f000;
+
+/// Reads and checks an I/O vector. The total is cut at [`MAX_TRANSFER`].
+pub fn read_iovec(address: u64, count: u64) -> Result<Vec<IoVec>> {
+    if count > IOV_MAX as u64 {
+        return Err(Errno::EINVAL);
+    }
+    let mut vector = UserPtr::<IoVec>::new(address).read_many(count as usize)?;
+    let mut left = MAX_TRANSFER as u64;
+    for part in &mut vector {
+        if part.len > i64::MAX as u64 {
+            return Err(Errno::EINVAL);
+        }
+        if part.len > 0 && !uaccess::is_user_range(part.base, part.len as usize) {
+            return Err(Errno::EFAULT);
+        }
+        part.len = part.len.min(left);
+        left -= part.len;
+    }
+    Ok(vector)
+}
+
+/// A cursor over one buffer of a program.
+struct UserBuffer {
+    at: u64,
+    left: usize,
+}
+
+impl UserBuffer {
+    #[inline(always)]
+    fn new(at: u64, len: usize) -> Self {
+        UserBuffer { at, left: len.min(MAX_TRANSFER) }
+    }
+
+    /// Copies up to `len` bytes with `copy` (address, length). Nothing to copy is no access: the
+    /// address may be anything.
+    #[inline(always)]
+    fn pass(&mut self, len: usize, copy: impl FnOnce(u64, usize) -> Result<()>) -> Result<usize> {
+        let len = len.min(self.left);
+        if len > 0 {
+            copy(self.at, len)?;
+            self.at += len as u64;
+            self.left -= len;
+        }
+        Ok(len)
+    }
+}
+
+/// A cursor over a program's buffers.
+struct UserVector<'a> {
+    parts: &'a [IoVec],
+    /// Bytes of the first part already used.
+    used: usize,
+    left: usize,
+}
+
+impl<'a> UserVector<'a> {
+    fn new(parts: &'a [IoVec]) -> Self {
+        let left = parts.iter().map(|part| part.len as usize).sum();
+        UserVector { parts, used: 0, left }
+    }
+
+    /// The next contiguous piece: address and length. None at the end.
+    fn piece(&mut self) -> Option<(u64, usize)> {
+        while self.left > 0 {
+            let part = self.parts.first()?;
+            if self.used < part.len as usize {
+                let len = (part.len as usize - self.used).min(self.left);
+                return Some((part.base + self.used as u64, len));
+            }
+            self.parts = &self.parts[1..];
+            self.used = 0;
+        }
+        None
+    }
+
+    /// Copies up to `len` bytes with `copy` (address, position, length); an error only if nothing
+    /// went.
+    fn pass(
+        &mut self,
+        len: usize,
+        mut copy: impl FnMut(u64, usize, usize) -> Result<()>,
+    ) -> Result<usize> {
+        let mut done = 0;
+        while done < len
+            && let Some((at, room)) = self.piece()
+        {
+            let step = room.min(len - done);
+            match copy(at, done, step) {
+                Ok(()) => {}
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+            self.used += step;
+            self.left -= step;
+            done += step;
+        }
+        Ok(done)
+    }
+}
+
+enum To<'a> {
+    User(UserBuffer),
+    Vector(UserVector<'a>),
+    Kernel(&'a mut [u8], usize),
+}
+
+/// Where a read puts its data.
+pub struct Sink<'a>(To<'a>);
+
+impl<'a> Sink<'a> {
+    /// A program's buffer.
+    #[must_use]
+    pub fn user(base: u64, len: usize) -> Self {
+        Sink(To::User(UserBuffer::new(base, len)))
+    }
+
+    /// A program's buffers, from [`read_iovec`].
+    #[must_use]
+    pub fn user_vector(vector: &'a [IoVec]) -> Self {
+        Sink(To::Vector(UserVector::new(vector)))
+    }
+
+    /// A buffer of the kernel.
+    #[must_use]
+    pub fn kernel(buffer: &'a mut [u8]) -> Self {
+        Sink(To::Kernel(buffer, 0))
+    }
+
+    /// Bytes that still fit.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        match &self.0 {
+            To::User(buffer) => buffer.left,
+            To::Vector(cursor) => cursor.left,
+            To::Kernel(buffer, used) => buffer.len() - used,
+        }
+    }
+
+    /// Copies as many of `bytes` as fit; returns how many. EFAULT only if not one byte went.
+    pub fn put(&mut self, bytes: &[u8]) -> Result<usize> {
+        self.put_with(
+            bytes.len(),
+            |at, from, len| uaccess::write_bytes(at, &bytes[from..from + len]).map_err(efault),
+            |to, from, len| to.copy_from_slice(&bytes[from..from + len]),
+        )
+    }
+
+    /// Puts one word, or what fits of it. EFAULT.
+    #[inline]
+    pub fn put_u64(&mut self, value: u64) -> Result<usize> {
+        match &mut self.0 {
+            To::User(buffer) if buffer.left >= 8 => {
+                buffer.pass(8, |at, _| uaccess::write_u64(at, value).map_err(efault))
+            }
+            _ => self.put(&value.to_ne_bytes()),
+        }
+    }
+
+    /// Copies up to `len` bytes of a frame.
+    #[inline]
+    pub fn put_frame(&mut self, frame: &Frame, offset: usize, len: usize) -> Result<usize> {
+        self.put_with(
+            len,
+            |at, from, len| uaccess::copy_from_frame(at, frame, offset + from, len).map_err(efault),
+            |to, from, _| frame.read(offset + from, to),
+        )
+    }
+
+    /// Writes up to `len` zero bytes.
+    pub fn put_zeros(&mut self, len: usize) -> Result<usize> {
+        self.put_with(
+            len,
+            |at, _, len| uaccess::write_zeros(at, len).map_err(efault),
+            |to, _, _| to.fill(0),
+        )
+    }
+
+    #[inline(always)]
+    fn put_with(
+        &mut self,
+        len: usize,
+        mut to_user: impl FnMut(u64, usize, usize) -> Result<()>,
+        mut to_kernel: impl FnMut(&mut [u8], usize, usize),
+    ) -> Result<usize> {
+        match &mut self.0 {
+            To::User(buffer) => buffer.pass(len, |at, len| to_user(at, 0, len)),
+            To::Vector(cursor) => cursor.pass(len, to_user),
+            To::Kernel(buffer, used) => {
+                let done = len.min(buffer.len() - *used);
+                to_kernel(&mut buffer[*used..*used + done], 0, done);
+                *used += done;
+                Ok(done)
+            }
+        }
+    }
+}
+
+enum From<'a> {
+    User(UserBuffer),
+    Vector(UserVector<'a>),
+    Kernel(&'a [u8]),
+}
+
+/// Where a write takes its data from.
+pub struct Source<'a>(From<'a>);
+
+impl<'a> Source<'a> {
+    /// A program's buffer.
+    #[must_use]
+    pub fn user(base: u64, len: usize) -> Self {
+        Source(From::User(UserBuffer::new(base, len)))
+    }
+
+    /// A program's buffers, from [`read_iovec`].
+    #[must_use]
+    pub fn user_vector(vector: &'a [IoVec]) -> Self {
+        Source(From::Vector(UserVector::new(vector)))
+    }
+
+    /// A buffer of the kernel.
+    #[must_use]
+    pub fn kernel(buffer: &'a [u8]) -> Self {
+        Source(From::Kernel(buffer))
+    }
+
+    /// Bytes that are left.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        match &self.0 {
+            From::User(buffer) => buffer.left,
+            From::Vector(cursor) => cursor.left,
+            From::Kernel(buffer) => buffer.len(),
+        }
+    }
+
+    /// Forgets all but the next `len` bytes.
+    pub fn truncate(&mut self, len: usize) {
+        match &mut self.0 {
+            From::User(buffer) => buffer.left = buffer.left.min(len),
+            From::Vector(cursor) => cursor.left = cursor.left.min(len),
+            From::Kernel(buffer) => *buffer = &buffer[..len.min(buffer.len())],
+        }
+    }
+
+    /// Copies as many bytes as there are and fit; returns how many. EFAULT only if not one went.
+    pub fn take(&mut self, into: &mut [u8]) -> Result<usize> {
+        let len = into.len();
+        let into = core::cell::RefCell::new(into);
+        self.take_with(
+            len,
+            |at, to, len| {
+                uaccess::read_bytes(at, &mut into.borrow_mut()[to..to + len]).map_err(efault)
+            },
+            |bytes, to| into.borrow_mut()[to..to + bytes.len()].copy_from_slice(bytes),
+        )
+    }
+
+    /// Takes one word; EINVAL if there is less, EFAULT.
+    #[inline]
+    pub fn take_u64(&mut self) -> Result<u64> {
+        match &mut self.0 {
+            From::User(buffer) if buffer.left >= 8 => {
+                let mut value = 0;
+                buffer.pass(8, |at, _| {
+                    value = uaccess::read_u64(at).map_err(efault)?;
+                    Ok(())
+                })?;
+                Ok(value)
+            }
+            _ => self.take_u64_slowly(),
+        }
+    }
+
+    #[cold]
+    fn take_u64_slowly(&mut self) -> Result<u64> {
+        if self.left() < 8 {
+            return Err(Errno::EINVAL);
+        }
+        let mut bytes = [0; 8];
+        if self.take(&mut bytes)? < 8 { Err(Errno::EFAULT) } else { Ok(u64::from_ne_bytes(bytes)) }
+    }
+
+    /// Copies up to `len` bytes into a frame.
+    #[inline]
+    pub fn take_frame(&mut self, frame: &Frame, offset: usize, len: usize) -> Result<usize> {
+        self.take_with(
+            len,
+            |at, to, len| uaccess::copy_to_frame(frame, offset + to, at, len).map_err(efault),
+            |bytes, to| frame.write(offset + to, bytes),
+        )
+    }
+
+    /// Passes over up to `len` bytes.
+    pub fn skip(&mut self, len: usize) -> usize {
+        self.take_with(len, |_, _, _| Ok(()), |_, _| ()).unwrap_or(0)
+    }
+
+    #[inline(always)]
+    fn take_with(
+        &mut self,
+        len: usize,
+        mut from_user: impl FnMut(u64, usize, usize) -> Result<()>,
+        mut from_kernel: impl FnMut(&[u8], usize),
+    ) -> Result<usize> {
+        match &mut self.0 {
+            From::User(buffer) => buffer.pass(len, |at, len| from_user(at, 0, len)),
+            From::Vector(cursor) => cursor.pass(len, from_user),
+            From::Kernel(buffer) => {
+                let done = len.min(buffer.len());
+                from_kernel(&buffer[..done], 0);
+                *buffer = &buffer[done..];
+                Ok(done)
+            }
+        }
+    }
+}

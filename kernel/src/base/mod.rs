@@ -1,0 +1,19 @@
+//! The floor under everything: threads on CPUs, waiting, time, a program's memory and arguments.
+//! It knows no file, no process and no policy.
+//!
+//! Reading order: `sched`, `sync` (waiting), `time`, `user` and `io` (a program's memory), `poll`.
+
+pub mod args;
+pub mod balance;
+pub mod identity;
+pub mod io;
+pub mod params;
+pub mod poll;
+pub mod random;
+pub mod sched;
+pub mod schedstats;
+pub mod sync;
+pub mod tally;
+pub mod time;
+pub mod user;
+pub mod watchdog;

@@ -1,0 +1,77 @@
+//! Readiness: how files tell poll, select and epoll that something can be done now, or wake them
+//! when it can.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use abi::Result;
+
+use crate::base::sync::{WaitQueue, Wake};
+
+/// Poll masks (poll(2)); epoll(7) uses the same numbers.
+#[expect(missing_docs, reason = "poll(2) describes each")]
+pub mod events {
+    pub const IN: u32 = 0x1;
+    pub const PRI: u32 = 0x2;
+    pub const OUT: u32 = 0x4;
+    pub const ERR: u32 = 0x8;
+    pub const HUP: u32 = 0x10;
+    pub const NVAL: u32 = 0x20;
+    pub const RDNORM: u32 = 0x40;
+    pub const RDBAND: u32 = 0x80;
+    pub const WRNORM: u32 = 0x100;
+    pub const WRBAND: u32 = 0x200;
+    pub const RDHUP: u32 = 0x2000;
+    /// Readable, in both spellings.
+    pub const READABLE: u32 = IN | RDNORM;
+    /// Writable, in both spellings.
+    pub const WRITABLE: u32 = OUT | WRNORM;
+}
+
+/// Collects the queues that one poll, select or epoll item waits on. A file's `poll` first
+/// registers every queue that can change its answer, then computes the answer; so no change is
+/// missed.
+pub struct PollTable {
+    waker: Option<Arc<dyn Wake>>,
+    queues: Vec<Arc<WaitQueue>>,
+    exclusive: bool,
+    refusal: Result<()>,
+}
+
+impl PollTable {
+    /// Only asks, registers nowhere.
+    #[must_use]
+    pub fn ask() -> Self {
+        PollTable { waker: None, queues: Vec::new(), exclusive: false, refusal: Ok(()) }
+    }
+
+    /// Registers `waker` with every queue named, until dropped.
+    #[must_use]
+    pub fn register(waker: Arc<dyn Wake>, exclusive: bool) -> Self {
+        PollTable { waker: Some(waker), queues: Vec::new(), exclusive, refusal: Ok(()) }
+    }
+
+    /// Names a queue that will be woken when the file's readiness changes.
+    pub fn wait_on(&mut self, queue: &Arc<WaitQueue>) {
+        let Some(waker) = &self.waker else { return };
+        match queue.try_add(waker.clone(), self.exclusive) {
+            Ok(()) => self.queues.push(queue.clone()),
+            Err(error) => self.refusal = Err(error),
+        }
+    }
+
+    /// ENOMEM if some queue had no room: a change could be missed.
+    pub fn check(&self) -> Result<()> {
+        self.refusal
+    }
+}
+
+impl Drop for PollTable {
+    fn drop(&mut self) {
+        if let Some(waker) = &self.waker {
+            for queue in &self.queues {
+                queue.remove(waker);
+            }
+        }
+    }
+}

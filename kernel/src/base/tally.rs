@@ -1,0 +1,84 @@
+//! What is counted on the way for the command line, if asked to: system calls, those that nothing
+//! serves, files that were looked for in vain. Where it is off, counting costs nothing (system
+//! calls, which then have an entry of their own), or a load and a predicted branch.
+//!
+//! Neighbour: `boot::report` switches it on and tells what was counted.
+
+use alloc::collections::BTreeSet;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use abi::syscalls;
+use machine::sync::SpinLock;
+
+static COUNT_CALLS: AtomicBool = AtomicBool::new(false);
+static NOTE_FILES: AtomicBool = AtomicBool::new(false);
+
+/// Calls by number; the last slot is for numbers beyond Linux's.
+pub type Counts = [AtomicU64; syscalls::END + 1];
+
+static CALLS: Counts = [const { AtomicU64::new(0) }; syscalls::END + 1];
+/// Calls answered with ENOSYS because nothing serves them.
+static MISSING: Counts = [const { AtomicU64::new(0) }; syscalls::END + 1];
+static FILES: SpinLock<BTreeSet<Arc<[u8]>>> = SpinLock::new(BTreeSet::new());
+/// Most missing files that are remembered.
+const FILES_MAX: usize = 4096;
+
+/// Starts counting system calls. The caller sees to it that they are watched.
+pub fn count_calls() {
+    COUNT_CALLS.store(true, Ordering::Relaxed);
+}
+
+/// Starts noting missing files, or does not.
+pub fn note_files(wanted: bool) {
+    NOTE_FILES.store(wanted, Ordering::Relaxed);
+}
+
+#[inline(always)]
+fn slot(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX).min(syscalls::END)
+}
+
+/// A system call was made that is watched.
+pub fn watched_syscall(number: u64) {
+    if COUNT_CALLS.load(Ordering::Relaxed) {
+        CALLS[slot(number)].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A system call was made that nothing serves.
+#[inline]
+pub fn missing_syscall(number: u64) {
+    MISSING[slot(number)].fetch_add(1, Ordering::Relaxed);
+}
+
+/// Whether missing files are to be noted; asked before a path is made absolute.
+#[inline(always)]
+pub fn wants_missing_files() -> bool {
+    NOTE_FILES.load(Ordering::Relaxed)
+}
+
+/// A program asked for this absolute path, and nothing is there.
+pub fn missing_file(path: &[u8]) {
+    let path: Arc<[u8]> = path.into();
+    let mut files = FILES.lock();
+    if files.len() < FILES_MAX {
+        files.insert(path);
+    }
+}
+
+/// System calls so far, if they are counted.
+pub fn calls() -> Option<&'static Counts> {
+    COUNT_CALLS.load(Ordering::Relaxed).then_some(&CALLS)
+}
+
+/// Calls so far that nothing serves.
+pub fn missing_calls() -> &'static Counts {
+    &MISSING
+}
+
+/// The missing files so far, sorted.
+pub fn missing_files() -> Vec<Arc<[u8]>> {
+    FILES.lock().iter().cloned().collect()
+}

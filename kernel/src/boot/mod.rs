@@ -1,0 +1,9 @@
+//! From the first CPU's idle thread to the program's start, and what is told at its end.
+//!
+//! Reading order: `start` (file systems, then the program), `report`, `initramfs`.
+
+pub mod file_systems;
+pub mod host_channel;
+pub mod initramfs;
+pub mod report;
+pub mod start;

@@ -1,0 +1,300 @@
+//! From a running kernel to a running program: the root file system, standard files, the first
+//! process. Runs in a kernel thread, because devices make it sleep.
+//!
+//! Whatever fails here is a boot failure: one line in the log that names the thing, and the machine
+//! ends without a status, which the command line reports as such.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::sync::Arc;
+
+use abi::{Errno, Result, general as raw};
+use formats::boot_config::{BootConfig, RootKind, RwMount, Stdio};
+use formats::control::ToHost;
+use formats::ports;
+use machine::sync::{Once, SpinLock};
+
+use crate::base::time;
+use crate::boot::host_channel::{Listener, listen};
+use crate::boot::initramfs;
+use crate::boot::report;
+use crate::drivers::stdio::{self, Stream};
+use crate::fs::overlay::OverlayFs;
+use crate::fs::tmpfs::{Limits, TmpFs};
+use crate::ipc::timerfd;
+use crate::mm::vdso;
+use crate::process::exec::{self, Request};
+use crate::process::init::{First, PROGRAM_PID};
+use crate::process::signal::{SigInfo, send_to_group};
+use crate::process::{LIMIT_STACK, default_limits};
+use crate::security::credentials::Credentials;
+use crate::tty::WinSize;
+use crate::vfs as fs;
+use crate::vfs::open::{How, open_executable};
+use crate::vfs::path::{Context, FsContext, Location, resolve, walk};
+use crate::vfs::{FdTable, File, FileSystem, FileType, SetAttributes, mount, namei as tree};
+
+static CONFIG: Once<BootConfig> = Once::new();
+
+/// The boot configuration, once it has been read.
+pub fn config() -> Option<&'static BootConfig> {
+    CONFIG.get()
+}
+
+/// What went wrong: the step, and the error.
+struct Failure {
+    step: String,
+    error: Errno,
+}
+
+/// Names the step of an error.
+trait Step<T> {
+    fn step(self, step: impl Into<String>) -> core::result::Result<T, Failure>;
+}
+
+impl<T> Step<T> for Result<T> {
+    fn step(self, step: impl Into<String>) -> core::result::Result<T, Failure> {
+        self.map_err(|error| Failure { step: step.into(), error })
+    }
+}
+
+/// Prepares the first program, as the body of process 1's thread. A boot failure does not come
+/// back.
+pub fn prepare() -> Result<First> {
+    #[cfg(feature = "ktest")]
+    if crate::ktest::is_wanted() {
+        crate::ktest::run();
+    }
+    try_prepare().map_err(|failure| {
+        machine::log!("boot failed: {}: {}", failure.step, failure.error.name());
+        machine::power::off(machine::power::OK)
+    })
+}
+
+/// The program has ended with this wait(2) status, or could not be started: tells the command line.
+pub fn ended(result: Result<i32>) {
+    let fate = match result {
+        Ok(status) if status & 0x7f != 0 => ToHost::Signaled { number: (status & 0x7f) as u8 },
+        Ok(status) => ToHost::Exit { code: (status >> 8) as u8 },
+        Err(error) => {
+            machine::log!("boot failed: starting the program: {}", error.name());
+            machine::power::off(machine::power::OK)
+        }
+    };
+    report::finish(&fate)
+}
+
+fn try_prepare() -> core::result::Result<First, Failure> {
+    crate::base::params::warn_unknown(machine::boot::info().command_line);
+    crate::process::ptrace::apply_options(machine::boot::info().command_line);
+    let config = read_config()?;
+    let config = CONFIG.call_once(|| config);
+    report::init(&config.want);
+    time::notify_of_clock(&[timerfd::clock_was_set, vdso::realtime_changed]);
+    // Longer ones are refused when the configuration is decoded; an empty one keeps the default.
+    let _ = crate::base::identity::set_hostname(&config.hostname);
+    crate::ipc::init();
+    crate::tty::init();
+    crate::kvm::register();
+    let root = mount_root(config)?;
+    mount_standard(&root)?;
+    for share in &config.rw_mounts {
+        mount_share(share, &root)?;
+    }
+    first_program(config, &root)
+}
+
+fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<First, Failure> {
+    let credentials = Credentials::for_user(config.uid, config.gid, config.groups.clone());
+    let fs = Arc::new(FsContext {
+        cwd: SpinLock::new(root.clone()),
+        root: SpinLock::new(root.clone()),
+        umask: config.umask.into(),
+    });
+    let context = Context { fs: fs.clone(), credentials: Arc::new(credentials.clone()) };
+    if let Ok(cwd) = resolve(&context, raw::AT_FDCWD, &config.cwd, walk::FOLLOW | walk::DIRECTORY) {
+        *fs.cwd.lock() = cwd;
+    }
+    let open = |path: &[u8]| open_executable(&context, raw::AT_FDCWD, path, 0);
+    let image = open(&config.program).and_then(|file| {
+        exec::load(Request {
+            path: config.program.clone(),
+            file,
+            arguments: config.argv.clone(),
+            environment: config.env.clone(),
+            credentials: &credentials,
+            secure: false,
+            randomize: true,
+            stack_limit: default_limits()[LIMIT_STACK].soft,
+            open: &open,
+        })
+    });
+    // There is no process yet that a bad file could end.
+    let image = image.map_err(|error| if error == exec::FATAL { Errno::ENOEXEC } else { error });
+    let image = match image {
+        Ok(image) => image,
+        Err(error) => {
+            let path = config.program.clone();
+            report::finish(&match error {
+                Errno::ENOENT | Errno::ENOTDIR => ToHost::NotFound { path },
+                _ => ToHost::NotExecutable { errno: error.number() as u16, path },
+            })
+        }
+    };
+    let files = standard_files(config, &context).step("standard files")?;
+    listen(Arc::new(HostEvents)).step("control channel")?;
+    report::send(&ToHost::BootNs(crate::base::time::now_ns()));
+    Ok(First { image, files: Arc::new(files), fs, credentials })
+}
+
+/// Passes on what the command line says.
+struct HostEvents;
+
+impl Listener for HostEvents {
+    fn window_size(&self, rows: u16, cols: u16) {
+        crate::tty::console::window_changed(rows, cols);
+    }
+
+    fn signal(&self, number: u8) {
+        // The program may have ended meanwhile.
+        let _ = send_to_group(PROGRAM_PID, SigInfo::kernel(u32::from(number)));
+    }
+}
+
+/// Descriptors 0, 1 and 2 as the host's are.
+fn standard_files(config: &BootConfig, context: &Context) -> Result<FdTable> {
+    let files = FdTable::new();
+    let kernel = Context::for_kernel(&context.root());
+    if config.stdio.contains(&Stdio::Tty) {
+        let (rows, cols) = (config.winsize.rows, config.winsize.cols);
+        crate::tty::console::start(WinSize { rows, cols, ..WinSize::default() })?;
+        // The program may open its terminal again, by /dev/stdin.
+        let node = resolve(&kernel, raw::AT_FDCWD, b"/dev/console", 0)?;
+        let owner = SetAttributes { uid: Some(config.uid), ..SetAttributes::default() };
+        node.inode().set_attributes(&owner)?;
+    }
+    let streams = [
+        (Stream::Input, raw::O_RDONLY),
+        (Stream::Output, raw::O_WRONLY),
+        (Stream::Error, raw::O_WRONLY),
+    ];
+    for (fd, (stream, flags)) in streams.into_iter().enumerate() {
+        let file = match config.stdio[fd] {
+            Stdio::Null => {
+                let how = How { flags: raw::O_RDWR, mode: 0, walk: 0 };
+                fs::open::open(context, raw::AT_FDCWD, b"/dev/null", &how)?
+            }
+            Stdio::Tty => {
+                let how = How { flags: raw::O_RDWR, mode: 0, walk: 0 };
+                fs::open::open(&kernel, raw::AT_FDCWD, b"/dev/console", &how)?
+            }
+            Stdio::Pipe => File::new(stdio::open(stream)?, flags, None),
+        };
+        files.insert(file, false, fd as u32, 3)?;
+    }
+    Ok(files)
+}
+
+fn read_config() -> core::result::Result<BootConfig, Failure> {
+    let archive = machine::boot::info().initrd;
+    let wanted = ports::CONFIG_PATH.as_bytes();
+    let mut found = None;
+    // To the end, so that an archive that is cut anywhere is refused before any of it is used.
+    for entry in formats::cpio::Reader::new(archive) {
+        let entry =
+            entry.map_err(|error| Failure { step: format!("{error}"), error: Errno::EINVAL })?;
+        if entry.path == wanted && found.is_none() {
+            found = Some(entry.data);
+        }
+    }
+    if let Some(data) = found {
+        return BootConfig::decode(data).map_err(|error| Failure {
+            step: format!("boot configuration: {error}"),
+            error: Errno::EINVAL,
+        });
+    }
+    Err(Failure {
+        step: format!("the initramfs has no {}", ports::CONFIG_PATH),
+        error: Errno::ENOENT,
+    })
+}
+
+fn mount_root(config: &BootConfig) -> core::result::Result<Location, Failure> {
+    let archive = machine::boot::info().initrd;
+    if config.root == RootKind::Packed {
+        let root = TmpFs::new("rootfs", 0o755, Limits::default());
+        initramfs::unpack(archive, &root.root(), false).step("unpacking the initramfs")?;
+        return Ok(mount::mount_root(root, b"rootfs"));
+    }
+    let lower = attach(ports::ROOT_TAG.as_bytes(), false)?;
+    let overlay = OverlayFs::new(&lower).step("overlay on the root")?;
+    for path in &config.hidden {
+        overlay.hide(path).step(format!("hiding {}", String::from_utf8_lossy(path)))?;
+    }
+    for (path, ..) in STANDARD {
+        overlay.empty_directory(path.as_bytes()).step(*path)?;
+    }
+    initramfs::unpack(archive, &overlay.root(), true).step("unpacking the initramfs")?;
+    Ok(mount::mount_root(overlay, b"overlay"))
+}
+
+/// Largest 9P message: what one request of file contents carries, and a little for its header.
+const MAX_MESSAGE: u32 = 256 * 1024 + 4096;
+
+/// Connects to the 9P device with this mount tag.
+fn attach(tag: &[u8], writable: bool) -> core::result::Result<Arc<dyn FileSystem>, Failure> {
+    let name = || format!("9P share {}", String::from_utf8_lossy(tag));
+    let transport = crate::drivers::ninep_transport::find(tag).ok_or(Errno::ENODEV).step(name())?;
+    let fs = crate::fs::ninep::NinepFs::mount(transport, MAX_MESSAGE, writable).step(name())?;
+    Ok(fs)
+}
+
+type Maker = fn() -> Result<Arc<dyn FileSystem>>;
+
+/// File systems every program expects: where, how it is made, mount flags.
+const STANDARD: &[(&str, Maker, u32)] = &[
+    ("/proc", || Ok(crate::procfs::new()), NO_EXEC),
+    ("/sys", || Ok(crate::procfs::sysfs::new()), NO_EXEC),
+    ("/dev", || crate::fs::devfs::new().map(|fs| fs as Arc<dyn FileSystem>), raw::MS_NOSUID),
+    ("/dev/pts", || Ok(crate::tty::devpts::file_system()), raw::MS_NOSUID | raw::MS_NOEXEC),
+    ("/dev/shm", || Ok(TmpFs::new("tmpfs", 0o1777, Limits::default())), NO_DEVICES),
+    ("/run", || Ok(TmpFs::new("tmpfs", 0o755, Limits::default())), NO_DEVICES),
+];
+const NO_DEVICES: u32 = raw::MS_NOSUID | raw::MS_NODEV;
+const NO_EXEC: u32 = NO_DEVICES | raw::MS_NOEXEC;
+
+fn mount_standard(root: &Location) -> core::result::Result<(), Failure> {
+    super::file_systems::register();
+    for (path, make, flags) in STANDARD {
+        let fs = make().step(*path)?;
+        let name = fs.name();
+        let place = directory(root, path.as_bytes())?;
+        mount::mount(fs, &place, *flags, name.as_bytes()).step(*path)?;
+    }
+    directory(root, b"/tmp").map(|_| ())
+}
+
+/// The directory at an absolute path, made if it is missing.
+fn directory(root: &Location, path: &[u8]) -> core::result::Result<Location, Failure> {
+    let context = Context::for_kernel(root);
+    let step = || String::from_utf8_lossy(path).into_owned();
+    let mut at = 1;
+    while at < path.len() {
+        let end = path[at..].iter().position(|&byte| byte == b'/').map_or(path.len(), |n| at + n);
+        let what = tree::Make::plain(FileType::Directory, 0o755);
+        match tree::make(&context, raw::AT_FDCWD, &path[..end], &what) {
+            Ok(_) | Err(Errno::EEXIST) => {}
+            Err(error) => return Err(Failure { step: step(), error }),
+        }
+        at = end + 1;
+    }
+    resolve(&context, raw::AT_FDCWD, path, walk::FOLLOW | walk::DIRECTORY).step(step())
+}
+
+fn mount_share(share: &RwMount, root: &Location) -> core::result::Result<(), Failure> {
+    let fs = attach(&share.tag, true)?;
+    let place = directory(root, &share.path)?;
+    mount::mount(fs, &place, raw::MS_NODEV, &share.tag)
+        .step(String::from_utf8_lossy(&share.path))?;
+    Ok(())
+}

@@ -1,0 +1,338 @@
+//! Clocks (clock_gettime(2)): which one an id names, reading and setting them.
+
+use alloc::sync::{Arc, Weak};
+
+use abi::{Errno, Result, general as raw};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::base::sync::{WaitError, WaitQueue};
+use crate::base::time::{
+    Deadline, NS_PER_SEC, TimeSpec, TimeVal, now_ns, realtime_ns, realtime_offset_ns,
+    set_realtime_ns,
+};
+use crate::base::user::UserPtr;
+use crate::process::{Process, Thread, find_process, find_thread};
+
+/// A clock.
+#[derive(Clone)]
+pub enum Clock {
+    /// Since 1970.
+    Realtime,
+    /// Since boot; Limen never sleeps, so monotonic and boot time are one clock.
+    Monotonic,
+    /// CPU time of a process. The flags say which part counts.
+    Process(Arc<Process>, Part),
+    /// CPU time of a thread.
+    Thread(Arc<Thread>, Part),
+    /// As `Process`, in something that the process itself owns.
+    OwnProcess(Weak<Process>, Part),
+    /// As `Thread`, in something that its process owns.
+    OwnThread(Weak<Thread>, Part),
+}
+
+/// Which CPU time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// In user mode only.
+    User,
+    /// In user mode and in the kernel.
+    All,
+}
+
+/// The coarse clocks advance in ticks of a real kernel; here they are exact, and say so.
+const RESOLUTION_NS: u64 = 1;
+
+impl Clock {
+    /// The clock with this id; EINVAL.
+    pub fn from_id(id: i32) -> Result<Clock> {
+        if id < 0 {
+            return Self::from_cpu_id(id);
+        }
+        Ok(match id as u32 {
+            raw::CLOCK_REALTIME
+            | raw::CLOCK_REALTIME_COARSE
+            | raw::CLOCK_REALTIME_ALARM
+            | raw::CLOCK_TAI => Clock::Realtime,
+            raw::CLOCK_MONOTONIC
+            | raw::CLOCK_MONOTONIC_RAW
+            | raw::CLOCK_MONOTONIC_COARSE
+            | raw::CLOCK_BOOTTIME
+            | raw::CLOCK_BOOTTIME_ALARM => Clock::Monotonic,
+            raw::CLOCK_PROCESS_CPUTIME_ID => Clock::Process(current().process.clone(), Part::All),
+            raw::CLOCK_THREAD_CPUTIME_ID => Clock::Thread(current().to_arc(), Part::All),
+            _ => return Err(Errno::EINVAL),
+        })
+    }
+
+    /// Ids of CPU clocks of others, as clock_getcpuclockid(3) makes them: the complement of the
+    /// process or thread id, bit 2 for threads, and two bits for the part.
+    fn from_cpu_id(id: i32) -> Result<Clock> {
+        let part = match id & 3 {
+            0 | 2 => Part::All,
+            1 => Part::User,
+            _ => return Err(Errno::EINVAL),
+        };
+        let pid = !(id >> 3) as u32;
+        if id & 4 != 0 {
+            let thread = if pid == 0 { Some(current().to_arc()) } else { find_thread(pid) };
+            let thread = thread.filter(|thread| thread.process.is_current());
+            return Ok(Clock::Thread(thread.ok_or(Errno::EINVAL)?, part));
+        }
+        let own = || Some(current().process.clone());
+        let process = if pid == 0 { own() } else { find_process(pid) };
+        Ok(Clock::Process(process.ok_or(Errno::EINVAL)?, part))
+    }
+
+    /// Its time, nanoseconds.
+    #[must_use]
+    pub fn now_ns(&self) -> u64 {
+        match self {
+            Clock::Realtime => realtime_ns(),
+            Clock::Monotonic => now_ns(),
+            Clock::Process(process, part) => part.of_process(process),
+            Clock::Thread(thread, part) => part.of_thread(thread),
+            Clock::OwnProcess(process, part) => {
+                process.upgrade().map_or(0, |process| part.of_process(&process))
+            }
+            Clock::OwnThread(thread, part) => {
+                thread.upgrade().map_or(0, |thread| part.of_thread(&thread))
+            }
+        }
+    }
+
+    /// The same clock, for something that its process owns.
+    #[must_use]
+    pub fn downgrade(self) -> Clock {
+        match self {
+            Clock::Process(process, part) => Clock::OwnProcess(Arc::downgrade(&process), part),
+            Clock::Thread(thread, part) => Clock::OwnThread(Arc::downgrade(&thread), part),
+            clock => clock,
+        }
+    }
+
+    /// What to subtract from its times to get monotonic ones; None for CPU clocks.
+    #[must_use]
+    pub fn monotonic_offset_ns(&self) -> Option<u64> {
+        match self {
+            Clock::Realtime => Some(realtime_offset_ns()),
+            Clock::Monotonic => Some(0),
+            _ => None,
+        }
+    }
+}
+
+impl Part {
+    fn of_process(self, process: &Process) -> u64 {
+        let [user_ns, kernel_ns] = process.times_ns();
+        if self == Part::User { user_ns } else { user_ns + kernel_ns }
+    }
+
+    fn of_thread(self, thread: &Thread) -> u64 {
+        let (user_ns, kernel_ns) = thread.times_ns();
+        if self == Part::User { user_ns } else { user_ns + kernel_ns }
+    }
+}
+
+/// clock_gettime(2).
+pub fn clock_gettime(args: &Args) -> Result<u64> {
+    // The two common clocks without a look at anything else.
+    let ns = match args.a0() as i32 {
+        0 => realtime_ns(),
+        1 => now_ns(),
+        id => Clock::from_id(id)?.now_ns(),
+    };
+    UserPtr::new(args.a1()).write(&TimeSpec::from_ns(ns))?;
+    Ok(0)
+}
+
+/// clock_getres(2).
+pub fn clock_getres(args: &Args) -> Result<u64> {
+    Clock::from_id(args.a0() as i32)?;
+    UserPtr::new(args.a1()).write_if_some(&TimeSpec::from_ns(RESOLUTION_NS))?;
+    Ok(0)
+}
+
+fn may_set_time() -> Result<()> {
+    let allowed = current().process.credentials().has(raw::CAP_SYS_TIME);
+    if allowed { Ok(()) } else { Err(Errno::EPERM) }
+}
+
+/// clock_settime(2): only the wall clock can be set.
+pub fn clock_settime(args: &Args) -> Result<u64> {
+    Clock::from_id(args.a0() as i32)?;
+    if args.a0() as u32 != raw::CLOCK_REALTIME {
+        return Err(Errno::EINVAL);
+    }
+    let ns = UserPtr::<TimeSpec>::new(args.a1()).read()?.to_ns()?;
+    may_set_time()?;
+    set_wall_clock(ns)
+}
+
+/// Times must stay above the time since boot: Linux, too, refuses to set the clock before it.
+fn set_wall_clock(ns: u64) -> Result<u64> {
+    if ns < now_ns() || ns > i64::MAX as u64 {
+        return Err(Errno::EINVAL);
+    }
+    set_realtime_ns(ns);
+    Ok(0)
+}
+
+/// `struct timezone`: always zero; programs keep their own.
+type TimeZone = [i32; 2];
+
+/// gettimeofday(2).
+pub fn gettimeofday(args: &Args) -> Result<u64> {
+    UserPtr::new(args.a0()).write_if_some(&TimeVal::from_ns(realtime_ns()))?;
+    UserPtr::<TimeZone>::new(args.a1()).write_if_some(&[0; 2])?;
+    Ok(0)
+}
+
+/// settimeofday(2).
+pub fn settimeofday(args: &Args) -> Result<u64> {
+    let time = UserPtr::<TimeVal>::new(args.a0()).non_null().map(UserPtr::read).transpose()?;
+    let zone = UserPtr::<TimeZone>::new(args.a1()).non_null().map(UserPtr::read).transpose()?;
+    let ns = time.map(TimeVal::to_ns).transpose()?;
+    may_set_time()?;
+    if zone.is_some_and(|zone| !(-15 * 60..=15 * 60).contains(&zone[0])) {
+        return Err(Errno::EINVAL);
+    }
+    match ns {
+        Some(ns) => set_wall_clock(ns),
+        None => Ok(0),
+    }
+}
+
+/// time(2).
+pub fn time(args: &Args) -> Result<u64> {
+    let seconds = realtime_ns() / NS_PER_SEC;
+    UserPtr::new(args.a0()).write_if_some(&seconds)?;
+    Ok(seconds)
+}
+
+/// `struct timex` (adjtimex(2)).
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Default)]
+#[repr(C)]
+struct Timex {
+    modes: u32,
+    pad0: u32,
+    offset: i64,
+    frequency: i64,
+    max_error: i64,
+    est_error: i64,
+    status: i32,
+    pad1: u32,
+    constant: i64,
+    precision: i64,
+    tolerance: i64,
+    time: TimeVal,
+    tick: i64,
+    pps: [i64; 2],
+    shift: i32,
+    pad2: u32,
+    counters: [i64; 5],
+    tai: i32,
+    reserved: [i32; 11],
+}
+
+const _: () = assert!(size_of::<Timex>() == 208);
+
+/// The clock is not synchronised by the kernel (STA_UNSYNC, TIME_ERROR).
+const STA_UNSYNC: i32 = 0x40;
+const TIME_ERROR: u64 = 5;
+const MAX_ERROR_US: i64 = 16_000_000;
+
+/// Parts of `modes` (adjtimex(2)).
+const ADJ_SETOFFSET: u32 = 0x100;
+const ADJ_NANO: u32 = 0x2000;
+const ADJ_OFFSET_SINGLESHOT: u32 = 0x8001;
+const ADJ_OFFSET_SS_READ: u32 = 0xa001;
+
+/// A span with its sign in the seconds and parts of a second of `unit_ns` each. None if it does not
+/// fit, or is not normalised.
+fn span_ns(time: TimeVal, unit_ns: i64) -> Option<i64> {
+    let parts_ns = time.usec.checked_mul(unit_ns).filter(|ns| (0..1_000_000_000).contains(ns))?;
+    time.sec.checked_mul(1_000_000_000)?.checked_add(parts_ns)
+}
+
+/// Moves the wall clock. None: further than a number of nanoseconds can tell.
+fn step_clock(by_ns: Option<i64>) -> Result<()> {
+    may_set_time()?;
+    let ns = by_ns.and_then(|by| realtime_ns().checked_add_signed(by)).ok_or(Errno::EINVAL)?;
+    set_wall_clock(ns).map(|_| ())
+}
+
+fn adjust(address: u64) -> Result<u64> {
+    let asked = UserPtr::<Timex>::new(address).read()?;
+    match asked.modes {
+        // What is left of an earlier correction: nothing, since corrections are made at once.
+        0 | ADJ_OFFSET_SS_READ => {}
+        ADJ_OFFSET_SINGLESHOT => step_clock(asked.offset.checked_mul(1000))?,
+        ADJ_SETOFFSET => step_clock(span_ns(asked.time, 1000))?,
+        modes if modes == ADJ_SETOFFSET | ADJ_NANO => step_clock(span_ns(asked.time, 1))?,
+        _ => {
+            may_set_time()?;
+            // Limen does not steer its clock: a host does that for its guests.
+            return Err(Errno::EINVAL);
+        }
+    }
+    let answer = Timex {
+        max_error: MAX_ERROR_US,
+        est_error: MAX_ERROR_US,
+        status: STA_UNSYNC,
+        constant: 2,
+        precision: 1,
+        tolerance: 32_768_000,
+        time: TimeVal::from_ns(realtime_ns()),
+        tick: 10_000,
+        ..Timex::default()
+    };
+    UserPtr::new(address).write(&answer)?;
+    Ok(TIME_ERROR)
+}
+
+/// adjtimex(2).
+pub fn adjtimex(args: &Args) -> Result<u64> {
+    adjust(args.a0())
+}
+
+/// clock_adjtime(2).
+pub fn clock_adjtime(args: &Args) -> Result<u64> {
+    Clock::from_id(args.a0() as i32)?;
+    if args.a0() as u32 == raw::CLOCK_REALTIME { adjust(args.a1()) } else { Err(Errno::EOPNOTSUPP) }
+}
+
+/// clock_nanosleep(2) on a CPU clock: looks again whenever the clock could have got there, which is
+/// no sooner than if all CPUs worked for it.
+pub fn sleep_on_cpu_clock(clock: &Clock, args: &Args) -> Result<u64> {
+    let ns = UserPtr::<TimeSpec>::new(args.a2()).read()?.to_ns()?;
+    match clock {
+        // A thread cannot wait for its own CPU time to pass.
+        Clock::Thread(thread, _) if thread.tid() == current().tid() => return Err(Errno::EINVAL),
+        _ => {}
+    }
+    let absolute = args.a1() as u32 & raw::TIMER_ABSTIME != 0;
+    let target_ns = if absolute { ns } else { clock.now_ns().saturating_add(ns) };
+    let cpus = machine::cpu::cpu_count() as u64;
+    let nobody = WaitQueue::new();
+    loop {
+        let left_ns = target_ns.saturating_sub(clock.now_ns());
+        if left_ns == 0 {
+            return Ok(0);
+        }
+        let deadline = Deadline::after_ns((left_ns / cpus).max(1_000_000));
+        let slept =
+            nobody.wait_deadline(crate::base::sched::Sleep::Interruptible, Some(deadline), || {
+                None::<()>
+            });
+        if slept == Err(WaitError::Interrupted) {
+            let left_ns = target_ns.saturating_sub(clock.now_ns());
+            if absolute {
+                return Err(Errno::ERESTARTNOHAND);
+            }
+            UserPtr::new(args.a3()).write_if_some(&TimeSpec::from_ns(left_ns))?;
+            return Err(Errno::EINTR);
+        }
+    }
+}

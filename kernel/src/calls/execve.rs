@@ -1,0 +1,200 @@
+//! execve(2) and execveat(2): the running process becomes another program.
+//!
+//! [`exec::load`] builds everything new first; up to [`exit::become_only_thread`] every failure
+//! leaves the process as it was. After it nothing fails.
+
+use alloc::format;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+
+use abi::{Errno, Result, general as raw};
+use entry::PtRegs;
+
+use super::capabilities::after_exec;
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::base::user::read_path;
+use crate::calls::mm::map::READ_IMPLIES_EXEC;
+use crate::process::exec::{self, Image, Request};
+use crate::process::{LIMIT_STACK, Process, exit, ptrace};
+use crate::security::credentials::Credentials;
+use crate::vfs::open::open_executable;
+use crate::vfs::path::Context;
+use crate::vfs::{File, permission};
+
+const SET_UID: u32 = 0o4000;
+const SET_GID: u32 = 0o2000;
+const GROUP_EXEC: u32 = 0o010;
+
+/// execve(2).
+pub fn execve(a: &mut Args) -> Result<u64> {
+    let (path, arguments, environment) = (a.a0(), a.a1(), a.a2());
+    execute(a, raw::AT_FDCWD, path, arguments, environment, 0)
+}
+
+/// execveat(2).
+pub fn execveat(a: &mut Args) -> Result<u64> {
+    let flags = a.a4() as u32;
+    if a.a4() & !u64::from(raw::AT_EMPTY_PATH | raw::AT_SYMLINK_NOFOLLOW) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let (dirfd, path, arguments, environment) = (a.a0() as i32, a.a1(), a.a2(), a.a3());
+    execute(a, dirfd, path, arguments, environment, flags)
+}
+
+fn execute(
+    regs: &mut PtRegs,
+    dirfd: i32,
+    path: u64,
+    arguments: u64,
+    environment: u64,
+    flags: u32,
+) -> Result<u64> {
+    let process = &current().process;
+    let path = read_path(path)?;
+    let context = Context::current();
+    let file = open_executable(&context, dirfd, &path, flags)?;
+    let arguments = exec::read_strings(arguments)?;
+    let environment = exec::read_strings(environment)?;
+    let (credentials, secure) = next_credentials(&file, &context.credentials)?;
+    let open = |path: &[u8]| open_executable(&context, raw::AT_FDCWD, path, 0);
+    let personality = process.settings.personality.load(Ordering::Relaxed);
+    let image = exec::load(Request {
+        path: visible_path(dirfd, path),
+        file,
+        arguments,
+        environment,
+        credentials: &credentials,
+        secure,
+        randomize: secure || personality & ADDR_NO_RANDOMIZE == 0,
+        stack_limit: process.limit(LIMIT_STACK),
+        open: &open,
+    });
+    if image.as_ref().is_err_and(|&error| error == exec::FATAL) {
+        exit::exit_group(raw::SIGSEGV as i32);
+    }
+    let image = image?;
+    let old_tid = current().tid();
+    exit::become_only_thread()?;
+    // POINT OF NO RETURN: nothing below fails.
+    become_image(process, image, credentials, secure, regs);
+    ptrace::stop::executed(regs, old_tid);
+    Ok(0)
+}
+
+/// Personality: areas are where they always are.
+const ADDR_NO_RANDOMIZE: u32 = 0x004_0000;
+/// What a program with other rights than its caller does not inherit of its personality: also
+/// ADDR_COMPAT_LAYOUT and MMAP_PAGE_ZERO.
+const CLEARED_ON_SETID: u32 = READ_IMPLIES_EXEC | ADDR_NO_RANDOMIZE | 0x020_0000 | 0x010_0000;
+
+/// The path by which scripts reopen the file (execveat(2), NOTES).
+fn visible_path(dirfd: i32, path: Vec<u8>) -> Vec<u8> {
+    if dirfd == raw::AT_FDCWD || path.first() == Some(&b'/') {
+        return path;
+    }
+    let mut visible = format!("/dev/fd/{dirfd}").into_bytes();
+    if !path.is_empty() {
+        visible.push(b'/');
+        visible.extend_from_slice(&path);
+    }
+    visible
+}
+
+/// What executing the file makes of the caller's credentials (execve(2), capabilities(7)), and
+/// whether the new program must not trust its environment (AT_SECURE).
+fn next_credentials(file: &Arc<File>, old: &Credentials) -> Result<(Credentials, bool)> {
+    let metadata = file.ops().inode().metadata()?;
+    let no_suid = file.location.as_ref().is_some_and(|l| l.mount.flags() & raw::MS_NOSUID != 0);
+    let mut new = old.clone();
+    if !no_suid && !current().seccomp.no_new_privs() {
+        if metadata.mode & SET_UID != 0 {
+            new.euid = metadata.uid;
+        }
+        if metadata.mode & (SET_GID | GROUP_EXEC) == SET_GID | GROUP_EXEC {
+            new.egid = metadata.gid;
+        }
+    }
+    if new.euid != old.euid || new.egid != old.egid {
+        new.ambient = 0;
+    }
+    after_exec(&mut new);
+    let secure = new.euid != new.uid || new.egid != new.gid;
+    Ok((new, secure))
+}
+
+fn become_image(
+    process: &Arc<Process>,
+    image: Image,
+    credentials: Credentials,
+    secure: bool,
+    regs: &mut PtRegs,
+) {
+    let thread = current();
+    let old_credentials = process.credentials();
+    exit::release_futexes(&thread);
+    let readable = image.program.file.as_ref().is_some_and(|file| {
+        permission::check(file.ops().inode().as_ref(), permission::READ, &credentials).is_ok()
+    });
+    let installing = process.image.lock();
+    let old_mm = process.mm.lock().replace(image.mm.clone());
+    machine::task::set_space(image.mm.space());
+    let old_program = core::mem::replace(&mut *process.program.lock(), Arc::new(image.program));
+    set_credentials(process, credentials, &old_credentials);
+    process.settings.not_dumpable.store(secure || !readable, Ordering::Relaxed);
+    drop(installing);
+    exit::release_vfork_parent(process);
+    drop(old_mm);
+    drop(old_program);
+    close_on_exec(process);
+    let handlers = process.handlers.lock().without_handlers();
+    let old_handlers = core::mem::replace(&mut *process.handlers.lock(), Arc::new(handlers));
+    drop(old_handlers);
+    thread.signals.lock().alt_stack = Default::default();
+    crate::process::timers::on_exec(process);
+    *thread.name.lock() = image.name;
+    process.settings.has_executed.store(true, Ordering::Relaxed);
+    // A parent that asked for another signal asked for the old program's (clone(2)).
+    process.exit_signal.store(raw::SIGCHLD, Ordering::Relaxed);
+    let lost = READ_IMPLIES_EXEC | if secure { CLEARED_ON_SETID } else { 0 };
+    process.settings.personality.fetch_and(!lost, Ordering::Relaxed);
+    if secure {
+        process.settings.parent_death_signal.store(0, Ordering::Relaxed);
+    }
+    machine::task::reset_user_segments();
+    machine::fpu::reset_running();
+    // A tracer sees which call this was.
+    let orig_rax = regs.orig_rax;
+    *regs = PtRegs { orig_rax, ..image.regs };
+    // The system call's result goes to RAX, which is 0 at a program's start, as `execute` returns.
+}
+
+/// A program with more rights than its tracer could be made to do anything with them: it does not
+/// get them. A tracer that comes later is checked against the new credentials.
+fn set_credentials(process: &Process, new: Credentials, old: &Credentials) {
+    let raised =
+        new.euid != old.euid || new.egid != old.egid || new.permitted & !old.permitted != 0;
+    process.set_credentials(new);
+    if raised && current().trace.has_weak_tracer() {
+        process.set_credentials(old.clone());
+    }
+}
+
+/// Closes what is marked so. Descriptors that other processes share are copied first.
+fn close_on_exec(process: &Process) {
+    crate::process::forget_own_files();
+    let shared = process.files();
+    // One reference is the process's, one is in hand.
+    let files = if Arc::strong_count(&shared) > 2
+        && let Ok(copy) = shared.duplicate()
+    {
+        let copy = Arc::new(copy);
+        drop(process.replace_files(copy.clone()));
+        copy
+    } else {
+        shared
+    };
+    let closed = files.remove_where(|_, close_on_exec| close_on_exec);
+    drop(closed);
+}

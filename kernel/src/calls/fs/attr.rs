@@ -1,0 +1,407 @@
+//! Attributes changed: chmod(2), chown(2), utimensat(2), truncate(2), fallocate(2), fsync(2).
+
+use alloc::sync::Arc;
+
+use abi::{Errno, Result, general as raw};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::names::attributes_changed;
+use super::{CWD, file, resolve_at};
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::base::time::realtime_ns;
+use crate::base::user::UserPtr;
+use crate::process::signal::send_to_current;
+use crate::security::credentials::Credentials;
+use crate::vfs::deny_write::WriteAccess;
+use crate::vfs::path::{Context, Location};
+use crate::vfs::permission::{self, WRITE, capability, is_owner};
+use crate::vfs::{File, FileType, Metadata, SetAttributes, inotify};
+
+const NS: i64 = 1_000_000_000;
+/// Advice numbers of fadvise64(2) end here.
+const FADVISE_MAX: u32 = raw::POSIX_FADV_NOREUSE;
+
+/// The place behind a descriptor whose attributes are to change; objects without a name get one
+/// that nobody else sees.
+fn place_of(file: &File) -> Location {
+    match &file.location {
+        Some(location) => location.clone(),
+        None => crate::vfs::anon::location(file.ops().inode()),
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// Mode and owner
+
+/// chmod(2).
+pub fn chmod(a: &Args) -> Result<u64> {
+    let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
+    change_mode(&context.credentials, &location, a.a1() as u32)
+}
+
+/// fchmod(2).
+pub fn fchmod(a: &Args) -> Result<u64> {
+    let file = file(a.a0())?;
+    change_mode(&current().process.credentials(), &place_of(&file), a.a1() as u32)
+}
+
+/// fchmodat(2), which has no flags.
+pub fn fchmodat(a: &Args) -> Result<u64> {
+    let (context, location) = resolve_at(a.a0(), a.a1(), 0, true)?;
+    change_mode(&context.credentials, &location, a.a2() as u32)
+}
+
+/// fchmodat2(2).
+pub fn fchmodat2(a: &Args) -> Result<u64> {
+    let flags = super::check_flags(a.a3(), raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
+    let (context, location) = resolve_at(a.a0(), a.a1(), flags, true)?;
+    change_mode(&context.credentials, &location, a.a2() as u32)
+}
+
+fn change_mode(credentials: &Credentials, location: &Location, mode: u32) -> Result<u64> {
+    location.mount.check_writable()?;
+    if location.file_type() == FileType::Symlink {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let of = location.inode().metadata()?;
+    if !is_owner(&of, credentials) {
+        return Err(Errno::EPERM);
+    }
+    let mut mode = mode & 0o7777;
+    if !credentials.in_group(of.gid) && !credentials.has(capability::FSETID) {
+        mode &= !0o2000;
+    }
+    let changes = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
+    location.inode().set_attributes(&changes)?;
+    attributes_changed(location);
+    Ok(0)
+}
+
+/// chown(2).
+pub fn chown(a: &Args) -> Result<u64> {
+    let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
+    change_owner(&context.credentials, &location, a.a1() as u32, a.a2() as u32)
+}
+
+/// lchown(2).
+pub fn lchown(a: &Args) -> Result<u64> {
+    let (context, location) = resolve_at(CWD, a.a0(), 0, false)?;
+    change_owner(&context.credentials, &location, a.a1() as u32, a.a2() as u32)
+}
+
+/// fchown(2).
+pub fn fchown(a: &Args) -> Result<u64> {
+    let file = file(a.a0())?;
+    let credentials = current().process.credentials();
+    change_owner(&credentials, &place_of(&file), a.a1() as u32, a.a2() as u32)
+}
+
+/// fchownat(2).
+pub fn fchownat(a: &Args) -> Result<u64> {
+    let flags = super::check_flags(a.a4(), raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
+    let (context, location) = resolve_at(a.a0(), a.a1(), flags, true)?;
+    change_owner(&context.credentials, &location, a.a2() as u32, a.a3() as u32)
+}
+
+/// `u32::MAX` leaves an id as it is.
+fn change_owner(credentials: &Credentials, location: &Location, uid: u32, gid: u32) -> Result<u64> {
+    location.mount.check_writable()?;
+    let of = location.inode().metadata()?;
+    let uid = (uid != u32::MAX).then_some(uid);
+    let gid = (gid != u32::MAX).then_some(gid);
+    if !credentials.has(capability::CHOWN) {
+        let owns = credentials.fsuid == of.uid;
+        let uid_stays = uid.is_none_or(|uid| uid == of.uid);
+        let gid_fits = gid.is_none_or(|gid| gid == of.gid || credentials.in_group(gid));
+        if uid.is_some() && !(owns && uid_stays) || gid.is_some() && !(owns && gid_fits) {
+            return Err(Errno::EPERM);
+        }
+    }
+    let mode = (of.file_type != FileType::Directory).then(|| without_privilege(&of));
+    let mode = mode.filter(|&mode| mode != of.mode);
+    let changes = SetAttributes { mode, uid, gid, ..SetAttributes::default() };
+    location.inode().set_attributes(&changes)?;
+    attributes_changed(location);
+    Ok(0)
+}
+
+/// A program's mode without set-user-ID and set-group-ID (chown(2)).
+fn without_privilege(of: &Metadata) -> u32 {
+    let group = if of.mode & 0o010 != 0 { 0o2000 } else { 0 };
+    of.mode & !0o4000 & !group
+}
+
+// ------------------------------------------------------------------------------------------------
+// Times
+
+/// `struct timespec`.
+#[derive(FromBytes, IntoBytes, Immutable, Clone, Copy)]
+#[repr(C)]
+struct Timespec {
+    sec: i64,
+    nsec: i64,
+}
+
+/// Times to set; None leaves a time as it is.
+struct Times {
+    atime_ns: Option<i64>,
+    mtime_ns: Option<i64>,
+    /// Both are "now", which whoever may write to the file may set.
+    now: bool,
+}
+
+impl Times {
+    fn now() -> Times {
+        let now_ns = realtime_ns() as i64;
+        Times { atime_ns: Some(now_ns), mtime_ns: Some(now_ns), now: true }
+    }
+
+    fn explicit(atime_ns: i64, mtime_ns: i64) -> Times {
+        Times { atime_ns: Some(atime_ns), mtime_ns: Some(mtime_ns), now: false }
+    }
+}
+
+/// utimensat(2). A null path means the descriptor itself.
+pub fn utimensat(a: &Args) -> Result<u64> {
+    let flags = super::check_flags(a.a3(), raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
+    let times = match UserPtr::<[Timespec; 2]>::new(a.a2()).non_null() {
+        None => Times::now(),
+        Some(at) => {
+            let [access, change] = at.read()?;
+            let omit = |time: &Timespec| time.nsec == i64::from(raw::UTIME_OMIT);
+            if omit(&access) && omit(&change) {
+                return Ok(0);
+            }
+            let is_now = |time: &Timespec| time.nsec == i64::from(raw::UTIME_NOW);
+            Times {
+                now: is_now(&access) && is_now(&change),
+                atime_ns: chosen_time(access)?,
+                mtime_ns: chosen_time(change)?,
+            }
+        }
+    };
+    if a.a1() == 0 && flags & raw::AT_EMPTY_PATH == 0 && a.a0() as i32 != raw::AT_FDCWD {
+        let file = file(a.a0())?;
+        return change_times(&Context::current(), &place_of(&file), &times);
+    }
+    let (context, location) = resolve_at(a.a0(), a.a1(), flags, true)?;
+    change_times(&context, &location, &times)
+}
+
+fn chosen_time(time: Timespec) -> Result<Option<i64>> {
+    match time.nsec {
+        nsec if nsec == i64::from(raw::UTIME_NOW) => Ok(Some(realtime_ns() as i64)),
+        nsec if nsec == i64::from(raw::UTIME_OMIT) => Ok(None),
+        nsec @ 0..NS => Ok(Some(time.sec.saturating_mul(NS).saturating_add(nsec))),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// utime(2): whole seconds.
+pub fn utime(a: &Args) -> Result<u64> {
+    let times = match UserPtr::<[i64; 2]>::new(a.a1()).non_null() {
+        None => Times::now(),
+        Some(at) => {
+            let [access, change] = at.read()?;
+            Times::explicit(access.saturating_mul(NS), change.saturating_mul(NS))
+        }
+    };
+    let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
+    change_times(&context, &location, &times)
+}
+
+/// utimes(2): microseconds.
+pub fn utimes(a: &Args) -> Result<u64> {
+    set_microseconds(CWD, a.a0(), a.a1())
+}
+
+/// futimesat(2).
+pub fn futimesat(a: &Args) -> Result<u64> {
+    set_microseconds(a.a0(), a.a1(), a.a2())
+}
+
+fn set_microseconds(dirfd: u64, path: u64, times: u64) -> Result<u64> {
+    let times = match UserPtr::<[i64; 4]>::new(times).non_null() {
+        None => Times::now(),
+        Some(at) => {
+            let [access, access_us, change, change_us] = at.read()?;
+            let range = 0..1_000_000;
+            if !range.contains(&access_us) || !range.contains(&change_us) {
+                return Err(Errno::EINVAL);
+            }
+            let ns = |sec: i64, us: i64| sec.saturating_mul(NS).saturating_add(us * 1000);
+            Times::explicit(ns(access, access_us), ns(change, change_us))
+        }
+    };
+    let (context, location) = resolve_at(dirfd, path, 0, true)?;
+    change_times(&context, &location, &times)
+}
+
+fn change_times(context: &Context, location: &Location, times: &Times) -> Result<u64> {
+    location.mount.check_writable()?;
+    let of = location.inode().metadata()?;
+    if !is_owner(&of, &context.credentials) {
+        if !times.now {
+            return Err(Errno::EPERM);
+        }
+        permission::check_metadata(&of, WRITE, &context.credentials)?;
+    }
+    let changes = SetAttributes {
+        atime_ns: times.atime_ns,
+        mtime_ns: times.mtime_ns,
+        ..SetAttributes::default()
+    };
+    location.inode().set_attributes(&changes)?;
+    attributes_changed(location);
+    Ok(0)
+}
+
+// ------------------------------------------------------------------------------------------------
+// Size and contents
+
+/// truncate(2).
+pub fn truncate(a: &Args) -> Result<u64> {
+    let size = check_size(a.a1())?;
+    let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
+    match location.file_type() {
+        FileType::Regular => {}
+        FileType::Directory => return Err(Errno::EISDIR),
+        _ => return Err(Errno::EINVAL),
+    }
+    location.mount.check_writable()?;
+    permission::check(location.inode().as_ref(), WRITE, &context.credentials)?;
+    let _access = WriteAccess::new(location.inode().clone())?;
+    resize(&location, size)
+}
+
+/// ftruncate(2).
+pub fn ftruncate(a: &Args) -> Result<u64> {
+    let size = check_size(a.a1())?;
+    let file = file(a.a0())?;
+    let location = file.location.clone().ok_or(Errno::EINVAL)?;
+    if location.file_type() != FileType::Regular || file.check_writable().is_err() {
+        return Err(Errno::EINVAL);
+    }
+    resize(&location, size)
+}
+
+fn check_size(size: u64) -> Result<u64> {
+    if size > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(size) }
+}
+
+fn resize(location: &Location, size: u64) -> Result<u64> {
+    /// RLIMIT_FSIZE's index.
+    const LIMIT_FSIZE: usize = 1;
+    if size > current().process.limit(LIMIT_FSIZE) {
+        send_to_current(raw::SIGXFSZ);
+        return Err(Errno::EFBIG);
+    }
+    let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };
+    location.inode().set_attributes(&changes)?;
+    inotify::event(&location.dentry, raw::IN_MODIFY);
+    Ok(0)
+}
+
+/// fallocate(2).
+pub fn fallocate(a: &Args) -> Result<u64> {
+    let (mode, offset, len) = (a.a1() as u32, a.a2() as i64, a.a3() as i64);
+    let file = file(a.a0())?;
+    let (Ok(offset), Ok(len)) = (u64::try_from(offset), u64::try_from(len)) else {
+        return Err(Errno::EINVAL);
+    };
+    if len == 0 {
+        return Err(Errno::EINVAL);
+    }
+    check_allocate_mode(mode)?;
+    file.check_writable()?;
+    let inode = file.inode();
+    match inode.file_type() {
+        FileType::Regular => {}
+        FileType::Directory => return Err(Errno::EISDIR),
+        FileType::Fifo => return Err(Errno::ESPIPE),
+        _ => return Err(Errno::ENODEV),
+    }
+    if offset.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
+        return Err(Errno::EFBIG);
+    }
+    inode.allocate(mode, offset, len)?;
+    if let Some(location) = &file.location {
+        inotify::event(&location.dentry, raw::IN_MODIFY);
+    }
+    Ok(0)
+}
+
+/// Which flags go together (fallocate(2)).
+fn check_allocate_mode(mode: u32) -> Result<()> {
+    let known = raw::FALLOC_FL_KEEP_SIZE
+        | raw::FALLOC_FL_PUNCH_HOLE
+        | raw::FALLOC_FL_COLLAPSE_RANGE
+        | raw::FALLOC_FL_ZERO_RANGE
+        | raw::FALLOC_FL_INSERT_RANGE
+        | raw::FALLOC_FL_UNSHARE_RANGE;
+    let kind = mode & !raw::FALLOC_FL_KEEP_SIZE;
+    let keeps = mode & raw::FALLOC_FL_KEEP_SIZE != 0;
+    if mode & !known != 0 || kind.count_ones() > 1 || kind == raw::FALLOC_FL_PUNCH_HOLE && !keeps {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let shifts = raw::FALLOC_FL_COLLAPSE_RANGE | raw::FALLOC_FL_INSERT_RANGE;
+    if kind & shifts != 0 && keeps { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
+/// fsync(2) and fdatasync(2).
+pub fn fsync(a: &Args) -> Result<u64> {
+    sync_file(&file(a.a0())?)
+}
+
+fn sync_file(file: &Arc<File>) -> Result<u64> {
+    if !file.is_seekable() {
+        return Err(Errno::EINVAL);
+    }
+    file.inode().sync()?;
+    Ok(0)
+}
+
+/// sync_file_range(2): writes the whole file back.
+pub fn sync_file_range(a: &Args) -> Result<u64> {
+    let (offset, len, flags) = (a.a1() as i64, a.a2() as i64, a.a3() as u32);
+    if flags & !7 != 0 || offset < 0 || len < 0 || offset.checked_add(len).is_none() {
+        return Err(Errno::EINVAL);
+    }
+    let file = file(a.a0())?;
+    if !file.is_seekable() {
+        return Err(Errno::ESPIPE);
+    }
+    sync_file(&file)
+}
+
+/// sync(2).
+pub fn sync(_: &Args) -> Result<u64> {
+    for mount in crate::vfs::mount::all() {
+        // sync(2) has no way to report an error; fsync(2) of the file does.
+        let _ = mount.file_system().sync();
+    }
+    Ok(0)
+}
+
+/// syncfs(2).
+pub fn syncfs(a: &Args) -> Result<u64> {
+    file(a.a0())?.inode().file_system().sync()?;
+    Ok(0)
+}
+
+/// fadvise64(2): the advice is checked, and not needed.
+pub fn fadvise64(a: &Args) -> Result<u64> {
+    let file = file(a.a0())?;
+    if !file.is_seekable() {
+        return Err(Errno::ESPIPE);
+    }
+    if a.a3() as u32 > FADVISE_MAX || (a.a2() as i64) < 0 { Err(Errno::EINVAL) } else { Ok(0) }
+}
+
+/// readahead(2): reads happen in large steps anyway.
+pub fn readahead(a: &Args) -> Result<u64> {
+    let file = file(a.a0())?;
+    file.check_readable()?;
+    if super::is_regular(&file.inode()) { Ok(0) } else { Err(Errno::EINVAL) }
+}

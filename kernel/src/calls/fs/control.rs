@@ -1,0 +1,239 @@
+//! What is done to descriptors and open files: fcntl(2), flock(2), ioctl(2).
+
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+
+use abi::{Errno, Result, general as raw, ioctl as cmd};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::{any_file, file};
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::base::user::UserPtr;
+use crate::fs::tmpfs::TmpInode;
+use crate::vfs::locks::{self, Lock, Owner};
+use crate::vfs::{Fd, File, FileType};
+
+/// Commands that linux-raw-sys does not have (fcntl(2), linux/fcntl.h).
+const F_DUPFD_QUERY: u32 = raw::F_LINUX_SPECIFIC_BASE + 3;
+const F_CREATED_QUERY: u32 = raw::F_LINUX_SPECIFIC_BASE + 4;
+const ALL_SEALS: u32 = raw::F_SEAL_SEAL
+    | raw::F_SEAL_SHRINK
+    | raw::F_SEAL_GROW
+    | raw::F_SEAL_WRITE
+    | raw::F_SEAL_FUTURE_WRITE
+    | raw::F_SEAL_EXEC;
+
+/// fcntl(2).
+pub fn fcntl(a: &Args) -> Result<u64> {
+    let (fd, command, argument) = (a.a0() as Fd, a.a1() as u32, a.a2());
+    let file = any_file(a.a0())?;
+    let files = || current().process.files();
+    match command {
+        raw::F_DUPFD => return duplicate(file, argument, false),
+        raw::F_DUPFD_CLOEXEC => return duplicate(file, argument, true),
+        raw::F_GETFD => return Ok(files().close_on_exec(fd)?.into()),
+        raw::F_SETFD => {
+            let close_on_exec = argument as u32 & raw::FD_CLOEXEC != 0;
+            return files().set_close_on_exec(fd, close_on_exec).map(|()| 0);
+        }
+        raw::F_GETFL => return Ok(file.flags().into()),
+        F_DUPFD_QUERY => {
+            let other = any_file(argument)?;
+            return Ok(Arc::ptr_eq(&file, &other).into());
+        }
+        _ => {}
+    }
+    if file.flags() & raw::O_PATH != 0 {
+        return Err(Errno::EBADF);
+    }
+    match command {
+        raw::F_SETFL => set_flags(&file, argument as u32),
+        raw::F_GETLK => get_lock(&file, argument, false),
+        raw::F_OFD_GETLK => get_lock(&file, argument, true),
+        raw::F_SETLK => set_lock(&file, argument, false, false),
+        raw::F_SETLKW => set_lock(&file, argument, false, true),
+        raw::F_OFD_SETLK => set_lock(&file, argument, true, false),
+        raw::F_OFD_SETLKW => set_lock(&file, argument, true, true),
+        raw::F_GETOWN => Ok(i64::from(file.owner.load(Ordering::Relaxed)) as u64),
+        raw::F_SETOWN => {
+            file.owner.store(argument as i32, Ordering::Relaxed);
+            Ok(0)
+        }
+        raw::F_GETSIG | F_CREATED_QUERY => Ok(0),
+        raw::F_SETSIG if argument <= 64 => Ok(0),
+        raw::F_GETLEASE => Ok(raw::F_UNLCK.into()),
+        raw::F_GETPIPE_SZ => crate::ipc::pipe::fcntl_get_size(&file),
+        raw::F_SETPIPE_SZ => crate::ipc::pipe::fcntl_set_size(&file, argument),
+        raw::F_ADD_SEALS => add_seals(&file, argument as u32),
+        raw::F_GET_SEALS => Ok(seals(&file)?.seals().ok_or(Errno::EINVAL)?.into()),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+fn duplicate(file: Arc<File>, from: u64, close_on_exec: bool) -> Result<u64> {
+    let process = &current().process;
+    let limit = process.fd_limit();
+    if from >= limit as u64 || from > i32::MAX as u64 {
+        return Err(Errno::EINVAL);
+    }
+    let fd = process.files().insert(file, close_on_exec, from as Fd, limit)?;
+    Ok(fd.into())
+}
+
+fn set_flags(file: &File, flags: u32) -> Result<u64> {
+    file.set_flags(flags);
+    Ok(0)
+}
+
+fn seals(file: &File) -> Result<&TmpInode> {
+    let inode = file.ops_as::<TmpInode>().ok_or(Errno::EINVAL)?;
+    inode.seals().map(|_| inode).ok_or(Errno::EINVAL)
+}
+
+fn add_seals(file: &File, added: u32) -> Result<u64> {
+    if added & !ALL_SEALS != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if file.check_writable().is_err() {
+        return Err(Errno::EPERM);
+    }
+    seals(file)?.add_seals(added)?;
+    Ok(0)
+}
+
+// ------------------------------------------------------------------------------------------------
+// Locks
+
+/// `struct flock` (fcntl(2)).
+#[derive(FromBytes, IntoBytes, Immutable, Clone, Copy)]
+#[repr(C)]
+struct Flock {
+    kind: i16,
+    whence: i16,
+    pad: i32,
+    start: i64,
+    len: i64,
+    pid: i32,
+    pad2: i32,
+}
+
+/// The bytes and the owner that the structure names; for unlocking, the range only.
+fn parse(file: &Arc<File>, flock: &Flock, by_file: bool) -> Result<Lock> {
+    if by_file && flock.pid != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let base = match flock.whence as u32 {
+        raw::SEEK_SET => 0,
+        raw::SEEK_CUR => *file.position.lock() as i64,
+        raw::SEEK_END => file.inode().metadata()?.size as i64,
+        _ => return Err(Errno::EINVAL),
+    };
+    let start = base.checked_add(flock.start).ok_or(Errno::EOVERFLOW)?;
+    let (start, end) = match flock.len {
+        0 => (start, i64::MAX),
+        len if len > 0 => (start, start.checked_add(len - 1).ok_or(Errno::EOVERFLOW)?),
+        len => (start.checked_add(len).ok_or(Errno::EINVAL)?, start - 1),
+    };
+    let start = u64::try_from(start).map_err(|_| Errno::EINVAL)?;
+    let end = if end == i64::MAX { u64::MAX } else { end as u64 };
+    let process = &current().process;
+    let (owner, pid) = if by_file {
+        (Owner::OpenFile(file.id), -1)
+    } else {
+        (Owner::Process(process.files().identity()), process.pid as i32)
+    };
+    Ok(Lock { owner, exclusive: flock.kind as u32 == raw::F_WRLCK, start, end, pid })
+}
+
+fn get_lock(file: &Arc<File>, at: u64, by_file: bool) -> Result<u64> {
+    let at = UserPtr::<Flock>::new(at);
+    let mut flock = at.read()?;
+    if !matches!(flock.kind as u32, raw::F_RDLCK | raw::F_WRLCK) {
+        return Err(Errno::EINVAL);
+    }
+    let wanted = parse(file, &flock, by_file)?;
+    match locks::conflict(&file.inode(), &wanted) {
+        None => flock.kind = raw::F_UNLCK as i16,
+        Some(lock) => {
+            flock.kind = if lock.exclusive { raw::F_WRLCK } else { raw::F_RDLCK } as i16;
+            flock.whence = raw::SEEK_SET as i16;
+            flock.start = lock.start as i64;
+            flock.len = if lock.end == u64::MAX { 0 } else { (lock.end - lock.start + 1) as i64 };
+            flock.pid = lock.pid;
+        }
+    }
+    at.write(&flock)?;
+    Ok(0)
+}
+
+fn set_lock(file: &Arc<File>, at: u64, by_file: bool, wait: bool) -> Result<u64> {
+    let flock = UserPtr::<Flock>::new(at).read()?;
+    let wanted = parse(file, &flock, by_file)?;
+    let inode = file.inode();
+    match flock.kind as u32 {
+        raw::F_UNLCK => {
+            locks::release(&inode, &wanted);
+            return Ok(0);
+        }
+        raw::F_RDLCK => file.check_readable()?,
+        raw::F_WRLCK => file.check_writable()?,
+        _ => return Err(Errno::EINVAL),
+    }
+    locks::acquire(&inode, &wanted, wait)?;
+    Ok(0)
+}
+
+/// flock(2).
+pub fn flock(a: &Args) -> Result<u64> {
+    let file = file(a.a0())?;
+    let operation = a.a1() as u32;
+    let wait = operation & raw::LOCK_NB == 0;
+    let owner = Owner::Flock(file.id);
+    let pid = current().process.pid as i32;
+    let lock = |exclusive| Lock { owner, exclusive, start: 0, end: u64::MAX, pid };
+    let inode = file.inode();
+    match operation & !raw::LOCK_NB {
+        raw::LOCK_UN => locks::release(&inode, &lock(false)),
+        raw::LOCK_SH => locks::acquire(&inode, &lock(false), wait)?,
+        raw::LOCK_EX => locks::acquire(&inode, &lock(true), wait)?,
+        _ => return Err(Errno::EINVAL),
+    }
+    Ok(0)
+}
+
+// ------------------------------------------------------------------------------------------------
+// ioctl
+
+/// ioctl(2): what every file has, then the file's own.
+pub fn ioctl(a: &Args) -> Result<u64> {
+    let (fd, command, argument) = (a.a0() as Fd, a.a1() as u32, a.a2());
+    let file = file(a.a0())?;
+    let flag = |bit: u32| -> Result<u64> {
+        let on = UserPtr::<i32>::new(argument).read()? != 0;
+        let flags = if on { file.flags() | bit } else { file.flags() & !bit };
+        file.set_flags(flags);
+        Ok(0)
+    };
+    match command {
+        cmd::FIOCLEX | cmd::FIONCLEX => {
+            let on = command == cmd::FIOCLEX;
+            current().process.files().set_close_on_exec(fd, on)?;
+            Ok(0)
+        }
+        cmd::FIONBIO => flag(raw::O_NONBLOCK),
+        cmd::FIOASYNC => flag(raw::FASYNC),
+        cmd::FIONREAD if super::is_regular(&file.inode()) => {
+            let size = file.inode().metadata()?.size;
+            let left = size.saturating_sub(*file.position.lock()).min(i32::MAX as u64);
+            UserPtr::<i32>::new(argument).write(&(left as i32))?;
+            Ok(0)
+        }
+        cmd::FIGETBSZ if file.inode().file_type() == FileType::Regular => {
+            let size = file.inode().metadata()?.block_size;
+            UserPtr::<i32>::new(argument).write(&(size as i32))?;
+            Ok(0)
+        }
+        _ => file.ops().ioctl(&file, command, argument),
+    }
+}

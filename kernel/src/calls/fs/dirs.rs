@@ -1,0 +1,196 @@
+//! Directories: getdents(2), getcwd(2), chdir(2), chroot(2).
+
+use alloc::vec::Vec;
+
+use abi::{Errno, Result, general as raw};
+
+use super::{CWD, any_file, file, resolve_at};
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::base::user::UserPtr;
+use crate::vfs::path::FsContext;
+use crate::vfs::path::Location;
+use crate::vfs::permission::{self, EXECUTE, capability};
+use crate::vfs::{File, FileType, Inode, inotify};
+
+/// Most bytes of entries one call gives.
+const BATCH_BYTES: usize = 32 * 1024;
+/// Most entries asked of a file system at once.
+const BATCH_ENTRIES: usize = 128;
+
+/// Which layout entries have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    /// `struct linux_dirent`: the type is the last byte.
+    Old,
+    /// `struct linux_dirent64`: the type comes before the name.
+    New,
+}
+
+/// getdents(2).
+pub fn getdents(a: &Args) -> Result<u64> {
+    list(a, Layout::Old)
+}
+
+/// getdents64(2).
+pub fn getdents64(a: &Args) -> Result<u64> {
+    list(a, Layout::New)
+}
+
+fn list(a: &Args, layout: Layout) -> Result<u64> {
+    let file = file(a.a0())?;
+    let inode = file.inode();
+    if inode.file_type() != FileType::Directory {
+        return Err(Errno::ENOTDIR);
+    }
+    if file.location.as_ref().is_some_and(|location| location.dentry.is_unlinked()) {
+        return Err(Errno::ENOENT);
+    }
+    let room = (a.a2() as u32 as usize).min(BATCH_BYTES);
+    let mut position = file.position.lock();
+    let mut entries = Entries { bytes: Vec::new(), room, layout };
+    let next = fill(&file, inode.as_ref(), *position, &mut entries)?;
+    UserPtr::<u8>::new(a.a1()).write_many(&entries.bytes)?;
+    *position = next;
+    if let Some(location) = &file.location {
+        inotify::event(&location.dentry, raw::IN_ACCESS);
+    }
+    Ok(entries.bytes.len() as u64)
+}
+
+/// Fills entries from `position` on; returns the position after the last. Positions 0 and 1 are `.`
+/// and `..`; the file system's own follow.
+fn fill(file: &File, inode: &dyn Inode, mut position: u64, into: &mut Entries) -> Result<u64> {
+    while position < 2 {
+        let (name, number) = match (position, &file.location) {
+            (0, _) => (b".".as_slice(), inode.metadata()?.inode),
+            (_, Some(at)) => (b"..".as_slice(), above(at)?),
+            (_, None) => (b"..".as_slice(), inode.metadata()?.inode),
+        };
+        if !into.push(name, number, FileType::Directory, position + 1)? {
+            return Ok(position);
+        }
+        position += 1;
+    }
+    loop {
+        let batch = inode.read_dir(position - 2, BATCH_ENTRIES)?;
+        if batch.is_empty() {
+            return Ok(position);
+        }
+        for entry in &batch {
+            let next = entry.next.saturating_add(2);
+            if !into.push(&entry.name, entry.inode, entry.file_type, next)? {
+                return Ok(position);
+            }
+            position = next;
+        }
+    }
+}
+
+/// Inode number of the directory above.
+fn above(at: &Location) -> Result<u64> {
+    let mut at = at.clone();
+    while at.is_mount_top() {
+        match at.mount.place() {
+            Some(place) => at = place,
+            None => return Ok(at.inode().metadata()?.inode),
+        }
+    }
+    match at.dentry.parent() {
+        Some(parent) => Ok(parent.inode().metadata()?.inode),
+        None => Ok(at.inode().metadata()?.inode),
+    }
+}
+
+struct Entries {
+    bytes: Vec<u8>,
+    room: usize,
+    layout: Layout,
+}
+
+impl Entries {
+    /// Adds an entry. False if it does not fit any more; EINVAL if it does not even fit alone.
+    fn push(&mut self, name: &[u8], inode: u64, file_type: FileType, next: u64) -> Result<bool> {
+        // Inode, offset, length, (type or end of name), name, NUL (or type).
+        let len = (8 + 8 + 2 + 1 + name.len() + 1).next_multiple_of(8);
+        if self.bytes.len() + len > self.room {
+            return if self.bytes.is_empty() { Err(Errno::EINVAL) } else { Ok(false) };
+        }
+        self.bytes.try_reserve(len).map_err(|_| Errno::ENOMEM)?;
+        let end = self.bytes.len() + len;
+        self.bytes.extend_from_slice(&inode.to_le_bytes());
+        self.bytes.extend_from_slice(&next.to_le_bytes());
+        self.bytes.extend_from_slice(&(len as u16).to_le_bytes());
+        if self.layout == Layout::New {
+            self.bytes.push(file_type as u8);
+        }
+        self.bytes.extend_from_slice(name);
+        self.bytes.resize(end, 0);
+        if self.layout == Layout::Old {
+            self.bytes[end - 1] = file_type as u8;
+        }
+        Ok(true)
+    }
+}
+
+/// getcwd(2): the length with the NUL.
+pub fn getcwd(a: &Args) -> Result<u64> {
+    let fs = current().process.fs();
+    let (cwd, root) = (fs.cwd.lock().clone(), fs.root.lock().clone());
+    if cwd.dentry.is_unlinked() {
+        return Err(Errno::ENOENT);
+    }
+    let mut path = cwd.path(&root);
+    if path.len() >= crate::base::user::PATH_MAX {
+        return Err(Errno::ENAMETOOLONG);
+    }
+    path.push(0);
+    if path.len() as u64 > a.a1() {
+        return Err(Errno::ERANGE);
+    }
+    UserPtr::<u8>::new(a.a0()).write_many(&path)?;
+    Ok(path.len() as u64)
+}
+
+/// chdir(2).
+pub fn chdir(a: &Args) -> Result<u64> {
+    let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
+    check_directory(&location)?;
+    permission::check(location.inode().as_ref(), EXECUTE, &context.credentials)?;
+    set_cwd(&context.fs, location);
+    Ok(0)
+}
+
+/// fchdir(2).
+pub fn fchdir(a: &Args) -> Result<u64> {
+    let file = any_file(a.a0())?;
+    let location = file.location.clone().ok_or(Errno::ENOTDIR)?;
+    check_directory(&location)?;
+    let process = &current().process;
+    permission::check(location.inode().as_ref(), EXECUTE, &process.credentials())?;
+    set_cwd(&process.fs(), location);
+    Ok(0)
+}
+
+/// chroot(2).
+pub fn chroot(a: &Args) -> Result<u64> {
+    let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
+    check_directory(&location)?;
+    permission::check(location.inode().as_ref(), EXECUTE, &context.credentials)?;
+    if !context.credentials.has(capability::SYS_CHROOT) {
+        return Err(Errno::EPERM);
+    }
+    let old = core::mem::replace(&mut *context.fs.root.lock(), location);
+    drop(old);
+    Ok(0)
+}
+
+fn check_directory(location: &Location) -> Result<()> {
+    if location.dentry.is_directory() { Ok(()) } else { Err(Errno::ENOTDIR) }
+}
+
+/// The old directory is dropped outside the lock: it may be the last use of it.
+fn set_cwd(fs: &FsContext, location: Location) {
+    let old = core::mem::replace(&mut *fs.cwd.lock(), location);
+    drop(old);
+}

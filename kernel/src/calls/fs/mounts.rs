@@ -1,0 +1,108 @@
+//! Mounts: mount(2), umount2(2), pivot_root(2).
+
+use alloc::vec::Vec;
+
+use abi::{Errno, Result, general as raw};
+
+use super::{CWD, resolve_at};
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::base::user::{PATH_MAX, UserPtr, read_c_string, read_path};
+use crate::process::all_processes;
+use crate::vfs::mount;
+use crate::vfs::path::Location;
+use crate::vfs::permission::capability;
+
+/// The upper half of the flags of very old programs (mount(2)).
+const MAGIC: u32 = 0xc0ed_0000;
+const MAGIC_MASK: u32 = 0xffff_0000;
+/// Longest name of a kind of file system, with its NUL.
+const TYPE_MAX: usize = 64;
+const PROPAGATION: u32 = raw::MS_SHARED | raw::MS_PRIVATE | raw::MS_SLAVE | raw::MS_UNBINDABLE;
+
+fn check_admin() -> Result<()> {
+    let credentials = current().process.credentials();
+    if credentials.has(capability::SYS_ADMIN) { Ok(()) } else { Err(Errno::EPERM) }
+}
+
+/// mount(2).
+pub fn mount(a: &Args) -> Result<u64> {
+    check_admin()?;
+    let mut flags = a.a3() as u32;
+    if flags & MAGIC_MASK == MAGIC {
+        flags &= !MAGIC_MASK;
+    }
+    let place = place_of(a.a1())?;
+    if flags & raw::MS_REMOUNT != 0 {
+        mount::remount(&place, flags)?;
+    } else if flags & raw::MS_BIND != 0 {
+        let from = place_of(a.a0())?;
+        mount::bind(&from, &place, flags & raw::MS_REC != 0)?;
+    } else if flags & PROPAGATION != 0 {
+        // One namespace: there is nobody to propagate to.
+        if !place.is_mount_top() {
+            return Err(Errno::EINVAL);
+        }
+    } else if flags & raw::MS_MOVE != 0 {
+        mount::move_mount(&place_of(a.a0())?, &place)?;
+    } else {
+        new_mount(a, &place, flags)?;
+    }
+    Ok(0)
+}
+
+fn new_mount(a: &Args, place: &Location, flags: u32) -> Result<()> {
+    let kind = read_c_string(a.a2(), TYPE_MAX, Errno::EINVAL)?;
+    let source = if a.a0() == 0 { Vec::new() } else { read_path(a.a0())? };
+    let options = match UserPtr::<u8>::new(a.a4()).non_null() {
+        Some(at) => read_c_string(at.address(), PATH_MAX, Errno::EINVAL)?,
+        None => Vec::new(),
+    };
+    let fs = mount::make_file_system(&kind, &source, &options)?;
+    let source = if source.is_empty() { b"none".as_slice() } else { &source };
+    let access =
+        if flags & (raw::MS_NOATIME | raw::MS_STRICTATIME) == 0 { raw::MS_RELATIME } else { 0 };
+    mount::mount(fs, place, flags | access, source)?;
+    Ok(())
+}
+
+fn place_of(path: u64) -> Result<Location> {
+    Ok(resolve_at(CWD, path, 0, true)?.1)
+}
+
+/// umount2(2).
+pub fn umount2(a: &Args) -> Result<u64> {
+    let known = raw::MNT_FORCE | raw::MNT_DETACH | raw::MNT_EXPIRE | raw::UMOUNT_NOFOLLOW;
+    let flags = super::check_flags(a.a1(), known)?;
+    let others = raw::MNT_FORCE | raw::MNT_DETACH;
+    if flags & raw::MNT_EXPIRE != 0 && flags & others != 0 {
+        return Err(Errno::EINVAL);
+    }
+    check_admin()?;
+    let (context, at) = resolve_at(CWD, a.a0(), 0, flags & raw::UMOUNT_NOFOLLOW == 0)?;
+    if at.same(&context.root()) && flags & raw::MNT_DETACH == 0 {
+        return Err(Errno::EBUSY);
+    }
+    mount::unmount(&at, flags & raw::MNT_DETACH != 0)?;
+    Ok(0)
+}
+
+/// pivot_root(2).
+pub fn pivot_root(a: &Args) -> Result<u64> {
+    check_admin()?;
+    let new = place_of(a.a0())?;
+    let (context, put_old) = resolve_at(CWD, a.a1(), 0, true)?;
+    let old = context.root();
+    mount::pivot_root(&old, &new, &put_old)?;
+    // Whoever had the old root has the new one.
+    for process in all_processes() {
+        let Some(fs) = process.fs.lock().clone() else { continue };
+        for place in [&fs.root, &fs.cwd] {
+            let mut at = place.lock();
+            let replaced = at.same(&old).then(|| core::mem::replace(&mut *at, new.clone()));
+            drop(at);
+            drop(replaced);
+        }
+    }
+    Ok(0)
+}

@@ -1,0 +1,209 @@
+//! The tree of names: mkdir(2), rmdir(2), unlink(2), rename(2), link(2), symlink(2), readlink(2),
+//! mknod(2). The work is in `fs::tree`.
+
+use alloc::string::ToString;
+
+use abi::{Errno, Result, general as raw};
+
+use super::{CWD, PathName, any_file, check_flags, walk_flags};
+use crate::base::args::Args;
+use crate::base::user::UserPtr;
+use crate::vfs::anon::AnonInode;
+use crate::vfs::namei::{self as tree, Make};
+use crate::vfs::path::{self, Context};
+use crate::vfs::permission::capability;
+use crate::vfs::{FileType, inotify};
+
+/// mkdir(2).
+pub fn mkdir(a: &Args) -> Result<u64> {
+    make_directory(CWD, a.a0(), a.a1())
+}
+
+/// mkdirat(2).
+pub fn mkdirat(a: &Args) -> Result<u64> {
+    make_directory(a.a0(), a.a1(), a.a2())
+}
+
+fn make_directory(dirfd: u64, path: u64, mode: u64) -> Result<u64> {
+    let path = PathName::read(path)?;
+    let what = Make::plain(FileType::Directory, mode as u32 & 0o1777);
+    tree::make(&Context::current(), dirfd as i32, path.bytes(), &what)?;
+    Ok(0)
+}
+
+/// mknod(2).
+pub fn mknod(a: &Args) -> Result<u64> {
+    make_node(CWD, a.a0(), a.a1() as u32, a.a2())
+}
+
+/// mknodat(2).
+pub fn mknodat(a: &Args) -> Result<u64> {
+    make_node(a.a0(), a.a1(), a.a2() as u32, a.a3())
+}
+
+fn make_node(dirfd: u64, path: u64, mode: u32, device: u64) -> Result<u64> {
+    let file_type = FileType::from_mode(mode).ok_or(Errno::EINVAL)?;
+    match file_type {
+        FileType::Directory => return Err(Errno::EPERM),
+        FileType::Symlink => return Err(Errno::EINVAL),
+        _ => {}
+    }
+    let context = Context::current();
+    let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
+    // Device 0:0 is the mark of union file systems; anybody may make it.
+    let is_mark = file_type == FileType::CharDevice && device as u32 == 0;
+    if is_device && !is_mark && !context.credentials.has(capability::MKNOD) {
+        return Err(Errno::EPERM);
+    }
+    let path = PathName::read(path)?;
+    let rdev = if is_device { u64::from(device as u32) } else { 0 };
+    let what = Make { file_type, mode: mode & 0o7777, rdev, target: b"" };
+    tree::make(&context, dirfd as i32, path.bytes(), &what)?;
+    Ok(0)
+}
+
+/// symlink(2).
+pub fn symlink(a: &Args) -> Result<u64> {
+    make_symlink(a.a0(), CWD, a.a1())
+}
+
+/// symlinkat(2).
+pub fn symlinkat(a: &Args) -> Result<u64> {
+    make_symlink(a.a0(), a.a1(), a.a2())
+}
+
+fn make_symlink(target: u64, dirfd: u64, path: u64) -> Result<u64> {
+    let target = PathName::read(target)?;
+    if target.bytes().is_empty() {
+        return Err(Errno::ENOENT);
+    }
+    let path = PathName::read(path)?;
+    let file_type = FileType::Symlink;
+    let what = Make { file_type, mode: 0o777, rdev: 0, target: target.bytes() };
+    tree::make(&Context::current(), dirfd as i32, path.bytes(), &what)?;
+    Ok(0)
+}
+
+/// link(2): does not follow a link.
+pub fn link(a: &Args) -> Result<u64> {
+    make_link((CWD, a.a0()), (CWD, a.a1()), 0)
+}
+
+/// linkat(2).
+pub fn linkat(a: &Args) -> Result<u64> {
+    let flags = check_flags(a.a4(), raw::AT_SYMLINK_FOLLOW | raw::AT_EMPTY_PATH)?;
+    make_link((a.a0(), a.a1()), (a.a2(), a.a3()), flags)
+}
+
+fn make_link(from: (u64, u64), to: (u64, u64), flags: u32) -> Result<u64> {
+    let context = Context::current();
+    let old = PathName::read(from.1)?;
+    let new = PathName::read(to.1)?;
+    let target = path::resolve(&context, from.0 as i32, old.bytes(), walk_flags(flags, false))?;
+    tree::link(&context, &target, to.0 as i32, new.bytes())?;
+    Ok(0)
+}
+
+/// unlink(2).
+pub fn unlink(a: &Args) -> Result<u64> {
+    let path = PathName::read(a.a0())?;
+    tree::unlink(&Context::current(), raw::AT_FDCWD, path.bytes())?;
+    Ok(0)
+}
+
+/// rmdir(2).
+pub fn rmdir(a: &Args) -> Result<u64> {
+    let path = PathName::read(a.a0())?;
+    tree::rmdir(&Context::current(), raw::AT_FDCWD, path.bytes())?;
+    Ok(0)
+}
+
+/// unlinkat(2).
+pub fn unlinkat(a: &Args) -> Result<u64> {
+    let flags = check_flags(a.a2(), raw::AT_REMOVEDIR)?;
+    let path = PathName::read(a.a1())?;
+    let context = Context::current();
+    if flags & raw::AT_REMOVEDIR != 0 {
+        tree::rmdir(&context, a.a0() as i32, path.bytes())?;
+    } else {
+        tree::unlink(&context, a.a0() as i32, path.bytes())?;
+    }
+    Ok(0)
+}
+
+/// rename(2).
+pub fn rename(a: &Args) -> Result<u64> {
+    rename_at((CWD, a.a0()), (CWD, a.a1()), 0)
+}
+
+/// renameat(2).
+pub fn renameat(a: &Args) -> Result<u64> {
+    rename_at((a.a0(), a.a1()), (a.a2(), a.a3()), 0)
+}
+
+/// renameat2(2).
+pub fn renameat2(a: &Args) -> Result<u64> {
+    rename_at((a.a0(), a.a1()), (a.a2(), a.a3()), a.a4() as u32)
+}
+
+fn rename_at(from: (u64, u64), to: (u64, u64), flags: u32) -> Result<u64> {
+    let old = PathName::read(from.1)?;
+    let new = PathName::read(to.1)?;
+    let context = Context::current();
+    tree::rename(&context, (from.0 as i32, old.bytes()), (to.0 as i32, new.bytes()), flags)?;
+    Ok(0)
+}
+
+/// readlink(2).
+pub fn readlink(a: &Args) -> Result<u64> {
+    read_link(CWD, a.a0(), a.a1(), a.a2())
+}
+
+/// readlinkat(2): an empty path is the descriptor itself.
+pub fn readlinkat(a: &Args) -> Result<u64> {
+    read_link(a.a0(), a.a1(), a.a2(), a.a3())
+}
+
+fn read_link(dirfd: u64, path: u64, buffer: u64, size: u64) -> Result<u64> {
+    let size = size as i32;
+    if size <= 0 {
+        return Err(Errno::EINVAL);
+    }
+    let path = PathName::read(path)?;
+    let context = Context::current();
+    let is_descriptor = path.bytes().is_empty() && dirfd as i32 != raw::AT_FDCWD;
+    let target = if is_descriptor {
+        let file = any_file(dirfd)?;
+        match &file.location {
+            Some(location) if location.file_type() == FileType::Symlink => {
+                location.inode().read_link()?
+            }
+            _ => return Err(Errno::ENOENT),
+        }
+    } else {
+        let location = path::resolve(&context, dirfd as i32, path.bytes(), 0)?;
+        if location.file_type() != FileType::Symlink {
+            return Err(Errno::EINVAL);
+        }
+        location.inode().read_link()?
+    };
+    let len = target.len().min(size as usize);
+    UserPtr::<u8>::new(buffer).write_many(&target[..len])?;
+    Ok(len as u64)
+}
+
+/// What /proc/PID/fd/N and the like show for an open file, as seen from `root`.
+pub fn link_text(file: &crate::vfs::File, root: &path::Location) -> alloc::vec::Vec<u8> {
+    match &file.location {
+        Some(location) => location.path(root),
+        None => match file.ops().inode().as_any().downcast_ref::<AnonInode>() {
+            Some(anon) => anon.link_text().into_bytes(),
+            None => "anon_inode:[unknown]".to_string().into_bytes(),
+        },
+    }
+}
+
+/// Tells watchers that the attributes of an object changed.
+pub(super) fn attributes_changed(location: &path::Location) {
+    inotify::event(&location.dentry, raw::IN_ATTRIB);
+}

@@ -1,0 +1,232 @@
+//! Descriptors: made, doubled, closed. open(2), openat2(2), close(2), close_range(2), dup(2),
+//! memfd_create(2), umask(2).
+
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+
+use abi::{Errno, Result, general as raw};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::{PathName, any_file};
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::base::user::{UserPtr, read_c_string};
+use crate::fs::memfd;
+use crate::process::give_file;
+use crate::vfs::Fd;
+use crate::vfs::open::{How, KNOWN_FLAGS, PATH_FLAGS, open as open_path};
+use crate::vfs::path::{Context, walk};
+
+/// `struct open_how` (openat2(2)).
+#[derive(FromBytes, IntoBytes, Immutable, Clone, Copy, Default)]
+#[repr(C)]
+struct OpenHow {
+    flags: u64,
+    mode: u64,
+    resolve: u64,
+}
+
+/// open(2).
+pub fn open(a: &Args) -> Result<u64> {
+    open_fd(raw::AT_FDCWD, a.a0(), a.a1() as u32, a.a2() as u32)
+}
+
+/// openat(2).
+pub fn openat(a: &Args) -> Result<u64> {
+    open_fd(a.a0() as i32, a.a1(), a.a2() as u32, a.a3() as u32)
+}
+
+/// creat(2).
+pub fn creat(a: &Args) -> Result<u64> {
+    let flags = raw::O_CREAT | raw::O_WRONLY | raw::O_TRUNC;
+    open_fd(raw::AT_FDCWD, a.a0(), flags, a.a1() as u32)
+}
+
+fn open_fd(dirfd: i32, path: u64, flags: u32, mode: u32) -> Result<u64> {
+    // Unknown flags are ignored here (open(2)).
+    let mut flags = flags & KNOWN_FLAGS | raw::O_LARGEFILE;
+    if flags & raw::O_PATH != 0 {
+        flags &= PATH_FLAGS;
+    }
+    let path = PathName::read(path)?;
+    finish(dirfd, &path, &How { flags, mode: mode & 0o7777, walk: 0 })
+}
+
+/// The checks that open(2) and openat2(2) share, the opening, and the descriptor.
+fn finish(dirfd: i32, path: &PathName, how: &How) -> Result<u64> {
+    let flags = how.flags;
+    let unnamed = raw::O_TMPFILE & !raw::O_DIRECTORY;
+    if flags & unnamed != 0 {
+        let writes = flags & raw::O_ACCMODE != raw::O_RDONLY;
+        if flags & raw::O_TMPFILE != raw::O_TMPFILE || !writes || flags & raw::O_CREAT != 0 {
+            return Err(Errno::EINVAL);
+        }
+    }
+    if flags & (raw::O_CREAT | raw::O_DIRECTORY) == raw::O_CREAT | raw::O_DIRECTORY {
+        return Err(Errno::EINVAL);
+    }
+    let context = Context::current();
+    let file = open_path(&context, dirfd, path.bytes(), how)?;
+    give_file(file, flags & raw::O_CLOEXEC != 0)
+}
+
+/// openat2(2).
+pub fn openat2(a: &Args) -> Result<u64> {
+    let size = a.a3() as usize;
+    if size < size_of::<OpenHow>() {
+        return Err(Errno::EINVAL);
+    }
+    if size > 4096 {
+        return Err(Errno::E2BIG);
+    }
+    let how = UserPtr::<OpenHow>::new(a.a2()).read()?;
+    let rest = size - size_of::<OpenHow>();
+    let rest = UserPtr::<u8>::new(a.a2() + size_of::<OpenHow>() as u64).read_many(rest)?;
+    if rest.iter().any(|&byte| byte != 0) {
+        return Err(Errno::E2BIG);
+    }
+    let flags = u32::try_from(how.flags).map_err(|_| Errno::EINVAL)?;
+    let makes = flags & (raw::O_CREAT | raw::O_TMPFILE & !raw::O_DIRECTORY) != 0;
+    if flags & !KNOWN_FLAGS != 0
+        || flags & raw::O_PATH != 0 && flags & !PATH_FLAGS != 0
+        || how.mode & !0o7777 != 0
+        || how.mode != 0 && !makes
+    {
+        return Err(Errno::EINVAL);
+    }
+    let walk = resolve_flags(how.resolve)?;
+    let path = PathName::read(a.a1())?;
+    let flags = flags | raw::O_LARGEFILE;
+    finish(a.a0() as i32, &path, &How { flags, mode: how.mode as u32, walk })
+}
+
+fn resolve_flags(resolve: u64) -> Result<u32> {
+    const TABLE: [(u32, u32); 5] = [
+        (raw::RESOLVE_NO_XDEV, walk::NO_XDEV),
+        (raw::RESOLVE_NO_MAGICLINKS, walk::NO_MAGIC),
+        (raw::RESOLVE_NO_SYMLINKS, walk::NO_LINKS),
+        (raw::RESOLVE_BENEATH, walk::BENEATH),
+        (raw::RESOLVE_IN_ROOT, walk::IN_ROOT),
+    ];
+    let mut left = u32::try_from(resolve).map_err(|_| Errno::EINVAL)?;
+    let mut flags = 0;
+    for (resolve, walk) in TABLE {
+        if left & resolve != 0 {
+            flags |= walk;
+        }
+        left &= !resolve;
+    }
+    let both = walk::BENEATH | walk::IN_ROOT;
+    if left & raw::RESOLVE_CACHED != 0 {
+        // What is cached is not known here without looking; the caller then tries without.
+        return Err(Errno::EAGAIN);
+    }
+    if left != 0 || flags & both == both { Err(Errno::EINVAL) } else { Ok(flags) }
+}
+
+/// close(2).
+pub fn close(a: &Args) -> Result<u64> {
+    let file = current().process.files().remove(a.a0() as Fd)?;
+    drop(file);
+    Ok(0)
+}
+
+/// Flags of close_range(2) (linux/close_range.h).
+const CLOSE_RANGE_UNSHARE: u32 = 1 << 1;
+const CLOSE_RANGE_CLOEXEC: u32 = 1 << 2;
+
+/// close_range(2).
+pub fn close_range(a: &Args) -> Result<u64> {
+    let (first, last, flags) = (a.a0() as u32, a.a1() as u32, a.a2() as u32);
+    let known = CLOSE_RANGE_UNSHARE | CLOSE_RANGE_CLOEXEC;
+    if flags & !known != 0 || first > last {
+        return Err(Errno::EINVAL);
+    }
+    let process = current().process.clone();
+    if flags & CLOSE_RANGE_UNSHARE != 0 {
+        unshare_files(&process)?;
+    }
+    let files = process.files();
+    let within = |fd: Fd| fd >= first && fd <= last;
+    if flags & CLOSE_RANGE_CLOEXEC != 0 {
+        for fd in files.list().into_iter().filter(|&fd| within(fd)) {
+            // Another thread may have closed it since.
+            let _ = files.set_close_on_exec(fd, true);
+        }
+    } else {
+        drop(files.remove_where(|fd, _| within(fd)));
+    }
+    Ok(0)
+}
+
+/// Gives the process descriptors of its own, if it shares them (CLONE_FILES).
+fn unshare_files(process: &crate::process::Process) -> Result<()> {
+    let own = Arc::new(process.files().duplicate()?);
+    drop(process.replace_files(own));
+    Ok(())
+}
+
+/// dup(2).
+pub fn dup(a: &Args) -> Result<u64> {
+    give_file(any_file(a.a0())?, false)
+}
+
+/// dup2(2).
+pub fn dup2(a: &Args) -> Result<u64> {
+    let (old, new) = (a.a0() as Fd, a.a1() as Fd);
+    if old == new {
+        any_file(a.a0())?;
+        return Ok(new.into());
+    }
+    dup_to(old, new, false)
+}
+
+/// dup3(2).
+pub fn dup3(a: &Args) -> Result<u64> {
+    let (old, new, flags) = (a.a0() as Fd, a.a1() as Fd, a.a2() as u32);
+    if flags & !raw::O_CLOEXEC != 0 || old == new {
+        return Err(Errno::EINVAL);
+    }
+    dup_to(old, new, flags & raw::O_CLOEXEC != 0)
+}
+
+fn dup_to(old: Fd, new: Fd, close_on_exec: bool) -> Result<u64> {
+    let process = &current().process;
+    let files = process.files();
+    let file = files.get(old)?;
+    let replaced = files.replace(new, file, close_on_exec, process.fd_limit())?;
+    drop(replaced);
+    Ok(new.into())
+}
+
+/// umask(2).
+pub fn umask(a: &Args) -> Result<u64> {
+    let old = current().process.fs().umask.swap(a.a0() as u32 & 0o777, Ordering::Relaxed);
+    Ok(old.into())
+}
+
+/// Longest name of a memfd, without its NUL (memfd_create(2)).
+const MEMFD_NAME_MAX: usize = 249;
+
+/// memfd_create(2).
+pub fn memfd_create(a: &Args) -> Result<u64> {
+    let flags = a.a1() as u32;
+    let known = raw::MFD_CLOEXEC | raw::MFD_ALLOW_SEALING | raw::MFD_NOEXEC_SEAL | raw::MFD_EXEC;
+    let both = raw::MFD_NOEXEC_SEAL | raw::MFD_EXEC;
+    if flags & !known != 0 || flags & both == both {
+        return Err(Errno::EINVAL);
+    }
+    let name = read_c_string(a.a0(), MEMFD_NAME_MAX + 1, Errno::EINVAL)?;
+    let credentials = current().process.credentials();
+    let noexec = flags & raw::MFD_NOEXEC_SEAL != 0;
+    let mode = if noexec { 0o666 } else { 0o777 };
+    let inode = memfd::make(mode, credentials.fsuid, credentials.fsgid)?;
+    inode.set_seals(match (noexec, flags & raw::MFD_ALLOW_SEALING != 0) {
+        (true, _) => raw::F_SEAL_EXEC,
+        (false, true) => 0,
+        (false, false) => raw::F_SEAL_SEAL,
+    });
+    let shown = [b"/memfd:", name.as_slice(), b" (deleted)"].concat();
+    let file = memfd::open(inode, &shown)?;
+    give_file(file, flags & raw::MFD_CLOEXEC != 0)
+}

@@ -1,0 +1,276 @@
+//! Data: read(2), write(2), pread(2), readv(2), preadv2(2) and so on, lseek(2).
+//!
+//! Files with a position keep its lock over the whole transfer, so that concurrent calls take turns
+//! (POSIX 2.9.7). Appending is the file's own business: it knows its end.
+
+use alloc::sync::Arc;
+
+use abi::{Errno, Result, general as raw};
+use machine::task::Current;
+
+use super::file;
+use crate::base::args::Args;
+use crate::base::io::{Sink, Source, read_iovec};
+use crate::base::sched::current;
+use crate::process::signal::send_to_current;
+use crate::process::{Thread, UNLIMITED, file_of};
+use crate::vfs::{File, FileType, inotify};
+
+/// RLIMIT_FSIZE's index.
+const LIMIT_FSIZE: usize = 1;
+/// Flags of preadv2(2) and pwritev2(2) that only say how.
+const RWF_HINTS: u32 = raw::RWF_HIPRI | raw::RWF_DSYNC | raw::RWF_SYNC;
+
+/// read(2).
+pub fn read(a: &Args, thread: Current<Thread>) -> Result<u64> {
+    let file = file_of(thread, a.a0() as u32)?;
+    file.check_readable()?;
+    check_buffer(a.a1(), a.a2())?;
+    read_stream(&file, &mut Sink::user(a.a1(), a.a2() as usize))
+}
+
+/// write(2).
+pub fn write(a: &Args, thread: Current<Thread>) -> Result<u64> {
+    let file = file_of(thread, a.a0() as u32)?;
+    file.check_writable()?;
+    check_buffer(a.a1(), a.a2())?;
+    write_stream(&file, &mut Source::user(a.a1(), a.a2() as usize))
+}
+
+/// readv(2).
+pub fn readv(a: &Args) -> Result<u64> {
+    let file = file(a.a0())?;
+    file.check_readable()?;
+    let vector = read_iovec(a.a1(), a.a2())?;
+    read_stream(&file, &mut Sink::user_vector(&vector))
+}
+
+/// writev(2).
+pub fn writev(a: &Args) -> Result<u64> {
+    let file = file(a.a0())?;
+    file.check_writable()?;
+    let vector = read_iovec(a.a1(), a.a2())?;
+    write_stream(&file, &mut Source::user_vector(&vector))
+}
+
+/// pread64(2).
+pub fn pread64(a: &Args) -> Result<u64> {
+    let offset = check_offset(a.a3())?;
+    let file = file(a.a0())?;
+    check_buffer(a.a1(), a.a2())?;
+    read_at(&file, offset, &mut Sink::user(a.a1(), a.a2() as usize))
+}
+
+/// pwrite64(2).
+pub fn pwrite64(a: &Args) -> Result<u64> {
+    let offset = check_offset(a.a3())?;
+    let file = file(a.a0())?;
+    check_buffer(a.a1(), a.a2())?;
+    write_at(&file, offset, &mut Source::user(a.a1(), a.a2() as usize))
+}
+
+/// preadv(2).
+pub fn preadv(a: &Args) -> Result<u64> {
+    let offset = check_offset(a.a3())?;
+    let file = file(a.a0())?;
+    file.check_readable()?;
+    let vector = read_iovec(a.a1(), a.a2())?;
+    read_at(&file, offset, &mut Sink::user_vector(&vector))
+}
+
+/// pwritev(2).
+pub fn pwritev(a: &Args) -> Result<u64> {
+    let offset = check_offset(a.a3())?;
+    let file = file(a.a0())?;
+    file.check_writable()?;
+    let vector = read_iovec(a.a1(), a.a2())?;
+    write_at(&file, offset, &mut Source::user_vector(&vector))
+}
+
+/// preadv2(2): an offset of -1 means the file's position.
+pub fn preadv2(a: &Args) -> Result<u64> {
+    check_rwf(a.a5())?;
+    if a.a3() == u64::MAX { readv(a) } else { preadv(a) }
+}
+
+/// pwritev2(2).
+pub fn pwritev2(a: &Args) -> Result<u64> {
+    let sync = check_rwf(a.a5())? & (raw::RWF_DSYNC | raw::RWF_SYNC) != 0;
+    let written = if a.a3() == u64::MAX { writev(a)? } else { pwritev(a)? };
+    if sync {
+        file(a.a0())?.inode().sync()?;
+    }
+    Ok(written)
+}
+
+fn check_rwf(flags: u64) -> Result<u32> {
+    let flags = flags as u32;
+    if flags & !RWF_HINTS != 0 { Err(Errno::EOPNOTSUPP) } else { Ok(flags) }
+}
+
+#[inline]
+fn check_offset(offset: u64) -> Result<u64> {
+    if offset > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(offset) }
+}
+
+/// EFAULT for a buffer that is not all in user space, whatever its length.
+#[inline]
+fn check_buffer(base: u64, len: u64) -> Result<()> {
+    if machine::uaccess::is_user_range(base, len as usize) { Ok(()) } else { Err(Errno::EFAULT) }
+}
+
+/// Reads at the file's position, or from a stream. The caller has seen that it may be read.
+#[inline(always)]
+pub fn read_stream(file: &Arc<File>, sink: &mut Sink<'_>) -> Result<u64> {
+    let read = if file.is_seekable() {
+        read_at_position(file, sink)?
+    } else {
+        file.ops().read_at(file, 0, sink)?
+    };
+    note(file, raw::IN_ACCESS, read);
+    Ok(read as u64)
+}
+
+#[inline(never)]
+fn read_at_position(file: &Arc<File>, sink: &mut Sink<'_>) -> Result<usize> {
+    let mut position = file.position.lock();
+    let read = file.ops().read_at(file, *position, sink);
+    let read = read.map_err(|error| explain(file, error))?;
+    *position += read as u64;
+    Ok(read)
+}
+
+/// Writes at the file's position or end, or to a stream. The caller has seen that it may be
+/// written.
+#[inline(always)]
+pub fn write_stream(file: &Arc<File>, source: &mut Source<'_>) -> Result<u64> {
+    let written = if file.is_seekable() {
+        write_at_position(file, source)?
+    } else {
+        file.ops().write_at(file, 0, source)?
+    };
+    note(file, raw::IN_MODIFY, written);
+    Ok(written as u64)
+}
+
+#[inline(never)]
+fn write_at_position(file: &Arc<File>, source: &mut Source<'_>) -> Result<usize> {
+    let mut position = file.position.lock();
+    check_file_limit(file, *position, source)?;
+    let written = file.ops().write_at(file, *position, source)?;
+    *position += written as u64;
+    if file.flags() & raw::O_APPEND != 0
+        && written > 0
+        && let Some(cache) = file.inode().page_cache()
+    {
+        *position = cache.size();
+    }
+    Ok(written)
+}
+
+fn read_at(file: &Arc<File>, offset: u64, sink: &mut Sink<'_>) -> Result<u64> {
+    file.check_readable()?;
+    check_positional(file, offset, sink.left())?;
+    let read = file.ops().read_at(file, offset, sink);
+    let read = read.map_err(|error| explain(file, error))?;
+    note(file, raw::IN_ACCESS, read);
+    Ok(read as u64)
+}
+
+fn write_at(file: &Arc<File>, offset: u64, source: &mut Source<'_>) -> Result<u64> {
+    file.check_writable()?;
+    check_positional(file, offset, source.left())?;
+    check_file_limit(file, offset, source)?;
+    let written = file.ops().write_at(file, offset, source)?;
+    note(file, raw::IN_MODIFY, written);
+    Ok(written as u64)
+}
+
+/// ESPIPE for a stream, EINVAL for a range that does not fit a file offset (pread(2)).
+fn check_positional(file: &File, offset: u64, len: usize) -> Result<()> {
+    if !file.is_seekable() {
+        return Err(Errno::ESPIPE);
+    }
+    if offset + len as u64 > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
+/// Reading a directory is EISDIR, whatever its file system says.
+#[cold]
+fn explain(file: &File, error: Errno) -> Errno {
+    let is_directory = error == Errno::EINVAL && file.inode().file_type() == FileType::Directory;
+    if is_directory { Errno::EISDIR } else { error }
+}
+
+/// Cuts a write at RLIMIT_FSIZE; EFBIG, and SIGXFSZ, from there on (setrlimit(2)).
+#[inline]
+fn check_file_limit(file: &File, offset: u64, source: &mut Source<'_>) -> Result<()> {
+    let limit = current().process.limit(LIMIT_FSIZE);
+    if limit == UNLIMITED { Ok(()) } else { cut_at_limit(file, offset, source, limit) }
+}
+
+#[cold]
+fn cut_at_limit(file: &File, offset: u64, source: &mut Source<'_>, limit: u64) -> Result<()> {
+    let Some(cache) = file.inode().page_cache() else { return Ok(()) };
+    let offset = if file.flags() & raw::O_APPEND != 0 { cache.size() } else { offset };
+    if offset >= limit {
+        send_to_current(raw::SIGXFSZ);
+        return Err(Errno::EFBIG);
+    }
+    source.truncate((limit - offset) as usize);
+    Ok(())
+}
+
+/// Tells whoever watches the file.
+#[inline(always)]
+fn note(file: &File, mask: u32, done: usize) {
+    if inotify::is_active()
+        && done > 0
+        && let Some(location) = &file.location
+    {
+        inotify::event(&location.dentry, mask);
+    }
+}
+
+/// lseek(2).
+pub fn lseek(a: &Args) -> Result<u64> {
+    let file = file(a.a0())?;
+    if !file.is_seekable() {
+        return Err(Errno::ESPIPE);
+    }
+    let (offset, whence) = (a.a1() as i64, a.a2() as u32);
+    let mut position = file.position.lock();
+    let base = match whence {
+        raw::SEEK_SET => 0,
+        raw::SEEK_CUR => *position,
+        raw::SEEK_END => file_size(&file)?,
+        raw::SEEK_DATA | raw::SEEK_HOLE => {
+            let from = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
+            *position = seek_content(&file, from, whence == raw::SEEK_DATA)?;
+            return Ok(*position);
+        }
+        _ => return Err(Errno::EINVAL),
+    };
+    let target = (base as i64).checked_add(offset).ok_or(Errno::EOVERFLOW)?;
+    *position = u64::try_from(target).map_err(|_| Errno::EINVAL)?;
+    Ok(*position)
+}
+
+fn file_size(file: &File) -> Result<u64> {
+    let inode = file.inode();
+    match inode.page_cache() {
+        Some(cache) => Ok(cache.size()),
+        None => Ok(inode.metadata()?.size),
+    }
+}
+
+fn seek_content(file: &File, from: u64, data: bool) -> Result<u64> {
+    if let Some(cache) = file.inode().page_cache() {
+        return if data { cache.next_data(from) } else { cache.next_hole(from) };
+    }
+    // Without knowledge of holes all of it is data (lseek(2)).
+    let size = file_size(file)?;
+    if from >= size {
+        return Err(Errno::ENXIO);
+    }
+    Ok(if data { from } else { size })
+}

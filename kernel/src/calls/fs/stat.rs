@@ -1,0 +1,301 @@
+//! Attributes read: stat(2), statx(2), access(2), statfs(2).
+
+use alloc::sync::Arc;
+
+use abi::{Errno, Result, general as raw};
+use zerocopy::{Immutable, IntoBytes};
+
+use super::{CWD, PathName, any_file, resolve_at, walk_flags};
+use crate::base::args::Args;
+use crate::base::user::UserPtr;
+use crate::security::credentials::Credentials;
+use crate::vfs::chrdev::{major, minor};
+use crate::vfs::path::{Context, resolve};
+use crate::vfs::permission::{self, EXECUTE, WRITE};
+use crate::vfs::{FileType, Inode, Metadata};
+
+const NS: i64 = 1_000_000_000;
+
+/// `struct stat` (stat(2)).
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct Stat {
+    dev: u64,
+    ino: u64,
+    nlink: u64,
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    pad: u32,
+    rdev: u64,
+    size: i64,
+    blksize: i64,
+    blocks: i64,
+    atime: [i64; 2],
+    mtime: [i64; 2],
+    ctime: [i64; 2],
+    unused: [i64; 3],
+}
+
+fn split(ns: i64) -> [i64; 2] {
+    [ns.div_euclid(NS), ns.rem_euclid(NS)]
+}
+
+impl From<&Metadata> for Stat {
+    fn from(of: &Metadata) -> Stat {
+        Stat {
+            dev: of.device,
+            ino: of.inode,
+            nlink: of.links,
+            mode: of.file_type.mode_bits() | of.mode,
+            uid: of.uid,
+            gid: of.gid,
+            pad: 0,
+            rdev: of.rdev,
+            size: of.size as i64,
+            blksize: of.block_size as i64,
+            blocks: of.blocks as i64,
+            atime: split(of.atime_ns),
+            mtime: split(of.mtime_ns),
+            ctime: split(of.ctime_ns),
+            unused: [0; 3],
+        }
+    }
+}
+
+fn write_stat(inode: &Arc<dyn Inode>, at: u64) -> Result<u64> {
+    let stat = Stat::from(&inode.metadata()?);
+    UserPtr::<Stat>::new(at).write(&stat)?;
+    Ok(0)
+}
+
+/// stat(2).
+pub fn stat(a: &Args) -> Result<u64> {
+    let (_, location) = resolve_at(CWD, a.a0(), 0, true)?;
+    write_stat(location.inode(), a.a1())
+}
+
+/// lstat(2).
+pub fn lstat(a: &Args) -> Result<u64> {
+    let (_, location) = resolve_at(CWD, a.a0(), 0, false)?;
+    write_stat(location.inode(), a.a1())
+}
+
+/// fstat(2).
+pub fn fstat(a: &Args) -> Result<u64> {
+    write_stat(&any_file(a.a0())?.inode(), a.a1())
+}
+
+/// newfstatat(2), fstatat(3).
+pub fn newfstatat(a: &Args) -> Result<u64> {
+    let known = raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH | raw::AT_NO_AUTOMOUNT;
+    let flags = super::check_flags(a.a3(), known)?;
+    let inode = inode_at(a.a0(), a.a1(), flags)?;
+    write_stat(&inode, a.a2())
+}
+
+/// The object of an `*at` call that only looks; descriptors of any kind with AT_EMPTY_PATH.
+fn inode_at(dirfd: u64, path: u64, flags: u32) -> Result<Arc<dyn Inode>> {
+    let path = PathName::read_or_empty(path, flags)?;
+    if path.bytes().is_empty() && flags & raw::AT_EMPTY_PATH != 0 && dirfd as i32 != raw::AT_FDCWD {
+        return Ok(any_file(dirfd)?.inode());
+    }
+    let context = Context::current();
+    let walk = walk_flags(flags, true);
+    Ok(resolve(&context, dirfd as i32, path.bytes(), walk)?.inode().clone())
+}
+
+/// `struct statx` (statx(2)), with what is not filled in as spare.
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct Statx {
+    mask: u32,
+    blksize: u32,
+    attributes: u64,
+    nlink: u32,
+    uid: u32,
+    gid: u32,
+    mode: u16,
+    spare0: u16,
+    ino: u64,
+    size: u64,
+    blocks: u64,
+    attributes_mask: u64,
+    atime: StatxTime,
+    btime: StatxTime,
+    ctime: StatxTime,
+    mtime: StatxTime,
+    rdev: [u32; 2],
+    dev: [u32; 2],
+    mnt_id: u64,
+    dio: [u32; 2],
+    spare: [u64; 12],
+}
+
+#[derive(IntoBytes, Immutable, Default)]
+#[repr(C)]
+struct StatxTime {
+    sec: i64,
+    nsec: u32,
+    reserved: i32,
+}
+
+impl StatxTime {
+    fn new(ns: i64) -> Self {
+        let [sec, nsec] = split(ns);
+        StatxTime { sec, nsec: nsec as u32, reserved: 0 }
+    }
+}
+
+/// statx(2).
+pub fn statx(a: &Args) -> Result<u64> {
+    let sync = raw::AT_STATX_FORCE_SYNC | raw::AT_STATX_DONT_SYNC;
+    let known = raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH | raw::AT_NO_AUTOMOUNT | sync;
+    let flags = super::check_flags(a.a2(), known)?;
+    if flags & sync == sync || a.a3() as u32 & raw::STATX__RESERVED != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let path = PathName::read_or_empty(a.a1(), flags)?;
+    let context = Context::current();
+    let location = resolve(&context, a.a0() as i32, path.bytes(), walk_flags(flags, true))?;
+    let of = location.inode().metadata()?;
+    let mount_top = u64::from(raw::STATX_ATTR_MOUNT_ROOT);
+    let statx = Statx {
+        mask: raw::STATX_BASIC_STATS | raw::STATX_MNT_ID,
+        blksize: of.block_size as u32,
+        attributes: if location.is_mount_top() { mount_top } else { 0 },
+        nlink: of.links as u32,
+        uid: of.uid,
+        gid: of.gid,
+        mode: (of.file_type.mode_bits() | of.mode) as u16,
+        spare0: 0,
+        ino: of.inode,
+        size: of.size,
+        blocks: of.blocks,
+        attributes_mask: mount_top,
+        atime: StatxTime::new(of.atime_ns),
+        btime: StatxTime::default(),
+        ctime: StatxTime::new(of.ctime_ns),
+        mtime: StatxTime::new(of.mtime_ns),
+        rdev: [major(of.rdev), minor(of.rdev)],
+        dev: [major(of.device), minor(of.device)],
+        mnt_id: location.mount.id(),
+        dio: [0; 2],
+        spare: [0; 12],
+    };
+    const { assert!(size_of::<Statx>() == 256 && size_of::<Stat>() == 144) };
+    UserPtr::<Statx>::new(a.a4()).write(&statx)?;
+    Ok(0)
+}
+
+/// access(2).
+pub fn access(a: &Args) -> Result<u64> {
+    check_access(CWD, a.a0(), a.a1(), 0)
+}
+
+/// faccessat(2), which has no flags.
+pub fn faccessat(a: &Args) -> Result<u64> {
+    check_access(a.a0(), a.a1(), a.a2(), 0)
+}
+
+/// faccessat2(2).
+pub fn faccessat2(a: &Args) -> Result<u64> {
+    let known = raw::AT_EACCESS | raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH;
+    let flags = super::check_flags(a.a3(), known)?;
+    check_access(a.a0(), a.a1(), a.a2(), flags)
+}
+
+fn check_access(dirfd: u64, path: u64, mode: u64, flags: u32) -> Result<u64> {
+    if mode & !7 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let path = PathName::read_or_empty(path, flags)?;
+    let mut context = Context::current();
+    if flags & raw::AT_EACCESS == 0 {
+        context.credentials = Arc::new(real(&context.credentials));
+    }
+    let location = resolve(&context, dirfd as i32, path.bytes(), walk_flags(flags, true))?;
+    let (wanted, file_type) = (mode as u32, location.file_type());
+    if wanted & EXECUTE != 0
+        && file_type == FileType::Regular
+        && location.mount.flags() & raw::MS_NOEXEC != 0
+    {
+        return Err(Errno::EACCES);
+    }
+    if wanted != 0 {
+        permission::check(location.inode().as_ref(), wanted, &context.credentials)?;
+    }
+    let is_data = matches!(file_type, FileType::Regular | FileType::Directory | FileType::Symlink);
+    if wanted & WRITE != 0 && is_data {
+        location.mount.check_writable()?;
+    }
+    Ok(0)
+}
+
+/// The caller as its real user (access(2)).
+fn real(credentials: &Credentials) -> Credentials {
+    let mut real = credentials.clone();
+    real.fsuid = real.uid;
+    real.fsgid = real.gid;
+    real.effective = if real.uid == 0 { real.permitted } else { 0 };
+    real
+}
+
+/// `struct statfs` (statfs(2)).
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct Statfs {
+    magic: i64,
+    bsize: i64,
+    blocks: u64,
+    bfree: u64,
+    bavail: u64,
+    files: u64,
+    ffree: u64,
+    fsid: [i32; 2],
+    namelen: i64,
+    frsize: i64,
+    flags: i64,
+    spare: [i64; 4],
+}
+
+/// statfs(2).
+pub fn statfs(a: &Args) -> Result<u64> {
+    let (_, location) = resolve_at(CWD, a.a0(), 0, true)?;
+    write_statfs(location.inode(), location.mount.flags(), a.a1())
+}
+
+/// fstatfs(2).
+pub fn fstatfs(a: &Args) -> Result<u64> {
+    let file = any_file(a.a0())?;
+    let flags = file.location.as_ref().map_or(0, |location| location.mount.flags());
+    write_statfs(&file.inode(), flags, a.a1())
+}
+
+fn write_statfs(inode: &Arc<dyn Inode>, mount_flags: u32, at: u64) -> Result<u64> {
+    /// The flags are valid (ST_VALID).
+    const VALID: u32 = 0x20;
+    /// ST_RELATIME; the other flags are mount(2)'s.
+    const RELATIME: u32 = 0x1000;
+    let same = raw::MS_RDONLY | raw::MS_NOSUID | raw::MS_NODEV | raw::MS_NOEXEC | raw::MS_NOATIME;
+    let same = same | raw::MS_NODIRATIME;
+    let relatime = if mount_flags & raw::MS_RELATIME != 0 { RELATIME } else { 0 };
+    let of = inode.file_system().statistics();
+    let device = inode.metadata()?.device;
+    let statfs = Statfs {
+        magic: of.magic as i64,
+        bsize: of.block_size as i64,
+        blocks: of.blocks,
+        bfree: of.free,
+        bavail: of.free,
+        files: of.files,
+        ffree: of.free_files,
+        fsid: [device as i32, (device >> 32) as i32],
+        namelen: crate::vfs::path::NAME_MAX as i64,
+        frsize: of.block_size as i64,
+        flags: i64::from(mount_flags & same | VALID | relatime),
+        spare: [0; 4],
+    };
+    UserPtr::<Statfs>::new(at).write(&statfs)?;
+    Ok(0)
+}

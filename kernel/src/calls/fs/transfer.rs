@@ -1,0 +1,371 @@
+//! Data from one file to another without a program's buffer: sendfile(2), splice(2), tee(2),
+//! vmsplice(2), copy_file_range(2).
+//!
+//! All go through one bounded buffer of the kernel. A stream's data is looked at first and removed
+//! only once it is written, so that nothing is lost when the other side takes less.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use abi::{Errno, Result, general as raw};
+
+use super::rw::{read_stream, write_stream};
+use super::{file, is_regular};
+use crate::base::args::Args;
+use crate::base::io::{MAX_TRANSFER, Sink, Source, read_iovec};
+use crate::base::sched;
+use crate::base::user::UserPtr;
+use crate::ipc::pipe::{self, Pipe};
+use crate::vfs::anon::AnonInode;
+use crate::vfs::{File, FileType};
+
+/// Bytes copied in one turn.
+const CHUNK: usize = 64 * 1024;
+const SPLICE_FLAGS: u32 =
+    raw::SPLICE_F_MOVE | raw::SPLICE_F_NONBLOCK | raw::SPLICE_F_MORE | raw::SPLICE_F_GIFT;
+
+fn buffer(len: usize) -> Result<Vec<u8>> {
+    let len = len.min(CHUNK);
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(len).map_err(|_| Errno::ENOMEM)?;
+    buffer.resize(len, 0);
+    Ok(buffer)
+}
+
+/// Where a seekable file is read or written: at an offset of the program's, or at its position.
+struct Cursor {
+    file: Arc<File>,
+    offset: Option<u64>,
+    address: UserPtr<u64>,
+}
+
+impl Cursor {
+    /// ESPIPE for an offset into a stream.
+    fn new(file: Arc<File>, address: u64) -> Result<Cursor> {
+        let address = UserPtr::<u64>::new(address);
+        let offset = match address.non_null() {
+            None => None,
+            Some(_) if !file.is_seekable() => return Err(Errno::ESPIPE),
+            Some(at) => {
+                let offset = at.read()?;
+                if offset > i64::MAX as u64 {
+                    return Err(Errno::EINVAL);
+                }
+                Some(offset)
+            }
+        };
+        Ok(Cursor { file, offset, address })
+    }
+
+    /// Where the next byte is.
+    fn at(&self) -> u64 {
+        self.offset.unwrap_or_else(|| *self.file.position.lock())
+    }
+
+    /// Reads without moving.
+    fn peek(&self, buffer: &mut [u8]) -> Result<usize> {
+        self.file.ops().read_at(&self.file, self.at(), &mut Sink::kernel(buffer))
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+        let mut source = Source::kernel(bytes);
+        match self.offset {
+            Some(at) => {
+                let written = self.file.ops().write_at(&self.file, at, &mut source)?;
+                self.advance(written);
+                Ok(written)
+            }
+            None => write_stream(&self.file, &mut source).map(|written| written as usize),
+        }
+    }
+
+    fn advance(&mut self, len: usize) {
+        match &mut self.offset {
+            Some(offset) => *offset += len as u64,
+            None => *self.file.position.lock() += len as u64,
+        }
+    }
+
+    /// Tells the program its new offset.
+    fn finish(&self) -> Result<()> {
+        match self.offset {
+            Some(offset) => self.address.write(&offset),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Repeats `step` (given what is left) until it moves nothing or less than asked.
+fn repeat(len: u64, mut step: impl FnMut(usize) -> Result<(usize, bool)>) -> Result<u64> {
+    let len = (len as usize).min(MAX_TRANSFER);
+    let mut done = 0;
+    while done < len {
+        match step(len - done) {
+            Ok((moved, more)) => {
+                done += moved;
+                if !more {
+                    break;
+                }
+            }
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+        sched::yield_if_needed();
+    }
+    Ok(done as u64)
+}
+
+/// sendfile(2).
+pub fn sendfile(a: &Args) -> Result<u64> {
+    let (output, input) = (file(a.a0())?, file(a.a1())?);
+    input.check_readable()?;
+    output.check_writable()?;
+    if !input.is_seekable() || output.flags() & raw::O_APPEND != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let mut from = Cursor::new(input, a.a2())?;
+    let mut bytes = buffer(a.a3() as usize)?;
+    let done = repeat(a.a3(), |left| {
+        let read = from.peek(&mut bytes[..left.min(CHUNK)])?;
+        if read == 0 {
+            return Ok((0, false));
+        }
+        let written = write_stream(&output, &mut Source::kernel(&bytes[..read]))? as usize;
+        from.advance(written);
+        Ok((written, written == read))
+    })?;
+    from.finish()?;
+    Ok(done)
+}
+
+/// copy_file_range(2).
+pub fn copy_file_range(a: &Args) -> Result<u64> {
+    let (input, output) = (file(a.a0())?, file(a.a2())?);
+    input.check_readable()?;
+    output.check_writable()?;
+    if a.a5() != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if output.flags() & raw::O_APPEND != 0 {
+        return Err(Errno::EBADF);
+    }
+    for file in [&input, &output] {
+        match file.inode().file_type() {
+            FileType::Directory => return Err(Errno::EISDIR),
+            FileType::Regular if is_regular(&file.inode()) => {}
+            _ => return Err(Errno::EINVAL),
+        }
+    }
+    let mut from = Cursor::new(input, a.a1())?;
+    let mut to = Cursor::new(output, a.a3())?;
+    let len = a.a4().min(MAX_TRANSFER as u64);
+    let ends = (from.at().checked_add(len), to.at().checked_add(len));
+    let (Some(from_end), Some(to_end)) = ends else { return Err(Errno::EOVERFLOW) };
+    let same = Arc::as_ptr(&from.file.inode()).addr() == Arc::as_ptr(&to.file.inode()).addr();
+    if same && from.at() < to_end && to.at() < from_end {
+        return Err(Errno::EINVAL);
+    }
+    let mut bytes = buffer(len as usize)?;
+    let done = repeat(len, |left| {
+        let read = from.peek(&mut bytes[..left.min(CHUNK)])?;
+        if read == 0 {
+            return Ok((0, false));
+        }
+        let written = to.write(&bytes[..read])?;
+        from.advance(written);
+        Ok((written, written == read))
+    })?;
+    from.finish()?;
+    to.finish()?;
+    Ok(done)
+}
+
+/// splice(2): at least one side is a pipe. What ends its waits: data in the pipe it reads, its last
+/// writer's end, room in the pipe it fills, its last reader's end (EPIPE), a signal.
+pub fn splice(a: &Args) -> Result<u64> {
+    let flags = super::check_flags(a.a5(), SPLICE_FLAGS)?;
+    if a.a4() == 0 {
+        return Ok(0);
+    }
+    let (input, output) = (file(a.a0())?, file(a.a2())?);
+    input.check_readable()?;
+    output.check_writable()?;
+    let at_once = |files: &[&File]| {
+        flags & raw::SPLICE_F_NONBLOCK != 0 || files.iter().any(|f| f.is_nonblocking())
+    };
+    let (from_pipe, to_pipe) = (pipe::of(&input).cloned(), pipe::of(&output).cloned());
+    if from_pipe.is_some() && a.a1() != 0 || to_pipe.is_some() && a.a3() != 0 {
+        return Err(Errno::ESPIPE);
+    }
+    match (from_pipe, to_pipe) {
+        (Some(from), Some(to)) => between_pipes(&from, &to, a.a4(), at_once(&[&input, &output])),
+        (Some(from), None) => {
+            if output.flags() & raw::O_APPEND != 0 || !moves_data(&output) {
+                return Err(Errno::EINVAL);
+            }
+            let nonblocking = at_once(&[&input]);
+            let mut to = seekable_cursor(output, a.a3())?;
+            let done = drain(&from, a.a4(), nonblocking, |bytes| to.write(bytes))?;
+            to.finish()?;
+            Ok(done)
+        }
+        (None, Some(to)) => {
+            if !moves_data(&input) {
+                return Err(Errno::EINVAL);
+            }
+            let mut from = seekable_cursor(input, a.a1())?;
+            to.wait_writable(at_once(&[&output]))?;
+            let done = fill(&mut from, &to, &output, a.a4())?;
+            from.finish()?;
+            Ok(done)
+        }
+        (None, None) => Err(Errno::EINVAL),
+    }
+}
+
+/// Whether a file is one whose bytes can be spliced: the objects of eventfd(2), epoll(7) and the
+/// like only have values that are read and written whole.
+fn moves_data(file: &File) -> bool {
+    file.inode().file_type() != FileType::Regular
+        || file.inode().as_any().downcast_ref::<AnonInode>().is_none()
+}
+
+/// splice(2) calls an offset into a stream EINVAL.
+fn seekable_cursor(file: Arc<File>, address: u64) -> Result<Cursor> {
+    match Cursor::new(file, address) {
+        Err(Errno::ESPIPE) => Err(Errno::EINVAL),
+        cursor => cursor,
+    }
+}
+
+/// Moves bytes from pipe to pipe: what is there and fits. Waits only until something can move.
+fn between_pipes(from: &Arc<Pipe>, to: &Arc<Pipe>, len: u64, nonblocking: bool) -> Result<u64> {
+    if Arc::ptr_eq(from, to) {
+        return Err(Errno::EINVAL);
+    }
+    let mut bytes = buffer(len as usize)?;
+    loop {
+        let is_open = from.wait_readable(nonblocking)?;
+        to.wait_writable(nonblocking)?;
+        if !is_open {
+            return Ok(0);
+        }
+        let moved = repeat(len, |left| {
+            let want = left.min(CHUNK).min(to.room());
+            let seen = from.peek(0, want, &mut Sink::kernel(&mut bytes[..want]))?;
+            if seen == 0 {
+                return Ok((0, false));
+            }
+            let written = to.write_now(&mut Source::kernel(&bytes[..seen]))?;
+            from.consume(written);
+            Ok((written, written == seen))
+        });
+        match moved {
+            // Somebody else was faster at one of the two ends.
+            Ok(0) | Err(Errno::EAGAIN) if !nonblocking => {}
+            Ok(0) => return Err(Errno::EAGAIN),
+            moved => return moved,
+        }
+    }
+}
+
+/// Moves up to `len` bytes out of a pipe. Waits for the first of them only.
+fn drain(
+    from: &Pipe,
+    len: u64,
+    nonblocking: bool,
+    mut write: impl FnMut(&[u8]) -> Result<usize>,
+) -> Result<u64> {
+    let mut bytes = buffer(len as usize)?;
+    if !from.wait_readable(nonblocking)? {
+        return Ok(0);
+    }
+    repeat(len, |left| {
+        let want = left.min(CHUNK);
+        let seen = from.peek(0, want, &mut Sink::kernel(&mut bytes[..want]))?;
+        if seen == 0 {
+            return Ok((0, false));
+        }
+        let written = write(&bytes[..seen])?;
+        from.consume(written);
+        Ok((written, written == seen && !from.is_empty()))
+    })
+}
+
+/// Moves up to `len` bytes of a file into a pipe that has room: as much as fits.
+fn fill(from: &mut Cursor, to: &Pipe, end: &Arc<File>, len: u64) -> Result<u64> {
+    let mut bytes = buffer(len as usize)?;
+    let seekable = from.file.is_seekable();
+    repeat(len, |left| {
+        let want = left.min(CHUNK).min(to.room().max(1));
+        let read = if seekable {
+            from.peek(&mut bytes[..want])?
+        } else {
+            read_stream(&from.file, &mut Sink::kernel(&mut bytes[..want]))? as usize
+        };
+        if read == 0 {
+            return Ok((0, false));
+        }
+        let written = write_stream(end, &mut Source::kernel(&bytes[..read]))? as usize;
+        if seekable {
+            from.advance(written);
+        }
+        let more = seekable && written == want && to.room() > 0;
+        Ok((written, more))
+    })
+}
+
+/// tee(2): copies from pipe to pipe and removes nothing. Its waits end as splice's do.
+pub fn tee(a: &Args) -> Result<u64> {
+    let flags = super::check_flags(a.a3(), SPLICE_FLAGS)?;
+    if a.a2() == 0 {
+        return Ok(0);
+    }
+    let (input, output) = (file(a.a0())?, file(a.a1())?);
+    input.check_readable()?;
+    output.check_writable()?;
+    let from = pipe::of(&input).ok_or(Errno::EINVAL)?;
+    let to = pipe::of(&output).ok_or(Errno::EINVAL)?;
+    if Arc::ptr_eq(from, to) {
+        return Err(Errno::EINVAL);
+    }
+    let nonblocking =
+        flags & raw::SPLICE_F_NONBLOCK != 0 || input.is_nonblocking() || output.is_nonblocking();
+    loop {
+        let is_open = from.wait_readable(nonblocking)?;
+        to.wait_writable(nonblocking)?;
+        if !is_open {
+            return Ok(0);
+        }
+        let mut bytes = buffer((a.a2() as usize).min(to.room().max(1)))?;
+        let want = bytes.len();
+        let seen = from.peek(0, want, &mut Sink::kernel(&mut bytes))?;
+        match to.write_now(&mut Source::kernel(&bytes[..seen])) {
+            Ok(0) | Err(Errno::EAGAIN) if !nonblocking => {}
+            written => return written.map(|written| written as u64),
+        }
+    }
+}
+
+/// vmsplice(2): a program's memory into a pipe, or out of one, by copying. It waits only until
+/// something can move: for data or room, for the other end to close, for a signal.
+pub fn vmsplice(a: &Args) -> Result<u64> {
+    let flags = super::check_flags(a.a3(), SPLICE_FLAGS)?;
+    let file = file(a.a0())?;
+    let pipe = pipe::of(&file).ok_or(Errno::EBADF)?;
+    let vector = read_iovec(a.a1(), a.a2())?;
+    if vector.iter().all(|part| part.len == 0) {
+        return Ok(0);
+    }
+    let nonblocking = flags & raw::SPLICE_F_NONBLOCK != 0;
+    let moved = if file.check_writable().is_ok() {
+        pipe.wait_writable(nonblocking)?;
+        pipe.write_now(&mut Source::user_vector(&vector))?
+    } else {
+        if !pipe.wait_readable(nonblocking)? {
+            return Ok(0);
+        }
+        pipe.read_now(&mut Sink::user_vector(&vector))?
+    };
+    Ok(moved as u64)
+}

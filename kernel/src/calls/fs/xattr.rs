@@ -1,0 +1,175 @@
+//! Extended attributes (xattr(7)): setxattr(2), getxattr(2), listxattr(2), removexattr(2), each by
+//! path, by path without following a link, and by descriptor.
+
+use alloc::vec::Vec;
+
+use abi::{Errno, Result, general as raw};
+
+use super::names::attributes_changed;
+use super::{CWD, file, resolve_at};
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::base::user::{UserPtr, read_c_string};
+use crate::security::credentials::Credentials;
+use crate::vfs::FileType;
+use crate::vfs::path::Location;
+use crate::vfs::permission::{self, READ, WRITE, capability};
+
+/// Longest name (limits.h: XATTR_NAME_MAX).
+const NAME_MAX: usize = 255;
+/// Longest value (XATTR_SIZE_MAX), and longest list of names.
+const SIZE_MAX: usize = 65_536;
+
+fn by_path(path: u64, follow: bool) -> Result<Location> {
+    Ok(resolve_at(CWD, path, 0, follow)?.1)
+}
+
+fn by_file(fd: u64) -> Result<Location> {
+    let file = file(fd)?;
+    Ok(match &file.location {
+        Some(location) => location.clone(),
+        None => crate::vfs::anon::location(file.ops().inode()),
+    })
+}
+
+fn read_name(address: u64) -> Result<Vec<u8>> {
+    let name = read_c_string(address, NAME_MAX + 1, Errno::ERANGE)?;
+    if name.is_empty() { Err(Errno::ERANGE) } else { Ok(name) }
+}
+
+/// Whether the caller may use the attribute; `wanted` is READ or WRITE.
+fn check(at: &Location, name: &[u8], wanted: u32, credentials: &Credentials) -> Result<()> {
+    let inode = at.inode().as_ref();
+    let admin = credentials.has(capability::SYS_ADMIN);
+    if name.starts_with(b"user.") {
+        if !matches!(at.file_type(), FileType::Regular | FileType::Directory) {
+            return Err(if wanted == WRITE { Errno::EPERM } else { Errno::ENODATA });
+        }
+        return permission::check(inode, wanted, credentials);
+    }
+    if name.starts_with(b"trusted.") {
+        let error = if wanted == WRITE { Errno::EPERM } else { Errno::ENODATA };
+        return if admin { Ok(()) } else { Err(error) };
+    }
+    if name.starts_with(b"security.") {
+        let capable = name != b"security.capability" || credentials.has(capability::SETFCAP);
+        let allowed = wanted == READ || admin || name == b"security.capability" && capable;
+        return if allowed { Ok(()) } else { Err(Errno::EPERM) };
+    }
+    Err(Errno::EOPNOTSUPP)
+}
+
+/// setxattr(2).
+pub fn setxattr(a: &Args) -> Result<u64> {
+    set(&by_path(a.a0(), true)?, a)
+}
+
+/// lsetxattr(2).
+pub fn lsetxattr(a: &Args) -> Result<u64> {
+    set(&by_path(a.a0(), false)?, a)
+}
+
+/// fsetxattr(2).
+pub fn fsetxattr(a: &Args) -> Result<u64> {
+    set(&by_file(a.a0())?, a)
+}
+
+fn set(at: &Location, a: &Args) -> Result<u64> {
+    let flags = super::check_flags(a.a4(), raw::XATTR_CREATE | raw::XATTR_REPLACE)?;
+    let name = read_name(a.a1())?;
+    if a.a3() > SIZE_MAX as u64 {
+        return Err(Errno::E2BIG);
+    }
+    let value = UserPtr::<u8>::new(a.a2()).read_many(a.a3() as usize)?;
+    at.mount.check_writable()?;
+    check(at, &name, WRITE, &current().process.credentials())?;
+    at.inode().set_xattr(&name, &value, flags)?;
+    attributes_changed(at);
+    Ok(0)
+}
+
+/// getxattr(2).
+pub fn getxattr(a: &Args) -> Result<u64> {
+    get(&by_path(a.a0(), true)?, a)
+}
+
+/// lgetxattr(2).
+pub fn lgetxattr(a: &Args) -> Result<u64> {
+    get(&by_path(a.a0(), false)?, a)
+}
+
+/// fgetxattr(2).
+pub fn fgetxattr(a: &Args) -> Result<u64> {
+    get(&by_file(a.a0())?, a)
+}
+
+fn get(at: &Location, a: &Args) -> Result<u64> {
+    let name = read_name(a.a1())?;
+    check(at, &name, READ, &current().process.credentials())?;
+    give(&at.inode().get_xattr(&name)?, a.a2(), a.a3())
+}
+
+/// Copies an answer out; a size of 0 only asks for its length. ERANGE if it does not fit.
+fn give(bytes: &[u8], buffer: u64, size: u64) -> Result<u64> {
+    if size != 0 {
+        if bytes.len() as u64 > size {
+            return Err(Errno::ERANGE);
+        }
+        UserPtr::<u8>::new(buffer).write_many(bytes)?;
+    }
+    Ok(bytes.len() as u64)
+}
+
+/// listxattr(2).
+pub fn listxattr(a: &Args) -> Result<u64> {
+    list(&by_path(a.a0(), true)?, a)
+}
+
+/// llistxattr(2).
+pub fn llistxattr(a: &Args) -> Result<u64> {
+    list(&by_path(a.a0(), false)?, a)
+}
+
+/// flistxattr(2).
+pub fn flistxattr(a: &Args) -> Result<u64> {
+    list(&by_file(a.a0())?, a)
+}
+
+fn list(at: &Location, a: &Args) -> Result<u64> {
+    let admin = current().process.credentials().has(capability::SYS_ADMIN);
+    let mut names = Vec::new();
+    for name in at.inode().list_xattr()? {
+        if admin || !name.starts_with(b"trusted.") {
+            names.extend_from_slice(&name);
+            names.push(0);
+        }
+    }
+    if names.len() > SIZE_MAX {
+        return Err(Errno::E2BIG);
+    }
+    give(&names, a.a1(), a.a2())
+}
+
+/// removexattr(2).
+pub fn removexattr(a: &Args) -> Result<u64> {
+    remove(&by_path(a.a0(), true)?, a)
+}
+
+/// lremovexattr(2).
+pub fn lremovexattr(a: &Args) -> Result<u64> {
+    remove(&by_path(a.a0(), false)?, a)
+}
+
+/// fremovexattr(2).
+pub fn fremovexattr(a: &Args) -> Result<u64> {
+    remove(&by_file(a.a0())?, a)
+}
+
+fn remove(at: &Location, a: &Args) -> Result<u64> {
+    let name = read_name(a.a1())?;
+    at.mount.check_writable()?;
+    check(at, &name, WRITE, &current().process.credentials())?;
+    at.inode().remove_xattr(&name)?;
+    attributes_changed(at);
+    Ok(0)
+}

@@ -1,0 +1,125 @@
+//! Memory policies (get_mempolicy(2), set_mempolicy(2), mbind(2)) of a machine with one node: each
+//! is checked as Linux does, and then they are all the same. None is remembered: get_mempolicy(2)
+//! always tells the default one.
+
+use abi::{Errno, Result};
+use machine::paging::USER_END;
+
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::base::user::UserPtr;
+use crate::mm::PAGE;
+
+/// Policies (set_mempolicy(2)): from MPOL_DEFAULT to MPOL_WEIGHTED_INTERLEAVE.
+const DEFAULT: u64 = 0;
+const PREFERRED: u64 = 1;
+const LOCAL: u64 = 4;
+const LAST: u64 = 6;
+/// Flags in a mode: MPOL_F_STATIC_NODES, MPOL_F_RELATIVE_NODES, MPOL_F_NUMA_BALANCING.
+const STATIC_NODES: u64 = 1 << 15;
+const RELATIVE_NODES: u64 = 1 << 14;
+const BALANCING: u64 = 1 << 13;
+/// Flags of get_mempolicy(2).
+const F_NODE: u64 = 1;
+const F_ADDR: u64 = 1 << 1;
+const F_MEMS_ALLOWED: u64 = 1 << 2;
+/// Flags of mbind(2): MPOL_MF_STRICT, MPOL_MF_MOVE, MPOL_MF_MOVE_ALL.
+const MBIND_FLAGS: u64 = 7;
+/// Most bits of a node mask.
+const MASK_BITS_MAX: u64 = PAGE * 8;
+
+/// Checks a mode with its nodes. The mask has `bits - 1` bits. EINVAL, EFAULT.
+fn check(mode: u64, mask: u64, bits: u64) -> Result<()> {
+    let flags = mode & (STATIC_NODES | RELATIVE_NODES | BALANCING);
+    let policy = mode & !flags;
+    if policy > LAST || flags & STATIC_NODES != 0 && flags & RELATIVE_NODES != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let nodes = read_nodes(mask, bits)?;
+    if nodes & !1 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let fits = match policy {
+        DEFAULT | LOCAL => nodes == 0,
+        PREFERRED => true,
+        _ => nodes != 0,
+    };
+    if fits { Ok(()) } else { Err(Errno::EINVAL) }
+}
+
+/// The first word of a node mask; bits behind it must be clear.
+fn read_nodes(mask: u64, bits: u64) -> Result<u64> {
+    let bits = bits.wrapping_sub(1);
+    if mask == 0 || bits == 0 || bits == u64::MAX {
+        return Ok(0);
+    }
+    if bits > MASK_BITS_MAX {
+        return Err(Errno::EINVAL);
+    }
+    let words = UserPtr::<u64>::new(mask).read_many(bits.div_ceil(64) as usize)?;
+    if words[1..].iter().any(|&word| word != 0) {
+        return Err(Errno::EINVAL);
+    }
+    Ok(if bits < 64 { words[0] & ((1 << bits) - 1) } else { words[0] })
+}
+
+/// set_mempolicy(2).
+pub fn set_mempolicy(a: &Args) -> Result<u64> {
+    check(u64::from(a.a0() as u32), a.a1(), a.a2()).map(|()| 0)
+}
+
+/// mbind(2).
+pub fn mbind(a: &Args) -> Result<u64> {
+    let (start, len) = (a.a0(), a.a1());
+    if a.a5() & !MBIND_FLAGS != 0 || start % PAGE != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let end = len.checked_next_multiple_of(PAGE).and_then(|len| start.checked_add(len));
+    let end = end.ok_or(Errno::EINVAL)?;
+    check(a.a2(), a.a3(), a.a4())?;
+    if start == end {
+        return Ok(0);
+    }
+    // The default policy may be set across holes.
+    let is_default = a.a2() & !(STATIC_NODES | RELATIVE_NODES | BALANCING) == DEFAULT;
+    let mapped = end <= USER_END
+        && current().process.mm()?.with(|inner| {
+            if is_default {
+                return !inner.is_free(start, end);
+            }
+            let mut at = start;
+            while let Some((_, vma)) = inner.find(at).filter(|_| at < end) {
+                at = vma.end;
+            }
+            at >= end
+        });
+    if mapped { Ok(0) } else { Err(Errno::EFAULT) }
+}
+
+/// get_mempolicy(2).
+pub fn get_mempolicy(a: &Args) -> Result<u64> {
+    let (mode, mask, bits, address, flags) = (a.a0(), a.a1(), a.a2(), a.a3(), a.a4());
+    let known = F_NODE | F_ADDR | F_MEMS_ALLOWED;
+    let allowed = flags & F_MEMS_ALLOWED != 0;
+    if flags & !known != 0 || allowed && flags != F_MEMS_ALLOWED || mask != 0 && bits == 0 {
+        return Err(Errno::EINVAL);
+    }
+    if flags & F_ADDR == 0 {
+        // The node of the next page is told only under a policy that spreads pages.
+        if !allowed && (address != 0 || flags & F_NODE != 0) {
+            return Err(Errno::EINVAL);
+        }
+    } else if current().process.mm()?.with(|inner| inner.find(address).is_none()) {
+        return Err(Errno::EFAULT);
+    }
+    UserPtr::<u32>::new(mode).write_if_some(&0)?;
+    let bytes = (bits.saturating_sub(1).min(MASK_BITS_MAX).div_ceil(64) * 8) as usize;
+    if mask != 0 && bytes > 0 {
+        let mut nodes = alloc::vec::Vec::new();
+        nodes.try_reserve_exact(bytes).map_err(|_| Errno::ENOMEM)?;
+        nodes.resize(bytes, 0);
+        nodes[0] = u8::from(allowed);
+        UserPtr::<u8>::new(mask).write_many(&nodes)?;
+    }
+    Ok(0)
+}

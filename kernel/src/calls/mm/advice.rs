@@ -1,0 +1,231 @@
+//! madvise(2). As on Linux, advice for a range with holes is taken for what is mapped, and then
+//! ENOMEM says that there was a hole; an area that refuses ends it there.
+//!
+//! MADV_MERGEABLE is refused, as by a Linux without CONFIG_KSM: equal pages are never merged.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use abi::{Errno, Result, general as raw};
+use machine::entry::PageFault;
+
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::mm::{Backing, Mm, MmInner, PAGE, Vma, VmaFlags};
+use crate::process::work;
+
+/// Pages brought in under one hold of the lock.
+const POPULATE_AT_ONCE: u64 = 64 * PAGE;
+
+/// madvise(2).
+pub fn madvise(a: &Args) -> Result<u64> {
+    let (start, advice) = (a.a0(), a.a2() as u32);
+    let action = Action::of(advice).ok_or(Errno::EINVAL)?;
+    if start % PAGE != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let len = a.a1().checked_next_multiple_of(PAGE).ok_or(Errno::EINVAL)?;
+    let end = start.checked_add(len).ok_or(Errno::EINVAL)?;
+    if start == end {
+        return Ok(0);
+    }
+    let mm = current().process.mm()?;
+    match action {
+        Action::Flags(edit) => mm.with(|inner| inner.edit_flags(start, end, edit))?,
+        Action::Nothing => mm.with(|inner| inner.each_part(start, end, |_, _, _| Ok(())))?,
+        Action::Drop(drop) => mm.with(|inner| inner.drop_pages(start, end, drop))?,
+        Action::Populate { write } => populate(&mm, start, end, write)?,
+        Action::Remove => remove_from_files(&mm, start, end)?,
+    }
+    Ok(0)
+}
+
+/// How the flags of an area change; EINVAL where that has no meaning.
+type EditFlags = fn(&Vma) -> Result<VmaFlags>;
+
+/// What an advice asks for.
+#[derive(Clone, Copy)]
+enum Action {
+    Flags(EditFlags),
+    /// Only a look whether there are holes.
+    Nothing,
+    Drop(Drop),
+    Populate {
+        write: bool,
+    },
+    Remove,
+}
+
+/// Which pages may be dropped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Drop {
+    /// MADV_DONTNEED.
+    Unlocked,
+    /// MADV_DONTNEED_LOCKED.
+    All,
+    /// MADV_FREE: of private anonymous memory.
+    Anonymous,
+}
+
+impl Action {
+    fn of(advice: u32) -> Option<Action> {
+        use VmaFlags as F;
+        Some(match advice {
+            raw::MADV_NORMAL => Action::Flags(|vma| Ok(vma.flags - (F::RANDOM | F::SEQUENTIAL))),
+            raw::MADV_RANDOM => Action::Flags(|vma| Ok(vma.flags - F::SEQUENTIAL | F::RANDOM)),
+            raw::MADV_SEQUENTIAL => Action::Flags(|vma| Ok(vma.flags - F::RANDOM | F::SEQUENTIAL)),
+            raw::MADV_HUGEPAGE => Action::Flags(|vma| Ok(vma.flags - F::NO_HUGE | F::HUGE)),
+            raw::MADV_NOHUGEPAGE => Action::Flags(|vma| Ok(vma.flags - F::HUGE | F::NO_HUGE)),
+            raw::MADV_DONTDUMP => Action::Flags(|vma| Ok(vma.flags | F::DONT_DUMP)),
+            raw::MADV_DODUMP => Action::Flags(|vma| match &vma.backing {
+                Backing::Special { .. } => Err(Errno::EINVAL),
+                _ if vma.flags.contains(F::DROPPABLE) => Err(Errno::EINVAL),
+                _ => Ok(vma.flags - F::DONT_DUMP),
+            }),
+            raw::MADV_DONTFORK => Action::Flags(|vma| Ok(vma.flags | F::DONT_FORK)),
+            raw::MADV_DOFORK => Action::Flags(|vma| Ok(vma.flags - F::DONT_FORK)),
+            raw::MADV_WIPEONFORK => Action::Flags(|vma| match vma.is_private_anonymous() {
+                true => Ok(vma.flags | F::WIPE_ON_FORK),
+                false => Err(Errno::EINVAL),
+            }),
+            raw::MADV_KEEPONFORK => Action::Flags(|vma| match vma.flags.contains(F::DROPPABLE) {
+                true => Err(Errno::EINVAL),
+                false => Ok(vma.flags - F::WIPE_ON_FORK),
+            }),
+            raw::MADV_COLD | raw::MADV_PAGEOUT => {
+                Action::Flags(|vma| match vma.flags.contains(F::LOCKED) {
+                    true => Err(Errno::EINVAL),
+                    false => Ok(vma.flags),
+                })
+            }
+            raw::MADV_WILLNEED => Action::Nothing,
+            raw::MADV_DONTNEED => Action::Drop(Drop::Unlocked),
+            raw::MADV_DONTNEED_LOCKED => Action::Drop(Drop::All),
+            raw::MADV_FREE => Action::Drop(Drop::Anonymous),
+            raw::MADV_POPULATE_READ => Action::Populate { write: false },
+            raw::MADV_POPULATE_WRITE => Action::Populate { write: true },
+            raw::MADV_REMOVE => Action::Remove,
+            _ => return None,
+        })
+    }
+}
+
+impl MmInner {
+    /// Calls `f` with each part of an area in `[start, end)`: from, to, area. ENOMEM if there were
+    /// holes between them.
+    fn each_part(
+        &self,
+        start: u64,
+        end: u64,
+        mut f: impl FnMut(u64, u64, &Vma) -> Result<()>,
+    ) -> Result<()> {
+        let mut at = start;
+        let mut result = Ok(());
+        while at < end {
+            let found = self.find(at).or_else(|| {
+                result = Err(Errno::ENOMEM);
+                self.vmas.range(at..end).next().map(|(&start, vma)| (start, vma))
+            });
+            let Some((area_start, vma)) = found else { break };
+            let to = vma.end.min(end);
+            f(at.max(area_start), to, vma)?;
+            at = to;
+        }
+        result
+    }
+
+    fn edit_flags(&mut self, start: u64, end: u64, edit: EditFlags) -> Result<()> {
+        let mut changes = Vec::new();
+        let result = self.each_part(start, end, |from, to, vma| {
+            let flags = edit(vma)?;
+            if flags != vma.flags {
+                changes.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+                changes.push((from, to, flags));
+            }
+            Ok(())
+        });
+        for (from, to, flags) in changes {
+            self.split(from);
+            self.split(to);
+            if let Some(vma) = self.vmas.get_mut(&from) {
+                vma.flags = flags;
+            }
+            self.merge_around(from);
+        }
+        result
+    }
+
+    fn drop_pages(&mut self, start: u64, end: u64, drop: Drop) -> Result<()> {
+        let mut parts = Vec::new();
+        let result = self.each_part(start, end, |from, to, vma| {
+            let refused = drop != Drop::All && vma.flags.contains(VmaFlags::LOCKED)
+                || drop == Drop::Anonymous && !vma.is_private_anonymous();
+            if refused {
+                return Err(Errno::EINVAL);
+            }
+            parts.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+            parts.push((from, to));
+            Ok(())
+        });
+        for (from, to) in parts {
+            self.table.unmap(from, to, from..to);
+        }
+        result
+    }
+
+    /// Brings in pages from `at` on, up to `end` or the end of the area. Returns where it stopped.
+    /// EINVAL where the program has no such right, EFAULT where an access would be SIGBUS.
+    fn populate_part(&mut self, at: u64, end: u64, write: bool) -> Result<u64> {
+        let (_, vma) = self.find(at).ok_or(Errno::ENOMEM)?;
+        let allowed = if write { vma.prot.write } else { vma.prot.read };
+        if !allowed || matches!(vma.backing, Backing::Special { .. }) {
+            return Err(Errno::EINVAL);
+        }
+        let end = end.min(vma.end).min(at.saturating_add(POPULATE_AT_ONCE));
+        for address in (at..end).step_by(PAGE as usize) {
+            self.fault(PageFault { address, write, exec: false }).map_err(|error| match error {
+                Errno::ENOMEM => Errno::ENOMEM,
+                _ => Errno::EFAULT,
+            })?;
+        }
+        Ok(end)
+    }
+}
+
+/// MADV_POPULATE_READ, MADV_POPULATE_WRITE.
+fn populate(mm: &Mm, start: u64, end: u64, write: bool) -> Result<()> {
+    let mut at = start;
+    while at < end {
+        if current().task().work() & work::EXIT != 0 {
+            return Err(Errno::EINTR);
+        }
+        at = mm.with(|inner| inner.populate_part(at, end, write))?;
+        crate::base::sched::yield_if_needed();
+    }
+    Ok(())
+}
+
+/// MADV_REMOVE: punches holes into the files behind shared areas.
+fn remove_from_files(mm: &Arc<Mm>, start: u64, end: u64) -> Result<()> {
+    let mut parts = Vec::new();
+    let result = mm.with(|inner| {
+        inner.each_part(start, end, |from, to, vma| {
+            let Backing::File { cache, page_offset, .. } = &vma.backing else {
+                return Err(Errno::EINVAL);
+            };
+            if vma.flags.contains(VmaFlags::LOCKED) {
+                return Err(Errno::EINVAL);
+            }
+            if !vma.shared || !vma.flags.contains(VmaFlags::MAY_WRITE) {
+                return Err(Errno::EACCES);
+            }
+            let area_start = inner.find(from).map_or(from, |(start, _)| start);
+            parts.push((cache.clone(), page_offset * PAGE + (from - area_start), to - from));
+            Ok(())
+        })
+    });
+    for (cache, offset, len) in parts {
+        cache.punch(offset, len);
+    }
+    result
+}

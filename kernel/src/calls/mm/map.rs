@@ -1,0 +1,269 @@
+//! mmap(2) and munmap(2): which kinds of areas a program may ask for, and where they go.
+//!
+//! Why it is hard: what is refused, with which error and in which order, is what programs and their
+//! tests rely on. Neighbours: [`super::protect`] for what an area may become later, [`super::lock`]
+//! for locked memory.
+
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+
+use abi::{Errno, Result, general as raw};
+use machine::paging::{Prot, USER_END};
+
+use super::lock;
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::mm::{Backing, MMAP_MIN, Mm, MmInner, PAGE, Vma, VmaFlags};
+use crate::process::{Process, UNLIMITED};
+use crate::vfs::File;
+use crate::vfs::page_cache::{MAX_FILE_SIZE, PageCache};
+
+/// Where mappings with MAP_32BIT lie, from the lowest address up.
+const MAP_32BIT: core::ops::Range<u64> = 1 << 30..1 << 31;
+/// MAP_DROPPABLE, a type like MAP_PRIVATE.
+const MAP_DROPPABLE: u32 = 8;
+/// Flags from before MAP_SHARED_VALIDATE, under which a file takes any other: MAP_SHARED,
+/// MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_32BIT, MAP_ABOVE4G, MAP_GROWSDOWN, MAP_DENYWRITE,
+/// MAP_EXECUTABLE, MAP_LOCKED, MAP_NORESERVE, MAP_POPULATE, MAP_NONBLOCK, MAP_STACK, MAP_HUGETLB,
+/// MAP_UNINITIALIZED and the sizes 2 MiB and 1 GiB of huge pages.
+const LEGACY_FLAGS: u32 = 0x0407_f9f3 | HUGE_2MB | HUGE_1GB | raw::MAP_SHARED_VALIDATE;
+/// MAP_HUGE_2MB, MAP_HUGE_1GB: the logarithm of the size of huge pages, in six bits.
+const HUGE_2MB: u32 = 21 << HUGE_SHIFT;
+const HUGE_1GB: u32 = 30 << HUGE_SHIFT;
+const HUGE_SHIFT: u32 = 26;
+const HUGE_MASK: u32 = 0x3f << HUGE_SHIFT;
+/// Personality: readable means executable (personality(2)).
+pub const READ_IMPLIES_EXEC: u32 = 0x040_0000;
+
+/// Rights from PROT_ bits; others are ignored, as mmap(2) does.
+pub fn prot_from_bits(bits: u64) -> Prot {
+    let has = |bit: u32| bits & u64::from(bit) != 0;
+    Prot { read: has(raw::PROT_READ), write: has(raw::PROT_WRITE), exec: has(raw::PROT_EXEC) }
+}
+
+/// Whether the process runs old programs that expect to execute what they can read.
+pub(super) fn read_implies_exec(process: &Process) -> bool {
+    process.settings.personality.load(Ordering::Relaxed) & READ_IMPLIES_EXEC != 0
+}
+
+/// `len` rounded up to pages; EINVAL for 0, ENOMEM if it does not fit user space.
+pub(super) fn page_len(len: u64) -> Result<u64> {
+    if len == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let len = len.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
+    if len > USER_END { Err(Errno::ENOMEM) } else { Ok(len) }
+}
+
+/// A page-aligned range in user space. EINVAL for a bad start, `outside` for a bad end.
+pub(super) fn page_range(start: u64, len: u64, outside: Errno) -> Result<(u64, u64)> {
+    if !start.is_multiple_of(PAGE) {
+        return Err(Errno::EINVAL);
+    }
+    let len = len.checked_next_multiple_of(PAGE).ok_or(outside)?;
+    let end = start.checked_add(len).filter(|&end| end <= USER_END).ok_or(outside)?;
+    Ok((start, end))
+}
+
+/// mmap(2).
+pub fn mmap(a: &Args) -> Result<u64> {
+    let (hint, flags, fd, offset) = (a.a0(), a.a3() as u32, a.a4() as u32, a.a5());
+    if offset % PAGE != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let process = &current().process;
+    let is_anonymous = flags & raw::MAP_ANONYMOUS != 0;
+    let file = if is_anonymous { None } else { Some(process.files().get(fd)?) };
+    if flags & raw::MAP_HUGETLB != 0 {
+        return Err(huge_page_error(flags, is_anonymous));
+    }
+    let len = page_len(a.a1())?;
+    let mut prot = prot_from_bits(a.a2());
+    let no_exec = file.as_ref().is_some_and(|file| is_no_exec(file));
+    prot.exec |= prot.read && read_implies_exec(process) && !no_exec;
+    let vma = match file {
+        Some(file) => file_area(file, prot, flags, offset, len, no_exec)?,
+        None => anonymous_area(prot, flags, len)?,
+    };
+    let mm = process.mm()?;
+    if let Backing::File { cache, .. } = &vma.backing {
+        cache.add_mapper(&mm);
+    }
+    map_area(process, &mm, hint, len, flags, vma)
+}
+
+/// There are no huge pages set aside: what Linux answers then (mmap(2), MAP_HUGETLB).
+fn huge_page_error(flags: u32, is_anonymous: bool) -> Errno {
+    let size = flags & HUGE_MASK;
+    let is_known = size == 0 || size == HUGE_2MB || size == HUGE_1GB;
+    if is_anonymous && is_known { Errno::ENOMEM } else { Errno::EINVAL }
+}
+
+/// Whether the file lies where nothing may be executed.
+fn is_no_exec(file: &File) -> bool {
+    file.location.as_ref().is_some_and(|l| l.mount.flags() & raw::MS_NOEXEC != 0)
+}
+
+fn anonymous_area(prot: Prot, flags: u32, len: u64) -> Result<Vma> {
+    let mut vma = Vma::anonymous(0, prot);
+    let grows_down = flags & raw::MAP_GROWSDOWN != 0;
+    match flags & raw::MAP_TYPE {
+        raw::MAP_PRIVATE => vma.flags.set(VmaFlags::GROWS_DOWN, grows_down),
+        raw::MAP_SHARED if !grows_down => share_zeros(&mut vma, len),
+        MAP_DROPPABLE if flags & raw::MAP_LOCKED == 0 && !grows_down => {
+            vma.flags |= VmaFlags::DROPPABLE | VmaFlags::WIPE_ON_FORK | VmaFlags::DONT_DUMP;
+        }
+        _ => return Err(Errno::EINVAL),
+    }
+    Ok(vma)
+}
+
+/// Makes it shared memory that has no name.
+fn share_zeros(vma: &mut Vma, len: u64) {
+    let cache = PageCache::new(None, len);
+    vma.shared = true;
+    vma.backing = Backing::File { cache, page_offset: 0, file: None };
+}
+
+fn file_area(
+    file: Arc<File>,
+    prot: Prot,
+    flags: u32,
+    offset: u64,
+    len: u64,
+    no_exec: bool,
+) -> Result<Vma> {
+    if offset.checked_add(len).is_none_or(|end| end > MAX_FILE_SIZE) {
+        return Err(Errno::EOVERFLOW);
+    }
+    let shared = match flags & raw::MAP_TYPE {
+        raw::MAP_SHARED_VALIDATE if flags & !LEGACY_FLAGS != 0 => return Err(Errno::EOPNOTSUPP),
+        raw::MAP_SHARED | raw::MAP_SHARED_VALIDATE => true,
+        raw::MAP_PRIVATE => false,
+        _ => return Err(Errno::EINVAL),
+    };
+    let is_writable = file.check_writable().is_ok();
+    if shared && prot.write && !is_writable || file.check_readable().is_err() {
+        return Err(Errno::EACCES);
+    }
+    if no_exec && prot.exec {
+        return Err(Errno::EPERM);
+    }
+    let mut vma = Vma::anonymous(0, prot);
+    vma.shared = shared;
+    vma.flags.set(VmaFlags::MAY_WRITE, !shared || is_writable);
+    vma.flags.set(VmaFlags::MAY_EXEC, !no_exec);
+    if flags & raw::MAP_GROWSDOWN != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if crate::fs::devfs::is_zero(&file) {
+        if shared {
+            share_zeros(&mut vma, len);
+        }
+        return Ok(vma);
+    }
+    let inode = file.inode();
+    if shared && inode.is_write_sealed() {
+        if prot.write {
+            return Err(Errno::EPERM);
+        }
+        vma.flags.remove(VmaFlags::MAY_WRITE);
+    }
+    let cache = inode.page_cache().ok_or(Errno::ENODEV)?;
+    vma.backing = Backing::File { cache, page_offset: offset / PAGE, file: Some(file) };
+    Ok(vma)
+}
+
+/// Finds the place for an area of `len` bytes and enters it. Returns its start.
+fn map_area(
+    process: &Process,
+    mm: &Arc<Mm>,
+    hint: u64,
+    len: u64,
+    flags: u32,
+    mut vma: Vma,
+) -> Result<u64> {
+    crate::mm::check_reserve()?;
+    let wants_lock = flags & raw::MAP_LOCKED != 0;
+    if wants_lock && !lock::may_lock(process) {
+        return Err(Errno::EPERM);
+    }
+    let limit = process.limit(raw::RLIMIT_AS as usize);
+    let mut replaced = None;
+    let result = mm.with(|inner| {
+        let place = inner.place(hint, len, flags)?;
+        if wants_lock {
+            vma.flags |= VmaFlags::LOCKED;
+        } else if !vma.flags.contains(VmaFlags::DROPPABLE) {
+            vma.flags |= inner.lock_future;
+        }
+        if vma.flags.contains(VmaFlags::LOCKED) && !inner.may_lock_more(process.lock_limit(), len) {
+            return Err(Errno::EAGAIN);
+        }
+        let start = match place {
+            Place::Free(start) => start,
+            Place::Replace(start) => {
+                replaced = Some(inner.unmap(start, start + len));
+                start
+            }
+        };
+        if limit != UNLIMITED && inner.total_bytes().saturating_add(len) > limit {
+            return Err(Errno::ENOMEM);
+        }
+        vma.end = start + len;
+        let is_locked =
+            (vma.flags & (VmaFlags::LOCKED | VmaFlags::LOCK_ON_FAULT)) == VmaFlags::LOCKED;
+        inner.insert(start, vma)?;
+        if is_locked || flags & raw::MAP_POPULATE != 0 && flags & raw::MAP_NONBLOCK == 0 {
+            // As on Linux, the mapping stays if its pages cannot be brought in.
+            let _ = inner.populate(start, start + len);
+        }
+        Ok(start)
+    });
+    drop(replaced);
+    result
+}
+
+/// Where a new area goes.
+enum Place {
+    Free(u64),
+    /// What is there is unmapped.
+    Replace(u64),
+}
+
+impl MmInner {
+    fn place(&self, hint: u64, len: u64, flags: u32) -> Result<Place> {
+        if flags & (raw::MAP_FIXED | raw::MAP_FIXED_NOREPLACE) != 0 {
+            let (start, end) = page_range(hint, len, Errno::ENOMEM)?;
+            if start < MMAP_MIN {
+                return Err(Errno::EPERM);
+            }
+            if flags & raw::MAP_FIXED_NOREPLACE != 0 && !self.is_free(start, end) {
+                return Err(Errno::EEXIST);
+            }
+            return Ok(Place::Replace(start));
+        }
+        // A hint too low for any mapping stands for the lowest.
+        let hint = match hint & !(PAGE - 1) {
+            0 => 0,
+            low => low.max(MMAP_MIN),
+        };
+        if flags & raw::MAP_32BIT == 0 {
+            return self.find_free(hint, len).map(Place::Free);
+        }
+        let fits = hint != 0 && hint.checked_add(len).is_some_and(|end| end <= MAP_32BIT.end);
+        if fits && self.is_free_for_hint(hint, hint + len) {
+            return Ok(Place::Free(hint));
+        }
+        self.find_free_above(MAP_32BIT, len).map(Place::Free)
+    }
+}
+
+/// munmap(2).
+pub fn munmap(a: &Args) -> Result<u64> {
+    let len = if a.a1() == 0 { return Err(Errno::EINVAL) } else { a.a1() };
+    let (start, end) = page_range(a.a0(), len, Errno::EINVAL)?;
+    let removed = current().process.mm()?.with(|inner| inner.unmap(start, end));
+    drop(removed);
+    Ok(0)
+}

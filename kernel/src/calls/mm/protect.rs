@@ -1,0 +1,116 @@
+//! mprotect(2): other rights for areas that are there. What an area may become was decided when it
+//! was mapped ([`VmaFlags::MAY_WRITE`], [`VmaFlags::MAY_EXEC`]).
+
+use abi::{Errno, Result, general as raw};
+use machine::paging::Prot;
+
+use super::map::{page_range, prot_from_bits, read_implies_exec};
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::mm::{MmInner, PAGE, Vma, VmaFlags};
+
+/// pkey_alloc(2): there are no keys. ENOSPC.
+pub fn pkey_alloc(a: &Args) -> Result<u64> {
+    /// PKEY_DISABLE_ACCESS and PKEY_DISABLE_WRITE.
+    const RIGHTS: u64 = 3;
+    if a.a0() != 0 || a.a1() & !RIGHTS != 0 { Err(Errno::EINVAL) } else { Err(Errno::ENOSPC) }
+}
+
+/// pkey_mprotect(2): mprotect(2) if the key is -1, the only one there can be.
+pub fn pkey_mprotect(a: &Args) -> Result<u64> {
+    if a.a3() as i32 == -1 { mprotect(a) } else { Err(Errno::EINVAL) }
+}
+
+/// mprotect(2).
+pub fn mprotect(a: &Args) -> Result<u64> {
+    const KNOWN: u32 = raw::PROT_READ | raw::PROT_WRITE | raw::PROT_EXEC | raw::PROT_SEM;
+    let (start, bits) = (a.a0(), a.a2());
+    let grows = bits & u64::from(raw::PROT_GROWSDOWN | raw::PROT_GROWSUP);
+    let bits = bits & !grows;
+    if grows == u64::from(raw::PROT_GROWSDOWN | raw::PROT_GROWSUP) || start % PAGE != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if a.a1() == 0 {
+        return Ok(0);
+    }
+    let (mut start, end) = page_range(start, a.a1(), Errno::ENOMEM)?;
+    if bits & !u64::from(KNOWN) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let process = &current().process;
+    let reads_exec = read_implies_exec(process);
+    let prot = prot_from_bits(bits);
+    process.mm()?.with(|inner| {
+        if grows != 0 {
+            start = inner.stack_start(start, end, grows)?;
+        }
+        // As on Linux, what lies before a hole or a refusal is changed.
+        let mut good_end = start;
+        let result = inner.check_mapped(start, end, |vma| {
+            let prot = with_exec(prot, reads_exec, vma);
+            let refused = prot.write && !vma.flags.contains(VmaFlags::MAY_WRITE)
+                || prot.exec && !vma.flags.contains(VmaFlags::MAY_EXEC);
+            good_end = if refused { return Err(Errno::EACCES) } else { vma.end.min(end) };
+            Ok(())
+        });
+        inner.split(start);
+        inner.split(good_end);
+        let areas = inner.vmas.range(start..good_end);
+        let starts: alloc::vec::Vec<u64> = areas.map(|(&start, _)| start).collect();
+        for at in starts {
+            inner.protect_area(at, prot, reads_exec);
+        }
+        result.map(|()| 0)
+    })
+}
+
+/// The rights asked for, for an area of a program that executes what it can read.
+fn with_exec(mut prot: Prot, reads_exec: bool, vma: &Vma) -> Prot {
+    prot.exec |= reads_exec && prot.read && vma.flags.contains(VmaFlags::MAY_EXEC);
+    prot
+}
+
+impl MmInner {
+    /// ENOMEM unless every page of `[start, end)` is mapped; `check` looks at each area.
+    pub(super) fn check_mapped(
+        &self,
+        start: u64,
+        end: u64,
+        mut check: impl FnMut(&Vma) -> Result<()>,
+    ) -> Result<()> {
+        let mut at = start;
+        while at < end {
+            let (_, vma) = self.find(at).ok_or(Errno::ENOMEM)?;
+            check(vma)?;
+            at = vma.end;
+        }
+        Ok(())
+    }
+
+    /// For PROT_GROWSDOWN: the start of the stack in which `[start, end)` begins.
+    fn stack_start(&self, start: u64, end: u64, grows: u64) -> Result<u64> {
+        let first = self
+            .find(start)
+            .or_else(|| self.vmas.range(start..end).next().map(|(&start, vma)| (start, vma)));
+        let (start, vma) = first.ok_or(Errno::ENOMEM)?;
+        let is_stack = vma.flags.contains(VmaFlags::GROWS_DOWN);
+        if grows == u64::from(raw::PROT_GROWSUP) || !is_stack {
+            return Err(Errno::EINVAL);
+        }
+        Ok(start)
+    }
+
+    /// Gives the area at `at` new rights.
+    fn protect_area(&mut self, at: u64, prot: Prot, reads_exec: bool) {
+        let Some(vma) = self.vmas.get_mut(&at) else { return };
+        let prot = with_exec(prot, reads_exec, vma);
+        vma.prot = prot;
+        let (end, anonymous_private) = (vma.end, vma.is_private_anonymous());
+        self.table.protect(at, end, |_, old, refs| {
+            // Pages that are ours alone get the right to write at once; others by a fault.
+            let write = prot.write && (old.write || anonymous_private && refs == 1 && old.read);
+            Prot { write, ..prot }
+        });
+        self.merge_around(at);
+    }
+}

@@ -1,0 +1,180 @@
+//! mremap(2): areas that grow, shrink and move.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use abi::{Errno, Result, general as raw};
+use machine::paging::USER_END;
+
+use super::map::page_range;
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::mm::{Backing, MAX_MAP_COUNT, MMAP_MIN, MmInner, PAGE, Vma, VmaFlags};
+use crate::process::{Process, UNLIMITED};
+
+/// What is asked for; lengths are whole pages.
+struct Request {
+    old: u64,
+    old_len: u64,
+    new_len: u64,
+    /// MREMAP_MAYMOVE.
+    may_move: bool,
+    /// MREMAP_DONTUNMAP: the old area stays, empty.
+    keep: bool,
+    /// MREMAP_FIXED: where to.
+    target: Option<u64>,
+}
+
+/// mremap(2).
+pub fn mremap(a: &Args) -> Result<u64> {
+    let (old, flags) = (a.a0(), a.a3() as u32);
+    let has = |flag: u32| flags & flag != 0;
+    let known = raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED | raw::MREMAP_DONTUNMAP;
+    let (may_move, fixed) = (has(raw::MREMAP_MAYMOVE), has(raw::MREMAP_FIXED));
+    let keep = has(raw::MREMAP_DONTUNMAP);
+    if flags & !known != 0 || old % PAGE != 0 || (fixed || keep) && !may_move {
+        return Err(Errno::EINVAL);
+    }
+    let old_len = a.a1().checked_next_multiple_of(PAGE).unwrap_or(0);
+    let new_len = match a.a2().checked_next_multiple_of(PAGE) {
+        None | Some(0) => return Err(Errno::EINVAL),
+        Some(len) if len > USER_END && fixed => return Err(Errno::EINVAL),
+        Some(len) if len > USER_END => return Err(Errno::ENOMEM),
+        Some(len) => len,
+    };
+    if keep && old_len != new_len {
+        return Err(Errno::EINVAL);
+    }
+    let target = fixed.then_some(a.a4());
+    let request = Request { old, old_len, new_len, may_move, keep, target };
+    let process = &current().process;
+    let mut dropped = Vec::new();
+    let result = process.mm()?.with(|inner| inner.remap(process, &request, &mut dropped));
+    drop(dropped);
+    result
+}
+
+impl MmInner {
+    fn remap(
+        &mut self,
+        process: &Process,
+        request: &Request,
+        dropped: &mut Vec<BTreeMap<u64, Vma>>,
+    ) -> Result<u64> {
+        let &Request { old, mut old_len, new_len, .. } = request;
+        self.find(old).ok_or(Errno::EFAULT)?;
+        if let Some(target) = request.target {
+            let (start, end) = page_range(target, new_len, Errno::EINVAL)?;
+            let overlaps = start < old.saturating_add(old_len) && old < end;
+            if overlaps {
+                return Err(Errno::EINVAL);
+            }
+            if start < MMAP_MIN {
+                return Err(Errno::EPERM);
+            }
+            dropped.push(self.unmap(start, end));
+        }
+        // Shrinking just unmaps, whatever is there.
+        if old_len > new_len {
+            let (_, end) = page_range(old, old_len, Errno::EINVAL)?;
+            dropped.push(self.unmap(old + new_len, end));
+            old_len = new_len;
+        }
+        let moves = request.target.is_some() || request.keep;
+        if !moves && old_len == new_len {
+            return Ok(old);
+        }
+        self.check_resize(process, old, old_len, new_len)?;
+        if !moves && old_len > 0 && self.grow_in_place(old, old_len, new_len) {
+            return Ok(old);
+        }
+        if !request.may_move {
+            return Err(Errno::ENOMEM);
+        }
+        let start = match request.target {
+            Some(target) => target,
+            None => self.find_free(0, new_len)?,
+        };
+        // As on Linux: moving may split areas at three places.
+        if self.vmas.len() >= MAX_MAP_COUNT - 3 {
+            return Err(Errno::ENOMEM);
+        }
+        let removed = self.move_area(old, old_len, start, new_len, request.keep)?;
+        dropped.push(removed);
+        self.populate_locked(start);
+        Ok(start)
+    }
+
+    /// Whether the area at `old` may be resized: EINVAL, EFAULT, EAGAIN (locked memory), ENOMEM.
+    fn check_resize(&self, process: &Process, old: u64, old_len: u64, new_len: u64) -> Result<()> {
+        let (_, vma) = self.find(old).ok_or(Errno::EFAULT)?;
+        if old_len == 0 && !vma.shared {
+            return Err(Errno::EINVAL);
+        }
+        if vma.end - old < old_len {
+            return Err(Errno::EFAULT);
+        }
+        if old_len == new_len {
+            return Ok(());
+        }
+        if vma.flags.contains(VmaFlags::FIXED_SIZE) {
+            return Err(Errno::EFAULT);
+        }
+        let more = new_len - old_len;
+        if vma.flags.contains(VmaFlags::LOCKED) && !self.may_lock_more(process.lock_limit(), more) {
+            return Err(Errno::EAGAIN);
+        }
+        let limit = process.limit(raw::RLIMIT_AS as usize);
+        if limit != UNLIMITED && self.total_bytes().saturating_add(more) > limit {
+            return Err(Errno::ENOMEM);
+        }
+        Ok(())
+    }
+
+    /// Extends the area that ends at `old + old_len` if there is room behind it.
+    fn grow_in_place(&mut self, old: u64, old_len: u64, new_len: u64) -> bool {
+        let (from, to) = (old + old_len, old + new_len);
+        let Some((start, vma)) = self.find(old) else { return false };
+        if vma.end != from || to > USER_END || !self.is_free_for_hint(from, to) {
+            return false;
+        }
+        if let Some(vma) = self.vmas.get_mut(&start) {
+            vma.end = to;
+        }
+        self.merge_around(start);
+        self.populate_locked(from);
+        true
+    }
+
+    /// Moves `[old, old + len)` to `[new, new + new_len)`.
+    fn move_area(
+        &mut self,
+        old: u64,
+        len: u64,
+        new: u64,
+        new_len: u64,
+        keep: bool,
+    ) -> Result<BTreeMap<u64, Vma>> {
+        let (start, vma) = self.find(old).ok_or(Errno::EFAULT)?;
+        let mut moved = vma.clone();
+        moved.end = new + new_len;
+        if let Backing::File { page_offset, .. } = &mut moved.backing {
+            *page_offset += (old - start) / PAGE;
+        }
+        self.table.move_range(old, new, len).map_err(|_| Errno::ENOMEM)?;
+        self.insert(new, moved)?;
+        if len == 0 {
+            return Ok(BTreeMap::new());
+        }
+        if keep {
+            // What stays is not locked any more (mremap(2)).
+            self.split(old);
+            self.split(old + len);
+            for (_, vma) in self.vmas.range_mut(old..old + len) {
+                vma.flags.remove(VmaFlags::LOCKED | VmaFlags::LOCK_ON_FAULT);
+            }
+            return Ok(BTreeMap::new());
+        }
+        Ok(self.unmap(old, old + len))
+    }
+}

@@ -1,0 +1,406 @@
+//! The socket calls (socket(2) and its relatives).
+
+use alloc::sync::Arc;
+
+use abi::{Errno, Result, general, net as raw};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::base::args::Args;
+use crate::base::io::{IOV_MAX, Sink, Source, read_iovec};
+use crate::base::time::{Deadline, TimeSpec, now_ns};
+use crate::base::user::UserPtr;
+use crate::ipc::{file_at, give_pair};
+use crate::net::address::{Address, RawAddress};
+use crate::net::channel::{ReceiveMode, Received};
+use crate::net::control::{self, Control, Ucred, Writer};
+use crate::net::{Kind, Outgoing, Socket, SocketFile, file_for, options, unix};
+use crate::process::give_file;
+use crate::vfs::File;
+
+const SOCK_CLOEXEC: u32 = general::O_CLOEXEC;
+const SOCK_NONBLOCK: u32 = general::O_NONBLOCK;
+/// Messages of one sendmmsg(2) or recvmmsg(2).
+const MESSAGES_MAX: usize = IOV_MAX;
+
+/// `struct msghdr` (sendmsg(2)).
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
+#[repr(C)]
+struct MsgHdr {
+    name: u64,
+    name_len: u32,
+    _pad: u32,
+    vector: u64,
+    vector_len: u64,
+    control: u64,
+    control_len: u64,
+    flags: u32,
+    _pad2: u32,
+}
+
+/// `struct mmsghdr` (sendmmsg(2)).
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
+#[repr(C)]
+struct MMsgHdr {
+    header: MsgHdr,
+    len: u32,
+    _pad: u32,
+}
+
+/// The socket behind a descriptor, while its file is held. EBADF, ENOTSOCK.
+fn socket_of(file: &Arc<File>) -> Result<&Arc<dyn Socket>> {
+    if file.flags() & general::O_PATH != 0 {
+        return Err(Errno::EBADF);
+    }
+    Ok(file.ops_as::<SocketFile>().ok_or(Errno::ENOTSOCK)?.socket())
+}
+
+fn split_kind(kind: u32) -> Result<(u32, bool, bool)> {
+    let flags = kind & !0xf;
+    if flags & !(SOCK_CLOEXEC | SOCK_NONBLOCK) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    Ok((kind & 0xf, flags & SOCK_CLOEXEC != 0, flags & SOCK_NONBLOCK != 0))
+}
+
+/// socket(2).
+pub fn socket(a: &Args) -> Result<u64> {
+    let (kind, close_on_exec, nonblocking) = split_kind(a.a1() as u32)?;
+    let socket = crate::net::create(a.a0() as u32, kind, a.a2() as u32)?;
+    give_file(file_for(socket, nonblocking), close_on_exec)
+}
+
+/// socketpair(2).
+pub fn socketpair(a: &Args) -> Result<u64> {
+    let (kind, close_on_exec, nonblocking) = split_kind(a.a1() as u32)?;
+    let kind = match kind {
+        1 => Kind::Stream,
+        2 | 3 => Kind::Dgram,
+        5 => Kind::SeqPacket,
+        _ => return Err(Errno::ESOCKTNOSUPPORT),
+    };
+    match a.a0() as u32 {
+        raw::AF_UNIX => {}
+        raw::AF_INET | raw::AF_INET6 | raw::AF_NETLINK => return Err(Errno::EOPNOTSUPP),
+        _ => return Err(Errno::EAFNOSUPPORT),
+    }
+    let [first, second] = unix::pair(kind, a.a2() as u32)?;
+    let (first, second) = (file_for(first, nonblocking), file_for(second, nonblocking));
+    give_pair(first, second, close_on_exec, |pair| UserPtr::<[i32; 2]>::new(a.a3()).write(pair))
+}
+
+/// bind(2).
+pub fn bind(a: &Args) -> Result<u64> {
+    let file = file_at(a.a0())?;
+    let address = RawAddress::read(a.a1(), a.a2())?;
+    socket_of(&file)?.clone().bind(&address)?;
+    Ok(0)
+}
+
+/// connect(2).
+pub fn connect(a: &Args) -> Result<u64> {
+    let file = file_at(a.a0())?;
+    let socket = socket_of(&file)?;
+    let address = RawAddress::read(a.a1(), a.a2())?;
+    let patience = socket.common().send_patience(file.is_nonblocking());
+    socket.clone().connect(&address, patience)?;
+    Ok(0)
+}
+
+/// listen(2).
+pub fn listen(a: &Args) -> Result<u64> {
+    let file = file_at(a.a0())?;
+    socket_of(&file)?.clone().listen(a.a1() as i32)?;
+    Ok(0)
+}
+
+/// accept(2).
+pub fn accept(a: &Args) -> Result<u64> {
+    accept_with(a, 0)
+}
+
+/// accept4(2).
+pub fn accept4(a: &Args) -> Result<u64> {
+    accept_with(a, a.a3() as u32)
+}
+
+fn accept_with(a: &Args, flags: u32) -> Result<u64> {
+    if flags & !(SOCK_CLOEXEC | SOCK_NONBLOCK) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let file = file_at(a.a0())?;
+    let socket = socket_of(&file)?;
+    let patience = socket.common().receive_patience(file.is_nonblocking());
+    let new = socket.accept(patience)?;
+    let peer = (a.a1() != 0).then(|| new.peer_address());
+    let new = file_for(new, flags & SOCK_NONBLOCK != 0);
+    if let Some(peer) = peer {
+        // A peer that is gone already has no address; the connection is still given.
+        peer.unwrap_or(Address::Unix(None)).write_with_len(a.a1(), a.a2())?;
+    }
+    give_file(new, flags & SOCK_CLOEXEC != 0)
+}
+
+/// getsockname(2).
+pub fn getsockname(a: &Args) -> Result<u64> {
+    let file = file_at(a.a0())?;
+    socket_of(&file)?.local_address().write_with_len(a.a1(), a.a2())?;
+    Ok(0)
+}
+
+/// getpeername(2).
+pub fn getpeername(a: &Args) -> Result<u64> {
+    let file = file_at(a.a0())?;
+    socket_of(&file)?.peer_address()?.write_with_len(a.a1(), a.a2())?;
+    Ok(0)
+}
+
+/// shutdown(2).
+pub fn shutdown(a: &Args) -> Result<u64> {
+    let file = file_at(a.a0())?;
+    let socket = socket_of(&file)?;
+    let (receive, send) = match a.a1() as u32 {
+        0 => (true, false),
+        1 => (false, true),
+        2 => (true, true),
+        _ => return Err(Errno::EINVAL),
+    };
+    socket.shutdown(receive, send)?;
+    Ok(0)
+}
+
+/// setsockopt(2).
+pub fn setsockopt(a: &Args) -> Result<u64> {
+    let file = file_at(a.a0())?;
+    options::set(socket_of(&file)?, a.a1() as u32, a.a2() as u32, a.a3(), a.a4() as i32)?;
+    Ok(0)
+}
+
+/// getsockopt(2).
+pub fn getsockopt(a: &Args) -> Result<u64> {
+    let file = file_at(a.a0())?;
+    options::get(socket_of(&file)?, a.a1() as u32, a.a2() as u32, a.a3(), a.a4())?;
+    Ok(0)
+}
+
+// ------------------------------------------------------------------------------------------------
+// Sending
+
+fn send_one(
+    file: &Arc<File>,
+    source: &mut Source<'_>,
+    to: Option<RawAddress>,
+    control: Control,
+    flags: u32,
+) -> Result<u64> {
+    let socket = socket_of(file)?;
+    if flags & raw::MSG_OOB != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if !socket.is_prepared() {
+        socket.clone().prepare_to_send()?;
+    }
+    let nonblocking = file.is_nonblocking() || flags & raw::MSG_DONTWAIT != 0;
+    let patience = socket.common().send_patience(nonblocking);
+    let result = socket.send(source, Outgoing { to, control, patience });
+    let is_stream = socket.common().kind != Kind::Dgram;
+    if result == Err(Errno::EPIPE) && is_stream && flags & raw::MSG_NOSIGNAL == 0 {
+        crate::ipc::signals::broken_pipe();
+    }
+    result.map(|len| len as u64)
+}
+
+/// sendto(2), which is also send(2).
+pub fn sendto(a: &Args) -> Result<u64> {
+    let file = file_at(a.a0())?;
+    let to = if a.a4() == 0 { None } else { Some(RawAddress::read(a.a4(), a.a5())?) };
+    let mut source = Source::user(a.a1(), a.a2().min(usize::MAX as u64) as usize);
+    send_one(&file, &mut source, to, Control::default(), a.a3() as u32)
+}
+
+fn send_header(file: &Arc<File>, header: &MsgHdr, flags: u32) -> Result<u64> {
+    socket_of(file)?;
+    let to = if header.name == 0 || header.name_len == 0 {
+        None
+    } else {
+        Some(RawAddress::read(header.name, u64::from(header.name_len))?)
+    };
+    let control = if header.control == 0 || header.control_len == 0 {
+        Control::default()
+    } else {
+        control::read(header.control, header.control_len)?
+    };
+    let vector = read_message_vector(header)?;
+    send_one(file, &mut Source::user_vector(&vector), to, control, flags)
+}
+
+fn read_message_vector(header: &MsgHdr) -> Result<alloc::vec::Vec<crate::base::io::IoVec>> {
+    if header.vector_len > IOV_MAX as u64 {
+        return Err(Errno::EMSGSIZE);
+    }
+    read_iovec(header.vector, header.vector_len)
+}
+
+/// sendmsg(2).
+pub fn sendmsg(a: &Args) -> Result<u64> {
+    let file = file_at(a.a0())?;
+    let header = UserPtr::<MsgHdr>::new(a.a1()).read()?;
+    send_header(&file, &header, a.a2() as u32)
+}
+
+/// sendmmsg(2).
+pub fn sendmmsg(a: &Args) -> Result<u64> {
+    let file = file_at(a.a0())?;
+    let count = (a.a2() as u32 as usize).min(MESSAGES_MAX);
+    let messages = UserPtr::<MMsgHdr>::new(a.a1());
+    for index in 0..count {
+        let at = messages.nth(index);
+        let sent = at
+            .read()
+            .and_then(|message| send_header(&file, &message.header, a.a3() as u32))
+            .and_then(|len| len_of(at).write(&(len as u32)));
+        if let Err(error) = sent {
+            return if index > 0 { Ok(index as u64) } else { Err(error) };
+        }
+    }
+    Ok(count as u64)
+}
+
+/// Where a message's length is told.
+fn len_of(message: UserPtr<MMsgHdr>) -> UserPtr<u32> {
+    UserPtr::new(message.address() + core::mem::offset_of!(MMsgHdr, len) as u64)
+}
+
+// ------------------------------------------------------------------------------------------------
+// Receiving
+
+fn receive_one(file: &Arc<File>, sink: &mut Sink<'_>, flags: u32) -> Result<Received> {
+    let socket = socket_of(file)?;
+    if flags & (raw::MSG_OOB | raw::MSG_ERRQUEUE) != 0 {
+        return Err(if flags & raw::MSG_OOB != 0 { Errno::EINVAL } else { Errno::EAGAIN });
+    }
+    let mode =
+        ReceiveMode { peek: flags & raw::MSG_PEEK != 0, wait_all: flags & raw::MSG_WAITALL != 0 };
+    if sink.left() == 0 && socket.common().kind == Kind::Stream {
+        return Ok(Received::default());
+    }
+    let nonblocking = file.is_nonblocking() || flags & raw::MSG_DONTWAIT != 0;
+    socket.receive(sink, mode, socket.common().receive_patience(nonblocking))
+}
+
+/// What the call returns: with MSG_TRUNC the whole length of a message.
+fn result_len(received: &Received, flags: u32) -> u64 {
+    let wants_full = flags & raw::MSG_TRUNC != 0 && received.is_message;
+    (if wants_full { received.full_len } else { received.len }) as u64
+}
+
+/// recvfrom(2), which is also recv(2).
+pub fn recvfrom(a: &Args) -> Result<u64> {
+    let file = file_at(a.a0())?;
+    let mut sink = Sink::user(a.a1(), a.a2().min(usize::MAX as u64) as usize);
+    let received = receive_one(&file, &mut sink, a.a3() as u32)?;
+    if a.a4() != 0 {
+        match received.info.as_ref().and_then(|info| info.from.as_ref()) {
+            Some(from) => from.write_with_len(a.a4(), a.a5())?,
+            None => UserPtr::<i32>::new(a.a5()).write(&0)?,
+        }
+    }
+    Ok(result_len(&received, a.a3() as u32))
+}
+
+fn receive_header(file: &Arc<File>, at: UserPtr<MsgHdr>, flags: u32) -> Result<u64> {
+    let header = at.read()?;
+    let vector = read_message_vector(&header)?;
+    let received = receive_one(file, &mut Sink::user_vector(&vector), flags)?;
+    let from = received.info.as_ref().and_then(|info| info.from.as_ref());
+    let name_len = match from {
+        Some(from) if header.name != 0 => {
+            if header.name_len as i32 <= -1 {
+                return Err(Errno::EINVAL);
+            }
+            from.write(header.name, header.name_len as usize)?
+        }
+        _ => 0,
+    };
+    let mut writer = Writer::new(header.control, header.control_len);
+    put_control(file, &received, flags, &mut writer)?;
+    let mut flags_out = flags & raw::MSG_CMSG_CLOEXEC;
+    if received.full_len > received.len {
+        flags_out |= raw::MSG_TRUNC;
+    }
+    if writer.truncated {
+        flags_out |= raw::MSG_CTRUNC;
+    }
+    if received.is_message && socket_of(file)?.common().kind == Kind::SeqPacket {
+        flags_out |= raw::MSG_EOR;
+    }
+    let field = |offset: usize| at.address() + offset as u64;
+    if header.name != 0 {
+        UserPtr::<u32>::new(field(core::mem::offset_of!(MsgHdr, name_len)))
+            .write(&(name_len as u32))?;
+    }
+    UserPtr::<u64>::new(field(core::mem::offset_of!(MsgHdr, control_len))).write(&writer.used)?;
+    UserPtr::<u32>::new(field(core::mem::offset_of!(MsgHdr, flags))).write(&flags_out)?;
+    Ok(result_len(&received, flags))
+}
+
+fn put_control(
+    file: &Arc<File>,
+    received: &Received,
+    flags: u32,
+    writer: &mut Writer,
+) -> Result<()> {
+    let common = socket_of(file)?.common();
+    let wants = common.passes_credentials.load(core::sync::atomic::Ordering::Relaxed);
+    let info = received.info.as_ref();
+    if wants && (received.len > 0 || received.is_message) {
+        let sender = info.and_then(|info| info.control.credentials).unwrap_or(Ucred::UNKNOWN);
+        writer.put(raw::SOL_SOCKET, raw::SCM_CREDENTIALS, sender.as_bytes())?;
+    }
+    if let Some(info) = info {
+        writer.put_files(&info.control.files, flags & raw::MSG_CMSG_CLOEXEC != 0)?;
+    }
+    Ok(())
+}
+
+/// recvmsg(2).
+pub fn recvmsg(a: &Args) -> Result<u64> {
+    let file = file_at(a.a0())?;
+    receive_header(&file, UserPtr::new(a.a1()), a.a2() as u32)
+}
+
+/// MSG_WAITFORONE (recvmmsg(2)).
+const MSG_WAITFORONE: u32 = 0x10000;
+
+/// recvmmsg(2). As on Linux the timeout is only looked at after each message.
+pub fn recvmmsg(a: &Args) -> Result<u64> {
+    let file = file_at(a.a0())?;
+    let timeout = UserPtr::<TimeSpec>::new(a.a4()).non_null();
+    let deadline = match timeout {
+        Some(timespec) => Some(Deadline::after_ns(timespec.read()?.to_ns()?)),
+        None => None,
+    };
+    let count = (a.a2() as u32 as usize).min(MESSAGES_MAX);
+    let mut flags = a.a3() as u32;
+    let messages = UserPtr::<MMsgHdr>::new(a.a1());
+    let mut done = 0;
+    while done < count {
+        let at = messages.nth(done);
+        let received = receive_header(&file, at.cast(), flags & !MSG_WAITFORONE)
+            .and_then(|len| len_of(at).write(&(len as u32)));
+        match received {
+            Ok(()) => done += 1,
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
+        }
+        if flags & MSG_WAITFORONE != 0 {
+            flags |= raw::MSG_DONTWAIT;
+        }
+        if deadline.is_some_and(Deadline::has_passed) {
+            break;
+        }
+    }
+    if let (Some(timespec), Some(deadline)) = (timeout, deadline) {
+        timespec.write(&TimeSpec::from_ns(deadline.0.saturating_sub(now_ns())))?;
+    }
+    Ok(done as u64)
+}

@@ -1,0 +1,319 @@
+//! The calls on scheduling: priorities, policies, affinity (sched(7)).
+//!
+//! What a policy means is decided in `mechanisms/scheduler`. SCHED_DEADLINE is refused: its promises
+//! of run time are none that this scheduler could keep.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use abi::{Errno, Result, general as raw};
+use machine::cpu::cpu_count;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::base::args::Args;
+use crate::base::sched::{self, current};
+use crate::base::time::TimeSpec;
+use crate::base::user::UserPtr;
+use crate::process::signal::send::group_members;
+use crate::process::{Process, Thread, all_processes, find_process, find_thread};
+use crate::security::credentials::Credentials;
+
+/// What sched_rr_get_interval(2) tells of threads without real-time policy.
+const INTERVAL_NS: u64 = scheduler::queue::SLICE_NS;
+
+/// The thread with this id, or the caller for 0; ESRCH, EINVAL for negative ids.
+fn thread_or_self(argument: u64) -> Result<Arc<Thread>> {
+    match argument as i32 {
+        0 => Ok(current().to_arc()),
+        tid @ 1.. => find_thread(tid as u32).ok_or(Errno::ESRCH),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// Whether the caller may change how `target` is scheduled.
+fn check_permission(target: &Process) -> Result<Arc<Credentials>> {
+    let own = current().process.credentials();
+    let other = target.credentials();
+    let same_user = own.euid == other.euid || own.euid == other.uid;
+    if same_user || own.has(raw::CAP_SYS_NICE) { Ok(own) } else { Err(Errno::EPERM) }
+}
+
+/// sched_yield(2).
+pub fn sched_yield() -> Result<u64> {
+    if sched::has_queued() {
+        sched::yield_now();
+    }
+    Ok(0)
+}
+
+/// sched_getaffinity(2): gives the number of bytes written.
+pub fn sched_getaffinity(args: &Args) -> Result<u64> {
+    let size = args.a1() as u32;
+    if !size.is_multiple_of(8) || (size as usize) * 8 < cpu_count() {
+        return Err(Errno::EINVAL);
+    }
+    let thread = thread_or_self(args.a0()).map_err(|_| Errno::ESRCH)?;
+    let online = (1u64 << cpu_count()) - 1;
+    let mask = u64::from(thread.sched.lock().affinity) & online;
+    UserPtr::new(args.a2()).write(&mask)?;
+    Ok(8)
+}
+
+/// sched_setaffinity(2).
+pub fn sched_setaffinity(args: &Args) -> Result<u64> {
+    let mut bytes = [0u8; 8];
+    let size = (args.a1() as usize).min(bytes.len());
+    machine::uaccess::read_bytes(args.a2(), &mut bytes[..size])
+        .map_err(crate::base::user::efault)?;
+    let thread = thread_or_self(args.a0()).map_err(|_| Errno::ESRCH)?;
+    check_permission(&thread.process)?;
+    let online = (1u64 << cpu_count()) - 1;
+    let mask = u64::from_le_bytes(bytes) & online;
+    if mask == 0 {
+        return Err(Errno::EINVAL);
+    }
+    thread.sched.lock().affinity = mask as u32;
+    sched::affinity_changed(&thread);
+    Ok(0)
+}
+
+/// Range of priorities of a policy; EINVAL for one that does not exist.
+fn priorities(policy: u32) -> Result<(i32, i32)> {
+    match policy {
+        raw::SCHED_FIFO | raw::SCHED_RR => Ok((1, 99)),
+        raw::SCHED_NORMAL | raw::SCHED_BATCH | raw::SCHED_IDLE | raw::SCHED_DEADLINE => Ok((0, 0)),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// sched_get_priority_max(2).
+pub fn sched_get_priority_max(args: &Args) -> Result<u64> {
+    Ok(priorities(args.a0() as u32)?.1 as u64)
+}
+
+/// sched_get_priority_min(2).
+pub fn sched_get_priority_min(args: &Args) -> Result<u64> {
+    Ok(priorities(args.a0() as u32)?.0 as u64)
+}
+
+/// Sets policy and priority. `policy` may hold SCHED_RESET_ON_FORK.
+fn set_policy(thread: &Thread, policy: u32, priority: i32, nice: Option<i32>) -> Result<u64> {
+    let kind = policy & !raw::SCHED_RESET_ON_FORK;
+    if kind == raw::SCHED_DEADLINE {
+        // Promises of run time are none that this scheduler can keep.
+        return Err(Errno::EINVAL);
+    }
+    let (least, most) = priorities(kind)?;
+    if !(least..=most).contains(&priority) {
+        return Err(Errno::EINVAL);
+    }
+    let own = check_permission(&thread.process)?;
+    let limit = thread.process.limit(raw::RLIMIT_RTPRIO as usize);
+    if priority as u64 > limit && !own.has(raw::CAP_SYS_NICE) {
+        return Err(Errno::EPERM);
+    }
+    if let Some(nice) = nice {
+        set_nice(thread, nice)?;
+    }
+    sched::change(thread, |entity| {
+        entity.policy = policy;
+        entity.priority = priority;
+    });
+    Ok(0)
+}
+
+/// sched_setscheduler(2).
+pub fn sched_setscheduler(args: &Args) -> Result<u64> {
+    if (args.a1() as i32) < 0 {
+        return Err(Errno::EINVAL);
+    }
+    let priority = UserPtr::<i32>::new(args.a2()).non_null().ok_or(Errno::EINVAL)?.read()?;
+    set_policy(&*thread_or_self(args.a0())?, args.a1() as u32, priority, None)
+}
+
+/// sched_getscheduler(2).
+pub fn sched_getscheduler(args: &Args) -> Result<u64> {
+    let thread = thread_or_self(args.a0())?;
+    let policy = thread.sched.lock().policy;
+    Ok(policy.into())
+}
+
+/// sched_setparam(2).
+pub fn sched_setparam(args: &Args) -> Result<u64> {
+    let priority = UserPtr::<i32>::new(args.a1()).non_null().ok_or(Errno::EINVAL)?.read()?;
+    let thread = thread_or_self(args.a0())?;
+    let policy = thread.sched.lock().policy;
+    set_policy(&thread, policy, priority, None)
+}
+
+/// sched_getparam(2).
+pub fn sched_getparam(args: &Args) -> Result<u64> {
+    let pointer = UserPtr::<i32>::new(args.a1()).non_null().ok_or(Errno::EINVAL)?;
+    let priority = thread_or_self(args.a0())?.sched.lock().priority;
+    pointer.write(&priority)?;
+    Ok(0)
+}
+
+/// `struct sched_attr`, first version and utilisation hints.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Default)]
+#[repr(C)]
+struct SchedAttr {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime: u64,
+    deadline: u64,
+    period: u64,
+    util_min: u32,
+    util_max: u32,
+}
+
+/// Size of the first version.
+const ATTR_SIZE_VER0: u32 = 48;
+
+/// sched_setattr(2).
+pub fn sched_setattr(args: &Args) -> Result<u64> {
+    if args.a2() != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let size = match UserPtr::<u32>::new(args.a1()).non_null().ok_or(Errno::EINVAL)?.read()? {
+        0 => ATTR_SIZE_VER0,
+        size => size,
+    };
+    if size < ATTR_SIZE_VER0 {
+        return Err(Errno::E2BIG);
+    }
+    let attr: SchedAttr = crate::base::user::read_extensible(args.a1(), size.into())?;
+    if attr.policy & raw::SCHED_RESET_ON_FORK != 0
+        || attr.flags & !u64::from(raw::SCHED_FLAG_RESET_ON_FORK) != 0
+    {
+        return Err(Errno::EINVAL);
+    }
+    let reset = if attr.flags != 0 { raw::SCHED_RESET_ON_FORK } else { 0 };
+    let fair = matches!(attr.policy, raw::SCHED_NORMAL | raw::SCHED_BATCH);
+    let nice = fair.then(|| attr.nice.clamp(-20, 19));
+    let priority = i32::try_from(attr.priority).map_err(|_| Errno::EINVAL)?;
+    let thread = thread_or_self(args.a0())?;
+    set_policy(&thread, attr.policy | reset, priority, nice)
+}
+
+/// sched_getattr(2).
+pub fn sched_getattr(args: &Args) -> Result<u64> {
+    let size = args.a2() as u32;
+    if !(ATTR_SIZE_VER0..=4096).contains(&size) || args.a3() != 0 || args.a1() == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let thread = thread_or_self(args.a0())?;
+    let size = size.min(size_of::<SchedAttr>() as u32);
+    let attr = {
+        let entity = thread.sched.lock();
+        SchedAttr {
+            size,
+            policy: entity.policy & !raw::SCHED_RESET_ON_FORK,
+            flags: u64::from(entity.policy & raw::SCHED_RESET_ON_FORK != 0),
+            nice: entity.nice,
+            priority: entity.priority as u32,
+            util_max: 1024,
+            ..SchedAttr::default()
+        }
+    };
+    machine::uaccess::write_bytes(args.a1(), &attr.as_bytes()[..size as usize])
+        .map_err(crate::base::user::efault)?;
+    Ok(0)
+}
+
+/// sched_rr_get_interval(2).
+pub fn sched_rr_get_interval(args: &Args) -> Result<u64> {
+    let policy = thread_or_self(args.a0())?.sched.lock().policy;
+    let interval_ns = match policy & !raw::SCHED_RESET_ON_FORK {
+        raw::SCHED_FIFO => 0,
+        raw::SCHED_RR => scheduler::queue::RR_SLICE_NS,
+        _ => INTERVAL_NS,
+    };
+    UserPtr::new(args.a1()).write(&TimeSpec::from_ns(interval_ns))?;
+    Ok(0)
+}
+
+/// The threads that getpriority(2) and its like mean.
+fn targets(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
+    let own = &current().process;
+    let of = |processes: Vec<Arc<Process>>| -> Vec<Arc<Thread>> {
+        processes.iter().flat_map(|process| process.threads.lock().clone()).collect()
+    };
+    let threads = match which {
+        raw::PRIO_PROCESS if who == 0 => alloc::vec![current().to_arc()],
+        raw::PRIO_PROCESS => find_thread(who).into_iter().collect(),
+        raw::PRIO_PGRP => {
+            let own_group = own.group.load(core::sync::atomic::Ordering::Relaxed);
+            of(group_members(if who == 0 { own_group } else { who }))
+        }
+        raw::PRIO_USER => {
+            let uid = if who == 0 { own.credentials().uid } else { who };
+            let mut processes = all_processes();
+            processes.retain(|process| process.credentials().uid == uid);
+            of(processes)
+        }
+        _ => return Err(Errno::EINVAL),
+    };
+    if threads.is_empty() { Err(Errno::ESRCH) } else { Ok(threads) }
+}
+
+/// getpriority(2): 20 minus the nice value, since a system call cannot return negative numbers.
+pub fn getpriority(args: &Args) -> Result<u64> {
+    let threads = targets(args.a0() as u32, args.a1() as u32)?;
+    let best = threads.iter().map(|thread| thread.sched.lock().nice).min().unwrap_or(0);
+    Ok((20 - best) as u64)
+}
+
+fn set_nice(thread: &Thread, nice: i32) -> Result<()> {
+    let own = check_permission(&thread.process)?;
+    let old = thread.sched.lock().nice;
+    // RLIMIT_NICE counts the other way: 1 allows 19, 40 allows -20.
+    let limit = thread.process.limit(raw::RLIMIT_NICE as usize);
+    if nice < old && (20 - nice) as u64 > limit && !own.has(raw::CAP_SYS_NICE) {
+        return Err(Errno::EACCES);
+    }
+    sched::change(thread, |entity| entity.nice = nice);
+    Ok(())
+}
+
+/// setpriority(2).
+pub fn setpriority(args: &Args) -> Result<u64> {
+    let nice = (args.a2() as i32).clamp(-20, 19);
+    for thread in targets(args.a0() as u32, args.a1() as u32)? {
+        set_nice(&thread, nice)?;
+    }
+    Ok(0)
+}
+
+/// ioprio_get(2): what the nice value means for input and output; nothing else exists.
+pub fn ioprio_get(args: &Args) -> Result<u64> {
+    const BEST_EFFORT: u64 = 2 << 13;
+    check_io_target(args)?;
+    Ok(BEST_EFFORT | 4)
+}
+
+/// ioprio_set(2): checked, without effect: requests are served in order.
+pub fn ioprio_set(args: &Args) -> Result<u64> {
+    check_io_target(args)?;
+    let (class, level) = (args.a2() as u32 >> 13, args.a2() as u32 & 7);
+    match class {
+        1 if !current().process.credentials().has(raw::CAP_SYS_ADMIN) => Err(Errno::EPERM),
+        0 if level != 0 => Err(Errno::EINVAL),
+        0..=3 => Ok(0),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+fn check_io_target(args: &Args) -> Result<()> {
+    let who = args.a1() as u32;
+    match args.a0() as u32 {
+        1 if who == 0 || find_thread(who).is_some() || find_process(who).is_some() => Ok(()),
+        2 if who == 0 || !group_members(who).is_empty() => Ok(()),
+        3 => Ok(()),
+        1 | 2 => Err(Errno::ESRCH),
+        _ => Err(Errno::EINVAL),
+    }
+}

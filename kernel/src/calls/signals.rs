@@ -1,0 +1,316 @@
+//! The system calls on signals.
+
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+
+use abi::{Errno, Result, general as raw};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::base::args::Args;
+use crate::base::sched::{Sleep, current};
+use crate::base::sync::WaitError;
+use crate::base::time::{Deadline, TimeSpec};
+use crate::base::user::UserPtr;
+use crate::process::signal::{Action, LAST, SigInfo, SignalSet, UNBLOCKABLE, bit, mask, send};
+use crate::process::{Pid, Process, Thread, all_processes, find_process, find_thread};
+use crate::security::credentials::Credentials;
+
+/// `struct sigaction` as the kernel has it on x86-64.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
+#[repr(C)]
+struct KernelSigaction {
+    handler: u64,
+    flags: u64,
+    restorer: u64,
+    mask: u64,
+}
+
+/// Flags of sigaction(2) that Linux knows on x86-64; others are dropped, so that programs can find
+/// out which ones exist.
+const KNOWN_FLAGS: u64 = (raw::SA_NOCLDSTOP
+    | raw::SA_NOCLDWAIT
+    | raw::SA_SIGINFO
+    | raw::SA_EXPOSE_TAGBITS
+    | raw::SA_ONSTACK
+    | raw::SA_RESTART
+    | raw::SA_NODEFER
+    | raw::SA_RESETHAND
+    | raw::SA_RESTORER) as u64;
+
+fn check_set_size(size: u64) -> Result<()> {
+    if size == size_of::<SignalSet>() as u64 { Ok(()) } else { Err(Errno::EINVAL) }
+}
+
+/// A signal number argument: 1 to 64, EINVAL otherwise.
+fn signal_number(argument: u64) -> Result<u32> {
+    let number = argument as u32;
+    if (1..=LAST).contains(&number) { Ok(number) } else { Err(Errno::EINVAL) }
+}
+
+/// rt_sigaction(2).
+pub fn rt_sigaction(args: &Args) -> Result<u64> {
+    check_set_size(args.a3())?;
+    let number = signal_number(args.a0())?;
+    let new =
+        UserPtr::<KernelSigaction>::new(args.a1()).non_null().map(UserPtr::read).transpose()?;
+    if new.is_some() && UNBLOCKABLE & bit(number) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let process = &current().process;
+    let handlers = process.handlers.lock().clone();
+    let old = handlers.get(number);
+    if let Some(new) = new {
+        let action = Action {
+            handler: new.handler,
+            flags: new.flags & KNOWN_FLAGS,
+            restorer: new.restorer,
+            mask: new.mask & !UNBLOCKABLE,
+        };
+        handlers.set(number, action);
+        if action.ignores(number) {
+            send::flush(process, bit(number));
+        }
+    }
+    let old = KernelSigaction {
+        handler: old.handler,
+        flags: old.flags,
+        restorer: old.restorer,
+        mask: old.mask,
+    };
+    UserPtr::new(args.a2()).write_if_some(&old)?;
+    Ok(0)
+}
+
+/// rt_sigprocmask(2).
+pub fn rt_sigprocmask(args: &Args) -> Result<u64> {
+    check_set_size(args.a3())?;
+    let thread = current();
+    let old = thread.signals.lock().blocked;
+    if let Some(set) = UserPtr::<SignalSet>::new(args.a1()).non_null() {
+        let set = set.read()?;
+        let new = match args.a0() as u32 {
+            raw::SIG_BLOCK => old | set,
+            raw::SIG_UNBLOCK => old & !set,
+            raw::SIG_SETMASK => set,
+            _ => return Err(Errno::EINVAL),
+        };
+        mask::set_blocked(new);
+    }
+    UserPtr::new(args.a2()).write_if_some(&old)?;
+    Ok(0)
+}
+
+/// rt_sigpending(2).
+pub fn rt_sigpending(args: &Args) -> Result<u64> {
+    if args.a1() > size_of::<SignalSet>() as u64 {
+        return Err(Errno::EINVAL);
+    }
+    let thread = current();
+    let blocked = thread.signals.lock().blocked;
+    let set = thread.pending_signals() & blocked;
+    let bytes = set.to_le_bytes();
+    machine::uaccess::write_bytes(args.a0(), &bytes[..args.a1() as usize])
+        .map_err(crate::base::user::efault)?;
+    Ok(0)
+}
+
+/// Sleeps until a signal is delivered; never returns a value.
+fn sleep_until_signal() -> Result<u64> {
+    let never = crate::base::sync::WaitQueue::new();
+    never.wait(|| None::<()>).map_err(|_| Errno::ERESTARTNOHAND)?;
+    Err(Errno::ERESTARTNOHAND)
+}
+
+/// pause(2).
+pub fn pause(_args: &Args) -> Result<u64> {
+    sleep_until_signal()
+}
+
+/// rt_sigsuspend(2).
+pub fn rt_sigsuspend(args: &Args) -> Result<u64> {
+    check_set_size(args.a1())?;
+    let set = UserPtr::<SignalSet>::new(args.a0()).read()?;
+    mask::set_temporary_mask(set);
+    sleep_until_signal()
+}
+
+/// rt_sigtimedwait(2).
+pub fn rt_sigtimedwait(args: &Args) -> Result<u64> {
+    check_set_size(args.a3())?;
+    let wanted = UserPtr::<SignalSet>::new(args.a0()).read()? & !UNBLOCKABLE;
+    let timeout = UserPtr::<TimeSpec>::new(args.a2()).non_null().map(UserPtr::read).transpose()?;
+    let deadline = match timeout {
+        Some(timeout) => Some(Deadline::after_ns(timeout.to_ns()?)),
+        None => None,
+    };
+    let thread = current();
+    let queue = thread.process.signal_events.clone();
+    let taken = queue
+        .wait_deadline(Sleep::Interruptible, deadline, || thread.take_signal(wanted))
+        .map_err(|error| match error {
+            WaitError::TimedOut => Errno::EAGAIN,
+            WaitError::Interrupted => Errno::EINTR,
+        })?;
+    if args.a1() != 0 {
+        UserPtr::new(args.a1()).write(&taken.to_user())?;
+    }
+    Ok(u64::from(taken.number()))
+}
+
+// ------------------------------------------------------------------------------------------------
+// Sending
+
+/// Whether `sender` may send `number` (0: only ask) to `target` (kill(2)).
+fn check_permission(sender: &Process, target: &Process, number: u32) -> Result<()> {
+    if core::ptr::eq(sender, target) {
+        return Ok(());
+    }
+    let own: Arc<Credentials> = sender.credentials();
+    let other = target.credentials();
+    let same_user = [own.euid, own.uid].iter().any(|id| [other.suid, other.uid].contains(id));
+    let same_session =
+        sender.session.load(Ordering::Relaxed) == target.session.load(Ordering::Relaxed);
+    if same_user || own.has(raw::CAP_KILL) || number == raw::SIGCONT && same_session {
+        Ok(())
+    } else {
+        Err(Errno::EPERM)
+    }
+}
+
+fn own_info(number: u32, code: i32) -> SigInfo {
+    let process = &current().process;
+    SigInfo::from_process(number, code, process.pid, process.credentials().uid)
+}
+
+/// Sends `info` if the caller may. Number 0 only checks.
+fn send_checked(target: &Arc<Process>, info: SigInfo) -> Result<()> {
+    check_permission(&current().process, target, info.number())?;
+    if info.signo == 0 { Ok(()) } else { send::send_to_process(target, info) }
+}
+
+fn send_thread_checked(target: &Arc<Thread>, info: SigInfo) -> Result<()> {
+    check_permission(&current().process, &target.process, info.number())?;
+    if info.signo == 0 { Ok(()) } else { send::send_to_thread(target, info) }
+}
+
+/// A signal number argument where 0 is allowed.
+fn number_or_zero(argument: u64) -> Result<u32> {
+    let number = argument as u32;
+    if number <= LAST { Ok(number) } else { Err(Errno::EINVAL) }
+}
+
+/// kill(2).
+pub fn kill(args: &Args) -> Result<u64> {
+    let number = number_or_zero(args.a1())?;
+    let info = own_info(number, raw::SI_USER as i32);
+    let pid = args.a0() as i32;
+    match pid {
+        1.. => {
+            let process = find_process(pid as Pid).ok_or(Errno::ESRCH)?;
+            send_checked(&process, info)?;
+        }
+        0 => kill_group(current().process.group.load(Ordering::Relaxed), info)?,
+        -1 => kill_all(info)?,
+        i32::MIN => return Err(Errno::ESRCH),
+        _ => kill_group(pid.unsigned_abs(), info)?,
+    }
+    Ok(0)
+}
+
+/// Success if at least one member could be sent to.
+fn kill_group(group: Pid, info: SigInfo) -> Result<()> {
+    let mut result = Err(Errno::ESRCH);
+    for process in send::group_members(group) {
+        let one = send_checked(&process, info);
+        if result != Ok(()) {
+            result = one;
+        }
+    }
+    result
+}
+
+/// Everybody but the first process and the caller's own.
+fn kill_all(info: SigInfo) -> Result<()> {
+    let mut result = Err(Errno::ESRCH);
+    for process in all_processes() {
+        if process.pid > 1 && !process.is_current() {
+            let one = send_checked(&process, info);
+            if result != Ok(()) {
+                result = one;
+            }
+        }
+    }
+    result
+}
+
+/// A thread argument: EINVAL for 0 and negative ids.
+fn thread_by_id(argument: u64) -> Result<Arc<Thread>> {
+    let tid = argument as i32;
+    if tid <= 0 {
+        return Err(Errno::EINVAL);
+    }
+    find_thread(tid as Pid).ok_or(Errno::ESRCH)
+}
+
+/// The thread `tid` of process `pid`.
+fn thread_of(pid: u64, tid: u64) -> Result<Arc<Thread>> {
+    if pid as i32 <= 0 {
+        return Err(Errno::EINVAL);
+    }
+    let thread = thread_by_id(tid)?;
+    if thread.process.pid == pid as Pid { Ok(thread) } else { Err(Errno::ESRCH) }
+}
+
+/// tkill(2).
+pub fn tkill(args: &Args) -> Result<u64> {
+    let thread = thread_by_id(args.a0())?;
+    let number = number_or_zero(args.a1())?;
+    send_thread_checked(&thread, own_info(number, raw::SI_TKILL))?;
+    Ok(0)
+}
+
+/// tgkill(2).
+pub fn tgkill(args: &Args) -> Result<u64> {
+    let thread = thread_of(args.a0(), args.a1())?;
+    let number = number_or_zero(args.a2())?;
+    send_thread_checked(&thread, own_info(number, raw::SI_TKILL))?;
+    Ok(0)
+}
+
+/// Only the kernel, kill and tgkill may use their codes, except towards oneself.
+fn check_code(info: &SigInfo, to_self: bool) -> Result<()> {
+    let forged = info.code >= 0 || info.code == raw::SI_TKILL;
+    if forged && !to_self { Err(Errno::EPERM) } else { Ok(()) }
+}
+
+/// rt_sigqueueinfo(2).
+pub fn rt_sigqueueinfo(args: &Args) -> Result<u64> {
+    let info = SigInfo::read_from(args.a2(), number_or_zero(args.a1())?)?;
+    let process = find_process(args.a0() as Pid).ok_or(Errno::ESRCH)?;
+    check_code(&info, process.is_current())?;
+    send_checked(&process, info)?;
+    Ok(0)
+}
+
+/// rt_tgsigqueueinfo(2).
+pub fn rt_tgsigqueueinfo(args: &Args) -> Result<u64> {
+    let info = SigInfo::read_from(args.a3(), number_or_zero(args.a2())?)?;
+    let thread = thread_of(args.a0(), args.a1())?;
+    check_code(&info, thread.process.is_current())?;
+    send_thread_checked(&thread, info)?;
+    Ok(0)
+}
+
+/// pidfd_send_signal(2), once the descriptor has been resolved.
+pub fn send_by_pidfd(process: &Arc<Process>, number: u64, info: u64) -> Result<u64> {
+    let number = number_or_zero(number)?;
+    let info = if info == 0 {
+        own_info(number, raw::SI_USER as i32)
+    } else {
+        let info = SigInfo::read_from(info, number)?;
+        check_code(&info, process.is_current())?;
+        info
+    };
+    send_checked(process, info)?;
+    Ok(0)
+}

@@ -1,0 +1,169 @@
+//! Calls about the machine as a whole: reboot(2), syslog(2), getrandom(2), membarrier(2) … Its
+//! names are in `identity`.
+
+use core::sync::atomic::Ordering;
+
+use abi::{Errno, Result, general as raw};
+use machine::uaccess;
+
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::base::user::UserPtr;
+use crate::process::ptrace::access::{self, Ids};
+
+/// reboot(2): every command that stops or restarts ends the machine, since a microVM is not started
+/// twice.
+pub fn reboot(args: &Args) -> Result<u64> {
+    let (first, second, command) = (args.a0() as u32, args.a1() as u32, args.a2() as u32);
+    if !current().process.credentials().has(raw::CAP_SYS_BOOT) {
+        return Err(Errno::EPERM);
+    }
+    let magic = [
+        raw::LINUX_REBOOT_MAGIC2,
+        raw::LINUX_REBOOT_MAGIC2A,
+        raw::LINUX_REBOOT_MAGIC2B,
+        raw::LINUX_REBOOT_MAGIC2C,
+    ];
+    if first != raw::LINUX_REBOOT_MAGIC1 || !magic.contains(&second) {
+        return Err(Errno::EINVAL);
+    }
+    match command {
+        raw::LINUX_REBOOT_CMD_CAD_ON | raw::LINUX_REBOOT_CMD_CAD_OFF => Ok(0),
+        raw::LINUX_REBOOT_CMD_RESTART
+        | raw::LINUX_REBOOT_CMD_RESTART2
+        | raw::LINUX_REBOOT_CMD_HALT
+        | raw::LINUX_REBOOT_CMD_POWER_OFF => machine::power::off(machine::power::OK),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// syslog(2): the log goes to the console; there is no buffer to read it from.
+pub fn syslog(args: &Args) -> Result<u64> {
+    let command = args.a0() as i32;
+    // Reading all and asking for the size are open to everybody, as where dmesg is not restricted.
+    let open = command == 3 || command == 10;
+    if !open && !current().process.credentials().has(raw::CAP_SYSLOG) {
+        return Err(Errno::EPERM);
+    }
+    match command {
+        2..=4 if (args.a2() as i32) < 0 || args.a1() == 0 => Err(Errno::EINVAL),
+        0..=7 | 9 | 10 => Ok(0),
+        8 if (1..=8).contains(&(args.a2() as i32)) => Ok(0),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// Random bytes made at a time.
+const RANDOM_CHUNK: usize = 256;
+
+/// getrandom(2). The generator is seeded before the first program runs, so it never blocks.
+pub fn getrandom(args: &Args) -> Result<u64> {
+    let flags = args.a2() as u32;
+    let both = raw::GRND_RANDOM | raw::GRND_INSECURE;
+    if flags & !(both | raw::GRND_NONBLOCK) != 0 || flags & both == both {
+        return Err(Errno::EINVAL);
+    }
+    let len = args.a1().min(crate::base::io::MAX_TRANSFER as u64) as usize;
+    let mut done = 0;
+    let mut chunk = [0u8; RANDOM_CHUNK];
+    while done < len {
+        let part = &mut chunk[..(len - done).min(RANDOM_CHUNK)];
+        crate::base::random::fill(part);
+        if uaccess::write_bytes(args.a0().wrapping_add(done as u64), part).is_err() {
+            return if done > 0 { Ok(done as u64) } else { Err(Errno::EFAULT) };
+        }
+        done += part.len();
+        if done < len && current().has_pending_signal() {
+            break;
+        }
+        crate::base::sched::yield_if_needed();
+    }
+    Ok(done as u64)
+}
+
+/// getcpu(2).
+pub fn getcpu(args: &Args) -> Result<u64> {
+    let cpu = machine::percpu::cpu_id() as u32;
+    UserPtr::<u32>::new(args.a0()).write_if_some(&cpu)?;
+    UserPtr::<u32>::new(args.a1()).write_if_some(&0)?;
+    Ok(0)
+}
+
+/// Commands of membarrier(2) that exist here.
+mod membarrier_command {
+    pub(super) const QUERY: u32 = 0;
+    pub(super) const GLOBAL: u32 = 1;
+    pub(super) const GLOBAL_EXPEDITED: u32 = 1 << 1;
+    pub(super) const REGISTER_GLOBAL_EXPEDITED: u32 = 1 << 2;
+    pub(super) const PRIVATE_EXPEDITED: u32 = 1 << 3;
+    pub(super) const REGISTER_PRIVATE_EXPEDITED: u32 = 1 << 4;
+    pub(super) const ALL: u32 = (1 << 5) - 1;
+}
+
+/// membarrier(2). A TLB shootdown interrupts each CPU that runs the process and waits for it, which
+/// is a full barrier there.
+pub fn membarrier(args: &Args) -> Result<u64> {
+    use membarrier_command as command;
+    if args.a1() != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let process = &current().process;
+    let registered = &process.settings.membarrier;
+    match args.a0() as u32 {
+        command::QUERY => Ok(command::ALL.into()),
+        command::GLOBAL | command::GLOBAL_EXPEDITED => {
+            machine::cpu::barrier_on_all_cpus();
+            Ok(0)
+        }
+        command::REGISTER_GLOBAL_EXPEDITED => Ok(0),
+        command::REGISTER_PRIVATE_EXPEDITED => {
+            registered.fetch_or(command::PRIVATE_EXPEDITED, Ordering::Relaxed);
+            Ok(0)
+        }
+        command::PRIVATE_EXPEDITED => {
+            if registered.load(Ordering::Relaxed) & command::PRIVATE_EXPEDITED == 0 {
+                return Err(Errno::EPERM);
+            }
+            process.mm()?.with(|inner| inner.table.flush());
+            Ok(0)
+        }
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// kcmp(2): whether two processes share something. The order of unequal objects is that of their
+/// addresses, turned by a constant that is different on every boot.
+pub fn kcmp(args: &Args) -> Result<u64> {
+    const FILE: u64 = 0;
+    const VM: u64 = 1;
+    const FILES: u64 = 2;
+    const FS: u64 = 3;
+    const SIGHAND: u64 = 4;
+    let target = |pid: u64| {
+        let process = crate::process::find_process(pid as u32).ok_or(Errno::ESRCH)?;
+        access::inspect(&process, Ids::Real, Errno::EPERM, || Ok(process.clone()))
+    };
+    let (first, second) = (target(args.a0())?, target(args.a1())?);
+    let identity = |process: &crate::process::Process, fd: u64| -> Result<u64> {
+        Ok(match args.a2() {
+            FILE => process.files().get(fd as u32)?.id,
+            VM => alloc::sync::Arc::as_ptr(&process.mm()?) as u64,
+            FILES => alloc::sync::Arc::as_ptr(&process.files()) as u64,
+            FS => process.fs.lock().as_ref().map_or(0, |fs| alloc::sync::Arc::as_ptr(fs) as u64),
+            SIGHAND => alloc::sync::Arc::as_ptr(&*process.handlers.lock()) as u64,
+            _ => return Err(Errno::EINVAL),
+        })
+    };
+    let (a, b) = (identity(&first, args.a3())?, identity(&second, args.a4())?);
+    let turn = kcmp_cookie();
+    Ok(match (a ^ turn).cmp(&(b ^ turn)) {
+        core::cmp::Ordering::Equal => 0,
+        core::cmp::Ordering::Less => 1,
+        core::cmp::Ordering::Greater => 2,
+    })
+}
+
+fn kcmp_cookie() -> u64 {
+    static COOKIE: machine::sync::Once<u64> = machine::sync::Once::new();
+    *COOKIE.call_once(|| crate::base::random::below(u64::MAX))
+}

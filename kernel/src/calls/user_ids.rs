@@ -1,0 +1,261 @@
+//! User and group ids (credentials(7)): the get and set calls.
+//!
+//! Every call makes a changed copy of the credentials and puts it in place as a whole, so that
+//! nobody ever sees half a change. Threads of a process share their credentials here; C libraries
+//! make them equal in all threads anyway (nptl(7)).
+
+use alloc::vec::Vec;
+
+use abi::{Errno, Result, general as raw};
+
+use super::capabilities::after_uid_change;
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::base::user::UserPtr;
+use crate::security::credentials::Credentials;
+
+/// "Leave it as it is", in the calls that set several ids.
+const KEEP: u32 = u32::MAX;
+/// Most supplementary groups (NGROUPS_MAX).
+const GROUPS_MAX: usize = 65_536;
+
+fn own() -> alloc::sync::Arc<Credentials> {
+    current().process.credentials()
+}
+
+/// Applies a change to a copy of the credentials; in place only if it succeeds.
+fn change(edit: impl FnOnce(&mut Credentials) -> Result<()>) -> Result<u64> {
+    let process = &current().process;
+    let old = process.credentials();
+    let mut new = Credentials::clone(&old);
+    edit(&mut new)?;
+    after_uid_change(&old, &mut new);
+    let ids = |c: &Credentials| (c.euid, c.egid, c.fsuid, c.fsgid);
+    if ids(&old) != ids(&new) {
+        // What ran under the old ids may be in memory: others must not look at it (prctl(2)).
+        process.settings.not_dumpable.store(true, core::sync::atomic::Ordering::Relaxed);
+    }
+    process.set_credentials(new);
+    Ok(0)
+}
+
+/// getuid(2).
+pub fn getuid() -> Result<u64> {
+    Ok(own().uid.into())
+}
+
+/// geteuid(2).
+pub fn geteuid() -> Result<u64> {
+    Ok(own().euid.into())
+}
+
+/// getgid(2).
+pub fn getgid() -> Result<u64> {
+    Ok(own().gid.into())
+}
+
+/// getegid(2).
+pub fn getegid() -> Result<u64> {
+    Ok(own().egid.into())
+}
+
+/// An id argument that must not be "keep".
+fn id(argument: u64) -> Result<u32> {
+    let id = argument as u32;
+    if id == KEEP { Err(Errno::EINVAL) } else { Ok(id) }
+}
+
+/// setuid(2).
+pub fn setuid(args: &Args) -> Result<u64> {
+    let uid = id(args.a0())?;
+    change(|new| {
+        if new.has(raw::CAP_SETUID) {
+            (new.uid, new.suid) = (uid, uid);
+        } else if uid != new.uid && uid != new.suid {
+            return Err(Errno::EPERM);
+        }
+        (new.euid, new.fsuid) = (uid, uid);
+        Ok(())
+    })
+}
+
+/// setgid(2).
+pub fn setgid(args: &Args) -> Result<u64> {
+    let gid = id(args.a0())?;
+    change(|new| {
+        if new.has(raw::CAP_SETGID) {
+            (new.gid, new.sgid) = (gid, gid);
+        } else if gid != new.gid && gid != new.sgid {
+            return Err(Errno::EPERM);
+        }
+        (new.egid, new.fsgid) = (gid, gid);
+        Ok(())
+    })
+}
+
+/// setreuid(2).
+pub fn setreuid(args: &Args) -> Result<u64> {
+    let (real, effective) = (args.a0() as u32, args.a1() as u32);
+    change(|new| {
+        let privileged = new.has(raw::CAP_SETUID);
+        let old = (new.uid, new.euid, new.suid);
+        if real != KEEP {
+            if !privileged && real != old.0 && real != old.1 {
+                return Err(Errno::EPERM);
+            }
+            new.uid = real;
+        }
+        if effective != KEEP {
+            if !privileged && ![old.0, old.1, old.2].contains(&effective) {
+                return Err(Errno::EPERM);
+            }
+            new.euid = effective;
+        }
+        if real != KEEP || effective != KEEP && effective != old.0 {
+            new.suid = new.euid;
+        }
+        new.fsuid = new.euid;
+        Ok(())
+    })
+}
+
+/// setregid(2).
+pub fn setregid(args: &Args) -> Result<u64> {
+    let (real, effective) = (args.a0() as u32, args.a1() as u32);
+    change(|new| {
+        let privileged = new.has(raw::CAP_SETGID);
+        let old = (new.gid, new.egid, new.sgid);
+        if real != KEEP {
+            if !privileged && real != old.0 && real != old.1 {
+                return Err(Errno::EPERM);
+            }
+            new.gid = real;
+        }
+        if effective != KEEP {
+            if !privileged && ![old.0, old.1, old.2].contains(&effective) {
+                return Err(Errno::EPERM);
+            }
+            new.egid = effective;
+        }
+        if real != KEEP || effective != KEEP && effective != old.0 {
+            new.sgid = new.egid;
+        }
+        new.fsgid = new.egid;
+        Ok(())
+    })
+}
+
+/// Three ids to set, of which some may be "keep", against the three a process has.
+fn set_three(asked: [u32; 3], has: [u32; 3], privileged: bool) -> Result<[u32; 3]> {
+    let allowed = |id: &u32| *id == KEEP || privileged || has.contains(id);
+    if !asked.iter().all(allowed) {
+        return Err(Errno::EPERM);
+    }
+    Ok(core::array::from_fn(|i| if asked[i] == KEEP { has[i] } else { asked[i] }))
+}
+
+fn three(args: &Args) -> [u32; 3] {
+    [args.a0() as u32, args.a1() as u32, args.a2() as u32]
+}
+
+/// setresuid(2).
+pub fn setresuid(args: &Args) -> Result<u64> {
+    change(|new| {
+        let has = [new.uid, new.euid, new.suid];
+        let privileged = new.has(raw::CAP_SETUID);
+        [new.uid, new.euid, new.suid] = set_three(three(args), has, privileged)?;
+        new.fsuid = new.euid;
+        Ok(())
+    })
+}
+
+/// setresgid(2).
+pub fn setresgid(args: &Args) -> Result<u64> {
+    change(|new| {
+        let has = [new.gid, new.egid, new.sgid];
+        let privileged = new.has(raw::CAP_SETGID);
+        [new.gid, new.egid, new.sgid] = set_three(three(args), has, privileged)?;
+        new.fsgid = new.egid;
+        Ok(())
+    })
+}
+
+fn write_three(args: &Args, ids: [u32; 3]) -> Result<u64> {
+    for (address, id) in [args.a0(), args.a1(), args.a2()].into_iter().zip(ids) {
+        UserPtr::<u32>::new(address).write(&id)?;
+    }
+    Ok(0)
+}
+
+/// getresuid(2).
+pub fn getresuid(args: &Args) -> Result<u64> {
+    let own = own();
+    write_three(args, [own.uid, own.euid, own.suid])
+}
+
+/// getresgid(2).
+pub fn getresgid(args: &Args) -> Result<u64> {
+    let own = own();
+    write_three(args, [own.gid, own.egid, own.sgid])
+}
+
+/// setfsuid(2): gives the old id, and no error ever.
+pub fn setfsuid(args: &Args) -> Result<u64> {
+    let old = own();
+    let uid = args.a0() as u32;
+    let has = [old.uid, old.euid, old.suid, old.fsuid];
+    let allowed = old.has(raw::CAP_SETUID) || has.contains(&uid);
+    if uid != KEEP && allowed {
+        change(|new| {
+            new.fsuid = uid;
+            Ok(())
+        })?;
+    }
+    Ok(old.fsuid.into())
+}
+
+/// setfsgid(2).
+pub fn setfsgid(args: &Args) -> Result<u64> {
+    let old = own();
+    let gid = args.a0() as u32;
+    let has = [old.gid, old.egid, old.sgid, old.fsgid];
+    let allowed = old.has(raw::CAP_SETGID) || has.contains(&gid);
+    if gid != KEEP && allowed {
+        change(|new| {
+            new.fsgid = gid;
+            Ok(())
+        })?;
+    }
+    Ok(old.fsgid.into())
+}
+
+/// getgroups(2).
+pub fn getgroups(args: &Args) -> Result<u64> {
+    let own = own();
+    let count = own.groups.len();
+    let room = usize::try_from(args.a0() as i32).map_err(|_| Errno::EINVAL)?;
+    if room != 0 {
+        if room < count {
+            return Err(Errno::EINVAL);
+        }
+        UserPtr::<u32>::new(args.a1()).write_many(&own.groups)?;
+    }
+    Ok(count as u64)
+}
+
+/// setgroups(2).
+pub fn setgroups(args: &Args) -> Result<u64> {
+    if !own().has(raw::CAP_SETGID) {
+        return Err(Errno::EPERM);
+    }
+    let count = args.a0() as u32 as usize;
+    if count > GROUPS_MAX {
+        return Err(Errno::EINVAL);
+    }
+    let mut groups: Vec<u32> = UserPtr::<u32>::new(args.a1()).read_many(count)?;
+    groups.sort_unstable();
+    change(|new| {
+        new.groups = groups;
+        Ok(())
+    })
+}

@@ -1,0 +1,95 @@
+//! process_vm_readv(2) and process_vm_writev(2): copies between the caller's memory and another
+//! process's.
+//!
+//! The bytes go through a buffer of the kernel, because no lock of an address space may be held
+//! while the caller's own memory is touched: that access may fault, and the other process may be
+//! the caller.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use abi::{Errno, Result};
+
+use crate::base::args::Args;
+use crate::base::io::{IOV_MAX, IoVec, Sink, Source, read_iovec};
+use crate::base::user::UserPtr;
+use crate::mm::Mm;
+use crate::process::find_thread;
+use crate::process::ptrace::access::{self, Ids};
+
+/// Bytes copied at once.
+const CHUNK: usize = 16 << 10;
+
+/// process_vm_readv(2).
+pub fn process_vm_readv(a: &Args) -> Result<u64> {
+    let (local, remote, mm) = arguments(a)?;
+    let mut sink = Sink::user_vector(&local);
+    transfer(&remote, |address, len, buffer| {
+        let buffer = &mut buffer[..len.min(sink.left())];
+        let allowed = mm.accessible(address, buffer.len(), false)?;
+        let got = mm.read_remote(address, &mut buffer[..allowed])?;
+        sink.put(&buffer[..got])
+    })
+}
+
+/// process_vm_writev(2).
+pub fn process_vm_writev(a: &Args) -> Result<u64> {
+    let (local, remote, mm) = arguments(a)?;
+    let mut source = Source::user_vector(&local);
+    transfer(&remote, |address, len, buffer| {
+        let buffer = &mut buffer[..len.min(source.left())];
+        let allowed = mm.accessible(address, buffer.len(), true)?;
+        let got = source.take(&mut buffer[..allowed])?;
+        mm.write_remote(address, &buffer[..got])
+    })
+}
+
+type Arguments = (Vec<IoVec>, Vec<IoVec>, Arc<Mm>);
+
+/// The caller's buffers, the other side's, and its memory. EINVAL, EFAULT, ESRCH, EPERM.
+fn arguments(a: &Args) -> Result<Arguments> {
+    if a.a5() != 0 || a.a4() > IOV_MAX as u64 {
+        return Err(Errno::EINVAL);
+    }
+    let local = read_iovec(a.a1(), a.a2())?;
+    // Addresses of the other side are checked when they are used.
+    let remote = UserPtr::<IoVec>::new(a.a3()).read_many(a.a4() as usize)?;
+    if remote.iter().any(|part| part.len > i64::MAX as u64) {
+        return Err(Errno::EINVAL);
+    }
+    let thread = find_thread(a.a0() as u32).ok_or(Errno::ESRCH)?;
+    let mm = access::memory(&thread.process, Ids::Real, Errno::EPERM)?;
+    let mm = mm.ok_or(Errno::ESRCH)?;
+    Ok((local, remote, mm))
+}
+
+/// Calls `step` with pieces of the other side, until one is not done in full. What was copied
+/// before an error counts.
+fn transfer(
+    remote: &[IoVec],
+    mut step: impl FnMut(u64, usize, &mut [u8]) -> Result<usize>,
+) -> Result<u64> {
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(CHUNK).map_err(|_| Errno::ENOMEM)?;
+    buffer.resize(CHUNK, 0u8);
+    let mut total = 0;
+    for part in remote {
+        let mut done = 0;
+        while done < part.len {
+            let len = (part.len - done).min(CHUNK as u64) as usize;
+            match step(part.base.wrapping_add(done), len, &mut buffer) {
+                Ok(moved) => {
+                    done += moved as u64;
+                    total += moved as u64;
+                    if moved < len {
+                        return Ok(total);
+                    }
+                }
+                Err(error) if total == 0 => return Err(error),
+                Err(_) => return Ok(total),
+            }
+            crate::base::sched::yield_if_needed();
+        }
+    }
+    Ok(total)
+}

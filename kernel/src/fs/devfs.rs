@@ -1,0 +1,187 @@
+//! /dev: device nodes in a tmpfs, and the devices that are only arithmetic (null(4), zero(4),
+//! full(4), random(4)).
+//!
+//! Terminals are elsewhere: their drivers register themselves with [`crate::vfs::chrdev`], and the
+//! nodes made here (tty, console, ptmx) lead to them. Numbers are those of Linux's list of devices.
+
+use alloc::sync::Arc;
+use core::any::Any;
+
+use abi::{Errno, Result};
+
+use super::tmpfs::{Limits, TmpFs};
+use crate::base::io::{Sink, Source};
+use crate::base::random;
+use crate::vfs::chrdev::{self as special, CharDriver, make_device};
+use crate::vfs::{File, FileOps, FileSystem, FileType, Inode, NewObject};
+
+/// Major number of the devices of this file.
+const MEMORY_MAJOR: u32 = 1;
+/// Bytes made at once.
+const CHUNK: usize = 1024;
+
+/// Name, major, minor, permission bits of each node.
+const NODES: &[(&[u8], u32, u32, u32)] = &[
+    (b"null", MEMORY_MAJOR, 3, 0o666),
+    (b"zero", MEMORY_MAJOR, 5, 0o666),
+    (b"full", MEMORY_MAJOR, 7, 0o666),
+    (b"random", MEMORY_MAJOR, 8, 0o666),
+    (b"urandom", MEMORY_MAJOR, 9, 0o666),
+    (b"tty", 5, 0, 0o666),
+    (b"console", 5, 1, 0o600),
+    (b"ptmx", 5, 2, 0o666),
+    (b"kvm", 10, 232, 0o666),
+];
+
+const LINKS: &[(&[u8], &[u8])] = &[
+    (b"fd", b"/proc/self/fd"),
+    (b"stdin", b"/proc/self/fd/0"),
+    (b"stdout", b"/proc/self/fd/1"),
+    (b"stderr", b"/proc/self/fd/2"),
+];
+
+/// Name and permission bits of each directory.
+const DIRECTORIES: &[(&[u8], u32)] = &[(b"pts", 0o755), (b"shm", 0o1777)];
+
+/// A file system for /dev with all nodes; also registers the devices of this file.
+pub fn new() -> Result<Arc<TmpFs>> {
+    special::register_char(MEMORY_MAJOR, 0, 256, Arc::new(Driver));
+    let fs = TmpFs::new("devtmpfs", 0o755, Limits::default());
+    let root = fs.root();
+    let plain = NewObject {
+        file_type: FileType::Directory,
+        mode: 0o755,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: b"",
+    };
+    for &(name, major, minor, mode) in NODES {
+        let rdev = make_device(major, minor);
+        root.create(name, &NewObject { file_type: FileType::CharDevice, mode, rdev, ..plain })?;
+    }
+    for &(name, target) in LINKS {
+        let file_type = FileType::Symlink;
+        root.create(name, &NewObject { file_type, mode: 0o777, target, ..plain })?;
+    }
+    for &(name, mode) in DIRECTORIES {
+        root.create(name, &NewObject { mode, ..plain })?;
+    }
+    Ok(fs)
+}
+
+struct Driver;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Null,
+    Zero,
+    Full,
+    Random,
+}
+
+impl CharDriver for Driver {
+    fn open(&self, node: Arc<dyn Inode>, rdev: u64, _flags: u32) -> Result<Arc<dyn FileOps>> {
+        let kind = match special::minor(rdev) {
+            3 => Kind::Null,
+            5 => Kind::Zero,
+            7 => Kind::Full,
+            8 | 9 => Kind::Random,
+            _ => return Err(Errno::ENXIO),
+        };
+        Ok(Arc::new(Device { kind, node }))
+    }
+}
+
+struct Device {
+    kind: Kind,
+    node: Arc<dyn Inode>,
+}
+
+/// Runs `step` with what is left until it is nothing or `step` makes no progress. An error after
+/// progress is progress.
+fn in_chunks(mut left: usize, mut step: impl FnMut(usize) -> Result<usize>) -> Result<usize> {
+    let mut done = 0;
+    while left > 0 {
+        let len = left.min(CHUNK);
+        match step(len) {
+            Ok(0) => break,
+            Ok(moved) => {
+                done += moved;
+                left -= moved;
+            }
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
+        }
+        if left > 0 {
+            if crate::base::sched::current().has_pending_signal() {
+                break;
+            }
+            crate::base::sched::yield_if_needed();
+        }
+    }
+    Ok(done)
+}
+
+impl FileOps for Device {
+    fn read_at(&self, _file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
+        match self.kind {
+            Kind::Null => Ok(0),
+            Kind::Zero | Kind::Full => {
+                in_chunks(sink.left(), |_| sink.put_zeros(sink.left().min(64 * CHUNK)))
+            }
+            Kind::Random => {
+                let mut bytes = [0; CHUNK];
+                in_chunks(sink.left(), |len| {
+                    random::fill(&mut bytes[..len]);
+                    sink.put(&bytes[..len])
+                })
+            }
+        }
+    }
+
+    fn write_at(&self, _file: &File, _offset: u64, source: &mut Source<'_>) -> Result<usize> {
+        match self.kind {
+            Kind::Null | Kind::Zero => Ok(source.skip(source.left())),
+            Kind::Full => Err(Errno::ENOSPC),
+            Kind::Random => {
+                let mut bytes = [0; CHUNK];
+                in_chunks(source.left(), |len| {
+                    let taken = source.take(&mut bytes[..len])?;
+                    machine::entropy::add(&bytes[..taken]);
+                    Ok(taken)
+                })
+            }
+        }
+    }
+
+    fn is_seekable(&self) -> bool {
+        true
+    }
+
+    fn ioctl(&self, _file: &File, command: u32, argument: u64) -> Result<u64> {
+        if self.kind == Kind::Random && command == raw_ioctl::RNDGETENTCNT {
+            crate::base::user::UserPtr::<u32>::new(argument).write(&256)?;
+            return Ok(0);
+        }
+        Err(Errno::ENOTTY)
+    }
+
+    fn inode(&self) -> Arc<dyn Inode> {
+        self.node.clone()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// random(4): bits of entropy at hand. The generator is always full.
+mod raw_ioctl {
+    pub(super) const RNDGETENTCNT: u32 = 0x8004_5200;
+}
+
+/// Whether a file is /dev/zero, which mmap(2) treats as anonymous memory.
+pub fn is_zero(file: &File) -> bool {
+    file.ops_as::<Device>().is_some_and(|device| device.kind == Kind::Zero)
+}

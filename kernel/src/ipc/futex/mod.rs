@@ -1,0 +1,315 @@
+//! futex(2): sleeping on a word of user memory.
+//!
+//! Waiters lie in buckets chosen by the word's identity. A waiter looks at the word and enters its
+//! bucket under the bucket's lock, and a waker takes waiters out under the same lock after the
+//! program has changed the word; so no wake-up falls between look and sleep. The look cannot sleep
+//! there: if the page is not present it fails, the page is brought in without the lock, and the
+//! look is tried again.
+//!
+//! A waiter is taken out exactly once, by whoever wins the bucket's lock: waker, timeout or signal.
+//!
+//! Reading order: [`Waiter`], [`wait`], [`wake`]; then `requeue`, `pi`, `robust`, `waitv`.
+//! Lock order: buckets by index; then the scheduler's.
+
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+use abi::{Errno, Result, general as raw};
+use machine::sync::{SpinGuard, SpinLock};
+use machine::uaccess;
+
+use crate::base::args::Args;
+use crate::base::sched::{self, Sleep, current};
+use crate::base::sync::Wake;
+use crate::base::time::{Deadline, TimeSpec, realtime_offset_ns};
+use crate::base::user::UserPtr;
+use crate::mm::FutexKey;
+use crate::process::Thread;
+use crate::process::restart::{self, Restart};
+
+pub mod pi;
+pub mod requeue;
+pub mod robust;
+pub mod waitv;
+
+/// Buckets: a power of two, enough that threads rarely share one by accident.
+const BUCKETS: usize = 256;
+
+/// A sleeping thread.
+pub(super) struct Waiter {
+    thread: Arc<Thread>,
+    /// 1 + index of the word that was woken; 0: not woken yet.
+    woken: AtomicU32,
+    timer_fired: AtomicBool,
+    /// Bucket in which it is queued; only for waiters on one word, which may be requeued.
+    bucket: AtomicUsize,
+}
+
+/// A waiter's place in a bucket.
+pub(super) struct Entry {
+    key: FutexKey,
+    /// Which wake-ups it takes (FUTEX_WAIT_BITSET).
+    bitset: u32,
+    /// Index of the word.
+    index: u32,
+    /// It waits on several words: it must stay where it is.
+    is_one_of_many: bool,
+    /// It waits for a lock with an owner, which is handed over (FUTEX_LOCK_PI).
+    is_pi: bool,
+    waiter: Arc<Waiter>,
+}
+
+impl Entry {
+    /// A waiter on one word.
+    fn new(key: FutexKey, waiter: Arc<Waiter>, bitset: u32) -> Entry {
+        Entry { key, bitset, index: 0, is_one_of_many: false, is_pi: false, waiter }
+    }
+}
+
+type Bucket = VecDeque<Entry>;
+
+static TABLE: [SpinLock<Bucket>; BUCKETS] = [const { SpinLock::new(VecDeque::new()) }; BUCKETS];
+
+fn bucket_of(key: FutexKey) -> usize {
+    // Objects are aligned addresses and offsets multiples of 4: mix, then take high bits.
+    let mixed = (key.object >> 4 ^ key.offset >> 2).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 56) as usize % BUCKETS
+}
+
+impl Waiter {
+    fn new() -> Arc<Waiter> {
+        Arc::new(Waiter {
+            thread: current().to_arc(),
+            woken: AtomicU32::new(0),
+            timer_fired: AtomicBool::new(false),
+            bucket: AtomicUsize::new(0),
+        })
+    }
+
+    /// Marks it as woken by word `index` and lets it run. The entry has been taken out.
+    fn release(&self, index: u32) {
+        self.woken.store(index + 1, Ordering::SeqCst);
+        sched::unpark(&self.thread);
+    }
+
+    /// The word that woke it.
+    fn woken_by(&self) -> Option<u32> {
+        self.woken.load(Ordering::SeqCst).checked_sub(1)
+    }
+
+    /// Sleeps until it is woken, the deadline passes or a signal comes.
+    fn sleep(self: &Arc<Self>, deadline: Option<Deadline>) {
+        let timer = deadline.map(|deadline| crate::base::time::wake_at(deadline, self.clone()));
+        let over = || self.woken_by().is_some() || self.timer_fired.load(Ordering::SeqCst);
+        while !over() && !current().has_pending_signal() {
+            sched::park(Sleep::Interruptible, over);
+        }
+        if let Some(timer) = timer {
+            timer.cancel();
+        }
+    }
+}
+
+impl Wake for Waiter {
+    /// The timeout.
+    fn wake(&self, _events: u32) -> bool {
+        self.timer_fired.store(true, Ordering::SeqCst);
+        sched::unpark(&self.thread);
+        true
+    }
+}
+
+/// The word a call names, and who shares it.
+pub(super) fn key_of(address: u64, private: bool) -> Result<FutexKey> {
+    if !address.is_multiple_of(4) {
+        return Err(Errno::EINVAL);
+    }
+    if !uaccess::is_user_range(address, 4) {
+        return Err(Errno::EFAULT);
+    }
+    current().process.mm()?.futex_key(address, private)
+}
+
+/// Looks at the word while the bucket's lock is held; brings the page in and tries again if it
+/// must. `decide` gets the bucket and the value.
+fn with_word<R>(
+    address: u64,
+    key: FutexKey,
+    mut decide: impl FnMut(&mut SpinGuard<'_, Bucket>, u32) -> R,
+) -> Result<R> {
+    loop {
+        {
+            let mut bucket = TABLE[bucket_of(key)].lock();
+            // The lock forbids page faults: this fails instead of sleeping.
+            if let Ok(value) = uaccess::read_u32(address) {
+                return Ok(decide(&mut bucket, value));
+            }
+        }
+        uaccess::read_u32(address).map_err(|_| Errno::EFAULT)?;
+        if current().has_pending_signal() {
+            return Err(Errno::ERESTARTNOINTR);
+        }
+    }
+}
+
+/// Takes a waiter on one word out of its bucket. False: somebody has woken it already.
+fn cancel(waiter: &Arc<Waiter>) -> bool {
+    loop {
+        let index = waiter.bucket.load(Ordering::SeqCst);
+        let mut bucket = TABLE[index].lock();
+        if waiter.bucket.load(Ordering::SeqCst) != index {
+            // Requeued to another bucket meanwhile.
+            continue;
+        }
+        let at = bucket.iter().position(|entry| Arc::ptr_eq(&entry.waiter, waiter));
+        let removed = at.and_then(|at| bucket.remove(at));
+        drop(bucket);
+        return removed.is_some();
+    }
+}
+
+/// A FUTEX_WAIT that a signal has interrupted.
+#[derive(Clone, Copy, Debug)]
+pub struct PendingWait {
+    address: u64,
+    private: bool,
+    value: u32,
+    bitset: u32,
+    deadline_ns: u64,
+}
+
+/// Sleeps while the word has this value. EAGAIN if it has not; ETIMEDOUT; ERESTARTSYS.
+fn wait(
+    address: u64,
+    private: bool,
+    value: u32,
+    bitset: u32,
+    deadline: Option<Deadline>,
+) -> Result<u64> {
+    if bitset == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let key = key_of(address, private)?;
+    let waiter = Waiter::new();
+    waiter.bucket.store(bucket_of(key), Ordering::SeqCst);
+    let queued = with_word(address, key, |bucket, found| {
+        if found != value {
+            return Err(Errno::EAGAIN);
+        }
+        bucket.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        let waiter = waiter.clone();
+        bucket.push_back(Entry::new(key, waiter, bitset));
+        Ok(())
+    })?;
+    queued?;
+    waiter.sleep(deadline);
+    if waiter.woken_by().is_some() || !cancel(&waiter) {
+        return Ok(0);
+    }
+    if deadline.is_some_and(Deadline::has_passed) {
+        return Err(Errno::ETIMEDOUT);
+    }
+    Err(Errno::ERESTARTSYS)
+}
+
+/// Goes on with an interrupted wait.
+pub fn resume(pending: PendingWait) -> Result<u64> {
+    let PendingWait { address, private, value, bitset, deadline_ns } = pending;
+    wait(address, private, value, bitset, Some(Deadline(deadline_ns))).map_err(|error| {
+        if error == Errno::ERESTARTSYS { restart::later(Restart::Futex(pending)) } else { error }
+    })
+}
+
+/// Takes up to `count` waiters that match out of a bucket and wakes them.
+fn wake_in(bucket: &mut Bucket, key: FutexKey, count: usize, bitset: u32) -> u64 {
+    let mut woken = 0;
+    let mut at = 0;
+    while at < bucket.len() && (woken as usize) < count {
+        let entry = &bucket[at];
+        if entry.key != key || entry.bitset & bitset == 0 || entry.is_pi {
+            at += 1;
+            continue;
+        }
+        if let Some(entry) = bucket.remove(at) {
+            entry.waiter.release(entry.index);
+            woken += 1;
+        }
+    }
+    woken
+}
+
+/// Wakes up to `count` waiters; returns how many.
+fn wake(key: FutexKey, count: usize, bitset: u32) -> Result<u64> {
+    if bitset == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let mut bucket = TABLE[bucket_of(key)].lock();
+    // Most wake-ups find nobody: programs cannot know.
+    Ok(if bucket.is_empty() { 0 } else { wake_in(&mut bucket, key, count, bitset) })
+}
+
+/// Wakes waiters on a word of the current process, however they share it; for exit and robust
+/// lists.
+pub fn wake_address(address: u64, count: usize) -> Result<u64> {
+    wake(key_of(address, false)?, count, u32::MAX)
+}
+
+/// A count argument: negative ones act as 0 does in Linux's loops, after at least one wake-up.
+fn wake_count(argument: u64) -> usize {
+    usize::try_from(argument as i32).unwrap_or(0).max(1)
+}
+
+/// futex(2).
+pub fn futex(args: &Args) -> Result<u64> {
+    let operation = args.a1() as u32;
+    let command = operation & !(raw::FUTEX_PRIVATE_FLAG | raw::FUTEX_CLOCK_REALTIME);
+    let private = operation & raw::FUTEX_PRIVATE_FLAG != 0;
+    let realtime = operation & raw::FUTEX_CLOCK_REALTIME != 0;
+    let clock_matters = matches!(
+        command,
+        raw::FUTEX_WAIT_BITSET | raw::FUTEX_WAIT_REQUEUE_PI | raw::FUTEX_LOCK_PI2
+    );
+    if realtime && !clock_matters {
+        return Err(Errno::ENOSYS);
+    }
+    let (address, value) = (args.a0(), args.a2() as u32);
+    match command {
+        raw::FUTEX_WAIT => wait_relative(args, private),
+        raw::FUTEX_WAIT_BITSET => {
+            let deadline = read_deadline(args.a3(), realtime)?;
+            wait(address, private, value, args.a5() as u32, deadline)
+        }
+        raw::FUTEX_WAKE => wake(key_of(address, private)?, wake_count(args.a2()), u32::MAX),
+        raw::FUTEX_WAKE_BITSET => {
+            wake(key_of(address, private)?, wake_count(args.a2()), args.a5() as u32)
+        }
+        raw::FUTEX_REQUEUE => requeue::requeue(args, private, None),
+        raw::FUTEX_CMP_REQUEUE => requeue::requeue(args, private, Some(args.a5() as u32)),
+        raw::FUTEX_WAKE_OP => requeue::wake_op(args, private),
+        // The older of the two always uses the wall clock.
+        raw::FUTEX_LOCK_PI => pi::lock(address, private, read_deadline(args.a3(), true)?),
+        raw::FUTEX_LOCK_PI2 => pi::lock(address, private, read_deadline(args.a3(), realtime)?),
+        raw::FUTEX_TRYLOCK_PI => pi::try_lock(address, private),
+        raw::FUTEX_UNLOCK_PI => pi::unlock(address, private),
+        _ => Err(Errno::ENOSYS),
+    }
+}
+
+/// FUTEX_WAIT: the timeout is relative, so a restart needs the moment it was meant to end.
+fn wait_relative(args: &Args, private: bool) -> Result<u64> {
+    let (address, value) = (args.a0(), args.a2() as u32);
+    let Some(timeout) = UserPtr::<TimeSpec>::new(args.a3()).non_null() else {
+        return wait(address, private, value, u32::MAX, None);
+    };
+    let deadline_ns = Deadline::after_ns(timeout.read()?.to_ns()?).0;
+    resume(PendingWait { address, private, value, bitset: u32::MAX, deadline_ns })
+}
+
+/// An absolute timeout on the wall clock or the monotonic clock; None without one.
+fn read_deadline(address: u64, realtime: bool) -> Result<Option<Deadline>> {
+    let Some(timeout) = UserPtr::<TimeSpec>::new(address).non_null() else { return Ok(None) };
+    let ns = timeout.read()?.to_ns()?;
+    let offset_ns = if realtime { realtime_offset_ns() } else { 0 };
+    Ok(Some(Deadline(ns.saturating_sub(offset_ns))))
+}

@@ -1,0 +1,188 @@
+//! FUTEX_REQUEUE, FUTEX_CMP_REQUEUE, FUTEX_WAKE_OP: two words at once.
+
+use alloc::collections::VecDeque;
+use core::sync::atomic::Ordering;
+
+use abi::{Errno, Result, general as raw};
+use machine::uaccess;
+
+use super::{Bucket, Entry, TABLE, bucket_of, key_of, wake_in};
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::mm::FutexKey;
+
+/// A count argument of these calls: EINVAL if negative.
+fn count(argument: u64) -> Result<usize> {
+    usize::try_from(argument as i32).map_err(|_| Errno::EINVAL)
+}
+
+/// Locks the buckets of two keys, lower index first, and gives them to `f` in the order of the
+/// keys; None for the second if it is the same bucket.
+fn with_buckets<R>(
+    first: FutexKey,
+    second: FutexKey,
+    f: impl FnOnce(&mut Bucket, Option<&mut Bucket>) -> R,
+) -> R {
+    let (a, b) = (bucket_of(first), bucket_of(second));
+    if a == b {
+        return f(&mut TABLE[a].lock(), None);
+    }
+    if a < b {
+        let mut first = TABLE[a].lock();
+        let mut second = TABLE[b].lock();
+        f(&mut first, Some(&mut second))
+    } else {
+        let mut second = TABLE[b].lock();
+        let mut first = TABLE[a].lock();
+        f(&mut first, Some(&mut second))
+    }
+}
+
+/// Wakes some waiters of the first word and moves others to the second.
+pub(super) fn requeue(args: &Args, private: bool, expected: Option<u32>) -> Result<u64> {
+    let (wakes, moves) = (count(args.a2())?, count(args.a3())?);
+    let from = key_of(args.a0(), private)?;
+    let to = key_of(args.a4(), private)?;
+    loop {
+        let done = with_buckets(from, to, |first, second| {
+            if let Some(expected) = expected {
+                match uaccess::read_u32(args.a0()) {
+                    Ok(value) if value != expected => return Some(Err(Errno::EAGAIN)),
+                    Ok(_) => {}
+                    Err(_) => return None,
+                }
+            }
+            let woken = wake_in(first, from, wakes, u32::MAX);
+            Some(move_entries(first, second, from, to, moves).map(|moved| woken + moved))
+        });
+        if let Some(result) = done {
+            return result;
+        }
+        uaccess::read_u32(args.a0()).map_err(|_| Errno::EFAULT)?;
+        if current().has_pending_signal() {
+            return Err(Errno::ERESTARTNOINTR);
+        }
+    }
+}
+
+fn move_entries(
+    first: &mut Bucket,
+    second: Option<&mut Bucket>,
+    from: FutexKey,
+    to: FutexKey,
+    moves: usize,
+) -> Result<u64> {
+    let mut moved: VecDeque<Entry> = VecDeque::new();
+    let mut at = 0;
+    while at < first.len() && moved.len() < moves {
+        if first[at].key != from || first[at].is_pi || first[at].is_one_of_many {
+            at += 1;
+            continue;
+        }
+        if moved.try_reserve(1).is_err() {
+            break;
+        }
+        moved.extend(first.remove(at));
+    }
+    let count = moved.len() as u64;
+    let target = second.unwrap_or(first);
+    let index = bucket_of(to);
+    for mut entry in moved {
+        entry.key = to;
+        entry.waiter.bucket.store(index, Ordering::SeqCst);
+        target.push_back(entry);
+    }
+    Ok(count)
+}
+
+/// Changes the second word, wakes waiters of the first, and waiters of the second if its old value
+/// compares as asked.
+pub(super) fn wake_op(args: &Args, private: bool) -> Result<u64> {
+    let (first_count, second_count) = (count(args.a2())?.max(1), count(args.a3())?.max(1));
+    let first_key = key_of(args.a0(), private)?;
+    let second_key = key_of(args.a4(), private)?;
+    let operation = Operation::decode(args.a5() as u32)?;
+    loop {
+        let done = with_buckets(first_key, second_key, |first, second| {
+            let old = operation.apply(args.a4())?;
+            let mut woken = wake_in(first, first_key, first_count, u32::MAX);
+            if operation.compares(old) {
+                let second = second.unwrap_or(first);
+                woken += wake_in(second, second_key, second_count, u32::MAX);
+            }
+            Some(woken)
+        });
+        if let Some(woken) = done {
+            return Ok(woken);
+        }
+        // Bring the page in, writable.
+        let value = uaccess::read_u32(args.a4()).map_err(|_| Errno::EFAULT)?;
+        uaccess::compare_exchange_u32(args.a4(), value, value).map_err(|_| Errno::EFAULT)?;
+        if current().has_pending_signal() {
+            return Err(Errno::ERESTARTNOINTR);
+        }
+    }
+}
+
+/// The operation of FUTEX_WAKE_OP: change and comparison, packed in 32 bits (futex(2)).
+struct Operation {
+    kind: u32,
+    operand: u32,
+    comparison: u32,
+    compared_with: i32,
+}
+
+/// How often the change is tried before another CPU that keeps changing the word is let through.
+const MOST_TRIES: u32 = 64;
+
+impl Operation {
+    fn decode(packed: u32) -> Result<Operation> {
+        // Both operands are 12 bits, signed.
+        let signed = |value: u32| (value << 20) as i32 >> 20;
+        let mut operand = signed(packed >> 12) as u32;
+        let kind = packed >> 28 & 7;
+        let comparison = packed >> 24 & 0xf;
+        if packed >> 28 & raw::FUTEX_OP_OPARG_SHIFT != 0 {
+            operand = 1 << (operand & 31);
+        }
+        if kind > raw::FUTEX_OP_XOR || comparison > raw::FUTEX_OP_CMP_GE {
+            return Err(Errno::ENOSYS);
+        }
+        Ok(Operation { kind, operand, comparison, compared_with: signed(packed) })
+    }
+
+    fn change(&self, old: u32) -> u32 {
+        match self.kind {
+            raw::FUTEX_OP_SET => self.operand,
+            raw::FUTEX_OP_ADD => old.wrapping_add(self.operand),
+            raw::FUTEX_OP_OR => old | self.operand,
+            raw::FUTEX_OP_ANDN => old & !self.operand,
+            _ => old ^ self.operand,
+        }
+    }
+
+    /// Changes the word; its old value. None if the page is missing or others keep changing it.
+    fn apply(&self, address: u64) -> Option<u32> {
+        let mut old = uaccess::read_u32(address).ok()?;
+        for _ in 0..MOST_TRIES {
+            let found = uaccess::compare_exchange_u32(address, old, self.change(old)).ok()?;
+            if found == old {
+                return Some(old);
+            }
+            old = found;
+        }
+        None
+    }
+
+    fn compares(&self, old: u32) -> bool {
+        let old = old as i32;
+        match self.comparison {
+            raw::FUTEX_OP_CMP_EQ => old == self.compared_with,
+            raw::FUTEX_OP_CMP_NE => old != self.compared_with,
+            raw::FUTEX_OP_CMP_LT => old < self.compared_with,
+            raw::FUTEX_OP_CMP_LE => old <= self.compared_with,
+            raw::FUTEX_OP_CMP_GT => old > self.compared_with,
+            _ => old >= self.compared_with,
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Robust futexes: what a thread that ends still held is released for it (get_robust_list(2)).
+//!
+//! The program keeps a list of the locks it holds in its own memory and tells the kernel only where
+//! it begins. Everything read here is the program's word: the walk is bounded, a bad pointer ends
+//! it, and at worst the program's own locks stay locked.
+
+use core::sync::atomic::Ordering;
+
+use abi::{Errno, Result, general as raw};
+use machine::uaccess;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{pi, wake_address};
+use crate::base::args::Args;
+use crate::base::sched::current;
+use crate::base::user::UserPtr;
+use crate::process::ptrace::access::{self, Ids};
+use crate::process::{Thread, find_thread};
+
+/// `struct robust_list_head`.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
+#[repr(C)]
+struct Head {
+    /// First entry; the last one points back here. Bit 0: a PI lock.
+    first: u64,
+    /// From an entry to its futex word.
+    offset: u64,
+    /// An entry that was being locked or unlocked.
+    pending: u64,
+}
+
+/// Most entries that are followed, as in Linux.
+const MOST_ENTRIES: usize = 2048;
+
+/// set_robust_list(2).
+pub fn set_robust_list(args: &Args) -> Result<u64> {
+    if args.a1() != size_of::<Head>() as u64 {
+        return Err(Errno::EINVAL);
+    }
+    current().robust_list.store(args.a0(), Ordering::Relaxed);
+    Ok(0)
+}
+
+/// get_robust_list(2).
+pub fn get_robust_list(args: &Args) -> Result<u64> {
+    let own = current().to_arc();
+    let tid = args.a0() as i32;
+    let thread = match tid {
+        0 => own.clone(),
+        1.. => find_thread(tid as u32).ok_or(Errno::ESRCH)?,
+        _ => return Err(Errno::ESRCH),
+    };
+    let list = access::inspect(&thread.process, Ids::Real, Errno::EPERM, || {
+        Ok(thread.robust_list.load(Ordering::Relaxed))
+    })?;
+    UserPtr::<u64>::new(args.a1()).write(&list)?;
+    UserPtr::<u64>::new(args.a2()).write(&(size_of::<Head>() as u64))?;
+    Ok(0)
+}
+
+/// Releases what the running thread, which is ending, still holds.
+pub fn release_held(thread: &Thread) {
+    let head_at = thread.robust_list.swap(0, Ordering::Relaxed);
+    if head_at != 0 {
+        // A fault ends the walk: then the rest is unreachable.
+        let _ = walk(thread, head_at);
+    }
+}
+
+fn walk(thread: &Thread, head_at: u64) -> Result<()> {
+    let head = UserPtr::<Head>::new(head_at).read()?;
+    let (pending, pending_pi) = (head.pending & !1, head.pending & 1 != 0);
+    let mut next = head.first;
+    for _ in 0..MOST_ENTRIES {
+        let (entry, is_pi) = (next & !1, next & 1 != 0);
+        if entry == head_at || entry == 0 {
+            break;
+        }
+        // Read the link first: the next owner may change it at once.
+        let after = UserPtr::<u64>::new(entry).read();
+        if entry != pending {
+            release(thread, entry.wrapping_add(head.offset), is_pi, false)?;
+        }
+        next = after?;
+    }
+    if pending != 0 {
+        release(thread, pending.wrapping_add(head.offset), pending_pi, true)?;
+    }
+    Ok(())
+}
+
+/// Marks the word as orphaned if this thread holds it, and wakes one waiter.
+fn release(thread: &Thread, address: u64, is_pi: bool, is_pending: bool) -> Result<()> {
+    let efault = |_| Errno::EFAULT;
+    // The owner alone changes a held word, but for the waiters' bit: a few tries suffice.
+    for _ in 0..16 {
+        let value = uaccess::read_u32(address).map_err(efault)?;
+        let owner = value & raw::FUTEX_TID_MASK;
+        if is_pending && !is_pi && owner == 0 {
+            // Unlocked already, but the wake-up had not been sent yet.
+            let _ = wake_address(address, 1);
+            return Ok(());
+        }
+        if owner != thread.tid() {
+            return Ok(());
+        }
+        if is_pi && pi::owner_died(thread, address) {
+            return Ok(());
+        }
+        let new = value & raw::FUTEX_WAITERS | raw::FUTEX_OWNER_DIED;
+        let found = uaccess::compare_exchange_u32(address, value, new).map_err(efault)?;
+        if found == value {
+            if !is_pi && value & raw::FUTEX_WAITERS != 0 {
+                let _ = wake_address(address, 1);
+            }
+            return Ok(());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,352 @@
+//! One virtual CPU: its descriptor, its ioctls, and KVM_RUN.
+//!
+//! All ioctls of a virtual CPU exclude each other; what others ask of it (`Shared`) does not wait
+//! for them.
+
+use alloc::sync::Arc;
+use core::any::Any;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use abi::kvm::{self, MsrEntry, Msrs, Xcrs, Xsave};
+use abi::{Errno, Result};
+use machine::fpu::FpuState;
+use machine::sync::SpinLock;
+use svm::Svm;
+use virt::exit::Vmrun;
+use virt::regs::flags;
+use virt::vcpu::{MpState, Outcome, Signals, Vcpu, is_valid_xcr0};
+
+use super::host::VcpuHost;
+use super::run_area::RunArea;
+use super::vm::Vm;
+use super::{OPEN, check_owner, cpuid, read_entries, state};
+use crate::base::sched::{self, current};
+use crate::base::sync::{Mutex, WaitQueue};
+use crate::base::user::UserPtr;
+use crate::ipc::give_ops;
+use crate::process::Thread;
+use crate::process::signal::{self, SignalSet};
+use crate::vfs::anon::AnonInode;
+use crate::vfs::{File, FileOps, FileType, Inode};
+
+/// Most registers in one KVM_GET_MSRS or KVM_SET_MSRS.
+const MAX_MSRS: usize = 256;
+
+type Hardware = Svm<machine::vmrun::Vcpu>;
+
+/// What others see of a virtual CPU.
+pub(super) struct Shared {
+    pub(super) id: u32,
+    /// Something has come for it: it looks before it enters the guest.
+    pub(super) requested: AtomicBool,
+    /// It is in the guest, or about to be.
+    pub(super) in_guest: AtomicBool,
+    /// The thread in KVM_RUN.
+    thread: SpinLock<Option<Arc<Thread>>>,
+    /// Where that thread waits for something to come.
+    pub(super) queue: WaitQueue,
+    pub(super) signals: SpinLock<Signals>,
+}
+
+impl Shared {
+    /// Makes it look at what has come. Callable from interrupts.
+    pub(super) fn kick(&self) {
+        self.requested.store(true, Ordering::SeqCst);
+        self.queue.wake_all(0);
+        if self.in_guest.load(Ordering::SeqCst) {
+            let thread = self.thread.lock().clone();
+            if let Some(thread) = thread {
+                sched::notify(&thread);
+            }
+        }
+    }
+}
+
+/// What its own ioctls work on.
+struct Inner {
+    cpu: Vcpu<Hardware>,
+    /// The guest's registers while its thread is not in KVM_RUN, the thread's own while it is.
+    fpu: FpuState,
+    signal_mask: Option<SignalSet>,
+    /// Why the guest was left last.
+    last: Outcome,
+}
+
+struct VcpuFile {
+    vm: Arc<Vm>,
+    shared: Arc<Shared>,
+    area: RunArea,
+    inner: Mutex<Inner>,
+    inode: Arc<AnonInode>,
+}
+
+/// KVM_CREATE_VCPU.
+pub(super) fn create(vm: &Arc<Vm>, id: u32) -> Result<u64> {
+    crate::mm::check_reserve()?;
+    let hardware = machine::vmrun::Vcpu::new(vm.nested.clone()).map_err(|_| Errno::ENOMEM)?;
+    let mut cpu = Vcpu::new(Svm::new(hardware)).ok_or(Errno::ENOMEM)?;
+    *cpu.hardware.tsc_offset() = vm.tsc_offset();
+    let shared = Arc::new(Shared {
+        id,
+        requested: AtomicBool::new(false),
+        in_guest: AtomicBool::new(false),
+        thread: SpinLock::new(None),
+        queue: WaitQueue::new(),
+        signals: SpinLock::default(),
+    });
+    let fpu = FpuState::new().map_err(|_| Errno::ENOMEM)?;
+    let inner = Inner { cpu, fpu, signal_mask: None, last: Outcome::Interrupted };
+    let area = RunArea::new()?;
+    let inode = AnonInode::mapped(FileType::Regular, 0o600, "kvm-vcpu", area.cache.clone());
+    vm.add_vcpu(&shared)?;
+    let file = VcpuFile { vm: vm.clone(), shared, area, inner: Mutex::new(inner), inode };
+    give_ops(Arc::new(file), OPEN, true)
+}
+
+impl VcpuFile {
+    fn run(&self, inner: &mut Inner) -> Result<u64> {
+        let thread = current();
+        let mask = inner.signal_mask.map(signal::set_blocked);
+        *self.shared.thread.lock() = Some(thread.to_arc());
+        self.take_answer(inner);
+        machine::task::exchange_fpu(&mut inner.fpu);
+        let mut host = VcpuHost::new(thread, &self.vm, &self.shared);
+        let outcome = inner.cpu.run(&mut host);
+        machine::task::exchange_fpu(&mut inner.fpu);
+        self.shared.in_guest.store(false, Ordering::SeqCst);
+        let own = self.shared.thread.lock().take();
+        drop(own);
+        if let Some(mask) = mask {
+            signal::set_blocked(mask);
+        }
+        self.tell(inner, outcome)
+    }
+
+    /// What the VMM has left in `struct kvm_run`.
+    fn take_answer(&self, inner: &mut Inner) {
+        inner.cpu.exits_at_once = self.area.asks_to_exit_at_once();
+        inner.cpu.wants_window = self.area.asks_for_window();
+        inner.cpu.hardware.set_priority(self.area.priority());
+        match core::mem::replace(&mut inner.last, Outcome::Interrupted) {
+            Outcome::Io { is_in: true, size, count, .. } => {
+                let bytes = usize::from(size) * count as usize;
+                let data = &mut inner.cpu.port_data[..];
+                let bytes = bytes.min(data.len());
+                self.area.read_ports(&mut data[..bytes]);
+            }
+            Outcome::Mmio { write: false, .. } => {
+                inner.cpu.answer_mmio(self.area.mmio_data());
+            }
+            _ => {}
+        }
+    }
+
+    fn tell(&self, inner: &mut Inner, outcome: Outcome) -> Result<u64> {
+        let hardware = &inner.cpu.hardware;
+        let interrupts = hardware.rflags() & flags::IF != 0;
+        let ready = inner.cpu.can_be_interrupted();
+        self.area.write_state(ready, interrupts, hardware.priority(), APIC_BASE);
+        self.area.write_outcome(&outcome, &inner.cpu.port_data);
+        inner.last = outcome;
+        match outcome {
+            Outcome::Interrupted => Err(Errno::EINTR),
+            Outcome::BadMemory => Err(Errno::EFAULT),
+            _ => Ok(0),
+        }
+    }
+
+    fn host(&self) -> VcpuHost<'_> {
+        VcpuHost::new(current(), &self.vm, &self.shared)
+    }
+
+    fn get_msrs(&self, inner: &mut Inner, at: u64) -> Result<u64> {
+        let head = UserPtr::<Msrs>::new(at);
+        let entries = read_entries::<Msrs, MsrEntry>(at, head.read()?.nmsrs, MAX_MSRS)?;
+        let mut host = self.host();
+        let to = head.nth(1).cast::<MsrEntry>();
+        for (n, entry) in entries.iter().enumerate() {
+            let Some(data) = inner.cpu.read_msr(&mut host, entry.index) else {
+                return Ok(n as u64);
+            };
+            to.nth(n).write(&MsrEntry { data, ..*entry })?;
+        }
+        Ok(entries.len() as u64)
+    }
+
+    fn set_msrs(&self, inner: &mut Inner, at: u64) -> Result<u64> {
+        let count = UserPtr::<Msrs>::new(at).read()?.nmsrs;
+        let entries = read_entries::<Msrs, MsrEntry>(at, count, MAX_MSRS)?;
+        let mut host = self.host();
+        let is_set = |e: &&MsrEntry| inner.cpu.write_msr(&mut host, e.index, e.data, false);
+        Ok(entries.iter().take_while(is_set).count() as u64)
+    }
+
+    fn registers(&self, inner: &mut Inner, command: u32, at: u64) -> Result<Option<u64>> {
+        let Inner { cpu, .. } = inner;
+        match command {
+            kvm::KVM_GET_REGS => UserPtr::new(at).write(&state::regs(&mut cpu.hardware))?,
+            kvm::KVM_SET_REGS => {
+                state::set_regs(&mut cpu.hardware, &UserPtr::new(at).read()?);
+                cpu.forget_instruction();
+                cpu.pending.exception = None;
+            }
+            kvm::KVM_GET_SREGS => {
+                UserPtr::new(at).write(&state::sregs(&cpu.hardware, &cpu.pending, APIC_BASE))?;
+            }
+            kvm::KVM_SET_SREGS => {
+                let sregs = UserPtr::new(at).read()?;
+                state::set_sregs(&mut cpu.hardware, &mut cpu.pending, &sregs)?;
+                cpu.forget_instruction();
+            }
+            kvm::KVM_GET_SREGS2 => {
+                let sregs = state::sregs(&cpu.hardware, &cpu.pending, APIC_BASE);
+                UserPtr::new(at).write(&state::sregs2(&sregs))?;
+            }
+            kvm::KVM_SET_SREGS2 => {
+                let sregs = state::from_sregs2(&UserPtr::new(at).read()?);
+                let external = cpu.pending.external;
+                state::set_sregs(&mut cpu.hardware, &mut cpu.pending, &sregs)?;
+                cpu.pending.external = external;
+                cpu.forget_instruction();
+            }
+            kvm::KVM_GET_DEBUGREGS => {
+                UserPtr::new(at).write(&state::debug_registers(&mut cpu.hardware))?;
+            }
+            kvm::KVM_SET_DEBUGREGS => {
+                state::set_debug_registers(&mut cpu.hardware, &UserPtr::new(at).read()?)?;
+            }
+            kvm::KVM_GET_VCPU_EVENTS => {
+                UserPtr::new(at).write(&state::events(&cpu.hardware, &cpu.pending))?;
+            }
+            kvm::KVM_SET_VCPU_EVENTS => {
+                let events = UserPtr::new(at).read()?;
+                state::set_events(&mut cpu.hardware, &mut cpu.pending, &events)?;
+            }
+            kvm::KVM_GET_MP_STATE => UserPtr::new(at).write(&(cpu.mp_state as u32))?,
+            kvm::KVM_SET_MP_STATE => {
+                let wanted = MpState::from_number(UserPtr::new(at).read()?);
+                cpu.mp_state = wanted.ok_or(Errno::EINVAL)?;
+            }
+            _ => return Ok(None),
+        }
+        Ok(Some(0))
+    }
+
+    fn floating_point(&self, inner: &mut Inner, command: u32, at: u64) -> Result<Option<u64>> {
+        match command {
+            kvm::KVM_GET_FPU => {
+                UserPtr::new(at).write(&state::fpu(&state::full_image(&inner.fpu)?))?;
+            }
+            kvm::KVM_SET_FPU => {
+                let mut image = state::full_image(&inner.fpu)?;
+                state::set_fpu(&mut image, &UserPtr::new(at).read()?);
+                inner.fpu.set_from_user(&image);
+            }
+            kvm::KVM_GET_XSAVE => {
+                let image = state::full_image(&inner.fpu)?;
+                // Any CPU's image that Limen manages fits (AVX-512 and PKRU: 2,696 bytes).
+                let len = image.len().min(size_of::<Xsave>());
+                UserPtr::<u8>::new(at).write_many(&image[..len])?;
+                let rest = size_of::<Xsave>() - len;
+                machine::uaccess::write_zeros(at.wrapping_add(len as u64), rest)
+                    .map_err(crate::base::user::efault)?;
+            }
+            kvm::KVM_SET_XSAVE => {
+                let image = UserPtr::<u8>::new(at).read_many(size_of::<Xsave>())?;
+                let present = image[512..520].iter().rev().fold(0, |v, &b| v << 8 | u64::from(b));
+                if present & !cpuid::xcr0_allowed() != 0 {
+                    return Err(Errno::EINVAL);
+                }
+                inner.fpu.set_from_user(&image);
+            }
+            kvm::KVM_GET_XCRS => {
+                let mut xcrs = Xcrs { nr_xcrs: 1, ..Xcrs::default() };
+                xcrs.xcrs[0].value = *inner.cpu.hardware.xcr0();
+                UserPtr::new(at).write(&xcrs)?;
+            }
+            kvm::KVM_SET_XCRS => {
+                let xcrs = UserPtr::<Xcrs>::new(at).read()?;
+                if xcrs.flags != 0 || xcrs.nr_xcrs > 16 {
+                    return Err(Errno::EINVAL);
+                }
+                let given = &xcrs.xcrs[..xcrs.nr_xcrs as usize];
+                if let Some(xcr0) = given.iter().find(|xcr| xcr.xcr == 0) {
+                    if !is_valid_xcr0(xcr0.value, cpuid::xcr0_allowed()) {
+                        return Err(Errno::EINVAL);
+                    }
+                    *inner.cpu.hardware.xcr0() = xcr0.value;
+                }
+            }
+            _ => return Ok(None),
+        }
+        Ok(Some(0))
+    }
+
+    fn others(&self, inner: &mut Inner, command: u32, at: u64) -> Result<u64> {
+        match command {
+            kvm::KVM_GET_MSRS => self.get_msrs(inner, at),
+            kvm::KVM_SET_MSRS => self.set_msrs(inner, at),
+            kvm::KVM_SET_CPUID2 => {
+                inner.cpu.cpuid = cpuid::read_table(at)?;
+                Ok(0)
+            }
+            kvm::KVM_GET_CPUID2 => cpuid::write_table(at, &inner.cpu.cpuid),
+            kvm::KVM_INTERRUPT => {
+                let vector = UserPtr::<u32>::new(at).read()?;
+                let vector = u8::try_from(vector).map_err(|_| Errno::EINVAL)?;
+                if inner.cpu.pending.external.is_some() {
+                    return Err(Errno::EEXIST);
+                }
+                inner.cpu.pending.external = Some(vector);
+                Ok(0)
+            }
+            kvm::KVM_NMI => {
+                inner.cpu.pending.post_nmi();
+                Ok(0)
+            }
+            kvm::KVM_SET_SIGNAL_MASK => {
+                inner.signal_mask = read_mask(at)?;
+                Ok(0)
+            }
+            kvm::KVM_GET_TSC_KHZ => Ok(machine::time::tsc_hz() / 1000),
+            _ => Err(Errno::ENOTTY),
+        }
+    }
+}
+
+/// Where the local APIC is after power-on, of a CPU that starts the machine.
+const APIC_BASE: u64 = 0xfee0_0900;
+
+/// `struct kvm_signal_mask`; None for the null pointer.
+fn read_mask(at: u64) -> Result<Option<SignalSet>> {
+    let Some(len) = UserPtr::<u32>::new(at).non_null() else { return Ok(None) };
+    if len.read()? != 8 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(Some(len.nth(1).cast::<SignalSet>().read()?))
+}
+
+impl FileOps for VcpuFile {
+    fn ioctl(&self, _file: &File, command: u32, argument: u64) -> Result<u64> {
+        check_owner(&self.vm.mm)?;
+        let mut inner = self.inner.lock();
+        if command == kvm::KVM_RUN {
+            return if argument == 0 { self.run(&mut inner) } else { Err(Errno::EINVAL) };
+        }
+        if let Some(done) = self.registers(&mut inner, command, argument)? {
+            return Ok(done);
+        }
+        if let Some(done) = self.floating_point(&mut inner, command, argument)? {
+            return Ok(done);
+        }
+        self.others(&mut inner, command, argument)
+    }
+
+    fn inode(&self) -> Arc<dyn Inode> {
+        self.inode.clone()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

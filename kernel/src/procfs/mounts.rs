@@ -1,0 +1,117 @@
+//! What is mounted, as the process with its root directory sees it: mounts and mountinfo (proc(5)).
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use abi::{Errno, Result, general as raw};
+
+use super::process_dir::Subject;
+use crate::fs::pseudo::{Content, Text};
+use crate::vfs::chrdev::{major, minor};
+use crate::vfs::mount::{self, Mount};
+use crate::vfs::path::Location;
+
+/// Appends a path; blanks and backslashes as octal numbers, so that lines can be taken apart.
+fn put_path(out: &mut Text, path: &[u8]) {
+    for &byte in path {
+        match byte {
+            b' ' | b'\t' | b'\n' | b'\\' | b'#' => write!(out, "\\{byte:03o}"),
+            _ => out.bytes(&[byte]),
+        }
+    }
+}
+
+/// Makes the text from the mounts below a root, each with its place.
+type ShowMounts = fn(Vec<(Arc<Mount>, Vec<u8>)>, &mut Text);
+
+/// A file about mounts, as seen from the root that the process had when it was opened.
+struct Mounts {
+    root: Location,
+    show: ShowMounts,
+}
+
+/// Binds a file to the process's root. EINVAL once it has ended.
+pub(super) fn open(subject: &Subject, show: ShowMounts) -> Result<Box<dyn Content>> {
+    let fs = subject.process.fs.lock().clone().ok_or(Errno::EINVAL)?;
+    let root = fs.root.lock().clone();
+    Ok(Box::new(Mounts { root, show }))
+}
+
+impl Content for Mounts {
+    fn generate(&self, out: &mut Text) -> Result<()> {
+        let seen = mount::all().into_iter().filter_map(|mount| {
+            let top = mount.top();
+            top.is_within(&self.root).then(|| {
+                let path = top.path(&self.root);
+                (mount, path)
+            })
+        });
+        (self.show)(seen.collect(), out);
+        Ok(())
+    }
+}
+
+fn put_flags(out: &mut Text, flags: u32) {
+    out.bytes(if flags & raw::MS_RDONLY != 0 { b"ro" } else { b"rw" });
+    let names = [
+        (raw::MS_NOSUID, ",nosuid"),
+        (raw::MS_NODEV, ",nodev"),
+        (raw::MS_NOEXEC, ",noexec"),
+        (raw::MS_NOATIME, ",noatime"),
+        (raw::MS_NODIRATIME, ",nodiratime"),
+        (raw::MS_RELATIME, ",relatime"),
+    ];
+    names.iter().filter(|(flag, _)| flags & flag != 0).for_each(|(_, name)| {
+        out.bytes(name.as_bytes());
+    });
+}
+
+pub(super) fn mounts(visible: Vec<(Arc<Mount>, Vec<u8>)>, out: &mut Text) {
+    for (mount, path) in visible {
+        put_path(out, mount.source());
+        out.bytes(b" ");
+        put_path(out, &path);
+        write!(out, " {} ", mount.file_system().name());
+        put_flags(out, mount.flags());
+        out.bytes(&mount.file_system().options());
+        out.bytes(b" 0 0\n");
+    }
+}
+
+pub(super) fn mountinfo(visible: Vec<(Arc<Mount>, Vec<u8>)>, out: &mut Text) {
+    for (mount, path) in visible {
+        let parent = mount.place().map_or(0, |place| place.mount.id());
+        let device = mount.root().inode().metadata().map_or(0, |metadata| metadata.device);
+        write!(out, "{} {parent} {}:{} ", mount.id(), major(device), minor(device));
+        put_path(out, &path_in_fs(&mount));
+        out.bytes(b" ");
+        put_path(out, &path);
+        out.bytes(b" ");
+        put_flags(out, mount.flags());
+        write!(out, " - {} ", mount.file_system().name());
+        put_path(out, mount.source());
+        out.bytes(if mount.flags() & raw::MS_RDONLY != 0 { b" ro" } else { b" rw" });
+        out.bytes(&mount.file_system().options());
+        out.bytes(b"\n");
+    }
+}
+
+/// Where the top of the mount is in its file system: `/` unless it is a bind mount of a part.
+fn path_in_fs(mount: &Mount) -> Vec<u8> {
+    let mut names = Vec::new();
+    let mut at = mount.root().clone();
+    while let (Some(parent), name) = at.parent_and_name() {
+        names.push(name);
+        at = parent;
+    }
+    let mut path = Vec::new();
+    for name in names.iter().rev() {
+        path.push(b'/');
+        path.extend_from_slice(name);
+    }
+    if path.is_empty() {
+        path.push(b'/');
+    }
+    path
+}

@@ -1,0 +1,465 @@
+//! /proc/PID and /proc/PID/task/TID: one directory for each process and each of its threads.
+//!
+//! What shows more than `ps` needs (memory, descriptors, environment) only opens for those who
+//! might trace the process (ptrace(2)): the same user, or CAP_SYS_PTRACE.
+//!
+//! Why it is hard: a descriptor outlives the right by which it was opened. The process may run a
+//! program of higher rights after that, end, or be waited for. So what shows memory is bound to the
+//! address space it was opened on and never sees another one; what is not bound asks again at each
+//! read. [`ENTRIES`] says which is which.
+
+use alloc::boxed::Box;
+use alloc::string::ToString;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+
+use abi::{Errno, Result};
+
+use super::{fds, gone, maps, memory, mounts, net, parse_id, status};
+use crate::base::sched::current;
+use crate::fs::pseudo::{
+    Body, Content, Listing, PseudoInode, StaticListing, Target, Text, parse_number,
+};
+use crate::mm::Mm;
+use crate::process::ptrace::access::{self, Ids};
+use crate::process::{Pid, Process, Thread, find_process, find_thread};
+use crate::vfs::path::Location;
+use crate::vfs::{DirEntry, FileType};
+
+/// CAP_SYS_RESOURCE.
+const CAP_SYS_RESOURCE: u32 = 24;
+
+/// A process, as one of its threads shows it.
+#[derive(Clone)]
+pub(super) struct Subject {
+    pub(super) process: Arc<Process>,
+    /// The thread of /proc/PID/task/TID; None for /proc/PID.
+    pub(super) thread: Option<Arc<Thread>>,
+}
+
+impl Subject {
+    /// Fails with ESRCH once the process has been waited for.
+    pub(super) fn check_alive(&self) -> Result<()> {
+        match find_process(self.process.pid) {
+            Some(known) if Arc::ptr_eq(&known, &self.process) => Ok(()),
+            _ => Err(gone()),
+        }
+    }
+
+    /// The same for its directories, which then do not exist: ENOENT.
+    pub(super) fn check_exists(&self) -> Result<()> {
+        self.check_alive().map_err(|_| Errno::ENOENT)
+    }
+
+    /// The thread that stands for it: the one asked for, or the first.
+    pub(super) fn main_thread(&self) -> Option<Arc<Thread>> {
+        match &self.thread {
+            Some(thread) => Some(thread.clone()),
+            None => self.process.threads.lock().first().cloned(),
+        }
+    }
+
+    /// Runs `f` if the current process may look into it; else EACCES.
+    pub(super) fn inspect<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.check_alive()?;
+        access::inspect(&self.process, Ids::File, Errno::EACCES, f)
+    }
+
+    /// The address space it has now, weakly: what is bound to it does not keep it.
+    pub(super) fn space(&self) -> Weak<Mm> {
+        self.process.mm().map_or_else(|_| Weak::new(), |mm| Arc::downgrade(&mm))
+    }
+}
+
+/// Makes the text of a file.
+pub(super) type Show = fn(&Subject, &mut Text) -> Result<()>;
+/// Takes what was written to a file.
+type Store = fn(&Subject, &[u8]) -> Result<()>;
+/// Where a link leads: its text, and the object.
+pub(super) type Follow = fn(&Subject) -> Result<(Vec<u8>, Option<Location>)>;
+/// Binds a file to what the process has when it is opened.
+type Bind = fn(Subject) -> Result<Box<dyn Content>>;
+
+/// What an entry is, by whose rule it opens, and what it is bound to. Where more is asked than the
+/// permission bits, it is whether the caller may look into the process (ptrace(2), "Ptrace access
+/// mode checking", with the ids for files).
+enum Kind {
+    /// A file about the process as it is at each read; ESRCH once it has been waited for.
+    Now(Show),
+    /// The same, for those who may look into the process then. Others get this error.
+    Inspected(Errno, Show),
+    /// The same, with writing.
+    Setting(Show, Store),
+    /// A file about the address space that the process has when it is opened, by somebody who may
+    /// look into the process then (EACCES). An exec does not take it along to the new program.
+    Space(Bind),
+    /// A file about something else that the process has when it is opened, for everybody.
+    Bound(Bind),
+    /// A magic link, for those who may look into the process when they follow or read it.
+    Link(Follow),
+    /// A directory that some code lists.
+    Directory(fn(Subject) -> Box<dyn Listing>),
+}
+
+/// An entry: its name, permission bits, and what it is.
+type Row = (&'static str, u32, Kind);
+
+/// Entries of both /proc/PID and /proc/PID/task/TID. guest/tests has the same table, as Linux
+/// answers.
+#[rustfmt::skip]
+static ENTRIES: &[Row] = &[
+    ("auxv",          0o400, Kind::Space(status::auxv)),
+    ("cgroup",        0o444, Kind::Now(cgroup)),
+    ("cmdline",       0o444, Kind::Now(status::cmdline)),
+    ("comm",          0o644, Kind::Setting(status::comm, set_comm)),
+    ("cwd",           0o777, Kind::Link(fds::cwd)),
+    ("environ",       0o400, Kind::Space(status::environ)),
+    ("exe",           0o777, Kind::Link(fds::exe)),
+    ("fd",            0o500, Kind::Directory(fds::directory)),
+    ("fdinfo",        0o555, Kind::Directory(fds::info_directory)),
+    ("io",            0o400, Kind::Inspected(Errno::EACCES, status::io)),
+    ("limits",        0o444, Kind::Now(status::limits)),
+    ("maps",          0o444, Kind::Space(|subject| maps::areas(subject, maps::map))),
+    ("mem",           0o600, Kind::Space(memory::open)),
+    ("mountinfo",     0o444, Kind::Bound(|subject| mounts::open(&subject, mounts::mountinfo))),
+    ("mounts",        0o444, Kind::Bound(|subject| mounts::open(&subject, mounts::mounts))),
+    ("net",           0o555, Kind::Directory(|_| Box::new(StaticListing(net::TABLE)))),
+    ("ns",            0o511, Kind::Directory(namespaces)),
+    ("oom_adj",       0o644, Kind::Setting(oom_adj, set_oom_adj)),
+    ("oom_score",     0o444, Kind::Now(oom_score)),
+    ("oom_score_adj", 0o644, Kind::Setting(oom_score_adj, set_oom_score_adj)),
+    ("personality",   0o400, Kind::Inspected(Errno::EPERM, status::personality)),
+    ("root",          0o777, Kind::Link(fds::root)),
+    ("sched",         0o644, Kind::Now(status::sched)),
+    ("schedstat",     0o444, Kind::Now(status::schedstat)),
+    ("smaps",         0o444, Kind::Space(|subject| maps::areas(subject, maps::smap))),
+    ("smaps_rollup",  0o444, Kind::Space(maps::rollup)),
+    ("stat",          0o444, Kind::Now(status::stat)),
+    ("statm",         0o444, Kind::Now(status::statm)),
+    ("status",        0o444, Kind::Now(status::status)),
+    ("task",          0o555, Kind::Directory(tasks)),
+    ("wchan",         0o444, Kind::Now(wchan)),
+];
+
+/// The directory of a process; also of a thread, which is not listed but found.
+pub(super) fn process_directory(top: &PseudoInode, pid: Pid) -> Result<Arc<PseudoInode>> {
+    let process = match find_process(pid) {
+        Some(process) => process,
+        None => find_thread(pid).ok_or(Errno::ENOENT)?.process.clone(),
+    };
+    let subject = Subject { process, thread: None };
+    let name = pid.to_string();
+    Ok(subject_directory(top, name.as_bytes(), subject))
+}
+
+fn subject_directory(parent: &PseudoInode, name: &[u8], subject: Subject) -> Arc<PseudoInode> {
+    let body = Body::Directory(Box::new(Entries(subject.clone())));
+    object(parent, name, 0o555, &subject, body)
+}
+
+/// Who owns an entry: the process's user, unless others of that user may not look into it either.
+fn owner(subject: &Subject, mode: u32, kind: FileType) -> (u32, u32) {
+    let credentials = subject.process.credentials();
+    let hidden = subject.process.settings.not_dumpable.load(Ordering::Relaxed);
+    if hidden && (kind, mode) != (FileType::Directory, 0o555) {
+        return (0, 0);
+    }
+    (credentials.euid, credentials.egid)
+}
+
+/// An object of a process's directory.
+pub(super) fn object(
+    directory: &PseudoInode,
+    name: &[u8],
+    mode: u32,
+    subject: &Subject,
+    body: Body,
+) -> Arc<PseudoInode> {
+    let owner = owner(subject, mode, body.file_type());
+    PseudoInode::new(directory.fs(), directory.child_number(name), mode, owner, body)
+}
+
+struct Entries(Subject);
+
+impl Kind {
+    fn file_type(&self) -> FileType {
+        match self {
+            Kind::Link(_) => FileType::Symlink,
+            Kind::Directory(_) => FileType::Directory,
+            _ => FileType::Regular,
+        }
+    }
+
+    fn body(&self, subject: Subject) -> Body {
+        let shown = |show, store, denial| {
+            Body::File(Box::new(Shown { subject: subject.clone(), show, store, denial }))
+        };
+        match *self {
+            Kind::Now(show) => shown(show, None, None),
+            Kind::Inspected(denial, show) => shown(show, None, Some(denial)),
+            Kind::Setting(show, store) => shown(show, Some(store), None),
+            Kind::Space(bind) => Body::File(Box::new(Unbound { subject, bind, inspected: true })),
+            Kind::Bound(bind) => Body::File(Box::new(Unbound { subject, bind, inspected: false })),
+            Kind::Link(follow) => Body::Link(Box::new(Link { subject, follow })),
+            Kind::Directory(make) => Body::Directory(make(subject)),
+        }
+    }
+}
+
+impl Listing for Entries {
+    fn process(&self) -> Option<&Arc<Process>> {
+        self.0.thread.is_none().then_some(&self.0.process)
+    }
+
+    fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
+        self.0.check_exists()?;
+        let entry = ENTRIES.iter().find(|(known, ..)| known.as_bytes() == name);
+        let (known, mode, kind) = entry.ok_or(Errno::ENOENT)?;
+        if *known == "task" && self.0.thread.is_some() {
+            return Err(Errno::ENOENT);
+        }
+        Ok(object(directory, name, *mode, &self.0, kind.body(self.0.clone())))
+    }
+
+    fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
+        self.0.check_exists()?;
+        let shown = |name: &str| name != "task" || self.0.thread.is_none();
+        let entries = ENTRIES.iter().enumerate().skip(from as usize);
+        Ok(entries
+            .filter(|(_, (name, ..))| shown(name))
+            .take(max)
+            .map(|(index, (name, _, kind))| DirEntry {
+                name: name.as_bytes().to_vec(),
+                inode: directory.child_number(name.as_bytes()),
+                file_type: kind.file_type(),
+                next: index as u64 + 1,
+            })
+            .collect())
+    }
+}
+
+/// A file about the process as it is when it is read.
+struct Shown {
+    subject: Subject,
+    show: Show,
+    store: Option<Store>,
+    /// What those get who may not look into the process, if it is not for everybody.
+    denial: Option<Errno>,
+}
+
+impl Content for Shown {
+    fn generate(&self, out: &mut Text) -> Result<()> {
+        self.subject.check_alive()?;
+        match self.denial {
+            Some(denial) => access::inspect(&self.subject.process, Ids::File, denial, || {
+                (self.show)(&self.subject, out)
+            }),
+            None => (self.show)(&self.subject, out),
+        }
+    }
+
+    fn store(&self, data: &[u8]) -> Result<()> {
+        self.subject.check_alive()?;
+        self.store.ok_or(Errno::EINVAL)?(&self.subject, data)
+    }
+}
+
+/// A file that is bound to something when it is opened.
+struct Unbound {
+    subject: Subject,
+    bind: Bind,
+    inspected: bool,
+}
+
+impl Content for Unbound {
+    fn open(&self) -> Result<Option<Box<dyn Content>>> {
+        let bind = || (self.bind)(self.subject.clone());
+        if self.inspected { self.subject.inspect(bind).map(Some) } else { bind().map(Some) }
+    }
+
+    fn generate(&self, _: &mut Text) -> Result<()> {
+        // Only what was opened is read.
+        Err(Errno::EIO)
+    }
+}
+
+/// A magic link of a process.
+pub(super) struct Link {
+    pub(super) subject: Subject,
+    pub(super) follow: Follow,
+}
+
+impl Target for Link {
+    fn text(&self) -> Result<Vec<u8>> {
+        Ok(self.subject.inspect(|| (self.follow)(&self.subject))?.0)
+    }
+
+    fn location(&self) -> Option<Result<Location>> {
+        match self.subject.inspect(|| (self.follow)(&self.subject)) {
+            Ok((_, location)) => location.map(Ok),
+            Err(error) => Some(Err(error)),
+        }
+    }
+}
+
+/// /proc/PID/task.
+struct Tasks(Subject);
+
+fn tasks(subject: Subject) -> Box<dyn Listing> {
+    Box::new(Tasks(subject))
+}
+
+impl Listing for Tasks {
+    fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
+        let tid = parse_id(name).ok_or(Errno::ENOENT)?;
+        let threads = self.0.process.threads.lock();
+        let thread = threads.iter().find(|thread| thread.tid() == tid).cloned();
+        drop(threads);
+        let thread = thread.ok_or(Errno::ENOENT)?;
+        let subject = Subject { process: self.0.process.clone(), thread: Some(thread) };
+        Ok(subject_directory(directory, name, subject))
+    }
+
+    fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
+        self.0.check_exists()?;
+        let mut ids: Vec<Pid> =
+            self.0.process.threads.lock().iter().map(|thread| thread.tid()).collect();
+        ids.retain(|&tid| u64::from(tid) >= from);
+        ids.sort_unstable();
+        Ok(ids.iter().take(max).map(|tid| number_entry(directory, *tid)).collect())
+    }
+}
+
+/// An entry of a directory whose names are ids; the position is the id after it.
+fn number_entry(directory: &PseudoInode, id: u32) -> DirEntry {
+    let name = id.to_string().into_bytes();
+    DirEntry {
+        inode: directory.child_number(&name),
+        name,
+        file_type: FileType::Directory,
+        next: u64::from(id) + 1,
+    }
+}
+
+/// /proc/PID/ns: there is one namespace of each kind, the initial one with Linux's numbers for it.
+struct Namespaces(Subject);
+
+const NAMESPACES: &[(&str, &str, u64)] = &[
+    ("cgroup", "cgroup", 0xefff_fffb),
+    ("ipc", "ipc", 0xefff_ffff),
+    ("mnt", "mnt", 0xf000_0000),
+    ("net", "net", 0xf000_0001),
+    ("pid", "pid", 0xefff_fffc),
+    ("pid_for_children", "pid", 0xefff_fffc),
+    ("time", "time", 0xefff_fffa),
+    ("time_for_children", "time", 0xefff_fffa),
+    ("user", "user", 0xefff_fffd),
+    ("uts", "uts", 0xefff_fffe),
+];
+
+fn namespaces(subject: Subject) -> Box<dyn Listing> {
+    Box::new(Namespaces(subject))
+}
+
+struct Namespace(Subject, &'static str, u64);
+
+impl Target for Namespace {
+    fn text(&self) -> Result<Vec<u8>> {
+        self.0.inspect(|| Ok(alloc::format!("{}:[{}]", self.1, self.2).into_bytes()))
+    }
+}
+
+impl Listing for Namespaces {
+    fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
+        let entry = NAMESPACES.iter().find(|(known, ..)| known.as_bytes() == name);
+        let &(_, kind, number) = entry.ok_or(Errno::ENOENT)?;
+        let body = Body::Link(Box::new(Namespace(self.0.clone(), kind, number)));
+        Ok(object(directory, name, 0o777, &self.0, body))
+    }
+
+    fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
+        let entries = NAMESPACES.iter().enumerate().skip(from as usize).take(max);
+        Ok(entries
+            .map(|(index, (name, ..))| DirEntry {
+                name: name.as_bytes().to_vec(),
+                inode: directory.child_number(name.as_bytes()),
+                file_type: FileType::Symlink,
+                next: index as u64 + 1,
+            })
+            .collect())
+    }
+}
+
+fn cgroup(_: &Subject, out: &mut Text) -> Result<()> {
+    out.bytes(b"0::/\n");
+    Ok(())
+}
+
+fn wchan(_: &Subject, out: &mut Text) -> Result<()> {
+    out.bytes(b"0");
+    Ok(())
+}
+
+fn set_comm(subject: &Subject, data: &[u8]) -> Result<()> {
+    if !subject.process.is_current() {
+        return Err(Errno::EINVAL);
+    }
+    let data = data.strip_suffix(b"\n").unwrap_or(data);
+    let mut name = [0; 16];
+    let len = data.len().min(15);
+    name[..len].copy_from_slice(&data[..len]);
+    *subject.main_thread().ok_or_else(gone)?.name.lock() = name;
+    Ok(())
+}
+
+fn adjustment(subject: &Subject) -> i32 {
+    subject.process.settings.oom_score_adj.load(Ordering::Relaxed)
+}
+
+fn oom_score_adj(subject: &Subject, out: &mut Text) -> Result<()> {
+    writeln!(out, "{}", adjustment(subject));
+    Ok(())
+}
+
+fn set_oom_score_adj(subject: &Subject, data: &[u8]) -> Result<()> {
+    let value: i32 = parse_number(data)?;
+    if !(-1000..=1000).contains(&value) {
+        return Err(Errno::EINVAL);
+    }
+    set_adjustment(subject, value)
+}
+
+/// Lowering needs CAP_SYS_RESOURCE; changing another user's process is refused by its file's mode.
+fn set_adjustment(subject: &Subject, value: i32) -> Result<()> {
+    let credentials = current().process.credentials();
+    if value < adjustment(subject) && !credentials.has(CAP_SYS_RESOURCE) {
+        return Err(Errno::EACCES);
+    }
+    subject.process.settings.oom_score_adj.store(value, Ordering::Relaxed);
+    Ok(())
+}
+
+/// The older scale, -17 to 15.
+fn oom_adj(subject: &Subject, out: &mut Text) -> Result<()> {
+    let value = adjustment(subject);
+    writeln!(out, "{}", if value == 1000 { 15 } else { value * 17 / 1000 });
+    Ok(())
+}
+
+fn set_oom_adj(subject: &Subject, data: &[u8]) -> Result<()> {
+    let value: i32 = parse_number(data)?;
+    if !(-17..=15).contains(&value) {
+        return Err(Errno::EINVAL);
+    }
+    set_adjustment(subject, if value == 15 { 1000 } else { value * 1000 / 17 })
+}
+
+/// The share of memory it uses in thousandths, moved by the adjustment.
+fn oom_score(subject: &Subject, out: &mut Text) -> Result<()> {
+    let pages = subject.process.mm().map_or(0, |mm| mm.resident_pages());
+    let (all, _) = machine::frame::usage();
+    let share = (pages * 1000 / all.max(1) as u64) as i32;
+    writeln!(out, "{}", (share + adjustment(subject)).max(0));
+    Ok(())
+}

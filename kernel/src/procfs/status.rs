@@ -1,0 +1,519 @@
+//! What a process is and does: stat, status, statm and their kin (proc(5)).
+
+use alloc::boxed::Box;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+
+use abi::Result;
+
+use super::process_dir::Subject;
+use super::system::{KB_PER_PAGE, NS_PER_TICK};
+use crate::base::sched::{RunState, Sleep};
+use crate::base::user::PATH_MAX;
+use crate::fs::pseudo::{Content, Text};
+use crate::mm::{Backing, Mm, PAGE, Vma, VmaFlags};
+use crate::process::exec::Program;
+use crate::process::family::Life;
+use crate::process::ptrace::access::{Ids, may_access};
+use crate::process::{Process, Thread, UNLIMITED};
+
+/// Most bytes of arguments or environment shown.
+const STRINGS_MAX: u64 = 2 << 20;
+
+/// Sizes of an address space in pages.
+#[derive(Default)]
+struct Sizes {
+    total: u64,
+    resident: u64,
+    resident_file: u64,
+    text: u64,
+    data: u64,
+    stack: u64,
+    library: u64,
+    locked: u64,
+    /// What the page tables take.
+    tables: u64,
+    peak_resident: u64,
+    /// Start and end of the program's own code; of its data.
+    code: (u64, u64),
+    brk_start: u64,
+    stack_top: u64,
+}
+
+fn sizes(process: &Process) -> Sizes {
+    let Ok(mm) = process.mm() else { return Sizes::default() };
+    let mut sizes = Sizes::default();
+    mm.with(|inner| {
+        for (&start, vma) in &inner.vmas {
+            let resident = inner.table.count_mapped(start, vma.end);
+            sizes.add(start, vma, resident);
+        }
+        sizes.tables = inner.table.tables();
+        sizes.brk_start = inner.layout.brk_start;
+        sizes.stack_top = inner.layout.stack_top;
+    });
+    mm.peak_pages.fetch_max(sizes.resident, Ordering::Relaxed);
+    sizes.peak_resident = mm.peak_pages.load(Ordering::Relaxed);
+    sizes
+}
+
+impl Sizes {
+    fn add(&mut self, start: u64, vma: &Vma, resident: u64) {
+        let pages = (vma.end - start) / PAGE;
+        self.total += pages;
+        self.resident += resident;
+        if vma.flags.contains(VmaFlags::LOCKED) {
+            self.locked += pages;
+        }
+        let is_file = matches!(vma.backing, Backing::File { .. });
+        if is_file {
+            self.resident_file += resident;
+        }
+        if vma.prot.exec && is_file {
+            if self.code.0 == 0 {
+                self.code = (start, vma.end);
+                self.text += pages;
+            } else {
+                self.library += pages;
+            }
+        }
+        if vma.flags.contains(VmaFlags::GROWS_DOWN) {
+            self.stack += pages;
+        } else if vma.prot.write && !vma.shared {
+            self.data += pages;
+        }
+    }
+}
+
+/// The state letter, and its word.
+fn state(subject: &Subject, thread: Option<&Thread>) -> (char, &'static str) {
+    if subject.process.family.lock().life != Life::Alive {
+        return ('Z', "zombie");
+    }
+    let Some(thread) = thread else { return ('Z', "zombie") };
+    if thread.trace.is_stopped() {
+        return ('t', "tracing stop");
+    }
+    let run_state = thread.sched.lock().state;
+    match run_state {
+        RunState::Running(_) | RunState::Queued(_) => ('R', "running"),
+        RunState::Dead => ('X', "dead"),
+        RunState::Sleeping(_) if subject.process.signals.lock().stop.is_some() => ('T', "stopped"),
+        RunState::Sleeping(Sleep::Interruptible) => ('S', "sleeping"),
+        RunState::Sleeping(_) => ('D', "disk sleep"),
+    }
+}
+
+/// What a process was called that has no thread any more: by its program's file.
+fn program_name(process: &Process) -> [u8; 16] {
+    let program = process.program.lock().clone();
+    let file = program.path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    let mut name = [0; 16];
+    let len = file.len().min(15);
+    name[..len].copy_from_slice(&file[..len]);
+    name
+}
+
+/// The controlling terminal's device number and its foreground group; 0 and -1 without one.
+fn terminal(process: &Process) -> (u64, i64) {
+    let session = process.session.load(Ordering::Relaxed);
+    match crate::tty::job::controlling(session) {
+        Some(tty) => (tty.device(), i64::from(tty.foreground())),
+        None => (0, -1),
+    }
+}
+
+fn name_of(subject: &Subject, thread: Option<&Thread>) -> Vec<u8> {
+    let name = match thread {
+        Some(thread) => *thread.name.lock(),
+        None => program_name(&subject.process),
+    };
+    let len = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+    name[..len].to_vec()
+}
+
+pub(super) fn comm(subject: &Subject, out: &mut Text) -> Result<()> {
+    out.bytes(&name_of(subject, subject.main_thread().as_deref()));
+    out.bytes(b"\n");
+    Ok(())
+}
+
+/// User and kernel time in ticks, of the thread or of the whole process.
+fn ticks(subject: &Subject) -> [u64; 2] {
+    let times = match &subject.thread {
+        Some(thread) => <[u64; 2]>::from(thread.times_ns()),
+        None => subject.process.times_ns(),
+    };
+    times.map(|ns| ns / NS_PER_TICK)
+}
+
+pub(super) fn stat(subject: &Subject, out: &mut Text) -> Result<()> {
+    let process = &subject.process;
+    let thread = subject.main_thread();
+    let thread = thread.as_deref();
+    let sizes = sizes(process);
+    let id = thread.map_or(process.pid, Thread::tid);
+    let id = if subject.thread.is_some() { id } else { process.pid };
+    write!(out, "{id} (");
+    out.bytes(&name_of(subject, thread));
+    let (group, session) =
+        (process.group.load(Ordering::Relaxed), process.session.load(Ordering::Relaxed));
+    let (terminal, foreground) = terminal(process);
+    write!(out, ") {} {} {group} {session}", state(subject, thread).0, process.parent_pid());
+    write!(out, " {terminal} {foreground} 4194304");
+    let faults = process.mm().map_or((0, 0), |mm| {
+        (mm.faults.0.load(Ordering::Relaxed), mm.faults.1.load(Ordering::Relaxed))
+    });
+    let [user, system] = ticks(subject);
+    let [child_user, child_system] = process.children_times_ns().map(|ns| ns / NS_PER_TICK);
+    write!(out, " {} 0 {} 0 {user} {system} {child_user} {child_system}", faults.0, faults.1);
+    let (nice, policy, priority, cpu) = thread.map_or((0, 0, 0, 0), |thread| {
+        let entity = thread.sched.lock();
+        (entity.nice, entity.policy, entity.priority, entity.last_cpu)
+    });
+    // Real-time priorities count downwards from -2, nice values around 20.
+    let shown = if priority > 0 { -1 - priority } else { 20 + nice };
+    let threads = thread_count(process);
+    write!(out, " {shown} {nice} {threads} 0 {}", process.start_ns / NS_PER_TICK);
+    let limit = process.limit(5);
+    write!(out, " {} {} {limit}", sizes.total * PAGE, sizes.resident);
+    // Where things are is for those who may look into the process.
+    let may_inspect = may_access(process, Ids::File);
+    if may_inspect {
+        write!(out, " {} {} {} 0 0", sizes.code.0, sizes.code.1, sizes.stack_top);
+    } else {
+        let has_memory = u8::from(process.mm().is_ok());
+        write!(out, " {has_memory} {has_memory} 0 0 0");
+    }
+    let signals = Signals::of(subject, thread);
+    // Only the first 31 signals have a place here; status has them all.
+    let low = |set: u64| set & 0x7fff_ffff;
+    let (pending, blocked) = (low(signals.thread_pending), low(signals.blocked));
+    write!(out, " {pending} {blocked} {} {}", low(signals.ignored), low(signals.caught));
+    let exit_signal = process.exit_signal.load(Ordering::Relaxed);
+    write!(out, " 0 0 0 {exit_signal} {cpu} {} {policy} 0 0 0", priority.max(0));
+    if !may_inspect {
+        out.bytes(b" 0 0 0 0 0 0 0 0\n");
+        return Ok(());
+    }
+    let program = process.program.lock().clone();
+    let (arguments, environment) = (program.arguments, program.environment);
+    write!(out, " {} {} {}", sizes.code.1, sizes.brk_start, sizes.brk_start);
+    write!(out, " {} {} {} {}", arguments.0, arguments.1, environment.0, environment.1);
+    writeln!(out, " {}", process.exit_status.load(Ordering::Relaxed));
+    Ok(())
+}
+
+pub(super) fn statm(subject: &Subject, out: &mut Text) -> Result<()> {
+    let s = sizes(&subject.process);
+    let data = s.data + s.stack;
+    writeln!(out, "{} {} {} {} 0 {data} 0", s.total, s.resident, s.resident_file, s.text);
+    Ok(())
+}
+
+#[derive(Default)]
+struct Signals {
+    thread_pending: u64,
+    process_pending: u64,
+    blocked: u64,
+    ignored: u64,
+    caught: u64,
+}
+
+impl Signals {
+    fn of(subject: &Subject, thread: Option<&Thread>) -> Signals {
+        let mut signals = Signals::default();
+        if let Some(thread) = thread {
+            let own = thread.signals.lock();
+            signals.blocked = own.blocked;
+            signals.thread_pending = own.pending.set();
+        }
+        signals.process_pending = subject.process.signals.lock().pending.set();
+        let handlers = subject.process.handlers.lock().clone();
+        (signals.ignored, signals.caught) = handlers.ignored_and_caught();
+        signals
+    }
+}
+
+pub(super) fn status(subject: &Subject, out: &mut Text) -> Result<()> {
+    let process = &subject.process;
+    let thread = subject.main_thread();
+    let thread = thread.as_deref();
+    out.bytes(b"Name:\t");
+    out.bytes(&name_of(subject, thread));
+    let umask = process.fs.lock().as_ref().map_or(0, |fs| fs.umask.load(Ordering::Relaxed));
+    let (letter, word) = state(subject, thread);
+    writeln!(out, "\nUmask:\t{umask:04o}\nState:\t{letter} ({word})");
+    let id = subject.thread.as_ref().map_or(process.pid, |thread| thread.tid());
+    writeln!(out, "Tgid:\t{}\nNgid:\t0\nPid:\t{id}", process.pid);
+    let tracer = thread.map_or(0, |thread| thread.trace.tracer_tid());
+    writeln!(out, "PPid:\t{}\nTracerPid:\t{tracer}", process.parent_pid());
+    put_ids(subject, out);
+    let group = process.group.load(Ordering::Relaxed);
+    let session = process.session.load(Ordering::Relaxed);
+    writeln!(out, "NStgid:\t{}\nNSpid:\t{id}\nNSpgid:\t{group}\nNSsid:\t{session}", process.pid);
+    if process.mm().is_ok() {
+        put_memory(process, out);
+    }
+    writeln!(out, "CoreDumping:\t0\nTHP_enabled:\t0\nThreads:\t{}", thread_count(process));
+    let signals = Signals::of(subject, thread);
+    writeln!(out, "SigQ:\t0/{}", process.limit(11));
+    writeln!(
+        out,
+        "SigPnd:\t{:016x}\nShdPnd:\t{:016x}",
+        signals.thread_pending, signals.process_pending
+    );
+    writeln!(
+        out,
+        "SigBlk:\t{:016x}\nSigIgn:\t{:016x}\nSigCgt:\t{:016x}",
+        signals.blocked, signals.ignored, signals.caught
+    );
+    put_capabilities(process, out);
+    let gave_up = thread.is_some_and(|thread| thread.seccomp.no_new_privs());
+    writeln!(out, "NoNewPrivs:\t{}", u8::from(gave_up));
+    let (mode, filters) = thread.map_or((0, 0), |thread| thread.seccomp.summary());
+    writeln!(out, "Seccomp:\t{mode}\nSeccomp_filters:\t{filters}");
+    let affinity = thread.map_or(u32::MAX, |thread| thread.sched.lock().affinity);
+    put_affinity(affinity, out);
+    let switches = thread.map_or((0, 0), |thread| thread.sched.lock().switches);
+    writeln!(out, "voluntary_ctxt_switches:\t{}", switches.0);
+    writeln!(out, "nonvoluntary_ctxt_switches:\t{}", switches.1);
+    Ok(())
+}
+
+fn put_ids(subject: &Subject, out: &mut Text) {
+    let c = subject.process.credentials();
+    writeln!(out, "Uid:\t{}\t{}\t{}\t{}", c.uid, c.euid, c.suid, c.fsuid);
+    writeln!(out, "Gid:\t{}\t{}\t{}\t{}", c.gid, c.egid, c.sgid, c.fsgid);
+    let slots = subject
+        .process
+        .files()
+        .list()
+        .last()
+        .map_or(64, |&last| (last as usize + 1).next_power_of_two().max(64));
+    write!(out, "FDSize:\t{slots}\nGroups:\t");
+    c.groups.iter().for_each(|group| write!(out, "{group} "));
+    out.bytes(b"\n");
+}
+
+fn put_memory(process: &Process, out: &mut Text) {
+    let s = sizes(process);
+    let anonymous = s.resident - s.resident_file;
+    let lines = [
+        ("VmPeak", s.total),
+        ("VmSize", s.total),
+        ("VmLck", s.locked),
+        ("VmPin", 0),
+        ("VmHWM", s.peak_resident),
+        ("VmRSS", s.resident),
+        ("RssAnon", anonymous),
+        ("RssFile", s.resident_file),
+        ("RssShmem", 0),
+        ("VmData", s.data),
+        ("VmStk", s.stack),
+        ("VmExe", s.text),
+        ("VmLib", s.library),
+        ("VmPTE", s.tables),
+        ("VmSwap", 0),
+        ("HugetlbPages", 0),
+    ];
+    for (name, pages) in lines {
+        writeln!(out, "{name}:\t{:>8} kB", pages * KB_PER_PAGE);
+    }
+}
+
+fn put_capabilities(process: &Process, out: &mut Text) {
+    let c = process.credentials();
+    writeln!(out, "CapInh:\t{:016x}\nCapPrm:\t{:016x}", c.inheritable, c.permitted);
+    writeln!(out, "CapEff:\t{:016x}\nCapBnd:\t{:016x}", c.effective, c.bounding);
+    writeln!(out, "CapAmb:\t{:016x}", c.ambient);
+}
+
+fn put_affinity(affinity: u32, out: &mut Text) {
+    let count = machine::cpu::cpu_count();
+    let mask = affinity & (u32::MAX >> (32 - count.min(32)));
+    write!(out, "Cpus_allowed:\t{mask:x}\nCpus_allowed_list:\t");
+    crate::procfs::sysfs::put_cpu_list(out, mask);
+    out.bytes(b"\nMems_allowed:\t1\nMems_allowed_list:\t0\n");
+}
+
+/// Strings that lie in the program's memory.
+fn put_remote(mm: &Mm, (start, end): (u64, u64), out: &mut Text) {
+    let mut left = end.saturating_sub(start).min(STRINGS_MAX) as usize;
+    let mut at = start;
+    let mut chunk = [0; 1024];
+    while left > 0 {
+        let len = left.min(chunk.len());
+        let Ok(read) = mm.read_remote(at, &mut chunk[..len]) else { break };
+        out.bytes(&chunk[..read]);
+        if read < len {
+            break;
+        }
+        at += read as u64;
+        left -= read;
+    }
+}
+
+pub(super) fn cmdline(subject: &Subject, out: &mut Text) -> Result<()> {
+    let program = subject.process.program.lock().clone();
+    let before = out.0.len();
+    // A process that has exited shows nothing.
+    let Ok(mm) = subject.process.mm() else { return Ok(()) };
+    put_remote(&mm, program.arguments, out);
+    if out.0.last().is_none_or(|&last| last == 0) || out.0.len() == before {
+        return Ok(());
+    }
+    // The program has written over the end of its arguments (setproctitle(3)): what it wrote goes
+    // on in the environment, up to the first NUL.
+    let mut rest = Text::default();
+    let (start, end) = program.environment;
+    let end = end.min(start.saturating_add(PATH_MAX as u64));
+    put_remote(&mm, (start, end), &mut rest);
+    let len = rest.0.iter().position(|&byte| byte == 0).unwrap_or(rest.0.len());
+    out.bytes(&rest.0[..len]);
+    Ok(())
+}
+
+/// The environment that a program was started with, in its address space.
+struct Environment(Arc<Program>, Weak<Mm>);
+
+pub(super) fn environ(subject: Subject) -> Result<Box<dyn Content>> {
+    let program = subject.process.program.lock().clone();
+    Ok(Box::new(Environment(program, subject.space())))
+}
+
+impl Content for Environment {
+    fn generate(&self, out: &mut Text) -> Result<()> {
+        if let Some(mm) = self.1.upgrade() {
+            put_remote(&mm, self.0.environment, out);
+        }
+        Ok(())
+    }
+}
+
+/// The auxiliary vector that a program was started with; it outlives the address space.
+struct AuxiliaryVector(Option<Arc<Program>>);
+
+pub(super) fn auxv(subject: Subject) -> Result<Box<dyn Content>> {
+    let program = subject.process.program.lock().clone();
+    Ok(Box::new(AuxiliaryVector(subject.process.mm().is_ok().then_some(program))))
+}
+
+impl Content for AuxiliaryVector {
+    fn generate(&self, out: &mut Text) -> Result<()> {
+        let words = self.0.iter().flat_map(|program| &program.auxv);
+        words.for_each(|word| out.bytes(&word.to_le_bytes()));
+        Ok(())
+    }
+}
+
+/// Transfers are not counted; the file is there because tools insist on it.
+pub(super) fn io(_: &Subject, out: &mut Text) -> Result<()> {
+    for name in ["rchar", "wchar", "syscr", "syscw", "read_bytes", "write_bytes"] {
+        writeln!(out, "{name}: 0");
+    }
+    out.bytes(b"cancelled_write_bytes: 0\n");
+    Ok(())
+}
+
+pub(super) fn personality(subject: &Subject, out: &mut Text) -> Result<()> {
+    let personality = subject.process.settings.personality.load(Ordering::Relaxed);
+    writeln!(out, "{personality:08x}");
+    Ok(())
+}
+
+const LIMITS: [(&str, &str); 16] = [
+    ("Max cpu time", "seconds"),
+    ("Max file size", "bytes"),
+    ("Max data size", "bytes"),
+    ("Max stack size", "bytes"),
+    ("Max core file size", "bytes"),
+    ("Max resident set", "bytes"),
+    ("Max processes", "processes"),
+    ("Max open files", "files"),
+    ("Max locked memory", "bytes"),
+    ("Max address space", "bytes"),
+    ("Max file locks", "locks"),
+    ("Max pending signals", "signals"),
+    ("Max msgqueue size", "bytes"),
+    ("Max nice priority", ""),
+    ("Max realtime priority", ""),
+    ("Max realtime timeout", "us"),
+];
+
+pub(super) fn limits(subject: &Subject, out: &mut Text) -> Result<()> {
+    let head = ("Limit", "Soft Limit", "Hard Limit");
+    writeln!(out, "{:<25} {:<20} {:<20} {:<10}", head.0, head.1, head.2, "Units");
+    let limits = *subject.process.limits.lock();
+    for ((name, unit), limit) in LIMITS.iter().zip(limits) {
+        write!(out, "{name:<25} ");
+        for value in [limit.soft, limit.hard] {
+            if value == UNLIMITED {
+                write!(out, "{:<20} ", "unlimited");
+            } else {
+                write!(out, "{value:<20} ");
+            }
+        }
+        writeln!(out, "{unit:<10}");
+    }
+    Ok(())
+}
+
+/// Threads of the process: a zombie counts as one until it has been waited for.
+fn thread_count(process: &Process) -> usize {
+    process.threads.lock().len().max(1)
+}
+
+/// What the scheduler did for a thread; of a zombie only the sums are left.
+#[derive(Default)]
+struct Scheduled {
+    runtime_ns: u64,
+    vruntime_ns: u64,
+    waited_ns: u64,
+    switches: (u64, u64),
+    policy: u32,
+    nice: i32,
+}
+
+impl Scheduled {
+    fn of(subject: &Subject) -> Scheduled {
+        let Some(thread) = subject.main_thread() else {
+            let runtime_ns = subject.process.times_ns().iter().sum();
+            return Scheduled { runtime_ns, ..Scheduled::default() };
+        };
+        let entity = thread.sched.lock();
+        Scheduled {
+            runtime_ns: entity.runtime_ns,
+            vruntime_ns: entity.vruntime_ns(),
+            waited_ns: entity.waited_ns,
+            switches: entity.switches,
+            policy: entity.policy,
+            nice: entity.nice,
+        }
+    }
+}
+
+pub(super) fn sched(subject: &Subject, out: &mut Text) -> Result<()> {
+    let thread = subject.main_thread();
+    out.bytes(&name_of(subject, thread.as_deref()));
+    let tid = thread.map_or(subject.process.pid, |thread| thread.tid());
+    writeln!(out, " ({tid}, #threads: {})", thread_count(&subject.process));
+    let Scheduled { runtime_ns, vruntime_ns, switches, policy, nice, .. } = Scheduled::of(subject);
+    let milliseconds = |ns: u64| (ns / 1_000_000, ns % 1_000_000);
+    let (run, virtual_run) = (milliseconds(runtime_ns), milliseconds(vruntime_ns));
+    out.bytes(b"-------------------------------------------------------------------\n");
+    writeln!(out, "{:<45}:{:>14}.{:06}", "se.vruntime", virtual_run.0, virtual_run.1);
+    writeln!(out, "{:<45}:{:>14}.{:06}", "se.sum_exec_runtime", run.0, run.1);
+    writeln!(out, "{:<45}:{:>21}", "nr_switches", switches.0 + switches.1);
+    writeln!(out, "{:<45}:{:>21}", "nr_voluntary_switches", switches.0);
+    writeln!(out, "{:<45}:{:>21}", "nr_involuntary_switches", switches.1);
+    writeln!(out, "{:<45}:{policy:>21}\n{:<45}:{:>21}", "policy", "prio", 120 + nice);
+    Ok(())
+}
+
+pub(super) fn schedstat(subject: &Subject, out: &mut Text) -> Result<()> {
+    let Scheduled { runtime_ns, waited_ns, switches, .. } = Scheduled::of(subject);
+    writeln!(out, "{runtime_ns} {waited_ns} {}", switches.0 + switches.1);
+    Ok(())
+}

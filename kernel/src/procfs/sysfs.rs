@@ -1,0 +1,304 @@
+//! sysfs (sysfs(5)): the little of it that programs look at: CPUs, memory nodes, and the places of
+//! what other parts of the kernel report there.
+//!
+//! /sys/devices/system/cpu/vulnerabilities names only what the kernel knows the truth about.
+
+use alloc::boxed::Box;
+use alloc::string::ToString;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use abi::{Errno, Result};
+use machine::cpu::{MAX_CPUS, cpu_count};
+
+use crate::fs::pseudo::{
+    Body, Content, Listing, PseudoFs, PseudoInode, Static, StaticListing, Text,
+};
+use crate::net::inet::interface;
+use crate::vfs::{DirEntry, FileType};
+
+/// SYSFS_MAGIC (statfs(2)).
+const MAGIC: u64 = 0x6265_6572;
+
+/// A new sysfs.
+pub fn new() -> Arc<PseudoFs> {
+    PseudoFs::new("sysfs", MAGIC, true, Box::new(StaticListing(TOP)))
+}
+
+static EMPTY: &[(&str, Static)] = &[];
+
+static TOP: &[(&str, Static)] = &[
+    ("block", Static::Directory(EMPTY)),
+    ("bus", Static::Directory(EMPTY)),
+    (
+        "class",
+        Static::Directory(&[("net", Static::Directory(&[("lo", Static::Directory(LOOPBACK))]))]),
+    ),
+    ("dev", Static::Directory(EMPTY)),
+    ("devices", Static::Directory(&[("system", Static::Directory(SYSTEM))])),
+    ("fs", Static::Directory(&[("cgroup", Static::Directory(EMPTY))])),
+    ("kernel", Static::Directory(KERNEL)),
+    ("module", Static::Directory(EMPTY)),
+];
+
+/// The loopback interface (sysfs-class-net of Linux's ABI documents).
+static LOOPBACK: &[(&str, Static)] = &[
+    ("addr_len", Static::File(|out| line(out, "6"))),
+    ("address", Static::File(|out| line(out, "00:00:00:00:00:00"))),
+    ("broadcast", Static::File(|out| line(out, "00:00:00:00:00:00"))),
+    ("carrier", Static::File(|out| line(out, "1"))),
+    ("flags", Static::File(|out| line(out, "0x9"))),
+    ("ifindex", Static::File(|out| line(out, &interface::INDEX.to_string()))),
+    ("iflink", Static::File(|out| line(out, &interface::INDEX.to_string()))),
+    ("mtu", Static::File(|out| line(out, &interface::MTU.to_string()))),
+    ("operstate", Static::File(|out| line(out, "unknown"))),
+    ("tx_queue_len", Static::File(|out| line(out, "1000"))),
+    ("type", Static::File(|out| line(out, &interface::HARDWARE.to_string()))),
+];
+
+static SYSTEM: &[(&str, Static)] = &[
+    ("cpu", Static::Dynamic(|| Box::new(Cpus))),
+    (
+        "node",
+        Static::Directory(&[
+            ("has_cpu", Static::File(zero)),
+            ("has_memory", Static::File(zero)),
+            ("has_normal_memory", Static::File(zero)),
+            ("node0", Static::Directory(NODE)),
+            ("online", Static::File(zero)),
+            ("possible", Static::File(zero)),
+        ]),
+    ),
+];
+
+static NODE: &[(&str, Static)] = &[
+    ("cpulist", Static::File(online)),
+    ("cpumap", Static::File(map_of_all)),
+    ("distance", Static::File(|out| line(out, "10"))),
+    ("meminfo", Static::File(node_memory)),
+];
+
+static KERNEL: &[(&str, Static)] = &[
+    (
+        "mm",
+        Static::Directory(&[(
+            "transparent_hugepage",
+            Static::Directory(&[
+                ("defrag", Static::File(|out| line(out, "always defer madvise [never]"))),
+                ("enabled", Static::File(|out| line(out, "always madvise [never]"))),
+                ("hpage_pmd_size", Static::File(|out| line(out, "2097152"))),
+            ]),
+        )]),
+    ),
+    ("security", Static::Directory(EMPTY)),
+];
+
+/// Files of the directory of all CPUs.
+static CPUS: &[(&str, Static)] = &[
+    ("isolated", Static::File(|out| list(out, machine::context::isolation().isolated))),
+    ("kernel_max", Static::File(|out| line(out, &(MAX_CPUS - 1).to_string()))),
+    ("nohz_full", Static::File(nohz_full)),
+    ("offline", Static::File(|out| line(out, ""))),
+    ("online", Static::File(online)),
+    ("possible", Static::File(online)),
+    ("present", Static::File(online)),
+    (
+        "vulnerabilities",
+        Static::Directory(&[(
+            "meltdown",
+            Static::File(|out| line(out, machine::boot::meltdown())),
+        )]),
+    ),
+];
+
+fn line(out: &mut Text, text: &str) -> Result<()> {
+    writeln!(out, "{text}");
+    Ok(())
+}
+
+fn zero(out: &mut Text) -> Result<()> {
+    line(out, "0")
+}
+
+fn mask_of_all() -> u32 {
+    u32::MAX >> (32 - cpu_count().clamp(1, 32))
+}
+
+/// A set of CPUs as a list of ranges, such as `0-2,5`.
+pub fn put_cpu_list(out: &mut Text, mask: u32) {
+    let has = |cpu: u32| cpu < 32 && mask & 1 << cpu != 0;
+    let mut cpu = 0;
+    let mut separator = "";
+    while cpu < 32 {
+        if !has(cpu) {
+            cpu += 1;
+            continue;
+        }
+        let first = cpu;
+        while has(cpu) {
+            cpu += 1;
+        }
+        match cpu - 1 {
+            last if last == first => write!(out, "{separator}{first}"),
+            last => write!(out, "{separator}{first}-{last}"),
+        }
+        separator = ",";
+    }
+}
+
+fn online(out: &mut Text) -> Result<()> {
+    list(out, mask_of_all())
+}
+
+fn list(out: &mut Text, mask: u32) -> Result<()> {
+    put_cpu_list(out, mask);
+    out.bytes(b"\n");
+    Ok(())
+}
+
+/// Linux says `(null)` where no CPU is named.
+fn nohz_full(out: &mut Text) -> Result<()> {
+    match machine::context::isolation().nohz_full {
+        0 => line(out, "(null)"),
+        mask => list(out, mask),
+    }
+}
+
+fn map_of_all(out: &mut Text) -> Result<()> {
+    writeln!(out, "{:x}", mask_of_all());
+    Ok(())
+}
+
+fn node_memory(out: &mut Text) -> Result<()> {
+    let (total, free) = machine::frame::usage();
+    let lines = [("MemTotal", total), ("MemFree", free), ("MemUsed", total - free)];
+    for (name, pages) in lines {
+        let width = 23usize.saturating_sub(name.len());
+        writeln!(out, "Node 0 {name}:{:>width$} kB", pages * 4);
+    }
+    Ok(())
+}
+
+/// /sys/devices/system/cpu: the table, and a directory for each CPU.
+struct Cpus;
+
+impl Listing for Cpus {
+    fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
+        let cpu = (0..cpu_count()).find(|cpu| name == cpu_name(*cpu));
+        match cpu {
+            Some(cpu) => Ok(child(directory, name, Body::Directory(Box::new(Cpu(cpu))))),
+            None => StaticListing(CPUS).lookup(directory, name),
+        }
+    }
+
+    fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
+        let count = cpu_count() as u64;
+        let mut found: Vec<DirEntry> = (from..count)
+            .take(max)
+            .map(|cpu| entry(directory, cpu_name(cpu as usize), FileType::Directory, cpu + 1))
+            .collect();
+        let rest = from.saturating_sub(count);
+        for mut entry in StaticListing(CPUS).list(directory, rest, max - found.len())? {
+            entry.next += count;
+            found.push(entry);
+        }
+        Ok(found)
+    }
+}
+
+fn cpu_name(cpu: usize) -> Vec<u8> {
+    alloc::format!("cpu{cpu}").into_bytes()
+}
+
+fn child(directory: &PseudoInode, name: &[u8], body: Body) -> Arc<PseudoInode> {
+    let mode = if matches!(body, Body::Directory(_)) { 0o555 } else { 0o444 };
+    PseudoInode::new(directory.fs(), directory.child_number(name), mode, (0, 0), body)
+}
+
+fn entry(directory: &PseudoInode, name: Vec<u8>, file_type: FileType, next: u64) -> DirEntry {
+    DirEntry { inode: directory.child_number(&name), name, file_type, next }
+}
+
+/// The directory of one CPU.
+struct Cpu(usize);
+
+impl Listing for Cpu {
+    fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
+        match name {
+            b"topology" => Ok(child(directory, name, Body::Directory(Box::new(Topology(self.0))))),
+            _ => Err(Errno::ENOENT),
+        }
+    }
+
+    fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
+        let only = || entry(directory, b"topology".to_vec(), FileType::Directory, 1);
+        Ok(if from == 0 && max > 0 { Vec::from([only()]) } else { Vec::new() })
+    }
+}
+
+/// Where a CPU sits. The machine has one package with one thread on each core.
+struct Topology(usize);
+
+/// Makes the text of a topology file of a CPU.
+type TopologyShow = fn(usize, &mut Text);
+
+static TOPOLOGY: &[(&str, TopologyShow)] = &[
+    ("core_cpus", put_own_mask),
+    ("core_cpus_list", put_own),
+    ("core_id", put_own),
+    ("core_siblings", put_all_mask),
+    ("core_siblings_list", put_all),
+    ("die_id", put_zero),
+    ("package_cpus", put_all_mask),
+    ("package_cpus_list", put_all),
+    ("physical_package_id", put_zero),
+    ("thread_siblings", put_own_mask),
+    ("thread_siblings_list", put_own),
+];
+
+fn put_own(cpu: usize, out: &mut Text) {
+    writeln!(out, "{cpu}");
+}
+
+fn put_own_mask(cpu: usize, out: &mut Text) {
+    writeln!(out, "{:x}", 1u32 << (cpu % 32));
+}
+
+fn put_all(_: usize, out: &mut Text) {
+    put_cpu_list(out, mask_of_all());
+    out.bytes(b"\n");
+}
+
+fn put_all_mask(_: usize, out: &mut Text) {
+    writeln!(out, "{:x}", mask_of_all());
+}
+
+fn put_zero(_: usize, out: &mut Text) {
+    out.bytes(b"0\n");
+}
+
+struct TopologyFile(usize, TopologyShow);
+
+impl Content for TopologyFile {
+    fn generate(&self, out: &mut Text) -> Result<()> {
+        (self.1)(self.0, out);
+        Ok(())
+    }
+}
+
+impl Listing for Topology {
+    fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
+        let found = TOPOLOGY.iter().find(|(known, _)| known.as_bytes() == name);
+        let (_, show) = found.ok_or(Errno::ENOENT)?;
+        Ok(child(directory, name, Body::File(Box::new(TopologyFile(self.0, *show)))))
+    }
+
+    fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
+        let files = TOPOLOGY.iter().enumerate().skip(from as usize).take(max);
+        Ok(files
+            .map(|(index, (name, _))| {
+                entry(directory, name.as_bytes().to_vec(), FileType::Regular, index as u64 + 1)
+            })
+            .collect())
+    }
+}

@@ -1,0 +1,202 @@
+//! Objects without a name: what pipes, sockets, event counters and other descriptors show to
+//! fstat(2) and /proc/PID/fd.
+//!
+//! Neighbours: `ipc` and `net` make them with [`AnonInode::new`]; a kind that can be opened again
+//! through /proc/PID/fd (pipes) says how with [`AnonInode::set_opener`].
+
+use alloc::format;
+use alloc::string::String;
+use alloc::sync::{Arc, Weak};
+use core::any::Any;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use abi::{Errno, Result};
+use machine::sync::{Once, SpinLock};
+
+use super::dentry::Dentry;
+use super::mount::{self, Mount};
+use super::page_cache::PageCache;
+use super::path::Location;
+use super::{FileOps, FileSystem, FileType, Inode, Metadata, SetAttributes, Statistics};
+use crate::base::sched::{current, has_current};
+
+/// How an object is opened once more (open(2) of /proc/PID/fd/N).
+pub trait Reopen: Send + Sync {
+    /// Opens it with open(2)'s flags.
+    fn reopen(self: Arc<Self>, flags: u32) -> Result<Arc<dyn FileOps>>;
+}
+
+/// See the module.
+pub struct AnonInode {
+    file_type: FileType,
+    label: &'static str,
+    number: u64,
+    attributes: SpinLock<Attributes>,
+    opener: SpinLock<Option<Weak<dyn Reopen>>>,
+    /// What mmap(2) maps.
+    contents: Option<Arc<PageCache>>,
+}
+
+#[derive(Clone, Copy)]
+struct Attributes {
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    /// All three times of a new object.
+    time_ns: i64,
+}
+
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+impl AnonInode {
+    /// A new object with permission bits `mode`, owned by the current process's user. `label` is
+    /// what /proc shows: `pipe`, `socket`, `[eventfd]` and so on.
+    #[must_use]
+    pub fn new(file_type: FileType, mode: u32, label: &'static str) -> Arc<AnonInode> {
+        Self::make(file_type, mode, label, None)
+    }
+
+    /// The same with pages that programs may map.
+    #[must_use]
+    pub fn mapped(
+        file_type: FileType,
+        mode: u32,
+        label: &'static str,
+        contents: Arc<PageCache>,
+    ) -> Arc<AnonInode> {
+        Self::make(file_type, mode, label, Some(contents))
+    }
+
+    fn make(
+        file_type: FileType,
+        mode: u32,
+        label: &'static str,
+        contents: Option<Arc<PageCache>>,
+    ) -> Arc<AnonInode> {
+        let (uid, gid) = if has_current() {
+            let credentials = current().process.credentials();
+            (credentials.fsuid, credentials.fsgid)
+        } else {
+            (0, 0)
+        };
+        let time_ns = crate::base::time::realtime_ns() as i64;
+        Arc::new(AnonInode {
+            file_type,
+            label,
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
+            attributes: SpinLock::new(Attributes { mode, uid, gid, time_ns }),
+            opener: SpinLock::new(None),
+            contents,
+        })
+    }
+
+    /// Says how it is opened again.
+    pub fn set_opener(&self, opener: Weak<dyn Reopen>) {
+        *self.opener.lock() = Some(opener);
+    }
+
+    /// Its inode number.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The target of the link in /proc/PID/fd: `pipe:[7]`, `anon_inode:[eventfd]`.
+    #[must_use]
+    pub fn link_text(&self) -> String {
+        if self.label.starts_with('[') {
+            format!("anon_inode:{}", self.label)
+        } else {
+            format!("{}:[{}]", self.label, self.number)
+        }
+    }
+}
+
+impl Inode for AnonInode {
+    fn metadata(&self) -> Result<Metadata> {
+        let attributes = *self.attributes.lock();
+        Ok(Metadata {
+            device: file_system().device,
+            inode: self.number,
+            file_type: self.file_type,
+            mode: attributes.mode,
+            links: 1,
+            uid: attributes.uid,
+            gid: attributes.gid,
+            rdev: 0,
+            size: 0,
+            blocks: 0,
+            block_size: 4096,
+            atime_ns: attributes.time_ns,
+            mtime_ns: attributes.time_ns,
+            ctime_ns: attributes.time_ns,
+        })
+    }
+
+    fn set_attributes(&self, changes: &SetAttributes) -> Result<()> {
+        if changes.size.is_some() {
+            return Err(Errno::EINVAL);
+        }
+        let mut attributes = self.attributes.lock();
+        attributes.mode = changes.mode.unwrap_or(attributes.mode);
+        attributes.uid = changes.uid.unwrap_or(attributes.uid);
+        attributes.gid = changes.gid.unwrap_or(attributes.gid);
+        attributes.time_ns = changes.mtime_ns.unwrap_or(attributes.time_ns);
+        Ok(())
+    }
+
+    fn file_type(&self) -> FileType {
+        self.file_type
+    }
+
+    fn file_system(&self) -> Arc<dyn FileSystem> {
+        file_system().clone()
+    }
+
+    fn page_cache(&self) -> Option<Arc<PageCache>> {
+        self.contents.clone()
+    }
+
+    fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn FileOps>> {
+        let opener = self.opener.lock().as_ref().and_then(Weak::upgrade);
+        opener.ok_or(Errno::ENXIO)?.reopen(flags)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The file system of all such objects.
+struct AnonFs {
+    device: u64,
+}
+
+impl FileSystem for AnonFs {
+    fn root(&self) -> Arc<dyn Inode> {
+        AnonInode::new(FileType::Directory, 0, "[root]")
+    }
+
+    fn name(&self) -> &'static str {
+        "anon_inodefs"
+    }
+
+    fn statistics(&self) -> Statistics {
+        Statistics { magic: 0x0904_1934, block_size: 4096, ..Statistics::default() }
+    }
+}
+
+fn file_system() -> &'static Arc<AnonFs> {
+    static FILE_SYSTEM: Once<Arc<AnonFs>> = Once::new();
+    FILE_SYSTEM.call_once(|| Arc::new(AnonFs { device: super::anonymous_device() }))
+}
+
+/// A place for an object that has none, so that links of procfs and `*at` calls can lead to it.
+pub fn location(inode: Arc<dyn Inode>) -> Location {
+    static MOUNT: Once<Arc<Mount>> = Once::new();
+    let mount = MOUNT.call_once(|| mount::detached(file_system().clone()));
+    let name = match inode.as_any().downcast_ref::<AnonInode>() {
+        Some(anon) => anon.link_text(),
+        None => String::from("anon_inode:[unknown]"),
+    };
+    Location::new(mount.clone(), Dentry::detached(inode, name.as_bytes()))
+}

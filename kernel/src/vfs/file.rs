@@ -1,0 +1,378 @@
+//! Open files, and the descriptors that name them.
+//!
+//! A [`File`] is POSIX's open file description: shared by dup and fork, with one position and one
+//! set of status flags. An [`FdTable`] maps small numbers to files; threads of a process share one.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+use abi::{Errno, Result, general as raw};
+use machine::sync::SpinLock;
+
+use super::path::Location;
+use super::{FileOps, Inode, inotify, locks};
+use crate::base::sync::Mutex;
+use crate::vfs::deny_write::WriteAccess;
+
+/// A file descriptor.
+pub type Fd = u32;
+
+/// Most descriptors a process may have, whatever its limit says (like fs.nr_open).
+pub const MAX_FDS: usize = 1 << 20;
+
+/// An open file description.
+pub struct File {
+    ops: Arc<dyn FileOps>,
+    /// Where it was found; None for pipes, sockets and the like.
+    pub location: Option<Location>,
+    /// open(2)'s flags: access mode, and the status flags that fcntl(2) can change.
+    flags: AtomicU32,
+    /// What the access mode allows, and whether there is a position: these never change.
+    can_read: bool,
+    can_write: bool,
+    is_seekable: bool,
+    /// Position of seekable files.
+    pub position: Mutex<u64>,
+    /// Identity, for epoll and record locks.
+    pub id: u64,
+    /// Some epoll set watches it.
+    is_watched: AtomicBool,
+    /// Who gets signals about it (F_SETOWN).
+    pub owner: AtomicI32,
+    /// Keeps a regular file that may be written to from being executed.
+    _write_access: Option<WriteAccess>,
+}
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// Flags that fcntl(F_SETFL) may change.
+pub const SETTABLE_FLAGS: u32 =
+    raw::O_APPEND | raw::O_NONBLOCK | raw::O_DIRECT | raw::O_NOATIME | raw::FASYNC;
+
+impl File {
+    /// A new description with open(2)'s `flags`.
+    #[must_use]
+    pub fn new(ops: Arc<dyn FileOps>, flags: u32, location: Option<Location>) -> Arc<File> {
+        Self::with_access(ops, flags, location, None)
+    }
+
+    /// As [`File::new`], for a regular file that may be written to.
+    #[must_use]
+    pub fn with_access(
+        ops: Arc<dyn FileOps>,
+        flags: u32,
+        location: Option<Location>,
+        write_access: Option<WriteAccess>,
+    ) -> Arc<File> {
+        let mode = flags & raw::O_ACCMODE;
+        let is_path = flags & raw::O_PATH != 0;
+        Arc::new(File {
+            can_read: !is_path && (mode == raw::O_RDONLY || mode == raw::O_RDWR),
+            can_write: !is_path && (mode == raw::O_WRONLY || mode == raw::O_RDWR),
+            is_seekable: ops.is_seekable(),
+            ops,
+            location,
+            flags: AtomicU32::new(flags & !(raw::O_CREAT | raw::O_EXCL | raw::O_CLOEXEC)),
+            position: Mutex::new(0),
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            is_watched: AtomicBool::new(false),
+            owner: AtomicI32::new(0),
+            _write_access: write_access,
+        })
+    }
+
+    /// An epoll set watches it from now on: its end must be told.
+    pub fn set_watched(&self) {
+        self.is_watched.store(true, Ordering::SeqCst);
+    }
+
+    /// What it does.
+    #[inline(always)]
+    pub fn ops(&self) -> &Arc<dyn FileOps> {
+        &self.ops
+    }
+
+    /// Its operations, if they are of type `T`.
+    pub fn ops_as<T: FileOps>(&self) -> Option<&T> {
+        self.ops.as_any().downcast_ref()
+    }
+
+    /// The object: the one it was found as, else what its operations stand for.
+    #[inline]
+    pub fn inode(&self) -> Arc<dyn Inode> {
+        match &self.location {
+            Some(location) => location.inode().clone(),
+            None => self.ops.inode(),
+        }
+    }
+
+    /// open(2)'s flags as they are now.
+    #[inline(always)]
+    pub fn flags(&self) -> u32 {
+        self.flags.load(Ordering::Relaxed)
+    }
+
+    /// Replaces the settable status flags.
+    pub fn set_flags(&self, flags: u32) {
+        let kept = self.flags() & !SETTABLE_FLAGS;
+        self.flags.store(kept | flags & SETTABLE_FLAGS, Ordering::Relaxed);
+    }
+
+    /// Whether operations must not wait.
+    #[inline(always)]
+    pub fn is_nonblocking(&self) -> bool {
+        self.flags() & raw::O_NONBLOCK != 0
+    }
+
+    /// Whether it has a position (lseek(2)), and no stream.
+    #[inline(always)]
+    pub fn is_seekable(&self) -> bool {
+        self.is_seekable
+    }
+
+    /// EBADF unless it was opened for reading.
+    #[inline(always)]
+    pub fn check_readable(&self) -> Result<()> {
+        if self.can_read { Ok(()) } else { Err(Errno::EBADF) }
+    }
+
+    /// EBADF unless it was opened for writing.
+    #[inline(always)]
+    pub fn check_writable(&self) -> Result<()> {
+        if self.can_write { Ok(()) } else { Err(Errno::EBADF) }
+    }
+}
+
+impl File {
+    #[cold]
+    fn report_close(&self) {
+        if let Some(location) = &self.location
+            && self.flags() & raw::O_PATH == 0
+        {
+            let wrote = self.check_writable().is_ok();
+            let mask = if wrote { raw::IN_CLOSE_WRITE } else { raw::IN_CLOSE_NOWRITE };
+            inotify::event(&location.dentry, mask);
+        }
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let ops = self.ops.clone();
+        if self.is_watched.load(Ordering::SeqCst) {
+            crate::ipc::epoll::file_closed(self.id);
+        }
+        ops.release(self);
+        locks::file_closed(self.id, || self.inode());
+        if inotify::is_active() {
+            self.report_close();
+        }
+    }
+}
+
+#[derive(Clone)]
+struct Slot {
+    file: Arc<File>,
+    close_on_exec: bool,
+}
+
+/// The descriptors of a process (or of several that share them by CLONE_FILES).
+pub struct FdTable {
+    slots: SpinLock<Slots>,
+}
+
+#[derive(Default)]
+struct Slots {
+    list: Vec<Option<Slot>>,
+    /// No descriptor below it is free: a search for one need not begin at 0.
+    all_used_below: usize,
+}
+
+impl Slots {
+    /// The lowest free descriptor from `from` on.
+    fn lowest_free(&self, from: usize) -> usize {
+        let start = from.max(self.all_used_below);
+        let len = self.list.len();
+        (start..len).find(|&fd| self.list[fd].is_none()).unwrap_or(len.max(start))
+    }
+
+    /// Makes sure that there is a place for `fd`. ENOMEM.
+    fn reach(&mut self, fd: usize) -> Result<()> {
+        if let Some(missing) = (fd + 1).checked_sub(self.list.len()) {
+            self.list.try_reserve(missing).map_err(|_| Errno::ENOMEM)?;
+            self.list.resize(self.list.len() + missing, None);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, fd: usize) -> Option<Slot> {
+        let slot = self.list.get_mut(fd)?.take();
+        self.all_used_below = self.all_used_below.min(fd);
+        slot
+    }
+}
+
+impl Default for FdTable {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl FdTable {
+    /// No descriptors.
+    #[must_use]
+    pub const fn new() -> Self {
+        FdTable { slots: SpinLock::new(Slots { list: Vec::new(), all_used_below: 0 }) }
+    }
+
+    /// The file behind `fd`; EBADF.
+    #[inline]
+    pub fn get(&self, fd: Fd) -> Result<Arc<File>> {
+        let slots = self.slots.lock();
+        match slots.list.get(fd as usize) {
+            Some(Some(slot)) => Ok(slot.file.clone()),
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// Gives the file the lowest free descriptor from `from` on. `limit` is RLIMIT_NOFILE; EMFILE.
+    pub fn insert(
+        &self,
+        file: Arc<File>,
+        close_on_exec: bool,
+        from: Fd,
+        limit: usize,
+    ) -> Result<Fd> {
+        crate::mm::check_reserve().map_err(|_| Errno::ENFILE)?;
+        let limit = limit.min(MAX_FDS);
+        let mut slots = self.slots.lock();
+        let from = from as usize;
+        let fd = slots.lowest_free(from);
+        if fd >= limit {
+            return Err(Errno::EMFILE);
+        }
+        slots.reach(fd)?;
+        slots.list[fd] = Some(Slot { file, close_on_exec });
+        if from <= slots.all_used_below {
+            slots.all_used_below = fd + 1;
+        }
+        Ok(fd as Fd)
+    }
+
+    /// Puts the file at exactly `fd`; what was there is returned, to be dropped by the caller.
+    pub fn replace(
+        &self,
+        fd: Fd,
+        file: Arc<File>,
+        close_on_exec: bool,
+        limit: usize,
+    ) -> Result<Option<Arc<File>>> {
+        if fd as usize >= limit.min(MAX_FDS) {
+            return Err(Errno::EBADF);
+        }
+        let mut slots = self.slots.lock();
+        slots.reach(fd as usize)?;
+        let old = slots.list[fd as usize].replace(Slot { file, close_on_exec });
+        drop(slots);
+        let old = old.map(|slot| slot.file);
+        if let Some(old) = &old {
+            self.closed(old);
+        }
+        Ok(old)
+    }
+
+    /// Takes the descriptor away; the caller drops the file, outside the lock.
+    pub fn remove(&self, fd: Fd) -> Result<Arc<File>> {
+        let slot = {
+            let mut slots = self.slots.lock();
+            slots.take(fd as usize).ok_or(Errno::EBADF)?
+        };
+        self.closed(&slot.file);
+        Ok(slot.file)
+    }
+
+    /// The close-on-exec flag of `fd`.
+    pub fn close_on_exec(&self, fd: Fd) -> Result<bool> {
+        match self.slots.lock().list.get(fd as usize) {
+            Some(Some(slot)) => Ok(slot.close_on_exec),
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// Sets the close-on-exec flag of `fd`.
+    pub fn set_close_on_exec(&self, fd: Fd, on: bool) -> Result<()> {
+        match self.slots.lock().list.get_mut(fd as usize) {
+            Some(Some(slot)) => {
+                slot.close_on_exec = on;
+                Ok(())
+            }
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// A copy for fork: same files, same numbers.
+    pub fn duplicate(&self) -> Result<FdTable> {
+        let slots = self.slots.lock();
+        let mut list = Vec::new();
+        list.try_reserve_exact(slots.list.len()).map_err(|_| Errno::ENOMEM)?;
+        list.extend(slots.list.iter().cloned());
+        let copy = Slots { list, all_used_below: slots.all_used_below };
+        Ok(FdTable { slots: SpinLock::new(copy) })
+    }
+
+    /// Takes away every descriptor for which `wanted(fd, close_on_exec)` holds; the caller drops
+    /// the files. For exec, exit and close_range(2).
+    pub fn remove_where(&self, mut wanted: impl FnMut(Fd, bool) -> bool) -> Vec<Arc<File>> {
+        let mut slots = self.slots.lock();
+        let mut removed = Vec::new();
+        for fd in 0..slots.list.len() {
+            let is_wanted = |slot: &Slot| wanted(fd as Fd, slot.close_on_exec);
+            if slots.list[fd].as_ref().is_some_and(is_wanted) {
+                removed.extend(slots.take(fd).map(|slot| slot.file));
+            }
+        }
+        drop(slots);
+        for file in &removed {
+            self.closed(file);
+        }
+        removed
+    }
+
+    /// What this table is to record locks: the address is its own while it exists.
+    pub fn identity(&self) -> usize {
+        let this: *const FdTable = self;
+        this.addr()
+    }
+
+    /// A descriptor of the file is gone: so are the process's record locks on it (fcntl(2)).
+    #[inline(always)]
+    fn closed(&self, file: &File) {
+        locks::descriptor_closed(self.identity(), || file.inode());
+    }
+
+    /// Bytes queued behind the descriptors.
+    pub fn held_bytes(&self) -> usize {
+        self.slots.lock().list.iter().flatten().map(|slot| slot.file.ops().held_bytes()).sum()
+    }
+
+    /// How many descriptors are in use.
+    pub fn count(&self) -> usize {
+        self.slots.lock().list.iter().flatten().count()
+    }
+
+    /// All descriptors in use, for /proc/PID/fd.
+    pub fn list(&self) -> Vec<Fd> {
+        let slots = self.slots.lock();
+        (0..slots.list.len()).filter(|&fd| slots.list[fd].is_some()).map(|fd| fd as Fd).collect()
+    }
+}
+
+impl Drop for FdTable {
+    fn drop(&mut self) {
+        let slots = core::mem::take(self.slots.get_mut());
+        for slot in slots.list.into_iter().flatten() {
+            self.closed(&slot.file);
+        }
+    }
+}

@@ -1,0 +1,411 @@
+//! What is mounted where (mount(2)). There is one mount namespace.
+//!
+//! A [`Mount`] shows a directory of a file system at a place of another mount. A mount holds its
+//! place, so places stay while something covers them; the table holds the mounts. Path walking asks
+//! the table only at directories that something is mounted on
+//! ([`super::dentry::Dentry::is_covered`]).
+//!
+//! Why it is hard: the same file system may be shown several times (bind mounts), and all of them
+//! must share one cache of names; so every mount of a file system starts from the same top dentry.
+//!
+//! Not done: mount propagation (shared, slave) is accepted and ignored, as with one namespace
+//! nobody receives it.
+//!
+//! Locks: [`dentry::lock_moves`] for every change, so that what is decided by where mounts are stays
+//! true until it is done; inside it, and inside everything but buckets of names and places of
+//! dentries, the table's lock.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use abi::{Errno, Result, general as raw};
+use machine::sync::SpinLock;
+
+use super::FileSystem;
+use super::dentry::{self, Dentry, Move};
+use super::path::Location;
+
+/// Most mounts at once.
+pub const MOUNTS_MAX: usize = 4096;
+
+/// Flags a mount keeps (mount(2)).
+pub const KEPT_FLAGS: u32 = raw::MS_RDONLY
+    | raw::MS_NOSUID
+    | raw::MS_NODEV
+    | raw::MS_NOEXEC
+    | raw::MS_NOATIME
+    | raw::MS_NODIRATIME
+    | raw::MS_RELATIME
+    | raw::MS_STRICTATIME;
+
+/// One mounted file system, or part of one.
+pub struct Mount {
+    id: u64,
+    fs: Arc<dyn FileSystem>,
+    root: Arc<Dentry>,
+    /// Its root is not the top of its file system.
+    shows_part: bool,
+    place: SpinLock<Option<Location>>,
+    flags: AtomicU32,
+    source: Vec<u8>,
+}
+
+impl Mount {
+    fn new(
+        fs: Arc<dyn FileSystem>,
+        root: Arc<Dentry>,
+        place: Option<Location>,
+        flags: u32,
+        source: &[u8],
+    ) -> Arc<Mount> {
+        Arc::new(Mount {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            fs,
+            shows_part: root.parent().is_some(),
+            root,
+            place: SpinLock::new(place),
+            flags: AtomicU32::new(flags & KEPT_FLAGS),
+            source: source.into(),
+        })
+    }
+
+    /// Its number in /proc/PID/mountinfo.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The file system it shows.
+    pub fn file_system(&self) -> &Arc<dyn FileSystem> {
+        &self.fs
+    }
+
+    /// The top of what it shows.
+    pub fn root(&self) -> &Arc<Dentry> {
+        &self.root
+    }
+
+    /// Whether it shows this directory: of a part of a file system, directories may be moved out.
+    pub fn shows(&self, directory: &Arc<Dentry>) -> bool {
+        !self.shows_part || dentry::climb(|| directory.is_within(&self.root))
+    }
+
+    /// Where it is mounted; None for the root of everything, and for what is not mounted.
+    pub fn place(&self) -> Option<Location> {
+        self.place.lock().clone()
+    }
+
+    /// The kept flags of mount(2).
+    #[inline(always)]
+    pub fn flags(&self) -> u32 {
+        self.flags.load(Ordering::Relaxed)
+    }
+
+    /// What was given as the device.
+    pub fn source(&self) -> &[u8] {
+        &self.source
+    }
+
+    /// EROFS on a read-only mount.
+    #[inline(always)]
+    pub fn check_writable(&self) -> Result<()> {
+        if self.flags() & raw::MS_RDONLY == 0 { Ok(()) } else { Err(Errno::EROFS) }
+    }
+
+    /// Its top directory as a place.
+    pub fn top(self: &Arc<Self>) -> Location {
+        Location::new(self.clone(), self.root.clone())
+    }
+}
+
+struct Table {
+    /// All mounts, in the order they were made.
+    all: Vec<Arc<Mount>>,
+    /// Which mount covers a directory: by the mount's id that the directory is seen in, and the
+    /// dentry's.
+    covering: BTreeMap<(u64, u64), Arc<Mount>>,
+}
+
+static TABLE: SpinLock<Table> = SpinLock::new(Table { all: Vec::new(), covering: BTreeMap::new() });
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// A file system that is mounted nowhere in the tree, and yet gives [`Location`]s: for memfd and
+/// for what only descriptors name.
+pub fn detached(fs: Arc<dyn FileSystem>) -> Arc<Mount> {
+    let root = Dentry::detached(fs.root(), b"/");
+    Mount::new(fs, root, None, 0, b"none")
+}
+
+/// The first mount: the root of everything.
+pub fn mount_root(fs: Arc<dyn FileSystem>, source: &[u8]) -> Location {
+    let root = Dentry::detached(fs.root(), b"/");
+    let mount = Mount::new(fs, root, None, raw::MS_RELATIME, source);
+    TABLE.lock().all.push(mount.clone());
+    mount.top()
+}
+
+/// The mount that covers `dentry` as seen in `mount`.
+pub fn covering(mount: &Mount, dentry: &Dentry) -> Option<Arc<Mount>> {
+    TABLE.lock().covering.get(&(mount.id, dentry.id())).cloned()
+}
+
+/// All mounts, in the order they were made, for /proc/mounts and sync(2).
+pub fn all() -> Vec<Arc<Mount>> {
+    TABLE.lock().all.clone()
+}
+
+/// The top dentry of a file system: every mount of it shares one.
+fn top_dentry(fs: &Arc<dyn FileSystem>) -> Arc<Dentry> {
+    let known = {
+        let table = TABLE.lock();
+        let same = |mount: &&Arc<Mount>| Arc::as_ptr(&mount.fs).addr() == Arc::as_ptr(fs).addr();
+        table.all.iter().find(same).map(|mount| mount.root.clone())
+    };
+    match known {
+        Some(mut dentry) => loop {
+            match dentry.parent() {
+                Some(parent) => dentry = parent,
+                None => return dentry,
+            }
+        },
+        None => Dentry::detached(fs.root(), b"/"),
+    }
+}
+
+/// Mounts a file system at `place`, a directory (over what may be mounted there already).
+pub fn mount(
+    fs: Arc<dyn FileSystem>,
+    place: &Location,
+    flags: u32,
+    source: &[u8],
+) -> Result<Arc<Mount>> {
+    let root = top_dentry(&fs);
+    attach(Mount::new(fs, root, None, flags, source), place)
+}
+
+/// Shows `from` at `place` too (MS_BIND); with `recursive` also what is mounted below it.
+pub fn bind(from: &Location, place: &Location, recursive: bool) -> Result<()> {
+    let copy = |mount: &Arc<Mount>, root: &Arc<Dentry>| {
+        Mount::new(mount.fs.clone(), root.clone(), None, mount.flags(), &mount.source)
+    };
+    let top = attach(copy(&from.mount, &from.dentry), place)?;
+    if !recursive {
+        return Ok(());
+    }
+    // Mounts are in the order they were made, parents first; copies of parents are found by it.
+    let mut copies: Vec<(Arc<Mount>, Arc<Mount>)> = Vec::from([(from.mount.clone(), top)]);
+    for mount in all() {
+        let Some(at) = mount.place() else { continue };
+        if copies.iter().any(|(_, copy)| Arc::ptr_eq(copy, &mount)) {
+            continue;
+        }
+        let within = |(of, _): &&(Arc<Mount>, Arc<Mount>)| Arc::ptr_eq(of, &at.mount);
+        let Some((_, parent)) = copies.iter().find(within) else { continue };
+        if at.dentry.is_within(&parent.root) {
+            let place = Location::new(parent.clone(), at.dentry.clone());
+            let new = attach(copy(&mount, &mount.root), &place)?;
+            copies.push((mount, new));
+        }
+    }
+    Ok(())
+}
+
+/// Puts a mount over `place`; ENOTDIR unless both or neither are directories, EINVAL if the place is
+/// in no mount any more.
+fn attach(mount: Arc<Mount>, place: &Location) -> Result<Arc<Mount>> {
+    if mount.root.is_directory() != place.dentry.is_directory() {
+        return Err(Errno::ENOTDIR);
+    }
+    if place.dentry.is_unlinked() {
+        return Err(Errno::ENOENT);
+    }
+    let key = (place.mount.id, place.dentry.id());
+    let _moves = dentry::lock_moves();
+    let change = Move::begin();
+    let mut table = TABLE.lock();
+    if table.all.len() >= MOUNTS_MAX {
+        return Err(Errno::ENOSPC);
+    }
+    if !table.all.iter().any(|mount| Arc::ptr_eq(mount, &place.mount)) {
+        return Err(Errno::EINVAL);
+    }
+    if table.covering.contains_key(&key) {
+        // Path walking ends on top of what covers a place; this one was covered in between.
+        return Err(Errno::EBUSY);
+    }
+    *mount.place.lock() = Some(place.clone());
+    place.dentry.add_mounts(1);
+    table.covering.insert(key, mount.clone());
+    table.all.push(mount.clone());
+    drop(table);
+    drop(change);
+    if !place.mount.fs.caches_names() {
+        // Names of this file system are not cached, but this one must lead here from now on.
+        dentry::pin(&place.dentry);
+    }
+    Ok(mount)
+}
+
+/// Changes the flags of the mount whose top `at` is (MS_REMOUNT); EINVAL for another place.
+pub fn remount(at: &Location, flags: u32) -> Result<()> {
+    if !at.is_mount_top() {
+        return Err(Errno::EINVAL);
+    }
+    at.mount.flags.store(flags & KEPT_FLAGS, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Takes away the mount whose top `at` is (umount2(2)). EINVAL if it is no mount's top; EBUSY if it
+/// is in use and not `detach`, which takes what is mounted below it too.
+pub fn unmount(at: &Location, detach: bool) -> Result<()> {
+    if !at.is_mount_top() || at.mount.place().is_none() {
+        return Err(Errno::EINVAL);
+    }
+    if !detach {
+        // Names that are only cached do not count as use.
+        dentry::shrink();
+    }
+    let mut gone = Vec::from([at.mount.clone()]);
+    let moves = dentry::lock_moves();
+    let change = Move::begin();
+    let mut table = TABLE.lock();
+    let mut index = 0;
+    while index < gone.len() {
+        let parent = gone[index].clone();
+        let below = |mount: &&Arc<Mount>| {
+            mount.place.lock().as_ref().is_some_and(|place| Arc::ptr_eq(&place.mount, &parent))
+        };
+        let children: Vec<Arc<Mount>> = table.all.iter().filter(below).cloned().collect();
+        gone.extend(children);
+        index += 1;
+    }
+    // In use: the caller's location, `gone`, and the two of the table are four.
+    if !detach && (gone.len() > 1 || Arc::strong_count(&at.mount) > 4) {
+        return Err(Errno::EBUSY);
+    }
+    let mut places = Vec::new();
+    for mount in &gone {
+        table.all.retain(|other| !Arc::ptr_eq(other, mount));
+        places.extend(mount.place.lock().take());
+    }
+    for place in &places {
+        table.covering.remove(&(place.mount.id, place.dentry.id()));
+        place.dentry.add_mounts(-1);
+    }
+    drop(table);
+    drop(change);
+    drop(moves);
+    for place in places.iter().filter(|place| !place.mount.fs.caches_names()) {
+        dentry::unpin(&place.dentry);
+    }
+    // Children first, so that no mount drops a chain of parents.
+    drop(places);
+    while gone.pop().is_some() {}
+    Ok(())
+}
+
+/// Moves a mount to another place (MS_MOVE). ELOOP below itself.
+pub fn move_mount(from: &Location, to: &Location) -> Result<()> {
+    let _moves = dentry::lock_moves();
+    if !from.is_mount_top() || from.mount.place().is_none() {
+        return Err(Errno::EINVAL);
+    }
+    let mut above = Some(to.clone());
+    while let Some(at) = above {
+        if Arc::ptr_eq(&at.mount, &from.mount) {
+            return Err(Errno::ELOOP);
+        }
+        above = at.mount.place();
+    }
+    if from.dentry.is_directory() != to.dentry.is_directory() {
+        return Err(Errno::ENOTDIR);
+    }
+    let _change = Move::begin();
+    let mut table = TABLE.lock();
+    let key = (to.mount.id, to.dentry.id());
+    if table.covering.contains_key(&key) {
+        return Err(Errno::EBUSY);
+    }
+    if !table.all.iter().any(|mount| Arc::ptr_eq(mount, &to.mount)) {
+        return Err(Errno::EINVAL);
+    }
+    relocate(&mut table, &from.mount, Some(to.clone()));
+    Ok(())
+}
+
+fn relocate(table: &mut Table, mount: &Arc<Mount>, to: Option<Location>) {
+    if let Some(to) = &to {
+        to.dentry.add_mounts(1);
+        table.covering.insert((to.mount.id, to.dentry.id()), mount.clone());
+    }
+    let old = core::mem::replace(&mut *mount.place.lock(), to);
+    if let Some(old) = &old {
+        old.dentry.add_mounts(-1);
+        table.covering.remove(&(old.mount.id, old.dentry.id()));
+    }
+    // The place was reached through a mount that the table holds: this drop is never the last one.
+    drop(old);
+}
+
+/// pivot_root(2): `new` becomes the root of everything, the old root appears at `put_old`, a place
+/// in `new` (or `new` itself: the old root is then mounted over it, to be unmounted as `.`).
+/// `old` is the caller's root.
+pub fn pivot_root(old: &Location, new: &Location, put_old: &Location) -> Result<()> {
+    let _moves = dentry::lock_moves();
+    if !new.is_mount_top() || !old.is_mount_top() || !put_old.is_within(new) {
+        return Err(Errno::EINVAL);
+    }
+    if Arc::ptr_eq(&new.mount, &old.mount) || Arc::ptr_eq(&put_old.mount, &old.mount) {
+        return Err(Errno::EBUSY);
+    }
+    let Some(new_place) = new.mount.place() else { return Err(Errno::EINVAL) };
+    if !put_old.dentry.is_directory() {
+        return Err(Errno::ENOTDIR);
+    }
+    let _change = Move::begin();
+    let mut table = TABLE.lock();
+    if table.covering.contains_key(&(put_old.mount.id, put_old.dentry.id())) {
+        return Err(Errno::EBUSY);
+    }
+    // The new root goes where the old one was: usually nowhere, being the top.
+    let old_place = old.mount.place.lock().clone();
+    relocate(&mut table, &new.mount, None);
+    relocate(&mut table, &old.mount, Some(put_old.clone()));
+    if let Some(place) = old_place {
+        relocate(&mut table, &new.mount, Some(place));
+    }
+    drop(table);
+    drop(new_place);
+    Ok(())
+}
+
+/// Makes a file system from mount(2)'s source and options.
+pub type Maker = fn(&[u8], &[u8]) -> Result<Arc<dyn FileSystem>>;
+
+static TYPES: SpinLock<Vec<(&'static str, Maker)>> = SpinLock::new(Vec::new());
+
+/// Makes a kind of file system known to mount(2).
+pub fn register_type(name: &'static str, maker: Maker) {
+    TYPES.lock().push((name, maker));
+}
+
+/// A mounted file system of this kind.
+pub fn mounted(kind: &[u8]) -> Option<Arc<dyn FileSystem>> {
+    let is_kind = |mount: &&Arc<Mount>| mount.fs.name().as_bytes() == kind;
+    all().iter().find(is_kind).map(|mount| mount.fs.clone())
+}
+
+/// All kinds known, for /proc/filesystems.
+pub fn types() -> Vec<&'static str> {
+    TYPES.lock().iter().map(|(name, _)| *name).collect()
+}
+
+/// A new file system of a kind; ENODEV if the kind is not known.
+pub fn make_file_system(kind: &[u8], source: &[u8], options: &[u8]) -> Result<Arc<dyn FileSystem>> {
+    let maker = {
+        let types = TYPES.lock();
+        types.iter().find(|(name, _)| name.as_bytes() == kind).map(|(_, maker)| *maker)
+    };
+    maker.ok_or(Errno::ENODEV)?(source, options)
+}

@@ -1,0 +1,212 @@
+//! open(2): from a path to an open file.
+//!
+//! Why it is hard: O_CREAT looks for a name and makes it as one step, yet follows a link to a name
+//! that does not exist; and what may be opened how depends on the kind of object, the mount and the
+//! caller's rights. Neighbours: `path` walks, `tree` makes, `Inode::open` gives the operations.
+
+use alloc::sync::Arc;
+
+use abi::{Errno, Result, general as raw};
+
+use super::path::{Context, Last, Location, Walk, walk};
+use super::permission::{self, EXECUTE, READ, WRITE};
+use super::{File, FileType, SetAttributes, inotify};
+use crate::vfs::deny_write::WriteAccess;
+use crate::vfs::namei as tree;
+
+/// Flags that open(2) knows; others are ignored by it and refused by openat2(2).
+pub const KNOWN_FLAGS: u32 = raw::O_ACCMODE
+    | raw::O_CREAT
+    | raw::O_EXCL
+    | raw::O_NOCTTY
+    | raw::O_TRUNC
+    | raw::O_APPEND
+    | raw::O_NONBLOCK
+    | raw::O_DSYNC
+    | raw::O_SYNC
+    | raw::FASYNC
+    | raw::O_DIRECT
+    | raw::O_LARGEFILE
+    | raw::O_DIRECTORY
+    | raw::O_NOFOLLOW
+    | raw::O_NOATIME
+    | raw::O_CLOEXEC
+    | raw::O_PATH
+    | raw::O_TMPFILE;
+/// The flags that go with O_PATH.
+pub const PATH_FLAGS: u32 =
+    raw::O_DIRECTORY | raw::O_NOFOLLOW | raw::O_PATH | raw::O_CLOEXEC | raw::O_LARGEFILE;
+/// The bit of O_TMPFILE that is not O_DIRECTORY.
+const TMPFILE_BIT: u32 = raw::O_TMPFILE & !raw::O_DIRECTORY;
+
+/// How to open.
+#[derive(Clone, Copy, Debug)]
+pub struct How {
+    /// open(2)'s flags.
+    pub flags: u32,
+    /// Permission bits of a new file, before the umask.
+    pub mode: u32,
+    /// Flags of the walk that go beyond open(2)'s (openat2(2)).
+    pub walk: u32,
+}
+
+/// Opens the object a path names.
+pub fn open(context: &Context, dirfd: i32, path: &[u8], how: &How) -> Result<Arc<File>> {
+    let flags = how.flags;
+    let nofollow = flags & raw::O_NOFOLLOW != 0
+        || flags & (raw::O_CREAT | raw::O_EXCL) == raw::O_CREAT | raw::O_EXCL;
+    let mut walk_flags = how.walk;
+    if !nofollow {
+        walk_flags |= walk::FOLLOW;
+    }
+    if flags & raw::O_DIRECTORY != 0 {
+        walk_flags |= walk::DIRECTORY;
+    }
+    let walk = Walk::new(context, dirfd, path, walk_flags)?;
+    if flags & raw::O_PATH != 0 {
+        let location = walk.finish()?;
+        return Ok(File::new(path_only(), flags & PATH_FLAGS, Some(location)));
+    }
+    if flags & TMPFILE_BIT != 0 {
+        let directory = walk.finish()?;
+        let location = tree::make_unnamed(context, &directory, how.mode)?;
+        let access = write_access(&location, flags)?;
+        return open_inode(location, flags, access);
+    }
+    if flags & raw::O_CREAT != 0 {
+        return open_or_create(context, walk, how);
+    }
+    let location = walk.finish()?;
+    open_location(context, location, flags, false)
+}
+
+/// What a descriptor made with O_PATH does: nothing.
+fn path_only() -> Arc<dyn super::FileOps> {
+    super::path_file::operations()
+}
+
+fn open_or_create(context: &Context, mut walk: Walk<'_>, how: &How) -> Result<Arc<File>> {
+    let exclusive = how.flags & raw::O_EXCL != 0;
+    loop {
+        walk.to_last()?;
+        let name = match walk.last() {
+            Last::Name(_, _, false) => walk.name(Errno::EISDIR)?,
+            _ => return Err(Errno::EISDIR),
+        };
+        let mut created = false;
+        let child = match walk.last_child()? {
+            Some(_) if exclusive => return Err(Errno::EEXIST),
+            Some(child) => child,
+            None => {
+                let directory = &walk.at;
+                let found = tree::find_or_make(context, directory, name, how.mode, exclusive)?;
+                created = found.1;
+                found.0
+            }
+        };
+        let follow = how.flags & raw::O_NOFOLLOW == 0;
+        if walk.enter(child, follow)? {
+            walk.check_scope()?;
+            return open_location(context, walk.at, how.flags, created);
+        }
+    }
+}
+
+/// Opens an object at hand. `created`: it was made by this very call, so its mode does not matter.
+pub fn open_location(
+    context: &Context,
+    location: Location,
+    flags: u32,
+    created: bool,
+) -> Result<Arc<File>> {
+    if !created {
+        check(context, &location, flags)?;
+    }
+    let access = write_access(&location, flags)?;
+    if !created && flags & raw::O_TRUNC != 0 && location.file_type() == FileType::Regular {
+        let changes = SetAttributes { size: Some(0), ..SetAttributes::default() };
+        location.inode().set_attributes(&changes)?;
+        inotify::event(&location.dentry, raw::IN_MODIFY);
+    }
+    open_inode(location, flags, access)
+}
+
+/// The right to write to a regular file that nobody executes.
+fn write_access(location: &Location, flags: u32) -> Result<Option<WriteAccess>> {
+    let writes = matches!(flags & raw::O_ACCMODE, raw::O_WRONLY | raw::O_RDWR);
+    if writes && location.file_type() == FileType::Regular {
+        WriteAccess::new(location.inode().clone()).map(Some)
+    } else {
+        Ok(None)
+    }
+}
+
+fn open_inode(location: Location, flags: u32, access: Option<WriteAccess>) -> Result<Arc<File>> {
+    let operations = location.inode().clone().open(flags)?;
+    let kept = flags & !(raw::O_NOCTTY | raw::O_TRUNC);
+    inotify::event(&location.dentry, raw::IN_OPEN);
+    Ok(File::with_access(operations, kept, Some(location), access))
+}
+
+/// Whether the caller may open the object this way.
+fn check(context: &Context, location: &Location, flags: u32) -> Result<()> {
+    let reads = matches!(flags & raw::O_ACCMODE, raw::O_RDONLY | raw::O_RDWR);
+    let writes =
+        matches!(flags & raw::O_ACCMODE, raw::O_WRONLY | raw::O_RDWR) || flags & raw::O_TRUNC != 0;
+    match location.file_type() {
+        FileType::Symlink => return Err(Errno::ELOOP),
+        FileType::Directory if writes || flags & raw::O_CREAT != 0 => return Err(Errno::EISDIR),
+        FileType::Directory => {}
+        _ if flags & raw::O_DIRECTORY != 0 => return Err(Errno::ENOTDIR),
+        FileType::CharDevice | FileType::BlockDevice
+            if location.mount.flags() & raw::MS_NODEV != 0 =>
+        {
+            return Err(Errno::EACCES);
+        }
+        FileType::Regular if writes => location.mount.check_writable()?,
+        _ => {}
+    }
+    let mut wanted = 0;
+    if reads || flags & raw::O_ACCMODE == raw::O_ACCMODE {
+        wanted |= READ;
+    }
+    if writes || flags & raw::O_ACCMODE == raw::O_ACCMODE {
+        wanted |= WRITE;
+    }
+    let credentials = &context.credentials;
+    permission::check(location.inode().as_ref(), wanted, credentials)?;
+    if flags & raw::O_NOATIME != 0
+        && !permission::is_owner(&location.inode().metadata()?, credentials)
+    {
+        return Err(Errno::EPERM);
+    }
+    Ok(())
+}
+
+/// Opens a program to be executed: a regular file, executable, not on a noexec mount. `flags` are
+/// those of execveat(2).
+pub fn open_executable(
+    context: &Context,
+    dirfd: i32,
+    path: &[u8],
+    flags: u32,
+) -> Result<Arc<File>> {
+    let mut walk_flags = walk::FOLLOW;
+    if flags & raw::AT_SYMLINK_NOFOLLOW != 0 {
+        walk_flags &= !walk::FOLLOW;
+    }
+    if flags & raw::AT_EMPTY_PATH != 0 {
+        walk_flags |= walk::EMPTY;
+    }
+    let location = super::path::resolve(context, dirfd, path, walk_flags)?;
+    match location.file_type() {
+        FileType::Symlink => return Err(Errno::ELOOP),
+        FileType::Regular => {}
+        _ => return Err(Errno::EACCES),
+    }
+    if location.mount.flags() & raw::MS_NOEXEC != 0 {
+        return Err(Errno::EACCES);
+    }
+    permission::check(location.inode().as_ref(), EXECUTE, &context.credentials)?;
+    open_inode(location, raw::O_RDONLY | raw::O_LARGEFILE, None)
+}

@@ -1,0 +1,483 @@
+//! The contents of files in memory: one [`PageCache`] for each file, whatever reads, writes, maps
+//! or executes it. Without a backend the cache *is* the file (tmpfs, shared anonymous memory); with
+//! one it is filled from, and written back to, where the data lasts (9P).
+//!
+//! A page is a reference-counted frame. Programs that map the file share the cache's frame, so
+//! reads, writes and mappings always agree.
+//!
+//! Locks: `fill` (sleeps; one filler at a time), then `pages` (a spin lock, never held over a
+//! copy). The lock of an address space may be held by callers of `page`; `set_size` and `punch`
+//! take it themselves and must be called without it.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use abi::{Errno, Result};
+use machine::frame::{Frame, PAGE_SIZE};
+use machine::sync::SpinLock;
+
+use crate::base::io::{Sink, Source};
+use crate::base::sync::Mutex;
+use crate::mm::Mm;
+
+/// Where the data of a file lasts.
+pub trait PageBackend: Send + Sync {
+    /// Fills the pages from index `first` on. Bytes past the end of the file stay zero. May sleep.
+    fn read_pages(&self, first: u64, frames: &[Frame]) -> Result<()>;
+    /// Writes `len` bytes, which end in the last of these pages, from page `first` on. May sleep.
+    fn write_pages(&self, first: u64, frames: &[Frame], len: usize) -> Result<()>;
+}
+
+struct Page {
+    frame: Frame,
+    /// Differs from the backend.
+    dirty: bool,
+    /// A program may write to it through a mapping at any moment: dirty after every write-back.
+    mapped_writable: bool,
+}
+
+/// Pages read at once from a backend: 256 KiB.
+const READ_AHEAD_PAGES: u64 = 64;
+/// Pages written at once to a backend: 256 KiB.
+const WRITE_BACK_PAGES: usize = 64;
+const PAGE: u64 = PAGE_SIZE as u64;
+/// Largest file: what fits the offsets of a mapping and of read(2).
+pub const MAX_FILE_SIZE: u64 = i64::MAX as u64 - PAGE + 1;
+
+/// See the module.
+pub struct PageCache {
+    backend: Option<Arc<dyn PageBackend>>,
+    size: AtomicU64,
+    pages: SpinLock<BTreeMap<u64, Page>>,
+    fill: Mutex<()>,
+    mappers: SpinLock<Vec<Weak<Mm>>>,
+}
+
+/// Caches with a backend, whose clean pages can be dropped when memory is short.
+static RECLAIMABLE: SpinLock<Vec<Weak<PageCache>>> = SpinLock::new(Vec::new());
+
+impl PageCache {
+    /// An empty file, or one of `size` bytes behind `backend`.
+    #[must_use]
+    pub fn new(backend: Option<Arc<dyn PageBackend>>, size: u64) -> Arc<PageCache> {
+        let reclaimable = backend.is_some();
+        let cache = Arc::new(PageCache {
+            backend,
+            size: AtomicU64::new(size),
+            pages: SpinLock::new(BTreeMap::new()),
+            fill: Mutex::new(()),
+            mappers: SpinLock::new(Vec::new()),
+        });
+        if reclaimable {
+            let mut all = RECLAIMABLE.lock();
+            if all.len() == all.capacity() {
+                all.retain(|cache| cache.strong_count() > 0);
+            }
+            all.push(Arc::downgrade(&cache));
+        }
+        cache
+    }
+
+    /// Size of the file, bytes.
+    #[inline]
+    pub fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// Tells the cache that the file behind it has another size; pages past it are dropped.
+    pub fn set_size(&self, size: u64) -> Result<()> {
+        if size > MAX_FILE_SIZE {
+            return Err(Errno::EFBIG);
+        }
+        let fill = self.fill.lock();
+        let old = self.size.swap(size, Ordering::AcqRel);
+        if size < old {
+            self.zero_part(size, size.next_multiple_of(PAGE));
+            let removed = self.take_range(size.div_ceil(PAGE), u64::MAX);
+            drop(fill);
+            self.unmap(size.div_ceil(PAGE), u64::MAX);
+            drop(removed);
+        }
+        Ok(())
+    }
+
+    /// Forgets clean pages because the file behind the cache has changed.
+    pub fn invalidate(&self) {
+        let clean: Vec<u64> = {
+            let pages = self.pages.lock();
+            pages.iter().filter(|(_, p)| !p.dirty).map(|(&index, _)| index).collect()
+        };
+        for index in clean {
+            let removed = self.take_range(index, index + 1);
+            self.unmap(index, index + 1);
+            drop(removed);
+        }
+    }
+
+    /// Takes pages `[first, end)` out. The caller unmaps them from programs, without holding
+    /// `fill`: a fault holds the lock of its address space while it fills a page, and unmapping
+    /// takes that lock. A page that a fault brings in meanwhile loses its mapping and is mapped
+    /// again.
+    fn take_range(&self, first: u64, end: u64) -> Vec<Page> {
+        let mut pages = self.pages.lock();
+        pages.extract_if(first..end.max(first), |_, _| true).map(|(_, page)| page).collect()
+    }
+
+    fn unmap(&self, first: u64, end: u64) {
+        let mappers: Vec<Arc<Mm>> = {
+            let mut mappers = self.mappers.lock();
+            mappers.retain(|mm| mm.strong_count() > 0);
+            mappers.iter().filter_map(Weak::upgrade).collect()
+        };
+        for mm in mappers {
+            mm.unmap_file_pages(self, first, end);
+        }
+    }
+
+    /// Notes that `mm` maps the file.
+    pub fn add_mapper(&self, mm: &Arc<Mm>) {
+        let mut mappers = self.mappers.lock();
+        if !mappers.iter().any(|other| core::ptr::eq(other.as_ptr(), Arc::as_ptr(mm))) {
+            if mappers.len() == mappers.capacity() {
+                mappers.retain(|mm| mm.strong_count() > 0);
+            }
+            mappers.push(Arc::downgrade(mm));
+        }
+    }
+
+    /// Zeroes bytes `[from, to)` of one page, if it is there.
+    fn zero_part(&self, from: u64, to: u64) {
+        if from < to
+            && let Some(frame) = self.resident(from / PAGE)
+        {
+            frame.zero((from % PAGE) as usize, (to - from) as usize);
+            if let Some(page) = self.pages.lock().get_mut(&(from / PAGE)) {
+                page.dirty = true;
+            }
+        }
+    }
+
+    /// The page at `index`, if it is in memory.
+    pub fn resident(&self, index: u64) -> Option<Frame> {
+        self.pages.lock().get(&index).map(|page| page.frame.clone())
+    }
+
+    /// The pages from `index` on that are in memory and not past the end, each in its place.
+    pub fn resident_run(&self, index: u64, run: &mut [Option<Frame>]) {
+        let end = self.size().div_ceil(PAGE).min(index + run.len() as u64);
+        if index < end {
+            for (&at, page) in self.pages.lock().range(index..end) {
+                run[(at - index) as usize] = Some(page.frame.clone());
+            }
+        }
+    }
+
+    /// Number of pages in memory.
+    pub fn resident_pages(&self) -> usize {
+        self.pages.lock().len()
+    }
+
+    /// Blocks of 512 bytes that the contents take: what is there, or with a backend all of it.
+    pub fn blocks(&self) -> u64 {
+        match self.backend {
+            Some(_) => self.size().div_ceil(512),
+            None => self.resident_pages() as u64 * (PAGE / 512),
+        }
+    }
+
+    /// The page at `index`, read or made if needed. `for_write` marks it dirty. ENXIO past the end.
+    pub fn page(&self, index: u64, for_write: bool) -> Result<Frame> {
+        if index >= self.size().div_ceil(PAGE) {
+            return Err(Errno::ENXIO);
+        }
+        self.get_or_fill(index, for_write, true)
+    }
+
+    /// The page for a writable shared mapping: counts as dirty from now on.
+    pub fn page_for_mapping(&self, index: u64) -> Result<Frame> {
+        let frame = self.page(index, true)?;
+        if let Some(page) = self.pages.lock().get_mut(&index) {
+            page.mapped_writable = true;
+        }
+        Ok(frame)
+    }
+
+    fn get_or_fill(&self, index: u64, for_write: bool, read: bool) -> Result<Frame> {
+        if let Some(page) = self.pages.lock().get_mut(&index) {
+            page.dirty |= for_write;
+            return Ok(page.frame.clone());
+        }
+        let _fill = self.fill.lock();
+        if let Some(page) = self.pages.lock().get_mut(&index) {
+            page.dirty |= for_write;
+            return Ok(page.frame.clone());
+        }
+        match &self.backend {
+            Some(backend) if read => self.read_ahead(backend.as_ref(), index)?,
+            Some(_) => self.insert(index, crate::mm::alloc_zeroed()?),
+            // The cache is the file: it stays when the program that writes to it is gone.
+            None => {
+                crate::mm::check_room_for_files()?;
+                self.insert(index, crate::mm::alloc_zeroed()?);
+            }
+        }
+        let mut pages = self.pages.lock();
+        let page = pages.get_mut(&index).ok_or(Errno::EIO)?;
+        page.dirty |= for_write;
+        Ok(page.frame.clone())
+    }
+
+    fn insert(&self, index: u64, frame: Frame) {
+        let page = Page { frame, dirty: false, mapped_writable: false };
+        self.pages.lock().insert(index, page);
+    }
+
+    /// Reads the missing pages from `index` on, up to the next one that is there.
+    fn read_ahead(&self, backend: &dyn PageBackend, index: u64) -> Result<()> {
+        keep_reserve();
+        let end = self.size().div_ceil(PAGE).min(index + READ_AHEAD_PAGES);
+        let end = {
+            let pages = self.pages.lock();
+            pages.range(index..end.max(index + 1)).next().map_or(end, |(&next, _)| next)
+        };
+        let mut frames = Vec::new();
+        for _ in index..end.max(index + 1) {
+            match crate::mm::alloc_zeroed() {
+                Ok(frame) => frames.push(frame),
+                Err(error) if frames.is_empty() => return Err(error),
+                Err(_) => break,
+            }
+        }
+        backend.read_pages(index, &frames)?;
+        for (offset, frame) in frames.into_iter().enumerate() {
+            self.insert(index + offset as u64, frame);
+        }
+        Ok(())
+    }
+
+    /// Reads at `offset` as far as the file and `sink` go. 0 at the end of the file.
+    pub fn read(&self, offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
+        let mut at = offset;
+        let end = self.size().min(offset.saturating_add(sink.left() as u64));
+        while at < end {
+            let index = at / PAGE;
+            let start = (at % PAGE) as usize;
+            let len = (PAGE_SIZE - start).min((end - at) as usize);
+            let frame = match self.resident(index) {
+                Some(frame) => Some(frame),
+                None if self.backend.is_some() => Some(self.get_or_fill(index, false, true)?),
+                None => None,
+            };
+            let copied = match frame {
+                Some(frame) => sink.put_frame(&frame, start, len),
+                None => sink.put_zeros(len),
+            };
+            match copied {
+                Ok(copied) => {
+                    at += copied as u64;
+                    if copied < len {
+                        break;
+                    }
+                }
+                Err(error) if at == offset => return Err(error),
+                Err(_) => break,
+            }
+            crate::base::sched::yield_if_needed();
+        }
+        Ok(at.saturating_sub(offset) as usize)
+    }
+
+    /// Writes at `offset`, extending the file as needed. EFBIG past [`MAX_FILE_SIZE`].
+    pub fn write(&self, offset: u64, source: &mut Source<'_>) -> Result<usize> {
+        let wanted = source.left() as u64;
+        if offset.checked_add(wanted).is_none_or(|end| end > MAX_FILE_SIZE) {
+            return Err(Errno::EFBIG);
+        }
+        let (mut at, end) = (offset, offset + wanted);
+        while at < end {
+            let start = (at % PAGE) as usize;
+            let len = (PAGE_SIZE - start).min((end - at) as usize);
+            match self.write_in_page(at, start, len, source) {
+                Ok(copied) => {
+                    at += copied as u64;
+                    self.size.fetch_max(at, Ordering::AcqRel);
+                    if copied < len {
+                        break;
+                    }
+                }
+                Err(error) if at == offset => return Err(error),
+                Err(_) => break,
+            }
+            crate::base::sched::yield_if_needed();
+        }
+        Ok((at - offset) as usize)
+    }
+
+    fn write_in_page(
+        &self,
+        at: u64,
+        start: usize,
+        len: usize,
+        source: &mut Source<'_>,
+    ) -> Result<usize> {
+        // A page past the end holds nothing to keep, a page that is fully replaced neither; but the
+        // source may fault half way, so only the former can skip reading.
+        let must_read = at / PAGE < self.size().div_ceil(PAGE);
+        let frame = self.get_or_fill(at / PAGE, true, must_read)?;
+        source.take_frame(&frame, start, len)
+    }
+
+    /// Makes bytes `[offset, offset + len)` zero, freeing whole pages (FALLOC_FL_PUNCH_HOLE).
+    pub fn punch(&self, offset: u64, len: u64) {
+        let end = offset.saturating_add(len);
+        let (first, last) = (offset.div_ceil(PAGE), end / PAGE);
+        let fill = self.fill.lock();
+        if first > last {
+            self.zero_part(offset, end);
+            return;
+        }
+        self.zero_part(offset, first * PAGE);
+        self.zero_part(last * PAGE, end);
+        if first < last {
+            let removed = self.take_range(first, last);
+            drop(fill);
+            self.unmap(first, last);
+            drop(removed);
+        }
+    }
+
+    /// Whether a program shares the file by a mapping that is or may become writable.
+    pub fn is_mapped_writable(&self) -> bool {
+        self.mappers().iter().any(|mm| mm.may_write_file(self))
+    }
+
+    /// The address spaces that map the file, or did.
+    pub(crate) fn mappers(&self) -> Vec<Arc<Mm>> {
+        self.mappers.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Reserves memory for `[offset, offset + len)`, so that writing there cannot run out of it.
+    pub fn reserve(&self, offset: u64, len: u64) -> Result<()> {
+        let end =
+            offset.checked_add(len).filter(|&end| end <= MAX_FILE_SIZE).ok_or(Errno::EFBIG)?;
+        for index in offset / PAGE..end.div_ceil(PAGE) {
+            self.get_or_fill(index, true, index < self.size().div_ceil(PAGE))?;
+        }
+        Ok(())
+    }
+
+    /// The first byte at or after `offset` that lies in a page (SEEK_DATA); ENXIO if none.
+    pub fn next_data(&self, offset: u64) -> Result<u64> {
+        let size = self.size();
+        if offset >= size {
+            return Err(Errno::ENXIO);
+        }
+        if self.backend.is_some() {
+            return Ok(offset);
+        }
+        let pages = self.pages.lock();
+        let (&index, _) =
+            pages.range(offset / PAGE..size.div_ceil(PAGE)).next().ok_or(Errno::ENXIO)?;
+        Ok(offset.max(index * PAGE))
+    }
+
+    /// The first byte at or after `offset` in a hole, the end of the file counting as one
+    /// (SEEK_HOLE).
+    pub fn next_hole(&self, offset: u64) -> Result<u64> {
+        let size = self.size();
+        if offset >= size {
+            return Err(Errno::ENXIO);
+        }
+        if self.backend.is_some() {
+            return Ok(size);
+        }
+        let pages = self.pages.lock();
+        let mut index = offset / PAGE;
+        for (&present, _) in pages.range(index..) {
+            if present != index {
+                break;
+            }
+            index += 1;
+        }
+        Ok(offset.max(index * PAGE).min(size))
+    }
+
+    /// Writes every dirty page to the backend. The first error is returned after all were tried.
+    pub fn write_back(&self) -> Result<()> {
+        let Some(backend) = &self.backend else { return Ok(()) };
+        let dirty: Vec<(u64, Frame)> = {
+            let mut pages = self.pages.lock();
+            let dirty = pages.iter_mut().filter(|(_, page)| page.dirty);
+            dirty
+                .map(|(&index, page)| {
+                    page.dirty = page.mapped_writable;
+                    (index, page.frame.clone())
+                })
+                .collect()
+        };
+        let mut result = Ok(());
+        let mut rest = dirty.as_slice();
+        while let Some(&(first, _)) = rest.first() {
+            let count = (1..rest.len().min(WRITE_BACK_PAGES))
+                .find(|&i| rest[i].0 != first + i as u64)
+                .unwrap_or(rest.len().min(WRITE_BACK_PAGES));
+            let (run, later) = rest.split_at(count);
+            rest = later;
+            let frames: Vec<Frame> = run.iter().map(|(_, frame)| frame.clone()).collect();
+            let left = self.size().saturating_sub(first * PAGE);
+            let len = left.min(count as u64 * PAGE) as usize;
+            let frames = &frames[..len.div_ceil(PAGE_SIZE)];
+            if len > 0
+                && let Err(error) = backend.write_pages(first, frames, len)
+            {
+                result = result.and(Err(error));
+                let mut pages = self.pages.lock();
+                for (index, _) in run {
+                    if let Some(page) = pages.get_mut(index) {
+                        page.dirty = true;
+                    }
+                }
+            }
+        }
+        result
+    }
+
+    /// Drops clean pages that nobody else refers to; returns how many.
+    fn reclaim(&self) -> usize {
+        let Some(mut pages) = self.pages.try_lock() else { return 0 };
+        let before = pages.len();
+        pages.retain(|_, page| page.dirty || page.frame.refs() > 1);
+        before - pages.len()
+    }
+}
+
+/// Pages of files that lie behind a backend, for /proc/meminfo.
+pub fn cached_pages() -> usize {
+    let caches: Vec<Arc<PageCache>> = {
+        let all = RECLAIMABLE.lock();
+        all.iter().filter_map(Weak::upgrade).collect()
+    };
+    caches.iter().map(|cache| cache.resident_pages()).sum()
+}
+
+/// Part of memory that pages of files leave free: the kernel's own objects have to come from it.
+const RESERVE: usize = 16;
+
+/// Drops clean pages when memory gets short, before the kernel's own allocations would fail.
+fn keep_reserve() {
+    let (all, free) = machine::frame::usage();
+    if free < all / RESERVE {
+        reclaim_all();
+    }
+}
+
+/// Frees memory that can be read again from a backend; returns how many frames.
+pub fn reclaim_all() -> usize {
+    let caches: Vec<Arc<PageCache>> = {
+        let all = RECLAIMABLE.lock();
+        all.iter().filter_map(Weak::upgrade).collect()
+    };
+    caches.iter().map(|cache| cache.reclaim()).sum()
+}

@@ -1,0 +1,357 @@
+//! What a selection asks of the machine: values of registers, and which sequence runs at which
+//! crossing. The machine does this and nothing else, then reads back what it can.
+
+use core::fmt;
+
+use crate::bhi::{BhbLoop, Bhi};
+use crate::facts::mcu_opt::{GDS_MITG_DIS, RNGDS_MITG_DIS};
+use crate::gather_data_sampling::GatherDataSampling;
+use crate::options::Vector;
+use crate::reg_file_data_sampling::RegFileDataSampling;
+use crate::select::Selection;
+use crate::spec_store_bypass::{self, Control};
+use crate::spectre_v2::Mode as V2;
+use crate::spectre_v2_user::For;
+use crate::srbds::Srbds;
+use crate::{
+    Facts, Options, mds, mmio_stale_data, retbleed, spec_rstack_overflow, tsx_async_abort, vmscape,
+};
+
+/// Bits of `SPEC_CTRL`, MSR 0x48 (SDM 4, table 2-2).
+pub mod spec_ctrl {
+    #![expect(missing_docs, reason = "the names of the manual")]
+    pub const IBRS: u64 = 1;
+    pub const STIBP: u64 = 1 << 1;
+    pub const SSBD: u64 = 1 << 2;
+    pub const RRSBA_DIS_S: u64 = 1 << 6;
+    pub const BHI_DIS_S: u64 = 1 << 10;
+}
+
+/// Commands of `PRED_CMD`, MSR 0x49.
+pub mod pred_cmd {
+    #![expect(missing_docs, reason = "the names of the manual")]
+    pub const IBPB: u64 = 1;
+    pub const SBPB: u64 = 1 << 7;
+}
+
+/// How an indirect branch of the kernel is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Branches {
+    /// Through the retpoline.
+    Thunk,
+    /// Directly.
+    Direct,
+    /// Directly, behind an LFENCE.
+    Lfence,
+}
+
+/// What is done before the first return to a program behind a guest, on that CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flush {
+    /// Nothing.
+    None,
+    /// IBPB.
+    Ibpb,
+    /// The loop that clears branch history.
+    Bhb(BhbLoop),
+}
+
+/// What a hypervisor does at the exit of a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Guest {
+    /// Fills the return stack.
+    pub fills_return_stack: bool,
+    /// Makes one call before the first return.
+    pub calls_once: bool,
+    /// Clears branch history.
+    pub bhb: Option<BhbLoop>,
+    /// IBPB.
+    pub ibpb: bool,
+    /// VERW before the guest runs.
+    pub verw: bool,
+    /// Before the return to a program.
+    pub exit_to_user: Flush,
+}
+
+/// What the machine does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Programs run on page tables of their own.
+    pub pti: bool,
+    /// How indirect branches are made.
+    pub branches: Branches,
+    /// `SPEC_CTRL` exists.
+    pub has_spec_ctrl: bool,
+    /// The value of `SPEC_CTRL` in the kernel, and but for IBRS and what a program asked for, in
+    /// programs.
+    pub spec_ctrl: u64,
+    /// IBRS is set at every entry and cleared before programs.
+    pub ibrs_on_entry: bool,
+    /// `EFER.AIBRSE`.
+    pub auto_ibrs: bool,
+    /// IBPB at every entry.
+    pub ibpb_on_entry: bool,
+    /// What is written to `PRED_CMD`; 0 without it.
+    pub pred_cmd: u64,
+    /// IBPB leaves return predictions: the return stack is filled behind it.
+    pub ibpb_keeps_returns: bool,
+    /// Branch history is cleared at every system call.
+    pub bhb_on_entry: Option<BhbLoop>,
+    /// A fence behind SWAPGS.
+    pub fence_swapgs_user: bool,
+    /// A fence where SWAPGS was passed by.
+    pub fence_swapgs_kernel: bool,
+    /// VERW before programs.
+    pub verw_on_exit: bool,
+    /// VERW before the CPU sleeps.
+    pub verw_when_idle: bool,
+    /// The return stack is filled at every switch between threads.
+    pub fills_return_stack: bool,
+    /// IBPB when the CPU goes to another program.
+    pub ibpb_on_switch: For,
+    /// STIBP, where programs choose.
+    pub stibp: For,
+    /// SSBD, where programs choose; and how it is switched.
+    pub ssbd_by_program: bool,
+    /// Where SSBD is switched.
+    pub ssbd: Option<Control>,
+    /// SSBD is on for all, by a register that is not `SPEC_CTRL`.
+    pub ssbd_always_elsewhere: bool,
+    /// Bits of `MCU_OPT_CTRL` to clear and to set, where one of them is this kernel's business.
+    pub mcu_opt_ctrl: Option<(u64, u64)>,
+    /// Transactions are switched off.
+    pub disables_tsx: bool,
+    /// AVX is taken from programs.
+    pub disables_avx: bool,
+    /// One thread of each core runs.
+    pub one_thread_per_core: bool,
+    /// At exits of guests.
+    pub guest: Guest,
+}
+
+impl Plan {
+    /// What `selection`, which was made of these facts and options, asks for.
+    #[must_use]
+    pub fn new(selection: &Selection, facts: &Facts, options: &Options) -> Self {
+        let v2 = &selection.spectre_v2;
+        let ssb = &selection.spec_store_bypass;
+        let ssb_always = ssb.mode == spec_store_bypass::Mode::Everybody;
+        let by_spec_ctrl = ssb.control == Some(Control::SpecCtrl);
+        let flushes = selection.retbleed.mode == retbleed::Mode::Ibpb
+            || selection.spec_rstack_overflow.mode == spec_rstack_overflow::Mode::Ibpb;
+        Self {
+            pti: selection.meltdown.pti,
+            branches: branches(v2.mode),
+            has_spec_ctrl: facts.has_spec_ctrl(),
+            spec_ctrl: spec_ctrl_value(selection, facts),
+            ibrs_on_entry: v2.mode == V2::Ibrs,
+            auto_ibrs: v2.mode.is_eibrs() && facts.auto_ibrs(),
+            ibpb_on_entry: flushes,
+            pred_cmd: pred_cmd_value(selection, facts),
+            ibpb_keeps_returns: facts.amd_ibpb() && !facts.ibpb_ret(),
+            bhb_on_entry: match v2.bhi {
+                Bhi::Loop(counts) => Some(counts),
+                _ => None,
+            },
+            fence_swapgs_user: selection.spectre_v1.fence_user,
+            fence_swapgs_kernel: selection.spectre_v1.fence_kernel,
+            verw_on_exit: verw_on_exit(selection),
+            verw_when_idle: verw_when_idle(selection, facts),
+            fills_return_stack: v2.fills_return_stack(),
+            ibpb_on_switch: v2.user.ibpb,
+            stibp: v2.user.stibp,
+            ssbd_by_program: matches!(
+                ssb.mode,
+                spec_store_bypass::Mode::Prctl | spec_store_bypass::Mode::Seccomp
+            ),
+            ssbd: ssb.control,
+            ssbd_always_elsewhere: ssb_always && !by_spec_ctrl,
+            mcu_opt_ctrl: mcu_opt_ctrl(selection),
+            disables_tsx: selection.tsx_async_abort.disables_tsx,
+            disables_avx: selection.gather_data_sampling == GatherDataSampling::AvxDisabled,
+            one_thread_per_core: selection.one_thread_per_core,
+            guest: guest(selection, options),
+        }
+    }
+}
+
+fn branches(mode: V2) -> Branches {
+    match mode {
+        V2::Retpoline | V2::EibrsRetpoline => Branches::Thunk,
+        V2::Lfence | V2::EibrsLfence => Branches::Lfence,
+        V2::None | V2::Eibrs | V2::Ibrs => Branches::Direct,
+    }
+}
+
+fn spec_ctrl_value(selection: &Selection, facts: &Facts) -> u64 {
+    let v2 = &selection.spectre_v2;
+    let ssb = &selection.spec_store_bypass;
+    let by_ibrs = v2.mode.is_eibrs() && !facts.auto_ibrs() || v2.mode == V2::Ibrs;
+    let smt = facts.smt == crate::facts::Smt::Active && !selection.one_thread_per_core;
+    let ssbd =
+        ssb.mode == spec_store_bypass::Mode::Everybody && ssb.control == Some(Control::SpecCtrl);
+    [
+        (by_ibrs, spec_ctrl::IBRS),
+        (v2.user.stibp.is_everybody() && smt, spec_ctrl::STIBP),
+        (ssbd, spec_ctrl::SSBD),
+        (v2.disables_rrsba, spec_ctrl::RRSBA_DIS_S),
+        (v2.bhi == Bhi::Hardware, spec_ctrl::BHI_DIS_S),
+    ]
+    .into_iter()
+    .fold(0, |all, (on, bit)| if on { all | bit } else { all })
+}
+
+/// SBPB keeps more predictions, and is enough where SRSO is none of the barrier's business.
+fn pred_cmd_value(selection: &Selection, facts: &Facts) -> u64 {
+    if !facts.ibpb() {
+        0
+    } else if selection.spec_rstack_overflow.mode == spec_rstack_overflow::Mode::None
+        && facts.sbpb()
+    {
+        pred_cmd::SBPB
+    } else {
+        pred_cmd::IBPB
+    }
+}
+
+fn verw_on_exit(selection: &Selection) -> bool {
+    // MMIO stale data alone is met before guests; where it is met before programs one of these is.
+    matches!(selection.mds.mode, mds::Mode::Clear | mds::Mode::NoMicrocode)
+        || matches!(
+            selection.tsx_async_abort.mode,
+            tsx_async_abort::Mode::Clear | tsx_async_abort::Mode::NoMicrocode
+        )
+        || selection.reg_file_data_sampling == RegFileDataSampling::Clear
+        || selection.tsa.clears_before_programs()
+}
+
+fn verw_when_idle(selection: &Selection, facts: &Facts) -> bool {
+    let smt = facts.smt == crate::facts::Smt::Active && !selection.one_thread_per_core;
+    let tsa = selection.tsa.clears_before_programs() || selection.tsa.clears_before_guests();
+    selection.mds.clears_when_idle(smt) || selection.mmio_stale_data.clears_when_idle || tsa && smt
+}
+
+fn mcu_opt_ctrl(selection: &Selection) -> Option<(u64, u64)> {
+    let srbds = match selection.srbds {
+        Srbds::Microcode => (RNGDS_MITG_DIS, 0),
+        _ => (0, 0),
+    };
+    let gds = match selection.gather_data_sampling {
+        GatherDataSampling::Microcode | GatherDataSampling::MicrocodeLocked => (GDS_MITG_DIS, 0),
+        GatherDataSampling::Off => (0, GDS_MITG_DIS),
+        _ => (0, 0),
+    };
+    let (clear, set) = (srbds.0 | gds.0, srbds.1 | gds.1);
+    (clear | set != 0).then_some((clear, set))
+}
+
+fn guest(selection: &Selection, options: &Options) -> Guest {
+    let v2 = &selection.spectre_v2;
+    let ibpb = selection.vmscape.mode == vmscape::Mode::IbpbOnVmexit
+        || matches!(
+            selection.spec_rstack_overflow.mode,
+            spec_rstack_overflow::Mode::Ibpb | spec_rstack_overflow::Mode::IbpbOnVmexit
+        )
+        || selection.retbleed.mode == retbleed::Mode::Ibpb;
+    let clears_mmio = matches!(
+        selection.mmio_stale_data.mode,
+        mmio_stale_data::Mode::Clear | mmio_stale_data::Mode::NoMicrocode
+    );
+    Guest {
+        // A barrier takes the return stack along.
+        fills_return_stack: v2.fills_return_stack() && !ibpb,
+        calls_once: v2.calls_once_after_guest(),
+        bhb: match v2.bhi {
+            Bhi::Loop(counts) | Bhi::LoopAfterGuest(counts) => Some(counts),
+            _ => None,
+        },
+        ibpb: ibpb && options.meets(&[Vector::GuestHost]),
+        verw: verw_on_exit(selection) || clears_mmio || selection.tsa.clears_before_guests(),
+        exit_to_user: match selection.vmscape.mode {
+            vmscape::Mode::None | vmscape::Mode::IbpbOnVmexit => Flush::None,
+            vmscape::Mode::IbpbExitToUser => Flush::Ibpb,
+            vmscape::Mode::ClearBhbExitToUser(counts) => Flush::Bhb(counts),
+        },
+    }
+}
+
+impl fmt::Display for For {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nobody => "nobody",
+            Self::Prctl => "prctl",
+            Self::Seccomp => "prctl and seccomp",
+            Self::Everybody | Self::EverybodyPreferred => "everybody",
+        })
+    }
+}
+
+/// One clause for each thing that is done: what boot logs and tables show.
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.branches {
+            Branches::Thunk => "retpolines",
+            Branches::Direct => "direct branches",
+            Branches::Lfence => "LFENCE before branches",
+        })?;
+        if self.spec_ctrl != 0 {
+            write!(f, "; SPEC_CTRL {:#x}", self.spec_ctrl)?;
+        }
+        if let Some(counts) = self.bhb_on_entry {
+            write!(f, "; BHB loop {}/{} at system calls", counts.outer, counts.inner)?;
+        }
+        for (on, what) in [
+            (self.pti, "page tables isolated"),
+            (self.auto_ibrs, "EFER.AIBRSE"),
+            (self.ibrs_on_entry, "IBRS at entries"),
+            (self.ibpb_on_entry, "IBPB at entries"),
+            (self.fence_swapgs_user, "fence behind SWAPGS"),
+            (self.fence_swapgs_kernel, "fence instead of SWAPGS"),
+            (self.verw_on_exit, "VERW before programs"),
+            (self.verw_when_idle, "VERW before sleep"),
+            (self.fills_return_stack, "RSB filled at switches"),
+            (self.ssbd_by_program, "SSBD by program"),
+            (self.ssbd_always_elsewhere, "SSBD for all, by another register"),
+            (self.disables_tsx, "TSX off"),
+            (self.disables_avx, "AVX off"),
+            (self.one_thread_per_core, "one thread per core"),
+        ] {
+            if on {
+                write!(f, "; {what}")?;
+            }
+        }
+        for (whom, what) in [(self.ibpb_on_switch, "IBPB at switches"), (self.stibp, "STIBP")] {
+            if whom != For::Nobody {
+                write!(f, "; {what} for {whom}")?;
+            }
+        }
+        if let Some((clear, set)) = self.mcu_opt_ctrl {
+            write!(f, "; MCU_OPT_CTRL -{clear:#x} +{set:#x}")?;
+        }
+        self.guest.fmt(f)
+    }
+}
+
+impl fmt::Display for Guest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (on, what) in [
+            (self.fills_return_stack, "RSB filled"),
+            (self.calls_once, "one call"),
+            (self.bhb.is_some(), "BHB loop"),
+            (self.ibpb, "IBPB"),
+            (self.verw, "VERW"),
+        ] {
+            if on {
+                write!(f, "; {what} around guests")?;
+            }
+        }
+        match self.exit_to_user {
+            Flush::None => Ok(()),
+            Flush::Ibpb => f.write_str("; IBPB before programs behind guests"),
+            Flush::Bhb(counts) => {
+                let BhbLoop { outer, inner } = counts;
+                write!(f, "; BHB loop {outer}/{inner} before programs behind guests")
+            }
+        }
+    }
+}
