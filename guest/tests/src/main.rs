@@ -30,6 +30,7 @@ mod races;
 mod regs;
 mod returns;
 mod rights;
+mod scheduling;
 mod seccomp;
 mod segments;
 mod settle;
@@ -64,6 +65,7 @@ const SUBJECTS: &[&[Test]] = &[
     channels::TESTS,
     sockets::TESTS,
     time::TESTS,
+    scheduling::TESTS,
     waits::TESTS,
     system::TESTS,
     sysv::TESTS,

@@ -4,6 +4,7 @@
 //! Reading order: `sched`, `sync` (waiting), `time`, `user` and `io` (a program's memory), `poll`.
 
 pub mod args;
+pub mod balance;
 pub mod identity;
 pub mod io;
 pub mod params;

@@ -1,5 +1,5 @@
-//! The scheduler: which thread runs on which CPU. Fair by weighted virtual run time, one queue per
-//! CPU, wake-ups go to an idle CPU if there is one, idle CPUs take from busy ones.
+//! The scheduler: which thread runs on which CPU. What to do is decided by `mechanisms/scheduler`,
+//! here it is done: queues are locked, threads switched, timers armed, other CPUs told.
 //!
 //! A thread is in exactly one [`RunState`], kept under the thread's own lock:
 //!
@@ -7,32 +7,46 @@
 //! |---|---|---|
 //! | `Running(cpu)` | `Sleeping` | itself, in [`park`] |
 //! | `Sleeping` | `Queued(cpu)` | whoever wakes it, in [`unpark`] |
-//! | `Queued(cpu)` | `Running(cpu)` | the CPU that takes it off a queue, in [`schedule`] |
+//! | `Queued(cpu)` | `Running(cpu)` | the CPU that takes it off a queue, in `switch` |
+//! | `Queued(cpu)` | `Queued(other)` | whoever moves it (`balance`, [`affinity_changed`]) |
 //! | `Running(cpu)` | `Queued(cpu)` | itself, preempted, in [`schedule`] |
 //! | `Running(cpu)` | `Dead` | itself, in [`exit_current`] |
 //!
 //! A thread may be woken, and even taken by another CPU, between its decision to sleep and the
 //! moment its registers are saved; the machine's switch makes the other CPU wait for that moment.
 //!
-//! Isolated CPUs (`isolcpus=`) take no part in any of that: a thread runs there if its affinity
+//! Between the moment a CPU takes a thread off a queue and the moment it has the thread's lock, the
+//! thread is in no queue though its state says `Queued`. What changes about it meanwhile is written
+//! into its [`SchedEntity`], where whoever took it looks once it has the lock.
+//!
+//! A CPU that leaves idle keeps the timer it had, which may be a second away: arming it costs more
+//! than the rest of the switch. So whoever puts a second thread there sees to it that the timer
+//! ends the first one's slice: a CPU that is not told would let the second wait for that second
+//! (`enqueue`).
+//!
+//! Isolated CPUs (`isolcpus=`) take no part in any balance: a thread runs there if its affinity
 //! names no other CPU. One that is alone on a CPU of `nohz_full=` is not interrupted by a tick.
 //!
 //! Threads are preempted when they return to user mode, or at [`yield_if_needed`], never elsewhere
-//! in the kernel. Lock order: thread's `sched`, then a queue.
+//! in the kernel. Lock order: a thread's `sched`, then one queue.
 
-use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use abi::{Errno, Result, general as raw};
 use context_tracking::isolation;
 use context_tracking::work::Cause;
 use machine::cpu::{self, MAX_CPUS};
 use machine::percpu::{self, PerCpu, cpu_id};
 use machine::sync::{IrqGuard, SpinLock};
 use machine::task::{Current, CurrentSlot};
+use scheduler::balance::{self as rules, CpuLoad};
+use scheduler::class::{WEIGHT_IDLE, weight_of_nice};
+use scheduler::{Arrival, Class, Entity, Handle, Preempt, RunQueue, Share};
 
-use crate::base::{schedstats, time, watchdog};
-use crate::process::{Thread, work};
+use crate::base::sync::{Mutex, Token};
+use crate::base::{balance, schedstats, time, watchdog};
+use crate::process::{THREADS_MAX, Thread, work};
 
 /// Which sleep: whether signals end it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,15 +88,21 @@ pub enum RunState {
 pub struct SchedEntity {
     /// Where the thread is.
     pub state: RunState,
-    /// Run time in nanoseconds, scaled by weight: the smallest runs next.
-    pub vruntime_ns: u64,
+    /// What is kept of it while it is in no queue and does not run.
+    entity: Entity,
+    /// How it is to be scheduled: follows from nice value, policy and priority.
+    class: Class,
+    /// Its place in the queue, while it is `Queued`.
+    handle: Handle,
+    /// Class or affinity changed while it was `Queued`, but in no queue.
+    changed_in_flight: bool,
     /// When the thread last started to run, or was last accounted for.
     pub ran_since_ns: u64,
     /// Total time on CPUs.
     pub runtime_ns: u64,
     /// Nice value, -20 to 19.
     pub nice: i32,
-    /// Scheduling policy as set by sched_setscheduler(2); all are served by the fair scheduler.
+    /// Scheduling policy as set by sched_setscheduler(2), with SCHED_RESET_ON_FORK.
     pub policy: u32,
     /// Priority that goes with the policy.
     pub priority: i32,
@@ -94,8 +114,6 @@ pub struct SchedEntity {
     queued_since_ns: u64,
     /// Time it waited for a CPU, as far as that was measured.
     pub waited_ns: u64,
-    /// The key under which it is queued.
-    key: (u64, u64),
     /// Times it gave up the CPU by itself, and times it was preempted.
     pub switches: (u64, u64),
 }
@@ -105,7 +123,10 @@ impl SchedEntity {
     pub fn new() -> Self {
         SchedEntity {
             state: RunState::Sleeping(Sleep::Uninterruptible),
-            vruntime_ns: 0,
+            entity: Entity::new(Class::NORMAL),
+            class: Class::NORMAL,
+            handle: Handle::NONE,
+            changed_in_flight: false,
             ran_since_ns: 0,
             runtime_ns: 0,
             nice: 0,
@@ -115,9 +136,40 @@ impl SchedEntity {
             last_cpu: 0,
             queued_since_ns: 0,
             waited_ns: 0,
-            key: (0, 0),
             switches: (0, 0),
         }
+    }
+
+    /// What a new thread takes over from the one that makes it.
+    pub fn inherit(&mut self, from: &SchedEntity) {
+        let reset = from.policy & raw::SCHED_RESET_ON_FORK != 0;
+        self.nice = if reset { from.nice.max(0) } else { from.nice };
+        self.policy = if reset { 0 } else { from.policy };
+        self.priority = if reset { 0 } else { from.priority };
+        self.affinity = from.affinity;
+        self.last_cpu = from.last_cpu;
+        self.class = self.wanted_class();
+        self.entity = Entity::new(self.class);
+    }
+
+    /// What nice value, policy and priority say.
+    fn wanted_class(&self) -> Class {
+        let weight = weight_of_nice(self.nice);
+        match self.policy & !raw::SCHED_RESET_ON_FORK {
+            raw::SCHED_FIFO | raw::SCHED_RR => Class::RealTime {
+                priority: self.priority.clamp(1, 99) as u8,
+                takes_turns: self.policy & !raw::SCHED_RESET_ON_FORK == raw::SCHED_RR,
+            },
+            raw::SCHED_BATCH => Class::Fair { weight, share: Share::Batch },
+            raw::SCHED_IDLE => Class::Fair { weight: WEIGHT_IDLE, share: Share::Idle },
+            _ => Class::Fair { weight, share: Share::Normal },
+        }
+    }
+
+    /// Its run time, scaled by the weight it has now: for /proc/PID/sched.
+    pub fn vruntime_ns(&self) -> u64 {
+        let Class::Fair { weight, .. } = self.class else { return 0 };
+        (u128::from(self.runtime_ns) * u128::from(weight_of_nice(0)) / u128::from(weight)) as u64
     }
 
     /// Charges the time since the last accounting.
@@ -125,7 +177,6 @@ impl SchedEntity {
         let ran_ns = now_ns.saturating_sub(self.ran_since_ns);
         self.ran_since_ns = now_ns;
         self.runtime_ns += ran_ns;
-        self.vruntime_ns += ran_ns * WEIGHT_UNIT / weight(self.nice);
     }
 }
 
@@ -135,52 +186,29 @@ impl Default for SchedEntity {
     }
 }
 
-/// How long a thread runs before another one of its queue is preferred.
-const SLICE_NS: u64 = 4_000_000;
-/// A woken thread preempts if it is this far behind the running one.
-const WAKE_GRANULARITY_NS: u64 = 1_000_000;
-/// A thread that slept long comes back with at most this much credit.
-const SLEEP_CREDIT_NS: u64 = 6_000_000;
-const WEIGHT_UNIT: u64 = 1024;
-
-/// CPU share of a nice value: each step is a factor of about 1.25 (sched(7)).
-fn weight(nice: i32) -> u64 {
-    let mut weight = WEIGHT_UNIT;
-    for _ in 0..nice.clamp(-20, 19).unsigned_abs() {
-        weight = if nice < 0 { weight * 5 / 4 } else { (weight * 4 / 5).max(15) };
-    }
-    weight
-}
-
 /// CPUs for threads that nobody has placed: all but the isolated ones.
 pub fn default_affinity() -> u32 {
     !machine::context::isolation().isolated
 }
 
 /// Whether CPU `cpu` is left alone by the balance of load.
-fn is_isolated(cpu: usize) -> bool {
+pub fn is_isolated(cpu: usize) -> bool {
     machine::context::isolation().isolated & 1 << cpu != 0
 }
 
 /// Whether a thread that is alone on CPU `cpu` runs without a tick.
-fn is_tickless(cpu: usize) -> bool {
+pub fn is_tickless(cpu: usize) -> bool {
     machine::context::isolation().nohz_full & 1 << cpu != 0
 }
 
-struct RunQueue {
-    queued: BTreeMap<(u64, u64), Arc<Thread>>,
-    /// Never goes back: where newcomers start.
-    min_vruntime_ns: u64,
-    sequence: u64,
-}
-
-struct CpuState {
-    queue: SpinLock<RunQueue>,
-    /// Threads in the queue, readable without the lock.
-    queued: AtomicU32,
+/// What each CPU has. The atomics are copies of what the queue says, for those without its lock.
+pub(crate) struct CpuState {
+    queue: SpinLock<RunQueue<Arc<Thread>>>,
+    waiting: AtomicU32,
+    load: AtomicU64,
+    running_priority: AtomicU8,
+    waiting_priority: AtomicU8,
     idle: AtomicBool,
-    /// vruntime of the running thread at the last accounting, for wake-up preemption.
-    current_vruntime_ns: AtomicU64,
     idle_ns: AtomicU64,
     /// Since when it sleeps, 0 if it does not: a CPU without tick may do so for hours.
     idle_since_ns: AtomicU64,
@@ -193,14 +221,12 @@ struct CpuState {
 static CPUS: PerCpu<CpuState> = PerCpu::from_array(
     [const {
         CpuState {
-            queue: SpinLock::new(RunQueue {
-                queued: BTreeMap::new(),
-                min_vruntime_ns: 0,
-                sequence: 0,
-            }),
-            queued: AtomicU32::new(0),
+            queue: SpinLock::new(RunQueue::new()),
+            waiting: AtomicU32::new(0),
+            load: AtomicU64::new(0),
+            running_priority: AtomicU8::new(0),
+            waiting_priority: AtomicU8::new(0),
             idle: AtomicBool::new(false),
-            current_vruntime_ns: AtomicU64::new(0),
             idle_ns: AtomicU64::new(0),
             idle_since_ns: AtomicU64::new(0),
             user_ns: AtomicU64::new(0),
@@ -209,6 +235,71 @@ static CPUS: PerCpu<CpuState> = PerCpu::from_array(
         }
     }; MAX_CPUS],
 );
+
+/// CPUs on which a real-time thread waits, one bit each.
+static REAL_TIME_WAITING: AtomicU32 = AtomicU32::new(0);
+
+impl CpuState {
+    /// Tells those without the lock what the queue of `cpu` looks like now.
+    fn publish(&self, queue: &RunQueue<Arc<Thread>>, cpu: usize) {
+        // Whoever puts a thread here looks afterwards whether this CPU's timer is armed, and
+        // whoever arms the timer looks afterwards whether somebody waits: SeqCst on both sides.
+        self.waiting.store(queue.waiting(), Ordering::SeqCst);
+        if cpu::cpu_count() == 1 {
+            return;
+        }
+        self.load.store(queue.load(), Ordering::Relaxed);
+        self.running_priority.store(queue.running_priority(), Ordering::Relaxed);
+        let waiting_priority = queue.waiting_priority();
+        if self.waiting_priority.swap(waiting_priority, Ordering::Relaxed) != waiting_priority {
+            if waiting_priority == 0 {
+                REAL_TIME_WAITING.fetch_and(!(1 << cpu), Ordering::Relaxed);
+            } else {
+                REAL_TIME_WAITING.fetch_or(1 << cpu, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn is_idle_thread(&self, thread: &Thread) -> bool {
+        self.idle_thread.get().is_some_and(|idle| core::ptr::eq(Arc::as_ptr(idle), thread))
+    }
+}
+
+/// What CPU `cpu` has to do, as far as can be told without its lock.
+pub(crate) fn load_of(cpu: usize) -> CpuLoad {
+    let state = CPUS.of(cpu);
+    CpuLoad {
+        idle: state.idle.load(Ordering::Relaxed),
+        waiting: state.waiting.load(Ordering::Relaxed),
+        load: state.load.load(Ordering::Relaxed),
+        running_priority: state.running_priority.load(Ordering::Relaxed),
+        waiting_priority: state.waiting_priority.load(Ordering::Relaxed),
+    }
+}
+
+/// Threads for which each queue has room; see [`reserve`].
+static RESERVED: AtomicUsize = AtomicUsize::new(0);
+
+/// Makes sure that any queue can take all of `threads` threads without an allocation: waking one
+/// must not fail. ENOMEM.
+pub fn reserve(threads: usize) -> Result<()> {
+    /// Threads of the kernel itself.
+    const KERNEL_THREADS: usize = 64;
+    let needed = threads + KERNEL_THREADS;
+    if needed <= RESERVED.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    static GROWING: Mutex<()> = Mutex::new(());
+    let _growing = GROWING.lock();
+    let room = (needed * 2).min(THREADS_MAX + KERNEL_THREADS).max(needed);
+    for cpu in 0..cpu::cpu_count() {
+        let larger = RunQueue::room_for(room).ok_or(Errno::ENOMEM)?;
+        let old = CPUS.of(cpu).queue.lock().move_to(larger);
+        drop(old);
+    }
+    RESERVED.fetch_max(room, Ordering::Relaxed);
+    Ok(())
+}
 
 static CURRENT: CurrentSlot<Thread> = CurrentSlot::new();
 
@@ -242,17 +333,67 @@ pub fn task_started() {
 #[track_caller]
 pub fn park(sleep: Sleep, woken: impl Fn() -> bool) {
     machine::sync::assert_may_sleep();
-    let thread = current();
-    {
-        let mut entity = thread.sched.lock();
-        // Wakers mark first and then take this lock: either we see the mark, or they see us asleep.
-        if woken() || sleep.is_ended_for(&thread) {
-            return;
-        }
-        entity.state = RunState::Sleeping(sleep);
-        entity.switches.0 += 1;
+    let _irq = IrqGuard::new();
+    let (thread, cpu, now_ns) = (current(), cpu_id(), time::now_ns());
+    if REAL_TIME_WAITING.load(Ordering::Relaxed) & !(1 << cpu) != 0 {
+        balance::pull_real_time(cpu);
     }
-    schedule();
+    let mut entity = thread.sched.lock();
+    // Wakers mark first and then take this lock: either we see the mark, or they see us asleep.
+    if woken() || sleep.is_ended_for(&thread) {
+        return;
+    }
+    entity.state = RunState::Sleeping(sleep);
+    entity.switches.0 += 1;
+    begin(&thread, now_ns);
+    let next = leave(thread, &mut entity, cpu, now_ns, true);
+    drop(entity);
+    switch(thread, cpu, next, now_ns);
+}
+
+/// A pass of the scheduler begins: from here on, whoever changes a queue asks for another one.
+fn begin(thread: &Thread, now_ns: u64) {
+    watchdog::passed(now_ns);
+    thread.task().take_work(work::RESCHEDULE);
+}
+
+/// Whom to run, and when somebody has to look at the queue again.
+type Next = (Option<Arc<Thread>>, Option<u64>);
+
+/// The current thread leaves its CPU's queue; gives the next one of it.
+fn leave(
+    thread: Current<Thread>,
+    entity: &mut SchedEntity,
+    cpu: usize,
+    now_ns: u64,
+    sleeps: bool,
+) -> Next {
+    entity.account(now_ns);
+    let state = CPUS.of(cpu);
+    let mut queue = state.queue.lock();
+    if let Some(mut left) = queue.leave(now_ns) {
+        if sleeps {
+            left.sleeps();
+        }
+        entity.entity = left;
+    }
+    take_next(&mut queue, &thread, cpu, now_ns)
+}
+
+/// Takes the thread that should run off `cpu`'s queue, on which none runs.
+fn take_next(queue: &mut RunQueue<Arc<Thread>>, going: &Thread, cpu: usize, now_ns: u64) -> Next {
+    let next = queue.take_next(now_ns, |next| is_free_for(next, going));
+    CPUS.of(cpu).publish(queue, cpu);
+    (next, queue.look_again_ns(now_ns))
+}
+
+/// Whether no CPU's registers hold `thread`, or it is the one that `going` will switch from.
+///
+/// A thread whose registers another CPU still holds is not taken: that CPU may be waiting to switch
+/// to the thread that goes here, and the two would wait for each other for ever. It stays queued; a
+/// CPU with a thread in its queue does not halt, so it is looked at again at once.
+fn is_free_for(thread: &Arc<Thread>, going: &Thread) -> bool {
+    !thread.task().is_on_cpu() || core::ptr::eq(Arc::as_ptr(thread), going)
 }
 
 /// Wakes the thread if it sleeps. Callable from interrupts and with spin locks held.
@@ -281,64 +422,60 @@ fn unpark_if(thread: &Arc<Thread>, wanted: impl Fn(Sleep) -> bool) {
         return;
     }
     let cpu = choose_cpu(&entity);
-    enqueue(&mut entity, thread.clone(), cpu, true);
-    let behind = entity.vruntime_ns + WAKE_GRANULARITY_NS;
-    drop(entity);
-    let target = CPUS.of(cpu);
-    let preempts = behind < target.current_vruntime_ns.load(Ordering::Relaxed);
-    // Without a tick nothing else would make the CPU look.
-    if target.idle.load(Ordering::SeqCst) || preempts || is_tickless(cpu) {
-        kick(cpu);
+    enqueue(&mut entity, thread.clone(), cpu, Arrival::Woken);
+}
+
+/// Where the thread should wait. An isolated CPU only if no other is allowed.
+#[inline]
+fn choose_cpu(entity: &SchedEntity) -> usize {
+    match cpu::cpu_count() {
+        1 => 0,
+        count => choose_of(count, entity),
     }
 }
 
-/// An idle CPU if there is one, the last one first. An isolated one only if no other is allowed.
-fn choose_cpu(entity: &SchedEntity) -> usize {
-    let count = cpu::cpu_count();
+fn choose_of(count: usize, entity: &SchedEntity) -> usize {
     let common = entity.affinity & default_affinity();
     let mask = if common & isolation::all(count) != 0 { common } else { entity.affinity };
-    let allowed = |cpu: usize| mask & 1 << cpu != 0;
-    let last = entity.last_cpu;
-    let idle = |cpu: usize| {
-        CPUS.of(cpu).idle.load(Ordering::Relaxed)
-            && CPUS.of(cpu).queued.load(Ordering::Relaxed) == 0
-    };
-    if allowed(last) && last < count && idle(last) {
-        return last;
-    }
-    let here = cpu_id();
-    (0..count)
-        .filter(|&cpu| allowed(cpu))
-        .find(|&cpu| idle(cpu))
-        .or((allowed(last) && last < count).then_some(last))
-        .or(allowed(here).then_some(here))
-        .or((0..count).find(|&cpu| allowed(cpu)))
-        .unwrap_or(0)
+    rules::place(entity.class, entity.last_cpu, mask, count, load_of)
 }
 
-/// Puts a thread into a queue. Its lock is held.
-fn enqueue(entity: &mut SchedEntity, thread: Arc<Thread>, cpu: usize, woken: bool) {
-    let state = CPUS.of(cpu);
-    let mut queue = state.queue.lock();
-    if woken {
-        let floor = queue.min_vruntime_ns.saturating_sub(SLEEP_CREDIT_NS);
-        // A thread from another queue may be far ahead of this one's time: it starts level.
-        let ceiling = queue.min_vruntime_ns + SLICE_NS * 8;
-        entity.vruntime_ns = entity.vruntime_ns.clamp(floor, ceiling.max(floor));
+/// Puts a thread that is in no queue into the one of `cpu`, and tells that CPU if it should not go
+/// on as it would. The thread's lock is held.
+fn enqueue(entity: &mut SchedEntity, thread: Arc<Thread>, cpu: usize, why: Arrival) {
+    let now_ns = time::now_ns();
+    if entity.entity.class() != entity.class {
+        entity.entity.set_class(entity.class);
     }
     if schedstats::is_on() {
-        entity.queued_since_ns = time::now_ns();
+        entity.queued_since_ns = now_ns;
     }
-    queue.sequence += 1;
-    entity.key = (entity.vruntime_ns, queue.sequence);
-    entity.state = RunState::Queued(cpu);
-    entity.last_cpu = cpu;
-    queue.queued.insert(entity.key, thread);
-    state.queued.store(queue.queued.len() as u32, Ordering::SeqCst);
+    let state = CPUS.of(cpu);
+    let preempts = {
+        let mut queue = state.queue.lock();
+        queue.charge(now_ns);
+        let (handle, preempts) = queue.enqueue(thread, &entity.entity, now_ns, why);
+        entity.handle = handle;
+        entity.state = RunState::Queued(cpu);
+        entity.last_cpu = cpu;
+        state.publish(&queue, cpu);
+        preempts
+    };
+    let due_ns = match preempts {
+        Preempt::Now => return kick(cpu),
+        Preempt::At(due_ns) => due_ns,
+        Preempt::No => now_ns + time::TICK_NS,
+    };
+    // Without a tick nothing else would make the CPU look.
+    if state.idle.load(Ordering::SeqCst) || is_tickless(cpu) {
+        kick(cpu);
+    } else if time::armed_ns(cpu) > due_ns {
+        if cpu == cpu_id() { time::arm_by(due_ns, now_ns) } else { kick(cpu) }
+    }
 }
 
 /// Makes CPU `cpu` look at its queue soon.
-fn kick(cpu: usize) {
+pub(crate) fn kick(cpu: usize) {
     if cpu == cpu_id() {
         if CURRENT.is_set() {
             current().task().set_work(work::RESCHEDULE);
@@ -359,28 +496,66 @@ pub fn reschedule_interrupt() {
 // ------------------------------------------------------------------------------------------------
 // Choosing
 
-/// Gives the CPU to whoever is next. The current thread goes on later if it is still runnable.
+/// Gives the CPU to whoever should have it, which may be the current thread.
 pub fn schedule() {
-    let irq = IrqGuard::new();
-    let cpu = cpu_id();
-    let thread = current();
-    let now_ns = time::now_ns();
-    watchdog::passed(now_ns);
-    thread.task().take_work(work::RESCHEDULE);
-    let is_idle_thread = CPUS.of(cpu).idle_thread.get().is_some_and(|t| t.tid() == thread.tid());
-    {
-        let mut entity = thread.sched.lock();
-        entity.account(now_ns);
-        if entity.state == RunState::Running(cpu) && !is_idle_thread {
-            entity.switches.1 += 1;
-            let target = if entity.affinity & 1 << cpu != 0 { cpu } else { choose_cpu(&entity) };
-            enqueue(&mut entity, thread.to_arc(), target, false);
-            if target != cpu {
-                kick(target);
-            }
-        }
+    reschedule(false);
+}
+
+fn reschedule(yields: bool) {
+    let _irq = IrqGuard::new();
+    let (thread, cpu, now_ns) = (current(), cpu_id(), time::now_ns());
+    begin(&thread, now_ns);
+    if REAL_TIME_WAITING.load(Ordering::Relaxed) & !(1 << cpu) != 0 {
+        balance::pull_real_time(cpu);
     }
-    let next = take_next(cpu);
+    let state = CPUS.of(cpu);
+    if state.is_idle_thread(&thread) {
+        let next = take_next(&mut state.queue.lock(), &thread, cpu, now_ns);
+        return switch(thread, cpu, next, now_ns);
+    }
+    let mut entity = thread.sched.lock();
+    if entity.affinity & 1 << cpu == 0 {
+        let next = leave(thread, &mut entity, cpu, now_ns, false);
+        entity.switches.1 += 1;
+        let target = choose_cpu(&entity);
+        enqueue(&mut entity, thread.to_arc(), target, Arrival::Moved);
+        drop(entity);
+        return switch(thread, cpu, next, now_ns);
+    }
+    entity.account(now_ns);
+    let mut queue = state.queue.lock();
+    queue.charge(now_ns);
+    if yields {
+        queue.yield_running(now_ns);
+    }
+    let is_free = |next: &Arc<Thread>| is_free_for(next, &thread);
+    let Some((next, handle)) = queue.preempt(now_ns, is_free, || thread.to_arc()) else {
+        let look_again_ns = queue.look_again_ns(now_ns);
+        drop(queue);
+        drop(entity);
+        return arm(cpu, &thread, look_again_ns, now_ns);
+    };
+    entity.state = RunState::Queued(cpu);
+    entity.handle = handle;
+    entity.switches.1 += 1;
+    if schedstats::is_on() {
+        entity.queued_since_ns = now_ns;
+    }
+    state.publish(&queue, cpu);
+    let look_again_ns = queue.look_again_ns(now_ns);
+    drop(queue);
+    drop(entity);
+    switch(thread, cpu, (Some(next), look_again_ns), now_ns);
+}
+
+/// Runs `next`, or else a thread of another CPU's queue, or else the idle thread, instead of
+/// `thread`, which has left the queue or waits in it. Interrupts are masked.
+fn switch(thread: Current<Thread>, cpu: usize, next: Next, now_ns: u64) {
+    let state = CPUS.of(cpu);
+    let (next, look_again_ns) = next;
+    let next = next
+        .or_else(|| balance::pull(cpu, now_ns))
+        .unwrap_or_else(|| state.idle_thread.get().expect("adopted at boot").clone());
     {
         let mut entity = next.sched.lock();
         entity.state = RunState::Running(cpu);
@@ -390,64 +565,88 @@ pub fn schedule() {
             entity.waited_ns += now_ns.saturating_sub(entity.queued_since_ns);
             entity.queued_since_ns = 0;
         }
-        CPUS.of(cpu).current_vruntime_ns.store(entity.vruntime_ns, Ordering::Relaxed);
+        if core::mem::take(&mut entity.changed_in_flight) {
+            settle_changes(&entity, &next, cpu, now_ns);
+        }
     }
-    let waiting = CPUS.of(cpu).queued.load(Ordering::Relaxed) > 0;
-    let next_is_watched = next.process.settings.watches_cpu_time.load(Ordering::Relaxed);
-    if is_tickless(cpu) && !waiting && !next_is_watched {
-        time::arm_timers_only(now_ns);
-    } else if !is_idle_thread || waiting || !time::is_armed() {
-        // An idle CPU has its timer armed, and saves doing it again; but one that has taken its
-        // first thread before it was ever idle has not.
-        time::arm_tick(now_ns);
-    }
+    arm(cpu, &next, look_again_ns, now_ns);
     // Only this CPU writes it, with interrupts masked.
-    let switches = &CPUS.of(cpu).switches;
-    switches.store(switches.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    state.switches.store(state.switches.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     if !core::ptr::eq(Arc::as_ptr(&next), &*thread) {
         machine::trace::switch(next.tid());
     }
     CURRENT.switch_to(next);
-    drop(irq);
 }
 
-/// The first of this CPU's queue, else one of another queue, else the idle thread.
-fn take_next(cpu: usize) -> Arc<Thread> {
-    if let Some(thread) = take_from(cpu, cpu) {
-        return thread;
+/// The thread was taken off a queue just when its class or affinity changed.
+#[cold]
+fn settle_changes(entity: &SchedEntity, thread: &Thread, cpu: usize, now_ns: u64) {
+    if entity.affinity & 1 << cpu == 0 {
+        thread.task().set_work(work::RESCHEDULE);
     }
-    let count = cpu::cpu_count();
-    let others = if is_isolated(cpu) { 1..1 } else { 1..count };
-    for other in others.map(|step| (cpu + step) % count).filter(|&other| !is_isolated(other)) {
-        if CPUS.of(other).queued.load(Ordering::Relaxed) > 0
-            && let Some(thread) = take_from(other, cpu)
-        {
-            return thread;
-        }
-    }
-    CPUS.of(cpu).idle_thread.get().expect("adopted at boot").clone()
-}
-
-/// Takes the first thread of `from`'s queue that may run on `cpu`.
-///
-/// Not one whose registers another CPU still holds: that CPU may be waiting to switch to the thread
-/// that goes here, and the two would wait for each other for ever. It stays queued; a CPU with a
-/// thread in its queue does not halt, so it is looked at again at once.
-fn take_from(from: usize, cpu: usize) -> Option<Arc<Thread>> {
-    let state = CPUS.of(from);
+    let state = CPUS.of(cpu);
     let mut queue = state.queue.lock();
+    queue.reclass(entity.class, now_ns);
+    state.publish(&queue, cpu);
+}
+
+/// Arms this CPU's timer for the thread that runs from now on. Interrupts are masked.
+fn arm(cpu: usize, running: &Thread, look_again_ns: Option<u64>, now_ns: u64) {
+    let is_watched = running.process.settings.watches_cpu_time.load(Ordering::Relaxed);
+    if let Some(look_again_ns) = look_again_ns {
+        let soon_ns = time::next_tick_ns(now_ns);
+        let due_ns = if look_again_ns > now_ns { look_again_ns.min(soon_ns) } else { soon_ns };
+        time::arm_by(due_ns, now_ns);
+    } else if is_watched {
+        time::arm_by(time::next_tick_ns(now_ns), now_ns);
+    } else if is_tickless(cpu) {
+        time::arm_timers_only(now_ns);
+    } else if !time::is_armed() {
+        time::arm_idle(now_ns);
+    }
+}
+
+/// Moves a thread from `from`'s queue to `cpu`, which runs it at once (`runs`) or has it wait.
+pub(crate) fn steal(
+    from: usize,
+    cpu: usize,
+    now_ns: u64,
+    may_go: impl Fn(&Arc<Thread>, Class) -> bool,
+    runs: bool,
+) -> Option<Arc<Thread>> {
     let going = current();
-    let is_free = |thread: &Arc<Thread>| {
-        !thread.task().is_on_cpu() || core::ptr::eq(Arc::as_ptr(thread), &*going)
+    let may_go = |thread: &Arc<Thread>, class| {
+        may_run_on(thread, cpu) && is_free_for(thread, &going) && may_go(thread, class)
     };
-    let (&key, _) = queue
-        .queued
-        .iter()
-        .find(|(_, thread)| (from == cpu || may_run_on(thread, cpu)) && is_free(thread))?;
-    let thread = queue.queued.remove(&key)?;
-    queue.min_vruntime_ns = queue.min_vruntime_ns.max(key.0);
-    state.queued.store(queue.queued.len() as u32, Ordering::SeqCst);
+    let (thread, left) = {
+        let state = CPUS.of(from);
+        let mut queue = state.queue.lock();
+        let stolen = queue.steal(now_ns, may_go)?;
+        state.publish(&queue, from);
+        stolen
+    };
+    if runs {
+        let state = CPUS.of(cpu);
+        let mut queue = state.queue.lock();
+        queue.start(&left, now_ns);
+        state.publish(&queue, cpu);
+    } else {
+        let mut entity = thread.sched.lock();
+        entity.entity = left;
+        let target = if entity.affinity & 1 << cpu != 0 { cpu } else { choose_cpu(&entity) };
+        enqueue(&mut entity, thread.clone(), target, Arrival::Moved);
+    }
     Some(thread)
+}
+
+/// Whether a thread waits on `from` that may run on `cpu` and [`steal`] would find.
+pub(crate) fn could_spare(from: usize, cpu: usize) -> bool {
+    CPUS.of(from).queue.lock().could_spare(|thread, _| may_run_on(thread, cpu))
+}
+
+/// CPUs on which a real-time thread waits, one bit each.
+pub(crate) fn real_time_waiting() -> u32 {
+    REAL_TIME_WAITING.load(Ordering::Relaxed)
 }
 
 /// Whether the thread's affinity names CPU `cpu`.
@@ -464,20 +663,12 @@ pub fn yield_if_needed() {
 
 /// Whether anybody waits in this CPU's queue.
 pub fn has_queued() -> bool {
-    CPUS.get().queued.load(Ordering::Relaxed) > 0
+    CPUS.get().waiting.load(Ordering::Relaxed) > 0
 }
 
-/// Behind everybody of its queue.
+/// Behind everybody of its queue, and of its priority.
 pub fn yield_now() {
-    let thread = current();
-    {
-        let mut entity = thread.sched.lock();
-        let queue = CPUS.get().queue.lock();
-        if let Some((&(last, _), _)) = queue.queued.last_key_value() {
-            entity.vruntime_ns = entity.vruntime_ns.max(last + 1);
-        }
-    }
-    schedule();
+    reschedule(true);
 }
 
 /// The tick: accounts, and preempts when the slice is over.
@@ -487,36 +678,95 @@ pub fn timer_tick(from_user: bool) {
     if !CURRENT.is_set() {
         return;
     }
-    let state = CPUS.get();
-    let thread = current();
+    let (state, thread, cpu) = (CPUS.get(), current(), cpu_id());
     watchdog::tick(now_ns, thread.task().work() & work::RESCHEDULE != 0);
-    let is_idle = state.idle_thread.get().is_some_and(|t| t.tid() == thread.tid());
-    if !is_idle {
+    if state.is_idle_thread(&thread) {
+        return time::arm_idle(now_ns);
+    }
+    let ran_ns = {
         let mut entity = thread.sched.lock();
         let ran_ns = now_ns.saturating_sub(entity.ran_since_ns);
         entity.account(now_ns);
-        state.current_vruntime_ns.store(entity.vruntime_ns, Ordering::Relaxed);
-        drop(entity);
-        thread.charge(ran_ns, from_user);
-        if from_user {
-            state.user_ns.fetch_add(ran_ns, Ordering::Relaxed);
-        }
-        if has_queued() {
-            find_help();
-        }
-        // Asked even if nobody waits: the watchdog wants to see that it would have worked.
-        thread.task().set_work(work::RESCHEDULE);
-        time::arm_tick(now_ns);
-    } else {
-        time::arm_idle(now_ns);
+        ran_ns
+    };
+    thread.charge(ran_ns, from_user);
+    if from_user {
+        state.user_ns.fetch_add(ran_ns, Ordering::Relaxed);
     }
+    let look_again_ns = {
+        let mut queue = state.queue.lock();
+        queue.charge(now_ns);
+        queue.look_again_ns(now_ns)
+    };
+    if look_again_ns.is_some() {
+        balance::push(cpu, now_ns);
+    }
+    // Asked even if nobody waits: the watchdog wants to see that it would have worked.
+    thread.task().set_work(work::RESCHEDULE);
+    if !is_tickless(cpu) {
+        // Samples where the thread is, for the division of its time.
+        time::arm_by(time::next_tick_ns(now_ns), now_ns);
+    }
+    arm(cpu, &thread, look_again_ns, now_ns);
 }
 
 /// Ends the current thread: it never runs again.
 pub fn exit_current() -> ! {
-    current().sched.lock().state = RunState::Dead;
-    schedule();
+    Token::forget_spare();
+    let _irq = IrqGuard::new();
+    let (thread, cpu, now_ns) = (current(), cpu_id(), time::now_ns());
+    begin(&thread, now_ns);
+    let next = {
+        let mut entity = thread.sched.lock();
+        entity.state = RunState::Dead;
+        leave(thread, &mut entity, cpu, now_ns, true)
+    };
+    switch(thread, cpu, next, now_ns);
     unreachable!("a dead thread was scheduled");
+}
+
+/// Changes nice value, policy or priority of a thread, wherever it is.
+pub fn change(thread: &Thread, change: impl FnOnce(&mut SchedEntity)) {
+    let mut entity = thread.sched.lock();
+    change(&mut entity);
+    let class = entity.wanted_class();
+    if class == entity.class {
+        return;
+    }
+    entity.class = class;
+    let now_ns = time::now_ns();
+    match entity.state {
+        RunState::Queued(cpu) => {
+            if let Some(thread) = unqueue(&mut entity, cpu, now_ns) {
+                enqueue(&mut entity, thread, cpu, Arrival::Moved);
+            }
+        }
+        RunState::Running(cpu) => {
+            let state = CPUS.of(cpu);
+            {
+                let mut queue = state.queue.lock();
+                queue.reclass(class, now_ns);
+                state.publish(&queue, cpu);
+            }
+            thread.task().set_work(work::RESCHEDULE);
+            kick(cpu);
+        }
+        RunState::Sleeping(_) | RunState::Dead => entity.entity.set_class(class),
+    }
+}
+
+/// Takes a queued thread out of its queue; None if somebody has just taken it to run or move it.
+fn unqueue(entity: &mut SchedEntity, cpu: usize, now_ns: u64) -> Option<Arc<Thread>> {
+    let state = CPUS.of(cpu);
+    let mut queue = state.queue.lock();
+    queue.charge(now_ns);
+    let Some((thread, left)) = queue.remove(entity.handle, now_ns) else {
+        entity.changed_in_flight = true;
+        return None;
+    };
+    entity.entity = left;
+    state.publish(&queue, cpu);
+    Some(thread)
 }
 
 /// Moves the thread to an allowed CPU after its affinity changed.
@@ -525,18 +775,9 @@ pub fn affinity_changed(thread: &Arc<Thread>) {
     thread.affinity_hint.store(entity.affinity, Ordering::Relaxed);
     match entity.state {
         RunState::Queued(cpu) if entity.affinity & 1 << cpu == 0 => {
-            let removed = {
-                let state = CPUS.of(cpu);
-                let mut queue = state.queue.lock();
-                let removed = queue.queued.remove(&entity.key);
-                state.queued.store(queue.queued.len() as u32, Ordering::SeqCst);
-                removed
-            };
-            if let Some(thread) = removed {
+            if let Some(thread) = unqueue(&mut entity, cpu, time::now_ns()) {
                 let target = choose_cpu(&entity);
-                enqueue(&mut entity, thread, target, true);
-                drop(entity);
-                kick(target);
+                enqueue(&mut entity, thread, target, Arrival::Moved);
             }
         }
         RunState::Running(cpu) if entity.affinity & 1 << cpu == 0 => {
@@ -554,10 +795,9 @@ pub fn idle_loop() -> ! {
     loop {
         machine::memory::deactivate();
         let irq = IrqGuard::new();
-        state.current_vruntime_ns.store(u64::MAX, Ordering::Relaxed);
         state.idle.store(true, Ordering::SeqCst);
-        let may_help = !is_isolated(cpu_id()) && others_have_work(cpu_id());
-        if state.queued.load(Ordering::SeqCst) == 0 && !may_help {
+        let may_help = balance::others_have_work(cpu_id());
+        if state.waiting.load(Ordering::SeqCst) == 0 && !may_help {
             let start_ns = time::now_ns();
             if is_tickless(cpu_id()) {
                 time::arm_timers_only(start_ns);
@@ -573,35 +813,6 @@ pub fn idle_loop() -> ! {
         state.idle.store(false, Ordering::SeqCst);
         drop(irq);
         schedule();
-    }
-}
-
-/// Whether another CPU has a thread to spare for CPU `cpu`.
-fn others_have_work(cpu: usize) -> bool {
-    let mut others = (0..cpu::cpu_count()).filter(|&other| other != cpu && !is_isolated(other));
-    others.any(|other| can_spare(other, cpu))
-}
-
-/// Whether CPU `from` has more to run than one thread, and some of it may run on CPU `cpu`.
-fn can_spare(from: usize, cpu: usize) -> bool {
-    let state = CPUS.of(from);
-    // An idle CPU is about to run the first of its queue.
-    let about_to_run = u32::from(state.idle.load(Ordering::SeqCst));
-    let may = |thread: &Arc<Thread>| may_run_on(thread, cpu);
-    state.queued.load(Ordering::SeqCst) > about_to_run
-        && state.queue.lock().queued.values().any(may)
-}
-
-/// Wakes an idle CPU that may run what waits here. Whoever placed a thread may have found that CPU
-/// busy for a moment; and it sleeps until somebody tells it.
-fn find_help() {
-    let here = cpu_id();
-    let could_help =
-        |&cpu: &usize| cpu != here && !is_isolated(cpu) && is_idle(cpu) && can_spare(here, cpu);
-    if !is_isolated(here)
-        && let Some(cpu) = (0..cpu::cpu_count()).find(could_help)
-    {
-        kick(cpu);
     }
 }
 
@@ -638,7 +849,7 @@ pub fn runnable() -> usize {
         .map(|cpu| {
             let state = CPUS.of(cpu);
             let running = usize::from(!state.idle.load(Ordering::Relaxed));
-            running + state.queued.load(Ordering::Relaxed) as usize
+            running + state.waiting.load(Ordering::Relaxed) as usize
         })
         .sum()
 }

@@ -37,7 +37,29 @@ impl Token {
     /// A wait of the current thread, not marked.
     #[must_use]
     pub fn new() -> Arc<Token> {
-        Arc::new(Token { thread: current().to_arc(), marked: AtomicBool::new(false) })
+        let thread = current();
+        let mut spare = thread.spare_token.replace(thread, None);
+        // Only if nobody else has it: else it could be marked late.
+        if let Some(token) = spare.as_mut().and_then(Arc::get_mut) {
+            *token.marked.get_mut() = false;
+        } else {
+            spare = None;
+        }
+        spare.unwrap_or_else(|| {
+            Arc::new(Token { thread: thread.to_arc(), marked: AtomicBool::new(false) })
+        })
+    }
+
+    /// The wait is over: keeps the token for the thread's next one.
+    fn keep(self: Arc<Self>) {
+        let thread = current();
+        drop(thread.spare_token.replace(thread, Some(self)));
+    }
+
+    /// The current thread will not wait any more: the token, which keeps it alive, goes.
+    pub fn forget_spare() {
+        let thread = current();
+        drop(thread.spare_token.replace(thread, None));
     }
 
     /// Whether the wait is over.
@@ -231,6 +253,8 @@ impl WaitQueue {
         if token.is_marked() {
             self.wake_one(0);
         }
+        drop(waker);
+        token.keep();
         result
     }
 }

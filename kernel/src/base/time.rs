@@ -19,9 +19,9 @@ pub use machine::time::now_ns;
 
 /// Nanoseconds in a second.
 pub const NS_PER_SEC: u64 = 1_000_000_000;
-/// The tick of a busy CPU: 250 Hz.
-const TICK_NS: u64 = 4_000_000;
-/// An idle CPU without timers still looks around this often.
+/// The tick of a CPU on which threads wait: 250 Hz.
+pub const TICK_NS: u64 = 4_000_000;
+/// A CPU without timers, on which nobody waits, still looks around this often.
 const MAX_IDLE_NS: u64 = NS_PER_SEC;
 
 /// A moment on the monotonic clock, nanoseconds since boot.
@@ -127,17 +127,40 @@ pub fn is_armed() -> bool {
     ARMED_NS.get().load(Ordering::Relaxed) != u64::MAX
 }
 
-/// Arms this CPU's timer for a busy CPU. Interrupts are masked.
-pub fn arm_tick(now_ns: u64) {
-    let due = next_timer_ns().min(now_ns + TICK_NS);
-    let armed = ARMED_NS.get().load(Ordering::Relaxed);
-    // An earlier interrupt that is still to come re-arms itself.
-    if armed > due || armed <= now_ns {
-        arm(due, now_ns);
+/// When the timer of CPU `cpu` is due; `u64::MAX`: not armed.
+pub fn armed_ns(cpu: usize) -> u64 {
+    ARMED_NS.of(cpu).load(Ordering::SeqCst)
+}
+
+/// When the tick after `now_ns` falls: [`TICK_NS`] later on average, but at no moment that a
+/// program could know. The tick samples whether its time goes to the program or to the kernel; a program in
+/// step with it would always be seen doing the same, or never be seen.
+pub fn next_tick_ns(now_ns: u64) -> u64 {
+    static STATE: PerCpu<AtomicU64> = PerCpu::from_array([const { AtomicU64::new(0) }; MAX_CPUS]);
+    let state = STATE.get();
+    let mut word = match state.load(Ordering::Relaxed) {
+        0 => machine::entropy::random_u64() | 1,
+        word => word,
+    };
+    // Marsaglia's xorshift: never 0, and good enough to be out of step with.
+    word ^= word << 13;
+    word ^= word >> 7;
+    word ^= word << 17;
+    state.store(word, Ordering::Relaxed);
+    now_ns + TICK_NS / 2 + word % TICK_NS
+}
+
+/// Sees to it that this CPU's timer interrupts it by `due_ns`. Interrupts are masked.
+pub fn arm_by(due_ns: u64, now_ns: u64) {
+    let armed_ns = ARMED_NS.get().load(Ordering::Relaxed);
+    // An earlier interrupt that is still to come re-arms itself, and timers arm for themselves.
+    if armed_ns > due_ns || armed_ns <= now_ns {
+        arm(next_timer_ns().min(due_ns), now_ns);
     }
 }
 
-/// Arms this CPU's timer for an idle CPU: the next timer only. Interrupts are masked.
+/// Arms this CPU's timer for a CPU on which nobody waits: the next timer only. Interrupts are
+/// masked.
 pub fn arm_idle(now_ns: u64) {
     arm(next_timer_ns().min(now_ns + MAX_IDLE_NS), now_ns);
 }
@@ -155,7 +178,8 @@ pub fn arm_timers_only(now_ns: u64) {
 
 /// Runs the timers of this CPU that are due. Called by the timer interrupt, interrupts masked.
 pub fn run_timers(now_ns: u64) {
-    ARMED_NS.get().store(u64::MAX, Ordering::Relaxed);
+    // See `sched::CpuState::publish`.
+    ARMED_NS.get().store(u64::MAX, Ordering::SeqCst);
     let mut due: Vec<Arc<dyn Wake>> = Vec::new();
     loop {
         {

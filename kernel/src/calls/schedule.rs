@@ -1,7 +1,7 @@
 //! The calls on scheduling: priorities, policies, affinity (sched(7)).
 //!
-//! All policies are served by the one fair scheduler; real-time policies and their priorities are
-//! kept for those who ask, but give no right over other threads.
+//! What a policy means is decided in `mechanisms/scheduler`. SCHED_DEADLINE is refused: its promises
+//! of run time are none that this scheduler could keep.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -18,8 +18,8 @@ use crate::process::signal::send::group_members;
 use crate::process::{Process, Thread, all_processes, find_process, find_thread};
 use crate::security::{Capability, Resource, Subject};
 
-/// What sched_rr_get_interval(2) tells: the slice of the scheduler.
-const INTERVAL_NS: u64 = 4_000_000;
+/// What sched_rr_get_interval(2) tells of threads without real-time policy.
+const INTERVAL_NS: u64 = scheduler::queue::SLICE_NS;
 
 /// The thread with this id, or the caller for 0; ESRCH, EINVAL for negative ids.
 fn thread_or_self(argument: u64) -> Result<Arc<Thread>> {
@@ -115,9 +115,10 @@ fn set_policy(thread: &Thread, policy: u32, priority: i32, nice: Option<i32>) ->
     if let Some(nice) = nice {
         set_nice(thread, nice)?;
     }
-    let mut entity = thread.sched.lock();
-    entity.policy = policy;
-    entity.priority = priority;
+    sched::change(thread, |entity| {
+        entity.policy = policy;
+        entity.priority = priority;
+    });
     Ok(0)
 }
 
@@ -225,8 +226,13 @@ pub fn sched_getattr(args: &Args) -> Result<u64> {
 
 /// sched_rr_get_interval(2).
 pub fn sched_rr_get_interval(args: &Args) -> Result<u64> {
-    thread_or_self(args.a0())?;
-    UserPtr::new(args.a1()).write(&TimeSpec::from_ns(INTERVAL_NS))?;
+    let policy = thread_or_self(args.a0())?.sched.lock().policy;
+    let interval_ns = match policy & !raw::SCHED_RESET_ON_FORK {
+        raw::SCHED_FIFO => 0,
+        raw::SCHED_RR => scheduler::queue::RR_SLICE_NS,
+        _ => INTERVAL_NS,
+    };
+    UserPtr::new(args.a1()).write(&TimeSpec::from_ns(interval_ns))?;
     Ok(0)
 }
 
@@ -269,7 +275,7 @@ fn set_nice(thread: &Thread, nice: i32) -> Result<()> {
     if nice < old && (20 - nice) as u64 > limit && !own.capable(Capability::SysNice) {
         return Err(Errno::EACCES);
     }
-    thread.sched.lock().nice = nice;
+    sched::change(thread, |entity| entity.nice = nice);
     Ok(())
 }
 

@@ -311,13 +311,7 @@ fn inherit(parent: &Thread, child: &Thread, request: &Request) {
     {
         let from = parent.sched.lock();
         let mut to = child.sched.lock();
-        let reset = from.policy & raw::SCHED_RESET_ON_FORK != 0;
-        to.nice = if reset { from.nice.max(0) } else { from.nice };
-        to.policy = if reset { 0 } else { from.policy };
-        to.priority = if reset { 0 } else { from.priority };
-        to.affinity = from.affinity;
-        to.vruntime_ns = from.vruntime_ns;
-        to.last_cpu = from.last_cpu;
+        to.inherit(&from);
         child.affinity_hint.store(from.affinity, Ordering::Relaxed);
     }
     if flags & THREAD == 0 {

@@ -19,7 +19,7 @@ use machine::sync::SpinLock;
 use machine::task::{Current, Schedulable, Task, ThreadCell};
 
 use crate::base::sched::{SchedEntity, current};
-use crate::base::sync::{Mutex, WaitQueue};
+use crate::base::sync::{Mutex, Token, WaitQueue};
 use crate::mm::Mm;
 use crate::security::{Capability, Credentials, Limits, Resource, Subject};
 use crate::vfs::file::Fd;
@@ -97,6 +97,8 @@ pub struct Thread {
     pub restart: SpinLock<Option<restart::Restart>>,
     /// The process's descriptor table and its generation: the thread's own calls take no lock.
     own_files: ThreadCell<Option<(u32, Arc<FdTable>)>>,
+    /// The token of its last wait, for the next one.
+    pub spare_token: ThreadCell<Option<Arc<Token>>>,
     task: Task,
 }
 
@@ -163,6 +165,7 @@ impl Thread {
             trace: ptrace::Trace::default(),
             restart: SpinLock::new(None),
             own_files: ThreadCell::new(None),
+            spare_token: ThreadCell::new(None),
             task,
         })
     }
@@ -332,6 +335,8 @@ static TABLE: SpinLock<Table> =
 /// Reserves a fresh id for a thread; EAGAIN when there are too many.
 pub fn allocate_pid() -> Result<Pid> {
     crate::mm::check_reserve()?;
+    let threads = TABLE.lock().threads.len();
+    crate::base::sched::reserve(threads + 1)?;
     let mut table = TABLE.lock();
     if table.threads.len() >= THREADS_MAX {
         return Err(Errno::EAGAIN);

@@ -506,7 +506,7 @@ impl Scheduled {
         let entity = thread.sched.lock();
         Scheduled {
             runtime_ns: entity.runtime_ns,
-            vruntime_ns: entity.vruntime_ns,
+            vruntime_ns: entity.vruntime_ns(),
             waited_ns: entity.waited_ns,
             switches: entity.switches,
             policy: entity.policy,
