@@ -62,7 +62,7 @@ pub(crate) struct MitigationsArgs {
     /// Kernel parameters; repeatable. Example: --append 'mitigations=auto,nosmt'
     #[arg(long, value_name = "WORDS")]
     pub(crate) append: Vec<String>,
-    /// Name the CPUs that --cpu knows
+    /// Name the CPUs that --cpu knows. Example: --list
     #[arg(long)]
     pub(crate) list: bool,
 }

@@ -93,7 +93,9 @@ fn explain_not_found(args: &RunArgs, plan: &Plan, outcome: &mut Outcome) {
     let program = Path::new(OsStr::from_bytes(&plan.config.program));
     let tree = Tree::new(args.root.clone().unwrap_or_else(|| "/".into()));
     let file = tree.find(program).ok();
-    if let Some(interpreter) = file.and_then(|file| closure::interpreter(&file)) {
+    if let Some(interpreter) = file.and_then(|file| closure::interpreter(&file))
+        && tree.find(Path::new(&interpreter)).is_err()
+    {
         let missing = format!("{}: its interpreter {interpreter} is", path.escape_ascii());
         *path = missing.into_bytes();
     }

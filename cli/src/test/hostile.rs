@@ -131,9 +131,7 @@ const BOOTS: &[(&str, Boot)] = &[
     }),
     ("boot::program_is_missing", |c| expect(boot(c, &archive(b"/none")?, "")?, 127, "/none")),
     ("boot::program_is_a_folder", |c| expect(boot(c, &archive(b"/")?, "")?, 126, "/")),
-    ("boot::program_is_none", |c| {
-        expect(boot(c, &archive(ports::CONFIG_PATH.as_bytes())?, "")?, 126, "")
-    }),
+    ("boot::program_is_none", |c| expect(boot(c, &archive(b"/plain")?, "")?, 126, "")),
     ("boot::unknown_parameter", |c| {
         let ended = boot(c, &archive(b"/none")?, "no_such_thing=1 pti=off nor_this")?;
         let warns = |what: &str| {
@@ -145,7 +143,7 @@ const BOOTS: &[(&str, Boot)] = &[
     }),
 ];
 
-/// An archive with nothing but a configuration that runs `program`.
+/// An archive with a configuration that runs `program`, and one file, `/plain`, that is none.
 fn archive(program: &[u8]) -> Result<Vec<u8>, Error> {
     let config = BootConfig {
         program: program.to_vec(),
@@ -157,6 +155,7 @@ fn archive(program: &[u8]) -> Result<Vec<u8>, Error> {
     let encoded = config.encode();
     let mut writer = cpio::Writer::new();
     writer.file(ports::CONFIG_PATH.as_bytes(), 0o600, &encoded);
+    writer.file(b"plain", 0o644, b"not a program");
     Ok(writer.finish().map_err(|_| "the configuration does not fit an archive")?)
 }
 

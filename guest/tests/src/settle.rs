@@ -7,6 +7,8 @@
 //! programs limit their address space. What cannot be set for oneself is for the judge of the
 //! command line: [`as_init`] is how the tests run as the only program of another Linux kernel.
 
+use std::os::unix::process::CommandExt;
+
 use crate::sc;
 use crate::sys::*;
 
@@ -52,6 +54,19 @@ pub fn settle() {
     let _ = sc!(SYS_close_range, 3, u32::MAX, 0);
     // No core file has any memory in it, whatever a test does with its limit.
     let _ = std::fs::write("/proc/self/coredump_filter", "0");
+    have_an_environment();
+}
+
+/// Starts the program again if it was started without any environment: what /proc/PID/environ shows
+/// is what the process was started with.
+fn have_an_environment() {
+    if std::env::vars_os().next().is_some() {
+        return;
+    }
+    let itself = std::env::current_exe().expect("a program has a path");
+    let mut again = std::process::Command::new(itself);
+    let error = again.args(std::env::args_os().skip(1)).env("LANG", "C").exec();
+    panic!("starting again with an environment: {error}");
 }
 
 /// File systems that a first process mounts: type, place, options.

@@ -87,6 +87,18 @@ pub fn missing_file(path: &[u8]) {
     }
 }
 
+static EXECS: AtomicU64 = AtomicU64::new(0);
+
+/// A process has started to run a program.
+pub fn program_started() {
+    EXECS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Programs that processes have started to run.
+pub fn programs_started() -> u64 {
+    EXECS.load(Ordering::Relaxed)
+}
+
 /// System calls so far, if they are counted.
 pub fn calls() -> Option<&'static Counts> {
     COUNT_CALLS.load(Ordering::Relaxed).then_some(&CALLS)

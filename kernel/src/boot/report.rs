@@ -69,6 +69,7 @@ fn send_counters() {
         ("run-ns", crate::base::time::now_ns()),
         ("exits-sysret", machine::entry::exits_of(entry::Origin::Syscall).0),
         ("exits-iret", machine::entry::exits_of(entry::Origin::Syscall).1),
+        ("execs", tally::programs_started()),
     ];
     for (name, value) in counters {
         send(&ToHost::Counter { name: String::from(name), value });

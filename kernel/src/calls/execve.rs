@@ -14,6 +14,7 @@ use entry::PtRegs;
 use super::capabilities::after_exec;
 use crate::base::args::Args;
 use crate::base::sched::current;
+use crate::base::tally;
 use crate::base::user::read_path;
 use crate::calls::mm::map::READ_IMPLIES_EXEC;
 use crate::process::exec::{self, Image, Request};
@@ -154,6 +155,7 @@ fn become_image(process: &Arc<Process>, image: Image, regs: &mut PtRegs) {
     crate::process::timers::on_exec(process);
     *thread.name.lock() = image.name;
     process.settings.has_executed.store(true, Ordering::Relaxed);
+    tally::program_started();
     process.settings.membarrier.store(0, Ordering::Relaxed);
     // A parent that asked for another signal asked for the old program's (clone(2)).
     process.exit_signal.store(raw::SIGCHLD, Ordering::Relaxed);
