@@ -416,6 +416,28 @@ impl Regular {
         if used + missing.count() as u64 > limit { Err(Errno::ENOSPC) } else { Ok(()) }
     }
 
+    /// How many bytes from `offset` on the file system has room for, at most `len`. ENOSPC if none.
+    fn room(&self, shared: &Shared, offset: u64, len: u64) -> Result<u64> {
+        if self.check_room(shared, offset, len).is_ok() {
+            return Ok(len);
+        }
+        let limit = shared.limits.lock().pages as u64;
+        let mut free = limit.saturating_sub(shared.pages.load(Ordering::Relaxed) as u64);
+        // Bounded: the file system holds at most `limit` pages, and each step takes one or finds one.
+        let first = offset / PAGE;
+        let full = (first..=first + limit).find(|&at| {
+            let is_missing = self.cache.resident(at).is_none();
+            let stops = is_missing && free == 0;
+            free = free.saturating_sub(u64::from(is_missing));
+            stops
+        });
+        let end = full.unwrap_or(first + limit).saturating_mul(PAGE);
+        match end.saturating_sub(offset).min(len) {
+            0 => Err(Errno::ENOSPC),
+            fits => Ok(fits),
+        }
+    }
+
     fn resize(&self, shared: &Shared, size: u64) -> Result<()> {
         let _writing = self.writing.lock();
         self.resize_locked(shared, size)
@@ -448,7 +470,8 @@ impl Regular {
         {
             return Err(Errno::EPERM);
         }
-        self.check_room(shared, at, len)?;
+        // What fits is written, as write(2) has it.
+        from.truncate(self.room(shared, at, len)? as usize);
         let result = self.cache.write(at, from);
         self.recharge(shared);
         result
