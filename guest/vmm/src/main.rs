@@ -1,7 +1,8 @@
 //! A small VMM on the rust-vmm crates, unmodified: judges /dev/kvm.
 //!
 //! `limen-vmm test [FILTER]` runs guests of a few instructions each and says `test NAME ... ok` or
-//! `FAILED`, as `guest/tests` does; `limen-vmm list` has their names. On a host whose KVM does not work it says so and fails.
+//! `FAILED`, as `guest/tests` does; `limen-vmm list` has their names. On a host whose KVM does not
+//! work it says so and fails.
 
 mod machine;
 mod tests;

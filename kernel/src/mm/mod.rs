@@ -1,5 +1,5 @@
-//! Address spaces of programs: what is mapped where ([`vma`]), how pages get there ([`fault`]), and what
-//! changes both. The calls are in `calls::mm`, the contents of files in `vfs::page_cache`.
+//! Address spaces of programs: what is mapped where ([`vma`]), how pages get there ([`fault`]), and
+//! what changes both. The calls are in `calls::mm`, the contents of files in `vfs::page_cache`.
 //!
 //! One sleeping lock per address space guards the list of areas and the page table together. It is
 //! held while a page is read from a file, so a fault may sleep; nothing that holds it touches a

@@ -289,8 +289,8 @@ pub struct Settings {
     pub no_huge_pages: AtomicBool,
     /// How much rather (or not) it is chosen when memory runs out: -1000 to 1000 (proc(5)).
     pub oom_score_adj: AtomicI32,
-    /// Its registrations for membarrier(2), as the commands that made them. A child has them, too; a
-    /// new program has none.
+    /// Its registrations for membarrier(2), as the commands that made them. A child has them, too;
+    /// a new program has none.
     pub membarrier: AtomicU32,
     /// The tick has to look at timers on its CPU time, or at RLIMIT_CPU.
     pub watches_cpu_time: AtomicBool,
