@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![doc = include_str!("../README.md")]
 
+pub mod behind_guests;
 pub mod bhi;
 pub mod by_program;
 pub mod facts;
