@@ -31,6 +31,7 @@ mod kernel;
 mod promises;
 mod run;
 mod settings;
+mod vmscape;
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -48,9 +48,15 @@ pub fn list() -> ExitCode {
 
 /// Runs those whose name contains the filter.
 pub fn run_all(filter: &str) -> ExitCode {
+    let wanted = TESTS.iter().filter(|(name, _)| name.contains(filter));
+    finish(wanted.map(|(name, run)| (*name, run())))
+}
+
+/// Says how each test went.
+pub fn finish<'a>(results: impl Iterator<Item = (&'a str, Result<()>)>) -> ExitCode {
     let (mut passed, mut failed) = (0, 0);
-    for (name, run) in TESTS.iter().filter(|(name, _)| name.contains(filter)) {
-        match run() {
+    for (name, result) in results {
+        match result {
             Ok(()) => {
                 println!("test {name} ... ok");
                 passed += 1;
@@ -65,7 +71,7 @@ pub fn run_all(filter: &str) -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<()> {
+pub fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<()> {
     if holds { Ok(()) } else { Err(why()) }
 }
 
@@ -87,7 +93,7 @@ fn step(guest: &mut Guest) -> Result<String> {
     }
 }
 
-fn expect(guest: &mut Guest, wanted: &str) -> Result<()> {
+pub fn expect(guest: &mut Guest, wanted: &str) -> Result<()> {
     let got = step(guest)?;
     let at = guest.regs()?.rip;
     ensure(got == wanted, || format!("{got}, not {wanted} (at {at:#x})"))

@@ -2,6 +2,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod behind_guests;
 pub mod bhi;
 pub mod by_program;
 pub mod facts;
