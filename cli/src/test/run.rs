@@ -9,6 +9,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use super::watch::Running;
 use super::{Context, Summary, promises};
 use crate::Error;
 
@@ -50,6 +51,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let mut summary = Summary::default();
     for (name, test) in TESTS.iter().filter(|(name, _)| context.wants(name)) {
         let folder = tempfile::tempdir()?;
+        let _running = Running::begin(name);
         match test(context, folder.path()) {
             Ok(()) => summary.passed += 1,
             Err(why) => {
