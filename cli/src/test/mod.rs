@@ -26,6 +26,7 @@ mod faults;
 mod guest;
 mod host;
 mod hostile;
+mod images;
 mod isolation;
 mod judge;
 mod kernel;
