@@ -25,7 +25,8 @@ pub struct Attachment {
     pub replace: bool,
 }
 
-/// Maps it into the address space of who acts. Returns the address. EINVAL if the place is not free, ENOMEM.
+/// Maps it into the address space of who acts. Returns the address. EINVAL if the place is not
+/// free, ENOMEM.
 pub fn attach(mm: &Arc<Mm>, wanted: Attachment) -> Result<u64> {
     crate::base::reserve::check_reserve()?;
     let cache = wanted.file.inode().page_cache().ok_or(Errno::EINVAL)?;

@@ -233,7 +233,8 @@ impl Task {
         Ok(task)
     }
 
-    /// The thread that runs ends: once it is switched from, no CPU runs it again, and its part goes.
+    /// The thread that runs ends: once it is switched from, no CPU runs it again, and its part
+    /// goes.
     pub fn end(&self) {
         self.part.end();
     }

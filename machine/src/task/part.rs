@@ -2,9 +2,9 @@
 //! the scheduler does not know its type.
 //!
 //! Why it is hard: the part owns the scheduler's thread, which has to lead to the part while it
-//! runs. So a task owns its part from [`PartSlot::attach`] on, and lets go of it when the thread has
-//! ended and another one runs on its CPU, or when it is given up before it ever ran. In between the
-//! switch puts the part's address where [`PartSlot::get`] finds it.
+//! runs. So a task owns its part from [`PartSlot::attach`] on, and lets go of it when the thread
+//! has ended and another one runs on its CPU, or when it is given up before it ever ran. In between
+//! the switch puts the part's address where [`PartSlot::get`] finds it.
 
 use alloc::sync::Arc;
 use core::marker::PhantomData;
