@@ -17,13 +17,16 @@ use machine::memory::{PageKind, PageTable, USER_END};
 use crate::base::reserve::check_reserve;
 use crate::base::sync::Mutex;
 
+pub mod areas;
 pub mod attach;
 pub mod fault;
+pub mod huge;
 mod mapper;
 pub mod remote;
 pub mod vdso;
 pub mod vma;
 
+pub use areas::Areas;
 pub use fault::{kernel_page_fault, user_page_fault};
 pub use vma::{Backing, Vma, VmaFlags};
 
@@ -64,7 +67,7 @@ impl Search {
 /// What the lock of an address space guards.
 pub struct MmInner {
     /// The areas, by start address; they do not overlap.
-    pub vmas: BTreeMap<u64, Vma>,
+    pub vmas: Areas,
     /// The page table.
     pub table: PageTable,
     /// See [`Layout`].
@@ -100,7 +103,7 @@ impl Mm {
         let table = PageTable::new().map_err(|_| Errno::ENOMEM)?;
         let space = table.space().clone();
         let inner = MmInner {
-            vmas: BTreeMap::new(),
+            vmas: Areas::default(),
             table,
             layout: Layout { mmap_top: USER_END, ..Layout::default() },
             lock_future: VmaFlags::empty(),
@@ -128,7 +131,7 @@ impl Mm {
         {
             let mut inner = child.inner.lock();
             inner.layout = parent.layout;
-            for (&start, vma) in &parent.vmas {
+            for (&start, vma) in parent.vmas.iter() {
                 if vma.flags.contains(VmaFlags::DONT_FORK) {
                     continue;
                 }
@@ -161,7 +164,7 @@ impl Mm {
     pub fn clear(&self) {
         let mut inner = self.inner.lock();
         inner.zap(0, USER_END, 0..u64::MAX);
-        let vmas = core::mem::take(&mut inner.vmas);
+        let vmas = inner.vmas.take();
         drop(inner);
         // Files that were mapped may be closed here.
         drop(vmas);
@@ -235,7 +238,7 @@ impl MmInner {
 
     /// Sum of the sizes of all areas, bytes.
     pub fn total_bytes(&self) -> u64 {
-        self.vmas.iter().map(|(start, vma)| vma.end - start).sum()
+        self.vmas.sums().total * PAGE
     }
 
     /// Whether `[start, end)` is free.
@@ -332,16 +335,7 @@ impl MmInner {
 
     /// Makes sure that an area starts at `at`, if one contains it.
     pub fn split(&mut self, at: u64) {
-        let Some((&start, vma)) = self.vmas.range_mut(..at).next_back() else { return };
-        if at >= vma.end {
-            return;
-        }
-        let mut upper = vma.clone();
-        if let Backing::File { page_offset, .. } = &mut upper.backing {
-            *page_offset += (at - start) / PAGE;
-        }
-        vma.end = at;
-        self.vmas.insert(at, upper);
+        self.vmas.split(at);
     }
 
     /// Unmaps `[start, end)`. Returns the areas, for the caller to drop without the lock.
@@ -349,9 +343,7 @@ impl MmInner {
     pub fn unmap(&mut self, start: u64, end: u64) -> BTreeMap<u64, Vma> {
         self.split(start);
         self.split(end);
-        // Not by splitting and appending the rest: that would touch every area above.
-        let removed: BTreeMap<u64, Vma> =
-            self.vmas.extract_if(start..end.max(start), |_, _| true).collect();
+        let removed = self.vmas.extract(start..end.max(start));
         if !removed.is_empty() {
             let below = self.vmas.range(..start).next_back().map_or(0, |(_, vma)| vma.end);
             let above = self.next_start(end).unwrap_or(u64::MAX);
@@ -388,19 +380,15 @@ impl MmInner {
             && vma.is_continued_by(start, next)
         {
             let next_end = next.end;
-            self.vmas.remove(&end);
-            if let Some(vma) = self.vmas.get_mut(&start) {
-                vma.end = next_end;
-            }
+            self.vmas.remove(end);
+            self.vmas.edit(start, |vma| vma.end = next_end);
         }
         let Some((&before, previous)) = self.vmas.range(..start).next_back() else { return };
         let Some(vma) = self.vmas.get(&start) else { return };
         if previous.end == start && previous.is_continued_by(before, vma) {
             let end = vma.end;
-            self.vmas.remove(&start);
-            if let Some(previous) = self.vmas.get_mut(&before) {
-                previous.end = end;
-            }
+            self.vmas.remove(start);
+            self.vmas.edit(before, |previous| previous.end = end);
         }
     }
 }

@@ -139,9 +139,7 @@ impl MmInner {
         if vma.end != from || to > USER_END || !self.is_free_for_hint(from, to) {
             return false;
         }
-        if let Some(vma) = self.vmas.get_mut(&start) {
-            vma.end = to;
-        }
+        self.vmas.edit(start, |vma| vma.end = to);
         self.merge_around(start);
         self.populate_locked(from);
         true
@@ -171,9 +169,8 @@ impl MmInner {
             // What stays is not locked any more (mremap(2)).
             self.split(old);
             self.split(old + len);
-            for (_, vma) in self.vmas.range_mut(old..old + len) {
-                vma.flags.remove(VmaFlags::LOCKED | VmaFlags::LOCK_ON_FAULT);
-            }
+            let locked = VmaFlags::LOCKED | VmaFlags::LOCK_ON_FAULT;
+            self.vmas.edit_each(old..old + len, |vma| vma.flags.remove(locked));
             return Ok(BTreeMap::new());
         }
         Ok(self.unmap(old, old + len))
