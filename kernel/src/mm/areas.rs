@@ -61,6 +61,10 @@ impl Sums {
     }
 }
 
+/// Areas that were taken out, with their starts: to be dropped without the lock, since files may be
+/// closed then.
+pub type Removed = Vec<(u64, Vma)>;
+
 /// See the module.
 #[derive(Default)]
 pub struct Areas {
@@ -130,11 +134,19 @@ impl Areas {
         self.map.insert(at, upper);
     }
 
-    /// Takes out the areas that start in `range`.
-    pub fn extract(&mut self, range: Range<u64>) -> BTreeMap<u64, Vma> {
+    /// Takes out what lies in `range`; areas that its ends cut are split.
+    pub fn cut_out(&mut self, range: Range<u64>) -> Removed {
+        // As a rule it is one area.
+        if self.map.get(&range.start).is_some_and(|vma| vma.end == range.end) {
+            let vma = self.remove(range.start);
+            return vma.map(|vma| (range.start, vma)).into_iter().collect();
+        }
+        self.split(range.start);
+        self.split(range.end);
         // Not by splitting and appending the rest: that would touch every area above.
-        let removed: BTreeMap<u64, Vma> = self.map.extract_if(range, |_, _| true).collect();
-        removed.iter().for_each(|(&start, vma)| self.sums.subtract(start, vma));
+        let inside = range.start..range.end.max(range.start);
+        let removed: Removed = self.map.extract_if(inside, |_, _| true).collect();
+        removed.iter().for_each(|(start, vma)| self.sums.subtract(*start, vma));
         removed
     }
 

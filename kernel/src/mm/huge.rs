@@ -108,10 +108,11 @@ impl MmInner {
     /// written. False: one page has to do.
     pub(super) fn bring_in_huge(&mut self, page: u64, start: u64, vma: &Vma) -> bool {
         let base = page & !(HUGE_PAGE - 1);
-        if base < start || base + HUGE_PAGE > vma.end || !self.table.is_huge_free(base) {
+        if base < start || base + HUGE_PAGE > vma.end {
             return false;
         }
-        if !vma.wants_huge() {
+        // First what needs no walk.
+        if !vma.wants_huge() || !self.table.is_huge_free(base) {
             return false;
         }
         let Some(memory) = HugeFrame::alloc_zeroed() else { return false };

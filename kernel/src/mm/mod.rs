@@ -5,7 +5,6 @@
 //! held while a page is read from a file, so a fault may sleep; nothing that holds it touches a
 //! program's memory, or it would wait for itself.
 
-use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use core::ops::Range;
 use core::sync::atomic::AtomicU64;
@@ -26,7 +25,7 @@ pub mod remote;
 pub mod vdso;
 pub mod vma;
 
-pub use areas::Areas;
+pub use areas::{Areas, Removed};
 pub use fault::{kernel_page_fault, user_page_fault};
 pub use vma::{Backing, Vma, VmaFlags};
 
@@ -306,10 +305,9 @@ impl MmInner {
         Ok(found)
     }
 
-    /// Notes that `[start, end)` has become free.
-    fn note_free(&mut self, start: u64, end: u64) {
-        let below = self.vmas.range(..start).next_back().map_or(0, |(_, vma)| vma.end);
-        let above = self.next_start(end).unwrap_or(u64::MAX).min(self.layout.mmap_top);
+    /// Notes that `[below, above)` has become free, or that some of it has.
+    fn note_free(&mut self, below: u64, above: u64) {
+        let above = above.min(self.layout.mmap_top);
         if below <= self.search.from && self.search.from <= above {
             self.search.from = above;
         } else if above > self.search.from {
@@ -340,15 +338,13 @@ impl MmInner {
 
     /// Unmaps `[start, end)`. Returns the areas, for the caller to drop without the lock.
     #[must_use]
-    pub fn unmap(&mut self, start: u64, end: u64) -> BTreeMap<u64, Vma> {
-        self.split(start);
-        self.split(end);
-        let removed = self.vmas.extract(start..end.max(start));
+    pub fn unmap(&mut self, start: u64, end: u64) -> Removed {
+        let removed = self.vmas.cut_out(start..end);
         if !removed.is_empty() {
             let below = self.vmas.range(..start).next_back().map_or(0, |(_, vma)| vma.end);
             let above = self.next_start(end).unwrap_or(u64::MAX);
             self.zap(start, end, below..above);
-            self.note_free(start, end);
+            self.note_free(below, above);
         }
         removed
     }
@@ -374,21 +370,26 @@ impl MmInner {
 
     /// Joins the area at `start` with its neighbours where they continue each other.
     pub fn merge_around(&mut self, start: u64) {
-        let Some(vma) = self.vmas.get(&start) else { return };
+        // Two looks at the map: most areas have no neighbours that are alike.
+        let mut downwards = self.vmas.range(..=start).rev();
+        let Some((&found, vma)) = downwards.next() else { return };
+        if found != start {
+            return;
+        }
         let end = vma.end;
-        if let Some(next) = self.vmas.get(&end)
-            && vma.is_continued_by(start, next)
-        {
-            let next_end = next.end;
+        let before = downwards.next().filter(|(before, previous)| {
+            previous.end == start && previous.is_continued_by(**before, vma)
+        });
+        let before = before.map(|(&before, _)| before);
+        let next = self.vmas.get(&end).filter(|next| vma.is_continued_by(start, next));
+        let next_end = next.map(|next| next.end);
+        if let Some(next_end) = next_end {
             self.vmas.remove(end);
             self.vmas.edit(start, |vma| vma.end = next_end);
         }
-        let Some((&before, previous)) = self.vmas.range(..start).next_back() else { return };
-        let Some(vma) = self.vmas.get(&start) else { return };
-        if previous.end == start && previous.is_continued_by(before, vma) {
-            let end = vma.end;
+        if let Some(before) = before {
             self.vmas.remove(start);
-            self.vmas.edit(before, |previous| previous.end = end);
+            self.vmas.edit(before, |previous| previous.end = next_end.unwrap_or(end));
         }
     }
 }
