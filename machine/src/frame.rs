@@ -251,6 +251,130 @@ pub(crate) unsafe fn release(pfns: &[u32]) {
     unsafe { MAGAZINES.get().with(drop_all) };
 }
 
+/// log2 of the frames of a [`HugeFrame`].
+const HUGE_ORDER: usize = 9;
+/// Frames of a [`HugeFrame`].
+pub const HUGE_FRAMES: usize = 1 << HUGE_ORDER;
+
+/// A naturally aligned run of [`HUGE_FRAMES`] frames: what a large page of 2 MiB maps.
+///
+/// Large pages share the frames as a whole: all of them together hold one reference to each frame,
+/// and are counted themselves, at the first one ([`sharers`]). So fork counts once for 2 MiB, and
+/// yet each frame counts for itself: a large page that becomes small ones takes references of its
+/// own, and goes its own way.
+#[derive(Debug)]
+pub struct HugeFrame(u32);
+
+impl HugeFrame {
+    /// A new one, filled with zeros. None if there is none in one piece, or so little memory is left
+    /// that it is better given out in small pieces.
+    #[must_use]
+    pub fn alloc_zeroed() -> Option<HugeFrame> {
+        let huge = Self::alloc_undefined()?;
+        let at = phys_to_virt(u64::from(huge.0) << PAGE_SHIFT);
+        // SAFETY: the frames are new, so this is the only access to their bytes.
+        unsafe { core::ptr::write_bytes(at.cast::<u64>(), 0, HUGE_FRAMES * PAGE_SIZE / 8) };
+        Some(huge)
+    }
+
+    /// The same with undefined contents, all of which the caller overwrites.
+    pub(crate) fn alloc_undefined() -> Option<HugeFrame> {
+        if is_low() {
+            return None;
+        }
+        let first = try_block(HUGE_ORDER)?;
+        for pfn in huge_range(first) {
+            let before = info(pfn).refs.swap(1, Ordering::Relaxed);
+            assert_eq!(before, 0, "free frame had references");
+        }
+        sharers(first).store(1, Ordering::Relaxed);
+        Some(HugeFrame(first))
+    }
+
+    /// The number of its first frame.
+    pub(crate) fn first(&self) -> u32 {
+        self.0
+    }
+
+    /// Gives the share away, to a page table. Returns the number of the first frame.
+    pub(crate) fn into_raw(self) -> u32 {
+        let first = self.0;
+        core::mem::forget(self);
+        first
+    }
+}
+
+impl Drop for HugeFrame {
+    fn drop(&mut self) {
+        // SAFETY: the share is this value's.
+        unsafe { release_huge(self.0) };
+    }
+}
+
+fn huge_range(first: u32) -> core::ops::Range<u32> {
+    first..first + HUGE_FRAMES as u32
+}
+
+/// How many large pages share the run that begins with this frame. The place is free while the
+/// frame is in use.
+fn sharers(first: u32) -> &'static AtomicU32 {
+    &info(first).prev
+}
+
+/// How many pages have frame `pfn` of the run that begins with `first`, large ones included.
+pub(crate) fn references_in_huge(first: u32, pfn: u32) -> u32 {
+    references(pfn) + sharers(first).load(Ordering::Relaxed).saturating_sub(1)
+}
+
+/// Whether nobody but one large page has any of the frames.
+pub(crate) fn is_sole_huge(first: u32) -> bool {
+    sharers(first).load(Ordering::Acquire) == 1 && huge_range(first).all(|pfn| references(pfn) == 1)
+}
+
+/// Adds a large page that shares the run.
+///
+/// # Safety
+/// The caller owns a share during the call.
+pub(crate) unsafe fn share_huge(first: u32) {
+    sharers(first).fetch_add(1, Ordering::Relaxed);
+}
+
+/// Takes a reference to each frame in place of a share.
+///
+/// # Safety
+/// The caller owns a share and gives it up, and owns the references afterwards.
+pub(crate) unsafe fn split_huge(first: u32) {
+    // The only share: what all hold together becomes the caller's.
+    if sharers(first).load(Ordering::Acquire) == 1 {
+        sharers(first).store(0, Ordering::Relaxed);
+        return;
+    }
+    for pfn in huge_range(first) {
+        info(pfn).refs.fetch_add(1, Ordering::Relaxed);
+    }
+    // SAFETY: the caller's share, as a whole.
+    unsafe { release_huge(first) };
+}
+
+/// Gives up a share.
+///
+/// # Safety
+/// The caller owns it.
+pub(crate) unsafe fn release_huge(first: u32) {
+    if sharers(first).fetch_sub(1, Ordering::AcqRel) > 1 {
+        return;
+    }
+    if huge_range(first).all(|pfn| references(pfn) == 1) {
+        huge_range(first).for_each(|pfn| info(pfn).refs.store(0, Ordering::Relaxed));
+        // SAFETY: it was allocated as a block, and nothing refers to any frame of it any more.
+        return unsafe { free_block(first, HUGE_ORDER) };
+    }
+    for pfn in huge_range(first) {
+        // SAFETY: the references that the shares held together.
+        unsafe { release(&[pfn]) };
+    }
+}
+
 fn with_buddy<R>(f: impl FnOnce(&mut Buddy) -> R) -> R {
     let mut buddy = BUDDY.lock();
     let result = f(&mut buddy);

@@ -17,6 +17,7 @@ mod fuzz;
 mod fuzz_args;
 mod harness;
 mod hogs;
+mod huge_pages;
 mod jobs;
 mod landlock;
 mod mappings;
@@ -54,6 +55,7 @@ const SUBJECTS: &[&[Test]] = &[
     signals::TESTS,
     memory::TESTS,
     mappings::TESTS,
+    huge_pages::TESTS,
     entry::TESTS,
     returns::TESTS,
     segments::TESTS,

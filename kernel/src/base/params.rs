@@ -29,6 +29,7 @@ const KNOWN: &[Param] = &[
     value("nohz_full"),
     value("defer"),
     value("lsm"),
+    value("transparent_hugepage"),
     flag("ktest"),
     value("ktest"),
     // Boot loaders and monitors add these; they mean nothing here.

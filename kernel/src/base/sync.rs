@@ -149,7 +149,13 @@ impl WaitQueue {
     pub fn remove(&self, waker: &Arc<dyn Wake>) {
         let mut entries = self.entries.lock();
         let address = Arc::as_ptr(waker).cast::<()>();
-        let at = entries.iter().position(|e| Arc::as_ptr(&e.waker).cast::<()>() == address);
+        let is_it = |entry: &Entry| Arc::as_ptr(&entry.waker).cast::<()>() == address;
+        // From both ends: who leaves came first as a rule, or last.
+        let len = entries.len();
+        let at = (0..len.div_ceil(2)).find_map(|i| {
+            let back = len - 1 - i;
+            if is_it(&entries[i]) { Some(i) } else { is_it(&entries[back]).then_some(back) }
+        });
         let removed = at.and_then(|at| entries.remove(at));
         self.occupied.store(!entries.is_empty(), Ordering::SeqCst);
         drop(entries);

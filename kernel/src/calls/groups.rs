@@ -7,8 +7,7 @@ use abi::{Errno, Result};
 
 use crate::base::args::Args;
 use crate::process::current;
-use crate::process::signal::send::group_members;
-use crate::process::{Pid, Process, find_by_tid};
+use crate::process::{Pid, Process, any_member, find_by_tid, join_group};
 
 /// The process with this id, a thread's one included, or the caller for 0; ESRCH.
 fn process_or_self(argument: u64) -> Result<Arc<Process>> {
@@ -50,23 +49,24 @@ pub fn setpgid(args: &Args) -> Result<u64> {
     }
     let group = if group == 0 { target.pid } else { group as Pid };
     if group != target.pid {
-        let same_session = |p: &Arc<Process>| p.session.load(Ordering::Relaxed) == session;
-        if !group_members(group).iter().any(same_session) {
+        // All members are of one session.
+        let member = any_member(group).ok_or(Errno::EPERM)?;
+        if member.session.load(Ordering::Relaxed) != session {
             return Err(Errno::EPERM);
         }
     }
-    target.group.store(group, Ordering::Relaxed);
+    join_group(&target, group);
     Ok(0)
 }
 
 /// getpgid(2).
 pub fn getpgid(args: &Args) -> Result<u64> {
-    Ok(process_or_self(args.a0())?.group.load(Ordering::Relaxed).into())
+    Ok(process_or_self(args.a0())?.group().into())
 }
 
 /// getpgrp(2).
 pub fn getpgrp() -> Result<u64> {
-    Ok(current().process.group.load(Ordering::Relaxed).into())
+    Ok(current().process.group().into())
 }
 
 /// getsid(2).
@@ -77,10 +77,10 @@ pub fn getsid(args: &Args) -> Result<u64> {
 /// setsid(2).
 pub fn setsid() -> Result<u64> {
     let process = &current().process;
-    if !group_members(process.pid).is_empty() {
+    if any_member(process.pid).is_some() {
         return Err(Errno::EPERM);
     }
     process.session.store(process.pid, Ordering::Relaxed);
-    process.group.store(process.pid, Ordering::Relaxed);
+    join_group(process, process.pid);
     Ok(process.pid.into())
 }

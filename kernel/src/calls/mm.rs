@@ -17,7 +17,7 @@ use machine::memory::{Prot, USER_END};
 
 use crate::base::args::Args;
 use crate::base::user::UserPtr;
-use crate::mm::{Backing, PAGE, Vma, VmaFlags};
+use crate::mm::{Backing, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::current;
 use crate::security::{Resource, UNLIMITED};
 pub use advice::madvise;
@@ -74,28 +74,40 @@ pub fn mincore(a: &Args) -> Result<u64> {
     let (start, end) = page_range(a.a0(), a.a1(), Errno::ENOMEM)?;
     let mm = current().process.mm()?;
     let target = UserPtr::<u8>::new(a.a2());
-    let mut answer = [0u8; 256];
+    let mut answer = [0u8; 1024];
     let mut at = start;
     while at < end {
         let pages = ((end - at) / PAGE).min(answer.len() as u64) as usize;
-        mm.with(|inner| {
-            for (i, slot) in answer[..pages].iter_mut().enumerate() {
-                let page = at + (i * PAGE_SIZE) as u64;
-                let (vma_start, vma) = inner.find(page).ok_or(Errno::ENOMEM)?;
-                let in_file = match &vma.backing {
-                    Backing::File { cache, page_offset, .. } => {
-                        cache.resident(page_offset + (page - vma_start) / PAGE).is_some()
-                    }
-                    _ => false,
-                };
-                *slot = u8::from(in_file || inner.table.lookup(page).is_some());
-            }
-            Ok::<(), Errno>(())
-        })?;
+        mm.with(|inner| inner.resident(at, &mut answer[..pages]))?;
         target.nth(((at - start) / PAGE) as usize).write_many(&answer[..pages])?;
         at += (pages * PAGE_SIZE) as u64;
     }
     Ok(0)
+}
+
+impl MmInner {
+    /// Says of each page from `start` on whether it is in memory: 1, or 0. ENOMEM at a hole.
+    fn resident(&self, start: u64, answer: &mut [u8]) -> Result<()> {
+        answer.fill(0);
+        let end = start + answer.len() as u64 * PAGE;
+        let number = |address: u64| ((address - start) / PAGE) as usize;
+        let mut at = start;
+        while at < end {
+            let (vma_start, vma) = self.find(at).ok_or(Errno::ENOMEM)?;
+            let stop = vma.end.min(end);
+            if let Backing::File { cache, page_offset, .. } = &vma.backing {
+                for page in (at..stop).step_by(PAGE_SIZE) {
+                    let index = page_offset + (page - vma_start) / PAGE;
+                    answer[number(page)] = u8::from(cache.resident(index).is_some());
+                }
+            }
+            self.table.for_each_part(at, stop, |part| {
+                answer[number(part.start)..number(part.end)].fill(1);
+            });
+            at = stop;
+        }
+        Ok(())
+    }
 }
 
 /// msync(2).

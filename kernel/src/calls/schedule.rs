@@ -15,7 +15,7 @@ use crate::base::sched;
 use crate::base::time::TimeSpec;
 use crate::base::user::UserPtr;
 use crate::process::current;
-use crate::process::signal::send::group_members;
+use crate::process::group_members;
 use crate::process::{Process, Thread, all_processes, find_process, find_thread};
 use crate::security::{Capability, Resource, Subject};
 
@@ -247,7 +247,7 @@ fn targets(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
         raw::PRIO_PROCESS if who == 0 => alloc::vec![current().to_arc()],
         raw::PRIO_PROCESS => find_thread(who).into_iter().collect(),
         raw::PRIO_PGRP => {
-            let own_group = own.group.load(core::sync::atomic::Ordering::Relaxed);
+            let own_group = own.group();
             of(group_members(if who == 0 { own_group } else { who }))
         }
         raw::PRIO_USER => {

@@ -14,7 +14,9 @@ use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::process::pidfd;
 use crate::process::signal::{Action, LAST, SigInfo, SignalSet, UNBLOCKABLE, bit, mask, send};
-use crate::process::{Pid, Process, Thread, all_processes, find_by_tid, find_thread};
+use crate::process::{
+    Pid, Process, Thread, all_processes, find_by_tid, find_thread, group_members,
+};
 use crate::security::Capability;
 
 /// `struct sigaction` as the kernel has it on x86-64.
@@ -211,7 +213,7 @@ pub fn kill(args: &Args) -> Result<u64> {
             let process = find_by_tid(pid as Pid).ok_or(Errno::ESRCH)?;
             send_checked(&process, info)?;
         }
-        0 => kill_group(current().process.group.load(Ordering::Relaxed), info)?,
+        0 => kill_group(current().process.group(), info)?,
         -1 => kill_all(info)?,
         i32::MIN => return Err(Errno::ESRCH),
         _ => kill_group(pid.unsigned_abs(), info)?,
@@ -222,7 +224,7 @@ pub fn kill(args: &Args) -> Result<u64> {
 /// Success if at least one member could be sent to.
 fn kill_group(group: Pid, info: SigInfo) -> Result<()> {
     let mut result = Err(Errno::ESRCH);
-    for process in send::group_members(group) {
+    for process in group_members(group) {
         let one = send_checked(&process, info);
         if result != Ok(()) {
             result = one;

@@ -46,7 +46,51 @@ impl Text {
 
     /// Appends `count` blanks.
     pub fn blanks(&mut self, count: usize) {
-        (0..count).for_each(|_| self.bytes(b" "));
+        const MANY: [u8; 64] = [b' '; 64];
+        let mut left = count;
+        while left > 0 {
+            let now = left.min(MANY.len());
+            self.bytes(&MANY[..now]);
+            left -= now;
+        }
+    }
+
+    /// Appends a number in decimal, with blanks before it where it is shorter than `width`. What is
+    /// formatted by thousands comes here: `write!` takes several times as long.
+    pub fn decimal(&mut self, mut value: u64, width: usize) {
+        let mut digits = [0; 20];
+        let mut at = digits.len();
+        loop {
+            at -= 1;
+            digits[at] = b'0' + (value % 10) as u8;
+            value /= 10;
+            if value == 0 {
+                break;
+            }
+        }
+        self.blanks(width.saturating_sub(digits.len() - at));
+        self.bytes(&digits[at..]);
+    }
+
+    /// Appends a number in hexadecimal, with zeros before it where it is shorter than `width`.
+    pub fn hex(&mut self, value: u64, width: usize) {
+        let mut digits = [b'0'; 16];
+        let needed = (16 - value.leading_zeros() as usize / 4).max(width.clamp(1, 16));
+        for (i, digit) in digits[..needed].iter_mut().enumerate() {
+            let nibble = value >> (4 * (needed - 1 - i)) & 15;
+            *digit = b"0123456789abcdef"[nibble as usize];
+        }
+        self.bytes(&digits[..needed]);
+    }
+
+    /// Appends a line of /proc/meminfo: name, colon, number and unit.
+    pub fn amount(&mut self, name: &str, value: u64, unit: &str) {
+        const WIDTH: usize = 23;
+        self.bytes(name.as_bytes());
+        self.bytes(b":");
+        self.decimal(value, WIDTH.saturating_sub(name.len()));
+        self.bytes(unit.as_bytes());
+        self.bytes(b"\n");
     }
 
     /// Appends formatted text: `write!` and `writeln!` come here.

@@ -90,6 +90,9 @@ impl MmInner {
             self.table.set_prot(page, vma.page_prot());
             return Ok(());
         }
+        if self.table.own_huge(page, vma.page_prot()) {
+            return Ok(());
+        }
         // Two references: the page table's, and the one in hand.
         if frame.refs() == 2 {
             self.table.set_prot(page, vma.page_prot());
@@ -101,6 +104,7 @@ impl MmInner {
 
     fn bring_in(&mut self, page: u64, start: u64, vma: &Vma, write: bool) -> Result<()> {
         match &vma.backing {
+            Backing::Anonymous if write && self.bring_in_huge(page, start, vma) => Ok(()),
             Backing::Anonymous if write => {
                 let frame = alloc_zeroed()?;
                 self.map(page, frame, vma.page_prot(), PageKind::Anonymous)
@@ -143,6 +147,9 @@ impl MmInner {
             return Err(Errno::EIO);
         } else if self.table.lookup(page).is_none() {
             self.bring_in(page, start, &vma, false)?;
+        }
+        if write {
+            self.table.make_small(page);
         }
         let frame = self.table.lookup(page).ok_or(Errno::EFAULT)?.frame;
         // Two references: the page table's, and the one in hand.
@@ -196,7 +203,7 @@ impl MmInner {
         if page < below.saturating_add(STACK_GUARD) {
             return Err(Errno::EFAULT);
         }
-        if let Some(vma) = self.vmas.remove(&start) {
+        if let Some(vma) = self.vmas.remove(start) {
             self.vmas.insert(page, vma);
         }
         Ok(())
@@ -211,7 +218,7 @@ impl MmInner {
             let write = vma.prot.contains(Prot::WRITE) && !vma.shared;
             let exec = vma.prot.contains(Prot::EXEC) && !vma.prot.contains(Prot::READ);
             self.fault(PageFault { address: page, write, exec: exec && !write })?;
-            page += PAGE;
+            page = self.table.page_end(page);
         }
         Ok(())
     }

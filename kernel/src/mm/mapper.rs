@@ -10,7 +10,7 @@ impl Mapper for Mm {
         let mut inner = self.inner.lock();
         inner.note_peak();
         let MmInner { vmas, table, .. } = &mut *inner;
-        for (&start, vma) in &*vmas {
+        for (&start, vma) in vmas.iter() {
             let Backing::File { cache, page_offset, .. } = &vma.backing else { continue };
             if !core::ptr::eq(Arc::as_ptr(cache), file) {
                 continue;

@@ -5,7 +5,6 @@
 //! held while a page is read from a file, so a fault may sleep; nothing that holds it touches a
 //! program's memory, or it would wait for itself.
 
-use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use core::ops::Range;
 use core::sync::atomic::AtomicU64;
@@ -17,12 +16,16 @@ use machine::memory::{PageKind, PageTable, USER_END};
 use crate::base::reserve::check_reserve;
 use crate::base::sync::Mutex;
 
+pub mod areas;
 pub mod attach;
 pub mod fault;
+pub mod huge;
 mod mapper;
 pub mod remote;
 pub mod vdso;
 pub mod vma;
+
+pub use areas::{Areas, Removed};
 
 pub use vma::{Backing, Vma, VmaFlags};
 
@@ -63,7 +66,7 @@ impl Search {
 /// What the lock of an address space guards.
 pub struct MmInner {
     /// The areas, by start address; they do not overlap.
-    pub vmas: BTreeMap<u64, Vma>,
+    pub vmas: Areas,
     /// The page table.
     pub table: PageTable,
     /// See [`Layout`].
@@ -99,7 +102,7 @@ impl Mm {
         let table = PageTable::new().map_err(|_| Errno::ENOMEM)?;
         let space = table.space().clone();
         let inner = MmInner {
-            vmas: BTreeMap::new(),
+            vmas: Areas::default(),
             table,
             layout: Layout { mmap_top: USER_END, ..Layout::default() },
             lock_future: VmaFlags::empty(),
@@ -127,7 +130,7 @@ impl Mm {
         {
             let mut inner = child.inner.lock();
             inner.layout = parent.layout;
-            for (&start, vma) in &parent.vmas {
+            for (&start, vma) in parent.vmas.iter() {
                 if vma.flags.contains(VmaFlags::DONT_FORK) {
                     continue;
                 }
@@ -160,7 +163,7 @@ impl Mm {
     pub fn clear(&self) {
         let mut inner = self.inner.lock();
         inner.zap(0, USER_END, 0..u64::MAX);
-        let vmas = core::mem::take(&mut inner.vmas);
+        let vmas = inner.vmas.take();
         drop(inner);
         // Files that were mapped may be closed here.
         drop(vmas);
@@ -234,7 +237,7 @@ impl MmInner {
 
     /// Sum of the sizes of all areas, bytes.
     pub fn total_bytes(&self) -> u64 {
-        self.vmas.iter().map(|(start, vma)| vma.end - start).sum()
+        self.vmas.sums().total * PAGE
     }
 
     /// Whether `[start, end)` is free.
@@ -302,10 +305,9 @@ impl MmInner {
         Ok(found)
     }
 
-    /// Notes that `[start, end)` has become free.
-    fn note_free(&mut self, start: u64, end: u64) {
-        let below = self.vmas.range(..start).next_back().map_or(0, |(_, vma)| vma.end);
-        let above = self.next_start(end).unwrap_or(u64::MAX).min(self.layout.mmap_top);
+    /// Notes that `[below, above)` has become free, or that some of it has.
+    fn note_free(&mut self, below: u64, above: u64) {
+        let above = above.min(self.layout.mmap_top);
         if below <= self.search.from && self.search.from <= above {
             self.search.from = above;
         } else if above > self.search.from {
@@ -331,31 +333,18 @@ impl MmInner {
 
     /// Makes sure that an area starts at `at`, if one contains it.
     pub fn split(&mut self, at: u64) {
-        let Some((&start, vma)) = self.vmas.range_mut(..at).next_back() else { return };
-        if at >= vma.end {
-            return;
-        }
-        let mut upper = vma.clone();
-        if let Backing::File { page_offset, .. } = &mut upper.backing {
-            *page_offset += (at - start) / PAGE;
-        }
-        vma.end = at;
-        self.vmas.insert(at, upper);
+        self.vmas.split(at);
     }
 
     /// Unmaps `[start, end)`. Returns the areas, for the caller to drop without the lock.
     #[must_use]
-    pub fn unmap(&mut self, start: u64, end: u64) -> BTreeMap<u64, Vma> {
-        self.split(start);
-        self.split(end);
-        // Not by splitting and appending the rest: that would touch every area above.
-        let removed: BTreeMap<u64, Vma> =
-            self.vmas.extract_if(start..end.max(start), |_, _| true).collect();
+    pub fn unmap(&mut self, start: u64, end: u64) -> Removed {
+        let removed = self.vmas.cut_out(start..end);
         if !removed.is_empty() {
             let below = self.vmas.range(..start).next_back().map_or(0, |(_, vma)| vma.end);
             let above = self.next_start(end).unwrap_or(u64::MAX);
             self.zap(start, end, below..above);
-            self.note_free(start, end);
+            self.note_free(below, above);
         }
         removed
     }
@@ -381,25 +370,26 @@ impl MmInner {
 
     /// Joins the area at `start` with its neighbours where they continue each other.
     pub fn merge_around(&mut self, start: u64) {
-        let Some(vma) = self.vmas.get(&start) else { return };
-        let end = vma.end;
-        if let Some(next) = self.vmas.get(&end)
-            && vma.is_continued_by(start, next)
-        {
-            let next_end = next.end;
-            self.vmas.remove(&end);
-            if let Some(vma) = self.vmas.get_mut(&start) {
-                vma.end = next_end;
-            }
+        // Two looks at the map: most areas have no neighbours that are alike.
+        let mut downwards = self.vmas.range(..=start).rev();
+        let Some((&found, vma)) = downwards.next() else { return };
+        if found != start {
+            return;
         }
-        let Some((&before, previous)) = self.vmas.range(..start).next_back() else { return };
-        let Some(vma) = self.vmas.get(&start) else { return };
-        if previous.end == start && previous.is_continued_by(before, vma) {
-            let end = vma.end;
-            self.vmas.remove(&start);
-            if let Some(previous) = self.vmas.get_mut(&before) {
-                previous.end = end;
-            }
+        let end = vma.end;
+        let before = downwards.next().filter(|(before, previous)| {
+            previous.end == start && previous.is_continued_by(**before, vma)
+        });
+        let before = before.map(|(&before, _)| before);
+        let next = self.vmas.get(&end).filter(|next| vma.is_continued_by(start, next));
+        let next_end = next.map(|next| next.end);
+        if let Some(next_end) = next_end {
+            self.vmas.remove(end);
+            self.vmas.edit(start, |vma| vma.end = next_end);
+        }
+        if let Some(before) = before {
+            self.vmas.remove(start);
+            self.vmas.edit(before, |previous| previous.end = next_end.unwrap_or(end));
         }
     }
 }

@@ -147,6 +147,7 @@ pub fn announce(process: &Arc<Process>) {
 /// if the parent said that it does not want to know (SIGCHLD ignored, SA_NOCLDWAIT).
 pub fn tell_parent(process: &Arc<Process>) {
     let Some(parent) = process.parent() else { return };
+    family::note(process);
     let exit_signal = process.exit_signal.load(Ordering::Relaxed);
     let mut autoreap = false;
     if exit_signal != 0 {

@@ -6,6 +6,7 @@
 //! and the child. Whoever finds a child's parent first and then locks it has to look again whether
 //! the child is still there.
 
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -41,8 +42,11 @@ pub enum Report {
 pub struct Family {
     /// Who is told when this process ends.
     pub parent: Weak<Process>,
-    /// Its children, dead ones included until they are waited for.
-    pub children: Vec<Arc<Process>>,
+    /// Its children by id, dead ones included until they are waited for.
+    pub children: BTreeMap<Pid, Arc<Process>>,
+    /// Children that something may have happened to which wait(2) tells of: every one of those is
+    /// here, and perhaps others.
+    pub news: BTreeSet<Pid>,
     /// Whether it lives.
     pub life: Life,
     /// What the parent has not been told by wait(2) yet.
@@ -62,6 +66,13 @@ impl Family {
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.life == Life::Zombie && (self.held_by_tracer || self.unreaped_threads > 0)
+    }
+
+    /// A child is one no longer. Whoever calls has another reference to it, so that nothing is
+    /// freed under the lock. False if it was none.
+    pub fn remove_child(&mut self, child: Pid) -> bool {
+        self.news.remove(&child);
+        self.children.remove(&child).is_some()
     }
 }
 
@@ -85,9 +96,26 @@ pub fn adopt(parent: &Arc<Process>, child: &Arc<Process>) -> bool {
     if family.is_closed {
         return false;
     }
-    child.family.lock().parent = Arc::downgrade(parent);
-    family.children.push(child.clone());
+    let mut own = child.family.lock();
+    own.parent = Arc::downgrade(parent);
+    if own.life == Life::Zombie || own.report.is_some() {
+        family.news.insert(child.pid);
+    }
+    drop(own);
+    family.children.insert(child.pid, child.clone());
     true
+}
+
+/// Something has happened to `child` that its parent's wait(2) may want to know; before the parent
+/// is told to look.
+pub fn note(child: &Arc<Process>) {
+    // A parent that ends meanwhile has given the child away: the next one finds it by `adopt`.
+    if let Some(parent) = child.parent() {
+        let mut family = parent.family.lock();
+        if family.children.contains_key(&child.pid) {
+            family.news.insert(child.pid);
+        }
+    }
 }
 
 /// Makes `child` a child of `parent`, or of the first process if that is ending.
@@ -105,11 +133,8 @@ pub fn detach(child: &Arc<Process>) -> bool {
     loop {
         let Some(parent) = child.parent() else { return false };
         let mut family = parent.family.lock();
-        let at = family.children.iter().position(|c| Arc::ptr_eq(c, child));
-        if let Some(at) = at {
-            let removed = family.children.swap_remove(at);
-            removed.family.lock().life = Life::Reaped;
-            drop(family);
+        if family.remove_child(child.pid) {
+            child.family.lock().life = Life::Reaped;
             return true;
         }
         drop(family);
@@ -161,10 +186,11 @@ fn send_death_signal(child: &Arc<Process>, parent: &Process) {
 pub fn creator_ended(process: &Process, tid: Pid) {
     let heir = process.threads.lock().first().map(|thread| thread.tid());
     let Some(heir) = heir.filter(|_| !process.is_exiting()) else { return };
-    let mut orphans = process.family.lock().children.clone();
-    orphans.retain(|child| {
+    let is_orphan = |child: &&Arc<Process>| {
         child.creator_tid.compare_exchange(tid, heir, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-    });
+    };
+    let orphans: Vec<Arc<Process>> =
+        process.family.lock().children.values().filter(is_orphan).cloned().collect();
     for child in &orphans {
         send_death_signal(child, process);
     }
@@ -172,7 +198,7 @@ pub fn creator_ended(process: &Process, tid: Pid) {
 
 /// The thread of `process` that had the id `old` has the process's own now (execve(2)).
 pub fn creator_renamed(process: &Process, old: Pid) {
-    for child in &process.family.lock().children {
+    for child in process.family.lock().children.values() {
         let _ = child.creator_tid.compare_exchange(
             old,
             process.pid,
@@ -187,13 +213,14 @@ pub fn give_children_away(process: &Arc<Process>) {
     let children = {
         let mut family = process.family.lock();
         family.is_closed = true;
+        family.news.clear();
         core::mem::take(&mut family.children)
     };
     if children.is_empty() {
         return;
     }
     let reaper = reaper_for(process);
-    for child in children {
+    for child in children.into_values() {
         send_death_signal(&child, process);
         if let Some(reaper) = &reaper {
             adopt_or_orphan(reaper, &child);
@@ -219,21 +246,21 @@ pub fn give_children_away(process: &Arc<Process>) {
 /// nobody can continue it after a terminal's stop signal (POSIX "orphaned process group").
 #[must_use]
 pub fn is_orphaned_group(process: &Process) -> bool {
-    !has_link(process.group.load(Ordering::Relaxed))
+    !has_link(process.group())
 }
 
 /// Whether `parent` keeps the group of its child `member` from being orphaned: it can see the
 /// member stop, and continue it.
 fn is_link(parent: &Process, member: &Process) -> bool {
     parent.pid > 1
-        && parent.group.load(Ordering::Relaxed) != member.group.load(Ordering::Relaxed)
+        && parent.group() != member.group()
         && parent.session.load(Ordering::Relaxed) == member.session.load(Ordering::Relaxed)
 }
 
 /// Whether some member of the group has such a parent. Members that are ending count no more; they
 /// are marked before they look, so of two that end at once one at least sees that it was the last.
 fn has_link(group: Pid) -> bool {
-    signal::send::group_members(group).iter().any(|member| {
+    super::group_members(group).iter().any(|member| {
         let parent = {
             let family = member.family.lock();
             if family.is_closed { None } else { family.parent.upgrade() }
@@ -250,11 +277,11 @@ fn hang_up_if_newly_orphaned(member: &Process, parent: &Process) {
     if !is_link(parent, member) {
         return;
     }
-    let group = member.group.load(Ordering::Relaxed);
+    let group = member.group();
     let is_stopped = |member: &Arc<Process>| {
         member.signals.lock().stop.as_ref().is_some_and(|stop| stop.is_complete)
     };
-    if !has_link(group) && signal::send::group_members(group).iter().any(is_stopped) {
+    if !has_link(group) && super::group_members(group).iter().any(is_stopped) {
         // Standard signals are never refused, and members may have ended meanwhile.
         let _ = signal::send_to_group(group, SigInfo::kernel(raw::SIGHUP));
         let _ = signal::send_to_group(group, SigInfo::kernel(raw::SIGCONT));

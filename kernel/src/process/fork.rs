@@ -378,7 +378,7 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
         undo: SpinLock::new(undo),
         program: SpinLock::new(program),
         limits: parent.limits.clone(),
-        group: AtomicU32::new(parent.group.load(Ordering::Relaxed)),
+        group: AtomicU32::new(parent.group()),
         session: AtomicU32::new(parent.session.load(Ordering::Relaxed)),
         exit_signal: AtomicU32::new(exit_signal),
         creator_tid: AtomicU32::new(current().tid()),

@@ -217,9 +217,9 @@ pub struct Process {
     pub tracees: ptrace::Tracees,
     /// The thread that made this process.
     pub creator_tid: AtomicU32,
-    /// Process group and session.
-    pub group: AtomicU32,
-    /// See `group`.
+    /// Process group; [`join_group`] changes it.
+    group: AtomicU32,
+    /// Session.
     pub session: AtomicU32,
     /// The program that runs: path for /proc/PID/exe and command line area (start, end addresses).
     pub program: SpinLock<Arc<exec::Program>>,
@@ -307,6 +307,8 @@ impl Settings {
 /// All processes and threads by id. A thread group leader's thread has the process's id.
 struct Table {
     processes: BTreeMap<Pid, Arc<Process>>,
+    /// The same, by group and id.
+    groups: BTreeMap<(Pid, Pid), Arc<Process>>,
     threads: BTreeMap<Pid, Weak<Thread>>,
     next: Pid,
 }
@@ -314,8 +316,12 @@ struct Table {
 /// Largest id, as Linux on 64-bit machines.
 pub const PID_MAX: Pid = 4_194_304;
 
-static TABLE: SpinLock<Table> =
-    SpinLock::new(Table { processes: BTreeMap::new(), threads: BTreeMap::new(), next: 1 });
+static TABLE: SpinLock<Table> = SpinLock::new(Table {
+    processes: BTreeMap::new(),
+    groups: BTreeMap::new(),
+    threads: BTreeMap::new(),
+    next: 1,
+});
 
 /// Reserves a fresh id for a thread; EAGAIN when there are too many.
 pub fn allocate_pid() -> Result<Pid> {
@@ -343,13 +349,42 @@ pub fn release_pid(pid: Pid) {
 
 /// Enters a process into the table.
 pub fn register_process(process: &Arc<Process>) {
-    TABLE.lock().processes.insert(process.pid, process.clone());
+    let mut table = TABLE.lock();
+    table.processes.insert(process.pid, process.clone());
+    table.groups.insert((process.group(), process.pid), process.clone());
 }
 
 /// Takes a process out of the table, once it has been waited for.
 pub fn unregister_process(pid: Pid) {
-    let removed = TABLE.lock().processes.remove(&pid);
+    let removed = {
+        let mut table = TABLE.lock();
+        let process = table.processes.remove(&pid);
+        let member = process.as_ref().and_then(|p| table.groups.remove(&(p.group(), pid)));
+        (process, member)
+    };
     drop(removed);
+}
+
+/// Makes a process a member of a group, and of no other.
+pub fn join_group(process: &Arc<Process>, group: Pid) {
+    let mut table = TABLE.lock();
+    let old = process.group.swap(group, Ordering::Relaxed);
+    // Not if it has been waited for meanwhile. The table has it still: nothing is freed here.
+    if let Some(member) = table.groups.remove(&(old, process.pid)) {
+        table.groups.insert((group, process.pid), member);
+    }
+}
+
+/// Some process of a group, zombies included.
+#[must_use]
+pub fn any_member(group: Pid) -> Option<Arc<Process>> {
+    TABLE.lock().groups.range((group, 0)..=(group, Pid::MAX)).next().map(|(_, p)| p.clone())
+}
+
+/// The processes of a group, zombies included, by id.
+#[must_use]
+pub fn group_members(group: Pid) -> Vec<Arc<Process>> {
+    TABLE.lock().groups.range((group, 0)..=(group, Pid::MAX)).map(|(_, p)| p.clone()).collect()
 }
 
 /// Enters a thread into the table and into its process. EINTR if the process is ending.
@@ -409,6 +444,12 @@ pub fn all_processes() -> Vec<Arc<Process>> {
     TABLE.lock().processes.values().cloned().collect()
 }
 
+/// At most `max` processes whose ids are `first` or above, by id.
+#[must_use]
+pub fn processes_from(first: Pid, max: usize) -> Vec<Arc<Process>> {
+    TABLE.lock().processes.range(first..).take(max).map(|(_, process)| process.clone()).collect()
+}
+
 /// The id given out last, for /proc/loadavg.
 #[must_use]
 pub fn last_pid() -> Pid {
@@ -422,6 +463,11 @@ pub fn init_process() -> Option<Arc<Process>> {
 }
 
 impl Process {
+    /// The id of its process group.
+    pub fn group(&self) -> Pid {
+        self.group.load(Ordering::Relaxed)
+    }
+
     /// The address space; ESRCH once the process has exited.
     pub fn mm(&self) -> Result<Arc<Mm>> {
         self.mm.lock().clone().ok_or(Errno::ESRCH)

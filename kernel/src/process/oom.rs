@@ -144,7 +144,7 @@ fn choose() -> Option<Vec<Arc<Process>>> {
             continue;
         }
         let pages = weight(process);
-        let group = groups.entry(process.group.load(Ordering::Relaxed)).or_default();
+        let group = groups.entry(process.group()).or_default();
         *group = (group.0 + pages, group.1 + 1);
         let score = pages as i64 + adjust * all as i64 / 1000;
         if heaviest.as_ref().is_none_or(|(most, ..)| score > *most) {
@@ -167,7 +167,7 @@ fn choose() -> Option<Vec<Arc<Process>>> {
             "out of memory: killed process group {group}, {members} processes, {} KiB",
             together * 4
         );
-        let is_member = |p: &Arc<Process>| p.group.load(Ordering::Relaxed) == group && p.pid != 1;
+        let is_member = |p: &Arc<Process>| p.group() == group && p.pid != 1;
         return Some(processes.into_iter().filter(is_member).collect());
     }
     machine::log!("warning: out of memory: killed process {}, {} KiB", process.pid, pages * 4);

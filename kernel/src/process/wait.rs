@@ -91,7 +91,7 @@ fn scan_all(
     let wanted = |thread: &Thread| match which {
         Which::Any => true,
         Which::Pid(pid) => thread.tid() == pid,
-        Which::Group(group) => thread.process.group.load(Ordering::Relaxed) == group,
+        Which::Group(group) => thread.process.group() == group,
     };
     match ptrace::wait::scan(process, options, wanted) {
         Seen::None => children,
@@ -108,36 +108,47 @@ fn scan_all(
 /// Looks through the children. An end that is found is taken: no other waiter sees it.
 fn scan(process: &Process, which: Which, options: u32) -> Scan {
     let mut family = process.family.lock();
+    let family = &mut *family;
     let own_only = options & raw::__WNOTHREAD != 0;
-    let mut result = Scan::NoChildren;
-    let mut taken = None;
-    for (at, child) in family.children.iter().enumerate() {
-        if !matches(child, which, options) || own_only && !is_of_current_thread(process, child) {
-            continue;
+    let wanted = |child: &&Arc<Process>| {
+        matches(child, which, options) && !(own_only && !is_of_current_thread(process, child))
+    };
+    let event = match which {
+        Which::Pid(pid) => {
+            family.children.get(&pid).filter(wanted).and_then(|child| look(child, options))
         }
-        if options & raw::WEXITED != 0 || !has_only_its_end(child) {
-            result = Scan::Wait;
+        _ => {
+            let with_news = family.news.iter().filter_map(|pid| family.children.get(pid));
+            with_news.filter(wanted).find_map(|child| look(child, options))
         }
-        if let Some(event) = look(child, options) {
-            if event.is_end() && options & raw::WNOWAIT == 0 {
-                taken = Some(at);
-            }
-            result = Scan::Found(event);
-            break;
-        }
-    }
-    if let Some(at) = taken {
+    };
+    if let Some(event) = event {
         // The event holds another reference: nothing is freed under the lock.
-        family.children.swap_remove(at);
+        if options & raw::WNOWAIT == 0 {
+            if event.is_end() {
+                family.remove_child(event.id);
+            } else {
+                family.news.remove(&event.id);
+            }
+        }
+        return Scan::Found(event);
     }
-    result
+    let may_tell = |child: &&Arc<Process>| {
+        wanted(child) && (options & raw::WEXITED != 0 || !has_only_its_end(child))
+    };
+    let any = match which {
+        Which::Pid(pid) => family.children.get(&pid).filter(may_tell).is_some(),
+        // The first that may is enough.
+        _ => family.children.values().any(|child| may_tell(&child)),
+    };
+    if any { Scan::Wait } else { Scan::NoChildren }
 }
 
 fn matches(child: &Process, which: Which, options: u32) -> bool {
     let wanted = match which {
         Which::Any => true,
         Which::Pid(pid) => child.pid == pid,
-        Which::Group(group) => child.group.load(Ordering::Relaxed) == group,
+        Which::Group(group) => child.group() == group,
     };
     let is_clone = child.exit_signal.load(Ordering::Relaxed) != raw::SIGCHLD;
     wanted && (options & raw::__WALL != 0 || is_clone == (options & raw::__WCLONE != 0))
@@ -216,7 +227,7 @@ pub fn wait4(args: &Args) -> Result<u64> {
     }
     let which = match args.a0() as i32 {
         -1 => Which::Any,
-        0 => Which::Group(current().process.group.load(Ordering::Relaxed)),
+        0 => Which::Group(current().process.group()),
         i32::MIN => return Err(Errno::ESRCH),
         pid @ 1.. => Which::Pid(pid as Pid),
         group => Which::Group(group.unsigned_abs()),
@@ -241,7 +252,7 @@ pub fn waitid(args: &Args) -> Result<u64> {
     let which = match args.a0() as u32 {
         raw::P_ALL => Which::Any,
         raw::P_PID if id > 0 => Which::Pid(id as Pid),
-        raw::P_PGID if id == 0 => Which::Group(current().process.group.load(Ordering::Relaxed)),
+        raw::P_PGID if id == 0 => Which::Group(current().process.group()),
         raw::P_PGID if id > 0 => Which::Group(id as Pid),
         raw::P_PIDFD if id >= 0 => {
             let file = current().process.files().get(id as u32)?;

@@ -12,7 +12,7 @@ use abi::{Errno, Result};
 
 use super::fds;
 use super::process_dir::Subject;
-use machine::memory::{Page, PageKind, Prot};
+use machine::memory::{HUGE_PAGE, Page, PageKind, Prot};
 
 use crate::fs::pseudo::{Content, Text};
 use crate::mm::{Backing, Mm, PAGE, Vma, VmaFlags};
@@ -111,17 +111,18 @@ fn file_of(vma: &Vma) -> Option<&Arc<File>> {
 fn put_header(out: &mut Text, area: &Area) {
     let vma = &area.vma;
     let line = out.0.len();
-    let flag = |on: bool, letter: char| if on { letter } else { '-' };
-    write!(
-        out,
-        "{:08x}-{:08x} {}{}{}{}",
-        area.start,
-        vma.end,
-        flag(vma.prot.contains(Prot::READ), 'r'),
-        flag(vma.prot.contains(Prot::WRITE), 'w'),
-        flag(vma.prot.contains(Prot::EXEC), 'x'),
-        if vma.shared { 's' } else { 'p' },
-    );
+    let flag = |right: Prot, letter: u8| if vma.prot.contains(right) { letter } else { b'-' };
+    out.hex(area.start, 8);
+    out.bytes(b"-");
+    out.hex(vma.end, 8);
+    out.bytes(&[
+        b' ',
+        flag(Prot::READ, b'r'),
+        flag(Prot::WRITE, b'w'),
+        flag(Prot::EXEC, b'x'),
+        if vma.shared { b's' } else { b'p' },
+        b' ',
+    ]);
     let (mut offset, mut device, mut number) = (0, 0, 0);
     if let (Backing::File { page_offset, .. }, Some(file)) = (&vma.backing, file_of(vma)) {
         offset = page_offset * PAGE;
@@ -129,7 +130,13 @@ fn put_header(out: &mut Text, area: &Area) {
             (device, number) = (metadata.device, metadata.inode);
         }
     }
-    write!(out, " {offset:08x} {:02x}:{:02x} {number}", major(device), minor(device));
+    out.hex(offset, 8);
+    out.bytes(b" ");
+    out.hex(major(device).into(), 2);
+    out.bytes(b":");
+    out.hex(minor(device).into(), 2);
+    out.bytes(b" ");
+    out.decimal(number, 0);
     let name = match (&vma.backing, file_of(vma)) {
         (_, Some(file)) => Some(fds::file_text(file)),
         (Backing::Special { name, .. }, _) => Some(name.as_bytes().to_vec()),
@@ -166,6 +173,8 @@ struct Sums {
     private_clean: u64,
     private_dirty: u64,
     anonymous: u64,
+    /// In huge pages.
+    huge: u64,
     locked: u64,
 }
 
@@ -183,6 +192,7 @@ impl Sums {
         self.proportional += share;
         self.proportional_dirty += if is_dirty { share } else { 0 };
         self.anonymous += if is_anonymous { PAGE } else { 0 };
+        self.huge += if is_anonymous && page.is_huge { PAGE } else { 0 };
         self.locked += if vma.flags.contains(VmaFlags::LOCKED) { share } else { 0 };
         *match (mappers > 1, is_dirty) {
             (true, true) => &mut self.shared_dirty,
@@ -202,6 +212,7 @@ impl Sums {
         self.private_clean += other.private_clean;
         self.private_dirty += other.private_dirty;
         self.anonymous += other.anonymous;
+        self.huge += other.huge;
         self.locked += other.locked;
     }
 
@@ -223,7 +234,7 @@ impl Sums {
             ("Anonymous", self.anonymous),
             ("KSM", 0),
             ("LazyFree", 0),
-            ("AnonHugePages", 0),
+            ("AnonHugePages", self.huge),
             ("ShmemPmdMapped", 0),
             ("FilePmdMapped", 0),
             ("Shared_Hugetlb", 0),
@@ -237,9 +248,7 @@ impl Sums {
 }
 
 fn put_kilobytes(out: &mut Text, name: &str, bytes: u64) {
-    let value = bytes / 1024;
-    let width = 23usize.saturating_sub(name.len());
-    writeln!(out, "{name}:{value:>width$} kB");
+    out.amount(name, bytes / 1024, " kB");
 }
 
 /// The lines of smaps for one area.
@@ -247,7 +256,9 @@ pub(super) fn smap(area: &Area, out: &mut Text) {
     put_header(out, area);
     let vma = &area.vma;
     area.sums.put(out, true);
-    out.bytes(b"THPeligible:           0\nVmFlags:");
+    let has_room = area.start.next_multiple_of(HUGE_PAGE) + HUGE_PAGE <= vma.end;
+    let is_eligible = u8::from(has_room && vma.wants_huge());
+    write!(out, "THPeligible:           {is_eligible}\nVmFlags:");
     let has = |flag: VmaFlags| vma.flags.contains(flag);
     let flags = [
         (vma.prot.contains(Prot::READ), "rd"),
@@ -271,7 +282,10 @@ pub(super) fn smap(area: &Area, out: &mut Text) {
         (has(VmaFlags::NO_HUGE), "nh"),
         (has(VmaFlags::DROPPABLE), "dp"),
     ];
-    flags.iter().filter(|(on, _)| *on).for_each(|(_, name)| write!(out, " {name}"));
+    for (_, name) in flags.iter().filter(|(on, _)| *on) {
+        out.bytes(b" ");
+        out.bytes(name.as_bytes());
+    }
     out.bytes(b" \n");
 }
 

@@ -104,9 +104,9 @@ impl Listing for Top {
             found = StaticListing(TOP).list(directory, from, max)?;
         }
         let first = from.saturating_sub(FIRST_PROCESS);
-        let mut processes = process::all_processes();
-        processes.retain(|process| u64::from(process.pid) >= first);
-        found.extend(processes.iter().take(max - found.len()).map(|process| {
+        let first = Pid::try_from(first).unwrap_or(Pid::MAX);
+        let processes = process::processes_from(first, max.saturating_sub(found.len()));
+        found.extend(processes.iter().map(|process| {
             let name = process.pid.to_string().into_bytes();
             DirEntry {
                 inode: directory.child_number(&name),

@@ -14,7 +14,7 @@ use machine::memory::{PageKind, Prot};
 use crate::base::sched::{RunState, Sleep};
 use crate::base::user::PATH_MAX;
 use crate::fs::pseudo::{Content, Text};
-use crate::mm::{Backing, Mm, PAGE, Vma, VmaFlags};
+use crate::mm::{Backing, Mm, PAGE, Vma};
 use crate::process::exec::Program;
 use crate::process::family::Life;
 use crate::process::ptrace::access::{Ids, may_access};
@@ -50,9 +50,18 @@ fn sizes(process: &Process) -> Sizes {
     let Ok(mm) = process.mm() else { return Sizes::default() };
     let mut sizes = Sizes::default();
     mm.with(|inner| {
-        for (&start, vma) in &inner.vmas {
-            sizes.add(start, vma);
+        let sums = inner.vmas.sums();
+        (sizes.total, sizes.locked) = (sums.total, sums.locked);
+        (sizes.data, sizes.stack) = (sums.data, sums.stack);
+        // The program itself comes first; what else is executable is a library's.
+        let is_code = |(_, vma): &(&u64, &Vma)| {
+            vma.prot.contains(Prot::EXEC) && matches!(vma.backing, Backing::File { .. })
+        };
+        if let Some((&start, vma)) = inner.vmas.iter().find(is_code) {
+            sizes.code = (start, vma.end);
+            sizes.text = (vma.end - start) / PAGE;
         }
+        sizes.library = sums.code - sizes.text;
         sizes.tables = inner.table.tables();
         sizes.anonymous = inner.table.mapped(PageKind::Anonymous);
         sizes.file = inner.table.mapped(PageKind::File);
@@ -67,28 +76,6 @@ fn sizes(process: &Process) -> Sizes {
 impl Sizes {
     fn resident(&self) -> u64 {
         self.anonymous + self.file + self.shmem
-    }
-
-    fn add(&mut self, start: u64, vma: &Vma) {
-        let pages = (vma.end - start) / PAGE;
-        self.total += pages;
-        if vma.flags.contains(VmaFlags::LOCKED) {
-            self.locked += pages;
-        }
-        let is_file = matches!(vma.backing, Backing::File { .. });
-        if vma.prot.contains(Prot::EXEC) && is_file {
-            if self.code.0 == 0 {
-                self.code = (start, vma.end);
-                self.text += pages;
-            } else {
-                self.library += pages;
-            }
-        }
-        if vma.flags.contains(VmaFlags::GROWS_DOWN) {
-            self.stack += pages;
-        } else if vma.prot.contains(Prot::WRITE) && !vma.shared {
-            self.data += pages;
-        }
     }
 }
 
@@ -163,8 +150,7 @@ pub(super) fn stat(subject: &Subject, out: &mut Text) -> Result<()> {
     let id = if subject.thread.is_some() { id } else { process.pid };
     write!(out, "{id} (");
     out.bytes(&name_of(subject, thread));
-    let (group, session) =
-        (process.group.load(Ordering::Relaxed), process.session.load(Ordering::Relaxed));
+    let (group, session) = (process.group(), process.session.load(Ordering::Relaxed));
     let (terminal, foreground) = terminal(process);
     write!(out, ") {} {} {group} {session}", state(subject, thread).0, process.parent_pid());
     write!(out, " {terminal} {foreground} 4194304");
@@ -217,7 +203,7 @@ pub(super) fn children(subject: &Subject, out: &mut Text) -> Result<()> {
     let mut children: Vec<(u64, u32)> = {
         let family = subject.process.family.lock();
         let own =
-            family.children.iter().filter(|c| c.creator_tid.load(Ordering::Relaxed) == creator);
+            family.children.values().filter(|c| c.creator_tid.load(Ordering::Relaxed) == creator);
         own.map(|child| (child.start_ns, child.pid)).collect()
     };
     children.sort_unstable();
@@ -271,13 +257,15 @@ pub(super) fn status(subject: &Subject, out: &mut Text) -> Result<()> {
     let tracer = thread.map_or(0, |thread| thread.trace.tracer_tid());
     writeln!(out, "PPid:\t{}\nTracerPid:\t{tracer}", process.parent_pid());
     put_ids(subject, out);
-    let group = process.group.load(Ordering::Relaxed);
+    let group = process.group();
     let session = process.session.load(Ordering::Relaxed);
     writeln!(out, "NStgid:\t{}\nNSpid:\t{id}\nNSpgid:\t{group}\nNSsid:\t{session}", process.pid);
     if process.mm().is_ok() {
         put_memory(process, out);
     }
-    writeln!(out, "CoreDumping:\t0\nTHP_enabled:\t0\nThreads:\t{}", thread_count(process));
+    let may_have_huge_pages = !process.settings.no_huge_pages.load(Ordering::Relaxed);
+    writeln!(out, "CoreDumping:\t0\nTHP_enabled:\t{}", u8::from(may_have_huge_pages));
+    writeln!(out, "Threads:\t{}", thread_count(process));
     let signals = Signals::of(subject, thread);
     writeln!(out, "SigQ:\t0/{}", process.limit(Resource::PendingSignals));
     writeln!(

@@ -15,6 +15,7 @@ use machine::cpu::{MAX_CPUS, cpu_count};
 use crate::fs::pseudo::{
     Body, Content, Listing, PseudoFs, PseudoInode, Static, StaticListing, Text,
 };
+use crate::mm::huge;
 use crate::net::inet::interface;
 use crate::vfs::{DirEntry, FileType};
 
@@ -85,8 +86,12 @@ static KERNEL: &[(&str, Static)] = &[
         Static::Directory(&[(
             "transparent_hugepage",
             Static::Directory(&[
-                ("defrag", Static::File(|out| line(out, "always defer madvise [never]"))),
-                ("enabled", Static::File(|out| line(out, "always madvise [never]"))),
+                // Memory in one piece is taken where it is: nothing is moved to make some.
+                (
+                    "defrag",
+                    Static::File(|out| line(out, "always defer defer+madvise madvise [never]")),
+                ),
+                ("enabled", Static::Setting(huge_pages, set_huge_pages)),
                 ("hpage_pmd_size", Static::File(|out| line(out, "2097152"))),
             ]),
         )]),
@@ -135,6 +140,16 @@ fn vulnerability(out: &mut Text, index: usize) -> Result<()> {
     let (_, state) = selection.files()[index];
     writeln!(out, "{state}");
     Ok(())
+}
+
+fn huge_pages(out: &mut Text) -> Result<()> {
+    huge::describe(out).map_err(|_| Errno::EIO)?;
+    line(out, "")
+}
+
+fn set_huge_pages(data: &[u8]) -> Result<()> {
+    let name = core::str::from_utf8(data).map_err(|_| Errno::EINVAL)?;
+    if huge::set_policy(name.trim_end()) { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
 fn line(out: &mut Text, text: &str) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use abi::Result;
 use machine::cpu::cpu_count;
+use machine::memory::HUGE_PAGE;
 use machine::sync::SpinLock;
 
 use crate::base::time::{NS_PER_SEC, now_ns};
@@ -140,14 +141,13 @@ pub(super) fn meminfo(out: &mut Text) -> Result<()> {
         ("Committed_AS", anonymous),
         ("VmallocTotal", 34_359_738_367),
         ("VmallocUsed", machine::vmap_usage().0 as u64 / 1024),
+        ("AnonHugePages", machine::memory::huge_pages() * (HUGE_PAGE / 1024)),
         ("HugePages_Total", 0),
         ("HugePages_Free", 0),
         ("Hugepagesize", 2048),
     ];
     for (name, kilobytes) in lines {
-        let unit = if name.starts_with("HugePages") { "" } else { " kB" };
-        let width = 23usize.saturating_sub(name.len());
-        writeln!(out, "{name}:{kilobytes:>width$}{unit}");
+        out.amount(name, kilobytes, if name.starts_with("HugePages") { "" } else { " kB" });
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use machine::sync::SpinLock;
 use super::Tty;
 use crate::process::current;
 use crate::process::signal::{self, SigInfo, bit};
-use crate::process::{Pid, family, find_process, work};
+use crate::process::{Pid, family, find_process, group_members, work};
 use crate::security::Capability;
 use crate::vfs::chrdev::CharDriver;
 use crate::vfs::{FileOps, Inode};
@@ -60,7 +60,7 @@ fn is_blocked_or_ignored(number: u32) -> bool {
 /// EIO if it cannot be stopped.
 pub(super) fn check_background(tty: &Tty, number: u32) -> Result<()> {
     let process = &current().process;
-    let group = process.group.load(Ordering::Relaxed);
+    let group = process.group();
     {
         let state = tty.state.lock();
         let is_own = state.session != 0 && state.session == current_session();
@@ -82,7 +82,7 @@ pub(super) fn check_background(tty: &Tty, number: u32) -> Result<()> {
 /// has a session already.
 pub(super) fn adopt(tty: &Arc<Tty>) {
     if is_leader() && controlling(current_session()).is_none() && tty.state.lock().session == 0 {
-        set_controlling(tty, current_session(), current().process.group.load(Ordering::Relaxed));
+        set_controlling(tty, current_session(), current().process.group());
     }
 }
 
@@ -111,7 +111,7 @@ pub(super) fn take(tty: &Arc<Tty>, steal: bool) -> Result<u64> {
         }
         TERMINALS.lock().remove(&owner);
     }
-    set_controlling(tty, session, current().process.group.load(Ordering::Relaxed));
+    set_controlling(tty, session, current().process.group());
     Ok(0)
 }
 
@@ -162,7 +162,7 @@ pub(super) fn hang_up(tty: &Tty) {
             // The leader may have ended meanwhile.
             let _ = signal::send_to_process(&leader, SigInfo::kernel(number));
         }
-        leader.group.load(Ordering::Relaxed)
+        leader.group()
     });
     if leader_group != Some(foreground) {
         signal_group(foreground, raw::SIGHUP);
@@ -178,7 +178,7 @@ pub(super) fn set_foreground(tty: &Tty, group: i32) -> Result<u64> {
         return Err(Errno::ENOTTY);
     }
     let group = Pid::try_from(group).map_err(|_| Errno::EINVAL)?;
-    let members = signal::send::group_members(group);
+    let members = group_members(group);
     let Some(member) = members.first() else { return Err(Errno::ESRCH) };
     if member.session.load(Ordering::Relaxed) != session {
         return Err(Errno::EPERM);

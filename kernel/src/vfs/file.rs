@@ -118,7 +118,9 @@ impl File {
     /// Forgets a watcher. Whether it was there.
     pub fn unwatch(&self, watcher: &Weak<dyn FileWatcher>) -> bool {
         let mut watchers = self.watchers.lock();
-        let at = watchers.iter().position(|other| other.as_ptr().addr() == watcher.as_ptr().addr());
+        // Who leaves came last, as a rule.
+        let at =
+            watchers.iter().rposition(|other| other.as_ptr().addr() == watcher.as_ptr().addr());
         let found = at.map(|at| watchers.swap_remove(at));
         drop(watchers);
         found.is_some()

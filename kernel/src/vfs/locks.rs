@@ -103,6 +103,12 @@ impl Holder {
 
     /// The first range in the way of `wanted`, which is another owner's.
     fn conflict(&self, wanted: &Lock) -> Option<&Range> {
+        // Most owners have one range, elsewhere.
+        let is_apart =
+            |first: &Range, last: &Range| last.end < wanted.start || wanted.end < first.start;
+        if is_apart(self.ranges.first()?, self.ranges.last()?) {
+            return None;
+        }
         let overlapping = &self.ranges[self.overlapping(wanted.start, wanted.end)];
         overlapping.iter().find(|range| range.exclusive || wanted.exclusive)
     }

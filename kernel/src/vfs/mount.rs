@@ -284,8 +284,10 @@ pub fn unmount(at: &Location, detach: bool) -> Result<()> {
     if !at.is_mount_top() || at.mount.place().is_none() {
         return Err(Errno::EINVAL);
     }
-    if !detach {
-        // Names that are only cached do not count as use.
+    // Two references to the top are the mount's and the caller's, and to the mount the caller's
+    // location and the table's two. What goes beyond may be names that are only cached: they do not
+    // count as use, and nothing of the file system may stay with them.
+    if Arc::strong_count(&at.mount.root) > 2 || Arc::strong_count(&at.mount) > 3 {
         dentry::shrink();
     }
     let mut gone = Vec::from([at.mount.clone()]);

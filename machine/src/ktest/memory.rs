@@ -9,8 +9,8 @@ use context_tracking::pcid::SLOTS;
 
 use super::{Test, probe_write};
 use crate::ensure;
-use crate::frame::{self, Frame, PAGE_SIZE};
-use crate::memory::{self, PageKind, PageTable, Prot};
+use crate::frame::{self, Frame, HUGE_FRAMES, HugeFrame, PAGE_SIZE};
+use crate::memory::{self, HUGE_PAGE, PageKind, PageTable, Prot};
 use crate::pcid;
 use crate::stack::{KERNEL_STACK_SIZE, KernelStack};
 use crate::{sealed, tlb, uaccess, vmap};
@@ -25,6 +25,7 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "memory::scattered_memory_serves_large_blocks", run: scattered },
     Test { name: "memory::page_table_maps_and_unmaps", run: page_table },
     Test { name: "memory::page_tables_are_freed", run: tables_freed },
+    Test { name: "memory::large_pages_split_share_and_come_back", run: large_pages },
     Test { name: "memory::spaces_take_turns", run: contexts },
     Test { name: "memory::all_cpus_answer_a_shootdown", run: shootdown },
 ];
@@ -267,6 +268,63 @@ fn tables_freed() -> Result<(), String> {
     ensure!(one_less == 3 && none == 0, "{one_less} tables, then {none}");
     let all_after = memory::user_tables();
     ensure!(all_after == all_before, "{all_before} tables of all before, {all_after} after");
+    Ok(())
+}
+
+/// Large pages: each way to cut, share, move and free one; then all frames are back.
+fn large_pages() -> Result<(), String> {
+    const BASE: u64 = 0x30_0000_0000;
+    const PAGE: u64 = PAGE_SIZE as u64;
+    const END: u64 = BASE + 4 * HUGE_PAGE;
+    let (_, before) = frame::usage();
+    let all_before = memory::user_tables();
+    let prot = Prot::READ | Prot::WRITE;
+    let no_memory = |_| String::from("no memory");
+    let mut table = PageTable::new().map_err(no_memory)?;
+    for n in 0..4 {
+        let memory = HugeFrame::alloc_zeroed().ok_or("no memory in one piece")?;
+        let at = BASE + n * HUGE_PAGE;
+        table.map_huge(at, memory, prot, PageKind::Anonymous).map_err(no_memory)?;
+    }
+    crate::task::set_space(table.space().clone());
+    let written = uaccess::write_bytes(BASE + HUGE_PAGE - 1, b"xy");
+    let mut child = PageTable::new().map_err(no_memory)?;
+    table.share_with(&mut child, BASE, END, true).map_err(no_memory)?;
+    table.flush();
+    let read_only = uaccess::write_bytes(BASE, b"x").is_err();
+    let shared = table.own_huge(BASE + HUGE_PAGE, prot);
+    // That one is small now; its frames are the child's, too, as a large page.
+    let counts = [table.huge_pages(), child.huge_pages()];
+    let refs = |table: &PageTable, at: u64| {
+        let mut refs = 0;
+        table.for_each(at, at + PAGE, |page| refs = page.refs);
+        refs
+    };
+    let of_both =
+        [refs(&table, BASE + HUGE_PAGE), refs(&child, BASE + HUGE_PAGE), refs(&child, BASE)];
+    child.unmap(BASE + PAGE, BASE + 2 * HUGE_PAGE, BASE + PAGE..BASE + 2 * HUGE_PAGE);
+    let left = [child.mapped(PageKind::Anonymous), child.huge_pages()];
+    drop(child);
+    let alone = table.own_huge(BASE + 2 * HUGE_PAGE, prot) && refs(&table, BASE) == 1;
+    let moved = table.move_range(BASE + 2 * HUGE_PAGE, BASE + 8 * HUGE_PAGE, HUGE_PAGE);
+    let moved = moved.is_ok() && table.lookup(BASE + 8 * HUGE_PAGE + PAGE).is_some();
+    let collapsed = table.set_prot(BASE + HUGE_PAGE, prot);
+    table.protect(BASE + HUGE_PAGE, BASE + 2 * HUGE_PAGE, |_| prot);
+    let collapsed = table.collapse(BASE + HUGE_PAGE, PageKind::Anonymous) == Ok(collapsed);
+    let mut byte = [0];
+    let kept = uaccess::read_bytes(BASE + HUGE_PAGE, &mut byte).is_ok() && byte == *b"y";
+    let mapped = [table.mapped(PageKind::Anonymous), table.huge_pages()];
+    crate::task::leave_space();
+    drop(table);
+    let (_, after) = frame::usage();
+    ensure!(written.is_ok() && read_only && !shared, "rights of large pages");
+    ensure!(counts == [3, 4] && of_both == [2, 2, 2], "{counts:?} large, {of_both:?} references");
+    ensure!(left == [2 * HUGE_FRAMES as u64 + 1, 2], "{left:?} are left");
+    ensure!(alone && moved && collapsed && kept, "{alone} {moved} {collapsed} {kept} {byte:?}");
+    ensure!(mapped == [4 * HUGE_FRAMES as u64, 4], "{mapped:?} in the end");
+    ensure!(after + 64 >= before, "{} frames are lost", before - after);
+    let all_after = memory::user_tables();
+    ensure!(all_after == all_before, "{all_before} tables before, {all_after} after");
     Ok(())
 }
 

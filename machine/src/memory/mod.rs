@@ -40,7 +40,7 @@ pub(crate) use kernel_space::{for_each_kernel_leaf, remap_kernel};
 #[cfg(feature = "ktest")]
 pub(crate) use local::context_here;
 pub(crate) use local::{Cr3, drop_everything, flush_all, flush_user, flush_user_page};
-pub use page_table::{Mapping, Page, PageTable};
+pub use page_table::{HUGE_PAGE, Mapping, Page, PageTable, huge_pages};
 pub use pte::{PageKind, Prot};
 pub use user_space::{Space, deactivate, user_tables};
 pub(crate) use user_space::{activate, with_active};

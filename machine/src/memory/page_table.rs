@@ -4,31 +4,55 @@
 //! CPU can reach it through a stale translation when it is used again; a table likewise, since CPUs
 //! keep entries of upper levels, too.
 //!
+//! Memory of a program may be mapped by large pages of 2 MiB. Whoever changes a part of one makes it
+//! small pages first ([`PageTable::split`]), which must not fail: so each has a table of its own put
+//! aside, on a chain through the tables' first words.
+//!
 //! Exclusive access is the caller's (`&mut`); CPUs hold the [`Space`].
 
 use alloc::sync::Arc;
 use core::ops::{ControlFlow, Range};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use arrayvec::ArrayVec;
 
 use super::USER_END;
+use super::address::PhysAddr;
 use super::isolation::mirror;
 use super::kernel_space::new_table;
 use super::local::flush_user_page;
 use super::pte::{KINDS, PageKind, Prot, Pte, PteFlags};
 use super::user_space::Space;
-use super::walk::{EachLeaf, Slot, TOP, Table, Tables, User, Visit, span};
-use crate::frame::{self, Frame, OutOfMemory, PAGE_SHIFT, PAGE_SIZE};
+use super::walk::{ENTRIES, EachLeaf, Slot, TOP, Table, Tables, User, Visit, index, span};
+use crate::frame::{self, Frame, HugeFrame, OutOfMemory, PAGE_SHIFT, PAGE_SIZE};
 
 const PAGE: u64 = PAGE_SIZE as u64;
+/// Bytes of a large page.
+pub const HUGE_PAGE: u64 = span(HUGE_LEVEL);
+/// The level of entries that map large pages.
+const HUGE_LEVEL: u32 = 1;
+/// Large pages that leave a page table with one shootdown.
+const GATHER_HUGE: usize = 64;
 /// Frames that leave a page table with one shootdown.
 const GATHER_LIMIT: usize = 512;
+
+/// Large pages that all programs have mapped.
+static ALL_HUGE: AtomicU64 = AtomicU64::new(0);
+
+/// Large pages that all programs have mapped; one that several share counts for each.
+pub fn huge_pages() -> u64 {
+    ALL_HUGE.load(Ordering::Relaxed)
+}
 
 /// See the module.
 pub struct PageTable {
     space: Arc<Space>,
     /// Mapped pages, by kind.
     mapped: [u64; KINDS],
+    /// Mapped large pages.
+    huge: u64,
+    /// Tables for them to become small pages, each with the place of the next in its first word.
+    aside: Option<PhysAddr>,
 }
 
 /// What a page table says about one page.
@@ -54,19 +78,32 @@ pub struct Page {
     pub refs: u32,
     /// The frame's number.
     pub frame: u32,
+    /// Whether it is part of a large page.
+    pub is_huge: bool,
 }
 
 impl Page {
     fn new(address: u64, entry: Pte, pfn: u32) -> Page {
-        let refs = frame::references(pfn);
-        Page { address, prot: entry.prot(), kind: entry.kind(), refs, frame: pfn }
+        let is_huge = entry.is_large();
+        let refs = match entry.frame() {
+            Some(first) if is_huge => frame::references_in_huge(first, pfn),
+            _ => frame::references(pfn),
+        };
+        Page { address, prot: entry.prot(), kind: entry.kind(), refs, frame: pfn, is_huge }
+    }
+
+    /// A large page as one. Which parts of it are shared would take long to find out: those that may
+    /// not be written to pass for shared, until a write asks ([`PageTable::own_huge`]).
+    fn whole(address: u64, entry: Pte, pfn: u32) -> Page {
+        let refs = if entry.has(PteFlags::WRITE) { 1 } else { 2 };
+        Page { refs, ..Page::new(address, entry, pfn) }
     }
 }
 
 impl PageTable {
     /// An empty user half beside the kernel's.
     pub fn new() -> Result<PageTable, OutOfMemory> {
-        Ok(PageTable { space: Arc::new(Space::new()?), mapped: [0; KINDS] })
+        Ok(PageTable { space: Arc::new(Space::new()?), mapped: [0; KINDS], huge: 0, aside: None })
     }
 
     /// The handle for [`crate::task::Task`]s that run in this space.
@@ -95,15 +132,203 @@ impl PageTable {
         Some(self.tree().find(va)).filter(|slot| slot.level == 0)
     }
 
+    /// What the page at `va` would have as an entry of its own.
+    fn entry(&self, va: u64) -> Option<Pte> {
+        assert!(va < USER_END, "not a user address");
+        let slot = self.tree().find(va);
+        match slot.level {
+            0 => Some(slot.get()),
+            HUGE_LEVEL if slot.get().is_page() => Some(slot.get().part(index(va, 0))),
+            _ => None,
+        }
+    }
+
+    /// The entry of the large page that maps `va`.
+    fn huge_slot(&self, va: u64) -> Option<Slot> {
+        assert!(va < USER_END, "not a user address");
+        let slot = self.tree().find(va);
+        Some(slot).filter(|slot| slot.level == HUGE_LEVEL && slot.get().is_page())
+    }
+
     fn slot_or_make(&mut self, va: u64) -> Result<Slot, OutOfMemory> {
+        self.split(va);
+        self.make_slot(va, 0)
+    }
+
+    fn make_slot(&mut self, va: u64, level: u32) -> Result<Slot, OutOfMemory> {
         assert!(va < USER_END, "not a user address");
         let before = self.space.tables();
         let mut make = || new_table().inspect(|_| self.space.count_tables(1));
-        let slot = self.tree().make(va, 0, &mut make);
+        let slot = self.tree().make(va, level, &mut make);
         if self.space.tables() != before {
             mirror(self.space.root(), va);
         }
         slot
+    }
+
+    /// Puts a table aside.
+    fn put_aside(&mut self) -> Result<(), OutOfMemory> {
+        let table = new_table().ok_or(OutOfMemory)?;
+        self.space.count_tables(1);
+        let next = self.aside.map_or(0, PhysAddr::as_u64);
+        // SAFETY: the table is new, and nobody else's.
+        unsafe { Table::at(table) }.set(0, Pte::from_raw(next));
+        self.aside = Some(table);
+        Ok(())
+    }
+
+    /// Takes a table that was put aside; its first word is not empty.
+    fn take_aside(&mut self) -> PhysAddr {
+        let table = self.aside.expect("each large page has a table aside");
+        // SAFETY: what was put aside is this value's alone.
+        let next = unsafe { Table::at(table) }.get(0).raw();
+        self.aside = (next != 0).then(|| PhysAddr::new(next));
+        table
+    }
+
+    /// Frees a table that was put aside: its large page has gone.
+    fn free_aside(&mut self) {
+        let table = self.take_aside();
+        self.space.count_tables(-1);
+        // SAFETY: it was given away when it was made, and leads nowhere.
+        drop(unsafe { Frame::from_raw(table.frame()) });
+    }
+
+    /// Where the page ends that maps `va`, large or not, or would.
+    pub fn page_end(&self, va: u64) -> u64 {
+        let size = if self.huge > 0 && self.huge_slot(va).is_some() { HUGE_PAGE } else { PAGE };
+        (va & !(size - 1)) + size
+    }
+
+    /// Sees to it that `va` lies in no large page.
+    pub fn make_small(&mut self, va: u64) {
+        self.split(va);
+    }
+
+    /// Makes the large page that maps `va` small ones, if there is one. They have its rights.
+    fn split(&mut self, va: u64) {
+        let Some(slot) = self.huge_slot(va) else { return };
+        let whole = slot.get();
+        let below = self.take_aside();
+        // SAFETY: the table was aside: nobody else has it.
+        let table = unsafe { Table::at(below) };
+        (0..ENTRIES).for_each(|i| table.set(i, whole.part(i)));
+        if let Some(first) = whole.frame() {
+            // SAFETY: the large entry's share; the references are the small ones'.
+            unsafe { frame::split_huge(first) };
+        }
+        slot.set(Pte::new(below, <User as super::walk::Format>::TABLE));
+        self.count_huge(-1);
+        // No CPU may have the page in two sizes (SDM 3A, 4.10.2.3; erratum "ITLB multihit").
+        self.space.tlb.flush(va & !(HUGE_PAGE - 1), ENTRIES as u64);
+    }
+
+    /// Splits the large pages that `start` and `end` cut.
+    fn split_ends(&mut self, start: u64, end: u64) {
+        for va in [start, end] {
+            if self.huge > 0 && !va.is_multiple_of(HUGE_PAGE) && va < USER_END {
+                self.split(va);
+            }
+        }
+    }
+
+    /// Mapped large pages.
+    pub fn huge_pages(&self) -> u64 {
+        self.huge
+    }
+
+    /// Whether nothing is mapped, nor was, in the 2 MiB around `va`.
+    pub fn is_huge_free(&self, va: u64) -> bool {
+        assert!(va < USER_END, "not a user address");
+        let slot = self.tree().find(va);
+        slot.level >= HUGE_LEVEL && slot.get().is_empty()
+    }
+
+    /// Maps 2 MiB from `va`, a multiple of it, on, where [`PageTable::is_huge_free`].
+    pub fn map_huge(
+        &mut self,
+        va: u64,
+        memory: HugeFrame,
+        prot: Prot,
+        kind: PageKind,
+    ) -> Result<(), OutOfMemory> {
+        assert!(va.is_multiple_of(HUGE_PAGE) && self.is_huge_free(va), "not free for 2 MiB");
+        let slot = self.make_slot(va, HUGE_LEVEL)?;
+        self.put_aside()?;
+        self.enter_huge(slot, Pte::huge_page(memory.into_raw(), prot, kind));
+        Ok(())
+    }
+
+    /// Enters a large page, whose references become the entry's, where none is.
+    fn enter_huge(&mut self, slot: Slot, entry: Pte) {
+        self.mapped[entry.kind() as usize] += ENTRIES as u64;
+        self.count_huge(1);
+        slot.set(entry);
+    }
+
+    /// Notes that there are more large pages, or fewer.
+    fn count_huge(&mut self, change: i64) {
+        self.huge = self.huge.wrapping_add_signed(change);
+        ALL_HUGE.fetch_add(change as u64, Ordering::Relaxed);
+    }
+
+    /// If `va` lies in a large page of which nobody else has a part, gives it these rights. Otherwise
+    /// false, and `va` lies in a small page now.
+    pub fn own_huge(&mut self, va: u64, prot: Prot) -> bool {
+        let sole = |slot: &Slot| slot.get().frame().is_some_and(frame::is_sole_huge);
+        let Some(slot) = self.huge_slot(va).filter(sole) else {
+            self.split(va);
+            return false;
+        };
+        assert!(prot.contains(slot.get().prot()), "a right would go without a shootdown");
+        slot.set(slot.get().with_prot(prot));
+        flush_user_page(va);
+        true
+    }
+
+    /// Makes the small pages of the 2 MiB from `va` on one large page: if all are there, of this
+    /// kind and with equal rights, and nobody else has any of them. Otherwise false.
+    pub fn collapse(&mut self, va: u64, kind: PageKind) -> Result<bool, OutOfMemory> {
+        assert!(va.is_multiple_of(HUGE_PAGE), "not the start of 2 MiB");
+        let Some(slot) = self.slot(va) else { return Ok(self.huge_slot(va).is_some()) };
+        let (table, _) = slot.place();
+        let prot = slot.get().prot();
+        let fits = |i| {
+            let entry = table.get(i);
+            let is_sole = entry.frame().is_some_and(|pfn| frame::references(pfn) == 1);
+            is_sole && entry.kind() == kind && entry.prot() == prot
+        };
+        if prot.is_empty() || !(0..ENTRIES).all(fits) {
+            return Ok(false);
+        }
+        let memory = HugeFrame::alloc_undefined().ok_or(OutOfMemory)?;
+        let upper = self.make_upper(va);
+        // Without its table no CPU reaches the pages: none is written to while it is copied.
+        let below = upper.get().to();
+        upper.set(Pte::EMPTY);
+        self.space.tlb.flush_tables(va, ENTRIES as u64);
+        for i in 0..ENTRIES {
+            let pfn = table.get(i).frame().expect("it was there a moment ago");
+            // SAFETY: the entry's reference, which is dropped at the end of the round.
+            let from = unsafe { Frame::from_raw(pfn) };
+            // SAFETY: a second reference to a frame of the new page.
+            let to = unsafe { Frame::clone_raw(memory.first() + i as u32) };
+            to.copy_from(&from, PAGE_SIZE);
+            table.set(i, Pte::EMPTY);
+        }
+        // The table is the one that goes aside.
+        let next = self.aside.map_or(0, PhysAddr::as_u64);
+        table.set(0, Pte::from_raw(next));
+        self.aside = Some(below);
+        self.mapped[kind as usize] -= ENTRIES as u64;
+        self.enter_huge(upper, Pte::huge_page(memory.into_raw(), prot, kind));
+        Ok(true)
+    }
+
+    /// The entry that leads to the lowest table for `va`, which there is.
+    fn make_upper(&self, va: u64) -> Slot {
+        let slot = self.tree().make(va, HUGE_LEVEL, &mut || None);
+        slot.expect("the tables are there")
     }
 
     /// Enters a page where none is.
@@ -155,7 +380,7 @@ impl PageTable {
 
     /// The frame and rights of the page at `va`.
     pub fn lookup(&self, va: u64) -> Option<Mapping> {
-        let entry = self.slot(va)?.get();
+        let entry = self.entry(va)?;
         // SAFETY: the entry holds a reference, and `&self` keeps it from being removed.
         let frame = unsafe { Frame::clone_raw(entry.frame()?) };
         Some(Mapping { frame, prot: entry.prot(), kind: entry.kind() })
@@ -163,12 +388,13 @@ impl PageTable {
 
     /// Frame number and rights of the page at `va`, good while `&self` is held.
     pub(crate) fn leaf(&self, va: u64) -> Option<(u32, Prot)> {
-        let entry = self.slot(va)?.get();
+        let entry = self.entry(va)?;
         Some((entry.frame()?, entry.prot()))
     }
 
     /// Changes the rights of one mapped page. False if nothing is mapped there.
     pub fn set_prot(&mut self, va: u64, prot: Prot) -> bool {
+        self.split(va);
         let Some(slot) = self.slot(va).filter(|slot| slot.get().is_page()) else { return false };
         let old = slot.get().prot();
         slot.set(slot.get().with_prot(prot));
@@ -183,16 +409,20 @@ impl PageTable {
 
     /// Changes the rights of every mapped page in `[start, end)` to what `f` makes of them.
     pub fn protect(&mut self, start: u64, end: u64, mut f: impl FnMut(Page) -> Prot) {
+        self.split_ends(start, end);
         let mut lost: Option<(u64, u64)> = None;
         let mut each = EachLeaf(|va, slot: Slot| {
             let entry = slot.get();
             let Some(pfn) = entry.frame() else { return };
-            let (old, new) = (entry.prot(), f(Page::new(va, entry, pfn)));
+            let is_huge = slot.level == HUGE_LEVEL;
+            let page = if is_huge { Page::whole } else { Page::new }(va, entry, pfn);
+            let (old, new) = (entry.prot(), f(page));
             if new != old {
                 slot.set(entry.with_prot(new));
             }
             if !new.contains(old) {
-                lost = Some((lost.map_or(va, |(first, _)| first), va));
+                let last = if is_huge { va + HUGE_PAGE - PAGE } else { va };
+                lost = Some((lost.map_or(va, |(first, _)| first), last));
             }
         });
         self.tree().visit(user_range(start, end), &mut each);
@@ -205,6 +435,7 @@ impl PageTable {
     /// Unmaps `[start, end)` and drops the frames, after the shootdown. Tables go too that lie with
     /// all they map in `unused`: the range around, in which nothing else is mapped.
     pub fn unmap(&mut self, start: u64, end: u64, unused: Range<u64>) {
+        self.split_ends(start, end);
         let mut next = Some(start);
         while let Some(from) = next {
             let mut gather = Gather::new(unused.clone(), self.space.root());
@@ -212,7 +443,9 @@ impl PageTable {
             for (left, taken) in self.mapped.iter_mut().zip(gather.taken) {
                 *left -= taken;
             }
+            self.count_huge(-(gather.huge.len() as i64));
             gather.finish(&self.space);
+            gather.huge.iter().for_each(|_| self.free_aside());
         }
     }
 
@@ -226,6 +459,7 @@ impl PageTable {
         end: u64,
         copy_on_write: bool,
     ) -> Result<(), OutOfMemory> {
+        self.split_ends(start, end);
         let mut visitor = Share { child, copy_on_write, failed: false };
         self.tree().visit(user_range(start, end), &mut visitor);
         if visitor.failed { Err(OutOfMemory) } else { Ok(()) }
@@ -234,6 +468,7 @@ impl PageTable {
     /// Moves every mapped page of `[from, from + len)` to `to`. The target range must be unmapped.
     /// Where both lie alike in their 2 MiB, whole tables move.
     pub fn move_range(&mut self, from: u64, to: u64, len: u64) -> Result<(), OutOfMemory> {
+        self.split_ends(from, from + len);
         self.make_targets(from, to, len)?;
         let mut at = from;
         // The program reaches its pages at both places for a moment, as it could a moment ago.
@@ -254,8 +489,14 @@ impl PageTable {
         let mut at = from;
         while at < from + len {
             let stop = (from + len).min((at | (span(1) - 1)) + 1);
+            let target = at - from + to;
+            if self.huge_slot(at).is_some() && target.is_multiple_of(HUGE_PAGE) {
+                self.make_slot(target, HUGE_LEVEL)?;
+            } else {
+                self.split(at);
+            }
             if self.tree().find(at).level == 0 {
-                self.slot_or_make(at - from + to)?;
+                self.slot_or_make(target)?;
                 self.slot_or_make(stop - 1 - from + to)?;
             }
             at = stop;
@@ -263,18 +504,22 @@ impl PageTable {
         Ok(())
     }
 
-    /// Moves the lowest table for `from` as a whole. False if they lie differently.
+    /// Moves the lowest table for `from`, or the large page, as a whole. False if they lie
+    /// differently.
     fn move_table(&self, from: u64, to: u64) -> bool {
         if !from.is_multiple_of(span(1)) || !to.is_multiple_of(span(1)) {
             return false;
         }
         let upper = |va| {
             let mut no_table = || None;
-            self.tree().make(va, 1, &mut no_table).ok().filter(|slot| !slot.get().is_empty())
+            self.tree().make(va, HUGE_LEVEL, &mut no_table).ok()
         };
         // Without a table there is nothing to move.
-        let Some(source) = upper(from) else { return true };
+        let Some(source) = upper(from).filter(|slot| !slot.get().is_empty()) else { return true };
         let Some(target) = upper(to) else { return false };
+        if target.get().is_empty() && !source.get().is_large() {
+            return false;
+        }
         // The empty table takes the old place.
         let (moved, empty) = (source.get(), target.get());
         target.set(moved);
@@ -297,15 +542,40 @@ impl PageTable {
         self.space.tlb.flush(0, u64::MAX >> PAGE_SHIFT);
     }
 
+    /// Calls `f` with the parts of `[start, end)` that are mapped, page by page or by large ones.
+    pub fn for_each_part(&self, start: u64, end: u64, mut f: impl FnMut(Range<u64>)) {
+        let mut each = EachLeaf(|va: u64, slot: Slot| {
+            if slot.get().is_page() {
+                f(va.max(start)..(va + span(slot.level)).min(end));
+            }
+        });
+        self.tree().visit(user_range(start, end), &mut each);
+    }
+
     /// Calls `f` with each mapped page in `[start, end)`.
     pub fn for_each(&self, start: u64, end: u64, mut f: impl FnMut(Page)) {
         let mut each = EachLeaf(|va, slot: Slot| {
             let entry = slot.get();
-            if let Some(pfn) = entry.frame() {
+            let Some(pfn) = entry.frame() else { return };
+            if slot.level == 0 {
+                return f(Page::new(va, entry, pfn));
+            }
+            // A large page may reach beyond the range.
+            let inside = (0..ENTRIES).map(|i| (va + i as u64 * PAGE, pfn + i as u32));
+            for (va, pfn) in inside.filter(|(va, _)| (start..end).contains(va)) {
                 f(Page::new(va, entry, pfn));
             }
         });
         self.tree().visit(user_range(start, end), &mut each);
+    }
+}
+
+impl Drop for PageTable {
+    fn drop(&mut self) {
+        self.count_huge(-(self.huge as i64));
+        while self.aside.is_some() {
+            self.free_aside();
+        }
     }
 }
 
@@ -318,6 +588,8 @@ fn user_range(start: u64, end: u64) -> Range<u64> {
 /// page by a stale translation nor a table by a cached entry of the level above.
 struct Gather {
     frames: ArrayVec<u32, GATHER_LIMIT>,
+    /// First frames of large pages.
+    huge: ArrayVec<u32, GATHER_HUGE>,
     /// First and last page unmapped.
     pages: Option<(u64, u64)>,
     taken: [u64; KINDS],
@@ -328,13 +600,13 @@ struct Gather {
 
 impl Gather {
     fn new(unused: Range<u64>, root: super::PhysAddr) -> Gather {
-        let frames = ArrayVec::new();
-        Gather { frames, pages: None, taken: [0; KINDS], tables: 0, unused, root }
+        let (frames, huge) = (ArrayVec::new(), ArrayVec::new());
+        Gather { frames, huge, pages: None, taken: [0; KINDS], tables: 0, unused, root }
     }
 
     /// Frees it all, once no CPU can reach it.
     fn finish(&self, space: &Space) {
-        if self.frames.is_empty() {
+        if self.frames.is_empty() && self.huge.is_empty() {
             return;
         }
         let (first, pages) = match self.pages {
@@ -349,12 +621,26 @@ impl Gather {
         space.count_tables(-(self.tables as i64));
         // SAFETY: the entries that owned these references are gone, and no CPU has them any more.
         unsafe { frame::release(&self.frames) };
+        for &first in &self.huge {
+            // SAFETY: as above.
+            unsafe { frame::release_huge(first) };
+        }
     }
 }
 
 impl Visit for Gather {
-    fn leaf(&mut self, _va: u64, _slot: Slot) -> ControlFlow<()> {
-        unreachable!("programs have no large pages")
+    /// A large page: those that the range cuts were split.
+    fn leaf(&mut self, va: u64, slot: Slot) -> ControlFlow<()> {
+        let entry = slot.get();
+        let Some(pfn) = entry.frame() else { return ControlFlow::Continue(()) };
+        if self.huge.try_push(pfn).is_err() {
+            return ControlFlow::Break(());
+        }
+        self.taken[entry.kind() as usize] += ENTRIES as u64;
+        slot.set(Pte::EMPTY);
+        let (from, _) = self.pages.unwrap_or((va, 0));
+        self.pages = Some((from, va + HUGE_PAGE - PAGE));
+        ControlFlow::Continue(())
     }
 
     fn pages(&mut self, base: u64, table: Table, range: Range<usize>) -> ControlFlow<u64> {
@@ -407,8 +693,24 @@ struct Share<'a> {
 }
 
 impl Visit for Share<'_> {
-    fn leaf(&mut self, _va: u64, _slot: Slot) -> ControlFlow<()> {
-        unreachable!("programs have no large pages")
+    /// A large page, which both have as such.
+    fn leaf(&mut self, va: u64, slot: Slot) -> ControlFlow<()> {
+        let mut entry = slot.get();
+        let Some(pfn) = entry.frame() else { return ControlFlow::Continue(()) };
+        let target = self.child.make_slot(va, HUGE_LEVEL);
+        let (Ok(target), Ok(())) = (target, self.child.put_aside()) else {
+            self.failed = true;
+            return ControlFlow::Break(());
+        };
+        if self.copy_on_write && entry.has(PteFlags::WRITE) {
+            entry = entry.without(PteFlags::WRITE.union(PteFlags::DIRTY));
+            slot.set(entry);
+        }
+        // SAFETY: the parent's entry holds the references, and the parent is held exclusively; the
+        // new ones go to the child's entry, where nothing is.
+        unsafe { frame::share_huge(pfn) };
+        self.child.enter_huge(target, entry);
+        ControlFlow::Continue(())
     }
 
     fn pages(&mut self, base: u64, table: Table, range: Range<usize>) -> ControlFlow<u64> {

@@ -152,6 +152,11 @@ impl Pte {
         Pte(address | kind | flags)
     }
 
+    /// Maps 2 MiB from frame `pfn` on to a program.
+    pub(crate) fn huge_page(pfn: u32, prot: Prot, kind: PageKind) -> Pte {
+        Pte::page(pfn, prot, kind).with(PteFlags::LARGE)
+    }
+
     /// Whether there is a page, hidden or not.
     pub(crate) const fn is_page(self) -> bool {
         self.0 & (PteFlags::PRESENT.bits() | PteFlags::HIDDEN.bits()) != 0
@@ -190,6 +195,13 @@ impl Pte {
     #[must_use]
     pub(crate) fn with_prot(self, prot: Prot) -> Pte {
         let Some(pfn) = self.frame() else { return self };
-        Pte::page(pfn, prot, self.kind())
+        Pte::page(pfn, prot, self.kind()).with(self.flags().intersection(PteFlags::LARGE))
+    }
+
+    /// The small page number `index` of a large one.
+    #[must_use]
+    pub(crate) fn part(self, index: usize) -> Pte {
+        let Some(pfn) = self.frame() else { return self };
+        Pte::page(pfn + index as u32, self.prot(), self.kind())
     }
 }

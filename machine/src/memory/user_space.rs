@@ -145,8 +145,11 @@ struct FreeAll;
 impl Visit for FreeAll {
     fn leaf(&mut self, _va: u64, slot: Slot) -> ControlFlow<()> {
         if let Some(pfn) = slot.get().frame() {
-            // SAFETY: the leaf owned a reference, and the table dies with this walk.
-            unsafe { frame::release(&[pfn]) };
+            // SAFETY: the leaf owned a reference to each frame, and the table dies with this walk.
+            match slot.level {
+                0 => unsafe { frame::release(&[pfn]) },
+                _ => unsafe { frame::release_huge(pfn) },
+            }
         }
         ControlFlow::Continue(())
     }

@@ -8,6 +8,25 @@ impl Program {
     /// Runs the filter. It makes at most as many steps as it has instructions.
     #[must_use]
     pub fn run(&self, data: &Data) -> u32 {
+        let load = |word: u8| Some(data.0.get(usize::from(word)).copied().unwrap_or(0));
+        // Every word is known.
+        self.run_with(load).unwrap_or(action::KILL_PROCESS)
+    }
+
+    /// Whether the filter allows a call whatever its arguments are, and wherever it comes from: it
+    /// comes to that answer from the number and the architecture alone.
+    #[must_use]
+    pub fn always_allows(&self, number: u32, arch: u32) -> bool {
+        let load = |word| match word {
+            0 => Some(number),
+            1 => Some(arch),
+            _ => None,
+        };
+        self.run_with(load).is_some_and(|answer| answer & action::MASK == action::ALLOW)
+    }
+
+    /// Runs the filter on the words that `load` knows; None if it asks for another one.
+    fn run_with(&self, load: impl Fn(u8) -> Option<u32>) -> Option<u32> {
         let (mut a, mut x) = (0_u32, 0_u32);
         let mut memory = [0_u32; MEMORY_WORDS as usize];
         let mut ops = self.ops().iter();
@@ -18,7 +37,7 @@ impl Program {
                 Operand::X => x,
             };
             match op {
-                Op::Load(word) => a = data.0.get(usize::from(word)).copied().unwrap_or(0),
+                Op::Load(word) => a = load(word)?,
                 Op::LoadConstant(k) => a = k,
                 Op::LoadXConstant(k) => x = k,
                 Op::LoadMemory(word) => a = memory.get(usize::from(word)).copied().unwrap_or(0),
@@ -27,7 +46,7 @@ impl Program {
                 Op::StoreX(word) => store(&mut memory, word, x),
                 Op::Alu(alu, operand) => match compute(alu, a, value(operand, x)) {
                     Some(result) => a = result,
-                    None => return action::KILL_THREAD,
+                    None => return Some(action::KILL_THREAD),
                 },
                 Op::Negate => a = a.wrapping_neg(),
                 Op::AToX => x = a,
@@ -37,12 +56,12 @@ impl Program {
                     let taken = holds(condition, a, value(operand, x));
                     skip(&mut ops, if taken { jt } else { jf }.into());
                 }
-                Op::ReturnConstant(k) => return k,
-                Op::ReturnA => return a,
+                Op::ReturnConstant(k) => return Some(k),
+                Op::ReturnA => return Some(a),
             }
         }
         // The check has proved that nobody comes here; if it is wrong, the strict answer is right.
-        action::KILL_PROCESS
+        Some(action::KILL_PROCESS)
     }
 }
 

@@ -135,3 +135,30 @@ fn any_bytes() {
     }
     assert!(legal > 0);
 }
+
+#[test]
+fn calls_that_are_always_allowed() {
+    const ARCH: u32 = 0xc000_003e;
+    const ALLOW: Insn = plain(0x06, action::ALLOW);
+    const REFUSE: Insn = plain(0x06, action::ERRNO);
+    let program = |insns: &[Insn]| Program::check(insns).expect("a filter");
+    let number = plain(0x20, 0);
+    let is = |k, jt, jf| Insn { code: 0x15, jt, jf, k };
+    assert!(program(&[ALLOW]).always_allows(1, ARCH));
+    assert!(!program(&[REFUSE]).always_allows(1, ARCH));
+    // By number, and by architecture.
+    let one = program(&[number, is(7, 0, 1), ALLOW, REFUSE]);
+    assert!(one.always_allows(7, ARCH) && !one.always_allows(8, ARCH));
+    let native = program(&[plain(0x20, 4), is(ARCH, 1, 0), REFUSE, ALLOW]);
+    assert!(native.always_allows(7, ARCH) && !native.always_allows(7, 3));
+    // What looks at an argument or the address, even to allow it either way, is asked each time.
+    for offset in [8, 12, 16, 60] {
+        let looks = program(&[number, is(7, 0, 2), plain(0x20, offset), ALLOW, REFUSE]);
+        assert!(!looks.always_allows(7, ARCH), "{offset}");
+    }
+    // An answer that is computed.
+    let computed = program(&[plain(0x00, action::ALLOW), plain(0x16, 0)]);
+    assert!(computed.always_allows(7, ARCH));
+    // Logged calls are allowed, and not without a word.
+    assert!(!program(&[plain(0x06, action::LOG)]).always_allows(7, ARCH));
+}

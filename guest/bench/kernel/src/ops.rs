@@ -256,23 +256,29 @@ fn switches(b: &mut Bench) {
     b.measure("futex_wake_none", n, || {
         good(sys(SYS_futex, &[&raw const word as usize, op, 1])) as u64
     });
-    futex_wake_sleeper(b);
+    // Who goes on after the wake is the scheduler's choice, and the cost is not the same: so both
+    // orders are forced, and have rows of their own.
+    futex_wake_sleeper(b, "futex_wake_sleeper", SCHED_IDLE);
+    futex_wake_sleeper(b, "futex_wake_sleeper_runs", SCHED_FIFO);
 }
 
-/// A wake that finds a sleeper, in another process, over a shared word. The sleeper bumps the
-/// second word before it sleeps again, so every sample wakes somebody.
-fn futex_wake_sleeper(b: &mut Bench) {
+/// A wake that finds a sleeper, in another process, over a shared word. Under SCHED_IDLE the sleeper
+/// waits until the waker sleeps; under SCHED_FIFO it runs at once, sleeps again, and the wake
+/// returns after that.
+fn futex_wake_sleeper(b: &mut Bench, name: &'static str, policy: i32) {
     let n = b.light();
     let prot = (PROT_READ | PROT_WRITE) as usize;
     let flags = (MAP_SHARED | MAP_ANONYMOUS) as usize;
     let words = good(sys(SYS_mmap, &[0, PAGE, prot, flags, usize::MAX, 0]));
     let pid = fork_raw();
     if pid == 0 {
+        let priority = i32::from(policy == SCHED_FIFO);
+        good(sys(SYS_sched_setscheduler, &[0, policy as usize, &raw const priority as usize]));
         // The sleeper: each sleep is ended by exactly one wake; word 0 becoming 1 ends it all.
         while sys(SYS_futex, &[words, FUTEX_WAIT as usize, 0, 0]) == 0 {}
         sys(SYS_exit_group, &[6]);
     }
-    b.measured("futex_wake_sleeper", n, || {
+    b.measured(name, n, || {
         loop {
             let start = rdtsc();
             let woken = good(sys(SYS_futex, &[words, FUTEX_WAKE as usize, 1]));
@@ -281,16 +287,22 @@ fn futex_wake_sleeper(b: &mut Bench) {
                 return ticks;
             }
             // Not asleep yet: let it run.
-            sys(SYS_sched_yield, &[]);
+            nap();
         }
     });
     // SAFETY: the shared word, alive until the end of this function.
     unsafe { (words as *mut u32).write_volatile(1) };
     while sys(SYS_wait4, &[pid, 0, WNOHANG as usize, 0]) == 0 {
         sys(SYS_futex, &[words, FUTEX_WAKE as usize, 1]);
-        sys(SYS_sched_yield, &[]);
+        nap();
     }
     unmap(words as *mut u8, PAGE);
+}
+
+/// Leaves the CPU to others for 100 us (nanosleep(2)).
+fn nap() {
+    let time = [0u64, 100_000];
+    sys(SYS_nanosleep, &[time.as_ptr() as usize, 0]);
 }
 
 fn signals(b: &mut Bench) {

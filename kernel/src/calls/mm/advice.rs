@@ -37,6 +37,7 @@ pub fn madvise(a: &Args) -> Result<u64> {
         Action::Drop(drop) => mm.with(|inner| inner.drop_pages(start, end, drop))?,
         Action::Populate { write } => populate(&mm, start, end, write)?,
         Action::Remove => remove_from_files(&mm, start, end)?,
+        Action::Collapse => mm.with(|inner| inner.collapse(start, end))?,
     }
     Ok(0)
 }
@@ -55,6 +56,7 @@ enum Action {
         write: bool,
     },
     Remove,
+    Collapse,
 }
 
 /// Which pages may be dropped.
@@ -108,6 +110,7 @@ impl Action {
             raw::MADV_POPULATE_READ => Action::Populate { write: false },
             raw::MADV_POPULATE_WRITE => Action::Populate { write: true },
             raw::MADV_REMOVE => Action::Remove,
+            raw::MADV_COLLAPSE => Action::Collapse,
             _ => return None,
         })
     }
@@ -150,9 +153,7 @@ impl MmInner {
         for (from, to, flags) in changes {
             self.split(from);
             self.split(to);
-            if let Some(vma) = self.vmas.get_mut(&from) {
-                vma.flags = flags;
-            }
+            self.vmas.edit(from, |vma| vma.flags = flags);
             self.merge_around(from);
         }
         result
@@ -186,13 +187,15 @@ impl MmInner {
             return Err(Errno::EINVAL);
         }
         let end = end.min(vma.end).min(at.saturating_add(POPULATE_AT_ONCE));
-        for address in (at..end).step_by(PAGE as usize) {
+        let mut address = at;
+        while address < end {
             self.fault(PageFault { address, write, exec: false }).map_err(|error| match error {
                 Errno::ENOMEM => Errno::ENOMEM,
                 _ => Errno::EFAULT,
             })?;
+            address = self.table.page_end(address);
         }
-        Ok(end)
+        Ok(address.min(end))
     }
 }
 

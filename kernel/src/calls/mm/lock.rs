@@ -38,9 +38,7 @@ impl MmInner {
         });
         self.split(start);
         self.split(good_end);
-        for (_, vma) in self.vmas.range_mut(start..good_end) {
-            set(&mut vma.flags, flags);
-        }
+        self.vmas.edit_each(start..good_end, |vma| set(&mut vma.flags, flags));
         self.merge_within(start, good_end);
         result
     }
@@ -129,10 +127,8 @@ pub fn mlockall(a: &Args) -> Result<u64> {
         if now {
             let mut ranges = alloc::vec::Vec::new();
             ranges.try_reserve(inner.vmas.len()).map_err(|_| Errno::ENOMEM)?;
-            for (&start, vma) in &mut inner.vmas {
-                set(&mut vma.flags, locked);
-                ranges.push((start, vma.end));
-            }
+            inner.vmas.edit_each(0..u64::MAX, |vma| set(&mut vma.flags, locked));
+            ranges.extend(inner.vmas.iter().map(|(&start, vma)| (start, vma.end)));
             if locked == VmaFlags::LOCKED {
                 for (start, end) in ranges {
                     // What cannot be brought in is locked all the same (mlockall(2)).
@@ -148,9 +144,7 @@ pub fn mlockall(a: &Args) -> Result<u64> {
 pub fn munlockall(_: &Args) -> Result<u64> {
     current().process.mm()?.with(|inner| {
         inner.lock_future = VmaFlags::empty();
-        for vma in inner.vmas.values_mut() {
-            vma.flags.remove(BOTH);
-        }
+        inner.vmas.edit_each(0..u64::MAX, |vma| vma.flags.remove(BOTH));
         inner.merge_within(0, u64::MAX);
     });
     Ok(0)

@@ -198,7 +198,7 @@ fn map_area(
     let limit = process.limit(Resource::AddressSpace);
     let mut replaced = None;
     let result = mm.with(|inner| {
-        let place = inner.place(hint, len, flags)?;
+        let place = inner.place(hint, len, flags, &vma)?;
         if wants_lock {
             vma.flags |= VmaFlags::LOCKED;
         } else if !vma.flags.contains(VmaFlags::DROPPABLE) {
@@ -239,7 +239,7 @@ enum Place {
 }
 
 impl MmInner {
-    fn place(&mut self, hint: u64, len: u64, flags: u32) -> Result<Place> {
+    fn place(&mut self, hint: u64, len: u64, flags: u32, vma: &Vma) -> Result<Place> {
         if flags & (raw::MAP_FIXED | raw::MAP_FIXED_NOREPLACE) != 0 {
             let (start, end) = page_range(hint, len, Errno::ENOMEM)?;
             if start < MMAP_MIN {
@@ -255,6 +255,9 @@ impl MmInner {
             0 => 0,
             low => low.max(MMAP_MIN),
         };
+        if flags & raw::MAP_32BIT == 0 && hint == 0 {
+            return self.find_free_for(vma, len).map(Place::Free);
+        }
         if flags & raw::MAP_32BIT == 0 {
             return self.find_free(hint, len).map(Place::Free);
         }

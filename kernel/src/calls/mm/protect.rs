@@ -55,9 +55,7 @@ pub fn mprotect(a: &Args) -> Result<u64> {
         });
         inner.split(start);
         inner.split(good_end);
-        let areas = inner.vmas.range(start..good_end);
-        let starts: alloc::vec::Vec<u64> = areas.map(|(&start, _)| start).collect();
-        for at in starts {
+        for at in inner.vmas.starts(start..good_end) {
             inner.protect_area(at, prot, reads_exec);
         }
         result.map(|()| 0)
@@ -104,9 +102,8 @@ impl MmInner {
 
     /// Gives the area at `at` new rights.
     fn protect_area(&mut self, at: u64, prot: Prot, reads_exec: bool) {
-        let Some(vma) = self.vmas.get_mut(&at) else { return };
-        let prot = with_exec(prot, reads_exec, vma);
-        vma.prot = prot;
+        self.vmas.edit(at, |vma| vma.prot = with_exec(prot, reads_exec, vma));
+        let Some(vma) = self.vmas.get(&at) else { return };
         let (end, wanted) = (vma.end, vma.page_prot());
         let anonymous_private = vma.is_private_anonymous();
         self.table.protect(at, end, |page| {

@@ -1,6 +1,5 @@
 //! mremap(2): areas that grow, shrink and move.
 
-use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use abi::{Errno, Result, general as raw};
@@ -8,7 +7,7 @@ use machine::memory::USER_END;
 
 use super::map::page_range;
 use crate::base::args::Args;
-use crate::mm::{Backing, MAX_MAP_COUNT, MMAP_MIN, MmInner, PAGE, Vma, VmaFlags};
+use crate::mm::{Backing, MAX_MAP_COUNT, MMAP_MIN, MmInner, PAGE, Removed, VmaFlags};
 use crate::process::Process;
 use crate::process::current;
 use crate::security::{Resource, UNLIMITED};
@@ -60,7 +59,7 @@ impl MmInner {
         &mut self,
         process: &Process,
         request: &Request,
-        dropped: &mut Vec<BTreeMap<u64, Vma>>,
+        dropped: &mut Vec<Removed>,
     ) -> Result<u64> {
         let &Request { old, mut old_len, new_len, .. } = request;
         self.find(old).ok_or(Errno::EFAULT)?;
@@ -139,9 +138,7 @@ impl MmInner {
         if vma.end != from || to > USER_END || !self.is_free_for_hint(from, to) {
             return false;
         }
-        if let Some(vma) = self.vmas.get_mut(&start) {
-            vma.end = to;
-        }
+        self.vmas.edit(start, |vma| vma.end = to);
         self.merge_around(start);
         self.populate_locked(from);
         true
@@ -155,7 +152,7 @@ impl MmInner {
         new: u64,
         new_len: u64,
         keep: bool,
-    ) -> Result<BTreeMap<u64, Vma>> {
+    ) -> Result<Removed> {
         let (start, vma) = self.find(old).ok_or(Errno::EFAULT)?;
         let mut moved = vma.clone();
         moved.end = new + new_len;
@@ -165,16 +162,15 @@ impl MmInner {
         self.table.move_range(old, new, len).map_err(|_| Errno::ENOMEM)?;
         self.insert(new, moved)?;
         if len == 0 {
-            return Ok(BTreeMap::new());
+            return Ok(Removed::new());
         }
         if keep {
             // What stays is not locked any more (mremap(2)).
             self.split(old);
             self.split(old + len);
-            for (_, vma) in self.vmas.range_mut(old..old + len) {
-                vma.flags.remove(VmaFlags::LOCKED | VmaFlags::LOCK_ON_FAULT);
-            }
-            return Ok(BTreeMap::new());
+            let locked = VmaFlags::LOCKED | VmaFlags::LOCK_ON_FAULT;
+            self.vmas.edit_each(old..old + len, |vma| vma.flags.remove(locked));
+            return Ok(Removed::new());
         }
         Ok(self.unmap(old, old + len))
     }

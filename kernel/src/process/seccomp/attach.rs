@@ -146,6 +146,7 @@ fn set_filter(flags: u64, address: u64) -> Result<u64> {
         path_insns: len,
         depth: 1,
         previous: None,
+        allowed: Default::default(),
     };
     if listens { attach_with_listener(filter, flags) } else { attach(filter, flags) }
 }
@@ -179,6 +180,7 @@ fn attach(mut filter: Filter, flags: u64) -> Result<u64> {
     if let Err(failed) = result {
         return give_up(threads, filter, failed);
     }
+    filter.note_allowed();
     let filter = Arc::new(filter);
     set(&thread, Mode::Filter(filter.clone()));
     if flags & flag::SPEC_ALLOW == 0 {

@@ -93,9 +93,31 @@ pub struct Filter {
     /// Filters of the chain.
     depth: usize,
     previous: Option<Arc<Filter>>,
+    /// Calls that the whole chain allows whatever their arguments are: a bit for each number.
+    allowed: [u64; CALLS / 64],
 }
 
+/// Numbers of calls that a chain notes what it always allows of.
+const CALLS: usize = 512;
+
 impl Filter {
+    /// Whether the chain allows the call with this number, without being asked.
+    #[inline]
+    fn always_allows(&self, number: u32) -> bool {
+        let word = self.allowed.get(number as usize / 64);
+        word.is_some_and(|word| word >> (number % 64) & 1 != 0)
+    }
+
+    /// Notes what the chain always allows, once it is whole.
+    fn note_allowed(&mut self) {
+        for number in 0..CALLS as u32 {
+            let others = self.previous.as_ref().is_none_or(|p| p.always_allows(number));
+            if others && self.program.always_allows(number, ARCH) {
+                self.allowed[number as usize / 64] |= 1 << (number % 64);
+            }
+        }
+    }
+
     fn answer(&self, data: &Data) -> u32 {
         match &self.code {
             Some(code) => code.run(data),

@@ -1,6 +1,7 @@
 //! Sets of signals, and the signals that wait to be delivered.
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
 
 use abi::general as raw;
 
@@ -46,11 +47,17 @@ const SYNCHRONOUS: SignalSet = bit(raw::SIGSEGV)
     | bit(raw::SIGFPE)
     | bit(raw::SIGSYS);
 
-/// Signals sent and not yet delivered. Standard signals collapse; real-time ones queue.
+/// Signals sent and not yet delivered. Standard signals collapse; real-time ones queue, as many as
+/// the limit says, so they have an order of their own.
 #[derive(Default)]
 pub struct Pending {
     set: SignalSet,
-    queue: VecDeque<SigInfo>,
+    /// Standard ones, with when they came.
+    queue: VecDeque<(u64, SigInfo)>,
+    /// Real-time ones, by number and when they came.
+    real_time: BTreeMap<(u32, u64), SigInfo>,
+    /// How many have come.
+    came: u64,
 }
 
 /// The queue of real-time signals is full.
@@ -74,8 +81,14 @@ impl Pending {
         if !real_time && self.set & bit(number) != 0 {
             return Ok(());
         }
-        if self.queue.len() < limit && self.queue.try_reserve(1).is_ok() {
-            self.queue.push_back(info);
+        let has_room = self.queue.len() + self.real_time.len() < limit;
+        let place = (number, self.came);
+        if has_room && real_time && !machine::frame::is_short() {
+            self.real_time.insert(place, info);
+            self.came += 1;
+        } else if has_room && !real_time && self.queue.try_reserve(1).is_ok() {
+            self.queue.push_back((self.came, info));
+            self.came += 1;
         } else if real_time && info.code < 0 {
             return Err(QueueFull);
         }
@@ -93,7 +106,10 @@ impl Pending {
                 && other.signo == info.signo
                 && other.timer_fields().0 == id
         };
-        match self.queue.iter_mut().find(same) {
+        let standard = self.queue.iter_mut().map(|(_, info)| info);
+        let of_number = (info.number(), 0)..=(info.number(), u64::MAX);
+        let real_time = self.real_time.range_mut(of_number).map(|(_, info)| info);
+        match standard.chain(real_time).find(same) {
             Some(pending) => pending.add_overruns(missed.saturating_add(1)),
             // Timers are bounded, and each has one entry at most.
             None => {
@@ -110,26 +126,43 @@ impl Pending {
         }
         let urgent = candidates & SYNCHRONOUS;
         let number = (if urgent != 0 { urgent } else { candidates }).trailing_zeros() + 1;
-        let at = self.queue.iter().position(|info| info.number() == number);
-        let info = at.and_then(|at| self.queue.remove(at));
-        if !self.queue.iter().any(|info| info.number() == number) {
+        let (info, is_last) = self.take_first(number);
+        if is_last {
             self.set &= !bit(number);
         }
         // One that found the queue full: as if a process without id had sent it.
         Some(info.unwrap_or(SigInfo::unknown(number)))
     }
 
+    /// Takes the first signal with this number, and whether it was the last one.
+    fn take_first(&mut self, number: u32) -> (Option<SigInfo>, bool) {
+        if number < raw::SIGRTMIN {
+            let at = self.queue.iter().position(|(_, info)| info.number() == number);
+            let info = at.and_then(|at| self.queue.remove(at)).map(|(_, info)| info);
+            return (info, !self.queue.iter().any(|(_, info)| info.number() == number));
+        }
+        let mut of_number = self.real_time.range((number, 0)..=(number, u64::MAX));
+        let first = of_number.next().map(|(&place, _)| place);
+        let is_last = of_number.next().is_none();
+        (first.and_then(|place| self.real_time.remove(&place)), is_last)
+    }
+
     /// What is known about the signal that came as number `at` of those that wait.
     #[must_use]
     pub fn get(&self, at: usize) -> Option<SigInfo> {
-        self.queue.get(at).copied()
+        let standard = self.queue.iter().copied();
+        let real_time = self.real_time.iter().map(|(&(_, came), &info)| (came, info));
+        let mut all: Vec<(u64, SigInfo)> = standard.chain(real_time).collect();
+        all.sort_unstable_by_key(|&(came, _)| came);
+        all.get(at).map(|&(_, info)| info)
     }
 
     /// Forgets the signals of `gone`.
     pub fn remove(&mut self, gone: SignalSet) {
         if self.set & gone != 0 {
             self.set &= !gone;
-            self.queue.retain(|info| gone & bit(info.number()) == 0);
+            self.queue.retain(|(_, info)| gone & bit(info.number()) == 0);
+            self.real_time.retain(|(number, _), _| gone & bit(*number) == 0);
         }
     }
 

@@ -1,7 +1,6 @@
 //! Sending: making a signal pending, and making a thread look.
 
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 
 use abi::{Errno, Result, general as raw};
 
@@ -9,7 +8,7 @@ use super::{Pending, ProcessSignals, SigInfo, SignalSet, bit, pending, stop};
 use crate::base::poll::events;
 use crate::base::sched::{self, has_current};
 use crate::process::current;
-use crate::process::{Pid, Process, Thread, all_processes, work};
+use crate::process::{Pid, Process, Thread, group_members, work};
 use crate::security::Resource;
 
 /// Sends a signal to a process: some thread that does not block it will take it. EAGAIN if the
@@ -50,14 +49,6 @@ pub fn send_to_group(group: Pid, info: SigInfo) -> Result<()> {
         send_to_process(&process, info)?;
     }
     Ok(())
-}
-
-/// The processes of a group, zombies included.
-#[must_use]
-pub fn group_members(group: Pid) -> Vec<Arc<Process>> {
-    let mut all = all_processes();
-    all.retain(|p| p.group.load(core::sync::atomic::Ordering::Relaxed) == group);
-    all
 }
 
 fn send(

@@ -12,7 +12,7 @@ use entry::PtRegs;
 use super::{SigInfo, pending, send};
 use crate::process::current;
 use crate::process::family::Report;
-use crate::process::{Process, ptrace, work};
+use crate::process::{Process, family, ptrace, work};
 
 /// A process that is stopped, or about to be.
 #[derive(Clone, Copy, Debug)]
@@ -135,6 +135,7 @@ fn report(process: &Arc<Process>, report: Report) {
         family.parent.upgrade()
     };
     let Some(parent) = parent else { return };
+    family::note(process);
     let (code, status) = match report {
         Report::Stopped(signal) => (raw::CLD_STOPPED, signal),
         Report::Continued => (raw::CLD_CONTINUED, raw::SIGCONT),

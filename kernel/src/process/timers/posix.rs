@@ -136,7 +136,10 @@ pub fn timer_getoverrun(args: &Args) -> Result<u64> {
 pub fn timer_delete(args: &Args) -> Result<u64> {
     let process = &current().process;
     let removed = process.timers.lock().posix.remove(&(args.a0() as u32));
-    removed.ok_or(Errno::EINVAL)?.set(Setting::default(), false);
-    update_watch(process);
+    let timer = removed.ok_or(Errno::EINVAL)?;
+    timer.set(Setting::default(), false);
+    if timer.is_on_cpu_clock() {
+        update_watch(process);
+    }
     Ok(0)
 }

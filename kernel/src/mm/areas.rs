@@ -1,0 +1,164 @@
+//! The areas of an address space, by start address, with their sums: what /proc and limits ask for
+//! must not walk over all areas.
+//!
+//! Everybody may look at the map; whoever changes an area does it through [`Areas`], which keeps the
+//! sums. Neighbours: `vma` (an area), `mod` (what changes areas).
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::ops::{Deref, Range};
+
+use machine::memory::Prot;
+
+use super::{Backing, PAGE, Vma, VmaFlags};
+
+/// Pages of areas, by what they are to /proc (proc(5): status, statm).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sums {
+    /// All.
+    pub total: u64,
+    /// Locked ones.
+    pub locked: u64,
+    /// Of files, and executable.
+    pub code: u64,
+    /// Writable and private, but not stack.
+    pub data: u64,
+    /// Stack.
+    pub stack: u64,
+}
+
+impl Sums {
+    /// What one area adds.
+    #[must_use]
+    pub fn of(start: u64, vma: &Vma) -> Sums {
+        let pages = (vma.end - start) / PAGE;
+        let if_so = |condition: bool| if condition { pages } else { 0 };
+        let is_file = matches!(vma.backing, Backing::File { .. });
+        let is_stack = vma.flags.contains(VmaFlags::GROWS_DOWN);
+        Sums {
+            total: pages,
+            locked: if_so(vma.flags.contains(VmaFlags::LOCKED)),
+            code: if_so(is_file && vma.prot.contains(Prot::EXEC)),
+            data: if_so(!is_stack && !vma.shared && vma.prot.contains(Prot::WRITE)),
+            stack: if_so(is_stack),
+        }
+    }
+
+    fn change(&mut self, other: Sums, by: impl Fn(&mut u64, u64)) {
+        by(&mut self.total, other.total);
+        by(&mut self.locked, other.locked);
+        by(&mut self.code, other.code);
+        by(&mut self.data, other.data);
+        by(&mut self.stack, other.stack);
+    }
+
+    fn add(&mut self, start: u64, vma: &Vma) {
+        self.change(Sums::of(start, vma), |sum, pages| *sum += pages);
+    }
+
+    fn subtract(&mut self, start: u64, vma: &Vma) {
+        self.change(Sums::of(start, vma), |sum, pages| *sum -= pages);
+    }
+}
+
+/// Areas that were taken out, with their starts: to be dropped without the lock, since files may be
+/// closed then.
+pub type Removed = Vec<(u64, Vma)>;
+
+/// See the module.
+#[derive(Default)]
+pub struct Areas {
+    map: BTreeMap<u64, Vma>,
+    sums: Sums,
+}
+
+impl Deref for Areas {
+    type Target = BTreeMap<u64, Vma>;
+
+    fn deref(&self) -> &BTreeMap<u64, Vma> {
+        &self.map
+    }
+}
+
+impl Areas {
+    /// The sums of all areas.
+    #[must_use]
+    pub fn sums(&self) -> &Sums {
+        &self.sums
+    }
+
+    /// Enters an area where none starts.
+    pub fn insert(&mut self, start: u64, vma: Vma) {
+        self.sums.add(start, &vma);
+        let old = self.map.insert(start, vma);
+        debug_assert!(old.is_none(), "areas overlap");
+    }
+
+    /// Takes an area out.
+    pub fn remove(&mut self, start: u64) -> Option<Vma> {
+        let vma = self.map.remove(&start)?;
+        self.sums.subtract(start, &vma);
+        Some(vma)
+    }
+
+    /// Changes the area that starts at `start`; false if none does.
+    pub fn edit(&mut self, start: u64, change: impl FnOnce(&mut Vma)) -> bool {
+        let Some(vma) = self.map.get_mut(&start) else { return false };
+        self.sums.subtract(start, vma);
+        change(vma);
+        self.sums.add(start, vma);
+        true
+    }
+
+    /// Changes each area that starts in `range`.
+    pub fn edit_each(&mut self, range: Range<u64>, mut change: impl FnMut(&mut Vma)) {
+        for (&start, vma) in self.map.range_mut(range) {
+            self.sums.subtract(start, vma);
+            change(vma);
+            self.sums.add(start, vma);
+        }
+    }
+
+    /// Cuts the area that contains `at`, and does not start there, in two.
+    pub fn split(&mut self, at: u64) {
+        let Some((&start, vma)) = self.map.range_mut(..at).next_back() else { return };
+        if at >= vma.end {
+            return;
+        }
+        let mut upper = vma.clone();
+        if let Backing::File { page_offset, .. } = &mut upper.backing {
+            *page_offset += (at - start) / PAGE;
+        }
+        // The sums stay: both parts are what the whole was.
+        vma.end = at;
+        self.map.insert(at, upper);
+    }
+
+    /// Takes out what lies in `range`; areas that its ends cut are split.
+    pub fn cut_out(&mut self, range: Range<u64>) -> Removed {
+        // As a rule it is one area.
+        if self.map.get(&range.start).is_some_and(|vma| vma.end == range.end) {
+            let vma = self.remove(range.start);
+            return vma.map(|vma| (range.start, vma)).into_iter().collect();
+        }
+        self.split(range.start);
+        self.split(range.end);
+        // Not by splitting and appending the rest: that would touch every area above.
+        let inside = range.start..range.end.max(range.start);
+        let removed: Removed = self.map.extract_if(inside, |_, _| true).collect();
+        removed.iter().for_each(|(start, vma)| self.sums.subtract(*start, vma));
+        removed
+    }
+
+    /// Takes out all.
+    pub fn take(&mut self) -> BTreeMap<u64, Vma> {
+        self.sums = Sums::default();
+        core::mem::take(&mut self.map)
+    }
+
+    /// Where the areas in `range` start.
+    #[must_use]
+    pub fn starts(&self, range: Range<u64>) -> Vec<u64> {
+        self.map.range(range).map(|(&start, _)| start).collect()
+    }
+}
