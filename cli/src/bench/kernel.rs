@@ -217,6 +217,7 @@ impl Bench {
         let (program, memory_mib) = (&self.program, MEMORY_MIB);
         let command = linux.command(&linux::Boot {
             program,
+            file: None,
             append: &append,
             dir,
             cpu,

@@ -7,6 +7,7 @@
 
 mod channels;
 mod child;
+mod differ;
 mod elf_cases;
 mod entry;
 mod exec;
@@ -80,6 +81,7 @@ const SUBJECTS: &[&[Test]] = &[
 const USAGE: &str = "usage: limen-guest-tests list | run NAME | run-all [FILTER] [--bound SECONDS]
        storm NAME [--count N] [--jobs N] | fuzz [--seconds N] [--children N] [--seed S]
          [--jobs J] [--in-vm]
+       differ run [--seed S] [--first N] [--count N] [--seconds N] | differ show FILE
        hogs [FILTER], in a VM only | elf-cases
        as-init run|run-all …, as the first process of a bare kernel";
 
@@ -122,6 +124,7 @@ fn main() {
             harness::run_all(all(), filter, bound_s)
         }
         "fuzz" => fuzz::main(&args),
+        "differ" => differ::main(&args),
         "elf-cases" => elf_cases::print(),
         "hogs-list" => {
             hogs::TESTS.iter().for_each(|t| println!("{}", t.name));

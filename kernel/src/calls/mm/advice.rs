@@ -1,7 +1,7 @@
 //! madvise(2). As on Linux, advice for a range with holes is taken for what is mapped, and then
 //! ENOMEM says that there was a hole; an area that refuses ends it there.
 //!
-//! MADV_MERGEABLE is refused, as by a Linux without CONFIG_KSM: equal pages are never merged.
+//! MADV_MERGEABLE is taken and does nothing, as on a Linux whose /sys/kernel/mm/ksm/run is 0.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -99,7 +99,8 @@ impl Action {
                     false => Ok(vma.flags),
                 })
             }
-            raw::MADV_WILLNEED => Action::Nothing,
+            // Equal pages are merged only where an administrator has started it, and nobody can.
+            raw::MADV_WILLNEED | raw::MADV_MERGEABLE | raw::MADV_UNMERGEABLE => Action::Nothing,
             raw::MADV_DONTNEED => Action::Drop(Drop::Unlocked),
             raw::MADV_DONTNEED_LOCKED => Action::Drop(Drop::All),
             raw::MADV_FREE => Action::Drop(Drop::Anonymous),
