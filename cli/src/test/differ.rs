@@ -81,8 +81,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         return Ok(Summary { skipped: 1, ..Summary::default() });
     }
     let seed = if context.seed == 0 { DEFAULT_SEED } else { context.seed };
-    let mut rig =
-        Rig { context, program: guest::build(context)?, seed, linux: Kernel::Host };
+    let mut rig = Rig { context, program: guest::build(context)?, seed, linux: Kernel::Host };
     let allowed = parse_allowed(&std::fs::read_to_string(context.repository.join(ALLOWED))?)?;
     let seconds = context.time.as_secs();
     let limen = hashes(&rig.say(Kernel::Limen, &words(seed, u64::MAX, seconds), "")?);
@@ -103,8 +102,8 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         rig.print(finding)?;
     }
     println!(
-        "differ: seed {seed}: {count} programs, {} differ at first sight, {borne} of those shown as \
-         {ALLOWED} says, {} findings",
+        "differ: seed {seed}: {count} programs, {} differ at first sight, {borne} of those shown \
+         as {ALLOWED} says, {} findings",
         differing.len(),
         findings.len() + others
     );
@@ -173,8 +172,8 @@ impl Rig<'_> {
         Ok(partings)
     }
 
-    /// One finding for each key that is not allowed, the first of them as short as they can be made;
-    /// how many programs differ only as is allowed; and how many findings there are besides.
+    /// One finding for each key that is not allowed, the first ones as short as can be; how many
+    /// programs differ only as is allowed; and how many findings there are besides.
     fn findings(
         &self,
         differing: &[Which],
@@ -318,9 +317,7 @@ fn shown(text: &str) -> BTreeMap<Which, Shown> {
 fn part(linux: &Shown, limen: &Shown) -> Option<Parting> {
     let length = linux.record.len().max(limen.record.len());
     let line = |shown: &Shown, at: usize| shown.record.get(at).cloned().unwrap_or_default();
-    let (a, b) = (0..length)
-        .map(|at| (line(linux, at), line(limen, at)))
-        .find(|(a, b)| a != b)?;
+    let (a, b) = (0..length).map(|at| (line(linux, at), line(limen, at))).find(|(a, b)| a != b)?;
     let number = |line: &str| line.split(' ').next().and_then(|word| word.parse::<usize>().ok());
     let call = number(&a).or(number(&b));
     let key = match call {
@@ -364,7 +361,9 @@ fn parse_allowed(text: &str) -> Result<Vec<String>, Error> {
         let (key, reason) = line.split_once(": ")?;
         (!reason.trim().is_empty()).then(|| key.to_owned())
     };
-    lines.map(|line| key(line).ok_or_else(|| format!("{ALLOWED}: no reason: {line}").into())).collect()
+    lines
+        .map(|line| key(line).ok_or_else(|| format!("{ALLOWED}: no reason: {line}").into()))
+        .collect()
 }
 
 /// True if a key is what a pattern says, where `*` stands for any text.

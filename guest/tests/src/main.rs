@@ -22,6 +22,7 @@ mod jobs;
 mod landlock;
 mod mappings;
 mod memory;
+mod order;
 mod partly;
 mod pointers;
 mod processes;
@@ -62,6 +63,7 @@ const SUBJECTS: &[&[Test]] = &[
     races::TESTS,
     file_rights::TESTS,
     partly::TESTS,
+    order::TESTS,
     procfs::TESTS,
     channels::TESTS,
     sockets::TESTS,

@@ -1,9 +1,9 @@
 //! How a program is made from a seed: an opening in which it gets descriptors of several kinds, and
 //! then calls from the table with arguments that mostly fit.
 //!
-//! Half of all errors are found with arguments that fit but for one, so a call's arguments come from
-//! what exists with a probability of nine in ten: a descriptor of the right kind, a path of the tree
-//! (`observe.rs` makes it), an address of the map area.
+//! Most errors are found with arguments that fit but for one, so a call's arguments mostly come
+//! from what exists: a descriptor of the right kind, a path of the tree (`observe.rs` makes it), an
+//! address of the map area.
 
 use super::program::*;
 use super::{table_files, table_memory, table_process, table_sockets};
@@ -90,7 +90,8 @@ pub fn program(seed: u64, index: u64, keep: u64) -> Program {
     };
     let is_user = draft.rng.below(2) == 0;
     // A third of all programs have one subject; the others mix.
-    let subjects = [table_files::ROWS, table_memory::ROWS, table_process::ROWS, table_sockets::ROWS];
+    let subjects =
+        [table_files::ROWS, table_memory::ROWS, table_process::ROWS, table_sockets::ROWS];
     let rows: Vec<Row> = match draft.rng.below(8) {
         0..2 => table_files::ROWS.to_vec(),
         2 => table_memory::ROWS.to_vec(),
@@ -115,9 +116,10 @@ pub fn program(seed: u64, index: u64, keep: u64) -> Program {
         calls.push(draft.make(&rows, true));
     }
     let kept = |number: usize| keep >> (number % 64) & 1 == 1;
-    let calls = calls.into_iter().enumerate().filter(|(number, call)| {
-        kept(*number) && (is_user || !call.only_for_user)
-    });
+    let calls = calls
+        .into_iter()
+        .enumerate()
+        .filter(|(number, call)| kept(*number) && (is_user || !call.only_for_user));
     Program { is_user, calls: calls.map(|(_, call)| call).collect() }
 }
 
@@ -217,9 +219,7 @@ impl Draft {
                 Arg::Slot(self.rng.below(self.slots.len() as u64) as u8)
             }
             _ if !fits.is_empty() => Arg::Slot(self.rng.of(&fits) as u8),
-            _ if !self.slots.is_empty() => {
-                Arg::Slot(self.rng.below(self.slots.len() as u64) as u8)
-            }
+            _ if !self.slots.is_empty() => Arg::Slot(self.rng.below(self.slots.len() as u64) as u8),
             _ => Arg::Number(u64::MAX),
         }
     }
@@ -543,7 +543,8 @@ impl Draft {
     }
 
     pub fn mode(&mut self) {
-        let modes = [0o644, 0o755, 0o777, 0, 0o400, 0o4755, 0o2755, 0o1777, 0o200, 0o2644, 0o100_644];
+        let modes =
+            [0o644, 0o755, 0o777, 0, 0o400, 0o4755, 0o2755, 0o1777, 0o200, 0o2644, 0o100_644];
         self.of(&modes);
     }
 
@@ -589,7 +590,8 @@ impl Draft {
 
     /// A signal that a program can live with.
     pub fn signal(&mut self) {
-        let signals = [SIGUSR1, SIGUSR1, SIGUSR2, SIGCHLD, SIGWINCH, SIGURG, 40, 41, SIGALRM, SIGIO];
+        let signals =
+            [SIGUSR1, SIGUSR1, SIGUSR2, SIGCHLD, SIGWINCH, SIGURG, 40, 41, SIGALRM, SIGIO];
         let value = match self.rng.below(30) {
             0 => 0,
             1 => self.rng.of(&[65, -1, 64 + 32, 1 << 20]),
@@ -609,7 +611,42 @@ impl Draft {
 
 /// What is in the tree, was not in it, or becomes part of it.
 const PATHS: &[&str] = &[
-    "f", "f", "f", "e", "h", "d", "d", "d/g", "d/s", "d/s/t", "l", "ld", "ld/g", "dangling", "loop",
-    "p", "ro", "none", "sp", "sticky", "rooted", "x", "new", "new2", "d/new", "d/s/new", "missing",
-    "missing/x", "f/x", ".", "..", "d/.", "d/..", "big", "big2", "sock", "/dev/null", "/dev/zero",
+    "f",
+    "f",
+    "f",
+    "e",
+    "h",
+    "d",
+    "d",
+    "d/g",
+    "d/s",
+    "d/s/t",
+    "l",
+    "ld",
+    "ld/g",
+    "dangling",
+    "loop",
+    "p",
+    "ro",
+    "none",
+    "sp",
+    "sticky",
+    "rooted",
+    "x",
+    "new",
+    "new2",
+    "d/new",
+    "d/s/new",
+    "missing",
+    "missing/x",
+    "f/x",
+    ".",
+    "..",
+    "d/.",
+    "d/..",
+    "big",
+    "big2",
+    "sock",
+    "/dev/null",
+    "/dev/zero",
 ];

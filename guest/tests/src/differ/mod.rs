@@ -7,8 +7,8 @@
 //! program is run on Linux and on Limen by `limen test differ`, which compares the records, asks
 //! again with calls left out until nothing more can be left out, and prints what remains.
 //!
-//! Reading order: `program.rs` (what a program is and how it is written down), `draft.rs` (how one is
-//! made from a seed), `table*.rs` (the calls), `run.rs` (how one runs), `observe.rs` (what is
+//! Reading order: `program.rs` (what a program is and how it is written down), `draft.rs` (how one
+//! is made from a seed), `table*.rs` (the calls), `run.rs` (how one runs), `observe.rs` (what is
 //! recorded), here (the command).
 
 mod draft;

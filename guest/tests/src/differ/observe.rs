@@ -1,8 +1,8 @@
 //! What is recorded of a program: each call's value and the memory it wrote, and at the end the
 //! tree, the descriptors, the mappings and what /proc says.
 //!
-//! Numbers that no program may rely on are replaced: inode, device and mount numbers by the order of
-//! their first sight, ids by actors, times by "now" or "set", ports by their distance from the
+//! Numbers that no program may rely on are replaced: inode, device and mount numbers by the order
+//! of their first sight, ids by actors, times by "now" or "set", ports by their distance from the
 //! program's own.
 
 use std::fmt::Write as _;
@@ -172,19 +172,22 @@ pub fn record(shared: &Shared, call: &Call, args: &[usize], result: Res) {
 
 /// The errors that tests speak of by name.
 fn errno_word(errno: i32) -> String {
-    ERRNOS.iter().find(|(number, _)| *number == errno).map_or(errno.to_string(), |(_, n)| (*n).into())
+    ERRNOS
+        .iter()
+        .find(|(number, _)| *number == errno)
+        .map_or(errno.to_string(), |(_, n)| (*n).into())
 }
 
 macro_rules! errnos {
     ($($name:ident)*) => { const ERRNOS: &[(i32, &str)] = &[$(($name, stringify!($name))),*]; };
 }
 errnos! { EPERM ENOENT ESRCH EINTR EIO ENXIO E2BIG ENOEXEC EBADF ECHILD EAGAIN ENOMEM EACCES EFAULT
-    EBUSY EEXIST EXDEV ENODEV ENOTDIR EISDIR EINVAL ENFILE EMFILE ENOTTY ETXTBSY EFBIG ENOSPC ESPIPE
-    EROFS EMLINK EPIPE EDOM ERANGE EDEADLK ENAMETOOLONG ENOLCK ENOSYS ENOTEMPTY ELOOP ENODATA ETIME
-    EOVERFLOW EUSERS ENOTSOCK EDESTADDRREQ EMSGSIZE EPROTOTYPE ENOPROTOOPT EPROTONOSUPPORT
-    ESOCKTNOSUPPORT EOPNOTSUPP EPFNOSUPPORT EAFNOSUPPORT EADDRINUSE EADDRNOTAVAIL ENETDOWN
-    ENETUNREACH ECONNABORTED ECONNRESET ENOBUFS EISCONN ENOTCONN ETIMEDOUT ECONNREFUSED EHOSTUNREACH
-    EALREADY EINPROGRESS ESTALE ECANCELED EOWNERDEAD ENOTRECOVERABLE }
+EBUSY EEXIST EXDEV ENODEV ENOTDIR EISDIR EINVAL ENFILE EMFILE ENOTTY ETXTBSY EFBIG ENOSPC ESPIPE
+EROFS EMLINK EPIPE EDOM ERANGE EDEADLK ENAMETOOLONG ENOLCK ENOSYS ENOTEMPTY ELOOP ENODATA ETIME
+EOVERFLOW EUSERS ENOTSOCK EDESTADDRREQ EMSGSIZE EPROTOTYPE ENOPROTOOPT EPROTONOSUPPORT
+ESOCKTNOSUPPORT EOPNOTSUPP EPFNOSUPPORT EAFNOSUPPORT EADDRINUSE EADDRNOTAVAIL ENETDOWN
+ENETUNREACH ECONNABORTED ECONNRESET ENOBUFS EISCONN ENOTCONN ETIMEDOUT ECONNREFUSED EHOSTUNREACH
+EALREADY EINPROGRESS ESTALE ECANCELED EOWNERDEAD ENOTRECOVERABLE }
 
 /// The output area where it was written: offset and bytes, long ones by their hash.
 fn written(log: &mut Log<'_>) {
@@ -413,7 +416,13 @@ pub fn end(shared: &Shared) {
     for which in 0..16 {
         let mut limit = [0u64; 2];
         let _ = sc!(SYS_prlimit64, 0, which, 0, limit.as_mut_ptr());
-        let _ = write!(log, "{}{:x}/{:x}", if which == 0 { "limits " } else { " " }, limit[0], limit[1]);
+        let _ = write!(
+            log,
+            "{}{:x}/{:x}",
+            if which == 0 { "limits " } else { " " },
+            limit[0],
+            limit[1]
+        );
     }
     let _ = writeln!(log);
     let mut budget = 200;
@@ -427,13 +436,23 @@ fn maps(log: &mut Log<'_>) {
     let mut any = false;
     for line in maps.lines() {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
-        let Some((start, end)) = words.first().and_then(|range| range.split_once('-')) else { continue };
+        let Some((start, end)) = words.first().and_then(|range| range.split_once('-')) else {
+            continue;
+        };
         let start = usize::from_str_radix(start, 16).unwrap_or(0);
         let end = usize::from_str_radix(end, 16).unwrap_or(0);
         if area.contains(&start) && words.len() >= 5 {
             any = true;
             let name = words.get(5..).map_or(String::new(), |name| name.join(" "));
-            let _ = writeln!(log, "map {:#x} {:#x} {} {} {}", start - MAPS, end - MAPS, words[1], words[2], digits(&name));
+            let _ = writeln!(
+                log,
+                "map {:#x} {:#x} {} {} {}",
+                start - MAPS,
+                end - MAPS,
+                words[1],
+                words[2],
+                digits(&name)
+            );
         }
     }
     let Ok(memory) = open("/proc/self/mem", O_RDONLY) else { return };
@@ -479,8 +498,11 @@ fn descriptors(shared: &Shared, log: &mut Log<'_>) {
                     let _ = write!(log, " {key}=set");
                 }
                 "inotify wd" | "tfd" => {
-                    let known = value.split(' ').filter(|w| !w.starts_with("ino:") && !w.starts_with("sdev:"));
-                    let known: Vec<&str> = known.take_while(|w| !w.starts_with("fhandle")).collect();
+                    let known = value
+                        .split(' ')
+                        .filter(|w| !w.starts_with("ino:") && !w.starts_with("sdev:"));
+                    let known: Vec<&str> =
+                        known.take_while(|w| !w.starts_with("fhandle")).collect();
                     let _ = write!(log, " {key}={}", known.join(" ").trim());
                 }
                 "Pid" | "NSpid" => {
@@ -501,8 +523,24 @@ fn descriptors(shared: &Shared, log: &mut Log<'_>) {
 fn status(_shared: &Shared, log: &mut Log<'_>) {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     const KEYS: [&str; 18] = [
-        "Umask", "Uid", "Gid", "Groups", "VmLck", "Threads", "SigPnd", "ShdPnd", "SigBlk", "SigIgn",
-        "SigCgt", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp",
+        "Umask",
+        "Uid",
+        "Gid",
+        "Groups",
+        "VmLck",
+        "Threads",
+        "SigPnd",
+        "ShdPnd",
+        "SigBlk",
+        "SigIgn",
+        "SigCgt",
+        "CapInh",
+        "CapPrm",
+        "CapEff",
+        "CapBnd",
+        "CapAmb",
+        "NoNewPrivs",
+        "Seccomp",
     ];
     // The bounding set is the host's own.
     let is_root = text.lines().any(|line| line.starts_with("Uid:\t0\t0\t0\t0"));
@@ -537,15 +575,26 @@ fn tree_state(shared: &Shared, log: &mut Log<'_>, dir: &str, budget: &mut u32) {
             log,
             "tree {} {mode:o} {uid}/{gid} links {} size {} blocks {} inode {}",
             path.get(TREE.len()..).unwrap_or("").chars().take(40).collect::<String>(),
-            stat[2], stat[6], stat[8], inode(shared, stat[0], stat[1])
+            stat[2],
+            stat[6],
+            stat[8],
+            inode(shared, stat[0], stat[1])
         );
         for at in [9, 11] {
             let time = stat[at] as i64;
-            let _ = if time > NOW_S { write!(log, " now") } else { write!(log, " {time}.{}", stat[at + 1]) };
+            let _ = if time > NOW_S {
+                write!(log, " now")
+            } else {
+                write!(log, " {time}.{}", stat[at + 1])
+            };
         }
         if kind == S_IFLNK {
             let target = std::fs::read_link(&path).unwrap_or_default();
-            let _ = write!(log, " -> {}", target.to_string_lossy().chars().take(40).collect::<String>());
+            let _ = write!(
+                log,
+                " -> {}",
+                target.to_string_lossy().chars().take(40).collect::<String>()
+            );
         } else if kind == S_IFREG && stat[6] <= 4 << 20 {
             let _ = match std::fs::read(&path) {
                 Ok(bytes) => write!(log, " content {:016x}", hash_bytes(&bytes)),
@@ -554,7 +603,8 @@ fn tree_state(shared: &Shared, log: &mut Log<'_>, dir: &str, budget: &mut u32) {
         }
         let mut list = [0u8; 256];
         if let Ok(n @ 1..) = sc!(SYS_llistxattr, c(&path).as_ptr(), list.as_mut_ptr(), 256) {
-            let mut names: Vec<&[u8]> = list[..n].split(|b| *b == 0).filter(|n| !n.is_empty()).collect();
+            let mut names: Vec<&[u8]> =
+                list[..n].split(|b| *b == 0).filter(|n| !n.is_empty()).collect();
             names.sort();
             for name in names {
                 let _ = write!(log, " {}", String::from_utf8_lossy(name));

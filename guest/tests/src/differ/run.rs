@@ -198,7 +198,7 @@ fn prepare(place: &Place, program: &Program) {
     }
     on_signal(SIGSEGV, fault_handler(), SA_SIGINFO, 0);
     on_signal(SIGBUS, fault_handler(), SA_SIGINFO, 0);
-    // Hard limits are the host's own otherwise, and more than 64 descriptors are looked at by nobody.
+    // Hard limits are the host's own otherwise.
     for (which, [soft, hard]) in LIMITS {
         let _ = sc!(SYS_setrlimit, which, [soft, hard].as_ptr());
     }
@@ -377,7 +377,8 @@ impl Actors<'_> {
         let turn = shared.turn[at].fetch_add(1, SeqCst) + 1;
         wake(&shared.turn[at]);
         // One that exits gives no answer.
-        let exits = self.program.calls.get(what as usize).is_some_and(|c| c.special == Special::Exit);
+        let exits =
+            self.program.calls.get(what as usize).is_some_and(|c| c.special == Special::Exit);
         while !exits && what != LEAVE {
             let done = shared.done[at].load(SeqCst);
             if done == turn {
@@ -428,8 +429,13 @@ impl Actors<'_> {
         // SAFETY: a stack of its own; the memory of thread-local data is shared with the main
         // thread, which waits while this one runs.
         let tid = unsafe {
-            clone(thread_main, (stack + THREAD_STACK) as *mut c_void, flags,
-                std::ptr::from_ref(actors) as *mut c_void, tid_at)
+            clone(
+                thread_main,
+                (stack + THREAD_STACK) as *mut c_void,
+                flags,
+                std::ptr::from_ref(actors) as *mut c_void,
+                tid_at,
+            )
         };
         assert!(tid > 0, "clone");
     }
@@ -504,11 +510,17 @@ impl Actors<'_> {
             for event in &self.shared.events[actor][..count.min(EVENTS)] {
                 let word = |at: usize| event.words[at].load(SeqCst);
                 let (signal, code) = (word(0), word(1));
-                let id = if code == SI_TIMER { "timer".into() } else { self.shared.letter(word(2).into()) };
+                let id = if code == SI_TIMER {
+                    "timer".into()
+                } else {
+                    self.shared.letter(word(2).into())
+                };
                 let _ = writeln!(
                     Log(self.shared),
                     "  {name} got {signal} code {code} id {id} {} {} mask {:#x}",
-                    if code == SI_TIMER { 0 } else { word(3) }, word(4), word(5)
+                    if code == SI_TIMER { 0 } else { word(3) },
+                    word(4),
+                    word(5)
                 );
             }
         }
@@ -592,7 +604,8 @@ fn touch(at: usize, is_store: bool) -> Res {
             "jmp 2f",
             "3:", "mov byte ptr [{at}], {value}",
             "2:", "mov qword ptr [{resume}], 0",
-            scratch = out(reg) _, resume = in(reg) RESUME.as_ptr(), store = in(reg) usize::from(is_store),
+            scratch = out(reg) _, resume = in(reg) RESUME.as_ptr(),
+            store = in(reg) usize::from(is_store),
             value = inout(reg_byte) value, at = in(reg) at,
         );
     }

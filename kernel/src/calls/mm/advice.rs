@@ -1,7 +1,7 @@
 //! madvise(2). As on Linux, advice for a range with holes is taken for what is mapped, and then
 //! ENOMEM says that there was a hole; an area that refuses ends it there.
 //!
-//! MADV_MERGEABLE is taken and does nothing, as on a Linux whose /sys/kernel/mm/ksm/run is 0.
+//! MADV_MERGEABLE is refused, as by a Linux without CONFIG_KSM: equal pages are never merged.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -73,10 +73,12 @@ impl Action {
         use VmaFlags as F;
         Some(match advice {
             raw::MADV_NORMAL => Action::Flags(|vma| Ok(vma.flags - (F::RANDOM | F::SEQUENTIAL))),
-            raw::MADV_RANDOM => Action::Flags(|vma| Ok(vma.flags - F::SEQUENTIAL | F::RANDOM)),
-            raw::MADV_SEQUENTIAL => Action::Flags(|vma| Ok(vma.flags - F::RANDOM | F::SEQUENTIAL)),
-            raw::MADV_HUGEPAGE => Action::Flags(|vma| Ok(vma.flags - F::NO_HUGE | F::HUGE)),
-            raw::MADV_NOHUGEPAGE => Action::Flags(|vma| Ok(vma.flags - F::HUGE | F::NO_HUGE)),
+            raw::MADV_RANDOM => Action::Flags(|vma| Ok((vma.flags - F::SEQUENTIAL) | F::RANDOM)),
+            raw::MADV_SEQUENTIAL => {
+                Action::Flags(|vma| Ok((vma.flags - F::RANDOM) | F::SEQUENTIAL))
+            }
+            raw::MADV_HUGEPAGE => Action::Flags(|vma| Ok((vma.flags - F::NO_HUGE) | F::HUGE)),
+            raw::MADV_NOHUGEPAGE => Action::Flags(|vma| Ok((vma.flags - F::HUGE) | F::NO_HUGE)),
             raw::MADV_DONTDUMP => Action::Flags(|vma| Ok(vma.flags | F::DONT_DUMP)),
             raw::MADV_DODUMP => Action::Flags(|vma| match &vma.backing {
                 Backing::Special { .. } => Err(Errno::EINVAL),
@@ -99,8 +101,7 @@ impl Action {
                     false => Ok(vma.flags),
                 })
             }
-            // Equal pages are merged only where an administrator has started it, and nobody can.
-            raw::MADV_WILLNEED | raw::MADV_MERGEABLE | raw::MADV_UNMERGEABLE => Action::Nothing,
+            raw::MADV_WILLNEED => Action::Nothing,
             raw::MADV_DONTNEED => Action::Drop(Drop::Unlocked),
             raw::MADV_DONTNEED_LOCKED => Action::Drop(Drop::All),
             raw::MADV_FREE => Action::Drop(Drop::Anonymous),
