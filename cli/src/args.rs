@@ -348,10 +348,14 @@ pub(crate) struct TestArgs {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub(crate) jobs: Option<u8>,
 
-    /// Seed of the system call fuzzer, which prints the one it takes [default: a new one].
-    /// Example: limen test fuzz --seed 1000
+    /// Seed of the system call fuzzer, which prints the one it takes [default: a new one], and of
+    /// the level differ [default: 1]. Example: limen test fuzz --seed 1000
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub(crate) seed: u64,
+
+    /// How long the level differ makes programs. Example: limen test differ --seed 5 --time 1h
+    #[arg(long, value_name = "TIME", default_value = "2m", value_parser = parse_duration)]
+    pub(crate) time: Duration,
 
     /// Print each test's output, also of those that pass. Example: -v
     #[arg(short, long)]

@@ -46,6 +46,8 @@ pub(crate) const APPEND: &str = "console=ttyS0 quiet panic=-1";
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Boot<'a> {
     pub(crate) program: &'a [u8],
+    /// Another file that the program finds: its name without the first slash, and its bytes.
+    pub(crate) file: Option<(&'a str, &'a [u8])>,
     /// Kernel parameters, `--`, and the program's arguments.
     pub(crate) append: &'a str,
     /// Where the initramfs goes, and what the kernel and the program say: the file of port
@@ -61,6 +63,9 @@ impl Linux {
     pub(crate) fn command(&self, boot: &Boot<'_>) -> Result<Vec<OsString>, Error> {
         let mut archive = cpio::Writer::new();
         archive.file(b"init", 0o755, boot.program);
+        if let Some((name, bytes)) = boot.file {
+            archive.file(name.as_bytes(), 0o644, bytes);
+        }
         let archive = archive.finish().map_err(|_| "the program does not fit an archive")?;
         let initramfs = boot.dir.join("linux.cpio");
         std::fs::write(&initramfs, archive)?;

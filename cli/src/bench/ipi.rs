@@ -123,6 +123,7 @@ fn on_linux(found: &linux::Linux, time: Duration) -> Result<Figures, Error> {
     let append = format!("{LINUX_APPEND} {ISOLATED} -- --ipi={seconds} --poweroff");
     let command = found.command(&linux::Boot {
         program: &program()?,
+        file: None,
         append: &append,
         dir: &dir.0,
         cpu: "max",

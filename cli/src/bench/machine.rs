@@ -124,6 +124,7 @@ impl Machine {
         let words = work.words.join(" ");
         let command = linux.command(&linux::Boot {
             program: work.program,
+            file: None,
             append: &format!("{} {append} -- {words} --poweroff", linux::APPEND),
             dir: &self.dir.0,
             cpu: &self.cpu,

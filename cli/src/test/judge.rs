@@ -32,16 +32,25 @@ pub(super) fn ask(
     filter: &str,
     smp: u8,
 ) -> Result<(Results, String), Error> {
+    let words = format!("run-all {filter} --bound {TEST_BOUND_S}");
+    let text = say(program, parameters, &words, None, smp)?;
+    Ok((parse(&text), text))
+}
+
+/// What the tests' program says as the first process of that Linux, started with these words.
+pub(super) fn say(
+    program: &Path,
+    parameters: &str,
+    words: &str,
+    file: Option<(&str, &[u8])>,
+    smp: u8,
+) -> Result<String, Error> {
     let linux = linux::find(None)?;
     let dir = tempfile::tempdir()?;
-    let words = if filter.is_empty() { vec![] } else { vec![filter] };
-    let append = format!(
-        "{} loglevel=1 {parameters} -- as-init run-all {} --bound {TEST_BOUND_S}",
-        linux::APPEND,
-        words.join(" ")
-    );
+    let append = format!("{} loglevel=1 {parameters} -- as-init {words}", linux::APPEND);
     let command = linux.command(&Boot {
         program: &std::fs::read(program)?,
+        file,
         append: &append,
         dir: dir.path(),
         cpu: "max",
@@ -50,6 +59,5 @@ pub(super) fn ask(
     })?;
     rig::run_within(&command, Clock::Wall, dir.path(), LIMIT)?;
     let text = std::fs::read(port_file(dir.path(), "serial"))?;
-    let text = String::from_utf8_lossy(&text).into_owned();
-    Ok((parse(&text), text))
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }

@@ -11,6 +11,7 @@
 //! | isolation | a load that interrupts every CPU but the isolated ones | QEMU |
 //! | run | `limen run` and `limen pack` as a user meets them | both |
 //! | hostile | programs that take all they can, a short fuzz run, bad archives | QEMU |
+//! | differ | random programs whose calls must answer as on Linux | both |
 //! | fuzz | the system call fuzzer for ten minutes | QEMU |
 //! | bench | `limen bench kernel`, tiny, Limen alone | both |
 //! | apps | `guest/apps.toml` | QEMU |
@@ -22,6 +23,7 @@ pub(crate) mod apps;
 mod audit;
 mod bench;
 mod bochs;
+mod differ;
 mod faults;
 mod guest;
 mod host;
@@ -39,7 +41,7 @@ mod watch;
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::args::TestArgs;
 use crate::{Error, paths, toolchain};
@@ -67,6 +69,8 @@ pub(crate) struct Context {
     pub(crate) all: bool,
     /// Seed of the fuzzer; 0: a new one.
     pub(crate) seed: u64,
+    /// How long the level differ makes programs.
+    pub(crate) time: Duration,
     /// Show the output of tests that pass, too.
     pub(crate) verbose: bool,
 }
@@ -117,7 +121,7 @@ struct Level {
 }
 
 /// In order: the quick ones first.
-const LEVELS: [Level; 12] = [
+const LEVELS: [Level; 13] = [
     Level { name: "host", run: host::run, names: host::names },
     Level { name: "audit", run: audit::run, names: |_| Ok(vec!["audit".to_owned()]) },
     Level { name: "kernel", run: kernel::run, names: kernel::names },
@@ -127,14 +131,15 @@ const LEVELS: [Level; 12] = [
     Level { name: "isolation", run: isolation::run, names: |_| Ok(isolation::names()) },
     Level { name: "run", run: run::run, names: |_| Ok(run::names()) },
     Level { name: "hostile", run: hostile::run, names: hostile::names },
+    Level { name: "differ", run: differ::run, names: |_| Ok(vec!["differ::programs".to_owned()]) },
     Level { name: "fuzz", run: hostile::run_fuzz, names: |_| Ok(vec!["fuzz::long".to_owned()]) },
     Level { name: "bench", run: bench::run, names: |_| Ok(bench::names()) },
     Level { name: "apps", run: apps::run, names: apps::names },
 ];
 
-/// Levels that run only when named: the bench needs a Linux kernel to compare with, and the long
-/// fuzz run takes ten minutes (a short one is in `hostile`).
-const ONLY_BY_NAME: [&str; 2] = ["fuzz", "bench"];
+/// Levels that run only when named: the bench needs a Linux kernel to compare with, the long fuzz
+/// run takes ten minutes (a short one is in `hostile`), and differ still finds differences.
+const ONLY_BY_NAME: [&str; 3] = ["differ", "fuzz", "bench"];
 
 /// Runs what was asked for. The exit status is 1 if anything failed.
 pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
@@ -154,6 +159,7 @@ pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
         is_named: what.is_some(),
         all: args.all,
         seed: args.seed,
+        time: args.time,
         verbose: args.verbose,
     };
     let wanted = |name: &str| match what {

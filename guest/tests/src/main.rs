@@ -7,6 +7,7 @@
 
 mod channels;
 mod child;
+mod differ;
 mod elf_cases;
 mod entry;
 mod exec;
@@ -22,6 +23,7 @@ mod jobs;
 mod landlock;
 mod mappings;
 mod memory;
+mod order;
 mod partly;
 mod pointers;
 mod processes;
@@ -63,6 +65,7 @@ const SUBJECTS: &[&[Test]] = &[
     races::TESTS,
     file_rights::TESTS,
     partly::TESTS,
+    order::TESTS,
     procfs::TESTS,
     channels::TESTS,
     sockets::TESTS,
@@ -82,6 +85,7 @@ const SUBJECTS: &[&[Test]] = &[
 const USAGE: &str = "usage: limen-guest-tests list | run NAME | run-all [FILTER] [--bound SECONDS]
        storm NAME [--count N] [--jobs N] | fuzz [--seconds N] [--children N] [--seed S]
          [--jobs J] [--in-vm]
+       differ run [--seed S] [--first N] [--count N] [--seconds N] | differ show FILE
        hogs [FILTER], in a VM only | elf-cases
        as-init run|run-all …, as the first process of a bare kernel";
 
@@ -124,6 +128,7 @@ fn main() {
             harness::run_all(all(), filter, bound_s)
         }
         "fuzz" => fuzz::main(&args),
+        "differ" => differ::main(&args),
         "elf-cases" => elf_cases::print(),
         "hogs-list" => {
             hogs::TESTS.iter().for_each(|t| println!("{}", t.name));

@@ -322,6 +322,11 @@ unsafe extern "C" {
     fn limen_restorer();
 }
 
+/// The address of code that ends a handler, as sigaction's SA_RESTORER wants it.
+pub fn restorer() -> usize {
+    limen_restorer as *const () as usize
+}
+
 /// Installs a handler `fn(signal, siginfo, ucontext)` by address; the old action.
 #[track_caller]
 pub fn on_signal(sig: i32, handler: usize, flags: i32, mask: u64) -> KernelSigaction {

@@ -56,11 +56,11 @@ pub fn setrlimit(args: &Args) -> Result<u64> {
 
 /// prlimit64(2).
 pub fn prlimit64(args: &Args) -> Result<u64> {
-    let resource = resource(args.a1())?;
     let new = UserPtr::<Limit>::new(args.a2()).non_null().map(UserPtr::read).transpose()?;
     let own = &current().process;
     let who = own.subject();
     let process = prlimit_target(&who, own, args.a0() as u32)?;
+    let resource = resource(args.a1())?;
     let old = process.limits.get(resource);
     if let Some(new) = new {
         set(&who, &process, resource, new)?;

@@ -26,8 +26,15 @@ pub fn nanosleep(args: &Args) -> Result<u64> {
 
 /// clock_nanosleep(2).
 pub fn clock_nanosleep(args: &Args) -> Result<u64> {
-    if args.a0() as u32 == raw::CLOCK_THREAD_CPUTIME_ID {
-        // Nobody can sleep until its own running time has passed.
+    /// Nobody can sleep until its own running time has passed, and raw and coarse clocks have no
+    /// timers (clock_nanosleep(2)).
+    const WITHOUT_SLEEP: [u32; 4] = [
+        raw::CLOCK_THREAD_CPUTIME_ID,
+        raw::CLOCK_MONOTONIC_RAW,
+        raw::CLOCK_REALTIME_COARSE,
+        raw::CLOCK_MONOTONIC_COARSE,
+    ];
+    if WITHOUT_SLEEP.contains(&(args.a0() as u32)) {
         return Err(Errno::EOPNOTSUPP);
     }
     let clock = Clock::from_id(args.a0() as i32)?;

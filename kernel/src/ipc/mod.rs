@@ -18,7 +18,7 @@ pub mod timerfd;
 
 use alloc::sync::Arc;
 
-use abi::Result;
+use abi::{Errno, Result};
 
 use crate::base::time::TimeSpec;
 use crate::base::user::UserPtr;
@@ -60,10 +60,11 @@ pub fn give_pair(
     result.map(|()| 0)
 }
 
-/// The file behind a descriptor argument of the current process.
+/// The file behind a descriptor argument of the current process; EBADF if it only names a place.
 #[inline]
 pub fn file_at(fd: u64) -> Result<Arc<File>> {
-    crate::process::own_file(fd as u32)
+    let file = crate::process::own_file(fd as u32)?;
+    if file.flags() & abi::general::O_PATH != 0 { Err(Errno::EBADF) } else { Ok(file) }
 }
 
 /// Reads an optional relative timeout: nanoseconds, or None for the null pointer (for ever).

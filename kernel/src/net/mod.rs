@@ -284,7 +284,7 @@ impl SocketFile {
 
 impl FileOps for SocketFile {
     fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
-        if sink.left() == 0 && self.socket.common().kind == Kind::Stream {
+        if sink.left() == 0 {
             return Ok(0);
         }
         let patience =

@@ -7,7 +7,6 @@ use abi::{Errno, Result, general as raw};
 
 use super::family::{self, Life, Report};
 use super::ptrace::{self, wait::Seen};
-use super::signal::SigInfo;
 use super::usage::RUsage;
 use super::{Pid, Process, Thread, exit};
 use crate::base::args::Args;
@@ -240,8 +239,25 @@ pub fn wait4(args: &Args) -> Result<u64> {
     Ok(u64::from(event.id))
 }
 
-/// waitid(2).
+/// waitid(2). The information is written whatever the answer is: zeros where there is none.
 pub fn waitid(args: &Args) -> Result<u64> {
+    /// si_pid, si_uid and si_status begin here.
+    const DETAILS: u64 = 16;
+    let waited = wait_for_id(args);
+    let at = args.a2();
+    if at != 0 {
+        let event = waited.as_ref().ok().and_then(Option::as_ref);
+        let (head, details) = event.map_or(([0; 3], [0; 3]), |event| {
+            let uid = event.child.credentials().uid;
+            ([raw::SIGCHLD, 0, event.code], [event.id, uid, event.number as u32])
+        });
+        UserPtr::new(at).write(&head)?;
+        UserPtr::new(at.wrapping_add(DETAILS)).write(&details)?;
+    }
+    waited.map(|_| 0)
+}
+
+fn wait_for_id(args: &Args) -> Result<Option<Event>> {
     let events = raw::WEXITED | raw::WSTOPPED | raw::WCONTINUED;
     let others = raw::WNOHANG | raw::WNOWAIT | raw::__WNOTHREAD | raw::__WCLONE | raw::__WALL;
     let mut options = args.a3() as u32;
@@ -269,14 +285,7 @@ pub fn waitid(args: &Args) -> Result<u64> {
     {
         UserPtr::new(args.a4()).write(&RUsage::of_ended(&event.child))?;
     }
-    if args.a2() != 0 {
-        let info = event.as_ref().map_or_else(SigInfo::default, |event| {
-            let uid = event.child.credentials().uid;
-            SigInfo::child(raw::SIGCHLD, event.code, event.id, uid, event.number, [0; 2])
-        });
-        UserPtr::new(args.a2()).write(&info.to_user())?;
-    }
-    Ok(0)
+    Ok(event)
 }
 
 /// Takes any child that has ended: its id and wait(2) status. Sleeps until there is one; for the

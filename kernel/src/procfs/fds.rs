@@ -169,7 +169,7 @@ impl Content for Info {
         let position = if file.is_seekable() { *file.position.lock() } else { 0 };
         let mount = file.location.as_ref().map_or(0, |location| location.mount.id());
         let number = file.ops().inode().metadata().map_or(0, |metadata| metadata.inode);
-        writeln!(out, "pos:\t{position}\nflags:\t{:07o}", file.flags() | close);
+        writeln!(out, "pos:\t{position}\nflags:\t0{:o}", file.flags() | close);
         writeln!(out, "mnt_id:\t{mount}\nino:\t{number}");
         let holders = [Owner::Process(table), Owner::OpenFile(file.id), Owner::Flock(file.id)];
         let locks = locks::of(&*file.inode());

@@ -100,10 +100,16 @@ impl AnonInode {
         self.number
     }
 
+    /// Whether it has no number of its own: eventfd(2) and the like.
+    #[must_use]
+    pub fn is_unnumbered(&self) -> bool {
+        self.label.starts_with('[') || self.label == "inotify"
+    }
+
     /// The target of the link in /proc/PID/fd: `pipe:[7]`, `anon_inode:[eventfd]`.
     #[must_use]
     pub fn link_text(&self) -> String {
-        if self.label.starts_with('[') {
+        if self.is_unnumbered() {
             format!("anon_inode:{}", self.label)
         } else {
             format!("{}:[{}]", self.label, self.number)

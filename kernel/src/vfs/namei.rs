@@ -71,6 +71,12 @@ pub(super) fn make_locked(
     what: &Make<'_>,
 ) -> Result<Arc<Dentry>> {
     check_change(context, directory)?;
+    let is_device = matches!(what.file_type, FileType::CharDevice | FileType::BlockDevice);
+    // Device 0:0 is the mark of union file systems; anybody may make it.
+    let is_mark = what.file_type == FileType::CharDevice && what.rdev == 0;
+    if is_device && !is_mark && !context.subject.capable(Capability::Mknod) {
+        return Err(Errno::EPERM);
+    }
     let (uid, gid, mode) = owner_and_mode(context, directory, what)?;
     let new = NewObject {
         file_type: what.file_type,
@@ -264,14 +270,6 @@ impl Side<'_> {
 
 /// renameat2(2); `flags` are its RENAME flags.
 pub fn rename(context: &Context, from: (i32, &[u8]), to: (i32, &[u8]), flags: u32) -> Result<()> {
-    let known = raw::RENAME_NOREPLACE | raw::RENAME_EXCHANGE | raw::RENAME_WHITEOUT;
-    let keep_or_leave = flags & (raw::RENAME_NOREPLACE | raw::RENAME_WHITEOUT) != 0;
-    if flags & !known != 0 || flags & raw::RENAME_EXCHANGE != 0 && keep_or_leave {
-        return Err(Errno::EINVAL);
-    }
-    if flags & raw::RENAME_WHITEOUT != 0 && !context.subject.capable(Capability::Mknod) {
-        return Err(Errno::EPERM);
-    }
     let old = path::resolve_parent(context, from.0, from.1, 0)?;
     let new = path::resolve_parent(context, to.0, to.1, 0)?;
     if !Arc::ptr_eq(&old.at.mount, &new.at.mount) {
@@ -282,6 +280,14 @@ pub fn rename(context: &Context, from: (i32, &[u8]), to: (i32, &[u8]), flags: u3
     let new = Side { name: new.name(exists)?, walk: &new };
     let _locks = lock_both(old.parent(), new.parent());
     rename_locked(context, &old, &new, flags)
+}
+
+/// EINVAL for flags of renameat2(2) that are unknown or do not go together.
+pub fn check_rename_flags(flags: u32) -> Result<()> {
+    let known = raw::RENAME_NOREPLACE | raw::RENAME_EXCHANGE | raw::RENAME_WHITEOUT;
+    let keep_or_leave = flags & (raw::RENAME_NOREPLACE | raw::RENAME_WHITEOUT) != 0;
+    let wrong = flags & raw::RENAME_EXCHANGE != 0 && keep_or_leave;
+    if flags & !known != 0 || wrong { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
 type Names<'a> = MutexGuard<'a, ()>;

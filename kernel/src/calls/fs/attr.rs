@@ -380,10 +380,10 @@ fn sync_file(file: &Arc<File>) -> Result<u64> {
 /// sync_file_range(2): writes the whole file back.
 pub fn sync_file_range(a: &Args) -> Result<u64> {
     let (offset, len, flags) = (a.a1() as i64, a.a2() as i64, a.a3() as u32);
+    let file = file(a.a0())?;
     if flags & !7 != 0 || offset < 0 || len < 0 || offset.checked_add(len).is_none() {
         return Err(Errno::EINVAL);
     }
-    let file = file(a.a0())?;
     if !file.is_seekable() {
         return Err(Errno::ESPIPE);
     }
@@ -408,7 +408,7 @@ pub fn syncfs(a: &Args) -> Result<u64> {
 /// fadvise64(2): the advice is checked, and not needed.
 pub fn fadvise64(a: &Args) -> Result<u64> {
     let file = file(a.a0())?;
-    if !file.is_seekable() {
+    if file.inode().file_type() == FileType::Fifo {
         return Err(Errno::ESPIPE);
     }
     if a.a3() as u32 > FADVISE_MAX || (a.a2() as i64) < 0 { Err(Errno::EINVAL) } else { Ok(0) }

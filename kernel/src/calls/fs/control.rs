@@ -192,8 +192,16 @@ fn set_lock(fd: Fd, file: &Arc<File>, at: u64, by_file: bool, wait: bool) -> Res
 
 /// flock(2).
 pub fn flock(a: &Args) -> Result<u64> {
-    let file = file(a.a0())?;
+    /// Mandatory locks of old: the call says yes and does nothing.
+    const LOCK_MAND: u32 = 32;
     let operation = a.a1() as u32;
+    if operation & LOCK_MAND != 0 {
+        return Ok(0);
+    }
+    if !matches!(operation & !raw::LOCK_NB, raw::LOCK_UN | raw::LOCK_SH | raw::LOCK_EX) {
+        return Err(Errno::EINVAL);
+    }
+    let file = file(a.a0())?;
     let wait = operation & raw::LOCK_NB == 0;
     let owner = Owner::Flock(file.id);
     let pid = current().process.pid as i32;

@@ -27,13 +27,13 @@ fn check_admin() -> Result<()> {
 
 /// mount(2).
 pub fn mount(a: &Args) -> Result<u64> {
+    let place = place_of(a.a1())?;
     check_admin()?;
     hooks::sb_mount((&current().process.credentials(),))?;
     let mut flags = a.a3() as u32;
     if flags & MAGIC_MASK == MAGIC {
         flags &= !MAGIC_MASK;
     }
-    let place = place_of(a.a1())?;
     if flags & raw::MS_REMOUNT != 0 {
         mount::remount(&place, flags)?;
     } else if flags & raw::MS_BIND != 0 {
@@ -79,8 +79,8 @@ pub fn umount2(a: &Args) -> Result<u64> {
     if flags & raw::MNT_EXPIRE != 0 && flags & others != 0 {
         return Err(Errno::EINVAL);
     }
-    check_admin()?;
     let (context, at) = resolve_at(CWD, a.a0(), 0, flags & raw::UMOUNT_NOFOLLOW == 0)?;
+    check_admin()?;
     if at.same(&context.root()) && flags & raw::MNT_DETACH == 0 {
         return Err(Errno::EBUSY);
     }

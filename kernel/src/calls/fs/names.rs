@@ -51,11 +51,6 @@ fn make_node(dirfd: u64, path: u64, mode: u32, device: u64) -> Result<u64> {
     }
     let context = Context::current();
     let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
-    // Device 0:0 is the mark of union file systems; anybody may make it.
-    let is_mark = file_type == FileType::CharDevice && device as u32 == 0;
-    if is_device && !is_mark && !context.subject.capable(Capability::Mknod) {
-        return Err(Errno::EPERM);
-    }
     let path = PathName::read(path)?;
     let rdev = if is_device { u64::from(device as u32) } else { 0 };
     let what = Make { file_type, mode: mode & 0o7777, rdev, target: b"" };
@@ -161,6 +156,7 @@ pub fn renameat2(a: &Args) -> Result<u64> {
 }
 
 fn rename_at(from: (u64, u64), to: (u64, u64), flags: u32) -> Result<u64> {
+    tree::check_rename_flags(flags)?;
     let old = PathName::read(from.1)?;
     let new = PathName::read(to.1)?;
     let context = Context::current();

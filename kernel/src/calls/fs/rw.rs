@@ -15,12 +15,14 @@ use crate::process::current;
 use crate::process::signal::send_to_current;
 use crate::process::{Thread, file_of};
 use crate::security::{Resource, UNLIMITED};
+use crate::vfs::anon::AnonInode;
 use crate::vfs::{File, FileType, inotify};
 
 /// Flags of preadv2(2).
-const READ_FLAGS: u32 = raw::RWF_HIPRI | raw::RWF_DSYNC | raw::RWF_SYNC | raw::RWF_NOWAIT;
+const READ_FLAGS: u32 =
+    raw::RWF_HIPRI | raw::RWF_DSYNC | raw::RWF_SYNC | raw::RWF_NOWAIT | raw::RWF_APPEND;
 /// Flags of pwritev2(2).
-const WRITE_FLAGS: u32 = READ_FLAGS | raw::RWF_APPEND;
+const WRITE_FLAGS: u32 = READ_FLAGS;
 
 /// read(2).
 pub fn read(a: &Args, thread: Current<Thread>) -> Result<u64> {
@@ -57,7 +59,8 @@ pub fn writev(a: &Args) -> Result<u64> {
 /// pread64(2).
 pub fn pread64(a: &Args) -> Result<u64> {
     let offset = check_offset(a.a3())?;
-    let file = file(a.a0())?;
+    let file = positioned(a.a0())?;
+    file.check_readable()?;
     check_buffer(a.a1(), a.a2())?;
     read_at(&file, offset, &mut Sink::user(a.a1(), a.a2() as usize))
 }
@@ -65,7 +68,8 @@ pub fn pread64(a: &Args) -> Result<u64> {
 /// pwrite64(2).
 pub fn pwrite64(a: &Args) -> Result<u64> {
     let offset = check_offset(a.a3())?;
-    let file = file(a.a0())?;
+    let file = positioned(a.a0())?;
+    file.check_writable()?;
     check_buffer(a.a1(), a.a2())?;
     write_at(&file, offset, &mut Source::user(a.a1(), a.a2() as usize))
 }
@@ -73,7 +77,7 @@ pub fn pwrite64(a: &Args) -> Result<u64> {
 /// preadv(2).
 pub fn preadv(a: &Args) -> Result<u64> {
     let offset = check_offset(a.a3())?;
-    let file = file(a.a0())?;
+    let file = positioned(a.a0())?;
     file.check_readable()?;
     let vector = read_iovec(a.a1(), a.a2())?;
     read_at(&file, offset, &mut Sink::user_vector(&vector))
@@ -82,7 +86,7 @@ pub fn preadv(a: &Args) -> Result<u64> {
 /// pwritev(2).
 pub fn pwritev(a: &Args) -> Result<u64> {
     let offset = check_offset(a.a3())?;
-    let file = file(a.a0())?;
+    let file = positioned(a.a0())?;
     file.check_writable()?;
     let vector = read_iovec(a.a1(), a.a2())?;
     write_at(&file, offset, &mut Source::user_vector(&vector))
@@ -90,9 +94,12 @@ pub fn pwritev(a: &Args) -> Result<u64> {
 
 /// preadv2(2): an offset of -1 means the file's position.
 pub fn preadv2(a: &Args) -> Result<u64> {
-    let file = file(a.a0())?;
+    let file = at_offset(a)?;
     file.check_readable()?;
     let vector = read_iovec(a.a1(), a.a2())?;
+    if vector.iter().all(|part| part.len == 0) {
+        return Ok(0);
+    }
     let flags = check_rwf(a.a5(), READ_FLAGS)?;
     let mut sink = Sink::user_vector(&vector).without_waiting(flags & raw::RWF_NOWAIT != 0);
     match a.a3() {
@@ -103,9 +110,12 @@ pub fn preadv2(a: &Args) -> Result<u64> {
 
 /// pwritev2(2).
 pub fn pwritev2(a: &Args) -> Result<u64> {
-    let file = file(a.a0())?;
+    let file = at_offset(a)?;
     file.check_writable()?;
     let vector = read_iovec(a.a1(), a.a2())?;
+    if vector.iter().all(|part| part.len == 0) {
+        return Ok(0);
+    }
     let flags = check_rwf(a.a5(), WRITE_FLAGS)?;
     let nowait = flags & raw::RWF_NOWAIT != 0;
     if nowait && file.is_seekable() {
@@ -122,6 +132,21 @@ pub fn pwritev2(a: &Args) -> Result<u64> {
         file.inode().sync()?;
     }
     Ok(written)
+}
+
+/// The file behind a descriptor argument of a call with an offset: ESPIPE for a stream.
+fn positioned(fd: u64) -> Result<Arc<File>> {
+    let file = file(fd)?;
+    if file.is_seekable() { Ok(file) } else { Err(Errno::ESPIPE) }
+}
+
+/// As [`positioned`], where an offset of -1 stands for the file's position.
+fn at_offset(a: &Args) -> Result<Arc<File>> {
+    if a.a3() == u64::MAX {
+        return file(a.a0());
+    }
+    check_offset(a.a3())?;
+    positioned(a.a0())
 }
 
 /// EOPNOTSUPP for a flag that is not known.
@@ -260,13 +285,21 @@ pub fn note(file: &File, mask: u32, done: usize) {
 /// lseek(2).
 pub fn lseek(a: &Args) -> Result<u64> {
     let file = file(a.a0())?;
+    let (offset, whence) = (a.a1() as i64, a.a2() as u32);
+    if whence > raw::SEEK_HOLE {
+        return Err(Errno::EINVAL);
+    }
     if !file.is_seekable() {
-        return Err(Errno::ESPIPE);
+        return lseek_stream(&file);
     }
     if !file.ops().has_positions() {
         return Ok(0);
     }
-    let (offset, whence) = (a.a1() as i64, a.a2() as u32);
+    // A directory's end is no position (readdir(3)).
+    let is_directory = file.inode().file_type() == FileType::Directory;
+    if is_directory && !matches!(whence, raw::SEEK_SET | raw::SEEK_CUR) {
+        return Err(Errno::EINVAL);
+    }
     let mut position = file.position.lock();
     let base = match whence {
         raw::SEEK_SET => 0,
@@ -282,6 +315,15 @@ pub fn lseek(a: &Args) -> Result<u64> {
     let target = (base as i64).checked_add(offset).ok_or(Errno::EOVERFLOW)?;
     *position = u64::try_from(target).map_err(|_| Errno::EINVAL)?;
     Ok(*position)
+}
+
+/// ESPIPE, but for eventfd(2) and the like, which stay where they are.
+fn lseek_stream(file: &File) -> Result<u64> {
+    let inode = file.inode();
+    let anon = inode.as_any().downcast_ref::<AnonInode>();
+    let stays = anon.is_some_and(AnonInode::is_unnumbered)
+        && file.ops_as::<crate::process::pidfd::PidFile>().is_none();
+    if stays { Ok(0) } else { Err(Errno::ESPIPE) }
 }
 
 fn file_size(file: &File) -> Result<u64> {

@@ -122,13 +122,15 @@ fn repeat(len: u64, mut step: impl FnMut(usize) -> Result<(usize, bool)>) -> Res
 
 /// sendfile(2).
 pub fn sendfile(a: &Args) -> Result<u64> {
-    let (output, input) = (file(a.a0())?, file(a.a1())?);
+    let input = file(a.a1())?;
     input.check_readable()?;
+    let is_stream = !input.is_seekable();
+    let mut from = Cursor::new(input, a.a2())?;
+    let output = file(a.a0())?;
     output.check_writable()?;
-    if !input.is_seekable() || output.flags() & raw::O_APPEND != 0 {
+    if is_stream || output.flags() & raw::O_APPEND != 0 {
         return Err(Errno::EINVAL);
     }
-    let mut from = Cursor::new(input, a.a2())?;
     let mut bytes = buffer(a.a3() as usize)?;
     let done = repeat(a.a3(), |left| {
         let read = from.peek(&mut bytes[..left.min(CHUNK)])?;
@@ -147,20 +149,20 @@ pub fn sendfile(a: &Args) -> Result<u64> {
 /// copy_file_range(2).
 pub fn copy_file_range(a: &Args) -> Result<u64> {
     let (input, output) = (file(a.a0())?, file(a.a2())?);
-    input.check_readable()?;
-    output.check_writable()?;
     if a.a5() != 0 {
         return Err(Errno::EINVAL);
     }
+    let inodes = [input.inode(), output.inode()];
+    if inodes.iter().any(|inode| inode.file_type() == FileType::Directory) {
+        return Err(Errno::EISDIR);
+    }
+    if !inodes.iter().all(is_regular) {
+        return Err(Errno::EINVAL);
+    }
+    input.check_readable()?;
+    output.check_writable()?;
     if output.flags() & raw::O_APPEND != 0 {
         return Err(Errno::EBADF);
-    }
-    for file in [&input, &output] {
-        match file.inode().file_type() {
-            FileType::Directory => return Err(Errno::EISDIR),
-            FileType::Regular if is_regular(&file.inode()) => {}
-            _ => return Err(Errno::EINVAL),
-        }
     }
     if input.inode().metadata()?.device != output.inode().metadata()?.device {
         return Err(Errno::EXDEV);
@@ -193,13 +195,11 @@ pub fn copy_file_range(a: &Args) -> Result<u64> {
 /// splice(2): at least one side is a pipe. What ends its waits: data in the pipe it reads, its last
 /// writer's end, room in the pipe it fills, its last reader's end (EPIPE), a signal.
 pub fn splice(a: &Args) -> Result<u64> {
-    let flags = super::check_flags(a.a5(), SPLICE_FLAGS)?;
     if a.a4() == 0 {
         return Ok(0);
     }
+    let flags = super::check_flags(a.a5(), SPLICE_FLAGS)?;
     let (input, output) = (file(a.a0())?, file(a.a2())?);
-    input.check_readable()?;
-    output.check_writable()?;
     let at_once = |files: &[&File]| {
         flags & raw::SPLICE_F_NONBLOCK != 0 || files.iter().any(|f| f.is_nonblocking())
     };
@@ -207,6 +207,8 @@ pub fn splice(a: &Args) -> Result<u64> {
     if from_pipe.is_some() && a.a1() != 0 || to_pipe.is_some() && a.a3() != 0 {
         return Err(Errno::ESPIPE);
     }
+    input.check_readable()?;
+    output.check_writable()?;
     match (from_pipe, to_pipe) {
         (Some(from), Some(to)) => between_pipes(&from, &to, a.a4(), at_once(&[&input, &output])),
         (Some(from), None) => {
@@ -362,11 +364,14 @@ pub fn tee(a: &Args) -> Result<u64> {
 pub fn vmsplice(a: &Args) -> Result<u64> {
     let flags = super::check_flags(a.a3(), SPLICE_FLAGS)?;
     let file = file(a.a0())?;
-    let pipe = pipe::of(&file).ok_or(Errno::EBADF)?;
+    if file.check_writable().is_err() {
+        file.check_readable()?;
+    }
     let vector = read_iovec(a.a1(), a.a2())?;
     if vector.iter().all(|part| part.len == 0) {
         return Ok(0);
     }
+    let pipe = pipe::of(&file).ok_or(Errno::EBADF)?;
     let nonblocking = flags & raw::SPLICE_F_NONBLOCK != 0;
     let moved = if file.check_writable().is_ok() {
         pipe.wait_writable(nonblocking)?;

@@ -78,7 +78,7 @@ pub fn mmap(a: &Args) -> Result<u64> {
     }
     let process = &current().process;
     let is_anonymous = flags & raw::MAP_ANONYMOUS != 0;
-    let file = if is_anonymous { None } else { Some(process.files().get(fd)?) };
+    let file = if is_anonymous { None } else { Some(open_file(process, fd)?) };
     if flags & raw::MAP_HUGETLB != 0 {
         return Err(huge_page_error(flags, is_anonymous));
     }
@@ -88,15 +88,26 @@ pub fn mmap(a: &Args) -> Result<u64> {
     if prot.contains(Prot::READ) && read_implies_exec(process) && !no_exec {
         prot |= Prot::EXEC;
     }
-    let vma = match file {
-        Some(file) => file_area(file, prot, flags, offset, len, no_exec)?,
-        None => anonymous_area(prot, flags, len)?,
-    };
     let mm = process.mm()?;
+    let vma = match file {
+        Some(file) => file_area(file, prot, flags, offset, len, no_exec),
+        None => anonymous_area(prot, flags, len),
+    };
+    let vma = match vma {
+        Ok(vma) => vma,
+        // That there is no place for it comes first.
+        Err(error) => return mm.with(|inner| inner.place(hint, len, flags)).and(Err(error)),
+    };
     if let Backing::File { cache, .. } = &vma.backing {
         cache.add_mapper(mm.clone());
     }
     map_area(process, &mm, hint, len, flags, vma)
+}
+
+/// The file to map; EBADF if the descriptor only names a place.
+fn open_file(process: &Process, fd: u32) -> Result<Arc<File>> {
+    let file = process.files().get(fd)?;
+    if file.flags() & raw::O_PATH != 0 { Err(Errno::EBADF) } else { Ok(file) }
 }
 
 /// There are no huge pages set aside: what Linux answers then (mmap(2), MAP_HUGETLB).
