@@ -44,6 +44,7 @@ const TESTS: &[(&str, Test)] = &[
     ("run::memory", promises::memory),
     ("run::cache_elsewhere", promises::cache_elsewhere),
     ("run::compare", promises::compare),
+    ("run::every_hook", every_hook),
 ];
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
@@ -143,6 +144,16 @@ fn streams(context: &Context, folder: &Path) -> Result<(), Error> {
     let status = child.wait()?;
     ensure(status.success() && got == sent, || format!("{status}, {} bytes back", got.len()))?;
     ensure(aside.contains("aside\n"), || format!("stderr {aside:?}"))
+}
+
+/// Every hook of the table is asked by the system call that it is about, and none is counted while
+/// nobody asked for that.
+fn every_hook(context: &Context, folder: &Path) -> Result<(), Error> {
+    let program = super::guest::build(context)?;
+    let program = program.to_str().ok_or("the path of the tests is not UTF-8")?;
+    let words = ["--pack", "--append", "lsm=landlock,yama,tally", "--", program, "hooks"];
+    let output = output(context, folder, &words)?;
+    ensure(output.status.success(), || String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn environment(context: &Context, folder: &Path) -> Result<(), Error> {

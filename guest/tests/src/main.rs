@@ -5,6 +5,7 @@
 //! how fast the machine is (an emulated CPU is up to fifty times slower), and each runs in a
 //! process of its own. Reading order: harness.rs, sys.rs, then any subject.
 
+mod capabilities;
 mod channels;
 mod child;
 mod elf_cases;
@@ -17,6 +18,7 @@ mod fuzz;
 mod fuzz_args;
 mod harness;
 mod hogs;
+mod hooks;
 mod jobs;
 mod landlock;
 mod mappings;
@@ -43,6 +45,7 @@ mod sysv;
 mod threads;
 mod time;
 mod waits;
+mod yama;
 
 use harness::{Outcome, Test};
 
@@ -74,13 +77,15 @@ const SUBJECTS: &[&[Test]] = &[
     rights::TESTS,
     seccomp::TESTS,
     landlock::TESTS,
+    capabilities::TESTS,
+    yama::TESTS,
     storm::TESTS,
 ];
 
 const USAGE: &str = "usage: limen-guest-tests list | run NAME | run-all [FILTER] [--bound SECONDS]
        storm NAME [--count N] [--jobs N] | fuzz [--seconds N] [--children N] [--seed S]
          [--jobs J] [--in-vm]
-       hogs [FILTER], in a VM only | elf-cases
+       hogs [FILTER], in a VM only | hooks, in a VM of Limen's only | elf-cases
        as-init run|run-all …, as the first process of a bare kernel";
 
 fn all() -> impl Iterator<Item = &'static Test> {
@@ -128,6 +133,7 @@ fn main() {
             true
         }
         "hogs" => hogs::main(word(2)),
+        "hooks" => hooks::main(),
         "storm" => {
             let (count, jobs) = (option(&args, "--count", 200), option(&args, "--jobs", 8));
             storm::main(word(2), count as u32, jobs as u32)

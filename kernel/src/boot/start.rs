@@ -116,7 +116,8 @@ fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<F
         umask: config.umask.into(),
     });
     // Its process is not there yet.
-    let subject = Subject { pid: 0, credentials: Arc::new(credentials.clone()) };
+    let subject =
+        Subject { pid: 0, credentials: Arc::new(credentials.clone()), domain: None };
     let context = Context { fs: fs.clone(), subject };
     let cwd = resolve(&context, raw::AT_FDCWD, &config.cwd, walk::FOLLOW | walk::DIRECTORY);
     *fs.cwd.lock() =

@@ -1,10 +1,10 @@
 //! What the policies are asked about sockets (`security::hooks`), and Landlock's answers.
 
-use lsm::fold::First;
+use lsm::fold::{All, First};
 
 use super::Common;
 use super::address::RawAddress;
-use crate::security::credentials::Credentials;
+use crate::security::Subject;
 use crate::security::hooks::define_hooks;
 
 /// The policies that implement hooks of this part.
@@ -17,15 +17,15 @@ mod policies {
         use super::super::{Common, socket_bind as bind, socket_connect as connect};
         use crate::net::Kind;
         use crate::net::address::RawAddress;
-        use crate::security::credentials::Credentials;
+        use crate::security::Subject;
 
         fn check(
-            who: &Credentials,
+            who: &Subject,
             socket: &Common,
             address: &RawAddress,
             right: u64,
         ) -> Result<()> {
-            let Some(domain) = &who.landlock else { return Ok(()) };
+            let Some(domain) = &who.domain else { return Ok(()) };
             let is_inet = matches!(socket.domain, raw::AF_INET | raw::AF_INET6);
             if !is_inet || socket.kind != Kind::Stream || !domain.handles_ports(right) {
                 return Ok(());

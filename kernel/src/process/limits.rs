@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 
 use abi::{Errno, Result};
 
-use super::{Process, all_processes, find_by_tid};
+use super::{Process, all_processes, find_by_tid, hooks};
 use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::UserPtr;
@@ -36,6 +36,7 @@ fn set(who: &Subject, process: &Process, resource: Resource, new: Limit) -> Resu
         return Err(Errno::EPERM);
     }
     let may_raise = who.capable(Capability::SysResource);
+    hooks::task_setrlimit((process, resource))?;
     process.limits.change(resource, |limit| {
         if new.hard > limit.hard && !may_raise {
             return Err(Errno::EPERM);
@@ -90,5 +91,9 @@ fn prlimit_target(who: &Subject, own: &Arc<Process>, pid: u32) -> Result<Arc<Pro
     let same = [other.uid, other.euid, other.suid].iter().all(|&uid| uid == who.uid)
         && [other.gid, other.egid, other.sgid].iter().all(|&gid| gid == who.gid);
     let may = Arc::ptr_eq(&process, own) || same || who.capable(Capability::SysResource);
-    if may { Ok(process) } else { Err(Errno::EPERM) }
+    if !may {
+        return Err(Errno::EPERM);
+    }
+    hooks::task_prlimit((who, &process))?;
+    Ok(process)
 }

@@ -22,7 +22,7 @@ use machine::sync::SpinLock;
 use super::dentry::{self, Cached, Dentry, Moves};
 use super::mount::{self, Mount};
 use super::permission::{self, EXECUTE};
-use super::{FileType, Inode};
+use super::{FileType, Inode, hooks};
 use crate::base::sched::current;
 use crate::base::tally;
 use crate::base::user::PATH_MAX;
@@ -544,6 +544,7 @@ impl<'a> Walk<'a> {
         if self.links > LINKS_MAX || self.flags & walk::NO_LINKS != 0 {
             return Err(Errno::ELOOP);
         }
+        hooks::inode_follow_link((&self.context.subject, link.inode().as_ref()))?;
         if let Some(target) = link.inode().magic_link() {
             if self.flags & walk::NO_MAGIC != 0 {
                 return Err(Errno::ELOOP);
