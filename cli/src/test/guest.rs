@@ -11,9 +11,9 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use super::{Context, Summary};
+use super::{Context, Summary, watch};
 use crate::Error;
 
 /// Emulation is up to fifty times slower than the host.
@@ -26,19 +26,21 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let program = build(context)?;
-    let host = results(Command::new(&program).args(["run-all", &context.filter]))?;
+    let host = results(Command::new(&program).args(["run-all", &context.filter]), "host")?;
     let host = with_judge(&program, host)?;
     let mut total = judge("host", &host, &host, &Gaps::new());
     let gaps = parse_gaps(&std::fs::read_to_string(context.repository.join(GAPS))?)?;
     // What Linux itself does not do is no claim about Limen.
     for &smp in &context.smp {
-        let got = results(&mut vm(context, smp, &program))?;
-        total += judge(&format!("smp {smp}"), &host, &got, &gaps);
+        let place = format!("smp {smp}");
+        let got = results(&mut vm(context, smp, &program), &place)?;
+        total += judge(&place, &host, &got, &gaps);
     }
     let vmm = build_package(context, "limen-vmm")?;
     for &smp in &context.smp {
         total += judge_kvm(context, smp, &vmm)?;
     }
+    total += super::vmscape::run(context, &vmm)?;
     Ok(total)
 }
 
@@ -51,8 +53,10 @@ fn judge_kvm(context: &Context, smp: u8, program: &Path) -> Result<Summary, Erro
     if wanted.is_empty() {
         return Ok(Summary::default());
     }
-    let got = results(vm_of(context, smp).arg(program).args(["test", &context.filter]))?;
-    Ok(judge(&format!("kvm, smp {smp}"), &wanted, &got, &Gaps::new()))
+    let place = format!("kvm, smp {smp}");
+    let mut vm = vm_of(context, smp, &[]);
+    let got = results(vm.arg(program).args(["test", &context.filter]), &place)?;
+    Ok(judge(&place, &wanted, &got, &Gaps::new()))
 }
 
 /// The host's results, where Debian's kernel decides about tests that have failed: what a host with
@@ -105,29 +109,28 @@ fn build_package(context: &Context, package: &str) -> Result<PathBuf, Error> {
 }
 
 fn vm(context: &Context, smp: u8, program: &Path) -> Command {
-    let mut command = vm_of(context, smp);
+    let mut command = vm_of(context, smp, &[]);
     command.arg(program);
     command.args(["run-all", &context.filter, "--bound", &TEST_BOUND_S.to_string()]);
     command
 }
 
-/// A VM for a packed program, whose words follow.
-fn vm_of(context: &Context, smp: u8) -> Command {
+/// A VM for a packed program, whose words follow; with options of `limen run`.
+pub(super) fn vm_of(context: &Context, smp: u8, options: &[&str]) -> Command {
     let mut command = Command::new(&context.limen);
-    command.args(["run", "--pack", "--memory", "1G", "--smp", &smp.to_string()]).args([
-        "--timeout",
-        &VM_TIMEOUT_S.to_string(),
-        "--",
-    ]);
+    command.args(["run", "--pack", "--memory", "1G", "--smp", &smp.to_string()]);
+    command.args(options).args(["--timeout", &VM_TIMEOUT_S.to_string(), "--"]);
     command
 }
 
 /// Test names and whether each passed; a test that was begun and not ended has not.
 pub(super) type Results = BTreeMap<String, bool>;
 
-fn results(command: &mut Command) -> Result<Results, Error> {
-    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
-    Ok(parse(&String::from_utf8_lossy(&output.stdout)))
+pub(super) fn results(command: &mut Command, place: &str) -> Result<Results, Error> {
+    let text = watch::output(command, place)?;
+    // With the reason, where the program gives it.
+    text.lines().filter(|line| line.contains("FAILED: ")).for_each(|line| println!("{line}"));
+    Ok(parse(&text))
 }
 
 pub(super) fn parse(text: &str) -> Results {
@@ -140,7 +143,7 @@ pub(super) fn parse(text: &str) -> Results {
 
 /// Tests that are known not to pass in a VM: whether it is Limen that lacks something, and the
 /// reason.
-type Gaps = BTreeMap<String, (bool, String)>;
+pub(super) type Gaps = BTreeMap<String, (bool, String)>;
 
 /// Reads [`GAPS`]: `kernel|emulator NAME: REASON` in each line.
 fn parse_gaps(text: &str) -> Result<Gaps, Error> {
@@ -162,7 +165,7 @@ fn parse_gaps(text: &str) -> Result<Gaps, Error> {
 }
 
 /// Compares with the host and prints what differs.
-fn judge(place: &str, host: &Results, got: &Results, gaps: &Gaps) -> Summary {
+pub(super) fn judge(place: &str, host: &Results, got: &Results, gaps: &Gaps) -> Summary {
     let mut summary = Summary::default();
     for name in host.keys() {
         match (got.get(name), gaps.get(name)) {
