@@ -1,5 +1,5 @@
-//! Which security hooks each system call asks: in a VM of Limen's only, whose parameter `lsm=` names
-//! the tally.
+//! Which security hooks each system call asks: in a VM of Limen's only, whose parameter `lsm=`
+//! names the tally.
 //!
 //! The table states, for each hook, a call that reaches it. The kernel counts the calls of all
 //! hooks meanwhile; what counting costs is counted beforehand and subtracted. A hook that no row
@@ -238,7 +238,10 @@ const ROWS: &[Row] = &[
     (&["task_kill"], || sc!(SYS_kill, pid(), 0).is(0)),
     (&["task_prctl"], || { sc!(SYS_prctl, PR_GET_DUMPABLE, 0, 0, 0, 0).must(); }),
     (&["task_to_inode", "getprocattr"],
-        || assert_eq!(std::fs::read("/proc/self/attr/current").unwrap_err().raw_os_error(), Some(EINVAL))),
+        || {
+            let read = std::fs::read("/proc/self/attr/current");
+            assert_eq!(read.unwrap_err().raw_os_error(), Some(EINVAL));
+        }),
     (&["setprocattr"], || {
         let written = std::fs::write("/proc/self/attr/current", "label");
         assert_eq!(written.unwrap_err().raw_os_error(), Some(EINVAL));
@@ -357,6 +360,53 @@ fn switch(word: &str) {
     std::fs::write(HOOKS, word).expect("the kernel's parameter lsm= names the tally");
 }
 
+/// The tally comes and goes while others call hooks on all CPUs: no call of theirs fails, and none
+/// is lost while it is attached for good.
+fn under_fire() -> bool {
+    let rounds = 3000;
+    let callers: Vec<i32> = (0..3)
+        .map(|_| {
+            fork(|| {
+                let bad = (0..rounds).any(|_| match open(FILE, O_RDONLY) {
+                    Ok(fd) => sc!(SYS_close, fd).is_err(),
+                    Err(_) => true,
+                });
+                i32::from(bad)
+            })
+        })
+        .collect();
+    for _ in 0..100 {
+        switch("1");
+        switch("0");
+    }
+    let mut good = true;
+    for caller in callers {
+        if wait(caller) != 0 {
+            good = false;
+            println!("a call failed while the tally came and went");
+        }
+    }
+    switch("1");
+    let before = counts()["file_open"];
+    let callers: Vec<i32> = (0..3)
+        .map(|_| {
+            fork(|| {
+                (0..rounds).for_each(|_| close(open(FILE, O_RDONLY).fd()));
+                0
+            })
+        })
+        .collect();
+    callers.into_iter().for_each(|caller| wait_code(caller, 0));
+    // The second look at the counts opens a file, too.
+    let seen = counts()["file_open"] - before;
+    switch("0");
+    if seen != 3 * rounds + 1 {
+        good = false;
+        println!("{seen} calls of file_open counted, of {}", 3 * rounds + 1);
+    }
+    good
+}
+
 /// Prints what is wrong; whether nothing is.
 pub fn main() -> bool {
     std::fs::create_dir_all("/tmp/hooks").expect("a folder");
@@ -388,6 +438,8 @@ pub fn main() -> bool {
         good = false;
         println!("hooks are counted while the tally is detached");
     }
-    println!("hooks: {} of {} named, {}", named.len(), silent.len(), if good { "ok" } else { "FAILED" });
+    good &= under_fire();
+    let verdict = if good { "ok" } else { "FAILED" };
+    println!("hooks: {} of {} named, {verdict}", named.len(), silent.len());
     good
 }

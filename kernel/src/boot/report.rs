@@ -47,6 +47,11 @@ pub fn send(message: &ToHost) {
     let _ = console.control().write(&mut Source::kernel(&line), false);
 }
 
+/// Tells the user a line.
+pub fn tell(text: &[u8]) {
+    send(&ToHost::Log { text: text.to_vec() });
+}
+
 fn send_counts(counts: &[AtomicU64], make: impl Fn(SyscallCount) -> ToHost) {
     for (number, count) in counts.iter().enumerate() {
         let count = count.load(Ordering::Relaxed);
@@ -141,6 +146,9 @@ pub fn finish(fate: &ToHost) -> ! {
         for path in tally::missing_files() {
             send(&ToHost::MissingFile { path: path.to_vec() });
         }
+    }
+    for (access, object) in crate::security::profile::used() {
+        send(&ToHost::Used { access, object });
     }
     if COUNTERS.load(Ordering::Relaxed) {
         send_counters();

@@ -99,6 +99,7 @@ fn try_prepare() -> core::result::Result<First, Failure> {
     let config = read_config()?;
     let config = CONFIG.call_once(|| config);
     report::init(&config.want);
+    security::profile::set(&config.profile, report::tell).step("the profile")?;
     crate::process::init::set_power_off(|| report::finish(&ToHost::Exit { code: 0 }));
     time::notify_of_clock(&[timerfd::clock_was_set, vdso::realtime_changed]);
     // Longer ones are refused when the configuration is decoded; an empty one keeps the default.
@@ -175,6 +176,8 @@ fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<F
     if config.want.clock {
         take_hosts_time();
     }
+    fs::profile::set_root(root);
+    security::profile::enforce().step("the profile")?;
     report::send(&ToHost::BootNs(crate::base::time::now_ns()));
     Ok(First { image, files: Arc::new(files), fs, credentials })
 }

@@ -150,18 +150,23 @@ static ENTRIES: &[Row] = &[
     ("wchan",         0o444, Kind::Now(wchan)),
 ];
 
+macro_rules! attribute {
+    ($name:literal) => {
+        Kind::Setting(|s, _| attribute(s, $name), |s, data| set_attribute(s, $name, data))
+    };
+}
+
 /// What policies say of a process, each for the policies that know the attribute: /proc/PID/attr.
-#[rustfmt::skip]
 static ATTRIBUTES: &[Row] = &[
-    ("current",    0o666, Kind::Setting(|s, out| attribute(s, b"current", out), |s, data| set_attribute(s, b"current", data))),
-    ("exec",       0o666, Kind::Setting(|s, out| attribute(s, b"exec", out), |s, data| set_attribute(s, b"exec", data))),
-    ("fscreate",   0o666, Kind::Setting(|s, out| attribute(s, b"fscreate", out), |s, data| set_attribute(s, b"fscreate", data))),
-    ("keycreate",  0o666, Kind::Setting(|s, out| attribute(s, b"keycreate", out), |s, data| set_attribute(s, b"keycreate", data))),
-    ("prev",       0o444, Kind::Now(|s, out| attribute(s, b"prev", out))),
-    ("sockcreate", 0o666, Kind::Setting(|s, out| attribute(s, b"sockcreate", out), |s, data| set_attribute(s, b"sockcreate", data))),
+    ("current", 0o666, attribute!(b"current")),
+    ("exec", 0o666, attribute!(b"exec")),
+    ("fscreate", 0o666, attribute!(b"fscreate")),
+    ("keycreate", 0o666, attribute!(b"keycreate")),
+    ("prev", 0o444, Kind::Now(|subject, _| attribute(subject, b"prev"))),
+    ("sockcreate", 0o666, attribute!(b"sockcreate")),
 ];
 
-fn attribute(subject: &Subject, name: &[u8], _: &mut Text) -> Result<()> {
+fn attribute(subject: &Subject, name: &[u8]) -> Result<()> {
     // The policies of this kernel label no process: there is no text to get.
     hooks::getprocattr((0, &subject.process, name)).map(|_| ())
 }

@@ -65,7 +65,8 @@ static KERNEL: &[(&str, Static)] = &[
     ("yama", Static::Directory(YAMA)),
 ];
 
-static YAMA: &[(&str, Static)] = &[("ptrace_scope", Static::Setting(ptrace_scope, set_ptrace_scope))];
+static YAMA: &[(&str, Static)] =
+    &[("ptrace_scope", Static::Setting(ptrace_scope, set_ptrace_scope))];
 
 static SECCOMP: &[(&str, Static)] = &[("actions_avail", says!("{}", process::seccomp::ACTIONS))];
 

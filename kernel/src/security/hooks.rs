@@ -38,8 +38,9 @@ static STATE: Mutex<State> = Mutex::new(State { binders: Vec::new(), attached: 0
 static ORDER: Once<Order> = Once::new();
 
 /// Policies that are detached until somebody uses them.
-pub const ATTACHABLE: u32 =
-    1 << lsm::table::policy("landlock") | 1 << lsm::table::policy(lsm::order::TALLY);
+pub const ATTACHABLE: u32 = 1 << lsm::table::policy("landlock")
+    | 1 << lsm::table::policy("profile")
+    | 1 << lsm::table::policy(lsm::order::TALLY);
 
 /// The policies that are on; none before [`init`].
 pub fn order() -> Order {
@@ -258,14 +259,38 @@ macro_rules! define_hooks {
                 pub const POLICIES: &[usize] = &[
                     $(lsm::table::policy(stringify!($policy)),)*
                     lsm::table::policy(lsm::order::TALLY),
+                    #[cfg(feature = "hooks-bench")]
+                    lsm::table::policy("allow1"),
+                    #[cfg(feature = "hooks-bench")]
+                    lsm::table::policy("allow2"),
+                    #[cfg(feature = "hooks-bench")]
+                    lsm::table::policy("allow3"),
+                    #[cfg(feature = "hooks-bench")]
+                    lsm::table::policy("allow4"),
                 ];
 
                 impl machine::static_call::StaticCall for Hook {
                     type Args<'a> = Given<'a>;
                     type Fold = $rule;
-                    const CALLEES: &'static [machine::static_call::Callee<Self>] =
-                        &[$($policy,)* tally];
+                    const CALLEES: &'static [machine::static_call::Callee<Self>] = &[
+                        $($policy,)*
+                        tally,
+                        #[cfg(feature = "hooks-bench")]
+                        allow::<1>,
+                        #[cfg(feature = "hooks-bench")]
+                        allow::<2>,
+                        #[cfg(feature = "hooks-bench")]
+                        allow::<3>,
+                        #[cfg(feature = "hooks-bench")]
+                        allow::<4>,
+                    ];
                     const ATTACHABLE: u32 = $crate::security::hooks::attachable(POLICIES);
+                    #[cfg(feature = "hooks-list")]
+                    fn list() -> &'static machine::static_call::List {
+                        static LIST: machine::static_call::List =
+                            machine::static_call::List::new();
+                        &LIST
+                    }
                 }
 
                 $(
@@ -274,6 +299,11 @@ macro_rules! define_hooks {
                         super::policies::$policy::$hook(*given).word()
                     }
                 )*
+
+                #[cfg(feature = "hooks-bench")]
+                extern "C" fn allow<const N: usize>(_: &Given<'_>) -> Answer {
+                    <$rule as lsm::fold::Fold>::NEUTRAL
+                }
 
                 extern "C" fn tally(_: &Given<'_>) -> Answer {
                     $crate::security::hooks::count(const { lsm::table::hook(stringify!($hook)) });
@@ -287,7 +317,7 @@ macro_rules! define_hooks {
                 given: $hook::Given<'_>,
             ) -> <$rule as $crate::security::hooks::Ruling>::Said {
                 use $crate::security::hooks::Ruling;
-                <$rule>::said(machine::static_call::call::<$hook::Hook>(&given))
+                <$rule>::said(machine::static_call::ask::<$hook::Hook>(&given))
             }
         )*
 

@@ -10,6 +10,7 @@ pub mod credentials;
 pub mod hooks;
 pub mod landlock;
 pub mod limits;
+pub mod profile;
 pub mod subject;
 pub mod subject_hooks;
 

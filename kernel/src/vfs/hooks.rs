@@ -32,7 +32,7 @@ pub struct Rename<'a> {
 
 /// The policies that implement hooks of this part.
 mod policies {
-    pub(super) use super::super::{capability, landlock};
+    pub(super) use super::super::{capability, landlock, profile};
 }
 
 lsm::vfs_hooks!(define_hooks);

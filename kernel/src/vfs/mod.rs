@@ -36,6 +36,7 @@ pub mod page_cache;
 pub mod path;
 pub mod path_file;
 pub mod permission;
+pub mod profile;
 pub mod state;
 
 pub use file::{Fd, FdTable, File};

@@ -19,14 +19,23 @@ pub struct Policy {
 }
 
 /// Number of policies.
-pub const POLICIES_MAX: usize = 4;
+pub const POLICIES_MAX: usize = if cfg!(feature = "bench") { 9 } else { 5 };
 
 /// All policies, in the order that holds without `lsm=`.
 pub const POLICIES: [Policy; POLICIES_MAX] = [
     Policy { name: "capability", id: 100, first: true, usual: true },
     Policy { name: "landlock", id: 110, first: false, usual: true },
     Policy { name: "yama", id: 107, first: false, usual: true },
+    Policy { name: "profile", id: 1001, first: false, usual: true },
     Policy { name: TALLY, id: 1000, first: false, usual: false },
+    #[cfg(feature = "bench")]
+    Policy { name: "allow1", id: 2001, first: false, usual: false },
+    #[cfg(feature = "bench")]
+    Policy { name: "allow2", id: 2002, first: false, usual: false },
+    #[cfg(feature = "bench")]
+    Policy { name: "allow3", id: 2003, first: false, usual: false },
+    #[cfg(feature = "bench")]
+    Policy { name: "allow4", id: 2004, first: false, usual: false },
 ];
 
 /// The policy that has every hook, refuses nothing, and counts the calls.

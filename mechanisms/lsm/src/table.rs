@@ -58,7 +58,7 @@ macro_rules! vfs_hooks {
         $define! {
             /// A file is opened with open(2)'s flags, to be executed if [`EXEC`] is among them;
             /// policies take from `granted` what may be done with it later.
-            file_open(&'a Context, &'a Location, u32, &'a Cell<u64>) -> First<0> [landlock];
+            file_open(&'a Context, &'a Location, u32, &'a Cell<u64>) -> First<0> [landlock profile];
             /// The file is open, and not yet anybody's.
             file_post_open(&'a File, u32) -> First<0> [];
             /// An open file is read from ([`permission::READ`]) or written to.
@@ -85,27 +85,29 @@ macro_rules! vfs_hooks {
             /// An area of a file, or of none, gets these PROT_ bits.
             file_mprotect(Option<&'a File>, u64) -> First<0> [];
             /// An object of this kind is made in a directory: mknod(2), open(2), bind(2).
-            path_mknod(&'a Context, &'a Location, &'a [u8], FileType) -> First<0> [landlock];
+            path_mknod(&'a Context, &'a Location, &'a [u8], FileType)
+                -> First<0> [landlock profile];
             /// The same object is there.
             path_post_mknod(&'a Location) -> All [];
             /// mkdir(2) in a directory.
-            path_mkdir(&'a Context, &'a Location, &'a [u8]) -> First<0> [landlock];
+            path_mkdir(&'a Context, &'a Location, &'a [u8]) -> First<0> [landlock profile];
             /// symlink(2) in a directory.
-            path_symlink(&'a Context, &'a Location, &'a [u8]) -> First<0> [landlock];
+            path_symlink(&'a Context, &'a Location, &'a [u8]) -> First<0> [landlock profile];
             /// unlink(2) in a directory.
-            path_unlink(&'a Context, &'a Location, &'a [u8]) -> First<0> [landlock];
+            path_unlink(&'a Context, &'a Location, &'a [u8]) -> First<0> [landlock profile];
             /// rmdir(2) in a directory.
-            path_rmdir(&'a Context, &'a Location, &'a [u8]) -> First<0> [landlock];
+            path_rmdir(&'a Context, &'a Location, &'a [u8]) -> First<0> [landlock profile];
             /// An object gets another name, in the second place: link(2).
-            path_link(&'a Context, &'a Location, &'a Location, &'a [u8]) -> First<0> [landlock];
+            path_link(&'a Context, &'a Location, &'a Location, &'a [u8])
+                -> First<0> [landlock profile];
             /// What moves where: rename(2).
-            path_rename(&'a Context, &'a Rename<'a>) -> First<0> [landlock];
+            path_rename(&'a Context, &'a Rename<'a>) -> First<0> [landlock profile];
             /// truncate(2).
-            path_truncate(&'a Context, &'a Location) -> First<0> [landlock];
+            path_truncate(&'a Context, &'a Location) -> First<0> [landlock profile];
             /// chmod(2) to this mode.
-            path_chmod(&'a Subject, &'a Location, u32) -> First<0> [];
+            path_chmod(&'a Subject, &'a Location, u32) -> First<0> [profile];
             /// chown(2) to these ids.
-            path_chown(&'a Subject, &'a Location, u32, u32) -> First<0> [];
+            path_chown(&'a Subject, &'a Location, u32, u32) -> First<0> [profile];
             /// chroot(2).
             path_chroot(&'a Context, &'a Location) -> First<0> [];
             /// inotify_add_watch(2) with this mask.
@@ -164,15 +166,15 @@ macro_rules! vfs_hooks {
             /// A file system is made, to be mounted.
             sb_alloc_security(&'a [u8]) -> First<0> [];
             /// Something is mounted, bound, moved or remounted.
-            sb_mount(&'a Subject) -> First<0> [landlock];
+            sb_mount(&'a Subject) -> First<0> [landlock profile];
             /// A new file system is about to be mounted, by mount(2).
             sb_kern_mount(&'a Location) -> First<0> [];
             /// A mount gets other flags.
             sb_remount(&'a Location, u32) -> First<0> [];
             /// umount2(2).
-            sb_umount(&'a Subject) -> First<0> [landlock];
+            sb_umount(&'a Subject) -> First<0> [landlock profile];
             /// pivot_root(2).
-            sb_pivotroot(&'a Subject) -> First<0> [landlock];
+            sb_pivotroot(&'a Subject) -> First<0> [landlock profile];
             /// statfs(2).
             sb_statfs(&'a dyn Inode) -> First<0> [];
             /// A mount's options are told, by /proc/PID/mountinfo and its like.
@@ -314,15 +316,15 @@ macro_rules! net_hooks {
             /// The two ends of socketpair(2).
             socket_socketpair(&'a Common, &'a Common) -> First<0> [];
             /// bind(2).
-            socket_bind(&'a Subject, &'a Common, &'a RawAddress) -> First<0> [landlock];
+            socket_bind(&'a Subject, &'a Common, &'a RawAddress) -> First<0> [landlock profile];
             /// connect(2).
-            socket_connect(&'a Subject, &'a Common, &'a RawAddress) -> First<0> [landlock];
+            socket_connect(&'a Subject, &'a Common, &'a RawAddress) -> First<0> [landlock profile];
             /// listen(2).
             socket_listen(&'a Common, i32) -> First<0> [];
             /// accept(2).
             socket_accept(&'a Common) -> First<0> [];
             /// A message is sent, to this address if one was given.
-            socket_sendmsg(&'a Common, Option<&'a RawAddress>) -> First<0> [];
+            socket_sendmsg(&'a Common, Option<&'a RawAddress>) -> First<0> [profile];
             /// A message is received.
             socket_recvmsg(&'a Common, u32) -> First<0> [];
             /// getsockname(2).

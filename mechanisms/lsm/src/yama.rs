@@ -39,7 +39,11 @@ impl Scope {
     /// Whether somebody may attach. `related`: the target is a descendant, has named the tracer or
     /// one of its ancestors, or is traced by it already. `capable`: of CAP_SYS_PTRACE. Both are
     /// asked only where they count.
-    pub fn may_attach(self, related: impl FnOnce() -> bool, capable: impl FnOnce() -> bool) -> bool {
+    pub fn may_attach(
+        self,
+        related: impl FnOnce() -> bool,
+        capable: impl FnOnce() -> bool,
+    ) -> bool {
         match self {
             Scope::Classic => true,
             Scope::Restricted => related() || capable(),

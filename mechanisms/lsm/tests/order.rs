@@ -19,7 +19,7 @@ fn parse(value: Option<&str>) -> (String, String) {
 #[test]
 fn golden_orders() {
     let cases = [
-        (None, "capability,landlock,yama", ""),
+        (None, "capability,landlock,yama,profile", ""),
         (Some("yama,landlock"), "capability,yama,landlock", ""),
         (Some("yama,tally"), "capability,yama,tally", ""),
         (Some("tally"), "capability,tally", ""),
