@@ -83,7 +83,9 @@ pub fn ask<C: StaticCall>(_: &C::Args<'_>) -> AnswerOf<C> {
 pub fn ask<C: StaticCall>(args: &C::Args<'_>) -> AnswerOf<C> {
     let mut fold = C::Fold::start();
     for place in &C::list().0 {
-        let Some(callee) = C::CALLEES.get(usize::from(place.load(Ordering::Relaxed))) else { break };
+        let Some(callee) = C::CALLEES.get(usize::from(place.load(Ordering::Relaxed))) else {
+            break;
+        };
         if fold.step(callee(args)).is_break() {
             break;
         }

@@ -23,8 +23,11 @@ const POLICIES_MAX: usize = 4;
 const MEAN_MAX: f64 = 1.03;
 
 /// A form of the hooks: its name, and the features of its build.
-const FORMS: [(&str, &str); 3] =
-    [("none", "hooks-bench,hooks-none"), ("list", "hooks-bench,hooks-list"), ("direct", "hooks-bench")];
+const FORMS: [(&str, &str); 3] = [
+    ("none", "hooks-bench,hooks-none"),
+    ("list", "hooks-bench,hooks-list"),
+    ("direct", "hooks-bench"),
+];
 const NONE: usize = 0;
 const LIST: usize = 1;
 const DIRECT: usize = 2;

@@ -19,12 +19,7 @@ mod policies {
         use crate::net::address::RawAddress;
         use crate::security::Subject;
 
-        fn check(
-            who: &Subject,
-            socket: &Common,
-            address: &RawAddress,
-            right: u64,
-        ) -> Result<()> {
+        fn check(who: &Subject, socket: &Common, address: &RawAddress, right: u64) -> Result<()> {
             let Some(domain) = &who.domain else { return Ok(()) };
             let is_inet = matches!(socket.domain, raw::AF_INET | raw::AF_INET6);
             if !is_inet || socket.kind != Kind::Stream || !domain.handles_ports(right) {

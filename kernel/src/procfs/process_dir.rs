@@ -243,9 +243,8 @@ impl Kind {
         let shown = |show, store, denial| {
             Body::File(Box::new(Shown { subject: subject.clone(), show, store, denial }))
         };
-        let unbound = |bind, ids| {
-            Body::File(Box::new(Unbound { subject: subject.clone(), bind, ids }))
-        };
+        let unbound =
+            |bind, ids| Body::File(Box::new(Unbound { subject: subject.clone(), bind, ids }));
         match *self {
             Kind::Now(show) => shown(show, None, None),
             Kind::Inspected(ids, denial, show) => shown(show, None, Some((ids, denial))),

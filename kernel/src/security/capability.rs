@@ -70,9 +70,7 @@ pub(super) fn capset((old, new): asked::capset::Given<'_>) -> Result<()> {
     }
 }
 
-pub(super) fn task_fix_setuid(
-    (old, new, change): asked::task_fix_setuid::Given<'_>,
-) -> Result<()> {
+pub(super) fn task_fix_setuid((old, new, change): asked::task_fix_setuid::Given<'_>) -> Result<()> {
     let mut new = new.borrow_mut();
     let mut sets = new.sets();
     capabilities::after_uid_change(&old.ids(), &new.ids(), change, OF_FILES, &mut sets);

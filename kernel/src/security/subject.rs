@@ -50,10 +50,6 @@ impl Subject {
     /// The same process with other credentials: access(2), and calls that try a change first.
     #[must_use]
     pub fn with(&self, credentials: Credentials) -> Subject {
-        Subject {
-            pid: self.pid,
-            credentials: Arc::new(credentials),
-            domain: self.domain.clone(),
-        }
+        Subject { pid: self.pid, credentials: Arc::new(credentials), domain: self.domain.clone() }
     }
 }
