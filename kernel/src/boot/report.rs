@@ -15,6 +15,8 @@ use machine::trace::{self, Event};
 
 use crate::base::io::Source;
 use crate::base::tally;
+use crate::process::current;
+use crate::security::profile::User;
 
 static COUNT_MISSING: AtomicBool = AtomicBool::new(false);
 static TRACE: AtomicBool = AtomicBool::new(false);
@@ -47,9 +49,16 @@ pub fn send(message: &ToHost) {
     let _ = console.control().write(&mut Source::kernel(&line), false);
 }
 
-/// Tells the user a line.
-pub fn tell(text: &[u8]) {
-    send(&ToHost::Log { text: text.to_vec() });
+/// How the user is told of what a profile denies.
+pub fn user() -> User {
+    let tell = |text: &[u8]| send(&ToHost::Log { text: text.to_vec() });
+    let program = || {
+        let thread = current();
+        let name = *thread.name.lock();
+        let len = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+        (thread.process.pid, name[..len].to_vec())
+    };
+    User { tell, program }
 }
 
 fn send_counts(counts: &[AtomicU64], make: impl Fn(SyscallCount) -> ToHost) {

@@ -99,7 +99,7 @@ fn try_prepare() -> core::result::Result<First, Failure> {
     let config = read_config()?;
     let config = CONFIG.call_once(|| config);
     report::init(&config.want);
-    security::profile::set(&config.profile, report::tell).step("the profile")?;
+    security::profile::set(&config.profile, report::user()).step("the profile")?;
     crate::process::init::set_power_off(|| report::finish(&ToHost::Exit { code: 0 }));
     time::notify_of_clock(&[timerfd::clock_was_set, vdso::realtime_changed]);
     // Longer ones are refused when the configuration is decoded; an empty one keeps the default.
@@ -110,6 +110,8 @@ fn try_prepare() -> core::result::Result<First, Failure> {
         },
         relieve: oom::relieve,
     });
+    crate::process::acting::init();
+    crate::base::sched::on_measured_tick(crate::process::measured_tick);
     upper::register(Upper {
         collect_garbage: || {
             crate::net::garbage::collect();

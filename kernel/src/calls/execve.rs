@@ -13,10 +13,10 @@ use abi::{Errno, Result, general as raw};
 use entry::PtRegs;
 
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::tally;
 use crate::base::user::read_path;
 use crate::calls::mm::map::READ_IMPLIES_EXEC;
+use crate::process::current;
 use crate::process::exec::{self, Image, Request};
 use crate::process::hooks::{self, NextProgram};
 use crate::process::{Process, exit, ptrace, upper};

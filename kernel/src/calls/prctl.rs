@@ -7,8 +7,8 @@ use machine::memory::USER_END;
 use mitigations::by_program;
 
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::user::UserPtr;
+use crate::process::current;
 use crate::process::hooks;
 use crate::process::signal::LAST;
 

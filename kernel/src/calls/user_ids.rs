@@ -11,8 +11,8 @@ use abi::{Errno, Result};
 use lsm::capabilities::Change;
 
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::user::UserPtr;
+use crate::process::current;
 use crate::security::{Capability, Credentials, Subject, subject_hooks};
 
 /// "Leave it as it is", in the calls that set several ids.

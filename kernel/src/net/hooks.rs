@@ -62,7 +62,6 @@ mod policies {
         use crate::net::Kind;
         use crate::net::address::RawAddress;
         use crate::security::profile;
-        use crate::vfs::profile::program;
 
         fn object(socket: &Common, address: &RawAddress) -> Option<Vec<u8>> {
             match address.family().ok()? {
@@ -84,7 +83,7 @@ mod policies {
 
         fn check(socket: &Common, address: &RawAddress, access: Access) -> Result<()> {
             match object(socket, address) {
-                Some(object) => profile::check(access, &object, program),
+                Some(object) => profile::check(access, &object),
                 // The call itself has its answer to these.
                 None => Ok(()),
             }

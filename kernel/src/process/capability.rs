@@ -6,7 +6,7 @@ use lsm::capabilities::{self, FileSets, Unsafe, securebits};
 
 use super::ptrace::access::Ids;
 use super::{Process, Thread, hooks};
-use crate::base::sched::current;
+use crate::process::current;
 use crate::security::{ALL_CAPABILITIES, Capability, Credentials, Subject};
 use crate::vfs::capability::ATTRIBUTE;
 

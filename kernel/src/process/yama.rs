@@ -11,7 +11,7 @@ use abi::{Errno, Result};
 use lsm::yama::{DEFAULT, Scope};
 
 use super::{Process, THREADS_MAX, find_by_tid, hooks};
-use crate::base::sched::current;
+use crate::process::current;
 use crate::security::Capability;
 
 /// PR_SET_PTRACER (prctl(2)).

@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use abi::{Errno, Result};
 use machine::cpu::{MAX_CPUS, cpu_count};
 
-use crate::base::sched::current;
+use crate::process::current;
 use crate::fs::pseudo::{
     Body, Content, Listing, PseudoFs, PseudoInode, Static, StaticListing, Text, parse_number,
 };

@@ -18,18 +18,25 @@ use machine::sync::{Once, SpinLock};
 use super::hooks;
 
 static PROFILE: Once<Profile> = Once::new();
-/// Tells the user a line.
-static TELL: Once<fn(&[u8])> = Once::new();
+/// How the user is told of denials. This floor knows neither.
+pub struct User {
+    /// Tells a line.
+    pub tell: fn(&[u8]),
+    /// The id and the name of the program that runs.
+    pub program: fn() -> (u32, Vec<u8>),
+}
+
+static USER: Once<User> = Once::new();
 /// What was denied and told, or used while learning.
 static SEEN: SpinLock<BTreeSet<(Access, Vec<u8>)>> = SpinLock::new(BTreeSet::new());
 /// Most that is remembered; what comes after it is denied in silence, or not learned.
 const SEEN_MAX: usize = 16_384;
 
-/// Reads a compiled profile; an empty text is none. `tell` gets the lines for the user.
+/// Reads a compiled profile; an empty text is none.
 ///
 /// # Errors
 /// EINVAL for a text that is no profile; EPERM if `lsm=` has switched the policy off.
-pub fn set(text: &[u8], tell: fn(&[u8])) -> Result<()> {
+pub fn set(text: &[u8], user: User) -> Result<()> {
     if text.is_empty() {
         return Ok(());
     }
@@ -42,7 +49,7 @@ pub fn set(text: &[u8], tell: fn(&[u8])) -> Result<()> {
         return Err(Errno::EPERM);
     }
     PROFILE.call_once(|| profile);
-    TELL.call_once(|| tell);
+    USER.call_once(|| user);
     Ok(())
 }
 
@@ -58,12 +65,8 @@ pub fn enforce() -> Result<()> {
     if PROFILE.get().is_some() { hooks::attach(policy()) } else { Ok(()) }
 }
 
-/// EACCES unless the profile allows this; `program` is told to the user if not.
-pub fn check(
-    access: Access,
-    object: &[u8],
-    program: impl FnOnce() -> (u32, Vec<u8>),
-) -> Result<()> {
+/// EACCES unless the profile allows this; the user is told if not.
+pub fn check(access: Access, object: &[u8]) -> Result<()> {
     let Some(profile) = PROFILE.get() else { return Ok(()) };
     if profile.learns {
         remember(access, object);
@@ -74,7 +77,7 @@ pub fn check(
         return Ok(());
     }
     if remember(access, object) {
-        tell(profile, decision, access, object, program());
+        tell(profile, decision, access, object);
     }
     Err(Errno::EACCES)
 }
@@ -95,13 +98,9 @@ fn remember(access: Access, object: &[u8]) -> bool {
 }
 
 #[cold]
-fn tell(
-    profile: &Profile,
-    decision: Decision,
-    access: Access,
-    object: &[u8],
-    (pid, program): (u32, Vec<u8>),
-) {
+fn tell(profile: &Profile, decision: Decision, access: Access, object: &[u8]) {
+    let Some(user) = USER.get() else { return };
+    let (pid, program) = (user.program)();
     let (object, program) = (object.escape_ascii(), program.escape_ascii());
     let (word, name) = (access.word(), &profile.name);
     let (list, kind) = match access {
@@ -116,9 +115,7 @@ fn tell(
         _ => alloc::format!("to allow it, add \"{object}\" to {list} in [{kind}] of {name}"),
     };
     let line = alloc::format!("denied: {program} ({pid}): {word} {object}: {why}");
-    if let Some(tell) = TELL.get() {
-        tell(line.as_bytes());
-    }
+    (user.tell)(line.as_bytes());
 }
 
 /// What was used, if this profile learns.

@@ -1,15 +1,12 @@
 //! The policy `profile` on files: each place by its path from the machine's root, whatever root the
 //! program has. Objects without a name (pipes, memory files) are everybody's own.
 
-use alloc::vec::Vec;
-
 use abi::{Result, general as raw};
 use lsm::profile::Access;
 use machine::sync::Once;
 
 use super::hooks::{self, EXEC, Rename};
 use super::path::Location;
-use crate::base::sched::current;
 use crate::security::{Subject, profile};
 
 /// The machine's root, which paths are told from.
@@ -18,14 +15,6 @@ static ROOT: Once<Location> = Once::new();
 /// Says what paths are told from.
 pub fn set_root(root: &Location) {
     ROOT.call_once(|| root.clone());
-}
-
-/// Who is to be told of: the id and the name of the program that runs.
-pub(crate) fn program() -> (u32, Vec<u8>) {
-    let thread = current();
-    let name = *thread.name.lock();
-    let len = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
-    (thread.process.pid, name[..len].to_vec())
 }
 
 fn check_path(who: &Subject, access: Access, place: &Location, name: Option<&[u8]>) -> Result<()> {
@@ -41,7 +30,7 @@ fn check_path(who: &Subject, access: Access, place: &Location, name: Option<&[u8
         }
         path.extend_from_slice(name);
     }
-    profile::check(access, &path, program)
+    profile::check(access, &path)
 }
 
 pub(super) fn file_open((context, place, flags, _): hooks::file_open::Given<'_>) -> Result<()> {
