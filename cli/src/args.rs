@@ -30,6 +30,8 @@ pub(crate) enum Command {
     Run(Box<RunArgs>),
     /// Keep a packed image (a cpio initramfs) of a program and all that it needs
     Pack(PackArgs),
+    /// Write down what a program does, as what it may do from then on
+    Profile(ProfileArgs),
     /// Run the tests: all, or one level (host, audit, kernel, guest, run, ...)
     Test(TestArgs),
     /// Measure the kernel beside Linux in the same emulator, or the call sequences natively
@@ -49,6 +51,29 @@ pub(crate) enum Command {
     },
     /// Print the manual page. Example: limen man | man -l -
     Man,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ProfileArgs {
+    #[command(subcommand)]
+    pub(crate) command: ProfileCommand,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum ProfileCommand {
+    /// Run a program unrestricted, and write a profile that allows what it did
+    Learn {
+        /// The profile: made, or added to. Example: --output app.toml
+        #[arg(long, short, value_name = "FILE", default_value = "profile.toml")]
+        output: PathBuf,
+        #[command(flatten)]
+        run: Box<RunArgs>,
+    },
+    /// Check a profile. Example: limen profile check app.toml
+    Check {
+        /// The profile.
+        file: PathBuf,
+    },
 }
 
 #[derive(Args, Clone, Debug)]
@@ -136,6 +161,15 @@ pub(crate) struct RunArgs {
     /// Show a path that would be hidden. Example: --show ~/.ssh
     #[arg(long, value_name = "PATH")]
     pub(crate) show: Vec<PathBuf>,
+
+    /// Allow the program what this profile says, and nothing else; `limen profile learn` writes
+    /// one. Example: --profile app.toml
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: Option<PathBuf>,
+
+    /// Where `limen profile learn` writes what the program does.
+    #[arg(skip)]
+    pub(crate) learn: Option<PathBuf>,
 
     /// Kernel parameters. Example: --append "pti=on"
     #[arg(long, value_name = "PARAMETERS", default_value = "", allow_hyphen_values = true)]
@@ -431,6 +465,8 @@ pub(crate) enum Bench {
     Ipi,
     /// Instructions per kernel operation with kCFI off, as compiled, and optimised; the boot pass
     CfiKernel,
+    /// Security hooks with no to four policies, as direct calls, as lists of pointers, and none
+    Lsm,
 }
 
 #[derive(Args, Clone, Debug)]

@@ -15,6 +15,7 @@ mod objtool_cmd;
 mod oci;
 mod pack;
 mod paths;
+mod profile;
 mod run;
 mod test;
 mod tidy;
@@ -89,6 +90,7 @@ fn dispatch(command: Command) -> Result<u8, Error> {
     match command {
         Command::Run(args) => run::run(&args),
         Command::Pack(args) => pack::command(&args),
+        Command::Profile(args) => profile::command(&args),
         Command::Test(args) => test::command(&args),
         Command::Bench(args) => bench::command(&args),
         Command::Compare(args) => compare::command(&args),

@@ -118,6 +118,8 @@ pub struct BootConfig {
     /// unknown. A guest with a real-time clock of its own takes that for the seconds and this as
     /// the lower bound.
     pub realtime_ns: u64,
+    /// What programs may do, as `lsm::profile` reads it; empty: no profile was asked for.
+    pub profile: Vec<u8>,
 }
 
 /// Why bytes are not a configuration. Offsets count from the first byte of the file.
@@ -186,6 +188,7 @@ mod tag {
     pub(super) const STDIO: u16 = 11;
     pub(super) const WANT: u16 = 12;
     pub(super) const REALTIME: u16 = 13;
+    pub(super) const PROFILE: u16 = 14;
 }
 
 /// `tag`, two bytes, then `length`, four bytes.
@@ -218,6 +221,9 @@ impl BootConfig {
         put(&mut out, tag::STDIO, &[&kinds, &rows, &cols]);
         put(&mut out, tag::WANT, &[&[self.want.to_bits()]]);
         put(&mut out, tag::REALTIME, &[&self.realtime_ns.to_le_bytes()]);
+        if !self.profile.is_empty() {
+            put(&mut out, tag::PROFILE, &[&self.profile]);
+        }
         out
     }
 
@@ -302,6 +308,9 @@ impl BootConfig {
                 self.want = Want::from_bits(*bits)?;
             }
             tag::REALTIME => self.realtime_ns = u64::from_le_bytes(value.try_into().ok()?),
+            // An empty one would mean that there is none.
+            tag::PROFILE if value.is_empty() => return None,
+            tag::PROFILE => self.profile = string(value)?,
             _ => return Some(false),
         }
         Some(true)
@@ -380,6 +389,7 @@ mod tests {
             winsize: WinSize { rows: 24, cols: 80 },
             want: Want { missing_files: true, ..Want::default() },
             realtime_ns: 1 << 60,
+            profile: b"limen-profile 1 a\nend\n".to_vec(),
         }
     }
 

@@ -103,6 +103,13 @@ pub enum ToHost {
         /// The path as the program gave it, made absolute.
         path: Vec<u8>,
     },
+    /// `used ACCESS OBJECT`: what a program did that is only watched (`lsm::profile`).
+    Used {
+        /// What was done: lower-case letters.
+        access: String,
+        /// To what: a path or an address.
+        object: Vec<u8>,
+    },
     /// `trace CPU NS PHASE NAME NUMBER`: what happened at the boundary, each CPU's in order.
     Trace(TraceEvent),
     /// `log TEXT`: a line for the user, such as a warning about a kernel parameter.
@@ -220,6 +227,7 @@ impl ToHost {
                 writeln!(line, "syscall {number} {name} {count}")
             }
             Self::MissingFile { path } => writeln!(line, "missing-file {}", escape(path)),
+            Self::Used { access, object } => writeln!(line, "used {access} {}", escape(object)),
             Self::Trace(TraceEvent { cpu, at_ns, phase, name, number }) => {
                 writeln!(line, "trace {cpu} {at_ns} {} {name} {number}", phase.letter())
             }
@@ -242,6 +250,7 @@ impl ToHost {
             "missing-syscall" => Self::MissingSyscall(words.syscall_count()?),
             "syscall" => Self::Syscall(words.syscall_count()?),
             "missing-file" => Self::MissingFile { path: words.rest()? },
+            "used" => Self::Used { access: words.word()?.into(), object: words.rest()? },
             "trace" => Self::Trace(TraceEvent {
                 cpu: words.number()?,
                 at_ns: words.number()?,
@@ -426,6 +435,7 @@ mod tests {
             ToHost::MissingSyscall(count.clone()),
             ToHost::Syscall(count),
             ToHost::MissingFile { path: vec![] },
+            ToHost::Used { access: "read".into(), object: b"/a b".to_vec() },
             ToHost::Trace(TraceEvent {
                 cpu: 3,
                 at_ns: 1 << 50,

@@ -48,12 +48,71 @@ pub trait StaticCall: Sized + 'static {
     const CALLEES: &'static [Callee<Self>];
     /// Which of them may come and go after [`seal`], one bit each.
     const ATTACHABLE: u32;
+    /// Who is called, in builds that measure what direct calls are measured against.
+    #[cfg(feature = "hooks-list")]
+    fn list() -> &'static List {
+        static NOBODY: List = List::new();
+        &NOBODY
+    }
 }
 
 /// Makes the call.
 #[inline(always)]
 pub fn call<C: StaticCall>(args: &C::Args<'_>) -> AnswerOf<C> {
     trampoline::<C>(args)
+}
+
+/// Makes the call of a security hook, which `limen bench lsm` measures in other forms, too.
+#[cfg(not(any(feature = "hooks-list", feature = "hooks-none")))]
+#[inline(always)]
+pub fn ask<C: StaticCall>(args: &C::Args<'_>) -> AnswerOf<C> {
+    call::<C>(args)
+}
+
+/// Makes no call: for measuring what the others cost.
+#[cfg(feature = "hooks-none")]
+#[inline(always)]
+pub fn ask<C: StaticCall>(_: &C::Args<'_>) -> AnswerOf<C> {
+    C::Fold::NEUTRAL
+}
+
+/// Walks a list and calls through pointers, as hooks were called before there were static calls:
+/// for measuring.
+#[cfg(feature = "hooks-list")]
+#[inline(always)]
+pub fn ask<C: StaticCall>(args: &C::Args<'_>) -> AnswerOf<C> {
+    let mut fold = C::Fold::start();
+    for place in &C::list().0 {
+        let Some(callee) = C::CALLEES.get(usize::from(place.load(Ordering::Relaxed))) else {
+            break;
+        };
+        if fold.step(callee(args)).is_break() {
+            break;
+        }
+    }
+    fold.end()
+}
+
+/// The callees of a call by their numbers, up to one that does not exist.
+#[cfg(feature = "hooks-list")]
+pub struct List([core::sync::atomic::AtomicU8; CALLEES_MAX + 1]);
+
+#[cfg(feature = "hooks-list")]
+impl List {
+    /// Nobody.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "it is a static's first value")]
+    pub const fn new() -> Self {
+        Self([const { core::sync::atomic::AtomicU8::new(u8::MAX) }; CALLEES_MAX + 1])
+    }
+
+    fn set(&self, bound: &[Option<usize>]) {
+        let mut places = self.0.iter();
+        for (place, callee) in places.by_ref().zip(bound.iter().flatten()) {
+            place.store(*callee as u8, Ordering::Relaxed);
+        }
+        places.for_each(|place| place.store(u8::MAX, Ordering::Relaxed));
+    }
 }
 
 /// In [`RawTrampoline::flags`]: the call may change after sealing.
@@ -313,6 +372,8 @@ impl Binding {
     /// # Errors
     /// The first thing that is not as it must be.
     pub fn bind<C: StaticCall>(&mut self, bound: &[Option<usize>]) -> Result<(), NotBound> {
+        #[cfg(feature = "hooks-list")]
+        C::list().set(bound);
         self.add(&Shape::of::<C>()?, bound)
     }
 

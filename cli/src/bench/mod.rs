@@ -7,7 +7,8 @@
 //! Reading order: [`command`], then `kernel` (what is compared), `machine` and `rig` (one run),
 //! `crate::linux` (where the other kernel comes from), `table` (what is printed). `growth` counts
 //! what many of something cost; `entry` the border alone; `ipi` counts what interrupts isolated
-//! CPUs; `cfi` only starts a program; `cfi_kernel` counts what kCFI costs the kernel.
+//! CPUs; `cfi` only starts a program; `cfi_kernel` counts what kCFI costs the kernel, `lsm`
+//! what security hooks do.
 
 pub(crate) mod cfi;
 mod cfi_kernel;
@@ -15,6 +16,7 @@ mod entry;
 pub(crate) mod growth;
 pub(crate) mod ipi;
 pub(crate) mod kernel;
+mod lsm;
 mod machine;
 mod plot;
 pub(crate) mod rig;
@@ -47,6 +49,7 @@ pub(crate) fn command(args: &BenchArgs) -> Result<u8, Error> {
         Bench::Entry => entry::command(args),
         Bench::Ipi => ipi::command(args),
         Bench::CfiKernel => cfi_kernel::command(args),
+        Bench::Lsm => lsm::command(args),
     }
 }
 

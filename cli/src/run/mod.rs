@@ -77,6 +77,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Error> {
     }
     explain_not_found(args, &plan, &mut ended.outcome);
     print_facts(args, &ended.facts);
+    if let Some(file) = &args.learn {
+        crate::profile::learned(file, &ended.facts.used)?;
+    }
     if let Some(file) = &args.trace {
         let written = std::fs::write(file, trace::json(&ended.facts.trace));
         written.map_err(|error| format!("--trace {}: {error}", file.display()))?;

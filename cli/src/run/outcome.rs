@@ -115,6 +115,8 @@ pub(crate) struct Facts {
     pub(crate) missing_syscalls: Vec<SyscallCount>,
     pub(crate) syscalls: Vec<SyscallCount>,
     pub(crate) missing_files: Vec<String>,
+    /// What was done, and to what: `limen profile learn`.
+    pub(crate) used: Vec<(String, String)>,
     pub(crate) trace: Vec<TraceEvent>,
 }
 
@@ -133,6 +135,9 @@ impl Facts {
             ToHost::Syscall(count) => push(&mut self.syscalls, count),
             ToHost::MissingFile { path } => {
                 push(&mut self.missing_files, String::from_utf8_lossy(&path).into_owned());
+            }
+            ToHost::Used { access, object } => {
+                push(&mut self.used, (access, String::from_utf8_lossy(&object).into_owned()));
             }
             ToHost::Trace(event) if self.trace.len() < trace::EVENTS_MAX => self.trace.push(event),
             _ => {}

@@ -33,6 +33,7 @@ mod isolation;
 mod judge;
 mod kernel;
 mod packages;
+mod profile;
 mod promises;
 mod run;
 mod settings;

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use super::watch::Running;
-use super::{Context, Summary, images, promises};
+use super::{Context, Summary, images, profile, promises};
 use crate::Error;
 
 /// Seconds for one VM, in emulation on a loaded host.
@@ -47,6 +47,9 @@ const TESTS: &[(&str, Test)] = &[
     ("run::container", images::container),
     ("run::kept", images::kept),
     ("run::compare", promises::compare),
+    ("run::every_hook", every_hook),
+    ("run::profile_learned", profile::learned),
+    ("run::profile_refused", profile::refused),
 ];
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
@@ -147,6 +150,17 @@ fn streams(context: &Context, folder: &Path) -> Result<(), Error> {
     let status = child.wait()?;
     ensure(status.success() && got == sent, || format!("{status}, {} bytes back", got.len()))?;
     ensure(aside.contains("aside\n"), || format!("stderr {aside:?}"))
+}
+
+/// Every hook of the table is asked by the system call that it is about, none is counted while
+/// nobody asked for that, and counting may begin and end while other CPUs call.
+fn every_hook(context: &Context, folder: &Path) -> Result<(), Error> {
+    let program = super::guest::build(context)?;
+    let program = program.to_str().ok_or("the path of the tests is not UTF-8")?;
+    let policies = "lsm=landlock,yama,tally";
+    let words = ["--pack", "--smp", "4", "--append", policies, "--", program, "hooks"];
+    let output = output(context, folder, &words)?;
+    ensure(output.status.success(), || String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn environment(context: &Context, folder: &Path) -> Result<(), Error> {

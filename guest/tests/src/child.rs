@@ -55,6 +55,10 @@ pub fn main(args: &[String]) -> bool {
                 let _ = sc!(SYS_pause);
             }
         }
+        "capabilities" => {
+            write(1, crate::capabilities::told().as_bytes());
+            true
+        }
         "pause" => loop {
             let _ = sc!(SYS_pause);
         },

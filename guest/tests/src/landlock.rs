@@ -9,6 +9,7 @@ use crate::{sc, tests};
 tests!("landlock":
     errors_and_their_numbers, each_right_to_files, rights_stack_and_are_inherited, sixteen_layers,
     moves_between_directories, ports, mounts_and_tracing, a_ruleset_can_grow,
+    a_thread_restricts_itself,
 );
 
 const EXECUTE: u64 = 1;
@@ -434,5 +435,30 @@ fn a_ruleset_can_grow() {
         restrict(rules).is(0);
         close(open(&d, O_RDONLY).fd());
         open("/tmp", O_RDONLY).fails(EACCES);
+    });
+}
+
+/// A thread restricts itself, and the threads and processes that it makes; no other.
+fn a_thread_restricts_itself() {
+    if !is_there() {
+        return;
+    }
+    let file = format!("{}/file", dir());
+    std::fs::write(&file, "text").unwrap();
+    let reads = |file: &str| open(file, O_RDONLY).map(|fd| close(fd as i32));
+    in_child(|| {
+        std::thread::scope(|scope| {
+            let restricted = scope.spawn(|| {
+                let rules = ruleset(READ_FILE, 0);
+                restrict(rules).is(0);
+                assert_eq!(reads(&file), Err(EACCES), "itself");
+                let made = std::thread::scope(|scope| scope.spawn(|| reads(&file)).join().unwrap());
+                assert_eq!(made, Err(EACCES), "a thread that it makes");
+                in_child(|| assert_eq!(reads(&file), Err(EACCES), "a process that it makes"));
+            });
+            restricted.join().unwrap();
+            assert_eq!(reads(&file), Ok(()), "another thread");
+            in_child(|| assert_eq!(reads(&file), Ok(()), "a process of another thread"));
+        });
     });
 }

@@ -5,6 +5,7 @@
 //! how fast the machine is (an emulated CPU is up to fifty times slower), and each runs in a
 //! process of its own. Reading order: harness.rs, sys.rs, then any subject.
 
+mod capabilities;
 mod channels;
 mod child;
 mod differ;
@@ -18,6 +19,7 @@ mod fuzz;
 mod fuzz_args;
 mod harness;
 mod hogs;
+mod hooks;
 mod huge_pages;
 mod jobs;
 mod landlock;
@@ -46,6 +48,7 @@ mod sysv;
 mod threads;
 mod time;
 mod waits;
+mod yama;
 
 use harness::{Outcome, Test};
 
@@ -79,6 +82,8 @@ const SUBJECTS: &[&[Test]] = &[
     rights::TESTS,
     seccomp::TESTS,
     landlock::TESTS,
+    capabilities::TESTS,
+    yama::TESTS,
     storm::TESTS,
 ];
 
@@ -86,7 +91,7 @@ const USAGE: &str = "usage: limen-guest-tests list | run NAME | run-all [FILTER]
        storm NAME [--count N] [--jobs N] | fuzz [--seconds N] [--children N] [--seed S]
          [--jobs J] [--in-vm]
        differ run [--seed S] [--first N] [--count N] [--seconds N] | differ show FILE
-       hogs [FILTER], in a VM only | elf-cases
+       hogs [FILTER], in a VM only | hooks, in a VM of Limen's only | elf-cases
        as-init run|run-all …, as the first process of a bare kernel";
 
 fn all() -> impl Iterator<Item = &'static Test> {
@@ -135,6 +140,7 @@ fn main() {
             true
         }
         "hogs" => hogs::main(word(2)),
+        "hooks" => hooks::main(),
         "storm" => {
             let (count, jobs) = (option(&args, "--count", 200), option(&args, "--jobs", 8));
             storm::main(word(2), count as u32, jobs as u32)

@@ -15,6 +15,8 @@ use machine::trace::{self, Event};
 
 use crate::base::io::Source;
 use crate::base::tally;
+use crate::process::current;
+use crate::security::profile::User;
 
 static COUNT_MISSING: AtomicBool = AtomicBool::new(false);
 static TRACE: AtomicBool = AtomicBool::new(false);
@@ -45,6 +47,18 @@ pub fn send(message: &ToHost) {
     let line = message.encode();
     // The host may be gone; there is nobody else to tell.
     let _ = console.control().write(&mut Source::kernel(&line), false);
+}
+
+/// How the user is told of what a profile denies.
+pub fn user() -> User {
+    let tell = |text: &[u8]| send(&ToHost::Log { text: text.to_vec() });
+    let program = || {
+        let thread = current();
+        let name = *thread.name.lock();
+        let len = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+        (thread.process.pid, name[..len].to_vec())
+    };
+    User { tell, program }
 }
 
 fn send_counts(counts: &[AtomicU64], make: impl Fn(SyscallCount) -> ToHost) {
@@ -141,6 +155,9 @@ pub fn finish(fate: &ToHost) -> ! {
         for path in tally::missing_files() {
             send(&ToHost::MissingFile { path: path.to_vec() });
         }
+    }
+    for (access, object) in crate::security::profile::used() {
+        send(&ToHost::Used { access, object });
     }
     if COUNTERS.load(Ordering::Relaxed) {
         send_counters();

@@ -100,6 +100,7 @@ fn try_prepare() -> core::result::Result<First, Failure> {
     let config = read_config()?;
     let config = CONFIG.call_once(|| config);
     report::init(&config.want);
+    security::profile::set(&config.profile, report::user()).step("the profile")?;
     crate::process::init::set_power_off(|| report::finish(&ToHost::Exit { code: 0 }));
     time::notify_of_clock(&[timerfd::clock_was_set, vdso::realtime_changed]);
     // Longer ones are refused when the configuration is decoded; an empty one keeps the default.
@@ -140,7 +141,7 @@ fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<F
         umask: config.umask.into(),
     });
     // Its process is not there yet.
-    let subject = Subject { pid: 0, credentials: Arc::new(credentials.clone()) };
+    let subject = Subject { pid: 0, credentials: Arc::new(credentials.clone()), domain: None };
     let context = Context { fs: fs.clone(), subject };
     let cwd = resolve(&context, raw::AT_FDCWD, &config.cwd, walk::FOLLOW | walk::DIRECTORY);
     *fs.cwd.lock() =
@@ -177,6 +178,8 @@ fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<F
     if config.want.clock {
         take_hosts_time();
     }
+    fs::profile::set_root(root);
+    security::profile::enforce().step("the profile")?;
     report::send(&ToHost::BootNs(crate::base::time::now_ns()));
     Ok(First { image, files: Arc::new(files), fs, credentials })
 }

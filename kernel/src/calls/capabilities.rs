@@ -1,4 +1,4 @@
-//! Capabilities (capabilities(7)): capget(2), capset(2), and what changes of user ids do to them.
+//! Capabilities (capabilities(7)): capget(2), capset(2). Their rules are the policy `capability`.
 
 use abi::{Errno, Result, general as raw};
 use alloc::sync::Arc;
@@ -8,76 +8,7 @@ use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::process::find_by_tid;
-use crate::security::{ALL_CAPABILITIES, Capability, CapabilitySet, Credentials};
-
-/// Secure bits (capabilities(7)): each has a lock bit above it.
-pub mod securebits {
-    /// The superuser's id gives no capabilities at exec.
-    pub const NOROOT: u32 = 1;
-    /// Changes of ids change no capabilities.
-    pub const NO_SETUID_FIXUP: u32 = 1 << 2;
-    /// Giving up id 0 keeps the permitted set.
-    pub const KEEP_CAPS: u32 = 1 << 4;
-    /// The ambient set cannot grow.
-    pub const NO_CAP_AMBIENT_RAISE: u32 = 1 << 6;
-    /// The bits that can be set.
-    pub const ALL: u32 = 0xff;
-    /// The lock bits.
-    pub const LOCKS: u32 = 0xaa;
-}
-
-/// Capabilities that go with the file system's user id (setfsuid(2)).
-const FILE_SYSTEM: CapabilitySet = Capability::Chown.bit()
-    | Capability::DacOverride.bit()
-    | Capability::DacReadSearch.bit()
-    | Capability::Fowner.bit()
-    | Capability::Fsetid.bit()
-    | Capability::LinuxImmutable.bit()
-    | Capability::Mknod.bit()
-    | Capability::MacOverride.bit();
-
-/// Adjusts the capability sets to a change of user ids (capabilities(7), "Effect of user ID
-/// changes").
-pub fn after_uid_change(old: &Credentials, new: &mut Credentials) {
-    if new.securebits & securebits::NO_SETUID_FIXUP != 0 {
-        return;
-    }
-    let has_root = |c: &Credentials| [c.uid, c.euid, c.suid].contains(&0);
-    if has_root(old) && !has_root(new) {
-        if new.securebits & securebits::KEEP_CAPS == 0 {
-            new.permitted = 0;
-            new.effective = 0;
-        }
-        new.ambient = 0;
-    }
-    if old.euid == 0 && new.euid != 0 {
-        new.effective = 0;
-    } else if old.euid != 0 && new.euid == 0 {
-        new.effective = new.permitted;
-    }
-    if old.fsuid == 0 && new.fsuid != 0 {
-        new.effective &= !FILE_SYSTEM;
-    } else if old.fsuid != 0 && new.fsuid == 0 {
-        new.effective |= new.permitted & FILE_SYSTEM;
-    }
-}
-
-/// Capabilities after execve(2) of a file without capabilities of its own, run by these ids.
-pub fn after_exec(new: &mut Credentials) {
-    let is_root = new.securebits & securebits::NOROOT == 0 && (new.uid == 0 || new.euid == 0);
-    if is_root {
-        new.permitted = new.inheritable | new.bounding;
-        new.effective = if new.euid == 0 { new.permitted } else { 0 };
-        new.ambient = 0;
-    } else {
-        new.permitted = new.ambient;
-        new.effective = new.ambient;
-    }
-    new.securebits &= !securebits::KEEP_CAPS;
-    new.suid = new.euid;
-    new.sgid = new.egid;
-    (new.fsuid, new.fsgid) = (new.euid, new.egid);
-}
+use crate::security::{ALL_CAPABILITIES, Credentials, subject_hooks};
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
 #[repr(C)]
@@ -126,6 +57,7 @@ pub fn capget(args: &Args) -> Result<u64> {
         result => result?,
     };
     let credentials = credentials_of(header.pid)?;
+    subject_hooks::capget((&credentials,))?;
     let half = |i: usize| Data {
         effective: (credentials.effective >> (32 * i)) as u32,
         permitted: (credentials.permitted >> (32 * i)) as u32,
@@ -156,15 +88,7 @@ pub fn capset(args: &Args) -> Result<u64> {
     new.effective = join(|half| half.effective);
     new.permitted = join(|half| half.permitted);
     new.inheritable = join(|half| half.inheritable);
-    let may_add = old.permitted | if old.capable(Capability::Setpcap) { old.bounding } else { 0 };
-    let grows = |set: u64, limit: u64| set & !limit != 0;
-    if grows(new.inheritable, old.inheritable | may_add)
-        || grows(new.inheritable, old.inheritable | old.bounding)
-        || grows(new.permitted, old.permitted)
-        || grows(new.effective, new.permitted)
-    {
-        return Err(Errno::EPERM);
-    }
+    subject_hooks::capset((&old, &new))?;
     new.ambient &= new.permitted & new.inheritable;
     process.set_credentials(new);
     Ok(0)

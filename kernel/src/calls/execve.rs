@@ -6,18 +6,19 @@
 use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::cell::RefCell;
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
 use entry::PtRegs;
 
-use super::capabilities::after_exec;
 use crate::base::args::Args;
 use crate::base::tally;
 use crate::base::user::read_path;
 use crate::calls::mm::map::READ_IMPLIES_EXEC;
 use crate::process::current;
 use crate::process::exec::{self, Image, Request};
+use crate::process::hooks::{self, NextProgram};
 use crate::process::{Process, exit, ptrace, upper};
 use crate::security::{Credentials, Resource, Subject};
 use crate::vfs::open::open_executable;
@@ -56,6 +57,7 @@ fn execute(
     let path = read_path(path)?;
     let context = Context::current();
     let file = open_executable(&context, dirfd, &path, flags)?;
+    hooks::bprm_creds_for_exec((&file,))?;
     let arguments = exec::read_strings(arguments)?;
     let environment = exec::read_strings(environment)?;
     let open = |path: &[u8]| open_executable(&context, raw::AT_FDCWD, path, 0);
@@ -106,10 +108,10 @@ fn visible_path(dirfd: i32, path: Vec<u8>) -> Vec<u8> {
 
 /// What executing the file makes of the caller's credentials (execve(2), capabilities(7)), and
 /// whether the new program must not trust its environment (AT_SECURE).
-fn next_credentials(file: &Arc<File>, old: &Credentials) -> Result<(Credentials, bool)> {
+fn next_credentials(file: &Arc<File>, who: &Subject) -> Result<(Credentials, bool)> {
     let metadata = file.ops().inode().metadata()?;
     let no_suid = file.location.as_ref().is_some_and(|l| l.mount.flags() & raw::MS_NOSUID != 0);
-    let mut new = old.clone();
+    let mut new = Credentials::clone(who);
     if !no_suid && !current().seccomp.no_new_privs() {
         if metadata.mode & SET_UID != 0 {
             new.euid = metadata.uid;
@@ -118,12 +120,11 @@ fn next_credentials(file: &Arc<File>, old: &Credentials) -> Result<(Credentials,
             new.egid = metadata.gid;
         }
     }
-    if new.euid != old.euid || new.egid != old.egid {
-        new.ambient = 0;
-    }
-    after_exec(&mut new);
-    let secure = new.euid != new.uid || new.egid != new.gid;
-    Ok((new, secure))
+    let next = NextProgram { credentials: new, secure: false, may_gain: !no_suid };
+    let next = RefCell::new(next);
+    hooks::bprm_creds_from_file((file, who, &next))?;
+    let NextProgram { credentials, secure, .. } = next.into_inner();
+    Ok((credentials, secure))
 }
 
 fn become_image(process: &Arc<Process>, image: Image, regs: &mut PtRegs) {
@@ -132,10 +133,11 @@ fn become_image(process: &Arc<Process>, image: Image, regs: &mut PtRegs) {
     let old_credentials = process.credentials();
     upper::leaves_memory(&thread);
     let readable = image.program.file.as_ref().is_some_and(|file| {
-        let who = Subject { pid: process.pid, credentials: Arc::new(credentials.clone()) };
+        let who = process.subject().with(credentials.clone());
         permission::check(file.ops().inode().as_ref(), permission::READ, &who).is_ok()
     });
     let installing = process.image.lock();
+    hooks::bprm_committing_creds((&credentials,));
     let old_mm = process.mm.lock().replace(image.mm.clone());
     machine::task::set_space(image.mm.space());
     let speculation = machine::task::speculation();
@@ -144,6 +146,7 @@ fn become_image(process: &Arc<Process>, image: Image, regs: &mut PtRegs) {
     set_credentials(process, credentials, &old_credentials);
     process.settings.not_dumpable.store(secure || !readable, Ordering::Relaxed);
     drop(installing);
+    hooks::bprm_committed_creds((&process.credentials(),));
     exit::release_vfork_parent(process);
     drop(old_mm);
     drop(old_program);

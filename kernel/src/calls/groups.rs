@@ -7,7 +7,7 @@ use abi::{Errno, Result};
 
 use crate::base::args::Args;
 use crate::process::current;
-use crate::process::{Pid, Process, any_member, find_by_tid, join_group};
+use crate::process::{Pid, Process, any_member, find_by_tid, hooks, join_group};
 
 /// The process with this id, a thread's one included, or the caller for 0; ESRCH.
 fn process_or_self(argument: u64) -> Result<Arc<Process>> {
@@ -55,13 +55,16 @@ pub fn setpgid(args: &Args) -> Result<u64> {
             return Err(Errno::EPERM);
         }
     }
+    hooks::task_setpgid((&target, group))?;
     join_group(&target, group);
     Ok(0)
 }
 
 /// getpgid(2).
 pub fn getpgid(args: &Args) -> Result<u64> {
-    Ok(process_or_self(args.a0())?.group().into())
+    let process = process_or_self(args.a0())?;
+    hooks::task_getpgid((&process,))?;
+    Ok(process.group().into())
 }
 
 /// getpgrp(2).
@@ -71,7 +74,9 @@ pub fn getpgrp() -> Result<u64> {
 
 /// getsid(2).
 pub fn getsid(args: &Args) -> Result<u64> {
-    Ok(process_or_self(args.a0())?.session.load(Ordering::Relaxed).into())
+    let process = process_or_self(args.a0())?;
+    hooks::task_getsid((&process,))?;
+    Ok(process.session.load(Ordering::Relaxed).into())
 }
 
 /// setsid(2).

@@ -1,8 +1,7 @@
-//! landlock_create_ruleset(2), landlock_add_rule(2), landlock_restrict_self(2): a program restricts
-//! itself and whoever it starts, for good.
+//! landlock_create_ruleset(2), landlock_add_rule(2), landlock_restrict_self(2): a thread restricts
+//! itself and whomever it makes or starts, for good.
 //!
 //! The first program that does so has Landlock asked from then on; before, its hooks are nops.
-//! Unlike on Linux a restriction concerns all threads of the process, since credentials do.
 
 use alloc::sync::Arc;
 use core::any::Any;
@@ -17,7 +16,7 @@ use crate::base::user::{UserPtr, read_extensible};
 use crate::process::current;
 use crate::process::own_file;
 use crate::security::landlock::{Domain, Ruleset};
-use crate::security::{Capability, Credentials, hooks};
+use crate::security::{Capability, hooks};
 use crate::vfs::anon::AnonInode;
 use crate::vfs::landlock::identity;
 use crate::vfs::{Fd, FileOps, FileType, Inode};
@@ -158,21 +157,19 @@ fn add_port(file: &RulesetFile, address: u64) -> Result<u64> {
 pub fn restrict_self(a: &Args) -> Result<u64> {
     check_on()?;
     let thread = current();
-    let process = &thread.process;
-    if !thread.seccomp.no_new_privs() && !process.subject().capable(Capability::SysAdmin) {
+    let may = || thread.process.subject().capable(Capability::SysAdmin);
+    if !thread.seccomp.no_new_privs() && !may() {
         return Err(Errno::EPERM);
     }
     if a.a1() as u32 != 0 {
         return Err(Errno::EINVAL);
     }
     let rules = ruleset(a.a0(), |file| Ok(file.rules.lock().clone()))?;
-    let mut new = Credentials::clone(&process.credentials());
-    let domain = Domain::new(new.landlock.take(), rules).map_err(|why| match why {
+    let domain = Domain::new(thread.confinement.get(), rules).map_err(|why| match why {
         NotRestricted::TooMany => Errno::E2BIG,
         NotRestricted::Memory => Errno::ENOMEM,
     })?;
     hooks::attach(policy())?;
-    new.landlock = Some(Arc::new(domain));
-    process.set_credentials(new);
+    thread.confinement.set(Arc::new(domain));
     Ok(0)
 }

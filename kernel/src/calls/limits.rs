@@ -7,7 +7,7 @@ use abi::{Errno, Result};
 use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::process::current;
-use crate::process::{Process, find_by_tid, timers};
+use crate::process::{Process, find_by_tid, hooks, timers};
 use crate::security::{Capability, Limit, Resource, Subject};
 
 fn resource(argument: u64) -> Result<Resource> {
@@ -24,6 +24,7 @@ fn set(who: &Subject, process: &Process, resource: Resource, new: Limit) -> Resu
         return Err(Errno::EPERM);
     }
     let may_raise = who.capable(Capability::SysResource);
+    hooks::task_setrlimit((process, resource))?;
     process.limits.change(resource, |limit| {
         if new.hard > limit.hard && !may_raise {
             return Err(Errno::EPERM);
@@ -78,5 +79,9 @@ fn prlimit_target(who: &Subject, own: &Arc<Process>, pid: u32) -> Result<Arc<Pro
     let same = [other.uid, other.euid, other.suid].iter().all(|&uid| uid == who.uid)
         && [other.gid, other.egid, other.sgid].iter().all(|&gid| gid == who.gid);
     let may = Arc::ptr_eq(&process, own) || same || who.capable(Capability::SysResource);
-    if may { Ok(process) } else { Err(Errno::EPERM) }
+    if !may {
+        return Err(Errno::EPERM);
+    }
+    hooks::task_prlimit((who, &process))?;
+    Ok(process)
 }

@@ -5,12 +5,18 @@ use abi::{Errno, Result};
 
 use crate::base::args::Args;
 use crate::base::user::UserPtr;
+use crate::process::hooks as process_hooks;
 use crate::security::hooks;
 
 /// Binds all hooks and seals them.
 pub fn init(command_line: &str) {
-    let binders: [hooks::Binder; 3] =
-        [crate::vfs::hooks::bind, crate::process::hooks::bind, crate::net::hooks::bind];
+    let binders: [hooks::Binder; 5] = [
+        crate::security::subject_hooks::bind,
+        crate::vfs::hooks::bind,
+        crate::process::hooks::bind,
+        crate::ipc::hooks::bind,
+        crate::net::hooks::bind,
+    ];
     hooks::init(command_line, &binders);
 }
 
@@ -47,7 +53,7 @@ pub fn get_self_attr(a: &Args) -> Result<u64> {
     }
     // Nothing is written, but the room must be told.
     UserPtr::<u32>::new(a.a2()).read()?;
-    Err(Errno::EOPNOTSUPP)
+    process_hooks::getselfattr((attribute,)).map(u64::from)
 }
 
 /// lsm_set_self_attr(2).
@@ -62,6 +68,9 @@ pub fn set_self_attr(a: &Args) -> Result<u64> {
     if size > PAGE {
         return Err(Errno::E2BIG);
     }
-    UserPtr::<[u64; 4]>::new(a.a1()).read()?;
-    if ATTRIBUTES.contains(&attribute) { Err(Errno::EOPNOTSUPP) } else { Err(Errno::EINVAL) }
+    let [policy, _, _, _] = UserPtr::<[u64; 4]>::new(a.a1()).read()?;
+    if !ATTRIBUTES.contains(&attribute) {
+        return Err(Errno::EINVAL);
+    }
+    process_hooks::setselfattr((policy, attribute, &[])).map(u64::from)
 }

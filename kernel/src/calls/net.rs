@@ -66,7 +66,10 @@ fn split_kind(kind: u32) -> Result<(u32, bool, bool)> {
 /// socket(2).
 pub fn socket(a: &Args) -> Result<u64> {
     let (kind, close_on_exec, nonblocking) = split_kind(a.a1() as u32)?;
-    let socket = crate::net::create(a.a0() as u32, kind, a.a2() as u32)?;
+    let (domain, protocol) = (a.a0() as u32, a.a2() as u32);
+    hooks::socket_create((&current().process.subject(), domain, kind, protocol))?;
+    let socket = crate::net::create(domain, kind, protocol)?;
+    hooks::socket_post_create((socket.common(),))?;
     give_file(file_for(socket, nonblocking), close_on_exec)
 }
 
@@ -84,7 +87,14 @@ pub fn socketpair(a: &Args) -> Result<u64> {
         raw::AF_INET | raw::AF_INET6 | raw::AF_NETLINK => return Err(Errno::EOPNOTSUPP),
         _ => return Err(Errno::EAFNOSUPPORT),
     }
-    let [first, second] = unix::pair(kind, a.a2() as u32)?;
+    let protocol = a.a2() as u32;
+    hooks::socket_create((&current().process.subject(), raw::AF_UNIX, kind as u32, protocol))?;
+    hooks::sk_alloc_security((raw::AF_UNIX,))?;
+    hooks::sk_alloc_security((raw::AF_UNIX,))?;
+    let [first, second] = unix::pair(kind, protocol)?;
+    hooks::socket_post_create((first.common(),))?;
+    hooks::socket_post_create((second.common(),))?;
+    hooks::socket_socketpair((first.common(), second.common()))?;
     let (first, second) = (file_for(first, nonblocking), file_for(second, nonblocking));
     give_pair(first, second, close_on_exec, |pair| UserPtr::<[i32; 2]>::new(a.a3()).write(pair))
 }
@@ -94,7 +104,7 @@ pub fn bind(a: &Args) -> Result<u64> {
     let file = file_at(a.a0())?;
     let address = RawAddress::read(a.a1(), a.a2())?;
     let socket = socket_of(&file)?;
-    hooks::socket_bind((&current().process.credentials(), socket.common(), &address))?;
+    hooks::socket_bind((&current().process.subject(), socket.common(), &address))?;
     socket.clone().bind(&address)?;
     Ok(0)
 }
@@ -104,7 +114,7 @@ pub fn connect(a: &Args) -> Result<u64> {
     let file = file_at(a.a0())?;
     let socket = socket_of(&file)?;
     let address = RawAddress::read(a.a1(), a.a2())?;
-    hooks::socket_connect((&current().process.credentials(), socket.common(), &address))?;
+    hooks::socket_connect((&current().process.subject(), socket.common(), &address))?;
     let patience = socket.common().send_patience(file.is_nonblocking());
     socket.clone().connect(&address, patience)?;
     Ok(0)
@@ -113,7 +123,9 @@ pub fn connect(a: &Args) -> Result<u64> {
 /// listen(2).
 pub fn listen(a: &Args) -> Result<u64> {
     let file = file_at(a.a0())?;
-    socket_of(&file)?.clone().listen(a.a1() as i32)?;
+    let socket = socket_of(&file)?;
+    hooks::socket_listen((socket.common(), a.a1() as i32))?;
+    socket.clone().listen(a.a1() as i32)?;
     Ok(0)
 }
 
@@ -133,6 +145,7 @@ fn accept_with(a: &Args, flags: u32) -> Result<u64> {
     }
     let file = file_at(a.a0())?;
     let socket = socket_of(&file)?;
+    hooks::socket_accept((socket.common(),))?;
     let patience = socket.common().receive_patience(file.is_nonblocking());
     let new = socket.accept(patience)?;
     let peer = (a.a1() != 0).then(|| new.peer_address());
@@ -147,14 +160,18 @@ fn accept_with(a: &Args, flags: u32) -> Result<u64> {
 /// getsockname(2).
 pub fn getsockname(a: &Args) -> Result<u64> {
     let file = file_at(a.a0())?;
-    socket_of(&file)?.local_address().write_with_len(a.a1(), a.a2())?;
+    let socket = socket_of(&file)?;
+    hooks::socket_getsockname((socket.common(),))?;
+    socket.local_address().write_with_len(a.a1(), a.a2())?;
     Ok(0)
 }
 
 /// getpeername(2).
 pub fn getpeername(a: &Args) -> Result<u64> {
     let file = file_at(a.a0())?;
-    socket_of(&file)?.peer_address()?.write_with_len(a.a1(), a.a2())?;
+    let socket = socket_of(&file)?;
+    hooks::socket_getpeername((socket.common(),))?;
+    socket.peer_address()?.write_with_len(a.a1(), a.a2())?;
     Ok(0)
 }
 
@@ -168,6 +185,7 @@ pub fn shutdown(a: &Args) -> Result<u64> {
         2 => (true, true),
         _ => return Err(Errno::EINVAL),
     };
+    hooks::socket_shutdown((socket.common(),))?;
     socket.shutdown(receive, send)?;
     Ok(0)
 }
@@ -175,14 +193,20 @@ pub fn shutdown(a: &Args) -> Result<u64> {
 /// setsockopt(2).
 pub fn setsockopt(a: &Args) -> Result<u64> {
     let file = file_at(a.a0())?;
-    options::set(socket_of(&file)?, a.a1() as u32, a.a2() as u32, a.a3(), a.a4() as i32)?;
+    let socket = socket_of(&file)?;
+    let (level, name) = (a.a1() as u32, a.a2() as u32);
+    hooks::socket_setsockopt((socket.common(), level, name))?;
+    options::set(socket, level, name, a.a3(), a.a4() as i32)?;
     Ok(0)
 }
 
 /// getsockopt(2).
 pub fn getsockopt(a: &Args) -> Result<u64> {
     let file = file_at(a.a0())?;
-    options::get(socket_of(&file)?, a.a1() as u32, a.a2() as u32, a.a3(), a.a4())?;
+    let socket = socket_of(&file)?;
+    let (level, name) = (a.a1() as u32, a.a2() as u32);
+    hooks::socket_getsockopt((socket.common(), level, name))?;
+    options::get(socket, level, name, a.a3(), a.a4())?;
     Ok(0)
 }
 
@@ -200,6 +224,7 @@ fn send_one(
     if flags & raw::MSG_OOB != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
+    hooks::socket_sendmsg((socket.common(), to.as_ref()))?;
     if !socket.is_prepared() {
         socket.clone().prepare_to_send()?;
     }
@@ -284,6 +309,7 @@ fn receive_one(file: &Arc<File>, sink: &mut Sink<'_>, flags: u32) -> Result<Rece
     }
     let mode =
         ReceiveMode { peek: flags & raw::MSG_PEEK != 0, wait_all: flags & raw::MSG_WAITALL != 0 };
+    hooks::socket_recvmsg((socket.common(), flags))?;
     if sink.left() == 0 && socket.common().kind == Kind::Stream {
         return Ok(Received::default());
     }

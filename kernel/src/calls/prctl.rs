@@ -6,33 +6,29 @@ use abi::{Errno, Result, prctl as pr};
 use machine::memory::USER_END;
 use mitigations::by_program;
 
-use super::capabilities::securebits;
 use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::process::current;
+use crate::process::hooks;
 use crate::process::signal::LAST;
-use crate::security::{ALL_CAPABILITIES, Capability, Credentials, Subject};
 
 /// The slack with which a thread's timers may fire unless PR_SET_TIMERSLACK says otherwise.
 const DEFAULT_SLACK_NS: u64 = 50_000;
-/// Last capability that exists.
-const LAST_CAPABILITY: u64 = ALL_CAPABILITIES.ilog2() as u64;
 
 fn must_be_zero(arguments: &[u64]) -> Result<()> {
     if arguments.iter().all(|&argument| argument == 0) { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
-fn edit_credentials(edit: impl FnOnce(&mut Credentials) -> Result<()>) -> Result<u64> {
-    let process = &current().process;
-    let mut new = Credentials::clone(&process.credentials());
-    edit(&mut new)?;
-    process.set_credentials(new);
-    Ok(0)
-}
-
 /// prctl(2).
 pub fn prctl(args: &Args) -> Result<u64> {
-    let settings = &current().process.settings;
+    let thread = current();
+    let others = [args.a1(), args.a2(), args.a3(), args.a4()];
+    match hooks::task_prctl((&thread, args.a0() as u32, &others)) {
+        // No policy knows the option.
+        Err(Errno::ENOSYS) => {}
+        answer => return answer.map(u64::from),
+    }
+    let settings = &thread.process.settings;
     let value = args.a1();
     match args.a0() as u32 {
         pr::PR_SET_NAME => set_name(value),
@@ -113,7 +109,6 @@ fn read_name(address: u64) -> Result<alloc::vec::Vec<u8>> {
 
 /// The operations about privileges.
 fn privileges(args: &Args) -> Result<u64> {
-    let who = current().process.subject();
     let value = args.a1();
     match args.a0() as u32 {
         pr::PR_SET_NO_NEW_PRIVS => {
@@ -128,22 +123,6 @@ fn privileges(args: &Args) -> Result<u64> {
         }
         pr::PR_GET_SECCOMP => Ok(current().seccomp.summary().0.into()),
         pr::PR_SET_SECCOMP => crate::process::seccomp::attach::set_by_prctl(value, args.a2()),
-        pr::PR_GET_KEEPCAPS => Ok(u64::from(who.securebits & securebits::KEEP_CAPS != 0)),
-        pr::PR_SET_KEEPCAPS => set_keep_caps(value),
-        pr::PR_GET_SECUREBITS => Ok(who.securebits.into()),
-        pr::PR_SET_SECUREBITS => set_securebits(&who, value),
-        pr::PR_CAPBSET_READ if value <= LAST_CAPABILITY => Ok(who.bounding >> value & 1),
-        pr::PR_CAPBSET_DROP => {
-            if !who.capable(Capability::Setpcap) {
-                return Err(Errno::EPERM);
-            }
-            edit_credentials(|new| {
-                must_be_zero(&[u64::from(value > LAST_CAPABILITY)])?;
-                new.bounding &= !(1 << value);
-                Ok(())
-            })
-        }
-        pr::PR_CAP_AMBIENT => ambient(args, &who),
         pr::PR_GET_SPECULATION_CTRL => {
             must_be_zero(&[args.a2(), args.a3(), args.a4()])?;
             speculation(value, None)
@@ -152,66 +131,6 @@ fn privileges(args: &Args) -> Result<u64> {
             must_be_zero(&[args.a3(), args.a4()])?;
             speculation(value, Some(args.a2()))
         }
-        _ => Err(Errno::EINVAL),
-    }
-}
-
-fn set_keep_caps(value: u64) -> Result<u64> {
-    if value > 1 {
-        return Err(Errno::EINVAL);
-    }
-    edit_credentials(|new| {
-        if new.securebits & securebits::KEEP_CAPS << 1 != 0 {
-            return Err(Errno::EPERM);
-        }
-        new.securebits &= !securebits::KEEP_CAPS;
-        new.securebits |= if value == 1 { securebits::KEEP_CAPS } else { 0 };
-        Ok(())
-    })
-}
-
-fn set_securebits(who: &Subject, value: u64) -> Result<u64> {
-    edit_credentials(|new| {
-        let (old, bits) = (new.securebits, value as u32);
-        // Locked bits stay, and so do the locks.
-        let locked = old & securebits::LOCKS;
-        let frozen = locked | locked >> 1;
-        if value > u64::from(securebits::ALL) || (old ^ bits) & frozen != 0 {
-            return Err(Errno::EPERM);
-        }
-        if !who.capable(Capability::Setpcap) {
-            return Err(Errno::EPERM);
-        }
-        new.securebits = bits;
-        Ok(())
-    })
-}
-
-fn ambient(args: &Args, who: &Subject) -> Result<u64> {
-    let (command, capability) = (args.a1() as u32, args.a2());
-    if command == pr::PR_CAP_AMBIENT_CLEAR_ALL {
-        must_be_zero(&[args.a2(), args.a3(), args.a4()])?;
-        return edit_credentials(|new| {
-            new.ambient = 0;
-            Ok(())
-        });
-    }
-    must_be_zero(&[args.a3(), args.a4(), u64::from(capability > LAST_CAPABILITY)])?;
-    let bit = 1u64 << capability;
-    match command {
-        pr::PR_CAP_AMBIENT_IS_SET => Ok(u64::from(who.ambient & bit != 0)),
-        pr::PR_CAP_AMBIENT_RAISE => edit_credentials(|new| {
-            let has = new.permitted & new.inheritable & bit != 0;
-            if !has || new.securebits & securebits::NO_CAP_AMBIENT_RAISE != 0 {
-                return Err(Errno::EPERM);
-            }
-            new.ambient |= bit;
-            Ok(())
-        }),
-        pr::PR_CAP_AMBIENT_LOWER => edit_credentials(|new| {
-            new.ambient &= !bit;
-            Ok(())
-        }),
         _ => Err(Errno::EINVAL),
     }
 }

@@ -15,8 +15,9 @@ use crate::base::sched;
 use crate::base::time::TimeSpec;
 use crate::base::user::UserPtr;
 use crate::process::current;
-use crate::process::group_members;
-use crate::process::{Process, Thread, all_processes, find_process, find_thread};
+use crate::process::{
+    Process, Thread, all_processes, find_by_tid, find_process, find_thread, group_members, hooks,
+};
 use crate::security::{Capability, Resource, Subject};
 
 /// What sched_rr_get_interval(2) tells of threads without real-time policy.
@@ -54,6 +55,7 @@ pub fn sched_getaffinity(args: &Args) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let thread = thread_or_self(args.a0()).map_err(|_| Errno::ESRCH)?;
+    hooks::task_getscheduler((&thread.process,))?;
     let online = (1u64 << cpu_count()) - 1;
     let mask = u64::from(thread.base.sched.lock().affinity) & online;
     UserPtr::new(args.a2()).write(&mask)?;
@@ -67,7 +69,8 @@ pub fn sched_setaffinity(args: &Args) -> Result<u64> {
     machine::uaccess::read_bytes(args.a2(), &mut bytes[..size])
         .map_err(crate::base::user::efault)?;
     let thread = thread_or_self(args.a0()).map_err(|_| Errno::ESRCH)?;
-    check_permission(&thread.process)?;
+    let own = check_permission(&thread.process)?;
+    hooks::task_setscheduler((&own, &thread.process))?;
     let online = (1u64 << cpu_count()) - 1;
     let mask = u64::from_le_bytes(bytes) & online;
     if mask == 0 {
@@ -113,6 +116,7 @@ fn set_policy(thread: &Thread, policy: u32, priority: i32, nice: Option<i32>) ->
     if priority as u64 > limit && !own.capable(Capability::SysNice) {
         return Err(Errno::EPERM);
     }
+    hooks::task_setscheduler((&own, &thread.process))?;
     if let Some(nice) = nice {
         set_nice(thread, nice)?;
     }
@@ -135,6 +139,7 @@ pub fn sched_setscheduler(args: &Args) -> Result<u64> {
 /// sched_getscheduler(2).
 pub fn sched_getscheduler(args: &Args) -> Result<u64> {
     let thread = thread_or_self(args.a0())?;
+    hooks::task_getscheduler((&thread.process,))?;
     let policy = thread.base.sched.lock().policy;
     Ok(policy.into())
 }
@@ -150,7 +155,9 @@ pub fn sched_setparam(args: &Args) -> Result<u64> {
 /// sched_getparam(2).
 pub fn sched_getparam(args: &Args) -> Result<u64> {
     let pointer = UserPtr::<i32>::new(args.a1()).non_null().ok_or(Errno::EINVAL)?;
-    let priority = thread_or_self(args.a0())?.base.sched.lock().priority;
+    let thread = thread_or_self(args.a0())?;
+    hooks::task_getscheduler((&thread.process,))?;
+    let priority = thread.base.sched.lock().priority;
     pointer.write(&priority)?;
     Ok(0)
 }
@@ -207,6 +214,7 @@ pub fn sched_getattr(args: &Args) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let thread = thread_or_self(args.a0())?;
+    hooks::task_getscheduler((&thread.process,))?;
     let size = size.min(size_of::<SchedAttr>() as u32);
     let attr = {
         let entity = thread.base.sched.lock();
@@ -227,7 +235,9 @@ pub fn sched_getattr(args: &Args) -> Result<u64> {
 
 /// sched_rr_get_interval(2).
 pub fn sched_rr_get_interval(args: &Args) -> Result<u64> {
-    let policy = thread_or_self(args.a0())?.base.sched.lock().policy;
+    let thread = thread_or_self(args.a0())?;
+    hooks::task_getscheduler((&thread.process,))?;
+    let policy = thread.base.sched.lock().policy;
     let interval_ns = match policy & !raw::SCHED_RESET_ON_FORK {
         raw::SCHED_FIFO => 0,
         raw::SCHED_RR => scheduler::queue::RR_SLICE_NS,
@@ -276,6 +286,7 @@ fn set_nice(thread: &Thread, nice: i32) -> Result<()> {
     if nice < old && (20 - nice) as u64 > limit && !own.capable(Capability::SysNice) {
         return Err(Errno::EACCES);
     }
+    hooks::task_setnice((&own, &thread.process, nice))?;
     sched::change(&thread.base, |entity| entity.nice = nice);
     Ok(())
 }
@@ -293,6 +304,9 @@ pub fn setpriority(args: &Args) -> Result<u64> {
 pub fn ioprio_get(args: &Args) -> Result<u64> {
     const BEST_EFFORT: u64 = 2 << 13;
     check_io_target(args)?;
+    if let Some(process) = io_target(args) {
+        hooks::task_getioprio((&process,))?;
+    }
     Ok(BEST_EFFORT | 4)
 }
 
@@ -303,8 +317,23 @@ pub fn ioprio_set(args: &Args) -> Result<u64> {
     match class {
         1 if !current().process.subject().capable(Capability::SysAdmin) => Err(Errno::EPERM),
         0 if level != 0 => Err(Errno::EINVAL),
-        0..=3 => Ok(0),
+        0..=3 => {
+            if let Some(process) = io_target(args) {
+                let who = current().process.subject();
+                hooks::task_setioprio((&who, &process, args.a2() as u32))?;
+            }
+            Ok(0)
+        }
         _ => Err(Errno::EINVAL),
+    }
+}
+
+/// The process that an ioprio call is about, if it is about one (IOPRIO_WHO_PROCESS).
+fn io_target(args: &Args) -> Option<Arc<Process>> {
+    match (args.a0() as u32, args.a1() as u32) {
+        (1, 0) => Some(current().process.clone()),
+        (1, id) => find_by_tid(id),
+        _ => None,
     }
 }
 

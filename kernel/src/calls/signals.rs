@@ -15,7 +15,7 @@ use crate::process::current;
 use crate::process::pidfd;
 use crate::process::signal::{Action, LAST, SigInfo, SignalSet, UNBLOCKABLE, bit, mask, send};
 use crate::process::{
-    Pid, Process, Thread, all_processes, find_by_tid, find_thread, group_members,
+    Pid, Process, Thread, all_processes, find_by_tid, find_thread, group_members, hooks,
 };
 use crate::security::Capability;
 
@@ -166,16 +166,16 @@ pub fn rt_sigtimedwait(args: &Args) -> Result<u64> {
 
 /// Whether `sender` may send `number` (0: only ask) to `target` (kill(2)).
 fn check_permission(sender: &Process, target: &Process, number: u32) -> Result<()> {
-    if core::ptr::eq(sender, target) {
-        return Ok(());
-    }
     let own = sender.subject();
+    if core::ptr::eq(sender, target) {
+        return hooks::task_kill((&own, target, number));
+    }
     let other = target.credentials();
     let same_user = [own.euid, own.uid].iter().any(|id| [other.suid, other.uid].contains(id));
     let same_session =
         sender.session.load(Ordering::Relaxed) == target.session.load(Ordering::Relaxed);
     if same_user || own.capable(Capability::Kill) || number == raw::SIGCONT && same_session {
-        Ok(())
+        hooks::task_kill((&own, target, number))
     } else {
         Err(Errno::EPERM)
     }

@@ -10,7 +10,7 @@ use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::process::ptrace::access::{self, Ids};
-use crate::security::Capability;
+use crate::security::{Capability, subject_hooks};
 
 /// reboot(2): every command that stops or restarts ends the machine, since a microVM is not started
 /// twice, and that is the program's good end.
@@ -46,6 +46,7 @@ pub fn syslog(args: &Args) -> Result<u64> {
     if !open && !current().process.subject().capable(Capability::Syslog) {
         return Err(Errno::EPERM);
     }
+    subject_hooks::syslog((&current().process.subject(), command as u32))?;
     match command {
         2..=4 if (args.a2() as i32) < 0 || args.a1() == 0 => Err(Errno::EINVAL),
         0..=7 | 9 | 10 => Ok(0),

@@ -5,14 +5,15 @@
 //! make them equal in all threads anyway (nptl(7)).
 
 use alloc::vec::Vec;
+use core::cell::RefCell;
 
 use abi::{Errno, Result};
+use lsm::capabilities::Change;
 
-use super::capabilities::after_uid_change;
 use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::process::current;
-use crate::security::{Capability, Credentials, Subject};
+use crate::security::{Capability, Credentials, Subject, subject_hooks};
 
 /// "Leave it as it is", in the calls that set several ids.
 const KEEP: u32 = u32::MAX;
@@ -23,13 +24,28 @@ fn own() -> Subject {
     current().process.subject()
 }
 
+/// Which ids a call changes: policies are asked about each kind by a hook of its own.
+#[derive(Clone, Copy)]
+enum Of {
+    User(Change),
+    Group,
+    Groups,
+}
+
 /// Applies a change to a copy of the caller's credentials; in place only if it succeeds.
-fn change(edit: impl FnOnce(&Subject, &mut Credentials) -> Result<()>) -> Result<u64> {
+fn change(of: Of, edit: impl FnOnce(&Subject, &mut Credentials) -> Result<()>) -> Result<u64> {
     let process = &current().process;
     let old = process.subject();
+    subject_hooks::cred_prepare((&old,))?;
     let mut new = Credentials::clone(&old);
     edit(&old, &mut new)?;
-    after_uid_change(&old, &mut new);
+    let new = RefCell::new(new);
+    match of {
+        Of::User(change) => subject_hooks::task_fix_setuid((&old, &new, change))?,
+        Of::Group => subject_hooks::task_fix_setgid((&old, &new.borrow()))?,
+        Of::Groups => subject_hooks::task_fix_setgroups((&old, &new.borrow()))?,
+    }
+    let new = new.into_inner();
     let ids = |c: &Credentials| (c.euid, c.egid, c.fsuid, c.fsgid);
     if ids(&old) != ids(&new) {
         // What ran under the old ids may be in memory: others must not look at it (prctl(2)).
@@ -68,7 +84,7 @@ fn id(argument: u64) -> Result<u32> {
 /// setuid(2).
 pub fn setuid(args: &Args) -> Result<u64> {
     let uid = id(args.a0())?;
-    change(|who, new| {
+    change(Of::User(Change::Ids), |who, new| {
         if who.capable(Capability::Setuid) {
             (new.uid, new.suid) = (uid, uid);
         } else if uid != new.uid && uid != new.suid {
@@ -82,7 +98,7 @@ pub fn setuid(args: &Args) -> Result<u64> {
 /// setgid(2).
 pub fn setgid(args: &Args) -> Result<u64> {
     let gid = id(args.a0())?;
-    change(|who, new| {
+    change(Of::Group, |who, new| {
         if who.capable(Capability::Setgid) {
             (new.gid, new.sgid) = (gid, gid);
         } else if gid != new.gid && gid != new.sgid {
@@ -96,7 +112,7 @@ pub fn setgid(args: &Args) -> Result<u64> {
 /// setreuid(2).
 pub fn setreuid(args: &Args) -> Result<u64> {
     let (real, effective) = (args.a0() as u32, args.a1() as u32);
-    change(|who, new| {
+    change(Of::User(Change::Ids), |who, new| {
         let privileged = who.capable(Capability::Setuid);
         let old = (new.uid, new.euid, new.suid);
         if real != KEEP {
@@ -122,7 +138,7 @@ pub fn setreuid(args: &Args) -> Result<u64> {
 /// setregid(2).
 pub fn setregid(args: &Args) -> Result<u64> {
     let (real, effective) = (args.a0() as u32, args.a1() as u32);
-    change(|who, new| {
+    change(Of::Group, |who, new| {
         let privileged = who.capable(Capability::Setgid);
         let old = (new.gid, new.egid, new.sgid);
         if real != KEEP {
@@ -160,7 +176,7 @@ fn three(args: &Args) -> [u32; 3] {
 
 /// setresuid(2).
 pub fn setresuid(args: &Args) -> Result<u64> {
-    change(|who, new| {
+    change(Of::User(Change::Ids), |who, new| {
         let has = [new.uid, new.euid, new.suid];
         let privileged = who.capable(Capability::Setuid);
         [new.uid, new.euid, new.suid] = set_three(three(args), has, privileged)?;
@@ -171,7 +187,7 @@ pub fn setresuid(args: &Args) -> Result<u64> {
 
 /// setresgid(2).
 pub fn setresgid(args: &Args) -> Result<u64> {
-    change(|who, new| {
+    change(Of::Group, |who, new| {
         let has = [new.gid, new.egid, new.sgid];
         let privileged = who.capable(Capability::Setgid);
         [new.gid, new.egid, new.sgid] = set_three(three(args), has, privileged)?;
@@ -206,7 +222,7 @@ pub fn setfsuid(args: &Args) -> Result<u64> {
     let has = [old.uid, old.euid, old.suid, old.fsuid];
     let allowed = old.capable(Capability::Setuid) || has.contains(&uid);
     if uid != KEEP && allowed {
-        change(|_, new| {
+        change(Of::User(Change::FileSystem), |_, new| {
             new.fsuid = uid;
             Ok(())
         })?;
@@ -221,7 +237,7 @@ pub fn setfsgid(args: &Args) -> Result<u64> {
     let has = [old.gid, old.egid, old.sgid, old.fsgid];
     let allowed = old.capable(Capability::Setgid) || has.contains(&gid);
     if gid != KEEP && allowed {
-        change(|_, new| {
+        change(Of::Group, |_, new| {
             new.fsgid = gid;
             Ok(())
         })?;
@@ -254,7 +270,7 @@ pub fn setgroups(args: &Args) -> Result<u64> {
     }
     let mut groups: Vec<u32> = UserPtr::<u32>::new(args.a1()).read_many(count)?;
     groups.sort_unstable();
-    change(|_, new| {
+    change(Of::Groups, |_, new| {
         new.groups = groups;
         Ok(())
     })

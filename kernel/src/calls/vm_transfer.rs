@@ -58,7 +58,7 @@ fn arguments(a: &Args) -> Result<Arguments> {
         return Err(Errno::EINVAL);
     }
     let thread = find_thread(a.a0() as u32).ok_or(Errno::ESRCH)?;
-    let mm = access::memory(&thread.process, Ids::Real, Errno::EPERM)?;
+    let mm = access::memory(&thread.process, Ids::RealToAttach, Errno::EPERM)?;
     let mm = mm.ok_or(Errno::ESRCH)?;
     Ok((local, remote, mm))
 }

@@ -8,6 +8,7 @@
 pub mod epoll;
 pub mod eventfd;
 pub mod futex;
+pub mod hooks;
 pub mod pipe;
 pub mod ring;
 pub mod select;

@@ -253,6 +253,9 @@ impl Writer {
         let limit = process.fd_limit();
         let mut numbers = Vec::new();
         for file in files.0.iter().take(room) {
+            if crate::vfs::hooks::file_receive((file,)).is_err() {
+                break;
+            }
             match table.insert(file.clone(), close_on_exec, 0, limit) {
                 Ok(fd) => numbers.push(fd as i32),
                 Err(_) => break,

@@ -284,6 +284,7 @@ impl SocketFile {
 
 impl FileOps for SocketFile {
     fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
+        hooks::socket_recvmsg((self.socket.common(), 0))?;
         if sink.left() == 0 {
             return Ok(0);
         }
@@ -295,6 +296,7 @@ impl FileOps for SocketFile {
     fn write_at(&self, file: &File, _offset: u64, source: &mut Source<'_>) -> Result<usize> {
         let patience =
             self.socket.common().send_patience(file.is_nonblocking() || !source.may_wait());
+        hooks::socket_sendmsg((self.socket.common(), None))?;
         if !self.socket.is_prepared() {
             self.socket.clone().prepare_to_send()?;
         }
@@ -331,6 +333,7 @@ impl FileOps for SocketFile {
 
     fn release(&self, _file: &File) {
         self.socket.close();
+        hooks::sk_free_security((self.socket.common(),));
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -356,6 +359,7 @@ pub fn create(domain: u32, kind: u32, protocol: u32) -> Result<Arc<dyn Socket>> 
         4 | 6 | 10 => return Err(Errno::ESOCKTNOSUPPORT),
         _ => return Err(Errno::EINVAL),
     };
+    hooks::sk_alloc_security((domain,))?;
     match domain {
         raw::AF_UNIX => unix::create(kind, protocol),
         raw::AF_INET | raw::AF_INET6 => inet::create(domain, kind, protocol),

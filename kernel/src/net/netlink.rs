@@ -192,6 +192,7 @@ impl Socket for NetlinkSocket {
         if len > REQUEST_MAX {
             return Err(Errno::EMSGSIZE);
         }
+        super::hooks::netlink_send((&self.common,))?;
         let mut request = alloc::vec![0; len];
         if source.take(&mut request)? < len {
             return Err(Errno::EFAULT);

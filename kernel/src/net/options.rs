@@ -7,7 +7,7 @@ use abi::{Errno, Result, net as raw};
 use machine::uaccess;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::{BUFFER_DEFAULT, Common, RECEIVE_BUFFER_MIN, SEND_BUFFER_MIN, Socket};
+use super::{BUFFER_DEFAULT, Common, RECEIVE_BUFFER_MIN, SEND_BUFFER_MIN, Socket, hooks};
 use crate::base::time::NS_PER_SEC;
 use crate::base::user::{UserPtr, efault};
 
@@ -158,7 +158,10 @@ pub fn get(
             let peer = socket.peer_address()?.to_raw();
             put(peer.bytes())
         }
-        raw::SO_PEERSEC => Err(Errno::ENOPROTOOPT),
+        raw::SO_PEERSEC => {
+            hooks::socket_getpeersec_stream((common,))?;
+            Err(Errno::ENOPROTOOPT)
+        }
         _ => put(&get_int(socket, common, name)?.to_ne_bytes()),
     }
 }

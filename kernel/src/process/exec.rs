@@ -13,6 +13,7 @@ use formats::script::{self, Script};
 use machine::memory::{Prot, USER_END};
 
 use super::elf::{Elf, HEADER_BYTES, Mapped};
+use super::hooks;
 use crate::base::random;
 use crate::mm::{Mm, PAGE, Vma, VmaFlags};
 use crate::security::Credentials;
@@ -174,6 +175,7 @@ fn program_name(path: &[u8]) -> [u8; 16] {
 fn resolve_scripts(request: &mut Request<'_>) -> Result<(Elf, WriteDenial)> {
     let mut path = request.path.clone();
     for _ in 0..=MAX_SCRIPT_DEPTH {
+        hooks::bprm_check_security((&request.file,))?;
         let denial = WriteDenial::new(request.file.inode())?;
         let cache = request.file.ops().inode().page_cache().ok_or(Errno::EACCES)?;
         let mut start = [0u8; script::START_MAX];

@@ -12,7 +12,7 @@ use abi::general as raw;
 use super::family::{self, Life};
 use super::signal::{self, SIG_IGN, SigInfo, send};
 use super::usage::Counts;
-use super::{Process, Thread, ptrace, release_pid, upper, work};
+use super::{Process, Thread, hooks, ptrace, release_pid, upper, work};
 use crate::base::args::Args;
 use crate::base::poll::events;
 use crate::base::sched;
@@ -60,6 +60,7 @@ fn leave_process(status: i32) {
     let thread = current().to_arc();
     let process = thread.process.clone();
     thread.signals.lock().is_exiting = true;
+    hooks::task_free((&thread,));
     (upper::upper().leaves_memory)(&thread);
     machine::task::leave_space();
     super::forget_own_files();

@@ -18,13 +18,13 @@ use super::family::Family;
 use super::ptrace::{self, Event};
 use super::signal::{LAST, ProcessSignals};
 use super::upper::upper;
-use super::{Pid, Process, Thread, all_processes, allocate_pid, family, pidfd, work};
+use super::{Pid, Process, Thread, all_processes, allocate_pid, family, hooks, pidfd, work};
 use crate::base::args::Args;
 use crate::base::sched::Sleep;
 use crate::base::sync::{Mutex, WaitError, WaitQueue};
 use crate::base::user::UserPtr;
 use crate::process::current;
-use crate::security::{Capability, Limits, Resource, UNLIMITED};
+use crate::security::{Capability, Limits, Resource, UNLIMITED, subject_hooks};
 use crate::vfs::path::FsContext;
 
 /// What clone(2) and clone3(2) have in common.
@@ -204,6 +204,7 @@ fn clone_with(regs: &mut PtRegs, request: &Request) -> Result<u64> {
     if current().has_pending_signal() {
         return Err(Errno::ERESTARTNOINTR);
     }
+    hooks::task_alloc((&current(), request.flags))?;
     let event = event_of(request);
     let tid = allocate_pid()?;
     let result = create(regs, request, tid);
@@ -317,6 +318,7 @@ fn new_task(regs: &PtRegs, request: &Request, process: &Process) -> Result<Task>
 fn inherit(parent: &Thread, child: &Thread, request: &Request) {
     let flags = request.flags;
     *child.name.lock() = *parent.name.lock();
+    child.confinement.inherit(&parent.confinement);
     {
         let from = parent.signals.lock();
         let mut to = child.signals.lock();
@@ -373,6 +375,8 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
     settings.measures_cpu_time.store(has_cpu_limit, Ordering::Relaxed);
     let program = parent.program.lock().clone();
     let undo = (flags & UNDO != 0).then(|| (upper().undo_of)(parent));
+    let credentials = parent.credentials();
+    subject_hooks::cred_prepare((&credentials,))?;
     let process = Process {
         settings,
         undo: SpinLock::new(undo),
@@ -383,7 +387,7 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
         exit_signal: AtomicU32::new(exit_signal),
         creator_tid: AtomicU32::new(current().tid()),
         handlers: SpinLock::new(handlers),
-        ..Process::blank(pid, Some(mm), files, fs, parent.credentials())
+        ..Process::blank(pid, Some(mm), files, fs, credentials)
     };
     Ok(Arc::new(process))
 }

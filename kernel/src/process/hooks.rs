@@ -1,36 +1,60 @@
 //! What the policies are asked about processes (`security::hooks`), and Landlock's answers.
 
-use lsm::fold::First;
+use alloc::sync::Arc;
+use core::cell::RefCell;
 
-use crate::security::credentials::Credentials;
+use lsm::fold::{All, Collect, First, Offer, Select};
+
+use super::ptrace::access::Ids;
+use super::{Process, Thread};
 use crate::security::hooks::define_hooks;
+use crate::security::{Credentials, Resource, Subject};
+use crate::vfs::File;
+
+/// What execve(2) makes of who calls it.
+pub struct NextProgram {
+    /// Who runs the program.
+    pub credentials: Credentials,
+    /// Whether it must not trust its environment (AT_SECURE).
+    pub secure: bool,
+    /// Whether rights that the file gives count: not on a nosuid mount, and not after
+    /// PR_SET_NO_NEW_PRIVS.
+    pub may_gain: bool,
+}
 
 /// The policies that implement hooks of this part.
 mod policies {
+    pub(super) use super::super::{capability, yama};
+
     /// Whoever is restricted looks into nobody who is restricted less (landlock(7)).
     pub(super) mod landlock {
         use abi::{Errno, Result};
+        use alloc::sync::Arc;
 
         use super::super::{ptrace_access_check as access_check, ptrace_traceme as traceme};
-        use crate::security::credentials::Credentials;
+        use crate::security::landlock::Domain;
 
-        fn may_look(who: &Credentials, target: &Credentials) -> Result<()> {
-            match &who.landlock {
-                Some(domain) if !domain.is_ancestor_of(target.landlock.as_ref()) => {
-                    Err(Errno::EPERM)
-                }
+        fn may_look(who: Option<&Arc<Domain>>, target: Option<&Arc<Domain>>) -> Result<()> {
+            match who {
+                Some(domain) if !domain.is_ancestor_of(target) => Err(Errno::EPERM),
                 _ => Ok(()),
             }
         }
 
         pub(in super::super) fn ptrace_access_check(
-            (who, target): access_check::Given<'_>,
+            (who, target, _): access_check::Given<'_>,
         ) -> Result<()> {
-            may_look(who, target)
+            if who.domain.is_none() {
+                return Ok(());
+            }
+            let first = target.threads.lock().first().cloned();
+            let domain = first.and_then(|thread| thread.confinement.get());
+            may_look(who.domain.as_ref(), domain.as_ref())
         }
 
         pub(in super::super) fn ptrace_traceme((target, tracer): traceme::Given<'_>) -> Result<()> {
-            may_look(tracer, target)
+            let (tracer, target) = (tracer.confinement.get(), target.confinement.get());
+            may_look(tracer.as_ref(), target.as_ref())
         }
     }
 }

@@ -22,11 +22,13 @@ use machine::task::{Current, Task, ThreadCell};
 use crate::base;
 use crate::base::sync::{Mutex, WaitQueue};
 use crate::mm::Mm;
+use crate::security::landlock::Confinement;
 use crate::security::{Capability, Credentials, Limits, Resource, Subject};
 use crate::vfs::file::Fd;
 use crate::vfs::{FdTable, File, path::FsContext};
 
 pub mod acting;
+mod capability;
 pub mod clock;
 pub mod elf;
 pub mod exec;
@@ -46,6 +48,7 @@ pub mod timers;
 pub mod upper;
 pub mod usage;
 pub mod wait;
+pub mod yama;
 
 pub use family::{Family, Life};
 pub use signal::exception::{bad_return, user_exception};
@@ -78,6 +81,8 @@ pub struct Thread {
     pub seccomp: seccomp::Seccomp,
     /// Its part in tracing.
     pub trace: ptrace::Trace,
+    /// How far it has restricted itself.
+    pub confinement: Confinement,
     /// How restart_syscall(2) goes on with an interrupted call.
     pub restart: SpinLock<Option<restart::Restart>>,
     /// The process's descriptor table and its generation: the thread's own calls take no lock.
@@ -150,6 +155,7 @@ impl Thread {
             syscall_work: AtomicU32::new(ptrace::first_work()),
             seccomp: seccomp::Seccomp::default(),
             trace: ptrace::Trace::default(),
+            confinement: Confinement::default(),
             restart: SpinLock::new(None),
             own_files: ThreadCell::new(None),
         };
@@ -279,6 +285,8 @@ pub struct Settings {
     /// Its registrations for membarrier(2), as the commands that made them. A child has them, too;
     /// a new program has none.
     pub membarrier: AtomicU32,
+    /// PR_SET_PTRACER: who else may trace it. Not inherited.
+    pub named_tracer: SpinLock<yama::Named>,
     /// The tick has to look at timers on its CPU time, or at RLIMIT_CPU.
     pub measures_cpu_time: Arc<AtomicBool>,
 }
@@ -527,7 +535,10 @@ impl Process {
     #[inline]
     #[must_use]
     pub fn subject(&self) -> Subject {
-        Subject { pid: self.pid, credentials: self.credentials() }
+        let thread = current();
+        let is_own = core::ptr::eq(self, Arc::as_ptr(&thread.process));
+        let domain = if is_own { thread.confinement.get() } else { None };
+        Subject { pid: self.pid, credentials: self.credentials(), domain }
     }
 
     /// Replaces the credentials.

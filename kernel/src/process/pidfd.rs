@@ -94,11 +94,12 @@ pub fn pidfd_getfd(args: &Args) -> Result<u64> {
     let own = &current().process;
     let pidfd = own.files().get(args.a0() as u32)?;
     let process = process_of(&pidfd)?;
-    let file = access::inspect(&process, Ids::Real, Errno::EPERM, || {
+    let file = access::inspect(&process, Ids::RealToAttach, Errno::EPERM, || {
         if process.is_zombie.load(Ordering::Acquire) {
             return Err(Errno::ESRCH);
         }
         process.files().get(args.a1() as u32)
     })?;
+    crate::vfs::hooks::file_receive((&file,))?;
     give_file(file, true)
 }

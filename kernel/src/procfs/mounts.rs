@@ -11,6 +11,7 @@ use super::process_dir::Subject;
 use crate::base::poll::{PollTable, events};
 use crate::fs::pseudo::{Content, Text};
 use crate::vfs::chrdev::{major, minor};
+use crate::vfs::hooks;
 use crate::vfs::mount::{self, Mount};
 use crate::vfs::path::Location;
 
@@ -61,10 +62,11 @@ impl Content for Mounts {
     fn generate(&self, out: &mut Text) -> Result<()> {
         let seen = mount::all().into_iter().filter_map(|mount| {
             let top = mount.top();
-            top.is_within(&self.root).then(|| {
-                let path = top.path(&self.root);
-                (mount, path)
-            })
+            if !top.is_within(&self.root) || hooks::sb_show_options((&top,)).is_err() {
+                return None;
+            }
+            let path = top.path(&self.root);
+            Some((mount, path))
         });
         (self.show)(seen.collect(), out);
         Ok(())

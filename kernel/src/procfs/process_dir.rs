@@ -23,7 +23,7 @@ use crate::fs::pseudo::{
 use crate::mm::Mm;
 use crate::process::current;
 use crate::process::ptrace::access::{self, Ids};
-use crate::process::{Pid, Process, Thread, find_process, find_thread};
+use crate::process::{Pid, Process, Thread, find_process, find_thread, hooks};
 use crate::security::Capability;
 use crate::vfs::path::Location;
 use crate::vfs::{DirEntry, FileType};
@@ -60,8 +60,12 @@ impl Subject {
 
     /// Runs `f` if the current process may look into it; else EACCES.
     pub(super) fn inspect<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.inspect_as(Ids::File, f)
+    }
+
+    fn inspect_as<T>(&self, ids: Ids, f: impl FnOnce() -> Result<T>) -> Result<T> {
         self.check_alive()?;
-        access::inspect(&self.process, Ids::File, Errno::EACCES, f)
+        access::inspect(&self.process, ids, Errno::EACCES, f)
     }
 
     /// The address space it has now, weakly: what is bound to it does not keep it.
@@ -86,12 +90,14 @@ enum Kind {
     /// A file about the process as it is at each read; ESRCH once it has been waited for.
     Now(Show),
     /// The same, for those who may look into the process then. Others get this error.
-    Inspected(Errno, Show),
+    Inspected(Ids, Errno, Show),
     /// The same, with writing.
     Setting(Show, Store),
     /// A file about the address space that the process has when it is opened, by somebody who may
     /// look into the process then (EACCES). An exec does not take it along to the new program.
     Space(Bind),
+    /// The same, of a file by which the process can be taken over.
+    Memory(Bind),
     /// A file about something else that the process has when it is opened, for everybody.
     Bound(Bind),
     /// A magic link, for those who may look into the process when they follow or read it.
@@ -107,6 +113,7 @@ type Row = (&'static str, u32, Kind);
 /// answers.
 #[rustfmt::skip]
 static ENTRIES: &[Row] = &[
+    ("attr",          0o555, Kind::Directory(|subject| Box::new(Entries(subject, ATTRIBUTES)))),
     ("auxv",          0o400, Kind::Space(status::auxv)),
     ("cgroup",        0o444, Kind::Now(cgroup)),
     ("children",      0o444, Kind::Now(status::children)),
@@ -117,11 +124,11 @@ static ENTRIES: &[Row] = &[
     ("exe",           0o777, Kind::Link(fds::exe)),
     ("fd",            0o500, Kind::Directory(fds::directory)),
     ("fdinfo",        0o555, Kind::Directory(fds::info_directory)),
-    ("io",            0o400, Kind::Inspected(Errno::EACCES, status::io)),
+    ("io",            0o400, Kind::Inspected(Ids::File, Errno::EACCES, status::io)),
     ("limits",        0o444, Kind::Now(status::limits)),
     ("map_files",     0o500, Kind::Directory(map_files::directory)),
     ("maps",          0o444, Kind::Space(maps::maps)),
-    ("mem",           0o600, Kind::Space(memory::open)),
+    ("mem",           0o600, Kind::Memory(memory::open)),
     ("mountinfo",     0o444, Kind::Bound(|subject| mounts::open(&subject, mounts::mountinfo))),
     ("mounts",        0o444, Kind::Bound(|subject| mounts::open(&subject, mounts::mounts))),
     ("net",           0o555, Kind::Directory(|_| Box::new(StaticListing(net::TABLE)))),
@@ -130,7 +137,7 @@ static ENTRIES: &[Row] = &[
     ("oom_score",     0o444, Kind::Now(oom_score)),
     ("oom_score_adj", 0o644, Kind::Setting(oom_score_adj, set_oom_score_adj)),
     ("pagemap",       0o400, Kind::Space(pagemap::open)),
-    ("personality",   0o400, Kind::Inspected(Errno::EPERM, status::personality)),
+    ("personality",   0o400, Kind::Inspected(Ids::FileToAttach, Errno::EPERM, status::personality)),
     ("root",          0o777, Kind::Link(fds::root)),
     ("sched",         0o644, Kind::Now(status::sched)),
     ("schedstat",     0o444, Kind::Now(status::schedstat)),
@@ -142,6 +149,34 @@ static ENTRIES: &[Row] = &[
     ("task",          0o555, Kind::Directory(tasks)),
     ("wchan",         0o444, Kind::Now(wchan)),
 ];
+
+macro_rules! attribute {
+    ($name:literal) => {
+        Kind::Setting(|s, _| attribute(s, $name), |s, data| set_attribute(s, $name, data))
+    };
+}
+
+/// What policies say of a process, each for the policies that know the attribute: /proc/PID/attr.
+static ATTRIBUTES: &[Row] = &[
+    ("current", 0o666, attribute!(b"current")),
+    ("exec", 0o666, attribute!(b"exec")),
+    ("fscreate", 0o666, attribute!(b"fscreate")),
+    ("keycreate", 0o666, attribute!(b"keycreate")),
+    ("prev", 0o444, Kind::Now(|subject, _| attribute(subject, b"prev"))),
+    ("sockcreate", 0o666, attribute!(b"sockcreate")),
+];
+
+fn attribute(subject: &Subject, name: &[u8]) -> Result<()> {
+    // The policies of this kernel label no process: there is no text to get.
+    hooks::getprocattr((0, &subject.process, name)).map(|_| ())
+}
+
+fn set_attribute(subject: &Subject, name: &[u8], data: &[u8]) -> Result<()> {
+    if !subject.process.is_current() {
+        return Err(Errno::EACCES);
+    }
+    hooks::setprocattr((0, name, data)).map(|_| ())
+}
 
 /// The directory of a process; also of a thread, which is not listed but found.
 pub(super) fn process_directory(top: &PseudoInode, pid: Pid) -> Result<Arc<PseudoInode>> {
@@ -155,7 +190,7 @@ pub(super) fn process_directory(top: &PseudoInode, pid: Pid) -> Result<Arc<Pseud
 }
 
 fn subject_directory(parent: &PseudoInode, name: &[u8], subject: Subject) -> Arc<PseudoInode> {
-    let body = Body::Directory(Box::new(Entries(subject.clone())));
+    let body = Body::Directory(Box::new(Entries(subject.clone(), ENTRIES)));
     object(parent, name, 0o555, &subject, body)
 }
 
@@ -178,10 +213,11 @@ pub(super) fn object(
     body: Body,
 ) -> Arc<PseudoInode> {
     let owner = owner(subject, mode, body.file_type());
+    hooks::task_to_inode((&subject.process,));
     PseudoInode::new(directory.fs(), directory.child_number(name), mode, owner, body)
 }
 
-struct Entries(Subject);
+struct Entries(Subject, &'static [Row]);
 
 impl Entries {
     /// Processes have threads, threads have the children that they made.
@@ -207,12 +243,15 @@ impl Kind {
         let shown = |show, store, denial| {
             Body::File(Box::new(Shown { subject: subject.clone(), show, store, denial }))
         };
+        let unbound =
+            |bind, ids| Body::File(Box::new(Unbound { subject: subject.clone(), bind, ids }));
         match *self {
             Kind::Now(show) => shown(show, None, None),
-            Kind::Inspected(denial, show) => shown(show, None, Some(denial)),
+            Kind::Inspected(ids, denial, show) => shown(show, None, Some((ids, denial))),
             Kind::Setting(show, store) => shown(show, Some(store), None),
-            Kind::Space(bind) => Body::File(Box::new(Unbound { subject, bind, inspected: true })),
-            Kind::Bound(bind) => Body::File(Box::new(Unbound { subject, bind, inspected: false })),
+            Kind::Space(bind) => unbound(bind, Some(Ids::File)),
+            Kind::Memory(bind) => unbound(bind, Some(Ids::FileToAttach)),
+            Kind::Bound(bind) => unbound(bind, None),
             Kind::Link(follow) => Body::Link(Box::new(Link { subject, follow })),
             Kind::Directory(make) => Body::Directory(make(subject)),
         }
@@ -221,12 +260,12 @@ impl Kind {
 
 impl Listing for Entries {
     fn process(&self) -> Option<&Arc<Process>> {
-        self.0.thread.is_none().then_some(&self.0.process)
+        (self.0.thread.is_none() && core::ptr::eq(self.1, ENTRIES)).then_some(&self.0.process)
     }
 
     fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
         self.0.check_exists()?;
-        let entry = ENTRIES.iter().find(|(known, ..)| known.as_bytes() == name);
+        let entry = self.1.iter().find(|(known, ..)| known.as_bytes() == name);
         let (known, mode, kind) = entry.ok_or(Errno::ENOENT)?;
         if !self.shows(known) {
             return Err(Errno::ENOENT);
@@ -236,7 +275,7 @@ impl Listing for Entries {
 
     fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
         self.0.check_exists()?;
-        let entries = ENTRIES.iter().enumerate().skip(from as usize);
+        let entries = self.1.iter().enumerate().skip(from as usize);
         Ok(entries
             .filter(|(_, (name, ..))| self.shows(name))
             .take(max)
@@ -256,14 +295,14 @@ struct Shown {
     show: Show,
     store: Option<Store>,
     /// What those get who may not look into the process, if it is not for everybody.
-    denial: Option<Errno>,
+    denial: Option<(Ids, Errno)>,
 }
 
 impl Content for Shown {
     fn generate(&self, out: &mut Text) -> Result<()> {
         self.subject.check_alive()?;
         match self.denial {
-            Some(denial) => access::inspect(&self.subject.process, Ids::File, denial, || {
+            Some((ids, denial)) => access::inspect(&self.subject.process, ids, denial, || {
                 (self.show)(&self.subject, out)
             }),
             None => (self.show)(&self.subject, out),
@@ -280,13 +319,17 @@ impl Content for Shown {
 struct Unbound {
     subject: Subject,
     bind: Bind,
-    inspected: bool,
+    /// How the caller must be able to look into the process, if it must.
+    ids: Option<Ids>,
 }
 
 impl Content for Unbound {
     fn open(&self) -> Result<Option<Box<dyn Content>>> {
         let bind = || (self.bind)(self.subject.clone());
-        if self.inspected { self.subject.inspect(bind).map(Some) } else { bind().map(Some) }
+        match self.ids {
+            Some(ids) => self.subject.inspect_as(ids, bind).map(Some),
+            None => bind().map(Some),
+        }
     }
 
     fn generate(&self, _: &mut Text) -> Result<()> {

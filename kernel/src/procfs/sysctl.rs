@@ -62,7 +62,11 @@ static KERNEL: &[(&str, Static)] = &[
     ("threads-max", says!("{}", process::THREADS_MAX)),
     ("unprivileged_bpf_disabled", says!("2")),
     ("version", says!("{}", identity::VERSION)),
+    ("yama", Static::Directory(YAMA)),
 ];
+
+static YAMA: &[(&str, Static)] =
+    &[("ptrace_scope", Static::Setting(ptrace_scope, set_ptrace_scope))];
 
 static SECCOMP: &[(&str, Static)] = &[("actions_avail", says!("{}", process::seccomp::ACTIONS))];
 
@@ -158,6 +162,15 @@ fn set_schedstats(data: &[u8]) -> Result<()> {
         value @ 0..=1 => crate::base::schedstats::set(value == 1),
         _ => Err(Errno::EINVAL),
     }
+}
+
+fn ptrace_scope(out: &mut Text) -> Result<()> {
+    writeln!(out, "{}", process::yama::scope() as u32);
+    Ok(())
+}
+
+fn set_ptrace_scope(data: &[u8]) -> Result<()> {
+    process::yama::set_scope(parse_number(data)?)
 }
 
 fn zero(out: &mut Text) -> Result<()> {

@@ -13,10 +13,12 @@ use abi::{Errno, Result};
 use machine::cpu::{MAX_CPUS, cpu_count};
 
 use crate::fs::pseudo::{
-    Body, Content, Listing, PseudoFs, PseudoInode, Static, StaticListing, Text,
+    Body, Content, Listing, PseudoFs, PseudoInode, Static, StaticListing, Text, parse_number,
 };
 use crate::mm::huge;
 use crate::net::inet::interface;
+use crate::process::current;
+use crate::security::{self, Capability};
 use crate::vfs::{DirEntry, FileType};
 
 /// SYSFS_MAGIC (statfs(2)).
@@ -96,8 +98,41 @@ static KERNEL: &[(&str, Static)] = &[
             ]),
         )]),
     ),
-    ("security", Static::Directory(EMPTY)),
+    ("security", Static::Directory(SECURITY)),
 ];
+
+/// What Linux has in a file system of its own, securityfs; `hooks` is Limen's.
+static SECURITY: &[(&str, Static)] =
+    &[("hooks", Static::Setting(hooks, set_tally)), ("lsm", Static::File(policies))];
+
+/// The policies that are on, first asked first. As on Linux no newline ends the list.
+fn policies(out: &mut Text) -> Result<()> {
+    for (index, policy) in security::hooks::order().policies().enumerate() {
+        write!(out, "{}{}", if index > 0 { "," } else { "" }, policy.name);
+    }
+    Ok(())
+}
+
+/// One line for each hook: its name, how often it was called since the tally was switched on, its
+/// rule, and the policies that implement it.
+fn hooks(out: &mut Text) -> Result<()> {
+    for (index, hook) in lsm::table::HOOKS.iter().enumerate() {
+        let calls = security::hooks::calls(index);
+        writeln!(out, "{} {calls} {} {}", hook.name, hook.rule(), hook.policies.join(","));
+    }
+    Ok(())
+}
+
+/// `1` counts all calls of hooks from now on, `0` ends it.
+fn set_tally(data: &[u8]) -> Result<()> {
+    if !current().process.subject().capable(Capability::SysAdmin) {
+        return Err(Errno::EPERM);
+    }
+    match parse_number::<u32>(data)? {
+        value @ 0..=1 => security::hooks::set_tally(value == 1),
+        _ => Err(Errno::EINVAL),
+    }
+}
 
 /// Files of the directory of all CPUs.
 static CPUS: &[(&str, Static)] = &[

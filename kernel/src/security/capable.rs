@@ -1,12 +1,12 @@
 //! Capabilities (capabilities(7)): their names, and the one question about them.
 //!
-//! A capability is asked for with [`capable`], and nowhere else: what security modules have to say
-//! about it belongs there. Whoever asks gives the [`Subject`](super::Subject) that acts, which is
+//! A capability is asked for with [`capable`], and nowhere else: it is a hook, which the policy
+//! `capability` answers. Whoever asks gives the [`Subject`](super::Subject) that acts, which is
 //! taken once, at the edge of a call.
 
 use abi::general as raw;
 
-use super::Subject;
+use super::{Subject, subject_hooks};
 
 /// A set of capabilities: bit n is the one with number n.
 pub type CapabilitySet = u64;
@@ -101,5 +101,5 @@ impl Capability {
 #[inline]
 #[must_use]
 pub fn capable(who: &Subject, capability: Capability) -> bool {
-    who.credentials.has(capability)
+    subject_hooks::capable((who, capability)).is_ok()
 }

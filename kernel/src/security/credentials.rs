@@ -1,11 +1,9 @@
 //! Who a process is: user and group ids, and capabilities. The calls that read and change them are
 //! in `user_ids` and `capabilities`.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::capable::{ALL_CAPABILITIES, Capability, CapabilitySet};
-use super::landlock::Domain;
 
 /// User and group ids, and capabilities (credentials(7), capabilities(7)).
 #[derive(Clone, Debug)]
@@ -28,8 +26,6 @@ pub struct Credentials {
     pub ambient: CapabilitySet,
     /// PR_SET_SECUREBITS.
     pub securebits: u32,
-    /// How far it has restricted itself (landlock(7)).
-    pub landlock: Option<Arc<Domain>>,
 }
 
 impl Credentials {
@@ -59,7 +55,6 @@ impl Credentials {
             bounding: ALL_CAPABILITIES,
             ambient: 0,
             securebits: 0,
-            landlock: None,
         }
     }
 
@@ -67,7 +62,7 @@ impl Credentials {
     /// [`capable`](super::capable::capable).
     #[inline]
     #[must_use]
-    pub(super) fn has(&self, capability: Capability) -> bool {
+    pub fn has(&self, capability: Capability) -> bool {
         self.effective & capability.bit() != 0
     }
 
@@ -75,5 +70,11 @@ impl Credentials {
     #[must_use]
     pub fn in_group(&self, gid: u32) -> bool {
         self.fsgid == gid || self.groups.contains(&gid)
+    }
+}
+
+impl Drop for Credentials {
+    fn drop(&mut self) {
+        super::subject_hooks::cred_free((self,));
     }
 }

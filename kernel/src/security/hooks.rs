@@ -5,15 +5,19 @@
 //! policy itself when one does, a chain of direct calls when more do. Which policies are on and in
 //! which order `lsm=` says at boot ([`init`]); then the calls are sealed. Policies that nobody uses
 //! yet are detached, and cost what no policy costs, until [`attach`]: only this module can do that,
-//! there is no way to detach them again, and none at all for policies that are not attachable.
+//! there is no way to detach them again, and none at all for policies that are not attachable. The
+//! tally alone, which refuses nothing, comes and goes ([`set_tally`]).
 //!
 //! Locks: `STATE` sleeps and is outermost.
 
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result};
 use formats::params;
+use lsm::fold::{All, Collect, First, Fold, Offer, Select};
 use lsm::order::{Odd, Order};
+use lsm::table::HOOKS_COUNT;
 use machine::static_call::{self, Attacher, Binding, NotBound};
 use machine::sync::Once;
 
@@ -34,7 +38,9 @@ static STATE: Mutex<State> = Mutex::new(State { binders: Vec::new(), attached: 0
 static ORDER: Once<Order> = Once::new();
 
 /// Policies that are detached until somebody uses them.
-pub const ATTACHABLE: u32 = 1 << lsm::table::policy("landlock");
+pub const ATTACHABLE: u32 = 1 << lsm::table::policy("landlock")
+    | 1 << lsm::table::policy("profile")
+    | 1 << lsm::table::policy(lsm::order::TALLY);
 
 /// The policies that are on; none before [`init`].
 pub fn order() -> Order {
@@ -92,12 +98,19 @@ fn bind_all(
 /// # Errors
 /// EOPNOTSUPP if the policy is off; ENOMEM.
 pub fn attach(policy: usize) -> Result<()> {
+    set_attached(policy, true)
+}
+
+/// As [`attach`]; with `on` false the policy is not asked any more. No policy that refuses anything
+/// is ever given to that: see [`set_tally`].
+fn set_attached(policy: usize, on: bool) -> Result<()> {
     let order = order();
     if !order.has(policy) {
         return Err(Errno::EOPNOTSUPP);
     }
     let mut state = STATE.lock();
-    let attached = state.attached | 1 << policy;
+    let others = state.attached & !(1 << policy);
+    let attached = others | u32::from(on) << policy;
     if attached == state.attached {
         return Ok(());
     }
@@ -126,24 +139,106 @@ pub const fn attachable(policies: &[usize]) -> u32 {
     mask
 }
 
-/// A policy's answer as a hook returns it.
-#[inline(always)]
-pub fn to_word(result: Result<()>) -> i32 {
-    match result {
-        Ok(()) => 0,
-        Err(errno) => -errno.number(),
+/// What a policy's function returns, as a hook's callee returns it.
+pub trait Verdict {
+    /// The callee's answer.
+    type Word;
+    /// See there.
+    fn word(self) -> Self::Word;
+}
+
+impl Verdict for () {
+    type Word = ();
+    #[inline(always)]
+    fn word(self) {}
+}
+
+impl Verdict for Result<()> {
+    type Word = i32;
+    #[inline(always)]
+    fn word(self) -> i32 {
+        match self {
+            Ok(()) => 0,
+            Err(errno) => -errno.number(),
+        }
     }
 }
 
-/// A hook's answer. Policies answer with errors below 4096.
-#[inline(always)]
-pub fn from_word(word: i32) -> Result<()> {
-    if word == 0 { Ok(()) } else { refused(word) }
+impl Verdict for Result<u32> {
+    type Word = i32;
+    #[inline(always)]
+    fn word(self) -> i32 {
+        match self {
+            Ok(number) => number as i32,
+            Err(errno) => -errno.number(),
+        }
+    }
 }
 
+/// How a hook with a rule tells its caller the answer: a refusal or not, a number, or nothing.
+pub trait Ruling: Fold {
+    /// What the caller gets.
+    type Said;
+    /// From the last word. Policies answer with errors below 4096.
+    fn said(answer: Self::Answer) -> Self::Said;
+}
+
+impl<const DEFAULT: i32> Ruling for First<DEFAULT> {
+    type Said = Result<()>;
+    #[inline(always)]
+    fn said(answer: i32) -> Result<()> {
+        if answer == 0 { Ok(()) } else { Err(refused(answer)) }
+    }
+}
+
+impl Ruling for All {
+    type Said = ();
+    #[inline(always)]
+    fn said((): ()) {}
+}
+
+macro_rules! numbers {
+    ($($rule:ident)*) => {$(
+        impl<const DEFAULT: i32> Ruling for $rule<DEFAULT> {
+            type Said = Result<u32>;
+            #[inline(always)]
+            fn said(answer: i32) -> Result<u32> {
+                u32::try_from(Self::settle(answer)).map_err(|_| refused(Self::settle(answer)))
+            }
+        }
+    )*};
+}
+numbers!(Offer Collect Select);
+
 #[cold]
-fn refused(word: i32) -> Result<()> {
-    Err(Errno::new(word.unsigned_abs()))
+fn refused(word: i32) -> Errno {
+    Errno::new(word.unsigned_abs())
+}
+
+/// How often each hook was called while the tally was attached.
+static CALLS: [AtomicU64; HOOKS_COUNT] = [const { AtomicU64::new(0) }; HOOKS_COUNT];
+
+/// The tally's part in a hook.
+pub fn count(hook: usize) {
+    CALLS[hook].fetch_add(1, Ordering::Relaxed);
+}
+
+/// How often a hook was called.
+#[must_use]
+pub fn calls(hook: usize) -> u64 {
+    CALLS.get(hook).map_or(0, |calls| calls.load(Ordering::Relaxed))
+}
+
+/// Begins to count, from 0, or ends it: then hooks cost what they cost before.
+///
+/// # Errors
+/// EOPNOTSUPP if `lsm=` does not name the tally; ENOMEM.
+pub fn set_tally(on: bool) -> Result<()> {
+    let policy = const { lsm::table::policy(lsm::order::TALLY) };
+    if on {
+        CALLS.iter().for_each(|calls| calls.store(0, Ordering::Relaxed));
+    }
+    set_attached(policy, on)
 }
 
 /// Makes a part of `lsm::table` callable; a policy `p` implements hook `h` as `p::h`, a function of
@@ -159,28 +254,70 @@ macro_rules! define_hooks {
                 pub type Given<'a> = ($($type,)*);
                 /// The static call.
                 pub struct Hook;
+                type Answer = <$rule as lsm::fold::Fold>::Answer;
                 /// The policies of its callees.
-                pub const POLICIES: &[usize] = &[$(lsm::table::policy(stringify!($policy))),*];
+                pub const POLICIES: &[usize] = &[
+                    $(lsm::table::policy(stringify!($policy)),)*
+                    lsm::table::policy(lsm::order::TALLY),
+                    #[cfg(feature = "hooks-bench")]
+                    lsm::table::policy("allow1"),
+                    #[cfg(feature = "hooks-bench")]
+                    lsm::table::policy("allow2"),
+                    #[cfg(feature = "hooks-bench")]
+                    lsm::table::policy("allow3"),
+                    #[cfg(feature = "hooks-bench")]
+                    lsm::table::policy("allow4"),
+                ];
 
                 impl machine::static_call::StaticCall for Hook {
                     type Args<'a> = Given<'a>;
                     type Fold = $rule;
-                    const CALLEES: &'static [machine::static_call::Callee<Self>] = &[$($policy),*];
+                    const CALLEES: &'static [machine::static_call::Callee<Self>] = &[
+                        $($policy,)*
+                        tally,
+                        #[cfg(feature = "hooks-bench")]
+                        allow::<1>,
+                        #[cfg(feature = "hooks-bench")]
+                        allow::<2>,
+                        #[cfg(feature = "hooks-bench")]
+                        allow::<3>,
+                        #[cfg(feature = "hooks-bench")]
+                        allow::<4>,
+                    ];
                     const ATTACHABLE: u32 = $crate::security::hooks::attachable(POLICIES);
+                    #[cfg(feature = "hooks-list")]
+                    fn list() -> &'static machine::static_call::List {
+                        static LIST: machine::static_call::List =
+                            machine::static_call::List::new();
+                        &LIST
+                    }
                 }
 
                 $(
-                    extern "C" fn $policy(given: &Given<'_>) -> i32 {
-                        $crate::security::hooks::to_word(super::policies::$policy::$hook(*given))
+                    extern "C" fn $policy(given: &Given<'_>) -> Answer {
+                        use $crate::security::hooks::Verdict;
+                        super::policies::$policy::$hook(*given).word()
                     }
                 )*
+
+                #[cfg(feature = "hooks-bench")]
+                extern "C" fn allow<const N: usize>(_: &Given<'_>) -> Answer {
+                    <$rule as lsm::fold::Fold>::NEUTRAL
+                }
+
+                extern "C" fn tally(_: &Given<'_>) -> Answer {
+                    $crate::security::hooks::count(const { lsm::table::hook(stringify!($hook)) });
+                    <$rule as lsm::fold::Fold>::NEUTRAL
+                }
             }
 
             $(#[$doc])*
             #[inline(always)]
-            pub fn $hook(given: $hook::Given<'_>) -> abi::Result<()> {
-                let answer = machine::static_call::call::<$hook::Hook>(&given);
-                $crate::security::hooks::from_word(answer)
+            pub fn $hook(
+                given: $hook::Given<'_>,
+            ) -> <$rule as $crate::security::hooks::Ruling>::Said {
+                use $crate::security::hooks::Ruling;
+                <$rule>::said(machine::static_call::ask::<$hook::Hook>(&given))
             }
         )*
 
@@ -189,7 +326,7 @@ macro_rules! define_hooks {
             binding: &mut machine::static_call::Binding,
             order: &lsm::order::Order,
             attached: &dyn Fn(usize) -> bool,
-        ) -> Result<(), machine::static_call::NotBound> {
+        ) -> core::result::Result<(), machine::static_call::NotBound> {
             use machine::static_call::CALLEES_MAX;
             $(
                 let (places, used) = lsm::order::places::<CALLEES_MAX>(

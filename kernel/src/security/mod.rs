@@ -1,15 +1,19 @@
 //! Who may do what: the subject of a decision, and what decides.
 //!
 //! `subject`: who acts. `credentials`: its ids and capability sets. `capable`: the one question
-//! about a capability. `limits`: what a process may use.
+//! about a capability. `limits`: what a process may use. `hooks`: how policies are asked, and
+//! `subject_hooks` what they are asked about who acts.
 
 pub mod acting;
+pub mod capability;
 pub mod capable;
 pub mod credentials;
 pub mod hooks;
 pub mod landlock;
 pub mod limits;
+pub mod profile;
 pub mod subject;
+pub mod subject_hooks;
 
 pub use capable::{ALL_CAPABILITIES, Capability, CapabilitySet, capable};
 pub use credentials::Credentials;

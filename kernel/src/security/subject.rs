@@ -11,6 +11,7 @@ use core::ops::Deref;
 
 use super::Credentials;
 use super::capable::{Capability, capable};
+use super::landlock::Domain;
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -19,6 +20,8 @@ pub struct Subject {
     pub pid: u32,
     /// Ids and capability sets.
     pub credentials: Arc<Credentials>,
+    /// How far the thread that acts has restricted itself (landlock(7)).
+    pub domain: Option<Arc<Domain>>,
 }
 
 /// Ids and sets are read as the subject's own.
@@ -34,7 +37,7 @@ impl Subject {
     /// The kernel itself.
     #[must_use]
     pub fn kernel() -> Subject {
-        Subject { pid: 0, credentials: Arc::new(Credentials::root()) }
+        Subject { pid: 0, credentials: Arc::new(Credentials::root()), domain: None }
     }
 
     /// [`capable`].
@@ -47,6 +50,6 @@ impl Subject {
     /// The same process with other credentials: access(2), and calls that try a change first.
     #[must_use]
     pub fn with(&self, credentials: Credentials) -> Subject {
-        Subject { pid: self.pid, credentials: Arc::new(credentials) }
+        Subject { pid: self.pid, credentials: Arc::new(credentials), domain: self.domain.clone() }
     }
 }

@@ -13,7 +13,7 @@ use machine::sync::SpinLock;
 
 use super::path::Location;
 use super::permission::drop_privileges;
-use super::{FileOps, Inode, inotify, locks};
+use super::{FileOps, Inode, hooks, inotify, locks};
 use crate::base::sync::Mutex;
 use crate::security::acting;
 use crate::security::credentials::Credentials;
@@ -214,6 +214,7 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
+        hooks::file_release((self,));
         let ops = self.ops.clone();
         for watcher in core::mem::take(self.watchers.get_mut()) {
             if let Some(watcher) = watcher.upgrade() {

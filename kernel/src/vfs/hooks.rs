@@ -3,12 +3,12 @@
 use core::cell::Cell;
 
 use alloc::sync::Arc;
-use lsm::fold::First;
+use lsm::fold::{All, Collect, First};
 
 use super::dentry::Dentry;
 use super::path::{Context, Location};
-use super::{File, FileType};
-use crate::security::credentials::Credentials;
+use super::{File, FileType, Inode, SetAttributes};
+use crate::security::Subject;
 use crate::security::hooks::define_hooks;
 
 /// Among the flags of [`file_open`]: the file is opened to be executed. No flag of open(2).
@@ -26,11 +26,13 @@ pub struct Rename<'a> {
     pub replaced: Option<&'a Arc<Dentry>>,
     /// Whether that gets the old name.
     pub exchange: bool,
+    /// The old name and the new one.
+    pub names: (&'a [u8], &'a [u8]),
 }
 
 /// The policies that implement hooks of this part.
 mod policies {
-    pub(super) use super::super::landlock;
+    pub(super) use super::super::{capability, landlock, profile};
 }
 
 lsm::vfs_hooks!(define_hooks);

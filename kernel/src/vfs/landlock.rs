@@ -13,7 +13,7 @@ use super::FileType;
 use super::dentry::Dentry;
 use super::hooks::{self, EXEC, Rename};
 use super::path::Location;
-use crate::security::credentials::Credentials;
+use crate::security::Subject;
 use crate::security::landlock::Domain;
 
 /// What an object is known by while a rule holds its dentry.
@@ -49,8 +49,8 @@ fn granted(domain: &Domain, place: &Location, enough: u64) -> Result<Option<Gran
 }
 
 /// EACCES unless all of `wanted` is granted at a place.
-fn check(credentials: &Credentials, place: &Location, wanted: u64) -> Result<()> {
-    let Some(domain) = &credentials.landlock else { return Ok(()) };
+fn check(who: &Subject, place: &Location, wanted: u64) -> Result<()> {
+    let Some(domain) = &who.domain else { return Ok(()) };
     if !domain.handles(wanted) {
         return Ok(());
     }
@@ -61,7 +61,7 @@ fn check(credentials: &Credentials, place: &Location, wanted: u64) -> Result<()>
 }
 
 pub(super) fn file_open((context, place, flags, grant): hooks::file_open::Given<'_>) -> Result<()> {
-    let Some(domain) = &context.subject.landlock else { return Ok(()) };
+    let Some(domain) = &context.subject.domain else { return Ok(()) };
     if flags & raw::O_PATH != 0 {
         return Ok(());
     }
@@ -137,28 +137,28 @@ const fn remove(is_directory: bool) -> u64 {
     if is_directory { fs::REMOVE_DIR } else { fs::REMOVE_FILE }
 }
 
-pub(super) fn path_mknod((who, directory, kind): hooks::path_mknod::Given<'_>) -> Result<()> {
-    check(&who.subject.credentials, directory, make(kind))
+pub(super) fn path_mknod((who, directory, _, kind): hooks::path_mknod::Given<'_>) -> Result<()> {
+    check(&who.subject, directory, make(kind))
 }
 
-pub(super) fn path_mkdir((who, directory): hooks::path_mkdir::Given<'_>) -> Result<()> {
-    check(&who.subject.credentials, directory, fs::MAKE_DIR)
+pub(super) fn path_mkdir((who, directory, _): hooks::path_mkdir::Given<'_>) -> Result<()> {
+    check(&who.subject, directory, fs::MAKE_DIR)
 }
 
-pub(super) fn path_symlink((who, directory): hooks::path_symlink::Given<'_>) -> Result<()> {
-    check(&who.subject.credentials, directory, fs::MAKE_SYM)
+pub(super) fn path_symlink((who, directory, _): hooks::path_symlink::Given<'_>) -> Result<()> {
+    check(&who.subject, directory, fs::MAKE_SYM)
 }
 
-pub(super) fn path_unlink((who, directory): hooks::path_unlink::Given<'_>) -> Result<()> {
-    check(&who.subject.credentials, directory, fs::REMOVE_FILE)
+pub(super) fn path_unlink((who, directory, _): hooks::path_unlink::Given<'_>) -> Result<()> {
+    check(&who.subject, directory, fs::REMOVE_FILE)
 }
 
-pub(super) fn path_rmdir((who, directory): hooks::path_rmdir::Given<'_>) -> Result<()> {
-    check(&who.subject.credentials, directory, fs::REMOVE_DIR)
+pub(super) fn path_rmdir((who, directory, _): hooks::path_rmdir::Given<'_>) -> Result<()> {
+    check(&who.subject, directory, fs::REMOVE_DIR)
 }
 
 pub(super) fn path_truncate((who, place): hooks::path_truncate::Given<'_>) -> Result<()> {
-    check(&who.subject.credentials, place, fs::TRUNCATE)
+    check(&who.subject, place, fs::TRUNCATE)
 }
 
 /// A change between two directories.
@@ -188,13 +188,13 @@ fn check_change(domain: &Domain, change: &Change<'_>) -> Result<()> {
     })
 }
 
-pub(super) fn path_link((who, object, to): hooks::path_link::Given<'_>) -> Result<()> {
-    let Some(domain) = &who.subject.landlock else { return Ok(()) };
+pub(super) fn path_link((who, object, to, _): hooks::path_link::Given<'_>) -> Result<()> {
+    let Some(domain) = &who.subject.domain else { return Ok(()) };
     let wanted = make(object.file_type());
     let parent = object.dentry.parent();
-    let Some(parent) = parent else { return check(&who.subject.credentials, to, wanted) };
+    let Some(parent) = parent else { return check(&who.subject, to, wanted) };
     if Arc::ptr_eq(&parent, &to.dentry) {
-        return check(&who.subject.credentials, to, wanted);
+        return check(&who.subject, to, wanted);
     }
     if !domain.handles(wanted | fs::REFER) {
         return Ok(());
@@ -205,8 +205,8 @@ pub(super) fn path_link((who, object, to): hooks::path_link::Given<'_>) -> Resul
 }
 
 pub(super) fn path_rename((who, rename): hooks::path_rename::Given<'_>) -> Result<()> {
-    let Some(domain) = &who.subject.landlock else { return Ok(()) };
-    let Rename { from, moved, to, replaced, exchange } = *rename;
+    let Some(domain) = &who.subject.domain else { return Ok(()) };
+    let Rename { from, moved, to, replaced, exchange, .. } = *rename;
     let mut there = make(moved.kind());
     if let Some(replaced) = replaced {
         there |= remove(replaced.is_directory());
@@ -217,7 +217,7 @@ pub(super) fn path_rename((who, rename): hooks::path_rename::Given<'_>) -> Resul
         here |= make(back.kind());
     }
     if Arc::ptr_eq(&from.dentry, &to.dentry) {
-        return check(&who.subject.credentials, to, here | there);
+        return check(&who.subject, to, here | there);
     }
     if !domain.handles(here | there | fs::REFER) {
         return Ok(());
@@ -226,8 +226,8 @@ pub(super) fn path_rename((who, rename): hooks::path_rename::Given<'_>) -> Resul
 }
 
 /// EPERM for whoever is restricted in what they do with files: mounts would undo it.
-fn check_mounts(who: &Credentials) -> Result<()> {
-    let restricted = who.landlock.as_ref().is_some_and(|domain| domain.handles_files());
+fn check_mounts(who: &Subject) -> Result<()> {
+    let restricted = who.domain.as_ref().is_some_and(|domain| domain.handles_files());
     if restricted { Err(Errno::EPERM) } else { Ok(()) }
 }
 

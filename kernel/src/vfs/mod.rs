@@ -20,6 +20,7 @@ use crate::base::poll::{PollTable, events};
 use crate::vfs::page_cache::PageCache;
 
 pub mod anon;
+pub(crate) mod capability;
 pub mod chrdev;
 pub mod dentry;
 pub mod deny_write;
@@ -35,6 +36,7 @@ pub mod page_cache;
 pub mod path;
 pub mod path_file;
 pub mod permission;
+pub mod profile;
 pub mod state;
 
 pub use file::{Fd, FdTable, File};

@@ -14,7 +14,7 @@ use super::hooks::{self, Rename};
 use super::inotify;
 use super::path::{self, Context, Location, Walk, child_locked};
 use super::permission::{self, EXECUTE, WRITE};
-use super::{FileType, NewObject};
+use super::{FileType, Inode, NewObject};
 use crate::base::sync::MutexGuard;
 use crate::security::Capability;
 
@@ -54,13 +54,17 @@ pub fn make(context: &Context, dirfd: i32, path: &[u8], what: &Make<'_>) -> Resu
     }
     walk.at.mount.check_writable()?;
     match what.file_type {
-        FileType::Directory => hooks::path_mkdir((context, &walk.at))?,
-        FileType::Symlink => hooks::path_symlink((context, &walk.at))?,
-        kind => hooks::path_mknod((context, &walk.at, kind))?,
+        FileType::Directory => hooks::path_mkdir((context, &walk.at, name))?,
+        FileType::Symlink => hooks::path_symlink((context, &walk.at, name))?,
+        kind => hooks::path_mknod((context, &walk.at, name, kind))?,
     }
     let dentry = make_locked(context, &walk.at, name, what)?;
     drop(names);
-    Ok(Location::new(walk.at.mount.clone(), dentry))
+    let made = Location::new(walk.at.mount.clone(), dentry);
+    if !matches!(what.file_type, FileType::Directory | FileType::Symlink) {
+        hooks::path_post_mknod((&made,));
+    }
+    Ok(made)
 }
 
 /// Makes an object that is known not to exist. The directory's names are locked.
@@ -87,7 +91,15 @@ pub(super) fn make_locked(
         target: what.target,
     };
     let parent = &directory.dentry;
+    let who = &context.subject;
+    match what.file_type {
+        FileType::Regular => hooks::inode_create((who, directory, name, mode))?,
+        FileType::Directory => hooks::inode_mkdir((who, directory, name, mode))?,
+        FileType::Symlink => hooks::inode_symlink((who, directory, name, what.target))?,
+        kind => hooks::inode_mknod((who, directory, name, kind))?,
+    }
     let inode = parent.inode().create(name, &new)?;
+    give_security(parent.inode().as_ref(), inode.as_ref())?;
     let dentry = if directory.mount.file_system().caches_names() {
         dentry::enter(parent, name, inode)
     } else {
@@ -95,6 +107,15 @@ pub(super) fn make_locked(
     };
     inotify::name_event(parent, name, raw::IN_CREATE, dentry.is_directory(), 0);
     Ok(dentry)
+}
+
+/// Lets policies hang their own on a new object.
+fn give_security(directory: &dyn Inode, new: &dyn Inode) -> Result<()> {
+    match hooks::inode_init_security((directory, new)) {
+        // Nobody has anything to hang.
+        Err(Errno::EOPNOTSUPP) => Ok(()),
+        result => result,
+    }
 }
 
 /// A regular file without a name (O_TMPFILE), in the file system of `directory`.
@@ -107,6 +128,8 @@ pub(super) fn make_unnamed(context: &Context, directory: &Location, mode: u32) -
     let (uid, gid, mode) = owner_and_mode(context, directory, &what)?;
     let new = NewObject { file_type: FileType::Regular, mode, uid, gid, rdev: 0, target: b"" };
     let inode = directory.inode().create_unnamed(&new)?;
+    give_security(directory.inode().as_ref(), inode.as_ref())?;
+    hooks::inode_post_create_tmpfile((inode.as_ref(),));
     let number = inode.metadata()?.inode;
     let name = alloc::format!("#{number} (deleted)");
     let dentry = Dentry::uncached(&directory.dentry, name.as_bytes(), inode);
@@ -172,11 +195,12 @@ pub fn unlink(context: &Context, dirfd: i32, path: &[u8]) -> Result<()> {
             return Err(if victim.is_directory() { Errno::EISDIR } else { Errno::ENOTDIR });
         }
         walk.at.mount.check_writable()?;
-        hooks::path_unlink((context, &walk.at))?;
+        hooks::path_unlink((context, &walk.at, name))?;
         check_removal(context, &walk.at, &victim)?;
         if victim.is_directory() {
             return Err(Errno::EISDIR);
         }
+        hooks::inode_unlink((&walk.at, victim.inode().as_ref()))?;
         parent.inode().unlink(name)?;
         dentry::removed(parent, name, walk.at.mount.file_system().caches_names());
         victim
@@ -198,11 +222,12 @@ pub fn rmdir(context: &Context, dirfd: i32, path: &[u8]) -> Result<()> {
         let _names = parent.lock_names();
         let victim = path::child_checked(context, &walk.at, name)?.ok_or(Errno::ENOENT)?;
         walk.at.mount.check_writable()?;
-        hooks::path_rmdir((context, &walk.at))?;
+        hooks::path_rmdir((context, &walk.at, name))?;
         check_removal(context, &walk.at, &victim)?;
         if !victim.is_directory() {
             return Err(Errno::ENOTDIR);
         }
+        hooks::inode_rmdir((&walk.at, victim.inode().as_ref()))?;
         parent.inode().rmdir(name)?;
         dentry::removed(parent, name, walk.at.mount.file_system().caches_names());
         victim
@@ -227,12 +252,13 @@ pub fn link(context: &Context, target: &Location, dirfd: i32, path: &[u8]) -> Re
         return Err(Errno::EXDEV);
     }
     walk.at.mount.check_writable()?;
-    hooks::path_link((context, target, &walk.at))?;
+    hooks::path_link((context, target, &walk.at, name))?;
     check_change(context, &walk.at)?;
     if target.dentry.is_directory() {
         return Err(Errno::EPERM);
     }
     check_hardlink(context, target)?;
+    hooks::inode_link((&walk.at, target.inode().as_ref()))?;
     parent.inode().link(name, target.inode())?;
     if walk.at.mount.file_system().caches_names() {
         dentry::enter(parent, name, target.inode().clone());
@@ -335,6 +361,7 @@ fn rename_locked(context: &Context, old: &Side<'_>, new: &Side<'_>, flags: u32) 
         // Its `..` changes.
         permission::check(source.inode().as_ref(), WRITE, &context.subject)?;
     }
+    hooks::inode_rename((&old.walk.at, source.inode().as_ref(), &new.walk.at))?;
     old.parent().inode().rename(old.name, new.parent().inode(), new.name, flags)?;
     update_names(old, new, &source, target.as_ref(), flags);
     Ok(())
@@ -348,7 +375,14 @@ fn change<'a>(
     replaced: Option<&'a Arc<Dentry>>,
     exchange: bool,
 ) -> Rename<'a> {
-    Rename { from: &old.walk.at, moved, to: &new.walk.at, replaced, exchange }
+    Rename {
+        from: &old.walk.at,
+        moved,
+        to: &new.walk.at,
+        replaced,
+        exchange,
+        names: (old.name, new.name),
+    }
 }
 
 /// ENOTDIR where a name that ends in a slash is no directory's.
@@ -433,8 +467,10 @@ pub(super) fn find_or_make(
         None => {
             let what = Make::plain(FileType::Regular, mode);
             directory.mount.check_writable()?;
-            hooks::path_mknod((context, directory, FileType::Regular))?;
-            Ok((make_locked(context, directory, name, &what)?, true))
+            hooks::path_mknod((context, directory, name, FileType::Regular))?;
+            let dentry = make_locked(context, directory, name, &what)?;
+            hooks::path_post_mknod((&Location::new(directory.mount.clone(), dentry.clone()),));
+            Ok((dentry, true))
         }
     }
 }

@@ -132,7 +132,7 @@ pub fn open_location(
         hooks::path_truncate((context, &location))?;
         permission::drop_privileges(&**location.inode(), &context.subject)?;
         let changes = SetAttributes { size: Some(0), ..SetAttributes::default() };
-        location.inode().set_attributes(&changes)?;
+        permission::set_attributes(location.inode().as_ref(), &changes)?;
     }
     let dentry = location.dentry.clone();
     let file = open_inode(location, flags, access, granted)?;
@@ -168,7 +168,9 @@ fn open_inode(
     let operations = location.inode().clone().open(flags)?;
     let kept = flags & !(raw::O_NOCTTY | raw::O_TRUNC);
     inotify::event(&location.dentry, raw::IN_OPEN);
-    Ok(File::with_access(operations, kept, Some(location), access, granted))
+    let file = File::with_access(operations, kept, Some(location), access, granted);
+    hooks::file_post_open((&file, flags))?;
+    Ok(file)
 }
 
 /// Whether the caller may open the object this way.

@@ -23,7 +23,7 @@ use super::dentry::{self, Cached, Dentry, Moves};
 use super::file::Fd;
 use super::mount::{self, Mount};
 use super::permission::{self, EXECUTE};
-use super::{File, FileType, Inode};
+use super::{File, FileType, Inode, hooks};
 use crate::base::tally;
 use crate::base::user::PATH_MAX;
 use crate::security::Subject;
@@ -552,6 +552,7 @@ impl<'a> Walk<'a> {
         if self.links > LINKS_MAX || self.flags & walk::NO_LINKS != 0 {
             return Err(Errno::ELOOP);
         }
+        hooks::inode_follow_link((&self.context.subject, link.inode().as_ref()))?;
         if let Some(target) = link.inode().magic_link() {
             if self.flags & walk::NO_MAGIC != 0 {
                 return Err(Errno::ELOOP);

@@ -5,7 +5,7 @@
 
 use abi::{Errno, Result};
 
-use super::{FileType, Inode, Metadata, SetAttributes};
+use super::{FileType, Inode, Metadata, SetAttributes, hooks};
 use crate::security::{Capability, Subject};
 
 /// Read permission, as in access(2).
@@ -18,15 +18,24 @@ pub const EXECUTE: u32 = 1;
 /// EACCES unless `who` has every permission of `wanted`.
 #[inline]
 pub fn check(inode: &dyn Inode, wanted: u32, who: &Subject) -> Result<()> {
-    if who.capable(Capability::DacOverride)
-        && (wanted & EXECUTE == 0 || inode.file_type() == FileType::Directory)
-    {
-        return Ok(());
+    let overrides = who.capable(Capability::DacOverride)
+        && (wanted & EXECUTE == 0 || inode.file_type() == FileType::Directory);
+    if !overrides {
+        match check_metadata(&inode.metadata()?, wanted, who) {
+            Err(Errno::EACCES) if inode.is_own() => {}
+            answer => answer?,
+        }
     }
-    match check_metadata(&inode.metadata()?, wanted, who) {
-        Err(Errno::EACCES) if inode.is_own() => Ok(()),
-        answer => answer,
-    }
+    hooks::inode_permission((who, inode, wanted))
+}
+
+/// Changes attributes of an object, as far as policies let the caller. Whether the mode bits and
+/// the owner let it has been checked.
+pub fn set_attributes(inode: &dyn Inode, changes: &SetAttributes) -> Result<()> {
+    hooks::inode_setattr((inode, changes))?;
+    inode.set_attributes(changes)?;
+    hooks::inode_post_setattr((inode,));
+    Ok(())
 }
 
 /// As [`check`], for attributes at hand.
@@ -53,9 +62,6 @@ pub fn check_metadata(of: &Metadata, wanted: u32, who: &Subject) -> Result<()> {
     Err(Errno::EACCES)
 }
 
-/// Extended attribute with the capabilities that a file gives who executes it (capabilities(7)).
-const FILE_CAPABILITIES: &[u8] = b"security.capability";
-
 /// Takes away what makes a program of a file more than its caller, because its contents are about
 /// to change: set-user-ID, set-group-ID and capabilities (write(2), truncate(2), capabilities(7)).
 /// Who has CAP_FSETID may keep the bits, nobody the capabilities.
@@ -81,9 +87,7 @@ fn drop_privileges_slow(inode: &dyn Inode, who: &Subject) -> Result<()> {
 /// Takes them away. Whether there are none left.
 fn take_privileges(inode: &dyn Inode, who: &Subject) -> Result<bool> {
     let of = inode.metadata()?;
-    if inode.get_xattr(FILE_CAPABILITIES).is_ok() {
-        inode.remove_xattr(FILE_CAPABILITIES)?;
-    }
+    kill_privileges(inode)?;
     let mut mode = of.mode;
     if !who.capable(Capability::Fsetid) {
         let keeps_group = of.mode & 0o010 == 0 && who.in_group(of.gid);
@@ -97,10 +101,12 @@ fn take_privileges(inode: &dyn Inode, who: &Subject) -> Result<bool> {
 
 /// Takes the capabilities of a file away, whose owner is to change (chown(2)).
 pub fn drop_capabilities(inode: &dyn Inode) -> Result<()> {
-    if inode.file_type() == FileType::Regular && inode.get_xattr(FILE_CAPABILITIES).is_ok() {
-        inode.remove_xattr(FILE_CAPABILITIES)?;
-    }
-    Ok(())
+    if inode.file_type() == FileType::Regular { kill_privileges(inode) } else { Ok(()) }
+}
+
+/// Asks the policies whether the object gives privileges, and has them taken away.
+fn kill_privileges(inode: &dyn Inode) -> Result<()> {
+    if hooks::inode_need_killpriv((inode,))? > 0 { hooks::inode_killpriv((inode,)) } else { Ok(()) }
 }
 
 /// Whether the caller owns the object or may act as if.

@@ -39,6 +39,8 @@ pub trait Fold: Sized {
     type Answer: Answer;
     /// What a policy that is not there answers; [`Fold::step`] ignores it.
     const NEUTRAL: Self::Answer;
+    /// What the hook answers when nobody is asked; `None`: nothing.
+    const DEFAULT: Option<i32>;
     /// Before the first answer.
     fn start() -> Self;
     /// Takes one answer; `Break`: nobody else is asked.
@@ -60,6 +62,7 @@ pub struct First<const DEFAULT: i32>(i32);
 impl<const DEFAULT: i32> Fold for First<DEFAULT> {
     type Answer = i32;
     const NEUTRAL: i32 = DEFAULT;
+    const DEFAULT: Option<i32> = Some(DEFAULT);
     #[inline(always)]
     fn start() -> Self {
         Self(DEFAULT)
@@ -82,6 +85,7 @@ pub struct All;
 impl Fold for All {
     type Answer = ();
     const NEUTRAL: () = ();
+    const DEFAULT: Option<i32> = None;
     #[inline(always)]
     fn start() -> Self {
         All
@@ -102,6 +106,7 @@ pub struct Offer<const DEFAULT: i32>(i32);
 impl<const DEFAULT: i32> Fold for Offer<DEFAULT> {
     type Answer = i32;
     const NEUTRAL: i32 = DEFAULT;
+    const DEFAULT: Option<i32> = Some(DEFAULT);
     #[inline(always)]
     fn start() -> Self {
         Self(DEFAULT)
@@ -132,6 +137,7 @@ pub struct Collect<const DEFAULT: i32>(i32);
 impl<const DEFAULT: i32> Fold for Collect<DEFAULT> {
     type Answer = i32;
     const NEUTRAL: i32 = DEFAULT;
+    const DEFAULT: Option<i32> = Some(DEFAULT);
     #[inline(always)]
     fn start() -> Self {
         Self(DEFAULT)
@@ -162,6 +168,7 @@ pub struct Select<const DEFAULT: i32>(i32);
 impl<const DEFAULT: i32> Fold for Select<DEFAULT> {
     type Answer = i32;
     const NEUTRAL: i32 = NOT_MINE;
+    const DEFAULT: Option<i32> = Some(DEFAULT);
     #[inline(always)]
     fn start() -> Self {
         Self(NOT_MINE)

@@ -7,8 +7,6 @@
 //!
 //! Neighbours: the kernel's system calls make rulesets, its hooks ask domains.
 
-extern crate alloc;
-
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 

@@ -1,7 +1,8 @@
 //! Which policies are on, and in which order they are asked: the parameter `lsm=`.
 //!
 //! capability is always on and always first. The others are asked in the order in which the
-//! parameter names them; without it in the order of [`POLICIES`]. What it does not name is off.
+//! parameter names them; without it in the order of [`POLICIES`]. What it does not name is off, as
+//! are without it those that are not usual: tools, which nobody pays for who does not ask.
 //! Names that no policy has, and names given twice, are reported and otherwise ignored.
 
 /// A policy of the kernel.
@@ -13,16 +14,32 @@ pub struct Policy {
     pub id: u64,
     /// On and first whatever the parameter says.
     pub first: bool,
+    /// On without the parameter.
+    pub usual: bool,
 }
 
 /// Number of policies.
-pub const POLICIES_MAX: usize = 2;
+pub const POLICIES_MAX: usize = if cfg!(feature = "bench") { 9 } else { 5 };
 
 /// All policies, in the order that holds without `lsm=`.
 pub const POLICIES: [Policy; POLICIES_MAX] = [
-    Policy { name: "capability", id: 100, first: true },
-    Policy { name: "landlock", id: 110, first: false },
+    Policy { name: "capability", id: 100, first: true, usual: true },
+    Policy { name: "landlock", id: 110, first: false, usual: true },
+    Policy { name: "yama", id: 107, first: false, usual: true },
+    Policy { name: "profile", id: 1001, first: false, usual: true },
+    Policy { name: TALLY, id: 1000, first: false, usual: false },
+    #[cfg(feature = "bench")]
+    Policy { name: "allow1", id: 2001, first: false, usual: false },
+    #[cfg(feature = "bench")]
+    Policy { name: "allow2", id: 2002, first: false, usual: false },
+    #[cfg(feature = "bench")]
+    Policy { name: "allow3", id: 2003, first: false, usual: false },
+    #[cfg(feature = "bench")]
+    Policy { name: "allow4", id: 2004, first: false, usual: false },
 ];
+
+/// The policy that has every hook, refuses nothing, and counts the calls.
+pub const TALLY: &str = "tally";
 
 /// What is wrong with a word of the parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +65,8 @@ impl Order {
             order.push(index);
         }
         let Some(value) = value else {
-            for index in (0..POLICIES_MAX).filter(|&index| !is_first(index)) {
+            let usual = |&index: &usize| POLICIES.get(index).is_some_and(|policy| policy.usual);
+            for index in (0..POLICIES_MAX).filter(|&index| !is_first(index)).filter(usual) {
                 order.push(index);
             }
             return order;

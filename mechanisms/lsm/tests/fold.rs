@@ -76,3 +76,45 @@ fn void_is_another_type() {
     fold::<lsm::fold::All>([(); 3].into_iter().inspect(|()| told += 1));
     assert_eq!(told, 3);
 }
+
+/// Each hook of the table with 0, 1, 2 and 4 policies: who allows changes nothing, who denies wins
+/// wherever it stands, and whoever only hears of something hears of it.
+#[test]
+fn each_hook_with_several_policies() {
+    for hook in lsm::table::HOOKS {
+        for policies in [0, 1, 2, 4] {
+            let with = |neutral: i32, at: usize| {
+                let mut answers = vec![neutral; policies];
+                answers[at] = EACCES;
+                answers
+            };
+            for denying in 0..policies {
+                let (allowed, denied) = match (hook.rule(), hook.default) {
+                    ("First", Some(0)) => {
+                        (fold::<First<0>>(vec![0; policies]), fold::<First<0>>(with(0, denying)))
+                    }
+                    ("First", Some(EOPNOTSUPP)) => (
+                        fold::<First<EOPNOTSUPP>>(vec![EOPNOTSUPP; policies]),
+                        fold::<First<EOPNOTSUPP>>(with(EOPNOTSUPP, denying)),
+                    ),
+                    ("Collect", Some(0)) => (
+                        fold::<Collect<0>>(vec![0; policies]),
+                        fold::<Collect<0>>(with(0, denying)),
+                    ),
+                    ("Offer", Some(ENOSYS)) => (
+                        fold::<Offer<ENOSYS>>(vec![ENOSYS; policies]),
+                        fold::<Offer<ENOSYS>>(with(ENOSYS, denying)),
+                    ),
+                    ("Select", Some(EINVAL)) => (
+                        fold::<Select<EINVAL>>(vec![NOT_MINE; policies]),
+                        fold::<Select<EINVAL>>(with(NOT_MINE, denying)),
+                    ),
+                    // Forms of the above with another default, and those that cannot refuse.
+                    _ => continue,
+                };
+                assert_eq!(Some(allowed), hook.default, "{hook:?}");
+                assert_eq!(denied, EACCES, "{hook:?}, policy {denying} of {policies}");
+            }
+        }
+    }
+}

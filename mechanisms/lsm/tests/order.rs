@@ -1,7 +1,7 @@
 //! `lsm=`, the table, and who is asked in which place.
 
 use lsm::order::{Odd, Order, POLICIES, POLICIES_MAX, places};
-use lsm::table::{HOOKS, policy};
+use lsm::table::{self, HOOKS, policy};
 
 /// The order and the warnings of a parameter's value.
 fn parse(value: Option<&str>) -> (String, String) {
@@ -19,7 +19,10 @@ fn parse(value: Option<&str>) -> (String, String) {
 #[test]
 fn golden_orders() {
     let cases = [
-        (None, "capability,landlock", ""),
+        (None, "capability,landlock,yama,profile", ""),
+        (Some("yama,landlock"), "capability,yama,landlock", ""),
+        (Some("yama,tally"), "capability,yama,tally", ""),
+        (Some("tally"), "capability,tally", ""),
         (Some(""), "capability", ""),
         (Some(","), "capability", ""),
         (Some("landlock"), "capability,landlock", ""),
@@ -51,16 +54,59 @@ fn ids_and_names_are_their_own() {
 
 #[test]
 fn lines_of_the_table_are_sound() {
-    let hooks: Vec<_> = HOOKS.iter().copied().flatten().collect();
+    let hooks = HOOKS;
+    assert!(hooks.len() >= 90, "{} hooks", hooks.len());
     for hook in &hooks {
         assert_eq!(hooks.iter().filter(|other| other.name == hook.name).count(), 1, "{hook:?}");
         assert!(hook.policies.len() <= POLICIES_MAX, "{hook:?}");
-        // What every one of these gives when nobody is asked: it may be done.
-        assert_eq!(hook.rule.replace(' ', ""), "First<0>", "{hook:?}");
+        assert_eq!(table::hook(hook.name), hooks.iter().position(|h| h == hook).unwrap());
         for (index, name) in hook.policies.iter().enumerate() {
             assert!(POLICIES.iter().any(|policy| policy.name == *name), "{hook:?}");
             assert!(!hook.policies[..index].contains(name), "{hook:?}");
         }
+    }
+}
+
+/// What Linux answers where nobody is asked. All others: it may be done, or nothing.
+#[test]
+fn rules_and_defaults_are_linuxs() {
+    let others = [
+        ("inode_init_security", "First", table::NOT_SUPPORTED),
+        ("inode_need_killpriv", "Collect", 0),
+        ("task_prctl", "Offer", table::NOT_KNOWN),
+        ("getprocattr", "Select", table::NO_ATTRIBUTE),
+        ("setprocattr", "Select", table::NO_ATTRIBUTE),
+        ("getselfattr", "Collect", table::NOT_SUPPORTED),
+        ("setselfattr", "Select", table::NOT_SUPPORTED),
+        ("socket_getpeersec_stream", "First", table::NO_OPTION),
+    ];
+    let nothing = [
+        "bprm_committed_creds",
+        "bprm_committing_creds",
+        "cred_free",
+        "file_release",
+        "inet_conn_established",
+        "inode_post_create_tmpfile",
+        "inode_post_removexattr",
+        "inode_post_setattr",
+        "inode_post_setxattr",
+        "msg_msg_free_security",
+        "msg_queue_free_security",
+        "path_post_mknod",
+        "sem_free_security",
+        "shm_free_security",
+        "sk_clone_security",
+        "sk_free_security",
+        "task_free",
+        "task_to_inode",
+    ];
+    for hook in HOOKS {
+        let (rule, default) = match others.iter().find(|(name, ..)| *name == hook.name) {
+            Some(&(_, rule, default)) => (rule, Some(default)),
+            None if nothing.contains(&hook.name) => ("All", None),
+            None => ("First", Some(0)),
+        };
+        assert_eq!((hook.rule(), hook.default), (rule, default), "{hook:?}");
     }
 }
 

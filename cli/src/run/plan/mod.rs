@@ -29,7 +29,7 @@ use super::qemu::{Qemu, SharedRoot};
 use super::{accel, tty};
 use crate::args::RunArgs;
 use crate::oci::user::User;
-use crate::{Error, pack, paths, usage};
+use crate::{Error, pack, paths, profile, usage};
 
 /// Places in the guest that cannot be a shared folder: the root, and what the kernel mounts.
 const NOT_SHARED: [&str; 4] = ["/", "/proc", "/sys", "/dev"];
@@ -72,6 +72,7 @@ impl Plan {
     /// is not there is an outcome.
     pub(crate) fn make(args: &RunArgs) -> Result<Planned, Error> {
         check_cpu(args)?;
+        let profile = profile::of(args)?;
         let here = std::env::current_dir()?;
         let shares = shares(&here, &args.rw)?;
         let started = match (&args.image, kept::archive(args)?) {
@@ -84,7 +85,7 @@ impl Plan {
             Err(outcome) => return Ok(Err(outcome)),
         };
         let (files, root) = (start.files.clone(), start.root.clone());
-        let config = boot_config(args, start, &shares);
+        let config = BootConfig { profile, ..boot_config(args, start, &shares) };
         let initramfs = join(&config, &files)?;
         let qemu = qemu(args, root, shares)?;
         check_size(&initramfs, args.memory)?;
@@ -156,6 +157,7 @@ fn boot_config(args: &RunArgs, start: Start, shares: &[(PathBuf, PathBuf)]) -> B
         realtime_ns: SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0, |time| time.as_nanos() as u64),
+        ..BootConfig::default()
     }
 }
 

@@ -64,6 +64,7 @@ fn change_mode(who: &Subject, location: &Location, mode: u32) -> Result<u64> {
     if location.file_type() == FileType::Symlink {
         return Err(Errno::EOPNOTSUPP);
     }
+    hooks::path_chmod((who, location, mode & 0o7777))?;
     let of = location.inode().metadata()?;
     if !is_owner(&of, who) {
         return Err(Errno::EPERM);
@@ -73,7 +74,7 @@ fn change_mode(who: &Subject, location: &Location, mode: u32) -> Result<u64> {
         mode &= !0o2000;
     }
     let changes = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
-    location.inode().set_attributes(&changes)?;
+    permission::set_attributes(location.inode().as_ref(), &changes)?;
     location.inode().state().set_plain(false);
     attributes_changed(location);
     Ok(0)
@@ -108,6 +109,7 @@ pub fn fchownat(a: &Args) -> Result<u64> {
 /// `u32::MAX` leaves an id as it is.
 fn change_owner(who: &Subject, location: &Location, uid: u32, gid: u32) -> Result<u64> {
     location.mount.check_writable()?;
+    hooks::path_chown((who, location, uid, gid))?;
     let of = location.inode().metadata()?;
     let uid = (uid != u32::MAX).then_some(uid);
     let gid = (gid != u32::MAX).then_some(gid);
@@ -122,8 +124,10 @@ fn change_owner(who: &Subject, location: &Location, uid: u32, gid: u32) -> Resul
     let mode = (of.file_type != FileType::Directory).then(|| without_privilege(&of));
     let mode = mode.filter(|&mode| mode != of.mode);
     let changes = SetAttributes { mode, uid, gid, ..SetAttributes::default() };
+    hooks::inode_setattr((location.inode().as_ref(), &changes))?;
     permission::drop_capabilities(&**location.inode())?;
     location.inode().set_attributes(&changes)?;
+    hooks::inode_post_setattr((location.inode().as_ref(),));
     location.inode().state().set_plain(false);
     attributes_changed(location);
     Ok(0)
@@ -255,7 +259,7 @@ fn change_times(context: &Context, location: &Location, times: &Times) -> Result
         mtime_ns: times.mtime_ns,
         ..SetAttributes::default()
     };
-    location.inode().set_attributes(&changes)?;
+    permission::set_attributes(location.inode().as_ref(), &changes)?;
     attributes_changed(location);
     Ok(0)
 }
@@ -308,7 +312,7 @@ fn resize(location: &Location, size: u64) -> Result<u64> {
     check_size_limit(size)?;
     permission::drop_privileges(&**location.inode(), &current().process.subject())?;
     let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };
-    location.inode().set_attributes(&changes)?;
+    permission::set_attributes(location.inode().as_ref(), &changes)?;
     inotify::event(&location.dentry, raw::IN_MODIFY);
     Ok(0)
 }
@@ -336,6 +340,7 @@ pub fn fallocate(a: &Args) -> Result<u64> {
         return Err(Errno::EFBIG);
     }
     let grows = mode & raw::FALLOC_FL_KEEP_SIZE == 0;
+    hooks::file_permission((&file, WRITE))?;
     if grows && offset + len > inode.page_cache().map_or(0, |cache| cache.size()) {
         check_size_limit(offset + len)?;
     }

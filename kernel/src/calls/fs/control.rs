@@ -29,6 +29,9 @@ pub fn fcntl(a: &Args) -> Result<u64> {
     let (fd, command, argument) = (a.a0() as Fd, a.a1() as u32, a.a2());
     let file = any_file(a.a0())?;
     let files = || current().process.files();
+    if is_about_descriptor(command) {
+        hooks::file_fcntl((&file, command, argument))?;
+    }
     match command {
         raw::F_DUPFD => return duplicate(file, argument, false),
         raw::F_DUPFD_CLOEXEC => return duplicate(file, argument, true),
@@ -47,6 +50,7 @@ pub fn fcntl(a: &Args) -> Result<u64> {
     if file.flags() & raw::O_PATH != 0 {
         return Err(Errno::EBADF);
     }
+    hooks::file_fcntl((&file, command, argument))?;
     match command {
         raw::F_SETFL => set_flags(&file, argument as u32),
         raw::F_GETLK => get_lock(&file, argument, false),
@@ -57,6 +61,7 @@ pub fn fcntl(a: &Args) -> Result<u64> {
         raw::F_OFD_SETLKW => set_lock(fd, &file, argument, true, true),
         raw::F_GETOWN => Ok(i64::from(file.owner.load(Ordering::Relaxed)) as u64),
         raw::F_SETOWN => {
+            hooks::file_set_fowner((&file,))?;
             file.owner.store(argument as i32, Ordering::Relaxed);
             Ok(0)
         }
@@ -69,6 +74,12 @@ pub fn fcntl(a: &Args) -> Result<u64> {
         raw::F_GET_SEALS => Ok(seals(&file)?.seals().ok_or(Errno::EINVAL)?.into()),
         _ => Err(Errno::EINVAL),
     }
+}
+
+/// Commands that take any descriptor, also one made with O_PATH.
+fn is_about_descriptor(command: u32) -> bool {
+    matches!(command, raw::F_DUPFD | raw::F_DUPFD_CLOEXEC | raw::F_GETFD | raw::F_SETFD)
+        || matches!(command, raw::F_GETFL | F_DUPFD_QUERY)
 }
 
 fn duplicate(file: Arc<File>, from: u64, close_on_exec: bool) -> Result<u64> {
@@ -171,6 +182,7 @@ fn set_lock(fd: Fd, file: &Arc<File>, at: u64, by_file: bool, wait: bool) -> Res
     let flock = UserPtr::<Flock>::new(at).read()?;
     let wanted = parse(file, &flock, by_file)?;
     let inode = file.inode();
+    hooks::file_lock((file, flock.kind as u32))?;
     match flock.kind as u32 {
         raw::F_UNLCK => {
             locks::release(&*inode, &wanted);
@@ -207,11 +219,16 @@ pub fn flock(a: &Args) -> Result<u64> {
     let pid = current().process.pid as i32;
     let lock = |exclusive| Lock { owner, exclusive, start: 0, end: u64::MAX, pid };
     let inode = file.inode();
-    match operation & !raw::LOCK_NB {
-        raw::LOCK_UN => locks::release(&*inode, &lock(false)),
-        raw::LOCK_SH => locks::acquire(&inode, &lock(false), wait)?,
-        raw::LOCK_EX => locks::acquire(&inode, &lock(true), wait)?,
+    let kind = match operation & !raw::LOCK_NB {
+        raw::LOCK_UN => raw::F_UNLCK,
+        raw::LOCK_SH => raw::F_RDLCK,
+        raw::LOCK_EX => raw::F_WRLCK,
         _ => return Err(Errno::EINVAL),
+    };
+    hooks::file_lock((&file, kind))?;
+    match kind {
+        raw::F_UNLCK => locks::release(&*inode, &lock(false)),
+        exclusive => locks::acquire(&inode, &lock(exclusive == raw::F_WRLCK), wait)?,
     }
     Ok(0)
 }

@@ -11,8 +11,8 @@ use crate::process::current;
 use crate::security::Capability;
 use crate::vfs::path::FsContext;
 use crate::vfs::path::Location;
-use crate::vfs::permission::{self, EXECUTE};
-use crate::vfs::{File, FileType, Inode, inotify};
+use crate::vfs::permission::{self, EXECUTE, READ};
+use crate::vfs::{File, FileType, Inode, hooks, inotify};
 
 /// Most bytes of entries one call gives.
 const BATCH_BYTES: usize = 32 * 1024;
@@ -49,6 +49,7 @@ fn list(a: &Args, layout: Layout) -> Result<u64> {
     if file.location.as_ref().is_some_and(|location| location.dentry.is_unlinked()) {
         return Err(Errno::ENOENT);
     }
+    hooks::file_permission((&file, READ))?;
     let room = (a.a2() as u32 as usize).min(BATCH_BYTES);
     let mut position = file.position.lock();
     let mut entries = Entries { bytes: Vec::new(), room, layout };
@@ -184,6 +185,7 @@ pub fn chroot(a: &Args) -> Result<u64> {
     if !context.subject.capable(Capability::SysChroot) {
         return Err(Errno::EPERM);
     }
+    hooks::path_chroot((&context, &location))?;
     let old = core::mem::replace(&mut *context.fs.root.lock(), location);
     drop(old);
     Ok(0)

@@ -29,12 +29,13 @@ fn check_admin() -> Result<()> {
 pub fn mount(a: &Args) -> Result<u64> {
     let place = place_of(a.a1())?;
     check_admin()?;
-    hooks::sb_mount((&current().process.credentials(),))?;
+    hooks::sb_mount((&current().process.subject(),))?;
     let mut flags = a.a3() as u32;
     if flags & MAGIC_MASK == MAGIC {
         flags &= !MAGIC_MASK;
     }
     if flags & raw::MS_REMOUNT != 0 {
+        hooks::sb_remount((&place, flags))?;
         mount::remount(&place, flags)?;
     } else if flags & raw::MS_BIND != 0 {
         let from = place_of(a.a0())?;
@@ -59,10 +60,12 @@ fn new_mount(a: &Args, place: &Location, flags: u32) -> Result<()> {
         Some(at) => read_c_string(at.address(), PATH_MAX, Errno::EINVAL)?,
         None => Vec::new(),
     };
+    hooks::sb_alloc_security((&kind,))?;
     let fs = mount::make_file_system(&kind, &source, &options)?;
     let source = if source.is_empty() { b"none".as_slice() } else { &source };
     let access =
         if flags & (raw::MS_NOATIME | raw::MS_STRICTATIME) == 0 { raw::MS_RELATIME } else { 0 };
+    hooks::sb_kern_mount((place,))?;
     mount::mount(fs, place, flags | access, source)?;
     Ok(())
 }
@@ -84,7 +87,7 @@ pub fn umount2(a: &Args) -> Result<u64> {
     if at.same(&context.root()) && flags & raw::MNT_DETACH == 0 {
         return Err(Errno::EBUSY);
     }
-    hooks::sb_umount((&context.subject.credentials,))?;
+    hooks::sb_umount((&context.subject,))?;
     mount::unmount(&at, flags & raw::MNT_DETACH != 0)?;
     Ok(0)
 }
@@ -95,7 +98,7 @@ pub fn pivot_root(a: &Args) -> Result<u64> {
     let new = place_of(a.a0())?;
     let (context, put_old) = resolve_at(CWD, a.a1(), 0, true)?;
     let old = context.root();
-    hooks::sb_pivotroot((&context.subject.credentials,))?;
+    hooks::sb_pivotroot((&context.subject,))?;
     mount::pivot_root(&old, &new, &put_old)?;
     // Whoever had the old root has the new one.
     for process in all_processes() {

@@ -13,7 +13,7 @@ use crate::security::Capability;
 use crate::vfs::anon::AnonInode;
 use crate::vfs::namei::{self as tree, Make};
 use crate::vfs::path::{self, Context};
-use crate::vfs::{FileType, inotify};
+use crate::vfs::{FileType, hooks, inotify};
 
 /// mkdir(2).
 pub fn mkdir(a: &Args) -> Result<u64> {
@@ -186,6 +186,7 @@ fn read_link(dirfd: u64, path: u64, buffer: u64, size: u64) -> Result<u64> {
         let file = any_file(dirfd)?;
         match &file.location {
             Some(location) if location.file_type() == FileType::Symlink => {
+                hooks::inode_readlink((location.inode().as_ref(),))?;
                 location.inode().read_link()?
             }
             _ => return Err(Errno::ENOENT),
@@ -195,6 +196,7 @@ fn read_link(dirfd: u64, path: u64, buffer: u64, size: u64) -> Result<u64> {
         if location.file_type() != FileType::Symlink {
             return Err(Errno::EINVAL);
         }
+        hooks::inode_readlink((location.inode().as_ref(),))?;
         location.inode().read_link()?
     };
     let len = target.len().min(size as usize);

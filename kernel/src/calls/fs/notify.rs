@@ -7,10 +7,10 @@ use abi::{Errno, Result, general as raw};
 use super::{CWD, PathName, file};
 use crate::base::args::Args;
 use crate::process::give_file;
-use crate::vfs::File;
 use crate::vfs::inotify::Inotify;
 use crate::vfs::path::{self, Context, walk};
 use crate::vfs::permission::{self, READ};
+use crate::vfs::{File, hooks};
 
 /// inotify_init(2).
 pub fn inotify_init(_: &Args) -> Result<u64> {
@@ -63,6 +63,7 @@ pub fn inotify_add_watch(a: &Args) -> Result<u64> {
     let context = Context::current();
     let location = path::resolve(&context, CWD as i32, path.bytes(), flags)?;
     permission::check(location.inode().as_ref(), READ, &context.subject)?;
+    hooks::path_notify((&location, mask))?;
     instance.watch(&location.dentry, mask).map(|wd| wd as u64)
 }
 

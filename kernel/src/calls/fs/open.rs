@@ -13,9 +13,9 @@ use crate::base::user::{UserPtr, read_c_string};
 use crate::fs::memfd;
 use crate::process::current;
 use crate::process::give_file;
-use crate::vfs::Fd;
 use crate::vfs::open::{How, KNOWN_FLAGS, PATH_FLAGS, open as open_path};
 use crate::vfs::path::{Context, walk};
+use crate::vfs::{Fd, hooks};
 
 /// `struct open_how` (openat2(2)).
 #[derive(FromBytes, IntoBytes, Immutable, Clone, Copy, Default)]
@@ -221,6 +221,7 @@ pub fn memfd_create(a: &Args) -> Result<u64> {
     let noexec = flags & raw::MFD_NOEXEC_SEAL != 0;
     let mode = if noexec { 0o666 } else { 0o777 };
     let inode = memfd::make(mode, who.fsuid, who.fsgid)?;
+    hooks::inode_init_security_anon((inode.as_ref(),))?;
     inode.set_seals(match (noexec, flags & raw::MFD_ALLOW_SEALING != 0) {
         (true, _) => raw::F_SEAL_EXEC,
         (false, true) => 0,

@@ -16,7 +16,8 @@ use crate::process::signal::send_to_current;
 use crate::process::{Thread, file_of};
 use crate::security::{Resource, UNLIMITED};
 use crate::vfs::anon::AnonInode;
-use crate::vfs::{File, FileType, inotify};
+use crate::vfs::permission::{READ, WRITE};
+use crate::vfs::{File, FileType, hooks, inotify};
 
 /// Flags of preadv2(2).
 const READ_FLAGS: u32 =
@@ -169,6 +170,7 @@ fn check_buffer(base: u64, len: u64) -> Result<()> {
 /// Reads at the file's position, or from a stream. The caller has seen that it may be read.
 #[inline(always)]
 pub fn read_stream(file: &Arc<File>, sink: &mut Sink<'_>) -> Result<u64> {
+    hooks::file_permission((file, READ))?;
     let read = if file.is_seekable() {
         read_at_position(file, sink)?
     } else {
@@ -191,6 +193,7 @@ fn read_at_position(file: &Arc<File>, sink: &mut Sink<'_>) -> Result<usize> {
 /// written.
 #[inline(always)]
 pub fn write_stream(file: &Arc<File>, source: &mut Source<'_>) -> Result<u64> {
+    hooks::file_permission((file, WRITE))?;
     let written = if file.is_seekable() {
         write_at_position(file, source)?
     } else {
@@ -219,6 +222,7 @@ fn write_at_position(file: &Arc<File>, source: &mut Source<'_>) -> Result<usize>
 fn read_at(file: &Arc<File>, offset: u64, sink: &mut Sink<'_>) -> Result<u64> {
     check_positional(file, offset, sink.left())?;
     file.check_readable()?;
+    hooks::file_permission((file, READ))?;
     let read = file.ops().read_at(file, offset, sink);
     let read = read.map_err(|error| explain(file, error))?;
     note(file, raw::IN_ACCESS, read);
@@ -229,6 +233,7 @@ fn read_at(file: &Arc<File>, offset: u64, sink: &mut Sink<'_>) -> Result<u64> {
 pub fn write_at(file: &Arc<File>, offset: u64, source: &mut Source<'_>) -> Result<u64> {
     check_positional(file, offset, source.left())?;
     file.check_writable()?;
+    hooks::file_permission((file, WRITE))?;
     check_file_limit(file, offset, source)?;
     file.drop_privileges()?;
     let written = file.ops().write_at(file, offset, source)?;

@@ -13,7 +13,7 @@ use crate::vfs::anon::AnonInode;
 use crate::vfs::chrdev::{major, minor};
 use crate::vfs::path::{Context, resolve};
 use crate::vfs::permission::{self, EXECUTE, WRITE};
-use crate::vfs::{FileType, Inode, Metadata};
+use crate::vfs::{FileType, Inode, Metadata, hooks};
 
 const NS: i64 = 1_000_000_000;
 
@@ -65,6 +65,7 @@ impl From<&Metadata> for Stat {
 }
 
 fn write_stat(inode: &Arc<dyn Inode>, at: u64) -> Result<u64> {
+    hooks::inode_getattr((inode.as_ref(),))?;
     let stat = Stat::from(&inode.metadata()?);
     UserPtr::<Stat>::new(at).write(&stat)?;
     Ok(0)
@@ -159,6 +160,7 @@ pub fn statx(a: &Args) -> Result<u64> {
     let path = PathName::read_or_empty(a.a1(), flags)?;
     let context = Context::current();
     let location = resolve(&context, a.a0() as i32, path.bytes(), walk_flags(flags, true))?;
+    hooks::inode_getattr((location.inode().as_ref(),))?;
     let of = location.inode().metadata()?;
     let mount_top = u64::from(raw::STATX_ATTR_MOUNT_ROOT);
     let statx = Statx {
@@ -283,6 +285,7 @@ fn write_statfs(inode: &Arc<dyn Inode>, mount_flags: u32, at: u64) -> Result<u64
     const RELATIME: u32 = 0x1000;
     let same = raw::MS_RDONLY | raw::MS_NOSUID | raw::MS_NODEV | raw::MS_NOEXEC | raw::MS_NOATIME;
     let same = same | raw::MS_NODIRATIME;
+    hooks::sb_statfs((inode.as_ref(),))?;
     let relatime = if mount_flags & raw::MS_RELATIME != 0 { RELATIME } else { 0 };
     let mut of = inode.file_system().statistics();
     if inode.as_any().is::<AnonInode>() {

@@ -17,7 +17,8 @@ use crate::base::sched;
 use crate::base::user::UserPtr;
 use crate::ipc::pipe::{self, Pipe};
 use crate::vfs::anon::AnonInode;
-use crate::vfs::{File, FileType};
+use crate::vfs::permission::READ;
+use crate::vfs::{File, FileType, hooks};
 
 /// Bytes copied in one turn.
 const CHUNK: usize = 64 * 1024;
@@ -64,6 +65,7 @@ impl Cursor {
 
     /// Reads without moving.
     fn peek(&self, buffer: &mut [u8]) -> Result<usize> {
+        hooks::file_permission((&self.file, READ))?;
         self.file.ops().read_at(&self.file, self.at(), &mut Sink::kernel(buffer))
     }
 

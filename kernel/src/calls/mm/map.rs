@@ -15,9 +15,9 @@ use crate::base::args::Args;
 use crate::mm::{Backing, MMAP_MIN, Mm, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::Process;
 use crate::process::current;
-use crate::security::{Resource, UNLIMITED};
-use crate::vfs::File;
+use crate::security::{Resource, UNLIMITED, subject_hooks};
 use crate::vfs::page_cache::{MAX_FILE_SIZE, PageCache};
+use crate::vfs::{File, hooks};
 
 /// Where mappings with MAP_32BIT lie, from the lowest address up.
 const MAP_32BIT: core::ops::Range<u64> = 1 << 30..1 << 31;
@@ -84,9 +84,14 @@ pub fn mmap(a: &Args) -> Result<u64> {
     }
     let len = page_len(a.a1())?;
     let mut prot = prot_from_bits(a.a2());
+    let asked = prot.bits();
     let no_exec = file.as_ref().is_some_and(|file| is_no_exec(file));
     if prot.contains(Prot::READ) && read_implies_exec(process) && !no_exec {
         prot |= Prot::EXEC;
+    }
+    hooks::mmap_file((file.as_deref(), asked.into(), prot.bits().into()))?;
+    if prot.contains(Prot::WRITE) && flags & raw::MAP_TYPE == raw::MAP_PRIVATE {
+        subject_hooks::vm_enough_memory((&process.subject(), len))?;
     }
     let mm = process.mm()?;
     let vma = match file {
@@ -96,7 +101,10 @@ pub fn mmap(a: &Args) -> Result<u64> {
     let vma = match vma {
         Ok(vma) => vma,
         // That there is no place for it comes first.
-        Err(error) => return mm.with(|inner| inner.place(hint, len, flags)).and(Err(error)),
+        Err(error) => {
+            let any = Vma::anonymous(0, prot);
+            return mm.with(|inner| inner.place(hint, len, flags, &any)).and(Err(error));
+        }
     };
     if let Backing::File { cache, .. } = &vma.backing {
         cache.add_mapper(mm.clone());
@@ -253,6 +261,7 @@ impl MmInner {
     fn place(&mut self, hint: u64, len: u64, flags: u32, vma: &Vma) -> Result<Place> {
         if flags & (raw::MAP_FIXED | raw::MAP_FIXED_NOREPLACE) != 0 {
             let (start, end) = page_range(hint, len, Errno::ENOMEM)?;
+            hooks::mmap_addr((start,))?;
             if start < MMAP_MIN {
                 return Err(Errno::EPERM);
             }

@@ -6,8 +6,9 @@ use machine::memory::Prot;
 
 use super::map::{page_range, prot_from_bits, read_implies_exec};
 use crate::base::args::Args;
-use crate::mm::{MmInner, PAGE, Vma, VmaFlags};
+use crate::mm::{Backing, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::current;
+use crate::vfs::hooks;
 
 /// pkey_alloc(2): there are no keys. ENOSPC.
 pub fn pkey_alloc(a: &Args) -> Result<u64> {
@@ -50,6 +51,13 @@ pub fn mprotect(a: &Args) -> Result<u64> {
             let prot = with_exec(prot, reads_exec, vma);
             let refused = prot.contains(Prot::WRITE) && !vma.flags.contains(VmaFlags::MAY_WRITE)
                 || prot.contains(Prot::EXEC) && !vma.flags.contains(VmaFlags::MAY_EXEC);
+            if !refused {
+                let file = match &vma.backing {
+                    Backing::File { file, .. } => file.as_deref(),
+                    _ => None,
+                };
+                hooks::file_mprotect((file, prot.bits().into()))?;
+            }
             good_end = if refused { return Err(Errno::EACCES) } else { vma.end.min(end) };
             Ok(())
         });

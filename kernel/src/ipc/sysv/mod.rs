@@ -18,6 +18,7 @@ use abi::{Errno, Result};
 use machine::sync::SpinLock;
 
 use crate::base::time::{NS_PER_SEC, realtime_ns};
+use crate::ipc::hooks;
 use crate::process::current;
 use crate::security::{Capability, Subject};
 
@@ -113,12 +114,13 @@ impl<T> Table<T> {
     }
 
     /// The `*get` calls: finds the object with `key` or makes one. `suits` looks at one that
-    /// exists. EEXIST, ENOENT, EACCES, ENOSPC.
+    /// exists, `associate` asks the policies about it. EEXIST, ENOENT, EACCES, ENOSPC.
     pub fn get(
         &self,
         key: i32,
         flags: u32,
         suits: impl Fn(&T) -> Result<()>,
+        associate: fn((&Perm, u32)) -> Result<()>,
         make: impl Fn() -> Result<T>,
     ) -> Result<u64> {
         loop {
@@ -129,6 +131,7 @@ impl<T> Table<T> {
                 }
                 suits(&object.content)?;
                 object.check(flags & 0o777)?;
+                associate((&object.perm(), flags))?;
                 return Ok(u64::from(object.id));
             }
             if key != IPC_PRIVATE && flags & IPC_CREAT == 0 {
@@ -222,7 +225,7 @@ impl<T> Object<T> {
         };
         let wanted = (wanted >> 6 | wanted >> 3 | wanted) & 7;
         if wanted & !(perm.mode >> class) == 0 || who.capable(Capability::IpcOwner) {
-            Ok(())
+            hooks::ipc_permission((&perm, wanted))
         } else {
             Err(Errno::EACCES)
         }

@@ -16,6 +16,7 @@ use crate::base::args::Args;
 use crate::base::sync::{WaitError, WaitQueue};
 use crate::base::user::UserPtr;
 use crate::fs::pseudo::Text;
+use crate::ipc::hooks;
 use crate::security::Capability;
 
 /// Longest message, bytes (kernel.msgmax).
@@ -28,6 +29,12 @@ const QUEUES_MAX: usize = 32000;
 struct Message {
     kind: i64,
     text: Vec<u8>,
+}
+
+impl Drop for Message {
+    fn drop(&mut self) {
+        hooks::msg_msg_free_security((self.text.len(),));
+    }
 }
 
 #[derive(Default)]
@@ -55,8 +62,10 @@ static QUEUES: Table<Queue> = Table::new(QUEUES_MAX);
 
 /// msgget(2).
 pub fn msgget(a: &Args) -> Result<u64> {
+    let key = a.a0() as i32;
     let make = || {
         super::check_room()?;
+        hooks::msg_queue_alloc_security((key,))?;
         let state = State { ctime: now(), max_bytes: QUEUE_BYTES, ..State::default() };
         Ok(Queue {
             state: SpinLock::new(state),
@@ -64,7 +73,7 @@ pub fn msgget(a: &Args) -> Result<u64> {
             receivers: WaitQueue::new(),
         })
     };
-    QUEUES.get(a.a0() as i32, a.a1() as u32, |_| Ok(()), make)
+    QUEUES.get(key, a.a1() as u32, |_| Ok(()), |given| hooks::msg_queue_associate(given), make)
 }
 
 /// Which message a receiver wants.
@@ -136,6 +145,8 @@ pub fn msgsnd(a: &Args) -> Result<u64> {
     let text = UserPtr::<u8>::new(at.wrapping_add(8)).read_many(len as usize)?;
     let queue = QUEUES.find(a.a0())?;
     queue.check(WRITE)?;
+    hooks::msg_msg_alloc_security((len as usize,))?;
+    hooks::msg_queue_msgsnd((&queue.perm(), len as usize))?;
     let mut message = Some(Message { kind, text });
     let mut send = || {
         let mut state = queue.content.state.lock();
@@ -185,6 +196,7 @@ pub fn msgrcv(a: &Args) -> Result<u64> {
     };
     let queue = QUEUES.find(a.a0())?;
     queue.check(READ)?;
+    hooks::msg_queue_msgrcv((&queue.perm(), kind))?;
     let max = usize::try_from(max).unwrap_or(usize::MAX);
     let receive = || {
         let mut state = queue.content.state.lock();
@@ -231,13 +243,18 @@ pub fn msgctl(a: &Args) -> Result<u64> {
     if (id as i32) < 0 {
         return Err(Errno::EINVAL);
     }
+    let ask = |queue: &Object<Queue>| hooks::msg_queue_msgctl((Some(&queue.perm()), command));
     match command {
-        IPC_INFO | MSG_INFO => info(command == MSG_INFO, buffer),
+        IPC_INFO | MSG_INFO => {
+            hooks::msg_queue_msgctl((None, command))?;
+            info(command == MSG_INFO, buffer)
+        }
         IPC_STAT | MSG_STAT | MSG_STAT_ANY => {
             let queue = if command == IPC_STAT { QUEUES.find(id)? } else { QUEUES.at(id)? };
             if command != MSG_STAT_ANY {
                 queue.check(READ)?;
             }
+            ask(&queue)?;
             UserPtr::new(buffer).write(&describe(&queue))?;
             Ok(if command == IPC_STAT { 0 } else { u64::from(queue.id) })
         }
@@ -245,6 +262,7 @@ pub fn msgctl(a: &Args) -> Result<u64> {
             let new = UserPtr::<MsqidDs>::new(buffer).read()?;
             let queue = QUEUES.find(id)?;
             let who = queue.check_owner()?;
+            ask(&queue)?;
             if new.qbytes > QUEUE_BYTES && !who.capable(Capability::SysResource) {
                 return Err(Errno::EPERM);
             }
@@ -260,6 +278,7 @@ pub fn msgctl(a: &Args) -> Result<u64> {
         IPC_RMID => {
             let queue = QUEUES.find(id)?;
             queue.check_owner()?;
+            ask(&queue)?;
             remove(&queue);
             Ok(0)
         }
@@ -269,6 +288,7 @@ pub fn msgctl(a: &Args) -> Result<u64> {
 
 fn remove(queue: &Arc<Object<Queue>>) {
     QUEUES.remove(queue);
+    hooks::msg_queue_free_security((&queue.perm(),));
     let messages = {
         let mut state = queue.content.state.lock();
         state.removed = true;

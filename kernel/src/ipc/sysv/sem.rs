@@ -23,6 +23,7 @@ use crate::base::sync::{WaitError, WaitQueue};
 use crate::base::time::Deadline;
 use crate::base::user::UserPtr;
 use crate::fs::pseudo::Text;
+use crate::ipc::hooks;
 use crate::process::current;
 
 /// Most semaphores of a set, operations of a call, sets (kernel.sem).
@@ -235,8 +236,14 @@ pub fn semget(a: &Args) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let suits = |set: &Set| if set.queues.len() < count { Err(Errno::EINVAL) } else { Ok(()) };
-    let make = || if count == 0 { Err(Errno::EINVAL) } else { Set::new(count) };
-    SETS.get(key, flags, suits, make)
+    let make = || {
+        if count == 0 {
+            return Err(Errno::EINVAL);
+        }
+        hooks::sem_alloc_security((key,))?;
+        Set::new(count)
+    };
+    SETS.get(key, flags, suits, |given| hooks::sem_associate(given), make)
 }
 
 /// semop(2).
@@ -265,6 +272,7 @@ fn operate(a: &Args, timeout: u64) -> Result<u64> {
     }
     let alters = operations.iter().any(|operation| operation.op != 0);
     set.check(if alters { WRITE } else { READ })?;
+    hooks::sem_semop((&set.perm(), alters))?;
     let undoes = |operation: &SemOp| operation.flags & SEM_UNDO != 0 && operation.op != 0;
     let list = operations.iter().any(undoes).then(|| undo::list_of(&current().process));
     if let Some(list) = &list {
@@ -282,20 +290,26 @@ pub fn semctl(a: &Args) -> Result<u64> {
     if (id as i32) < 0 {
         return Err(Errno::EINVAL);
     }
+    let ask = |set: &Object<Set>| hooks::sem_semctl((Some(&set.perm()), command));
     match command {
-        IPC_INFO | SEM_INFO => info(command == SEM_INFO, argument),
+        IPC_INFO | SEM_INFO => {
+            hooks::sem_semctl((None, command))?;
+            info(command == SEM_INFO, argument)
+        }
         IPC_STAT | SEM_STAT | SEM_STAT_ANY => {
             let by_id = command == IPC_STAT;
             let set = if by_id { SETS.find(id)? } else { SETS.at(id)? };
             if command != SEM_STAT_ANY {
                 set.check(READ)?;
             }
+            ask(&set)?;
             UserPtr::new(argument).write(&describe(&set))?;
             Ok(if by_id { 0 } else { u64::from(set.id) })
         }
         GETVAL | GETPID | GETNCNT | GETZCNT => {
             let set = SETS.find(id)?;
             set.check(READ)?;
+            ask(&set)?;
             let state = set.content.state.lock();
             let semaphore = state.semaphores.get(number as u32 as usize).ok_or(Errno::EINVAL)?;
             Ok(match command {
@@ -312,6 +326,7 @@ pub fn semctl(a: &Args) -> Result<u64> {
             let new = UserPtr::<SemidDs>::new(argument).read()?;
             let set = SETS.find(id)?;
             set.check_owner()?;
+            ask(&set)?;
             set.set_perm(&new.perm)?;
             set.content.state.lock().ctime = now();
             Ok(0)
@@ -319,7 +334,9 @@ pub fn semctl(a: &Args) -> Result<u64> {
         IPC_RMID => {
             let set = SETS.find(id)?;
             set.check_owner()?;
+            ask(&set)?;
             SETS.remove(&set);
+            hooks::sem_free_security((&set.perm(),));
             set.content.state.lock().removed = true;
             set.content.wake_everybody();
             Ok(0)
@@ -330,6 +347,7 @@ pub fn semctl(a: &Args) -> Result<u64> {
 
 fn get_all(set: &Object<Set>, to: u64) -> Result<u64> {
     set.check(READ)?;
+    hooks::sem_semctl((Some(&set.perm()), GETALL))?;
     let mut values = Vec::<u16>::new();
     values.try_reserve_exact(set.content.queues.len()).map_err(|_| Errno::ENOMEM)?;
     values.extend(set.content.state.lock().semaphores.iter().map(|of| of.value as u16));
@@ -342,6 +360,7 @@ fn set_value(set: &Object<Set>, number: usize, value: i32) -> Result<u64> {
         return Err(Errno::ERANGE);
     }
     set.check(WRITE)?;
+    hooks::sem_semctl((Some(&set.perm()), SETVAL))?;
     {
         let mut state = set.content.state.lock();
         let semaphore = state.semaphores.get_mut(number).ok_or(Errno::EINVAL)?;
@@ -356,6 +375,7 @@ fn set_value(set: &Object<Set>, number: usize, value: i32) -> Result<u64> {
 
 fn set_all(set: &Object<Set>, from: u64) -> Result<u64> {
     set.check(WRITE)?;
+    hooks::sem_semctl((Some(&set.perm()), SETALL))?;
     let values = UserPtr::<u16>::new(from).read_many(set.content.queues.len())?;
     if values.iter().any(|&value| i32::from(value) > VALUE_MAX) {
         return Err(Errno::ERANGE);

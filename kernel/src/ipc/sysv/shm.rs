@@ -25,6 +25,7 @@ use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::fs::memfd;
 use crate::fs::pseudo::Text;
+use crate::ipc::hooks;
 use crate::mm::attach::Attachment;
 use crate::mm::{MMAP_MIN, PAGE};
 use crate::process::current;
@@ -106,7 +107,7 @@ pub fn shmget(a: &Args) -> Result<u64> {
         // Those that have gone make room.
         drop(all());
     }
-    SEGMENTS.get(key, flags, suits, || make(key, size, flags))
+    SEGMENTS.get(key, flags, suits, |given| hooks::shm_associate(given), || make(key, size, flags))
 }
 
 fn make(key: i32, size: u64, flags: u32) -> Result<Segment> {
@@ -117,6 +118,7 @@ fn make(key: i32, size: u64, flags: u32) -> Result<Segment> {
         return Err(Errno::ENOMEM);
     }
     super::check_room()?;
+    hooks::shm_alloc_security((key,))?;
     let name = alloc::format!("/SYSV{:08x} (deleted)", key as u32);
     let pages_end = size.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
     let owner = current().process.credentials();
@@ -143,9 +145,12 @@ pub fn shmat(a: &Args) -> Result<u64> {
     let exec = flags & SHM_EXEC != 0;
     let rights = READ | if write { WRITE } else { 0 } | if exec { 0o111 } else { 0 };
     segment.check(rights)?;
+    hooks::shm_shmat((&segment.perm(), flags))?;
     let mut prot = Prot::READ;
     prot.set(Prot::WRITE, write);
     prot.set(Prot::EXEC, exec);
+    let bits = u64::from(prot.bits());
+    crate::vfs::hooks::mmap_file((Some(&file), bits, bits))?;
     let attachment = Attachment {
         file,
         len: segment.content.size.next_multiple_of(PAGE),
@@ -203,8 +208,10 @@ pub fn shmctl(a: &Args) -> Result<u64> {
     if (id as i32) < 0 {
         return Err(Errno::EINVAL);
     }
+    let ask = |segment: &Object<Segment>| hooks::shm_shmctl((Some(&segment.perm()), command));
     match command {
         IPC_INFO => {
+            hooks::shm_shmctl((None, command))?;
             let limits = ShmLimits {
                 shmmax: BYTES_MAX,
                 shmmin: 1,
@@ -216,7 +223,10 @@ pub fn shmctl(a: &Args) -> Result<u64> {
             UserPtr::new(buffer).write(&limits)?;
             Ok(SEGMENTS.last_index())
         }
-        SHM_INFO => usage(buffer),
+        SHM_INFO => {
+            hooks::shm_shmctl((None, command))?;
+            usage(buffer)
+        }
         IPC_STAT | SHM_STAT | SHM_STAT_ANY => {
             let by_id = command == IPC_STAT;
             let found = if by_id { SEGMENTS.find(id)? } else { SEGMENTS.at(id)? };
@@ -224,6 +234,7 @@ pub fn shmctl(a: &Args) -> Result<u64> {
             if command != SHM_STAT_ANY {
                 segment.check(READ)?;
             }
+            ask(&segment)?;
             UserPtr::new(buffer).write(&describe(&segment))?;
             Ok(if by_id { 0 } else { u64::from(segment.id) })
         }
@@ -231,6 +242,7 @@ pub fn shmctl(a: &Args) -> Result<u64> {
             let new = UserPtr::<ShmidDs>::new(buffer).read()?;
             let (segment, _file) = find(id)?;
             segment.check_owner()?;
+            ask(&segment)?;
             segment.set_perm(&new.perm)?;
             segment.content.trace.lock().ctime = now();
             Ok(0)
@@ -238,6 +250,7 @@ pub fn shmctl(a: &Args) -> Result<u64> {
         IPC_RMID => {
             let (segment, file) = find(id)?;
             segment.check_owner()?;
+            ask(&segment)?;
             remove(&segment, &file);
             drop(file);
             drop(alive(segment));
@@ -257,6 +270,7 @@ fn remove(segment: &Object<Segment>, file: &Arc<File>) {
     let weak = Arc::downgrade(file);
     let old = core::mem::replace(&mut *segment.content.hold.lock(), Hold::Removed(weak));
     drop(old);
+    hooks::shm_free_security((&segment.perm(),));
 }
 
 /// There is no swap, so every segment is locked anyway; the mark is kept for ipcs(1).
@@ -271,6 +285,8 @@ fn lock(segment: &Object<Segment>, on: bool) -> Result<u64> {
             return Err(Errno::EPERM);
         }
     }
+    let command = if on { SHM_LOCK } else { SHM_UNLOCK };
+    hooks::shm_shmctl((Some(&segment.perm()), command))?;
     segment.mark(SHM_LOCKED, on);
     Ok(0)
 }

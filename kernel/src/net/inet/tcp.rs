@@ -17,7 +17,7 @@ use crate::base::poll::{PollTable, events};
 use crate::net::address::{Address, RawAddress};
 use crate::net::channel::{Patience, ReceiveMode, Received};
 use crate::net::stream::{Backlog, Conn};
-use crate::net::{Common, Outgoing, Socket};
+use crate::net::{Common, Outgoing, Socket, hooks};
 
 static PORTS: Ports<TcpSocket> = Ports::new();
 
@@ -88,13 +88,16 @@ impl TcpSocket {
         let own = self.bound_or_any()?;
         let local = SocketAddr::new(source_for(own.ip(), to.ip()), own.port());
         let listener = PORTS.find(to, |socket| socket.listens()).ok_or(Errno::ECONNREFUSED)?;
+        hooks::inet_conn_request((&listener.common,))?;
         let served = TcpSocket::new(listener.common.inherit());
+        hooks::sk_clone_security((&listener.common, &served.common));
         let (near, far) = Conn::pair(&self.common, &served.common, false);
         served.link.call_once(|| Link { conn: far, local: to, peer: local });
         // A full backlog delays the handshake on a real network; here the limit is only a bound.
         let now = Patience { nonblocking: true, deadline: None };
         listener.backlog.push(&served, &listener.common.readers, now).map_err(refused)?;
         self.link.call_once(|| Link { conn: near, local, peer: to });
+        hooks::inet_conn_established((&self.common,));
         self.common.readers.wake_all(0);
         self.common.writers.wake_all(events::WRITABLE);
         Ok(())

@@ -15,7 +15,7 @@ use super::address::{Address, RawAddress};
 use super::channel::{Channel, Patience, ReceiveMode, Received};
 use super::control::Ucred;
 use super::stream::{Backlog, Conn};
-use super::{Common, Kind, Outgoing, Socket, boxed};
+use super::{Common, Kind, Outgoing, Socket, boxed, hooks};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::WaitQueue;
@@ -148,6 +148,7 @@ impl UnixSocket {
         }
         self.autobind_if_wanted()?;
         let peer = self.find_dgram(address)?;
+        hooks::unix_may_send((&self.common, &peer.common))?;
         self.state.lock().default_peer = Some(Arc::downgrade(&peer));
         self.common.writers.wake_all(events::WRITABLE);
         Ok(())
@@ -192,7 +193,9 @@ impl UnixSocket {
     }
 
     fn connect_to(self: &Arc<Self>, listener: &Arc<UnixSocket>, patience: Patience) -> Result<()> {
+        hooks::sk_alloc_security((self.common.domain,))?;
         let served = UnixSocket::new(listener.common.inherit());
+        hooks::unix_stream_connect((&self.common, &listener.common))?;
         let messages = self.common.kind == Kind::SeqPacket;
         let (near, far) = Conn::pair(&self.common, &served.common, messages);
         let (name, credentials) = {
@@ -225,6 +228,7 @@ impl UnixSocket {
         if source.left() > self.common.send_limit() {
             return Err(Errno::EMSGSIZE);
         }
+        hooks::unix_may_send((&self.common, &peer.common))?;
         let mut control = what.control;
         if control.credentials.is_none() && (self.wants_credentials() || peer.wants_credentials()) {
             control.credentials = Some(Ucred::current());

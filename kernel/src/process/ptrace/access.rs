@@ -14,13 +14,25 @@ use crate::process::current;
 use crate::process::{Process, hooks};
 use crate::security::{Capability, Subject};
 
-/// By which of its ids the caller asks.
+/// By which of its ids the caller asks, and for what: to read, or to take over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ids {
-    /// Those for files: procfs, kcmp(2).
+    /// Those for files: procfs.
     File,
-    /// The real ones: ptrace(2), process_vm_readv(2).
+    /// The same, for /proc/PID/mem and its like, by which the process can be taken over.
+    FileToAttach,
+    /// The real ones: kcmp(2).
     Real,
+    /// The same, for ptrace(2), process_vm_readv(2), pidfd_getfd(2).
+    RealToAttach,
+}
+
+impl Ids {
+    /// Whether the process could be taken over.
+    #[must_use]
+    pub fn attaches(self) -> bool {
+        matches!(self, Ids::FileToAttach | Ids::RealToAttach)
+    }
 }
 
 /// Runs `f` if the current process may look into `target`, on the same image of it; else `denied`.
@@ -53,18 +65,13 @@ pub fn may_look(own: &Subject, target: &Process, ids: Ids) -> bool {
         return true;
     }
     let other = target.credentials();
-    if hooks::ptrace_access_check((&own.credentials, &other)).is_err() {
-        return false;
-    }
-    if own.capable(Capability::SysPtrace) {
-        return true;
-    }
-    let (uid, gid, capabilities) = match ids {
-        Ids::File => (own.fsuid, own.fsgid, own.effective),
-        Ids::Real => (own.uid, own.gid, own.permitted),
+    let (uid, gid) = match ids {
+        Ids::File | Ids::FileToAttach => (own.fsuid, own.fsgid),
+        Ids::Real | Ids::RealToAttach => (own.uid, own.gid),
     };
     let same_user = [other.uid, other.euid, other.suid].iter().all(|&id| id == uid)
         && [other.gid, other.egid, other.sgid].iter().all(|&id| id == gid);
     let dumpable = !target.settings.not_dumpable.load(Ordering::Relaxed);
-    same_user && dumpable && other.permitted & !capabilities == 0
+    (same_user && dumpable || own.capable(Capability::SysPtrace))
+        && hooks::ptrace_access_check((own, target, ids)).is_ok()
 }

@@ -69,7 +69,7 @@ pub fn trace_me() -> Result<u64> {
     };
     // Without threads the parent is ending: nobody will ever look, and nothing says so.
     let Some(tracer) = tracer else { return Ok(0) };
-    hooks::ptrace_traceme((&thread.process.credentials(), &parent.credentials()))?;
+    hooks::ptrace_traceme((&thread, &tracer))?;
     let privileged = parent.subject().capable(Capability::SysPtrace);
     let tid = tracer.tid();
     link(&thread, &tracer, Link { tracer: parent, tid, seized: false, privileged }, 0)?;
@@ -81,7 +81,7 @@ pub fn attach(tracee: &Arc<Thread>, seize: Option<u32>) -> Result<u64> {
     let own = current().to_arc();
     let target = &tracee.process;
     let is_kernel = target.pid == 0 || target.mm.lock().is_none();
-    if target.is_current() || is_kernel || !may_access(target, Ids::Real) {
+    if target.is_current() || is_kernel || !may_access(target, Ids::RealToAttach) {
         return Err(Errno::EPERM);
     }
     let privileged = own.process.subject().capable(Capability::SysPtrace);
@@ -89,7 +89,7 @@ pub fn attach(tracee: &Arc<Thread>, seize: Option<u32>) -> Result<u64> {
     let new = Link { tracer: own.process.clone(), tid: own.tid(), seized, privileged };
     link(tracee, &own, new, seize.unwrap_or(0))?;
     // An execve(2) that gives more rights either sees the link, or is seen here.
-    if !may_access(target, Ids::Real) {
+    if !may_access(target, Ids::RealToAttach) {
         detach(tracee, 0)?;
         return Err(Errno::EPERM);
     }

@@ -1,0 +1,68 @@
+//! Profiles: what the programs of a VM may do, as a user writes it down (`limen run --profile`).
+//!
+//! `compile` reads the TOML and refuses what it does not understand, before anything starts;
+//! `learn` writes a profile from what a program did. `lsm::profile` says what rules mean, and is
+//! what the kernel decides with.
+
+mod compile;
+mod learn;
+
+use std::path::{Path, PathBuf};
+
+use lsm::profile::Profile;
+
+use crate::args::{ProfileArgs, ProfileCommand, RunArgs};
+use crate::{Error, run, usage};
+
+pub(crate) use learn::learned;
+
+/// `limen profile`.
+pub(crate) fn command(args: &ProfileArgs) -> Result<u8, Error> {
+    match &args.command {
+        ProfileCommand::Check { file } => {
+            let profile = read(file)?;
+            println!("{}: {} rules", file.display(), profile.rules.len());
+            Ok(0)
+        }
+        ProfileCommand::Learn { output, run: args } => {
+            let mut args = (**args).clone();
+            if args.profile.is_some() {
+                return Err(usage("profile learn: --profile would keep the program from things"));
+            }
+            if output.exists() {
+                // What is there must be readable before the program runs, or it would be lost.
+                read(output)?;
+            }
+            args.learn = Some(output.clone());
+            run::run(&args)
+        }
+    }
+}
+
+/// The compiled profile of a run, for the kernel; empty without one.
+pub(crate) fn of(args: &RunArgs) -> Result<Vec<u8>, Error> {
+    let profile = match (&args.profile, &args.learn) {
+        (Some(file), _) => read(file)?,
+        (None, Some(file)) => Profile { name: name(file), learns: true, rules: Vec::new() },
+        (None, None) => return Ok(Vec::new()),
+    };
+    let text = profile.encode().into_bytes();
+    // What the kernel would refuse is refused here.
+    match Profile::decode(&text) {
+        Ok(again) if again == profile => Ok(text),
+        _ => Err(format!("{}: too many rules, or too long", profile.name).into()),
+    }
+}
+
+/// A profile's file, compiled.
+fn read(file: &PathBuf) -> Result<Profile, Error> {
+    let text = std::fs::read_to_string(file)
+        .map_err(|error| usage(format!("--profile {}: {error}", file.display())))?;
+    compile::compile(&name(file), &text).map_err(usage)
+}
+
+/// The file as messages name it.
+fn name(file: &Path) -> String {
+    let text = file.display().to_string();
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
