@@ -40,6 +40,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Audit or rewrite the kCFI checks of a kernel image
     Objtool(crate::objtool_cmd::ObjtoolArgs),
+    /// Make a Debian package and a relocatable archive of what is built
+    Dist(DistArgs),
     /// Tell what is done about CPU vulnerabilities, on this or any CPU, and what it costs
     Mitigations(MitigationsArgs),
     /// Print a completion script for a shell
@@ -279,7 +281,8 @@ pub(crate) struct PackArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct CompareArgs {
     /// A set of kernel parameters; at least two, and the first is what the others are compared
-    /// with. Example: --with pti=off --with pti=on
+    /// with. The word linux, alone or before parameters of its own, is Debian's kernel.
+    /// Example: --with pti=off --with pti=on --with linux
     #[arg(long, value_name = "PARAMETERS", required = true, allow_hyphen_values = true)]
     pub(crate) with: Vec<String>,
 
@@ -303,9 +306,22 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_duration)]
     pub(crate) timeout: Duration,
 
+    /// Measure time as well: each set five times, the middle one counts. Example: --time
+    #[arg(long)]
+    pub(crate) time: bool,
+
     /// Print one JSON object instead of a table. Example: --json
     #[arg(long)]
     pub(crate) json: bool,
+
+    /// Write a page as well, which needs no network. Example: --html cost.html
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+
+    /// The bzImage for --with linux [default: Debian's newest cloud kernel; fetched if need be].
+    /// Example: --linux /boot/vmlinuz-6.12-cloud-amd64
+    #[arg(long, value_name = "FILE")]
+    pub(crate) linux: Option<PathBuf>,
 
     /// Kernel image [default: the one built beside this program]. Example: --kernel ./limen-kernel
     #[arg(long, value_name = "ELF")]
@@ -320,7 +336,7 @@ pub(crate) struct CompareArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TestArgs {
     /// A level (host, audit, kernel, bochs, guest, settings, isolation, run,
-    /// hostile, fuzz, bench, apps) or a room, which is a test name's part.
+    /// dist, hostile, fuzz, bench, apps) or a room, which is a test name's part.
     /// Example: limen test guest
     #[arg(value_name = "LEVEL|ROOM")]
     pub(crate) what: Option<String>,
@@ -428,6 +444,13 @@ pub(crate) struct CheckArgs {
     /// Example: limen check /usr/bin/python3
     #[arg(value_name = "ELF")]
     pub(crate) elf: Option<PathBuf>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct DistArgs {
+    /// The folder for both files [default: target/dist]. Example: -o /tmp/out
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
 }
 
 /// QEMU's machine model.

@@ -8,12 +8,14 @@ mod args;
 mod bench;
 mod check;
 mod compare;
+mod dist;
 mod image;
 mod linux;
 mod mitigations;
 mod objtool_cmd;
 mod oci;
 mod pack;
+mod page;
 mod paths;
 mod run;
 mod test;
@@ -25,7 +27,7 @@ use std::ffi::OsString;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser as _};
+use clap::Parser as _;
 
 use args::{Cli, Command};
 
@@ -96,29 +98,10 @@ fn dispatch(command: Command) -> Result<u8, Error> {
         Command::Mitigations(args) => mitigations::command(&args),
         // Has exit codes of its own and is done already.
         Command::Objtool(_) => Ok(0),
-        Command::Completions { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "limen", &mut script);
-            print(&script)
-        }
-        Command::Man => print(&manual()?),
+        Command::Dist(args) => dist::command(&args),
+        Command::Completions { shell } => print(&dist::manual::completions(shell)),
+        Command::Man => print(&dist::manual::page()?),
     }
-}
-
-/// One page: the program's, followed by each command's.
-fn manual() -> Result<Vec<u8>, Error> {
-    let mut page = Vec::new();
-    let root = Cli::command();
-    clap_mangen::Man::new(root.clone()).render(&mut page)?;
-    for command in root.get_subcommands().filter(|command| !command.is_hide_set()) {
-        let title = format!(".SH LIMEN {}\n", command.get_name().to_uppercase());
-        page.extend_from_slice(title.as_bytes());
-        let man = clap_mangen::Man::new(command.clone());
-        man.render_description_section(&mut page)?;
-        man.render_options_section(&mut page)?;
-        man.render_extra_section(&mut page)?;
-    }
-    Ok(page)
 }
 
 /// Writes to stdout; a reader that went away early is no error.

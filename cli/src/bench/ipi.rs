@@ -122,6 +122,7 @@ fn on_linux(found: &linux::Linux, time: Duration) -> Result<Figures, Error> {
     let append = format!("{LINUX_APPEND} {ISOLATED} -- --ipi={seconds} --poweroff");
     let command = found.command(&linux::Boot {
         program: &program()?,
+        files: &[],
         append: &append,
         dir: &dir.0,
         cpu: "max",

@@ -217,6 +217,7 @@ impl Bench {
         let (program, memory_mib) = (&self.program, MEMORY_MIB);
         let command = linux.command(&linux::Boot {
             program,
+            files: &[],
             append: &append,
             dir,
             cpu,

@@ -42,6 +42,7 @@ pub(super) fn ask(
     );
     let command = linux.command(&Boot {
         program: &std::fs::read(program)?,
+        files: &[],
         append: &append,
         dir: dir.path(),
         cpu: "max",

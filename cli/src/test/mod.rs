@@ -10,6 +10,7 @@
 //! | settings | `guest/tests` under other settings of the host, and of Debian's kernel | both |
 //! | isolation | a load that interrupts every CPU but the isolated ones | QEMU |
 //! | run | `limen run` and `limen pack` as a user meets them | both |
+//! | dist | what `limen dist` makes, unpacked elsewhere; if named, installed on a clean Debian | both |
 //! | hostile | programs that take all they can, a short fuzz run, bad archives | QEMU |
 //! | fuzz | the system call fuzzer for ten minutes | QEMU |
 //! | bench | `limen bench kernel`, tiny, Limen alone | both |
@@ -22,6 +23,7 @@ pub(crate) mod apps;
 mod audit;
 mod bench;
 mod bochs;
+mod dist;
 mod faults;
 mod guest;
 mod host;
@@ -116,7 +118,7 @@ struct Level {
 }
 
 /// In order: the quick ones first.
-const LEVELS: [Level; 12] = [
+const LEVELS: [Level; 13] = [
     Level { name: "host", run: host::run, names: host::names },
     Level { name: "audit", run: audit::run, names: |_| Ok(vec!["audit".to_owned()]) },
     Level { name: "kernel", run: kernel::run, names: kernel::names },
@@ -125,6 +127,7 @@ const LEVELS: [Level; 12] = [
     Level { name: "settings", run: settings::run, names: |_| Ok(settings::names()) },
     Level { name: "isolation", run: isolation::run, names: |_| Ok(isolation::names()) },
     Level { name: "run", run: run::run, names: |_| Ok(run::names()) },
+    Level { name: "dist", run: dist::run, names: |_| Ok(dist::names()) },
     Level { name: "hostile", run: hostile::run, names: hostile::names },
     Level { name: "fuzz", run: hostile::run_fuzz, names: |_| Ok(vec!["fuzz::long".to_owned()]) },
     Level { name: "bench", run: bench::run, names: |_| Ok(bench::names()) },
