@@ -36,6 +36,7 @@ mod packages;
 mod promises;
 mod run;
 mod settings;
+mod vmscape;
 mod watch;
 
 use std::path::PathBuf;
