@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::run::limits::Limits;
+
 /// Most CPUs of a virtual machine.
 pub(crate) const SMP_MAX: u8 = 16;
 /// Least memory, in MiB: QEMU's firmware and the kernel need that much.
@@ -28,6 +30,12 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run a program in a microVM and exit with its status
     Run(Box<RunArgs>),
+    /// List the VMs that limen run --detach has started
+    Ps,
+    /// Show what the program of such a VM has written
+    Logs(LogsArgs),
+    /// End such a VM
+    Stop(StopArgs),
     /// Keep a packed image (a cpio initramfs) of a program and all that it needs
     Pack(PackArgs),
     /// Run the tests: all, or one level (host, audit, kernel, guest, run, ...)
@@ -160,6 +168,17 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) timeout: Option<Duration>,
 
+    /// End the VM when it has taken so much of the host: CPU time, memory (the emulator's own
+    /// included), bytes of output. Example: --limit cpu=30s,memory=512M,output=1M
+    #[arg(long, value_name = "NAME=VALUE,...", value_parser = Limits::parse)]
+    pub(crate) limit: Vec<Limits>,
+
+    /// Go on in the background under a name; see limen ps, logs and stop. Example: --detach web --
+    /// nginx -g 'daemon off;'
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["timeout", "limit", "gdb", "json", "trace",
+          "missing_syscalls", "missing_files", "syscall_summary", "dry_run"])]
+    pub(crate) detach: Option<String>,
+
     /// Wait for a debugger on a TCP port of this host [default port: 1234]. Example: --gdb
     #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true,
           default_missing_value = "1234")]
@@ -241,7 +260,7 @@ pub(crate) fn forgotten_equals(words: &[OsString]) -> Option<String> {
 }
 
 const RUN_STATUS_HELP: &str = "\
-Exit status: the program's; 128+N if signal N ended it; 124 --timeout ended it; 125 the kernel
+Exit status: the program's; 128+N if signal N ended it; 124 --timeout or --limit ended it; 125 the kernel
 panicked (backtrace on stderr); 126 the VM did not boot, or the program is not executable; 127 the
 program was not found; 2 wrong usage; 1 the program ended with 0, but its output could not be
 written. A program that switches the machine off or restarts it has ended with 0.
@@ -252,6 +271,32 @@ Examples:
   limen run -- /bin/bash -c 'uname -a'
   limen run --smp 4 --memory 256M --env A=b --file ./data.txt:/data.txt -- ./my-program --flag
   echo hello | limen run -- tr a-z A-Z";
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct LogsArgs {
+    /// Wait for more until the VM ends. Example: limen logs -f web
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+
+    /// The kernel's log instead of the program's output. Example: limen logs --kernel web
+    #[arg(long)]
+    pub(crate) kernel: bool,
+
+    /// The VM. Example: limen logs web
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct StopArgs {
+    /// How long the program may take to end before the VM is switched off. Example: --time 30s
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    pub(crate) time: Duration,
+
+    /// The VM. Example: limen stop web
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+}
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PackArgs {
@@ -499,7 +544,7 @@ fn parse_memory_mib(text: &str) -> Result<u64, String> {
 }
 
 /// `30`, `30s`, `1.5m`, `2h`, `500ms`.
-fn parse_duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (digits, unit) = text.split_at(split);
     let number: f64 = digits.parse().map_err(|_| "want a number, such as 30s".to_owned())?;

@@ -8,6 +8,7 @@ mod args;
 mod bench;
 mod check;
 mod compare;
+mod detached;
 mod dist;
 mod image;
 mod linux;
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     match words.split_first() {
         Some((word, rest)) if word == run::shim::NAME => return run::shim::exec(rest),
+        Some((word, rest)) if word == run::shim::DETACHED => return run::shim::exec_detached(rest),
         Some((word, [image])) if word == image::FINISH => {
             return exit_code(image::finish(image.as_ref()).map(|()| 0));
         }
@@ -90,6 +92,9 @@ fn exit_code(result: Result<u8, Error>) -> ExitCode {
 fn dispatch(command: Command) -> Result<u8, Error> {
     match command {
         Command::Run(args) => run::run(&args),
+        Command::Ps => detached::ps(),
+        Command::Logs(args) => detached::logs(&args),
+        Command::Stop(args) => detached::stop(&args),
         Command::Pack(args) => pack::command(&args),
         Command::Test(args) => test::command(&args),
         Command::Bench(args) => bench::command(&args),
@@ -105,7 +110,7 @@ fn dispatch(command: Command) -> Result<u8, Error> {
 }
 
 /// Writes to stdout; a reader that went away early is no error.
-fn print(bytes: &[u8]) -> Result<u8, Error> {
+pub(crate) fn print(bytes: &[u8]) -> Result<u8, Error> {
     match std::io::stdout().write_all(bytes) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(0),

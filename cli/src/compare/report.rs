@@ -11,9 +11,10 @@ const WIDTH_MIN: usize = 14;
 
 /// Counters that are rows, in this order, with their names for people. Others that begin with a
 /// prefix of [`FAMILIES`] follow.
-const ROWS: [(&str, &str); 7] = [
+const ROWS: [(&str, &str); 8] = [
     ("exits-sysret", "system calls left by SYSRET"),
     ("exits-iret", "system calls left by IRET"),
+    ("exceptions", "exceptions (page faults)"),
     ("page-faults", "page faults"),
     ("context-switches", "context switches"),
     ("interrupts-timer", "interrupts: timer"),

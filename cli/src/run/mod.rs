@@ -6,7 +6,9 @@
 
 pub(crate) mod accel;
 mod backtrace;
+pub(crate) mod jail;
 pub(crate) mod klog;
+pub(crate) mod limits;
 pub(crate) mod lookup;
 pub(crate) mod outcome;
 pub(crate) mod plan;
@@ -29,7 +31,8 @@ use formats::control::SyscallCount;
 use crate::args::RunArgs;
 use crate::pack::closure;
 use crate::tree::Tree;
-use crate::{Error, paths};
+use crate::{Error, detached, paths};
+use limits::Limits;
 use outcome::{Facts, Outcome, Report, STATUS_OUTPUT_LOST};
 use plan::Plan;
 use qemu::{Accel, Qemu, Wires};
@@ -52,12 +55,16 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Error> {
             paths::ensure_writable(option, file)?;
         }
     }
+    if let Some(name) = &args.detach {
+        return detached::start(args, name, &plan);
+    }
     announce(args, &plan.qemu);
     let interactive = plan.config.stdio[0] == Stdio::Tty;
     let manner = Manner {
         interactive,
         wants_stdin: plan.config.stdio[0] != Stdio::Null,
         timeout: args.timeout,
+        limits: Limits::all(&args.limit),
         patient: args.gdb.is_some(),
         verbose: args.verbose,
     };
@@ -130,6 +137,7 @@ fn announce(args: &RunArgs, qemu: &Qemu) {
             qemu.memory_mib,
             qemu.kernel.display()
         );
+        eprintln!("limen: {}", jail::Jail::find(qemu).explanation());
     }
 }
 

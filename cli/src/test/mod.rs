@@ -23,6 +23,7 @@ pub(crate) mod apps;
 mod audit;
 mod bench;
 mod bochs;
+mod detached;
 mod dist;
 mod faults;
 mod guest;

@@ -263,10 +263,13 @@ pub fn lseek(a: &Args) -> Result<u64> {
     if !file.is_seekable() {
         return Err(Errno::ESPIPE);
     }
+    let (offset, whence) = (a.a1() as i64, a.a2() as u32);
+    if let Some(result) = file.ops().seek(offset, whence) {
+        return result;
+    }
     if !file.ops().has_positions() {
         return Ok(0);
     }
-    let (offset, whence) = (a.a1() as i64, a.a2() as u32);
     let mut position = file.position.lock();
     let base = match whence {
         raw::SEEK_SET => 0,
