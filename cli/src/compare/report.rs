@@ -100,7 +100,8 @@ pub(super) fn as_text(columns: &[Column]) -> String {
         let cell = |value: &Option<u64>| value.map_or("-".to_owned(), grouped);
         line(&row.name, row.values.iter().map(cell).collect());
     }
-    text += "From the program's first instruction to its end, user and kernel together.\n";
+    text += "Instructions and time: from the program's first instruction to its end, user and kernel\n\
+             together. Limen's counters begin at its boot, Linux's with the program.\n";
     text
 }
 

@@ -100,3 +100,37 @@ pub(super) fn jail(context: &Context, folder: &Path) -> Result<(), Error> {
     ensure(said.contains("a user namespace of its own") == user, || said.clone())?;
     ensure(said.contains("no network") == net && (net || said.contains("not more:")), || said)
 }
+
+/// `--gdb` waits, and the file that it suggests has the kernel's functions by their plain names;
+/// where gdb is installed, it stops there.
+pub(super) fn debugger(context: &Context, folder: &Path) -> Result<(), Error> {
+    use std::io::BufRead as _;
+    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let option = format!("--gdb={port}");
+    let words = [option.as_str(), "--pack", "--", "/bin/true"];
+    let mut child = limen(context, folder, &words).stderr(Stdio::piped()).spawn()?;
+    let mut said = std::io::BufReader::new(child.stderr.take().ok_or("no stderr")?);
+    let mut line = String::new();
+    while !line.contains("target remote") {
+        line.clear();
+        ensure(said.read_line(&mut line)? > 0, || "no gdb command is suggested".to_owned())?;
+    }
+    let file = line.trim().rsplit(' ').next().unwrap_or_default().to_owned();
+    let stop = || {
+        let target = format!("target remote 127.0.0.1:{port}");
+        let words = ["-batch", "-nx", "-ex", &target, "-ex", "break kernel::main", "-ex"];
+        let words = [&words[..], &["continue", "-ex", "kill", &file]].concat();
+        Command::new("gdb").args(words).stdin(Stdio::null()).output()
+    };
+    let has_name = std::fs::read(&file)?.windows(13).any(|part| part == b"\0kernel::main");
+    // QEMU listens a moment after the command is suggested.
+    std::thread::sleep(Duration::from_secs(1));
+    let stopped = stop();
+    let ended = child.kill().and_then(|()| child.wait());
+    ensure(has_name, || format!("{file}: no kernel::main"))?;
+    if let Ok(output) = stopped {
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        ensure(text.contains("Breakpoint 1, "), || format!("{text} {output:?}"))?;
+    }
+    ended.map(|_| ()).map_err(Error::from)
+}

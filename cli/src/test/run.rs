@@ -47,9 +47,11 @@ const TESTS: &[(&str, Test)] = &[
     ("run::background", detached::background),
     ("run::limits", detached::limits),
     ("run::jail", detached::jail),
+    ("run::debugger", detached::debugger),
     ("run::container", images::container),
     ("run::kept", images::kept),
     ("run::compare", promises::compare),
+    ("run::compare_with_linux", promises::compare_with_linux),
 ];
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
