@@ -54,8 +54,8 @@ fn judge_kvm(context: &Context, smp: u8, program: &Path) -> Result<Summary, Erro
         return Ok(Summary::default());
     }
     let place = format!("kvm, smp {smp}");
-    let got =
-        results(vm_of(context, smp, &[]).arg(program).args(["test", &context.filter]), &place)?;
+    let mut vm = vm_of(context, smp, &[]);
+    let got = results(vm.arg(program).args(["test", &context.filter]), &place)?;
     Ok(judge(&place, &wanted, &got, &Gaps::new()))
 }
 

@@ -59,8 +59,7 @@ pub(super) fn run(context: &Context, vmm: &Path) -> Result<Summary, Error> {
             }
             let mut command = vm_of(context, smp, &["--append", &append]);
             let place = format!("kvm, {kind} by {}, smp {smp}", cpu.unwrap_or("the CPU's own"));
-            let command = command.arg(vmm).args(["vmscape", kind, &context.filter]);
-            let got = results(command, &place)?;
+            let got = results(command.arg(vmm).args(["vmscape", kind, &context.filter]), &place)?;
             total += judge(&place, &wanted, &got, &Gaps::new());
         }
     }
