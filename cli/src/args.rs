@@ -48,6 +48,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Audit or rewrite the kCFI checks of a kernel image
     Objtool(crate::objtool_cmd::ObjtoolArgs),
+    /// Tell what a trace of limen run --trace says: time by kind, calls, longest stays
+    Trace(TraceArgs),
     /// Make a Debian package and a relocatable archive of what is built
     Dist(DistArgs),
     /// Tell what is done about CPU vulnerabilities, on this or any CPU, and what it costs
@@ -175,8 +177,8 @@ pub(crate) struct RunArgs {
 
     /// Go on in the background under a name; see limen ps, logs and stop. Example: --detach web --
     /// nginx -g 'daemon off;'
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["timeout", "limit", "gdb", "json", "trace",
-          "missing_syscalls", "missing_files", "syscall_summary", "dry_run"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["timeout", "limit", "gdb", "json",
+          "trace", "missing_syscalls", "missing_files", "syscall_summary", "dry_run"])]
     pub(crate) detach: Option<String>,
 
     /// Wait for a debugger on a TCP port of this host [default port: 1234]. Example: --gdb
@@ -208,8 +210,9 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) missing_files: bool,
 
-    /// Write a trace of each CPU's last 16384 events at the boundary (entries, exits, interrupts
-    /// sent and deferred, catch-ups), for ui.perfetto.dev. Example: --trace boundary.json
+    /// Write a trace of each CPU's last 16384 events at the boundary: who had it when, what threads
+    /// were in, interrupts sent and received, work deferred and caught up with. For
+    /// ui.perfetto.dev; `limen trace` sums it up. Example: --trace boundary.json
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
 
@@ -260,10 +263,10 @@ pub(crate) fn forgotten_equals(words: &[OsString]) -> Option<String> {
 }
 
 const RUN_STATUS_HELP: &str = "\
-Exit status: the program's; 128+N if signal N ended it; 124 --timeout or --limit ended it; 125 the kernel
-panicked (backtrace on stderr); 126 the VM did not boot, or the program is not executable; 127 the
-program was not found; 2 wrong usage; 1 the program ended with 0, but its output could not be
-written. A program that switches the machine off or restarts it has ended with 0.
+Exit status: the program's; 128+N if signal N ended it; 124 --timeout or --limit ended it; 125 the
+kernel panicked (backtrace on stderr); 126 the VM did not boot, or the program is not executable;
+127 the program was not found; 2 wrong usage; 1 the program ended with 0, but its output could not
+be written. A program that switches the machine off or restarts it has ended with 0.
 
 Keys, when stdin and stdout are a terminal: Ctrl-A x quits, Ctrl-A Ctrl-A sends Ctrl-A.
 
@@ -496,6 +499,13 @@ pub(crate) struct CheckArgs {
     /// Example: limen check /usr/bin/python3
     #[arg(value_name = "ELF")]
     pub(crate) elf: Option<PathBuf>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct TraceArgs {
+    /// The file. Example: limen trace boundary.json
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
 }
 
 #[derive(Args, Clone, Debug)]

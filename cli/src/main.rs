@@ -104,6 +104,7 @@ fn dispatch(command: Command) -> Result<u8, Error> {
         // Has exit codes of its own and is done already.
         Command::Objtool(_) => Ok(0),
         Command::Dist(args) => dist::command(&args),
+        Command::Trace(args) => run::trace::command(&args),
         Command::Completions { shell } => print(&dist::manual::completions(shell)),
         Command::Man => print(&dist::manual::page()?),
     }

@@ -7,7 +7,7 @@
 //! packed files (`linux.rs` says what is different there).
 //!
 //! An instruction is not a cycle: the figures tell what work a mechanism adds, not what a CPU makes
-//! of it. `--time` measures nanoseconds, too, without a count, and gives the median of several runs.
+//! of it. `--time` measures nanoseconds, too, without a count: the median of several runs.
 //!
 //! Reading order: [`command`]; `limen` and `linux` (one run on either kernel); `report` (the table,
 //! the JSON) and `page` (the page). Neighbour: `run/plan` makes the machine of `limen run --pack`.

@@ -35,8 +35,8 @@ pub(super) fn html(program: &str, columns: &[Column]) -> String {
             format!("{ms:.3} ms ({:.4} of the first)", time_ratio(column, columns).unwrap_or(1.0))
         });
     }
-    body += "<h2>What the kernel counted</h2>\n<p class=\"soft\">Limen's counters begin at its boot, \
-             Linux's with the program.</p>\n";
+    body += "<h2>What the kernel counted</h2>\n<p class=\"soft\">Limen's counters begin at its \
+             boot, Linux's with the program.</p>\n";
     body += &table(columns);
     page(&format!("limen compare: {program}"), STYLE, &body)
 }

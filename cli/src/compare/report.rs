@@ -100,8 +100,8 @@ pub(super) fn as_text(columns: &[Column]) -> String {
         let cell = |value: &Option<u64>| value.map_or("-".to_owned(), grouped);
         line(&row.name, row.values.iter().map(cell).collect());
     }
-    text += "Instructions and time: from the program's first instruction to its end, user and kernel\n\
-             together. Limen's counters begin at its boot, Linux's with the program.\n";
+    text += "Instructions and time: from the program's first instruction to its end, user and\n\
+             kernel together. Limen's counters begin at its boot, Linux's with the program.\n";
     text
 }
 

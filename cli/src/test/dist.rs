@@ -110,7 +110,10 @@ limen run --pack -- /bin/ls / >/dev/null
 limen compare --with pti=off --with pti=on -- /bin/true
 useradd -m user
 cd /home/user
-run() { setpriv --reuid user --regid user --clear-groups env -i HOME=/home/user PATH=/usr/bin:/bin "$@"; }
+run() {
+    setpriv --reuid user --regid user --clear-groups \
+        env -i HOME=/home/user PATH=/usr/bin:/bin "$@"
+}
 [ "$(run limen run -- sh -c 'id -un; cat' </dev/null)" = user ]
 [ "$(echo through | run limen run -- tr a-z A-Z)" = THROUGH ]
 run limen pack -o app.cpio -- /bin/echo kept 2>/dev/null

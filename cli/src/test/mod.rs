@@ -10,7 +10,7 @@
 //! | settings | `guest/tests` under other settings of the host, and of Debian's kernel | both |
 //! | isolation | a load that interrupts every CPU but the isolated ones | QEMU |
 //! | run | `limen run` and `limen pack` as a user meets them | both |
-//! | dist | what `limen dist` makes, unpacked elsewhere; if named, installed on a clean Debian | both |
+//! | dist | what `limen dist` makes, unpacked; if named, installed on a clean Debian | both |
 //! | hostile | programs that take all they can, a short fuzz run, bad archives | QEMU |
 //! | fuzz | the system call fuzzer for ten minutes | QEMU |
 //! | bench | `limen bench kernel`, tiny, Limen alone | both |
