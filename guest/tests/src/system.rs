@@ -536,5 +536,6 @@ fn kernel_log() {
     let len = sc!(SYS_syslog, 3, all.as_mut_ptr(), size).must();
     let text = String::from_utf8_lossy(&all[..len as usize]).into_owned();
     let own = text.lines().find(|line| line.contains(WRITTEN)).expect("in syslog(2), too");
-    assert!(own.starts_with("<6>["), "{own}");
+    // Whatever the facility: Linux notes that a program has written it.
+    assert!(own.starts_with('<') && own.contains(">["), "{own}");
 }
