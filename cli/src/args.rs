@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::run::limits::Limits;
+
 /// Most CPUs of a virtual machine.
 pub(crate) const SMP_MAX: u8 = 16;
 /// Least memory, in MiB: QEMU's firmware and the kernel need that much.
@@ -28,6 +30,12 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run a program in a microVM and exit with its status
     Run(Box<RunArgs>),
+    /// List the VMs that limen run --detach has started
+    Ps,
+    /// Show what the program of such a VM has written
+    Logs(LogsArgs),
+    /// End such a VM
+    Stop(StopArgs),
     /// Keep a packed image (a cpio initramfs) of a program and all that it needs
     Pack(PackArgs),
     /// Write down what a program does, as what it may do from then on
@@ -42,6 +50,10 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Audit or rewrite the kCFI checks of a kernel image
     Objtool(crate::objtool_cmd::ObjtoolArgs),
+    /// Tell what a trace of limen run --trace says: time by kind, calls, longest stays
+    Trace(TraceArgs),
+    /// Make a Debian package and a relocatable archive of what is built
+    Dist(DistArgs),
     /// Tell what is done about CPU vulnerabilities, on this or any CPU, and what it costs
     Mitigations(MitigationsArgs),
     /// Print a completion script for a shell
@@ -192,6 +204,17 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) timeout: Option<Duration>,
 
+    /// End the VM when it has taken so much of the host: CPU time, memory (the emulator's own
+    /// included), bytes of output. Example: --limit cpu=30s,memory=512M,output=1M
+    #[arg(long, value_name = "NAME=VALUE,...", value_parser = Limits::parse)]
+    pub(crate) limit: Vec<Limits>,
+
+    /// Go on in the background under a name; see limen ps, logs and stop. Example: --detach web --
+    /// nginx -g 'daemon off;'
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["timeout", "limit", "gdb", "json",
+          "trace", "missing_syscalls", "missing_files", "syscall_summary", "dry_run"])]
+    pub(crate) detach: Option<String>,
+
     /// Wait for a debugger on a TCP port of this host [default port: 1234]. Example: --gdb
     #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true,
           default_missing_value = "1234")]
@@ -221,8 +244,9 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) missing_files: bool,
 
-    /// Write a trace of each CPU's last 16384 events at the boundary (entries, exits, interrupts
-    /// sent and deferred, catch-ups), for ui.perfetto.dev. Example: --trace boundary.json
+    /// Write a trace of each CPU's last 16384 events at the boundary: who had it when, what threads
+    /// were in, interrupts sent and received, work deferred and caught up with. For
+    /// ui.perfetto.dev; `limen trace` sums it up. Example: --trace boundary.json
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
 
@@ -273,10 +297,10 @@ pub(crate) fn forgotten_equals(words: &[OsString]) -> Option<String> {
 }
 
 const RUN_STATUS_HELP: &str = "\
-Exit status: the program's; 128+N if signal N ended it; 124 --timeout ended it; 125 the kernel
-panicked (backtrace on stderr); 126 the VM did not boot, or the program is not executable; 127 the
-program was not found; 2 wrong usage; 1 the program ended with 0, but its output could not be
-written. A program that switches the machine off or restarts it has ended with 0.
+Exit status: the program's; 128+N if signal N ended it; 124 --timeout or --limit ended it; 125 the
+kernel panicked (backtrace on stderr); 126 the VM did not boot, or the program is not executable;
+127 the program was not found; 2 wrong usage; 1 the program ended with 0, but its output could not
+be written. A program that switches the machine off or restarts it has ended with 0.
 
 Keys, when stdin and stdout are a terminal: Ctrl-A x quits, Ctrl-A Ctrl-A sends Ctrl-A.
 
@@ -284,6 +308,32 @@ Examples:
   limen run -- /bin/bash -c 'uname -a'
   limen run --smp 4 --memory 256M --env A=b --file ./data.txt:/data.txt -- ./my-program --flag
   echo hello | limen run -- tr a-z A-Z";
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct LogsArgs {
+    /// Wait for more until the VM ends. Example: limen logs -f web
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+
+    /// The kernel's log instead of the program's output. Example: limen logs --kernel web
+    #[arg(long)]
+    pub(crate) kernel: bool,
+
+    /// The VM. Example: limen logs web
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct StopArgs {
+    /// How long the program may take to end before the VM is switched off. Example: --time 30s
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    pub(crate) time: Duration,
+
+    /// The VM. Example: limen stop web
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+}
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PackArgs {
@@ -313,7 +363,8 @@ pub(crate) struct PackArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct CompareArgs {
     /// A set of kernel parameters; at least two, and the first is what the others are compared
-    /// with. Example: --with pti=off --with pti=on
+    /// with. The word linux, alone or before parameters of its own, is Debian's kernel.
+    /// Example: --with pti=off --with pti=on --with linux
     #[arg(long, value_name = "PARAMETERS", required = true, allow_hyphen_values = true)]
     pub(crate) with: Vec<String>,
 
@@ -337,9 +388,22 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_duration)]
     pub(crate) timeout: Duration,
 
+    /// Measure time as well: each set five times, the middle one counts. Example: --time
+    #[arg(long)]
+    pub(crate) time: bool,
+
     /// Print one JSON object instead of a table. Example: --json
     #[arg(long)]
     pub(crate) json: bool,
+
+    /// Write a page as well, which needs no network. Example: --html cost.html
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+
+    /// The bzImage for --with linux [default: Debian's newest cloud kernel; fetched if need be].
+    /// Example: --linux /boot/vmlinuz-6.12-cloud-amd64
+    #[arg(long, value_name = "FILE")]
+    pub(crate) linux: Option<PathBuf>,
 
     /// Kernel image [default: the one built beside this program]. Example: --kernel ./limen-kernel
     #[arg(long, value_name = "ELF")]
@@ -354,7 +418,7 @@ pub(crate) struct CompareArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TestArgs {
     /// A level (host, audit, kernel, bochs, guest, settings, isolation, run,
-    /// hostile, fuzz, bench, apps) or a room, which is a test name's part.
+    /// dist, hostile, fuzz, bench, apps) or a room, which is a test name's part.
     /// Example: limen test guest
     #[arg(value_name = "LEVEL|ROOM")]
     pub(crate) what: Option<String>,
@@ -477,6 +541,20 @@ pub(crate) struct CheckArgs {
     pub(crate) elf: Option<PathBuf>,
 }
 
+#[derive(Args, Clone, Debug)]
+pub(crate) struct TraceArgs {
+    /// The file. Example: limen trace boundary.json
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct DistArgs {
+    /// The folder for both files [default: target/dist]. Example: -o /tmp/out
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
+}
+
 /// QEMU's machine model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum MachineModel {
@@ -516,7 +594,7 @@ fn parse_memory_mib(text: &str) -> Result<u64, String> {
 }
 
 /// `30`, `30s`, `1.5m`, `2h`, `500ms`.
-fn parse_duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (digits, unit) = text.split_at(split);
     let number: f64 = digits.parse().map_err(|_| "want a number, such as 30s".to_owned())?;

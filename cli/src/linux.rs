@@ -37,6 +37,8 @@ pub(crate) struct Linux {
     pub(crate) hash: String,
 }
 
+/// The first process of a Linux beside which a program is measured (`guest/linux_init`).
+pub(crate) const INIT: &str = "limen-linux-init";
 /// Linux needs the old timer to calibrate its clock, so the machine has it.
 pub(crate) const MACHINE: &str = "microvm,x-option-roms=off,rtc=on,isa-serial=on,pcie=off";
 /// What every Linux is started with: once its program has ended, so has the machine.
@@ -48,6 +50,8 @@ pub(crate) struct Boot<'a> {
     pub(crate) program: &'a [u8],
     /// Another file that the program finds: its name without the first slash, and its bytes.
     pub(crate) file: Option<(&'a str, &'a [u8])>,
+    /// What else is in the initramfs: a cpio archive, or nothing.
+    pub(crate) files: &'a [u8],
     /// Kernel parameters, `--`, and the program's arguments.
     pub(crate) append: &'a str,
     /// Where the initramfs goes, and what the kernel and the program say: the file of port
@@ -67,6 +71,7 @@ impl Linux {
             archive.file(name.as_bytes(), 0o644, bytes);
         }
         let archive = archive.finish().map_err(|_| "the program does not fit an archive")?;
+        let archive = [boot.files, &archive].concat();
         let initramfs = boot.dir.join("linux.cpio");
         std::fs::write(&initramfs, archive)?;
         let serial = port_file(boot.dir, "serial");

@@ -8,12 +8,15 @@ mod args;
 mod bench;
 mod check;
 mod compare;
+mod detached;
+mod dist;
 mod image;
 mod linux;
 mod mitigations;
 mod objtool_cmd;
 mod oci;
 mod pack;
+mod page;
 mod paths;
 mod profile;
 mod run;
@@ -26,7 +29,7 @@ use std::ffi::OsString;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser as _};
+use clap::Parser as _;
 
 use args::{Cli, Command};
 
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     match words.split_first() {
         Some((word, rest)) if word == run::shim::NAME => return run::shim::exec(rest),
+        Some((word, rest)) if word == run::shim::DETACHED => return run::shim::exec_detached(rest),
         Some((word, [image])) if word == image::FINISH => {
             return exit_code(image::finish(image.as_ref()).map(|()| 0));
         }
@@ -89,6 +93,9 @@ fn exit_code(result: Result<u8, Error>) -> ExitCode {
 fn dispatch(command: Command) -> Result<u8, Error> {
     match command {
         Command::Run(args) => run::run(&args),
+        Command::Ps => detached::ps(),
+        Command::Logs(args) => detached::logs(&args),
+        Command::Stop(args) => detached::stop(&args),
         Command::Pack(args) => pack::command(&args),
         Command::Profile(args) => profile::command(&args),
         Command::Test(args) => test::command(&args),
@@ -98,33 +105,15 @@ fn dispatch(command: Command) -> Result<u8, Error> {
         Command::Mitigations(args) => mitigations::command(&args),
         // Has exit codes of its own and is done already.
         Command::Objtool(_) => Ok(0),
-        Command::Completions { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "limen", &mut script);
-            print(&script)
-        }
-        Command::Man => print(&manual()?),
+        Command::Dist(args) => dist::command(&args),
+        Command::Trace(args) => run::trace::command(&args),
+        Command::Completions { shell } => print(&dist::manual::completions(shell)),
+        Command::Man => print(&dist::manual::page()?),
     }
-}
-
-/// One page: the program's, followed by each command's.
-fn manual() -> Result<Vec<u8>, Error> {
-    let mut page = Vec::new();
-    let root = Cli::command();
-    clap_mangen::Man::new(root.clone()).render(&mut page)?;
-    for command in root.get_subcommands().filter(|command| !command.is_hide_set()) {
-        let title = format!(".SH LIMEN {}\n", command.get_name().to_uppercase());
-        page.extend_from_slice(title.as_bytes());
-        let man = clap_mangen::Man::new(command.clone());
-        man.render_description_section(&mut page)?;
-        man.render_options_section(&mut page)?;
-        man.render_extra_section(&mut page)?;
-    }
-    Ok(page)
 }
 
 /// Writes to stdout; a reader that went away early is no error.
-fn print(bytes: &[u8]) -> Result<u8, Error> {
+pub(crate) fn print(bytes: &[u8]) -> Result<u8, Error> {
     match std::io::stdout().write_all(bytes) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(0),

@@ -11,19 +11,32 @@ use crate::Error;
 
 /// Names the kernel image for all commands, as `--kernel` does for `run`.
 const KERNEL_VARIABLE: &str = "LIMEN_KERNEL";
+const KERNEL_INSTALLED: &str = "limen-kernel";
 const KERNEL_IN_TARGET: &str = "x86_64-unknown-none/release/limen-kernel";
 
-/// The kernel image: `given`, else `LIMEN_KERNEL`, else the one built beside this program.
+/// The kernel image: `given`, else `LIMEN_KERNEL`, else the one installed with this program, else
+/// the one built beside it.
 pub(crate) fn kernel_image(given: Option<&Path>) -> Result<PathBuf, Error> {
     let path = match (given, std::env::var_os(KERNEL_VARIABLE)) {
         (Some(path), _) => path.to_owned(),
         (None, Some(path)) => PathBuf::from(path),
-        (None, None) => target_dir()?.join(KERNEL_IN_TARGET),
+        (None, None) => {
+            let installed = installed(KERNEL_INSTALLED).filter(|path| path.is_file());
+            installed.map_or_else(|| Ok::<_, Error>(target_dir()?.join(KERNEL_IN_TARGET)), Ok)?
+        }
     };
     match path.is_file() {
         true => Ok(path),
         false => Err(format!("no kernel image at {} (--kernel names one)", path.display()).into()),
     }
+}
+
+/// Where a file of `limen dist`'s is, if this program was installed from there: `bin/limen` has
+/// `lib/limen` beside it, wherever that is.
+pub(crate) fn installed(name: &str) -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    let folder = program.parent()?.parent()?.join("lib/limen");
+    folder.is_dir().then(|| folder.join(name))
 }
 
 /// Cargo's target folder that this program was built into: `target/release/limen` is ours.

@@ -1,6 +1,10 @@
 //! The kernel log: lines on the 8250 serial port at I/O port 0x3f8 (QEMU, Firecracker and Cloud
-//! Hypervisor have it). Slow, so only for boot, warnings and panics; programs have their own
-//! console.
+//! Hypervisor have it), and the latest of them in memory. Slow, so only for boot, warnings and
+//! panics; programs have their own console.
+//!
+//! Why the memory is a table of fixed pieces: a line is logged from anywhere, also where nothing
+//! can be allocated, and a reader must notice what it has missed. A longer line is several pieces.
+//! Neighbour: the kernel's `drivers/kmsg.rs` shows them to programs.
 
 use core::fmt::{self, Write};
 
@@ -12,18 +16,84 @@ const PORT: u16 = 0x3f8;
 /// skipped.
 const MAX_POLLS: u32 = 100_000;
 
-struct Serial;
+/// Pieces that are kept, and the bytes of each.
+const KEPT: usize = 256;
+const PIECE_MAX: usize = 232;
 
-static SERIAL: SpinLock<Serial> = SpinLock::new(Serial);
+/// A line of the log, or a part of one that is too long for a piece.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    /// Its number since boot.
+    pub number: u64,
+    /// Nanoseconds since boot.
+    pub at_ns: u64,
+    len: usize,
+    bytes: [u8; PIECE_MAX],
+}
 
-impl Write for Serial {
+impl Piece {
+    const NONE: Piece = Piece { number: 0, at_ns: 0, len: 0, bytes: [0; PIECE_MAX] };
+
+    /// Its text, without the end of the line.
+    #[must_use]
+    pub fn text(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// What [`find`] has found.
+#[derive(Clone, Copy, Debug)]
+pub enum Found {
+    /// The piece of that number.
+    Piece(Piece),
+    /// It has made room for newer ones; the oldest has this number.
+    Lost(u64),
+    /// It does not exist yet.
+    NotYet,
+}
+
+/// The size of what is kept, for those who ask before they read.
+pub const KEPT_BYTES: usize = KEPT * PIECE_MAX;
+
+struct Log {
+    pieces: [Piece; KEPT],
+    /// The number of the piece that is being written, which nobody can read yet.
+    next: u64,
+}
+
+static LOG: SpinLock<Log> = SpinLock::new(Log { pieces: [Piece::NONE; KEPT], next: 0 });
+
+impl Write for Log {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.put_all(text.as_bytes());
+        text.bytes().for_each(|byte| self.keep(byte));
         Ok(())
     }
 }
 
-impl Serial {
+impl Log {
+    fn keep(&mut self, byte: u8) {
+        let number = self.next;
+        let piece = &mut self.pieces[number as usize % KEPT];
+        if piece.number != number || piece.len == 0 {
+            *piece = Piece { number, at_ns: crate::time::now_ns(), ..Piece::NONE };
+        }
+        if byte == b'\n' {
+            self.next += 1;
+            return;
+        }
+        piece.bytes[piece.len] = byte;
+        piece.len += 1;
+        if piece.len == PIECE_MAX {
+            self.next += 1;
+        }
+    }
+
+    fn oldest(&self) -> u64 {
+        // The one that is being written has taken the place of one.
+        (self.next + 1).saturating_sub(KEPT as u64)
+    }
+
     /// Writes bytes, with a carriage return before each new line.
     fn put_all(&mut self, bytes: &[u8]) {
         for &byte in bytes {
@@ -58,27 +128,47 @@ pub(crate) fn init_serial() {
 /// Writes to the log. Use [`crate::log!`] or [`crate::warn!`].
 pub fn write(line: fmt::Arguments<'_>) {
     // The port cannot fail.
-    let _ = SERIAL.lock().write_fmt(format_args!("{line}\n"));
+    let _ = LOG.lock().write_fmt(format_args!("{line}\n"));
+}
+
+/// The piece of this number.
+#[must_use]
+pub fn find(number: u64) -> Found {
+    let log = LOG.lock();
+    if number >= log.next {
+        return Found::NotYet;
+    }
+    match log.oldest() {
+        oldest if number < oldest => Found::Lost(oldest),
+        _ => Found::Piece(log.pieces[number as usize % KEPT]),
+    }
+}
+
+/// The numbers that [`find`] finds now.
+#[must_use]
+pub fn kept() -> core::ops::Range<u64> {
+    let log = LOG.lock();
+    log.oldest()..log.next
 }
 
 /// Writes bytes, for programs on machines without a console of their own. Few at a
 /// time: interrupts are masked meanwhile.
 pub fn write_bytes(bytes: &[u8]) {
-    SERIAL.lock().put_all(bytes);
+    LOG.lock().put_all(bytes);
 }
 
 /// Writes to the log unless somebody is writing to it, perhaps the code that this handler has
 /// interrupted. False: nothing was written.
 pub(crate) fn try_write(line: fmt::Arguments<'_>) -> bool {
-    let Some(mut serial) = SERIAL.try_lock() else { return false };
+    let Some(mut log) = LOG.try_lock() else { return false };
     // The port cannot fail.
-    let _ = serial.write_fmt(format_args!("{line}\n"));
+    let _ = log.write_fmt(format_args!("{line}\n"));
     true
 }
 
 /// For the panic path: whoever held the port has been stopped.
 pub(crate) fn force_unlock() {
-    SERIAL.force_unlock();
+    LOG.force_unlock();
 }
 
 /// Logs a line: `log!("found {n} CPUs")`.

@@ -214,11 +214,15 @@ pub(crate) fn flushed() {
     }
 }
 
-/// The scheduler is about to run the thread of this id here.
+/// What stands for the thread that a CPU runs when there is no other.
+pub const IDLE: u32 = 0;
+
+/// The scheduler is about to run the thread of this id here, or [`IDLE`]. It is asked only while
+/// there is a trace.
 #[inline(always)]
-pub fn switch(tid: u32) {
+pub fn switch(tid: impl FnOnce() -> u32) {
     if is_on() {
-        record(Event::Switch(tid));
+        record(Event::Switch(tid()));
     }
 }
 

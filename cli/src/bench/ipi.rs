@@ -124,6 +124,7 @@ fn on_linux(found: &linux::Linux, time: Duration) -> Result<Figures, Error> {
     let command = found.command(&linux::Boot {
         program: &program()?,
         file: None,
+        files: &[],
         append: &append,
         dir: &dir.0,
         cpu: "max",

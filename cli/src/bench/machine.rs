@@ -125,6 +125,7 @@ impl Machine {
         let command = linux.command(&linux::Boot {
             program: work.program,
             file: None,
+            files: &[],
             append: &format!("{} {append} -- {words} --poweroff", linux::APPEND),
             dir: &self.dir.0,
             cpu: &self.cpu,

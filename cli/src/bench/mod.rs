@@ -55,7 +55,7 @@ pub(crate) fn command(args: &BenchArgs) -> Result<u8, Error> {
 
 /// Builds a program of `guest/bench`: static and without symbols, so that its size in an
 /// initramfs is that of its code.
-fn build(package: &str) -> Result<PathBuf, Error> {
+pub(crate) fn build(package: &str) -> Result<PathBuf, Error> {
     let target = paths::target_dir()?.join("guest-bench");
     let status = toolchain::cargo(&paths::repository()?)?
         .env("RUSTFLAGS", "-Ctarget-feature=+crt-static -Cstrip=symbols")

@@ -194,7 +194,7 @@ fn blob(hash: &str) -> String {
 }
 
 fn hash_of(descriptor: &Descriptor) -> Result<String, Error> {
-    plain_hash(&descriptor.digest().to_string())
+    plain_hash(descriptor.digest().as_ref())
 }
 
 /// The digits of `sha256:DIGITS`.

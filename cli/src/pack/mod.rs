@@ -10,7 +10,7 @@ mod elf;
 pub(crate) mod files;
 mod image;
 mod ldso;
-mod sizes;
+pub(crate) mod sizes;
 
 use std::fs;
 use std::path::{Path, PathBuf};

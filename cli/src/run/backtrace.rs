@@ -4,7 +4,7 @@
 //! return address points behind its call, so all but the first are looked up one byte earlier.
 //! Neighbours: `klog.rs` finds the lines.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use addr2line::gimli::{self, EndianSlice, RunTimeEndian};
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
@@ -48,12 +48,18 @@ impl<'a> Symbols<'a> {
     }
 }
 
-/// The image with its debug information; where that was split off, it is in the file of that name
-/// with `.debug` behind it. Tens of megabytes, so only read where there is something to look up.
-fn read(image: &Path) -> std::io::Result<Vec<u8>> {
+/// The file that has the image's symbols and debug information: where they were split off, it has
+/// the image's name with `.debug` behind it.
+pub(crate) fn with_symbols(image: &Path) -> PathBuf {
     let mut split = image.as_os_str().to_owned();
     split.push(".debug");
-    std::fs::read(split).or_else(|_| std::fs::read(image))
+    let split = PathBuf::from(split);
+    if split.is_file() { split } else { image.to_owned() }
+}
+
+/// Its contents: tens of megabytes, so only read where there is something to look up.
+fn read(image: &Path) -> std::io::Result<Vec<u8>> {
+    std::fs::read(with_symbols(image))
 }
 
 /// The lines, each frame followed by what `image` knows about its address.

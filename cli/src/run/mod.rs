@@ -6,7 +6,10 @@
 
 pub(crate) mod accel;
 mod backtrace;
+mod gdb;
+pub(crate) mod jail;
 pub(crate) mod klog;
+pub(crate) mod limits;
 pub(crate) mod lookup;
 pub(crate) mod outcome;
 pub(crate) mod plan;
@@ -29,7 +32,8 @@ use formats::control::SyscallCount;
 use crate::args::RunArgs;
 use crate::pack::closure;
 use crate::tree::Tree;
-use crate::{Error, paths};
+use crate::{Error, detached, paths};
+use limits::Limits;
 use outcome::{Facts, Outcome, Report, STATUS_OUTPUT_LOST};
 use plan::Plan;
 use qemu::{Accel, Qemu, Wires};
@@ -52,12 +56,16 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Error> {
             paths::ensure_writable(option, file)?;
         }
     }
+    if let Some(name) = &args.detach {
+        return detached::start(args, name, &plan);
+    }
     announce(args, &plan.qemu);
     let interactive = plan.config.stdio[0] == Stdio::Tty;
     let manner = Manner {
         interactive,
         wants_stdin: plan.config.stdio[0] != Stdio::Null,
         timeout: args.timeout,
+        limits: Limits::all(&args.limit),
         patient: args.gdb.is_some(),
         verbose: args.verbose,
     };
@@ -87,6 +95,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Error> {
     finish(args, &ended.outcome, &ended.facts, ended.wall, ended.start)
 }
 
+/// How a reason begins that the kernel has given itself.
+const TOLD: &str = "boot failed: ";
 /// What the kernel's log says when it has ended a program for its memory.
 const OUT_OF_MEMORY: &str = "out of memory: ";
 
@@ -102,7 +112,7 @@ fn explain_not_found(args: &RunArgs, plan: &Plan, outcome: &mut Outcome) {
     if let Some(interpreter) = file.and_then(|file| closure::interpreter(&file))
         && tree.find(Path::new(&interpreter)).is_err()
     {
-        let missing = format!("{}: its interpreter {interpreter} is", path.escape_ascii());
+        let missing = format!("{interpreter} (the interpreter of {})", path.escape_ascii());
         *path = missing.into_bytes();
     }
 }
@@ -118,8 +128,13 @@ fn dry_run(plan: &Plan) -> Result<u8, Error> {
 
 fn announce(args: &RunArgs, qemu: &Qemu) {
     if let Some(port) = args.gdb {
-        let kernel = qemu.kernel.display();
+        let kernel = gdb::file(&qemu.kernel).unwrap_or_else(|error| {
+            eprintln!("limen: names of functions are not as gdb takes them: {error}");
+            qemu.kernel.clone()
+        });
+        let kernel = kernel.display();
         eprintln!("limen: waiting for gdb -ex 'target remote 127.0.0.1:{port}' {kernel}");
+        eprintln!("limen: there, `break kernel::main` and `continue`; Ctrl-C here ends the VM");
     }
     if args.verbose > 0 {
         let by = match qemu.accel {
@@ -133,6 +148,7 @@ fn announce(args: &RunArgs, qemu: &Qemu) {
             qemu.memory_mib,
             qemu.kernel.display()
         );
+        eprintln!("limen: {}", jail::Jail::find(qemu).explanation());
     }
 }
 
@@ -142,7 +158,9 @@ fn print_logs(args: &RunArgs, kernel: &Path, ended: &Ended) {
     if failed && args.verbose < 2 {
         ended.qemu_log.lines().for_each(|line| eprintln!("qemu: {line}"));
     }
-    if (failed || ended.kernel_log.has_panicked()) && args.verbose == 0 {
+    // A boot that has said why it failed has said enough.
+    let is_told = matches!(&ended.outcome, Outcome::BootFailure(why) if why.starts_with(TOLD));
+    if (failed && !is_told || ended.kernel_log.has_panicked()) && args.verbose == 0 {
         ended.kernel_log.lines().for_each(|line| eprintln!("{line}"));
     }
     for line in backtrace::symbolise(kernel, ended.kernel_log.panic_lines()) {

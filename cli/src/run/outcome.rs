@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use formats::control::{SyscallCount, ToHost, TraceEvent};
+use formats::control::{LineBuffer, SyscallCount, ToHost, TraceEvent};
 use serde::Serialize;
 
 use super::trace;
@@ -13,7 +13,7 @@ use crate::args::RunArgs;
 
 /// The program ended with 0, but what it wrote could not be written.
 pub(crate) const STATUS_OUTPUT_LOST: u8 = 1;
-/// `--timeout` ended the VM after it had booted.
+/// `--timeout` or `--limit` ended the VM.
 pub(crate) const STATUS_TIMEOUT: u8 = 124;
 /// The kernel panicked.
 pub(crate) const STATUS_PANIC: u8 = 125;
@@ -43,6 +43,8 @@ pub(crate) enum Outcome {
     BootFailure(String),
     /// `--timeout`, after boot.
     Timeout(Duration),
+    /// `--limit`: what was reached.
+    Limit(String),
     /// `Ctrl-A x`.
     Quit,
     /// The second of this signal killed the VM.
@@ -74,7 +76,7 @@ impl Outcome {
             Self::NotFound(_) => STATUS_NOT_FOUND,
             Self::NotExecutable(..) | Self::BootFailure(_) => STATUS_BOOT_FAILURE,
             Self::Panic => STATUS_PANIC,
-            Self::Timeout(_) => STATUS_TIMEOUT,
+            Self::Timeout(_) | Self::Limit(_) => STATUS_TIMEOUT,
             Self::Quit => STATUS_SIGNAL_BASE + SIGINT,
         }
     }
@@ -89,6 +91,7 @@ impl Outcome {
             Self::Panic => "panic",
             Self::BootFailure(_) => "boot-failure",
             Self::Timeout(_) => "timeout",
+            Self::Limit(_) => "limit",
             Self::Quit => "quit",
             Self::Killed(_) => "killed",
         }
@@ -102,6 +105,7 @@ impl Outcome {
             Self::NotExecutable(path, reason) => Some(format!("{}: {reason}", path.escape_ascii())),
             Self::Panic => Some("the kernel panicked".to_owned()),
             Self::BootFailure(reason) => Some(reason.clone()),
+            Self::Limit(what) => Some(format!("ended: it has taken more than {what} (--limit)")),
             Self::Timeout(limit) => Some(format!("ended after {limit:?} (--timeout)")),
         }
     }
@@ -143,6 +147,18 @@ impl Facts {
             _ => {}
         }
     }
+}
+
+/// What all lines of a control port say together.
+pub(crate) fn of_control(bytes: &[u8]) -> (Facts, Option<Outcome>) {
+    let (mut facts, mut outcome) = (Facts::default(), None);
+    LineBuffer::new().push(bytes, |line| {
+        if let Some(message) = ToHost::decode(line) {
+            outcome = outcome.take().or_else(|| Outcome::from_last_message(&message));
+            facts.note(message);
+        }
+    });
+    (facts, outcome)
 }
 
 fn push<T>(list: &mut Vec<T>, item: T) {
@@ -242,6 +258,7 @@ mod tests {
             (Outcome::BootFailure(String::new()), 126),
             (Outcome::Panic, 125),
             (Outcome::Timeout(Duration::from_secs(1)), 124),
+            (Outcome::Limit(String::new()), 124),
             (Outcome::Quit, 130),
         ] {
             assert_eq!(outcome.status(), status, "{outcome:?}");
@@ -254,6 +271,15 @@ mod tests {
         let outcome = Outcome::from_last_message(&message).expect("is a last message");
         assert!(outcome.explanation().is_some_and(|text| text.contains("Exec format")));
         assert_eq!(Outcome::from_last_message(&ToHost::BootNs(1)), None);
+    }
+
+    #[test]
+    fn the_lines_of_a_port_say_how_it_ended() {
+        let lines = b"boot-ns 100\ncounter run-ns 350\ncounter exits-sysret 3\nexit 4\n";
+        let (facts, outcome) = of_control(lines);
+        assert_eq!((facts.boot_ns, facts.counters["run-ns"]), (Some(100), 350));
+        assert_eq!(outcome, Some(Outcome::Exit(4)));
+        assert_eq!(of_control(b"boot-ns 100\n").1, None);
     }
 
     #[test]

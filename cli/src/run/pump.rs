@@ -10,6 +10,7 @@
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use formats::control::ToGuest;
@@ -40,8 +41,13 @@ impl ControlSender {
 
 /// Copies a port's output to descriptor `fd` (1 or 2) until the port ends. Once the descriptor
 /// takes no more, the guest is told and the rest is dropped; the result is the error, unless it is
-/// only that the reader has gone.
-pub(crate) fn copy_output(mut port: UnixStream, fd: u8, control: &ControlSender) -> Option<Errno> {
+/// only that the reader has gone. `count` counts the bytes.
+pub(crate) fn copy_output(
+    mut port: UnixStream,
+    fd: u8,
+    control: &ControlSender,
+    count: &AtomicU64,
+) -> Option<Errno> {
     let mut buffer = vec![0; CHUNK];
     let (mut open, mut lost) = (true, None);
     loop {
@@ -51,6 +57,7 @@ pub(crate) fn copy_output(mut port: UnixStream, fd: u8, control: &ControlSender)
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
             Err(_) => return lost,
         };
+        count.fetch_add(len as u64, Ordering::Relaxed);
         let to = match fd {
             1 => rustix::stdio::stdout(),
             _ => rustix::stdio::stderr(),

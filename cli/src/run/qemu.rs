@@ -62,6 +62,9 @@ pub(crate) enum Wires {
     Inherited { control: RawFd, stdio: RawFd, stderr: RawFd, kernel_log: RawFd, initramfs: RawFd },
     /// The files of whoever runs the command: stdio is the program's, all else goes to stderr.
     Pasted { initramfs: PathBuf },
+    /// The same for a VM that goes on alone, but what comes for the guest on the control channel is
+    /// read from a FIFO beside its file.
+    Detached { initramfs: RawFd, dir: PathBuf },
     /// A file per port in this folder, named by [`port_file`]: nobody answers the guest.
     Files { initramfs: PathBuf, dir: PathBuf },
 }
@@ -133,11 +136,15 @@ impl Qemu {
             }
             Wires::Files { initramfs, dir } => {
                 line.option("-initrd", initramfs);
-                let to_file = |id: &str| {
-                    let path = port_file(dir, id);
-                    format!("file,id={id},path={}", path.display())
-                };
+                let to_file = |id: &str| to_file(dir, id);
                 (to_file("control"), to_file("stdio"), to_file("stderr"), to_file("klog"))
+            }
+            Wires::Detached { initramfs, dir } => {
+                line.option("-initrd", format!("/dev/fd/{initramfs}"));
+                let (pipe, file) = (in_option(&dir.join("control")), port_file(dir, "control"));
+                let control = format!("pipe,id=control,path={pipe},logfile={}", in_option(&file));
+                let to_file = |id: &str| to_file(dir, id);
+                (control, to_file("stdio"), to_file("stderr"), to_file("klog"))
             }
         };
         line.option("-chardev", kernel_log).option("-serial", "chardev:klog");
@@ -197,6 +204,16 @@ impl Line {
     fn option(&mut self, name: &str, value: impl AsRef<OsStr>) -> &mut Self {
         self.add(name).add(value)
     }
+}
+
+/// A character device that writes a port's file.
+fn to_file(dir: &Path, id: &str) -> String {
+    format!("file,id={id},path={}", in_option(&port_file(dir, id)))
+}
+
+/// A path inside an option of several values.
+fn in_option(path: &Path) -> String {
+    double_commas(path).to_string_lossy().into_owned()
 }
 
 /// QEMU's option parser takes `,,` for a comma inside a value.

@@ -12,7 +12,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use formats::control::{LineBuffer, ToGuest, ToHost};
@@ -20,7 +21,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use signal_hook::consts as signals;
 
+use super::jail::Jail;
 use super::klog::{KernelLog, printable};
+use super::limits::{self, Limits, Taken};
 use super::outcome::{Facts, Outcome};
 use super::pump::{ControlSender, copy_input, copy_output};
 use super::qemu::{Qemu, Wires};
@@ -54,6 +57,7 @@ pub(crate) struct Manner {
     /// Copy stdin to the guest.
     pub(crate) wants_stdin: bool,
     pub(crate) timeout: Option<Duration>,
+    pub(crate) limits: Limits,
     /// No limits of time: a debugger is expected.
     pub(crate) patient: bool,
     /// 1: kernel log; 2: QEMU's messages as well.
@@ -98,6 +102,10 @@ pub(crate) struct Vm {
     sender: ControlSender,
     outputs_done: mpsc::Receiver<Option<Lost>>,
     lost: Vec<Lost>,
+    /// Bytes that the program has written.
+    output: Arc<AtomicU64>,
+    /// When to look what the VM has taken, if there are limits.
+    next_look: Instant,
     /// The caller's terminal, if the program talks with it.
     raw_mode: Option<tty::RawMode>,
     lines: LineBuffer,
@@ -145,9 +153,11 @@ impl Vm {
             initramfs: initramfs.as_raw_fd(),
         });
         let started = Instant::now();
+        let mut jailed = Jail::find(qemu).prefix;
+        jailed.extend([std::env::current_exe()?.into(), shim::NAME.into()]);
         // A process group of its own: Ctrl-C at the caller's terminal is ours, not QEMU's.
-        let child = Command::new("/proc/self/exe")
-            .arg(shim::NAME)
+        let child = Command::new(&jailed[0])
+            .args(&jailed[1..])
             .arg(std::process::id().to_string())
             .args(&command)
             .process_group(0)
@@ -160,7 +170,8 @@ impl Vm {
         // Until a debugger lets the program run, Ctrl-C is the user's.
         let raw = manner.interactive && !manner.patient;
         let raw_mode = if raw { tty::RawMode::enter() } else { None };
-        let (quit, outputs_done) = start_pumps(manner, stdio, stderr, &sender)?;
+        let output = Arc::new(AtomicU64::new(0));
+        let (quit, outputs_done) = start_pumps(manner, stdio, stderr, &sender, &output)?;
         Ok(Self {
             manner,
             child,
@@ -174,6 +185,8 @@ impl Vm {
             sender,
             outputs_done,
             lost: vec![],
+            output,
+            next_look: started,
             raw_mode,
             lines: LineBuffer::new(),
             kernel_log: KernelLog::default(),
@@ -362,6 +375,7 @@ impl Vm {
             boots.then(|| self.started + BOOT_LIMIT),
             progress.then(|| self.started + PROGRESS_AFTER),
             self.end_by,
+            self.manner.limits.needs_looks().then_some(self.next_look),
         ]
         .into_iter()
         .flatten()
@@ -375,6 +389,13 @@ impl Vm {
         let booted = self.booted.is_some() || self.last.is_some();
         if self.killed.is_some() {
             return;
+        }
+        if self.manner.limits.needs_looks() && self.next_look <= now {
+            self.next_look = now + limits::LOOK;
+            let taken = Taken::of_process(self.child.id(), self.output.load(Ordering::Relaxed));
+            if let Some(what) = self.manner.limits.exceeded(&taken) {
+                return self.kill(Outcome::Limit(what));
+            }
         }
         if self.end_by.is_some_and(|deadline| deadline <= now) {
             // The guest has said how it ended, but does not end.
@@ -475,14 +496,15 @@ fn start_pumps(
     stdio: UnixStream,
     stderr: UnixStream,
     sender: &ControlSender,
+    output: &Arc<AtomicU64>,
 ) -> Result<(UnixStream, mpsc::Receiver<Option<Lost>>), Error> {
     let (quit, quit_far) = UnixStream::pair()?;
     let (done, outputs_done) = mpsc::channel();
     let stdin_port = stdio.try_clone()?;
     for (port, fd) in [(stdio, 1), (stderr, 2)] {
-        let (done, sender) = (done.clone(), sender.clone());
+        let (done, sender, output) = (done.clone(), sender.clone(), output.clone());
         std::thread::Builder::new().name(format!("copy fd {fd}")).spawn(move || {
-            let lost = copy_output(port, fd, &sender).map(|error| Lost { fd, error });
+            let lost = copy_output(port, fd, &sender, &output).map(|error| Lost { fd, error });
             // Nobody listens any more if the run was cut short.
             let _ = done.send(lost);
         })?;
@@ -521,7 +543,7 @@ fn inheritable_pair() -> Result<(UnixStream, UnixStream), Error> {
 }
 
 /// A file without a name that holds `bytes` and survives exec.
-fn memory_file(bytes: &[u8]) -> Result<OwnedFd, Error> {
+pub(crate) fn memory_file(bytes: &[u8]) -> Result<OwnedFd, Error> {
     use std::io::Write as _;
     let fd = rustix::fs::memfd_create("limen-initramfs", rustix::fs::MemfdFlags::empty())?;
     let mut file = std::fs::File::from(fd);

@@ -51,6 +51,7 @@ pub(super) fn say(
     let command = linux.command(&Boot {
         program: &std::fs::read(program)?,
         file,
+        files: &[],
         append: &append,
         dir: dir.path(),
         cpu: "max",

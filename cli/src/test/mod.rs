@@ -10,6 +10,7 @@
 //! | settings | `guest/tests` under other settings of the host, and of Debian's kernel | both |
 //! | isolation | a load that interrupts every CPU but the isolated ones | QEMU |
 //! | run | `limen run` and `limen pack` as a user meets them | both |
+//! | dist | what `limen dist` makes, unpacked; if named, installed on a clean Debian | both |
 //! | hostile | programs that take all they can, a short fuzz run, bad archives | QEMU |
 //! | differ | random programs whose calls must answer as on Linux | both |
 //! | fuzz | the system call fuzzer for ten minutes | QEMU |
@@ -23,7 +24,9 @@ pub(crate) mod apps;
 mod audit;
 mod bench;
 mod bochs;
+mod detached;
 mod differ;
+mod dist;
 mod faults;
 mod guest;
 mod host;
@@ -122,7 +125,7 @@ struct Level {
 }
 
 /// In order: the quick ones first.
-const LEVELS: [Level; 13] = [
+const LEVELS: [Level; 14] = [
     Level { name: "host", run: host::run, names: host::names },
     Level { name: "audit", run: audit::run, names: |_| Ok(vec!["audit".to_owned()]) },
     Level { name: "kernel", run: kernel::run, names: kernel::names },
@@ -131,6 +134,7 @@ const LEVELS: [Level; 13] = [
     Level { name: "settings", run: settings::run, names: |_| Ok(settings::names()) },
     Level { name: "isolation", run: isolation::run, names: |_| Ok(isolation::names()) },
     Level { name: "run", run: run::run, names: |_| Ok(run::names()) },
+    Level { name: "dist", run: dist::run, names: |_| Ok(dist::names()) },
     Level { name: "hostile", run: hostile::run, names: hostile::names },
     Level { name: "differ", run: differ::run, names: |_| Ok(vec!["differ::programs".to_owned()]) },
     Level { name: "fuzz", run: hostile::run_fuzz, names: |_| Ok(vec!["fuzz::long".to_owned()]) },

@@ -191,3 +191,20 @@ pub(super) fn compare(context: &Context, folder: &Path) -> Result<(), Error> {
     let good = first == second && first.len() == 2 && first[0] > 10_000 && first[0] < first[1];
     ensure(good, || format!("{first:?}, then {second:?}"))
 }
+
+/// Linux as a set: the same output and, twice, the same count; and a page without a network.
+pub(super) fn compare_with_linux(context: &Context, folder: &Path) -> Result<(), Error> {
+    let mut command = Command::new(&context.limen);
+    command.args(["compare", "--json", "--html", "page.html", "--with", "pti=off"]);
+    command.args(["--with", "linux", "--with", "linux", "--", "/bin/ls", "-l", "/usr/bin"]);
+    let output = command.current_dir(folder).output()?;
+    ensure(output.status.success(), || format!("{output:?}"))?;
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let of = |set: usize| json["sets"][set]["instructions"].as_u64().unwrap_or(0);
+    let is_linux = json["sets"][1]["kernel"].as_str().is_some_and(|k| k.starts_with("Linux "));
+    let good = is_linux && of(0) > 10_000 && of(1) > 10_000 && of(1) == of(2);
+    ensure(good, || json.to_string())?;
+    let page = std::fs::read_to_string(folder.join("page.html"))?;
+    let is_whole = page.contains("</html>") && !page.contains("http") && page.contains("linux");
+    ensure(is_whole, || page)
+}

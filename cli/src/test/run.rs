@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use super::watch::Running;
-use super::{Context, Summary, images, profile, promises};
+use super::{Context, Summary, detached, images, profile, promises};
 use crate::Error;
 
 /// Seconds for one VM, in emulation on a loaded host.
@@ -44,12 +44,17 @@ const TESTS: &[(&str, Test)] = &[
     ("run::ends_of_its_own", promises::ends_of_its_own),
     ("run::memory", promises::memory),
     ("run::cache_elsewhere", promises::cache_elsewhere),
+    ("run::background", detached::background),
+    ("run::limits", detached::limits),
+    ("run::jail", detached::jail),
+    ("run::debugger", detached::debugger),
     ("run::container", images::container),
     ("run::kept", images::kept),
     ("run::compare", promises::compare),
     ("run::every_hook", every_hook),
     ("run::profile_learned", profile::learned),
     ("run::profile_refused", profile::refused),
+    ("run::compare_with_linux", promises::compare_with_linux),
 ];
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {

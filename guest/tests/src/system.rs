@@ -13,7 +13,7 @@ tests!("system":
     capabilities, prctl_options, rlimits, rlimit_fsize_signal, personality_query, proc_maps,
     proc_status, proc_stat, proc_cmdline_environ, proc_fd, proc_of_others, proc_files,
     proc_self_is_own, proc_lists_processes, proc_mounts, proc_task, sys_cpu, getrandom_forms,
-    uname_fields, sysinfo_fields, obsolete_calls, no_new_privs, umask_and_proc_limits,
+    uname_fields, sysinfo_fields, obsolete_calls, no_new_privs, umask_and_proc_limits, kernel_log,
 );
 
 fn text(path: &str) -> String {
@@ -495,4 +495,47 @@ fn umask_and_proc_limits() {
     assert_eq!(field(&text("/proc/self/status"), "Umask"), "0077");
     let l = text("/proc/self/limits");
     assert!(l.starts_with("Limit ") && l.contains("Max open files"));
+}
+
+/// /dev/kmsg gives a line a read, with rising numbers; what is written there is in it, and syslog(2)
+/// has it, too.
+fn kernel_log() {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::fs::OpenOptionsExt as _;
+    const WRITTEN: &str = "limen-guest-tests: a line of our own";
+    let open = || std::fs::File::options().read(true).custom_flags(O_NONBLOCK).open("/dev/kmsg");
+    let mut writer = std::fs::File::options().write(true).open("/dev/kmsg").expect("kmsg");
+    writer.write_all(format!("<6>{WRITTEN}\n").as_bytes()).expect("a line");
+    let mut log = open().expect("kmsg");
+    let (mut line, mut last, mut found) = ([0; 8192], None, false);
+    loop {
+        let len = match log.read(&mut line) {
+            Ok(len) => len,
+            Err(error) if error.raw_os_error() == Some(EPIPE) => continue,
+            Err(error) => break assert_eq!(error.raw_os_error(), Some(EAGAIN)),
+        };
+        let text = String::from_utf8_lossy(&line[..len]).into_owned();
+        let (head, body) = text.split_once(';').expect("a head");
+        let fields: Vec<&str> = head.split(',').collect();
+        let number: u64 = fields[1].parse().expect("a number");
+        assert!(fields.len() >= 4 && fields[0].parse::<u32>().is_ok(), "{head}");
+        assert!(fields[2].parse::<u64>().is_ok() && body.ends_with('\n'), "{text}");
+        assert!(last.is_none_or(|last| number > last), "{last:?} before {number}");
+        last = Some(number);
+        found |= body.contains(WRITTEN);
+    }
+    assert!(found && last.is_some(), "the line that was written is not there");
+    // From the start again, too small a place for a line, and from the end.
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&log);
+    sc!(SYS_lseek, fd, 0, SEEK_SET).is(0);
+    sc!(SYS_read, fd, line.as_mut_ptr(), 3).fails(EINVAL);
+    sc!(SYS_lseek, fd, 0, SEEK_END).is(0);
+    sc!(SYS_read, fd, line.as_mut_ptr(), 8192).fails(EAGAIN);
+    let size = sc!(SYS_syslog, 10, 0, 0).must();
+    let mut all = vec![0u8; size as usize];
+    let len = sc!(SYS_syslog, 3, all.as_mut_ptr(), size).must();
+    let text = String::from_utf8_lossy(&all[..len as usize]).into_owned();
+    let own = text.lines().find(|line| line.contains(WRITTEN)).expect("in syslog(2), too");
+    // Whatever the facility: Linux notes that a program has written it.
+    assert!(own.starts_with('<') && own.contains(">["), "{own}");
 }

@@ -40,6 +40,7 @@ use machine::cpu::{self, MAX_CPUS};
 use machine::percpu::{self, PerCpu, cpu_id};
 use machine::sync::{IrqGuard, SpinLock};
 use machine::task::{Current, CurrentSlot};
+use machine::trace;
 use scheduler::balance::{self as rules, CpuLoad};
 use scheduler::class::{WEIGHT_IDLE, weight_of_nice};
 use scheduler::{Arrival, Class, Entity, Handle, Preempt, RunQueue, Share};
@@ -576,7 +577,11 @@ fn switch(thread: Current<Thread>, cpu: usize, next: Next, now_ns: u64) {
     // Only this CPU writes it, with interrupts masked.
     state.switches.store(state.switches.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     if !core::ptr::eq(Arc::as_ptr(&next), &*thread) {
-        machine::trace::switch(next.tid.load(Ordering::Relaxed));
+        let tid = || match state.is_idle_thread(&next) {
+            true => trace::IDLE,
+            false => next.tid.load(Ordering::Relaxed),
+        };
+        trace::switch(tid);
     }
     CURRENT.switch_to(next);
 }

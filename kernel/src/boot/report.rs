@@ -10,7 +10,7 @@ use abi::syscalls;
 use context_tracking::state::Context;
 use formats::boot_config::Want;
 use formats::control::{Phase, SyscallCount, ToHost, TraceEvent};
-use machine::ipi::Action;
+use machine::ipi::{self, Action};
 use machine::trace::{self, Event};
 
 use crate::base::io::Source;
@@ -72,6 +72,24 @@ fn send_counts(counts: &[AtomicU64], make: impl Fn(SyscallCount) -> ToHost) {
     }
 }
 
+/// Exceptions of programs, page faults nearly all of them: whatever came by a vector while one ran,
+/// without the interrupts.
+fn exceptions() -> u64 {
+    let (by_sysret, by_iret) = machine::entry::exits_of(entry::Origin::Vector);
+    let kinds = [
+        ipi::Kind::Timer,
+        ipi::Kind::Reschedule,
+        ipi::Kind::Tlb,
+        ipi::Kind::Sync,
+        ipi::Kind::Nmi,
+        ipi::Kind::Spurious,
+        ipi::Kind::Device,
+    ];
+    let of_cpu = |cpu| kinds.iter().map(|kind| ipi::received(cpu, *kind).1).sum::<u64>();
+    let interrupts: u64 = (0..machine::cpu::cpu_count()).map(of_cpu).sum();
+    (by_sysret + by_iret).saturating_sub(interrupts)
+}
+
 fn send_counters() {
     let (total, free) = machine::frame::usage();
     let page = machine::frame::PAGE_SIZE as u64;
@@ -84,10 +102,35 @@ fn send_counters() {
         ("exits-sysret", machine::entry::exits_of(entry::Origin::Syscall).0),
         ("exits-iret", machine::entry::exits_of(entry::Origin::Syscall).1),
         ("execs", tally::programs_started()),
+        ("context-switches", crate::base::sched::switches()),
+        ("exceptions", exceptions()),
     ];
     for (name, value) in counters {
         send(&ToHost::Counter { name: String::from(name), value });
     }
+    for (name, value) in interrupts() {
+        send(&ToHost::Counter { name, value });
+    }
+}
+
+/// Interrupts that came, by kind, and those between CPUs, by cause and by whether they were sent or
+/// spared; of all CPUs.
+fn interrupts() -> Vec<(String, u64)> {
+    let cpus = 0..machine::cpu::cpu_count();
+    let came = |kind| cpus.clone().map(|cpu| ipi::received(cpu, kind).0).sum();
+    let mut counts = alloc::vec![
+        (String::from("interrupts-timer"), came(ipi::Kind::Timer)),
+        (String::from("interrupts-device"), came(ipi::Kind::Device)),
+    ];
+    for row in ipi::rows() {
+        let action = if row.action == Action::Sent { "sent" } else { "deferred" };
+        let name = format!("ipis-{}-{action}", row.cause.name());
+        match counts.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, count)) => *count += row.count,
+            None => counts.push((name, row.count)),
+        }
+    }
+    counts
 }
 
 /// Sends what the CPUs have recorded, many lines at a time.

@@ -8,6 +8,7 @@ use machine::uaccess;
 
 use crate::base::args::Args;
 use crate::base::user::UserPtr;
+use crate::drivers::kmsg;
 use crate::process::current;
 use crate::process::ptrace::access::{self, Ids};
 use crate::security::{Capability, subject_hooks};
@@ -38,7 +39,8 @@ pub fn reboot(args: &Args) -> Result<u64> {
     }
 }
 
-/// syslog(2): the log goes to the console; there is no buffer to read it from.
+/// syslog(2), of the lines that the log keeps. What reads the log away (SYSLOG_ACTION_READ) finds
+/// nothing: there is one log, and it is /dev/kmsg's.
 pub fn syslog(args: &Args) -> Result<u64> {
     let command = args.a0() as i32;
     // Reading all and asking for the size are open to everybody, as where dmesg is not restricted.
@@ -49,7 +51,20 @@ pub fn syslog(args: &Args) -> Result<u64> {
     subject_hooks::syslog((&current().process.subject(), command as u32))?;
     match command {
         2..=4 if (args.a2() as i32) < 0 || args.a1() == 0 => Err(Errno::EINVAL),
-        0..=7 | 9 | 10 => Ok(0),
+        3 | 4 => {
+            let lines = kmsg::last_lines(args.a2() as i32 as usize);
+            uaccess::write_bytes(args.a1(), &lines).map_err(|_| Errno::EFAULT)?;
+            if command == 4 {
+                kmsg::clear();
+            }
+            Ok(lines.len() as u64)
+        }
+        5 => {
+            kmsg::clear();
+            Ok(0)
+        }
+        10 => Ok(machine::log::KEPT_BYTES as u64),
+        0 | 1 | 2 | 6 | 7 | 9 => Ok(0),
         8 if (1..=8).contains(&(args.a2() as i32)) => Ok(0),
         _ => Err(Errno::EINVAL),
     }

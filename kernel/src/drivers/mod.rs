@@ -2,9 +2,11 @@
 //!
 //! - [`console`]: the ports to the command line: standard streams and the control channel.
 //! - [`stdio`]: the standard streams as files.
+//! - [`kmsg`]: the kernel's log as a file.
 //! - [`ninep_transport`]: the host's file server.
 
 pub mod console;
+pub mod kmsg;
 pub mod ninep_transport;
 mod port;
 pub mod stdio;

@@ -27,6 +27,7 @@ const NODES: &[(&[u8], u32, u32, u32)] = &[
     (b"full", MEMORY_MAJOR, 7, 0o666),
     (b"random", MEMORY_MAJOR, 8, 0o666),
     (b"urandom", MEMORY_MAJOR, 9, 0o666),
+    (b"kmsg", MEMORY_MAJOR, 11, 0o644),
     (b"tty", 5, 0, 0o666),
     (b"console", 5, 1, 0o600),
     (b"ptmx", 5, 2, 0o666),
@@ -87,6 +88,7 @@ impl CharDriver for Driver {
             5 => Kind::Zero,
             7 => Kind::Full,
             8 | 9 => Kind::Random,
+            11 => return Ok(crate::drivers::kmsg::open(node)),
             _ => return Err(Errno::ENXIO),
         };
         Ok(Arc::new(Device { kind, node }))

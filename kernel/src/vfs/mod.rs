@@ -307,6 +307,10 @@ pub trait FileOps: Send + Sync + Any {
     fn has_positions(&self) -> bool {
         true
     }
+    /// lseek(2), where positions are not bytes: the call's result. `None`: they are.
+    fn seek(&self, _offset: i64, _whence: u32) -> Option<Result<u64>> {
+        None
+    }
     /// Whether epoll(7) takes it: what is always ready it refuses.
     fn is_pollable(&self) -> bool {
         !self.is_seekable()

@@ -143,7 +143,10 @@ fn boot_config(args: &RunArgs, start: Start, shares: &[(PathBuf, PathBuf)]) -> B
         root: if start.root.is_some() { RootKind::Live } else { RootKind::Packed },
         rw_mounts: rw_mounts.collect(),
         hidden: start.hidden.into_iter().map(bytes).collect(),
-        stdio: stdio_kinds(),
+        stdio: match args.detach {
+            Some(_) => [Stdio::Null, Stdio::Pipe, Stdio::Pipe],
+            None => stdio_kinds(),
+        },
         winsize: tty::window_size().unwrap_or_default(),
         want: Want {
             missing_syscalls: args.missing_syscalls || args.json.is_some(),
@@ -151,8 +154,8 @@ fn boot_config(args: &RunArgs, start: Start, shares: &[(PathBuf, PathBuf)]) -> B
             missing_files: args.missing_files,
             counters: args.json.is_some(),
             trace: args.trace.is_some(),
-            // Nobody answers a command that is pasted into a shell.
-            clock: !args.dry_run,
+            // Nobody answers a command that is pasted into a shell, or left alone.
+            clock: !args.dry_run && args.detach.is_none(),
         },
         realtime_ns: SystemTime::now()
             .duration_since(UNIX_EPOCH)

@@ -297,6 +297,9 @@ pub fn lseek(a: &Args) -> Result<u64> {
     if !file.is_seekable() {
         return lseek_stream(&file);
     }
+    if let Some(result) = file.ops().seek(offset, whence) {
+        return result;
+    }
     if !file.ops().has_positions() {
         return Ok(0);
     }

@@ -1,0 +1,46 @@
+//! One run on Limen: the kernel says when it starts the program, and at the end how much time, that
+//! is instructions, has passed.
+
+use super::{Measured, Setup};
+use crate::Error;
+use crate::args::MachineModel;
+use crate::bench::rig::{self, Clock};
+use crate::run::outcome;
+use crate::run::qemu::{Accel, Qemu, Wires, port_file};
+
+/// The kernel's clock at the end, which counts instructions where a run is counted.
+const RUN_NS: &str = "run-ns";
+
+pub(super) fn run(setup: &Setup<'_>, parameters: &str, clock: Clock) -> Result<Measured, Error> {
+    let dir = tempfile::tempdir()?;
+    let initramfs = dir.path().join("image.cpio");
+    std::fs::write(&initramfs, &setup.image)?;
+    let machine = Qemu {
+        kernel: setup.kernel.clone(),
+        append: parameters.to_owned(),
+        machine: MachineModel::Microvm,
+        accel: Accel::Tcg,
+        cpu: Some(setup.args.cpu.clone()),
+        smp: 1,
+        memory_mib: setup.args.memory,
+        gdb: None,
+        root: None,
+        rw: vec![],
+    };
+    let command = machine.command(&Wires::Files { initramfs, dir: dir.path().to_owned() });
+    rig::run_within(&command, clock, dir.path(), setup.args.timeout)?;
+    let read = |port: &str| std::fs::read(port_file(dir.path(), port)).unwrap_or_default();
+    let said = || {
+        let text = |port: &str| String::from_utf8_lossy(&read(port)).into_owned();
+        format!("the program did not come to its end with {parameters:?}\n{}", text("klog"))
+    };
+    let (facts, outcome) = outcome::of_control(&read("control"));
+    let started = facts.boot_ns.ok_or_else(said)?;
+    let ended = *facts.counters.get(RUN_NS).ok_or_else(said)?;
+    Ok(Measured {
+        outcome: outcome.ok_or_else(said)?,
+        ticks: ended.saturating_sub(started),
+        counters: facts.counters,
+        stdout: read("stdio"),
+    })
+}
