@@ -40,6 +40,7 @@ mod storm;
 mod sys;
 mod system;
 mod sysv;
+mod tcp;
 mod threads;
 mod time;
 mod waits;
@@ -64,6 +65,7 @@ const SUBJECTS: &[&[Test]] = &[
     procfs::TESTS,
     channels::TESTS,
     sockets::TESTS,
+    tcp::TESTS,
     time::TESTS,
     scheduling::TESTS,
     waits::TESTS,

@@ -12,7 +12,7 @@ use crate::base::time::{Deadline, TimeSpec, now_ns};
 use crate::base::user::UserPtr;
 use crate::ipc::{file_at, give_pair};
 use crate::net::address::{Address, RawAddress};
-use crate::net::channel::{ReceiveMode, Received};
+use crate::net::channel::{ReceiveMode, Received, SendMode};
 use crate::net::control::{self, Control, Ucred, Writer};
 use crate::net::{Kind, Outgoing, Socket, SocketFile, file_for, hooks, options, unix};
 use crate::process::give_file;
@@ -197,7 +197,9 @@ fn send_one(
     flags: u32,
 ) -> Result<u64> {
     let socket = socket_of(file)?;
-    if flags & raw::MSG_OOB != 0 {
+    let is_stream = socket.common().kind == Kind::Stream;
+    let mode = SendMode { more: flags & raw::MSG_MORE != 0, urgent: flags & raw::MSG_OOB != 0 };
+    if mode.urgent && !is_stream {
         return Err(Errno::EOPNOTSUPP);
     }
     if !socket.is_prepared() {
@@ -205,9 +207,9 @@ fn send_one(
     }
     let nonblocking = file.is_nonblocking() || flags & raw::MSG_DONTWAIT != 0;
     let patience = socket.common().send_patience(nonblocking);
-    let result = socket.send(source, Outgoing { to, control, patience });
-    let is_stream = socket.common().kind != Kind::Dgram;
-    if result == Err(Errno::EPIPE) && is_stream && flags & raw::MSG_NOSIGNAL == 0 {
+    let result = socket.send(source, Outgoing { to, control, patience, mode });
+    let is_conversation = socket.common().kind != Kind::Dgram;
+    if result == Err(Errno::EPIPE) && is_conversation && flags & raw::MSG_NOSIGNAL == 0 {
         crate::ipc::signals::broken_pipe();
     }
     result.map(|len| len as u64)
@@ -279,12 +281,23 @@ fn len_of(message: UserPtr<MMsgHdr>) -> UserPtr<u32> {
 
 fn receive_one(file: &Arc<File>, sink: &mut Sink<'_>, flags: u32) -> Result<Received> {
     let socket = socket_of(file)?;
-    if flags & (raw::MSG_OOB | raw::MSG_ERRQUEUE) != 0 {
-        return Err(if flags & raw::MSG_OOB != 0 { Errno::EINVAL } else { Errno::EAGAIN });
+    if flags & raw::MSG_ERRQUEUE != 0 {
+        return Err(Errno::EAGAIN);
     }
-    let mode =
-        ReceiveMode { peek: flags & raw::MSG_PEEK != 0, wait_all: flags & raw::MSG_WAITALL != 0 };
-    if sink.left() == 0 && socket.common().kind == Kind::Stream {
+    let common = socket.common();
+    let is_tcp = common.protocol == raw::IPPROTO_TCP as u32;
+    let wants_urgent = flags & raw::MSG_OOB != 0;
+    if wants_urgent && !is_tcp && common.kind != Kind::Dgram {
+        return Err(if common.kind == Kind::Stream { Errno::EINVAL } else { Errno::EOPNOTSUPP });
+    }
+    let wants_all = flags & raw::MSG_WAITALL != 0;
+    let mode = ReceiveMode {
+        peek: flags & raw::MSG_PEEK != 0,
+        least: if wants_all { sink.left() } else { common.low_water().min(sink.left()) },
+        discard: is_tcp && flags & raw::MSG_TRUNC != 0,
+        urgent: is_tcp && wants_urgent,
+    };
+    if sink.left() == 0 && common.kind == Kind::Stream && !mode.urgent {
         return Ok(Received::default());
     }
     let nonblocking = file.is_nonblocking() || flags & raw::MSG_DONTWAIT != 0;
@@ -333,6 +346,9 @@ fn receive_header(file: &Arc<File>, at: UserPtr<MsgHdr>, flags: u32) -> Result<u
     }
     if writer.truncated {
         flags_out |= raw::MSG_CTRUNC;
+    }
+    if received.is_urgent {
+        flags_out |= raw::MSG_OOB;
     }
     if received.is_message && socket_of(file)?.common().kind == Kind::SeqPacket {
         flags_out |= raw::MSG_EOR;

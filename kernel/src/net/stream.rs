@@ -127,6 +127,12 @@ impl<S> Backlog<S> {
         !self.queue.lock().is_empty()
     }
 
+    /// How many wait, and how many may.
+    pub fn lengths(&self) -> (u32, u32) {
+        let max = self.max.load(Ordering::Relaxed).saturating_sub(1);
+        (self.queue.lock().len() as u32, max as u32)
+    }
+
     /// Adds a connection, waiting for room. ECONNREFUSED if the listener goes away.
     pub fn push(&self, socket: &Arc<S>, readers: &WaitQueue, patience: Patience) -> Result<()> {
         patience.wait(&self.room, || {

@@ -3,19 +3,20 @@
 
 use alloc::sync::Arc;
 use core::net::SocketAddr;
-use core::sync::atomic::{AtomicBool, Ordering};
 
 use abi::{Errno, Result, net as raw};
 use machine::sync::SpinLock;
 
+use super::options::IpOptions;
 use super::ports::{Binding, Owner, Ports};
-use super::{InertOptions, any_address, destination, read_address, shown, source_for};
+use super::{any_address, destination, read_address, shown, source_for};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::WaitQueue;
 use crate::net::address::{Address, RawAddress};
 use crate::net::channel::{Channel, Patience, ReceiveMode, Received};
 use crate::net::control::Control;
+use crate::net::options::Value;
 use crate::net::{Common, Outgoing, Socket, boxed};
 
 /// Largest payload: 65535 less both headers.
@@ -28,18 +29,15 @@ static PORTS: Ports<UdpSocket> = Ports::new();
 /// A socket.
 pub(super) struct UdpSocket {
     common: Common,
-    v6_only: AtomicBool,
     binding: SpinLock<Option<Binding<UdpSocket>>>,
     peer: SpinLock<Option<SocketAddr>>,
     inbox: Arc<Channel>,
-    options: InertOptions,
+    ip: IpOptions,
 }
 
 impl Owner for UdpSocket {
     fn reuse(&self) -> (bool, bool) {
-        let common = &self.common;
-        let load = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-        (load(&common.reuse_address), load(&common.reuse_port))
+        self.common.reuse()
     }
 
     fn listens(&self) -> bool {
@@ -47,7 +45,7 @@ impl Owner for UdpSocket {
     }
 
     fn v6_only(&self) -> bool {
-        self.v6_only.load(Ordering::Relaxed)
+        self.ip.v6_only()
     }
 }
 
@@ -57,11 +55,10 @@ impl UdpSocket {
         let inbox = Channel::new(common.receive_limit(), DGRAMS_MAX, &common.readers, &room);
         Arc::new(UdpSocket {
             common,
-            v6_only: AtomicBool::new(false),
             binding: SpinLock::new(None),
             peer: SpinLock::new(None),
             inbox,
-            options: InertOptions::default(),
+            ip: IpOptions::default(),
         })
     }
 
@@ -75,7 +72,7 @@ impl UdpSocket {
     }
 
     fn bind_at(self: &Arc<Self>, address: SocketAddr) -> Result<SocketAddr> {
-        let binding = PORTS.bind(self, address, false)?;
+        let binding = PORTS.bind(self, address, false, &|_| false)?;
         let address = binding.address;
         *self.binding.lock() = Some(binding);
         Ok(address)
@@ -211,19 +208,12 @@ impl Socket for UdpSocket {
         self.inbox.set_limit(self.common.receive_limit());
     }
 
-    fn get_option(&self, level: u32, name: u32) -> Result<i32> {
-        if level == raw::IPPROTO_IPV6 as u32 && name == super::IPV6_V6ONLY {
-            return Ok(i32::from(self.v6_only()));
-        }
-        self.options.get(&self.common, level, name)
+    fn get_option(&self, level: u32, name: u32) -> Result<Value> {
+        let is_connected = self.peer.lock().is_some();
+        self.ip.get(&self.common, level, name, is_connected)
     }
 
     fn set_option(&self, level: u32, name: u32, value: &[u8]) -> Result<()> {
-        if level == raw::IPPROTO_IPV6 as u32 && name == super::IPV6_V6ONLY {
-            let is_on = value.iter().any(|&byte| byte != 0);
-            self.v6_only.store(is_on, Ordering::Relaxed);
-            return Ok(());
-        }
-        self.options.set(&self.common, level, name, value)
+        self.ip.set(&self.common, level, name, value, self.bound().is_some())
     }
 }

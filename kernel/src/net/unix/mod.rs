@@ -349,11 +349,14 @@ impl Socket for UnixSocket {
             control.credentials = Some(Ucred::current());
         }
         let info = boxed(control, None);
+        if what.mode.urgent {
+            return Err(Errno::EOPNOTSUPP);
+        }
         let (tx, rx) = (&link.conn.tx, &link.conn.rx);
         let was_closed = tx.is_refused() || tx.is_ended();
         let sent = match self.common.kind {
             Kind::SeqPacket => tx.send_message(source, info, what.patience),
-            _ => tx.send(source, info, what.patience),
+            _ => tx.send(source, info, what.mode, what.patience),
         };
         match sent {
             // A sender that waited is told what it would be told at a receive: the peer closed
