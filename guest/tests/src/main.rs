@@ -21,6 +21,7 @@ mod jobs;
 mod landlock;
 mod mappings;
 mod memory;
+mod options;
 mod partly;
 mod pointers;
 mod processes;
@@ -66,6 +67,7 @@ const SUBJECTS: &[&[Test]] = &[
     channels::TESTS,
     sockets::TESTS,
     tcp::TESTS,
+    options::TESTS,
     time::TESTS,
     scheduling::TESTS,
     waits::TESTS,

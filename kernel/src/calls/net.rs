@@ -8,13 +8,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::base::args::Args;
 use crate::base::io::{IOV_MAX, Sink, Source, read_iovec};
 use crate::base::sched::current;
-use crate::base::time::{Deadline, TimeSpec, now_ns};
+use crate::base::time::{Deadline, TimeSpec, now_ns, realtime_ns};
 use crate::base::user::UserPtr;
 use crate::ipc::{file_at, give_pair};
 use crate::net::address::{Address, RawAddress};
 use crate::net::channel::{ReceiveMode, Received, SendMode};
 use crate::net::control::{self, Control, Ucred, Writer};
-use crate::net::{Kind, Outgoing, Socket, SocketFile, file_for, hooks, options, unix};
+use crate::net::options::stamps;
+use crate::net::{Common, Kind, Outgoing, Socket, SocketFile, file_for, hooks, options, unix};
 use crate::process::give_file;
 use crate::vfs::File;
 
@@ -287,7 +288,7 @@ fn receive_one(file: &Arc<File>, sink: &mut Sink<'_>, flags: u32) -> Result<Rece
     let common = socket.common();
     let is_tcp = common.protocol == raw::IPPROTO_TCP as u32;
     let wants_urgent = flags & raw::MSG_OOB != 0;
-    if wants_urgent && !is_tcp && common.kind != Kind::Dgram {
+    if wants_urgent && common.domain == raw::AF_UNIX {
         return Err(if common.kind == Kind::Stream { Errno::EINVAL } else { Errno::EOPNOTSUPP });
     }
     let wants_all = flags & raw::MSG_WAITALL != 0;
@@ -310,13 +311,22 @@ fn result_len(received: &Received, flags: u32) -> u64 {
     (if wants_full { received.full_len } else { received.len }) as u64
 }
 
+/// Whom something is from: a datagram's sender, or the peer, if it has a name.
+fn sender(file: &Arc<File>, received: &Received) -> Result<Option<Address>> {
+    let known = received.info.as_ref().and_then(|info| info.from.clone());
+    if known.is_some() || received.len == 0 && !received.is_message {
+        return Ok(known);
+    }
+    Ok(socket_of(file)?.sender())
+}
+
 /// recvfrom(2), which is also recv(2).
 pub fn recvfrom(a: &Args) -> Result<u64> {
     let file = file_at(a.a0())?;
     let mut sink = Sink::user(a.a1(), a.a2().min(usize::MAX as u64) as usize);
     let received = receive_one(&file, &mut sink, a.a3() as u32)?;
     if a.a4() != 0 {
-        match received.info.as_ref().and_then(|info| info.from.as_ref()) {
+        match sender(&file, &received)? {
             Some(from) => from.write_with_len(a.a4(), a.a5())?,
             None => UserPtr::<i32>::new(a.a5()).write(&0)?,
         }
@@ -328,8 +338,7 @@ fn receive_header(file: &Arc<File>, at: UserPtr<MsgHdr>, flags: u32) -> Result<u
     let header = at.read()?;
     let vector = read_message_vector(&header)?;
     let received = receive_one(file, &mut Sink::user_vector(&vector), flags)?;
-    let from = received.info.as_ref().and_then(|info| info.from.as_ref());
-    let name_len = match from {
+    let name_len = match sender(file, &received)? {
         Some(from) if header.name != 0 => {
             if header.name_len as i32 <= -1 {
                 return Err(Errno::EINVAL);
@@ -349,9 +358,6 @@ fn receive_header(file: &Arc<File>, at: UserPtr<MsgHdr>, flags: u32) -> Result<u
     }
     if received.is_urgent {
         flags_out |= raw::MSG_OOB;
-    }
-    if received.is_message && socket_of(file)?.common().kind == Kind::SeqPacket {
-        flags_out |= raw::MSG_EOR;
     }
     let field = |offset: usize| at.address() + offset as u64;
     if header.name != 0 {
@@ -378,6 +384,33 @@ fn put_control(
     }
     if let Some(info) = info {
         writer.put_files(&info.control.files, flags & raw::MSG_CMSG_CLOEXEC != 0)?;
+    }
+    if received.is_message {
+        put_stamps(common, received, writer)?;
+    }
+    socket_of(file)?.tell(received, writer)
+}
+
+/// The time of a message, and how many were lost, as the receiver asked for (socket(7)).
+fn put_stamps(common: &Common, received: &Received, writer: &mut Writer) -> Result<()> {
+    let wanted = common.stamps();
+    if wanted & (stamps::MICROSECONDS | stamps::NANOSECONDS) != 0 {
+        let known =
+            received.info.as_ref().and_then(|info| info.packet).map(|packet| packet.time_ns);
+        // Who asked only after it came gets the time of asking, as on Linux.
+        let time = TimeSpec::from_ns(known.filter(|ns| *ns != 0).unwrap_or_else(realtime_ns));
+        let is_new = wanted & stamps::NEW != 0;
+        let (kind, fraction) = match (wanted & stamps::MICROSECONDS != 0, is_new) {
+            (true, false) => (raw::SO_TIMESTAMP_OLD, time.nsec / 1000),
+            (true, true) => (raw::SO_TIMESTAMP_NEW, time.nsec / 1000),
+            (false, false) => (raw::SO_TIMESTAMPNS_OLD, time.nsec),
+            (false, true) => (raw::SO_TIMESTAMPNS_NEW, time.nsec),
+        };
+        writer.put(raw::SOL_SOCKET, kind, [time.sec, fraction].as_bytes())?;
+    }
+    let lost = common.lost.load(core::sync::atomic::Ordering::Relaxed);
+    if wanted & stamps::LOST != 0 && lost > 0 {
+        writer.put(raw::SOL_SOCKET, raw::SO_RXQ_OVFL, &lost.to_ne_bytes())?;
     }
     Ok(())
 }

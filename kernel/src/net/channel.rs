@@ -24,6 +24,7 @@ use machine::sync::Once;
 
 use super::address::Address;
 use super::control::Control;
+use super::inet::packet::Packet;
 use crate::base::io::{Sink, Source};
 use crate::base::poll::events;
 use crate::base::sched::Sleep;
@@ -81,6 +82,8 @@ pub struct Info {
     pub control: Control,
     /// The sender of a datagram.
     pub from: Option<Address>,
+    /// What would stand in its headers.
+    pub packet: Option<Packet>,
 }
 
 /// A run of bytes in the ring.
@@ -715,6 +718,18 @@ impl Channel {
         Some(result)
     }
 
+    /// Changes what is held, and wakes a sender if that made room. Whether there was room is looked
+    /// at here, under the lock: senders go on while a receiver copies without it.
+    fn freeing<T>(&self, data: &mut Data, change: impl FnOnce(&mut Data) -> T) -> T {
+        let had_room = self.has_room();
+        let result = change(data);
+        self.note(data);
+        if !had_room && self.has_room() {
+            self.writers.wake_one(events::WRITABLE);
+        }
+        result
+    }
+
     /// Takes whole pages out and copies them without the lock, as long as there are any; then the
     /// rest. Returns how much went, nothing if another receiver was faster.
     fn take_bulk(&self, sink: &mut Sink<'_>) -> Result<usize> {
@@ -727,7 +742,8 @@ impl Channel {
                 if wanted == 0 || !data.segments.is_empty() {
                     return Ok(done);
                 }
-                return match take(&mut data, wanted, sink, done) {
+                let last = self.freeing(&mut data, |data| take(data, wanted, sink, done));
+                return match last {
                     Err(error) if done == 0 => Err(error),
                     last => Ok(done + last.map_or(0, |last| last.len)),
                 };
@@ -738,15 +754,16 @@ impl Channel {
             drop(data);
             let result = if bulk.len() == 0 { Err(Errno::ENOMEM) } else { bulk.copy_to(sink) };
             let mut data = self.data.lock();
-            data.detached = 0;
             let len = *result.as_ref().unwrap_or(&0);
             bulk.skip(len);
-            data.count_taken(len);
             let is_whole = bulk.len() == 0;
-            if !is_whole {
-                data.ring.attach(bulk);
-            }
-            self.note(&data);
+            self.freeing(&mut data, |data| {
+                data.detached = 0;
+                data.count_taken(len);
+                if !is_whole {
+                    data.ring.attach(bulk);
+                }
+            });
             done += len;
             match result {
                 Err(error) if done == 0 => return Err(error),
@@ -830,7 +847,42 @@ fn peek(data: &Data, visible: usize, sink: &mut Sink<'_>) -> Result<Received> {
     Ok(Received { len, full_len, info, is_message, is_urgent: false })
 }
 
+/// Takes a message, or what a stream gives at once: up to the first descriptors, and as long as the
+/// same process sent it.
 fn take(data: &mut Data, visible: usize, sink: &mut Sink<'_>, already: usize) -> Result<Received> {
+    let mut total = take_segment(data, visible, sink, already)?;
+    while total.len > 0
+        && !total.is_message
+        && sink.left() > 0
+        && let Some(next) = data.segments.front()
+        && goes_with(total.info.as_deref(), next.info.as_deref())
+    {
+        let Ok(piece) = take_segment(data, visible, sink, total.len) else { break };
+        total.len += piece.len;
+        total.full_len += piece.len;
+        if piece.info.is_some() {
+            total.info = piece.info;
+        }
+        if piece.len == 0 {
+            break;
+        }
+    }
+    Ok(total)
+}
+
+/// Whether what comes next may be given together with what was taken.
+fn goes_with(taken: Option<&Info>, next: Option<&Info>) -> bool {
+    let sender = |info: Option<&Info>| info.and_then(|info| info.control.credentials);
+    let has_files = taken.is_some_and(|info| !info.control.files.is_empty());
+    !has_files && sender(taken) == sender(next)
+}
+
+fn take_segment(
+    data: &mut Data,
+    visible: usize,
+    sink: &mut Sink<'_>,
+    already: usize,
+) -> Result<Received> {
     let Some(first) = data.segments.front_mut() else {
         let len = data.ring.take(visible, sink)?;
         data.count_taken(len);
@@ -852,6 +904,10 @@ fn take(data: &mut Data, visible: usize, sink: &mut Sink<'_>, already: usize) ->
     let info = first.info.take();
     if first.len == 0 {
         data.segments.pop_front();
+    } else if let Some(credentials) = info.as_ref().and_then(|info| info.control.credentials) {
+        // Descriptors go with the first byte, the sender with every one.
+        let control = Control { credentials: Some(credentials), ..Control::default() };
+        first.info = Some(Box::new(Info { control, ..Info::default() }));
     }
     data.count_taken(len);
     Ok(Received { len, full_len: len, info, ..Received::default() })

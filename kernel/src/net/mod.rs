@@ -3,7 +3,7 @@
 //!
 //! A family implements [`Socket`]; [`SocketFile`] is the open file around one. There is no device
 //! and no packet here: TCP and UDP connect programs of this machine only, over the loopback
-//! addresses, by the same channels as unix sockets.
+//! addresses, by the same channels as unix sockets. README.md lists the options.
 
 pub mod address;
 pub mod channel;
@@ -75,10 +75,10 @@ pub struct Common {
     chosen_buffers: AtomicU32,
     /// SO_RCVLOWAT.
     low_water: AtomicUsize,
-    /// SO_PEEK_OFF: -1 off.
-    peek_offset: AtomicI32,
     /// What comes with each message: see [`options::stamps`].
     stamps: AtomicU32,
+    /// Messages that found no room (SO_RXQ_OVFL).
+    pub lost: AtomicU32,
     /// Options that are numbers, kept and shown.
     numbers: SpinLock<BTreeMap<u32, i64>>,
     receive_timeout_ns: AtomicU64,
@@ -117,8 +117,8 @@ impl Common {
             receive_buffer: AtomicUsize::new(receive),
             chosen_buffers: AtomicU32::new(0),
             low_water: AtomicUsize::new(1),
-            peek_offset: AtomicI32::new(-1),
             stamps: AtomicU32::new(0),
+            lost: AtomicU32::new(0),
             numbers: SpinLock::new(BTreeMap::new()),
             receive_timeout_ns: AtomicU64::new(0),
             send_timeout_ns: AtomicU64::new(0),
@@ -314,6 +314,10 @@ pub trait Socket: Send + Sync + Any {
     fn send(&self, source: &mut Source<'_>, what: Outgoing) -> Result<usize>;
     /// Receives.
     fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Patience) -> Result<Received>;
+    /// Adds what the family tells of a message that was received, beside what all do.
+    fn tell(&self, _received: &Received, _writer: &mut control::Writer) -> Result<()> {
+        Ok(())
+    }
     /// shutdown(2).
     fn shutdown(&self, receive: bool, send: bool) -> Result<()>;
     /// The last descriptor is gone.
@@ -322,6 +326,10 @@ pub trait Socket: Send + Sync + Any {
     fn local_address(&self) -> Address;
     /// getpeername(2); ENOTCONN.
     fn peer_address(&self) -> Result<Address>;
+    /// The name of the peer, whom all that is received is from.
+    fn sender(&self) -> Option<Address> {
+        None
+    }
     /// SO_PEERCRED.
     fn peer_credentials(&self) -> Option<Ucred> {
         None
@@ -337,10 +345,6 @@ pub trait Socket: Send + Sync + Any {
     /// SO_PEERGROUPS: the peer's supplementary groups.
     fn peer_groups(&self) -> Option<Vec<u32>> {
         None
-    }
-    /// SO_PEERPIDFD: a descriptor of the peer's process. ENODATA.
-    fn peer_pidfd(&self) -> Result<i32> {
-        Err(Errno::ENODATA)
     }
     /// SO_SNDBUF, as it is shown.
     fn shown_send_buffer(&self) -> usize {
@@ -483,7 +487,7 @@ pub fn create(domain: u32, kind: u32, protocol: u32) -> Result<Arc<dyn Socket>> 
 /// Boxes what goes along with data, if there is anything.
 fn boxed(control: Control, from: Option<Address>) -> Option<Box<Info>> {
     let is_empty = control.files.is_empty() && control.credentials.is_none() && from.is_none();
-    (!is_empty).then(|| Box::new(Info { control, from }))
+    (!is_empty).then(|| Box::new(Info { control, from, packet: None }))
 }
 
 /// The mask of a socket that is neither connected nor listening.

@@ -56,8 +56,6 @@ pub mod stamps {
     pub const NEW: u32 = 1 << 2;
     /// How many messages were lost (SO_RXQ_OVFL).
     pub const LOST: u32 = 1 << 3;
-    /// A descriptor of the sender's process (SO_PASSPIDFD).
-    pub const PIDFD: u32 = 1 << 4;
 }
 
 /// Flags that are kept and shown, with their bits. README.md says which of them do anything.
@@ -94,6 +92,9 @@ pub fn set(socket: &Arc<dyn Socket>, level: u32, name: u32, address: u64, len: i
         [a, b, c, d, ..] => i32::from_ne_bytes([a, b, c, d]),
         _ => return Err(Errno::EINVAL),
     };
+    if name == raw::SO_RESERVE_MEM && number < 0 {
+        return Err(Errno::EINVAL);
+    }
     if is_for_others(socket.common(), name) {
         return Err(Errno::EOPNOTSUPP);
     }
@@ -104,9 +105,7 @@ pub fn set(socket: &Arc<dyn Socket>, level: u32, name: u32, address: u64, len: i
 fn is_for_others(common: &Common, name: u32) -> bool {
     let is_unix = common.domain == raw::AF_UNIX;
     match name {
-        raw::SO_PASSCRED | raw::SO_PASSPIDFD | raw::SO_PASSSEC => {
-            !is_unix && common.domain != raw::AF_NETLINK
-        }
+        raw::SO_PASSCRED | raw::SO_PASSSEC => !is_unix && common.domain != raw::AF_NETLINK,
         raw::SO_ZEROCOPY => is_unix,
         raw::SO_TXREHASH => common.protocol != raw::IPPROTO_TCP as u32,
         raw::SO_RESERVE_MEM => true,
@@ -183,13 +182,13 @@ fn set_common(socket: &Arc<dyn Socket>, name: u32, number: i32, value: &[u8]) ->
             common.low_water.store(number as usize, Ordering::Relaxed);
             socket.limits_changed();
         }
-        raw::SO_PEEK_OFF => common.peek_offset.store(number.max(-1), Ordering::Relaxed),
+        raw::SO_PEEK_OFF if number != -1 => return Err(Errno::EOPNOTSUPP),
+        raw::SO_PEEK_OFF => {}
         raw::SO_TIMESTAMP_OLD => stamp(common, is_on, stamps::MICROSECONDS),
         raw::SO_TIMESTAMP_NEW => stamp(common, is_on, stamps::MICROSECONDS | stamps::NEW),
         raw::SO_TIMESTAMPNS_OLD => stamp(common, is_on, stamps::NANOSECONDS),
         raw::SO_TIMESTAMPNS_NEW => stamp(common, is_on, stamps::NANOSECONDS | stamps::NEW),
         raw::SO_RXQ_OVFL => set_bit(&common.stamps, stamps::LOST, is_on),
-        raw::SO_PASSPIDFD => set_bit(&common.stamps, stamps::PIDFD, is_on),
         raw::SO_BSDCOMPAT => {}
         raw::SO_BINDTOIFINDEX if number < 0 => return Err(Errno::EINVAL),
         raw::SO_BINDTOIFINDEX => return bind_to_index(common, i64::from(number)),
@@ -369,7 +368,6 @@ pub fn get(
             }
             put(bytes)
         }
-        raw::SO_PEERPIDFD => put(&socket.peer_pidfd()?.to_ne_bytes()),
         raw::SO_BINDTODEVICE => match common.number(raw::SO_BINDTOIFINDEX, 0) {
             0 => len_at.write(&0),
             _ if capacity < DEVICE_NAME_BYTES => Err(Errno::EINVAL),
@@ -410,7 +408,7 @@ fn get_int(socket: &Arc<dyn Socket>, common: &Common, name: u32) -> Result<i32> 
         }
         raw::SO_INCOMING_CPU | raw::SO_MAX_PACING_RATE => common.number(name, -1) as i32,
         raw::SO_TXREHASH => common.number(name, 1) as i32,
-        raw::SO_PEEK_OFF => common.peek_offset.load(Ordering::Relaxed),
+        raw::SO_PEEK_OFF => -1,
         raw::SO_BUF_LOCK => common.chosen_buffers.load(Ordering::Relaxed) as i32,
         raw::SO_BSDCOMPAT | raw::SO_INCOMING_NAPI_ID | raw::SO_RESERVE_MEM => 0,
         raw::SO_BPF_EXTENSIONS => BPF_EXTENSIONS,
@@ -419,7 +417,6 @@ fn get_int(socket: &Arc<dyn Socket>, common: &Common, name: u32) -> Result<i32> 
         raw::SO_TIMESTAMPNS_OLD => shows(common, stamps::NANOSECONDS),
         raw::SO_TIMESTAMPNS_NEW => shows(common, stamps::NANOSECONDS | stamps::NEW),
         raw::SO_RXQ_OVFL => i32::from(common.stamps() & stamps::LOST != 0),
-        raw::SO_PASSPIDFD => i32::from(common.stamps() & stamps::PIDFD != 0),
         _ => {
             let (_, bit) = inert(name).ok_or(Errno::ENOPROTOOPT)?;
             i32::from(common.inert_options.load(Ordering::Relaxed) & bit != 0)

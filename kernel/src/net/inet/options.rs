@@ -42,7 +42,7 @@ enum Takes {
 
 use Takes::{AdminFlag, Any, Byte, Flag, Interface, Nothing, Range, RangeOrFirst, Unicast};
 
-/// Names that `linux-raw-sys` lacks, with what is known of each: number, first value, what it takes.
+/// An option of IP: number, first value, what it takes.
 type Rule = (u32, i32, Takes);
 
 const IP_RULES: &[Rule] = &[
@@ -220,6 +220,19 @@ impl IpOptions {
     /// IPV6_V6ONLY.
     pub(super) fn v6_only(&self) -> bool {
         self.v6_only.load(Ordering::Relaxed)
+    }
+
+    /// Whether a socket may be bound to any address.
+    pub(super) fn binds_freely(&self) -> bool {
+        const IP: u32 = raw::IPPROTO_IP as u32;
+        const IPV6: u32 = raw::IPPROTO_IPV6 as u32;
+        let names = [
+            (IP, raw::IP_FREEBIND),
+            (IP, raw::IP_TRANSPARENT),
+            (IPV6, raw::IPV6_FREEBIND),
+            (IPV6, raw::IPV6_TRANSPARENT),
+        ];
+        names.iter().any(|(level, name)| self.number(*level, *name) != 0)
     }
 
     /// What comes with each datagram.

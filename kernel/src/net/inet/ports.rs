@@ -27,6 +27,8 @@ pub(super) trait Owner: Send + Sync {
     fn listens(&self) -> bool;
     /// Whether an IPv6 socket takes no IPv4.
     fn v6_only(&self) -> bool;
+    /// IP_FREEBIND and its kin: whether it may have an address that is not this machine's.
+    fn binds_freely(&self) -> bool;
 }
 
 struct Entry<S> {
@@ -90,7 +92,7 @@ impl<S: Owner> Ports<S> {
         others: &dyn Fn(SocketAddr) -> bool,
     ) -> Result<Binding<S>> {
         let ip = address.ip();
-        if !ip.is_unspecified() && !ip.is_loopback() {
+        if !ip.is_unspecified() && !ip.is_loopback() && !owner.binds_freely() {
             return Err(Errno::EADDRNOTAVAIL);
         }
         let port = address.port();

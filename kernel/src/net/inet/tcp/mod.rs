@@ -27,6 +27,7 @@ use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::net::address::{Address, RawAddress};
 use crate::net::channel::{Patience, ReceiveMode, Received, SendMode};
+use crate::net::control::Writer;
 use crate::net::options::Value;
 use crate::net::stream::Backlog;
 use crate::net::{Common, Outgoing, Socket};
@@ -74,6 +75,10 @@ impl Owner for TcpSocket {
 
     fn v6_only(&self) -> bool {
         self.ip.v6_only()
+    }
+
+    fn binds_freely(&self) -> bool {
+        self.ip.binds_freely()
     }
 }
 
@@ -282,6 +287,16 @@ impl Socket for TcpSocket {
         let room = sink.left();
         let received = link.rx.receive(sink, mode, how)?;
         if received.len == 0 && room > 0 { self.end_of(&link) } else { Ok(received) }
+    }
+
+    fn tell(&self, _received: &Received, writer: &mut Writer) -> Result<()> {
+        /// The type of the message (TCP_CM_INQ).
+        const LEFT: u32 = 36;
+        if !self.tcp.wants_inq() {
+            return Ok(());
+        }
+        let left = self.link().map_or(0, |link| link.rx.readable()) as i32;
+        writer.put(raw::IPPROTO_TCP as u32, LEFT, &left.to_ne_bytes())
     }
 
     fn shutdown(&self, receive: bool, send: bool) -> Result<()> {
