@@ -16,8 +16,8 @@ use machine::uaccess;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::inet::packet::Said;
-use crate::base::sched::current;
 use crate::base::user::{UserPtr, efault};
+use crate::process::current;
 use crate::process::find_by_tid;
 use crate::security::{Capability, Subject};
 use crate::vfs::File;

@@ -10,9 +10,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::inet::interface;
 use super::{Common, RECEIVE_BUFFER_MIN, SEND_BUFFER_MIN, Socket};
-use crate::base::sched::current;
 use crate::base::time::NS_PER_SEC;
 use crate::base::user::{UserPtr, efault};
+use crate::process::current;
 use crate::security::Capability;
 
 /// Largest buffer a program may ask for, bytes (net.core.wmem_max of 4 MiB, doubled).

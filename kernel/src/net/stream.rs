@@ -1,5 +1,5 @@
-//! What connection-oriented sockets share: two channels that make a conversation, and the queue of
-//! conversations that wait to be accepted. Used by unix sockets and by TCP within the machine.
+//! What connection-oriented sockets share: two channels that make a conversation (unix sockets; TCP
+//! has its own, `inet::tcp::link`), and the queue of conversations that wait to be accepted.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;

@@ -12,9 +12,9 @@ use abi::{Errno, Result, net as raw};
 use machine::sync::SpinLock;
 
 use super::interface;
-use crate::base::sched::current;
 use crate::net::options::Value;
 use crate::net::{Common, Kind};
+use crate::process::current;
 use crate::security::Capability;
 
 /// What setsockopt(2) takes.

@@ -19,8 +19,8 @@ use super::stream::{Backlog, Conn};
 use super::{Common, Kind, Outgoing, Socket, boxed};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
-use crate::base::sched::current;
 use crate::base::sync::WaitQueue;
+use crate::process::current;
 
 /// Most datagrams in a socket's inbox (net.unix.max_dgram_qlen on most systems).
 const DGRAMS_MAX: usize = 512;
