@@ -25,6 +25,7 @@ mod jobs;
 mod landlock;
 mod mappings;
 mod memory;
+mod options;
 mod order;
 mod partly;
 mod pointers;
@@ -45,6 +46,7 @@ mod storm;
 mod sys;
 mod system;
 mod sysv;
+mod tcp;
 mod threads;
 mod time;
 mod waits;
@@ -72,6 +74,8 @@ const SUBJECTS: &[&[Test]] = &[
     procfs::TESTS,
     channels::TESTS,
     sockets::TESTS,
+    tcp::TESTS,
+    options::TESTS,
     time::TESTS,
     scheduling::TESTS,
     waits::TESTS,

@@ -12,7 +12,8 @@ tests!("sockets":
     peek_and_trunc, nonblocking_stream, connect_waits_for_backlog, big_stream_transfer,
     sendmmsg_recvmmsg, poll_states, unsupported_families, getsockname_forms,
     pty_basic, pty_line_discipline, pty_window_size, pty_control_characters, pty_hangup,
-    pty_job_control, tables_of_sockets_and_locks,
+    pty_job_control, tables_of_sockets_and_locks, what_a_stream_gives_at_once,
+    senders_of_a_stream, names_of_peers, groups_of_peers, ends_of_records,
 );
 
 fn pair(kind: i32) -> (i32, i32) {
@@ -627,4 +628,92 @@ fn tables_of_sockets_and_locks() {
     assert_eq!(lock[1..4], ["FLOCK", "ADVISORY", "WRITE"]);
     assert_eq!(lock[6..8], ["0", "EOF"]);
     std::fs::remove_file(path).expect("removed");
+}
+
+fn what_a_stream_gives_at_once() {
+    use crate::options::receive;
+    let (a, b) = pair(SOCK_STREAM);
+    let fd = 0i32.to_le_bytes();
+    write(a, b"plain");
+    send_control(a, b'1', SCM_RIGHTS, &fd).is(1);
+    write(a, b"more");
+    send_control(a, b'2', SCM_RIGHTS, &fd).is(1);
+    // Up to the first descriptors, and no further.
+    let (data, beside) = receive(b);
+    assert_eq!((&data[..], beside.len(), beside[0].1), (&b"plain1"[..], 1, SCM_RIGHTS));
+    let (data, beside) = receive(b);
+    assert_eq!((&data[..], beside.len()), (&b"more2"[..], 1));
+}
+
+fn senders_of_a_stream() {
+    use crate::options::receive;
+    let (a, b) = pair(SOCK_STREAM);
+    let on = 1i32;
+    sc!(SYS_setsockopt, b, SOL_SOCKET, SO_PASSCRED, &raw const on, 4).is(0);
+    write(a, b"one");
+    write(a, b"two");
+    in_child(|| write(a, b"three"));
+    // What one process sent comes together, what another one sent comes apart.
+    let (data, beside) = receive(b);
+    assert_eq!((&data[..], beside[0].1), (&b"onetwo"[..], SCM_CREDENTIALS));
+    assert_eq!(beside[0].2[..4], pid().to_le_bytes());
+    // The sender comes with each part of a message.
+    let mut buf = [0u8; 2];
+    sc!(SYS_recvfrom, b, buf.as_mut_ptr(), 2, 0, 0, 0).is(2);
+    let (data, beside) = receive(b);
+    assert_eq!(data, b"ree");
+    assert_ne!(beside[0].2[..4], 0i32.to_le_bytes());
+}
+
+fn names_of_peers() {
+    for kind in [SOCK_STREAM, SOCK_SEQPACKET] {
+        let server = format!("\0limen-{}-{kind}-server", pid());
+        let client = format!("\0limen-{}-{kind}-client", pid());
+        let l = named(kind, server.as_bytes());
+        sc!(SYS_listen, l, 1).is(0);
+        let c = named(kind, client.as_bytes());
+        connect(c, server.as_bytes()).is(0);
+        let s = sc!(SYS_accept, l, 0, 0).fd();
+        let from = |s: i32| {
+            let (mut byte, mut name, mut n) = (0u8, [0u8; 110], 110u32);
+            sc!(SYS_recvfrom, s, &raw mut byte, 1, 0, name.as_mut_ptr(), &raw mut n).is(1);
+            name[2..n as usize].to_vec()
+        };
+        write(c, b"x");
+        assert_eq!(from(s), client.as_bytes());
+        write(s, b"x");
+        assert_eq!(from(c), server.as_bytes());
+        // Who has no name is not told.
+        let (a, b) = pair(kind);
+        write(a, b"x");
+        let (mut byte, mut name, mut n) = (0u8, [0u8; 110], 110u32);
+        sc!(SYS_recvfrom, b, &raw mut byte, 1, 0, name.as_mut_ptr(), &raw mut n).is(1);
+        assert_eq!(n, 0);
+    }
+}
+
+fn groups_of_peers() {
+    let groups = |s: i32, room: u32| {
+        let (mut list, mut n) = ([0u32; 64], room);
+        let result =
+            sc!(SYS_getsockopt, s, SOL_SOCKET, SO_PEERGROUPS, list.as_mut_ptr(), &raw mut n);
+        (result, list[..n as usize / 4].to_vec(), n)
+    };
+    in_child(|| {
+        let mine = [7u32, 9];
+        sc!(SYS_setgroups, 2, mine.as_ptr()).is(0);
+        let (a, _b) = pair(SOCK_STREAM);
+        sc!(SYS_setgroups, 0, 0).is(0);
+        assert_eq!(groups(a, 256), (Ok(0), vec![7, 9], 8), "as they were then");
+        let (result, _, n) = groups(a, 4);
+        assert_eq!((result, n), (Err(ERANGE), 8));
+        assert_eq!(groups(socket(SOCK_STREAM), 256).0, Err(ENODATA));
+    });
+}
+
+fn ends_of_records() {
+    let (a, b) = pair(SOCK_SEQPACKET);
+    sc!(SYS_sendto, a, c"x".as_ptr(), 1, MSG_EOR, 0, 0).is(1);
+    let (n, _, flags) = recv_control(b, 0);
+    assert_eq!((n, flags & MSG_EOR), (1, 0), "every message is one; Linux does not say so");
 }

@@ -274,6 +274,11 @@ impl<'a> Sink<'a> {
         )
     }
 
+    /// Passes over up to `len` bytes, which stay as they are; returns how many.
+    pub fn skip(&mut self, len: usize) -> usize {
+        self.put_with(len, |_, _, _| Ok(()), |_, _, _| ()).unwrap_or(0)
+    }
+
     #[inline(always)]
     fn put_with(
         &mut self,

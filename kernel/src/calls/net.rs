@@ -7,13 +7,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::args::Args;
 use crate::base::io::{IOV_MAX, Sink, Source, read_iovec};
-use crate::base::time::{Deadline, TimeSpec, now_ns};
+use crate::base::time::{Deadline, TimeSpec, now_ns, realtime_ns};
 use crate::base::user::UserPtr;
 use crate::ipc::{file_at, give_pair};
 use crate::net::address::{Address, RawAddress};
-use crate::net::channel::{ReceiveMode, Received};
+use crate::net::channel::{ReceiveMode, Received, SendMode};
 use crate::net::control::{self, Control, Ucred, Writer};
-use crate::net::{Kind, Outgoing, Socket, SocketFile, file_for, hooks, options, unix};
+use crate::net::options::stamps;
+use crate::net::{Common, Kind, Outgoing, Socket, SocketFile, file_for, hooks, options, unix};
 use crate::process::current;
 use crate::process::give_file;
 use crate::vfs::File;
@@ -221,7 +222,9 @@ fn send_one(
     flags: u32,
 ) -> Result<u64> {
     let socket = socket_of(file)?;
-    if flags & raw::MSG_OOB != 0 {
+    let is_stream = socket.common().kind == Kind::Stream;
+    let mode = SendMode { more: flags & raw::MSG_MORE != 0, urgent: flags & raw::MSG_OOB != 0 };
+    if mode.urgent && !is_stream {
         return Err(Errno::EOPNOTSUPP);
     }
     hooks::socket_sendmsg((socket.common(), to.as_ref()))?;
@@ -230,9 +233,9 @@ fn send_one(
     }
     let nonblocking = file.is_nonblocking() || flags & raw::MSG_DONTWAIT != 0;
     let patience = socket.common().send_patience(nonblocking);
-    let result = socket.send(source, Outgoing { to, control, patience });
-    let is_stream = socket.common().kind != Kind::Dgram;
-    if result == Err(Errno::EPIPE) && is_stream && flags & raw::MSG_NOSIGNAL == 0 {
+    let result = socket.send(source, Outgoing { to, control, patience, mode });
+    let is_conversation = socket.common().kind != Kind::Dgram;
+    if result == Err(Errno::EPIPE) && is_conversation && flags & raw::MSG_NOSIGNAL == 0 {
         crate::ipc::signals::broken_pipe();
     }
     result.map(|len| len as u64)
@@ -304,13 +307,24 @@ fn len_of(message: UserPtr<MMsgHdr>) -> UserPtr<u32> {
 
 fn receive_one(file: &Arc<File>, sink: &mut Sink<'_>, flags: u32) -> Result<Received> {
     let socket = socket_of(file)?;
-    if flags & (raw::MSG_OOB | raw::MSG_ERRQUEUE) != 0 {
-        return Err(if flags & raw::MSG_OOB != 0 { Errno::EINVAL } else { Errno::EAGAIN });
+    if flags & raw::MSG_ERRQUEUE != 0 {
+        return Err(Errno::EAGAIN);
     }
-    let mode =
-        ReceiveMode { peek: flags & raw::MSG_PEEK != 0, wait_all: flags & raw::MSG_WAITALL != 0 };
-    hooks::socket_recvmsg((socket.common(), flags))?;
-    if sink.left() == 0 && socket.common().kind == Kind::Stream {
+    let common = socket.common();
+    let is_tcp = common.protocol == raw::IPPROTO_TCP as u32;
+    let wants_urgent = flags & raw::MSG_OOB != 0;
+    if wants_urgent && common.domain == raw::AF_UNIX {
+        return Err(if common.kind == Kind::Stream { Errno::EINVAL } else { Errno::EOPNOTSUPP });
+    }
+    let wants_all = flags & raw::MSG_WAITALL != 0;
+    let mode = ReceiveMode {
+        peek: flags & raw::MSG_PEEK != 0,
+        least: if wants_all { sink.left() } else { common.low_water().min(sink.left()) },
+        discard: is_tcp && flags & raw::MSG_TRUNC != 0,
+        urgent: is_tcp && wants_urgent,
+    };
+    hooks::socket_recvmsg((common, flags))?;
+    if sink.left() == 0 && common.kind == Kind::Stream && !mode.urgent {
         return Ok(Received::default());
     }
     let nonblocking = file.is_nonblocking() || flags & raw::MSG_DONTWAIT != 0;
@@ -323,13 +337,22 @@ fn result_len(received: &Received, flags: u32) -> u64 {
     (if wants_full { received.full_len } else { received.len }) as u64
 }
 
+/// Whom something is from: a datagram's sender, or the peer, if it has a name.
+fn sender(file: &Arc<File>, received: &Received) -> Result<Option<Address>> {
+    let known = received.info.as_ref().and_then(|info| info.from.clone());
+    if known.is_some() || received.len == 0 && !received.is_message {
+        return Ok(known);
+    }
+    Ok(socket_of(file)?.sender())
+}
+
 /// recvfrom(2), which is also recv(2).
 pub fn recvfrom(a: &Args) -> Result<u64> {
     let file = file_at(a.a0())?;
     let mut sink = Sink::user(a.a1(), a.a2().min(usize::MAX as u64) as usize);
     let received = receive_one(&file, &mut sink, a.a3() as u32)?;
     if a.a4() != 0 {
-        match received.info.as_ref().and_then(|info| info.from.as_ref()) {
+        match sender(&file, &received)? {
             Some(from) => from.write_with_len(a.a4(), a.a5())?,
             None => UserPtr::<i32>::new(a.a5()).write(&0)?,
         }
@@ -341,8 +364,7 @@ fn receive_header(file: &Arc<File>, at: UserPtr<MsgHdr>, flags: u32) -> Result<u
     let header = at.read()?;
     let vector = read_message_vector(&header)?;
     let received = receive_one(file, &mut Sink::user_vector(&vector), flags)?;
-    let from = received.info.as_ref().and_then(|info| info.from.as_ref());
-    let name_len = match from {
+    let name_len = match sender(file, &received)? {
         Some(from) if header.name != 0 => {
             if header.name_len as i32 <= -1 {
                 return Err(Errno::EINVAL);
@@ -360,8 +382,8 @@ fn receive_header(file: &Arc<File>, at: UserPtr<MsgHdr>, flags: u32) -> Result<u
     if writer.truncated {
         flags_out |= raw::MSG_CTRUNC;
     }
-    if received.is_message && socket_of(file)?.common().kind == Kind::SeqPacket {
-        flags_out |= raw::MSG_EOR;
+    if received.is_urgent {
+        flags_out |= raw::MSG_OOB;
     }
     let field = |offset: usize| at.address() + offset as u64;
     if header.name != 0 {
@@ -388,6 +410,33 @@ fn put_control(
     }
     if let Some(info) = info {
         writer.put_files(&info.control.files, flags & raw::MSG_CMSG_CLOEXEC != 0)?;
+    }
+    if received.is_message {
+        put_stamps(common, received, writer)?;
+    }
+    socket_of(file)?.tell(received, writer)
+}
+
+/// The time of a message, and how many were lost, as the receiver asked for (socket(7)).
+fn put_stamps(common: &Common, received: &Received, writer: &mut Writer) -> Result<()> {
+    let wanted = common.stamps();
+    if wanted & (stamps::MICROSECONDS | stamps::NANOSECONDS) != 0 {
+        let known =
+            received.info.as_ref().and_then(|info| info.packet).map(|packet| packet.time_ns);
+        // Who asked only after it came gets the time of asking, as on Linux.
+        let time = TimeSpec::from_ns(known.filter(|ns| *ns != 0).unwrap_or_else(realtime_ns));
+        let is_new = wanted & stamps::NEW != 0;
+        let (kind, fraction) = match (wanted & stamps::MICROSECONDS != 0, is_new) {
+            (true, false) => (raw::SO_TIMESTAMP_OLD, time.nsec / 1000),
+            (true, true) => (raw::SO_TIMESTAMP_NEW, time.nsec / 1000),
+            (false, false) => (raw::SO_TIMESTAMPNS_OLD, time.nsec),
+            (false, true) => (raw::SO_TIMESTAMPNS_NEW, time.nsec),
+        };
+        writer.put(raw::SOL_SOCKET, kind, [time.sec, fraction].as_bytes())?;
+    }
+    let lost = common.lost.load(core::sync::atomic::Ordering::Relaxed);
+    if wanted & stamps::LOST != 0 && lost > 0 {
+        writer.put(raw::SOL_SOCKET, raw::SO_RXQ_OVFL, &lost.to_ne_bytes())?;
     }
     Ok(())
 }

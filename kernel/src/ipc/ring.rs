@@ -5,6 +5,7 @@
 //! frames and the program, so the owner's lock must be one that sleeps.
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
 use abi::{Errno, Result};
 use machine::frame::{Frame, PAGE_SIZE};
@@ -13,6 +14,70 @@ use crate::base::io::{Sink, Source};
 
 /// Drained pages that are kept for the next write.
 const SPARE_PAGES: usize = 4;
+
+/// Bytes in page frames that belong to no queue: on their way in or out.
+#[derive(Default)]
+pub struct Bulk {
+    pages: Vec<Frame>,
+    /// Where the first byte is, in the first page.
+    start: usize,
+    len: usize,
+}
+
+impl Bulk {
+    /// Fills whole frames with up to `max` bytes of `source`. An error only if not one byte went.
+    pub fn fill(source: &mut Source<'_>, max: usize) -> Result<Bulk> {
+        let mut bulk = Bulk::default();
+        while bulk.len < max && source.left() > 0 {
+            match bulk.fill_page(source, max - bulk.len) {
+                Ok(len) if len == PAGE_SIZE => {}
+                Ok(_) => break,
+                Err(error) if bulk.len == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(bulk)
+    }
+
+    fn fill_page(&mut self, source: &mut Source<'_>, max: usize) -> Result<usize> {
+        self.pages.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        let page = Frame::alloc_zeroed().map_err(|_| Errno::ENOMEM)?;
+        let len = source.take_frame(&page, 0, max.min(PAGE_SIZE))?;
+        self.pages.push(page);
+        self.len += len;
+        Ok(len)
+    }
+
+    /// Copies the bytes out. Returns how many went; an error only if not one did.
+    pub fn copy_to(&self, sink: &mut Sink<'_>) -> Result<usize> {
+        let mut done = 0;
+        for page in &self.pages {
+            let offset = (self.start + done) % PAGE_SIZE;
+            let step = (self.len - done).min(PAGE_SIZE - offset);
+            match sink.put_frame(page, offset, step) {
+                Ok(len) if len == step => done += len,
+                Ok(len) => return Ok(done + len),
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    /// Bytes in it.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Forgets the first `len` bytes.
+    pub fn skip(&mut self, len: usize) {
+        let end = self.start + len.min(self.len);
+        self.pages.drain(..end / PAGE_SIZE);
+        self.start = end % PAGE_SIZE;
+        self.len -= len.min(self.len);
+    }
+}
 
 /// A queue of bytes.
 #[derive(Default)]
@@ -125,6 +190,46 @@ impl PageRing {
         } else if self.start >= PAGE_SIZE {
             self.drop_pages();
         }
+    }
+
+    /// Bytes up to which the newest page has room; 0 if the next byte begins a page.
+    #[must_use]
+    pub fn tail_room(&self) -> usize {
+        (self.start + self.len).wrapping_neg() % PAGE_SIZE
+    }
+
+    /// Appends what was filled elsewhere; the next byte must begin a page. ENOMEM: nothing went.
+    pub fn append_bulk(&mut self, bulk: Bulk) -> Result<()> {
+        debug_assert!(self.tail_room() == 0 && bulk.start == 0, "a bulk begins a page");
+        let spare = (self.start + self.len) / PAGE_SIZE;
+        self.pages.try_reserve(bulk.pages.len()).map_err(|_| Errno::ENOMEM)?;
+        self.pages.truncate(spare);
+        self.pages.extend(bulk.pages);
+        self.len += bulk.len;
+        Ok(())
+    }
+
+    /// Takes whole pages out at the front, up to `max` bytes.
+    pub fn detach(&mut self, max: usize) -> Bulk {
+        let end = (self.start + max.min(self.len)) / PAGE_SIZE;
+        let mut pages = Vec::new();
+        if end == 0 || pages.try_reserve(end).is_err() {
+            return Bulk::default();
+        }
+        pages.extend(self.pages.drain(..end));
+        let bulk = Bulk { len: end * PAGE_SIZE - self.start, start: self.start, pages };
+        self.len -= bulk.len;
+        self.start = 0;
+        bulk
+    }
+
+    /// Puts what is left of a detached bulk back to the front.
+    pub fn attach(&mut self, bulk: Bulk) {
+        for page in bulk.pages.into_iter().rev() {
+            self.pages.push_front(page);
+        }
+        self.start = bulk.start;
+        self.len += bulk.len;
     }
 
     fn drop_pages(&mut self) {

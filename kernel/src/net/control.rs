@@ -15,11 +15,15 @@ use machine::sync::SpinLock;
 use machine::uaccess;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::inet::packet::Said;
 use crate::base::user::{UserPtr, efault};
 use crate::process::current;
 use crate::process::find_by_tid;
 use crate::security::{Capability, Subject};
 use crate::vfs::File;
+
+const IP: u32 = raw::IPPROTO_IP as u32;
+const IPV6: u32 = raw::IPPROTO_IPV6 as u32;
 
 /// Most descriptors in one message.
 const FILES_MAX: usize = 253;
@@ -145,6 +149,8 @@ pub struct Control {
     pub files: Files,
     /// The sender, if it said so or the receiver wants to know.
     pub credentials: Option<Ucred>,
+    /// What is said of a datagram's headers.
+    pub said: Said,
 }
 
 /// `struct cmsghdr` (cmsg(3)).
@@ -165,6 +171,7 @@ pub fn read(address: u64, len: u64) -> Result<Control> {
     }
     let mut files = Vec::new();
     let mut credentials = None;
+    let mut said = Said::default();
     let mut at = 0;
     while len - at >= HEADER_BYTES {
         let header = UserPtr::<Header>::new(address.wrapping_add(at)).read()?;
@@ -183,10 +190,12 @@ pub fn read(address: u64, len: u64) -> Result<Control> {
                 }
                 _ => return Err(Errno::EINVAL),
             }
+        } else if matches!(header.level, IP | IPV6) {
+            said.read(header.level, header.kind, payload, bytes)?;
         }
         at = (at + header.len).next_multiple_of(8).min(len);
     }
-    Ok(Control { files: Files::new(files)?, credentials })
+    Ok(Control { files: Files::new(files)?, credentials, said })
 }
 
 fn read_files(address: u64, bytes: u64, files: &mut Vec<Arc<File>>) -> Result<()> {

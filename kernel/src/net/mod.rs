@@ -3,7 +3,7 @@
 //!
 //! A family implements [`Socket`]; [`SocketFile`] is the open file around one. There is no device
 //! and no packet here: TCP and UDP connect programs of this machine only, over the loopback
-//! addresses, by the same channels as unix sockets.
+//! addresses, by the same channels as unix sockets. README.md lists the options.
 
 pub mod address;
 pub mod channel;
@@ -17,11 +17,14 @@ pub mod stream;
 pub mod unix;
 
 use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use abi::{Errno, Result, ioctl, net as raw};
+use machine::sync::SpinLock;
 
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
@@ -31,11 +34,14 @@ use crate::base::user::UserPtr;
 use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
 
 use address::{Address, RawAddress};
-use channel::{Info, Patience, ReceiveMode, Received};
+use channel::{Info, Patience, ReceiveMode, Received, SendMode};
 use control::{Control, Ucred};
 
 /// Default SO_SNDBUF and SO_RCVBUF (net.core.wmem_default).
 const BUFFER_DEFAULT: usize = 212_992;
+/// What TCP's sockets show before anybody chose (the middle numbers of tcp_wmem and tcp_rmem).
+const TCP_SEND_BUFFER: usize = 16_384;
+const TCP_RECEIVE_BUFFER: usize = 131_072;
 /// Least SO_SNDBUF.
 const SEND_BUFFER_MIN: usize = 4608;
 /// Least SO_RCVBUF.
@@ -65,6 +71,16 @@ pub struct Common {
     pub writers: Arc<WaitQueue>,
     send_buffer: AtomicUsize,
     receive_buffer: AtomicUsize,
+    /// SO_BUF_LOCK: bit 0 if the program chose the send buffer, bit 1 for the receive buffer.
+    chosen_buffers: AtomicU32,
+    /// SO_RCVLOWAT.
+    low_water: AtomicUsize,
+    /// What comes with each message: see [`options::stamps`].
+    stamps: AtomicU32,
+    /// Messages that found no room (SO_RXQ_OVFL).
+    pub lost: AtomicU32,
+    /// Options that are numbers, kept and shown.
+    numbers: SpinLock<BTreeMap<u32, i64>>,
     receive_timeout_ns: AtomicU64,
     send_timeout_ns: AtomicU64,
     /// SO_PASSCRED. The other side of a conversation looks at it too.
@@ -78,20 +94,32 @@ pub struct Common {
     /// Flags that are kept and shown but change nothing: one bit for each option.
     inert_options: AtomicU32,
     error: AtomicI32,
+    /// SO_COOKIE, once somebody asked: a number that no other socket has.
+    cookie: AtomicU64,
 }
 
 impl Common {
     /// A new socket's.
     #[must_use]
     pub fn new(domain: u32, kind: Kind, protocol: u32) -> Common {
+        let is_tcp = protocol == raw::IPPROTO_TCP as u32;
+        let (send, receive) = match is_tcp {
+            true => (TCP_SEND_BUFFER, TCP_RECEIVE_BUFFER),
+            false => (BUFFER_DEFAULT, BUFFER_DEFAULT),
+        };
         Common {
             domain,
             kind,
             protocol,
             readers: Arc::new(WaitQueue::new()),
             writers: Arc::new(WaitQueue::new()),
-            send_buffer: AtomicUsize::new(BUFFER_DEFAULT),
-            receive_buffer: AtomicUsize::new(BUFFER_DEFAULT),
+            send_buffer: AtomicUsize::new(send),
+            receive_buffer: AtomicUsize::new(receive),
+            chosen_buffers: AtomicU32::new(0),
+            low_water: AtomicUsize::new(1),
+            stamps: AtomicU32::new(0),
+            lost: AtomicU32::new(0),
+            numbers: SpinLock::new(BTreeMap::new()),
             receive_timeout_ns: AtomicU64::new(0),
             send_timeout_ns: AtomicU64::new(0),
             passes_credentials: Arc::new(AtomicBool::new(false)),
@@ -100,6 +128,7 @@ impl Common {
             linger_seconds: AtomicI32::new(-1),
             inert_options: AtomicU32::new(0),
             error: AtomicI32::new(0),
+            cookie: AtomicU64::new(0),
         }
     }
 
@@ -112,6 +141,16 @@ impl Common {
         };
         copy(&self.send_buffer, &new.send_buffer);
         copy(&self.receive_buffer, &new.receive_buffer);
+        copy(&self.low_water, &new.low_water);
+        let words = [
+            (&self.chosen_buffers, &new.chosen_buffers),
+            (&self.stamps, &new.stamps),
+            (&self.inert_options, &new.inert_options),
+        ];
+        for (from, to) in words {
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        *new.numbers.lock() = self.numbers.lock().clone();
         let flags = [
             (&*self.passes_credentials, &*new.passes_credentials),
             (&self.reuse_address, &new.reuse_address),
@@ -121,8 +160,6 @@ impl Common {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
         }
         new.linger_seconds.store(self.linger_seconds.load(Ordering::Relaxed), Ordering::Relaxed);
-        let inert = self.inert_options.load(Ordering::Relaxed);
-        new.inert_options.store(inert, Ordering::Relaxed);
         new
     }
 
@@ -134,6 +171,52 @@ impl Common {
     /// Bytes that may wait in the socket's own inbox.
     pub fn receive_limit(&self) -> usize {
         self.receive_buffer.load(Ordering::Relaxed)
+    }
+
+    /// SO_SNDBUF, if the program chose it.
+    pub fn send_chosen(&self) -> Option<usize> {
+        (self.chosen_buffers.load(Ordering::Relaxed) & 1 != 0).then(|| self.send_limit())
+    }
+
+    /// SO_RCVBUF, if the program chose it.
+    pub fn receive_chosen(&self) -> Option<usize> {
+        (self.chosen_buffers.load(Ordering::Relaxed) & 2 != 0).then(|| self.receive_limit())
+    }
+
+    /// SO_RCVLOWAT.
+    pub fn low_water(&self) -> usize {
+        self.low_water.load(Ordering::Relaxed)
+    }
+
+    /// SO_REUSEADDR and SO_REUSEPORT.
+    pub fn reuse(&self) -> (bool, bool) {
+        (self.reuse_address.load(Ordering::Relaxed), self.reuse_port.load(Ordering::Relaxed))
+    }
+
+    /// Whether the socket is of AF_INET6.
+    pub fn is_v6(&self) -> bool {
+        self.domain == raw::AF_INET6
+    }
+
+    /// SO_COOKIE.
+    pub fn cookie(&self) -> u64 {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        if self.cookie.load(Ordering::Relaxed) == 0 {
+            let new = NEXT.fetch_add(1, Ordering::Relaxed);
+            let _ = self.cookie.compare_exchange(0, new, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        self.cookie.load(Ordering::Relaxed)
+    }
+
+    /// Wakes all who wait for anything.
+    pub fn wake_both(&self) {
+        self.readers.wake_all(0);
+        self.writers.wake_all(0);
+    }
+
+    /// Urgent data has come.
+    pub fn tell_urgent(&self) {
+        self.readers.wake_all(events::PRI | events::READABLE);
     }
 
     /// How long a receive may wait.
@@ -194,6 +277,8 @@ pub struct Outgoing {
     pub control: Control,
     /// How long to wait.
     pub patience: Patience,
+    /// Flags of the call.
+    pub mode: SendMode,
 }
 
 /// A socket of some family. Addresses come as the program gave them. The defaults are right for
@@ -229,6 +314,10 @@ pub trait Socket: Send + Sync + Any {
     fn send(&self, source: &mut Source<'_>, what: Outgoing) -> Result<usize>;
     /// Receives.
     fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Patience) -> Result<Received>;
+    /// Adds what the family tells of a message that was received, beside what all do.
+    fn tell(&self, _received: &Received, _writer: &mut control::Writer) -> Result<()> {
+        Ok(())
+    }
     /// shutdown(2).
     fn shutdown(&self, receive: bool, send: bool) -> Result<()>;
     /// The last descriptor is gone.
@@ -237,9 +326,29 @@ pub trait Socket: Send + Sync + Any {
     fn local_address(&self) -> Address;
     /// getpeername(2); ENOTCONN.
     fn peer_address(&self) -> Result<Address>;
+    /// The name of the peer, whom all that is received is from.
+    fn sender(&self) -> Option<Address> {
+        None
+    }
     /// SO_PEERCRED.
     fn peer_credentials(&self) -> Option<Ucred> {
         None
+    }
+    /// The state of a TCP socket.
+    fn tcp_state(&self) -> Option<inet::tcp::TcpState> {
+        None
+    }
+    /// Connections that wait to be accepted.
+    fn backlog_len(&self) -> usize {
+        0
+    }
+    /// SO_PEERGROUPS: the peer's supplementary groups.
+    fn peer_groups(&self) -> Option<Vec<u32>> {
+        None
+    }
+    /// SO_SNDBUF, as it is shown.
+    fn shown_send_buffer(&self) -> usize {
+        self.common().send_limit()
     }
     /// See [`FileOps::poll`].
     fn poll(&self, table: &mut PollTable) -> u32;
@@ -258,8 +367,12 @@ pub trait Socket: Send + Sync + Any {
     fn forget_queue(&self) {}
     /// SO_SNDBUF or SO_RCVBUF changed.
     fn limits_changed(&self) {}
+    /// Whether the next byte is urgent (sockatmark(3)).
+    fn is_at_mark(&self) -> bool {
+        false
+    }
     /// getsockopt(2) below SOL_SOCKET: the value.
-    fn get_option(&self, _level: u32, _name: u32) -> Result<i32> {
+    fn get_option(&self, _level: u32, _name: u32) -> Result<options::Value> {
         Err(Errno::EOPNOTSUPP)
     }
     /// setsockopt(2) below SOL_SOCKET.
@@ -267,6 +380,9 @@ pub trait Socket: Send + Sync + Any {
         Err(Errno::ENOPROTOOPT)
     }
 }
+
+/// Whether the next byte is urgent (tcp(7)).
+const SIOCATMARK: u32 = 0x8905;
 
 /// An open socket.
 pub struct SocketFile {
@@ -290,7 +406,9 @@ impl FileOps for SocketFile {
         }
         let patience =
             self.socket.common().receive_patience(file.is_nonblocking() || !sink.may_wait());
-        Ok(self.socket.receive(sink, ReceiveMode::default(), patience)?.len)
+        let least = self.socket.common().low_water().min(sink.left());
+        let mode = ReceiveMode { least, ..ReceiveMode::default() };
+        Ok(self.socket.receive(sink, mode, patience)?.len)
     }
 
     fn write_at(&self, file: &File, _offset: u64, source: &mut Source<'_>) -> Result<usize> {
@@ -300,7 +418,8 @@ impl FileOps for SocketFile {
         if !self.socket.is_prepared() {
             self.socket.clone().prepare_to_send()?;
         }
-        let what = Outgoing { to: None, control: Control::default(), patience };
+        let (control, mode) = (Control::default(), SendMode::default());
+        let what = Outgoing { to: None, control, patience, mode };
         let result = self.socket.send(source, what);
         if result == Err(Errno::EPIPE) && self.socket.common().kind != Kind::Dgram {
             crate::ipc::signals::broken_pipe();
@@ -317,6 +436,7 @@ impl FileOps for SocketFile {
         let value = match command {
             ioctl::FIONREAD => to_receive,
             ioctl::TIOCOUTQ => to_send,
+            SIOCATMARK => usize::from(self.socket.is_at_mark()),
             _ => return inet::interface::ioctl(file, command, argument),
         };
         UserPtr::<i32>::new(argument).write(&(value.min(i32::MAX as usize) as i32))?;
@@ -371,7 +491,7 @@ pub fn create(domain: u32, kind: u32, protocol: u32) -> Result<Arc<dyn Socket>> 
 /// Boxes what goes along with data, if there is anything.
 fn boxed(control: Control, from: Option<Address>) -> Option<Box<Info>> {
     let is_empty = control.files.is_empty() && control.credentials.is_none() && from.is_none();
-    (!is_empty).then(|| Box::new(Info { control, from }))
+    (!is_empty).then(|| Box::new(Info { control, from, packet: None }))
 }
 
 /// The mask of a socket that is neither connected nor listening.

@@ -1,20 +1,34 @@
 //! getsockopt(2) and setsockopt(2) at the level SOL_SOCKET (socket(7)).
 
 use alloc::sync::Arc;
-use core::sync::atomic::Ordering;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use abi::{Errno, Result, net as raw};
 use machine::uaccess;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::{BUFFER_DEFAULT, Common, RECEIVE_BUFFER_MIN, SEND_BUFFER_MIN, Socket, hooks};
+use super::inet::interface;
+use super::{Common, RECEIVE_BUFFER_MIN, SEND_BUFFER_MIN, Socket, hooks};
 use crate::base::time::NS_PER_SEC;
 use crate::base::user::{UserPtr, efault};
+use crate::process::current;
+use crate::security::Capability;
 
-/// Largest buffer a program may ask for, bytes (net.core.wmem_max, doubled).
-const BUFFER_MAX: usize = 2 * BUFFER_DEFAULT;
+/// Largest buffer a program may ask for, bytes (net.core.wmem_max of 4 MiB, doubled).
+const BUFFER_MAX: usize = 8 << 20;
 /// Longest option value that is looked at.
-const VALUE_MAX: usize = 128;
+const VALUE_MAX: usize = 256;
+/// Largest SO_RCVLOWAT of TCP: half of what a receive buffer may grow to.
+const LOW_WATER_MAX: i32 = 16 << 20;
+/// Largest buffer that CAP_NET_ADMIN may ask for, bytes.
+const FORCED_MAX: usize = 64 << 20;
+/// Room for the name of an interface (IFNAMSIZ).
+const DEVICE_NAME_BYTES: usize = 16;
+/// Number of additional loads that filters know (SO_BPF_EXTENSIONS).
+const BPF_EXTENSIONS: i32 = 64;
+/// The level of IPv4.
+const IP: u32 = raw::IPPROTO_IP as u32;
 
 /// `struct timeval` (gettimeofday(2)).
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
@@ -24,17 +38,42 @@ struct Timeval {
     usec: i64,
 }
 
-/// Options that are kept and shown, and change nothing here, with their bits.
-const INERT: [(u32, u32); 9] = [
+/// The value of an option, as getsockopt(2) gives it.
+pub enum Value {
+    /// A number.
+    Int(i32),
+    /// Anything else.
+    Bytes(Vec<u8>),
+}
+
+/// What comes with each message: bits of a socket's `stamps`.
+pub mod stamps {
+    /// Its time, in microseconds, as `struct timeval`.
+    pub const MICROSECONDS: u32 = 1;
+    /// Its time, in nanoseconds, as `struct timespec`.
+    pub const NANOSECONDS: u32 = 1 << 1;
+    /// By the numbers of the options for 64-bit times (SO_TIMESTAMP_NEW).
+    pub const NEW: u32 = 1 << 2;
+    /// How many messages were lost (SO_RXQ_OVFL).
+    pub const LOST: u32 = 1 << 3;
+}
+
+/// Flags that are kept and shown, with their bits. README.md says which of them do anything.
+const INERT: [(u32, u32); 14] = [
     (raw::SO_DEBUG, 1),
     (raw::SO_DONTROUTE, 1 << 1),
     (raw::SO_BROADCAST, 1 << 2),
     (raw::SO_KEEPALIVE, 1 << 3),
     (raw::SO_OOBINLINE, 1 << 4),
-    (raw::SO_TIMESTAMP_OLD, 1 << 5),
-    (raw::SO_TIMESTAMPNS_OLD, 1 << 6),
+    (raw::SO_NOFCS, 1 << 5),
+    (raw::SO_LOCK_FILTER, 1 << 6),
     (raw::SO_ZEROCOPY, 1 << 7),
     (raw::SO_NO_CHECK, 1 << 8),
+    (raw::SO_WIFI_STATUS, 1 << 9),
+    (raw::SO_SELECT_ERR_QUEUE, 1 << 10),
+    (raw::SO_PREFER_BUSY_POLL, 1 << 11),
+    (raw::SO_RCVMARK, 1 << 12),
+    (raw::SO_PASSSEC, 1 << 13),
 ];
 
 /// setsockopt(2): `len` bytes at `address`.
@@ -46,11 +85,57 @@ pub fn set(socket: &Arc<dyn Socket>, level: u32, name: u32, address: u64, len: i
     if level != raw::SOL_SOCKET {
         return socket.set_option(level, name, value);
     }
+    if name == raw::SO_BINDTODEVICE {
+        return bind_to_device(socket.common(), value);
+    }
     let number = match *value {
         [a, b, c, d, ..] => i32::from_ne_bytes([a, b, c, d]),
         _ => return Err(Errno::EINVAL),
     };
+    if name == raw::SO_RESERVE_MEM && number < 0 {
+        return Err(Errno::EINVAL);
+    }
+    if is_for_others(socket.common(), name) {
+        return Err(Errno::EOPNOTSUPP);
+    }
     set_common(socket, name, number, value)
+}
+
+/// Options of some families only.
+fn is_for_others(common: &Common, name: u32) -> bool {
+    let is_unix = common.domain == raw::AF_UNIX;
+    match name {
+        raw::SO_PASSCRED | raw::SO_PASSSEC => !is_unix && common.domain != raw::AF_NETLINK,
+        raw::SO_ZEROCOPY => is_unix,
+        raw::SO_TXREHASH => common.protocol != raw::IPPROTO_TCP as u32,
+        raw::SO_RESERVE_MEM => true,
+        _ => false,
+    }
+}
+
+/// SO_BINDTODEVICE: the one interface, or none. ENODEV, EPERM.
+fn bind_to_device(common: &Common, value: &[u8]) -> Result<()> {
+    let name = value.split(|&byte| byte == 0).next().unwrap_or_default();
+    let index = match name {
+        b"" => 0,
+        interface::NAME => i64::from(interface::INDEX),
+        _ => return Err(Errno::ENODEV),
+    };
+    bind_to_index(common, index)
+}
+
+fn bind_to_index(common: &Common, index: i64) -> Result<()> {
+    let bound = common.number(raw::SO_BINDTOIFINDEX, 0);
+    if bound != 0 && !may_administrate() {
+        return Err(Errno::EPERM);
+    }
+    common.keep(raw::SO_BINDTOIFINDEX, index);
+    Ok(())
+}
+
+fn may_administrate() -> bool {
+    let who = current().process.subject();
+    who.capable(Capability::NetAdmin) || who.capable(Capability::NetRaw)
 }
 
 fn set_common(socket: &Arc<dyn Socket>, name: u32, number: i32, value: &[u8]) -> Result<()> {
@@ -58,11 +143,17 @@ fn set_common(socket: &Arc<dyn Socket>, name: u32, number: i32, value: &[u8]) ->
     let is_on = number != 0;
     match name {
         raw::SO_SNDBUF | raw::SO_SNDBUFFORCE => {
-            common.send_buffer.store(buffer(number, SEND_BUFFER_MIN), Ordering::Relaxed);
+            let forced = name == raw::SO_SNDBUFFORCE;
+            let bytes = buffer(number, SEND_BUFFER_MIN, forced)?;
+            common.send_buffer.store(bytes, Ordering::Relaxed);
+            common.chosen_buffers.fetch_or(1, Ordering::Relaxed);
             socket.limits_changed();
         }
         raw::SO_RCVBUF | raw::SO_RCVBUFFORCE => {
-            common.receive_buffer.store(buffer(number, RECEIVE_BUFFER_MIN), Ordering::Relaxed);
+            let forced = name == raw::SO_RCVBUFFORCE;
+            let bytes = buffer(number, RECEIVE_BUFFER_MIN, forced)?;
+            common.receive_buffer.store(bytes, Ordering::Relaxed);
+            common.chosen_buffers.fetch_or(2, Ordering::Relaxed);
             socket.limits_changed();
         }
         raw::SO_RCVTIMEO_OLD | raw::SO_RCVTIMEO_NEW => {
@@ -72,11 +163,11 @@ fn set_common(socket: &Arc<dyn Socket>, name: u32, number: i32, value: &[u8]) ->
             common.send_timeout_ns.store(timeout_ns(value)?, Ordering::Relaxed);
         }
         raw::SO_REUSEADDR => common.reuse_address.store(is_on, Ordering::Relaxed),
-        raw::SO_REUSEPORT => common.reuse_port.store(is_on, Ordering::Relaxed),
-        raw::SO_PASSCRED if common.domain == raw::AF_UNIX => {
-            common.passes_credentials.store(is_on, Ordering::Relaxed);
+        raw::SO_REUSEPORT if is_on && common.domain == raw::AF_UNIX => {
+            return Err(Errno::EOPNOTSUPP);
         }
-        raw::SO_PASSCRED => return Err(Errno::EOPNOTSUPP),
+        raw::SO_REUSEPORT => common.reuse_port.store(is_on, Ordering::Relaxed),
+        raw::SO_PASSCRED => common.passes_credentials.store(is_on, Ordering::Relaxed),
         raw::SO_LINGER => {
             let Ok((linger, _)) = <[i32; 2]>::read_from_prefix(value) else {
                 return Err(Errno::EINVAL);
@@ -84,30 +175,130 @@ fn set_common(socket: &Arc<dyn Socket>, name: u32, number: i32, value: &[u8]) ->
             let seconds = if linger[0] == 0 { -1 } else { linger[1].max(0) };
             common.linger_seconds.store(seconds, Ordering::Relaxed);
         }
-        raw::SO_PRIORITY | raw::SO_MARK | raw::SO_RCVLOWAT | raw::SO_BUSY_POLL => {}
-        raw::SO_TYPE | raw::SO_ERROR | raw::SO_ACCEPTCONN | raw::SO_DOMAIN | raw::SO_PROTOCOL => {
-            return Err(Errno::ENOPROTOOPT);
+        raw::SO_RCVLOWAT => {
+            let most =
+                if common.protocol == raw::IPPROTO_TCP as u32 { LOW_WATER_MAX } else { i32::MAX };
+            let number = if number < 0 { most } else { number.clamp(1, most) };
+            common.low_water.store(number as usize, Ordering::Relaxed);
+            socket.limits_changed();
+        }
+        raw::SO_PEEK_OFF if number != -1 => return Err(Errno::EOPNOTSUPP),
+        raw::SO_PEEK_OFF => {}
+        raw::SO_TIMESTAMP_OLD => stamp(common, is_on, stamps::MICROSECONDS),
+        raw::SO_TIMESTAMP_NEW => stamp(common, is_on, stamps::MICROSECONDS | stamps::NEW),
+        raw::SO_TIMESTAMPNS_OLD => stamp(common, is_on, stamps::NANOSECONDS),
+        raw::SO_TIMESTAMPNS_NEW => stamp(common, is_on, stamps::NANOSECONDS | stamps::NEW),
+        raw::SO_RXQ_OVFL => set_bit(&common.stamps, stamps::LOST, is_on),
+        raw::SO_BSDCOMPAT => {}
+        raw::SO_BINDTOIFINDEX if number < 0 => return Err(Errno::EINVAL),
+        raw::SO_BINDTOIFINDEX => return bind_to_index(common, i64::from(number)),
+        raw::SO_DETACH_FILTER => return Err(Errno::ENOENT),
+        raw::SO_ZEROCOPY if !matches!(number, 0 | 1) => return Err(Errno::EINVAL),
+        _ => set_number(common, name, number, value)?,
+    }
+    limits_of(socket, name);
+    Ok(())
+}
+
+/// Has the socket look at an option that its connection keeps, too.
+fn limits_of(socket: &Arc<dyn Socket>, name: u32) {
+    if name == raw::SO_OOBINLINE {
+        socket.limits_changed();
+    }
+}
+
+/// One of the ways to tell times, which exclude each other.
+fn stamp(common: &Common, is_on: bool, how: u32) {
+    let ways = stamps::MICROSECONDS | stamps::NANOSECONDS | stamps::NEW;
+    let change = |old: u32| Some(old & !ways | if is_on { how } else { 0 });
+    let _ = common.stamps.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
+}
+
+fn set_bit(word: &AtomicU32, bit: u32, is_on: bool) {
+    if is_on {
+        word.fetch_or(bit, Ordering::Relaxed);
+    } else {
+        word.fetch_and(!bit, Ordering::Relaxed);
+    }
+}
+
+/// Options that are only kept. ENOPROTOOPT for those that cannot be set, or are not there.
+fn set_number(common: &Common, name: u32, number: i32, value: &[u8]) -> Result<()> {
+    /// Priorities that everybody may choose.
+    const PRIORITIES: core::ops::RangeInclusive<i32> = 0..=6;
+    match name {
+        raw::SO_PRIORITY if !PRIORITIES.contains(&number) && !may_administrate() => {
+            Err(Errno::EPERM)
+        }
+        raw::SO_MARK if !may_administrate() => Err(Errno::EPERM),
+        raw::SO_BUSY_POLL if number < 0 => Err(Errno::EINVAL),
+        raw::SO_TXREHASH if !(-1..=1).contains(&number) => Err(Errno::EINVAL),
+        raw::SO_BUF_LOCK if !(0..=3).contains(&number) => Err(Errno::EINVAL),
+        raw::SO_BUF_LOCK => {
+            common.chosen_buffers.store(number as u32, Ordering::Relaxed);
+            Ok(())
+        }
+        raw::SO_TXREHASH => {
+            common.keep(name, if number == -1 { 1 } else { i64::from(number) });
+            Ok(())
+        }
+        raw::SO_PRIORITY | raw::SO_MARK | raw::SO_BUSY_POLL | raw::SO_INCOMING_CPU => {
+            common.keep(name, i64::from(number));
+            Ok(())
+        }
+        raw::SO_MAX_PACING_RATE => {
+            let rate = match i64::read_from_prefix(value) {
+                Ok((rate, _)) => rate,
+                Err(_) if number == -1 => -1,
+                Err(_) => i64::from(number as u32),
+            };
+            common.keep(name, rate);
+            Ok(())
         }
         _ => {
             let (_, bit) = inert(name).ok_or(Errno::ENOPROTOOPT)?;
-            if is_on {
-                common.inert_options.fetch_or(bit, Ordering::Relaxed);
-            } else {
-                common.inert_options.fetch_and(!bit, Ordering::Relaxed);
-            }
+            set_bit(&common.inert_options, bit, number != 0);
+            Ok(())
         }
     }
-    Ok(())
+}
+
+impl Common {
+    /// Whether a flag is set that is only kept here.
+    pub fn is_inert_on(&self, name: u32) -> bool {
+        inert(name).is_some_and(|(_, bit)| self.inert_options.load(Ordering::Relaxed) & bit != 0)
+    }
+
+    fn keep(&self, name: u32, number: i64) {
+        self.numbers.lock().insert(name, number);
+    }
+
+    fn number(&self, name: u32, first: i64) -> i64 {
+        self.numbers.lock().get(&name).copied().unwrap_or(first)
+    }
+
+    /// What comes with each message: see [`stamps`].
+    pub fn stamps(&self) -> u32 {
+        self.stamps.load(Ordering::Relaxed)
+    }
 }
 
 fn inert(name: u32) -> Option<(u32, u32)> {
     INERT.iter().copied().find(|(option, _)| *option == name)
 }
 
-/// A buffer size as the kernel keeps it: twice what was asked for, within bounds.
-fn buffer(asked: i32, least: usize) -> usize {
-    let asked = (asked as u32 as usize).min(BUFFER_MAX / 2);
-    (asked * 2).max(least)
+/// A buffer size as the kernel keeps it: twice what was asked for, within bounds, which
+/// CAP_NET_ADMIN may exceed by force. EPERM.
+fn buffer(asked: i32, least: usize, forced: bool) -> Result<usize> {
+    if !forced {
+        let asked = (asked as u32 as usize).min(BUFFER_MAX / 2);
+        return Ok((asked * 2).max(least));
+    }
+    if !current().process.subject().capable(Capability::NetAdmin) {
+        return Err(Errno::EPERM);
+    }
+    let asked = (asked.max(0) as usize).min(FORCED_MAX / 2);
+    Ok((asked * 2).max(least))
 }
 
 fn timeout_ns(value: &[u8]) -> Result<u64> {
@@ -136,9 +327,19 @@ pub fn get(
         len_at.write(&(fits as i32))
     };
     if level != raw::SOL_SOCKET {
-        return put(&socket.get_option(level, name)?.to_ne_bytes());
+        return match socket.get_option(level, name)? {
+            // As on Linux a small number goes into a byte where there is no room for more.
+            Value::Int(number @ 0..=255) if (1..4).contains(&capacity) && level == IP => {
+                put(&[number as u8])
+            }
+            Value::Int(number) => put(&number.to_ne_bytes()),
+            Value::Bytes(bytes) => put(&bytes),
+        };
     }
     let common = socket.common();
+    if is_for_others(common, name) && !matches!(name, raw::SO_ZEROCOPY | raw::SO_RESERVE_MEM) {
+        return Err(Errno::EOPNOTSUPP);
+    }
     match name {
         raw::SO_LINGER => {
             let seconds = common.linger_seconds.load(Ordering::Relaxed);
@@ -150,7 +351,7 @@ pub fn get(
         raw::SO_SNDTIMEO_OLD | raw::SO_SNDTIMEO_NEW => {
             put(timeval(common.send_timeout_ns.load(Ordering::Relaxed)).as_bytes())
         }
-        raw::SO_PEERCRED if common.domain == raw::AF_UNIX => {
+        raw::SO_PEERCRED => {
             let unknown = super::Ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
             put(socket.peer_credentials().unwrap_or(unknown).as_bytes())
         }
@@ -158,6 +359,24 @@ pub fn get(
             let peer = socket.peer_address()?.to_raw();
             put(peer.bytes())
         }
+        raw::SO_PEERGROUPS => {
+            let groups = socket.peer_groups().ok_or(Errno::ENODATA)?;
+            let bytes = groups.as_bytes();
+            if bytes.len() > capacity {
+                len_at.write(&(bytes.len() as i32))?;
+                return Err(Errno::ERANGE);
+            }
+            put(bytes)
+        }
+        raw::SO_BINDTODEVICE => match common.number(raw::SO_BINDTOIFINDEX, 0) {
+            0 => len_at.write(&0),
+            _ if capacity < DEVICE_NAME_BYTES => Err(Errno::EINVAL),
+            _ => put(&[interface::NAME, b"\0"].concat()),
+        },
+        raw::SO_MAX_PACING_RATE if capacity >= 8 => put(&common.number(name, -1).to_ne_bytes()),
+        raw::SO_COOKIE if capacity < 8 => Err(Errno::EINVAL),
+        raw::SO_COOKIE => put(&common.cookie().to_ne_bytes()),
+        raw::SO_MEMINFO => put(meminfo(socket).as_bytes()),
         raw::SO_PEERSEC => {
             hooks::socket_getpeersec_stream((common,))?;
             Err(Errno::ENOPROTOOPT)
@@ -180,17 +399,46 @@ fn get_int(socket: &Arc<dyn Socket>, common: &Common, name: u32) -> Result<i32> 
         raw::SO_PROTOCOL => common.protocol as i32,
         raw::SO_ERROR => common.take_error().map_or(0, abi::Errno::number),
         raw::SO_ACCEPTCONN => i32::from(socket.is_listening()),
-        raw::SO_SNDBUF => common.send_limit() as i32,
+        raw::SO_SNDBUF => socket.shown_send_buffer() as i32,
         raw::SO_RCVBUF => common.receive_limit() as i32,
         raw::SO_REUSEADDR => flag(&common.reuse_address),
         raw::SO_REUSEPORT => flag(&common.reuse_port),
         raw::SO_PASSCRED => flag(&common.passes_credentials),
-        raw::SO_RCVLOWAT | raw::SO_SNDLOWAT => 1,
-        raw::SO_PRIORITY | raw::SO_MARK | raw::SO_BUSY_POLL => 0,
-        raw::SO_INCOMING_CPU => machine::percpu::cpu_id() as i32,
+        raw::SO_RCVLOWAT => common.low_water() as i32,
+        raw::SO_SNDLOWAT => 1,
+        raw::SO_PRIORITY | raw::SO_MARK | raw::SO_BUSY_POLL | raw::SO_BINDTOIFINDEX => {
+            common.number(name, 0) as i32
+        }
+        raw::SO_INCOMING_CPU | raw::SO_MAX_PACING_RATE => common.number(name, -1) as i32,
+        raw::SO_TXREHASH => common.number(name, 1) as i32,
+        raw::SO_PEEK_OFF => -1,
+        raw::SO_BUF_LOCK => common.chosen_buffers.load(Ordering::Relaxed) as i32,
+        raw::SO_BSDCOMPAT | raw::SO_INCOMING_NAPI_ID | raw::SO_RESERVE_MEM => 0,
+        raw::SO_BPF_EXTENSIONS => BPF_EXTENSIONS,
+        raw::SO_TIMESTAMP_OLD => shows(common, stamps::MICROSECONDS),
+        raw::SO_TIMESTAMP_NEW => shows(common, stamps::MICROSECONDS | stamps::NEW),
+        raw::SO_TIMESTAMPNS_OLD => shows(common, stamps::NANOSECONDS),
+        raw::SO_TIMESTAMPNS_NEW => shows(common, stamps::NANOSECONDS | stamps::NEW),
+        raw::SO_RXQ_OVFL => i32::from(common.stamps() & stamps::LOST != 0),
         _ => {
             let (_, bit) = inert(name).ok_or(Errno::ENOPROTOOPT)?;
             i32::from(common.inert_options.load(Ordering::Relaxed) & bit != 0)
         }
     })
+}
+
+/// Whether times are told in this way.
+fn shows(common: &Common, how: u32) -> i32 {
+    let ways = stamps::MICROSECONDS | stamps::NANOSECONDS | stamps::NEW;
+    i32::from(common.stamps() & ways == how)
+}
+
+/// SO_MEMINFO: what waits to be received, its bound, what waits to be sent, its bound, and five
+/// numbers that are always 0 here.
+fn meminfo(socket: &Arc<dyn Socket>) -> [u32; 9] {
+    let (to_receive, to_send) = socket.queued();
+    let common = socket.common();
+    let numbers = [to_receive, common.receive_limit(), to_send, common.send_limit()];
+    let [a, b, c, d] = numbers.map(|number| number as u32);
+    [a, b, c, d, 0, 0, 0, 0, 0]
 }

@@ -1,5 +1,5 @@
-//! What connection-oriented sockets share: two channels that make a conversation, and the queue of
-//! conversations that wait to be accepted. Used by unix sockets and by TCP within the machine.
+//! What connection-oriented sockets share: two channels that make a conversation (unix sockets; TCP
+//! has its own, `inet::tcp::link`), and the queue of conversations that wait to be accepted.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -125,6 +125,12 @@ impl<S> Backlog<S> {
     /// Whether accept(2) has something to give.
     pub fn has_pending(&self) -> bool {
         !self.queue.lock().is_empty()
+    }
+
+    /// How many wait, and how many may.
+    pub fn lengths(&self) -> (u32, u32) {
+        let max = self.max.load(Ordering::Relaxed).saturating_sub(1);
+        (self.queue.lock().len() as u32, max as u32)
     }
 
     /// Adds a connection, waiting for room. ECONNREFUSED if the listener goes away.

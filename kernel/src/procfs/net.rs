@@ -14,6 +14,7 @@ use abi::{Result, net as raw};
 use crate::fs::pseudo::{Static, Text};
 use crate::net::address::Address;
 use crate::net::inet::interface;
+use crate::net::inet::tcp::{self, TcpState};
 use crate::net::{Kind, Socket, SocketFile};
 use crate::process;
 use crate::vfs::File;
@@ -77,36 +78,125 @@ fn of_kind<'a>(
     sockets.iter().filter_map(wanted).collect()
 }
 
+/// A row of /proc/net/tcp or udp.
+struct Row {
+    local: SocketAddr,
+    peer: SocketAddr,
+    state: u8,
+    /// Bytes to be sent, bytes to be received; of a listener, how many wait and how many may.
+    queues: (usize, usize),
+    /// Which timer runs, and in how many hundredths of a second it is due.
+    timer: (u8, u64),
+    uid: u32,
+    inode: u64,
+}
+
+/// Width of a row of IPv4, as on Linux; those of IPv6 are as long as they are.
+const TCP_WIDTH: usize = 149;
+const UDP_WIDTH: usize = 127;
+
 fn inet(out: &mut Text, domain: u32, kind: Kind) -> Result<()> {
-    let wide = if domain == raw::AF_INET6 { " ".repeat(24) } else { "".into() };
-    write!(out, "  sl  local_address {wide}rem_address  {wide} st tx_queue rx_queue tr tm->when ");
-    writeln!(out, "retrnsmt   uid  timeout inode");
+    let is_v6 = domain == raw::AF_INET6;
+    let is_tcp = kind == Kind::Stream;
+    let first = if is_tcp || is_v6 { "  sl  local_address " } else { "   sl  local_address " };
+    let mut header = Text::default();
+    write!(header, "{first}{}rem", if is_v6 { " ".repeat(24) } else { "".into() });
+    write!(
+        header,
+        "{}_address {}",
+        if is_v6 { "ote" } else { "" },
+        " ".repeat(if is_v6 { 23 } else { 2 })
+    );
+    write!(header, "st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode");
+    if !is_tcp {
+        header.bytes(b" ref pointer drops");
+    }
+    let width = match (is_v6, is_tcp) {
+        (true, _) => 0,
+        (false, true) => TCP_WIDTH,
+        (false, false) => UDP_WIDTH,
+    };
+    put_line(out, &header, width);
     let sockets = sockets();
-    let mut line = 0;
-    for (number, uid, socket) in of_kind(&sockets, domain, kind) {
-        let Address::Inet(local) = socket.local_address() else { continue };
-        if local.port() == 0 && kind != Kind::Raw {
-            continue;
-        }
-        let peer = match socket.peer_address() {
-            Ok(Address::Inet(peer)) => Some(peer),
-            _ => None,
-        };
-        let state = match peer {
-            Some(_) => ESTABLISHED,
-            None if socket.is_listening() => LISTEN,
-            None => CLOSE,
-        };
-        let (to_receive, to_send) = socket.queued();
-        write!(out, "{line:4}: ");
-        put_address(out, domain, local);
-        out.bytes(b" ");
-        put_address(out, domain, peer.unwrap_or(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0)));
-        write!(out, " {state:02X} {to_send:08X}:{to_receive:08X} 00:00000000 00000000 ");
-        writeln!(out, "{uid:5}        0 {number} 2 0000000000000000 0");
-        line += 1;
+    let rows = of_kind(&sockets, domain, kind).into_iter().filter_map(row_of);
+    let waiting = if is_tcp { waiting_rows(is_v6) } else { Vec::new() };
+    for (number, row) in rows.chain(waiting).enumerate() {
+        let mut line = Text::default();
+        let slot = if is_tcp { 4 } else { 5 };
+        write!(line, "{number:slot$}: ");
+        put_row(&mut line, domain, &row, is_tcp);
+        put_line(out, &line, width);
     }
     Ok(())
+}
+
+fn put_line(out: &mut Text, line: &Text, width: usize) {
+    out.bytes(&line.0);
+    out.blanks(width.saturating_sub(line.0.len()));
+    out.bytes(b"\n");
+}
+
+fn row_of((inode, uid, socket): (u64, u32, &Arc<dyn Socket>)) -> Option<Row> {
+    let Address::Inet(local) = socket.local_address() else { return None };
+    let peer = match socket.peer_address() {
+        Ok(Address::Inet(peer)) => Some(peer),
+        _ => None,
+    };
+    let nobody = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
+    let (to_receive, to_send) = socket.queued();
+    let state = match socket.tcp_state() {
+        // Bound, and no more.
+        Some(TcpState::Close) => return None,
+        Some(state) => state as u8,
+        None if local.port() == 0 && socket.common().kind != Kind::Raw => return None,
+        None => {
+            if peer.is_some() {
+                ESTABLISHED
+            } else {
+                CLOSE
+            }
+        }
+    };
+    let queues =
+        if socket.is_listening() { (0, socket.backlog_len()) } else { (to_send, to_receive) };
+    Some(Row { local, peer: peer.unwrap_or(nobody), state, queues, timer: (0, 0), uid, inode })
+}
+
+/// Ends of connections that have no socket any more.
+fn waiting_rows(is_v6: bool) -> Vec<Row> {
+    /// The number of the timer that ends them.
+    const TIMER: u8 = 3;
+    let ends = tcp::waiting().into_iter().filter(|end| end.local.is_ipv6() == is_v6);
+    let rows = ends.map(|end| Row {
+        local: end.local,
+        peer: end.peer,
+        state: if end.is_time_wait { TcpState::TimeWait } else { TcpState::FinWait2 } as u8,
+        queues: (0, 0),
+        timer: (TIMER, end.left_ns / 10_000_000),
+        uid: 0,
+        inode: 0,
+    });
+    rows.collect()
+}
+
+fn put_row(out: &mut Text, domain: u32, row: &Row, is_tcp: bool) {
+    put_address(out, domain, row.local);
+    out.bytes(b" ");
+    put_address(out, domain, row.peer);
+    let ((to_send, to_receive), (timer, when)) = (row.queues, row.timer);
+    write!(
+        out,
+        " {:02X} {to_send:08X}:{to_receive:08X} {timer:02X}:{when:08X} 00000000 ",
+        row.state
+    );
+    write!(out, "{:5} {:8} {} ", row.uid, 0, row.inode);
+    let pointer = format_args!("{:016x}", 0);
+    match row.state {
+        _ if !is_tcp => write!(out, "2 {pointer} 0"),
+        LISTEN => write!(out, "1 {pointer} 100 0 0 10 0"),
+        _ if row.inode == 0 => write!(out, "3 {pointer}"),
+        _ => write!(out, "1 {pointer} 20 4 30 10 -1"),
+    }
 }
 
 /// Words of the address as the machine has them, and the port.
@@ -150,7 +240,8 @@ fn sockstat(out: &mut Text) -> Result<()> {
     let sockets = sockets();
     let count = |domain, kind| of_kind(&sockets, domain, kind).len();
     writeln!(out, "sockets: used {}", sockets.len());
-    writeln!(out, "TCP: inuse {} orphan 0 tw 0 alloc 0 mem 0", count(raw::AF_INET, Kind::Stream));
+    let (waiting, tcp) = (tcp::waiting().len(), count(raw::AF_INET, Kind::Stream));
+    writeln!(out, "TCP: inuse {tcp} orphan 0 tw {waiting} alloc {tcp} mem 0");
     writeln!(out, "UDP: inuse {} mem 0", count(raw::AF_INET, Kind::Dgram));
     writeln!(out, "RAW: inuse {}", count(raw::AF_INET, Kind::Raw));
     Ok(())

@@ -8,14 +8,14 @@ use crate::security::Capability;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::net::{IpAddr, SocketAddr};
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 
 use abi::{Errno, Result};
 use machine::sync::SpinLock;
 
 /// Ports given to sockets that ask for none (ip_local_port_range).
-const EPHEMERAL: core::ops::RangeInclusive<u16> = 32768..=60999;
+pub(super) const EPHEMERAL: core::ops::RangeInclusive<u16> = 32768..=60999;
 /// Ports below need CAP_NET_BIND_SERVICE.
 const PRIVILEGED_END: u16 = 1024;
 
@@ -27,6 +27,8 @@ pub(super) trait Owner: Send + Sync {
     fn listens(&self) -> bool;
     /// Whether an IPv6 socket takes no IPv4.
     fn v6_only(&self) -> bool;
+    /// IP_FREEBIND and its kin: whether it may have an address that is not this machine's.
+    fn binds_freely(&self) -> bool;
 }
 
 struct Entry<S> {
@@ -63,7 +65,7 @@ impl<S> Drop for Binding<S> {
 }
 
 /// Whether a socket bound to `bound` gets what is sent to `to`.
-fn covers(bound: IpAddr, v6_only: bool, to: IpAddr) -> bool {
+pub(super) fn covers(bound: IpAddr, v6_only: bool, to: IpAddr) -> bool {
     match bound {
         IpAddr::V6(ip) if ip.is_unspecified() => to.is_ipv6() || !v6_only,
         IpAddr::V4(ip) if ip.is_unspecified() => to.is_ipv4(),
@@ -80,21 +82,22 @@ impl<S: Owner> Ports<S> {
         }
     }
 
-    /// Binds `owner`: port 0 takes a free one. EADDRNOTAVAIL for an address that is not this
-    /// machine's, EADDRINUSE, EACCES.
+    /// Binds `owner`: port 0 takes a free one. What else uses an address, `others` says.
+    /// EADDRNOTAVAIL for an address that is not this machine's, EADDRINUSE, EACCES.
     pub(super) fn bind(
         &'static self,
         owner: &Arc<S>,
         address: SocketAddr,
         is_stream: bool,
+        others: &dyn Fn(SocketAddr) -> bool,
     ) -> Result<Binding<S>> {
         let ip = address.ip();
-        if !ip.is_unspecified() && !ip.is_loopback() {
+        if !ip.is_unspecified() && !ip.is_loopback() && !owner.binds_freely() {
             return Err(Errno::EADDRNOTAVAIL);
         }
         let port = address.port();
         if port == 0 {
-            return self.bind_ephemeral(owner, ip);
+            return self.bind_ephemeral(owner, ip, others);
         }
         let who = crate::process::current().process.subject();
         if port < PRIVILEGED_END && !who.capable(Capability::NetBindService) {
@@ -106,7 +109,10 @@ impl<S: Owner> Ports<S> {
             let Some(other) = entry.owner.upgrade() else { return false };
             conflicts((&**owner, ip), (&*other, entry.address), is_stream)
         });
-        if conflict {
+        if conflict || others(address) {
+            if list.is_empty() {
+                entries.remove(&port);
+            }
             return Err(Errno::EADDRINUSE);
         }
         list.push(Entry { address: ip, owner: Arc::downgrade(owner) });
@@ -114,11 +120,38 @@ impl<S: Owner> Ports<S> {
         Ok(Binding { ports: self, owner: Arc::downgrade(owner), address })
     }
 
-    fn bind_ephemeral(&'static self, owner: &Arc<S>, ip: IpAddr) -> Result<Binding<S>> {
+    /// Whether an owner may begin to listen at the address it is bound to: EADDRINUSE.
+    pub(super) fn check_listening(&self, owner: &Arc<S>, address: SocketAddr) -> Result<()> {
+        let entries = self.entries.lock();
+        let mut others = entries.get(&address.port()).into_iter().flatten().filter_map(|entry| {
+            let other = entry.owner.upgrade().filter(|other| !Arc::ptr_eq(other, owner))?;
+            Some((other, entry.address))
+        });
+        let is_taken = others.any(|(other, its_address)| {
+            conflicts((&**owner, address.ip()), (&*other, its_address), true)
+        });
+        if is_taken { Err(Errno::EADDRINUSE) } else { Ok(()) }
+    }
+
+    /// Whether somebody is bound to the port.
+    pub(super) fn is_bound(&self, port: u16) -> bool {
+        self.entries.lock().contains_key(&port)
+    }
+
+    fn bind_ephemeral(
+        &'static self,
+        owner: &Arc<S>,
+        ip: IpAddr,
+        others: &dyn Fn(SocketAddr) -> bool,
+    ) -> Result<Binding<S>> {
         let count = EPHEMERAL.end() - EPHEMERAL.start() + 1;
         let mut entries = self.entries.lock();
         for _ in 0..count {
             let port = EPHEMERAL.start() + self.next.fetch_add(1, Ordering::Relaxed) % count;
+            // Not even with another address: who asks for any port gets one that nobody uses.
+            if others(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port)) {
+                continue;
+            }
             if let alloc::collections::btree_map::Entry::Vacant(vacant) = entries.entry(port) {
                 vacant.insert(alloc::vec![Entry { address: ip, owner: Arc::downgrade(owner) }]);
                 drop(entries);

@@ -1,22 +1,27 @@
 //! UDP between programs of this machine (udp(7)). What finds no socket or no room is lost, as it
 //! would be on a network; a connected sender hears of the former by ECONNREFUSED.
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::net::SocketAddr;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, net as raw};
 use machine::sync::SpinLock;
 
+use super::options::IpOptions;
+use super::packet::Packet;
 use super::ports::{Binding, Owner, Ports};
-use super::{InertOptions, any_address, destination, read_address, shown, source_for};
+use super::{any_address, destination, read_address, shown, source_for};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::WaitQueue;
+use crate::base::time::realtime_ns;
 use crate::net::address::{Address, RawAddress};
-use crate::net::channel::{Channel, Patience, ReceiveMode, Received};
-use crate::net::control::Control;
-use crate::net::{Common, Outgoing, Socket, boxed};
+use crate::net::channel::{Channel, Info, Patience, ReceiveMode, Received};
+use crate::net::control::{Control, Writer};
+use crate::net::options::Value;
+use crate::net::{Common, Outgoing, Socket};
 
 /// Largest payload: 65535 less both headers.
 const PAYLOAD_MAX: usize = 65507;
@@ -28,18 +33,15 @@ static PORTS: Ports<UdpSocket> = Ports::new();
 /// A socket.
 pub(super) struct UdpSocket {
     common: Common,
-    v6_only: AtomicBool,
     binding: SpinLock<Option<Binding<UdpSocket>>>,
     peer: SpinLock<Option<SocketAddr>>,
     inbox: Arc<Channel>,
-    options: InertOptions,
+    ip: IpOptions,
 }
 
 impl Owner for UdpSocket {
     fn reuse(&self) -> (bool, bool) {
-        let common = &self.common;
-        let load = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-        (load(&common.reuse_address), load(&common.reuse_port))
+        self.common.reuse()
     }
 
     fn listens(&self) -> bool {
@@ -47,7 +49,11 @@ impl Owner for UdpSocket {
     }
 
     fn v6_only(&self) -> bool {
-        self.v6_only.load(Ordering::Relaxed)
+        self.ip.v6_only()
+    }
+
+    fn binds_freely(&self) -> bool {
+        self.ip.binds_freely()
     }
 }
 
@@ -57,11 +63,10 @@ impl UdpSocket {
         let inbox = Channel::new(common.receive_limit(), DGRAMS_MAX, &common.readers, &room);
         Arc::new(UdpSocket {
             common,
-            v6_only: AtomicBool::new(false),
             binding: SpinLock::new(None),
             peer: SpinLock::new(None),
             inbox,
-            options: InertOptions::default(),
+            ip: IpOptions::default(),
         })
     }
 
@@ -75,7 +80,7 @@ impl UdpSocket {
     }
 
     fn bind_at(self: &Arc<Self>, address: SocketAddr) -> Result<SocketAddr> {
-        let binding = PORTS.bind(self, address, false)?;
+        let binding = PORTS.bind(self, address, false, &|_| false)?;
         let address = binding.address;
         *self.binding.lock() = Some(binding);
         Ok(address)
@@ -135,8 +140,19 @@ impl Socket for UdpSocket {
         if to.port() == 0 {
             return Err(Errno::EINVAL);
         }
+        let said = what.control.said;
+        if said.is_odd {
+            return Err(Errno::EINVAL);
+        }
         let own = self.bound().ok_or(Errno::EDESTADDRREQ)?;
-        let from = SocketAddr::new(source_for(own.ip(), to.ip()), own.port());
+        let from_ip = match said.source {
+            Some(ip) if !ip.is_loopback() || ip.is_ipv4() != to.is_ipv4() => {
+                return Err(Errno::EINVAL);
+            }
+            Some(ip) => ip,
+            None => source_for(own.ip(), to.ip()),
+        };
+        let from = SocketAddr::new(from_ip, own.port());
         let Some(target) = PORTS.find(to, |socket| socket.takes_from(from)) else {
             if peer.is_some() {
                 self.common.set_error(Errno::ECONNREFUSED);
@@ -144,11 +160,18 @@ impl Socket for UdpSocket {
             return Ok(len);
         };
         let shown_from = Address::Inet(shown(&target.common, from));
-        let info = boxed(Control::default(), Some(shown_from));
+        let (ttl, tos) = said.lifetime_and_service(&self.ip, to.ip());
+        let time_ns = if target.common.stamps() == 0 { 0 } else { realtime_ns() };
+        let packet = Some(Packet { to, ttl, tos, time_ns });
+        let control = Control::default();
+        let info = Some(Box::new(Info { control, from: Some(shown_from), packet }));
         let now = Patience { nonblocking: true, deadline: None };
         match target.inbox.send_message(source, info, now) {
             // No room, or gone meanwhile: lost.
-            Err(Errno::EAGAIN | Errno::EPIPE | Errno::EMSGSIZE) => Ok(len),
+            Err(Errno::EAGAIN | Errno::EPIPE | Errno::EMSGSIZE) => {
+                target.common.lost.fetch_add(1, Ordering::Relaxed);
+                Ok(len)
+            }
             result => result,
         }
     }
@@ -158,6 +181,11 @@ impl Socket for UdpSocket {
             return Err(error);
         }
         self.inbox.receive(sink, mode, how)
+    }
+
+    fn tell(&self, received: &Received, writer: &mut Writer) -> Result<()> {
+        let packet = received.info.as_ref().and_then(|info| info.packet);
+        packet.map_or(Ok(()), |packet| packet.tell(&self.ip, writer))
     }
 
     fn shutdown(&self, receive: bool, _send: bool) -> Result<()> {
@@ -211,19 +239,12 @@ impl Socket for UdpSocket {
         self.inbox.set_limit(self.common.receive_limit());
     }
 
-    fn get_option(&self, level: u32, name: u32) -> Result<i32> {
-        if level == raw::IPPROTO_IPV6 as u32 && name == super::IPV6_V6ONLY {
-            return Ok(i32::from(self.v6_only()));
-        }
-        self.options.get(&self.common, level, name)
+    fn get_option(&self, level: u32, name: u32) -> Result<Value> {
+        let is_connected = self.peer.lock().is_some();
+        self.ip.get(&self.common, level, name, is_connected)
     }
 
     fn set_option(&self, level: u32, name: u32, value: &[u8]) -> Result<()> {
-        if level == raw::IPPROTO_IPV6 as u32 && name == super::IPV6_V6ONLY {
-            let is_on = value.iter().any(|&byte| byte != 0);
-            self.v6_only.store(is_on, Ordering::Relaxed);
-            return Ok(());
-        }
-        self.options.set(&self.common, level, name, value)
+        self.ip.set(&self.common, level, name, value, self.bound().is_some())
     }
 }

@@ -6,6 +6,7 @@
 mod names;
 
 use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use abi::{Errno, Result, net as raw};
@@ -19,14 +20,33 @@ use super::{Common, Kind, Outgoing, Socket, boxed, hooks};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::WaitQueue;
+use crate::process::current;
 
 /// Most datagrams in a socket's inbox (net.unix.max_dgram_qlen on most systems).
 const DGRAMS_MAX: usize = 512;
 
+/// Who made or answered a conversation, as it was then (SO_PEERCRED, SO_PEERGROUPS).
+#[derive(Clone)]
+struct Peer {
+    who: Ucred,
+    groups: Arc<[u32]>,
+}
+
+impl Peer {
+    fn current() -> Peer {
+        let groups = current().process.credentials().groups.as_slice().into();
+        Peer { who: Ucred::current(), groups }
+    }
+
+    fn unknown() -> Peer {
+        Peer { who: Ucred::UNKNOWN, groups: Arc::new([]) }
+    }
+}
+
 /// The conversation of a connected socket.
 struct Link {
     conn: Conn,
-    peer: Ucred,
+    peer: Peer,
     peer_name: Option<Arc<[u8]>>,
     /// Whether the peer wants to know who sends (its SO_PASSCRED).
     peer_asks: Arc<AtomicBool>,
@@ -40,7 +60,7 @@ struct State {
     /// Where datagrams go that name no one.
     default_peer: Option<Weak<UnixSocket>>,
     /// Who called listen(2).
-    listener: Option<Ucred>,
+    listener: Option<Peer>,
 }
 
 /// A socket.
@@ -53,7 +73,7 @@ pub struct UnixSocket {
     /// Where datagrams arrive; streams have a link instead.
     inbox: Arc<Channel>,
     /// Both sockets of a pair know each other's process.
-    pair_peer: Once<Ucred>,
+    pair_peer: Once<Peer>,
     is_closed: AtomicBool,
     /// A socket for datagrams sends no more (shutdown(2)).
     is_mute: AtomicBool,
@@ -77,17 +97,17 @@ pub fn pair(kind: Kind, protocol: u32) -> Result<[Arc<dyn Socket>; 2]> {
     let kind = if kind == Kind::Raw { Kind::Dgram } else { kind };
     let a = UnixSocket::new(Common::new(raw::AF_UNIX, kind, 0));
     let b = UnixSocket::new(Common::new(raw::AF_UNIX, kind, 0));
-    let me = Ucred::current();
+    let me = Peer::current();
     if kind == Kind::Dgram {
         a.state.lock().default_peer = Some(Arc::downgrade(&b));
         b.state.lock().default_peer = Some(Arc::downgrade(&a));
-        a.pair_peer.call_once(|| me);
+        a.pair_peer.call_once(|| me.clone());
         b.pair_peer.call_once(|| me);
     } else {
         let (to_b, to_a) = Conn::pair(&a.common, &b.common, kind == Kind::SeqPacket);
         let link = |conn, other: &UnixSocket| Link {
             conn,
-            peer: me,
+            peer: me.clone(),
             peer_name: None,
             peer_asks: other.common.passes_credentials.clone(),
         };
@@ -120,6 +140,12 @@ impl UnixSocket {
 
     fn is_dgram(&self) -> bool {
         self.common.kind == Kind::Dgram
+    }
+
+    fn peer(&self) -> Option<Peer> {
+        let linked = self.link.get().map(|link| link.peer.clone());
+        let listener = || self.state.lock().listener.clone();
+        linked.or_else(|| self.pair_peer.get().cloned()).or_else(listener)
     }
 
     fn wants_credentials(&self) -> bool {
@@ -200,12 +226,12 @@ impl UnixSocket {
         let (near, far) = Conn::pair(&self.common, &served.common, messages);
         let (name, credentials) = {
             let state = listener.state.lock();
-            (state.name.clone(), state.listener.unwrap_or(Ucred::UNKNOWN))
+            (state.name.clone(), state.listener.clone().unwrap_or_else(Peer::unknown))
         };
         served.state.lock().name = name.clone();
         served.link.call_once(|| Link {
             conn: far,
-            peer: Ucred::current(),
+            peer: Peer::current(),
             peer_name: self.name(),
             peer_asks: self.common.passes_credentials.clone(),
         });
@@ -233,7 +259,8 @@ impl UnixSocket {
         if control.credentials.is_none() && (self.wants_credentials() || peer.wants_credentials()) {
             control.credentials = Some(Ucred::current());
         }
-        let info = boxed(control, Some(Address::Unix(self.name())));
+        let from = self.name().map(|name| Address::Unix(Some(name)));
+        let info = boxed(control, from);
         let may_send = || !self.is_mute.load(Ordering::SeqCst);
         match peer.inbox.send_message_while(source, info, what.patience, may_send) {
             // The receiver closed: to a datagram that is "nobody there".
@@ -305,7 +332,7 @@ impl Socket for UnixSocket {
         if self.link.get().is_some() {
             return Err(Errno::EINVAL);
         }
-        let me = Ucred::current();
+        let me = Peer::current();
         {
             let mut state = self.state.lock();
             if state.name.is_none() {
@@ -353,11 +380,14 @@ impl Socket for UnixSocket {
             control.credentials = Some(Ucred::current());
         }
         let info = boxed(control, None);
+        if what.mode.urgent {
+            return Err(Errno::EOPNOTSUPP);
+        }
         let (tx, rx) = (&link.conn.tx, &link.conn.rx);
         let was_closed = tx.is_refused() || tx.is_ended();
         let sent = match self.common.kind {
             Kind::SeqPacket => tx.send_message(source, info, what.patience),
-            _ => tx.send(source, info, what.patience),
+            _ => tx.send(source, info, what.mode, what.patience),
         };
         match sent {
             // A sender that waited is told what it would be told at a receive: the peer closed
@@ -369,6 +399,10 @@ impl Socket for UnixSocket {
 
     fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Patience) -> Result<Received> {
         let channel = if self.is_dgram() {
+            // Even after shutdown(2): who does not wait does not see the end.
+            if how.nonblocking && !self.inbox.has_data() {
+                return Err(self.common.take_error().unwrap_or(Errno::EAGAIN));
+            }
             &self.inbox
         } else {
             match self.link.get() {
@@ -432,10 +466,17 @@ impl Socket for UnixSocket {
         Ok(Address::Unix(peer.upgrade().and_then(|peer| peer.name())))
     }
 
+    fn sender(&self) -> Option<Address> {
+        let name = self.link.get()?.peer_name.clone()?;
+        Some(Address::Unix(Some(name)))
+    }
+
     fn peer_credentials(&self) -> Option<Ucred> {
-        let linked = self.link.get().map(|link| link.peer);
-        let listener = || self.state.lock().listener;
-        linked.or_else(|| self.pair_peer.get().copied()).or_else(listener)
+        self.peer().map(|peer| peer.who)
+    }
+
+    fn peer_groups(&self) -> Option<Vec<u32>> {
+        self.peer().map(|peer| peer.groups.to_vec())
     }
 
     fn poll(&self, table: &mut PollTable) -> u32 {
