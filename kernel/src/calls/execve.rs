@@ -13,10 +13,10 @@ use entry::PtRegs;
 
 use super::capabilities::after_exec;
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::tally;
 use crate::base::user::read_path;
 use crate::calls::mm::map::READ_IMPLIES_EXEC;
+use crate::process::current;
 use crate::process::exec::{self, Image, Request};
 use crate::process::{Process, exit, ptrace, upper};
 use crate::security::{Credentials, Resource, Subject};
@@ -136,6 +136,8 @@ fn become_image(process: &Arc<Process>, image: Image, regs: &mut PtRegs) {
         permission::check(file.ops().inode().as_ref(), permission::READ, &who).is_ok()
     });
     let installing = process.image.lock();
+    let no_huge_pages = process.settings.no_huge_pages.load(Ordering::Relaxed);
+    image.mm.with(|inner| inner.no_huge_pages = no_huge_pages);
     let old_mm = process.mm.lock().replace(image.mm.clone());
     machine::task::set_space(image.mm.space());
     let speculation = machine::task::speculation();

@@ -6,8 +6,7 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result};
 
 use crate::base::args::Args;
-use crate::base::sched::current;
-use crate::process::{Pid, Process, any_member, find_by_tid, join_group};
+use crate::process::{Pid, Process, any_member, current, find_by_tid, join_group};
 
 /// The process with this id, a thread's one included, or the caller for 0; ESRCH.
 fn process_or_self(argument: u64) -> Result<Arc<Process>> {
