@@ -138,6 +138,8 @@ fn become_image(process: &Arc<Process>, image: Image, regs: &mut PtRegs) {
     });
     let installing = process.image.lock();
     hooks::bprm_committing_creds((&credentials,));
+    let no_huge_pages = process.settings.no_huge_pages.load(Ordering::Relaxed);
+    image.mm.with(|inner| inner.no_huge_pages = no_huge_pages);
     let old_mm = process.mm.lock().replace(image.mm.clone());
     machine::task::set_space(image.mm.space());
     let speculation = machine::task::speculation();

@@ -71,6 +71,7 @@ pub fn prctl(args: &Args) -> Result<u64> {
         pr::PR_SET_THP_DISABLE => {
             must_be_zero(&[args.a2(), args.a3(), args.a4()])?;
             settings.no_huge_pages.store(value != 0, Ordering::Relaxed);
+            current().process.mm()?.with(|inner| inner.no_huge_pages = value != 0);
             Ok(0)
         }
         pr::PR_GET_THP_DISABLE => {

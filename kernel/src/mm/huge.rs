@@ -16,7 +16,6 @@ use machine::memory::{HUGE_PAGE, PageKind, Prot};
 
 use super::vma::VmaFlags;
 use super::{MmInner, PAGE, Vma};
-use crate::security::acting;
 
 /// Which areas get huge pages by themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,19 +77,19 @@ impl Vma {
         let never = VmaFlags::NO_HUGE | VmaFlags::GROWS_DOWN;
         self.is_private_anonymous() && !self.flags.intersects(never)
     }
-
-    /// Whether it gets huge pages by itself.
-    pub fn wants_huge(&self) -> bool {
-        let asks = match policy() {
-            Policy::Always => true,
-            Policy::Madvise => self.flags.contains(VmaFlags::HUGE),
-            Policy::Never => false,
-        };
-        asks && self.may_be_huge() && !acting::refuses_huge_pages()
-    }
 }
 
 impl MmInner {
+    /// Whether an area of it gets huge pages by itself.
+    pub fn wants_huge(&self, vma: &Vma) -> bool {
+        let asks = match policy() {
+            Policy::Always => true,
+            Policy::Madvise => vma.flags.contains(VmaFlags::HUGE),
+            Policy::Never => false,
+        };
+        asks && vma.may_be_huge() && !self.no_huge_pages
+    }
+
     /// As [`MmInner::find_free`] without a hint, for an area that may have huge pages: on a multiple
     /// of their size, if its length is one.
     pub fn find_free_for(&mut self, vma: &Vma, len: u64) -> Result<u64> {
@@ -110,7 +109,7 @@ impl MmInner {
             return false;
         }
         // First what needs no walk.
-        if !vma.wants_huge() || !self.table.is_huge_free(base) {
+        if !self.wants_huge(vma) || !self.table.is_huge_free(base) {
             return false;
         }
         let Some(memory) = HugeFrame::alloc_zeroed() else { return false };

@@ -26,7 +26,6 @@ pub mod vdso;
 pub mod vma;
 
 pub use areas::{Areas, Removed};
-
 pub use vma::{Backing, Vma, VmaFlags};
 
 /// Bytes of a page, for arithmetic on addresses.
@@ -73,6 +72,8 @@ pub struct MmInner {
     pub layout: Layout,
     /// How future mappings are locked (MCL_FUTURE).
     pub lock_future: VmaFlags,
+    /// PR_SET_THP_DISABLE: no huge pages.
+    pub no_huge_pages: bool,
     /// Most resident pages before any was unmapped.
     peak_pages: u64,
     /// See [`Search`].
@@ -106,6 +107,7 @@ impl Mm {
             table,
             layout: Layout { mmap_top: USER_END, ..Layout::default() },
             lock_future: VmaFlags::empty(),
+            no_huge_pages: false,
             peak_pages: 0,
             search: Search::new(),
         };
@@ -130,6 +132,7 @@ impl Mm {
         {
             let mut inner = child.inner.lock();
             inner.layout = parent.layout;
+            inner.no_huge_pages = parent.no_huge_pages;
             for (&start, vma) in parent.vmas.iter() {
                 if vma.flags.contains(VmaFlags::DONT_FORK) {
                     continue;

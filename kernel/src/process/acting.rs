@@ -1,7 +1,5 @@
 //! The running process, as floors below ask for it: `security::acting`, and where paths start.
 
-use core::sync::atomic::Ordering;
-
 use crate::security::acting::{Acting, register};
 use crate::vfs::path::{Context, register_files};
 
@@ -10,10 +8,8 @@ use super::{current, has_current, own_file};
 /// Registers the running process with the floors below. Once, before there are programs.
 pub fn init() {
     let subject = || has_current().then(|| current().process.subject());
-    let refuses_huge_pages =
-        || has_current() && current().process.settings.no_huge_pages.load(Ordering::Relaxed);
     let limit = |resource| current().process.limit(resource);
-    register(Acting { subject, limit, refuses_huge_pages });
+    register(Acting { subject, limit });
     register_files(own_file);
 }
 

@@ -30,6 +30,8 @@ const NAME_COLUMN: usize = 73;
 pub(super) struct Area {
     start: u64,
     vma: Vma,
+    /// It gets huge pages by itself.
+    wants_huge: bool,
     /// What of it is in memory.
     sums: Sums,
 }
@@ -43,7 +45,7 @@ fn areas_from(mm: &Mm, address: u64, with_pages: bool) -> Vec<Area> {
             if with_pages {
                 inner.table.for_each(start, vma.end, |page| sums.add_page(vma, &page));
             }
-            Area { start, vma: vma.clone(), sums }
+            Area { start, vma: vma.clone(), wants_huge: inner.wants_huge(vma), sums }
         };
         inner.vmas.range(address..).take(AREAS_AT_ONCE).map(area).collect()
     })
@@ -257,7 +259,7 @@ pub(super) fn smap(area: &Area, out: &mut Text) {
     let vma = &area.vma;
     area.sums.put(out, true);
     let has_room = area.start.next_multiple_of(HUGE_PAGE) + HUGE_PAGE <= vma.end;
-    let is_eligible = u8::from(has_room && vma.wants_huge());
+    let is_eligible = u8::from(has_room && area.wants_huge);
     write!(out, "THPeligible:           {is_eligible}\nVmFlags:");
     let has = |flag: VmaFlags| vma.flags.contains(flag);
     let flags = [

@@ -14,8 +14,6 @@ pub struct Acting {
     pub subject: fn() -> Option<Subject>,
     /// Its soft limit.
     pub limit: fn(Resource) -> u64,
-    /// Whether it wants no huge pages (PR_SET_THP_DISABLE).
-    pub refuses_huge_pages: fn() -> bool,
 }
 
 static ACTING: Once<Acting> = Once::new();
@@ -29,12 +27,6 @@ pub fn register(acting: Acting) {
 #[must_use]
 pub fn subject() -> Subject {
     ACTING.get().and_then(|acting| (acting.subject)()).unwrap_or_else(Subject::kernel)
-}
-
-/// Whether who acts wants no huge pages (PR_SET_THP_DISABLE).
-#[must_use]
-pub fn refuses_huge_pages() -> bool {
-    ACTING.get().is_some_and(|acting| (acting.refuses_huge_pages)())
 }
 
 /// The soft limit of whoever acts; the kernel has none.
