@@ -54,6 +54,8 @@ pub(crate) struct CpuLocal {
     pub(crate) predictor_owner: Cell<u64>,
     /// Speculative store bypass is off, by a register of its own.
     pub(crate) ssbd: Cell<bool>,
+    /// 1 in the handler of an NMI that runs on the stack of NMIs, else 0.
+    pub(crate) in_nmi: Cell<u32>,
     /// A guest has run since predictors were flushed.
     pub(crate) guest_ran: Cell<bool>,
     /// What this CPU's DR7 enables (`debug_registers`).
@@ -93,6 +95,7 @@ impl CpuLocal {
             pred_cmd: Cell::new(0),
             predictor_owner: Cell::new(0),
             ssbd: Cell::new(false),
+            in_nmi: Cell::new(0),
             guest_ran: Cell::new(false),
             debug_control: Cell::new(0),
             apic_id: Cell::new(0),

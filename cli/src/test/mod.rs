@@ -10,6 +10,7 @@
 //! | settings | `guest/tests` under other settings of the host, and of Debian's kernel | both |
 //! | isolation | a load that interrupts every CPU but the isolated ones | QEMU |
 //! | run | `limen run` and `limen pack` as a user meets them | both |
+//! | sabotage | the sources, broken one way at a time: the tests must notice | this host; `--all`: QEMU |
 //! | hostile | programs that take all they can, a short fuzz run, bad archives | QEMU |
 //! | fuzz | the system call fuzzer for ten minutes | QEMU |
 //! | bench | `limen bench kernel`, tiny, Limen alone | both |
@@ -30,6 +31,7 @@ mod judge;
 mod kernel;
 mod promises;
 mod run;
+mod sabotage;
 mod settings;
 
 use std::path::PathBuf;
@@ -120,9 +122,14 @@ struct Level {
 }
 
 /// In order: the quick ones first.
-const LEVELS: [Level; 12] = [
+const LEVELS: [Level; 13] = [
     Level { name: "host", run: host::run, names: host::names },
-    Level { name: "audit", run: audit::run, names: |_| Ok(vec!["audit".to_owned()]) },
+    Level {
+        name: "audit",
+        run: audit::run,
+        names: |_| Ok(vec!["audit".to_owned(), "audit::ways".to_owned()]),
+    },
+    Level { name: "sabotage", run: sabotage::run, names: sabotage::names },
     Level { name: "kernel", run: kernel::run, names: kernel::names },
     Level { name: "bochs", run: bochs::run, names: bochs::names },
     Level { name: "guest", run: guest::run, names: guest::names },
