@@ -359,7 +359,12 @@ pub(crate) struct BenchArgs {
     #[arg(long, visible_alias = "quick")]
     pub(crate) tiny: bool,
 
-    /// Also draw cycles over call sites (bench cfi). Example: --svg cfi.svg
+    /// Only rows of bench growth with this in their names. Example: --rows fork
+    #[arg(long, value_name = "WORD")]
+    pub(crate) rows: Option<String>,
+
+    /// Also draw cycles over call sites (bench cfi), or costs over sizes (bench growth).
+    /// Example: --svg growth.svg
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
 
@@ -397,6 +402,8 @@ pub(crate) enum Bench {
     Kernel,
     /// Cycles of kCFI's call sequences on this CPU
     Cfi,
+    /// Instructions per operation among 10 and among 10,000 of something, and how fast they grow
+    Growth,
     /// Instructions of system calls and returns: by SYSRET and not, with isolated tables, with work
     /// at each call, with a filter; Limen beside Linux
     Entry,

@@ -113,6 +113,7 @@ extern "C" fn boot_first_cpu(start_info: u64, magic: u32) -> ! {
     selftest::check_page_tables();
     cfi::boot_pass(crate::boot::info().command_line);
     mitigations::switch_sequences();
+    crate::behind_guests::choose_flush();
     text_poke::close_the_door();
     mitigations::verify_text();
     mitigations::init_cpu();

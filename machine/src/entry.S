@@ -378,14 +378,10 @@ guard_syscall:
     ret
     int3
 guard_bhb_short:
-    call clear_bhb_short
-    lfence
-    ret
+    jmp clear_bhb_short_fenced
     int3
 guard_bhb_long:
-    call clear_bhb_long
-    lfence
-    ret
+    jmp clear_bhb_long_fenced
     int3
 .size guard_syscall, . - guard_syscall
 

@@ -17,8 +17,8 @@ use crate::ipi::{self, Kind};
 use crate::memory::USER_END;
 use crate::percpu::{self, CpuLocal};
 use crate::stack::KERNEL_STACK_SIZE;
-use crate::static_branch::{self, StaticKey, static_branch_unlikely};
-use crate::{apic, cfi, irq, mitigations, panic, text_poke, trace, uaccess};
+use crate::static_branch::{self, StaticKey, at_boot, static_branch_unlikely};
+use crate::{apic, behind_guests, cfi, irq, panic, text_poke, trace, uaccess};
 
 global_asm!(
     include_str!("entry.S"),
@@ -74,11 +74,6 @@ global_asm!(
     VERW_ON_EXIT = const at_boot(static_branch::id::VERW_ON_EXIT),
     options(att_syntax)
 );
-
-/// The number of a key for the table: it is switched before the first program runs, and stays.
-const fn at_boot(key: u32) -> u32 {
-    key | text_patching::jump_label::RO_AFTER_INIT
-}
 
 /// A CPU exception that a program caused (SDM 3A, 6.15).
 #[derive(Clone, Copy, Debug)]
@@ -223,7 +218,6 @@ fn prepare_sysret<const ORIGIN: usize>(regs: &mut PtRegs) -> bool {
     // SAFETY: what is about to return to a program is that program's thread.
     let is_free = unsafe { crate::task::has_no_work() };
     if is_free && matches!(decide::<USER_END>(regs), Exit::Sysret) {
-        mitigations::before_program();
         percpu::count_exit::<ORIGIN, SYSRET>();
         return true;
     }
@@ -238,12 +232,14 @@ pub(crate) fn prepare_return<const ORIGIN: usize>(regs: &mut PtRegs) -> bool {
         cpu::irq_disable();
         // SAFETY: what is about to return to a program is that program's thread.
         let work = unsafe { crate::task::pending_work() };
-        if work != 0 {
-            cpu::irq_enable();
-            limen_exit_work(regs, work);
-            continue;
+        if work | percpu::local().exit_work.get() != 0 {
+            if work != 0 {
+                cpu::irq_enable();
+                limen_exit_work(regs, work);
+                continue;
+            }
+            behind_guests::before_user_mode();
         }
-        mitigations::before_program();
         match decide::<USER_END>(regs) {
             Exit::Sysret if static_branch_unlikely::<SysretOff>() => {
                 return count_iret(ORIGIN, IretReason::SwitchedOff);

@@ -13,6 +13,7 @@
 extern crate alloc;
 
 pub mod apic;
+pub mod behind_guests;
 pub mod boot;
 pub mod cfi;
 pub mod context;

@@ -90,6 +90,9 @@ pub(crate) fn init(command_line: &str) {
         Some(text) => injected(text, command_line),
     };
     let selection = mitigations::select(&facts, &options, &Built::LIMEN);
+    if mitigations::vmscape::misses_neighbours(&selection, &facts) {
+        crate::log!("{}", mitigations::vmscape::SMT_WARNING);
+    }
     let plan = Plan::new(&selection, &facts, &options);
     CHOSEN.call_once(|| Chosen { facts, selection, plan, registers });
 }
@@ -154,7 +157,7 @@ macro_rules! keys {
     ($($(#[$doc:meta])* $name:ident = $id:ident, $on:expr;)*) => {
         $(
             $(#[$doc])*
-            struct $name;
+            pub(crate) struct $name;
             impl StaticKey for $name {
                 const ID: u32 = id::$id;
             }
@@ -192,8 +195,15 @@ keys! {
     FillReturnStack = FILL_RETURN_STACK, |plan: &Plan| plan.fills_return_stack;
     /// Something may be written when the CPU goes to another thread.
     AtSwitch = AT_SWITCH, at_switch;
-    /// A guest may have left predictions behind.
+    /// A guest may have left predictions that concern programs.
     BehindGuests = BEHIND_GUESTS, |plan: &Plan| plan.guest.exit_to_user != Flush::None;
+    /// Those that concern the kernel go before its first return (`vmrun/switch.S`).
+    IbpbBehindGuests = IBPB_BEHIND_GUESTS, |plan: &Plan| plan.guest.ibpb;
+    FillBehindGuests = FILL_BEHIND_GUESTS, |plan: &Plan| {
+        plan.guest.fills_return_stack || plan.guest.ibpb && plan.ibpb_keeps_returns
+    };
+    CallBehindGuests = CALL_BEHIND_GUESTS,
+        |plan: &Plan| plan.guest.calls_once && !plan.guest.fills_return_stack && !plan.guest.ibpb;
 }
 
 fn at_every_entry(plan: &Plan) -> bool {
@@ -230,6 +240,7 @@ pub(crate) fn verify_text() {
     let Some(done) = cfi::plan() else { return };
     assert!(done.via == branches(), "mitigations: indirect branches are not as it was chosen");
     verify_keys();
+    crate::behind_guests::verify_text();
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -436,75 +447,6 @@ pub(crate) fn flags_changed(before: u32, after: u32) {
 #[inline(always)]
 pub(crate) fn before_sleep() {
     if static_branch_unlikely::<VerwWhenIdle>() {
-        speculation::clear_buffers();
-    }
-}
-
-// ------------------------------------------------------------------------------------------------
-// Behind guests
-
-/// Flushes behind guests, and returns to programs that needed none, by CPU.
-static FLUSHES: PerCpu<AtomicU64> =
-    PerCpu::from_array([const { AtomicU64::new(0) }; cpu::MAX_CPUS]);
-
-/// A guest has run on this CPU, and may have trained its predictors: the next return to any program
-/// here flushes them first. To be called where the guest exits, before interrupts are let in.
-#[inline(always)]
-pub fn guest_ran() {
-    if static_branch_unlikely::<BehindGuests>() {
-        percpu::local().guest_ran.set(true);
-    }
-}
-
-/// The last thing before a return to a program but the return itself. Interrupts are masked.
-#[inline(always)]
-pub(crate) fn before_program() {
-    if static_branch_unlikely::<BehindGuests>() {
-        flush_behind_guest();
-    }
-}
-
-#[cold]
-fn flush_behind_guest() {
-    let local = percpu::local();
-    if local.guest_ran.get() {
-        match plan().guest.exit_to_user {
-            Flush::None => {}
-            Flush::Ibpb => barrier(),
-            Flush::Bhb(mitigations::bhi::BhbLoop::LONG) => speculation::clear_bhb_long(),
-            Flush::Bhb(_) => speculation::clear_bhb_short(),
-        }
-        local.guest_ran.set(false);
-        FLUSHES.get().fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// How often predictors were flushed on CPU `cpu` behind guests.
-pub fn flushes(cpu: usize) -> u64 {
-    FLUSHES.of(cpu).load(Ordering::Relaxed)
-}
-
-/// What a hypervisor does directly behind the exit of a guest, before the first return of its own:
-/// as far as Rust can, which has returned by then. Use it as the first call behind the exit.
-#[inline(always)]
-pub fn behind_guest() {
-    let guest = &plan().guest;
-    if guest.ibpb {
-        barrier();
-    } else if guest.fills_return_stack {
-        speculation::fill_return_stack();
-    }
-    match guest.bhb {
-        Some(mitigations::bhi::BhbLoop::LONG) => speculation::clear_bhb_long(),
-        Some(_) => speculation::clear_bhb_short(),
-        None => {}
-    }
-}
-
-/// What a hypervisor does before a guest runs.
-#[inline(always)]
-pub fn before_guest() {
-    if plan().guest.verw {
         speculation::clear_buffers();
     }
 }

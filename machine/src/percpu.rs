@@ -56,8 +56,12 @@ pub(crate) struct CpuLocal {
     pub(crate) ssbd: Cell<bool>,
     /// 1 in the handler of an NMI that runs on the stack of NMIs, else 0.
     pub(crate) in_nmi: Cell<u32>,
-    /// A guest has run since predictors were flushed.
-    pub(crate) guest_ran: Cell<bool>,
+    /// What this CPU does before it returns to user mode, whatever thread runs
+    /// (`behind_guests`): looked at together with the thread's own word.
+    pub(crate) exit_work: Cell<u32>,
+    /// Exits of guests, and the thread whose guest it was last.
+    pub(crate) guest_exits: AtomicU64,
+    pub(crate) guest_task: Cell<*const Task>,
     /// What this CPU's DR7 enables (`debug_registers`).
     pub(crate) debug_control: Cell<u64>,
     /// The local APIC id of this CPU.
@@ -96,7 +100,9 @@ impl CpuLocal {
             predictor_owner: Cell::new(0),
             ssbd: Cell::new(false),
             in_nmi: Cell::new(0),
-            guest_ran: Cell::new(false),
+            exit_work: Cell::new(0),
+            guest_exits: AtomicU64::new(0),
+            guest_task: Cell::new(core::ptr::null()),
             debug_control: Cell::new(0),
             apic_id: Cell::new(0),
             tlb_wanted: AtomicU32::new(0),
@@ -161,6 +167,40 @@ pub(crate) fn count_exit<const ORIGIN: usize, const KIND: usize>() {
              const core::mem::offset_of!(CpuLocal, exits)
                  + (ORIGIN * crate::entry::EXIT_KINDS + KIND) * size_of::<u64>(),
              options(nostack));
+    }
+}
+
+/// Adds one to this CPU's exits of guests. Interrupts are masked.
+#[inline(always)]
+pub(crate) fn count_guest_exit() {
+    // SAFETY: the offset is that of a counter, which only this CPU writes.
+    unsafe {
+        asm!("inc qword ptr gs:{}", const core::mem::offset_of!(CpuLocal, guest_exits),
+             options(nostack));
+    }
+}
+
+/// Whether neither this CPU nor the running thread has anything to do before a return to user mode:
+/// both words together, with one branch.
+///
+/// # Safety
+/// `work` is inside the running task, which lives.
+#[inline(always)]
+pub(crate) unsafe fn has_no_exit_work(work: &AtomicU32) -> bool {
+    'some: {
+        // SAFETY: aligned loads of live words, which tear nothing; the offset is that of
+        // `exit_work`; the label is in this function.
+        unsafe {
+            asm!("mov {own:e}, gs:{exit_work}",
+                 "or {own:e}, dword ptr [{work}]",
+                 "jnz {some}",
+                 own = out(reg) _,
+                 work = in(reg) work.as_ptr(),
+                 exit_work = const core::mem::offset_of!(CpuLocal, exit_work),
+                 some = label { break 'some false; },
+                 options(nostack, readonly));
+        }
+        true
     }
 }
 

@@ -6,22 +6,29 @@
 
 use core::arch::{asm, global_asm};
 
+use mitigations::bhi::BhbLoop;
+
 use crate::memory::USER_END;
 
-// clear_bhb_NAME() fills the branch history with branches of its own: `outer` calls, each inside
-// the one before, and in each `inner` jumps forward, and back to all but the first of them.
+// clear_bhb_NAME_unfenced() fills the branch history with branches of its own: `outer` calls, each
+// inside the one before, and in each `inner` jumps forward, and back to all but the first of them.
 // Clobbers RAX and RCX. The calls keep loop detectors from taking it for a loop. Returns lie in
-// the upper half of a cache line, where indirect_target_selection has no hold on them.
+// the upper half of a cache line, where indirect_target_selection has no hold on them. The counts
+// are 32-bit immediates: counters in AL and AH cost a merge of registers in every turn.
 //
-// fill_return_stack() makes 32 calls whose returns are never taken, and a fence behind them.
-// Clobbers RCX.
+// clear_bhb_NAME_fenced() waits until that is done, and is the only one for code that goes on in
+// the kernel. `cli` checks in the built image that no other code of entries leads to the loop.
+//
+// fill_return_stack() makes 32 calls whose returns are never taken, and a fence behind them
+// (`fill.S`). Clobbers RCX.
 global_asm!(
+    include_str!("fill.S"),
     r#"
     .macro clear_bhb name, outer, inner
     .balign 64
-    .globl clear_bhb_\name
-    .type clear_bhb_\name, @function
-    clear_bhb_\name:
+    .globl clear_bhb_\name\()_unfenced
+    .type clear_bhb_\name\()_unfenced, @function
+    clear_bhb_\name\()_unfenced:
         push %rbp
         mov %rsp, %rbp
         mov $\outer, %ecx
@@ -46,7 +53,16 @@ global_asm!(
     5:  pop %rbp
         ret
         int3
-    .size clear_bhb_\name, . - clear_bhb_\name
+    .size clear_bhb_\name\()_unfenced, . - clear_bhb_\name\()_unfenced
+
+    .globl clear_bhb_\name\()_fenced
+    .type clear_bhb_\name\()_fenced, @function
+    clear_bhb_\name\()_fenced:
+        call clear_bhb_\name\()_unfenced
+        lfence
+        ret
+        int3
+    .size clear_bhb_\name\()_fenced, . - clear_bhb_\name\()_fenced
     .endm
 
     .pushsection .entry.text, "ax", @progbits
@@ -59,36 +75,61 @@ global_asm!(
     .globl fill_return_stack
     .type fill_return_stack, @function
     fill_return_stack:
-        mov $16, %ecx
-    1:  call 2f
-        int3
-    2:  call 3f
-        int3
-    3:  add $16, %rsp
-        dec %ecx
-        jnz 1b
-        // A misprediction of the branch above must not reach the return.
-        lfence
+        fill_the_return_stack
         ret
         int3
     .size fill_return_stack, . - fill_return_stack
     .popsection
     "#,
-    SHORT_OUTER = const mitigations::bhi::BhbLoop::SHORT.outer,
-    SHORT_INNER = const mitigations::bhi::BhbLoop::SHORT.inner,
-    LONG_OUTER = const mitigations::bhi::BhbLoop::LONG.outer,
-    LONG_INNER = const mitigations::bhi::BhbLoop::LONG.inner,
+    SHORT_OUTER = const BhbLoop::SHORT.outer,
+    SHORT_INNER = const BhbLoop::SHORT.inner,
+    LONG_OUTER = const BhbLoop::LONG.outer,
+    LONG_INNER = const BhbLoop::LONG.inner,
     options(att_syntax)
 );
 
 unsafe extern "C" {
-    /// For histories up to Ice Lake's. No fence: only for what a change of privilege follows.
-    pub(crate) safe fn clear_bhb_short();
-    /// For those of Alder Lake and later.
-    pub(crate) safe fn clear_bhb_long();
+    safe fn clear_bhb_short_unfenced();
+    safe fn clear_bhb_long_unfenced();
+    safe fn clear_bhb_short_fenced();
+    safe fn clear_bhb_long_fenced();
     /// Leaves no entry of others in the return stack.
     pub(crate) safe fn fill_return_stack();
 }
+
+/// The claim that nothing but the return to user mode follows: a change of privilege, which waits
+/// for the branches before it as the fence would. Only the way back makes one.
+pub(crate) struct BeforeUserMode(());
+
+impl BeforeUserMode {
+    /// Interrupts are masked, and the caller goes on to the return itself.
+    #[inline(always)]
+    pub(crate) const fn claim() -> Self {
+        BeforeUserMode(())
+    }
+}
+
+/// Clears branch history, for the kernel's own next branches.
+pub(crate) fn clear_bhb(counts: BhbLoop) {
+    match counts {
+        BhbLoop::LONG => clear_bhb_long_fenced(),
+        _ => clear_bhb_short_fenced(),
+    }
+}
+
+/// Clears histories up to Ice Lake's, for a program's branches.
+pub(crate) extern "C" fn clear_bhb_short_before(_: &BeforeUserMode) {
+    clear_bhb_short_unfenced();
+}
+
+/// Clears those of Alder Lake and later, for a program's branches.
+pub(crate) extern "C" fn clear_bhb_long_before(_: &BeforeUserMode) {
+    clear_bhb_long_unfenced();
+}
+
+/// The loops, for the tests that step through them.
+#[cfg(feature = "ktest")]
+pub(crate) const LOOPS: [extern "C" fn(); 2] = [clear_bhb_short_unfenced, clear_bhb_long_unfenced];
 
 /// Clears the buffers that MDS and its like sample: VERW of a selector that may be written (SDM
 /// 2B).
@@ -106,7 +147,7 @@ pub(crate) fn clear_buffers() {
 #[must_use]
 pub fn mask_user(at: u64) -> u64 {
     let mut masked = at;
-    // SAFETY: registers only.
+    // SAFETY: compares and moves between registers; no memory, no stack, and flags are clobbers.
     unsafe {
         asm!("cmp {at}, {end}", "cmova {at}, {end}", at = inout(reg) masked, end = in(reg) USER_END,
              options(pure, nomem, nostack));

@@ -52,10 +52,22 @@ pub mod id {
     pub const AT_SWITCH: u32 = 19;
     /// See `mitigations`.
     pub const BEHIND_GUESTS: u32 = 20;
+    /// See `mitigations`.
+    pub const IBPB_BEHIND_GUESTS: u32 = 21;
+    /// See `mitigations`.
+    pub const FILL_BEHIND_GUESTS: u32 = 22;
+    /// See `mitigations`.
+    pub const CALL_BEHIND_GUESTS: u32 = 23;
     /// A key of the in-kernel tests.
     pub const KTEST: u32 = 2;
     /// A key of the in-kernel tests with a site of the other kind.
     pub const KTEST_LIKELY: u32 = 3;
+}
+
+/// The number of a key for the table, for assembly: it is switched before the first program runs,
+/// and stays.
+pub(crate) const fn at_boot(key: u32) -> u32 {
+    key | jump_label::RO_AFTER_INIT
 }
 
 /// Whether the key is on; it is off at boot. The hot path falls through.

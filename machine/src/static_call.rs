@@ -279,6 +279,12 @@ impl From<Anomaly> for NotBound {
     }
 }
 
+/// The callee that alone is bound, as text says: None if nobody is, or several are.
+pub(crate) fn only_callee<C: StaticCall>() -> Option<usize> {
+    let Some(Target::Function(at)) = now(trampoline::<C> as *const () as u64) else { return None };
+    C::CALLEES.iter().position(|&callee| callee as usize as u64 == at)
+}
+
 /// Changes of many calls that are made together.
 pub struct Binding {
     /// Places that get a callee: first, so that no chain is live before its callees are.

@@ -636,14 +636,16 @@ pub fn with_user_regs<R>(f: impl FnOnce(&mut PtRegs) -> R) -> R {
     f(unsafe { &mut *task.user_regs() })
 }
 
-/// Whether the running task has no exit work.
+/// Whether there is no exit work, neither of the running task nor of the CPU.
 ///
 /// # Safety
 /// As [`pending_work`].
 #[inline(always)]
 pub(crate) unsafe fn has_no_work() -> bool {
     // SAFETY: the slot's reference keeps the running task alive, and the caller knows there is one.
-    crate::sync::is_zero(unsafe { &(*percpu::running_task()).work })
+    let work = unsafe { &(*percpu::running_task()).work };
+    // SAFETY: it is the running task's.
+    unsafe { percpu::has_no_exit_work(work) }
 }
 
 /// The exit-work word of the running task.

@@ -57,6 +57,10 @@ pub enum Event {
     CatchUp,
     /// The thread of this id runs from now on.
     Switch(u32),
+    /// A guest exited.
+    GuestExit,
+    /// Predictors were flushed behind a guest.
+    Flush,
 }
 
 /// A record with its place and time.
@@ -116,6 +120,8 @@ mod kind {
     pub(super) const IPI: u64 = 5;
     pub(super) const CATCH_UP: u64 = 6;
     pub(super) const SWITCH: u64 = 7;
+    pub(super) const GUEST_EXIT: u64 = 8;
+    pub(super) const FLUSH: u64 = 9;
 }
 
 #[cold]
@@ -132,6 +138,8 @@ fn record(event: Event) {
         }
         Event::CatchUp => kind::CATCH_UP,
         Event::Switch(tid) => kind::SWITCH | u64::from(tid) << 8,
+        Event::GuestExit => kind::GUEST_EXIT,
+        Event::Flush => kind::FLUSH,
     };
     let ring = RINGS.get();
     let Some(slots) = ring.slots.get() else { return };
@@ -188,6 +196,21 @@ pub(crate) fn exit() {
 pub(crate) fn ipi(cause: Cause, target: usize, state: Context, action: Action) {
     if is_on() {
         record(Event::Ipi { cause, target, state, action });
+    }
+}
+
+/// A guest has exited here.
+#[inline(always)]
+pub(crate) fn guest_left() {
+    if is_on() {
+        record(Event::GuestExit);
+    }
+}
+
+/// Predictors were flushed here.
+pub(crate) fn flushed() {
+    if is_on() {
+        record(Event::Flush);
     }
 }
 
@@ -252,6 +275,8 @@ fn decode(word: u64) -> Option<Event> {
         },
         kind::CATCH_UP => Event::CatchUp,
         kind::SWITCH => Event::Switch(argument as u32),
+        kind::GUEST_EXIT => Event::GuestExit,
+        kind::FLUSH => Event::Flush,
         _ => return None,
     })
 }

@@ -39,6 +39,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     for &smp in &context.smp {
         total += judge_kvm(context, smp, &vmm)?;
     }
+    total += super::vmscape::run(context, &vmm)?;
     Ok(total)
 }
 
@@ -51,7 +52,7 @@ fn judge_kvm(context: &Context, smp: u8, program: &Path) -> Result<Summary, Erro
     if wanted.is_empty() {
         return Ok(Summary::default());
     }
-    let got = results(vm_of(context, smp).arg(program).args(["test", &context.filter]))?;
+    let got = results(vm_of(context, smp, &[]).arg(program).args(["test", &context.filter]))?;
     Ok(judge(&format!("kvm, smp {smp}"), &wanted, &got, &Gaps::new()))
 }
 
@@ -105,29 +106,29 @@ fn build_package(context: &Context, package: &str) -> Result<PathBuf, Error> {
 }
 
 fn vm(context: &Context, smp: u8, program: &Path) -> Command {
-    let mut command = vm_of(context, smp);
+    let mut command = vm_of(context, smp, &[]);
     command.arg(program);
     command.args(["run-all", &context.filter, "--bound", &TEST_BOUND_S.to_string()]);
     command
 }
 
-/// A VM for a packed program, whose words follow.
-fn vm_of(context: &Context, smp: u8) -> Command {
+/// A VM for a packed program, whose words follow; with options of `limen run`.
+pub(super) fn vm_of(context: &Context, smp: u8, options: &[&str]) -> Command {
     let mut command = Command::new(&context.limen);
-    command.args(["run", "--pack", "--memory", "1G", "--smp", &smp.to_string()]).args([
-        "--timeout",
-        &VM_TIMEOUT_S.to_string(),
-        "--",
-    ]);
+    command.args(["run", "--pack", "--memory", "1G", "--smp", &smp.to_string()]);
+    command.args(options).args(["--timeout", &VM_TIMEOUT_S.to_string(), "--"]);
     command
 }
 
 /// Test names and whether each passed; a test that was begun and not ended has not.
 pub(super) type Results = BTreeMap<String, bool>;
 
-fn results(command: &mut Command) -> Result<Results, Error> {
+pub(super) fn results(command: &mut Command) -> Result<Results, Error> {
     let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
-    Ok(parse(&String::from_utf8_lossy(&output.stdout)))
+    let text = String::from_utf8_lossy(&output.stdout);
+    // With the reason, where the program gives it.
+    text.lines().filter(|line| line.contains("FAILED: ")).for_each(|line| println!("{line}"));
+    Ok(parse(&text))
 }
 
 pub(super) fn parse(text: &str) -> Results {
@@ -140,7 +141,7 @@ pub(super) fn parse(text: &str) -> Results {
 
 /// Tests that are known not to pass in a VM: whether it is Limen that lacks something, and the
 /// reason.
-type Gaps = BTreeMap<String, (bool, String)>;
+pub(super) type Gaps = BTreeMap<String, (bool, String)>;
 
 /// Reads [`GAPS`]: `kernel|emulator NAME: REASON` in each line.
 fn parse_gaps(text: &str) -> Result<Gaps, Error> {
@@ -162,7 +163,7 @@ fn parse_gaps(text: &str) -> Result<Gaps, Error> {
 }
 
 /// Compares with the host and prints what differs.
-fn judge(place: &str, host: &Results, got: &Results, gaps: &Gaps) -> Summary {
+pub(super) fn judge(place: &str, host: &Results, got: &Results, gaps: &Gaps) -> Summary {
     let mut summary = Summary::default();
     for name in host.keys() {
         match (got.get(name), gaps.get(name)) {

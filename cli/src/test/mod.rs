@@ -33,6 +33,7 @@ mod promises;
 mod run;
 mod sabotage;
 mod settings;
+mod vmscape;
 
 use std::path::PathBuf;
 use std::process::Command;

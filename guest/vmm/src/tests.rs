@@ -48,9 +48,15 @@ pub fn list() -> ExitCode {
 
 /// Runs those whose name contains the filter.
 pub fn run_all(filter: &str) -> ExitCode {
+    let wanted = TESTS.iter().filter(|(name, _)| name.contains(filter));
+    finish(wanted.map(|(name, run)| (*name, run())))
+}
+
+/// Says how each test went.
+pub fn finish<'a>(results: impl Iterator<Item = (&'a str, Result<()>)>) -> ExitCode {
     let (mut passed, mut failed) = (0, 0);
-    for (name, run) in TESTS.iter().filter(|(name, _)| name.contains(filter)) {
-        match run() {
+    for (name, result) in results {
+        match result {
             Ok(()) => {
                 println!("test {name} ... ok");
                 passed += 1;
@@ -65,7 +71,7 @@ pub fn run_all(filter: &str) -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<()> {
+pub fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<()> {
     if holds { Ok(()) } else { Err(why()) }
 }
 
@@ -87,7 +93,7 @@ fn step(guest: &mut Guest) -> Result<String> {
     }
 }
 
-fn expect(guest: &mut Guest, wanted: &str) -> Result<()> {
+pub fn expect(guest: &mut Guest, wanted: &str) -> Result<()> {
     let got = step(guest)?;
     let at = guest.regs()?.rip;
     ensure(got == wanted, || format!("{got}, not {wanted} (at {at:#x})"))
@@ -404,7 +410,8 @@ fn dirty_log() -> Result<()> {
 
 /// Two CPUs of one guest hand a counter back and forth.
 fn two_cpus() -> Result<()> {
-    // wait: mov al,[0x5000]; and al,1; cmp al,bl; jne wait; inc byte [0x5000]; dec cx; jnz wait; hlt
+    // wait: mov al,[0x5000]; and al,1; cmp al,bl; jne wait; inc byte [0x5000]; dec cx; jnz wait;
+    // hlt
     let code = [
         0xa0, 0x00, 0x50, 0x24, 1, 0x38, 0xd8, 0x75, 0xf7, 0xfe, 0x06, 0x00, 0x50, 0x49, 0x75,
         0xf0, 0xf4,
@@ -452,7 +459,7 @@ fn a_signal_ends_a_loop() -> Result<()> {
     let other = std::thread::spawn(move || {
         while !SIGNALLED.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(20));
-            // SAFETY: as above.
+            // SAFETY: the thread of that id joins this one before it ends, so the id is its own.
             unsafe { libc::pthread_kill(me as libc::pthread_t, libc::SIGUSR1) };
         }
     });
@@ -490,7 +497,7 @@ fn another_process() -> Result<()> {
     match unsafe { libc::fork() } {
         0 => {
             let refused = matches!(guest.cpu.run(), Err(error) if error.errno() == libc::EIO);
-            // SAFETY: ends the child.
+            // SAFETY: `_exit` runs no handlers of the parent's and touches none of its memory.
             unsafe { libc::_exit(i32::from(!refused)) }
         }
         pid => {

@@ -119,6 +119,8 @@ fn event(record: &trace::Record) -> TraceEvent {
             (Phase::Instant, (format!("{}-{action}-{state}", cause.name()), target as u64))
         }
         Event::CatchUp => (Phase::Instant, (String::from("catch-up"), 0)),
+        Event::GuestExit => (Phase::Instant, (String::from("guest-exit"), 0)),
+        Event::Flush => (Phase::Instant, (String::from("flush-behind-guest"), 0)),
         Event::Switch(tid) => (Phase::Instant, (String::from("switch"), u64::from(tid))),
     };
     TraceEvent { cpu: record.cpu as u8, at_ns: record.at_ns, phase, name, number }

@@ -15,6 +15,7 @@ use formats::control::ToHost;
 use formats::ports;
 use machine::sync::{Once, SpinLock};
 
+use crate::base::reserve::{self, Givers};
 use crate::base::sched::Sleep;
 use crate::base::sync::WaitQueue;
 use crate::base::time::{self, Deadline, NS_PER_SEC, set_realtime_ns};
@@ -24,15 +25,20 @@ use crate::boot::report;
 use crate::drivers::stdio::{self, Stream};
 use crate::fs::overlay::OverlayFs;
 use crate::fs::tmpfs::{Limits, TmpFs};
+use crate::ipc::futex::robust;
+use crate::ipc::sysv::undo;
 use crate::ipc::timerfd;
 use crate::mm::vdso;
 use crate::process::exec::{self, Request};
 use crate::process::init::{First, PROGRAM_PID};
+use crate::process::oom;
 use crate::process::signal::{SigInfo, send_to_group};
+use crate::process::upper::{self, Upper};
 use crate::security::{self, Credentials, Resource, Subject};
 use crate::tty::WinSize;
 use crate::vfs as fs;
 use crate::vfs::open::{How, open_executable};
+use crate::vfs::page_cache;
 use crate::vfs::path::{Context, FsContext, Location, resolve, walk};
 use crate::vfs::{FdTable, File, FileSystem, FileType, SetAttributes, mount, namei as tree};
 
@@ -63,6 +69,7 @@ impl<T> Step<T> for Result<T> {
 /// Prepares the first program, as the body of process 1's thread. A boot failure does not come
 /// back.
 pub fn prepare() -> Result<First> {
+    register_floors();
     #[cfg(feature = "ktest")]
     if crate::ktest::is_wanted() {
         crate::ktest::run();
@@ -71,6 +78,25 @@ pub fn prepare() -> Result<First> {
         machine::log!("boot failed: {}: {}", failure.step, failure.error.name());
         machine::power::off(machine::power::OK)
     })
+}
+
+/// Tells the floors below what those above do for them. The kernel's tests run programs, too.
+fn register_floors() {
+    reserve::register(Givers {
+        drop_caches: || {
+            page_cache::reclaim_all();
+        },
+        relieve: oom::relieve,
+    });
+    upper::register(Upper {
+        collect_garbage: || {
+            crate::net::garbage::collect();
+        },
+        leaves_memory: robust::leaves_memory,
+        undo_of: |process| undo::list_of(process),
+        leave_undo: undo::leave,
+        process_ended: crate::tty::job::process_ended,
+    });
 }
 
 /// The program has ended with this wait(2) status, or could not be started: tells the command line.
@@ -148,6 +174,7 @@ fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<F
         }
     };
     let files = standard_files(config, &context).step("standard files")?;
+    crate::tty::console::first_program(PROGRAM_PID, &files);
     listen(Arc::new(HostEvents)).step("control channel")?;
     if config.want.clock {
         take_hosts_time();

@@ -5,12 +5,32 @@ use core::sync::atomic::Ordering;
 
 use abi::Result;
 use entry::{IretReason, Origin};
+use machine::behind_guests;
 use machine::cpu::cpu_count;
 
 use crate::fs::pseudo::{Static, Text};
 
-pub(super) static TABLE: &[(&str, Static)] =
-    &[("exits", Static::File(exits)), ("ipi", Static::File(super::interrupts::show_ipi))];
+pub(super) static TABLE: &[(&str, Static)] = &[
+    ("exits", Static::File(exits)),
+    ("ipi", Static::File(super::interrupts::show_ipi)),
+    ("vmscape", Static::File(vmscape)),
+];
+
+/// By CPU: exits of guests, and behind how many predictors were marked for a flush; flushes before
+/// returns to user mode by kind, and how many of them another thread made; exits that no return had
+/// to pay for.
+fn vmscape(out: &mut Text) -> Result<()> {
+    write!(out, "cpu exits set");
+    behind_guests::KINDS.iter().for_each(|kind| write!(out, " {kind}"));
+    writeln!(out, " by_others spared");
+    for cpu in 0..cpu_count() {
+        let counts = behind_guests::counts(cpu);
+        write!(out, "{cpu} {} {}", counts.exits, counts.set);
+        counts.flushes.iter().for_each(|count| write!(out, " {count}"));
+        writeln!(out, " {} {}", counts.by_others, counts.spared);
+    }
+    Ok(())
+}
 
 /// Returns to programs, by CPU, by how the kernel was entered, by SYSRET or the reason for IRET.
 fn exits(out: &mut Text) -> Result<()> {

@@ -18,10 +18,10 @@ use crate::cpu::MAX_CPUS;
 use crate::memory::USER_END;
 use crate::mitigations::{self as machine_mitigations, plan};
 use crate::percpu::{self, cpu_id};
-use crate::speculation::{clear_bhb_long, clear_bhb_short, mask_index, mask_user};
+use crate::speculation::{self, mask_index, mask_user};
 use crate::sync::IrqGuard;
 use crate::text_poke::LiveText;
-use crate::{cpu, ensure};
+use crate::{behind_guests, cpu, ensure};
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "mitigations::loops_are_as_long_as_histories", run: loops },
@@ -52,7 +52,7 @@ static LOW_RETURNS: AtomicU32 = AtomicU32::new(0);
 const LOOP_BYTES: u64 = 128;
 
 fn is_loop(rip: u64) -> bool {
-    let starts = [clear_bhb_short, clear_bhb_long].map(|f| f as *const () as u64);
+    let starts = speculation::LOOPS.map(|f| f as *const () as u64);
     starts.into_iter().any(|start| (start..start + LOOP_BYTES).contains(&rip))
 }
 
@@ -92,9 +92,9 @@ pub(crate) fn step(regs: &mut PtRegs) -> bool {
     true
 }
 
-/// Steps through one call of a loop.
+/// Steps through one call of a loop, by the name of its symbol.
 macro_rules! stepped {
-    ($name:ident) => {{
+    ($name:literal) => {{
         let _irq = IrqGuard::new();
         for counter in [&TAKEN, &DEPTH, &DEEPEST, &INSTRUCTIONS, &LOW_RETURNS] {
             counter.store(0, Ordering::SeqCst);
@@ -104,10 +104,14 @@ macro_rules! stepped {
         // the first POPF a step, up to the one behind the second.
         unsafe {
             asm!(
-                "pushfq", "or dword ptr [rsp], 0x100", "popfq",
-                "call {f}",
-                "pushfq", "and dword ptr [rsp], ~0x100", "popfq",
-                f = sym $name, clobber_abi("C"),
+                "pushfq",
+                "or dword ptr [rsp], 0x100",
+                "popfq",
+                concat!("call ", $name),
+                "pushfq",
+                "and dword ptr [rsp], ~0x100",
+                "popfq",
+                clobber_abi("C"),
             );
         }
         COUNTING[cpu_id()].store(false, Ordering::SeqCst);
@@ -115,9 +119,9 @@ macro_rules! stepped {
 }
 
 fn loops() -> Result<(), String> {
-    stepped!(clear_bhb_short);
+    stepped!("clear_bhb_short_unfenced");
     judge(BhbLoop::SHORT)?;
-    stepped!(clear_bhb_long);
+    stepped!("clear_bhb_long_unfenced");
     judge(BhbLoop::LONG)
 }
 
@@ -153,20 +157,27 @@ fn text() -> Result<(), String> {
     Ok(())
 }
 
+/// A guest's exits here, as many as told, and then one return to user mode and another.
 fn flush() -> Result<(), String> {
     let _irq = IrqGuard::new();
     let cpu = cpu_id();
     let wanted = u64::from(plan().guest.exit_to_user != Flush::None);
-    let before = (machine_mitigations::flushes(cpu), machine_mitigations::barriers(cpu));
-    machine_mitigations::before_program();
-    ensure!(machine_mitigations::flushes(cpu) == before.0, "a flush without a guest");
+    let flushes = || behind_guests::counts(cpu).flushes.iter().sum::<u64>();
+    let before = (flushes(), machine_mitigations::barriers(cpu), behind_guests::counts(cpu));
+    behind_guests::before_user_mode();
+    ensure!(flushes() == before.0, "a flush without a guest");
     for _ in 0..1000 {
-        machine_mitigations::guest_ran();
+        behind_guests::guest_ran();
     }
-    machine_mitigations::before_program();
-    machine_mitigations::before_program();
-    let flushes = machine_mitigations::flushes(cpu) - before.0;
-    ensure!(flushes == wanted, "{flushes} flushes behind 1000 exits, expected {wanted}");
+    let word = percpu::local().exit_work.get();
+    ensure!(u64::from(word) == wanted, "the CPU's word is {word}");
+    behind_guests::before_user_mode();
+    behind_guests::before_user_mode();
+    let made = flushes() - before.0;
+    ensure!(made == wanted, "{made} flushes behind 1000 exits, expected {wanted}");
+    let after = behind_guests::counts(cpu);
+    let (exits, spared) = (after.exits - before.2.exits, after.spared - before.2.spared);
+    ensure!((exits, spared) == (1000, 999 * wanted), "{exits} exits, {spared} spared");
     let barriers = machine_mitigations::barriers(cpu) - before.1;
     let by_barrier = u64::from(plan().guest.exit_to_user == Flush::Ibpb);
     ensure!(barriers == by_barrier, "{barriers} barriers, expected {by_barrier}");

@@ -80,8 +80,7 @@ const LFENCE_BYTES: u64 = 3;
 /// reverse: the first of them.
 pub fn odd_sequence() -> Option<&'static str> {
     let plan = crate::mitigations::plan();
-    let [short, long] = [crate::speculation::clear_bhb_short, crate::speculation::clear_bhb_long]
-        .map(|f| f as *const () as u64);
+    let [short, long] = crate::speculation::LOOPS.map(|f| f as *const () as u64);
     let fence = (&raw const unfenced_user) as u64 - LFENCE_BYTES;
     let bhb = |counts| plan.bhb_on_entry == Some(counts);
     let places = [

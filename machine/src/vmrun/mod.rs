@@ -28,10 +28,9 @@ use virt::regs::gpr;
 
 use crate::cpu::{self, MAX_CPUS, cpuid, features, msr, wrmsr};
 use crate::frame::{Frame, OutOfMemory};
-use crate::mitigations;
-use crate::percpu::{self, CpuCell, PerCpu};
+use crate::percpu::{self, CpuCell, CpuLocal, PerCpu};
 use crate::sync::{IrqGuard, Once};
-use crate::{debug_registers, memory};
+use crate::{behind_guests, debug_registers, memory, static_branch};
 
 mod nested;
 
@@ -39,7 +38,9 @@ pub(crate) use nested::Watchers;
 pub use nested::{MAX_SLOTS, MapError, NestedSpace, Slot};
 
 global_asm!(
+    include_str!("../fill.S"),
     include_str!("switch.S"),
+    ".purgem fill_the_return_stack",
     R0 = const offset_of!(Extra, gprs),
     RCX = const offset_of!(Extra, gprs) + 8 * gpr::RCX,
     RDX = const offset_of!(Extra, gprs) + 8 * gpr::RDX,
@@ -47,6 +48,11 @@ global_asm!(
     RBP = const offset_of!(Extra, gprs) + 8 * gpr::RBP,
     RSI = const offset_of!(Extra, gprs) + 8 * gpr::RSI,
     RDI = const offset_of!(Extra, gprs) + 8 * gpr::RDI,
+    IBPB_BEHIND_GUESTS = const static_branch::at_boot(static_branch::id::IBPB_BEHIND_GUESTS),
+    FILL_BEHIND_GUESTS = const static_branch::at_boot(static_branch::id::FILL_BEHIND_GUESTS),
+    CALL_BEHIND_GUESTS = const static_branch::at_boot(static_branch::id::CALL_BEHIND_GUESTS),
+    PRED_CMD = const offset_of!(CpuLocal, pred_cmd),
+    PRED_CMD_MSR = const msr::PRED_CMD,
     options(att_syntax)
 );
 
@@ -277,15 +283,14 @@ impl World for Vcpu {
         if is_busy() {
             return None;
         }
-        mitigations::before_guest();
+        behind_guests::before_guest();
         // SAFETY: interrupts are masked, and nothing in `switch` reaches the cell again: it calls
         // no code of the kernel's.
         let left = unsafe {
             LOCAL.get().with(|local| Some(self.switch(local.switch_on().ok()?, request)))
         };
         // On this CPU, before the thread can go to another.
-        mitigations::behind_guest();
-        mitigations::guest_ran();
+        behind_guests::guest_ran();
         let left = left.unwrap_or(Left { exit_code: u64::MAX, ..Left::default() });
         if left.exit_code == svm::exit::code::MACHINE_CHECK {
             panic!("machine check while a guest ran");

@@ -1,7 +1,8 @@
+#![doc = include_str!("../README.md")]
 #![no_std]
 #![forbid(unsafe_code)]
-#![doc = include_str!("../README.md")]
 
+pub mod behind_guests;
 pub mod bhi;
 pub mod by_program;
 pub mod facts;

@@ -6,10 +6,12 @@
 use core::fmt;
 
 use crate::bhi::BhbLoop;
+use crate::facts::Smt;
 use crate::options::{Options, Vector};
 use crate::retbleed::{self, Retbleed};
-use crate::select::{Input, NOT_AFFECTED, VULNERABLE};
+use crate::select::{Input, NOT_AFFECTED, Selection, VULNERABLE};
 use crate::spec_rstack_overflow::{self, SpecRstackOverflow};
+use crate::spectre_v2_user::For;
 use crate::table::{Row, listed};
 use crate::{Facts, model};
 
@@ -126,6 +128,22 @@ pub(crate) fn select(input: &Input<'_>, retbleed: &Retbleed, srso: &SpecRstackOv
     Vmscape { affected, mode }
 }
 
+/// Said once at boot where [`misses_neighbours`].
+pub const SMT_WARNING: &str = "VMSCAPE: SMT on, STIBP is required for full protection. See \
+    https://www.kernel.org/doc/html/latest/admin-guide/hw-vuln/vmscape.html for more details.";
+
+/// Whether a flush before the VMM leaves it open to a guest on the same core at the same time: its
+/// other hardware thread runs, and nothing keeps their predictions apart. Enhanced IBRS does on
+/// Intel's; AMD's automatic IBRS does not.
+#[must_use]
+pub fn misses_neighbours(selection: &Selection, facts: &Facts) -> bool {
+    let is_met = !matches!(selection.vmscape.mode, Mode::None | Mode::IbpbOnVmexit);
+    let smt = facts.smt == Smt::Active && !selection.one_thread_per_core;
+    let stibp = matches!(selection.spectre_v2.user.stibp, For::Everybody | For::EverybodyPreferred);
+    let by_ibrs = selection.spectre_v2.mode.is_eibrs() && !facts.auto_ibrs();
+    is_met && smt && !stibp && !by_ibrs
+}
+
 impl fmt::Display for Vmscape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.mode {
@@ -197,6 +215,29 @@ mod tests {
                 assert_eq!(mode, wanted, "{facts} {line}");
             }
         }
+    }
+
+    #[test]
+    fn warning_about_neighbours() {
+        let warns = |facts: &Facts, line: &str| {
+            let selection = select(facts, &Options::parse(line, |_| ()), &Built::LIMEN);
+            misses_neighbours(&selection, facts)
+        };
+        let stibp = 1 << 15;
+        let zen4 = Facts { smt: Smt::Active, ..amd(0x19) };
+        let zen4 = Facts { leaf8000_0008_ebx: zen4.leaf8000_0008_ebx | stibp, ..zen4 };
+        assert!(warns(&zen4, ""));
+        assert!(!warns(&zen4, "spectre_v2_user=on"), "strict STIBP");
+        assert!(!warns(&zen4, "nosmt"), "one thread");
+        assert!(!warns(&zen4, "vmscape=off"), "not met at all");
+        // Automatic IBRS (bit 8) is no answer, Intel's enhanced IBRS is.
+        let automatic = Facts { leaf8000_0021_eax: zen4.leaf8000_0021_eax | 1 << 8, ..zen4 };
+        assert!(warns(&automatic, ""));
+        let enhanced = Facts { smt: Smt::Active, ..intel(model::ALDERLAKE, true) };
+        let plain = enhanced;
+        let enhanced = Facts { leaf7_edx: enhanced.leaf7_edx | 1 << 29, ..enhanced };
+        let enhanced = Facts { arch_capabilities: 1 << 1, ..enhanced };
+        assert!(warns(&plain, "") && !warns(&enhanced, ""));
     }
 
     #[test]
