@@ -107,6 +107,17 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DIR", conflicts_with = "pack")]
     pub(crate) root: Option<PathBuf>,
 
+    /// A container image as the root, copy-on-write: a folder in the OCI image layout or an archive
+    /// of `docker save`, with :NAME where there are several in it. The program is the image's own;
+    /// words behind it are its arguments. Example: --image alpine.tar -- ls -l /
+    #[arg(long, value_name = "PATH[:NAME]", conflicts_with_all = ["pack", "root"])]
+    pub(crate) image: Option<PathBuf>,
+
+    /// The user in the guest [default: the caller; the image's with --image; root with --pack].
+    /// Example: --user www-data or --user 1000:1000
+    #[arg(long, value_name = "NAME|UID[:GROUP]")]
+    pub(crate) user: Option<String>,
+
     /// Only the program and what it needs (interpreter, libraries, scripts' interpreters), nothing
     /// else of the host. Example: --pack -- /bin/ls -l /
     #[arg(long, visible_alias = "minimal")]
@@ -190,8 +201,9 @@ pub(crate) struct RunArgs {
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 
-    /// The program and its arguments. Example: -- /bin/bash -c 'uname -a'
-    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    /// The program and its arguments, or an image that `limen pack` made.
+    /// Example: -- /bin/bash -c 'uname -a'
+    #[arg(required_unless_present = "image", trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
 }
 
@@ -253,9 +265,14 @@ pub(crate) struct PackArgs {
     #[arg(long, value_name = "HOST[:GUEST]")]
     pub(crate) dir: Vec<OsString>,
 
+    /// Pack a container image, as `limen run --image` would run it.
+    /// Example: limen pack -o app.cpio --image alpine.tar
+    #[arg(long, value_name = "PATH[:NAME]", conflicts_with_all = ["file", "dir"])]
+    pub(crate) image: Option<PathBuf>,
+
     /// The program and its arguments: `limen pack` keeps them in the image as what to run.
     /// Example: limen pack -o app.cpio -- ./server --port 80
-    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    #[arg(required_unless_present = "image", trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
 }
 

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use formats::boot_config::{BootConfig, RootKind};
 
-use super::{Context, Summary, apps, guest, kernel};
+use super::{Context, Summary, guest, kernel, packages};
 use crate::Error;
 use crate::pack::{self, files::FileSet};
 
@@ -47,7 +47,7 @@ const PROGRAM_END: &str = "limen: the program's end: ";
 const PARAMETERS: [&str; 4] = ["pti=on", "pti=off", "pti=on nopcid", "pti=off nopcid"];
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
-    apps::install_packages(&missing())?;
+    packages::install(&missing())?;
     let still = missing();
     if !still.is_empty() {
         return Err(format!("not installed: {}", still.join(" ")).into());
@@ -113,7 +113,7 @@ fn kernel_tests(context: &Context, dir: &Path) -> Result<Summary, Error> {
 
 /// Boots a kernel with its tests of this name; the log's lines.
 pub(super) fn boot_tests(kernel: &Path, filter: &str) -> Result<Vec<String>, Error> {
-    apps::install_packages(&missing())?;
+    packages::install(&missing())?;
     let parameters = format!("ktest={filter}");
     let dir = kernel.parent().ok_or("the kernel lies nowhere")?.join("bochs");
     let archive = kernel::archive()?;

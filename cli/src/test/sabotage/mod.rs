@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 
 use self::copy::Copy;
+use super::watch::Running;
 use super::{Context, Summary, audit, bochs, kernel};
 use crate::{Error, image, toolchain};
 
@@ -79,10 +80,14 @@ fn rows() -> Result<Vec<Row>, Error> {
     Ok(toml::from_str::<Table>(ROWS)?.sabotage)
 }
 
-/// The rows that run: of a filter all that it names; else those of the host, or with `--all` all.
+/// The rows that run: of a filter all that it names, or a whole batch; else those of the host, or
+/// with `--all` all.
 fn wanted(context: &Context) -> Result<Vec<Row>, Error> {
     let all = context.all || !context.filter.is_empty();
-    let is_wanted = |row: &Row| context.wants(&row.name) && (all || row.is_of_host());
+    let is_named = |row: &Row| {
+        context.wants(&row.name) || row.batch.as_deref() == Some(context.filter.as_str())
+    };
+    let is_wanted = |row: &Row| is_named(row) && (all || row.is_of_host());
     Ok(rows()?.into_iter().filter(is_wanted).collect())
 }
 
@@ -151,7 +156,7 @@ impl Bench<'_> {
         let Catcher::Host { host, target, test } = &row.caught_by else {
             return Err("no row of the host".into());
         };
-        self.context.announce(&row.name);
+        let _running = Running::begin(&row.name);
         copy.restore()?;
         copy.change(row)?;
         let mut cargo = self.cargo(copy)?;
@@ -171,7 +176,7 @@ impl Bench<'_> {
         });
         let mut summary = Summary::default();
         for row in batch {
-            self.context.announce(&row.name);
+            let _running = Running::begin(&row.name);
             summary += told(
                 row,
                 match &prepared {
