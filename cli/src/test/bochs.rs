@@ -111,17 +111,6 @@ fn kernel_tests(context: &Context, dir: &Path) -> Result<Summary, Error> {
     Ok(total)
 }
 
-/// Boots a kernel with its tests of this name; the log's lines.
-pub(super) fn boot_tests(kernel: &Path, filter: &str) -> Result<Vec<String>, Error> {
-    packages::install(&missing())?;
-    let parameters = format!("ktest={filter}");
-    let dir = kernel.parent().ok_or("the kernel lies nowhere")?.join("bochs");
-    let archive = kernel::archive()?;
-    let image = Image { kernel, initramfs: &archive, parameters: &parameters };
-    let log = boot(&dir, &image, |line| kernel::parse_closing(line).is_some())?;
-    Ok(log.lines().map(|line| line.trim_end().to_owned()).collect())
-}
-
 /// The tests' program as the first program of an initramfs.
 fn pack_tests(program: &Path, filter: &str) -> Result<Vec<u8>, Error> {
     use std::os::unix::ffi::OsStrExt as _;

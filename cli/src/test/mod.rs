@@ -124,7 +124,9 @@ const LEVELS: [Level; 13] = [
     Level {
         name: "audit",
         run: audit::run,
-        names: |_| Ok(vec!["audit".to_owned(), "audit::ways".to_owned()]),
+        names: |_| {
+            Ok(vec!["audit".to_owned(), "audit::ways".to_owned(), "audit::order".to_owned()])
+        },
     },
     Level { name: "sabotage", run: sabotage::run, names: sabotage::names },
     Level { name: "kernel", run: kernel::run, names: kernel::names },

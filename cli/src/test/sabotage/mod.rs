@@ -2,13 +2,13 @@
 //! the sources and names the test that must fail then; a row that nothing notices has survived, and
 //! fails the level.
 //!
-//! Rows are of four kinds, by what notices: a test of a crate on this host; a test in the booted
-//! kernel, or the boot itself; the proof that the image is built through; Bochs. Those of the host
+//! Rows are of three kinds, by what notices: a test of a crate on this host; a test in the booted
+//! kernel, or the boot itself; the proof that the image is built through. Those of the host
 //! run among all levels, for a crate is built in seconds. `--all` runs every row, which builds the
 //! kernel once for each batch: rows of one batch are applied together, so they must break different
 //! tests. The unbroken sources are what the other levels run.
 //!
-//! Neighbours: `copy` makes the copy and changes it, `kernel` and `bochs` boot.
+//! Neighbours: `copy` makes the copy and changes it, `kernel` boots.
 
 mod copy;
 
@@ -22,7 +22,7 @@ use serde::Deserialize;
 
 use self::copy::Copy;
 use super::watch::Running;
-use super::{Context, Summary, audit, bochs, kernel};
+use super::{Context, Summary, audit, kernel};
 use crate::{Error, image, toolchain};
 
 const ROWS: &str = include_str!("rows.toml");
@@ -66,8 +66,6 @@ enum Catcher {
     Panic { panic: String, append: Option<String> },
     /// The image is refused with these words when it is built or audited.
     Image { image: String },
-    /// A test in the kernel, on Bochs.
-    Bochs { bochs: String },
 }
 
 impl Row {
@@ -80,14 +78,14 @@ fn rows() -> Result<Vec<Row>, Error> {
     Ok(toml::from_str::<Table>(ROWS)?.sabotage)
 }
 
-/// The rows that run: of a filter all that it names, or a whole batch; else those of the host, or
-/// with `--all` all.
+/// The rows that run: those of the host that have the filter in their names; of the others, with
+/// `--all` as many, and without it the one of that name or the batch.
 fn wanted(context: &Context) -> Result<Vec<Row>, Error> {
-    let all = context.all || !context.filter.is_empty();
-    let is_named = |row: &Row| {
-        context.wants(&row.name) || row.batch.as_deref() == Some(context.filter.as_str())
+    let is_wanted = |row: &Row| {
+        let names = [Some(&row.name), row.batch.as_ref()];
+        let is_asked_for = names.contains(&Some(&context.filter));
+        is_asked_for || context.wants(&row.name) && (context.all || row.is_of_host())
     };
-    let is_wanted = |row: &Row| is_named(row) && (all || row.is_of_host());
     Ok(rows()?.into_iter().filter(is_wanted).collect())
 }
 
@@ -228,7 +226,6 @@ impl Bench<'_> {
                 let failed = kernel::two_boots(self.context, built)?.failed > 0;
                 if failed { Ok(()) } else { Err(format!("SURVIVED: {boots}").into()) }
             }
-            Catcher::Bochs { bochs } => judge_kernel(&bochs::boot_tests(built, bochs)?, bochs),
             Catcher::Host { .. } | Catcher::Image { .. } => Err("is not booted".into()),
         }
     }
