@@ -88,6 +88,8 @@ fn register_floors() {
         },
         relieve: oom::relieve,
     });
+    crate::process::acting::init();
+    crate::base::sched::on_measured_tick(crate::process::measured_tick);
     upper::register(Upper {
         collect_garbage: || {
             crate::net::garbage::collect();
