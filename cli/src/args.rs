@@ -438,6 +438,7 @@ pub(crate) struct TestArgs {
 
     /// Run every combination: applications on the live root and packed, at each CPU count. Without
     /// it, packed at the highest count only; and where all levels run, live at one count each.
+    /// Sabotages of the kernel, too, for each of which it is built.
     /// Example: limen test apps --all
     #[arg(long)]
     pub(crate) all: bool,

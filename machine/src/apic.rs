@@ -57,6 +57,11 @@ fn write(register: u32, value: u32) {
         // SAFETY: x2APIC mode is on, and the registers are the architectural ones above.
         return unsafe { wrmsr(X2APIC_BASE + (register >> 4), u64::from(value)) };
     }
+    write_mapped(register, value);
+}
+
+/// The same in xAPIC mode.
+fn write_mapped(register: u32, value: u32) {
     let at = REGISTERS.load(Ordering::Relaxed).wrapping_add(register as usize);
     // SAFETY: `init` mapped the registers; what is written concerns interrupts only.
     unsafe { at.cast::<u32>().write_volatile(value) };
@@ -107,8 +112,8 @@ fn send(apic_id: u32, command: u32) {
     while read(ICR_LOW) & ICR_PENDING != 0 {
         core::hint::spin_loop();
     }
-    write(ICR_HIGH, apic_id << 24);
-    write(ICR_LOW, command);
+    write_mapped(ICR_HIGH, apic_id << 24);
+    write_mapped(ICR_LOW, command);
 }
 
 /// Interrupts CPU `cpu` with `vector`.

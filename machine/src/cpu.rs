@@ -298,13 +298,19 @@ pub(crate) unsafe fn inl(port: u16) -> u32 {
     value
 }
 
-/// Whether interrupts are enabled on this CPU.
+/// RFLAGS.
 #[inline(always)]
-pub fn interrupts_enabled() -> bool {
+pub(crate) fn read_flags() -> u64 {
     let flags: u64;
     // SAFETY: PUSHF and POP touch only the stack word they make.
     unsafe { asm!("pushfq", "pop {}", out(reg) flags, options(preserves_flags)) };
-    flags & 1 << 9 != 0
+    flags
+}
+
+/// Whether interrupts are enabled on this CPU.
+#[inline(always)]
+pub fn interrupts_enabled() -> bool {
+    read_flags() & 1 << 9 != 0
 }
 
 #[inline(always)]

@@ -68,6 +68,18 @@
     xor %r15d, %r15d
 .endm
 
+// In a build with in-kernel tests: stops where a register that the program had is left. Clobbers
+// RAX.
+.macro check_cleared
+    .if {CHECK_SYSRET}
+    xor %eax, %eax
+    .irp register, rdx, rcx, r8, r9, r10, r11, rbx, rbp, r12, r13, r14, r15
+    or %\register, %rax
+    .endr
+    jnz register_is_left
+    .endif
+.endm
+
 // From here on this CPU is in the kernel: what was left pending for it is made good, and others
 // interrupt it again. Changes flags; on the rare way what `clear_registers` cleared. Before it is a
 // danger zone: text may be stale, and so may translations of all but the image, this CPU's entry
@@ -187,6 +199,7 @@ context_left_\name:
     mov %rsp, %rdi
     mov %rax, %rsi
     clear_registers
+    check_cleared
     enter_\tracking \name
     if_key {SYSCALL_GUARD}, guard_\name
 guarded_\name:
@@ -302,6 +315,8 @@ sysret_pti:
 
 .if {CHECK_SYSRET}
 sysret_would_fault:
+    ud2
+register_is_left:
     ud2
 .endif
 
@@ -429,7 +444,8 @@ before_iret:
     if_key {VERW_ON_EXIT}, verw_before_iret
 .globl iret_to_user
 iret_to_user:
-    // The frame was checked when it was made; a fault here is caught by address (entry.rs).
+    // The frame was checked when it was made. A fault here all the same becomes the program's
+    // (`bad_iret`).
     iretq
     int3
 
@@ -515,7 +531,7 @@ common_vector:
     push_below_rsi
     mov %rsp, %rdi
     testb $3, {CS}(%rsp)
-    jz vector_from_kernel
+    jz vector_of_ring_0
     swapgs
     // A mispredicted branch above must not use the program's GS below: a fence, unless that was
     // found not to be needed.
@@ -527,6 +543,12 @@ unfenced_user:
     jne vector_from_user_pti
 vector_from_user_stack:
     clear_registers
+    xor %eax, %eax
+    .if {CHECK_SYSRET}
+    test %rax, %rax
+    jnz register_is_left
+    .endif
+    check_cleared
     cmpl ${TRACKING_PENDING}, %gs:{TRACKING}
     jae vector_tracked
     enter_told vector
@@ -560,6 +582,10 @@ vector_always:
     enter_always vector_always
     jmp context_entered_vector
 
+vector_of_ring_0:
+    lea iret_to_user(%rip), %rax
+    cmp %rax, {RIP}(%rsp)
+    je bad_iret
 .globl vector_from_kernel
 vector_from_kernel:
     // Nor must an entry of a program that was taken for one of the kernel use the program's GS.
@@ -568,10 +594,61 @@ vector_from_kernel:
 unfenced_kernel:
     // RBP stays, so that backtraces cross the interrupt.
     call vector_from_kernel_rust
+    cmpl $0, %gs:{IN_NMI}
+    jne return_without_iret
     pop_registers
     add $8, %rsp
     iretq
     int3
+
+// IRET would let NMIs come again (SDM 3A, 6.7.1) in the middle of the handler of one, onto the very
+// stack that it runs on. So what interrupted that handler returns by RET: flags and address go
+// below what was interrupted, whose stack pointer is read before they are written. What they
+// replace of this frame is SS, and words that `breakpoint` left free. No #DB comes there: a program's
+// breakpoints are on its own memory, which no such handler uses, and TF is clear; #MC ends the
+// machine.
+return_without_iret:
+    mov {RSP}(%rsp), %rax
+    mov {RIP}(%rsp), %rcx
+    mov {RFLAGS}(%rsp), %rdx
+    mov %rcx, -8(%rax)
+    mov %rdx, -16(%rax)
+    sub $16, %rax
+    mov %rax, {ORIG_RAX}(%rsp)
+    pop_registers
+    mov (%rsp), %rsp
+    popfq
+    ret
+    int3
+
+// The IRET to a program has faulted: its registers are there, GS and tables are the program's, and
+// the state word says so. The fault becomes the program's: a frame of its registers and of the
+// words that IRET was given, at the top of the thread's stack, with this fault's error code.
+bad_iret:
+    swapgs
+    lfence
+    mov %rsi, %rbx
+    mov %gs:{KERNEL_STACK_TOP}, %rsi
+    mov %gs:{KERNEL_STACK_TOP}, %rdx
+    cmpq $0, %gs:{PTI}
+    je 1f
+    load_kernel_cr3 %rax
+    mov %gs:{ENTRY_STACK_TOP}, %rsi
+    // Downwards, for without isolation the two places overlap.
+1:  mov %rdi, %rax
+    lea -8(%rdx), %rdi
+    sub $8, %rsi
+    mov $({IRET_FRAME_SIZE} / 8), %ecx
+    std
+    rep movsq
+    lea {ORIG_RAX}(%rax), %rsi
+    mov $(({PT_REGS_SIZE} - {IRET_FRAME_SIZE}) / 8), %ecx
+    rep movsq
+    cld
+    lea 8(%rdi), %rsp
+    mov %rsp, %rdi
+    mov %rbx, %rsi
+    jmp vector_from_user_stack
 .size common_vector, . - common_vector
 
 // -----------------------------------------------------------------------------------------------

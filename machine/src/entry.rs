@@ -42,6 +42,10 @@ global_asm!(
     USER_CR3_BITS = const crate::memory::Cr3::USER_BITS,
     RDI = const offset_of!(PtRegs, rdi),
     RIP = const offset_of!(PtRegs, rip),
+    RSP = const offset_of!(PtRegs, rsp),
+    RFLAGS = const offset_of!(PtRegs, rflags),
+    ORIG_RAX = const offset_of!(PtRegs, orig_rax),
+    IN_NMI = const offset_of!(CpuLocal, in_nmi),
     IRET_FRAME_SIZE = const size_of::<PtRegs>() - offset_of!(PtRegs, rip),
     USER_CS = const selector::USER_CS,
     USER_DS = const selector::USER_DS,
@@ -165,6 +169,8 @@ pub fn watched_system_call(
 #[unsafe(no_mangle)]
 extern "C" fn vector_from_user(regs: &mut PtRegs, vector: u64) -> bool {
     uaccess::close_in_handler();
+    #[cfg(feature = "ktest")]
+    crate::ktest::handler::began(regs, crate::ktest::handler::Place::User);
     trace::entered(vector as u8);
     #[cfg(feature = "ktest")]
     crate::ktest::defer::look(crate::ktest::defer::Look::Vector);
@@ -242,7 +248,11 @@ pub(crate) fn prepare_return<const ORIGIN: usize>(regs: &mut PtRegs) -> bool {
                 percpu::count_exit::<ORIGIN, SYSRET>();
                 return true;
             }
-            Exit::Iret(reason) => return count_iret(ORIGIN, reason),
+            Exit::Iret(reason) => {
+                #[cfg(feature = "ktest")]
+                crate::ktest::handler::spoil(regs);
+                return count_iret(ORIGIN, reason);
+            }
             Exit::Refuse => {
                 cpu::irq_enable();
                 limen_bad_return(regs);
@@ -310,6 +320,8 @@ fn count_iret(origin: usize, reason: IretReason) -> bool {
 #[unsafe(no_mangle)]
 extern "C" fn vector_from_kernel_rust(regs: &mut PtRegs, number: u64) {
     uaccess::close_in_handler();
+    #[cfg(feature = "ktest")]
+    crate::ktest::handler::began(regs, crate::ktest::handler::Place::Kernel);
     match number as u8 {
         vector::PAGE_FAULT => kernel_page_fault(regs),
         vector::GENERAL_PROTECTION => {
@@ -419,14 +431,19 @@ fn kind(number: u8) -> Kind {
 #[unsafe(no_mangle)]
 extern "C" fn paranoid_from_kernel(regs: &mut PtRegs, number: u64) {
     uaccess::close_in_handler();
+    #[cfg(feature = "ktest")]
+    crate::ktest::handler::began(regs, crate::ktest::handler::Place::Paranoid);
     match number as u8 {
         vector::NMI => {
+            // What interrupts this handler must not let the next NMI in.
+            let in_nmi = percpu::local().in_nmi.replace(1);
             ipi::count_received(Kind::Nmi, false);
             #[cfg(feature = "ktest")]
             crate::ktest::defer::look(crate::ktest::defer::Look::Nmi);
             #[cfg(feature = "ktest")]
             crate::ktest::window::landed(regs, vector::NMI);
             panic::nmi(regs);
+            percpu::local().in_nmi.set(in_nmi);
         }
         // A single-step or data breakpoint that a program armed and the kernel hit: TF and the
         // debug registers are the program's business, and FMASK cleared TF already.

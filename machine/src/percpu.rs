@@ -54,6 +54,8 @@ pub(crate) struct CpuLocal {
     pub(crate) predictor_owner: Cell<u64>,
     /// Speculative store bypass is off, by a register of its own.
     pub(crate) ssbd: Cell<bool>,
+    /// 1 in the handler of an NMI that runs on the stack of NMIs, else 0.
+    pub(crate) in_nmi: Cell<u32>,
     /// What this CPU does before it returns to user mode, whatever thread runs
     /// (`behind_guests`): looked at together with the thread's own word.
     pub(crate) exit_work: Cell<u32>,
@@ -97,6 +99,7 @@ impl CpuLocal {
             pred_cmd: Cell::new(0),
             predictor_owner: Cell::new(0),
             ssbd: Cell::new(false),
+            in_nmi: Cell::new(0),
             exit_work: Cell::new(0),
             guest_exits: AtomicU64::new(0),
             guest_task: Cell::new(core::ptr::null()),

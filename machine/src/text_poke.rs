@@ -206,6 +206,14 @@ pub(crate) fn late_window(range: core::ops::Range<u64>) -> Window<'static> {
     Window::open(range)
 }
 
+/// A window with one page of late text at the alias.
+#[cfg(feature = "ktest")]
+pub(crate) fn open_for_test(page: u64) -> Window<'static> {
+    let mut window = late_window(page..page + PAGE_SIZE as u64);
+    window.poke(page, &[int3::INT3]);
+    window
+}
+
 /// The batch that the int3 handlers of all CPUs consult.
 static ACTIVE: AtomicPtr<Patch> = AtomicPtr::new(core::ptr::null_mut());
 static ACTIVE_LEN: AtomicUsize = AtomicUsize::new(0);

@@ -19,7 +19,7 @@ use crate::allow::{self, Allow};
 use crate::elf::{Image, Reloc};
 use crate::report::{Evidence, Finding, FindingKind, Report};
 use crate::scan::{self, Branch, BranchKind, Scan, Thunks};
-use crate::static_calls;
+use crate::{entry_text, finish, static_calls};
 
 /// Name of the compiler's table.
 pub const TRAPS_SECTION: &str = ".kcfi_traps";
@@ -105,6 +105,7 @@ pub fn examine<'a>(data: &'a [u8], options: &Options) -> Result<Audit<'a>, Error
     audit.compare_checks();
     audit.compare_site_tables();
     audit.static_calls();
+    audit.entry_text();
     audit.find_functions(options.strict_hashes);
     audit.branches();
     audit.finish(options);
@@ -267,6 +268,14 @@ impl Audit<'_> {
         self.report.static_calls = static_calls::prove(&self.image, &self.scan, &mut wrong);
         for (address, detail) in wrong {
             self.note(FindingKind::StaticCall, address, detail);
+        }
+    }
+
+    fn entry_text(&mut self) {
+        let ranges = finish::entry_text(&self.image);
+        match entry_text::prove(&self.image, &ranges) {
+            Ok(proved) => self.report.entry_text = proved,
+            Err(broken) => self.note(FindingKind::EntryText, broken.at, broken.what.into()),
         }
     }
 

@@ -20,9 +20,9 @@ use iced_x86::{
     OpKind, Register, UsedMemory,
 };
 
+use serde::Serialize;
 use text_patching::jump_label::{self, RAW_LEN};
 
-use crate::Error;
 use crate::elf::Image;
 use crate::finish::JUMP_TABLE;
 
@@ -41,20 +41,35 @@ const LEFT: &str = "context_left_";
 /// Addresses that come and go, although they are in the image.
 const LATE: [&str; 2] = ["__late_text_start", "__late_text_end"];
 
-/// What was proved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What was proved: places where paths begin, by their kind, and what lies on the paths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Proved {
-    /// Places where paths begin.
-    pub entries: usize,
+    /// Entries of SYSCALL.
+    pub calls: usize,
+    /// Entries of interrupts and exceptions.
+    pub vectors: usize,
+    /// Entries of vectors that may hit any instruction.
+    pub paranoid: usize,
+    /// Ways out, from the store that says that the CPU is in user mode.
+    pub exits: usize,
     /// Instructions on those paths.
     pub instructions: usize,
+}
+
+/// An instruction that breaks a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Broken {
+    /// Where it is.
+    pub at: u64,
+    /// What it does.
+    pub what: &'static str,
 }
 
 /// Walks every path. `Ok(None)`: the image has no such labels, so it is not this kernel's.
 ///
 /// # Errors
-/// [`Error::Refused`] with the first instruction that breaks a rule.
-pub fn prove(image: &Image<'_>, entry_text: &[Range<u64>]) -> Result<Option<Proved>, Error> {
+/// The first instruction that breaks a rule.
+pub fn prove(image: &Image<'_>, entry_text: &[Range<u64>]) -> Result<Option<Proved>, Broken> {
     let mut walk = Walk {
         image,
         entry_text,
@@ -66,29 +81,34 @@ pub fn prove(image: &Image<'_>, entry_text: &[Range<u64>]) -> Result<Option<Prov
     };
     let inside = |at: u64| entry_text.iter().any(|range| range.contains(&at));
     let symbols = image.symbols.iter().filter(|symbol| inside(symbol.address));
-    let mut stubs = false;
+    let mut proved = Proved::default();
     for symbol in symbols {
         let begins = |prefix: &str| symbol.name.starts_with(prefix);
         let is_vector = symbol.name.ends_with(|c: char| c.is_ascii_digit());
         if begins(ENTRIES[0]) {
             // The stack is the program's until it is loaded.
             walk.pending.push((symbol.address, 0));
-        } else if begins(ENTRIES[1]) && is_vector || begins(LEFT) {
+            proved.calls += 1;
+        } else if begins(ENTRIES[1]) && is_vector {
             walk.pending.push((symbol.address, bit(Register::RSP)));
+            proved.paranoid += 1;
+        } else if begins(LEFT) {
+            walk.pending.push((symbol.address, bit(Register::RSP)));
+            proved.exits += 1;
         } else if symbol.name == STUBS {
-            stubs = true;
+            proved.vectors += VECTORS as usize;
             let stubs = (0..VECTORS).map(|n| symbol.address + n * STUB_BYTES);
             walk.pending.extend(stubs.map(|at| (at, bit(Register::RSP))));
         }
     }
-    if !stubs {
+    if proved.vectors == 0 {
         return Ok(None);
     }
-    let entries = walk.pending.len();
     while let Some((at, safe)) = walk.pending.pop() {
         walk.step(at, safe)?;
     }
-    Ok(Some(Proved { entries, instructions: walk.known.len() }))
+    proved.instructions = walk.known.len();
+    Ok(Some(proved))
 }
 
 /// Static branches of the image: each site and its other side.
@@ -132,7 +152,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn step(&mut self, at: u64, safe: Safe) -> Result<(), Error> {
+    fn step(&mut self, at: u64, safe: Safe) -> Result<(), Broken> {
         if self.is_end(at) {
             return Ok(());
         }
@@ -172,7 +192,7 @@ impl Walk<'_> {
     }
 
     /// Follows a direct branch.
-    fn go(&mut self, instruction: &Instruction, safe: Safe) -> Result<(), Error> {
+    fn go(&mut self, instruction: &Instruction, safe: Safe) -> Result<(), Broken> {
         let direct = matches!(instruction.op0_kind(), OpKind::NearBranch64);
         if !direct {
             return Err(self.refuse(instruction.ip(), "leaves by another way"));
@@ -189,7 +209,7 @@ impl Walk<'_> {
         here.any(|symbol| symbol.name.starts_with(ENTERED) || symbol.name == NO_ENTRY)
     }
 
-    fn decode(&self, at: u64) -> Result<Instruction, Error> {
+    fn decode(&self, at: u64) -> Result<Instruction, Broken> {
         let inside = self.entry_text.iter().any(|range| range.contains(&at));
         if !inside {
             return Err(self.refuse(at, "is reached before the catch-up, outside entry text"));
@@ -203,7 +223,7 @@ impl Walk<'_> {
         }
     }
 
-    fn check_memory(&mut self, instruction: &Instruction, safe: Safe) -> Result<(), Error> {
+    fn check_memory(&mut self, instruction: &Instruction, safe: Safe) -> Result<(), Broken> {
         let used: Vec<UsedMemory> = self.info.info(instruction).used_memory().to_vec();
         let touches = |memory: &&UsedMemory| memory.access() != OpAccess::NoMemAccess;
         for memory in used.iter().filter(touches) {
@@ -276,9 +296,8 @@ impl Walk<'_> {
         }
     }
 
-    fn refuse(&self, at: u64, what: &str) -> Error {
-        let name = self.image.symbolize(at).map_or("?", |symbol| symbol.name);
-        Error::Refused(format!("entry text: {at:#x} ({name}) {what}"))
+    fn refuse(&self, at: u64, what: &'static str) -> Broken {
+        Broken { at, what }
     }
 }
 
@@ -292,7 +311,11 @@ mod tests {
     const DATA: u64 = 0x8000;
 
     /// An entry made of these bytes, which end with the catch-up; stubs that go nowhere.
-    fn prove_entry(code: &[u8]) -> Result<Option<Proved>, Error> {
+    fn prove_entry(code: &[u8]) -> Result<Option<Proved>, Broken> {
+        prove_named("syscall_entry_x", code)
+    }
+
+    fn prove_named(name: &'static str, code: &[u8]) -> Result<Option<Proved>, Broken> {
         let text = [code, &[0xc3]].concat();
         // int3 in each stub.
         let stubs = vec![0xcc; usize::try_from(STUB_BYTES * VECTORS).expect("4 KiB")];
@@ -313,7 +336,7 @@ mod tests {
                 piece(".data", DATA, &data),
             ],
             symbols: vec![
-                symbol("syscall_entry_x", BASE),
+                symbol(name, BASE),
                 symbol("context_entered_x", BASE + code.len() as u64),
                 symbol(STUBS, STUB),
                 symbol(LATE[0], DATA + 32),
@@ -333,8 +356,8 @@ mod tests {
     #[track_caller]
     fn refused(code: &[u8], why: &str) {
         match prove_entry(code) {
-            Err(Error::Refused(what)) => assert!(what.contains(why), "{what}"),
-            other => panic!("not refused: {other:?}"),
+            Err(broken) => assert!(broken.what.contains(why), "{broken:?}"),
+            Ok(proved) => panic!("not refused: {proved:?}"),
         }
     }
 
@@ -342,7 +365,25 @@ mod tests {
     fn an_entry_that_keeps_to_its_own() {
         let proved = prove_entry(&GOOD).expect("good").expect("an entry");
         // Four instructions, and an int3 in each stub.
-        assert_eq!(proved, Proved { entries: 257, instructions: 4 + 256 });
+        let instructions = 4 + 256;
+        assert_eq!(proved, Proved { calls: 1, vectors: 256, instructions, ..Proved::default() });
+    }
+
+    /// An entry that may hit any instruction, or a way out, keeps to the same rules.
+    #[test]
+    fn every_kind_of_path_is_walked() {
+        // jmp *rax: no path may hold it.
+        let code = [GOOD.as_slice(), &[0xff, 0xe0]].concat();
+        for name in ["syscall_entry_x", "paranoid_2", "context_left_x"] {
+            match prove_named(name, &code) {
+                Err(broken) => assert!(broken.what.contains("indirectly"), "{broken:?}"),
+                Ok(proved) => panic!("{name}: not refused: {proved:?}"),
+            }
+        }
+        let proved = prove_named("paranoid_2", &GOOD).expect("good").expect("an entry");
+        assert_eq!((proved.calls, proved.paranoid, proved.exits), (0, 1, 0));
+        let proved = prove_named("context_left_x", &GOOD).expect("good").expect("an exit");
+        assert_eq!((proved.calls, proved.paranoid, proved.exits), (0, 0, 1));
     }
 
     #[test]

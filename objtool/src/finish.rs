@@ -24,7 +24,7 @@ use text_patching::{Text as _, kcfi, poke};
 use crate::Error;
 use crate::audit::{Audit, Options, examine};
 use crate::elf::Image;
-use crate::entry_text::{self as entry_proof, Proved};
+use crate::entry_text::Proved;
 use crate::file_text::FileText;
 use crate::report::{Finding, Report};
 use crate::static_calls;
@@ -88,7 +88,6 @@ pub fn finish(data: &[u8], options: &FinishOptions) -> Result<Finished, Error> {
     }
     let place = file_range(section.file_offset, section.bytes.len())?;
 
-    let entry_text = entry_proof::prove(&audit.image, &entry_text(&audit.image))?;
     let plan = Plan::new(&audit, options.poison)?;
     let mut text = FileText::new(data, &audit.image);
     plan.write_text(&mut text, options.form)?;
@@ -98,6 +97,7 @@ pub fn finish(data: &[u8], options: &FinishOptions) -> Result<Finished, Error> {
 
     let report = examine(&new, &options.audit)?.report;
     refuse(report.violations().next())?;
+    let entry_text = report.entry_text;
     Ok(Finished {
         data: new,
         report,
@@ -250,7 +250,7 @@ fn at(audit: &Audit<'_>, address: u64, what: &str) -> Error {
 }
 
 /// Address ranges of entry text.
-fn entry_text(image: &Image<'_>) -> Vec<Range<u64>> {
+pub(crate) fn entry_text(image: &Image<'_>) -> Vec<Range<u64>> {
     let section = image.section(ENTRY_TEXT).map(|piece| piece.address..piece.end());
     let [start, end] = ENTRY_BOUNDS.map(|name| image.symbol(name));
     let bounds = start.zip(end).map(|(start, end)| start..end);

@@ -7,6 +7,7 @@ pub mod elf;
 pub mod entry_text;
 pub mod file_text;
 pub mod finish;
+pub mod ordering;
 pub mod report;
 pub mod rewrite;
 pub mod scan;
@@ -65,6 +66,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// When the file cannot be read or is no x86-64 image.
 pub fn audit_file(path: &Path) -> Result<Report> {
     audit(&read(path)?, &Options::default())
+}
+
+/// Looks at the writes of the image in a file that interrupt other CPUs ([`ordering`]).
+///
+/// # Errors
+/// When the file cannot be read or is no x86-64 image.
+pub fn interrupt_commands(path: &Path) -> Result<ordering::Ordering> {
+    Ok(ordering::interrupt_commands(&elf::Image::parse(&read(path)?)?))
 }
 
 /// Rewrites the checks of the image in `input` and writes the result to `output`.

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::entry_text::Proved;
 use crate::static_calls::Totals;
 
 /// Class of a finding. Each one makes the audit fail unless the allow list covers it.
@@ -35,6 +36,8 @@ pub enum FindingKind {
     MixedForms,
     /// A check with nothing behind it that branches to the register it checked.
     CheckWithoutBranch,
+    /// Entry code uses what may lag behind on a CPU that has not caught up.
+    EntryText,
     /// A static call, or a chain of them, is not made of direct calls to its own callees.
     StaticCall,
     /// A check for a hash that no function carries: it can only trap. Strict audits only.
@@ -58,6 +61,7 @@ impl FindingKind {
             Self::Displacement => "hash displacement differs",
             Self::MixedForms => "form differs",
             Self::CheckWithoutBranch => "check without a branch",
+            Self::EntryText => "entry text breaks a rule",
             Self::StaticCall => "static call is not as its table says",
             Self::OrphanHash => "hash that no function carries",
         }
@@ -149,6 +153,8 @@ pub struct Report {
     pub counts: Counts,
     /// Static calls.
     pub static_calls: Totals,
+    /// What was proved of entry text; `None` if the image has none of this kernel.
+    pub entry_text: Option<Proved>,
     /// Displacement that all checks use, if they agree.
     pub hash_displacement: Option<i8>,
     /// Everything wrong or allowed.
@@ -217,6 +223,13 @@ impl fmt::Display for Report {
                 f,
                 "chained callees  {:>8}  ({} direct calls in chains; {} callees in all)",
                 s.chained, s.chain_calls, s.callees
+            )?;
+        }
+        if let Some(p) = &self.entry_text {
+            writeln!(
+                f,
+                "entry text paths {:>8}  ({} calls, {} vectors, {} paranoid, {} ways out)",
+                p.instructions, p.calls, p.vectors, p.paranoid, p.exits
             )?;
         }
         for allowed in [false, true] {

@@ -76,18 +76,18 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         let filter = if context.filter.is_empty() { "" } else { "=" };
         let append = format!("ktest{filter}{}{}", context.filter, options(smp));
         let lines = boot(kernel.clone(), smp, append)?;
-        total += judge(&lines, &format!("--smp {smp}"), context);
+        total += judge(&lines, &format!("--smp {smp}"), context, context.filter.is_empty());
     }
     if context.smp.contains(&4) && context.wants("defer::") {
         let lines = boot(kernel.clone(), 4, format!("ktest=defer:: {ISOLATED}"))?;
-        total += judge(&lines, ISOLATED, context);
+        total += judge(&lines, ISOLATED, context, true);
     }
     for (parameters, tests, said) in PARAMETERS {
         if !context.wants(&format!("parameter::{parameters}")) {
             continue;
         }
         let lines = boot(kernel.clone(), 1, format!("ktest={tests} {parameters}"))?;
-        let mut counted = judge(&lines, parameters, context);
+        let mut counted = judge(&lines, parameters, context, true);
         for wanted in said {
             if !lines.iter().any(|line| line.contains(wanted)) {
                 println!("{parameters}: the kernel does not say {wanted:?}");
@@ -97,23 +97,56 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         total += counted;
     }
     total += cpus(context, &kernel)?;
+    if context.wants(SECRETS) {
+        total += two_boots(context, &kernel)?;
+    }
     total += faults::run(context, &kernel)?;
     Ok(total)
+}
+
+/// What differs from one boot to the next, as the test of this name says it in the log.
+const SECRETS: &str = "boot::secrets";
+/// Before each secret's name and value.
+const SECRET: &str = "secret ";
+/// Secrets that the kernel has, at least.
+const SECRETS_MIN: usize = 2;
+
+/// Boots twice and compares secrets. The kernel of the tests says them; no other one does.
+pub(super) fn two_boots(context: &Context, kernel: &Path) -> Result<Summary, Error> {
+    let mut boots = Vec::new();
+    let mut total = Summary::default();
+    for number in 1..=2 {
+        let lines = boot(kernel.to_owned(), 1, format!("ktest={SECRETS}"))?;
+        total += judge(&lines, &format!("boot {number} of {SECRETS}"), context, true);
+        let said = lines.iter().filter_map(|line| line.split_once(SECRET));
+        boots.push(said.map(|(_, secret)| secret.to_owned()).collect::<Vec<_>>());
+    }
+    let (first, second) = (&boots[0], &boots[1]);
+    let same = first.iter().filter(|secret| second.contains(secret));
+    same.clone().for_each(|secret| println!("{SECRETS}: the same in two boots: {secret}"));
+    total.failed += same.count();
+    if first.len() < SECRETS_MIN || first.len() != second.len() {
+        println!("{SECRETS}: {} and {} secrets", first.len(), second.len());
+        total.failed += 1;
+    }
+    Ok(total)
+}
+
+/// The parameter that makes a boot take the facts of this CPU for its own.
+pub(super) fn facts(name: &str) -> Result<String, Error> {
+    let profile = profiles::find(name).ok_or_else(|| format!("no CPU {name}"))?;
+    Ok(format!("cpu-facts={}", profile.facts))
 }
 
 /// Boots with facts of other CPUs.
 fn cpus(context: &Context, kernel: &Path) -> Result<Summary, Error> {
     let mut total = Summary::default();
-    let facts = |name: &str| {
-        let profile = profiles::find(name).ok_or_else(|| format!("no CPU {name}"))?;
-        Ok::<_, Error>(format!("cpu-facts={}", profile.facts))
-    };
     for (cpu, parameters) in CPUS {
         for tests in CPU_TESTS {
             let name = format!("cpu::{cpu} {tests}");
             if context.wants(&name) {
                 let append = format!("ktest={tests} {} {parameters}", facts(cpu)?);
-                total += judge(&boot(kernel.to_owned(), 1, append)?, &name, context);
+                total += judge(&boot(kernel.to_owned(), 1, append)?, &name, context, true);
             }
         }
     }
@@ -145,6 +178,7 @@ pub(super) fn names(context: &Context) -> Result<Vec<String>, Error> {
         names.extend(CPU_TESTS.map(|tests| format!("cpu::{cpu} {tests}")));
     }
     names.extend(LIES.iter().map(|(cpu, parameters, _)| format!("lie::{cpu} {parameters}")));
+    names.push("boot::secrets differ".to_owned());
     names.extend(faults::names());
     Ok(names)
 }
@@ -167,7 +201,7 @@ fn options(smp: u8) -> &'static str {
 }
 
 /// Boots the tests; the kernel log's lines.
-fn boot(kernel: PathBuf, smp: u8, append: String) -> Result<Vec<String>, Error> {
+pub(super) fn boot(kernel: PathBuf, smp: u8, append: String) -> Result<Vec<String>, Error> {
     let shown: String = append.chars().take(NAME_COLUMNS).collect();
     let _running = Running::begin(&format!("the kernel's tests with {shown} at smp {smp}"));
     let qemu = Qemu {
@@ -206,8 +240,9 @@ pub(super) fn archive() -> Result<Vec<u8>, Error> {
     archive.finish().map_err(|_| "the configuration does not fit an archive".into())
 }
 
-/// Counts the tests' lines and prints those that matter.
-pub(super) fn judge(lines: &[String], boot: &str, context: &Context) -> Summary {
+/// Counts the tests' lines and prints those that matter. `must`: some tests were chosen by name
+/// here, so that none is a mistake.
+pub(super) fn judge(lines: &[String], boot: &str, context: &Context, must: bool) -> Summary {
     let mut counted = Summary::default();
     for line in lines {
         match parse_test(line) {
@@ -223,7 +258,7 @@ pub(super) fn judge(lines: &[String], boot: &str, context: &Context) -> Summary 
         }
     }
     let said = lines.iter().rev().find_map(|line| parse_closing(line));
-    let nothing = counted.passed + counted.failed == 0 && context.filter.is_empty();
+    let nothing = counted.passed + counted.failed == 0 && must;
     if nothing || said != Some((counted.passed, counted.failed)) {
         let last = lines.len().saturating_sub(20);
         lines[last..].iter().for_each(|line| println!("  {line}"));
@@ -240,7 +275,7 @@ fn reason<'a>(lines: &'a [String], name: &str) -> &'a str {
 }
 
 /// `test NAME ... ok|FAILED`.
-fn parse_test(line: &str) -> Option<(&str, bool)> {
+pub(super) fn parse_test(line: &str) -> Option<(&str, bool)> {
     let (name, verdict) = line.trim().strip_prefix("test ")?.split_once(" ... ")?;
     match verdict {
         "ok" => Some((name, true)),

@@ -11,6 +11,7 @@
 //! | isolation | a load that interrupts every CPU but the isolated ones | QEMU |
 //! | run | `limen run` and `limen pack` as a user meets them | both |
 //! | dist | what `limen dist` makes, unpacked; if named, installed on a clean Debian | both |
+//! | sabotage | the sources, broken one way at a time: the tests must notice | this host; `--all`: QEMU |
 //! | hostile | programs that take all they can, a short fuzz run, bad archives | QEMU |
 //! | differ | random programs whose calls must answer as on Linux | both |
 //! | fuzz | the system call fuzzer for ten minutes | QEMU |
@@ -39,6 +40,7 @@ mod packages;
 mod profile;
 mod promises;
 mod run;
+mod sabotage;
 mod settings;
 mod vmscape;
 mod watch;
@@ -125,9 +127,16 @@ struct Level {
 }
 
 /// In order: the quick ones first.
-const LEVELS: [Level; 14] = [
+const LEVELS: [Level; 15] = [
     Level { name: "host", run: host::run, names: host::names },
-    Level { name: "audit", run: audit::run, names: |_| Ok(vec!["audit".to_owned()]) },
+    Level {
+        name: "audit",
+        run: audit::run,
+        names: |_| {
+            Ok(vec!["audit".to_owned(), "audit::ways".to_owned(), "audit::order".to_owned()])
+        },
+    },
+    Level { name: "sabotage", run: sabotage::run, names: sabotage::names },
     Level { name: "kernel", run: kernel::run, names: kernel::names },
     Level { name: "bochs", run: bochs::run, names: bochs::names },
     Level { name: "guest", run: guest::run, names: guest::names },

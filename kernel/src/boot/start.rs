@@ -69,6 +69,7 @@ impl<T> Step<T> for Result<T> {
 /// Prepares the first program, as the body of process 1's thread. A boot failure does not come
 /// back.
 pub fn prepare() -> Result<First> {
+    register_floors();
     #[cfg(feature = "ktest")]
     if crate::ktest::is_wanted() {
         crate::ktest::run();
@@ -77,6 +78,27 @@ pub fn prepare() -> Result<First> {
         machine::log!("boot failed: {}: {}", failure.step, failure.error.name());
         machine::power::off(machine::power::OK)
     })
+}
+
+/// Tells the floors below what those above do for them. The kernel's tests run programs, too.
+fn register_floors() {
+    reserve::register(Givers {
+        drop_caches: || {
+            page_cache::reclaim_all();
+        },
+        relieve: oom::relieve,
+    });
+    crate::process::acting::init();
+    crate::base::sched::on_measured_tick(crate::process::measured_tick);
+    upper::register(Upper {
+        collect_garbage: || {
+            crate::net::garbage::collect();
+        },
+        leaves_memory: robust::leaves_memory,
+        undo_of: |process| undo::list_of(process),
+        leave_undo: undo::leave,
+        process_ended: crate::tty::job::process_ended,
+    });
 }
 
 /// The program has ended with this wait(2) status, or could not be started: tells the command line.
@@ -105,23 +127,6 @@ fn try_prepare() -> core::result::Result<First, Failure> {
     time::notify_of_clock(&[timerfd::clock_was_set, vdso::realtime_changed]);
     // Longer ones are refused when the configuration is decoded; an empty one keeps the default.
     let _ = crate::base::identity::set_hostname(&config.hostname);
-    reserve::register(Givers {
-        drop_caches: || {
-            page_cache::reclaim_all();
-        },
-        relieve: oom::relieve,
-    });
-    crate::process::acting::init();
-    crate::base::sched::on_measured_tick(crate::process::measured_tick);
-    upper::register(Upper {
-        collect_garbage: || {
-            crate::net::garbage::collect();
-        },
-        leaves_memory: robust::leaves_memory,
-        undo_of: |process| undo::list_of(process),
-        leave_undo: undo::leave,
-        process_ended: crate::tty::job::process_ended,
-    });
     crate::ipc::init();
     crate::tty::init();
     crate::kvm::register();

@@ -40,6 +40,8 @@ pub(super) const TESTS: &[Test] = &[
 /// Remaps in each test.
 const REMAPS: u64 = 1000;
 const CODE: u64 = 0x1000_0000;
+/// What every register has that no instruction needs: none of it may be left behind an entry.
+const MARK: u64 = 0x5eed_0000_5eed_0001;
 /// How long a program may take to come, and to go.
 const PATIENCE_NS: u64 = 30 * time::NS_PER_SEC;
 
@@ -92,6 +94,18 @@ impl Running {
 fn registers() -> PtRegs {
     let rflags = flags::FIXED | flags::IF;
     PtRegs {
+        rdi: MARK,
+        rsi: MARK,
+        rdx: MARK,
+        r8: MARK,
+        r9: MARK,
+        r10: MARK,
+        rbx: MARK,
+        rbp: MARK,
+        r12: MARK,
+        r13: MARK,
+        r14: MARK,
+        r15: MARK,
         rip: CODE,
         rcx: CODE,
         rsp: CODE,

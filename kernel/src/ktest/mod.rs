@@ -11,11 +11,13 @@ use machine::ktest::Test;
 mod defer;
 mod ninep;
 mod ninep_server;
+mod others;
 mod sched;
 mod text;
 mod window;
 
-const SUITES: &[&[Test]] = &[text::TESTS, sched::TESTS, defer::TESTS, window::TESTS, ninep::TESTS];
+const SUITES: &[&[Test]] =
+    &[text::TESTS, sched::TESTS, defer::TESTS, window::TESTS, ninep::TESTS, others::TESTS];
 
 /// Tests of this name run only where the filter asks for them.
 const LONG: &str = "long::";

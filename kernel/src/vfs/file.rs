@@ -9,6 +9,7 @@ use core::any::Any;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
+use machine::speculation::mask_index;
 use machine::sync::SpinLock;
 
 use super::path::Location;
@@ -269,6 +270,15 @@ impl Slots {
         self.all_used_below = self.all_used_below.min(fd);
         slot
     }
+
+    /// The place of `fd`, which a program gave: none beyond the end is used in speculation either.
+    #[inline(always)]
+    fn index(&self, fd: Fd) -> Result<usize> {
+        match fd as usize {
+            index if index < self.list.len() => Ok(mask_index(index, self.list.len())),
+            _ => Err(Errno::EBADF),
+        }
+    }
 }
 
 impl Default for FdTable {
@@ -288,7 +298,7 @@ impl FdTable {
     #[inline]
     pub fn get(&self, fd: Fd) -> Result<Arc<File>> {
         let slots = self.slots.lock();
-        match slots.list.get(fd as usize) {
+        match slots.list.get(slots.index(fd)?) {
             Some(Some(slot)) => Ok(slot.file.clone()),
             _ => Err(Errno::EBADF),
         }
@@ -352,7 +362,8 @@ impl FdTable {
 
     /// The close-on-exec flag of `fd`.
     pub fn close_on_exec(&self, fd: Fd) -> Result<bool> {
-        match self.slots.lock().list.get(fd as usize) {
+        let slots = self.slots.lock();
+        match slots.list.get(slots.index(fd)?) {
             Some(Some(slot)) => Ok(slot.close_on_exec),
             _ => Err(Errno::EBADF),
         }

@@ -188,6 +188,8 @@ pub enum Program {
     Still,
     /// Makes system calls, and dies if one changes a register that it must not.
     Careful,
+    /// Sets AC, and never leaves user mode.
+    Open,
 }
 
 // All of the general registers but four have one value, or the program ends by #UD.
@@ -241,6 +243,11 @@ impl Program {
             Program::Spin => &[0xf3, 0x90, 0xeb, 0xfc],
             // 1: jmp 1b
             Program::Still => &[0xeb, 0xfe],
+            // lea 0x800(%rip), %rsp; pushfq; orl $AC, (%rsp); popfq; 1: pause; jmp 1b
+            Program::Open => &[
+                0x48, 0x8d, 0x25, 0, 8, 0, 0, 0x9c, 0x81, 0x0c, 0x24, 0, 0, 4, 0, 0x9d, 0xf3, 0x90,
+                0xeb, 0xfc,
+            ],
             Program::Careful => {
                 let start = &raw const ktest_careful;
                 let length = (&raw const ktest_careful_end).addr() - start.addr();

@@ -21,10 +21,12 @@ use crate::sync::SpinLock;
 use crate::text_poke::{self, LiveText};
 
 pub mod defer;
+pub mod handler;
 mod late;
 mod memory;
 pub(crate) mod mitigations;
 mod seccomp;
+pub mod stale;
 mod text;
 mod vmrun;
 pub mod window;
@@ -45,6 +47,7 @@ pub const TESTS: &[&[Test]] = &[
     window::TESTS,
     seccomp::TESTS,
     mitigations::TESTS,
+    handler::TESTS,
     vmrun::TESTS,
 ];
 
@@ -182,6 +185,12 @@ pub(crate) fn entered() {
     window::follow();
 }
 
+/// Asks all other CPUs at once to forget translations, and to serialise.
+pub fn ask_all_cpus() {
+    crate::tlb::flush_kernel(context_tracking::work::Cause::Vunmap);
+    crate::tlb::sync_cores();
+}
+
 static IN_NMI: SpinLock<Option<fn()>> = SpinLock::new(None);
 static NMI_DONE: AtomicBool = AtomicBool::new(false);
 
@@ -189,7 +198,7 @@ static NMI_DONE: AtomicBool = AtomicBool::new(false);
 pub(crate) fn run_in_nmi(f: fn()) -> bool {
     *IN_NMI.lock() = Some(f);
     NMI_DONE.store(false, Ordering::SeqCst);
-    crate::apic::send_nmi(crate::percpu::cpu_id());
+    crate::ipi::send_nmi(crate::percpu::cpu_id());
     for _ in 0..100_000_000_u64 {
         if NMI_DONE.load(Ordering::SeqCst) {
             return true;

@@ -1,0 +1,137 @@
+//! What one CPU does to the others: translations that are gone for all of them, interrupts that are
+//! accounted for on both sides, and handlers that begin with user memory closed.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::sync::Arc;
+
+use context_tracking::work::Cause;
+use machine::cpu::cpu_count;
+use machine::ensure;
+use machine::ipi::{Action, Kind, received, rows};
+use machine::ktest::defer::Program;
+use machine::ktest::handler::{self, Place};
+use machine::ktest::stale::Stale;
+use machine::ktest::{Test, window};
+
+use super::defer::{Running, wait_until};
+use crate::process::spawn_kernel;
+
+pub(super) const TESTS: &[Test] = &[
+    Test {
+        name: "stale::the_patchers_alias_is_gone_on_every_cpu",
+        run: || with_all_cpus(Stale::alias),
+    },
+    Test {
+        name: "stale::purged_blocks_are_gone_on_every_cpu",
+        run: || with_all_cpus(Stale::blocks),
+    },
+    Test { name: "ipi::accounts_add_up", run: accounts },
+    Test { name: "handler::user_memory_is_closed", run: user_memory_is_closed },
+    Test { name: "handler::a_bad_iret_is_the_programs_fault", run: bad_iret },
+];
+
+/// Runs `test` while a thread on each other CPU follows what it maps and takes away.
+fn with_all_cpus(test: fn(&Stale, u32) -> Result<(), String>) -> Result<(), String> {
+    let stale = Arc::new(Stale::default());
+    let others = cpu_count() as u32 - 1;
+    for _ in 0..others {
+        let stale = stale.clone();
+        spawn_kernel("follower", move || stale.follow()).map_err(|e| format!("{e:?}"))?;
+    }
+    let result = wait_until("not every CPU follows", || stale.running() == others)
+        .and_then(|()| test(&stale, others));
+    stale.stop();
+    wait_until("a CPU follows still", || stale.running() == 0)?;
+    result
+}
+
+/// Requests of each kind.
+const REQUESTS: u64 = 100;
+
+/// How a cause interrupts.
+fn kind_of(cause: Cause) -> Kind {
+    match cause {
+        Cause::Reschedule | Cause::Timer | Cause::Watchdog => Kind::Reschedule,
+        Cause::Nmi => Kind::Nmi,
+        _ => Kind::Tlb,
+    }
+}
+
+/// Interrupts of a kind that CPU `cpu` was sent, and those that it received.
+fn account(cpu: usize, kind: Kind) -> (u64, u64) {
+    let sent = rows().filter(|row| {
+        row.target == cpu && row.action == Action::Sent && kind_of(row.cause) == kind
+    });
+    let sent = sent.map(|row| row.count).sum();
+    let sync = if kind == Kind::Tlb { received(cpu, Kind::Sync).0 } else { 0 };
+    (sent, received(cpu, kind).0 + sync)
+}
+
+/// Nobody receives what nobody sent: two requests may become one interrupt, and one may have been
+/// on its way.
+fn accounts() -> Result<(), String> {
+    const KINDS: [Kind; 3] = [Kind::Tlb, Kind::Reschedule, Kind::Nmi];
+    let cpus = || (0..cpu_count()).flat_map(|cpu| KINDS.map(|kind| (cpu, kind)));
+    let before: alloc::vec::Vec<_> = cpus().map(|(cpu, kind)| account(cpu, kind)).collect();
+    for _ in 0..REQUESTS {
+        machine::ktest::ask_all_cpus();
+        for cpu in 1..cpu_count() {
+            let received_before = received(cpu, Kind::Nmi).0;
+            window::send_nmi(cpu);
+            machine::ipi::send_reschedule(cpu, Cause::Reschedule);
+            wait_until("an NMI has not come", || received(cpu, Kind::Nmi).0 > received_before)?;
+        }
+    }
+    let mut sent_in_all = [0; KINDS.len()];
+    for ((cpu, kind), before) in cpus().zip(before) {
+        // What was received is read last, so that nothing is received behind the look at what was
+        // sent but what was in flight.
+        let (_, received) = account(cpu, kind);
+        let (sent, _) = account(cpu, kind);
+        let (sent, received) = (sent - before.0, received - before.1);
+        ensure!(received <= sent + 1, "CPU {cpu}: {sent} {kind:?} sent, {received} received");
+        let place = KINDS.iter().position(|&of| of == kind).unwrap_or_default();
+        sent_in_all[place] += sent;
+    }
+    let is_counted = cpu_count() == 1 || sent_in_all.iter().all(|&sent| sent >= REQUESTS);
+    ensure!(is_counted, "{REQUESTS} of each were asked for, {sent_in_all:?} are accounted for");
+    Ok(())
+}
+
+fn user_memory_is_closed() -> Result<(), String> {
+    if !handler::has_smap() {
+        machine::log!("this CPU has no SMAP: the flag opens nothing");
+        return Ok(());
+    }
+    let (before, _) = handler::seen();
+    let running = Running::start(Program::Open)?;
+    let from_user = || handler::seen().0[Place::User as usize] > before[Place::User as usize] + 3;
+    let came = wait_until("no interrupt found a program with AC", from_user);
+    running.stop()?;
+    came?;
+    ensure!(handler::interrupt_while_open(), "nothing interrupted an open copy");
+    let (_, still) = handler::seen();
+    ensure!(still == 0, "{still} handlers ran with user memory open");
+    Ok(())
+}
+
+/// Returns that fault, one program each.
+const BAD_RETURNS: usize = 5;
+
+fn bad_iret() -> Result<(), String> {
+    use core::sync::atomic::Ordering;
+    const SIGNAL: i32 = 0x7f;
+    for _ in 0..BAD_RETURNS {
+        let running = Running::start(Program::Spin)?;
+        let process = running.process.clone();
+        handler::spoil_next(running.cpu);
+        // Its frames are those of interrupts: IRET takes them back.
+        wait_until("no IRET was spoiled", || !handler::is_to_be_spoiled(running.cpu))?;
+        wait_until("the program has not ended", || process.is_zombie.load(Ordering::SeqCst))?;
+        let status = process.exit_status.load(Ordering::SeqCst);
+        let signal = status & SIGNAL;
+        ensure!(signal == abi::general::SIGSEGV as i32, "it ended with status {status:#x}");
+    }
+    Ok(())
+}
