@@ -107,6 +107,17 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DIR", conflicts_with = "pack")]
     pub(crate) root: Option<PathBuf>,
 
+    /// A container image as the root, copy-on-write: a folder in the OCI image layout or an archive
+    /// of `docker save`, with :NAME where there are several in it. The program is the image's own;
+    /// words behind it are its arguments. Example: --image alpine.tar -- ls -l /
+    #[arg(long, value_name = "PATH[:NAME]", conflicts_with_all = ["pack", "root"])]
+    pub(crate) image: Option<PathBuf>,
+
+    /// The user in the guest [default: the caller; the image's with --image; root with --pack].
+    /// Example: --user www-data or --user 1000:1000
+    #[arg(long, value_name = "NAME|UID[:GROUP]")]
+    pub(crate) user: Option<String>,
+
     /// Only the program and what it needs (interpreter, libraries, scripts' interpreters), nothing
     /// else of the host. Example: --pack -- /bin/ls -l /
     #[arg(long, visible_alias = "minimal")]
@@ -190,8 +201,9 @@ pub(crate) struct RunArgs {
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 
-    /// The program and its arguments. Example: -- /bin/bash -c 'uname -a'
-    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    /// The program and its arguments, or an image that `limen pack` made.
+    /// Example: -- /bin/bash -c 'uname -a'
+    #[arg(required_unless_present = "image", trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
 }
 
@@ -253,9 +265,14 @@ pub(crate) struct PackArgs {
     #[arg(long, value_name = "HOST[:GUEST]")]
     pub(crate) dir: Vec<OsString>,
 
+    /// Pack a container image, as `limen run --image` would run it.
+    /// Example: limen pack -o app.cpio --image alpine.tar
+    #[arg(long, value_name = "PATH[:NAME]", conflicts_with_all = ["file", "dir"])]
+    pub(crate) image: Option<PathBuf>,
+
     /// The program and its arguments: `limen pack` keeps them in the image as what to run.
     /// Example: limen pack -o app.cpio -- ./server --port 80
-    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    #[arg(required_unless_present = "image", trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
 }
 
@@ -358,7 +375,12 @@ pub(crate) struct BenchArgs {
     #[arg(long, visible_alias = "quick")]
     pub(crate) tiny: bool,
 
-    /// Also draw cycles over call sites (bench cfi). Example: --svg cfi.svg
+    /// Only rows of bench growth with this in their names. Example: --rows fork
+    #[arg(long, value_name = "WORD")]
+    pub(crate) rows: Option<String>,
+
+    /// Also draw cycles over call sites (bench cfi), or costs over sizes (bench growth).
+    /// Example: --svg growth.svg
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
 
@@ -396,6 +418,8 @@ pub(crate) enum Bench {
     Kernel,
     /// Cycles of kCFI's call sequences on this CPU
     Cfi,
+    /// Instructions per operation among 10 and among 10,000 of something, and how fast they grow
+    Growth,
     /// Instructions of system calls and returns: by SYSRET and not, with isolated tables, with work
     /// at each call, with a filter; Limen beside Linux
     Entry,

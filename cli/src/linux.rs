@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 
 use formats::cpio;
 
-use crate::bench::kernel::hex_hash;
+use crate::bench::hex_hash;
 use crate::run::qemu::{self, port_file};
 use crate::{Error, paths};
 

@@ -12,6 +12,7 @@ mod image;
 mod linux;
 mod mitigations;
 mod objtool_cmd;
+mod oci;
 mod pack;
 mod paths;
 mod run;

@@ -86,7 +86,7 @@ impl Tree {
 }
 
 /// The names of a path, last first, without `/` and `.`.
-fn components(path: &Path) -> Vec<OsString> {
+pub(crate) fn components(path: &Path) -> Vec<OsString> {
     let wanted = |part: &Component<'_>| matches!(part, Component::Normal(_) | Component::ParentDir);
     path.components().rev().filter(wanted).map(|part| part.as_os_str().to_owned()).collect()
 }

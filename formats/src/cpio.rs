@@ -3,7 +3,7 @@
 //! Why it is hard: the reader borrows from the image that the loader left in memory and must hold
 //! for any bytes (a truncated archive is an error that names its offset, never a panic), and the
 //! writer must give the same bytes for the same input on every machine: entries sorted by path,
-//! modification time 0, inode numbers in order, owner root.
+//! inode numbers in order, and unless [`Writer::entry`] says so time 0 and owner root.
 //!
 //! Format (cpio(5), "New ASCII Format"): a header of `070701` and 13 fields of 8 hexadecimal
 //! digits, the name with its NUL padded so that header and name together are a multiple of 4, the
@@ -192,7 +192,27 @@ impl<'a> Iterator for Reader<'a> {
 /// Parent directories that were not added appear with mode 0755.
 #[derive(Clone, Debug, Default)]
 pub struct Writer<'a> {
-    entries: BTreeMap<Vec<u8>, (u32, &'a [u8])>,
+    entries: BTreeMap<Vec<u8>, (Attributes, &'a [u8])>,
+}
+
+/// What an entry says of itself beside its name and its data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Attributes {
+    /// File type and permissions, as in `st_mode`.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Modification time, in seconds since the epoch.
+    pub mtime_s: u32,
+}
+
+impl Attributes {
+    /// Of the superuser, at time 0.
+    const fn plain(mode: u32) -> Self {
+        Self { mode, uid: 0, gid: 0, mtime_s: 0 }
+    }
 }
 
 impl<'a> Writer<'a> {
@@ -222,12 +242,18 @@ impl<'a> Writer<'a> {
     }
 
     fn add(&mut self, path: &[u8], mode: u32, data: &'a [u8]) {
+        self.entry(path, Attributes::plain(mode), data);
+    }
+
+    /// Adds anything, with an owner and a time: a file of that type with these contents, or a link
+    /// with this target.
+    pub fn entry(&mut self, path: &[u8], attributes: Attributes, data: &'a [u8]) {
         let path = clean(path);
         for (at, _) in path.iter().enumerate().filter(|&(_, &byte)| byte == b'/') {
-            let parent = (mode::DIRECTORY | 0o755, b"".as_slice());
+            let parent = (Attributes::plain(mode::DIRECTORY | 0o755), b"".as_slice());
             self.entries.entry(path[..at].to_vec()).or_insert(parent);
         }
-        self.entries.insert(path.to_vec(), (mode, data));
+        self.entries.insert(path.to_vec(), (attributes, data));
     }
 
     /// The archive. Data over 4 GiB or a name over [`NAME_MAX`] cannot be stored: the path is the
@@ -236,23 +262,31 @@ impl<'a> Writer<'a> {
         let total: usize =
             self.entries.iter().map(|(path, (_, data))| path.len() + data.len() + 128).sum();
         let mut out = Vec::with_capacity(total + 128);
-        for (index, (path, (mode, data))) in self.entries.iter().enumerate() {
+        for (index, (path, (attributes, data))) in self.entries.iter().enumerate() {
             let len = u32::try_from(data.len()).map_err(|_| path.clone())?;
             if path.len() >= NAME_MAX || path.is_empty() {
                 return Err(path.clone());
             }
-            put_entry(&mut out, index as u32 + 1, *mode, path, len, data);
+            put_entry(&mut out, index as u32 + 1, *attributes, path, len, data);
         }
-        put_entry(&mut out, 0, 0, TRAILER, 0, b"");
+        put_entry(&mut out, 0, Attributes::default(), TRAILER, 0, b"");
         Ok(out)
     }
 }
 
-fn put_entry(out: &mut Vec<u8>, ino: u32, mode: u32, path: &[u8], len: u32, data: &[u8]) {
+fn put_entry(
+    out: &mut Vec<u8>,
+    ino: u32,
+    attributes: Attributes,
+    path: &[u8],
+    len: u32,
+    data: &[u8],
+) {
+    let Attributes { mode, uid, gid, mtime_s } = attributes;
     let nlink = if mode & mode::TYPE == mode::DIRECTORY { 2 } else { 1 };
     let name_len = path.len() as u32 + 1;
     out.extend_from_slice(MAGIC);
-    for field in [ino, mode, 0, 0, nlink, 0, len, 0, 0, 0, 0, name_len, 0] {
+    for field in [ino, mode, uid, gid, nlink, mtime_s, len, 0, 0, 0, 0, name_len, 0] {
         for shift in (0..8).rev().map(|digit| digit * 4) {
             out.push(b"0123456789abcdef"[(field >> shift) as usize & 15]);
         }

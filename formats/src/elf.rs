@@ -210,8 +210,8 @@ impl Image {
         (low, (high - low).next_multiple_of(PAGE))
     }
 
-    /// What its addresses are to be multiples of: the largest alignment of a segment that is a power
-    /// of two, at least a page.
+    /// What its addresses are to be multiples of: the largest alignment of a segment that is a
+    /// power of two, at least a page.
     #[must_use]
     pub fn alignment(&self) -> u64 {
         let aligns = self.loads().map(|s| s.align).filter(|align| align.is_power_of_two());

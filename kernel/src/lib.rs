@@ -1,7 +1,8 @@
 //! The Linux personality: everything a program sees, in safe Rust over the machine.
 //!
 //! It is a house of floors, and imports run down: `boot` · `calls` (the front door) · `tty` ·
-//! `procfs` · `net` · `ipc` · `process` · `fs` · `drivers` · `mm` · `vfs` · `security` · `base`.
+//! `procfs` · `kvm` · `ptrace` · `net` · `ipc` · `process` · `fs` · `drivers` · `mm` · `vfs` ·
+//! `security` · `base`.
 //! Reading order: `calls`, `process`, `mm`, `vfs`, then `base` below them.
 
 #![no_std]
@@ -25,6 +26,7 @@ pub mod mm;
 pub mod net;
 pub mod process;
 pub mod procfs;
+pub mod ptrace;
 pub mod security;
 pub mod tty;
 pub mod vfs;

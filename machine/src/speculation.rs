@@ -147,7 +147,7 @@ pub(crate) fn clear_buffers() {
 #[must_use]
 pub fn mask_user(at: u64) -> u64 {
     let mut masked = at;
-    // SAFETY: registers only.
+    // SAFETY: compares and moves between registers; no memory, no stack, and flags are clobbers.
     unsafe {
         asm!("cmp {at}, {end}", "cmova {at}, {end}", at = inout(reg) masked, end = in(reg) USER_END,
              options(pure, nomem, nostack));

@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::kernel::{self, Scratch};
+use super::kernel;
+use super::machine::{Scratch, limen_initramfs};
 use super::rig::{self, Clock, numbers};
 use crate::args::{BenchArgs, MachineModel};
 use crate::linux;
@@ -111,7 +112,7 @@ pub(crate) fn limen(kernel: &Path, mode: &str, time: Duration) -> Result<Figures
 fn limen_command(machine: &Qemu, words: &[String], dir: &Path) -> Result<Vec<OsString>, Error> {
     let initramfs = dir.join("limen.cpio");
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    std::fs::write(&initramfs, kernel::limen_initramfs(&program()?, &words)?)?;
+    std::fs::write(&initramfs, limen_initramfs(&program()?, &words)?)?;
     Ok(machine.command(&Wires::Files { initramfs, dir: dir.to_owned() }))
 }
 
@@ -156,7 +157,7 @@ fn entry_cost(kernel: &Path, mode: &str, cpu: &str) -> Result<(u64, u64), Error>
             *word = "tcg,thread=single".into();
         }
     }
-    rig::run(&command, Clock::Counted, &dir.0)?;
+    rig::run_within(&command, Clock::Counted, &dir.0, kernel::LIMIT)?;
     let figures = said(&dir.0, "stdio", "Limen")?;
     let of = |name: &str| figures.get(name).copied().ok_or("the price was not measured");
     Ok((of("getpid_cpu0")?, of("getpid_cpu1")?))

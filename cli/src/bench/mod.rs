@@ -4,20 +4,25 @@
 //! static program measures both kernels, QEMU counts instructions instead of time (`rig.rs`), and
 //! the hash of the program's work must agree before a ratio is printed.
 //!
-//! Reading order: [`command`], then `kernel` (what is compared), `rig` (one run), `crate::linux`
-//! (where the other kernel comes from), `table` (what is printed). `entry` counts the border alone;
-//! `ipi` counts what interrupts isolated CPUs; `cfi` only starts a program; `cfi_kernel` counts
-//! what kCFI costs the kernel.
+//! Reading order: [`command`], then `kernel` (what is compared), `machine` and `rig` (one run),
+//! `crate::linux` (where the other kernel comes from), `table` (what is printed). `growth` counts
+//! what many of something cost; `entry` the border alone; `ipi` counts what interrupts isolated
+//! CPUs; `cfi` only starts a program; `cfi_kernel` counts what kCFI costs the kernel.
 
 pub(crate) mod cfi;
 mod cfi_kernel;
 mod entry;
+pub(crate) mod growth;
 pub(crate) mod ipi;
 pub(crate) mod kernel;
+mod machine;
+mod plot;
 pub(crate) mod rig;
 mod table;
 
 use std::path::{Path, PathBuf};
+
+use sha2::{Digest as _, Sha256};
 
 use crate::args::{Bench, BenchArgs};
 use crate::{Error, paths, toolchain};
@@ -38,6 +43,7 @@ pub(crate) fn command(args: &BenchArgs) -> Result<u8, Error> {
     match args.what {
         Bench::Kernel => kernel::command(args),
         Bench::Cfi => cfi::command(args),
+        Bench::Growth => growth::command(args),
         Bench::Entry => entry::command(args),
         Bench::Ipi => ipi::command(args),
         Bench::CfiKernel => cfi_kernel::command(args),
@@ -59,4 +65,14 @@ fn build(package: &str) -> Result<PathBuf, Error> {
         true => Ok(program),
         false => Err(format!("{package} does not build").into()),
     }
+}
+
+/// SHA-256 of several parts, each with its length before it.
+pub(crate) fn hex_hash(parts: &[&[u8]]) -> String {
+    let mut hasher = Sha256::new();
+    for part in parts {
+        hasher.update((part.len() as u64).to_le_bytes());
+        hasher.update(part);
+    }
+    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -29,10 +29,8 @@ const FIXED: [&str; 8] = [
     "-nic",
     "none",
 ];
-/// No counted run takes that long, even on a loaded host.
-const COUNTED_LIMIT: Duration = Duration::from_secs(300);
 /// The boot that is timed by the host's clock is worth nothing if it takes that long.
-const WALL_LIMIT: Duration = Duration::from_secs(20);
+pub(super) const WALL_LIMIT: Duration = Duration::from_secs(20);
 /// How often to look whether QEMU has ended; wall times are that coarse.
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -45,13 +43,7 @@ pub(crate) enum Clock {
     Wall,
 }
 
-/// Runs a QEMU command to its end; host time from its start.
-pub(crate) fn run(command: &[OsString], clock: Clock, dir: &Path) -> Result<Duration, Error> {
-    let limit = if clock == Clock::Counted { COUNTED_LIMIT } else { WALL_LIMIT };
-    run_within(command, clock, dir, limit)
-}
-
-/// The same with another limit.
+/// Runs a QEMU command to its end, or to this limit; host time from its start.
 pub(crate) fn run_within(
     command: &[OsString],
     clock: Clock,

@@ -2,12 +2,15 @@
 //!
 //! Archives are kept in the cache by the hash of their contents; a second index from the files'
 //! identities and times to that hash saves reading them again. Reading order: `closure` (what is
-//! needed), `files` (the set and its archive), `elf` and `ldso` (the formats).
+//! needed), `files` (the set and its archive), `elf` and `ldso` (the formats), `image` (container
+//! images), `sizes` (what to tell of the result).
 
 pub(crate) mod closure;
 mod elf;
 pub(crate) mod files;
+mod image;
 mod ldso;
+mod sizes;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -40,9 +43,13 @@ const SKELETON: [(&str, u32); 6] = [
 const LINKS: [&str; 4] = ["/bin", "/lib", "/lib64", "/sbin"];
 const SKELETON_FILES: [(&str, &str); 3] = [
     ("/etc/hosts", "127.0.0.1\tlocalhost limen\n"),
-    ("/etc/passwd", "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"),
-    ("/etc/group", "root:x:0:\nnogroup:x:65534:\n"),
+    ("/etc/passwd", PASSWD),
+    ("/etc/group", GROUP),
 ];
+/// Who a packed image knows.
+pub(crate) const PASSWD: &str =
+    "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n";
+pub(crate) const GROUP: &str = "root:x:0:\nnogroup:x:65534:\n";
 
 /// Whether a packed image has a folder at this path anyway.
 pub(crate) fn is_folder(path: &Path) -> bool {
@@ -52,6 +59,21 @@ pub(crate) fn is_folder(path: &Path) -> bool {
 /// `limen pack`.
 pub(crate) fn command(args: &PackArgs) -> Result<u8, Error> {
     paths::ensure_writable("--output", &args.output)?;
+    let image = match &args.image {
+        Some(given) => image::archive(given, &args.program)?,
+        None => match of_program(args)? {
+            Ok(image) => image,
+            Err(status) => return Ok(status),
+        },
+    };
+    fs::write(&args.output, &image)
+        .map_err(|error| format!("{}: {error}", args.output.display()))?;
+    sizes::tell(&args.output, &image);
+    Ok(0)
+}
+
+/// The image of a program of the host, or the exit status if there is no such program.
+fn of_program(args: &PackArgs) -> Result<Result<Vec<u8>, u8>, Error> {
     let here = std::env::current_dir()?;
     let mut files = FileSet::default();
     files.add_arguments(&here, &args.file, &args.dir, is_folder)?;
@@ -61,13 +83,14 @@ pub(crate) fn command(args: &PackArgs) -> Result<u8, Error> {
         Found::At(program) => program,
         Found::NotExecutable(path) => {
             eprintln!("limen: {}: not an executable file", path.display());
-            return Ok(STATUS_BOOT_FAILURE);
+            return Ok(Err(STATUS_BOOT_FAILURE));
         }
         Found::Nowhere => {
             eprintln!("limen: {}: not found", name.display());
-            return Ok(STATUS_NOT_FOUND);
+            return Ok(Err(STATUS_NOT_FOUND));
         }
     };
+    warn_of_script(&program);
     use std::os::unix::ffi::OsStrExt as _;
     let config = BootConfig {
         program: program.as_os_str().as_bytes().to_vec(),
@@ -79,10 +102,22 @@ pub(crate) fn command(args: &PackArgs) -> Result<u8, Error> {
         root: RootKind::Packed,
         ..BootConfig::default()
     };
-    let image = with_config(&config, &program, &files)?;
-    fs::write(&args.output, &image)
-        .map_err(|error| format!("{}: {error}", args.output.display()))?;
-    Ok(0)
+    with_config(&config, &program, &files).map(Ok)
+}
+
+/// Many programs in PATH are scripts that start another one, which nobody would find missing before
+/// the image runs.
+fn warn_of_script(program: &Path) {
+    let file = Tree::host().find(program).unwrap_or_else(|_| program.to_owned());
+    let is_script = files::first_bytes(&file, 2).is_ok_and(|first| first == b"#!");
+    if is_script {
+        eprintln!(
+            "limen: {} is a script: it is packed with its interpreter, but not with what it \
+             starts or reads (--file and --dir add that; `limen run --pack --missing-files` lists \
+             what is missing)",
+            program.display()
+        );
+    }
 }
 
 /// An image that runs `program` as `config` says, with `extra` files.

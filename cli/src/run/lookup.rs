@@ -2,7 +2,7 @@
 //!
 //! Neighbours: `plan.rs`, and `pack/closure.rs` for `#!/usr/bin/env NAME`.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -61,14 +61,6 @@ fn examine(tree: &Tree, added: &FileSet, candidate: PathBuf) -> Found {
     }
 }
 
-/// The value of `name` in an environment of `NAME=VALUE` strings; the first wins, as for getenv(3).
-pub(crate) fn variable<'a>(env: &'a [OsString], name: &str) -> Option<&'a OsStr> {
-    env.iter().find_map(|entry| {
-        let value = entry.as_bytes().strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
-        Some(OsStr::from_bytes(value))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,7 +82,7 @@ mod tests {
         fs::create_dir_all(dir.path().join("b/plain")).expect("directory");
         let mut added = FileSet::default();
         let file = dir.path().join("b/x").into_os_string();
-        let arguments: Vec<OsString> = ["/b/own", "/a/way"]
+        let arguments: Vec<std::ffi::OsString> = ["/b/own", "/a/way"]
             .map(|guest| [&file, OsStr::new(":"), OsStr::new(guest)].into_iter().collect())
             .into();
         added.add_arguments(dir.path(), &arguments, &[], |_| false).expect("added");
@@ -106,12 +98,5 @@ mod tests {
         assert_eq!(find("none"), Found::Nowhere);
         assert_eq!(find(""), Found::Nowhere);
         assert_eq!(find("/none/x"), Found::Nowhere);
-    }
-
-    #[test]
-    fn variables() {
-        let env: Vec<OsString> = vec!["PATHX=0".into(), "PATH=1=2".into(), "PATH=3".into()];
-        assert_eq!(variable(&env, "PATH"), Some(OsStr::new("1=2")));
-        assert_eq!(variable(&env, "PAT"), None);
     }
 }

@@ -91,6 +91,9 @@ const OUT_OF_MEMORY: &str = "out of memory: ";
 fn explain_not_found(args: &RunArgs, plan: &Plan, outcome: &mut Outcome) {
     let Outcome::NotFound(path) = outcome else { return };
     let program = Path::new(OsStr::from_bytes(&plan.config.program));
+    if args.image.is_some() {
+        return;
+    }
     let tree = Tree::new(args.root.clone().unwrap_or_else(|| "/".into()));
     let file = tree.find(program).ok();
     if let Some(interpreter) = file.and_then(|file| closure::interpreter(&file))

@@ -41,10 +41,18 @@ pub(crate) struct Qemu {
     pub(crate) memory_mib: u64,
     /// TCP port of the debugger stub; the VM waits for it.
     pub(crate) gdb: Option<u16>,
-    /// The live root on the host.
-    pub(crate) root: Option<PathBuf>,
+    /// The folder of the host that is the guest's root.
+    pub(crate) root: Option<SharedRoot>,
     /// Shared folders on the host, in the order of their tags.
     pub(crate) rw: Vec<PathBuf>,
+}
+
+/// A folder of the host that is the guest's root, read-only.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedRoot {
+    pub(crate) path: PathBuf,
+    /// Owners and modes are in QEMU's `mapped-file` form (`crate::oci`), not the files' own.
+    pub(crate) is_mapped: bool,
 }
 
 /// What the ports and the initramfs are connected to.
@@ -147,13 +155,15 @@ impl Qemu {
     }
 
     fn shares(&self, line: &mut Line) {
-        let root = self.root.iter().map(|path| (ports::ROOT_TAG.to_owned(), path, true));
+        let is_mapped = self.root.as_ref().is_some_and(|root| root.is_mapped);
+        let root = self.root.iter().map(|root| (ports::ROOT_TAG.to_owned(), &root.path, true));
         let rw = self.rw.iter().enumerate();
         let rw = rw.map(|(n, path)| (format!("{}{n}", ports::RW_TAG_PREFIX), path, false));
         for (tag, path, readonly) in root.chain(rw) {
             let mut fsdev = OsString::from(format!("local,id={tag},path="));
             fsdev.push(double_commas(path));
-            fsdev.push(",security_model=none,multidevs=remap");
+            let model = if readonly && is_mapped { "mapped-file" } else { "none" };
+            fsdev.push(format!(",security_model={model},multidevs=remap"));
             if readonly {
                 fsdev.push(",readonly=on");
             }
@@ -233,7 +243,7 @@ mod tests {
             smp: 2,
             memory_mib: 64,
             gdb: None,
-            root: Some("/a,b".into()),
+            root: Some(SharedRoot { path: "/a,b".into(), is_mapped: false }),
             rw: vec!["/srv".into()],
         }
     }

@@ -1,18 +1,18 @@
-//! The bench level: `limen bench kernel` and `bench cfi` in their smallest form, so that they
-//! cannot rot.
+//! The bench level: `limen bench kernel`, `bench growth` and `bench cfi` in their smallest form, so
+//! that they cannot rot.
 //!
 //! Nothing is measured here. The program that measures runs on this host's Linux and in Limen,
-//! and the hash of what the two kernels gave it must be the same; and the sequences that are
-//! measured natively must be those of the kernel's image.
+//! and the hash of what the two kernels gave it must be the same; every row about growth can be
+//! measured; and the sequences that are measured natively must be those of the kernel's image.
 
 use super::{Context, Summary};
 use crate::Error;
 use crate::args::BENCH_CPU;
-use crate::bench::cfi;
 use crate::bench::kernel::tiny_hashes;
+use crate::bench::{cfi, growth};
 
 pub(super) fn names() -> Vec<String> {
-    ["bench::kernel", "bench::cfi"].map(str::to_owned).into()
+    ["bench::kernel", "bench::growth", "bench::cfi"].map(str::to_owned).into()
 }
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
@@ -35,6 +35,10 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         let (host, limen) = tiny_hashes(&context.kernel, BENCH_CPU)?;
         let same = host.is_some() && host == limen;
         Ok((!same).then(|| format!("hash of the work {limen:x?}, on this host {host:x?}")))
+    })?;
+    judge("bench::growth", &|| {
+        let failed = growth::tiny(&context.kernel, BENCH_CPU)?;
+        Ok((!failed.is_empty()).then(|| format!("not measured: {}", failed.join(", "))))
     })?;
     judge("bench::cfi", &|| {
         let same = cfi::tiny(&context.kernel)?;

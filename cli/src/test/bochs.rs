@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use formats::boot_config::{BootConfig, RootKind};
 
-use super::{Context, Summary, apps, guest, kernel};
+use super::{Context, Summary, guest, kernel, packages};
 use crate::Error;
 use crate::pack::{self, files::FileSet};
 
@@ -47,7 +47,7 @@ const PROGRAM_END: &str = "limen: the program's end: ";
 const PARAMETERS: [&str; 4] = ["pti=on", "pti=off", "pti=on nopcid", "pti=off nopcid"];
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
-    apps::install_packages(&missing())?;
+    packages::install(&missing())?;
     let still = missing();
     if !still.is_empty() {
         return Err(format!("not installed: {}", still.join(" ")).into());

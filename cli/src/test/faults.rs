@@ -7,6 +7,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use super::watch::Running;
 use super::{Context, Summary};
 use crate::Error;
 
@@ -42,6 +43,7 @@ pub(super) fn run(context: &Context, kernel: &Path) -> Result<Summary, Error> {
             summary.skipped += 1;
             continue;
         }
+        let _running = Running::begin(&name);
         match provoke(context, kernel, fault)? {
             None => summary.passed += 1,
             Some(output) => {

@@ -11,9 +11,9 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use super::{Context, Summary};
+use super::{Context, Summary, watch};
 use crate::Error;
 
 /// Emulation is up to fifty times slower than the host.
@@ -26,14 +26,15 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let program = build(context)?;
-    let host = results(Command::new(&program).args(["run-all", &context.filter]))?;
+    let host = results(Command::new(&program).args(["run-all", &context.filter]), "host")?;
     let host = with_judge(&program, host)?;
     let mut total = judge("host", &host, &host, &Gaps::new());
     let gaps = parse_gaps(&std::fs::read_to_string(context.repository.join(GAPS))?)?;
     // What Linux itself does not do is no claim about Limen.
     for &smp in &context.smp {
-        let got = results(&mut vm(context, smp, &program))?;
-        total += judge(&format!("smp {smp}"), &host, &got, &gaps);
+        let place = format!("smp {smp}");
+        let got = results(&mut vm(context, smp, &program), &place)?;
+        total += judge(&place, &host, &got, &gaps);
     }
     let vmm = build_package(context, "limen-vmm")?;
     for &smp in &context.smp {
@@ -52,8 +53,10 @@ fn judge_kvm(context: &Context, smp: u8, program: &Path) -> Result<Summary, Erro
     if wanted.is_empty() {
         return Ok(Summary::default());
     }
-    let got = results(vm_of(context, smp, &[]).arg(program).args(["test", &context.filter]))?;
-    Ok(judge(&format!("kvm, smp {smp}"), &wanted, &got, &Gaps::new()))
+    let place = format!("kvm, smp {smp}");
+    let mut vm = vm_of(context, smp, &[]);
+    let got = results(vm.arg(program).args(["test", &context.filter]), &place)?;
+    Ok(judge(&place, &wanted, &got, &Gaps::new()))
 }
 
 /// The host's results, where Debian's kernel decides about tests that have failed: what a host with
@@ -123,9 +126,8 @@ pub(super) fn vm_of(context: &Context, smp: u8, options: &[&str]) -> Command {
 /// Test names and whether each passed; a test that was begun and not ended has not.
 pub(super) type Results = BTreeMap<String, bool>;
 
-pub(super) fn results(command: &mut Command) -> Result<Results, Error> {
-    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
-    let text = String::from_utf8_lossy(&output.stdout);
+pub(super) fn results(command: &mut Command, place: &str) -> Result<Results, Error> {
+    let text = watch::output(command, place)?;
     // With the reason, where the program gives it.
     text.lines().filter(|line| line.contains("FAILED: ")).for_each(|line| println!("{line}"));
     Ok(parse(&text))

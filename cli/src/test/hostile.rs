@@ -16,6 +16,7 @@ use formats::boot_config::{BootConfig, RootKind};
 use formats::{cpio, ports};
 
 use super::guest::{self, Results};
+use super::watch::{self, Running};
 use super::{Context, Summary};
 use crate::Error;
 use crate::args::{AccelChoice, MachineModel};
@@ -45,6 +46,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     }
     for (name, boot) in BOOTS {
         if context.wants(name) {
+            let _running = Running::begin(name);
             let verdict = boot(context)?;
             if let Err(why) = &verdict {
                 println!("{name}: {why}");
@@ -92,8 +94,10 @@ fn hogs(context: &Context, program: &Path, results: &mut Results) -> Result<(), 
     }
     let smp = context.smp.iter().copied().max().unwrap_or(1);
     let mut command = vm(context, smp, HOGS_MEMORY, HOGS_LIMIT_S.into(), program);
-    let output = command.args(["hogs", &context.filter]).output()?;
-    let got = guest::parse(&String::from_utf8_lossy(&output.stdout));
+    let got = guest::parse(&watch::output(
+        command.args(["hogs", &context.filter]),
+        &format!("smp {smp}"),
+    )?);
     // A test that was not reached has failed.
     let passed = |name: &String| got.get(name).copied().unwrap_or(false);
     results.extend(wanted.iter().map(|name| (name.clone(), passed(name))));
@@ -113,6 +117,7 @@ fn fuzz(
     if let Some(children) = children {
         command.args(["--children", &children.to_string()]);
     }
+    let _running = Running::begin("fuzz");
     Ok(command.status()?.success())
 }
 

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
+use super::watch::Running;
 use super::{Context, Summary};
 use crate::Error;
 use crate::bench::ipi::{Figures, ISOLATED, built_program, limen, quiet, sum};
@@ -36,6 +37,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
             summary.skipped += 1;
             continue;
         }
+        let _running = Running::begin(name);
         match judge(&limen(&context.kernel, mode, TIME)?) {
             None => summary.passed += 1,
             Some(why) => {
@@ -45,6 +47,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         }
     }
     if context.wants(TRACE) {
+        let _running = Running::begin(TRACE);
         match trace(context)? {
             None => summary.passed += 1,
             Some(why) => {

@@ -13,6 +13,7 @@ use formats::boot_config::{BootConfig, RootKind};
 use formats::{cpio, ports};
 use mitigations::profiles;
 
+use super::watch::Running;
 use super::{Context, Summary, faults};
 use crate::args::{AccelChoice, MachineModel};
 use crate::run::accel;
@@ -64,6 +65,8 @@ const LIES: [(&str, &str, &str); 3] = [
 /// The tests of deferred work once more, on a CPU that nothing else disturbs.
 /// A filter that makes the kernel print its tests' names.
 const LIST: &str = "?";
+/// So much of the parameters names a boot.
+const NAME_COLUMNS: usize = 60;
 const ISOLATED: &str = "isolcpus=3 nohz_full=3";
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
@@ -165,6 +168,8 @@ fn options(smp: u8) -> &'static str {
 
 /// Boots the tests; the kernel log's lines.
 fn boot(kernel: PathBuf, smp: u8, append: String) -> Result<Vec<String>, Error> {
+    let shown: String = append.chars().take(NAME_COLUMNS).collect();
+    let _running = Running::begin(&format!("the kernel's tests with {shown} at smp {smp}"));
     let qemu = Qemu {
         kernel,
         append,

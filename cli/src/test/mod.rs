@@ -15,9 +15,10 @@
 //! | bench | `limen bench kernel`, tiny, Limen alone | both |
 //! | apps | `guest/apps.toml` | QEMU |
 //!
+//! A test that takes longer than two seconds is named on stderr while it runs (`watch.rs`).
 //! Each level prints `LEVEL: N passed, N failed`; any failure makes the exit status 1.
 
-mod apps;
+pub(crate) mod apps;
 mod audit;
 mod bench;
 mod bochs;
@@ -25,13 +26,16 @@ mod faults;
 mod guest;
 mod host;
 mod hostile;
+mod images;
 mod isolation;
 mod judge;
 mod kernel;
+mod packages;
 mod promises;
 mod run;
 mod settings;
 mod vmscape;
+mod watch;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -79,14 +83,6 @@ impl Context {
     /// True if the test `name` was asked for.
     pub(crate) fn wants(&self, name: &str) -> bool {
         name.contains(&self.filter)
-    }
-
-    /// Says which test runs now, where a terminal shows it.
-    pub(crate) fn announce(&self, name: &str) {
-        use std::io::IsTerminal as _;
-        if std::io::stderr().is_terminal() {
-            eprintln!("test {name} ...");
-        }
     }
 
     /// A cargo command in the repository.

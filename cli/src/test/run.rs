@@ -9,7 +9,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use super::{Context, Summary, promises};
+use super::watch::Running;
+use super::{Context, Summary, images, promises};
 use crate::Error;
 
 /// Seconds for one VM, in emulation on a loaded host.
@@ -43,6 +44,8 @@ const TESTS: &[(&str, Test)] = &[
     ("run::ends_of_its_own", promises::ends_of_its_own),
     ("run::memory", promises::memory),
     ("run::cache_elsewhere", promises::cache_elsewhere),
+    ("run::container", images::container),
+    ("run::kept", images::kept),
     ("run::compare", promises::compare),
 ];
 
@@ -50,6 +53,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let mut summary = Summary::default();
     for (name, test) in TESTS.iter().filter(|(name, _)| context.wants(name)) {
         let folder = tempfile::tempdir()?;
+        let _running = Running::begin(name);
         match test(context, folder.path()) {
             Ok(()) => summary.passed += 1,
             Err(why) => {

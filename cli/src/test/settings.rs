@@ -8,6 +8,7 @@
 use std::process::{Command, Stdio};
 
 use super::guest::{self, Results};
+use super::watch::Running;
 use super::{Context, Summary, judge};
 use crate::Error;
 
@@ -57,7 +58,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let program = guest::build(context)?;
     let mut summary = Summary::default();
     for (name, words) in HOST.iter().filter(|(name, _)| context.wants(name)) {
-        context.announce(name);
+        let _running = Running::begin(name);
         let mut command = Command::new(words[0]);
         command.args(&words[1..]).arg(&program).args(["run-all", "--bound", "180"]);
         let output = command.stdin(Stdio::null()).output()?;
@@ -68,7 +69,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         summary += verdict(name, &results, &errors);
     }
     for (name, parameters, filter) in LINUX.iter().filter(|(name, ..)| context.wants(name)) {
-        context.announce(name);
+        let _running = Running::begin(name);
         let (results, text) = judge::ask(&program, parameters, filter, 1)?;
         summary += verdict(name, &results, &text);
     }

@@ -58,8 +58,8 @@ pub(super) fn run(context: &Context, vmm: &Path) -> Result<Summary, Error> {
                 append += &format!(" cpu-facts={}", profile.facts);
             }
             let mut command = vm_of(context, smp, &["--append", &append]);
-            let got = results(command.arg(vmm).args(["vmscape", kind, &context.filter]))?;
             let place = format!("kvm, {kind} by {}, smp {smp}", cpu.unwrap_or("the CPU's own"));
+            let got = results(command.arg(vmm).args(["vmscape", kind, &context.filter]), &place)?;
             total += judge(&place, &wanted, &got, &Gaps::new());
         }
     }

@@ -8,6 +8,7 @@
 //! | unsafe | `unsafe`, assembly and link tricks are in `machine/` and `guest/` alone |
 //! | safety | a SAFETY comment is an argument: empty phrases are findings |
 //! | edges | crates depend on each other as the picture in ARCHITECTURE.md shows |
+//! | apps | each row of `guest/apps.toml` names the packages of the programs that it starts |
 //! | floors | inside the kernel imports run down; circles and floors have a largest size |
 //!
 //! Reading order: [`check_repository`], then `rules`, `functions`, `edges`, `floors`; `lex` takes
@@ -25,6 +26,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::Error;
+use crate::test::apps::manifest;
 
 /// Sources of one repository; a bound against walking a wrong folder.
 const FILES_MAX: usize = 10_000;
@@ -86,6 +88,9 @@ pub(crate) fn check_repository(repository: &Path) -> Result<Vec<Finding>, Error>
     }
     let manifests = sources.iter().filter(|source| source.path.ends_with("Cargo.toml"));
     edges::check(&manifests.collect::<Vec<_>>(), &mut findings);
+    let apps = Path::new(manifest::PATH);
+    let faults = manifest::faults(&fs::read_to_string(repository.join(apps))?);
+    findings.extend(faults.into_iter().map(|fault| Finding::new(apps, 0, fault)));
     Ok(findings)
 }
 

@@ -352,7 +352,7 @@ fn ports() {
         return;
     }
     let tcp = || sc!(SYS_socket, AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0).fd();
-    let bind = |socket: i32, port| sc!(SYS_bind, socket, &raw const *&inet(port), 16);
+    let bind = |socket: i32, port| sc!(SYS_bind, socket, core::ptr::from_ref(&inet(port)), 16);
     // Two free ports, found by asking for any.
     let free = || {
         let socket = tcp();
@@ -368,7 +368,7 @@ fn ports() {
         add_port(rules, CONNECT_TCP, granted.into()).is(0);
         add_port(rules, BIND_TCP, 0).is(0);
         restrict(rules).is(0);
-        let connect = |port| sc!(SYS_connect, tcp(), &raw const *&inet(port), 16);
+        let connect = |port| sc!(SYS_connect, tcp(), core::ptr::from_ref(&inet(port)), 16);
         connect(granted).is(0);
         connect(other).fails(EACCES);
         bind(tcp(), granted).fails(EACCES);

@@ -97,7 +97,7 @@ fn hint_below_the_lowest_address() {
     let lowest = std::fs::read_to_string("/proc/sys/vm/mmap_min_addr");
     let lowest = lowest.map_or(65536, |text| text.trim().parse().unwrap());
     let p = mmap(1, PAGE, RW, PA, -1, 0).must();
-    assert!(p >= lowest && p % PAGE == 0, "{p:#x}");
+    assert!(p >= lowest && p.is_multiple_of(PAGE), "{p:#x}");
 }
 
 fn wrong_types() {
@@ -689,10 +689,10 @@ fn moved_tables_keep_their_pages() {
         let to = base + 10 * LARGE + offset + shift;
         mmap(from, len, RW, PA | MAP_FIXED, -1, 0).is(from);
         let touched = |at: usize| (at..at + len).step_by(37 * PAGE);
-        touched(from).for_each(|at| put(at, (at - from >> 12) as u8 | 1));
+        touched(from).for_each(|at| put(at, ((at - from) >> 12) as u8 | 1));
         sc!(SYS_mremap, from, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, to).is(to);
         for at in touched(to) {
-            assert_eq!(get(at), (at - to >> 12) as u8 | 1, "{offset:#x} {shift:#x}");
+            assert_eq!(get(at), ((at - to) >> 12) as u8 | 1, "{offset:#x} {shift:#x}");
         }
         assert_eq!(get(to + PAGE), 0);
         // The old place is free, and fresh.

@@ -165,7 +165,9 @@ fn moved_beside_spinners() {
             pin(from).is(0);
             words[0].store(2, SeqCst);
             // SAFETY: no arguments; glibc's word or a system call.
-            while words[0].load(SeqCst) != 3 || unsafe { sched_getcpu() } as usize != cpu {}
+            while words[0].load(SeqCst) != 3 || unsafe { sched_getcpu() } as usize != cpu {
+                std::hint::spin_loop();
+            }
             leave(words, schedstats(spinners));
             0
         });
@@ -187,7 +189,9 @@ fn reniced_beside_spinners() {
         let nicer = fork(|| {
             pin(cpu).is(0);
             runs.store(1, SeqCst);
-            while words[0].load(SeqCst) != 3 {}
+            while words[0].load(SeqCst) != 3 {
+                std::hint::spin_loop();
+            }
             leave(words, schedstats(spinners));
             0
         });

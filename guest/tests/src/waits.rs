@@ -347,60 +347,82 @@ fn sendfile_out(w: &World) -> Res {
 const ROWS: &[Row] = rows! {
     "read of a pipe": pipe, |w| read_1(w.a), write_b, Ok(1), Goes;
     "read of a pipe whose writer closes": pipe, |w| read_1(w.a), close_b, Ok(0), Goes;
-    "write to a pipe": full_pipe, |w| sc!(SYS_write, w.b, [1u8; 16].as_ptr(), 16), drain_a, Ok(16), Goes;
-    "write to a pipe whose reader closes": full_pipe, |w| sc!(SYS_write, w.b, [1u8; 16].as_ptr(), 16),
+    "write to a pipe":
+        full_pipe, |w| sc!(SYS_write, w.b, [1u8; 16].as_ptr(), 16), drain_a, Ok(16), Goes;
+    "write to a pipe whose reader closes":
+        full_pipe, |w| sc!(SYS_write, w.b, [1u8; 16].as_ptr(), 16),
         close_a, Err(EPIPE), Goes;
-    "open of a FIFO to read": fifo, |_| open_fifo(O_RDONLY), |_| { open_fifo(O_WRONLY).is(0) }, Ok(0), Goes;
-    "open of a FIFO to write": fifo, |_| open_fifo(O_WRONLY), |_| { open_fifo(O_RDONLY).is(0) }, Ok(0), Goes;
+    "open of a FIFO to read":
+        fifo, |_| open_fifo(O_RDONLY), |_| { open_fifo(O_WRONLY).is(0) }, Ok(0), Goes;
+    "open of a FIFO to write":
+        fifo, |_| open_fifo(O_WRONLY), |_| { open_fifo(O_RDONLY).is(0) }, Ok(0), Goes;
     "splice from a pipe": two_pipes, splice_in, write_b, Ok(1), Goes;
     "splice from a pipe whose writer closes": two_pipes, splice_in, close_b, Ok(0), Goes;
     "splice to a pipe": full_pipe, splice_out, drain_a, Ok(3), Goes;
     "splice to a pipe whose reader closes": full_pipe, splice_out, close_a, Err(EPIPE), Goes;
     "tee": two_pipes, tee_in, write_b, Ok(1), Goes;
     "vmsplice to a pipe": full_pipe, |w| vmsplice(w.b), drain_a, Ok(16), Goes;
-    "vmsplice to a pipe whose reader closes": full_pipe, |w| vmsplice(w.b), close_a, Err(EPIPE), Goes;
+    "vmsplice to a pipe whose reader closes":
+        full_pipe, |w| vmsplice(w.b), close_a, Err(EPIPE), Goes;
     "vmsplice from a pipe": pipe, |w| vmsplice(w.a), write_b, Ok(1), Goes;
     "sendfile to a pipe": full_pipe, sendfile_out, drain_a, Ok(16), Goes;
     "recv of a stream": || sockets(SOCK_STREAM), |w| recv(w.a), write_b, Ok(1), Goes;
-    "recv of a stream whose peer closes": || sockets(SOCK_STREAM), |w| recv(w.a), close_b, Ok(0), Goes;
+    "recv of a stream whose peer closes":
+        || sockets(SOCK_STREAM), |w| recv(w.a), close_b, Ok(0), Goes;
     "recv of a stream whose peer shuts down": || sockets(SOCK_STREAM), |w| recv(w.a),
         |w| sc!(SYS_shutdown, w.b, SHUT_WR).is(0), Ok(0), Goes;
     "recv of a stream shut down": || sockets(SOCK_STREAM), |w| recv(w.a),
         |w| sc!(SYS_shutdown, w.a, SHUT_RD).is(0), Ok(0), Goes;
     "recv of records": || sockets(SOCK_SEQPACKET), |w| recv(w.a), write_b, Ok(1), Goes;
-    "recv of records whose peer closes": || sockets(SOCK_SEQPACKET), |w| recv(w.a), close_b, Ok(0), Goes;
+    "recv of records whose peer closes":
+        || sockets(SOCK_SEQPACKET), |w| recv(w.a), close_b, Ok(0), Goes;
     "recv of datagrams": || sockets(SOCK_DGRAM), |w| recv(w.a), write_b, Ok(1), Goes;
     "recv of datagrams shut down": || sockets(SOCK_DGRAM), |w| recv(w.a),
         |w| sc!(SYS_shutdown, w.a, SHUT_RD).is(0), Ok(0), Goes;
-    "send to a stream": || full_socket(SOCK_STREAM), |w| sc!(SYS_write, w.a, [1u8; 16].as_ptr(), 16),
+    "send to a stream":
+        || full_socket(SOCK_STREAM), |w| sc!(SYS_write, w.a, [1u8; 16].as_ptr(), 16),
         drain_b, Ok(16), Goes;
     "send to a stream whose peer closes": || full_socket(SOCK_STREAM),
         |w| sc!(SYS_write, w.a, [1u8; 16].as_ptr(), 16), close_b, Err(ECONNRESET), Goes;
-    "send of a datagram": || full_socket(SOCK_DGRAM), |w| sc!(SYS_write, w.a, [1u8; 16].as_ptr(), 16),
+    "send of a datagram":
+        || full_socket(SOCK_DGRAM), |w| sc!(SYS_write, w.a, [1u8; 16].as_ptr(), 16),
         drain_b, Ok(16), Goes;
     "send of a datagram whose peer closes": || full_socket(SOCK_DGRAM),
         |w| sc!(SYS_write, w.a, [1u8; 16].as_ptr(), 16), close_b, Err(ECONNREFUSED), Goes;
     "send of a datagram shut down": || full_socket(SOCK_DGRAM),
         |w| sc!(SYS_write, w.a, [1u8; 16].as_ptr(), 16),
         |w| sc!(SYS_shutdown, w.a, SHUT_WR).is(0), Err(EPIPE), Goes;
-    "accept": listener, |w| sc!(SYS_accept, w.a, 0, 0).map(|_| 0), |w| { connect_to_full(w).is(0) }, Ok(0), Goes;
+    "accept":
+        listener, |w| sc!(SYS_accept, w.a, 0, 0).map(|_| 0), |w| { connect_to_full(w).is(0) },
+        Ok(0), Goes;
     "accept at a listener shut down": listener, |w| sc!(SYS_accept, w.a, 0, 0).map(|_| 0),
         |w| sc!(SYS_shutdown, w.a, SHUT_RDWR).is(0), Err(EINVAL), Goes;
-    "connect": full_listener, connect_to_full, |w| { sc!(SYS_accept, w.a, 0, 0).must(); }, Ok(0), Goes;
-    "connect to a listener that closes": full_listener, connect_to_full, close_a, Err(ECONNREFUSED), Goes;
-    "read of an eventfd": || eventfd(()), |w| read_8(w.a), |w| write(w.a, &1u64.to_ne_bytes()), Ok(8), Goes;
-    "write to an eventfd": full_eventfd, |w| sc!(SYS_write, w.a, &raw const ONE, 8), |w| { read_8(w.a).is(8) },
+    "connect":
+        full_listener, connect_to_full, |w| { sc!(SYS_accept, w.a, 0, 0).must(); }, Ok(0), Goes;
+    "connect to a listener that closes":
+        full_listener, connect_to_full, close_a, Err(ECONNREFUSED), Goes;
+    "read of an eventfd":
+        || eventfd(()), |w| read_8(w.a), |w| write(w.a, &1u64.to_ne_bytes()), Ok(8), Goes;
+    "write to an eventfd":
+        full_eventfd, |w| sc!(SYS_write, w.a, &raw const ONE, 8), |w| { read_8(w.a).is(8) },
         Ok(8), Goes;
     "read of a timerfd": timerfd, |w| read_8(w.a), fire, Ok(8), Goes;
-    "read of a signalfd": signalfd, |w| sc!(SYS_read, w.a, [0u8; 128].as_mut_ptr(), 128), own_signal, Ok(128), Goes;
-    "read of an inotify": inotify, |w| sc!(SYS_read, w.a, [0u8; 128].as_mut_ptr(), 128), make_file, Ok(32), Goes;
-    "flock whose holder dies": locked_file, |w| sc!(SYS_flock, w.b, LOCK_EX), kill_sleeper, Ok(0), Goes;
-    "fcntl lock whose holder dies": locked_file, |w| sc!(SYS_fcntl, w.b, F_SETLKW, &raw const WHOLE),
+    "read of a signalfd":
+        signalfd, |w| sc!(SYS_read, w.a, [0u8; 128].as_mut_ptr(), 128), own_signal, Ok(128), Goes;
+    "read of an inotify":
+        inotify, |w| sc!(SYS_read, w.a, [0u8; 128].as_mut_ptr(), 128), make_file, Ok(32), Goes;
+    "flock whose holder dies":
+        locked_file, |w| sc!(SYS_flock, w.b, LOCK_EX), kill_sleeper, Ok(0), Goes;
+    "fcntl lock whose holder dies":
+        locked_file, |w| sc!(SYS_fcntl, w.b, F_SETLKW, &raw const WHOLE),
         kill_sleeper, Ok(0), Goes;
-    "wait4 for a child that dies": sleeper, |w| sc!(SYS_wait4, w.a, 0, 0, 0).map(|_| 0), kill_sleeper, Ok(0), Goes;
-    "waitid for a child that dies": sleeper, |w| sc!(SYS_waitid, P_PID, w.a, 0, WEXITED, 0), kill_sleeper,
+    "wait4 for a child that dies":
+        sleeper, |w| sc!(SYS_wait4, w.a, 0, 0, 0).map(|_| 0), kill_sleeper, Ok(0), Goes;
+    "waitid for a child that dies":
+        sleeper, |w| sc!(SYS_waitid, P_PID, w.a, 0, WEXITED, 0), kill_sleeper,
         Ok(0), Goes;
-    "waitid for a stop of a child that dies": sleeper, |_| sc!(SYS_waitid, P_ALL, 0, 0, WSTOPPED, 0),
+    "waitid for a stop of a child that dies":
+        sleeper, |_| sc!(SYS_waitid, P_ALL, 0, 0, WSTOPPED, 0),
         kill_sleeper, Err(ECHILD), Goes;
     "wait4 for a child that stops": sleeper, |w| sc!(SYS_wait4, w.a, 0, WUNTRACED, 0).map(|_| 0),
         |w| sc!(SYS_kill, w.a, SIGSTOP).is(0), Ok(0), Goes;
@@ -414,29 +436,43 @@ const ROWS: &[Row] = rows! {
         sc!(SYS_select, w.a + 1, set.as_mut_ptr(), 0, 0, 0) }, write_b, Ok(1), Gives;
     "pselect": poll_set, |w| { let mut set = [0u64; 16]; set[0] = 1 << w.a;
         sc!(SYS_pselect6, w.a + 1, set.as_mut_ptr(), 0, 0, 0, 0) }, write_b, Ok(1), Gives;
-    "epoll_wait": epoll, |w| sc!(SYS_epoll_wait, w.a, [0u8; 12].as_mut_ptr(), 1, -1i32), write_b, Ok(1), Gives;
-    "epoll_wait at a hang-up": epoll, |w| sc!(SYS_epoll_wait, w.a, [0u8; 12].as_mut_ptr(), 1, -1i32), close_b,
+    "epoll_wait":
+        epoll, |w| sc!(SYS_epoll_wait, w.a, [0u8; 12].as_mut_ptr(), 1, -1i32), write_b, Ok(1),
+        Gives;
+    "epoll_wait at a hang-up":
+        epoll, |w| sc!(SYS_epoll_wait, w.a, [0u8; 12].as_mut_ptr(), 1, -1i32), close_b,
         Ok(1), Gives;
-    "futex wait": nothing, |w| sc!(SYS_futex, w.word().as_ptr(), FUTEX_WAIT, 0, FOREVER, 0, 0), wake_word,
+    "futex wait":
+        nothing, |w| sc!(SYS_futex, w.word().as_ptr(), FUTEX_WAIT, 0, FOREVER, 0, 0), wake_word,
         Ok(0), Goes;
     "futex wait with a timeout": nothing,
-        |w| sc!(SYS_futex, w.word().as_ptr(), FUTEX_WAIT, 0, long().as_ptr(), 0, 0), wake_word, Ok(0), Gives;
+        |w| sc!(SYS_futex, w.word().as_ptr(), FUTEX_WAIT, 0, long().as_ptr(), 0, 0), wake_word,
+        Ok(0), Gives;
     "futex wait for bits": nothing,
-        |w| sc!(SYS_futex, w.word().as_ptr(), FUTEX_WAIT_BITSET, 0, FOREVER, 0, 1u32), wake_word, Ok(0), Goes;
+        |w| sc!(SYS_futex, w.word().as_ptr(), FUTEX_WAIT_BITSET, 0, FOREVER, 0, 1u32), wake_word,
+        Ok(0), Goes;
     "futex wait for several": nothing, waitv, wake_word, Ok(0), Goes;
-    "semop": semaphore, |w| take_semaphore(w, FOREVER), |w| { sc!(SYS_semctl, w.a, 0, 16, 1).is(0) }, Ok(0), Gives;
-    "semop on a set that goes": semaphore, |w| take_semaphore(w, FOREVER), remove_semaphore, Err(EIDRM), Gives;
-    "semtimedop": semaphore, |w| take_semaphore(w, long().as_ptr() as usize), remove_semaphore, Err(EIDRM), Gives;
+    "semop":
+        semaphore, |w| take_semaphore(w, FOREVER), |w| { sc!(SYS_semctl, w.a, 0, 16, 1).is(0) },
+        Ok(0), Gives;
+    "semop on a set that goes":
+        semaphore, |w| take_semaphore(w, FOREVER), remove_semaphore, Err(EIDRM), Gives;
+    "semtimedop":
+        semaphore, |w| take_semaphore(w, long().as_ptr() as usize), remove_semaphore, Err(EIDRM),
+        Gives;
     "msgrcv": queue, |w| sc!(SYS_msgrcv, w.a, [0u64; 64].as_mut_ptr(), 256, 0, 0),
         |w| sc!(SYS_msgsnd, w.a, [1u64; 64].as_ptr(), 8, 0).is(0), Ok(8), Gives;
-    "msgrcv of a queue that goes": queue, |w| sc!(SYS_msgrcv, w.a, [0u64; 64].as_mut_ptr(), 256, 0, 0),
+    "msgrcv of a queue that goes":
+        queue, |w| sc!(SYS_msgrcv, w.a, [0u64; 64].as_mut_ptr(), 256, 0, 0),
         remove_queue, Err(EIDRM), Gives;
     "msgsnd": full_queue, |w| sc!(SYS_msgsnd, w.a, [1u64; 64].as_ptr(), 256, 0),
         |w| { sc!(SYS_msgrcv, w.a, [0u64; 64].as_mut_ptr(), 256, 0, 0).must(); }, Ok(0), Gives;
-    "msgsnd to a queue that goes": full_queue, |w| sc!(SYS_msgsnd, w.a, [1u64; 64].as_ptr(), 256, 0),
+    "msgsnd to a queue that goes":
+        full_queue, |w| sc!(SYS_msgsnd, w.a, [1u64; 64].as_ptr(), 256, 0),
         remove_queue, Err(EIDRM), Gives;
     "sigtimedwait": blocked_signal, |_| { let set = bit(SIGUSR2);
-        sc!(SYS_rt_sigtimedwait, &raw const set, 0, 0, 8) }, own_signal, Ok(SIGUSR2 as usize), Gives;
+        sc!(SYS_rt_sigtimedwait, &raw const set, 0, 0, 8) }, own_signal, Ok(SIGUSR2 as usize),
+        Gives;
 };
 
 static ONE: u64 = 1;
@@ -444,17 +480,22 @@ static ONE: u64 = 1;
 /// Calls that nothing ends but a signal or their own time.
 const SLEEPS: &[Row] = rows! {
     "pause": nothing, |_| sc!(SYS_pause), |_| (), Ok(0), Gives;
-    "sigsuspend": nothing, |_| { let set = 0u64; sc!(SYS_rt_sigsuspend, &raw const set, 8) }, |_| (), Ok(0), Gives;
+    "sigsuspend":
+        nothing, |_| { let set = 0u64; sc!(SYS_rt_sigsuspend, &raw const set, 8) }, |_| (), Ok(0),
+        Gives;
     "nanosleep": nothing, |_| sc!(SYS_nanosleep, long().as_ptr(), 0), |_| (), Ok(0), Gives;
-    "clock_nanosleep": nothing, |_| sc!(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, long().as_ptr(), 0), |_| (),
+    "clock_nanosleep":
+        nothing, |_| sc!(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, long().as_ptr(), 0), |_| (),
         Ok(0), Gives;
     "clock_nanosleep until a time": nothing,
-        |_| sc!(SYS_clock_nanosleep, CLOCK_MONOTONIC, TIMER_ABSTIME, [i32::MAX as u64, 0].as_ptr(), 0), |_| (),
+        |_| sc!(SYS_clock_nanosleep, CLOCK_MONOTONIC, TIMER_ABSTIME, [i32::MAX as u64, 0].as_ptr(),
+        0), |_| (),
         Ok(0), Gives;
     "poll of nothing": nothing, |_| sc!(SYS_poll, 0, 0, -1i32), |_| (), Ok(0), Gives;
     "recv with SO_RCVTIMEO": timed_sockets, |w| recv(w.a), |_| (), Ok(0), Gives;
     "accept with SO_RCVTIMEO": timed_listener, |w| sc!(SYS_accept, w.a, 0, 0), |_| (), Ok(0), Gives;
-    "send with SO_SNDTIMEO": timed_full, |w| sc!(SYS_write, w.a, [1u8; 16].as_ptr(), 16), |_| (), Ok(0), Gives;
+    "send with SO_SNDTIMEO":
+        timed_full, |w| sc!(SYS_write, w.a, [1u8; 16].as_ptr(), 16), |_| (), Ok(0), Gives;
 };
 
 fn set_time(fd: i32, name: i32, seconds: i64) {

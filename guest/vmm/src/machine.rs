@@ -19,7 +19,7 @@ pub struct Memory {
 
 // SAFETY: the memory is plain bytes, touched by volatile accesses only.
 unsafe impl Send for Memory {}
-// SAFETY: as above.
+// SAFETY: shared use is by volatile accesses of bytes alone, so no reference to them exists.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -46,7 +46,7 @@ impl Memory {
 
     pub fn byte(&self, offset: usize) -> u8 {
         assert!(offset < self.len);
-        // SAFETY: within the mapping.
+        // SAFETY: `offset` is within the mapping by the assertion, and the mapping lives as `self`.
         unsafe { self.at.add(offset).read_volatile() }
     }
 
@@ -65,7 +65,8 @@ impl Memory {
     /// The pages' contents are forgotten.
     pub fn forget(&self, offset: usize, len: usize) {
         assert!(offset + len <= self.len);
-        // SAFETY: as above.
+        // SAFETY: the range is within the mapping by the assertion; nobody holds references to its
+        // bytes, so that they may become zero.
         let done = unsafe { libc::madvise(self.at.add(offset).cast(), len, libc::MADV_DONTNEED) };
         assert_eq!(done, 0, "madvise");
     }
@@ -140,8 +141,8 @@ impl Guest {
     /// In 64-bit mode at `code`, the first GiB mapped to itself.
     pub fn long(code: &[u8]) -> Result<Guest> {
         let guest = Guest::real(code)?;
-        guest.memory.set_word(TABLES as usize, TABLES + 0x1000 | 7);
-        guest.memory.set_word(TABLES as usize + 0x1000, TABLES + 0x2000 | 7);
+        guest.memory.set_word(TABLES as usize, (TABLES + 0x1000) | 7);
+        guest.memory.set_word(TABLES as usize + 0x1000, (TABLES + 0x2000) | 7);
         for n in 0..512u64 {
             let entry = n << 21 | 0x87;
             guest.memory.set_word(TABLES as usize + 0x2000 + n as usize * 8, entry);

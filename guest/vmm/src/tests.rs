@@ -434,7 +434,8 @@ fn dirty_log() -> Result<()> {
 
 /// Two CPUs of one guest hand a counter back and forth.
 fn two_cpus() -> Result<()> {
-    // wait: mov al,[0x5000]; and al,1; cmp al,bl; jne wait; inc byte [0x5000]; dec cx; jnz wait; hlt
+    // wait: mov al,[0x5000]; and al,1; cmp al,bl; jne wait; inc byte [0x5000]; dec cx; jnz wait;
+    // hlt
     let code = [
         0xa0, 0x00, 0x50, 0x24, 1, 0x38, 0xd8, 0x75, 0xf7, 0xfe, 0x06, 0x00, 0x50, 0x49, 0x75,
         0xf0, 0xf4,
@@ -482,7 +483,7 @@ fn a_signal_ends_a_loop() -> Result<()> {
     let other = std::thread::spawn(move || {
         while !SIGNALLED.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(20));
-            // SAFETY: as above.
+            // SAFETY: the thread of that id joins this one before it ends, so the id is its own.
             unsafe { libc::pthread_kill(me as libc::pthread_t, libc::SIGUSR1) };
         }
     });
@@ -520,7 +521,7 @@ fn another_process() -> Result<()> {
     match unsafe { libc::fork() } {
         0 => {
             let refused = matches!(guest.cpu.run(), Err(error) if error.errno() == libc::EIO);
-            // SAFETY: ends the child.
+            // SAFETY: `_exit` runs no handlers of the parent's and touches none of its memory.
             unsafe { libc::_exit(i32::from(!refused)) }
         }
         pid => {

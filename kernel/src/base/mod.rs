@@ -10,6 +10,7 @@ pub mod io;
 pub mod params;
 pub mod poll;
 pub mod random;
+pub mod reserve;
 pub mod sched;
 pub mod schedstats;
 pub mod sync;

@@ -133,8 +133,8 @@ pub fn armed_ns(cpu: usize) -> u64 {
 }
 
 /// When the tick after `now_ns` falls: [`TICK_NS`] later on average, but at no moment that a
-/// program could know. The tick samples whether its time goes to the program or to the kernel; a program in
-/// step with it would always be seen doing the same, or never be seen.
+/// program could know. The tick samples whether its time goes to the program or to the kernel; a
+/// program in step with it would always be seen doing the same, or never be seen.
 pub fn next_tick_ns(now_ns: u64) -> u64 {
     static STATE: PerCpu<AtomicU64> = PerCpu::from_array([const { AtomicU64::new(0) }; MAX_CPUS]);
     let state = STATE.get();

@@ -15,6 +15,7 @@ use formats::control::ToHost;
 use formats::ports;
 use machine::sync::{Once, SpinLock};
 
+use crate::base::reserve::{self, Givers};
 use crate::base::sched::Sleep;
 use crate::base::sync::WaitQueue;
 use crate::base::time::{self, Deadline, NS_PER_SEC, set_realtime_ns};
@@ -24,15 +25,20 @@ use crate::boot::report;
 use crate::drivers::stdio::{self, Stream};
 use crate::fs::overlay::OverlayFs;
 use crate::fs::tmpfs::{Limits, TmpFs};
+use crate::ipc::futex::robust;
+use crate::ipc::sysv::undo;
 use crate::ipc::timerfd;
 use crate::mm::vdso;
 use crate::process::exec::{self, Request};
 use crate::process::init::{First, PROGRAM_PID};
+use crate::process::oom;
 use crate::process::signal::{SigInfo, send_to_group};
+use crate::process::upper::{self, Upper};
 use crate::security::{self, Credentials, Resource, Subject};
 use crate::tty::WinSize;
 use crate::vfs as fs;
 use crate::vfs::open::{How, open_executable};
+use crate::vfs::page_cache;
 use crate::vfs::path::{Context, FsContext, Location, resolve, walk};
 use crate::vfs::{FdTable, File, FileSystem, FileType, SetAttributes, mount, namei as tree};
 
@@ -97,6 +103,21 @@ fn try_prepare() -> core::result::Result<First, Failure> {
     time::notify_of_clock(&[timerfd::clock_was_set, vdso::realtime_changed]);
     // Longer ones are refused when the configuration is decoded; an empty one keeps the default.
     let _ = crate::base::identity::set_hostname(&config.hostname);
+    reserve::register(Givers {
+        drop_caches: || {
+            page_cache::reclaim_all();
+        },
+        relieve: oom::relieve,
+    });
+    upper::register(Upper {
+        collect_garbage: || {
+            crate::net::garbage::collect();
+        },
+        leaves_memory: robust::leaves_memory,
+        undo_of: |process| undo::list_of(process),
+        leave_undo: undo::leave,
+        process_ended: crate::tty::job::process_ended,
+    });
     crate::ipc::init();
     crate::tty::init();
     crate::kvm::register();
@@ -148,6 +169,7 @@ fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<F
         }
     };
     let files = standard_files(config, &context).step("standard files")?;
+    crate::tty::console::first_program(PROGRAM_PID, &files);
     listen(Arc::new(HostEvents)).step("control channel")?;
     if config.want.clock {
         take_hosts_time();

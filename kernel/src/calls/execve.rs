@@ -18,7 +18,7 @@ use crate::base::tally;
 use crate::base::user::read_path;
 use crate::calls::mm::map::READ_IMPLIES_EXEC;
 use crate::process::exec::{self, Image, Request};
-use crate::process::{Process, exit, ptrace};
+use crate::process::{Process, exit, ptrace, upper};
 use crate::security::{Credentials, Resource, Subject};
 use crate::vfs::open::open_executable;
 use crate::vfs::path::Context;
@@ -130,7 +130,7 @@ fn become_image(process: &Arc<Process>, image: Image, regs: &mut PtRegs) {
     let thread = current();
     let Image { credentials, secure, .. } = image;
     let old_credentials = process.credentials();
-    exit::release_futexes(&thread);
+    upper::leaves_memory(&thread);
     let readable = image.program.file.as_ref().is_some_and(|file| {
         let who = Subject { pid: process.pid, credentials: Arc::new(credentials.clone()) };
         permission::check(file.ops().inode().as_ref(), permission::READ, &who).is_ok()

@@ -8,7 +8,6 @@ use machine::sync::is_zero;
 use machine::task::Current;
 
 use crate::base::args::Args;
-use crate::base::identity;
 use crate::base::sched::current;
 use crate::base::tally;
 use crate::ipc;
@@ -19,7 +18,9 @@ pub mod clock;
 pub mod execve;
 pub mod fs;
 pub mod groups;
+pub mod identity;
 pub mod landlock;
+pub mod limits;
 pub mod lsm;
 pub mod mempolicy;
 pub mod mm;
@@ -89,7 +90,7 @@ fn handle_with_work(regs: &mut PtRegs) {
 /// Memory is short: somebody may have to go first.
 #[cold]
 fn serve_in_need(regs: &mut PtRegs, number: u32) -> Result<u64> {
-    crate::mm::oom::before_call(number)?;
+    process::oom::before_call(number)?;
     serve(regs, current(), number)
 }
 
@@ -307,7 +308,7 @@ fn dispatch(a: &mut Args, number: u32) -> Result<u64> {
         nr::__NR_lsm_set_self_attr => lsm::set_self_attr(a),
         nr::__NR_lsm_list_modules => lsm::list_modules(a),
         nr::__NR_seccomp => process::seccomp::attach::seccomp(a),
-        nr::__NR_ptrace => process::ptrace::requests::ptrace(a),
+        nr::__NR_ptrace => crate::ptrace::ptrace(a),
         nr::__NR_getpid => Ok(u64::from(current().process.pid)),
         nr::__NR_gettid => Ok(u64::from(current().tid())),
         nr::__NR_getppid => Ok(u64::from(current().process.parent_pid())),
@@ -326,13 +327,13 @@ fn dispatch(a: &mut Args, number: u32) -> Result<u64> {
         nr::__NR_set_robust_list => ipc::futex::robust::set_robust_list(a),
         nr::__NR_get_robust_list => ipc::futex::robust::get_robust_list(a),
         nr::__NR_pidfd_open => process::pidfd::pidfd_open(a),
-        nr::__NR_pidfd_send_signal => process::pidfd::pidfd_send_signal(a),
+        nr::__NR_pidfd_send_signal => signals::pidfd_send_signal(a),
         nr::__NR_pidfd_getfd => process::pidfd::pidfd_getfd(a),
         nr::__NR_process_vm_readv => vm_transfer::process_vm_readv(a),
         nr::__NR_process_vm_writev => vm_transfer::process_vm_writev(a),
-        nr::__NR_getrlimit => process::limits::getrlimit(a),
-        nr::__NR_setrlimit => process::limits::setrlimit(a),
-        nr::__NR_prlimit64 => process::limits::prlimit64(a),
+        nr::__NR_getrlimit => limits::getrlimit(a),
+        nr::__NR_setrlimit => limits::setrlimit(a),
+        nr::__NR_prlimit64 => limits::prlimit64(a),
         nr::__NR_getrusage => process::usage::getrusage(a),
         nr::__NR_times => process::usage::times(a),
         nr::__NR_set_tid_address => prctl::set_tid_address(a),

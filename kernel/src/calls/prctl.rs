@@ -278,8 +278,8 @@ pub fn set_tid_address(args: &Args) -> Result<u64> {
     Ok(thread.tid().into())
 }
 
-/// personality(2). ADDR_NO_RANDOMIZE and READ_IMPLIES_EXEC have the effect that they say; others are
-/// kept for those who ask.
+/// personality(2). ADDR_NO_RANDOMIZE and READ_IMPLIES_EXEC have the effect that they say; others
+/// are kept for those who ask.
 pub fn personality(args: &Args) -> Result<u64> {
     const ASK: u32 = u32::MAX;
     let setting = &current().process.settings.personality;

@@ -1,7 +1,7 @@
 //! The calls on scheduling: priorities, policies, affinity (sched(7)).
 //!
-//! What a policy means is decided in `mechanisms/scheduler`. SCHED_DEADLINE is refused: its promises
-//! of run time are none that this scheduler could keep.
+//! What a policy means is decided in `mechanisms/scheduler`. SCHED_DEADLINE is refused: its
+//! promises of run time are none that this scheduler could keep.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

@@ -11,6 +11,7 @@ use crate::base::sched::{Sleep, current};
 use crate::base::sync::WaitError;
 use crate::base::time::{Deadline, TimeSpec};
 use crate::base::user::UserPtr;
+use crate::process::pidfd;
 use crate::process::signal::{Action, LAST, SigInfo, SignalSet, UNBLOCKABLE, bit, mask, send};
 use crate::process::{Pid, Process, Thread, all_processes, find_by_tid, find_thread};
 use crate::security::Capability;
@@ -305,16 +306,21 @@ pub fn rt_tgsigqueueinfo(args: &Args) -> Result<u64> {
     Ok(0)
 }
 
-/// pidfd_send_signal(2), once the descriptor has been resolved.
-pub fn send_by_pidfd(process: &Arc<Process>, number: u64, info: u64) -> Result<u64> {
-    let number = number_or_zero(number)?;
-    let info = if info == 0 {
+/// pidfd_send_signal(2).
+pub fn pidfd_send_signal(args: &Args) -> Result<u64> {
+    if args.a3() != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let file = current().process.files().get(args.a0() as u32)?;
+    let process = pidfd::target(&file)?;
+    let number = number_or_zero(args.a1())?;
+    let info = if args.a2() == 0 {
         own_info(number, raw::SI_USER as i32)
     } else {
-        let info = SigInfo::read_from(info, number)?;
+        let info = SigInfo::read_from(args.a2(), number)?;
         check_code(&info, process.pid == current().tid())?;
         info
     };
-    send_checked(process, info)?;
+    send_checked(&process, info)?;
     Ok(0)
 }

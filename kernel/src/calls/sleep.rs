@@ -7,7 +7,8 @@ use crate::base::sched::Sleep;
 use crate::base::sync::{WaitError, WaitQueue};
 use crate::base::time::{Deadline, TimeSpec, now_ns, realtime_offset_ns};
 use crate::base::user::UserPtr;
-use crate::process::restart::{self, Restart};
+use crate::process::clock::Clock;
+use crate::process::restart;
 
 /// A relative sleep that a signal has interrupted.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +30,7 @@ pub fn clock_nanosleep(args: &Args) -> Result<u64> {
         // Nobody can sleep until its own running time has passed.
         return Err(Errno::EOPNOTSUPP);
     }
-    let clock = super::clock::Clock::from_id(args.a0() as i32)?;
+    let clock = Clock::from_id(args.a0() as i32)?;
     let offset_ns = match clock.monotonic_offset_ns() {
         Some(offset_ns) => offset_ns,
         None => return super::clock::sleep_on_cpu_clock(&clock, args),
@@ -69,5 +70,5 @@ pub fn resume(pending: Pending) -> Result<u64> {
         return Ok(0);
     }
     UserPtr::new(pending.rest).write_if_some(&TimeSpec::from_ns(left_ns))?;
-    Err(restart::later(Restart::Sleep(pending)))
+    Err(restart::later(move || resume(pending)))
 }

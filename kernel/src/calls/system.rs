@@ -99,7 +99,7 @@ mod membarrier_command {
     pub(super) const PRIVATE_EXPEDITED: u32 = 1 << 3;
     pub(super) const REGISTER_PRIVATE_EXPEDITED: u32 = 1 << 4;
     pub(super) const GET_REGISTRATIONS: u32 = 1 << 9;
-    pub(super) const ALL: u32 = (1 << 5) - 1 | GET_REGISTRATIONS;
+    pub(super) const ALL: u32 = ((1 << 5) - 1) | GET_REGISTRATIONS;
 }
 
 /// membarrier(2). A TLB shootdown interrupts each CPU that runs the process and waits for it, which

@@ -423,7 +423,8 @@ impl Regular {
         }
         let limit = shared.limits.lock().pages as u64;
         let mut free = limit.saturating_sub(shared.pages.load(Ordering::Relaxed) as u64);
-        // Bounded: the file system holds at most `limit` pages, and each step takes one or finds one.
+        // Bounded: the file system holds at most `limit` pages, and each step takes one or finds
+        // one.
         let first = offset / PAGE;
         let full = (first..=first + limit).find(|&at| {
             let is_missing = self.cache.resident(at).is_none();

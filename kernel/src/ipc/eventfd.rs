@@ -80,7 +80,8 @@ impl EventFd {
         Some(taken)
     }
 
-    /// Adds 1 as a write does, but never waits: what does not fit is lost. Callable from interrupts.
+    /// Adds 1 as a write does, but never waits: what does not fit is lost. Callable from
+    /// interrupts.
     pub fn signal(&self) {
         if self.try_add(1).is_some() {
             self.read_queue.wake_one(events::READABLE);

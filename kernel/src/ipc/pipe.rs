@@ -178,8 +178,8 @@ impl Pipe {
         })?
     }
 
-    /// Sleeps until there is room for [`PIPE_BUF`] bytes, which is when writers are woken. EPIPE, and
-    /// SIGPIPE, if nobody reads; EAGAIN if `nonblocking`; a signal.
+    /// Sleeps until there is room for [`PIPE_BUF`] bytes, which is when writers are woken. EPIPE,
+    /// and SIGPIPE, if nobody reads; EAGAIN if `nonblocking`; a signal.
     pub fn wait_writable(&self, nonblocking: bool) -> Result<()> {
         let waited = self.write_queue.wait(|| {
             if self.readers.load(Ordering::Acquire) == 0 {

@@ -17,7 +17,7 @@ use crate::base::sched::{Sleep, current};
 use crate::base::sync::{Token, WaitError, Wake};
 use crate::base::time::{Deadline, NS_PER_SEC, TimeSpec};
 use crate::base::user::UserPtr;
-use crate::process::restart::{self, Restart};
+use crate::process::restart;
 use crate::security::Resource;
 use crate::vfs::FdTable;
 
@@ -127,14 +127,10 @@ pub fn sys_poll(a: &Args) -> Result<u64> {
 }
 
 /// A poll(2) that goes on after a signal without handler.
-pub fn resume_poll(fds: u64, count: u64, deadline_ns: u64) -> Result<u64> {
-    poll_restartably(fds, count, Some(Deadline(deadline_ns)))
-}
-
 fn poll_restartably(fds: u64, count: u64, deadline: Option<Deadline>) -> Result<u64> {
     poll(fds, count, deadline).map_err(|error| match deadline {
         Some(Deadline(deadline_ns)) if error == Errno::ERESTARTSYS => {
-            restart::later(Restart::Poll { fds, count, deadline_ns })
+            restart::later(move || poll_restartably(fds, count, Some(Deadline(deadline_ns))))
         }
         _ => not_restarted(error),
     })

@@ -140,7 +140,7 @@ impl Map {
             });
             match mapped {
                 Ok(()) => break,
-                Err(Errno::ENOMEM) if crate::mm::oom::relieve() => {}
+                Err(Errno::ENOMEM) if crate::base::reserve::relieve() => {}
                 Err(_) => return Mapped::Failed,
             }
         }

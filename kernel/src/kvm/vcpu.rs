@@ -222,7 +222,7 @@ struct VcpuFile {
 
 /// KVM_CREATE_VCPU.
 pub(super) fn create(vm: &Arc<Handle>, id: u32) -> Result<u64> {
-    crate::mm::check_reserve()?;
+    crate::base::reserve::check_reserve()?;
     let hardware = machine::vmrun::Vcpu::new(vm.nested.clone()).map_err(|_| Errno::ENOMEM)?;
     let mut cpu = Vcpu::new(Svm::new(hardware)).ok_or(Errno::ENOMEM)?;
     *cpu.hardware.tsc_offset() = vm.tsc_offset();

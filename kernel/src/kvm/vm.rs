@@ -77,7 +77,7 @@ impl Drop for Handle {
 
 /// KVM_CREATE_VM: the descriptor of a new guest.
 pub(super) fn create() -> Result<u64> {
-    crate::mm::check_reserve()?;
+    crate::base::reserve::check_reserve()?;
     let mm = current().process.mm()?;
     let nested = mm.with(|inner| NestedSpace::new(&inner.table)).map_err(|_| Errno::ENOMEM)?;
     let vm = Arc::new(Vm {

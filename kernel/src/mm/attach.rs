@@ -11,7 +11,6 @@ use super::{Backing, MMAP_MIN, MmInner, PAGE, Vma, VmaFlags};
 use crate::base::sched::current;
 use crate::security::{Resource, UNLIMITED};
 use crate::vfs::File;
-use crate::vfs::page_cache::PageCache;
 
 /// A mapping that is wanted.
 pub struct Attachment {
@@ -29,11 +28,11 @@ pub struct Attachment {
 
 /// Maps it into the current process. Returns the address. EINVAL if the place is not free, ENOMEM.
 pub fn attach(wanted: Attachment) -> Result<u64> {
-    super::check_reserve()?;
+    crate::base::reserve::check_reserve()?;
     let process = &current().process;
     let mm = process.mm()?;
     let cache = wanted.file.inode().page_cache().ok_or(Errno::EINVAL)?;
-    cache.add_mapper(&mm);
+    cache.add_mapper(mm.clone());
     let limit = process.limit(Resource::AddressSpace);
     let mut vma = Vma::anonymous(0, wanted.prot);
     vma.shared = true;
@@ -105,20 +104,5 @@ impl MmInner {
             }
             _ => None,
         })
-    }
-
-    fn count_areas_of(&self, cache: &PageCache) -> u64 {
-        let maps = |vma: &&Vma| match &vma.backing {
-            Backing::File { cache: mapped, .. } => core::ptr::eq(Arc::as_ptr(mapped), cache),
-            _ => false,
-        };
-        self.vmas.values().filter(maps).count() as u64
-    }
-}
-
-impl PageCache {
-    /// How many areas of all programs map the file.
-    pub fn count_areas(&self) -> u64 {
-        self.mappers().iter().map(|mm| mm.with(|inner| inner.count_areas_of(self))).sum()
     }
 }

@@ -13,7 +13,8 @@ use machine::memory::{PageKind, Prot};
 use machine::sync::Once;
 
 use super::vma::VmaFlags;
-use super::{Backing, Mm, MmInner, PAGE, STACK_GUARD, Vma, alloc_zeroed};
+use super::{Backing, Mm, MmInner, PAGE, STACK_GUARD, Vma};
+use crate::base::reserve::alloc_zeroed;
 use crate::base::sched::current;
 use crate::security::Resource;
 use crate::vfs::page_cache::PageCache;
@@ -26,7 +27,7 @@ const FAULT_AROUND: u64 = 16;
 pub fn user_page_fault(fault: PageFault) -> Result<()> {
     let mm = current().process.mm()?;
     let mut result = mm.handle_fault(fault);
-    while result == Err(Errno::ENOMEM) && super::oom::relieve() {
+    while result == Err(Errno::ENOMEM) && crate::base::reserve::relieve() {
         result = mm.handle_fault(fault);
     }
     result
@@ -231,7 +232,7 @@ fn kind_of(cache: &PageCache) -> PageKind {
 }
 
 fn duplicate(frame: &Frame) -> Result<Frame> {
-    super::check_reserve()?;
+    crate::base::reserve::check_reserve()?;
     frame.duplicate().map_err(|_| Errno::ENOMEM)
 }
 

@@ -1,5 +1,5 @@
-//! Address spaces of programs: what is mapped where ([`vma`]), how pages get there ([`fault`]), and what
-//! changes both. The calls are in `calls::mm`, the contents of files in `vfs::page_cache`.
+//! Address spaces of programs: what is mapped where ([`vma`]), how pages get there ([`fault`]), and
+//! what changes both. The calls are in `calls::mm`, the contents of files in `vfs::page_cache`.
 //!
 //! One sleeping lock per address space guards the list of areas and the page table together. It is
 //! held while a page is read from a file, so a fault may sleep; nothing that holds it touches a
@@ -11,14 +11,15 @@ use core::ops::Range;
 use core::sync::atomic::AtomicU64;
 
 use abi::{Errno, Result};
-use machine::frame::{Frame, PAGE_SIZE};
+use machine::frame::PAGE_SIZE;
 use machine::memory::{PageKind, PageTable, USER_END};
 
+use crate::base::reserve::check_reserve;
 use crate::base::sync::Mutex;
 
 pub mod attach;
 pub mod fault;
-pub mod oom;
+mod mapper;
 pub mod remote;
 pub mod vdso;
 pub mod vma;
@@ -32,48 +33,6 @@ pub const PAGE: u64 = PAGE_SIZE as u64;
 pub const MMAP_MIN: u64 = 65536;
 /// Most areas of one address space (vm.max_map_count).
 pub const MAX_MAP_COUNT: usize = 65530;
-
-/// A new zeroed frame for a program; ENOMEM if only the kernel's reserve is left.
-pub fn alloc_zeroed() -> Result<Frame> {
-    check_reserve()?;
-    Frame::alloc_zeroed().map_err(|_| Errno::ENOMEM)
-}
-
-/// ENOMEM if so little memory is left that programs must get no more: the kernel's own small
-/// objects come from the same memory, and it cannot go on without them. Drops clean file pages
-/// first. Every call that lets a program grow asks here: faults, fork, mappings, descriptors.
-#[inline]
-pub fn check_reserve() -> Result<()> {
-    if machine::frame::is_short() { make_room() } else { Ok(()) }
-}
-
-#[cold]
-fn make_room() -> Result<()> {
-    reclaim();
-    if machine::frame::is_short() { Err(Errno::ENOMEM) } else { Ok(()) }
-}
-
-/// Gives back what is only kept because it may be used again.
-fn reclaim() {
-    crate::vfs::page_cache::reclaim_all();
-    if machine::frame::is_short() {
-        while machine::stack::trim_stacks() > 0 {}
-        machine::trim_heap();
-    }
-}
-
-/// ENOSPC if so little memory is left that what outlives its program must not grow: files in
-/// memory. Killing programs would not bring it back.
-#[inline]
-pub fn check_room_for_files() -> Result<()> {
-    if machine::frame::is_low() { make_room_for_files() } else { Ok(()) }
-}
-
-#[cold]
-fn make_room_for_files() -> Result<()> {
-    crate::vfs::page_cache::reclaim_all();
-    if machine::frame::is_low() { Err(Errno::ENOSPC) } else { Ok(()) }
-}
 
 /// Layout of the special areas of a program, for procfs and prctl.
 #[derive(Clone, Copy, Debug, Default)]
@@ -174,7 +133,7 @@ impl Mm {
                     continue;
                 }
                 if let Backing::File { cache, .. } = &vma.backing {
-                    cache.add_mapper(&child);
+                    cache.add_mapper(child.clone());
                 }
                 let mut copy = vma.clone();
                 copy.flags.remove(VmaFlags::LOCKED | VmaFlags::LOCK_ON_FAULT);
@@ -206,40 +165,6 @@ impl Mm {
         drop(inner);
         // Files that were mapped may be closed here.
         drop(vmas);
-    }
-
-    /// Unmaps pages `[first, end)` of a file wherever this space maps them: it was truncated.
-    pub fn unmap_file_pages(&self, file: &crate::vfs::page_cache::PageCache, first: u64, end: u64) {
-        let mut inner = self.inner.lock();
-        inner.note_peak();
-        let MmInner { vmas, table, .. } = &mut *inner;
-        for (&start, vma) in &*vmas {
-            let Backing::File { cache, page_offset, .. } = &vma.backing else { continue };
-            if !core::ptr::eq(Arc::as_ptr(cache), file) {
-                continue;
-            }
-            let pages = (vma.end - start) / PAGE;
-            let from = first.clamp(*page_offset, page_offset + pages) - page_offset;
-            let to = end.clamp(*page_offset, page_offset + pages) - page_offset;
-            if from < to {
-                // Private copies stay on Linux too only until truncation: they go as well.
-                let (from, to) = (start + from * PAGE, start + to * PAGE);
-                table.unmap(from, to, from..to);
-            }
-        }
-    }
-
-    /// Whether an area shares `file` and is or may become writable.
-    pub fn may_write_file(&self, file: &crate::vfs::page_cache::PageCache) -> bool {
-        let inner = self.inner.lock();
-        inner.vmas.values().any(|vma| match &vma.backing {
-            Backing::File { cache, .. } => {
-                vma.shared
-                    && vma.flags.contains(VmaFlags::MAY_WRITE)
-                    && core::ptr::eq(Arc::as_ptr(cache), file)
-            }
-            _ => false,
-        })
     }
 
     /// Identity of the 32-bit word at `address`. `private` skips the look at the mapping.

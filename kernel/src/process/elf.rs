@@ -113,7 +113,7 @@ impl Elf {
             None => Some(self.free_place(mm)?),
         };
         let bias = self.image.bias(place, MMAP_MIN, USER_END).ok_or(Errno::EINVAL)?;
-        self.cache.add_mapper(mm);
+        self.cache.add_mapper(mm.clone());
         let mut end = 0;
         for segment in self.image.loads() {
             self.map_segment(mm, segment, bias)?;

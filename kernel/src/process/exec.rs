@@ -52,6 +52,9 @@ pub struct Image {
     pub secure: bool,
 }
 
+/// What a file's mode bits make of who runs it, and whether that raises the rights.
+type Raise<'a> = dyn Fn(&Arc<File>) -> Result<(Credentials, bool)> + 'a;
+
 /// What to run.
 pub struct Request<'a> {
     /// Path, as given.
@@ -62,11 +65,10 @@ pub struct Request<'a> {
     pub arguments: Vec<Vec<u8>>,
     /// Environment.
     pub environment: Vec<Vec<u8>>,
-    /// What a file's mode bits make of who runs it, and whether that raises the rights. Of a script
-    /// it is the interpreter that is asked about.
-    pub raise: &'a dyn Fn(&Arc<File>) -> Result<(Credentials, bool)>,
-    /// Whether areas go to random places (personality(2), ADDR_NO_RANDOMIZE); those of a program that
-    /// raises the rights always do.
+    /// Of a script it is the interpreter that is asked about.
+    pub raise: &'a Raise<'a>,
+    /// Whether areas go to random places (personality(2), ADDR_NO_RANDOMIZE); those of a program
+    /// that raises the rights always do.
     pub randomize: bool,
     /// Soft stack limit, bytes.
     pub stack_limit: u64,

@@ -12,13 +12,11 @@ use abi::general as raw;
 use super::family::{self, Life};
 use super::signal::{self, SIG_IGN, SigInfo, send};
 use super::usage::Counts;
-use super::{Process, Thread, ptrace, release_pid, work};
+use super::{Process, Thread, ptrace, release_pid, upper, work};
 use crate::base::args::Args;
 use crate::base::poll::events;
 use crate::base::sched::{self, current};
 use crate::base::sync::WaitError;
-use crate::base::user::UserPtr;
-use crate::ipc::futex;
 use crate::vfs::FdTable;
 
 /// The status of a program that ended without one: as if SIGKILL had ended it.
@@ -61,7 +59,8 @@ fn leave_process(status: i32) {
     let thread = current().to_arc();
     let process = thread.process.clone();
     thread.signals.lock().is_exiting = true;
-    release_user_memory(&thread);
+    (upper::upper().leaves_memory)(&thread);
+    machine::task::leave_space();
     super::forget_own_files();
     super::seccomp::release();
     signal::send::hand_over(&thread);
@@ -85,24 +84,6 @@ fn leave_process(status: i32) {
     }
 }
 
-/// What concerns the memory of the program: futexes to release, the address space itself.
-fn release_user_memory(thread: &Arc<Thread>) {
-    release_futexes(thread);
-    machine::task::leave_space();
-}
-
-/// The running thread gives up its address space, by ending or by executing a program: releases the
-/// robust futexes it holds, and tells who waits for it to be gone (set_tid_address(2)).
-pub fn release_futexes(thread: &Thread) {
-    futex::robust::release_held(thread);
-    let clear_tid = thread.clear_child_tid.swap(0, Ordering::Relaxed);
-    if clear_tid != 0 {
-        // The memory may be gone: then nobody waits there either.
-        let _ = UserPtr::<u32>::new(clear_tid).write(&0);
-        let _ = futex::wake_address(clear_tid, 1);
-    }
-}
-
 fn charge(thread: &Thread, process: &Process) {
     let (user, kernel) = thread.times_ns();
     process.past_times_ns[0].fetch_add(user, Ordering::Relaxed);
@@ -115,7 +96,7 @@ fn end_process(process: &Arc<Process>, status: i32) {
     let decided = process.signals.lock().group_exit;
     process.exit_status.store(decided.unwrap_or(status), Ordering::Relaxed);
     super::timers::release(process);
-    crate::ipc::sysv::undo::leave(process);
+    (upper::upper().leave_undo)(process);
     let mm = process.mm.lock().take();
     if let Some(mm) = &mm {
         // Its lock sleeps: not under the counts' own.
@@ -133,7 +114,7 @@ fn end_process(process: &Arc<Process>, status: i32) {
     let directories = process.fs.lock().take();
     drop(directories);
     process.signals.lock().pending.clear();
-    crate::tty::job::process_ended(process.pid, process.session.load(Ordering::Relaxed));
+    (upper::upper().process_ended)(process.pid, process.session.load(Ordering::Relaxed));
     family::give_children_away(process);
     family::leave_group(process);
     ptrace::links::hold_for_tracer(process);

@@ -17,13 +17,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::family::Family;
 use super::ptrace::{self, Event};
 use super::signal::{LAST, ProcessSignals};
-use super::{Pid, Process, Thread, allocate_pid, family, pidfd, work};
+use super::upper::upper;
+use super::{Pid, Process, Thread, all_processes, allocate_pid, family, pidfd, work};
 use crate::base::args::Args;
 use crate::base::sched::{self, Sleep, current};
 use crate::base::sync::{Mutex, WaitError, WaitQueue};
 use crate::base::user::UserPtr;
-use crate::ipc::sysv::undo;
-use crate::security::{Limits, Resource, UNLIMITED};
+use crate::security::{Capability, Limits, Resource, UNLIMITED};
 use crate::vfs::path::FsContext;
 
 /// What clone(2) and clone3(2) have in common.
@@ -246,7 +246,7 @@ fn create(regs: &PtRegs, request: &Request, tid: Pid) -> Result<Arc<Thread>> {
     let process = if flags & THREAD != 0 {
         parent.process.clone()
     } else {
-        super::limits::check_processes()?;
+        check_processes(&parent)?;
         new_process(request, tid)?
     };
     let task = new_task(regs, request, &process)?;
@@ -275,6 +275,18 @@ fn create(regs: &PtRegs, request: &Request, tid: Pid) -> Result<Arc<Thread>> {
         family::adopt_or_orphan(grandparent.as_ref().unwrap_or(&parent.process), &process);
     }
     Ok(child)
+}
+
+/// EAGAIN if the user may have no more processes (RLIMIT_NPROC). The superuser may always.
+fn check_processes(parent: &Thread) -> Result<()> {
+    let process = &parent.process;
+    let who = process.subject();
+    if who.uid == 0 || who.capable(Capability::SysResource) || who.capable(Capability::SysAdmin) {
+        return Ok(());
+    }
+    let limit = process.limit(Resource::Processes);
+    let count = all_processes().iter().filter(|p| p.credentials().uid == who.uid).count();
+    if count as u64 >= limit { Err(Errno::EAGAIN) } else { Ok(()) }
 }
 
 fn new_task(regs: &PtRegs, request: &Request, process: &Process) -> Result<Task> {
@@ -354,7 +366,7 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
     let has_cpu_limit = parent.limit(Resource::Cpu) != UNLIMITED;
     settings.watches_cpu_time.store(has_cpu_limit, Ordering::Relaxed);
     let program = parent.program.lock().clone();
-    let undo = (flags & UNDO != 0).then(|| undo::list_of(parent));
+    let undo = (flags & UNDO != 0).then(|| (upper().undo_of)(parent));
     let process = Process {
         settings,
         undo: SpinLock::new(undo),
@@ -460,7 +472,7 @@ pub fn unshare(args: &Args) -> Result<u64> {
         drop(process.replace_files(copy));
     }
     if flags & UNDO != 0 {
-        undo::leave(process);
+        (upper().leave_undo)(process);
     }
     Ok(0)
 }

@@ -85,7 +85,6 @@ fn spawn(first: First) -> Result<u32> {
     let Image { mm, regs, program, name, .. } = first.image;
     let space = mm.space();
     let fs = Some(first.fs);
-    crate::tty::console::first_program(pid, &first.files);
     let process = Arc::new(Process {
         program: SpinLock::new(Arc::new(program)),
         // A session of its own, so that a terminal can become its controlling one.

@@ -25,6 +25,7 @@ use crate::security::{Capability, Credentials, Limits, Resource, Subject};
 use crate::vfs::file::Fd;
 use crate::vfs::{FdTable, File, path::FsContext};
 
+pub mod clock;
 pub mod elf;
 pub mod exec;
 pub mod exit;
@@ -32,13 +33,14 @@ pub mod family;
 pub mod fork;
 pub mod hooks;
 pub mod init;
-pub mod limits;
+pub mod oom;
 pub mod pidfd;
 pub mod ptrace;
 pub mod restart;
 pub mod seccomp;
 pub mod signal;
 pub mod timers;
+pub mod upper;
 pub mod usage;
 pub mod wait;
 
@@ -257,7 +259,7 @@ pub struct Process {
     /// Interval timers and POSIX timers.
     pub timers: SpinLock<timers::Timers>,
     /// Sets of semaphores on which its end takes operations back (semop(2)).
-    pub undo: SpinLock<Option<Arc<crate::ipc::sysv::undo::UndoList>>>,
+    pub undo: SpinLock<Option<upper::Owned>>,
     /// When it started, nanoseconds since boot.
     pub start_ns: u64,
     /// CPU time of threads that ended, and of children waited for: user, kernel (nanoseconds).
@@ -289,8 +291,8 @@ pub struct Settings {
     pub no_huge_pages: AtomicBool,
     /// How much rather (or not) it is chosen when memory runs out: -1000 to 1000 (proc(5)).
     pub oom_score_adj: AtomicI32,
-    /// Its registrations for membarrier(2), as the commands that made them. A child has them, too; a
-    /// new program has none.
+    /// Its registrations for membarrier(2), as the commands that made them. A child has them, too;
+    /// a new program has none.
     pub membarrier: AtomicU32,
     /// The tick has to look at timers on its CPU time, or at RLIMIT_CPU.
     pub watches_cpu_time: AtomicBool,
@@ -334,7 +336,7 @@ static TABLE: SpinLock<Table> =
 
 /// Reserves a fresh id for a thread; EAGAIN when there are too many.
 pub fn allocate_pid() -> Result<Pid> {
-    crate::mm::check_reserve()?;
+    crate::base::reserve::check_reserve()?;
     let threads = TABLE.lock().threads.len();
     crate::base::sched::reserve(threads + 1)?;
     let mut table = TABLE.lock();

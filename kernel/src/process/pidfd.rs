@@ -1,4 +1,4 @@
-//! Descriptors that stand for processes: pidfd_open(2), pidfd_send_signal(2), pidfd_getfd(2).
+//! Descriptors that stand for processes: pidfd_open(2), pidfd_getfd(2).
 
 use alloc::sync::Arc;
 use core::any::Any;
@@ -49,6 +49,13 @@ pub fn process_of(file: &File) -> Result<Arc<Process>> {
     file.ops_as::<PidFile>().map(|pidfd| pidfd.process.clone()).ok_or(Errno::EBADF)
 }
 
+/// Whom a signal through the descriptor reaches: EBADF, ESRCH if the process is gone.
+pub fn target(file: &File) -> Result<Arc<Process>> {
+    let process = process_of(file).or_else(|_| process_of_folder(file))?;
+    let is_gone = process.is_zombie.load(Ordering::Acquire) && find_process(process.pid).is_none();
+    if is_gone { Err(Errno::ESRCH) } else { Ok(process) }
+}
+
 /// The process of an open /proc/PID, which pidfd_send_signal(2) takes as well; EBADF for others.
 fn process_of_folder(file: &File) -> Result<Arc<Process>> {
     let inode = file.inode();
@@ -77,19 +84,6 @@ pub fn pidfd_open(args: &Args) -> Result<u64> {
         return Err(if find_thread(pid).is_some() { Errno::EINVAL } else { Errno::ESRCH });
     };
     open_fd(&process, flags).map(u64::from)
-}
-
-/// pidfd_send_signal(2).
-pub fn pidfd_send_signal(args: &Args) -> Result<u64> {
-    if args.a3() != 0 {
-        return Err(Errno::EINVAL);
-    }
-    let file = current().process.files().get(args.a0() as u32)?;
-    let process = process_of(&file).or_else(|_| process_of_folder(&file))?;
-    if process.is_zombie.load(Ordering::Acquire) && find_process(process.pid).is_none() {
-        return Err(Errno::ESRCH);
-    }
-    crate::calls::signals::send_by_pidfd(&process, args.a1(), args.a2())
 }
 
 /// pidfd_getfd(2).

@@ -96,7 +96,7 @@ impl MapFile {
 
 impl Target for MapFile {
     fn text(&self) -> Result<Vec<u8>> {
-        Ok(file_text(&*self.find()?.0))
+        Ok(file_text(&self.find()?.0))
     }
 
     fn location(&self) -> Option<Result<Location>> {

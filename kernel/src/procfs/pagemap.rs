@@ -58,7 +58,7 @@ fn word(page: &Page, with_frame: bool) -> u64 {
 
 impl Raw for Pagemap {
     fn read_at(&self, offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
-        if offset % WORD != 0 || sink.left() as u64 % WORD != 0 {
+        if !offset.is_multiple_of(WORD) || !(sink.left() as u64).is_multiple_of(WORD) {
             return Err(Errno::EINVAL);
         }
         let Some(mm) = self.0.upgrade() else { return Ok(0) };

@@ -1,7 +1,7 @@
 //! Who may do what: the subject of a decision, and what decides.
 //!
-//! `subject`: who acts. `credentials`: its ids and capability sets. `capable`: the one question about
-//! a capability. `limits`: what a process may use.
+//! `subject`: who acts. `credentials`: its ids and capability sets. `capable`: the one question
+//! about a capability. `limits`: what a process may use.
 
 pub mod capable;
 pub mod credentials;

@@ -299,7 +299,7 @@ impl FdTable {
         from: Fd,
         limit: usize,
     ) -> Result<Fd> {
-        crate::mm::check_reserve().map_err(|_| Errno::ENFILE)?;
+        crate::base::reserve::check_reserve().map_err(|_| Errno::ENFILE)?;
         let limit = limit.min(MAX_FDS);
         let mut slots = self.slots.lock();
         let from = from as usize;

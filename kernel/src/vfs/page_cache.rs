@@ -5,10 +5,10 @@
 //! A page is a reference-counted frame. Programs that map the file share the cache's frame, so
 //! reads, writes and mappings always agree.
 //!
-//! Why it is hard: the backend may take as long as it likes, and nobody else's page waits for it. So
-//! no lock is held while it is asked. A page says itself what is going on with it ([`State`]): who
-//! finds one that is being read waits for that page and then looks again, since it may be gone by
-//! then; who dirties one that is being written back leaves it dirty.
+//! Why it is hard: the backend may take as long as it likes, and nobody else's page waits for it.
+//! So no lock is held while it is asked. A page says itself what is going on with it ([`State`]):
+//! who finds one that is being read waits for that page and then looks again, since it may be gone
+//! by then; who dirties one that is being written back leaves it dirty.
 //!
 //! Locks: `resizing` (sleeps; held while the file gets shorter), then `pages` (a spin lock, never
 //! held over a copy). The lock of an address space may be held by callers of `page`; `set_size` and
@@ -25,7 +25,6 @@ use machine::sync::SpinLock;
 
 use crate::base::io::{Sink, Source};
 use crate::base::sync::{Mutex, WaitQueue};
-use crate::mm::Mm;
 
 /// Where the data of a file lasts.
 pub trait PageBackend: Send + Sync {
@@ -96,18 +95,28 @@ pub struct PageCache {
     mappers: SpinLock<Mappers>,
 }
 
+/// An address space, as files see it.
+pub trait Mapper: Send + Sync {
+    /// Takes pages `[first, end)` of the file away from the program. Sleeps.
+    fn unmap_file_pages(&self, file: &PageCache, first: u64, end: u64);
+    /// Whether it shares the file by a mapping that is or may become writable.
+    fn may_write_file(&self, file: &PageCache) -> bool;
+    /// How many areas map the file.
+    fn areas_of_file(&self, file: &PageCache) -> u64;
+}
+
 /// The address spaces that map a file, or did, by where they lie in memory.
 #[derive(Default)]
 struct Mappers {
-    spaces: BTreeMap<usize, Weak<Mm>>,
+    spaces: BTreeMap<usize, Weak<dyn Mapper>>,
     /// With so many it is time to look for those that are gone.
     purge_at: usize,
 }
 
 impl Mappers {
-    fn add(&mut self, mm: &Arc<Mm>) {
+    fn add(&mut self, mm: Arc<dyn Mapper>) {
         // A space that is gone leaves no memory behind while it is here: addresses are its own.
-        if self.spaces.insert(Arc::as_ptr(mm) as usize, Arc::downgrade(mm)).is_none()
+        if self.spaces.insert(Arc::as_ptr(&mm).addr(), Arc::downgrade(&mm)).is_none()
             && self.spaces.len() > self.purge_at
         {
             self.purge();
@@ -194,7 +203,7 @@ impl PageCache {
     }
 
     fn unmap(&self, first: u64, end: u64) {
-        let mappers: Vec<Arc<Mm>> = {
+        let mappers: Vec<Arc<dyn Mapper>> = {
             let mut mappers = self.mappers.lock();
             mappers.purge();
             mappers.spaces.values().filter_map(Weak::upgrade).collect()
@@ -205,7 +214,7 @@ impl PageCache {
     }
 
     /// Notes that `mm` maps the file.
-    pub fn add_mapper(&self, mm: &Arc<Mm>) {
+    pub fn add_mapper(&self, mm: Arc<dyn Mapper>) {
         self.mappers.lock().add(mm);
     }
 
@@ -308,11 +317,11 @@ impl PageCache {
         }
         match &self.backend {
             Some(backend) if read => self.read_and_get(backend.as_ref(), index, for_write),
-            Some(_) => self.get_or_insert(index, crate::mm::alloc_zeroed()?, for_write),
+            Some(_) => self.get_or_insert(index, crate::base::reserve::alloc_zeroed()?, for_write),
             // The cache is the file: it stays when the program that writes to it is gone.
             None => {
-                crate::mm::check_room_for_files()?;
-                self.get_or_insert(index, crate::mm::alloc_zeroed()?, for_write)
+                crate::base::reserve::check_room_for_files()?;
+                self.get_or_insert(index, crate::base::reserve::alloc_zeroed()?, for_write)
             }
         }
     }
@@ -372,7 +381,7 @@ impl PageCache {
         let wanted = self.size().div_ceil(PAGE).min(index + READ_AHEAD_PAGES).max(index + 1);
         let mut frames = Vec::new();
         for _ in index..wanted {
-            match crate::mm::alloc_zeroed() {
+            match crate::base::reserve::alloc_zeroed() {
                 Ok(frame) => frames.push(frame),
                 Err(error) if frames.is_empty() => return Err(error),
                 Err(_) => break,
@@ -515,8 +524,13 @@ impl PageCache {
         self.mappers().iter().any(|mm| mm.may_write_file(self))
     }
 
+    /// How many areas of all programs map the file.
+    pub fn count_areas(&self) -> u64 {
+        self.mappers().iter().map(|mm| mm.areas_of_file(self)).sum()
+    }
+
     /// The address spaces that map the file, or did.
-    pub(crate) fn mappers(&self) -> Vec<Arc<Mm>> {
+    fn mappers(&self) -> Vec<Arc<dyn Mapper>> {
         self.mappers.lock().spaces.values().filter_map(Weak::upgrade).collect()
     }
 

@@ -132,8 +132,10 @@ pub(super) unsafe fn free_root(root: PhysAddr) {
 pub(super) fn mirror(root: PhysAddr, va: u64) {
     if has_pti() {
         let slot = index(va, TOP);
-        // SAFETY: the caller owns the space with both its roots.
-        let (from, to) = unsafe { (Table::at(root), Table::at(user_root(root))) };
+        // SAFETY: the caller owns the space, whose root is a table that stays.
+        let from = unsafe { Table::at(root) };
+        // SAFETY: with isolation each root has a second table beside it, which stays as long.
+        let to = unsafe { Table::at(user_root(root)) };
         to.set(slot, from.get(slot));
     }
 }

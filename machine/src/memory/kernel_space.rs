@@ -310,8 +310,10 @@ pub(crate) fn trampoline_root() -> Result<u64, OutOfMemory> {
 
 /// Makes the kernel's half of one top table that of another.
 pub(super) fn copy_half(from: PhysAddr, to: PhysAddr) {
-    // SAFETY: callers give a table that stays, and a new one.
-    let (from, to) = unsafe { (Table::at(from), Table::at(to)) };
+    // SAFETY: callers give a top table that stays.
+    let from = unsafe { Table::at(from) };
+    // SAFETY: callers give a new table that is nobody else's.
+    let to = unsafe { Table::at(to) };
     for slot in ENTRIES / 2..ENTRIES {
         to.set(slot, from.get(slot));
     }

@@ -74,7 +74,8 @@ impl Cr3 {
     /// # Safety
     /// The top table has the kernel's half, and stays while it is loaded.
     pub(crate) unsafe fn load(self) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller promises that the kernel's half is mapped by this table and that the
+        // table outlives its use, which is what `write_cr3` asks for.
         unsafe { cpu::write_cr3(self.0) };
     }
 }

@@ -9,10 +9,10 @@
 //! | `0xffff_c000_0000_0000` | stacks with guard pages, device registers | RW, never X |
 //! | `0xffff_ffff_8000_0000` | the kernel image | one of X, R, RW for each segment |
 //!
-//! Start reading at `walk`, the one descent that all others use, with `pte` (entries) and `address`.
-//! `kernel_space` is the kernel's half, `user_space` what CPUs hold of a program's, `page_table` how
-//! it changes; `isolation` is the second top table of each program, `local` what one CPU drops.
-//! Neighbours: `tlb` (shootdown), `pcid` (contexts), `frame` (what is mapped).
+//! Start reading at `walk`, the one descent that all others use, with `pte` (entries) and
+//! `address`. `kernel_space` is the kernel's half, `user_space` what CPUs hold of a program's,
+//! `page_table` how it changes; `isolation` is the second top table of each program, `local` what
+//! one CPU drops. Neighbours: `tlb` (shootdown), `pcid` (contexts), `frame` (what is mapped).
 
 mod address;
 mod isolation;

@@ -1,9 +1,9 @@
 //! Entries of page tables (SDM 3A, 4.5; APM 2, 5.3), and what Limen keeps in the bits that are left
 //! to software.
 //!
-//! An entry of a program's table owns a counted reference to its frame. A page with all rights taken
-//! away keeps its frame in a non-present entry whose frame number is stored inverted, so that a
-//! speculative walk of it (L1TF) points above installed memory.
+//! An entry of a program's table owns a counted reference to its frame. A page with all rights
+//! taken away keeps its frame in a non-present entry whose frame number is stored inverted, so that
+//! a speculative walk of it (L1TF) points above installed memory.
 
 use bitflags::bitflags;
 

@@ -184,7 +184,7 @@ impl<F: Format> Tables<F> {
     /// As [`Table::at`], for the whole tree: a top table lies at `root`, and its entries lead to
     /// tables as the format says.
     pub(crate) unsafe fn at(root: PhysAddr) -> Tables<F> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller promises a live top table at `root`.
         Tables { root: unsafe { Table::at(root) }, _format: PhantomData }
     }
 

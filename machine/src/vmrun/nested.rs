@@ -281,7 +281,7 @@ fn leaf_table(
             None => return None,
         };
     }
-    // SAFETY: as above.
+    // SAFETY: `at` is a table of these `tables`, which the caller has for itself.
     f(unsafe { entries(at) }, npt::index(address, 0));
     Some(())
 }

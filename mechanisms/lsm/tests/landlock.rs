@@ -56,7 +56,7 @@ fn each_right_alone() {
 fn rights_add_up_along_the_path_and_layers_intersect() {
     let lower = rules(fs::ALL, &[(1, fs::READ_FILE), (2, fs::WRITE_FILE | fs::EXECUTE)]);
     assert_eq!(
-        granted(&stack(&[lower.clone()]), &[3, 2, 1]),
+        granted(&stack(std::slice::from_ref(&lower)), &[3, 2, 1]),
         fs::READ_FILE | fs::WRITE_FILE | fs::EXECUTE
     );
     let upper = rules(fs::WRITE_FILE | fs::EXECUTE, &[(3, fs::EXECUTE)]);
@@ -165,7 +165,10 @@ proptest! {
             let grants = grants.into_iter().map(|(number, rights)| (number, rights & handled));
             (handled, grants.filter(|&(_, rights)| rights != 0).collect::<Vec<_>>())
         }).collect();
-        let built: Vec<_> = layers.iter().map(|(handled, grants)| rules(*handled, grants)).collect();
+        let built: Vec<_> = layers
+            .iter()
+            .map(|(handled, grants)| rules(*handled, grants))
+            .collect();
         prop_assert_eq!(granted(&stack(&built), &path), model(&layers, &path));
     }
 }

@@ -1,6 +1,6 @@
+#![doc = include_str!("../README.md")]
 #![no_std]
 #![forbid(unsafe_code)]
-#![doc = include_str!("../README.md")]
 
 pub mod behind_guests;
 pub mod bhi;

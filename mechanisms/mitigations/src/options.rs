@@ -95,7 +95,7 @@ type Set = fn(&mut Options, &str) -> Option<()>;
 /// `name=value`, each once.
 const VALUES: [(&str, Set); 19] = [
     ("pti", meltdown::parse),
-    ("nosmt", |o, v| if v == "force" { Some(o.nosmt = NoSmt::Force) } else { None }),
+    ("nosmt", |o, v| (v == "force").then(|| o.nosmt = NoSmt::Force)),
     ("spectre_v2", spectre_v2::parse),
     ("spectre_v2_user", spectre_v2_user::parse),
     ("spectre_bhi", bhi::parse),
@@ -115,8 +115,11 @@ const VALUES: [(&str, Set); 19] = [
     ("vmscape", vmscape::parse),
 ];
 
+/// Sets the option that a word without a value is.
+type Put = fn(&mut Options);
+
 /// Words without a value.
-const FLAGS: [(&str, fn(&mut Options)); 5] = [
+const FLAGS: [(&str, Put); 5] = [
     ("nopti", |o| o.pti = meltdown::Wish::Off),
     ("nosmt", |o| o.nosmt = NoSmt::Yes),
     ("nospectre_v1", |o| o.spectre_v1 = spectre_v1::Wish::Off),

@@ -86,7 +86,7 @@ pub struct TsxAsyncAbort {
 pub(crate) fn select(input: &Input<'_>, verw: Verw) -> TsxAsyncAbort {
     let facts = input.facts;
     // VERW of a CPU without MDS clears buffers only with the microcode that brought `TSX_CTRL`.
-    let has_microcode = facts.md_clear() && !(facts.arch_cap(MDS_NO) && !facts.arch_cap(TSX_CTRL));
+    let has_microcode = facts.md_clear() && (!facts.arch_cap(MDS_NO) || facts.arch_cap(TSX_CTRL));
     let mode = match verw.0 {
         _ if !affects(facts) => Mode::NotAffected,
         _ if !has_rtm(input) => Mode::TsxDisabled,

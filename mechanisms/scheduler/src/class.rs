@@ -69,7 +69,7 @@ const WEIGHTS: [u32; 40] = {
     let mut index = 0;
     while index < 40 {
         // 1024 * (5/4)^(20-index), as a fraction of powers that fits 128 bits.
-        let steps = if index < 20 { 20 - index } else { index - 20 } as u32;
+        let steps = u32::abs_diff(index as u32, 20);
         let (five, four) = (5u128.pow(steps), 4u128.pow(steps));
         let (over, under) = if index < 20 { (five, four) } else { (four, five) };
         weights[index] = ((2 * WEIGHT_UNIT as u128 * over + under) / (2 * under)) as u32;

@@ -2,14 +2,14 @@
 //!
 //! **Virtual time.** Each fair thread has a virtual time `v` that advances with its run time
 //! divided by its weight. The queue's own, `V`, is the average of all its threads' by weight, the
-//! running one included. What a thread is owed is its *lag*, `V - v`; lags times weights sum to nothing,
-//! so what one has too much is exactly what others have too little.
+//! running one included. What a thread is owed is its *lag*, `V - v`; lags times weights sum to
+//! nothing, so what one has too much is exactly what others have too little.
 //!
 //! **Choice.** A thread asks for a *request* of time at once, which gives it a deadline,
 //! `v + request / weight`. Among those that are owed nothing less than nothing (`v <= V`:
 //! *eligible*) the earliest deadline runs, as a rule until its request is used up. So short
-//! requests are served soon, yet give nobody more than a share. A request is as long as the thread lately
-//! ran between two sleeps, from [`REQUEST_MIN_NS`] to [`SLICE_NS`].
+//! requests are served soon, yet give nobody more than a share. A request is as long as the thread
+//! lately ran between two sleeps, from [`REQUEST_MIN_NS`] to [`SLICE_NS`].
 //!
 //! **Coming and going.** Whoever leaves takes the lag along in an [`Entity`], and is placed by it
 //! where it comes to. A debt shrinks while its owner sleeps, as fast as the queue it comes to would
@@ -691,9 +691,9 @@ impl<T> RunQueue<T> {
         }
         let with = self.weight;
         self.parts(account.vruntime, weight);
-        if self.weight > 0 {
+        if let Some(behind) = (limit * with).checked_div(self.weight) {
             // So that it is that far behind the average once it is part of it again.
-            let most = self.virtual_now().saturating_add(limit * with / self.weight);
+            let most = self.virtual_now().saturating_add(behind);
             let forgiven = account.vruntime.saturating_sub(most);
             account.vruntime -= forgiven;
             account.deadline = account.deadline.saturating_sub(forgiven);

@@ -1,8 +1,8 @@
 //! A local APIC (AMD APM 2, chapter 16; Intel SDM 3A, chapter 10): interrupts for one CPU, by
 //! priority; its timer; and what it sends to others.
 //!
-//! What is hard: everybody posts, at any time; so the state is small, under one lock of the caller's,
-//! and every call says what the caller must do afterwards ([`Effect`]), without the lock.
+//! What is hard: everybody posts, at any time; so the state is small, under one lock of the
+//! caller's, and every call says what the caller must do afterwards ([`Effect`]), without the lock.
 
 /// What the caller of an access must do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -366,7 +366,7 @@ impl Lapic {
     /// Reads the register at an offset. `now_ns`: the clock of the timer.
     #[must_use]
     pub fn read(&self, offset: u32, now_ns: u64) -> u32 {
-        let word = |vectors: &Vectors, first: u32| vectors.0[(offset - first) as usize / 16 & 7];
+        let word = |vectors: &Vectors, first: u32| vectors.0[((offset - first) as usize / 16) & 7];
         match offset {
             reg::ID if self.is_x2apic() => self.id,
             reg::ID => self.id << 24,
@@ -422,7 +422,7 @@ impl Lapic {
                 }
                 return Effect::Timer;
             }
-            reg::LVT_THERMAL..=reg::LVT_ERROR if offset % 16 == 0 => {
+            reg::LVT_THERMAL..=reg::LVT_ERROR if offset.is_multiple_of(16) => {
                 self.lvt[(offset - reg::LVT_TIMER) as usize / 16] = self.locked(value & 0x1_f7ff);
             }
             reg::INITIAL_COUNT if !self.is_deadline_mode() => {
@@ -614,7 +614,7 @@ impl Lapic {
 
 /// Whether there is a register at the offset.
 fn is_register(offset: u32) -> bool {
-    offset % 16 == 0
+    offset.is_multiple_of(16)
         && matches!(
             offset,
             reg::ID

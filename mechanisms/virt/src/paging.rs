@@ -1,6 +1,6 @@
 //! The guest's own page tables, walked by software: for instructions that are emulated (AMD APM 2,
-//! chapter 5). The CPU has walked the same tables just before, so what it sets on the way (accessed,
-//! dirty) is set already.
+//! chapter 5). The CPU has walked the same tables just before, so what it sets on the way
+//! (accessed, dirty) is set already.
 
 use crate::event::vector;
 use crate::regs::{System, cr, flags};

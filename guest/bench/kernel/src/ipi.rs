@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use crate::raw::{rdtsc, syscall};
+use limen_guest_bench::raw::{rdtsc, syscall};
 
 /// The CPUs to be left alone, and those that do the work.
 const QUIET: [usize; 2] = [2, 3];

@@ -7,13 +7,13 @@
 //! two reads of the counter is the operation, some loop instructions, and nothing else; the cost
 //! of reading the counter itself is subtracted. Each operation feeds what it got from the kernel
 //! into a hash that is printed at the end, so a kernel that is fast because it does nothing shows
-//! a different hash. Reading order: main, then ops.rs (the operations), raw.rs (the calls).
+//! a different hash. Reading order: main, then ops.rs (the operations), lib.rs and raw.rs (the calls).
 
 mod ipi;
 mod ops;
-mod raw;
 
-use raw::{rdtsc, syscall};
+use limen_guest_bench::raw::{rdtsc, syscall};
+use limen_guest_bench::{furnish, power_off, report_boot, settle};
 
 /// How often each operation is repeated, by weight class of the operation.
 #[derive(Clone, Copy)]
@@ -135,43 +135,17 @@ fn main() {
         report_boot(booted_ticks);
     } else if ipi_s > 0 {
         furnish();
+        settle();
         ipi::run(std::time::Duration::from_secs(ipi_s));
     } else if entry {
         ipi::entry_cost();
     } else {
         furnish();
+        settle();
         run(reps, border);
     }
     if poweroff {
-        let _ = syscall(libc::SYS_reboot, [0xfee1_dead, 0x2812_1969, 0x4321_fedc, 0, 0, 0]);
-    }
-}
-
-/// What a VM is like that has just booted: ticks since it was switched on until this program's
-/// `main` (the counter starts at 0), and memory that is free (sysinfo(2)), in bytes.
-fn report_boot(booted_ticks: u64) {
-    // SAFETY: a structure of integers.
-    let mut info: libc::sysinfo = unsafe { std::mem::zeroed() };
-    let ret = syscall(libc::SYS_sysinfo, [&raw mut info as usize, 0, 0, 0, 0, 0]);
-    assert_eq!(ret, 0, "sysinfo");
-    println!("boot_ticks {booted_ticks}");
-    println!("free_bytes {}", info.freeram * u64::from(info.mem_unit));
-}
-
-/// As the only program of an initramfs (the Linux side of the comparison) there is no /dev yet.
-/// Errors do not matter: what is missing fails when it is used.
-fn furnish() {
-    for dir in [c"/dev", c"/tmp"] {
-        let _ = syscall(libc::SYS_mkdir, [dir.as_ptr() as usize, 0o755, 0, 0, 0, 0]);
-    }
-    if !std::path::Path::new("/proc/self").exists() {
-        let (kind, at) = (c"proc".as_ptr() as usize, c"/proc".as_ptr() as usize);
-        let _ = syscall(libc::SYS_mkdir, [at, 0o755, 0, 0, 0, 0]);
-        let _ = syscall(libc::SYS_mount, [kind, at, kind, 0, 0, 0]);
-    }
-    let (kind, at) = (c"devtmpfs".as_ptr() as usize, c"/dev".as_ptr() as usize);
-    if !std::path::Path::new("/dev/zero").exists() {
-        let _ = syscall(libc::SYS_mount, [kind, at, kind, 0, 0, 0]);
+        power_off();
     }
 }
 

@@ -4,8 +4,8 @@
 //! would be taken for a fast one. Pointers given to the kernel live until the call returns.
 
 use crate::Bench;
-use crate::raw::{count_signal, rdtsc, signals_seen, syscall};
 use libc::*;
+use limen_guest_bench::raw::{count_signal, rdtsc, signals_seen, syscall};
 
 const PAGE: usize = 4096;
 const FORK_PAGES: usize = 500;

@@ -73,10 +73,12 @@ impl Action {
         use VmaFlags as F;
         Some(match advice {
             raw::MADV_NORMAL => Action::Flags(|vma| Ok(vma.flags - (F::RANDOM | F::SEQUENTIAL))),
-            raw::MADV_RANDOM => Action::Flags(|vma| Ok(vma.flags - F::SEQUENTIAL | F::RANDOM)),
-            raw::MADV_SEQUENTIAL => Action::Flags(|vma| Ok(vma.flags - F::RANDOM | F::SEQUENTIAL)),
-            raw::MADV_HUGEPAGE => Action::Flags(|vma| Ok(vma.flags - F::NO_HUGE | F::HUGE)),
-            raw::MADV_NOHUGEPAGE => Action::Flags(|vma| Ok(vma.flags - F::HUGE | F::NO_HUGE)),
+            raw::MADV_RANDOM => Action::Flags(|vma| Ok((vma.flags - F::SEQUENTIAL) | F::RANDOM)),
+            raw::MADV_SEQUENTIAL => {
+                Action::Flags(|vma| Ok((vma.flags - F::RANDOM) | F::SEQUENTIAL))
+            }
+            raw::MADV_HUGEPAGE => Action::Flags(|vma| Ok((vma.flags - F::NO_HUGE) | F::HUGE)),
+            raw::MADV_NOHUGEPAGE => Action::Flags(|vma| Ok((vma.flags - F::HUGE) | F::NO_HUGE)),
             raw::MADV_DONTDUMP => Action::Flags(|vma| Ok(vma.flags | F::DONT_DUMP)),
             raw::MADV_DODUMP => Action::Flags(|vma| match &vma.backing {
                 Backing::Special { .. } => Err(Errno::EINVAL),

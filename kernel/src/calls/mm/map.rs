@@ -94,7 +94,7 @@ pub fn mmap(a: &Args) -> Result<u64> {
     };
     let mm = process.mm()?;
     if let Backing::File { cache, .. } = &vma.backing {
-        cache.add_mapper(&mm);
+        cache.add_mapper(mm.clone());
     }
     map_area(process, &mm, hint, len, flags, vma)
 }
@@ -190,7 +190,7 @@ fn map_area(
     flags: u32,
     mut vma: Vma,
 ) -> Result<u64> {
-    crate::mm::check_reserve()?;
+    crate::base::reserve::check_reserve()?;
     let wants_lock = flags & raw::MAP_LOCKED != 0;
     if wants_lock && !lock::may_lock(process) {
         return Err(Errno::EPERM);

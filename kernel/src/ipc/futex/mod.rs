@@ -26,7 +26,7 @@ use crate::base::time::{Deadline, TimeSpec, realtime_offset_ns};
 use crate::base::user::UserPtr;
 use crate::mm::FutexKey;
 use crate::process::Thread;
-use crate::process::restart::{self, Restart};
+use crate::process::restart;
 
 pub mod pi;
 pub mod requeue;
@@ -217,7 +217,7 @@ fn wait(
 pub fn resume(pending: PendingWait) -> Result<u64> {
     let PendingWait { address, private, value, bitset, deadline_ns } = pending;
     wait(address, private, value, bitset, Some(Deadline(deadline_ns))).map_err(|error| {
-        if error == Errno::ERESTARTSYS { restart::later(Restart::Futex(pending)) } else { error }
+        if error == Errno::ERESTARTSYS { restart::later(move || resume(pending)) } else { error }
     })
 }
 

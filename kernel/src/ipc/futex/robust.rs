@@ -58,8 +58,19 @@ pub fn get_robust_list(args: &Args) -> Result<u64> {
     Ok(0)
 }
 
-/// Releases what the running thread, which is ending, still holds.
-pub fn release_held(thread: &Thread) {
+/// The running thread gives up its address space, by ending or by executing a program: releases the
+/// robust futexes it holds, and tells who waits for it to be gone (set_tid_address(2)).
+pub fn leaves_memory(thread: &Thread) {
+    release_held(thread);
+    let clear_tid = thread.clear_child_tid.swap(0, Ordering::Relaxed);
+    if clear_tid != 0 {
+        // The memory may be gone: then nobody waits there either.
+        let _ = UserPtr::<u32>::new(clear_tid).write(&0);
+        let _ = wake_address(clear_tid, 1);
+    }
+}
+
+fn release_held(thread: &Thread) {
     let head_at = thread.robust_list.swap(0, Ordering::Relaxed);
     if head_at != 0 {
         // A fault ends the walk: then the rest is unreachable.

@@ -266,5 +266,5 @@ fn own_pid() -> u32 {
 
 /// ENOMEM if memory is too short for what may outlive its program.
 fn check_room() -> Result<()> {
-    crate::mm::check_room_for_files().map_err(|_| Errno::ENOMEM)
+    crate::base::reserve::check_room_for_files().map_err(|_| Errno::ENOMEM)
 }

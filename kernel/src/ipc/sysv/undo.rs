@@ -51,12 +51,19 @@ impl UndoList {
 
 /// The list of the process; made if it has none.
 pub fn list_of(process: &Process) -> Arc<UndoList> {
-    process.undo.lock().get_or_insert_with(UndoList::new).clone()
+    let mut undo = process.undo.lock();
+    let known = undo.clone().and_then(|owned| owned.downcast().ok());
+    known.unwrap_or_else(|| {
+        let list = UndoList::new();
+        *undo = Some(list.clone());
+        list
+    })
 }
 
 /// The process ends or leaves its list (unshare(2)): the last one applies it.
 pub fn leave(process: &Process) {
     let list = process.undo.lock().take();
+    let list = list.and_then(|owned| owned.downcast::<UndoList>().ok());
     let Some(list) = list.and_then(Arc::into_inner) else { return };
     for set in list.sets.into_inner() {
         if let Some(set) = set.upgrade() {

@@ -12,8 +12,8 @@
 //! that was only looked at leaves by SYSRET as if nobody had.
 //!
 //! Reading order: this file (the state), [`stop`] (the tracee's side), [`links`] (who traces whom),
-//! [`requests`] (the tracer's side, with [`resume`], [`registers`], [`regset`], [`memory`],
-//! [`syscall_info`]), [`wait`] (what the tracer's wait(2) sees), [`access`] (who may).
+//! [`wait`] (what the tracer's wait(2) sees), [`access`] (who may); the tracer's side, ptrace(2)
+//! itself, is `crate::ptrace`.
 //!
 //! Locks: a tracer's `tracees`, then a tracee's `state`. The latter also comes after a process's
 //! `signals` and a thread's `signals`, and before the scheduler's. Nothing is sent or freed under
@@ -35,14 +35,8 @@ use crate::base::sync::WaitQueue;
 
 pub mod access;
 pub mod links;
-pub mod memory;
-pub mod registers;
-pub mod regset;
-pub mod requests;
-pub mod resume;
 pub mod step;
 pub mod stop;
-pub mod syscall_info;
 pub mod wait;
 
 /// What a system call of a thread has to do besides itself, at its begin and end
@@ -87,92 +81,92 @@ pub type Tracees = SpinLock<Vec<Arc<Thread>>>;
 #[derive(Default)]
 pub struct Trace {
     /// Whether somebody traces it; readable without the lock.
-    is_traced: AtomicBool,
+    pub(crate) is_traced: AtomicBool,
     /// As a tracer it is ending and takes no more tracees. Written under its process's `tracees`.
-    is_closed: AtomicBool,
-    state: SpinLock<State>,
+    pub(crate) is_closed: AtomicBool,
+    pub(crate) state: SpinLock<State>,
     /// Woken when a stop may be over.
-    resumed: WaitQueue,
+    pub(crate) resumed: WaitQueue,
 }
 
 /// Everything about a tracee.
 #[derive(Default)]
 pub struct State {
     /// Who traces it.
-    link: Option<Link>,
+    pub(crate) link: Option<Link>,
     /// PTRACE_O_ bits.
-    options: u32,
+    pub(crate) options: u32,
     /// A PTRACE_EVENT_STOP is due: PTRACE_INTERRUPT, or a tracee's new child.
-    trap: bool,
+    pub(crate) trap: bool,
     /// Job control has changed, which a tracer that used PTRACE_SEIZE wants to know.
-    notify: bool,
+    pub(crate) notify: bool,
     /// Present while the thread is in a ptrace stop.
-    stop: Option<Stop>,
+    pub(crate) stop: Option<Stop>,
     /// The thread has ended with this wait(2) status, and its tracer has not waited for it yet.
-    ended: Option<i32>,
+    pub(crate) ended: Option<i32>,
     /// The thread has ended: nobody can begin to trace it.
-    is_gone: bool,
+    pub(crate) is_gone: bool,
     /// The stop of job control (`signal::stop::Stop::sequence`) it has been through.
-    stop_seen: u64,
+    pub(crate) stop_seen: u64,
     /// TF in the thread's flags is the tracer's and not its own.
-    forced_trap_flag: bool,
+    pub(crate) forced_trap_flag: bool,
     /// Valid during a stop.
-    registers: Registers,
+    pub(crate) registers: Registers,
     /// Valid during a stop. None before the first one, or if there was no memory for it.
-    fpu: Option<FpuState>,
+    pub(crate) fpu: Option<FpuState>,
     /// Hardware breakpoints.
-    debug: DebugRegisters,
+    pub(crate) debug: DebugRegisters,
     /// DR6 as the tracer sees it.
-    debug_status: u64,
+    pub(crate) debug_status: u64,
 }
 
 /// Who traces a thread.
 #[derive(Clone)]
-struct Link {
-    tracer: Arc<Process>,
+pub(crate) struct Link {
+    pub(crate) tracer: Arc<Process>,
     /// The tracer's thread: no other one may give orders.
-    tid: Pid,
+    pub(crate) tid: Pid,
     /// By PTRACE_SEIZE: stops of job control are told apart.
-    seized: bool,
+    pub(crate) seized: bool,
     /// The tracer had CAP_SYS_PTRACE.
-    privileged: bool,
+    pub(crate) privileged: bool,
 }
 
 /// A ptrace stop.
-struct Stop {
+pub(crate) struct Stop {
     /// Bits 8 and up of the wait(2) status.
-    code: u32,
+    pub(crate) code: u32,
     /// The tracer has not taken it by wait(2) yet.
-    unreported: bool,
+    pub(crate) unreported: bool,
     /// PTRACE_LISTEN: stopped, but not for ptrace(2).
-    listening: bool,
+    pub(crate) listening: bool,
     /// For PTRACE_GETEVENTMSG.
-    message: u64,
+    pub(crate) message: u64,
     /// For PTRACE_GETSIGINFO.
-    info: Option<SigInfo>,
+    pub(crate) info: Option<SigInfo>,
     /// How to go on.
-    resumed: Option<Resume>,
+    pub(crate) resumed: Option<Resume>,
 }
 
 /// The copy of a stopped tracee's registers.
 #[derive(Default)]
-struct Registers {
-    general: PtRegs,
-    fs_base: u64,
-    gs_base: u64,
+pub(crate) struct Registers {
+    pub(crate) general: PtRegs,
+    pub(crate) fs_base: u64,
+    pub(crate) gs_base: u64,
     /// The tracer changed the bases, the FPU image, or hardware breakpoints.
-    bases_changed: bool,
-    fpu_changed: bool,
-    debug_changed: bool,
+    pub(crate) bases_changed: bool,
+    pub(crate) fpu_changed: bool,
+    pub(crate) debug_changed: bool,
 }
 
 /// How a tracee goes on.
 #[derive(Clone, Copy, Debug, Default)]
-struct Resume {
+pub(crate) struct Resume {
     /// The signal to get, or 0.
-    signal: u32,
+    pub(crate) signal: u32,
     /// [`syscall_work`] bits; `STEP` also stops after the next instruction.
-    work: u32,
+    pub(crate) work: u32,
 }
 
 impl Trace {
@@ -182,7 +176,7 @@ impl Trace {
         self.is_traced.load(Ordering::Relaxed)
     }
 
-    fn state(&self) -> SpinGuard<'_, State> {
+    pub(crate) fn state(&self) -> SpinGuard<'_, State> {
         self.state.lock()
     }
 
@@ -240,16 +234,16 @@ impl Trace {
 }
 
 impl State {
-    fn is_traced_by(&self, process: &Process) -> bool {
+    pub(crate) fn is_traced_by(&self, process: &Process) -> bool {
         self.link.as_ref().is_some_and(|link| core::ptr::eq(Arc::as_ptr(&link.tracer), process))
     }
 
-    fn is_seized(&self) -> bool {
+    pub(crate) fn is_seized(&self) -> bool {
         self.link.as_ref().is_some_and(|link| link.seized)
     }
 
     /// Whether this option (PTRACE_O_…) is on.
-    fn wants(&self, option: u32) -> bool {
+    pub(crate) fn wants(&self, option: u32) -> bool {
         self.link.is_some() && self.options & option != 0
     }
 }

@@ -9,8 +9,8 @@ use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::time::{NS_PER_SEC, TimeVal};
 use crate::base::user::UserPtr;
-use crate::calls::clock::{Clock, Part};
 use crate::process::Process;
+use crate::process::clock::{Clock, Part};
 
 /// `struct itimerval`: interval, value.
 type ITimerVal = [TimeVal; 2];

@@ -22,7 +22,7 @@ use super::signal::{SigInfo, send};
 use super::{Process, Thread};
 use crate::base::sync::Wake;
 use crate::base::time::{Deadline, NS_PER_SEC, TimeSpec, Timer, now_ns, wake_at};
-use crate::calls::clock::Clock;
+use crate::process::clock::Clock;
 use crate::security::{Resource, UNLIMITED};
 
 pub mod interval;

@@ -11,7 +11,7 @@ use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::time::TimeSpec;
 use crate::base::user::UserPtr;
-use crate::calls::clock::Clock;
+use crate::process::clock::Clock;
 use crate::process::find_thread;
 use crate::process::signal::LAST;
 use crate::security::Resource;

@@ -8,24 +8,24 @@ use virt::vcpu::{Host, Interrupts, Mapped, Signals, Vcpu, Waited};
 use virt::{Event, msr};
 
 /// The CPU.
-pub struct Script {
-    pub exits: VecDeque<Exit>,
-    pub injected: Vec<Event>,
-    pub windows: Vec<Windows>,
-    pub cut: Option<Event>,
-    pub gprs: Gprs,
-    pub rip: u64,
-    pub rflags: u64,
-    pub system: System,
-    pub shadow: bool,
-    pub debug: [u64; 8],
-    pub offset: u64,
-    pub xcr0: u64,
-    pub priority: u8,
-    pub msrs: BTreeMap<u32, u64>,
+pub(crate) struct Script {
+    pub(crate) exits: VecDeque<Exit>,
+    pub(crate) injected: Vec<Event>,
+    pub(crate) windows: Vec<Windows>,
+    pub(crate) cut: Option<Event>,
+    pub(crate) gprs: Gprs,
+    pub(crate) rip: u64,
+    pub(crate) rflags: u64,
+    pub(crate) system: System,
+    pub(crate) shadow: bool,
+    pub(crate) debug: [u64; 8],
+    pub(crate) offset: u64,
+    pub(crate) xcr0: u64,
+    pub(crate) priority: u8,
+    pub(crate) msrs: BTreeMap<u32, u64>,
 }
 
-pub fn cpu(exits: &[Exit]) -> Vcpu<Script> {
+pub(crate) fn cpu(exits: &[Exit]) -> Vcpu<Script> {
     let script = Script {
         exits: exits.iter().copied().collect(),
         injected: vec![],
@@ -123,17 +123,17 @@ impl Vmrun for Script {
 }
 
 /// The world: memory from 0 on, devices above.
-pub struct World {
-    pub memory: Vec<u8>,
-    pub controller: Option<Interrupts>,
-    pub acknowledged: u32,
-    pub signals: Signals,
-    pub works: u32,
-    pub busy: VecDeque<bool>,
-    pub leave_after: u32,
+pub(crate) struct World {
+    pub(crate) memory: Vec<u8>,
+    pub(crate) controller: Option<Interrupts>,
+    pub(crate) acknowledged: u32,
+    pub(crate) signals: Signals,
+    pub(crate) works: u32,
+    pub(crate) busy: VecDeque<bool>,
+    pub(crate) leave_after: u32,
 }
 
-pub fn world(code: &[u8]) -> World {
+pub(crate) fn world(code: &[u8]) -> World {
     let mut memory = vec![0; 0x4000];
     memory[0x100..0x100 + code.len()].copy_from_slice(code);
     World {

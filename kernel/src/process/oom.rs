@@ -11,7 +11,7 @@
 //! woken by its own end. All waits are bounded; who has waited in vain gets ENOMEM.
 //!
 //! Callers hold no lock that an ending process needs. Neighbours: `machine::frame` (the reserve),
-//! `process::signal` (the kill).
+//! `signal` (the kill), `base::reserve` (who asks).
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -21,11 +21,13 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result, general as nr};
 use machine::frame::is_short;
 
+use super::signal::{SigInfo, send_to_process};
+use super::{Pid, Process, all_processes, upper, work};
+use crate::base::reserve::reclaim;
 use crate::base::sched::{Sleep, current};
 use crate::base::sync::{Mutex, WaitQueue};
 use crate::base::time::{Deadline, NS_PER_SEC};
-use crate::process::signal::{SigInfo, send_to_process};
-use crate::process::{Pid, Process, all_processes, work};
+use crate::mm::PAGE;
 
 /// How long a victim may take to end before the next one is chosen.
 const VICTIM_NS: u64 = 2 * NS_PER_SEC;
@@ -73,8 +75,8 @@ pub fn before_call(number: u32) -> Result<()> {
 pub fn relieve() -> bool {
     let patience = Deadline::after_ns(PATIENCE_NS);
     while is_short() {
-        super::reclaim();
-        crate::net::garbage::collect();
+        reclaim();
+        (upper::upper().collect_garbage)();
         if !is_short() {
             return true;
         }
@@ -124,7 +126,7 @@ fn weight(process: &Process) -> u64 {
     let Ok(mm) = process.mm() else { return 0 };
     let files = process.files();
     let threads = process.threads.lock().len() as u64;
-    let queued = files.held_bytes() as u64 / super::PAGE;
+    let queued = files.held_bytes() as u64 / PAGE;
     let open = files.count() as u64;
     mm.pages_estimate() + queued + open * PAGES_PER_FILE + threads * PAGES_PER_THREAD
 }

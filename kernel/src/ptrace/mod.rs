@@ -5,13 +5,19 @@ use alloc::sync::Arc;
 use abi::{Errno, Result, general as raw, ptrace as nr};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::{State, Stop, links, memory, registers, regset, resume, syscall_info};
 use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::UserPtr;
+use crate::process::ptrace::{State, Stop, links};
 use crate::process::signal::info::{SIGINFO_BYTES, SigInfo};
 use crate::process::signal::{self, SignalSet, UNBLOCKABLE, send};
 use crate::process::{Thread, find_thread};
+
+mod memory;
+mod registers;
+mod regset;
+mod resume;
+mod syscall_info;
 
 /// ptrace(2), the system call: what glibc returns from PTRACE_PEEK* is written to `data` here.
 pub fn ptrace(args: &Args) -> Result<u64> {

@@ -3,7 +3,7 @@
 use abi::{Result, general as raw, ptrace as nr};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::requests::with_stopped;
+use super::with_stopped;
 use crate::base::user::UserPtr;
 use crate::process::Thread;
 

@@ -3,63 +3,37 @@
 //! Each runs on the host first, where it must do what its entry says; then in Limen on the live
 //! root at every CPU count, and packed where the entry says so, at the highest count. `--all`:
 //! packed at every count, too. Where all levels run, the live root has one count for each program,
-//! in turn. A program that is not installed is named with its package and counts as failed;
-//! `LIMEN_INSTALL=1` lets root install it with apt.
+//! in turn. Packages that a row needs and this machine lacks are installed (`../packages.rs`); where
+//! that cannot be, the row is skipped, by name.
 //!
 //! Every run in Limen also tells how it came back from its system calls: below the least share of
 //! SYSRET (`LEAST_SYSRET`, or the entry's own) it has failed. The lowest shares are printed.
 
+pub(crate) mod manifest;
+
 use std::io::Write as _;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::sync::{Mutex, mpsc};
+use std::time::{Duration, Instant};
 
-use serde::Deserialize;
+use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::{Context, Summary};
+use super::watch::Running;
+use super::{Context, Summary, packages};
 use crate::Error;
+use manifest::{App, Manifest, expand, find};
 
 /// Generous: emulation, several VMs on a small host.
 const TIMEOUT_S: u32 = 120;
+/// Longest for `limen run` itself, which ends the VM before.
+const VM_LIMIT: Duration = Duration::from_secs(2 * TIMEOUT_S as u64);
 /// Where programs start, here and there.
 const CWD: &str = "/tmp";
-/// Where Debian's packages put programs: what else a caller's PATH leads to is not what is tested.
-const PATH: &str = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/games";
-
-#[derive(Deserialize)]
-struct Table {
-    app: Vec<App>,
-}
-
-/// One entry of `guest/apps.toml`.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct App {
-    name: String,
-    package: String,
-    run: Vec<String>,
-    stdin: Option<String>,
-    stdout: Option<String>,
-    regex: Option<String>,
-    #[serde(default)]
-    same_as_host: bool,
-    #[serde(default)]
-    status: i32,
-    #[serde(default)]
-    pack: bool,
-    memory: Option<String>,
-    /// What else is packed: programs by name, and folders; a `*` at the end stands for any rest.
-    #[serde(default)]
-    programs: Vec<String>,
-    #[serde(default)]
-    folders: Vec<String>,
-    /// The least share of returns from system calls that are by SYSRET, where the program cannot
-    /// reach `LEAST_SYSRET`; the reason stands beside it.
-    least_sysret: Option<f64>,
-}
+/// Longest a program may take on the host: one that waits for something that is not there has
+/// failed.
+const HOST_LIMIT: Duration = Duration::from_secs(60);
 
 /// Share of returns from system calls by SYSRET in any program.
 const LEAST_SYSRET: f64 = 0.999;
@@ -112,11 +86,21 @@ struct Ran {
 }
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
-    let wanted: Vec<App> =
-        list(context)?.into_iter().filter(|app| context.wants(&app.name)).collect();
-    install(&wanted)?;
+    let manifest = manifest(context)?;
+    let mut wanted: Vec<App> =
+        manifest.app.iter().filter(|app| context.wants(&app.name)).cloned().collect();
+    packages::install(&manifest.missing(&wanted))?;
+    let mut total = Summary::default();
+    wanted.retain(|app| {
+        let missing = manifest.missing(std::slice::from_ref(app));
+        if !missing.is_empty() {
+            println!("app {} ... skipped (not installed: {})", app.name, missing.join(" "));
+            total.skipped += 1;
+        }
+        missing.is_empty()
+    });
     let next = AtomicUsize::new(0);
-    let total = Mutex::new(Summary::default());
+    let total = Mutex::new(total);
     let shares = Shares::default();
     std::thread::scope(|scope| {
         for _ in 0..context.jobs {
@@ -141,53 +125,13 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     Ok(total)
 }
 
-fn list(context: &Context) -> Result<Vec<App>, Error> {
-    let text = std::fs::read_to_string(context.repository.join("guest/apps.toml"))?;
-    Ok(toml::from_str::<Table>(&text)?.app)
+fn manifest(context: &Context) -> Result<Manifest, Error> {
+    let text = std::fs::read_to_string(context.repository.join(manifest::PATH))?;
+    Ok(Manifest::parse(&text)?)
 }
 
 pub(super) fn names(context: &Context) -> Result<Vec<String>, Error> {
-    Ok(list(context)?.into_iter().map(|app| app.name).collect())
-}
-
-fn is_installed(app: &App) -> bool {
-    find(&app.run[0]).is_some()
-}
-
-fn find(program: &str) -> Option<PathBuf> {
-    std::env::split_paths(PATH).map(|dir| dir.join(program)).find(|path| path.exists())
-}
-
-/// What a path with or without `*` at its end stands for.
-fn expand(path: &str) -> Vec<PathBuf> {
-    let Some(start) = path.strip_suffix('*') else { return vec![path.into()] };
-    let parent = Path::new(start).parent().unwrap_or(Path::new("/"));
-    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
-    let paths = entries.map(|entry| entry.path()).filter(|path| path.exists());
-    paths.filter(|path| path.to_string_lossy().starts_with(start)).collect()
-}
-
-fn install(apps: &[App]) -> Result<(), Error> {
-    let mut missing: Vec<&str> =
-        apps.iter().filter(|app| !is_installed(app)).map(|app| app.package.as_str()).collect();
-    missing.sort_unstable();
-    missing.dedup();
-    install_packages(&missing)
-}
-
-/// Installs Debian packages where that is possible; says so before.
-pub(super) fn install_packages(missing: &[&str]) -> Result<(), Error> {
-    if missing.is_empty() {
-        return Ok(());
-    }
-    println!("not installed: {}", missing.join(" "));
-    let forbidden = std::env::var_os("LIMEN_INSTALL").is_some_and(|value| value == "0");
-    let is_root = std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
-    if is_root && !forbidden {
-        println!("installing them with apt-get (LIMEN_INSTALL=0 forbids it)");
-        Command::new("apt-get").args(["install", "-y", "-q"]).args(missing).status()?;
-    }
-    Ok(())
+    Ok(manifest(context)?.app.into_iter().map(|app| app.name).collect())
 }
 
 /// The CPU counts for the live root: among all levels, each program has its turn at one count.
@@ -202,11 +146,6 @@ fn counts(context: &Context, turn: usize) -> &[u8] {
 /// Runs one program everywhere it is to run.
 fn one(context: &Context, app: &App, turn: usize, shares: &Shares) -> Summary {
     let mut summary = Summary::default();
-    if !is_installed(app) {
-        println!("app {} ... FAILED (package {} is missing)", app.name, app.package);
-        summary.failed = 1;
-        return summary;
-    }
     let started = Instant::now();
     // The host may be short of something for a moment; Limen gets one chance only.
     let host = match on_host(app).or_else(|_| on_host(app)) {
@@ -245,9 +184,10 @@ fn one(context: &Context, app: &App, turn: usize, shares: &Shares) -> Summary {
 }
 
 fn on_host(app: &App) -> Result<Ran, String> {
+    let _running = Running::begin(&format!("app {} on the host", app.name));
     let mut command = Command::new(&app.run[0]);
     command.args(&app.run[1..]).current_dir(CWD);
-    let host = ran(&mut command, app).map_err(|error| error.to_string())?;
+    let host = ran(&mut command, app, HOST_LIMIT).map_err(|error| error.to_string())?;
     judge(app, &host, &host).map(|()| host)
 }
 
@@ -261,10 +201,11 @@ fn in_vm(
     shares: &Shares,
 ) -> Result<(), String> {
     let place = format!("{} at smp {smp}{}", app.name, if pack { " packed" } else { "" });
+    let _running = Running::begin(&format!("app {place}"));
     let name = format!("limen-{}-{}.json", std::process::id(), place.replace(' ', "-"));
     let report = std::env::temp_dir().join(name);
     let mut command = vm(context, app, smp, pack, &report);
-    let got = ran(&mut command, app).map_err(|error| error.to_string());
+    let got = ran(&mut command, app, VM_LIMIT).map_err(|error| error.to_string());
     let text = std::fs::read_to_string(&report).unwrap_or_default();
     // It may be missing: then there is nothing to remove.
     let _ = std::fs::remove_file(&report);
@@ -294,10 +235,12 @@ fn vm(context: &Context, app: &App, smp: u8, pack: bool, report: &Path) -> Comma
     command
 }
 
-fn ran(command: &mut Command, app: &App) -> Result<Ran, Error> {
-    use std::os::unix::process::ExitStatusExt as _;
+/// Runs a program and all that it starts; whoever has not ended after `limit` is killed.
+fn ran(command: &mut Command, app: &App, limit: Duration) -> Result<Ran, Error> {
+    use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
     let mut child = command
-        .env("PATH", PATH)
+        .env("PATH", manifest::SEARCH)
+        .process_group(0)
         .stdin(if app.stdin.is_some() { Stdio::piped() } else { Stdio::null() })
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -307,7 +250,23 @@ fn ran(command: &mut Command, app: &App) -> Result<Ran, Error> {
         // A program may end without reading; that is judged by its output.
         let _ = to.write_all(text.as_bytes());
     }
-    let output = child.wait_with_output()?;
+    let group = Pid::from_child(&child);
+    let (ended, end) = mpsc::channel();
+    let reader = std::thread::spawn(move || {
+        let output = child.wait_with_output();
+        // Nobody waits any more if time was up.
+        let _ = ended.send(());
+        output
+    });
+    let in_time = end.recv_timeout(limit).is_ok();
+    if !in_time {
+        // It fails if all have ended just now.
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+    let output = reader.join().map_err(|_| "the reading thread died")??;
+    if !in_time {
+        return Err(format!("it did not end within {} s", limit.as_secs()).into());
+    }
     let status = output.status;
     let of_signal = status.signal().map_or(125, |signal| 128 + signal);
     Ok(Ran {
@@ -347,24 +306,21 @@ mod tests {
     use super::*;
 
     fn table() -> Vec<App> {
-        let text = include_str!("../../../guest/apps.toml");
-        toml::from_str::<Table>(text).expect("guest/apps.toml is well formed").app
+        let text = include_str!("../../../../guest/apps.toml");
+        Manifest::parse(text).expect("guest/apps.toml is well formed").app
     }
 
     #[test]
-    fn every_entry_has_one_expectation_and_a_name_of_its_own() {
-        let apps = table();
-        let mut names: Vec<&str> = apps.iter().map(|app| app.name.as_str()).collect();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), apps.len());
-        for app in &apps {
-            let count = usize::from(app.stdout.is_some())
-                + usize::from(app.regex.is_some())
-                + usize::from(app.same_as_host);
-            assert_eq!(count, 1, "{}", app.name);
-            assert!(!app.run.is_empty() && !app.package.is_empty(), "{}", app.name);
-        }
+    fn who_waits_for_ever_on_the_host_has_failed() {
+        let mut app = table().into_iter().find(|app| app.name == "tr-stdin").expect("an entry");
+        app.stdin = None;
+        let mut command = Command::new("sh");
+        // The grandchild holds the output open: it must go, too.
+        command.args(["-c", "sleep 1000 & wait"]);
+        let began = Instant::now();
+        let error = ran(&mut command, &app, Duration::from_millis(50)).err().expect("too long");
+        assert!(error.to_string().contains("did not end"), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(100));
     }
 
     #[test]

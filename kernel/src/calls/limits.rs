@@ -4,23 +4,11 @@ use alloc::sync::Arc;
 
 use abi::{Errno, Result};
 
-use super::{Process, all_processes, find_by_tid};
 use crate::base::args::Args;
 use crate::base::sched::current;
 use crate::base::user::UserPtr;
+use crate::process::{Process, find_by_tid, timers};
 use crate::security::{Capability, Limit, Resource, Subject};
-
-/// EAGAIN if the current user may have no more processes (RLIMIT_NPROC). The superuser may always.
-pub fn check_processes() -> Result<()> {
-    let process = &current().process;
-    let who = process.subject();
-    if who.uid == 0 || who.capable(Capability::SysResource) || who.capable(Capability::SysAdmin) {
-        return Ok(());
-    }
-    let limit = process.limit(Resource::Processes);
-    let count = all_processes().iter().filter(|p| p.credentials().uid == who.uid).count();
-    if count as u64 >= limit { Err(Errno::EAGAIN) } else { Ok(()) }
-}
 
 fn resource(argument: u64) -> Result<Resource> {
     Resource::from_number(argument as u32).ok_or(Errno::EINVAL)
@@ -44,7 +32,7 @@ fn set(who: &Subject, process: &Process, resource: Resource, new: Limit) -> Resu
         Ok(())
     })?;
     if resource == Resource::Cpu {
-        super::timers::cpu_limit_changed(process);
+        timers::cpu_limit_changed(process);
     }
     Ok(())
 }

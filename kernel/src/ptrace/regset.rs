@@ -10,10 +10,10 @@ use abi::{Errno, Result};
 use machine::fpu::{FXSAVE_BYTES, components, state_bytes};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::registers;
-use super::requests::with_stopped;
-use super::{State, Thread};
+use super::{registers, with_stopped};
 use crate::base::user::UserPtr;
+use crate::process::Thread;
+use crate::process::ptrace::State;
 
 /// General registers; the legacy FPU image; the XSAVE image (elf.h).
 const NT_PRSTATUS: u64 = 1;

@@ -2,9 +2,9 @@
 
 use abi::{Errno, Result, ptrace as nr};
 
-use super::requests::with_stopped;
-use super::{Resume, syscall_work};
+use super::with_stopped;
 use crate::process::Thread;
+use crate::process::ptrace::{Resume, syscall_work};
 use crate::process::signal::LAST;
 
 /// The signal to go on with, or 0. EIO if there is no such signal.

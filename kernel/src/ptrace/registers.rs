@@ -10,10 +10,10 @@ use entry::{PtRegs, flags};
 use machine::memory::USER_END;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::State;
-use super::requests::with_stopped;
+use super::with_stopped;
 use crate::base::user::UserPtr;
 use crate::process::Thread;
+use crate::process::ptrace::State;
 
 /// `struct user_regs_struct` as words: the 21 of [`PtRegs`], then `fs_base`, `gs_base` and the
 /// selectors of DS, ES, FS and GS.

@@ -1,0 +1,305 @@
+//! `limen bench growth`: what an operation costs among few and among many of something.
+//!
+//! Single operations may be cheap while a list is searched behind them; so each row is measured at
+//! four sizes, and its slope (least squares, of the logarithms) is a figure of its own: 0 is a cost
+//! that does not grow, 1 one that grows with the number. One static program measures Limen and
+//! Linux in the same QEMU, by counted instructions; Linux's figures are kept in the cache.
+//! Why it is hard: what is compared must be the same, so a row that fails at a size on either side
+//! is shown as failed, and a row that only one side has at all ends the bench.
+//!
+//! Neighbours: `rig.rs` runs, `kernel.rs` has the rigs of both kernels, `plot.rs` draws, and
+//! `guest/bench/growth` measures.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::machine::{Figures, Machine, Work};
+use super::plot;
+use super::rig::Clock;
+use crate::args::BenchArgs;
+use crate::linux::{self, Linux};
+use crate::{Error, paths};
+
+const PACKAGE: &str = "limen-guest-growth";
+/// Memory of the VMs: ten thousand processes, or 256 MiB twice.
+const MEMORY_MIB: u64 = 3072;
+/// Sizes of memory whose boot is measured, in MiB. With 64 Linux does not boot.
+const MEMORIES_MIB: [u64; 4] = [128, 512, 2048, 8192];
+/// Longest run of one kernel.
+const LIMIT: Duration = Duration::from_secs(1800);
+/// Most that a cost may be of Linux's, at any size.
+const GOAL: f64 = 1.0;
+/// Differences of slopes below this are noise of a logarithm over four points.
+const SLOPE_MARGIN: f64 = 0.05;
+
+/// Instructions by size.
+type Costs = BTreeMap<u64, u64>;
+/// By the rows' names.
+type Rows = BTreeMap<String, Costs>;
+
+/// A row of both kernels.
+struct Row {
+    name: String,
+    limen: Costs,
+    linux: Option<Costs>,
+}
+
+impl Row {
+    fn ratio(&self, size: u64) -> Option<f64> {
+        let (limen, linux) = (self.limen.get(&size)?, self.linux.as_ref()?.get(&size)?);
+        Some(*limen as f64 / (*linux).max(1) as f64)
+    }
+
+    /// Whether it costs less than Linux's at each size, and grows no faster.
+    fn met(&self) -> bool {
+        let cheap = self.limen.keys().all(|&size| self.ratio(size).is_none_or(|r| r <= GOAL));
+        let slopes = slope(&self.limen).zip(self.linux.as_ref().and_then(slope));
+        let flat = slopes.is_none_or(|(limen, linux)| limen <= linux.max(0.0) + SLOPE_MARGIN);
+        cheap && flat
+    }
+}
+
+/// Measures and prints.
+pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
+    let only = args.rows.as_ref().map(|rows| format!("--only={rows}"));
+    let words: Vec<&str> =
+        args.tiny.then_some("--tiny").into_iter().chain(only.as_deref()).collect();
+    let program = std::fs::read(super::build(PACKAGE)?)?;
+    let mut bench = Growth {
+        machine: Machine::new(args, MEMORY_MIB, LIMIT)?,
+        program: &program,
+        words: &words,
+        boots: args.rows.as_ref().is_none_or(|rows| BOOT.contains(rows.as_str())),
+    };
+    let limen = bench.limen()?;
+    let linux = if args.no_linux { None } else { Some(linux::find(args.linux.as_deref())?) };
+    let linux_name = linux.as_ref().map(|linux| linux.name.clone());
+    let linux = linux.map(|linux| bench.linux(&linux)).transpose()?;
+    let table = join(limen, linux)?;
+    if let Some(svg) = &args.svg {
+        plot::growth(svg, &panels(&table), "Limen", linux_name.as_deref().unwrap_or("Linux"))?;
+    }
+    match args.json {
+        true => println!("{:#}", object(&table, linux_name.as_deref(), &args.cpu)),
+        false => print!("{}", text(&table, linux_name.as_deref(), &args.cpu)),
+    }
+    Ok(0)
+}
+
+/// The smallest run, on Limen alone: rows that did not give a figure at each of their sizes.
+pub(crate) fn tiny(kernel: &Path, cpu: &str) -> Result<Vec<String>, Error> {
+    let program = std::fs::read(super::build(PACKAGE)?)?;
+    let machine = Machine::of(kernel, cpu, MEMORY_MIB, LIMIT)?;
+    let work = Work { program: &program, words: &["--tiny"] };
+    let output = machine.limen(&work, Clock::Counted)?.output;
+    let mut failed = failures(&output);
+    let measured = rows(&super::rig::numbers(&output));
+    if !output.lines().any(|line| line.trim_end() == "done 1") {
+        failed.push(format!("it ended after {} rows", measured.len()));
+    }
+    Ok(failed)
+}
+
+/// What the program could not measure, in its words.
+fn failures(output: &str) -> Vec<String> {
+    let failed = output.lines().filter_map(|line| line.trim_end().strip_prefix("failed: "));
+    failed.map(str::to_owned).collect()
+}
+
+/// `ROW_SIZE` and a cost, by rows.
+fn rows(figures: &Figures) -> Rows {
+    let mut rows = Rows::new();
+    for (name, cost) in figures {
+        let Some((name, size)) = name.rsplit_once('_') else { continue };
+        let Ok(size) = size.parse() else { continue };
+        rows.entry(name.to_owned()).or_default().insert(size, *cost);
+    }
+    rows
+}
+
+/// The row that needs several machines.
+const BOOT: &str = "boot_with_mib";
+
+/// What all runs share.
+struct Growth<'a> {
+    machine: Machine,
+    program: &'a [u8],
+    words: &'a [&'a str],
+    /// Whether boots are measured, too.
+    boots: bool,
+}
+
+impl Growth<'_> {
+    fn limen(&mut self) -> Result<Rows, Error> {
+        self.all(|machine, work| {
+            let ran = machine.limen(work, Clock::Counted)?;
+            failures(&ran.output).iter().for_each(|row| eprintln!("limen: not on Limen: {row}"));
+            Ok(ran.figures())
+        })
+    }
+
+    /// From the cache if nothing that matters has changed.
+    fn linux(&mut self, linux: &Linux) -> Result<Rows, Error> {
+        self.all(|machine, work| {
+            let kept = machine.kept(linux, "", work)?;
+            let old = std::fs::read(&kept).ok();
+            if let Some(figures) = old.and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
+                return Ok(figures);
+            }
+            let ran = machine.linux(linux, "", work, Clock::Counted)?;
+            failures(&ran.output).iter().for_each(|row| eprintln!("limen: not on Linux: {row}"));
+            let figures = ran.figures();
+            paths::write_atomically(&kept, &serde_json::to_vec(&figures)?)?;
+            Ok(figures)
+        })
+    }
+
+    /// The program's rows, and the boot with different memories.
+    fn all(
+        &mut self,
+        run: impl Fn(&Machine, &Work<'_>) -> Result<Figures, Error>,
+    ) -> Result<Rows, Error> {
+        self.machine.memory_mib = MEMORY_MIB;
+        let mut rows =
+            rows(&run(&self.machine, &Work { program: self.program, words: self.words })?);
+        let boot = Work { program: self.program, words: &["--boot"] };
+        for mib in MEMORIES_MIB.into_iter().filter(|_| self.boots) {
+            self.machine.memory_mib = mib;
+            let figures = run(&self.machine, &boot)?;
+            let ticks = figures.get("boot_ticks").ok_or("no figure of the boot")?;
+            rows.entry(BOOT.to_owned()).or_default().insert(mib, *ticks);
+        }
+        Ok(rows)
+    }
+}
+
+fn join(limen: Rows, linux: Option<Rows>) -> Result<Vec<Row>, Error> {
+    let Some(mut linux) = linux else {
+        return Ok(limen
+            .into_iter()
+            .map(|(name, limen)| Row { name, limen, linux: None })
+            .collect());
+    };
+    let mut table = Vec::new();
+    for (name, limen) in limen {
+        let linux = linux.remove(&name).ok_or_else(|| format!("{name}: not on Linux"))?;
+        table.push(Row { name, limen, linux: Some(linux) });
+    }
+    match linux.keys().next() {
+        None => Ok(table),
+        Some(name) => Err(format!("{name}: not on Limen").into()),
+    }
+}
+
+/// By least squares, how fast the logarithm of the cost grows with that of the size.
+fn slope(costs: &Costs) -> Option<f64> {
+    let points = costs.iter().map(|(&size, &cost)| {
+        let log = |value: u64| (value.max(1) as f64).ln();
+        (log(size), log(cost))
+    });
+    let count = costs.len() as f64;
+    let (sum_x, sum_y) = points.clone().fold((0.0, 0.0), |(x, y), (px, py)| (x + px, y + py));
+    let (mean_x, mean_y) = (sum_x / count, sum_y / count);
+    let (over, under) = points.fold((0.0, 0.0), |(over, under), (x, y)| {
+        (over + (x - mean_x) * (y - mean_y), under + (x - mean_x) * (x - mean_x))
+    });
+    (costs.len() > 1 && under > 0.0).then(|| over / under)
+}
+
+fn text(table: &[Row], linux: Option<&str>, cpu: &str) -> String {
+    let mut out = String::new();
+    let mut met = 0;
+    for row in table {
+        let verdict = if row.met() { "" } else { "  over" };
+        met += usize::from(row.met());
+        let slopes = [slope(&row.limen), row.linux.as_ref().and_then(slope)];
+        let slopes = slopes.map(|s| s.map_or("-".to_owned(), |s| format!("{s:.2}")));
+        _ = writeln!(out, "{:<62} slope {} / {}{verdict}", row.name, slopes[0], slopes[1]);
+        let sizes = row.limen.keys().chain(row.linux.iter().flat_map(Costs::keys));
+        let sizes: std::collections::BTreeSet<u64> = sizes.copied().collect();
+        for size in sizes {
+            let cell = |value: Option<&u64>| value.map_or("-".to_owned(), u64::to_string);
+            let linux = cell(row.linux.as_ref().and_then(|costs| costs.get(&size)));
+            let ratio = row.ratio(size).map_or("-".to_owned(), |ratio| format!("{ratio:.3}"));
+            let limen = cell(row.limen.get(&size));
+            _ = writeln!(out, "{size:>12}{limen:>16}{linux:>16}{ratio:>10}");
+        }
+    }
+    _ = writeln!(
+        out,
+        "Size; guest instructions (medians) of Limen and of Linux in QEMU, -cpu {cpu}; their ratio."
+    );
+    _ = match linux {
+        Some(linux) => writeln!(
+            out,
+            "Linux: {linux} by PVH, four seconds after its boot. {met} of {} rows: at most {GOAL} \
+             of Linux at each size, and no steeper.",
+            table.len()
+        ),
+        None => writeln!(out, "Linux was not measured."),
+    };
+    out
+}
+
+fn object(table: &[Row], linux: Option<&str>, cpu: &str) -> Value {
+    let row = |row: &Row| {
+        json!({
+            "name": row.name, "limen": row.limen, "linux": row.linux,
+            "slope_limen": slope(&row.limen),
+            "slope_linux": row.linux.as_ref().and_then(slope),
+            "met": row.linux.is_some().then(|| row.met()),
+        })
+    };
+    let rows = table.iter().map(row).collect::<Vec<_>>();
+    json!({ "bench": "growth", "unit": "instructions", "cpu": cpu, "linux": linux, "rows": rows })
+}
+
+fn panels(table: &[Row]) -> Vec<plot::Panel> {
+    let points = |costs: &Costs| costs.iter().map(|(&n, &cost)| (n as f64, cost as f64)).collect();
+    let panel = |row: &Row| plot::Panel {
+        title: row.name.clone(),
+        lines: [Some(&row.limen), row.linux.as_ref()].map(|costs| costs.map_or(vec![], points)),
+    };
+    table.iter().map(panel).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn costs(of: impl Fn(u64) -> u64) -> Costs {
+        [10, 100, 1000, 10_000].map(|n| (n, of(n))).into()
+    }
+
+    #[test]
+    fn slopes_are_exponents() {
+        let near = |costs: &Costs, expected: f64| {
+            slope(costs).is_some_and(|slope| (slope - expected).abs() < 0.01)
+        };
+        assert!(near(&costs(|_| 500), 0.0));
+        assert!(near(&costs(|n| 7 * n), 1.0));
+        assert!(near(&costs(|n| n * n), 2.0));
+        assert_eq!(slope(&[(10, 5)].into()), None);
+    }
+
+    #[test]
+    fn a_row_is_over_when_dear_at_one_size_or_steeper() {
+        let row = |limen: Costs| Row { name: "x".to_owned(), limen, linux: Some(costs(|_| 1000)) };
+        assert!(row(costs(|_| 900)).met());
+        assert!(!row(costs(|n| if n == 100 { 1001 } else { 900 })).met());
+        assert!(!row(costs(|n| 10 + n / 20)).met());
+    }
+
+    #[test]
+    fn names_and_sizes_are_told_apart() {
+        let figures = [("kill_among_10".to_owned(), 5), ("done".to_owned(), 1)].into();
+        let rows = rows(&figures);
+        assert_eq!(rows.len(), 1);
+        assert_eq!(rows["kill_among"], Costs::from([(10, 5)]));
+        assert_eq!(failures("failed: kill among 10\r\nx\n"), ["kill among 10"]);
+    }
+}

@@ -1,0 +1,120 @@
+//! Container images: `limen run --image PATH` and `limen pack --image PATH`.
+//!
+//! An image is a configuration and layers, each a tar archive of what it changes. It comes from
+//! a folder in the OCI image layout or from a `docker save` archive; nothing is fetched. The
+//! layers are unpacked once, into the cache, in a form that keeps owners and modes without root
+//! (`rootfs.rs`), and the guest gets that folder read-only below its copy-on-write overlay.
+//!
+//! Why it is hard: whoever made the image may be hostile, and unpacking happens on the host. So
+//! `layer.rs` refuses, by name, what no image needs, and the unpacked form holds nothing but
+//! folders and regular files: no link that the host could follow.
+//!
+//! Reading order: `store` (where the bytes are), `manifest` (which belong together), `layer` (what
+//! they change), `rootfs` (the result), `user` (who the program runs as).
+
+mod layer;
+mod manifest;
+mod rootfs;
+mod store;
+#[cfg(test)]
+mod tests;
+pub(crate) mod user;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+use manifest::Chosen;
+pub(crate) use manifest::Settings;
+pub(crate) use rootfs::{Kind, Rootfs};
+use store::Store;
+
+/// Unpacked images that are kept; the ones used longest ago go first.
+const CACHED_MAX: usize = 16;
+
+/// An image that is ready to run.
+#[derive(Debug)]
+pub(crate) struct Image {
+    pub(crate) settings: Settings,
+    pub(crate) rootfs: Rootfs,
+}
+
+impl Image {
+    /// Opens and, the first time, unpacks what `--image` names: `PATH`, or `PATH:NAME` where there
+    /// are several images at PATH.
+    pub(crate) fn open(given: &Path) -> Result<Self, Error> {
+        let of_image = |error: Error| Error::from(format!("--image {}: {error}", given.display()));
+        let (path, name) = split(given);
+        let store = Store::open(&path).map_err(of_image)?;
+        let chosen = manifest::choose(&store, name.as_deref()).map_err(of_image)?;
+        let rootfs = unpacked(&store, &chosen).map_err(of_image)?;
+        Ok(Self { settings: chosen.settings, rootfs })
+    }
+
+    /// The words to run: the image's entry point, and then what was given or else its command.
+    pub(crate) fn command(&self, given: &[OsString]) -> Result<Vec<OsString>, Error> {
+        let of_image = || self.settings.command.iter().map(OsString::from).collect();
+        let arguments = if given.is_empty() { of_image() } else { given.to_vec() };
+        let entry = self.settings.entrypoint.iter().map(OsString::from);
+        let words: Vec<OsString> = entry.chain(arguments).collect();
+        match words.is_empty() {
+            false => Ok(words),
+            true => {
+                Err(crate::usage("--image: the image names no program: give one behind the path"))
+            }
+        }
+    }
+}
+
+/// `PATH:NAME`, where nothing is at the whole of it.
+fn split(given: &Path) -> (PathBuf, Option<String>) {
+    let text = given.to_string_lossy();
+    let parts = text.char_indices().filter(|(_, c)| *c == ':');
+    let found = parts.map(|(at, _)| text.split_at(at)).find(|(path, _)| Path::new(path).exists());
+    match found.filter(|_| !given.exists()) {
+        Some((path, name)) => (path.into(), Some(name[1..].to_owned())),
+        None => (given.to_owned(), None),
+    }
+}
+
+/// The image's root file system, from the cache where it is there.
+fn unpacked(store: &Store, chosen: &Chosen) -> Result<Rootfs, Error> {
+    let images = crate::paths::cache_dir()?.join("images");
+    std::fs::create_dir_all(&images)?;
+    let place = images.join(&chosen.hash);
+    if place.is_dir() {
+        // So that it is known which one was used longest ago; not knowing costs a rebuild.
+        let now = std::fs::FileTimes::new().set_modified(std::time::SystemTime::now());
+        let _ = std::fs::File::open(&place).and_then(|dir| dir.set_times(now));
+        return Ok(Rootfs::new(place));
+    }
+    eprintln!("limen: unpacking {} layers", chosen.layers.len());
+    let dir = tempfile::Builder::new().prefix(".unpacking-").tempdir_in(&images)?;
+    let mut builder = layer::Builder::new(dir.path(), layer::FREE_BYTES);
+    for layer in &chosen.layers {
+        builder.apply(store, layer)?;
+    }
+    builder.finish(&chosen.settings.working_dir)?;
+    // Whoever was faster has unpacked the same.
+    if std::fs::rename(dir.path(), &place).is_err() && !place.is_dir() {
+        return Err(format!("{}: cannot be made", place.display()).into());
+    }
+    prune(&images);
+    Ok(Rootfs::new(place))
+}
+
+/// Removes all but the [`CACHED_MAX`] images that were used last.
+fn prune(images: &Path) {
+    let entries = std::fs::read_dir(images).into_iter().flatten().flatten();
+    let is_done = |entry: &std::fs::DirEntry| !entry.file_name().to_string_lossy().starts_with('.');
+    let mut kept: Vec<_> = entries
+        .filter(is_done)
+        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+        .collect();
+    kept.sort();
+    let surplus = kept.len().saturating_sub(CACHED_MAX);
+    for (_, path) in kept.drain(..surplus) {
+        // Somebody else may have been faster.
+        let _ = std::fs::remove_dir_all(path);
+    }
+}

@@ -1,0 +1,65 @@
+//! `limen pack --image`: a container image as one archive, with its owners, modes and times.
+//!
+//! Neighbours: `crate::oci` unpacks the image, `run/plan/image.rs` runs it without packing.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+use formats::boot_config::{BootConfig, RootKind};
+use formats::cpio::{self, Attributes};
+use formats::ports;
+
+use crate::Error;
+use crate::args::{Cli, Command};
+use crate::oci::{Image, Kind};
+use crate::run::plan::Plan;
+
+/// The archive: what to run comes first, then all files.
+pub(super) fn archive(given: &Path, program: &[OsString]) -> Result<Vec<u8>, Error> {
+    let config = config(given, program)?;
+    let rootfs = Image::open(given)?.rootfs;
+    let mut files = Vec::new();
+    for (path, meta, mtime_s) in rootfs.walk()? {
+        let data = match meta.kind {
+            Kind::File | Kind::Link => std::fs::read(rootfs.on_host(&path))?,
+            Kind::Folder | Kind::Fifo => vec![],
+        };
+        let (uid, gid) = (meta.uid, meta.gid);
+        files.push((path, Attributes { mode: meta.mode(), uid, gid, mtime_s }, data));
+    }
+    let encoded = config.encode();
+    let mut first = cpio::Writer::new();
+    first.file(ports::CONFIG_PATH.as_bytes(), 0o600, &encoded);
+    let mut rest = cpio::Writer::new();
+    for (path, attributes, data) in &files {
+        rest.entry(path.as_os_str().as_bytes(), *attributes, data);
+    }
+    let too_big = |path: Vec<u8>| format!("{}: too big", path.escape_ascii());
+    let mut archive = first.finish().map_err(too_big)?;
+    archive.extend(rest.finish().map_err(too_big)?);
+    Ok(archive)
+}
+
+/// As `limen run --image` would run it, without anything of the caller's.
+fn config(given: &Path, program: &[OsString]) -> Result<BootConfig, Error> {
+    use clap::Parser as _;
+    let words = ["limen".into(), "run".into(), "--image".into(), given.into(), "--".into()];
+    let words = words.into_iter().chain(program.iter().cloned());
+    let Command::Run(args) = Cli::try_parse_from(words)?.command else {
+        return Err("limen run is another command".into());
+    };
+    let plan = Plan::make(&args)?;
+    let config = plan.map_err(|outcome| outcome.explanation().unwrap_or_default())?.config;
+    let of_caller = [b"TERM=".as_slice(), b"LANG=", b"TZ=", b"LC_"];
+    let env = config.env.into_iter();
+    Ok(BootConfig {
+        env: env.filter(|entry| !of_caller.iter().any(|name| entry.starts_with(name))).collect(),
+        root: RootKind::Packed,
+        stdio: Default::default(),
+        winsize: Default::default(),
+        want: Default::default(),
+        realtime_ns: 0,
+        ..config
+    })
+}

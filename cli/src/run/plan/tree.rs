@@ -1,0 +1,121 @@
+//! Programs of a folder of the host: the live root, `--root`, and `--pack`, which takes of it what
+//! the program needs.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use super::environment::{Environment, Sees};
+use super::{
+    RunArgs, Start, Started, callers_umask, folder, guest_cwd, not_executable, not_found, words,
+};
+use crate::oci::user::{self, User};
+use crate::pack::files::FileSet;
+use crate::run::lookup::{DEFAULT_PATH, Found, find_program};
+use crate::run::qemu::SharedRoot;
+use crate::run::secrets;
+use crate::tree::{Tree, absolute};
+use crate::{Error, pack};
+
+pub(super) fn start(
+    args: &RunArgs,
+    here: &Path,
+    shares: &[(PathBuf, PathBuf)],
+) -> Result<Started, Error> {
+    let tree = match &args.root {
+        Some(root) => Tree::new(folder(here, root)?),
+        None => Tree::host(),
+    };
+    // The guest's paths are the caller's.
+    let keeps_place = args.root.is_none() && !args.pack;
+    let cwd = match (&args.cwd, keeps_place) {
+        (Some(cwd), true) => absolute(here, cwd),
+        (None, true) => here.to_owned(),
+        (_, false) => guest_cwd(args, "--root and --pack")?.unwrap_or_else(|| "/".into()),
+    };
+    let env = environment(args);
+    // A packed program is the host's, looked up as the caller would.
+    let (search_path, search_base) = match args.pack {
+        true => (std::env::var_os("PATH"), here),
+        false => (env.get("PATH").map(OsStr::to_owned), cwd.as_path()),
+    };
+    let search_path = search_path.unwrap_or_else(|| DEFAULT_PATH.into());
+    let mut files = FileSet::default();
+    files.add_arguments(here, &args.file, &args.dir, |path| match args.pack {
+        true => pack::is_folder(path),
+        false => tree.find(path).is_ok_and(|found| found.is_dir()),
+    })?;
+    let name = &args.program[0];
+    // A packed program's own place is the guest's: what was added counts there, too.
+    let of_cwd = absolute(&cwd, Path::new(name));
+    let program = match find_program(&tree, &files, name, &search_path, search_base) {
+        Found::At(path) => path,
+        _ if files.file_mode(&of_cwd).is_some_and(|mode| mode & 0o111 != 0) => of_cwd,
+        Found::NotExecutable(path) => return Ok(Err(not_executable(path))),
+        Found::Nowhere => return Ok(Err(not_found(name))),
+    };
+    let packed = match args.pack {
+        true => pack::packed_archive(&program, &files)?,
+        false => files.archive()?,
+    };
+    for (host, _) in shares {
+        secrets::ensure_shareable(host, &cwd, &args.hide, &args.show)?;
+    }
+    let hidden = match args.pack {
+        true => vec![],
+        false => secrets::hidden_paths(&tree, &cwd, &args.hide, &args.show),
+    };
+    Ok(Ok(Start {
+        program,
+        argv: words(&args.program),
+        env: env.encode(),
+        cwd,
+        user: user(args, &tree)?,
+        umask: callers_umask(),
+        hidden,
+        files: packed,
+        root: (!args.pack).then(|| SharedRoot { path: tree.root().to_owned(), is_mapped: false }),
+    }))
+}
+
+fn environment(args: &RunArgs) -> Environment {
+    let sees = match (args.pack, &args.root) {
+        (true, _) => Sees::Nothing,
+        (false, Some(_)) => Sees::SameUser,
+        (false, None) => Sees::All,
+    };
+    let mut env = Environment::of_caller(args, sees);
+    if args.pack {
+        env.set("HOME", "/");
+    }
+    if sees != Sees::All {
+        env.set("PATH", DEFAULT_PATH);
+    }
+    env.set_given(&args.env);
+    env
+}
+
+/// The caller; root where the program has the VM for itself; or who was named.
+fn user(args: &RunArgs, tree: &Tree) -> Result<User, Error> {
+    if let Some(name) = &args.user {
+        let text = |path: &str| {
+            let bytes = tree.find(Path::new(path)).and_then(std::fs::read).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        let (passwd, group) = match args.pack {
+            true => (pack::PASSWD.to_owned(), pack::GROUP.to_owned()),
+            false => (text("/etc/passwd"), text("/etc/group")),
+        };
+        let found = user::resolve(name, &passwd, &group);
+        return found.map_err(|error| crate::usage(format!("--user {name}: {error}")));
+    }
+    if args.pack {
+        return Ok(User::default());
+    }
+    let groups = rustix::process::getgroups()?;
+    Ok(User {
+        uid: rustix::process::getuid().as_raw(),
+        gid: rustix::process::getgid().as_raw(),
+        groups: groups.into_iter().map(rustix::process::Gid::as_raw).collect(),
+        home: None,
+    })
+}

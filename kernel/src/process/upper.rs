@@ -1,0 +1,43 @@
+//! What the floors above have to do at the turns of a process's life. They say so in `boot`; this
+//! floor knows none of them by name.
+
+use alloc::sync::Arc;
+use core::any::Any;
+
+use machine::sync::Once;
+
+use super::{Pid, Process, Thread};
+
+/// Something of a floor above that processes own, and may share (CLONE_SYSVSEM).
+pub type Owned = Arc<dyn Any + Send + Sync>;
+
+/// The calls, none of which fails.
+pub struct Upper {
+    /// The running thread gives up its memory, which is still there: it ends or executes a program.
+    pub leaves_memory: fn(&Thread),
+    /// What semaphores are to take back at the process's end (semop(2)); made if it has none.
+    pub undo_of: fn(&Process) -> Owned,
+    /// The process ends, or leaves the undo list that it may share with others (unshare(2)).
+    pub leave_undo: fn(&Process),
+    /// Frees what only sockets in flight still hold.
+    pub collect_garbage: fn(),
+    /// A process of that session ends, without directories and descriptors by now.
+    pub process_ended: fn(Pid, Pid),
+}
+
+static UPPER: Once<Upper> = Once::new();
+
+/// Registers the floors above, once, before the first program starts.
+pub fn register(upper: Upper) {
+    UPPER.call_once(|| upper);
+}
+
+/// The floors above. Panics before they are registered.
+pub(super) fn upper() -> &'static Upper {
+    UPPER.get().expect("boot registers the floors above before programs start")
+}
+
+/// See [`Upper::leaves_memory`]; for execve(2).
+pub fn leaves_memory(thread: &Thread) {
+    (upper().leaves_memory)(thread);
+}
