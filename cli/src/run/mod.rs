@@ -8,6 +8,7 @@ pub(crate) mod accel;
 mod backtrace;
 pub(crate) mod klog;
 pub(crate) mod lookup;
+pub(crate) mod nested;
 pub(crate) mod outcome;
 pub(crate) mod plan;
 mod pump;
@@ -37,6 +38,9 @@ use vm::{Ended, Lost, Manner, Vm};
 
 /// Runs and reports; the result is the exit status.
 pub(crate) fn run(args: &RunArgs) -> Result<u8, Error> {
+    if args.nested {
+        return nested::command(args);
+    }
     let plan = match Plan::make(args)? {
         Ok(plan) => plan,
         Err(outcome) => {

@@ -30,6 +30,7 @@ mod images;
 mod isolation;
 mod judge;
 mod kernel;
+mod nested;
 mod packages;
 mod promises;
 mod run;

@@ -7,6 +7,7 @@
 
 mod boot;
 mod branches;
+mod hostile;
 mod machine;
 mod tests;
 mod vmscape;

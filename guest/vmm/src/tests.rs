@@ -43,6 +43,7 @@ const TESTS: &[Test] = &[
     ("kvm::coalesced_writes", coalesced_writes),
     ("kvm::local_controllers_alone", local_controllers_alone),
     ("kvm::capabilities_are_true", capabilities_are_true),
+    ("kvm::any_call_at_any_time", crate::hostile::any_call_at_any_time),
 ];
 
 /// Prints the names.

@@ -28,7 +28,7 @@ pub(super) struct Coalesced {
 
 impl Coalesced {
     pub(super) fn new() -> Result<Coalesced> {
-        Ok(Coalesced { zones: SpinLock::default(), ring: crate::mm::alloc_zeroed()? })
+        Ok(Coalesced { zones: SpinLock::default(), ring: crate::base::reserve::alloc_zeroed()? })
     }
 
     /// KVM_REGISTER_COALESCED_MMIO.

@@ -196,6 +196,10 @@ impl Host for VcpuHost<'_> {
         self.whole_chip().is_some()
     }
 
+    fn takes_external(&self) -> bool {
+        self.with_lapic(|lapic| lapic.takes_external()).unwrap_or(true)
+    }
+
     fn ended_level(&mut self) -> Option<u8> {
         let ended = self.shared.ended.swap(0, Ordering::Relaxed);
         ended.checked_sub(1).map(|vector| vector as u8)

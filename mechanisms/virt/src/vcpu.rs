@@ -127,6 +127,10 @@ pub trait Host {
     fn has_pic(&self) -> bool {
         self.has_controller()
     }
+    /// Whether this CPU listens to the 8259s now.
+    fn takes_external(&self) -> bool {
+        true
+    }
     /// A level-triggered interrupt that the guest has ended, and whose I/O APIC is the VMM's.
     fn ended_level(&mut self) -> Option<u8> {
         None

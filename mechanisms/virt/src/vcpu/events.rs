@@ -29,14 +29,15 @@ impl<H: Vmrun> Vcpu<H> {
             windows.priority = interrupts.masked;
             // Of the VMM's 8259, where only the local controllers are the kernel's.
             let ready = interrupts.ready || self.pending.external.is_some();
+            let wants_window = self.wants_window && !host.has_pic() && host.takes_external();
             if ready && can_interrupt {
                 if let Some(vector) = self.pending.external.take().or_else(|| host.acknowledge()) {
                     self.hardware.inject(Event::Interrupt(vector));
                 }
-            } else if !ready && can_interrupt && self.wants_window && !host.has_pic() {
+            } else if !ready && can_interrupt && wants_window {
                 return Err(Outcome::WindowOpen);
             } else {
-                windows.interrupt = ready || self.wants_window && !host.has_pic();
+                windows.interrupt = ready || wants_window;
             }
             return Ok(windows);
         }
