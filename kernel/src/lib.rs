@@ -55,5 +55,5 @@ pub fn secondary() -> ! {
 
 fn become_idle_thread() {
     let task = Task::adopt_boot_thread().expect("memory for an idle thread");
-    base::sched::adopt_idle_thread(process::kernel_thread("idle", task));
+    base::sched::adopt_idle_thread(process::kernel_thread("idle", task).base.clone());
 }

@@ -142,6 +142,6 @@ mod tests {
         // nop; call 0x1010; jmp 0x1010; call 0x1011
         let code = [0x90, 0xe8, 10, 0, 0, 0, 0xe9, 5, 0, 0, 0, 0xe8, 1, 0, 0, 0];
         assert_eq!(leads_to(&code, 0x1000, 0x1010), [0x1001, 0x1006]);
-        assert_eq!(leads_to(&code, 0x1000, 0x1012), []);
+        assert_eq!(leads_to(&code, 0x1000, 0x1012), [0_u64; 0]);
     }
 }

@@ -17,8 +17,7 @@ struct House {
     floors: &'static [&'static str],
     /// Folders of tests, which may use everything.
     tests: &'static [&'static str],
-    /// Most files that lead to each other in a circle: 15 is the goal, and what is above only
-    /// shrinks.
+    /// Most files that lead to each other in a circle.
     circle_files_max: usize,
 }
 
@@ -29,7 +28,7 @@ const HOUSES: &[House] = &[House {
         "ptrace", "kvm", "procfs", "tty", "calls", "boot",
     ],
     tests: &["ktest"],
-    circle_files_max: 21,
+    circle_files_max: 15,
 }];
 
 /// Most lines of a floor.

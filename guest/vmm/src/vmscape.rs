@@ -206,8 +206,8 @@ fn other_cpus_do_not_flush(_: &str) -> Result<()> {
 
 extern "C" fn on_signal(_: i32) {}
 
-/// A guest's thread is moved while the guest runs; the first one of others that returns to user mode
-/// on the CPU it left flushes.
+/// A guest's thread is moved while the guest runs; the first one of others that returns to user
+/// mode on the CPU it left flushes.
 fn a_cpu_that_was_left_flushes(kind: &str) -> Result<()> {
     if counts()?.len() < 2 {
         return Ok(());

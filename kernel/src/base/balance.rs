@@ -8,8 +8,8 @@ use machine::cpu::cpu_count;
 use scheduler::balance as rules;
 
 use crate::base::sched::{could_spare, is_isolated, kick, load_of, real_time_waiting, steal};
+use crate::base::thread::Thread;
 use crate::base::time;
-use crate::process::Thread;
 
 fn others(cpu: usize) -> impl Iterator<Item = usize> {
     let count = if is_isolated(cpu) { 1 } else { cpu_count() };

@@ -15,6 +15,7 @@ pub mod sched;
 pub mod schedstats;
 pub mod sync;
 pub mod tally;
+pub mod thread;
 pub mod time;
 pub mod user;
 pub mod watchdog;

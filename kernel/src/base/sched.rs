@@ -44,9 +44,9 @@ use scheduler::balance::{self as rules, CpuLoad};
 use scheduler::class::{WEIGHT_IDLE, weight_of_nice};
 use scheduler::{Arrival, Class, Entity, Handle, Preempt, RunQueue, Share};
 
+use super::thread::{Thread, work};
 use crate::base::sync::{Mutex, Token};
 use crate::base::{balance, schedstats, time, watchdog};
-use crate::process::{THREADS_MAX, Thread, work};
 
 /// Which sleep: whether signals end it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -276,6 +276,9 @@ pub(crate) fn load_of(cpu: usize) -> CpuLoad {
         waiting_priority: state.waiting_priority.load(Ordering::Relaxed),
     }
 }
+
+/// Most threads in the system.
+pub const THREADS_MAX: usize = 16_384;
 
 /// Threads for which each queue has room; see [`reserve`].
 static RESERVED: AtomicUsize = AtomicUsize::new(0);
@@ -573,7 +576,7 @@ fn switch(thread: Current<Thread>, cpu: usize, next: Next, now_ns: u64) {
     // Only this CPU writes it, with interrupts masked.
     state.switches.store(state.switches.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     if !core::ptr::eq(Arc::as_ptr(&next), &*thread) {
-        machine::trace::switch(next.tid());
+        machine::trace::switch(next.tid.load(Ordering::Relaxed));
     }
     CURRENT.switch_to(next);
 }
@@ -592,7 +595,7 @@ fn settle_changes(entity: &SchedEntity, thread: &Thread, cpu: usize, now_ns: u64
 
 /// Arms this CPU's timer for the thread that runs from now on. Interrupts are masked.
 fn arm(cpu: usize, running: &Thread, look_again_ns: Option<u64>, now_ns: u64) {
-    let is_watched = running.process.settings.watches_cpu_time.load(Ordering::Relaxed);
+    let is_watched = running.is_measured.load(Ordering::Relaxed);
     if let Some(look_again_ns) = look_again_ns {
         let soon_ns = time::next_tick_ns(now_ns);
         let due_ns = if look_again_ns > now_ns { look_again_ns.min(soon_ns) } else { soon_ns };
@@ -671,6 +674,15 @@ pub fn yield_now() {
     reschedule(true);
 }
 
+/// Who is told of ticks of threads that are measured.
+static MEASURED_TICK: machine::sync::Once<fn()> = machine::sync::Once::new();
+
+/// Has `tell` called at each tick of a thread that [`Thread::is_measured`], once it is charged.
+/// Interrupts are masked then. Once only.
+pub fn on_measured_tick(tell: fn()) {
+    MEASURED_TICK.call_once(|| tell);
+}
+
 /// The tick: accounts, and preempts when the slice is over.
 pub fn timer_tick(from_user: bool) {
     let now_ns = time::now_ns();
@@ -690,6 +702,11 @@ pub fn timer_tick(from_user: bool) {
         ran_ns
     };
     thread.charge(ran_ns, from_user);
+    if thread.is_measured.load(Ordering::Relaxed)
+        && let Some(tell) = MEASURED_TICK.get()
+    {
+        tell();
+    }
     if from_user {
         state.user_ns.fetch_add(ran_ns, Ordering::Relaxed);
     }
@@ -715,6 +732,7 @@ pub fn exit_current() -> ! {
     Token::forget_spare();
     let _irq = IrqGuard::new();
     let (thread, cpu, now_ns) = (current(), cpu_id(), time::now_ns());
+    thread.task().end();
     begin(&thread, now_ns);
     let next = {
         let mut entity = thread.sched.lock();

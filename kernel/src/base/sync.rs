@@ -16,8 +16,8 @@ use abi::Errno;
 use machine::sync::{SpinLock, TryGuard, TryLock};
 
 use crate::base::sched::{self, Sleep, current};
+use crate::base::thread::Thread;
 use crate::base::time::Deadline;
-use crate::process::Thread;
 
 /// Something a queue can wake: a waiting thread, or an epoll item.
 pub trait Wake: Send + Sync {

@@ -109,6 +109,8 @@ fn try_prepare() -> core::result::Result<First, Failure> {
         },
         relieve: oom::relieve,
     });
+    crate::process::acting::init();
+    crate::base::sched::on_measured_tick(crate::process::measured_tick);
     upper::register(Upper {
         collect_garbage: || {
             crate::net::garbage::collect();

@@ -5,8 +5,8 @@ use alloc::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::user::UserPtr;
+use crate::process::current;
 use crate::process::find_by_tid;
 use crate::security::{ALL_CAPABILITIES, Capability, CapabilitySet, Credentials};
 

@@ -4,13 +4,13 @@ use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::sync::{WaitError, WaitQueue};
 use crate::base::time::{
     Deadline, NS_PER_SEC, TimeSpec, TimeVal, now_ns, realtime_ns, set_realtime_ns,
 };
 use crate::base::user::UserPtr;
 use crate::process::clock::Clock;
+use crate::process::current;
 use crate::security::Capability;
 
 /// The coarse clocks advance in ticks of a real kernel; here they are exact, and say so.

@@ -13,10 +13,10 @@ use entry::PtRegs;
 
 use super::capabilities::after_exec;
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::tally;
 use crate::base::user::read_path;
 use crate::calls::mm::map::READ_IMPLIES_EXEC;
+use crate::process::current;
 use crate::process::exec::{self, Image, Request};
 use crate::process::{Process, exit, ptrace, upper};
 use crate::security::{Credentials, Resource, Subject};

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result};
 
 use crate::base::args::Args;
-use crate::base::sched::current;
+use crate::process::current;
 use crate::process::signal::send::group_members;
 use crate::process::{Pid, Process, find_by_tid};
 

@@ -10,10 +10,10 @@ use crate::base::identity::{
     MACHINE, NAME_MAX, RELEASE, SYSNAME, VERSION, domainname, hostname, set_domainname,
     set_hostname,
 };
-use crate::base::sched::current;
 use crate::base::time::{NS_PER_SEC, now_ns};
 use crate::base::user::UserPtr;
 use crate::process::all_processes;
+use crate::process::current;
 use crate::procfs::load_averages;
 use crate::security::Capability;
 

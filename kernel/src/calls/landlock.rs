@@ -12,9 +12,9 @@ use lsm::landlock::{ABI, NotAdded, NotRestricted, fs, grants, net};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::sync::Mutex;
 use crate::base::user::{UserPtr, read_extensible};
+use crate::process::current;
 use crate::process::own_file;
 use crate::security::landlock::{Domain, Ruleset};
 use crate::security::{Capability, Credentials, hooks};

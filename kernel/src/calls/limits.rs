@@ -5,8 +5,8 @@ use alloc::sync::Arc;
 use abi::{Errno, Result};
 
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::user::UserPtr;
+use crate::process::current;
 use crate::process::{Process, find_by_tid, timers};
 use crate::security::{Capability, Limit, Resource, Subject};
 

@@ -6,9 +6,9 @@ use abi::{Errno, Result};
 use machine::memory::USER_END;
 
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::user::UserPtr;
 use crate::mm::PAGE;
+use crate::process::current;
 
 /// Policies (set_mempolicy(2)): from MPOL_DEFAULT to MPOL_WEIGHTED_INTERLEAVE.
 const DEFAULT: u64 = 0;

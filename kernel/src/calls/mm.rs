@@ -16,9 +16,9 @@ use machine::frame::PAGE_SIZE;
 use machine::memory::{Prot, USER_END};
 
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::user::UserPtr;
 use crate::mm::{Backing, PAGE, Vma, VmaFlags};
+use crate::process::current;
 use crate::security::{Resource, UNLIMITED};
 pub use advice::madvise;
 pub use lock::{mlock, mlock2, mlockall, munlock, munlockall};

@@ -8,9 +8,9 @@ use machine::sync::is_zero;
 use machine::task::Current;
 
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::tally;
 use crate::ipc;
+use crate::process::current;
 use crate::process::{self, Thread, timers};
 
 pub mod capabilities;

@@ -7,7 +7,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::args::Args;
 use crate::base::io::{IOV_MAX, Sink, Source, read_iovec};
-use crate::base::sched::current;
 use crate::base::time::{Deadline, TimeSpec, now_ns};
 use crate::base::user::UserPtr;
 use crate::ipc::{file_at, give_pair};
@@ -15,6 +14,7 @@ use crate::net::address::{Address, RawAddress};
 use crate::net::channel::{ReceiveMode, Received};
 use crate::net::control::{self, Control, Ucred, Writer};
 use crate::net::{Kind, Outgoing, Socket, SocketFile, file_for, hooks, options, unix};
+use crate::process::current;
 use crate::process::give_file;
 use crate::vfs::File;
 

@@ -8,8 +8,8 @@ use mitigations::by_program;
 
 use super::capabilities::securebits;
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::user::UserPtr;
+use crate::process::current;
 use crate::process::signal::LAST;
 use crate::security::{ALL_CAPABILITIES, Capability, Credentials, Subject};
 

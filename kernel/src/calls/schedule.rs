@@ -11,9 +11,10 @@ use machine::cpu::cpu_count;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::args::Args;
-use crate::base::sched::{self, current};
+use crate::base::sched;
 use crate::base::time::TimeSpec;
 use crate::base::user::UserPtr;
+use crate::process::current;
 use crate::process::signal::send::group_members;
 use crate::process::{Process, Thread, all_processes, find_process, find_thread};
 use crate::security::{Capability, Resource, Subject};
@@ -54,7 +55,7 @@ pub fn sched_getaffinity(args: &Args) -> Result<u64> {
     }
     let thread = thread_or_self(args.a0()).map_err(|_| Errno::ESRCH)?;
     let online = (1u64 << cpu_count()) - 1;
-    let mask = u64::from(thread.sched.lock().affinity) & online;
+    let mask = u64::from(thread.base.sched.lock().affinity) & online;
     UserPtr::new(args.a2()).write(&mask)?;
     Ok(8)
 }
@@ -72,8 +73,8 @@ pub fn sched_setaffinity(args: &Args) -> Result<u64> {
     if mask == 0 {
         return Err(Errno::EINVAL);
     }
-    thread.sched.lock().affinity = mask as u32;
-    sched::affinity_changed(&thread);
+    thread.base.sched.lock().affinity = mask as u32;
+    sched::affinity_changed(&thread.base);
     Ok(0)
 }
 
@@ -115,7 +116,7 @@ fn set_policy(thread: &Thread, policy: u32, priority: i32, nice: Option<i32>) ->
     if let Some(nice) = nice {
         set_nice(thread, nice)?;
     }
-    sched::change(thread, |entity| {
+    sched::change(&thread.base, |entity| {
         entity.policy = policy;
         entity.priority = priority;
     });
@@ -134,7 +135,7 @@ pub fn sched_setscheduler(args: &Args) -> Result<u64> {
 /// sched_getscheduler(2).
 pub fn sched_getscheduler(args: &Args) -> Result<u64> {
     let thread = thread_or_self(args.a0())?;
-    let policy = thread.sched.lock().policy;
+    let policy = thread.base.sched.lock().policy;
     Ok(policy.into())
 }
 
@@ -142,14 +143,14 @@ pub fn sched_getscheduler(args: &Args) -> Result<u64> {
 pub fn sched_setparam(args: &Args) -> Result<u64> {
     let priority = UserPtr::<i32>::new(args.a1()).non_null().ok_or(Errno::EINVAL)?.read()?;
     let thread = thread_or_self(args.a0())?;
-    let policy = thread.sched.lock().policy;
+    let policy = thread.base.sched.lock().policy;
     set_policy(&thread, policy, priority, None)
 }
 
 /// sched_getparam(2).
 pub fn sched_getparam(args: &Args) -> Result<u64> {
     let pointer = UserPtr::<i32>::new(args.a1()).non_null().ok_or(Errno::EINVAL)?;
-    let priority = thread_or_self(args.a0())?.sched.lock().priority;
+    let priority = thread_or_self(args.a0())?.base.sched.lock().priority;
     pointer.write(&priority)?;
     Ok(0)
 }
@@ -208,7 +209,7 @@ pub fn sched_getattr(args: &Args) -> Result<u64> {
     let thread = thread_or_self(args.a0())?;
     let size = size.min(size_of::<SchedAttr>() as u32);
     let attr = {
-        let entity = thread.sched.lock();
+        let entity = thread.base.sched.lock();
         SchedAttr {
             size,
             policy: entity.policy & !raw::SCHED_RESET_ON_FORK,
@@ -226,7 +227,7 @@ pub fn sched_getattr(args: &Args) -> Result<u64> {
 
 /// sched_rr_get_interval(2).
 pub fn sched_rr_get_interval(args: &Args) -> Result<u64> {
-    let policy = thread_or_self(args.a0())?.sched.lock().policy;
+    let policy = thread_or_self(args.a0())?.base.sched.lock().policy;
     let interval_ns = match policy & !raw::SCHED_RESET_ON_FORK {
         raw::SCHED_FIFO => 0,
         raw::SCHED_RR => scheduler::queue::RR_SLICE_NS,
@@ -263,19 +264,19 @@ fn targets(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
 /// getpriority(2): 20 minus the nice value, since a system call cannot return negative numbers.
 pub fn getpriority(args: &Args) -> Result<u64> {
     let threads = targets(args.a0() as u32, args.a1() as u32)?;
-    let best = threads.iter().map(|thread| thread.sched.lock().nice).min().unwrap_or(0);
+    let best = threads.iter().map(|thread| thread.base.sched.lock().nice).min().unwrap_or(0);
     Ok((20 - best) as u64)
 }
 
 fn set_nice(thread: &Thread, nice: i32) -> Result<()> {
     let own = check_permission(&thread.process)?;
-    let old = thread.sched.lock().nice;
+    let old = thread.base.sched.lock().nice;
     // RLIMIT_NICE counts the other way: 1 allows 19, 40 allows -20.
     let limit = thread.process.limit(Resource::Nice);
     if nice < old && (20 - nice) as u64 > limit && !own.capable(Capability::SysNice) {
         return Err(Errno::EACCES);
     }
-    sched::change(thread, |entity| entity.nice = nice);
+    sched::change(&thread.base, |entity| entity.nice = nice);
     Ok(())
 }
 

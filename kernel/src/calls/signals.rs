@@ -7,10 +7,11 @@ use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::args::Args;
-use crate::base::sched::{Sleep, current};
+use crate::base::sched::Sleep;
 use crate::base::sync::WaitError;
 use crate::base::time::{Deadline, TimeSpec};
 use crate::base::user::UserPtr;
+use crate::process::current;
 use crate::process::pidfd;
 use crate::process::signal::{Action, LAST, SigInfo, SignalSet, UNBLOCKABLE, bit, mask, send};
 use crate::process::{Pid, Process, Thread, all_processes, find_by_tid, find_thread};

@@ -7,8 +7,8 @@ use abi::{Errno, Result, general as raw};
 use machine::uaccess;
 
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::user::UserPtr;
+use crate::process::current;
 use crate::process::ptrace::access::{self, Ids};
 use crate::security::Capability;
 

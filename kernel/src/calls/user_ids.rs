@@ -10,8 +10,8 @@ use abi::{Errno, Result};
 
 use super::capabilities::after_uid_change;
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::user::UserPtr;
+use crate::process::current;
 use crate::security::{Capability, Credentials, Subject};
 
 /// "Leave it as it is", in the calls that set several ids.

@@ -298,8 +298,8 @@ impl TmpInode {
     fn written(&self) {
         self.touch();
         let mode = self.attributes.lock().mode;
-        if mode & 0o6000 != 0 && crate::base::sched::has_current() {
-            let who = crate::base::sched::current().process.subject();
+        if mode & 0o6000 != 0 {
+            let who = crate::security::acting::subject();
             if !who.capable(Capability::Fsetid) {
                 let group = if mode & 0o010 != 0 { 0o2000 } else { 0 };
                 self.attributes.lock().mode &= !(0o4000 | group);

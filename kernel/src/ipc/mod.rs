@@ -20,9 +20,9 @@ use alloc::sync::Arc;
 
 use abi::Result;
 
-use crate::base::sched::current;
 use crate::base::time::TimeSpec;
 use crate::base::user::UserPtr;
+use crate::process::current;
 use crate::process::give_file;
 use crate::vfs::{File, FileOps};
 

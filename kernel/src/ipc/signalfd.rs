@@ -11,8 +11,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::base::args::Args;
 use crate::base::io::Sink;
 use crate::base::poll::{PollTable, events};
-use crate::base::sched::current;
 use crate::base::user::UserPtr;
+use crate::process::current;
 use crate::process::signal::{SigInfo, SignalSet};
 use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
 

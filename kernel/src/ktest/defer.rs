@@ -66,11 +66,11 @@ impl Running {
         let fpu = FpuState::new().map_err(|_| "no memory")?;
         let task = Task::new_user(&registers(), fpu, space).map_err(|_| "no memory")?;
         let thread = Thread::new(pid, new.clone(), task);
-        thread.sched.lock().affinity = 1 << cpu;
-        thread.affinity_hint.store(1 << cpu, Ordering::SeqCst);
+        thread.base.sched.lock().affinity = 1 << cpu;
+        thread.base.affinity_hint.store(1 << cpu, Ordering::SeqCst);
         process::register_process(&new);
         process::register_thread(&thread).map_err(said)?;
-        sched::unpark(&thread);
+        thread.start();
         Ok(Running { process: new, cpu })
     }
 

@@ -10,9 +10,9 @@ use machine::sync::SpinLock;
 
 use super::vm::Vm;
 use crate::base::poll::{PollTable, events};
-use crate::base::sched::current;
 use crate::base::sync::Wake;
 use crate::ipc::eventfd::EventFd;
+use crate::process::current;
 use crate::vfs::File;
 
 /// Most of either kind at one guest.

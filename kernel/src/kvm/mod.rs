@@ -17,8 +17,8 @@ use core::any::Any;
 use abi::kvm::{self, cap};
 use abi::{Errno, Result, general as raw};
 
-use crate::base::sched::current;
 use crate::base::user::UserPtr;
+use crate::process::current;
 use crate::vfs::chrdev::{self, CharDriver};
 use crate::vfs::{File, FileOps, Inode};
 

@@ -21,12 +21,13 @@ use super::host::VcpuHost;
 use super::run_area::RunArea;
 use super::vm::{Handle, Vm};
 use super::{OPEN, check_owner, clock, cpuid, read_entries, state};
-use crate::base::sched::{self, current};
+use crate::base::sched;
 use crate::base::sync::{Mutex, WaitQueue, Wake};
 use crate::base::time::{Deadline, NS_PER_SEC, Timer, now_ns, wake_at};
 use crate::base::user::UserPtr;
 use crate::ipc::give_ops;
 use crate::process::Thread;
+use crate::process::current;
 use crate::process::signal::{self, SignalSet};
 use crate::vfs::anon::AnonInode;
 use crate::vfs::{File, FileOps, FileType, Inode};
@@ -180,7 +181,7 @@ impl Shared {
         if self.in_guest.load(Ordering::SeqCst) {
             let thread = self.thread.lock().clone();
             if let Some(thread) = thread {
-                sched::notify(&thread);
+                sched::notify(&thread.base);
             }
         }
     }

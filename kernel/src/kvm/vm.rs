@@ -22,11 +22,11 @@ use super::irqchip::{IrqChip, MAX_ROUTES, PitDevice, deliver};
 use super::memory::{self, Map};
 use super::vcpu::{self, Shared};
 use super::{MAX_VCPUS, OPEN, capability, check_owner};
-use crate::base::sched::current;
 use crate::base::sync::Mutex;
 use crate::base::user::UserPtr;
 use crate::ipc::give_ops;
 use crate::mm::Mm;
+use crate::process::current;
 use crate::vfs::anon::AnonInode;
 use crate::vfs::{File, FileOps, FileType, Inode};
 

@@ -7,9 +7,8 @@ use alloc::vec::Vec;
 use abi::{Errno, Result};
 use machine::memory::{Prot, USER_END};
 
-use super::{Backing, MMAP_MIN, MmInner, PAGE, Vma, VmaFlags};
-use crate::base::sched::current;
-use crate::security::{Resource, UNLIMITED};
+use super::{Backing, MMAP_MIN, Mm, MmInner, PAGE, Vma, VmaFlags};
+use crate::security::{Resource, UNLIMITED, acting};
 use crate::vfs::File;
 
 /// A mapping that is wanted.
@@ -26,14 +25,13 @@ pub struct Attachment {
     pub replace: bool,
 }
 
-/// Maps it into the current process. Returns the address. EINVAL if the place is not free, ENOMEM.
-pub fn attach(wanted: Attachment) -> Result<u64> {
+/// Maps it into the address space of who acts. Returns the address. EINVAL if the place is not
+/// free, ENOMEM.
+pub fn attach(mm: &Arc<Mm>, wanted: Attachment) -> Result<u64> {
     crate::base::reserve::check_reserve()?;
-    let process = &current().process;
-    let mm = process.mm()?;
     let cache = wanted.file.inode().page_cache().ok_or(Errno::EINVAL)?;
     cache.add_mapper(mm.clone());
-    let limit = process.limit(Resource::AddressSpace);
+    let limit = acting::limit(Resource::AddressSpace);
     let mut vma = Vma::anonymous(0, wanted.prot);
     vma.shared = true;
     vma.flags.set(VmaFlags::MAY_WRITE, wanted.prot.contains(Prot::WRITE));
@@ -69,14 +67,17 @@ pub fn attach(wanted: Attachment) -> Result<u64> {
     result
 }
 
-/// Unmaps from the current process the segment that is attached at `address`, even if parts of it
+/// Unmaps the segment that is attached at `address`, even if parts of it
 /// have been unmapped or changed since. `segment_len` tells the length of a file that is a segment.
 /// Returns the file. EINVAL if there is none.
-pub fn detach(address: u64, segment_len: impl Fn(&Arc<File>) -> Option<u64>) -> Result<Arc<File>> {
+pub fn detach(
+    mm: &Mm,
+    address: u64,
+    segment_len: impl Fn(&Arc<File>) -> Option<u64>,
+) -> Result<Arc<File>> {
     if !address.is_multiple_of(PAGE) || address >= USER_END {
         return Err(Errno::EINVAL);
     }
-    let mm = current().process.mm()?;
     let mut removed = Vec::new();
     let file = mm.with(|inner| {
         let first = inner

@@ -15,27 +15,18 @@ use machine::sync::Once;
 use super::vma::VmaFlags;
 use super::{Backing, Mm, MmInner, PAGE, STACK_GUARD, Vma};
 use crate::base::reserve::alloc_zeroed;
-use crate::base::sched::current;
-use crate::security::Resource;
+use crate::security::{Capability, Resource, acting};
 use crate::vfs::page_cache::PageCache;
 
 /// Pages of a file that are mapped together with the one that faulted, if they are in memory.
 const FAULT_AROUND: u64 = 16;
 
-/// A fault of the running program. EFAULT: nothing mapped, EACCES: no right (both SIGSEGV); ENXIO:
-/// past the end of the file, EIO: it cannot be read (both SIGBUS); ENOMEM.
-pub fn user_page_fault(fault: PageFault) -> Result<()> {
-    let mm = current().process.mm()?;
-    let mut result = mm.handle_fault(fault);
-    while result == Err(Errno::ENOMEM) && crate::base::reserve::relieve() {
-        result = mm.handle_fault(fault);
+/// Most bytes of memory that who acts may lock, whole pages.
+fn lock_limit() -> u64 {
+    if acting::subject().capable(Capability::IpcLock) {
+        return u64::MAX;
     }
-    result
-}
-
-/// A fault of the kernel on behalf of the running program. Whether to try again.
-pub fn kernel_page_fault(fault: PageFault) -> bool {
-    crate::base::sched::has_current() && user_page_fault(fault).is_ok()
+    acting::limit(Resource::LockedMemory) & !(PAGE - 1)
 }
 
 static ZERO_PAGE: Once<Frame> = Once::new();
@@ -193,12 +184,12 @@ impl MmInner {
         if !vma.flags.contains(VmaFlags::GROWS_DOWN) {
             return Err(Errno::EFAULT);
         }
-        let limit = current().process.limit(Resource::Stack);
+        let limit = acting::limit(Resource::Stack);
         if vma.end - page > limit {
             return Err(Errno::EFAULT);
         }
         let is_locked = vma.flags.contains(VmaFlags::LOCKED);
-        if is_locked && !self.may_lock_more(current().process.lock_limit(), start - page) {
+        if is_locked && !self.may_lock_more(lock_limit(), start - page) {
             return Err(Errno::EFAULT);
         }
         let below = self.vmas.range(..page).next_back().map_or(0, |(_, vma)| vma.end);

@@ -24,7 +24,6 @@ pub mod remote;
 pub mod vdso;
 pub mod vma;
 
-pub use fault::{kernel_page_fault, user_page_fault};
 pub use vma::{Backing, Vma, VmaFlags};
 
 /// Bytes of a page, for arithmetic on addresses.

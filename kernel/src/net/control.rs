@@ -15,8 +15,8 @@ use machine::sync::SpinLock;
 use machine::uaccess;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::base::sched::current;
 use crate::base::user::{UserPtr, efault};
+use crate::process::current;
 use crate::process::find_by_tid;
 use crate::security::{Capability, Subject};
 use crate::vfs::File;

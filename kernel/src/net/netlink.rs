@@ -160,7 +160,7 @@ impl NetlinkSocket {
     }
 
     fn bind_to(&self, port: u32) {
-        let pid = crate::base::sched::current().process.pid;
+        let pid = crate::process::current().process.pid;
         *self.port.lock() = if port == 0 { pid } else { port };
     }
 }

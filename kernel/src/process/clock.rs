@@ -6,8 +6,8 @@ use alloc::sync::{Arc, Weak};
 use abi::{Errno, Result, general as raw};
 
 use super::{Process, Thread, find_process, find_thread};
-use crate::base::sched::current;
 use crate::base::time::{now_ns, realtime_ns, realtime_offset_ns};
+use crate::process::current;
 
 /// A clock.
 #[derive(Clone)]

@@ -15,8 +15,9 @@ use super::usage::Counts;
 use super::{Process, Thread, ptrace, release_pid, upper, work};
 use crate::base::args::Args;
 use crate::base::poll::events;
-use crate::base::sched::{self, current};
+use crate::base::sched;
 use crate::base::sync::WaitError;
+use crate::process::current;
 use crate::vfs::FdTable;
 
 /// The status of a program that ended without one: as if SIGKILL had ended it.
@@ -206,7 +207,7 @@ pub fn become_only_thread() -> abi::Result<()> {
             shared.stop = None;
             for other in threads.iter().filter(|other| other.tid() != thread.tid()) {
                 other.task().set_work(work::EXIT);
-                sched::notify(other);
+                sched::notify(&other.base);
             }
             process.continue_events.wake_all(0);
         }

@@ -20,9 +20,10 @@ use super::signal::{LAST, ProcessSignals};
 use super::upper::upper;
 use super::{Pid, Process, Thread, all_processes, allocate_pid, family, pidfd, work};
 use crate::base::args::Args;
-use crate::base::sched::{self, Sleep, current};
+use crate::base::sched::Sleep;
 use crate::base::sync::{Mutex, WaitError, WaitQueue};
 use crate::base::user::UserPtr;
+use crate::process::current;
 use crate::security::{Capability, Limits, Resource, UNLIMITED};
 use crate::vfs::path::FsContext;
 
@@ -215,7 +216,7 @@ fn clone_with(regs: &mut PtRegs, request: &Request) -> Result<u64> {
     if event.is_some() || request.flags & PTRACE != 0 {
         ptrace::links::inherit(&child);
     }
-    sched::unpark(&child);
+    child.start();
     drop(child);
     if let Some(event) = event {
         ptrace::stop::event(regs, event, u64::from(tid));
@@ -252,29 +253,34 @@ fn create(regs: &PtRegs, request: &Request, tid: Pid) -> Result<Arc<Thread>> {
     let task = new_task(regs, request, &process)?;
     let child = Thread::new(tid, process.clone(), task);
     inherit(&parent, &child, request);
-    let pidfd = if flags & PIDFD != 0 {
-        let fd = pidfd::open_fd(&process, 0)?;
-        UserPtr::<u32>::new(request.pidfd).write(&fd)?;
-        Some(fd)
-    } else {
-        None
-    };
+    if let Err(error) = introduce(&parent, &child, request) {
+        child.base.task().abandon();
+        return Err(error);
+    }
+    Ok(child)
+}
+
+/// Makes the child known: to the caller, which may want a pidfd, and to everybody.
+fn introduce(parent: &Thread, child: &Arc<Thread>, request: &Request) -> Result<()> {
+    let (flags, process) = (request.flags, &child.process);
+    let pidfd = if flags & PIDFD != 0 { Some(pidfd::open_fd(process, 0)?) } else { None };
+    let result = pidfd.map_or(Ok(()), |fd| UserPtr::<u32>::new(request.pidfd).write(&fd));
     if flags & PARENT_SETTID != 0 {
         // clone(2) goes on if this fails.
-        let _ = UserPtr::<u32>::new(request.parent_tid).write(&tid);
+        let _ = UserPtr::<u32>::new(request.parent_tid).write(&child.tid());
     }
-    if let Err(error) = super::register_thread(&child) {
+    if let Err(error) = result.and_then(|()| super::register_thread(child)) {
         if let Some(fd) = pidfd {
             let _ = parent.process.files().remove(fd);
         }
         return Err(if error == Errno::EINTR { Errno::ERESTARTNOINTR } else { error });
     }
     if flags & THREAD == 0 {
-        super::register_process(&process);
+        super::register_process(process);
         let grandparent = (flags & PARENT != 0).then(|| parent.process.parent()).flatten();
-        family::adopt_or_orphan(grandparent.as_ref().unwrap_or(&parent.process), &process);
+        family::adopt_or_orphan(grandparent.as_ref().unwrap_or(&parent.process), process);
     }
-    Ok(child)
+    Ok(())
 }
 
 /// EAGAIN if the user may have no more processes (RLIMIT_NPROC). The superuser may always.
@@ -321,10 +327,10 @@ fn inherit(parent: &Thread, child: &Thread, request: &Request) {
         }
     }
     {
-        let from = parent.sched.lock();
-        let mut to = child.sched.lock();
+        let from = parent.base.sched.lock();
+        let mut to = child.base.sched.lock();
         to.inherit(&from);
-        child.affinity_hint.store(from.affinity, Ordering::Relaxed);
+        child.base.affinity_hint.store(from.affinity, Ordering::Relaxed);
     }
     if flags & THREAD == 0 {
         super::seccomp::inherit(parent, child);
@@ -364,7 +370,7 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
     let settings = parent.settings.inherit();
     settings.holds_vfork_parent.store(flags & VFORK != 0, Ordering::Relaxed);
     let has_cpu_limit = parent.limit(Resource::Cpu) != UNLIMITED;
-    settings.watches_cpu_time.store(has_cpu_limit, Ordering::Relaxed);
+    settings.measures_cpu_time.store(has_cpu_limit, Ordering::Relaxed);
     let program = parent.program.lock().clone();
     let undo = (flags & UNDO != 0).then(|| (upper().undo_of)(parent));
     let process = Process {

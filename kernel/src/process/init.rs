@@ -74,7 +74,7 @@ pub fn start(
     thread.name.lock()[..4].copy_from_slice(b"init");
     super::register_process(&init);
     super::register_thread(&thread)?;
-    sched::unpark(&thread);
+    thread.start();
     Ok(())
 }
 
@@ -100,7 +100,7 @@ fn spawn(first: First) -> Result<u32> {
     super::register_process(&process);
     super::register_thread(&thread)?;
     family::adopt_or_orphan(&parent, &process);
-    sched::unpark(&thread);
+    thread.start();
     Ok(pid)
 }
 

@@ -16,20 +16,23 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use abi::{Errno, Result};
 use machine::sync::SpinLock;
-use machine::task::{Current, Schedulable, Task, ThreadCell};
+use machine::task::part::PartSlot;
+use machine::task::{Current, Task, ThreadCell};
 
-use crate::base::sched::{SchedEntity, current};
-use crate::base::sync::{Mutex, Token, WaitQueue};
+use crate::base;
+use crate::base::sync::{Mutex, WaitQueue};
 use crate::mm::Mm;
 use crate::security::{Capability, Credentials, Limits, Resource, Subject};
 use crate::vfs::file::Fd;
 use crate::vfs::{FdTable, File, path::FsContext};
 
+pub mod acting;
 pub mod clock;
 pub mod elf;
 pub mod exec;
 pub mod exit;
 pub mod family;
+pub mod fault;
 pub mod fork;
 pub mod hooks;
 pub mod init;
@@ -50,33 +53,15 @@ pub use signal::exception::{bad_return, user_exception};
 /// Process, thread, group and session ids.
 pub type Pid = u32;
 
-/// Exit-work bits of a thread (`machine::task::Task::set_work`).
-pub mod work {
-    /// Another thread should run.
-    pub const RESCHEDULE: u32 = 1;
-    /// A signal may be pending.
-    pub const SIGNAL: u32 = 1 << 1;
-    /// The signal mask to restore after a call that replaced it (sigsuspend, ppoll …).
-    pub const RESTORE_MASK: u32 = 1 << 2;
-    /// The process is ending: this thread must exit.
-    pub const EXIT: u32 = 1 << 3;
-    /// The thread has not run yet and has to write its id (CLONE_CHILD_SETTID).
-    pub const CHILD_TID: u32 = 1 << 4;
-    /// A tracer that stopped the thread in the middle of a system call wants to see its end, which
-    /// it did not when the call began (PTRACE_SYSCALL at an event).
-    pub const SYSCALL_EXIT: u32 = 1 << 5;
-}
+pub use crate::base::sched::THREADS_MAX;
+pub use crate::base::thread::work;
 
-/// A thread.
+/// A thread, as programs know it.
 pub struct Thread {
-    /// Its id; changes once if a thread that is not the first one executes a program.
-    tid: AtomicU32,
+    /// What the scheduler knows of it.
+    pub base: Arc<base::thread::Thread>,
     /// The process it belongs to.
     pub process: Arc<Process>,
-    /// The scheduler's part.
-    pub sched: SpinLock<SchedEntity>,
-    /// Copy of the affinity mask for CPUs that look for work without the lock.
-    pub affinity_hint: AtomicU32,
     /// Signal mask, pending signals, alternate stack.
     pub signals: SpinLock<signal::ThreadSignals>,
     /// Where to write 0 and wake a futex at exit (set_tid_address(2)).
@@ -85,8 +70,6 @@ pub struct Thread {
     pub robust_list: AtomicU64,
     /// Name (PR_SET_NAME), NUL-padded.
     pub name: SpinLock<[u8; 16]>,
-    /// CPU time in nanoseconds: in user mode, in the kernel.
-    pub cpu_time_ns: (AtomicU64, AtomicU64),
     /// Where the thread writes its id before it first runs (CLONE_CHILD_SETTID), or 0.
     set_child_tid: AtomicU64,
     /// What system calls of the thread do besides themselves (`ptrace::syscall_work`).
@@ -99,9 +82,19 @@ pub struct Thread {
     pub restart: SpinLock<Option<restart::Restart>>,
     /// The process's descriptor table and its generation: the thread's own calls take no lock.
     own_files: ThreadCell<Option<(u32, Arc<FdTable>)>>,
-    /// The token of its last wait, for the next one.
-    pub spare_token: ThreadCell<Option<Arc<Token>>>,
-    task: Task,
+}
+
+static CURRENT: PartSlot<Thread> = PartSlot::new();
+
+/// The running thread.
+#[inline(always)]
+pub fn current() -> Current<Thread> {
+    CURRENT.get()
+}
+
+/// Whether this CPU runs a thread already; false only early in boot.
+pub fn has_current() -> bool {
+    CURRENT.is_set()
 }
 
 /// Enters a file into the running process: the lowest free descriptor. EMFILE.
@@ -140,65 +133,57 @@ pub fn forget_own_files() {
     drop(thread.own_files.replace(thread, None));
 }
 
-impl Schedulable for Thread {
-    #[inline(always)]
-    fn task(&self) -> &Task {
-        &self.task
-    }
-}
-
 impl Thread {
     /// A thread around a machine task. It does not run until it is unparked.
     #[must_use]
     pub fn new(tid: Pid, process: Arc<Process>, task: Task) -> Arc<Thread> {
-        Arc::new(Thread {
-            tid: AtomicU32::new(tid),
+        let is_measured = process.settings.measures_cpu_time.clone();
+        let base = base::thread::Thread::new(tid, task, is_measured);
+        let part = Thread {
+            base: base.clone(),
             process,
-            sched: SpinLock::new(SchedEntity::new()),
-            affinity_hint: AtomicU32::new(crate::base::sched::default_affinity()),
             signals: SpinLock::new(signal::ThreadSignals::default()),
             clear_child_tid: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
             name: SpinLock::new([0; 16]),
-            cpu_time_ns: (AtomicU64::new(0), AtomicU64::new(0)),
             set_child_tid: AtomicU64::new(0),
             syscall_work: AtomicU32::new(ptrace::first_work()),
             seccomp: seccomp::Seccomp::default(),
             trace: ptrace::Trace::default(),
             restart: SpinLock::new(None),
             own_files: ThreadCell::new(None),
-            spare_token: ThreadCell::new(None),
-            task,
-        })
+        };
+        CURRENT.attach(base.task(), part)
+    }
+
+    /// Lets it run for the first time.
+    pub fn start(&self) {
+        base::sched::unpark(&self.base);
     }
 
     /// Its id; the process id for the first thread (gettid(2)).
     #[inline(always)]
     pub fn tid(&self) -> Pid {
-        self.tid.load(Ordering::Relaxed)
+        self.base.tid.load(Ordering::Relaxed)
     }
 
     /// The machine's part.
     #[inline(always)]
     pub fn task(&self) -> &Task {
-        &self.task
+        self.base.task()
     }
 
     /// Whether something should end an interruptible sleep: a signal that is not blocked, or the
     /// end of the process. Cheap: looks at one word.
     #[inline(always)]
     pub fn has_pending_signal(&self) -> bool {
-        self.task.work() & (work::SIGNAL | work::EXIT) != 0
+        self.base.has_pending_signal()
     }
+}
 
-    /// Charges CPU time, from the tick.
-    pub fn charge(&self, ns: u64, user: bool) {
-        let (user_ns, kernel_ns) = &self.cpu_time_ns;
-        (if user { user_ns } else { kernel_ns }).fetch_add(ns, Ordering::Relaxed);
-        if self.process.settings.watches_cpu_time.load(Ordering::Relaxed) {
-            timers::cpu_tick(&self.process);
-        }
-    }
+/// The running thread, whose process measures its CPU time, was charged for a tick.
+pub fn measured_tick() {
+    timers::cpu_tick(&current().process);
 }
 
 /// A process.
@@ -295,7 +280,7 @@ pub struct Settings {
     /// a new program has none.
     pub membarrier: AtomicU32,
     /// The tick has to look at timers on its CPU time, or at RLIMIT_CPU.
-    pub watches_cpu_time: AtomicBool,
+    pub measures_cpu_time: Arc<AtomicBool>,
 }
 
 impl Settings {
@@ -328,8 +313,6 @@ struct Table {
 
 /// Largest id, as Linux on 64-bit machines.
 pub const PID_MAX: Pid = 4_194_304;
-/// Most threads in the system.
-pub const THREADS_MAX: usize = 16_384;
 
 static TABLE: SpinLock<Table> =
     SpinLock::new(Table { processes: BTreeMap::new(), threads: BTreeMap::new(), next: 1 });
@@ -397,7 +380,7 @@ fn take_over_first_tid() {
         let mut table = TABLE.lock();
         table.threads.remove(&old);
         table.threads.insert(pid, Arc::downgrade(&thread));
-        thread.tid.store(pid, Ordering::Relaxed);
+        thread.base.tid.store(pid, Ordering::Relaxed);
     }
 }
 
@@ -564,6 +547,6 @@ pub fn spawn_kernel(name: &str, main: impl FnOnce() + Send + 'static) -> Result<
     };
     let task = Task::new_kernel(body).map_err(|_| Errno::ENOMEM)?;
     let thread = kernel_thread(name, task);
-    crate::base::sched::unpark(&thread);
+    thread.start();
     Ok(thread)
 }

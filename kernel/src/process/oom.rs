@@ -24,10 +24,11 @@ use machine::frame::is_short;
 use super::signal::{SigInfo, send_to_process};
 use super::{Pid, Process, all_processes, upper, work};
 use crate::base::reserve::reclaim;
-use crate::base::sched::{Sleep, current};
+use crate::base::sched::Sleep;
 use crate::base::sync::{Mutex, WaitQueue};
 use crate::base::time::{Deadline, NS_PER_SEC};
 use crate::mm::PAGE;
+use crate::process::current;
 
 /// How long a victim may take to end before the next one is chosen.
 const VICTIM_NS: u64 = 2 * NS_PER_SEC;

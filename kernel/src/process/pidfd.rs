@@ -10,8 +10,8 @@ use super::ptrace::access::{self, Ids};
 use super::{Process, find_process, find_thread, give_file};
 use crate::base::args::Args;
 use crate::base::poll::{PollTable, events};
-use crate::base::sched::current;
 use crate::fs::pseudo::PseudoInode;
+use crate::process::current;
 use crate::vfs::anon::AnonInode;
 use crate::vfs::{File, FileOps, FileType, Inode};
 

@@ -6,7 +6,7 @@ use alloc::boxed::Box;
 use abi::{Errno, Result};
 
 use crate::base::args::Args;
-use crate::base::sched::current;
+use crate::process::current;
 
 /// How to go on: the call's own continuation, which knows the moment at which it ends.
 pub type Restart = Box<dyn FnOnce() -> Result<u64> + Send>;

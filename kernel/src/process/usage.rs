@@ -6,10 +6,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Process, Thread};
 use crate::base::args::Args;
-use crate::base::sched::{RunState, current};
+use crate::base::sched::RunState;
 use crate::base::time::{TimeVal, now_ns};
 use crate::base::user::UserPtr;
 use crate::mm::Mm;
+use crate::process::current;
 
 /// `struct rusage`.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Default)]
@@ -33,7 +34,7 @@ const _: () = assert!(size_of::<RUsage>() == 144);
 impl Thread {
     /// CPU time so far, nanoseconds.
     pub fn runtime_ns(&self) -> u64 {
-        let entity = self.sched.lock();
+        let entity = self.base.sched.lock();
         let running = matches!(entity.state, RunState::Running(_));
         let since = if running { now_ns().saturating_sub(entity.ran_since_ns) } else { 0 };
         entity.runtime_ns + since
@@ -43,8 +44,8 @@ impl Thread {
     /// fell.
     pub fn times_ns(&self) -> (u64, u64) {
         let total = self.runtime_ns();
-        let user = self.cpu_time_ns.0.load(Ordering::Relaxed);
-        let kernel = self.cpu_time_ns.1.load(Ordering::Relaxed);
+        let user = self.base.cpu_time_ns.0.load(Ordering::Relaxed);
+        let kernel = self.base.cpu_time_ns.1.load(Ordering::Relaxed);
         let ticks = user + kernel;
         if ticks == 0 {
             return (total, 0);
@@ -92,7 +93,7 @@ impl Counts {
 
     /// Adds what the scheduler counted for a thread.
     pub fn add_switches(&mut self, thread: &Thread) {
-        let (voluntary, involuntary) = thread.sched.lock().switches;
+        let (voluntary, involuntary) = thread.base.sched.lock().switches;
         self.voluntary_switches += voluntary;
         self.involuntary_switches += involuntary;
     }

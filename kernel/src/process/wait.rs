@@ -11,8 +11,8 @@ use super::signal::SigInfo;
 use super::usage::RUsage;
 use super::{Pid, Process, Thread, exit};
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::user::UserPtr;
+use crate::process::current;
 
 /// Which children.
 #[derive(Clone, Copy, Debug)]

@@ -9,8 +9,8 @@ use abi::{Errno, Result, general as raw};
 
 use super::process_dir::{Subject, object};
 use super::{parse_id, system};
-use crate::base::sched::current;
 use crate::fs::pseudo::{Body, Content, Listing, PseudoInode, Target, Text};
+use crate::process::current;
 use crate::vfs::anon::{self, AnonInode};
 use crate::vfs::locks::{self, Owner};
 use crate::vfs::path::Location;

@@ -12,9 +12,9 @@ use machine::memory::Prot;
 
 use super::fds::file_text;
 use super::process_dir::Subject;
-use crate::base::sched::current;
 use crate::fs::pseudo::{Body, Listing, PseudoInode, Target};
 use crate::mm::{Backing, Vma};
+use crate::process::current;
 use crate::security::Capability;
 use crate::vfs::anon;
 use crate::vfs::path::Location;

@@ -12,9 +12,9 @@ use alloc::vec::Vec;
 
 use abi::{Errno, Result};
 
-use crate::base::sched::current;
 use crate::fs::pseudo::{Listing, PseudoFs, PseudoInode, Static, StaticListing};
 use crate::ipc::sysv;
+use crate::process::current;
 use crate::process::{self, Pid};
 use crate::vfs::{DirEntry, FileType};
 

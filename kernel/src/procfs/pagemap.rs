@@ -10,9 +10,9 @@ use machine::memory::{Page, PageKind, USER_END};
 
 use super::process_dir::Subject;
 use crate::base::io::{Sink, Source};
-use crate::base::sched::current;
 use crate::fs::pseudo::{Content, Raw, Text};
 use crate::mm::{Mm, PAGE};
+use crate::process::current;
 use crate::security::Capability;
 
 /// Bytes of a word.

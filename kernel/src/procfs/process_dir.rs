@@ -17,11 +17,11 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result};
 
 use super::{fds, gone, map_files, maps, memory, mounts, net, pagemap, parse_id, status};
-use crate::base::sched::current;
 use crate::fs::pseudo::{
     Body, Content, Listing, PseudoInode, StaticListing, Target, Text, parse_number,
 };
 use crate::mm::Mm;
+use crate::process::current;
 use crate::process::ptrace::access::{self, Ids};
 use crate::process::{Pid, Process, Thread, find_process, find_thread};
 use crate::security::Capability;

@@ -101,7 +101,7 @@ fn state(subject: &Subject, thread: Option<&Thread>) -> (char, &'static str) {
     if thread.trace.is_stopped() {
         return ('t', "tracing stop");
     }
-    let run_state = thread.sched.lock().state;
+    let run_state = thread.base.sched.lock().state;
     match run_state {
         RunState::Running(_) | RunState::Queued(_) => ('R', "running"),
         RunState::Dead => ('X', "dead"),
@@ -175,7 +175,7 @@ pub(super) fn stat(subject: &Subject, out: &mut Text) -> Result<()> {
     let [child_user, child_system] = process.children_times_ns().map(|ns| ns / NS_PER_TICK);
     write!(out, " {} 0 {} 0 {user} {system} {child_user} {child_system}", faults.0, faults.1);
     let (nice, policy, priority, cpu) = thread.map_or((0, 0, 0, 0), |thread| {
-        let entity = thread.sched.lock();
+        let entity = thread.base.sched.lock();
         (entity.nice, entity.policy, entity.priority, entity.last_cpu)
     });
     // Real-time priorities count downwards from -2, nice values around 20.
@@ -295,9 +295,9 @@ pub(super) fn status(subject: &Subject, out: &mut Text) -> Result<()> {
     writeln!(out, "NoNewPrivs:\t{}", u8::from(gave_up));
     let (mode, filters) = thread.map_or((0, 0), |thread| thread.seccomp.summary());
     writeln!(out, "Seccomp:\t{mode}\nSeccomp_filters:\t{filters}");
-    let affinity = thread.map_or(u32::MAX, |thread| thread.sched.lock().affinity);
+    let affinity = thread.map_or(u32::MAX, |thread| thread.base.sched.lock().affinity);
     put_affinity(affinity, out);
-    let switches = thread.map_or((0, 0), |thread| thread.sched.lock().switches);
+    let switches = thread.map_or((0, 0), |thread| thread.base.sched.lock().switches);
     writeln!(out, "voluntary_ctxt_switches:\t{}", switches.0);
     writeln!(out, "nonvoluntary_ctxt_switches:\t{}", switches.1);
     Ok(())
@@ -503,7 +503,7 @@ impl Scheduled {
             let runtime_ns = subject.process.times_ns().iter().sum();
             return Scheduled { runtime_ns, ..Scheduled::default() };
         };
-        let entity = thread.sched.lock();
+        let entity = thread.base.sched.lock();
         Scheduled {
             runtime_ns: entity.runtime_ns,
             vruntime_ns: entity.vruntime_ns(),

@@ -3,6 +3,7 @@
 //! `subject`: who acts. `credentials`: its ids and capability sets. `capable`: the one question
 //! about a capability. `limits`: what a process may use.
 
+pub mod acting;
 pub mod capable;
 pub mod credentials;
 pub mod hooks;

@@ -11,7 +11,7 @@ use abi::{Errno, Result};
 use machine::sync::{Once, SpinLock};
 
 use super::{job, pty};
-use crate::base::sched::current;
+use crate::process::current;
 use crate::vfs::chrdev::{self as special, make_device};
 use crate::vfs::{
     DirEntry, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, SetAttributes, Statistics,

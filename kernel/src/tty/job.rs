@@ -9,7 +9,7 @@ use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
 
 use super::Tty;
-use crate::base::sched::current;
+use crate::process::current;
 use crate::process::signal::{self, SigInfo, bit};
 use crate::process::{Pid, family, find_process, work};
 use crate::security::Capability;

@@ -20,7 +20,7 @@ use super::path::Location;
 use super::{
     FileOps, FileSystem, FileType, Inode, InodeState, Metadata, SetAttributes, Statistics,
 };
-use crate::base::sched::{current, has_current};
+use crate::security::acting;
 
 /// How an object is opened once more (open(2) of /proc/PID/fd/N).
 pub trait Reopen: Send + Sync {
@@ -76,12 +76,8 @@ impl AnonInode {
         label: &'static str,
         contents: Option<Arc<PageCache>>,
     ) -> Arc<AnonInode> {
-        let (uid, gid) = if has_current() {
-            let credentials = current().process.credentials();
-            (credentials.fsuid, credentials.fsgid)
-        } else {
-            (0, 0)
-        };
+        let owner = acting::subject().credentials;
+        let (uid, gid) = (owner.fsuid, owner.fsgid);
         let time_ns = crate::base::time::realtime_ns() as i64;
         Arc::new(AnonInode {
             file_type,

@@ -14,8 +14,8 @@ use machine::sync::SpinLock;
 use super::path::Location;
 use super::permission::drop_privileges;
 use super::{FileOps, Inode, inotify, locks};
-use crate::base::sched::current;
 use crate::base::sync::Mutex;
+use crate::security::acting;
 use crate::security::credentials::Credentials;
 use crate::vfs::deny_write::WriteAccess;
 
@@ -95,7 +95,7 @@ impl File {
             position: Mutex::new(0),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             watchers: SpinLock::new(Vec::new()),
-            opener: current().process.credentials(),
+            opener: acting::subject().credentials,
             owner: AtomicI32::new(0),
             granted,
             _write_access: write_access,
@@ -192,7 +192,7 @@ impl File {
     pub fn drop_privileges(&self) -> Result<()> {
         match &self.location {
             Some(location) if !location.inode().state().is_plain() => {
-                drop_privileges(&**location.inode(), &current().process.subject())
+                drop_privileges(&**location.inode(), &acting::subject())
             }
             _ => Ok(()),
         }

@@ -17,13 +17,13 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use abi::{Errno, Result, general as raw};
-use machine::sync::SpinLock;
+use machine::sync::{Once, SpinLock};
 
 use super::dentry::{self, Cached, Dentry, Moves};
+use super::file::Fd;
 use super::mount::{self, Mount};
 use super::permission::{self, EXECUTE};
-use super::{FileType, Inode};
-use crate::base::sched::current;
+use super::{File, FileType, Inode};
 use crate::base::tally;
 use crate::base::user::PATH_MAX;
 use crate::security::Subject;
@@ -203,13 +203,6 @@ pub struct Context {
 }
 
 impl Context {
-    /// The current process's.
-    #[inline]
-    pub fn current() -> Context {
-        let thread = current();
-        Context { fs: thread.process.fs(), subject: thread.process.subject() }
-    }
-
     /// The kernel's own, below `root`.
     #[must_use]
     pub fn for_kernel(root: &Location) -> Context {
@@ -247,9 +240,24 @@ impl Context {
             return Ok(self.cwd());
         }
         let fd = u32::try_from(dirfd).map_err(|_| Errno::EBADF)?;
-        let file = current().process.files().get(fd)?;
+        let file = acting_file(fd)?;
         file.location.clone().ok_or(Errno::ENOTDIR)
     }
+}
+
+/// How the open file behind a descriptor of the running process is found.
+pub type FileOf = fn(Fd) -> Result<Arc<File>>;
+
+static FILE_OF: Once<FileOf> = Once::new();
+
+/// Says how descriptors that paths start at are found, once.
+pub fn register_files(file_of: FileOf) {
+    FILE_OF.call_once(|| file_of);
+}
+
+/// The directory or file behind a descriptor that a path starts at; EBADF.
+fn acting_file(fd: Fd) -> Result<Arc<File>> {
+    FILE_OF.get().map_or(Err(Errno::EBADF), |file_of| file_of(fd))
 }
 
 /// Flags of a walk.
@@ -280,7 +288,7 @@ pub fn resolve(context: &Context, dirfd: i32, path: &[u8], flags: u32) -> Result
             Ok(context.cwd())
         } else {
             let fd = u32::try_from(dirfd).map_err(|_| Errno::EBADF)?;
-            let file = current().process.files().get(fd)?;
+            let file = acting_file(fd)?;
             Ok(match &file.location {
                 Some(location) => location.clone(),
                 None => super::anon::location(file.ops().inode()),

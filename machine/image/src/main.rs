@@ -49,7 +49,7 @@ fn limen_bad_return(regs: &mut PtRegs) {
 
 #[unsafe(no_mangle)]
 fn limen_kernel_page_fault(fault: PageFault) -> bool {
-    kernel::mm::kernel_page_fault(fault)
+    kernel::process::fault::kernel_page_fault(fault)
 }
 
 #[unsafe(no_mangle)]

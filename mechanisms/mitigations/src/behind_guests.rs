@@ -38,8 +38,8 @@ pub fn before_user_mode(cpu: &impl Cpu) {
     }
 }
 
-/// Exits of guests that no return to user mode had to pay for: every flush answers one exit, and one
-/// more may be waiting for its flush.
+/// Exits of guests that no return to user mode had to pay for: every flush answers one exit, and
+/// one more may be waiting for its flush.
 #[must_use]
 pub const fn spared(exits: u64, flushes: u64, word: u32) -> u64 {
     exits.saturating_sub(flushes).saturating_sub((word & FLUSH) as u64)

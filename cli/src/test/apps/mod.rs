@@ -3,8 +3,8 @@
 //! Each runs on the host first, where it must do what its entry says; then in Limen on the live
 //! root at every CPU count, and packed where the entry says so, at the highest count. `--all`:
 //! packed at every count, too. Where all levels run, the live root has one count for each program,
-//! in turn. Packages that a row needs and this machine lacks are installed (`../packages.rs`); where
-//! that cannot be, the row is skipped, by name.
+//! in turn. Packages that a row needs and this machine lacks are installed (`../packages.rs`);
+//! where that cannot be, the row is skipped, by name.
 //!
 //! Every run in Limen also tells how it came back from its system calls: below the least share of
 //! SYSRET (`LEAST_SYSRET`, or the entry's own) it has failed. The lowest shares are printed.

@@ -7,7 +7,8 @@
 //! two reads of the counter is the operation, some loop instructions, and nothing else; the cost
 //! of reading the counter itself is subtracted. Each operation feeds what it got from the kernel
 //! into a hash that is printed at the end, so a kernel that is fast because it does nothing shows
-//! a different hash. Reading order: main, then ops.rs (the operations), lib.rs and raw.rs (the calls).
+//! a different hash. Reading order: main, then ops.rs (the operations), lib.rs and raw.rs (the
+//! calls).
 
 mod ipi;
 mod ops;

@@ -8,9 +8,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{any_file, file};
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::user::UserPtr;
 use crate::fs::tmpfs::TmpInode;
+use crate::process::current;
 use crate::vfs::locks::{self, Lock, Owner};
 use crate::vfs::{Fd, File, FileType, hooks};
 

@@ -6,8 +6,8 @@ use abi::{Errno, Result, general as raw};
 
 use super::{CWD, any_file, file, resolve_at};
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::user::UserPtr;
+use crate::process::current;
 use crate::security::Capability;
 use crate::vfs::path::FsContext;
 use crate::vfs::path::Location;

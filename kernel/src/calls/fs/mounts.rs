@@ -6,9 +6,9 @@ use abi::{Errno, Result, general as raw};
 
 use super::{CWD, resolve_at};
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::user::{PATH_MAX, UserPtr, read_c_string, read_path};
 use crate::process::all_processes;
+use crate::process::current;
 use crate::security::Capability;
 use crate::vfs::path::Location;
 use crate::vfs::{hooks, mount};

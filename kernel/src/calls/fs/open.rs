@@ -9,9 +9,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{PathName, any_file};
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::user::{UserPtr, read_c_string};
 use crate::fs::memfd;
+use crate::process::current;
 use crate::process::give_file;
 use crate::vfs::Fd;
 use crate::vfs::open::{How, KNOWN_FLAGS, PATH_FLAGS, open as open_path};

@@ -11,7 +11,7 @@ use machine::task::Current;
 use super::file;
 use crate::base::args::Args;
 use crate::base::io::{Sink, Source, read_iovec};
-use crate::base::sched::current;
+use crate::process::current;
 use crate::process::signal::send_to_current;
 use crate::process::{Thread, file_of};
 use crate::security::{Resource, UNLIMITED};

@@ -11,8 +11,8 @@ use machine::entry::PageFault;
 use machine::memory::Prot;
 
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::mm::{Backing, Mm, MmInner, PAGE, Vma, VmaFlags};
+use crate::process::current;
 use crate::process::work;
 
 /// Pages brought in under one hold of the lock.

@@ -5,9 +5,9 @@ use abi::{Errno, Result, general as raw};
 
 use super::map::page_range;
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::mm::{MmInner, PAGE, VmaFlags};
 use crate::process::Process;
+use crate::process::current;
 
 const MLOCK_ONFAULT: u64 = 1;
 const BOTH: VmaFlags = VmaFlags::LOCKED.union(VmaFlags::LOCK_ON_FAULT);

@@ -12,9 +12,9 @@ use machine::memory::{Prot, USER_END};
 
 use super::lock;
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::mm::{Backing, MMAP_MIN, Mm, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::Process;
+use crate::process::current;
 use crate::security::{Resource, UNLIMITED};
 use crate::vfs::File;
 use crate::vfs::page_cache::{MAX_FILE_SIZE, PageCache};

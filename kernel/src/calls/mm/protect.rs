@@ -6,8 +6,8 @@ use machine::memory::Prot;
 
 use super::map::{page_range, prot_from_bits, read_implies_exec};
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::mm::{MmInner, PAGE, Vma, VmaFlags};
+use crate::process::current;
 
 /// pkey_alloc(2): there are no keys. ENOSPC.
 pub fn pkey_alloc(a: &Args) -> Result<u64> {

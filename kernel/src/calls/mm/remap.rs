@@ -8,9 +8,9 @@ use machine::memory::USER_END;
 
 use super::map::page_range;
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::mm::{Backing, MAX_MAP_COUNT, MMAP_MIN, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::Process;
+use crate::process::current;
 use crate::security::{Resource, UNLIMITED};
 
 /// What is asked for; lengths are whole pages.

@@ -20,12 +20,13 @@ use machine::sync::{SpinGuard, SpinLock};
 use machine::uaccess;
 
 use crate::base::args::Args;
-use crate::base::sched::{self, Sleep, current};
+use crate::base::sched::{self, Sleep};
 use crate::base::sync::Wake;
 use crate::base::time::{Deadline, TimeSpec, realtime_offset_ns};
 use crate::base::user::UserPtr;
 use crate::mm::FutexKey;
 use crate::process::Thread;
+use crate::process::current;
 use crate::process::restart;
 
 pub mod pi;
@@ -90,7 +91,7 @@ impl Waiter {
     /// Marks it as woken by word `index` and lets it run. The entry has been taken out.
     fn release(&self, index: u32) {
         self.woken.store(index + 1, Ordering::SeqCst);
-        sched::unpark(&self.thread);
+        sched::unpark(&self.thread.base);
     }
 
     /// The word that woke it.
@@ -115,7 +116,7 @@ impl Wake for Waiter {
     /// The timeout.
     fn wake(&self, _events: u32) -> bool {
         self.timer_fired.store(true, Ordering::SeqCst);
-        sched::unpark(&self.thread);
+        sched::unpark(&self.thread.base);
         true
     }
 }

@@ -12,9 +12,9 @@ use machine::sync::SpinGuard;
 use machine::uaccess;
 
 use super::{Bucket, Entry, TABLE, Waiter, bucket_of, cancel, key_of};
-use crate::base::sched::current;
 use crate::base::time::Deadline;
 use crate::mm::FutexKey;
+use crate::process::current;
 use crate::process::{Thread, find_thread};
 
 /// Waiters for locks of this kind, so that exit need not search when there are none.

@@ -8,8 +8,8 @@ use machine::uaccess;
 
 use super::{Bucket, Entry, TABLE, bucket_of, key_of, wake_in};
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::mm::FutexKey;
+use crate::process::current;
 
 /// A count argument of these calls: EINVAL if negative.
 fn count(argument: u64) -> Result<usize> {

@@ -17,8 +17,8 @@ use abi::sysv::{IPC_CREAT, IPC_EXCL, IPC_PRIVATE, Perm};
 use abi::{Errno, Result};
 use machine::sync::SpinLock;
 
-use crate::base::sched::current;
 use crate::base::time::{NS_PER_SEC, realtime_ns};
+use crate::process::current;
 use crate::security::{Capability, Subject};
 
 pub mod msg;

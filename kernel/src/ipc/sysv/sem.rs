@@ -18,11 +18,12 @@ use machine::sync::SpinLock;
 use super::undo::{self, UndoList};
 use super::{Object, READ, Table, WRITE, now, own_pid};
 use crate::base::args::Args;
-use crate::base::sched::{Sleep, current};
+use crate::base::sched::Sleep;
 use crate::base::sync::{WaitError, WaitQueue};
 use crate::base::time::Deadline;
 use crate::base::user::UserPtr;
 use crate::fs::pseudo::Text;
+use crate::process::current;
 
 /// Most semaphores of a set, operations of a call, sets (kernel.sem).
 const SET_MAX: usize = 32000;

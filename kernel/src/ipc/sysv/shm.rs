@@ -22,12 +22,12 @@ use machine::sync::SpinLock;
 
 use super::{Object, READ, Table, WRITE, now, own_pid};
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::user::UserPtr;
 use crate::fs::memfd;
 use crate::fs::pseudo::Text;
 use crate::mm::attach::Attachment;
 use crate::mm::{MMAP_MIN, PAGE};
+use crate::process::current;
 use crate::security::{Capability, Resource};
 use crate::vfs::File;
 use crate::vfs::page_cache::PageCache;
@@ -153,7 +153,7 @@ pub fn shmat(a: &Args) -> Result<u64> {
         address,
         replace,
     };
-    let at = crate::mm::attach::attach(attachment)?;
+    let at = crate::mm::attach::attach(&current().process.mm()?, attachment)?;
     let mut trace = segment.content.trace.lock();
     trace.atime = now();
     trace.last = own_pid();
@@ -171,7 +171,8 @@ pub fn shmdt(a: &Args) -> Result<u64> {
         let found = all.iter().find(|(_, of)| Arc::ptr_eq(of, file));
         found.map(|(segment, _)| segment.content.size.next_multiple_of(PAGE))
     };
-    let file = crate::mm::attach::detach(address, find)?;
+    let mm = current().process.mm()?;
+    let file = crate::mm::attach::detach(&mm, address, find)?;
     if let Some((segment, _)) = all.iter().find(|(_, of)| Arc::ptr_eq(of, &file)) {
         let mut trace = segment.content.trace.lock();
         trace.dtime = now();

@@ -96,7 +96,7 @@ impl<S: Owner> Ports<S> {
         if port == 0 {
             return self.bind_ephemeral(owner, ip);
         }
-        let who = crate::base::sched::current().process.subject();
+        let who = crate::process::current().process.subject();
         if port < PRIVILEGED_END && !who.capable(Capability::NetBindService) {
             return Err(Errno::EACCES);
         }

@@ -9,8 +9,8 @@ use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result};
 
-use crate::base::sched::current;
 use crate::mm::Mm;
+use crate::process::current;
 use crate::process::{Process, hooks};
 use crate::security::{Capability, Subject};
 

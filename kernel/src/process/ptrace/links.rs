@@ -12,7 +12,7 @@ use abi::{Errno, Result, general as raw, ptrace as nr};
 
 use super::access::{Ids, may_access};
 use super::{Link, Resume, State};
-use crate::base::sched::current;
+use crate::process::current;
 use crate::process::family::Life;
 use crate::process::hooks;
 use crate::process::signal::{self, SIG_IGN, SigInfo, send};

@@ -10,8 +10,8 @@ use core::sync::atomic::Ordering;
 use entry::{PtRegs, flags};
 
 use super::{State, syscall_work};
-use crate::base::sched::current;
 use crate::base::user::UserPtr;
+use crate::process::current;
 
 /// Causes in DR6 (SDM 3B, 17.2.3).
 const SINGLE_STEP: u64 = 1 << 14;

@@ -14,7 +14,8 @@ use machine::fpu::FpuState;
 use machine::task;
 
 use super::{Event, Resume, State, Stop, Trace, step, syscall_work};
-use crate::base::sched::{Sleep, current};
+use crate::base::sched::Sleep;
+use crate::process::current;
 use crate::process::signal::{self, SigInfo, bit, send};
 use crate::process::{Process, Thread, work};
 

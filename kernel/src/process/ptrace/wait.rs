@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use abi::general as raw;
 
 use super::{Resume, links};
-use crate::base::sched::current;
+use crate::process::current;
 use crate::process::{Process, Thread, exit};
 
 /// What a scan of the tracees found.

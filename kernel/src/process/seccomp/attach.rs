@@ -13,8 +13,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::notify::{self, Listener};
 use super::{Code, Filter, Mode, set};
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::user::UserPtr;
+use crate::process::current;
 use crate::process::{Pid, Thread};
 use crate::security::Capability;
 

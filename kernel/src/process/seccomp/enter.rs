@@ -9,7 +9,7 @@ use seccomp::{Data, action};
 
 use super::notify::Answer;
 use super::{ARCH, Mode, with_own_mode};
-use crate::base::sched::current;
+use crate::process::current;
 use crate::process::signal::{SigInfo, send};
 use crate::process::{exit, ptrace, work};
 

@@ -23,7 +23,7 @@ use seccomp::{Data, Program, action, outranks};
 
 use super::Thread;
 use super::ptrace::syscall_work;
-use crate::base::sched::current;
+use crate::process::current;
 
 pub mod attach;
 pub mod enter;

@@ -21,9 +21,10 @@ use seccomp::Data;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::poll::{PollTable, events};
-use crate::base::sched::{Sleep, current};
+use crate::base::sched::Sleep;
 use crate::base::sync::{WaitError, WaitQueue};
 use crate::base::user::UserPtr;
+use crate::process::current;
 use crate::process::{Pid, Process};
 use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
 

@@ -4,8 +4,8 @@ use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::user::UserPtr;
+use crate::process::current;
 
 /// `stack_t`.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug)]

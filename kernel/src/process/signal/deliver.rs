@@ -5,7 +5,7 @@ use abi::{Errno, general as raw};
 use entry::PtRegs;
 
 use super::{Action, SIG_DFL, SIG_IGN, SigInfo, bit, frame, mask, pending, send, stop};
-use crate::base::sched::current;
+use crate::process::current;
 use crate::process::{exit, ptrace};
 
 /// What to do next.

@@ -7,7 +7,7 @@ use machine::memory::USER_END;
 use machine::task::with_fpu;
 
 use super::{LastFault, SigInfo, send};
-use crate::base::sched::current;
+use crate::process::current;
 use crate::process::ptrace;
 
 /// An exception of the running program: demand paging, or a signal.
@@ -54,7 +54,7 @@ fn page_fault(exception: &Exception) -> abi::Result<()> {
     if exception.address >= USER_END {
         return Err(Errno::EFAULT);
     }
-    crate::mm::user_page_fault(PageFault {
+    crate::process::fault::user_page_fault(PageFault {
         address: exception.address,
         write: exception.error & fault_code::WRITE != 0,
         exec: exception.error & fault_code::FETCH != 0,

@@ -19,8 +19,8 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 use super::altstack::StackT;
 use super::info::UserSigInfo;
 use super::{Action, SigInfo, UNBLOCKABLE, send};
-use crate::base::sched::current;
 use crate::base::user::{UserPtr, efault};
+use crate::process::current;
 
 /// `struct sigcontext`.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Default)]

@@ -3,7 +3,7 @@
 use entry::PtRegs;
 
 use super::{SignalSet, UNBLOCKABLE};
-use crate::base::sched::current;
+use crate::process::current;
 use crate::process::work;
 
 /// Replaces the running thread's mask; returns the old one.

@@ -19,7 +19,7 @@ use abi::general as raw;
 use machine::sync::SpinLock;
 
 use super::{Process, Thread, work};
-use crate::base::sched::current;
+use crate::process::current;
 use crate::security::Resource;
 
 pub mod altstack;

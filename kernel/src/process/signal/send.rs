@@ -7,7 +7,8 @@ use abi::{Errno, Result, general as raw};
 
 use super::{Pending, ProcessSignals, SigInfo, SignalSet, bit, pending, stop};
 use crate::base::poll::events;
-use crate::base::sched::{self, current, has_current};
+use crate::base::sched::{self, has_current};
+use crate::process::current;
 use crate::process::{Pid, Process, Thread, all_processes, work};
 use crate::security::Resource;
 
@@ -106,7 +107,7 @@ fn send(
 /// Makes a thread look for signals: ends its interruptible sleep, or interrupts its CPU.
 pub fn alert(thread: &Arc<Thread>) {
     thread.task().set_work(work::SIGNAL);
-    sched::notify(thread);
+    sched::notify(&thread.base);
 }
 
 /// Effects of sending that do not wait for delivery: stop signals and SIGCONT cancel each other,
@@ -188,7 +189,7 @@ pub fn start_exit(
     shared.stop = None;
     for thread in threads.iter().filter(|thread| Some(thread.tid()) != except) {
         thread.task().set_work(work::EXIT);
-        sched::notify(thread);
+        sched::notify(&thread.base);
     }
     process.continue_events.wake_all(0);
 }

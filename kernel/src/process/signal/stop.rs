@@ -10,7 +10,7 @@ use abi::general as raw;
 use entry::PtRegs;
 
 use super::{SigInfo, pending, send};
-use crate::base::sched::current;
+use crate::process::current;
 use crate::process::family::Report;
 use crate::process::{Process, ptrace, work};
 

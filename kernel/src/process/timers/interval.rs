@@ -6,11 +6,11 @@ use abi::{Errno, Result, general as raw};
 
 use super::{AlarmTimer, Notify, Setting, update_watch};
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::time::{NS_PER_SEC, TimeVal};
 use crate::base::user::UserPtr;
 use crate::process::Process;
 use crate::process::clock::{Clock, Part};
+use crate::process::current;
 
 /// `struct itimerval`: interval, value.
 type ITimerVal = [TimeVal; 2];

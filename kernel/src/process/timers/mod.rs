@@ -204,7 +204,7 @@ impl Wake for AlarmTimer {
 /// The process ends: all its timers go.
 pub fn release(process: &Arc<Process>) {
     let timers = core::mem::take(&mut *process.timers.lock());
-    process.settings.watches_cpu_time.store(false, Ordering::Relaxed);
+    process.settings.measures_cpu_time.store(false, Ordering::Relaxed);
     let interval = timers.interval.into_iter().flatten();
     for timer in interval.chain(timers.posix.into_values()) {
         timer.set(Setting::default(), false);
@@ -233,10 +233,10 @@ fn update_watch(process: &Process) {
     let mut all = timers.interval.iter().flatten().chain(timers.posix.values());
     let armed = all.any(|timer| timer.is_on_cpu_clock() && timer.state.lock().next_ns.is_some());
     let limited = process.limit(Resource::Cpu) != UNLIMITED;
-    process.settings.watches_cpu_time.store(armed || limited, Ordering::Relaxed);
+    process.settings.measures_cpu_time.store(armed || limited, Ordering::Relaxed);
     if armed {
         // On a CPU without tick this brings it back.
-        crate::base::sched::current().task().set_work(super::work::RESCHEDULE);
+        crate::process::current().task().set_work(super::work::RESCHEDULE);
     }
 }
 

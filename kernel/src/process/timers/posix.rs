@@ -8,10 +8,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{AlarmTimer, Notify, Setting, update_watch};
 use crate::base::args::Args;
-use crate::base::sched::current;
 use crate::base::time::TimeSpec;
 use crate::base::user::UserPtr;
 use crate::process::clock::Clock;
+use crate::process::current;
 use crate::process::find_thread;
 use crate::process::signal::LAST;
 use crate::security::Resource;

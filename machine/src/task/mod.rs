@@ -28,6 +28,8 @@ use crate::stack::KernelStack;
 use crate::static_branch;
 use crate::sync::SpinLock;
 
+pub mod part;
+
 /// The machine's part of a thread.
 #[repr(C)]
 pub struct Task {
@@ -42,6 +44,8 @@ pub struct Task {
     stack: KernelStack,
     /// What its program chose about speculation (`mitigations::by_program::flag`).
     speculation: AtomicU32,
+    /// What a floor above the scheduler has of the thread ([`part`]).
+    part: part::Part,
 }
 
 /// Registers of a program that the switch saves.
@@ -177,6 +181,7 @@ impl Task {
             space: SpinLock::new(space),
             stack: KernelStack::new()?,
             speculation: AtomicU32::new(0),
+            part: part::Part::default(),
         })
     }
 
@@ -226,6 +231,18 @@ impl Task {
         let task = Task::new(None, None)?;
         task.on_cpu.store(true, Ordering::Relaxed);
         Ok(task)
+    }
+
+    /// The thread that runs ends: once it is switched from, no CPU runs it again, and its part
+    /// goes.
+    pub fn end(&self) {
+        self.part.end();
+    }
+
+    /// Gives up a thread that has never run and never will: its part goes.
+    pub fn abandon(&self) {
+        claim(self);
+        self.part.release();
     }
 
     /// Sets bits of the exit-work word; the program sees the kernel again before it runs on. If it
@@ -396,6 +413,16 @@ pub struct Current<T: 'static> {
     _not_send: PhantomData<*const ()>,
 }
 
+impl<T> Current<T> {
+    /// # Safety
+    /// `thread` was made by `Arc::into_raw`, belongs to the thread that runs this code and to no
+    /// other, and is owned until that thread has been switched from for the last time.
+    unsafe fn new(thread: *const T) -> Self {
+        // SAFETY: alive for as long as this code runs, by the caller's contract.
+        Current { thread: unsafe { &*thread }, _not_send: PhantomData }
+    }
+}
+
 impl<T> Clone for Current<T> {
     fn clone(&self) -> Self {
         *self
@@ -439,8 +466,8 @@ impl<T: Schedulable> CurrentSlot<T> {
     pub fn get(&'static self) -> Current<T> {
         let thread = self.current[percpu::cpu_id()].load(Ordering::Relaxed);
         assert!(!thread.is_null(), "no current thread yet");
-        // SAFETY: the slot owns a reference while the thread runs; `Current` cannot leave it.
-        Current { thread: unsafe { &*thread }, _not_send: PhantomData }
+        // SAFETY: the slot owns a reference, made by `Arc::into_raw`, while the thread runs.
+        unsafe { Current::new(thread) }
     }
 
     /// Whether this CPU has a current thread already.
@@ -453,6 +480,7 @@ impl<T: Schedulable> CurrentSlot<T> {
         let cpu = percpu::cpu_id();
         let task: *const Task = boot.task();
         percpu::local().task.store(task.cast_mut(), Ordering::Relaxed);
+        boot.task().part.becomes_current(cpu);
         let old = self.current[cpu].swap(Arc::into_raw(boot).cast_mut(), Ordering::Relaxed);
         assert!(old.is_null(), "this CPU has a current thread");
     }
@@ -474,6 +502,7 @@ impl<T: Schedulable> CurrentSlot<T> {
         claim(next_task);
         self.current[cpu].store(next.cast_mut(), Ordering::Relaxed);
         self.previous[cpu].store(old, Ordering::Relaxed);
+        next_task.part.becomes_current(cpu);
         let local = percpu::local();
         local.task.store((next_task as *const Task).cast_mut(), Ordering::Relaxed);
         local.kernel_stack_top.set(next_task.stack.top());
@@ -504,6 +533,11 @@ impl<T: Schedulable> CurrentSlot<T> {
         }
         // SAFETY: `switch_to` left the slot's reference here for exactly this call.
         let previous = unsafe { Arc::from_raw(previous) };
+        if previous.task().part.has_ended() {
+            // It stays on this CPU for ever, so that nothing can switch to it again.
+            previous.task().part.release();
+            return;
+        }
         previous.task().on_cpu.store(false, Ordering::Release);
     }
 }

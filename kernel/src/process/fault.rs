@@ -1,0 +1,24 @@
+//! Page faults of the running program, and the kernel's on its behalf: they go to its address space
+//! (`mm::fault`), and to whoever frees memory if there is none.
+
+use abi::{Errno, Result};
+use machine::entry::PageFault;
+
+use super::{current, has_current};
+use crate::base::reserve::relieve;
+
+/// A fault of the running program. EFAULT: nothing mapped, EACCES: no right (both SIGSEGV); ENXIO:
+/// past the end of the file, EIO: it cannot be read (both SIGBUS); ENOMEM.
+pub fn user_page_fault(fault: PageFault) -> Result<()> {
+    let mm = current().process.mm()?;
+    let mut result = mm.handle_fault(fault);
+    while result == Err(Errno::ENOMEM) && relieve() {
+        result = mm.handle_fault(fault);
+    }
+    result
+}
+
+/// A fault of the kernel on behalf of the running program. Whether to try again.
+pub fn kernel_page_fault(fault: PageFault) -> bool {
+    has_current() && user_page_fault(fault).is_ok()
+}
