@@ -74,6 +74,7 @@ pub const KVM_GET_LAPIC: u32 = ior::<LapicState>(0x8e);
 pub const KVM_SET_LAPIC: u32 = iow::<LapicState>(0x8f);
 pub const KVM_SET_CPUID2: u32 = iow::<Cpuid2>(0x90);
 pub const KVM_GET_CPUID2: u32 = iowr::<Cpuid2>(0x91);
+pub const KVM_SET_VAPIC_ADDR: u32 = iow::<u64>(0x93);
 pub const KVM_GET_MP_STATE: u32 = ior::<u32>(0x98);
 pub const KVM_SET_MP_STATE: u32 = iow::<u32>(0x99);
 pub const KVM_NMI: u32 = io(0x9a);
@@ -180,6 +181,13 @@ pub mod run {
     pub const COALESCED_PAGE: u64 = 2;
 }
 
+/// KVM_GET_CLOCK: the clock goes with the TSC, on all CPUs.
+pub const CLOCK_TSC_STABLE: u32 = 2;
+/// Bits of CPUID leaf 0x4000_0001, EAX.
+pub const FEATURE_CLOCKSOURCE: u32 = 1;
+pub const FEATURE_NOP_IO_DELAY: u32 = 1 << 1;
+pub const FEATURE_CLOCKSOURCE2: u32 = 1 << 3;
+pub const FEATURE_CLOCKSOURCE_STABLE: u32 = 1 << 24;
 pub const MEM_LOG_DIRTY_PAGES: u32 = 1;
 pub const MEM_READONLY: u32 = 2;
 pub const INTERNAL_ERROR_EMULATION: u32 = 1;

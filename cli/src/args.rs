@@ -155,6 +155,11 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "NAME|UID[:GROUP]")]
     pub(crate) user: Option<String>,
 
+    /// In Limen in Limen: the outer one runs limen-vmm, which boots the inner one with the program,
+    /// packed. Example: --nested -- /bin/uname -a
+    #[arg(long, conflicts_with_all = ["root", "image", "rw", "gdb"])]
+    pub(crate) nested: bool,
+
     /// Only the program and what it needs (interpreter, libraries, scripts' interpreters), nothing
     /// else of the host. Example: --pack -- /bin/ls -l /
     #[arg(long, visible_alias = "minimal")]

@@ -523,6 +523,18 @@ pub(crate) fn init() {
     }
 }
 
+/// What XSAVE manages, where there is XSAVE.
+pub(crate) fn xcr0() -> u64 {
+    assert!(features().xsave, "no XSAVE");
+    let (low, high): (u32, u32);
+    // SAFETY: OSXSAVE was set by `init`.
+    unsafe {
+        asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high,
+             options(nomem, nostack, preserves_flags));
+    }
+    u64::from(high) << 32 | u64::from(low)
+}
+
 /// Sets what XSAVE manages: a valid subset of what `features` has, where there is XSAVE.
 pub(crate) fn set_xcr0(value: u64) {
     assert!(features().xsave && value & !features().xcr0 == 0, "no such components");

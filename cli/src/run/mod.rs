@@ -11,6 +11,7 @@ pub(crate) mod jail;
 pub(crate) mod klog;
 pub(crate) mod limits;
 pub(crate) mod lookup;
+pub(crate) mod nested;
 pub(crate) mod outcome;
 pub(crate) mod plan;
 mod pump;
@@ -41,6 +42,9 @@ use vm::{Ended, Lost, Manner, Vm};
 
 /// Runs and reports; the result is the exit status.
 pub(crate) fn run(args: &RunArgs) -> Result<u8, Error> {
+    if args.nested {
+        return nested::command(args);
+    }
     let plan = match Plan::make(args)? {
         Ok(plan) => plan,
         Err(outcome) => {

@@ -41,6 +41,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         total += judge_kvm(context, smp, &vmm)?;
     }
     total += super::vmscape::run(context, &vmm)?;
+    total += super::nested::run(context)?;
     Ok(total)
 }
 
@@ -78,7 +79,9 @@ pub(super) fn with_judge(program: &Path, mut host: Results) -> Result<Results, E
 
 /// The names of the tests.
 pub(super) fn names(context: &Context) -> Result<Vec<String>, Error> {
-    listed(&build(context)?, "list")
+    let mut names = listed(&build(context)?, "list")?;
+    names.extend(super::nested::names());
+    Ok(names)
 }
 
 /// What the tests' program lists for this word.

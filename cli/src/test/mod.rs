@@ -36,6 +36,7 @@ mod images;
 mod isolation;
 mod judge;
 mod kernel;
+mod nested;
 mod packages;
 mod profile;
 mod promises;

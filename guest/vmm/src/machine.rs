@@ -121,14 +121,21 @@ impl Guest {
         memory.write(CODE as usize, code);
         set_region(&vm, 0, 0, &memory, BYTES, 0)?;
         let cpu = vm.create_vcpu(0).map_err(say("KVM_CREATE_VCPU"))?;
-        start_real(&cpu)?;
-        if kind == Kind::Protected {
-            let mut s = cpu.get_sregs().map_err(say("KVM_GET_SREGS"))?;
-            s.cr0 |= 1;
-            flat(&mut s, false);
-            cpu.set_sregs(&s).map_err(say("KVM_SET_SREGS"))?;
+        let guest = Guest { cpu, vm, memory, kvm };
+        match kind {
+            Kind::Real => start_real(&guest.cpu)?,
+            Kind::Protected => guest.start_protected()?,
         }
-        Ok(Guest { cpu, vm, memory, kvm })
+        Ok(guest)
+    }
+
+    /// At the code in 32-bit protected mode without paging.
+    pub fn start_protected(&self) -> Result<()> {
+        start_real(&self.cpu)?;
+        let mut s = self.cpu.get_sregs().map_err(say("KVM_GET_SREGS"))?;
+        s.cr0 |= 1;
+        flat(&mut s, false);
+        self.cpu.set_sregs(&s).map_err(say("KVM_SET_SREGS"))
     }
 
     /// In 64-bit mode at `code`, the first GiB mapped to itself.

@@ -23,6 +23,7 @@ const TESTS: &[Test] = &[
     ("kvm::exceptions_reach_their_handler", exceptions_reach_their_handler),
     ("kvm::registers_are_kept", registers_are_kept),
     ("kvm::floating_point_is_the_guests_own", floating_point_is_the_guests_own),
+    ("kvm::extended_state_is_the_guests_own", extended_state_is_the_guests_own),
     ("kvm::model_specific_registers", model_specific_registers),
     ("kvm::cpuid", cpuid),
     ("kvm::memory_that_leaves", memory_that_leaves),
@@ -38,6 +39,11 @@ const TESTS: &[Test] = &[
     ("kvm::eventfds", eventfds),
     ("kvm::one_cpu_starts_another", one_cpu_starts_another),
     ("kvm::state_of_controllers", state_of_controllers),
+    ("kvm::clock", clock),
+    ("kvm::coalesced_writes", coalesced_writes),
+    ("kvm::local_controllers_alone", local_controllers_alone),
+    ("kvm::capabilities_are_true", capabilities_are_true),
+    ("kvm::any_call_at_any_time", crate::hostile::any_call_at_any_time),
 ];
 
 /// Prints the names.
@@ -337,6 +343,25 @@ fn floating_point_is_the_guests_own() -> Result<()> {
     ensure(core::hint::black_box(own) == 3.0, || "the program's own value is gone".into())
 }
 
+/// XCR0 is what the guest has set, from one exit to the next, and KVM_GET_XCRS tells it.
+fn extended_state_is_the_guests_own() -> Result<()> {
+    // mov rax,cr4; or eax,OSXSAVE; mov cr4,rax; xor ecx,ecx; xor edx,edx; mov eax,3; xsetbv;
+    // xor ecx,ecx; xgetbv; out 0x80,eax; jmp xor
+    let code = [
+        0x0f, 0x20, 0xe0, 0x0d, 0, 0, 4, 0, 0x0f, 0x22, 0xe0, 0x31, 0xc9, 0x31, 0xd2, 0xb8, 3, 0,
+        0, 0, 0x0f, 0x01, 0xd1, 0x31, 0xc9, 0x0f, 0x01, 0xd0, 0xe7, 0x80, 0xeb, 0xf7,
+    ];
+    let mut guest = Guest::long(&code)?;
+    let list = guest.kvm.get_supported_cpuid(80).map_err(say("KVM_GET_SUPPORTED_CPUID"))?;
+    guest.cpu.set_cpuid2(&list).map_err(say("KVM_SET_CPUID2"))?;
+    for _ in 0..3 {
+        expect(&mut guest, "out 0x80 [3, 0, 0, 0]")?;
+        let xcrs = guest.cpu.get_xcrs().map_err(say("KVM_GET_XCRS"))?;
+        ensure(xcrs.xcrs[0].value == 3, || format!("XCR0 {:#x}", xcrs.xcrs[0].value))?;
+    }
+    Ok(())
+}
+
 fn model_specific_registers() -> Result<()> {
     // mov ecx,0xc0000082; rdmsr; out 0x80,eax; mov ecx,0x12345; rdmsr (#GP: no handler)
     let code = [
@@ -617,4 +642,161 @@ fn state_of_controllers() -> Result<()> {
     let pit = guest.vm.get_pit2().map_err(say("KVM_GET_PIT2"))?;
     guest.vm.set_pit2(&pit).map_err(say("KVM_SET_PIT2"))?;
     ensure(guest.vm.create_irq_chip().is_err(), || "controllers twice".into())
+}
+
+/// The clock that the guest reads from its memory is the one that KVM_GET_CLOCK tells.
+fn clock() -> Result<()> {
+    const AT: usize = 0x9000;
+    // mov ecx,0x4b564d01; xor edx,edx; mov eax,AT|1; wrmsr; rdtsc; out 0x80,eax; mov eax,edx;
+    // out 0x80,eax; jmp rdtsc
+    let code = [
+        0xb9, 0x01, 0x4d, 0x56, 0x4b, 0x31, 0xd2, 0xb8, 0x01, 0x90, 0, 0, 0x0f, 0x30, 0x0f, 0x31,
+        0xe7, 0x80, 0x89, 0xd0, 0xe7, 0x80, 0xeb, 0xf6,
+    ];
+    let mut guest = Guest::long(&code)?;
+    let word = |guest: &Guest, at: usize, len: usize| {
+        (0..len).rev().fold(0, |v, n| v << 8 | u64::from(guest.memory.byte(AT + at + n)))
+    };
+    let mut times = Vec::new();
+    for _ in 0..3 {
+        let before = guest.vm.get_clock().map_err(say("KVM_GET_CLOCK"))?.clock;
+        let mut tsc = 0;
+        for shift in [0, 32] {
+            match guest.cpu.run() {
+                Ok(VcpuExit::IoOut(0x80, &[a, b, c, d])) => {
+                    tsc |= u64::from(u32::from_le_bytes([a, b, c, d])) << shift;
+                }
+                other => return Err(format!("{other:?}")),
+            }
+        }
+        let after = guest.vm.get_clock().map_err(say("KVM_GET_CLOCK"))?.clock;
+        ensure(word(&guest, 0, 4) % 2 == 0, || "an odd version".into())?;
+        let (shift, ticks) = (word(&guest, 28, 1) as u8 as i8, tsc - word(&guest, 8, 8));
+        let ticks = if shift < 0 { ticks >> -shift } else { ticks << shift };
+        let scaled = u128::from(ticks) * u128::from(word(&guest, 24, 4)) >> 32;
+        let time = word(&guest, 16, 8) + scaled as u64;
+        ensure((before..=after).contains(&time), || format!("{time}, not {before} to {after}"))?;
+        times.push(time);
+    }
+    ensure(times.is_sorted(), || format!("{times:?}"))?;
+    let ahead = kvm_bindings::kvm_clock_data { clock: 1 << 50, ..Default::default() };
+    guest.vm.set_clock(&ahead).map_err(say("KVM_SET_CLOCK"))?;
+    step(&mut guest)?;
+    let (set, now) = (word(&guest, 16, 8), guest.vm.get_clock().map_err(say("KVM_GET_CLOCK"))?);
+    ensure(set == 1 << 50 && now.clock > set, || format!("set to {set}, now {}", now.clock))
+}
+
+/// Writes to a zone are in the ring at the next exit, in their order; a full ring is an exit.
+fn coalesced_writes() -> Result<()> {
+    const ZONE: u64 = 0x20_0000;
+    const RING: usize = 2 * 4096;
+    const ENTRIES: u32 = 170;
+    // mov ebx,ZONE; mov eax,[0x5000] as a count: write until it is 0: mov [ebx],eax; dec eax;
+    // jnz write; hlt; jmp to the start
+    let code =
+        [0xbb, 0, 0, 0x20, 0, 0xa1, 0, 0x50, 0, 0, 0x89, 0x03, 0x48, 0x75, 0xfb, 0xf4, 0xeb, 0xee];
+    let mut guest = Guest::protected(&code)?;
+    let address = kvm_ioctls::IoEventAddress::Mmio(ZONE);
+    guest.vm.register_coalesced_mmio(address, 4).map_err(say("KVM_REGISTER_COALESCED_MMIO"))?;
+    // SAFETY: the descriptor is a virtual CPU's, and the page is its ring.
+    let ring = unsafe {
+        use std::os::fd::AsRawFd as _;
+        let (rights, fd) = (libc::PROT_READ | libc::PROT_WRITE, guest.cpu.as_raw_fd());
+        libc::mmap(core::ptr::null_mut(), 4096, rights, libc::MAP_SHARED, fd, RING as i64)
+    };
+    ensure(ring != libc::MAP_FAILED, || "mmap of the ring".into())?;
+    // SAFETY: the page is mapped until the end of the process, and only read and written so.
+    let word = |n: usize| unsafe { ring.cast::<u32>().add(n).read_volatile() };
+    guest.memory.set_word(0x5000, 5);
+    expect(&mut guest, "hlt")?;
+    ensure((word(0), word(1)) == (0, 5), || format!("from {} to {}", word(0), word(1)))?;
+    // Six words each: address (2), length, kind, data (2).
+    let entries: Vec<_> =
+        (0..5).map(|n| (word(2 + 6 * n), word(4 + 6 * n), word(6 + 6 * n))).collect();
+    let wanted: Vec<_> = (1..=5).rev().map(|value| (ZONE as u32, 4, value)).collect();
+    ensure(entries == wanted, || format!("{entries:x?}"))?;
+    guest.memory.set_word(0x5000, 200);
+    expect(&mut guest, "write 0x200000 [24, 0, 0, 0]")?;
+    ensure(word(1) == ENTRIES - 1, || format!("full at {}", word(1)))?;
+    // What makes no sense is a full ring.
+    // SAFETY: as above.
+    unsafe { ring.cast::<u32>().add(1).write_volatile(u32::MAX) };
+    expect(&mut guest, "write 0x200000 [23, 0, 0, 0]")?;
+    guest.vm.unregister_coalesced_mmio(address, 4).map_err(say("KVM_UNREGISTER_COALESCED_MMIO"))?;
+    // SAFETY: as above.
+    unsafe { ring.cast::<u32>().add(1).write_volatile(0) };
+    expect(&mut guest, "write 0x200000 [22, 0, 0, 0]")
+}
+
+/// Split controllers: messages reach the local one, and the end of a level-triggered interrupt is
+/// told to the VMM, whose I/O APIC it came from.
+fn local_controllers_alone() -> Result<()> {
+    let kvm = kvm_ioctls::Kvm::new().map_err(say("/dev/kvm"))?;
+    let vm = kvm.create_vm().map_err(say("KVM_CREATE_VM"))?;
+    let split = kvm_bindings::kvm_enable_cap {
+        cap: kvm_bindings::KVM_CAP_SPLIT_IRQCHIP,
+        args: [24, 0, 0, 0],
+        ..Default::default()
+    };
+    vm.enable_cap(&split).map_err(say("KVM_ENABLE_CAP"))?;
+    ensure(vm.enable_cap(&split).is_err(), || "controllers twice".into())?;
+    ensure(vm.create_pit2(Default::default()).is_err(), || "a timer without the 8259s".into())?;
+    let mut chip = kvm_bindings::kvm_irqchip::default();
+    ensure(vm.get_irqchip(&mut chip).is_err(), || "the state of an 8259".into())?;
+    let memory = Memory::new(crate::machine::BYTES);
+    // lidt [0x2000]; mov dword [0xfee000f0],0x1ff; sti; hlt; jmp hlt
+    let code = [
+        0x0f, 0x01, 0x1d, 0, 0x20, 0, 0, 0xc7, 0x05, 0xf0, 0, 0xe0, 0xfe, 0xff, 1, 0, 0, 0xfb,
+        0xf4, 0xeb, 0xfd,
+    ];
+    memory.write(CODE as usize, &code);
+    // out 0x81,al; mov dword [0xfee000b0],0 (its end); out 0x82,al; iret
+    let handler = [0xe6, 0x81, 0xc7, 0x05, 0xb0, 0, 0xe0, 0xfe, 0, 0, 0, 0, 0xe6, 0x82, 0xcf];
+    memory.write(0x1200, &handler);
+    memory.write(0x2000, &[0xff, 7, 0, 0x30, 0, 0]);
+    memory.write(0x3000 + 8 * 0x41, &[0, 0x12, 8, 0, 0, 0x8e, 0, 0]);
+    // A table of descriptors, for what the handler's IRET and the gate load: flat code at 8.
+    memory.write(0x4008, &[0xff, 0xff, 0, 0, 0, 0x9a, 0xcf, 0]);
+    set_region(&vm, 0, 0, &memory, crate::machine::BYTES, 0)?;
+    let cpu = vm.create_vcpu(0).map_err(say("KVM_CREATE_VCPU"))?;
+    let mut guest = Guest { cpu, vm, memory, kvm };
+    guest.start_protected()?;
+    let mut sregs = guest.cpu.get_sregs().map_err(say("KVM_GET_SREGS"))?;
+    (sregs.gdt.base, sregs.gdt.limit) = (0x4000, 0x1f);
+    guest.cpu.set_sregs(&sregs).map_err(say("KVM_SET_SREGS"))?;
+    // Level-triggered, vector 0x41, to CPU 0.
+    let message =
+        kvm_bindings::kvm_msi { address_lo: 0xfee0_0000, data: 0xc041, ..Default::default() };
+    std::thread::scope(|scope| {
+        let vm = &guest.vm;
+        let sender = scope.spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            vm.signal_msi(message).map_err(say("KVM_SIGNAL_MSI"))
+        });
+        let got = format!("{:?}", guest.cpu.run());
+        sender.join().map_err(|_| "the thread panicked")??;
+        ensure(got.contains("IoOut(129"), || got)
+    })?;
+    expect(&mut guest, "IoapicEoi(65)")?;
+    expect(&mut guest, "out 0x82 [0]")
+}
+
+/// What is announced works, what does not work is not announced.
+fn capabilities_are_true() -> Result<()> {
+    use kvm_bindings as raw;
+    let guest = Guest::real(&[0xf4])?;
+    let has = |cap: u32| guest.kvm.check_extension_raw(cap.into()) > 0;
+    let clock = guest.vm.get_clock().is_ok();
+    ensure(has(raw::KVM_CAP_ADJUST_CLOCK) == clock, || "KVM_CAP_ADJUST_CLOCK".into())?;
+    let at = kvm_ioctls::IoEventAddress::Pio(0x70);
+    let coalesced = guest.vm.register_coalesced_mmio(at, 1).is_ok();
+    ensure(has(raw::KVM_CAP_COALESCED_PIO) == coalesced, || "KVM_CAP_COALESCED_PIO".into())?;
+    let debug = raw::kvm_guest_debug { control: 1, ..Default::default() };
+    let debugs = guest.cpu.set_guest_debug(&debug).is_ok();
+    ensure(has(raw::KVM_CAP_SET_GUEST_DEBUG) == debugs, || "KVM_CAP_SET_GUEST_DEBUG".into())?;
+    let nested = guest.cpu.get_tsc_khz().is_ok();
+    ensure(has(raw::KVM_CAP_GET_TSC_KHZ) == nested, || "KVM_CAP_GET_TSC_KHZ".into())?;
+    let enable = raw::kvm_enable_cap { cap: raw::KVM_CAP_X86_DISABLE_EXITS, ..Default::default() };
+    let exits = guest.vm.enable_cap(&enable).is_ok();
+    ensure(exits <= has(raw::KVM_CAP_X86_DISABLE_EXITS), || "KVM_CAP_X86_DISABLE_EXITS".into())
 }

@@ -47,7 +47,11 @@ fn supported_entries() -> Vec<CpuidEntry2> {
     let word = |four: &[u8; 4]| u32::from_le_bytes(*four);
     let name = [SIGNATURE + 1, word(b"KVMK"), word(b"VMKV"), word(b"M\0\0\0")];
     entries.push(entry(SIGNATURE, None, name));
-    entries.push(entry(SIGNATURE + 1, None, [0; 4]));
+    let features = kvm::FEATURE_CLOCKSOURCE
+        | kvm::FEATURE_NOP_IO_DELAY
+        | kvm::FEATURE_CLOCKSOURCE2
+        | kvm::FEATURE_CLOCKSOURCE_STABLE;
+    entries.push(entry(SIGNATURE + 1, None, [features, 0, 0, 0]));
     entries
 }
 

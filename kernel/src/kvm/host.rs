@@ -10,7 +10,8 @@ use virt::msr;
 use virt::pic::Pic;
 use virt::vcpu::{Host, Interrupts, Mapped, Signals, Waited};
 
-use super::irqchip::deliver;
+use super::clock::Registers;
+use super::irqchip::{IrqChip, deliver};
 use super::memory::Map;
 use super::vcpu::Shared;
 use super::vm::Vm;
@@ -46,9 +47,14 @@ impl<'a> VcpuHost<'a> {
         (address & !0xfff == page).then_some(address as u32 & 0xfff)
     }
 
+    /// The 8259s and the I/O APIC, where they are the kernel's.
+    fn whole_chip(&self) -> Option<&'a IrqChip> {
+        self.vm.irqchip.get().filter(|chip| !chip.is_split)
+    }
+
     /// Whether the 8259 has something for this CPU.
     fn external(&self) -> bool {
-        let Some(chip) = self.vm.irqchip.get() else { return false };
+        let Some(chip) = self.whole_chip() else { return false };
         self.with_lapic(|lapic| lapic.takes_external()) == Some(true)
             && chip.pic.lock().is_pending()
     }
@@ -58,11 +64,10 @@ impl<'a> VcpuHost<'a> {
         match effect {
             None | Some(Effect::None | Effect::Changed) => {}
             Some(Effect::Send(message)) => deliver(self.vm, Some(self.shared), message),
-            Some(Effect::EndOfLevel(vector)) => {
-                if let Some(chip) = self.vm.irqchip.get() {
-                    chip.end(self.vm, vector);
-                }
-            }
+            Some(Effect::EndOfLevel(vector)) => match self.whole_chip() {
+                Some(chip) => chip.end(self.vm, vector),
+                None => self.shared.ended.store(u32::from(vector) + 1, Ordering::Relaxed),
+            },
             Some(Effect::Timer) => self.shared.arm(),
         }
     }
@@ -82,11 +87,12 @@ impl Host for VcpuHost<'_> {
     }
 
     fn device_read(&mut self, address: u64, into: &mut [u8]) -> bool {
-        let Some(chip) = self.vm.irqchip.get() else { return false };
         let word = if let Some(offset) = self.lapic_offset(address) {
             let lapic = self.shared.lapic.as_ref();
             lapic.map_or(0, |lapic| lapic.lock().read(offset & !15, now_ns()))
-        } else if address.wrapping_sub(ioapic::ADDRESS) < ioapic::BYTES {
+        } else if let Some(chip) = self.whole_chip()
+            && address.wrapping_sub(ioapic::ADDRESS) < ioapic::BYTES
+        {
             chip.ioapic.lock().read((address - ioapic::ADDRESS) & !15)
         } else {
             return false;
@@ -100,10 +106,9 @@ impl Host for VcpuHost<'_> {
     }
 
     fn device_write(&mut self, address: u64, from: &[u8]) -> bool {
-        if self.vm.ring(false, address, from) {
+        if self.vm.ring(false, address, from) || self.vm.coalesced.write(false, address, from) {
             return true;
         }
-        let Some(chip) = self.vm.irqchip.get() else { return false };
         let mut word = [0; 4];
         let len = from.len().min(4);
         word[..len].copy_from_slice(&from[..len]);
@@ -113,7 +118,9 @@ impl Host for VcpuHost<'_> {
                 let effect = self.with_lapic(|lapic| lapic.write(offset, value, now_ns()));
                 self.carry_out(effect);
             }
-        } else if address.wrapping_sub(ioapic::ADDRESS) < ioapic::BYTES {
+        } else if let Some(chip) = self.whole_chip()
+            && address.wrapping_sub(ioapic::ADDRESS) < ioapic::BYTES
+        {
             let message = chip.ioapic.lock().write(address - ioapic::ADDRESS, value);
             message.into_iter().for_each(|message| deliver(self.vm, None, message));
         } else {
@@ -123,7 +130,7 @@ impl Host for VcpuHost<'_> {
     }
 
     fn port_read(&mut self, port: u16, into: &mut [u8]) -> bool {
-        let Some(chip) = self.vm.irqchip.get() else { return false };
+        let Some(chip) = self.whole_chip() else { return false };
         let [byte] = into else { return false };
         if Pic::has_port(port) {
             *byte = chip.pic.lock().read(port);
@@ -134,10 +141,11 @@ impl Host for VcpuHost<'_> {
     }
 
     fn port_write(&mut self, port: u16, from: &[u8]) -> bool {
-        if self.vm.ring(true, port.into(), from) {
+        if self.vm.ring(true, port.into(), from) || self.vm.coalesced.write(true, port.into(), from)
+        {
             return true;
         }
-        let Some(chip) = self.vm.irqchip.get() else { return false };
+        let Some(chip) = self.whole_chip() else { return false };
         let &[value] = from else { return false };
         if !Pic::has_port(port) {
             return chip.pit.get().is_some_and(|pit| pit.write(port, value));
@@ -174,11 +182,27 @@ impl Host for VcpuHost<'_> {
         if self.version != self.vm.version() {
             (self.map, self.version) = self.vm.map();
         }
+        if let Some(due) = self.shared.due_clock() {
+            due.write_due(&self.vm.clock, &self.map, self.shared.tsc_offset());
+        }
         pending & ENDS_GUEST != 0
     }
 
     fn has_controller(&self) -> bool {
         self.shared.lapic.is_some()
+    }
+
+    fn has_pic(&self) -> bool {
+        self.whole_chip().is_some()
+    }
+
+    fn takes_external(&self) -> bool {
+        self.with_lapic(|lapic| lapic.takes_external()).unwrap_or(true)
+    }
+
+    fn ended_level(&mut self) -> Option<u8> {
+        let ended = self.shared.ended.swap(0, Ordering::Relaxed);
+        ended.checked_sub(1).map(|vector| vector as u8)
     }
 
     fn interrupts(&mut self) -> Interrupts {
@@ -219,6 +243,9 @@ impl Host for VcpuHost<'_> {
     }
 
     fn read_msr(&mut self, number: u32) -> Option<u64> {
+        if let Some(value) = self.shared.clock_register(number) {
+            return Some(value);
+        }
         match number {
             msr::APIC_BASE => Some(self.shared.apic_base()),
             msr::TSC_DEADLINE => self.with_lapic(|lapic| lapic.tsc_deadline()),
@@ -230,6 +257,9 @@ impl Host for VcpuHost<'_> {
     }
 
     fn write_msr(&mut self, number: u32, value: u64) -> Option<bool> {
+        if self.shared.change_clock(|clock| clock.write(number, value)) {
+            return Some(true);
+        }
         let effect = match number {
             msr::APIC_BASE => return Some(self.shared.set_apic_base(value)),
             msr::TSC_DEADLINE => self.with_lapic(|lapic| lapic.set_tsc_deadline(value)),
@@ -255,6 +285,7 @@ impl Host for VcpuHost<'_> {
         let exact = value.wrapping_sub(self.tsc());
         let offset = if by_guest { exact } else { self.vm.agree_on_tsc(exact) };
         self.shared.set_tsc_offset(offset);
+        self.shared.change_clock(Registers::refresh);
         if self.shared.lapic.is_some() {
             self.shared.arm();
         }

@@ -41,6 +41,8 @@ type Table = Vec<(u32, Route)>;
 
 /// See the module.
 pub(super) struct IrqChip {
+    /// The 8259s and the I/O APIC are the VMM's; those here are not used.
+    pub(super) is_split: bool,
     pub(super) pic: SpinLock<Pic>,
     pub(super) ioapic: SpinLock<IoApic>,
     routes: SpinLock<Arc<Table>>,
@@ -48,15 +50,17 @@ pub(super) struct IrqChip {
 }
 
 impl IrqChip {
-    pub(super) fn new() -> IrqChip {
+    pub(super) fn new(is_split: bool) -> IrqChip {
         let both = (0..16).flat_map(|line| {
             [(line, Route::Pic(line as usize)), (line, Route::IoApic(line as usize))]
         });
         let rest = (16..ioapic::PINS as u32).map(|line| (line, Route::IoApic(line as usize)));
+        let routes = if is_split { Vec::new() } else { both.chain(rest).collect() };
         IrqChip {
+            is_split,
             pic: SpinLock::new(Pic::default()),
             ioapic: SpinLock::new(IoApic::default()),
-            routes: SpinLock::new(Arc::new(both.chain(rest).collect())),
+            routes: SpinLock::new(Arc::new(routes)),
             pit: Once::new(),
         }
     }
@@ -69,6 +73,9 @@ impl IrqChip {
         }
         let entries = read_entries::<IrqRouting, IrqRoutingEntry>(at, head.nr, MAX_ROUTES)?;
         let table = entries.iter().map(route).collect::<Result<Table>>()?;
+        if self.is_split && table.iter().any(|(_, route)| !matches!(route, Route::Message(..))) {
+            return Err(Errno::EINVAL);
+        }
         let old = core::mem::replace(&mut *self.routes.lock(), Arc::new(table));
         drop(old);
         Ok(0)

@@ -22,6 +22,8 @@ use crate::process::current;
 use crate::vfs::chrdev::{self, CharDriver};
 use crate::vfs::{File, FileOps, Inode};
 
+mod clock;
+mod coalesced;
 mod cpuid;
 mod events;
 mod host;
@@ -124,6 +126,10 @@ fn capability(number: u64) -> u64 {
         | cap::TSC_DEADLINE_TIMER
         | cap::SIGNAL_MSI
         | cap::IMMEDIATE_EXIT => 1,
+        // Where its ring is in what a virtual CPU maps.
+        cap::COALESCED_MMIO => kvm::run::COALESCED_PAGE,
+        cap::COALESCED_PIO | cap::SPLIT_IRQCHIP | cap::ENABLE_CAP_VM => 1,
+        cap::ADJUST_CLOCK => kvm::CLOCK_TSC_STABLE.into(),
         cap::NR_VCPUS | cap::MAX_VCPUS | cap::MAX_VCPU_ID => MAX_VCPUS,
         cap::IRQ_ROUTING => irqchip::MAX_ROUTES as u64,
         cap::NR_MEMSLOTS => machine::vmrun::MAX_SLOTS as u64,

@@ -20,10 +20,12 @@ pub(super) struct RunArea {
 }
 
 impl RunArea {
-    pub(super) fn new() -> Result<RunArea> {
+    /// The ring of coalesced writes is the guest's, and in the areas of all its CPUs.
+    pub(super) fn new(ring: &Frame) -> Result<RunArea> {
         let cache = PageCache::new(None, run::PAGES * PAGE);
         let head = cache.page_for_mapping(0)?;
         let ports = cache.page_for_mapping(run::PORT_PAGE)?;
+        cache.share_page(run::COALESCED_PAGE, ring.clone())?;
         Ok(RunArea { cache, head, ports })
     }
 
@@ -95,6 +97,10 @@ impl RunArea {
             Outcome::Shutdown => exit::SHUTDOWN,
             Outcome::Interrupted => exit::INTR,
             Outcome::WindowOpen => exit::IRQ_WINDOW_OPEN,
+            Outcome::EndOfInterrupt(vector) => {
+                self.head.write(run::EXIT, &[vector]);
+                exit::IOAPIC_EOI
+            }
             Outcome::FailedEntry => {
                 // The hardware's reason: an invalid guest.
                 self.head.write(run::EXIT, u64::MAX.as_bytes());

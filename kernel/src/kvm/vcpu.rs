@@ -5,7 +5,7 @@
 
 use alloc::sync::{Arc, Weak};
 use core::any::Any;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use abi::kvm::{self, LapicState, MsrEntry, Msrs, Sregs, Xcrs, Xsave};
 use abi::{Errno, Result};
@@ -15,12 +15,12 @@ use svm::Svm;
 use virt::exit::Vmrun;
 use virt::lapic::{Lapic, base};
 use virt::regs::flags;
-use virt::vcpu::{MpState, Outcome, Signals, Vcpu, is_valid_xcr0};
+use virt::vcpu::{Host as _, MpState, Outcome, Signals, Vcpu, is_valid_xcr0};
 
 use super::host::VcpuHost;
 use super::run_area::RunArea;
 use super::vm::{Handle, Vm};
-use super::{OPEN, check_owner, cpuid, read_entries, state};
+use super::{OPEN, check_owner, clock, cpuid, read_entries, state};
 use crate::base::sched;
 use crate::base::sync::{Mutex, WaitQueue, Wake};
 use crate::base::time::{Deadline, NS_PER_SEC, Timer, now_ns, wake_at};
@@ -57,6 +57,12 @@ pub(super) struct Shared {
     timer: SpinLock<Option<Timer>>,
     /// What the guest's TSC is ahead of the host's.
     tsc_offset: AtomicU64,
+    /// KVM's clock, and whether something of it is to be written.
+    clock: SpinLock<clock::Registers>,
+    is_clock_due: AtomicBool,
+    /// One more than the vector of the level-triggered interrupt that was ended last, where the VMM
+    /// is to be told; else 0.
+    pub(super) ended: AtomicU32,
     own: Weak<Shared>,
 }
 
@@ -76,6 +82,9 @@ impl Shared {
             apic_base: AtomicU64::new(base::DEFAULT | base::ENABLE | boot),
             timer: SpinLock::new(None),
             tsc_offset: AtomicU64::new(0),
+            clock: SpinLock::default(),
+            is_clock_due: AtomicBool::new(false),
+            ended: AtomicU32::new(0),
             own: own.clone(),
         })
     }
@@ -96,6 +105,31 @@ impl Shared {
                 true
             }
         }
+    }
+
+    /// A register of KVM's clock.
+    pub(super) fn clock_register(&self, number: u32) -> Option<u64> {
+        self.clock.lock().read(number)
+    }
+
+    /// Changes them; what follows is written before the next entry.
+    pub(super) fn change_clock<R>(&self, f: impl FnOnce(&mut clock::Registers) -> R) -> R {
+        let result = f(&mut self.clock.lock());
+        self.is_clock_due.store(true, Ordering::Release);
+        result
+    }
+
+    /// What is to be written now, once.
+    pub(super) fn due_clock(&self) -> Option<clock::Registers> {
+        if !self.is_clock_due.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.is_clock_due.store(false, Ordering::Relaxed);
+        Some(self.clock.lock().take_due())
+    }
+
+    pub(super) fn tsc_offset(&self) -> u64 {
+        self.tsc_offset.load(Ordering::Relaxed)
     }
 
     pub(super) fn set_tsc_offset(&self, offset: u64) {
@@ -200,7 +234,7 @@ pub(super) fn create(vm: &Arc<Handle>, id: u32) -> Result<u64> {
     }
     let fpu = FpuState::new().map_err(|_| Errno::ENOMEM)?;
     let inner = Inner { cpu, fpu, signal_mask: None, last: Outcome::Interrupted };
-    let area = RunArea::new()?;
+    let area = RunArea::new(&vm.coalesced.ring)?;
     let inode = AnonInode::mapped(FileType::Regular, 0o600, "kvm-vcpu", area.cache.clone());
     vm.add_vcpu(&shared)?;
     let file = VcpuFile { vm: vm.clone(), shared, area, inner: Mutex::new(inner), inode };
@@ -250,7 +284,8 @@ impl VcpuFile {
     fn tell(&self, inner: &mut Inner, outcome: Outcome) -> Result<u64> {
         let hardware = &inner.cpu.hardware;
         let interrupts = hardware.rflags() & flags::IF != 0;
-        let ready = inner.cpu.can_be_interrupted();
+        let takes = self.shared.lapic.as_ref().is_none_or(|lapic| lapic.lock().takes_external());
+        let ready = takes && inner.cpu.can_be_interrupted();
         let apic_base = self.shared.apic_base();
         self.area.write_state(ready, interrupts, hardware.priority(), apic_base);
         self.area.write_outcome(&outcome, &inner.cpu.port_data);
@@ -421,7 +456,7 @@ impl VcpuFile {
                 self.shared.arm();
                 Ok(0)
             }
-            kvm::KVM_INTERRUPT if self.shared.lapic.is_some() => Err(Errno::ENXIO),
+            kvm::KVM_INTERRUPT if self.host().has_pic() => Err(Errno::ENXIO),
             kvm::KVM_INTERRUPT => {
                 let vector = UserPtr::<u32>::new(at).read()?;
                 let vector = u8::try_from(vector).map_err(|_| Errno::EINVAL)?;
@@ -439,6 +474,9 @@ impl VcpuFile {
                 inner.signal_mask = read_mask(at)?;
                 Ok(0)
             }
+            // Off, which it is: what 32-bit guests with a patched task priority would share.
+            kvm::KVM_SET_VAPIC_ADDR if UserPtr::<u64>::new(at).read()? == 0 => Ok(0),
+            kvm::KVM_SET_VAPIC_ADDR => Err(Errno::EINVAL),
             kvm::KVM_GET_TSC_KHZ => Ok(machine::time::tsc_hz() / 1000),
             _ => Err(Errno::ENOTTY),
         }

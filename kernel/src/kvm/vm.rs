@@ -5,16 +5,20 @@ use alloc::vec::Vec;
 use core::any::Any;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use abi::kvm::cap;
 use abi::kvm::{
-    self, DirtyLog, IoEventFd, IrqFd, IrqLevel, Msi, PitConfig, PitState2, UserMemoryRegion,
+    self, CoalescedZone, DirtyLog, EnableCap, IoEventFd, IrqFd, IrqLevel, Msi, PitConfig,
+    PitState2, UserMemoryRegion,
 };
 use abi::{Errno, Result};
 use machine::sync::{Once, SpinLock};
 use machine::vmrun::NestedSpace;
 use virt::lapic::Message;
 
+use super::clock::{Clock, Registers};
+use super::coalesced::Coalesced;
 use super::events::{self, Doorbell, Line};
-use super::irqchip::{IrqChip, PitDevice, deliver};
+use super::irqchip::{IrqChip, MAX_ROUTES, PitDevice, deliver};
 use super::memory::{self, Map};
 use super::vcpu::{self, Shared};
 use super::{MAX_VCPUS, OPEN, capability, check_owner};
@@ -44,6 +48,8 @@ pub(super) struct Vm {
     tsc_offset: SpinLock<u64>,
     /// Once the VMM wants them here.
     pub(super) irqchip: Once<IrqChip>,
+    pub(super) clock: Clock,
+    pub(super) coalesced: Coalesced,
     doorbells: SpinLock<Vec<Doorbell>>,
     lines: SpinLock<Vec<Arc<Line>>>,
 }
@@ -84,6 +90,8 @@ pub(super) fn create() -> Result<u64> {
         boot_cpu: AtomicU32::new(0),
         tsc_offset: SpinLock::new(machine::cpu::rdtsc().wrapping_neg()),
         irqchip: Once::new(),
+        clock: Clock::new(),
+        coalesced: Coalesced::new()?,
         doorbells: SpinLock::default(),
         lines: SpinLock::default(),
     });
@@ -158,7 +166,8 @@ impl Vm {
         vcpus.iter().for_each(|vcpu| vcpu.stop());
     }
 
-    fn create_irqchip(&self) -> Result<u64> {
+    /// KVM_CREATE_IRQCHIP; `is_split`: only the local controllers (KVM_CAP_SPLIT_IRQCHIP).
+    fn create_irqchip(&self, is_split: bool) -> Result<u64> {
         let _changing = self.change.lock();
         if self.irqchip.get().is_some() {
             return Err(Errno::EEXIST);
@@ -166,7 +175,7 @@ impl Vm {
         if self.has_vcpus() {
             return Err(Errno::EINVAL);
         }
-        self.irqchip.call_once(IrqChip::new);
+        self.irqchip.call_once(|| IrqChip::new(is_split));
         Ok(0)
     }
 
@@ -174,7 +183,7 @@ impl Vm {
         const SPEAKER: u32 = 1;
         let config = UserPtr::<PitConfig>::new(at).read()?;
         let _changing = self.change.lock();
-        let chip = self.irqchip.get().ok_or(Errno::ENOENT)?;
+        let chip = self.irqchip.get().filter(|chip| !chip.is_split).ok_or(Errno::ENOENT)?;
         if chip.pit.get().is_some() {
             return Err(Errno::EEXIST);
         }
@@ -185,9 +194,10 @@ impl Vm {
     /// Ioctls on the interrupt controllers. None: not one of them.
     fn interrupts(self: &Arc<Self>, command: u32, at: u64) -> Result<Option<u64>> {
         let chip = || self.irqchip.get().ok_or(Errno::ENXIO);
+        let whole_chip = || chip().and_then(|c| if c.is_split { Err(Errno::ENXIO) } else { Ok(c) });
         let pit = || chip()?.pit.get().ok_or(Errno::ENXIO);
         let done = match command {
-            kvm::KVM_CREATE_IRQCHIP => self.create_irqchip()?,
+            kvm::KVM_CREATE_IRQCHIP => self.create_irqchip(false)?,
             kvm::KVM_CREATE_PIT2 => self.create_pit(at)?,
             kvm::KVM_IRQ_LINE | kvm::KVM_IRQ_LINE_STATUS => {
                 let asked = UserPtr::<IrqLevel>::new(at).read()?;
@@ -206,8 +216,8 @@ impl Vm {
                 1
             }
             kvm::KVM_SET_GSI_ROUTING => chip()?.set_routes(at)?,
-            kvm::KVM_GET_IRQCHIP => chip()?.state(at)?,
-            kvm::KVM_SET_IRQCHIP => chip()?.set_state(at)?,
+            kvm::KVM_GET_IRQCHIP => whole_chip()?.state(at)?,
+            kvm::KVM_SET_IRQCHIP => whole_chip()?.set_state(at)?,
             kvm::KVM_GET_PIT2 => {
                 UserPtr::new(at).write(&pit()?.state())?;
                 0
@@ -225,6 +235,28 @@ impl Vm {
             _ => return Ok(None),
         };
         Ok(Some(done))
+    }
+
+    /// KVM_ENABLE_CAP: what a VMM has to ask for.
+    fn enable(&self, at: u64) -> Result<u64> {
+        let asked = UserPtr::<EnableCap>::new(at).read()?;
+        if asked.flags != 0 {
+            return Err(Errno::EINVAL);
+        }
+        match asked.cap {
+            // Routes that are pins of the VMM's I/O APIC: all of them may be.
+            cap::SPLIT_IRQCHIP if asked.args[0] <= MAX_ROUTES as u64 => self.create_irqchip(true),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    fn set_clock(&self, at: u64) -> Result<u64> {
+        self.clock.set(at)?;
+        self.for_vcpus(|vcpu| {
+            vcpu.change_clock(Registers::refresh);
+            vcpu.kick();
+        });
+        Ok(0)
     }
 
     /// Enters a virtual CPU; EEXIST if there is one with its id.
@@ -303,6 +335,15 @@ impl FileOps for VmFile {
                 vm.set_region(&UserPtr::<UserMemoryRegion>::new(argument).read()?)
             }
             kvm::KVM_GET_DIRTY_LOG => vm.dirty_log(argument),
+            kvm::KVM_ENABLE_CAP => vm.enable(argument),
+            kvm::KVM_GET_CLOCK => vm.clock.get(argument),
+            kvm::KVM_SET_CLOCK => vm.set_clock(argument),
+            kvm::KVM_REGISTER_COALESCED_MMIO => {
+                vm.coalesced.register(UserPtr::<CoalescedZone>::new(argument).read()?)
+            }
+            kvm::KVM_UNREGISTER_COALESCED_MMIO => {
+                vm.coalesced.unregister(UserPtr::<CoalescedZone>::new(argument).read()?)
+            }
             // Intel's need them; this CPU's virtualisation runs real mode as it is.
             kvm::KVM_SET_TSS_ADDR | kvm::KVM_SET_IDENTITY_MAP_ADDR => Ok(0),
             kvm::KVM_SET_BOOT_CPU_ID => {

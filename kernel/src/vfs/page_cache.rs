@@ -287,6 +287,13 @@ impl PageCache {
         self.get_or_fill(index, for_write, true)
     }
 
+    /// Makes this frame the page at `index` of a file that is only memory, unless there is one: two
+    /// files may share a page so. What is there afterwards.
+    pub fn share_page(&self, index: u64, frame: Frame) -> Result<Frame> {
+        assert!(self.is_only_memory(), "a page of a file that has a backend");
+        self.get_or_insert(index, frame, true)
+    }
+
     /// The page for a writable shared mapping: counts as dirty from now on.
     pub fn page_for_mapping(&self, index: u64) -> Result<Frame> {
         let frame = self.page(index, true)?;

@@ -241,7 +241,7 @@ impl Vcpu {
         // is a page of this CPU's; interrupts are masked.
         unsafe { vmrun_switch(extra, guest, host) };
         self.space.leave();
-        xcr0.restore();
+        self.extra.xcr0 = xcr0.restore();
         debug_registers::after_guest(self.save().dr6);
         let control = &self.block_mut().control;
         Left {
@@ -301,7 +301,8 @@ impl World for Vcpu {
 
 /// What XSAVE manages, for the time of an entry.
 struct Xcr0 {
-    changed: bool,
+    /// What the guest is left with where there is no XSAVE.
+    guest: u64,
 }
 
 static XCR0_LOGGED: AtomicBool = AtomicBool::new(false);
@@ -312,22 +313,29 @@ impl Xcr0 {
         let host = features().xcr0;
         let value = guest & host | 1;
         if !features().xsave || value == host {
-            return Xcr0 { changed: false };
+            return Xcr0 { guest };
         }
         if !virt::vcpu::is_valid_xcr0(value, host) {
             // The kernel has let a value through that the CPU would refuse.
             if !XCR0_LOGGED.swap(true, Ordering::Relaxed) {
                 crate::log!("a guest's XCR0 of {guest:#x} is none");
             }
-            return Xcr0 { changed: false };
+            return Xcr0 { guest };
         }
         cpu::set_xcr0(value);
-        Xcr0 { changed: true }
+        Xcr0 { guest }
     }
 
-    fn restore(self) {
-        if self.changed {
+    /// The host's again; what the guest has left. It is read, not assumed: QEMU's emulation does
+    /// not intercept XSETBV (seen with 7.2), and then the guest has set the register itself.
+    fn restore(self) -> u64 {
+        if !features().xsave {
+            return self.guest;
+        }
+        let left = cpu::xcr0();
+        if left != features().xcr0 {
             cpu::set_xcr0(features().xcr0);
         }
+        left
     }
 }

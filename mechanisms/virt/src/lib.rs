@@ -15,6 +15,7 @@
 
 extern crate alloc;
 
+pub mod clock;
 pub mod cpuid;
 pub mod decode;
 pub mod emulate;

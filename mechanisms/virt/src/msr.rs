@@ -4,6 +4,11 @@
 #![expect(missing_docs, reason = "the names of the manual")]
 
 pub const TSC: u32 = 0x10;
+/// KVM: where the wall clock and the clock are to be written; by old and new numbers.
+pub const KVM_WALL_CLOCK: u32 = 0x11;
+pub const KVM_SYSTEM_TIME: u32 = 0x12;
+pub const KVM_WALL_CLOCK_NEW: u32 = 0x4b56_4d00;
+pub const KVM_SYSTEM_TIME_NEW: u32 = 0x4b56_4d01;
 pub const PLATFORM_ID: u32 = 0x17;
 pub const APIC_BASE: u32 = 0x1b;
 pub const FEATURE_CONTROL: u32 = 0x3a;
@@ -18,6 +23,7 @@ pub const SYSENTER_ESP: u32 = 0x175;
 pub const SYSENTER_EIP: u32 = 0x176;
 pub const MCG_CAP: u32 = 0x179;
 pub const MCG_STATUS: u32 = 0x17a;
+pub const MCG_CTL: u32 = 0x17b;
 pub const MISC_ENABLE: u32 = 0x1a0;
 pub const DEBUGCTL: u32 = 0x1d9;
 pub const PAT: u32 = 0x277;
@@ -54,7 +60,7 @@ const MTRRS: [core::ops::RangeInclusive<u32>; 4] =
 const BANKS: core::ops::RangeInclusive<u32> = 0x400..=0x400 + 4 * 32 - 1;
 
 /// Registers that only keep what is written: nothing depends on them here.
-const PLAIN: [u32; 6] = [MTRR_DEF_TYPE, MISC_ENABLE, MCG_STATUS, HWCR, SYSCFG, TSC_ADJUST];
+const PLAIN: [u32; 7] = [MTRR_DEF_TYPE, MISC_ENABLE, MCG_STATUS, MCG_CTL, HWCR, SYSCFG, TSC_ADJUST];
 
 /// How many plain registers there are.
 pub const PLAIN_COUNT: usize = PLAIN.len() + 16 + 1 + 2 + 8 + 128;
@@ -93,7 +99,7 @@ pub fn constant(number: u32) -> Option<u64> {
 }
 
 /// What a VMM saves and restores (KVM_GET_MSR_INDEX_LIST), beside MTRRs.
-pub const LIST: [u32; 25] = [
+pub const LIST: [u32; 29] = [
     TSC,
     APIC_BASE,
     TSC_ADJUST,
@@ -119,4 +125,8 @@ pub const LIST: [u32; 25] = [
     SYSCFG,
     DE_CFG,
     PATCH_LEVEL,
+    KVM_WALL_CLOCK,
+    KVM_SYSTEM_TIME,
+    KVM_WALL_CLOCK_NEW,
+    KVM_SYSTEM_TIME_NEW,
 ];

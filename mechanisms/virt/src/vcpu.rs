@@ -123,6 +123,18 @@ pub trait Host {
     fn has_controller(&self) -> bool;
     /// What they have for this CPU.
     fn interrupts(&mut self) -> Interrupts;
+    /// Whether the kernel has the 8259s, too: else the VMM gives their interrupts.
+    fn has_pic(&self) -> bool {
+        self.has_controller()
+    }
+    /// Whether this CPU listens to the 8259s now.
+    fn takes_external(&self) -> bool {
+        true
+    }
+    /// A level-triggered interrupt that the guest has ended, and whose I/O APIC is the VMM's.
+    fn ended_level(&mut self) -> Option<u8> {
+        None
+    }
     /// Takes the interrupt that [`Interrupts::ready`] told of.
     fn acknowledge(&mut self) -> Option<u8>;
     /// The guest has set the task priority.
@@ -181,6 +193,8 @@ pub enum Outcome {
     Interrupted,
     /// An interrupt can be given now.
     WindowOpen,
+    /// The interrupt of this vector was ended, for the VMM's I/O APIC.
+    EndOfInterrupt(u8),
     /// The CPU refused the state.
     FailedEntry,
     /// Nobody knows how to go on: an instruction that software cannot execute (its bytes), or an
@@ -304,6 +318,9 @@ impl<H: Vmrun> Vcpu<H> {
         loop {
             if self.exits_at_once || host.work() {
                 return Outcome::Interrupted;
+            }
+            if let Some(vector) = host.ended_level() {
+                return Outcome::EndOfInterrupt(vector);
             }
             self.take_signals(host);
             if self.mp_state != MpState::Runnable {

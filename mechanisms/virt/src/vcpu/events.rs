@@ -27,12 +27,17 @@ impl<H: Vmrun> Vcpu<H> {
             let interrupts = host.interrupts();
             self.hardware.set_priority(interrupts.priority);
             windows.priority = interrupts.masked;
-            if interrupts.ready && can_interrupt {
-                if let Some(vector) = host.acknowledge() {
+            // Of the VMM's 8259, where only the local controllers are the kernel's.
+            let ready = interrupts.ready || self.pending.external.is_some();
+            let wants_window = self.wants_window && !host.has_pic() && host.takes_external();
+            if ready && can_interrupt {
+                if let Some(vector) = self.pending.external.take().or_else(|| host.acknowledge()) {
                     self.hardware.inject(Event::Interrupt(vector));
                 }
+            } else if !ready && can_interrupt && wants_window {
+                return Err(Outcome::WindowOpen);
             } else {
-                windows.interrupt = interrupts.ready;
+                windows.interrupt = ready || wants_window;
             }
             return Ok(windows);
         }
