@@ -403,7 +403,7 @@ impl Binding {
     pub fn commit(mut self) -> Result<usize, NotBound> {
         let mut changed = 0;
         for list in [&mut self.fill, &mut self.live, &mut self.clear] {
-            list.sort_unstable_by_key(|patch| patch.at);
+            *list = by_address(list);
         }
         let lists = [&self.fill[..], &self.live, &self.clear];
         text_poke::check_all(&lists)?;
@@ -412,6 +412,15 @@ impl Binding {
         }
         Ok(changed)
     }
+}
+
+/// The patches in the order of their addresses. What is sorted is small: the sort of patches
+/// themselves takes several KiB of stack for each of its levels, of which a thread has 16.
+fn by_address(patches: &[Patch]) -> Vec<Patch> {
+    let places = patches.iter().enumerate();
+    let mut order: Vec<(u64, usize)> = places.map(|(place, patch)| (patch.at, place)).collect();
+    order.sort_unstable();
+    order.into_iter().map(|(_, place)| patches[place]).collect()
 }
 
 /// Each callee at most once, and none that does not exist.
