@@ -64,8 +64,11 @@ fn answer_ip(frame: &[u8], reply: &mut [u8]) -> Option<()> {
     const ICMP: u8 = 1;
     const UDP: u8 = 17;
     let packet = frame.get(ETHERNET..)?;
-    let len = usize::from(u16::from_be_bytes([*packet.get(2)?, packet[3]]));
-    if packet.len() < IP + 8 || packet[0] != 0x45 || packet[16..20] != OWN || len > packet.len() {
+    if packet.len() < IP + 8 {
+        return None;
+    }
+    let len = usize::from(u16::from_be_bytes([packet[2], packet[3]]));
+    if packet[0] != 0x45 || packet[16..20] != OWN || len > packet.len() {
         return None;
     }
     let ip = &mut reply[ETHERNET..];
