@@ -22,7 +22,7 @@ use abi::{Errno, Result, general as nr};
 use machine::frame::is_short;
 
 use super::signal::{SigInfo, send_to_process};
-use super::{Pid, Process, all_processes, upper, work};
+use super::{Pid, Process, all_processes, find_process, upper, work};
 use crate::base::reserve::reclaim;
 use crate::base::sched::Sleep;
 use crate::base::sync::{Mutex, WaitQueue};
@@ -45,8 +45,8 @@ const PAGES_PER_FILE: u64 = 1;
 /// What a thread counts, pages: its stack in the kernel.
 const PAGES_PER_THREAD: u64 = 8;
 
-/// Who was killed last, and until when they may take to end.
-static VICTIMS: Mutex<(Vec<Arc<Process>>, Option<Deadline>)> = Mutex::new((Vec::new(), None));
+/// Who was killed last, and until when they may take to end. By number: their memory is wanted.
+static VICTIMS: Mutex<(Vec<Pid>, Option<Deadline>)> = Mutex::new((Vec::new(), None));
 static WAITERS: WaitQueue = WaitQueue::new();
 
 /// The check before a system call, when memory is short. ENOMEM if there is no way to get any.
@@ -102,12 +102,15 @@ fn kill_somebody() -> bool {
     // Somebody else is choosing.
     let Some(mut last) = VICTIMS.try_lock() else { return true };
     let is_late = last.1.is_none_or(Deadline::has_passed);
-    if !is_late && !last.0.iter().all(|process| has_ended(process)) {
+    if !is_late
+        && !last.0.iter().all(|&pid| find_process(pid).is_none_or(|process| has_ended(&process)))
+    {
         return true;
     }
     let Some(victims) = choose() else { return false };
     let patience_ns = VICTIM_NS + victims.len() as u64 * MEMBER_NS;
-    let next = (victims.clone(), Some(Deadline::after_ns(patience_ns)));
+    let numbers = victims.iter().map(|process| process.pid).collect();
+    let next = (numbers, Some(Deadline::after_ns(patience_ns)));
     let old = core::mem::replace(&mut *last, next);
     drop(last);
     drop(old);
