@@ -21,7 +21,10 @@ use crate::static_branch::{self, StaticKey, at_boot, static_branch_unlikely};
 use crate::{apic, behind_guests, cfi, irq, panic, text_poke, trace, uaccess};
 
 global_asm!(
+    include_str!("if_key.S"),
     include_str!("entry.S"),
+    // Others that include it may lie in the same piece of assembly.
+    ".purgem if_key",
     USER_RSP = const offset_of!(CpuLocal, user_rsp),
     KERNEL_STACK_TOP = const offset_of!(CpuLocal, kernel_stack_top),
     USER_RDI = const offset_of!(CpuLocal, user_rdi),

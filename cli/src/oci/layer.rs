@@ -28,6 +28,7 @@ use super::manifest::Layer;
 use super::rootfs::{Kind, LINKS_MAX, META_FOLDER, META_OF_ROOT, Meta};
 use super::store::Store;
 use crate::Error;
+use crate::pack::SKELETON;
 use crate::pack::files::hex;
 use crate::tree::components;
 
@@ -55,16 +56,6 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-
-/// Folders of every root file system; the kernel mounts on some of them.
-const SKELETON: [(&str, u32); 6] = [
-    ("/dev", 0o755),
-    ("/etc", 0o755),
-    ("/proc", 0o555),
-    ("/run", 0o755),
-    ("/sys", 0o555),
-    ("/tmp", 0o1777),
-];
 
 /// Something in the image, and the layer that it is from.
 #[derive(Clone, Copy, Debug)]

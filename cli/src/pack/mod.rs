@@ -30,8 +30,8 @@ use files::{FileSet, Node, hex};
 /// Archives kept; the ones used longest ago go first.
 const CACHED_MAX: usize = 32;
 
-/// What a root needs beside the program. Owners and modes as on any Linux system.
-const SKELETON: [(&str, u32); 6] = [
+/// Folders of every root, some of which the kernel mounts on. Modes as on any Linux system.
+pub(crate) const SKELETON: [(&str, u32); 6] = [
     ("/dev", 0o755),
     ("/etc", 0o755),
     ("/proc", 0o555),

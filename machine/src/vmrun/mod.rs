@@ -39,8 +39,10 @@ pub use nested::{MAX_SLOTS, MapError, NestedSpace, Slot};
 
 global_asm!(
     include_str!("../fill.S"),
+    include_str!("../if_key.S"),
     include_str!("switch.S"),
     ".purgem fill_the_return_stack",
+    ".purgem if_key",
     R0 = const offset_of!(Extra, gprs),
     RCX = const offset_of!(Extra, gprs) + 8 * gpr::RCX,
     RDX = const offset_of!(Extra, gprs) + 8 * gpr::RDX,

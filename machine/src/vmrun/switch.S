@@ -7,16 +7,6 @@
 // the kernel's: nothing may come in between. That is GIF=0, which holds back interrupts, NMIs and
 // machine checks.
 
-// Five bytes: a nop, or once the key is on at boot, a jump.
-.macro if_switch_key key, to
-.Lvmrun_key_\@:
-    .byte 0x0f, 0x1f, 0x44, 0x00, 0x00
-    .pushsection __jump_table, "aR", @progbits
-    .balign 4
-    .long .Lvmrun_key_\@ - ., \to - ., \key
-    .popsection
-.endm
-
 .pushsection .text.vmrun, "ax", @progbits
 
 // vmrun_switch(rdi: &mut Extra, rsi: physical address of the guest's block, rdx: of the host's)
@@ -85,10 +75,10 @@ vmrun_switch:
     stgi
     // Nothing above was predicted by the return stack or by an indirect branch: what the guest has
     // left in predictors goes before the first RET.
-    if_switch_key {IBPB_BEHIND_GUESTS}, vmrun_barrier
+    if_key {IBPB_BEHIND_GUESTS}, vmrun_barrier
 vmrun_behind_barrier:
-    if_switch_key {FILL_BEHIND_GUESTS}, vmrun_fill
-    if_switch_key {CALL_BEHIND_GUESTS}, vmrun_call
+    if_key {FILL_BEHIND_GUESTS}, vmrun_fill
+    if_key {CALL_BEHIND_GUESTS}, vmrun_call
     ret
     int3
 vmrun_barrier:
@@ -111,4 +101,3 @@ vmrun_call:
 .size vmrun_switch, . - vmrun_switch
 
 .popsection
-.purgem if_switch_key
