@@ -8,12 +8,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use super::run::ensure;
-use super::watch::Running;
+use super::run::{Test, each, ensure};
 use super::{Context, Summary, packages};
 use crate::Error;
-
-type Test = fn(&Context, &Path) -> Result<(), Error>;
 
 const TESTS: [(&str, Test); 2] = [("dist::archive", archive), (CLEAN_TREE, clean_tree)];
 /// It fetches a few hundred megabytes: only where the level is named.
@@ -24,20 +21,8 @@ pub(super) fn names() -> Vec<String> {
 }
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
-    let mut summary = Summary::default();
     let wanted = |name: &str| context.wants(name) && (context.is_named || name != CLEAN_TREE);
-    for (name, test) in TESTS.iter().filter(|(name, _)| wanted(name)) {
-        let _running = Running::begin(name);
-        let folder = tempfile::tempdir()?;
-        match test(context, folder.path()) {
-            Ok(()) => summary.passed += 1,
-            Err(why) => {
-                println!("test {name} ... FAILED: {why}");
-                summary.failed += 1;
-            }
-        }
-    }
-    Ok(summary)
+    each(context, TESTS.iter().filter(|(name, _)| wanted(name)))
 }
 
 /// Makes both files; the one that ends so.

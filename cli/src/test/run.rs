@@ -18,7 +18,7 @@ const LIMIT: &str = "60";
 /// What goes through standard input and output.
 const STREAM_BYTES: usize = 64 << 20;
 
-type Test = fn(&Context, &Path) -> Result<(), Error>;
+pub(super) type Test = fn(&Context, &Path) -> Result<(), Error>;
 
 const TESTS: &[(&str, Test)] = &[
     ("run::statuses", statuses),
@@ -58,8 +58,16 @@ const TESTS: &[(&str, Test)] = &[
 ];
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
+    each(context, TESTS.iter().filter(|(name, _)| context.wants(name)))
+}
+
+/// Runs the tests, each with a folder of its own.
+pub(super) fn each<'a>(
+    context: &Context,
+    tests: impl Iterator<Item = &'a (&'a str, Test)>,
+) -> Result<Summary, Error> {
     let mut summary = Summary::default();
-    for (name, test) in TESTS.iter().filter(|(name, _)| context.wants(name)) {
+    for (name, test) in tests {
         let folder = tempfile::tempdir()?;
         let _running = Running::begin(name);
         match test(context, folder.path()) {
