@@ -64,5 +64,8 @@ pub mod virtio;
 mod vmap;
 pub mod vmrun;
 
-pub use heap::{idle_bytes as heap_idle_bytes, slab_bytes, trim as trim_heap};
+pub use heap::{
+    idle_bytes as heap_idle_bytes, mapped_bytes, objects as heap_objects, slab_bytes,
+    trim as trim_heap,
+};
 pub use vmap::usage as vmap_usage;

@@ -5,12 +5,14 @@
 //! how fast the machine is (an emulated CPU is up to fifty times slower), and each runs in a
 //! process of its own. Reading order: harness.rs, sys.rs, then any subject.
 
+mod accounts;
 mod capabilities;
 mod channels;
 mod child;
 mod differ;
 mod elf_cases;
 mod entry;
+mod errors;
 mod exec;
 mod file_rights;
 mod files;
@@ -21,6 +23,7 @@ mod harness;
 mod hogs;
 mod hooks;
 mod huge_pages;
+mod io_signals;
 mod jobs;
 mod landlock;
 mod mappings;
@@ -60,6 +63,7 @@ const SUBJECTS: &[&[Test]] = &[
     jobs::TESTS,
     threads::TESTS,
     signals::TESTS,
+    io_signals::TESTS,
     memory::TESTS,
     mappings::TESTS,
     huge_pages::TESTS,
@@ -71,6 +75,7 @@ const SUBJECTS: &[&[Test]] = &[
     file_rights::TESTS,
     partly::TESTS,
     order::TESTS,
+    errors::TESTS,
     procfs::TESTS,
     channels::TESTS,
     sockets::TESTS,
@@ -96,6 +101,7 @@ const USAGE: &str = "usage: limen-guest-tests list | run NAME | run-all [FILTER]
          [--jobs J] [--in-vm]
        differ run [--seed S] [--first N] [--count N] [--seconds N] | differ show FILE
        hogs [FILTER], in a VM only | hooks, in a VM of Limen's only | elf-cases
+       errors [CALL] | errors merge FILE FILE | errors differ FILE, as root
        as-init run|run-all …, as the first process of a bare kernel";
 
 fn all() -> impl Iterator<Item = &'static Test> {
@@ -138,6 +144,10 @@ fn main() {
         }
         "fuzz" => fuzz::main(&args),
         "differ" => differ::main(&args),
+        "errors" => {
+            settle::settle();
+            errors::main(&args[2..])
+        }
         "elf-cases" => elf_cases::print(),
         "hogs-list" => {
             hogs::TESTS.iter().for_each(|t| println!("{}", t.name));

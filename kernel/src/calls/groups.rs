@@ -22,7 +22,8 @@ fn process_or_self(argument: u64) -> Result<Arc<Process>> {
 pub fn setpgid(args: &Args) -> Result<u64> {
     let own = &current().process;
     let (pid, group) = (args.a0() as i32, args.a1() as i32);
-    if group < 0 {
+    // Without a group it is the process's own number.
+    if group < 0 || group == 0 && pid < 0 {
         return Err(Errno::EINVAL);
     }
     if pid < 0 {

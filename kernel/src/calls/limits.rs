@@ -48,8 +48,8 @@ pub fn getrlimit(args: &Args) -> Result<u64> {
 
 /// setrlimit(2).
 pub fn setrlimit(args: &Args) -> Result<u64> {
-    let resource = resource(args.a0())?;
     let limit = UserPtr::<Limit>::new(args.a1()).read()?;
+    let resource = resource(args.a0())?;
     let process = &current().process;
     set(&process.subject(), process, resource, limit)?;
     Ok(0)

@@ -6,7 +6,7 @@ use abi::{Errno, Result, general, net as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::args::Args;
-use crate::base::io::{IOV_MAX, Sink, Source, read_iovec};
+use crate::base::io::{IOV_MAX, MAX_TRANSFER, Sink, Source, read_iovec};
 use crate::base::time::{Deadline, TimeSpec, now_ns, realtime_ns};
 use crate::base::user::UserPtr;
 use crate::ipc::{file_at, give_pair};
@@ -77,6 +77,8 @@ pub fn socket(a: &Args) -> Result<u64> {
 /// socketpair(2).
 pub fn socketpair(a: &Args) -> Result<u64> {
     let (kind, close_on_exec, nonblocking) = split_kind(a.a1() as u32)?;
+    // The descriptors are told first: then nothing has to be undone.
+    UserPtr::<[i32; 2]>::new(a.a3()).write(&[-1; 2])?;
     let kind = match kind {
         1 => Kind::Stream,
         2 | 3 => Kind::Dgram,
@@ -141,10 +143,10 @@ pub fn accept4(a: &Args) -> Result<u64> {
 }
 
 fn accept_with(a: &Args, flags: u32) -> Result<u64> {
+    let file = file_at(a.a0())?;
     if flags & !(SOCK_CLOEXEC | SOCK_NONBLOCK) != 0 {
         return Err(Errno::EINVAL);
     }
-    let file = file_at(a.a0())?;
     let socket = socket_of(&file)?;
     hooks::socket_accept((socket.common(),))?;
     let patience = socket.common().receive_patience(file.is_nonblocking());
@@ -251,10 +253,9 @@ pub fn sendto(a: &Args) -> Result<u64> {
 
 fn send_header(file: &Arc<File>, header: &MsgHdr, flags: u32) -> Result<u64> {
     socket_of(file)?;
-    let to = if header.name == 0 || header.name_len == 0 {
-        None
-    } else {
-        Some(RawAddress::read(header.name, u64::from(header.name_len))?)
+    let to = match name_len(header)? {
+        len if header.name == 0 || len == 0 => None,
+        len => Some(RawAddress::read(header.name, u64::from(len))?),
     };
     let control = if header.control == 0 || header.control_len == 0 {
         Control::default()
@@ -272,8 +273,28 @@ fn read_message_vector(header: &MsgHdr) -> Result<alloc::vec::Vec<crate::base::i
     read_iovec(header.vector, header.vector_len)
 }
 
+/// The flag that says a header is one of 32 bits, which only the kernel itself sets.
+const MSG_CMSG_COMPAT: u32 = 1 << 31;
+
+/// EINVAL for flags that no program may set.
+fn check_message_flags(flags: u64) -> Result<()> {
+    if flags as u32 & MSG_CMSG_COMPAT != 0 { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
+/// Longest address of a header: what is said beyond it is cut off (`struct sockaddr_storage`).
+const NAME_LEN_MAX: u32 = 128;
+
+/// The length of a header's name. EINVAL if it is negative.
+fn name_len(header: &MsgHdr) -> Result<u32> {
+    if header.name != 0 && header.name_len as i32 <= -1 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(header.name_len.min(NAME_LEN_MAX))
+}
+
 /// sendmsg(2).
 pub fn sendmsg(a: &Args) -> Result<u64> {
+    check_message_flags(a.a2())?;
     let file = file_at(a.a0())?;
     let header = UserPtr::<MsgHdr>::new(a.a1()).read()?;
     send_header(&file, &header, a.a2() as u32)
@@ -281,6 +302,7 @@ pub fn sendmsg(a: &Args) -> Result<u64> {
 
 /// sendmmsg(2).
 pub fn sendmmsg(a: &Args) -> Result<u64> {
+    check_message_flags(a.a3())?;
     let file = file_at(a.a0())?;
     let count = (a.a2() as u32 as usize).min(MESSAGES_MAX);
     let messages = UserPtr::<MMsgHdr>::new(a.a1());
@@ -349,7 +371,11 @@ fn sender(file: &Arc<File>, received: &Received) -> Result<Option<Address>> {
 /// recvfrom(2), which is also recv(2).
 pub fn recvfrom(a: &Args) -> Result<u64> {
     let file = file_at(a.a0())?;
-    let mut sink = Sink::user(a.a1(), a.a2().min(usize::MAX as u64) as usize);
+    let len = a.a2().min(MAX_TRANSFER as u64);
+    if len > 0 && !machine::uaccess::is_user_range(a.a1(), len as usize) {
+        return Err(Errno::EFAULT);
+    }
+    let mut sink = Sink::user(a.a1(), len as usize);
     let received = receive_one(&file, &mut sink, a.a3() as u32)?;
     if a.a4() != 0 {
         match sender(&file, &received)? {
@@ -362,15 +388,11 @@ pub fn recvfrom(a: &Args) -> Result<u64> {
 
 fn receive_header(file: &Arc<File>, at: UserPtr<MsgHdr>, flags: u32) -> Result<u64> {
     let header = at.read()?;
+    name_len(&header)?;
     let vector = read_message_vector(&header)?;
     let received = receive_one(file, &mut Sink::user_vector(&vector), flags)?;
     let name_len = match sender(file, &received)? {
-        Some(from) if header.name != 0 => {
-            if header.name_len as i32 <= -1 {
-                return Err(Errno::EINVAL);
-            }
-            from.write(header.name, header.name_len as usize)?
-        }
+        Some(from) if header.name != 0 => from.write(header.name, header.name_len as usize)?,
         _ => 0,
     };
     let mut writer = Writer::new(header.control, header.control_len);
@@ -443,6 +465,7 @@ fn put_stamps(common: &Common, received: &Received, writer: &mut Writer) -> Resu
 
 /// recvmsg(2).
 pub fn recvmsg(a: &Args) -> Result<u64> {
+    check_message_flags(a.a2())?;
     let file = file_at(a.a0())?;
     receive_header(&file, UserPtr::new(a.a1()), a.a2() as u32)
 }
@@ -452,12 +475,13 @@ const MSG_WAITFORONE: u32 = 0x10000;
 
 /// recvmmsg(2). As on Linux the timeout is only looked at after each message.
 pub fn recvmmsg(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0())?;
     let timeout = UserPtr::<TimeSpec>::new(a.a4()).non_null();
     let deadline = match timeout {
         Some(timespec) => Some(Deadline::after_ns(timespec.read()?.to_ns()?)),
         None => None,
     };
+    check_message_flags(a.a3())?;
+    let file = file_at(a.a0())?;
     let count = (a.a2() as u32 as usize).min(MESSAGES_MAX);
     let mut flags = a.a3() as u32;
     let messages = UserPtr::<MMsgHdr>::new(a.a1());

@@ -54,9 +54,9 @@ fn signal_number(argument: u64) -> Result<u32> {
 /// rt_sigaction(2).
 pub fn rt_sigaction(args: &Args) -> Result<u64> {
     check_set_size(args.a3())?;
-    let number = signal_number(args.a0())?;
     let new =
         UserPtr::<KernelSigaction>::new(args.a1()).non_null().map(UserPtr::read).transpose()?;
+    let number = signal_number(args.a0())?;
     if new.is_some() && UNBLOCKABLE & bit(number) != 0 {
         return Err(Errno::EINVAL);
     }
@@ -188,11 +188,13 @@ fn own_info(number: u32, code: i32) -> SigInfo {
 
 /// Sends `info` if the caller may. Number 0 only checks.
 fn send_checked(target: &Arc<Process>, info: SigInfo) -> Result<()> {
+    number_or_zero(info.signo as u64)?;
     check_permission(&current().process, target, info.number())?;
     if info.signo == 0 { Ok(()) } else { send::send_to_process(target, info) }
 }
 
 fn send_thread_checked(target: &Arc<Thread>, info: SigInfo) -> Result<()> {
+    number_or_zero(info.signo as u64)?;
     check_permission(&current().process, &target.process, info.number())?;
     if info.signo == 0 { Ok(()) } else { send::send_to_thread(target, info) }
 }
@@ -205,8 +207,8 @@ fn number_or_zero(argument: u64) -> Result<u32> {
 
 /// kill(2).
 pub fn kill(args: &Args) -> Result<u64> {
-    let number = number_or_zero(args.a1())?;
-    let info = own_info(number, raw::SI_USER as i32);
+    // Whom it is for comes before what it is: a number that is none is checked with the right.
+    let info = own_info(args.a1() as u32, raw::SI_USER as i32);
     let pid = args.a0() as i32;
     match pid {
         1.. => {
@@ -289,7 +291,7 @@ fn check_code(info: &SigInfo, to_self: bool) -> Result<()> {
 
 /// rt_sigqueueinfo(2).
 pub fn rt_sigqueueinfo(args: &Args) -> Result<u64> {
-    let info = SigInfo::read_from(args.a2(), number_or_zero(args.a1())?)?;
+    let info = SigInfo::read_from(args.a2(), args.a1() as u32)?;
     let pid = args.a0() as Pid;
     check_code(&info, pid == current().tid())?;
     let process = find_by_tid(pid).ok_or(Errno::ESRCH)?;
@@ -299,7 +301,7 @@ pub fn rt_sigqueueinfo(args: &Args) -> Result<u64> {
 
 /// rt_tgsigqueueinfo(2).
 pub fn rt_tgsigqueueinfo(args: &Args) -> Result<u64> {
-    let info = SigInfo::read_from(args.a3(), number_or_zero(args.a2())?)?;
+    let info = SigInfo::read_from(args.a3(), args.a2() as u32)?;
     if args.a0() as i32 <= 0 || args.a1() as i32 <= 0 {
         return Err(Errno::EINVAL);
     }
@@ -309,21 +311,37 @@ pub fn rt_tgsigqueueinfo(args: &Args) -> Result<u64> {
     Ok(0)
 }
 
+/// Whom a signal through a pidfd reaches (pidfd_send_signal(2)).
+const PIDFD_SIGNAL_THREAD: u32 = 1;
+const PIDFD_SIGNAL_PROCESS_GROUP: u32 = 4;
+const PIDFD_SCOPES: u32 = 7;
+
 /// pidfd_send_signal(2).
 pub fn pidfd_send_signal(args: &Args) -> Result<u64> {
-    if args.a3() != 0 {
+    let scope = args.a3() as u32;
+    if scope & !PIDFD_SCOPES != 0 || scope.count_ones() > 1 {
         return Err(Errno::EINVAL);
     }
     let file = current().process.files().get(args.a0() as u32)?;
     let process = pidfd::target(&file)?;
-    let number = number_or_zero(args.a1())?;
+    let number = args.a1() as u32;
     let info = if args.a2() == 0 {
         own_info(number, raw::SI_USER as i32)
     } else {
+        if UserPtr::<u32>::new(args.a2()).read()? != number {
+            return Err(Errno::EINVAL);
+        }
         let info = SigInfo::read_from(args.a2(), number)?;
         check_code(&info, process.pid == current().tid())?;
         info
     };
-    send_checked(&process, info)?;
+    match scope {
+        PIDFD_SIGNAL_THREAD => {
+            let leader = find_thread(process.pid).ok_or(Errno::ESRCH)?;
+            send_thread_checked(&leader, info)?;
+        }
+        PIDFD_SIGNAL_PROCESS_GROUP => kill_group(process.pid, info)?,
+        _ => send_checked(&process, info)?,
+    }
     Ok(0)
 }

@@ -7,6 +7,7 @@ use abi::{Errno, Result, general as raw};
 use machine::uaccess;
 
 use crate::base::args::Args;
+use crate::base::io::Sink;
 use crate::base::user::UserPtr;
 use crate::drivers::kmsg;
 use crate::process::current;
@@ -86,10 +87,13 @@ pub fn getrandom(args: &Args) -> Result<u64> {
     while done < len {
         let part = &mut chunk[..(len - done).min(RANDOM_CHUNK)];
         crate::base::random::fill(part);
-        if uaccess::write_bytes(args.a0().wrapping_add(done as u64), part).is_err() {
-            return if done > 0 { Ok(done as u64) } else { Err(Errno::EFAULT) };
+        let mut sink = Sink::user(args.a0().wrapping_add(done as u64), part.len());
+        match sink.put(part) {
+            Ok(put) if put == part.len() => done += put,
+            Ok(put) if done + put > 0 => return Ok((done + put) as u64),
+            Err(_) if done > 0 => return Ok(done as u64),
+            _ => return Err(Errno::EFAULT),
         }
-        done += part.len();
         if done < len && current().has_pending_signal() {
             break;
         }

@@ -10,6 +10,7 @@ use super::{CWD, file, resolve_at};
 use crate::base::args::Args;
 use crate::base::time::realtime_ns;
 use crate::base::user::UserPtr;
+use crate::fs::pseudo::PseudoInode;
 use crate::process::current;
 use crate::process::signal::send_to_current;
 use crate::security::{Capability, Resource, Subject};
@@ -171,7 +172,7 @@ impl Times {
 
 /// utimensat(2). A null path means the descriptor itself.
 pub fn utimensat(a: &Args) -> Result<u64> {
-    let flags = super::check_flags(a.a3(), raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
+    let known = raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH;
     let times = match UserPtr::<[Timespec; 2]>::new(a.a2()).non_null() {
         None => Times::now(),
         Some(at) => {
@@ -188,7 +189,9 @@ pub fn utimensat(a: &Args) -> Result<u64> {
             }
         }
     };
+    let flags = super::check_flags(a.a3(), known)?;
     if a.a1() == 0 && flags & raw::AT_EMPTY_PATH == 0 && a.a0() as i32 != raw::AT_FDCWD {
+        super::check_flags(a.a3(), 0)?;
         let file = file(a.a0())?;
         return change_times(&Context::current(), &place_of(&file), &times);
     }
@@ -375,10 +378,12 @@ pub fn fsync(a: &Args) -> Result<u64> {
 }
 
 fn sync_file(file: &Arc<File>) -> Result<u64> {
-    if !file.is_seekable() {
+    let inode = file.inode();
+    let has_data = matches!(inode.file_type(), FileType::Regular | FileType::Directory);
+    if !file.is_seekable() || !has_data || inode.as_any().is::<PseudoInode>() {
         return Err(Errno::EINVAL);
     }
-    file.inode().sync()?;
+    inode.sync()?;
     Ok(0)
 }
 
@@ -389,10 +394,13 @@ pub fn sync_file_range(a: &Args) -> Result<u64> {
     if flags & !7 != 0 || offset < 0 || len < 0 || offset.checked_add(len).is_none() {
         return Err(Errno::EINVAL);
     }
-    if !file.is_seekable() {
+    let inode = file.inode();
+    let has_data = matches!(inode.file_type(), FileType::Regular | FileType::Directory);
+    if !file.is_seekable() || !has_data {
         return Err(Errno::ESPIPE);
     }
-    sync_file(&file)
+    inode.sync()?;
+    Ok(0)
 }
 
 /// sync(2).
@@ -423,5 +431,6 @@ pub fn fadvise64(a: &Args) -> Result<u64> {
 pub fn readahead(a: &Args) -> Result<u64> {
     let file = file(a.a0())?;
     file.check_readable()?;
-    if super::is_regular(&file.inode()) { Ok(0) } else { Err(Errno::EINVAL) }
+    let is_file = file.inode().file_type() == FileType::Regular && file.is_seekable();
+    if is_file && a.a2() <= i64::MAX as u64 { Ok(0) } else { Err(Errno::EINVAL) }
 }

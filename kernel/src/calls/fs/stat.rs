@@ -91,7 +91,7 @@ pub fn fstat(a: &Args) -> Result<u64> {
 /// newfstatat(2), fstatat(3).
 pub fn newfstatat(a: &Args) -> Result<u64> {
     let known = raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH | raw::AT_NO_AUTOMOUNT;
-    let flags = super::check_flags(a.a3(), known)?;
+    let flags = super::check_flags(a.a3(), known | raw::AT_STATX_SYNC_TYPE)?;
     let inode = inode_at(a.a0(), a.a1(), flags)?;
     write_stat(&inode, a.a2())
 }

@@ -122,15 +122,24 @@ fn repeat(len: u64, mut step: impl FnMut(usize) -> Result<(usize, bool)>) -> Res
     Ok(done as u64)
 }
 
+/// EINVAL for a count that is negative where sizes have a sign.
+fn check_length(len: u64) -> Result<()> {
+    if len > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
 /// sendfile(2).
 pub fn sendfile(a: &Args) -> Result<u64> {
+    let offset = UserPtr::<u64>::new(a.a2()).non_null();
+    offset.map(UserPtr::read).transpose()?;
     let input = file(a.a1())?;
     input.check_readable()?;
     let is_stream = !input.is_seekable();
     let mut from = Cursor::new(input, a.a2())?;
+    check_length(a.a3())?;
     let output = file(a.a0())?;
     output.check_writable()?;
-    if is_stream || output.flags() & raw::O_APPEND != 0 {
+    let moves = moves_data(&from.file) && moves_data(&output);
+    if is_stream || !moves || output.flags() & raw::O_APPEND != 0 {
         return Err(Errno::EINVAL);
     }
     let mut bytes = buffer(a.a3() as usize)?;
@@ -151,6 +160,9 @@ pub fn sendfile(a: &Args) -> Result<u64> {
 /// copy_file_range(2).
 pub fn copy_file_range(a: &Args) -> Result<u64> {
     let (input, output) = (file(a.a0())?, file(a.a2())?);
+    for offset in [a.a1(), a.a3()] {
+        UserPtr::<u64>::new(offset).non_null().map(UserPtr::read).transpose()?;
+    }
     if a.a5() != 0 {
         return Err(Errno::EINVAL);
     }
@@ -211,6 +223,9 @@ pub fn splice(a: &Args) -> Result<u64> {
     }
     input.check_readable()?;
     output.check_writable()?;
+    if from_pipe.is_none() || to_pipe.is_none() {
+        check_length(a.a4())?;
+    }
     match (from_pipe, to_pipe) {
         (Some(from), Some(to)) => between_pipes(&from, &to, a.a4(), at_once(&[&input, &output])),
         (Some(from), None) => {
@@ -238,10 +253,13 @@ pub fn splice(a: &Args) -> Result<u64> {
 }
 
 /// Whether a file is one whose bytes can be spliced: the objects of eventfd(2), epoll(7) and the
-/// like only have values that are read and written whole.
+/// like only have values that are read and written whole, and directories have none.
 fn moves_data(file: &File) -> bool {
-    file.inode().file_type() != FileType::Regular
-        || file.inode().as_any().downcast_ref::<AnonInode>().is_none()
+    let kind = file.inode().file_type();
+    if kind == FileType::Directory {
+        return false;
+    }
+    kind != FileType::Regular || file.inode().as_any().downcast_ref::<AnonInode>().is_none()
 }
 
 /// splice(2) calls an offset into a stream EINVAL.
