@@ -130,7 +130,7 @@ pub fn membarrier(args: &Args) -> Result<u64> {
     match args.a0() as u32 {
         command::QUERY => Ok(command::ALL.into()),
         command::GLOBAL | command::GLOBAL_EXPEDITED => {
-            machine::cpu::barrier_on_all_cpus();
+            machine::tlb::barrier_on_all_cpus();
             Ok(0)
         }
         which @ (command::REGISTER_GLOBAL_EXPEDITED | command::REGISTER_PRIVATE_EXPEDITED) => {
