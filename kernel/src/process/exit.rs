@@ -7,13 +7,12 @@
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
-use abi::general as raw;
+use abi::{Result, general as raw};
 
 use super::family::{self, Life};
 use super::signal::{self, SIG_IGN, SigInfo, send};
 use super::usage::Counts;
 use super::{Process, Thread, hooks, ptrace, release_pid, upper, work};
-use crate::base::args::Args;
 use crate::base::poll::events;
 use crate::base::sched;
 use crate::base::sync::WaitError;
@@ -24,13 +23,13 @@ use crate::vfs::FdTable;
 pub const NO_STATUS: i32 = raw::SIGKILL as i32;
 
 /// _exit(2) of one thread.
-pub fn exit(args: &Args) -> ! {
-    exit_thread((args.a0() as i32 & 0xff) << 8)
+pub fn exit(status: i32) -> Result<u64> {
+    exit_thread((status & 0xff) << 8)
 }
 
 /// exit_group(2).
-pub fn exit_group_call(args: &Args) -> ! {
-    exit_group((args.a0() as i32 & 0xff) << 8)
+pub fn exit_group_call(status: i32) -> Result<u64> {
+    exit_group((status & 0xff) << 8)
 }
 
 /// Ends the current process with wait(2) status `status`.

@@ -11,7 +11,6 @@ use machine::uaccess;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{pi, wake_address};
-use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::process::ptrace::access::{self, Ids};
@@ -33,18 +32,17 @@ struct Head {
 const MOST_ENTRIES: usize = 2048;
 
 /// set_robust_list(2).
-pub fn set_robust_list(args: &Args) -> Result<u64> {
-    if args.a1() != size_of::<Head>() as u64 {
+pub fn set_robust_list(head: u64, length: u64) -> Result<u64> {
+    if length != size_of::<Head>() as u64 {
         return Err(Errno::EINVAL);
     }
-    current().robust_list.store(args.a0(), Ordering::Relaxed);
+    current().robust_list.store(head, Ordering::Relaxed);
     Ok(0)
 }
 
 /// get_robust_list(2).
-pub fn get_robust_list(args: &Args) -> Result<u64> {
+pub fn get_robust_list(tid: i32, head: u64, length: u64) -> Result<u64> {
     let own = current().to_arc();
-    let tid = args.a0() as i32;
     let thread = match tid {
         0 => own.clone(),
         1.. => find_thread(tid as u32).ok_or(Errno::ESRCH)?,
@@ -53,8 +51,8 @@ pub fn get_robust_list(args: &Args) -> Result<u64> {
     let list = access::inspect(&thread.process, Ids::Real, Errno::EPERM, || {
         Ok(thread.robust_list.load(Ordering::Relaxed))
     })?;
-    UserPtr::<u64>::new(args.a1()).write(&list)?;
-    UserPtr::<u64>::new(args.a2()).write(&(size_of::<Head>() as u64))?;
+    UserPtr::<u64>::new(head).write(&list)?;
+    UserPtr::<u64>::new(length).write(&(size_of::<Head>() as u64))?;
     Ok(0)
 }
 

@@ -229,8 +229,8 @@ impl Set {
 }
 
 /// semget(2).
-pub fn semget(a: &Args) -> Result<u64> {
-    let (key, count, flags) = (a.a0() as i32, a.a1() as i32, a.a2() as u32);
+pub fn semget(key_word: i32, count_word: i32, flag_word: u32) -> Result<u64> {
+    let (key, count, flags) = (key_word, count_word, flag_word);
     let count = usize::try_from(count).map_err(|_| Errno::EINVAL)?;
     if count > SET_MAX {
         return Err(Errno::EINVAL);
@@ -285,8 +285,8 @@ fn operate(a: &Args, timeout: u64) -> Result<u64> {
 }
 
 /// semctl(2).
-pub fn semctl(a: &Args) -> Result<u64> {
-    let (id, number, command, argument) = (a.a0(), a.a1(), a.a2() as u32, a.a3());
+pub fn semctl(id_at: u64, number_word: u64, command_word: u32, argument_at: u64) -> Result<u64> {
+    let (id, number, command, argument) = (id_at, number_word, command_word, argument_at);
     if (id as i32) < 0 {
         return Err(Errno::EINVAL);
     }
