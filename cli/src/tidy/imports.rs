@@ -343,7 +343,8 @@ mod tests {
             ("b/mod.rs", ""),
             ("b/c.rs", "use crate::X;"),
         ]);
-        assert_eq!(shown(&found), ["a > b.c: ", "a > b.c: g", "a > b.c: h", "b.c > a: X"]);
+        let expected = [" > a: X", "a > b.c: ", "a > b.c: g", "a > b.c: h", "b.c > a: X"];
+        assert_eq!(shown(&found), expected);
     }
 
     #[test]

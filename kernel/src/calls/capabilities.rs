@@ -19,7 +19,7 @@ struct Header {
 /// One 32-bit half of the three sets.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Default)]
 #[repr(C)]
-struct Data {
+pub struct Data {
     effective: u32,
     permitted: u32,
     inheritable: u32,
@@ -69,7 +69,7 @@ pub fn capget(header_at: u64, data: u64) -> Result<u64> {
 }
 
 /// capset(2).
-pub fn capset(header_at: u64, data_at: u64) -> Result<u64> {
+pub fn capset(header_at: u64, data: UserPtr<Data>) -> Result<u64> {
     let (header, halves) = read_header(header_at)?;
     let process = &current().process;
     let own =
@@ -77,7 +77,7 @@ pub fn capset(header_at: u64, data_at: u64) -> Result<u64> {
     if !own {
         return Err(Errno::EPERM);
     }
-    let data = UserPtr::<Data>::new(data_at).read_many(halves)?;
+    let data = data.read_many(halves)?;
     let join = |part: fn(&Data) -> u32| {
         let sets = data.iter().enumerate().map(|(i, half)| u64::from(part(half)) << (32 * i));
         sets.fold(0, |all, half| all | half) & ALL_CAPABILITIES

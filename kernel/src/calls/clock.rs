@@ -40,12 +40,12 @@ fn may_set_time() -> Result<()> {
 }
 
 /// clock_settime(2): only the wall clock can be set.
-pub fn clock_settime(clock: i32, time: u64) -> Result<u64> {
+pub fn clock_settime(clock: i32, time: UserPtr<TimeSpec>) -> Result<u64> {
     Clock::from_id(clock)?;
     if clock as u32 != raw::CLOCK_REALTIME {
         return Err(Errno::EINVAL);
     }
-    let ns = UserPtr::<TimeSpec>::new(time).read()?.to_ns()?;
+    let ns = time.read()?.to_ns()?;
     may_set_time()?;
     set_wall_clock(ns)
 }
@@ -63,16 +63,16 @@ fn set_wall_clock(ns: u64) -> Result<u64> {
 type TimeZone = [i32; 2];
 
 /// gettimeofday(2).
-pub fn gettimeofday(time: u64, zone: u64) -> Result<u64> {
+pub fn gettimeofday(time: u64, zone: UserPtr<TimeZone>) -> Result<u64> {
     UserPtr::new(time).write_if_some(&TimeVal::from_ns(realtime_ns()))?;
-    UserPtr::<TimeZone>::new(zone).write_if_some(&[0; 2])?;
+    zone.write_if_some(&[0; 2])?;
     Ok(0)
 }
 
 /// settimeofday(2).
-pub fn settimeofday(time_at: u64, zone_at: u64) -> Result<u64> {
-    let time = UserPtr::<TimeVal>::new(time_at).non_null().map(UserPtr::read).transpose()?;
-    let zone = UserPtr::<TimeZone>::new(zone_at).non_null().map(UserPtr::read).transpose()?;
+pub fn settimeofday(time: UserPtr<TimeVal>, zone: UserPtr<TimeZone>) -> Result<u64> {
+    let time = time.non_null().map(UserPtr::read).transpose()?;
+    let zone = zone.non_null().map(UserPtr::read).transpose()?;
     let ns = time.map(TimeVal::to_ns).transpose()?;
     may_set_time()?;
     if zone.is_some_and(|zone| !(-15 * 60..=15 * 60).contains(&zone[0])) {

@@ -18,9 +18,9 @@ fn process_or_self(argument: u64) -> Result<Arc<Process>> {
 }
 
 /// setpgid(2).
-pub fn setpgid(pid_word: u64, group_word: i32) -> Result<u64> {
+pub fn setpgid(pid_word: u64, group: i32) -> Result<u64> {
     let own = &current().process;
-    let (pid, group) = (pid_word as i32, group_word);
+    let pid = pid_word as i32;
     if group < 0 {
         return Err(Errno::EINVAL);
     }

@@ -66,9 +66,8 @@ fn check_on() -> Result<()> {
 }
 
 /// landlock_create_ruleset(2).
-pub fn create_ruleset(attribute: u64, size_at: u64, flag_word: u32) -> Result<u64> {
+pub fn create_ruleset(address: u64, size: u64, flags: u32) -> Result<u64> {
     check_on()?;
-    let (address, size, flags) = (attribute, size_at, flag_word);
     if flags == VERSION && address == 0 && size == 0 {
         return Ok(ABI.into());
     }

@@ -46,17 +46,17 @@ pub fn getrlimit(resource_word: u64, limit_at: u64) -> Result<u64> {
 }
 
 /// setrlimit(2).
-pub fn setrlimit(resource_word: u64, limit_at: u64) -> Result<u64> {
+pub fn setrlimit(resource_word: u64, limit: UserPtr<Limit>) -> Result<u64> {
     let resource = resource(resource_word)?;
-    let limit = UserPtr::<Limit>::new(limit_at).read()?;
+    let limit = limit.read()?;
     let process = &current().process;
     set(&process.subject(), process, resource, limit)?;
     Ok(0)
 }
 
 /// prlimit64(2).
-pub fn prlimit64(pid: u32, resource_word: u64, new_at: u64, old_at: u64) -> Result<u64> {
-    let new = UserPtr::<Limit>::new(new_at).non_null().map(UserPtr::read).transpose()?;
+pub fn prlimit64(pid: u32, resource_word: u64, new: UserPtr<Limit>, old_at: u64) -> Result<u64> {
+    let new = new.non_null().map(UserPtr::read).transpose()?;
     let own = &current().process;
     let who = own.subject();
     let process = prlimit_target(&who, own, pid)?;

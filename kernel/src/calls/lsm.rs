@@ -20,8 +20,8 @@ pub fn init(command_line: &str) {
 }
 
 /// lsm_list_modules(2): the ids of the policies that are on, first asked first.
-pub fn list_modules(ids_at: u64, size_at: u64, flags: u32) -> Result<u64> {
-    let (ids, size) = (UserPtr::<u64>::new(ids_at), UserPtr::<u32>::new(size_at));
+pub fn list_modules(ids_at: UserPtr<u64>, size_at: UserPtr<u32>, flags: u32) -> Result<u64> {
+    let (ids, size) = (ids_at, size_at);
     if flags != 0 {
         return Err(Errno::EINVAL);
     }
@@ -45,8 +45,7 @@ const ATTRIBUTES: core::ops::RangeInclusive<u32> = 100..=105;
 const SINGLE: u32 = 1;
 
 /// lsm_get_self_attr(2). No policy of this kernel labels processes.
-pub fn get_self_attr(attribute_at: u32, buffer: u64, size: u64, flag_word: u32) -> Result<u64> {
-    let (attribute, flags) = (attribute_at, flag_word);
+pub fn get_self_attr(attribute: u32, buffer: u64, size: u64, flags: u32) -> Result<u64> {
     if attribute == 0 || size == 0 || flags & !SINGLE != 0 || flags & SINGLE != 0 && buffer == 0 {
         return Err(Errno::EINVAL);
     }
@@ -56,18 +55,22 @@ pub fn get_self_attr(attribute_at: u32, buffer: u64, size: u64, flag_word: u32) 
 }
 
 /// lsm_set_self_attr(2).
-pub fn set_self_attr(attribute_at: u32, buffer: u64, size_at: u32, flag_word: u32) -> Result<u64> {
+pub fn set_self_attr(
+    attribute: u32,
+    buffer: UserPtr<[u64; 4]>,
+    size: u32,
+    flags: u32,
+) -> Result<u64> {
     /// Bytes of `struct lsm_ctx` without its context, and of a page.
     const HEADER: u32 = 32;
     const PAGE: u32 = 4096;
-    let (attribute, size, flags) = (attribute_at, size_at, flag_word);
     if flags != 0 || size < HEADER {
         return Err(Errno::EINVAL);
     }
     if size > PAGE {
         return Err(Errno::E2BIG);
     }
-    let [policy, _, _, _] = UserPtr::<[u64; 4]>::new(buffer).read()?;
+    let [policy, _, _, _] = buffer.read()?;
     if !ATTRIBUTES.contains(&attribute) {
         return Err(Errno::EINVAL);
     }

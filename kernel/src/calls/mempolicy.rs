@@ -69,14 +69,13 @@ pub fn set_mempolicy(mode: u32, nodes: u64, node_max: u64) -> Result<u64> {
 
 /// mbind(2).
 pub fn mbind(
-    address: u64,
-    length: u64,
+    start: u64,
+    len: u64,
     mode: u64,
     nodes: u64,
     node_max: u64,
     flags: u64,
 ) -> Result<u64> {
-    let (start, len) = (address, length);
     if flags & !MBIND_FLAGS != 0 || start % PAGE != 0 {
         return Err(Errno::EINVAL);
     }
@@ -104,13 +103,12 @@ pub fn mbind(
 
 /// get_mempolicy(2).
 pub fn get_mempolicy(
-    mode_at: u64,
-    nodes_at: u64,
-    node_max: u64,
-    address_at: u64,
-    flag_word: u64,
+    mode: UserPtr<u32>,
+    mask: u64,
+    bits: u64,
+    address: u64,
+    flags: u64,
 ) -> Result<u64> {
-    let (mode, mask, bits, address, flags) = (mode_at, nodes_at, node_max, address_at, flag_word);
     let known = F_NODE | F_ADDR | F_MEMS_ALLOWED;
     let allowed = flags & F_MEMS_ALLOWED != 0;
     if flags & !known != 0 || allowed && flags != F_MEMS_ALLOWED || mask != 0 && bits == 0 {
@@ -124,7 +122,7 @@ pub fn get_mempolicy(
     } else if current().process.mm()?.with(|inner| inner.find(address).is_none()) {
         return Err(Errno::EFAULT);
     }
-    UserPtr::<u32>::new(mode).write_if_some(&0)?;
+    mode.write_if_some(&0)?;
     let bytes = (bits.saturating_sub(1).min(MASK_BITS_MAX).div_ceil(64) * 8) as usize;
     if mask != 0 && bytes > 0 {
         let mut nodes = alloc::vec::Vec::new();

@@ -68,10 +68,10 @@ pub fn brk(wanted: u64) -> Result<u64> {
 }
 
 /// mincore(2).
-pub fn mincore(address: u64, length: u64, pages_at: u64) -> Result<u64> {
+pub fn mincore(address: u64, length: u64, pages: UserPtr<u8>) -> Result<u64> {
     let (start, end) = page_range(address, length, Errno::ENOMEM)?;
     let mm = current().process.mm()?;
-    let target = UserPtr::<u8>::new(pages_at);
+    let target = pages;
     let mut answer = [0u8; 1024];
     let mut at = start;
     while at < end {

@@ -27,7 +27,7 @@ const MESSAGES_MAX: usize = IOV_MAX;
 /// `struct msghdr` (sendmsg(2)).
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
 #[repr(C)]
-struct MsgHdr {
+pub struct MsgHdr {
     name: u64,
     name_len: u32,
     _pad: u32,
@@ -42,7 +42,7 @@ struct MsgHdr {
 /// `struct mmsghdr` (sendmmsg(2)).
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
 #[repr(C)]
-struct MMsgHdr {
+pub struct MMsgHdr {
     header: MsgHdr,
     len: u32,
     _pad: u32,
@@ -65,9 +65,8 @@ fn split_kind(kind: u32) -> Result<(u32, bool, bool)> {
 }
 
 /// socket(2).
-pub fn socket(family: u32, kind_at: u32, protocol_word: u32) -> Result<u64> {
+pub fn socket(domain: u32, kind_at: u32, protocol: u32) -> Result<u64> {
     let (kind, close_on_exec, nonblocking) = split_kind(kind_at)?;
-    let (domain, protocol) = (family, protocol_word);
     hooks::socket_create((&current().process.subject(), domain, kind, protocol))?;
     let socket = crate::net::create(domain, kind, protocol)?;
     hooks::socket_post_create((socket.common(),))?;
@@ -75,7 +74,7 @@ pub fn socket(family: u32, kind_at: u32, protocol_word: u32) -> Result<u64> {
 }
 
 /// socketpair(2).
-pub fn socketpair(family: u32, kind_at: u32, protocol: u32, fds: u64) -> Result<u64> {
+pub fn socketpair(family: u32, kind_at: u32, protocol: u32, fds: UserPtr<[i32; 2]>) -> Result<u64> {
     let (kind, close_on_exec, nonblocking) = split_kind(kind_at)?;
     let kind = match kind {
         1 => Kind::Stream,
@@ -96,13 +95,13 @@ pub fn socketpair(family: u32, kind_at: u32, protocol: u32, fds: u64) -> Result<
     hooks::socket_post_create((second.common(),))?;
     hooks::socket_socketpair((first.common(), second.common()))?;
     let (first, second) = (file_for(first, nonblocking), file_for(second, nonblocking));
-    give_pair(first, second, close_on_exec, |pair| UserPtr::<[i32; 2]>::new(fds).write(pair))
+    give_pair(first, second, close_on_exec, |pair| fds.write(pair))
 }
 
 /// bind(2).
-pub fn bind(fd: u64, address_at: u64, length: u64) -> Result<u64> {
+pub fn bind(fd: u64, address: u64, length: u64) -> Result<u64> {
     let file = file_at(fd)?;
-    let address = RawAddress::read(address_at, length)?;
+    let address = RawAddress::read(address, length)?;
     let socket = socket_of(&file)?;
     hooks::socket_bind((&current().process.subject(), socket.common(), &address))?;
     socket.clone().bind(&address)?;
@@ -110,10 +109,10 @@ pub fn bind(fd: u64, address_at: u64, length: u64) -> Result<u64> {
 }
 
 /// connect(2).
-pub fn connect(fd: u64, address_at: u64, length: u64) -> Result<u64> {
+pub fn connect(fd: u64, address: u64, length: u64) -> Result<u64> {
     let file = file_at(fd)?;
     let socket = socket_of(&file)?;
-    let address = RawAddress::read(address_at, length)?;
+    let address = RawAddress::read(address, length)?;
     hooks::socket_connect((&current().process.subject(), socket.common(), &address))?;
     let patience = socket.common().send_patience(file.is_nonblocking());
     socket.clone().connect(&address, patience)?;
@@ -191,20 +190,18 @@ pub fn shutdown(fd: u64, how: u32) -> Result<u64> {
 }
 
 /// setsockopt(2).
-pub fn setsockopt(fd: u64, level_word: u32, option: u32, value: u64, length: i32) -> Result<u64> {
+pub fn setsockopt(fd: u64, level: u32, name: u32, value: u64, length: i32) -> Result<u64> {
     let file = file_at(fd)?;
     let socket = socket_of(&file)?;
-    let (level, name) = (level_word, option);
     hooks::socket_setsockopt((socket.common(), level, name))?;
     options::set(socket, level, name, value, length)?;
     Ok(0)
 }
 
 /// getsockopt(2).
-pub fn getsockopt(fd: u64, level_word: u32, option: u32, value: u64, length: u64) -> Result<u64> {
+pub fn getsockopt(fd: u64, level: u32, name: u32, value: u64, length: u64) -> Result<u64> {
     let file = file_at(fd)?;
     let socket = socket_of(&file)?;
-    let (level, name) = (level_word, option);
     hooks::socket_getsockopt((socket.common(), level, name))?;
     options::get(socket, level, name, value, length)?;
     Ok(0)
@@ -279,17 +276,17 @@ fn read_message_vector(header: &MsgHdr) -> Result<alloc::vec::Vec<crate::base::i
 }
 
 /// sendmsg(2).
-pub fn sendmsg(fd: u64, message: u64, flags: u32) -> Result<u64> {
+pub fn sendmsg(fd: u64, message: UserPtr<MsgHdr>, flags: u32) -> Result<u64> {
     let file = file_at(fd)?;
-    let header = UserPtr::<MsgHdr>::new(message).read()?;
+    let header = message.read()?;
     send_header(&file, &header, flags)
 }
 
 /// sendmmsg(2).
-pub fn sendmmsg(fd: u64, messages_at: u64, count_word: u32, flags: u32) -> Result<u64> {
+pub fn sendmmsg(fd: u64, messages: UserPtr<MMsgHdr>, count: u32, flags: u32) -> Result<u64> {
     let file = file_at(fd)?;
-    let count = (count_word as usize).min(MESSAGES_MAX);
-    let messages = UserPtr::<MMsgHdr>::new(messages_at);
+    let count = (count as usize).min(MESSAGES_MAX);
+    let messages = messages;
     for index in 0..count {
         let at = messages.nth(index);
         let sent = at
@@ -466,20 +463,20 @@ const MSG_WAITFORONE: u32 = 0x10000;
 /// recvmmsg(2). As on Linux the timeout is only looked at after each message.
 pub fn recvmmsg(
     fd: u64,
-    messages_at: u64,
-    count_word: u32,
-    flag_word: u32,
-    timeout_at: u64,
+    messages: UserPtr<MMsgHdr>,
+    count: u32,
+    flags: u32,
+    timeout: UserPtr<TimeSpec>,
 ) -> Result<u64> {
     let file = file_at(fd)?;
-    let timeout = UserPtr::<TimeSpec>::new(timeout_at).non_null();
+    let timeout = timeout.non_null();
     let deadline = match timeout {
         Some(timespec) => Some(Deadline::after_ns(timespec.read()?.to_ns()?)),
         None => None,
     };
-    let count = (count_word as usize).min(MESSAGES_MAX);
-    let mut flags = flag_word;
-    let messages = UserPtr::<MMsgHdr>::new(messages_at);
+    let count = (count as usize).min(MESSAGES_MAX);
+    let mut flags = flags;
+    let messages = messages;
     let mut done = 0;
     while done < count {
         let at = messages.nth(done);

@@ -62,10 +62,10 @@ pub fn sched_getaffinity(pid: u64, size: u32, mask_at: u64) -> Result<u64> {
 }
 
 /// sched_setaffinity(2).
-pub fn sched_setaffinity(pid: u64, size_at: usize, mask_at: u64) -> Result<u64> {
+pub fn sched_setaffinity(pid: u64, size: usize, mask: u64) -> Result<u64> {
     let mut bytes = [0u8; 8];
-    let size = size_at.min(bytes.len());
-    machine::uaccess::read_bytes(mask_at, &mut bytes[..size]).map_err(crate::base::user::efault)?;
+    let size = size.min(bytes.len());
+    UserPtr::<u8>::new(mask).read_bytes(&mut bytes[..size])?;
     let thread = thread_or_self(pid).map_err(|_| Errno::ESRCH)?;
     let own = check_permission(&thread.process)?;
     hooks::task_setscheduler((&own, &thread.process))?;
@@ -126,11 +126,11 @@ fn set_policy(thread: &Thread, policy: u32, priority: i32, nice: Option<i32>) ->
 }
 
 /// sched_setscheduler(2).
-pub fn sched_setscheduler(pid: u64, policy: i32, parameter: u64) -> Result<u64> {
+pub fn sched_setscheduler(pid: u64, policy: i32, parameter: UserPtr<i32>) -> Result<u64> {
     if policy < 0 {
         return Err(Errno::EINVAL);
     }
-    let priority = UserPtr::<i32>::new(parameter).non_null().ok_or(Errno::EINVAL)?.read()?;
+    let priority = parameter.non_null().ok_or(Errno::EINVAL)?.read()?;
     set_policy(&*thread_or_self(pid)?, policy as u32, priority, None)
 }
 
@@ -143,16 +143,16 @@ pub fn sched_getscheduler(pid: u64) -> Result<u64> {
 }
 
 /// sched_setparam(2).
-pub fn sched_setparam(pid: u64, parameter: u64) -> Result<u64> {
-    let priority = UserPtr::<i32>::new(parameter).non_null().ok_or(Errno::EINVAL)?.read()?;
+pub fn sched_setparam(pid: u64, parameter: UserPtr<i32>) -> Result<u64> {
+    let priority = parameter.non_null().ok_or(Errno::EINVAL)?.read()?;
     let thread = thread_or_self(pid)?;
     let policy = thread.base.sched.lock().policy;
     set_policy(&thread, policy, priority, None)
 }
 
 /// sched_getparam(2).
-pub fn sched_getparam(pid: u64, parameter: u64) -> Result<u64> {
-    let pointer = UserPtr::<i32>::new(parameter).non_null().ok_or(Errno::EINVAL)?;
+pub fn sched_getparam(pid: u64, parameter: UserPtr<i32>) -> Result<u64> {
+    let pointer = parameter.non_null().ok_or(Errno::EINVAL)?;
     let thread = thread_or_self(pid)?;
     hooks::task_getscheduler((&thread.process,))?;
     let priority = thread.base.sched.lock().priority;
@@ -226,8 +226,7 @@ pub fn sched_getattr(pid: u64, attribute: u64, size_at: u32, flags: u64) -> Resu
             ..SchedAttr::default()
         }
     };
-    machine::uaccess::write_bytes(attribute, &attr.as_bytes()[..size as usize])
-        .map_err(crate::base::user::efault)?;
+    UserPtr::<u8>::new(attribute).write_bytes(&attr.as_bytes()[..size as usize])?;
     Ok(0)
 }
 

@@ -22,7 +22,7 @@ use crate::security::Capability;
 /// `struct sigaction` as the kernel has it on x86-64.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
 #[repr(C)]
-struct KernelSigaction {
+pub struct KernelSigaction {
     handler: u64,
     flags: u64,
     restorer: u64,
@@ -52,11 +52,15 @@ fn signal_number(argument: u64) -> Result<u32> {
 }
 
 /// rt_sigaction(2).
-pub fn rt_sigaction(signal: u64, action_at: u64, old_at: u64, set_size: u64) -> Result<u64> {
+pub fn rt_sigaction(
+    signal: u64,
+    action_at: UserPtr<KernelSigaction>,
+    old_at: u64,
+    set_size: u64,
+) -> Result<u64> {
     check_set_size(set_size)?;
     let number = signal_number(signal)?;
-    let new =
-        UserPtr::<KernelSigaction>::new(action_at).non_null().map(UserPtr::read).transpose()?;
+    let new = action_at.non_null().map(UserPtr::read).transpose()?;
     if new.is_some() && UNBLOCKABLE & bit(number) != 0 {
         return Err(Errno::EINVAL);
     }
@@ -86,11 +90,16 @@ pub fn rt_sigaction(signal: u64, action_at: u64, old_at: u64, set_size: u64) -> 
 }
 
 /// rt_sigprocmask(2).
-pub fn rt_sigprocmask(how: u32, set_at: u64, old_at: u64, set_size: u64) -> Result<u64> {
+pub fn rt_sigprocmask(
+    how: u32,
+    set_at: UserPtr<SignalSet>,
+    old_at: u64,
+    set_size: u64,
+) -> Result<u64> {
     check_set_size(set_size)?;
     let thread = current();
     let old = thread.signals.lock().blocked;
-    if let Some(set) = UserPtr::<SignalSet>::new(set_at).non_null() {
+    if let Some(set) = set_at.non_null() {
         let set = set.read()?;
         let new = match how {
             raw::SIG_BLOCK => old | set,
@@ -113,8 +122,7 @@ pub fn rt_sigpending(set_at: u64, set_size: u64) -> Result<u64> {
     let blocked = thread.signals.lock().blocked;
     let set = thread.pending_signals() & blocked;
     let bytes = set.to_le_bytes();
-    machine::uaccess::write_bytes(set_at, &bytes[..set_size as usize])
-        .map_err(crate::base::user::efault)?;
+    UserPtr::<u8>::new(set_at).write_bytes(&bytes[..set_size as usize])?;
     Ok(0)
 }
 
@@ -131,18 +139,23 @@ pub fn pause() -> Result<u64> {
 }
 
 /// rt_sigsuspend(2).
-pub fn rt_sigsuspend(set_at: u64, set_size: u64) -> Result<u64> {
+pub fn rt_sigsuspend(set: UserPtr<SignalSet>, set_size: u64) -> Result<u64> {
     check_set_size(set_size)?;
-    let set = UserPtr::<SignalSet>::new(set_at).read()?;
+    let set = set.read()?;
     mask::set_temporary_mask(set);
     sleep_until_signal()
 }
 
 /// rt_sigtimedwait(2).
-pub fn rt_sigtimedwait(set: u64, info: u64, timeout_at: u64, set_size: u64) -> Result<u64> {
+pub fn rt_sigtimedwait(
+    set: UserPtr<SignalSet>,
+    info: u64,
+    timeout: UserPtr<TimeSpec>,
+    set_size: u64,
+) -> Result<u64> {
     check_set_size(set_size)?;
-    let wanted = UserPtr::<SignalSet>::new(set).read()? & !UNBLOCKABLE;
-    let timeout = UserPtr::<TimeSpec>::new(timeout_at).non_null().map(UserPtr::read).transpose()?;
+    let wanted = set.read()? & !UNBLOCKABLE;
+    let timeout = timeout.non_null().map(UserPtr::read).transpose()?;
     let deadline = match timeout {
         Some(timeout) => Some(Deadline::after_ns(timeout.to_ns()?)),
         None => None,
@@ -287,9 +300,9 @@ fn check_code(info: &SigInfo, to_self: bool) -> Result<()> {
 }
 
 /// rt_sigqueueinfo(2).
-pub fn rt_sigqueueinfo(pid_word: u64, signal: u64, info_at: u64) -> Result<u64> {
-    let info = SigInfo::read_from(info_at, number_or_zero(signal)?)?;
-    let pid = pid_word as Pid;
+pub fn rt_sigqueueinfo(pid: u64, signal: u64, info: u64) -> Result<u64> {
+    let info = SigInfo::read_from(info, number_or_zero(signal)?)?;
+    let pid = pid as Pid;
     check_code(&info, pid == current().tid())?;
     let process = find_by_tid(pid).ok_or(Errno::ESRCH)?;
     send_checked(&process, info)?;
@@ -297,8 +310,8 @@ pub fn rt_sigqueueinfo(pid_word: u64, signal: u64, info_at: u64) -> Result<u64> 
 }
 
 /// rt_tgsigqueueinfo(2).
-pub fn rt_tgsigqueueinfo(group: u64, tid: u64, signal: u64, info_at: u64) -> Result<u64> {
-    let info = SigInfo::read_from(info_at, number_or_zero(signal)?)?;
+pub fn rt_tgsigqueueinfo(group: u64, tid: u64, signal: u64, info: u64) -> Result<u64> {
+    let info = SigInfo::read_from(info, number_or_zero(signal)?)?;
     if group as i32 <= 0 || tid as i32 <= 0 {
         return Err(Errno::EINVAL);
     }

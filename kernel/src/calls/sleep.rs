@@ -19,8 +19,8 @@ pub struct Pending {
 }
 
 /// nanosleep(2).
-pub fn nanosleep(request: u64, remaining: u64) -> Result<u64> {
-    let ns = UserPtr::<TimeSpec>::new(request).read()?.to_ns()?;
+pub fn nanosleep(request: UserPtr<TimeSpec>, remaining: u64) -> Result<u64> {
+    let ns = request.read()?.to_ns()?;
     resume(Pending { deadline_ns: Deadline::after_ns(ns).0, rest: remaining })
 }
 

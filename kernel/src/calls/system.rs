@@ -4,7 +4,6 @@
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
-use machine::uaccess;
 
 use crate::base::user::UserPtr;
 use crate::drivers::kmsg;
@@ -14,8 +13,7 @@ use crate::security::{Capability, subject_hooks};
 
 /// reboot(2): every command that stops or restarts ends the machine, since a microVM is not started
 /// twice, and that is the program's good end.
-pub fn reboot(magic_word: u32, magic2: u32, command_word: u32) -> Result<u64> {
-    let (first, second, command) = (magic_word, magic2, command_word);
+pub fn reboot(first: u32, second: u32, command: u32) -> Result<u64> {
     if !current().process.subject().capable(Capability::SysBoot) {
         return Err(Errno::EPERM);
     }
@@ -51,7 +49,7 @@ pub fn syslog(command: i32, buffer: u64, length: i32) -> Result<u64> {
         2..=4 if length < 0 || buffer == 0 => Err(Errno::EINVAL),
         3 | 4 => {
             let lines = kmsg::last_lines(length as usize);
-            uaccess::write_bytes(buffer, &lines).map_err(|_| Errno::EFAULT)?;
+            UserPtr::<u8>::new(buffer).write_bytes(&lines)?;
             if command == 4 {
                 kmsg::clear();
             }
@@ -83,7 +81,7 @@ pub fn getrandom(buffer: u64, count: u64, flags: u32) -> Result<u64> {
     while done < len {
         let part = &mut chunk[..(len - done).min(RANDOM_CHUNK)];
         crate::base::random::fill(part);
-        if uaccess::write_bytes(buffer.wrapping_add(done as u64), part).is_err() {
+        if UserPtr::<u8>::new(buffer.wrapping_add(done as u64)).write_bytes(part).is_err() {
             return if done > 0 { Ok(done as u64) } else { Err(Errno::EFAULT) };
         }
         done += part.len();
@@ -96,10 +94,10 @@ pub fn getrandom(buffer: u64, count: u64, flags: u32) -> Result<u64> {
 }
 
 /// getcpu(2).
-pub fn getcpu(cpu_at: u64, node: u64) -> Result<u64> {
+pub fn getcpu(cpu_at: UserPtr<u32>, node: UserPtr<u32>) -> Result<u64> {
     let cpu = machine::percpu::cpu_id() as u32;
-    UserPtr::<u32>::new(cpu_at).write_if_some(&cpu)?;
-    UserPtr::<u32>::new(node).write_if_some(&0)?;
+    cpu_at.write_if_some(&cpu)?;
+    node.write_if_some(&0)?;
     Ok(0)
 }
 

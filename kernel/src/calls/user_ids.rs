@@ -82,8 +82,8 @@ fn id(argument: u64) -> Result<u32> {
 }
 
 /// setuid(2).
-pub fn setuid(uid_word: u64) -> Result<u64> {
-    let uid = id(uid_word)?;
+pub fn setuid(uid: u64) -> Result<u64> {
+    let uid = id(uid)?;
     change(Of::User(Change::Ids), |who, new| {
         if who.capable(Capability::Setuid) {
             (new.uid, new.suid) = (uid, uid);
@@ -96,8 +96,8 @@ pub fn setuid(uid_word: u64) -> Result<u64> {
 }
 
 /// setgid(2).
-pub fn setgid(gid_word: u64) -> Result<u64> {
-    let gid = id(gid_word)?;
+pub fn setgid(gid: u64) -> Result<u64> {
+    let gid = id(gid)?;
     change(Of::Group, |who, new| {
         if who.capable(Capability::Setgid) {
             (new.gid, new.sgid) = (gid, gid);
@@ -110,8 +110,7 @@ pub fn setgid(gid_word: u64) -> Result<u64> {
 }
 
 /// setreuid(2).
-pub fn setreuid(real_at: u32, effective_at: u32) -> Result<u64> {
-    let (real, effective) = (real_at, effective_at);
+pub fn setreuid(real: u32, effective: u32) -> Result<u64> {
     change(Of::User(Change::Ids), |who, new| {
         let privileged = who.capable(Capability::Setuid);
         let old = (new.uid, new.euid, new.suid);
@@ -136,8 +135,7 @@ pub fn setreuid(real_at: u32, effective_at: u32) -> Result<u64> {
 }
 
 /// setregid(2).
-pub fn setregid(real_at: u32, effective_at: u32) -> Result<u64> {
-    let (real, effective) = (real_at, effective_at);
+pub fn setregid(real: u32, effective: u32) -> Result<u64> {
     change(Of::Group, |who, new| {
         let privileged = who.capable(Capability::Setgid);
         let old = (new.gid, new.egid, new.sgid);
@@ -244,7 +242,7 @@ pub fn setfsgid(gid: u32) -> Result<u64> {
 }
 
 /// getgroups(2).
-pub fn getgroups(count_word: i32, groups: u64) -> Result<u64> {
+pub fn getgroups(count_word: i32, groups: UserPtr<u32>) -> Result<u64> {
     let own = own();
     let count = own.groups.len();
     let room = usize::try_from(count_word).map_err(|_| Errno::EINVAL)?;
@@ -252,21 +250,21 @@ pub fn getgroups(count_word: i32, groups: u64) -> Result<u64> {
         if room < count {
             return Err(Errno::EINVAL);
         }
-        UserPtr::<u32>::new(groups).write_many(&own.groups)?;
+        groups.write_many(&own.groups)?;
     }
     Ok(count as u64)
 }
 
 /// setgroups(2).
-pub fn setgroups(count_word: u32, groups_at: u64) -> Result<u64> {
+pub fn setgroups(count: u32, groups: UserPtr<u32>) -> Result<u64> {
     if !own().capable(Capability::Setgid) {
         return Err(Errno::EPERM);
     }
-    let count = count_word as usize;
+    let count = count as usize;
     if count > GROUPS_MAX {
         return Err(Errno::EINVAL);
     }
-    let mut groups: Vec<u32> = UserPtr::<u32>::new(groups_at).read_many(count)?;
+    let mut groups: Vec<u32> = groups.read_many(count)?;
     groups.sort_unstable();
     change(Of::Groups, |_, new| {
         new.groups = groups;

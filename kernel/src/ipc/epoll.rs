@@ -47,7 +47,7 @@ const DEPTH_MAX: usize = 5;
 /// `struct epoll_event` (epoll_ctl(2)); packed on x86-64.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
 #[repr(C, packed)]
-struct Event {
+pub struct Event {
     events: u32,
     data: u64,
 }
@@ -468,15 +468,20 @@ fn create(flags: u32) -> Result<u64> {
 }
 
 /// epoll_ctl(2).
-pub fn sys_epoll_ctl(epoll_word: u64, operation: u32, fd_word: u64, event_at: u64) -> Result<u64> {
+pub fn sys_epoll_ctl(
+    epoll_word: u64,
+    operation: u32,
+    fd: u64,
+    event_at: UserPtr<Event>,
+) -> Result<u64> {
     let mut event = if operation == raw::EPOLL_CTL_DEL {
         Event { events: 0, data: 0 }
     } else {
-        UserPtr::<Event>::new(event_at).read()?
+        event_at.read()?
     };
     let set = super::file_at(epoll_word)?;
-    let file = super::file_at(fd_word)?;
-    let fd = fd_word as Fd;
+    let file = super::file_at(fd)?;
+    let fd = fd as Fd;
     if !file.ops().is_pollable() {
         return Err(Errno::EPERM);
     }

@@ -104,8 +104,7 @@ fn poll(address: u64, count: u64, deadline: Option<Deadline>) -> Result<u64> {
     let mut large;
     let list = if count as usize <= small.len() {
         let list = &mut small[..count as usize];
-        machine::uaccess::read_bytes(address.address(), list.as_mut_bytes())
-            .map_err(crate::base::user::efault)?;
+        UserPtr::<u8>::new(address.address()).read_bytes(list.as_mut_bytes())?;
         list
     } else {
         large = address.read_many(count as usize)?;

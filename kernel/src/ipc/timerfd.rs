@@ -25,7 +25,7 @@ use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
 /// `struct itimerspec` (timerfd_settime(2)).
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug, Default)]
 #[repr(C)]
-struct ITimerSpec {
+pub struct ITimerSpec {
     interval: TimeSpec,
     value: TimeSpec,
 }
@@ -203,8 +203,7 @@ impl FileOps for TimerFd {
 }
 
 /// timerfd_create(2).
-pub fn sys_timerfd_create(clock_word: u32, flag_word: u32) -> Result<u64> {
-    let (clock, flags) = (clock_word, flag_word);
+pub fn sys_timerfd_create(clock: u32, flags: u32) -> Result<u64> {
     if flags & !(raw::TFD_CLOEXEC | raw::TFD_NONBLOCK) != 0 {
         return Err(Errno::EINVAL);
     }
@@ -231,8 +230,13 @@ pub fn sys_timerfd_create(clock_word: u32, flag_word: u32) -> Result<u64> {
 }
 
 /// timerfd_settime(2).
-pub fn sys_timerfd_settime(fd: u64, flags: u32, value: u64, old_at: u64) -> Result<u64> {
-    let new = UserPtr::<ITimerSpec>::new(value).read()?;
+pub fn sys_timerfd_settime(
+    fd: u64,
+    flags: u32,
+    value: UserPtr<ITimerSpec>,
+    old_at: UserPtr<ITimerSpec>,
+) -> Result<u64> {
+    let new = value.read()?;
     let (value_ns, interval_ns) = (new.value.to_ns()?, new.interval.to_ns()?);
     if flags & !(raw::TFD_TIMER_ABSTIME | raw::TFD_TIMER_CANCEL_ON_SET) != 0 {
         return Err(Errno::EINVAL);
@@ -259,15 +263,15 @@ pub fn sys_timerfd_settime(fd: u64, flags: u32, value: u64, old_at: u64) -> Resu
         }
         old
     };
-    UserPtr::<ITimerSpec>::new(old_at).write_if_some(&old)?;
+    old_at.write_if_some(&old)?;
     Ok(0)
 }
 
 /// timerfd_gettime(2).
-pub fn sys_timerfd_gettime(fd: u64, value: u64) -> Result<u64> {
+pub fn sys_timerfd_gettime(fd: u64, value: UserPtr<ITimerSpec>) -> Result<u64> {
     let file = super::file_at(fd)?;
     let core = &file.ops_as::<TimerFd>().ok_or(Errno::EINVAL)?.core;
     let now = core.remaining(&core.state.lock());
-    UserPtr::<ITimerSpec>::new(value).write(&now)?;
+    value.write(&now)?;
     Ok(0)
 }

@@ -85,12 +85,12 @@ pub fn pidfd_open(pid_word: i32, flags: u32) -> Result<u64> {
 }
 
 /// pidfd_getfd(2).
-pub fn pidfd_getfd(pidfd_word: u32, fd: u32, flags: u64) -> Result<u64> {
+pub fn pidfd_getfd(pidfd: u32, fd: u32, flags: u64) -> Result<u64> {
     if flags != 0 {
         return Err(Errno::EINVAL);
     }
     let own = &current().process;
-    let pidfd = own.files().get(pidfd_word)?;
+    let pidfd = own.files().get(pidfd)?;
     let process = process_of(&pidfd)?;
     let file = access::inspect(&process, Ids::RealToAttach, Errno::EPERM, || {
         if process.is_zombie.load(Ordering::Acquire) {

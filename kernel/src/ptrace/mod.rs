@@ -19,14 +19,13 @@ mod resume;
 mod syscall_info;
 
 /// ptrace(2), the system call: what glibc returns from PTRACE_PEEK* is written to `data` here.
-pub fn ptrace(request_at: u64, pid: u32, address_at: u64, data_at: u64) -> Result<u64> {
+pub fn ptrace(request_at: u64, pid: u32, address: u64, data: u64) -> Result<u64> {
     let request = request_at;
     if request == u64::from(nr::PTRACE_TRACEME) {
         return links::trace_me();
     }
     let thread = find_thread(pid).ok_or(Errno::ESRCH)?;
     let request = u32::try_from(request).map_err(|_| Errno::EIO)?;
-    let (address, data) = (address_at, data_at);
     match request {
         nr::PTRACE_ATTACH => return links::attach(&thread, None),
         nr::PTRACE_SEIZE => return seize(&thread, address, data),

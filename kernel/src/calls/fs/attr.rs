@@ -53,8 +53,8 @@ pub fn fchmodat(directory: u64, path: u64, mode: u32) -> Result<u64> {
 }
 
 /// fchmodat2(2).
-pub fn fchmodat2(directory: u64, path: u64, mode: u32, flag_word: u64) -> Result<u64> {
-    let flags = super::check_flags(flag_word, raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
+pub fn fchmodat2(directory: u64, path: u64, mode: u32, flags: u64) -> Result<u64> {
+    let flags = super::check_flags(flags, raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
     let (context, location) = resolve_at(directory, path, flags, true)?;
     change_mode(&context.subject, &location, mode)
 }
@@ -100,8 +100,8 @@ pub fn fchown(fd: u64, owner: u32, group: u32) -> Result<u64> {
 }
 
 /// fchownat(2).
-pub fn fchownat(directory: u64, path: u64, owner: u32, group: u32, flag_word: u64) -> Result<u64> {
-    let flags = super::check_flags(flag_word, raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
+pub fn fchownat(directory: u64, path: u64, owner: u32, group: u32, flags: u64) -> Result<u64> {
+    let flags = super::check_flags(flags, raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
     let (context, location) = resolve_at(directory, path, flags, true)?;
     change_owner(&context.subject, &location, owner, group)
 }
@@ -145,7 +145,7 @@ fn without_privilege(of: &Metadata) -> u32 {
 /// `struct timespec`.
 #[derive(FromBytes, IntoBytes, Immutable, Clone, Copy)]
 #[repr(C)]
-struct Timespec {
+pub struct Timespec {
     sec: i64,
     nsec: i64,
 }
@@ -170,9 +170,14 @@ impl Times {
 }
 
 /// utimensat(2). A null path means the descriptor itself.
-pub fn utimensat(directory: u64, path: u64, times_at: u64, flag_word: u64) -> Result<u64> {
-    let flags = super::check_flags(flag_word, raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
-    let times = match UserPtr::<[Timespec; 2]>::new(times_at).non_null() {
+pub fn utimensat(
+    directory: u64,
+    path: u64,
+    times_at: UserPtr<[Timespec; 2]>,
+    flags: u64,
+) -> Result<u64> {
+    let flags = super::check_flags(flags, raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
+    let times = match times_at.non_null() {
         None => Times::now(),
         Some(at) => {
             let [access, change] = at.read()?;
@@ -206,8 +211,8 @@ fn chosen_time(time: Timespec) -> Result<Option<i64>> {
 }
 
 /// utime(2): whole seconds.
-pub fn utime(path: u64, times_at: u64) -> Result<u64> {
-    let times = match UserPtr::<[i64; 2]>::new(times_at).non_null() {
+pub fn utime(path: u64, times_at: UserPtr<[i64; 2]>) -> Result<u64> {
+    let times = match times_at.non_null() {
         None => Times::now(),
         Some(at) => {
             let [access, change] = at.read()?;
@@ -318,8 +323,7 @@ fn resize(location: &Location, size: u64) -> Result<u64> {
 }
 
 /// fallocate(2).
-pub fn fallocate(fd: u64, mode_at: u32, offset_at: i64, length: i64) -> Result<u64> {
-    let (mode, offset, len) = (mode_at, offset_at, length);
+pub fn fallocate(fd: u64, mode: u32, offset: i64, len: i64) -> Result<u64> {
     let file = file(fd)?;
     let (Ok(offset), Ok(len)) = (u64::try_from(offset), u64::try_from(len)) else {
         return Err(Errno::EINVAL);
@@ -383,8 +387,7 @@ fn sync_file(file: &Arc<File>) -> Result<u64> {
 }
 
 /// sync_file_range(2): writes the whole file back.
-pub fn sync_file_range(fd: u64, offset_at: i64, length: i64, flag_word: u32) -> Result<u64> {
-    let (offset, len, flags) = (offset_at, length, flag_word);
+pub fn sync_file_range(fd: u64, offset: i64, len: i64, flags: u32) -> Result<u64> {
     let file = file(fd)?;
     if flags & !7 != 0 || offset < 0 || len < 0 || offset.checked_add(len).is_none() {
         return Err(Errno::EINVAL);

@@ -139,7 +139,7 @@ impl Entries {
 }
 
 /// getcwd(2): the length with the NUL.
-pub fn getcwd(buffer: u64, size: u64) -> Result<u64> {
+pub fn getcwd(buffer: UserPtr<u8>, size: u64) -> Result<u64> {
     let fs = current().process.fs();
     let (cwd, root) = (fs.cwd.lock().clone(), fs.root.lock().clone());
     if cwd.dentry.is_unlinked() {
@@ -153,7 +153,7 @@ pub fn getcwd(buffer: u64, size: u64) -> Result<u64> {
     if path.len() as u64 > size {
         return Err(Errno::ERANGE);
     }
-    UserPtr::<u8>::new(buffer).write_many(&path)?;
+    buffer.write_many(&path)?;
     Ok(path.len() as u64)
 }
 

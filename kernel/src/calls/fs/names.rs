@@ -90,9 +90,9 @@ pub fn linkat(
     old: u64,
     new_directory: u64,
     new: u64,
-    flag_word: u64,
+    flags: u64,
 ) -> Result<u64> {
-    let flags = check_flags(flag_word, raw::AT_SYMLINK_FOLLOW | raw::AT_EMPTY_PATH)?;
+    let flags = check_flags(flags, raw::AT_SYMLINK_FOLLOW | raw::AT_EMPTY_PATH)?;
     make_link((old_directory, old), (new_directory, new), flags)
 }
 
@@ -119,23 +119,23 @@ fn make_link(from: (u64, u64), to: (u64, u64), flags: u32) -> Result<u64> {
 }
 
 /// unlink(2).
-pub fn unlink(path_at: u64) -> Result<u64> {
-    let path = PathName::read(path_at)?;
+pub fn unlink(path: u64) -> Result<u64> {
+    let path = PathName::read(path)?;
     tree::unlink(&Context::current(), raw::AT_FDCWD, path.bytes())?;
     Ok(0)
 }
 
 /// rmdir(2).
-pub fn rmdir(path_at: u64) -> Result<u64> {
-    let path = PathName::read(path_at)?;
+pub fn rmdir(path: u64) -> Result<u64> {
+    let path = PathName::read(path)?;
     tree::rmdir(&Context::current(), raw::AT_FDCWD, path.bytes())?;
     Ok(0)
 }
 
 /// unlinkat(2).
-pub fn unlinkat(directory: i32, path_at: u64, flag_word: u64) -> Result<u64> {
-    let flags = check_flags(flag_word, raw::AT_REMOVEDIR)?;
-    let path = PathName::read(path_at)?;
+pub fn unlinkat(directory: i32, path: u64, flags: u64) -> Result<u64> {
+    let flags = check_flags(flags, raw::AT_REMOVEDIR)?;
+    let path = PathName::read(path)?;
     let context = Context::current();
     if flags & raw::AT_REMOVEDIR != 0 {
         tree::rmdir(&context, directory, path.bytes())?;

@@ -32,7 +32,7 @@ fn instance(file: &Arc<File>) -> Result<&Inotify> {
 }
 
 /// inotify_add_watch(2).
-pub fn inotify_add_watch(fd: u64, path_at: u64, mask: u32) -> Result<u64> {
+pub fn inotify_add_watch(fd: u64, path: u64, mask: u32) -> Result<u64> {
     let options = raw::IN_ONLYDIR
         | raw::IN_DONT_FOLLOW
         | raw::IN_EXCL_UNLINK
@@ -50,7 +50,7 @@ pub fn inotify_add_watch(fd: u64, path_at: u64, mask: u32) -> Result<u64> {
     }
     let file = file(fd)?;
     let instance = instance(&file)?;
-    let path = PathName::read(path_at)?;
+    let path = PathName::read(path)?;
     let mut flags = 0;
     if mask & raw::IN_DONT_FOLLOW == 0 {
         flags |= walk::FOLLOW;

@@ -70,7 +70,7 @@ fn finish(dirfd: i32, path: &PathName, how: &How) -> Result<u64> {
 }
 
 /// openat2(2).
-pub fn openat2(directory: i32, path_at: u64, how_at: u64, size: usize) -> Result<u64> {
+pub fn openat2(directory: i32, path: u64, how_at: u64, size: usize) -> Result<u64> {
     if size < size_of::<OpenHow>() {
         return Err(Errno::EINVAL);
     }
@@ -93,7 +93,7 @@ pub fn openat2(directory: i32, path_at: u64, how_at: u64, size: usize) -> Result
         return Err(Errno::EINVAL);
     }
     let walk = resolve_flags(how.resolve)?;
-    let path = PathName::read(path_at)?;
+    let path = PathName::read(path)?;
     let flags = flags | raw::O_LARGEFILE;
     finish(directory, &path, &How { flags, mode: how.mode as u32, walk })
 }
@@ -134,8 +134,7 @@ const CLOSE_RANGE_UNSHARE: u32 = 1 << 1;
 const CLOSE_RANGE_CLOEXEC: u32 = 1 << 2;
 
 /// close_range(2).
-pub fn close_range(first_word: u32, last_word: u32, flag_word: u32) -> Result<u64> {
-    let (first, last, flags) = (first_word, last_word, flag_word);
+pub fn close_range(first: u32, last: u32, flags: u32) -> Result<u64> {
     let known = CLOSE_RANGE_UNSHARE | CLOSE_RANGE_CLOEXEC;
     if flags & !known != 0 || first > last {
         return Err(Errno::EINVAL);
@@ -207,13 +206,13 @@ pub fn umask(mask: u32) -> Result<u64> {
 const MEMFD_NAME_MAX: usize = 249;
 
 /// memfd_create(2).
-pub fn memfd_create(name_at: u64, flags: u32) -> Result<u64> {
+pub fn memfd_create(name: u64, flags: u32) -> Result<u64> {
     let known = raw::MFD_CLOEXEC | raw::MFD_ALLOW_SEALING | raw::MFD_NOEXEC_SEAL | raw::MFD_EXEC;
     let both = raw::MFD_NOEXEC_SEAL | raw::MFD_EXEC;
     if flags & !known != 0 || flags & both == both {
         return Err(Errno::EINVAL);
     }
-    let name = read_c_string(name_at, MEMFD_NAME_MAX + 1, Errno::EINVAL)?;
+    let name = read_c_string(name, MEMFD_NAME_MAX + 1, Errno::EINVAL)?;
     let who = current().process.credentials();
     let noexec = flags & raw::MFD_NOEXEC_SEAL != 0;
     let mode = if noexec { 0o666 } else { 0o777 };

@@ -11,6 +11,7 @@ use machine::task::Current;
 use super::file;
 use crate::base::args::Args;
 use crate::base::io::{Sink, Source, read_iovec};
+use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::process::signal::send_to_current;
 use crate::process::{Thread, file_of};
@@ -42,24 +43,24 @@ pub fn write(thread: Current<Thread>, fd: u32, buffer: u64, count: u64) -> Resul
 }
 
 /// readv(2).
-pub fn readv(fd: u64, vector_at: u64, count: u64) -> Result<u64> {
+pub fn readv(fd: u64, vector: u64, count: u64) -> Result<u64> {
     let file = file(fd)?;
     file.check_readable()?;
-    let vector = read_iovec(vector_at, count)?;
+    let vector = read_iovec(vector, count)?;
     read_stream(&file, &mut Sink::user_vector(&vector))
 }
 
 /// writev(2).
-pub fn writev(fd: u64, vector_at: u64, count: u64) -> Result<u64> {
+pub fn writev(fd: u64, vector: u64, count: u64) -> Result<u64> {
     let file = file(fd)?;
     file.check_writable()?;
-    let vector = read_iovec(vector_at, count)?;
+    let vector = read_iovec(vector, count)?;
     write_stream(&file, &mut Source::user_vector(&vector))
 }
 
 /// pread64(2).
-pub fn pread64(fd: u64, buffer: u64, count: u64, offset_at: u64) -> Result<u64> {
-    let offset = check_offset(offset_at)?;
+pub fn pread64(fd: u64, buffer: u64, count: u64, offset: u64) -> Result<u64> {
+    let offset = check_offset(offset)?;
     let file = positioned(fd)?;
     file.check_readable()?;
     check_buffer(buffer, count)?;
@@ -67,8 +68,8 @@ pub fn pread64(fd: u64, buffer: u64, count: u64, offset_at: u64) -> Result<u64> 
 }
 
 /// pwrite64(2).
-pub fn pwrite64(fd: u64, buffer: u64, count: u64, offset_at: u64) -> Result<u64> {
-    let offset = check_offset(offset_at)?;
+pub fn pwrite64(fd: u64, buffer: u64, count: u64, offset: u64) -> Result<u64> {
+    let offset = check_offset(offset)?;
     let file = positioned(fd)?;
     file.check_writable()?;
     check_buffer(buffer, count)?;
@@ -76,20 +77,20 @@ pub fn pwrite64(fd: u64, buffer: u64, count: u64, offset_at: u64) -> Result<u64>
 }
 
 /// preadv(2).
-pub fn preadv(fd: u64, vector_at: u64, count: u64, offset_at: u64) -> Result<u64> {
-    let offset = check_offset(offset_at)?;
+pub fn preadv(fd: u64, vector: u64, count: u64, offset: u64) -> Result<u64> {
+    let offset = check_offset(offset)?;
     let file = positioned(fd)?;
     file.check_readable()?;
-    let vector = read_iovec(vector_at, count)?;
+    let vector = read_iovec(vector, count)?;
     read_at(&file, offset, &mut Sink::user_vector(&vector))
 }
 
 /// pwritev(2).
-pub fn pwritev(fd: u64, vector_at: u64, count: u64, offset_at: u64) -> Result<u64> {
-    let offset = check_offset(offset_at)?;
+pub fn pwritev(fd: u64, vector: u64, count: u64, offset: u64) -> Result<u64> {
+    let offset = check_offset(offset)?;
     let file = positioned(fd)?;
     file.check_writable()?;
-    let vector = read_iovec(vector_at, count)?;
+    let vector = read_iovec(vector, count)?;
     write_at(&file, offset, &mut Source::user_vector(&vector))
 }
 
@@ -164,7 +165,7 @@ fn check_offset(offset: u64) -> Result<u64> {
 /// EFAULT for a buffer that is not all in user space, whatever its length.
 #[inline]
 fn check_buffer(base: u64, len: u64) -> Result<()> {
-    if machine::uaccess::is_user_range(base, len as usize) { Ok(()) } else { Err(Errno::EFAULT) }
+    if UserPtr::<u8>::new(base).is_user_range(len as usize) { Ok(()) } else { Err(Errno::EFAULT) }
 }
 
 /// Reads at the file's position, or from a stream. The caller has seen that it may be read.
@@ -288,9 +289,8 @@ pub fn note(file: &File, mask: u32, done: usize) {
 }
 
 /// lseek(2).
-pub fn lseek(fd: u64, offset_at: i64, whence_word: u32) -> Result<u64> {
+pub fn lseek(fd: u64, offset: i64, whence: u32) -> Result<u64> {
     let file = file(fd)?;
-    let (offset, whence) = (offset_at, whence_word);
     if whence > raw::SEEK_HOLE {
         return Err(Errno::EINVAL);
     }

@@ -88,9 +88,9 @@ pub fn fstat(fd: u64, stat: u64) -> Result<u64> {
 }
 
 /// newfstatat(2), fstatat(3).
-pub fn newfstatat(directory: u64, path: u64, stat: u64, flag_word: u64) -> Result<u64> {
+pub fn newfstatat(directory: u64, path: u64, stat: u64, flags: u64) -> Result<u64> {
     let known = raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH | raw::AT_NO_AUTOMOUNT;
-    let flags = super::check_flags(flag_word, known)?;
+    let flags = super::check_flags(flags, known)?;
     let inode = inode_at(directory, path, flags)?;
     write_stat(&inode, stat)
 }
@@ -109,7 +109,7 @@ fn inode_at(dirfd: u64, path: u64, flags: u32) -> Result<Arc<dyn Inode>> {
 /// `struct statx` (statx(2)), with what is not filled in as spare.
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
-struct Statx {
+pub struct Statx {
     mask: u32,
     blksize: u32,
     attributes: u64,
@@ -149,14 +149,20 @@ impl StatxTime {
 }
 
 /// statx(2).
-pub fn statx(directory: i32, path_at: u64, flag_word: u64, mask: u32, buffer: u64) -> Result<u64> {
+pub fn statx(
+    directory: i32,
+    path: u64,
+    flags: u64,
+    mask: u32,
+    buffer: UserPtr<Statx>,
+) -> Result<u64> {
     let sync = raw::AT_STATX_FORCE_SYNC | raw::AT_STATX_DONT_SYNC;
     let known = raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH | raw::AT_NO_AUTOMOUNT | sync;
-    let flags = super::check_flags(flag_word, known)?;
+    let flags = super::check_flags(flags, known)?;
     if flags & sync == sync || mask & raw::STATX__RESERVED != 0 {
         return Err(Errno::EINVAL);
     }
-    let path = PathName::read_or_empty(path_at, flags)?;
+    let path = PathName::read_or_empty(path, flags)?;
     let context = Context::current();
     let location = resolve(&context, directory, path.bytes(), walk_flags(flags, true))?;
     hooks::inode_getattr((location.inode().as_ref(),))?;
@@ -186,7 +192,7 @@ pub fn statx(directory: i32, path_at: u64, flag_word: u64, mask: u32, buffer: u6
         spare: [0; 12],
     };
     const { assert!(size_of::<Statx>() == 256 && size_of::<Stat>() == 144) };
-    UserPtr::<Statx>::new(buffer).write(&statx)?;
+    buffer.write(&statx)?;
     Ok(0)
 }
 
@@ -201,9 +207,9 @@ pub fn faccessat(directory: u64, path: u64, mode: u64) -> Result<u64> {
 }
 
 /// faccessat2(2).
-pub fn faccessat2(directory: u64, path: u64, mode: u64, flag_word: u64) -> Result<u64> {
+pub fn faccessat2(directory: u64, path: u64, mode: u64, flags: u64) -> Result<u64> {
     let known = raw::AT_EACCESS | raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH;
-    let flags = super::check_flags(flag_word, known)?;
+    let flags = super::check_flags(flags, known)?;
     check_access(directory, path, mode, flags)
 }
 

@@ -122,8 +122,8 @@ fn repeat(len: u64, mut step: impl FnMut(usize) -> Result<(usize, bool)>) -> Res
 }
 
 /// sendfile(2).
-pub fn sendfile(to: u64, from_word: u64, offset: u64, count: u64) -> Result<u64> {
-    let input = file(from_word)?;
+pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
+    let input = file(from)?;
     input.check_readable()?;
     let is_stream = !input.is_seekable();
     let mut from = Cursor::new(input, offset)?;
@@ -149,14 +149,14 @@ pub fn sendfile(to: u64, from_word: u64, offset: u64, count: u64) -> Result<u64>
 
 /// copy_file_range(2).
 pub fn copy_file_range(
-    from_word: u64,
+    from: u64,
     from_offset: u64,
-    to_word: u64,
+    to: u64,
     to_offset: u64,
     count: u64,
     flags: u64,
 ) -> Result<u64> {
-    let (input, output) = (file(from_word)?, file(to_word)?);
+    let (input, output) = (file(from)?, file(to)?);
     if flags != 0 {
         return Err(Errno::EINVAL);
     }
@@ -208,12 +208,12 @@ pub fn splice(
     to_word: u64,
     to_offset: u64,
     count: u64,
-    flag_word: u64,
+    flags: u64,
 ) -> Result<u64> {
     if count == 0 {
         return Ok(0);
     }
-    let flags = super::check_flags(flag_word, SPLICE_FLAGS)?;
+    let flags = super::check_flags(flags, SPLICE_FLAGS)?;
     let (input, output) = (file(from_word)?, file(to_word)?);
     let at_once = |files: &[&File]| {
         flags & raw::SPLICE_F_NONBLOCK != 0 || files.iter().any(|f| f.is_nonblocking())
@@ -343,12 +343,12 @@ fn fill(from: &mut Cursor, to: &Pipe, end: &Arc<File>, len: u64) -> Result<u64> 
 }
 
 /// tee(2): copies from pipe to pipe and removes nothing. Its waits end as splice's do.
-pub fn tee(from_word: u64, to_word: u64, count: u64, flag_word: u64) -> Result<u64> {
-    let flags = super::check_flags(flag_word, SPLICE_FLAGS)?;
+pub fn tee(from: u64, to: u64, count: u64, flags: u64) -> Result<u64> {
+    let flags = super::check_flags(flags, SPLICE_FLAGS)?;
     if count == 0 {
         return Ok(0);
     }
-    let (input, output) = (file(from_word)?, file(to_word)?);
+    let (input, output) = (file(from)?, file(to)?);
     input.check_readable()?;
     output.check_writable()?;
     let from = pipe::of(&input).ok_or(Errno::EINVAL)?;
@@ -376,13 +376,13 @@ pub fn tee(from_word: u64, to_word: u64, count: u64, flag_word: u64) -> Result<u
 
 /// vmsplice(2): a program's memory into a pipe, or out of one, by copying. It waits only until
 /// something can move: for data or room, for the other end to close, for a signal.
-pub fn vmsplice(fd: u64, vector_at: u64, count: u64, flag_word: u64) -> Result<u64> {
-    let flags = super::check_flags(flag_word, SPLICE_FLAGS)?;
+pub fn vmsplice(fd: u64, vector: u64, count: u64, flags: u64) -> Result<u64> {
+    let flags = super::check_flags(flags, SPLICE_FLAGS)?;
     let file = file(fd)?;
     if file.check_writable().is_err() {
         file.check_readable()?;
     }
-    let vector = read_iovec(vector_at, count)?;
+    let vector = read_iovec(vector, count)?;
     if vector.iter().all(|part| part.len == 0) {
         return Ok(0);
     }

@@ -18,8 +18,7 @@ use crate::process::work;
 const POPULATE_AT_ONCE: u64 = 64 * PAGE;
 
 /// madvise(2).
-pub fn madvise(address: u64, length: u64, advice_word: u32) -> Result<u64> {
-    let (start, advice) = (address, advice_word);
+pub fn madvise(start: u64, length: u64, advice: u32) -> Result<u64> {
     let action = Action::of(advice).ok_or(Errno::EINVAL)?;
     if start % PAGE != 0 {
         return Err(Errno::EINVAL);

@@ -71,14 +71,13 @@ pub(super) fn page_range(start: u64, len: u64, outside: Errno) -> Result<(u64, u
 
 /// mmap(2).
 pub fn mmap(
-    address: u64,
+    hint: u64,
     length: u64,
     protection: u64,
-    flag_word: u32,
-    fd_word: u32,
-    offset_at: u64,
+    flags: u32,
+    fd: u32,
+    offset: u64,
 ) -> Result<u64> {
-    let (hint, flags, fd, offset) = (address, flag_word, fd_word, offset_at);
     if offset % PAGE != 0 {
         return Err(Errno::EINVAL);
     }

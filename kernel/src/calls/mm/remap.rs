@@ -26,13 +26,12 @@ struct Request {
 
 /// mremap(2).
 pub fn mremap(
-    old_address: u64,
+    old: u64,
     old_length: u64,
     new_length: u64,
-    flag_word: u32,
+    flags: u32,
     new_address: u64,
 ) -> Result<u64> {
-    let (old, flags) = (old_address, flag_word);
     let has = |flag: u32| flags & flag != 0;
     let known = raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED | raw::MREMAP_DONTUNMAP;
     let (may_move, fixed) = (has(raw::MREMAP_MAYMOVE), has(raw::MREMAP_FIXED));

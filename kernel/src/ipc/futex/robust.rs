@@ -7,7 +7,6 @@
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
-use machine::uaccess;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{pi, wake_address};
@@ -41,7 +40,7 @@ pub fn set_robust_list(head: u64, length: u64) -> Result<u64> {
 }
 
 /// get_robust_list(2).
-pub fn get_robust_list(tid: i32, head: u64, length: u64) -> Result<u64> {
+pub fn get_robust_list(tid: i32, head: UserPtr<u64>, length: UserPtr<u64>) -> Result<u64> {
     let own = current().to_arc();
     let thread = match tid {
         0 => own.clone(),
@@ -51,8 +50,8 @@ pub fn get_robust_list(tid: i32, head: u64, length: u64) -> Result<u64> {
     let list = access::inspect(&thread.process, Ids::Real, Errno::EPERM, || {
         Ok(thread.robust_list.load(Ordering::Relaxed))
     })?;
-    UserPtr::<u64>::new(head).write(&list)?;
-    UserPtr::<u64>::new(length).write(&(size_of::<Head>() as u64))?;
+    head.write(&list)?;
+    length.write(&(size_of::<Head>() as u64))?;
     Ok(0)
 }
 
@@ -100,10 +99,9 @@ fn walk(thread: &Thread, head_at: u64) -> Result<()> {
 
 /// Marks the word as orphaned if this thread holds it, and wakes one waiter.
 fn release(thread: &Thread, address: u64, is_pi: bool, is_pending: bool) -> Result<()> {
-    let efault = |_| Errno::EFAULT;
     // The owner alone changes a held word, but for the waiters' bit: a few tries suffice.
     for _ in 0..16 {
-        let value = uaccess::read_u32(address).map_err(efault)?;
+        let value = UserPtr::<u32>::new(address).load()?;
         let owner = value & raw::FUTEX_TID_MASK;
         if is_pending && !is_pi && owner == 0 {
             // Unlocked already, but the wake-up had not been sent yet.
@@ -117,7 +115,7 @@ fn release(thread: &Thread, address: u64, is_pi: bool, is_pending: bool) -> Resu
             return Ok(());
         }
         let new = value & raw::FUTEX_WAITERS | raw::FUTEX_OWNER_DIED;
-        let found = uaccess::compare_exchange_u32(address, value, new).map_err(efault)?;
+        let found = UserPtr::<u32>::new(address).compare_exchange(value, new)?;
         if found == value {
             if !is_pi && value & raw::FUTEX_WAITERS != 0 {
                 let _ = wake_address(address, 1);

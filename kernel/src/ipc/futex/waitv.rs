@@ -26,13 +26,13 @@ pub fn futex_waitv(
     waiters: u64,
     count: u64,
     flags: u64,
-    timeout_at: u64,
+    timeout_at: UserPtr<TimeSpec>,
     clock: u32,
 ) -> Result<u64> {
     if count == 0 || count > u64::from(raw::FUTEX_WAITV_MAX) || flags != 0 || waiters == 0 {
         return Err(Errno::EINVAL);
     }
-    let deadline = match UserPtr::<TimeSpec>::new(timeout_at).non_null() {
+    let deadline = match timeout_at.non_null() {
         None => None,
         Some(timeout) => {
             let offset_ns = match clock {

@@ -133,8 +133,7 @@ fn interrupted(_: WaitError) -> Errno {
 }
 
 /// msgsnd(2).
-pub fn msgsnd(id: u64, message_at: u64, size: u64, flag_word: u32) -> Result<u64> {
-    let (at, len, flags) = (message_at, size, flag_word);
+pub fn msgsnd(id: u64, at: u64, len: u64, flags: u32) -> Result<u64> {
     let kind = UserPtr::<i64>::new(at).read()?;
     if len > MESSAGE_MAX as u64 || kind < 1 {
         return Err(Errno::EINVAL);
@@ -173,8 +172,7 @@ pub fn msgsnd(id: u64, message_at: u64, size: u64, flag_word: u32) -> Result<u64
 }
 
 /// msgrcv(2).
-pub fn msgrcv(id: u64, message_at: u64, size: u64, kind_at: i64, flag_word: u32) -> Result<u64> {
-    let (at, max, kind, flags) = (message_at, size, kind_at, flag_word);
+pub fn msgrcv(id: u64, at: u64, max: u64, kind: i64, flags: u32) -> Result<u64> {
     if max > i64::MAX as u64 {
         return Err(Errno::EINVAL);
     }
@@ -236,8 +234,7 @@ fn describe(queue: &Object<Queue>) -> MsqidDs {
 }
 
 /// msgctl(2).
-pub fn msgctl(id_at: u64, command_word: u32, buffer_at: u64) -> Result<u64> {
-    let (id, command, buffer) = (id_at, command_word, buffer_at);
+pub fn msgctl(id: u64, command: u32, buffer: u64) -> Result<u64> {
     if (id as i32) < 0 {
         return Err(Errno::EINVAL);
     }

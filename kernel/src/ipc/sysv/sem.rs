@@ -229,8 +229,7 @@ impl Set {
 }
 
 /// semget(2).
-pub fn semget(key_word: i32, count_word: i32, flag_word: u32) -> Result<u64> {
-    let (key, count, flags) = (key_word, count_word, flag_word);
+pub fn semget(key: i32, count: i32, flags: u32) -> Result<u64> {
     let count = usize::try_from(count).map_err(|_| Errno::EINVAL)?;
     if count > SET_MAX {
         return Err(Errno::EINVAL);
@@ -285,8 +284,7 @@ fn operate(a: &Args, timeout: u64) -> Result<u64> {
 }
 
 /// semctl(2).
-pub fn semctl(id_at: u64, number_word: u64, command_word: u32, argument_at: u64) -> Result<u64> {
-    let (id, number, command, argument) = (id_at, number_word, command_word, argument_at);
+pub fn semctl(id: u64, number: u64, command: u32, argument: u64) -> Result<u64> {
     if (id as i32) < 0 {
         return Err(Errno::EINVAL);
     }

@@ -97,8 +97,7 @@ fn all() -> Vec<(Arc<Object<Segment>>, Arc<File>)> {
 }
 
 /// shmget(2). Pages of special sizes are not there.
-pub fn shmget(key_word: i32, length: u64, flag_word: u32) -> Result<u64> {
-    let (key, size, flags) = (key_word, length, flag_word);
+pub fn shmget(key: i32, size: u64, flags: u32) -> Result<u64> {
     let suits = |segment: &Segment| {
         if segment.size < size { Err(Errno::EINVAL) } else { Ok(()) }
     };
@@ -127,8 +126,8 @@ fn make(key: i32, size: u64, flags: u32) -> Result<Segment> {
 }
 
 /// shmat(2): returns the address.
-pub fn shmat(id: u64, address_at: u64, flag_word: u32) -> Result<u64> {
-    let (mut address, flags) = (address_at, flag_word);
+pub fn shmat(id: u64, address_at: u64, flags: u32) -> Result<u64> {
+    let mut address = address_at;
     if !address.is_multiple_of(PAGE) {
         if flags & SHM_RND == 0 {
             return Err(Errno::EINVAL);
@@ -201,8 +200,7 @@ fn describe(segment: &Object<Segment>) -> ShmidDs {
 }
 
 /// shmctl(2).
-pub fn shmctl(id_at: u64, command_word: u32, buffer_at: u64) -> Result<u64> {
-    let (id, command, buffer) = (id_at, command_word, buffer_at);
+pub fn shmctl(id: u64, command: u32, buffer: u64) -> Result<u64> {
     if (id as i32) < 0 {
         return Err(Errno::EINVAL);
     }

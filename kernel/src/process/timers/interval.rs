@@ -63,8 +63,8 @@ pub fn getitimer(which_word: u64, value: u64) -> Result<u64> {
 }
 
 /// setitimer(2).
-pub fn setitimer(which_word: u64, value_at: u64, old_at: u64) -> Result<u64> {
-    let setting = match UserPtr::<ITimerVal>::new(value_at).non_null() {
+pub fn setitimer(which_word: u64, value_at: UserPtr<ITimerVal>, old_at: u64) -> Result<u64> {
+    let setting = match value_at.non_null() {
         None => Setting::default(),
         Some(new) => {
             let [interval, value] = new.read()?;
@@ -78,8 +78,8 @@ pub fn setitimer(which_word: u64, value_at: u64, old_at: u64) -> Result<u64> {
 }
 
 /// alarm(2): the seconds that were left, rounded to the nearest but never to 0.
-pub fn alarm(seconds_word: u32) -> Result<u64> {
-    let seconds = u64::from(seconds_word);
+pub fn alarm(seconds: u32) -> Result<u64> {
+    let seconds = u64::from(seconds);
     let setting = Setting { value_ns: seconds * NS_PER_SEC, interval_ns: 0 };
     let old_ns = set(&current().process, raw::ITIMER_REAL as usize, setting).value_ns;
     let rounded = (old_ns + NS_PER_SEC / 2) / NS_PER_SEC;

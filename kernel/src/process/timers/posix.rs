@@ -18,7 +18,7 @@ use crate::security::Resource;
 /// `struct sigevent`.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
 #[repr(C)]
-struct SigEvent {
+pub struct SigEvent {
     value: u64,
     signal: u32,
     notify: u32,
@@ -64,9 +64,9 @@ fn notify_of(event: &SigEvent) -> Result<Notify> {
 }
 
 /// timer_create(2).
-pub fn timer_create(clock_word: i32, event_at: u64, id_at: u64) -> Result<u64> {
-    let clock = timer_clock(clock_word)?;
-    let event = UserPtr::<SigEvent>::new(event_at).non_null().map(UserPtr::read).transpose()?;
+pub fn timer_create(clock: i32, event: UserPtr<SigEvent>, id_at: UserPtr<u32>) -> Result<u64> {
+    let clock = timer_clock(clock)?;
+    let event = event.non_null().map(UserPtr::read).transpose()?;
     let process = &current().process;
     let notify = match &event {
         Some(event) => notify_of(event)?,
@@ -89,7 +89,7 @@ pub fn timer_create(clock_word: i32, event_at: u64, id_at: u64) -> Result<u64> {
         timers.posix.insert(id, timer);
         id
     };
-    if let Err(error) = UserPtr::<u32>::new(id_at).write(&id) {
+    if let Err(error) = id_at.write(&id) {
         process.timers.lock().posix.remove(&id);
         return Err(error);
     }
