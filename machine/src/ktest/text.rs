@@ -317,14 +317,14 @@ fn call_corrupted_vtable() {
 
 /// Does what a program has asked for: a call that must be stopped. `user` is an address of the
 /// program's code. False: no such fault.
-pub fn provoke(fault: &[u8], user: u64) -> bool {
+pub fn provoke(fault: &[u8]) -> bool {
     static DATA: AtomicU64 = AtomicU64::new(0);
     let wrong = wrong as *const () as u64;
     match fault {
         b"wrong-type" => _ = call(forged(wrong)),
         b"tail-call" => _ = call_last(forged(wrong), 1),
         b"data" => _ = call(forged((&raw const DATA) as u64)),
-        b"user-code" => _ = call(forged(user)),
+        b"user-code" => _ = call(forged(crate::task::user_ip())),
         b"null" => _ = call(forged(0)),
         b"non-canonical" => _ = call(forged(0x8000_0000_0000_1000)),
         b"unmapped-preamble" => _ = call(forged(crate::memory::TEXT_ALIAS)),

@@ -664,12 +664,13 @@ pub fn with_fpu<R>(f: impl FnOnce(&mut FpuState) -> R) -> Option<R> {
     Some(result)
 }
 
-/// Calls `f` with the running program's saved registers.
-pub fn with_user_regs<R>(f: impl FnOnce(&mut PtRegs) -> R) -> R {
+/// Where the running program entered the kernel.
+#[cfg(feature = "ktest")]
+pub(crate) fn user_ip() -> u64 {
     let task = running();
     assert!(task.user.is_some(), "a kernel thread has no user registers");
-    // SAFETY: the running program entered the kernel through the frame at the top of its stack;
-    // only the thread itself reaches it, and `f` gets the only reference made here. Callers inside
-    // a system call must not use the `regs` they were given meanwhile.
-    f(unsafe { &mut *task.user_regs() })
+    // SAFETY: the running program entered the kernel through the frame at the top of its stack, and
+    // only this thread changes it. The field is copied, and no reference to the frame is made: the
+    // call that is running holds one.
+    unsafe { (&raw const (*task.user_regs()).rip).read_volatile() }
 }
