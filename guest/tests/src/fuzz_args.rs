@@ -155,7 +155,9 @@ impl World {
             Kind::Size => [r.below(16), r.below(4097), 1 << r.below(32)][r.below(3) as usize],
             Kind::Int => [r.below(16), r.below(0x1_0000), r.of(&EDGES)][r.below(3) as usize],
             Kind::Long => [r.below(0x1_0000), r.of(&EDGES), r.next()][r.below(3) as usize],
-            Kind::Flags => r.of(&[0, 1 << r.below(32), (1 << r.below(20)) | (1 << r.below(20))]),
+            Kind::Flags => {
+                [0, 1 << r.below(32), (1 << r.below(20)) | (1 << r.below(20))][r.below(3) as usize]
+            }
             Kind::Mode => r.below(0o1_0000),
             Kind::Pid => [0, u64::from(std::process::id()), r.below(1 << 22)][r.below(3) as usize],
         }) as usize
