@@ -274,7 +274,8 @@ impl Task {
 
     /// The saved registers of the program, at the top of its kernel stack. Only for the task that
     /// runs, or one the caller knows to be stopped inside the kernel.
-    pub(crate) fn user_regs(&self) -> *mut PtRegs {
+    #[cfg(feature = "ktest")]
+    fn user_regs(&self) -> *mut PtRegs {
         (self.stack.top() - size_of::<PtRegs>() as u64) as *mut PtRegs
     }
 
