@@ -145,6 +145,11 @@ fn accept_with(a: &Args, flags: u32) -> Result<u64> {
     if flags & !(SOCK_CLOEXEC | SOCK_NONBLOCK) != 0 {
         return Err(Errno::EINVAL);
     }
+    // Without room for its descriptor no connection is taken, nor waited for.
+    let process = &current().process;
+    if process.files().is_full(process.fd_limit()) {
+        return Err(Errno::EMFILE);
+    }
     let socket = socket_of(&file)?;
     hooks::socket_accept((socket.common(),))?;
     let patience = socket.common().receive_patience(file.is_nonblocking());

@@ -332,7 +332,8 @@ impl Pipe {
             self.read_queue.wake_one_after_unlock(events::READABLE);
         }
         if self.write_queue.has_waiters() && self.has_room() {
-            self.write_queue.wake_one_after_unlock(events::WRITABLE);
+            // For the next writer; nothing has become possible that was not before.
+            self.write_queue.wake_one_after_unlock(0);
         }
         Some(result)
     }

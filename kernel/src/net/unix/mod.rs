@@ -187,7 +187,7 @@ impl UnixSocket {
         let name = address.to_unix()?.ok_or(Errno::EINVAL)?;
         let peer = names::find(&name)?;
         if peer.common.kind != self.common.kind {
-            return Err(Errno::EPROTOTYPE);
+            return Err(names::of_another_type(&name));
         }
         // A socket that is connected elsewhere takes messages from there only.
         let its_peer = peer.state.lock().default_peer.clone();
@@ -207,7 +207,7 @@ impl UnixSocket {
         }
         let listener = names::find(&name)?;
         if listener.common.kind != self.common.kind {
-            return Err(Errno::EPROTOTYPE);
+            return Err(names::of_another_type(&name));
         }
         if !listener.backlog.is_listening() {
             return Err(Errno::ECONNREFUSED);

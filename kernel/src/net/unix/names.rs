@@ -92,3 +92,8 @@ pub(super) fn find(name: &Arc<[u8]>) -> Result<Arc<UnixSocket>> {
     }
     location.inode().state().endpoint::<UnixSocket>().ok_or(Errno::ECONNREFUSED)
 }
+
+/// What it is to find a socket of another type: abstract names are told apart by types.
+pub(super) fn of_another_type(name: &[u8]) -> Errno {
+    if name.first() == Some(&0) { Errno::ECONNREFUSED } else { Errno::EPROTOTYPE }
+}
