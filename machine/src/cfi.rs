@@ -24,6 +24,7 @@ use text_patching::site_table::{SiteTables, TableError};
 use text_patching::tail::Via;
 use text_patching::trap::{self, Cause, CfiFailure};
 
+use crate::kaslr::linked;
 use crate::sealed::sealed;
 use crate::sync::Once;
 use crate::text_poke::{self, LiveText};
@@ -159,7 +160,9 @@ impl core::fmt::Display for Report {
         write!(
             f,
             "CFI failure at {:#x} (target: {:#x}; expected type: {:#010x}; ",
-            self.site, self.target, self.expected
+            linked(self.site),
+            linked(self.target),
+            self.expected
         )?;
         match self.found {
             Some(hash) => write!(f, "found: {hash:#010x})"),

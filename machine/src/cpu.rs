@@ -110,11 +110,15 @@ pub fn rdtsc_ordered() -> u64 {
 
 /// A random number from the CPU's generator, if it has one and that has one ready (SDM 1, 7.3.17).
 pub(crate) fn rdrand() -> Option<u64> {
-    let (value, ready): (u64, u8);
-    if !features().rdrand {
-        return None;
-    }
     // SAFETY: CPUID reports the instruction.
+    if features().rdrand { unsafe { take_rdrand() } } else { None }
+}
+
+/// # Safety
+/// The CPU has RDRAND.
+unsafe fn take_rdrand() -> Option<u64> {
+    let (value, ready): (u64, u8);
+    // SAFETY: the caller says that the CPU has the instruction.
     unsafe {
         asm!("rdrand {}", "setc {}", out(reg) value, out(reg_byte) ready, options(nomem, nostack));
     }
@@ -123,11 +127,27 @@ pub(crate) fn rdrand() -> Option<u64> {
 
 /// A seed from the CPU's entropy source, if it has one and that has one ready (SDM 1, 7.3.17).
 pub(crate) fn rdseed() -> Option<u64> {
-    let (value, ready): (u64, u8);
-    if !features().rdseed {
-        return None;
-    }
     // SAFETY: CPUID reports the instruction.
+    if features().rdseed { unsafe { take_rdseed() } } else { None }
+}
+
+/// A random number of both generators, for boot code that runs before [`init`].
+pub(crate) fn early_random() -> [Option<u64>; 2] {
+    let has_rdrand = cpuid(1, 0)[2] & 1 << 30 != 0;
+    let has_rdseed = cpuid(0, 0)[0] >= 7 && cpuid(7, 0)[1] & 1 << 18 != 0;
+    [
+        // SAFETY: CPUID reports the instruction.
+        if has_rdrand { unsafe { take_rdrand() } } else { None },
+        // SAFETY: as above.
+        if has_rdseed { unsafe { take_rdseed() } } else { None },
+    ]
+}
+
+/// # Safety
+/// The CPU has RDSEED.
+unsafe fn take_rdseed() -> Option<u64> {
+    let (value, ready): (u64, u8);
+    // SAFETY: the caller says that the CPU has the instruction.
     unsafe {
         asm!("rdseed {}", "setc {}", out(reg) value, out(reg_byte) ready, options(nomem, nostack));
     }

@@ -21,8 +21,6 @@ use crate::sync::{IrqGuard, SpinLock};
 pub const PAGE_SIZE: usize = 4096;
 /// log2 of [`PAGE_SIZE`].
 pub const PAGE_SHIFT: u32 = 12;
-/// Where all physical memory appears in the kernel's half.
-pub(crate) const PHYS_OFFSET: u64 = 0xffff_8000_0000_0000;
 /// Largest block the buddy hands out: 2^12 frames, 16 MiB.
 pub(crate) const MAX_ORDER: usize = 12;
 
@@ -429,15 +427,28 @@ pub(crate) unsafe fn free_block(pfn: u32, order: usize) {
     }
 }
 
+/// Where all physical memory appears in the kernel's half. An immediate that boot code has changed
+/// (`kaslr`).
+#[inline(always)]
+pub(crate) fn direct_map_base() -> u64 {
+    let base;
+    // SAFETY: loads a constant of the text.
+    unsafe {
+        core::arch::asm!("movabsq $__direct_map_base, {}", out(reg) base,
+            options(att_syntax, pure, nomem, nostack, preserves_flags));
+    }
+    base
+}
+
 /// Kernel address of a physical address.
 #[inline(always)]
 pub(crate) fn phys_to_virt(phys: u64) -> *mut u8 {
-    (PHYS_OFFSET + phys) as *mut u8
+    (direct_map_base() + phys) as *mut u8
 }
 
 /// Physical address of memory inside the direct map (heap objects, frames; not stacks or statics).
 pub(crate) fn virt_to_phys(virt: *const u8) -> u64 {
-    let phys = (virt as u64).wrapping_sub(PHYS_OFFSET);
+    let phys = (virt as u64).wrapping_sub(direct_map_base());
     assert!(phys < (INFO_COUNT.load(Ordering::Relaxed) as u64) << PAGE_SHIFT, "not direct-mapped");
     phys
 }

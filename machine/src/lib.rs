@@ -30,6 +30,7 @@ pub mod ipi;
 pub mod irq;
 #[cfg(feature = "ktest")]
 pub mod ktest;
+mod kaslr;
 mod late_text;
 pub mod log;
 pub mod memory;

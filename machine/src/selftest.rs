@@ -39,7 +39,7 @@ pub(crate) fn check_registers() {
 pub(crate) fn check_seal() {
     assert!(sealed::is_closed(), "self-test: nothing was sealed");
     for page in sealed::ranges().into_iter().flatten().step_by(crate::frame::PAGE_SIZE) {
-        let alias = page - memory::KERNEL_BASE + crate::frame::PHYS_OFFSET;
+        let alias = page - memory::kernel_base() + crate::frame::direct_map_base();
         for at in [page, alias] {
             let KernelRights { present, write, exec, user } = memory::kernel_rights(at);
             assert!(present && !write && !exec && !user, "self-test: {at:#x} is not sealed");
@@ -78,7 +78,7 @@ pub(crate) fn check_page_tables() {
                 present && write == want_write && exec == want_exec && !user,
                 "self-test: {name} page {page:#x} has wrong rights"
             );
-            let alias = page - memory::KERNEL_BASE + crate::frame::PHYS_OFFSET;
+            let alias = page - memory::kernel_base() + crate::frame::direct_map_base();
             let alias = memory::kernel_rights(alias);
             assert!(
                 alias.write == want_write && !alias.exec && !alias.user,
@@ -89,7 +89,7 @@ pub(crate) fn check_page_tables() {
     memory::for_each_shared(|leaf| {
         let page = leaf.address;
         // Entry code, entry data, and stacks of interrupts; nothing of the direct map.
-        let is_image = page >= memory::KERNEL_BASE;
+        let is_image = page >= memory::kernel_base();
         assert!(
             is_image || stack::is_stack(page),
             "self-test: programs' page tables map kernel page {page:#x}"

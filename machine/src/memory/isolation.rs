@@ -7,7 +7,7 @@ use super::address::PhysAddr;
 use super::kernel_space::{self, KERNEL_HALF, copy_half, kernel_root, new_table, rights_in};
 use super::pte::{Pte, PteFlags};
 use super::walk::{EachLeaf, Kernel, Slot, TOP, Table, Tables, index, span};
-use super::{KERNEL_BASE, VMAP_BASE};
+use super::{kernel_base, vmap_base};
 use crate::frame::{self, Frame, OutOfMemory, PAGE_SIZE};
 use crate::sealed::sealed;
 use crate::sync::Once;
@@ -66,7 +66,7 @@ pub(crate) fn init_pti() -> Result<(), OutOfMemory> {
     SHARED_ROOT.call_once(|| root);
     if let Some(tables) = shared_tables() {
         // Both slots in use exist from the start: later additions reach every program's table.
-        for slot in [VMAP_BASE, KERNEL_BASE] {
+        for slot in [vmap_base(), kernel_base()] {
             tables.make(slot, TOP - 1, &mut new_table)?;
         }
     }

@@ -115,7 +115,7 @@ static MSRS: MsrBitmap = {
 
 fn image_phys<T>(of: &'static T) -> u64 {
     let at: *const T = of;
-    at as u64 - memory::KERNEL_BASE
+    at as u64 - memory::kernel_base()
 }
 
 /// One CPU's part.
