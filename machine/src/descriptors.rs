@@ -53,7 +53,8 @@ const EMPTY_GDT: Gdt = {
     gdt[5] = 0x00cf_f300_0000_ffff; // 0x28 user data
     gdt[6] = 0x00af_fb00_0000_ffff; // 0x30 user code, 64-bit
     // 0x40 TSS, two slots, filled at run time
-    if cfg!(feature = "ktest") {
+    #[cfg(feature = "ktest")]
+    {
         gdt[7] = 0x00cf_7300_0000_ffff; // 0x38 user data that is not present
         gdt[10] = 0x00af_7b00_0000_ffff; // 0x50 user code that is not present
     }

@@ -88,7 +88,7 @@ impl Slides {
         let mut generator = ChaCha20Rng::from_seed(entropy::early_seed());
         let mut below = |limit: u64| {
             let word = u128::from(generator.next_u64());
-            (word * u128::from(limit.max(1)) >> 64) as u64
+            ((word * u128::from(limit.max(1))) >> 64) as u64
         };
         let pages = (IMAGE_ROOM - image.end) / PAGE;
         let mapped = memory_end.max(LOW_ENTRIES * span(2)).next_multiple_of(span(2));
