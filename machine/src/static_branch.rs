@@ -14,8 +14,17 @@ use crate::{cfi, text_poke};
 
 /// A key. Its value is what the text says; there is no variable.
 pub trait StaticKey {
-    /// From [`id`], and below 2^30.
+    /// From [`id`], and below [`GATES`].
     const ID: u32;
+}
+
+/// From here on keys are the gates of static calls ([`crate::static_call`]), which nobody switches
+/// by number.
+pub const GATES: u32 = 1 << 28;
+
+const fn own_id<K: StaticKey>() -> u32 {
+    assert!(K::ID < GATES, "a key's number is that of a gate");
+    K::ID
 }
 
 /// The numbers of all keys.
@@ -86,7 +95,7 @@ pub fn static_branch_unlikely<K: StaticKey>() -> bool {
                 ".long {id}",
                 ".popsection",
                 on = label { break 'on true; },
-                id = const K::ID,
+                id = const own_id::<K>(),
                 options(nomem, nostack, preserves_flags)
             );
         }
@@ -109,7 +118,7 @@ pub fn static_branch_likely<K: StaticKey>() -> bool {
                 ".long {id}",
                 ".popsection",
                 off = label { break 'off false; },
-                id = const K::ID | jump_label::LIKELY,
+                id = const own_id::<K>() | jump_label::LIKELY,
                 options(nomem, nostack, preserves_flags)
             );
         }
@@ -128,7 +137,7 @@ pub struct NotSwitched;
 /// [`NotSwitched`]; nothing has changed then.
 pub fn set<K: StaticKey>(enabled: bool) -> Result<(), NotSwitched> {
     let tables = cfi::tables().ok_or(NotSwitched)?;
-    let mut sites = tables.branches().iter().filter(|branch| branch.key == K::ID);
+    let mut sites = tables.branches().iter().filter(|branch| branch.key == const { own_id::<K>() });
     let next = |text: &text_poke::LiveText, _| {
         sites.next().map(|branch| jump_label::set(text, &branch, enabled))
     };
