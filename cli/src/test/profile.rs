@@ -52,7 +52,8 @@ pub(super) fn denies(context: &Context, folder: &Path) -> Result<(), Error> {
         let list = format!("[paths]\nread = [{system}{more}]\nexecute = [{system}]\n");
         std::fs::write(folder.join("head.toml"), list)
     };
-    let words = ["--profile", "head.toml", "--", "head", "-n", "1", "/etc/passwd"];
+    let words =
+        ["--env=LC_ALL=C", "--profile", "head.toml", "--", "head", "-n", "1", "/etc/passwd"];
     profile("")?;
     let denied = output(context, folder, &words)?;
     let stderr = String::from_utf8_lossy(&denied.stderr).into_owned();

@@ -1,7 +1,6 @@
-//! Security hooks before they are bound to anybody, and after: the tests run before the kernel reads
-//! `lsm=`, so here is that time. Last, for what is sealed stays sealed.
+//! Security hooks before they are bound to anybody, and after: the tests run before the kernel
+//! reads `lsm=`, so here is that time. Last, for what is sealed stays sealed.
 
-use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 
