@@ -1,8 +1,8 @@
 //! The test policies' other half (`limen test run --filter run::refusals`): what they are asked,
 //! and what they are told to refuse. Never in an image that is used.
 //!
-//! One hook is watched at a time. Who was asked is remembered in order; who is told to refuse does so
-//! [`REFUSALS_MAX`] times. Neighbour: `hooks.rs`, whose test policies call [`asked`];
+//! One hook is watched at a time. Who was asked is remembered in order; who is told to refuse does
+//! so [`REFUSALS_MAX`] times. Neighbour: `hooks.rs`, whose test policies call [`asked`];
 //! /sys/kernel/security/probe is how a test says what it wants.
 
 use core::sync::atomic::{AtomicU64, Ordering};

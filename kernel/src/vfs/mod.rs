@@ -172,8 +172,8 @@ pub trait Inode: Send + Sync + Any {
     fn create(&self, _name: &[u8], _new: &NewObject<'_>) -> Result<Arc<dyn Inode>> {
         Err(Errno::ENOTDIR)
     }
-    /// The same, if the new object is admitted before it has its name. Where the name comes with the
-    /// object it is taken away again.
+    /// The same, if the new object is admitted before it has its name. Where the name comes with
+    /// the object it is taken away again.
     fn create_if(
         &self,
         name: &[u8],
