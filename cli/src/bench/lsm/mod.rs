@@ -7,7 +7,7 @@
 //! forms are timed in ring 3, too (`guest/bench/hooks`).
 //!
 //! Neighbours: `unix.rs` has the workloads of a classic suite, `kernel.rs` runs the operations,
-//! `machine/src/static_call.rs` has the three forms.
+//! `machine/src/text/static_call.rs` has the three forms.
 
 mod unix;
 
