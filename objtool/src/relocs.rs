@@ -17,9 +17,11 @@
 
 use object::elf;
 use serde::Serialize;
+use text_patching::jump_label::RAW_LEN;
 use text_patching::site_table;
 
 use crate::elf::{Image, Reloc};
+use crate::finish::JUMP_TABLE;
 
 /// Name of the section.
 pub const SECTION: &str = ".limen_relocs";
@@ -132,6 +134,8 @@ fn classify(
                 _ if wide != value => Err("does not hold what its relocation says"),
                 (true, true) => Ok(Holds::Moving(0)),
                 (false, false) if value < LOW_END => Ok(Holds::Fixed),
+                // A number: where the key's owner is linked, as the kernel computes it too.
+                (true, false) if is_branch_key(image, reloc.at) => Ok(Holds::Fixed),
                 _ => Err("is an address of the image less a constant"),
             }
         }
@@ -144,6 +148,14 @@ fn classify(
         },
         _ => Err("has a relocation of an unknown kind"),
     }
+}
+
+/// Whether the field is the key of a static branch (the last word of its entry).
+fn is_branch_key(image: &Image<'_>, at: u64) -> bool {
+    const KEY: u64 = RAW_LEN as u64 - 4;
+    let Some(table) = image.section(JUMP_TABLE) else { return false };
+    let offset = at.wrapping_sub(table.address);
+    offset < table.bytes.len() as u64 && offset % RAW_LEN as u64 == KEY
 }
 
 /// The number of `len` bytes in the file.

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::machine::{Figures, Machine, Work};
+use super::machine::{Extra, Figures, Machine, Work};
 use super::plot;
 use super::rig::Clock;
 use crate::args::BenchArgs;
@@ -94,7 +94,7 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
 pub(crate) fn tiny(kernel: &Path, cpu: &str) -> Result<Vec<String>, Error> {
     let program = std::fs::read(super::build(PACKAGE)?)?;
     let machine = Machine::of(kernel, cpu, MEMORY_MIB, LIMIT)?;
-    let work = Work { program: &program, words: &["--tiny"] };
+    let work = Work { program: &program, words: &["--tiny"], extra: Extra::default() };
     let output = machine.limen(&work, Clock::Counted)?.output;
     let mut failed = failures(&output);
     let measured = rows(&super::rig::numbers(&output));
@@ -164,9 +164,11 @@ impl Growth<'_> {
         run: impl Fn(&Machine, &Work<'_>) -> Result<Figures, Error>,
     ) -> Result<Rows, Error> {
         self.machine.memory_mib = MEMORY_MIB;
-        let mut rows =
-            rows(&run(&self.machine, &Work { program: self.program, words: self.words })?);
-        let boot = Work { program: self.program, words: &["--boot"] };
+        let mut rows = rows(&run(
+            &self.machine,
+            &Work { program: self.program, words: self.words, extra: Extra::default() },
+        )?);
+        let boot = Work { program: self.program, words: &["--boot"], extra: Extra::default() };
         for mib in MEMORIES_MIB.into_iter().filter(|_| self.boots) {
             self.machine.memory_mib = mib;
             let figures = run(&self.machine, &boot)?;

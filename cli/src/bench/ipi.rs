@@ -16,7 +16,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::kernel;
-use super::machine::{Scratch, limen_initramfs};
+use super::machine::{Extra, Scratch, Work, limen_initramfs};
 use super::rig::{self, Clock, numbers};
 use crate::args::{BenchArgs, MachineModel};
 use crate::linux;
@@ -112,7 +112,8 @@ pub(crate) fn limen(kernel: &Path, mode: &str, time: Duration) -> Result<Figures
 fn limen_command(machine: &Qemu, words: &[String], dir: &Path) -> Result<Vec<OsString>, Error> {
     let initramfs = dir.join("limen.cpio");
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    std::fs::write(&initramfs, limen_initramfs(&program()?, &words)?)?;
+    let work = Work { program: &program()?, words: &words, extra: Extra::default() };
+    std::fs::write(&initramfs, limen_initramfs(&work)?)?;
     Ok(machine.command(&Wires::Files { initramfs, dir: dir.to_owned() }))
 }
 

@@ -18,7 +18,7 @@ mod entry;
 pub(crate) mod growth;
 pub(crate) mod ipi;
 pub(crate) mod kernel;
-mod lsm;
+pub(crate) mod lsm;
 mod machine;
 mod plot;
 pub(crate) mod rig;

@@ -42,6 +42,7 @@ mod profile;
 mod promises;
 mod run;
 mod sabotage;
+mod sandboxers;
 mod settings;
 mod vmscape;
 mod watch;

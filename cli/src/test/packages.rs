@@ -11,13 +11,18 @@ use crate::Error;
 /// Where this is 0, nothing is installed.
 const FORBID: &str = "LIMEN_INSTALL";
 
+/// Whether the user wants nothing installed or fetched.
+pub(super) fn is_forbidden() -> bool {
+    std::env::var_os(FORBID).is_some_and(|value| value == "0")
+}
+
 /// Tries to install what is missing; says so before.
 pub(super) fn install(missing: &[&str]) -> Result<(), Error> {
     if missing.is_empty() {
         return Ok(());
     }
     eprintln!("limen: not installed: {}", missing.join(" "));
-    if std::env::var_os(FORBID).is_some_and(|value| value == "0") {
+    if is_forbidden() {
         return Ok(());
     }
     let Some(root) = as_root() else {

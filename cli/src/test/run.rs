@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use super::watch::Running;
-use super::{Context, Summary, detached, images, profile, promises};
+use super::{Context, Summary, detached, images, profile, promises, sandboxers};
 use crate::Error;
 
 /// Seconds for one VM, in emulation on a loaded host.
@@ -52,8 +52,12 @@ const TESTS: &[(&str, Test)] = &[
     ("run::kept", images::kept),
     ("run::compare", promises::compare),
     ("run::every_hook", every_hook),
+    ("run::refusals", refusals),
     ("run::profile_learned", profile::learned),
+    ("run::profile_denies", profile::denies),
     ("run::profile_refused", profile::refused),
+    ("run::landlock_crate", sandboxers::of_crate),
+    ("run::landlock_setpriv", sandboxers::setpriv),
     ("run::compare_with_linux", promises::compare_with_linux),
 ];
 
@@ -174,6 +178,26 @@ fn every_hook(context: &Context, folder: &Path) -> Result<(), Error> {
     let words = ["--pack", "--smp", "4", "--append", policies, "--", program, "hooks"];
     let output = output(context, folder, &words)?;
     ensure(output.status.success(), || String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// With no to four policies on every hook: each is asked, in the order of `lsm=`; each may refuse,
+/// and then the call fails and changes nothing. In a kernel built for it.
+fn refusals(context: &Context, folder: &Path) -> Result<(), Error> {
+    let kernel = crate::bench::lsm::build("refusals", "hooks-probe")?;
+    let program = super::guest::build(context)?;
+    let [kernel, program] = [&kernel, &program].map(|path| path.display().to_string());
+    for policies in ["", "allow2", "allow2,allow1", "allow3,allow1,allow4,allow2"] {
+        let append = format!("lsm={policies}");
+        let words = ["--pack", "--kernel", &kernel, "--append", &append, "--timeout", "10m"];
+        let mut command = Command::new(&context.limen);
+        command.arg("run").args(words).args(["--", &program, "refusals"]);
+        let output = command.current_dir(folder).stdin(Stdio::null()).output()?;
+        ensure(output.status.success(), || {
+            let said = [output.stdout, output.stderr].concat();
+            format!("{append}: {}", String::from_utf8_lossy(&said))
+        })?;
+    }
+    Ok(())
 }
 
 fn environment(context: &Context, folder: &Path) -> Result<(), Error> {

@@ -34,6 +34,7 @@ mod processes;
 mod procfs;
 mod ptrace;
 mod races;
+mod refusals;
 mod regs;
 mod returns;
 mod rights;
@@ -97,7 +98,7 @@ const USAGE: &str = "usage: limen-guest-tests list | run NAME | run-all [FILTER]
        storm NAME [--count N] [--jobs N] | fuzz [--seconds N] [--children N] [--seed S]
          [--jobs J] [--in-vm]
        differ run [--seed S] [--first N] [--count N] [--seconds N] | differ show FILE
-       hogs [FILTER], in a VM only | hooks, in a VM of Limen's only | elf-cases
+       hogs [FILTER], in a VM only | hooks, refusals, in a VM of Limen's only | elf-cases
        as-init run|run-all …, as the first process of a bare kernel";
 
 fn all() -> impl Iterator<Item = &'static Test> {
@@ -147,6 +148,7 @@ fn main() {
         }
         "hogs" => hogs::main(word(2)),
         "hooks" => hooks::main(),
+        "refusals" => refusals::main(),
         "storm" => {
             let (count, jobs) = (option(&args, "--count", 200), option(&args, "--jobs", 8));
             storm::main(word(2), count as u32, jobs as u32)
