@@ -49,13 +49,13 @@ impl Operation {
 pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let mut columns = Vec::new();
     for (form, (name, features)) in FORMS.into_iter().enumerate() {
-        eprintln!("limen: building the kernel with hooks as: {name}");
+        say!("limen: building the kernel with hooks as: {name}");
         let kernel = build(name, features)?;
         let mut bench = Bench::new(&BenchArgs { kernel: Some(kernel), ..args.clone() })?;
         let numbers = if form == NONE { 0..=0 } else { 0..=POLICIES_MAX };
         let mut of_form = Vec::new();
         for policies in numbers {
-            eprintln!("limen: {name}, {policies} policies");
+            say!("limen: {name}, {policies} policies");
             let names: Vec<String> = (1..=policies).map(|n| format!("allow{n}")).collect();
             of_form.push(bench.limen_with(&format!("lsm={}", names.join(",")))?.0.figures);
         }
@@ -67,12 +67,12 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         mean(&operations, |of| of.value(DIRECT, POLICIES_MAX) / of.value(LIST, POLICIES_MAX));
     let met = over_none <= MEAN_MAX && over_list <= 1.0;
     if args.json {
-        println!("{:#}", object(&operations, over_none, over_list, met));
+        tell!("{:#}", object(&operations, over_none, over_list, met));
     } else {
-        print!("{}", text(&operations));
-        println!("reach: four policies over no hooks {over_none:.4}, at most {MEAN_MAX}");
-        println!("reach: four policies over lists of pointers {over_list:.4}, at most 1");
-        println!("{}", if met { "met" } else { "NOT MET" });
+        crate::out::bytes(text(&operations).as_bytes());
+        tell!("reach: four policies over no hooks {over_none:.4}, at most {MEAN_MAX}");
+        tell!("reach: four policies over lists of pointers {over_list:.4}, at most 1");
+        tell!("{}", if met { "met" } else { "NOT MET" });
     }
     Ok(u8::from(!met))
 }

@@ -82,11 +82,11 @@ fn of_program(args: &PackArgs) -> Result<Result<Vec<u8>, u8>, Error> {
     let program = match find_program(&Tree::host(), &files, name, &search_path, &here) {
         Found::At(program) => program,
         Found::NotExecutable(path) => {
-            eprintln!("limen: {}: not an executable file", path.display());
+            say!("limen: {}: not an executable file", path.display());
             return Ok(Err(STATUS_BOOT_FAILURE));
         }
         Found::Nowhere => {
-            eprintln!("limen: {}: not found", name.display());
+            say!("limen: {}: not found", name.display());
             return Ok(Err(STATUS_NOT_FOUND));
         }
     };
@@ -111,7 +111,7 @@ fn warn_of_script(program: &Path) {
     let file = Tree::host().find(program).unwrap_or_else(|_| program.to_owned());
     let is_script = files::first_bytes(&file, 2).is_ok_and(|first| first == b"#!");
     if is_script {
-        eprintln!(
+        say!(
             "limen: {} is a script: it is packed with its interpreter, but not with what it \
              starts or reads (--file and --dir add that; `limen run --pack --missing-files` lists \
              what is missing)",
@@ -159,7 +159,7 @@ pub(crate) fn packed_archive(program: &Path, extra: &FileSet) -> Result<Vec<u8>,
     }
     let closure = closure::closure_of_all(&Tree::host(), &wanted, &path, &library_path)?;
     for missing in &closure.missing {
-        eprintln!("limen: not packed, because not found: {missing}");
+        say!("limen: not packed, because not found: {missing}");
     }
     files.extend(&closure.files);
     for (_, host) in added.iter().filter(|(guest, host)| guest != host && *host != program) {

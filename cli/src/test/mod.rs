@@ -28,6 +28,7 @@ mod bochs;
 mod detached;
 mod differ;
 mod dist;
+mod ended;
 mod faults;
 mod guest;
 mod host;
@@ -192,7 +193,7 @@ pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
     if total.passed + total.failed == 0 {
         return Err(nothing_selected(args).into());
     }
-    println!("all levels: {total}");
+    tell!("all levels: {total}");
     Ok(u8::from(total.failed > 0))
 }
 
@@ -210,7 +211,7 @@ fn list<'a>(levels: impl Iterator<Item = &'a Level>, context: &Context) -> Resul
         for name in (level.names)(context)? {
             // What a crate's name selects is selected by it, not by its tests' names.
             if level.name == "host" || context.wants(&name) {
-                println!("{} {name}", level.name);
+                tell!("{} {name}", level.name);
                 found = true;
             }
         }
@@ -224,13 +225,13 @@ fn list<'a>(levels: impl Iterator<Item = &'a Level>, context: &Context) -> Resul
 /// Runs one level and prints its closing line. A level that cannot run has failed.
 fn run_level(level: &Level, context: &Context) -> Summary {
     let name = level.name;
-    println!("== {name}");
+    tell!("== {name}");
     let started = Instant::now();
     let summary = (level.run)(context).unwrap_or_else(|error| {
-        println!("{name}: {error}");
+        tell!("{name}: {error}");
         Summary { failed: 1, ..Summary::default() }
     });
-    println!("{name}: {summary} ({:.1} s)\n", started.elapsed().as_secs_f64());
+    tell!("{name}: {summary} ({:.1} s)\n", started.elapsed().as_secs_f64());
     summary
 }
 

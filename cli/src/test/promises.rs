@@ -77,15 +77,44 @@ pub(super) fn wrong_usage(context: &Context, folder: &Path) -> Result<(), Error>
     ensure(lacks.status.code() == Some(127) && said.contains("/nonexistent/interpreter"), || said)
 }
 
-/// A full disk is an error of the run, though the program knew nothing of it.
+/// A full disk and a closed descriptor are errors of the run, though the program knew nothing of
+/// them; and of what this program says itself. Nothing panics, and what was not written to is no
+/// error.
 pub(super) fn output_is_not_lost(context: &Context, folder: &Path) -> Result<(), Error> {
-    let full = || std::fs::File::options().write(true).open("/dev/full");
-    let mut command = limen(context, folder, &["--", "echo", "lost"]);
-    let output: Output =
-        command.stdout(full()?).stderr(Stdio::piped()).spawn()?.wait_with_output()?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let good = output.status.code() == Some(1) && said.contains("standard output: No space");
-    ensure(good, || format!("{}: {said}", output.status))
+    const FULL: &str = "No space left";
+    const CLOSED: &str = "Bad file descriptor";
+    let cases = [
+        ("run -- echo lost", ">/dev/full", 1, FULL),
+        ("run -- echo lost", ">&-", 1, CLOSED),
+        ("run -- true", ">&-", 0, ""),
+        ("run -- true", ">/dev/full 2>&-", 0, ""),
+        ("run -- sh -c 'echo lost >&2; exit 3'", ">&-", 3, ""),
+        ("run -- sh -c 'echo lost >&2'", "2>/dev/full", 1, ""),
+        ("run -- sh -c 'echo lost >&2'", "2>&-", 1, ""),
+        ("run -- echo lost", ">&- 2>&-", 1, ""),
+        ("run -- echo lost", ">/dev/full 2>/dev/full", 1, ""),
+        ("run -- cat", "<&-", 0, ""),
+        ("run --dry-run -- true", ">/dev/full", 1, FULL),
+        ("man", ">/dev/full", 1, FULL),
+        ("man", ">&-", 1, CLOSED),
+        ("run --help", ">/dev/full", 1, FULL),
+        ("--version", ">&-", 1, CLOSED),
+        ("mitigations --list", ">/dev/full", 1, FULL),
+        ("ps", ">&-", 1, CLOSED),
+        ("run --no-such-option", "2>/dev/full", 2, ""),
+        ("logs no-such-vm", "2>&-", 2, ""),
+    ];
+    for (words, streams, status, says) in cases {
+        let script = format!("\"$0\" {words} {streams}");
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]).arg(&context.limen).current_dir(folder);
+        let output = command.stdin(Stdio::null()).output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let named = says.is_empty() || said.contains("standard output: ") && said.contains(says);
+        let good = output.status.code() == Some(status) && named;
+        ensure(good, || format!("{words} {streams}: {}: {said}", output.status))?;
+    }
+    Ok(())
 }
 
 /// The guest's clock is the host's: never ahead, and hardly behind.

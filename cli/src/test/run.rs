@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use super::watch::Running;
-use super::{Context, Summary, detached, images, profile, promises};
+use super::{Context, Summary, detached, ended, images, profile, promises};
 use crate::Error;
 
 /// Seconds for one VM, in emulation on a loaded host.
@@ -38,6 +38,7 @@ const TESTS: &[(&str, Test)] = &[
     ("run::callers_environment", promises::callers_environment),
     ("run::wrong_usage", promises::wrong_usage),
     ("run::output_is_not_lost", promises::output_is_not_lost),
+    ("run::children", ended::children),
     ("run::clock", promises::clock),
     ("run::shared_folder_keeps_no_rights", promises::shared_folder_keeps_no_rights),
     ("run::secrets", promises::secrets),
@@ -73,7 +74,7 @@ pub(super) fn each<'a>(
         match test(context, folder.path()) {
             Ok(()) => summary.passed += 1,
             Err(why) => {
-                println!("test {name} ... FAILED: {why}");
+                tell!("test {name} ... FAILED: {why}");
                 summary.failed += 1;
             }
         }

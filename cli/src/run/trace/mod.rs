@@ -32,5 +32,5 @@ pub(crate) fn command(args: &TraceArgs) -> Result<u8, Error> {
     let trace = serde_json::from_slice(&text).map_err(|error| of_file(error.to_string()))?;
     let summary = summary::of(&trace);
     let summary = summary.ok_or_else(|| of_file("not a trace of limen run --trace".to_owned()))?;
-    crate::print(summary.as_bytes())
+    Ok(crate::print(summary.as_bytes()))
 }
