@@ -123,6 +123,7 @@ fn dispatch(command: Command) -> Result<u8, Error> {
         Command::Run(args) => run::run(&args),
         Command::Ps => detached::ps(),
         Command::Logs(args) => detached::logs(&args),
+        Command::Exec(args) => detached::exec(&args),
         Command::Stop(args) => detached::stop(&args),
         Command::Pack(args) => pack::command(&args),
         Command::Profile(args) => profile::command(&args),

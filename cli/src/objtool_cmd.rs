@@ -21,9 +21,9 @@ enum Command {
     ///
     /// Example: `limen objtool audit vmlinux`. Exit status: 0 clean, 1 not clean, 2 unreadable.
     Audit {
-        /// Image to audit.
+        /// Image to audit. Example: limen objtool audit vmlinux
         elf: PathBuf,
-        /// Print one JSON object instead of a table.
+        /// Print one JSON object instead of a table. Example: --json
         #[arg(long)]
         json: bool,
     },
@@ -33,12 +33,13 @@ enum Command {
     /// Example: `limen objtool rewrite --form opt -o vmlinux.opt vmlinux`.
     Rewrite {
         /// Form of the checks: `kcfi` as compiled, `opt` with the branch not taken, `off`.
+        /// Example: --form opt
         #[arg(long, value_parser = parse_form)]
         form: Form,
-        /// Where the result goes; may be the image itself.
+        /// Where the result goes; may be the image itself. Example: -o vmlinux.opt
         #[arg(short, long)]
         out: PathBuf,
-        /// Image to rewrite.
+        /// Image to rewrite. Example: limen objtool rewrite --form off -o out vmlinux
         elf: PathBuf,
     },
 }

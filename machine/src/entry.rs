@@ -159,13 +159,13 @@ pub fn watched_system_call(
     number: u64,
     serve: impl FnOnce(&mut PtRegs),
 ) -> bool {
-    trace::called(number);
+    trace::called(number, [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9]);
     #[cfg(feature = "ktest")]
     crate::ktest::entered();
     cpu::irq_enable();
     serve(regs);
     let by_sysret = prepare_return::<{ Origin::Syscall as usize }>(regs);
-    trace::exit();
+    trace::returned(regs.rax);
     by_sysret
 }
 

@@ -26,7 +26,7 @@ use crate::args::CompareArgs;
 use crate::bench::rig::Clock;
 use crate::pack::files::FileSet;
 use crate::pack::{self, closure};
-use crate::run::lookup::{DEFAULT_PATH, Found, find_program};
+use crate::run::lookup::{Found, find_program};
 use crate::run::outcome::{Outcome, STATUS_NOT_FOUND};
 use crate::tree::Tree;
 use crate::{Error, paths, usage};
@@ -181,19 +181,11 @@ fn verdict(columns: &[Column]) -> u8 {
 }
 
 fn config(args: &CompareArgs, program: &Path) -> BootConfig {
-    use std::os::unix::ffi::OsStrExt as _;
     BootConfig {
-        program: program.as_os_str().as_bytes().to_vec(),
-        argv: args.program.iter().map(|word| word.as_bytes().to_vec()).collect(),
-        env: vec![format!("PATH={DEFAULT_PATH}").into_bytes(), b"HOME=/".to_vec()],
-        cwd: b"/".to_vec(),
-        hostname: b"limen".to_vec(),
-        umask: 0o022,
-        root: formats::boot_config::RootKind::Packed,
         stdio: [Stdio::Null, Stdio::Pipe, Stdio::Pipe],
         want: Want { counters: true, ..Want::default() },
         realtime_ns: REALTIME_NS,
-        ..BootConfig::default()
+        ..pack::packed_config(program, &args.program)
     }
 }
 

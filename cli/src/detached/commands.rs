@@ -40,7 +40,7 @@ fn ago(seconds: u64) -> String {
     }
 }
 
-fn existing(name: &str) -> Result<State, Error> {
+pub(super) fn existing(name: &str) -> Result<State, Error> {
     let state = State::of(name)?;
     match state.info() {
         Some(_) => Ok(state),

@@ -12,6 +12,7 @@ mod image;
 mod ldso;
 pub(crate) mod sizes;
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -91,18 +92,24 @@ fn of_program(args: &PackArgs) -> Result<Result<Vec<u8>, u8>, Error> {
         }
     };
     warn_of_script(&program);
+    let config = packed_config(&program, &args.program);
+    with_config(&config, &program, &files).map(Ok)
+}
+
+/// How a packed program starts, with these words, in a root of its own and with nothing of the
+/// caller's.
+pub(crate) fn packed_config(program: &Path, words: &[OsString]) -> BootConfig {
     use std::os::unix::ffi::OsStrExt as _;
-    let config = BootConfig {
+    BootConfig {
         program: program.as_os_str().as_bytes().to_vec(),
-        argv: args.program.iter().map(|word| word.as_bytes().to_vec()).collect(),
+        argv: words.iter().map(|word| word.as_bytes().to_vec()).collect(),
         env: vec![format!("PATH={DEFAULT_PATH}").into_bytes(), b"HOME=/".to_vec()],
         cwd: b"/".to_vec(),
         hostname: b"limen".to_vec(),
         umask: 0o022,
         root: RootKind::Packed,
         ..BootConfig::default()
-    };
-    with_config(&config, &program, &files).map(Ok)
+    }
 }
 
 /// Many programs in PATH are scripts that start another one, which nobody would find missing before

@@ -14,12 +14,12 @@ pub(crate) mod lookup;
 pub(crate) mod nested;
 pub(crate) mod outcome;
 pub(crate) mod plan;
-mod pump;
+pub(crate) mod pump;
 pub(crate) mod qemu;
 pub(crate) mod secrets;
 pub(crate) mod shim;
 pub(crate) mod trace;
-mod tty;
+pub(crate) mod tty;
 pub(crate) mod vm;
 
 use std::ffi::OsStr;
@@ -75,14 +75,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Error> {
     };
     let mut ended = Vm::start(&plan.qemu, &plan.initramfs, manner).and_then(Vm::supervise)?;
     print_logs(args, &plan.qemu.kernel, &ended);
-    for Lost { fd, error } in &ended.lost {
-        let stream = if *fd == 1 { "standard output" } else { "standard error" };
-        let error = std::io::Error::from(*error);
-        say!("limen: {stream}: {error}: what the program wrote there is lost");
-        if ended.outcome == Outcome::Exit(0) {
-            ended.outcome = Outcome::Exit(STATUS_OUTPUT_LOST);
-        }
-    }
+    report_lost(&ended.lost, &mut ended.outcome);
     if ended.kernel_log.lines().any(|line| line.contains(OUT_OF_MEMORY)) {
         let mib = plan.qemu.memory_mib;
         say!("limen: the VM has {mib} MiB of memory: --memory {}M gives it more", mib * 2);
@@ -93,10 +86,22 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Error> {
         crate::profile::learned(file, &ended.facts.used)?;
     }
     if let Some(file) = &args.trace {
-        let written = std::fs::write(file, trace::json(&ended.facts.trace));
+        let written = trace::write(file, &ended.facts.trace, &ended.facts.threads);
         written.map_err(|error| format!("--trace {}: {error}", file.display()))?;
     }
     finish(args, &ended.outcome, &ended.facts, ended.wall, ended.start)
+}
+
+/// Tells what the streams did not take; then a success is none.
+pub(crate) fn report_lost(lost: &[Lost], outcome: &mut Outcome) {
+    for Lost { fd, error } in lost {
+        let stream = if *fd == 1 { "standard output" } else { "standard error" };
+        let error = std::io::Error::from(*error);
+        say!("limen: {stream}: {error}: what the program wrote there is lost");
+        if *outcome == Outcome::Exit(0) {
+            *outcome = Outcome::Exit(STATUS_OUTPUT_LOST);
+        }
+    }
 }
 
 /// How a reason begins that the kernel has given itself.

@@ -491,7 +491,7 @@ impl Source {
 
 /// The threads that copy stdin, stdout and stderr. Gives what tells that the user wants to quit,
 /// and what gets a word from each of the two output threads at its end.
-fn start_pumps(
+pub(crate) fn start_pumps(
     manner: Manner,
     stdio: UnixStream,
     stderr: UnixStream,
@@ -525,7 +525,7 @@ fn start_pumps(
 }
 
 /// One socket per signal: the kernel's number arrives as the socket that is readable.
-fn catch_signals() -> Result<Vec<(i32, UnixStream)>, Error> {
+pub(crate) fn catch_signals() -> Result<Vec<(i32, UnixStream)>, Error> {
     let mut caught = Vec::new();
     for number in FORWARDED.into_iter().chain([signals::SIGWINCH]) {
         let (near, far) = UnixStream::pair()?;

@@ -11,7 +11,8 @@
 //! | isolation | a load that interrupts every CPU but the isolated ones | QEMU |
 //! | run | `limen run` and `limen pack` as a user meets them | both |
 //! | dist | what `limen dist` makes, unpacked; if named, installed on a clean Debian | both |
-//! | sabotage | the sources, broken one way at a time: the tests must notice | this host; `--all`: QEMU |
+//! | pages | the pages of `limen trace` and `limen compare`, in Chromium | both |
+//! | sabotage | the sources, broken one way at a time: tests must notice | host; `--all`: QEMU |
 //! | hostile | programs that take all they can, a short fuzz run, bad archives | QEMU |
 //! | differ | random programs whose calls must answer as on Linux | both |
 //! | fuzz | the system call fuzzer for ten minutes | QEMU |
@@ -25,10 +26,12 @@ pub(crate) mod apps;
 mod audit;
 mod bench;
 mod bochs;
+mod browser;
 mod detached;
 mod differ;
 mod dist;
 mod ended;
+mod exec;
 mod faults;
 mod guest;
 mod host;
@@ -39,6 +42,7 @@ mod judge;
 mod kernel;
 mod nested;
 mod packages;
+mod pages;
 mod profile;
 mod promises;
 mod run;
@@ -129,7 +133,7 @@ struct Level {
 }
 
 /// In order: the quick ones first.
-const LEVELS: [Level; 15] = [
+const LEVELS: [Level; 16] = [
     Level { name: "host", run: host::run, names: host::names },
     Level {
         name: "audit",
@@ -146,6 +150,7 @@ const LEVELS: [Level; 15] = [
     Level { name: "isolation", run: isolation::run, names: |_| Ok(isolation::names()) },
     Level { name: "run", run: run::run, names: |_| Ok(run::names()) },
     Level { name: "dist", run: dist::run, names: |_| Ok(dist::names()) },
+    Level { name: "pages", run: pages::run, names: |_| Ok(pages::names()) },
     Level { name: "hostile", run: hostile::run, names: hostile::names },
     Level { name: "differ", run: differ::run, names: |_| Ok(vec!["differ::programs".to_owned()]) },
     Level { name: "fuzz", run: hostile::run_fuzz, names: |_| Ok(vec!["fuzz::long".to_owned()]) },

@@ -54,6 +54,11 @@ pub(super) fn wrong_usage(context: &Context, folder: &Path) -> Result<(), Error>
         (&["--json=/nonexistent/x", "--", "ls"], 2, "--json /nonexistent/x"),
         (&["--trace", "/nonexistent/x", "--", "ls"], 2, "--trace /nonexistent/x"),
         (&["--cpu", "qemu32", "--", "ls"], 2, "64-bit"),
+        (&["--root", "/nonexistent", "--", "ls"], 2, "--root /nonexistent"),
+        (&["--rw", "/nonexistent", "--", "ls"], 2, "--rw /nonexistent"),
+        (&["--file", "/nonexistent", "--", "ls"], 2, "--file /nonexistent"),
+        (&["--dir", "/etc/passwd", "--", "ls"], 2, "--dir /etc/passwd: not a folder"),
+        (&["--kernel", "/nonexistent", "--", "ls"], 2, "--kernel /nonexistent"),
     ];
     for (words, status, says) in cases {
         let output = output(context, folder, words)?;
@@ -61,6 +66,10 @@ pub(super) fn wrong_usage(context: &Context, folder: &Path) -> Result<(), Error>
         let good = output.status.code() == Some(*status) && said.contains(says);
         ensure(good && output.stdout.is_empty(), || format!("{words:?}: {output:?}"))?;
     }
+    let mut command = limen(context, folder, &["--", "ls"]);
+    let lacks = command.env("LIMEN_QEMU", "no-such-qemu").output()?;
+    let said = String::from_utf8_lossy(&lacks.stderr).into_owned();
+    ensure(lacks.status.code() == Some(2) && said.contains("apt-get install"), || said)?;
     // A name that begins with a dash is a program behind `--`.
     let found = output(context, folder, &["--", "--memroy"])?;
     ensure(found.status.code() == Some(127), || format!("{found:?}"))?;

@@ -7,10 +7,10 @@
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use super::watch::Running;
-use super::{Context, Summary, detached, ended, images, profile, promises};
+use super::{Context, Summary, detached, ended, exec, images, profile, promises};
 use crate::Error;
 
 /// Seconds for one VM, in emulation on a loaded host.
@@ -46,6 +46,7 @@ const TESTS: &[(&str, Test)] = &[
     ("run::memory", promises::memory),
     ("run::cache_elsewhere", promises::cache_elsewhere),
     ("run::background", detached::background),
+    ("run::exec", exec::exec),
     ("run::limits", detached::limits),
     ("run::jail", detached::jail),
     ("run::debugger", detached::debugger),
@@ -361,13 +362,21 @@ fn terminal(context: &Context, folder: &Path) -> Result<(), Error> {
     let mut command = Command::new("script");
     let command = command.args(["-qec", &inner, "/dev/null"]).current_dir(folder);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let said = press_when_ready(&mut child)?;
+    let status = child.wait()?;
+    let good = status.code() == Some(5) && said.contains("31 97") && said.contains("caught");
+    ensure(good, || format!("{status}: {said:?}"))
+}
+
+/// All that a program at a terminal says, which is pressed Ctrl-C once it says that it is ready.
+pub(super) fn press_when_ready(child: &mut Child) -> Result<String, Error> {
     let mut stdin = child.stdin.take().ok_or("no stdin")?;
     let mut stdout = child.stdout.take().ok_or("no stdout")?;
     let (mut said, mut part, mut pressed) = (String::new(), [0; 256], false);
     loop {
         let got = stdout.read(&mut part)?;
         if got == 0 {
-            break;
+            return Ok(said);
         }
         said.push_str(&String::from_utf8_lossy(&part[..got]));
         if !pressed && said.contains("ready") {
@@ -375,7 +384,4 @@ fn terminal(context: &Context, folder: &Path) -> Result<(), Error> {
             stdin.write_all(b"\x03")?;
         }
     }
-    let status = child.wait()?;
-    let good = status.code() == Some(5) && said.contains("31 97") && said.contains("caught");
-    ensure(good, || format!("{status}: {said:?}"))
 }
