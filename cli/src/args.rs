@@ -32,11 +32,11 @@ pub(crate) enum Command {
     Run(Box<RunArgs>),
     /// List the VMs that limen run --detach has started
     Ps,
-    /// Show what the program of such a VM has written
+    /// Show what the program of a VM in the background has written
     Logs(LogsArgs),
-    /// Run another program in such a VM
+    /// Run another program in a VM in the background
     Exec(ExecArgs),
-    /// End such a VM
+    /// End a VM in the background
     Stop(StopArgs),
     /// Keep a packed image (a cpio initramfs) of a program and all that it needs
     Pack(PackArgs),
@@ -216,7 +216,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "NAME=VALUE,...", value_parser = Limits::parse)]
     pub(crate) limit: Vec<Limits>,
 
-    /// Go on in the background under a name; see limen ps, logs and stop. Example: --detach web --
+    /// Go on in the background under a name; see limen ps, logs, exec and stop. Example: --detach web --
     /// nginx -g 'daemon off;'
     #[arg(long, value_name = "NAME", conflicts_with_all = ["timeout", "limit", "gdb", "json",
           "trace", "missing_syscalls", "missing_files", "syscall_summary", "dry_run"])]
@@ -666,7 +666,7 @@ mod tests {
             let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
             let text = arg.get_long_help().map(ToString::to_string).unwrap_or_default() + &help;
             // One of its own: a value or the option itself stands behind the word.
-            if !text.split_once("xample").is_some_and(|(_, rest)| rest.trim().len() > 4) {
+            if !text.split_once("xample").is_some_and(|(_, rest)| rest.trim().len() > 3) {
                 found.push(format!("{} {}", command.get_name(), arg.get_id()));
             }
         }

@@ -10,12 +10,12 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::qemu::{self, Accel};
 use crate::args::AccelChoice;
-use crate::{Error, children, paths};
+use crate::{Error, paths};
 
 /// How long a probe VM may take.
 const PROBE_LIMIT: Duration = Duration::from_secs(2);
@@ -81,7 +81,7 @@ fn probe(cache: &Path, accel: &str) -> Result<(), String> {
     let image = cache.join("probe.bin");
     paths::write_atomically(&image, &probe_image()).map_err(|error| error.to_string())?;
     let cpu = if accel == "kvm" { "host" } else { "max" };
-    let mut child = children::emulator(qemu::program())
+    let mut child = Command::new(qemu::program())
         .args(["-no-user-config", "-nodefaults", "-no-reboot", "-display", "none", "-M", "q35"])
         .args(["-accel", accel, "-cpu", cpu, "-m", "16M", "-device"])
         .arg(format!("isa-debug-exit,iobase={:#x},iosize=1", formats::ports::DEBUG_EXIT_PORT))

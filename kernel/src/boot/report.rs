@@ -36,6 +36,8 @@ pub fn init(want: &Want) {
     } else {
         TRACE.store(want.trace, Ordering::Relaxed);
         tally::note_names(want.trace);
+        // This one had its name before anybody asked.
+        crate::process::note_name(&current());
     }
     COUNT_MISSING.store(want.missing_syscalls, Ordering::Relaxed);
     tally::note_files(want.missing_files);

@@ -84,7 +84,8 @@ function drawTrack(pen, track, index, width) {
     }
     const text = data.words[name];
     if (right - left > 30 && pen.measureText(text).width < right - left - 6) {
-      pen.fillStyle = document.documentElement.dataset.onBar;
+      const isIdle = data.kinds[kind] === "idle";
+      pen.fillStyle = isIdle ? colours.ink : document.documentElement.dataset.onBar;
       pen.fillText(text, left + 3, y + 29);
     }
   }

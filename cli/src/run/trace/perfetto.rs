@@ -163,8 +163,8 @@ mod tests {
                 other => panic!("{other}"),
             }
         }
-        let find = |name: &str| lines.iter().find(|line| line["name"] == name).expect("is there");
-        let write = find("write");
+        let is_call = |line: &&Value| line["name"] == "write" && line["pid"] != CPUS;
+        let write = lines.iter().find(is_call).expect("a call of the thread's");
         assert_eq!((&write["pid"], &write["tid"]), (&json!(8), &json!(9)));
         assert_eq!(write["args"], json!({ "fd": 1, "buf": "0x7f00", "count": 5, "result": 5 }));
         let called = |kind: &str, pid: u64| {
