@@ -11,7 +11,7 @@
 //! paranoid entries are in `.entry.text`, and call nothing outside it; objtool proves that of the
 //! built image.
 //!
-//! Neighbours: `ipi` sends, `tlb` asks.
+//! Neighbours: `ipi` sends, `tlb` asks, `vmrun/switch.S` writes the word around guests.
 
 use core::arch::asm;
 use core::cell::Cell;
@@ -165,7 +165,10 @@ pub(crate) fn dispatch(
     cause: context_tracking::work::Cause,
 ) -> Dispatched {
     let result = state::dispatch(&AllCpus { cause }, targets, spared(), work);
-    state::bits(result.deferred).for_each(|cpu| ipi::count_deferred(cpu, cause));
+    for cpu in state::bits(result.deferred) {
+        let is_guest = result.guests & 1 << cpu != 0;
+        ipi::count_deferred(cpu, cause, if is_guest { Context::Guest } else { Context::User });
+    }
     result
 }
 
@@ -279,6 +282,21 @@ extern "C" fn context_catch_up(word: u32) {
 
 /// What [`context_catch_up`] takes for an entry that flushes whatever is pending.
 pub(crate) const ALWAYS_PENDING: u32 = PENDING_TLB | PENDING_SYNC;
+
+/// This CPU is back from a guest: called by `vmrun/switch.S`.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".entry.text")]
+extern "C" fn context_leave_guest() {
+    let local = percpu::local();
+    let here = Here(local);
+    let tracking = local.tracking.load(Ordering::Relaxed);
+    if tracking == tracking::OFF {
+        here.store_release(0, state::IN_KERNEL);
+    } else {
+        let also = if tracking == tracking::ALWAYS { ALWAYS_PENDING } else { 0 };
+        state::leave_guest(&here, 0, also);
+    }
+}
 
 /// NMI, #DB, #DF, #MC from the kernel, or from a danger zone: the old word, for the way back.
 #[unsafe(no_mangle)]

@@ -546,7 +546,7 @@ pub(crate) fn set_xcr0(value: u64) {
 }
 
 /// Whether this CPU is QEMU's emulation (TCG), which says so.
-pub(crate) fn is_emulated() -> bool {
+pub fn is_emulated() -> bool {
     let name = cpuid(0x4000_0000, 0);
     features().hypervisor
         && name[1..]

@@ -9,7 +9,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use context_tracking::state::{self, Context, PENDING_SYNC};
+use context_tracking::state::{self, CONTEXTS, Context, PENDING_SYNC};
 use context_tracking::work::{CAUSES, Cause};
 
 use crate::cpu::MAX_CPUS;
@@ -22,7 +22,7 @@ use crate::{apic, context, trace};
 pub enum Action {
     /// The target was interrupted.
     Sent,
-    /// The target was in user mode, and finds it when it enters the kernel.
+    /// The target was in user mode or a guest, and finds it when it enters the kernel.
     Deferred,
 }
 
@@ -65,8 +65,9 @@ impl Kind {
     }
 }
 
-/// Target's state (kernel, user), then action (sent, deferred).
-type ByState = [[AtomicU64; 2]; 2];
+/// Target's state, then action (sent, deferred).
+type ByState = [[AtomicU64; 2]; CONTEXTS.len()];
+const NONE_SENT: ByState = [const { [const { AtomicU64::new(0) }; 2] }; CONTEXTS.len()];
 
 struct Account {
     sent: [[ByState; MAX_CPUS]; CAUSES.len()],
@@ -77,7 +78,7 @@ struct Account {
 static ACCOUNTS: PerCpu<Account> = PerCpu::from_array(
     [const {
         Account {
-            sent: [const { [const { [const { [const { AtomicU64::new(0) }; 2] }; 2] }; MAX_CPUS] };
+            sent: [const { [const { NONE_SENT }; MAX_CPUS] };
                 CAUSES.len()],
             received: [const { [const { AtomicU64::new(0) }; 2] }; KINDS.len()],
         }
@@ -87,13 +88,13 @@ static ACCOUNTS: PerCpu<Account> = PerCpu::from_array(
 fn count(target: usize, cause: Cause, state: Context, action: Action) {
     trace::ipi(cause, target, state, action);
     let by_state = &ACCOUNTS.get().sent[cause as usize][target];
-    by_state[usize::from(state == Context::User)][usize::from(action == Action::Deferred)]
+    by_state[state as usize][usize::from(action == Action::Deferred)]
         .fetch_add(1, Ordering::Relaxed);
 }
 
 /// Work for `target` was left pending.
-pub(crate) fn count_deferred(target: usize, cause: Cause) {
-    count(target, cause, Context::User, Action::Deferred);
+pub(crate) fn count_deferred(target: usize, cause: Cause, state: Context) {
+    count(target, cause, state, Action::Deferred);
 }
 
 /// This CPU was interrupted.
@@ -148,9 +149,8 @@ pub struct Row {
 
 /// What was sent or deferred so far; rows with a count of 0 are left out.
 pub fn rows() -> impl Iterator<Item = Row> {
-    const STATES: [Context; 2] = [Context::Kernel, Context::User];
     const ACTIONS: [Action; 2] = [Action::Sent, Action::Deferred];
-    let columns = STATES.into_iter().flat_map(|state| ACTIONS.map(|action| (state, action)));
+    let columns = CONTEXTS.into_iter().flat_map(|state| ACTIONS.map(|action| (state, action)));
     let cpus = (0..crate::cpu::cpu_count())
         .flat_map(|sender| (0..crate::cpu::cpu_count()).map(move |target| (sender, target)));
     let all = CAUSES.into_iter().flat_map(move |cause| {
@@ -158,8 +158,8 @@ pub fn rows() -> impl Iterator<Item = Row> {
         cpus.clone().flat_map(move |(sender, target)| {
             columns.clone().map(move |(state, action)| {
                 let by_state = &ACCOUNTS.of(sender).sent[cause as usize][target];
-                let count = &by_state[usize::from(state == Context::User)]
-                    [usize::from(action == Action::Deferred)];
+                let is_deferred = usize::from(action == Action::Deferred);
+                let count = &by_state[state as usize][is_deferred];
                 let count = count.load(Ordering::Relaxed);
                 Row { cause, sender, target, state, action, count }
             })

@@ -9,7 +9,7 @@
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use context_tracking::state::Context;
+use context_tracking::state::{CONTEXTS, Context};
 use context_tracking::work::Cause;
 
 use crate::cpu::{self, MAX_CPUS};
@@ -147,9 +147,8 @@ fn record(event: Event) {
             kind::RETURN
         }
         Event::Ipi { cause, target, state, action } => {
-            let user = u64::from(state == Context::User);
-            let deferred = u64::from(action == Action::Deferred);
-            kind::IPI | (cause as u64) << 8 | (target as u64) << 16 | user << 24 | deferred << 25
+            let (state, deferred) = (state as u64, u64::from(action == Action::Deferred));
+            kind::IPI | (cause as u64) << 8 | (target as u64) << 16 | state << 24 | deferred << 26
         }
         Event::CatchUp => kind::CATCH_UP,
         Event::Switch(tid) => kind::SWITCH | u64::from(tid) << 8,
@@ -302,8 +301,8 @@ fn decode(word: u64, values: [u64; ARGUMENTS]) -> Option<Event> {
         kind::IPI => Event::Ipi {
             cause: *context_tracking::work::CAUSES.get(usize::from(argument as u8))?,
             target: usize::from((argument >> 8) as u8),
-            state: if argument >> 16 & 1 != 0 { Context::User } else { Context::Kernel },
-            action: if argument >> 17 & 1 != 0 { Action::Deferred } else { Action::Sent },
+            state: *CONTEXTS.get((argument >> 16 & 3) as usize)?,
+            action: if argument >> 18 & 1 != 0 { Action::Deferred } else { Action::Sent },
         },
         kind::CATCH_UP => Event::CatchUp,
         kind::SWITCH => Event::Switch(argument as u32),

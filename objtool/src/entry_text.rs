@@ -139,6 +139,11 @@ fn kept_by_calls() -> Safe {
     [RSP, RBP, RBX, R12, R13, R14, R15].into_iter().map(bit).fold(0, |all, one| all | one)
 }
 
+/// Into a guest and back (AMD APM 3, VMRUN, VMLOAD, VMSAVE).
+fn is_world_switch(instruction: &Instruction) -> bool {
+    matches!(instruction.mnemonic(), Mnemonic::Vmrun | Mnemonic::Vmload | Mnemonic::Vmsave)
+}
+
 struct Walk<'a> {
     image: &'a Image<'a>,
     entry_text: &'a [Range<u64>],
@@ -166,9 +171,14 @@ impl Walk<'_> {
             self.pending.push((target, safe));
         }
         let instruction = self.decode(at)?;
+        let next = instruction.next_ip();
+        if is_world_switch(&instruction) {
+            // By physical addresses; every register but RAX and RSP is another world's behind it.
+            self.pending.push((next, safe & bit(Register::RSP)));
+            return Ok(());
+        }
         self.check_memory(&instruction, safe)?;
         let after = self.after(&instruction, safe);
-        let next = instruction.next_ip();
         match instruction.flow_control() {
             FlowControl::Next => self.pending.push((next, after)),
             FlowControl::UnconditionalBranch => self.go(&instruction, after)?,

@@ -54,7 +54,7 @@ pub fn interrupted() {
 /// Looks after a CPU without tick. True: it has been in the kernel for too long.
 fn is_stuck_without_tick(cpu: usize, now_ns: u64) -> bool {
     let its = PROGRESS.of(cpu);
-    if context::of(cpu) == Context::User || crate::base::sched::is_idle(cpu) {
+    if context::of(cpu) != Context::Kernel || crate::base::sched::is_idle(cpu) {
         its.asked_ns.store(0, Ordering::Relaxed);
         its.ticked_ns.store(now_ns, Ordering::Relaxed);
         return false;

@@ -7,7 +7,6 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use abi::syscalls;
-use context_tracking::state::Context;
 use formats::boot_config::Want;
 use formats::control::{Phase, SyscallCount, ToHost, TraceEvent};
 use machine::ipi::{self, Action};
@@ -185,8 +184,8 @@ fn event(record: &trace::Record) -> TraceEvent {
         }
         Event::Ipi { cause, target, state, action } => {
             let action = if action == Action::Sent { "sent" } else { "deferred" };
-            let state = if state == Context::User { "user" } else { "kernel" };
-            (Phase::Instant, (format!("{}-{action}-{state}", cause.name()), target as u64))
+            let name = format!("{}-{action}-{}", cause.name(), state.name());
+            (Phase::Instant, (name, target as u64))
         }
         Event::CatchUp => (Phase::Instant, (String::from("catch-up"), 0)),
         Event::GuestExit => (Phase::Instant, (String::from("guest-exit"), 0)),

@@ -4,7 +4,7 @@
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use abi::general as raw;
 use context_tracking::state::Context;
@@ -13,10 +13,12 @@ use entry::{PtRegs, flags, selector};
 use machine::cpu::cpu_count;
 use machine::ensure;
 use machine::fpu::FpuState;
-use machine::ipi::{KINDS, received};
+use machine::ipi::{self, Action, KINDS, Row, received};
 use machine::ktest::Test;
 use machine::ktest::defer::{self, Look, Program, Seen, Sender};
+use machine::ktest::vmrun::Spinning;
 use machine::memory::Prot;
+use machine::sync::SpinLock;
 use machine::task::Task;
 
 use crate::base::{sched, time};
@@ -31,6 +33,7 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "defer::entry_storm_always", run: || storm(Mode::Always) },
     Test { name: "defer::entry_storm_off", run: || storm(Mode::Off) },
     Test { name: "defer::spinning_cpu_is_left_alone", run: spin },
+    Test { name: "defer::guests_are_left_alone", run: guest },
     Test { name: "defer::times_without_ticks", run: times },
     Test { name: "defer::nmi_storm", run: nmi_storm },
     Test { name: "defer::labelled_points", run: points },
@@ -206,6 +209,54 @@ fn spin() -> Result<(), String> {
         ensure!(!alone || now == 1, "{now} catch-ups for {REMAPS} remaps");
         defer::expect_fresh(before)
     })
+}
+
+/// A CPU in a guest is told nothing that may wait, and catches up when it comes back.
+fn guest() -> Result<(), String> {
+    let Some(mut spinning) = Spinning::new()? else { return Ok(()) };
+    if cpu_count() < 2 {
+        machine::log!("nobody to spare: one CPU");
+        return Ok(());
+    }
+    let mut sender = Sender::new()?;
+    let cpu = cpu_count() - 1;
+    let (goes_on, result) = (Arc::new(AtomicBool::new(true)), Arc::new(SpinLock::new(None)));
+    let (goes_on_there, result_there) = (goes_on.clone(), result.clone());
+    let body = move || {
+        let ended = spinning.run_while(|| goes_on_there.load(Ordering::SeqCst));
+        *result_there.lock() = Some(ended);
+        sched::exit_current();
+    };
+    let task = Task::new_kernel(body).map_err(|_| "no memory")?;
+    let thread = process::kernel_thread("guest", task);
+    thread.base.sched.lock().affinity = 1 << cpu;
+    thread.base.affinity_hint.store(1 << cpu, Ordering::SeqCst);
+    thread.start();
+    defer::spare(1 << cpu, Mode::Pending);
+    let before = defer::seen();
+    let deferred = || left_to_guests(cpu);
+    let (had, caught_up) = (deferred(), defer::catch_ups(cpu));
+    let met = wait_until("nothing was left to a guest", || {
+        (0..50).for_each(|_| sender.remap());
+        defer::send_nmi(cpu);
+        deferred() > had && defer::catch_ups(cpu) > caught_up
+    });
+    goes_on.store(false, Ordering::SeqCst);
+    // An interrupt that does not wait.
+    defer::spare(0, Mode::Pending);
+    let ended = wait_until("the guest does not end", || result.lock().is_some());
+    met.and(ended)?;
+    result.lock().take().unwrap_or(Ok(()))?;
+    machine::log!("{} left to the guest", deferred() - had);
+    defer::expect_fresh(&before)
+}
+
+/// What was left to CPU `cpu` while it was in a guest.
+fn left_to_guests(cpu: usize) -> u64 {
+    let is_meant = |row: &Row| {
+        row.target == cpu && row.state == Context::Guest && row.action == Action::Deferred
+    };
+    ipi::rows().filter(is_meant).map(|row| row.count).sum()
 }
 
 /// Who asks for the time that a CPU without tick has spent gets what the clock says, be it alone

@@ -20,6 +20,8 @@ use crate::mm::{Mm, PAGE};
 
 /// Guest-physical addresses end here.
 const GUEST_END: u64 = 1 << 48;
+/// Pages that are looked at around one that was missed.
+const AROUND: u64 = 16;
 
 /// Pages of a range that were written since the VMM last asked: a bit for each.
 pub(super) struct DirtyLog(Vec<AtomicU64>);
@@ -130,7 +132,11 @@ impl Map {
             let may_write = !region.is_read_only && (write || region.dirty.is_none());
             let mapped = mm.with(|inner| {
                 inner.fault(fault)?;
-                map_page(nested, &inner.table, guest, may_write, write)
+                let done = map_page(nested, &inner.table, guest, may_write, write);
+                if done.is_ok() && region.dirty.is_none() {
+                    map_around(region, nested, &inner.table, guest);
+                }
+                done
             });
             match mapped {
                 Ok(()) => break,
@@ -164,6 +170,25 @@ fn map_page(
         }
     }
     nested.map(table, guest, false).map_err(convert)
+}
+
+/// Maps those neighbours that the VMM's table has; spares their exits.
+fn map_around(
+    region: &Region,
+    nested: &NestedSpace,
+    table: &machine::memory::PageTable,
+    guest: u64,
+) {
+    let first = guest & !(AROUND * PAGE - 1);
+    for page in (first..first + AROUND * PAGE).step_by(PAGE as usize) {
+        let (start, end) = region.range();
+        if page != guest && (start..end).contains(&page) {
+            // What is not there, or is not the guest's, is missed when it is used.
+            let _ = nested
+                .map(table, page, !region.is_read_only)
+                .or_else(|_| nested.map(table, page, false));
+        }
+    }
 }
 
 fn check(region: &UserMemoryRegion) -> Result<()> {

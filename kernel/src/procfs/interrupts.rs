@@ -2,7 +2,6 @@
 //! why, and whom it spared.
 
 use abi::Result;
-use context_tracking::state::Context;
 use machine::cpu::cpu_count;
 use machine::ipi::{self, Action, KINDS, Kind};
 
@@ -45,10 +44,7 @@ pub(super) fn show(out: &mut Text) -> Result<()> {
 /// `received CPU KIND COUNT FROM_USER`, `catch_up CPU FLUSHES SERIALISATIONS`.
 pub(super) fn show_ipi(out: &mut Text) -> Result<()> {
     for row in ipi::rows() {
-        let state = match row.state {
-            Context::Kernel => "kernel",
-            Context::User => "user",
-        };
+        let state = row.state.name();
         let action = match row.action {
             Action::Sent => "sent",
             Action::Deferred => "deferred",

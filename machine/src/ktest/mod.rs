@@ -28,7 +28,7 @@ pub(crate) mod mitigations;
 mod seccomp;
 pub mod stale;
 mod text;
-mod vmrun;
+pub mod vmrun;
 pub mod window;
 
 /// A test: its name, and what it does.

@@ -74,6 +74,29 @@ impl Guest {
     }
 }
 
+/// A guest that never leaves by itself: `jmp` to itself.
+pub struct Spinning(Guest);
+
+impl Spinning {
+    /// None where no guest can run.
+    pub fn new() -> Result<Option<Spinning>, String> {
+        Ok(guest(&[0xeb, 0xfe])?.map(Spinning))
+    }
+
+    /// Runs it while `goes_on`, which is asked before each entry.
+    pub fn run_while(&mut self, mut goes_on: impl FnMut() -> bool) -> Result<(), String> {
+        loop {
+            match self.0.cpu.enter(Windows::default(), &mut || !goes_on()) {
+                Entered::Left(Exit::Host) => {}
+                Entered::Left(Exit::NestedFault { address, write, .. })
+                    if self.0.space.map(&self.0.table, address, write).is_ok() => {}
+                Entered::Left(exit) => return Err(alloc::format!("it left by {exit:?}")),
+                Entered::Busy => return Ok(()),
+            }
+        }
+    }
+}
+
 fn halt() -> Result<(), String> {
     let Some(mut guest) = guest(&[0xf4])? else { return Ok(()) };
     let exit = guest.run()?;

@@ -26,6 +26,7 @@ use svm::vmcb::{
 use svm::{Extra, Left, Request, World};
 use virt::regs::gpr;
 
+use crate::context::CpuContext;
 use crate::cpu::{self, MAX_CPUS, cpuid, features, msr, wrmsr};
 use crate::frame::{Frame, OutOfMemory};
 use crate::percpu::{self, CpuCell, CpuLocal, PerCpu};
@@ -55,6 +56,8 @@ global_asm!(
     CALL_BEHIND_GUESTS = const static_branch::at_boot(static_branch::id::CALL_BEHIND_GUESTS),
     PRED_CMD = const offset_of!(CpuLocal, pred_cmd),
     PRED_CMD_MSR = const msr::PRED_CMD,
+    CONTEXT = const offset_of!(CpuLocal, context) + offset_of!(CpuContext, state),
+    IN_GUEST = const context_tracking::state::IN_GUEST,
     options(att_syntax)
 );
 

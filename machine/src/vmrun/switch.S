@@ -1,13 +1,16 @@
-// The world switch of AMD's virtualisation (AMD APM 2, 15.5): from the kernel into a guest and
-// back.
+// World switch of AMD's virtualisation (AMD APM 2, 15.5): from the kernel into a guest and back.
 //
 // VMRUN switches RAX, RSP, RIP, flags, control registers and four segments; VMLOAD and VMSAVE the
 // rest of the segments (FS and GS with their bases, TR) and the MSRs of system calls; general
 // registers are switched here. Between the VMLOAD of the guest's and that of the host's GS is not
 // the kernel's: nothing may come in between. That is GIF=0, which holds back interrupts, NMIs and
 // machine checks.
+//
+// From the store that says "guest" to the catch-up this CPU is not told of what may wait, so the
+// code is entry text, in a danger zone as around user mode (mechanisms/context_tracking): it touches
+// the stack, this CPU's data, and by physical addresses the blocks of both worlds.
 
-.pushsection .text.vmrun, "ax", @progbits
+.pushsection .entry.text, "ax", @progbits
 
 // vmrun_switch(rdi: &mut Extra, rsi: physical address of the guest's block, rdx: of the host's)
 // IF=0, GIF=1. The same afterwards.
@@ -26,11 +29,6 @@ vmrun_switch:
     mov %rdx, %rax
     vmsave %rax
     mov %rsi, %rax
-    clgi
-    // With virtual masking this is the host's IF while the guest runs: an interrupt is an exit.
-    // GIF=0 keeps it out until then.
-    sti
-    vmload %rax
     mov {RCX}(%rdi), %rcx
     mov {RDX}(%rdi), %rdx
     mov {RBX}(%rdi), %rbx
@@ -40,31 +38,53 @@ vmrun_switch:
     mov {R0}+8*\number(%rdi), %r\number
     .endr
     mov {RDI}(%rdi), %rdi
+    clgi
+    // With virtual masking this is the host's IF while the guest runs: an interrupt is an exit.
+    // GIF=0 keeps it out until then.
+    sti
+    movl ${IN_GUEST}, %gs:{CONTEXT}
+.globl context_left_vmrun
+context_left_vmrun:
+    vmload %rax
     vmrun %rax
     // RAX and RSP are as before VMRUN; GS, TR and all other general registers are the guest's.
     vmsave %rax
-    mov 8(%rsp), %rax
-    mov %rcx, {RCX}(%rax)
-    mov %rdx, {RDX}(%rax)
-    mov %rbx, {RBX}(%rax)
-    mov %rbp, {RBP}(%rax)
-    mov %rsi, {RSI}(%rax)
-    mov %rdi, {RDI}(%rax)
-    .irp number, 8, 9, 10, 11, 12, 13, 14, 15
-    mov %r\number, {R0}+8*\number(%rax)
-    .endr
-    pop %rax
+    mov (%rsp), %rax
     vmload %rax
-    pop %rax
+    // GS is the kernel's. The guest's registers wait on the stack: where they belong is not to be
+    // touched yet.
+    .irp register, rcx, rdx, rbx, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15
+    push %\register
+    .endr
     // Nothing of the guest's is left for the kernel's speculation to use.
-    xor %ecx, %ecx
-    xor %edx, %edx
-    xor %esi, %esi
-    xor %edi, %edi
-    xor %r8d, %r8d
-    xor %r9d, %r9d
-    xor %r10d, %r10d
-    xor %r11d, %r11d
+    .irp register, ecx, edx, ebx, ebp, esi, edi, r8d, r9d, r10d, r11d, r12d, r13d, r14d, r15d
+    xor %\register, %\register
+    .endr
+    // Nothing above was predicted by the return stack or by an indirect branch: what the guest has
+    // left in predictors goes before the first RET.
+    if_key {IBPB_BEHIND_GUESTS}, vmrun_barrier
+vmrun_behind_barrier:
+    if_key {FILL_BEHIND_GUESTS}, vmrun_fill
+vmrun_behind_fill:
+    if_key {CALL_BEHIND_GUESTS}, vmrun_call
+vmrun_behind_call:
+    // Aligned by 16, as a call wants it.
+    sub $8, %rsp
+    call context_leave_guest
+    add $8, %rsp
+.globl context_entered_vmrun
+context_entered_vmrun:
+    mov 15*8(%rsp), %rax
+    .irp number, 15, 14, 13, 12, 11, 10, 9, 8
+    pop {R0}+8*\number(%rax)
+    .endr
+    pop {RDI}(%rax)
+    pop {RSI}(%rax)
+    pop {RBP}(%rax)
+    pop {RBX}(%rax)
+    pop {RDX}(%rax)
+    pop {RCX}(%rax)
+    add $16, %rsp
     pop %r15
     pop %r14
     pop %r13
@@ -73,12 +93,6 @@ vmrun_switch:
     pop %rbp
     cli
     stgi
-    // Nothing above was predicted by the return stack or by an indirect branch: what the guest has
-    // left in predictors goes before the first RET.
-    if_key {IBPB_BEHIND_GUESTS}, vmrun_barrier
-vmrun_behind_barrier:
-    if_key {FILL_BEHIND_GUESTS}, vmrun_fill
-    if_key {CALL_BEHIND_GUESTS}, vmrun_call
     ret
     int3
 vmrun_barrier:
@@ -89,15 +103,13 @@ vmrun_barrier:
     jmp vmrun_behind_barrier
 vmrun_fill:
     fill_the_return_stack
-    ret
-    int3
+    jmp vmrun_behind_fill
 vmrun_call:
     call 1f
     int3
 1:  add $8, %rsp
     lfence
-    ret
-    int3
+    jmp vmrun_behind_call
 .size vmrun_switch, . - vmrun_switch
 
 .popsection

@@ -6,8 +6,8 @@
 //! machine only through [`Machine`].
 //!
 //! Reading order: [`Machine`], [`dispatch`] (senders), [`enter`], [`catch_up`], [`exit`], then
-//! NMIs. The fast path of `machine/src/entry.S` is [`enter`] and the test for pending bits in
-//! assembly.
+//! guests and NMIs. The fast path of `machine/src/entry.S` is [`enter`] and the test for pending
+//! bits in assembly.
 
 /// The CPU executes kernel code that may rely on everything being up to date.
 pub const IN_KERNEL: u32 = 1 << 0;
@@ -15,6 +15,9 @@ pub const IN_KERNEL: u32 = 1 << 0;
 pub const PENDING_TLB: u32 = 1 << 1;
 /// Kernel text changed since the CPU went to user mode.
 pub const PENDING_SYNC: u32 = 1 << 2;
+/// The CPU is in a guest, or on its way there or back. Beside [`IN_KERNEL`] only until the way back
+/// has caught up.
+pub const IN_GUEST: u32 = 1 << 3;
 /// All work that can be pending.
 pub const PENDING: u32 = PENDING_TLB | PENDING_SYNC;
 
@@ -55,8 +58,11 @@ pub trait Machine {
 pub struct Dispatched {
     /// Interrupted: the sender waits for them.
     pub sent: u32,
-    /// In user mode: they catch up when they enter the kernel. The sender is done with them.
+    /// In user mode or a guest: they catch up when they enter the kernel. The sender is done with
+    /// them.
     pub deferred: u32,
+    /// Those of [`Dispatched::deferred`] that are in a guest.
+    pub guests: u32,
 }
 
 /// Asks `targets` to do `work` ([`PENDING`] bits) for a change that the caller has made. CPUs of
@@ -69,33 +75,36 @@ pub fn dispatch(machine: &impl Machine, targets: u32, spared: u32, work: u32) ->
     machine.full_barrier();
     let mut result = Dispatched::default();
     for cpu in bits(targets) {
-        if spared & 1 << cpu != 0 && try_defer(machine, cpu, work) {
-            result.deferred |= 1 << cpu;
-        } else {
-            result.sent |= 1 << cpu;
+        let left = if spared & 1 << cpu != 0 { try_defer(machine, cpu, work) } else { None };
+        match left {
+            None => result.sent |= 1 << cpu,
+            Some(word) => {
+                result.deferred |= 1 << cpu;
+                result.guests |= u32::from(word & IN_GUEST != 0) << cpu;
+            }
         }
     }
     bits(result.sent).for_each(|cpu| machine.send(cpu, work));
     result
 }
 
-/// Leaves `work` to the next entry of `cpu`, if it is in user mode.
-fn try_defer(machine: &impl Machine, cpu: usize, work: u32) -> bool {
+/// Leaves `work` to the next entry of `cpu`, if it is in user mode or a guest: what its word said.
+fn try_defer(machine: &impl Machine, cpu: usize, work: u32) -> Option<u32> {
     let mut seen = machine.load(cpu);
     for _ in 0..TRIES {
         if seen & IN_KERNEL != 0 {
-            return false;
+            return None;
         }
         // Pending already: the entry that clears it comes after this look, so after the change.
         if seen & work == work {
-            return true;
+            return Some(seen);
         }
         match machine.compare_exchange(cpu, seen, seen | work) {
-            Ok(()) => return true,
+            Ok(()) => return Some(seen),
             Err(now) => seen = now,
         }
     }
-    false
+    None
 }
 
 /// Entry of `cpu`, as early as the kernel's tables are loaded. What was in the word: the caller
@@ -128,6 +137,22 @@ pub fn exit(machine: &impl Machine, cpu: usize) {
     machine.store_release(cpu, 0);
 }
 
+/// Exit of `cpu` to a guest: as [`exit`]. Nothing else can come between it and the guest, nor
+/// between the guest and [`leave_guest`], not even an NMI.
+#[inline(always)]
+pub fn enter_guest(machine: &impl Machine, cpu: usize) {
+    machine.store_release(cpu, IN_GUEST);
+}
+
+/// `cpu` is back from a guest: as [`enter`] and [`catch_up`]. What is pending, and `also`, is done.
+#[inline(always)]
+pub fn leave_guest(machine: &impl Machine, cpu: usize, also: u32) {
+    let old = enter(machine, cpu);
+    catch_up(machine, cpu, old | also);
+    // A plain store, as in `exit`: nobody else changes the word now, and nothing is pending.
+    machine.store_release(cpu, IN_KERNEL);
+}
+
 /// Entry by NMI, #DB, #MC or #DF, which may hit a danger zone: the word alone says whether the
 /// kernel's view is up to date, whatever CR3 says. Give the result to [`paranoid_exit`].
 #[inline(always)]
@@ -157,12 +182,31 @@ pub enum Context {
     Kernel,
     /// In user mode (or a danger zone).
     User,
+    /// In a guest (or a danger zone around it).
+    Guest,
 }
+
+/// All of them, by their numbers.
+pub const CONTEXTS: [Context; 3] = [Context::Kernel, Context::User, Context::Guest];
 
 impl Context {
     /// Reads a word.
     #[must_use]
     pub const fn of(word: u32) -> Context {
-        if word & IN_KERNEL != 0 { Context::Kernel } else { Context::User }
+        match (word & IN_KERNEL != 0, word & IN_GUEST != 0) {
+            (true, _) => Context::Kernel,
+            (false, true) => Context::Guest,
+            (false, false) => Context::User,
+        }
+    }
+
+    /// Its word in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Context::Kernel => "kernel",
+            Context::User => "user",
+            Context::Guest => "guest",
+        }
     }
 }

@@ -107,7 +107,9 @@ impl Search<'_> {
                 steps.push(Step::Interrupt(cpu));
             }
             let in_nmi = state.frames.iter().any(|frame| frame.kind == Kind::Nmi);
-            if state.nmis > 0 && !in_nmi && mode != Mode::User {
+            // Around a guest even NMIs are held back (GIF=0).
+            let is_held_back = mode == Mode::Zone && matches!(self.roles[cpu], Role::Guest(_));
+            if state.nmis > 0 && !in_nmi && mode != Mode::User && !is_held_back {
                 steps.push(Step::Nmi(cpu));
             }
         }

@@ -24,6 +24,12 @@ const CASES: &[Case] = &[
     Case { name: "sender, target in kernel", roles: &[Role::Sender, Role::Leaver], nmis: 1 },
     Case { name: "two senders", roles: &[Role::Sender, Role::Sender, Role::Target(1)], nmis: 0 },
     Case { name: "two targets", roles: &[Role::Sender, Role::Target(1), Role::Target(1)], nmis: 0 },
+    Case { name: "sender, guest", roles: &[Role::Sender, Role::Guest(2)], nmis: 1 },
+    Case {
+        name: "sender, guest, target",
+        roles: &[Role::Sender, Role::Guest(1), Role::Target(1)],
+        nmis: 0,
+    },
     Case { name: "senders of each other", roles: &[Role::Sender, Role::Sender], nmis: 0 },
 ];
 

@@ -21,6 +21,8 @@ pub(crate) enum Role {
     Target(u8),
     /// In the kernel: goes to user mode, comes back once.
     Leaver,
+    /// In the kernel: goes into a guest and comes back so many times, then stays there.
+    Guest(u8),
 }
 
 /// One thing that is wrong.
@@ -49,6 +51,8 @@ pub(crate) enum Mutant {
     NmiAsksCr3,
     /// The NMI leaves IN_KERNEL set in a danger zone.
     NmiKeepsState,
+    /// The way out of a guest says that it is in the kernel, and catches up with nothing.
+    GuestForgets,
 }
 
 pub(crate) const MUTANTS: &[Mutant] = &[
@@ -63,6 +67,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant::ExitEarly,
     Mutant::NmiAsksCr3,
     Mutant::NmiKeepsState,
+    Mutant::GuestForgets,
 ];
 
 /// A program's view of the machine.
@@ -173,6 +178,23 @@ pub(crate) fn next(
             replay.ask(Op::Use);
             leave(&replay);
         }
+        (Kind::Thread, Role::Guest(rounds)) => {
+            replay.ask(Op::Use);
+            into_guest(&replay);
+            for _ in 0..rounds {
+                out_of_guest(&replay);
+                replay.ask(Op::Mark(Mode::Kernel));
+                replay.ask(Op::Use);
+                into_guest(&replay);
+            }
+        }
+        // An exit like any other; the interrupt comes once the CPU is in the kernel.
+        (Kind::InterruptOfUser, Role::Guest(_)) => {
+            out_of_guest(&replay);
+            replay.ask(Op::Mark(Mode::Handler));
+            serve(&replay);
+            into_guest(&replay);
+        }
         (Kind::InterruptOfUser, _) => {
             come(&replay);
             replay.ask(Op::Mark(Mode::Handler));
@@ -232,6 +254,21 @@ fn leave(replay: &Replay<'_>) {
         replay.ask(Op::Use);
     }
     replay.ask(Op::Mark(Mode::User));
+}
+
+fn into_guest(replay: &Replay<'_>) {
+    replay.ask(Op::Mark(Mode::Zone));
+    state::enter_guest(replay, replay.me);
+    replay.ask(Op::Mark(Mode::User));
+}
+
+fn out_of_guest(replay: &Replay<'_>) {
+    replay.ask(Op::Mark(Mode::Zone));
+    if replay.mutant == Mutant::GuestForgets {
+        replay.store_release(replay.me, IN_KERNEL);
+    } else {
+        state::leave_guest(replay, replay.me, 0);
+    }
 }
 
 /// The handler of a request, and what a CPU that waits does too.
