@@ -8,7 +8,7 @@
 //! read goes through [`Memory`], every length is checked before use and bounded, a table that is
 //! cut off or whose checksum is wrong is left out, and the rest still counts.
 //!
-//! Neighbours: `machine/src/platform.rs` reads the tables with this and acts on them.
+//! Neighbours: `machine/src/device/platform.rs` reads the tables with this and acts on them.
 
 use alloc::vec::Vec;
 

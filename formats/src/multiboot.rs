@@ -5,7 +5,7 @@
 //! a tag that does not fit ends it, and the list itself is bounded by [`MAX_BYTES`].
 //!
 //! Neighbours: [`crate::pvh`], which has the form that the rest of boot takes; and
-//! `machine/src/multiboot.rs`, which finds the list.
+//! `machine/src/boot/multiboot.rs`, which finds the list.
 
 use crate::pvh::{Error, Memory, MemoryMap, StartInfo};
 

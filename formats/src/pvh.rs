@@ -4,7 +4,7 @@
 //! Why it is hard: it is read before there is a heap, and everything else rests on it. Whatever
 //! the loader says, no page of the map is given out twice: entries that overlap are cut, what is
 //! not RAM wins over RAM, sums that overflow are left out, and what does not fit the table is
-//! memory lost, no more. Neighbour: `machine/src/boot.rs`.
+//! memory lost, no more. Neighbour: `machine/src/boot/mod.rs`.
 
 use core::fmt;
 

@@ -3,7 +3,7 @@
 //! Why it is hard: programs sleep for as long as 292 years, and a product that wraps would make of
 //! that an interrupt at once, and again, for ever. Everything saturates.
 //!
-//! Neighbours: `machine/src/{time,apic}.rs`.
+//! Neighbours: `machine/src/cpu/{clock,apic}.rs`.
 
 /// Binary digits of a factor behind the point.
 pub const SHIFT: u32 = 32;

@@ -4,65 +4,38 @@
 //! *Machine acts.* There is no policy here; decisions come from `mechanisms/*` and from the kernel,
 //! which the machine calls through the functions that `machine/image` binds.
 //!
-//! Reading order: `boot` (how it starts), `entry` (how programs come in and go out), `task`,
-//! `memory`,
-//! `frame`, `sync`; the devices last.
+//! The folders are floors, each of which uses only those below it (ARCHITECTURE.md has the table,
+//! `./limen check` counts): `boot`, `vmrun`, `task`, `entry`, `mitigations`, `device`, `text`,
+//! `panic`, `memory`, `context_tracking`, `cpu`. Reading order: `boot` (how it starts), `entry` (how
+//! programs come in and go out), `task`, `memory`; the devices last. The kernel names modules
+//! without their floor, as they are exported below.
 
 #![no_std]
 
 extern crate alloc;
 
-pub mod apic;
-pub mod behind_guests;
 pub mod boot;
-pub mod cfi;
-pub mod context;
+mod context_tracking;
 pub mod cpu;
-pub mod debug_registers;
-mod descriptors;
-pub mod entropy;
+mod device;
 pub mod entry;
-pub mod fpu;
-pub mod frame;
-mod heap;
-mod ioapic;
-pub mod ipi;
-pub mod irq;
 #[cfg(feature = "ktest")]
 pub mod ktest;
-mod late_text;
-pub mod log;
 pub mod memory;
 pub mod mitigations;
-mod mmio;
-mod multiboot;
 pub mod panic;
-mod pci;
-pub mod pcid;
-pub mod percpu;
-mod platform;
-pub mod power;
-mod sealed;
-pub mod seccomp;
-mod selftest;
-pub mod sites;
-mod smp;
-pub mod speculation;
-pub mod stack;
-pub mod static_branch;
-pub mod static_call;
-pub mod sync;
 pub mod task;
-mod text_poke;
-mod thunk;
-pub mod time;
-mod tlb;
-pub mod trace;
-pub mod uaccess;
-pub mod vdso;
-pub mod virtio;
-mod vmap;
+mod text;
 pub mod vmrun;
 
-pub use heap::{idle_bytes as heap_idle_bytes, slab_bytes, trim as trim_heap};
-pub use vmap::usage as vmap_usage;
+pub use context_tracking::word as context;
+pub use context_tracking::{ipi, pcid, tlb};
+pub use cpu::{apic, clock as time, irq, log, percpu, power, speculation, sync};
+pub use device::{entropy, virtio};
+pub use entry::trace;
+pub use memory::heap::{idle_bytes as heap_idle_bytes, slab_bytes, trim as trim_heap};
+pub use memory::vmap::usage as vmap_usage;
+pub use memory::{frame, stack, uaccess, vdso};
+pub use mitigations::behind_guests;
+pub use task::{debug_registers, fpu};
+pub use text::{cfi, seccomp, sites, static_branch, static_call};

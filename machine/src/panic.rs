@@ -8,9 +8,10 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use entry::PtRegs;
 
+use crate::context_tracking::ipi;
+use crate::cpu::{self, KERNEL_BASE, log, percpu, power};
 use crate::memory;
-use crate::stack::{self, KERNEL_STACK_SIZE};
-use crate::{cpu, ipi, log, percpu, power};
+use crate::memory::stack::{self, KERNEL_STACK_SIZE};
 
 /// The CPU that panicked first, plus one; 0: none.
 static PANICKING: AtomicU32 = AtomicU32::new(0);
@@ -132,7 +133,7 @@ fn backtrace(mut rbp: u64, rip: Option<u64>) {
     while number < MAX_FRAMES && is_stack_word(rbp) && is_stack_word(rbp + 8) {
         // SAFETY: both words lie in mapped kernel memory, 8-aligned.
         let [next, address] = unsafe { (rbp as *const [u64; 2]).read() };
-        if address < memory::KERNEL_BASE {
+        if address < KERNEL_BASE {
             break;
         }
         log::write(format_args!("  #{number} {address:#x}"));

@@ -2,7 +2,7 @@
 //! indirect.
 //!
 //! `__static_call_tramps` lists trampolines: of calls, and of the places in their chains
-//! (`machine/src/static_call.rs`). A call with several callees has a chain, compiled code that
+//! (`machine/src/text/static_call.rs`). A call with several callees has a chain, compiled code that
 //! makes one direct call for each of them; what is proved here is that each chain does exactly
 //! that: as many calls as the table says that there are callees, each place once, in order, and no
 //! branch out of the chain besides, indirect least of all.

@@ -1,7 +1,8 @@
 //! Which file of a crate takes what from which other file: the crate's own import graph.
 //!
 //! Read from `use` lines and from paths in the code that begin with `crate`, `self`, `super` or a
-//! module that a `use` line names. Not a compiler: what a macro makes is not seen, nor are methods
+//! module that a `use` line names. What the crate's root hands on under another name is followed to
+//! where it stands; what a module hands on of its own children is not counted. Not a compiler: what a macro makes is not seen, nor are methods
 //! and fields of values that somebody else handed over. Neighbours: `lex.rs`, `floors.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,6 +38,8 @@ impl Graph {
         });
         let own: BTreeMap<Module, &Source> = own.collect();
         let known: BTreeSet<Module> = own.keys().cloned().collect();
+        let root = own.get(&Module::new()).map(|source| root_names(&source.text, &known));
+        let known = Known { modules: known, root: root.unwrap_or_default() };
         let mut imports = BTreeSet::new();
         for (module, source) in &own {
             imports_of(module, &source.text, &known, &mut imports);
@@ -104,12 +107,48 @@ fn module_of(below: &Path) -> Module {
     parts
 }
 
-fn imports_of(
-    module: &Module,
-    text: &str,
-    known: &BTreeSet<Module>,
-    imports: &mut BTreeSet<Import>,
-) {
+/// What paths can lead to.
+struct Known {
+    modules: BTreeSet<Module>,
+    /// What the root hands on from below: name and real path.
+    root: BTreeMap<String, Module>,
+}
+
+impl Known {
+    /// The real path of one that begins with a name that the root hands on.
+    fn resolve(&self, path: Module) -> Module {
+        match path.first().and_then(|first| self.root.get(first)) {
+            Some(real) => [&real[..], &path[1..]].concat(),
+            None => path,
+        }
+    }
+}
+
+/// The names that the root's `use` lines give to what stands in its modules.
+fn root_names(text: &str, known: &BTreeSet<Module>) -> BTreeMap<String, Module> {
+    let code = code_only(text);
+    let tokens = tokens(&code);
+    let mut names = BTreeMap::new();
+    let mut at = 0;
+    while at < tokens.len() {
+        if tokens[at] != "use" {
+            at += 1;
+            continue;
+        }
+        let mut leaves = Vec::new();
+        at = use_tree(&tokens, at + 1, &[], &mut leaves);
+        for (path, local) in leaves {
+            let path: Module = owned(&path).into_iter().filter(|word| word != "self").collect();
+            let is_own = path.len() > 1 && known.contains(&path[..1]);
+            if is_own && !known.contains(&[local.to_owned()][..]) {
+                names.insert(local.to_owned(), path);
+            }
+        }
+    }
+    names
+}
+
+fn imports_of(module: &Module, text: &str, known: &Known, imports: &mut BTreeSet<Import>) {
     let code = code_only(text);
     let code = code.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
     let tokens = tokens(code);
@@ -123,7 +162,8 @@ fn imports_of(
             at = use_tree(&tokens, at + 1, &[], &mut leaves);
             for (path, local) in leaves {
                 let Some(path) = absolute(&path, module) else { continue };
-                if known.contains(&path) {
+                let path = known.resolve(path);
+                if known.modules.contains(&path) {
                     modules.insert(local, path.clone());
                 }
                 paths.push(path);
@@ -137,12 +177,12 @@ fn imports_of(
                 Some(first) => Some([&first[..], &owned(&words[1..])].concat()),
                 None => absolute(&words, module),
             };
-            paths.extend(path);
+            paths.extend(path.map(|path| known.resolve(path)));
         }
         at = after.max(at + 1);
     }
     for path in paths {
-        let length = (0..=path.len()).rev().find(|&length| known.contains(&path[..length]));
+        let length = (0..=path.len()).rev().find(|&length| known.modules.contains(&path[..length]));
         let to = path[..length.unwrap_or(0)].to_vec();
         if to != *module && !to.is_empty() {
             let name = path[to.len()..].first().cloned().unwrap_or_default();
@@ -293,6 +333,18 @@ mod tests {
             ("b/c.rs", "#[cfg(test)]\nmod tests { use crate::a::X; }"),
         ]);
         assert_eq!(shown(&found), ["a > b: ", "a > b: g", "a > b.c: h"]);
+    }
+
+    #[test]
+    fn names_that_the_root_hands_on() {
+        let found = graph(&[
+            ("lib.rs", "pub mod a; mod b; pub use b::c as short; pub use self::a::X;"),
+            ("a.rs", "use crate::short; fn f() { short::g(); crate::short::h(); crate::X; }"),
+            ("b/mod.rs", ""),
+            ("b/c.rs", "use crate::X;"),
+        ]);
+        let expected = [" > a: X", "a > b.c: ", "a > b.c: g", "a > b.c: h", "b.c > a: X"];
+        assert_eq!(shown(&found), expected);
     }
 
     #[test]

@@ -7,9 +7,10 @@
 //! | width | a line has at most 100 columns |
 //! | unsafe | `unsafe`, assembly and link tricks are in `machine/` and `guest/` alone |
 //! | safety | a SAFETY comment is an argument: empty phrases are findings |
+//! | pointers | the kernel reaches a program's memory by `UserPtr` and requests alone |
 //! | edges | crates depend on each other as the picture in ARCHITECTURE.md shows |
 //! | apps | each row of `guest/apps.toml` names the packages of the programs that it starts |
-//! | floors | inside the kernel imports run down; circles and floors have a largest size |
+//! | floors | inside kernel and machine imports run down; circles and floors have a largest size |
 //!
 //! Reading order: [`check_repository`], then `rules`, `functions`, `edges`, `floors`; `lex` takes
 //! comments and strings out of a source. Neighbour: `check`.

@@ -12,6 +12,8 @@ const UNSAFE_PLACES: [&str; 2] = ["machine", "guest"];
 /// Words of the code that only the machine layer may use.
 const UNSAFE_WORDS: [&str; 6] =
     ["unsafe", "asm!", "global_asm!", "naked_asm!", "no_mangle", "link_section"];
+/// Where the kernel may name the machine's functions for a program's memory.
+const UACCESS_PLACES: [&str; 2] = ["kernel/src/base", "kernel/src/ktest"];
 /// What a SAFETY comment says when it says nothing.
 const EMPTY_PHRASES: [&str; 8] = [
     "this is safe",
@@ -32,6 +34,7 @@ pub(super) fn check(source: &Source, findings: &mut Vec<Finding>) {
     width(source, findings);
     unsafe_place(source, findings);
     safety(source, findings);
+    typed_pointers(source, findings);
 }
 
 /// The rules that hold for assembly as well.
@@ -71,6 +74,21 @@ fn unsafe_place(source: &Source, findings: &mut Vec<Finding>) {
     for (index, line) in code_only(&source.text).lines().enumerate() {
         if let Some(word) = UNSAFE_WORDS.iter().find(|word| has_word(line, word)) {
             let text = format!("`{word}` outside machine/ and guest/");
+            findings.push(Finding::new(&source.path, index + 1, text));
+        }
+    }
+}
+
+/// A program's memory is reached by `UserPtr` and by requests: who names the machine's functions has
+/// lost the pointer's type.
+fn typed_pointers(source: &Source, findings: &mut Vec<Finding>) {
+    let is_kernel = source.path.starts_with("kernel/src");
+    if !is_kernel || UACCESS_PLACES.iter().any(|place| source.path.starts_with(place)) {
+        return;
+    }
+    for (index, line) in code_only(&source.text).lines().enumerate() {
+        if has_word(line, "uaccess") {
+            let text = "`uaccess` outside kernel/src/base: use `UserPtr`";
             findings.push(Finding::new(&source.path, index + 1, text));
         }
     }
@@ -133,6 +151,14 @@ mod tests {
         assert_eq!(lines_of("kernel/src/a.rs", text, unsafe_place), [3, 4]);
         assert_eq!(lines_of("machine/src/a.rs", text, unsafe_place), [0; 0]);
         assert_eq!(lines_of("guest/x/a.rs", text, unsafe_place), [0; 0]);
+    }
+
+    #[test]
+    fn pointers_of_programs() {
+        let text = "use machine::uaccess;\n// uaccess\nuaccess::read(at);\n";
+        assert_eq!(lines_of("kernel/src/net/a.rs", text, typed_pointers), [1, 3]);
+        assert_eq!(lines_of("kernel/src/base/a.rs", text, typed_pointers), [0; 0]);
+        assert_eq!(lines_of("machine/src/a.rs", text, typed_pointers), [0; 0]);
     }
 
     #[test]

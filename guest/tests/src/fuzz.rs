@@ -218,7 +218,7 @@ impl Life<'_> {
     #[expect(non_upper_case_globals, reason = "the library's names of calls, as patterns")]
     fn one(&self, nr: usize, r: &mut Rng) {
         let known = i64::from(nr as u32);
-        let mut a: Vec<usize> = (0..6).map(|_| self.world.argument(r)).collect();
+        let mut a = self.world.arguments(nr, r);
         if !self.in_vm && unsafe_to_sweep(nr) {
             return;
         }

@@ -6,6 +6,8 @@
 //! there may be an iovec, a sigaction or a message header whose fields are plausible. Neighbour:
 //! `fuzz.rs`, which makes the calls.
 
+use abi::syscalls::Kind;
+
 use crate::sc;
 use crate::sys::*;
 
@@ -129,6 +131,35 @@ impl World {
             11 => r.below(0x1_0000),
             12 => (r.below(240) as i64 - 220) as u64,
             _ => r.next(),
+        }) as usize
+    }
+
+    /// Six arguments for call `nr`. Most are what the table of calls says an argument is, since a
+    /// call that gets one word of the wrong kind ends at its first check.
+    pub fn arguments(&self, nr: usize, r: &mut Rng) -> Vec<usize> {
+        let call = u32::try_from(nr).ok().and_then(abi::syscalls::call);
+        let kinds = call.and_then(|call| call.arguments).unwrap_or_default();
+        let one = |at: usize| match kinds.get(at) {
+            Some(&(_, kind)) if r.below(4) != 0 => self.argument_of(kind, r),
+            _ => self.argument(r),
+        };
+        (0..6).map(one).collect()
+    }
+
+    /// A plausible argument of this kind.
+    fn argument_of(&self, kind: Kind, r: &mut Rng) -> usize {
+        (match kind {
+            Kind::Fd => r.below(FDS + 4),
+            Kind::Path => self.paths[r.below(self.paths.len() as u64) as usize].as_ptr() as u64,
+            Kind::Pointer => self.page as u64 + r.below(512) * 8,
+            Kind::Size => [r.below(16), r.below(4097), 1 << r.below(32)][r.below(3) as usize],
+            Kind::Int => [r.below(16), r.below(0x1_0000), r.of(&EDGES)][r.below(3) as usize],
+            Kind::Long => [r.below(0x1_0000), r.of(&EDGES), r.next()][r.below(3) as usize],
+            Kind::Flags => {
+                [0, 1 << r.below(32), (1 << r.below(20)) | (1 << r.below(20))][r.below(3) as usize]
+            }
+            Kind::Mode => r.below(0o1_0000),
+            Kind::Pid => [0, u64::from(std::process::id()), r.below(1 << 22)][r.below(3) as usize],
         }) as usize
     }
 

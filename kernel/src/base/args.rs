@@ -1,4 +1,105 @@
-//! The arguments of a system call, as the program's registers hold them.
+//! The arguments of a system call: words in the program's registers, and the types that a call takes
+//! them for.
+//!
+//! A call is a function with typed arguments in the order of registers. [`Handler`] is implemented
+//! for all of those, so that the table of calls names a function and nothing else: what a word is
+//! taken for stands in the function's own head. Few calls need the registers themselves (fork,
+//! sigreturn), or hand them on.
+
+use abi::Result;
+
+use crate::base::user::UserPtr;
 
 /// The program's registers, seen as a call's six arguments `a0()` to `a5()` (syscall(2)).
 pub use entry::PtRegs as Args;
+
+/// What an argument's word can be taken for. Narrow types take its low half, as Linux does.
+pub trait Argument {
+    /// From a program's word.
+    fn of(word: u64) -> Self;
+}
+
+macro_rules! numbers {
+    ($($number:ty)*) => {
+        $(impl Argument for $number {
+            #[inline(always)]
+            fn of(word: u64) -> Self {
+                word as $number
+            }
+        })*
+    };
+}
+
+numbers! { u32 i32 u64 i64 usize }
+
+impl<T> Argument for UserPtr<T> {
+    #[inline(always)]
+    fn of(word: u64) -> Self {
+        UserPtr::new(word)
+    }
+}
+
+/// A function that serves a call. `Form` is its list of arguments, which the compiler finds.
+pub trait Handler<Form> {
+    /// Arguments that it takes from registers by type.
+    const ARITY: usize;
+
+    /// Serves the call that these registers make.
+    fn serve(self, regs: &mut Args) -> Result<u64>;
+}
+
+/// The form of a function that takes the registers themselves.
+pub struct Registers;
+
+impl<F: FnOnce(&mut Args) -> Result<u64>> Handler<Registers> for F {
+    const ARITY: usize = 0;
+
+    #[inline(always)]
+    fn serve(self, regs: &mut Args) -> Result<u64> {
+        self(regs)
+    }
+}
+
+/// The form of a function that reads the registers.
+pub struct ReadRegisters;
+
+impl<F: FnOnce(&Args) -> Result<u64>> Handler<ReadRegisters> for F {
+    const ARITY: usize = 0;
+
+    #[inline(always)]
+    fn serve(self, regs: &mut Args) -> Result<u64> {
+        self(regs)
+    }
+}
+
+macro_rules! handlers {
+    ($($arity:literal: $($argument:ident $register:ident)*;)*) => {
+        $(impl<F, $($argument: Argument),*> Handler<($($argument,)*)> for F
+        where
+            F: FnOnce($($argument),*) -> Result<u64>,
+        {
+            const ARITY: usize = $arity;
+
+            #[inline(always)]
+            fn serve(self, _regs: &mut Args) -> Result<u64> {
+                self($($argument::of(_regs.$register())),*)
+            }
+        })*
+    };
+}
+
+handlers! {
+    0: ;
+    1: A a0;
+    2: A a0 B a1;
+    3: A a0 B a1 C a2;
+    4: A a0 B a1 C a2 D a3;
+    5: A a0 B a1 C a2 D a3 E a4;
+    6: A a0 B a1 C a2 D a3 E a4 G a5;
+}
+
+/// How many registers `handler` takes by type.
+#[must_use]
+pub const fn arity_of<Form, F: Handler<Form>>(_handler: &F) -> usize {
+    F::ARITY
+}

@@ -828,7 +828,7 @@ pub fn idle_loop() -> ! {
                 time::arm_idle(start_ns);
             }
             state.idle_since_ns.store(start_ns, Ordering::Relaxed);
-            cpu::idle_wait();
+            machine::task::idle_wait();
             let slept_ns = time::now_ns().saturating_sub(start_ns);
             state.idle_since_ns.store(0, Ordering::Relaxed);
             state.idle_ns.fetch_add(slept_ns, Ordering::Relaxed);

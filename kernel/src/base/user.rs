@@ -64,6 +64,49 @@ impl<T> UserPtr<T> {
     }
 }
 
+impl UserPtr<u8> {
+    /// Copies bytes in.
+    pub fn read_bytes(self, bytes: &mut [u8]) -> Result<()> {
+        uaccess::read_bytes(self.address, bytes).map_err(efault)
+    }
+
+    /// Copies bytes out.
+    pub fn write_bytes(self, bytes: &[u8]) -> Result<()> {
+        uaccess::write_bytes(self.address, bytes).map_err(efault)
+    }
+
+    /// Writes `len` bytes of zeros.
+    pub fn write_zeros(self, len: usize) -> Result<()> {
+        uaccess::write_zeros(self.address, len).map_err(efault)
+    }
+
+    /// Whether `len` bytes from here on lie in user space. Says nothing about what is mapped.
+    #[must_use]
+    #[inline(always)]
+    pub fn is_user_range(self, len: usize) -> bool {
+        uaccess::is_user_range(self.address, len)
+    }
+
+    /// The byte `distance` bytes after this one.
+    #[must_use]
+    pub const fn byte_at(self, distance: usize) -> Self {
+        UserPtr::new(self.address.wrapping_add(distance as u64))
+    }
+}
+
+/// An aligned word that threads of the program change at the same time.
+impl UserPtr<u32> {
+    /// Reads it in one access.
+    pub fn load(self) -> Result<u32> {
+        uaccess::read_u32(self.address).map_err(efault)
+    }
+
+    /// Replaces it by `new` if it is `old`; what was there.
+    pub fn compare_exchange(self, old: u32, new: u32) -> Result<u32> {
+        uaccess::compare_exchange_u32(self.address, old, new).map_err(efault)
+    }
+}
+
 impl<T: FromBytes + IntoBytes + Immutable> UserPtr<T> {
     /// Copies the value in.
     pub fn read(self) -> Result<T> {

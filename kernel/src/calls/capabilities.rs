@@ -4,7 +4,6 @@ use abi::{Errno, Result, general as raw};
 use alloc::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::process::find_by_tid;
@@ -20,7 +19,7 @@ struct Header {
 /// One 32-bit half of the three sets.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Default)]
 #[repr(C)]
-struct Data {
+pub struct Data {
     effective: u32,
     permitted: u32,
     inheritable: u32,
@@ -50,10 +49,10 @@ fn credentials_of(pid: i32) -> Result<Arc<Credentials>> {
 }
 
 /// capget(2).
-pub fn capget(args: &Args) -> Result<u64> {
-    let (header, halves) = match read_header(args.a0()) {
+pub fn capget(header_at: u64, data: u64) -> Result<u64> {
+    let (header, halves) = match read_header(header_at) {
         // With a null pointer for the data this is how programs ask for the version.
-        Err(Errno::EINVAL) if args.a1() == 0 => return Ok(0),
+        Err(Errno::EINVAL) if data == 0 => return Ok(0),
         result => result?,
     };
     let credentials = credentials_of(header.pid)?;
@@ -63,22 +62,22 @@ pub fn capget(args: &Args) -> Result<u64> {
         permitted: (credentials.permitted >> (32 * i)) as u32,
         inheritable: (credentials.inheritable >> (32 * i)) as u32,
     };
-    if args.a1() != 0 {
-        UserPtr::<Data>::new(args.a1()).write_many(&[half(0), half(1)][..halves])?;
+    if data != 0 {
+        UserPtr::<Data>::new(data).write_many(&[half(0), half(1)][..halves])?;
     }
     Ok(0)
 }
 
 /// capset(2).
-pub fn capset(args: &Args) -> Result<u64> {
-    let (header, halves) = read_header(args.a0())?;
+pub fn capset(header_at: u64, data: UserPtr<Data>) -> Result<u64> {
+    let (header, halves) = read_header(header_at)?;
     let process = &current().process;
     let own =
         header.pid == 0 || header.pid as u32 == process.pid || header.pid as u32 == current().tid();
     if !own {
         return Err(Errno::EPERM);
     }
-    let data = UserPtr::<Data>::new(args.a1()).read_many(halves)?;
+    let data = data.read_many(halves)?;
     let join = |part: fn(&Data) -> u32| {
         let sets = data.iter().enumerate().map(|(i, half)| u64::from(part(half)) << (32 * i));
         sets.fold(0, |all, half| all | half) & ALL_CAPABILITIES

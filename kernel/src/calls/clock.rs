@@ -17,21 +17,21 @@ use crate::security::subject_hooks;
 const RESOLUTION_NS: u64 = 1;
 
 /// clock_gettime(2).
-pub fn clock_gettime(args: &Args) -> Result<u64> {
+pub fn clock_gettime(clock: i32, time: u64) -> Result<u64> {
     // The two common clocks without a look at anything else.
-    let ns = match args.a0() as i32 {
+    let ns = match clock {
         0 => realtime_ns(),
         1 => now_ns(),
         id => Clock::from_id(id)?.now_ns(),
     };
-    UserPtr::new(args.a1()).write(&TimeSpec::from_ns(ns))?;
+    UserPtr::new(time).write(&TimeSpec::from_ns(ns))?;
     Ok(0)
 }
 
 /// clock_getres(2).
-pub fn clock_getres(args: &Args) -> Result<u64> {
-    Clock::from_id(args.a0() as i32)?;
-    UserPtr::new(args.a1()).write_if_some(&TimeSpec::from_ns(RESOLUTION_NS))?;
+pub fn clock_getres(clock: i32, time: u64) -> Result<u64> {
+    Clock::from_id(clock)?;
+    UserPtr::new(time).write_if_some(&TimeSpec::from_ns(RESOLUTION_NS))?;
     Ok(0)
 }
 
@@ -40,12 +40,12 @@ fn may_set_time() -> Result<()> {
 }
 
 /// clock_settime(2): only the wall clock can be set.
-pub fn clock_settime(args: &Args) -> Result<u64> {
-    Clock::from_id(args.a0() as i32)?;
-    if args.a0() as u32 != raw::CLOCK_REALTIME {
+pub fn clock_settime(clock: i32, time: UserPtr<TimeSpec>) -> Result<u64> {
+    Clock::from_id(clock)?;
+    if clock as u32 != raw::CLOCK_REALTIME {
         return Err(Errno::EINVAL);
     }
-    let ns = UserPtr::<TimeSpec>::new(args.a1()).read()?.to_ns()?;
+    let ns = time.read()?.to_ns()?;
     may_set_time()?;
     set_wall_clock(ns)
 }
@@ -63,16 +63,16 @@ fn set_wall_clock(ns: u64) -> Result<u64> {
 type TimeZone = [i32; 2];
 
 /// gettimeofday(2).
-pub fn gettimeofday(args: &Args) -> Result<u64> {
-    UserPtr::new(args.a0()).write_if_some(&TimeVal::from_ns(realtime_ns()))?;
-    UserPtr::<TimeZone>::new(args.a1()).write_if_some(&[0; 2])?;
+pub fn gettimeofday(time: u64, zone: UserPtr<TimeZone>) -> Result<u64> {
+    UserPtr::new(time).write_if_some(&TimeVal::from_ns(realtime_ns()))?;
+    zone.write_if_some(&[0; 2])?;
     Ok(0)
 }
 
 /// settimeofday(2).
-pub fn settimeofday(args: &Args) -> Result<u64> {
-    let time = UserPtr::<TimeVal>::new(args.a0()).non_null().map(UserPtr::read).transpose()?;
-    let zone = UserPtr::<TimeZone>::new(args.a1()).non_null().map(UserPtr::read).transpose()?;
+pub fn settimeofday(time: UserPtr<TimeVal>, zone: UserPtr<TimeZone>) -> Result<u64> {
+    let time = time.non_null().map(UserPtr::read).transpose()?;
+    let zone = zone.non_null().map(UserPtr::read).transpose()?;
     let ns = time.map(TimeVal::to_ns).transpose()?;
     may_set_time()?;
     if zone.is_some_and(|zone| !(-15 * 60..=15 * 60).contains(&zone[0])) {
@@ -85,9 +85,9 @@ pub fn settimeofday(args: &Args) -> Result<u64> {
 }
 
 /// time(2).
-pub fn time(args: &Args) -> Result<u64> {
+pub fn time(at: u64) -> Result<u64> {
     let seconds = realtime_ns() / NS_PER_SEC;
-    UserPtr::new(args.a0()).write_if_some(&seconds)?;
+    UserPtr::new(at).write_if_some(&seconds)?;
     Ok(seconds)
 }
 
@@ -173,14 +173,14 @@ fn adjust(address: u64) -> Result<u64> {
 }
 
 /// adjtimex(2).
-pub fn adjtimex(args: &Args) -> Result<u64> {
-    adjust(args.a0())
+pub fn adjtimex(buffer: u64) -> Result<u64> {
+    adjust(buffer)
 }
 
 /// clock_adjtime(2).
-pub fn clock_adjtime(args: &Args) -> Result<u64> {
-    Clock::from_id(args.a0() as i32)?;
-    if args.a0() as u32 == raw::CLOCK_REALTIME { adjust(args.a1()) } else { Err(Errno::EOPNOTSUPP) }
+pub fn clock_adjtime(clock: i32, buffer: u64) -> Result<u64> {
+    Clock::from_id(clock)?;
+    if clock as u32 == raw::CLOCK_REALTIME { adjust(buffer) } else { Err(Errno::EOPNOTSUPP) }
 }
 
 /// clock_nanosleep(2) on a CPU clock: looks again whenever the clock could have got there, which is

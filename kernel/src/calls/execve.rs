@@ -76,7 +76,7 @@ fn execute(
         open: &open,
     });
     if image.as_ref().is_err_and(|&error| error == exec::FATAL) {
-        exit::exit_group(raw::SIGSEGV as i32);
+        exit::exit_group(regs, raw::SIGSEGV as i32);
     }
     let image = image?;
     let old_tid = current().tid();

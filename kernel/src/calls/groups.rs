@@ -5,7 +5,6 @@ use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result};
 
-use crate::base::args::Args;
 use crate::process::current;
 use crate::process::{Pid, Process, any_member, find_by_tid, hooks, join_group};
 
@@ -19,16 +18,16 @@ fn process_or_self(argument: u64) -> Result<Arc<Process>> {
 }
 
 /// setpgid(2).
-pub fn setpgid(args: &Args) -> Result<u64> {
+pub fn setpgid(pid_word: u64, group: i32) -> Result<u64> {
     let own = &current().process;
-    let (pid, group) = (args.a0() as i32, args.a1() as i32);
+    let pid = pid_word as i32;
     if group < 0 {
         return Err(Errno::EINVAL);
     }
     if pid < 0 {
         return Err(Errno::ESRCH);
     }
-    let target = process_or_self(args.a0())?;
+    let target = process_or_self(pid_word)?;
     if pid != 0 && target.pid != pid as Pid {
         return Err(Errno::EINVAL);
     }
@@ -61,8 +60,8 @@ pub fn setpgid(args: &Args) -> Result<u64> {
 }
 
 /// getpgid(2).
-pub fn getpgid(args: &Args) -> Result<u64> {
-    let process = process_or_self(args.a0())?;
+pub fn getpgid(pid: u64) -> Result<u64> {
+    let process = process_or_self(pid)?;
     hooks::task_getpgid((&process,))?;
     Ok(process.group().into())
 }
@@ -73,8 +72,8 @@ pub fn getpgrp() -> Result<u64> {
 }
 
 /// getsid(2).
-pub fn getsid(args: &Args) -> Result<u64> {
-    let process = process_or_self(args.a0())?;
+pub fn getsid(pid: u64) -> Result<u64> {
+    let process = process_or_self(pid)?;
     hooks::task_getsid((&process,))?;
     Ok(process.session.load(Ordering::Relaxed).into())
 }
@@ -88,4 +87,22 @@ pub fn setsid() -> Result<u64> {
     process.session.store(process.pid, Ordering::Relaxed);
     join_group(process, process.pid);
     Ok(process.pid.into())
+}
+
+/// getpid(2).
+#[inline]
+pub fn getpid() -> Result<u64> {
+    Ok(u64::from(current().process.pid))
+}
+
+/// gettid(2).
+#[inline]
+pub fn gettid() -> Result<u64> {
+    Ok(u64::from(current().tid()))
+}
+
+/// getppid(2).
+#[inline]
+pub fn getppid() -> Result<u64> {
+    Ok(u64::from(current().process.parent_pid()))
 }

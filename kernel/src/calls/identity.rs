@@ -25,7 +25,7 @@ struct UtsName {
 }
 
 /// uname(2).
-pub fn uname(args: &Args) -> Result<u64> {
+pub fn uname(name_at: u64) -> Result<u64> {
     let mut name = UtsName { fields: [[0; NAME_MAX + 1]; 6] };
     let (host, domain) = (hostname(), domainname());
     let values = [
@@ -40,7 +40,7 @@ pub fn uname(args: &Args) -> Result<u64> {
         let len = value.len().min(NAME_MAX);
         field[..len].copy_from_slice(&value[..len]);
     }
-    UserPtr::new(args.a0()).write(&name)?;
+    UserPtr::new(name_at).write(&name)?;
     Ok(0)
 }
 
@@ -89,7 +89,7 @@ struct SysInfo {
 const _: () = assert!(size_of::<SysInfo>() == 112);
 
 /// sysinfo(2).
-pub fn sysinfo(args: &Args) -> Result<u64> {
+pub fn sysinfo(info_at: u64) -> Result<u64> {
     let (total, free) = machine::frame::usage();
     let threads: usize = all_processes().iter().map(|process| process.threads.lock().len()).sum();
     let info = SysInfo {
@@ -109,6 +109,6 @@ pub fn sysinfo(args: &Args) -> Result<u64> {
         unit_bytes: 1,
         tail: [0; 4],
     };
-    UserPtr::new(args.a0()).write(&info)?;
+    UserPtr::new(info_at).write(&info)?;
     Ok(0)
 }

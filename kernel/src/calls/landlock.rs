@@ -10,7 +10,6 @@ use abi::{Errno, Result, general as raw};
 use lsm::landlock::{ABI, NotAdded, NotRestricted, fs, grants, net};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::base::args::Args;
 use crate::base::sync::Mutex;
 use crate::base::user::{UserPtr, read_extensible};
 use crate::process::current;
@@ -67,9 +66,8 @@ fn check_on() -> Result<()> {
 }
 
 /// landlock_create_ruleset(2).
-pub fn create_ruleset(a: &Args) -> Result<u64> {
+pub fn create_ruleset(address: u64, size: u64, flags: u32) -> Result<u64> {
     check_on()?;
-    let (address, size, flags) = (a.a0(), a.a1(), a.a2() as u32);
     if flags == VERSION && address == 0 && size == 0 {
         return Ok(ABI.into());
     }
@@ -119,14 +117,14 @@ fn change(file: &RulesetFile, add: impl FnOnce(&mut Ruleset) -> Result<()>) -> R
 }
 
 /// landlock_add_rule(2).
-pub fn add_rule(a: &Args) -> Result<u64> {
+pub fn add_rule(ruleset_word: u64, kind: u32, rule: u64, flags: u32) -> Result<u64> {
     check_on()?;
-    if a.a3() as u32 != 0 {
+    if flags != 0 {
         return Err(Errno::EINVAL);
     }
-    ruleset(a.a0(), |file| match a.a1() as u32 {
-        PATH_BENEATH => add_path(file, a.a2()),
-        NET_PORT => add_port(file, a.a2()),
+    ruleset(ruleset_word, |file| match kind {
+        PATH_BENEATH => add_path(file, rule),
+        NET_PORT => add_port(file, rule),
         _ => Err(Errno::EINVAL),
     })
 }
@@ -154,17 +152,17 @@ fn add_port(file: &RulesetFile, address: u64) -> Result<u64> {
 }
 
 /// landlock_restrict_self(2).
-pub fn restrict_self(a: &Args) -> Result<u64> {
+pub fn restrict_self(ruleset_word: u64, flags: u32) -> Result<u64> {
     check_on()?;
     let thread = current();
     let may = || thread.process.subject().capable(Capability::SysAdmin);
     if !thread.seccomp.no_new_privs() && !may() {
         return Err(Errno::EPERM);
     }
-    if a.a1() as u32 != 0 {
+    if flags != 0 {
         return Err(Errno::EINVAL);
     }
-    let rules = ruleset(a.a0(), |file| Ok(file.rules.lock().clone()))?;
+    let rules = ruleset(ruleset_word, |file| Ok(file.rules.lock().clone()))?;
     let domain = Domain::new(thread.confinement.get(), rules).map_err(|why| match why {
         NotRestricted::TooMany => Errno::E2BIG,
         NotRestricted::Memory => Errno::ENOMEM,

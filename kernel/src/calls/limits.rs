@@ -4,7 +4,6 @@ use alloc::sync::Arc;
 
 use abi::{Errno, Result};
 
-use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::process::{Process, find_by_tid, hooks, timers};
@@ -39,34 +38,34 @@ fn set(who: &Subject, process: &Process, resource: Resource, new: Limit) -> Resu
 }
 
 /// getrlimit(2).
-pub fn getrlimit(args: &Args) -> Result<u64> {
-    let resource = resource(args.a0())?;
+pub fn getrlimit(resource_word: u64, limit_at: u64) -> Result<u64> {
+    let resource = resource(resource_word)?;
     let limit = current().process.limits.get(resource);
-    UserPtr::new(args.a1()).write(&limit)?;
+    UserPtr::new(limit_at).write(&limit)?;
     Ok(0)
 }
 
 /// setrlimit(2).
-pub fn setrlimit(args: &Args) -> Result<u64> {
-    let resource = resource(args.a0())?;
-    let limit = UserPtr::<Limit>::new(args.a1()).read()?;
+pub fn setrlimit(resource_word: u64, limit: UserPtr<Limit>) -> Result<u64> {
+    let resource = resource(resource_word)?;
+    let limit = limit.read()?;
     let process = &current().process;
     set(&process.subject(), process, resource, limit)?;
     Ok(0)
 }
 
 /// prlimit64(2).
-pub fn prlimit64(args: &Args) -> Result<u64> {
-    let new = UserPtr::<Limit>::new(args.a2()).non_null().map(UserPtr::read).transpose()?;
+pub fn prlimit64(pid: u32, resource_word: u64, new: UserPtr<Limit>, old_at: u64) -> Result<u64> {
+    let new = new.non_null().map(UserPtr::read).transpose()?;
     let own = &current().process;
     let who = own.subject();
-    let process = prlimit_target(&who, own, args.a0() as u32)?;
-    let resource = resource(args.a1())?;
+    let process = prlimit_target(&who, own, pid)?;
+    let resource = resource(resource_word)?;
     let old = process.limits.get(resource);
     if let Some(new) = new {
         set(&who, &process, resource, new)?;
     }
-    UserPtr::new(args.a3()).write_if_some(&old)?;
+    UserPtr::new(old_at).write_if_some(&old)?;
     Ok(0)
 }
 

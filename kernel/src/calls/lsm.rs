@@ -3,7 +3,6 @@
 
 use abi::{Errno, Result};
 
-use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::process::hooks as process_hooks;
 use crate::security::hooks;
@@ -21,9 +20,9 @@ pub fn init(command_line: &str) {
 }
 
 /// lsm_list_modules(2): the ids of the policies that are on, first asked first.
-pub fn list_modules(a: &Args) -> Result<u64> {
-    let (ids, size) = (UserPtr::<u64>::new(a.a0()), UserPtr::<u32>::new(a.a1()));
-    if a.a2() as u32 != 0 {
+pub fn list_modules(ids_at: UserPtr<u64>, size_at: UserPtr<u32>, flags: u32) -> Result<u64> {
+    let (ids, size) = (ids_at, size_at);
+    if flags != 0 {
         return Err(Errno::EINVAL);
     }
     let room = size.read()?;
@@ -46,29 +45,32 @@ const ATTRIBUTES: core::ops::RangeInclusive<u32> = 100..=105;
 const SINGLE: u32 = 1;
 
 /// lsm_get_self_attr(2). No policy of this kernel labels processes.
-pub fn get_self_attr(a: &Args) -> Result<u64> {
-    let (attribute, flags) = (a.a0() as u32, a.a3() as u32);
-    if attribute == 0 || a.a2() == 0 || flags & !SINGLE != 0 || flags & SINGLE != 0 && a.a1() == 0 {
+pub fn get_self_attr(attribute: u32, buffer: u64, size: u64, flags: u32) -> Result<u64> {
+    if attribute == 0 || size == 0 || flags & !SINGLE != 0 || flags & SINGLE != 0 && buffer == 0 {
         return Err(Errno::EINVAL);
     }
     // Nothing is written, but the room must be told.
-    UserPtr::<u32>::new(a.a2()).read()?;
+    UserPtr::<u32>::new(size).read()?;
     process_hooks::getselfattr((attribute,)).map(u64::from)
 }
 
 /// lsm_set_self_attr(2).
-pub fn set_self_attr(a: &Args) -> Result<u64> {
+pub fn set_self_attr(
+    attribute: u32,
+    buffer: UserPtr<[u64; 4]>,
+    size: u32,
+    flags: u32,
+) -> Result<u64> {
     /// Bytes of `struct lsm_ctx` without its context, and of a page.
     const HEADER: u32 = 32;
     const PAGE: u32 = 4096;
-    let (attribute, size, flags) = (a.a0() as u32, a.a2() as u32, a.a3() as u32);
     if flags != 0 || size < HEADER {
         return Err(Errno::EINVAL);
     }
     if size > PAGE {
         return Err(Errno::E2BIG);
     }
-    let [policy, _, _, _] = UserPtr::<[u64; 4]>::new(a.a1()).read()?;
+    let [policy, _, _, _] = buffer.read()?;
     if !ATTRIBUTES.contains(&attribute) {
         return Err(Errno::EINVAL);
     }

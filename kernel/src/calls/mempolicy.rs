@@ -5,7 +5,6 @@
 use abi::{Errno, Result};
 use machine::memory::USER_END;
 
-use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::mm::PAGE;
 use crate::process::current;
@@ -64,24 +63,30 @@ fn read_nodes(mask: u64, bits: u64) -> Result<u64> {
 }
 
 /// set_mempolicy(2).
-pub fn set_mempolicy(a: &Args) -> Result<u64> {
-    check(u64::from(a.a0() as u32), a.a1(), a.a2()).map(|()| 0)
+pub fn set_mempolicy(mode: u32, nodes: u64, node_max: u64) -> Result<u64> {
+    check(u64::from(mode), nodes, node_max).map(|()| 0)
 }
 
 /// mbind(2).
-pub fn mbind(a: &Args) -> Result<u64> {
-    let (start, len) = (a.a0(), a.a1());
-    if a.a5() & !MBIND_FLAGS != 0 || start % PAGE != 0 {
+pub fn mbind(
+    start: u64,
+    len: u64,
+    mode: u64,
+    nodes: u64,
+    node_max: u64,
+    flags: u64,
+) -> Result<u64> {
+    if flags & !MBIND_FLAGS != 0 || start % PAGE != 0 {
         return Err(Errno::EINVAL);
     }
     let end = len.checked_next_multiple_of(PAGE).and_then(|len| start.checked_add(len));
     let end = end.ok_or(Errno::EINVAL)?;
-    check(a.a2(), a.a3(), a.a4())?;
+    check(mode, nodes, node_max)?;
     if start == end {
         return Ok(0);
     }
     // The default policy may be set across holes.
-    let is_default = a.a2() & !(STATIC_NODES | RELATIVE_NODES | BALANCING) == DEFAULT;
+    let is_default = mode & !(STATIC_NODES | RELATIVE_NODES | BALANCING) == DEFAULT;
     let mapped = end <= USER_END
         && current().process.mm()?.with(|inner| {
             if is_default {
@@ -97,8 +102,13 @@ pub fn mbind(a: &Args) -> Result<u64> {
 }
 
 /// get_mempolicy(2).
-pub fn get_mempolicy(a: &Args) -> Result<u64> {
-    let (mode, mask, bits, address, flags) = (a.a0(), a.a1(), a.a2(), a.a3(), a.a4());
+pub fn get_mempolicy(
+    mode: UserPtr<u32>,
+    mask: u64,
+    bits: u64,
+    address: u64,
+    flags: u64,
+) -> Result<u64> {
     let known = F_NODE | F_ADDR | F_MEMS_ALLOWED;
     let allowed = flags & F_MEMS_ALLOWED != 0;
     if flags & !known != 0 || allowed && flags != F_MEMS_ALLOWED || mask != 0 && bits == 0 {
@@ -112,7 +122,7 @@ pub fn get_mempolicy(a: &Args) -> Result<u64> {
     } else if current().process.mm()?.with(|inner| inner.find(address).is_none()) {
         return Err(Errno::EFAULT);
     }
-    UserPtr::<u32>::new(mode).write_if_some(&0)?;
+    mode.write_if_some(&0)?;
     let bytes = (bits.saturating_sub(1).min(MASK_BITS_MAX).div_ceil(64) * 8) as usize;
     if mask != 0 && bytes > 0 {
         let mut nodes = alloc::vec::Vec::new();

@@ -15,7 +15,6 @@ use abi::{Errno, Result, general as raw};
 use machine::frame::PAGE_SIZE;
 use machine::memory::{Prot, USER_END};
 
-use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::mm::{Backing, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::current;
@@ -24,12 +23,11 @@ pub use advice::madvise;
 pub use lock::{mlock, mlock2, mlockall, munlock, munlockall};
 use map::page_range;
 pub use map::{mmap, munmap};
-pub use protect::{mprotect, pkey_alloc, pkey_mprotect};
+pub use protect::{mprotect, pkey_alloc, pkey_free, pkey_mprotect};
 pub use remap::mremap;
 
 /// brk(2): returns the new end of the heap, or the old one if it cannot be moved.
-pub fn brk(a: &Args) -> Result<u64> {
-    let wanted = a.a0();
+pub fn brk(wanted: u64) -> Result<u64> {
     let process = &current().process;
     let (limit, total_limit) =
         (process.limit(Resource::Data), process.limit(Resource::AddressSpace));
@@ -70,10 +68,10 @@ pub fn brk(a: &Args) -> Result<u64> {
 }
 
 /// mincore(2).
-pub fn mincore(a: &Args) -> Result<u64> {
-    let (start, end) = page_range(a.a0(), a.a1(), Errno::ENOMEM)?;
+pub fn mincore(address: u64, length: u64, pages: UserPtr<u8>) -> Result<u64> {
+    let (start, end) = page_range(address, length, Errno::ENOMEM)?;
     let mm = current().process.mm()?;
-    let target = UserPtr::<u8>::new(a.a2());
+    let target = pages;
     let mut answer = [0u8; 1024];
     let mut at = start;
     while at < end {
@@ -111,9 +109,8 @@ impl MmInner {
 }
 
 /// msync(2).
-pub fn msync(a: &Args) -> Result<u64> {
-    let (start, end) = page_range(a.a0(), a.a1(), Errno::ENOMEM)?;
-    let flags = a.a2() as u32;
+pub fn msync(address: u64, length: u64, flags: u32) -> Result<u64> {
+    let (start, end) = page_range(address, length, Errno::ENOMEM)?;
     let (asynchronous, synchronous) = (flags & raw::MS_ASYNC != 0, flags & raw::MS_SYNC != 0);
     let known = raw::MS_ASYNC | raw::MS_SYNC | raw::MS_INVALIDATE;
     if flags & !known != 0 || asynchronous && synchronous {

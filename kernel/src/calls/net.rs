@@ -27,7 +27,7 @@ const MESSAGES_MAX: usize = IOV_MAX;
 /// `struct msghdr` (sendmsg(2)).
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
 #[repr(C)]
-struct MsgHdr {
+pub struct MsgHdr {
     name: u64,
     name_len: u32,
     _pad: u32,
@@ -42,7 +42,7 @@ struct MsgHdr {
 /// `struct mmsghdr` (sendmmsg(2)).
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
 #[repr(C)]
-struct MMsgHdr {
+pub struct MMsgHdr {
     header: MsgHdr,
     len: u32,
     _pad: u32,
@@ -65,9 +65,8 @@ fn split_kind(kind: u32) -> Result<(u32, bool, bool)> {
 }
 
 /// socket(2).
-pub fn socket(a: &Args) -> Result<u64> {
-    let (kind, close_on_exec, nonblocking) = split_kind(a.a1() as u32)?;
-    let (domain, protocol) = (a.a0() as u32, a.a2() as u32);
+pub fn socket(domain: u32, kind_at: u32, protocol: u32) -> Result<u64> {
+    let (kind, close_on_exec, nonblocking) = split_kind(kind_at)?;
     hooks::socket_create((&current().process.subject(), domain, kind, protocol))?;
     let socket = crate::net::create(domain, kind, protocol)?;
     hooks::socket_post_create((socket.common(),))?;
@@ -75,20 +74,19 @@ pub fn socket(a: &Args) -> Result<u64> {
 }
 
 /// socketpair(2).
-pub fn socketpair(a: &Args) -> Result<u64> {
-    let (kind, close_on_exec, nonblocking) = split_kind(a.a1() as u32)?;
+pub fn socketpair(family: u32, kind_at: u32, protocol: u32, fds: UserPtr<[i32; 2]>) -> Result<u64> {
+    let (kind, close_on_exec, nonblocking) = split_kind(kind_at)?;
     let kind = match kind {
         1 => Kind::Stream,
         2 | 3 => Kind::Dgram,
         5 => Kind::SeqPacket,
         _ => return Err(Errno::ESOCKTNOSUPPORT),
     };
-    match a.a0() as u32 {
+    match family {
         raw::AF_UNIX => {}
         raw::AF_INET | raw::AF_INET6 | raw::AF_NETLINK => return Err(Errno::EOPNOTSUPP),
         _ => return Err(Errno::EAFNOSUPPORT),
     }
-    let protocol = a.a2() as u32;
     hooks::socket_create((&current().process.subject(), raw::AF_UNIX, kind as u32, protocol))?;
     hooks::sk_alloc_security((raw::AF_UNIX,))?;
     hooks::sk_alloc_security((raw::AF_UNIX,))?;
@@ -97,13 +95,13 @@ pub fn socketpair(a: &Args) -> Result<u64> {
     hooks::socket_post_create((second.common(),))?;
     hooks::socket_socketpair((first.common(), second.common()))?;
     let (first, second) = (file_for(first, nonblocking), file_for(second, nonblocking));
-    give_pair(first, second, close_on_exec, |pair| UserPtr::<[i32; 2]>::new(a.a3()).write(pair))
+    give_pair(first, second, close_on_exec, |pair| fds.write(pair))
 }
 
 /// bind(2).
-pub fn bind(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0())?;
-    let address = RawAddress::read(a.a1(), a.a2())?;
+pub fn bind(fd: u64, address: u64, length: u64) -> Result<u64> {
+    let file = file_at(fd)?;
+    let address = RawAddress::read(address, length)?;
     let socket = socket_of(&file)?;
     hooks::socket_bind((&current().process.subject(), socket.common(), &address))?;
     socket.clone().bind(&address)?;
@@ -111,10 +109,10 @@ pub fn bind(a: &Args) -> Result<u64> {
 }
 
 /// connect(2).
-pub fn connect(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0())?;
+pub fn connect(fd: u64, address: u64, length: u64) -> Result<u64> {
+    let file = file_at(fd)?;
     let socket = socket_of(&file)?;
-    let address = RawAddress::read(a.a1(), a.a2())?;
+    let address = RawAddress::read(address, length)?;
     hooks::socket_connect((&current().process.subject(), socket.common(), &address))?;
     let patience = socket.common().send_patience(file.is_nonblocking());
     socket.clone().connect(&address, patience)?;
@@ -122,11 +120,11 @@ pub fn connect(a: &Args) -> Result<u64> {
 }
 
 /// listen(2).
-pub fn listen(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0())?;
+pub fn listen(fd: u64, backlog: i32) -> Result<u64> {
+    let file = file_at(fd)?;
     let socket = socket_of(&file)?;
-    hooks::socket_listen((socket.common(), a.a1() as i32))?;
-    socket.clone().listen(a.a1() as i32)?;
+    hooks::socket_listen((socket.common(), backlog))?;
+    socket.clone().listen(backlog)?;
     Ok(0)
 }
 
@@ -159,28 +157,28 @@ fn accept_with(a: &Args, flags: u32) -> Result<u64> {
 }
 
 /// getsockname(2).
-pub fn getsockname(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0())?;
+pub fn getsockname(fd: u64, address: u64, length: u64) -> Result<u64> {
+    let file = file_at(fd)?;
     let socket = socket_of(&file)?;
     hooks::socket_getsockname((socket.common(),))?;
-    socket.local_address().write_with_len(a.a1(), a.a2())?;
+    socket.local_address().write_with_len(address, length)?;
     Ok(0)
 }
 
 /// getpeername(2).
-pub fn getpeername(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0())?;
+pub fn getpeername(fd: u64, address: u64, length: u64) -> Result<u64> {
+    let file = file_at(fd)?;
     let socket = socket_of(&file)?;
     hooks::socket_getpeername((socket.common(),))?;
-    socket.peer_address()?.write_with_len(a.a1(), a.a2())?;
+    socket.peer_address()?.write_with_len(address, length)?;
     Ok(0)
 }
 
 /// shutdown(2).
-pub fn shutdown(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0())?;
+pub fn shutdown(fd: u64, how: u32) -> Result<u64> {
+    let file = file_at(fd)?;
     let socket = socket_of(&file)?;
-    let (receive, send) = match a.a1() as u32 {
+    let (receive, send) = match how {
         0 => (true, false),
         1 => (false, true),
         2 => (true, true),
@@ -192,22 +190,20 @@ pub fn shutdown(a: &Args) -> Result<u64> {
 }
 
 /// setsockopt(2).
-pub fn setsockopt(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0())?;
+pub fn setsockopt(fd: u64, level: u32, name: u32, value: u64, length: i32) -> Result<u64> {
+    let file = file_at(fd)?;
     let socket = socket_of(&file)?;
-    let (level, name) = (a.a1() as u32, a.a2() as u32);
     hooks::socket_setsockopt((socket.common(), level, name))?;
-    options::set(socket, level, name, a.a3(), a.a4() as i32)?;
+    options::set(socket, level, name, value, length)?;
     Ok(0)
 }
 
 /// getsockopt(2).
-pub fn getsockopt(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0())?;
+pub fn getsockopt(fd: u64, level: u32, name: u32, value: u64, length: u64) -> Result<u64> {
+    let file = file_at(fd)?;
     let socket = socket_of(&file)?;
-    let (level, name) = (a.a1() as u32, a.a2() as u32);
     hooks::socket_getsockopt((socket.common(), level, name))?;
-    options::get(socket, level, name, a.a3(), a.a4())?;
+    options::get(socket, level, name, value, length)?;
     Ok(0)
 }
 
@@ -242,11 +238,18 @@ fn send_one(
 }
 
 /// sendto(2), which is also send(2).
-pub fn sendto(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0())?;
-    let to = if a.a4() == 0 { None } else { Some(RawAddress::read(a.a4(), a.a5())?) };
-    let mut source = Source::user(a.a1(), a.a2().min(usize::MAX as u64) as usize);
-    send_one(&file, &mut source, to, Control::default(), a.a3() as u32)
+pub fn sendto(
+    fd: u64,
+    buffer: u64,
+    count: u64,
+    flags: u32,
+    address: u64,
+    length: u64,
+) -> Result<u64> {
+    let file = file_at(fd)?;
+    let to = if address == 0 { None } else { Some(RawAddress::read(address, length)?) };
+    let mut source = Source::user(buffer, count.min(usize::MAX as u64) as usize);
+    send_one(&file, &mut source, to, Control::default(), flags)
 }
 
 fn send_header(file: &Arc<File>, header: &MsgHdr, flags: u32) -> Result<u64> {
@@ -273,22 +276,22 @@ fn read_message_vector(header: &MsgHdr) -> Result<alloc::vec::Vec<crate::base::i
 }
 
 /// sendmsg(2).
-pub fn sendmsg(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0())?;
-    let header = UserPtr::<MsgHdr>::new(a.a1()).read()?;
-    send_header(&file, &header, a.a2() as u32)
+pub fn sendmsg(fd: u64, message: UserPtr<MsgHdr>, flags: u32) -> Result<u64> {
+    let file = file_at(fd)?;
+    let header = message.read()?;
+    send_header(&file, &header, flags)
 }
 
 /// sendmmsg(2).
-pub fn sendmmsg(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0())?;
-    let count = (a.a2() as u32 as usize).min(MESSAGES_MAX);
-    let messages = UserPtr::<MMsgHdr>::new(a.a1());
+pub fn sendmmsg(fd: u64, messages: UserPtr<MMsgHdr>, count: u32, flags: u32) -> Result<u64> {
+    let file = file_at(fd)?;
+    let count = (count as usize).min(MESSAGES_MAX);
+    let messages = messages;
     for index in 0..count {
         let at = messages.nth(index);
         let sent = at
             .read()
-            .and_then(|message| send_header(&file, &message.header, a.a3() as u32))
+            .and_then(|message| send_header(&file, &message.header, flags))
             .and_then(|len| len_of(at).write(&(len as u32)));
         if let Err(error) = sent {
             return if index > 0 { Ok(index as u64) } else { Err(error) };
@@ -347,17 +350,24 @@ fn sender(file: &Arc<File>, received: &Received) -> Result<Option<Address>> {
 }
 
 /// recvfrom(2), which is also recv(2).
-pub fn recvfrom(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0())?;
-    let mut sink = Sink::user(a.a1(), a.a2().min(usize::MAX as u64) as usize);
-    let received = receive_one(&file, &mut sink, a.a3() as u32)?;
-    if a.a4() != 0 {
+pub fn recvfrom(
+    fd: u64,
+    buffer: u64,
+    count: u64,
+    flags: u32,
+    address: u64,
+    length: u64,
+) -> Result<u64> {
+    let file = file_at(fd)?;
+    let mut sink = Sink::user(buffer, count.min(usize::MAX as u64) as usize);
+    let received = receive_one(&file, &mut sink, flags)?;
+    if address != 0 {
         match sender(&file, &received)? {
-            Some(from) => from.write_with_len(a.a4(), a.a5())?,
-            None => UserPtr::<i32>::new(a.a5()).write(&0)?,
+            Some(from) => from.write_with_len(address, length)?,
+            None => UserPtr::<i32>::new(length).write(&0)?,
         }
     }
-    Ok(result_len(&received, a.a3() as u32))
+    Ok(result_len(&received, flags))
 }
 
 fn receive_header(file: &Arc<File>, at: UserPtr<MsgHdr>, flags: u32) -> Result<u64> {
@@ -442,25 +452,31 @@ fn put_stamps(common: &Common, received: &Received, writer: &mut Writer) -> Resu
 }
 
 /// recvmsg(2).
-pub fn recvmsg(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0())?;
-    receive_header(&file, UserPtr::new(a.a1()), a.a2() as u32)
+pub fn recvmsg(fd: u64, message: u64, flags: u32) -> Result<u64> {
+    let file = file_at(fd)?;
+    receive_header(&file, UserPtr::new(message), flags)
 }
 
 /// MSG_WAITFORONE (recvmmsg(2)).
 const MSG_WAITFORONE: u32 = 0x10000;
 
 /// recvmmsg(2). As on Linux the timeout is only looked at after each message.
-pub fn recvmmsg(a: &Args) -> Result<u64> {
-    let file = file_at(a.a0())?;
-    let timeout = UserPtr::<TimeSpec>::new(a.a4()).non_null();
+pub fn recvmmsg(
+    fd: u64,
+    messages: UserPtr<MMsgHdr>,
+    count: u32,
+    flags: u32,
+    timeout: UserPtr<TimeSpec>,
+) -> Result<u64> {
+    let file = file_at(fd)?;
+    let timeout = timeout.non_null();
     let deadline = match timeout {
         Some(timespec) => Some(Deadline::after_ns(timespec.read()?.to_ns()?)),
         None => None,
     };
-    let count = (a.a2() as u32 as usize).min(MESSAGES_MAX);
-    let mut flags = a.a3() as u32;
-    let messages = UserPtr::<MMsgHdr>::new(a.a1());
+    let count = (count as usize).min(MESSAGES_MAX);
+    let mut flags = flags;
+    let messages = messages;
     let mut done = 0;
     while done < count {
         let at = messages.nth(done);

@@ -164,26 +164,26 @@ const ARCH_GET_CPUID: u32 = 0x1011;
 const ARCH_SET_CPUID: u32 = 0x1012;
 
 /// arch_prctl(2).
-pub fn arch_prctl(args: &Args) -> Result<u64> {
+pub fn arch_prctl(code: u32, address: u64) -> Result<u64> {
     let (fs, gs) = machine::task::user_bases();
     let check = |base: u64| if base < USER_END { Ok(()) } else { Err(Errno::EPERM) };
-    match args.a0() as u32 {
+    match code {
         ARCH_SET_FS => {
-            check(args.a1())?;
-            machine::task::set_user_bases(args.a1(), gs);
+            check(address)?;
+            machine::task::set_user_bases(address, gs);
             Ok(0)
         }
         ARCH_SET_GS => {
-            check(args.a1())?;
-            machine::task::set_user_bases(fs, args.a1());
+            check(address)?;
+            machine::task::set_user_bases(fs, address);
             Ok(0)
         }
         ARCH_GET_FS => {
-            UserPtr::new(args.a1()).write(&fs)?;
+            UserPtr::new(address).write(&fs)?;
             Ok(0)
         }
         ARCH_GET_GS => {
-            UserPtr::new(args.a1()).write(&gs)?;
+            UserPtr::new(address).write(&gs)?;
             Ok(0)
         }
         // CPUID always works, and cannot be made to fault.
@@ -194,20 +194,20 @@ pub fn arch_prctl(args: &Args) -> Result<u64> {
 }
 
 /// set_tid_address(2).
-pub fn set_tid_address(args: &Args) -> Result<u64> {
+pub fn set_tid_address(at: u64) -> Result<u64> {
     let thread = current();
-    thread.clear_child_tid.store(args.a0(), Ordering::Relaxed);
+    thread.clear_child_tid.store(at, Ordering::Relaxed);
     Ok(thread.tid().into())
 }
 
 /// personality(2). ADDR_NO_RANDOMIZE and READ_IMPLIES_EXEC have the effect that they say; others
 /// are kept for those who ask.
-pub fn personality(args: &Args) -> Result<u64> {
+pub fn personality(persona: u32) -> Result<u64> {
     const ASK: u32 = u32::MAX;
     let setting = &current().process.settings.personality;
     let old = setting.load(Ordering::Relaxed);
-    if args.a0() as u32 != ASK {
-        setting.store(args.a0() as u32, Ordering::Relaxed);
+    if persona != ASK {
+        setting.store(persona, Ordering::Relaxed);
     }
     Ok(old.into())
 }

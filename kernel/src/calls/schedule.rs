@@ -49,26 +49,24 @@ pub fn sched_yield() -> Result<u64> {
 }
 
 /// sched_getaffinity(2): gives the number of bytes written.
-pub fn sched_getaffinity(args: &Args) -> Result<u64> {
-    let size = args.a1() as u32;
+pub fn sched_getaffinity(pid: u64, size: u32, mask_at: u64) -> Result<u64> {
     if !size.is_multiple_of(8) || (size as usize) * 8 < cpu_count() {
         return Err(Errno::EINVAL);
     }
-    let thread = thread_or_self(args.a0()).map_err(|_| Errno::ESRCH)?;
+    let thread = thread_or_self(pid).map_err(|_| Errno::ESRCH)?;
     hooks::task_getscheduler((&thread.process,))?;
     let online = (1u64 << cpu_count()) - 1;
     let mask = u64::from(thread.base.sched.lock().affinity) & online;
-    UserPtr::new(args.a2()).write(&mask)?;
+    UserPtr::new(mask_at).write(&mask)?;
     Ok(8)
 }
 
 /// sched_setaffinity(2).
-pub fn sched_setaffinity(args: &Args) -> Result<u64> {
+pub fn sched_setaffinity(pid: u64, size: usize, mask: u64) -> Result<u64> {
     let mut bytes = [0u8; 8];
-    let size = (args.a1() as usize).min(bytes.len());
-    machine::uaccess::read_bytes(args.a2(), &mut bytes[..size])
-        .map_err(crate::base::user::efault)?;
-    let thread = thread_or_self(args.a0()).map_err(|_| Errno::ESRCH)?;
+    let size = size.min(bytes.len());
+    UserPtr::<u8>::new(mask).read_bytes(&mut bytes[..size])?;
+    let thread = thread_or_self(pid).map_err(|_| Errno::ESRCH)?;
     let own = check_permission(&thread.process)?;
     hooks::task_setscheduler((&own, &thread.process))?;
     let online = (1u64 << cpu_count()) - 1;
@@ -91,13 +89,13 @@ fn priorities(policy: u32) -> Result<(i32, i32)> {
 }
 
 /// sched_get_priority_max(2).
-pub fn sched_get_priority_max(args: &Args) -> Result<u64> {
-    Ok(priorities(args.a0() as u32)?.1 as u64)
+pub fn sched_get_priority_max(policy: u32) -> Result<u64> {
+    Ok(priorities(policy)?.1 as u64)
 }
 
 /// sched_get_priority_min(2).
-pub fn sched_get_priority_min(args: &Args) -> Result<u64> {
-    Ok(priorities(args.a0() as u32)?.0 as u64)
+pub fn sched_get_priority_min(policy: u32) -> Result<u64> {
+    Ok(priorities(policy)?.0 as u64)
 }
 
 /// Sets policy and priority. `policy` may hold SCHED_RESET_ON_FORK.
@@ -128,34 +126,34 @@ fn set_policy(thread: &Thread, policy: u32, priority: i32, nice: Option<i32>) ->
 }
 
 /// sched_setscheduler(2).
-pub fn sched_setscheduler(args: &Args) -> Result<u64> {
-    if (args.a1() as i32) < 0 {
+pub fn sched_setscheduler(pid: u64, policy: i32, parameter: UserPtr<i32>) -> Result<u64> {
+    if policy < 0 {
         return Err(Errno::EINVAL);
     }
-    let priority = UserPtr::<i32>::new(args.a2()).non_null().ok_or(Errno::EINVAL)?.read()?;
-    set_policy(&*thread_or_self(args.a0())?, args.a1() as u32, priority, None)
+    let priority = parameter.non_null().ok_or(Errno::EINVAL)?.read()?;
+    set_policy(&*thread_or_self(pid)?, policy as u32, priority, None)
 }
 
 /// sched_getscheduler(2).
-pub fn sched_getscheduler(args: &Args) -> Result<u64> {
-    let thread = thread_or_self(args.a0())?;
+pub fn sched_getscheduler(pid: u64) -> Result<u64> {
+    let thread = thread_or_self(pid)?;
     hooks::task_getscheduler((&thread.process,))?;
     let policy = thread.base.sched.lock().policy;
     Ok(policy.into())
 }
 
 /// sched_setparam(2).
-pub fn sched_setparam(args: &Args) -> Result<u64> {
-    let priority = UserPtr::<i32>::new(args.a1()).non_null().ok_or(Errno::EINVAL)?.read()?;
-    let thread = thread_or_self(args.a0())?;
+pub fn sched_setparam(pid: u64, parameter: UserPtr<i32>) -> Result<u64> {
+    let priority = parameter.non_null().ok_or(Errno::EINVAL)?.read()?;
+    let thread = thread_or_self(pid)?;
     let policy = thread.base.sched.lock().policy;
     set_policy(&thread, policy, priority, None)
 }
 
 /// sched_getparam(2).
-pub fn sched_getparam(args: &Args) -> Result<u64> {
-    let pointer = UserPtr::<i32>::new(args.a1()).non_null().ok_or(Errno::EINVAL)?;
-    let thread = thread_or_self(args.a0())?;
+pub fn sched_getparam(pid: u64, parameter: UserPtr<i32>) -> Result<u64> {
+    let pointer = parameter.non_null().ok_or(Errno::EINVAL)?;
+    let thread = thread_or_self(pid)?;
     hooks::task_getscheduler((&thread.process,))?;
     let priority = thread.base.sched.lock().priority;
     pointer.write(&priority)?;
@@ -182,18 +180,18 @@ struct SchedAttr {
 const ATTR_SIZE_VER0: u32 = 48;
 
 /// sched_setattr(2).
-pub fn sched_setattr(args: &Args) -> Result<u64> {
-    if args.a2() != 0 {
+pub fn sched_setattr(pid: u64, attribute: u64, flags: u64) -> Result<u64> {
+    if flags != 0 {
         return Err(Errno::EINVAL);
     }
-    let size = match UserPtr::<u32>::new(args.a1()).non_null().ok_or(Errno::EINVAL)?.read()? {
+    let size = match UserPtr::<u32>::new(attribute).non_null().ok_or(Errno::EINVAL)?.read()? {
         0 => ATTR_SIZE_VER0,
         size => size,
     };
     if size < ATTR_SIZE_VER0 {
         return Err(Errno::E2BIG);
     }
-    let attr: SchedAttr = crate::base::user::read_extensible(args.a1(), size.into())?;
+    let attr: SchedAttr = crate::base::user::read_extensible(attribute, size.into())?;
     if attr.policy & raw::SCHED_RESET_ON_FORK != 0
         || attr.flags & !u64::from(raw::SCHED_FLAG_RESET_ON_FORK) != 0
     {
@@ -203,17 +201,17 @@ pub fn sched_setattr(args: &Args) -> Result<u64> {
     let fair = matches!(attr.policy, raw::SCHED_NORMAL | raw::SCHED_BATCH);
     let nice = fair.then(|| attr.nice.clamp(-20, 19));
     let priority = i32::try_from(attr.priority).map_err(|_| Errno::EINVAL)?;
-    let thread = thread_or_self(args.a0())?;
+    let thread = thread_or_self(pid)?;
     set_policy(&thread, attr.policy | reset, priority, nice)
 }
 
 /// sched_getattr(2).
-pub fn sched_getattr(args: &Args) -> Result<u64> {
-    let size = args.a2() as u32;
-    if !(ATTR_SIZE_VER0..=4096).contains(&size) || args.a3() != 0 || args.a1() == 0 {
+pub fn sched_getattr(pid: u64, attribute: u64, size_at: u32, flags: u64) -> Result<u64> {
+    let size = size_at;
+    if !(ATTR_SIZE_VER0..=4096).contains(&size) || flags != 0 || attribute == 0 {
         return Err(Errno::EINVAL);
     }
-    let thread = thread_or_self(args.a0())?;
+    let thread = thread_or_self(pid)?;
     hooks::task_getscheduler((&thread.process,))?;
     let size = size.min(size_of::<SchedAttr>() as u32);
     let attr = {
@@ -228,14 +226,13 @@ pub fn sched_getattr(args: &Args) -> Result<u64> {
             ..SchedAttr::default()
         }
     };
-    machine::uaccess::write_bytes(args.a1(), &attr.as_bytes()[..size as usize])
-        .map_err(crate::base::user::efault)?;
+    UserPtr::<u8>::new(attribute).write_bytes(&attr.as_bytes()[..size as usize])?;
     Ok(0)
 }
 
 /// sched_rr_get_interval(2).
-pub fn sched_rr_get_interval(args: &Args) -> Result<u64> {
-    let thread = thread_or_self(args.a0())?;
+pub fn sched_rr_get_interval(pid: u64, interval: u64) -> Result<u64> {
+    let thread = thread_or_self(pid)?;
     hooks::task_getscheduler((&thread.process,))?;
     let policy = thread.base.sched.lock().policy;
     let interval_ns = match policy & !raw::SCHED_RESET_ON_FORK {
@@ -243,7 +240,7 @@ pub fn sched_rr_get_interval(args: &Args) -> Result<u64> {
         raw::SCHED_RR => scheduler::queue::RR_SLICE_NS,
         _ => INTERVAL_NS,
     };
-    UserPtr::new(args.a1()).write(&TimeSpec::from_ns(interval_ns))?;
+    UserPtr::new(interval).write(&TimeSpec::from_ns(interval_ns))?;
     Ok(0)
 }
 
@@ -272,8 +269,8 @@ fn targets(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
 }
 
 /// getpriority(2): 20 minus the nice value, since a system call cannot return negative numbers.
-pub fn getpriority(args: &Args) -> Result<u64> {
-    let threads = targets(args.a0() as u32, args.a1() as u32)?;
+pub fn getpriority(which: u32, who: u32) -> Result<u64> {
+    let threads = targets(which, who)?;
     let best = threads.iter().map(|thread| thread.base.sched.lock().nice).min().unwrap_or(0);
     Ok((20 - best) as u64)
 }
@@ -292,9 +289,9 @@ fn set_nice(thread: &Thread, nice: i32) -> Result<()> {
 }
 
 /// setpriority(2).
-pub fn setpriority(args: &Args) -> Result<u64> {
-    let nice = (args.a2() as i32).clamp(-20, 19);
-    for thread in targets(args.a0() as u32, args.a1() as u32)? {
+pub fn setpriority(which: u32, who: u32, priority: i32) -> Result<u64> {
+    let nice = priority.clamp(-20, 19);
+    for thread in targets(which, who)? {
         set_nice(&thread, nice)?;
     }
     Ok(0)

@@ -22,7 +22,7 @@ use crate::security::Capability;
 /// `struct sigaction` as the kernel has it on x86-64.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
 #[repr(C)]
-struct KernelSigaction {
+pub struct KernelSigaction {
     handler: u64,
     flags: u64,
     restorer: u64,
@@ -52,11 +52,15 @@ fn signal_number(argument: u64) -> Result<u32> {
 }
 
 /// rt_sigaction(2).
-pub fn rt_sigaction(args: &Args) -> Result<u64> {
-    check_set_size(args.a3())?;
-    let number = signal_number(args.a0())?;
-    let new =
-        UserPtr::<KernelSigaction>::new(args.a1()).non_null().map(UserPtr::read).transpose()?;
+pub fn rt_sigaction(
+    signal: u64,
+    action_at: UserPtr<KernelSigaction>,
+    old_at: u64,
+    set_size: u64,
+) -> Result<u64> {
+    check_set_size(set_size)?;
+    let number = signal_number(signal)?;
+    let new = action_at.non_null().map(UserPtr::read).transpose()?;
     if new.is_some() && UNBLOCKABLE & bit(number) != 0 {
         return Err(Errno::EINVAL);
     }
@@ -81,18 +85,23 @@ pub fn rt_sigaction(args: &Args) -> Result<u64> {
         restorer: old.restorer,
         mask: old.mask,
     };
-    UserPtr::new(args.a2()).write_if_some(&old)?;
+    UserPtr::new(old_at).write_if_some(&old)?;
     Ok(0)
 }
 
 /// rt_sigprocmask(2).
-pub fn rt_sigprocmask(args: &Args) -> Result<u64> {
-    check_set_size(args.a3())?;
+pub fn rt_sigprocmask(
+    how: u32,
+    set_at: UserPtr<SignalSet>,
+    old_at: u64,
+    set_size: u64,
+) -> Result<u64> {
+    check_set_size(set_size)?;
     let thread = current();
     let old = thread.signals.lock().blocked;
-    if let Some(set) = UserPtr::<SignalSet>::new(args.a1()).non_null() {
+    if let Some(set) = set_at.non_null() {
         let set = set.read()?;
-        let new = match args.a0() as u32 {
+        let new = match how {
             raw::SIG_BLOCK => old | set,
             raw::SIG_UNBLOCK => old & !set,
             raw::SIG_SETMASK => set,
@@ -100,21 +109,20 @@ pub fn rt_sigprocmask(args: &Args) -> Result<u64> {
         };
         mask::set_blocked(new);
     }
-    UserPtr::new(args.a2()).write_if_some(&old)?;
+    UserPtr::new(old_at).write_if_some(&old)?;
     Ok(0)
 }
 
 /// rt_sigpending(2).
-pub fn rt_sigpending(args: &Args) -> Result<u64> {
-    if args.a1() > size_of::<SignalSet>() as u64 {
+pub fn rt_sigpending(set_at: u64, set_size: u64) -> Result<u64> {
+    if set_size > size_of::<SignalSet>() as u64 {
         return Err(Errno::EINVAL);
     }
     let thread = current();
     let blocked = thread.signals.lock().blocked;
     let set = thread.pending_signals() & blocked;
     let bytes = set.to_le_bytes();
-    machine::uaccess::write_bytes(args.a0(), &bytes[..args.a1() as usize])
-        .map_err(crate::base::user::efault)?;
+    UserPtr::<u8>::new(set_at).write_bytes(&bytes[..set_size as usize])?;
     Ok(0)
 }
 
@@ -126,23 +134,28 @@ fn sleep_until_signal() -> Result<u64> {
 }
 
 /// pause(2).
-pub fn pause(_args: &Args) -> Result<u64> {
+pub fn pause() -> Result<u64> {
     sleep_until_signal()
 }
 
 /// rt_sigsuspend(2).
-pub fn rt_sigsuspend(args: &Args) -> Result<u64> {
-    check_set_size(args.a1())?;
-    let set = UserPtr::<SignalSet>::new(args.a0()).read()?;
+pub fn rt_sigsuspend(set: UserPtr<SignalSet>, set_size: u64) -> Result<u64> {
+    check_set_size(set_size)?;
+    let set = set.read()?;
     mask::set_temporary_mask(set);
     sleep_until_signal()
 }
 
 /// rt_sigtimedwait(2).
-pub fn rt_sigtimedwait(args: &Args) -> Result<u64> {
-    check_set_size(args.a3())?;
-    let wanted = UserPtr::<SignalSet>::new(args.a0()).read()? & !UNBLOCKABLE;
-    let timeout = UserPtr::<TimeSpec>::new(args.a2()).non_null().map(UserPtr::read).transpose()?;
+pub fn rt_sigtimedwait(
+    set: UserPtr<SignalSet>,
+    info: u64,
+    timeout: UserPtr<TimeSpec>,
+    set_size: u64,
+) -> Result<u64> {
+    check_set_size(set_size)?;
+    let wanted = set.read()? & !UNBLOCKABLE;
+    let timeout = timeout.non_null().map(UserPtr::read).transpose()?;
     let deadline = match timeout {
         Some(timeout) => Some(Deadline::after_ns(timeout.to_ns()?)),
         None => None,
@@ -155,8 +168,8 @@ pub fn rt_sigtimedwait(args: &Args) -> Result<u64> {
             WaitError::TimedOut => Errno::EAGAIN,
             WaitError::Interrupted => Errno::EINTR,
         })?;
-    if args.a1() != 0 {
-        UserPtr::new(args.a1()).write(&taken.to_user())?;
+    if info != 0 {
+        UserPtr::new(info).write(&taken.to_user())?;
     }
     Ok(u64::from(taken.number()))
 }
@@ -204,10 +217,9 @@ fn number_or_zero(argument: u64) -> Result<u32> {
 }
 
 /// kill(2).
-pub fn kill(args: &Args) -> Result<u64> {
-    let number = number_or_zero(args.a1())?;
+pub fn kill(pid: i32, signal: u64) -> Result<u64> {
+    let number = number_or_zero(signal)?;
     let info = own_info(number, raw::SI_USER as i32);
-    let pid = args.a0() as i32;
     match pid {
         1.. => {
             let process = find_by_tid(pid as Pid).ok_or(Errno::ESRCH)?;
@@ -266,17 +278,17 @@ fn thread_of(pid: u64, tid: u64) -> Result<Arc<Thread>> {
 }
 
 /// tkill(2).
-pub fn tkill(args: &Args) -> Result<u64> {
-    let thread = thread_by_id(args.a0())?;
-    let number = number_or_zero(args.a1())?;
+pub fn tkill(tid: u64, signal: u64) -> Result<u64> {
+    let thread = thread_by_id(tid)?;
+    let number = number_or_zero(signal)?;
     send_thread_checked(&thread, own_info(number, raw::SI_TKILL))?;
     Ok(0)
 }
 
 /// tgkill(2).
-pub fn tgkill(args: &Args) -> Result<u64> {
-    let thread = thread_of(args.a0(), args.a1())?;
-    let number = number_or_zero(args.a2())?;
+pub fn tgkill(group: u64, tid: u64, signal: u64) -> Result<u64> {
+    let thread = thread_of(group, tid)?;
+    let number = number_or_zero(signal)?;
     send_thread_checked(&thread, own_info(number, raw::SI_TKILL))?;
     Ok(0)
 }
@@ -288,9 +300,9 @@ fn check_code(info: &SigInfo, to_self: bool) -> Result<()> {
 }
 
 /// rt_sigqueueinfo(2).
-pub fn rt_sigqueueinfo(args: &Args) -> Result<u64> {
-    let info = SigInfo::read_from(args.a2(), number_or_zero(args.a1())?)?;
-    let pid = args.a0() as Pid;
+pub fn rt_sigqueueinfo(pid: u64, signal: u64, info: u64) -> Result<u64> {
+    let info = SigInfo::read_from(info, number_or_zero(signal)?)?;
+    let pid = pid as Pid;
     check_code(&info, pid == current().tid())?;
     let process = find_by_tid(pid).ok_or(Errno::ESRCH)?;
     send_checked(&process, info)?;
@@ -298,32 +310,37 @@ pub fn rt_sigqueueinfo(args: &Args) -> Result<u64> {
 }
 
 /// rt_tgsigqueueinfo(2).
-pub fn rt_tgsigqueueinfo(args: &Args) -> Result<u64> {
-    let info = SigInfo::read_from(args.a3(), number_or_zero(args.a2())?)?;
-    if args.a0() as i32 <= 0 || args.a1() as i32 <= 0 {
+pub fn rt_tgsigqueueinfo(group: u64, tid: u64, signal: u64, info: u64) -> Result<u64> {
+    let info = SigInfo::read_from(info, number_or_zero(signal)?)?;
+    if group as i32 <= 0 || tid as i32 <= 0 {
         return Err(Errno::EINVAL);
     }
-    check_code(&info, args.a1() as Pid == current().tid())?;
-    let thread = thread_of(args.a0(), args.a1())?;
+    check_code(&info, tid as Pid == current().tid())?;
+    let thread = thread_of(group, tid)?;
     send_thread_checked(&thread, info)?;
     Ok(0)
 }
 
 /// pidfd_send_signal(2).
-pub fn pidfd_send_signal(args: &Args) -> Result<u64> {
-    if args.a3() != 0 {
+pub fn pidfd_send_signal(fd: u32, signal: u64, info_at: u64, flags: u64) -> Result<u64> {
+    if flags != 0 {
         return Err(Errno::EINVAL);
     }
-    let file = current().process.files().get(args.a0() as u32)?;
+    let file = current().process.files().get(fd)?;
     let process = pidfd::target(&file)?;
-    let number = number_or_zero(args.a1())?;
-    let info = if args.a2() == 0 {
+    let number = number_or_zero(signal)?;
+    let info = if info_at == 0 {
         own_info(number, raw::SI_USER as i32)
     } else {
-        let info = SigInfo::read_from(args.a2(), number)?;
+        let info = SigInfo::read_from(info_at, number)?;
         check_code(&info, process.pid == current().tid())?;
         info
     };
     send_checked(&process, info)?;
     Ok(0)
+}
+
+/// rt_sigreturn(2).
+pub fn rt_sigreturn(regs: &mut Args) -> Result<u64> {
+    Ok(crate::process::signal::frame::sigreturn(regs))
 }

@@ -19,9 +19,9 @@ pub struct Pending {
 }
 
 /// nanosleep(2).
-pub fn nanosleep(args: &Args) -> Result<u64> {
-    let ns = UserPtr::<TimeSpec>::new(args.a0()).read()?.to_ns()?;
-    resume(Pending { deadline_ns: Deadline::after_ns(ns).0, rest: args.a1() })
+pub fn nanosleep(request: UserPtr<TimeSpec>, remaining: u64) -> Result<u64> {
+    let ns = request.read()?.to_ns()?;
+    resume(Pending { deadline_ns: Deadline::after_ns(ns).0, rest: remaining })
 }
 
 /// clock_nanosleep(2).

@@ -4,9 +4,7 @@
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
-use machine::uaccess;
 
-use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::drivers::kmsg;
 use crate::process::current;
@@ -15,8 +13,7 @@ use crate::security::{Capability, subject_hooks};
 
 /// reboot(2): every command that stops or restarts ends the machine, since a microVM is not started
 /// twice, and that is the program's good end.
-pub fn reboot(args: &Args) -> Result<u64> {
-    let (first, second, command) = (args.a0() as u32, args.a1() as u32, args.a2() as u32);
+pub fn reboot(first: u32, second: u32, command: u32) -> Result<u64> {
     if !current().process.subject().capable(Capability::SysBoot) {
         return Err(Errno::EPERM);
     }
@@ -41,8 +38,7 @@ pub fn reboot(args: &Args) -> Result<u64> {
 
 /// syslog(2), of the lines that the log keeps. What reads the log away (SYSLOG_ACTION_READ) finds
 /// nothing: there is one log, and it is /dev/kmsg's.
-pub fn syslog(args: &Args) -> Result<u64> {
-    let command = args.a0() as i32;
+pub fn syslog(command: i32, buffer: u64, length: i32) -> Result<u64> {
     // Reading all and asking for the size are open to everybody, as where dmesg is not restricted.
     let open = command == 3 || command == 10;
     if !open && !current().process.subject().capable(Capability::Syslog) {
@@ -50,10 +46,10 @@ pub fn syslog(args: &Args) -> Result<u64> {
     }
     subject_hooks::syslog((&current().process.subject(), command as u32))?;
     match command {
-        2..=4 if (args.a2() as i32) < 0 || args.a1() == 0 => Err(Errno::EINVAL),
+        2..=4 if length < 0 || buffer == 0 => Err(Errno::EINVAL),
         3 | 4 => {
-            let lines = kmsg::last_lines(args.a2() as i32 as usize);
-            uaccess::write_bytes(args.a1(), &lines).map_err(|_| Errno::EFAULT)?;
+            let lines = kmsg::last_lines(length as usize);
+            UserPtr::<u8>::new(buffer).write_bytes(&lines)?;
             if command == 4 {
                 kmsg::clear();
             }
@@ -65,7 +61,7 @@ pub fn syslog(args: &Args) -> Result<u64> {
         }
         10 => Ok(machine::log::KEPT_BYTES as u64),
         0 | 1 | 2 | 6 | 7 | 9 => Ok(0),
-        8 if (1..=8).contains(&(args.a2() as i32)) => Ok(0),
+        8 if (1..=8).contains(&length) => Ok(0),
         _ => Err(Errno::EINVAL),
     }
 }
@@ -74,19 +70,18 @@ pub fn syslog(args: &Args) -> Result<u64> {
 const RANDOM_CHUNK: usize = 256;
 
 /// getrandom(2). The generator is seeded before the first program runs, so it never blocks.
-pub fn getrandom(args: &Args) -> Result<u64> {
-    let flags = args.a2() as u32;
+pub fn getrandom(buffer: u64, count: u64, flags: u32) -> Result<u64> {
     let both = raw::GRND_RANDOM | raw::GRND_INSECURE;
     if flags & !(both | raw::GRND_NONBLOCK) != 0 || flags & both == both {
         return Err(Errno::EINVAL);
     }
-    let len = args.a1().min(crate::base::io::MAX_TRANSFER as u64) as usize;
+    let len = count.min(crate::base::io::MAX_TRANSFER as u64) as usize;
     let mut done = 0;
     let mut chunk = [0u8; RANDOM_CHUNK];
     while done < len {
         let part = &mut chunk[..(len - done).min(RANDOM_CHUNK)];
         crate::base::random::fill(part);
-        if uaccess::write_bytes(args.a0().wrapping_add(done as u64), part).is_err() {
+        if UserPtr::<u8>::new(buffer.wrapping_add(done as u64)).write_bytes(part).is_err() {
             return if done > 0 { Ok(done as u64) } else { Err(Errno::EFAULT) };
         }
         done += part.len();
@@ -99,10 +94,10 @@ pub fn getrandom(args: &Args) -> Result<u64> {
 }
 
 /// getcpu(2).
-pub fn getcpu(args: &Args) -> Result<u64> {
+pub fn getcpu(cpu_at: UserPtr<u32>, node: UserPtr<u32>) -> Result<u64> {
     let cpu = machine::percpu::cpu_id() as u32;
-    UserPtr::<u32>::new(args.a0()).write_if_some(&cpu)?;
-    UserPtr::<u32>::new(args.a1()).write_if_some(&0)?;
+    cpu_at.write_if_some(&cpu)?;
+    node.write_if_some(&0)?;
     Ok(0)
 }
 
@@ -120,17 +115,17 @@ mod membarrier_command {
 
 /// membarrier(2). A TLB shootdown interrupts each CPU that runs the process and waits for it, which
 /// is a full barrier there.
-pub fn membarrier(args: &Args) -> Result<u64> {
+pub fn membarrier(command_word: u32, flags: u64) -> Result<u64> {
     use membarrier_command as command;
-    if args.a1() != 0 {
+    if flags != 0 {
         return Err(Errno::EINVAL);
     }
     let process = &current().process;
     let registered = &process.settings.membarrier;
-    match args.a0() as u32 {
+    match command_word {
         command::QUERY => Ok(command::ALL.into()),
         command::GLOBAL | command::GLOBAL_EXPEDITED => {
-            machine::cpu::barrier_on_all_cpus();
+            machine::tlb::barrier_on_all_cpus();
             Ok(0)
         }
         which @ (command::REGISTER_GLOBAL_EXPEDITED | command::REGISTER_PRIVATE_EXPEDITED) => {
@@ -151,7 +146,7 @@ pub fn membarrier(args: &Args) -> Result<u64> {
 
 /// kcmp(2): whether two processes share something. The order of unequal objects is that of their
 /// addresses, turned by a constant that is different on every boot.
-pub fn kcmp(args: &Args) -> Result<u64> {
+pub fn kcmp(pid1: u64, pid2: u64, kind: u64, index1: u64, index2: u64) -> Result<u64> {
     const FILE: u64 = 0;
     const VM: u64 = 1;
     const FILES: u64 = 2;
@@ -161,9 +156,9 @@ pub fn kcmp(args: &Args) -> Result<u64> {
         let process = crate::process::find_by_tid(pid as u32).ok_or(Errno::ESRCH)?;
         access::inspect(&process, Ids::Real, Errno::EPERM, || Ok(process.clone()))
     };
-    let (first, second) = (target(args.a0())?, target(args.a1())?);
+    let (first, second) = (target(pid1)?, target(pid2)?);
     let identity = |process: &crate::process::Process, fd: u64| -> Result<u64> {
-        Ok(match args.a2() {
+        Ok(match kind {
             FILE => process.files().get(fd as u32)?.id,
             VM => alloc::sync::Arc::as_ptr(&process.mm()?) as u64,
             FILES => alloc::sync::Arc::as_ptr(&process.files()) as u64,
@@ -172,7 +167,7 @@ pub fn kcmp(args: &Args) -> Result<u64> {
             _ => return Err(Errno::EINVAL),
         })
     };
-    let (a, b) = (identity(&first, args.a3())?, identity(&second, args.a4())?);
+    let (a, b) = (identity(&first, index1)?, identity(&second, index2)?);
     let turn = kcmp_cookie();
     Ok(match (a ^ turn).cmp(&(b ^ turn)) {
         core::cmp::Ordering::Equal => 0,
@@ -184,4 +179,14 @@ pub fn kcmp(args: &Args) -> Result<u64> {
 fn kcmp_cookie() -> u64 {
     static COOKIE: machine::sync::Once<u64> = machine::sync::Once::new();
     *COOKIE.call_once(|| crate::base::random::below(u64::MAX))
+}
+
+/// rseq(2): as a Linux that was built without it; libraries do without.
+pub fn rseq() -> Result<u64> {
+    Err(Errno::ENOSYS)
+}
+
+/// setns(2): there is one namespace of each kind, and no other to enter.
+pub fn setns(fd: u32) -> Result<u64> {
+    crate::process::own_file(fd).and(Err(Errno::EINVAL))
 }

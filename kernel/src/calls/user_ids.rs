@@ -82,8 +82,8 @@ fn id(argument: u64) -> Result<u32> {
 }
 
 /// setuid(2).
-pub fn setuid(args: &Args) -> Result<u64> {
-    let uid = id(args.a0())?;
+pub fn setuid(uid: u64) -> Result<u64> {
+    let uid = id(uid)?;
     change(Of::User(Change::Ids), |who, new| {
         if who.capable(Capability::Setuid) {
             (new.uid, new.suid) = (uid, uid);
@@ -96,8 +96,8 @@ pub fn setuid(args: &Args) -> Result<u64> {
 }
 
 /// setgid(2).
-pub fn setgid(args: &Args) -> Result<u64> {
-    let gid = id(args.a0())?;
+pub fn setgid(gid: u64) -> Result<u64> {
+    let gid = id(gid)?;
     change(Of::Group, |who, new| {
         if who.capable(Capability::Setgid) {
             (new.gid, new.sgid) = (gid, gid);
@@ -110,8 +110,7 @@ pub fn setgid(args: &Args) -> Result<u64> {
 }
 
 /// setreuid(2).
-pub fn setreuid(args: &Args) -> Result<u64> {
-    let (real, effective) = (args.a0() as u32, args.a1() as u32);
+pub fn setreuid(real: u32, effective: u32) -> Result<u64> {
     change(Of::User(Change::Ids), |who, new| {
         let privileged = who.capable(Capability::Setuid);
         let old = (new.uid, new.euid, new.suid);
@@ -136,8 +135,7 @@ pub fn setreuid(args: &Args) -> Result<u64> {
 }
 
 /// setregid(2).
-pub fn setregid(args: &Args) -> Result<u64> {
-    let (real, effective) = (args.a0() as u32, args.a1() as u32);
+pub fn setregid(real: u32, effective: u32) -> Result<u64> {
     change(Of::Group, |who, new| {
         let privileged = who.capable(Capability::Setgid);
         let old = (new.gid, new.egid, new.sgid);
@@ -216,9 +214,8 @@ pub fn getresgid(args: &Args) -> Result<u64> {
 }
 
 /// setfsuid(2): gives the old id, and no error ever.
-pub fn setfsuid(args: &Args) -> Result<u64> {
+pub fn setfsuid(uid: u32) -> Result<u64> {
     let old = own();
-    let uid = args.a0() as u32;
     let has = [old.uid, old.euid, old.suid, old.fsuid];
     let allowed = old.capable(Capability::Setuid) || has.contains(&uid);
     if uid != KEEP && allowed {
@@ -231,9 +228,8 @@ pub fn setfsuid(args: &Args) -> Result<u64> {
 }
 
 /// setfsgid(2).
-pub fn setfsgid(args: &Args) -> Result<u64> {
+pub fn setfsgid(gid: u32) -> Result<u64> {
     let old = own();
-    let gid = args.a0() as u32;
     let has = [old.gid, old.egid, old.sgid, old.fsgid];
     let allowed = old.capable(Capability::Setgid) || has.contains(&gid);
     if gid != KEEP && allowed {
@@ -246,29 +242,29 @@ pub fn setfsgid(args: &Args) -> Result<u64> {
 }
 
 /// getgroups(2).
-pub fn getgroups(args: &Args) -> Result<u64> {
+pub fn getgroups(count_word: i32, groups: UserPtr<u32>) -> Result<u64> {
     let own = own();
     let count = own.groups.len();
-    let room = usize::try_from(args.a0() as i32).map_err(|_| Errno::EINVAL)?;
+    let room = usize::try_from(count_word).map_err(|_| Errno::EINVAL)?;
     if room != 0 {
         if room < count {
             return Err(Errno::EINVAL);
         }
-        UserPtr::<u32>::new(args.a1()).write_many(&own.groups)?;
+        groups.write_many(&own.groups)?;
     }
     Ok(count as u64)
 }
 
 /// setgroups(2).
-pub fn setgroups(args: &Args) -> Result<u64> {
+pub fn setgroups(count: u32, groups: UserPtr<u32>) -> Result<u64> {
     if !own().capable(Capability::Setgid) {
         return Err(Errno::EPERM);
     }
-    let count = args.a0() as u32 as usize;
+    let count = count as usize;
     if count > GROUPS_MAX {
         return Err(Errno::EINVAL);
     }
-    let mut groups: Vec<u32> = UserPtr::<u32>::new(args.a1()).read_many(count)?;
+    let mut groups: Vec<u32> = groups.read_many(count)?;
     groups.sort_unstable();
     change(Of::Groups, |_, new| {
         new.groups = groups;

@@ -47,7 +47,7 @@ const DEPTH_MAX: usize = 5;
 /// `struct epoll_event` (epoll_ctl(2)); packed on x86-64.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
 #[repr(C, packed)]
-struct Event {
+pub struct Event {
     events: u32,
     data: u64,
 }
@@ -440,16 +440,16 @@ fn height(file: &File, room: usize) -> usize {
 }
 
 /// epoll_create(2): the size must be positive and means nothing.
-pub fn sys_epoll_create(a: &Args) -> Result<u64> {
-    if (a.a0() as i32) <= 0 {
+pub fn sys_epoll_create(size: i32) -> Result<u64> {
+    if size <= 0 {
         return Err(Errno::EINVAL);
     }
     create(0)
 }
 
 /// epoll_create1(2).
-pub fn sys_epoll_create1(a: &Args) -> Result<u64> {
-    create(a.a0() as u32)
+pub fn sys_epoll_create1(flags: u32) -> Result<u64> {
+    create(flags)
 }
 
 fn create(flags: u32) -> Result<u64> {
@@ -468,16 +468,20 @@ fn create(flags: u32) -> Result<u64> {
 }
 
 /// epoll_ctl(2).
-pub fn sys_epoll_ctl(a: &Args) -> Result<u64> {
-    let operation = a.a1() as u32;
+pub fn sys_epoll_ctl(
+    epoll_word: u64,
+    operation: u32,
+    fd: u64,
+    event_at: UserPtr<Event>,
+) -> Result<u64> {
     let mut event = if operation == raw::EPOLL_CTL_DEL {
         Event { events: 0, data: 0 }
     } else {
-        UserPtr::<Event>::new(a.a3()).read()?
+        event_at.read()?
     };
-    let set = super::file_at(a.a0())?;
-    let file = super::file_at(a.a2())?;
-    let fd = a.a2() as Fd;
+    let set = super::file_at(epoll_word)?;
+    let file = super::file_at(fd)?;
+    let fd = fd as Fd;
     if !file.ops().is_pollable() {
         return Err(Errno::EPERM);
     }

@@ -8,7 +8,6 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
 
-use crate::base::args::Args;
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::WaitQueue;
@@ -151,13 +150,13 @@ impl FileOps for EventFd {
 }
 
 /// eventfd(2), the old call without flags.
-pub fn sys_eventfd(a: &Args) -> Result<u64> {
-    make(a.a0() as u32, 0)
+pub fn sys_eventfd(value: u32) -> Result<u64> {
+    make(value, 0)
 }
 
 /// eventfd2(2): what the library calls eventfd.
-pub fn sys_eventfd2(a: &Args) -> Result<u64> {
-    make(a.a0() as u32, a.a1() as u32)
+pub fn sys_eventfd2(value: u32, flags: u32) -> Result<u64> {
+    make(value, flags)
 }
 
 fn make(initial: u32, flags: u32) -> Result<u64> {

@@ -20,7 +20,6 @@ use abi::{Errno, Result, general as raw};
 use machine::sync::Once;
 
 use super::ring::PageRing;
-use crate::base::args::Args;
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::{Mutex, WaitQueue};
@@ -600,13 +599,13 @@ pub fn open_node(inode: Arc<dyn Inode>, flags: u32) -> Result<Arc<dyn FileOps>> 
 }
 
 /// pipe(2).
-pub fn sys_pipe(a: &Args) -> Result<u64> {
-    make(a.a0(), 0)
+pub fn sys_pipe(fds: u64) -> Result<u64> {
+    make(fds, 0)
 }
 
 /// pipe2(2).
-pub fn sys_pipe2(a: &Args) -> Result<u64> {
-    make(a.a0(), a.a1() as u32)
+pub fn sys_pipe2(fds: u64, flags: u32) -> Result<u64> {
+    make(fds, flags)
 }
 
 fn make(address: u64, flags: u32) -> Result<u64> {

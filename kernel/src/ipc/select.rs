@@ -104,8 +104,7 @@ fn poll(address: u64, count: u64, deadline: Option<Deadline>) -> Result<u64> {
     let mut large;
     let list = if count as usize <= small.len() {
         let list = &mut small[..count as usize];
-        machine::uaccess::read_bytes(address.address(), list.as_mut_bytes())
-            .map_err(crate::base::user::efault)?;
+        UserPtr::<u8>::new(address.address()).read_bytes(list.as_mut_bytes())?;
         list
     } else {
         large = address.read_many(count as usize)?;
@@ -121,10 +120,9 @@ fn poll(address: u64, count: u64, deadline: Option<Deadline>) -> Result<u64> {
 }
 
 /// poll(2): the timeout is in milliseconds, negative for ever.
-pub fn sys_poll(a: &Args) -> Result<u64> {
-    let timeout_ms = a.a2() as i32;
+pub fn sys_poll(fds: u64, count: u64, timeout_ms: i32) -> Result<u64> {
     let deadline = u64::try_from(timeout_ms).ok().map(|ms| Deadline::after_ns(ms * 1_000_000));
-    poll_restartably(a.a0(), a.a1(), deadline)
+    poll_restartably(fds, count, deadline)
 }
 
 /// A poll(2) that goes on after a signal without handler.
@@ -138,11 +136,11 @@ fn poll_restartably(fds: u64, count: u64, deadline: Option<Deadline>) -> Result<
 }
 
 /// ppoll(2): the remaining time is written back.
-pub fn sys_ppoll(a: &Args) -> Result<u64> {
-    let deadline = read_timeout(a.a2())?.map(Deadline::after_ns);
-    signals::replace_mask(a.a3(), a.a4())?;
-    let result = poll(a.a0(), a.a1(), deadline).map_err(not_restarted);
-    write_rest(a.a2(), deadline, |address, rest_ns| {
+pub fn sys_ppoll(fds: u64, count: u64, timeout: u64, mask: u64, set_size: u64) -> Result<u64> {
+    let deadline = read_timeout(timeout)?.map(Deadline::after_ns);
+    signals::replace_mask(mask, set_size)?;
+    let result = poll(fds, count, deadline).map_err(not_restarted);
+    write_rest(timeout, deadline, |address, rest_ns| {
         UserPtr::<TimeSpec>::new(address).write(&TimeSpec::from_ns(rest_ns))
     });
     result

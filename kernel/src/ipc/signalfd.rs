@@ -8,7 +8,6 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::base::args::Args;
 use crate::base::io::Sink;
 use crate::base::poll::{PollTable, events};
 use crate::base::user::UserPtr;
@@ -138,13 +137,13 @@ impl FileOps for SignalFd {
 }
 
 /// signalfd(2), the old call without flags.
-pub fn sys_signalfd(a: &Args) -> Result<u64> {
-    make(a.a0() as i32, a.a1(), a.a2(), 0)
+pub fn sys_signalfd(fd: i32, mask: u64, set_size: u64) -> Result<u64> {
+    make(fd, mask, set_size, 0)
 }
 
 /// signalfd4(2): a new file, or another set for an old one.
-pub fn sys_signalfd4(a: &Args) -> Result<u64> {
-    make(a.a0() as i32, a.a1(), a.a2(), a.a3() as u32)
+pub fn sys_signalfd4(fd: i32, mask: u64, set_size: u64, flags: u32) -> Result<u64> {
+    make(fd, mask, set_size, flags)
 }
 
 fn make(fd: i32, address: u64, size: u64, flags: u32) -> Result<u64> {

@@ -15,7 +15,6 @@ use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::base::args::Args;
 use crate::base::io::Sink;
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::{WaitQueue, Wake};
@@ -26,7 +25,7 @@ use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
 /// `struct itimerspec` (timerfd_settime(2)).
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug, Default)]
 #[repr(C)]
-struct ITimerSpec {
+pub struct ITimerSpec {
     interval: TimeSpec,
     value: TimeSpec,
 }
@@ -204,8 +203,7 @@ impl FileOps for TimerFd {
 }
 
 /// timerfd_create(2).
-pub fn sys_timerfd_create(a: &Args) -> Result<u64> {
-    let (clock, flags) = (a.a0() as u32, a.a1() as u32);
+pub fn sys_timerfd_create(clock: u32, flags: u32) -> Result<u64> {
     if flags & !(raw::TFD_CLOEXEC | raw::TFD_NONBLOCK) != 0 {
         return Err(Errno::EINVAL);
     }
@@ -232,14 +230,18 @@ pub fn sys_timerfd_create(a: &Args) -> Result<u64> {
 }
 
 /// timerfd_settime(2).
-pub fn sys_timerfd_settime(a: &Args) -> Result<u64> {
-    let flags = a.a1() as u32;
-    let new = UserPtr::<ITimerSpec>::new(a.a2()).read()?;
+pub fn sys_timerfd_settime(
+    fd: u64,
+    flags: u32,
+    value: UserPtr<ITimerSpec>,
+    old_at: UserPtr<ITimerSpec>,
+) -> Result<u64> {
+    let new = value.read()?;
     let (value_ns, interval_ns) = (new.value.to_ns()?, new.interval.to_ns()?);
     if flags & !(raw::TFD_TIMER_ABSTIME | raw::TFD_TIMER_CANCEL_ON_SET) != 0 {
         return Err(Errno::EINVAL);
     }
-    let file = super::file_at(a.a0())?;
+    let file = super::file_at(fd)?;
     let core = &file.ops_as::<TimerFd>().ok_or(Errno::EINVAL)?.core;
     let is_absolute = flags & raw::TFD_TIMER_ABSTIME != 0;
     let old = {
@@ -261,15 +263,15 @@ pub fn sys_timerfd_settime(a: &Args) -> Result<u64> {
         }
         old
     };
-    UserPtr::<ITimerSpec>::new(a.a3()).write_if_some(&old)?;
+    old_at.write_if_some(&old)?;
     Ok(0)
 }
 
 /// timerfd_gettime(2).
-pub fn sys_timerfd_gettime(a: &Args) -> Result<u64> {
-    let file = super::file_at(a.a0())?;
+pub fn sys_timerfd_gettime(fd: u64, value: UserPtr<ITimerSpec>) -> Result<u64> {
+    let file = super::file_at(fd)?;
     let core = &file.ops_as::<TimerFd>().ok_or(Errno::EINVAL)?.core;
     let now = core.remaining(&core.state.lock());
-    UserPtr::<ITimerSpec>::new(a.a1()).write(&now)?;
+    value.write(&now)?;
     Ok(0)
 }

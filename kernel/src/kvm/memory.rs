@@ -12,10 +12,10 @@ use abi::kvm::{self, UserMemoryRegion};
 use abi::{Errno, Result};
 use machine::entry::PageFault;
 use machine::memory::USER_END;
-use machine::uaccess;
 use machine::vmrun::{MAX_SLOTS, MapError, NestedSpace, Slot};
 use virt::vcpu::Mapped;
 
+use crate::base::user::UserPtr;
 use crate::mm::{Mm, PAGE};
 
 /// Guest-physical addresses end here.
@@ -105,13 +105,13 @@ impl Map {
     /// Reads guest memory of the running program's; false if it is none.
     pub(super) fn read(&self, guest: u64, into: &mut [u8]) -> bool {
         let found = self.resolve(guest, into.len());
-        found.is_some_and(|(_, user)| uaccess::read_bytes(user, into).is_ok())
+        found.is_some_and(|(_, user)| UserPtr::<u8>::new(user).read_bytes(into).is_ok())
     }
 
     /// Writes guest memory of the running program's; false if it is none, or read-only.
     pub(super) fn write(&self, guest: u64, from: &[u8]) -> bool {
         let Some((region, user)) = self.resolve(guest, from.len()) else { return false };
-        let done = !region.is_read_only && uaccess::write_bytes(user, from).is_ok();
+        let done = !region.is_read_only && UserPtr::<u8>::new(user).write_bytes(from).is_ok();
         if done {
             region.mark(guest, from.len() as u64);
         }

@@ -400,8 +400,7 @@ impl VcpuFile {
                 let len = image.len().min(size_of::<Xsave>());
                 UserPtr::<u8>::new(at).write_many(&image[..len])?;
                 let rest = size_of::<Xsave>() - len;
-                machine::uaccess::write_zeros(at.wrapping_add(len as u64), rest)
-                    .map_err(crate::base::user::efault)?;
+                UserPtr::<u8>::new(at.wrapping_add(len as u64)).write_zeros(rest)?;
             }
             kvm::KVM_SET_XSAVE => {
                 let image = UserPtr::<u8>::new(at).read_many(size_of::<Xsave>())?;

@@ -5,9 +5,8 @@ use alloc::sync::Arc;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use abi::{Errno, Result, net as raw};
-use machine::uaccess;
 
-use crate::base::user::{UserPtr, efault};
+use crate::base::user::UserPtr;
 
 /// Size of `struct sockaddr_storage`: no address is longer.
 pub const STORAGE_BYTES: usize = 128;
@@ -39,7 +38,7 @@ impl RawAddress {
             return Err(Errno::EINVAL);
         }
         let mut bytes = [0; STORAGE_BYTES];
-        uaccess::read_bytes(address, &mut bytes[..len]).map_err(efault)?;
+        UserPtr::<u8>::new(address).read_bytes(&mut bytes[..len])?;
         Ok(RawAddress { bytes, len })
     }
 
@@ -141,7 +140,7 @@ impl Address {
     pub fn write(&self, to: u64, capacity: usize) -> Result<usize> {
         let raw = self.to_raw();
         let fits = raw.len.min(capacity);
-        uaccess::write_bytes(to, &raw.bytes()[..fits]).map_err(efault)?;
+        UserPtr::<u8>::new(to).write_bytes(&raw.bytes()[..fits])?;
         Ok(raw.len)
     }
 

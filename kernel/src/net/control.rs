@@ -12,11 +12,10 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use abi::{Errno, Result, net as raw};
 use machine::sync::SpinLock;
-use machine::uaccess;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::inet::packet::Said;
-use crate::base::user::{UserPtr, efault};
+use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::process::find_by_tid;
 use crate::security::{Capability, Subject};
@@ -244,7 +243,7 @@ impl Writer {
         let at = self.address + self.used;
         UserPtr::<Header>::new(at).write(&Header { len, level, kind })?;
         let fits = &payload[..(len - HEADER_BYTES) as usize];
-        uaccess::write_bytes(at + HEADER_BYTES, fits).map_err(efault)?;
+        UserPtr::<u8>::new(at + HEADER_BYTES).write_bytes(fits)?;
         let step = len.next_multiple_of(8).min(self.left);
         self.used += step;
         self.left -= step;

@@ -5,13 +5,12 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use abi::{Errno, Result, net as raw};
-use machine::uaccess;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::inet::interface;
 use super::{Common, RECEIVE_BUFFER_MIN, SEND_BUFFER_MIN, Socket, hooks};
 use crate::base::time::NS_PER_SEC;
-use crate::base::user::{UserPtr, efault};
+use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::security::Capability;
 
@@ -81,7 +80,7 @@ pub fn set(socket: &Arc<dyn Socket>, level: u32, name: u32, address: u64, len: i
     let len = usize::try_from(len).map_err(|_| Errno::EINVAL)?;
     let mut value = [0; VALUE_MAX];
     let value = &mut value[..len.min(VALUE_MAX)];
-    uaccess::read_bytes(address, value).map_err(efault)?;
+    UserPtr::<u8>::new(address).read_bytes(value)?;
     if level != raw::SOL_SOCKET {
         return socket.set_option(level, name, value);
     }
@@ -323,7 +322,7 @@ pub fn get(
     let capacity = usize::try_from(len_at.read()?).map_err(|_| Errno::EINVAL)?;
     let put = |value: &[u8]| {
         let fits = value.len().min(capacity);
-        uaccess::write_bytes(address, &value[..fits]).map_err(efault)?;
+        UserPtr::<u8>::new(address).write_bytes(&value[..fits])?;
         len_at.write(&(fits as i32))
     };
     if level != raw::SOL_SOCKET {

@@ -7,7 +7,8 @@
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
-use abi::general as raw;
+use abi::{Result, general as raw};
+use entry::PtRegs;
 
 use super::family::{self, Life};
 use super::signal::{self, SIG_IGN, SigInfo, send};
@@ -24,17 +25,19 @@ use crate::vfs::FdTable;
 pub const NO_STATUS: i32 = raw::SIGKILL as i32;
 
 /// _exit(2) of one thread.
-pub fn exit(args: &Args) -> ! {
-    exit_thread((args.a0() as i32 & 0xff) << 8)
+pub fn exit(regs: &mut Args) -> Result<u64> {
+    let status = (regs.a0() as i32 & 0xff) << 8;
+    exit_thread(regs, status)
 }
 
 /// exit_group(2).
-pub fn exit_group_call(args: &Args) -> ! {
-    exit_group((args.a0() as i32 & 0xff) << 8)
+pub fn exit_group_call(regs: &mut Args) -> Result<u64> {
+    let status = (regs.a0() as i32 & 0xff) << 8;
+    exit_group(regs, status)
 }
 
-/// Ends the current process with wait(2) status `status`.
-pub fn exit_group(status: i32) -> ! {
+/// Ends the current process with wait(2) status `status`. `regs`, here and below: what a tracer sees.
+pub fn exit_group(regs: &mut PtRegs, status: i32) -> ! {
     let thread = current();
     let process = &thread.process;
     {
@@ -44,13 +47,13 @@ pub fn exit_group(status: i32) -> ! {
             send::start_exit(process, &threads, &mut shared, status, Some(thread.tid()));
         }
     }
-    exit_thread(status)
+    exit_thread(regs, status)
 }
 
 /// Ends the current thread. `status` is the process's wait(2) status if this is its last thread and
 /// no exit_group(2) or fatal signal has decided otherwise.
-pub fn exit_thread(status: i32) -> ! {
-    ptrace::stop::before_exit(status);
+pub fn exit_thread(regs: &mut PtRegs, status: i32) -> ! {
+    ptrace::stop::before_exit(regs, status);
     leave_process(status);
     sched::exit_current()
 }

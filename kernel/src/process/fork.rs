@@ -458,8 +458,7 @@ pub fn first_run() {
 
 /// unshare(2). Threads share what a process has, so only a process with one thread can ask for a
 /// copy of its directories or descriptors.
-pub fn unshare(args: &Args) -> Result<u64> {
-    let flags = args.a0();
+pub fn unshare(flags: u64) -> Result<u64> {
     let known = FS | FILES | VM | SIGHAND | THREAD | NEW_NAMESPACES | UNDO;
     if flags & !known != 0 {
         return Err(Errno::EINVAL);

@@ -558,7 +558,7 @@ impl Process {
 pub fn exit_work(regs: &mut entry::PtRegs, pending: u32) {
     let thread = current();
     if pending & work::EXIT != 0 {
-        exit::exit_thread(0);
+        exit::exit_thread(regs, 0);
     }
     if pending & work::CHILD_TID != 0 {
         fork::first_run();

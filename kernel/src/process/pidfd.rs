@@ -8,7 +8,6 @@ use abi::{Errno, Result, general as raw};
 
 use super::ptrace::access::{self, Ids};
 use super::{Process, find_process, find_thread, give_file};
-use crate::base::args::Args;
 use crate::base::poll::{PollTable, events};
 use crate::fs::pseudo::PseudoInode;
 use crate::process::current;
@@ -72,9 +71,8 @@ pub fn open_fd(process: &Arc<Process>, flags: u32) -> Result<u32> {
 }
 
 /// pidfd_open(2).
-pub fn pidfd_open(args: &Args) -> Result<u64> {
-    let flags = args.a1() as u32;
-    let pid = args.a0() as i32;
+pub fn pidfd_open(pid_word: i32, flags: u32) -> Result<u64> {
+    let pid = pid_word;
     if flags & !raw::O_NONBLOCK != 0 || pid <= 0 {
         return Err(Errno::EINVAL);
     }
@@ -87,18 +85,18 @@ pub fn pidfd_open(args: &Args) -> Result<u64> {
 }
 
 /// pidfd_getfd(2).
-pub fn pidfd_getfd(args: &Args) -> Result<u64> {
-    if args.a2() != 0 {
+pub fn pidfd_getfd(pidfd: u32, fd: u32, flags: u64) -> Result<u64> {
+    if flags != 0 {
         return Err(Errno::EINVAL);
     }
     let own = &current().process;
-    let pidfd = own.files().get(args.a0() as u32)?;
+    let pidfd = own.files().get(pidfd)?;
     let process = process_of(&pidfd)?;
     let file = access::inspect(&process, Ids::RealToAttach, Errno::EPERM, || {
         if process.is_zombie.load(Ordering::Acquire) {
             return Err(Errno::ESRCH);
         }
-        process.files().get(args.a1() as u32)
+        process.files().get(fd)
     })?;
     crate::vfs::hooks::file_receive((&file,))?;
     give_file(file, true)

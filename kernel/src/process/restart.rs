@@ -5,7 +5,6 @@ use alloc::boxed::Box;
 
 use abi::{Errno, Result};
 
-use crate::base::args::Args;
 use crate::process::current;
 
 /// How to go on: the call's own continuation, which knows the moment at which it ends.
@@ -19,7 +18,7 @@ pub fn later(restart: impl FnOnce() -> Result<u64> + Send + 'static) -> Errno {
 }
 
 /// restart_syscall(2).
-pub fn restart_syscall(_args: &Args) -> Result<u64> {
+pub fn restart_syscall() -> Result<u64> {
     let restart = current().restart.lock().take();
     restart.map_or(Err(Errno::EINTR), |restart| restart())
 }

@@ -5,7 +5,6 @@ use core::sync::atomic::Ordering;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Process, Thread};
-use crate::base::args::Args;
 use crate::base::sched::RunState;
 use crate::base::time::{TimeVal, now_ns};
 use crate::base::user::UserPtr;
@@ -154,10 +153,10 @@ impl RUsage {
 }
 
 /// getrusage(2).
-pub fn getrusage(args: &Args) -> Result<u64> {
+pub fn getrusage(who: i32, usage_at: u64) -> Result<u64> {
     let thread = current();
     let process = &thread.process;
-    let usage = match args.a0() as i32 {
+    let usage = match who {
         0 => RUsage::new(process.times_ns(), &Counts::of_living(process)),
         raw::RUSAGE_CHILDREN => {
             let counts = *process.children_counts.lock();
@@ -173,19 +172,19 @@ pub fn getrusage(args: &Args) -> Result<u64> {
         }
         _ => return Err(Errno::EINVAL),
     };
-    UserPtr::new(args.a1()).write(&usage)?;
+    UserPtr::new(usage_at).write(&usage)?;
     Ok(0)
 }
 
 /// times(2): clock ticks of 10 ms.
-pub fn times(args: &Args) -> Result<u64> {
+pub fn times(buffer: u64) -> Result<u64> {
     const TICK_NS: u64 = 10_000_000;
     let process = &current().process;
-    if args.a0() != 0 {
+    if buffer != 0 {
         let [user, system] = process.times_ns();
         let [child_user, child_system] = process.children_times_ns();
         let ticks = [user, system, child_user, child_system].map(|ns| ns / TICK_NS);
-        UserPtr::<[u64; 4]>::new(args.a0()).write(&ticks)?;
+        UserPtr::<[u64; 4]>::new(buffer).write(&ticks)?;
     }
     Ok(now_ns() / TICK_NS)
 }

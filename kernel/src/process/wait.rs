@@ -213,18 +213,17 @@ fn bury(parent: &Process, child: &Arc<Process>) {
 }
 
 /// wait4(2).
-pub fn wait4(args: &Args) -> Result<u64> {
+pub fn wait4(pid_word: i32, status: u64, options: u32, usage: u64) -> Result<u64> {
     let allowed = raw::WNOHANG
         | raw::WUNTRACED
         | raw::WCONTINUED
         | raw::__WNOTHREAD
         | raw::__WCLONE
         | raw::__WALL;
-    let options = args.a2() as u32;
     if options & !allowed != 0 {
         return Err(Errno::EINVAL);
     }
-    let which = match args.a0() as i32 {
+    let which = match pid_word {
         -1 => Which::Any,
         0 => Which::Group(current().process.group()),
         i32::MIN => return Err(Errno::ESRCH),
@@ -232,9 +231,9 @@ pub fn wait4(args: &Args) -> Result<u64> {
         group => Which::Group(group.unsigned_abs()),
     };
     let Some(event) = wait(which, options | raw::WEXITED)? else { return Ok(0) };
-    UserPtr::new(args.a1()).write_if_some(&event.status)?;
-    if args.a3() != 0 {
-        UserPtr::new(args.a3()).write(&RUsage::of_ended(&event.child))?;
+    UserPtr::new(status).write_if_some(&event.status)?;
+    if usage != 0 {
+        UserPtr::new(usage).write(&RUsage::of_ended(&event.child))?;
     }
     Ok(u64::from(event.id))
 }

@@ -181,8 +181,7 @@ fn zero(out: &mut Text) -> Result<()> {
 /// In test builds only: makes a call that kCFI must stop (`limen test kernel`, `fault::*`).
 #[cfg(feature = "ktest")]
 fn provoke(data: &[u8]) -> Result<()> {
-    let user = machine::task::with_user_regs(|regs| regs.rip);
-    match machine::ktest::provoke(data.trim_ascii_end(), user) {
+    match machine::ktest::provoke(data.trim_ascii_end()) {
         true => Ok(()),
         false => Err(Errno::EINVAL),
     }

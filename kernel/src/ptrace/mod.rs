@@ -5,7 +5,6 @@ use alloc::sync::Arc;
 use abi::{Errno, Result, general as raw, ptrace as nr};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::process::ptrace::{State, Stop, links};
@@ -20,14 +19,13 @@ mod resume;
 mod syscall_info;
 
 /// ptrace(2), the system call: what glibc returns from PTRACE_PEEK* is written to `data` here.
-pub fn ptrace(args: &Args) -> Result<u64> {
-    let request = args.a0();
+pub fn ptrace(request_at: u64, pid: u32, address: u64, data: u64) -> Result<u64> {
+    let request = request_at;
     if request == u64::from(nr::PTRACE_TRACEME) {
         return links::trace_me();
     }
-    let thread = find_thread(args.a1() as u32).ok_or(Errno::ESRCH)?;
+    let thread = find_thread(pid).ok_or(Errno::ESRCH)?;
     let request = u32::try_from(request).map_err(|_| Errno::EIO)?;
-    let (address, data) = (args.a2(), args.a3());
     match request {
         nr::PTRACE_ATTACH => return links::attach(&thread, None),
         nr::PTRACE_SEIZE => return seize(&thread, address, data),

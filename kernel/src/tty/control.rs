@@ -3,13 +3,12 @@
 use alloc::sync::Arc;
 
 use abi::{Errno, Result, general, ioctl as raw};
-use machine::uaccess;
 use zerocopy::IntoBytes;
 
 use super::termios::{TERMIOS_BYTES, Termios};
 use super::{Tty, WinSize, job};
 use crate::base::poll::events;
-use crate::base::user::{UserPtr, efault};
+use crate::base::user::UserPtr;
 use crate::security::Capability;
 
 /// What a change of settings does before it takes effect.
@@ -26,7 +25,7 @@ pub(super) fn ioctl(tty: &Arc<Tty>, is_master: bool, command: u32, at: u64) -> R
         raw::TCGETS => {
             let termios = *tty.state.lock().discipline.termios();
             let bytes = &termios.as_bytes()[..TERMIOS_BYTES];
-            uaccess::write_bytes(at, bytes).map_err(efault)?;
+            UserPtr::<u8>::new(at).write_bytes(bytes)?;
         }
         raw::TCGETS2 => {
             let termios = *tty.state.lock().discipline.termios();
@@ -101,7 +100,7 @@ fn current_may_administer() -> bool {
 fn set_termios(tty: &Arc<Tty>, at: u64, len: usize, when: When) -> Result<u64> {
     job::check_background(tty, general::SIGTTOU)?;
     let mut termios = *tty.state.lock().discipline.termios();
-    uaccess::read_bytes(at, &mut termios.as_mut_bytes()[..len]).map_err(efault)?;
+    UserPtr::<u8>::new(at).read_bytes(&mut termios.as_mut_bytes()[..len])?;
     {
         let mut state = tty.state.lock();
         if when == When::Flush {

@@ -17,12 +17,12 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use context_tracking::work::{Cause, Mode};
 use entry::{PtRegs, flags};
 
-use crate::context::{self, tracking};
-use crate::descriptors::syscall_entry_pending;
-use crate::frame::{Frame, PAGE_SIZE};
-use crate::memory::{self, VMAP_BASE};
-use crate::percpu::{self, cpu_id};
-use crate::{cpu, ipi, tlb};
+use crate::context_tracking::{ipi, tlb, word};
+use crate::cpu::percpu::{self, cpu_id, tracking};
+use crate::cpu::{self, VMAP_BASE};
+use crate::entry::descriptors::syscall_entry_pending;
+use crate::memory;
+use crate::memory::frame::{Frame, PAGE_SIZE};
 
 /// Where the page is: between stacks and devices.
 const AT: u64 = VMAP_BASE + (8 << 30);
@@ -113,7 +113,7 @@ impl Sender {
     pub fn remap(&mut self) {
         self.tag += 1;
         let phys = self.frames[self.tag as usize % FRAMES];
-        let alias = crate::frame::phys_to_virt(phys).cast::<u64>();
+        let alias = crate::memory::frame::phys_to_virt(phys).cast::<u64>();
         // SAFETY: the frame is this sender's, and at most read by others.
         unsafe { alias.write_volatile(self.tag) };
         memory::remap_kernel(AT, phys);
@@ -142,15 +142,15 @@ pub fn seen() -> Seen {
 /// Spares these CPUs from now on; 0 puts back what the command line says.
 pub fn spare(cpus: u32, mode: Mode) {
     if cpus == 0 {
-        context::spare(context::isolation().nohz_full, Mode::Pending);
+        word::spare(word::isolation().nohz_full, Mode::Pending);
     } else {
-        context::spare(cpus, mode);
+        word::spare(cpus, mode);
     }
 }
 
 /// Leaves the catch-up of these CPUs out, while senders still spare them.
 pub fn break_catch_up(cpus: u32) {
-    context::spare(cpus, Mode::Pending);
+    word::spare(cpus, Mode::Pending);
     for cpu in (0..cpu::cpu_count()).filter(|cpu| cpus & 1 << cpu != 0) {
         percpu::of(cpu).tracking.store(tracking::OFF, Ordering::SeqCst);
     }
@@ -174,7 +174,7 @@ pub fn is_blind() -> bool {
 
 /// Catch-ups that CPU `cpu` has done.
 pub fn catch_ups(cpu: usize) -> u64 {
-    context::catch_ups(cpu).0
+    word::catch_ups(cpu).0
 }
 
 /// The page of code that [`Program`] means, to be mapped anywhere, and where its loop begins.

@@ -13,11 +13,11 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use entry::{PtRegs, flags};
 
 use super::{Test, probe_write, run_in_nmi};
+use crate::context_tracking::ipi::{self, Kind};
+use crate::cpu::percpu::cpu_id;
 use crate::cpu::{self, MAX_CPUS};
 use crate::ensure;
-use crate::ipi::{self, Kind};
-use crate::percpu::cpu_id;
-use crate::uaccess::SmapOpen;
+use crate::memory::uaccess::SmapOpen;
 
 pub(super) const TESTS: &[Test] =
     &[Test { name: "handler::an_exception_in_an_nmi_keeps_nmis_out", run: exception_in_nmi }];

@@ -9,8 +9,8 @@ use super::text::READ_ONLY;
 use super::text::{Right, add_one, call_last, fits, forged, wrong};
 use super::{Test, expect_cfi_failure, probe_write};
 use crate::ensure;
-use crate::late_text::{self, LateText, Piece, Refused};
 use crate::memory::KernelRights;
+use crate::text::late_text::{self, LateText, Piece, Refused};
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "late_text::loads_and_runs", run: late_text_runs },

@@ -8,12 +8,12 @@ use alloc::vec::Vec;
 use context_tracking::pcid::SLOTS;
 
 use super::{Test, probe_write};
+use crate::context_tracking::{pcid, tlb};
+use crate::cpu::sealed;
 use crate::ensure;
-use crate::frame::{self, Frame, HUGE_FRAMES, HugeFrame, PAGE_SIZE};
-use crate::memory::{self, HUGE_PAGE, PageKind, PageTable, Prot};
-use crate::pcid;
-use crate::stack::{KERNEL_STACK_SIZE, KernelStack};
-use crate::{sealed, tlb, uaccess, vmap};
+use crate::memory::frame::{self, Frame, HUGE_FRAMES, HugeFrame, PAGE_SIZE};
+use crate::memory::stack::{KERNEL_STACK_SIZE, KernelStack};
+use crate::memory::{self, HUGE_PAGE, PageKind, PageTable, Prot, uaccess, vmap};
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "memory::no_page_is_writable_and_executable", run: w_xor_x },
@@ -35,7 +35,7 @@ pub(super) const TESTS: &[Test] = &[
 fn sealed_pages() -> Result<(), String> {
     let mut pages = 0;
     for page in sealed::ranges().into_iter().flatten().step_by(PAGE_SIZE) {
-        let alias = page - memory::KERNEL_BASE + frame::PHYS_OFFSET;
+        let alias = page - crate::cpu::KERNEL_BASE + frame::PHYS_OFFSET;
         for at in [page, page + PAGE_SIZE as u64 - 1, alias] {
             ensure!(!probe_write(at), "{at:#x} can be written");
         }
@@ -43,7 +43,10 @@ fn sealed_pages() -> Result<(), String> {
     }
     // Statics, and the interrupt table.
     ensure!(pages >= 2, "{pages} pages");
-    ensure!(!crate::cfi::warn_can_be_set(), "the flag that survives failed checks can be written");
+    ensure!(
+        !crate::text::cfi::warn_can_be_set(),
+        "the flag that survives failed checks can be written"
+    );
     Ok(())
 }
 
@@ -61,7 +64,7 @@ fn w_xor_x() -> Result<(), String> {
     if let Some(va) = bad {
         return Err(alloc::format!("the page at {va:#x} is W and X, or a program's"));
     }
-    let text = crate::text_poke::text_range();
+    let text = crate::text::text_poke::text_range();
     let pages = ((text.end - text.start) as usize) / PAGE_SIZE;
     ensure!(leaves > pages && exec >= pages, "the walk has seen {leaves} pages, {exec} executable");
     Ok(())
@@ -361,7 +364,7 @@ fn contexts() -> Result<(), String> {
                 change(table, AT, byte)?;
             }
             crate::task::set_space(table.space().clone());
-            names[n] = memory::context_here();
+            names[n] = crate::context_tracking::local::context_here();
             let (before, expected) = (read(), *byte);
             if (n + round) % 3 == 1 {
                 change(table, AT, byte)?;
@@ -384,11 +387,12 @@ fn contexts() -> Result<(), String> {
 /// What a load of CR3 may keep. Neither emulator shows a load that keeps too much: QEMU has no
 /// PCIDs, and Bochs drops what bit 63 says to keep.
 fn changed_space() -> Result<(), String> {
-    let _irq = crate::sync::IrqGuard::new();
-    let cpu = crate::percpu::cpu_id();
+    let _irq = crate::cpu::sync::IrqGuard::new();
+    let cpu = crate::cpu::percpu::cpu_id();
     let space = tlb::TlbState::new();
     let joins = || {
-        let is_current = space.join(cpu);
+        // SAFETY: it is left at once.
+        let is_current = unsafe { space.join(cpu) };
         space.leave(cpu);
         is_current
     };
@@ -397,7 +401,7 @@ fn changed_space() -> Result<(), String> {
     space.flush(PAGE_SIZE as u64, 1);
     ensure!(!joins(), "current, though a page has changed meanwhile");
     ensure!(joins(), "not current after the load that caught up");
-    space.flush_tables(PAGE_SIZE as u64, 1);
+    space.flush(0, u64::MAX >> crate::cpu::PAGE_SHIFT);
     ensure!(!joins(), "current, though tables were freed meanwhile");
     Ok(())
 }

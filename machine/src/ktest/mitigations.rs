@@ -14,14 +14,14 @@ use mitigations::spectre_v2_user::For;
 use text_patching::Text;
 
 use super::Test;
-use crate::cpu::MAX_CPUS;
+use crate::cpu::percpu::{self, cpu_id};
+use crate::cpu::speculation::{self, mask_index, mask_user};
+use crate::cpu::sync::IrqGuard;
+use crate::cpu::{self, MAX_CPUS};
+use crate::ensure;
 use crate::memory::USER_END;
-use crate::mitigations::{self as machine_mitigations, plan};
-use crate::percpu::{self, cpu_id};
-use crate::speculation::{self, mask_index, mask_user};
-use crate::sync::IrqGuard;
-use crate::text_poke::LiveText;
-use crate::{behind_guests, cpu, ensure};
+use crate::mitigations::{self as machine_mitigations, behind_guests, plan};
+use crate::text::text_poke::LiveText;
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "mitigations::loops_are_as_long_as_histories", run: loops },

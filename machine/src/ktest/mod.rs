@@ -16,9 +16,9 @@ use text_patching::Text;
 use text_patching::tail::{self, Kind, Tail};
 use text_patching::trap::CfiFailure;
 
-use crate::cfi::{self, Report};
-use crate::sync::SpinLock;
-use crate::text_poke::{self, LiveText};
+use crate::cpu::sync::SpinLock;
+use crate::text::cfi::{self, Report};
+use crate::text::text_poke::{self, LiveText};
 
 pub mod defer;
 pub mod handler;
@@ -187,8 +187,8 @@ pub(crate) fn entered() {
 
 /// Asks all other CPUs at once to forget translations, and to serialise.
 pub fn ask_all_cpus() {
-    crate::tlb::flush_kernel(context_tracking::work::Cause::Vunmap);
-    crate::tlb::sync_cores();
+    crate::context_tracking::tlb::flush_kernel(context_tracking::work::Cause::Vunmap);
+    crate::context_tracking::tlb::sync_cores();
 }
 
 static IN_NMI: SpinLock<Option<fn()>> = SpinLock::new(None);
@@ -198,7 +198,7 @@ static NMI_DONE: AtomicBool = AtomicBool::new(false);
 pub(crate) fn run_in_nmi(f: fn()) -> bool {
     *IN_NMI.lock() = Some(f);
     NMI_DONE.store(false, Ordering::SeqCst);
-    crate::ipi::send_nmi(crate::percpu::cpu_id());
+    crate::context_tracking::ipi::send_nmi(crate::cpu::percpu::cpu_id());
     for _ in 0..100_000_000_u64 {
         if NMI_DONE.load(Ordering::SeqCst) {
             return true;

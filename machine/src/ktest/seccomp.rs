@@ -7,8 +7,9 @@ use alloc::vec::Vec;
 use seccomp::{Data, Insn, Program};
 
 use super::Test;
-use crate::seccomp::Filter;
-use crate::{ensure, late_text};
+use crate::ensure;
+use crate::text::late_text;
+use crate::text::seccomp::Filter;
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "seccomp::code_and_interpreter_agree", run: || compare(100) },

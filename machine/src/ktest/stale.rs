@@ -10,8 +10,8 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use super::probe_write;
-use crate::frame::PAGE_SIZE;
-use crate::text_poke::{self, late_range};
+use crate::memory::frame::PAGE_SIZE;
+use crate::text::text_poke::{self, late_range};
 use crate::{ensure, memory};
 
 /// What the CPUs share.
@@ -107,7 +107,7 @@ impl Stale {
             let mut block: Vec<u8> = Vec::new();
             block.try_reserve_exact(BYTES).map_err(|_| format!("no {BYTES} bytes"))?;
             let at = block.as_ptr() as u64 + (BYTES / 2) as u64;
-            ensure!(crate::vmap::contains(block.as_ptr()), "{at:#x} is no mapped block");
+            ensure!(crate::memory::vmap::contains(block.as_ptr()), "{at:#x} is no mapped block");
             self.round(others, at, || {
                 drop(block);
                 crate::trim_heap();

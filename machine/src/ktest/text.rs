@@ -11,13 +11,15 @@ use super::{Test, caught_in, expect_cfi_failure, fail_within_report, probe_write
 use lsm::fold::{All, First};
 use text_patching::kcfi::{Form, TRAP_UD2, TRAP_UDB};
 
-use crate::cfi::{self, Report};
+use crate::cpu::{KERNEL_BASE, irq, percpu};
 use crate::ensure;
-use crate::memory::{KERNEL_BASE, KernelRights};
-use crate::static_branch::{self, StaticKey, id, static_branch_likely, static_branch_unlikely};
-use crate::static_call::{self, Callee, StaticCall};
-use crate::text_poke::{self, late_range, text_range};
-use crate::{frame, irq, percpu};
+use crate::memory::{KernelRights, frame};
+use crate::text::cfi::{self, Report};
+use crate::text::static_branch::{
+    self, StaticKey, id, static_branch_likely, static_branch_unlikely,
+};
+use crate::text::static_call::{self, Callee, StaticCall};
+use crate::text::text_poke::{self, late_range, text_range};
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "text::not_writable", run: not_writable },
@@ -47,7 +49,7 @@ pub(super) const TESTS: &[Test] = &[
 fn not_writable() -> Result<(), String> {
     let text = text_range();
     let alias = |at: u64| at - KERNEL_BASE + frame::PHYS_OFFSET;
-    let tables = crate::sites::tables().as_ptr() as u64;
+    let tables = crate::text::sites::tables().as_ptr() as u64;
     let function = not_writable as *const () as u64;
     for at in [text.start, function, text.end - 1, late_range().start, tables] {
         ensure!(!probe_write(at), "{at:#x} can be written");
@@ -81,7 +83,7 @@ fn alias_is_gone() -> Result<(), String> {
 fn secrets() -> Result<(), String> {
     let hash = hash_before(black_box(add_one as Right) as usize as u64).ok_or("no hash")?;
     crate::log!("secret hash of a type {hash:#x}");
-    crate::log!("secret random word {:#x}", crate::entropy::random_u64());
+    crate::log!("secret random word {:#x}", crate::device::entropy::random_u64());
     Ok(())
 }
 
@@ -315,14 +317,14 @@ fn call_corrupted_vtable() {
 
 /// Does what a program has asked for: a call that must be stopped. `user` is an address of the
 /// program's code. False: no such fault.
-pub fn provoke(fault: &[u8], user: u64) -> bool {
+pub fn provoke(fault: &[u8]) -> bool {
     static DATA: AtomicU64 = AtomicU64::new(0);
     let wrong = wrong as *const () as u64;
     match fault {
         b"wrong-type" => _ = call(forged(wrong)),
         b"tail-call" => _ = call_last(forged(wrong), 1),
         b"data" => _ = call(forged((&raw const DATA) as u64)),
-        b"user-code" => _ = call(forged(user)),
+        b"user-code" => _ = call(forged(crate::task::user_ip())),
         b"null" => _ = call(forged(0)),
         b"non-canonical" => _ = call(forged(0x8000_0000_0000_1000)),
         b"unmapped-preamble" => _ = call(forged(crate::memory::TEXT_ALIAS)),
@@ -349,7 +351,7 @@ fn run_in_interrupt() -> bool {
         DONE.store(true, Ordering::SeqCst);
     };
     let Some(vector) = irq::allocate(Box::new(handler)) else { return false };
-    crate::apic::send_ipi(percpu::cpu_id(), vector);
+    crate::cpu::apic::send_ipi(percpu::cpu_id(), vector);
     for _ in 0..100_000_000_u64 {
         if DONE.load(Ordering::SeqCst) {
             return true;

@@ -11,7 +11,7 @@ use virt::regs::{System, flags, gpr, seg};
 
 use super::Test;
 use crate::ensure;
-use crate::frame::Frame;
+use crate::memory::frame::Frame;
 use crate::memory::{PageKind, PageTable, Prot};
 use crate::vmrun::{self, NestedSpace, Slot, Vcpu};
 

@@ -18,11 +18,12 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use entry::{PtRegs, flags, selector};
 
 use super::Test;
-use crate::cpu::{self, MAX_CPUS};
-use crate::entry::vector;
-use crate::memory::{self, Shared, Space};
-use crate::percpu::{self, cpu_id};
-use crate::{apic, descriptors, ensure, ipi, stack};
+use crate::context_tracking::ipi;
+use crate::cpu::percpu::{self, cpu_id};
+use crate::cpu::{self, MAX_CPUS, apic};
+use crate::ensure;
+use crate::entry::{descriptors, vector};
+use crate::memory::{self, Shared, Space, stack};
 
 pub(super) const TESTS: &[Test] =
     &[Test { name: "window::programs_tables_have_the_allowed_pages_only", run: shared_pages }];
@@ -80,7 +81,7 @@ const LFENCE_BYTES: u64 = 3;
 /// reverse: the first of them.
 pub fn odd_sequence() -> Option<&'static str> {
     let plan = crate::mitigations::plan();
-    let [short, long] = crate::speculation::LOOPS.map(|f| f as *const () as u64);
+    let [short, long] = crate::cpu::speculation::LOOPS.map(|f| f as *const () as u64);
     let fence = (&raw const unfenced_user) as u64 - LFENCE_BYTES;
     let bhb = |counts| plan.bhb_on_entry == Some(counts);
     let places = [
@@ -252,7 +253,7 @@ fn check(regs: &PtRegs, number: u8) {
     let cpu = apic::id();
     let local = percpu::local();
     let is_mine = local.apic_id.get() == cpu && core::ptr::eq(local, percpu::of(cpu_id()));
-    let has_tables = !memory::Cr3::read().is_user_root() || !memory::has_pti();
+    let has_tables = !crate::cpu::Cr3::read().is_user_root() || !memory::has_pti();
     let end = (&raw const *regs) as u64 + size_of::<PtRegs>() as u64;
     let on_stack = descriptors::own_stack(number).is_some_and(|top| end == top & !15);
     if !(is_mine && has_tables && on_stack) {

@@ -1,23 +1,15 @@
 //! Page-table isolation: each space has two top tables, and the one that a program runs on maps of
 //! the kernel only what entry code needs.
 
-use core::sync::atomic::{AtomicBool, Ordering};
-
-use super::address::PhysAddr;
 use super::kernel_space::{self, KERNEL_HALF, copy_half, kernel_root, new_table, rights_in};
 use super::pte::{Pte, PteFlags};
 use super::walk::{EachLeaf, Kernel, Slot, TOP, Table, Tables, index, span};
-use super::{KERNEL_BASE, VMAP_BASE};
-use crate::frame::{self, Frame, OutOfMemory, PAGE_SIZE};
-use crate::sealed::sealed;
-use crate::sync::Once;
-
-/// The two top tables of a space lie in one naturally aligned pair of frames: the kernel's at the
-/// even one, the program's at the odd one. This bit of CR3 tells them apart.
-pub(crate) const USER_ROOT_BIT: u64 = PAGE_SIZE as u64;
+use crate::cpu::sealed::sealed;
+use crate::cpu::sync::Once;
+use crate::cpu::{KERNEL_BASE, PhysAddr, VMAP_BASE, has_pti, user_root};
+use crate::memory::frame::{self, Frame, OutOfMemory, PAGE_SIZE};
 
 sealed! {
-    static PTI: AtomicBool = AtomicBool::new(false);
     /// The top table that all programs' tables take their kernel half from: only what entry code
     /// needs.
     static SHARED_ROOT: Once<PhysAddr> = Once::new();
@@ -28,21 +20,6 @@ unsafe extern "C" {
     static __entry_text_end: u8;
     static __cpu_entry_start: u8;
     static __cpu_entry_end: u8;
-}
-
-/// Whether programs run on tables without the kernel.
-#[inline(always)]
-pub fn has_pti() -> bool {
-    PTI.load(Ordering::Relaxed)
-}
-
-pub(super) fn set_pti(pti: bool) {
-    PTI.store(pti, Ordering::Relaxed);
-}
-
-/// The program's top table of the space whose kernel's one is `root`.
-pub(crate) fn user_root(root: PhysAddr) -> PhysAddr {
-    PhysAddr::new(root.as_u64() | USER_ROOT_BIT)
 }
 
 /// The tables that all programs share, if there are any.

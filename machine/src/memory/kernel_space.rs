@@ -7,17 +7,15 @@
 
 use context_tracking::work::Cause;
 
-use super::address::PhysAddr;
-use super::isolation::{self, USER_ROOT_BIT};
-use super::local::flush_page;
+use super::isolation;
 use super::pte::{Pte, PteFlags};
 use super::walk::{ENTRIES, Kernel, NewTable, Slot, TOP, Table, Tables, index, span};
-use super::{KERNEL_BASE, VMAP_BASE};
-use crate::cpu;
-use crate::frame::{Frame, OutOfMemory, PAGE_SIZE, PHYS_OFFSET};
-use crate::sealed::sealed;
-use crate::sync::{Once, SpinLock};
-use crate::tlb;
+use crate::context_tracking::local::flush_page;
+use crate::context_tracking::tlb;
+use crate::cpu::sealed::sealed;
+use crate::cpu::sync::{Once, SpinLock};
+use crate::cpu::{self, KERNEL_BASE, PhysAddr, USER_ROOT_BIT, VMAP_BASE, has_pti, set_pti};
+use crate::memory::frame::{Frame, OutOfMemory, PAGE_SIZE, PHYS_OFFSET};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const LARGE_PAGE: u64 = span(1);
@@ -53,7 +51,7 @@ pub(super) fn new_table() -> Option<PhysAddr> {
 
 /// The flag that keeps a kernel translation across changes of CR3; see [`init`].
 fn global() -> PteFlags {
-    if isolation::has_pti() { PteFlags::empty() } else { PteFlags::GLOBAL }
+    if has_pti() { PteFlags::empty() } else { PteFlags::GLOBAL }
 }
 
 /// Maps one page, or with LARGE 2 MiB.
@@ -102,7 +100,7 @@ pub(crate) unsafe fn init(
     new_table: &mut dyn FnMut() -> Option<u64>,
 ) {
     const NO_MEMORY: &str = "memory for the kernel's page tables";
-    isolation::set_pti(pti);
+    set_pti(pti);
     let mut new_table = || new_table().map(PhysAddr::new);
     let mut root = new_table().expect(NO_MEMORY);
     // An NMI that comes while this table is active clears the bit of the program's table in CR3.

@@ -9,27 +9,31 @@
 //! | `0xffff_c000_0000_0000` | stacks with guard pages, device registers | RW, never X |
 //! | `0xffff_ffff_8000_0000` | the kernel image | one of X, R, RW for each segment |
 //!
-//! Start reading at `walk`, the one descent that all others use, with `pte` (entries) and
-//! `address`. `kernel_space` is the kernel's half, `user_space` what CPUs hold of a program's,
-//! `page_table` how it changes; `isolation` is the second top table of each program, `local` what
-//! one CPU drops. Neighbours: `tlb` (shootdown), `pcid` (contexts), `frame` (what is mapped).
+//! Start reading at `walk`, the one descent that all others use, with `pte` (entries).
+//! `kernel_space` is the kernel's half, `user_space` what CPUs hold of a program's, `page_table` how
+//! it changes, and `watchers` who else is told; `isolation` is the second top table of each program.
+//! What is mapped are `frame`s; `heap`, `vmap` and `stack` are the kernel's own uses of them, and
+//! `uaccess` is the door to a program's memory. Neighbour: `context_tracking` (shootdown, contexts).
 
-mod address;
+pub mod frame;
+pub(crate) mod heap;
 mod isolation;
 mod kernel_space;
-mod local;
 mod page_table;
 mod pte;
+pub mod stack;
+pub mod uaccess;
 mod user_space;
+pub mod vdso;
+pub(crate) mod vmap;
 mod walk;
+mod watchers;
 
-pub use address::PhysAddr;
 #[cfg(feature = "ktest")]
 pub(crate) use isolation::Shared;
-pub use isolation::has_pti;
 #[cfg(feature = "ktest")]
 pub(crate) use isolation::{entry_image, odd_slot};
-pub(crate) use isolation::{for_each_shared, init_pti, share_with_programs, user_root};
+pub(crate) use isolation::{for_each_shared, init_pti, share_with_programs};
 pub(crate) use kernel_space::{
     KernelRights, Segment, TEXT_ALIAS, TEXT_ALIAS_PAGES, init, kernel_phys, kernel_rights,
     kernel_root, map_kernel_memory, map_mmio, map_text_alias, peek, retire_kernel, seal,
@@ -37,21 +41,10 @@ pub(crate) use kernel_space::{
 };
 #[cfg(feature = "ktest")]
 pub(crate) use kernel_space::{for_each_kernel_leaf, remap_kernel};
-#[cfg(feature = "ktest")]
-pub(crate) use local::context_here;
-pub(crate) use local::{Cr3, drop_everything, flush_all, flush_user, flush_user_page};
 pub use page_table::{HUGE_PAGE, Mapping, Page, PageTable, huge_pages};
 pub use pte::{PageKind, Prot};
+pub(crate) use user_space::activate;
 pub use user_space::{Space, deactivate, user_tables};
-pub(crate) use user_space::{activate, with_active};
+pub(crate) use watchers::Watcher;
 
-use crate::frame::PAGE_SIZE;
-
-/// First address above user space: 2^47 less one guard page, so that no SYSCALL instruction can
-/// leave a non-canonical return address behind (`mechanisms/entry`).
-pub const USER_END: u64 = (1 << 47) - PAGE_SIZE as u64;
-
-/// Where kernel memory is mapped page by page: stacks first, devices last.
-pub(crate) const VMAP_BASE: u64 = 0xffff_c000_0000_0000;
-/// Where the kernel image is linked.
-pub(crate) const KERNEL_BASE: u64 = 0xffff_ffff_8000_0000;
+pub use crate::cpu::{PhysAddr, USER_END, has_pti};

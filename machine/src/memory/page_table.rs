@@ -17,14 +17,14 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use arrayvec::ArrayVec;
 
 use super::USER_END;
-use super::address::PhysAddr;
 use super::isolation::mirror;
 use super::kernel_space::new_table;
-use super::local::flush_user_page;
 use super::pte::{KINDS, PageKind, Prot, Pte, PteFlags};
 use super::user_space::Space;
 use super::walk::{ENTRIES, EachLeaf, Slot, TOP, Table, Tables, User, Visit, index, span};
-use crate::frame::{self, Frame, HugeFrame, OutOfMemory, PAGE_SHIFT, PAGE_SIZE};
+use crate::context_tracking::local::flush_user_page;
+use crate::cpu::PhysAddr;
+use crate::memory::frame::{self, Frame, HugeFrame, OutOfMemory, PAGE_SHIFT, PAGE_SIZE};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Bytes of a large page.
@@ -220,7 +220,7 @@ impl PageTable {
         slot.set(Pte::new(below, <User as super::walk::Format>::TABLE));
         self.count_huge(-1);
         // No CPU may have the page in two sizes (SDM 3A, 4.10.2.3; erratum "ITLB multihit").
-        self.space.tlb.flush(va & !(HUGE_PAGE - 1), ENTRIES as u64);
+        self.space.flush(va & !(HUGE_PAGE - 1), ENTRIES as u64);
     }
 
     /// Splits the large pages that `start` and `end` cut.
@@ -306,7 +306,7 @@ impl PageTable {
         // Without its table no CPU reaches the pages: none is written to while it is copied.
         let below = upper.get().to();
         upper.set(Pte::EMPTY);
-        self.space.tlb.flush_tables(va, ENTRIES as u64);
+        self.space.flush_tables(va, ENTRIES as u64);
         for i in 0..ENTRIES {
             let pfn = table.get(i).frame().expect("it was there a moment ago");
             // SAFETY: the entry's reference, which is dropped at the end of the round.
@@ -350,7 +350,7 @@ impl PageTable {
         self.enter(slot, frame, prot, kind);
         if let Some(pfn) = old.frame() {
             self.mapped[old.kind() as usize] -= 1;
-            self.space.tlb.flush(va, 1);
+            self.space.flush(va, 1);
             // SAFETY: the old entry owned a reference, and no CPU has its translation any more.
             unsafe { frame::release(&[pfn]) };
         }
@@ -402,7 +402,7 @@ impl PageTable {
         if prot.contains(old) {
             flush_user_page(va);
         } else {
-            self.space.tlb.flush(va, 1);
+            self.space.flush(va, 1);
         }
         true
     }
@@ -428,7 +428,7 @@ impl PageTable {
         self.tree().visit(user_range(start, end), &mut each);
         // For a new right a stale translation only faults again.
         if let Some((first, last)) = lost {
-            self.space.tlb.flush(first, (last - first) / PAGE + 1);
+            self.space.flush(first, (last - first) / PAGE + 1);
         }
     }
 
@@ -539,7 +539,7 @@ impl PageTable {
 
     /// Makes every CPU forget all translations of this space.
     pub fn flush(&self) {
-        self.space.tlb.flush(0, u64::MAX >> PAGE_SHIFT);
+        self.space.flush(0, u64::MAX >> PAGE_SHIFT);
     }
 
     /// Calls `f` with the parts of `[start, end)` that are mapped, page by page or by large ones.
@@ -614,9 +614,9 @@ impl Gather {
             None => (0, 0),
         };
         if self.tables > 0 {
-            space.tlb.flush_tables(first, pages);
+            space.flush_tables(first, pages);
         } else {
-            space.tlb.flush(first, pages);
+            space.flush(first, pages);
         }
         space.count_tables(-(self.tables as i64));
         // SAFETY: the entries that owned these references are gone, and no CPU has them any more.

@@ -7,7 +7,7 @@
 
 use bitflags::bitflags;
 
-use super::address::PhysAddr;
+use crate::cpu::PhysAddr;
 
 bitflags! {
     /// What a program may do with a page. x86 cannot forbid reading of a writable or executable

@@ -4,15 +4,16 @@ use alloc::sync::Arc;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::address::PhysAddr;
 use super::isolation::{free_root, new_root, root_frames};
+use super::kernel_space::kernel_root;
 use super::walk::{Slot, Tables, User, Visit};
-use crate::cpu::MAX_CPUS;
-use crate::frame::{self, Frame, OutOfMemory};
-use crate::pcid;
-use crate::percpu::{self, CpuCell, PerCpu};
-use crate::sync::IrqGuard;
-use crate::tlb::TlbState;
+use super::watchers::Watchers;
+use crate::context_tracking::pcid;
+use crate::context_tracking::tlb::TlbState;
+use crate::cpu::percpu::{self, CpuCell, PerCpu};
+use crate::cpu::sync::IrqGuard;
+use crate::cpu::{MAX_CPUS, PhysAddr};
+use crate::memory::frame::{self, Frame, OutOfMemory};
 
 /// The part of an address space that CPUs refer to: its root and its TLB state. Frees the tables,
 /// and the frames they still hold, with the last reference.
@@ -22,7 +23,9 @@ pub struct Space {
     id: u64,
     /// Tables below the root.
     tables: AtomicU64,
-    pub(crate) tlb: TlbState,
+    tlb: TlbState,
+    /// Who has translations of their own made from its tables.
+    pub(crate) watchers: Watchers,
 }
 
 static NEXT_SPACE: AtomicU64 = AtomicU64::new(1);
@@ -53,7 +56,24 @@ impl Space {
             id: NEXT_SPACE.fetch_add(1, Ordering::Relaxed),
             tables: AtomicU64::new(0),
             tlb: TlbState::new(),
+            watchers: Watchers::new(),
         })
+    }
+
+    /// Makes everybody forget what this space mapped in `pages` pages from `start` on, before the
+    /// call: first the guests that have it as their memory, then every CPU. Returns when all have.
+    /// May be called with interrupts masked.
+    pub(crate) fn flush(&self, start: u64, pages: u64) {
+        self.watchers.invalidate(start, pages);
+        self.tlb.flush(start, pages);
+    }
+
+    /// The same, when tables go with what they map: CPUs forget everything of the space. Dropping
+    /// single pages promises nothing about cached entries of upper levels in the program's context
+    /// (SDM 3A, 4.10.4.1, INVPCID).
+    pub(crate) fn flush_tables(&self, start: u64, pages: u64) {
+        self.watchers.invalidate(start, pages);
+        self.tlb.flush(0, u64::MAX >> frame::PAGE_SHIFT);
     }
 
     pub(super) fn root(&self) -> PhysAddr {
@@ -75,18 +95,6 @@ impl Space {
 static ACTIVE: PerCpu<CpuCell<Option<Arc<Space>>>> =
     PerCpu::from_array([const { CpuCell::new(None) }; MAX_CPUS]);
 
-/// Calls `f` with the space in this CPU's CR3, if it is a program's. Interrupts are masked.
-pub(crate) fn with_active(f: impl FnOnce(&Space)) {
-    // SAFETY: interrupts are masked by the callers in `tlb`, and `f` (catching up) does not switch.
-    unsafe {
-        ACTIVE.get().with(|active| {
-            if let Some(space) = active {
-                f(space);
-            }
-        });
-    }
-}
-
 /// Loads `space` into CR3 unless it is there already. Kernel threads have no space of their own:
 /// they run on whichever is active.
 pub(crate) fn activate(space: &Arc<Space>) {
@@ -96,7 +104,8 @@ pub(crate) fn activate(space: &Arc<Space>) {
         if active.as_ref().is_some_and(|old| Arc::ptr_eq(old, space)) {
             return None;
         }
-        let is_current = space.tlb.join(cpu);
+        // SAFETY: `ACTIVE` holds a reference to the space until this CPU has left it.
+        let is_current = unsafe { space.tlb.join(cpu) };
         // `ACTIVE` keeps the root alive.
         pcid::load(space.id, space.root, is_current);
         let old = active.replace(space.clone());
@@ -117,7 +126,7 @@ pub fn deactivate() {
     let cpu = percpu::cpu_id();
     let leave = |active: &mut Option<Arc<Space>>| {
         let old = active.take()?;
-        pcid::load_kernel_root();
+        pcid::load_kernel_root(kernel_root());
         old.tlb.leave(cpu);
         Some(old)
     };

@@ -12,9 +12,9 @@
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
-use super::address::PhysAddr;
 use super::pte::{Pte, PteFlags};
-use crate::frame::{OutOfMemory, PAGE_SHIFT};
+use crate::cpu::PhysAddr;
+use crate::memory::frame::{OutOfMemory, PAGE_SHIFT};
 
 /// Entries of a table.
 pub(crate) const ENTRIES: usize = 512;

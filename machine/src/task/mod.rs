@@ -18,23 +18,26 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use entry::{Origin, PtRegs};
 use text_patching::jump_label::RO_AFTER_INIT;
 
+use crate::cpu::percpu::{self, TaskHead};
+use crate::cpu::sync::SpinLock;
 use crate::cpu::{self, MAX_CPUS, features, msr, wrmsr};
-use crate::debug_registers::DebugRegisters;
-use crate::fpu::FpuState;
-use crate::frame::OutOfMemory;
+use crate::memory::frame::OutOfMemory;
+use crate::memory::stack::KernelStack;
 use crate::memory::{self, Space};
-use crate::percpu;
-use crate::stack::KernelStack;
-use crate::static_branch;
-use crate::sync::SpinLock;
+use crate::task::debug_registers::DebugRegisters;
+use crate::task::fpu::FpuState;
+use crate::text::static_branch;
 
+pub use crate::mitigations::idle_wait;
+
+pub mod debug_registers;
+pub mod fpu;
 pub mod part;
 
 /// The machine's part of a thread.
 #[repr(C)]
 pub struct Task {
-    /// Exit work: bits that make the return to user mode call the kernel first. Read by `entry.S`.
-    work: AtomicU32,
+    head: TaskHead,
     /// Whether a CPU's registers still hold this task.
     on_cpu: AtomicBool,
     /// Stack pointer while not running; the stack holds the callee-saved registers.
@@ -167,14 +170,14 @@ extern "C" fn task_run_closure(main: *mut KernelMain) -> ! {
 extern "C" fn task_first_return(regs: &mut PtRegs) -> bool {
     limen_task_started();
     let by_sysret = crate::entry::prepare_return::<{ Origin::NewThread as usize }>(regs);
-    crate::trace::exit();
+    crate::cpu::record::exit();
     by_sysret
 }
 
 impl Task {
     fn new(user: Option<UserState>, space: Option<Arc<Space>>) -> Result<Task, OutOfMemory> {
         Ok(Task {
-            work: AtomicU32::new(0),
+            head: TaskHead { work: AtomicU32::new(0) },
             on_cpu: AtomicBool::new(false),
             saved_rsp: UnsafeCell::new(0),
             user: user.map(UnsafeCell::new),
@@ -249,19 +252,19 @@ impl Task {
     /// runs on another CPU, that CPU also needs an interrupt.
     #[inline(always)]
     pub fn set_work(&self, bits: u32) {
-        self.work.fetch_or(bits, Ordering::SeqCst);
+        self.head.work.fetch_or(bits, Ordering::SeqCst);
     }
 
     /// Clears bits of the exit-work word and returns what it was.
     #[inline(always)]
     pub fn take_work(&self, bits: u32) -> u32 {
-        self.work.fetch_and(!bits, Ordering::SeqCst)
+        self.head.work.fetch_and(!bits, Ordering::SeqCst)
     }
 
     /// The exit-work word.
     #[inline(always)]
     pub fn work(&self) -> u32 {
-        self.work.load(Ordering::SeqCst)
+        self.head.work.load(Ordering::SeqCst)
     }
 
     /// Whether a CPU runs the task right now.
@@ -271,7 +274,8 @@ impl Task {
 
     /// The saved registers of the program, at the top of its kernel stack. Only for the task that
     /// runs, or one the caller knows to be stopped inside the kernel.
-    pub(crate) fn user_regs(&self) -> *mut PtRegs {
+    #[cfg(feature = "ktest")]
+    fn user_regs(&self) -> *mut PtRegs {
         (self.stack.top() - size_of::<PtRegs>() as u64) as *mut PtRegs
     }
 
@@ -479,7 +483,7 @@ impl<T: Schedulable> CurrentSlot<T> {
     pub fn adopt(&self, boot: Arc<T>) {
         let cpu = percpu::cpu_id();
         let task: *const Task = boot.task();
-        percpu::local().task.store(task.cast_mut(), Ordering::Relaxed);
+        percpu::local().task.store(task.cast_mut().cast(), Ordering::Relaxed);
         boot.task().part.becomes_current(cpu);
         let old = self.current[cpu].swap(Arc::into_raw(boot).cast_mut(), Ordering::Relaxed);
         assert!(old.is_null(), "this CPU has a current thread");
@@ -504,9 +508,9 @@ impl<T: Schedulable> CurrentSlot<T> {
         self.previous[cpu].store(old, Ordering::Relaxed);
         next_task.part.becomes_current(cpu);
         let local = percpu::local();
-        local.task.store((next_task as *const Task).cast_mut(), Ordering::Relaxed);
+        local.task.store((next_task as *const Task).cast_mut().cast(), Ordering::Relaxed);
         local.kernel_stack_top.set(next_task.stack.top());
-        crate::descriptors::set_kernel_stack(next_task.stack.top());
+        crate::entry::descriptors::set_kernel_stack(next_task.stack.top());
         old_task.save_user();
         let mut space_id = 0;
         if let Some(space) = &*next_task.space.lock() {
@@ -545,7 +549,7 @@ impl<T: Schedulable> CurrentSlot<T> {
 /// Waits until no CPU's registers hold the task, then marks it as this CPU's.
 fn claim(task: &Task) {
     while task.on_cpu.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
-        crate::sync::spin_wait();
+        crate::cpu::sync::spin_wait();
     }
 }
 
@@ -554,9 +558,10 @@ fn claim(task: &Task) {
 
 fn running() -> &'static Task {
     let task = percpu::running_task();
-    // SAFETY: the slot's reference keeps the running task alive, and only its own code calls this;
-    // callers do not let the reference escape a function.
-    unsafe { &*task }
+    // SAFETY: the head is the first field of a `Task` (`repr(C)`), where the switch took it from. The
+    // slot's reference keeps the running task alive, and only its own code calls this; callers do
+    // not let the reference escape a function.
+    unsafe { &*task.cast() }
 }
 
 /// Replaces the address space of the running thread (exec).
@@ -598,7 +603,7 @@ pub fn set_user_bases(fs: u64, gs: u64) {
 
 /// Null segments with base 0, for a new program.
 pub fn reset_user_segments() {
-    let _irq = crate::sync::IrqGuard::new();
+    let _irq = crate::cpu::sync::IrqGuard::new();
     if read_selectors() != 0 {
         load_selectors(0);
     }
@@ -622,7 +627,7 @@ pub fn init_user_bases(task: &mut Task, fs: u64, gs: u64) {
 
 /// Sets the hardware breakpoints of the running program.
 pub fn set_debug_registers(registers: &DebugRegisters) {
-    let _irq = crate::sync::IrqGuard::new();
+    let _irq = crate::cpu::sync::IrqGuard::new();
     let Some(user) = running().user_state() else { return };
     // SAFETY: the running task's state, interrupts masked: no switch touches it meanwhile.
     unsafe { (*user).debug = *registers };
@@ -639,7 +644,7 @@ pub(crate) fn reload_debug_registers() {
 /// Exchanges the running program's registers with the image `other`, which the CPU has then: a
 /// guest's, while the program is in the kernel for it.
 pub fn exchange_fpu(other: &mut FpuState) {
-    let _irq = crate::sync::IrqGuard::new();
+    let _irq = crate::cpu::sync::IrqGuard::new();
     let Some(user) = running().user_state() else { return };
     // SAFETY: the running task's state, interrupts masked: no switch touches it meanwhile.
     let user = unsafe { &mut *user };
@@ -650,7 +655,7 @@ pub fn exchange_fpu(other: &mut FpuState) {
 
 /// Calls `f` with the running program's FPU image, up to date, and loads what `f` leaves in it.
 pub fn with_fpu<R>(f: impl FnOnce(&mut FpuState) -> R) -> Option<R> {
-    let _irq = crate::sync::IrqGuard::new();
+    let _irq = crate::cpu::sync::IrqGuard::new();
     let user = running().user_state()?;
     // SAFETY: the running task's state, interrupts masked: no switch touches it meanwhile.
     let user = unsafe { &mut *user };
@@ -660,34 +665,13 @@ pub fn with_fpu<R>(f: impl FnOnce(&mut FpuState) -> R) -> Option<R> {
     Some(result)
 }
 
-/// Calls `f` with the running program's saved registers.
-pub fn with_user_regs<R>(f: impl FnOnce(&mut PtRegs) -> R) -> R {
+/// Where the running program entered the kernel.
+#[cfg(feature = "ktest")]
+pub(crate) fn user_ip() -> u64 {
     let task = running();
     assert!(task.user.is_some(), "a kernel thread has no user registers");
-    // SAFETY: the running program entered the kernel through the frame at the top of its stack;
-    // only the thread itself reaches it, and `f` gets the only reference made here. Callers inside
-    // a system call must not use the `regs` they were given meanwhile.
-    f(unsafe { &mut *task.user_regs() })
-}
-
-/// Whether there is no exit work, neither of the running task nor of the CPU.
-///
-/// # Safety
-/// As [`pending_work`].
-#[inline(always)]
-pub(crate) unsafe fn has_no_work() -> bool {
-    // SAFETY: the slot's reference keeps the running task alive, and the caller knows there is one.
-    let work = unsafe { &(*percpu::running_task()).work };
-    // SAFETY: it is the running task's.
-    unsafe { percpu::has_no_exit_work(work) }
-}
-
-/// The exit-work word of the running task.
-///
-/// # Safety
-/// A program's thread runs: the CPU is about to return to it.
-#[inline(always)]
-pub(crate) unsafe fn pending_work() -> u32 {
-    // SAFETY: the slot's reference keeps the running task alive, and the caller knows there is one.
-    unsafe { &*percpu::running_task() }.work()
+    // SAFETY: the running program entered the kernel through the frame at the top of its stack, and
+    // only this thread changes it. The field is copied, and no reference to the frame is made: the
+    // call that is running holds one.
+    unsafe { (&raw const (*task.user_regs()).rip).read_volatile() }
 }

@@ -11,9 +11,8 @@ use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use super::{Current, Task};
-use crate::cpu::MAX_CPUS;
-use crate::percpu;
-use crate::sync::Once;
+use crate::cpu::sync::Once;
+use crate::cpu::{MAX_CPUS, percpu};
 
 /// The parts of the running threads, by CPU.
 type Slots = [AtomicPtr<()>; MAX_CPUS];

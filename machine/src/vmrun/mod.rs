@@ -26,21 +26,21 @@ use svm::vmcb::{
 use svm::{Extra, Left, Request, World};
 use virt::regs::gpr;
 
-use crate::context::CpuContext;
+use crate::cpu::percpu::{self, CpuCell, CpuContext, CpuLocal, PerCpu};
+use crate::cpu::sync::{IrqGuard, Once};
 use crate::cpu::{self, MAX_CPUS, cpuid, features, msr, wrmsr};
-use crate::frame::{Frame, OutOfMemory};
-use crate::percpu::{self, CpuCell, CpuLocal, PerCpu};
-use crate::sync::{IrqGuard, Once};
-use crate::{behind_guests, debug_registers, memory, static_branch};
+use crate::memory::frame::{Frame, OutOfMemory};
+use crate::mitigations::behind_guests;
+use crate::task::debug_registers;
+use crate::text::static_branch;
 
 mod nested;
 
-pub(crate) use nested::Watchers;
 pub use nested::{MAX_SLOTS, MapError, NestedSpace, Slot};
 
 global_asm!(
-    include_str!("../fill.S"),
-    include_str!("../if_key.S"),
+    include_str!("../cpu/fill.S"),
+    include_str!("../cpu/if_key.S"),
     include_str!("switch.S"),
     ".purgem fill_the_return_stack",
     ".purgem if_key",
@@ -118,7 +118,7 @@ static MSRS: MsrBitmap = {
 
 fn image_phys<T>(of: &'static T) -> u64 {
     let at: *const T = of;
-    at as u64 - memory::KERNEL_BASE
+    at as u64 - crate::cpu::KERNEL_BASE
 }
 
 /// One CPU's part.

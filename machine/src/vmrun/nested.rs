@@ -12,18 +12,17 @@
 //!
 //! Lock order: the address space's own lock, then `tables`.
 
-use alloc::sync::{Arc, Weak};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use context_tracking::work::Cause;
 use svm::npt;
 
-use crate::cpu::MAX_CPUS;
-use crate::frame::{Frame, OutOfMemory, PAGE_SHIFT, PAGE_SIZE};
-use crate::memory::{PageTable, Prot, Space, USER_END};
-use crate::percpu;
-use crate::sync::SpinLock;
+use crate::cpu::sync::SpinLock;
+use crate::cpu::{MAX_CPUS, percpu};
+use crate::memory::frame::{Frame, OutOfMemory, PAGE_SHIFT, PAGE_SIZE};
+use crate::memory::{PageTable, Prot, Space, USER_END, Watcher};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const ENTRIES: usize = 512;
@@ -85,7 +84,8 @@ impl NestedSpace {
             changes: AtomicU64::new(1),
             inside: [const { AtomicU64::new(0) }; MAX_CPUS],
         });
-        of.space().tlb.watchers.add(&nested)?;
+        let watcher: Arc<dyn Watcher> = nested.clone();
+        of.space().watchers.add(&watcher)?;
         Ok(nested)
     }
 
@@ -190,9 +190,9 @@ impl NestedSpace {
             inside != 0 && inside < target
         };
         for cpu in (0..crate::cpu::cpu_count()).filter(|&cpu| cpu != me && is_behind(cpu)) {
-            crate::ipi::send_reschedule(cpu, Cause::UserTlb);
+            crate::context_tracking::ipi::send_reschedule(cpu, Cause::UserTlb);
             while is_behind(cpu) {
-                crate::sync::spin_wait();
+                crate::cpu::sync::spin_wait();
             }
         }
     }
@@ -230,7 +230,7 @@ impl Drop for NestedSpace {
 /// them. CPUs read them at any time, each as a whole.
 unsafe fn entries(phys: u64) -> &'static mut [u64; ENTRIES] {
     // SAFETY: the caller's contract; the frame is mapped, aligned, and large enough.
-    unsafe { &mut *crate::frame::phys_to_virt(phys).cast() }
+    unsafe { &mut *crate::memory::frame::phys_to_virt(phys).cast() }
 }
 
 /// Frees what a top table leads to that no CPU walks any more.
@@ -317,47 +317,8 @@ fn first_table(tables: &Tables, address: u64) -> u64 {
     address
 }
 
-/// Guests whose memory is an address space's: what it loses, they lose first.
-pub(crate) struct Watchers {
-    any: AtomicBool,
-    list: SpinLock<Vec<Weak<NestedSpace>>>,
-}
-
-impl Watchers {
-    pub(crate) const fn new() -> Self {
-        Watchers { any: AtomicBool::new(false), list: SpinLock::new(Vec::new()) }
-    }
-
-    fn add(&self, nested: &Arc<NestedSpace>) -> Result<(), OutOfMemory> {
-        let mut list = self.list.lock();
-        list.retain(|old| old.strong_count() > 0);
-        list.try_reserve(1).map_err(|_| OutOfMemory)?;
-        list.push(Arc::downgrade(nested));
-        self.any.store(true, Ordering::SeqCst);
-        Ok(())
-    }
-
-    /// `pages` pages from `start` on lose rights.
-    #[inline(always)]
-    pub(crate) fn invalidate(&self, start: u64, pages: u64) {
-        if self.any.load(Ordering::Relaxed) {
-            self.invalidate_all(start, start.saturating_add(pages.saturating_mul(PAGE)));
-        }
-    }
-
-    #[cold]
-    fn invalidate_all(&self, start: u64, end: u64) {
-        let mut n = 0;
-        // Not under the lock of the list: the wait for other CPUs may be long.
-        loop {
-            let nested = match self.list.lock().get(n) {
-                Some(nested) => nested.upgrade(),
-                None => return,
-            };
-            if let Some(nested) = nested {
-                nested.invalidate_user(start, end);
-            }
-            n += 1;
-        }
+impl Watcher for NestedSpace {
+    fn invalidate(&self, start: u64, end: u64) {
+        self.invalidate_user(start, end);
     }
 }

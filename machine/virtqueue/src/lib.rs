@@ -6,7 +6,7 @@
 //! length; [`Chains::complete`] checks both against this record.
 //!
 //! Here is no shared memory and no hardware, so the rules are tested on the host; the ring itself
-//! is in `machine/src/virtio/queue.rs`.
+//! is in `machine/src/device/virtio/queue.rs`.
 #![no_std]
 
 extern crate alloc;

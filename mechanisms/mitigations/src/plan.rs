@@ -288,7 +288,7 @@ pub struct Cost {
     pub cr3_writes: u32,
 }
 
-/// Instructions of `machine/src/entry.S` and `speculation.rs`, by what is switched on there.
+/// Instructions of `machine/src/entry/entry.S` and `speculation.rs`, by what is switched on there.
 mod price {
     /// Out of line and back, and the questions there that say no.
     pub(super) const GUARD: u32 = 6;

@@ -5,7 +5,7 @@
 //! whatever ran. So each thread has a stack of what it is in, and a CPU's time belongs to the top
 //! of the stack of the thread that it runs. What began before the ring's first event has no name.
 //!
-//! Neighbours: `perfetto.rs` writes it; `machine/src/trace.rs` in the kernel records.
+//! Neighbours: `perfetto.rs` writes it; `machine/src/cpu/record.rs` in the kernel records.
 
 use std::collections::BTreeMap;
 
@@ -244,7 +244,7 @@ fn entry(event: &TraceEvent) -> Entry {
     Entry { kind, name: event.name.clone(), arguments: event.values.clone(), from_ns: event.at_ns }
 }
 
-/// Names that the kernel gives vectors (`machine/src/trace.rs`): all others are calls.
+/// Names that the kernel gives vectors (`machine/src/cpu/record.rs`): all others are calls.
 fn is_vector(name: &str) -> bool {
     const NAMES: [&str; 13] = [
         "divide-error",

@@ -35,28 +35,28 @@ fn place_of(file: &File) -> Location {
 // Mode and owner
 
 /// chmod(2).
-pub fn chmod(a: &Args) -> Result<u64> {
-    let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
-    change_mode(&context.subject, &location, a.a1() as u32)
+pub fn chmod(path: u64, mode: u32) -> Result<u64> {
+    let (context, location) = resolve_at(CWD, path, 0, true)?;
+    change_mode(&context.subject, &location, mode)
 }
 
 /// fchmod(2).
-pub fn fchmod(a: &Args) -> Result<u64> {
-    let file = file(a.a0())?;
-    change_mode(&current().process.subject(), &place_of(&file), a.a1() as u32)
+pub fn fchmod(fd: u64, mode: u32) -> Result<u64> {
+    let file = file(fd)?;
+    change_mode(&current().process.subject(), &place_of(&file), mode)
 }
 
 /// fchmodat(2), which has no flags.
-pub fn fchmodat(a: &Args) -> Result<u64> {
-    let (context, location) = resolve_at(a.a0(), a.a1(), 0, true)?;
-    change_mode(&context.subject, &location, a.a2() as u32)
+pub fn fchmodat(directory: u64, path: u64, mode: u32) -> Result<u64> {
+    let (context, location) = resolve_at(directory, path, 0, true)?;
+    change_mode(&context.subject, &location, mode)
 }
 
 /// fchmodat2(2).
-pub fn fchmodat2(a: &Args) -> Result<u64> {
-    let flags = super::check_flags(a.a3(), raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
-    let (context, location) = resolve_at(a.a0(), a.a1(), flags, true)?;
-    change_mode(&context.subject, &location, a.a2() as u32)
+pub fn fchmodat2(directory: u64, path: u64, mode: u32, flags: u64) -> Result<u64> {
+    let flags = super::check_flags(flags, raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
+    let (context, location) = resolve_at(directory, path, flags, true)?;
+    change_mode(&context.subject, &location, mode)
 }
 
 fn change_mode(who: &Subject, location: &Location, mode: u32) -> Result<u64> {
@@ -81,29 +81,29 @@ fn change_mode(who: &Subject, location: &Location, mode: u32) -> Result<u64> {
 }
 
 /// chown(2).
-pub fn chown(a: &Args) -> Result<u64> {
-    let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
-    change_owner(&context.subject, &location, a.a1() as u32, a.a2() as u32)
+pub fn chown(path: u64, owner: u32, group: u32) -> Result<u64> {
+    let (context, location) = resolve_at(CWD, path, 0, true)?;
+    change_owner(&context.subject, &location, owner, group)
 }
 
 /// lchown(2).
-pub fn lchown(a: &Args) -> Result<u64> {
-    let (context, location) = resolve_at(CWD, a.a0(), 0, false)?;
-    change_owner(&context.subject, &location, a.a1() as u32, a.a2() as u32)
+pub fn lchown(path: u64, owner: u32, group: u32) -> Result<u64> {
+    let (context, location) = resolve_at(CWD, path, 0, false)?;
+    change_owner(&context.subject, &location, owner, group)
 }
 
 /// fchown(2).
-pub fn fchown(a: &Args) -> Result<u64> {
-    let file = file(a.a0())?;
+pub fn fchown(fd: u64, owner: u32, group: u32) -> Result<u64> {
+    let file = file(fd)?;
     let who = current().process.subject();
-    change_owner(&who, &place_of(&file), a.a1() as u32, a.a2() as u32)
+    change_owner(&who, &place_of(&file), owner, group)
 }
 
 /// fchownat(2).
-pub fn fchownat(a: &Args) -> Result<u64> {
-    let flags = super::check_flags(a.a4(), raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
-    let (context, location) = resolve_at(a.a0(), a.a1(), flags, true)?;
-    change_owner(&context.subject, &location, a.a2() as u32, a.a3() as u32)
+pub fn fchownat(directory: u64, path: u64, owner: u32, group: u32, flags: u64) -> Result<u64> {
+    let flags = super::check_flags(flags, raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
+    let (context, location) = resolve_at(directory, path, flags, true)?;
+    change_owner(&context.subject, &location, owner, group)
 }
 
 /// `u32::MAX` leaves an id as it is.
@@ -145,7 +145,7 @@ fn without_privilege(of: &Metadata) -> u32 {
 /// `struct timespec`.
 #[derive(FromBytes, IntoBytes, Immutable, Clone, Copy)]
 #[repr(C)]
-struct Timespec {
+pub struct Timespec {
     sec: i64,
     nsec: i64,
 }
@@ -170,9 +170,14 @@ impl Times {
 }
 
 /// utimensat(2). A null path means the descriptor itself.
-pub fn utimensat(a: &Args) -> Result<u64> {
-    let flags = super::check_flags(a.a3(), raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
-    let times = match UserPtr::<[Timespec; 2]>::new(a.a2()).non_null() {
+pub fn utimensat(
+    directory: u64,
+    path: u64,
+    times_at: UserPtr<[Timespec; 2]>,
+    flags: u64,
+) -> Result<u64> {
+    let flags = super::check_flags(flags, raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
+    let times = match times_at.non_null() {
         None => Times::now(),
         Some(at) => {
             let [access, change] = at.read()?;
@@ -188,11 +193,11 @@ pub fn utimensat(a: &Args) -> Result<u64> {
             }
         }
     };
-    if a.a1() == 0 && flags & raw::AT_EMPTY_PATH == 0 && a.a0() as i32 != raw::AT_FDCWD {
-        let file = file(a.a0())?;
+    if path == 0 && flags & raw::AT_EMPTY_PATH == 0 && directory as i32 != raw::AT_FDCWD {
+        let file = file(directory)?;
         return change_times(&Context::current(), &place_of(&file), &times);
     }
-    let (context, location) = resolve_at(a.a0(), a.a1(), flags, true)?;
+    let (context, location) = resolve_at(directory, path, flags, true)?;
     change_times(&context, &location, &times)
 }
 
@@ -206,26 +211,26 @@ fn chosen_time(time: Timespec) -> Result<Option<i64>> {
 }
 
 /// utime(2): whole seconds.
-pub fn utime(a: &Args) -> Result<u64> {
-    let times = match UserPtr::<[i64; 2]>::new(a.a1()).non_null() {
+pub fn utime(path: u64, times_at: UserPtr<[i64; 2]>) -> Result<u64> {
+    let times = match times_at.non_null() {
         None => Times::now(),
         Some(at) => {
             let [access, change] = at.read()?;
             Times::explicit(access.saturating_mul(NS), change.saturating_mul(NS))
         }
     };
-    let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
+    let (context, location) = resolve_at(CWD, path, 0, true)?;
     change_times(&context, &location, &times)
 }
 
 /// utimes(2): microseconds.
-pub fn utimes(a: &Args) -> Result<u64> {
-    set_microseconds(CWD, a.a0(), a.a1())
+pub fn utimes(path: u64, times: u64) -> Result<u64> {
+    set_microseconds(CWD, path, times)
 }
 
 /// futimesat(2).
-pub fn futimesat(a: &Args) -> Result<u64> {
-    set_microseconds(a.a0(), a.a1(), a.a2())
+pub fn futimesat(directory: u64, path: u64, times: u64) -> Result<u64> {
+    set_microseconds(directory, path, times)
 }
 
 fn set_microseconds(dirfd: u64, path: u64, times: u64) -> Result<u64> {
@@ -268,9 +273,9 @@ fn change_times(context: &Context, location: &Location, times: &Times) -> Result
 // Size and contents
 
 /// truncate(2).
-pub fn truncate(a: &Args) -> Result<u64> {
-    let size = check_size(a.a1())?;
-    let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
+pub fn truncate(path: u64, length: u64) -> Result<u64> {
+    let size = check_size(length)?;
+    let (context, location) = resolve_at(CWD, path, 0, true)?;
     match location.file_type() {
         FileType::Regular => {}
         FileType::Directory => return Err(Errno::EISDIR),
@@ -284,9 +289,9 @@ pub fn truncate(a: &Args) -> Result<u64> {
 }
 
 /// ftruncate(2).
-pub fn ftruncate(a: &Args) -> Result<u64> {
-    let size = check_size(a.a1())?;
-    let file = file(a.a0())?;
+pub fn ftruncate(fd: u64, length: u64) -> Result<u64> {
+    let size = check_size(length)?;
+    let file = file(fd)?;
     let location = file.location.clone().ok_or(Errno::EINVAL)?;
     if location.file_type() != FileType::Regular || file.check_writable().is_err() {
         return Err(Errno::EINVAL);
@@ -318,9 +323,8 @@ fn resize(location: &Location, size: u64) -> Result<u64> {
 }
 
 /// fallocate(2).
-pub fn fallocate(a: &Args) -> Result<u64> {
-    let (mode, offset, len) = (a.a1() as u32, a.a2() as i64, a.a3() as i64);
-    let file = file(a.a0())?;
+pub fn fallocate(fd: u64, mode: u32, offset: i64, len: i64) -> Result<u64> {
+    let file = file(fd)?;
     let (Ok(offset), Ok(len)) = (u64::try_from(offset), u64::try_from(len)) else {
         return Err(Errno::EINVAL);
     };
@@ -383,9 +387,8 @@ fn sync_file(file: &Arc<File>) -> Result<u64> {
 }
 
 /// sync_file_range(2): writes the whole file back.
-pub fn sync_file_range(a: &Args) -> Result<u64> {
-    let (offset, len, flags) = (a.a1() as i64, a.a2() as i64, a.a3() as u32);
-    let file = file(a.a0())?;
+pub fn sync_file_range(fd: u64, offset: i64, len: i64, flags: u32) -> Result<u64> {
+    let file = file(fd)?;
     if flags & !7 != 0 || offset < 0 || len < 0 || offset.checked_add(len).is_none() {
         return Err(Errno::EINVAL);
     }
@@ -405,23 +408,23 @@ pub fn sync(_: &Args) -> Result<u64> {
 }
 
 /// syncfs(2).
-pub fn syncfs(a: &Args) -> Result<u64> {
-    file(a.a0())?.inode().file_system().sync()?;
+pub fn syncfs(fd: u64) -> Result<u64> {
+    file(fd)?.inode().file_system().sync()?;
     Ok(0)
 }
 
 /// fadvise64(2): the advice is checked, and not needed.
-pub fn fadvise64(a: &Args) -> Result<u64> {
-    let file = file(a.a0())?;
+pub fn fadvise64(fd: u64, _offset: u64, length: i64, advice: u32) -> Result<u64> {
+    let file = file(fd)?;
     if file.inode().file_type() == FileType::Fifo {
         return Err(Errno::ESPIPE);
     }
-    if a.a3() as u32 > FADVISE_MAX || (a.a2() as i64) < 0 { Err(Errno::EINVAL) } else { Ok(0) }
+    if advice > FADVISE_MAX || length < 0 { Err(Errno::EINVAL) } else { Ok(0) }
 }
 
 /// readahead(2): reads happen in large steps anyway.
-pub fn readahead(a: &Args) -> Result<u64> {
-    let file = file(a.a0())?;
+pub fn readahead(fd: u64) -> Result<u64> {
+    let file = file(fd)?;
     file.check_readable()?;
     if super::is_regular(&file.inode()) { Ok(0) } else { Err(Errno::EINVAL) }
 }

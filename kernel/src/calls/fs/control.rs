@@ -7,7 +7,6 @@ use abi::{Errno, Result, general as raw, ioctl as cmd};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{any_file, file};
-use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::fs::tmpfs::TmpInode;
 use crate::process::current;
@@ -25,9 +24,9 @@ const ALL_SEALS: u32 = raw::F_SEAL_SEAL
     | raw::F_SEAL_EXEC;
 
 /// fcntl(2).
-pub fn fcntl(a: &Args) -> Result<u64> {
-    let (fd, command, argument) = (a.a0() as Fd, a.a1() as u32, a.a2());
-    let file = any_file(a.a0())?;
+pub fn fcntl(fd_word: u64, command_word: u32, argument_at: u64) -> Result<u64> {
+    let (fd, command, argument) = (fd_word as Fd, command_word, argument_at);
+    let file = any_file(fd_word)?;
     let files = || current().process.files();
     if is_about_descriptor(command) {
         hooks::file_fcntl((&file, command, argument))?;
@@ -203,17 +202,16 @@ fn set_lock(fd: Fd, file: &Arc<File>, at: u64, by_file: bool, wait: bool) -> Res
 }
 
 /// flock(2).
-pub fn flock(a: &Args) -> Result<u64> {
+pub fn flock(fd: u64, operation: u32) -> Result<u64> {
     /// Mandatory locks of old: the call says yes and does nothing.
     const LOCK_MAND: u32 = 32;
-    let operation = a.a1() as u32;
     if operation & LOCK_MAND != 0 {
         return Ok(0);
     }
     if !matches!(operation & !raw::LOCK_NB, raw::LOCK_UN | raw::LOCK_SH | raw::LOCK_EX) {
         return Err(Errno::EINVAL);
     }
-    let file = file(a.a0())?;
+    let file = file(fd)?;
     let wait = operation & raw::LOCK_NB == 0;
     let owner = Owner::Flock(file.id);
     let pid = current().process.pid as i32;
@@ -237,9 +235,9 @@ pub fn flock(a: &Args) -> Result<u64> {
 // ioctl
 
 /// ioctl(2): what every file has, then the file's own.
-pub fn ioctl(a: &Args) -> Result<u64> {
-    let (fd, command, argument) = (a.a0() as Fd, a.a1() as u32, a.a2());
-    let file = file(a.a0())?;
+pub fn ioctl(fd_word: u64, request: u32, argument_at: u64) -> Result<u64> {
+    let (fd, command, argument) = (fd_word as Fd, request, argument_at);
+    let file = file(fd_word)?;
     hooks::file_ioctl((&file, command))?;
     let flag = |bit: u32| -> Result<u64> {
         let on = UserPtr::<i32>::new(argument).read()? != 0;

@@ -139,7 +139,7 @@ impl Entries {
 }
 
 /// getcwd(2): the length with the NUL.
-pub fn getcwd(a: &Args) -> Result<u64> {
+pub fn getcwd(buffer: UserPtr<u8>, size: u64) -> Result<u64> {
     let fs = current().process.fs();
     let (cwd, root) = (fs.cwd.lock().clone(), fs.root.lock().clone());
     if cwd.dentry.is_unlinked() {
@@ -150,16 +150,16 @@ pub fn getcwd(a: &Args) -> Result<u64> {
         return Err(Errno::ENAMETOOLONG);
     }
     path.push(0);
-    if path.len() as u64 > a.a1() {
+    if path.len() as u64 > size {
         return Err(Errno::ERANGE);
     }
-    UserPtr::<u8>::new(a.a0()).write_many(&path)?;
+    buffer.write_many(&path)?;
     Ok(path.len() as u64)
 }
 
 /// chdir(2).
-pub fn chdir(a: &Args) -> Result<u64> {
-    let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
+pub fn chdir(path: u64) -> Result<u64> {
+    let (context, location) = resolve_at(CWD, path, 0, true)?;
     check_directory(&location)?;
     permission::check(location.inode().as_ref(), EXECUTE, &context.subject)?;
     set_cwd(&context.fs, location);
@@ -167,8 +167,8 @@ pub fn chdir(a: &Args) -> Result<u64> {
 }
 
 /// fchdir(2).
-pub fn fchdir(a: &Args) -> Result<u64> {
-    let file = any_file(a.a0())?;
+pub fn fchdir(fd: u64) -> Result<u64> {
+    let file = any_file(fd)?;
     let location = file.location.clone().ok_or(Errno::ENOTDIR)?;
     check_directory(&location)?;
     let process = &current().process;
@@ -178,8 +178,8 @@ pub fn fchdir(a: &Args) -> Result<u64> {
 }
 
 /// chroot(2).
-pub fn chroot(a: &Args) -> Result<u64> {
-    let (context, location) = resolve_at(CWD, a.a0(), 0, true)?;
+pub fn chroot(path: u64) -> Result<u64> {
+    let (context, location) = resolve_at(CWD, path, 0, true)?;
     check_directory(&location)?;
     permission::check(location.inode().as_ref(), EXECUTE, &context.subject)?;
     if !context.subject.capable(Capability::SysChroot) {

@@ -8,9 +8,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use abi::{Errno, Result, general as raw};
-use machine::uaccess;
 
-use crate::base::user::{PATH_MAX, efault, read_path};
+use crate::base::user::UserPtr;
+use crate::base::user::{PATH_MAX, read_path};
 use crate::process::own_file;
 use crate::vfs::path::{Context, walk};
 use crate::vfs::{File, FileType, Inode};
@@ -60,7 +60,7 @@ impl PathName {
             let to_page_end = 4096 - (at % 4096) as usize;
             let step = (INLINE_PATH - len).min(to_page_end).min(40);
             let chunk = &mut bytes[len..len + step];
-            uaccess::read_bytes(at, chunk).map_err(efault)?;
+            UserPtr::<u8>::new(at).read_bytes(chunk)?;
             if let Some(end) = chunk.iter().position(|&byte| byte == 0) {
                 return Ok(PathName::Inline(bytes, len + end));
             }

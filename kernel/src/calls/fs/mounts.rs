@@ -75,14 +75,14 @@ fn place_of(path: u64) -> Result<Location> {
 }
 
 /// umount2(2).
-pub fn umount2(a: &Args) -> Result<u64> {
+pub fn umount2(target: u64, flags: u64) -> Result<u64> {
     let known = raw::MNT_FORCE | raw::MNT_DETACH | raw::MNT_EXPIRE | raw::UMOUNT_NOFOLLOW;
-    let flags = super::check_flags(a.a1(), known)?;
+    let flags = super::check_flags(flags, known)?;
     let others = raw::MNT_FORCE | raw::MNT_DETACH;
     if flags & raw::MNT_EXPIRE != 0 && flags & others != 0 {
         return Err(Errno::EINVAL);
     }
-    let (context, at) = resolve_at(CWD, a.a0(), 0, flags & raw::UMOUNT_NOFOLLOW == 0)?;
+    let (context, at) = resolve_at(CWD, target, 0, flags & raw::UMOUNT_NOFOLLOW == 0)?;
     check_admin()?;
     if at.same(&context.root()) && flags & raw::MNT_DETACH == 0 {
         return Err(Errno::EBUSY);
@@ -93,10 +93,10 @@ pub fn umount2(a: &Args) -> Result<u64> {
 }
 
 /// pivot_root(2).
-pub fn pivot_root(a: &Args) -> Result<u64> {
+pub fn pivot_root(new: u64, old: u64) -> Result<u64> {
     check_admin()?;
-    let new = place_of(a.a0())?;
-    let (context, put_old) = resolve_at(CWD, a.a1(), 0, true)?;
+    let new = place_of(new)?;
+    let (context, put_old) = resolve_at(CWD, old, 0, true)?;
     let old = context.root();
     hooks::sb_pivotroot((&context.subject,))?;
     mount::pivot_root(&old, &new, &put_old)?;

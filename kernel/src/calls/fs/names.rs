@@ -7,7 +7,6 @@ use alloc::sync::Arc;
 use abi::{Errno, Result, general as raw};
 
 use super::{CWD, PathName, any_file, check_flags, walk_flags};
-use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::security::Capability;
 use crate::vfs::anon::AnonInode;
@@ -16,13 +15,13 @@ use crate::vfs::path::{self, Context};
 use crate::vfs::{FileType, hooks, inotify};
 
 /// mkdir(2).
-pub fn mkdir(a: &Args) -> Result<u64> {
-    make_directory(CWD, a.a0(), a.a1())
+pub fn mkdir(path: u64, mode: u64) -> Result<u64> {
+    make_directory(CWD, path, mode)
 }
 
 /// mkdirat(2).
-pub fn mkdirat(a: &Args) -> Result<u64> {
-    make_directory(a.a0(), a.a1(), a.a2())
+pub fn mkdirat(directory: u64, path: u64, mode: u64) -> Result<u64> {
+    make_directory(directory, path, mode)
 }
 
 fn make_directory(dirfd: u64, path: u64, mode: u64) -> Result<u64> {
@@ -33,13 +32,13 @@ fn make_directory(dirfd: u64, path: u64, mode: u64) -> Result<u64> {
 }
 
 /// mknod(2).
-pub fn mknod(a: &Args) -> Result<u64> {
-    make_node(CWD, a.a0(), a.a1() as u32, a.a2())
+pub fn mknod(path: u64, mode: u32, device: u64) -> Result<u64> {
+    make_node(CWD, path, mode, device)
 }
 
 /// mknodat(2).
-pub fn mknodat(a: &Args) -> Result<u64> {
-    make_node(a.a0(), a.a1(), a.a2() as u32, a.a3())
+pub fn mknodat(directory: u64, path: u64, mode: u32, device: u64) -> Result<u64> {
+    make_node(directory, path, mode, device)
 }
 
 fn make_node(dirfd: u64, path: u64, mode: u32, device: u64) -> Result<u64> {
@@ -59,13 +58,13 @@ fn make_node(dirfd: u64, path: u64, mode: u32, device: u64) -> Result<u64> {
 }
 
 /// symlink(2).
-pub fn symlink(a: &Args) -> Result<u64> {
-    make_symlink(a.a0(), CWD, a.a1())
+pub fn symlink(target: u64, path: u64) -> Result<u64> {
+    make_symlink(target, CWD, path)
 }
 
 /// symlinkat(2).
-pub fn symlinkat(a: &Args) -> Result<u64> {
-    make_symlink(a.a0(), a.a1(), a.a2())
+pub fn symlinkat(target: u64, directory: u64, path: u64) -> Result<u64> {
+    make_symlink(target, directory, path)
 }
 
 fn make_symlink(target: u64, dirfd: u64, path: u64) -> Result<u64> {
@@ -81,14 +80,20 @@ fn make_symlink(target: u64, dirfd: u64, path: u64) -> Result<u64> {
 }
 
 /// link(2): does not follow a link.
-pub fn link(a: &Args) -> Result<u64> {
-    make_link((CWD, a.a0()), (CWD, a.a1()), 0)
+pub fn link(old: u64, new: u64) -> Result<u64> {
+    make_link((CWD, old), (CWD, new), 0)
 }
 
 /// linkat(2).
-pub fn linkat(a: &Args) -> Result<u64> {
-    let flags = check_flags(a.a4(), raw::AT_SYMLINK_FOLLOW | raw::AT_EMPTY_PATH)?;
-    make_link((a.a0(), a.a1()), (a.a2(), a.a3()), flags)
+pub fn linkat(
+    old_directory: u64,
+    old: u64,
+    new_directory: u64,
+    new: u64,
+    flags: u64,
+) -> Result<u64> {
+    let flags = check_flags(flags, raw::AT_SYMLINK_FOLLOW | raw::AT_EMPTY_PATH)?;
+    make_link((old_directory, old), (new_directory, new), flags)
 }
 
 /// A descriptor alone is no right to a name: ENOENT unless it was opened with the credentials the
@@ -114,45 +119,51 @@ fn make_link(from: (u64, u64), to: (u64, u64), flags: u32) -> Result<u64> {
 }
 
 /// unlink(2).
-pub fn unlink(a: &Args) -> Result<u64> {
-    let path = PathName::read(a.a0())?;
+pub fn unlink(path: u64) -> Result<u64> {
+    let path = PathName::read(path)?;
     tree::unlink(&Context::current(), raw::AT_FDCWD, path.bytes())?;
     Ok(0)
 }
 
 /// rmdir(2).
-pub fn rmdir(a: &Args) -> Result<u64> {
-    let path = PathName::read(a.a0())?;
+pub fn rmdir(path: u64) -> Result<u64> {
+    let path = PathName::read(path)?;
     tree::rmdir(&Context::current(), raw::AT_FDCWD, path.bytes())?;
     Ok(0)
 }
 
 /// unlinkat(2).
-pub fn unlinkat(a: &Args) -> Result<u64> {
-    let flags = check_flags(a.a2(), raw::AT_REMOVEDIR)?;
-    let path = PathName::read(a.a1())?;
+pub fn unlinkat(directory: i32, path: u64, flags: u64) -> Result<u64> {
+    let flags = check_flags(flags, raw::AT_REMOVEDIR)?;
+    let path = PathName::read(path)?;
     let context = Context::current();
     if flags & raw::AT_REMOVEDIR != 0 {
-        tree::rmdir(&context, a.a0() as i32, path.bytes())?;
+        tree::rmdir(&context, directory, path.bytes())?;
     } else {
-        tree::unlink(&context, a.a0() as i32, path.bytes())?;
+        tree::unlink(&context, directory, path.bytes())?;
     }
     Ok(0)
 }
 
 /// rename(2).
-pub fn rename(a: &Args) -> Result<u64> {
-    rename_at((CWD, a.a0()), (CWD, a.a1()), 0)
+pub fn rename(old: u64, new: u64) -> Result<u64> {
+    rename_at((CWD, old), (CWD, new), 0)
 }
 
 /// renameat(2).
-pub fn renameat(a: &Args) -> Result<u64> {
-    rename_at((a.a0(), a.a1()), (a.a2(), a.a3()), 0)
+pub fn renameat(old_directory: u64, old: u64, new_directory: u64, new: u64) -> Result<u64> {
+    rename_at((old_directory, old), (new_directory, new), 0)
 }
 
 /// renameat2(2).
-pub fn renameat2(a: &Args) -> Result<u64> {
-    rename_at((a.a0(), a.a1()), (a.a2(), a.a3()), a.a4() as u32)
+pub fn renameat2(
+    old_directory: u64,
+    old: u64,
+    new_directory: u64,
+    new: u64,
+    flags: u32,
+) -> Result<u64> {
+    rename_at((old_directory, old), (new_directory, new), flags)
 }
 
 fn rename_at(from: (u64, u64), to: (u64, u64), flags: u32) -> Result<u64> {
@@ -165,13 +176,13 @@ fn rename_at(from: (u64, u64), to: (u64, u64), flags: u32) -> Result<u64> {
 }
 
 /// readlink(2).
-pub fn readlink(a: &Args) -> Result<u64> {
-    read_link(CWD, a.a0(), a.a1(), a.a2())
+pub fn readlink(path: u64, buffer: u64, size: u64) -> Result<u64> {
+    read_link(CWD, path, buffer, size)
 }
 
 /// readlinkat(2): an empty path is the descriptor itself.
-pub fn readlinkat(a: &Args) -> Result<u64> {
-    read_link(a.a0(), a.a1(), a.a2(), a.a3())
+pub fn readlinkat(directory: u64, path: u64, buffer: u64, size: u64) -> Result<u64> {
+    read_link(directory, path, buffer, size)
 }
 
 fn read_link(dirfd: u64, path: u64, buffer: u64, size: u64) -> Result<u64> {
@@ -218,4 +229,9 @@ pub fn link_text(file: &crate::vfs::File, root: &path::Location) -> alloc::vec::
 /// Tells watchers that the attributes of an object changed.
 pub(super) fn attributes_changed(location: &path::Location) {
     inotify::event(&location.dentry, raw::IN_ATTRIB);
+}
+
+/// name_to_handle_at(2), open_by_handle_at(2): no file system has handles.
+pub fn no_handles() -> Result<u64> {
+    Err(Errno::EOPNOTSUPP)
 }

@@ -5,7 +5,6 @@ use alloc::sync::Arc;
 use abi::{Errno, Result, general as raw};
 
 use super::{CWD, PathName, file};
-use crate::base::args::Args;
 use crate::process::give_file;
 use crate::vfs::inotify::Inotify;
 use crate::vfs::path::{self, Context, walk};
@@ -13,13 +12,13 @@ use crate::vfs::permission::{self, READ};
 use crate::vfs::{File, hooks};
 
 /// inotify_init(2).
-pub fn inotify_init(_: &Args) -> Result<u64> {
+pub fn inotify_init() -> Result<u64> {
     new_instance(0)
 }
 
 /// inotify_init1(2).
-pub fn inotify_init1(a: &Args) -> Result<u64> {
-    new_instance(super::check_flags(a.a0(), raw::IN_CLOEXEC | raw::IN_NONBLOCK)?)
+pub fn inotify_init1(flags: u64) -> Result<u64> {
+    new_instance(super::check_flags(flags, raw::IN_CLOEXEC | raw::IN_NONBLOCK)?)
 }
 
 fn new_instance(flags: u32) -> Result<u64> {
@@ -33,8 +32,7 @@ fn instance(file: &Arc<File>) -> Result<&Inotify> {
 }
 
 /// inotify_add_watch(2).
-pub fn inotify_add_watch(a: &Args) -> Result<u64> {
-    let mask = a.a2() as u32;
+pub fn inotify_add_watch(fd: u64, path: u64, mask: u32) -> Result<u64> {
     let options = raw::IN_ONLYDIR
         | raw::IN_DONT_FOLLOW
         | raw::IN_EXCL_UNLINK
@@ -50,9 +48,9 @@ pub fn inotify_add_watch(a: &Args) -> Result<u64> {
     {
         return Err(Errno::EINVAL);
     }
-    let file = file(a.a0())?;
+    let file = file(fd)?;
     let instance = instance(&file)?;
-    let path = PathName::read(a.a1())?;
+    let path = PathName::read(path)?;
     let mut flags = 0;
     if mask & raw::IN_DONT_FOLLOW == 0 {
         flags |= walk::FOLLOW;
@@ -68,8 +66,8 @@ pub fn inotify_add_watch(a: &Args) -> Result<u64> {
 }
 
 /// inotify_rm_watch(2).
-pub fn inotify_rm_watch(a: &Args) -> Result<u64> {
-    let file = file(a.a0())?;
-    instance(&file)?.unwatch(a.a1() as i32)?;
+pub fn inotify_rm_watch(fd: u64, watch: i32) -> Result<u64> {
+    let file = file(fd)?;
+    instance(&file)?.unwatch(watch)?;
     Ok(0)
 }

@@ -8,7 +8,6 @@ use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{PathName, any_file};
-use crate::base::args::Args;
 use crate::base::user::{UserPtr, read_c_string};
 use crate::fs::memfd;
 use crate::process::current;
@@ -27,19 +26,19 @@ struct OpenHow {
 }
 
 /// open(2).
-pub fn open(a: &Args) -> Result<u64> {
-    open_fd(raw::AT_FDCWD, a.a0(), a.a1() as u32, a.a2() as u32)
+pub fn open(path: u64, flags: u32, mode: u32) -> Result<u64> {
+    open_fd(raw::AT_FDCWD, path, flags, mode)
 }
 
 /// openat(2).
-pub fn openat(a: &Args) -> Result<u64> {
-    open_fd(a.a0() as i32, a.a1(), a.a2() as u32, a.a3() as u32)
+pub fn openat(directory: i32, path: u64, flags: u32, mode: u32) -> Result<u64> {
+    open_fd(directory, path, flags, mode)
 }
 
 /// creat(2).
-pub fn creat(a: &Args) -> Result<u64> {
+pub fn creat(path: u64, mode: u32) -> Result<u64> {
     let flags = raw::O_CREAT | raw::O_WRONLY | raw::O_TRUNC;
-    open_fd(raw::AT_FDCWD, a.a0(), flags, a.a1() as u32)
+    open_fd(raw::AT_FDCWD, path, flags, mode)
 }
 
 fn open_fd(dirfd: i32, path: u64, flags: u32, mode: u32) -> Result<u64> {
@@ -71,17 +70,16 @@ fn finish(dirfd: i32, path: &PathName, how: &How) -> Result<u64> {
 }
 
 /// openat2(2).
-pub fn openat2(a: &Args) -> Result<u64> {
-    let size = a.a3() as usize;
+pub fn openat2(directory: i32, path: u64, how_at: u64, size: usize) -> Result<u64> {
     if size < size_of::<OpenHow>() {
         return Err(Errno::EINVAL);
     }
     if size > 4096 {
         return Err(Errno::E2BIG);
     }
-    let how = UserPtr::<OpenHow>::new(a.a2()).read()?;
+    let how = UserPtr::<OpenHow>::new(how_at).read()?;
     let rest = size - size_of::<OpenHow>();
-    let rest = UserPtr::<u8>::new(a.a2() + size_of::<OpenHow>() as u64).read_many(rest)?;
+    let rest = UserPtr::<u8>::new(how_at + size_of::<OpenHow>() as u64).read_many(rest)?;
     if rest.iter().any(|&byte| byte != 0) {
         return Err(Errno::E2BIG);
     }
@@ -95,9 +93,9 @@ pub fn openat2(a: &Args) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let walk = resolve_flags(how.resolve)?;
-    let path = PathName::read(a.a1())?;
+    let path = PathName::read(path)?;
     let flags = flags | raw::O_LARGEFILE;
-    finish(a.a0() as i32, &path, &How { flags, mode: how.mode as u32, walk })
+    finish(directory, &path, &How { flags, mode: how.mode as u32, walk })
 }
 
 fn resolve_flags(resolve: u64) -> Result<u32> {
@@ -125,8 +123,8 @@ fn resolve_flags(resolve: u64) -> Result<u32> {
 }
 
 /// close(2).
-pub fn close(a: &Args) -> Result<u64> {
-    let file = current().process.files().remove(a.a0() as Fd)?;
+pub fn close(fd: u64) -> Result<u64> {
+    let file = current().process.files().remove(fd as Fd)?;
     drop(file);
     Ok(0)
 }
@@ -136,8 +134,7 @@ const CLOSE_RANGE_UNSHARE: u32 = 1 << 1;
 const CLOSE_RANGE_CLOEXEC: u32 = 1 << 2;
 
 /// close_range(2).
-pub fn close_range(a: &Args) -> Result<u64> {
-    let (first, last, flags) = (a.a0() as u32, a.a1() as u32, a.a2() as u32);
+pub fn close_range(first: u32, last: u32, flags: u32) -> Result<u64> {
     let known = CLOSE_RANGE_UNSHARE | CLOSE_RANGE_CLOEXEC;
     if flags & !known != 0 || first > last {
         return Err(Errno::EINVAL);
@@ -167,23 +164,23 @@ fn unshare_files(process: &crate::process::Process) -> Result<()> {
 }
 
 /// dup(2).
-pub fn dup(a: &Args) -> Result<u64> {
-    give_file(any_file(a.a0())?, false)
+pub fn dup(fd: u64) -> Result<u64> {
+    give_file(any_file(fd)?, false)
 }
 
 /// dup2(2).
-pub fn dup2(a: &Args) -> Result<u64> {
-    let (old, new) = (a.a0() as Fd, a.a1() as Fd);
+pub fn dup2(old_at: u64, new_at: u64) -> Result<u64> {
+    let (old, new) = (old_at as Fd, new_at as Fd);
     if old == new {
-        any_file(a.a0())?;
+        any_file(old_at)?;
         return Ok(new.into());
     }
     dup_to(old, new, false)
 }
 
 /// dup3(2).
-pub fn dup3(a: &Args) -> Result<u64> {
-    let (old, new, flags) = (a.a0() as Fd, a.a1() as Fd, a.a2() as u32);
+pub fn dup3(old_at: u64, new_at: u64, flag_word: u32) -> Result<u64> {
+    let (old, new, flags) = (old_at as Fd, new_at as Fd, flag_word);
     if flags & !raw::O_CLOEXEC != 0 || old == new {
         return Err(Errno::EINVAL);
     }
@@ -200,8 +197,8 @@ fn dup_to(old: Fd, new: Fd, close_on_exec: bool) -> Result<u64> {
 }
 
 /// umask(2).
-pub fn umask(a: &Args) -> Result<u64> {
-    let old = current().process.fs().umask.swap(a.a0() as u32 & 0o777, Ordering::Relaxed);
+pub fn umask(mask: u32) -> Result<u64> {
+    let old = current().process.fs().umask.swap(mask & 0o777, Ordering::Relaxed);
     Ok(old.into())
 }
 
@@ -209,14 +206,13 @@ pub fn umask(a: &Args) -> Result<u64> {
 const MEMFD_NAME_MAX: usize = 249;
 
 /// memfd_create(2).
-pub fn memfd_create(a: &Args) -> Result<u64> {
-    let flags = a.a1() as u32;
+pub fn memfd_create(name: u64, flags: u32) -> Result<u64> {
     let known = raw::MFD_CLOEXEC | raw::MFD_ALLOW_SEALING | raw::MFD_NOEXEC_SEAL | raw::MFD_EXEC;
     let both = raw::MFD_NOEXEC_SEAL | raw::MFD_EXEC;
     if flags & !known != 0 || flags & both == both {
         return Err(Errno::EINVAL);
     }
-    let name = read_c_string(a.a0(), MEMFD_NAME_MAX + 1, Errno::EINVAL)?;
+    let name = read_c_string(name, MEMFD_NAME_MAX + 1, Errno::EINVAL)?;
     let who = current().process.credentials();
     let noexec = flags & raw::MFD_NOEXEC_SEAL != 0;
     let mode = if noexec { 0o666 } else { 0o777 };

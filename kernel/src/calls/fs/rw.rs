@@ -11,6 +11,7 @@ use machine::task::Current;
 use super::file;
 use crate::base::args::Args;
 use crate::base::io::{Sink, Source, read_iovec};
+use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::process::signal::send_to_current;
 use crate::process::{Thread, file_of};
@@ -26,70 +27,70 @@ const READ_FLAGS: u32 =
 const WRITE_FLAGS: u32 = READ_FLAGS;
 
 /// read(2).
-pub fn read(a: &Args, thread: Current<Thread>) -> Result<u64> {
-    let file = file_of(thread, a.a0() as u32)?;
+pub fn read(thread: Current<Thread>, fd: u32, buffer: u64, count: u64) -> Result<u64> {
+    let file = file_of(thread, fd)?;
     file.check_readable()?;
-    check_buffer(a.a1(), a.a2())?;
-    read_stream(&file, &mut Sink::user(a.a1(), a.a2() as usize))
+    check_buffer(buffer, count)?;
+    read_stream(&file, &mut Sink::user(buffer, count as usize))
 }
 
 /// write(2).
-pub fn write(a: &Args, thread: Current<Thread>) -> Result<u64> {
-    let file = file_of(thread, a.a0() as u32)?;
+pub fn write(thread: Current<Thread>, fd: u32, buffer: u64, count: u64) -> Result<u64> {
+    let file = file_of(thread, fd)?;
     file.check_writable()?;
-    check_buffer(a.a1(), a.a2())?;
-    write_stream(&file, &mut Source::user(a.a1(), a.a2() as usize))
+    check_buffer(buffer, count)?;
+    write_stream(&file, &mut Source::user(buffer, count as usize))
 }
 
 /// readv(2).
-pub fn readv(a: &Args) -> Result<u64> {
-    let file = file(a.a0())?;
+pub fn readv(fd: u64, vector: u64, count: u64) -> Result<u64> {
+    let file = file(fd)?;
     file.check_readable()?;
-    let vector = read_iovec(a.a1(), a.a2())?;
+    let vector = read_iovec(vector, count)?;
     read_stream(&file, &mut Sink::user_vector(&vector))
 }
 
 /// writev(2).
-pub fn writev(a: &Args) -> Result<u64> {
-    let file = file(a.a0())?;
+pub fn writev(fd: u64, vector: u64, count: u64) -> Result<u64> {
+    let file = file(fd)?;
     file.check_writable()?;
-    let vector = read_iovec(a.a1(), a.a2())?;
+    let vector = read_iovec(vector, count)?;
     write_stream(&file, &mut Source::user_vector(&vector))
 }
 
 /// pread64(2).
-pub fn pread64(a: &Args) -> Result<u64> {
-    let offset = check_offset(a.a3())?;
-    let file = positioned(a.a0())?;
+pub fn pread64(fd: u64, buffer: u64, count: u64, offset: u64) -> Result<u64> {
+    let offset = check_offset(offset)?;
+    let file = positioned(fd)?;
     file.check_readable()?;
-    check_buffer(a.a1(), a.a2())?;
-    read_at(&file, offset, &mut Sink::user(a.a1(), a.a2() as usize))
+    check_buffer(buffer, count)?;
+    read_at(&file, offset, &mut Sink::user(buffer, count as usize))
 }
 
 /// pwrite64(2).
-pub fn pwrite64(a: &Args) -> Result<u64> {
-    let offset = check_offset(a.a3())?;
-    let file = positioned(a.a0())?;
+pub fn pwrite64(fd: u64, buffer: u64, count: u64, offset: u64) -> Result<u64> {
+    let offset = check_offset(offset)?;
+    let file = positioned(fd)?;
     file.check_writable()?;
-    check_buffer(a.a1(), a.a2())?;
-    write_at(&file, offset, &mut Source::user(a.a1(), a.a2() as usize))
+    check_buffer(buffer, count)?;
+    write_at(&file, offset, &mut Source::user(buffer, count as usize))
 }
 
 /// preadv(2).
-pub fn preadv(a: &Args) -> Result<u64> {
-    let offset = check_offset(a.a3())?;
-    let file = positioned(a.a0())?;
+pub fn preadv(fd: u64, vector: u64, count: u64, offset: u64) -> Result<u64> {
+    let offset = check_offset(offset)?;
+    let file = positioned(fd)?;
     file.check_readable()?;
-    let vector = read_iovec(a.a1(), a.a2())?;
+    let vector = read_iovec(vector, count)?;
     read_at(&file, offset, &mut Sink::user_vector(&vector))
 }
 
 /// pwritev(2).
-pub fn pwritev(a: &Args) -> Result<u64> {
-    let offset = check_offset(a.a3())?;
-    let file = positioned(a.a0())?;
+pub fn pwritev(fd: u64, vector: u64, count: u64, offset: u64) -> Result<u64> {
+    let offset = check_offset(offset)?;
+    let file = positioned(fd)?;
     file.check_writable()?;
-    let vector = read_iovec(a.a1(), a.a2())?;
+    let vector = read_iovec(vector, count)?;
     write_at(&file, offset, &mut Source::user_vector(&vector))
 }
 
@@ -164,7 +165,7 @@ fn check_offset(offset: u64) -> Result<u64> {
 /// EFAULT for a buffer that is not all in user space, whatever its length.
 #[inline]
 fn check_buffer(base: u64, len: u64) -> Result<()> {
-    if machine::uaccess::is_user_range(base, len as usize) { Ok(()) } else { Err(Errno::EFAULT) }
+    if UserPtr::<u8>::new(base).is_user_range(len as usize) { Ok(()) } else { Err(Errno::EFAULT) }
 }
 
 /// Reads at the file's position, or from a stream. The caller has seen that it may be read.
@@ -288,9 +289,8 @@ pub fn note(file: &File, mask: u32, done: usize) {
 }
 
 /// lseek(2).
-pub fn lseek(a: &Args) -> Result<u64> {
-    let file = file(a.a0())?;
-    let (offset, whence) = (a.a1() as i64, a.a2() as u32);
+pub fn lseek(fd: u64, offset: i64, whence: u32) -> Result<u64> {
+    let file = file(fd)?;
     if whence > raw::SEEK_HOLE {
         return Err(Errno::EINVAL);
     }

@@ -6,7 +6,6 @@ use abi::{Errno, Result, general as raw};
 use zerocopy::{Immutable, IntoBytes};
 
 use super::{CWD, PathName, any_file, resolve_at, walk_flags};
-use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::security::{Credentials, Subject};
 use crate::vfs::anon::AnonInode;
@@ -72,28 +71,28 @@ fn write_stat(inode: &Arc<dyn Inode>, at: u64) -> Result<u64> {
 }
 
 /// stat(2).
-pub fn stat(a: &Args) -> Result<u64> {
-    let (_, location) = resolve_at(CWD, a.a0(), 0, true)?;
-    write_stat(location.inode(), a.a1())
+pub fn stat(path: u64, stat: u64) -> Result<u64> {
+    let (_, location) = resolve_at(CWD, path, 0, true)?;
+    write_stat(location.inode(), stat)
 }
 
 /// lstat(2).
-pub fn lstat(a: &Args) -> Result<u64> {
-    let (_, location) = resolve_at(CWD, a.a0(), 0, false)?;
-    write_stat(location.inode(), a.a1())
+pub fn lstat(path: u64, stat: u64) -> Result<u64> {
+    let (_, location) = resolve_at(CWD, path, 0, false)?;
+    write_stat(location.inode(), stat)
 }
 
 /// fstat(2).
-pub fn fstat(a: &Args) -> Result<u64> {
-    write_stat(&any_file(a.a0())?.inode(), a.a1())
+pub fn fstat(fd: u64, stat: u64) -> Result<u64> {
+    write_stat(&any_file(fd)?.inode(), stat)
 }
 
 /// newfstatat(2), fstatat(3).
-pub fn newfstatat(a: &Args) -> Result<u64> {
+pub fn newfstatat(directory: u64, path: u64, stat: u64, flags: u64) -> Result<u64> {
     let known = raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH | raw::AT_NO_AUTOMOUNT;
-    let flags = super::check_flags(a.a3(), known)?;
-    let inode = inode_at(a.a0(), a.a1(), flags)?;
-    write_stat(&inode, a.a2())
+    let flags = super::check_flags(flags, known)?;
+    let inode = inode_at(directory, path, flags)?;
+    write_stat(&inode, stat)
 }
 
 /// The object of an `*at` call that only looks; descriptors of any kind with AT_EMPTY_PATH.
@@ -110,7 +109,7 @@ fn inode_at(dirfd: u64, path: u64, flags: u32) -> Result<Arc<dyn Inode>> {
 /// `struct statx` (statx(2)), with what is not filled in as spare.
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
-struct Statx {
+pub struct Statx {
     mask: u32,
     blksize: u32,
     attributes: u64,
@@ -150,16 +149,22 @@ impl StatxTime {
 }
 
 /// statx(2).
-pub fn statx(a: &Args) -> Result<u64> {
+pub fn statx(
+    directory: i32,
+    path: u64,
+    flags: u64,
+    mask: u32,
+    buffer: UserPtr<Statx>,
+) -> Result<u64> {
     let sync = raw::AT_STATX_FORCE_SYNC | raw::AT_STATX_DONT_SYNC;
     let known = raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH | raw::AT_NO_AUTOMOUNT | sync;
-    let flags = super::check_flags(a.a2(), known)?;
-    if flags & sync == sync || a.a3() as u32 & raw::STATX__RESERVED != 0 {
+    let flags = super::check_flags(flags, known)?;
+    if flags & sync == sync || mask & raw::STATX__RESERVED != 0 {
         return Err(Errno::EINVAL);
     }
-    let path = PathName::read_or_empty(a.a1(), flags)?;
+    let path = PathName::read_or_empty(path, flags)?;
     let context = Context::current();
-    let location = resolve(&context, a.a0() as i32, path.bytes(), walk_flags(flags, true))?;
+    let location = resolve(&context, directory, path.bytes(), walk_flags(flags, true))?;
     hooks::inode_getattr((location.inode().as_ref(),))?;
     let of = location.inode().metadata()?;
     let mount_top = u64::from(raw::STATX_ATTR_MOUNT_ROOT);
@@ -187,25 +192,25 @@ pub fn statx(a: &Args) -> Result<u64> {
         spare: [0; 12],
     };
     const { assert!(size_of::<Statx>() == 256 && size_of::<Stat>() == 144) };
-    UserPtr::<Statx>::new(a.a4()).write(&statx)?;
+    buffer.write(&statx)?;
     Ok(0)
 }
 
 /// access(2).
-pub fn access(a: &Args) -> Result<u64> {
-    check_access(CWD, a.a0(), a.a1(), 0)
+pub fn access(path: u64, mode: u64) -> Result<u64> {
+    check_access(CWD, path, mode, 0)
 }
 
 /// faccessat(2), which has no flags.
-pub fn faccessat(a: &Args) -> Result<u64> {
-    check_access(a.a0(), a.a1(), a.a2(), 0)
+pub fn faccessat(directory: u64, path: u64, mode: u64) -> Result<u64> {
+    check_access(directory, path, mode, 0)
 }
 
 /// faccessat2(2).
-pub fn faccessat2(a: &Args) -> Result<u64> {
+pub fn faccessat2(directory: u64, path: u64, mode: u64, flags: u64) -> Result<u64> {
     let known = raw::AT_EACCESS | raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH;
-    let flags = super::check_flags(a.a3(), known)?;
-    check_access(a.a0(), a.a1(), a.a2(), flags)
+    let flags = super::check_flags(flags, known)?;
+    check_access(directory, path, mode, flags)
 }
 
 fn check_access(dirfd: u64, path: u64, mode: u64, flags: u32) -> Result<u64> {
@@ -263,16 +268,16 @@ struct Statfs {
 }
 
 /// statfs(2).
-pub fn statfs(a: &Args) -> Result<u64> {
-    let (_, location) = resolve_at(CWD, a.a0(), 0, true)?;
-    write_statfs(location.inode(), location.mount.flags(), a.a1())
+pub fn statfs(path: u64, buffer: u64) -> Result<u64> {
+    let (_, location) = resolve_at(CWD, path, 0, true)?;
+    write_statfs(location.inode(), location.mount.flags(), buffer)
 }
 
 /// fstatfs(2).
-pub fn fstatfs(a: &Args) -> Result<u64> {
-    let file = any_file(a.a0())?;
+pub fn fstatfs(fd: u64, buffer: u64) -> Result<u64> {
+    let file = any_file(fd)?;
     let flags = file.location.as_ref().map_or(0, |location| location.mount.flags());
-    write_statfs(&file.inode(), flags, a.a1())
+    write_statfs(&file.inode(), flags, buffer)
 }
 
 fn write_statfs(inode: &Arc<dyn Inode>, mount_flags: u32, at: u64) -> Result<u64> {

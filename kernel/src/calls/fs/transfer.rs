@@ -11,7 +11,6 @@ use abi::{Errno, Result, general as raw};
 
 use super::rw::{self, read_stream, write_stream};
 use super::{file, is_regular};
-use crate::base::args::Args;
 use crate::base::io::{MAX_TRANSFER, Sink, Source, read_iovec};
 use crate::base::sched;
 use crate::base::user::UserPtr;
@@ -123,18 +122,18 @@ fn repeat(len: u64, mut step: impl FnMut(usize) -> Result<(usize, bool)>) -> Res
 }
 
 /// sendfile(2).
-pub fn sendfile(a: &Args) -> Result<u64> {
-    let input = file(a.a1())?;
+pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
+    let input = file(from)?;
     input.check_readable()?;
     let is_stream = !input.is_seekable();
-    let mut from = Cursor::new(input, a.a2())?;
-    let output = file(a.a0())?;
+    let mut from = Cursor::new(input, offset)?;
+    let output = file(to)?;
     output.check_writable()?;
     if is_stream || output.flags() & raw::O_APPEND != 0 {
         return Err(Errno::EINVAL);
     }
-    let mut bytes = buffer(a.a3() as usize)?;
-    let done = repeat(a.a3(), |left| {
+    let mut bytes = buffer(count as usize)?;
+    let done = repeat(count, |left| {
         let read = from.peek(&mut bytes[..left.min(CHUNK)])?;
         if read == 0 {
             return Ok((0, false));
@@ -149,9 +148,16 @@ pub fn sendfile(a: &Args) -> Result<u64> {
 }
 
 /// copy_file_range(2).
-pub fn copy_file_range(a: &Args) -> Result<u64> {
-    let (input, output) = (file(a.a0())?, file(a.a2())?);
-    if a.a5() != 0 {
+pub fn copy_file_range(
+    from: u64,
+    from_offset: u64,
+    to: u64,
+    to_offset: u64,
+    count: u64,
+    flags: u64,
+) -> Result<u64> {
+    let (input, output) = (file(from)?, file(to)?);
+    if flags != 0 {
         return Err(Errno::EINVAL);
     }
     let inodes = [input.inode(), output.inode()];
@@ -169,9 +175,9 @@ pub fn copy_file_range(a: &Args) -> Result<u64> {
     if input.inode().metadata()?.device != output.inode().metadata()?.device {
         return Err(Errno::EXDEV);
     }
-    let mut from = Cursor::new(input, a.a1())?;
-    let mut to = Cursor::new(output, a.a3())?;
-    let len = a.a4().min(MAX_TRANSFER as u64);
+    let mut from = Cursor::new(input, from_offset)?;
+    let mut to = Cursor::new(output, to_offset)?;
+    let len = count.min(MAX_TRANSFER as u64);
     let ends = (from.at().checked_add(len), to.at().checked_add(len));
     let (Some(from_end), Some(to_end)) = ends else { return Err(Errno::EOVERFLOW) };
     let same = Arc::as_ptr(&from.file.inode()).addr() == Arc::as_ptr(&to.file.inode()).addr();
@@ -196,30 +202,37 @@ pub fn copy_file_range(a: &Args) -> Result<u64> {
 
 /// splice(2): at least one side is a pipe. What ends its waits: data in the pipe it reads, its last
 /// writer's end, room in the pipe it fills, its last reader's end (EPIPE), a signal.
-pub fn splice(a: &Args) -> Result<u64> {
-    if a.a4() == 0 {
+pub fn splice(
+    from_word: u64,
+    from_offset: u64,
+    to_word: u64,
+    to_offset: u64,
+    count: u64,
+    flags: u64,
+) -> Result<u64> {
+    if count == 0 {
         return Ok(0);
     }
-    let flags = super::check_flags(a.a5(), SPLICE_FLAGS)?;
-    let (input, output) = (file(a.a0())?, file(a.a2())?);
+    let flags = super::check_flags(flags, SPLICE_FLAGS)?;
+    let (input, output) = (file(from_word)?, file(to_word)?);
     let at_once = |files: &[&File]| {
         flags & raw::SPLICE_F_NONBLOCK != 0 || files.iter().any(|f| f.is_nonblocking())
     };
     let (from_pipe, to_pipe) = (pipe::of(&input).cloned(), pipe::of(&output).cloned());
-    if from_pipe.is_some() && a.a1() != 0 || to_pipe.is_some() && a.a3() != 0 {
+    if from_pipe.is_some() && from_offset != 0 || to_pipe.is_some() && to_offset != 0 {
         return Err(Errno::ESPIPE);
     }
     input.check_readable()?;
     output.check_writable()?;
     match (from_pipe, to_pipe) {
-        (Some(from), Some(to)) => between_pipes(&from, &to, a.a4(), at_once(&[&input, &output])),
+        (Some(from), Some(to)) => between_pipes(&from, &to, count, at_once(&[&input, &output])),
         (Some(from), None) => {
             if output.flags() & raw::O_APPEND != 0 || !moves_data(&output) {
                 return Err(Errno::EINVAL);
             }
             let nonblocking = at_once(&[&input]);
-            let mut to = seekable_cursor(output, a.a3())?;
-            let done = drain(&from, a.a4(), nonblocking, |bytes| to.write(bytes))?;
+            let mut to = seekable_cursor(output, to_offset)?;
+            let done = drain(&from, count, nonblocking, |bytes| to.write(bytes))?;
             to.finish()?;
             Ok(done)
         }
@@ -227,9 +240,9 @@ pub fn splice(a: &Args) -> Result<u64> {
             if !moves_data(&input) {
                 return Err(Errno::EINVAL);
             }
-            let mut from = seekable_cursor(input, a.a1())?;
+            let mut from = seekable_cursor(input, from_offset)?;
             to.wait_writable(at_once(&[&output]))?;
-            let done = fill(&mut from, &to, &output, a.a4())?;
+            let done = fill(&mut from, &to, &output, count)?;
             from.finish()?;
             Ok(done)
         }
@@ -330,12 +343,12 @@ fn fill(from: &mut Cursor, to: &Pipe, end: &Arc<File>, len: u64) -> Result<u64> 
 }
 
 /// tee(2): copies from pipe to pipe and removes nothing. Its waits end as splice's do.
-pub fn tee(a: &Args) -> Result<u64> {
-    let flags = super::check_flags(a.a3(), SPLICE_FLAGS)?;
-    if a.a2() == 0 {
+pub fn tee(from: u64, to: u64, count: u64, flags: u64) -> Result<u64> {
+    let flags = super::check_flags(flags, SPLICE_FLAGS)?;
+    if count == 0 {
         return Ok(0);
     }
-    let (input, output) = (file(a.a0())?, file(a.a1())?);
+    let (input, output) = (file(from)?, file(to)?);
     input.check_readable()?;
     output.check_writable()?;
     let from = pipe::of(&input).ok_or(Errno::EINVAL)?;
@@ -351,7 +364,7 @@ pub fn tee(a: &Args) -> Result<u64> {
         if !is_open {
             return Ok(0);
         }
-        let mut bytes = buffer((a.a2() as usize).min(to.room().max(1)))?;
+        let mut bytes = buffer((count as usize).min(to.room().max(1)))?;
         let want = bytes.len();
         let seen = from.peek(0, want, &mut Sink::kernel(&mut bytes))?;
         match to.write_now(&mut Source::kernel(&bytes[..seen])) {
@@ -363,13 +376,13 @@ pub fn tee(a: &Args) -> Result<u64> {
 
 /// vmsplice(2): a program's memory into a pipe, or out of one, by copying. It waits only until
 /// something can move: for data or room, for the other end to close, for a signal.
-pub fn vmsplice(a: &Args) -> Result<u64> {
-    let flags = super::check_flags(a.a3(), SPLICE_FLAGS)?;
-    let file = file(a.a0())?;
+pub fn vmsplice(fd: u64, vector: u64, count: u64, flags: u64) -> Result<u64> {
+    let flags = super::check_flags(flags, SPLICE_FLAGS)?;
+    let file = file(fd)?;
     if file.check_writable().is_err() {
         file.check_readable()?;
     }
-    let vector = read_iovec(a.a1(), a.a2())?;
+    let vector = read_iovec(vector, count)?;
     if vector.iter().all(|part| part.len == 0) {
         return Ok(0);
     }

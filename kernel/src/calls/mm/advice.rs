@@ -10,7 +10,6 @@ use abi::{Errno, Result, general as raw};
 use machine::entry::PageFault;
 use machine::memory::Prot;
 
-use crate::base::args::Args;
 use crate::mm::{Backing, Mm, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::current;
 use crate::process::work;
@@ -19,13 +18,12 @@ use crate::process::work;
 const POPULATE_AT_ONCE: u64 = 64 * PAGE;
 
 /// madvise(2).
-pub fn madvise(a: &Args) -> Result<u64> {
-    let (start, advice) = (a.a0(), a.a2() as u32);
+pub fn madvise(start: u64, length: u64, advice: u32) -> Result<u64> {
     let action = Action::of(advice).ok_or(Errno::EINVAL)?;
     if start % PAGE != 0 {
         return Err(Errno::EINVAL);
     }
-    let len = a.a1().checked_next_multiple_of(PAGE).ok_or(Errno::EINVAL)?;
+    let len = length.checked_next_multiple_of(PAGE).ok_or(Errno::EINVAL)?;
     let end = start.checked_add(len).ok_or(Errno::EINVAL)?;
     if start == end {
         return Ok(0);

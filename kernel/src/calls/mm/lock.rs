@@ -4,7 +4,6 @@
 use abi::{Errno, Result, general as raw};
 
 use super::map::page_range;
-use crate::base::args::Args;
 use crate::mm::{MmInner, PAGE, VmaFlags};
 use crate::process::Process;
 use crate::process::current;
@@ -85,30 +84,29 @@ fn lock_range(start: u64, len: u64, flags: VmaFlags) -> Result<u64> {
 }
 
 /// mlock(2).
-pub fn mlock(a: &Args) -> Result<u64> {
-    lock_range(a.a0(), a.a1(), VmaFlags::LOCKED)
+pub fn mlock(address: u64, length: u64) -> Result<u64> {
+    lock_range(address, length, VmaFlags::LOCKED)
 }
 
 /// mlock2(2).
-pub fn mlock2(a: &Args) -> Result<u64> {
-    match a.a2() {
-        0 => lock_range(a.a0(), a.a1(), VmaFlags::LOCKED),
-        MLOCK_ONFAULT => lock_range(a.a0(), a.a1(), BOTH),
+pub fn mlock2(address: u64, length: u64, flags: u64) -> Result<u64> {
+    match flags {
+        0 => lock_range(address, length, VmaFlags::LOCKED),
+        MLOCK_ONFAULT => lock_range(address, length, BOTH),
         _ => Err(Errno::EINVAL),
     }
 }
 
 /// munlock(2).
-pub fn munlock(a: &Args) -> Result<u64> {
-    let (first, end) = pages_around(a.a0(), a.a1())?;
+pub fn munlock(address: u64, length: u64) -> Result<u64> {
+    let (first, end) = pages_around(address, length)?;
     let mm = current().process.mm()?;
     mm.with(|inner| inner.set_locked(first, end, VmaFlags::empty())).map(|()| 0)
 }
 
 /// mlockall(2).
-pub fn mlockall(a: &Args) -> Result<u64> {
+pub fn mlockall(flags: u32) -> Result<u64> {
     const KNOWN: u32 = raw::MCL_CURRENT | raw::MCL_FUTURE | raw::MCL_ONFAULT;
-    let flags = a.a0() as u32;
     let has = |flag: u32| flags & flag != 0;
     let (now, future) = (has(raw::MCL_CURRENT), has(raw::MCL_FUTURE));
     if flags & !KNOWN != 0 || !(now || future) {
@@ -141,7 +139,7 @@ pub fn mlockall(a: &Args) -> Result<u64> {
 }
 
 /// munlockall(2).
-pub fn munlockall(_: &Args) -> Result<u64> {
+pub fn munlockall() -> Result<u64> {
     current().process.mm()?.with(|inner| {
         inner.lock_future = VmaFlags::empty();
         inner.vmas.edit_each(0..u64::MAX, |vma| vma.flags.remove(BOTH));

@@ -11,7 +11,6 @@ use abi::{Errno, Result, general as raw};
 use machine::memory::{Prot, USER_END};
 
 use super::lock;
-use crate::base::args::Args;
 use crate::mm::{Backing, MMAP_MIN, Mm, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::Process;
 use crate::process::current;
@@ -71,8 +70,14 @@ pub(super) fn page_range(start: u64, len: u64, outside: Errno) -> Result<(u64, u
 }
 
 /// mmap(2).
-pub fn mmap(a: &Args) -> Result<u64> {
-    let (hint, flags, fd, offset) = (a.a0(), a.a3() as u32, a.a4() as u32, a.a5());
+pub fn mmap(
+    hint: u64,
+    length: u64,
+    protection: u64,
+    flags: u32,
+    fd: u32,
+    offset: u64,
+) -> Result<u64> {
     if offset % PAGE != 0 {
         return Err(Errno::EINVAL);
     }
@@ -82,8 +87,8 @@ pub fn mmap(a: &Args) -> Result<u64> {
     if flags & raw::MAP_HUGETLB != 0 {
         return Err(huge_page_error(flags, is_anonymous));
     }
-    let len = page_len(a.a1())?;
-    let mut prot = prot_from_bits(a.a2());
+    let len = page_len(length)?;
+    let mut prot = prot_from_bits(protection);
     let asked = prot.bits();
     let no_exec = file.as_ref().is_some_and(|file| is_no_exec(file));
     if prot.contains(Prot::READ) && read_implies_exec(process) && !no_exec {
@@ -290,9 +295,9 @@ impl MmInner {
 }
 
 /// munmap(2).
-pub fn munmap(a: &Args) -> Result<u64> {
-    let len = if a.a1() == 0 { return Err(Errno::EINVAL) } else { a.a1() };
-    let (start, end) = page_range(a.a0(), len, Errno::EINVAL)?;
+pub fn munmap(address: u64, length: u64) -> Result<u64> {
+    let len = if length == 0 { return Err(Errno::EINVAL) } else { length };
+    let (start, end) = page_range(address, len, Errno::EINVAL)?;
     let removed = current().process.mm()?.with(|inner| inner.unmap(start, end));
     drop(removed);
     Ok(0)

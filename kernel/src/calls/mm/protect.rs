@@ -11,10 +11,10 @@ use crate::process::current;
 use crate::vfs::hooks;
 
 /// pkey_alloc(2): there are no keys. ENOSPC.
-pub fn pkey_alloc(a: &Args) -> Result<u64> {
+pub fn pkey_alloc(flags: u64, rights: u64) -> Result<u64> {
     /// PKEY_DISABLE_ACCESS and PKEY_DISABLE_WRITE.
     const RIGHTS: u64 = 3;
-    if a.a0() != 0 || a.a1() & !RIGHTS != 0 { Err(Errno::EINVAL) } else { Err(Errno::ENOSPC) }
+    if flags != 0 || rights & !RIGHTS != 0 { Err(Errno::EINVAL) } else { Err(Errno::ENOSPC) }
 }
 
 /// pkey_mprotect(2): mprotect(2) if the key is -1, the only one there can be.
@@ -122,4 +122,9 @@ impl MmInner {
         });
         self.merge_around(at);
     }
+}
+
+/// pkey_free(2): nobody has a key.
+pub fn pkey_free() -> Result<u64> {
+    Err(Errno::EINVAL)
 }

@@ -6,7 +6,6 @@ use abi::{Errno, Result, general as raw};
 use machine::memory::USER_END;
 
 use super::map::page_range;
-use crate::base::args::Args;
 use crate::mm::{Backing, MAX_MAP_COUNT, MMAP_MIN, MmInner, PAGE, Removed, VmaFlags};
 use crate::process::Process;
 use crate::process::current;
@@ -26,8 +25,13 @@ struct Request {
 }
 
 /// mremap(2).
-pub fn mremap(a: &Args) -> Result<u64> {
-    let (old, flags) = (a.a0(), a.a3() as u32);
+pub fn mremap(
+    old: u64,
+    old_length: u64,
+    new_length: u64,
+    flags: u32,
+    new_address: u64,
+) -> Result<u64> {
     let has = |flag: u32| flags & flag != 0;
     let known = raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED | raw::MREMAP_DONTUNMAP;
     let (may_move, fixed) = (has(raw::MREMAP_MAYMOVE), has(raw::MREMAP_FIXED));
@@ -35,8 +39,8 @@ pub fn mremap(a: &Args) -> Result<u64> {
     if flags & !known != 0 || old % PAGE != 0 || (fixed || keep) && !may_move {
         return Err(Errno::EINVAL);
     }
-    let old_len = a.a1().checked_next_multiple_of(PAGE).unwrap_or(0);
-    let new_len = match a.a2().checked_next_multiple_of(PAGE) {
+    let old_len = old_length.checked_next_multiple_of(PAGE).unwrap_or(0);
+    let new_len = match new_length.checked_next_multiple_of(PAGE) {
         None | Some(0) => return Err(Errno::EINVAL),
         Some(len) if len > USER_END && fixed => return Err(Errno::EINVAL),
         Some(len) if len > USER_END => return Err(Errno::ENOMEM),
@@ -45,7 +49,7 @@ pub fn mremap(a: &Args) -> Result<u64> {
     if keep && old_len != new_len {
         return Err(Errno::EINVAL);
     }
-    let target = fixed.then_some(a.a4());
+    let target = fixed.then_some(new_address);
     let request = Request { old, old_len, new_len, may_move, keep, target };
     let process = &current().process;
     let mut dropped = Vec::new();

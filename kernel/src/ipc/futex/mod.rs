@@ -17,7 +17,6 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use abi::{Errno, Result, general as raw};
 use machine::sync::{SpinGuard, SpinLock};
-use machine::uaccess;
 
 use crate::base::args::Args;
 use crate::base::sched::{self, Sleep};
@@ -126,7 +125,7 @@ pub(super) fn key_of(address: u64, private: bool) -> Result<FutexKey> {
     if !address.is_multiple_of(4) {
         return Err(Errno::EINVAL);
     }
-    if !uaccess::is_user_range(address, 4) {
+    if !UserPtr::<u8>::new(address).is_user_range(4) {
         return Err(Errno::EFAULT);
     }
     current().process.mm()?.futex_key(address, private)
@@ -143,11 +142,11 @@ fn with_word<R>(
         {
             let mut bucket = TABLE[bucket_of(key)].lock();
             // The lock forbids page faults: this fails instead of sleeping.
-            if let Ok(value) = uaccess::read_u32(address) {
+            if let Ok(value) = UserPtr::<u32>::new(address).load() {
                 return Ok(decide(&mut bucket, value));
             }
         }
-        uaccess::read_u32(address).map_err(|_| Errno::EFAULT)?;
+        UserPtr::<u32>::new(address).load()?;
         if current().has_pending_signal() {
             return Err(Errno::ERESTARTNOINTR);
         }

@@ -9,10 +9,10 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use abi::{Errno, Result, general as raw};
 use machine::sync::SpinGuard;
-use machine::uaccess;
 
 use super::{Bucket, Entry, TABLE, Waiter, bucket_of, cancel, key_of};
 use crate::base::time::Deadline;
+use crate::base::user::UserPtr;
 use crate::mm::FutexKey;
 use crate::process::current;
 use crate::process::{Thread, find_thread};
@@ -43,8 +43,8 @@ fn repeat(
             Step::Sleep => return Ok(false),
             Step::Fail(error) => return Err(error),
             Step::Again => {
-                let value = uaccess::read_u32(address).map_err(|_| Errno::EFAULT)?;
-                uaccess::compare_exchange_u32(address, value, value).map_err(|_| Errno::EFAULT)?;
+                let value = UserPtr::<u32>::new(address).load()?;
+                UserPtr::<u32>::new(address).compare_exchange(value, value)?;
                 if current().has_pending_signal() {
                     return Err(Errno::ERESTARTNOINTR);
                 }
@@ -55,13 +55,13 @@ fn repeat(
 
 /// Replaces the word if it still has the value; None: look again.
 fn replace(address: u64, old: u32, new: u32) -> Option<()> {
-    (uaccess::compare_exchange_u32(address, old, new) == Ok(old)).then_some(())
+    (UserPtr::<u32>::new(address).compare_exchange(old, new) == Ok(old)).then_some(())
 }
 
 /// Takes the lock if it is free. Some: decided.
 fn try_take(address: u64, bucket: &Bucket, key: FutexKey) -> Step {
     let own = current().tid();
-    let Ok(value) = uaccess::read_u32(address) else { return Step::Again };
+    let Ok(value) = UserPtr::<u32>::new(address).load() else { return Step::Again };
     let owner = value & raw::FUTEX_TID_MASK;
     if owner == own {
         return Step::Fail(Errno::EDEADLK);
@@ -118,7 +118,7 @@ fn queue(
     key: FutexKey,
     waiter: &Arc<Waiter>,
 ) -> Step {
-    let Ok(value) = uaccess::read_u32(address) else { return Step::Again };
+    let Ok(value) = UserPtr::<u32>::new(address).load() else { return Step::Again };
     let owner = value & raw::FUTEX_TID_MASK;
     if owner == 0 {
         return Step::Again;
@@ -146,7 +146,7 @@ fn queue(
 pub(super) fn unlock(address: u64, private: bool) -> Result<u64> {
     let key = key_of(address, private)?;
     repeat(address, key, |bucket| {
-        let Ok(value) = uaccess::read_u32(address) else { return Step::Again };
+        let Ok(value) = UserPtr::<u32>::new(address).load() else { return Step::Again };
         if value & raw::FUTEX_TID_MASK != current().tid() {
             return Step::Fail(Errno::EPERM);
         }
@@ -188,7 +188,7 @@ pub(super) fn owner_died(thread: &Thread, address: u64) -> bool {
     let Ok(key) = key_of(address, false) else { return false };
     let own = thread.tid();
     repeat(address, key, |bucket| {
-        let Ok(value) = uaccess::read_u32(address) else { return Step::Again };
+        let Ok(value) = UserPtr::<u32>::new(address).load() else { return Step::Again };
         if value & raw::FUTEX_TID_MASK != own || !has_waiters(bucket, key) {
             return Step::Fail(Errno::EAGAIN);
         }

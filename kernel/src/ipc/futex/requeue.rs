@@ -4,10 +4,10 @@ use alloc::collections::VecDeque;
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
-use machine::uaccess;
 
 use super::{Bucket, Entry, TABLE, bucket_of, key_of, wake_in};
 use crate::base::args::Args;
+use crate::base::user::UserPtr;
 use crate::mm::FutexKey;
 use crate::process::current;
 
@@ -46,7 +46,7 @@ pub(super) fn requeue(args: &Args, private: bool, expected: Option<u32>) -> Resu
     loop {
         let done = with_buckets(from, to, |first, second| {
             if let Some(expected) = expected {
-                match uaccess::read_u32(args.a0()) {
+                match UserPtr::<u32>::new(args.a0()).load() {
                     Ok(value) if value != expected => return Some(Err(Errno::EAGAIN)),
                     Ok(_) => {}
                     Err(_) => return None,
@@ -58,7 +58,7 @@ pub(super) fn requeue(args: &Args, private: bool, expected: Option<u32>) -> Resu
         if let Some(result) = done {
             return result;
         }
-        uaccess::read_u32(args.a0()).map_err(|_| Errno::EFAULT)?;
+        UserPtr::<u32>::new(args.a0()).load()?;
         if current().has_pending_signal() {
             return Err(Errno::ERESTARTNOINTR);
         }
@@ -116,8 +116,8 @@ pub(super) fn wake_op(args: &Args, private: bool) -> Result<u64> {
             return Ok(woken);
         }
         // Bring the page in, writable.
-        let value = uaccess::read_u32(args.a4()).map_err(|_| Errno::EFAULT)?;
-        uaccess::compare_exchange_u32(args.a4(), value, value).map_err(|_| Errno::EFAULT)?;
+        let value = UserPtr::<u32>::new(args.a4()).load()?;
+        UserPtr::<u32>::new(args.a4()).compare_exchange(value, value)?;
         if current().has_pending_signal() {
             return Err(Errno::ERESTARTNOINTR);
         }
@@ -163,9 +163,10 @@ impl Operation {
 
     /// Changes the word; its old value. None if the page is missing or others keep changing it.
     fn apply(&self, address: u64) -> Option<u32> {
-        let mut old = uaccess::read_u32(address).ok()?;
+        let mut old = UserPtr::<u32>::new(address).load().ok()?;
         for _ in 0..MOST_TRIES {
-            let found = uaccess::compare_exchange_u32(address, old, self.change(old)).ok()?;
+            let found =
+                UserPtr::<u32>::new(address).compare_exchange(old, self.change(old)).ok()?;
             if found == old {
                 return Some(old);
             }

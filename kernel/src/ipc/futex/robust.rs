@@ -7,11 +7,9 @@
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
-use machine::uaccess;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{pi, wake_address};
-use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::process::ptrace::access::{self, Ids};
@@ -33,18 +31,17 @@ struct Head {
 const MOST_ENTRIES: usize = 2048;
 
 /// set_robust_list(2).
-pub fn set_robust_list(args: &Args) -> Result<u64> {
-    if args.a1() != size_of::<Head>() as u64 {
+pub fn set_robust_list(head: u64, length: u64) -> Result<u64> {
+    if length != size_of::<Head>() as u64 {
         return Err(Errno::EINVAL);
     }
-    current().robust_list.store(args.a0(), Ordering::Relaxed);
+    current().robust_list.store(head, Ordering::Relaxed);
     Ok(0)
 }
 
 /// get_robust_list(2).
-pub fn get_robust_list(args: &Args) -> Result<u64> {
+pub fn get_robust_list(tid: i32, head: UserPtr<u64>, length: UserPtr<u64>) -> Result<u64> {
     let own = current().to_arc();
-    let tid = args.a0() as i32;
     let thread = match tid {
         0 => own.clone(),
         1.. => find_thread(tid as u32).ok_or(Errno::ESRCH)?,
@@ -53,8 +50,8 @@ pub fn get_robust_list(args: &Args) -> Result<u64> {
     let list = access::inspect(&thread.process, Ids::Real, Errno::EPERM, || {
         Ok(thread.robust_list.load(Ordering::Relaxed))
     })?;
-    UserPtr::<u64>::new(args.a1()).write(&list)?;
-    UserPtr::<u64>::new(args.a2()).write(&(size_of::<Head>() as u64))?;
+    head.write(&list)?;
+    length.write(&(size_of::<Head>() as u64))?;
     Ok(0)
 }
 
@@ -102,10 +99,9 @@ fn walk(thread: &Thread, head_at: u64) -> Result<()> {
 
 /// Marks the word as orphaned if this thread holds it, and wakes one waiter.
 fn release(thread: &Thread, address: u64, is_pi: bool, is_pending: bool) -> Result<()> {
-    let efault = |_| Errno::EFAULT;
     // The owner alone changes a held word, but for the waiters' bit: a few tries suffice.
     for _ in 0..16 {
-        let value = uaccess::read_u32(address).map_err(efault)?;
+        let value = UserPtr::<u32>::new(address).load()?;
         let owner = value & raw::FUTEX_TID_MASK;
         if is_pending && !is_pi && owner == 0 {
             // Unlocked already, but the wake-up had not been sent yet.
@@ -119,7 +115,7 @@ fn release(thread: &Thread, address: u64, is_pi: bool, is_pending: bool) -> Resu
             return Ok(());
         }
         let new = value & raw::FUTEX_WAITERS | raw::FUTEX_OWNER_DIED;
-        let found = uaccess::compare_exchange_u32(address, value, new).map_err(efault)?;
+        let found = UserPtr::<u32>::new(address).compare_exchange(value, new)?;
         if found == value {
             if !is_pi && value & raw::FUTEX_WAITERS != 0 {
                 let _ = wake_address(address, 1);

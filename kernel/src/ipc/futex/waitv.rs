@@ -7,7 +7,6 @@ use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Entry, TABLE, Waiter, bucket_of, key_of, with_word};
-use crate::base::args::Args;
 use crate::base::time::{Deadline, TimeSpec, realtime_offset_ns};
 use crate::base::user::UserPtr;
 use crate::mm::FutexKey;
@@ -23,15 +22,20 @@ struct Word {
 }
 
 /// futex_waitv(2).
-pub fn futex_waitv(args: &Args) -> Result<u64> {
-    let count = args.a1();
-    if count == 0 || count > u64::from(raw::FUTEX_WAITV_MAX) || args.a2() != 0 || args.a0() == 0 {
+pub fn futex_waitv(
+    waiters: u64,
+    count: u64,
+    flags: u64,
+    timeout_at: UserPtr<TimeSpec>,
+    clock: u32,
+) -> Result<u64> {
+    if count == 0 || count > u64::from(raw::FUTEX_WAITV_MAX) || flags != 0 || waiters == 0 {
         return Err(Errno::EINVAL);
     }
-    let deadline = match UserPtr::<TimeSpec>::new(args.a3()).non_null() {
+    let deadline = match timeout_at.non_null() {
         None => None,
         Some(timeout) => {
-            let offset_ns = match args.a4() as u32 {
+            let offset_ns = match clock {
                 raw::CLOCK_MONOTONIC => 0,
                 raw::CLOCK_REALTIME => realtime_offset_ns(),
                 _ => return Err(Errno::EINVAL),
@@ -39,7 +43,7 @@ pub fn futex_waitv(args: &Args) -> Result<u64> {
             Some(Deadline(timeout.read()?.to_ns()?.saturating_sub(offset_ns)))
         }
     };
-    let words = UserPtr::<Word>::new(args.a0()).read_many(count as usize)?;
+    let words = UserPtr::<Word>::new(waiters).read_many(count as usize)?;
     let mut keys = Vec::new();
     for word in &words {
         let known = raw::FUTEX2_SIZE_MASK | raw::FUTEX2_PRIVATE;

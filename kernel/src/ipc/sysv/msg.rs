@@ -12,7 +12,6 @@ use abi::{Errno, Result};
 use machine::sync::SpinLock;
 
 use super::{Object, READ, Table, WRITE, now, own_pid};
-use crate::base::args::Args;
 use crate::base::sync::{WaitError, WaitQueue};
 use crate::base::user::UserPtr;
 use crate::fs::pseudo::Text;
@@ -61,8 +60,7 @@ struct Queue {
 static QUEUES: Table<Queue> = Table::new(QUEUES_MAX);
 
 /// msgget(2).
-pub fn msgget(a: &Args) -> Result<u64> {
-    let key = a.a0() as i32;
+pub fn msgget(key: i32, flags: u32) -> Result<u64> {
     let make = || {
         super::check_room()?;
         hooks::msg_queue_alloc_security((key,))?;
@@ -73,7 +71,7 @@ pub fn msgget(a: &Args) -> Result<u64> {
             receivers: WaitQueue::new(),
         })
     };
-    QUEUES.get(key, a.a1() as u32, |_| Ok(()), |given| hooks::msg_queue_associate(given), make)
+    QUEUES.get(key, flags, |_| Ok(()), |given| hooks::msg_queue_associate(given), make)
 }
 
 /// Which message a receiver wants.
@@ -135,15 +133,14 @@ fn interrupted(_: WaitError) -> Errno {
 }
 
 /// msgsnd(2).
-pub fn msgsnd(a: &Args) -> Result<u64> {
-    let (at, len, flags) = (a.a1(), a.a2(), a.a3() as u32);
+pub fn msgsnd(id: u64, at: u64, len: u64, flags: u32) -> Result<u64> {
     let kind = UserPtr::<i64>::new(at).read()?;
     if len > MESSAGE_MAX as u64 || kind < 1 {
         return Err(Errno::EINVAL);
     }
     super::check_room()?;
     let text = UserPtr::<u8>::new(at.wrapping_add(8)).read_many(len as usize)?;
-    let queue = QUEUES.find(a.a0())?;
+    let queue = QUEUES.find(id)?;
     queue.check(WRITE)?;
     hooks::msg_msg_alloc_security((len as usize,))?;
     hooks::msg_queue_msgsnd((&queue.perm(), len as usize))?;
@@ -175,8 +172,7 @@ pub fn msgsnd(a: &Args) -> Result<u64> {
 }
 
 /// msgrcv(2).
-pub fn msgrcv(a: &Args) -> Result<u64> {
-    let (at, max, kind, flags) = (a.a1(), a.a2(), a.a3() as i64, a.a4() as u32);
+pub fn msgrcv(id: u64, at: u64, max: u64, kind: i64, flags: u32) -> Result<u64> {
     if max > i64::MAX as u64 {
         return Err(Errno::EINVAL);
     }
@@ -194,7 +190,7 @@ pub fn msgrcv(a: &Args) -> Result<u64> {
     } else {
         Wanted::Kind(kind)
     };
-    let queue = QUEUES.find(a.a0())?;
+    let queue = QUEUES.find(id)?;
     queue.check(READ)?;
     hooks::msg_queue_msgrcv((&queue.perm(), kind))?;
     let max = usize::try_from(max).unwrap_or(usize::MAX);
@@ -238,8 +234,7 @@ fn describe(queue: &Object<Queue>) -> MsqidDs {
 }
 
 /// msgctl(2).
-pub fn msgctl(a: &Args) -> Result<u64> {
-    let (id, command, buffer) = (a.a0(), a.a1() as u32, a.a2());
+pub fn msgctl(id: u64, command: u32, buffer: u64) -> Result<u64> {
     if (id as i32) < 0 {
         return Err(Errno::EINVAL);
     }

@@ -229,8 +229,7 @@ impl Set {
 }
 
 /// semget(2).
-pub fn semget(a: &Args) -> Result<u64> {
-    let (key, count, flags) = (a.a0() as i32, a.a1() as i32, a.a2() as u32);
+pub fn semget(key: i32, count: i32, flags: u32) -> Result<u64> {
     let count = usize::try_from(count).map_err(|_| Errno::EINVAL)?;
     if count > SET_MAX {
         return Err(Errno::EINVAL);
@@ -285,8 +284,7 @@ fn operate(a: &Args, timeout: u64) -> Result<u64> {
 }
 
 /// semctl(2).
-pub fn semctl(a: &Args) -> Result<u64> {
-    let (id, number, command, argument) = (a.a0(), a.a1(), a.a2() as u32, a.a3());
+pub fn semctl(id: u64, number: u64, command: u32, argument: u64) -> Result<u64> {
     if (id as i32) < 0 {
         return Err(Errno::EINVAL);
     }

@@ -21,7 +21,6 @@ use machine::memory::Prot;
 use machine::sync::SpinLock;
 
 use super::{Object, READ, Table, WRITE, now, own_pid};
-use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::fs::memfd;
 use crate::fs::pseudo::Text;
@@ -98,8 +97,7 @@ fn all() -> Vec<(Arc<Object<Segment>>, Arc<File>)> {
 }
 
 /// shmget(2). Pages of special sizes are not there.
-pub fn shmget(a: &Args) -> Result<u64> {
-    let (key, size, flags) = (a.a0() as i32, a.a1(), a.a2() as u32);
+pub fn shmget(key: i32, size: u64, flags: u32) -> Result<u64> {
     let suits = |segment: &Segment| {
         if segment.size < size { Err(Errno::EINVAL) } else { Ok(()) }
     };
@@ -128,8 +126,8 @@ fn make(key: i32, size: u64, flags: u32) -> Result<Segment> {
 }
 
 /// shmat(2): returns the address.
-pub fn shmat(a: &Args) -> Result<u64> {
-    let (mut address, flags) = (a.a1(), a.a2() as u32);
+pub fn shmat(id: u64, address_at: u64, flags: u32) -> Result<u64> {
+    let mut address = address_at;
     if !address.is_multiple_of(PAGE) {
         if flags & SHM_RND == 0 {
             return Err(Errno::EINVAL);
@@ -137,10 +135,10 @@ pub fn shmat(a: &Args) -> Result<u64> {
         address -= address % PAGE;
     }
     let replace = flags & SHM_REMAP != 0;
-    if address == 0 && (replace || a.a1() != 0 && a.a1() < MMAP_MIN) {
+    if address == 0 && (replace || address_at != 0 && address_at < MMAP_MIN) {
         return Err(Errno::EINVAL);
     }
-    let (segment, file) = find(a.a0())?;
+    let (segment, file) = find(id)?;
     let write = flags & SHM_RDONLY == 0;
     let exec = flags & SHM_EXEC != 0;
     let rights = READ | if write { WRITE } else { 0 } | if exec { 0o111 } else { 0 };
@@ -166,8 +164,7 @@ pub fn shmat(a: &Args) -> Result<u64> {
 }
 
 /// shmdt(2).
-pub fn shmdt(a: &Args) -> Result<u64> {
-    let address = a.a0();
+pub fn shmdt(address: u64) -> Result<u64> {
     if !address.is_multiple_of(PAGE) {
         return Err(Errno::EINVAL);
     }
@@ -203,8 +200,7 @@ fn describe(segment: &Object<Segment>) -> ShmidDs {
 }
 
 /// shmctl(2).
-pub fn shmctl(a: &Args) -> Result<u64> {
-    let (id, command, buffer) = (a.a0(), a.a1() as u32, a.a2());
+pub fn shmctl(id: u64, command: u32, buffer: u64) -> Result<u64> {
     if (id as i32) < 0 {
         return Err(Errno::EINVAL);
     }

@@ -229,7 +229,7 @@ fn clear_debug_registers(thread: &Thread) {
 
 /// The thread is about to end with this wait(2) status. Even a thread that was killed stops here,
 /// and only its tracer, or that one's end, ends this stop.
-pub fn before_exit(status: i32) {
+pub fn before_exit(regs: &mut PtRegs, status: i32) {
     if !wants(Event::EXIT) {
         return;
     }
@@ -237,7 +237,7 @@ pub fn before_exit(status: i32) {
     let decided = thread.process.signals.lock().group_exit;
     let status = decided.unwrap_or(status) as u32;
     let killed = thread.task().take_work(work::EXIT) & work::EXIT;
-    task::with_user_regs(|regs| event(regs, Event::EXIT, u64::from(status)));
+    event(regs, Event::EXIT, u64::from(status));
     thread.task().set_work(killed);
 }
 

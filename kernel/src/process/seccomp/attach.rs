@@ -12,7 +12,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::notify::{self, Listener};
 use super::{Code, Filter, Mode, set};
-use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::process::{Pid, Thread};
@@ -60,9 +59,9 @@ struct UserInsn {
 }
 
 /// seccomp(2).
-pub fn seccomp(args: &Args) -> Result<u64> {
-    let (flags, address) = (args.a1() & u64::from(u32::MAX), args.a2());
-    match args.a0() & u64::from(u32::MAX) {
+pub fn seccomp(operation: u64, flag_word: u64, argument: u64) -> Result<u64> {
+    let (flags, address) = (flag_word & u64::from(u32::MAX), argument);
+    match operation & u64::from(u32::MAX) {
         operation::SET_MODE_STRICT if flags == 0 && address == 0 => set_strict(),
         operation::SET_MODE_FILTER => set_filter(flags, address),
         operation::GET_ACTION_AVAIL if flags == 0 => {

@@ -52,13 +52,13 @@ fn data_of(regs: &PtRegs) -> Data {
     Data::new(regs.orig_rax as u32, ARCH, regs.rip, arguments)
 }
 
-fn is_strict_call(regs: &PtRegs) -> bool {
+fn is_strict_call(regs: &mut PtRegs) -> bool {
     let number = regs.orig_rax as u32;
     if matches!(number, raw::__NR_read | raw::__NR_write | raw::__NR_exit | raw::__NR_rt_sigreturn)
     {
         return true;
     }
-    exit::exit_thread(raw::SIGKILL as i32)
+    exit::exit_thread(regs, raw::SIGKILL as i32)
 }
 
 /// Does what the filters want. `asked_again`: the tracer has had its say.
@@ -125,14 +125,14 @@ fn notify(regs: &mut PtRegs, answer: u32) -> bool {
 }
 
 /// KILL_THREAD, and everything that is no action, which kills the process.
-fn kill(regs: &PtRegs, action: u32) -> ! {
+fn kill(regs: &mut PtRegs, action: u32) -> ! {
     log(regs, action);
     let dumps = if crate::process::signal::may_dump_core() { 0x80 } else { 0 };
     let is_alone = current().process.threads.lock().len() == 1;
     if action == action::KILL_THREAD && !is_alone {
-        exit::exit_thread(raw::SIGSYS as i32);
+        exit::exit_thread(regs, raw::SIGSYS as i32);
     }
-    exit::exit_group(raw::SIGSYS as i32 | dumps)
+    exit::exit_group(regs, raw::SIGSYS as i32 | dumps)
 }
 
 fn log(regs: &PtRegs, answer: u32) {

@@ -30,7 +30,7 @@ pub fn deliver(regs: &mut PtRegs, restore_mask: bool) {
     }
     loop {
         match next() {
-            Next::Exit => exit::exit_thread(0),
+            Next::Exit => exit::exit_thread(regs, 0),
             Next::Stopped => stop::stop_here(regs),
             Next::Trap => ptrace::stop::job_control(regs),
             Next::Signal(info, continues) => {
@@ -96,7 +96,7 @@ fn take_action(regs: &mut PtRegs, info: SigInfo, continues: u64) -> bool {
             return false;
         }
         let dumps = pending::DUMPS_CORE & bit(number) != 0 && super::may_dump_core();
-        exit::exit_group(number as i32 | if dumps { 0x80 } else { 0 });
+        exit::exit_group(regs, number as i32 | if dumps { 0x80 } else { 0 });
     }
     enter_handler(regs, &info, &action);
     true

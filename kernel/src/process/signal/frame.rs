@@ -13,7 +13,6 @@ use alloc::vec::Vec;
 use entry::{PtRegs, flags, selector};
 use machine::fpu::{self, FXSAVE_BYTES, state_bytes};
 use machine::task::with_fpu;
-use machine::uaccess;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use super::altstack::StackT;
@@ -291,8 +290,7 @@ fn pop_fpu(from: u64) -> Result<()> {
     }
     let size = state_bytes();
     let mut marks = FpxSwBytes::new_zeroed();
-    uaccess::read_bytes(from.wrapping_add(SW_BYTES_AT as u64), marks.as_mut_bytes())
-        .map_err(efault)?;
+    UserPtr::<u8>::new(from.wrapping_add(SW_BYTES_AT as u64)).read_bytes(marks.as_mut_bytes())?;
     let is_extended = extended_image(&marks, from, size);
     if is_extended && fpu::load_from_user(from).is_ok() {
         return Ok(());
@@ -301,7 +299,7 @@ fn pop_fpu(from: u64) -> Result<()> {
     let mut image: Vec<u8> = Vec::new();
     image.try_reserve_exact(size).map_err(|_| Errno::ENOMEM)?;
     image.resize(if is_extended { size } else { FXSAVE_BYTES }, 0);
-    uaccess::read_bytes(from, &mut image).map_err(efault)?;
+    UserPtr::<u8>::new(from).read_bytes(&mut image)?;
     with_fpu(|fpu| fpu.set_from_user(&image));
     Ok(())
 }

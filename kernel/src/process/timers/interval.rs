@@ -5,7 +5,6 @@ use alloc::sync::Arc;
 use abi::{Errno, Result, general as raw};
 
 use super::{AlarmTimer, Notify, Setting, update_watch};
-use crate::base::args::Args;
 use crate::base::time::{NS_PER_SEC, TimeVal};
 use crate::base::user::UserPtr;
 use crate::process::Process;
@@ -56,31 +55,31 @@ fn to_user(setting: Setting) -> ITimerVal {
 }
 
 /// getitimer(2).
-pub fn getitimer(args: &Args) -> Result<u64> {
-    let which = which(args.a0())?;
+pub fn getitimer(which_word: u64, value: u64) -> Result<u64> {
+    let which = which(which_word)?;
     let setting = get(&current().process, which);
-    UserPtr::new(args.a1()).write(&to_user(setting))?;
+    UserPtr::new(value).write(&to_user(setting))?;
     Ok(0)
 }
 
 /// setitimer(2).
-pub fn setitimer(args: &Args) -> Result<u64> {
-    let setting = match UserPtr::<ITimerVal>::new(args.a1()).non_null() {
+pub fn setitimer(which_word: u64, value_at: UserPtr<ITimerVal>, old_at: u64) -> Result<u64> {
+    let setting = match value_at.non_null() {
         None => Setting::default(),
         Some(new) => {
             let [interval, value] = new.read()?;
             Setting { value_ns: value.to_ns()?, interval_ns: interval.to_ns()? }
         }
     };
-    let which = which(args.a0())?;
+    let which = which(which_word)?;
     let old = set(&current().process, which, setting);
-    UserPtr::new(args.a2()).write_if_some(&to_user(old))?;
+    UserPtr::new(old_at).write_if_some(&to_user(old))?;
     Ok(0)
 }
 
 /// alarm(2): the seconds that were left, rounded to the nearest but never to 0.
-pub fn alarm(args: &Args) -> Result<u64> {
-    let seconds = u64::from(args.a0() as u32);
+pub fn alarm(seconds: u32) -> Result<u64> {
+    let seconds = u64::from(seconds);
     let setting = Setting { value_ns: seconds * NS_PER_SEC, interval_ns: 0 };
     let old_ns = set(&current().process, raw::ITIMER_REAL as usize, setting).value_ns;
     let rounded = (old_ns + NS_PER_SEC / 2) / NS_PER_SEC;

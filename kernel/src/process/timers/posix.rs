@@ -7,7 +7,6 @@ use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{AlarmTimer, Notify, Setting, update_watch};
-use crate::base::args::Args;
 use crate::base::time::TimeSpec;
 use crate::base::user::UserPtr;
 use crate::process::clock::Clock;
@@ -19,7 +18,7 @@ use crate::security::Resource;
 /// `struct sigevent`.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
 #[repr(C)]
-struct SigEvent {
+pub struct SigEvent {
     value: u64,
     signal: u32,
     notify: u32,
@@ -65,9 +64,9 @@ fn notify_of(event: &SigEvent) -> Result<Notify> {
 }
 
 /// timer_create(2).
-pub fn timer_create(args: &Args) -> Result<u64> {
-    let clock = timer_clock(args.a0() as i32)?;
-    let event = UserPtr::<SigEvent>::new(args.a1()).non_null().map(UserPtr::read).transpose()?;
+pub fn timer_create(clock: i32, event: UserPtr<SigEvent>, id_at: UserPtr<u32>) -> Result<u64> {
+    let clock = timer_clock(clock)?;
+    let event = event.non_null().map(UserPtr::read).transpose()?;
     let process = &current().process;
     let notify = match &event {
         Some(event) => notify_of(event)?,
@@ -90,7 +89,7 @@ pub fn timer_create(args: &Args) -> Result<u64> {
         timers.posix.insert(id, timer);
         id
     };
-    if let Err(error) = UserPtr::<u32>::new(args.a2()).write(&id) {
+    if let Err(error) = id_at.write(&id) {
         process.timers.lock().posix.remove(&id);
         return Err(error);
     }
@@ -104,38 +103,38 @@ fn find(id: u64) -> Result<Arc<AlarmTimer>> {
 }
 
 /// timer_settime(2).
-pub fn timer_settime(args: &Args) -> Result<u64> {
-    if args.a2() == 0 {
+pub fn timer_settime(id: u64, flags: u32, value_at: u64, old_at: u64) -> Result<u64> {
+    if value_at == 0 {
         return Err(Errno::EINVAL);
     }
-    let [interval, value] = UserPtr::<[TimeSpec; 2]>::new(args.a2()).read()?;
+    let [interval, value] = UserPtr::<[TimeSpec; 2]>::new(value_at).read()?;
     let setting = Setting { value_ns: value.to_ns()?, interval_ns: interval.to_ns()? };
-    let timer = find(args.a0())?;
+    let timer = find(id)?;
     let old = timer.get();
-    timer.set(setting, args.a1() as u32 & raw::TIMER_ABSTIME != 0);
+    timer.set(setting, flags & raw::TIMER_ABSTIME != 0);
     if timer.is_on_cpu_clock() {
         update_watch(&current().process);
     }
-    UserPtr::new(args.a3()).write_if_some(&old.to_user())?;
+    UserPtr::new(old_at).write_if_some(&old.to_user())?;
     Ok(0)
 }
 
 /// timer_gettime(2).
-pub fn timer_gettime(args: &Args) -> Result<u64> {
-    let setting = find(args.a0())?.get();
-    UserPtr::new(args.a1()).write(&setting.to_user())?;
+pub fn timer_gettime(id: u64, value: u64) -> Result<u64> {
+    let setting = find(id)?.get();
+    UserPtr::new(value).write(&setting.to_user())?;
     Ok(0)
 }
 
 /// timer_getoverrun(2).
-pub fn timer_getoverrun(args: &Args) -> Result<u64> {
-    Ok(find(args.a0())?.overruns.load(Ordering::Relaxed).into())
+pub fn timer_getoverrun(id: u64) -> Result<u64> {
+    Ok(find(id)?.overruns.load(Ordering::Relaxed).into())
 }
 
 /// timer_delete(2).
-pub fn timer_delete(args: &Args) -> Result<u64> {
+pub fn timer_delete(id: u32) -> Result<u64> {
     let process = &current().process;
-    let removed = process.timers.lock().posix.remove(&(args.a0() as u32));
+    let removed = process.timers.lock().posix.remove(&id);
     let timer = removed.ok_or(Errno::EINVAL)?;
     timer.set(Setting::default(), false);
     if timer.is_on_cpu_clock() {

@@ -1,0 +1,271 @@
+//! Which CPUs are in user mode, and how one that enters the kernel catches up with what it was not
+//! told: the machine's side of `context_tracking`.
+//!
+//! Every CPU's word says where it is; `entry.S` writes it. On isolated CPUs (`nohz_full=`) it is a
+//! protocol with the senders: the entry sets `IN_KERNEL` by a locked instruction and looks at what
+//! is pending. On the others senders never leave a note, so a plain store does; it serves the
+//! accounts.
+//!
+//! What is hard: everything an entry executes before it has caught up may meet text that was
+//! changed and translations that are gone. So [`context_catch_up`] and the two functions of
+//! paranoid entries are in `.entry.text`, and call nothing outside it; objtool proves that of the
+//! built image.
+//!
+//! Neighbours: `ipi` sends, `tlb` asks, `vmrun/switch.S` writes the word around guests.
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicU32, Ordering, fence};
+
+use context_tracking::flush::{Features, Method};
+use context_tracking::isolation::Isolation;
+use context_tracking::state::{self, Context, Dispatched, Machine, PENDING_SYNC, PENDING_TLB};
+use context_tracking::work::Mode;
+
+use crate::context_tracking::{ipi, local, tlb};
+use crate::cpu::percpu::{self, CpuLocal, tracking};
+use crate::cpu::sync::Once;
+use crate::cpu::{self, features, has_pti};
+
+/// CPUs that are spared deferrable work while in user mode.
+static SPARED: AtomicU32 = AtomicU32::new(0);
+static ISOLATION: Once<Isolation> = Once::new();
+
+/// Reads `isolcpus=`, `nohz_full=` and `defer=`, and makes each CPU's entries follow them. On the
+/// first CPU, when all run, and before any goes to user mode.
+pub(crate) fn init(command_line: &str) {
+    let isolation = Isolation::from_command_line(command_line, cpu::cpu_count());
+    let isolation = isolation.unwrap_or_else(|(word, bad)| {
+        crate::log!("warning: {word}= is not a list of CPUs ({bad:?}): no CPU is isolated");
+        Isolation::default()
+    });
+    if isolation.refused != 0 {
+        crate::log!("warning: the first CPU keeps the time and cannot be isolated");
+    }
+    let mode =
+        formats::params::find(command_line, "defer").map_or(Some(Mode::Pending), Mode::parse);
+    let mode = mode.unwrap_or_else(|| {
+        crate::log!("warning: defer= is none of pending, always, off: taken as pending");
+        Mode::Pending
+    });
+    ISOLATION.call_once(|| isolation);
+    if isolation.nohz_full != 0 {
+        spare(isolation.nohz_full, mode);
+    }
+}
+
+/// From now on `cpus` are spared deferrable work in user mode, and no others.
+pub(crate) fn spare(cpus: u32, mode: Mode) {
+    let tracking = match mode {
+        Mode::Pending => tracking::PENDING,
+        Mode::Always => tracking::ALWAYS,
+        Mode::Off => tracking::OFF,
+    };
+    // First nobody leaves notes: an answer says that a sender is done with its own. Then the second
+    // interrupt makes good what was noted; then entries change, then senders.
+    SPARED.store(0, Ordering::SeqCst);
+    tlb::reload_entries();
+    tlb::reload_entries();
+    for cpu in 0..cpu::cpu_count() {
+        let of_cpu = if cpus & 1 << cpu != 0 { tracking } else { tracking::OFF };
+        percpu::of(cpu).tracking.store(of_cpu, Ordering::SeqCst);
+    }
+    tlb::reload_entries();
+    SPARED.store(if tracking == tracking::OFF { 0 } else { cpus }, Ordering::SeqCst);
+}
+
+/// One of [`tracking`]: what entries of this CPU do.
+pub(crate) fn tracking_here() -> u32 {
+    percpu::local().tracking.load(Ordering::SeqCst)
+}
+
+/// Chooses how this CPU flushes. Once on each CPU, when its CR4 is set.
+pub(crate) fn init_cpu() {
+    let features = Features {
+        invpcid: features().invpcid,
+        global_pages: features().pge && !has_pti(),
+        pcid: crate::context_tracking::pcid::in_use(),
+    };
+    percpu::local().context.method.set(Method::choose(features));
+}
+
+/// Which CPUs are isolated. Nothing before [`init`].
+pub fn isolation() -> Isolation {
+    ISOLATION.get().copied().unwrap_or_default()
+}
+
+/// CPUs whose deferrable work waits while they are in user mode.
+pub(crate) fn spared() -> u32 {
+    SPARED.load(Ordering::Relaxed)
+}
+
+/// Where CPU `cpu` is, at this moment.
+pub fn of(cpu: usize) -> Context {
+    Context::of(percpu::of(cpu).context.state.load(Ordering::Relaxed))
+}
+
+/// How often CPU `cpu` has caught up: flushes and serialisations.
+pub fn catch_ups(cpu: usize) -> (u64, u64) {
+    let context = &percpu::of(cpu).context;
+    (context.flushed.load(Ordering::Relaxed), context.serialized.load(Ordering::Relaxed))
+}
+
+// ------------------------------------------------------------------------------------------------
+// Senders
+
+/// The senders' view: any CPU's word.
+struct AllCpus {
+    cause: context_tracking::work::Cause,
+}
+
+/// Asks `targets` for deferrable `work`; those in [`Dispatched::sent`] were interrupted.
+pub(crate) fn dispatch(
+    targets: u32,
+    work: u32,
+    cause: context_tracking::work::Cause,
+) -> Dispatched {
+    let result = state::dispatch(&AllCpus { cause }, targets, spared(), work);
+    for cpu in state::bits(result.deferred) {
+        let is_guest = result.guests & 1 << cpu != 0;
+        ipi::count_deferred(cpu, cause, if is_guest { Context::Guest } else { Context::User });
+    }
+    result
+}
+
+impl Machine for AllCpus {
+    fn load(&self, cpu: usize) -> u32 {
+        percpu::of(cpu).context.state.load(Ordering::Relaxed)
+    }
+
+    fn compare_exchange(&self, cpu: usize, old: u32, new: u32) -> Result<(), u32> {
+        let state = &percpu::of(cpu).context.state;
+        state.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(|_| ())
+    }
+
+    fn fetch_or(&self, cpu: usize, bits: u32) -> u32 {
+        percpu::of(cpu).context.state.fetch_or(bits, Ordering::SeqCst)
+    }
+
+    fn fetch_and(&self, cpu: usize, bits: u32) {
+        percpu::of(cpu).context.state.fetch_and(bits, Ordering::SeqCst);
+    }
+
+    fn store_release(&self, cpu: usize, value: u32) {
+        percpu::of(cpu).context.state.store(value, Ordering::Release);
+    }
+
+    fn full_barrier(&self) {
+        fence(Ordering::SeqCst);
+    }
+
+    fn send(&self, cpu: usize, work: u32) {
+        ipi::send_work(cpu, work, self.cause);
+    }
+
+    fn flush_kernel_tlb(&self) {
+        local::flush_all();
+    }
+
+    fn serialize(&self) {
+        cpu::serialize();
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// Entries. Everything below is in `.entry.text`, or inlined there.
+
+/// An entry's view: its own CPU, whatever number is given. No function of it may panic or be called
+/// elsewhere, so everything is inlined.
+struct Here(&'static CpuLocal);
+
+impl Machine for Here {
+    #[inline(always)]
+    fn load(&self, _cpu: usize) -> u32 {
+        self.0.context.state.load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    fn compare_exchange(&self, _cpu: usize, _old: u32, _new: u32) -> Result<(), u32> {
+        // Only senders do.
+        Err(self.load(0))
+    }
+
+    #[inline(always)]
+    fn fetch_or(&self, _cpu: usize, bits: u32) -> u32 {
+        self.0.context.state.fetch_or(bits, Ordering::SeqCst)
+    }
+
+    #[inline(always)]
+    fn fetch_and(&self, _cpu: usize, bits: u32) {
+        self.0.context.state.fetch_and(bits, Ordering::SeqCst);
+    }
+
+    #[inline(always)]
+    fn store_release(&self, _cpu: usize, value: u32) {
+        self.0.context.state.store(value, Ordering::Release);
+    }
+
+    #[inline(always)]
+    fn full_barrier(&self) {
+        fence(Ordering::SeqCst);
+    }
+
+    #[inline(always)]
+    fn send(&self, _cpu: usize, _work: u32) {}
+
+    #[inline(always)]
+    fn flush_kernel_tlb(&self) {
+        let context = &self.0.context;
+        context.flushed.fetch_add(1, Ordering::Relaxed);
+        local::drop_everything(context.method.get());
+    }
+
+    #[inline(always)]
+    fn serialize(&self) {
+        self.0.context.serialized.fetch_add(1, Ordering::Relaxed);
+        // MOV to a control register serialises (SDM 3A, 9.3). Not IRET, which would let the next
+        // NMI in while this may be one; not CPUID, which a hypervisor intercepts. SAFETY: CR2 keeps
+        // its value.
+        unsafe {
+            asm!("mov {at}, cr2", "mov cr2, {at}", at = out(reg) _,
+                 options(nostack, preserves_flags));
+        }
+    }
+}
+
+/// Something is pending, or every entry flushes: called by `entry.S` with the word as it is now.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".entry.text")]
+extern "C" fn context_catch_up(word: u32) {
+    state::catch_up(&Here(percpu::local()), 0, word);
+}
+
+/// What [`context_catch_up`] takes for an entry that flushes whatever is pending.
+pub(crate) const ALWAYS_PENDING: u32 = PENDING_TLB | PENDING_SYNC;
+
+/// This CPU is back from a guest: called by `vmrun/switch.S`.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".entry.text")]
+extern "C" fn context_leave_guest() {
+    let local = percpu::local();
+    let here = Here(local);
+    let tracking = local.tracking.load(Ordering::Relaxed);
+    if tracking == tracking::OFF {
+        here.store_release(0, state::IN_KERNEL);
+    } else {
+        let also = if tracking == tracking::ALWAYS { ALWAYS_PENDING } else { 0 };
+        state::leave_guest(&here, 0, also);
+    }
+}
+
+/// NMI, #DB, #DF, #MC from the kernel, or from a danger zone: the old word, for the way back.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".entry.text")]
+extern "C" fn context_paranoid_enter() -> u32 {
+    state::paranoid_enter(&Here(percpu::local()), 0)
+}
+
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".entry.text")]
+extern "C" fn context_paranoid_exit(old: u32) {
+    state::paranoid_exit(&Here(percpu::local()), 0, old);
+}

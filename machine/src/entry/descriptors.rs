@@ -1,0 +1,280 @@
+//! Segment and interrupt descriptors: GDT, TSS and IDT (SDM 3A, chapters 3, 6 and 7), one GDT and
+//! TSS for each CPU, one IDT for all.
+
+use core::arch::asm;
+use core::cell::UnsafeCell;
+use core::mem::size_of;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use entry::{flags, selector};
+
+use crate::context_tracking::word;
+use crate::cpu::percpu::{self, CpuLocal, tracking};
+use crate::cpu::{self, MAX_CPUS, has_pti, msr, wrmsr};
+use crate::memory;
+use crate::memory::frame::OutOfMemory;
+use crate::memory::stack::{KERNEL_STACK_SIZE, KernelStack};
+
+/// Vectors that run on stacks of their own, and the number of that stack (1 to 7).
+const IST_VECTORS: [(u8, u8); 4] = [(1, 1), (2, 2), (8, 3), (18, 4)];
+const IST_STACKS: usize = 4;
+
+#[repr(C, packed(4))]
+struct Tss {
+    reserved0: u32,
+    rsp: [u64; 3],
+    reserved1: u64,
+    ist: [u64; 7],
+    reserved2: u64,
+    reserved3: u16,
+    io_map: u16,
+}
+
+#[repr(C, align(64))]
+struct Descriptors {
+    gdt: [u64; 10],
+    tss: Tss,
+}
+
+struct CpuDescriptors(UnsafeCell<Descriptors>);
+
+// SAFETY: each element is written by its own CPU only (`init`, `set_kernel_stack`).
+unsafe impl Sync for CpuDescriptors {}
+
+const EMPTY: Descriptors = Descriptors {
+    gdt: [
+        0,
+        0,
+        0x00af_9b00_0000_ffff, // 0x10 kernel code, 64-bit, accessed
+        0x00cf_9300_0000_ffff, // 0x18 kernel data
+        0, // 0x20 would be 32-bit user code; there is none, so no program leaves 64-bit mode
+        0x00cf_f300_0000_ffff, // 0x28 user data
+        0x00af_fb00_0000_ffff, // 0x30 user code, 64-bit
+        0,
+        0, // 0x40 TSS, two slots, filled at run time
+        0,
+    ],
+    tss: Tss {
+        reserved0: 0,
+        rsp: [0; 3],
+        reserved1: 0,
+        ist: [0; 7],
+        reserved2: 0,
+        reserved3: 0,
+        io_map: size_of::<Tss>() as u16,
+    },
+};
+
+#[unsafe(link_section = ".data.cpu_entry")]
+static CPUS: [CpuDescriptors; MAX_CPUS] =
+    [const { CpuDescriptors(UnsafeCell::new(EMPTY)) }; MAX_CPUS];
+
+#[repr(C, packed)]
+struct TablePointer {
+    limit: u16,
+    base: u64,
+}
+
+#[repr(C, align(4096))]
+struct Idt(UnsafeCell<[[u64; 2]; 256]>);
+
+// SAFETY: written once by the first CPU before the others start and before it is loaded.
+unsafe impl Sync for Idt {}
+
+// On sealed pages (`sealed`) that programs' tables map too.
+#[unsafe(link_section = ".data.sealed_entry")]
+static IDT: Idt = Idt(UnsafeCell::new([[0; 2]; 256]));
+
+unsafe extern "C" {
+    static vector_stubs: [[u8; VECTOR_STUB_SIZE]; 256];
+    fn paranoid_1();
+    fn paranoid_2();
+    fn paranoid_8();
+    fn paranoid_18();
+    static syscall_entry: u8;
+    pub(crate) static syscall_entry_pending: u8;
+    static syscall_entry_always: u8;
+    static syscall_entry_watched: u8;
+    static syscall_entry_pti: u8;
+    static syscall_entry_pti_pending: u8;
+    static syscall_entry_pti_always: u8;
+    static syscall_entry_pti_watched: u8;
+}
+
+/// Bytes from one stub to the next in `entry.S` (`.balign 16`).
+const VECTOR_STUB_SIZE: usize = 16;
+
+/// An interrupt gate (SDM 3A, 6.14.1): IF is cleared on entry.
+fn gate(handler: u64, ist: u8, user: bool) -> [u64; 2] {
+    let kind = 0x8e00 | if user { 0x6000 } else { 0 };
+    let low = handler & 0xffff
+        | u64::from(selector::KERNEL_CS) << 16
+        | u64::from(ist) << 32
+        | kind << 32
+        | (handler >> 16 & 0xffff) << 48;
+    [low, handler >> 32]
+}
+
+/// Fills the IDT. On the first CPU, before `init`.
+pub(crate) fn init_idt() {
+    let mut table = [[0u64; 2]; 256];
+    for (vector, entry) in table.iter_mut().enumerate() {
+        // SAFETY: only the address is taken.
+        let stub = unsafe { &raw const vector_stubs[vector] } as u64;
+        // INT3 and INTO may be executed by programs.
+        *entry = gate(stub, 0, vector == 3 || vector == 4);
+    }
+    let paranoid: [u64; 4] = [
+        paranoid_1 as *const () as u64,
+        paranoid_2 as *const () as u64,
+        paranoid_8 as *const () as u64,
+        paranoid_18 as *const () as u64,
+    ];
+    for ((vector, ist), handler) in IST_VECTORS.into_iter().zip(paranoid) {
+        table[usize::from(vector)] = gate(handler, ist, false);
+    }
+    // SAFETY: only the first CPU runs, and the table is not loaded yet.
+    unsafe { *IDT.0.get() = table };
+}
+
+/// Loads this CPU's descriptors and system call registers. Once per CPU, after `percpu::init`.
+pub(crate) fn init() -> Result<(), OutOfMemory> {
+    let cpu = percpu::cpu_id();
+    let descriptors = CPUS[cpu].0.get();
+    let mut ist = [0u64; 7];
+    for slot in ist.iter_mut().take(IST_STACKS) {
+        let stack = KernelStack::new()?;
+        let top = stack.top() - 16;
+        // The last words of the stack name this CPU, for the paranoid entry.
+        // SAFETY: the stack is mapped and new.
+        unsafe { (top as *mut *const CpuLocal).write(percpu::local()) };
+        *slot = top;
+        memory::share_with_programs(top & !(KERNEL_STACK_SIZE as u64 - 1), KERNEL_STACK_SIZE)?;
+        // The CPU uses the stack for ever.
+        core::mem::forget(stack);
+    }
+    let entry_stack = KernelStack::new()?;
+    let entry_top = entry_stack.top();
+    memory::share_with_programs(entry_top - KERNEL_STACK_SIZE as u64, KERNEL_STACK_SIZE)?;
+    percpu::local().entry_stack_top.set(entry_top);
+    core::mem::forget(entry_stack);
+    // SAFETY: this CPU's own element; no reference to it lives elsewhere.
+    let table = unsafe { &mut *descriptors };
+    table.tss.ist = ist;
+    let base = (&raw const table.tss) as u64;
+    let limit = size_of::<Tss>() as u64 - 1;
+    let slot = usize::from(selector::TSS) / 8;
+    table.gdt[slot] = limit | (base & 0xff_ffff) << 16 | 0x89 << 40 | (base >> 24 & 0xff) << 56;
+    table.gdt[slot + 1] = base >> 32;
+    let gdt = TablePointer {
+        limit: size_of::<[u64; 10]>() as u16 - 1,
+        base: (&raw const table.gdt) as u64,
+    };
+    let idt =
+        TablePointer { limit: size_of::<[[u64; 2]; 256]>() as u16 - 1, base: IDT.0.get() as u64 };
+    // SAFETY: the tables are statics; the selectors name kernel segments of the same kind as the
+    // ones in use; GS keeps its base, since its selector is not reloaded.
+    unsafe {
+        asm!(
+            "lgdt [{gdt}]",
+            "push {cs}",
+            "lea {scratch}, [rip + 2f]",
+            "push {scratch}",
+            "retfq",
+            "2:",
+            "mov ss, {ds:e}",
+            "mov ds, {null:e}",
+            "mov es, {null:e}",
+            "mov fs, {null:e}",
+            "ltr {tss:x}",
+            "lidt [{idt}]",
+            // After a reset the LDT is a table of 64 KiB at address 0: a program could map it.
+            "lldt {null:x}",
+            gdt = in(reg) &gdt,
+            idt = in(reg) &idt,
+            cs = in(reg) u64::from(selector::KERNEL_CS),
+            ds = in(reg) u32::from(selector::KERNEL_DS),
+            null = in(reg) 0u32,
+            tss = in(reg) selector::TSS,
+            scratch = out(reg) _,
+        );
+    }
+    init_syscall();
+    if has_pti() {
+        percpu::local().pti.set(1);
+        set_interrupt_stack(entry_top);
+    }
+    Ok(())
+}
+
+fn init_syscall() {
+    let star = u64::from(selector::KERNEL_CS) << 32 | u64::from(selector::USER_CS32) << 48;
+    let efer = cpu::rdmsr(msr::EFER) | cpu::cr::EFER_SCE | cpu::cr::EFER_NXE;
+    choose_syscall_entry();
+    for (register, value) in
+        [(msr::STAR, star), (msr::FMASK, flags::SYSCALL_MASK), (msr::EFER, efer)]
+    {
+        // SAFETY: architectural registers of 64-bit mode; the selectors are valid.
+        unsafe { wrmsr(register, value) };
+    }
+}
+
+static WATCHED: AtomicBool = AtomicBool::new(false);
+
+/// From now on [`choose_syscall_entry`] takes the entries of watched calls.
+pub(crate) fn watch_calls() {
+    WATCHED.store(true, Ordering::SeqCst);
+}
+
+/// Sets this CPU's entry for SYSCALL: the one of its way of tracking.
+pub(crate) fn choose_syscall_entry() {
+    let entry = match (has_pti(), word::tracking_here()) {
+        (false, _) if WATCHED.load(Ordering::SeqCst) => &raw const syscall_entry_watched,
+        (true, _) if WATCHED.load(Ordering::SeqCst) => &raw const syscall_entry_pti_watched,
+        (false, tracking::PENDING) => &raw const syscall_entry_pending,
+        (false, tracking::ALWAYS) => &raw const syscall_entry_always,
+        (false, _) => &raw const syscall_entry,
+        (true, tracking::PENDING) => &raw const syscall_entry_pti_pending,
+        (true, tracking::ALWAYS) => &raw const syscall_entry_pti_always,
+        (true, _) => &raw const syscall_entry_pti,
+    };
+    let entry = entry as u64;
+    // CSTAR is unreachable: without a 32-bit code segment there is no compatibility mode.
+    for register in [msr::LSTAR, msr::CSTAR] {
+        // SAFETY: an entry of `entry.S` for the tables in use.
+        unsafe { wrmsr(register, entry) };
+    }
+}
+
+/// Top of the stack on which this CPU takes `vector`, one of those with a stack of their own.
+#[cfg(feature = "ktest")]
+pub(crate) fn own_stack(vector: u8) -> Option<u64> {
+    let (_, slot) = IST_VECTORS.into_iter().find(|&(of, _)| of == vector)?;
+    // SAFETY: this CPU's element, written once in `init`; copied, since it is not aligned.
+    let ist = unsafe { (&raw const (*CPUS[percpu::cpu_id()].0.get()).tss.ist).read_unaligned() };
+    Some(ist[usize::from(slot) - 1])
+}
+
+/// Where this CPU's SYSCALL and the vectors' stubs begin.
+#[cfg(feature = "ktest")]
+pub(crate) fn entry_points(vector: u8) -> [u64; 2] {
+    // SAFETY: only the address is taken.
+    let stub = unsafe { &raw const vector_stubs[usize::from(vector)] } as u64;
+    [cpu::rdmsr(msr::LSTAR), stub]
+}
+
+/// Sets where interrupts from programs put their frame: the running thread's stack. With page-table
+/// isolation they come through the entry stack always.
+pub(crate) fn set_kernel_stack(top: u64) {
+    if !has_pti() {
+        set_interrupt_stack(top);
+    }
+}
+
+fn set_interrupt_stack(top: u64) {
+    let descriptors = CPUS[percpu::cpu_id()].0.get();
+    // SAFETY: the pointer is to a static's element; the place is named, not read.
+    let field = unsafe { &raw mut (*descriptors).tss.rsp };
+    // SAFETY: this CPU's own TSS; callers have interrupts masked; the field may be unaligned.
+    unsafe { field.cast::<u64>().write_unaligned(top) };
+}

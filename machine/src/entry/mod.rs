@@ -1,0 +1,466 @@
+//! The Rust side of `entry.S`: each way into the kernel as one function, and the one decision about
+//! the way back.
+//!
+//! Reading order: [`system_call`], [`vector_from_user`], [`prepare_return`], then the
+//! kernel's own faults.
+
+use core::arch::global_asm;
+use core::mem::{offset_of, size_of};
+use core::sync::atomic::Ordering;
+
+use context_tracking::state;
+use entry::{Exit, IretReason, Origin, PtRegs, decide, flags, selector};
+
+use crate::context_tracking::ipi::{self, Kind};
+use crate::context_tracking::word::ALWAYS_PENDING;
+use crate::cpu::percpu::{self, CpuContext, CpuLocal, ExitCounts, SYSRET, tracking};
+use crate::cpu::{self, apic, irq, msr, record};
+use crate::memory::stack::KERNEL_STACK_SIZE;
+use crate::memory::{USER_END, uaccess};
+use crate::mitigations::behind_guests;
+use crate::panic;
+use crate::text::static_branch::{self, StaticKey, at_boot, static_branch_unlikely};
+use crate::text::{cfi, text_poke};
+
+pub mod descriptors;
+pub mod trace;
+
+global_asm!(
+    include_str!("../cpu/if_key.S"),
+    include_str!("entry.S"),
+    // Others that include it may lie in the same piece of assembly.
+    ".purgem if_key",
+    USER_RSP = const offset_of!(CpuLocal, user_rsp),
+    KERNEL_STACK_TOP = const offset_of!(CpuLocal, kernel_stack_top),
+    USER_RDI = const offset_of!(CpuLocal, user_rdi),
+    ENTRY_STACK_TOP = const offset_of!(CpuLocal, entry_stack_top),
+    PTI = const offset_of!(CpuLocal, pti),
+    CHECK_SYSRET = const cfg!(feature = "ktest") as u64,
+    USER_LIMIT = const offset_of!(CpuLocal, user_limit),
+    NEVER_IN_R11 = const flags::TF | flags::RF | flags::VM,
+    TRACKING = const offset_of!(CpuLocal, tracking),
+    TRACKING_PENDING = const tracking::PENDING,
+    CONTEXT = const offset_of!(CpuLocal, context) + offset_of!(CpuContext, state),
+    IN_KERNEL = const state::IN_KERNEL,
+    IN_KERNEL_BIT = const state::IN_KERNEL_BIT,
+    ALWAYS_PENDING = const ALWAYS_PENDING,
+    KERNEL_CR3 = const offset_of!(CpuLocal, kernel_cr3),
+    USER_CR3 = const offset_of!(CpuLocal, user_cr3),
+    USER_CR3_KEEP = const offset_of!(CpuLocal, user_cr3_keep),
+    USER_CR3_BITS = const crate::cpu::Cr3::USER_BITS,
+    RDI = const offset_of!(PtRegs, rdi),
+    RIP = const offset_of!(PtRegs, rip),
+    RSP = const offset_of!(PtRegs, rsp),
+    RFLAGS = const offset_of!(PtRegs, rflags),
+    ORIG_RAX = const offset_of!(PtRegs, orig_rax),
+    IN_NMI = const offset_of!(CpuLocal, in_nmi),
+    IRET_FRAME_SIZE = const size_of::<PtRegs>() - offset_of!(PtRegs, rip),
+    USER_CS = const selector::USER_CS,
+    USER_DS = const selector::USER_DS,
+    MINUS_ENOSYS = const -38,
+    CS = const offset_of!(PtRegs, cs),
+    RSP_ABOVE_ORIG_RAX = const offset_of!(PtRegs, rsp) - offset_of!(PtRegs, orig_rax),
+    GS_BASE_MSR = const msr::GS_BASE,
+    STACK_SIZE = const KERNEL_STACK_SIZE,
+    CPU_ABOVE_STACK_MASK = const -15i32,
+    PT_REGS_SIZE = const size_of::<PtRegs>(),
+    PT_REGS_WORDS = const size_of::<PtRegs>() / 8,
+    KERNEL_DS = const selector::KERNEL_DS,
+    SPEC_CTRL = const offset_of!(CpuLocal, spec_ctrl),
+    SPEC_CTRL_USER = const offset_of!(CpuLocal, spec_ctrl_user),
+    PRED_CMD = const offset_of!(CpuLocal, pred_cmd),
+    SPEC_CTRL_MSR = const msr::SPEC_CTRL,
+    PRED_CMD_MSR = const msr::PRED_CMD,
+    SYSCALL_GUARD = const at_boot(static_branch::id::SYSCALL_GUARD),
+    VECTOR_GUARD = const at_boot(static_branch::id::VECTOR_GUARD),
+    ENTRY_IBPB = const at_boot(static_branch::id::ENTRY_IBPB),
+    KERNEL_IBRS = const at_boot(static_branch::id::KERNEL_IBRS),
+    ENTRY_BHB_SHORT = const at_boot(static_branch::id::ENTRY_BHB_SHORT),
+    ENTRY_BHB_LONG = const at_boot(static_branch::id::ENTRY_BHB_LONG),
+    NO_FENCE_USER = const at_boot(static_branch::id::NO_FENCE_USER),
+    NO_FENCE_KERNEL = const at_boot(static_branch::id::NO_FENCE_KERNEL),
+    VERW_ON_EXIT = const at_boot(static_branch::id::VERW_ON_EXIT),
+    options(att_syntax)
+);
+
+/// A CPU exception that a program caused (SDM 3A, 6.15).
+#[derive(Clone, Copy, Debug)]
+pub struct Exception {
+    /// Vector number, 0 to 31.
+    pub vector: u8,
+    /// Error code, 0 if the exception has none.
+    pub error: u64,
+    /// For a page fault the address, for a debug exception DR6; else 0.
+    pub address: u64,
+}
+
+/// Vectors by name.
+pub mod vector {
+    #![expect(missing_docs, reason = "the names of the manual")]
+    pub const DIVIDE: u8 = 0;
+    pub const DEBUG: u8 = 1;
+    pub const NMI: u8 = 2;
+    pub const BREAKPOINT: u8 = 3;
+    pub const OVERFLOW: u8 = 4;
+    pub const BOUND: u8 = 5;
+    pub const INVALID_OPCODE: u8 = 6;
+    pub const DEVICE_NOT_AVAILABLE: u8 = 7;
+    pub const DOUBLE_FAULT: u8 = 8;
+    pub const INVALID_TSS: u8 = 10;
+    pub const SEGMENT_NOT_PRESENT: u8 = 11;
+    pub const STACK: u8 = 12;
+    pub const GENERAL_PROTECTION: u8 = 13;
+    pub const PAGE_FAULT: u8 = 14;
+    pub const X87: u8 = 16;
+    pub const ALIGNMENT: u8 = 17;
+    pub const MACHINE_CHECK: u8 = 18;
+    pub const SIMD: u8 = 19;
+}
+
+/// A page fault in user space, caused by a program or by the kernel on its behalf.
+#[derive(Clone, Copy, Debug)]
+pub struct PageFault {
+    /// The address, below [`USER_END`].
+    pub address: u64,
+    /// It was a write.
+    pub write: bool,
+    /// It was an instruction fetch.
+    pub exec: bool,
+}
+
+// The kernel, as the machine calls it. `machine/image` binds these names.
+unsafe extern "Rust" {
+    /// Exit work is pending. Interrupts are enabled.
+    safe fn limen_exit_work(regs: &mut PtRegs, work: u32);
+    /// An exception of a program, page faults included. Interrupts are enabled.
+    safe fn limen_user_exception(regs: &mut PtRegs, exception: Exception);
+    /// The registers cannot be restored: the program must die or get a signal frame.
+    safe fn limen_bad_return(regs: &mut PtRegs);
+    /// A fault of the kernel in user space. Interrupts are enabled. Whether to try again.
+    safe fn limen_kernel_page_fault(fault: PageFault) -> bool;
+    /// The tick of this CPU. Interrupts are masked.
+    safe fn limen_timer_tick(from_user: bool);
+    /// Another CPU wants this one to look at its run queue. Interrupts are masked.
+    safe fn limen_reschedule();
+}
+
+/// The whole of a system call, for `entry.S`: the image binds it under the name that file calls,
+/// with the kernel's function inlined. Interrupts are masked before and after. True: return by
+/// SYSRET.
+#[inline(always)]
+pub fn system_call(regs: &mut PtRegs, serve: impl FnOnce(&mut PtRegs)) -> bool {
+    #[cfg(feature = "ktest")]
+    crate::ktest::entered();
+    cpu::irq_enable();
+    serve(regs);
+    prepare_sysret::<{ Origin::Syscall as usize }>(regs)
+}
+
+/// The same where calls are watched: counted, recorded, or sent back by IRET always. Others do not
+/// pay for the questions.
+#[inline(always)]
+pub fn watched_system_call(
+    regs: &mut PtRegs,
+    number: u64,
+    serve: impl FnOnce(&mut PtRegs),
+) -> bool {
+    record::called(number, [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9]);
+    #[cfg(feature = "ktest")]
+    crate::ktest::entered();
+    cpu::irq_enable();
+    serve(regs);
+    let by_sysret = prepare_return::<{ Origin::Syscall as usize }>(regs);
+    record::returned(regs.rax);
+    by_sysret
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn vector_from_user(regs: &mut PtRegs, vector: u64) -> bool {
+    uaccess::close_in_handler();
+    #[cfg(feature = "ktest")]
+    crate::ktest::handler::began(regs, crate::ktest::handler::Place::User);
+    record::entered(vector as u8);
+    #[cfg(feature = "ktest")]
+    crate::ktest::defer::look(crate::ktest::defer::Look::Vector);
+    if vector < 32 {
+        user_exception(regs, vector as u8);
+    } else {
+        // Not in a system call: nothing to restart, whatever RAX holds.
+        regs.orig_rax = u64::MAX;
+        percpu::in_handler(|| interrupt(vector as u8, true));
+    }
+    let by_sysret = prepare_return::<{ Origin::Vector as usize }>(regs);
+    record::exit();
+    if by_sysret {
+        cpu::repair_ss();
+    }
+    by_sysret
+}
+
+fn user_exception(regs: &mut PtRegs, number: u8) {
+    let address = match number {
+        vector::PAGE_FAULT => cpu::read_cr2(),
+        vector::DEBUG => cpu::take_dr6(),
+        _ => 0,
+    };
+    match number {
+        vector::NMI => {
+            ipi::count_received(Kind::Nmi, true);
+            panic::nmi(regs);
+            return cpu::unblock_nmi();
+        }
+        vector::MACHINE_CHECK => panic!("machine check while a program ran at {:#x}", regs.rip),
+        _ => {}
+    }
+    // The error code lies where the system call number would: -1 says "not in a system call".
+    let error = core::mem::replace(&mut regs.orig_rax, u64::MAX);
+    cpu::irq_enable();
+    limen_user_exception(regs, Exception { vector: number, error, address });
+}
+
+/// What [`prepare_return`] does, for a plain call that has no work to do: without a loop it keeps
+/// nothing across calls.
+#[inline(always)]
+fn prepare_sysret<const ORIGIN: usize>(regs: &mut PtRegs) -> bool {
+    cpu::irq_disable();
+    // SAFETY: what is about to return to a program is that program's thread.
+    let is_free = unsafe { percpu::has_no_work() };
+    if is_free && matches!(decide::<USER_END>(regs), Exit::Sysret) {
+        percpu::count_exit::<ORIGIN, SYSRET>();
+        return true;
+    }
+    prepare_return::<ORIGIN>(regs)
+}
+
+/// Does the exit work and decides how to return. Interrupts are masked when it returns, and stay so
+/// until the program runs. True: by SYSRET.
+#[inline(never)]
+pub(crate) fn prepare_return<const ORIGIN: usize>(regs: &mut PtRegs) -> bool {
+    loop {
+        cpu::irq_disable();
+        // SAFETY: what is about to return to a program is that program's thread.
+        let work = unsafe { percpu::pending_work() };
+        if work | percpu::local().exit_work.get() != 0 {
+            if work != 0 {
+                cpu::irq_enable();
+                limen_exit_work(regs, work);
+                continue;
+            }
+            behind_guests::before_user_mode();
+        }
+        match decide::<USER_END>(regs) {
+            Exit::Sysret if static_branch_unlikely::<SysretOff>() => {
+                return count_iret(ORIGIN, IretReason::SwitchedOff);
+            }
+            Exit::Sysret => {
+                percpu::count_exit::<ORIGIN, SYSRET>();
+                return true;
+            }
+            Exit::Iret(reason) => {
+                #[cfg(feature = "ktest")]
+                crate::ktest::handler::spoil(regs);
+                return count_iret(ORIGIN, reason);
+            }
+            Exit::Refuse => {
+                cpu::irq_enable();
+                limen_bad_return(regs);
+            }
+        }
+    }
+}
+
+/// On with `sysret=off`: every return is an IRET, so that its price can be seen.
+struct SysretOff;
+
+impl StaticKey for SysretOff {
+    const ID: u32 = static_branch::id::SYSRET_OFF;
+}
+
+/// Switches SYSRET off if the kernel's command line says so.
+pub fn apply_options(command_line: &str) {
+    if formats::params::find(command_line, "sysret") != Some("off") {
+        return;
+    }
+    if static_branch::set::<SysretOff>(true).is_ok() {
+        watch_calls();
+    } else {
+        crate::log!("sysret=off: not switched off, this image has no site tables");
+    }
+}
+
+/// Makes all CPUs take the entries of [`watched_system_call`], for good.
+pub fn watch_calls() {
+    crate::entry::descriptors::watch_calls();
+    crate::context_tracking::tlb::reload_entries();
+}
+
+/// The counts of CPU `cpu` since it started.
+pub fn exit_counts(cpu: usize) -> &'static ExitCounts {
+    &percpu::of(cpu).exits
+}
+
+/// Returns to programs after one kind of entry, on all CPUs: by SYSRET, and by IRET.
+pub fn exits_of(origin: Origin) -> (u64, u64) {
+    let mut sums = (0, 0);
+    for cpu in 0..cpu::cpu_count() {
+        let row = exit_counts(cpu)[origin as usize].each_ref().map(|n| n.load(Ordering::Relaxed));
+        sums.0 += row[SYSRET];
+        sums.1 += row.iter().sum::<u64>() - row[SYSRET];
+    }
+    sums
+}
+
+#[inline(never)]
+fn count_iret(origin: usize, reason: IretReason) -> bool {
+    // Only this CPU writes the word, and interrupts are masked: no locked instruction is needed.
+    let word = &percpu::local().exits[origin][1 + reason as usize];
+    word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    false
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn vector_from_kernel_rust(regs: &mut PtRegs, number: u64) {
+    uaccess::close_in_handler();
+    #[cfg(feature = "ktest")]
+    crate::ktest::handler::began(regs, crate::ktest::handler::Place::Kernel);
+    match number as u8 {
+        vector::PAGE_FAULT => kernel_page_fault(regs),
+        vector::GENERAL_PROTECTION => {
+            if !fix_up(regs) && !cfi::on_fault(regs) {
+                panic::kernel_exception(regs, number as u8, 0);
+            }
+        }
+        vector::INVALID_OPCODE => {
+            if !cfi::on_undefined(regs) {
+                panic::kernel_exception(regs, vector::INVALID_OPCODE, 0);
+            }
+        }
+        vector::BREAKPOINT => {
+            if !text_poke::on_int3(regs) {
+                panic::kernel_exception(regs, vector::BREAKPOINT, 0);
+            }
+        }
+        exception @ 0..=31 => panic::kernel_exception(regs, exception, 0),
+        external => {
+            record::interrupt(external);
+            percpu::in_handler(|| interrupt(external, false));
+            record::exit();
+        }
+    }
+}
+
+/// Error code bits of a page fault (SDM 3A, 4.7).
+pub mod fault_code {
+    /// The page is mapped, without the right.
+    pub const PRESENT: u64 = 1;
+    /// The access was a write.
+    pub const WRITE: u64 = 1 << 1;
+    /// A program's access.
+    pub const USER: u64 = 1 << 2;
+    /// The access was an instruction fetch.
+    pub const FETCH: u64 = 1 << 4;
+}
+
+fn kernel_page_fault(regs: &mut PtRegs) {
+    let address = cpu::read_cr2();
+    let may_sleep = regs.rflags & flags::IF != 0 && percpu::may_sleep();
+    let is_copy = uaccess::fixup(regs.rip).is_some();
+    if address < USER_END && is_copy && may_sleep {
+        let write = regs.orig_rax & fault_code::WRITE != 0;
+        cpu::irq_enable();
+        let retry = limen_kernel_page_fault(PageFault { address, write, exec: false });
+        cpu::irq_disable();
+        if retry {
+            return;
+        }
+    }
+    // Only copies to and from programs have an entry in the exception table, and only an address in
+    // user space is theirs to miss.
+    #[cfg(feature = "ktest")]
+    if crate::ktest::is_probe(regs.rip) && fix_up(regs) {
+        return;
+    }
+    let is_served = address < USER_END && fix_up(regs) || cfi::on_fault(regs);
+    if !is_served {
+        panic::kernel_exception(regs, vector::PAGE_FAULT, address);
+    }
+}
+
+fn fix_up(regs: &mut PtRegs) -> bool {
+    let target = uaccess::fixup(regs.rip);
+    if let Some(target) = target {
+        regs.rip = target;
+    }
+    target.is_some()
+}
+
+fn interrupt(number: u8, from_user: bool) {
+    ipi::count_received(kind(number), from_user);
+    match number {
+        apic::VECTOR_TIMER => {
+            apic::end_of_interrupt();
+            limen_timer_tick(from_user);
+        }
+        apic::VECTOR_RESCHEDULE => {
+            apic::end_of_interrupt();
+            limen_reschedule();
+        }
+        apic::VECTOR_TLB | apic::VECTOR_SYNC => {
+            apic::end_of_interrupt();
+            crate::context_tracking::tlb::serve();
+        }
+        apic::VECTOR_SPURIOUS => {}
+        device => {
+            irq::dispatch(device);
+            apic::end_of_interrupt();
+        }
+    }
+}
+
+/// What an interrupt's vector stands for in the accounts.
+fn kind(number: u8) -> Kind {
+    match number {
+        apic::VECTOR_TIMER => Kind::Timer,
+        apic::VECTOR_RESCHEDULE => Kind::Reschedule,
+        apic::VECTOR_TLB => Kind::Tlb,
+        apic::VECTOR_SYNC => Kind::Sync,
+        apic::VECTOR_SPURIOUS => Kind::Spurious,
+        _ => Kind::Device,
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn paranoid_from_kernel(regs: &mut PtRegs, number: u64) {
+    uaccess::close_in_handler();
+    #[cfg(feature = "ktest")]
+    crate::ktest::handler::began(regs, crate::ktest::handler::Place::Paranoid);
+    match number as u8 {
+        vector::NMI => {
+            // What interrupts this handler must not let the next NMI in.
+            let in_nmi = percpu::local().in_nmi.replace(1);
+            ipi::count_received(Kind::Nmi, false);
+            #[cfg(feature = "ktest")]
+            crate::ktest::defer::look(crate::ktest::defer::Look::Nmi);
+            #[cfg(feature = "ktest")]
+            crate::ktest::window::landed(regs, vector::NMI);
+            panic::nmi(regs);
+            percpu::local().in_nmi.set(in_nmi);
+        }
+        // A single-step or data breakpoint that a program armed and the kernel hit: TF and the
+        // debug registers are the program's business, and FMASK cleared TF already.
+        // A stale DR6 would be taken for the cause of the program's next one.
+        vector::DEBUG => {
+            #[cfg(feature = "ktest")]
+            if crate::ktest::window::step(regs) || crate::ktest::mitigations::step(regs) {
+                return;
+            }
+            #[cfg(feature = "ktest")]
+            crate::ktest::defer::at_point(regs);
+            regs.rflags &= !flags::TF;
+            cpu::take_dr6();
+        }
+        #[cfg(feature = "ktest")]
+        vector::MACHINE_CHECK if crate::ktest::window::landed(regs, vector::MACHINE_CHECK) => {}
+        other => panic::kernel_exception(regs, other, cpu::read_cr2()),
+    }
+}

@@ -1,0 +1,196 @@
+//! Kernel stacks: mapped memory with an unmapped guard below, so that an overflow faults.
+//!
+//! Threads come and go faster than mappings should: a stack that is given back stays mapped in a
+//! small pool. Beyond that its memory goes back too, lazily: pages are unmapped, but their frames
+//! and addresses are used again only after one flush for many stacks. That flush concerns the
+//! kernel alone, so isolated CPUs in user mode are not interrupted for it (`context`).
+//!
+//! Why a stale translation of a stack can do no harm there: a CPU runs on a new stack only after it
+//! has entered the kernel, and so has caught up; and the stack of the thread that runs on it, onto
+//! which an entry pushes before it has caught up, was mapped before and is not unmapped meanwhile.
+//!
+//! Lock order: `STACKS`, then the kernel's tables, then frames and heap.
+
+use alloc::vec::Vec;
+
+use context_tracking::work::Cause;
+
+use crate::context_tracking::tlb;
+use crate::cpu::VMAP_BASE;
+use crate::cpu::sync::SpinLock;
+use crate::memory;
+use crate::memory::frame::{Frame, OutOfMemory, PAGE_SIZE};
+
+/// Stacks lie in slots of 32 KiB, the lower half of each a guard.
+const SLOT: u64 = 32 * 1024;
+const SLOTS: u64 = 65536;
+/// Bytes of a kernel stack.
+pub(crate) const KERNEL_STACK_SIZE: usize = 16 * 1024;
+const PAGES: usize = KERNEL_STACK_SIZE / PAGE_SIZE;
+
+/// Free stacks that stay mapped.
+const POOL_MAX: usize = 16;
+/// Unmapped stacks for which one flush is worth its price.
+const LAZY_MAX: usize = 32;
+
+/// Lowest addresses of stacks that were unmapped; some CPU may still reach their frames.
+type Lazy = [Option<u64>; LAZY_MAX];
+
+struct Stacks {
+    /// Slots that were ever used.
+    slots: u64,
+    /// Free and mapped.
+    pool: Vec<u64>,
+    /// Free addresses that no CPU has translations of.
+    clean: Vec<u64>,
+    lazy: Lazy,
+}
+
+static STACKS: SpinLock<Stacks> =
+    SpinLock::new(Stacks { slots: 0, pool: Vec::new(), clean: Vec::new(), lazy: [None; LAZY_MAX] });
+
+/// A kernel stack. Given back when dropped.
+pub(crate) struct KernelStack {
+    base: u64,
+}
+
+impl KernelStack {
+    pub(crate) fn new() -> Result<KernelStack, OutOfMemory> {
+        purge_if_due();
+        let mut stacks = STACKS.lock();
+        if let Some(base) = stacks.pool.pop() {
+            return Ok(KernelStack { base });
+        }
+        let base = match stacks.clean.pop() {
+            Some(base) => base,
+            None => stacks.new_slot()?,
+        };
+        if let Err(error) = map(base) {
+            stacks.clean.push(base);
+            return Err(error);
+        }
+        Ok(KernelStack { base })
+    }
+
+    /// First address above the stack, 16-byte aligned.
+    pub(crate) fn top(&self) -> u64 {
+        self.base + KERNEL_STACK_SIZE as u64
+    }
+}
+
+impl Drop for KernelStack {
+    fn drop(&mut self) {
+        let mut stacks = STACKS.lock();
+        let pooled = stacks.pool.len() < POOL_MAX;
+        match stacks.lazy.iter_mut().find(|slot| slot.is_none()) {
+            Some(slot) if !pooled => *slot = Some(unmap(self.base)),
+            // The next stack that is wanted brings the flush.
+            _ => stacks.pool.push(self.base),
+        }
+    }
+}
+
+impl Stacks {
+    fn take_lazy(&mut self) -> Lazy {
+        core::mem::replace(&mut self.lazy, [None; LAZY_MAX])
+    }
+
+    /// The base of a slot that was never used.
+    fn new_slot(&mut self) -> Result<u64, OutOfMemory> {
+        if self.slots == SLOTS {
+            return Err(OutOfMemory);
+        }
+        self.slots += 1;
+        // Room for every stack there is, so that returning one never allocates.
+        let slots = self.slots as usize;
+        for list in [&mut self.pool, &mut self.clean] {
+            list.try_reserve(slots - list.len()).map_err(|_| OutOfMemory)?;
+        }
+        Ok(VMAP_BASE + self.slots * SLOT - KERNEL_STACK_SIZE as u64)
+    }
+}
+
+fn pages(base: u64) -> impl Iterator<Item = u64> {
+    (0..PAGES as u64).map(move |page| base + page * PAGE_SIZE as u64)
+}
+
+/// Maps new frames, or nothing: all pages are in one table, so if any mapping fails it is the
+/// first.
+fn map(base: u64) -> Result<(), OutOfMemory> {
+    let frames: [_; PAGES] = core::array::from_fn(|_| Frame::alloc_zeroed().ok());
+    if frames.iter().any(Option::is_none) {
+        return Err(OutOfMemory);
+    }
+    for (va, frame) in pages(base).zip(frames.into_iter().flatten()) {
+        memory::map_kernel_memory(va, frame)?;
+    }
+    Ok(())
+}
+
+fn unmap(base: u64) -> u64 {
+    pages(base).for_each(memory::retire_kernel);
+    base
+}
+
+/// Flushes for all unmapped stacks together, if there are enough.
+fn purge_if_due() {
+    let due = {
+        let mut stacks = STACKS.lock();
+        if stacks.lazy.iter().any(Option::is_none) {
+            return;
+        }
+        stacks.take_lazy()
+    };
+    purge(due);
+}
+
+/// Frees these after the flush. Returns how many they were.
+fn purge(due: Lazy) -> usize {
+    if due.iter().all(Option::is_none) {
+        return 0;
+    }
+    tlb::flush_kernel(Cause::Vunmap);
+    let mut stacks = STACKS.lock();
+    let mut count = 0;
+    for base in due.into_iter().flatten() {
+        pages(base).for_each(|va| drop(memory::take_retired(va)));
+        stacks.clean.push(base);
+        count += 1;
+    }
+    count
+}
+
+/// Bytes of stacks that no task uses, and that [`trim_stacks`] can give back or keeps in the pool.
+pub fn idle_stack_bytes() -> usize {
+    let stacks = STACKS.lock();
+    (stacks.pool.len() + stacks.lazy.iter().flatten().count()) * KERNEL_STACK_SIZE
+}
+
+/// Gives the memory of unused stacks back, for when there is no other. Returns how many there were;
+/// call again until it is 0.
+pub fn trim_stacks() -> usize {
+    let due = {
+        let mut stacks = STACKS.lock();
+        let Stacks { pool, lazy, .. } = &mut *stacks;
+        for slot in lazy.iter_mut().filter(|slot| slot.is_none()) {
+            if pool.len() > POOL_MAX
+                && let Some(base) = pool.pop()
+            {
+                *slot = Some(unmap(base));
+            }
+        }
+        stacks.take_lazy()
+    };
+    purge(due)
+}
+
+/// Whether `address` lies in the guard of a kernel stack slot.
+pub(crate) fn is_stack_guard(address: u64) -> bool {
+    (VMAP_BASE..VMAP_BASE + SLOTS * SLOT).contains(&address)
+        && (address - VMAP_BASE) % SLOT < SLOT - KERNEL_STACK_SIZE as u64
+}
+
+/// Whether `address` lies in a kernel stack (of any slot).
+pub(crate) fn is_stack(address: u64) -> bool {
+    (VMAP_BASE..VMAP_BASE + SLOTS * SLOT).contains(&address) && !is_stack_guard(address)
+}

@@ -1,0 +1,67 @@
+//! Who is told before an address space loses a right: those that have translations of their own,
+//! made from its tables (guests, `vmrun`).
+//!
+//! What is told is a range of addresses, and the answer is that nobody uses an old translation of
+//! it any more; so nobody holds a lock meanwhile that such a use could wait for.
+
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use crate::cpu::PAGE_SIZE;
+use crate::cpu::sync::SpinLock;
+use crate::memory::frame::OutOfMemory;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// Has translations of its own.
+pub(crate) trait Watcher: Send + Sync {
+    /// Drops those made from `start` to `end`; returns when nobody can use them any more.
+    fn invalidate(&self, start: u64, end: u64);
+}
+
+/// Guests whose memory is an address space's: what it loses, they lose first.
+pub(crate) struct Watchers {
+    any: AtomicBool,
+    list: SpinLock<Vec<Weak<dyn Watcher>>>,
+}
+
+impl Watchers {
+    pub(crate) const fn new() -> Self {
+        Watchers { any: AtomicBool::new(false), list: SpinLock::new(Vec::new()) }
+    }
+
+    /// From now on `watcher` is told, while it lives.
+    pub(crate) fn add(&self, watcher: &Arc<dyn Watcher>) -> Result<(), OutOfMemory> {
+        let mut list = self.list.lock();
+        list.retain(|old| old.strong_count() > 0);
+        list.try_reserve(1).map_err(|_| OutOfMemory)?;
+        list.push(Arc::downgrade(watcher));
+        self.any.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// `pages` pages from `start` on lose rights.
+    #[inline(always)]
+    pub(crate) fn invalidate(&self, start: u64, pages: u64) {
+        if self.any.load(Ordering::Relaxed) {
+            self.invalidate_all(start, start.saturating_add(pages.saturating_mul(PAGE)));
+        }
+    }
+
+    #[cold]
+    fn invalidate_all(&self, start: u64, end: u64) {
+        let mut n = 0;
+        // Not under the lock of the list: the wait for other CPUs may be long.
+        loop {
+            let watcher = match self.list.lock().get(n) {
+                Some(watcher) => watcher.upgrade(),
+                None => return,
+            };
+            if let Some(watcher) = watcher {
+                watcher.invalidate(start, end);
+            }
+            n += 1;
+        }
+    }
+}

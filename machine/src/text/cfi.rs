@@ -1,0 +1,247 @@
+//! kCFI on this machine: the rewrite at boot, and what happens when a check fails.
+//!
+//! At boot ([`boot_pass`]) the whole image is verified against the tables that objtool has
+//! written, then brought into the form that `cfi=` asks for, with hashes that are this boot's
+//! secret, and with thunks taken out where `mitigations` wants none; and verified again.
+//!
+//! A failed check arrives as #UD ([`on_undefined`]), and as #PF or #GP where the hash itself
+//! cannot be read ([`on_fault`]). Both run in whatever context made the call, NMI included: they
+//! take no lock but the log's, which the panic path opens by force, and they read the callee's
+//! hash only where a walk of the page tables says that it can be read. A failure within a report
+//! is fatal.
+//!
+//! Neighbours: `text_patching::{boot, trap, options}` decide, `text_poke` writes, `panic` prints.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use entry::PtRegs;
+use formats::params;
+use text_patching::boot::BootPlan;
+use text_patching::kcfi::Form;
+use text_patching::options::{self, CfiOptions, Ignored};
+use text_patching::preamble::Seed;
+use text_patching::site_table::{SiteTables, TableError};
+use text_patching::tail::Via;
+use text_patching::trap::{self, Cause, CfiFailure};
+
+use crate::cpu::sealed::sealed;
+use crate::cpu::sync::Once;
+use crate::cpu::{self, percpu};
+use crate::text::late_text;
+use crate::text::text_poke::{self, LiveText};
+use crate::{memory, panic};
+
+sealed! {
+    static TABLES: Once<SiteTables<'static>> = Once::new();
+    static PLAN: Once<BootPlan> = Once::new();
+    static WARN: AtomicBool = AtomicBool::new(false);
+}
+/// Failed checks since boot, with `cfi=warn`.
+static FAILURES: AtomicU64 = AtomicU64::new(0);
+/// Most failures that get a line in the log.
+const LINES_MAX: u64 = 16;
+
+/// The image's tables; `None` in an image that objtool has not finished.
+pub(crate) fn tables() -> Option<SiteTables<'static>> {
+    TABLES.get().copied()
+}
+
+/// What the boot pass did: late text gets the same.
+pub(crate) fn plan() -> Option<BootPlan> {
+    PLAN.get().copied()
+}
+
+/// How many checks have failed; only with `cfi=warn` can it be more than 0.
+pub fn failures() -> u64 {
+    FAILURES.load(Ordering::Relaxed)
+}
+
+/// Whether checks are made and their failures can be told.
+#[cfg(feature = "ktest")]
+pub(crate) fn is_on() -> bool {
+    plan().is_some_and(|plan| plan.form != Form::Off)
+}
+
+/// Whether tests survive failed checks: `WARN` is sealed.
+#[cfg(feature = "ktest")]
+static WARN_IN_TEST: AtomicBool = AtomicBool::new(false);
+
+/// Sets whether a failed check is survived; returns what was set before.
+#[cfg(feature = "ktest")]
+pub(crate) fn set_warn(warn: bool) -> bool {
+    WARN_IN_TEST.swap(warn, Ordering::SeqCst)
+}
+
+/// Whether the flag of `cfi=warn` can be written by one store: what an attacker would try first.
+#[cfg(feature = "ktest")]
+pub(crate) fn warn_can_be_set() -> bool {
+    crate::ktest::probe_write(WARN.as_ptr() as u64)
+}
+
+/// Whether a failed check is survived.
+fn is_survived() -> bool {
+    #[cfg(feature = "ktest")]
+    if WARN_IN_TEST.load(Ordering::SeqCst) {
+        return true;
+    }
+    WARN.load(Ordering::Relaxed)
+}
+
+/// The state of the checks, as one line.
+pub fn describe() -> &'static str {
+    let Some(plan) = plan() else { return "CFI: Using standard kCFI" };
+    CfiOptions { form: plan.form, rand: plan.seed != Seed::new(0), ..CfiOptions::AUTO }.describe()
+}
+
+/// Verifies and rewrites the image's text. On the first CPU, before the others start, with
+/// interrupts masked. `via`: how indirect branches go; `random` makes the hashes this boot's.
+pub(crate) fn boot_pass(command_line: &str, via: Via, random: u64) {
+    let options =
+        options::parse(params::find(command_line, "cfi").unwrap_or(""), |word, why| match why {
+            Ignored::Unknown => crate::log!("CFI: ignoring unknown option {word}"),
+            Ignored::NotBuilt => crate::log!("CFI: {word} is not built"),
+        });
+    WARN.store(options.warn, Ordering::Relaxed);
+    match SiteTables::parse(crate::text::sites::tables()) {
+        Ok(tables) => rewrite(*TABLES.call_once(|| tables), &options, via, random),
+        Err(TableError::NotFilled) => {
+            crate::log!("CFI: Using standard kCFI; no site tables in this image, text stays");
+        }
+        Err(error) => panic!("site tables: {error}"),
+    }
+    if options.warn {
+        crate::log!("CFI: mismatch non-fatal!");
+    }
+}
+
+fn rewrite(tables: SiteTables<'static>, options: &CfiOptions, via: Via, random: u64) {
+    // A seed that changes something: 0 would keep the hashes.
+    let is_random = options.rand && options.form != Form::Off;
+    let seed = Seed::new(if is_random { (random as u32).max(1) } else { 0 });
+    let plan = BootPlan { form: options.form, seed, via };
+    let mut window = text_poke::boot_window().expect("the boot pass comes before the door closes");
+    let start = cpu::rdtsc_ordered();
+    let checked = plan.check(&LiveText, tables).unwrap_or_else(|anomaly| panic!("text: {anomaly}"));
+    let done = checked.apply(&mut window);
+    let cycles = cpu::rdtsc_ordered() - start;
+    drop(window);
+    let done = done.unwrap_or_else(|broken| panic!("text is broken: {}", broken.found));
+    PLAN.call_once(|| plan);
+    crate::log!("{}", options.describe());
+    if options.debug {
+        crate::log!(
+            "CFI: verified {} checks and {} functions, {} stores, {cycles} cycles, via {via:?}",
+            done.checks,
+            done.functions,
+            done.stores
+        );
+    }
+}
+
+/// What was found out about a failed check.
+#[derive(Clone, Copy, Debug)]
+pub struct Report {
+    /// Start of the check.
+    pub site: u64,
+    /// Where the call was to go.
+    pub target: u64,
+    /// The hash that the callee should have.
+    pub expected: u32,
+    /// The hash that it has; `None` if it cannot be read.
+    pub found: Option<u32>,
+}
+
+impl core::fmt::Display for Report {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(
+            f,
+            "CFI failure at {:#x} (target: {:#x}; expected type: {:#010x}; ",
+            self.site, self.target, self.expected
+        )?;
+        match self.found {
+            Some(hash) => write!(f, "found: {hash:#010x})"),
+            None => write!(f, "no type can be read there)"),
+        }
+    }
+}
+
+/// A #UD of the kernel. True: it was a failed check, and the machine goes on at the call.
+pub(crate) fn on_undefined(regs: &mut PtRegs) -> bool {
+    find(regs.rip, |tables| trap::on_undefined(regs.rip, tables, &LiveText))
+        .is_some_and(|failure| handle(regs, &failure))
+}
+
+/// A #PF or #GP of the kernel that no exception table entry explains. True: as [`on_undefined`].
+pub(crate) fn on_fault(regs: &mut PtRegs) -> bool {
+    find(regs.rip, |tables| trap::on_bad_read(regs.rip, tables, &LiveText))
+        .is_some_and(|failure| handle(regs, &failure))
+}
+
+/// Asks the image's tables, then those of late text.
+fn find(rip: u64, ask: impl Fn(&SiteTables<'_>) -> Option<CfiFailure>) -> Option<CfiFailure> {
+    tables().and_then(|tables| ask(&tables)).or_else(|| late_text::find(rip, &ask))
+}
+
+/// CPUs that are reporting a failure, one bit each: a failure within a report is not reported
+/// again.
+static REPORTING: AtomicU32 = AtomicU32::new(0);
+
+fn handle(regs: &mut PtRegs, failure: &CfiFailure) -> bool {
+    let target = register(regs, failure.register);
+    let found = match failure.cause {
+        Cause::Mismatch => read_hash(failure.hash_address(target)),
+        Cause::Unreadable => None,
+    };
+    let report = Report { site: failure.site, target, expected: failure.expected, found };
+    let me = 1 << percpu::cpu_id();
+    let nested = REPORTING.fetch_or(me, Ordering::SeqCst) & me != 0;
+    if !is_survived() || nested {
+        panic::at(format_args!("{report}"), regs);
+    }
+    let number = FAILURES.fetch_add(1, Ordering::Relaxed);
+    #[cfg(feature = "ktest")]
+    let claimed = crate::ktest::claim(regs, failure, &report);
+    #[cfg(not(feature = "ktest"))]
+    let claimed = false;
+    if !claimed {
+        // An NMI may have interrupted the log's own lock holder: then the count must do.
+        if number < LINES_MAX
+            && crate::cpu::log::try_write(format_args!("limen: warning: {report}"))
+        {
+            panic::backtrace_of(regs);
+        }
+        regs.rip = failure.resume;
+    }
+    REPORTING.fetch_and(!me, Ordering::SeqCst);
+    true
+}
+
+/// The register with this hardware number.
+fn register(regs: &PtRegs, number: u8) -> u64 {
+    match number {
+        0 => regs.rax,
+        1 => regs.rcx,
+        2 => regs.rdx,
+        3 => regs.rbx,
+        5 => regs.rbp,
+        6 => regs.rsi,
+        7 => regs.rdi,
+        8 => regs.r8,
+        9 => regs.r9,
+        10 => regs.r10,
+        11 => regs.r11,
+        13 => regs.r13,
+        14 => regs.r14,
+        15 => regs.r15,
+        _ => 0,
+    }
+}
+
+/// The hash at `at`, an attacker's address, without any risk of a fault.
+fn read_hash(at: u64) -> Option<u32> {
+    let mut bytes = [0; 4];
+    for (at, byte) in (at..=at.checked_add(3)?).zip(&mut bytes) {
+        *byte = memory::peek(at)?;
+    }
+    Some(u32::from_le_bytes(bytes))
+}
