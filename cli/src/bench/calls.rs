@@ -65,7 +65,7 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         .collect::<Result<Vec<_>, _>>()?;
     let worst = worst(&pairs);
     match args.json {
-        true => println!("{:#}", object(&pairs)),
+        true => tell!("{:#}", object(&pairs)),
         false => print!("{}", text(&pairs)),
     }
     Ok(u8::from(worst.is_some_and(|ratio| ratio > REACH)))
@@ -77,7 +77,7 @@ fn measure(
     work: &Work<'_>,
     linux: Option<&Linux>,
 ) -> Result<Pair, Error> {
-    eprintln!("{cpu}");
+    say!("{cpu}");
     let kernel = paths::kernel_image(args.kernel.as_deref())?;
     let machine = Machine::of(&kernel, cpu, MEMORY_MIB, LIMIT)?;
     let limen = column(&machine.limen(work, Clock::Counted)?)?;

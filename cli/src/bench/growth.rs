@@ -84,8 +84,8 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         plot::growth(svg, &panels(&table), "Limen", linux_name.as_deref().unwrap_or("Linux"))?;
     }
     match args.json {
-        true => println!("{:#}", object(&table, linux_name.as_deref(), &args.cpu)),
-        false => print!("{}", text(&table, linux_name.as_deref(), &args.cpu)),
+        true => tell!("{:#}", object(&table, linux_name.as_deref(), &args.cpu)),
+        false => crate::out::bytes(text(&table, linux_name.as_deref(), &args.cpu).as_bytes()),
     }
     Ok(0)
 }
@@ -137,7 +137,7 @@ impl Growth<'_> {
     fn limen(&mut self) -> Result<Rows, Error> {
         self.all(|machine, work| {
             let ran = machine.limen(work, Clock::Counted)?;
-            failures(&ran.output).iter().for_each(|row| eprintln!("limen: not on Limen: {row}"));
+            failures(&ran.output).iter().for_each(|row| say!("limen: not on Limen: {row}"));
             Ok(ran.figures())
         })
     }
@@ -151,7 +151,7 @@ impl Growth<'_> {
                 return Ok(figures);
             }
             let ran = machine.linux(linux, "", work, Clock::Counted)?;
-            failures(&ran.output).iter().for_each(|row| eprintln!("limen: not on Linux: {row}"));
+            failures(&ran.output).iter().for_each(|row| say!("limen: not on Linux: {row}"));
             let figures = ran.figures();
             paths::write_atomically(&kept, &serde_json::to_vec(&figures)?)?;
             Ok(figures)

@@ -54,7 +54,7 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
                 results.linux = Some(bench.linux(&linux, "")?);
                 results.linux_off = Some(bench.linux(&linux, MITIGATIONS_OFF)?);
             }
-            Err(error) => eprintln!("limen: {error}"),
+            Err(error) => say!("limen: {error}"),
         }
     }
     for column in [&results.linux, &results.linux_off].into_iter().flatten() {
@@ -63,8 +63,8 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         }
     }
     match args.json {
-        true => println!("{:#}", table::json(&results)),
-        false => print!("{}", table::text(&results)),
+        true => tell!("{:#}", table::json(&results)),
+        false => crate::out::bytes(table::text(&results).as_bytes()),
     }
     Ok(0)
 }

@@ -21,7 +21,7 @@ pub(crate) fn command(args: &ProfileArgs) -> Result<u8, Error> {
     match &args.command {
         ProfileCommand::Check { file } => {
             let profile = read(file)?;
-            println!("{}: {} rules", file.display(), profile.rules.len());
+            tell!("{}: {} rules", file.display(), profile.rules.len());
             Ok(0)
         }
         ProfileCommand::Learn { output, run: args } => {

@@ -7,10 +7,12 @@
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use super::watch::Running;
-use super::{Context, Summary, detached, images, profile, promises, sandboxers};
+use super::{
+    Context, Summary, detached, ended, exec, images, profile, promises, sandboxers,
+};
 use crate::Error;
 
 /// Seconds for one VM, in emulation on a loaded host.
@@ -38,6 +40,7 @@ const TESTS: &[(&str, Test)] = &[
     ("run::callers_environment", promises::callers_environment),
     ("run::wrong_usage", promises::wrong_usage),
     ("run::output_is_not_lost", promises::output_is_not_lost),
+    ("run::children", ended::children),
     ("run::clock", promises::clock),
     ("run::shared_folder_keeps_no_rights", promises::shared_folder_keeps_no_rights),
     ("run::secrets", promises::secrets),
@@ -45,6 +48,7 @@ const TESTS: &[(&str, Test)] = &[
     ("run::memory", promises::memory),
     ("run::cache_elsewhere", promises::cache_elsewhere),
     ("run::background", detached::background),
+    ("run::exec", exec::exec),
     ("run::limits", detached::limits),
     ("run::jail", detached::jail),
     ("run::debugger", detached::debugger),
@@ -77,7 +81,7 @@ pub(super) fn each<'a>(
         match test(context, folder.path()) {
             Ok(()) => summary.passed += 1,
             Err(why) => {
-                println!("test {name} ... FAILED: {why}");
+                tell!("test {name} ... FAILED: {why}");
                 summary.failed += 1;
             }
         }
@@ -384,13 +388,21 @@ fn terminal(context: &Context, folder: &Path) -> Result<(), Error> {
     let mut command = Command::new("script");
     let command = command.args(["-qec", &inner, "/dev/null"]).current_dir(folder);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let said = press_when_ready(&mut child)?;
+    let status = child.wait()?;
+    let good = status.code() == Some(5) && said.contains("31 97") && said.contains("caught");
+    ensure(good, || format!("{status}: {said:?}"))
+}
+
+/// All that a program at a terminal says, which is pressed Ctrl-C once it says that it is ready.
+pub(super) fn press_when_ready(child: &mut Child) -> Result<String, Error> {
     let mut stdin = child.stdin.take().ok_or("no stdin")?;
     let mut stdout = child.stdout.take().ok_or("no stdout")?;
     let (mut said, mut part, mut pressed) = (String::new(), [0; 256], false);
     loop {
         let got = stdout.read(&mut part)?;
         if got == 0 {
-            break;
+            return Ok(said);
         }
         said.push_str(&String::from_utf8_lossy(&part[..got]));
         if !pressed && said.contains("ready") {
@@ -398,7 +410,4 @@ fn terminal(context: &Context, folder: &Path) -> Result<(), Error> {
             stdin.write_all(b"\x03")?;
         }
     }
-    let status = child.wait()?;
-    let good = status.code() == Some(5) && said.contains("31 97") && said.contains("caught");
-    ensure(good, || format!("{status}: {said:?}"))
 }

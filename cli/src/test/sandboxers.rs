@@ -21,7 +21,7 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// The crate's own tests pass, and its sample restricts a shell to what it was told.
 pub(super) fn of_crate(context: &Context, folder: &Path) -> Result<(), Error> {
     if packages::is_forbidden() {
-        eprintln!("limen: the crate landlock is not fetched");
+        say!("limen: the crate landlock is not fetched");
         return Ok(());
     }
     let manifest = fetched()?;
@@ -53,7 +53,7 @@ pub(super) fn of_crate(context: &Context, folder: &Path) -> Result<(), Error> {
 /// `setpriv --landlock-access --landlock-rule`, of Debian's own package.
 pub(super) fn setpriv(context: &Context, folder: &Path) -> Result<(), Error> {
     if packages::is_forbidden() {
-        eprintln!("limen: setpriv of Debian {RELEASE} is not fetched");
+        say!("limen: setpriv of Debian {RELEASE} is not fetched");
         return Ok(());
     }
     let root = debian(folder)?.display().to_string();

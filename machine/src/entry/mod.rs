@@ -167,13 +167,13 @@ pub fn watched_system_call(
     number: u64,
     serve: impl FnOnce(&mut PtRegs),
 ) -> bool {
-    record::called(number);
+    record::called(number, [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9]);
     #[cfg(feature = "ktest")]
     crate::ktest::entered(regs);
     cpu::irq_enable();
     serve(regs);
     let by_sysret = prepare_return::<{ Origin::Syscall as usize }>(regs);
-    record::exit();
+    record::returned(regs.rax);
     by_sysret
 }
 

@@ -63,7 +63,7 @@ impl Operation {
 pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let mut kernels = Vec::new();
     for (name, features) in FORMS {
-        eprintln!("limen: building the kernel with hooks as: {name}");
+        say!("limen: building the kernel with hooks as: {name}");
         kernels.push(build(name, features)?);
     }
     let with = |kernel: &PathBuf| BenchArgs { kernel: Some(kernel.clone()), ..args.clone() };
@@ -73,11 +73,11 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         let numbers = if form == NONE { 0..=0 } else { 0..=POLICIES_MAX };
         let mut of_form = Vec::new();
         for policies in numbers {
-            eprintln!("limen: {}, {policies} policies", FORMS[form].0);
+            say!("limen: {}, {policies} policies", FORMS[form].0);
             of_form.push(bench.limen_with(&format!("lsm={}", names(policies)))?.0.figures);
         }
         if form == DIRECT {
-            eprintln!("limen: {}, all policies", FORMS[form].0);
+            say!("limen: {}, all policies", FORMS[form].0);
             let everything = profile::compiled("everything.toml", EVERYTHING)?;
             of_form.push(bench.limen_with_all_policies(&everything)?);
         }
@@ -92,14 +92,14 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     if args.json {
         let output = native.arg("--json").output()?;
         let native: Value = serde_json::from_slice(&output.stdout)?;
-        println!("{:#}", object(&operations, &suite, &reach, &native));
+        tell!("{:#}", object(&operations, &suite, &reach, &native));
         return Ok(u8::from(!met || !output.status.success()));
     }
     print!("{}\n{}\n", text(&operations), unix::text(&suite));
     for (claim, met) in &reach {
-        println!("reach: {claim} ... {}", if *met { "met" } else { "NOT MET" });
+        tell!("reach: {claim} ... {}", if *met { "met" } else { "NOT MET" });
     }
-    println!();
+    tell!();
     let natively = native.status()?.success();
     Ok(u8::from(!met || !natively))
 }

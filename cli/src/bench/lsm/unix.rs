@@ -91,7 +91,7 @@ pub(super) fn measure(args: &BenchArgs, kernels: &[PathBuf]) -> Result<Vec<Row>,
             .collect();
         let extra = Extra { tool: Some(("bin/busybox", &busybox)), ..Extra::default() };
         let work = Work { program: &program, words: &words, extra };
-        eprintln!("limen: workloads, lsm={lsm}");
+        say!("limen: workloads, lsm={lsm}");
         Ok(machine.limen(&work, Clock::Counted)?.figures())
     };
     let two = names(POLICIES);
