@@ -33,7 +33,10 @@ pub use context_tracking::{ipi, pcid, tlb};
 pub use cpu::{apic, clock as time, irq, log, percpu, power, speculation, sync};
 pub use device::{entropy, virtio};
 pub use entry::trace;
-pub use memory::heap::{idle_bytes as heap_idle_bytes, slab_bytes, trim as trim_heap};
+pub use memory::heap::{
+    idle_bytes as heap_idle_bytes, mapped_bytes, objects as heap_objects, slab_bytes,
+    trim as trim_heap,
+};
 pub use memory::vmap::usage as vmap_usage;
 pub use memory::{frame, stack, uaccess, vdso};
 pub use mitigations::behind_guests;

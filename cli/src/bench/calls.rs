@@ -66,7 +66,7 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let worst = worst(&pairs);
     match args.json {
         true => tell!("{:#}", object(&pairs)),
-        false => print!("{}", text(&pairs)),
+        false => crate::out::bytes(text(&pairs).as_bytes()),
     }
     Ok(u8::from(worst.is_some_and(|ratio| ratio > REACH)))
 }

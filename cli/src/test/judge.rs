@@ -47,7 +47,8 @@ pub(super) fn say(
 ) -> Result<String, Error> {
     let linux = linux::find(None)?;
     let dir = tempfile::tempdir()?;
-    let append = format!("{} loglevel=1 {parameters} -- as-init {words}", linux::APPEND);
+    let clock = tsc_parameter(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
+    let append = format!("{} loglevel=1 {clock}{parameters} -- as-init {words}", linux::APPEND);
     let command = linux.command(&Boot {
         program: &std::fs::read(program)?,
         file,
@@ -61,4 +62,24 @@ pub(super) fn say(
     rig::run_within(&command, Clock::Wall, dir.path(), LIMIT)?;
     let text = std::fs::read(port_file(dir.path(), "serial"))?;
     Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// What tells Linux how fast the time-stamp counter is: in emulation it is the host's own. On a
+/// host with more to do than CPUs, Linux's measurement against the old timer fails, and its boot
+/// then waits for ever.
+fn tsc_parameter(cpuinfo: &str) -> String {
+    let line = cpuinfo.lines().find(|line| line.starts_with("cpu MHz"));
+    let mhz = line.and_then(|line| line.rsplit(' ').next()).and_then(|mhz| mhz.parse::<f64>().ok());
+    mhz.map_or(String::new(), |mhz| format!("tsc_early_khz={:.0} ", mhz * 1000.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_counters_speed_is_the_hosts() {
+        assert_eq!(tsc_parameter("a\ncpu MHz\t\t: 2899.998\n"), "tsc_early_khz=2899998 ");
+        assert_eq!(tsc_parameter("nothing"), "");
+    }
 }

@@ -6,12 +6,14 @@
 //! process of its own. Reading order: harness.rs, sys.rs, then any subject.
 
 mod addresses;
+mod accounts;
 mod capabilities;
 mod channels;
 mod child;
 mod differ;
 mod elf_cases;
 mod entry;
+mod errors;
 mod exec;
 mod file_rights;
 mod files;
@@ -22,6 +24,7 @@ mod harness;
 mod hogs;
 mod hooks;
 mod huge_pages;
+mod io_signals;
 mod jobs;
 mod landlock;
 mod mappings;
@@ -62,6 +65,7 @@ const SUBJECTS: &[&[Test]] = &[
     jobs::TESTS,
     threads::TESTS,
     signals::TESTS,
+    io_signals::TESTS,
     memory::TESTS,
     mappings::TESTS,
     huge_pages::TESTS,
@@ -73,6 +77,7 @@ const SUBJECTS: &[&[Test]] = &[
     file_rights::TESTS,
     partly::TESTS,
     order::TESTS,
+    errors::TESTS,
     procfs::TESTS,
     addresses::TESTS,
     channels::TESTS,
@@ -99,6 +104,7 @@ const USAGE: &str = "usage: limen-guest-tests list | run NAME | run-all [FILTER]
          [--jobs J] [--in-vm]
        differ run [--seed S] [--first N] [--count N] [--seconds N] | differ show FILE
        hogs [FILTER], in a VM only | hooks, refusals, in a VM of Limen's only | elf-cases
+       errors [CALL] | errors merge FILE FILE | errors differ FILE, as root
        as-init run|run-all …, as the first process of a bare kernel";
 
 fn all() -> impl Iterator<Item = &'static Test> {
@@ -141,6 +147,10 @@ fn main() {
         }
         "fuzz" => fuzz::main(&args),
         "differ" => differ::main(&args),
+        "errors" => {
+            settle::settle();
+            errors::main(&args[2..])
+        }
         "elf-cases" => elf_cases::print(),
         "hogs-list" => {
             hogs::TESTS.iter().for_each(|t| println!("{}", t.name));

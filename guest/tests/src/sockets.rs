@@ -13,7 +13,7 @@ tests!("sockets":
     sendmmsg_recvmmsg, poll_states, unsupported_families, getsockname_forms,
     pty_basic, pty_line_discipline, pty_window_size, pty_control_characters, pty_hangup,
     pty_job_control, tables_of_sockets_and_locks, what_a_stream_gives_at_once,
-    senders_of_a_stream, names_of_peers, groups_of_peers, ends_of_records,
+    senders_of_a_stream, names_of_peers, groups_of_peers, peers_by_pidfd, ends_of_records,
 );
 
 fn pair(kind: i32) -> (i32, i32) {
@@ -716,4 +716,23 @@ fn ends_of_records() {
     sc!(SYS_sendto, a, c"x".as_ptr(), 1, MSG_EOR, 0, 0).is(1);
     let (n, _, flags) = recv_control(b, 0);
     assert_eq!((n, flags & MSG_EOR), (1, 0), "every message is one; Linux does not say so");
+}
+
+/// SO_PEERPIDFD (unix(7)): a descriptor of the peer's process, as it was when the pair was made.
+fn peers_by_pidfd() {
+    const SO_PEERPIDFD: i32 = 77;
+    let mut pair = [0i32; 2];
+    sc!(SYS_socketpair, AF_UNIX, SOCK_STREAM, 0, pair.as_mut_ptr()).is(0);
+    let maker = pid();
+    in_child(|| {
+        let (mut fd, mut len) = (-1i32, 4u32);
+        let option = (SOL_SOCKET, SO_PEERPIDFD);
+        sc!(SYS_getsockopt, pair[1], option.0, option.1, &raw mut fd, &raw mut len).is(0);
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).expect("fdinfo");
+        assert!(info.contains(&format!("Pid:\t{maker}\n")), "{info}");
+        assert_eq!(sc!(SYS_fcntl, fd, F_GETFD).must() as i32, FD_CLOEXEC);
+    });
+    let alone = sc!(SYS_socket, AF_UNIX, SOCK_STREAM, 0).fd();
+    let (mut fd, mut len) = (-1i32, 4u32);
+    sc!(SYS_getsockopt, alone, SOL_SOCKET, SO_PEERPIDFD, &raw mut fd, &raw mut len).fails(ENODATA);
 }

@@ -3,6 +3,7 @@
 //!
 //! Reading order: `sched`, `sync` (waiting), `time`, `user` and `io` (a program's memory), `poll`.
 
+pub mod accounts;
 pub mod args;
 pub mod balance;
 pub mod identity;

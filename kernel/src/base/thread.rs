@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use machine::sync::SpinLock;
 use machine::task::{Schedulable, Task, ThreadCell};
 
+use super::accounts::{Counted, Kind};
 use super::sched::{SchedEntity, default_affinity};
 use super::sync::Token;
 
@@ -45,6 +46,7 @@ pub struct Thread {
     /// The token of its last wait, for the next one.
     pub(super) spare_token: ThreadCell<Option<Arc<Token>>>,
     task: Task,
+    _counted: Counted<{ Kind::Thread as usize }>,
 }
 
 impl Schedulable for Thread {
@@ -65,6 +67,7 @@ impl Thread {
             cpu_time_ns: (AtomicU64::new(0), AtomicU64::new(0)),
             is_measured,
             spare_token: ThreadCell::new(None),
+            _counted: Counted::new(),
             task,
         })
     }

@@ -21,7 +21,8 @@ fn process_or_self(argument: u64) -> Result<Arc<Process>> {
 pub fn setpgid(pid_word: u64, group: i32) -> Result<u64> {
     let own = &current().process;
     let pid = pid_word as i32;
-    if group < 0 {
+    // Without a group it is the process's own number.
+    if group < 0 || group == 0 && pid < 0 {
         return Err(Errno::EINVAL);
     }
     if pid < 0 {

@@ -47,8 +47,8 @@ pub fn getrlimit(resource_word: u64, limit_at: u64) -> Result<u64> {
 
 /// setrlimit(2).
 pub fn setrlimit(resource_word: u64, limit: UserPtr<Limit>) -> Result<u64> {
-    let resource = resource(resource_word)?;
     let limit = limit.read()?;
+    let resource = resource(resource_word)?;
     let process = &current().process;
     set(&process.subject(), process, resource, limit)?;
     Ok(0)

@@ -6,7 +6,7 @@ use abi::{Errno, Result, general, net as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::args::Args;
-use crate::base::io::{IOV_MAX, Sink, Source, read_iovec};
+use crate::base::io::{IOV_MAX, MAX_TRANSFER, Sink, Source, read_iovec};
 use crate::base::time::{Deadline, TimeSpec, now_ns, realtime_ns};
 use crate::base::user::UserPtr;
 use crate::ipc::{file_at, give_pair};
@@ -76,6 +76,8 @@ pub fn socket(domain: u32, kind_at: u32, protocol: u32) -> Result<u64> {
 /// socketpair(2).
 pub fn socketpair(family: u32, kind_at: u32, protocol: u32, fds: UserPtr<[i32; 2]>) -> Result<u64> {
     let (kind, close_on_exec, nonblocking) = split_kind(kind_at)?;
+    // The descriptors are told first: then nothing has to be undone.
+    fds.write(&[-1; 2])?;
     let kind = match kind {
         1 => Kind::Stream,
         2 | 3 => Kind::Dgram,
@@ -139,10 +141,10 @@ pub fn accept4(a: &Args) -> Result<u64> {
 }
 
 fn accept_with(a: &Args, flags: u32) -> Result<u64> {
+    let file = file_at(a.a0())?;
     if flags & !(SOCK_CLOEXEC | SOCK_NONBLOCK) != 0 {
         return Err(Errno::EINVAL);
     }
-    let file = file_at(a.a0())?;
     let socket = socket_of(&file)?;
     hooks::socket_accept((socket.common(),))?;
     let patience = socket.common().receive_patience(file.is_nonblocking());
@@ -254,10 +256,9 @@ pub fn sendto(
 
 fn send_header(file: &Arc<File>, header: &MsgHdr, flags: u32) -> Result<u64> {
     socket_of(file)?;
-    let to = if header.name == 0 || header.name_len == 0 {
-        None
-    } else {
-        Some(RawAddress::read(header.name, u64::from(header.name_len))?)
+    let to = match name_len(header)? {
+        len if header.name == 0 || len == 0 => None,
+        len => Some(RawAddress::read(header.name, u64::from(len))?),
     };
     let control = if header.control == 0 || header.control_len == 0 {
         Control::default()
@@ -275,8 +276,28 @@ fn read_message_vector(header: &MsgHdr) -> Result<alloc::vec::Vec<crate::base::i
     read_iovec(header.vector, header.vector_len)
 }
 
+/// The flag that says a header is one of 32 bits, which only the kernel itself sets.
+const MSG_CMSG_COMPAT: u32 = 1 << 31;
+
+/// EINVAL for flags that no program may set.
+fn check_message_flags(flags: u32) -> Result<()> {
+    if flags & MSG_CMSG_COMPAT != 0 { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
+/// Longest address of a header: what is said beyond it is cut off (`struct sockaddr_storage`).
+const NAME_LEN_MAX: u32 = 128;
+
+/// The length of a header's name. EINVAL if it is negative.
+fn name_len(header: &MsgHdr) -> Result<u32> {
+    if header.name != 0 && header.name_len as i32 <= -1 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(header.name_len.min(NAME_LEN_MAX))
+}
+
 /// sendmsg(2).
 pub fn sendmsg(fd: u64, message: UserPtr<MsgHdr>, flags: u32) -> Result<u64> {
+    check_message_flags(flags)?;
     let file = file_at(fd)?;
     let header = message.read()?;
     send_header(&file, &header, flags)
@@ -284,9 +305,9 @@ pub fn sendmsg(fd: u64, message: UserPtr<MsgHdr>, flags: u32) -> Result<u64> {
 
 /// sendmmsg(2).
 pub fn sendmmsg(fd: u64, messages: UserPtr<MMsgHdr>, count: u32, flags: u32) -> Result<u64> {
+    check_message_flags(flags)?;
     let file = file_at(fd)?;
     let count = (count as usize).min(MESSAGES_MAX);
-    let messages = messages;
     for index in 0..count {
         let at = messages.nth(index);
         let sent = at
@@ -359,7 +380,11 @@ pub fn recvfrom(
     length: u64,
 ) -> Result<u64> {
     let file = file_at(fd)?;
-    let mut sink = Sink::user(buffer, count.min(usize::MAX as u64) as usize);
+    let count = count.min(MAX_TRANSFER as u64) as usize;
+    if count > 0 && !machine::uaccess::is_user_range(buffer, count) {
+        return Err(Errno::EFAULT);
+    }
+    let mut sink = Sink::user(buffer, count);
     let received = receive_one(&file, &mut sink, flags)?;
     if address != 0 {
         match sender(&file, &received)? {
@@ -372,15 +397,11 @@ pub fn recvfrom(
 
 fn receive_header(file: &Arc<File>, at: UserPtr<MsgHdr>, flags: u32) -> Result<u64> {
     let header = at.read()?;
+    name_len(&header)?;
     let vector = read_message_vector(&header)?;
     let received = receive_one(file, &mut Sink::user_vector(&vector), flags)?;
     let name_len = match sender(file, &received)? {
-        Some(from) if header.name != 0 => {
-            if header.name_len as i32 <= -1 {
-                return Err(Errno::EINVAL);
-            }
-            from.write(header.name, header.name_len as usize)?
-        }
+        Some(from) if header.name != 0 => from.write(header.name, header.name_len as usize)?,
         _ => 0,
     };
     let mut writer = Writer::new(header.control, header.control_len);
@@ -453,6 +474,7 @@ fn put_stamps(common: &Common, received: &Received, writer: &mut Writer) -> Resu
 
 /// recvmsg(2).
 pub fn recvmsg(fd: u64, message: u64, flags: u32) -> Result<u64> {
+    check_message_flags(flags)?;
     let file = file_at(fd)?;
     receive_header(&file, UserPtr::new(message), flags)
 }
@@ -468,15 +490,15 @@ pub fn recvmmsg(
     flags: u32,
     timeout: UserPtr<TimeSpec>,
 ) -> Result<u64> {
-    let file = file_at(fd)?;
     let timeout = timeout.non_null();
     let deadline = match timeout {
         Some(timespec) => Some(Deadline::after_ns(timespec.read()?.to_ns()?)),
         None => None,
     };
+    check_message_flags(flags)?;
+    let file = file_at(fd)?;
     let count = (count as usize).min(MESSAGES_MAX);
     let mut flags = flags;
-    let messages = messages;
     let mut done = 0;
     while done < count {
         let at = messages.nth(done);

@@ -11,6 +11,7 @@ use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::process::hooks;
 use crate::process::signal::LAST;
+use crate::security::Capability;
 
 /// The slack with which a thread's timers may fire unless PR_SET_TIMERSLACK says otherwise.
 const DEFAULT_SLACK_NS: u64 = 50_000;
@@ -84,6 +85,22 @@ pub fn prctl(args: &Args) -> Result<u64> {
         }
         // Names of anonymous areas only show in /proc/PID/maps.
         pr::PR_SET_VMA => Err(Errno::EINVAL),
+        _ => fixed(args),
+    }
+}
+
+/// Options with one answer.
+fn fixed(args: &Args) -> Result<u64> {
+    let value = args.a1();
+    match args.a0() as u32 {
+        // Where parts of the program lie is not told to the kernel later.
+        pr::PR_SET_MM if !current().process.subject().capable(Capability::SysResource) => {
+            Err(Errno::EPERM)
+        }
+        // Times are always measured, not sampled; that is what 0 asks for, and all there is.
+        pr::PR_GET_TIMING => Ok(0),
+        pr::PR_SET_TIMING if value == 0 => Ok(0),
+        pr::PR_GET_TSC => UserPtr::new(value).write(&pr::PR_TSC_ENABLE).map(|()| 0),
         _ => privileges(args),
     }
 }

@@ -309,19 +309,19 @@ pub fn ioprio_get(args: &Args) -> Result<u64> {
 
 /// ioprio_set(2): checked, without effect: requests are served in order.
 pub fn ioprio_set(args: &Args) -> Result<u64> {
-    check_io_target(args)?;
     let (class, level) = (args.a2() as u32 >> 13, args.a2() as u32 & 7);
     match class {
         1 if !current().process.subject().capable(Capability::SysAdmin) => Err(Errno::EPERM),
+        4.. => Err(Errno::EINVAL),
         0 if level != 0 => Err(Errno::EINVAL),
         0..=3 => {
+            check_io_target(args)?;
             if let Some(process) = io_target(args) {
                 let who = current().process.subject();
                 hooks::task_setioprio((&who, &process, args.a2() as u32))?;
             }
             Ok(0)
         }
-        _ => Err(Errno::EINVAL),
     }
 }
 

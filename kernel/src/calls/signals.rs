@@ -59,8 +59,8 @@ pub fn rt_sigaction(
     set_size: u64,
 ) -> Result<u64> {
     check_set_size(set_size)?;
-    let number = signal_number(signal)?;
     let new = action_at.non_null().map(UserPtr::read).transpose()?;
+    let number = signal_number(signal)?;
     if new.is_some() && UNBLOCKABLE & bit(number) != 0 {
         return Err(Errno::EINVAL);
     }
@@ -201,11 +201,13 @@ fn own_info(number: u32, code: i32) -> SigInfo {
 
 /// Sends `info` if the caller may. Number 0 only checks.
 fn send_checked(target: &Arc<Process>, info: SigInfo) -> Result<()> {
+    number_or_zero(info.signo as u64)?;
     check_permission(&current().process, target, info.number())?;
     if info.signo == 0 { Ok(()) } else { send::send_to_process(target, info) }
 }
 
 fn send_thread_checked(target: &Arc<Thread>, info: SigInfo) -> Result<()> {
+    number_or_zero(info.signo as u64)?;
     check_permission(&current().process, &target.process, info.number())?;
     if info.signo == 0 { Ok(()) } else { send::send_to_thread(target, info) }
 }
@@ -218,8 +220,8 @@ fn number_or_zero(argument: u64) -> Result<u32> {
 
 /// kill(2).
 pub fn kill(pid: i32, signal: u64) -> Result<u64> {
-    let number = number_or_zero(signal)?;
-    let info = own_info(number, raw::SI_USER as i32);
+    // Whom it is for comes before what it is: a number that is none is checked with the right.
+    let info = own_info(signal as u32, raw::SI_USER as i32);
     match pid {
         1.. => {
             let process = find_by_tid(pid as Pid).ok_or(Errno::ESRCH)?;
@@ -301,7 +303,7 @@ fn check_code(info: &SigInfo, to_self: bool) -> Result<()> {
 
 /// rt_sigqueueinfo(2).
 pub fn rt_sigqueueinfo(pid: u64, signal: u64, info: u64) -> Result<u64> {
-    let info = SigInfo::read_from(info, number_or_zero(signal)?)?;
+    let info = SigInfo::read_from(info, signal as u32)?;
     let pid = pid as Pid;
     check_code(&info, pid == current().tid())?;
     let process = find_by_tid(pid).ok_or(Errno::ESRCH)?;
@@ -311,7 +313,7 @@ pub fn rt_sigqueueinfo(pid: u64, signal: u64, info: u64) -> Result<u64> {
 
 /// rt_tgsigqueueinfo(2).
 pub fn rt_tgsigqueueinfo(group: u64, tid: u64, signal: u64, info: u64) -> Result<u64> {
-    let info = SigInfo::read_from(info, number_or_zero(signal)?)?;
+    let info = SigInfo::read_from(info, signal as u32)?;
     if group as i32 <= 0 || tid as i32 <= 0 {
         return Err(Errno::EINVAL);
     }
@@ -321,22 +323,38 @@ pub fn rt_tgsigqueueinfo(group: u64, tid: u64, signal: u64, info: u64) -> Result
     Ok(0)
 }
 
+/// Whom a signal through a pidfd reaches (pidfd_send_signal(2)).
+const PIDFD_SIGNAL_THREAD: u32 = 1;
+const PIDFD_SIGNAL_PROCESS_GROUP: u32 = 4;
+const PIDFD_SCOPES: u32 = 7;
+
 /// pidfd_send_signal(2).
 pub fn pidfd_send_signal(fd: u32, signal: u64, info_at: u64, flags: u64) -> Result<u64> {
-    if flags != 0 {
+    let scope = flags as u32;
+    if scope & !PIDFD_SCOPES != 0 || scope.count_ones() > 1 {
         return Err(Errno::EINVAL);
     }
     let file = current().process.files().get(fd)?;
     let process = pidfd::target(&file)?;
-    let number = number_or_zero(signal)?;
+    let number = signal as u32;
     let info = if info_at == 0 {
         own_info(number, raw::SI_USER as i32)
     } else {
+        if UserPtr::<u32>::new(info_at).read()? != number {
+            return Err(Errno::EINVAL);
+        }
         let info = SigInfo::read_from(info_at, number)?;
         check_code(&info, process.pid == current().tid())?;
         info
     };
-    send_checked(&process, info)?;
+    match scope {
+        PIDFD_SIGNAL_THREAD => {
+            let leader = find_thread(process.pid).ok_or(Errno::ESRCH)?;
+            send_thread_checked(&leader, info)?;
+        }
+        PIDFD_SIGNAL_PROCESS_GROUP => kill_group(process.pid, info)?,
+        _ => send_checked(&process, info)?,
+    }
     Ok(0)
 }
 

@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
 
+use crate::base::io::Sink;
 use crate::base::user::UserPtr;
 use crate::drivers::kmsg;
 use crate::process::current;
@@ -81,10 +82,13 @@ pub fn getrandom(buffer: u64, count: u64, flags: u32) -> Result<u64> {
     while done < len {
         let part = &mut chunk[..(len - done).min(RANDOM_CHUNK)];
         crate::base::random::fill(part);
-        if UserPtr::<u8>::new(buffer.wrapping_add(done as u64)).write_bytes(part).is_err() {
-            return if done > 0 { Ok(done as u64) } else { Err(Errno::EFAULT) };
+        let mut sink = Sink::user(buffer.wrapping_add(done as u64), part.len());
+        match sink.put(part) {
+            Ok(put) if put == part.len() => done += put,
+            Ok(put) if done + put > 0 => return Ok((done + put) as u64),
+            Err(_) if done > 0 => return Ok(done as u64),
+            _ => return Err(Errno::EFAULT),
         }
-        done += part.len();
         if done < len && current().has_pending_signal() {
             break;
         }

@@ -22,7 +22,7 @@ const CHUNK: usize = 16 << 10;
 
 /// process_vm_readv(2).
 pub fn process_vm_readv(a: &Args) -> Result<u64> {
-    let (local, remote, mm) = arguments(a)?;
+    let Some((local, remote, mm)) = arguments(a)? else { return Ok(0) };
     let mut sink = Sink::user_vector(&local);
     transfer(&remote, |address, len, buffer| {
         let buffer = &mut buffer[..len.min(sink.left())];
@@ -34,7 +34,7 @@ pub fn process_vm_readv(a: &Args) -> Result<u64> {
 
 /// process_vm_writev(2).
 pub fn process_vm_writev(a: &Args) -> Result<u64> {
-    let (local, remote, mm) = arguments(a)?;
+    let Some((local, remote, mm)) = arguments(a)? else { return Ok(0) };
     let mut source = Source::user_vector(&local);
     transfer(&remote, |address, len, buffer| {
         let buffer = &mut buffer[..len.min(source.left())];
@@ -46,12 +46,19 @@ pub fn process_vm_writev(a: &Args) -> Result<u64> {
 
 type Arguments = (Vec<IoVec>, Vec<IoVec>, Arc<Mm>);
 
-/// The caller's buffers, the other side's, and its memory. EINVAL, EFAULT, ESRCH, EPERM.
-fn arguments(a: &Args) -> Result<Arguments> {
-    if a.a5() != 0 || a.a4() > IOV_MAX as u64 {
+/// The caller's buffers, the other side's, and its memory; None if the caller's have no room, which
+/// comes before all that is wrong with the other side. EINVAL, EFAULT, ESRCH, EPERM.
+fn arguments(a: &Args) -> Result<Option<Arguments>> {
+    if a.a5() != 0 {
         return Err(Errno::EINVAL);
     }
     let local = read_iovec(a.a1(), a.a2())?;
+    if local.iter().all(|part| part.len == 0) {
+        return Ok(None);
+    }
+    if a.a4() > IOV_MAX as u64 {
+        return Err(Errno::EINVAL);
+    }
     // Addresses of the other side are checked when they are used.
     let remote = UserPtr::<IoVec>::new(a.a3()).read_many(a.a4() as usize)?;
     if remote.iter().any(|part| part.len > i64::MAX as u64) {
@@ -60,7 +67,7 @@ fn arguments(a: &Args) -> Result<Arguments> {
     let thread = find_thread(a.a0() as u32).ok_or(Errno::ESRCH)?;
     let mm = access::memory(&thread.process, Ids::RealToAttach, Errno::EPERM)?;
     let mm = mm.ok_or(Errno::ESRCH)?;
-    Ok((local, remote, mm))
+    Ok(Some((local, remote, mm)))
 }
 
 /// Calls `step` with pieces of the other side, until one is not done in full. What was copied

@@ -376,6 +376,11 @@ impl Epoll {
 }
 
 impl FileOps for Epoll {
+    /// Commands that a set does not know are none at all, not those of another device.
+    fn ioctl(&self, _file: &File, _command: u32, _argument: u64) -> Result<u64> {
+        Err(Errno::EINVAL)
+    }
+
     fn describe(&self, out: &mut dyn core::fmt::Write) {
         for ((_, fd), item) in &*self.items.lock() {
             let Some(file) = item.file.upgrade() else { continue };

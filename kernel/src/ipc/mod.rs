@@ -9,6 +9,7 @@ pub mod epoll;
 pub mod eventfd;
 pub mod futex;
 pub mod hooks;
+pub mod io_signals;
 pub mod pipe;
 pub mod ring;
 pub mod select;

@@ -512,6 +512,10 @@ impl End {
 }
 
 impl FileOps for End {
+    fn has_io_signals(&self) -> bool {
+        true
+    }
+
     fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
         self.pipe.read(file.is_nonblocking() || !sink.may_wait(), sink)
     }
@@ -608,7 +612,13 @@ pub fn sys_pipe2(fds: u64, flags: u32) -> Result<u64> {
     make(fds, flags)
 }
 
+/// Asks for a pipe of notifications (pipe2(2)), of which there are none.
+const O_NOTIFICATION_PIPE: u32 = raw::O_EXCL;
+
 fn make(address: u64, flags: u32) -> Result<u64> {
+    if flags & !(raw::O_CLOEXEC | raw::O_NONBLOCK | raw::O_DIRECT) == O_NOTIFICATION_PIPE {
+        return Err(Errno::ENOPKG);
+    }
     if flags & !(raw::O_CLOEXEC | raw::O_NONBLOCK | raw::O_DIRECT) != 0 {
         return Err(Errno::EINVAL);
     }

@@ -147,10 +147,13 @@ pub fn sys_signalfd4(fd: i32, mask: u64, set_size: u64, flags: u32) -> Result<u6
 }
 
 fn make(fd: i32, address: u64, size: u64, flags: u32) -> Result<u64> {
-    if size != size_of::<SignalSet>() as u64 || flags & !(SFD_CLOEXEC | SFD_NONBLOCK) != 0 {
+    if size != size_of::<SignalSet>() as u64 {
         return Err(Errno::EINVAL);
     }
     let wanted = UserPtr::<SignalSet>::new(address).read()? & !NEVER;
+    if flags & !(SFD_CLOEXEC | SFD_NONBLOCK) != 0 {
+        return Err(Errno::EINVAL);
+    }
     if fd != -1 {
         let file = super::file_at(fd as u32 as u64)?;
         let signals = file.ops_as::<SignalFd>().ok_or(Errno::EINVAL)?;

@@ -26,11 +26,14 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsiz
 use abi::{Errno, Result, ioctl, net as raw};
 use machine::sync::SpinLock;
 
+use crate::base::accounts::{self, Counted};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::WaitQueue;
 use crate::base::time::Deadline;
 use crate::base::user::UserPtr;
+use crate::ipc::io_signals;
+use crate::process::Process;
 use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
 
 use address::{Address, RawAddress};
@@ -342,6 +345,10 @@ pub trait Socket: Send + Sync + Any {
     fn backlog_len(&self) -> usize {
         0
     }
+    /// SO_PEERPIDFD: the process of the peer. ENODATA, EINVAL if it is gone.
+    fn peer_process(&self) -> Result<Arc<Process>> {
+        Err(Errno::ENODATA)
+    }
     /// SO_PEERGROUPS: the peer's supplementary groups.
     fn peer_groups(&self) -> Option<Vec<u32>> {
         None
@@ -373,21 +380,27 @@ pub trait Socket: Send + Sync + Any {
     }
     /// getsockopt(2) below SOL_SOCKET: the value.
     fn get_option(&self, _level: u32, _name: u32) -> Result<options::Value> {
-        Err(Errno::EOPNOTSUPP)
+        let has_some = self.common().domain == raw::AF_NETLINK;
+        Err(if has_some { Errno::ENOPROTOOPT } else { Errno::EOPNOTSUPP })
     }
     /// setsockopt(2) below SOL_SOCKET.
     fn set_option(&self, _level: u32, _name: u32, _value: &[u8]) -> Result<()> {
-        Err(Errno::ENOPROTOOPT)
+        let has_none = self.common().domain == raw::AF_UNIX;
+        Err(if has_none { Errno::EOPNOTSUPP } else { Errno::ENOPROTOOPT })
     }
 }
 
 /// Whether the next byte is urgent (tcp(7)).
 const SIOCATMARK: u32 = 0x8905;
+/// Who gets signals about it, as F_GETOWN tells (socket(7)).
+const FIOGETOWN: u32 = 0x8903;
+const SIOCGPGRP: u32 = 0x8904;
 
 /// An open socket.
 pub struct SocketFile {
     socket: Arc<dyn Socket>,
     inode: Arc<AnonInode>,
+    _counted: Counted<{ accounts::Kind::Socket as usize }>,
 }
 
 impl SocketFile {
@@ -399,6 +412,10 @@ impl SocketFile {
 }
 
 impl FileOps for SocketFile {
+    fn has_io_signals(&self) -> bool {
+        true
+    }
+
     fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
         hooks::socket_recvmsg((self.socket.common(), 0))?;
         if sink.left() == 0 {
@@ -433,10 +450,23 @@ impl FileOps for SocketFile {
 
     fn ioctl(&self, file: &File, command: u32, argument: u64) -> Result<u64> {
         let (to_receive, to_send) = self.socket.queued();
+        let common = self.socket.common();
+        let is_netlink = common.domain == raw::AF_NETLINK;
         let value = match command {
+            ioctl::FIONREAD | ioctl::TIOCOUTQ if is_netlink => return Err(Errno::ENOTTY),
+            ioctl::FIONREAD | ioctl::TIOCOUTQ
+                if self.socket.tcp_state().is_some() && self.socket.is_listening() =>
+            {
+                return Err(Errno::EINVAL);
+            }
             ioctl::FIONREAD => to_receive,
             ioctl::TIOCOUTQ => to_send,
-            SIOCATMARK => usize::from(self.socket.is_at_mark()),
+            SIOCATMARK if common.kind == Kind::Stream => usize::from(self.socket.is_at_mark()),
+            SIOCATMARK if common.domain == raw::AF_UNIX => return Err(Errno::EOPNOTSUPP),
+            FIOGETOWN | SIOCGPGRP => {
+                let owner = io_signals::owner_number(file);
+                return UserPtr::<i32>::new(argument).write(&owner).map(|()| 0);
+            }
             _ => return inet::interface::ioctl(file, command, argument),
         };
         UserPtr::<i32>::new(argument).write(&(value.min(i32::MAX as usize) as i32))?;
@@ -466,7 +496,7 @@ impl FileOps for SocketFile {
 pub fn file_for(socket: Arc<dyn Socket>, nonblocking: bool) -> Arc<File> {
     let inode = AnonInode::new(FileType::Socket, 0o777, "socket");
     let flags = abi::general::O_RDWR | if nonblocking { abi::general::O_NONBLOCK } else { 0 };
-    File::new(Arc::new(SocketFile { socket, inode }), flags, None)
+    File::new(Arc::new(SocketFile { socket, inode, _counted: Counted::new() }), flags, None)
 }
 
 /// Makes a socket. EAFNOSUPPORT, EPROTONOSUPPORT, ESOCKTNOSUPPORT, EINVAL as socket(2) says.

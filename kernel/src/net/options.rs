@@ -11,7 +11,7 @@ use super::inet::interface;
 use super::{Common, RECEIVE_BUFFER_MIN, SEND_BUFFER_MIN, Socket, hooks};
 use crate::base::time::NS_PER_SEC;
 use crate::base::user::UserPtr;
-use crate::process::current;
+use crate::process::{current, find_process, pidfd};
 use crate::security::Capability;
 
 /// Largest buffer a program may ask for, bytes (net.core.wmem_max of 4 MiB, doubled).
@@ -141,6 +141,9 @@ fn set_common(socket: &Arc<dyn Socket>, name: u32, number: i32, value: &[u8]) ->
     let common = socket.common();
     let is_on = number != 0;
     match name {
+        raw::SO_DEBUG if is_on && !current().process.subject().capable(Capability::NetAdmin) => {
+            return Err(Errno::EACCES);
+        }
         raw::SO_SNDBUF | raw::SO_SNDBUFFORCE => {
             let forced = name == raw::SO_SNDBUFFORCE;
             let bytes = buffer(number, SEND_BUFFER_MIN, forced)?;
@@ -354,10 +357,8 @@ pub fn get(
             let unknown = super::Ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
             put(socket.peer_credentials().unwrap_or(unknown).as_bytes())
         }
-        raw::SO_PEERNAME => {
-            let peer = socket.peer_address()?.to_raw();
-            put(peer.bytes())
-        }
+        raw::SO_PEERNAME => put(socket.peer_address()?.to_raw().bytes()),
+        raw::SO_PEERPIDFD => put(peer_descriptor(socket)?.as_bytes()),
         raw::SO_PEERGROUPS => {
             let groups = socket.peer_groups().ok_or(Errno::ENODATA)?;
             let bytes = groups.as_bytes();
@@ -424,6 +425,15 @@ fn get_int(socket: &Arc<dyn Socket>, common: &Common, name: u32) -> Result<i32> 
             i32::from(common.inert_options.load(Ordering::Relaxed) & bit != 0)
         }
     })
+}
+
+/// SO_PEERPIDFD: a new descriptor of the peer's process. ENODATA, EINVAL if it is gone.
+fn peer_descriptor(socket: &Arc<dyn Socket>) -> Result<u32> {
+    let process = socket.peer_process()?;
+    if process.is_zombie.load(Ordering::Acquire) && find_process(process.pid).is_none() {
+        return Err(Errno::EINVAL);
+    }
+    pidfd::open_fd(&process, 0)
 }
 
 /// Whether times are told in this way.

@@ -19,6 +19,7 @@ use super::ptrace::{self, Event};
 use super::signal::{LAST, ProcessSignals};
 use super::upper::upper;
 use super::{Pid, Process, Thread, all_processes, allocate_pid, family, hooks, pidfd, work};
+use crate::base::accounts::Counted;
 use crate::base::args::Args;
 use crate::base::sched::Sleep;
 use crate::base::sync::{Mutex, WaitError, WaitQueue};
@@ -404,6 +405,7 @@ impl Process {
     ) -> Process {
         Process {
             pid,
+            counted: Counted::new(),
             mm: SpinLock::new(mm),
             image: Mutex::new(()),
             files: SpinLock::new(files),

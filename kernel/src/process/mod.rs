@@ -20,6 +20,7 @@ use machine::task::part::PartSlot;
 use machine::task::{Current, Task, ThreadCell};
 
 use crate::base;
+use crate::base::accounts::{Counted, Kind};
 use crate::base::sync::{Mutex, WaitQueue};
 use crate::mm::Mm;
 use crate::security::landlock::Confinement;
@@ -259,6 +260,8 @@ pub struct Process {
     pub past_counts: SpinLock<usage::Counts>,
     /// The same, of children waited for.
     pub children_counts: SpinLock<usage::Counts>,
+    /// For the accounts.
+    pub counted: Counted<{ Kind::Process as usize }>,
 }
 
 /// Attributes of a process that only calls on itself change.

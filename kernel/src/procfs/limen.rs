@@ -10,7 +10,10 @@ use machine::cpu::cpu_count;
 
 use crate::fs::pseudo::{Static, Text};
 
+const PAGE_BYTES: usize = 4096;
+
 pub(super) static TABLE: &[(&str, Static)] = &[
+    ("accounts", Static::File(accounts)),
     ("exits", Static::File(exits)),
     ("ipi", Static::File(super::interrupts::show_ipi)),
     ("vmscape", Static::File(vmscape)),
@@ -29,6 +32,24 @@ fn vmscape(out: &mut Text) -> Result<()> {
         counts.flushes.iter().for_each(|count| write!(out, " {count}"));
         writeln!(out, " {} {}", counts.by_others, counts.spared);
     }
+    Ok(())
+}
+
+/// What there is of each kind of object, of pages of tables and of memory. Some of the
+/// heap's objects and of the frames are cached by CPUs.
+fn accounts(out: &mut Text) -> Result<()> {
+    writeln!(out, "what count");
+    for (name, count) in crate::base::accounts::live() {
+        writeln!(out, "{name} {count}");
+    }
+    writeln!(out, "tables {}", machine::memory::user_tables());
+    for (size, objects) in machine::heap_objects() {
+        writeln!(out, "heap_{size} {objects}");
+    }
+    writeln!(out, "mapped_bytes {}", machine::mapped_bytes());
+    let (frames, free) = machine::frame::usage();
+    let idle = machine::heap_idle_bytes() + machine::stack::idle_stack_bytes();
+    writeln!(out, "used_frames {}", frames.saturating_sub(free + idle / PAGE_BYTES));
     Ok(())
 }
 

@@ -189,11 +189,18 @@ fn provoke(data: &[u8]) -> Result<()> {
 
 fn drop_caches(data: &[u8]) -> Result<()> {
     match parse_number::<u32>(data)? {
-        1 | 3 => {
-            crate::vfs::page_cache::reclaim_all();
+        what @ 1..=4 => {
+            if what & 1 != 0 {
+                crate::vfs::page_cache::reclaim_all();
+            }
+            if what & 2 != 0 {
+                crate::vfs::dentry::shrink_all();
+                crate::net::garbage::collect();
+                while machine::stack::trim_stacks() > 0 {}
+                machine::trim_heap();
+            }
             Ok(())
         }
-        2 | 4 => Ok(()),
         _ => Err(Errno::EINVAL),
     }
 }

@@ -4,6 +4,7 @@
 use alloc::vec::Vec;
 
 use super::capable::{ALL_CAPABILITIES, Capability, CapabilitySet};
+use crate::base::accounts::{Counted, Kind};
 
 /// User and group ids, and capabilities (credentials(7), capabilities(7)).
 #[derive(Clone, Debug)]
@@ -26,6 +27,8 @@ pub struct Credentials {
     pub ambient: CapabilitySet,
     /// PR_SET_SECUREBITS.
     pub securebits: u32,
+    /// For the accounts.
+    pub counted: Counted<{ Kind::Credentials as usize }>,
 }
 
 impl Credentials {
@@ -55,6 +58,7 @@ impl Credentials {
             bounding: ALL_CAPABILITIES,
             ambient: 0,
             securebits: 0,
+            counted: Counted::new(),
         }
     }
 

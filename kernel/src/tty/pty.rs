@@ -64,6 +64,10 @@ struct ProgramSide {
 }
 
 impl FileOps for ProgramSide {
+    fn has_io_signals(&self) -> bool {
+        true
+    }
+
     fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
         self.tty.read(sink, file.is_nonblocking())
     }
@@ -142,6 +146,10 @@ impl Master {
 }
 
 impl FileOps for Master {
+    fn has_io_signals(&self) -> bool {
+        true
+    }
+
     fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
         if sink.left() == 0 {
             return Ok(0);

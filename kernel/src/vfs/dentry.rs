@@ -28,6 +28,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering
 use machine::sync::SpinLock;
 
 use super::{FileType, Inode};
+use crate::base::accounts::{Counted, Kind};
 use crate::base::sync::{Mutex, MutexGuard};
 
 /// Buckets of the table; a power of two.
@@ -38,6 +39,8 @@ const MAX_NAMES: usize = 32_768;
 const SWEEP: usize = 64;
 /// Climbs that a move of a directory may spoil before one is done with moves held off.
 const CLIMBS_MAX: usize = 8;
+/// Rounds in which parents lose the last of their unused children: deeper ones are kept.
+const DEPTH_MAX: usize = 64;
 
 /// An object under one of its names.
 pub struct Dentry {
@@ -49,6 +52,7 @@ pub struct Dentry {
     /// How many mounts cover it.
     mounts: AtomicU32,
     unlinked: AtomicBool,
+    _counted: Counted<{ Kind::Name as usize }>,
 }
 
 #[derive(Clone)]
@@ -156,6 +160,7 @@ impl Dentry {
     fn make(inode: Arc<dyn Inode>, parent: Option<Arc<Dentry>>, name: Arc<[u8]>) -> Arc<Dentry> {
         Arc::new(Dentry {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            _counted: Counted::new(),
             kind: inode.file_type(),
             inode,
             place: SpinLock::new(Place { parent, name }),
@@ -422,6 +427,19 @@ pub fn shrink() {
     for bucket in &TABLE {
         prune(bucket, |_| true);
     }
+}
+
+/// Forgets every unused name, and those whose last use that was. Returns how many.
+pub fn shrink_all() -> usize {
+    let before = COUNT.load(Ordering::Relaxed);
+    for _ in 0..DEPTH_MAX {
+        let count = COUNT.load(Ordering::Relaxed);
+        shrink();
+        if COUNT.load(Ordering::Relaxed) >= count {
+            break;
+        }
+    }
+    before.saturating_sub(COUNT.load(Ordering::Relaxed))
 }
 
 /// Drops those of a bucket's unused names that are `wanted` away.

@@ -6,7 +6,7 @@
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::any::Any;
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
 use machine::speculation::mask_index;
@@ -15,6 +15,8 @@ use machine::sync::SpinLock;
 use super::path::Location;
 use super::permission::drop_privileges;
 use super::{FileOps, Inode, hooks, inotify, locks};
+use crate::base::accounts::{Counted, Kind};
+use crate::base::poll::PollTable;
 use crate::base::sync::Mutex;
 use crate::security::acting;
 use crate::security::credentials::Credentials;
@@ -45,8 +47,9 @@ pub struct File {
     watchers: SpinLock<Vec<Weak<dyn FileWatcher>>>,
     /// Who opened it.
     pub opener: Arc<Credentials>,
-    /// Who gets signals about it (F_SETOWN).
-    pub owner: AtomicI32,
+    /// Who gets signals about it (F_SETOWN, O_ASYNC): `ipc::io_signals`.
+    pub notice: SpinLock<Option<Notice>>,
+    _counted: Counted<{ Kind::File as usize }>,
     /// What policies have granted when it was opened.
     granted: u64,
     /// Keeps a regular file that may be written to from being executed.
@@ -97,7 +100,8 @@ impl File {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             watchers: SpinLock::new(Vec::new()),
             opener: acting::subject().credentials,
-            owner: AtomicI32::new(0),
+            notice: SpinLock::new(None),
+            _counted: Counted::new(),
             granted,
             _write_access: write_access,
         })
@@ -217,6 +221,8 @@ impl Drop for File {
     fn drop(&mut self) {
         hooks::file_release((self,));
         let ops = self.ops.clone();
+        // Its own end is nothing to be signalled about.
+        drop(self.notice.get_mut().take());
         for watcher in core::mem::take(self.watchers.get_mut()) {
             if let Some(watcher) = watcher.upgrade() {
                 watcher.file_closed();
@@ -230,6 +236,14 @@ impl Drop for File {
     }
 }
 
+/// Who is signalled about a file, and the places in its queues by which that is known.
+pub struct Notice {
+    /// What a higher floor has put there.
+    pub settings: Arc<dyn Any + Send + Sync>,
+    /// Leaves the queues with the file.
+    pub registration: Option<PollTable>,
+}
+
 #[derive(Clone)]
 struct Slot {
     file: Arc<File>,
@@ -239,6 +253,7 @@ struct Slot {
 /// The descriptors of a process (or of several that share them by CLONE_FILES).
 pub struct FdTable {
     slots: SpinLock<Slots>,
+    _counted: Counted<{ Kind::Descriptors as usize }>,
 }
 
 #[derive(Default)]
@@ -290,8 +305,13 @@ impl Default for FdTable {
 impl FdTable {
     /// No descriptors.
     #[must_use]
-    pub const fn new() -> Self {
-        FdTable { slots: SpinLock::new(Slots { list: Vec::new(), all_used_below: 0 }) }
+    pub fn new() -> Self {
+        FdTable { slots: SpinLock::default(), _counted: Counted::new() }
+    }
+
+    /// Whether all descriptors below `limit` are in use.
+    pub fn is_full(&self, limit: usize) -> bool {
+        self.slots.lock().lowest_free(0) >= limit
     }
 
     /// The file behind `fd`; EBADF.
@@ -387,7 +407,7 @@ impl FdTable {
         list.try_reserve_exact(slots.list.len()).map_err(|_| Errno::ENOMEM)?;
         list.extend(slots.list.iter().cloned());
         let copy = Slots { list, all_used_below: slots.all_used_below };
-        Ok(FdTable { slots: SpinLock::new(copy) })
+        Ok(FdTable { slots: SpinLock::new(copy), _counted: Counted::new() })
     }
 
     /// Takes away every descriptor for which `wanted(fd, close_on_exec)` holds; the caller drops

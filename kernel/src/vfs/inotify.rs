@@ -314,6 +314,10 @@ impl Event {
 }
 
 impl FileOps for Inotify {
+    fn has_io_signals(&self) -> bool {
+        true
+    }
+
     fn describe(&self, out: &mut dyn core::fmt::Write) {
         let watched = self.state.lock().watched.clone();
         for (wd, dentry) in watched {

@@ -305,6 +305,11 @@ pub struct Statistics {
 /// What an open file does. `file` is the open file description the call came through: its flags
 /// (O_NONBLOCK, O_APPEND) matter. The defaults are right for files that do not have the operation.
 pub trait FileOps: Send + Sync + Any {
+    /// Whether O_ASYNC makes it signal (fcntl(2)).
+    fn has_io_signals(&self) -> bool {
+        false
+    }
+
     /// Reads at `offset` (ignored by streams). 0 at the end. May sleep; EAGAIN with O_NONBLOCK, and
     /// `sync::WaitError::Interrupted` becomes ERESTARTSYS through `?`.
     fn read_at(&self, _file: &File, _offset: u64, _sink: &mut Sink<'_>) -> Result<usize> {

@@ -18,7 +18,7 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
 use machine::sync::{Once, SpinLock};
@@ -51,7 +51,17 @@ pub struct Mount {
     shows_part: bool,
     place: SpinLock<Option<Location>>,
     flags: AtomicU32,
+    /// Somebody has asked by MNT_EXPIRE whether it is in use.
+    may_expire: AtomicBool,
     source: Vec<u8>,
+}
+
+/// MNT_EXPIRE (umount2(2)): the first time only marks the mount. EAGAIN.
+pub fn expire(at: &Location) -> Result<()> {
+    match at.mount.may_expire.swap(true, Ordering::Relaxed) {
+        true => Ok(()),
+        false => Err(Errno::EAGAIN),
+    }
 }
 
 impl Mount {
@@ -69,6 +79,7 @@ impl Mount {
             root,
             place: SpinLock::new(place),
             flags: AtomicU32::new(flags & KEPT_FLAGS),
+            may_expire: AtomicBool::new(false),
             source: source.into(),
         })
     }

@@ -11,13 +11,14 @@
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
 use core::any::Any;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use machine::sync::{Once, SpinLock};
 
 use super::deny_write::WriterCount;
 use super::inotify::Watches;
 use super::locks::FileLocks;
+use crate::base::accounts::{Counted, Kind};
 
 /// What an object stands for elsewhere: the pipe of a FIFO, the socket bound to a name.
 type Endpoint = Weak<dyn Any + Send + Sync>;
@@ -32,6 +33,9 @@ pub struct InodeState {
     /// Known to give nobody rights by being executed: see `permission::drop_privileges`.
     is_plain: AtomicBool,
     rare: Once<Box<Rare>>,
+    /// F_SET_RW_HINT (fcntl(2)), as given.
+    pub lifetime_hint: AtomicU8,
+    _counted: Counted<{ Kind::Inode as usize }>,
 }
 
 /// What few objects have.

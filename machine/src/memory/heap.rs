@@ -77,7 +77,8 @@ static CACHES: PerCpu<CpuCell<Lists>> = PerCpu::from_array(
 );
 static SHARED: [SpinLock<FreeList>; CLASSES.len()] =
     [const { SpinLock::new(FreeList::new()) }; CLASSES.len()];
-static SLAB_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// By class.
+static SLAB_BYTES: [AtomicUsize; CLASSES.len()] = [const { AtomicUsize::new(0) }; CLASSES.len()];
 
 fn class_of(layout: Layout) -> Option<usize> {
     let size = layout.size().max(layout.align());
@@ -107,7 +108,7 @@ fn refill(class: usize, list: &mut FreeList) {
     }
     let Some(pfn) = frame::alloc_block(SLAB_ORDER) else { return };
     let slab_bytes = PAGE_SIZE << SLAB_ORDER;
-    SLAB_BYTES.fetch_add(slab_bytes, Ordering::Relaxed);
+    SLAB_BYTES[class].fetch_add(slab_bytes, Ordering::Relaxed);
     frame::owner_mark(pfn).store(0, Ordering::Relaxed);
     let base = phys_to_virt(u64::from(pfn) << PAGE_SHIFT);
     for i in 0..slab_bytes / CLASSES[class] {
@@ -234,7 +235,7 @@ fn trim_class(class: usize) -> usize {
         shared.count += keep.count;
     }
     drop(shared);
-    SLAB_BYTES.fetch_sub(freed, Ordering::Relaxed);
+    SLAB_BYTES[class].fetch_sub(freed, Ordering::Relaxed);
     freed
 }
 
@@ -246,5 +247,22 @@ pub fn idle_bytes() -> usize {
 
 /// Bytes in slabs of small objects, used or cached.
 pub fn slab_bytes() -> usize {
-    SLAB_BYTES.load(Ordering::Relaxed)
+    SLAB_BYTES.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
+}
+
+/// Each class: its size in bytes, and how many objects of it are in use or cached by another CPU.
+pub fn objects() -> [(usize, usize); CLASSES.len()] {
+    core::array::from_fn(|class| {
+        let _irq = IrqGuard::new();
+        let carved = SLAB_BYTES[class].load(Ordering::Relaxed) / CLASSES[class];
+        let shared = SHARED[class].lock().count;
+        // SAFETY: interrupts are masked, and a number is read.
+        let own = unsafe { CACHES.get().with(|lists: &mut Lists| lists[class].count) };
+        (CLASSES[class], carved.saturating_sub(shared + own))
+    })
+}
+
+/// Bytes of larger blocks that are mapped from single frames, in use.
+pub fn mapped_bytes() -> usize {
+    vmap::usage().0
 }

@@ -95,7 +95,7 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         tell!("{:#}", object(&operations, &suite, &reach, &native));
         return Ok(u8::from(!met || !output.status.success()));
     }
-    print!("{}\n{}\n", text(&operations), unix::text(&suite));
+    tell!("{}\n{}", text(&operations), unix::text(&suite));
     for (claim, met) in &reach {
         tell!("reach: {claim} ... {}", if *met { "met" } else { "NOT MET" });
     }

@@ -10,6 +10,7 @@ use super::{CWD, file, resolve_at};
 use crate::base::args::Args;
 use crate::base::time::realtime_ns;
 use crate::base::user::UserPtr;
+use crate::fs::pseudo::PseudoInode;
 use crate::process::current;
 use crate::process::signal::send_to_current;
 use crate::security::{Capability, Resource, Subject};
@@ -176,7 +177,7 @@ pub fn utimensat(
     times_at: UserPtr<[Timespec; 2]>,
     flags: u64,
 ) -> Result<u64> {
-    let flags = super::check_flags(flags, raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH)?;
+    let known = raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH;
     let times = match times_at.non_null() {
         None => Times::now(),
         Some(at) => {
@@ -193,11 +194,13 @@ pub fn utimensat(
             }
         }
     };
-    if path == 0 && flags & raw::AT_EMPTY_PATH == 0 && directory as i32 != raw::AT_FDCWD {
+    let known_flags = super::check_flags(flags, known)?;
+    if path == 0 && known_flags & raw::AT_EMPTY_PATH == 0 && directory as i32 != raw::AT_FDCWD {
+        super::check_flags(flags, 0)?;
         let file = file(directory)?;
         return change_times(&Context::current(), &place_of(&file), &times);
     }
-    let (context, location) = resolve_at(directory, path, flags, true)?;
+    let (context, location) = resolve_at(directory, path, known_flags, true)?;
     change_times(&context, &location, &times)
 }
 
@@ -379,10 +382,12 @@ pub fn fsync(a: &Args) -> Result<u64> {
 }
 
 fn sync_file(file: &Arc<File>) -> Result<u64> {
-    if !file.is_seekable() {
+    let inode = file.inode();
+    let has_data = matches!(inode.file_type(), FileType::Regular | FileType::Directory);
+    if !file.is_seekable() || !has_data || inode.as_any().is::<PseudoInode>() {
         return Err(Errno::EINVAL);
     }
-    file.inode().sync()?;
+    inode.sync()?;
     Ok(0)
 }
 
@@ -392,10 +397,13 @@ pub fn sync_file_range(fd: u64, offset: i64, len: i64, flags: u32) -> Result<u64
     if flags & !7 != 0 || offset < 0 || len < 0 || offset.checked_add(len).is_none() {
         return Err(Errno::EINVAL);
     }
-    if !file.is_seekable() {
+    let inode = file.inode();
+    let has_data = matches!(inode.file_type(), FileType::Regular | FileType::Directory);
+    if !file.is_seekable() || !has_data {
         return Err(Errno::ESPIPE);
     }
-    sync_file(&file)
+    inode.sync()?;
+    Ok(0)
 }
 
 /// sync(2).
@@ -423,8 +431,9 @@ pub fn fadvise64(fd: u64, _offset: u64, length: i64, advice: u32) -> Result<u64>
 }
 
 /// readahead(2): reads happen in large steps anyway.
-pub fn readahead(fd: u64) -> Result<u64> {
+pub fn readahead(fd: u64, _offset: u64, count: u64) -> Result<u64> {
     let file = file(fd)?;
     file.check_readable()?;
-    if super::is_regular(&file.inode()) { Ok(0) } else { Err(Errno::EINVAL) }
+    let is_file = file.inode().file_type() == FileType::Regular && file.is_seekable();
+    if is_file && count <= i64::MAX as u64 { Ok(0) } else { Err(Errno::EINVAL) }
 }

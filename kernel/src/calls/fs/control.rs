@@ -9,7 +9,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::{any_file, file};
 use crate::base::user::UserPtr;
 use crate::fs::tmpfs::TmpInode;
+use crate::ipc::io_signals::{self, OwnerEx};
 use crate::process::current;
+use crate::security::Capability;
+use crate::vfs::anon::AnonInode;
 use crate::vfs::locks::{self, Lock, Owner};
 use crate::vfs::{Fd, File, FileType, hooks};
 
@@ -22,6 +25,11 @@ const ALL_SEALS: u32 = raw::F_SEAL_SEAL
     | raw::F_SEAL_WRITE
     | raw::F_SEAL_FUTURE_WRITE
     | raw::F_SEAL_EXEC;
+
+/// How long what is written is likely to stay (F_SET_RW_HINT, fcntl(2)): a hint that is kept.
+const F_GET_RW_HINT: u32 = raw::F_LINUX_SPECIFIC_BASE + 11;
+const F_SET_RW_HINT: u32 = raw::F_LINUX_SPECIFIC_BASE + 12;
+const HINT_MAX: u64 = 5;
 
 /// fcntl(2).
 pub fn fcntl(fd_word: u64, command_word: u32, argument_at: u64) -> Result<u64> {
@@ -51,21 +59,34 @@ pub fn fcntl(fd_word: u64, command_word: u32, argument_at: u64) -> Result<u64> {
     }
     hooks::file_fcntl((&file, command, argument))?;
     match command {
-        raw::F_SETFL => set_flags(&file, argument as u32),
+        raw::F_SETFL => set_flags(fd, &file, argument as u32),
         raw::F_GETLK => get_lock(&file, argument, false),
         raw::F_OFD_GETLK => get_lock(&file, argument, true),
         raw::F_SETLK => set_lock(fd, &file, argument, false, false),
         raw::F_SETLKW => set_lock(fd, &file, argument, false, true),
         raw::F_OFD_SETLK => set_lock(fd, &file, argument, true, false),
         raw::F_OFD_SETLKW => set_lock(fd, &file, argument, true, true),
-        raw::F_GETOWN => Ok(i64::from(file.owner.load(Ordering::Relaxed)) as u64),
+        raw::F_GETOWN => Ok(i64::from(io_signals::owner_number(&file)) as u64),
         raw::F_SETOWN => {
             hooks::file_set_fowner((&file,))?;
-            file.owner.store(argument as i32, Ordering::Relaxed);
-            Ok(0)
+            io_signals::set_owner(&file, argument as i32).map(|()| 0)
         }
-        raw::F_GETSIG | F_CREATED_QUERY => Ok(0),
-        raw::F_SETSIG if argument <= 64 => Ok(0),
+        raw::F_GETOWN_EX => {
+            UserPtr::<OwnerEx>::new(argument).write(&io_signals::owner(&file)).map(|()| 0)
+        }
+        raw::F_SETOWN_EX => {
+            let owner = UserPtr::<OwnerEx>::new(argument).read()?;
+            hooks::file_set_fowner((&file,))?;
+            io_signals::own(&file, owner).map(|()| 0)
+        }
+        raw::F_GETSIG => Ok(io_signals::signal(&file).into()),
+        raw::F_SETSIG => io_signals::set_signal(&file, argument).map(|()| 0),
+        F_CREATED_QUERY => Ok(0),
+        F_GET_RW_HINT => {
+            let hint = file.inode().state().lifetime_hint.load(Ordering::Relaxed);
+            UserPtr::<u64>::new(argument).write(&hint.into()).map(|()| 0)
+        }
+        F_SET_RW_HINT => set_hint(&file, argument),
         raw::F_GETLEASE => Ok(raw::F_UNLCK.into()),
         raw::F_GETPIPE_SZ => crate::ipc::pipe::fcntl_get_size(&file),
         raw::F_SETPIPE_SZ => crate::ipc::pipe::fcntl_set_size(&file, argument),
@@ -91,8 +112,28 @@ fn duplicate(file: Arc<File>, from: u64, close_on_exec: bool) -> Result<u64> {
     Ok(fd.into())
 }
 
-fn set_flags(file: &File, flags: u32) -> Result<u64> {
-    file.set_flags(flags);
+fn set_flags(fd: Fd, file: &Arc<File>, flags: u32) -> Result<u64> {
+    let is_new = flags & !file.flags() & raw::O_DIRECT != 0;
+    let is_file = super::is_regular(&file.inode());
+    if is_new && !is_file && crate::ipc::pipe::of(file).is_none() {
+        return Err(Errno::EINVAL);
+    }
+    let is_async = io_signals::set_async(file, fd, flags & raw::FASYNC != 0)?;
+    file.set_flags(flags & !raw::FASYNC | if is_async { raw::FASYNC } else { 0 });
+    Ok(0)
+}
+
+fn set_hint(file: &File, at: u64) -> Result<u64> {
+    let subject = crate::security::acting::subject();
+    let inode = file.inode();
+    if !crate::vfs::permission::is_owner(&inode.metadata()?, &subject) {
+        return Err(Errno::EPERM);
+    }
+    let hint = UserPtr::<u64>::new(at).read()?;
+    if hint > HINT_MAX {
+        return Err(Errno::EINVAL);
+    }
+    inode.state().lifetime_hint.store(hint as u8, Ordering::Relaxed);
     Ok(0)
 }
 
@@ -234,6 +275,33 @@ pub fn flock(fd: u64, operation: u32) -> Result<u64> {
 // ------------------------------------------------------------------------------------------------
 // ioctl
 
+const FIOQSIZE: u32 = 0x5460;
+const FS_IOC_FIEMAP: u32 = 0xc020_660b;
+const FIBMAP: u32 = 1;
+
+/// Whether FIOQSIZE tells a size (linux/fs.h).
+fn has_size(file: &File) -> bool {
+    let inode = file.inode();
+    let kind = inode.file_type();
+    let is_plain = matches!(kind, FileType::Regular | FileType::Directory);
+    is_plain && !is_numberless(file) && file.is_seekable()
+}
+
+/// Whether it is one of eventfd(2) and its kin, which lie in no file system with blocks.
+fn is_numberless(file: &File) -> bool {
+    let inode = file.inode();
+    inode.as_any().downcast_ref::<AnonInode>().is_some_and(AnonInode::is_unnumbered)
+}
+
+/// FIBMAP: no file system tells where its blocks are. EPERM, EFAULT.
+fn block_of(argument: u64) -> Result<u64> {
+    if !current().process.subject().capable(Capability::SysRawio) {
+        return Err(Errno::EPERM);
+    }
+    UserPtr::<i32>::new(argument).read()?;
+    Err(Errno::EINVAL)
+}
+
 /// ioctl(2): what every file has, then the file's own.
 pub fn ioctl(fd_word: u64, request: u32, argument_at: u64) -> Result<u64> {
     let (fd, command, argument) = (fd_word as Fd, request, argument_at);
@@ -252,14 +320,27 @@ pub fn ioctl(fd_word: u64, request: u32, argument_at: u64) -> Result<u64> {
             Ok(0)
         }
         cmd::FIONBIO => flag(raw::O_NONBLOCK),
-        cmd::FIOASYNC => flag(raw::FASYNC),
+        cmd::FIOASYNC => {
+            let on = UserPtr::<i32>::new(argument).read()? != 0;
+            if on && !file.ops().has_io_signals() {
+                return Err(Errno::ENOTTY);
+            }
+            let flags = file.flags() & !raw::FASYNC;
+            set_flags(fd, &file, if on { flags | raw::FASYNC } else { flags })
+        }
+        FIOQSIZE if has_size(&file) => {
+            let size = file.inode().metadata()?.size;
+            UserPtr::<u64>::new(argument).write(&size).map(|()| 0)
+        }
+        FS_IOC_FIEMAP => Err(Errno::EOPNOTSUPP),
+        FIBMAP if file.inode().file_type() == FileType::Regular => block_of(argument),
         cmd::FIONREAD if super::is_regular(&file.inode()) => {
             let size = file.inode().metadata()?.size;
             let left = size.saturating_sub(*file.position.lock()).min(i32::MAX as u64);
             UserPtr::<i32>::new(argument).write(&(left as i32))?;
             Ok(0)
         }
-        cmd::FIGETBSZ if file.inode().file_type() == FileType::Regular => {
+        cmd::FIGETBSZ if !is_numberless(&file) => {
             let size = file.inode().metadata()?.block_size;
             UserPtr::<i32>::new(argument).write(&(size as i32))?;
             Ok(0)

@@ -50,7 +50,8 @@ fn list(a: &Args, layout: Layout) -> Result<u64> {
         return Err(Errno::ENOENT);
     }
     hooks::file_permission((&file, READ))?;
-    let room = (a.a2() as u32 as usize).min(BATCH_BYTES);
+    // What is left of a count that is negative holds no entry.
+    let room = usize::try_from(a.a2() as i32).unwrap_or(0).min(BATCH_BYTES);
     let mut position = file.position.lock();
     let mut entries = Entries { bytes: Vec::new(), room, layout };
     let next = fill(&file, inode.as_ref(), *position, &mut entries)?;

@@ -88,6 +88,9 @@ pub fn umount2(target: u64, flags: u64) -> Result<u64> {
         return Err(Errno::EBUSY);
     }
     hooks::sb_umount((&context.subject,))?;
+    if flags & raw::MNT_EXPIRE != 0 {
+        mount::expire(&at)?;
+    }
     mount::unmount(&at, flags & raw::MNT_DETACH != 0)?;
     Ok(0)
 }

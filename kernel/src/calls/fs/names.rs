@@ -109,8 +109,8 @@ fn check_empty_link(context: &Context, fd: u64) -> Result<()> {
 fn make_link(from: (u64, u64), to: (u64, u64), flags: u32) -> Result<u64> {
     let context = Context::current();
     let old = PathName::read(from.1)?;
-    let new = PathName::read(to.1)?;
     let target = path::resolve(&context, from.0 as i32, old.bytes(), walk_flags(flags, false))?;
+    let new = PathName::read(to.1)?;
     if old.bytes().is_empty() {
         check_empty_link(&context, from.0)?;
     }
@@ -169,8 +169,13 @@ pub fn renameat2(
 fn rename_at(from: (u64, u64), to: (u64, u64), flags: u32) -> Result<u64> {
     tree::check_rename_flags(flags)?;
     let old = PathName::read(from.1)?;
-    let new = PathName::read(to.1)?;
+    let new = PathName::read(to.1);
     let context = Context::current();
+    if new.is_err() && !old.bytes().starts_with(b"/") && from.0 as i32 != raw::AT_FDCWD {
+        // A bad place comes before a bad name for where it goes.
+        super::any_file(from.0)?;
+    }
+    let new = new?;
     tree::rename(&context, (from.0 as i32, old.bytes()), (to.0 as i32, new.bytes()), flags)?;
     Ok(0)
 }

@@ -47,6 +47,7 @@ fn open_fd(dirfd: i32, path: u64, flags: u32, mode: u32) -> Result<u64> {
     if flags & raw::O_PATH != 0 {
         flags &= PATH_FLAGS;
     }
+    check_together(flags)?;
     let path = PathName::read(path)?;
     finish(dirfd, &path, &How { flags, mode: mode & 0o7777, walk: 0 })
 }
@@ -54,6 +55,19 @@ fn open_fd(dirfd: i32, path: u64, flags: u32, mode: u32) -> Result<u64> {
 /// The checks that open(2) and openat2(2) share, the opening, and the descriptor.
 fn finish(dirfd: i32, path: &PathName, how: &How) -> Result<u64> {
     let flags = how.flags;
+    check_together(flags)?;
+    let context = Context::current();
+    let file = open_path(&context, dirfd, path.bytes(), how).map_err(|error| {
+        // That there is no room for it comes before all that is wrong with the file.
+        let process = &current().process;
+        let is_full = process.files().is_full(process.fd_limit());
+        if is_full { Errno::EMFILE } else { error }
+    })?;
+    give_file(file, flags & raw::O_CLOEXEC != 0)
+}
+
+/// EINVAL for flags that exclude each other, before anything is looked up.
+fn check_together(flags: u32) -> Result<()> {
     let unnamed = raw::O_TMPFILE & !raw::O_DIRECTORY;
     if flags & unnamed != 0 {
         let writes = flags & raw::O_ACCMODE != raw::O_RDONLY;
@@ -64,9 +78,7 @@ fn finish(dirfd: i32, path: &PathName, how: &How) -> Result<u64> {
     if flags & (raw::O_CREAT | raw::O_DIRECTORY) == raw::O_CREAT | raw::O_DIRECTORY {
         return Err(Errno::EINVAL);
     }
-    let context = Context::current();
-    let file = open_path(&context, dirfd, path.bytes(), how)?;
-    give_file(file, flags & raw::O_CLOEXEC != 0)
+    Ok(())
 }
 
 /// openat2(2).

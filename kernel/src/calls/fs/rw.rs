@@ -12,6 +12,7 @@ use super::file;
 use crate::base::args::Args;
 use crate::base::io::{Sink, Source, read_iovec};
 use crate::base::user::UserPtr;
+use crate::fs::pseudo::PseudoInode;
 use crate::process::current;
 use crate::process::signal::send_to_current;
 use crate::process::{Thread, file_of};
@@ -304,8 +305,11 @@ pub fn lseek(fd: u64, offset: i64, whence: u32) -> Result<u64> {
         return Ok(0);
     }
     // A directory's end is no position (readdir(3)).
-    let is_directory = file.inode().file_type() == FileType::Directory;
-    if is_directory && !matches!(whence, raw::SEEK_SET | raw::SEEK_CUR) {
+    let inode = file.inode();
+    let is_directory = inode.file_type() == FileType::Directory;
+    // Nor has text that is made when it is read one.
+    let is_text = inode.as_any().is::<PseudoInode>() && !is_directory;
+    if (is_directory || is_text) && !matches!(whence, raw::SEEK_SET | raw::SEEK_CUR) {
         return Err(Errno::EINVAL);
     }
     let mut position = file.position.lock();
@@ -320,7 +324,8 @@ pub fn lseek(fd: u64, offset: i64, whence: u32) -> Result<u64> {
         }
         _ => return Err(Errno::EINVAL),
     };
-    let target = (base as i64).checked_add(offset).ok_or(Errno::EOVERFLOW)?;
+    let too_far = if whence == raw::SEEK_END { Errno::EINVAL } else { Errno::EOVERFLOW };
+    let target = (base as i64).checked_add(offset).ok_or(too_far)?;
     *position = u64::try_from(target).map_err(|_| Errno::EINVAL)?;
     Ok(*position)
 }

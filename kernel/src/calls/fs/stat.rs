@@ -90,7 +90,7 @@ pub fn fstat(fd: u64, stat: u64) -> Result<u64> {
 /// newfstatat(2), fstatat(3).
 pub fn newfstatat(directory: u64, path: u64, stat: u64, flags: u64) -> Result<u64> {
     let known = raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH | raw::AT_NO_AUTOMOUNT;
-    let flags = super::check_flags(flags, known)?;
+    let flags = super::check_flags(flags, known | raw::AT_STATX_SYNC_TYPE)?;
     let inode = inode_at(directory, path, flags)?;
     write_stat(&inode, stat)
 }

@@ -121,15 +121,23 @@ fn repeat(len: u64, mut step: impl FnMut(usize) -> Result<(usize, bool)>) -> Res
     Ok(done as u64)
 }
 
+/// EINVAL for a count that is negative where sizes have a sign.
+fn check_length(len: u64) -> Result<()> {
+    if len > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
 /// sendfile(2).
 pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
+    UserPtr::<u64>::new(offset).non_null().map(UserPtr::read).transpose()?;
     let input = file(from)?;
     input.check_readable()?;
     let is_stream = !input.is_seekable();
     let mut from = Cursor::new(input, offset)?;
+    check_length(count)?;
     let output = file(to)?;
     output.check_writable()?;
-    if is_stream || output.flags() & raw::O_APPEND != 0 {
+    let moves = moves_data(&from.file) && moves_data(&output);
+    if is_stream || !moves || output.flags() & raw::O_APPEND != 0 {
         return Err(Errno::EINVAL);
     }
     let mut bytes = buffer(count as usize)?;
@@ -157,6 +165,9 @@ pub fn copy_file_range(
     flags: u64,
 ) -> Result<u64> {
     let (input, output) = (file(from)?, file(to)?);
+    for offset in [from_offset, to_offset] {
+        UserPtr::<u64>::new(offset).non_null().map(UserPtr::read).transpose()?;
+    }
     if flags != 0 {
         return Err(Errno::EINVAL);
     }
@@ -224,6 +235,9 @@ pub fn splice(
     }
     input.check_readable()?;
     output.check_writable()?;
+    if from_pipe.is_none() || to_pipe.is_none() {
+        check_length(count)?;
+    }
     match (from_pipe, to_pipe) {
         (Some(from), Some(to)) => between_pipes(&from, &to, count, at_once(&[&input, &output])),
         (Some(from), None) => {
@@ -251,10 +265,13 @@ pub fn splice(
 }
 
 /// Whether a file is one whose bytes can be spliced: the objects of eventfd(2), epoll(7) and the
-/// like only have values that are read and written whole.
+/// like only have values that are read and written whole, and directories have none.
 fn moves_data(file: &File) -> bool {
-    file.inode().file_type() != FileType::Regular
-        || file.inode().as_any().downcast_ref::<AnonInode>().is_none()
+    let kind = file.inode().file_type();
+    if kind == FileType::Directory {
+        return false;
+    }
+    kind != FileType::Regular || file.inode().as_any().downcast_ref::<AnonInode>().is_none()
 }
 
 /// splice(2) calls an offset into a stream EINVAL.

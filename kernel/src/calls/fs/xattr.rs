@@ -60,26 +60,28 @@ fn check(at: &Location, name: &[u8], wanted: u32, who: &Subject) -> Result<()> {
 
 /// setxattr(2).
 pub fn setxattr(a: &Args) -> Result<u64> {
-    set(&by_path(a.a0(), true)?, a)
+    set(|| by_path(a.a0(), true), a)
 }
 
 /// lsetxattr(2).
 pub fn lsetxattr(a: &Args) -> Result<u64> {
-    set(&by_path(a.a0(), false)?, a)
+    set(|| by_path(a.a0(), false), a)
 }
 
 /// fsetxattr(2).
 pub fn fsetxattr(a: &Args) -> Result<u64> {
-    set(&by_file(a.a0())?, a)
+    set(|| by_file(a.a0()), a)
 }
 
-fn set(at: &Location, a: &Args) -> Result<u64> {
+/// What is set comes before what it is set on.
+fn set(find: impl FnOnce() -> Result<Location>, a: &Args) -> Result<u64> {
     let flags = super::check_flags(a.a4(), raw::XATTR_CREATE | raw::XATTR_REPLACE)?;
     let name = read_name(a.a1())?;
     if a.a3() > SIZE_MAX as u64 {
         return Err(Errno::E2BIG);
     }
     let value = UserPtr::<u8>::new(a.a2()).read_many(a.a3() as usize)?;
+    let at = &find()?;
     at.mount.check_writable()?;
     let who = current().process.subject();
     check(at, &name, WRITE, &who)?;
@@ -104,14 +106,17 @@ pub fn lgetxattr(a: &Args) -> Result<u64> {
 
 /// fgetxattr(2).
 pub fn fgetxattr(a: &Args) -> Result<u64> {
-    get(&by_file(a.a0())?, a)
+    get_named(&read_name(a.a1())?, &by_file(a.a0())?, a)
 }
 
 fn get(at: &Location, a: &Args) -> Result<u64> {
-    let name = read_name(a.a1())?;
-    check(at, &name, READ, &current().process.subject())?;
-    hooks::inode_getxattr((at.inode().as_ref(), &name))?;
-    give(&at.inode().get_xattr(&name)?, a.a2(), a.a3())
+    get_named(&read_name(a.a1())?, at, a)
+}
+
+fn get_named(name: &[u8], at: &Location, a: &Args) -> Result<u64> {
+    check(at, name, READ, &current().process.subject())?;
+    hooks::inode_getxattr((at.inode().as_ref(), name))?;
+    give(&at.inode().get_xattr(name)?, a.a2(), a.a3())
 }
 
 /// Copies an answer out; a size of 0 only asks for its length. ERANGE if it does not fit.
@@ -168,18 +173,21 @@ pub fn lremovexattr(a: &Args) -> Result<u64> {
 
 /// fremovexattr(2).
 pub fn fremovexattr(a: &Args) -> Result<u64> {
-    remove(&by_file(a.a0())?, a)
+    remove_named(&read_name(a.a1())?, &by_file(a.a0())?)
 }
 
 fn remove(at: &Location, a: &Args) -> Result<u64> {
-    let name = read_name(a.a1())?;
+    remove_named(&read_name(a.a1())?, at)
+}
+
+fn remove_named(name: &[u8], at: &Location) -> Result<u64> {
     at.mount.check_writable()?;
     let who = current().process.subject();
-    check(at, &name, WRITE, &who)?;
+    check(at, name, WRITE, &who)?;
     let inode = at.inode().as_ref();
-    hooks::inode_removexattr((&who, inode, &name))?;
-    inode.remove_xattr(&name)?;
-    hooks::inode_post_removexattr((inode, &name));
+    hooks::inode_removexattr((&who, inode, name))?;
+    inode.remove_xattr(name)?;
+    hooks::inode_post_removexattr((inode, name));
     attributes_changed(at);
     Ok(0)
 }

@@ -258,13 +258,16 @@ pub fn semtimedop(a: &Args) -> Result<u64> {
 fn operate(a: &Args, timeout: u64) -> Result<u64> {
     let timeout_ns = super::super::read_timeout(timeout)?;
     let count = u64::from(a.a2() as u32);
-    if count == 0 || (a.a0() as i32) < 0 {
+    if count == 0 {
         return Err(Errno::EINVAL);
     }
     if count > OPERATIONS_MAX {
         return Err(Errno::E2BIG);
     }
     let operations = UserPtr::<SemOp>::new(a.a1()).read_many(count as usize)?;
+    if (a.a0() as i32) < 0 {
+        return Err(Errno::EINVAL);
+    }
     let set = SETS.find(a.a0())?;
     if operations.iter().any(|of| usize::from(of.number) >= set.content.queues.len()) {
         return Err(Errno::EFBIG);

@@ -8,7 +8,7 @@ use crate::security::Capability;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 
 use abi::{Errno, Result};
@@ -92,7 +92,8 @@ impl<S: Owner> Ports<S> {
         others: &dyn Fn(SocketAddr) -> bool,
     ) -> Result<Binding<S>> {
         let ip = address.ip();
-        if !ip.is_unspecified() && !ip.is_loopback() && !owner.binds_freely() {
+        let is_ours = ip.is_unspecified() || ip.is_loopback() || ip == Ipv4Addr::BROADCAST;
+        if !is_ours && !owner.binds_freely() {
             return Err(Errno::EADDRNOTAVAIL);
         }
         let port = address.port();

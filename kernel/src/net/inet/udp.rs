@@ -154,6 +154,11 @@ impl Socket for UdpSocket {
         };
         let from = SocketAddr::new(from_ip, own.port());
         let Some(target) = PORTS.find(to, |socket| socket.takes_from(from)) else {
+            // What nobody takes must be there all the same.
+            let mut piece = [0; 256];
+            while source.left() > 0 {
+                source.take(&mut piece)?;
+            }
             if peer.is_some() {
                 self.common.set_error(Errno::ECONNREFUSED);
             }

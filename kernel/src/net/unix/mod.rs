@@ -20,7 +20,7 @@ use super::{Common, Kind, Outgoing, Socket, boxed, hooks};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::WaitQueue;
-use crate::process::current;
+use crate::process::{Process, current};
 
 /// Most datagrams in a socket's inbox (net.unix.max_dgram_qlen on most systems).
 const DGRAMS_MAX: usize = 512;
@@ -30,16 +30,19 @@ const DGRAMS_MAX: usize = 512;
 struct Peer {
     who: Ucred,
     groups: Arc<[u32]>,
+    /// For SO_PEERPIDFD: another process may have the same id later.
+    process: Weak<Process>,
 }
 
 impl Peer {
     fn current() -> Peer {
         let groups = current().process.credentials().groups.as_slice().into();
-        Peer { who: Ucred::current(), groups }
+        let process = Arc::downgrade(&current().process);
+        Peer { who: Ucred::current(), groups, process }
     }
 
     fn unknown() -> Peer {
-        Peer { who: Ucred::UNKNOWN, groups: Arc::new([]) }
+        Peer { who: Ucred::UNKNOWN, groups: Arc::new([]), process: Weak::new() }
     }
 }
 
@@ -473,6 +476,11 @@ impl Socket for UnixSocket {
 
     fn peer_credentials(&self) -> Option<Ucred> {
         self.peer().map(|peer| peer.who)
+    }
+
+    fn peer_process(&self) -> Result<Arc<Process>> {
+        let peer = self.peer().ok_or(Errno::ENODATA)?;
+        peer.process.upgrade().ok_or(Errno::EINVAL)
     }
 
     fn peer_groups(&self) -> Option<Vec<u32>> {

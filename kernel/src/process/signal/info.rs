@@ -92,6 +92,13 @@ impl SigInfo {
         SigInfo { signo: signo as i32, code: code as i32, fields, ..Self::default() }
     }
 
+    /// Something can be done with a file (F_SETSIG): why, what as poll(2) says it, its descriptor.
+    #[must_use]
+    pub fn about_file(signo: u32, code: i32, band: u32, fd: u32) -> Self {
+        let fields = [band.into(), fd.into(), 0, 0];
+        SigInfo { signo: signo as i32, code, fields, ..Self::default() }
+    }
+
     /// A POSIX timer expired: its id and the value the program gave.
     #[must_use]
     pub fn timer(signo: u32, id: u32, overruns: u32, value: u64) -> Self {

@@ -218,6 +218,9 @@ impl Socket for TcpSocket {
             self.disconnect();
             return Ok(());
         }
+        if self.is_listening() {
+            return Err(Errno::EISCONN);
+        }
         self.connect_socket(read_address(&self.common, address)?, patience)
     }
 

@@ -1,0 +1,251 @@
+//! Signals about files: O_ASYNC, F_SETOWN, F_SETOWN_EX and F_SETSIG (fcntl(2)), SIGIO and SIGURG
+//! (signal(7)).
+//!
+//! Why it is hard: the signal is sent where readiness changes, under the locks of whoever changes
+//! it, and must be there when that call returns. So a file that signals is on its own queues as a
+//! poll would be, by a [`Notifier`], and sending takes only locks that interrupts may take. The
+//! notifier refers to nothing that refers to the file: the file holds its registration.
+//!
+//! Pipes, sockets, terminals and inotify signal; others take the settings and never do.
+
+use alloc::sync::Arc;
+
+use abi::{Errno, Result, general as raw};
+use machine::sync::SpinLock;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::base::poll::{PollTable, events};
+use crate::base::sync::Wake;
+use crate::process::signal::SigInfo;
+use crate::process::signal::send::{send_to_process, send_to_thread};
+use crate::process::{Pid, group_members};
+use crate::process::{Process, Thread, current, find_by_tid, find_process, find_thread};
+use crate::vfs::File;
+use crate::vfs::file::Notice;
+
+/// `struct f_owner_ex` (fcntl(2)).
+#[derive(FromBytes, IntoBytes, Immutable, Clone, Copy, Debug)]
+#[repr(C)]
+pub struct OwnerEx {
+    kind: i32,
+    pid: i32,
+}
+
+const OWNER_THREAD: i32 = 0;
+const OWNER_PROCESS: i32 = 1;
+const OWNER_GROUP: i32 = 2;
+const SIGNALS: u64 = 64;
+
+/// Reasons in si_code (sigaction(2)), and their bits in si_band.
+const POLL_IN: (i32, u32) = (1, events::READABLE);
+const POLL_OUT: (i32, u32) = (2, events::WRITABLE | events::WRBAND);
+const POLL_PRI: (i32, u32) = (5, events::PRI | events::RDBAND);
+const POLL_HUP: (i32, u32) = (6, events::HUP | events::ERR);
+
+#[derive(Clone, Default)]
+enum Target {
+    #[default]
+    Nobody,
+    Thread(Arc<Thread>),
+    Process(Arc<Process>),
+    Group(Pid),
+}
+
+/// What the program has set.
+#[derive(Clone, Default)]
+struct Settings {
+    /// As it was given, for F_GETOWN.
+    kind: i32,
+    id: i32,
+    target: Target,
+    /// Who has set it: only who they may signal gets one.
+    uids: [u32; 2],
+    /// 0: SIGIO, without information.
+    signal: u32,
+    /// The descriptor, for si_fd.
+    fd: u32,
+    is_async: bool,
+}
+
+/// What is on the queues of a file that signals.
+#[derive(Default)]
+struct Notifier {
+    settings: SpinLock<Settings>,
+    can_read: bool,
+    can_write: bool,
+}
+
+impl Wake for Notifier {
+    fn wake(&self, happened: u32) -> bool {
+        let settings = self.settings.lock().clone();
+        if happened & events::PRI != 0 {
+            settings.send(SigInfo::kernel(raw::SIGURG));
+        }
+        let known = happened & !events::ERR;
+        let reason = match known {
+            _ if !settings.is_async => None,
+            0 if self.can_read => Some(POLL_IN),
+            // The other end of what it writes to has gone.
+            0 if happened & events::ERR != 0 => Some(POLL_OUT),
+            _ if known & events::PRI != 0 => Some(POLL_PRI),
+            _ if known & events::HUP != 0 => Some(POLL_HUP),
+            _ if known & events::READABLE != 0 && self.can_read => Some(POLL_IN),
+            _ if known & events::WRITABLE != 0 && self.can_write => Some(POLL_OUT),
+            _ => None,
+        };
+        if let Some((code, band)) = reason {
+            let info = match settings.signal {
+                0 => SigInfo::kernel(raw::SIGIO),
+                signal => SigInfo::about_file(signal, code, band, settings.fd),
+            };
+            settings.send(info);
+        }
+        // It uses up nobody's exclusive wake-up.
+        false
+    }
+}
+
+impl Settings {
+    fn send(&self, info: SigInfo) {
+        match &self.target {
+            Target::Nobody => {}
+            Target::Thread(thread) if self.may_signal(&thread.process) => {
+                if send_to_thread(thread, info).is_err() {
+                    let _ = send_to_thread(thread, SigInfo::kernel(raw::SIGIO));
+                }
+            }
+            Target::Thread(_) => {}
+            Target::Process(process) => self.send_to(process, info),
+            Target::Group(group) => {
+                group_members(*group).iter().for_each(|process| self.send_to(process, info));
+            }
+        }
+    }
+
+    fn send_to(&self, process: &Arc<Process>, info: SigInfo) {
+        // A full queue of real-time signals is told by SIGIO, which is never refused.
+        if self.may_signal(process) && send_to_process(process, info).is_err() {
+            let _ = send_to_process(process, SigInfo::kernel(raw::SIGIO));
+        }
+    }
+
+    /// As kill(2) decides, for who has set the owner.
+    fn may_signal(&self, process: &Process) -> bool {
+        let credentials = process.credentials();
+        let theirs = [credentials.uid, credentials.suid];
+        let [uid, euid] = self.uids;
+        euid == 0 || theirs.contains(&uid) || theirs.contains(&euid)
+    }
+}
+
+/// The notifier of a file, made at the first setting.
+fn notifier(file: &Arc<File>) -> Arc<Notifier> {
+    let fresh = Arc::new(Notifier {
+        settings: SpinLock::default(),
+        can_read: file.check_readable().is_ok(),
+        can_write: file.check_writable().is_ok(),
+    });
+    let mut notice = file.notice.lock();
+    let notice = notice.get_or_insert_with(|| Notice { settings: fresh, registration: None });
+    notice.settings.clone().downcast().unwrap_or_default()
+}
+
+/// Puts the notifier on the file's queues, once. ENOMEM.
+fn register(file: &Arc<File>, notifier: &Arc<Notifier>) -> Result<()> {
+    if file.notice.lock().as_ref().is_some_and(|notice| notice.registration.is_some()) {
+        return Ok(());
+    }
+    let mut table = PollTable::register(notifier.clone(), false);
+    let _ = file.ops().poll(file, &mut table);
+    table.check()?;
+    let mut unused = None;
+    if let Some(notice) = &mut *file.notice.lock() {
+        unused = notice.registration.replace(table);
+    }
+    drop(unused);
+    Ok(())
+}
+
+fn known(file: &File) -> Settings {
+    let notice = file.notice.lock().as_ref().map(|notice| notice.settings.clone());
+    let notifier = notice.and_then(|any| any.downcast::<Notifier>().ok());
+    notifier.map_or(Settings::default(), |notifier| notifier.settings.lock().clone())
+}
+
+fn change(file: &Arc<File>, change: impl FnOnce(&mut Settings)) -> Result<()> {
+    let notifier = notifier(file);
+    let mut settings = known(file);
+    change(&mut settings);
+    let signals = file.ops().has_io_signals();
+    // What it replaces is dropped behind the lock.
+    let old = core::mem::replace(&mut *notifier.settings.lock(), settings);
+    drop(old);
+    if signals { register(file, &notifier) } else { Ok(()) }
+}
+
+/// O_ASYNC is set or cleared; whether the file has it.
+pub fn set_async(file: &Arc<File>, fd: u32, is_async: bool) -> Result<bool> {
+    if !file.ops().has_io_signals() {
+        return Ok(false);
+    }
+    if is_async || known(file).is_async {
+        change(file, |settings| (settings.is_async, settings.fd) = (is_async, fd))?;
+    }
+    Ok(is_async)
+}
+
+/// F_SETOWN: a process, or a group by its negative id; 0: nobody. ESRCH, EINVAL.
+pub fn set_owner(file: &Arc<File>, id: i32) -> Result<()> {
+    match id {
+        i32::MIN => Err(Errno::EINVAL),
+        0.. => own(file, OwnerEx { kind: OWNER_PROCESS, pid: id }),
+        _ => own(file, OwnerEx { kind: OWNER_GROUP, pid: -id }),
+    }
+}
+
+/// F_SETOWN_EX. ESRCH, EINVAL.
+pub fn own(file: &Arc<File>, owner: OwnerEx) -> Result<()> {
+    if !(OWNER_THREAD..=OWNER_GROUP).contains(&owner.kind) {
+        return Err(Errno::EINVAL);
+    }
+    let id = owner.pid as Pid;
+    let exists = find_by_tid(id).is_some() || !group_members(id).is_empty();
+    let target = match owner.kind {
+        _ if owner.pid == 0 => Target::Nobody,
+        _ if !exists => return Err(Errno::ESRCH),
+        OWNER_THREAD => find_thread(id).map_or(Target::Nobody, Target::Thread),
+        OWNER_PROCESS => find_process(id).map_or(Target::Nobody, Target::Process),
+        _ => Target::Group(id),
+    };
+    let credentials = current().process.credentials();
+    let uids = [credentials.uid, credentials.euid];
+    change(file, |settings| {
+        (settings.kind, settings.id, settings.target) = (owner.kind, owner.pid, target);
+        settings.uids = uids;
+    })
+}
+
+/// F_GETOWN_EX.
+pub fn owner(file: &File) -> OwnerEx {
+    let settings = known(file);
+    OwnerEx { kind: settings.kind, pid: settings.id }
+}
+
+/// F_GETOWN: groups are negative.
+pub fn owner_number(file: &File) -> i32 {
+    let owner = owner(file);
+    if owner.kind == OWNER_GROUP { -owner.pid } else { owner.pid }
+}
+
+/// F_SETSIG: the signal instead of SIGIO; 0: SIGIO. EINVAL.
+pub fn set_signal(file: &Arc<File>, signal: u64) -> Result<()> {
+    if signal > SIGNALS {
+        return Err(Errno::EINVAL);
+    }
+    change(file, |settings| settings.signal = signal as u32)
+}
+
+/// F_GETSIG.
+pub fn signal(file: &File) -> u32 {
+    known(file).signal
+}
