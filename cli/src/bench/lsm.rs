@@ -5,7 +5,8 @@
 //! policies answer every hook and allow everything, so what is measured is the asking. Instructions
 //! are blind to what an indirect branch waits for; natively that is most of it.
 //!
-//! Neighbours: `kernel.rs` runs the operations, `machine/src/text/static_call.rs` has the three forms.
+//! Neighbours: `kernel.rs` runs the operations, `machine/src/text/static_call.rs` has the three
+//! forms.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
