@@ -531,6 +531,9 @@ pub(crate) enum Bench {
     /// Instructions of system calls and returns: by SYSRET and not, with isolated tables, with work
     /// at each call, with a filter; Limen beside Linux
     Entry,
+    /// Instructions of calls that do next to nothing, Limen beside Linux, on three CPU models with
+    /// what each kernel does about their vulnerabilities
+    Calls,
     /// What interrupts isolated CPUs under load, with work deferred and not; the price at entries
     Ipi,
     /// Instructions per kernel operation with kCFI off, as compiled, and optimised; the boot pass

@@ -27,7 +27,9 @@ const MEMORY_MIB: u64 = 256;
 
 /// Kernel parameters, the tests to run with them, and lines that the log must have. The calls'
 /// tests need checks; with `cfi=off` others show that the kernel works without.
-const PARAMETERS: [(&str, &str, &[&str]); 9] = [
+const PARAMETERS: [(&str, &str, &[&str]); 11] = [
+    ("nokaslr", "memory::", &["KASLR: off"]),
+    ("randomize_kstack_offset=off", "handler::stacks", &[]),
     ("cfi=auto", "cfi::good", &["CFI: Using rehashed optimised kCFI"]),
     ("cfi=kcfi", "cfi::", &["CFI: Using rehashed retpoline kCFI"]),
     ("cfi=kcfi,norand", "cfi::", &["CFI: Using retpoline kCFI"]),
@@ -109,7 +111,7 @@ const SECRETS: &str = "boot::secrets";
 /// Before each secret's name and value.
 const SECRET: &str = "secret ";
 /// Secrets that the kernel has, at least.
-const SECRETS_MIN: usize = 2;
+const SECRETS_MIN: usize = 5;
 
 /// Boots twice and compares secrets. The kernel of the tests says them; no other one does.
 pub(super) fn two_boots(context: &Context, kernel: &Path) -> Result<Summary, Error> {

@@ -5,6 +5,7 @@
 //! how fast the machine is (an emulated CPU is up to fifty times slower), and each runs in a
 //! process of its own. Reading order: harness.rs, sys.rs, then any subject.
 
+mod addresses;
 mod capabilities;
 mod channels;
 mod child;
@@ -72,6 +73,7 @@ const SUBJECTS: &[&[Test]] = &[
     partly::TESTS,
     order::TESTS,
     procfs::TESTS,
+    addresses::TESTS,
     channels::TESTS,
     sockets::TESTS,
     tcp::TESTS,

@@ -54,6 +54,8 @@ pub mod id {
     pub const FILL_BEHIND_GUESTS: u32 = 22;
     /// See `mitigations`.
     pub const CALL_BEHIND_GUESTS: u32 = 23;
+    /// Whether system calls begin at one address of their stack.
+    pub const NO_STACK_OFFSET: u32 = 24;
     /// A key of the in-kernel tests.
     pub const KTEST: u32 = 2;
     /// A key of the in-kernel tests with a site of the other kind.

@@ -27,6 +27,7 @@ use text_patching::site_table::CallEntry;
 use text_patching::static_call::{Target, decode, encode, update_trampoline};
 use text_patching::{Anomaly, Patch, Text, What};
 
+use crate::cpu::linked;
 use crate::text::cfi;
 use crate::text::text_poke::{self, LiveText};
 
@@ -304,8 +305,8 @@ fn now(trampoline: u64) -> Option<Target> {
     decode(&own_entry(trampoline), bytes)
 }
 
-const fn own_entry(trampoline: u64) -> CallEntry {
-    CallEntry { site: trampoline, key: trampoline as u32, tail: true, dynamic: false }
+fn own_entry(trampoline: u64) -> CallEntry {
+    CallEntry { site: trampoline, key: linked(trampoline) as u32, tail: true, dynamic: false }
 }
 
 /// Why nothing was bound. Nothing has changed then.

@@ -107,6 +107,14 @@ fn check_cpu(args: &RunArgs) -> Result<(), Error> {
     }
 }
 
+/// The kernel's command line. A debugger sets breakpoints where the image was linked.
+fn append(args: &RunArgs) -> String {
+    match args.gdb {
+        Some(_) => format!("{} nokaslr", args.append).trim_start().to_owned(),
+        None => args.append.clone(),
+    }
+}
+
 fn qemu(
     args: &RunArgs,
     root: Option<SharedRoot>,
@@ -114,7 +122,7 @@ fn qemu(
 ) -> Result<Qemu, Error> {
     Ok(Qemu {
         kernel: paths::kernel_image(args.kernel.as_deref())?,
-        append: args.append.clone(),
+        append: append(args),
         machine: args.machine,
         accel: accel::choose(args.accel)?,
         cpu: args.cpu.clone(),
