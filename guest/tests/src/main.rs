@@ -5,8 +5,8 @@
 //! how fast the machine is (an emulated CPU is up to fifty times slower), and each runs in a
 //! process of its own. Reading order: harness.rs, sys.rs, then any subject.
 
-mod addresses;
 mod accounts;
+mod addresses;
 mod capabilities;
 mod channels;
 mod child;

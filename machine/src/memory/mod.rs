@@ -12,10 +12,11 @@
 //! Where exactly each begins is chosen at boot (`boot::kaslr`).
 //!
 //! Start reading at `walk`, the one descent that all others use, with `pte` (entries).
-//! `kernel_space` is the kernel's half, `user_space` what CPUs hold of a program's, `page_table` how
-//! it changes, and `watchers` who else is told; `isolation` is the second top table of each program.
-//! What is mapped are `frame`s; `heap`, `vmap` and `stack` are the kernel's own uses of them, and
-//! `uaccess` is the door to a program's memory. Neighbour: `context_tracking` (shootdown, contexts).
+//! `kernel_space` is the kernel's half, `user_space` what CPUs hold of a program's, `page_table`
+//! how it changes, and `watchers` who else is told; `isolation` is the second top table of each
+//! program. What is mapped are `frame`s; `heap`, `vmap` and `stack` are the kernel's own uses of
+//! them, and `uaccess` is the door to a program's memory. Neighbour: `context_tracking` (shootdown,
+//! contexts).
 
 pub mod frame;
 pub(crate) mod heap;
