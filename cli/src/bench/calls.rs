@@ -57,7 +57,7 @@ struct Pair {
 pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let program = std::fs::read(super::build(PACKAGE)?)?;
     let words: &[&str] = if args.tiny { &["--calls", "--tiny"] } else { &["--calls"] };
-    let work = Work { program: &program, words };
+    let work = Work { program: &program, words, extra: super::machine::Extra::default() };
     let linux = if args.no_linux { None } else { Some(linux::find(args.linux.as_deref())?) };
     let pairs = CPUS
         .into_iter()

@@ -10,9 +10,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use super::watch::Running;
-use super::{
-    Context, Summary, detached, ended, exec, images, profile, promises, sandboxers,
-};
+use super::{Context, Summary, detached, ended, exec, images, profile, promises, sandboxers};
 use crate::Error;
 
 /// Seconds for one VM, in emulation on a loaded host.
