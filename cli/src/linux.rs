@@ -135,7 +135,7 @@ fn fetch(cache: &Path) -> Result<PathBuf, Error> {
         "no Linux to compare with: apt-get install {META_PACKAGE} (or name a bzImage: --linux FILE)"
     );
     let package = concrete_package().ok_or_else(|| how.clone())?;
-    eprintln!("limen: fetching {package} to compare with");
+    say!("limen: fetching {package} to compare with");
     let fetched = Command::new("apt-get")
         .current_dir(cache)
         .args(["download", &package])

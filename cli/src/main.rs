@@ -4,9 +4,13 @@
 //! [`check`], [`compare`]. [`tree`] resolves paths inside a root, [`paths`] knows where our own
 //! files are.
 
+#[macro_use]
+mod out;
+
 mod args;
 mod bench;
 mod check;
+mod children;
 mod compare;
 mod detached;
 mod dist;
@@ -26,7 +30,7 @@ mod toolchain;
 mod tree;
 
 use std::ffi::OsString;
-use std::io::Write as _;
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
@@ -66,35 +70,60 @@ fn main() -> ExitCode {
         }
         _ => {}
     }
-    let parsed = Cli::parse().command;
+    let parsed = match Cli::try_parse() {
+        Ok(cli) => cli.command,
+        Err(error) => return explain(&error),
+    };
     if let (Command::Run(_), Some(advice)) = (&parsed, args::forgotten_equals(&words)) {
         return exit_code(Err(usage(advice)));
     }
-    let command = match parsed {
-        Command::Objtool(args) => return objtool_cmd::run(args),
-        command => command,
-    };
-    exit_code(dispatch(command))
-}
-
-fn exit_code(result: Result<u8, Error>) -> ExitCode {
-    match result {
-        Ok(status) => ExitCode::from(status),
-        Err(error) => {
-            eprintln!("limen: {error}");
-            ExitCode::from(match error.is::<Usage>() {
-                true => STATUS_USAGE,
-                false => run::outcome::STATUS_BOOT_FAILURE,
-            })
-        }
+    match parsed {
+        Command::Objtool(args) => objtool_cmd::run(args),
+        command => exit_code(dispatch(command)),
     }
 }
 
+/// Help goes to stdout, what is wrong to stderr.
+fn explain(error: &clap::Error) -> ExitCode {
+    let text = match error.use_stderr() {
+        // Colours are for terminals.
+        true if std::io::stderr().is_terminal() => error.render().ansi().to_string(),
+        false if std::io::stdout().is_terminal() => error.render().ansi().to_string(),
+        _ => error.render().to_string(),
+    };
+    match error.use_stderr() {
+        true => out::err(format_args!("{text}")),
+        false => out::bytes(text.as_bytes()),
+    }
+    ExitCode::from(out::finish(u8::try_from(error.exit_code()).unwrap_or(STATUS_USAGE)))
+}
+
+fn exit_code(result: Result<u8, Error>) -> ExitCode {
+    let status = result.unwrap_or_else(|error| {
+        say!("limen: {error}");
+        match error.is::<Usage>() {
+            true => STATUS_USAGE,
+            false => run::outcome::STATUS_BOOT_FAILURE,
+        }
+    });
+    ExitCode::from(out::finish(status))
+}
+
 fn dispatch(command: Command) -> Result<u8, Error> {
+    let starts_others = matches!(
+        command,
+        Command::Test(_)
+            | Command::Bench(_)
+            | Command::Compare(_)
+            | Command::Check(_)
+            | Command::Dist(_)
+    );
+    let _guarded = if starts_others { Some(children::guard()?) } else { None };
     match command {
         Command::Run(args) => run::run(&args),
         Command::Ps => detached::ps(),
         Command::Logs(args) => detached::logs(&args),
+        Command::Exec(args) => detached::exec(&args),
         Command::Stop(args) => detached::stop(&args),
         Command::Pack(args) => pack::command(&args),
         Command::Profile(args) => profile::command(&args),
@@ -107,15 +136,13 @@ fn dispatch(command: Command) -> Result<u8, Error> {
         Command::Objtool(_) => Ok(0),
         Command::Dist(args) => dist::command(&args),
         Command::Trace(args) => run::trace::command(&args),
-        Command::Completions { shell } => print(&dist::manual::completions(shell)),
-        Command::Man => print(&dist::manual::page()?),
+        Command::Completions { shell } => Ok(print(&dist::manual::completions(shell))),
+        Command::Man => Ok(print(&dist::manual::page()?)),
     }
 }
 
-/// Writes to stdout; a reader that went away early is no error.
-pub(crate) fn print(bytes: &[u8]) -> Result<u8, Error> {
-    match std::io::stdout().write_all(bytes) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(0),
-    }
+/// Writes to stdout. What it does not take is told at the end of the program.
+pub(crate) fn print(bytes: &[u8]) -> u8 {
+    out::bytes(bytes);
+    0
 }

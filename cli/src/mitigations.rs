@@ -7,7 +7,6 @@
 
 use std::arch::x86_64::__cpuid_count;
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::Path;
 
 use mitigations::profiles::{self, PROFILES};
@@ -30,7 +29,7 @@ pub(crate) fn command(args: &MitigationsArgs) -> Result<u8, Error> {
             compare(&mut out, &facts)?;
         }
     }
-    std::io::stdout().write_all(out.as_bytes())?;
+    crate::out::bytes(out.as_bytes());
     Ok(0)
 }
 
@@ -64,7 +63,7 @@ fn cpu(args: &MitigationsArgs) -> Result<(String, Facts), Error> {
 
 fn table(out: &mut String, title: &str, facts: &Facts, line: &str) -> Result<(), Error> {
     let options = Options::parse(line, |bad| {
-        eprintln!("limen: ignoring {}={}: no such value", bad.name, bad.value);
+        say!("limen: ignoring {}={}: no such value", bad.name, bad.value);
     });
     let selection = select(facts, &options, &Built::LIMEN);
     let plan = Plan::new(&selection, facts, &options);

@@ -2,7 +2,6 @@
 //!
 //! Only arguments and exit codes live here; everything else is the `objtool` crate.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -22,9 +21,9 @@ enum Command {
     ///
     /// Example: `limen objtool audit vmlinux`. Exit status: 0 clean, 1 not clean, 2 unreadable.
     Audit {
-        /// Image to audit.
+        /// Image to audit. Example: limen objtool audit vmlinux
         elf: PathBuf,
-        /// Print one JSON object instead of a table.
+        /// Print one JSON object instead of a table. Example: --json
         #[arg(long)]
         json: bool,
     },
@@ -34,12 +33,13 @@ enum Command {
     /// Example: `limen objtool rewrite --form opt -o vmlinux.opt vmlinux`.
     Rewrite {
         /// Form of the checks: `kcfi` as compiled, `opt` with the branch not taken, `off`.
+        /// Example: --form opt
         #[arg(long, value_parser = parse_form)]
         form: Form,
-        /// Where the result goes; may be the image itself.
+        /// Where the result goes; may be the image itself. Example: -o vmlinux.opt
         #[arg(short, long)]
         out: PathBuf,
-        /// Image to rewrite.
+        /// Image to rewrite. Example: limen objtool rewrite --form off -o out vmlinux
         elf: PathBuf,
     },
 }
@@ -60,36 +60,29 @@ pub(crate) fn run(args: ObjtoolArgs) -> ExitCode {
     result.unwrap_or_else(|error| {
         match error {
             // It names its file itself.
-            objtool::Error::Io(..) => eprintln!("limen: {error}"),
-            _ => eprintln!("limen: {}: {error}", elf.display()),
+            objtool::Error::Io(..) => say!("limen: {error}"),
+            _ => say!("limen: {}: {error}", elf.display()),
         }
         ExitCode::from(2)
     })
 }
 
-/// Writes to stdout; a reader that went away early is no error.
-fn print(text: &str) -> objtool::Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(objtool::Error::Io("stdout".into(), error))
-        }
-        _ => Ok(()),
-    }
-}
-
 fn audit(elf: &Path, json: bool) -> objtool::Result<ExitCode> {
     let report = objtool::audit_file(elf)?;
-    print(&if json { format!("{}\n", report.to_json()) } else { report.to_string() })?;
+    match json {
+        true => tell!("{}", report.to_json()),
+        false => crate::out::bytes(report.to_string().as_bytes()),
+    }
     Ok(ExitCode::from(u8::from(!report.is_clean())))
 }
 
 fn rewrite(elf: &Path, out: &Path, form: Form) -> objtool::Result<ExitCode> {
     let rewritten = objtool::rewrite_file(elf, out, form)?;
     for warning in &rewritten.warnings {
-        eprintln!("limen: warning: {warning}");
+        say!("limen: warning: {warning}");
     }
     let applied = rewritten.applied;
     let (sites, written) = (applied.sites, applied.written);
-    print(&format!("{sites} checks, {written} rewritten to {}\n", form.name()))?;
+    tell!("{sites} checks, {written} rewritten to {}", form.name());
     Ok(ExitCode::SUCCESS)
 }

@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use crate::Error;
+use crate::{Error, usage};
 
 /// Names the kernel image for all commands, as `--kernel` does for `run`.
 const KERNEL_VARIABLE: &str = "LIMEN_KERNEL";
@@ -27,7 +27,7 @@ pub(crate) fn kernel_image(given: Option<&Path>) -> Result<PathBuf, Error> {
     };
     match path.is_file() {
         true => Ok(path),
-        false => Err(format!("no kernel image at {} (--kernel names one)", path.display()).into()),
+        false => Err(usage(format!("--kernel {}: there is no kernel image", path.display()))),
     }
 }
 

@@ -21,6 +21,10 @@ pub const ENCODED_MAX: usize = 4 << 20;
 /// First bytes of every encoded configuration.
 pub const MAGIC: &[u8; 8] = b"LIMENCF1";
 
+/// A user id that means "as the first program", in what `limen exec` sends (the guest's own number
+/// for no change, setresuid(2)).
+pub const KEEP_ID: u32 = u32::MAX;
+
 /// Where the guest's root file system comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RootKind {

@@ -55,6 +55,12 @@ pub enum ToGuest {
         /// Signal number, 1 to 64.
         number: u8,
     },
+    /// `exec LENGTH`: start another program ([`crate::ports::exec_ports`]). What to start is a boot
+    /// configuration of this many bytes, the first on the session's stdio port; the input follows.
+    Exec {
+        /// Bytes of the configuration.
+        length: u32,
+    },
 }
 
 /// What the guest says.
@@ -85,6 +91,8 @@ pub enum ToHost {
     /// `ask-time`: what does the host's clock say? Asked before the program starts, if
     /// `Want::clock` says that somebody answers.
     AskTime,
+    /// `ready`: the guest listens on the ports of a session. What came before it was another's.
+    Ready,
     /// `boot-ns N`: time from the kernel's entry to the first user instruction.
     BootNs(u64),
     /// `counter NAME VALUE`: for instance `peak-memory-bytes`.
@@ -110,8 +118,18 @@ pub enum ToHost {
         /// To what: a path or an address.
         object: Vec<u8>,
     },
-    /// `trace CPU NS PHASE NAME NUMBER`: what happened at the boundary, each CPU's in order.
+    /// `trace CPU NS PHASE NAME NUMBER VALUE...`: what happened at the boundary, each CPU's in
+    /// order.
     Trace(TraceEvent),
+    /// `thread TID PID NAME`: what a thread of the trace is called.
+    Thread {
+        /// The thread, as in a `switch` of the trace.
+        tid: u32,
+        /// Its process; 0: the kernel.
+        pid: u32,
+        /// Its name (prctl(2), PR_SET_NAME).
+        name: Vec<u8>,
+    },
     /// `log TEXT`: a line for the user, such as a warning about a kernel parameter.
     Log {
         /// The text, without newline; at most 4096 bytes, or the line may be too long to arrive.
@@ -132,7 +150,12 @@ pub struct TraceEvent {
     pub name: String,
     /// What the name's meaning needs: a vector, a target, a thread; or 0.
     pub number: u64,
+    /// A call's arguments, or its result where it ends; at most [`VALUES_MAX`].
+    pub values: Vec<u64>,
 }
+
+/// Most values of a [`TraceEvent`]: the arguments of a system call.
+pub const VALUES_MAX: usize = 6;
 
 /// The part of a [`TraceEvent`] in time. What begins ends on the same CPU, the latest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,6 +206,7 @@ impl ToGuest {
             Self::OutputClosed { fd } => writeln!(line, "output-closed {fd}"),
             Self::Realtime { ns } => writeln!(line, "realtime {ns}"),
             Self::Signal { number } => writeln!(line, "signal {number}"),
+            Self::Exec { length } => writeln!(line, "exec {length}"),
         };
         line.into_bytes()
     }
@@ -199,6 +223,7 @@ impl ToGuest {
             }
             "realtime" => Self::Realtime { ns: words.number()? },
             "signal" => Self::Signal { number: signal_number(words.number()?)? },
+            "exec" => Self::Exec { length: words.number()? },
             _ => return None,
         };
         words.end().then_some(message)
@@ -218,6 +243,7 @@ impl ToHost {
                 writeln!(line, "not-executable {errno} {}", escape(path))
             }
             Self::AskTime => writeln!(line, "ask-time"),
+            Self::Ready => writeln!(line, "ready"),
             Self::BootNs(ns) => writeln!(line, "boot-ns {ns}"),
             Self::Counter { name, value } => writeln!(line, "counter {name} {value}"),
             Self::MissingSyscall(SyscallCount { number, name, count }) => {
@@ -228,8 +254,15 @@ impl ToHost {
             }
             Self::MissingFile { path } => writeln!(line, "missing-file {}", escape(path)),
             Self::Used { access, object } => writeln!(line, "used {access} {}", escape(object)),
-            Self::Trace(TraceEvent { cpu, at_ns, phase, name, number }) => {
-                writeln!(line, "trace {cpu} {at_ns} {} {name} {number}", phase.letter())
+            Self::Trace(TraceEvent { cpu, at_ns, phase, name, number, values }) => {
+                let _ = write!(line, "trace {cpu} {at_ns} {} {name} {number}", phase.letter());
+                for value in values {
+                    let _ = write!(line, " {value}");
+                }
+                writeln!(line)
+            }
+            Self::Thread { tid, pid, name } => {
+                writeln!(line, "thread {tid} {pid} {}", escape(name))
             }
             Self::Log { text } => writeln!(line, "log {}", escape(text)),
         };
@@ -245,6 +278,7 @@ impl ToHost {
             "not-found" => Self::NotFound { path: words.rest()? },
             "not-executable" => Self::NotExecutable { errno: words.number()?, path: words.rest()? },
             "ask-time" => Self::AskTime,
+            "ready" => Self::Ready,
             "boot-ns" => Self::BootNs(words.number()?),
             "counter" => Self::Counter { name: words.word()?.into(), value: words.number()? },
             "missing-syscall" => Self::MissingSyscall(words.syscall_count()?),
@@ -257,7 +291,11 @@ impl ToHost {
                 phase: Phase::decode(words.word()?)?,
                 name: words.word()?.into(),
                 number: words.number()?,
+                values: words.values()?,
             }),
+            "thread" => {
+                Self::Thread { tid: words.number()?, pid: words.number()?, name: words.rest()? }
+            }
             "log" => Self::Log { text: words.rest()? },
             _ => return None,
         };
@@ -342,6 +380,15 @@ impl<'a> Words<'a> {
         word.bytes().all(|byte| byte.is_ascii_digit()).then(|| word.parse().ok())?
     }
 
+    /// All numbers that are left.
+    fn values(&mut self) -> Option<Vec<u64>> {
+        let mut values = Vec::new();
+        while !self.end() {
+            values.push(self.number()?);
+        }
+        (values.len() <= VALUES_MAX).then_some(values)
+    }
+
     fn syscall_count(&mut self) -> Option<SyscallCount> {
         let number = self.number()?;
         let name = self.word()?.into();
@@ -416,6 +463,7 @@ mod tests {
             ToGuest::Winsize { rows: 24, cols: 80 },
             ToGuest::OutputClosed { fd: 1 },
             ToGuest::Signal { number: 64 },
+            ToGuest::Exec { length: u32::MAX },
         ] {
             let line = without_newline(message.encode());
             assert_eq!(ToGuest::decode(&line), Some(message));
@@ -430,6 +478,7 @@ mod tests {
             ToHost::Signaled { number: 11 },
             ToHost::NotFound { path: b"/a b\n\\\xff".to_vec() },
             ToHost::NotExecutable { errno: 8, path: b"/x".to_vec() },
+            ToHost::Ready,
             ToHost::BootNs(1),
             ToHost::Counter { name: "peak-memory-bytes".into(), value: 1 << 40 },
             ToHost::MissingSyscall(count.clone()),
@@ -442,7 +491,17 @@ mod tests {
                 phase: Phase::Instant,
                 name: "vunmap-deferred".into(),
                 number: 2,
+                values: vec![],
             }),
+            ToHost::Trace(TraceEvent {
+                cpu: 0,
+                at_ns: 1,
+                phase: Phase::Begin,
+                name: "mmap".into(),
+                number: 9,
+                values: vec![0, u64::MAX, 3, 4, 5, 6],
+            }),
+            ToHost::Thread { tid: 7, pid: 5, name: b"a b".to_vec() },
             ToHost::Log { text: b"unknown kernel parameter foo=1".to_vec() },
         ] {
             let line = without_newline(message.encode());
@@ -466,6 +525,8 @@ mod tests {
             "winsize 1",
             "log",
             "not-found a\\",
+            "trace 0 1 B mmap 9 1 2 3 4 5 6 7",
+            "trace 0 1 B mmap 9 x",
             "not-found \\xg0",
             "Exit 1",
         ] {

@@ -25,6 +25,24 @@ pub const STDERR_PORT_NAME: &str = "limen.stderr";
 /// `max_ports` of the virtio-serial device.
 pub const MAX_PORTS: u32 = 8;
 
+/// Programs that can be started from outside at the same time (`limen exec`), in a VM that offers
+/// it: its device has [`EXEC_MAX_PORTS`].
+pub const EXEC_SESSIONS: u32 = 4;
+/// `max_ports` of a device with ports for sessions.
+pub const EXEC_MAX_PORTS: u32 = 16;
+/// What the three ports of a session are for, in the order of their numbers.
+pub const EXEC_PORTS: [&str; 3] = ["control", "stdio", "stderr"];
+const EXEC_FIRST_NR: u32 = 4;
+
+/// The port numbers of a session, in the order of [`EXEC_PORTS`]. They are what the program's own
+/// three are, but come and go with whoever is connected to them: the guest says
+/// [`crate::control::ToHost::Ready`] to each, and what it says before that was for another one.
+#[must_use]
+pub const fn exec_ports(session: u32) -> [u32; 3] {
+    let first = EXEC_FIRST_NR + 3 * session;
+    [first, first + 1, first + 2]
+}
+
 /// Mount tag of the live root (virtio-9p: `tag` in the configuration space).
 pub const ROOT_TAG: &str = "root";
 /// Prefix of the mount tags of shared writable folders: `rw0`, `rw1`, ...

@@ -6,7 +6,8 @@
 //! whose two looks at the version differ, or are odd, has seen a mixture and looks again, a bounded
 //! number of times.
 //!
-//! Neighbours: `machine/src/device/time/calibrate.rs` asks for the page and takes the TSC's rate from it.
+//! Neighbours: `machine/src/device/time/calibrate.rs` asks for the page and takes the TSC's rate
+//! from it.
 
 /// Bytes of the structure.
 pub const BYTES: usize = 32;

@@ -6,8 +6,8 @@
 //!
 //! The folders are floors, each of which uses only those below it (ARCHITECTURE.md has the table,
 //! `./limen check` counts): `boot`, `vmrun`, `task`, `entry`, `mitigations`, `device`, `text`,
-//! `panic`, `memory`, `context_tracking`, `cpu`. Reading order: `boot` (how it starts), `entry` (how
-//! programs come in and go out), `task`, `memory`; the devices last. The kernel names modules
+//! `panic`, `memory`, `context_tracking`, `cpu`. Reading order: `boot` (how it starts), `entry`
+//! (how programs come in and go out), `task`, `memory`; the devices last. The kernel names modules
 //! without their floor, as they are exported below.
 
 #![no_std]

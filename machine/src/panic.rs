@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use entry::PtRegs;
 
 use crate::context_tracking::ipi;
-use crate::cpu::{self, KERNEL_BASE, log, percpu, power};
+use crate::cpu::{self, linked, log, percpu, power};
 use crate::memory;
 use crate::memory::stack::{self, KERNEL_STACK_SIZE};
 
@@ -41,7 +41,14 @@ pub(crate) fn kernel_exception(regs: &PtRegs, vector: u8, address: u64) -> ! {
         format_args!(
             "kernel exception {vector}, error {:#x}, address {address:#x}{hint}, rip {:#x}, \
              rsp {:#x}, rax {:#x}, rdi {:#x}, rsi {:#x}, r10 {:#x}, r11 {:#x}",
-            regs.orig_rax, regs.rip, regs.rsp, regs.rax, regs.rdi, regs.rsi, regs.r10, regs.r11
+            regs.orig_rax,
+            linked(regs.rip),
+            regs.rsp,
+            regs.rax,
+            regs.rdi,
+            regs.rsi,
+            regs.r10,
+            regs.r11
         ),
         regs.rbp,
         Some(regs.rip),
@@ -127,16 +134,16 @@ pub fn stuck(message: fmt::Arguments<'_>) -> ! {
 fn backtrace(mut rbp: u64, rip: Option<u64>) {
     let mut number = 0;
     if let Some(rip) = rip {
-        log::write(format_args!("  #{number} {rip:#x}"));
+        log::write(format_args!("  #{number} {:#x}", linked(rip)));
         number += 1;
     }
     while number < MAX_FRAMES && is_stack_word(rbp) && is_stack_word(rbp + 8) {
         // SAFETY: both words lie in mapped kernel memory, 8-aligned.
         let [next, address] = unsafe { (rbp as *const [u64; 2]).read() };
-        if address < KERNEL_BASE {
+        if address < cpu::kernel_base() {
             break;
         }
-        log::write(format_args!("  #{number} {address:#x}"));
+        log::write(format_args!("  #{number} {:#x}", linked(address)));
         number += 1;
         if next <= rbp || next - rbp > KERNEL_STACK_SIZE as u64 * 4 {
             break;

@@ -19,7 +19,7 @@ use crate::allow::{self, Allow};
 use crate::elf::{Image, Reloc};
 use crate::report::{Evidence, Finding, FindingKind, Report};
 use crate::scan::{self, Branch, BranchKind, Scan, Thunks};
-use crate::{entry_text, finish, static_calls};
+use crate::{entry_text, finish, relocs, static_calls};
 
 /// Name of the compiler's table.
 pub const TRAPS_SECTION: &str = ".kcfi_traps";
@@ -106,6 +106,7 @@ pub fn examine<'a>(data: &'a [u8], options: &Options) -> Result<Audit<'a>, Error
     audit.compare_site_tables();
     audit.static_calls();
     audit.entry_text();
+    audit.moves();
     audit.find_functions(options.strict_hashes);
     audit.branches();
     audit.finish(options);
@@ -276,6 +277,13 @@ impl Audit<'_> {
         match entry_text::prove(&self.image, &ranges) {
             Ok(proved) => self.report.entry_text = proved,
             Err(broken) => self.note(FindingKind::EntryText, broken.at, broken.what.into()),
+        }
+    }
+
+    fn moves(&mut self) {
+        match relocs::prove(&self.image) {
+            Ok(totals) => self.report.moves = totals,
+            Err(wrong) => self.note(FindingKind::Move, wrong.at, wrong.what.into()),
         }
     }
 

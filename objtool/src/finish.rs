@@ -7,7 +7,7 @@
 //! In order: an audit that must be clean; static branches from `__jump_table`; static calls,
 //! which are the direct calls and jumps to the trampolines that `__static_call_tramps` lists;
 //! refusal of both in entry text; the optimised form of all checks; poisoned preambles of functions
-//! whose address nothing takes; the tables; a second audit that reads the tables back.
+//! whose address nothing takes; the tables, also of what changes when the image is moved; a second audit that reads the tables back.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -27,7 +27,7 @@ use crate::elf::Image;
 use crate::entry_text::Proved;
 use crate::file_text::FileText;
 use crate::report::{Finding, Report};
-use crate::static_calls;
+use crate::{relocs, static_calls};
 
 /// The compiler's static branches.
 pub const JUMP_TABLE: &str = "__jump_table";
@@ -94,6 +94,7 @@ pub fn finish(data: &[u8], options: &FinishOptions) -> Result<Finished, Error> {
     let mut new = text.into_data();
     let room = new.get_mut(place.clone()).ok_or(Error::NoSection)?;
     let used = plan.contents(options.form).write(room).map_err(Error::Table)?;
+    write_relocs(&audit.image, &mut new)?;
 
     let report = examine(&new, &options.audit)?.report;
     refuse(report.violations().next())?;
@@ -107,6 +108,19 @@ pub fn finish(data: &[u8], options: &FinishOptions) -> Result<Finished, Error> {
         poisoned: plan.poisoned().count(),
         entry_text,
     })
+}
+
+/// Fills the table of what changes when the image is moved, if there is room for one. Only text
+/// and tables differ from what was audited, and neither holds an address there.
+fn write_relocs(image: &Image<'_>, new: &mut [u8]) -> Result<(), Error> {
+    let Some(section) = image.section(relocs::SECTION) else { return Ok(()) };
+    let wrong = |at: u64, what| Error::Refused(format!("{at:#x} {what}"));
+    let (fields, _) = relocs::collect(image).map_err(|it| wrong(it.at, it.what))?;
+    let room = new.get_mut(file_range(section.file_offset, section.bytes.len())?);
+    let room = room.ok_or(Error::NoSection)?;
+    let too_small = |_| wrong(section.address, "has not room for all that changes");
+    relocs::write(&fields, room).map_err(too_small)?;
+    Ok(())
 }
 
 fn refuse(finding: Option<&Finding>) -> Result<(), Error> {

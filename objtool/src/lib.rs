@@ -8,6 +8,7 @@ pub mod entry_text;
 pub mod file_text;
 pub mod finish;
 pub mod ordering;
+pub mod relocs;
 pub mod report;
 pub mod rewrite;
 pub mod scan;
@@ -68,12 +69,12 @@ pub fn audit_file(path: &Path) -> Result<Report> {
     audit(&read(path)?, &Options::default())
 }
 
-/// Looks at the writes of the image in a file that interrupt other CPUs ([`ordering`]).
+/// Looks at the places of the image in a file whose order no emulator violates ([`ordering`]).
 ///
 /// # Errors
 /// When the file cannot be read or is no x86-64 image.
-pub fn interrupt_commands(path: &Path) -> Result<ordering::Ordering> {
-    Ok(ordering::interrupt_commands(&elf::Image::parse(&read(path)?)?))
+pub fn ordering_file(path: &Path) -> Result<ordering::Ordering> {
+    Ok(ordering::prove(&elf::Image::parse(&read(path)?)?))
 }
 
 /// Rewrites the checks of the image in `input` and writes the result to `output`.

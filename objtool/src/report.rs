@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::entry_text::Proved;
+use crate::relocs;
 use crate::static_calls::Totals;
 
 /// Class of a finding. Each one makes the audit fail unless the allow list covers it.
@@ -40,6 +41,8 @@ pub enum FindingKind {
     EntryText,
     /// A static call, or a chain of them, is not made of direct calls to its own callees.
     StaticCall,
+    /// A place that would be wrong once the image is moved, or a table of such places that is.
+    Move,
     /// A check for a hash that no function carries: it can only trap. Strict audits only.
     OrphanHash,
 }
@@ -63,6 +66,7 @@ impl FindingKind {
             Self::CheckWithoutBranch => "check without a branch",
             Self::EntryText => "entry text breaks a rule",
             Self::StaticCall => "static call is not as its table says",
+            Self::Move => "the image cannot be moved",
             Self::OrphanHash => "hash that no function carries",
         }
     }
@@ -155,6 +159,8 @@ pub struct Report {
     pub static_calls: Totals,
     /// What was proved of entry text; `None` if the image has none of this kernel.
     pub entry_text: Option<Proved>,
+    /// What changes when the image is moved; `None` if it is not made for that.
+    pub moves: Option<relocs::Totals>,
     /// Displacement that all checks use, if they agree.
     pub hash_displacement: Option<i8>,
     /// Everything wrong or allowed.
@@ -230,6 +236,18 @@ impl fmt::Display for Report {
                 f,
                 "entry text paths {:>8}  ({} calls, {} vectors, {} paranoid, {} ways out)",
                 p.instructions, p.calls, p.vectors, p.paranoid, p.exits
+            )?;
+        }
+        if let Some(m) = &self.moves {
+            writeln!(
+                f,
+                "moving addresses {:>8}  ({} of 32 bits, {} of 64, {} of other areas; {} \
+                 differences stay)",
+                m.image32 + m.image64 + m.areas,
+                m.image32,
+                m.image64,
+                m.areas,
+                m.relative
             )?;
         }
         for allowed in [false, true] {

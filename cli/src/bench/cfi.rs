@@ -15,7 +15,7 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let kernel = paths::kernel_image(args.kernel.as_deref())?;
     let sequence = objtool::sequence(&std::fs::read(&kernel)?)?;
     let hex: String = sequence.bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    eprintln!(
+    say!(
         "sequence {hex} at {:#x} of {}; {} of {} checked calls have it, but for hash and thunk",
         sequence.site,
         kernel.display(),

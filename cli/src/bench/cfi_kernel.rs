@@ -38,7 +38,7 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let mut bench = Bench::new(args)?;
     let mut modes = Vec::new();
     for mode in MODES {
-        eprintln!("{mode}");
+        say!("{mode}");
         let (column, log) = bench.limen_with(&format!("{mode},debug"))?;
         let pass = pass_instructions(&log).ok_or("the kernel did not say what its pass costs")?;
         modes.push(Mode { column, pass });
@@ -49,12 +49,12 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let dearest = passes.iter().copied().max().unwrap_or_default();
     let met = mean <= MEAN_MAX && dearest < PASS_MAX;
     if args.json {
-        println!("{:#}", object(&operations, &passes, met));
+        tell!("{:#}", object(&operations, &passes, met));
     } else {
-        print!("{}", text(&operations, &passes));
-        println!("reach: cfi=opt {mean:.4} of cfi=off, geometric mean, at most {MEAN_MAX}");
-        println!("reach: boot pass {dearest} instructions, below {PASS_MAX}");
-        println!("{}", if met { "met" } else { "NOT MET" });
+        crate::out::bytes(text(&operations, &passes).as_bytes());
+        tell!("reach: cfi=opt {mean:.4} of cfi=off, geometric mean, at most {MEAN_MAX}");
+        tell!("reach: boot pass {dearest} instructions, below {PASS_MAX}");
+        tell!("{}", if met { "met" } else { "NOT MET" });
     }
     Ok(u8::from(!met))
 }

@@ -47,7 +47,7 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let mut bench = Bench::for_border(args)?;
     let mut settings = Vec::new();
     for append in LIMEN {
-        eprintln!("Limen {append}");
+        say!("Limen {append}");
         let (column, _) = bench.limen_with(append)?;
         settings.push(setting(format!("Limen {append}"), &column));
     }
@@ -55,22 +55,22 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         match linux::find(args.linux.as_deref()) {
             Ok(linux) => {
                 for append in LINUX {
-                    eprintln!("Linux {append}");
+                    say!("Linux {append}");
                     let column = bench.linux(&linux, append)?;
                     settings.push(setting(format!("Linux {append}"), &column));
                 }
             }
-            Err(error) => eprintln!("limen: {error}"),
+            Err(error) => say!("limen: {error}"),
         }
     }
     let slow = slow_ratio(&settings).ok_or("the bench did not say what getpid costs")?;
     let met = slow <= SLOW_MAX;
     if args.json {
-        println!("{:#}", object(&settings, slow));
+        tell!("{:#}", object(&settings, slow));
     } else {
-        print!("{}", text(&settings));
-        println!("reach: slow-path getpid {slow:.3} of the fast path, at most {SLOW_MAX}");
-        println!("{}", if met { "met" } else { "NOT MET" });
+        crate::out::bytes(text(&settings).as_bytes());
+        tell!("reach: slow-path getpid {slow:.3} of the fast path, at most {SLOW_MAX}");
+        tell!("{}", if met { "met" } else { "NOT MET" });
     }
     Ok(u8::from(!met))
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::machine::{Figures, Machine, Work};
+use super::machine::{Extra, Figures, Machine, Work};
 use super::plot;
 use super::rig::Clock;
 use crate::args::BenchArgs;
@@ -84,8 +84,8 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         plot::growth(svg, &panels(&table), "Limen", linux_name.as_deref().unwrap_or("Linux"))?;
     }
     match args.json {
-        true => println!("{:#}", object(&table, linux_name.as_deref(), &args.cpu)),
-        false => print!("{}", text(&table, linux_name.as_deref(), &args.cpu)),
+        true => tell!("{:#}", object(&table, linux_name.as_deref(), &args.cpu)),
+        false => crate::out::bytes(text(&table, linux_name.as_deref(), &args.cpu).as_bytes()),
     }
     Ok(0)
 }
@@ -94,7 +94,7 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
 pub(crate) fn tiny(kernel: &Path, cpu: &str) -> Result<Vec<String>, Error> {
     let program = std::fs::read(super::build(PACKAGE)?)?;
     let machine = Machine::of(kernel, cpu, MEMORY_MIB, LIMIT)?;
-    let work = Work { program: &program, words: &["--tiny"] };
+    let work = Work { program: &program, words: &["--tiny"], extra: Extra::default() };
     let output = machine.limen(&work, Clock::Counted)?.output;
     let mut failed = failures(&output);
     let measured = rows(&super::rig::numbers(&output));
@@ -137,7 +137,7 @@ impl Growth<'_> {
     fn limen(&mut self) -> Result<Rows, Error> {
         self.all(|machine, work| {
             let ran = machine.limen(work, Clock::Counted)?;
-            failures(&ran.output).iter().for_each(|row| eprintln!("limen: not on Limen: {row}"));
+            failures(&ran.output).iter().for_each(|row| say!("limen: not on Limen: {row}"));
             Ok(ran.figures())
         })
     }
@@ -151,7 +151,7 @@ impl Growth<'_> {
                 return Ok(figures);
             }
             let ran = machine.linux(linux, "", work, Clock::Counted)?;
-            failures(&ran.output).iter().for_each(|row| eprintln!("limen: not on Linux: {row}"));
+            failures(&ran.output).iter().for_each(|row| say!("limen: not on Linux: {row}"));
             let figures = ran.figures();
             paths::write_atomically(&kept, &serde_json::to_vec(&figures)?)?;
             Ok(figures)
@@ -164,9 +164,11 @@ impl Growth<'_> {
         run: impl Fn(&Machine, &Work<'_>) -> Result<Figures, Error>,
     ) -> Result<Rows, Error> {
         self.machine.memory_mib = MEMORY_MIB;
-        let mut rows =
-            rows(&run(&self.machine, &Work { program: self.program, words: self.words })?);
-        let boot = Work { program: self.program, words: &["--boot"] };
+        let mut rows = rows(&run(
+            &self.machine,
+            &Work { program: self.program, words: self.words, extra: Extra::default() },
+        )?);
+        let boot = Work { program: self.program, words: &["--boot"], extra: Extra::default() };
         for mib in MEMORIES_MIB.into_iter().filter(|_| self.boots) {
             self.machine.memory_mib = mib;
             let figures = run(&self.machine, &boot)?;

@@ -16,7 +16,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::kernel;
-use super::machine::{Scratch, limen_initramfs};
+use super::machine::{Extra, Scratch, Work, limen_initramfs};
 use super::rig::{self, Clock, numbers};
 use crate::args::{BenchArgs, MachineModel};
 use crate::linux;
@@ -50,7 +50,7 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let wants = |name: &str| args.only.is_empty() || args.only.iter().any(|only| only == name);
     let modes = || MODES.into_iter().filter(|mode| wants(mode));
     for mode in modes() {
-        eprintln!("limen: defer={mode}, {} s", time.as_secs());
+        say!("limen: defer={mode}, {} s", time.as_secs());
         let figures = limen(&kernel, mode, time)?;
         columns.push(Column { name: mode.to_owned(), figures });
     }
@@ -60,7 +60,7 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         // patch has left a moment ago. Its column is missing then, and the others are not lost.
         match linux::find(args.linux.as_deref()).and_then(|found| on_linux(&found, time)) {
             Ok(figures) => columns.push(Column { name: "Linux".to_owned(), figures }),
-            Err(error) => eprintln!("limen: without Linux: {error}"),
+            Err(error) => say!("limen: without Linux: {error}"),
         }
     }
     let mut prices = vec![];
@@ -68,8 +68,8 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         prices.push((mode, entry_cost(&kernel, mode, &args.cpu)?));
     }
     match args.json {
-        true => println!("{:#}", as_json(&columns, &prices)),
-        false => print!("{}", as_text(&columns, &prices, time)),
+        true => tell!("{:#}", as_json(&columns, &prices)),
+        false => crate::out::bytes(as_text(&columns, &prices, time).as_bytes()),
     }
     Ok(0)
 }
@@ -112,12 +112,13 @@ pub(crate) fn limen(kernel: &Path, mode: &str, time: Duration) -> Result<Figures
 fn limen_command(machine: &Qemu, words: &[String], dir: &Path) -> Result<Vec<OsString>, Error> {
     let initramfs = dir.join("limen.cpio");
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    std::fs::write(&initramfs, limen_initramfs(&program()?, &words)?)?;
+    let work = Work { program: &program()?, words: &words, extra: Extra::default() };
+    std::fs::write(&initramfs, limen_initramfs(&work)?)?;
     Ok(machine.command(&Wires::Files { initramfs, dir: dir.to_owned() }))
 }
 
 fn on_linux(found: &linux::Linux, time: Duration) -> Result<Figures, Error> {
-    eprintln!("limen: Linux {}, {} s", found.name, time.as_secs());
+    say!("limen: Linux {}, {} s", found.name, time.as_secs());
     let dir = Scratch::new()?;
     let seconds = time.as_secs().max(1);
     let append = format!("{LINUX_APPEND} {ISOLATED} -- --ipi={seconds} --poweroff");

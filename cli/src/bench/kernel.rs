@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::machine::{Figures, Machine, Work};
+use super::machine::{Extra, Figures, Machine, Work};
 use super::rig::{Clock, numbers};
 use super::table;
 use crate::args::BenchArgs;
@@ -54,7 +54,7 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
                 results.linux = Some(bench.linux(&linux, "")?);
                 results.linux_off = Some(bench.linux(&linux, MITIGATIONS_OFF)?);
             }
-            Err(error) => eprintln!("limen: {error}"),
+            Err(error) => say!("limen: {error}"),
         }
     }
     for column in [&results.linux, &results.linux_off].into_iter().flatten() {
@@ -63,8 +63,8 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         }
     }
     match args.json {
-        true => println!("{:#}", table::json(&results)),
-        false => print!("{}", table::text(&results)),
+        true => tell!("{:#}", table::json(&results)),
+        false => crate::out::bytes(table::text(&results).as_bytes()),
     }
     Ok(0)
 }
@@ -116,12 +116,12 @@ impl Bench {
             (true, false) => &["--border"],
             (true, true) => &["--border", "--tiny"],
         };
-        Work { program: &self.program, words }
+        Work { program: &self.program, words, extra: Extra::default() }
     }
 
     /// What only reports the boot.
     fn boot(&self) -> Work<'_> {
-        Work { program: &self.program, words: &["--boot"] }
+        Work { program: &self.program, words: &["--boot"], extra: Extra::default() }
     }
 
     fn limen(&self) -> Result<Column, Error> {
@@ -129,6 +129,16 @@ impl Bench {
         figures.extend(self.machine.limen(&self.boot(), Clock::Counted)?.figures());
         let wall_us = self.machine.limen(&self.boot(), Clock::Wall)?.wall_us;
         finish("Limen".to_owned(), figures, Some(wall_us))
+    }
+
+    /// Limen's operations with a compiled profile, while another process has restricted itself by
+    /// Landlock: with every policy asked, and none that refuses.
+    pub(super) fn limen_with_all_policies(&mut self, profile: &[u8]) -> Result<Figures, Error> {
+        self.machine.append.clear();
+        let words: &[&str] = if self.tiny { &["--landlock", "--tiny"] } else { &["--landlock"] };
+        let extra = Extra { profile, ..Extra::default() };
+        let work = Work { program: &self.program, words, extra };
+        Ok(self.machine.limen(&work, Clock::Counted)?.figures())
     }
 
     /// Limen's operations with these kernel parameters, counted; and the kernel's log.

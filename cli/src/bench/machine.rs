@@ -28,6 +28,17 @@ pub(super) type Figures = BTreeMap<String, u64>;
 pub(super) struct Work<'a> {
     pub(super) program: &'a [u8],
     pub(super) words: &'a [&'a str],
+    /// What else is there, on Limen.
+    pub(super) extra: Extra<'a>,
+}
+
+/// What a program finds besides itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Extra<'a> {
+    /// A program and its name, without the first slash.
+    pub(super) tool: Option<(&'a str, &'a [u8])>,
+    /// A compiled profile (`limen run --profile`).
+    pub(super) profile: &'a [u8],
 }
 
 /// What a run gave.
@@ -85,7 +96,7 @@ impl Machine {
     /// Runs it on Limen.
     pub(super) fn limen(&self, work: &Work<'_>, clock: Clock) -> Result<Ran, Error> {
         let initramfs = self.dir.0.join("limen.cpio");
-        std::fs::write(&initramfs, limen_initramfs(work.program, work.words)?)?;
+        std::fs::write(&initramfs, limen_initramfs(work)?)?;
         let machine = Qemu {
             kernel: self.kernel.clone(),
             append: self.append.clone(),
@@ -172,8 +183,8 @@ impl Machine {
 }
 
 /// The configuration and the program, as `limen run --pack` would lay them out.
-pub(super) fn limen_initramfs(program: &[u8], words: &[&str]) -> Result<Vec<u8>, Error> {
-    let argv = std::iter::once("/init").chain(words.iter().copied());
+pub(super) fn limen_initramfs(work: &Work<'_>) -> Result<Vec<u8>, Error> {
+    let argv = std::iter::once("/init").chain(work.words.iter().copied());
     let config = BootConfig {
         program: b"/init".to_vec(),
         argv: argv.map(|word| word.as_bytes().to_vec()).collect(),
@@ -181,15 +192,20 @@ pub(super) fn limen_initramfs(program: &[u8], words: &[&str]) -> Result<Vec<u8>,
         root: RootKind::Packed,
         stdio: [Stdio::Null, Stdio::Pipe, Stdio::Pipe],
         realtime_ns: REALTIME_NS,
+        profile: work.extra.profile.to_vec(),
         ..BootConfig::default()
     };
     let encoded = config.encode();
     BootConfig::decode(&encoded)?;
     let mut archive = cpio::Writer::new();
     archive.file(ports::CONFIG_PATH.as_bytes(), 0o600, &encoded);
-    archive.file(b"init", 0o755, program);
-    for dir in [&b"tmp"[..], b"dev"] {
+    archive.file(b"init", 0o755, work.program);
+    let folders: &[&[u8]] = &[b"tmp", b"dev", b"bin"];
+    for dir in &folders[..if work.extra.tool.is_some() { 3 } else { 2 }] {
         archive.dir(dir, 0o755);
+    }
+    if let Some((name, bytes)) = work.extra.tool {
+        archive.file(name.as_bytes(), 0o755, bytes);
     }
     Ok(archive.finish().map_err(|_| "the program does not fit an archive")?)
 }

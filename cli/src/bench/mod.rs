@@ -6,17 +6,19 @@
 //!
 //! Reading order: [`command`], then `kernel` (what is compared), `machine` and `rig` (one run),
 //! `crate::linux` (where the other kernel comes from), `table` (what is printed). `growth` counts
-//! what many of something cost; `entry` the border alone; `ipi` counts what interrupts isolated
+//! what many of something cost; `entry` the border alone, `calls` with equal protection on both
+//! sides; `ipi` counts what interrupts isolated
 //! CPUs; `cfi` only starts a program; `cfi_kernel` counts what kCFI costs the kernel, `lsm`
 //! what security hooks do.
 
+mod calls;
 pub(crate) mod cfi;
 mod cfi_kernel;
 mod entry;
 pub(crate) mod growth;
 pub(crate) mod ipi;
 pub(crate) mod kernel;
-mod lsm;
+pub(crate) mod lsm;
 mod machine;
 mod plot;
 pub(crate) mod rig;
@@ -47,6 +49,7 @@ pub(crate) fn command(args: &BenchArgs) -> Result<u8, Error> {
         Bench::Cfi => cfi::command(args),
         Bench::Growth => growth::command(args),
         Bench::Entry => entry::command(args),
+        Bench::Calls => calls::command(args),
         Bench::Ipi => ipi::command(args),
         Bench::CfiKernel => cfi_kernel::command(args),
         Bench::Lsm => lsm::command(args),

@@ -6,17 +6,15 @@
 //! and nothing but files at the ports, a run gives the same numbers every time, also on a loaded
 //! host. Wall time is taken from a run without a count, at QEMU's normal speed.
 //!
-//! Neighbours: `kernel.rs` says what is run, `run/shim.rs` ends QEMU with us.
+//! Neighbours: `kernel.rs` says what is run, `children.rs` ends QEMU with us.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::Error;
-use crate::run::shim;
+use crate::{Error, children};
 
 /// What makes a run reproducible.
 const FIXED: [&str; 8] = [
@@ -51,14 +49,9 @@ pub(crate) fn run_within(
     limit: Duration,
 ) -> Result<Duration, Error> {
     let messages = std::fs::File::create(dir.join("qemu.log"))?;
-    let mut qemu = Command::new("/proc/self/exe");
-    qemu.arg(shim::NAME)
-        .arg(std::process::id().to_string())
-        .args(command)
-        .process_group(0)
-        .stdin(Stdio::null())
-        .stdout(messages.try_clone()?)
-        .stderr(messages);
+    let [program, words @ ..] = command else { return Err("an empty command".into()) };
+    let mut qemu = children::emulator(program);
+    qemu.args(words).stdin(Stdio::null()).stdout(messages.try_clone()?).stderr(messages);
     if clock == Clock::Counted {
         qemu.args(FIXED);
     }

@@ -28,12 +28,12 @@ fn check_elf(elf: &Path) -> Result<u8, Error> {
     let closure = closure::closure_of(&Tree::host(), &program, &path, &library_path)
         .map_err(|error| format!("{}: {error}", elf.display()))?;
     for (name, path) in &closure.libraries {
-        println!("found    {name} => {}", path.display());
+        tell!("found    {name} => {}", path.display());
     }
     for missing in &closure.missing {
-        println!("missing  {missing}");
+        tell!("missing  {missing}");
     }
-    println!("unknown  what the program opens by itself (run it with --missing-files to see)");
+    tell!("unknown  what the program opens by itself (run it with --missing-files to see)");
     Ok(u8::from(!closure.missing.is_empty()))
 }
 
@@ -43,7 +43,7 @@ fn check_sources() -> Result<u8, Error> {
     // Of its own, so that checks and builds do not undo each other's work.
     let target = paths::target_dir()?.join("check");
     for missing in Toolchain::chosen()?.missing() {
-        println!("missing: {missing}");
+        tell!("missing: {missing}");
     }
     let own = toolchain::cargo(&repository)?;
     let cargo = |arguments: &[&str]| {
@@ -61,7 +61,7 @@ fn check_sources() -> Result<u8, Error> {
     let denied = ["--", "-D", "warnings"];
     let mut failed = 0;
     let mut step = |name: &str, passed: bool| {
-        println!("check {name} ... {}", if passed { "ok" } else { "FAILED" });
+        tell!("check {name} ... {}", if passed { "ok" } else { "FAILED" });
         failed += usize::from(!passed);
     };
     let runs = |command: &mut Command| command.status().is_ok_and(|status| status.success());
@@ -71,22 +71,22 @@ fn check_sources() -> Result<u8, Error> {
     let mut clippy = cargo(&kernel("clippy"));
     step("clippy of the kernel", runs(clippy.arg("--target-dir").arg(&target).args(denied)));
     let findings = tidy::check_repository(&repository)?;
-    findings.iter().for_each(|finding| println!("{finding}"));
+    findings.iter().for_each(|finding| tell!("{finding}"));
     step("tidy", findings.is_empty());
     step("build", runs(&mut cargo(&kernel("build"))));
     let built = paths::kernel_image(None)?;
     image::finish(&built)?;
     step("audit", audit(&built)?);
     let findings = spec::check(&repository)?;
-    findings.iter().for_each(|finding| println!("{finding}"));
+    findings.iter().for_each(|finding| tell!("{finding}"));
     step("spec", findings.is_empty());
-    println!("{failed} of 7 checks failed");
+    tell!("{failed} of 7 checks failed");
     Ok(u8::from(failed > 0))
 }
 
 /// Audits a kernel image, printing what was found. True if it holds.
 pub(crate) fn audit(kernel: &Path) -> Result<bool, Error> {
     let report = objtool::audit_file(kernel)?;
-    print!("{report}");
+    crate::out::bytes(report.to_string().as_bytes());
     Ok(report.is_clean())
 }

@@ -1,8 +1,10 @@
-//! Every command of SPEC.md, run as it stands: a promise whose command selects no test is none.
+//! Every command of SPEC.md, run as it stands: a promise whose command selects no test is none. And
+//! the commands of other documents that run tests: a filter that names no test is a stale word.
 //!
 //! Tests are only selected (`--list` is added), for running them all is what `limen test` is for;
 //! benches and runs must be a command line that this program takes. Neighbour: `mod.rs`.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -16,13 +18,43 @@ const SPEC: &str = "SPEC.md";
 /// Says what is wrong with each command that is.
 pub(super) fn check(repository: &Path) -> Result<Vec<String>, Error> {
     let text = std::fs::read_to_string(repository.join(SPEC))?;
+    let mut all: Vec<(String, usize, String)> = Vec::new();
+    all.extend(commands(&text).into_iter().map(|(line, command)| (SPEC.to_owned(), line, command)));
+    for document in documents(repository)? {
+        let text = std::fs::read_to_string(repository.join(&document))?;
+        let own = tests_named(&text).into_iter();
+        all.extend(own.map(|(line, command)| (document.clone(), line, command)));
+    }
     let mut findings = Vec::new();
-    for (line, command) in commands(&text) {
-        if let Some(wrong) = run(repository, &command)? {
-            findings.push(format!("{SPEC}:{line}: `{command}`: {wrong}"));
+    let mut seen = BTreeSet::new();
+    for (document, line, command) in all {
+        if seen.insert(command.clone())
+            && let Some(wrong) = run(repository, &command)?
+        {
+            findings.push(format!("{document}:{line}: `{command}`: {wrong}"));
         }
     }
     Ok(findings)
+}
+
+/// The documents that git knows, but for SPEC.md.
+fn documents(repository: &Path) -> Result<Vec<String>, Error> {
+    let mut git = Command::new("git");
+    let output = git.args(["ls-files", "*.md"]).current_dir(repository).output()?;
+    let list = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(list.lines().filter(|path| *path != SPEC).map(str::to_owned).collect())
+}
+
+/// Commands of a text that run a choice of tests, as they stand between backquotes.
+fn tests_named(text: &str) -> Vec<(usize, String)> {
+    let quoted = |(index, line): (usize, &str)| {
+        let pieces: Vec<_> = line.split('`').skip(1).step_by(2).map(str::to_owned).collect();
+        pieces.into_iter().map(move |piece| (index + 1, piece))
+    };
+    let is_choice = |(_, piece): &(usize, String)| {
+        piece.starts_with("./limen test ") && piece.contains("--filter")
+    };
+    text.lines().enumerate().flat_map(quoted).filter(is_choice).collect()
 }
 
 /// The commands in the table's second column, with their lines' numbers.
@@ -81,6 +113,12 @@ mod tests {
     fn commands_are_those_of_the_second_column() {
         let text = "# `x`\n| Promise | Test |\n|---|---|\n| `a|b=c` holds | `one x`; `two` |\n";
         assert_eq!(commands(text), [(4, "one x".to_owned()), (4, "two".to_owned())]);
+    }
+
+    #[test]
+    fn chosen_tests_are_looked_for_in_any_text() {
+        let text = "see `./limen test x --filter y` and `./limen test x`\n`cargo test`\n";
+        assert_eq!(tests_named(text), [(1, "./limen test x --filter y".to_owned())]);
     }
 
     #[test]

@@ -26,7 +26,7 @@ use crate::args::CompareArgs;
 use crate::bench::rig::Clock;
 use crate::pack::files::FileSet;
 use crate::pack::{self, closure};
-use crate::run::lookup::{DEFAULT_PATH, Found, find_program};
+use crate::run::lookup::{Found, find_program};
 use crate::run::outcome::{Outcome, STATUS_NOT_FOUND};
 use crate::tree::Tree;
 use crate::{Error, paths, usage};
@@ -88,7 +88,7 @@ pub(crate) fn command(args: &CompareArgs) -> Result<u8, Error> {
     let (search_path, _) = closure::callers_paths();
     let name = &args.program[0];
     let Found::At(program) = find_program(&Tree::host(), &files, name, &search_path, &here) else {
-        eprintln!("limen: {}: not found, or not executable", name.display());
+        say!("limen: {}: not found, or not executable", name.display());
         return Ok(STATUS_NOT_FOUND);
     };
     let image = pack::with_config(&config(args, &program), &program, &files)?;
@@ -99,15 +99,15 @@ pub(crate) fn command(args: &CompareArgs) -> Result<u8, Error> {
     let linux = if wants_linux { Some(linux::Beside::find(args.linux.as_deref())?) } else { None };
     let mut columns = Vec::new();
     for (number, set) in args.with.iter().enumerate() {
-        eprintln!("limen: running with {set:?} ({} of {})", number + 1, args.with.len());
+        say!("limen: running with {set:?} ({} of {})", number + 1, args.with.len());
         columns.push(column(&setup, linux.as_ref(), set)?);
     }
     if args.time {
         time(&setup, linux.as_ref(), &mut columns)?;
     }
     match args.json {
-        true => println!("{:#}", report::as_json(&columns)),
-        false => print!("{}", report::as_text(&columns)),
+        true => tell!("{:#}", report::as_json(&columns)),
+        false => crate::out::bytes(report::as_text(&columns).as_bytes()),
     }
     if let Some(file) = &args.html {
         let words: Vec<_> = args.program.iter().map(|word| word.to_string_lossy()).collect();
@@ -153,7 +153,7 @@ fn time(
 ) -> Result<(), Error> {
     let mut times = vec![Vec::new(); columns.len()];
     for turn in 1..=TIMED_RUNS {
-        eprintln!("limen: timing ({turn} of {TIMED_RUNS})");
+        say!("limen: timing ({turn} of {TIMED_RUNS})");
         for (column, times) in columns.iter().zip(&mut times) {
             times.push(measure(setup, linux, &column.set, Clock::Wall)?.ticks);
         }
@@ -170,7 +170,7 @@ fn verdict(columns: &[Column]) -> u8 {
     let differs =
         |column: &&Column| column.outcome != first.outcome || column.stdout != first.stdout;
     let Some(other) = columns.iter().find(differs) else { return 0 };
-    eprintln!(
+    say!(
         "limen: the program did not do the same with {:?} ({}) as with {:?} ({})",
         other.set,
         other.outcome.word(),
@@ -181,19 +181,11 @@ fn verdict(columns: &[Column]) -> u8 {
 }
 
 fn config(args: &CompareArgs, program: &Path) -> BootConfig {
-    use std::os::unix::ffi::OsStrExt as _;
     BootConfig {
-        program: program.as_os_str().as_bytes().to_vec(),
-        argv: args.program.iter().map(|word| word.as_bytes().to_vec()).collect(),
-        env: vec![format!("PATH={DEFAULT_PATH}").into_bytes(), b"HOME=/".to_vec()],
-        cwd: b"/".to_vec(),
-        hostname: b"limen".to_vec(),
-        umask: 0o022,
-        root: formats::boot_config::RootKind::Packed,
         stdio: [Stdio::Null, Stdio::Pipe, Stdio::Pipe],
         want: Want { counters: true, ..Want::default() },
         realtime_ns: REALTIME_NS,
-        ..BootConfig::default()
+        ..pack::packed_config(program, &args.program)
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) fn ps() -> Result<u8, Error> {
         let (name, status) = (&state.name, state.status());
         text += &format!("{name:<20} {status:<22} {ago:>9}  {}\n", info.program.join(" "));
     }
-    crate::print(text.as_bytes())
+    Ok(crate::print(text.as_bytes()))
 }
 
 fn ago(seconds: u64) -> String {
@@ -40,7 +40,7 @@ fn ago(seconds: u64) -> String {
     }
 }
 
-fn existing(name: &str) -> Result<State, Error> {
+pub(super) fn existing(name: &str) -> Result<State, Error> {
     let state = State::of(name)?;
     match state.info() {
         Some(_) => Ok(state),
@@ -68,22 +68,20 @@ pub(crate) fn logs(args: &LogsArgs) -> Result<u8, Error> {
                     break;
                 }
                 got += len;
-                let written = match index {
-                    0 => std::io::stdout().write_all(&buffer[..len]),
-                    _ => std::io::stderr().write_all(&buffer[..len]),
-                };
-                match written {
-                    Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(0),
-                    result => result?,
+                match index {
+                    0 => crate::out::bytes(&buffer[..len]),
+                    // Words of the program's for whoever looks; nobody else can be told.
+                    _ => std::io::stderr().write_all(&buffer[..len]).unwrap_or_default(),
+                }
+                if crate::out::has_ended() {
+                    return Ok(0);
                 }
             }
         }
         if !args.follow || !is_alive {
-            std::io::stdout().flush()?;
             return Ok(0);
         }
         if got == 0 {
-            std::io::stdout().flush()?;
             std::thread::sleep(LOOK);
         }
     }
@@ -104,14 +102,14 @@ pub(crate) fn stop(args: &StopArgs) -> Result<u8, Error> {
         while state.alive().is_some() {
             // The same process: it was alive after the descriptor was made.
             if Instant::now() >= deadline && started_ticks(info.pid) == Some(info.started_ticks) {
-                eprintln!("limen: {} does not end: the VM is switched off", args.name);
+                say!("limen: {} does not end: the VM is switched off", args.name);
                 pidfd_send_signal(&process, Signal::KILL)?;
                 break;
             }
             std::thread::sleep(LOOK);
         }
     }
-    eprintln!("limen: {}: {}", args.name, state.status());
+    say!("limen: {}: {}", args.name, state.status());
     std::fs::remove_dir_all(&state.dir)?;
     Ok(0)
 }

@@ -1,14 +1,15 @@
-//! VMs that go on without us: `limen run --detach NAME`, `limen ps`, `logs`, `stop`.
+//! VMs that go on without us: `limen run --detach NAME`, `limen ps`, `logs`, `exec`, `stop`.
 //!
 //! Nothing is resident but QEMU. Each VM has a folder in `$XDG_RUNTIME_DIR/limen`: what the program
 //! and the kernel say goes to files there, and whoever has something to say to the guest writes to
 //! a FIFO that QEMU holds open. Whether a VM lives is asked of the process that the folder names,
 //! by its number and its start, for numbers come again.
 //!
-//! Reading order: [`State`]; `start`; `commands`. Neighbours: `run/plan` says what runs,
+//! Reading order: [`State`]; `start`; `commands`; `exec`. Neighbours: `run/plan` says what runs,
 //! `run/qemu.rs` has the wires.
 
 mod commands;
+mod exec;
 mod start;
 
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
@@ -17,6 +18,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use commands::{logs, ps, stop};
+pub(crate) use exec::exec;
 pub(crate) use start::start;
 
 use crate::run::outcome::{self, Facts, Outcome};

@@ -76,11 +76,11 @@ fn wait(state: &State, child: &mut Child) -> Result<u8, Error> {
         let (facts, outcome) = state.said();
         let has_failed = matches!(outcome, Some(Outcome::NotFound(_) | Outcome::NotExecutable(..)));
         if facts.boot_ns.is_some() && !has_failed {
-            eprintln!("limen: {} runs: limen logs {0}, limen stop {0}", state.name);
+            say!("limen: {} runs: limen logs {0}, limen stop {0}", state.name);
             return Ok(0);
         }
         if let Some(outcome) = outcome {
-            eprintln!("limen: {}", outcome.explanation().unwrap_or_default());
+            say!("limen: {}", outcome.explanation().unwrap_or_default());
             return Ok(outcome.status());
         }
         if ended.is_some() || started.elapsed() > BOOT_LIMIT {
@@ -89,9 +89,9 @@ fn wait(state: &State, child: &mut Child) -> Result<u8, Error> {
             child.wait()?;
             for port in [MESSAGES, "klog"] {
                 let text = std::fs::read(port_file(&state.dir, port)).unwrap_or_default();
-                eprint!("{}", String::from_utf8_lossy(&text));
+                crate::out::err(format_args!("{}", String::from_utf8_lossy(&text)));
             }
-            eprintln!("limen: {}: no program ran", state.name);
+            say!("limen: {}: no program ran", state.name);
             return Ok(STATUS_BOOT_FAILURE);
         }
         std::thread::sleep(LOOK);

@@ -44,23 +44,23 @@ pub(crate) fn command(args: &DistArgs) -> Result<u8, Error> {
         None => paths::target_dir()?.join("dist"),
     };
     std::fs::create_dir_all(&output)?;
-    eprintln!("limen: collecting the files");
+    say!("limen: collecting the files");
     let items = items(&repository)?;
     let time_s = time_s(&repository);
     let version = env!("CARGO_PKG_VERSION");
     let package = output.join(format!("limen_{version}_amd64.deb"));
-    eprintln!("limen: writing {}", package.display());
+    say!("limen: writing {}", package.display());
     write(&package, &deb::package(&items, version, time_s)?)?;
     let name = format!("limen-{version}-x86_64");
     let archive = output.join(format!("{name}.tar.gz"));
-    eprintln!("limen: writing {}", archive.display());
+    say!("limen: writing {}", archive.display());
     write(&archive, &gzip(&tar(&items, &format!("{name}/"), time_s)?)?)?;
     Ok(0)
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     std::fs::write(path, bytes).map_err(|error| format!("{}: {error}", path.display()))?;
-    println!("{} {}", path.display(), pack::sizes::human(bytes.len()));
+    tell!("{} {}", path.display(), pack::sizes::human(bytes.len()));
     Ok(())
 }
 

@@ -377,7 +377,7 @@ impl Builder {
             .map_err(|error| format!("working directory {working_dir}: {error}"))?;
         if self.extended > 0 {
             let count = self.extended;
-            eprintln!("limen: {count} files of the image have extended attributes: not kept");
+            say!("limen: {count} files of the image have extended attributes: not kept");
         }
         // Deepest first: a folder's time changes when something is put into it.
         for (path, node) in self.nodes.iter().rev() {

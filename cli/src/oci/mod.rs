@@ -88,7 +88,7 @@ fn unpacked(store: &Store, chosen: &Chosen) -> Result<Rootfs, Error> {
         let _ = std::fs::File::open(&place).and_then(|dir| dir.set_times(now));
         return Ok(Rootfs::new(place));
     }
-    eprintln!("limen: unpacking {} layers", chosen.layers.len());
+    say!("limen: unpacking {} layers", chosen.layers.len());
     let dir = tempfile::Builder::new().prefix(".unpacking-").tempdir_in(&images)?;
     let mut builder = layer::Builder::new(dir.path(), layer::FREE_BYTES);
     for layer in &chosen.layers {

@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use formats::cpio;
 use sha2::{Digest as _, Sha256};
 
-use crate::Error;
 use crate::tree::{Tree, absolute};
+use crate::{Error, usage};
 
 /// Most entries of an archive.
 const ENTRIES_MAX: usize = 1 << 20;
@@ -61,16 +61,17 @@ impl FileSet {
             if host != guest && (text.as_bytes().ends_with(b"/") || is_folder(&guest)) {
                 guest.push(host.file_name().unwrap_or_default());
             }
-            let meta = metadata(&host)?;
+            let meta = metadata(&host).map_err(|error| usage(format!("--file {error}")))?;
             if !meta.is_file() {
-                return Err(format!("--file {}: not a file", host.display()).into());
+                return Err(usage(format!("--file {}: not a file", host.display())));
             }
             self.add(guest, Node::File { host, perm: meta.permissions().mode() });
         }
         for text in dirs {
             let (host, guest) = host_and_guest(here, text);
-            if !metadata(&host)?.is_dir() {
-                return Err(format!("--dir {}: not a folder", host.display()).into());
+            let meta = metadata(&host).map_err(|error| usage(format!("--dir {error}")))?;
+            if !meta.is_dir() {
+                return Err(usage(format!("--dir {}: not a folder", host.display())));
             }
             self.add_folder(&host, &guest)?;
         }

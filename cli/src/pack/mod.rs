@@ -12,6 +12,7 @@ mod image;
 mod ldso;
 pub(crate) mod sizes;
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -82,27 +83,33 @@ fn of_program(args: &PackArgs) -> Result<Result<Vec<u8>, u8>, Error> {
     let program = match find_program(&Tree::host(), &files, name, &search_path, &here) {
         Found::At(program) => program,
         Found::NotExecutable(path) => {
-            eprintln!("limen: {}: not an executable file", path.display());
+            say!("limen: {}: not an executable file", path.display());
             return Ok(Err(STATUS_BOOT_FAILURE));
         }
         Found::Nowhere => {
-            eprintln!("limen: {}: not found", name.display());
+            say!("limen: {}: not found", name.display());
             return Ok(Err(STATUS_NOT_FOUND));
         }
     };
     warn_of_script(&program);
+    let config = packed_config(&program, &args.program);
+    with_config(&config, &program, &files).map(Ok)
+}
+
+/// How a packed program starts, with these words, in a root of its own and with nothing of the
+/// caller's.
+pub(crate) fn packed_config(program: &Path, words: &[OsString]) -> BootConfig {
     use std::os::unix::ffi::OsStrExt as _;
-    let config = BootConfig {
+    BootConfig {
         program: program.as_os_str().as_bytes().to_vec(),
-        argv: args.program.iter().map(|word| word.as_bytes().to_vec()).collect(),
+        argv: words.iter().map(|word| word.as_bytes().to_vec()).collect(),
         env: vec![format!("PATH={DEFAULT_PATH}").into_bytes(), b"HOME=/".to_vec()],
         cwd: b"/".to_vec(),
         hostname: b"limen".to_vec(),
         umask: 0o022,
         root: RootKind::Packed,
         ..BootConfig::default()
-    };
-    with_config(&config, &program, &files).map(Ok)
+    }
 }
 
 /// Many programs in PATH are scripts that start another one, which nobody would find missing before
@@ -111,7 +118,7 @@ fn warn_of_script(program: &Path) {
     let file = Tree::host().find(program).unwrap_or_else(|_| program.to_owned());
     let is_script = files::first_bytes(&file, 2).is_ok_and(|first| first == b"#!");
     if is_script {
-        eprintln!(
+        say!(
             "limen: {} is a script: it is packed with its interpreter, but not with what it \
              starts or reads (--file and --dir add that; `limen run --pack --missing-files` lists \
              what is missing)",
@@ -159,7 +166,7 @@ pub(crate) fn packed_archive(program: &Path, extra: &FileSet) -> Result<Vec<u8>,
     }
     let closure = closure::closure_of_all(&Tree::host(), &wanted, &path, &library_path)?;
     for missing in &closure.missing {
-        eprintln!("limen: not packed, because not found: {missing}");
+        say!("limen: not packed, because not found: {missing}");
     }
     files.extend(&closure.files);
     for (_, host) in added.iter().filter(|(guest, host)| guest != host && *host != program) {

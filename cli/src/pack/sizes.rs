@@ -16,11 +16,11 @@ pub(super) fn tell(output: &Path, image: &[u8]) {
         .collect();
     files.sort_by(|a, b| b.cmp(a));
     let (count, name) = (files.len(), output.display());
-    eprintln!("limen: {name}: {}, {count} files; largest:", human(image.len()));
+    say!("limen: {name}: {}, {count} files; largest:", human(image.len()));
     for (len, path) in files.iter().take(SHOWN) {
-        eprintln!("limen: {:>10}  /{path}", human(*len));
+        say!("limen: {:>10}  /{path}", human(*len));
     }
-    eprintln!("limen: limen run {name} boots it");
+    say!("limen: limen run {name} boots it");
 }
 
 /// A size with three digits.

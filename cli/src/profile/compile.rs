@@ -190,6 +190,34 @@ mod tests {
         assert!(broken.starts_with("a.toml:"), "{broken}");
     }
 
+    proptest::proptest! {
+        /// Whatever is written: a profile that the kernel reads as the same, or a line with a place
+        /// that the text has. `fuzz/run.sh profile_toml` looks further.
+        #[test]
+        fn any_text_is_a_profile_or_refused_with_its_place(
+            words in proptest::collection::vec("[a-z]{0,4}|paths|network|read|bind|tcp:[0-9]{1,6}|\
+                /[a-z*]{0,3}|\\[|\\]|\"|=|,|\n| |é", 0..24)
+        ) {
+            let text = words.concat();
+            match compile("a.toml", &text) {
+                Ok(profile) => {
+                    let again = Profile::decode(profile.encode().as_bytes());
+                    proptest::prop_assert_eq!(again.ok(), Some(profile));
+                }
+                Err(said) => {
+                    let place = said.strip_prefix("a.toml:").and_then(|rest| {
+                        let (line, rest) = rest.split_once(':')?;
+                        let column = rest.split_once(':')?.0.parse::<usize>().ok()?;
+                        Some((line.parse::<usize>().ok()?, column))
+                    });
+                    let (line, column) = place.expect("a place");
+                    let of_text = text.split('\n').nth(line - 1).expect("a line");
+                    proptest::prop_assert!((1..=of_text.chars().count() + 1).contains(&column));
+                }
+            }
+        }
+    }
+
     #[test]
     fn words_are_as_far_apart_as_they_are() {
         let cases = [("", "", 0), ("a", "", 1), ("raed", "read", 2), ("reads", "read", 1)];

@@ -22,12 +22,12 @@ pub(crate) fn learned(file: &Path, used: &[(String, String)]) -> Result<(), Erro
         .filter(|(_, object)| !object.contains(char::is_control))
         .collect();
     let (new, changes) = merge(old, &used);
-    changes.iter().for_each(|line| eprintln!("limen: {line}"));
+    changes.iter().for_each(|line| say!("limen: {line}"));
     if changes.iter().any(|line| line.starts_with('+')) || !file.exists() {
         paths::write_atomically(file, text(&new).as_bytes())?;
     }
     let (name, count) = (file.display(), new.rules.len());
-    eprintln!("limen: {name}: {count} rules; run with it: limen run --profile {name}");
+    say!("limen: {name}: {count} rules; run with it: limen run --profile {name}");
     Ok(())
 }
 

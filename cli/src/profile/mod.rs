@@ -21,7 +21,7 @@ pub(crate) fn command(args: &ProfileArgs) -> Result<u8, Error> {
     match &args.command {
         ProfileCommand::Check { file } => {
             let profile = read(file)?;
-            println!("{}: {} rules", file.display(), profile.rules.len());
+            tell!("{}: {} rules", file.display(), profile.rules.len());
             Ok(0)
         }
         ProfileCommand::Learn { output, run: args } => {
@@ -46,10 +46,19 @@ pub(crate) fn of(args: &RunArgs) -> Result<Vec<u8>, Error> {
         (None, Some(file)) => Profile { name: name(file), learns: true, rules: Vec::new() },
         (None, None) => return Ok(Vec::new()),
     };
+    encoded(&profile)
+}
+
+/// A profile's text, compiled for the kernel.
+pub(crate) fn compiled(name: &str, text: &str) -> Result<Vec<u8>, Error> {
+    encoded(&compile::compile(name, text).map_err(usage)?)
+}
+
+fn encoded(profile: &Profile) -> Result<Vec<u8>, Error> {
     let text = profile.encode().into_bytes();
     // What the kernel would refuse is refused here.
     match Profile::decode(&text) {
-        Ok(again) if again == profile => Ok(text),
+        Ok(again) if again == *profile => Ok(text),
         _ => Err(format!("{}: too many rules, or too long", profile.name).into()),
     }
 }

@@ -51,7 +51,7 @@ fn automatic() -> Result<Accel, Error> {
     let (accel, verdict) = match why_not_kvm(&cache) {
         None => (Accel::Kvm, "kvm".to_owned()),
         Some(reason) => {
-            eprintln!("limen: no KVM here ({reason}): using QEMU's emulation, which is slower");
+            say!("limen: no KVM here ({reason}): using QEMU's emulation, which is slower");
             (Accel::Tcg, reason)
         }
     };

@@ -14,12 +14,12 @@ pub(crate) mod lookup;
 pub(crate) mod nested;
 pub(crate) mod outcome;
 pub(crate) mod plan;
-mod pump;
+pub(crate) mod pump;
 pub(crate) mod qemu;
 pub(crate) mod secrets;
 pub(crate) mod shim;
 pub(crate) mod trace;
-mod tty;
+pub(crate) mod tty;
 pub(crate) mod vm;
 
 use std::ffi::OsStr;
@@ -75,17 +75,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Error> {
     };
     let mut ended = Vm::start(&plan.qemu, &plan.initramfs, manner).and_then(Vm::supervise)?;
     print_logs(args, &plan.qemu.kernel, &ended);
-    for Lost { fd, error } in &ended.lost {
-        let stream = if *fd == 1 { "standard output" } else { "standard error" };
-        let error = std::io::Error::from(*error);
-        eprintln!("limen: {stream}: {error}: what the program wrote there is lost");
-        if ended.outcome == Outcome::Exit(0) {
-            ended.outcome = Outcome::Exit(STATUS_OUTPUT_LOST);
-        }
-    }
+    report_lost(&ended.lost, &mut ended.outcome);
     if ended.kernel_log.lines().any(|line| line.contains(OUT_OF_MEMORY)) {
         let mib = plan.qemu.memory_mib;
-        eprintln!("limen: the VM has {mib} MiB of memory: --memory {}M gives it more", mib * 2);
+        say!("limen: the VM has {mib} MiB of memory: --memory {}M gives it more", mib * 2);
     }
     explain_not_found(args, &plan, &mut ended.outcome);
     print_facts(args, &ended.facts);
@@ -93,10 +86,22 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Error> {
         crate::profile::learned(file, &ended.facts.used)?;
     }
     if let Some(file) = &args.trace {
-        let written = std::fs::write(file, trace::json(&ended.facts.trace));
+        let written = trace::write(file, &ended.facts.trace, &ended.facts.threads);
         written.map_err(|error| format!("--trace {}: {error}", file.display()))?;
     }
     finish(args, &ended.outcome, &ended.facts, ended.wall, ended.start)
+}
+
+/// Tells what the streams did not take; then a success is none.
+pub(crate) fn report_lost(lost: &[Lost], outcome: &mut Outcome) {
+    for Lost { fd, error } in lost {
+        let stream = if *fd == 1 { "standard output" } else { "standard error" };
+        let error = std::io::Error::from(*error);
+        say!("limen: {stream}: {error}: what the program wrote there is lost");
+        if *outcome == Outcome::Exit(0) {
+            *outcome = Outcome::Exit(STATUS_OUTPUT_LOST);
+        }
+    }
 }
 
 /// How a reason begins that the kernel has given itself.
@@ -126,19 +131,19 @@ fn dry_run(plan: &Plan) -> Result<u8, Error> {
     let initramfs = paths::cache_dir()?.join("dry-run.cpio");
     paths::write_atomically(&initramfs, &plan.initramfs)?;
     let command = plan.qemu.command(&Wires::Pasted { initramfs });
-    println!("{}", qemu::shell_text(&command));
+    tell!("{}", qemu::shell_text(&command));
     Ok(0)
 }
 
 fn announce(args: &RunArgs, qemu: &Qemu) {
     if let Some(port) = args.gdb {
         let kernel = gdb::file(&qemu.kernel).unwrap_or_else(|error| {
-            eprintln!("limen: names of functions are not as gdb takes them: {error}");
+            say!("limen: names of functions are not as gdb takes them: {error}");
             qemu.kernel.clone()
         });
         let kernel = kernel.display();
-        eprintln!("limen: waiting for gdb -ex 'target remote 127.0.0.1:{port}' {kernel}");
-        eprintln!("limen: there, `break kernel::main` and `continue`; Ctrl-C here ends the VM");
+        say!("limen: waiting for gdb -ex 'target remote 127.0.0.1:{port}' {kernel}");
+        say!("limen: there, `break kernel::main` and `continue`; Ctrl-C here ends the VM");
     }
     if args.verbose > 0 {
         let by = match qemu.accel {
@@ -146,13 +151,13 @@ fn announce(args: &RunArgs, qemu: &Qemu) {
             Accel::Tcg => "QEMU's emulation",
         };
         let cpus = if qemu.smp == 1 { "CPU" } else { "CPUs" };
-        eprintln!(
+        say!(
             "limen: a virtual machine with {} {cpus} and {} MiB of memory, by {by}; kernel {}",
             qemu.smp,
             qemu.memory_mib,
             qemu.kernel.display()
         );
-        eprintln!("limen: {}", jail::Jail::find(qemu).explanation());
+        say!("limen: {}", jail::Jail::find(qemu).explanation());
     }
 }
 
@@ -160,15 +165,15 @@ fn announce(args: &RunArgs, qemu: &Qemu) {
 fn print_logs(args: &RunArgs, kernel: &Path, ended: &Ended) {
     let failed = matches!(ended.outcome, Outcome::BootFailure(_));
     if failed && args.verbose < 2 {
-        ended.qemu_log.lines().for_each(|line| eprintln!("qemu: {line}"));
+        ended.qemu_log.lines().for_each(|line| say!("qemu: {line}"));
     }
     // A boot that has said why it failed has said enough.
     let is_told = matches!(&ended.outcome, Outcome::BootFailure(why) if why.starts_with(TOLD));
     if (failed && !is_told || ended.kernel_log.has_panicked()) && args.verbose == 0 {
-        ended.kernel_log.lines().for_each(|line| eprintln!("{line}"));
+        ended.kernel_log.lines().for_each(|line| say!("{line}"));
     }
     for line in backtrace::symbolise(kernel, ended.kernel_log.panic_lines()) {
-        eprintln!("{line}");
+        say!("{line}");
     }
 }
 
@@ -178,18 +183,18 @@ fn print_facts(args: &RunArgs, facts: &Facts) {
         if !wanted {
             return;
         }
-        eprintln!("limen: {what}:{}", if counts.is_empty() { " none" } else { "" });
+        say!("limen: {what}:{}", if counts.is_empty() { " none" } else { "" });
         for SyscallCount { number, name, count } in counts {
-            eprintln!("limen: {count:>10} {name} ({number})");
+            say!("limen: {count:>10} {name} ({number})");
         }
     };
     list(args.missing_syscalls, "missing syscalls", &facts.missing_syscalls);
     list(args.syscall_summary, "syscalls", &facts.syscalls);
     if args.missing_files {
         let none = if facts.missing_files.is_empty() { " none" } else { "" };
-        eprintln!("limen: missing files:{none}");
+        say!("limen: missing files:{none}");
         for file in &facts.missing_files {
-            eprintln!("limen:   {}", klog::printable(file.as_bytes()));
+            say!("limen:   {}", klog::printable(file.as_bytes()));
         }
     }
 }
@@ -202,12 +207,12 @@ fn finish(
     start: Option<Duration>,
 ) -> Result<u8, Error> {
     if let Some(explanation) = outcome.explanation() {
-        eprintln!("limen: {explanation}");
+        say!("limen: {explanation}");
     }
     if let Some(file) = &args.json {
         let report = serde_json::to_string(&Report::new(args, outcome, facts, wall, start))?;
         if file == Path::new("-") {
-            eprintln!("{report}");
+            say!("{report}");
         } else {
             let written = std::fs::write(file, report + "\n");
             written.map_err(|error| format!("--json={}: {error}", file.display()))?;

@@ -122,6 +122,8 @@ pub(crate) struct Facts {
     /// What was done, and to what: `limen profile learn`.
     pub(crate) used: Vec<(String, String)>,
     pub(crate) trace: Vec<TraceEvent>,
+    /// Process and name of each thread of the trace.
+    pub(crate) threads: trace::Names,
 }
 
 /// Most lines of one kind that are kept from a guest, which may be hostile.
@@ -144,6 +146,10 @@ impl Facts {
                 push(&mut self.used, (access, String::from_utf8_lossy(&object).into_owned()));
             }
             ToHost::Trace(event) if self.trace.len() < trace::EVENTS_MAX => self.trace.push(event),
+            ToHost::Thread { tid, pid, name } if self.threads.len() < FACTS_MAX => {
+                let name = String::from_utf8_lossy(&name).into_owned();
+                self.threads.insert(u64::from(tid), (u64::from(pid), name));
+            }
             _ => {}
         }
     }

@@ -58,14 +58,10 @@ pub(crate) fn copy_output(
             Err(_) => return lost,
         };
         count.fetch_add(len as u64, Ordering::Relaxed);
-        let to = match fd {
-            1 => rustix::stdio::stdout(),
-            _ => rustix::stdio::stderr(),
-        };
         if !open {
             continue;
         }
-        if let Err(error) = write_all(to, &buffer[..len]) {
+        if let Err(error) = write_output(fd, &buffer[..len]) {
             open = false;
             lost = (error != Errno::PIPE).then_some(error);
             control.send(&ToGuest::OutputClosed { fd });
@@ -115,6 +111,15 @@ fn read(from: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
             result => return result,
         }
     }
+}
+
+/// Writes to descriptor `fd` (1 or 2). EBADF where the caller has closed it, which the runtime
+/// hides.
+fn write_output(fd: u8, data: &[u8]) -> Result<(), Errno> {
+    if standard_streams::was_closed(fd) {
+        return Err(Errno::BADF);
+    }
+    write_all(if fd == 1 { rustix::stdio::stdout() } else { rustix::stdio::stderr() }, data)
 }
 
 fn write_all(to: BorrowedFd<'_>, mut data: &[u8]) -> Result<(), Errno> {

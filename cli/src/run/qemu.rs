@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use formats::ports;
 
 use crate::args::MachineModel;
+use crate::{Error, usage};
 
 /// Names another QEMU, for instance one that was built by hand.
 const QEMU_VARIABLE: &str = "LIMEN_QEMU";
@@ -63,7 +64,7 @@ pub(crate) enum Wires {
     /// The files of whoever runs the command: stdio is the program's, all else goes to stderr.
     Pasted { initramfs: PathBuf },
     /// The same for a VM that goes on alone, but what comes for the guest on the control channel is
-    /// read from a FIFO beside its file.
+    /// read from a FIFO beside its file; and with sockets for sessions.
     Detached { initramfs: RawFd, dir: PathBuf },
     /// A file per port in this folder, named by [`port_file`]: nobody answers the guest.
     Files { initramfs: PathBuf, dir: PathBuf },
@@ -149,7 +150,11 @@ impl Qemu {
         };
         line.option("-chardev", kernel_log).option("-serial", "chardev:klog");
         let bus = self.bus();
-        line.option("-device", format!("virtio-serial-{bus},max_ports={}", ports::MAX_PORTS));
+        let max_ports = match wires {
+            Wires::Detached { .. } => ports::EXEC_MAX_PORTS,
+            _ => ports::MAX_PORTS,
+        };
+        line.option("-device", format!("virtio-serial-{bus},max_ports={max_ports}"));
         for (id, chardev, number, name) in [
             ("control", control, ports::CONTROL_PORT_NR, ports::CONTROL_PORT_NAME),
             ("stdio", stdio, ports::STDIO_PORT_NR, ports::STDIO_PORT_NAME),
@@ -158,6 +163,9 @@ impl Qemu {
             line.option("-chardev", chardev);
             let port = format!("virtserialport,chardev={id},nr={number},name={name}");
             line.option("-device", port);
+        }
+        if let Wires::Detached { dir, .. } = wires {
+            sessions(line, dir);
         }
     }
 
@@ -188,6 +196,24 @@ impl Qemu {
     }
 }
 
+/// Fails, with what helps, where there is no QEMU.
+pub(crate) fn ensure_there() -> Result<(), Error> {
+    let program = program();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_there = match program.as_bytes().contains(&b'/') {
+        true => Path::new(&program).is_file(),
+        false => std::env::split_paths(&path).any(|folder| folder.join(&program).is_file()),
+    };
+    match is_there {
+        true => Ok(()),
+        false => Err(usage(format!(
+            "{}: not found: install QEMU (Debian: apt-get install qemu-system-x86), or name it in \
+             {QEMU_VARIABLE}",
+            program.display()
+        ))),
+    }
+}
+
 /// The QEMU to run.
 pub(crate) fn program() -> OsString {
     std::env::var_os(QEMU_VARIABLE).unwrap_or_else(|| QEMU_DEFAULT.into())
@@ -204,6 +230,26 @@ impl Line {
     fn option(&mut self, name: &str, value: impl AsRef<OsStr>) -> &mut Self {
         self.add(name).add(value)
     }
+}
+
+/// Sockets for whoever starts programs in a VM that runs alone (`limen exec`).
+fn sessions(line: &mut Line, dir: &Path) {
+    for session in 0..ports::EXEC_SESSIONS {
+        let numbers = ports::exec_ports(session);
+        for (number, name) in numbers.into_iter().zip(ports::EXEC_PORTS) {
+            let path = in_option(&session_socket(dir, session, name));
+            let id = format!("exec{session}-{name}");
+            let socket = format!("socket,id={id},path={path},server=on,wait=off");
+            line.option("-chardev", socket);
+            let port = format!("virtserialport,chardev={id},nr={number},name=limen.{id}");
+            line.option("-device", port);
+        }
+    }
+}
+
+/// The socket of a session's port, in a VM's folder.
+pub(crate) fn session_socket(dir: &Path, session: u32, name: &str) -> PathBuf {
+    dir.join(format!("exec{session}.{name}"))
 }
 
 /// A character device that writes a port's file.

@@ -45,10 +45,10 @@ pub(crate) fn exec_detached(words: &[OsString]) -> ExitCode {
 /// PR_SET_NO_NEW_PRIVS).
 fn become_program(program: &OsString, arguments: &[OsString]) -> ExitCode {
     if let Err(error) = set_no_new_privs(true) {
-        eprintln!("no_new_privs: {error}");
+        say!("no_new_privs: {error}");
         return ExitCode::FAILURE;
     }
     let error = Command::new(program).args(arguments).exec();
-    eprintln!("{}: {error}", program.display());
+    say!("{}: {error}", program.display());
     ExitCode::FAILURE
 }

@@ -289,7 +289,7 @@ impl Vm {
                 let show = self.manner.verbose >= 2;
                 self.qemu_log.push(bytes, |line| {
                     if show {
-                        eprintln!("{line}");
+                        say!("{line}");
                     }
                 });
             }
@@ -304,7 +304,7 @@ impl Vm {
         let mut messages = Vec::new();
         self.lines.push(bytes, |line| match ToHost::decode(line) {
             Some(message) => messages.push(message),
-            None => eprintln!("limen: the guest said: {}", printable(line)),
+            None => say!("limen: the guest said: {}", printable(line)),
         });
         for message in messages {
             match &message {
@@ -320,7 +320,7 @@ impl Vm {
                         self.raw_mode = tty::RawMode::enter();
                     }
                 }
-                ToHost::Log { text } => eprintln!("limen: {}", printable(text)),
+                ToHost::Log { text } => say!("limen: {}", printable(text)),
                 _ => {}
             }
             if let Some(outcome) = Outcome::from_last_message(&message) {
@@ -339,7 +339,7 @@ impl Vm {
         self.kernel_log.push(bytes, |line| {
             // A misspelt protection must be seen by whom nobody told to look.
             if show || line.starts_with(WARNING_PREFIX) {
-                eprint!("{line}{end}");
+                crate::out::err(format_args!("{line}{end}"));
             }
         });
         if self.kernel_log.has_panicked() {
@@ -415,7 +415,7 @@ impl Vm {
         }
         if !booted && !self.progress_shown && elapsed >= PROGRESS_AFTER && self.shows_progress() {
             self.progress_shown = true;
-            eprint!("limen: booting ...");
+            crate::out::err(format_args!("limen: booting ..."));
         }
     }
 
@@ -426,7 +426,7 @@ impl Vm {
 
     fn clear_progress(&mut self) {
         if std::mem::take(&mut self.progress_shown) {
-            eprint!("\r\x1b[K");
+            crate::out::err(format_args!("\r\x1b[K"));
         }
     }
 
@@ -491,7 +491,7 @@ impl Source {
 
 /// The threads that copy stdin, stdout and stderr. Gives what tells that the user wants to quit,
 /// and what gets a word from each of the two output threads at its end.
-fn start_pumps(
+pub(crate) fn start_pumps(
     manner: Manner,
     stdio: UnixStream,
     stderr: UnixStream,
@@ -525,7 +525,7 @@ fn start_pumps(
 }
 
 /// One socket per signal: the kernel's number arrives as the socket that is readable.
-fn catch_signals() -> Result<Vec<(i32, UnixStream)>, Error> {
+pub(crate) fn catch_signals() -> Result<Vec<(i32, UnixStream)>, Error> {
     let mut caught = Vec::new();
     for number in FORWARDED.into_iter().chain([signals::SIGWINCH]) {
         let (near, far) = UnixStream::pair()?;

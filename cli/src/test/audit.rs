@@ -4,31 +4,36 @@
 use std::path::Path;
 
 use objtool::entry_text::Proved;
+use objtool::ordering::Place;
 
 use super::{Context, Summary};
 use crate::Error;
 
-/// The ways in and out of `machine/src/entry/entry.S`, each of which the proof has to walk: SYSCALL with
-/// and without isolated tables for each of four ways of tracking, a stub for each vector, the four
-/// vectors that may hit anything, and the ways back: two each to programs, and theirs.
+/// The ways in and out of `machine/src/entry/entry.S`, each of which the proof has to walk: SYSCALL
+/// with and without isolated tables for each of four ways of tracking, a stub for each vector, the
+/// four vectors that may hit anything, and the ways back: two each to programs, and theirs.
 const WAYS: Proved = Proved { calls: 8, vectors: 256, paranoid: 4, exits: 5, instructions: 0 };
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let clean = crate::check::audit(&context.kernel)?;
     let missed = missed(&objtool::audit_file(&context.kernel)?);
-    missed.iter().for_each(|missed| println!("{missed}"));
-    let late = late(&context.kernel)?;
-    late.iter().for_each(|late| println!("{late}"));
-    let passed = [clean, missed.is_none(), late.is_none()].map(usize::from).iter().sum();
+    missed.iter().for_each(|missed| tell!("{missed}"));
+    let unordered = unordered(&context.kernel)?;
+    unordered.iter().for_each(|why| tell!("{why}"));
+    let passed = [clean, missed.is_none(), unordered.is_none()].map(usize::from).iter().sum();
     Ok(Summary { passed, failed: 3 - passed, ..Summary::default() })
 }
 
-/// Interrupts that earlier stores of their sender may follow: the receiver would not see why it was
-/// interrupted. No emulator shows that.
-fn late(kernel: &Path) -> Result<Option<String>, Error> {
-    let commands = objtool::interrupt_commands(kernel)?;
-    let is_good = commands.bare.is_empty() && commands.fenced > 0;
-    Ok((!is_good).then(|| format!("writes to the x2APIC that send interrupts: {commands:x?}")))
+/// Places whose order no emulator violates, each of which the image has to have: an interrupt that
+/// its reason follows, a deadline that its mode overtakes, GS used too early, old code executed.
+const ORDERED: [Place; 5] =
+    [Place::Command, Place::Deadline, Place::GsBase, Place::Swapgs, Place::Serialize];
+
+fn unordered(kernel: &Path) -> Result<Option<String>, Error> {
+    let found = objtool::ordering_file(kernel)?;
+    let is_there = ORDERED.iter().all(|&place| found.count(place) > 0);
+    let is_good = found.bad.is_empty() && is_there;
+    Ok((!is_good).then(|| format!("order that hardware needs: {found:x?}")))
 }
 
 /// What an audit has against this image, if anything.
@@ -36,8 +41,8 @@ pub(super) fn refusal(kernel: &Path) -> Option<String> {
     match objtool::audit_file(kernel) {
         Ok(report) => {
             let violation = report.violations().next().map(ToString::to_string);
-            let late = late(kernel).unwrap_or_else(|error| Some(error.to_string()));
-            violation.or(missed(&report)).or(late)
+            let unordered = unordered(kernel).unwrap_or_else(|error| Some(error.to_string()));
+            violation.or(missed(&report)).or(unordered)
         }
         Err(error) => Some(error.to_string()),
     }

@@ -25,7 +25,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         match test()? {
             None => summary.passed += 1,
             Some(why) => {
-                println!("test {name} ... FAILED ({why})");
+                tell!("test {name} ... FAILED ({why})");
                 summary.failed += 1;
             }
         }

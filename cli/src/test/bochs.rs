@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use formats::boot_config::{BootConfig, RootKind};
 
 use super::{Context, Summary, guest, kernel, packages};
-use crate::Error;
 use crate::pack::{self, files::FileSet};
+use crate::{Error, children};
 
 /// Programs and files that must exist, and their Debian packages.
 const NEEDED: [(&str, &str); 8] = [
@@ -65,16 +65,16 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         let log = boot(&dir, &image, |line| line.starts_with(PROGRAM_END))?;
         let results = guest::parse(&log);
         let failed = results.iter().filter(|(_, passed)| !**passed).map(|(name, _)| name);
-        failed.clone().for_each(|name| println!("test {name} on Bochs with {parameters} FAILED"));
+        failed.clone().for_each(|name| tell!("test {name} on Bochs with {parameters} FAILED"));
         total.failed += failed.count();
         total.passed += results.values().filter(|passed| **passed).count();
         if !log.lines().any(|line| line.trim_end() == format!("{PROGRAM_END}exit 0")) {
-            tail(&log).for_each(|line| println!("  {line}"));
-            println!("the programs did not come to a good end on Bochs with {parameters}");
+            tail(&log).for_each(|line| tell!("  {line}"));
+            tell!("the programs did not come to a good end on Bochs with {parameters}");
             total.failed += 1;
         }
         if context.verbose {
-            println!("{log}");
+            tell!("{log}");
         }
     }
     Ok(total)
@@ -211,7 +211,7 @@ fn boot(dir: &Path, image: &Image<'_>, is_last: impl Fn(&str) -> bool) -> Result
     fs::write(&config, configuration(&disc, &serial, &log))?;
     // Debian's build has a debugger, which waits for the word to go on.
     fs::write(&commands, "c\n")?;
-    let mut command = Command::new("bochs-bin");
+    let mut command = children::emulator("bochs-bin");
     command.arg("-q").arg("-f").arg(&config).arg("-rc").arg(&commands).env("TERM", "vt100");
     let nothing = || Stdio::null();
     let bochs = command.stdin(nothing()).stdout(nothing()).stderr(nothing()).spawn();

@@ -88,7 +88,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let count = limen.len() as u64;
     let mut linux = hashes(&rig.say(Kernel::Host, &words(seed, count, u64::MAX), "")?);
     if linux.len() < limen.len() {
-        println!("differ: this host does not serve as the judge: Debian's kernel does");
+        tell!("differ: this host does not serve as the judge: Debian's kernel does");
         rig.linux = Kernel::Debian;
         linux = hashes(&rig.say(Kernel::Debian, &words(seed, count, u64::MAX), "")?);
     }
@@ -101,7 +101,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     for finding in &findings {
         rig.print(finding)?;
     }
-    println!(
+    tell!(
         "differ: seed {seed}: {count} programs, {} differ at first sight, {borne} of those shown \
          as {ALLOWED} says, {} findings",
         differing.len(),
@@ -199,7 +199,7 @@ impl Rig<'_> {
         findings.sort_by_key(|finding| finding.parting.call.unwrap_or(finding.calls));
         for finding in findings.iter().skip(FINDINGS_MAX) {
             let (key, index) = (&finding.parting.key, finding.which.0);
-            println!("differ: {key} (program {} {index})", self.seed);
+            tell!("differ: {key} (program {} {index})", self.seed);
         }
         let others = findings.len().saturating_sub(FINDINGS_MAX);
         findings.truncate(FINDINGS_MAX);
@@ -259,13 +259,13 @@ impl Rig<'_> {
     fn print(&self, finding: &Finding) -> Result<(), Error> {
         let shown = self.show(self.linux, &[finding.which])?;
         let (index, keep) = finding.which;
-        println!("differ: {}", finding.parting.key);
-        println!("    program {} {index} {keep}:", self.seed);
+        tell!("differ: {}", finding.parting.key);
+        tell!("    program {} {index} {keep}:", self.seed);
         let none = Shown::default();
         for call in &shown.get(&finding.which).unwrap_or(&none).calls {
-            println!("      {call}");
+            tell!("      {call}");
         }
-        println!("    Linux: {}\n    Limen: {}", finding.parting.linux, finding.parting.limen);
+        tell!("    Linux: {}\n    Limen: {}", finding.parting.linux, finding.parting.limen);
         Ok(())
     }
 }

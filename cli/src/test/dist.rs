@@ -93,6 +93,11 @@ apt-get install -y -q --no-install-recommends /limen.deb >/dev/null
 [ "$(limen run -- echo of root)" = "of root" ]
 limen run --pack -- /bin/ls / >/dev/null
 limen compare --with pti=off --with pti=on -- /bin/true
+limen run --trace /t.html -- true
+grep -q '</html>' /t.html
+limen run --detach vm -- sleep 1000 2>/dev/null
+[ "$(limen exec vm -- echo inside)" = inside ]
+limen stop --time 1s vm 2>/dev/null
 useradd -m user
 cd /home/user
 run() {
@@ -104,6 +109,7 @@ run() {
 run limen pack -o app.cpio -- /bin/echo kept 2>/dev/null
 [ "$(run limen run app.cpio)" = kept ]
 bash -n /usr/share/bash-completion/completions/limen
+grep -q exec /usr/share/bash-completion/completions/limen
 zcat /usr/share/man/man1/limen.1.gz | grep -q compare
 apt-get remove -y -q limen >/dev/null
 [ ! -e /usr/lib/limen ] && [ ! -e /usr/bin/limen ]

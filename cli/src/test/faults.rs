@@ -47,7 +47,7 @@ pub(super) fn run(context: &Context, kernel: &Path) -> Result<Summary, Error> {
         match provoke(context, kernel, fault)? {
             None => summary.passed += 1,
             Some(output) => {
-                println!("kernel test {name} failed\n{output}");
+                tell!("kernel test {name} failed\n{output}");
                 summary.failed += 1;
             }
         }

@@ -66,11 +66,11 @@ pub(super) fn with_judge(program: &Path, mut host: Results) -> Result<Results, E
     let failed: Vec<String> =
         host.iter().filter(|(_, passed)| !**passed).map(|(name, _)| name.clone()).collect();
     for name in failed {
-        println!("test {name} fails on this host: asking Debian's Linux in QEMU");
+        tell!("test {name} fails on this host: asking Debian's Linux in QEMU");
         let (results, said) = super::judge::ask(program, "", &name, 1)?;
         let passes = results.get(&name) == Some(&true);
         if !passes {
-            println!("{said}");
+            tell!("{said}");
         }
         host.insert(name, passes);
     }
@@ -132,7 +132,7 @@ pub(super) type Results = BTreeMap<String, bool>;
 pub(super) fn results(command: &mut Command, place: &str) -> Result<Results, Error> {
     let text = watch::output(command, place)?;
     // With the reason, where the program gives it.
-    text.lines().filter(|line| line.contains("FAILED: ")).for_each(|line| println!("{line}"));
+    text.lines().filter(|line| line.contains("FAILED: ")).for_each(|line| tell!("{line}"));
     Ok(parse(&text))
 }
 
@@ -174,12 +174,12 @@ pub(super) fn judge(place: &str, host: &Results, got: &Results, gaps: &Gaps) -> 
         match (got.get(name), gaps.get(name)) {
             (Some(true), Some((true, _))) => {
                 summary.failed += 1;
-                println!("test {name} at {place} passes: take it out of {GAPS}");
+                tell!("test {name} at {place} passes: take it out of {GAPS}");
                 continue;
             }
             (Some(false), Some((_, reason))) => {
                 summary.skipped += 1;
-                println!("test {name} at {place} ... skipped ({reason})");
+                tell!("test {name} at {place} ... skipped ({reason})");
                 continue;
             }
             _ => {}
@@ -188,18 +188,18 @@ pub(super) fn judge(place: &str, host: &Results, got: &Results, gaps: &Gaps) -> 
             Some(true) => summary.passed += 1,
             Some(false) => {
                 summary.failed += 1;
-                println!("test {name} at {place} ... FAILED");
+                tell!("test {name} at {place} ... FAILED");
             }
             None => {
                 summary.failed += 1;
-                println!("test {name} at {place} ... FAILED (not reached)");
+                tell!("test {name} at {place} ... FAILED (not reached)");
             }
         }
     }
     if host.is_empty() {
         summary.skipped = 1;
     }
-    println!("guest at {place}: {summary}");
+    tell!("guest at {place}: {summary}");
     summary
 }
 

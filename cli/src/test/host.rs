@@ -97,7 +97,7 @@ fn count(mut cargo: Command) -> Result<Summary, Error> {
             match parse_result(&line) {
                 Some(result) => summary += result,
                 None if line.trim().is_empty() || line.starts_with("running ") => {}
-                None => println!("{line}"),
+                None => tell!("{line}"),
             }
         }
     }

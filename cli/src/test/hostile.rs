@@ -49,7 +49,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
             let _running = Running::begin(name);
             let verdict = boot(context)?;
             if let Err(why) = &verdict {
-                println!("{name}: {why}");
+                tell!("{name}: {why}");
             }
             results.insert((*name).to_owned(), verdict.is_ok());
         }
@@ -73,7 +73,7 @@ pub(super) fn run_fuzz(context: &Context) -> Result<Summary, Error> {
 
 fn judge(results: &Results) -> Summary {
     let failed = results.iter().filter(|(_, passed)| !**passed);
-    failed.clone().for_each(|(name, _)| println!("test {name} ... FAILED"));
+    failed.clone().for_each(|(name, _)| tell!("test {name} ... FAILED"));
     let failed = failed.count();
     Summary { passed: results.len() - failed, failed, skipped: usize::from(results.is_empty()) }
 }

@@ -41,7 +41,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         match judge(&limen(&context.kernel, mode, TIME)?) {
             None => summary.passed += 1,
             Some(why) => {
-                println!("test {name} ... FAILED ({why})");
+                tell!("test {name} ... FAILED ({why})");
                 summary.failed += 1;
             }
         }
@@ -51,7 +51,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         match trace(context)? {
             None => summary.passed += 1,
             Some(why) => {
-                println!("test {TRACE} ... FAILED ({why})");
+                tell!("test {TRACE} ... FAILED ({why})");
                 summary.failed += 1;
             }
         }

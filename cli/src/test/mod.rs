@@ -11,7 +11,8 @@
 //! | isolation | a load that interrupts every CPU but the isolated ones | QEMU |
 //! | run | `limen run` and `limen pack` as a user meets them | both |
 //! | dist | what `limen dist` makes, unpacked; if named, installed on a clean Debian | both |
-//! | sabotage | the sources, broken one way at a time: the tests must notice | this host; `--all`: QEMU |
+//! | pages | the pages of `limen trace` and `limen compare`, in Chromium | both |
+//! | sabotage | the sources, broken one way at a time: tests must notice | host; `--all`: QEMU |
 //! | hostile | programs that take all they can, a short fuzz run, bad archives | QEMU |
 //! | differ | random programs whose calls must answer as on Linux | both |
 //! | fuzz | the system call fuzzer for ten minutes | QEMU |
@@ -25,9 +26,12 @@ pub(crate) mod apps;
 mod audit;
 mod bench;
 mod bochs;
+mod browser;
 mod detached;
 mod differ;
 mod dist;
+mod ended;
+mod exec;
 mod faults;
 mod guest;
 mod host;
@@ -38,10 +42,12 @@ mod judge;
 mod kernel;
 mod nested;
 mod packages;
+mod pages;
 mod profile;
 mod promises;
 mod run;
 mod sabotage;
+mod sandboxers;
 mod settings;
 mod vmscape;
 mod watch;
@@ -128,7 +134,7 @@ struct Level {
 }
 
 /// In order: the quick ones first.
-const LEVELS: [Level; 15] = [
+const LEVELS: [Level; 16] = [
     Level { name: "host", run: host::run, names: host::names },
     Level {
         name: "audit",
@@ -145,6 +151,7 @@ const LEVELS: [Level; 15] = [
     Level { name: "isolation", run: isolation::run, names: |_| Ok(isolation::names()) },
     Level { name: "run", run: run::run, names: |_| Ok(run::names()) },
     Level { name: "dist", run: dist::run, names: |_| Ok(dist::names()) },
+    Level { name: "pages", run: pages::run, names: |_| Ok(pages::names()) },
     Level { name: "hostile", run: hostile::run, names: hostile::names },
     Level { name: "differ", run: differ::run, names: |_| Ok(vec!["differ::programs".to_owned()]) },
     Level { name: "fuzz", run: hostile::run_fuzz, names: |_| Ok(vec!["fuzz::long".to_owned()]) },
@@ -192,7 +199,7 @@ pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
     if total.passed + total.failed == 0 {
         return Err(nothing_selected(args).into());
     }
-    println!("all levels: {total}");
+    tell!("all levels: {total}");
     Ok(u8::from(total.failed > 0))
 }
 
@@ -210,7 +217,7 @@ fn list<'a>(levels: impl Iterator<Item = &'a Level>, context: &Context) -> Resul
         for name in (level.names)(context)? {
             // What a crate's name selects is selected by it, not by its tests' names.
             if level.name == "host" || context.wants(&name) {
-                println!("{} {name}", level.name);
+                tell!("{} {name}", level.name);
                 found = true;
             }
         }
@@ -224,13 +231,13 @@ fn list<'a>(levels: impl Iterator<Item = &'a Level>, context: &Context) -> Resul
 /// Runs one level and prints its closing line. A level that cannot run has failed.
 fn run_level(level: &Level, context: &Context) -> Summary {
     let name = level.name;
-    println!("== {name}");
+    tell!("== {name}");
     let started = Instant::now();
     let summary = (level.run)(context).unwrap_or_else(|error| {
-        println!("{name}: {error}");
+        tell!("{name}: {error}");
         Summary { failed: 1, ..Summary::default() }
     });
-    println!("{name}: {summary} ({:.1} s)\n", started.elapsed().as_secs_f64());
+    tell!("{name}: {summary} ({:.1} s)\n", started.elapsed().as_secs_f64());
     summary
 }
 

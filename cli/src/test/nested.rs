@@ -67,7 +67,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         match try_one(context, case) {
             Ok(()) => summary.passed += 1,
             Err(why) => {
-                println!("test {} ... FAILED: {why}", case.name);
+                tell!("test {} ... FAILED: {why}", case.name);
                 summary.failed += 1;
             }
         }

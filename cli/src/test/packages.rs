@@ -11,26 +11,31 @@ use crate::Error;
 /// Where this is 0, nothing is installed.
 const FORBID: &str = "LIMEN_INSTALL";
 
+/// Whether the user wants nothing installed or fetched.
+pub(super) fn is_forbidden() -> bool {
+    std::env::var_os(FORBID).is_some_and(|value| value == "0")
+}
+
 /// Tries to install what is missing; says so before.
 pub(super) fn install(missing: &[&str]) -> Result<(), Error> {
     if missing.is_empty() {
         return Ok(());
     }
-    eprintln!("limen: not installed: {}", missing.join(" "));
-    if std::env::var_os(FORBID).is_some_and(|value| value == "0") {
+    say!("limen: not installed: {}", missing.join(" "));
+    if is_forbidden() {
         return Ok(());
     }
     let Some(root) = as_root() else {
-        eprintln!("limen: only root can install them: sudo apt-get install {}", missing.join(" "));
+        say!("limen: only root can install them: sudo apt-get install {}", missing.join(" "));
         return Ok(());
     };
-    eprintln!("limen: installing them with apt-get ({FORBID}=0 forbids it)");
+    say!("limen: installing them with apt-get ({FORBID}=0 forbids it)");
     let install = || apt(root, &[&["install", "-y", "--no-install-recommends"], missing].concat());
     if install()? {
         return Ok(());
     }
     // Lists may be fresh enough; where they are not, update once and try again.
-    eprintln!("limen: updating apt's package lists");
+    say!("limen: updating apt's package lists");
     if apt(root, &["update"])? && install()? {
         return Ok(());
     }
@@ -58,7 +63,7 @@ fn apt(root: &[&str], words: &[&str]) -> Result<bool, Error> {
     let output = output.map_err(|error| format!("apt-get: {error}"))?;
     let said = String::from_utf8_lossy(&output.stderr);
     for line in said.lines().filter(|line| line.starts_with("E: ")) {
-        eprintln!("limen: apt-get: {line}");
+        say!("limen: apt-get: {line}");
     }
     Ok(output.status.success())
 }

@@ -44,6 +44,32 @@ pub(super) fn learned(context: &Context, folder: &Path) -> Result<(), Error> {
     ensure(stderr.contains("limen:   write /tmp/y: not used this time\n"), || said(&second))
 }
 
+/// A program of `guest/apps.toml`: what it is denied is one line, which names who, what and the way
+/// out; with that way out the same run works.
+pub(super) fn denies(context: &Context, folder: &Path) -> Result<(), Error> {
+    let profile = |more: &str| {
+        let system = "\"/usr/**\", \"/lib/**\", \"/lib64/**\", \"/bin/**\", \"/etc/ld.so.cache\"";
+        let list = format!("[paths]\nread = [{system}{more}]\nexecute = [{system}]\n");
+        std::fs::write(folder.join("head.toml"), list)
+    };
+    let words =
+        ["--env=LC_ALL=C", "--profile", "head.toml", "--", "head", "-n", "1", "/etc/passwd"];
+    profile("")?;
+    let denied = output(context, folder, &words)?;
+    let stderr = String::from_utf8_lossy(&denied.stderr).into_owned();
+    let lines: Vec<&str> = stderr.lines().filter(|line| line.contains("denied:")).collect();
+    let line =
+        "): read /etc/passwd: to allow it, add \"/etc/passwd\" to read in [paths] of head.toml";
+    let is_clear =
+        |line_of: &&str| line_of.starts_with("limen: denied: head (") && line_of.ends_with(line);
+    ensure(lines.len() == 1 && lines.iter().all(is_clear), || said(&denied))?;
+    ensure(stderr.contains("Permission denied") && denied.stdout.is_empty(), || said(&denied))?;
+    profile(", \"/etc/passwd\"")?;
+    let allowed = output(context, folder, &words)?;
+    let first = allowed.stdout.starts_with(b"root:");
+    ensure(first && allowed.stderr.is_empty(), || said(&allowed))
+}
+
 /// Nothing runs under a profile that cannot be read, or that `lsm=` switches off.
 pub(super) fn refused(context: &Context, folder: &Path) -> Result<(), Error> {
     std::fs::write(folder.join("typo.toml"), "[paths]\n  raed = [\"/**\"]\n")?;

@@ -54,6 +54,11 @@ pub(super) fn wrong_usage(context: &Context, folder: &Path) -> Result<(), Error>
         (&["--json=/nonexistent/x", "--", "ls"], 2, "--json /nonexistent/x"),
         (&["--trace", "/nonexistent/x", "--", "ls"], 2, "--trace /nonexistent/x"),
         (&["--cpu", "qemu32", "--", "ls"], 2, "64-bit"),
+        (&["--root", "/nonexistent", "--", "ls"], 2, "--root /nonexistent"),
+        (&["--rw", "/nonexistent", "--", "ls"], 2, "--rw /nonexistent"),
+        (&["--file", "/nonexistent", "--", "ls"], 2, "--file /nonexistent"),
+        (&["--dir", "/etc/passwd", "--", "ls"], 2, "--dir /etc/passwd: not a folder"),
+        (&["--kernel", "/nonexistent", "--", "ls"], 2, "--kernel /nonexistent"),
     ];
     for (words, status, says) in cases {
         let output = output(context, folder, words)?;
@@ -61,6 +66,10 @@ pub(super) fn wrong_usage(context: &Context, folder: &Path) -> Result<(), Error>
         let good = output.status.code() == Some(*status) && said.contains(says);
         ensure(good && output.stdout.is_empty(), || format!("{words:?}: {output:?}"))?;
     }
+    let mut command = limen(context, folder, &["--", "ls"]);
+    let lacks = command.env("LIMEN_QEMU", "no-such-qemu").output()?;
+    let said = String::from_utf8_lossy(&lacks.stderr).into_owned();
+    ensure(lacks.status.code() == Some(2) && said.contains("apt-get install"), || said)?;
     // A name that begins with a dash is a program behind `--`.
     let found = output(context, folder, &["--", "--memroy"])?;
     ensure(found.status.code() == Some(127), || format!("{found:?}"))?;
@@ -77,15 +86,44 @@ pub(super) fn wrong_usage(context: &Context, folder: &Path) -> Result<(), Error>
     ensure(lacks.status.code() == Some(127) && said.contains("/nonexistent/interpreter"), || said)
 }
 
-/// A full disk is an error of the run, though the program knew nothing of it.
+/// A full disk and a closed descriptor are errors of the run, though the program knew nothing of
+/// them; and of what this program says itself. Nothing panics, and what was not written to is no
+/// error.
 pub(super) fn output_is_not_lost(context: &Context, folder: &Path) -> Result<(), Error> {
-    let full = || std::fs::File::options().write(true).open("/dev/full");
-    let mut command = limen(context, folder, &["--", "echo", "lost"]);
-    let output: Output =
-        command.stdout(full()?).stderr(Stdio::piped()).spawn()?.wait_with_output()?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let good = output.status.code() == Some(1) && said.contains("standard output: No space");
-    ensure(good, || format!("{}: {said}", output.status))
+    const FULL: &str = "No space left";
+    const CLOSED: &str = "Bad file descriptor";
+    let cases = [
+        ("run -- echo lost", ">/dev/full", 1, FULL),
+        ("run -- echo lost", ">&-", 1, CLOSED),
+        ("run -- true", ">&-", 0, ""),
+        ("run -- true", ">/dev/full 2>&-", 0, ""),
+        ("run -- sh -c 'echo lost >&2; exit 3'", ">&-", 3, ""),
+        ("run -- sh -c 'echo lost >&2'", "2>/dev/full", 1, ""),
+        ("run -- sh -c 'echo lost >&2'", "2>&-", 1, ""),
+        ("run -- echo lost", ">&- 2>&-", 1, ""),
+        ("run -- echo lost", ">/dev/full 2>/dev/full", 1, ""),
+        ("run -- cat", "<&-", 0, ""),
+        ("run --dry-run -- true", ">/dev/full", 1, FULL),
+        ("man", ">/dev/full", 1, FULL),
+        ("man", ">&-", 1, CLOSED),
+        ("run --help", ">/dev/full", 1, FULL),
+        ("--version", ">&-", 1, CLOSED),
+        ("mitigations --list", ">/dev/full", 1, FULL),
+        ("ps", ">&-", 1, CLOSED),
+        ("run --no-such-option", "2>/dev/full", 2, ""),
+        ("logs no-such-vm", "2>&-", 2, ""),
+    ];
+    for (words, streams, status, says) in cases {
+        let script = format!("\"$0\" {words} {streams}");
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]).arg(&context.limen).current_dir(folder);
+        let output = command.stdin(Stdio::null()).output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let named = says.is_empty() || said.contains("standard output: ") && said.contains(says);
+        let good = output.status.code() == Some(status) && named;
+        ensure(good, || format!("{words} {streams}: {}: {said}", output.status))?;
+    }
+    Ok(())
 }
 
 /// The guest's clock is the host's: never ahead, and hardly behind.

@@ -7,10 +7,10 @@
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use super::watch::Running;
-use super::{Context, Summary, detached, images, profile, promises};
+use super::{Context, Summary, detached, ended, exec, images, profile, promises, sandboxers};
 use crate::Error;
 
 /// Seconds for one VM, in emulation on a loaded host.
@@ -38,6 +38,7 @@ const TESTS: &[(&str, Test)] = &[
     ("run::callers_environment", promises::callers_environment),
     ("run::wrong_usage", promises::wrong_usage),
     ("run::output_is_not_lost", promises::output_is_not_lost),
+    ("run::children", ended::children),
     ("run::clock", promises::clock),
     ("run::shared_folder_keeps_no_rights", promises::shared_folder_keeps_no_rights),
     ("run::secrets", promises::secrets),
@@ -45,6 +46,7 @@ const TESTS: &[(&str, Test)] = &[
     ("run::memory", promises::memory),
     ("run::cache_elsewhere", promises::cache_elsewhere),
     ("run::background", detached::background),
+    ("run::exec", exec::exec),
     ("run::limits", detached::limits),
     ("run::jail", detached::jail),
     ("run::debugger", detached::debugger),
@@ -52,8 +54,12 @@ const TESTS: &[(&str, Test)] = &[
     ("run::kept", images::kept),
     ("run::compare", promises::compare),
     ("run::every_hook", every_hook),
+    ("run::refusals", refusals),
     ("run::profile_learned", profile::learned),
+    ("run::profile_denies", profile::denies),
     ("run::profile_refused", profile::refused),
+    ("run::landlock_crate", sandboxers::of_crate),
+    ("run::landlock_setpriv", sandboxers::setpriv),
     ("run::compare_with_linux", promises::compare_with_linux),
 ];
 
@@ -73,7 +79,7 @@ pub(super) fn each<'a>(
         match test(context, folder.path()) {
             Ok(()) => summary.passed += 1,
             Err(why) => {
-                println!("test {name} ... FAILED: {why}");
+                tell!("test {name} ... FAILED: {why}");
                 summary.failed += 1;
             }
         }
@@ -174,6 +180,26 @@ fn every_hook(context: &Context, folder: &Path) -> Result<(), Error> {
     let words = ["--pack", "--smp", "4", "--append", policies, "--", program, "hooks"];
     let output = output(context, folder, &words)?;
     ensure(output.status.success(), || String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// With no to four policies on every hook: each is asked, in the order of `lsm=`; each may refuse,
+/// and then the call fails and changes nothing. In a kernel built for it.
+fn refusals(context: &Context, folder: &Path) -> Result<(), Error> {
+    let kernel = crate::bench::lsm::build("refusals", "hooks-probe")?;
+    let program = super::guest::build(context)?;
+    let [kernel, program] = [&kernel, &program].map(|path| path.display().to_string());
+    for policies in ["", "allow2", "allow2,allow1", "allow3,allow1,allow4,allow2"] {
+        let append = format!("lsm={policies}");
+        let words = ["--pack", "--kernel", &kernel, "--append", &append, "--timeout", "10m"];
+        let mut command = Command::new(&context.limen);
+        command.arg("run").args(words).args(["--", &program, "refusals"]);
+        let output = command.current_dir(folder).stdin(Stdio::null()).output()?;
+        ensure(output.status.success(), || {
+            let said = [output.stdout, output.stderr].concat();
+            format!("{append}: {}", String::from_utf8_lossy(&said))
+        })?;
+    }
+    Ok(())
 }
 
 fn environment(context: &Context, folder: &Path) -> Result<(), Error> {
@@ -360,13 +386,21 @@ fn terminal(context: &Context, folder: &Path) -> Result<(), Error> {
     let mut command = Command::new("script");
     let command = command.args(["-qec", &inner, "/dev/null"]).current_dir(folder);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let said = press_when_ready(&mut child)?;
+    let status = child.wait()?;
+    let good = status.code() == Some(5) && said.contains("31 97") && said.contains("caught");
+    ensure(good, || format!("{status}: {said:?}"))
+}
+
+/// All that a program at a terminal says, which is pressed Ctrl-C once it says that it is ready.
+pub(super) fn press_when_ready(child: &mut Child) -> Result<String, Error> {
     let mut stdin = child.stdin.take().ok_or("no stdin")?;
     let mut stdout = child.stdout.take().ok_or("no stdout")?;
     let (mut said, mut part, mut pressed) = (String::new(), [0; 256], false);
     loop {
         let got = stdout.read(&mut part)?;
         if got == 0 {
-            break;
+            return Ok(said);
         }
         said.push_str(&String::from_utf8_lossy(&part[..got]));
         if !pressed && said.contains("ready") {
@@ -374,7 +408,4 @@ fn terminal(context: &Context, folder: &Path) -> Result<(), Error> {
             stdin.write_all(b"\x03")?;
         }
     }
-    let status = child.wait()?;
-    let good = status.code() == Some(5) && said.contains("31 97") && said.contains("caught");
-    ensure(good, || format!("{status}: {said:?}"))
 }

@@ -2,8 +2,8 @@
 //!
 //! They state what Linux does, so they may not depend on who starts them. They are started with
 //! limits, personality, signals, mask, priority and CPUs that nobody expects; and on Debian's
-//! kernel with settings that may not be changed on a host (`vm.overcommit_memory`). Neighbours:
-//! `guest.rs` has what is tried, `judge.rs` boots the other kernel.
+//! kernel with settings that may not be changed on a host (`vm.overcommit_memory`, address space
+//! randomisation). Neighbours: `guest.rs` has what is tried, `judge.rs` boots the other kernel.
 
 use std::process::{Command, Stdio};
 
@@ -44,9 +44,10 @@ const HOST: [(&str, &[&str]); 6] = [
 ];
 
 /// Parameters of Debian's kernel, and the tests whose answers they could change.
-const LINUX: [(&str, &str, &str); 2] = [
+const LINUX: [(&str, &str, &str); 3] = [
     ("settings::overcommit_always", "sysctl.vm.overcommit_memory=1", "exec::"),
     ("settings::overcommit_never", "sysctl.vm.overcommit_memory=2", "exec::"),
+    ("settings::no_randomisation_at_all", "norandmaps", "exec::"),
 ];
 
 pub(super) fn names() -> Vec<String> {
@@ -81,9 +82,9 @@ fn verdict(name: &str, results: &Results, said: &str) -> Summary {
     let failed: Vec<&str> =
         results.iter().filter(|(_, passed)| !**passed).map(|(name, _)| name.as_str()).collect();
     if failed.is_empty() && !results.is_empty() {
-        println!("test {name} ... ok ({} tests)", results.len());
+        tell!("test {name} ... ok ({} tests)", results.len());
         return Summary { passed: 1, ..Summary::default() };
     }
-    println!("test {name} ... FAILED: {}\n{said}", failed.join(", "));
+    tell!("test {name} ... FAILED: {}\n{said}", failed.join(", "));
     Summary { failed: 1, ..Summary::default() }
 }

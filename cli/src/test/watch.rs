@@ -62,7 +62,7 @@ fn tell_for_ever() {
     loop {
         std::thread::sleep(LOOK);
         for line in due(&mut tests(), Instant::now()) {
-            eprintln!("{line}");
+            say!("{line}");
         }
     }
 }

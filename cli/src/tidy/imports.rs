@@ -2,8 +2,9 @@
 //!
 //! Read from `use` lines and from paths in the code that begin with `crate`, `self`, `super` or a
 //! module that a `use` line names. What the crate's root hands on under another name is followed to
-//! where it stands; what a module hands on of its own children is not counted. Not a compiler: what a macro makes is not seen, nor are methods
-//! and fields of values that somebody else handed over. Neighbours: `lex.rs`, `floors.rs`.
+//! where it stands; what a module hands on of its own children is not counted. Not a compiler: what
+//! a macro makes is not seen, nor are methods and fields of values that somebody else handed over.
+//! Neighbours: `lex.rs`, `floors.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -85,7 +85,7 @@ pub(crate) fn check_repository(repository: &Path) -> Result<Vec<Finding>, Error>
     let rust: Vec<&Source> = sources.iter().filter(|source| source.has_extension("rs")).collect();
     functions::check(&rust, functions::EXCEPTIONS, &mut findings);
     for summary in floors::check(&rust, &mut findings) {
-        println!("{summary}");
+        tell!("{summary}");
     }
     let manifests = sources.iter().filter(|source| source.path.ends_with("Cargo.toml"));
     edges::check(&manifests.collect::<Vec<_>>(), &mut findings);

@@ -79,8 +79,8 @@ fn unsafe_place(source: &Source, findings: &mut Vec<Finding>) {
     }
 }
 
-/// A program's memory is reached by `UserPtr` and by requests: who names the machine's functions has
-/// lost the pointer's type.
+/// A program's memory is reached by `UserPtr` and by requests: who names the machine's functions
+/// has lost the pointer's type.
 fn typed_pointers(source: &Source, findings: &mut Vec<Finding>) {
     let is_kernel = source.path.starts_with("kernel/src");
     if !is_kernel || UACCESS_PLACES.iter().any(|place| source.path.starts_with(place)) {

@@ -130,11 +130,16 @@ fn try_exec(path: &str) -> i32 {
     try_exec_within(path, RLIM_INFINITY)
 }
 
+/// CPU time of such a program: what a hostile file makes a program of may run for ever, or through
+/// gigabytes of zeros, where nothing is at a random place.
+const CPU_S: u64 = 10;
+
 fn try_exec_within(path: &str, address_space_bytes: u64) -> i32 {
     let p = c(path);
     let w = argv(&[c("x"), c("child"), c("true")]);
     let child = fork(|| {
         let _ = sc!(SYS_setrlimit, RLIMIT_AS, [address_space_bytes; 2].as_ptr());
+        let _ = sc!(SYS_setrlimit, RLIMIT_CPU, [CPU_S; 2].as_ptr());
         sc!(SYS_execve, p.as_ptr(), w.as_ptr(), 0).err().unwrap_or(0)
     });
     let s = wait(child);

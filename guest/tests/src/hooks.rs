@@ -14,16 +14,19 @@ use crate::sys::*;
 /// Where hooks and their counts are, and the tally's switch.
 const HOOKS: &str = "/sys/kernel/security/hooks";
 
-type Row = (&'static [&'static str], fn());
+/// Hooks, and what asks them.
+pub type Row = (&'static [&'static str], fn());
 
 fn made(path: &str) -> i32 {
     open(path, O_RDWR | O_CREAT).fd()
 }
 
-const FILE: &str = "/tmp/hooks/file";
+/// Where all of it happens.
+pub const FOLDER: &str = "/tmp/hooks";
+pub const FILE: &str = "/tmp/hooks/file";
 const LINK: &str = "/tmp/hooks/link";
 const OTHER: &str = "/tmp/hooks/other";
-const DIR: &str = "/tmp/hooks/dir";
+pub const DIR: &str = "/tmp/hooks/dir";
 const NEW: &str = "/tmp/hooks/new";
 
 fn p(path: &str) -> std::ffi::CString {
@@ -66,7 +69,7 @@ fn both(ends: [i32; 2]) {
 }
 
 #[rustfmt::skip]
-const ROWS: &[Row] = &[
+pub const ROWS: &[Row] = &[
     // Who acts.
     (&["capable", "path_chroot"], || sc!(SYS_chroot, c"/".as_ptr()).is(0)),
     (&["capget"], || {
@@ -142,8 +145,14 @@ const ROWS: &[Row] = &[
     (&["path_rmdir", "inode_rmdir"], || sc!(SYS_rmdir, p(DIR).as_ptr()).is(0)),
     (&["path_symlink", "inode_symlink"],
         || sc!(SYS_symlink, p("file").as_ptr(), p(LINK).as_ptr()).is(0)),
-    (&["inode_follow_link", "inode_getattr"], || { std::fs::metadata(LINK).unwrap(); }),
-    (&["inode_readlink"], || { std::fs::read_link(LINK).unwrap(); }),
+    (&["inode_follow_link", "inode_getattr"], || {
+        let mut room = [0u64; 18];
+        sc!(SYS_stat, p(LINK).as_ptr(), room.as_mut_ptr()).is(0);
+    }),
+    (&["inode_readlink"], || {
+        let mut room = [0u8; 8];
+        sc!(SYS_readlink, p(LINK).as_ptr(), room.as_mut_ptr(), 8).is(4);
+    }),
     (&["path_unlink", "inode_unlink"], || sc!(SYS_unlink, p(LINK).as_ptr()).is(0)),
     (&["path_link", "inode_link"],
         || sc!(SYS_link, p(FILE).as_ptr(), p(LINK).as_ptr()).is(0)),
@@ -178,12 +187,12 @@ const ROWS: &[Row] = &[
     }),
     // Mounts.
     (&["sb_mount", "sb_alloc_security", "sb_kern_mount", "sb_remount", "sb_umount"], || {
-        std::fs::create_dir_all(DIR).unwrap();
+        sc!(SYS_mkdir, p(DIR).as_ptr(), 0o755).is(0);
         let (at, kind) = (p(DIR), c"tmpfs".as_ptr());
         sc!(SYS_mount, kind, at.as_ptr(), kind, 0, 0).is(0);
         sc!(SYS_mount, 0, at.as_ptr(), 0, MS_REMOUNT | MS_RDONLY, 0).is(0);
         sc!(SYS_umount2, at.as_ptr(), 0).is(0);
-        std::fs::remove_dir(DIR).unwrap();
+        sc!(SYS_rmdir, p(DIR).as_ptr()).is(0);
     }),
     // Refused after the question: the new root is no mount.
     (&["sb_pivotroot"], || {
@@ -194,11 +203,15 @@ const ROWS: &[Row] = &[
         let mut room = [0u64; 16];
         sc!(SYS_statfs, p(FILE).as_ptr(), room.as_mut_ptr()).is(0);
     }),
-    (&["sb_show_options"], || { std::fs::read("/proc/self/mountinfo").unwrap(); }),
+    (&["sb_show_options"], || {
+        let fd = open("/proc/self/mountinfo", O_RDONLY).fd();
+        read(fd, 100);
+        close(fd);
+    }),
     // Processes.
     (&["ptrace_access_check"], || {
         let child = fork(|| { sc!(SYS_pause).fails(EINTR); 0 });
-        std::fs::read(format!("/proc/{child}/maps")).unwrap();
+        close(open(&format!("/proc/{child}/maps"), O_RDONLY).fd());
         sc!(SYS_kill, child, SIGKILL).is(0);
         wait_signal(child, SIGKILL);
     }),
@@ -241,12 +254,14 @@ const ROWS: &[Row] = &[
     (&["task_prctl"], || { sc!(SYS_prctl, PR_GET_DUMPABLE, 0, 0, 0, 0).must(); }),
     (&["task_to_inode", "getprocattr"],
         || {
-            let read = std::fs::read("/proc/self/attr/current");
-            assert_eq!(read.unwrap_err().raw_os_error(), Some(EINVAL));
+            let (fd, mut room) = (open("/proc/self/attr/current", O_RDONLY).fd(), [0u8; 8]);
+            sc!(SYS_read, fd, room.as_mut_ptr(), 8).fails(EINVAL);
+            close(fd);
         }),
     (&["setprocattr"], || {
-        let written = std::fs::write("/proc/self/attr/current", "label");
-        assert_eq!(written.unwrap_err().raw_os_error(), Some(EINVAL));
+        let fd = open("/proc/self/attr/current", O_WRONLY).fd();
+        sc!(SYS_write, fd, c"label".as_ptr(), 5).fails(EINVAL);
+        close(fd);
     }),
     (&["getselfattr"], || {
         let mut size = 0u32;

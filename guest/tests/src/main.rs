@@ -6,6 +6,7 @@
 //! process of its own. Reading order: harness.rs, sys.rs, then any subject.
 
 mod accounts;
+mod addresses;
 mod capabilities;
 mod channels;
 mod child;
@@ -36,6 +37,7 @@ mod processes;
 mod procfs;
 mod ptrace;
 mod races;
+mod refusals;
 mod regs;
 mod returns;
 mod rights;
@@ -77,6 +79,7 @@ const SUBJECTS: &[&[Test]] = &[
     order::TESTS,
     errors::TESTS,
     procfs::TESTS,
+    addresses::TESTS,
     channels::TESTS,
     sockets::TESTS,
     tcp::TESTS,
@@ -100,7 +103,7 @@ const USAGE: &str = "usage: limen-guest-tests list | run NAME | run-all [FILTER]
        storm NAME [--count N] [--jobs N] | fuzz [--seconds N] [--children N] [--seed S]
          [--jobs J] [--in-vm]
        differ run [--seed S] [--first N] [--count N] [--seconds N] | differ show FILE
-       hogs [FILTER], in a VM only | hooks, in a VM of Limen's only | elf-cases
+       hogs [FILTER], in a VM only | hooks, refusals, in a VM of Limen's only | elf-cases
        errors [CALL] | errors merge FILE FILE | errors differ FILE, as root
        as-init run|run-all …, as the first process of a bare kernel";
 
@@ -155,6 +158,7 @@ fn main() {
         }
         "hogs" => hogs::main(word(2)),
         "hooks" => hooks::main(),
+        "refusals" => refusals::main(),
         "storm" => {
             let (count, jobs) = (option(&args, "--count", 200), option(&args, "--jobs", 8));
             storm::main(word(2), count as u32, jobs as u32)

@@ -1,5 +1,5 @@
-//! The arguments of a system call: words in the program's registers, and the types that a call takes
-//! them for.
+//! The arguments of a system call: words in the program's registers, and the types that a call
+//! takes them for.
 //!
 //! A call is a function with typed arguments in the order of registers. [`Handler`] is implemented
 //! for all of those, so that the table of calls names a function and nothing else: what a word is

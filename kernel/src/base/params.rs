@@ -19,9 +19,11 @@ const fn value(name: &'static str) -> Param {
 /// Every parameter that some part of the kernel or the machine reads, but those of mitigations.
 const KNOWN: &[Param] = &[
     flag("nopcid"),
+    flag("nokaslr"),
     value("cfi"),
     value("cpu-facts"),
     value("cpu-registers"),
+    value("randomize_kstack_offset"),
     value("sysret"),
     value("syscall_work"),
     value("virtio_mmio.device"),

@@ -40,6 +40,36 @@ pub fn note_files(wanted: bool) {
     NOTE_FILES.store(wanted, Ordering::Relaxed);
 }
 
+/// Threads that are remembered with their names: the latest of each.
+const NAMES_MAX: usize = 8192;
+static NOTE_NAMES: AtomicBool = AtomicBool::new(false);
+/// Process and name by thread.
+static NAMES: SpinLock<BTreeMap<u32, (u32, [u8; 16])>> = SpinLock::new(BTreeMap::new());
+
+/// Starts remembering what threads are called, for a trace.
+pub fn note_names(wanted: bool) {
+    NOTE_NAMES.store(wanted, Ordering::Relaxed);
+}
+
+/// Whether anybody wants to know what threads are called.
+#[inline]
+pub fn wants_names() -> bool {
+    NOTE_NAMES.load(Ordering::Relaxed)
+}
+
+/// A thread of this process has this name from now on.
+pub fn named(tid: u32, pid: u32, name: &[u8; 16]) {
+    let mut names = NAMES.lock();
+    if names.len() < NAMES_MAX || names.contains_key(&tid) {
+        names.insert(tid, (pid, *name));
+    }
+}
+
+/// All that is remembered, to be asked once.
+pub fn names() -> BTreeMap<u32, (u32, [u8; 16])> {
+    core::mem::take(&mut *NAMES.lock())
+}
+
 #[inline(always)]
 fn slot(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX).min(syscalls::END)

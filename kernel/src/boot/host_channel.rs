@@ -54,5 +54,7 @@ fn act(console: &Console, listener: &dyn Listener, message: &ToGuest) {
         ToGuest::Winsize { rows, cols } => listener.window_size(rows, cols),
         ToGuest::Realtime { ns } => listener.realtime(ns),
         ToGuest::Signal { number } => listener.signal(number),
+        // Sessions have channels of their own (`sessions.rs`).
+        ToGuest::Exec { .. } => machine::log!("the first program is running already"),
     }
 }

@@ -34,6 +34,9 @@ pub fn init(want: &Want) {
         machine::log!("no trace: no memory for it, or this image has no site tables");
     } else {
         TRACE.store(want.trace, Ordering::Relaxed);
+        tally::note_names(want.trace);
+        // This one had its name before anybody asked.
+        crate::process::note_name(&current());
     }
     COUNT_MISSING.store(want.missing_syscalls, Ordering::Relaxed);
     tally::note_files(want.missing_files);
@@ -136,6 +139,10 @@ fn interrupts() -> Vec<(String, u64)> {
 fn send_trace() {
     const BATCH_BYTES: usize = 8192;
     let Ok(console) = crate::drivers::console::console() else { return };
+    for (tid, (pid, name)) in tally::names() {
+        let len = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+        send(&ToHost::Thread { tid, pid, name: name[..len].to_vec() });
+    }
     for cpu in 0..machine::cpu::cpu_count() {
         let mut lines = Vec::new();
         // A copy first: what is sent makes entries of its own.
@@ -161,14 +168,20 @@ fn send_trace() {
 
 fn event(record: &trace::Record) -> TraceEvent {
     let vector = |number: u8| (String::from(trace::vector_name(number)), u64::from(number));
+    let mut values = Vec::new();
     let (phase, (name, number)) = match record.event {
-        Event::Syscall(number) => {
+        Event::Syscall(number, arguments) => {
             let name = syscalls::name(number).unwrap_or("unknown-syscall");
+            values = arguments.to_vec();
             (Phase::Begin, (name.to_string(), u64::from(number)))
         }
         Event::Vector(number) => (Phase::Begin, vector(number)),
         Event::Interrupt(number) => (Phase::Begin, vector(number)),
         Event::Exit => (Phase::End, (String::from("-"), 0)),
+        Event::Return(result) => {
+            values = alloc::vec![result];
+            (Phase::End, (String::from("-"), 0))
+        }
         Event::Ipi { cause, target, state, action } => {
             let action = if action == Action::Sent { "sent" } else { "deferred" };
             let name = format!("{}-{action}-{}", cause.name(), state.name());
@@ -179,7 +192,7 @@ fn event(record: &trace::Record) -> TraceEvent {
         Event::Flush => (Phase::Instant, (String::from("flush-behind-guest"), 0)),
         Event::Switch(tid) => (Phase::Instant, (String::from("switch"), u64::from(tid))),
     };
-    TraceEvent { cpu: record.cpu as u8, at_ns: record.at_ns, phase, name, number }
+    TraceEvent { cpu: record.cpu as u8, at_ns: record.at_ns, phase, name, number, values }
 }
 
 /// Sends everything that was counted, then the program's fate, and ends the machine.

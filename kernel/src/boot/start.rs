@@ -21,7 +21,7 @@ use crate::base::sync::WaitQueue;
 use crate::base::time::{self, Deadline, NS_PER_SEC, set_realtime_ns};
 use crate::boot::host_channel::{Listener, listen};
 use crate::boot::initramfs;
-use crate::boot::report;
+use crate::boot::{report, sessions};
 use crate::drivers::stdio::{self, Stream};
 use crate::fs::overlay::OverlayFs;
 use crate::fs::tmpfs::{Limits, TmpFs};
@@ -29,7 +29,7 @@ use crate::ipc::futex::robust;
 use crate::ipc::sysv::undo;
 use crate::ipc::timerfd;
 use crate::mm::vdso;
-use crate::process::exec::{self, Request};
+use crate::process::exec::{self, Image, Request};
 use crate::process::init::{First, PROGRAM_PID};
 use crate::process::oom;
 use crate::process::signal::{SigInfo, send_to_group};
@@ -40,7 +40,9 @@ use crate::vfs as fs;
 use crate::vfs::open::{How, open_executable};
 use crate::vfs::page_cache;
 use crate::vfs::path::{Context, FsContext, Location, resolve, walk};
-use crate::vfs::{FdTable, File, FileSystem, FileType, SetAttributes, mount, namei as tree};
+use crate::vfs::{
+    FdTable, File, FileOps, FileSystem, FileType, SetAttributes, mount, namei as tree,
+};
 
 static CONFIG: Once<BootConfig> = Once::new();
 
@@ -103,15 +105,21 @@ fn register_floors() {
 
 /// The program has ended with this wait(2) status, or could not be started: tells the command line.
 pub fn ended(result: Result<i32>) {
-    let fate = match result {
-        Ok(status) if status & 0x7f != 0 => ToHost::Signaled { number: (status & 0x7f) as u8 },
-        Ok(status) => ToHost::Exit { code: (status >> 8) as u8 },
+    match result {
+        Ok(status) => report::finish(&fate(status)),
         Err(error) => {
             machine::log!("boot failed: starting the program: {}", error.name());
             machine::power::off(machine::power::OK)
         }
-    };
-    report::finish(&fate)
+    }
+}
+
+/// What the command line is told of a wait(2) status.
+pub(super) fn fate(status: i32) -> ToHost {
+    match status & 0x7f {
+        0 => ToHost::Exit { code: (status >> 8) as u8 },
+        signal => ToHost::Signaled { number: signal as u8 },
+    }
 }
 
 fn try_prepare() -> core::result::Result<First, Failure> {
@@ -151,23 +159,7 @@ fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<F
     let cwd = resolve(&context, raw::AT_FDCWD, &config.cwd, walk::FOLLOW | walk::DIRECTORY);
     *fs.cwd.lock() =
         cwd.step(format!("working directory {}", String::from_utf8_lossy(&config.cwd)))?;
-    let open = |path: &[u8]| open_executable(&context, raw::AT_FDCWD, path, 0);
-    let image = open(&config.program).and_then(|file| {
-        exec::load(Request {
-            path: config.program.clone(),
-            file,
-            arguments: config.argv.clone(),
-            environment: config.env.clone(),
-            raise: &|_| Ok((credentials.clone(), false)),
-            is_closing: false,
-            randomize: true,
-            stack_limit: security::Limits::default().soft(Resource::Stack),
-            open: &open,
-        })
-    });
-    // There is no process yet that a bad file could end.
-    let image = image.map_err(|error| if error == exec::FATAL { Errno::ENOEXEC } else { error });
-    let image = match image {
+    let image = match load(&context, config) {
         Ok(image) => image,
         Err(error) => {
             let path = config.program.clone();
@@ -177,9 +169,12 @@ fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<F
             })
         }
     };
-    let files = standard_files(config, &context).step("standard files")?;
+    let streams = Streams { terminal: b"/dev/console", open: &stdio::open };
+    start_console(config).step("the console")?;
+    let files = standard_files(config, &context, &streams).step("standard files")?;
     crate::tty::console::first_program(PROGRAM_PID, &files);
     listen(Arc::new(HostEvents)).step("control channel")?;
+    sessions::listen(root).step("ports for limen exec")?;
     if config.want.clock {
         take_hosts_time();
     }
@@ -228,17 +223,56 @@ impl Listener for HostEvents {
     }
 }
 
+/// Loads the program of a configuration, for whom it is started as.
+pub(super) fn load(context: &Context, config: &BootConfig) -> Result<Image> {
+    let open = |path: &[u8]| open_executable(context, raw::AT_FDCWD, path, 0);
+    let credentials = &context.subject.credentials;
+    let image = open(&config.program).and_then(|file| {
+        exec::load(Request {
+            path: config.program.clone(),
+            file,
+            arguments: config.argv.clone(),
+            environment: config.env.clone(),
+            raise: &|_| Ok(((**credentials).clone(), false)),
+            is_closing: false,
+            randomize: true,
+            stack_limit: security::Limits::default().soft(Resource::Stack),
+            open: &open,
+        })
+    });
+    // There is no process yet that a bad file could end.
+    image.map_err(|error| if error == exec::FATAL { Errno::ENOEXEC } else { error })
+}
+
+/// Where the standard streams of a program lead.
+pub(super) struct Streams<'a> {
+    /// The terminal's path, where one of them is a terminal.
+    pub(super) terminal: &'a [u8],
+    /// Opens one that is none.
+    pub(super) open: &'a dyn Fn(Stream) -> Result<Arc<dyn FileOps>>,
+}
+
+fn start_console(config: &BootConfig) -> Result<()> {
+    if !config.stdio.contains(&Stdio::Tty) {
+        return Ok(());
+    }
+    let (rows, cols) = (config.winsize.rows, config.winsize.cols);
+    crate::tty::console::start(WinSize { rows, cols, ..WinSize::default() })
+}
+
 /// Descriptors 0, 1 and 2 as the host's are.
-fn standard_files(config: &BootConfig, context: &Context) -> Result<FdTable> {
+pub(super) fn standard_files(
+    config: &BootConfig,
+    context: &Context,
+    to: &Streams<'_>,
+) -> Result<FdTable> {
     let files = FdTable::new();
     let kernel = Context::for_kernel(&context.root());
     if config.stdio.contains(&Stdio::Tty) {
-        let (rows, cols) = (config.winsize.rows, config.winsize.cols);
-        crate::tty::console::start(WinSize { rows, cols, ..WinSize::default() })?;
         // The program may open its terminal again, by /dev/stdin.
-        let node = resolve(&kernel, raw::AT_FDCWD, b"/dev/console", 0)?;
-        let owner = SetAttributes { uid: Some(config.uid), ..SetAttributes::default() };
-        node.inode().set_attributes(&owner)?;
+        let node = resolve(&kernel, raw::AT_FDCWD, to.terminal, 0)?;
+        let uid = Some(context.subject.credentials.uid);
+        node.inode().set_attributes(&SetAttributes { uid, ..SetAttributes::default() })?;
     }
     let streams = [
         (Stream::Input, raw::O_RDONLY),
@@ -252,10 +286,10 @@ fn standard_files(config: &BootConfig, context: &Context) -> Result<FdTable> {
                 fs::open::open(context, raw::AT_FDCWD, b"/dev/null", &how)?
             }
             Stdio::Tty => {
-                let how = How { flags: raw::O_RDWR, mode: 0, walk: 0 };
-                fs::open::open(&kernel, raw::AT_FDCWD, b"/dev/console", &how)?
+                let how = How { flags: raw::O_RDWR | raw::O_NOCTTY, mode: 0, walk: 0 };
+                fs::open::open(&kernel, raw::AT_FDCWD, to.terminal, &how)?
             }
-            Stdio::Pipe => File::new(stdio::open(stream)?, flags, None),
+            Stdio::Pipe => File::new((to.open)(stream)?, flags, None),
         };
         files.insert(file, false, fd as u32, 3)?;
     }

@@ -159,6 +159,7 @@ fn become_image(process: &Arc<Process>, image: Image, regs: &mut PtRegs) {
     thread.signals.lock().alt_stack = Default::default();
     crate::process::timers::on_exec(process);
     *thread.name.lock() = image.name;
+    crate::process::note_name(&thread);
     process.settings.has_executed.store(true, Ordering::Relaxed);
     tally::program_started();
     process.settings.membarrier.store(0, Ordering::Relaxed);

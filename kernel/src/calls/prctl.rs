@@ -109,7 +109,9 @@ fn set_name(address: u64) -> Result<u64> {
     let mut name = [0u8; 16];
     let given = read_name(address)?;
     name[..given.len()].copy_from_slice(&given);
-    *current().name.lock() = name;
+    let thread = current();
+    *thread.name.lock() = name;
+    crate::process::note_name(&thread);
     Ok(0)
 }
 

@@ -11,7 +11,10 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use abi::{Errno, Result};
-use formats::ports::{CONTROL_PORT_NR, MAX_PORTS, STDERR_PORT_NR, STDIO_PORT_NR};
+use formats::ports::{
+    CONTROL_PORT_NR, EXEC_MAX_PORTS, EXEC_SESSIONS, MAX_PORTS, STDERR_PORT_NR, STDIO_PORT_NR,
+    exec_ports,
+};
 use machine::sync::{Once, SpinLock};
 use machine::virtio::{self, Buffers, Device, DeviceError, Kind, Queue};
 
@@ -88,7 +91,21 @@ impl Control {
 /// The ports to the command line.
 pub struct Console {
     control: SpinLock<Control>,
-    ports: [(u32, Port); 3],
+    /// Those of the program first, in the order of [`PROGRAM_PORTS`], then those of sessions.
+    ports: Vec<(u32, Port)>,
+}
+
+const PROGRAM_PORTS: [u32; 3] = [CONTROL_PORT_NR, STDIO_PORT_NR, STDERR_PORT_NR];
+
+/// The three ports of a session: of a program that was started from outside.
+#[derive(Clone, Copy)]
+pub struct Session {
+    /// The control channel.
+    pub control: &'static Port,
+    /// Standard input and output.
+    pub stdio: &'static Port,
+    /// Standard error.
+    pub stderr: &'static Port,
 }
 
 static CONSOLE: Once<Option<Arc<Console>>> = Once::new();
@@ -108,9 +125,11 @@ impl Console {
         if device.negotiate(FEATURE_MULTIPORT)? & FEATURE_MULTIPORT == 0 {
             return Err(DeviceError::Features);
         }
-        if device.config_u32(CONFIG_MAX_PORTS) < MAX_PORTS {
+        let max_ports = device.config_u32(CONFIG_MAX_PORTS);
+        if max_ports < MAX_PORTS {
             return Err(DeviceError::NoQueue);
         }
+        let sessions = if max_ports < EXEC_MAX_PORTS { 0 } else { EXEC_SESSIONS };
         let rx = device.queue(CONTROL_RX, QUEUE_SIZE)?;
         let tx = device.queue(CONTROL_TX, QUEUE_SIZE)?;
         let mut port = |number: u32| {
@@ -120,7 +139,8 @@ impl Console {
             let tx = device.queue(first + 1, QUEUE_SIZE)?;
             Ok((number, Port::new(rx, tx)))
         };
-        let ports = [port(CONTROL_PORT_NR)?, port(STDIO_PORT_NR)?, port(STDERR_PORT_NR)?];
+        let numbers = PROGRAM_PORTS.into_iter().chain((0..sessions).flat_map(exec_ports));
+        let ports = numbers.map(&mut port).collect::<core::result::Result<Vec<_>, _>>()?;
         let mut control = Control { rx, tx };
         for _ in 0..CONTROL_BUFFERS.min(control.rx.size()) {
             control.give(Vec::with_capacity(CONTROL_BYTES));
@@ -152,6 +172,12 @@ impl Console {
     /// Standard error.
     pub fn stderr(&self) -> &Port {
         &self.ports[2].1
+    }
+
+    /// The ports of a session, if the device has them.
+    pub fn session(&'static self, number: u32) -> Option<Session> {
+        let [control, stdio, stderr] = exec_ports(number).map(|number| self.port(number));
+        Some(Session { control: control?, stdio: stdio?, stderr: stderr? })
     }
 
     fn on_interrupt(&self) {

@@ -50,6 +50,9 @@ struct Rx {
 struct Tx {
     queue: Queue,
     in_flight: usize,
+    /// Buffers that never come back: QEMU keeps the one that a host's end did not take in whole
+    /// when that end was closed.
+    lost: usize,
 }
 
 /// A port.
@@ -61,7 +64,12 @@ pub struct Port {
     /// How many bytes there will have been, once the host has said so.
     end: AtomicU64,
     host_open: AtomicBool,
-    /// The host has opened its end and closed it again, or the device is gone.
+    /// How often the host has opened its end.
+    openings: AtomicU64,
+    /// How often the port was started anew: whose bytes these are.
+    owner: AtomicU64,
+    /// The host has opened its end and closed it again, or the device is gone. For good, but where
+    /// the port is started anew.
     closed: AtomicBool,
     /// Nobody reads at the host any more what is written here.
     output_closed: AtomicBool,
@@ -105,13 +113,21 @@ impl Tx {
     /// Takes back what the device has sent.
     fn reap(&mut self) {
         while self.queue.pop_completed().is_some() {
-            self.in_flight -= 1;
+            // Another device may give back late what was thought lost.
+            let count = if self.in_flight > 0 { &mut self.in_flight } else { &mut self.lost };
+            *count = count.saturating_sub(1);
         }
+    }
+
+    /// Whoever was at the host's end has gone, with what was not sent by then.
+    fn give_up(&mut self) {
+        self.reap();
+        self.lost += core::mem::take(&mut self.in_flight);
     }
 
     fn has_room(&mut self) -> bool {
         self.reap();
-        self.in_flight < TX_BUFFERS.min(self.queue.size())
+        self.in_flight < TX_BUFFERS.min(self.queue.size().saturating_sub(self.lost))
     }
 }
 
@@ -124,10 +140,12 @@ impl Port {
         }
         Port {
             rx: SpinLock::new(rx),
-            tx: SpinLock::new(Tx { queue: tx, in_flight: 0 }),
+            tx: SpinLock::new(Tx { queue: tx, in_flight: 0, lost: 0 }),
             delivered: AtomicU64::new(0),
             end: AtomicU64::new(NO_END),
             host_open: AtomicBool::new(false),
+            openings: AtomicU64::new(0),
+            owner: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             output_closed: AtomicBool::new(false),
             readable: Arc::new(WaitQueue::new()),
@@ -138,12 +156,18 @@ impl Port {
     /// Reads what there is, at least one byte unless it is the end (0). Sleeps until there is
     /// something; EAGAIN instead if `nonblocking`. EIO if the device is broken.
     pub fn read(&self, sink: &mut Sink<'_>, nonblocking: bool) -> Result<usize> {
+        self.read_as(self.owner(), sink, nonblocking)
+    }
+
+    /// The same for whom the port has belonged to since [`Self::owner`] was this: the end once it
+    /// is another's.
+    pub fn read_as(&self, owner: u64, sink: &mut Sink<'_>, nonblocking: bool) -> Result<usize> {
         let mut done = 0;
         while sink.left() > 0 {
             let taken = if done > 0 || nonblocking {
-                self.take()
+                self.take(owner)
             } else {
-                Some(self.readable.wait(|| self.take())?)
+                Some(self.readable.wait(|| self.take(owner))?)
             };
             let mut chunk = match taken {
                 Some(Taken::Chunk(chunk)) => chunk,
@@ -154,8 +178,7 @@ impl Port {
             let result = sink.put(&chunk.bytes[chunk.used..]);
             let copied = *result.as_ref().unwrap_or(&0);
             chunk.used += copied;
-            self.delivered.fetch_add(copied as u64, Ordering::SeqCst);
-            self.put_back(chunk);
+            self.put_back(owner, chunk, copied);
             done += copied;
             if let Err(error) = result {
                 return if done > 0 { Ok(done) } else { Err(error) };
@@ -164,8 +187,11 @@ impl Port {
         Ok(done)
     }
 
-    fn take(&self) -> Option<Taken> {
+    fn take(&self, owner: u64) -> Option<Taken> {
         let mut rx = self.rx.lock();
+        if self.owner() != owner {
+            return Some(Taken::End);
+        }
         if rx.busy {
             return None;
         }
@@ -179,10 +205,15 @@ impl Port {
         self.is_at_end().then_some(Taken::End)
     }
 
-    fn put_back(&self, chunk: Chunk) {
+    /// A reader brings back what it took, `copied` bytes of which were delivered.
+    fn put_back(&self, owner: u64, chunk: Chunk, copied: usize) {
         let mut rx = self.rx.lock();
         rx.busy = false;
-        if chunk.used < chunk.bytes.len() {
+        let is_owners = self.owner() == owner;
+        if is_owners {
+            self.delivered.fetch_add(copied as u64, Ordering::SeqCst);
+        }
+        if is_owners && chunk.used < chunk.bytes.len() {
             rx.chunk = Some(chunk);
         } else {
             rx.give(chunk.bytes);
@@ -201,9 +232,20 @@ impl Port {
     /// host said that nobody reads, EIO if the device is broken or the host never opened its end.
     /// Bytes after the host has closed its end are thrown away, as by the device.
     pub fn write(&self, source: &mut Source<'_>, nonblocking: bool) -> Result<usize> {
+        self.write_as(self.owner(), source, nonblocking)
+    }
+
+    /// The same for whom the port has belonged to since [`Self::owner`] was this: EPIPE once it is
+    /// another's.
+    pub fn write_as(
+        &self,
+        owner: u64,
+        source: &mut Source<'_>,
+        nonblocking: bool,
+    ) -> Result<usize> {
         let mut done = 0;
         while source.left() > 0 {
-            let result = self.write_some(source, nonblocking);
+            let result = self.write_some(owner, source, nonblocking);
             match result {
                 Ok(0) => break,
                 Ok(written) => done += written,
@@ -214,19 +256,23 @@ impl Port {
         Ok(done)
     }
 
-    fn write_some(&self, source: &mut Source<'_>, nonblocking: bool) -> Result<usize> {
+    fn write_some(&self, owner: u64, source: &mut Source<'_>, nonblocking: bool) -> Result<usize> {
         // Room first: bytes taken from the source must not be lost to a signal.
-        self.wait_for_room(nonblocking)?;
+        self.wait_for_room(owner, nonblocking)?;
         let mut bytes = alloc::vec![0; source.left().min(TX_BYTES)];
         let taken = source.take(&mut bytes)?;
         bytes.truncate(taken);
-        if taken == 0 {
-            return Ok(0);
+        // What is written behind the end of one connection must not be the next one's.
+        if taken == 0 || self.is_closed() {
+            return Ok(taken);
         }
         let mut outgoing = Some(bytes);
         // Another writer may have used the room, so wait again, but for the device only.
         self.writable.wait_uninterruptible(|| {
             let mut tx = self.tx.lock();
+            if self.owner() != owner {
+                return Some(Err(Errno::EPIPE));
+            }
             if !tx.has_room() && !tx.queue.is_broken() {
                 return None;
             }
@@ -249,9 +295,9 @@ impl Port {
         })
     }
 
-    fn wait_for_room(&self, nonblocking: bool) -> Result<()> {
+    fn wait_for_room(&self, owner: u64, nonblocking: bool) -> Result<()> {
         let is_open = || {
-            if self.output_closed.load(Ordering::SeqCst) {
+            if self.output_closed.load(Ordering::SeqCst) || self.owner() != owner {
                 return Some(Err(Errno::EPIPE));
             }
             let open = self.host_open.load(Ordering::SeqCst) || self.closed.load(Ordering::SeqCst);
@@ -259,7 +305,7 @@ impl Port {
         };
         let has_room = || {
             let mut tx = self.tx.lock();
-            (tx.has_room() || tx.queue.is_broken()).then_some(())
+            (tx.has_room() || tx.queue.is_broken() || self.owner() != owner).then_some(())
         };
         if nonblocking {
             is_open().ok_or(Errno::EAGAIN)??;
@@ -332,13 +378,53 @@ impl Port {
         available
     }
 
+    /// Whose bytes these are: another number after [`Self::start_anew`].
+    pub fn owner(&self) -> u64 {
+        self.owner.load(Ordering::SeqCst)
+    }
+
+    /// Waits until the host has its end open and has opened it more often than `before`; how often
+    /// it has. The error is EIO after `timeout_ns`, if there is one.
+    pub fn wait_opened(&self, before: u64, timeout_ns: Option<u64>) -> Result<u64> {
+        let opened = || {
+            let openings = self.openings.load(Ordering::SeqCst);
+            (openings > before && self.host_open.load(Ordering::SeqCst)).then_some(openings)
+        };
+        let deadline = timeout_ns.map(Deadline::after_ns);
+        let waited = self.readable.wait_deadline(Sleep::Uninterruptible, deadline, opened);
+        waited.map_err(|_| Errno::EIO)
+    }
+
+    /// Somebody else is at the host's end: what has come and was not read is thrown away, whoever
+    /// still reads or writes here finds the end, and the counting begins anew.
+    pub fn start_anew(&self) {
+        let mut rx = self.rx.lock();
+        self.owner.fetch_add(1, Ordering::SeqCst);
+        while let Some(chunk) = rx.next_chunk() {
+            rx.give(chunk.bytes);
+        }
+        self.delivered.store(0, Ordering::SeqCst);
+        self.end.store(NO_END, Ordering::SeqCst);
+        self.output_closed.store(false, Ordering::SeqCst);
+        self.closed.store(!self.host_open.load(Ordering::SeqCst), Ordering::SeqCst);
+        drop(rx);
+        self.tx.lock().give_up();
+        self.readable.wake_all(0);
+        self.writable.wake_all(0);
+    }
+
+    /// True once the host has closed its end.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
     /// The host opened or closed its end. Called in interrupts.
     pub(super) fn set_host_open(&self, open: bool) {
         let was_open = self.host_open.swap(open, Ordering::SeqCst);
         if was_open && !open {
             self.closed.store(true, Ordering::SeqCst);
         } else if open {
-            self.closed.store(false, Ordering::SeqCst);
+            self.openings.fetch_add(1, Ordering::SeqCst);
         }
         self.readable.wake_all(0);
         self.writable.wake_all(0);

@@ -11,7 +11,7 @@ use core::any::Any;
 use abi::{Errno, Result};
 
 use super::Port;
-use super::console::{Console, console};
+use super::console::console;
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::user::UserPtr;
@@ -32,29 +32,29 @@ pub enum Stream {
 /// A stream; what open(2) of /proc/self/fd/N gives again.
 struct StreamFile {
     stream: Stream,
-    console: Option<&'static Arc<Console>>,
+    /// The port, and whom it belonged to when this was opened.
+    port: Option<(&'static Port, u64)>,
     inode: Arc<AnonInode>,
     me: alloc::sync::Weak<StreamFile>,
 }
 
-/// Opens a standard stream.
+/// Opens a standard stream of the first program.
 pub fn open(stream: Stream) -> Result<Arc<dyn FileOps>> {
-    let console = console().ok();
-    let inode = AnonInode::new(FileType::Fifo, 0o600, "pipe");
-    let file = Arc::new_cyclic(|me| StreamFile { stream, console, inode, me: me.clone() });
-    let opener: alloc::sync::Weak<dyn Reopen> = file.me.clone();
-    file.inode.set_opener(opener);
-    Ok(file)
+    let port = console().ok().map(|console| match stream {
+        Stream::Input | Stream::Output => console.stdio(),
+        Stream::Error => console.stderr(),
+    });
+    Ok(open_at(stream, port))
 }
 
-impl StreamFile {
-    fn port(&self) -> Option<&Port> {
-        let console = self.console?;
-        Some(match self.stream {
-            Stream::Input | Stream::Output => console.stdio(),
-            Stream::Error => console.stderr(),
-        })
-    }
+/// Opens a standard stream at a port, as long as that belongs to whom it belongs to now.
+pub fn open_at(stream: Stream, port: Option<&'static Port>) -> Arc<dyn FileOps> {
+    let port = port.map(|port| (port, port.owner()));
+    let inode = AnonInode::new(FileType::Fifo, 0o600, "pipe");
+    let file = Arc::new_cyclic(|me| StreamFile { stream, port, inode, me: me.clone() });
+    let opener: alloc::sync::Weak<dyn Reopen> = file.me.clone();
+    file.inode.set_opener(opener);
+    file
 }
 
 /// Bytes that go to the serial port at once: it is slow, and nobody else writes meanwhile.
@@ -89,9 +89,9 @@ impl Reopen for StreamFile {
 impl FileOps for StreamFile {
     fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
         match self.stream {
-            Stream::Input => self.port().map_or(Ok(0), |port| {
+            Stream::Input => self.port.map_or(Ok(0), |(port, owner)| {
                 let nowait = file.is_nonblocking() || !sink.may_wait();
-                port.read(sink, nowait)
+                port.read_as(owner, sink, nowait)
             }),
             Stream::Output | Stream::Error => Err(Errno::EBADF),
         }
@@ -101,10 +101,10 @@ impl FileOps for StreamFile {
         if self.stream == Stream::Input {
             return Err(Errno::EBADF);
         }
-        let Some(port) = self.port() else { return write_to_serial(source) };
+        let Some((port, owner)) = self.port else { return write_to_serial(source) };
         let result = {
             let nowait = file.is_nonblocking() || !source.may_wait();
-            port.write(source, nowait)
+            port.write_as(owner, source, nowait)
         };
         if result == Err(Errno::EPIPE) {
             crate::ipc::signals::broken_pipe();
@@ -118,13 +118,18 @@ impl FileOps for StreamFile {
             Stream::Output | Stream::Error => events::WRITABLE | events::ERR,
         };
         let ready = || events::READABLE | events::WRITABLE;
-        self.port().map_or_else(ready, |port| port.poll(table)) & wanted
+        let state = |(port, owner): (&Port, u64)| match port.owner() == owner {
+            true => port.poll(table),
+            false => ready() | events::HUP | events::ERR,
+        };
+        self.port.map_or_else(ready, state) & wanted
     }
 
     fn ioctl(&self, _file: &File, command: u32, argument: u64) -> Result<u64> {
         match command {
             abi::ioctl::FIONREAD if self.stream == Stream::Input => {
-                let available = self.port().map_or(0, Port::available);
+                let own = self.port.filter(|(port, owner)| port.owner() == *owner);
+                let available = own.map_or(0, |(port, _)| port.available());
                 UserPtr::<i32>::new(argument).write(&(available as i32))?;
                 Ok(0)
             }

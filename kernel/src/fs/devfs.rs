@@ -2,7 +2,8 @@
 //! full(4), random(4)).
 //!
 //! Terminals are elsewhere: their drivers register themselves with [`crate::vfs::chrdev`], and the
-//! nodes made here (tty, console, ptmx) lead to them. Numbers are those of Linux's list of devices.
+//! nodes made here (tty, console, ptmx, hvcN) lead to them. Numbers are those of Linux's list of
+//! devices.
 
 use alloc::sync::Arc;
 use core::any::Any;
@@ -31,6 +32,10 @@ const NODES: &[(&[u8], u32, u32, u32)] = &[
     (b"tty", 5, 0, 0o666),
     (b"console", 5, 1, 0o600),
     (b"ptmx", 5, 2, 0o666),
+    (b"hvc0", 229, 0, 0o600),
+    (b"hvc1", 229, 1, 0o600),
+    (b"hvc2", 229, 2, 0o600),
+    (b"hvc3", 229, 3, 0o600),
     (b"kvm", 10, 232, 0o666),
 ];
 

@@ -565,9 +565,19 @@ impl Inode for TmpInode {
     }
 
     fn create(&self, name: &[u8], new: &NewObject<'_>) -> Result<Arc<dyn Inode>> {
+        self.create_if(name, new, &|_| Ok(()))
+    }
+
+    fn create_if(
+        &self,
+        name: &[u8],
+        new: &NewObject<'_>,
+        admit: &dyn Fn(&dyn Inode) -> Result<()>,
+    ) -> Result<Arc<dyn Inode>> {
         let directory = self.directory()?;
         let is_directory = new.file_type == FileType::Directory;
         let inode = self.new_object(new, if is_directory { 2 } else { 1 })?;
+        admit(inode.as_ref())?;
         {
             let mut entries = directory.lock();
             if entries.dead {

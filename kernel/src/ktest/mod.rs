@@ -9,6 +9,7 @@
 use machine::ktest::Test;
 
 mod defer;
+mod hooks;
 mod ninep;
 mod ninep_server;
 mod others;
@@ -16,8 +17,15 @@ mod sched;
 mod text;
 mod window;
 
-const SUITES: &[&[Test]] =
-    &[text::TESTS, sched::TESTS, defer::TESTS, window::TESTS, ninep::TESTS, others::TESTS];
+const SUITES: &[&[Test]] = &[
+    text::TESTS,
+    sched::TESTS,
+    defer::TESTS,
+    window::TESTS,
+    ninep::TESTS,
+    others::TESTS,
+    hooks::TESTS,
+];
 
 /// Tests of this name run only where the filter asks for them.
 const LONG: &str = "long::";

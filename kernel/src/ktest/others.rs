@@ -28,6 +28,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test { name: "ipi::accounts_add_up", run: accounts },
     Test { name: "handler::user_memory_is_closed", run: user_memory_is_closed },
+    Test { name: "handler::stacks_have_offsets", run: stack_offsets },
     Test { name: "handler::a_bad_iret_is_the_programs_fault", run: bad_iret },
 ];
 
@@ -116,22 +117,42 @@ fn user_memory_is_closed() -> Result<(), String> {
     Ok(())
 }
 
+/// Kernel stacks begin at many addresses, or with `randomize_kstack_offset=off` at one.
+fn stack_offsets() -> Result<(), String> {
+    const ALL: u32 = 64;
+    let line = machine::boot::info().command_line;
+    let is_off = crate::base::params::find(line, "randomize_kstack_offset") == Some("off");
+    let running = Running::start(Program::Storm)?;
+    handler::stack_offsets();
+    let before = handler::calls();
+    wait_until("the program makes no calls", || handler::calls() > before + 2000)?;
+    let seen = handler::stack_offsets();
+    running.stop()?;
+    let wanted = if is_off { 1 } else { ALL };
+    ensure!(seen == wanted, "{seen} offsets of {wanted}");
+    Ok(())
+}
+
 /// Returns that fault, one program each.
-const BAD_RETURNS: usize = 5;
+const BAD_RETURNS: usize = 9;
 
 fn bad_iret() -> Result<(), String> {
     use core::sync::atomic::Ordering;
+    use handler::Bad;
     const SIGNAL: i32 = 0x7f;
-    for _ in 0..BAD_RETURNS {
+    // As Linux answers these faults of a program.
+    let (segv, bus) = (abi::general::SIGSEGV, abi::general::SIGBUS);
+    let kinds = [(Bad::Selector, segv), (Bad::Code, bus), (Bad::Stack, bus)];
+    for (how, wanted) in kinds.into_iter().cycle().take(BAD_RETURNS) {
         let running = Running::start(Program::Spin)?;
         let process = running.process.clone();
-        handler::spoil_next(running.cpu);
+        handler::spoil_next(running.cpu, how);
         // Its frames are those of interrupts: IRET takes them back.
         wait_until("no IRET was spoiled", || !handler::is_to_be_spoiled(running.cpu))?;
         wait_until("the program has not ended", || process.is_zombie.load(Ordering::SeqCst))?;
         let status = process.exit_status.load(Ordering::SeqCst);
         let signal = status & SIGNAL;
-        ensure!(signal == abi::general::SIGSEGV as i32, "it ended with status {status:#x}");
+        ensure!(signal == wanted as i32, "{how:?}: it ended with status {status:#x}");
     }
     Ok(())
 }

@@ -36,7 +36,8 @@ pub fn exit_group_call(regs: &mut Args) -> Result<u64> {
     exit_group(regs, status)
 }
 
-/// Ends the current process with wait(2) status `status`. `regs`, here and below: what a tracer sees.
+/// Ends the current process with wait(2) status `status`. `regs`, here and below: what a tracer
+/// sees.
 pub fn exit_group(regs: &mut PtRegs, status: i32) -> ! {
     let thread = current();
     let process = &thread.process;

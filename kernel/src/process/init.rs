@@ -4,6 +4,7 @@
 //! The program itself has id 2. Were it the first process, signals without handler would not reach
 //! it (as in Linux), and every orphan would stay a zombie for ever, since few programs expect any.
 
+use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -15,6 +16,7 @@ use machine::task::Task;
 use super::exec::Image;
 use super::{Process, Thread, exit, family, wait};
 use crate::base::sched;
+use crate::base::sync::WaitQueue;
 use crate::security::Credentials;
 use crate::vfs::FdTable;
 use crate::vfs::path::FsContext;
@@ -63,7 +65,7 @@ pub fn start(
     let files = Arc::new(FdTable::new());
     let init = Arc::new(Process::blank(INIT_PID, None, files, None, root));
     let body = move || {
-        ended(prepare().and_then(spawn).map(serve));
+        ended(prepare().and_then(|first| spawn(first, |_| {})).map(serve));
         sched::exit_current();
     };
     let task = Task::new_kernel(body).map_err(|_| Errno::ENOMEM)?;
@@ -78,8 +80,29 @@ pub fn start(
     Ok(())
 }
 
+/// Programs beside the first whose ends somebody waits for, with their wait(2) statuses once they
+/// have ended.
+static ENDS: SpinLock<BTreeMap<u32, Option<i32>>> = SpinLock::new(BTreeMap::new());
+static ENDED: WaitQueue = WaitQueue::new();
+
+/// Starts another program beside the first one, in a session of its own; `begins` is told its id
+/// before it runs. Whoever calls this calls [`end_of`], too.
+pub fn start_beside(first: First, begins: impl FnOnce(u32)) -> Result<u32> {
+    spawn(first, |pid| {
+        ENDS.lock().insert(pid, None);
+        begins(pid);
+    })
+}
+
+/// Waits for the end of what [`start_beside`] has started: its wait(2) status.
+pub fn end_of(pid: u32) -> i32 {
+    let status = ENDED.wait_uninterruptible(|| ENDS.lock().get(&pid).copied().flatten());
+    ENDS.lock().remove(&pid);
+    status
+}
+
 /// Starts the program as a child of the first process.
-fn spawn(first: First) -> Result<u32> {
+fn spawn(first: First, begins: impl FnOnce(u32)) -> Result<u32> {
     let parent = super::init_process().ok_or(Errno::ESRCH)?;
     let pid = super::allocate_pid()?;
     let Image { mm, regs, program, name, .. } = first.image;
@@ -100,6 +123,7 @@ fn spawn(first: First) -> Result<u32> {
     super::register_process(&process);
     super::register_thread(&thread)?;
     family::adopt_or_orphan(&parent, &process);
+    begins(pid);
     thread.start();
     Ok(pid)
 }
@@ -110,7 +134,12 @@ fn serve(program: u32) -> i32 {
         // None: no children, which only happens if the program was taken by somebody else.
         match wait::reap_any() {
             Some((pid, status)) if pid == program => return status,
-            Some(_) => {}
+            Some((pid, status)) => {
+                if let Some(end) = ENDS.lock().get_mut(&pid) {
+                    *end = Some(status);
+                }
+                ENDED.wake_all(!0);
+            }
             None => return exit::NO_STATUS,
         }
     }

@@ -400,6 +400,7 @@ pub fn group_members(group: Pid) -> Vec<Arc<Process>> {
 
 /// Enters a thread into the table and into its process. EINTR if the process is ending.
 pub fn register_thread(thread: &Arc<Thread>) -> Result<()> {
+    note_name(thread);
     let process = &thread.process;
     {
         let mut threads = process.threads.lock();
@@ -596,7 +597,18 @@ pub fn kernel_thread(name: &str, task: Task) -> Arc<Thread> {
     let thread = Thread::new(tid, kernel_process(), task);
     let len = name.len().min(15);
     thread.name.lock()[..len].copy_from_slice(&name.as_bytes()[..len]);
+    note_name(&thread);
     thread
+}
+
+/// The thread has its name, or another one: for a trace.
+pub fn note_name(thread: &Thread) {
+    if !crate::base::tally::wants_names() {
+        return;
+    }
+    let name = *thread.name.lock();
+    let tid = thread.base.tid.load(Ordering::Relaxed);
+    crate::base::tally::named(tid, thread.process.pid, &name);
 }
 
 /// Starts a thread of the kernel. When `main` returns, the thread ends.

@@ -60,15 +60,16 @@ impl Content for Mounts {
     }
 
     fn generate(&self, out: &mut Text) -> Result<()> {
-        let seen = mount::all().into_iter().filter_map(|mount| {
+        let mut seen = Vec::new();
+        for mount in mount::all() {
             let top = mount.top();
-            if !top.is_within(&self.root) || hooks::sb_show_options((&top,)).is_err() {
-                return None;
+            if top.is_within(&self.root) {
+                hooks::sb_show_options((&top,))?;
+                let path = top.path(&self.root);
+                seen.push((mount, path));
             }
-            let path = top.path(&self.root);
-            Some((mount, path))
-        });
-        (self.show)(seen.collect(), out);
+        }
+        (self.show)(seen, out);
         Ok(())
     }
 }

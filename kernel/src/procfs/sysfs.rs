@@ -102,8 +102,27 @@ static KERNEL: &[(&str, Static)] = &[
 ];
 
 /// What Linux has in a file system of its own, securityfs; `hooks` is Limen's.
-static SECURITY: &[(&str, Static)] =
-    &[("hooks", Static::Setting(hooks, set_tally)), ("lsm", Static::File(policies))];
+static SECURITY: &[(&str, Static)] = &[
+    ("hooks", Static::Setting(hooks, set_tally)),
+    ("lsm", Static::File(policies)),
+    #[cfg(feature = "hooks-probe")]
+    ("probe", Static::Setting(probe, set_probe)),
+];
+
+#[cfg(feature = "hooks-probe")]
+fn probe(out: &mut Text) -> Result<()> {
+    let (refused, asked) = security::probe::seen();
+    match asked {
+        0 => writeln!(out, "0 -"),
+        _ => writeln!(out, "{refused} {asked:x}"),
+    }
+    Ok(())
+}
+
+#[cfg(feature = "hooks-probe")]
+fn set_probe(data: &[u8]) -> Result<()> {
+    security::probe::tell(core::str::from_utf8(data).map_err(|_| Errno::EINVAL)?)
+}
 
 /// The policies that are on, first asked first. As on Linux no newline ends the list.
 fn policies(out: &mut Text) -> Result<()> {

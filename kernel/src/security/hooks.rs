@@ -139,6 +139,12 @@ pub const fn attachable(policies: &[usize]) -> u32 {
     mask
 }
 
+/// Whether a hook that these policies implement is asked in vain until one of them is attached.
+#[must_use]
+pub const fn are_attachable(policies: &[usize]) -> bool {
+    attachable(policies).count_ones() as usize == policies.len()
+}
+
 /// What a policy's function returns, as a hook's callee returns it.
 pub trait Verdict {
     /// The callee's answer.
@@ -285,6 +291,9 @@ macro_rules! define_hooks {
                         allow::<4>,
                     ];
                     const ATTACHABLE: u32 = $crate::security::hooks::attachable(POLICIES);
+                    const GATED: bool = $crate::security::hooks::are_attachable(&[
+                        $(lsm::table::policy(stringify!($policy))),*
+                    ]);
                     #[cfg(feature = "hooks-list")]
                     fn list() -> &'static machine::static_call::List {
                         static LIST: machine::static_call::List =
@@ -301,7 +310,14 @@ macro_rules! define_hooks {
                 )*
 
                 #[cfg(feature = "hooks-bench")]
-                extern "C" fn allow<const N: usize>(_: &Given<'_>) -> Answer {
+                extern "C" fn allow<const N: u64>(_: &Given<'_>) -> Answer {
+                    #[cfg(feature = "hooks-probe")]
+                    if let Some(answer) = $crate::security::probe::asked(
+                        const { lsm::table::hook(stringify!($hook)) },
+                        N,
+                    ) {
+                        return answer;
+                    }
                     <$rule as lsm::fold::Fold>::NEUTRAL
                 }
 
@@ -317,7 +333,7 @@ macro_rules! define_hooks {
                 given: $hook::Given<'_>,
             ) -> <$rule as $crate::security::hooks::Ruling>::Said {
                 use $crate::security::hooks::Ruling;
-                <$rule>::said(machine::static_call::ask::<$hook::Hook>(&given))
+                <$rule>::said(machine::static_call::ask::<$hook::Hook>(given))
             }
         )*
 

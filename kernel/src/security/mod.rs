@@ -11,6 +11,8 @@ pub mod credentials;
 pub mod hooks;
 pub mod landlock;
 pub mod limits;
+#[cfg(feature = "hooks-probe")]
+pub mod probe;
 pub mod profile;
 pub mod subject;
 pub mod subject_hooks;

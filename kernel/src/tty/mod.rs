@@ -21,6 +21,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::AtomicU32;
 
 use abi::{Errno, Result, general as raw};
+use formats::ports::EXEC_SESSIONS;
 use machine::sync::SpinLock;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -59,8 +60,8 @@ pub struct WinSize {
 enum Screen {
     /// To whoever holds the master.
     Master,
-    /// To the host.
-    Port(&'static Port),
+    /// To the host, as long as the port belongs to whom it did.
+    Port(&'static Port, u64),
 }
 
 #[derive(Default)]
@@ -249,12 +250,12 @@ impl Tty {
                 self.state.lock().output.extend(bytes);
                 self.watchers.wake_one(events::READABLE);
             }
-            Screen::Port(port) => {
+            Screen::Port(port, owner) => {
                 let mut source = Source::kernel(bytes);
                 // A signal may end the port's wait; what was taken must come out all the same. If
                 // the host is gone, nobody sees the output.
                 while source.left() > 0 {
-                    match port.write(&mut source, false) {
+                    match port.write_as(owner, &mut source, false) {
                         Ok(_) => {}
                         // Sleep in a way that the signal does not end, then try again.
                         Err(Errno::ERESTARTSYS) if !job::is_dying() => {
@@ -364,10 +365,12 @@ impl Tty {
     }
 }
 
-/// Registers the devices: /dev/tty, /dev/console, /dev/ptmx, /dev/pts/N.
+/// Registers the devices: /dev/tty, /dev/console, /dev/ptmx, /dev/pts/N, /dev/hvcN.
 pub fn init() {
     special::register_char(job::TTY_MAJOR, 0, 1, Arc::new(job::CurrentTty));
     special::register_char(job::TTY_MAJOR, 1, 1, Arc::new(console::ConsoleDriver));
     special::register_char(job::TTY_MAJOR, 2, 1, Arc::new(pty::MasterDriver));
+    let sessions = Arc::new(console::SessionDriver);
+    special::register_char(console::SESSION_MAJOR, 0, EXEC_SESSIONS, sessions);
     special::register_char(pty::SLAVE_MAJOR, 0, pty::PTYS_MAX, Arc::new(pty::SlaveDriver));
 }

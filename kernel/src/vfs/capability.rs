@@ -4,7 +4,7 @@
 use abi::{Errno, Result};
 use lsm::capabilities::FileSets;
 
-use super::{FileType, hooks};
+use super::{FileType, Inode, hooks};
 use crate::security::{Capability, Subject};
 
 /// Extended attribute with the capabilities that a file gives who executes it (capabilities(7)).
@@ -38,7 +38,8 @@ pub(super) fn inode_need_killpriv((inode,): hooks::inode_need_killpriv::Given<'_
     Ok(has.into())
 }
 
-pub(super) fn inode_killpriv((inode,): hooks::inode_killpriv::Given<'_>) -> Result<()> {
+/// Takes away what `inode_need_killpriv` has found, once every policy has agreed.
+pub(super) fn remove_file_sets(inode: &dyn Inode) -> Result<()> {
     match inode.remove_xattr(ATTRIBUTE) {
         Err(Errno::ENODATA | Errno::EOPNOTSUPP) => Ok(()),
         result => result,

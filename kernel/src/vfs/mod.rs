@@ -172,6 +172,22 @@ pub trait Inode: Send + Sync + Any {
     fn create(&self, _name: &[u8], _new: &NewObject<'_>) -> Result<Arc<dyn Inode>> {
         Err(Errno::ENOTDIR)
     }
+    /// The same, if the new object is admitted before it has its name. Where the name comes with
+    /// the object it is taken away again.
+    fn create_if(
+        &self,
+        name: &[u8],
+        new: &NewObject<'_>,
+        admit: &dyn Fn(&dyn Inode) -> Result<()>,
+    ) -> Result<Arc<dyn Inode>> {
+        let inode = self.create(name, new)?;
+        admit(inode.as_ref()).or_else(|refused| {
+            let is_directory = new.file_type == FileType::Directory;
+            if is_directory { self.rmdir(name) } else { self.unlink(name) }?;
+            Err(refused)
+        })?;
+        Ok(inode)
+    }
     /// Makes a regular file without a name in this directory's file system (O_TMPFILE); `link` can
     /// give it one.
     fn create_unnamed(&self, _new: &NewObject<'_>) -> Result<Arc<dyn Inode>> {

@@ -98,8 +98,8 @@ pub(super) fn make_locked(
         FileType::Symlink => hooks::inode_symlink((who, directory, name, what.target))?,
         kind => hooks::inode_mknod((who, directory, name, kind))?,
     }
-    let inode = parent.inode().create(name, &new)?;
-    give_security(parent.inode().as_ref(), inode.as_ref())?;
+    let admit = |new: &dyn Inode| give_security(parent.inode().as_ref(), new);
+    let inode = parent.inode().create_if(name, &new, &admit)?;
     let dentry = if directory.mount.file_system().caches_names() {
         dentry::enter(parent, name, inode)
     } else {

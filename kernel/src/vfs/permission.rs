@@ -5,7 +5,7 @@
 
 use abi::{Errno, Result};
 
-use super::{FileType, Inode, Metadata, SetAttributes, hooks};
+use super::{FileType, Inode, Metadata, SetAttributes, capability, hooks};
 use crate::security::{Capability, Subject};
 
 /// Read permission, as in access(2).
@@ -106,7 +106,11 @@ pub fn drop_capabilities(inode: &dyn Inode) -> Result<()> {
 
 /// Asks the policies whether the object gives privileges, and has them taken away.
 fn kill_privileges(inode: &dyn Inode) -> Result<()> {
-    if hooks::inode_need_killpriv((inode,))? > 0 { hooks::inode_killpriv((inode,)) } else { Ok(()) }
+    if hooks::inode_need_killpriv((inode,))? == 0 {
+        return Ok(());
+    }
+    hooks::inode_killpriv((inode,))?;
+    capability::remove_file_sets(inode)
 }
 
 /// Whether the caller owns the object or may act as if.

@@ -1,7 +1,7 @@
 // Boot code: from the ways a CPU starts (PVH, or Multiboot2 as in `multiboot.S`, for the first,
 // INIT-SIPI for the others) to 64-bit mode on the kernel's high addresses. Runs once per CPU, at
-// physical addresses, before any Rust code of its CPU. All tables it builds are thrown away by
-// `memory::init`.
+// physical addresses, before any Rust code of its CPU but `kaslr.rs`. All tables it builds are
+// thrown away by `memory::init`.
 
 .set PVH_NOTE_TYPE, 18                  // XEN_ELFNOTE_PHYS32_ENTRY
 .set KERNEL_BASE, 0xffffffff80000000
@@ -75,6 +75,20 @@ boot_enable_long_mode:
     mov %eax, %cr0
     ret
 
+// Adds \value to the next fields of the table at RSI, as many as the word at \count says; RDI is
+// where their addresses are. Clobbers RCX, RDX.
+.macro move_fields count, add, value
+    mov \count(%rsi), %ecx
+    test %ecx, %ecx
+    jz 2f
+1:  mov (%rdi), %edx
+    \add \value, (%rdx)
+    add $4, %rdi
+    dec %ecx
+    jnz 1b
+2:
+.endm
+
 .code64
 boot_long_mode:
     xor %eax, %eax
@@ -83,8 +97,31 @@ boot_long_mode:
     mov %eax, %ss
     mov %eax, %fs
     mov %eax, %gs
+    // Choose where everything is to be (kaslr.rs), while it is still where it was linked.
     mov boot_start_info, %edi           // first argument: start_info, zero-extended
     mov boot_magic, %esi                // second argument
+    movabs $boot_cpu_stack_top, %rsp
+    xor %ebp, %ebp
+    movabs $boot_choose_places, %rax
+    call *%rax
+
+    // Move it: all fields of the table (objtool's `relocs`) that hold an address. This code runs at
+    // its physical address, and so stays.
+    movabs $__limen_relocs_start, %rsi
+    lea 16(%rsi), %rdi
+    mov boot_slides, %rax
+    move_fields 0, addl, %eax
+    move_fields 4, addq, %rax
+    mov boot_slides + 8, %rax
+    move_fields 8, addq, %rax
+    mov boot_slides + 16, %rax
+    move_fields 12, addq, %rax
+
+    // Loading CR3 is serialising: the next instruction is fetched as it is now.
+    mov $boot_moved_pml4, %eax
+    mov %rax, %cr3
+    mov boot_start_info, %edi
+    mov boot_magic, %esi
     movabs $boot_high, %rax
     jmp *%rax
 
@@ -193,12 +230,24 @@ boot_start_info:
     .long 0
 boot_magic:
     .long 0
+.balign 8
+// What is added to addresses of the image, of the direct map and of mapped memory: kaslr.rs.
+.globl boot_slides
+boot_slides:
+    .quad 0, 0, 0
 
 .balign 4096
 boot_pml4:      .skip 4096
+.globl boot_pdpt_low, boot_pd
 boot_pdpt_low:  .skip 4096
 boot_pdpt_high: .skip 4096
 boot_pd:        .skip 4 * 4096
+// The tables of the places that were chosen: kaslr.rs fills them.
+.globl boot_moved_pml4, boot_moved_pdpts, boot_moved_pd, boot_moved_pts
+boot_moved_pml4:  .skip 4096
+boot_moved_pdpts: .skip 2 * 4096        // direct map, image
+boot_moved_pd:    .skip 4096
+boot_moved_pts:   .skip 9 * 4096        // the image: less than 16 MiB, and one for where it begins
     .skip 4096
 boot_stack_top:
 .popsection

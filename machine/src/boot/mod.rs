@@ -9,14 +9,15 @@ use formats::pvh::{self, Memory as _, StartInfo};
 use crate::context_tracking::{pcid, tlb, word};
 use crate::cpu::sealed::{self, sealed};
 use crate::cpu::sync::Once;
-use crate::cpu::{self, KERNEL_BASE, MAX_CPUS, apic, log, percpu};
+use crate::cpu::{self, MAX_CPUS, apic, kernel_base, log, percpu, phys_to_virt};
 use crate::device::{entropy, time};
 use crate::entry::descriptors;
-use crate::memory::frame::{self, PAGE_SIZE, PHYS_OFFSET};
+use crate::memory::frame::{self, PAGE_SIZE};
 use crate::memory::{self, Segment, uaccess};
 use crate::mitigations;
 use crate::text::{cfi, text_poke};
 
+pub(crate) mod kaslr;
 mod multiboot;
 mod selftest;
 mod smp;
@@ -67,7 +68,7 @@ pub fn info() -> &'static BootInfo {
 const MAX_COMMAND_LINE: usize = 4096;
 
 /// What the boot tables map: the first 4 GiB.
-struct LowMemory;
+pub(crate) struct LowMemory;
 
 impl pvh::Memory for LowMemory {
     fn read(&self, phys: u64, bytes: &mut [u8]) -> bool {
@@ -75,16 +76,21 @@ impl pvh::Memory for LowMemory {
         if phys == 0 || end.is_none_or(|end| end > 4 << 30) {
             return false;
         }
-        // SAFETY: the boot tables map the first 4 GiB at PHYS_OFFSET, where the range is; the
+        // SAFETY: the boot tables map the first 4 GiB in the direct map, where the range is; the
         // caller's bytes are elsewhere, in the image.
         unsafe {
-            core::ptr::copy_nonoverlapping(
-                (PHYS_OFFSET + phys) as *const u8,
-                bytes.as_mut_ptr(),
-                bytes.len(),
-            );
+            core::ptr::copy_nonoverlapping(phys_to_virt(phys), bytes.as_mut_ptr(), bytes.len());
         }
         true
+    }
+}
+
+/// What either kind of loader says.
+pub(crate) fn loader_says(start_info: u64, magic: u32) -> Result<StartInfo, pvh::Error> {
+    if multiboot::is_loader(magic) {
+        multiboot::read(start_info, &LowMemory)
+    } else {
+        StartInfo::read(start_info, &LowMemory)
     }
 }
 
@@ -98,12 +104,7 @@ extern "C" fn boot_first_cpu(start_info: u64, magic: u32) -> ! {
     // SAFETY: the first CPU, once; APIC ids come with `apic::init`.
     unsafe { percpu::init(0, 0) };
     log::init_serial();
-    let start = if multiboot::is_loader(magic) {
-        multiboot::read(start_info, &LowMemory)
-    } else {
-        StartInfo::read(start_info, &LowMemory)
-    };
-    let start = start.unwrap_or_else(|error| panic!("{error}"));
+    let start = loader_says(start_info, magic).unwrap_or_else(|error| panic!("{error}"));
     cpu::init();
     uaccess::init();
     let info = BOOT_INFO.call_once(|| init_memory(start));
@@ -121,6 +122,7 @@ extern "C" fn boot_first_cpu(start_info: u64, magic: u32) -> ! {
     cfi::boot_pass(info.command_line, mitigations::branches(), entropy::random_u64());
     mitigations::switch_sequences();
     crate::mitigations::behind_guests::choose_flush();
+    crate::entry::choose_stack_offset(crate::boot::info().command_line);
     text_poke::close_the_door();
     mitigations::verify_text();
     mitigations::init_cpu();
@@ -130,7 +132,8 @@ extern "C" fn boot_first_cpu(start_info: u64, magic: u32) -> ! {
     word::init_cpu();
     selftest::check_pcid();
     smp::start_others();
-    word::init(info.command_line);
+    word::init(crate::boot::info().command_line);
+    kaslr::log();
     sealed::close(memory::seal);
     selftest::check_seal();
     limen_main()
@@ -148,6 +151,7 @@ pub(crate) extern "C" fn boot_other_cpu(cpu: u64) -> ! {
     selftest::check_registers();
     mitigations::init_cpu();
     pcid::init_cpu();
+    crate::entry::renew_stack_secret();
     word::init_cpu();
     selftest::check_pcid();
     smp::arrived();
@@ -169,7 +173,7 @@ fn init_memory(start: StartInfo) -> BootInfo {
     let memory_end = map.end();
     let segments = segments();
     map.reserve(0, 0x10_0000); // firmware tables, the trampoline page
-    map.reserve(0x20_0000, segments[3].end - KERNEL_BASE);
+    map.reserve(0x20_0000, segments[3].end - kernel_base());
     if let Some((from, to)) = start.initrd {
         map.reserve(from, to);
     }
@@ -180,7 +184,7 @@ fn init_memory(start: StartInfo) -> BootInfo {
     let mut new_table = || {
         let phys = map.take(PAGE_SIZE as u64, 4 << 30)?;
         // SAFETY: `take` gave this page to nobody else; the boot tables map it.
-        unsafe { core::ptr::write_bytes((PHYS_OFFSET + phys) as *mut u8, 0, PAGE_SIZE) };
+        unsafe { core::ptr::write_bytes(phys_to_virt(phys), 0, PAGE_SIZE) };
         Some(phys)
     };
     // SAFETY: once, on the boot tables; the arguments are as described there.

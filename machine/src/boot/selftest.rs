@@ -3,7 +3,7 @@
 //! that fails it does not boot.
 
 use crate::context_tracking::pcid;
-use crate::cpu::{self, KERNEL_BASE, cr, features, msr, sealed};
+use crate::cpu::{self, cr, features, msr, sealed};
 use crate::memory::{self, KernelRights, stack};
 
 unsafe extern "C" {
@@ -38,8 +38,8 @@ pub(crate) fn check_registers() {
 /// direct map, or on programs' tables. On the first CPU, when all run.
 pub(crate) fn check_seal() {
     assert!(sealed::is_closed(), "self-test: nothing was sealed");
-    for page in sealed::ranges().into_iter().flatten().step_by(crate::memory::frame::PAGE_SIZE) {
-        let alias = page - KERNEL_BASE + crate::memory::frame::PHYS_OFFSET;
+    for page in sealed::ranges().into_iter().flatten().step_by(cpu::PAGE_SIZE) {
+        let alias = page - cpu::kernel_base() + cpu::direct_map_base();
         for at in [page, alias] {
             let KernelRights { present, write, exec, user } = memory::kernel_rights(at);
             assert!(present && !write && !exec && !user, "self-test: {at:#x} is not sealed");
@@ -78,7 +78,7 @@ pub(crate) fn check_page_tables() {
                 present && write == want_write && exec == want_exec && !user,
                 "self-test: {name} page {page:#x} has wrong rights"
             );
-            let alias = page - KERNEL_BASE + crate::memory::frame::PHYS_OFFSET;
+            let alias = page - cpu::kernel_base() + cpu::direct_map_base();
             let alias = memory::kernel_rights(alias);
             assert!(
                 alias.write == want_write && !alias.exec && !alias.user,
@@ -89,7 +89,7 @@ pub(crate) fn check_page_tables() {
     memory::for_each_shared(|leaf| {
         let page = leaf.address;
         // Entry code, entry data, and stacks of interrupts; nothing of the direct map.
-        let is_image = page >= KERNEL_BASE;
+        let is_image = page >= cpu::kernel_base();
         assert!(
             is_image || stack::is_stack(page),
             "self-test: programs' page tables map kernel page {page:#x}"

@@ -71,8 +71,7 @@ struct Account {
 static ACCOUNTS: PerCpu<Account> = PerCpu::from_array(
     [const {
         Account {
-            sent: [const { [const { NONE_SENT }; MAX_CPUS] };
-                CAUSES.len()],
+            sent: [const { [const { NONE_SENT }; MAX_CPUS] }; CAUSES.len()],
             received: [const { [const { AtomicU64::new(0) }; 2] }; KINDS.len()],
         }
     }; MAX_CPUS],

@@ -65,8 +65,8 @@ pub(crate) fn load(id: u64, root: PhysAddr, is_current: bool) {
     note(kernel(false), user(load.flush_user), user(false));
 }
 
-/// Loads the kernel's own root, which is at `root`. Its context never has translations of programs, and what it has of
-/// the kernel is dropped with the others'. Interrupts are masked.
+/// Loads the kernel's own root, which is at `root`. Its context never has translations of programs,
+/// and what it has of the kernel is dropped with the others'. Interrupts are masked.
 pub(crate) fn load_kernel_root(root: PhysAddr) {
     let mut value = Cr3::plain(root);
     if in_use() {

@@ -1,7 +1,7 @@
 //! The local APIC of each CPU: interrupts between CPUs and the tick (SDM 3A, chapter 11). x2APIC
 //! where the CPU has it, registers in memory otherwise.
 
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 use crate::cpu::{features, msr, percpu, rdmsr, wrmsr};
 
@@ -101,10 +101,11 @@ fn send(apic_id: u32, command: u32) {
     if X2APIC.load(Ordering::Relaxed) {
         // SAFETY: the x2APIC's interrupt command register. WRMSR to it is not serialising: MFENCE
         // makes earlier stores visible, LFENCE lets the WRMSR begin behind that (SDM 3A, 11.12.3).
-        unsafe { core::arch::asm!("mfence", "lfence", options(nostack, preserves_flags)) };
-        // SAFETY: as above: an interrupt command does no more than interrupt a CPU.
+        // One piece, so that nothing comes between them. It does no more than interrupt a CPU.
         unsafe {
-            wrmsr(X2APIC_BASE + (ICR_LOW >> 4), u64::from(apic_id) << 32 | u64::from(command))
+            core::arch::asm!("mfence", "lfence", "mov $0x830, %ecx", "wrmsr",
+                in("eax") command, in("edx") apic_id, out("ecx") _,
+                options(att_syntax, nostack, preserves_flags));
         };
         return;
     }
@@ -156,11 +157,15 @@ pub(crate) fn set_timer_rate(hz: u64) {
 pub fn arm_timer(ns: u64) {
     if features().tsc_deadline {
         write(LVT_TIMER, u32::from(VECTOR_TIMER) | LVT_DEADLINE);
-        // A deadline that the mode's store overtakes would be ignored (SDM 3A, 11.5.4.1).
-        fence(Ordering::SeqCst);
         let deadline = crate::cpu::clock::tsc_deadline(ns);
-        // SAFETY: CPUID reports the deadline timer; it only raises our own vector.
-        unsafe { wrmsr(msr::TSC_DEADLINE, deadline) };
+        // SAFETY: CPUID reports the deadline timer; it only raises our own vector. A deadline that
+        // the mode's store overtakes would be ignored: MFENCE (SDM 3A, 11.5.4.1).
+        unsafe {
+            core::arch::asm!("mfence", "mov ${deadline}, %ecx", "wrmsr",
+                deadline = const msr::TSC_DEADLINE,
+                in("eax") deadline as u32, in("edx") (deadline >> 32) as u32, out("ecx") _,
+                options(att_syntax, nostack, preserves_flags));
+        }
         return;
     }
     let hz = u128::from(TIMER_HZ.load(Ordering::Relaxed));

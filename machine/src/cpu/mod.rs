@@ -24,7 +24,10 @@ pub mod speculation;
 pub(crate) mod static_key;
 pub mod sync;
 
-pub(crate) use address::{KERNEL_BASE, PHYS_OFFSET, VMAP_BASE, phys_to_virt};
+pub(crate) use address::{
+    IMAGE_LINKED, KERNEL_HALF_START, VMAP_BYTES, direct_map_base, image_phys, kernel_base, linked,
+    phys_to_virt, vmap_base,
+};
 pub use address::{PAGE_SHIFT, PAGE_SIZE, PhysAddr, USER_END};
 pub use cr3::has_pti;
 pub(crate) use cr3::{Cr3, USER_ROOT_BIT, set_pti, user_root};
@@ -130,11 +133,15 @@ pub fn rdtsc_ordered() -> u64 {
 
 /// A random number from the CPU's generator, if it has one and that has one ready (SDM 1, 7.3.17).
 pub(crate) fn rdrand() -> Option<u64> {
-    let (value, ready): (u64, u8);
-    if !features().rdrand {
-        return None;
-    }
     // SAFETY: CPUID reports the instruction.
+    if features().rdrand { unsafe { take_rdrand() } } else { None }
+}
+
+/// # Safety
+/// The CPU has RDRAND.
+unsafe fn take_rdrand() -> Option<u64> {
+    let (value, ready): (u64, u8);
+    // SAFETY: the caller says that the CPU has the instruction.
     unsafe {
         asm!("rdrand {}", "setc {}", out(reg) value, out(reg_byte) ready, options(nomem, nostack));
     }
@@ -143,11 +150,27 @@ pub(crate) fn rdrand() -> Option<u64> {
 
 /// A seed from the CPU's entropy source, if it has one and that has one ready (SDM 1, 7.3.17).
 pub(crate) fn rdseed() -> Option<u64> {
-    let (value, ready): (u64, u8);
-    if !features().rdseed {
-        return None;
-    }
     // SAFETY: CPUID reports the instruction.
+    if features().rdseed { unsafe { take_rdseed() } } else { None }
+}
+
+/// A random number of both generators, for boot code that runs before [`init`].
+pub(crate) fn early_random() -> [Option<u64>; 2] {
+    let has_rdrand = cpuid(1, 0)[2] & 1 << 30 != 0;
+    let has_rdseed = cpuid(0, 0)[0] >= 7 && cpuid(7, 0)[1] & 1 << 18 != 0;
+    [
+        // SAFETY: CPUID reports the instruction.
+        if has_rdrand { unsafe { take_rdrand() } } else { None },
+        // SAFETY: as above.
+        if has_rdseed { unsafe { take_rdseed() } } else { None },
+    ]
+}
+
+/// # Safety
+/// The CPU has RDSEED.
+unsafe fn take_rdseed() -> Option<u64> {
+    let (value, ready): (u64, u8);
+    // SAFETY: the caller says that the CPU has the instruction.
     unsafe {
         asm!("rdseed {}", "setc {}", out(reg) value, out(reg_byte) ready, options(nomem, nostack));
     }

@@ -103,6 +103,8 @@ pub(crate) struct CpuLocal {
     pub(crate) predictor_owner: Cell<u64>,
     /// Speculative store bypass is off, by a register of its own.
     pub(crate) ssbd: Cell<bool>,
+    /// What the next offsets of kernel stacks come from (`entry.S`).
+    pub(crate) stack_secret: Cell<u64>,
     /// 1 in the handler of an NMI that runs on the stack of NMIs, else 0.
     pub(crate) in_nmi: Cell<u32>,
     /// What this CPU does before it returns to user mode, whatever thread runs
@@ -148,6 +150,7 @@ impl CpuLocal {
             pred_cmd: Cell::new(0),
             predictor_owner: Cell::new(0),
             ssbd: Cell::new(false),
+            stack_secret: Cell::new(0),
             in_nmi: Cell::new(0),
             exit_work: Cell::new(0),
             guest_exits: AtomicU64::new(0),

@@ -1,7 +1,7 @@
 //! What happens at the boundary, in order: entries, exits, interrupts between CPUs, what was left
 //! pending instead, catch-ups, and switches of threads. For `limen run --trace`.
 //!
-//! Each CPU writes into a ring of its own, which keeps the latest [`EVENTS`]. A record is two
+//! Each CPU writes into a ring of its own, which keeps the latest [`EVENTS`]. A record is a few
 //! words, so an NMI in the middle of one costs at most that one. While nobody traces, none of it
 //! costs an instruction on the way of a system call: watched calls have an entry of their own.
 //! Other places have a nop. Neighbour: `entry::trace` starts it.
@@ -39,14 +39,16 @@ pub enum Action {
 /// What a record says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A program made the system call of this number.
-    Syscall(u32),
+    /// A program made the system call of this number, with these arguments.
+    Syscall(u32, [u64; ARGUMENTS]),
     /// An interrupt or exception of this vector came while a program ran.
     Vector(u8),
     /// An interrupt came while the kernel ran; it ends with an `Exit` of its own.
     Interrupt(u8),
     /// The way back to what ran before.
     Exit,
+    /// The same from a system call, with its result.
+    Return(u64),
     /// This CPU asked another one for something.
     Ipi {
         /// Why.
@@ -79,7 +81,11 @@ pub struct Record {
     pub event: Event,
 }
 
-pub(crate) type Slot = [AtomicU64; 2];
+/// Arguments of a system call.
+pub const ARGUMENTS: usize = 6;
+
+/// When, what, and what else there is to say.
+pub(crate) type Slot = [AtomicU64; 2 + ARGUMENTS];
 
 struct Ring {
     slots: Once<Vec<Slot>>,
@@ -116,15 +122,24 @@ mod kind {
     pub(super) const SWITCH: u64 = 7;
     pub(super) const GUEST_EXIT: u64 = 8;
     pub(super) const FLUSH: u64 = 9;
+    pub(super) const RETURN: u64 = 10;
 }
 
 #[cold]
 fn record(event: Event) {
+    let mut values = [0; ARGUMENTS];
     let word = match event {
-        Event::Syscall(number) => kind::SYSCALL | u64::from(number) << 8,
+        Event::Syscall(number, arguments) => {
+            values = arguments;
+            kind::SYSCALL | u64::from(number) << 8
+        }
         Event::Vector(number) => kind::VECTOR | u64::from(number) << 8,
         Event::Interrupt(number) => kind::INTERRUPT | u64::from(number) << 8,
         Event::Exit => kind::EXIT,
+        Event::Return(result) => {
+            values[0] = result;
+            kind::RETURN
+        }
         Event::Ipi { cause, target, state, action } => {
             let (state, deferred) = (state as u64, u64::from(action == Action::Deferred));
             kind::IPI | (cause as u64) << 8 | (target as u64) << 16 | state << 24 | deferred << 26
@@ -139,6 +154,9 @@ fn record(event: Event) {
     let index = ring.made.fetch_add(1, Ordering::Relaxed) % EVENTS;
     slots[index][0].store(clock::now_ns(), Ordering::Relaxed);
     slots[index][1].store(word, Ordering::Relaxed);
+    for (place, value) in slots[index][2..].iter().zip(values) {
+        place.store(value, Ordering::Relaxed);
+    }
 }
 
 fn catch_ups(cpu: usize) -> u64 {
@@ -156,9 +174,9 @@ fn note_catch_up() {
 
 /// A program made a system call.
 #[inline(always)]
-pub(crate) fn called(number: u64) {
+pub(crate) fn called(number: u64, arguments: [u64; ARGUMENTS]) {
     if is_on() {
-        record(Event::Syscall(u32::try_from(number).unwrap_or(u32::MAX)));
+        record(Event::Syscall(u32::try_from(number).unwrap_or(u32::MAX), arguments));
         note_catch_up();
     }
 }
@@ -185,6 +203,14 @@ pub(crate) fn interrupt(number: u8) {
 pub(crate) fn exit() {
     if is_on() {
         record(Event::Exit);
+    }
+}
+
+/// Back to the program from a system call.
+#[inline(always)]
+pub(crate) fn returned(result: u64) {
+    if is_on() {
+        record(Event::Return(result));
     }
 }
 
@@ -230,8 +256,9 @@ pub fn for_each(cpu: usize, mut f: impl FnMut(Record)) {
     let Some(slots) = ring.slots.get() else { return };
     let made = ring.made.load(Ordering::Acquire);
     for index in made.saturating_sub(EVENTS)..made {
-        let [at_ns, word] = slots[index % EVENTS].each_ref().map(|w| w.load(Ordering::Relaxed));
-        if let Some(event) = decode(word) {
+        let words = slots[index % EVENTS].each_ref().map(|word| word.load(Ordering::Relaxed));
+        let [at_ns, word, values @ ..] = words;
+        if let Some(event) = decode(word, values) {
             f(Record { cpu, at_ns, event });
         }
     }
@@ -242,10 +269,11 @@ pub fn lost(cpu: usize) -> usize {
     RINGS.of(cpu).made.load(Ordering::Relaxed).saturating_sub(EVENTS)
 }
 
-fn decode(word: u64) -> Option<Event> {
+fn decode(word: u64, values: [u64; ARGUMENTS]) -> Option<Event> {
     let argument = word >> 8;
     Some(match word & 0xff {
-        kind::SYSCALL => Event::Syscall(argument as u32),
+        kind::SYSCALL => Event::Syscall(argument as u32, values),
+        kind::RETURN => Event::Return(values[0]),
         kind::VECTOR => Event::Vector(argument as u8),
         kind::INTERRUPT => Event::Interrupt(argument as u8),
         kind::EXIT => Event::Exit,

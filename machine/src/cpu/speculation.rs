@@ -80,6 +80,8 @@ global_asm!(
         int3
     .size fill_return_stack, . - fill_return_stack
     .popsection
+    .purgem fill_the_return_stack
+    .purgem clear_bhb
     "#,
     SHORT_OUTER = const BhbLoop::SHORT.outer,
     SHORT_INNER = const BhbLoop::SHORT.inner,

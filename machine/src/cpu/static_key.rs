@@ -10,8 +10,18 @@ use text_patching::jump_label;
 
 /// A key. Its value is what the text says; there is no variable.
 pub trait StaticKey {
-    /// From [`id`], and below 2^30.
+    /// From [`id`], and below 2^28, where the gates of static calls begin.
     const ID: u32;
+}
+
+/// From here on keys are the gates of static calls ([`crate::static_call`]), which nobody switches
+/// by number.
+pub(crate) const GATES: u32 = 1 << 28;
+
+/// The key's number, which is no gate's.
+pub(crate) const fn own_id<K: StaticKey>() -> u32 {
+    assert!(K::ID < GATES, "a key's number is that of a gate");
+    K::ID
 }
 
 /// The numbers of all keys.
@@ -54,6 +64,8 @@ pub mod id {
     pub const FILL_BEHIND_GUESTS: u32 = 22;
     /// See `mitigations`.
     pub const CALL_BEHIND_GUESTS: u32 = 23;
+    /// Whether system calls begin at one address of their stack.
+    pub const NO_STACK_OFFSET: u32 = 24;
     /// A key of the in-kernel tests.
     pub const KTEST: u32 = 2;
     /// A key of the in-kernel tests with a site of the other kind.
@@ -82,7 +94,7 @@ pub fn static_branch_unlikely<K: StaticKey>() -> bool {
                 ".long {id}",
                 ".popsection",
                 on = label { break 'on true; },
-                id = const K::ID,
+                id = const own_id::<K>(),
                 options(nomem, nostack, preserves_flags)
             );
         }
@@ -105,7 +117,7 @@ pub fn static_branch_likely<K: StaticKey>() -> bool {
                 ".long {id}",
                 ".popsection",
                 off = label { break 'off false; },
-                id = const K::ID | jump_label::LIKELY,
+                id = const own_id::<K>() | jump_label::LIKELY,
                 options(nomem, nostack, preserves_flags)
             );
         }

@@ -139,6 +139,18 @@ impl Pool {
     }
 }
 
+/// A seed for what is chosen before there is a generator, time or a device: the CPU's generators,
+/// its clock, and how long port accesses take. Keeps nothing.
+pub(crate) fn early_seed() -> [u8; KEY_BYTES] {
+    let mut pool = Pool { key: [0; KEY_BYTES], stock: [0; STOCK_BYTES], left: 0, reseed_at_ns: 0 };
+    for _ in 0..HARDWARE_ROUNDS * MAX_RETRIES {
+        let [a, b] = cpu::early_random().map(Option::unwrap_or_default);
+        pool.absorb_words([a, b, cpu::rdtsc(), 0]);
+    }
+    pool.absorb_jitter();
+    pool.key
+}
+
 /// Seeds the generator. On the first CPU, after `time::init`.
 pub(crate) fn init() {
     HOST.call_once(start_host);

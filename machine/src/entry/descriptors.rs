@@ -1,5 +1,9 @@
 //! Segment and interrupt descriptors: GDT, TSS and IDT (SDM 3A, chapters 3, 6 and 7), one GDT and
 //! TSS for each CPU, one IDT for all.
+//!
+//! IDT and GDTs are sealed once the machine runs (`sealed`): accessed and busy bits, which the CPU
+//! would write, are set by then. A TSS is sealed only with page-table isolation, where interrupts
+//! of programs begin on one stack for ever; otherwise each switch of threads writes to it.
 
 use core::arch::asm;
 use core::cell::UnsafeCell;
@@ -30,44 +34,61 @@ struct Tss {
     io_map: u16,
 }
 
+/// One CPU's own.
 #[repr(C, align(64))]
-struct Descriptors {
-    gdt: [u64; 10],
-    tss: Tss,
-}
+struct Own<T>(UnsafeCell<T>);
 
-struct CpuDescriptors(UnsafeCell<Descriptors>);
+// SAFETY: each is written by its own CPU only (`init`, `set_kernel_stack`).
+unsafe impl<T> Sync for Own<T> {}
 
-// SAFETY: each element is written by its own CPU only (`init`, `set_kernel_stack`).
-unsafe impl Sync for CpuDescriptors {}
+/// Slots of a GDT. Tests have one more.
+const GDT_SLOTS: usize = if cfg!(feature = "ktest") { 11 } else { 10 };
+type Gdt = [u64; GDT_SLOTS];
 
-const EMPTY: Descriptors = Descriptors {
-    gdt: [
-        0,
-        0,
-        0x00af_9b00_0000_ffff, // 0x10 kernel code, 64-bit, accessed
-        0x00cf_9300_0000_ffff, // 0x18 kernel data
-        0, // 0x20 would be 32-bit user code; there is none, so no program leaves 64-bit mode
-        0x00cf_f300_0000_ffff, // 0x28 user data
-        0x00af_fb00_0000_ffff, // 0x30 user code, 64-bit
-        0,
-        0, // 0x40 TSS, two slots, filled at run time
-        0,
-    ],
-    tss: Tss {
-        reserved0: 0,
-        rsp: [0; 3],
-        reserved1: 0,
-        ist: [0; 7],
-        reserved2: 0,
-        reserved3: 0,
-        io_map: size_of::<Tss>() as u16,
-    },
+const EMPTY_GDT: Gdt = {
+    let mut gdt = [0; GDT_SLOTS];
+    gdt[2] = 0x00af_9b00_0000_ffff; // 0x10 kernel code, 64-bit, accessed
+    gdt[3] = 0x00cf_9300_0000_ffff; // 0x18 kernel data
+    // 0x20 would be 32-bit user code; there is none, so no program leaves 64-bit mode
+    gdt[5] = 0x00cf_f300_0000_ffff; // 0x28 user data
+    gdt[6] = 0x00af_fb00_0000_ffff; // 0x30 user code, 64-bit
+    // 0x40 TSS, two slots, filled at run time
+    #[cfg(feature = "ktest")]
+    {
+        gdt[7] = 0x00cf_7300_0000_ffff; // 0x38 user data that is not present
+        gdt[10] = 0x00af_7b00_0000_ffff; // 0x50 user code that is not present
+    }
+    gdt
 };
 
+/// User segments that are not present: IRET to one faults by another vector.
+#[cfg(feature = "ktest")]
+pub(crate) const ABSENT_DS: u64 = 0x38 | 3;
+#[cfg(feature = "ktest")]
+pub(crate) const ABSENT_CS: u64 = 0x50 | 3;
+
+const EMPTY_TSS: Tss = Tss {
+    reserved0: 0,
+    rsp: [0; 3],
+    reserved1: 0,
+    ist: [0; 7],
+    reserved2: 0,
+    reserved3: 0,
+    io_map: size_of::<Tss>() as u16,
+};
+
+#[unsafe(link_section = ".data.sealed_entry")]
+static GDTS: [Own<Gdt>; MAX_CPUS] = [const { Own(UnsafeCell::new(EMPTY_GDT)) }; MAX_CPUS];
+/// Those in use with page-table isolation, and those without.
+#[unsafe(link_section = ".data.sealed_entry")]
+static SEALED_TSS: [Own<Tss>; MAX_CPUS] = [const { Own(UnsafeCell::new(EMPTY_TSS)) }; MAX_CPUS];
 #[unsafe(link_section = ".data.cpu_entry")]
-static CPUS: [CpuDescriptors; MAX_CPUS] =
-    [const { CpuDescriptors(UnsafeCell::new(EMPTY)) }; MAX_CPUS];
+static OPEN_TSS: [Own<Tss>; MAX_CPUS] = [const { Own(UnsafeCell::new(EMPTY_TSS)) }; MAX_CPUS];
+
+/// The TSS that CPU `cpu` uses.
+fn tss_of(cpu: usize) -> *mut Tss {
+    if memory::has_pti() { SEALED_TSS[cpu].0.get() } else { OPEN_TSS[cpu].0.get() }
+}
 
 #[repr(C, packed)]
 struct TablePointer {
@@ -140,7 +161,6 @@ pub(crate) fn init_idt() {
 /// Loads this CPU's descriptors and system call registers. Once per CPU, after `percpu::init`.
 pub(crate) fn init() -> Result<(), OutOfMemory> {
     let cpu = percpu::cpu_id();
-    let descriptors = CPUS[cpu].0.get();
     let mut ist = [0u64; 7];
     for slot in ist.iter_mut().take(IST_STACKS) {
         let stack = KernelStack::new()?;
@@ -158,18 +178,18 @@ pub(crate) fn init() -> Result<(), OutOfMemory> {
     memory::share_with_programs(entry_top - KERNEL_STACK_SIZE as u64, KERNEL_STACK_SIZE)?;
     percpu::local().entry_stack_top.set(entry_top);
     core::mem::forget(entry_stack);
+    let tss = tss_of(cpu);
     // SAFETY: this CPU's own element; no reference to it lives elsewhere.
-    let table = unsafe { &mut *descriptors };
-    table.tss.ist = ist;
-    let base = (&raw const table.tss) as u64;
+    unsafe { tss.write(Tss { ist, ..EMPTY_TSS }) };
+    let base = tss as u64;
     let limit = size_of::<Tss>() as u64 - 1;
     let slot = usize::from(selector::TSS) / 8;
-    table.gdt[slot] = limit | (base & 0xff_ffff) << 16 | 0x89 << 40 | (base >> 24 & 0xff) << 56;
-    table.gdt[slot + 1] = base >> 32;
-    let gdt = TablePointer {
-        limit: size_of::<[u64; 10]>() as u16 - 1,
-        base: (&raw const table.gdt) as u64,
-    };
+    let mut gdt = EMPTY_GDT;
+    gdt[slot] = limit | (base & 0xff_ffff) << 16 | 0x89 << 40 | (base >> 24 & 0xff) << 56;
+    gdt[slot + 1] = base >> 32;
+    // SAFETY: this CPU's own element, before it is loaded and before pages are sealed.
+    unsafe { GDTS[cpu].0.get().write(gdt) };
+    let gdt = TablePointer { limit: size_of::<Gdt>() as u16 - 1, base: GDTS[cpu].0.get() as u64 };
     let idt =
         TablePointer { limit: size_of::<[[u64; 2]; 256]>() as u16 - 1, base: IDT.0.get() as u64 };
     // SAFETY: the tables are statics; the selectors name kernel segments of the same kind as the
@@ -251,8 +271,22 @@ pub(crate) fn choose_syscall_entry() {
 pub(crate) fn own_stack(vector: u8) -> Option<u64> {
     let (_, slot) = IST_VECTORS.into_iter().find(|&(of, _)| of == vector)?;
     // SAFETY: this CPU's element, written once in `init`; copied, since it is not aligned.
-    let ist = unsafe { (&raw const (*CPUS[percpu::cpu_id()].0.get()).tss.ist).read_unaligned() };
+    let ist = unsafe { (&raw const (*tss_of(percpu::cpu_id())).ist).read_unaligned() };
     Some(ist[usize::from(slot) - 1])
+}
+
+/// Where this CPU's own GDT and TSS are, as the registers say: of the second the base that the GDT
+/// names.
+#[cfg(feature = "ktest")]
+pub(crate) fn tables_in_use() -> [u64; 2] {
+    let mut gdt = TablePointer { limit: 0, base: 0 };
+    // SAFETY: stores ten bytes to where it is told.
+    unsafe { asm!("sgdt [{}]", in(reg) &mut gdt, options(nostack, preserves_flags)) };
+    let base = gdt.base;
+    let slot = (base + u64::from(selector::TSS)) as *const [u64; 2];
+    // SAFETY: the table that this CPU uses has the slot.
+    let [low, high] = unsafe { slot.read_unaligned() };
+    [base, low >> 16 & 0xff_ffff | low >> 56 << 24 | high << 32]
 }
 
 /// Where this CPU's SYSCALL and the vectors' stubs begin.
@@ -272,9 +306,9 @@ pub(crate) fn set_kernel_stack(top: u64) {
 }
 
 fn set_interrupt_stack(top: u64) {
-    let descriptors = CPUS[percpu::cpu_id()].0.get();
+    let tss = tss_of(percpu::cpu_id());
     // SAFETY: the pointer is to a static's element; the place is named, not read.
-    let field = unsafe { &raw mut (*descriptors).tss.rsp };
+    let field = unsafe { &raw mut (*tss).rsp };
     // SAFETY: this CPU's own TSS; callers have interrupts masked; the field may be unaligned.
     unsafe { field.cast::<u64>().write_unaligned(top) };
 }

@@ -192,8 +192,22 @@ context_left_\name:
     enter_\tracking \name
     if_key {SYSCALL_GUARD}, guard_\name
 guarded_\name:
+    // The kernel's frames begin at another address at each call, up to 1 KiB below this frame.
+    if_key {NO_STACK_OFFSET}, 1f
+    mov %gs:{STACK_SECRET}, %rax
+    movabs ${STACK_STEP}, %rdx
+    imul %rdx, %rax
+    inc %rax
+    mov %rax, %gs:{STACK_SECRET}
+    shr $54, %rax
+    and $0x3f0, %eax
+    sub %rax, %rsp
     // rdi: &mut PtRegs, rsi: system call number. IF=0.
-    call \serve
+1:  call \serve
+    if_key {NO_STACK_OFFSET}, 2f
+    mov %gs:{KERNEL_STACK_TOP}, %rsp
+    sub ${PT_REGS_SIZE}, %rsp
+2:
 .endm
 
 // One entry for each way of tracking, so that none pays for the others: `descriptors` chooses. What

@@ -80,6 +80,9 @@ global_asm!(
     NO_FENCE_USER = const at_boot(static_branch::id::NO_FENCE_USER),
     NO_FENCE_KERNEL = const at_boot(static_branch::id::NO_FENCE_KERNEL),
     VERW_ON_EXIT = const at_boot(static_branch::id::VERW_ON_EXIT),
+    NO_STACK_OFFSET = const at_boot(static_branch::id::NO_STACK_OFFSET),
+    STACK_SECRET = const offset_of!(CpuLocal, stack_secret),
+    STACK_STEP = const STACK_STEP,
     options(att_syntax)
 );
 
@@ -150,7 +153,7 @@ unsafe extern "Rust" {
 #[inline(always)]
 pub fn system_call(regs: &mut PtRegs, serve: impl FnOnce(&mut PtRegs)) -> bool {
     #[cfg(feature = "ktest")]
-    crate::ktest::entered();
+    crate::ktest::entered(regs);
     cpu::irq_enable();
     serve(regs);
     prepare_sysret::<{ Origin::Syscall as usize }>(regs)
@@ -164,13 +167,13 @@ pub fn watched_system_call(
     number: u64,
     serve: impl FnOnce(&mut PtRegs),
 ) -> bool {
-    record::called(number);
+    record::called(number, [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9]);
     #[cfg(feature = "ktest")]
-    crate::ktest::entered();
+    crate::ktest::entered(regs);
     cpu::irq_enable();
     serve(regs);
     let by_sysret = prepare_return::<{ Origin::Syscall as usize }>(regs);
-    record::exit();
+    record::returned(regs.rax);
     by_sysret
 }
 
@@ -286,6 +289,39 @@ pub fn apply_options(command_line: &str) {
     } else {
         crate::log!("sysret=off: not switched off, this image has no site tables");
     }
+}
+
+/// What `stack_secret` is multiplied by at each call (Knuth's MMIX): offsets take its highest bits,
+/// which nobody sees.
+const STACK_STEP: u64 = 6_364_136_223_846_793_005;
+
+/// Off: every system call begins at the same address of its stack.
+enum NoStackOffset {}
+
+impl StaticKey for NoStackOffset {
+    const ID: u32 = static_branch::id::NO_STACK_OFFSET;
+}
+
+/// Chooses whether kernel stacks have a random offset (`randomize_kstack_offset=`). On the first
+/// CPU, while the door to entry text is open.
+pub(crate) fn choose_stack_offset(command_line: &str) {
+    let off = match formats::params::find(command_line, "randomize_kstack_offset") {
+        Some("off" | "0" | "n") => true,
+        None | Some("on" | "1" | "y") => false,
+        Some(other) => {
+            crate::log!("randomize_kstack_offset: ignoring unknown value {other}");
+            false
+        }
+    };
+    if off && static_branch::set::<NoStackOffset>(true).is_err() {
+        crate::log!("randomize_kstack_offset=off: this image has no site tables, it stays on");
+    }
+    renew_stack_secret();
+}
+
+/// Gives this CPU's offsets of kernel stacks another beginning.
+pub(crate) fn renew_stack_secret() {
+    percpu::local().stack_secret.set(crate::entropy::random_u64());
 }
 
 /// Makes all CPUs take the entries of [`watched_system_call`], for good.

@@ -8,7 +8,7 @@ use crate::cpu::{self, apic, record};
 use crate::memory::frame::OutOfMemory;
 use crate::text::static_branch;
 
-pub use crate::cpu::record::{EVENTS, Event, IDLE, Record, for_each, lost, switch};
+pub use crate::cpu::record::{ARGUMENTS, EVENTS, Event, IDLE, Record, for_each, lost, switch};
 
 /// Starts the trace on all CPUs. Once.
 ///

@@ -19,13 +19,15 @@ use entry::{PtRegs, flags};
 
 use crate::context_tracking::{ipi, tlb, word};
 use crate::cpu::percpu::{self, cpu_id, tracking};
-use crate::cpu::{self, VMAP_BASE};
+use crate::cpu::{self, vmap_base};
 use crate::entry::descriptors::syscall_entry_pending;
 use crate::memory;
 use crate::memory::frame::{Frame, PAGE_SIZE};
 
 /// Where the page is: between stacks and devices.
-const AT: u64 = VMAP_BASE + (8 << 30);
+fn place() -> u64 {
+    vmap_base() + (8 << 30)
+}
 /// Frames take turns, so that an old one keeps its old tag for long.
 const FRAMES: usize = 64;
 
@@ -100,12 +102,12 @@ impl Sender {
         }
         let first = Frame::alloc_zeroed().map_err(|_| "no memory")?;
         if PAGE.load(Ordering::SeqCst) == 0 {
-            memory::map_kernel_memory(AT, first).map_err(|_| "no memory")?;
+            memory::map_kernel_memory(place(), first).map_err(|_| "no memory")?;
         }
         let tag = PUBLISHED.load(Ordering::SeqCst);
         let mut sender = Sender { frames, tag };
         sender.remap();
-        PAGE.store(AT, Ordering::SeqCst);
+        PAGE.store(place(), Ordering::SeqCst);
         Ok(sender)
     }
 
@@ -116,7 +118,7 @@ impl Sender {
         let alias = crate::memory::frame::phys_to_virt(phys).cast::<u64>();
         // SAFETY: the frame is this sender's, and at most read by others.
         unsafe { alias.write_volatile(self.tag) };
-        memory::remap_kernel(AT, phys);
+        memory::remap_kernel(place(), phys);
         tlb::flush_kernel(Cause::Vunmap);
         PUBLISHED.store(self.tag, Ordering::SeqCst);
     }

@@ -8,7 +8,7 @@
 //! That registers are clear is asked by `entry.S` itself, in the kernel of the tests.
 
 use alloc::string::String;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use entry::{PtRegs, flags};
 
@@ -17,6 +17,7 @@ use crate::context_tracking::ipi::{self, Kind};
 use crate::cpu::percpu::cpu_id;
 use crate::cpu::{self, MAX_CPUS};
 use crate::ensure;
+use crate::entry::descriptors;
 use crate::memory::uaccess::SmapOpen;
 
 pub(super) const TESTS: &[Test] =
@@ -65,6 +66,31 @@ pub fn has_smap() -> bool {
     cpu::features().smap
 }
 
+/// Offsets of the kernel's frames from that of the program, in units of 16 bytes: one bit each.
+static STACK_OFFSETS: AtomicU64 = AtomicU64::new(0);
+static CALLS: AtomicU64 = AtomicU64::new(0);
+
+/// A system call has begun, with this frame of the program.
+#[inline(always)]
+pub(crate) fn called(regs: &PtRegs) {
+    let rsp: u64;
+    // SAFETY: reading RSP has no effect.
+    unsafe { core::arch::asm!("mov {}, rsp", out(reg) rsp, options(nomem, nostack)) };
+    let distance = (&raw const *regs as u64 - rsp) / 16;
+    STACK_OFFSETS.fetch_or(1 << (distance % 64), Ordering::Relaxed);
+    CALLS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// System calls so far.
+pub fn calls() -> u64 {
+    CALLS.load(Ordering::SeqCst)
+}
+
+/// How many offsets were seen since the last look.
+pub fn stack_offsets() -> u32 {
+    STACK_OFFSETS.swap(0, Ordering::SeqCst).count_ones()
+}
+
 /// Looks that are given up after so many.
 const PATIENCE: u64 = 4_000_000_000;
 
@@ -92,7 +118,7 @@ fn fault_in_nmi() {
     for _ in 0..EXCEPTIONS {
         ipi::send_nmi(cpu_id());
         // The page of the alias of text is not mapped.
-        FAULTS.fetch_add(u64::from(!probe_write(crate::memory::TEXT_ALIAS)), Ordering::SeqCst);
+        FAULTS.fetch_add(u64::from(!probe_write(crate::memory::text_alias())), Ordering::SeqCst);
     }
     NESTED.fetch_add(nmis() - before, Ordering::SeqCst);
 }
@@ -109,25 +135,40 @@ fn exception_in_nmi() -> Result<(), String> {
     Ok(())
 }
 
-/// CPUs whose next IRET to a program is to fault.
-static SPOIL: [AtomicBool; MAX_CPUS] = [const { AtomicBool::new(false) }; MAX_CPUS];
+/// What is wrong with a frame that IRET is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Bad {
+    /// The code segment's selector: #GP.
+    Selector = 1,
+    /// The code segment is not present: #NP.
+    Code = 2,
+    /// The stack segment is not present: #SS.
+    Stack = 3,
+}
+
+/// CPUs whose next IRET to a program is to fault: 0, or a [`Bad`].
+static SPOIL: [AtomicU32; MAX_CPUS] = [const { AtomicU32::new(0) }; MAX_CPUS];
 
 /// A selector beyond the end of the GDT: IRET gives #GP (SDM 2A).
 const NO_SELECTOR: u64 = 0xff03;
 
 /// Makes the next return to a program by IRET on CPU `cpu` one that faults.
-pub fn spoil_next(cpu: usize) {
-    SPOIL[cpu].store(true, Ordering::SeqCst);
+pub fn spoil_next(cpu: usize, how: Bad) {
+    SPOIL[cpu].store(how as u32, Ordering::SeqCst);
 }
 
 /// Whether [`spoil_next`] still waits for its IRET.
 pub fn is_to_be_spoiled(cpu: usize) -> bool {
-    SPOIL[cpu].load(Ordering::SeqCst)
+    SPOIL[cpu].load(Ordering::SeqCst) != 0
 }
 
 /// The frame was found good, and IRET is next.
 pub(crate) fn spoil(regs: &mut PtRegs) {
-    if SPOIL[cpu_id()].swap(false, Ordering::SeqCst) {
-        regs.cs = NO_SELECTOR;
+    match SPOIL[cpu_id()].swap(0, Ordering::SeqCst) {
+        1 => regs.cs = NO_SELECTOR,
+        2 => regs.cs = descriptors::ABSENT_CS,
+        3 => regs.ss = descriptors::ABSENT_DS,
+        _ => {}
     }
 }

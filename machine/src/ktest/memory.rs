@@ -19,6 +19,7 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "memory::no_page_is_writable_and_executable", run: w_xor_x },
     Test { name: "memory::sealed_pages_fault", run: sealed_pages },
     Test { name: "memory::stack_guard_faults", run: stack_guard },
+    Test { name: "memory::stacks_change_hands_empty", run: stacks_are_cleared },
     Test { name: "memory::frames_are_distinct_and_come_back", run: frames },
     Test { name: "memory::heap_keeps_what_it_holds", run: heap },
     Test { name: "memory::large_blocks_are_mapped_guarded_and_come_back", run: large_blocks },
@@ -35,14 +36,21 @@ pub(super) const TESTS: &[Test] = &[
 fn sealed_pages() -> Result<(), String> {
     let mut pages = 0;
     for page in sealed::ranges().into_iter().flatten().step_by(PAGE_SIZE) {
-        let alias = page - crate::cpu::KERNEL_BASE + frame::PHYS_OFFSET;
+        let alias = page - crate::cpu::kernel_base() + crate::cpu::direct_map_base();
         for at in [page, page + PAGE_SIZE as u64 - 1, alias] {
             ensure!(!probe_write(at), "{at:#x} can be written");
         }
         pages += 1;
     }
-    // Statics, and the interrupt table.
-    ensure!(pages >= 2, "{pages} pages");
+    // Statics, the interrupt table, the others' descriptors.
+    ensure!(pages >= 3, "{pages} pages");
+    let [gdt, tss] = crate::entry::descriptors::tables_in_use();
+    for (table, must) in [(gdt, true), (tss, memory::has_pti())] {
+        for at in [table, table - crate::cpu::kernel_base() + crate::cpu::direct_map_base()] {
+            let is_written = probe_write(at);
+            ensure!(!(is_written && must), "the GDT, or the TSS, can be written at {at:#x}");
+        }
+    }
     ensure!(
         !crate::text::cfi::warn_can_be_set(),
         "the flag that survives failed checks can be written"
@@ -67,6 +75,26 @@ fn w_xor_x() -> Result<(), String> {
     let text = crate::text::text_poke::text_range();
     let pages = ((text.end - text.start) as usize) / PAGE_SIZE;
     ensure!(leaves > pages && exec >= pages, "the walk has seen {leaves} pages, {exec} executable");
+    Ok(())
+}
+
+/// What one user of a stack leaves there, the next one does not find.
+fn stacks_are_cleared() -> Result<(), String> {
+    const WORDS: usize = KERNEL_STACK_SIZE / 8;
+    let words = |stack: &KernelStack| {
+        let bottom = stack.top() - KERNEL_STACK_SIZE as u64;
+        // SAFETY: the stack is mapped, and stays while it is held; no CPU runs on it.
+        unsafe { core::slice::from_raw_parts_mut(bottom as *mut u64, WORDS) }
+    };
+    let new = || KernelStack::new().map_err(|_| "no memory");
+    let first = new()?;
+    words(&first).fill(0x5ec2_e75e_c2e7_5ec2);
+    let top = first.top();
+    drop(first);
+    let second = new()?;
+    ensure!(second.top() == top, "the stack that was given back is not the next one");
+    let left = words(&second).iter().filter(|&&word| word != 0).count();
+    ensure!(left == 0, "{left} words of the last user are left");
     Ok(())
 }
 

@@ -180,7 +180,8 @@ pub(crate) fn claim(regs: &mut PtRegs, failure: &CfiFailure, report: &Report) ->
 
 /// A program has made a system call.
 #[inline]
-pub(crate) fn entered() {
+pub(crate) fn entered(regs: &PtRegs) {
+    handler::called(regs);
     defer::look(defer::Look::Syscall);
     window::follow();
 }

@@ -95,7 +95,7 @@ impl Stale {
         let page = late_range().end - PAGE_SIZE as u64;
         for _ in 0..ROUNDS {
             let window = text_poke::open_for_test(page);
-            self.round(others, memory::TEXT_ALIAS, || drop(window))?;
+            self.round(others, memory::text_alias(), || drop(window))?;
         }
         Ok(())
     }

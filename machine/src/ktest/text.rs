@@ -11,9 +11,9 @@ use super::{Test, caught_in, expect_cfi_failure, fail_within_report, probe_write
 use lsm::fold::{All, First};
 use text_patching::kcfi::{Form, TRAP_UD2, TRAP_UDB};
 
-use crate::cpu::{KERNEL_BASE, irq, percpu};
+use crate::cpu::{irq, percpu};
 use crate::ensure;
-use crate::memory::{KernelRights, frame};
+use crate::memory::KernelRights;
 use crate::text::cfi::{self, Report};
 use crate::text::static_branch::{
     self, StaticKey, id, static_branch_likely, static_branch_unlikely,
@@ -48,7 +48,7 @@ pub(super) const TESTS: &[Test] = &[
 
 fn not_writable() -> Result<(), String> {
     let text = text_range();
-    let alias = |at: u64| at - KERNEL_BASE + frame::PHYS_OFFSET;
+    let alias = |at: u64| at - crate::cpu::kernel_base() + crate::cpu::direct_map_base();
     let tables = crate::text::sites::tables().as_ptr() as u64;
     let function = not_writable as *const () as u64;
     for at in [text.start, function, text.end - 1, late_range().start, tables] {
@@ -62,9 +62,9 @@ fn not_writable() -> Result<(), String> {
 
 fn alias_is_gone() -> Result<(), String> {
     use text_patching::Text;
-    let alias = crate::memory::TEXT_ALIAS;
+    let alias = crate::memory::text_alias();
     ensure!(!probe_write(alias), "the alias is writable before");
-    let page = late_range().end - frame::PAGE_SIZE as u64;
+    let page = late_range().end - crate::cpu::PAGE_SIZE as u64;
     let window = text_poke::open_for_test(page);
     ensure!(text_poke::is_alias_mapped(), "a window without an alias");
     ensure!(probe_write(alias), "the alias cannot be written while the window is open");
@@ -84,6 +84,9 @@ fn secrets() -> Result<(), String> {
     let hash = hash_before(black_box(add_one as Right) as usize as u64).ok_or("no hash")?;
     crate::log!("secret hash of a type {hash:#x}");
     crate::log!("secret random word {:#x}", crate::device::entropy::random_u64());
+    for (area, base) in crate::boot::kaslr::places() {
+        crate::log!("secret place of {area} {base:#x}");
+    }
     Ok(())
 }
 
@@ -207,7 +210,7 @@ fn call_to_non_canonical() -> Result<(), String> {
 
 /// The function itself is mapped, the page before it is not: only the preamble cannot be read.
 fn unmapped_preamble() -> Result<(), String> {
-    let page = crate::memory::TEXT_ALIAS;
+    let page = crate::memory::text_alias();
     for target in [text_range().start, page] {
         let hash = target - 15;
         let readable = crate::memory::peek(hash).is_some();
@@ -327,7 +330,7 @@ pub fn provoke(fault: &[u8]) -> bool {
         b"user-code" => _ = call(forged(crate::task::user_ip())),
         b"null" => _ = call(forged(0)),
         b"non-canonical" => _ = call(forged(0x8000_0000_0000_1000)),
-        b"unmapped-preamble" => _ = call(forged(crate::memory::TEXT_ALIAS)),
+        b"unmapped-preamble" => _ = call(forged(crate::memory::text_alias())),
         b"vtable" => call_corrupted_vtable(),
         b"in-nmi" => _ = run_in_nmi(fail_once),
         b"in-interrupt" => _ = run_in_interrupt(),

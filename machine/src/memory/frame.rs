@@ -17,7 +17,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering
 use crate::cpu::percpu::{CpuCell, PerCpu};
 use crate::cpu::sync::{IrqGuard, SpinLock};
 pub use crate::cpu::{PAGE_SHIFT, PAGE_SIZE};
-pub(crate) use crate::cpu::{PHYS_OFFSET, phys_to_virt};
+pub(crate) use crate::cpu::{direct_map_base, phys_to_virt};
 
 /// Largest block the buddy hands out: 2^12 frames, 16 MiB.
 pub(crate) const MAX_ORDER: usize = 12;
@@ -427,7 +427,7 @@ pub(crate) unsafe fn free_block(pfn: u32, order: usize) {
 
 /// Physical address of memory inside the direct map (heap objects, frames; not stacks or statics).
 pub(crate) fn virt_to_phys(virt: *const u8) -> u64 {
-    let phys = (virt as u64).wrapping_sub(PHYS_OFFSET);
+    let phys = (virt as u64).wrapping_sub(direct_map_base());
     assert!(phys < (INFO_COUNT.load(Ordering::Relaxed) as u64) << PAGE_SHIFT, "not direct-mapped");
     phys
 }

@@ -6,7 +6,7 @@ use super::pte::{Pte, PteFlags};
 use super::walk::{EachLeaf, Kernel, Slot, TOP, Table, Tables, index, span};
 use crate::cpu::sealed::sealed;
 use crate::cpu::sync::Once;
-use crate::cpu::{KERNEL_BASE, PhysAddr, VMAP_BASE, has_pti, user_root};
+use crate::cpu::{PhysAddr, has_pti, kernel_base, user_root, vmap_base};
 use crate::memory::frame::{self, Frame, OutOfMemory, PAGE_SIZE};
 
 sealed! {
@@ -43,7 +43,7 @@ pub(crate) fn init_pti() -> Result<(), OutOfMemory> {
     SHARED_ROOT.call_once(|| root);
     if let Some(tables) = shared_tables() {
         // Both slots in use exist from the start: later additions reach every program's table.
-        for slot in [VMAP_BASE, KERNEL_BASE] {
+        for slot in [vmap_base(), kernel_base()] {
             tables.make(slot, TOP - 1, &mut new_table)?;
         }
     }

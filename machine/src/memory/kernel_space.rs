@@ -14,13 +14,18 @@ use crate::context_tracking::local::flush_page;
 use crate::context_tracking::tlb;
 use crate::cpu::sealed::sealed;
 use crate::cpu::sync::{Once, SpinLock};
-use crate::cpu::{self, KERNEL_BASE, PhysAddr, USER_ROOT_BIT, VMAP_BASE, has_pti, set_pti};
-use crate::memory::frame::{Frame, OutOfMemory, PAGE_SIZE, PHYS_OFFSET};
+use crate::cpu::{
+    self, KERNEL_HALF_START, PhysAddr, USER_ROOT_BIT, VMAP_BYTES, direct_map_base, has_pti,
+    kernel_base, set_pti, vmap_base,
+};
+use crate::memory::frame::{Frame, OutOfMemory, PAGE_SIZE};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const LARGE_PAGE: u64 = span(1);
 /// Where device registers are mapped, behind all blocks.
-const MMIO_BASE: u64 = VMAP_BASE + span(TOP) - (64 << 30);
+fn mmio_base() -> u64 {
+    vmap_base() + VMAP_BYTES / 2
+}
 
 const READ_ONLY: PteFlags = PteFlags::PRESENT.union(PteFlags::NO_EXECUTE);
 const READ_WRITE: PteFlags = READ_ONLY.union(PteFlags::WRITE);
@@ -28,7 +33,8 @@ const DEVICE: PteFlags = READ_WRITE.union(PteFlags::CACHE_DISABLE).union(PteFlag
 
 struct KernelTables {
     root: PhysAddr,
-    mmio_next: u64,
+    /// Bytes of addresses for device registers that are in use.
+    mmio_used: u64,
 }
 
 impl KernelTables {
@@ -39,7 +45,7 @@ impl KernelTables {
 }
 
 static KERNEL: SpinLock<KernelTables> =
-    SpinLock::new(KernelTables { root: PhysAddr::new(0), mmio_next: MMIO_BASE });
+    SpinLock::new(KernelTables { root: PhysAddr::new(0), mmio_used: 0 });
 sealed! {
     static KERNEL_ROOT: Once<PhysAddr> = Once::new();
 }
@@ -109,10 +115,11 @@ pub(crate) unsafe fn init(
     }
     // SAFETY: an empty table is a tree; the caller gives its frame.
     let tables = unsafe { Tables::<Kernel>::at(root) };
-    let image_start = segments.iter().map(|s| s.start).min().unwrap_or(0) - KERNEL_BASE;
-    let image_end = segments.iter().map(|s| s.end).max().unwrap_or(0) - KERNEL_BASE;
+    let (kernel_base, direct_map) = (kernel_base(), direct_map_base());
+    let image_start = segments.iter().map(|s| s.start).min().unwrap_or(0) - kernel_base;
+    let image_end = segments.iter().map(|s| s.end).max().unwrap_or(0) - kernel_base;
     let is_read_only = |at: u64| {
-        segments.iter().any(|s| !s.write && (s.start..s.end).contains(&(KERNEL_BASE + at)))
+        segments.iter().any(|s| !s.write && (s.start..s.end).contains(&(kernel_base + at)))
     };
     let mut must = |va, at, flags| {
         map(&tables, va, PhysAddr::new(at), flags, &mut new_table).expect(NO_MEMORY);
@@ -122,21 +129,21 @@ pub(crate) unsafe fn init(
         // The alias of kernel text and rodata is read-only too; the rest is mapped in large pages.
         let is_outside = at + LARGE_PAGE <= image_start || at >= image_end;
         if at % LARGE_PAGE == 0 && is_outside {
-            must(PHYS_OFFSET + at, at, READ_WRITE | global() | PteFlags::LARGE);
+            must(direct_map + at, at, READ_WRITE | global() | PteFlags::LARGE);
             at += LARGE_PAGE;
         } else {
             let flags = if is_read_only(at) { READ_ONLY } else { READ_WRITE };
-            must(PHYS_OFFSET + at, at, flags | global());
+            must(direct_map + at, at, flags | global());
             at += PAGE;
         }
     }
     for segment in segments {
         for va in (segment.start..segment.end).step_by(PAGE_SIZE) {
-            must(va, va - KERNEL_BASE, segment.flags());
+            must(va, va - kernel_base, segment.flags());
         }
     }
     // The slot of stacks and devices exists from the start, so that every later root shares it.
-    tables.make(VMAP_BASE, TOP - 1, &mut new_table).expect(NO_MEMORY);
+    tables.make(vmap_base(), TOP - 1, &mut new_table).expect(NO_MEMORY);
     // SAFETY: the new tables map this code, this stack (image data) and the direct map as before.
     unsafe { cpu::write_cr3(root.as_u64()) };
     KERNEL.lock().root = root;
@@ -205,12 +212,12 @@ pub(crate) fn map_mmio(at: u64, len: usize) -> Result<*mut u8, OutOfMemory> {
     let mut kernel = KERNEL.lock();
     let offset = at % PAGE;
     let pages = (offset + len as u64).div_ceil(PAGE);
-    let va = kernel.mmio_next;
+    let va = mmio_base() + kernel.mmio_used;
     for page in 0..pages {
         let to = PhysAddr::new(at - offset + page * PAGE);
         map(&kernel.tables(), va + page * PAGE, to, DEVICE | global(), &mut new_table)?;
     }
-    kernel.mmio_next += (pages + 1) * PAGE;
+    kernel.mmio_used += (pages + 1) * PAGE;
     Ok((va + offset) as *mut u8)
 }
 
@@ -219,22 +226,24 @@ pub(crate) fn map_mmio(at: u64, len: usize) -> Result<*mut u8, OutOfMemory> {
 
 /// Where text that is being patched appears writable: two pages below the devices, not executable,
 /// and unmapped at all other times. `text_poke` is the only user and holds its lock.
-pub(crate) const TEXT_ALIAS: u64 = MMIO_BASE - 4 * PAGE;
-/// Pages at [`TEXT_ALIAS`].
+pub(crate) fn text_alias() -> u64 {
+    mmio_base() - 4 * PAGE
+}
+/// Pages at [`text_alias`].
 pub(crate) const TEXT_ALIAS_PAGES: u64 = 2;
 
-/// The lowest table of [`TEXT_ALIAS`], made at the first call. Only during boot is one missing.
+/// The lowest table of [`text_alias`], made at the first call. Only during boot is one missing.
 fn text_alias_table() -> Option<Table> {
     static MADE: Once<()> = Once::new();
     let make = || {
         let kernel = KERNEL.lock();
-        kernel.tables().make(TEXT_ALIAS, 0, &mut new_table).map(|_| ())
+        kernel.tables().make(text_alias(), 0, &mut new_table).map(|_| ())
     };
     MADE.try_call_once(make).ok()?;
-    Some(kernel_tables().find(TEXT_ALIAS).place().0)
+    Some(kernel_tables().find(text_alias()).place().0)
 }
 
-/// Maps the image's page at `page`, and the next one if `two`, writable at [`TEXT_ALIAS`], for this
+/// Maps the image's page at `page`, and the next one if `two`, writable at [`text_alias`], for this
 /// CPU.
 ///
 /// # Safety
@@ -242,9 +251,9 @@ fn text_alias_table() -> Option<Table> {
 pub(crate) unsafe fn map_text_alias(page: u64, two: bool) -> bool {
     let Some(table) = text_alias_table() else { return false };
     for n in 0..TEXT_ALIAS_PAGES {
-        let va = TEXT_ALIAS + n * PAGE;
+        let va = text_alias() + n * PAGE;
         // Not global, so that every flush of any kind drops it.
-        let entry = Pte::new(PhysAddr::new(page - KERNEL_BASE + n * PAGE), READ_WRITE);
+        let entry = Pte::new(PhysAddr::new(page - kernel_base() + n * PAGE), READ_WRITE);
         table.set(index(va, 0), if n == 0 || two { entry } else { Pte::EMPTY });
         flush_page(va);
     }
@@ -256,7 +265,7 @@ pub(crate) unsafe fn map_text_alias(page: u64, two: bool) -> bool {
 pub(crate) fn unmap_text_alias() {
     let Some(table) = text_alias_table() else { return };
     for n in 0..TEXT_ALIAS_PAGES {
-        let va = TEXT_ALIAS + n * PAGE;
+        let va = text_alias() + n * PAGE;
         table.set(index(va, 0), Pte::EMPTY);
         flush_page(va);
     }
@@ -282,7 +291,7 @@ pub(crate) unsafe fn set_image_exec(start: u64, pages: u64, exec: bool) {
 pub(crate) fn seal(pages: core::ops::Range<u64>) {
     let kernel = KERNEL.lock();
     for va in pages.step_by(PAGE_SIZE) {
-        let alias = va - KERNEL_BASE + PHYS_OFFSET;
+        let alias = va - kernel_base() + direct_map_base();
         for slot in [kernel.page_slot(va), kernel.page_slot(alias), isolation::shared_slot(va)] {
             let Some(slot) = slot else { continue };
             slot.set(slot.get().without(PteFlags::WRITE));
@@ -323,9 +332,8 @@ pub(super) fn copy_half(from: PhysAddr, to: PhysAddr) {
 /// The byte at a kernel address that may be anything, if it is mapped memory. Cannot fault, and
 /// takes no lock. Device registers count as not mapped, since reading them may have effects.
 pub(crate) fn peek(va: u64) -> Option<u8> {
-    const DEVICES_END: u64 = VMAP_BASE + span(TOP);
-    let is_upper_half = va >= PHYS_OFFSET;
-    if !is_upper_half || (MMIO_BASE..DEVICES_END).contains(&va) {
+    let devices = mmio_base()..vmap_base() + VMAP_BYTES;
+    if va < KERNEL_HALF_START || devices.contains(&va) {
         return None;
     }
     // Through the direct map, which stays: the page of a stack may be unmapped at any time.
@@ -378,7 +386,7 @@ pub(super) fn rights_in(tables: &Tables<Kernel>, va: u64) -> KernelRights {
 }
 
 /// The kernel's half of the address space.
-pub(super) const KERNEL_HALF: core::ops::Range<u64> = PHYS_OFFSET..u64::MAX;
+pub(super) const KERNEL_HALF: core::ops::Range<u64> = KERNEL_HALF_START..u64::MAX;
 
 /// Calls `f` with address and rights of every leaf of the kernel's half.
 #[cfg(feature = "ktest")]

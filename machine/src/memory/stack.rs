@@ -1,7 +1,7 @@
 //! Kernel stacks: mapped memory with an unmapped guard below, so that an overflow faults.
 //!
 //! Threads come and go faster than mappings should: a stack that is given back stays mapped in a
-//! small pool. Beyond that its memory goes back too, lazily: pages are unmapped, but their frames
+//! small pool, and is cleared when the next one takes it. Beyond that its memory goes back too, lazily: pages are unmapped, but their frames
 //! and addresses are used again only after one flush for many stacks. That flush concerns the
 //! kernel alone, so isolated CPUs in user mode are not interrupted for it (`context`).
 //!
@@ -16,8 +16,8 @@ use alloc::vec::Vec;
 use context_tracking::work::Cause;
 
 use crate::context_tracking::tlb;
-use crate::cpu::VMAP_BASE;
 use crate::cpu::sync::SpinLock;
+use crate::cpu::vmap_base;
 use crate::memory;
 use crate::memory::frame::{Frame, OutOfMemory, PAGE_SIZE};
 
@@ -57,10 +57,11 @@ pub(crate) struct KernelStack {
 impl KernelStack {
     pub(crate) fn new() -> Result<KernelStack, OutOfMemory> {
         purge_if_due();
-        let mut stacks = STACKS.lock();
-        if let Some(base) = stacks.pool.pop() {
+        if let Some(base) = STACKS.lock().pool.pop() {
+            clear(base);
             return Ok(KernelStack { base });
         }
+        let mut stacks = STACKS.lock();
         let base = match stacks.clean.pop() {
             Some(base) => base,
             None => stacks.new_slot()?,
@@ -106,8 +107,14 @@ impl Stacks {
         for list in [&mut self.pool, &mut self.clean] {
             list.try_reserve(slots - list.len()).map_err(|_| OutOfMemory)?;
         }
-        Ok(VMAP_BASE + self.slots * SLOT - KERNEL_STACK_SIZE as u64)
+        Ok(vmap_base() + self.slots * SLOT - KERNEL_STACK_SIZE as u64)
     }
+}
+
+/// Takes away what the last user of a stack has left there.
+fn clear(base: u64) {
+    // SAFETY: a stack out of the pool is mapped, and nobody's.
+    unsafe { core::ptr::write_bytes(base as *mut u8, 0, KERNEL_STACK_SIZE) };
 }
 
 fn pages(base: u64) -> impl Iterator<Item = u64> {
@@ -186,11 +193,11 @@ pub fn trim_stacks() -> usize {
 
 /// Whether `address` lies in the guard of a kernel stack slot.
 pub(crate) fn is_stack_guard(address: u64) -> bool {
-    (VMAP_BASE..VMAP_BASE + SLOTS * SLOT).contains(&address)
-        && (address - VMAP_BASE) % SLOT < SLOT - KERNEL_STACK_SIZE as u64
+    (vmap_base()..vmap_base() + SLOTS * SLOT).contains(&address)
+        && (address - vmap_base()) % SLOT < SLOT - KERNEL_STACK_SIZE as u64
 }
 
 /// Whether `address` lies in a kernel stack (of any slot).
 pub(crate) fn is_stack(address: u64) -> bool {
-    (VMAP_BASE..VMAP_BASE + SLOTS * SLOT).contains(&address) && !is_stack_guard(address)
+    (vmap_base()..vmap_base() + SLOTS * SLOT).contains(&address) && !is_stack_guard(address)
 }

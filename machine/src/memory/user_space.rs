@@ -154,9 +154,10 @@ struct FreeAll;
 impl Visit for FreeAll {
     fn leaf(&mut self, _va: u64, slot: Slot) -> ControlFlow<()> {
         if let Some(pfn) = slot.get().frame() {
-            // SAFETY: the leaf owned a reference to each frame, and the table dies with this walk.
             match slot.level {
+                // SAFETY: the leaf owned a reference, and the table dies with this walk.
                 0 => unsafe { frame::release(&[pfn]) },
+                // SAFETY: as above, to each frame of the large page.
                 _ => unsafe { frame::release_huge(pfn) },
             }
         }

@@ -15,13 +15,15 @@
 use context_tracking::work::Cause;
 
 use crate::context_tracking::tlb;
-use crate::cpu::VMAP_BASE;
 use crate::cpu::sync::SpinLock;
+use crate::cpu::vmap_base;
 use crate::memory;
 use crate::memory::frame::{Frame, OutOfMemory, PAGE_SIZE};
 
 /// Where blocks lie, behind all stacks.
-const BASE: u64 = VMAP_BASE + (16 << 30);
+fn base() -> u64 {
+    vmap_base() + (16 << 30)
+}
 /// Addresses are given out in units of 64 KiB.
 const UNIT_PAGES: usize = 16;
 const UNIT: u64 = (UNIT_PAGES * PAGE_SIZE) as u64;
@@ -43,7 +45,7 @@ struct Block {
 impl Block {
     /// With the guard.
     fn units(self) -> core::ops::Range<usize> {
-        let first = ((self.base - BASE) / UNIT) as usize;
+        let first = ((self.base - base()) / UNIT) as usize;
         first..first + (self.pages + 1).div_ceil(UNIT_PAGES)
     }
 
@@ -90,7 +92,7 @@ impl Blocks {
         let first = self.search(self.next, want).or_else(|| self.search(0, want))?;
         self.next = first + want;
         self.mapped_pages += pages;
-        let block = Block { base: BASE + first as u64 * UNIT, pages };
+        let block = Block { base: base() + first as u64 * UNIT, pages };
         self.set_used(block.units(), true);
         Some(block)
     }
@@ -197,5 +199,5 @@ pub fn usage() -> (usize, usize) {
 
 /// Whether `at` lies where blocks are.
 pub(crate) fn contains(at: *const u8) -> bool {
-    (BASE..BASE + UNITS as u64 * UNIT).contains(&(at as u64))
+    (base()..base() + UNITS as u64 * UNIT).contains(&(at as u64))
 }

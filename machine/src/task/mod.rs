@@ -558,9 +558,9 @@ fn claim(task: &Task) {
 
 fn running() -> &'static Task {
     let task = percpu::running_task();
-    // SAFETY: the head is the first field of a `Task` (`repr(C)`), where the switch took it from. The
-    // slot's reference keeps the running task alive, and only its own code calls this; callers do
-    // not let the reference escape a function.
+    // SAFETY: the head is the first field of a `Task` (`repr(C)`), where the switch took it from.
+    // The slot's reference keeps the running task alive, and only its own code calls this; callers
+    // do not let the reference escape a function.
     unsafe { &*task.cast() }
 }
 

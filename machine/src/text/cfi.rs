@@ -26,7 +26,7 @@ use text_patching::trap::{self, Cause, CfiFailure};
 
 use crate::cpu::sealed::sealed;
 use crate::cpu::sync::Once;
-use crate::cpu::{self, percpu};
+use crate::cpu::{self, linked, percpu};
 use crate::text::late_text;
 use crate::text::text_poke::{self, LiveText};
 use crate::{memory, panic};
@@ -156,7 +156,9 @@ impl core::fmt::Display for Report {
         write!(
             f,
             "CFI failure at {:#x} (target: {:#x}; expected type: {:#010x}; ",
-            self.site, self.target, self.expected
+            linked(self.site),
+            linked(self.target),
+            self.expected
         )?;
         match self.found {
             Some(hash) => write!(f, "found: {hash:#010x})"),

@@ -9,6 +9,7 @@ use text_patching::jump_label;
 use crate::text::{cfi, text_poke};
 
 pub(crate) use crate::cpu::static_key::at_boot;
+use crate::cpu::static_key::own_id;
 pub use crate::cpu::static_key::{StaticKey, id, static_branch_likely, static_branch_unlikely};
 
 /// The key was not switched: the image has no site tables, or a place is not as they say.
@@ -22,7 +23,7 @@ pub struct NotSwitched;
 /// [`NotSwitched`]; nothing has changed then.
 pub fn set<K: StaticKey>(enabled: bool) -> Result<(), NotSwitched> {
     let tables = cfi::tables().ok_or(NotSwitched)?;
-    let mut sites = tables.branches().iter().filter(|branch| branch.key == K::ID);
+    let mut sites = tables.branches().iter().filter(|branch| branch.key == const { own_id::<K>() });
     let next = |text: &text_poke::LiveText, _| {
         sites.next().map(|branch| jump_label::set(text, &branch, enabled))
     };

@@ -11,6 +11,11 @@
 //! generated for its type, so two calls cannot be confused whatever their authors write; all
 //! callees are functions of one type; and a place in the chain belongs to one callee for good.
 //!
+//! What a call is given lies in memory, which costs something even where nobody is bound. A call
+//! that only attachable callees answer has a gate at each site ([`StaticCall::GATED`], [`ask`]): a
+//! nop while nobody is bound, and a jump to arguments and call, out of line, while somebody is. A
+//! gate is a static branch whose key is the call's trampoline.
+//!
 //! Three times: until [`Binding::commit`] every call gives its default, through the trampoline.
 //! `commit` binds all calls at once or none. After [`seal`] only callees that their call declares
 //! attachable come and go, by whoever holds the one [`Attacher`]; the others cannot be unbound by
@@ -25,8 +30,10 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use lsm::fold::{Answer, Fold};
 use text_patching::site_table::CallEntry;
 use text_patching::static_call::{Target, decode, encode, update_trampoline};
-use text_patching::{Anomaly, Patch, Text, What};
+use text_patching::{Anomaly, Patch, Text, What, jump_label};
 
+use crate::cpu::static_key::GATES;
+use crate::cpu::{IMAGE_LINKED, linked};
 use crate::text::cfi;
 use crate::text::text_poke::{self, LiveText};
 
@@ -48,6 +55,8 @@ pub trait StaticCall: Sized + 'static {
     const CALLEES: &'static [Callee<Self>];
     /// Which of them may come and go after [`seal`], one bit each.
     const ATTACHABLE: u32;
+    /// Whether [`ask`] passes by a gate: for calls that usually nobody answers.
+    const GATED: bool = false;
     /// Who is called, in builds that measure what direct calls are measured against.
     #[cfg(feature = "hooks-list")]
     fn list() -> &'static List {
@@ -62,17 +71,23 @@ pub fn call<C: StaticCall>(args: &C::Args<'_>) -> AnswerOf<C> {
     trampoline::<C>(args)
 }
 
-/// Makes the call of a security hook, which `limen bench lsm` measures in other forms, too.
+/// Makes the call of a security hook, if anybody answers it. `limen bench lsm` measures that in
+/// other forms, too.
 #[cfg(not(any(feature = "hooks-list", feature = "hooks-none")))]
 #[inline(always)]
-pub fn ask<C: StaticCall>(args: &C::Args<'_>) -> AnswerOf<C> {
-    call::<C>(args)
+pub fn ask<C: StaticCall>(args: C::Args<'_>) -> AnswerOf<C> {
+    if C::GATED && !is_open_gate::<C>() {
+        return C::Fold::NEUTRAL;
+    }
+    // Here, so that nothing is put into memory where the gate is closed.
+    let args = args;
+    call::<C>(&args)
 }
 
 /// Makes no call: for measuring what the others cost.
 #[cfg(feature = "hooks-none")]
 #[inline(always)]
-pub fn ask<C: StaticCall>(_: &C::Args<'_>) -> AnswerOf<C> {
+pub fn ask<C: StaticCall>(_: C::Args<'_>) -> AnswerOf<C> {
     C::Fold::NEUTRAL
 }
 
@@ -80,13 +95,13 @@ pub fn ask<C: StaticCall>(_: &C::Args<'_>) -> AnswerOf<C> {
 /// for measuring.
 #[cfg(feature = "hooks-list")]
 #[inline(always)]
-pub fn ask<C: StaticCall>(args: &C::Args<'_>) -> AnswerOf<C> {
+pub fn ask<C: StaticCall>(args: C::Args<'_>) -> AnswerOf<C> {
     let mut fold = C::Fold::start();
     for place in &C::list().0 {
         let Some(callee) = C::CALLEES.get(usize::from(place.load(Ordering::Relaxed))) else {
             break;
         };
-        if fold.step(callee(args)).is_break() {
+        if fold.step(callee(&args)).is_break() {
             break;
         }
     }
@@ -182,6 +197,38 @@ extern "C" fn place<C: StaticCall, const I: usize>(args: &C::Args<'_>) -> Answer
         flags = const PLACE | flags::<C>(),
         number = const I,
     )
+}
+
+/// Whether anybody is bound: a static branch of the call's own.
+#[cfg(not(any(feature = "hooks-list", feature = "hooks-none")))]
+#[inline(always)]
+fn is_open_gate<C: StaticCall>() -> bool {
+    'open: {
+        // SAFETY: as in `static_branch_unlikely`. The key is the trampoline's distance from the
+        // image's base, as linked, and `GATES`, which no `StaticKey` has.
+        unsafe {
+            core::arch::asm!(
+                "2: .byte 0x0f, 0x1f, 0x44, 0x00, 0x00",
+                ".pushsection __jump_table, \"aR\", @progbits",
+                ".balign 4",
+                ".long 2b - .",
+                ".long {open} - .",
+                ".long {trampoline} - {base} + {gates}",
+                ".popsection",
+                open = label { break 'open true; },
+                trampoline = sym trampoline::<C>,
+                base = const IMAGE_LINKED,
+                gates = const GATES,
+                options(nomem, nostack, preserves_flags)
+            );
+        }
+        false
+    }
+}
+
+/// The key of the gates of the call with this trampoline.
+fn gate_key(trampoline: u64) -> u32 {
+    (linked(trampoline) - IMAGE_LINKED) as u32 + GATES
 }
 
 /// What is called while nobody is bound.
@@ -304,8 +351,8 @@ fn now(trampoline: u64) -> Option<Target> {
     decode(&own_entry(trampoline), bytes)
 }
 
-const fn own_entry(trampoline: u64) -> CallEntry {
-    CallEntry { site: trampoline, key: trampoline as u32, tail: true, dynamic: false }
+fn own_entry(trampoline: u64) -> CallEntry {
+    CallEntry { site: trampoline, key: linked(trampoline) as u32, tail: true, dynamic: false }
 }
 
 /// Why nothing was bound. Nothing has changed then.
@@ -350,6 +397,8 @@ pub struct Binding {
     fill: Vec<Patch>,
     /// Sites of the calls themselves.
     live: Vec<Patch>,
+    /// Gates.
+    gates: Vec<Patch>,
     /// Places that lose theirs: last.
     clear: Vec<Patch>,
     /// Whether callees that are not attachable, and places, may change.
@@ -364,7 +413,7 @@ impl Binding {
     }
 
     const fn empty(free: bool) -> Self {
-        Self { fill: Vec::new(), live: Vec::new(), clear: Vec::new(), free }
+        Self { fill: Vec::new(), live: Vec::new(), gates: Vec::new(), clear: Vec::new(), free }
     }
 
     /// Adds: callee number `bound[i]` is asked as the i-th, nobody where it is `None`.
@@ -392,7 +441,8 @@ impl Binding {
             let list = if to.is_some() { &mut self.fill } else { &mut self.clear };
             derive(shape, record, &target, list)?;
         }
-        derive(shape, shape.trampoline, &|tail| shape.target(bound, tail), &mut self.live)
+        derive(shape, shape.trampoline, &|tail| shape.target(bound, tail), &mut self.live)?;
+        derive_gates(shape.trampoline, bound.iter().any(Option::is_some), &mut self.gates)
     }
 
     /// Makes all changes on all CPUs. When it returns no CPU starts a call as it was before; calls
@@ -402,10 +452,10 @@ impl Binding {
     /// The first thing that is not as it must be; nothing has changed then.
     pub fn commit(mut self) -> Result<usize, NotBound> {
         let mut changed = 0;
-        for list in [&mut self.fill, &mut self.live, &mut self.clear] {
+        for list in [&mut self.fill, &mut self.live, &mut self.gates, &mut self.clear] {
             *list = by_address(list);
         }
-        let lists = [&self.fill[..], &self.live, &self.clear];
+        let lists = [&self.fill[..], &self.live, &self.gates, &self.clear];
         text_poke::check_all(&lists)?;
         for list in lists {
             changed += text_poke::switch_all(list)?;
@@ -480,6 +530,17 @@ fn derive(
         let new = encode(&entry, to)?;
         out.try_reserve(1).map_err(|_| NotBound::Memory)?;
         out.push(Patch::whole(entry.site, text_patching::Code::new(&bytes), new));
+    }
+    Ok(())
+}
+
+/// Adds to `out` the patches of a call's gates.
+fn derive_gates(trampoline: u64, open: bool, out: &mut Vec<Patch>) -> Result<(), NotBound> {
+    let tables = cfi::tables().ok_or(NotBound::Text(unmapped(trampoline)))?;
+    let key = gate_key(trampoline);
+    for gate in tables.branches().iter().filter(|gate| gate.key == key) {
+        out.try_reserve(1).map_err(|_| NotBound::Memory)?;
+        out.push(jump_label::set(&LiveText, &gate, open)?);
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 //!
 //! Text is mapped executable and read-only, its alias in the direct map read-only. To change
 //! bytes, a [`Window`] maps the one or two pages that hold them a third time, writable and not
-//! executable, at `memory::TEXT_ALIAS`; it is there only while the window is held, with interrupts
+//! executable, at `memory::text_alias`; it is there only while the window is held, with interrupts
 //! masked, and every CPU has forgotten it when the window is closed.
 //!
 //! Two ways lead to a window. The boot pass ([`boot_window`]) may write any text, until the door
@@ -29,7 +29,7 @@ use crate::cpu;
 use crate::cpu::sealed::sealed;
 use crate::cpu::sync::{SpinGuard, SpinLock};
 use crate::memory::frame::PAGE_SIZE;
-use crate::memory::{self, TEXT_ALIAS, TEXT_ALIAS_PAGES};
+use crate::memory::{self, TEXT_ALIAS_PAGES, text_alias};
 
 unsafe extern "C" {
     static __text_start: u8;
@@ -120,7 +120,7 @@ impl Window<'_> {
             assert!(mapped, "no memory for the page table of the text alias");
             self.page = page;
         }
-        (TEXT_ALIAS + (addr & PAGE_MASK)) as *mut u8
+        (text_alias() + (addr & PAGE_MASK)) as *mut u8
     }
 }
 
@@ -196,7 +196,8 @@ pub(crate) fn assert_alias_gone() {
 
 /// Whether any page of the alias is mapped.
 pub(crate) fn is_alias_mapped() -> bool {
-    (0..TEXT_ALIAS_PAGES).any(|n| memory::kernel_rights(TEXT_ALIAS + n * PAGE_SIZE as u64).present)
+    (0..TEXT_ALIAS_PAGES)
+        .any(|n| memory::kernel_rights(text_alias() + n * PAGE_SIZE as u64).present)
 }
 
 /// A window for pages of late text that are not executable yet.

@@ -118,7 +118,7 @@ static MSRS: MsrBitmap = {
 
 fn image_phys<T>(of: &'static T) -> u64 {
     let at: *const T = of;
-    at as u64 - crate::cpu::KERNEL_BASE
+    at as u64 - crate::cpu::kernel_base()
 }
 
 /// One CPU's part.

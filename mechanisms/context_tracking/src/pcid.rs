@@ -8,8 +8,8 @@
 //! of CR3 on the way to the program.
 //!
 //! Why it is hard: nobody tells a CPU of changes to spaces that it does not run. The space's count
-//! of changes (`machine/src/context_tracking/tlb.rs`) says whether there were any, and `tests/pcid.rs` searches all
-//! orders for one in which a program uses a translation that is gone.
+//! of changes (`machine/src/context_tracking/tlb.rs`) says whether there were any, and
+//! `tests/pcid.rs` searches all orders for one in which a program uses a translation that is gone.
 
 /// Spaces whose translations a CPU keeps.
 pub const SLOTS: usize = 6;

@@ -4,7 +4,8 @@
 //! gone. With any one of the rules taken out, the search must find such a use.
 //!
 //! The decisions are [`Slots`] itself; what surrounds them here is the protocol of
-//! `machine/src/context_tracking/tlb.rs` and the loads of CR3 of `machine/src/context_tracking/pcid.rs` and `entry.S`.
+//! `machine/src/context_tracking/tlb.rs` and the loads of CR3 of
+//! `machine/src/context_tracking/pcid.rs` and `entry.S`.
 
 use std::collections::{HashSet, VecDeque};
 

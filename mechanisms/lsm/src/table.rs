@@ -161,8 +161,8 @@ macro_rules! vfs_hooks {
             inode_post_removexattr(&'a dyn Inode, &'a [u8]) -> All [];
             /// Whether contents that change must cost the object its privileges: 1 if so.
             inode_need_killpriv(&'a dyn Inode) -> Collect<0> [capability];
-            /// The object loses its privileges.
-            inode_killpriv(&'a dyn Inode) -> First<0> [capability];
+            /// The object is about to lose its privileges.
+            inode_killpriv(&'a dyn Inode) -> First<0> [];
             /// A file system is made, to be mounted.
             sb_alloc_security(&'a [u8]) -> First<0> [];
             /// Something is mounted, bound, moved or remounted.

@@ -42,6 +42,34 @@ fn golden_orders() {
     }
 }
 
+/// Who is asked at a hook, first to last, for values of `lsm=`.
+#[test]
+fn golden_chains() {
+    let cases = [
+        ("ptrace_access_check", None, "capability landlock yama"),
+        ("ptrace_access_check", Some("yama,landlock"), "capability yama landlock"),
+        ("ptrace_access_check", Some("yama"), "capability yama"),
+        ("ptrace_traceme", Some("profile"), "capability"),
+        ("file_open", None, "landlock profile"),
+        ("file_open", Some("profile,landlock,yama"), "profile landlock"),
+        ("file_open", Some("profile"), "profile"),
+        ("file_open", Some("yama"), ""),
+        ("socket_bind", Some("profile,profile,landlock"), "profile landlock"),
+        ("task_prctl", Some("landlock,yama"), "capability yama"),
+        ("capable", Some("landlock"), "capability"),
+        ("capable", Some(""), "capability"),
+        ("file_permission", None, ""),
+    ];
+    for (hook, value, expected) in cases {
+        let order = Order::parse(value, |_| ());
+        let names = HOOKS[table::hook(hook)].policies;
+        let implementers: Vec<usize> = names.iter().map(|name| policy(name)).collect();
+        let (asked, used) = places::<8>(&order, &implementers, |_| true);
+        let asked: Vec<&str> = asked[..used].iter().flatten().map(|&at| names[at]).collect();
+        assert_eq!(asked.join(" "), expected, "{hook}, lsm={value:?}");
+    }
+}
+
 #[test]
 fn ids_and_names_are_their_own() {
     for (index, one) in POLICIES.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! L1 terminal fault (CVE-2018-3620, CVE-2018-3646): an entry of a page table that is not present
 //! still gives its frame number to the L1 cache. Met for programs by entries that, when not
-//! present, name no frame (`machine/src/memory/pte.rs` keeps no frame number in them); for guests by a
-//! flush of the cache before they run, which needs VMX. Option: `l1tf=`.
+//! present, name no frame (`machine/src/memory/pte.rs` keeps no frame number in them); for guests
+//! by a flush of the cache before they run, which needs VMX. Option: `l1tf=`.
 
 use core::fmt;
 

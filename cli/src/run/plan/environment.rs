@@ -31,6 +31,13 @@ pub(super) enum Sees {
     Nothing,
 }
 
+/// The entries that `--env` sets.
+pub(crate) fn given(words: &[OsString]) -> Vec<Vec<u8>> {
+    let mut environment = Environment::default();
+    environment.set_given(words);
+    environment.encode()
+}
+
 impl Environment {
     /// What a program gets of the caller's.
     pub(super) fn of_caller(args: &RunArgs, sees: Sees) -> Self {

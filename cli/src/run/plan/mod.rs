@@ -9,7 +9,7 @@
 //! `kept` (what `limen pack` made); `environment`. Neighbours: `../mod.rs` runs what is planned;
 //! `formats::boot_config` is its form.
 
-mod environment;
+pub(crate) mod environment;
 mod image;
 mod kept;
 mod tree;
@@ -107,14 +107,23 @@ fn check_cpu(args: &RunArgs) -> Result<(), Error> {
     }
 }
 
+/// The kernel's command line. A debugger sets breakpoints where the image was linked.
+fn append(args: &RunArgs) -> String {
+    match args.gdb {
+        Some(_) => format!("{} nokaslr", args.append).trim_start().to_owned(),
+        None => args.append.clone(),
+    }
+}
+
 fn qemu(
     args: &RunArgs,
     root: Option<SharedRoot>,
     shares: Vec<(PathBuf, PathBuf)>,
 ) -> Result<Qemu, Error> {
+    super::qemu::ensure_there()?;
     Ok(Qemu {
         kernel: paths::kernel_image(args.kernel.as_deref())?,
-        append: args.append.clone(),
+        append: append(args),
         machine: args.machine,
         accel: accel::choose(args.accel)?,
         cpu: args.cpu.clone(),
@@ -172,7 +181,7 @@ fn callers_umask() -> u32 {
 }
 
 /// What descriptors 0, 1 and 2 look like to the program.
-fn stdio_kinds() -> [Stdio; 3] {
+pub(crate) fn stdio_kinds() -> [Stdio; 3] {
     let interactive = tty::is_interactive();
     let out_is_tty = std::io::stdout().is_terminal();
     let input = match interactive {
@@ -197,7 +206,8 @@ fn device(fd: u8) -> Option<u64> {
 
 fn is_null(fd: u8) -> bool {
     let null = std::fs::metadata("/dev/null").ok().map(|meta| meta.rdev());
-    null.is_some() && device(fd) == null
+    // What the runtime has opened in the place of a closed one loses what is written: no null.
+    null.is_some() && device(fd) == null && (fd == 0 || !standard_streams::was_closed(fd))
 }
 
 /// `HOST[:GUEST]` of `--rw`: both sides absolute.
@@ -215,18 +225,18 @@ fn shares(here: &Path, given: &[OsString]) -> Result<Vec<(PathBuf, PathBuf)>, Er
             );
             return Err(usage(text));
         }
-        Ok((folder(here, &host)?, guest))
+        Ok((folder("--rw", here, &host)?, guest))
     };
     given.iter().map(share).collect()
 }
 
 /// A folder that exists, absolute and without links (QEMU's 9p server refuses a link as root).
-fn folder(here: &Path, path: &Path) -> Result<PathBuf, Error> {
+fn folder(option: &str, here: &Path, path: &Path) -> Result<PathBuf, Error> {
     let found = std::fs::canonicalize(here.join(path));
-    let found = found.map_err(|error| format!("{}: {error}", path.display()))?;
+    let found = found.map_err(|error| usage(format!("{option} {}: {error}", path.display())))?;
     match found.is_dir() {
         true => Ok(found),
-        false => Err(format!("{}: not a folder", path.display()).into()),
+        false => Err(usage(format!("{option} {}: not a folder", path.display()))),
     }
 }
 

@@ -22,7 +22,7 @@ pub(super) fn start(
     shares: &[(PathBuf, PathBuf)],
 ) -> Result<Started, Error> {
     let tree = match &args.root {
-        Some(root) => Tree::new(folder(here, root)?),
+        Some(root) => Tree::new(folder("--root", here, root)?),
         None => Tree::host(),
     };
     // The guest's paths are the caller's.

@@ -1,30 +1,40 @@
 //! A timeline as JSON in the trace event format, which ui.perfetto.dev and Chrome read.
 //!
-//! Two processes: "CPUs", a track for each with slices that never overlap; and "threads", a track
-//! for each with its calls, exceptions and interrupts as it saw them. Flows are arrows between
-//! CPUs; a counter for each CPU says how much deferred work waits for it. Times are microseconds.
+//! A process "CPUs", a track for each with slices that never overlap; and the guest's processes,
+//! with a track for each thread: its calls, with arguments and results, exceptions and interrupts
+//! as it saw them. Flows are arrows between CPUs; a counter for each CPU says how much deferred
+//! work waits for it. Times are microseconds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
 use super::timeline::Timeline;
+use super::{Names, arguments};
 
-/// The processes' numbers.
-pub(super) const CPUS: u64 = 0;
-pub(super) const THREADS: u64 = 1;
+/// The process that the CPUs are shown as: no program has this number (PID_MAX_LIMIT).
+pub(super) const CPUS: u64 = 4_194_305;
+/// Threads of the kernel, and those that nobody has named.
+const KERNEL: u64 = 0;
 
-pub(super) fn json(timeline: &Timeline) -> String {
-    let mut lines = names(timeline);
+/// The whole: one event after the other.
+pub(super) fn trace(timeline: &Timeline, threads: &Names) -> Value {
+    let process = |thread: &u64| threads.get(thread).map_or(KERNEL, |(process, _)| *process);
+    let mut lines = names(timeline, threads);
     for stay in &timeline.stays {
         let mut line = slice(CPUS, u64::from(stay.cpu), stay.from_ns, stay.to_ns, &stay.name);
         line["cat"] = json!(stay.kind.name());
-        line["args"] = json!({ "thread": stay.thread });
+        let name = stay.thread.and_then(|thread| Some(&threads.get(&thread)?.1));
+        line["args"] = json!({ "thread": stay.thread, "name": name });
         lines.push(line);
     }
     for visit in &timeline.visits {
-        let mut line = slice(THREADS, visit.thread, visit.from_ns, visit.to_ns, &visit.name);
+        let mut line =
+            slice(process(&visit.thread), visit.thread, visit.from_ns, visit.to_ns, &visit.name);
         line["cat"] = json!(visit.kind.name());
+        if let Some(args) = arguments::of(visit) {
+            line["args"] = args;
+        }
         lines.push(line);
     }
     for mark in &timeline.marks {
@@ -49,6 +59,12 @@ pub(super) fn json(timeline: &Timeline) -> String {
         lines.push(to);
     }
     lines.extend(waiting(timeline));
+    json!({ "displayTimeUnit": "ns", "traceEvents": lines })
+}
+
+/// The file's text: one event a line.
+pub(super) fn text(trace: &Value) -> String {
+    let lines = trace["traceEvents"].as_array().map_or(&[][..], Vec::as_slice);
     let lines: Vec<String> = lines.iter().map(Value::to_string).collect();
     format!("{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n{}\n]}}\n", lines.join(",\n"))
 }
@@ -62,23 +78,31 @@ fn slice(pid: u64, tid: u64, from_ns: u64, to_ns: u64, name: &str) -> Value {
             "name": name })
 }
 
-/// What the tracks are called.
-fn names(timeline: &Timeline) -> Vec<Value> {
+/// What processes and tracks are called.
+fn names(timeline: &Timeline, threads: &Names) -> Vec<Value> {
     let name = |kind: &str, pid: u64, tid: u64, name: String| {
         let args = json!({ "name": name });
         json!({ "ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args })
     };
     let of_stays = timeline.stays.iter().map(|stay| stay.cpu);
     let cpus: BTreeSet<u8> = of_stays.chain(timeline.marks.iter().map(|mark| mark.cpu)).collect();
-    let threads: BTreeSet<u64> = timeline.visits.iter().map(|visit| visit.thread).collect();
-    let mut lines = vec![
-        name("process_name", CPUS, 0, "CPUs".to_owned()),
-        name("process_name", THREADS, 0, "threads".to_owned()),
-    ];
+    let shown: BTreeSet<u64> = timeline.visits.iter().map(|visit| visit.thread).collect();
+    let mut lines = vec![name("process_name", CPUS, 0, "CPUs".to_owned())];
     let of_cpu = |cpu: u8| name("thread_name", CPUS, u64::from(cpu), format!("CPU {cpu}"));
     lines.extend(cpus.into_iter().map(of_cpu));
-    let of_thread = |thread| name("thread_name", THREADS, thread, format!("thread {thread}"));
-    lines.extend(threads.into_iter().map(of_thread));
+    let mut processes = BTreeSet::new();
+    for thread in shown {
+        let known = threads.get(&thread);
+        let process = known.map_or(KERNEL, |(process, _)| *process);
+        if processes.insert(process) {
+            // A process has its first thread's name.
+            let first = threads.get(&process).map_or("kernel", |(_, name)| name);
+            let first = if process == KERNEL { "kernel" } else { first };
+            lines.push(name("process_name", process, 0, first.to_owned()));
+        }
+        let own = known.map_or_else(|| format!("thread {thread}"), |(_, name)| name.clone());
+        lines.push(name("thread_name", process, thread, own));
+    }
     lines
 }
 
@@ -105,19 +129,23 @@ fn waiting(timeline: &Timeline) -> Vec<Value> {
 mod tests {
     use super::super::timeline::tests::event;
     use super::*;
-    use formats::control::Phase;
+    use formats::control::{Phase, TraceEvent};
 
     /// What the format's description asks of every event ("Trace Event Format", 2016).
     #[test]
     fn every_event_has_what_the_format_asks_for() {
-        let text = json(&Timeline::of(&[
+        let timeline = Timeline::of(&[
             event(1, 1, Phase::Instant, "switch", 9),
             event(0, 5, Phase::Instant, "tlb-sent-user", 1),
             event(0, 6, Phase::Instant, "vunmap-deferred-user", 1),
             event(1, 8, Phase::Begin, "tlb", 252),
             event(1, 9, Phase::Instant, "catch-up", 0),
             event(1, 12, Phase::End, "-", 0),
-        ]));
+            TraceEvent { values: vec![1, 0x7f00, 5], ..event(1, 20, Phase::Begin, "write", 1) },
+            TraceEvent { values: vec![5], ..event(1, 30, Phase::End, "-", 0) },
+        ]);
+        let threads = Names::from([(9, (8, "worker".to_owned())), (8, (8, "app".to_owned()))]);
+        let text = text(&trace(&timeline, &threads));
         let trace: Value = serde_json::from_str(&text).expect("JSON");
         let lines = trace["traceEvents"].as_array().expect("a list");
         let mut phases = BTreeMap::new();
@@ -135,6 +163,18 @@ mod tests {
                 other => panic!("{other}"),
             }
         }
+        let is_call = |line: &&Value| line["name"] == "write" && line["pid"] != CPUS;
+        let write = lines.iter().find(is_call).expect("a call of the thread's");
+        assert_eq!((&write["pid"], &write["tid"]), (&json!(8), &json!(9)));
+        assert_eq!(write["args"], json!({ "fd": 1, "buf": "0x7f00", "count": 5, "result": 5 }));
+        let called = |kind: &str, pid: u64| {
+            let mut named = lines.iter().filter(|line| line["name"] == kind && line["pid"] == pid);
+            named.next().expect("a name")["args"]["name"].clone()
+        };
+        assert_eq!(
+            (called("process_name", 8), called("thread_name", 8)),
+            (json!("app"), json!("worker"))
+        );
         assert_eq!((phases["s"], phases["f"], phases["C"], phases["i"]), (2, 2, 2, 4));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::perfetto::{CPUS, THREADS};
+use super::perfetto::CPUS;
 
 /// Rows of each table.
 const SHOWN: usize = 10;
@@ -30,19 +30,19 @@ impl Sum {
 /// The text; `None` if this is no trace of ours.
 pub(super) fn of(trace: &Value) -> Option<String> {
     let events = trace["traceEvents"].as_array()?;
-    let slices = |pid: u64| {
-        let is_one = move |event: &&Value| event["ph"] == "X" && event["pid"] == pid;
+    let slices = |of_cpus: bool| {
+        let is_one = move |event: &&Value| event["ph"] == "X" && (event["pid"] == CPUS) == of_cpus;
         events.iter().filter(is_one)
     };
-    slices(CPUS).next()?;
+    slices(true).next()?;
     let us = |event: &Value| event["dur"].as_f64().unwrap_or(0.0);
     let mut kinds: BTreeMap<(u64, &str), f64> = BTreeMap::new();
-    for event in slices(CPUS) {
+    for event in slices(true) {
         let key = (event["tid"].as_u64()?, event["cat"].as_str()?);
         *kinds.entry(key).or_default() += us(event);
     }
     let mut visits: BTreeMap<(&str, &str), Sum> = BTreeMap::new();
-    for event in slices(THREADS) {
+    for event in slices(false) {
         let key = (event["cat"].as_str()?, event["name"].as_str()?);
         visits.entry(key).or_default().add(us(event));
     }
@@ -120,6 +120,7 @@ fn flows(events: &[Value]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Names;
     use super::super::timeline::Timeline;
     use super::super::timeline::tests::event;
     use super::*;
@@ -133,8 +134,8 @@ mod tests {
             events.push(event(0, at, Phase::Begin, "read", 0));
             events.push(event(0, at + 250_000, Phase::End, "-", 0));
         }
-        let trace = super::super::perfetto::json(&Timeline::of(&events));
-        let text = of(&serde_json::from_str(&trace).expect("JSON")).expect("a trace");
+        let trace = super::super::perfetto::trace(&Timeline::of(&events), &Names::new());
+        let text = of(&trace).expect("a trace");
         let row = text.lines().find(|line| line.starts_with("read ")).expect("a row");
         let words: Vec<&str> = row.split_whitespace().collect();
         assert_eq!(words, ["read", "call", "4", "1000.0", "250.00", "250.0"]);

@@ -56,6 +56,10 @@ pub(super) struct Visit {
     pub(super) to_ns: u64,
     pub(super) kind: Kind,
     pub(super) name: String,
+    /// Of a call: the registers of its arguments.
+    pub(super) arguments: Vec<u64>,
+    /// Of a call that has come back.
+    pub(super) result: Option<u64>,
 }
 
 /// Something at one moment: an interrupt sent or spared, a catch-up, a switch.
@@ -99,6 +103,7 @@ const RECEIVED: [&str; 3] = ["reschedule", "tlb", "sync"];
 struct Entry {
     kind: Kind,
     name: String,
+    arguments: Vec<u64>,
     from_ns: u64,
 }
 
@@ -136,7 +141,7 @@ impl Timeline {
                 Phase::End => {
                     let stack = stacks.entry(key).or_default();
                     if let (Some(done), Some(thread)) = (stack.pop(), cpu.thread) {
-                        timeline.visit(done, thread, event.at_ns);
+                        timeline.visit(done, thread, event);
                     }
                     let is_programs = |thread| thread != IDLE && thread <= THREADS_MAX;
                     cpu.in_user = stack.is_empty() && cpu.thread.is_none_or(is_programs);
@@ -181,10 +186,12 @@ impl Timeline {
         }
     }
 
-    fn visit(&mut self, done: Entry, thread: u64, to_ns: u64) {
+    fn visit(&mut self, done: Entry, thread: u64, end: &TraceEvent) {
         if thread != IDLE {
-            let Entry { kind, name, from_ns } = done;
-            self.visits.push(Visit { thread, from_ns, to_ns, kind, name });
+            let Entry { kind, name, arguments, from_ns } = done;
+            let (to_ns, result) = (end.at_ns, end.values.first().copied());
+            let visit = Visit { thread, from_ns, to_ns, kind, name, arguments, result };
+            self.visits.push(visit);
         }
     }
 
@@ -234,7 +241,7 @@ fn entry(event: &TraceEvent) -> Entry {
         (true, true) => Kind::Exception,
         (true, false) => Kind::Interrupt,
     };
-    Entry { kind, name: event.name.clone(), from_ns: event.at_ns }
+    Entry { kind, name: event.name.clone(), arguments: event.values.clone(), from_ns: event.at_ns }
 }
 
 /// Names that the kernel gives vectors (`machine/src/cpu/record.rs`): all others are calls.
@@ -268,7 +275,7 @@ pub(super) mod tests {
         name: &str,
         number: u64,
     ) -> TraceEvent {
-        TraceEvent { cpu, at_ns, phase, name: name.to_owned(), number }
+        TraceEvent { cpu, at_ns, phase, name: name.to_owned(), number, values: vec![] }
     }
 
     fn kinds(timeline: &Timeline, cpu: u8) -> Vec<(Kind, &str, u64)> {
@@ -281,12 +288,12 @@ pub(super) mod tests {
         let timeline = Timeline::of(&[
             event(0, 100, Phase::Instant, "switch", 7),
             event(0, 110, Phase::End, "-", 0),
-            event(0, 120, Phase::Begin, "read", 0),
+            TraceEvent { values: vec![3, 9, 1], ..event(0, 120, Phase::Begin, "read", 0) },
             event(0, 130, Phase::Instant, "switch", 0),
             event(0, 180, Phase::Begin, "timer", 253),
             event(0, 190, Phase::End, "-", 0),
             event(1, 195, Phase::Instant, "switch", 7),
-            event(1, 200, Phase::End, "-", 0),
+            TraceEvent { values: vec![1], ..event(1, 200, Phase::End, "-", 0) },
             event(1, 230, Phase::Begin, "page-fault", 14),
         ]);
         let user = (Kind::User, "user", 10);
@@ -300,6 +307,8 @@ pub(super) mod tests {
             to_ns: 200,
             kind: Kind::Call,
             name: "read".to_owned(),
+            arguments: vec![3, 9, 1],
+            result: Some(1),
         };
         assert_eq!(timeline.visits, [read]);
     }

@@ -94,7 +94,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     wanted.retain(|app| {
         let missing = manifest.missing(std::slice::from_ref(app));
         if !missing.is_empty() {
-            println!("app {} ... skipped (not installed: {})", app.name, missing.join(" "));
+            tell!("app {} ... skipped (not installed: {})", app.name, missing.join(" "));
             total.skipped += 1;
         }
         missing.is_empty()
@@ -120,7 +120,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let mut shares = shares.into_inner().map_err(|_| "a runner thread died")?;
     shares.sort_by(|a, b| a.0.total_cmp(&b.0));
     for (share, place) in shares.iter().take(LOWEST_SHOWN) {
-        println!("SYSRET in {:.3} % of returns from system calls: {place}", share * 100.0);
+        tell!("SYSRET in {:.3} % of returns from system calls: {place}", share * 100.0);
     }
     Ok(total)
 }
@@ -151,7 +151,7 @@ fn one(context: &Context, app: &App, turn: usize, shares: &Shares) -> Summary {
     let host = match on_host(app).or_else(|_| on_host(app)) {
         Ok(host) => host,
         Err(why) => {
-            println!("app {} on the host ... FAILED: {why}", app.name);
+            tell!("app {} on the host ... FAILED: {why}", app.name);
             summary.failed = 1;
             return summary;
         }
@@ -172,13 +172,13 @@ fn one(context: &Context, app: &App, turn: usize, shares: &Shares) -> Summary {
                 Ok(()) => summary.passed += 1,
                 Err(why) => {
                     summary.failed += 1;
-                    println!("app {} at {place} ... FAILED: {why}", app.name);
+                    tell!("app {} at {place} ... FAILED: {why}", app.name);
                 }
             }
         }
     }
     if summary.failed == 0 {
-        println!("app {} ... ok ({:.1} s)", app.name, started.elapsed().as_secs_f64());
+        tell!("app {} ... ok ({:.1} s)", app.name, started.elapsed().as_secs_f64());
     }
     summary
 }

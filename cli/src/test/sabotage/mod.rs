@@ -130,7 +130,7 @@ fn told(row: &Row, noticed: Noticed) -> Summary {
     match noticed {
         Ok(()) => Summary { passed: 1, ..Summary::default() },
         Err(why) => {
-            println!("{}: {}: {why}", row.name, row.breaks);
+            tell!("{}: {}: {why}", row.name, row.breaks);
             Summary { failed: 1, ..Summary::default() }
         }
     }
@@ -145,8 +145,8 @@ struct Bench<'a> {
 impl Bench<'_> {
     fn cargo(&self, copy: &Copy) -> Result<Command, Error> {
         let mut cargo = toolchain::cargo(copy.root())?;
-        // Built often and run once.
-        cargo.env("CARGO_PROFILE_DEV_DEBUG", "0").env("CARGO_INCREMENTAL", "1");
+        // Built often and run once. Not for kernels: theirs would be other code than what ships.
+        cargo.env("CARGO_PROFILE_DEV_DEBUG", "0");
         Ok(cargo)
     }
 
@@ -158,6 +158,7 @@ impl Bench<'_> {
         copy.restore()?;
         copy.change(row)?;
         let mut cargo = self.cargo(copy)?;
+        cargo.env("CARGO_INCREMENTAL", "1");
         cargo.args(["test", "--no-fail-fast", "--package", host, "--target-dir"]);
         cargo.arg(self.target.join("host"));
         match target {

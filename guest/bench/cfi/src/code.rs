@@ -37,12 +37,13 @@ pub fn be_like(site: &[u8; 20]) -> Result<(), String> {
     LIKE.set(check).map_err(|_| "set twice".to_owned())
 }
 
-fn like(form: Form) -> Check {
+/// The check that is measured, in a form.
+#[must_use]
+pub fn like(form: Form) -> Check {
     Check { form, ..*LIKE.get().unwrap_or(&USUAL) }
 }
 
 /// Most targets that a site alternates between in any point.
-#[cfg(test)]
 pub const TARGETS_MAX: usize = 64;
 /// Distance between two targets: preamble, function, padding.
 const TARGET_STRIDE: usize = 64;
@@ -54,9 +55,9 @@ const LOAD: [u8; 3] = [0x4c, 0x8b, 0x9f];
 /// `inc %rsi; ret`.
 const TARGET: [u8; 4] = [0x48, 0xff, 0xc6, 0xc3];
 /// `mov %rsi, %rax; ret`.
-const FINISH: [u8; 4] = [0x48, 0x89, 0xf0, 0xc3];
+pub const FINISH: [u8; 4] = [0x48, 0x89, 0xf0, 0xc3];
 /// The retpoline: `call 1f; 2: pause; lfence; jmp 2b; 1: mov %r11, (%rsp); ret`.
-const THUNK: [u8; 17] =
+pub const THUNK: [u8; 17] =
     [0xe8, 7, 0, 0, 0, 0xf3, 0x90, 0x0f, 0xae, 0xe8, 0xeb, 0xf9, 0x4c, 0x89, 0x1c, 0x24, 0xc3];
 
 /// What stands before the call.
@@ -137,6 +138,8 @@ pub struct Row {
     pub targets: Vec<usize>,
     /// Offset of each site's check (or of its call, where there is none).
     pub sites: Vec<usize>,
+    /// Words that hold addresses: where, and the offset of what they point to.
+    pub pointers: Vec<(usize, usize)>,
 }
 
 /// Generates a row of `sites` sites in the layout numbered `layout`.
@@ -150,7 +153,8 @@ pub fn row(variant: Variant, sites: usize, targets: usize, layout: u64) -> Row {
     let targets: Vec<usize> = (0..targets).map(|_| target(&mut bytes, &mut random)).collect();
     pad(&mut bytes, 64);
     let entry = bytes.len();
-    let mut row = Row { bytes, entry, targets, sites: Vec::with_capacity(sites) };
+    let sites_of = Vec::with_capacity(sites);
+    let mut row = Row { bytes, entry, targets, sites: sites_of, pointers: Vec::new() };
     let mut cold = Vec::new();
     for site in 0..sites {
         gap(&mut row.bytes, &mut random);
@@ -209,12 +213,13 @@ fn emit_site(row: &mut Row, variant: Variant, site: usize, cold: &mut Vec<usize>
     }
 }
 
-fn pad(bytes: &mut Vec<u8>, align: usize) {
+/// Pads with int3 to a multiple of `align`.
+pub fn pad(bytes: &mut Vec<u8>, align: usize) {
     bytes.resize(bytes.len().next_multiple_of(align), 0xcc);
 }
 
 /// A random number of bytes of long nops.
-fn gap(bytes: &mut Vec<u8>, random: &mut Random) {
+pub fn gap(bytes: &mut Vec<u8>, random: &mut Random) {
     /// `cs nopw 0(%rax,%rax)`: eleven bytes, cut from the front.
     const NOP: [u8; 11] = [0x66, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0];
     let mut left = usize::try_from(random.below(GAP_MAX + 1)).unwrap_or_default();

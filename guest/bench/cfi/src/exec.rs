@@ -36,9 +36,13 @@ impl Mapped {
             )
         };
         assert_ne!(base, libc::MAP_FAILED, "no memory for the generated code");
+        let mut bytes = row.bytes.clone();
+        for &(at, to) in &row.pointers {
+            bytes[at..at + 8].copy_from_slice(&(base as u64 + to as u64).to_le_bytes());
+        }
         // SAFETY: `base` is the start of `len` writable bytes that were mapped just now and that
         // nothing else refers to; source and destination cannot overlap.
-        unsafe { std::ptr::copy_nonoverlapping(row.bytes.as_ptr(), base.cast(), len) };
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), base.cast(), len) };
         // SAFETY: the range is exactly the mapping made above.
         let result = unsafe { libc::mprotect(base, len, libc::PROT_READ | libc::PROT_EXEC) };
         assert_eq!(result, 0, "the generated code could not be made executable");

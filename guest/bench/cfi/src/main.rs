@@ -8,15 +8,10 @@
 //! Reading order: code.rs (what is generated), exec.rs (how it is run), measure.rs, report.rs,
 //! reach.rs (what must hold).
 
-mod code;
-mod exec;
-mod measure;
-mod reach;
-mod report;
-
-use code::{Guard, VARIANTS, row};
-use exec::{Mapped, with_trap};
-use measure::Plan;
+use limen_bench_cfi::code::{self, Guard, VARIANTS, row};
+use limen_bench_cfi::exec::{self, Mapped, with_trap};
+use limen_bench_cfi::measure::{self, Plan};
+use limen_bench_cfi::{reach, report, warn_if_busy};
 use text_patching::kcfi::{Form, TAIL, TRAP_UD2, TRAP_UDB};
 
 const HELP: &str = "\
@@ -73,17 +68,6 @@ fn main() -> std::process::ExitCode {
     }
     let met = plan.is_tiny() || reach.iter().all(|line| line.met);
     std::process::ExitCode::from(u8::from(!met))
-}
-
-/// Past the second-level cache every byte of code counts, and others' programs use it too: seen on
-/// a Zen 5 with 32,768 sites, 1.01 of no check on a quiet machine and 1.05 at a load of 8, for the
-/// optimised form and the yardstick alike.
-fn warn_if_busy() {
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let load = load.split(' ').next().and_then(|word| word.parse::<f64>().ok());
-    if let Some(load) = load.filter(|&load| load > 1.5) {
-        eprintln!("load {load}: on a busy machine the figures past the caches are too high");
-    }
 }
 
 /// Takes the sequence from an image's bytes; false if it cannot be measured.

@@ -109,7 +109,7 @@ pub fn point(plan: &Plan, sites: usize, targets: usize, ticks_per_cycle: f64) ->
     for layout in 0..plan.layouts {
         let rows: Vec<Mapped> =
             VARIANTS.iter().map(|&v| Mapped::new(&row(v, sites, targets, layout))).collect();
-        let bests = layout_bests(plan, &rows, passes, layout, &mut work);
+        let bests = bests(plan.rounds, &rows, passes, layout, &mut work);
         for (index, ticks) in bests.iter().enumerate() {
             let calls = (passes * sites) as f64;
             cycles[index].push(ticks / calls / ticks_per_cycle);
@@ -131,8 +131,12 @@ fn baseline(index: usize) -> usize {
     if index >= crate::code::PLAIN_THUNK { crate::code::PLAIN_THUNK } else { crate::code::PLAIN }
 }
 
-fn layout_bests(
-    plan: &Plan,
+/// The best round of each row, in ticks: `passes` runs of all rows per round, in random order.
+///
+/// # Panics
+/// When the rows make different numbers of calls, or others than `work` says.
+pub fn bests(
+    rounds: usize,
     rows: &[Mapped],
     passes: usize,
     layout: u64,
@@ -141,7 +145,7 @@ fn layout_bests(
     let mut random = Random::new(layout ^ 0xfeed);
     let mut samples = vec![Vec::new(); rows.len()];
     let mut order: Vec<usize> = (0..rows.len()).collect();
-    for round in 0..=plan.rounds {
+    for round in 0..=rounds {
         for i in (1..order.len()).rev() {
             let other = usize::try_from(random.below(i as u64 + 1)).unwrap_or_default();
             order.swap(i, other);
@@ -166,7 +170,7 @@ fn layout_bests(
 }
 
 /// Sorts and summarises.
-fn summarise(samples: &mut [f64]) -> Spread {
+pub fn summarise(samples: &mut [f64]) -> Spread {
     samples.sort_by(f64::total_cmp);
     let at = |index: usize| samples.get(index).copied().unwrap_or(f64::NAN);
     Spread { median: at(samples.len() / 2), low: at(0), high: at(samples.len().saturating_sub(1)) }

@@ -14,7 +14,7 @@ mod ipi;
 mod ops;
 
 use limen_guest_bench::raw::{rdtsc, syscall};
-use limen_guest_bench::{furnish, power_off, report_boot, settle};
+use limen_guest_bench::{furnish, power_off, report_boot, report_kernel, settle};
 
 /// How often each operation is repeated, by weight class of the operation.
 #[derive(Clone, Copy)]
@@ -132,6 +132,7 @@ fn main() {
     let args: Vec<String> = std::env::args().collect();
     let mut reps = FULL;
     let (mut boot, mut poweroff, mut entry, mut border) = (false, false, false, false);
+    let mut calls = false;
     let mut ipi_s = 0;
     for arg in &args[1..] {
         match arg.as_str() {
@@ -141,13 +142,15 @@ fn main() {
             "--poweroff" => poweroff = true,
             "--entry" => entry = true,
             "--border" => border = true,
+            "--calls" => calls = true,
+            "--landlock" => restrict_a_child(),
             load if load.starts_with("--ipi=") => {
                 ipi_s = load["--ipi=".len()..].parse().expect("seconds");
             }
             other => {
                 eprintln!(
-                    "usage: limen-guest-bench [--tiny|--boot|--ipi=SECONDS|--entry|--border] \
-                     [--poweroff], not {other}"
+                    "usage: limen-guest-bench [--tiny|--boot|--ipi=SECONDS|--entry|--border|--calls] \
+                     [--landlock] [--poweroff], not {other}"
                 );
                 std::process::exit(2);
             }
@@ -161,19 +164,52 @@ fn main() {
         ipi::run(std::time::Duration::from_secs(ipi_s));
     } else if entry {
         ipi::entry_cost();
+    } else if calls {
+        furnish();
+        settle();
+        run(reps, ops::plain);
+        report_kernel();
     } else {
         furnish();
         settle();
-        run(reps, border);
+        run(reps, if border { ops::border } else { ops::all });
+        if border {
+            run_filtered(reps);
+        }
     }
     if poweroff {
         power_off();
     }
 }
 
+/// Last: a filter never goes away.
+fn run_filtered(reps: Reps) {
+    let mut filtered = Bench::new(reps);
+    ops::filtered(&mut filtered);
+    filtered.lines.iter().for_each(|line| println!("{} {}", line.name, line.median_ticks));
+}
+
+/// Has a child restrict itself (landlock(7)), so that the kernel asks that policy from now on.
+fn restrict_a_child() {
+    // SAFETY: this program has one thread.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // All rights to files that the first version of the interface knows.
+        let handled = (1_u64 << 13) - 1;
+        let at = &raw const handled as usize;
+        let rules = syscall(libc::SYS_landlock_create_ruleset, [at, 8, 0, 0, 0, 0]);
+        let _ = syscall(libc::SYS_prctl, [libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0, 0]);
+        let done = syscall(libc::SYS_landlock_restrict_self, [rules as usize, 0, 0, 0, 0, 0]);
+        let _ = syscall(libc::SYS_exit_group, [done.unsigned_abs(), 0, 0, 0, 0, 0]);
+    }
+    let mut status = 0;
+    // SAFETY: the status has room for a word.
+    let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert!(ended == child && status == 0, "Landlock");
+}
+
 /// Two rounds; each line is the lower of its two medians, since the first round warms caches.
-fn run(reps: Reps, border: bool) {
-    let ops = if border { ops::border } else { ops::all };
+fn run(reps: Reps, ops: fn(&mut Bench)) {
     let mask = 1u64;
     let _ = syscall(libc::SYS_sched_setaffinity, [0, 8, &raw const mask as usize, 0, 0, 0]);
     let mut first = Bench::new(reps);
@@ -184,12 +220,6 @@ fn run(reps: Reps, border: bool) {
         println!("{} {}", a.name, a.median_ticks.min(b.median_ticks));
         // Once the caches are warm.
         b.other_ticks.iter().for_each(|other| println!("bimodal_{} {other}", b.name));
-    }
-    if border {
-        // Last: a filter never goes away.
-        let mut filtered = Bench::new(reps);
-        ops::filtered(&mut filtered);
-        filtered.lines.iter().for_each(|line| println!("{} {}", line.name, line.median_ticks));
     }
     assert_eq!(first.hash, second.hash, "the two rounds did different work");
     println!("hash {:016x}", first.hash);

@@ -37,6 +37,19 @@ pub fn all(b: &mut Bench) {
     signals(b);
 }
 
+/// Calls that take the general way and do next to nothing: `bench calls`.
+pub fn plain(b: &mut Bench) {
+    const NO_FILE: usize = 999;
+    const MASK: usize = 0o22;
+    let n = b.light();
+    sys(SYS_umask, &[MASK]);
+    b.measure("gettid", n, || (good(sys(SYS_gettid, &[])) > 0) as u64);
+    b.measure("getuid", n, || good(sys(SYS_getuid, &[])) as u64);
+    b.measure("getppid", n, || (sys(SYS_getppid, &[]) >= 0) as u64);
+    b.measure("umask", n, || good(sys(SYS_umask, &[MASK])) as u64);
+    b.measure("close_bad_descriptor", n, || sys(SYS_close, &[NO_FILE]) as u64);
+}
+
 /// What is about the border itself.
 pub fn border(b: &mut Bench) {
     getpid(b, "getpid");

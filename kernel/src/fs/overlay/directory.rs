@@ -192,13 +192,19 @@ impl Node {
         Ok(())
     }
 
-    pub(super) fn create_entry(&self, name: &[u8], new: &NewObject<'_>) -> Result<Arc<Node>> {
+    pub(super) fn create_entry(
+        &self,
+        name: &[u8],
+        new: &NewObject<'_>,
+        admit: &dyn Fn(&dyn Inode) -> Result<()>,
+    ) -> Result<Arc<Node>> {
         self.check_directory()?;
         self.fs.check_room()?;
         let is_directory = new.file_type == FileType::Directory;
         let name: Arc<[u8]> = name.into();
         let links = if is_directory { 2 } else { 1 };
         let node = Node::make(&self.fs, new, links, Some((self.me(), name.clone())));
+        admit(node.as_ref())?;
         // First, so that nothing can fail once the name is there.
         self.change(|_| ())?;
         self.enter(&name, &node)?;

@@ -256,7 +256,16 @@ impl Inode for Node {
     }
 
     fn create(&self, name: &[u8], new: &NewObject<'_>) -> Result<Arc<dyn Inode>> {
-        Ok(self.create_entry(name, new)?)
+        self.create_if(name, new, &|_| Ok(()))
+    }
+
+    fn create_if(
+        &self,
+        name: &[u8],
+        new: &NewObject<'_>,
+        admit: &dyn Fn(&dyn Inode) -> Result<()>,
+    ) -> Result<Arc<dyn Inode>> {
+        Ok(self.create_entry(name, new, admit)?)
     }
 
     fn create_unnamed(&self, new: &NewObject<'_>) -> Result<Arc<dyn Inode>> {

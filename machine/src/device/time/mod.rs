@@ -8,7 +8,8 @@ use crate::cpu::{self, apic, clock};
 
 const NS_PER_S: u64 = 1_000_000_000;
 
-/// Finds the TSC's rate and sets the clocks, which start at `start_tsc`. On the first CPU, after `platform::init`.
+/// Finds the TSC's rate and sets the clocks, which start at `start_tsc`. On the first CPU, after
+/// `platform::init`.
 pub(crate) fn init(start_tsc: u64) {
     let rate = calibrate::tsc_rate();
     clock::set(start_tsc, rate.hz);

@@ -105,8 +105,8 @@ struct Descriptor {
 }
 
 /// The parts of a buffer that are contiguous in physical memory: address and length, bytes. All of
-/// a buffer in the direct map is one; one of mapped frames ([`crate::memory::vmap`]) is as many as they are
-/// scattered.
+/// a buffer in the direct map is one; one of mapped frames ([`crate::memory::vmap`]) is as many as
+/// they are scattered.
 struct Runs {
     at: *const u8,
     len: usize,

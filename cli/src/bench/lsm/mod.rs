@@ -1,0 +1,218 @@
+//! `limen bench lsm`: what security hooks cost, with no to four policies, and with all that ship.
+//!
+//! The same kernel in three builds: hooks as patched direct calls (what ships), hooks as lists of
+//! pointers that are walked through checks and thunks (the form that they replace), and none. The
+//! test policies answer every hook and allow everything, so what is measured is the asking.
+//! Instructions are blind to what an indirect branch waits for; natively that is most of it, so the
+//! forms are timed in ring 3, too (`guest/bench/hooks`).
+//!
+//! Neighbours: `unix.rs` has the workloads of a classic suite, `kernel.rs` runs the operations,
+//! `machine/src/text/static_call.rs` has the three forms.
+
+mod unix;
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use super::kernel::Bench;
+use super::machine::Figures;
+use super::table;
+use crate::args::BenchArgs;
+use crate::{Error, image, paths, profile, toolchain};
+
+/// Most policies that are asked.
+const POLICIES_MAX: usize = 4;
+/// Most that hooks with all policies may cost over none, geometric mean of the operations.
+const MEAN_MAX: f64 = 1.03;
+/// Most that hooks may cost that nobody answers: a nop each.
+const IDLE_MAX: f64 = 1.01;
+/// The program that times the forms natively.
+const NATIVE: &str = "limen-bench-hooks";
+/// A profile that allows everything that profiles decide.
+const EVERYTHING: &str = "[paths]\nread = [\"/**\"]\nwrite = [\"/**\"]\nexecute = [\"/**\"]\n";
+
+/// A form of the hooks: its name, and the features of its build.
+const FORMS: [(&str, &str); 3] = [
+    ("none", "hooks-bench,hooks-none"),
+    ("list", "hooks-bench,hooks-list"),
+    ("direct", "hooks-bench"),
+];
+const NONE: usize = 0;
+const LIST: usize = 1;
+const DIRECT: usize = 2;
+/// Among the columns of [`DIRECT`]: the policies that ship.
+const ALL: usize = POLICIES_MAX + 1;
+
+/// Instructions of each operation: by form, then by the number of policies.
+struct Operation {
+    name: &'static str,
+    by_form: Vec<Vec<u64>>,
+}
+
+impl Operation {
+    fn value(&self, form: usize, policies: usize) -> f64 {
+        let of = &self.by_form[form];
+        of[policies.min(of.len() - 1)] as f64
+    }
+}
+
+/// Measures and prints. Status 1 if hooks cost more than they may, or more than lists.
+pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
+    let mut kernels = Vec::new();
+    for (name, features) in FORMS {
+        say!("limen: building the kernel with hooks as: {name}");
+        kernels.push(build(name, features)?);
+    }
+    let with = |kernel: &PathBuf| BenchArgs { kernel: Some(kernel.clone()), ..args.clone() };
+    let mut columns = Vec::new();
+    for (form, kernel) in kernels.iter().enumerate() {
+        let mut bench = Bench::new(&with(kernel))?;
+        let numbers = if form == NONE { 0..=0 } else { 0..=POLICIES_MAX };
+        let mut of_form = Vec::new();
+        for policies in numbers {
+            say!("limen: {}, {policies} policies", FORMS[form].0);
+            of_form.push(bench.limen_with(&format!("lsm={}", names(policies)))?.0.figures);
+        }
+        if form == DIRECT {
+            say!("limen: {}, all policies", FORMS[form].0);
+            let everything = profile::compiled("everything.toml", EVERYTHING)?;
+            of_form.push(bench.limen_with_all_policies(&everything)?);
+        }
+        columns.push(of_form);
+    }
+    let operations = operations(&columns);
+    let suite = unix::measure(args, &kernels)?;
+    let reach = judge(&operations, &suite);
+    let mut native = Command::new(super::build(NATIVE)?);
+    native.args(args.tiny.then_some("--tiny"));
+    let met = reach.iter().all(|(_, met)| *met);
+    if args.json {
+        let output = native.arg("--json").output()?;
+        let native: Value = serde_json::from_slice(&output.stdout)?;
+        tell!("{:#}", object(&operations, &suite, &reach, &native));
+        return Ok(u8::from(!met || !output.status.success()));
+    }
+    tell!("{}\n{}", text(&operations), unix::text(&suite));
+    for (claim, met) in &reach {
+        tell!("reach: {claim} ... {}", if *met { "met" } else { "NOT MET" });
+    }
+    tell!();
+    let natively = native.status()?.success();
+    Ok(u8::from(!met || !natively))
+}
+
+/// So many of the test policies, as `lsm=` names them.
+fn names(policies: usize) -> String {
+    let names: Vec<String> = (1..=policies).map(|n| format!("allow{n}")).collect();
+    names.join(",")
+}
+
+/// What must hold, and whether it does.
+fn judge(operations: &[Operation], suite: &[unix::Row]) -> Vec<(String, bool)> {
+    let over = |policies, form, others| {
+        mean(operations, |of| of.value(DIRECT, policies) / of.value(form, others))
+    };
+    let all = over(ALL, NONE, 0);
+    let four = over(POLICIES_MAX, LIST, POLICIES_MAX);
+    let idle = over(0, NONE, 0);
+    let mut lines = vec![
+        (format!("all policies that ship over no hooks {all:.4}, at most {MEAN_MAX}"), {
+            all <= MEAN_MAX
+        }),
+        (format!("four policies on every hook over lists of pointers {four:.4}, at most 1"), {
+            four <= 1.0
+        }),
+        (format!("no policy over no hooks {idle:.4}, at most {IDLE_MAX}"), idle <= IDLE_MAX),
+    ];
+    lines.extend(suite.iter().filter_map(unix::Row::judge));
+    lines
+}
+
+/// Builds the kernel with these features, in a target folder of its own.
+pub(crate) fn build(name: &str, features: &str) -> Result<PathBuf, Error> {
+    let target = paths::target_dir()?.join("hooks").join(name);
+    let mut cargo = toolchain::cargo(&paths::repository()?)?;
+    cargo.arg("build").args(image::CARGO_FLAGS).args(["--quiet", "--features", features]);
+    if !cargo.arg("--target-dir").arg(&target).status()?.success() {
+        return Err(format!("the kernel with {features} does not build").into());
+    }
+    let built = target.join("x86_64-unknown-none/release/limen-kernel");
+    image::finish(&built)?;
+    Ok(built)
+}
+
+fn operations(columns: &[Vec<Figures>]) -> Vec<Operation> {
+    let of = |name: &'static str| {
+        let form = |figures: &Vec<Figures>| -> Option<Vec<u64>> {
+            figures.iter().map(|figures| figures.get(name).copied()).collect()
+        };
+        Some(Operation { name, by_form: columns.iter().map(form).collect::<Option<_>>()? })
+    };
+    table::operations().filter_map(of).collect()
+}
+
+fn mean(operations: &[Operation], ratio: impl Fn(&Operation) -> f64) -> f64 {
+    let logs: f64 = operations.iter().map(|of| ratio(of).ln()).sum();
+    (logs / operations.len().max(1) as f64).exp()
+}
+
+fn text(operations: &[Operation]) -> String {
+    let mut out = format!("{:<30}{:>9}", "guest instructions", "none");
+    for form in [LIST, DIRECT] {
+        (0..=POLICIES_MAX).for_each(|n| _ = write!(out, "{:>9}", format!("{} {n}", FORMS[form].0)));
+    }
+    out += "     all  4/none  4/list all/none\n";
+    for of in operations {
+        _ = write!(out, "{:<30}{:>9}", of.name, of.value(NONE, 0));
+        for form in [LIST, DIRECT] {
+            (0..=POLICIES_MAX).for_each(|n| _ = write!(out, "{:>9}", of.value(form, n)));
+        }
+        let most = of.value(DIRECT, POLICIES_MAX);
+        let (none, list) = (most / of.value(NONE, 0), most / of.value(LIST, POLICIES_MAX));
+        let all = of.value(DIRECT, ALL);
+        let over = all / of.value(NONE, 0);
+        _ = writeln!(out, "{all:>8}{none:>8.3}{list:>8.3}{over:>9.3}");
+    }
+    out
+}
+
+fn object(
+    operations: &[Operation],
+    suite: &[unix::Row],
+    reach: &[(String, bool)],
+    native: &Value,
+) -> Value {
+    let row = |of: &Operation| json!({ "name": of.name, "instructions": of.by_form });
+    let claim = |(claim, met): &(String, bool)| json!({ "claim": claim, "met": met });
+    json!({
+        "bench": "lsm",
+        "forms": FORMS.map(|form| form.0),
+        "rows": operations.iter().map(row).collect::<Vec<_>>(),
+        "suite": suite.iter().map(unix::Row::object).collect::<Vec<_>>(),
+        "native": native,
+        "reach": reach.iter().map(claim).collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn means_and_rows() {
+        let row = |name, none, list: u64, direct: u64| Operation {
+            name,
+            by_form: vec![vec![none], (0..5).map(|n| list + n).collect(), vec![direct; 6]],
+        };
+        let operations = [row("a", 100, 100, 100), row("b", 100, 200, 121)];
+        let over = mean(&operations, |of| of.value(DIRECT, 4) / of.value(NONE, 0));
+        assert!((over - 1.1).abs() < 1e-9);
+        let table = text(&operations);
+        assert!(table.contains("1.210") && table.contains("204"), "{table}");
+        let met = judge(&operations, &[]).into_iter().map(|(_, met)| met).collect::<Vec<_>>();
+        assert_eq!(met, [false, true, false]);
+    }
+}
