@@ -216,8 +216,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "NAME=VALUE,...", value_parser = Limits::parse)]
     pub(crate) limit: Vec<Limits>,
 
-    /// Go on in the background under a name; see limen ps, logs, exec and stop. Example: --detach web --
-    /// nginx -g 'daemon off;'
+    /// Go on in the background under a name; see limen ps, logs, exec and stop. Example: --detach
+    /// web -- nginx -g 'daemon off;'
     #[arg(long, value_name = "NAME", conflicts_with_all = ["timeout", "limit", "gdb", "json",
           "trace", "missing_syscalls", "missing_files", "syscall_summary", "dry_run"])]
     pub(crate) detach: Option<String>,
@@ -669,7 +669,7 @@ mod tests {
             let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
             let text = arg.get_long_help().map(ToString::to_string).unwrap_or_default() + &help;
             // One of its own: a value or the option itself stands behind the word.
-            if !text.split_once("xample").is_some_and(|(_, rest)| rest.trim().len() > 3) {
+            if text.split_once("xample").is_none_or(|(_, rest)| rest.trim().len() <= 3) {
                 found.push(format!("{} {}", command.get_name(), arg.get_id()));
             }
         }

@@ -4,7 +4,7 @@
 //! sum is made only after the check that it fits: [`Image::is_mappable`] comes before
 //! [`Image::extent`], and [`Image::bias`] before [`Segment::pages`].
 //!
-//! Neighbour: `kernel/src/process/elf.rs` reads the files and maps the segments.
+//! Neighbour: `kernel/src/mm/elf.rs` reads the files and maps the segments.
 
 use alloc::vec::Vec;
 

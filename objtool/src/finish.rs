@@ -7,7 +7,8 @@
 //! In order: an audit that must be clean; static branches from `__jump_table`; static calls,
 //! which are the direct calls and jumps to the trampolines that `__static_call_tramps` lists;
 //! refusal of both in entry text; the optimised form of all checks; poisoned preambles of functions
-//! whose address nothing takes; the tables, also of what changes when the image is moved; a second audit that reads the tables back.
+//! whose address nothing takes; the tables, also of what changes when the image is moved; a second
+//! audit that reads the tables back.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

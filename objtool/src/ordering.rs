@@ -1,17 +1,32 @@
 //! Orders that no emulator violates, and that the image must hold all the same: proved of the bytes
 //! that were emitted, wherever the compiler has put them.
 //!
-//! | Place | What the manual says | What must be there |
-//! |---|---|---|
-//! | WRMSR to the x2APIC's interrupt command register | not serialising: earlier stores may become visible behind the interrupt; MFENCE, then LFENCE, keeps them before it (SDM 3A, 11.12.3) | `mfence`, `lfence`, and nothing behind them that stores to memory ([`Place::Command`]) |
-//! | WRMSR to `TSC_DEADLINE` | not ordered with the store that put the APIC's timer into that mode; MFENCE is (SDM 3A, 11.5.4.1) | `mfence` right before it ([`Place::Deadline`]) |
-//! | WRMSR to `GS_BASE` | need not wait, nor be waited for, on AMD (APM 2, 7.6.4) | `lfence` right behind it in a paranoid entry, which uses GS next ([`Place::GsBase`]) |
-//! | SWAPGS behind a branch that may be mispredicted | what follows may use the old base in speculation (Intel's guidance on CVE-2019-1125) | `lfence` right behind it, or where it is a choice of boot a key and then `lfence`; SYSCALL's entries come by no branch ([`Place::Swapgs`]) |
-//! | New code in memory, executed by another CPU | that CPU executes a serialising instruction first (SDM 3A, 9.1.3) | the function that CPUs are asked to run has one: CPUID ([`Place::Serialize`]) |
-//! | INVLPG, MOV to CR3, MOV to CR4 | serialising (SDM 3A, 9.3): stores to tables before it are seen by walks behind it | nothing more |
-//! | INVPCID | ordered as INVLPG with earlier stores to tables (SDM 3A, 4.10.4.1); not in the list of serialising ones | `context`'s catch-up serialises by itself where text has changed |
-//! | RDTSC behind which a time is taken | not ordered with what is before it; LFENCE is (SDM 2B, RDTSC) | nothing: a time that is a little early is a time |
-//! | CLFLUSH, WRPKRU | ordered with stores by MFENCE; with accesses by nothing else | the kernel has neither ([`Place::Absent`]) |
+//! Each place, what the manual says, and what must be there:
+//!
+//! - WRMSR to the x2APIC's interrupt command register: not serialising: earlier stores may become
+//!   visible behind the interrupt; MFENCE, then LFENCE, keeps them before it (SDM 3A, 11.12.3).
+//!   There must be: `mfence`, `lfence`, and nothing behind them that stores to memory
+//!   ([`Place::Command`]).
+//! - WRMSR to `TSC_DEADLINE`: not ordered with the store that put the APIC's timer into that mode;
+//!   MFENCE is (SDM 3A, 11.5.4.1). There must be: `mfence` right before it ([`Place::Deadline`]).
+//! - WRMSR to `GS_BASE`: need not wait, nor be waited for, on AMD (APM 2, 7.6.4). There must be:
+//!   `lfence` right behind it in a paranoid entry, which uses GS next ([`Place::GsBase`]).
+//! - SWAPGS behind a branch that may be mispredicted: what follows may use the old base in
+//!   speculation (Intel's guidance on CVE-2019-1125). There must be: `lfence` right behind it, or
+//!   where it is a choice of boot a key and then `lfence`; SYSCALL's entries come by no branch
+//!   ([`Place::Swapgs`]).
+//! - New code in memory, executed by another CPU: that CPU executes a serialising instruction first
+//!   (SDM 3A, 9.1.3). There must be: the function that CPUs are asked to run has one: CPUID
+//!   ([`Place::Serialize`]).
+//! - INVLPG, MOV to CR3, MOV to CR4: serialising (SDM 3A, 9.3): stores to tables before it are seen
+//!   by walks behind it. There must be: nothing more.
+//! - INVPCID: ordered as INVLPG with earlier stores to tables (SDM 3A, 4.10.4.1); not in the list
+//!   of serialising ones. There must be: `context`'s catch-up serialises by itself where text has
+//!   changed.
+//! - RDTSC behind which a time is taken: not ordered with what is before it; LFENCE is (SDM 2B,
+//!   RDTSC). There must be: nothing: a time that is a little early is a time.
+//! - CLFLUSH, WRPKRU: ordered with stores by MFENCE; with accesses by nothing else. There must be:
+//!   the kernel has neither ([`Place::Absent`]).
 //!
 //! Elsewhere the order is seen by stepping (`window::` of the kernel's tests): VERW before the
 //! return, LFENCE behind the branch history loop.
@@ -30,8 +45,8 @@ const GS_BASE: u64 = 0xc000_0101;
 const REACH: usize = 12;
 /// The function that CPUs execute before they execute new code.
 const SERIALIZE: &str = "7machine3cpu9serialize";
-/// Where SWAPGS stands on a way that branches lead to; on the others it is the first instruction, or
-/// the last before the return.
+/// Where SWAPGS stands on a way that branches lead to; on the others it is the first instruction,
+/// or the last before the return.
 const BRANCHED: [&str; 2] = ["common_vector", "paranoid_entry"];
 
 /// What is looked at.

@@ -2,9 +2,9 @@
 //!
 //! What is timed are calls that take the general way and do next to nothing: what they cost is the
 //! way in and out. Both kernels choose for themselves what they do about the vulnerabilities of
-//! three CPU models, and say so in the files of `/sys/devices/system/cpu/vulnerabilities`, which the
-//! program prints: where they differ, the table names it, since then the prices are of different
-//! things.
+//! three CPU models, and say so in the files of `/sys/devices/system/cpu/vulnerabilities`, which
+//! the program prints: where they differ, the table names it, since then the prices are of
+//! different things.
 //!
 //! An instruction is not a cycle: a write to a register that takes hundreds counts as one.
 //!

@@ -77,9 +77,12 @@ pub(super) fn with_judge(program: &Path, mut host: Results) -> Result<Results, E
     Ok(host)
 }
 
-/// The names of the tests.
+/// The names of the tests: of both programs, of the image, and of guests.
 pub(super) fn names(context: &Context) -> Result<Vec<String>, Error> {
     let mut names = listed(&build(context)?, "list")?;
+    let vmm = build_package(context, "limen-vmm")?;
+    names.extend(listed(&vmm, "list")?);
+    names.extend(super::vmscape::names(&vmm)?);
     names.extend(super::nested::names());
     Ok(names)
 }

@@ -64,11 +64,11 @@ const LIES: [(&str, &str, &str); 3] = [
     ("icelake-sp", "cpu-registers=real", "mitigations: SPEC_CTRL was to be 0x1, and this CPU"),
 ];
 
-/// The tests of deferred work once more, on a CPU that nothing else disturbs.
 /// A filter that makes the kernel print its tests' names.
 const LIST: &str = "?";
 /// So much of the parameters names a boot.
 const NAME_COLUMNS: usize = 60;
+/// The tests of deferred work once more, on a CPU that nothing else disturbs.
 const ISOLATED: &str = "isolcpus=3 nohz_full=3";
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {

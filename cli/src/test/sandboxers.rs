@@ -121,12 +121,12 @@ fn built(manifest: &Path, words: &[&str]) -> Result<PathBuf, Error> {
     cargo.arg("--target-dir").arg(paths::target_dir()?.join("sandboxers/target"));
     let output = cargo.output()?;
     let said = String::from_utf8_lossy(&output.stdout);
-    let programs = said.lines().filter_map(|line| {
+    let mut programs = said.lines().filter_map(|line| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
         message["executable"].as_str().map(PathBuf::from)
     });
     let error = || format!("cargo {words:?}: {}", String::from_utf8_lossy(&output.stderr)).into();
-    programs.last().filter(|_| output.status.success()).ok_or_else(error)
+    programs.next_back().filter(|_| output.status.success()).ok_or_else(error)
 }
 
 /// A root folder of that release's packages.

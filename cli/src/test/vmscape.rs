@@ -66,6 +66,13 @@ pub(super) fn run(context: &Context, vmm: &Path) -> Result<Summary, Error> {
     Ok(total)
 }
 
+/// The names of what [`run`] runs.
+pub(super) fn names(vmm: &Path) -> Result<Vec<String>, Error> {
+    let mut names = listed(vmm, "vmscape-list")?;
+    names.extend([BRANCHES, SWITCH].map(str::to_owned));
+    Ok(names)
+}
+
 /// Steps through both loops, and looks who calls them.
 fn branches(kernel: &[u8], vmm: &Path) -> Result<(), Error> {
     let image = Image::parse(kernel)?;

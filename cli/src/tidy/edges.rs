@@ -6,7 +6,7 @@ use std::path::Path;
 use super::{Finding, Source};
 
 /// A crate's folder (or the folder above several), and the folders it may depend on.
-const ALLOWED: [(&str, &[&str]); 9] = [
+const ALLOWED: [(&str, &[&str]); 11] = [
     ("abi", &[]),
     ("formats", &[]),
     ("mechanisms", &["abi", "mechanisms"]),
@@ -16,7 +16,12 @@ const ALLOWED: [(&str, &[&str]); 9] = [
     ("objtool", &["abi", "mechanisms"]),
     // Of the machine only `machine/standard_streams`, which is for the host.
     ("cli", &["abi", "formats", "machine/standard_streams", "mechanisms", "objtool"]),
-    // A bench of the kernel's own byte sequences takes them from their room.
+    // These two are the other end of a format: a VMM that boots Limen speaks the control port's
+    // lines as the command line does, and the judge's first process reads what that one wrote.
+    ("guest/linux_init", &["abi", "formats", "mechanisms"]),
+    ("guest/vmm", &["abi", "formats", "mechanisms"]),
+    // The others judge the kernel, and must not take its tables for the truth. A bench of its own
+    // byte sequences takes them from their room.
     ("guest", &["abi", "mechanisms"]),
     ("fuzz", &["abi", "formats", "guest", "machine", "mechanisms", "objtool"]),
 ];
@@ -102,6 +107,14 @@ mod tests {
         let entry = ("mechanisms/entry", "[dependencies]\nmachine = { workspace = true }\n");
         let expected = "mechanisms/entry/Cargo.toml:2: depends on machine, which is in machine/";
         assert_eq!(findings(&[machine, entry]), [expected]);
+    }
+
+    #[test]
+    fn only_ends_of_a_format_share_it_with_the_kernel() {
+        let user = "[dependencies]\nformats.workspace = true\n";
+        let formats = ("formats", "");
+        assert_eq!(findings(&[formats, ("guest/vmm", user)]), [""; 0]);
+        assert_eq!(findings(&[formats, ("guest/tests", user)]).len(), 1);
     }
 
     #[test]

@@ -14,8 +14,9 @@ use crate::{sc, tests};
 
 tests!("addresses": of_the_kernel_are_in_no_file, of_the_kernel_are_in_no_log, are_recognised);
 
-/// The kernel's half, but for what is no place: the page of vsyscall(2), which is at one address for
-/// ever, small negative numbers, and limits that are that much below all ones (shmget(2): SHMMAX).
+/// The kernel's half, but for what is no place: the page of vsyscall(2), which is at one address
+/// for ever, small negative numbers, and limits that are that much below all ones (shmget(2):
+/// SHMMAX).
 const KERNEL: std::ops::Range<u64> = 0xffff_8000_0000_0000..0xffff_ffff_fe00_0000;
 /// Files whose reading waits, has an effect, or is memory itself.
 const LEFT_OUT: &[&str] = &["kmsg", "mem", "kcore", "pagemap", "debug", "tracing", "security"];

@@ -37,9 +37,12 @@ fn own(fd: i32) {
     sc!(SYS_fcntl, fd, F_GETFL).is(flags | O_ASYNC as usize);
 }
 
-/// Descriptors, and what makes them readable.
-fn kinds() -> Vec<(&'static str, i32, Box<dyn Fn()>)> {
-    let mut list: Vec<(&'static str, i32, Box<dyn Fn()>)> = Vec::new();
+/// A kind's name, a descriptor of it, and what makes it readable.
+type Readable = (&'static str, i32, Box<dyn Fn()>);
+
+/// One of each kind.
+fn kinds() -> Vec<Readable> {
+    let mut list: Vec<Readable> = Vec::new();
     let (out, into) = pipe();
     list.push(("pipe", out, Box::new(move || write(into, b"x"))));
     for kind in [SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET] {

@@ -497,8 +497,8 @@ fn umask_and_proc_limits() {
     assert!(l.starts_with("Limit ") && l.contains("Max open files"));
 }
 
-/// /dev/kmsg gives a line a read, with rising numbers; what is written there is in it, and syslog(2)
-/// has it, too.
+/// /dev/kmsg gives a line a read, with rising numbers; what is written there is in it, and
+/// syslog(2) has it, too.
 fn kernel_log() {
     use std::io::{Read as _, Write as _};
     use std::os::unix::fs::OpenOptionsExt as _;

@@ -6,8 +6,9 @@ use crate::sys::*;
 use crate::{sc, tests};
 
 tests!("tcp":
-    first_send_after_close, connect_without_waiting, connect_refused, backlog_counts, bind_conflicts,
-    accepted_connections_hold_the_port, time_wait_is_seen, resets, truncation_discards,
+    first_send_after_close, connect_without_waiting, connect_refused, backlog_counts,
+    bind_conflicts, accepted_connections_hold_the_port, time_wait_is_seen, resets,
+    truncation_discards,
     connected_with_itself, more_and_cork, cork_ends_by_itself, mapped_addresses, v6_only,
     urgent_data, urgent_data_inline, shutdown_matrix, poll_of_each_state, disconnect,
     receive_low_water, peek_and_wait_for_all, information, congestion_control, deferred_accept,

@@ -114,7 +114,7 @@ extern "C" fn on_signal(_: i32) {}
 
 /// See the module.
 pub fn any_call_at_any_time() -> Result<()> {
-    // SAFETY: the handler does nothing.
+    // SAFETY: the handler does nothing and so may interrupt anything.
     unsafe { libc::signal(libc::SIGUSR1, on_signal as *const () as usize) };
     // SAFETY: this thread outlives the one that is given its id.
     let me = unsafe { libc::pthread_self() } as usize;
@@ -124,7 +124,7 @@ pub fn any_call_at_any_time() -> Result<()> {
         scope.spawn(|| {
             while !done.load(Ordering::SeqCst) {
                 std::thread::sleep(Duration::from_millis(3));
-                // SAFETY: as above.
+                // SAFETY: the id is of the thread that waits at the end of this scope, so it lives.
                 unsafe { libc::pthread_kill(me as libc::pthread_t, libc::SIGUSR1) };
             }
         });

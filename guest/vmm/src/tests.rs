@@ -677,7 +677,7 @@ fn clock() -> Result<()> {
         ensure(word(&guest, 0, 4) % 2 == 0, || "an odd version".into())?;
         let (shift, ticks) = (word(&guest, 28, 1) as u8 as i8, tsc - word(&guest, 8, 8));
         let ticks = if shift < 0 { ticks >> -shift } else { ticks << shift };
-        let scaled = u128::from(ticks) * u128::from(word(&guest, 24, 4)) >> 32;
+        let scaled = (u128::from(ticks) * u128::from(word(&guest, 24, 4))) >> 32;
         let time = word(&guest, 16, 8) + scaled as u64;
         ensure((before..=after).contains(&time), || format!("{time}, not {before} to {after}"))?;
         times.push(time);
@@ -723,11 +723,11 @@ fn coalesced_writes() -> Result<()> {
     expect(&mut guest, "write 0x200000 [24, 0, 0, 0]")?;
     ensure(word(1) == ENTRIES - 1, || format!("full at {}", word(1)))?;
     // What makes no sense is a full ring.
-    // SAFETY: as above.
+    // SAFETY: the ring's page is mapped until the end of the process; this is its second word.
     unsafe { ring.cast::<u32>().add(1).write_volatile(u32::MAX) };
     expect(&mut guest, "write 0x200000 [23, 0, 0, 0]")?;
     guest.vm.unregister_coalesced_mmio(address, 4).map_err(say("KVM_UNREGISTER_COALESCED_MMIO"))?;
-    // SAFETY: as above.
+    // SAFETY: the second word of the ring's page, which stays mapped.
     unsafe { ring.cast::<u32>().add(1).write_volatile(0) };
     expect(&mut guest, "write 0x200000 [22, 0, 0, 0]")
 }

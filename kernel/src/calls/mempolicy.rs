@@ -76,7 +76,7 @@ pub fn mbind(
     node_max: u64,
     flags: u64,
 ) -> Result<u64> {
-    if flags & !MBIND_FLAGS != 0 || start % PAGE != 0 {
+    if flags & !MBIND_FLAGS != 0 || !start.is_multiple_of(PAGE) {
         return Err(Errno::EINVAL);
     }
     let end = len.checked_next_multiple_of(PAGE).and_then(|len| start.checked_add(len));

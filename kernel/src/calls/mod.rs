@@ -404,7 +404,7 @@ table! {
     getrandom => system::getrandom,
     getcpu => system::getcpu,
     membarrier => system::membarrier,
-    kcmp => system::kcmp,
+    kcmp => process::kcmp::kcmp,
     rseq => system::rseq,
     setns => system::setns,
     // --- signals

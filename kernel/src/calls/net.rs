@@ -386,7 +386,7 @@ pub fn recvfrom(
 ) -> Result<u64> {
     let file = file_at(fd)?;
     let count = count.min(MAX_TRANSFER as u64) as usize;
-    if count > 0 && !machine::uaccess::is_user_range(buffer, count) {
+    if count > 0 && !UserPtr::<u8>::new(buffer).is_user_range(count) {
         return Err(Errno::EFAULT);
     }
     let mut sink = Sink::user(buffer, count);

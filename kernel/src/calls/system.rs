@@ -9,7 +9,6 @@ use crate::base::io::Sink;
 use crate::base::user::UserPtr;
 use crate::drivers::kmsg;
 use crate::process::current;
-use crate::process::ptrace::access::{self, Ids};
 use crate::security::{Capability, subject_hooks};
 
 /// reboot(2): every command that stops or restarts ends the machine, since a microVM is not started
@@ -146,43 +145,6 @@ pub fn membarrier(command_word: u32, flags: u64) -> Result<u64> {
         }
         _ => Err(Errno::EINVAL),
     }
-}
-
-/// kcmp(2): whether two processes share something. The order of unequal objects is that of their
-/// addresses, turned by a constant that is different on every boot.
-pub fn kcmp(pid1: u64, pid2: u64, kind: u64, index1: u64, index2: u64) -> Result<u64> {
-    const FILE: u64 = 0;
-    const VM: u64 = 1;
-    const FILES: u64 = 2;
-    const FS: u64 = 3;
-    const SIGHAND: u64 = 4;
-    let target = |pid: u64| {
-        let process = crate::process::find_by_tid(pid as u32).ok_or(Errno::ESRCH)?;
-        access::inspect(&process, Ids::Real, Errno::EPERM, || Ok(process.clone()))
-    };
-    let (first, second) = (target(pid1)?, target(pid2)?);
-    let identity = |process: &crate::process::Process, fd: u64| -> Result<u64> {
-        Ok(match kind {
-            FILE => process.files().get(fd as u32)?.id,
-            VM => alloc::sync::Arc::as_ptr(&process.mm()?) as u64,
-            FILES => alloc::sync::Arc::as_ptr(&process.files()) as u64,
-            FS => process.fs.lock().as_ref().map_or(0, |fs| alloc::sync::Arc::as_ptr(fs) as u64),
-            SIGHAND => alloc::sync::Arc::as_ptr(&*process.handlers.lock()) as u64,
-            _ => return Err(Errno::EINVAL),
-        })
-    };
-    let (a, b) = (identity(&first, index1)?, identity(&second, index2)?);
-    let turn = kcmp_cookie();
-    Ok(match (a ^ turn).cmp(&(b ^ turn)) {
-        core::cmp::Ordering::Equal => 0,
-        core::cmp::Ordering::Less => 1,
-        core::cmp::Ordering::Greater => 2,
-    })
-}
-
-fn kcmp_cookie() -> u64 {
-    static COOKIE: machine::sync::Once<u64> = machine::sync::Once::new();
-    *COOKIE.call_once(|| crate::base::random::below(u64::MAX))
 }
 
 /// rseq(2): as a Linux that was built without it; libraries do without.

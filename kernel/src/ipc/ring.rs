@@ -70,6 +70,12 @@ impl Bulk {
         self.len
     }
 
+    /// Whether nothing is in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Forgets the first `len` bytes.
     pub fn skip(&mut self, len: usize) {
         let end = self.start + len.min(self.len);

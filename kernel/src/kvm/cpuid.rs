@@ -17,9 +17,10 @@ pub(super) fn xcr0_allowed() -> u64 {
     machine::fpu::components()
 }
 
-/// What a guest may be shown of a leaf. CMPXCHG16B (leaf 1, ECX, bit 13) not under QEMU's emulation,
-/// which computes flags with what was computed before the last instruction there (seen with 7.2): an
-/// exit right behind it leaves RFLAGS with bits that no CPU sets, and the next entry takes them.
+/// What a guest may be shown of a leaf. CMPXCHG16B (leaf 1, ECX, bit 13) not under QEMU's
+/// emulation, which computes flags with what was computed before the last instruction there (seen
+/// with 7.2): an exit right behind it leaves RFLAGS with bits that no CPU sets, and the next entry
+/// takes them.
 fn shown(leaf: u32, subleaf: u32, xcr0: u64) -> Option<[u32; 4]> {
     const CMPXCHG16B: u32 = 1 << 13;
     let host = machine::cpu::cpuid(leaf, subleaf);

@@ -1,8 +1,8 @@
 //! The areas of an address space, by start address, with their sums: what /proc and limits ask for
 //! must not walk over all areas.
 //!
-//! Everybody may look at the map; whoever changes an area does it through [`Areas`], which keeps the
-//! sums. Neighbours: `vma` (an area), `mod` (what changes areas).
+//! Everybody may look at the map; whoever changes an area does it through [`Areas`], which keeps
+//! the sums. Neighbours: `vma` (an area), `mod` (what changes areas).
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;

@@ -1,10 +1,10 @@
 //! Huge pages: memory of programs that is mapped by 2 MiB at once
 //! (Documentation/admin-guide/mm/transhuge.rst).
 //!
-//! Private anonymous memory gets them by itself: a first write in 2 MiB that lie in one area, and of
-//! which nothing is there yet, brings in all of it, if there is memory in one piece and enough of
-//! it. Whoever changes a part makes it small pages again (`machine::memory::PageTable`), so nothing
-//! else in the kernel knows of them. What has become small stays so until madvise(2) asks:
+//! Private anonymous memory gets them by itself: a first write in 2 MiB that lie in one area, and
+//! of which nothing is there yet, brings in all of it, if there is memory in one piece and enough
+//! of it. Whoever changes a part makes it small pages again (`machine::memory::PageTable`), so
+//! nothing else in the kernel knows of them. What has become small stays so until madvise(2) asks:
 //! MADV_COLLAPSE. No thread looks for what could become huge in the background.
 
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -90,13 +90,14 @@ impl MmInner {
         asks && vma.may_be_huge() && !self.no_huge_pages
     }
 
-    /// As [`MmInner::find_free`] without a hint, for an area that may have huge pages: on a multiple
-    /// of their size, if its length is one.
+    /// As [`MmInner::find_free`] without a hint, for an area that may have huge pages: on a
+    /// multiple of their size, if its length is one.
     pub fn find_free_for(&mut self, vma: &Vma, len: u64) -> Result<u64> {
-        if len.is_multiple_of(HUGE_PAGE) && vma.is_private_anonymous() {
-            if let Ok(start) = self.find_free(0, len + HUGE_PAGE - PAGE) {
-                return Ok(start.next_multiple_of(HUGE_PAGE));
-            }
+        if len.is_multiple_of(HUGE_PAGE)
+            && vma.is_private_anonymous()
+            && let Ok(start) = self.find_free(0, len + HUGE_PAGE - PAGE)
+        {
+            return Ok(start.next_multiple_of(HUGE_PAGE));
         }
         self.find_free(0, len)
     }

@@ -19,6 +19,7 @@ use crate::base::sync::Mutex;
 
 pub mod areas;
 pub mod attach;
+pub mod elf;
 pub mod fault;
 pub mod huge;
 mod mapper;

@@ -752,11 +752,11 @@ impl Channel {
             data.detached = bulk.len();
             self.note(&data);
             drop(data);
-            let result = if bulk.len() == 0 { Err(Errno::ENOMEM) } else { bulk.copy_to(sink) };
+            let result = if bulk.is_empty() { Err(Errno::ENOMEM) } else { bulk.copy_to(sink) };
             let mut data = self.data.lock();
             let len = *result.as_ref().unwrap_or(&0);
             bulk.skip(len);
-            let is_whole = bulk.len() == 0;
+            let is_whole = bulk.is_empty();
             self.freeing(&mut data, |data| {
                 data.detached = 0;
                 data.count_taken(len);

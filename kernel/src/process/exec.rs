@@ -12,9 +12,9 @@ use entry::{PtRegs, flags, selector};
 use formats::script::{self, Script};
 use machine::memory::{Prot, USER_END};
 
-use super::elf::{Elf, HEADER_BYTES, Mapped};
 use super::hooks;
 use crate::base::random;
+use crate::mm::elf::{Elf, HEADER_BYTES, Mapped};
 use crate::mm::{Mm, PAGE, Vma, VmaFlags};
 use crate::security::Credentials;
 use crate::vfs::File;

@@ -110,7 +110,7 @@ fn scan(process: &Process, which: Which, options: u32) -> Scan {
     let family = &mut *family;
     let own_only = options & raw::__WNOTHREAD != 0;
     let wanted = |child: &&Arc<Process>| {
-        matches(child, which, options) && !(own_only && !is_of_current_thread(process, child))
+        matches(child, which, options) && (!own_only || is_of_current_thread(process, child))
     };
     let event = match which {
         Which::Pid(pid) => {

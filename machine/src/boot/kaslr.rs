@@ -3,10 +3,10 @@
 //!
 //! The threat is an attacker who can write or jump anywhere, and has to know where. The image is
 //! linked for fixed addresses, with absolute ones in instructions, which costs nothing at run time;
-//! objtool lists all of them (`.limen_relocs`, and proves that there are no others). Boot code calls
-//! [`boot_choose_places`] where it was linked, adds what was chosen to each field of that list, and
-//! jumps to the kernel where it then is. The bases of the other two areas are immediates too
-//! ([`cpu::direct_map_base`]), so that nothing is loaded for them either.
+//! objtool lists all of them (`.limen_relocs`, and proves that there are no others). Boot code
+//! calls [`boot_choose_places`] where it was linked, adds what was chosen to each field of that
+//! list, and jumps to the kernel where it then is. The bases of the other two areas are immediates
+//! too ([`cpu::direct_map_base`]), so that nothing is loaded for them either.
 //!
 //! Not chosen: a position-independent image. The compiler drops kCFI checks there (ARCHITECTURE,
 //! "Building"). What is in memory stays at its physical address: nobody who attacks by addresses

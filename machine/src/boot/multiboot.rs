@@ -25,8 +25,8 @@ pub(crate) fn read(phys: u64, memory: &impl Memory) -> Result<StartInfo, Error> 
     if phys + len as u64 > 4 << 30 {
         return Err(Error::Unreadable);
     }
-    // SAFETY: the boot tables map the first 4 GiB in the direct map; the loader wrote the list there,
-    // and nobody writes to it: it is kept out of the free memory.
+    // SAFETY: the boot tables map the first 4 GiB in the direct map; the loader wrote the list
+    // there, and nobody writes to it: it is kept out of the free memory.
     let list = unsafe { core::slice::from_raw_parts(phys_to_virt(phys), len) };
     multiboot::start_info(phys, list, memory)
 }

@@ -60,7 +60,10 @@ impl Kind {
 
 /// Target's state, then action (sent, deferred).
 type ByState = [[AtomicU64; 2]; CONTEXTS.len()];
-const NONE_SENT: ByState = [const { [const { AtomicU64::new(0) }; 2] }; CONTEXTS.len()];
+
+const fn none_sent() -> ByState {
+    [const { [const { AtomicU64::new(0) }; 2] }; CONTEXTS.len()]
+}
 
 struct Account {
     sent: [[ByState; MAX_CPUS]; CAUSES.len()],
@@ -71,7 +74,7 @@ struct Account {
 static ACCOUNTS: PerCpu<Account> = PerCpu::from_array(
     [const {
         Account {
-            sent: [const { [const { NONE_SENT }; MAX_CPUS] }; CAUSES.len()],
+            sent: [const { [const { none_sent() }; MAX_CPUS] }; CAUSES.len()],
             received: [const { [const { AtomicU64::new(0) }; 2] }; KINDS.len()],
         }
     }; MAX_CPUS],

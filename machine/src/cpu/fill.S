@@ -1,5 +1,5 @@
-// Fills the return stack (RSB): 32 calls whose returns are never taken, so that the next returns are
-// predicted by none of a guest's or another program's. Clobbers RCX and flags; the stack is as
+// Fills the return stack (RSB): 32 calls whose returns are never taken, so that the next returns
+// are predicted by none of a guest's or another program's. Clobbers RCX and flags; the stack is as
 // before. No RET is executed: it can stand before the first one behind a guest.
 .macro fill_the_return_stack
     mov $16, %ecx

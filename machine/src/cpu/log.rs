@@ -43,6 +43,7 @@ impl Piece {
 
 /// What [`find`] has found.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::large_enum_variant, reason = "it is handed up once, and the log has no heap")]
 pub enum Found {
     /// The piece of that number.
     Piece(Piece),

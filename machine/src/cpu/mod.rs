@@ -161,7 +161,7 @@ pub(crate) fn early_random() -> [Option<u64>; 2] {
     [
         // SAFETY: CPUID reports the instruction.
         if has_rdrand { unsafe { take_rdrand() } } else { None },
-        // SAFETY: as above.
+        // SAFETY: CPUID reports this instruction as well.
         if has_rdseed { unsafe { take_rdseed() } } else { None },
     ]
 }

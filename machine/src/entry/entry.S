@@ -607,9 +607,9 @@ unfenced_kernel:
 // IRET would let NMIs come again (SDM 3A, 6.7.1) in the middle of the handler of one, onto the very
 // stack that it runs on. So what interrupted that handler returns by RET: flags and address go
 // below what was interrupted, whose stack pointer is read before they are written. What they
-// replace of this frame is SS, and words that `breakpoint` left free. No #DB comes there: a program's
-// breakpoints are on its own memory, which no such handler uses, and TF is clear; #MC ends the
-// machine.
+// replace of this frame is SS, and words that `breakpoint` left free. No #DB comes there: a
+// program's breakpoints are on its own memory, which no such handler uses, and TF is clear; #MC
+// ends the machine.
 return_without_iret:
     mov {RSP}(%rsp), %rax
     mov {RIP}(%rsp), %rcx

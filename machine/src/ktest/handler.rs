@@ -1,6 +1,6 @@
-//! What handlers find when they begin: the AC flag. Exceptions and interrupts keep that of what they
-//! interrupt, and while it is set SMAP guards nothing. A program may set it; a copy from a program
-//! does.
+//! What handlers find when they begin: the AC flag. Exceptions and interrupts keep that of what
+//! they interrupt, and while it is set SMAP guards nothing. A program may set it; a copy from a
+//! program does.
 //!
 //! And how they end: an exception in the handler of an NMI must not let the next NMI in, and an
 //! IRET to a program whose frame is bad becomes the program's fault.

@@ -262,8 +262,8 @@ pub const HUGE_FRAMES: usize = 1 << HUGE_ORDER;
 pub struct HugeFrame(u32);
 
 impl HugeFrame {
-    /// A new one, filled with zeros. None if there is none in one piece, or so little memory is left
-    /// that it is better given out in small pieces.
+    /// A new one, filled with zeros. None if there is none in one piece, or so little memory is
+    /// left that it is better given out in small pieces.
     #[must_use]
     pub fn alloc_zeroed() -> Option<HugeFrame> {
         let huge = Self::alloc_undefined()?;

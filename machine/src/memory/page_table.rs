@@ -4,9 +4,9 @@
 //! CPU can reach it through a stale translation when it is used again; a table likewise, since CPUs
 //! keep entries of upper levels, too.
 //!
-//! Memory of a program may be mapped by large pages of 2 MiB. Whoever changes a part of one makes it
-//! small pages first ([`PageTable::split`]), which must not fail: so each has a table of its own put
-//! aside, on a chain through the tables' first words.
+//! Memory of a program may be mapped by large pages of 2 MiB. Whoever changes a part of one makes
+//! it small pages first ([`PageTable::split`]), which must not fail: so each has a table of its own
+//! put aside, on a chain through the tables' first words.
 //!
 //! Exclusive access is the caller's (`&mut`); CPUs hold the [`Space`].
 
@@ -92,8 +92,8 @@ impl Page {
         Page { address, prot: entry.prot(), kind: entry.kind(), refs, frame: pfn, is_huge }
     }
 
-    /// A large page as one. Which parts of it are shared would take long to find out: those that may
-    /// not be written to pass for shared, until a write asks ([`PageTable::own_huge`]).
+    /// A large page as one. Which parts of it are shared would take long to find out: those that
+    /// may not be written to pass for shared, until a write asks ([`PageTable::own_huge`]).
     fn whole(address: u64, entry: Pte, pfn: u32) -> Page {
         let refs = if entry.has(PteFlags::WRITE) { 1 } else { 2 };
         Page { refs, ..Page::new(address, entry, pfn) }
@@ -272,8 +272,8 @@ impl PageTable {
         ALL_HUGE.fetch_add(change as u64, Ordering::Relaxed);
     }
 
-    /// If `va` lies in a large page of which nobody else has a part, gives it these rights. Otherwise
-    /// false, and `va` lies in a small page now.
+    /// If `va` lies in a large page of which nobody else has a part, gives it these rights.
+    /// Otherwise false, and `va` lies in a small page now.
     pub fn own_huge(&mut self, va: u64, prot: Prot) -> bool {
         let sole = |slot: &Slot| slot.get().frame().is_some_and(frame::is_sole_huge);
         let Some(slot) = self.huge_slot(va).filter(sole) else {
@@ -622,7 +622,7 @@ impl Gather {
         // SAFETY: the entries that owned these references are gone, and no CPU has them any more.
         unsafe { frame::release(&self.frames) };
         for &first in &self.huge {
-            // SAFETY: as above.
+            // SAFETY: its entry is gone as well, and the flush was before this.
             unsafe { frame::release_huge(first) };
         }
     }

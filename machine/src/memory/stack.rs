@@ -1,9 +1,10 @@
 //! Kernel stacks: mapped memory with an unmapped guard below, so that an overflow faults.
 //!
 //! Threads come and go faster than mappings should: a stack that is given back stays mapped in a
-//! small pool, and is cleared when the next one takes it. Beyond that its memory goes back too, lazily: pages are unmapped, but their frames
-//! and addresses are used again only after one flush for many stacks. That flush concerns the
-//! kernel alone, so isolated CPUs in user mode are not interrupted for it (`context`).
+//! small pool, and is cleared when the next one takes it. Beyond that its memory goes back too,
+//! lazily: pages are unmapped, but their frames and addresses are used again only after one flush
+//! for many stacks. That flush concerns the kernel alone, so isolated CPUs in user mode are not
+//! interrupted for it (`context`).
 //!
 //! Why a stale translation of a stack can do no harm there: a CPU runs on a new stack only after it
 //! has entered the kernel, and so has caught up; and the stack of the thread that runs on it, onto

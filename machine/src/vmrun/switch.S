@@ -7,8 +7,8 @@
 // machine checks.
 //
 // From the store that says "guest" to the catch-up this CPU is not told of what may wait, so the
-// code is entry text, in a danger zone as around user mode (mechanisms/context_tracking): it touches
-// the stack, this CPU's data, and by physical addresses the blocks of both worlds.
+// code is entry text, in a danger zone as around user mode (mechanisms/context_tracking): it
+// touches the stack, this CPU's data, and by physical addresses the blocks of both worlds.
 
 .pushsection .entry.text, "ax", @progbits
 

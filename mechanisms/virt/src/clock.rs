@@ -53,7 +53,7 @@ impl Scale {
             shift if shift < 0 => u128::from(ticks >> -shift),
             shift => u128::from(ticks) << shift,
         };
-        (ticks * u128::from(self.multiplier) >> 32) as u64
+        ((ticks * u128::from(self.multiplier)) >> 32) as u64
     }
 }
 
@@ -144,7 +144,7 @@ mod tests {
         let delta = guest_tsc - word(8, 8);
         let shift = bytes[28] as i8;
         let shifted = if shift < 0 { delta >> -shift } else { delta << shift };
-        let ns = (u128::from(shifted) * u128::from(word(24, 4)) >> 32) as u64 + word(16, 8);
+        let ns = ((u128::from(shifted) * u128::from(word(24, 4))) >> 32) as u64 + word(16, 8);
         assert_eq!(ns, line.at(guest_tsc - 123));
         assert_eq!(wall(2, 3_000_000_004), [2, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0]);
     }

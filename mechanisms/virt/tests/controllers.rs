@@ -10,6 +10,9 @@ use virt::pit::Pit;
 // ------------------------------------------------------------------------------------------------
 // The 8259s
 
+/// Command and data of both, and their edges or levels.
+const PIC_PORTS: [u16; 6] = [0x20, 0x21, 0xa0, 0xa1, 0x4d0, 0x4d1];
+
 /// Both set up: vectors 0x20 and 0x28, nothing masked.
 fn pic() -> Pic {
     let mut pic = Pic::default();
@@ -295,7 +298,8 @@ proptest! {
         lapic.set_registers(&page, u64::from(state[0]));
         ioapic.set_state((state[1].into(), u32::from(state[2]) << 24, u32::MAX));
         for pin in 0..PINS {
-            ioapic.set_entry(pin, u64::from_le_bytes(page[8 * pin..8 * pin + 8].try_into().unwrap()));
+            let entry = page[8 * pin..8 * pin + 8].try_into().unwrap();
+            ioapic.set_entry(pin, u64::from_le_bytes(entry));
         }
         for (channel, bytes) in pit.channels.iter_mut().zip(state.chunks(16)) {
             channel.count = u32::from_le_bytes(bytes[..4].try_into().unwrap()).clamp(1, 0x1_0000);
@@ -308,8 +312,8 @@ proptest! {
             now += u64::from(value);
             match what % 12 {
                 0 => pic.set_line(at.into(), value & 1 != 0),
-                1 => pic.write([0x20, 0x21, 0xa0, 0xa1, 0x4d0, 0x4d1][usize::from(at) % 6], value as u8),
-                2 => { pic.read([0x20, 0x21, 0xa0, 0xa1, 0x4d0, 0x4d1][usize::from(at) % 6]); }
+                1 => pic.write(PIC_PORTS[usize::from(at) % 6], value as u8),
+                2 => { pic.read(PIC_PORTS[usize::from(at) % 6]); }
                 3 => { pic.acknowledge(); }
                 4 => { ioapic.write(u64::from(at), value); let _ = ioapic.read(u64::from(at)); }
                 5 => { ioapic.set_line(at.into(), value & 1 != 0); }
@@ -317,8 +321,9 @@ proptest! {
                 7 => { lapic.write(u32::from(at) & 0xff0, value, now); }
                 8 => { let _ = lapic.read(u32::from(at) & 0xff0, now); lapic.acknowledge(); }
                 9 => {
-                    lapic.write_msr(0x800 | u32::from(at) & 0xff, u64::from(value) << 32 | now, now);
-                    let _ = lapic.read_msr(0x800 | u32::from(at) & 0xff, now);
+                    let msr = 0x800 | u32::from(at) & 0xff;
+                    lapic.write_msr(msr, u64::from(value) << 32 | now, now);
+                    let _ = lapic.read_msr(msr, now);
                 }
                 10 => {
                     pit.write(0x40 + at % 4, value as u8, now);

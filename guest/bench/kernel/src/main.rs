@@ -149,8 +149,8 @@ fn main() {
             }
             other => {
                 eprintln!(
-                    "usage: limen-guest-bench [--tiny|--boot|--ipi=SECONDS|--entry|--border|--calls] \
-                     [--landlock] [--poweroff], not {other}"
+                    "usage: limen-guest-bench [--tiny|--boot|--ipi=SECONDS|--entry|--border|\
+                     --calls] [--landlock] [--poweroff], not {other}"
                 );
                 std::process::exit(2);
             }

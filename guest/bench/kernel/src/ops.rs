@@ -275,9 +275,9 @@ fn switches(b: &mut Bench) {
     futex_wake_sleeper(b, "futex_wake_sleeper_runs", SCHED_FIFO);
 }
 
-/// A wake that finds a sleeper, in another process, over a shared word. Under SCHED_IDLE the sleeper
-/// waits until the waker sleeps; under SCHED_FIFO it runs at once, sleeps again, and the wake
-/// returns after that.
+/// A wake that finds a sleeper, in another process, over a shared word. Under SCHED_IDLE the
+/// sleeper waits until the waker sleeps; under SCHED_FIFO it runs at once, sleeps again, and the
+/// wake returns after that.
 fn futex_wake_sleeper(b: &mut Bench, name: &'static str, policy: i32) {
     let n = b.light();
     let prot = (PROT_READ | PROT_WRITE) as usize;

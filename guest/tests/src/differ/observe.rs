@@ -459,10 +459,10 @@ fn maps(log: &mut Log<'_>) {
     let mut page = [0u8; PAGE];
     for number in (0..MAP_PAGES).filter(|_| any) {
         let at = MAPS + number * PAGE;
-        if let Ok(n) = sc!(SYS_pread64, memory, page.as_mut_ptr(), PAGE, at) {
-            if page[..n].iter().any(|b| *b != 0) {
-                let _ = writeln!(log, "page {number} {n} {:016x}", hash_bytes(&page[..n]));
-            }
+        if let Ok(n) = sc!(SYS_pread64, memory, page.as_mut_ptr(), PAGE, at)
+            && page[..n].iter().any(|b| *b != 0)
+        {
+            let _ = writeln!(log, "page {number} {n} {:016x}", hash_bytes(&page[..n]));
         }
     }
     let _ = sc!(SYS_close, memory);

@@ -221,9 +221,7 @@ fn prepare(place: &Place, program: &Program) {
 
 impl Shared {
     fn reset(&self) {
-        for words in [&self.tids] {
-            words.iter().for_each(|word| word.store(0, SeqCst));
-        }
+        self.tids.iter().for_each(|word| word.store(0, SeqCst));
         for words in
             [&self.turn, &self.what, &self.done, &self.gone, &self.stopped, &self.event_count]
         {
@@ -379,7 +377,10 @@ impl Actors<'_> {
         // One that exits gives no answer.
         let exits =
             self.program.calls.get(what as usize).is_some_and(|c| c.special == Special::Exit);
-        while !exits && what != LEAVE {
+        if exits || what == LEAVE {
+            return true;
+        }
+        loop {
             let done = shared.done[at].load(SeqCst);
             if done == turn {
                 break;

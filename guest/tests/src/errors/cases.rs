@@ -856,7 +856,8 @@ const READ_ONLY: &[Case] = &[
     ("fchown, read-only", EROFS, || sc!(SYS_fchown, open("m/file", O_RDONLY).fd(), 0, 0)),
     ("bind unix, read-only", EROFS, || {
         let fd = sc!(SYS_socket, AF_UNIX, SOCK_STREAM, 0).fd();
-        sc!(SYS_bind, fd, b"\x01\x00m/new\0".as_ptr(), 8)
+        let name = *b"\x01\x00m/new\0";
+        sc!(SYS_bind, fd, name.as_ptr(), name.len())
     }),
 ];
 

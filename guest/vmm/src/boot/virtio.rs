@@ -131,21 +131,21 @@ impl Transport {
 }
 
 fn set_queue(queue: &mut Queue, offset: u64, word: u32, memory: &GuestMemoryMmap) {
-    let word = Some(word);
+    let half = Some(word);
     match offset {
-        0x038 => queue.set_size(word.unwrap_or(0) as u16),
+        0x038 => queue.set_size(word as u16),
         0x044 => {
-            queue.set_ready(word == Some(1));
+            queue.set_ready(word == 1);
             if !queue.is_valid(memory) {
                 queue.set_ready(false);
             }
         }
-        0x080 => queue.set_desc_table_address(word, None),
-        0x084 => queue.set_desc_table_address(None, word),
-        0x090 => queue.set_avail_ring_address(word, None),
-        0x094 => queue.set_avail_ring_address(None, word),
-        0x0a0 => queue.set_used_ring_address(word, None),
-        0x0a4 => queue.set_used_ring_address(None, word),
+        0x080 => queue.set_desc_table_address(half, None),
+        0x084 => queue.set_desc_table_address(None, half),
+        0x090 => queue.set_avail_ring_address(half, None),
+        0x094 => queue.set_avail_ring_address(None, half),
+        0x0a0 => queue.set_used_ring_address(half, None),
+        0x0a4 => queue.set_used_ring_address(None, half),
         _ => {}
     }
 }

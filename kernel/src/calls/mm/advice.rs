@@ -20,7 +20,7 @@ const POPULATE_AT_ONCE: u64 = 64 * PAGE;
 /// madvise(2).
 pub fn madvise(start: u64, length: u64, advice: u32) -> Result<u64> {
     let action = Action::of(advice).ok_or(Errno::EINVAL)?;
-    if start % PAGE != 0 {
+    if !start.is_multiple_of(PAGE) {
         return Err(Errno::EINVAL);
     }
     let len = length.checked_next_multiple_of(PAGE).ok_or(Errno::EINVAL)?;

@@ -78,7 +78,7 @@ pub fn mmap(
     fd: u32,
     offset: u64,
 ) -> Result<u64> {
-    if offset % PAGE != 0 {
+    if !offset.is_multiple_of(PAGE) {
         return Err(Errno::EINVAL);
     }
     let process = &current().process;

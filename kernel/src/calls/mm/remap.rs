@@ -36,7 +36,7 @@ pub fn mremap(
     let known = raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED | raw::MREMAP_DONTUNMAP;
     let (may_move, fixed) = (has(raw::MREMAP_MAYMOVE), has(raw::MREMAP_FIXED));
     let keep = has(raw::MREMAP_DONTUNMAP);
-    if flags & !known != 0 || old % PAGE != 0 || (fixed || keep) && !may_move {
+    if flags & !known != 0 || !old.is_multiple_of(PAGE) || (fixed || keep) && !may_move {
         return Err(Errno::EINVAL);
     }
     let old_len = old_length.checked_next_multiple_of(PAGE).unwrap_or(0);

@@ -71,7 +71,7 @@ pub fn msgget(key: i32, flags: u32) -> Result<u64> {
             receivers: WaitQueue::new(),
         })
     };
-    QUEUES.get(key, flags, |_| Ok(()), |given| hooks::msg_queue_associate(given), make)
+    QUEUES.get(key, flags, |_| Ok(()), hooks::msg_queue_associate, make)
 }
 
 /// Which message a receiver wants.

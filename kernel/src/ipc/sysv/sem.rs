@@ -242,7 +242,7 @@ pub fn semget(key: i32, count: i32, flags: u32) -> Result<u64> {
         hooks::sem_alloc_security((key,))?;
         Set::new(count)
     };
-    SETS.get(key, flags, suits, |given| hooks::sem_associate(given), make)
+    SETS.get(key, flags, suits, hooks::sem_associate, make)
 }
 
 /// semop(2).

@@ -105,7 +105,7 @@ pub fn shmget(key: i32, size: u64, flags: u32) -> Result<u64> {
         // Those that have gone make room.
         drop(all());
     }
-    SEGMENTS.get(key, flags, suits, |given| hooks::shm_associate(given), || make(key, size, flags))
+    SEGMENTS.get(key, flags, suits, hooks::shm_associate, || make(key, size, flags))
 }
 
 fn make(key: i32, size: u64, flags: u32) -> Result<Segment> {

@@ -52,7 +52,8 @@ enum Entry {
 
 struct Table {
     entries: BTreeMap<Key, Entry>,
-    /// Ends that wait, the oldest first. One may be gone, or have begun anew: then its time differs.
+    /// Ends that wait, the oldest first. One may be gone, or have begun anew: then its time
+    /// differs.
     due: VecDeque<(u64, Key)>,
 }
 

@@ -1,8 +1,8 @@
 //! A connection: who has ended what, and what that means to either end (RFC 9293, 3.3.2).
 //!
-//! There are no packets: an end's FIN, and the acknowledgement of it, are there at once. So of TCP's
-//! states only those are seen in which an end waits for its peer's program: ESTABLISHED, FIN_WAIT2,
-//! CLOSE_WAIT, and TIME_WAIT, which has no socket any more (`flows`).
+//! There are no packets: an end's FIN, and the acknowledgement of it, are there at once. So of
+//! TCP's states only those are seen in which an end waits for its peer's program: ESTABLISHED,
+//! FIN_WAIT2, CLOSE_WAIT, and TIME_WAIT, which has no socket any more (`flows`).
 //!
 //! All of it is one word of marks, so that both ends can change it at the same time and everybody
 //! sees who was first.

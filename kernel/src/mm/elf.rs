@@ -13,8 +13,8 @@ use formats::elf::{Header, Image, Pages, Segment};
 use machine::entry::PageFault;
 use machine::memory::{Prot, USER_END};
 
+use super::{Backing, MMAP_MIN, Mm, PAGE, Vma};
 use crate::base::io::Sink;
-use crate::mm::{Backing, MMAP_MIN, Mm, PAGE, Vma};
 use crate::vfs::File;
 use crate::vfs::page_cache::PageCache;
 

@@ -1,0 +1,48 @@
+//! kcmp(2): whether two processes share something, told without an address of the kernel, and only
+//! of those that the caller might trace. Neighbour: `ptrace::access`, which has that rule.
+
+use alloc::sync::Arc;
+
+use abi::{Errno, Result};
+use machine::sync::Once;
+
+use super::ptrace::access::{self, Ids};
+use super::{Process, find_by_tid};
+use crate::base::random;
+
+/// kcmp(2). The order of unequal objects is that of their
+/// addresses, turned by a constant that is different on every boot.
+pub fn kcmp(pid1: u64, pid2: u64, kind: u64, index1: u64, index2: u64) -> Result<u64> {
+    const FILE: u64 = 0;
+    const VM: u64 = 1;
+    const FILES: u64 = 2;
+    const FS: u64 = 3;
+    const SIGHAND: u64 = 4;
+    let target = |pid: u64| {
+        let process = find_by_tid(pid as u32).ok_or(Errno::ESRCH)?;
+        access::inspect(&process, Ids::Real, Errno::EPERM, || Ok(process.clone()))
+    };
+    let (first, second) = (target(pid1)?, target(pid2)?);
+    let identity = |process: &Process, fd: u64| -> Result<u64> {
+        Ok(match kind {
+            FILE => process.files().get(fd as u32)?.id,
+            VM => Arc::as_ptr(&process.mm()?) as u64,
+            FILES => Arc::as_ptr(&process.files()) as u64,
+            FS => process.fs.lock().as_ref().map_or(0, |fs| Arc::as_ptr(fs) as u64),
+            SIGHAND => Arc::as_ptr(&*process.handlers.lock()) as u64,
+            _ => return Err(Errno::EINVAL),
+        })
+    };
+    let (a, b) = (identity(&first, index1)?, identity(&second, index2)?);
+    let turn = kcmp_cookie();
+    Ok(match (a ^ turn).cmp(&(b ^ turn)) {
+        core::cmp::Ordering::Equal => 0,
+        core::cmp::Ordering::Less => 1,
+        core::cmp::Ordering::Greater => 2,
+    })
+}
+
+fn kcmp_cookie() -> u64 {
+    static COOKIE: Once<u64> = Once::new();
+    *COOKIE.call_once(|| random::below(u64::MAX))
+}
