@@ -82,7 +82,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
 
 /// The names that a filter is compared with: of guest tests and of in-kernel tests.
 pub(super) fn names(context: &Context) -> Result<Vec<String>, Error> {
-    let mut names = guest::names(context)?;
+    let mut names = guest::listed(&guest::build(context)?, "list")?;
     names.extend(kernel::names(context)?);
     Ok(names)
 }

@@ -56,8 +56,8 @@ struct Watched {
 
 static WATCHED: AtomicPtr<Watched> = AtomicPtr::new(std::ptr::null_mut());
 static PROBE_FD: AtomicI32 = AtomicI32::new(-1);
-/// On a page that children share: how many calls were refused, how many of them not as they must be,
-/// and how many calls have been looked at, refused or not.
+/// On a page that children share: how many calls were refused, how many of them not as they must
+/// be, and how many calls have been looked at, refused or not.
 static SHARED: AtomicPtr<[AtomicU32; 3]> = AtomicPtr::new(std::ptr::null_mut());
 
 fn shared() -> &'static [AtomicU32; 3] {
