@@ -31,6 +31,7 @@ mod mappings;
 mod memory;
 mod options;
 mod order;
+mod own;
 mod partly;
 mod pointers;
 mod processes;
@@ -64,6 +65,7 @@ const SUBJECTS: &[&[Test]] = &[
     exec::TESTS,
     jobs::TESTS,
     threads::TESTS,
+    own::TESTS,
     signals::TESTS,
     io_signals::TESTS,
     memory::TESTS,

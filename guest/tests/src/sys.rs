@@ -407,3 +407,23 @@ impl Siginfo {
         self.pid as u32 as usize | (self.uid as usize) << 32
     }
 }
+
+/// What a thread of a C library shares with its maker.
+pub const THREAD_FLAGS: i32 =
+    CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
+
+/// Starts a thread that runs `f` on a stack of its own; its id.
+pub fn raw_thread(flags: i32, f: extern "C" fn()) -> i32 {
+    let stack = anon(65536) as u64 + 65536 - 56;
+    // SAFETY: the memory was mapped just now and is the test's own.
+    unsafe { (stack as *mut u64).write(f as *const () as u64) };
+    let ret: i64;
+    // SAFETY: the new thread has its own stack and calls only `f`, which does not return.
+    unsafe {
+        std::arch::asm!("syscall", "test rax, rax", "jnz 2f", "pop rax", "call rax", "ud2", "2:",
+             inlateout("rax") SYS_clone => ret, in("rdi") flags, in("rsi") stack, in("rdx") 0,
+             in("r10") 0, in("r8") 0, lateout("rcx") _, lateout("r11") _);
+    }
+    assert!(ret > 0, "clone: {ret}");
+    ret as i32
+}

@@ -69,7 +69,7 @@ fn split_kind(kind: u32) -> Result<(u32, bool, bool)> {
 /// socket(2).
 pub fn socket(domain: u32, kind_at: u32, protocol: u32) -> Result<u64> {
     let (kind, close_on_exec, nonblocking) = split_kind(kind_at)?;
-    hooks::socket_create((&current().process.subject(), domain, kind, protocol))?;
+    hooks::socket_create((&current().subject(), domain, kind, protocol))?;
     let socket = crate::net::create(domain, kind, protocol)?;
     hooks::socket_post_create((socket.common(),))?;
     give_file(file_for(socket, nonblocking), close_on_exec)
@@ -91,7 +91,7 @@ pub fn socketpair(family: u32, kind_at: u32, protocol: u32, fds: UserPtr<[i32; 2
         raw::AF_INET | raw::AF_INET6 | raw::AF_NETLINK => return Err(Errno::EOPNOTSUPP),
         _ => return Err(Errno::EAFNOSUPPORT),
     }
-    hooks::socket_create((&current().process.subject(), raw::AF_UNIX, kind as u32, protocol))?;
+    hooks::socket_create((&current().subject(), raw::AF_UNIX, kind as u32, protocol))?;
     hooks::sk_alloc_security((raw::AF_UNIX,))?;
     hooks::sk_alloc_security((raw::AF_UNIX,))?;
     let [first, second] = unix::pair(kind, protocol)?;
@@ -107,7 +107,7 @@ pub fn bind(fd: u64, address: u64, length: u64) -> Result<u64> {
     let file = file_at(fd)?;
     let address = RawAddress::read(address, length)?;
     let socket = socket_of(&file)?;
-    hooks::socket_bind((&current().process.subject(), socket.common(), &address))?;
+    hooks::socket_bind((&current().subject(), socket.common(), &address))?;
     socket.clone().bind(&address)?;
     Ok(0)
 }
@@ -117,7 +117,7 @@ pub fn connect(fd: u64, address: u64, length: u64) -> Result<u64> {
     let file = file_at(fd)?;
     let socket = socket_of(&file)?;
     let address = RawAddress::read(address, length)?;
-    hooks::socket_connect((&current().process.subject(), socket.common(), &address))?;
+    hooks::socket_connect((&current().subject(), socket.common(), &address))?;
     let timeout = socket.common().send_timeout(file.is_nonblocking());
     socket.clone().connect(&address, timeout)?;
     Ok(0)

@@ -79,7 +79,7 @@ fn ask(files: &FdTable, fd: u32, wanted: u32, table: &mut PollTable) -> u32 {
 }
 
 fn poll_list(list: &mut [PollFd], deadline: Option<Deadline>) -> Result<u64> {
-    let files = current().process.files();
+    let files = current().files();
     wait_many(deadline, |table| {
         let mut found = 0;
         for entry in list.iter_mut() {

@@ -19,7 +19,6 @@ use crate::base::poll::events;
 use crate::base::sched;
 use crate::base::sync::WaitError;
 use crate::process::current;
-use crate::vfs::FdTable;
 
 /// The status of a program that ended without one: as if SIGKILL had ended it.
 pub const NO_STATUS: i32 = raw::SIGKILL as i32;
@@ -67,7 +66,7 @@ fn leave_process(status: i32) {
     hooks::task_free((&thread,));
     (upper::upper().leaves_memory)(&thread);
     machine::task::leave_space();
-    super::forget_own_files();
+    super::own::leave(current());
     super::seccomp::release();
     signal::send::hand_over(&thread);
     ptrace::links::tracer_ends();
@@ -115,10 +114,6 @@ fn end_process(process: &Arc<Process>, status: i32) {
     let program = core::mem::take(&mut *process.program.lock());
     drop(program);
     release_vfork_parent(process);
-    drop(process.replace_files(Arc::new(FdTable::new())));
-    // Nor is it anywhere: its directories may be removed, and what is mounted there be unmounted.
-    let directories = process.fs.lock().take();
-    drop(directories);
     process.signals.lock().pending.clear();
     (upper::upper().process_ended)(process.pid, process.session.load(Ordering::Relaxed));
     relations::give_children_away(process);

@@ -86,7 +86,7 @@ impl Process {
     /// The parent's id; 0 without one.
     #[must_use]
     pub fn parent_pid(&self) -> Pid {
-        self.parent().map_or(0, |parent| parent.pid)
+        self.parent_pid.load(Ordering::Relaxed)
     }
 }
 
@@ -98,6 +98,7 @@ pub fn adopt(parent: &Arc<Process>, child: &Arc<Process>) -> bool {
     }
     let mut own = child.relations.lock();
     own.parent = Arc::downgrade(parent);
+    child.parent_pid.store(parent.pid, Ordering::Relaxed);
     if own.exit_state == ExitState::Zombie || own.wait_event.is_some() {
         relations.news.insert(child.pid);
     }

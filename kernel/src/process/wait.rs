@@ -270,7 +270,7 @@ fn wait_for_id(args: &Args) -> Result<Option<Event>> {
         raw::P_PGID if id == 0 => Which::Group(current().process.group()),
         raw::P_PGID if id > 0 => Which::Group(id as Pid),
         raw::P_PIDFD if id >= 0 => {
-            let file = current().process.files().get(id as u32)?;
+            let file = current().files().get(id as u32)?;
             if file.is_nonblocking() {
                 options |= raw::WNOHANG;
             }

@@ -40,7 +40,7 @@ pub fn scope() -> Scope {
 /// Writes ptrace_scope: EPERM without CAP_SYS_PTRACE, EINVAL for a number that is none, or down
 /// from the last one.
 pub fn set_scope(number: u32) -> Result<()> {
-    if !current().process.subject().capable(Capability::SysPtrace) {
+    if !current().subject().capable(Capability::SysPtrace) {
         return Err(Errno::EPERM);
     }
     let new = Scope::from_number(number).ok_or(Errno::EINVAL)?;

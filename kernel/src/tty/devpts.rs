@@ -68,7 +68,7 @@ pub fn file_system() -> Arc<dyn FileSystem> {
 
 /// A master was opened: its slave appears, owned by the current process's user.
 pub(super) fn make(number: u32) {
-    let uid = current().process.credentials().fsuid;
+    let uid = current().credentials().fsuid;
     let time_ns = crate::base::time::realtime_ns() as i64;
     let attributes = Attributes { mode: 0o620, uid, gid: TTY_GROUP, time_ns };
     let node = Node::new(Some(number), attributes);

@@ -397,10 +397,55 @@ impl<T> ThreadCell<T> {
     /// The cell, for the thread whose structure it is part of. `Current` cannot leave its thread.
     #[inline(always)]
     fn owned_by<Th>(&self, thread: &Current<Th>) -> &RefCell<T> {
+        assert!(self.is_in(thread), "a cell of another thread");
+        &self.0
+    }
+
+    #[inline(always)]
+    fn is_in<Th>(&self, thread: &Current<Th>) -> bool {
         let start: *const Th = &**thread;
         let offset = (&raw const self.0).addr().wrapping_sub(start.addr());
-        assert!(offset < size_of::<Th>(), "a cell of another thread");
-        &self.0
+        offset < size_of::<Th>()
+    }
+}
+
+/// A value inside a thread's structure that only the thread itself changes, and reads without a
+/// lock; others read it, too.
+pub struct OwnedCell<T> {
+    value: ThreadCell<T>,
+    /// Held by others that read, and by the owner while it changes the value.
+    change: SpinLock<()>,
+}
+
+// SAFETY: others get shared references alone, which `T: Sync` allows, and only while `change` keeps
+// the owner from changing the value; `T: Send` as in `ThreadCell`.
+unsafe impl<T: Send + Sync> Sync for OwnedCell<T> {}
+
+impl<T> OwnedCell<T> {
+    /// A cell with a value.
+    pub const fn new(value: T) -> Self {
+        OwnedCell { value: ThreadCell::new(value), change: SpinLock::new(()) }
+    }
+
+    /// Calls `f` with the value. `reader` is the running thread; if it is not the owner, `f` runs
+    /// under a spin lock.
+    #[inline(always)]
+    pub fn read<Th, R>(&self, reader: Current<Th>, f: impl FnOnce(&T) -> R) -> R {
+        if self.value.is_in(&reader) {
+            return f(&self.value.0.borrow());
+        }
+        let _change = self.change.lock();
+        // SAFETY: `RefCell` gives a pointer to the value without looking at its flag, which is the
+        // owner's. Only `replace` writes through it, and waits for `change`.
+        f(unsafe { &*self.value.0.as_ptr() })
+    }
+
+    /// Puts a value there and returns the one before. Panics if the cell is not in `thread`, or
+    /// from inside `read`.
+    pub fn replace<Th>(&self, thread: Current<Th>, value: T) -> T {
+        let cell = self.value.owned_by(&thread);
+        let _change = self.change.lock();
+        cell.replace(value)
     }
 }
 

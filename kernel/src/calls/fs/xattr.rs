@@ -83,7 +83,7 @@ fn set(find: impl FnOnce() -> Result<Location>, a: &Args) -> Result<u64> {
     let value = UserPtr::<u8>::new(a.a2()).read_many(a.a3() as usize)?;
     let at = &find()?;
     at.mount.check_writable()?;
-    let who = current().process.subject();
+    let who = current().subject();
     check(at, &name, WRITE, &who)?;
     let inode = at.inode().as_ref();
     hooks::inode_setxattr((&who, inode, &name, &value))?;
@@ -114,7 +114,7 @@ fn get(at: &Location, a: &Args) -> Result<u64> {
 }
 
 fn get_named(name: &[u8], at: &Location, a: &Args) -> Result<u64> {
-    check(at, name, READ, &current().process.subject())?;
+    check(at, name, READ, &current().subject())?;
     hooks::inode_getxattr((at.inode().as_ref(), name))?;
     give(&at.inode().get_xattr(name)?, a.a2(), a.a3())
 }
@@ -146,7 +146,7 @@ pub fn flistxattr(a: &Args) -> Result<u64> {
 }
 
 fn list(at: &Location, a: &Args) -> Result<u64> {
-    let admin = current().process.subject().capable(Capability::SysAdmin);
+    let admin = current().subject().capable(Capability::SysAdmin);
     hooks::inode_listxattr((at.inode().as_ref(),))?;
     let mut names = Vec::new();
     for name in at.inode().list_xattr()? {
@@ -182,7 +182,7 @@ fn remove(at: &Location, a: &Args) -> Result<u64> {
 
 fn remove_named(name: &[u8], at: &Location) -> Result<u64> {
     at.mount.check_writable()?;
-    let who = current().process.subject();
+    let who = current().subject();
     check(at, name, WRITE, &who)?;
     let inode = at.inode().as_ref();
     hooks::inode_removexattr((&who, inode, name))?;

@@ -36,7 +36,7 @@ struct Peer {
 
 impl Peer {
     fn current() -> Peer {
-        let groups = current().process.credentials().groups.as_slice().into();
+        let groups = current().credentials().groups.as_slice().into();
         let process = Arc::downgrade(&current().process);
         Peer { who: Ucred::current(), groups, process }
     }
