@@ -187,7 +187,10 @@ impl Socket for NetlinkSocket {
         Ok(())
     }
 
-    fn send(&self, source: &mut Source<'_>, _what: Outgoing) -> Result<usize> {
+    fn send(&self, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
+        if what.mode.urgent {
+            return Err(Errno::EOPNOTSUPP);
+        }
         let len = source.left();
         if len > REQUEST_MAX {
             return Err(Errno::EMSGSIZE);

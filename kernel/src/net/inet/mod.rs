@@ -29,10 +29,18 @@ pub(super) fn create(domain: u32, kind: Kind, protocol: u32) -> Result<Arc<dyn S
         (Kind::Stream, p) if p == tcp => Ok(tcp::TcpSocket::new(Common::new(domain, kind, tcp))),
         (Kind::Dgram, 0) => Ok(udp::UdpSocket::new(Common::new(domain, kind, udp))),
         (Kind::Dgram, p) if p == udp => Ok(udp::UdpSocket::new(Common::new(domain, kind, udp))),
-        (Kind::Stream | Kind::Dgram, _) => Err(Errno::EPROTONOSUPPORT),
+        // Sockets for echo requests are nobody's, as Linux's ping_group_range is at first.
+        (Kind::Dgram, p) if p == echo(domain) => Err(Errno::EACCES),
+        (Kind::Stream | Kind::Dgram, _) | (Kind::Raw, 0) => Err(Errno::EPROTONOSUPPORT),
         (Kind::Raw, _) => Err(Errno::EPERM),
         (Kind::SeqPacket, _) => Err(Errno::ESOCKTNOSUPPORT),
     }
+}
+
+/// The protocol of echo requests.
+fn echo(domain: u32) -> u32 {
+    let (v4, v6) = (raw::IPPROTO_ICMP as u32, raw::IPPROTO_ICMPV6 as u32);
+    if domain == raw::AF_INET { v4 } else { v6 }
 }
 
 /// An address argument in its plain form: IPv4 addresses mapped into IPv6 as what they are.
