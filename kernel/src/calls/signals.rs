@@ -121,8 +121,10 @@ pub fn rt_sigpending(set_at: u64, set_size: u64) -> Result<u64> {
     let thread = current();
     let blocked = thread.signals.lock().blocked;
     let set = thread.pending_signals() & blocked;
-    let bytes = set.to_le_bytes();
-    UserPtr::<u8>::new(set_at).write_bytes(&bytes[..set_size as usize])?;
+    let bytes = &set.to_le_bytes()[..set_size as usize];
+    if !bytes.is_empty() {
+        UserPtr::<u8>::new(set_at).write_bytes(bytes)?;
+    }
     Ok(0)
 }
 

@@ -154,5 +154,5 @@ pub fn rseq() -> Result<u64> {
 
 /// setns(2): there is one namespace of each kind, and no other to enter.
 pub fn setns(fd: u32) -> Result<u64> {
-    crate::process::own_file(fd).and(Err(Errno::EINVAL))
+    crate::ipc::file_at(fd.into()).and(Err(Errno::EINVAL))
 }

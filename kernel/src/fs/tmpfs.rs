@@ -463,7 +463,7 @@ impl Regular {
             return Ok(0);
         }
         let size = self.cache.size();
-        let append = file.flags() & raw::O_APPEND != 0 || from.appends();
+        let append = from.appends(file.flags());
         let at = if append { size } else { at };
         let seals = self.seals.load(Ordering::Acquire);
         if seals & (raw::F_SEAL_WRITE | raw::F_SEAL_FUTURE_WRITE) != 0

@@ -46,6 +46,8 @@ pub use state::InodeState;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "inode(7) describes each")]
 pub enum FileType {
+    /// What eventfd(2) and its kin are: no kind that a mode has bits for.
+    Anonymous = 0,
     Fifo = 1,
     CharDevice = 2,
     Directory = 4,

@@ -113,6 +113,12 @@ fn duplicate(file: Arc<File>, from: u64, close_on_exec: bool) -> Result<u64> {
 }
 
 fn set_flags(fd: Fd, file: &Arc<File>, flags: u32) -> Result<u64> {
+    if flags & !file.flags() & raw::O_NOATIME != 0 {
+        let subject = crate::security::acting::subject();
+        if !crate::vfs::permission::is_owner(&file.inode().metadata()?, &subject) {
+            return Err(Errno::EPERM);
+        }
+    }
     let is_new = flags & !file.flags() & raw::O_DIRECT != 0;
     let is_file = super::is_regular(&file.inode());
     if is_new && !is_file && crate::ipc::pipe::of(file).is_none() {
@@ -143,11 +149,11 @@ fn seals(file: &File) -> Result<&TmpInode> {
 }
 
 fn add_seals(file: &File, added: u32) -> Result<u64> {
-    if added & !ALL_SEALS != 0 {
-        return Err(Errno::EINVAL);
-    }
     if file.check_writable().is_err() {
         return Err(Errno::EPERM);
+    }
+    if added & !ALL_SEALS != 0 {
+        return Err(Errno::EINVAL);
     }
     seals(file)?.add_seals(added)?;
     Ok(0)

@@ -105,9 +105,19 @@ pub fn openat2(directory: i32, path: u64, how_at: u64, size: usize) -> Result<u6
         return Err(Errno::EINVAL);
     }
     let walk = resolve_flags(how.resolve)?;
+    check_together(flags)?;
+    let is_cached = how.resolve & u64::from(raw::RESOLVE_CACHED) != 0;
+    if is_cached && (makes || flags & raw::O_TRUNC != 0) {
+        return Err(Errno::EAGAIN);
+    }
     let path = PathName::read(path)?;
     let flags = flags | raw::O_LARGEFILE;
-    finish(directory, &path, &How { flags, mode: how.mode as u32, walk })
+    let opened = finish(directory, &path, &How { flags, mode: how.mode as u32, walk });
+    // Names are looked up in memory; that there is no such name is not remembered.
+    opened.map_err(|error| match error {
+        Errno::ENOENT if is_cached => Errno::EAGAIN,
+        error => error,
+    })
 }
 
 fn resolve_flags(resolve: u64) -> Result<u32> {
@@ -118,7 +128,7 @@ fn resolve_flags(resolve: u64) -> Result<u32> {
         (raw::RESOLVE_BENEATH, walk::BENEATH),
         (raw::RESOLVE_IN_ROOT, walk::IN_ROOT),
     ];
-    let mut left = u32::try_from(resolve).map_err(|_| Errno::EINVAL)?;
+    let mut left = u32::try_from(resolve).map_err(|_| Errno::EINVAL)? & !raw::RESOLVE_CACHED;
     let mut flags = 0;
     for (resolve, walk) in TABLE {
         if left & resolve != 0 {
@@ -127,10 +137,6 @@ fn resolve_flags(resolve: u64) -> Result<u32> {
         left &= !resolve;
     }
     let both = walk::BENEATH | walk::IN_ROOT;
-    if left & raw::RESOLVE_CACHED != 0 {
-        // What is cached is not known here without looking; the caller then tries without.
-        return Err(Errno::EAGAIN);
-    }
     if left != 0 || flags & both == both { Err(Errno::EINVAL) } else { Ok(flags) }
 }
 

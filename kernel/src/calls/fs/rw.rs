@@ -10,7 +10,7 @@ use machine::task::Current;
 
 use super::file;
 use crate::base::args::Args;
-use crate::base::io::{Sink, Source, read_iovec};
+use crate::base::io::{IoVec, Sink, Source, read_iovec};
 use crate::base::user::UserPtr;
 use crate::fs::pseudo::PseudoInode;
 use crate::process::current;
@@ -25,7 +25,9 @@ use crate::vfs::{File, FileType, hooks, inotify};
 const READ_FLAGS: u32 =
     raw::RWF_HIPRI | raw::RWF_DSYNC | raw::RWF_SYNC | raw::RWF_NOWAIT | raw::RWF_APPEND;
 /// Flags of pwritev2(2).
-const WRITE_FLAGS: u32 = READ_FLAGS;
+const WRITE_FLAGS: u32 = READ_FLAGS | RWF_NOAPPEND;
+/// Write where the call says, whatever O_APPEND says; linux-raw-sys does not have it.
+const RWF_NOAPPEND: u32 = 1 << 5;
 
 /// read(2).
 pub fn read(thread: Current<Thread>, fd: u32, buffer: u64, count: u64) -> Result<u64> {
@@ -48,6 +50,9 @@ pub fn readv(fd: u64, vector: u64, count: u64) -> Result<u64> {
     let file = file(fd)?;
     file.check_readable()?;
     let vector = read_iovec(vector, count)?;
+    if is_nothing(&vector) {
+        return Ok(0);
+    }
     read_stream(&file, &mut Sink::user_vector(&vector))
 }
 
@@ -56,6 +61,9 @@ pub fn writev(fd: u64, vector: u64, count: u64) -> Result<u64> {
     let file = file(fd)?;
     file.check_writable()?;
     let vector = read_iovec(vector, count)?;
+    if is_nothing(&vector) {
+        return Ok(0);
+    }
     write_stream(&file, &mut Source::user_vector(&vector))
 }
 
@@ -83,6 +91,9 @@ pub fn preadv(fd: u64, vector: u64, count: u64, offset: u64) -> Result<u64> {
     let file = positioned(fd)?;
     file.check_readable()?;
     let vector = read_iovec(vector, count)?;
+    if is_nothing(&vector) {
+        return Ok(0);
+    }
     read_at(&file, offset, &mut Sink::user_vector(&vector))
 }
 
@@ -92,6 +103,9 @@ pub fn pwritev(fd: u64, vector: u64, count: u64, offset: u64) -> Result<u64> {
     let file = positioned(fd)?;
     file.check_writable()?;
     let vector = read_iovec(vector, count)?;
+    if is_nothing(&vector) {
+        return Ok(0);
+    }
     write_at(&file, offset, &mut Source::user_vector(&vector))
 }
 
@@ -100,7 +114,7 @@ pub fn preadv2(a: &Args) -> Result<u64> {
     let file = at_offset(a)?;
     file.check_readable()?;
     let vector = read_iovec(a.a1(), a.a2())?;
-    if vector.iter().all(|part| part.len == 0) {
+    if is_nothing(&vector) {
         return Ok(0);
     }
     let flags = check_rwf(a.a5(), READ_FLAGS)?;
@@ -116,17 +130,23 @@ pub fn pwritev2(a: &Args) -> Result<u64> {
     let file = at_offset(a)?;
     file.check_writable()?;
     let vector = read_iovec(a.a1(), a.a2())?;
-    if vector.iter().all(|part| part.len == 0) {
+    if is_nothing(&vector) {
         return Ok(0);
     }
     let flags = check_rwf(a.a5(), WRITE_FLAGS)?;
+    let both = raw::RWF_APPEND | RWF_NOAPPEND;
+    if flags & both == both {
+        return Err(Errno::EINVAL);
+    }
     let nowait = flags & raw::RWF_NOWAIT != 0;
     if nowait && file.is_seekable() {
         // Room in a file may have to be made: nobody can say that it does not take waiting.
         return Err(Errno::EOPNOTSUPP);
     }
     let mut source = Source::user_vector(&vector).without_waiting(nowait);
-    source = source.appending(flags & raw::RWF_APPEND != 0);
+    let said = [(raw::RWF_APPEND, true), (RWF_NOAPPEND, false)];
+    let said = said.into_iter().find(|(flag, _)| flags & flag != 0);
+    source = source.appending(said.map(|(_, appends)| appends));
     let written = match a.a3() {
         u64::MAX => write_stream(&file, &mut source)?,
         offset => write_at(&file, check_offset(offset)?, &mut source)?,
@@ -135,6 +155,11 @@ pub fn pwritev2(a: &Args) -> Result<u64> {
         file.inode().sync()?;
     }
     Ok(written)
+}
+
+/// Whether a vector has no bytes: then nothing is done, whatever the file is.
+fn is_nothing(vector: &[IoVec]) -> bool {
+    vector.iter().all(|part| part.len == 0)
 }
 
 /// The file behind a descriptor argument of a call with an offset: ESPIPE for a stream.
@@ -212,7 +237,7 @@ fn write_at_position(file: &Arc<File>, source: &mut Source<'_>) -> Result<usize>
     file.drop_privileges()?;
     let written = file.ops().write_at(file, *position, source)?;
     *position += written as u64;
-    if (file.flags() & raw::O_APPEND != 0 || source.appends())
+    if source.appends(file.flags())
         && written > 0
         && let Some(cache) = file.inode().page_cache()
     {
@@ -268,7 +293,7 @@ fn check_file_limit(file: &File, offset: u64, source: &mut Source<'_>) -> Result
 #[cold]
 fn cut_at_limit(file: &File, offset: u64, source: &mut Source<'_>, limit: u64) -> Result<()> {
     let Some(cache) = file.inode().page_cache() else { return Ok(()) };
-    let append = file.flags() & raw::O_APPEND != 0 || source.appends();
+    let append = source.appends(file.flags());
     let offset = if append { cache.size() } else { offset };
     if offset >= limit {
         send_to_current(raw::SIGXFSZ);

@@ -15,7 +15,6 @@ use crate::base::io::{MAX_TRANSFER, Sink, Source, read_iovec};
 use crate::base::sched;
 use crate::base::user::UserPtr;
 use crate::ipc::pipe::{self, Pipe};
-use crate::vfs::anon::AnonInode;
 use crate::vfs::permission::READ;
 use crate::vfs::{File, FileType, hooks};
 
@@ -140,6 +139,13 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
     if is_stream || !moves || output.flags() & raw::O_APPEND != 0 {
         return Err(Errno::EINVAL);
     }
+    let end = from.at().checked_add(count.min(MAX_TRANSFER as u64));
+    if end.is_none_or(|end| end > i64::MAX as u64) {
+        return Err(Errno::EINVAL);
+    }
+    // The same open file may be both: then each side moves its position from where it was.
+    let is_same = Arc::ptr_eq(&from.file, &output) && from.offset.is_none();
+    let start = from.at();
     let mut bytes = buffer(count as usize)?;
     let done = repeat(count, |left| {
         let read = from.peek(&mut bytes[..left.min(CHUNK)])?;
@@ -147,9 +153,14 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
             return Ok((0, false));
         }
         let written = write_stream(&output, &mut Source::kernel(&bytes[..read]))? as usize;
-        from.advance(written);
+        if !is_same {
+            from.advance(written);
+        }
         Ok((written, written == read))
     })?;
+    if is_same {
+        *from.file.position.lock() = start + done;
+    }
     from.note_read(done);
     from.finish()?;
     Ok(done)
@@ -188,11 +199,16 @@ pub fn copy_file_range(
     }
     let mut from = Cursor::new(input, from_offset)?;
     let mut to = Cursor::new(output, to_offset)?;
-    let len = count.min(MAX_TRANSFER as u64);
-    let ends = (from.at().checked_add(len), to.at().checked_add(len));
-    let (Some(from_end), Some(to_end)) = ends else { return Err(Errno::EOVERFLOW) };
+    let ends = (from.at().checked_add(count), to.at().checked_add(count));
+    if ends.0.is_none() || ends.1.is_none() {
+        return Err(Errno::EOVERFLOW);
+    }
+    // What lies behind the end is not copied, and overlaps nothing.
+    let left = from.file.inode().metadata()?.size.saturating_sub(from.at());
+    let len = count.min(left).min(MAX_TRANSFER as u64);
+    let (from_end, to_end) = (from.at() + len, to.at() + len);
     let same = Arc::as_ptr(&from.file.inode()).addr() == Arc::as_ptr(&to.file.inode()).addr();
-    if same && from.at() < to_end && to.at() < from_end {
+    if same && len > 0 && from.at() < to_end && to.at() < from_end {
         return Err(Errno::EINVAL);
     }
     let mut bytes = buffer(len as usize)?;
@@ -267,11 +283,7 @@ pub fn splice(
 /// Whether a file is one whose bytes can be spliced: the objects of eventfd(2), epoll(7) and the
 /// like only have values that are read and written whole, and directories have none.
 fn moves_data(file: &File) -> bool {
-    let kind = file.inode().file_type();
-    if kind == FileType::Directory {
-        return false;
-    }
-    kind != FileType::Regular || file.inode().as_any().downcast_ref::<AnonInode>().is_none()
+    !matches!(file.inode().file_type(), FileType::Directory | FileType::Anonymous)
 }
 
 /// splice(2) calls an offset into a stream EINVAL.

@@ -139,7 +139,7 @@ impl Listener {
             is_unused: AtomicBool::new(false),
             killable,
         });
-        let inode = AnonInode::new(FileType::Regular, 0o600, "seccomp notify");
+        let inode = AnonInode::new(FileType::Anonymous, 0o600, "seccomp notify");
         let file = ListenerFile { listener: listener.clone(), inode };
         (listener, File::new(Arc::new(file), raw::O_RDWR, None))
     }

@@ -84,6 +84,9 @@ fn send(
         }?;
         if let Some(thread) = choose(&threads, target, number) {
             alert(thread);
+            if is_fatal(process, thread, number) {
+                start_exit(process, &threads, &mut shared, number as i32, None);
+            }
         }
     }
     drop(shared);
@@ -148,6 +151,16 @@ fn is_ignored(
         return false;
     }
     process.action(number).ignores(number) && thread.signals.lock().blocked & bit(number) == 0
+}
+
+/// Whether the signal ends the process whatever it does until it is delivered: then it ends at
+/// once, before any thread of it makes another call. (A core file wants the thread's registers.)
+fn is_fatal(process: &Process, thread: &Thread, number: u32) -> bool {
+    let action = process.action(number);
+    let ends = action.handler == super::SIG_DFL && !action.ignores(number);
+    ends && !stop::stops(number)
+        && pending::DUMPS_CORE & bit(number) == 0
+        && !thread.trace.is_traced()
 }
 
 /// The thread that shall take the signal; none if all block it.

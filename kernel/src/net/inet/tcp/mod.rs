@@ -175,6 +175,9 @@ impl TcpSocket {
     }
 
     fn receive_urgent(&self, sink: &mut Sink<'_>, mode: ReceiveMode) -> Result<Received> {
+        if self.is_listening() {
+            return Err(Errno::ENOTCONN);
+        }
         let link = self.link().ok_or(Errno::EINVAL)?;
         let byte = link.rx.take_urgent(mode.peek)?;
         let len = if mode.discard { sink.skip(1) } else { sink.put(&[byte])? };
