@@ -11,7 +11,7 @@ use super::environment::{Environment, Sees};
 use super::{RunArgs, Start, Started, guest_cwd, not_executable, not_found, words};
 use crate::Error;
 use crate::oci::user::{self, Names};
-use crate::oci::{Image, Kind, Rootfs};
+use crate::oci::{Image, NodeKind, Rootfs};
 use crate::pack::files::{FileSet, Place};
 use crate::run::lookup::{DEFAULT_PATH, Found};
 use crate::run::qemu::SharedRoot;
@@ -42,7 +42,7 @@ pub(super) fn start(args: &RunArgs, here: &Path, image: &Path) -> Result<Started
     let mut files = FileSet::default();
     let place = |path: &Path| match rootfs.find(path) {
         None => Place::Nothing,
-        Some((_, meta)) if meta.kind == Kind::Folder => Place::Folder,
+        Some((_, meta)) if meta.kind == NodeKind::Folder => Place::Folder,
         Some(_) => Place::Other,
     };
     files.add_arguments(here, &args.file, &args.dir, place)?;
@@ -71,7 +71,7 @@ fn find(rootfs: &Rootfs, added: &FileSet, name: &OsStr, path: &OsStr, cwd: &Path
     let examine = |candidate: PathBuf| {
         let of_image = || {
             let (_, meta) = rootfs.find(&candidate)?;
-            Some(if meta.kind == Kind::File { meta.perm } else { 0 })
+            Some(if meta.kind == NodeKind::File { meta.perm } else { 0 })
         };
         match added.file_mode(&candidate).or_else(of_image) {
             Some(mode) if mode & 0o111 != 0 => Found::At(candidate),
