@@ -12,7 +12,7 @@ use crate::args::CheckArgs;
 use crate::pack::closure;
 use crate::toolchain::{self, Toolchain};
 use crate::tree::{Tree, absolute};
-use crate::{Error, image, paths, tidy};
+use crate::{Error, image, paths, tidy, usage};
 
 pub(crate) fn command(args: &CheckArgs) -> Result<u8, Error> {
     match &args.elf {
@@ -23,7 +23,13 @@ pub(crate) fn command(args: &CheckArgs) -> Result<u8, Error> {
 
 /// Says which libraries a program needs and where they are. Status 1 if one is missing.
 fn check_elf(elf: &Path) -> Result<u8, Error> {
-    let program = absolute(&std::env::current_dir()?, elf);
+    let magic = crate::pack::files::first_bytes(elf, 4);
+    match magic.map_err(|error| usage(format!("{}: {error}", elf.display())))?.as_slice() {
+        b"\x7fELF" => {}
+        [b'#', b'!', ..] => {}
+        _ => return Err(usage(format!("{}: not an ELF program, nor a script", elf.display()))),
+    }
+    let program = absolute(&paths::here()?, elf);
     let (path, library_path) = closure::callers_paths();
     let closure = closure::closure_of(&Tree::host(), &program, &path, &library_path)
         .map_err(|error| format!("{}: {error}", elf.display()))?;

@@ -281,11 +281,47 @@ pub fn dir() -> String {
     dir_in("/tmp")
 }
 
+/// Where the runner lets tests work in place of `/tmp` and `/dev/shm`.
+static PLACES: std::sync::OnceLock<[String; 2]> = std::sync::OnceLock::new();
+/// The process of the test that runs, by which the runner knows what it has left; 0 where another
+/// program has taken its place.
+static TEST: AtomicU32 = AtomicU32::new(0);
+
+/// Sets the places once, before any test.
+pub fn set_places(tmp: &str, shm: &str) {
+    PLACES.set([tmp.to_owned(), shm.to_owned()]).expect("set once");
+}
+
+/// What stands for `/tmp` or `/dev/shm`; any other folder stands for itself.
+pub fn place(base: &str) -> &str {
+    match (PLACES.get(), base) {
+        (Some([tmp, _]), "/tmp") => tmp,
+        (Some([_, shm]), "/dev/shm") => shm,
+        _ => base,
+    }
+}
+
+/// From here on this process is a test: what it makes, and its children, has its number.
+pub fn begin_test() {
+    TEST.store(std::process::id(), SeqCst);
+}
+
+/// The number that names of files of this test begin with.
+pub fn test_number() -> u32 {
+    match TEST.load(SeqCst) {
+        // A test leads its group.
+        0 => sc!(SYS_getpgrp).must() as u32,
+        number => number,
+    }
+}
+
 /// A fresh directory on a file system of the test's choice.
 pub fn dir_in(base: &str) -> String {
     static N: AtomicU32 = AtomicU32::new(0);
+    let base = place(base);
     loop {
-        let d = format!("{base}/limen-{}-{}", std::process::id(), N.fetch_add(1, SeqCst));
+        let (test, own) = (test_number(), std::process::id());
+        let d = format!("{base}/limen-{test}-{own}-{}", N.fetch_add(1, SeqCst));
         match sc!(SYS_mkdir, c(&d).as_ptr(), 0o755) {
             // Left by a run that was killed, whose process had the same number.
             Err(EEXIST) => {}

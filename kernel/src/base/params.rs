@@ -6,14 +6,20 @@ struct Param {
     name: &'static str,
     /// Whether it takes `=value`.
     has_value: bool,
+    /// The values there are; empty: whoever reads it knows.
+    values: &'static [&'static str],
 }
 
 const fn flag(name: &'static str) -> Param {
-    Param { name, has_value: false }
+    Param { name, has_value: false, values: &[] }
 }
 
 const fn value(name: &'static str) -> Param {
-    Param { name, has_value: true }
+    Param { name, has_value: true, values: &[] }
+}
+
+const fn one_of(name: &'static str, values: &'static [&'static str]) -> Param {
+    Param { name, has_value: true, values }
 }
 
 /// Every parameter that some part of the kernel or the machine reads, but those of mitigations.
@@ -25,8 +31,8 @@ const KNOWN: &[Param] = &[
     value("cpu-facts"),
     value("cpu-registers"),
     value("randomize_kstack_offset"),
-    value("sysret"),
-    value("syscall_work"),
+    one_of("sysret", &["on", "off"]),
+    one_of("syscall_work", &["on", "off"]),
     value("virtio_mmio.device"),
     value("isolcpus"),
     value("nohz_full"),
@@ -51,17 +57,21 @@ const KNOWN: &[Param] = &[
 
 pub use formats::params::{find, has_flag};
 
-/// Logs a warning for each word that no part of the kernel reads.
+/// Logs a warning for each word that no part of the kernel reads, and for values that are none.
 pub fn warn_unknown(line: &str) {
     for word in line.split_ascii_whitespace() {
-        let (name, with_value) = match word.split_once('=') {
-            Some((name, _)) => (name, true),
-            None => (word, false),
+        let (name, given) = match word.split_once('=') {
+            Some((name, given)) => (name, Some(given)),
+            None => (word, None),
         };
-        let known = KNOWN.iter().any(|param| param.name == name && param.has_value == with_value)
-            || mitigations::options::is_known(name, with_value);
-        if !known {
+        let mut named = KNOWN.iter().filter(|param| param.name == name);
+        let param = named.find(|param| param.has_value == given.is_some());
+        if param.is_none() && !mitigations::options::is_known(name, given.is_some()) {
             machine::log!("warning: unknown kernel parameter: {word}");
+        }
+        let values = param.map_or(&[][..], |param| param.values);
+        if !values.is_empty() && !values.iter().any(|value| Some(*value) == given) {
+            machine::log!("warning: ignoring {word}: the values are {}", values.join(", "));
         }
     }
 }

@@ -309,7 +309,7 @@ pub(crate) fn choose_stack_offset(command_line: &str) {
         Some("off" | "0" | "n") => true,
         None | Some("on" | "1" | "y") => false,
         Some(other) => {
-            crate::log!("randomize_kstack_offset: ignoring unknown value {other}");
+            crate::log!("warning: randomize_kstack_offset: ignoring unknown value {other}");
             false
         }
     };
