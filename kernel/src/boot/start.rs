@@ -91,7 +91,7 @@ fn register_floors() {
         relieve: oom::relieve,
     });
     crate::process::acting::init();
-    crate::base::sched::on_measured_tick(crate::process::measured_tick);
+    crate::base::sched::on_measured_tick(crate::process::timers::cpu_tick);
     upper::register(Upper {
         collect_garbage: || {
             crate::net::garbage::collect();

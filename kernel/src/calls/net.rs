@@ -70,7 +70,7 @@ fn split_kind(kind: u32) -> Result<(u32, bool, bool)> {
 pub fn socket(domain: u32, kind_at: u32, protocol: u32) -> Result<u64> {
     let (kind, close_on_exec, nonblocking) = split_kind(kind_at)?;
     hooks::socket_create((&current().process.subject(), domain, kind, protocol))?;
-    let socket = crate::net::create(domain, kind, protocol)?;
+    let socket = crate::net::create::create(domain, kind, protocol)?;
     hooks::socket_post_create((socket.common(),))?;
     give_file(file_for(socket, nonblocking), close_on_exec)
 }

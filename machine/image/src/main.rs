@@ -34,7 +34,7 @@ extern "C" fn instrumented_syscall_from_user(regs: &mut PtRegs, number: u64) -> 
 
 #[unsafe(no_mangle)]
 fn limen_exit_work(regs: &mut PtRegs, work: u32) {
-    kernel::process::exit_work(regs, work);
+    kernel::process::return_work::exit_work(regs, work);
 }
 
 #[unsafe(no_mangle)]
