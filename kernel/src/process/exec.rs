@@ -1,7 +1,7 @@
 //! execve(2): from a file to a running program.
 //!
 //! [`load`] builds a complete new address space and stack without touching the running program;
-//! only then, past the point of no return, does [`replace_current`] give up the old one. So a bad
+//! only then, past the point of no return, does `calls::execve` give up the old one. So a bad
 //! file never leaves a program half way.
 
 use alloc::sync::Arc;
