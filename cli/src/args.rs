@@ -581,6 +581,9 @@ pub(crate) struct CheckArgs {
     /// Example: limen check /usr/bin/python3
     #[arg(value_name = "ELF")]
     pub(crate) elf: Option<PathBuf>,
+    /// Write the pages of docs/ that are made from tables. Example: limen check --pages
+    #[arg(long, conflicts_with = "elf")]
+    pub(crate) pages: bool,
 }
 
 #[derive(Args, Clone, Debug)]

@@ -70,7 +70,7 @@ fn split_kind(kind: u32) -> Result<(u32, bool, bool)> {
 pub fn socket(domain: u32, kind_at: u32, protocol: u32) -> Result<u64> {
     let (kind, close_on_exec, nonblocking) = split_kind(kind_at)?;
     hooks::socket_create((&current().subject(), domain, kind, protocol))?;
-    let socket = crate::net::create(domain, kind, protocol)?;
+    let socket = crate::net::create::create(domain, kind, protocol)?;
     hooks::socket_post_create((socket.common(),))?;
     give_file(file_for(socket, nonblocking), close_on_exec)
 }
@@ -83,12 +83,12 @@ pub fn socketpair(family: u32, kind_at: u32, protocol: u32, fds: UserPtr<[i32; 2
     fds.write(&process.files().next_two(process.fd_limit())?.map(|fd| fd as i32))?;
     hooks::socket_create((&process.subject(), family, kind, protocol))?;
     if family != raw::AF_UNIX {
-        drop(crate::net::create(family, kind, protocol)?);
+        drop(crate::net::create::create(family, kind, protocol)?);
         return Err(Errno::EOPNOTSUPP);
     }
     hooks::sk_alloc_security((raw::AF_UNIX,))?;
     hooks::sk_alloc_security((raw::AF_UNIX,))?;
-    let [first, second] = unix::pair(crate::net::kind_of(kind)?, protocol)?;
+    let [first, second] = unix::pair(crate::net::create::kind_of(kind)?, protocol)?;
     hooks::socket_post_create((first.common(),))?;
     hooks::socket_post_create((second.common(),))?;
     hooks::socket_socketpair((first.common(), second.common()))?;

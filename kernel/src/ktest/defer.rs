@@ -73,7 +73,7 @@ impl Running {
         thread.base.sched.lock().affinity = 1 << cpu;
         thread.base.affinity_hint.store(1 << cpu, Ordering::SeqCst);
         process::register_process(&new);
-        process::register_thread(&thread).map_err(said)?;
+        process::fork::register_thread(&thread).map_err(said)?;
         thread.start();
         Ok(Running { process: new, cpu })
     }

@@ -8,6 +8,7 @@
 pub mod address;
 pub mod channel;
 pub mod control;
+pub mod create;
 pub mod garbage;
 pub mod hooks;
 pub mod inet;
@@ -499,46 +500,6 @@ pub fn file_for(socket: Arc<dyn Socket>, nonblocking: bool) -> Arc<File> {
     let inode = AnonInode::new(FileType::Socket, 0o777, "socket");
     let flags = abi::general::O_RDWR | if nonblocking { abi::general::O_NONBLOCK } else { 0 };
     File::new(Arc::new(SocketFile { socket, inode, _counted: Counted::new() }), flags, None)
-}
-
-/// Makes a socket. EAFNOSUPPORT, EPROTONOSUPPORT, ESOCKTNOSUPPORT, EINVAL as socket(2) says.
-pub fn create(domain: u32, kind: u32, protocol: u32) -> Result<Arc<dyn Socket>> {
-    if kind >= KINDS {
-        let is_family = domain < FAMILIES;
-        return Err(if is_family { Errno::EINVAL } else { Errno::EAFNOSUPPORT });
-    }
-    let is_inet = matches!(domain, raw::AF_INET | raw::AF_INET6);
-    if is_inet && protocol >= PROTOCOLS {
-        return Err(Errno::EINVAL);
-    }
-    if domain == raw::AF_UNIX {
-        unix::check_protocol(protocol)?;
-    } else if !is_inet && domain != raw::AF_NETLINK {
-        return Err(Errno::EAFNOSUPPORT);
-    }
-    let kind = kind_of(kind)?;
-    hooks::sk_alloc_security((domain,))?;
-    match domain {
-        raw::AF_UNIX => unix::create(kind, protocol),
-        raw::AF_NETLINK => netlink::create(kind, protocol),
-        _ => inet::create(domain, kind, protocol),
-    }
-}
-
-/// Numbers of kinds, families and protocols end here (socket(2)).
-const KINDS: u32 = 11;
-const FAMILIES: u32 = 46;
-const PROTOCOLS: u32 = 263;
-
-/// A kind by its number. ESOCKTNOSUPPORT.
-pub fn kind_of(number: u32) -> Result<SocketKind> {
-    Ok(match number {
-        1 => SocketKind::Stream,
-        2 => SocketKind::Dgram,
-        3 => SocketKind::Raw,
-        5 => SocketKind::SeqPacket,
-        _ => return Err(Errno::ESOCKTNOSUPPORT),
-    })
 }
 
 /// Boxes what goes along with data, if there is anything.

@@ -10,10 +10,9 @@ use core::sync::atomic::Ordering;
 use abi::{Result, general as raw};
 use entry::PtRegs;
 
-use super::relations::{self, ExitState};
 use super::signal::{self, SIG_IGN, SigInfo, send};
 use super::usage::Counts;
-use super::{Process, Thread, hooks, ptrace, release_pid, upper, work};
+use super::{ExitState, Process, Thread, hooks, ptrace, relations, release_pid, upper, work};
 use crate::base::args::Args;
 use crate::base::poll::events;
 use crate::base::sched;
@@ -220,6 +219,17 @@ pub fn become_only_thread() -> abi::Result<()> {
             return Err(abi::Errno::ERESTARTNOINTR);
         }
     }
-    super::take_over_first_tid();
+    take_over_first_tid();
     Ok(())
+}
+
+/// Gives the only thread that is left the process's own id, which its first thread had (execve(2)).
+fn take_over_first_tid() {
+    let thread = current().to_arc();
+    let (old, pid) = (thread.tid(), thread.process.pid);
+    if old != pid {
+        ptrace::links::takes_over_tid(old, pid);
+        relations::creator_renamed(&thread.process, old);
+        super::renumber_thread(&thread, pid);
+    }
 }

@@ -15,11 +15,11 @@ use machine::task::{self, Task};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::ptrace::{self, Event};
-use super::relations::Relations;
 use super::signal::{LAST, ProcessSignals};
 use super::upper::upper;
 use super::{
-    Own, Pid, Process, Thread, all_processes, allocate_pid, hooks, own, pidfd, relations, work,
+    Own, Pid, Process, Relations, Thread, all_processes, allocate_pid, hooks, note_name, own,
+    pidfd, relations, seccomp, work,
 };
 use crate::base::accounts::Counted;
 use crate::base::args::Args;
@@ -271,7 +271,7 @@ fn introduce(parent: &Thread, child: &Arc<Thread>, request: &Request) -> Result<
         // clone(2) goes on if this fails.
         let _ = UserPtr::<u32>::new(request.parent_tid).write(&child.tid());
     }
-    if let Err(error) = result.and_then(|()| super::register_thread(child)) {
+    if let Err(error) = result.and_then(|()| register_thread(child)) {
         if let Some(fd) = pidfd {
             let _ = parent.process.files().remove(fd);
         }
@@ -485,4 +485,23 @@ pub fn unshare(flags: u64) -> Result<u64> {
         (upper().leave_undo)(process);
     }
     Ok(0)
+}
+
+/// Enters a thread into the table and into its process. EINTR if the process is ending.
+pub fn register_thread(thread: &Arc<Thread>) -> Result<()> {
+    note_name(thread);
+    let process = &thread.process;
+    {
+        let mut threads = process.threads.lock();
+        if process.signals.lock().group_exit.is_some() {
+            return Err(Errno::EINTR);
+        }
+        let maker = current();
+        if core::ptr::eq(Arc::as_ptr(&maker.process), Arc::as_ptr(process)) {
+            seccomp::inherit(&maker, thread);
+        }
+        threads.push(thread.clone());
+    }
+    super::enter_thread(thread);
+    Ok(())
 }

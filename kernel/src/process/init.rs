@@ -74,7 +74,7 @@ pub fn start(
     let thread = Thread::new(INIT_PID, init.clone(), task, Own::of_kernel());
     thread.name.lock()[..4].copy_from_slice(b"init");
     super::register_process(&init);
-    super::register_thread(&thread)?;
+    super::fork::register_thread(&thread)?;
     thread.start();
     Ok(())
 }
@@ -121,7 +121,7 @@ fn spawn(first: First, begins: impl FnOnce(u32)) -> Result<u32> {
     let thread = Thread::new(pid, process.clone(), task, own);
     *thread.name.lock() = name;
     super::register_process(&process);
-    super::register_thread(&thread)?;
+    super::fork::register_thread(&thread)?;
     relations::adopt_or_orphan(&parent, &process);
     begins(pid);
     thread.start();

@@ -36,15 +36,17 @@ pub mod fault;
 pub mod fork;
 pub mod hooks;
 pub mod init;
-pub mod kcmp;
 pub mod oom;
 pub mod own;
 pub mod pidfd;
+pub mod program;
 pub mod ptrace;
 pub mod relations;
 pub mod restart;
+pub mod return_work;
 pub mod seccomp;
 pub mod signal;
+mod state;
 pub mod timers;
 pub mod upper;
 pub mod usage;
@@ -52,8 +54,9 @@ pub mod wait;
 pub mod yama;
 
 pub use own::{Own, file_of, own_file};
-pub use relations::{ExitState, Relations};
+pub use program::Program;
 pub use signal::exception::{bad_return, user_exception};
+pub use state::{ExitState, Relations, WaitEvent};
 
 /// Process, thread, group and session ids.
 pub type Pid = u32;
@@ -159,11 +162,6 @@ impl Thread {
     }
 }
 
-/// The running thread, whose process measures its CPU time, was charged for a tick.
-pub fn measured_tick() {
-    timers::cpu_tick(&current().process);
-}
-
 /// A process.
 pub struct Process {
     /// Its id.
@@ -196,7 +194,7 @@ pub struct Process {
     /// Session.
     pub session: AtomicU32,
     /// The program that runs: path for /proc/PID/exe and command line area (start, end addresses).
-    pub program: SpinLock<Arc<exec::Program>>,
+    pub program: SpinLock<Arc<Program>>,
     /// wait(2) status once the process is a zombie; see `exit`.
     pub exit_status: AtomicI32,
     /// Whether it has exited and waits to be waited for.
@@ -256,9 +254,21 @@ pub struct Settings {
     /// a new program has none.
     pub membarrier: AtomicU32,
     /// PR_SET_PTRACER: who else may trace it. Not inherited.
-    pub named_tracer: SpinLock<yama::Named>,
+    pub named_tracer: SpinLock<NamedTracer>,
     /// The tick has to look at timers on its CPU time, or at RLIMIT_CPU.
     pub measures_cpu_time: Arc<AtomicBool>,
+}
+
+/// Whom a process lets trace it besides those above it.
+#[derive(Clone, Default)]
+pub enum NamedTracer {
+    /// Nobody.
+    #[default]
+    Nobody,
+    /// Whoever else may (PR_SET_PTRACER_ANY).
+    Anybody,
+    /// This process, and those below it.
+    Process(Weak<Process>),
 }
 
 impl Settings {
@@ -365,37 +375,17 @@ pub fn group_members(group: Pid) -> Vec<Arc<Process>> {
     TABLE.lock().groups.range((group, 0)..=(group, Pid::MAX)).map(|(_, p)| p.clone()).collect()
 }
 
-/// Enters a thread into the table and into its process. EINTR if the process is ending.
-pub fn register_thread(thread: &Arc<Thread>) -> Result<()> {
-    note_name(thread);
-    let process = &thread.process;
-    {
-        let mut threads = process.threads.lock();
-        if process.signals.lock().group_exit.is_some() {
-            return Err(Errno::EINTR);
-        }
-        let maker = current();
-        if core::ptr::eq(Arc::as_ptr(&maker.process), Arc::as_ptr(process)) {
-            seccomp::inherit(&maker, thread);
-        }
-        threads.push(thread.clone());
-    }
+/// Enters a thread into the table.
+pub(super) fn enter_thread(thread: &Arc<Thread>) {
     TABLE.lock().threads.insert(thread.tid(), Arc::downgrade(thread));
-    Ok(())
 }
 
-/// Gives the only thread that is left the process's own id, which its first thread had (execve(2)).
-fn take_over_first_tid() {
-    let thread = current().to_arc();
-    let (old, pid) = (thread.tid(), thread.process.pid);
-    if old != pid {
-        ptrace::links::takes_over_tid(old, pid);
-        relations::creator_renamed(&thread.process, old);
-        let mut table = TABLE.lock();
-        table.threads.remove(&old);
-        table.threads.insert(pid, Arc::downgrade(&thread));
-        thread.base.tid.store(pid, Ordering::Relaxed);
-    }
+/// Gives a thread that is in the table another id.
+pub(super) fn renumber_thread(thread: &Arc<Thread>, tid: Pid) {
+    let mut table = TABLE.lock();
+    table.threads.remove(&thread.tid());
+    table.threads.insert(tid, Arc::downgrade(thread));
+    thread.base.tid.store(tid, Ordering::Relaxed);
 }
 
 /// The process with this id, zombies included.
@@ -479,28 +469,6 @@ impl Process {
     /// exit_group(2) or a fatal signal has started.
     pub fn is_exiting(&self) -> bool {
         self.signals.lock().group_exit.is_some()
-    }
-}
-
-/// Exit work of the current thread: everything that must happen before it runs its program again.
-pub fn exit_work(regs: &mut entry::PtRegs, pending: u32) {
-    let thread = current();
-    if pending & work::EXIT != 0 {
-        exit::exit_thread(regs, 0);
-    }
-    if pending & work::CHILD_TID != 0 {
-        fork::first_run();
-    }
-    if pending & work::SYSCALL_EXIT != 0 {
-        thread.task().take_work(work::SYSCALL_EXIT);
-        ptrace::stop::after_syscall(regs);
-    }
-    if pending & work::RESCHEDULE != 0 {
-        crate::base::sched::schedule();
-    }
-    if pending & (work::SIGNAL | work::RESTORE_MASK) != 0 {
-        let taken = thread.task().take_work(work::SIGNAL | work::RESTORE_MASK);
-        signal::deliver::deliver(regs, taken & work::RESTORE_MASK != 0);
     }
 }
 

@@ -6,8 +6,9 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result, general as raw};
 
 use super::ptrace::{self, wait::Seen};
-use super::relations::{self, ExitState, WaitEvent};
+use super::relations;
 use super::usage::RUsage;
+use super::{ExitState, WaitEvent};
 use super::{Pid, Process, Thread, exit};
 use crate::base::args::Args;
 use crate::base::user::UserPtr;

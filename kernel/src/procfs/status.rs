@@ -15,9 +15,9 @@ use crate::base::sched::{RunState, Sleep};
 use crate::base::user::PATH_MAX;
 use crate::fs::pseudo::{Content, Text};
 use crate::mm::{Backing, Mm, PAGE, Vma};
-use crate::process::exec::Program;
+use crate::process::ExitState;
+use crate::process::Program;
 use crate::process::ptrace::access::{Ids, may_access};
-use crate::process::relations::ExitState;
 use crate::process::{Process, Thread};
 use crate::security::{Resource, UNLIMITED};
 

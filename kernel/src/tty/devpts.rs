@@ -12,7 +12,7 @@ use machine::sync::{Once, SpinLock};
 
 use super::{job, pty};
 use crate::process::current;
-use crate::vfs::chrdev::{self as special, make_device};
+use crate::vfs::chrdev::{self, make_device};
 use crate::vfs::{
     DirEntry, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, SetAttributes, Statistics,
 };
@@ -266,7 +266,7 @@ impl Inode for Node {
 
     fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn FileOps>> {
         let device = self.device();
-        special::open(self, device, flags)
+        chrdev::open(self, device, flags)
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -9,6 +9,7 @@ mod connect;
 mod flows;
 mod link;
 mod options;
+mod state;
 
 use alloc::sync::{Arc, Weak};
 use core::net::SocketAddr;
@@ -18,7 +19,7 @@ use abi::{Errno, Result, net as raw};
 use machine::sync::SpinLock;
 
 pub use flows::{WaitingEnd, waiting};
-pub use link::TcpState;
+pub use state::TcpState;
 
 use super::options::IpOptions;
 use super::ports::{Binding, Owner, Ports};

@@ -1,14 +1,14 @@
 //! kcmp(2): whether two processes share something, told without an address of the kernel, and only
-//! of those that the caller might trace. Neighbour: `ptrace::access`, which has that rule.
+//! of those that the caller might trace. Neighbour: `process::ptrace::access`, which has that rule.
 
 use alloc::sync::Arc;
 
 use abi::{Errno, Result};
 use machine::sync::Once;
 
-use super::ptrace::access::{self, Ids};
-use super::{Process, Thread, find_by_tid, find_thread};
 use crate::base::random;
+use crate::process::ptrace::access::{self, Ids};
+use crate::process::{Process, Thread, find_by_tid, find_thread};
 
 /// kcmp(2). The order of unequal objects is that of their
 /// addresses, turned by a constant that is different on every boot.
