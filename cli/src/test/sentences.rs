@@ -103,7 +103,7 @@ const TOLD: &[Case] = &[
     ("run --append no_such=1 -- true", 0, &["unknown kernel parameter: no_such=1"]),
     ("run --append pti=maybe -- true", 0, &["ignoring pti=maybe"]),
     ("run --append mitigations=no -- true", 0, &["ignoring mitigations=no"]),
-    ("run --append sysret=maybe -- true", 0, &["ignoring sysret=maybe: the values are on, off"]),
+    ("run --append sysret=maybe -- true", 0, &["ignoring sysret=maybe: the values are on|off"]),
     ("run --append cfi=maybe -- true", 0, &["ignoring unknown option maybe"]),
     ("run --append lsm=maybe -- true", 0, &["lsm=maybe: no policy has this name"]),
     ("run --append isolcpus=x -- true", 0, &["isolcpus= is not a list of CPUs"]),
