@@ -23,6 +23,26 @@ eval "$guest"
 exit 1
 "#;
 
+/// An ELF image with nothing but the note by which QEMU knows a kernel's entry.
+fn kernel() -> Vec<u8> {
+    const HEADER: u64 = 64;
+    const SEGMENT: u64 = 56;
+    let mut elf = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+    let mut put = |bytes: &[u8]| elf.extend_from_slice(bytes);
+    // e_type, e_machine, e_version; e_entry, e_phoff, e_shoff; e_flags; sizes and counts.
+    [2_u16, 62, 1, 0].iter().for_each(|half| put(&half.to_le_bytes()));
+    [0, HEADER, 0].iter().for_each(|word: &u64| put(&word.to_le_bytes()));
+    [0_u16, 0, 64, 56, 1, 0, 0, 0].iter().for_each(|half| put(&half.to_le_bytes()));
+    // p_type PT_NOTE, p_flags; p_offset, p_vaddr, p_paddr, p_filesz, p_memsz, p_align.
+    [4_u32, 4].iter().for_each(|word| put(&word.to_le_bytes()));
+    [HEADER + SEGMENT, 0, 0, 24, 24, 4].iter().for_each(|word: &u64| put(&word.to_le_bytes()));
+    // n_namesz, n_descsz, n_type; the name; the entry.
+    [4_u32, 8, 18].iter().for_each(|word| put(&word.to_le_bytes()));
+    put(b"Xen\0");
+    put(&0x10_0000_u64.to_le_bytes());
+    elf
+}
+
 struct Fake(tempfile::TempDir);
 
 impl Fake {
@@ -31,6 +51,7 @@ impl Fake {
         let program = dir.path().join("qemu");
         std::fs::write(&program, FAKE_QEMU).expect("script");
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("mode");
+        std::fs::write(dir.path().join("kernel"), kernel()).expect("kernel");
         Self(dir)
     }
 
@@ -40,7 +61,8 @@ impl Fake {
         command
             .env("LIMEN_QEMU", self.0.path().join("qemu"))
             .env("XDG_CACHE_HOME", self.0.path())
-            .args(["run", "--accel", "tcg", "--kernel", env!("CARGO_BIN_EXE_limen")])
+            .args(["run", "--accel", "tcg", "--kernel"])
+            .arg(self.0.path().join("kernel"))
             .args(options)
             .args(["--append", guest, "--", "/bin/true"])
             .stdin(Stdio::null())
