@@ -10,7 +10,6 @@
 //! Locks: a process's `timers`, a timer's `state`; signals are sent with neither held.
 //! Neighbours: `interval` and `posix` have the system calls.
 
-use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -20,6 +19,7 @@ use machine::sync::SpinLock;
 
 use super::signal::{SigInfo, send};
 use super::{Process, Thread};
+use crate::base::id_map::IdMap;
 use crate::base::sync::Wake;
 use crate::base::time::{Deadline, NS_PER_SEC, TimeSpec, Timer, now_ns, wake_at};
 use crate::process::clock::Clock;
@@ -80,7 +80,7 @@ pub struct Timers {
     /// ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF.
     interval: [Option<Arc<AlarmTimer>>; 3],
     /// timer_create(2)'s.
-    posix: BTreeMap<u32, Arc<AlarmTimer>>,
+    posix: IdMap<Arc<AlarmTimer>>,
     next_id: u32,
     /// Second of CPU time at which SIGXCPU comes next (RLIMIT_CPU).
     cpu_limit_s: Option<u64>,
@@ -205,8 +205,7 @@ impl Wake for AlarmTimer {
 pub fn release(process: &Arc<Process>) {
     let timers = core::mem::take(&mut *process.timers.lock());
     process.settings.measures_cpu_time.store(false, Ordering::Relaxed);
-    let interval = timers.interval.into_iter().flatten();
-    for timer in interval.chain(timers.posix.into_values()) {
+    for timer in timers.interval.iter().flatten().chain(timers.posix.values()) {
         timer.set(Setting::default(), false);
     }
 }
@@ -214,7 +213,7 @@ pub fn release(process: &Arc<Process>) {
 /// The process executes a program: its POSIX timers go, its interval timers stay.
 pub fn on_exec(process: &Arc<Process>) {
     let posix = core::mem::take(&mut process.timers.lock().posix);
-    for timer in posix.into_values() {
+    for timer in posix.values() {
         timer.set(Setting::default(), false);
     }
 }
@@ -222,7 +221,7 @@ pub fn on_exec(process: &Arc<Process>) {
 /// A signal of a POSIX timer was delivered: its overruns are what timer_getoverrun(2) tells now.
 pub fn note_delivery(process: &Process, info: &SigInfo) {
     let (id, overruns) = info.timer_fields();
-    if let Some(timer) = process.timers.lock().posix.get(&id) {
+    if let Some(timer) = process.timers.lock().posix.get(id) {
         timer.overruns.store(overruns, Ordering::Relaxed);
     }
 }
