@@ -27,6 +27,9 @@ const FIXED: [&str; 8] = [
     "-nic",
     "none",
 ];
+/// Kernel parameters, of Limen and of Linux, under which program and kernel lie at the same places
+/// in every boot: a random place costs a page more or less, which no protection has to do with.
+pub(crate) const SAME_PLACES: &str = "nokaslr norandmaps";
 /// The boot that is timed by the host's clock is worth nothing if it takes that long.
 pub(super) const WALL_LIMIT: Duration = Duration::from_secs(20);
 /// How often to look whether QEMU has ended; wall times are that coarse.

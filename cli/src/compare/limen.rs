@@ -17,7 +17,7 @@ pub(super) fn run(setup: &Setup<'_>, parameters: &str, clock: Clock) -> Result<M
     std::fs::write(&initramfs, &setup.image)?;
     let machine = Qemu {
         kernel: setup.kernel.clone(),
-        append: parameters.to_owned(),
+        append: format!("{} {parameters}", rig::SAME_PLACES),
         machine: MachineModel::Microvm,
         accel: Accel::Tcg,
         cpu: Some(setup.args.cpu.clone()),

@@ -52,7 +52,7 @@ impl Beside {
             program: &self.init,
             file: None,
             files: &setup.image,
-            append: &format!("{} {parameters}", linux::APPEND),
+            append: &format!("{} {} {parameters}", linux::APPEND, rig::SAME_PLACES),
             dir: dir.path(),
             cpu: &setup.args.cpu,
             smp: 1,

@@ -2,7 +2,8 @@
 //!
 //! The program is packed and run once for each set of parameters, in QEMU with the count of
 //! instructions as the machine's clock (`bench/rig.rs`), so that a run gives the same numbers every
-//! time, also on a loaded host. What is compared is from the program's first instruction to its
+//! time, also on a loaded host; nothing goes to random places, for which a set's price would differ
+//! by what it draws. What is compared is from the program's first instruction to its
 //! end. A set that begins with the word `linux` is Debian's kernel in the same QEMU, with the same
 //! packed files (`linux.rs` says what is different there).
 //!

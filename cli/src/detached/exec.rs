@@ -25,7 +25,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FlockOperation, flock};
 use signal_hook::consts as signals;
 
-use super::State;
+use super::VmState;
 use super::commands::existing;
 use crate::args::ExecArgs;
 use crate::run::outcome::Outcome;
@@ -104,7 +104,7 @@ fn config(args: &ExecArgs) -> Result<BootConfig, Error> {
 
 impl Session {
     /// The first that nobody uses.
-    fn connect(state: &State) -> Result<Self, Error> {
+    fn connect(state: &VmState) -> Result<Self, Error> {
         for number in 0..EXEC_SESSIONS {
             let lock = File::create(state.dir.join(format!("exec{number}.lock")))?;
             if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -127,7 +127,7 @@ impl Session {
     }
 
     /// Until the guest listens; whatever came before was somebody else's.
-    fn wait_until_ready(&mut self, state: &State) -> Result<(), Error> {
+    fn wait_until_ready(&mut self, state: &VmState) -> Result<(), Error> {
         let deadline = Instant::now() + READY_LIMIT;
         let mut lines = LineBuffer::new();
         let mut is_ready = false;

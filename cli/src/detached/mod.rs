@@ -5,7 +5,7 @@
 //! a FIFO that QEMU holds open. Whether a VM lives is asked of the process that the folder names,
 //! by its number and its start, for numbers come again.
 //!
-//! Reading order: [`State`]; `start`; `commands`; `exec`. Neighbours: `run/plan` says what runs,
+//! Reading order: [`VmState`]; `start`; `commands`; `exec`. Neighbours: `run/plan` says what runs,
 //! `run/qemu.rs` has the wires.
 
 mod commands;
@@ -45,12 +45,12 @@ struct Info {
 
 /// A VM's folder.
 #[derive(Clone, Debug)]
-struct State {
+struct VmState {
     name: String,
     dir: PathBuf,
 }
 
-impl State {
+impl VmState {
     /// The folder of the VM of this name, whether it is there or not.
     fn of(name: &str) -> Result<Self, Error> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -139,9 +139,9 @@ mod tests {
     #[test]
     fn names_stay_in_the_folder() {
         for wrong in ["", "..", ".hidden", "a/b", "-x", "ä", &"x".repeat(65)] {
-            assert!(State::of(wrong).is_err(), "{wrong}");
+            assert!(VmState::of(wrong).is_err(), "{wrong}");
         }
-        assert!(State::of("web-1.test_2").is_ok());
+        assert!(VmState::of("web-1.test_2").is_ok());
     }
 
     #[test]

@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use crate::Error;
 use manifest::Chosen;
 pub(crate) use manifest::Settings;
-pub(crate) use rootfs::{Kind, Rootfs};
+pub(crate) use rootfs::{NodeKind, Rootfs};
 use store::Store;
 
 /// Unpacked images that are kept; the ones used longest ago go first.

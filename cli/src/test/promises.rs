@@ -214,6 +214,18 @@ pub(super) fn cache_elsewhere(context: &Context, folder: &Path) -> Result<(), Er
     ensure(output.stdout == b"runs\n", || format!("{output:?}"))
 }
 
+/// Programs lie at random places, or where the parameter or the setting says at the same.
+pub(super) fn randomization(context: &Context, folder: &Path) -> Result<(), Error> {
+    let script = "places() { cut -d' ' -f1 /proc/self/maps; }
+        same() { if [ \"$(places)\" = \"$(places)\" ]; then echo same; else echo others; fi; }
+        same; cd /proc/sys/kernel; cat randomize_va_space
+        echo 0 >randomize_va_space; same; echo 2 >randomize_va_space; same";
+    let words = ["--", "sh", "-c", script];
+    expect(context, folder, &words, "others\n2\nsame\nothers\n")?;
+    let words = [&["--append", "norandmaps"][..], &words].concat();
+    expect(context, folder, &words, "same\n0\nsame\nothers\n")
+}
+
 /// `limen compare` gives the same instructions each time, and isolated page tables cost some.
 pub(super) fn compare(context: &Context, folder: &Path) -> Result<(), Error> {
     let run = || -> Result<Vec<u64>, Error> {

@@ -52,6 +52,7 @@ const TESTS: &[(&str, Test)] = &[
     ("run::debugger", detached::debugger),
     ("run::container", images::container),
     ("run::kept", images::kept),
+    ("run::randomization", promises::randomization),
     ("run::compare", promises::compare),
     ("run::every_hook", every_hook),
     ("run::refusals", refusals),

@@ -20,6 +20,7 @@ const fn value(name: &'static str) -> Param {
 const KNOWN: &[Param] = &[
     flag("nopcid"),
     flag("nokaslr"),
+    flag("norandmaps"),
     value("cfi"),
     value("cpu-facts"),
     value("cpu-registers"),

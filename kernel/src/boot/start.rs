@@ -126,6 +126,7 @@ fn try_prepare() -> core::result::Result<First, Failure> {
     crate::base::params::warn_unknown(machine::boot::info().command_line);
     crate::process::ptrace::apply_options(machine::boot::info().command_line);
     crate::mm::huge::init(machine::boot::info().command_line);
+    crate::process::exec::init(machine::boot::info().command_line);
     crate::calls::lsm::init(machine::boot::info().command_line);
     let config = read_config()?;
     let config = CONFIG.call_once(|| config);

@@ -50,9 +50,9 @@ pub fn handle(regs: &mut PtRegs, number: u64) {
     regs.rax = to_raw(result);
 }
 
-/// The same for a call that is watched ([`machine::entry::watch_calls`]).
-pub fn handle_watched(regs: &mut PtRegs, number: u64) {
-    tally::watched_syscall(number);
+/// The same for a call that is instrumented ([`machine::entry::instrument_calls`]).
+pub fn handle_instrumented(regs: &mut PtRegs, number: u64) {
+    tally::instrumented_syscall(number);
     handle(regs, number);
 }
 

@@ -14,7 +14,9 @@ use crate::net::address::{Address, RawAddress};
 use crate::net::channel::{ReceiveMode, Received, SendMode};
 use crate::net::control::{self, Control, Ucred, Writer};
 use crate::net::options::stamps;
-use crate::net::{Common, Kind, Outgoing, Socket, SocketFile, file_for, hooks, options, unix};
+use crate::net::{
+    Common, Outgoing, Socket, SocketFile, SocketKind, file_for, hooks, options, unix,
+};
 use crate::process::current;
 use crate::process::give_file;
 use crate::vfs::File;
@@ -79,9 +81,9 @@ pub fn socketpair(family: u32, kind_at: u32, protocol: u32, fds: UserPtr<[i32; 2
     // The descriptors are told first: then nothing has to be undone.
     fds.write(&[-1; 2])?;
     let kind = match kind {
-        1 => Kind::Stream,
-        2 | 3 => Kind::Dgram,
-        5 => Kind::SeqPacket,
+        1 => SocketKind::Stream,
+        2 | 3 => SocketKind::Dgram,
+        5 => SocketKind::SeqPacket,
         _ => return Err(Errno::ESOCKTNOSUPPORT),
     };
     match family {
@@ -116,8 +118,8 @@ pub fn connect(fd: u64, address: u64, length: u64) -> Result<u64> {
     let socket = socket_of(&file)?;
     let address = RawAddress::read(address, length)?;
     hooks::socket_connect((&current().process.subject(), socket.common(), &address))?;
-    let patience = socket.common().send_patience(file.is_nonblocking());
-    socket.clone().connect(&address, patience)?;
+    let timeout = socket.common().send_timeout(file.is_nonblocking());
+    socket.clone().connect(&address, timeout)?;
     Ok(0)
 }
 
@@ -152,8 +154,8 @@ fn accept_with(a: &Args, flags: u32) -> Result<u64> {
     }
     let socket = socket_of(&file)?;
     hooks::socket_accept((socket.common(),))?;
-    let patience = socket.common().receive_patience(file.is_nonblocking());
-    let new = socket.accept(patience)?;
+    let timeout = socket.common().receive_timeout(file.is_nonblocking());
+    let new = socket.accept(timeout)?;
     let peer = (a.a1() != 0).then(|| new.peer_address());
     let new = file_for(new, flags & SOCK_NONBLOCK != 0);
     if let Some(peer) = peer {
@@ -225,7 +227,7 @@ fn send_one(
     flags: u32,
 ) -> Result<u64> {
     let socket = socket_of(file)?;
-    let is_stream = socket.common().kind == Kind::Stream;
+    let is_stream = socket.common().kind == SocketKind::Stream;
     let mode = SendMode { more: flags & raw::MSG_MORE != 0, urgent: flags & raw::MSG_OOB != 0 };
     if mode.urgent && !is_stream {
         return Err(Errno::EOPNOTSUPP);
@@ -235,9 +237,9 @@ fn send_one(
         socket.clone().prepare_to_send()?;
     }
     let nonblocking = file.is_nonblocking() || flags & raw::MSG_DONTWAIT != 0;
-    let patience = socket.common().send_patience(nonblocking);
-    let result = socket.send(source, Outgoing { to, control, patience, mode });
-    let is_conversation = socket.common().kind != Kind::Dgram;
+    let timeout = socket.common().send_timeout(nonblocking);
+    let result = socket.send(source, Outgoing { to, control, timeout, mode });
+    let is_conversation = socket.common().kind != SocketKind::Dgram;
     if result == Err(Errno::EPIPE) && is_conversation && flags & raw::MSG_NOSIGNAL == 0 {
         crate::ipc::signals::broken_pipe();
     }
@@ -343,7 +345,11 @@ fn receive_one(file: &Arc<File>, sink: &mut Sink<'_>, flags: u32) -> Result<Rece
     let is_tcp = common.protocol == raw::IPPROTO_TCP as u32;
     let wants_urgent = flags & raw::MSG_OOB != 0;
     if wants_urgent && common.domain == raw::AF_UNIX {
-        return Err(if common.kind == Kind::Stream { Errno::EINVAL } else { Errno::EOPNOTSUPP });
+        return Err(if common.kind == SocketKind::Stream {
+            Errno::EINVAL
+        } else {
+            Errno::EOPNOTSUPP
+        });
     }
     let wants_all = flags & raw::MSG_WAITALL != 0;
     let mode = ReceiveMode {
@@ -353,11 +359,11 @@ fn receive_one(file: &Arc<File>, sink: &mut Sink<'_>, flags: u32) -> Result<Rece
         urgent: is_tcp && wants_urgent,
     };
     hooks::socket_recvmsg((common, flags))?;
-    if sink.left() == 0 && common.kind == Kind::Stream && !mode.urgent {
+    if sink.left() == 0 && common.kind == SocketKind::Stream && !mode.urgent {
         return Ok(Received::default());
     }
     let nonblocking = file.is_nonblocking() || flags & raw::MSG_DONTWAIT != 0;
-    socket.receive(sink, mode, socket.common().receive_patience(nonblocking))
+    socket.receive(sink, mode, socket.common().receive_timeout(nonblocking))
 }
 
 /// What the call returns: with MSG_TRUNC the whole length of a message.

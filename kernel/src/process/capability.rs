@@ -25,7 +25,7 @@ pub(super) fn bprm_creds_from_file(
     };
     let dangers = Unsafe {
         no_new_privs: thread.seccomp.no_new_privs(),
-        watched: thread.trace.has_weak_tracer(),
+        traced: thread.trace.has_weak_tracer(),
         has_setuid: who.has(Capability::Setuid),
     };
     let old = (&who.ids(), &who.sets());

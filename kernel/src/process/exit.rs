@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering;
 use abi::{Result, general as raw};
 use entry::PtRegs;
 
-use super::family::{self, Life};
+use super::relations::{self, ExitState};
 use super::signal::{self, SIG_IGN, SigInfo, send};
 use super::usage::Counts;
 use super::{Process, Thread, hooks, ptrace, release_pid, upper, work};
@@ -86,7 +86,7 @@ fn leave_process(status: i32) {
         end_process(&process, status);
     } else {
         signal::stop::thread_left(&process);
-        family::creator_ended(&process, thread.tid());
+        relations::creator_ended(&process, thread.tid());
     }
 }
 
@@ -121,15 +121,15 @@ fn end_process(process: &Arc<Process>, status: i32) {
     drop(directories);
     process.signals.lock().pending.clear();
     (upper::upper().process_ended)(process.pid, process.session.load(Ordering::Relaxed));
-    family::give_children_away(process);
-    family::leave_group(process);
+    relations::give_children_away(process);
+    relations::leave_group(process);
     ptrace::links::hold_for_tracer(process);
     let has_threads = {
-        let mut family = process.family.lock();
-        family.life = Life::Zombie;
-        family.report = None;
+        let mut relations = process.relations.lock();
+        relations.exit_state = ExitState::Zombie;
+        relations.wait_event = None;
         process.is_zombie.store(true, Ordering::Release);
-        family.unreaped_threads > 0
+        relations.unreaped_threads > 0
     };
     process.exit_events.wake_all(events::READABLE | events::HUP);
     if !has_threads {
@@ -140,7 +140,7 @@ fn end_process(process: &Arc<Process>, status: i32) {
 /// Tells of the end of a process all of whose threads are gone: its tracer first, if there is one
 /// and it is not the parent.
 pub fn announce(process: &Arc<Process>) {
-    let held = process.family.lock().held_by_tracer;
+    let held = process.relations.lock().held_by_tracer;
     if held {
         ptrace::links::tell_tracer(process);
     } else {
@@ -152,7 +152,7 @@ pub fn announce(process: &Arc<Process>) {
 /// if the parent said that it does not want to know (SIGCHLD ignored, SA_NOCLDWAIT).
 pub fn tell_parent(process: &Arc<Process>) {
     let Some(parent) = process.parent() else { return };
-    family::note(process);
+    relations::note(process);
     let exit_signal = process.exit_signal.load(Ordering::Relaxed);
     let mut autoreap = false;
     if exit_signal != 0 {
@@ -164,8 +164,8 @@ pub fn tell_parent(process: &Arc<Process>) {
             let _ = signal::send_to_process(&parent, child_info(process, exit_signal));
         }
     }
-    if autoreap && family::detach(process) {
-        family::forget(process);
+    if autoreap && relations::detach(process) {
+        relations::forget(process);
     }
     parent.child_events.wake_all(0);
 }

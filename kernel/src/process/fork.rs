@@ -14,11 +14,11 @@ use machine::sync::SpinLock;
 use machine::task::{self, Task};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::family::Family;
 use super::ptrace::{self, Event};
+use super::relations::Relations;
 use super::signal::{LAST, ProcessSignals};
 use super::upper::upper;
-use super::{Pid, Process, Thread, all_processes, allocate_pid, family, hooks, pidfd, work};
+use super::{Pid, Process, Thread, all_processes, allocate_pid, hooks, pidfd, relations, work};
 use crate::base::accounts::Counted;
 use crate::base::args::Args;
 use crate::base::sched::Sleep;
@@ -280,7 +280,7 @@ fn introduce(parent: &Thread, child: &Arc<Thread>, request: &Request) -> Result<
     if flags & THREAD == 0 {
         super::register_process(process);
         let grandparent = (flags & PARENT != 0).then(|| parent.process.parent()).flatten();
-        family::adopt_or_orphan(grandparent.as_ref().unwrap_or(&parent.process), process);
+        relations::adopt_or_orphan(grandparent.as_ref().unwrap_or(&parent.process), process);
     }
     Ok(())
 }
@@ -415,7 +415,7 @@ impl Process {
             signals: SpinLock::new(ProcessSignals::default()),
             credentials: SpinLock::new(credentials),
             limits: Limits::default(),
-            family: SpinLock::new(Family { parent: Weak::new(), ..Family::default() }),
+            relations: SpinLock::new(Relations { parent: Weak::new(), ..Relations::default() }),
             threads: SpinLock::default(),
             tracees: SpinLock::default(),
             creator_tid: AtomicU32::new(0),

@@ -14,7 +14,7 @@ use machine::sync::{Once, SpinLock};
 use machine::task::Task;
 
 use super::exec::Image;
-use super::{Process, Thread, exit, family, wait};
+use super::{Process, Thread, exit, relations, wait};
 use crate::base::sched;
 use crate::base::sync::WaitQueue;
 use crate::security::Credentials;
@@ -122,7 +122,7 @@ fn spawn(first: First, begins: impl FnOnce(u32)) -> Result<u32> {
     *thread.name.lock() = name;
     super::register_process(&process);
     super::register_thread(&thread)?;
-    family::adopt_or_orphan(&parent, &process);
+    relations::adopt_or_orphan(&parent, &process);
     begins(pid);
     thread.start();
     Ok(pid)

@@ -4,10 +4,10 @@
 //! [`Thread`] is what the scheduler runs. Parts that clone(2) can share between processes are
 //! behind an `Arc` of their own.
 //!
-//! Reading order: this file, `fork`, `exec`, `exit`, `family`, `wait`, `signal`, `futex`.
+//! Reading order: this file, `fork`, `exec`, `exit`, `relations`, `wait`, `signal`, `futex`.
 //!
-//! Locks, outermost first: `TABLE`, a process's `family`, its `threads`, its `signals`, a thread's
-//! `signals`, the scheduler's. Never two processes' `family` at once except parent before child.
+//! Locks, outermost first: `TABLE`, a process's `relations`, its `threads`, its `signals`, a thread's
+//! `signals`, the scheduler's. Never two processes' `relations` at once except parent before child.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -19,7 +19,7 @@ use machine::task::part::PartSlot;
 use machine::task::{Current, Task, ThreadCell};
 
 use crate::base;
-use crate::base::accounts::{Counted, Kind};
+use crate::base::accounts::{Counted, ObjectKind};
 use crate::base::sync::{Mutex, WaitQueue};
 use crate::mm::Mm;
 use crate::security::landlock::Confinement;
@@ -33,7 +33,6 @@ mod capability;
 pub mod clock;
 pub mod exec;
 pub mod exit;
-pub mod family;
 pub mod fault;
 pub mod fork;
 pub mod hooks;
@@ -42,6 +41,7 @@ pub mod kcmp;
 pub mod oom;
 pub mod pidfd;
 pub mod ptrace;
+pub mod relations;
 pub mod restart;
 pub mod seccomp;
 pub mod signal;
@@ -52,7 +52,7 @@ pub mod usage;
 pub mod wait;
 pub mod yama;
 
-pub use family::{Family, Life};
+pub use relations::{ExitState, Relations};
 pub use signal::exception::{bad_return, user_exception};
 
 /// Process, thread, group and session ids.
@@ -218,7 +218,7 @@ pub struct Process {
     /// Resource limits.
     pub limits: Limits,
     /// Parent and children.
-    pub family: SpinLock<Family>,
+    pub relations: SpinLock<Relations>,
     /// Living threads.
     pub threads: SpinLock<Vec<Arc<Thread>>>,
     /// Threads, of any process, that threads of this one trace.
@@ -262,7 +262,7 @@ pub struct Process {
     /// The same, of children waited for.
     pub children_counts: SpinLock<usage::Counts>,
     /// For the accounts.
-    pub counted: Counted<{ Kind::Process as usize }>,
+    pub counted: Counted<{ ObjectKind::Process as usize }>,
 }
 
 /// Attributes of a process that only calls on itself change.
@@ -394,7 +394,7 @@ fn take_over_first_tid() {
     let (old, pid) = (thread.tid(), thread.process.pid);
     if old != pid {
         ptrace::links::takes_over_tid(old, pid);
-        family::creator_renamed(&thread.process, old);
+        relations::creator_renamed(&thread.process, old);
         let mut table = TABLE.lock();
         table.release_thread(old);
         table.set_thread(pid, Arc::downgrade(&thread));

@@ -16,8 +16,8 @@ use crate::base::user::PATH_MAX;
 use crate::fs::pseudo::{Content, Text};
 use crate::mm::{Backing, Mm, PAGE, Vma};
 use crate::process::exec::Program;
-use crate::process::family::Life;
 use crate::process::ptrace::access::{Ids, may_access};
+use crate::process::relations::ExitState;
 use crate::process::{Process, Thread};
 use crate::security::{Resource, UNLIMITED};
 
@@ -81,7 +81,7 @@ impl Sizes {
 
 /// The state letter, and its word.
 fn state(subject: &Subject, thread: Option<&Thread>) -> (char, &'static str) {
-    if subject.process.family.lock().life != Life::Alive {
+    if subject.process.relations.lock().exit_state != ExitState::Alive {
         return ('Z', "zombie");
     }
     let Some(thread) = thread else { return ('Z', "zombie") };
@@ -213,9 +213,11 @@ fn signed(out: &mut Text, value: i64) {
 pub(super) fn children(subject: &Subject, out: &mut Text) -> Result<()> {
     let creator = subject.main_thread().map_or(subject.process.pid, |thread| thread.tid());
     let mut children: Vec<(u64, u32)> = {
-        let family = subject.process.family.lock();
-        let own =
-            family.children.values().filter(|c| c.creator_tid.load(Ordering::Relaxed) == creator);
+        let relations = subject.process.relations.lock();
+        let own = relations
+            .children
+            .values()
+            .filter(|c| c.creator_tid.load(Ordering::Relaxed) == creator);
         own.map(|child| (child.start_ns, child.pid)).collect()
     };
     children.sort_unstable();

@@ -65,7 +65,7 @@ enum Screen {
 }
 
 #[derive(Default)]
-struct State {
+struct TtyState {
     discipline: Discipline,
     window: WinSize,
     /// The session it controls; 0: none.
@@ -88,7 +88,7 @@ struct State {
 
 /// A terminal.
 pub struct Tty {
-    state: SpinLock<State>,
+    state: SpinLock<TtyState>,
     /// Programs that wait for input.
     readers: Arc<WaitQueue>,
     /// Programs that wait for room on the screen.
@@ -96,7 +96,7 @@ pub struct Tty {
     /// The master's writers, who wait for room in the input.
     keyboard: Arc<WaitQueue>,
     /// The master's readers, who wait for output.
-    watchers: Arc<WaitQueue>,
+    master_queue: Arc<WaitQueue>,
     screen: Screen,
     screen_order: Mutex<()>,
     /// Device number (makedev(3)).
@@ -109,11 +109,11 @@ impl Tty {
     fn new(screen: Screen, device: u64) -> Arc<Tty> {
         let queue = || Arc::new(WaitQueue::new());
         Arc::new(Tty {
-            state: SpinLock::new(State::default()),
+            state: SpinLock::new(TtyState::default()),
             readers: queue(),
             writers: queue(),
             keyboard: queue(),
-            watchers: queue(),
+            master_queue: queue(),
             screen,
             screen_order: Mutex::new(()),
             device,
@@ -248,7 +248,7 @@ impl Tty {
         match self.screen {
             Screen::Master => {
                 self.state.lock().output.extend(bytes);
-                self.watchers.wake_one(events::READABLE);
+                self.master_queue.wake_one(events::READABLE);
             }
             Screen::Port(port, owner) => {
                 let mut source = Source::kernel(bytes);

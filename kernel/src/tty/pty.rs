@@ -90,7 +90,7 @@ impl FileOps for ProgramSide {
 
     fn release(&self, _file: &File) {
         if self.tty.open_count.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.tty.watchers.wake_all(events::READABLE | events::HUP);
+            self.tty.master_queue.wake_all(events::READABLE | events::HUP);
         }
     }
 
@@ -159,7 +159,7 @@ impl FileOps for Master {
         let bytes = if file.is_nonblocking() {
             take().unwrap_or(Err(Errno::EAGAIN))?
         } else {
-            self.tty.watchers.wait(take)??
+            self.tty.master_queue.wait(take)??
         };
         self.tty.writers.wake_one(events::WRITABLE);
         sink.put(&bytes)
@@ -193,7 +193,7 @@ impl FileOps for Master {
     }
 
     fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {
-        table.wait_on(&self.tty.watchers);
+        table.wait_on(&self.tty.master_queue);
         table.wait_on(&self.tty.keyboard);
         let mut mask = 0;
         {

@@ -26,9 +26,9 @@ extern "C" fn syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn watched_syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
-    machine::entry::watched_system_call(regs, number, |regs| {
-        kernel::calls::handle_watched(regs, number);
+extern "C" fn instrumented_syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
+    machine::entry::instrumented_system_call(regs, number, |regs| {
+        kernel::calls::handle_instrumented(regs, number);
     })
 }
 

@@ -653,16 +653,26 @@ pub fn exchange_fpu(other: &mut FpuState) {
     user.fpu.restore();
 }
 
-/// Calls `f` with the running program's FPU image, up to date, and loads what `f` leaves in it.
-pub fn with_fpu<R>(f: impl FnOnce(&mut FpuState) -> R) -> Option<R> {
+/// Gives the running program the registers of `image`.
+pub fn set_fpu(image: &FpuState) {
+    change_fpu(|own| own.copy_from(image));
+}
+
+/// Gives the running program the registers of an image that a program wrote
+/// ([`FpuState::set_from_user`]).
+pub fn set_fpu_from_user(image: &[u8]) {
+    change_fpu(|own| own.set_from_user(image));
+}
+
+/// `change` is this module's own: it reaches no other reference to the running task's state.
+fn change_fpu(change: impl FnOnce(&mut FpuState)) {
     let _irq = crate::cpu::sync::IrqGuard::new();
-    let user = running().user_state()?;
-    // SAFETY: the running task's state, interrupts masked: no switch touches it meanwhile.
+    let Some(user) = running().user_state() else { return };
+    // SAFETY: the running task's state, interrupts masked: no switch touches it meanwhile, and
+    // `change` does not get at it by another way.
     let user = unsafe { &mut *user };
-    user.fpu.save();
-    let result = f(&mut user.fpu);
+    change(&mut user.fpu);
     user.fpu.restore();
-    Some(result)
 }
 
 /// Where the running program entered the kernel.

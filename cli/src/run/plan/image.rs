@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use super::environment::{Environment, Sees};
 use super::{RunArgs, Start, Started, guest_cwd, not_executable, not_found, words};
 use crate::Error;
-use crate::oci::{Image, Kind, Rootfs, user};
+use crate::oci::{Image, NodeKind, Rootfs, user};
 use crate::pack::files::FileSet;
 use crate::run::lookup::{DEFAULT_PATH, Found};
 use crate::run::qemu::SharedRoot;
@@ -39,7 +39,7 @@ pub(super) fn start(args: &RunArgs, here: &Path, image: &Path) -> Result<Started
     env.set_given(&args.env);
     let mut files = FileSet::default();
     let is_folder =
-        |path: &Path| rootfs.find(path).is_some_and(|(_, meta)| meta.kind == Kind::Folder);
+        |path: &Path| rootfs.find(path).is_some_and(|(_, meta)| meta.kind == NodeKind::Folder);
     files.add_arguments(here, &args.file, &args.dir, is_folder)?;
     let path = env.get("PATH").unwrap_or_default().to_owned();
     let program = match find(rootfs, &files, &command[0], &path, &cwd) {
@@ -65,7 +65,7 @@ fn find(rootfs: &Rootfs, added: &FileSet, name: &OsStr, path: &OsStr, cwd: &Path
     let examine = |candidate: PathBuf| {
         let of_image = || {
             let (_, meta) = rootfs.find(&candidate)?;
-            Some(if meta.kind == Kind::File { meta.perm } else { 0 })
+            Some(if meta.kind == NodeKind::File { meta.perm } else { 0 })
         };
         match added.file_mode(&candidate).or_else(of_image) {
             Some(mode) if mode & 0o111 != 0 => Found::At(candidate),

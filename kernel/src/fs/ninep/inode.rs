@@ -37,7 +37,7 @@ pub struct NinepInode {
     pub(super) number: u64,
     kind: FileType,
     fid: SpinLock<Arc<Fid>>,
-    state: SpinLock<State>,
+    state: SpinLock<CachedMetadata>,
     /// Open for reading at the server.
     pub(super) reader: SpinLock<Option<Arc<Fid>>>,
     /// Open for writing at the server.
@@ -54,7 +54,7 @@ pub struct NinepInode {
     orphan: AtomicBool,
 }
 
-struct State {
+struct CachedMetadata {
     metadata: Metadata,
     fresh_until_ns: u64,
 }
@@ -110,7 +110,7 @@ impl NinepInode {
             number: a.qid.path,
             kind: metadata.file_type,
             fid: SpinLock::new(fid),
-            state: SpinLock::new(State { metadata, fresh_until_ns: now_ns() + FRESH_NS }),
+            state: SpinLock::new(CachedMetadata { metadata, fresh_until_ns: now_ns() + FRESH_NS }),
             reader: SpinLock::new(None),
             writer: SpinLock::new(None),
             cache: Once::new(),

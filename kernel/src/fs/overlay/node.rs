@@ -12,7 +12,7 @@ use machine::sync::SpinLock;
 
 use super::OverlayFs;
 use super::data::{Data, OverlayFile};
-use super::directory::{Entries, Entry};
+use super::directory::{Entries, OverlayEntry};
 use crate::base::sync::Mutex;
 use crate::vfs::page_cache::PageCache;
 use crate::vfs::{
@@ -386,7 +386,7 @@ impl Drop for Node {
         while let Some((parent, name)) = place {
             {
                 let mut entries = parent.entries.lock();
-                if let Some(Entry::Clean(known)) = entries.by_name.get(&name)
+                if let Some(OverlayEntry::Clean(known)) = entries.by_name.get(&name)
                     && known.strong_count() == 0
                 {
                     entries.by_name.remove(&name);

@@ -8,7 +8,7 @@
 //!
 //! A waiter is taken out exactly once, by whoever wins the bucket's lock: waker, timeout or signal.
 //!
-//! Reading order: [`Waiter`], [`wait`], [`wake`]; then `requeue`, `pi`, `robust`, `waitv`.
+//! Reading order: [`FutexWaiter`], [`wait`], [`wake`]; then `requeue`, `pi`, `robust`, `waitv`.
 //! Lock order: buckets by index; then the scheduler's.
 
 use alloc::collections::VecDeque;
@@ -37,7 +37,7 @@ pub mod waitv;
 const BUCKETS: usize = 256;
 
 /// A sleeping thread.
-pub(super) struct Waiter {
+pub(super) struct FutexWaiter {
     thread: Arc<Thread>,
     /// 1 + index of the word that was woken; 0: not woken yet.
     woken: AtomicU32,
@@ -47,7 +47,7 @@ pub(super) struct Waiter {
 }
 
 /// A waiter's place in a bucket.
-pub(super) struct Entry {
+pub(super) struct QueuedFutex {
     key: FutexKey,
     /// Which wake-ups it takes (FUTEX_WAIT_BITSET).
     bitset: u32,
@@ -57,17 +57,17 @@ pub(super) struct Entry {
     is_one_of_many: bool,
     /// It waits for a lock with an owner, which is handed over (FUTEX_LOCK_PI).
     is_pi: bool,
-    waiter: Arc<Waiter>,
+    waiter: Arc<FutexWaiter>,
 }
 
-impl Entry {
+impl QueuedFutex {
     /// A waiter on one word.
-    fn new(key: FutexKey, waiter: Arc<Waiter>, bitset: u32) -> Entry {
-        Entry { key, bitset, index: 0, is_one_of_many: false, is_pi: false, waiter }
+    fn new(key: FutexKey, waiter: Arc<FutexWaiter>, bitset: u32) -> QueuedFutex {
+        QueuedFutex { key, bitset, index: 0, is_one_of_many: false, is_pi: false, waiter }
     }
 }
 
-type Bucket = VecDeque<Entry>;
+type Bucket = VecDeque<QueuedFutex>;
 
 static TABLE: [SpinLock<Bucket>; BUCKETS] = [const { SpinLock::new(VecDeque::new()) }; BUCKETS];
 
@@ -77,9 +77,9 @@ fn bucket_of(key: FutexKey) -> usize {
     (mixed >> 56) as usize % BUCKETS
 }
 
-impl Waiter {
-    fn new() -> Arc<Waiter> {
-        Arc::new(Waiter {
+impl FutexWaiter {
+    fn new() -> Arc<FutexWaiter> {
+        Arc::new(FutexWaiter {
             thread: current().to_arc(),
             woken: AtomicU32::new(0),
             timer_fired: AtomicBool::new(false),
@@ -111,7 +111,7 @@ impl Waiter {
     }
 }
 
-impl Wake for Waiter {
+impl Wake for FutexWaiter {
     /// The timeout.
     fn wake(&self, _events: u32) -> bool {
         self.timer_fired.store(true, Ordering::SeqCst);
@@ -154,7 +154,7 @@ fn with_word<R>(
 }
 
 /// Takes a waiter on one word out of its bucket. False: somebody has woken it already.
-fn cancel(waiter: &Arc<Waiter>) -> bool {
+fn cancel(waiter: &Arc<FutexWaiter>) -> bool {
     loop {
         let index = waiter.bucket.load(Ordering::SeqCst);
         let mut bucket = TABLE[index].lock();
@@ -191,7 +191,7 @@ fn wait(
         return Err(Errno::EINVAL);
     }
     let key = key_of(address, private)?;
-    let waiter = Waiter::new();
+    let waiter = FutexWaiter::new();
     waiter.bucket.store(bucket_of(key), Ordering::SeqCst);
     let queued = with_word(address, key, |bucket, found| {
         if found != value {
@@ -199,7 +199,7 @@ fn wait(
         }
         bucket.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         let waiter = waiter.clone();
-        bucket.push_back(Entry::new(key, waiter, bitset));
+        bucket.push_back(QueuedFutex::new(key, waiter, bitset));
         Ok(())
     })?;
     queued?;

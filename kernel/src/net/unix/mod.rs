@@ -13,10 +13,10 @@ use abi::{Errno, Result, net as raw};
 use machine::sync::{Once, SpinLock};
 
 use super::address::{Address, RawAddress};
-use super::channel::{Channel, Patience, ReceiveMode, Received};
+use super::channel::{Channel, ReceiveMode, Received, Timeout};
 use super::control::Ucred;
 use super::stream::{Backlog, Conn};
-use super::{Common, Kind, Outgoing, Socket, boxed, hooks};
+use super::{Common, Outgoing, Socket, SocketKind, boxed, hooks};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::WaitQueue;
@@ -56,7 +56,7 @@ struct Link {
 }
 
 #[derive(Default)]
-struct State {
+struct UnixState {
     name: Option<Arc<[u8]>>,
     /// What keeps the name alive.
     binding: Option<names::Binding>,
@@ -69,7 +69,7 @@ struct State {
 /// A socket.
 pub struct UnixSocket {
     common: Common,
-    state: SpinLock<State>,
+    state: SpinLock<UnixState>,
     link: Once<Link>,
     is_connecting: AtomicBool,
     backlog: Backlog<UnixSocket>,
@@ -83,31 +83,31 @@ pub struct UnixSocket {
 }
 
 /// A new socket; PF_UNIX has no protocols but 0 and itself.
-pub fn create(kind: Kind, protocol: u32) -> Result<Arc<dyn Socket>> {
+pub fn create(kind: SocketKind, protocol: u32) -> Result<Arc<dyn Socket>> {
     if protocol != 0 && protocol != raw::AF_UNIX {
         return Err(Errno::EPROTONOSUPPORT);
     }
     // SOCK_RAW is an old name of SOCK_DGRAM here.
-    let kind = if kind == Kind::Raw { Kind::Dgram } else { kind };
+    let kind = if kind == SocketKind::Raw { SocketKind::Dgram } else { kind };
     Ok(UnixSocket::new(Common::new(raw::AF_UNIX, kind, 0)))
 }
 
 /// Two connected sockets (socketpair(2)).
-pub fn pair(kind: Kind, protocol: u32) -> Result<[Arc<dyn Socket>; 2]> {
+pub fn pair(kind: SocketKind, protocol: u32) -> Result<[Arc<dyn Socket>; 2]> {
     if protocol != 0 && protocol != raw::AF_UNIX {
         return Err(Errno::EPROTONOSUPPORT);
     }
-    let kind = if kind == Kind::Raw { Kind::Dgram } else { kind };
+    let kind = if kind == SocketKind::Raw { SocketKind::Dgram } else { kind };
     let a = UnixSocket::new(Common::new(raw::AF_UNIX, kind, 0));
     let b = UnixSocket::new(Common::new(raw::AF_UNIX, kind, 0));
     let me = Peer::current();
-    if kind == Kind::Dgram {
+    if kind == SocketKind::Dgram {
         a.state.lock().default_peer = Some(Arc::downgrade(&b));
         b.state.lock().default_peer = Some(Arc::downgrade(&a));
         a.pair_peer.call_once(|| me.clone());
         b.pair_peer.call_once(|| me);
     } else {
-        let (to_b, to_a) = Conn::pair(&a.common, &b.common, kind == Kind::SeqPacket);
+        let (to_b, to_a) = Conn::pair(&a.common, &b.common, kind == SocketKind::SeqPacket);
         let link = |conn, other: &UnixSocket| Link {
             conn,
             peer: me.clone(),
@@ -126,7 +126,7 @@ impl UnixSocket {
         let inbox = Channel::new(common.receive_limit(), DGRAMS_MAX, &common.readers, &room);
         Arc::new(UnixSocket {
             common,
-            state: SpinLock::new(State::default()),
+            state: SpinLock::new(UnixState::default()),
             link: Once::new(),
             is_connecting: AtomicBool::new(false),
             backlog: Backlog::default(),
@@ -142,7 +142,7 @@ impl UnixSocket {
     }
 
     fn is_dgram(&self) -> bool {
-        self.common.kind == Kind::Dgram
+        self.common.kind == SocketKind::Dgram
     }
 
     fn peer(&self) -> Option<Peer> {
@@ -197,7 +197,7 @@ impl UnixSocket {
         Ok(peer)
     }
 
-    fn connect_stream(self: &Arc<Self>, address: &RawAddress, patience: Patience) -> Result<()> {
+    fn connect_stream(self: &Arc<Self>, address: &RawAddress, timeout: Timeout) -> Result<()> {
         let name = address.to_unix()?.ok_or(Errno::EINVAL)?;
         if self.link.get().is_some() {
             return Err(Errno::EISCONN);
@@ -216,16 +216,16 @@ impl UnixSocket {
         if self.is_connecting.swap(true, Ordering::SeqCst) {
             return Err(Errno::EALREADY);
         }
-        let result = self.connect_to(&listener, patience);
+        let result = self.connect_to(&listener, timeout);
         self.is_connecting.store(false, Ordering::SeqCst);
         result
     }
 
-    fn connect_to(self: &Arc<Self>, listener: &Arc<UnixSocket>, patience: Patience) -> Result<()> {
+    fn connect_to(self: &Arc<Self>, listener: &Arc<UnixSocket>, timeout: Timeout) -> Result<()> {
         hooks::sk_alloc_security((self.common.domain,))?;
         let served = UnixSocket::new(listener.common.inherit());
         hooks::unix_stream_connect((&self.common, &listener.common))?;
-        let messages = self.common.kind == Kind::SeqPacket;
+        let messages = self.common.kind == SocketKind::SeqPacket;
         let (near, far) = Conn::pair(&self.common, &served.common, messages);
         let (name, credentials) = {
             let state = listener.state.lock();
@@ -239,7 +239,7 @@ impl UnixSocket {
             peer_asks: self.common.passes_credentials.clone(),
         });
         let peer_asks = served.common.passes_credentials.clone();
-        listener.backlog.push(&served, &listener.common.readers, patience)?;
+        listener.backlog.push(&served, &listener.common.readers, timeout)?;
         self.link.call_once(|| Link { conn: near, peer: credentials, peer_name: name, peer_asks });
         self.common.readers.wake_all(0);
         self.common.writers.wake_all(events::WRITABLE);
@@ -265,7 +265,7 @@ impl UnixSocket {
         let from = self.name().map(|name| Address::Unix(Some(name)));
         let info = boxed(control, from);
         let may_send = || !self.is_mute.load(Ordering::SeqCst);
-        match peer.inbox.send_message_while(source, info, what.patience, may_send) {
+        match peer.inbox.send_message_while(source, info, what.timeout, may_send) {
             // The receiver closed: to a datagram that is "nobody there".
             Err(Errno::EPIPE) if peer.is_closed.load(Ordering::SeqCst) => Err(Errno::ECONNREFUSED),
             result => result,
@@ -320,11 +320,11 @@ impl Socket for UnixSocket {
         Ok(())
     }
 
-    fn connect(self: Arc<Self>, address: &RawAddress, patience: Patience) -> Result<()> {
+    fn connect(self: Arc<Self>, address: &RawAddress, timeout: Timeout) -> Result<()> {
         if self.is_dgram() {
             self.connect_dgram(address)
         } else {
-            self.connect_stream(address, patience)
+            self.connect_stream(address, timeout)
         }
     }
 
@@ -347,11 +347,11 @@ impl Socket for UnixSocket {
         Ok(())
     }
 
-    fn accept(&self, patience: Patience) -> Result<Arc<dyn Socket>> {
+    fn accept(&self, timeout: Timeout) -> Result<Arc<dyn Socket>> {
         if self.is_dgram() {
             return Err(Errno::EOPNOTSUPP);
         }
-        let socket = self.backlog.accept(&self.common.readers, patience)?;
+        let socket = self.backlog.accept(&self.common.readers, timeout)?;
         Ok(socket)
     }
 
@@ -374,7 +374,7 @@ impl Socket for UnixSocket {
         let Some(link) = self.link.get() else {
             return Err(if what.to.is_some() { Errno::EOPNOTSUPP } else { Errno::ENOTCONN });
         };
-        if what.to.is_some() && self.common.kind == Kind::Stream {
+        if what.to.is_some() && self.common.kind == SocketKind::Stream {
             return Err(Errno::EISCONN);
         }
         let mut control = what.control;
@@ -389,8 +389,8 @@ impl Socket for UnixSocket {
         let (tx, rx) = (&link.conn.tx, &link.conn.rx);
         let was_closed = tx.is_refused() || tx.is_ended();
         let sent = match self.common.kind {
-            Kind::SeqPacket => tx.send_message(source, info, what.patience),
-            _ => tx.send(source, info, what.mode, what.patience),
+            SocketKind::SeqPacket => tx.send_message(source, info, what.timeout),
+            _ => tx.send(source, info, what.mode, what.timeout),
         };
         match sent {
             // A sender that waited is told what it would be told at a receive: the peer closed
@@ -400,7 +400,7 @@ impl Socket for UnixSocket {
         }
     }
 
-    fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Patience) -> Result<Received> {
+    fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Timeout) -> Result<Received> {
         let channel = if self.is_dgram() {
             // Even after shutdown(2): who does not wait does not see the end.
             if how.nonblocking && !self.inbox.has_data() {
@@ -410,7 +410,7 @@ impl Socket for UnixSocket {
         } else {
             match self.link.get() {
                 Some(link) => &link.conn.rx,
-                None if self.common.kind == Kind::Stream => return Err(Errno::EINVAL),
+                None if self.common.kind == SocketKind::Stream => return Err(Errno::EINVAL),
                 None => return Err(Errno::ENOTCONN),
             }
         };

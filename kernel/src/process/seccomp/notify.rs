@@ -106,14 +106,14 @@ struct Notice {
     done: Arc<WaitQueue>,
 }
 
-struct State {
+struct NoticeState {
     next_id: u64,
     notices: Vec<Notice>,
 }
 
 /// See the module.
 pub(super) struct Listener {
-    state: SpinLock<State>,
+    state: SpinLock<NoticeState>,
     /// Woken when there is something to receive or to answer, or a hang-up.
     readers: Arc<WaitQueue>,
     /// The descriptor is gone.
@@ -130,7 +130,7 @@ impl Listener {
     pub(super) fn new(killable: bool) -> (Arc<Listener>, Arc<File>) {
         let listener = Arc::new(Listener {
             // Ids of listeners differ, so that one is not taken for another's.
-            state: SpinLock::new(State {
+            state: SpinLock::new(NoticeState {
                 next_id: machine::entropy::random_u64(),
                 notices: Vec::new(),
             }),
@@ -231,7 +231,7 @@ impl Listener {
     }
 }
 
-impl State {
+impl NoticeState {
     fn stage(&self, id: u64) -> Option<Stage> {
         self.notices.iter().find(|notice| notice.id == id).map(|notice| notice.stage)
     }

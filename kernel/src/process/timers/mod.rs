@@ -48,13 +48,13 @@ pub struct AlarmTimer {
     signal: u32,
     /// POSIX timers: id and value for siginfo. None: an interval timer, whose signal tells nothing.
     identity: Option<(u32, u64)>,
-    state: SpinLock<State>,
+    state: SpinLock<TimerState>,
     /// Overruns of the signal that was delivered last (timer_getoverrun(2)).
     overruns: AtomicU32,
 }
 
 #[derive(Default)]
-struct State {
+struct TimerState {
     /// When it expires next, on its clock or (not a CPU clock) the monotonic one; None: disarmed.
     next_ns: Option<u64>,
     /// How long before the begin of that clock the expiry was due, if it was: times of the wall
@@ -143,7 +143,7 @@ impl AlarmTimer {
         self.arm(&mut state);
     }
 
-    fn arm(&self, state: &mut State) {
+    fn arm(&self, state: &mut TimerState) {
         let (Some(next_ns), Some(own)) = (state.next_ns, self.own.upgrade()) else { return };
         if !self.is_on_cpu_clock() {
             state.armed = Some(wake_at(Deadline(next_ns), own));
