@@ -287,8 +287,7 @@ impl Pipe {
                 Some(step) => step,
                 None => {
                     let write = || self.try_write(nonblocking, packets, done > 0, source);
-                    let wait =
-                        self.write_queue.wait_longer(Sleep::Interruptible, None, write);
+                    let wait = self.write_queue.wait_longer(Sleep::Interruptible, None, write);
                     wait.unwrap_or_else(|error| Err(error.into()))
                 }
             };
