@@ -111,5 +111,7 @@ pub(crate) fn stop(args: &StopArgs) -> Result<u8, Error> {
     }
     say!("limen: {}: {}", args.name, state.status());
     std::fs::remove_dir_all(&state.dir)?;
+    // It stays while there are others in it.
+    let _ = std::fs::remove_dir(super::top_path());
     Ok(0)
 }

@@ -56,7 +56,7 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<u8, Error> {
         let text = format!("{}: it does not run: {}", args.name, state.status());
         return Err(usage(text));
     }
-    let config = config(args)?;
+    let config = config(args, &state)?;
     let encoded = config.encode();
     BootConfig::decode(&encoded)?;
     let mut session = Session::connect(&state)?;
@@ -73,11 +73,9 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<u8, Error> {
 }
 
 /// What to start: what is not said is as for the VM's own program.
-fn config(args: &ExecArgs) -> Result<BootConfig, Error> {
+fn config(args: &ExecArgs, state: &VmState) -> Result<BootConfig, Error> {
     let user = match &args.user {
-        Some(text) => oci::user::resolve(text, "", "").map_err(|_| {
-            usage(format!("--user {text}: here a user is a number, as in 1000:1000"))
-        })?,
+        Some(name) => state.names().resolve(name)?,
         None => oci::user::User { uid: KEEP_ID, gid: KEEP_ID, ..oci::user::User::default() },
     };
     let stdio = stdio_kinds();

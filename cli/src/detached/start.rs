@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{Mode, mkfifoat};
 
-use super::{CONTROL, Info, VmState, started_ticks, write_info};
+use super::{CONTROL, GROUP, Info, PASSWD, VmState, make_top, started_ticks, write_info};
 use crate::Error;
 use crate::args::RunArgs;
 use crate::run::jail::Jail;
@@ -33,10 +33,14 @@ pub(crate) fn start(args: &RunArgs, name: &str, plan: &Plan) -> Result<u8, Error
     if state.dir.exists() {
         std::fs::remove_dir_all(&state.dir)?;
     }
+    make_top()?;
     std::fs::create_dir(&state.dir)?;
     for end in ["in", "out"] {
         let path = state.dir.join(CONTROL).with_extension(end);
         mkfifoat(rustix::fs::CWD, path, Mode::RUSR | Mode::WUSR)?;
+    }
+    for (file, text) in [(PASSWD, &plan.names.passwd), (GROUP, &plan.names.group)] {
+        std::fs::write(state.dir.join(file), text)?;
     }
     let mut child = spawn(&state, plan)?;
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());

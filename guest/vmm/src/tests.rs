@@ -545,12 +545,12 @@ const SET_UP_PIC: [u8; 32] = [
     0xe6, 0x21, 0xb0, 0x02, 0xe6, 0xa1, 0xb0, 0x01, 0xe6, 0x21, 0xe6, 0xa1, 0xb0, 0x00, 0xe6, 0x21,
 ];
 
-/// Halts until a handler has set the byte at 0x6000, whenever that was: cli; cmp byte [0x6000],1;
+/// Halts until a handler has set the byte at 0x6000, whenever that was: cli; cmp byte \[0x6000\],1;
 /// je end; sti; hlt; jmp cli.
 const WAIT: [u8; 12] = [0xfa, 0x80, 0x3e, 0x00, 0x60, 1, 0x74, 4, 0xfb, 0xf4, 0xeb, 0xf4];
 
 /// A guest with the kernel's controllers that sets them up, and then does `then`; interrupts of
-/// `vector` end in a handler at 0x1200 (mov byte [0x6000],1; out 0x81,al; mov al,0x20; out 0x20,al;
+/// `vector` end in a handler at 0x1200 (mov byte \[0x6000\],1; out 0x81,al; mov al,0x20; out 0x20,al;
 /// iret).
 fn with_controllers(then: &[u8], vector: usize) -> Result<Guest> {
     let code = [&SET_UP_PIC[..], then].concat();

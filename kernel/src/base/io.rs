@@ -309,26 +309,26 @@ enum From<'a> {
 pub struct Source<'a> {
     from: From<'a>,
     nowait: bool,
-    append: bool,
+    append: Option<bool>,
 }
 
 impl<'a> Source<'a> {
     /// A program's buffer.
     #[must_use]
     pub fn user(base: u64, len: usize) -> Self {
-        Source { from: From::User(UserBuffer::new(base, len)), nowait: false, append: false }
+        Source { from: From::User(UserBuffer::new(base, len)), nowait: false, append: None }
     }
 
     /// A program's buffers, from [`read_iovec`].
     #[must_use]
     pub fn user_vector(vector: &'a [IoVec]) -> Self {
-        Source { from: From::Vector(UserVector::new(vector)), nowait: false, append: false }
+        Source { from: From::Vector(UserVector::new(vector)), nowait: false, append: None }
     }
 
     /// A buffer of the kernel.
     #[must_use]
     pub fn kernel(buffer: &'a [u8]) -> Self {
-        Source { from: From::Kernel(buffer), nowait: false, append: false }
+        Source { from: From::Kernel(buffer), nowait: false, append: None }
     }
 
     /// The same, for a request that does not wait for data to come or for room (RWF_NOWAIT).
@@ -337,16 +337,18 @@ impl<'a> Source<'a> {
         Self { nowait, ..self }
     }
 
-    /// The same, for a request whose data goes to the file's end (RWF_APPEND).
+    /// The same, for a request that says whether its data goes to the file's end (RWF_APPEND,
+    /// RWF_NOAPPEND).
     #[must_use]
-    pub fn appending(self, append: bool) -> Self {
+    pub fn appending(self, append: Option<bool>) -> Self {
         Self { append, ..self }
     }
 
-    /// Whether the data goes to the end; an open file may say so for all requests (O_APPEND).
+    /// Whether the data goes to the end: as the request says, or else an open file with these
+    /// flags (O_APPEND).
     #[inline(always)]
-    pub fn appends(&self) -> bool {
-        self.append
+    pub fn appends(&self, flags: u32) -> bool {
+        self.append.unwrap_or(flags & abi::general::O_APPEND != 0)
     }
 
     /// Whether the request may wait, as far as it says itself; the open file may forbid it, too.

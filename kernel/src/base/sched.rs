@@ -313,11 +313,6 @@ pub fn current() -> Current<Thread> {
     CURRENT.get()
 }
 
-/// Whether this CPU runs a thread already; false only early in boot.
-pub fn has_current() -> bool {
-    CURRENT.is_set()
-}
-
 /// Makes the boot code of this CPU its idle thread. From now on it may sleep and be woken.
 pub fn adopt_idle_thread(thread: Arc<Thread>) {
     thread.sched.lock().state = RunState::Running(cpu_id());

@@ -83,7 +83,7 @@ pub fn create_ruleset(address: u64, size: u64, flags: u32) -> Result<u64> {
         return Err(Errno::ENOMSG);
     }
     let rules = Arc::new(Ruleset::new(handled_fs, handled_net));
-    let inode = AnonInode::new(FileType::Regular, 0o600, "[landlock-ruleset]");
+    let inode = AnonInode::new(FileType::Anonymous, 0o600, "[landlock-ruleset]");
     let file = RulesetFile { rules: Mutex::new(rules), inode };
     crate::ipc::give_ops(Arc::new(file), raw::O_RDWR, true)
 }

@@ -70,28 +70,36 @@ pub fn brk(wanted: u64) -> Result<u64> {
 /// mincore(2).
 pub fn mincore(address: u64, length: u64, pages: UserPtr<u8>) -> Result<u64> {
     let (start, end) = page_range(address, length, Errno::ENOMEM)?;
+    if !pages.is_user_range(((end - start) / PAGE) as usize) {
+        return Err(Errno::EFAULT);
+    }
     let mm = current().process.mm()?;
     let target = pages;
     let mut answer = [0u8; 1024];
     let mut at = start;
     while at < end {
         let pages = ((end - at) / PAGE).min(answer.len() as u64) as usize;
-        mm.with(|inner| inner.resident(at, &mut answer[..pages]))?;
-        target.nth(((at - start) / PAGE) as usize).write_many(&answer[..pages])?;
+        let known = mm.with(|inner| inner.resident(at, &mut answer[..pages]));
+        // What lies before a hole is told.
+        target.nth(((at - start) / PAGE) as usize).write_many(&answer[..known])?;
+        if known < pages {
+            return Err(Errno::ENOMEM);
+        }
         at += (pages * PAGE_SIZE) as u64;
     }
     Ok(0)
 }
 
 impl MmInner {
-    /// Says of each page from `start` on whether it is in memory: 1, or 0. ENOMEM at a hole.
-    fn resident(&self, start: u64, answer: &mut [u8]) -> Result<()> {
+    /// Says of each page from `start` on whether it is in memory: 1, or 0. Returns how many pages
+    /// there are before a hole.
+    fn resident(&self, start: u64, answer: &mut [u8]) -> usize {
         answer.fill(0);
         let end = start + answer.len() as u64 * PAGE;
         let number = |address: u64| ((address - start) / PAGE) as usize;
         let mut at = start;
         while at < end {
-            let (vma_start, vma) = self.find(at).ok_or(Errno::ENOMEM)?;
+            let Some((vma_start, vma)) = self.find(at) else { return number(at) };
             let stop = vma.end.min(end);
             if let Backing::File { cache, page_offset, .. } = &vma.backing {
                 for page in (at..stop).step_by(PAGE_SIZE) {
@@ -104,12 +112,14 @@ impl MmInner {
             });
             at = stop;
         }
-        Ok(())
+        answer.len()
     }
 }
 
 /// msync(2).
 pub fn msync(address: u64, length: u64, flags: u32) -> Result<u64> {
+    // A length that has no whole pages in 64 bits is none, as on Linux.
+    let length = length.checked_next_multiple_of(PAGE).unwrap_or(0);
     let (start, end) = page_range(address, length, Errno::ENOMEM)?;
     let (asynchronous, synchronous) = (flags & raw::MS_ASYNC != 0, flags & raw::MS_SYNC != 0);
     let known = raw::MS_ASYNC | raw::MS_SYNC | raw::MS_INVALIDATE;

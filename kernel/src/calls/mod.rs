@@ -20,6 +20,7 @@ pub mod execve;
 pub mod fs;
 pub mod groups;
 pub mod identity;
+pub mod kcmp;
 pub mod landlock;
 pub mod limits;
 pub mod lsm;
@@ -404,7 +405,7 @@ table! {
     getrandom => system::getrandom,
     getcpu => system::getcpu,
     membarrier => system::membarrier,
-    kcmp => process::kcmp::kcmp,
+    kcmp => kcmp::kcmp,
     rseq => system::rseq,
     setns => system::setns,
     // --- signals

@@ -69,8 +69,8 @@ fn split_kind(kind: u32) -> Result<(u32, bool, bool)> {
 /// socket(2).
 pub fn socket(domain: u32, kind_at: u32, protocol: u32) -> Result<u64> {
     let (kind, close_on_exec, nonblocking) = split_kind(kind_at)?;
-    hooks::socket_create((&current().process.subject(), domain, kind, protocol))?;
-    let socket = crate::net::create(domain, kind, protocol)?;
+    hooks::socket_create((&current().subject(), domain, kind, protocol))?;
+    let socket = crate::net::create::create(domain, kind, protocol)?;
     hooks::socket_post_create((socket.common(),))?;
     give_file(file_for(socket, nonblocking), close_on_exec)
 }
@@ -78,23 +78,17 @@ pub fn socket(domain: u32, kind_at: u32, protocol: u32) -> Result<u64> {
 /// socketpair(2).
 pub fn socketpair(family: u32, kind_at: u32, protocol: u32, fds: UserPtr<[i32; 2]>) -> Result<u64> {
     let (kind, close_on_exec, nonblocking) = split_kind(kind_at)?;
-    // The descriptors are told first: then nothing has to be undone.
-    fds.write(&[-1; 2])?;
-    let kind = match kind {
-        1 => SocketKind::Stream,
-        2 | 3 => SocketKind::Dgram,
-        5 => SocketKind::SeqPacket,
-        _ => return Err(Errno::ESOCKTNOSUPPORT),
-    };
-    match family {
-        raw::AF_UNIX => {}
-        raw::AF_INET | raw::AF_INET6 | raw::AF_NETLINK => return Err(Errno::EOPNOTSUPP),
-        _ => return Err(Errno::EAFNOSUPPORT),
+    // The descriptors are told first, as they would be: then nothing has to be undone.
+    let process = &current().process;
+    fds.write(&process.files().next_two(process.fd_limit())?.map(|fd| fd as i32))?;
+    hooks::socket_create((&process.subject(), family, kind, protocol))?;
+    if family != raw::AF_UNIX {
+        drop(crate::net::create::create(family, kind, protocol)?);
+        return Err(Errno::EOPNOTSUPP);
     }
-    hooks::socket_create((&current().process.subject(), raw::AF_UNIX, kind as u32, protocol))?;
     hooks::sk_alloc_security((raw::AF_UNIX,))?;
     hooks::sk_alloc_security((raw::AF_UNIX,))?;
-    let [first, second] = unix::pair(kind, protocol)?;
+    let [first, second] = unix::pair(crate::net::create::kind_of(kind)?, protocol)?;
     hooks::socket_post_create((first.common(),))?;
     hooks::socket_post_create((second.common(),))?;
     hooks::socket_socketpair((first.common(), second.common()))?;
@@ -105,9 +99,9 @@ pub fn socketpair(family: u32, kind_at: u32, protocol: u32, fds: UserPtr<[i32; 2
 /// bind(2).
 pub fn bind(fd: u64, address: u64, length: u64) -> Result<u64> {
     let file = file_at(fd)?;
-    let address = RawAddress::read(address, length)?;
     let socket = socket_of(&file)?;
-    hooks::socket_bind((&current().process.subject(), socket.common(), &address))?;
+    let address = RawAddress::read(address, length)?;
+    hooks::socket_bind((&current().subject(), socket.common(), &address))?;
     socket.clone().bind(&address)?;
     Ok(0)
 }
@@ -115,9 +109,9 @@ pub fn bind(fd: u64, address: u64, length: u64) -> Result<u64> {
 /// connect(2).
 pub fn connect(fd: u64, address: u64, length: u64) -> Result<u64> {
     let file = file_at(fd)?;
-    let socket = socket_of(&file)?;
     let address = RawAddress::read(address, length)?;
-    hooks::socket_connect((&current().process.subject(), socket.common(), &address))?;
+    let socket = socket_of(&file)?;
+    hooks::socket_connect((&current().subject(), socket.common(), &address))?;
     let timeout = socket.common().send_timeout(file.is_nonblocking());
     socket.clone().connect(&address, timeout)?;
     Ok(0)
@@ -191,6 +185,8 @@ pub fn shutdown(fd: u64, how: u32) -> Result<u64> {
         0 => (true, false),
         1 => (false, true),
         2 => (true, true),
+        // That there is nothing to shut down is said first.
+        _ if socket.common().domain == raw::AF_NETLINK => return Err(Errno::EOPNOTSUPP),
         _ => return Err(Errno::EINVAL),
     };
     hooks::socket_shutdown((socket.common(),))?;
@@ -227,11 +223,7 @@ fn send_one(
     flags: u32,
 ) -> Result<u64> {
     let socket = socket_of(file)?;
-    let is_stream = socket.common().kind == SocketKind::Stream;
     let mode = SendMode { more: flags & raw::MSG_MORE != 0, urgent: flags & raw::MSG_OOB != 0 };
-    if mode.urgent && !is_stream {
-        return Err(Errno::EOPNOTSUPP);
-    }
     hooks::socket_sendmsg((socket.common(), to.as_ref()))?;
     if !socket.is_prepared() {
         socket.clone().prepare_to_send()?;
@@ -246,6 +238,13 @@ fn send_one(
     result.map(|len| len as u64)
 }
 
+/// Bytes of a buffer that one call moves. EFAULT, before all else, if it is no program's memory.
+fn check_buffer(buffer: u64, count: u64) -> Result<usize> {
+    let count = count.min(MAX_TRANSFER as u64) as usize;
+    let is_good = UserPtr::<u8>::new(buffer).is_user_range(count);
+    if is_good { Ok(count) } else { Err(Errno::EFAULT) }
+}
+
 /// sendto(2), which is also send(2).
 pub fn sendto(
     fd: u64,
@@ -255,9 +254,11 @@ pub fn sendto(
     address: u64,
     length: u64,
 ) -> Result<u64> {
+    let count = check_buffer(buffer, count)?;
     let file = file_at(fd)?;
+    socket_of(&file)?;
     let to = if address == 0 { None } else { Some(RawAddress::read(address, length)?) };
-    let mut source = Source::user(buffer, count.min(usize::MAX as u64) as usize);
+    let mut source = Source::user(buffer, count);
     send_one(&file, &mut source, to, Control::default(), flags)
 }
 
@@ -270,7 +271,8 @@ fn send_header(file: &Arc<File>, header: &MsgHdr, flags: u32) -> Result<u64> {
     let control = if header.control == 0 || header.control_len == 0 {
         Control::default()
     } else {
-        control::read(header.control, header.control_len)?
+        let passes = socket_of(file)?.common().domain == raw::AF_UNIX;
+        control::read(header.control, header.control_len, passes)?
     };
     let vector = read_message_vector(header)?;
     send_one(file, &mut Source::user_vector(&vector), to, control, flags)
@@ -306,6 +308,7 @@ fn name_len(header: &MsgHdr) -> Result<u32> {
 pub fn sendmsg(fd: u64, message: UserPtr<MsgHdr>, flags: u32) -> Result<u64> {
     check_message_flags(flags)?;
     let file = file_at(fd)?;
+    socket_of(&file)?;
     let header = message.read()?;
     send_header(&file, &header, flags)
 }
@@ -338,30 +341,31 @@ fn len_of(message: UserPtr<MMsgHdr>) -> UserPtr<u32> {
 
 fn receive_one(file: &Arc<File>, sink: &mut Sink<'_>, flags: u32) -> Result<Received> {
     let socket = socket_of(file)?;
-    if flags & raw::MSG_ERRQUEUE != 0 {
+    let common = socket.common();
+    // Unix sockets have no queue of errors, and the flag means nothing to them.
+    if flags & raw::MSG_ERRQUEUE != 0 && common.domain != raw::AF_UNIX {
         return Err(Errno::EAGAIN);
     }
-    let common = socket.common();
     let is_tcp = common.protocol == raw::IPPROTO_TCP as u32;
     let wants_urgent = flags & raw::MSG_OOB != 0;
-    if wants_urgent && common.domain == raw::AF_UNIX {
-        return Err(if common.kind == SocketKind::Stream {
-            Errno::EINVAL
-        } else {
-            Errno::EOPNOTSUPP
-        });
+    let is_unix = common.domain == raw::AF_UNIX;
+    if wants_urgent && common.domain == raw::AF_NETLINK {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if wants_urgent && is_unix && common.kind != SocketKind::Stream {
+        if common.kind == SocketKind::SeqPacket {
+            socket.peer_address()?;
+        }
+        return Err(Errno::EOPNOTSUPP);
     }
     let wants_all = flags & raw::MSG_WAITALL != 0;
     let mode = ReceiveMode {
         peek: flags & raw::MSG_PEEK != 0,
         least: if wants_all { sink.left() } else { common.low_water().min(sink.left()) },
         discard: is_tcp && flags & raw::MSG_TRUNC != 0,
-        urgent: is_tcp && wants_urgent,
+        urgent: wants_urgent && (is_tcp || is_unix),
     };
     hooks::socket_recvmsg((common, flags))?;
-    if sink.left() == 0 && common.kind == SocketKind::Stream && !mode.urgent {
-        return Ok(Received::default());
-    }
     let nonblocking = file.is_nonblocking() || flags & raw::MSG_DONTWAIT != 0;
     socket.receive(sink, mode, socket.common().receive_timeout(nonblocking))
 }
@@ -390,11 +394,8 @@ pub fn recvfrom(
     address: u64,
     length: u64,
 ) -> Result<u64> {
+    let count = check_buffer(buffer, count)?;
     let file = file_at(fd)?;
-    let count = count.min(MAX_TRANSFER as u64) as usize;
-    if count > 0 && !UserPtr::<u8>::new(buffer).is_user_range(count) {
-        return Err(Errno::EFAULT);
-    }
     let mut sink = Sink::user(buffer, count);
     let received = receive_one(&file, &mut sink, flags)?;
     if address != 0 {
@@ -487,6 +488,7 @@ fn put_stamps(common: &Common, received: &Received, writer: &mut Writer) -> Resu
 pub fn recvmsg(fd: u64, message: u64, flags: u32) -> Result<u64> {
     check_message_flags(flags)?;
     let file = file_at(fd)?;
+    socket_of(&file)?;
     receive_header(&file, UserPtr::new(message), flags)
 }
 

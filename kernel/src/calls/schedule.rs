@@ -34,7 +34,7 @@ fn thread_or_self(argument: u64) -> Result<Arc<Thread>> {
 
 /// Whether the caller may change how `target` is scheduled.
 fn check_permission(target: &Process) -> Result<Subject> {
-    let own = current().process.subject();
+    let own = current().subject();
     let other = target.credentials();
     let same_user = own.euid == other.euid || own.euid == other.uid;
     if same_user || own.capable(Capability::SysNice) { Ok(own) } else { Err(Errno::EPERM) }
@@ -79,11 +79,16 @@ pub fn sched_setaffinity(pid: u64, size: usize, mask: u64) -> Result<u64> {
     Ok(0)
 }
 
+/// The policy of a scheduler that a program brings, which linux-raw-sys does not have.
+const SCHED_EXT: u32 = 7;
+
 /// Range of priorities of a policy; EINVAL for one that does not exist.
 fn priorities(policy: u32) -> Result<(i32, i32)> {
     match policy {
         raw::SCHED_FIFO | raw::SCHED_RR => Ok((1, 99)),
-        raw::SCHED_NORMAL | raw::SCHED_BATCH | raw::SCHED_IDLE | raw::SCHED_DEADLINE => Ok((0, 0)),
+        raw::SCHED_NORMAL | raw::SCHED_BATCH | raw::SCHED_IDLE => Ok((0, 0)),
+        // SCHED_EXT has a range where it can be chosen and where it cannot.
+        raw::SCHED_DEADLINE | SCHED_EXT => Ok((0, 0)),
         _ => Err(Errno::EINVAL),
     }
 }
@@ -101,7 +106,7 @@ pub fn sched_get_priority_min(policy: u32) -> Result<u64> {
 /// Sets policy and priority. `policy` may hold SCHED_RESET_ON_FORK.
 fn set_policy(thread: &Thread, policy: u32, priority: i32, nice: Option<i32>) -> Result<u64> {
     let kind = policy & !raw::SCHED_RESET_ON_FORK;
-    if kind == raw::SCHED_DEADLINE {
+    if matches!(kind, raw::SCHED_DEADLINE | SCHED_EXT) {
         // Promises of run time are none that this scheduler can keep.
         return Err(Errno::EINVAL);
     }
@@ -127,7 +132,7 @@ fn set_policy(thread: &Thread, policy: u32, priority: i32, nice: Option<i32>) ->
 
 /// sched_setscheduler(2).
 pub fn sched_setscheduler(pid: u64, policy: i32, parameter: UserPtr<i32>) -> Result<u64> {
-    if policy < 0 {
+    if policy < 0 || (pid as i32) < 0 {
         return Err(Errno::EINVAL);
     }
     let priority = parameter.non_null().ok_or(Errno::EINVAL)?.read()?;
@@ -144,7 +149,8 @@ pub fn sched_getscheduler(pid: u64) -> Result<u64> {
 
 /// sched_setparam(2).
 pub fn sched_setparam(pid: u64, parameter: UserPtr<i32>) -> Result<u64> {
-    let priority = parameter.non_null().ok_or(Errno::EINVAL)?.read()?;
+    let parameter = parameter.non_null().filter(|_| pid as i32 >= 0).ok_or(Errno::EINVAL)?;
+    let priority = parameter.read()?;
     let thread = thread_or_self(pid)?;
     let policy = thread.base.sched.lock().policy;
     set_policy(&thread, policy, priority, None)
@@ -311,13 +317,13 @@ pub fn ioprio_get(args: &Args) -> Result<u64> {
 pub fn ioprio_set(args: &Args) -> Result<u64> {
     let (class, level) = (args.a2() as u32 >> 13, args.a2() as u32 & 7);
     match class {
-        1 if !current().process.subject().capable(Capability::SysAdmin) => Err(Errno::EPERM),
+        1 if !current().subject().capable(Capability::SysAdmin) => Err(Errno::EPERM),
         4.. => Err(Errno::EINVAL),
         0 if level != 0 => Err(Errno::EINVAL),
         0..=3 => {
             check_io_target(args)?;
             if let Some(process) = io_target(args) {
-                let who = current().process.subject();
+                let who = current().subject();
                 hooks::task_setioprio((&who, &process, args.a2() as u32))?;
             }
             Ok(0)

@@ -121,8 +121,10 @@ pub fn rt_sigpending(set_at: u64, set_size: u64) -> Result<u64> {
     let thread = current();
     let blocked = thread.signals.lock().blocked;
     let set = thread.pending_signals() & blocked;
-    let bytes = set.to_le_bytes();
-    UserPtr::<u8>::new(set_at).write_bytes(&bytes[..set_size as usize])?;
+    let bytes = &set.to_le_bytes()[..set_size as usize];
+    if !bytes.is_empty() {
+        UserPtr::<u8>::new(set_at).write_bytes(bytes)?;
+    }
     Ok(0)
 }
 
@@ -334,7 +336,7 @@ pub fn pidfd_send_signal(fd: u32, signal: u64, info_at: u64, flags: u64) -> Resu
     if scope & !PIDFD_SCOPES != 0 || scope.count_ones() > 1 {
         return Err(Errno::EINVAL);
     }
-    let file = current().process.files().get(fd)?;
+    let file = current().files().get(fd)?;
     let process = pidfd::target(&file)?;
     let number = signal as u32;
     let info = if info_at == 0 {

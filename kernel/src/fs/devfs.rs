@@ -13,7 +13,7 @@ use abi::{Errno, Result};
 use super::tmpfs::{Limits, TmpFs};
 use crate::base::io::{Sink, Source};
 use crate::base::random;
-use crate::vfs::chrdev::{self as special, CharDriver, make_device};
+use crate::vfs::chrdev::{self, CharDriver, make_device};
 use crate::vfs::{File, FileOps, FileSystem, FileType, Inode, NewObject};
 
 /// Major number of the devices of this file.
@@ -51,7 +51,7 @@ const DIRECTORIES: &[(&[u8], u32)] = &[(b"pts", 0o755), (b"shm", 0o1777)];
 
 /// A file system for /dev with all nodes; also registers the devices of this file.
 pub fn new() -> Result<Arc<TmpFs>> {
-    special::register_char(MEMORY_MAJOR, 0, 256, Arc::new(Driver));
+    chrdev::register_char(MEMORY_MAJOR, 0, 256, Arc::new(Driver));
     let fs = TmpFs::new("devtmpfs", 0o755, Limits::default());
     let root = fs.root();
     let plain = NewObject {
@@ -88,7 +88,7 @@ enum MemDevice {
 
 impl CharDriver for Driver {
     fn open(&self, node: Arc<dyn Inode>, rdev: u64, _flags: u32) -> Result<Arc<dyn FileOps>> {
-        let kind = match special::minor(rdev) {
+        let kind = match chrdev::minor(rdev) {
             3 => MemDevice::Null,
             5 => MemDevice::Zero,
             7 => MemDevice::Full,

@@ -26,7 +26,7 @@ use crate::security::Capability;
 use crate::vfs::page_cache::PageCache;
 use crate::vfs::{
     DirEntry, File, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject,
-    SetAttributes, Statistics, chrdev as special,
+    SetAttributes, Statistics, chrdev,
 };
 
 const PAGE: u64 = 4096;
@@ -463,7 +463,7 @@ impl Regular {
             return Ok(0);
         }
         let size = self.cache.size();
-        let append = file.flags() & raw::O_APPEND != 0 || from.appends();
+        let append = from.appends(file.flags());
         let at = if append { size } else { at };
         let seals = self.seals.load(Ordering::Acquire);
         if seals & (raw::F_SEAL_WRITE | raw::F_SEAL_FUTURE_WRITE) != 0
@@ -554,7 +554,7 @@ impl Inode for TmpInode {
             Content::Symlink(_) => Err(Errno::ELOOP),
             Content::Special => {
                 let rdev = self.rdev;
-                special::open(self, rdev, flags)
+                chrdev::open(self, rdev, flags)
             }
         }
     }
@@ -562,10 +562,6 @@ impl Inode for TmpInode {
     fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Inode>> {
         let found = self.directory()?.lock().get(name).cloned();
         Ok(found.ok_or(Errno::ENOENT)?)
-    }
-
-    fn create(&self, name: &[u8], new: &NewObject<'_>) -> Result<Arc<dyn Inode>> {
-        self.create_if(name, new, &|_| Ok(()))
     }
 
     fn create_if(

@@ -466,7 +466,7 @@ fn create(flags: u32) -> Result<u64> {
         owner: Once::new(),
         is_stale: AtomicBool::new(false),
     });
-    let inode = AnonInode::new(FileType::Regular, 0o600, "[eventpoll]");
+    let inode = AnonInode::new(FileType::Anonymous, 0o600, "[eventpoll]");
     let epoll = Epoll { items: Mutex::new(BTreeMap::new()), list, inode };
     super::give_ops(Arc::new(epoll), raw::O_RDWR, flags & raw::EPOLL_CLOEXEC != 0)
 }

@@ -106,6 +106,9 @@ impl FileOps for EventFd {
     }
 
     fn write_at(&self, file: &File, _offset: u64, source: &mut Source<'_>) -> Result<usize> {
+        if source.left() != 8 {
+            return Err(Errno::EINVAL);
+        }
         let value = source.take_u64()?;
         if value == u64::MAX {
             return Err(Errno::EINVAL);
@@ -168,7 +171,7 @@ fn make(initial: u32, flags: u32) -> Result<u64> {
         is_semaphore: flags & raw::EFD_SEMAPHORE != 0,
         read_queue: Arc::new(WaitQueue::new()),
         write_queue: Arc::new(WaitQueue::new()),
-        inode: AnonInode::new(FileType::Regular, 0o600, "[eventfd]"),
+        inode: AnonInode::new(FileType::Anonymous, 0o600, "[eventfd]"),
     };
     let open = raw::O_RDWR | flags & raw::EFD_NONBLOCK;
     super::give_ops(Arc::new(event), open, flags & raw::EFD_CLOEXEC != 0)

@@ -17,6 +17,7 @@ use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use abi::{Errno, Result, general as raw};
+use machine::frame::PAGE_SIZE;
 use machine::sync::Once;
 
 use super::ring::PageRing;
@@ -475,10 +476,25 @@ fn remove(data: &mut Data, len: usize) {
 #[inline(always)]
 fn append(data: &mut Data, packet: bool, source: &mut Source<'_>, max: usize) -> Result<usize> {
     if !packet && data.runs.is_empty() {
-        data.ring.append(source, max)
+        append_pages(data, source, max)
     } else {
         append_run(data, packet, source, max)
     }
+}
+
+/// As on Linux a page that is not all there is not written: EFAULT, if it is the first.
+#[inline(always)]
+fn append_pages(data: &mut Data, source: &mut Source<'_>, max: usize) -> Result<usize> {
+    let (before, wanted) = (data.ring.len(), source.left().min(max));
+    let len = data.ring.append(source, max)?;
+    if len == wanted { Ok(len) } else { cut_to_pages(data, before, len) }
+}
+
+#[cold]
+fn cut_to_pages(data: &mut Data, before: usize, len: usize) -> Result<usize> {
+    let len = len / PAGE_SIZE * PAGE_SIZE;
+    data.ring.truncate(before + len);
+    if len == 0 { Err(Errno::EFAULT) } else { Ok(len) }
 }
 
 #[inline(never)]
@@ -487,7 +503,7 @@ fn append_run(data: &mut Data, packet: bool, source: &mut Source<'_>, max: usize
     if data.runs.is_empty() && !data.ring.is_empty() {
         data.runs.push_back(Run { len: data.ring.len(), is_packet: false });
     }
-    let len = data.ring.append(source, max)?;
+    let len = append_pages(data, source, max)?;
     match data.runs.back_mut() {
         Some(run) if !packet && !run.is_packet => run.len += len,
         _ => data.runs.push_back(Run { len, is_packet: packet }),

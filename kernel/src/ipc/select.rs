@@ -82,7 +82,7 @@ fn ask(file: Option<Arc<File>>, wanted: u32, table: &mut PollTable) -> u32 {
 const AT_ONCE: usize = 16;
 
 fn poll_list(list: &mut [PollFd], deadline: Option<Deadline>) -> Result<u64> {
-    let files = current().process.files();
+    let files = current().files();
     wait_many(deadline, |table| {
         let mut found = 0;
         for some in list.chunks_mut(AT_ONCE) {

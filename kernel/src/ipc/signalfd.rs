@@ -161,7 +161,7 @@ fn make(fd: i32, address: u64, size: u64, flags: u32) -> Result<u64> {
         current().process.signal_events.wake_all(0);
         return Ok(fd as u64);
     }
-    let inode = AnonInode::new(FileType::Regular, 0o600, "[signalfd]");
+    let inode = AnonInode::new(FileType::Anonymous, 0o600, "[signalfd]");
     let signals = SignalFd { wanted: AtomicU64::new(wanted), inode };
     let open = raw::O_RDWR | flags & SFD_NONBLOCK;
     super::give_ops(Arc::new(signals), open, flags & SFD_CLOEXEC != 0)

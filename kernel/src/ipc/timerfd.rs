@@ -40,11 +40,15 @@ struct TimerState {
     /// The wall clock was set under a timer that wanted to know.
     is_cancelled: bool,
     cancel_on_set: bool,
+    /// Flags of the last timerfd_settime(2), for /proc.
+    flags: u32,
     timer: Option<Timer>,
 }
 
 /// The part that the timer queue holds.
 struct Core {
+    /// As timerfd_create(2) got it, for /proc.
+    clock: u32,
     is_realtime: bool,
     state: SpinLock<TimerState>,
     queue: Arc<WaitQueue>,
@@ -187,6 +191,20 @@ impl FileOps for TimerFd {
         if state.is_expired || state.is_cancelled { events::IN } else { 0 }
     }
 
+    /// proc_pid_fdinfo(5).
+    fn describe(&self, out: &mut dyn core::fmt::Write) {
+        let core = &self.core;
+        let state = core.state.lock();
+        let ITimerSpec { interval, value } = core.remaining(&state);
+        let pair = |time: TimeSpec| (time.sec, time.nsec);
+        // Text in memory has no error to give.
+        let _ = writeln!(out, "clockid: {}", core.clock);
+        let _ = writeln!(out, "ticks: {}", u8::from(state.is_expired));
+        let _ = writeln!(out, "settime flags: 0{:o}", state.flags);
+        let _ = writeln!(out, "it_value: {:?}", pair(value));
+        let _ = writeln!(out, "it_interval: {:?}", pair(interval));
+    }
+
     fn inode(&self) -> Arc<dyn Inode> {
         self.inode.clone()
     }
@@ -214,6 +232,7 @@ pub fn sys_timerfd_create(clock: u32, flags: u32) -> Result<u64> {
         _ => return Err(Errno::EINVAL),
     };
     let core = Arc::new(Core {
+        clock,
         is_realtime,
         state: SpinLock::new(TimerState::default()),
         queue: Arc::new(WaitQueue::new()),
@@ -224,7 +243,7 @@ pub fn sys_timerfd_create(clock: u32, flags: u32) -> Result<u64> {
         known.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         known.push(Arc::downgrade(&core));
     }
-    let inode = AnonInode::new(FileType::Regular, 0o600, "[timerfd]");
+    let inode = AnonInode::new(FileType::Anonymous, 0o600, "[timerfd]");
     let open = raw::O_RDWR | flags & raw::TFD_NONBLOCK;
     super::give_ops(Arc::new(TimerFd { core, inode }), open, flags & raw::TFD_CLOEXEC != 0)
 }
@@ -252,6 +271,7 @@ pub fn sys_timerfd_settime(
         state.is_cancelled = false;
         state.cancel_on_set =
             core.is_realtime && is_absolute && flags & raw::TFD_TIMER_CANCEL_ON_SET != 0;
+        state.flags = flags;
         state.interval_ns = interval_ns;
         state.due_ns = match value_ns {
             0 => 0,

@@ -53,7 +53,7 @@ impl Doorbell {
 }
 
 fn event_file(fd: u32) -> Result<Arc<File>> {
-    let file = current().process.files().get(fd)?;
+    let file = current().files().get(fd)?;
     if file.ops_as::<EventFd>().is_none() {
         return Err(Errno::EINVAL);
     }

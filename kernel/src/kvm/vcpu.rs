@@ -235,7 +235,7 @@ pub(super) fn create(vm: &Arc<Handle>, id: u32) -> Result<u64> {
     let fpu = FpuState::new().map_err(|_| Errno::ENOMEM)?;
     let inner = Inner { cpu, fpu, signal_mask: None, last: Outcome::Interrupted };
     let area = RunArea::new(&vm.coalesced.ring)?;
-    let inode = AnonInode::mapped(FileType::Regular, 0o600, "kvm-vcpu", area.cache.clone());
+    let inode = AnonInode::mapped(FileType::Anonymous, 0o600, "kvm-vcpu", area.cache.clone());
     vm.add_vcpu(&shared)?;
     let file = VcpuFile { vm: vm.clone(), shared, area, inner: Mutex::new(inner), inode };
     give_ops(Arc::new(file), OPEN, true)

@@ -95,7 +95,7 @@ pub(super) fn create() -> Result<u64> {
         doorbells: SpinLock::default(),
         lines: SpinLock::default(),
     });
-    let inode = AnonInode::new(FileType::Regular, 0o600, "kvm-vm");
+    let inode = AnonInode::new(FileType::Anonymous, 0o600, "kvm-vm");
     give_ops(Arc::new(VmFile { vm: Arc::new(Handle(vm)), inode }), OPEN, true)
 }
 

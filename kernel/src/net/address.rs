@@ -79,6 +79,14 @@ impl RawAddress {
         }
     }
 
+    /// The same bytes as an address of another family.
+    #[must_use]
+    pub fn with_family(&self, family: u32) -> RawAddress {
+        let mut bytes = self.bytes;
+        bytes[..2].copy_from_slice(&(family as u16).to_ne_bytes());
+        RawAddress { bytes, ..*self }
+    }
+
     /// As an address of AF_INET or AF_INET6, whichever `v6` says. EAFNOSUPPORT for another family.
     pub fn to_inet(&self, v6: bool) -> Result<SocketAddr> {
         let wanted = if v6 { raw::AF_INET6 } else { raw::AF_INET };

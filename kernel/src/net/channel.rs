@@ -134,6 +134,12 @@ impl Data {
             Some(_) if self.urgent_inline => visible,
             Some(_) if visible > 0 => {
                 self.ring.discard(1);
+                if let Some(first) = self.segments.front_mut() {
+                    first.len -= 1;
+                    if first.len == 0 {
+                        self.segments.pop_front();
+                    }
+                }
                 self.count_taken(1);
                 visible - 1
             }
@@ -479,6 +485,9 @@ impl Channel {
         timeout: Timeout,
     ) -> Result<usize> {
         let mut done = 0;
+        if source.left() == 0 {
+            self.room()?;
+        }
         while source.left() > 0 {
             let step = timeout.wait(&self.writers, || self.try_send(source, &mut info, mode));
             match step {
@@ -552,12 +561,20 @@ impl Channel {
         if done == first && done < free && source.left() > 0 {
             data.is_staging = true;
             self.note(&data);
+            let (wanted, taken) = (source.left().min(free - done), data.taken);
             drop(data);
-            let bulk = Bulk::fill(source, free - done);
+            let bulk = Bulk::fill(source, wanted);
             data = self.data.lock();
             data.is_staging = false;
+            let is_cut = bulk.as_ref().map_or(true, |bulk| bulk.len() < wanted);
+            if is_cut && done > 0 && data.taken == taken && data.detached == 0 {
+                let before = data.ring.len() - done;
+                data.ring.truncate(before);
+                done = 0;
+            }
             let len = match bulk {
                 Ok(_) if self.is_refused() => Err(Errno::EPIPE),
+                Ok(_) if is_cut => Err(Errno::EFAULT),
                 Ok(bulk) => append_bulk(&mut data, bulk),
                 Err(error) => Err(error),
             };
@@ -802,18 +819,29 @@ fn append_stream(
     max: usize,
 ) -> Result<usize> {
     if info.is_none() && data.segments.is_empty() {
-        return data.ring.append(source, max);
+        return append_piece(data, source, max);
     }
     data.segments.try_reserve(2).map_err(|_| Errno::ENOMEM)?;
     if data.segments.is_empty() && !data.ring.is_empty() {
         let len = data.ring.len();
         data.segments.push_back(Segment { len, is_message: false, info: None });
     }
-    let len = data.ring.append(source, max)?;
+    let len = append_piece(data, source, max)?;
     let info = info.take();
     match data.segments.back_mut() {
         Some(last) if info.is_none() && last.info.is_none() => last.len += len,
         _ => data.segments.push_back(Segment { len, is_message: false, info }),
+    }
+    Ok(len)
+}
+
+/// Appends up to `max` bytes. As on Linux a piece that is not all there is not sent: EFAULT.
+fn append_piece(data: &mut Data, source: &mut Source<'_>, max: usize) -> Result<usize> {
+    let (before, wanted) = (data.ring.len(), source.left().min(max));
+    let len = data.ring.append(source, max)?;
+    if len < wanted {
+        data.ring.truncate(before);
+        return Err(Errno::EFAULT);
     }
     Ok(len)
 }
@@ -892,14 +920,21 @@ fn take_segment(
     if first.is_message && already > 0 {
         return Ok(Received::default());
     }
-    let len = if first.len == 0 { 0 } else { data.ring.take(first.len, sink)? };
+    let most = if first.is_message { first.len } else { first.len.min(visible) };
+    let taken = if most == 0 { Ok(0) } else { data.ring.take(most, sink) };
     if first.is_message {
-        let rest = first.len - len;
+        let rest = first.len - *taken.as_ref().unwrap_or(&0);
         data.ring.discard(rest);
         let segment = data.segments.pop_front();
+        // A message that does not get to its receiver whole, as far as it has room, is lost.
+        let len = taken?;
+        if rest > 0 && sink.left() > 0 {
+            return Err(Errno::EFAULT);
+        }
         let (full_len, info) = segment.map_or((len, None), |s| (s.len, s.info));
         return Ok(Received { len, full_len, info, is_message: true, is_urgent: false });
     }
+    let len = taken?;
     first.len -= len;
     let info = first.info.take();
     if first.len == 0 {

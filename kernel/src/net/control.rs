@@ -163,8 +163,9 @@ struct Header {
 
 const HEADER_BYTES: u64 = size_of::<Header>() as u64;
 
-/// Reads the ancillary data of a sendmsg(2): `len` bytes at `address`.
-pub fn read(address: u64, len: u64) -> Result<Control> {
+/// Reads the ancillary data of a sendmsg(2): `len` bytes at `address`. Where descriptors and
+/// credentials are not passed on (`passes`), they are not looked at.
+pub fn read(address: u64, len: u64, passes: bool) -> Result<Control> {
     if len > CONTROL_MAX {
         return Err(Errno::ENOBUFS);
     }
@@ -181,10 +182,11 @@ pub fn read(address: u64, len: u64) -> Result<Control> {
         let bytes = header.len - HEADER_BYTES;
         if header.level == raw::SOL_SOCKET {
             match header.kind {
+                raw::SCM_RIGHTS | raw::SCM_CREDENTIALS if !passes => {}
                 raw::SCM_RIGHTS => read_files(payload, bytes, &mut files)?,
                 raw::SCM_CREDENTIALS if bytes == size_of::<Ucred>() as u64 => {
                     let claimed = UserPtr::<Ucred>::new(payload).read()?;
-                    claimed.check(&current().process.subject())?;
+                    claimed.check(&current().subject())?;
                     credentials = Some(claimed);
                 }
                 _ => return Err(Errno::EINVAL),
@@ -202,7 +204,7 @@ fn read_files(address: u64, bytes: u64, files: &mut Vec<Arc<File>>) -> Result<()
     if files.len() + count > FILES_MAX {
         return Err(Errno::EINVAL);
     }
-    let table = current().process.files();
+    let table = current().files();
     for fd in UserPtr::<i32>::new(address).read_many(count)? {
         let fd = u32::try_from(fd).map_err(|_| Errno::EBADF)?;
         let file = table.get(fd)?;

@@ -8,6 +8,7 @@
 pub mod address;
 pub mod channel;
 pub mod control;
+pub mod create;
 pub mod garbage;
 pub mod hooks;
 pub mod inet;
@@ -298,7 +299,7 @@ pub trait Socket: Send + Sync + Any {
         Err(Errno::EOPNOTSUPP)
     }
     /// accept(2): the new socket.
-    fn accept(&self, _patience: Timeout) -> Result<Arc<dyn Socket>> {
+    fn accept(&self, _timeout: Timeout) -> Result<Arc<dyn Socket>> {
         Err(Errno::EOPNOTSUPP)
     }
     /// Whether it listens (SO_ACCEPTCONN).
@@ -499,25 +500,6 @@ pub fn file_for(socket: Arc<dyn Socket>, nonblocking: bool) -> Arc<File> {
     let inode = AnonInode::new(FileType::Socket, 0o777, "socket");
     let flags = abi::general::O_RDWR | if nonblocking { abi::general::O_NONBLOCK } else { 0 };
     File::new(Arc::new(SocketFile { socket, inode, _counted: Counted::new() }), flags, None)
-}
-
-/// Makes a socket. EAFNOSUPPORT, EPROTONOSUPPORT, ESOCKTNOSUPPORT, EINVAL as socket(2) says.
-pub fn create(domain: u32, kind: u32, protocol: u32) -> Result<Arc<dyn Socket>> {
-    let kind = match kind {
-        1 => SocketKind::Stream,
-        2 => SocketKind::Dgram,
-        3 => SocketKind::Raw,
-        5 => SocketKind::SeqPacket,
-        4 | 6 | 10 => return Err(Errno::ESOCKTNOSUPPORT),
-        _ => return Err(Errno::EINVAL),
-    };
-    hooks::sk_alloc_security((domain,))?;
-    match domain {
-        raw::AF_UNIX => unix::create(kind, protocol),
-        raw::AF_INET | raw::AF_INET6 => inet::create(domain, kind, protocol),
-        raw::AF_NETLINK => netlink::create(kind, protocol),
-        _ => Err(Errno::EAFNOSUPPORT),
-    }
 }
 
 /// Boxes what goes along with data, if there is anything.

@@ -179,7 +179,7 @@ impl Socket for NetlinkSocket {
         Ok(())
     }
 
-    fn connect(self: Arc<Self>, address: &RawAddress, _patience: Timeout) -> Result<()> {
+    fn connect(self: Arc<Self>, address: &RawAddress, _timeout: Timeout) -> Result<()> {
         if address.family()? != raw::AF_NETLINK {
             return Err(Errno::EINVAL);
         }
@@ -187,7 +187,10 @@ impl Socket for NetlinkSocket {
         Ok(())
     }
 
-    fn send(&self, source: &mut Source<'_>, _what: Outgoing) -> Result<usize> {
+    fn send(&self, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
+        if what.mode.urgent {
+            return Err(Errno::EOPNOTSUPP);
+        }
         let len = source.left();
         if len > REQUEST_MAX {
             return Err(Errno::EMSGSIZE);

@@ -26,8 +26,9 @@ const FORCED_MAX: usize = 64 << 20;
 const DEVICE_NAME_BYTES: usize = 16;
 /// Number of additional loads that filters know (SO_BPF_EXTENSIONS).
 const BPF_EXTENSIONS: i32 = 64;
-/// The level of IPv4.
+/// The levels of IPv4 and IPv6.
 const IP: u32 = raw::IPPROTO_IP as u32;
+const IPV6: u32 = raw::IPPROTO_IPV6 as u32;
 
 /// `struct timeval` (gettimeofday(2)).
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
@@ -78,6 +79,13 @@ const INERT: [(u32, u32); 14] = [
 /// setsockopt(2): `len` bytes at `address`.
 pub fn set(socket: &Arc<dyn Socket>, level: u32, name: u32, address: u64, len: i32) -> Result<()> {
     let len = usize::try_from(len).map_err(|_| Errno::EINVAL)?;
+    if level != raw::SOL_SOCKET && socket.common().domain == raw::AF_UNIX {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let has_number = level == raw::SOL_SOCKET && name != raw::SO_BINDTODEVICE;
+    if has_number && len < size_of::<i32>() {
+        return Err(Errno::EINVAL);
+    }
     let mut value = [0; VALUE_MAX];
     let value = &mut value[..len.min(VALUE_MAX)];
     UserPtr::<u8>::new(address).read_bytes(value)?;
@@ -133,7 +141,7 @@ fn bind_to_index(common: &Common, index: i64) -> Result<()> {
 }
 
 fn may_administrate() -> bool {
-    let who = current().process.subject();
+    let who = current().subject();
     who.capable(Capability::NetAdmin) || who.capable(Capability::NetRaw)
 }
 
@@ -141,7 +149,7 @@ fn set_common(socket: &Arc<dyn Socket>, name: u32, number: i32, value: &[u8]) ->
     let common = socket.common();
     let is_on = number != 0;
     match name {
-        raw::SO_DEBUG if is_on && !current().process.subject().capable(Capability::NetAdmin) => {
+        raw::SO_DEBUG if is_on && !current().subject().capable(Capability::NetAdmin) => {
             return Err(Errno::EACCES);
         }
         raw::SO_SNDBUF | raw::SO_SNDBUFFORCE => {
@@ -296,7 +304,7 @@ fn buffer(asked: i32, least: usize, forced: bool) -> Result<usize> {
         let asked = (asked as u32 as usize).min(BUFFER_MAX / 2);
         return Ok((asked * 2).max(least));
     }
-    if !current().process.subject().capable(Capability::NetAdmin) {
+    if !current().subject().capable(Capability::NetAdmin) {
         return Err(Errno::EPERM);
     }
     let asked = (asked.max(0) as usize).min(FORCED_MAX / 2);
@@ -313,6 +321,22 @@ fn timeout_ns(value: &[u8]) -> Result<u64> {
     Ok(sec.saturating_mul(NS_PER_SEC).saturating_add(timeval.usec as u64 * 1000))
 }
 
+/// Whether a socket has options of this level at all, which is said before anything else.
+fn check_level(common: &Common, level: u32) -> Result<()> {
+    let is_known = level == raw::SOL_SOCKET
+        || match common.domain {
+            raw::AF_UNIX => false,
+            raw::AF_INET => level == IP || level == common.protocol,
+            raw::AF_INET6 => level == IP || level == IPV6 || level == common.protocol,
+            _ => true,
+        };
+    match common.domain {
+        _ if is_known => Ok(()),
+        raw::AF_INET6 => Err(Errno::ENOPROTOOPT),
+        _ => Err(Errno::EOPNOTSUPP),
+    }
+}
+
 /// getsockopt(2): the value, cut to the capacity that `len_at` holds; `len_at` then its length.
 pub fn get(
     socket: &Arc<dyn Socket>,
@@ -321,6 +345,7 @@ pub fn get(
     address: u64,
     len_at: u64,
 ) -> Result<()> {
+    check_level(socket.common(), level)?;
     let len_at = UserPtr::<i32>::new(len_at);
     let capacity = usize::try_from(len_at.read()?).map_err(|_| Errno::EINVAL)?;
     let put = |value: &[u8]| {

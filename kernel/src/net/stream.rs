@@ -70,6 +70,9 @@ impl Conn {
         if receive_ended {
             mask |= events::RDHUP;
         }
+        if self.rx.has_urgent() {
+            mask |= events::PRI;
+        }
         let send_ended = self.tx.is_ended() || self.tx.is_refused();
         if receive_ended && send_ended {
             mask |= events::HUP;
@@ -78,7 +81,7 @@ impl Conn {
             mask |= events::ERR;
         }
         if send_ended || self.tx.has_room() {
-            mask |= events::WRITABLE;
+            mask |= events::WRITABLE | events::WRBAND;
         }
         mask
     }

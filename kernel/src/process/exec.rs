@@ -1,7 +1,7 @@
 //! execve(2): from a file to a running program.
 //!
 //! [`load`] builds a complete new address space and stack without touching the running program;
-//! only then, past the point of no return, does [`replace_current`] give up the old one. So a bad
+//! only then, past the point of no return, does `calls::execve` give up the old one. So a bad
 //! file never leaves a program half way.
 
 use alloc::sync::Arc;
@@ -13,30 +13,13 @@ use entry::{PtRegs, flags, selector};
 use formats::script::{self, Script};
 use machine::memory::{Prot, USER_END};
 
-use super::hooks;
+use super::{Program, hooks};
 use crate::base::{params, random};
 use crate::mm::elf::{Elf, HEADER_BYTES, Mapped};
 use crate::mm::{Mm, PAGE, Vma, VmaFlags};
 use crate::security::Credentials;
 use crate::vfs::File;
 use crate::vfs::deny_write::WriteDenial;
-
-/// What /proc tells about the running program.
-#[derive(Clone, Default)]
-pub struct Program {
-    /// The executable; for /proc/PID/exe.
-    pub file: Option<Arc<File>>,
-    /// Nobody may write to it; shared with the children that run the same program.
-    pub denial: Option<Arc<WriteDenial>>,
-    /// Path it was started by.
-    pub path: Vec<u8>,
-    /// Addresses of the argument strings on the stack: start, end.
-    pub arguments: (u64, u64),
-    /// Addresses of the environment strings on the stack: start, end.
-    pub environment: (u64, u64),
-    /// The auxiliary vector, for /proc/PID/auxv.
-    pub auxv: Vec<u64>,
-}
 
 /// A program ready to run.
 pub struct Image {

@@ -10,16 +10,14 @@ use core::sync::atomic::Ordering;
 use abi::{Result, general as raw};
 use entry::PtRegs;
 
-use super::relations::{self, ExitState};
 use super::signal::{self, SIG_IGN, SigInfo, send};
 use super::usage::Counts;
-use super::{Process, Thread, hooks, ptrace, release_pid, upper, work};
+use super::{ExitState, Process, Thread, hooks, ptrace, relations, release_pid, upper, work};
 use crate::base::args::Args;
 use crate::base::poll::events;
 use crate::base::sched;
 use crate::base::sync::WaitError;
 use crate::process::current;
-use crate::vfs::FdTable;
 
 /// The status of a program that ended without one: as if SIGKILL had ended it.
 pub const NO_STATUS: i32 = raw::SIGKILL as i32;
@@ -67,7 +65,7 @@ fn leave_process(status: i32) {
     hooks::task_free((&thread,));
     (upper::upper().leaves_memory)(&thread);
     machine::task::leave_space();
-    super::forget_own_files();
+    super::own::leave(current());
     super::seccomp::release();
     signal::send::hand_over(&thread);
     ptrace::links::tracer_ends();
@@ -115,10 +113,6 @@ fn end_process(process: &Arc<Process>, status: i32) {
     let program = core::mem::take(&mut *process.program.lock());
     drop(program);
     release_vfork_parent(process);
-    drop(process.replace_files(Arc::new(FdTable::new())));
-    // Nor is it anywhere: its directories may be removed, and what is mounted there be unmounted.
-    let directories = process.fs.lock().take();
-    drop(directories);
     process.signals.lock().pending.clear();
     (upper::upper().process_ended)(process.pid, process.session.load(Ordering::Relaxed));
     relations::give_children_away(process);
@@ -225,6 +219,17 @@ pub fn become_only_thread() -> abi::Result<()> {
             return Err(abi::Errno::ERESTARTNOINTR);
         }
     }
-    super::take_over_first_tid();
+    take_over_first_tid();
     Ok(())
+}
+
+/// Gives the only thread that is left the process's own id, which its first thread had (execve(2)).
+fn take_over_first_tid() {
+    let thread = current().to_arc();
+    let (old, pid) = (thread.tid(), thread.process.pid);
+    if old != pid {
+        ptrace::links::takes_over_tid(old, pid);
+        relations::creator_renamed(&thread.process, old);
+        super::renumber_thread(&thread, pid);
+    }
 }

@@ -64,7 +64,7 @@ fn process_of_folder(file: &File) -> Result<Arc<Process>> {
 
 /// Gives the current process a descriptor for `process`. `flags`: O_NONBLOCK or 0.
 pub fn open_fd(process: &Arc<Process>, flags: u32) -> Result<u32> {
-    let inode = AnonInode::new(FileType::Regular, 0o600, "[pidfd]");
+    let inode = AnonInode::new(FileType::Anonymous, 0o600, "[pidfd]");
     let ops = Arc::new(PidFile { process: process.clone(), inode });
     let file = File::new(ops, flags | raw::O_RDWR, None);
     give_file(file, true).map(|fd| fd as u32)

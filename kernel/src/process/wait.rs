@@ -6,8 +6,9 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result, general as raw};
 
 use super::ptrace::{self, wait::Seen};
-use super::relations::{self, ExitState, WaitEvent};
+use super::relations;
 use super::usage::RUsage;
+use super::{ExitState, WaitEvent};
 use super::{Pid, Process, Thread, exit};
 use crate::base::args::Args;
 use crate::base::user::UserPtr;
@@ -270,7 +271,7 @@ fn wait_for_id(args: &Args) -> Result<Option<Event>> {
         raw::P_PGID if id == 0 => Which::Group(current().process.group()),
         raw::P_PGID if id > 0 => Which::Group(id as Pid),
         raw::P_PIDFD if id >= 0 => {
-            let file = current().process.files().get(id as u32)?;
+            let file = current().files().get(id as u32)?;
             if file.is_nonblocking() {
                 options |= raw::WNOHANG;
             }

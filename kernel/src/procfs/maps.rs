@@ -126,8 +126,10 @@ fn put_header(out: &mut Text, area: &Area) {
         b' ',
     ]);
     let (mut offset, mut device, mut number) = (0, 0, 0);
-    if let (Backing::File { page_offset, .. }, Some(file)) = (&vma.backing, file_of(vma)) {
+    if let Backing::File { page_offset, .. } = &vma.backing {
         offset = page_offset * PAGE;
+    }
+    if let Some(file) = file_of(vma) {
         if let Ok(metadata) = file.ops().inode().metadata() {
             (device, number) = (metadata.device, metadata.inode);
         }

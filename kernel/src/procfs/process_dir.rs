@@ -25,8 +25,10 @@ use crate::process::current;
 use crate::process::ptrace::access::{self, Ids};
 use crate::process::{Pid, Process, Thread, find_process, find_thread, hooks};
 use crate::security::Capability;
+use crate::security::Credentials;
+use crate::vfs::path::FsContext;
 use crate::vfs::path::Location;
-use crate::vfs::{DirEntry, FileType};
+use crate::vfs::{DirEntry, FdTable, FileType};
 
 /// A process, as one of its threads shows it.
 #[derive(Clone)]
@@ -55,6 +57,25 @@ impl Subject {
         match &self.thread {
             Some(thread) => Some(thread.clone()),
             None => self.process.threads.lock().first().cloned(),
+        }
+    }
+
+    /// Its descriptors.
+    pub(super) fn files(&self) -> Arc<FdTable> {
+        let thread = self.main_thread();
+        thread.map_or_else(|| Arc::new(FdTable::new()), |thread| thread.files())
+    }
+
+    /// Its directories; None once it has ended.
+    pub(super) fn fs(&self) -> Option<Arc<FsContext>> {
+        self.main_thread()?.try_fs()
+    }
+
+    /// Its credentials.
+    pub(super) fn credentials(&self) -> Arc<Credentials> {
+        match self.main_thread() {
+            Some(thread) => thread.credentials(),
+            None => self.process.credentials(),
         }
     }
 
@@ -196,7 +217,7 @@ fn subject_directory(parent: &PseudoInode, name: &[u8], subject: Subject) -> Arc
 
 /// Who owns an entry: the process's user, unless others of that user may not look into it either.
 fn owner(subject: &Subject, mode: u32, kind: FileType) -> (u32, u32) {
-    let credentials = subject.process.credentials();
+    let credentials = subject.credentials();
     let hidden = subject.process.settings.not_dumpable.load(Ordering::Relaxed);
     if hidden && (kind, mode) != (FileType::Directory, 0o555) {
         return (0, 0);
@@ -486,7 +507,7 @@ fn set_oom_score_adj(subject: &Subject, data: &[u8]) -> Result<()> {
 
 /// Lowering needs CAP_SYS_RESOURCE; changing another user's process is refused by its file's mode.
 fn set_adjustment(subject: &Subject, value: i32) -> Result<()> {
-    let who = current().process.subject();
+    let who = current().subject();
     if value < adjustment(subject) && !who.capable(Capability::SysResource) {
         return Err(Errno::EACCES);
     }

@@ -15,9 +15,9 @@ use crate::base::sched::{RunState, Sleep};
 use crate::base::user::PATH_MAX;
 use crate::fs::pseudo::{Content, Text};
 use crate::mm::{Backing, Mm, PAGE, Vma};
-use crate::process::exec::Program;
+use crate::process::ExitState;
+use crate::process::Program;
 use crate::process::ptrace::access::{Ids, may_access};
-use crate::process::relations::ExitState;
 use crate::process::{Process, Thread};
 use crate::security::{Resource, UNLIMITED};
 
@@ -263,7 +263,7 @@ pub(super) fn status(subject: &Subject, out: &mut Text) -> Result<()> {
     let thread = thread.as_deref();
     out.bytes(b"Name:\t");
     out.bytes(&name_of(subject, thread));
-    let umask = process.fs.lock().as_ref().map_or(0, |fs| fs.umask.load(Ordering::Relaxed));
+    let umask = subject.fs().map_or(0, |fs| fs.umask.load(Ordering::Relaxed));
     let (letter, word) = state(subject, thread);
     writeln!(out, "\nUmask:\t{umask:04o}\nState:\t{letter} ({word})");
     let id = subject.thread.as_ref().map_or(process.pid, |thread| thread.tid());
@@ -295,7 +295,7 @@ pub(super) fn status(subject: &Subject, out: &mut Text) -> Result<()> {
     out.named_set("\nSigIgn:\t", signals.ignored);
     out.named_set("\nSigCgt:\t", signals.caught);
     out.bytes(b"\n");
-    put_capabilities(process, out);
+    put_capabilities(subject, out);
     let gave_up = thread.is_some_and(|thread| thread.seccomp.no_new_privs());
     out.named("NoNewPrivs:\t", gave_up.into());
     let (mode, filters) = thread.map_or((0, 0), |thread| thread.seccomp.summary());
@@ -312,7 +312,7 @@ pub(super) fn status(subject: &Subject, out: &mut Text) -> Result<()> {
 }
 
 fn put_ids(subject: &Subject, out: &mut Text) {
-    let c = subject.process.credentials();
+    let c = subject.credentials();
     let (users, groups) = ([c.uid, c.euid, c.suid, c.fsuid], [c.gid, c.egid, c.sgid, c.fsgid]);
     for (name, [first, rest @ ..]) in [("Uid:\t", users), ("Gid:\t", groups)] {
         out.named(name, first.into());
@@ -320,7 +320,6 @@ fn put_ids(subject: &Subject, out: &mut Text) {
         out.bytes(b"\n");
     }
     let slots = subject
-        .process
         .files()
         .list()
         .last()
@@ -358,8 +357,8 @@ fn put_memory(process: &Process, out: &mut Text) {
     }
 }
 
-fn put_capabilities(process: &Process, out: &mut Text) {
-    let c = process.credentials();
+fn put_capabilities(subject: &Subject, out: &mut Text) {
+    let c = subject.credentials();
     out.named_set("CapInh:\t", c.inheritable);
     out.named_set("\nCapPrm:\t", c.permitted);
     out.named_set("\nCapEff:\t", c.effective);

@@ -106,7 +106,7 @@ pub(super) fn take(tty: &Arc<Tty>, steal: bool) -> Result<u64> {
         return Err(Errno::EPERM);
     }
     if owner != 0 {
-        if !steal || !current().process.subject().capable(Capability::SysAdmin) {
+        if !steal || !current().subject().capable(Capability::SysAdmin) {
             return Err(Errno::EPERM);
         }
         TERMINALS.lock().remove(&owner);

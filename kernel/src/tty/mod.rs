@@ -32,7 +32,7 @@ use crate::base::sync::{Mutex, WaitError, WaitQueue};
 use crate::base::time::{Deadline, NS_PER_SEC};
 use crate::drivers::Port;
 use crate::process::Pid;
-use crate::vfs::chrdev as special;
+use crate::vfs::chrdev;
 
 use discipline::{Discipline, Event};
 
@@ -367,10 +367,10 @@ impl Tty {
 
 /// Registers the devices: /dev/tty, /dev/console, /dev/ptmx, /dev/pts/N, /dev/hvcN.
 pub fn init() {
-    special::register_char(job::TTY_MAJOR, 0, 1, Arc::new(job::CurrentTty));
-    special::register_char(job::TTY_MAJOR, 1, 1, Arc::new(console::ConsoleDriver));
-    special::register_char(job::TTY_MAJOR, 2, 1, Arc::new(pty::MasterDriver));
+    chrdev::register_char(job::TTY_MAJOR, 0, 1, Arc::new(job::CurrentTty));
+    chrdev::register_char(job::TTY_MAJOR, 1, 1, Arc::new(console::ConsoleDriver));
+    chrdev::register_char(job::TTY_MAJOR, 2, 1, Arc::new(pty::MasterDriver));
     let sessions = Arc::new(console::SessionDriver);
-    special::register_char(console::SESSION_MAJOR, 0, EXEC_SESSIONS, sessions);
-    special::register_char(pty::SLAVE_MAJOR, 0, pty::PTYS_MAX, Arc::new(pty::SlaveDriver));
+    chrdev::register_char(console::SESSION_MAJOR, 0, EXEC_SESSIONS, sessions);
+    chrdev::register_char(pty::SLAVE_MAJOR, 0, pty::PTYS_MAX, Arc::new(pty::SlaveDriver));
 }

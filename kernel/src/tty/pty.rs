@@ -14,7 +14,7 @@ use super::{CHUNK, Screen, Tty, control, devpts, job};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::user::UserPtr;
-use crate::vfs::chrdev::{self as special, CharDriver};
+use crate::vfs::chrdev::{self, CharDriver};
 use crate::vfs::{File, FileOps, Inode};
 
 /// Major number of slaves.
@@ -264,7 +264,7 @@ impl CharDriver for MasterDriver {
             let mut ptys = PTYS.lock();
             let free = (0..PTYS_MAX).find(|number| !ptys.contains_key(number));
             let number = free.ok_or(Errno::ENOSPC)?;
-            let tty = Tty::new(Screen::Master, special::make_device(SLAVE_MAJOR, number));
+            let tty = Tty::new(Screen::Master, chrdev::make_device(SLAVE_MAJOR, number));
             tty.state.lock().is_locked = true;
             ptys.insert(number, Arc::downgrade(&tty));
             (number, tty)
@@ -279,7 +279,7 @@ pub(super) struct SlaveDriver;
 
 impl CharDriver for SlaveDriver {
     fn open(&self, node: Arc<dyn Inode>, device: u64, flags: u32) -> Result<Arc<dyn FileOps>> {
-        let tty = slave(special::minor(device)).ok_or(Errno::EIO)?;
+        let tty = slave(chrdev::minor(device)).ok_or(Errno::EIO)?;
         open_program_side(&tty, node, flags)
     }
 }

@@ -49,7 +49,10 @@ struct Attributes {
     time_ns: i64,
 }
 
-static NEXT: AtomicU64 = AtomicU64::new(1);
+/// The inode number of all that have none of their own.
+const SHARED_NUMBER: u64 = 1;
+
+static NEXT: AtomicU64 = AtomicU64::new(SHARED_NUMBER + 1);
 
 impl AnonInode {
     /// A new object with permission bits `mode`, owned by the current process's user. `label` is
@@ -76,8 +79,14 @@ impl AnonInode {
         label: &'static str,
         contents: Option<Arc<PageCache>>,
     ) -> Arc<AnonInode> {
-        let owner = acting::subject().credentials;
-        let (uid, gid) = (owner.fsuid, owner.fsgid);
+        // What has no kind is one object of the kernel's, whoever made the descriptor.
+        let (uid, gid) = match file_type {
+            FileType::Anonymous => (0, 0),
+            _ => {
+                let owner = acting::subject().credentials;
+                (owner.fsuid, owner.fsgid)
+            }
+        };
         let time_ns = crate::base::time::realtime_ns() as i64;
         Arc::new(AnonInode {
             file_type,
@@ -106,6 +115,11 @@ impl AnonInode {
         self.label.starts_with('[') || self.label == "inotify"
     }
 
+    /// Whether fstat(2) cannot tell it from others; pidfds can be told apart.
+    fn is_shared(&self) -> bool {
+        self.is_unnumbered() && self.label != "[pidfd]"
+    }
+
     /// The target of the link in /proc/PID/fd: `pipe:[7]`, `anon_inode:[eventfd]`.
     #[must_use]
     pub fn link_text(&self) -> String {
@@ -126,7 +140,7 @@ impl Inode for AnonInode {
         let attributes = *self.attributes.lock();
         Ok(Metadata {
             device: file_system().device,
-            inode: self.number,
+            inode: if self.is_shared() { SHARED_NUMBER } else { self.number },
             file_type: self.file_type,
             mode: attributes.mode,
             links: 1,
@@ -145,6 +159,9 @@ impl Inode for AnonInode {
     fn set_attributes(&self, changes: &SetAttributes) -> Result<()> {
         if changes.size.is_some() {
             return Err(Errno::EINVAL);
+        }
+        if self.file_type == FileType::Anonymous {
+            return Err(Errno::EOPNOTSUPP);
         }
         let mut attributes = self.attributes.lock();
         attributes.mode = changes.mode.unwrap_or(attributes.mode);

@@ -314,6 +314,17 @@ impl FdTable {
         self.slots.lock().lowest_free(0) >= limit
     }
 
+    /// The descriptors that two files would get now. EMFILE.
+    pub fn next_two(&self, limit: usize) -> Result<[Fd; 2]> {
+        let slots = self.slots.lock();
+        let first = slots.lowest_free(0);
+        let second = slots.lowest_free(first + 1);
+        if second >= limit.min(MAX_FDS) {
+            return Err(Errno::EMFILE);
+        }
+        Ok([first as Fd, second as Fd])
+    }
+
     /// The file behind `fd`; EBADF.
     #[inline]
     pub fn get(&self, fd: Fd) -> Result<Arc<File>> {

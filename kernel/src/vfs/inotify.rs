@@ -198,7 +198,7 @@ impl Inotify {
             state: SpinLock::default(),
             readable: Arc::new(WaitQueue::new()),
             next: AtomicI32::new(1),
-            inode: AnonInode::new(FileType::Regular, 0o600, "inotify"),
+            inode: AnonInode::new(FileType::Anonymous, 0o600, "inotify"),
         }))
     }
 

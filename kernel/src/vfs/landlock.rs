@@ -128,7 +128,7 @@ fn make(kind: FileType) -> u64 {
         FileType::BlockDevice => fs::MAKE_BLOCK,
         FileType::Fifo => fs::MAKE_FIFO,
         FileType::Socket => fs::MAKE_SOCK,
-        FileType::Regular => fs::MAKE_REG,
+        FileType::Regular | FileType::Anonymous => fs::MAKE_REG,
     }
 }
 

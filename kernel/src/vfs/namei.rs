@@ -350,12 +350,12 @@ fn rename_locked(context: &Context, old: &Side<'_>, new: &Side<'_>, flags: u32) 
     }
     check_slashes(old, new, &source, target.as_deref(), exchange)?;
     hooks::path_rename((context, &change(old, new, &source, target.as_ref(), exchange)))?;
-    check_kinds(&source, target.as_deref(), exchange)?;
     check_removal(context, &old.walk.at, &source)?;
     match &target {
         Some(target) => check_removal(context, &new.walk.at, target)?,
         None => check_change(context, &new.walk.at)?,
     }
+    check_kinds(&source, target.as_deref(), exchange)?;
     let moves = !Arc::ptr_eq(old.parent(), new.parent());
     if moves && source.is_directory() {
         // Its `..` changes.

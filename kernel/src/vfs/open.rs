@@ -2,7 +2,7 @@
 //!
 //! Why it is hard: O_CREAT looks for a name and makes it as one step, yet follows a link to a name
 //! that does not exist; and what may be opened how depends on the kind of object, the mount and the
-//! caller's rights. Neighbours: `path` walks, `tree` makes, `Inode::open` gives the operations.
+//! caller's rights. Neighbours: `path` walks, `namei` makes, `Inode::open` gives the operations.
 
 use alloc::sync::Arc;
 use core::cell::Cell;
@@ -13,7 +13,7 @@ use super::path::{Context, Last, Location, Walk, walk};
 use super::permission::{self, EXECUTE, READ, WRITE};
 use super::{File, FileType, SetAttributes, hooks, inotify};
 use crate::vfs::deny_write::WriteAccess;
-use crate::vfs::namei as tree;
+use crate::vfs::namei;
 
 /// Flags that open(2) knows; others are ignored by it and refused by openat2(2).
 pub const KNOWN_FLAGS: u32 = raw::O_ACCMODE
@@ -35,8 +35,7 @@ pub const KNOWN_FLAGS: u32 = raw::O_ACCMODE
     | raw::O_PATH
     | raw::O_TMPFILE;
 /// The flags that go with O_PATH.
-pub const PATH_FLAGS: u32 =
-    raw::O_DIRECTORY | raw::O_NOFOLLOW | raw::O_PATH | raw::O_CLOEXEC | raw::O_LARGEFILE;
+pub const PATH_FLAGS: u32 = raw::O_DIRECTORY | raw::O_NOFOLLOW | raw::O_PATH | raw::O_CLOEXEC;
 /// The bit of O_TMPFILE that is not O_DIRECTORY.
 const TMPFILE_BIT: u32 = raw::O_TMPFILE & !raw::O_DIRECTORY;
 
@@ -70,7 +69,7 @@ pub fn open(context: &Context, dirfd: i32, path: &[u8], how: &How) -> Result<Arc
     }
     if flags & TMPFILE_BIT != 0 {
         let directory = walk.finish()?;
-        let location = tree::make_unnamed(context, &directory, how.mode)?;
+        let location = namei::make_unnamed(context, &directory, how.mode)?;
         let granted = ask(context, &location, flags)?;
         let access = write_access(&location, flags)?;
         return open_inode(location, flags, access, granted);
@@ -93,6 +92,9 @@ fn open_or_create(context: &Context, mut walk: Walk<'_>, how: &How) -> Result<Ar
         walk.to_last()?;
         let name = match walk.last() {
             Last::Name(_, _, false) => walk.name(Errno::EISDIR)?,
+            Last::Name(..) => return Err(Errno::EISDIR),
+            // `.` and `..` are there already.
+            _ if exclusive => return Err(Errno::EEXIST),
             _ => return Err(Errno::EISDIR),
         };
         let mut created = false;
@@ -101,7 +103,7 @@ fn open_or_create(context: &Context, mut walk: Walk<'_>, how: &How) -> Result<Ar
             Some(child) => child,
             None => {
                 let directory = &walk.at;
-                let found = tree::find_or_make(context, directory, name, how.mode, exclusive)?;
+                let found = namei::find_or_make(context, directory, name, how.mode, exclusive)?;
                 created = found.1;
                 found.0
             }
@@ -180,7 +182,11 @@ fn check(context: &Context, location: &Location, flags: u32) -> Result<()> {
         matches!(flags & raw::O_ACCMODE, raw::O_WRONLY | raw::O_RDWR) || flags & raw::O_TRUNC != 0;
     match location.file_type() {
         FileType::Symlink => return Err(Errno::ELOOP),
-        FileType::Directory if writes || flags & raw::O_CREAT != 0 => return Err(Errno::EISDIR),
+        FileType::Directory
+            if writes || flags & raw::O_CREAT != 0 || flags & raw::O_ACCMODE == raw::O_ACCMODE =>
+        {
+            return Err(Errno::EISDIR);
+        }
         FileType::Directory => {}
         _ if flags & raw::O_DIRECTORY != 0 => return Err(Errno::ENOTDIR),
         FileType::CharDevice | FileType::BlockDevice
@@ -202,6 +208,9 @@ fn check(context: &Context, location: &Location, flags: u32) -> Result<()> {
     permission::check(location.inode().as_ref(), wanted, who)?;
     if flags & raw::O_NOATIME != 0 && !permission::is_owner(&location.inode().metadata()?, who) {
         return Err(Errno::EPERM);
+    }
+    if flags & raw::O_DIRECT != 0 && location.file_type() == FileType::Directory {
+        return Err(Errno::EINVAL);
     }
     Ok(())
 }

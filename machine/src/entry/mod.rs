@@ -150,8 +150,11 @@ unsafe extern "Rust" {
 /// The whole of a system call, for `entry.S`: the image binds it under the name that file calls,
 /// with the kernel's function inlined. Interrupts are masked before and after. True: return by
 /// SYSRET.
+///
+/// # Safety
+/// Called by the entry code for the program that runs, whose return it prepares.
 #[inline(always)]
-pub fn system_call(regs: &mut PtRegs, serve: impl FnOnce(&mut PtRegs)) -> bool {
+pub unsafe fn system_call(regs: &mut PtRegs, serve: impl FnOnce(&mut PtRegs)) -> bool {
     #[cfg(feature = "ktest")]
     crate::ktest::entered(regs);
     cpu::irq_enable();
@@ -159,10 +162,13 @@ pub fn system_call(regs: &mut PtRegs, serve: impl FnOnce(&mut PtRegs)) -> bool {
     prepare_sysret::<{ Origin::Syscall as usize }>(regs)
 }
 
-/// The same where calls are instrumented: counted, recorded, or sent back by IRET always. Others do not
-/// pay for the questions.
+/// The same where calls are instrumented: counted, recorded, or sent back by IRET always. Others do
+/// not pay for the questions.
+///
+/// # Safety
+/// As [`system_call`].
 #[inline(always)]
-pub fn instrumented_system_call(
+pub unsafe fn instrumented_system_call(
     regs: &mut PtRegs,
     number: u64,
     serve: impl FnOnce(&mut PtRegs),
@@ -309,7 +315,7 @@ pub(crate) fn choose_stack_offset(command_line: &str) {
         Some("off" | "0" | "n") => true,
         None | Some("on" | "1" | "y") => false,
         Some(other) => {
-            crate::log!("randomize_kstack_offset: ignoring unknown value {other}");
+            crate::log!("warning: randomize_kstack_offset: ignoring unknown value {other}");
             false
         }
     };

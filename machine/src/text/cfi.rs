@@ -98,8 +98,8 @@ pub fn describe() -> &'static str {
 pub(crate) fn boot_pass(command_line: &str, via: Via, random: u64) {
     let options =
         options::parse(params::find(command_line, "cfi").unwrap_or(""), |word, why| match why {
-            Ignored::Unknown => crate::log!("CFI: ignoring unknown option {word}"),
-            Ignored::NotBuilt => crate::log!("CFI: {word} is not built"),
+            Ignored::Unknown => crate::log!("warning: CFI: ignoring unknown option {word}"),
+            Ignored::NotBuilt => crate::log!("warning: CFI: {word} is not built"),
         });
     WARN.store(options.warn, Ordering::Relaxed);
     match SiteTables::parse(crate::text::sites::tables()) {

@@ -2,7 +2,7 @@
 //!
 //! An entry has no reference of its own to its frame. It is made only from an entry of the VMM's
 //! page table, while that table's owner holds it still, and goes before the frame can: whatever
-//! takes a right from an address space tells its [`MmuNotifiers`] first (`tlb`), and they drop the
+//! takes a right from an address space tells its [`MmuNotifier`]s first (`tlb`), and they drop the
 //! nested entries and wait until no CPU in the guest can use them.
 //!
 //! A CPU in the guest is there by a number in `inside`: the count of changes up to which its

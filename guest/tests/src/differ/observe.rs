@@ -144,6 +144,10 @@ pub fn record(shared: &Shared, call: &Call, args: &[usize], result: Res) {
         },
         (Ok(value), ..) => write!(log, "{}", value as i64),
     };
+    // What a copy leaves that ends in a fault is nobody's promise.
+    if result == Err(EFAULT) {
+        output().fill(FILL);
+    }
     for (at, norm) in &call.norms {
         if let (Norm::Pair(a, b), Ok(_)) = (norm, result) {
             let at = usize::from(*at);
@@ -321,6 +325,11 @@ fn normalise(shared: &Shared, at: usize, norm: Norm, result: Res, args: &[usize]
             let value = at.get(0, 8);
             if !at.is_untouched(0, 8) && value > BASE as u64 + (1 << 32) {
                 at.set(0, 8, 0xaaaa);
+            }
+        }
+        Norm::Amount => {
+            if !at.is_untouched(0, 4) {
+                at.set(0, 4, u64::from(at.get(0, 4) != 0));
             }
         }
         Norm::Siginfo => siginfo(&mut at),

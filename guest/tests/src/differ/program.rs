@@ -67,6 +67,8 @@ pub enum Norm {
     Address,
     /// An address of memory, 8 bytes.
     Pointer,
+    /// An amount of memory, 4 bytes: only whether there is any.
+    Amount,
     /// Text of a /proc file.
     Text,
 }
@@ -113,6 +115,9 @@ pub struct Call {
     pub shows: Vec<(u16, u16)>,
     /// Left out of programs that have rights.
     pub only_for_user: bool,
+    /// Left out of programs with a second thread: here all threads of a process share what it
+    /// changes, on Linux each has its own.
+    pub only_alone: bool,
 }
 
 /// A whole program.

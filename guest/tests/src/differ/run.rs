@@ -17,9 +17,9 @@ use crate::sys::*;
 /// Interrupts a call that sleeps; programs never use it.
 pub const WATCHER_SIGNAL: i32 = 64;
 /// How often the watcher looks, and how many looks without progress it bears.
-const LOOK_NS: i64 = 4_000_000;
+const LOOK_NS: i64 = 2_000_000;
 const LOOKS_BEFORE_SIGNAL: u32 = 3;
-const LOOKS_BEFORE_END: u32 = 2500;
+const LOOKS_BEFORE_END: u32 = 5000;
 const LOG_BYTES: usize = 256 << 10;
 const EVENTS: usize = 32;
 /// An actor is asked for nothing but an answer.

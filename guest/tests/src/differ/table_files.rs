@@ -225,8 +225,10 @@ fn fcntl(d: &mut Draft) {
             d.of(&[1, 2, 4, 8, 16, 0x20, 3, 64])
         }
         _ => {
-            d.of(&[8, 10, 15, 16]);
-            d.of(&[0, 10, 12, 40, 70])
+            let command = d.rng.of(&[8, 10, 15, 16]);
+            d.num(command);
+            // Small ids are those of others.
+            if command == 8 { d.id() } else { d.of(&[0, 10, 12, 40, 70]) }
         }
     }
 }

@@ -312,8 +312,13 @@ pub const ROWS: &[Row] = &[
     }),
     (SYS_ioctl, 6, |d| {
         d.fd(SOCKETS);
-        d.of(&[0x541b, 0x5411, 0x8905, 0x8906, 0x894c]);
+        d.of(&[0x541b, 0x8905, 0x8906, 0x894c]);
         d.out(8);
+    }),
+    (SYS_ioctl, 2, |d| {
+        d.fd(SOCKETS);
+        d.num(0x5411);
+        d.out_as(8, Norm::Amount);
     }),
     (SYS_fstat, 2, |d| {
         d.fd(SOCKETS);

@@ -44,7 +44,7 @@ pub fn chmod(path: u64, mode: u32) -> Result<u64> {
 /// fchmod(2).
 pub fn fchmod(fd: u64, mode: u32) -> Result<u64> {
     let file = file(fd)?;
-    change_mode(&current().process.subject(), &place_of(&file), mode)
+    change_mode(&current().subject(), &place_of(&file), mode)
 }
 
 /// fchmodat(2), which has no flags.
@@ -62,7 +62,7 @@ pub fn fchmodat2(directory: u64, path: u64, mode: u32, flags: u64) -> Result<u64
 
 fn change_mode(who: &Subject, location: &Location, mode: u32) -> Result<u64> {
     location.mount.check_writable()?;
-    if location.file_type() == FileType::Symlink {
+    if matches!(location.file_type(), FileType::Symlink | FileType::Anonymous) {
         return Err(Errno::EOPNOTSUPP);
     }
     hooks::path_chmod((who, location, mode & 0o7777))?;
@@ -96,7 +96,7 @@ pub fn lchown(path: u64, owner: u32, group: u32) -> Result<u64> {
 /// fchown(2).
 pub fn fchown(fd: u64, owner: u32, group: u32) -> Result<u64> {
     let file = file(fd)?;
-    let who = current().process.subject();
+    let who = current().subject();
     change_owner(&who, &place_of(&file), owner, group)
 }
 
@@ -110,6 +110,9 @@ pub fn fchownat(directory: u64, path: u64, owner: u32, group: u32, flags: u64) -
 /// `u32::MAX` leaves an id as it is.
 fn change_owner(who: &Subject, location: &Location, uid: u32, gid: u32) -> Result<u64> {
     location.mount.check_writable()?;
+    if location.file_type() == FileType::Anonymous {
+        return Err(Errno::EOPNOTSUPP);
+    }
     hooks::path_chown((who, location, uid, gid))?;
     let of = location.inode().metadata()?;
     let uid = (uid != u32::MAX).then_some(uid);
@@ -165,6 +168,15 @@ impl Times {
         Times { atime_ns: Some(now_ns), mtime_ns: Some(now_ns), now: true }
     }
 
+    fn chosen(access: Timespec, change: Timespec) -> Result<Times> {
+        let is_now = |time: &Timespec| time.nsec == i64::from(raw::UTIME_NOW);
+        Ok(Times {
+            now: is_now(&access) && is_now(&change),
+            atime_ns: chosen_time(access)?,
+            mtime_ns: chosen_time(change)?,
+        })
+    }
+
     fn explicit(atime_ns: i64, mtime_ns: i64) -> Times {
         Times { atime_ns: Some(atime_ns), mtime_ns: Some(mtime_ns), now: false }
     }
@@ -178,30 +190,26 @@ pub fn utimensat(
     flags: u64,
 ) -> Result<u64> {
     let known = raw::AT_SYMLINK_NOFOLLOW | raw::AT_EMPTY_PATH;
+    // That a time is none is said after what is wrong with the path.
     let times = match times_at.non_null() {
-        None => Times::now(),
+        None => Ok(Times::now()),
         Some(at) => {
             let [access, change] = at.read()?;
             let omit = |time: &Timespec| time.nsec == i64::from(raw::UTIME_OMIT);
             if omit(&access) && omit(&change) {
                 return Ok(0);
             }
-            let is_now = |time: &Timespec| time.nsec == i64::from(raw::UTIME_NOW);
-            Times {
-                now: is_now(&access) && is_now(&change),
-                atime_ns: chosen_time(access)?,
-                mtime_ns: chosen_time(change)?,
-            }
+            Times::chosen(access, change)
         }
     };
-    let known_flags = super::check_flags(flags, known)?;
-    if path == 0 && known_flags & raw::AT_EMPTY_PATH == 0 && directory as i32 != raw::AT_FDCWD {
+    if path == 0 && directory as i32 != raw::AT_FDCWD {
         super::check_flags(flags, 0)?;
         let file = file(directory)?;
-        return change_times(&Context::current(), &place_of(&file), &times);
+        return change_times(&Context::current(), &place_of(&file), &times?);
     }
+    let known_flags = super::check_flags(flags, known)?;
     let (context, location) = resolve_at(directory, path, known_flags, true)?;
-    change_times(&context, &location, &times)
+    change_times(&context, &location, &times?)
 }
 
 fn chosen_time(time: Timespec) -> Result<Option<i64>> {
@@ -318,7 +326,7 @@ fn check_size_limit(size: u64) -> Result<()> {
 
 fn resize(location: &Location, size: u64) -> Result<u64> {
     check_size_limit(size)?;
-    permission::drop_privileges(&**location.inode(), &current().process.subject())?;
+    permission::drop_privileges(&**location.inode(), &current().subject())?;
     let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };
     permission::set_attributes(location.inode().as_ref(), &changes)?;
     inotify::event(&location.dentry, raw::IN_MODIFY);

@@ -127,7 +127,7 @@ pub(super) fn resolve_at(
     flags: u32,
     follow: bool,
 ) -> Result<(Context, crate::vfs::path::Location)> {
-    let path = PathName::read_or_empty(path, flags)?;
+    let path = PathName::read(path)?;
     let context = Context::current();
     let location =
         crate::vfs::path::resolve(&context, dirfd as i32, path.bytes(), walk_flags(flags, follow))?;

@@ -5,15 +5,15 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
+use machine::task::Current;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{PathName, any_file};
 use crate::base::user::{UserPtr, read_c_string};
 use crate::fs::memfd;
-use crate::process::current;
-use crate::process::give_file;
+use crate::process::{Own, Thread, current, give_file, own};
 use crate::vfs::open::{How, KNOWN_FLAGS, PATH_FLAGS, open as open_path};
-use crate::vfs::path::{Context, walk};
+use crate::vfs::path::{Context, FsContext, walk};
 use crate::vfs::{Fd, hooks};
 
 /// `struct open_how` (openat2(2)).
@@ -105,9 +105,19 @@ pub fn openat2(directory: i32, path: u64, how_at: u64, size: usize) -> Result<u6
         return Err(Errno::EINVAL);
     }
     let walk = resolve_flags(how.resolve)?;
+    check_together(flags)?;
+    let is_cached = how.resolve & u64::from(raw::RESOLVE_CACHED) != 0;
+    if is_cached && (makes || flags & raw::O_TRUNC != 0) {
+        return Err(Errno::EAGAIN);
+    }
     let path = PathName::read(path)?;
     let flags = flags | raw::O_LARGEFILE;
-    finish(directory, &path, &How { flags, mode: how.mode as u32, walk })
+    let opened = finish(directory, &path, &How { flags, mode: how.mode as u32, walk });
+    // Names are looked up in memory; that there is no such name is not remembered.
+    opened.map_err(|error| match error {
+        Errno::ENOENT if is_cached => Errno::EAGAIN,
+        error => error,
+    })
 }
 
 fn resolve_flags(resolve: u64) -> Result<u32> {
@@ -118,7 +128,7 @@ fn resolve_flags(resolve: u64) -> Result<u32> {
         (raw::RESOLVE_BENEATH, walk::BENEATH),
         (raw::RESOLVE_IN_ROOT, walk::IN_ROOT),
     ];
-    let mut left = u32::try_from(resolve).map_err(|_| Errno::EINVAL)?;
+    let mut left = u32::try_from(resolve).map_err(|_| Errno::EINVAL)? & !raw::RESOLVE_CACHED;
     let mut flags = 0;
     for (resolve, walk) in TABLE {
         if left & resolve != 0 {
@@ -127,16 +137,12 @@ fn resolve_flags(resolve: u64) -> Result<u32> {
         left &= !resolve;
     }
     let both = walk::BENEATH | walk::IN_ROOT;
-    if left & raw::RESOLVE_CACHED != 0 {
-        // What is cached is not known here without looking; the caller then tries without.
-        return Err(Errno::EAGAIN);
-    }
     if left != 0 || flags & both == both { Err(Errno::EINVAL) } else { Ok(flags) }
 }
 
 /// close(2).
 pub fn close(fd: u64) -> Result<u64> {
-    let file = current().process.files().remove(fd as Fd)?;
+    let file = Own::with_files(current(), |files| files.remove(fd as Fd))?;
     drop(file);
     Ok(0)
 }
@@ -151,11 +157,11 @@ pub fn close_range(first: u32, last: u32, flags: u32) -> Result<u64> {
     if flags & !known != 0 || first > last {
         return Err(Errno::EINVAL);
     }
-    let process = current().process.clone();
+    let thread = current();
     if flags & CLOSE_RANGE_UNSHARE != 0 {
-        unshare_files(&process)?;
+        unshare_files(thread)?;
     }
-    let files = process.files();
+    let files = thread.files();
     let within = |fd: Fd| fd >= first && fd <= last;
     if flags & CLOSE_RANGE_CLOEXEC != 0 {
         for fd in files.list().into_iter().filter(|&fd| within(fd)) {
@@ -168,10 +174,10 @@ pub fn close_range(first: u32, last: u32, flags: u32) -> Result<u64> {
     Ok(0)
 }
 
-/// Gives the process descriptors of its own, if it shares them (CLONE_FILES).
-fn unshare_files(process: &crate::process::Process) -> Result<()> {
-    let own = Arc::new(process.files().duplicate()?);
-    drop(process.replace_files(own));
+/// Gives the thread descriptors of its own, if it shares them (CLONE_FILES).
+fn unshare_files(thread: Current<Thread>) -> Result<()> {
+    let files = Arc::new(thread.files().duplicate()?);
+    drop(own::replace_files(thread, files));
     Ok(())
 }
 
@@ -210,8 +216,8 @@ fn dup_to(old: Fd, new: Fd, close_on_exec: bool) -> Result<u64> {
 
 /// umask(2).
 pub fn umask(mask: u32) -> Result<u64> {
-    let old = current().process.fs().umask.swap(mask & 0o777, Ordering::Relaxed);
-    Ok(old.into())
+    let set = |own: &FsContext| own.umask.swap(mask & 0o777, Ordering::Relaxed);
+    Ok(Own::with_fs(current(), set).into())
 }
 
 /// Longest name of a memfd, without its NUL (memfd_create(2)).
@@ -225,7 +231,7 @@ pub fn memfd_create(name: u64, flags: u32) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let name = read_c_string(name, MEMFD_NAME_MAX + 1, Errno::EINVAL)?;
-    let who = current().process.credentials();
+    let who = current().credentials();
     let noexec = flags & raw::MFD_NOEXEC_SEAL != 0;
     let mode = if noexec { 0o666 } else { 0o777 };
     let inode = memfd::make(mode, who.fsuid, who.fsgid)?;

@@ -1,125 +1,22 @@
 //! Data from one file to another without a program's buffer: sendfile(2), splice(2), tee(2),
 //! vmsplice(2), copy_file_range(2).
 //!
-//! All go through one bounded buffer of the kernel. A stream's data is looked at first and removed
-//! only once it is written, so that nothing is lost when the other side takes less.
+//! Neighbour: `ipc::splice` moves the data.
 
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 
 use abi::{Errno, Result, general as raw};
 
-use super::rw::{self, read_stream, write_stream};
 use super::{file, is_regular};
 use crate::base::io::{MAX_TRANSFER, Sink, Source, read_iovec};
-use crate::base::sched;
 use crate::base::user::UserPtr;
-use crate::ipc::pipe::{self, Pipe};
-use crate::vfs::anon::AnonInode;
-use crate::vfs::permission::READ;
-use crate::vfs::{File, FileType, hooks};
+use crate::ipc::pipe;
+use crate::ipc::splice::{CHUNK, Cursor, between_pipes, buffer, drain, fill, repeat};
+use crate::ipc::transfer::write_stream;
+use crate::vfs::{File, FileType};
 
-/// Bytes copied in one turn.
-const CHUNK: usize = 64 * 1024;
 const SPLICE_FLAGS: u32 =
     raw::SPLICE_F_MOVE | raw::SPLICE_F_NONBLOCK | raw::SPLICE_F_MORE | raw::SPLICE_F_GIFT;
-
-fn buffer(len: usize) -> Result<Vec<u8>> {
-    let len = len.min(CHUNK);
-    let mut buffer = Vec::new();
-    buffer.try_reserve_exact(len).map_err(|_| Errno::ENOMEM)?;
-    buffer.resize(len, 0);
-    Ok(buffer)
-}
-
-/// Where a seekable file is read or written: at an offset of the program's, or at its position.
-struct Cursor {
-    file: Arc<File>,
-    offset: Option<u64>,
-    address: UserPtr<u64>,
-}
-
-impl Cursor {
-    /// ESPIPE for an offset into a stream.
-    fn new(file: Arc<File>, address: u64) -> Result<Cursor> {
-        let address = UserPtr::<u64>::new(address);
-        let offset = match address.non_null() {
-            None => None,
-            Some(_) if !file.is_seekable() => return Err(Errno::ESPIPE),
-            Some(at) => {
-                let offset = at.read()?;
-                if offset > i64::MAX as u64 {
-                    return Err(Errno::EINVAL);
-                }
-                Some(offset)
-            }
-        };
-        Ok(Cursor { file, offset, address })
-    }
-
-    /// Where the next byte is.
-    fn at(&self) -> u64 {
-        self.offset.unwrap_or_else(|| *self.file.position.lock())
-    }
-
-    /// Reads without moving.
-    fn peek(&self, buffer: &mut [u8]) -> Result<usize> {
-        hooks::file_permission((&self.file, READ))?;
-        self.file.ops().read_at(&self.file, self.at(), &mut Sink::kernel(buffer))
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<usize> {
-        let mut source = Source::kernel(bytes);
-        match self.offset {
-            Some(at) => {
-                let written = rw::write_at(&self.file, at, &mut source)? as usize;
-                self.advance(written);
-                Ok(written)
-            }
-            None => write_stream(&self.file, &mut source).map(|written| written as usize),
-        }
-    }
-
-    fn advance(&mut self, len: usize) {
-        match &mut self.offset {
-            Some(offset) => *offset += len as u64,
-            None => *self.file.position.lock() += len as u64,
-        }
-    }
-
-    /// Tells whoever watches that so much was read.
-    fn note_read(&self, done: u64) {
-        rw::note(&self.file, raw::IN_ACCESS, done as usize);
-    }
-
-    /// Tells the program its new offset.
-    fn finish(&self) -> Result<()> {
-        match self.offset {
-            Some(offset) => self.address.write(&offset),
-            None => Ok(()),
-        }
-    }
-}
-
-/// Repeats `step` (given what is left) until it moves nothing or less than asked.
-fn repeat(len: u64, mut step: impl FnMut(usize) -> Result<(usize, bool)>) -> Result<u64> {
-    let len = (len as usize).min(MAX_TRANSFER);
-    let mut done = 0;
-    while done < len {
-        match step(len - done) {
-            Ok((moved, more)) => {
-                done += moved;
-                if !more {
-                    break;
-                }
-            }
-            Err(error) if done == 0 => return Err(error),
-            Err(_) => break,
-        }
-        sched::yield_if_needed();
-    }
-    Ok(done as u64)
-}
 
 /// EINVAL for a count that is negative where sizes have a sign.
 fn check_length(len: u64) -> Result<()> {
@@ -140,6 +37,13 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
     if is_stream || !moves || output.flags() & raw::O_APPEND != 0 {
         return Err(Errno::EINVAL);
     }
+    let end = from.at().checked_add(count.min(MAX_TRANSFER as u64));
+    if end.is_none_or(|end| end > i64::MAX as u64) {
+        return Err(Errno::EINVAL);
+    }
+    // The same open file may be both: then each side moves its position from where it was.
+    let is_same = Arc::ptr_eq(&from.file, &output) && from.offset.is_none();
+    let start = from.at();
     let mut bytes = buffer(count as usize)?;
     let done = repeat(count, |left| {
         let read = from.peek(&mut bytes[..left.min(CHUNK)])?;
@@ -147,9 +51,14 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
             return Ok((0, false));
         }
         let written = write_stream(&output, &mut Source::kernel(&bytes[..read]))? as usize;
-        from.advance(written);
+        if !is_same {
+            from.advance(written);
+        }
         Ok((written, written == read))
     })?;
+    if is_same {
+        *from.file.position.lock() = start + done;
+    }
     from.note_read(done);
     from.finish()?;
     Ok(done)
@@ -188,11 +97,16 @@ pub fn copy_file_range(
     }
     let mut from = Cursor::new(input, from_offset)?;
     let mut to = Cursor::new(output, to_offset)?;
-    let len = count.min(MAX_TRANSFER as u64);
-    let ends = (from.at().checked_add(len), to.at().checked_add(len));
-    let (Some(from_end), Some(to_end)) = ends else { return Err(Errno::EOVERFLOW) };
+    let ends = (from.at().checked_add(count), to.at().checked_add(count));
+    if ends.0.is_none() || ends.1.is_none() {
+        return Err(Errno::EOVERFLOW);
+    }
+    // What lies behind the end is not copied, and overlaps nothing.
+    let left = from.file.inode().metadata()?.size.saturating_sub(from.at());
+    let len = count.min(left).min(MAX_TRANSFER as u64);
+    let (from_end, to_end) = (from.at() + len, to.at() + len);
     let same = Arc::as_ptr(&from.file.inode()).addr() == Arc::as_ptr(&to.file.inode()).addr();
-    if same && from.at() < to_end && to.at() < from_end {
+    if same && len > 0 && from.at() < to_end && to.at() < from_end {
         return Err(Errno::EINVAL);
     }
     let mut bytes = buffer(len as usize)?;
@@ -267,11 +181,7 @@ pub fn splice(
 /// Whether a file is one whose bytes can be spliced: the objects of eventfd(2), epoll(7) and the
 /// like only have values that are read and written whole, and directories have none.
 fn moves_data(file: &File) -> bool {
-    let kind = file.inode().file_type();
-    if kind == FileType::Directory {
-        return false;
-    }
-    kind != FileType::Regular || file.inode().as_any().downcast_ref::<AnonInode>().is_none()
+    !matches!(file.inode().file_type(), FileType::Directory | FileType::Anonymous)
 }
 
 /// splice(2) calls an offset into a stream EINVAL.
@@ -280,83 +190,6 @@ fn seekable_cursor(file: Arc<File>, address: u64) -> Result<Cursor> {
         Err(Errno::ESPIPE) => Err(Errno::EINVAL),
         cursor => cursor,
     }
-}
-
-/// Moves bytes from pipe to pipe: what is there and fits. Waits only until something can move.
-fn between_pipes(from: &Arc<Pipe>, to: &Arc<Pipe>, len: u64, nonblocking: bool) -> Result<u64> {
-    if Arc::ptr_eq(from, to) {
-        return Err(Errno::EINVAL);
-    }
-    let mut bytes = buffer(len as usize)?;
-    loop {
-        let is_open = from.wait_readable(nonblocking)?;
-        to.wait_writable(nonblocking)?;
-        if !is_open {
-            return Ok(0);
-        }
-        let moved = repeat(len, |left| {
-            let want = left.min(CHUNK).min(to.room());
-            let seen = from.peek(0, want, &mut Sink::kernel(&mut bytes[..want]))?;
-            if seen == 0 {
-                return Ok((0, false));
-            }
-            let written = to.write_now(&mut Source::kernel(&bytes[..seen]))?;
-            from.consume(written);
-            Ok((written, written == seen))
-        });
-        match moved {
-            // Somebody else was faster at one of the two ends.
-            Ok(0) | Err(Errno::EAGAIN) if !nonblocking => {}
-            Ok(0) => return Err(Errno::EAGAIN),
-            moved => return moved,
-        }
-    }
-}
-
-/// Moves up to `len` bytes out of a pipe. Waits for the first of them only.
-fn drain(
-    from: &Pipe,
-    len: u64,
-    nonblocking: bool,
-    mut write: impl FnMut(&[u8]) -> Result<usize>,
-) -> Result<u64> {
-    let mut bytes = buffer(len as usize)?;
-    if !from.wait_readable(nonblocking)? {
-        return Ok(0);
-    }
-    repeat(len, |left| {
-        let want = left.min(CHUNK);
-        let seen = from.peek(0, want, &mut Sink::kernel(&mut bytes[..want]))?;
-        if seen == 0 {
-            return Ok((0, false));
-        }
-        let written = write(&bytes[..seen])?;
-        from.consume(written);
-        Ok((written, written == seen && !from.is_empty()))
-    })
-}
-
-/// Moves up to `len` bytes of a file into a pipe that has room: as much as fits.
-fn fill(from: &mut Cursor, to: &Pipe, end: &Arc<File>, len: u64) -> Result<u64> {
-    let mut bytes = buffer(len as usize)?;
-    let seekable = from.file.is_seekable();
-    repeat(len, |left| {
-        let want = left.min(CHUNK).min(to.room().max(1));
-        let read = if seekable {
-            from.peek(&mut bytes[..want])?
-        } else {
-            read_stream(&from.file, &mut Sink::kernel(&mut bytes[..want]))? as usize
-        };
-        if read == 0 {
-            return Ok((0, false));
-        }
-        let written = write_stream(end, &mut Source::kernel(&bytes[..read]))? as usize;
-        if seekable {
-            from.advance(written);
-        }
-        let more = seekable && written == want && to.room() > 0;
-        Ok((written, more))
-    })
 }
 
 /// tee(2): copies from pipe to pipe and removes nothing. Its waits end as splice's do.

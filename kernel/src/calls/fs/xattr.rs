@@ -37,13 +37,27 @@ fn read_name(address: u64) -> Result<Vec<u8>> {
     if name.is_empty() { Err(Errno::ERANGE) } else { Ok(name) }
 }
 
-/// Whether the caller may use the attribute; `wanted` is READ or WRITE.
+/// The name spaces whose attributes have names of their own in them.
+const SPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
+
+/// Whether the caller may use the attribute, and whether it has a name; `wanted` is READ or WRITE.
 fn check(at: &Location, name: &[u8], wanted: u32, who: &Subject) -> Result<()> {
+    check_rights(at, name, wanted, who)?;
+    if SPACES.contains(&name) { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
+fn check_rights(at: &Location, name: &[u8], wanted: u32, who: &Subject) -> Result<()> {
     let inode = at.inode().as_ref();
     let admin = who.capable(Capability::SysAdmin);
     if name.starts_with(b"user.") {
         if !matches!(at.file_type(), FileType::Regular | FileType::Directory) {
             return Err(if wanted == WRITE { Errno::EPERM } else { Errno::ENODATA });
+        }
+        // Of a sticky directory only its owner may write them.
+        let of = inode.metadata()?;
+        let is_sticky = of.file_type == FileType::Directory && of.mode & 0o1000 != 0;
+        if wanted == WRITE && is_sticky && !permission::is_owner(&of, who) {
+            return Err(Errno::EPERM);
         }
         return permission::check(inode, wanted, who);
     }
@@ -54,6 +68,9 @@ fn check(at: &Location, name: &[u8], wanted: u32, who: &Subject) -> Result<()> {
     if name.starts_with(b"security.") {
         // Who may change which of them is the policies' matter.
         return Ok(());
+    }
+    if !name.starts_with(b"system.") {
+        permission::check(inode, wanted, who)?;
     }
     Err(Errno::EOPNOTSUPP)
 }
@@ -70,10 +87,11 @@ pub fn lsetxattr(a: &Args) -> Result<u64> {
 
 /// fsetxattr(2).
 pub fn fsetxattr(a: &Args) -> Result<u64> {
-    set(|| by_file(a.a0()), a)
+    let at = by_file(a.a0())?;
+    set(|| Ok(at), a)
 }
 
-/// What is set comes before what it is set on.
+/// What is set comes before a path to what it is set on.
 fn set(find: impl FnOnce() -> Result<Location>, a: &Args) -> Result<u64> {
     let flags = super::check_flags(a.a4(), raw::XATTR_CREATE | raw::XATTR_REPLACE)?;
     let name = read_name(a.a1())?;
@@ -83,7 +101,7 @@ fn set(find: impl FnOnce() -> Result<Location>, a: &Args) -> Result<u64> {
     let value = UserPtr::<u8>::new(a.a2()).read_many(a.a3() as usize)?;
     let at = &find()?;
     at.mount.check_writable()?;
-    let who = current().process.subject();
+    let who = current().subject();
     check(at, &name, WRITE, &who)?;
     let inode = at.inode().as_ref();
     hooks::inode_setxattr((&who, inode, &name, &value))?;
@@ -106,17 +124,14 @@ pub fn lgetxattr(a: &Args) -> Result<u64> {
 
 /// fgetxattr(2).
 pub fn fgetxattr(a: &Args) -> Result<u64> {
-    get_named(&read_name(a.a1())?, &by_file(a.a0())?, a)
+    get(&by_file(a.a0())?, a)
 }
 
 fn get(at: &Location, a: &Args) -> Result<u64> {
-    get_named(&read_name(a.a1())?, at, a)
-}
-
-fn get_named(name: &[u8], at: &Location, a: &Args) -> Result<u64> {
-    check(at, name, READ, &current().process.subject())?;
-    hooks::inode_getxattr((at.inode().as_ref(), name))?;
-    give(&at.inode().get_xattr(name)?, a.a2(), a.a3())
+    let name = read_name(a.a1())?;
+    check(at, &name, READ, &current().subject())?;
+    hooks::inode_getxattr((at.inode().as_ref(), &name))?;
+    give(&at.inode().get_xattr(&name)?, a.a2(), a.a3())
 }
 
 /// Copies an answer out; a size of 0 only asks for its length. ERANGE if it does not fit.
@@ -146,7 +161,7 @@ pub fn flistxattr(a: &Args) -> Result<u64> {
 }
 
 fn list(at: &Location, a: &Args) -> Result<u64> {
-    let admin = current().process.subject().capable(Capability::SysAdmin);
+    let admin = current().subject().capable(Capability::SysAdmin);
     hooks::inode_listxattr((at.inode().as_ref(),))?;
     let mut names = Vec::new();
     for name in at.inode().list_xattr()? {
@@ -163,31 +178,31 @@ fn list(at: &Location, a: &Args) -> Result<u64> {
 
 /// removexattr(2).
 pub fn removexattr(a: &Args) -> Result<u64> {
-    remove(&by_path(a.a0(), true)?, a)
+    remove(|| by_path(a.a0(), true), a)
 }
 
 /// lremovexattr(2).
 pub fn lremovexattr(a: &Args) -> Result<u64> {
-    remove(&by_path(a.a0(), false)?, a)
+    remove(|| by_path(a.a0(), false), a)
 }
 
 /// fremovexattr(2).
 pub fn fremovexattr(a: &Args) -> Result<u64> {
-    remove_named(&read_name(a.a1())?, &by_file(a.a0())?)
+    let at = by_file(a.a0())?;
+    remove(|| Ok(at), a)
 }
 
-fn remove(at: &Location, a: &Args) -> Result<u64> {
-    remove_named(&read_name(a.a1())?, at)
-}
-
-fn remove_named(name: &[u8], at: &Location) -> Result<u64> {
+/// The name comes before a path to what has it.
+fn remove(find: impl FnOnce() -> Result<Location>, a: &Args) -> Result<u64> {
+    let name = read_name(a.a1())?;
+    let at = &find()?;
     at.mount.check_writable()?;
-    let who = current().process.subject();
-    check(at, name, WRITE, &who)?;
+    let who = current().subject();
+    check(at, &name, WRITE, &who)?;
     let inode = at.inode().as_ref();
-    hooks::inode_removexattr((&who, inode, name))?;
-    inode.remove_xattr(name)?;
-    hooks::inode_post_removexattr((inode, name));
+    hooks::inode_removexattr((&who, inode, &name))?;
+    inode.remove_xattr(&name)?;
+    hooks::inode_post_removexattr((inode, &name));
     attributes_changed(at);
     Ok(0)
 }

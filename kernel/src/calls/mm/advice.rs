@@ -1,7 +1,7 @@
 //! madvise(2). As on Linux, advice for a range with holes is taken for what is mapped, and then
 //! ENOMEM says that there was a hole; an area that refuses ends it there.
 //!
-//! MADV_MERGEABLE is refused, as by a Linux without CONFIG_KSM: equal pages are never merged.
+//! MADV_MERGEABLE is a hint that is not followed: equal pages are never merged.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -101,7 +101,7 @@ impl Action {
                     false => Ok(vma.flags),
                 })
             }
-            raw::MADV_WILLNEED => Action::Nothing,
+            raw::MADV_WILLNEED | raw::MADV_MERGEABLE | raw::MADV_UNMERGEABLE => Action::Nothing,
             raw::MADV_DONTNEED => Action::Drop(Drop::Unlocked),
             raw::MADV_DONTNEED_LOCKED => Action::Drop(Drop::All),
             raw::MADV_FREE => Action::Drop(Drop::Anonymous),

@@ -19,11 +19,16 @@ pub fn pkey_alloc(flags: u64, rights: u64) -> Result<u64> {
 
 /// pkey_mprotect(2): mprotect(2) if the key is -1, the only one there can be.
 pub fn pkey_mprotect(a: &Args) -> Result<u64> {
-    if a.a3() as i32 == -1 { mprotect(a) } else { Err(Errno::EINVAL) }
+    protect(a, a.a3() as i32 == -1)
 }
 
 /// mprotect(2).
 pub fn mprotect(a: &Args) -> Result<u64> {
+    protect(a, true)
+}
+
+/// `has_key`: the key is one that there is.
+fn protect(a: &Args, has_key: bool) -> Result<u64> {
     const KNOWN: u32 = raw::PROT_READ | raw::PROT_WRITE | raw::PROT_EXEC | raw::PROT_SEM;
     let (start, bits) = (a.a0(), a.a2());
     let grows = bits & u64::from(raw::PROT_GROWSDOWN | raw::PROT_GROWSUP);
@@ -35,7 +40,7 @@ pub fn mprotect(a: &Args) -> Result<u64> {
         return Ok(0);
     }
     let (mut start, end) = page_range(start, a.a1(), Errno::ENOMEM)?;
-    if bits & !u64::from(KNOWN) != 0 {
+    if bits & !u64::from(KNOWN) != 0 || !has_key {
         return Err(Errno::EINVAL);
     }
     let process = &current().process;
@@ -113,12 +118,15 @@ impl MmInner {
         let first = self
             .find(start)
             .or_else(|| self.vmas.range(start..end).next().map(|(&start, vma)| (start, vma)));
-        let (start, vma) = first.ok_or(Errno::ENOMEM)?;
+        let (first_start, vma) = first.ok_or(Errno::ENOMEM)?;
         let is_stack = vma.flags.contains(VmaFlags::GROWS_DOWN);
+        if grows == u64::from(raw::PROT_GROWSUP) && first_start > start {
+            return Err(Errno::ENOMEM);
+        }
         if grows == u64::from(raw::PROT_GROWSUP) || !is_stack {
             return Err(Errno::EINVAL);
         }
-        Ok(start)
+        Ok(first_start)
     }
 
     /// Gives the area at `at` new rights, and tells where it ends then.

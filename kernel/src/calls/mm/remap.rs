@@ -39,16 +39,15 @@ pub fn mremap(
     if flags & !known != 0 || !old.is_multiple_of(PAGE) || (fixed || keep) && !may_move {
         return Err(Errno::EINVAL);
     }
+    if keep && old_length != new_length {
+        return Err(Errno::EINVAL);
+    }
     let old_len = old_length.checked_next_multiple_of(PAGE).unwrap_or(0);
     let new_len = match new_length.checked_next_multiple_of(PAGE) {
         None | Some(0) => return Err(Errno::EINVAL),
         Some(len) if len > USER_END && fixed => return Err(Errno::EINVAL),
-        Some(len) if len > USER_END => return Err(Errno::ENOMEM),
         Some(len) => len,
     };
-    if keep && old_len != new_len {
-        return Err(Errno::EINVAL);
-    }
     let target = fixed.then_some(new_address);
     let request = Request { old, old_len, new_len, may_move, keep, target };
     let process = &current().process;
@@ -67,6 +66,9 @@ impl MmInner {
     ) -> Result<u64> {
         let &Request { old, mut old_len, new_len, .. } = request;
         self.find(old).ok_or(Errno::EFAULT)?;
+        if new_len > USER_END {
+            return Err(Errno::ENOMEM);
+        }
         if let Some(target) = request.target {
             let (start, end) = page_range(target, new_len, Errno::EINVAL)?;
             let overlaps = start < old.saturating_add(old_len) && old < end;

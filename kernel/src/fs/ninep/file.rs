@@ -61,7 +61,7 @@ impl FileOps for NinepFile {
             let size = self.inode.metadata()?.size;
             let _writing = self.inode.writing.lock();
             let cache = self.inode.cached_data();
-            let append = file.flags() & raw::O_APPEND != 0 || source.appends();
+            let append = source.appends(file.flags());
             let offset = if append { cache.size().max(size) } else { offset };
             cache.write(offset, source)?
         };

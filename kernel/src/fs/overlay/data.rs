@@ -233,7 +233,7 @@ impl FileOps for OverlayFile {
         let data = node.own_data()?;
         let written = {
             let _writing = node.writing.lock();
-            let append = file.flags() & raw::O_APPEND != 0 || source.appends();
+            let append = source.appends(file.flags());
             let offset = if append { data.cache.size() } else { offset };
             node.fs.check_room()?;
             data.cache.write(offset, source)?

@@ -17,7 +17,7 @@ use crate::base::sync::Mutex;
 use crate::vfs::page_cache::PageCache;
 use crate::vfs::{
     DirEntry, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject, SetAttributes,
-    chrdev as special,
+    chrdev,
 };
 
 /// Most bytes of extended attributes of one object.
@@ -246,17 +246,13 @@ impl Inode for Node {
             FileType::Symlink => Err(Errno::ELOOP),
             _ => {
                 let rdev = self.metadata()?.rdev;
-                special::open(self, rdev, flags)
+                chrdev::open(self, rdev, flags)
             }
         }
     }
 
     fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Inode>> {
         Ok(self.child(name)?)
-    }
-
-    fn create(&self, name: &[u8], new: &NewObject<'_>) -> Result<Arc<dyn Inode>> {
-        self.create_if(name, new, &|_| Ok(()))
     }
 
     fn create_if(

@@ -30,6 +30,7 @@ use crate::process::restart;
 
 pub mod pi;
 pub mod requeue;
+mod requeue_pi;
 pub mod robust;
 pub mod waitv;
 
@@ -57,13 +58,17 @@ pub(super) struct QueuedFutex {
     is_one_of_many: bool,
     /// It waits for a lock with an owner, which is handed over (FUTEX_LOCK_PI).
     is_pi: bool,
+    /// It is to be moved to such a lock, the one with this key (FUTEX_WAIT_REQUEUE_PI): nothing
+    /// else wakes it.
+    goes_to: Option<FutexKey>,
     waiter: Arc<FutexWaiter>,
 }
 
 impl QueuedFutex {
     /// A waiter on one word.
     fn new(key: FutexKey, waiter: Arc<FutexWaiter>, bitset: u32) -> QueuedFutex {
-        QueuedFutex { key, bitset, index: 0, is_one_of_many: false, is_pi: false, waiter }
+        let (is_one_of_many, is_pi, goes_to) = (false, false, None);
+        QueuedFutex { key, bitset, index: 0, is_one_of_many, is_pi, goes_to, waiter }
     }
 }
 
@@ -155,6 +160,11 @@ fn with_word<R>(
 
 /// Takes a waiter on one word out of its bucket. False: somebody has woken it already.
 fn cancel(waiter: &Arc<FutexWaiter>) -> bool {
+    take_out(waiter).is_some()
+}
+
+/// The same; the place it had.
+fn take_out(waiter: &Arc<FutexWaiter>) -> Option<QueuedFutex> {
     loop {
         let index = waiter.bucket.load(Ordering::SeqCst);
         let mut bucket = TABLE[index].lock();
@@ -163,9 +173,7 @@ fn cancel(waiter: &Arc<FutexWaiter>) -> bool {
             continue;
         }
         let at = bucket.iter().position(|entry| Arc::ptr_eq(&entry.waiter, waiter));
-        let removed = at.and_then(|at| bucket.remove(at));
-        drop(bucket);
-        return removed.is_some();
+        return at.and_then(|at| bucket.remove(at));
     }
 }
 
@@ -227,7 +235,8 @@ fn wake_in(bucket: &mut Bucket, key: FutexKey, count: usize, bitset: u32) -> u64
     let mut at = 0;
     while at < bucket.len() && (woken as usize) < count {
         let entry = &bucket[at];
-        if entry.key != key || entry.bitset & bitset == 0 || entry.is_pi {
+        let is_apart = entry.is_pi || entry.goes_to.is_some();
+        if entry.key != key || entry.bitset & bitset == 0 || is_apart {
             at += 1;
             continue;
         }
@@ -294,6 +303,11 @@ pub fn futex(args: &Args) -> Result<u64> {
         raw::FUTEX_LOCK_PI2 => pi::lock(address, private, read_deadline(args.a3(), realtime)?),
         raw::FUTEX_TRYLOCK_PI => pi::try_lock(address, private),
         raw::FUTEX_UNLOCK_PI => pi::unlock(address, private),
+        raw::FUTEX_WAIT_REQUEUE_PI => {
+            let deadline = read_deadline(args.a3(), realtime)?;
+            requeue_pi::wait(args, private, deadline)
+        }
+        raw::FUTEX_CMP_REQUEUE_PI => requeue_pi::requeue(args, private),
         _ => Err(Errno::ENOSYS),
     }
 }

@@ -20,6 +20,22 @@ use crate::process::{Thread, find_thread};
 /// Waiters for locks of this kind, so that exit need not search when there are none.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
+/// A thread that waits, or will, for a lock of this kind.
+pub(super) struct Counted;
+
+impl Counted {
+    pub(super) fn new() -> Counted {
+        WAITING.fetch_add(1, Ordering::SeqCst);
+        Counted
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        WAITING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// What to do after a look at the word under the bucket's lock.
 enum Step {
     Done,
@@ -82,7 +98,13 @@ fn has_waiters(bucket: &Bucket, key: FutexKey) -> bool {
 pub(super) fn try_lock(address: u64, private: bool) -> Result<u64> {
     let key = key_of(address, private)?;
     let taken = repeat(address, key, |bucket| try_take(address, bucket, key))?;
-    if taken { Ok(0) } else { Err(Errno::EAGAIN) }
+    if taken {
+        return Ok(0);
+    }
+    // An owner that there is not will not unlock it either.
+    let owner = UserPtr::<u32>::new(address).load()? & raw::FUTEX_TID_MASK;
+    let is_gone = owner != 0 && find_thread(owner).is_none();
+    Err(if is_gone { Errno::ESRCH } else { Errno::EAGAIN })
 }
 
 /// FUTEX_LOCK_PI.
@@ -97,10 +119,10 @@ pub(super) fn lock(address: u64, private: bool, deadline: Option<Deadline>) -> R
     if taken {
         return Ok(0);
     }
-    WAITING.fetch_add(1, Ordering::SeqCst);
+    let counted = Counted::new();
     waiter.sleep(deadline);
     let owns = waiter.woken_by().is_some() || !cancel(&waiter);
-    WAITING.fetch_sub(1, Ordering::SeqCst);
+    drop(counted);
     if owns {
         Ok(0)
     } else if deadline.is_some_and(Deadline::has_passed) {

@@ -12,13 +12,13 @@ use crate::mm::FutexKey;
 use crate::process::current;
 
 /// A count argument of these calls: EINVAL if negative.
-fn count(argument: u64) -> Result<usize> {
+pub(super) fn count(argument: u64) -> Result<usize> {
     usize::try_from(argument as i32).map_err(|_| Errno::EINVAL)
 }
 
 /// Locks the buckets of two keys, lower index first, and gives them to `f` in the order of the
 /// keys; None for the second if it is the same bucket.
-fn with_buckets<R>(
+pub(super) fn with_buckets<R>(
     first: FutexKey,
     second: FutexKey,
     f: impl FnOnce(&mut Bucket, Option<&mut Bucket>) -> R,
@@ -75,7 +75,9 @@ fn move_entries(
     let mut moved: VecDeque<QueuedFutex> = VecDeque::new();
     let mut at = 0;
     while at < first.len() && moved.len() < moves {
-        if first[at].key != from || first[at].is_pi || first[at].is_one_of_many {
+        let entry = &first[at];
+        let stays = entry.is_pi || entry.is_one_of_many || entry.goes_to.is_some();
+        if entry.key != from || stays {
             at += 1;
             continue;
         }
@@ -98,7 +100,7 @@ fn move_entries(
 /// Changes the second word, wakes waiters of the first, and waiters of the second if its old value
 /// compares as asked.
 pub(super) fn wake_op(args: &Args, private: bool) -> Result<u64> {
-    let (first_count, second_count) = (count(args.a2())?.max(1), count(args.a3())?.max(1));
+    let (first_count, second_count) = (super::wake_count(args.a2()), super::wake_count(args.a3()));
     let first_key = key_of(args.a0(), private)?;
     let second_key = key_of(args.a4(), private)?;
     let operation = Operation::decode(args.a5() as u32)?;

@@ -33,10 +33,20 @@ pub(super) fn create(domain: u32, kind: SocketKind, protocol: u32) -> Result<Arc
         (SocketKind::Dgram, p) if p == udp => {
             Ok(udp::UdpSocket::new(Common::new(domain, kind, udp)))
         }
-        (SocketKind::Stream | SocketKind::Dgram, _) => Err(Errno::EPROTONOSUPPORT),
+        // Sockets for echo requests are nobody's, as Linux's ping_group_range is at first.
+        (SocketKind::Dgram, p) if p == echo(domain) => Err(Errno::EACCES),
+        (SocketKind::Stream | SocketKind::Dgram, _) | (SocketKind::Raw, 0) => {
+            Err(Errno::EPROTONOSUPPORT)
+        }
         (SocketKind::Raw, _) => Err(Errno::EPERM),
         (SocketKind::SeqPacket, _) => Err(Errno::ESOCKTNOSUPPORT),
     }
+}
+
+/// The protocol of echo requests.
+fn echo(domain: u32) -> u32 {
+    let (v4, v6) = (raw::IPPROTO_ICMP as u32, raw::IPPROTO_ICMPV6 as u32);
+    if domain == raw::AF_INET { v4 } else { v6 }
 }
 
 /// An address argument in its plain form: IPv4 addresses mapped into IPv6 as what they are.

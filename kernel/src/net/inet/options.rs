@@ -329,7 +329,7 @@ fn accept(takes: Takes, first: i32, number: i32) -> Result<i32> {
     match takes {
         Flag => Ok(i32::from(number != 0)),
         AdminFlag => {
-            let who = current().process.subject();
+            let who = current().subject();
             let may = who.capable(Capability::NetAdmin) || who.capable(Capability::NetRaw);
             if number == 0 || may { Ok(i32::from(number != 0)) } else { Err(Errno::EPERM) }
         }

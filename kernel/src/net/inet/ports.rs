@@ -100,7 +100,7 @@ impl<S: Owner> Ports<S> {
         if port == 0 {
             return self.bind_ephemeral(owner, ip, others);
         }
-        let who = crate::process::current().process.subject();
+        let who = crate::process::current().subject();
         if port < PRIVILEGED_END && !who.capable(Capability::NetBindService) {
             return Err(Errno::EACCES);
         }

@@ -79,6 +79,22 @@ impl UdpSocket {
         self.peer.lock().is_none_or(|peer| peer == from)
     }
 
+    /// Whom an address of a send or connect names; None if that is nobody in particular. A socket
+    /// of either version takes addresses of version 4, and sends take no family for that.
+    fn whom(&self, address: &RawAddress, sends: bool) -> Result<Option<SocketAddr>> {
+        let family = address.family()?;
+        match (self.common.is_v6(), family) {
+            (true, raw::AF_INET) => address.to_inet(false).map(Some),
+            (true, raw::AF_UNSPEC) if sends => Ok(None),
+            (true, raw::AF_INET6) => read_address(&self.common, address).map(Some),
+            (true, _) if sends => Err(Errno::EINVAL),
+            (false, raw::AF_UNSPEC) if sends => {
+                address.with_family(raw::AF_INET).to_inet(false).map(Some)
+            }
+            _ => read_address(&self.common, address).map(Some),
+        }
+    }
+
     fn bind_at(self: &Arc<Self>, address: SocketAddr) -> Result<SocketAddr> {
         let binding = PORTS.bind(self, address, false, &|_| false)?;
         let address = binding.address;
@@ -100,12 +116,13 @@ impl Socket for UdpSocket {
         self.bind_at(address).map(|_| ())
     }
 
-    fn connect(self: Arc<Self>, address: &RawAddress, _patience: Timeout) -> Result<()> {
+    fn connect(self: Arc<Self>, address: &RawAddress, _timeout: Timeout) -> Result<()> {
         if address.family()? == raw::AF_UNSPEC {
             *self.peer.lock() = None;
             return Ok(());
         }
-        let to = destination(read_address(&self.common, address)?)?;
+        let to = self.whom(address, false)?.ok_or(Errno::EINVAL)?;
+        let to = destination(to)?;
         if self.bound().is_none() {
             self.bind_at(SocketAddr::new(any_address(&self.common), 0))?;
         }
@@ -129,14 +146,25 @@ impl Socket for UdpSocket {
             return Err(error);
         }
         let len = source.left();
+        let is_v6 = self.common.is_v6();
+        if len > PAYLOAD_MAX && !is_v6 {
+            return Err(Errno::EMSGSIZE);
+        }
+        if what.mode.urgent && !is_v6 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let peer = *self.peer.lock();
+        let named = what.to.as_ref().map(|address| self.whom(address, true)).transpose()?;
+        let to = match named.flatten() {
+            Some(to) => destination(to)?,
+            None => peer.ok_or(Errno::EDESTADDRREQ)?,
+        };
+        if what.mode.urgent && to.is_ipv4() {
+            return Err(Errno::EOPNOTSUPP);
+        }
         if len > PAYLOAD_MAX {
             return Err(Errno::EMSGSIZE);
         }
-        let peer = *self.peer.lock();
-        let to = match &what.to {
-            Some(address) => destination(read_address(&self.common, address)?)?,
-            None => peer.ok_or(Errno::EDESTADDRREQ)?,
-        };
         if to.port() == 0 {
             return Err(Errno::EINVAL);
         }
@@ -226,7 +254,7 @@ impl Socket for UdpSocket {
 
     fn poll(&self, table: &mut PollTable) -> u32 {
         self.common.wait_on_both(table);
-        let mut mask = events::WRITABLE;
+        let mut mask = events::WRITABLE | events::WRBAND;
         if self.inbox.has_data() || self.inbox.is_ended() {
             mask |= events::READABLE;
         }

@@ -36,7 +36,7 @@ struct Peer {
 
 impl Peer {
     fn current() -> Peer {
-        let groups = current().process.credentials().groups.as_slice().into();
+        let groups = current().credentials().groups.as_slice().into();
         let process = Arc::downgrade(&current().process);
         Peer { who: Ucred::current(), groups, process }
     }
@@ -50,9 +50,18 @@ impl Peer {
 struct Link {
     conn: Conn,
     peer: Peer,
+    /// The peer's name, if it has gone.
     peer_name: Option<Arc<[u8]>>,
+    peer_socket: Weak<UnixSocket>,
     /// Whether the peer wants to know who sends (its SO_PASSCRED).
     peer_asks: Arc<AtomicBool>,
+}
+
+impl Link {
+    /// The peer's name as it is now: it may be bound after the conversation began.
+    fn peer_name(&self) -> Option<Arc<[u8]>> {
+        self.peer_socket.upgrade().map_or_else(|| self.peer_name.clone(), |peer| peer.name())
+    }
 }
 
 #[derive(Default)]
@@ -82,11 +91,14 @@ pub struct UnixSocket {
     is_mute: AtomicBool,
 }
 
-/// A new socket; PF_UNIX has no protocols but 0 and itself.
+/// PF_UNIX has no protocols but 0 and itself.
+pub fn check_protocol(protocol: u32) -> Result<()> {
+    if matches!(protocol, 0 | raw::AF_UNIX) { Ok(()) } else { Err(Errno::EPROTONOSUPPORT) }
+}
+
+/// A new socket.
 pub fn create(kind: SocketKind, protocol: u32) -> Result<Arc<dyn Socket>> {
-    if protocol != 0 && protocol != raw::AF_UNIX {
-        return Err(Errno::EPROTONOSUPPORT);
-    }
+    check_protocol(protocol)?;
     // SOCK_RAW is an old name of SOCK_DGRAM here.
     let kind = if kind == SocketKind::Raw { SocketKind::Dgram } else { kind };
     Ok(UnixSocket::new(Common::new(raw::AF_UNIX, kind, 0)))
@@ -94,9 +106,7 @@ pub fn create(kind: SocketKind, protocol: u32) -> Result<Arc<dyn Socket>> {
 
 /// Two connected sockets (socketpair(2)).
 pub fn pair(kind: SocketKind, protocol: u32) -> Result<[Arc<dyn Socket>; 2]> {
-    if protocol != 0 && protocol != raw::AF_UNIX {
-        return Err(Errno::EPROTONOSUPPORT);
-    }
+    check_protocol(protocol)?;
     let kind = if kind == SocketKind::Raw { SocketKind::Dgram } else { kind };
     let a = UnixSocket::new(Common::new(raw::AF_UNIX, kind, 0));
     let b = UnixSocket::new(Common::new(raw::AF_UNIX, kind, 0));
@@ -108,10 +118,11 @@ pub fn pair(kind: SocketKind, protocol: u32) -> Result<[Arc<dyn Socket>; 2]> {
         b.pair_peer.call_once(|| me);
     } else {
         let (to_b, to_a) = Conn::pair(&a.common, &b.common, kind == SocketKind::SeqPacket);
-        let link = |conn, other: &UnixSocket| Link {
+        let link = |conn, other: &Arc<UnixSocket>| Link {
             conn,
             peer: me.clone(),
             peer_name: None,
+            peer_socket: Arc::downgrade(other),
             peer_asks: other.common.passes_credentials.clone(),
         };
         a.link.call_once(|| link(to_b, &b));
@@ -199,18 +210,18 @@ impl UnixSocket {
 
     fn connect_stream(self: &Arc<Self>, address: &RawAddress, timeout: Timeout) -> Result<()> {
         let name = address.to_unix()?.ok_or(Errno::EINVAL)?;
-        if self.link.get().is_some() {
-            return Err(Errno::EISCONN);
-        }
-        if self.backlog.is_listening() {
-            return Err(Errno::EINVAL);
-        }
         let listener = names::find(&name)?;
         if listener.common.kind != self.common.kind {
             return Err(names::of_another_type(&name));
         }
         if !listener.backlog.is_listening() {
             return Err(Errno::ECONNREFUSED);
+        }
+        if self.link.get().is_some() {
+            return Err(Errno::EISCONN);
+        }
+        if self.backlog.is_listening() {
+            return Err(Errno::EINVAL);
         }
         self.autobind_if_wanted()?;
         if self.is_connecting.swap(true, Ordering::SeqCst) {
@@ -236,17 +247,23 @@ impl UnixSocket {
             conn: far,
             peer: Peer::current(),
             peer_name: self.name(),
+            peer_socket: Arc::downgrade(self),
             peer_asks: self.common.passes_credentials.clone(),
         });
         let peer_asks = served.common.passes_credentials.clone();
         listener.backlog.push(&served, &listener.common.readers, timeout)?;
-        self.link.call_once(|| Link { conn: near, peer: credentials, peer_name: name, peer_asks });
+        let peer_socket = Arc::downgrade(&served);
+        let (conn, peer, peer_name) = (near, credentials, name);
+        self.link.call_once(|| Link { conn, peer, peer_name, peer_socket, peer_asks });
         self.common.readers.wake_all(0);
         self.common.writers.wake_all(events::WRITABLE);
         Ok(())
     }
 
     fn send_dgram(&self, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
+        if what.mode.urgent {
+            return Err(Errno::EOPNOTSUPP);
+        }
         let peer = match &what.to {
             Some(address) => self.find_dgram(address)?,
             None => {
@@ -290,7 +307,7 @@ impl UnixSocket {
             peer.inbox.has_room() || peer.inbox.is_refused()
         });
         if is_writable {
-            mask |= events::WRITABLE;
+            mask |= events::WRITABLE | events::WRBAND;
         }
         if self.common.has_error() {
             mask |= events::ERR;
@@ -306,11 +323,15 @@ impl Socket for UnixSocket {
 
     fn bind(self: Arc<Self>, address: &RawAddress) -> Result<()> {
         let name = address.to_unix()?;
-        if self.name().is_some() {
-            return Err(Errno::EINVAL);
-        }
+        let is_bound = self.name().is_some();
         let bound = match name {
+            None if is_bound => return Ok(()),
             None => names::bind_any(&self)?,
+            // That the name is in use is said first.
+            Some(name) if is_bound => {
+                names::check_free(&name)?;
+                return Err(Errno::EINVAL);
+            }
             Some(name) => {
                 let binding = names::bind(&self, &name)?;
                 (name, binding)
@@ -371,9 +392,18 @@ impl Socket for UnixSocket {
         if self.is_dgram() {
             return self.send_dgram(source, what);
         }
+        // Urgent is a byte of a stream, so there must be one.
+        let is_stream = self.common.kind == SocketKind::Stream;
+        if what.mode.urgent && is_stream && source.left() == 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
         let Some(link) = self.link.get() else {
-            return Err(if what.to.is_some() { Errno::EOPNOTSUPP } else { Errno::ENOTCONN });
+            let names_one = what.to.is_some() && is_stream;
+            return Err(if names_one { Errno::EOPNOTSUPP } else { Errno::ENOTCONN });
         };
+        if what.mode.urgent && !is_stream {
+            return Err(Errno::EOPNOTSUPP);
+        }
         if what.to.is_some() && self.common.kind == SocketKind::Stream {
             return Err(Errno::EISCONN);
         }
@@ -383,9 +413,6 @@ impl Socket for UnixSocket {
             control.credentials = Some(Ucred::current());
         }
         let info = boxed(control, None);
-        if what.mode.urgent {
-            return Err(Errno::EOPNOTSUPP);
-        }
         let (tx, rx) = (&link.conn.tx, &link.conn.rx);
         let was_closed = tx.is_refused() || tx.is_ended();
         let sent = match self.common.kind {
@@ -396,11 +423,23 @@ impl Socket for UnixSocket {
             // A sender that waited is told what it would be told at a receive: the peer closed
             // without having read all. Later ones only hear that nobody reads.
             Err(Errno::EPIPE) if !was_closed && rx.take_reset() => Err(Errno::ECONNRESET),
+            Ok(len) if what.mode.urgent && len > 0 => {
+                if let Some(peer) = link.peer_socket.upgrade() {
+                    peer.common.tell_urgent();
+                }
+                Ok(len)
+            }
             sent => sent,
         }
     }
 
     fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Timeout) -> Result<Received> {
+        if mode.urgent {
+            let link = self.link.get().ok_or(Errno::EINVAL)?;
+            let byte = link.conn.rx.take_urgent(mode.peek)?;
+            let len = sink.put(&[byte])?;
+            return Ok(Received { len, full_len: 1, is_urgent: true, ..Received::default() });
+        }
         let channel = if self.is_dgram() {
             // Even after shutdown(2): who does not wait does not see the end.
             if how.nonblocking && !self.inbox.has_data() {
@@ -463,14 +502,14 @@ impl Socket for UnixSocket {
 
     fn peer_address(&self) -> Result<Address> {
         if let Some(link) = self.link.get() {
-            return Ok(Address::Unix(link.peer_name.clone()));
+            return Ok(Address::Unix(link.peer_name()));
         }
         let peer = self.state.lock().default_peer.clone().ok_or(Errno::ENOTCONN)?;
         Ok(Address::Unix(peer.upgrade().and_then(|peer| peer.name())))
     }
 
     fn sender(&self) -> Option<Address> {
-        let name = self.link.get()?.peer_name.clone()?;
+        let name = self.link.get()?.peer_name()?;
         Some(Address::Unix(Some(name)))
     }
 
@@ -505,7 +544,7 @@ impl Socket for UnixSocket {
                     0
                 }
             }
-            None => super::UNCONNECTED,
+            None => super::UNCONNECTED | events::WRBAND,
         }
     }
 
@@ -531,8 +570,14 @@ impl Socket for UnixSocket {
         }
     }
 
+    fn is_at_mark(&self) -> bool {
+        self.link.get().is_some_and(|link| link.conn.rx.is_at_mark())
+    }
+
     fn limits_changed(&self) {
         if let Some(link) = self.link.get() {
+            let is_inline = self.common.is_inert_on(raw::SO_OOBINLINE);
+            link.conn.rx.set_urgent_inline(is_inline);
             link.conn.tx.set_limit(self.common.send_limit());
         }
         self.inbox.set_limit(self.common.receive_limit());

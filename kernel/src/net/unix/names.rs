@@ -46,6 +46,21 @@ pub(super) fn bind(socket: &Arc<UnixSocket>, name: &Arc<[u8]>) -> Result<Binding
     Ok(Binding::Object(node))
 }
 
+/// What bind(2) says of a name before it looks at the socket, which has one already: a path may be
+/// in use or lead nowhere.
+pub(super) fn check_free(name: &[u8]) -> Result<()> {
+    if name.first() == Some(&0) {
+        return Ok(());
+    }
+    let context = Context::current();
+    let walk = path::resolve_parent(&context, raw::AT_FDCWD, name, 0)?;
+    if walk.last_child()?.is_some() {
+        return Err(Errno::EADDRINUSE);
+    }
+    let rights = permission::WRITE | permission::EXECUTE;
+    permission::check(&**walk.at.inode(), rights, &context.subject)
+}
+
 /// What an existing name means to bind(2).
 fn in_use(error: Errno) -> Errno {
     if error == Errno::EEXIST { Errno::EADDRINUSE } else { error }

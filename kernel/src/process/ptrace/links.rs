@@ -12,9 +12,9 @@ use abi::{Errno, Result, general as raw, ptrace as nr};
 
 use super::access::{Ids, may_access};
 use super::{Link, Resume, TraceeState};
+use crate::process::ExitState;
 use crate::process::current;
 use crate::process::hooks;
-use crate::process::relations::ExitState;
 use crate::process::signal::{self, SIG_IGN, SigInfo, send};
 use crate::process::{Pid, Process, Thread, exit, find_thread, release_pid, work};
 use crate::security::Capability;

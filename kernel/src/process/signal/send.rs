@@ -6,9 +6,9 @@ use abi::{Errno, Result, general as raw};
 
 use super::{Pending, ProcessSignals, SigInfo, SignalSet, bit, pending, stop};
 use crate::base::poll::events;
-use crate::base::sched::{self, has_current};
+use crate::base::sched;
 use crate::process::current;
-use crate::process::{Pid, Process, Thread, group_members, work};
+use crate::process::{Pid, Process, Thread, group_members, has_current, work};
 use crate::security::Resource;
 
 /// Sends a signal to a process: some thread that does not block it will take it. EAGAIN if the
@@ -84,6 +84,9 @@ fn send(
         }?;
         if let Some(thread) = choose(&threads, target, number) {
             alert(thread);
+            if is_fatal(process, thread, number) {
+                start_exit(process, &threads, &mut shared, number as i32, None);
+            }
         }
     }
     drop(shared);
@@ -148,6 +151,16 @@ fn is_ignored(
         return false;
     }
     process.action(number).ignores(number) && thread.signals.lock().blocked & bit(number) == 0
+}
+
+/// Whether the signal ends the process whatever it does until it is delivered: then it ends at
+/// once, before any thread of it makes another call. (A core file wants the thread's registers.)
+fn is_fatal(process: &Process, thread: &Thread, number: u32) -> bool {
+    let action = process.action(number);
+    let ends = action.handler == super::SIG_DFL && !action.ignores(number);
+    ends && !stop::stops(number)
+        && pending::DUMPS_CORE & bit(number) == 0
+        && !thread.trace.is_traced()
 }
 
 /// The thread that shall take the signal; none if all block it.

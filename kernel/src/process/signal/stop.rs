@@ -9,23 +9,9 @@ use alloc::sync::Arc;
 use abi::general as raw;
 use entry::PtRegs;
 
-use super::{SigInfo, pending, send};
+use super::{SigInfo, Stop, pending, send};
 use crate::process::current;
-use crate::process::relations::WaitEvent;
-use crate::process::{Process, ptrace, relations, work};
-
-/// A process that is stopped, or about to be.
-#[derive(Clone, Copy, Debug)]
-pub struct Stop {
-    /// The signal that did it.
-    pub signal: u32,
-    /// Tells it from the process's other stops; never 0.
-    pub sequence: u64,
-    /// Threads that have parked.
-    pub parked: usize,
-    /// Whether the parent has been told.
-    pub is_complete: bool,
-}
+use crate::process::{Process, WaitEvent, ptrace, relations, work};
 
 /// Takes the default action of a stop signal: marks the process and makes all its threads park.
 /// `continues` is the process's count from when the signal was taken.

@@ -14,7 +14,8 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result};
 
 use super::flows;
-use super::link::{self, Link, TcpState};
+use super::link::{self, Link};
+use super::state::TcpState;
 use super::{PORTS, Phase, TcpSocket};
 use crate::base::sync::{WaitQueue, Wake};
 use crate::base::time::{Deadline, NS_PER_SEC, Timer, wake_at};

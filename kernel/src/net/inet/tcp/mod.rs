@@ -9,6 +9,7 @@ mod connect;
 mod flows;
 mod link;
 mod options;
+mod state;
 
 use alloc::sync::{Arc, Weak};
 use core::net::SocketAddr;
@@ -18,7 +19,7 @@ use abi::{Errno, Result, net as raw};
 use machine::sync::SpinLock;
 
 pub use flows::{WaitingEnd, waiting};
-pub use link::TcpState;
+pub use state::TcpState;
 
 use super::options::IpOptions;
 use super::ports::{Binding, Owner, Ports};
@@ -175,6 +176,9 @@ impl TcpSocket {
     }
 
     fn receive_urgent(&self, sink: &mut Sink<'_>, mode: ReceiveMode) -> Result<Received> {
+        if self.is_listening() {
+            return Err(Errno::ENOTCONN);
+        }
         let link = self.link().ok_or(Errno::EINVAL)?;
         let byte = link.rx.take_urgent(mode.peek)?;
         let len = if mode.discard { sink.skip(1) } else { sink.put(&[byte])? };
