@@ -128,7 +128,7 @@ pub fn msync(address: u64, length: u64, flags: u32) -> Result<u64> {
     }
     let caches = current().process.mm()?.with(|inner| {
         let mut caches = alloc::vec::Vec::new();
-        inner.check_mapped(start, end, |vma| {
+        inner.check_mapped(start, end, |_, vma| {
             if let Backing::File { cache, .. } = &vma.backing
                 && vma.shared
             {

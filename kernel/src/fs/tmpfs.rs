@@ -668,9 +668,11 @@ impl Inode for TmpInode {
     fn read_dir(&self, from: u64, max: usize) -> Result<Vec<DirEntry>> {
         let directory = self.directory()?.lock();
         let mut found = Vec::new();
-        for (&cookie, (name, inode)) in directory.order.range(from..).take(max) {
+        let most = max.min(directory.order.len());
+        found.try_reserve_exact(most).map_err(|_| Errno::ENOMEM)?;
+        for (&cookie, (name, inode)) in directory.order.range(from..).take(most) {
             found.push(DirEntry {
-                name: name.to_vec(),
+                name: name.clone(),
                 inode: inode.number,
                 file_type: inode.file_type,
                 next: cookie + 1,

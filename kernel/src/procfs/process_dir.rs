@@ -301,7 +301,7 @@ impl Listing for Entries {
             .filter(|(_, (name, ..))| self.shows(name))
             .take(max)
             .map(|(index, (name, _, kind))| DirEntry {
-                name: name.as_bytes().to_vec(),
+                name: name.as_bytes().into(),
                 inode: directory.child_number(name.as_bytes()),
                 file_type: kind.file_type(),
                 next: index as u64 + 1,
@@ -411,7 +411,7 @@ fn number_entry(directory: &PseudoInode, id: u32) -> DirEntry {
     let name = id.to_string().into_bytes();
     DirEntry {
         inode: directory.child_number(&name),
-        name,
+        name: name.into(),
         file_type: FileType::Directory,
         next: u64::from(id) + 1,
     }
@@ -457,7 +457,7 @@ impl Listing for Namespaces {
         let entries = NAMESPACES.iter().enumerate().skip(from as usize).take(max);
         Ok(entries
             .map(|(index, (name, ..))| DirEntry {
-                name: name.as_bytes().to_vec(),
+                name: name.as_bytes().into(),
                 inode: directory.child_number(name.as_bytes()),
                 file_type: FileType::Symlink,
                 next: index as u64 + 1,
