@@ -707,6 +707,17 @@ mod tests {
     }
 
     #[test]
+    fn help_prints_what_is_hidden_and_the_statuses() {
+        let mut whole = Cli::command();
+        let run = whole.find_subcommand_mut("run").expect("a command");
+        let text = run.render_long_help().to_string();
+        let hidden = crate::run::secrets::LIST.lines().filter(|line| !line.starts_with('#'));
+        for line in hidden.chain(["124", "125", "126", "127"]) {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+    }
+
+    #[test]
     fn sizes() {
         assert_eq!(parse_memory_mib("256"), Ok(256));
         assert_eq!(parse_memory_mib("1G"), Ok(1024));

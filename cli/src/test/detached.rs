@@ -126,11 +126,18 @@ pub(super) fn debugger(context: &Context, folder: &Path) -> Result<(), Error> {
     // QEMU listens a moment after the command is suggested.
     std::thread::sleep(Duration::from_secs(1));
     let stopped = stop();
-    let ended = child.kill().and_then(|()| child.wait());
+    // What gdb has not ended, Ctrl-C does.
+    let pid = rustix::process::Pid::from_raw(child.id() as i32).ok_or("an impossible process")?;
+    rustix::process::kill_process(pid, rustix::process::Signal::INT)?;
+    let began = Instant::now();
+    while child.try_wait()?.is_none() {
+        ensure(began.elapsed() < LIMIT, || "Ctrl-C does not end run --gdb".to_owned())?;
+        std::thread::sleep(Duration::from_millis(50));
+    }
     ensure(has_name, || format!("{file}: no kernel::main"))?;
     if let Ok(output) = stopped {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         ensure(text.contains("Breakpoint 1, "), || format!("{text} {output:?}"))?;
     }
-    ended.map(|_| ()).map_err(Error::from)
+    Ok(())
 }

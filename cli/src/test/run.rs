@@ -328,6 +328,13 @@ fn missing(context: &Context, folder: &Path) -> Result<(), Error> {
     for want in wanted {
         ensure(said.contains(want), || format!("no {want:?} in {said}"))?;
     }
+    // As they were: by name where Linux has one, and by number.
+    let calls = "syscall(425, 1, 0); syscall(1999); syscall(1999); syscall(513)";
+    let output = self::output(context, folder, &["--missing-syscalls", "--", "perl", "-e", calls])?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    for want in [" 1 io_uring_setup (425)\n", " 2 ? (1999)\n", " 1 ? (513)\n"] {
+        ensure(said.contains(want), || format!("no {want:?} in {said}"))?;
+    }
     Ok(())
 }
 

@@ -95,7 +95,7 @@ pub fn missing_syscall(number: u64) {
 
 /// A number that Linux has none of, as it was.
 #[cold]
-fn missing_number(number: u32) {
+pub fn missing_number(number: u32) {
     let mut numbers = MISSING_NUMBERS.lock();
     if numbers.len() < NUMBERS_MAX || numbers.contains_key(&number) {
         *numbers.entry(number).or_insert(0) += 1;

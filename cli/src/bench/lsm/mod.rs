@@ -6,14 +6,15 @@
 //! Instructions are blind to what an indirect branch waits for; natively that is most of it, so the
 //! forms are timed in ring 3, too (`guest/bench/hooks`).
 //!
-//! Neighbours: `unix.rs` has the workloads of a classic suite, `kernel.rs` runs the operations,
+//! Neighbours: `unix.rs` has the workloads of a classic suite, `native.rs` what ring 3 says, `kernel.rs` runs the operations,
 //! `machine/src/text/static_call.rs` has the three forms.
 
+mod native;
 mod unix;
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
@@ -89,19 +90,19 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let mut native = Command::new(super::build(NATIVE)?);
     native.args(args.tiny.then_some("--tiny"));
     let met = reach.iter().all(|(_, met)| *met);
+    let output = native.arg("--json").stderr(Stdio::inherit()).output()?;
+    let native: Value = serde_json::from_slice(&output.stdout)?;
+    let saved = native::saved_cycles(&native, unix::POLICIES);
     if args.json {
-        let output = native.arg("--json").output()?;
-        let native: Value = serde_json::from_slice(&output.stdout)?;
         tell!("{:#}", object(&operations, &suite, &reach, &native));
-        return Ok(u8::from(!met || !output.status.success()));
+    } else {
+        tell!("{}\n{}", text(&operations), unix::text(&suite, saved));
+        for (claim, met) in &reach {
+            tell!("reach: {claim} ... {}", if *met { "met" } else { "NOT MET" });
+        }
+        tell!("\n{}", native::text(&native));
     }
-    tell!("{}\n{}", text(&operations), unix::text(&suite));
-    for (claim, met) in &reach {
-        tell!("reach: {claim} ... {}", if *met { "met" } else { "NOT MET" });
-    }
-    tell!();
-    let natively = native.status()?.success();
-    Ok(u8::from(!met || !natively))
+    Ok(u8::from(!met || !output.status.success()))
 }
 
 /// So many of the test policies, as `lsm=` names them.

@@ -1,9 +1,9 @@
-//! Generates a row of call sites that ask security hooks, in five forms.
+//! Generates a row of call sites that ask security hooks, in six forms.
 //!
 //! Every site hands over an argument, asks its hook, and leaves the row if the answer is not 0, as
 //! a kernel does. What differs is what lies between the site and the policies: a walked list with
 //! a checked indirect call for each policy, slots of static calls behind static keys, a compiled
-//! chain of direct calls, or a site that is itself patched. Policies count in rsi and answer 0.
+//! chain of direct calls, a gate before them, or a site that is itself patched. Policies count in rsi and answer 0.
 //! Sites lie in random gaps, the same for all forms of a layout.
 
 use limen_bench_cfi::code::{FINISH, Random, Row, THUNK, gap, like, pad};
@@ -22,16 +22,20 @@ pub enum Form {
     Slots,
     /// A function that makes the direct calls.
     Chain,
+    /// A site that is nothing while nobody answers, its arguments included; else a jump to the
+    /// call, out of line. What this kernel has for hooks that only attachable policies answer.
+    Gate,
     /// The site: nothing, the policy, or the chain. What this kernel has.
     Site,
 }
 
 /// All forms; the first is what the others are compared with.
-pub const FORMS: [(Form, &str); 5] = [
+pub const FORMS: [(Form, &str); 6] = [
     (Form::ListThunk, "list+thunk"),
     (Form::List, "list"),
     (Form::Slots, "slots"),
     (Form::Chain, "chain"),
+    (Form::Gate, "gate"),
     (Form::Site, "site"),
 ];
 
@@ -46,6 +50,8 @@ const ARGUMENT: [u8; 4] = [0x48, 0x8d, 0x3c, 0x24];
 const TEST: [u8; 2] = [0x85, 0xc0];
 /// `xor %eax, %eax`, five bytes long: a site that nobody answers.
 const NOBODY: [u8; 5] = [0x2e, 0x2e, 0x2e, 0x31, 0xc0];
+/// A gate that is closed: `nopl 0(%rax,%rax,1)`.
+const CLOSED: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
 /// `push %rbp; mov %rsp, %rbp; push %rbx; push %rax; mov %rdi, %rbx`.
 const OPEN: [u8; 9] = [0x55, 0x48, 0x89, 0xe5, 0x53, 0x50, 0x48, 0x89, 0xfb];
 /// `add $8, %rsp; pop %rbx; pop %rbp; ret`.
@@ -82,8 +88,17 @@ pub fn row(form: Form, shape: Shape, layout: u64) -> Row {
     pad(&mut out.bytes, 64);
     out.entry = out.bytes.len();
     let mut refusals = Vec::new();
+    let mut gates = Vec::new();
     for site in 0..shape.sites {
         gap(&mut out.bytes, &mut random);
+        if form == Form::Gate {
+            out.sites.push(out.bytes.len());
+            match &*policies {
+                [] => out.bytes.extend(CLOSED),
+                _ => gates.push(jump(&mut out.bytes, &[0xe9])),
+            }
+            continue;
+        }
         out.bytes.extend(ARGUMENT);
         out.sites.push(out.bytes.len());
         match (form, &*policies) {
@@ -95,8 +110,28 @@ pub fn row(form: Form, shape: Shape, layout: u64) -> Row {
         refusals.push(jump(&mut out.bytes, &[0x0f, 0x85]));
     }
     refusals.into_iter().for_each(|jump| land(&mut out.bytes, jump));
+    let end = out.bytes.len();
     out.bytes.extend(FINISH);
+    for (site, gate) in gates.into_iter().enumerate() {
+        let to = match &*policies {
+            &[one] => one,
+            _ => hooks[site % hooks.len()],
+        };
+        open_gate(&mut out.bytes, gate, to, end);
+    }
     out
+}
+
+/// What a gate jumps to: the call, out of the row on a refusal, else back behind the gate.
+fn open_gate(bytes: &mut Vec<u8>, gate: usize, to: usize, end: usize) {
+    land(bytes, gate);
+    bytes.extend(ARGUMENT);
+    call(bytes, to);
+    bytes.extend(TEST);
+    let refusal = jump(bytes, &[0x0f, 0x85]);
+    fill(bytes, refusal, end);
+    let back = jump(bytes, &[0xe9]);
+    fill(bytes, back, gate + 4);
 }
 
 /// A policy's function with its preamble.
@@ -117,7 +152,7 @@ fn hook(out: &mut Row, form: Form, policies: &[usize]) -> usize {
         Form::ListThunk => list(out, policies, Via::Thunk),
         Form::List => list(out, policies, Via::Direct),
         Form::Slots => slots(&mut out.bytes, policies),
-        Form::Chain | Form::Site => chain(&mut out.bytes, policies),
+        Form::Chain | Form::Gate | Form::Site => chain(&mut out.bytes, policies),
     }
 }
 

@@ -142,6 +142,19 @@ fn channels(b: &mut Bench) {
     });
     b.mix(count);
     good(sys(SYS_close, &[ev]));
+
+    b.measure("eventfd_close", n, || {
+        let ev = good(sys(SYS_eventfd2, &[0, 0]));
+        good(sys(SYS_close, &[ev])) as u64
+    });
+    let mut ends = [0i32; 2];
+    let pair = [AF_UNIX as usize, SOCK_STREAM as usize, 0, ends.as_mut_ptr() as usize];
+    b.measure("socketpair_close", n, || {
+        good(sys(SYS_socketpair, &pair));
+        // The kernel has written both since.
+        let [one, other] = std::hint::black_box(&ends).map(|end| end as usize);
+        (good(sys(SYS_close, &[one])) + good(sys(SYS_close, &[other]))) as u64
+    });
 }
 
 fn map(len: usize) -> *mut u8 {
