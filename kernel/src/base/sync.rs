@@ -72,8 +72,8 @@ impl Waiter {
         self.marked.store(false, Ordering::SeqCst);
     }
 
-    /// Sleeps until the waiter is marked, a signal comes (if `sleep` allows) or the deadline passes.
-    /// May also return early for no reason: look at the condition again.
+    /// Sleeps until the waiter is marked, a signal comes (if `sleep` allows) or the deadline
+    /// passes. May also return early for no reason: look at the condition again.
     pub fn sleep(self: &Arc<Self>, sleep: Sleep, deadline: Option<Deadline>) {
         let timer = deadline.map(|deadline| crate::base::time::wake_at(deadline, self.clone()));
         sched::park(sleep, || self.is_marked());

@@ -6,8 +6,9 @@
 //!
 //! Reading order: this file, `fork`, `exec`, `exit`, `relations`, `wait`, `signal`, `futex`.
 //!
-//! Locks, outermost first: `TABLE`, a process's `relations`, its `threads`, its `signals`, a thread's
-//! `signals`, the scheduler's. Never two processes' `relations` at once except parent before child.
+//! Locks, outermost first: `TABLE`, a process's `relations`, its `threads`, its `signals`, a
+//! thread's `signals`, the scheduler's. Never two processes' `relations` at once except parent
+//! before child.
 
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
@@ -36,7 +37,6 @@ pub mod fault;
 pub mod fork;
 pub mod hooks;
 pub mod init;
-pub mod oom;
 pub mod own;
 pub mod pidfd;
 pub mod program;
