@@ -73,8 +73,11 @@ fn wait_many(
 /// What can be done with descriptor `fd` of what is `wanted`; NVAL if it is closed.
 fn ask(files: &FdTable, fd: u32, wanted: u32, table: &mut PollTable) -> u32 {
     match files.get(fd) {
-        Ok(file) => file.ops().poll(&file, table) & (wanted | ALWAYS),
-        Err(_) => events::NVAL,
+        // One that only names a place is none to wait for.
+        Ok(file) if file.flags() & abi::general::O_PATH == 0 => {
+            file.ops().poll(&file, table) & (wanted | ALWAYS)
+        }
+        _ => events::NVAL,
     }
 }
 
