@@ -49,7 +49,7 @@ pub const END: usize = 470;
 
 /// What an argument is, as the manual has it (section 2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ArgumentKind {
     /// A descriptor, or a number in its place (`AT_FDCWD`).
     Fd,
     /// A NUL-terminated string.
@@ -78,13 +78,13 @@ pub struct Call {
     /// Its name in the manual.
     pub name: &'static str,
     /// The names and kinds of its arguments; `None` for a call that Limen does not serve.
-    pub arguments: Option<&'static [(&'static str, Kind)]>,
+    pub arguments: Option<&'static [(&'static str, ArgumentKind)]>,
 }
 
 macro_rules! names {
     (@arguments) => { None };
     (@arguments ($($argument:ident: $kind:ident),*)) => {
-        Some(&[$((stringify!($argument), Kind::$kind)),*])
+        Some(&[$((stringify!($argument), ArgumentKind::$kind)),*])
     };
     ($($name:ident $number:ident $(($($argument:ident: $kind:ident),*))?)*) => {
         /// All calls, in the order of their numbers.

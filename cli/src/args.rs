@@ -110,8 +110,7 @@ pub(crate) struct MitigationsArgs {
 #[command(after_help = RUN_STATUS_HELP, after_long_help = run_long_help())]
 pub(crate) struct RunArgs {
     /// Number of CPUs, 1 to 16. Example: --smp 4
-    #[arg(long, default_value_t = 1, value_name = "N",
-          value_parser = clap::value_parser!(u8).range(1..=i64::from(SMP_MAX)))]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = parse_cpus)]
     pub(crate) smp: u8,
 
     /// Memory of the VM, in MiB or with a suffix K, M or G. Example: --memory 256M
@@ -224,7 +223,7 @@ pub(crate) struct RunArgs {
 
     /// Wait for a debugger on a TCP port of this host [default port: 1234]. Example: --gdb
     #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true,
-          default_missing_value = "1234")]
+          default_missing_value = "1234", value_parser = parse_port)]
     pub(crate) gdb: Option<u16>,
 
     /// Print the QEMU command and run nothing. Example: --dry-run -- true
@@ -343,8 +342,9 @@ pub(crate) struct ExecArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) cwd: Option<PathBuf>,
 
-    /// The user in the guest, by number [default: that of the VM's own program]. Example: --user 0
-    #[arg(long, value_name = "UID[:GID]")]
+    /// The user in the guest [default: that of the VM's own program].
+    /// Example: --user www-data or --user 0
+    #[arg(long, value_name = "NAME|UID[:GROUP]")]
     pub(crate) user: Option<String>,
 
     /// The VM. Example: limen exec web -- ps -A
@@ -395,7 +395,8 @@ pub(crate) struct PackArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct CompareArgs {
     /// A set of kernel parameters; at least two, and the first is what the others are compared
-    /// with. The word linux, alone or before parameters of its own, is Debian's kernel.
+    /// with. The word linux, alone or before parameters of its own, is Debian's kernel. All run with
+    /// nokaslr norandmaps, so that none is dearer by what it draws.
     /// Example: --with pti=off --with pti=on --with linux
     #[arg(long, value_name = "PARAMETERS", required = true, allow_hyphen_values = true)]
     pub(crate) with: Vec<String>,
@@ -415,6 +416,11 @@ pub(crate) struct CompareArgs {
     /// CPU model of QEMU, the same for all sets. Example: --cpu Skylake-Client
     #[arg(long, value_name = "MODEL", default_value = BENCH_CPU)]
     pub(crate) cpu: String,
+
+    /// Number of CPUs, 1 to 16: they take turns, and instructions of all are counted together.
+    /// Example: --smp 4
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = parse_cpus)]
+    pub(crate) smp: u8,
 
     /// Give a run up after a time (s, m or h). Example: --timeout 10m
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_duration)]
@@ -465,7 +471,7 @@ pub(crate) struct TestArgs {
 
     /// CPU counts for the levels that run VMs. Example: --smp 1,4
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4",
-          value_parser = clap::value_parser!(u8).range(1..=i64::from(SMP_MAX)))]
+          value_parser = parse_cpus)]
     pub(crate) smp: Vec<u8>,
 
     /// Run every combination: applications on the live root and packed, at each CPU count. Without
@@ -575,6 +581,9 @@ pub(crate) struct CheckArgs {
     /// Example: limen check /usr/bin/python3
     #[arg(value_name = "ELF")]
     pub(crate) elf: Option<PathBuf>,
+    /// Write the pages of docs/ that are made from tables. Example: limen check --pages
+    #[arg(long, conflicts_with = "elf")]
+    pub(crate) pages: bool,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -613,6 +622,18 @@ pub(crate) enum AccelChoice {
     Kvm,
     /// QEMU's emulation
     Tcg,
+}
+
+/// A number of CPUs.
+fn parse_cpus(text: &str) -> Result<u8, String> {
+    let number = text.parse().ok().filter(|number| (1..=SMP_MAX).contains(number));
+    number.ok_or_else(|| format!("want a number of CPUs, 1 to {SMP_MAX}"))
+}
+
+/// A port of TCP.
+fn parse_port(text: &str) -> Result<u16, String> {
+    let number = text.parse().ok().filter(|number| *number > 0);
+    number.ok_or_else(|| "want a port's number, 1 to 65535".to_owned())
 }
 
 /// `256`, `256M`, `1G`, `65536K`: MiB.

@@ -10,12 +10,16 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::fs::Permissions;
 use std::io::Read as _;
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -33,7 +37,25 @@ const ROUNDS: usize = 20;
 const LOOK: Duration = Duration::from_millis(10);
 
 /// Temporary files of this program, while it is guarded.
-static TEMPORARY: Mutex<Option<tempfile::TempDir>> = Mutex::new(None);
+static TEMPORARY: Mutex<Vec<tempfile::TempDir>> = Mutex::new(Vec::new());
+
+/// A signal has begun to end this program.
+static IS_ENDING: AtomicBool = AtomicBool::new(false);
+/// How long the end of this program may take from there on.
+const END: Duration = Duration::from_secs(5);
+
+/// True once a signal is ending this program: what others say from then on, whose programs have
+/// been ended under them, means nothing.
+pub(crate) fn is_ending() -> bool {
+    IS_ENDING.load(Ordering::Relaxed)
+}
+
+/// Comes back at once, unless a signal is ending this program: then it is not this thread that does.
+pub(crate) fn leave_the_end_to_signals() {
+    if is_ending() {
+        std::thread::sleep(END);
+    }
+}
 
 /// A command that dies with this program, even if that is killed; in a process group of its own, so
 /// that a terminal's signals reach this program alone.
@@ -48,7 +70,7 @@ pub(crate) fn guard() -> Result<Guarded, Error> {
     let folder = tempfile::Builder::new().prefix("limen-").tempdir()?;
     // It fails where it was set before, which nobody does; then the usual place is as good.
     let _ = tempfile::env::override_temp_dir(folder.path());
-    *TEMPORARY.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(folder);
+    keep(folder);
     let mut near = Vec::new();
     for number in ENDING {
         let (socket, far) = UnixStream::pair()?;
@@ -57,6 +79,20 @@ pub(crate) fn guard() -> Result<Guarded, Error> {
     }
     std::thread::Builder::new().name("guard".to_owned()).spawn(move || watch(near))?;
     Ok(Guarded(()))
+}
+
+/// A folder below `base` for programs of any user, removed with the other temporary files.
+pub(crate) fn scratch_in(base: &Path) -> Result<PathBuf, Error> {
+    let prefix = format!("limen-{}-", std::process::id());
+    let folder = tempfile::Builder::new().prefix(&prefix).tempdir_in(base)?;
+    std::fs::set_permissions(folder.path(), Permissions::from_mode(0o1777))?;
+    let path = folder.path().to_owned();
+    keep(folder);
+    Ok(path)
+}
+
+fn keep(folder: tempfile::TempDir) {
+    TEMPORARY.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(folder);
 }
 
 /// While it is there, signals are guarded against; then temporary files go.
@@ -69,7 +105,7 @@ impl Drop for Guarded {
 }
 
 fn remove_temporary() {
-    drop(TEMPORARY.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take());
+    TEMPORARY.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clear();
 }
 
 fn watch(mut sockets: Vec<(i32, UnixStream)>) {
@@ -83,6 +119,7 @@ fn watch(mut sockets: Vec<(i32, UnixStream)>) {
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         for ((number, socket), _) in sockets.iter_mut().zip(ready).filter(|(_, ready)| *ready) {
             if socket.read(&mut [0; 1]).is_ok_and(|len| len > 0) {
+                IS_ENDING.store(true, Ordering::Relaxed);
                 end_descendants();
                 remove_temporary();
                 // It does not come back for these signals.

@@ -18,7 +18,7 @@ use formats::cpio;
 
 use crate::bench::hex_hash;
 use crate::run::qemu::{self, port_file};
-use crate::{Error, paths};
+use crate::{Error, paths, usage};
 
 /// Debian's name for the newest of them.
 const META_PACKAGE: &str = "linux-image-6.12-cloud-amd64";
@@ -108,11 +108,12 @@ pub(crate) fn find(given: Option<&Path>) -> Result<Linux, Error> {
             None => fetch(&cache)?,
         },
     };
-    let data = std::fs::read(&image).map_err(|error| format!("{}: {error}", image.display()))?;
+    let of_image = |error: Error| usage(format!("--linux {}: {error}", image.display()));
+    let data = std::fs::read(&image).map_err(|error| of_image(error.into()))?;
     let hash = hex_hash(&[&data]);
     let vmlinux = cache.join(format!("vmlinux-{}", &hash[..16]));
     if !vmlinux.is_file() {
-        let unpacked = unpack(&data).map_err(|error| format!("{}: {error}", image.display()))?;
+        let unpacked = unpack(&data).map_err(of_image)?;
         paths::write_atomically(&vmlinux, &unpacked)?;
     }
     let name = image.file_name().unwrap_or_default().to_string_lossy();

@@ -1,6 +1,6 @@
 //! `limen`: run Linux programs in a microVM; pack, test and check.
 //!
-//! Reading order: [`args`] (what can be asked), then [`run`] (the main job), [`pack`], [`test`],
+//! Reading order: [`args`] (what can be asked), then [`run`] (the main job), [`pack`], [`mod@test`],
 //! [`check`], [`compare`]. [`tree`] resolves paths inside a root, [`paths`] knows where our own
 //! files are.
 
@@ -28,6 +28,7 @@ mod test;
 mod tidy;
 mod toolchain;
 mod tree;
+mod words;
 
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
@@ -99,8 +100,9 @@ fn explain(error: &clap::Error) -> ExitCode {
 }
 
 fn exit_code(result: Result<u8, Error>) -> ExitCode {
+    children::leave_the_end_to_signals();
     let status = result.unwrap_or_else(|error| {
-        say!("limen: {error}");
+        say!("limen: {}", words::plain(&error.to_string()));
         match error.is::<Usage>() {
             true => STATUS_USAGE,
             false => run::outcome::STATUS_BOOT_FAILURE,

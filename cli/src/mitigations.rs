@@ -12,8 +12,8 @@ use std::path::Path;
 use mitigations::profiles::{self, PROFILES};
 use mitigations::{Built, Facts, Options, Plan, select};
 
-use crate::Error;
 use crate::args::MitigationsArgs;
+use crate::{Error, usage};
 
 const FILES: &str = "/sys/devices/system/cpu/vulnerabilities";
 
@@ -44,13 +44,18 @@ fn list(out: &mut String) -> Result<(), Error> {
 fn cpu(args: &MitigationsArgs) -> Result<(String, Facts), Error> {
     if let Some(name) = &args.cpu {
         let found = profiles::find(name);
-        let profile = found.ok_or_else(|| format!("no CPU {name}; --list names those known"))?;
+        let profile = found.ok_or_else(|| {
+            usage(format!(
+                "--cpu {name}: not a CPU that is known here; --list names those that are"
+            ))
+        })?;
         return Ok((format!("{} ({})", profile.name, profile.sold_as), profile.facts));
     }
     if let Some(path) = &args.facts {
         let text = std::fs::read_to_string(path)
-            .map_err(|error| format!("{}: {error}", path.display()))?;
-        let facts = Facts::parse(&text).map_err(|bad| format!("{}: {bad}", path.display()))?;
+            .map_err(|error| usage(format!("--facts {}: {error}", path.display())))?;
+        let facts = Facts::parse(&text)
+            .map_err(|bad| usage(format!("--facts {}: {bad}", path.display())))?;
         return Ok((path.display().to_string(), facts));
     }
     let facts = own_facts();
@@ -63,8 +68,15 @@ fn cpu(args: &MitigationsArgs) -> Result<(String, Facts), Error> {
 
 fn table(out: &mut String, title: &str, facts: &Facts, line: &str) -> Result<(), Error> {
     let options = Options::parse(line, |bad| {
-        say!("limen: ignoring {}={}: no such value", bad.name, bad.value);
+        say!("limen: --append: ignoring {}={}: no such value", bad.name, bad.value);
     });
+    for word in line.split_whitespace() {
+        let (name, has_value) =
+            word.split_once('=').map_or((word, false), |(name, _)| (name, true));
+        if !mitigations::options::is_known(name, has_value) {
+            say!("limen: --append: {word} is no parameter of mitigations");
+        }
+    }
     let selection = select(facts, &options, &Built::LIMEN);
     let plan = Plan::new(&selection, facts, &options);
     writeln!(out, "CPU: {title}\n     {facts}")?;

@@ -30,6 +30,9 @@ static ENDED: OnceLock<Option<String>> = OnceLock::new();
 
 /// Writes to standard error. If that fails there is nobody left to tell.
 pub(crate) fn err(text: Arguments<'_>) {
+    if crate::children::is_ending() {
+        return;
+    }
     let _ = std::io::stderr().write_fmt(text);
 }
 
@@ -40,6 +43,9 @@ pub(crate) fn text(text: Arguments<'_>) {
 
 /// The same for what need not be text.
 pub(crate) fn bytes(bytes: &[u8]) {
+    if crate::children::is_ending() {
+        return;
+    }
     let written = match standard_streams::was_closed(1) {
         true => Err(Errno::BADF.into()),
         false => {

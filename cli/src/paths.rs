@@ -25,10 +25,45 @@ pub(crate) fn kernel_image(given: Option<&Path>) -> Result<PathBuf, Error> {
             installed.map_or_else(|| Ok::<_, Error>(target_dir()?.join(KERNEL_IN_TARGET)), Ok)?
         }
     };
-    match path.is_file() {
-        true => Ok(path),
-        false => Err(usage(format!("--kernel {}: there is no kernel image", path.display()))),
+    if !path.is_file() {
+        return Err(usage(format!("--kernel {}: there is no kernel image", path.display())));
     }
+    match is_bootable(&path) {
+        true => Ok(path),
+        false => Err(usage(format!(
+            "--kernel {}: not a kernel of Limen's (limen-kernel, an ELF image with a PVH entry)",
+            path.display()
+        ))),
+    }
+}
+
+/// Whether QEMU finds an entry point in it: an ELF note of Xen's for machines without firmware.
+fn is_bootable(kernel: &Path) -> bool {
+    const PHYS32_ENTRY: u32 = 18;
+    use object::read::elf::{FileHeader as _, ProgramHeader as _};
+    let Ok(file) = File::open(kernel) else { return false };
+    let cache = object::ReadCache::new(file);
+    let is_entry = || {
+        let header = object::elf::FileHeader64::<object::LittleEndian>::parse(&cache).ok()?;
+        let segments = header.program_headers(object::LittleEndian, &cache).ok()?;
+        let notes = segments
+            .iter()
+            .filter_map(|segment| segment.notes(object::LittleEndian, &cache).ok().flatten());
+        let mut all = Vec::new();
+        for mut notes in notes {
+            while let Ok(Some(note)) = notes.next() {
+                all.push((note.name().to_owned(), note.n_type(object::LittleEndian)));
+            }
+        }
+        all.iter().any(|(name, kind)| name == b"Xen" && *kind == PHYS32_ENTRY).then_some(())
+    };
+    is_entry().is_some()
+}
+
+/// The folder that this program was started in.
+pub(crate) fn here() -> Result<PathBuf, Error> {
+    let here = std::env::current_dir();
+    Ok(here.map_err(|error| usage(format!("the folder that limen was started in: {error}")))?)
 }
 
 /// Where a file of `limen dist`'s is, if this program was installed from there: `bin/limen` has

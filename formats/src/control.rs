@@ -111,7 +111,7 @@ pub enum ToHost {
         /// The path as the program gave it, made absolute.
         path: Vec<u8>,
     },
-    /// `used ACCESS OBJECT`: what a program did that is only watched (`lsm::profile`).
+    /// `used ACCESS OBJECT`: what a program did that is only recorded (`lsm::profile`).
     Used {
         /// What was done: lower-case letters.
         access: String,

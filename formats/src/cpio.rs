@@ -39,7 +39,7 @@ const TRAILER: &[u8] = b"TRAILER!!!";
 
 /// One entry, borrowed from the archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry<'a> {
+pub struct ArchiveEntry<'a> {
     /// Path as stored, without leading `/` or `./` and never empty except for the root (`.`).
     pub path: &'a [u8],
     /// File type and permissions, as in `st_mode`.
@@ -122,7 +122,7 @@ impl<'a> Reader<'a> {
     }
 
     /// One entry, or `None` for a trailer. On success `offset` is behind the entry's padding.
-    fn entry(&mut self) -> Result<Option<Entry<'a>>, CpioError> {
+    fn entry(&mut self) -> Result<Option<ArchiveEntry<'a>>, CpioError> {
         let at = self.archive.get(self.offset..).unwrap_or_default();
         let Some(header) = at.get(..HEADER_LEN) else {
             return self.error(CpioErrorKind::Truncated);
@@ -153,7 +153,7 @@ impl<'a> Reader<'a> {
             return Ok(None);
         }
         let path = clean(name);
-        Ok(Some(Entry { path, mode, uid, gid, mtime_s, rdev: (major, minor), data }))
+        Ok(Some(ArchiveEntry { path, mode, uid, gid, mtime_s, rdev: (major, minor), data }))
     }
 
     /// After a trailer: skips zero bytes. True if another archive follows.
@@ -170,7 +170,7 @@ impl<'a> Reader<'a> {
 }
 
 impl<'a> Iterator for Reader<'a> {
-    type Item = Result<Entry<'a>, CpioError>;
+    type Item = Result<ArchiveEntry<'a>, CpioError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         // Bounded: every turn but the last moves `offset` forward by at least a header.

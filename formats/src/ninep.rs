@@ -401,7 +401,7 @@ impl Request<'_> {
 
 /// One entry of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry<'a> {
+pub struct DirEntry<'a> {
     /// The object.
     pub qid: Qid,
     /// Offset to read from to get the next one.
@@ -413,7 +413,7 @@ pub struct Entry<'a> {
 }
 
 /// The entries in the data of an Rreaddir. Ends with an error at the first that is not whole.
-pub fn entries(data: &[u8]) -> impl Iterator<Item = Result<Entry<'_>, WireError>> {
+pub fn entries(data: &[u8]) -> impl Iterator<Item = Result<DirEntry<'_>, WireError>> {
     let mut rest = Reader(data);
     core::iter::from_fn(move || {
         if rest.0.is_empty() {
@@ -523,7 +523,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn entry(&mut self) -> Result<Entry<'a>, WireError> {
-        Ok(Entry { qid: self.qid()?, next: self.u64()?, kind: self.u8()?, name: self.string()? })
+    fn entry(&mut self) -> Result<DirEntry<'a>, WireError> {
+        Ok(DirEntry { qid: self.qid()?, next: self.u64()?, kind: self.u8()?, name: self.string()? })
     }
 }

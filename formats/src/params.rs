@@ -1,7 +1,73 @@
 //! Kernel parameters: the words of the command line.
 //!
-//! The last word of a name counts, as in Linux. Neighbours: `kernel/src/base/params.rs` knows all
-//! names and warns of others; the machine and the kernel ask for values.
+//! The last word of a name counts, as in Linux. Neighbours: `kernel/src/base/params.rs` warns of
+//! names that are not known; the machine and the kernel ask for values.
+
+/// A parameter that some part of the kernel or the machine reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Param {
+    /// Its name.
+    pub name: &'static str,
+    /// What it may be set to; empty for a flag. With bars between them, these and nothing else.
+    pub values: &'static str,
+    /// What it does.
+    pub meaning: &'static str,
+}
+
+impl Param {
+    /// Whether it is spelt with a value.
+    #[must_use]
+    pub const fn has_value(&self) -> bool {
+        !self.values.is_empty()
+    }
+}
+
+const fn param(name: &'static str, values: &'static str, meaning: &'static str) -> Param {
+    Param { name, values, meaning }
+}
+
+/// What boot loaders and monitors add.
+const IGNORED: &str = "Means nothing here; boot loaders and monitors add it.";
+
+/// Every parameter but those of mitigations. `docs/parameters.md` is made from it.
+pub const KNOWN: &[Param] = &[
+    param("nopcid", "", "Every load of CR3 drops all translations."),
+    param("nokaslr", "", "The kernel stays at the addresses it was linked for."),
+    param("norandmaps", "", "Programs lie at the same addresses in every run."),
+    param("cfi", "WORDS", "Checks of indirect calls: off, warn, norand and others, with commas."),
+    param("cpu-facts", "FACTS", "Facts of another CPU in the place of this one's, for tests."),
+    param("cpu-registers", "real|deaf", "What stands behind the facts of another CPU, for tests."),
+    param(
+        "randomize_kstack_offset",
+        "on|off",
+        "Whether system calls begin at random offsets of their stacks.",
+    ),
+    param("sysret", "on|off", "off: every return to a program is by IRET."),
+    param(
+        "syscall_work",
+        "on|off",
+        "on: every call goes the way of calls that are instrumented, for benches.",
+    ),
+    param("virtio_mmio.device", "SIZE@ADDRESS:GSI", "A device and where its registers are."),
+    param("isolcpus", "LIST", "CPUs that threads come to only by their affinity."),
+    param("nohz_full", "LIST", "CPUs without a tick, which other CPUs do not interrupt."),
+    param("defer", "pending|always|off", "How such a CPU learns of what it was not told."),
+    param("lsm", "LIST", "Policies of the security hooks, in their order."),
+    param("transparent_hugepage", "always|madvise|never", "Whose memory gets huge pages."),
+    param("ktest", "", "Runs the in-kernel tests, in builds that have them."),
+    param("ktest", "FILTER", "Those whose name contains this."),
+    param("console", "NAME", IGNORED),
+    param("quiet", "", IGNORED),
+    param("panic", "SECONDS", IGNORED),
+    param("reboot", "HOW", IGNORED),
+    param("pci", "WORDS", IGNORED),
+    param("root", "DEVICE", IGNORED),
+    param("ro", "", IGNORED),
+    param("rw", "", IGNORED),
+    param("nomodule", "WORD", IGNORED),
+    param("tsc", "WORD", IGNORED),
+    param("i8042.noaux", "WORD", IGNORED),
+];
 
 /// The value of the last `name=value` on the command line.
 #[must_use]

@@ -2,7 +2,8 @@
 //! that a faulty or hostile server could send.
 
 use formats::ninep::{
-    Entry, GETATTR_BASIC, HEADER_BYTES, Qid, Reply, Request, SetAttr, WALK_MAX, WireError, entries,
+    DirEntry, GETATTR_BASIC, HEADER_BYTES, Qid, Reply, Request, SetAttr, WALK_MAX, WireError,
+    entries,
 };
 use proptest::prelude::*;
 
@@ -156,7 +157,7 @@ fn directory_entries_end_at_the_first_that_is_cut() {
     let whole = data.len();
     data.extend_from_slice(&qid_bytes(0, 1, 3));
     let found: Vec<_> = entries(&data).collect();
-    let ok = Entry { qid: Qid { kind: 0, version: 1, path: 2 }, next: 9, kind: 8, name: b"ok" };
+    let ok = DirEntry { qid: Qid { kind: 0, version: 1, path: 2 }, next: 9, kind: 8, name: b"ok" };
     assert_eq!(found, [Ok(ok), Err(WireError::Malformed)]);
     assert_eq!(entries(&data[..whole]).count(), 1);
 }

@@ -19,7 +19,7 @@ use text_patching::preamble::{self, POISON};
 use text_patching::site_table::{
     self, BranchEntry, CallEntry, CheckEntry, Contents, FunctionEntry, ThunkEntry,
 };
-use text_patching::tail::{self, Kind, Shape, Tail};
+use text_patching::tail::{self, BranchKind, Shape, Tail};
 use text_patching::{Text as _, kcfi, poke};
 
 use crate::Error;
@@ -242,7 +242,7 @@ fn check_entries(audit: &Audit<'_>) -> Result<Vec<CheckEntry>, Error> {
         let shape = match shape_at(&audit.image, site + TAIL, branch.len) {
             Some(shape) if thunk && branch.at == site + TAIL => shape,
             _ if thunk => return Err(at(audit, site, "has a branch that cannot be rerouted")),
-            _ => Shape { kind: Kind::Call, len: 6 },
+            _ => Shape { kind: BranchKind::Call, len: 6 },
         };
         entries.push(CheckEntry { site, hash: check.hash, shape, thunk });
     }

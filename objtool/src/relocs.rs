@@ -5,7 +5,7 @@
 //! addresses at each boot. The linker has resolved every address; the relocations that
 //! `--emit-relocs` keeps tell where one is held. [`collect`] sorts them: differences within the
 //! image stay, addresses of the image and of the two other areas change, and whatever is neither is
-//! refused, as is an address that no relocation accounts for. [`write`] makes the table.
+//! refused, as is an address that no relocation accounts for. [`write()`] makes the table.
 //!
 //! | Offset | Size | Field |
 //! |---|---|---|

@@ -3,7 +3,7 @@
 use text_patching::Text as _;
 use text_patching::kcfi::TAIL;
 use text_patching::site_table::{self, SiteTables};
-use text_patching::tail::Kind;
+use text_patching::tail::BranchKind;
 
 use crate::elf::Image;
 use crate::{Error, Result};
@@ -36,7 +36,7 @@ pub fn sequence(data: &[u8]) -> Result<Sequence> {
     let tables = SiteTables::parse(section.bytes).map_err(Error::Table)?;
     let mut found: Option<Sequence> = None;
     for entry in tables.checks().iter() {
-        if !entry.thunk || entry.shape.kind != Kind::Call {
+        if !entry.thunk || entry.shape.kind != BranchKind::Call {
             continue;
         }
         let mut bytes = [0; SEQUENCE_LEN];

@@ -7,7 +7,7 @@ use objtool::{Error, FindingKind, FinishOptions, Form, Options, audit, finish, s
 use text_patching::jump_label;
 use text_patching::preamble::{self, POISON};
 use text_patching::site_table::{SECTION, SiteTables};
-use text_patching::tail::Kind;
+use text_patching::tail::BranchKind;
 
 const SITES: &[u8] = include_bytes!("fixtures/sites.elf");
 
@@ -30,7 +30,9 @@ fn all_tables_are_there() {
     assert_eq!((tables.disp(), tables.form()), (-15, Form::Opt));
     assert_eq!(tables.thunk(), Some(symbol("__x86_indirect_thunk_r11")));
     assert_eq!((tables.checks().len(), tables.thunks().len()), (3, 0));
-    assert!(tables.checks().iter().all(|check| check.thunk && check.shape.kind == Kind::Call));
+    assert!(
+        tables.checks().iter().all(|check| check.thunk && check.shape.kind == BranchKind::Call)
+    );
 
     // Two copies of the branch (one inlined into _start), each with the key of the source.
     let branches: Vec<_> = tables.branches().iter().collect();

@@ -76,6 +76,10 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         boots: args.rows.as_ref().is_none_or(|rows| BOOT.contains(rows.as_str())),
     };
     let limen = bench.limen()?;
+    if limen.is_empty() {
+        let word = args.rows.as_deref().unwrap_or_default();
+        return Err(crate::usage(format!("--rows {word}: no row of bench growth has this word")));
+    }
     let linux = if args.no_linux { None } else { Some(linux::find(args.linux.as_deref())?) };
     let linux_name = linux.as_ref().map(|linux| linux.name.clone());
     let linux = linux.map(|linux| bench.linux(&linux)).transpose()?;

@@ -16,7 +16,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::kernel;
-use super::machine::{Extra, Scratch, Work, limen_initramfs};
+use super::machine::{Extra, Work, limen_initramfs};
 use super::rig::{self, Clock, numbers};
 use crate::args::{BenchArgs, MachineModel};
 use crate::linux;
@@ -100,13 +100,13 @@ fn program() -> Result<Vec<u8>, Error> {
 
 /// The load on Limen with this `defer=`, for this long.
 pub(crate) fn limen(kernel: &Path, mode: &str, time: Duration) -> Result<Figures, Error> {
-    let dir = Scratch::new()?;
+    let dir = tempfile::tempdir()?;
     let words = [format!("--ipi={}", time.as_secs().max(1))];
     let append = format!("{ISOLATED} defer={mode}");
     let machine = qemu(kernel, append, None, 4);
-    let command = limen_command(&machine, &words, &dir.0)?;
-    rig::run_within(&command, Clock::Wall, &dir.0, time + AROUND)?;
-    said(&dir.0, "stdio", "Limen")
+    let command = limen_command(&machine, &words, dir.path())?;
+    rig::run_within(&command, Clock::Wall, dir.path(), time + AROUND)?;
+    said(dir.path(), "stdio", "Limen")
 }
 
 fn limen_command(machine: &Qemu, words: &[String], dir: &Path) -> Result<Vec<OsString>, Error> {
@@ -119,7 +119,7 @@ fn limen_command(machine: &Qemu, words: &[String], dir: &Path) -> Result<Vec<OsS
 
 fn on_linux(found: &linux::Linux, time: Duration) -> Result<Figures, Error> {
     say!("limen: Linux {}, {} s", found.name, time.as_secs());
-    let dir = Scratch::new()?;
+    let dir = tempfile::tempdir()?;
     let seconds = time.as_secs().max(1);
     let append = format!("{LINUX_APPEND} {ISOLATED} -- --ipi={seconds} --poweroff");
     let command = found.command(&linux::Boot {
@@ -127,13 +127,13 @@ fn on_linux(found: &linux::Linux, time: Duration) -> Result<Figures, Error> {
         file: None,
         files: &[],
         append: &append,
-        dir: &dir.0,
+        dir: dir.path(),
         cpu: "max",
         smp: 4,
         memory_mib: kernel::MEMORY_MIB,
     })?;
-    rig::run_within(&command, Clock::Wall, &dir.0, time + AROUND)?;
-    said(&dir.0, "serial", &found.name)
+    rig::run_within(&command, Clock::Wall, dir.path(), time + AROUND)?;
+    said(dir.path(), "serial", &found.name)
 }
 
 fn said(dir: &Path, port: &str, who: &str) -> Result<Figures, Error> {
@@ -150,18 +150,18 @@ fn said(dir: &Path, port: &str, who: &str) -> Result<Figures, Error> {
 
 /// Instructions of getpid(2) on a CPU that nobody spares, and on an isolated one.
 fn entry_cost(kernel: &Path, mode: &str, cpu: &str) -> Result<(u64, u64), Error> {
-    let dir = Scratch::new()?;
+    let dir = tempfile::tempdir()?;
     let append = format!("isolcpus=1 nohz_full=1 defer={mode}");
     let machine = qemu(kernel, append, Some(cpu.to_owned()), 2);
-    let mut command = limen_command(&machine, &["--entry".to_owned()], &dir.0)?;
+    let mut command = limen_command(&machine, &["--entry".to_owned()], dir.path())?;
     // A counted machine has one thread for all CPUs.
     for word in &mut command {
         if *word == "tcg,thread=multi" {
             *word = "tcg,thread=single".into();
         }
     }
-    rig::run_within(&command, Clock::Counted, &dir.0, kernel::LIMIT)?;
-    let figures = said(&dir.0, "stdio", "Limen")?;
+    rig::run_within(&command, Clock::Counted, dir.path(), kernel::LIMIT)?;
+    let figures = said(dir.path(), "stdio", "Limen")?;
     let of = |name: &str| figures.get(name).copied().ok_or("the price was not measured");
     Ok((of("getpid_cpu0")?, of("getpid_cpu1")?))
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use formats::boot_config::{BootConfig, RootKind, Stdio};
 use formats::{cpio, ports};
+use tempfile::TempDir;
 
 use super::rig::{self, Clock, numbers};
 use crate::args::{BenchArgs, MachineModel};
@@ -67,7 +68,7 @@ pub(super) struct Machine {
     pub(super) append: String,
     /// Longest counted run.
     pub(super) limit: Duration,
-    dir: Scratch,
+    dir: TempDir,
 }
 
 impl Machine {
@@ -89,13 +90,13 @@ impl Machine {
             memory_mib,
             append: String::new(),
             limit,
-            dir: Scratch::new()?,
+            dir: tempfile::tempdir()?,
         })
     }
 
     /// Runs it on Limen.
     pub(super) fn limen(&self, work: &Work<'_>, clock: Clock) -> Result<Ran, Error> {
-        let initramfs = self.dir.0.join("limen.cpio");
+        let initramfs = self.dir.path().join("limen.cpio");
         std::fs::write(&initramfs, limen_initramfs(work)?)?;
         let machine = Qemu {
             kernel: self.kernel.clone(),
@@ -109,8 +110,8 @@ impl Machine {
             root: None,
             rw: vec![],
         };
-        let command = machine.command(&Wires::Files { initramfs, dir: self.dir.0.clone() });
-        let wall = rig::run_within(&command, clock, &self.dir.0, self.limit(clock))?;
+        let command = machine.command(&Wires::Files { initramfs, dir: self.dir.path().to_owned() });
+        let wall = rig::run_within(&command, clock, self.dir.path(), self.limit(clock))?;
         let ran = Ran { output: self.said("stdio"), wall_us: wall.as_micros() as u64 };
         if ran.figures().is_empty() {
             let (log, stderr) = (self.limen_log(), self.said("stderr"));
@@ -138,12 +139,12 @@ impl Machine {
             file: None,
             files: &[],
             append: &format!("{} {append} -- {words} --poweroff", linux::APPEND),
-            dir: &self.dir.0,
+            dir: self.dir.path(),
             cpu: &self.cpu,
             smp: 1,
             memory_mib: self.memory_mib,
         })?;
-        let wall = rig::run_within(&command, clock, &self.dir.0, self.limit(clock))?;
+        let wall = rig::run_within(&command, clock, self.dir.path(), self.limit(clock))?;
         let ran = Ran { output: self.said("serial"), wall_us: wall.as_micros() as u64 };
         match ran.figures().is_empty() {
             true => Err(format!("the bench said nothing on {}\n{}", linux.name, ran.output).into()),
@@ -177,7 +178,7 @@ impl Machine {
     }
 
     fn said(&self, port: &str) -> String {
-        let bytes = std::fs::read(port_file(&self.dir.0, port)).unwrap_or_default();
+        let bytes = std::fs::read(port_file(self.dir.path(), port)).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 }
@@ -208,23 +209,4 @@ pub(super) fn limen_initramfs(work: &Work<'_>) -> Result<Vec<u8>, Error> {
         archive.file(name.as_bytes(), 0o755, bytes);
     }
     Ok(archive.finish().map_err(|_| "the program does not fit an archive")?)
-}
-
-/// A folder for one bench, removed at its end.
-#[derive(Debug)]
-pub(super) struct Scratch(pub(super) PathBuf);
-
-impl Scratch {
-    pub(super) fn new() -> Result<Self, Error> {
-        let dir = std::env::temp_dir().join(format!("limen-bench-{}", std::process::id()));
-        std::fs::create_dir_all(&dir)?;
-        Ok(Self(dir))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // Left behind, it is only a few files in the temporary directory.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }

@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 
 use crate::args::{Bench, BenchArgs};
-use crate::{Error, paths, toolchain};
+use crate::{Error, linux, paths, toolchain};
 
 /// The target of programs that run in a VM or on the host.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
@@ -38,8 +38,7 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 pub(crate) fn command(args: &BenchArgs) -> Result<u8, Error> {
     // What cannot work is said before minutes of measuring.
     if let Some(linux) = args.linux.as_ref() {
-        let found = std::fs::File::open(linux);
-        found.map_err(|error| crate::usage(format!("--linux {}: {error}", linux.display())))?;
+        linux::find(Some(linux)).map_err(|error| crate::usage(error.to_string()))?;
     }
     if let Some(svg) = &args.svg {
         paths::ensure_writable("--svg", svg)?;

@@ -103,12 +103,12 @@ mod tests {
 
     #[test]
     fn every_row_has_a_panel_with_its_points() {
-        let file = std::env::temp_dir().join(format!("limen-plot-{}.svg", std::process::id()));
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let file = dir.path().join("plot.svg");
         let line = vec![(10.0, 500.0), (100.0, 900.0)];
         let panel = |title: &str| Panel { title: title.to_owned(), lines: [line.clone(), vec![]] };
         let drawn = growth(&file, &[panel("first"), panel("second")], "Limen", "Linux");
         let svg = std::fs::read_to_string(&file).unwrap_or_default();
-        let _ = std::fs::remove_file(&file);
         assert!(drawn.is_ok());
         assert!(svg.contains("first") && svg.contains("second"));
         assert_eq!(svg.matches("<circle").count(), 4);

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::{Error, children};
+use crate::{Error, children, words};
 
 /// What makes a run reproducible.
 const FIXED: [&str; 8] = [
@@ -27,6 +27,12 @@ const FIXED: [&str; 8] = [
     "-nic",
     "none",
 ];
+/// Kernel parameters, of Limen and of Linux, under which program and kernel lie at the same places
+/// in every boot: a random place costs a page more or less, which no protection has to do with.
+pub(crate) const SAME_PLACES: &str = "nokaslr norandmaps";
+/// How the CPUs of a machine run in emulation, and how they are counted.
+const SIDE_BY_SIDE: &str = "tcg,thread=multi";
+const IN_TURNS: &str = "tcg,thread=single";
 /// The boot that is timed by the host's clock is worth nothing if it takes that long.
 pub(super) const WALL_LIMIT: Duration = Duration::from_secs(20);
 /// How often to look whether QEMU has ended; wall times are that coarse.
@@ -51,21 +57,32 @@ pub(crate) fn run_within(
     let messages = std::fs::File::create(dir.join("qemu.log"))?;
     let [program, words @ ..] = command else { return Err("an empty command".into()) };
     let mut qemu = children::emulator(program);
+    // CPUs that run side by side have no count in common.
+    let is_turns = |word: &&OsString| clock == Clock::Counted && *word == SIDE_BY_SIDE;
+    let words = words.iter().map(|word| if is_turns(&word) { IN_TURNS.as_ref() } else { &**word });
     qemu.args(words).stdin(Stdio::null()).stdout(messages.try_clone()?).stderr(messages);
     if clock == Clock::Counted {
         qemu.args(FIXED);
     }
     let started = Instant::now();
     let mut child = qemu.spawn()?;
-    while child.try_wait()?.is_none() {
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
         if started.elapsed() > limit {
             child.kill()?;
             child.wait()?;
             return Err(format!("a run took more than {} s", limit.as_secs()).into());
         }
         std::thread::sleep(LOOK);
+    };
+    // It has a word for what it cannot do, before anything runs.
+    let messages = std::fs::read_to_string(dir.join("qemu.log")).unwrap_or_default();
+    match (status.success(), words::of_qemu(&messages)) {
+        (false, Some(reason)) => Err(crate::usage(reason)),
+        _ => Ok(started.elapsed()),
     }
-    Ok(started.elapsed())
 }
 
 /// `NAME NUMBER` lines of the measuring program, between whatever else is on a serial port.

@@ -12,18 +12,32 @@ use crate::args::CheckArgs;
 use crate::pack::closure;
 use crate::toolchain::{self, Toolchain};
 use crate::tree::{Tree, absolute};
-use crate::{Error, image, paths, tidy};
+use crate::{Error, image, paths, tidy, usage};
+
+/// Documentation of everything: who reads it works on the code. Which warnings count for the kernel,
+/// and with what flags it is built, is in `.cargo/config.toml`.
+const DOC: [&str; 4] = ["doc", "--quiet", "--no-deps", "--document-private-items"];
+/// Private items are documented, too, so that links may lead to them.
+const DOC_FLAGS: &str = "-Dwarnings -Arustdoc::private-intra-doc-links";
+const DOC_OF_THE_KERNEL: [&str; 2] = ["--package=limen-machine", "--package=limen-kernel"];
 
 pub(crate) fn command(args: &CheckArgs) -> Result<u8, Error> {
     match &args.elf {
         Some(elf) => check_elf(elf),
+        None if args.pages => tidy::pages::write(&paths::repository()?).map(|()| 0),
         None => check_sources(),
     }
 }
 
 /// Says which libraries a program needs and where they are. Status 1 if one is missing.
 fn check_elf(elf: &Path) -> Result<u8, Error> {
-    let program = absolute(&std::env::current_dir()?, elf);
+    let magic = crate::pack::files::first_bytes(elf, 4);
+    match magic.map_err(|error| usage(format!("{}: {error}", elf.display())))?.as_slice() {
+        b"\x7fELF" => {}
+        [b'#', b'!', ..] => {}
+        _ => return Err(usage(format!("{}: not an ELF program, nor a script", elf.display()))),
+    }
+    let program = absolute(&paths::here()?, elf);
     let (path, library_path) = closure::callers_paths();
     let closure = closure::closure_of(&Tree::host(), &program, &path, &library_path)
         .map_err(|error| format!("{}: {error}", elf.display()))?;
@@ -59,9 +73,10 @@ fn check_sources() -> Result<u8, Error> {
     };
     let kernel = |name: &'static str| [&[name, "--quiet"], &image::CARGO_FLAGS[..]].concat();
     let denied = ["--", "-D", "warnings"];
-    let mut failed = 0;
+    let (mut checks, mut failed) = (0, 0);
     let mut step = |name: &str, passed: bool| {
         tell!("check {name} ... {}", if passed { "ok" } else { "FAILED" });
+        checks += 1;
         failed += usize::from(!passed);
     };
     let runs = |command: &mut Command| command.status().is_ok_and(|status| status.success());
@@ -77,10 +92,14 @@ fn check_sources() -> Result<u8, Error> {
     let built = paths::kernel_image(None)?;
     image::finish(&built)?;
     step("audit", audit(&built)?);
+    let mut doc = cargo(&DOC);
+    step("doc", runs(doc.arg("--target-dir").arg(&target).env("RUSTDOCFLAGS", DOC_FLAGS)));
+    let mut doc = cargo(&[&DOC[..], &image::CARGO_FLAGS, &DOC_OF_THE_KERNEL].concat());
+    step("doc of the kernel", runs(doc.arg("--target-dir").arg(&target)));
     let findings = spec::check(&repository)?;
     findings.iter().for_each(|finding| tell!("{finding}"));
     step("spec", findings.is_empty());
-    tell!("{failed} of 7 checks failed");
+    tell!("{failed} of {checks} checks failed");
     Ok(u8::from(failed > 0))
 }
 

@@ -5,6 +5,7 @@ use super::{Measured, Setup};
 use crate::Error;
 use crate::args::MachineModel;
 use crate::bench::rig::{self, Clock};
+use crate::run::klog::{KernelLog, WARNING_PREFIX};
 use crate::run::outcome;
 use crate::run::qemu::{Accel, Qemu, Wires, port_file};
 
@@ -17,11 +18,11 @@ pub(super) fn run(setup: &Setup<'_>, parameters: &str, clock: Clock) -> Result<M
     std::fs::write(&initramfs, &setup.image)?;
     let machine = Qemu {
         kernel: setup.kernel.clone(),
-        append: parameters.to_owned(),
+        append: format!("{} {parameters}", rig::SAME_PLACES),
         machine: MachineModel::Microvm,
         accel: Accel::Tcg,
         cpu: Some(setup.args.cpu.clone()),
-        smp: 1,
+        smp: setup.args.smp,
         memory_mib: setup.args.memory,
         gdb: None,
         root: None,
@@ -34,6 +35,9 @@ pub(super) fn run(setup: &Setup<'_>, parameters: &str, clock: Clock) -> Result<M
         let text = |port: &str| String::from_utf8_lossy(&read(port)).into_owned();
         format!("the program did not come to its end with {parameters:?}\n{}", text("klog"))
     };
+    // A misspelt protection would cost nothing, and nobody would know why.
+    let log = KernelLog::of(&read("klog"));
+    log.lines().filter(|line| line.starts_with(WARNING_PREFIX)).for_each(|line| say!("{line}"));
     let (facts, outcome) = outcome::of_control(&read("control"));
     let started = facts.boot_ns.ok_or_else(said)?;
     let ended = *facts.counters.get(RUN_NS).ok_or_else(said)?;

@@ -52,10 +52,10 @@ impl Beside {
             program: &self.init,
             file: None,
             files: &setup.image,
-            append: &format!("{} {parameters}", linux::APPEND),
+            append: &format!("{} {} {parameters}", linux::APPEND, rig::SAME_PLACES),
             dir: dir.path(),
             cpu: &setup.args.cpu,
-            smp: 1,
+            smp: setup.args.smp,
             memory_mib: setup.args.memory + KERNEL_MIB,
         })?;
         rig::run_within(&command, clock, dir.path(), setup.args.timeout)?;

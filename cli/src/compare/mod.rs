@@ -2,9 +2,13 @@
 //!
 //! The program is packed and run once for each set of parameters, in QEMU with the count of
 //! instructions as the machine's clock (`bench/rig.rs`), so that a run gives the same numbers every
-//! time, also on a loaded host. What is compared is from the program's first instruction to its
+//! time, also on a loaded host; nothing goes to random places, for which a set's price would differ
+//! by what it draws. What is compared is from the program's first instruction to its
 //! end. A set that begins with the word `linux` is Debian's kernel in the same QEMU, with the same
 //! packed files (`linux.rs` says what is different there).
+//!
+//! With `--smp` the CPUs take turns in one thread of the emulator, which is what makes a run of
+//! theirs come out the same; the count is of all together, waits for each other included.
 //!
 //! An instruction is not a cycle: the figures tell what work a mechanism adds, not what a CPU makes
 //! of it. `--time` measures nanoseconds, too, without a count: the median of several runs.
@@ -82,9 +86,9 @@ pub(crate) fn command(args: &CompareArgs) -> Result<u8, Error> {
     if let Some(file) = &args.html {
         paths::ensure_writable("--html", file)?;
     }
-    let here = std::env::current_dir()?;
+    let here = paths::here()?;
     let mut files = FileSet::default();
-    files.add_arguments(&here, &args.file, &args.dir, pack::is_folder)?;
+    files.add_arguments(&here, &args.file, &args.dir, pack::place)?;
     let (search_path, _) = closure::callers_paths();
     let name = &args.program[0];
     let Found::At(program) = find_program(&Tree::host(), &files, name, &search_path, &here) else {
@@ -106,7 +110,7 @@ pub(crate) fn command(args: &CompareArgs) -> Result<u8, Error> {
         time(&setup, linux.as_ref(), &mut columns)?;
     }
     match args.json {
-        true => tell!("{:#}", report::as_json(&columns)),
+        true => tell!("{:#}", report::as_json(&columns, args.smp)),
         false => crate::out::bytes(report::as_text(&columns).as_bytes()),
     }
     if let Some(file) = &args.html {

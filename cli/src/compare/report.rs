@@ -105,7 +105,7 @@ pub(super) fn as_text(columns: &[Column]) -> String {
     text
 }
 
-pub(super) fn as_json(columns: &[Column]) -> Value {
+pub(super) fn as_json(columns: &[Column], cpus: u8) -> Value {
     let of = |column: &Column| {
         json!({
             "parameters": column.set,
@@ -120,6 +120,7 @@ pub(super) fn as_json(columns: &[Column]) -> Value {
     };
     json!({
         "schema_version": SCHEMA_VERSION,
+        "cpus": cpus,
         "sets": columns.iter().map(of).collect::<Vec<_>>(),
     })
 }
@@ -166,8 +167,8 @@ pub(super) mod tests {
         assert!(text.contains("1.1000") && text.contains("1,357,400"), "{text}");
         let line = text.lines().find(|line| line.starts_with("page faults")).expect("a row");
         assert_eq!(line.split_whitespace().collect::<Vec<_>>(), ["page", "faults", "-", "7"]);
-        let json = as_json(&columns);
-        assert_eq!(json["sets"][1]["ratio"], 1.1);
+        let json = as_json(&columns, 2);
+        assert_eq!((&json["sets"][1]["ratio"], &json["cpus"]), (&json!(1.1), &json!(2)));
         assert_eq!(json["sets"][0]["counters"]["exits-sysret"], 7);
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use formats::control::ToGuest;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::{CONTROL, State, started_ticks};
+use super::{CONTROL, VmState, started_ticks};
 use crate::args::{LogsArgs, StopArgs};
 use crate::run::qemu::port_file;
 use crate::{Error, usage};
@@ -22,7 +22,7 @@ const CHUNK: usize = 64 << 10;
 pub(crate) fn ps() -> Result<u8, Error> {
     let mut text = format!("{:<20} {:<22} {:>9}  PROGRAM\n", "NAME", "STATUS", "STARTED");
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    for state in State::all()? {
+    for state in VmState::all()? {
         let Some(info) = state.info() else { continue };
         let ago = ago(now.saturating_sub(info.started_s));
         let (name, status) = (&state.name, state.status());
@@ -40,8 +40,8 @@ fn ago(seconds: u64) -> String {
     }
 }
 
-pub(super) fn existing(name: &str) -> Result<State, Error> {
-    let state = State::of(name)?;
+pub(super) fn existing(name: &str) -> Result<VmState, Error> {
+    let state = VmState::of(name)?;
     match state.info() {
         Some(_) => Ok(state),
         None => Err(usage(format!("{name}: there is no such VM (limen ps lists them)"))),
@@ -111,5 +111,7 @@ pub(crate) fn stop(args: &StopArgs) -> Result<u8, Error> {
     }
     say!("limen: {}: {}", args.name, state.status());
     std::fs::remove_dir_all(&state.dir)?;
+    // It stays while there are others in it.
+    let _ = std::fs::remove_dir(super::top_path());
     Ok(0)
 }

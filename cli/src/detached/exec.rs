@@ -25,7 +25,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FlockOperation, flock};
 use signal_hook::consts as signals;
 
-use super::State;
+use super::VmState;
 use super::commands::existing;
 use crate::args::ExecArgs;
 use crate::run::outcome::Outcome;
@@ -56,7 +56,7 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<u8, Error> {
         let text = format!("{}: it does not run: {}", args.name, state.status());
         return Err(usage(text));
     }
-    let config = config(args)?;
+    let config = config(args, &state)?;
     let encoded = config.encode();
     BootConfig::decode(&encoded)?;
     let mut session = Session::connect(&state)?;
@@ -73,11 +73,9 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<u8, Error> {
 }
 
 /// What to start: what is not said is as for the VM's own program.
-fn config(args: &ExecArgs) -> Result<BootConfig, Error> {
+fn config(args: &ExecArgs, state: &VmState) -> Result<BootConfig, Error> {
     let user = match &args.user {
-        Some(text) => oci::user::resolve(text, "", "").map_err(|_| {
-            usage(format!("--user {text}: here a user is a number, as in 1000:1000"))
-        })?,
+        Some(name) => state.names().resolve(name)?,
         None => oci::user::User { uid: KEEP_ID, gid: KEEP_ID, ..oci::user::User::default() },
     };
     let stdio = stdio_kinds();
@@ -104,7 +102,7 @@ fn config(args: &ExecArgs) -> Result<BootConfig, Error> {
 
 impl Session {
     /// The first that nobody uses.
-    fn connect(state: &State) -> Result<Self, Error> {
+    fn connect(state: &VmState) -> Result<Self, Error> {
         for number in 0..EXEC_SESSIONS {
             let lock = File::create(state.dir.join(format!("exec{number}.lock")))?;
             if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -127,7 +125,7 @@ impl Session {
     }
 
     /// Until the guest listens; whatever came before was somebody else's.
-    fn wait_until_ready(&mut self, state: &State) -> Result<(), Error> {
+    fn wait_until_ready(&mut self, state: &VmState) -> Result<(), Error> {
         let deadline = Instant::now() + READY_LIMIT;
         let mut lines = LineBuffer::new();
         let mut is_ready = false;

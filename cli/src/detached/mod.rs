@@ -5,7 +5,7 @@
 //! a FIFO that QEMU holds open. Whether a VM lives is asked of the process that the folder names,
 //! by its number and its start, for numbers come again.
 //!
-//! Reading order: [`State`]; `start`; `commands`; `exec`. Neighbours: `run/plan` says what runs,
+//! Reading order: [`VmState`]; `start`; `commands`; `exec`. Neighbours: `run/plan` says what runs,
 //! `run/qemu.rs` has the wires.
 
 mod commands;
@@ -21,12 +21,16 @@ pub(crate) use commands::{logs, ps, stop};
 pub(crate) use exec::exec;
 pub(crate) use start::start;
 
+use crate::oci::user::Names;
 use crate::run::outcome::{self, Facts, Outcome};
 use crate::run::qemu::port_file;
 use crate::{Error, paths, usage};
 
 /// What a folder holds beside the ports' files.
 const INFO: &str = "info.json";
+/// Who there is in the guest, for `limen exec --user`.
+const PASSWD: &str = "passwd";
+const GROUP: &str = "group";
 /// The guest's control channel: two FIFOs, `control.in` and `control.out`, as QEMU names them.
 pub(crate) const CONTROL: &str = "control";
 /// Longest name.
@@ -45,27 +49,31 @@ struct Info {
 
 /// A VM's folder.
 #[derive(Clone, Debug)]
-struct State {
+struct VmState {
     name: String,
     dir: PathBuf,
 }
 
-impl State {
+impl VmState {
     /// The folder of the VM of this name, whether it is there or not.
     fn of(name: &str) -> Result<Self, Error> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        if name.is_empty() || name.len() > NAME_MAX || name.starts_with(['.', '-']) {
-            return Err(usage(format!("{name:?}: a name has 1 to {NAME_MAX} letters")));
+        if name.is_empty() || name.len() > NAME_MAX {
+            return Err(usage(format!("{name:?}: a VM's name has 1 to {NAME_MAX} letters")));
         }
-        if !name.chars().all(is_plain) {
-            return Err(usage(format!("{name:?}: a name has letters, digits, `-`, `_` and `.`")));
+        if name.starts_with(['.', '-']) || !name.chars().all(is_plain) {
+            return Err(usage(format!(
+                "{name:?}: a VM's name has letters, digits, `-`, `_` and `.`, and begins with one of \
+                 the first two"
+            )));
         }
         Ok(Self { name: name.to_owned(), dir: top()?.join(name) })
     }
 
     /// All that are there, by name.
     fn all() -> Result<Vec<Self>, Error> {
-        let entries = std::fs::read_dir(top()?)?.flatten();
+        // Where nothing was started there is no folder.
+        let entries = std::fs::read_dir(top()?).into_iter().flatten().flatten();
         let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
         let mut names: Vec<String> = names.collect();
         names.sort();
@@ -84,6 +92,12 @@ impl State {
     /// The process, if it still is the one that was started.
     fn alive(&self) -> Option<Info> {
         self.info().filter(|info| started_ticks(info.pid) == Some(info.started_ticks))
+    }
+
+    /// Who there is in the guest: as it was when the VM was started.
+    fn names(&self) -> Names {
+        let text = |file| std::fs::read_to_string(self.dir.join(file)).unwrap_or_default();
+        Names { passwd: text(PASSWD), group: text(GROUP) }
     }
 
     /// One word or a few.
@@ -111,20 +125,30 @@ fn started_ticks(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// The folder of all VMs, made if needed; nobody else's.
-fn top() -> Result<PathBuf, Error> {
+/// The folder of all VMs, whether it is there or not.
+fn top_path() -> PathBuf {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let uid = rustix::process::getuid().as_raw();
-    let dir = match runtime.filter(|dir| dir.is_absolute() && dir.is_dir()) {
+    match runtime.filter(|dir| dir.is_absolute() && dir.is_dir()) {
         Some(runtime) => runtime.join("limen"),
         None => std::env::temp_dir().join(format!("limen-run-{uid}")),
-    };
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
-    let meta = dir.symlink_metadata()?;
-    match meta.is_dir() && meta.uid() == uid && meta.mode() & 0o077 == 0 {
-        true => Ok(dir),
-        false => Err(format!("{}: not a folder of this user alone", dir.display()).into()),
     }
+}
+
+/// The same; what is there must be nobody else's, who could put VMs there.
+fn top() -> Result<PathBuf, Error> {
+    let (dir, uid) = (top_path(), rustix::process::getuid().as_raw());
+    match dir.symlink_metadata() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(dir),
+        Ok(meta) if meta.is_dir() && meta.uid() == uid && meta.mode() & 0o077 == 0 => Ok(dir),
+        _ => Err(format!("{}: not a folder of this user alone", dir.display()).into()),
+    }
+}
+
+/// Makes it if needed.
+fn make_top() -> Result<PathBuf, Error> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(top_path())?;
+    top()
 }
 
 /// Writes so that a reader sees all or nothing.
@@ -139,9 +163,9 @@ mod tests {
     #[test]
     fn names_stay_in_the_folder() {
         for wrong in ["", "..", ".hidden", "a/b", "-x", "ä", &"x".repeat(65)] {
-            assert!(State::of(wrong).is_err(), "{wrong}");
+            assert!(VmState::of(wrong).is_err(), "{wrong}");
         }
-        assert!(State::of("web-1.test_2").is_ok());
+        assert!(VmState::of("web-1.test_2").is_ok());
     }
 
     #[test]

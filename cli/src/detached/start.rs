@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{Mode, mkfifoat};
 
-use super::{CONTROL, Info, State, started_ticks, write_info};
+use super::{CONTROL, GROUP, Info, PASSWD, VmState, make_top, started_ticks, write_info};
 use crate::Error;
 use crate::args::RunArgs;
 use crate::run::jail::Jail;
@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_millis(10);
 const MESSAGES: &str = "qemu";
 
 pub(crate) fn start(args: &RunArgs, name: &str, plan: &Plan) -> Result<u8, Error> {
-    let state = State::of(name)?;
+    let state = VmState::of(name)?;
     if state.alive().is_some() {
         let text = format!("--detach {name}: it is running already (limen stop {name} ends it)");
         return Err(crate::usage(text));
@@ -33,10 +33,14 @@ pub(crate) fn start(args: &RunArgs, name: &str, plan: &Plan) -> Result<u8, Error
     if state.dir.exists() {
         std::fs::remove_dir_all(&state.dir)?;
     }
+    make_top()?;
     std::fs::create_dir(&state.dir)?;
     for end in ["in", "out"] {
         let path = state.dir.join(CONTROL).with_extension(end);
         mkfifoat(rustix::fs::CWD, path, Mode::RUSR | Mode::WUSR)?;
+    }
+    for (file, text) in [(PASSWD, &plan.names.passwd), (GROUP, &plan.names.group)] {
+        std::fs::write(state.dir.join(file), text)?;
     }
     let mut child = spawn(&state, plan)?;
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
@@ -51,7 +55,7 @@ pub(crate) fn start(args: &RunArgs, name: &str, plan: &Plan) -> Result<u8, Error
 }
 
 /// In a session of its own, with nothing of ours but the initramfs.
-fn spawn(state: &State, plan: &Plan) -> Result<Child, Error> {
+fn spawn(state: &VmState, plan: &Plan) -> Result<Child, Error> {
     let initramfs: OwnedFd = vm::memory_file(&plan.initramfs)?;
     let fd = initramfs.as_fd().as_raw_fd();
     let command = plan.qemu.command(&Wires::Detached { initramfs: fd, dir: state.dir.clone() });
@@ -69,7 +73,7 @@ fn spawn(state: &State, plan: &Plan) -> Result<Child, Error> {
 }
 
 /// Until the program runs, or has ended, or never will run.
-fn wait(state: &State, child: &mut Child) -> Result<u8, Error> {
+fn wait(state: &VmState, child: &mut Child) -> Result<u8, Error> {
     let started = Instant::now();
     loop {
         let ended = child.try_wait()?;

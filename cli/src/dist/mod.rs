@@ -20,7 +20,7 @@ use std::process::Command;
 use clap_complete::Shell;
 
 use crate::args::DistArgs;
-use crate::{Error, bench, linux, pack, paths};
+use crate::{Error, bench, linux, pack, paths, usage};
 
 /// What a file of the distribution may be.
 const PROGRAM: u32 = 0o755;
@@ -43,7 +43,8 @@ pub(crate) fn command(args: &DistArgs) -> Result<u8, Error> {
         Some(output) => output.clone(),
         None => paths::target_dir()?.join("dist"),
     };
-    std::fs::create_dir_all(&output)?;
+    std::fs::create_dir_all(&output)
+        .map_err(|error| usage(format!("--output {}: {error}", output.display())))?;
     say!("limen: collecting the files");
     let items = items(&repository)?;
     let time_s = time_s(&repository);

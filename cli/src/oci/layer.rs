@@ -25,7 +25,7 @@ use sha2::{Digest as _, Sha256};
 use tar::EntryType;
 
 use super::manifest::Layer;
-use super::rootfs::{Kind, LINKS_MAX, META_FOLDER, META_OF_ROOT, Meta};
+use super::rootfs::{LINKS_MAX, META_FOLDER, META_OF_ROOT, Meta, NodeKind};
 use super::store::Store;
 use crate::Error;
 use crate::pack::SKELETON;
@@ -83,7 +83,7 @@ pub(super) struct Builder {
 
 /// A directory that nobody described.
 fn implied(layer: usize) -> Node {
-    Node { meta: Meta { kind: Kind::Folder, perm: 0o755, uid: 0, gid: 0 }, layer, mtime_s: 0 }
+    Node { meta: Meta { kind: NodeKind::Folder, perm: 0o755, uid: 0, gid: 0 }, layer, mtime_s: 0 }
 }
 
 impl Builder {
@@ -150,7 +150,7 @@ impl Builder {
         }
         let Some(path) = self.place(name)? else {
             // The root itself.
-            let meta = attributes(entry, Kind::Folder)?;
+            let meta = attributes(entry, NodeKind::Folder)?;
             self.nodes.insert("/".into(), Node { meta, ..implied(self.layers) });
             return Ok(());
         };
@@ -161,10 +161,10 @@ impl Builder {
         self.note_extended(entry)?;
         let mtime_s = entry.header().mtime()?;
         let kind = match kind {
-            EntryType::Directory => Kind::Folder,
-            EntryType::Symlink => Kind::Link,
-            EntryType::Fifo => Kind::Fifo,
-            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => Kind::File,
+            EntryType::Directory => NodeKind::Folder,
+            EntryType::Symlink => NodeKind::Link,
+            EntryType::Fifo => NodeKind::Fifo,
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => NodeKind::File,
             EntryType::Link => return self.hard_link(entry, &path),
             EntryType::Char | EntryType::Block => {
                 return Err("a device node, which an image has no use for".into());
@@ -172,17 +172,17 @@ impl Builder {
             other => return Err(format!("an entry of unknown kind {:?}", other.as_byte()).into()),
         };
         let node = Node { meta: attributes(entry, kind)?, layer: self.layers, mtime_s };
-        let is_folder = |node: &Node| node.meta.kind == Kind::Folder;
-        if kind == Kind::Folder && self.nodes.get(&path).is_some_and(is_folder) {
+        let is_folder = |node: &Node| node.meta.kind == NodeKind::Folder;
+        if kind == NodeKind::Folder && self.nodes.get(&path).is_some_and(is_folder) {
             self.nodes.insert(path, node);
             return Ok(());
         }
         self.remove(&path, usize::MAX)?;
         match kind {
-            Kind::Folder => fs::create_dir(self.on_host(&path))?,
-            Kind::File => self.write(&path, entry)?,
-            Kind::Fifo => self.write(&path, &mut io::empty())?,
-            Kind::Link => {
+            NodeKind::Folder => fs::create_dir(self.on_host(&path))?,
+            NodeKind::File => self.write(&path, entry)?,
+            NodeKind::Fifo => self.write(&path, &mut io::empty())?,
+            NodeKind::Link => {
                 let target = entry.link_name_bytes().unwrap_or_default().into_owned();
                 if target.is_empty() || target.len() > TARGET_MAX || target.contains(&0) {
                     return Err("a link without a target, or with an impossible one".into());
@@ -229,8 +229,8 @@ impl Builder {
             }
             let next = done.join(&name);
             match self.nodes.get(&next).map(|node| node.meta.kind) {
-                Some(Kind::Folder) => {}
-                Some(Kind::Link) => {
+                Some(NodeKind::Folder) => {}
+                Some(NodeKind::Link) => {
                     links += 1;
                     let bytes = fs::read(self.on_host(&next))?;
                     let target = PathBuf::from(OsString::from_vec(bytes));
@@ -266,7 +266,7 @@ impl Builder {
         let last = names.remove(0);
         let target = self.folder(names, false)?.join(last);
         let node = self.nodes.get(&target).copied();
-        let Some(node) = node.filter(|node| node.meta.kind != Kind::Folder) else {
+        let Some(node) = node.filter(|node| node.meta.kind != NodeKind::Folder) else {
             return Err(format!("a link to {shown}, which is no file of the image").into());
         };
         if target != path {
@@ -301,7 +301,7 @@ impl Builder {
             let Some(node) = self.nodes.get(path).filter(|node| node.layer < before) else {
                 continue;
             };
-            if node.meta.kind == Kind::Folder {
+            if node.meta.kind == NodeKind::Folder {
                 // A folder stays if this layer has put something into it.
                 if self.below(path).nth(1).is_some() {
                     continue;
@@ -382,7 +382,7 @@ impl Builder {
         // Deepest first: a folder's time changes when something is put into it.
         for (path, node) in self.nodes.iter().rev() {
             let host = self.on_host(path);
-            if node.meta.kind == Kind::Folder {
+            if node.meta.kind == NodeKind::Folder {
                 fs::create_dir(host.join(META_FOLDER))?;
             }
         }
@@ -400,7 +400,7 @@ impl Builder {
     }
 }
 
-fn attributes<R: Read>(entry: &tar::Entry<'_, R>, kind: Kind) -> Result<Meta, Error> {
+fn attributes<R: Read>(entry: &tar::Entry<'_, R>, kind: NodeKind) -> Result<Meta, Error> {
     let header = entry.header();
     let id = |id: u64| u32::try_from(id).map_err(|_| "an owner that cannot be");
     let perm = header.mode()? & 0o7777;

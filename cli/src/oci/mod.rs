@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use crate::Error;
 use manifest::Chosen;
 pub(crate) use manifest::Settings;
-pub(crate) use rootfs::{Kind, Rootfs};
+pub(crate) use rootfs::{NodeKind, Rootfs};
 use store::Store;
 
 /// Unpacked images that are kept; the ones used longest ago go first.
@@ -45,6 +45,9 @@ impl Image {
     pub(crate) fn open(given: &Path) -> Result<Self, Error> {
         let of_image = |error: Error| Error::from(format!("--image {}: {error}", given.display()));
         let (path, name) = split(given);
+        if let Err(error) = path.metadata() {
+            return Err(crate::usage(format!("--image {}: {error}", given.display())));
+        }
         let store = Store::open(&path).map_err(of_image)?;
         let chosen = manifest::choose(&store, name.as_deref()).map_err(of_image)?;
         let rootfs = unpacked(&store, &chosen).map_err(of_image)?;
@@ -88,7 +91,8 @@ fn unpacked(store: &Store, chosen: &Chosen) -> Result<Rootfs, Error> {
         let _ = std::fs::File::open(&place).and_then(|dir| dir.set_times(now));
         return Ok(Rootfs::new(place));
     }
-    say!("limen: unpacking {} layers", chosen.layers.len());
+    let plural = if chosen.layers.len() == 1 { "" } else { "s" };
+    say!("limen: unpacking {} layer{}", chosen.layers.len(), plural);
     let dir = tempfile::Builder::new().prefix(".unpacking-").tempdir_in(&images)?;
     let mut builder = layer::Builder::new(dir.path(), layer::FREE_BYTES);
     for layer in &chosen.layers {

@@ -30,7 +30,7 @@ const ENTRIES_MAX: usize = 1 << 20;
 
 /// What something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum NodeKind {
     Folder,
     File,
     Link,
@@ -40,7 +40,7 @@ pub(crate) enum Kind {
 /// What the guest sees of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Meta {
-    pub(crate) kind: Kind,
+    pub(crate) kind: NodeKind,
     /// The low twelve bits.
     pub(crate) perm: u32,
     pub(crate) uid: u32,
@@ -51,10 +51,10 @@ impl Meta {
     /// `st_mode`.
     pub(crate) fn mode(self) -> u32 {
         let kind = match self.kind {
-            Kind::Folder => mode::DIRECTORY,
-            Kind::File => mode::REGULAR,
-            Kind::Link => mode::SYMLINK,
-            Kind::Fifo => FIFO,
+            NodeKind::Folder => mode::DIRECTORY,
+            NodeKind::File => mode::REGULAR,
+            NodeKind::Link => mode::SYMLINK,
+            NodeKind::Fifo => FIFO,
         };
         kind | self.perm
     }
@@ -68,10 +68,10 @@ impl Meta {
             |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.parse().ok());
         let mode: u32 = field("virtfs.mode=")?;
         let kind = match mode & mode::TYPE {
-            mode::DIRECTORY => Kind::Folder,
-            mode::REGULAR => Kind::File,
-            mode::SYMLINK => Kind::Link,
-            FIFO => Kind::Fifo,
+            mode::DIRECTORY => NodeKind::Folder,
+            mode::REGULAR => NodeKind::File,
+            mode::SYMLINK => NodeKind::Link,
+            FIFO => NodeKind::Fifo,
             _ => return None,
         };
         let (uid, gid) = (field("virtfs.uid=")?, field("virtfs.gid=")?);
@@ -126,7 +126,7 @@ impl Rootfs {
                 continue;
             }
             let next = done.join(&name);
-            if self.meta(&next)?.kind != Kind::Link {
+            if self.meta(&next)?.kind != NodeKind::Link {
                 done = next;
                 continue;
             }
@@ -146,7 +146,7 @@ impl Rootfs {
 
     /// A text of the image's, such as `/etc/passwd`; empty if it is not there.
     pub(crate) fn text(&self, path: &str) -> String {
-        let found = self.find(Path::new(path)).filter(|(_, meta)| meta.kind == Kind::File);
+        let found = self.find(Path::new(path)).filter(|(_, meta)| meta.kind == NodeKind::File);
         let bytes = found.and_then(|(path, _)| std::fs::read(self.on_host(&path)).ok());
         String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
     }
@@ -159,7 +159,7 @@ impl Rootfs {
             let lost = || format!("{}: the unpacked image is damaged", path.display());
             let meta = self.meta(&path).ok_or_else(lost)?;
             let changed = std::fs::symlink_metadata(self.on_host(&path))?.mtime();
-            if meta.kind == Kind::Folder {
+            if meta.kind == NodeKind::Folder {
                 for entry in std::fs::read_dir(self.on_host(&path))? {
                     let name = entry?.file_name();
                     if name != META_FOLDER && name != META_OF_ROOT {

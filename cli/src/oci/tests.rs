@@ -10,13 +10,13 @@ use tar::{EntryType, Header};
 
 use super::layer::Builder;
 use super::manifest::{Chosen, choose};
-use super::rootfs::{Kind, Rootfs};
+use super::rootfs::{NodeKind, Rootfs};
 use super::store::Store;
 use crate::Error;
 use crate::pack::files::hex;
 
 /// What an entry is: its kind, name, and contents or target.
-type Entry<'a> = (EntryType, &'a str, &'a str);
+type TarEntry<'a> = (EntryType, &'a str, &'a str);
 
 const FILE: EntryType = EntryType::Regular;
 const LINK: EntryType = EntryType::Symlink;
@@ -24,7 +24,7 @@ const LINK: EntryType = EntryType::Symlink;
 const FREE_BYTES: u64 = 1 << 20;
 
 /// A layer, uncompressed. Names go in as they are: the crate's own writer refuses hostile ones.
-fn layer(entries: &[Entry<'_>]) -> Vec<u8> {
+fn layer(entries: &[TarEntry<'_>]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (kind, name, text) in entries {
         let mut header = Header::new_ustar();
@@ -113,7 +113,7 @@ fn rootfs(layers: &[Vec<u8>]) -> Result<(tempfile::TempDir, Rootfs), Error> {
     Ok((dir, rootfs))
 }
 
-fn refusal(entries: &[Entry<'_>]) -> String {
+fn refusal(entries: &[TarEntry<'_>]) -> String {
     match rootfs(&[layer(&[(FILE, "etc/ok", "")]), layer(entries)]) {
         Ok(_) => String::new(),
         Err(error) => error.to_string(),
@@ -133,14 +133,14 @@ fn owners_modes_links_and_times_are_kept() {
     let (_dir, rootfs) = rootfs(&[layer(&entries)]).expect("a plain image");
     let (path, meta) = rootfs.find(Path::new("/bin/tool")).expect("is there");
     assert_eq!(path, Path::new("/usr/bin/tool"));
-    assert_eq!((meta.kind, meta.perm, meta.uid, meta.gid), (Kind::File, 0o4751, 33, 44));
+    assert_eq!((meta.kind, meta.perm, meta.uid, meta.gid), (NodeKind::File, 0o4751, 33, 44));
     assert_eq!(rootfs.text("/usr/bin/other"), "through the link");
     assert_eq!(rootfs.text("/bin/hard"), "text");
     let all = rootfs.walk().expect("whole");
     let of =
         |path: &str| all.iter().find(|(other, ..)| other == Path::new(path)).map(|e| (e.1, e.2));
-    assert_eq!(of("/bin").map(|(meta, _)| meta.kind), Some(Kind::Link));
-    assert_eq!(of("/run/pipe").map(|(meta, _)| meta.kind), Some(Kind::Fifo));
+    assert_eq!(of("/bin").map(|(meta, _)| meta.kind), Some(NodeKind::Link));
+    assert_eq!(of("/run/pipe").map(|(meta, _)| meta.kind), Some(NodeKind::Fifo));
     assert_eq!(of("/usr/bin").map(|(_, time)| time), Some(1_000_000_000));
     assert_eq!(of("/usr").map(|(meta, _)| (meta.perm, meta.uid)), Some((0o755, 0)));
     assert_eq!(of("/tmp").map(|(meta, _)| meta.perm), Some(0o1777));

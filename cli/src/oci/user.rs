@@ -16,6 +16,21 @@ pub(crate) struct User {
     pub(crate) home: Option<String>,
 }
 
+/// Who there is in a tree: its `/etc/passwd` and `/etc/group`.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Names {
+    pub(crate) passwd: String,
+    pub(crate) group: String,
+}
+
+impl Names {
+    /// Who `--user` names, or an error that says so.
+    pub(crate) fn resolve(&self, name: &str) -> Result<User, Error> {
+        let found = resolve(name, &self.passwd, &self.group);
+        found.map_err(|error| crate::usage(format!("--user {name}: {error}")))
+    }
+}
+
 /// A line of passwd(5), as far as it matters.
 struct Line<'a> {
     name: &'a str,

@@ -46,25 +46,68 @@ pub(crate) struct FileSet {
     nodes: BTreeMap<PathBuf, Node>,
 }
 
+/// What is at a path of the guest before anything is added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Nothing,
+    Folder,
+    /// A file, or anything else that has nothing below it.
+    Other,
+}
+
+/// Places where the guest mounts file systems of the kernel's: what is added there is not seen.
+pub(crate) const OF_KERNEL: [&str; 3] = ["/proc", "/sys", "/dev"];
+
+/// Whether a path of the guest is one of the kernel's places or below one.
+pub(crate) fn is_of_kernel(guest: &Path) -> bool {
+    OF_KERNEL.iter().any(|place| guest.starts_with(place))
+}
+
+/// Fails where a path of the guest cannot be what an option asks for: a `..` in it, a file on the
+/// way, a place of the kernel's.
+fn ensure_addable(
+    option: &str,
+    text: &OsStr,
+    guest: &Path,
+    place: &impl Fn(&Path) -> Place,
+) -> Result<(), Error> {
+    let refuse = |why: String| Err(usage(format!("{option} {}: {why}", text.display())));
+    if guest.components().any(|part| part == std::path::Component::ParentDir) {
+        return refuse(format!("{}: write the guest's path without `..`", guest.display()));
+    }
+    if is_of_kernel(guest) {
+        return refuse(format!(
+            "{} is the kernel's in the guest: nothing can be added there",
+            guest.display()
+        ));
+    }
+    match guest.ancestors().skip(1).find(|above| place(above) == Place::Other) {
+        Some(above) => refuse(format!("{} of the guest is a file, not a folder", above.display())),
+        None => Ok(()),
+    }
+}
+
 impl FileSet {
-    /// Adds what `--file` and `--dir` name. A file goes into what `is_folder` says is one in the
+    /// Adds what `--file` and `--dir` name. A file goes into what `place` says is a folder in the
     /// guest, and into what is written with a `/` at its end.
     pub(crate) fn add_arguments(
         &mut self,
         here: &Path,
         files: &[OsString],
         dirs: &[OsString],
-        is_folder: impl Fn(&Path) -> bool,
+        place: impl Fn(&Path) -> Place,
     ) -> Result<(), Error> {
         for text in files {
             let (host, mut guest) = host_and_guest(here, text);
-            if host != guest && (text.as_bytes().ends_with(b"/") || is_folder(&guest)) {
+            let goes_into = text.as_bytes().ends_with(b"/") || place(&guest) == Place::Folder;
+            if host != guest && goes_into {
                 guest.push(host.file_name().unwrap_or_default());
             }
             let meta = metadata(&host).map_err(|error| usage(format!("--file {error}")))?;
             if !meta.is_file() {
                 return Err(usage(format!("--file {}: not a file", host.display())));
             }
+            ensure_addable("--file", text, &guest, &place)?;
             self.add(guest, Node::File { host, perm: meta.permissions().mode() });
         }
         for text in dirs {
@@ -72,6 +115,11 @@ impl FileSet {
             let meta = metadata(&host).map_err(|error| usage(format!("--dir {error}")))?;
             if !meta.is_dir() {
                 return Err(usage(format!("--dir {}: not a folder", host.display())));
+            }
+            ensure_addable("--dir", text, &guest, &place)?;
+            if place(&guest) == Place::Other {
+                let (text, guest) = (text.display(), guest.display());
+                return Err(usage(format!("--dir {text}: {guest} of the guest is a file")));
             }
             self.add_folder(&host, &guest)?;
         }
@@ -264,7 +312,7 @@ mod tests {
             std::os::unix::fs::symlink("f", dir.path().join("d/l")).expect("link");
             let mut files = FileSet::default();
             let folder = OsString::from(format!("{}:/to", dir.path().join("d").display()));
-            files.add_arguments(dir.path(), &[], &[folder], |_| false).expect("added");
+            files.add_arguments(dir.path(), &[], &[folder], |_| Place::Nothing).expect("added");
             files.archive().expect("archive")
         };
         let first = archive();
@@ -281,7 +329,7 @@ mod tests {
         let mut files = FileSet::default();
         let root = Path::new("/");
         let add = |files: &mut FileSet, file: &[OsString], dir: &[OsString]| {
-            files.add_arguments(root, file, dir, |_| false).is_err()
+            files.add_arguments(root, file, dir, |_| Place::Nothing).is_err()
         };
         assert!(add(&mut files, &["/etc".into()], &[]));
         assert!(add(&mut files, &[], &["/etc/passwd".into()]));

@@ -12,7 +12,7 @@ use formats::ports;
 
 use crate::Error;
 use crate::args::{Cli, Command};
-use crate::oci::{Image, Kind};
+use crate::oci::{Image, NodeKind};
 use crate::run::plan::Plan;
 
 /// The archive: what to run comes first, then all files.
@@ -22,8 +22,8 @@ pub(super) fn archive(given: &Path, program: &[OsString]) -> Result<Vec<u8>, Err
     let mut files = Vec::new();
     for (path, meta, mtime_s) in rootfs.walk()? {
         let data = match meta.kind {
-            Kind::File | Kind::Link => std::fs::read(rootfs.on_host(&path))?,
-            Kind::Folder | Kind::Fifo => vec![],
+            NodeKind::File | NodeKind::Link => std::fs::read(rootfs.on_host(&path))?,
+            NodeKind::Folder | NodeKind::Fifo => vec![],
         };
         let (uid, gid) = (meta.uid, meta.gid);
         files.push((path, Attributes { mode: meta.mode(), uid, gid, mtime_s }, data));

@@ -26,7 +26,7 @@ use crate::run::lookup::{DEFAULT_PATH, Found, find_program};
 use crate::run::outcome::{STATUS_BOOT_FAILURE, STATUS_NOT_FOUND};
 use crate::tree::Tree;
 use crate::{Error, paths};
-use files::{FileSet, Node, hex};
+use files::{FileSet, Node, Place, hex};
 
 /// Archives kept; the ones used longest ago go first.
 const CACHED_MAX: usize = 32;
@@ -52,9 +52,12 @@ pub(crate) const PASSWD: &str =
     "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n";
 pub(crate) const GROUP: &str = "root:x:0:\nnogroup:x:65534:\n";
 
-/// Whether a packed image has a folder at this path anyway.
-pub(crate) fn is_folder(path: &Path) -> bool {
-    path == Path::new("/") || SKELETON.iter().any(|(dir, _)| path == Path::new(dir))
+/// What a packed image has at this path anyway.
+pub(crate) fn place(path: &Path) -> Place {
+    match path == Path::new("/") || SKELETON.iter().any(|(dir, _)| path == Path::new(dir)) {
+        true => Place::Folder,
+        false => Place::Nothing,
+    }
 }
 
 /// `limen pack`.
@@ -75,15 +78,15 @@ pub(crate) fn command(args: &PackArgs) -> Result<u8, Error> {
 
 /// The image of a program of the host, or the exit status if there is no such program.
 fn of_program(args: &PackArgs) -> Result<Result<Vec<u8>, u8>, Error> {
-    let here = std::env::current_dir()?;
+    let here = paths::here()?;
     let mut files = FileSet::default();
-    files.add_arguments(&here, &args.file, &args.dir, is_folder)?;
+    files.add_arguments(&here, &args.file, &args.dir, place)?;
     let (search_path, _) = closure::callers_paths();
     let name = &args.program[0];
     let program = match find_program(&Tree::host(), &files, name, &search_path, &here) {
         Found::At(program) => program,
         Found::NotExecutable(path) => {
-            say!("limen: {}: not an executable file", path.display());
+            say!("limen: {}: Permission denied (not an executable file)", path.display());
             return Ok(Err(STATUS_BOOT_FAILURE));
         }
         Found::Nowhere => {

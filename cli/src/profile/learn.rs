@@ -13,7 +13,7 @@ use crate::{Error, paths};
 /// Adds what was used to the profile in `file`, and says what is new and what nothing used.
 pub(crate) fn learned(file: &Path, used: &[(String, String)]) -> Result<(), Error> {
     let old = match file.exists() {
-        true => super::read(&file.to_path_buf())?,
+        true => super::read(file, "--output ")?,
         false => Profile { name: super::name(file), ..Profile::default() },
     };
     let used: BTreeSet<(Access, String)> = used

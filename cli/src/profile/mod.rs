@@ -7,12 +7,12 @@
 mod compile;
 mod learn;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use lsm::profile::Profile;
 
 use crate::args::{ProfileArgs, ProfileCommand, RunArgs};
-use crate::{Error, run, usage};
+use crate::{Error, paths, run, usage};
 
 pub(crate) use learn::learned;
 
@@ -20,7 +20,7 @@ pub(crate) use learn::learned;
 pub(crate) fn command(args: &ProfileArgs) -> Result<u8, Error> {
     match &args.command {
         ProfileCommand::Check { file } => {
-            let profile = read(file)?;
+            let profile = read(file, "")?;
             tell!("{}: {} rules", file.display(), profile.rules.len());
             Ok(0)
         }
@@ -29,9 +29,10 @@ pub(crate) fn command(args: &ProfileArgs) -> Result<u8, Error> {
             if args.profile.is_some() {
                 return Err(usage("profile learn: --profile would keep the program from things"));
             }
+            paths::ensure_writable("--output", output)?;
             if output.exists() {
                 // What is there must be readable before the program runs, or it would be lost.
-                read(output)?;
+                read(output, "--output ")?;
             }
             args.learn = Some(output.clone());
             run::run(&args)
@@ -42,7 +43,7 @@ pub(crate) fn command(args: &ProfileArgs) -> Result<u8, Error> {
 /// The compiled profile of a run, for the kernel; empty without one.
 pub(crate) fn of(args: &RunArgs) -> Result<Vec<u8>, Error> {
     let profile = match (&args.profile, &args.learn) {
-        (Some(file), _) => read(file)?,
+        (Some(file), _) => read(file, "--profile ")?,
         (None, Some(file)) => Profile { name: name(file), learns: true, rules: Vec::new() },
         (None, None) => return Ok(Vec::new()),
     };
@@ -63,10 +64,10 @@ fn encoded(profile: &Profile) -> Result<Vec<u8>, Error> {
     }
 }
 
-/// A profile's file, compiled.
-fn read(file: &PathBuf) -> Result<Profile, Error> {
+/// A profile's file, which this option has named, compiled.
+fn read(file: &Path, option: &str) -> Result<Profile, Error> {
     let text = std::fs::read_to_string(file)
-        .map_err(|error| usage(format!("--profile {}: {error}", file.display())))?;
+        .map_err(|error| usage(format!("{option}{}: {error}", file.display())))?;
     compile::compile(&name(file), &text).map_err(usage)
 }
 

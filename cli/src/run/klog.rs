@@ -9,6 +9,8 @@ use std::collections::VecDeque;
 
 use formats::ports::PANIC_PREFIX;
 
+/// How warnings begin.
+pub(crate) const WARNING_PREFIX: &str = "limen: warning: ";
 /// Lines kept from before a panic, and again from the panic on.
 const LINES_MAX: usize = 200;
 /// Longest line kept, in bytes; the rest of it becomes a line of its own.
@@ -24,6 +26,14 @@ pub(crate) struct KernelLog {
 }
 
 impl KernelLog {
+    /// A whole log.
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        let mut log = Self::default();
+        log.push(bytes, |_| {});
+        log.finish(|_| {});
+        log
+    }
+
     /// Takes bytes from the port; `show` gets each finished line.
     pub(crate) fn push(&mut self, bytes: &[u8], mut show: impl FnMut(&str)) {
         for &byte in bytes {

@@ -64,6 +64,7 @@ fn examine(tree: &Tree, added: &FileSet, candidate: PathBuf) -> Found {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pack::files::Place;
     use std::fs;
 
     #[test]
@@ -85,7 +86,7 @@ mod tests {
         let arguments: Vec<std::ffi::OsString> = ["/b/own", "/a/way"]
             .map(|guest| [&file, OsStr::new(":"), OsStr::new(guest)].into_iter().collect())
             .into();
-        added.add_arguments(dir.path(), &arguments, &[], |_| false).expect("added");
+        added.add_arguments(dir.path(), &arguments, &[], |_| Place::Nothing).expect("added");
         let find = |name: &str| {
             find_program(&tree, &added, OsStr::new(name), OsStr::new("/a:/b"), Path::new("/b"))
         };

@@ -104,8 +104,6 @@ pub(crate) fn report_lost(lost: &[Lost], outcome: &mut Outcome) {
     }
 }
 
-/// How a reason begins that the kernel has given itself.
-const TOLD: &str = "boot failed: ";
 /// What the kernel's log says when it has ended a program for its memory.
 const OUT_OF_MEMORY: &str = "out of memory: ";
 
@@ -164,11 +162,11 @@ fn announce(args: &RunArgs, qemu: &Qemu) {
 /// After a panic or a failed boot: what the kernel and QEMU said.
 fn print_logs(args: &RunArgs, kernel: &Path, ended: &Ended) {
     let failed = matches!(ended.outcome, Outcome::BootFailure(_));
-    if failed && args.verbose < 2 {
+    // A boot that has said why it failed has said enough.
+    let is_told = matches!(&ended.outcome, Outcome::BootFailure(why) if why.starts_with(vm::TOLD));
+    if failed && !is_told && args.verbose < 2 {
         ended.qemu_log.lines().for_each(|line| say!("qemu: {line}"));
     }
-    // A boot that has said why it failed has said enough.
-    let is_told = matches!(&ended.outcome, Outcome::BootFailure(why) if why.starts_with(TOLD));
     if (failed && !is_told || ended.kernel_log.has_panicked()) && args.verbose == 0 {
         ended.kernel_log.lines().for_each(|line| say!("{line}"));
     }

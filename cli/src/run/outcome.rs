@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::trace;
 use crate::args::RunArgs;
+use crate::words;
 
 /// The program ended with 0, but what it wrote could not be written.
 pub(crate) const STATUS_OUTPUT_LOST: u8 = 1;
@@ -59,8 +60,8 @@ impl Outcome {
             ToHost::Signaled { number } => Some(Self::Signaled(*number)),
             ToHost::NotFound { path } => Some(Self::NotFound(path.clone())),
             ToHost::NotExecutable { errno, path } => {
-                let reason = std::io::Error::from_raw_os_error(i32::from(*errno)).to_string();
-                Some(Self::NotExecutable(path.clone(), reason))
+                let reason = std::io::Error::from_raw_os_error(i32::from(*errno));
+                Some(Self::NotExecutable(path.clone(), words::plain(&reason.to_string())))
             }
             _ => None,
         }

@@ -32,6 +32,21 @@ pub(crate) fn hidden_paths(
     hidden
 }
 
+/// Tells of options that change nothing: a misspelt path is seen, or not seen, as if the option was
+/// not there.
+pub(crate) fn warn_of_nothing(tree: &Tree, cwd: &Path, hide: &[PathBuf], show: &[PathBuf]) {
+    for path in hide.iter().filter(|path| tree.resolve(&absolute(cwd, path)).is_err()) {
+        say!("limen: --hide {}: nothing is there", path.display());
+    }
+    let hidden = hidden_paths(tree, cwd, hide, &[]);
+    for path in show {
+        let names = both_names(tree, cwd, path);
+        if !hidden.iter().any(|hidden| names.iter().any(|name| hidden.starts_with(name))) {
+            say!("limen: --show {}: nothing is hidden there", path.display());
+        }
+    }
+}
+
 /// The paths of [`LIST`] that are there.
 fn known(tree: &Tree) -> Vec<PathBuf> {
     let homes = homes(tree);

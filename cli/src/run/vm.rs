@@ -22,13 +22,13 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use signal_hook::consts as signals;
 
 use super::jail::Jail;
-use super::klog::{KernelLog, printable};
+use super::klog::{KernelLog, WARNING_PREFIX, printable};
 use super::limits::{self, Limits, Taken};
 use super::outcome::{Facts, Outcome};
 use super::pump::{ControlSender, copy_input, copy_output};
 use super::qemu::{Qemu, Wires};
 use super::{shim, tty};
-use crate::Error;
+use crate::{Error, words};
 
 /// A VM that has not reached user mode by then has failed.
 const BOOT_LIMIT: Duration = Duration::from_secs(60);
@@ -64,9 +64,10 @@ pub(crate) struct Manner {
     pub(crate) verbose: u8,
 }
 
-/// What the kernel's log calls warnings, and the reason for which no program ran.
-const WARNING_PREFIX: &str = "limen: warning: ";
+/// What the kernel's log calls the reason for which no program ran.
 const FAILURE_PREFIX: &str = "limen: boot failed: ";
+/// How a reason begins that says enough.
+pub(super) const TOLD: &str = "no program ran: ";
 
 /// Everything that is known when a VM has ended.
 #[derive(Debug)]
@@ -406,7 +407,7 @@ impl Vm {
         if let Some(limit) = self.manner.timeout.filter(|limit| elapsed >= *limit) {
             return self.kill(match booted {
                 true => Outcome::Timeout(limit),
-                false => Outcome::BootFailure(format!("no program ran within {limit:?}")),
+                false => Outcome::BootFailure(format!("{TOLD}not within {limit:?} (--timeout)")),
             });
         }
         if !booted && !self.manner.patient && elapsed >= BOOT_LIMIT {
@@ -465,9 +466,11 @@ impl Vm {
                 let when = if self.booted.is_some() { "the program's end" } else { "boot" };
                 let said = self.kernel_log.lines().rev();
                 let reason = said.filter_map(|line| line.strip_prefix(FAILURE_PREFIX)).next();
-                Outcome::BootFailure(match reason {
-                    Some(reason) => format!("boot failed: {reason}"),
-                    None => format!("QEMU ended{status} before {when}"),
+                let messages = self.qemu_log.lines().collect::<Vec<_>>().join("\n");
+                Outcome::BootFailure(match (reason, words::of_qemu(&messages)) {
+                    (Some(reason), _) => format!("{TOLD}{}", words::of_boot(reason)),
+                    (None, Some(reason)) if self.booted.is_none() => format!("{TOLD}{reason}"),
+                    _ => format!("QEMU ended{status} before {when}"),
                 })
             }
         };

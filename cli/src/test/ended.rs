@@ -2,6 +2,7 @@
 //!
 //! Neighbours: `run.rs`, whose level the test belongs to; `crate::children` does what it tests.
 
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -59,6 +60,59 @@ pub(super) fn children(context: &Context, folder: &Path) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// When a run that is to be interrupted has begun its work.
+const AT_WORK: Duration = Duration::from_millis(2500);
+
+/// No run leaves a file where temporary files go, nor in shared memory: neither one that does what
+/// it was asked for, nor one that fails, nor one that is interrupted at its work.
+pub(super) fn leaves_nothing(context: &Context, folder: &Path) -> Result<(), Error> {
+    let compare = "compare --with pti=off --with pti=on --";
+    let detached = "run --detach left --pack --file /bin/sleep -- /bin/sleep 1000";
+    let cases = [
+        ("run -- true".to_owned(), 0, false),
+        ("run -- no-such-program".to_owned(), 127, false),
+        ("run --pack -- false".to_owned(), 1, false),
+        ("run --gdb=1 --timeout 1s -- true".to_owned(), 126, false),
+        (format!("{compare} /bin/true"), 0, false),
+        (format!("{compare} no-such-program"), 127, false),
+        (detached.to_owned(), 0, false),
+        ("ps".to_owned(), 0, false),
+        ("stop --time 1s left".to_owned(), 0, false),
+        ("test guest --filter channels::fifo_hangup --smp 1".to_owned(), 0, false),
+        ("test guest --filter :: --smp 1".to_owned(), 130, true),
+        ("bench kernel --no-linux".to_owned(), 130, true),
+        ("run -- sleep 1000".to_owned(), 130, true),
+    ];
+    let kept = ["ps", "run --detach"];
+    for (words, status, is_interrupted) in &cases {
+        let mut command = Command::new(&context.limen);
+        command.args(words.split(' ')).env("TMPDIR", folder).env_remove("XDG_RUNTIME_DIR");
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
+        if *is_interrupted {
+            std::thread::sleep(AT_WORK);
+            let pid = Pid::from_raw(child.id() as i32).ok_or("an impossible process")?;
+            kill_process(pid, Signal::INT)?;
+        }
+        let ended = child.wait()?;
+        // A signal that ends this program has it end by that signal.
+        let code = ended.code().or_else(|| ended.signal().map(|signal| 128 + signal));
+        ensure(code == Some(*status), || format!("limen {words}: {ended}"))?;
+        // Who else works on this machine has other names.
+        let own = format!("limen-{}-", child.id());
+        let left = [left_in(folder, "")?, left_in(Path::new("/dev/shm"), &own)?].concat();
+        let may_be = kept.iter().any(|start| words.starts_with(start));
+        ensure(may_be || left.is_empty(), || format!("limen {words} leaves {left:?}"))?;
+    }
+    Ok(())
+}
+
+/// The names in a folder that begin so.
+fn left_in(folder: &Path, start: &str) -> Result<Vec<String>, Error> {
+    let entries = std::fs::read_dir(folder)?.flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    Ok(names.filter(|name| name.starts_with(start)).collect())
 }
 
 /// The emulators that a process has started, as soon as there is one.

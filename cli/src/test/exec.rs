@@ -91,7 +91,14 @@ fn answers(vm: &Vm<'_>) -> Result<(), Error> {
         (&["--", "no-such-program"], 127, "", "no-such-program: not found"),
         (&["--", "/etc/passwd"], 126, "", "/etc/passwd: Permission denied"),
         (&["--cwd", "/no/where", "--", "true"], 126, "", "/no/where: No such file"),
-        (&["--user", "nobody", "--", "true"], 2, "", "a user is a number"),
+        (
+            &["--user", "nobody:daemon", "--", "sh", "-c", "id -un; id -gn"],
+            0,
+            "nobody\ndaemon\n",
+            "",
+        ),
+        (&["--user", "games", "--", "id", "-un"], 0, "games\n", ""),
+        (&["--user", "no-such", "--", "true"], 2, "", "--user no-such: no user no-such"),
     ];
     for (words, status, stdout, stderr) in cases {
         let [options @ .., last] = &words[..] else { continue };
@@ -194,21 +201,24 @@ fn cut(vm: &Vm<'_>) -> Result<(), Error> {
     ensure(killed.status.success(), || format!("{killed:?}"))
 }
 
-/// A terminal of its own: its name, the window's size, and Ctrl-C.
+/// A terminal of its own: its name, the window's size, also when it changes, and Ctrl-C.
 fn terminal(vm: &Vm<'_>) -> Result<(), Error> {
-    let script =
-        "trap 'echo caught; exit 5' INT; tty; stty size; echo ready; while :; do sleep 0.1; done";
+    let script = format!("tty; {}", super::run::AT_A_TERMINAL);
     let inner = format!(
-        "stty rows 31 cols 97; exec {} exec {NAME} -- sh -c \"{script}\"",
+        "tty; stty rows 31 cols 97; exec {} exec {NAME} -- sh -c \"{script}\"",
         vm.context.limen.display()
     );
     let mut command = Command::new("script");
     command.args(["-qec", &inner, "/dev/null"]).current_dir(vm.folder);
     command.env("XDG_RUNTIME_DIR", vm.folder).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn()?;
-    let said = super::run::press_when_ready(&mut child)?;
+    let said = super::run::resize_and_press(&mut child)?;
     let status = child.wait()?;
     let says = |text: &str| said.contains(text);
-    let good = says("/dev/hvc") && says("31 97") && says("caught") && status.code() == Some(5);
+    let good = says("/dev/hvc")
+        && says("31 97")
+        && says("40 120")
+        && says("caught")
+        && status.code() == Some(5);
     ensure(good, || format!("{status}: {said:?}"))
 }

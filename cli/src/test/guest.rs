@@ -10,11 +10,12 @@
 //! for guests, Limen's is judged alone.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{Context, Summary, watch};
-use crate::Error;
+use crate::{Error, children};
 
 /// Emulation is up to fifty times slower than the host.
 const VM_TIMEOUT_S: u32 = 1500;
@@ -22,11 +23,14 @@ const VM_TIMEOUT_S: u32 = 1500;
 const TEST_BOUND_S: u32 = 180;
 /// Tests that are known not to pass, in the repository.
 const GAPS: &str = "guest/gaps.txt";
+/// Memory as files, on every Linux.
+const SHM: &str = "/dev/shm";
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let program = build(context)?;
-    let host = results(Command::new(&program).args(["run-all", &context.filter]), "host")?;
+    let mut on_host = Command::new(&program);
+    let host = results(on_host.args(["run-all", &context.filter]).args(places()?), "host")?;
     let host = with_judge(&program, host)?;
     let mut total = judge("host", &host, &host, &Gaps::new());
     let gaps = parse_gaps(&std::fs::read_to_string(context.repository.join(GAPS))?)?;
@@ -43,6 +47,16 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     total += super::vmscape::run(context, &vmm)?;
     total += super::nested::run(context)?;
     Ok(total)
+}
+
+/// Words that tell the tests' program where on this host to work, so that nothing is left there,
+/// however it ends.
+pub(super) fn places() -> Result<Vec<OsString>, Error> {
+    let mut words = Vec::new();
+    for (option, base) in [("--tmp", std::env::temp_dir().as_path()), ("--shm", SHM.as_ref())] {
+        words.extend([option.into(), children::scratch_in(base)?.into_os_string()]);
+    }
+    Ok(words)
 }
 
 /// The tests of `limen-vmm`: a host whose KVM works for guests is rare, so the list of tests is the

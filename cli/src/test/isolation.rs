@@ -67,7 +67,8 @@ const TRACE: &str = "isolation::trace_shows_what_was_deferred";
 
 /// The same load under `--trace`: notes for the isolated CPUs, and their catch-ups at the end.
 fn trace(context: &Context) -> Result<Option<String>, Error> {
-    let file = std::env::temp_dir().join(format!("limen-trace-{}.json", std::process::id()));
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("trace.json");
     let status = Command::new(&context.limen)
         .args(["run", "--pack", "--smp", "4", "--timeout", "120", "--append", ISOLATED, "--trace"])
         .arg(&file)
@@ -78,7 +79,6 @@ fn trace(context: &Context) -> Result<Option<String>, Error> {
         .stdout(Stdio::null())
         .status()?;
     let text = std::fs::read(&file).unwrap_or_default();
-    let _ = std::fs::remove_file(&file);
     let trace: Value = serde_json::from_slice(&text)?;
     let events = trace["traceEvents"].as_array().map_or(&[][..], Vec::as_slice);
     let count = |name: &str, cpus: [u64; 2]| {

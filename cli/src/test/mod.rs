@@ -25,6 +25,7 @@
 pub(crate) mod apps;
 mod audit;
 mod bench;
+mod beside_linux;
 mod bochs;
 mod browser;
 mod detached;
@@ -48,7 +49,9 @@ mod promises;
 mod run;
 mod sabotage;
 mod sandboxers;
+mod sentences;
 mod settings;
+mod traces;
 mod vmscape;
 mod watch;
 

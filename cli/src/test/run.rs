@@ -10,7 +10,10 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use super::watch::Running;
-use super::{Context, Summary, detached, ended, exec, images, profile, promises, sandboxers};
+use super::{
+    Context, Summary, beside_linux, detached, ended, exec, images, profile, promises, sandboxers,
+    sentences, traces,
+};
 use crate::Error;
 
 /// Seconds for one VM, in emulation on a loaded host.
@@ -30,6 +33,7 @@ const TESTS: &[(&str, Test)] = &[
     ("run::writes_vanish", writes_vanish),
     ("run::other_root", other_root),
     ("run::report", report),
+    ("run::trace_format", traces::format),
     ("run::missing", missing),
     ("run::sysret_off", sysret_off),
     ("run::packed", packed),
@@ -37,8 +41,10 @@ const TESTS: &[(&str, Test)] = &[
     ("run::terminal", terminal),
     ("run::callers_environment", promises::callers_environment),
     ("run::wrong_usage", promises::wrong_usage),
+    ("run::sentences", sentences::sentences),
     ("run::output_is_not_lost", promises::output_is_not_lost),
     ("run::children", ended::children),
+    ("run::leaves_nothing", ended::leaves_nothing),
     ("run::clock", promises::clock),
     ("run::shared_folder_keeps_no_rights", promises::shared_folder_keeps_no_rights),
     ("run::secrets", promises::secrets),
@@ -52,6 +58,7 @@ const TESTS: &[(&str, Test)] = &[
     ("run::debugger", detached::debugger),
     ("run::container", images::container),
     ("run::kept", images::kept),
+    ("run::randomization", promises::randomization),
     ("run::compare", promises::compare),
     ("run::every_hook", every_hook),
     ("run::refusals", refusals),
@@ -60,6 +67,8 @@ const TESTS: &[(&str, Test)] = &[
     ("run::profile_refused", profile::refused),
     ("run::landlock_crate", sandboxers::of_crate),
     ("run::landlock_setpriv", sandboxers::setpriv),
+    ("run::landlock_matrix", beside_linux::matrix),
+    ("run::landlock_as_on_linux", beside_linux::sandboxed),
     ("run::compare_with_linux", promises::compare_with_linux),
 ];
 
@@ -375,36 +384,49 @@ fn machines(context: &Context, folder: &Path) -> Result<(), Error> {
     ensure(output.status.success() && said.contains("qemu-system-x86_64"), || said.to_string())
 }
 
-/// With a terminal on both sides: its size, raw mode, Ctrl-C to the foreground group.
+/// With a terminal on both sides: its size, also when the window changes, raw mode, Ctrl-C to the
+/// foreground group.
 fn terminal(context: &Context, folder: &Path) -> Result<(), Error> {
-    let script =
-        "trap 'echo caught; exit 5' INT; stty size; echo ready; while :; do sleep 0.1; done";
+    let script = AT_A_TERMINAL;
     let inner = format!(
-        "stty rows 31 cols 97; exec {} run --timeout {LIMIT} -- sh -c \"{script}\"",
+        "tty; stty rows 31 cols 97; exec {} run --timeout {LIMIT} -- sh -c \"{script}\"",
         context.limen.display()
     );
     let mut command = Command::new("script");
     let command = command.args(["-qec", &inner, "/dev/null"]).current_dir(folder);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-    let said = press_when_ready(&mut child)?;
+    let said = resize_and_press(&mut child)?;
     let status = child.wait()?;
     let good = status.code() == Some(5) && said.contains("31 97") && said.contains("caught");
-    ensure(good, || format!("{status}: {said:?}"))
+    ensure(good && said.contains("40 120"), || format!("{status}: {said:?}"))
 }
 
-/// All that a program at a terminal says, which is pressed Ctrl-C once it says that it is ready.
-pub(super) fn press_when_ready(child: &mut Child) -> Result<String, Error> {
+/// Tells a window's size, at first and when it changes, until Ctrl-C.
+pub(super) const AT_A_TERMINAL: &str = "trap 'stty size' WINCH; trap 'echo caught; exit 5' INT; \
+    stty size; echo ready; while :; do sleep 0.1; done";
+
+/// All that a program at a terminal says, whose name it begins with: the window changes once the
+/// program says that it is ready, and Ctrl-C is pressed once it has said the new size.
+pub(super) fn resize_and_press(child: &mut Child) -> Result<String, Error> {
     let mut stdin = child.stdin.take().ok_or("no stdin")?;
     let mut stdout = child.stdout.take().ok_or("no stdout")?;
-    let (mut said, mut part, mut pressed) = (String::new(), [0; 256], false);
+    let (mut said, mut part, mut is_resized, mut is_pressed) =
+        (String::new(), [0; 256], false, false);
     loop {
         let got = stdout.read(&mut part)?;
         if got == 0 {
             return Ok(said);
         }
         said.push_str(&String::from_utf8_lossy(&part[..got]));
-        if !pressed && said.contains("ready") {
-            pressed = true;
+        if !is_resized && said.contains("ready") {
+            is_resized = true;
+            let terminal = said.lines().next().unwrap_or_default().trim_end();
+            let words = ["-F", terminal, "rows", "40", "cols", "120"];
+            let status = Command::new("stty").args(words).status()?;
+            ensure(status.success(), || format!("stty {terminal}: {status}"))?;
+        }
+        if is_resized && !is_pressed && said.contains("40 120") {
+            is_pressed = true;
             stdin.write_all(b"\x03")?;
         }
     }

@@ -30,7 +30,7 @@ pub(super) fn of_crate(context: &Context, folder: &Path) -> Result<(), Error> {
     let ran = output(context, folder, &["--env", CRATE.1, "--", &tests])?;
     let said = String::from_utf8_lossy(&ran.stdout).into_owned();
     ensure(ran.status.success() && said.contains(" 0 failed"), || said.clone())?;
-    let sample = built(&manifest, &["build", "--example", "sandboxer"])?.display().to_string();
+    let sample = sample()?.display().to_string();
     let script = "cat /usr/lib/os-release >/dev/null && echo reads; echo x >/tmp/x && echo writes; \
                   cat /etc/passwd; ls /; echo x >/usr/x; rm /tmp/x && echo removes";
     let words = [
@@ -86,6 +86,11 @@ pub(super) fn setpriv(context: &Context, folder: &Path) -> Result<(), Error> {
     let ran = output(context, folder, &words)?;
     let denied = String::from_utf8_lossy(&ran.stderr).matches("Permission denied").count();
     ensure(ran.stdout == b"lists\nwrites\n" && denied == 2, || format!("{ran:?}"))
+}
+
+/// The sample of the crate: a program that restricts itself as variables say, and becomes another.
+pub(super) fn sample() -> Result<PathBuf, Error> {
+    built(&fetched()?, &["build", "--example", "sandboxer"])
 }
 
 /// The manifest of the crate, where cargo keeps it.

@@ -61,7 +61,11 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     for (name, words) in HOST.iter().filter(|(name, _)| context.wants(name)) {
         let _running = Running::begin(name);
         let mut command = Command::new(words[0]);
-        command.args(&words[1..]).arg(&program).args(["run-all", "--bound", "180"]);
+        command
+            .args(&words[1..])
+            .arg(&program)
+            .args(["run-all", "--bound", "180"])
+            .args(guest::places()?);
         let output = command.stdin(Stdio::null()).output()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();

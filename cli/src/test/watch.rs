@@ -21,10 +21,10 @@ const AGAIN: u32 = 8;
 const LOOK: Duration = Duration::from_millis(250);
 
 /// What runs, by number of start.
-static TESTS: Mutex<BTreeMap<u64, Entry>> = Mutex::new(BTreeMap::new());
+static TESTS: Mutex<BTreeMap<u64, RunningTest>> = Mutex::new(BTreeMap::new());
 static TELLER: Once = Once::new();
 
-struct Entry {
+struct RunningTest {
     name: String,
     began: Instant,
     tell_after: Duration,
@@ -43,7 +43,7 @@ impl Running {
         let mut tests = tests();
         let number = tests.last_key_value().map_or(0, |(number, _)| number + 1);
         let (name, began) = (name.to_owned(), Instant::now());
-        tests.insert(number, Entry { name, began, tell_after: NAME_AFTER });
+        tests.insert(number, RunningTest { name, began, tell_after: NAME_AFTER });
         Self(number)
     }
 }
@@ -54,7 +54,7 @@ impl Drop for Running {
     }
 }
 
-fn tests() -> MutexGuard<'static, BTreeMap<u64, Entry>> {
+fn tests() -> MutexGuard<'static, BTreeMap<u64, RunningTest>> {
     TESTS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
@@ -68,7 +68,7 @@ fn tell_for_ever() {
 }
 
 /// The lines that are due now.
-fn due(tests: &mut BTreeMap<u64, Entry>, now: Instant) -> Vec<String> {
+fn due(tests: &mut BTreeMap<u64, RunningTest>, now: Instant) -> Vec<String> {
     let mut lines = Vec::new();
     for test in tests.values_mut() {
         let elapsed = now.saturating_duration_since(test.began);
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn a_test_is_named_after_two_seconds_and_not_at_each_look() {
         let began = Instant::now();
-        let entry = Entry { name: "a::b".to_owned(), began, tell_after: NAME_AFTER };
+        let entry = RunningTest { name: "a::b".to_owned(), began, tell_after: NAME_AFTER };
         let mut tests = BTreeMap::from([(0, entry)]);
         assert!(due(&mut tests, began + Duration::from_secs(1)).is_empty());
         assert_eq!(due(&mut tests, began + Duration::from_secs(2)), ["running: a::b (2 s)"]);

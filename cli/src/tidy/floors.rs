@@ -64,6 +64,26 @@ pub(super) struct Summary {
     upward: usize,
     largest_circle: usize,
     largest_floor: (String, usize),
+    floors: Vec<FloorSummary>,
+}
+
+/// A floor, and what it takes from others.
+struct FloorSummary {
+    name: &'static str,
+    lines: usize,
+    largest_circle: usize,
+    /// The other floors, and how many imports lead there.
+    imports: BTreeMap<String, usize>,
+}
+
+impl fmt::Display for FloorSummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let edges: Vec<String> =
+            self.imports.iter().map(|(floor, count)| format!("{floor} {count}")).collect();
+        let edges = if edges.is_empty() { String::from("nothing") } else { edges.join(", ") };
+        let (name, lines, circle) = (self.name, self.lines, self.largest_circle);
+        write!(f, "  {name}: {lines} lines, circle {circle}; takes from {edges}")
+    }
 }
 
 impl fmt::Display for Summary {
@@ -74,7 +94,8 @@ impl fmt::Display for Summary {
             "{}: {} files, {} imports, {} of them upward; largest circle {} files, largest \
              floor {floor} with {lines} lines",
             self.root, self.files, self.imports, self.upward, self.largest_circle
-        )
+        )?;
+        self.floors.iter().rev().try_for_each(|floor| write!(f, "\n{floor}"))
     }
 }
 
@@ -118,7 +139,23 @@ fn check_house(
         let text = format!("{length} lines, at most {FLOOR_LINES_MAX}");
         findings.push(Finding::new(&PathBuf::from(house.root).join(floor), 0, text));
     }
+    let floors = house.floors.iter().map(|&name| {
+        let of_floor = |module: &Module| module.first().is_some_and(|first| first == name);
+        let mut taken: BTreeMap<String, usize> = BTreeMap::new();
+        for import in graph.imports.iter().filter(|i| of_floor(&i.from) && !of_floor(&i.to)) {
+            *taken.entry(import.to[0].clone()).or_default() += 1;
+        }
+        let circle = circles.iter().find(|circle| circle.iter().any(|module| of_floor(module)));
+        FloorSummary {
+            name,
+            lines: lines.get(name).copied().unwrap_or(0),
+            largest_circle: circle.map_or(0, Vec::len),
+            imports: taken,
+        }
+    });
+    let floors = floors.filter(|floor| floor.lines > 0).collect();
     Summary {
+        floors,
         root: house.root,
         files: graph.files.len(),
         imports: graph.imports.len(),

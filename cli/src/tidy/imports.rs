@@ -1,8 +1,9 @@
 //! Which file of a crate takes what from which other file: the crate's own import graph.
 //!
-//! Read from `use` lines and from paths in the code that begin with `crate`, `self`, `super` or a
-//! module that a `use` line names. What the crate's root hands on under another name is followed to
-//! where it stands; what a module hands on of its own children is not counted. Not a compiler: what
+//! Read from `use` lines and from paths in the code that begin with `crate`, `self`, `super`, a
+//! child of the module or a module that a `use` line names. What a module hands on (`pub use`) is
+//! followed to where it stands: who takes a name from a module depends on the file that has it, and
+//! a module that only hands on its child's name does not depend on the child. Not a compiler: what
 //! a macro makes is not seen, nor are methods and fields of values that somebody else handed over.
 //! Neighbours: `lex.rs`, `floors.rs`.
 
@@ -39,8 +40,12 @@ impl Graph {
         });
         let own: BTreeMap<Module, &Source> = own.collect();
         let known: BTreeSet<Module> = own.keys().cloned().collect();
-        let root = own.get(&Module::new()).map(|source| root_names(&source.text, &known));
-        let known = Known { modules: known, root: root.unwrap_or_default() };
+        let mut known = Known { modules: known, handed_on: BTreeMap::new() };
+        let names: Vec<_> = own
+            .iter()
+            .flat_map(|(module, source)| names_handed_on(module, &source.text, &known.modules))
+            .collect();
+        known.handed_on.extend(names);
         let mut imports = BTreeSet::new();
         for (module, source) in &own {
             imports_of(module, &source.text, &known, &mut imports);
@@ -111,42 +116,63 @@ fn module_of(below: &Path) -> Module {
 /// What paths can lead to.
 struct Known {
     modules: BTreeSet<Module>,
-    /// What the root hands on from below: name and real path.
-    root: BTreeMap<String, Module>,
+    /// Names, by their path, that a module hands on from elsewhere: the path there.
+    handed_on: BTreeMap<Module, Module>,
 }
 
+/// Most times that a name is handed on.
+const HANDS_MAX: usize = 8;
+
 impl Known {
-    /// The real path of one that begins with a name that the root hands on.
-    fn resolve(&self, path: Module) -> Module {
-        match path.first().and_then(|first| self.root.get(first)) {
-            Some(real) => [&real[..], &path[1..]].concat(),
-            None => path,
+    /// The real path of one that leads through names that are handed on.
+    fn resolve(&self, mut path: Module) -> Module {
+        for _ in 0..HANDS_MAX {
+            let step = (1..=path.len())
+                .find_map(|length| Some((self.handed_on.get(&path[..length])?, length)));
+            let Some((real, length)) = step else { break };
+            path = [&real[..], &path[length..]].concat();
         }
+        path
     }
 }
 
-/// The names that the root's `use` lines give to what stands in its modules.
-fn root_names(text: &str, known: &BTreeSet<Module>) -> BTreeMap<String, Module> {
+/// The names that `module` hands on from elsewhere, with their real paths; all `use` lines of the
+/// root, since what stands there is named from everywhere.
+fn names_handed_on(module: &Module, text: &str, known: &BTreeSet<Module>) -> Vec<(Module, Module)> {
     let code = code_only(text);
     let tokens = tokens(&code);
-    let mut names = BTreeMap::new();
+    let mut names = Vec::new();
     let mut at = 0;
     while at < tokens.len() {
         if tokens[at] != "use" {
             at += 1;
             continue;
         }
+        let is_handed_on = module.is_empty() || is_public(&tokens, at);
         let mut leaves = Vec::new();
         at = use_tree(&tokens, at + 1, &[], &mut leaves);
-        for (path, local) in leaves {
-            let path: Module = owned(&path).into_iter().filter(|word| word != "self").collect();
-            let is_own = path.len() > 1 && known.contains(&path[..1]);
-            if is_own && !known.contains(&[local.to_owned()][..]) {
-                names.insert(local.to_owned(), path);
+        for (path, local) in leaves.into_iter().filter(|_| is_handed_on) {
+            let name = [&module[..], &owned(&[local])].concat();
+            let path = absolute(&path, module, known).filter(|path| *path != name);
+            if !known.contains(&name) && local != "*" {
+                names.extend(path.map(|path| (name, path)));
             }
         }
     }
     names
+}
+
+/// Whether `pub` or `pub(...)` stands before the token at `at`.
+fn is_public(tokens: &[&str], at: usize) -> bool {
+    let before = &tokens[..at];
+    match before.last() {
+        Some(&"pub") => true,
+        Some(&")") => {
+            let open = before.iter().rposition(|token| *token == "(");
+            open.and_then(|open| open.checked_sub(1)).is_some_and(|pub_at| before[pub_at] == "pub")
+        }
+        _ => false,
+    }
 }
 
 fn imports_of(module: &Module, text: &str, known: &Known, imports: &mut BTreeSet<Import>) {
@@ -159,15 +185,18 @@ fn imports_of(module: &Module, text: &str, known: &Known, imports: &mut BTreeSet
     let mut at = 0;
     while at < tokens.len() {
         if tokens[at] == "use" {
+            let is_public = is_public(&tokens, at);
             let mut leaves = Vec::new();
             at = use_tree(&tokens, at + 1, &[], &mut leaves);
             for (path, local) in leaves {
-                let Some(path) = absolute(&path, module) else { continue };
+                let Some(path) = absolute(&path, module, &known.modules) else { continue };
                 let path = known.resolve(path);
                 if known.modules.contains(&path) {
                     modules.insert(local, path.clone());
                 }
-                paths.push(path);
+                if !(is_public && path.starts_with(module)) {
+                    paths.push(path);
+                }
             }
             continue;
         }
@@ -176,7 +205,7 @@ fn imports_of(module: &Module, text: &str, known: &Known, imports: &mut BTreeSet
             let first = modules.get(words[0]).cloned();
             let path = match first {
                 Some(first) => Some([&first[..], &owned(&words[1..])].concat()),
-                None => absolute(&words, module),
+                None => absolute(&words, module, &known.modules),
             };
             paths.extend(path.map(|path| known.resolve(path)));
         }
@@ -197,7 +226,7 @@ fn owned(words: &[&str]) -> Module {
 }
 
 /// A path of the crate's own from its root; `None` for one that leads elsewhere.
-fn absolute(words: &[&str], module: &Module) -> Option<Module> {
+fn absolute(words: &[&str], module: &Module, known: &BTreeSet<Module>) -> Option<Module> {
     match *words.first()? {
         "crate" => Some(owned(&words[1..])),
         "self" => Some([&module[..], &owned(&words[1..])].concat()),
@@ -206,7 +235,10 @@ fn absolute(words: &[&str], module: &Module) -> Option<Module> {
             let kept = module.len().checked_sub(ups)?;
             Some([&module[..kept], &owned(&words[ups..])].concat())
         }
-        _ => None,
+        child => {
+            let child = [&module[..], &owned(&[child])].concat();
+            known.contains(&child).then(|| [&child[..], &owned(&words[1..])].concat())
+        }
     }
 }
 
@@ -337,15 +369,33 @@ mod tests {
     }
 
     #[test]
-    fn names_that_the_root_hands_on() {
+    fn names_that_modules_hand_on() {
         let found = graph(&[
             ("lib.rs", "pub mod a; mod b; pub use b::c as short; pub use self::a::X;"),
             ("a.rs", "use crate::short; fn f() { short::g(); crate::short::h(); crate::X; }"),
             ("b/mod.rs", ""),
             ("b/c.rs", "use crate::X;"),
         ]);
-        let expected = [" > a: X", "a > b.c: ", "a > b.c: g", "a > b.c: h", "b.c > a: X"];
+        let expected = ["a > b.c: ", "a > b.c: g", "a > b.c: h", "b.c > a: X"];
         assert_eq!(shown(&found), expected);
+        let found = graph(&[
+            ("a/mod.rs", "mod b; pub mod c; pub use b::X; pub(super) use c::{self as d, Y};"),
+            ("a/b.rs", "use super::Y;"),
+            ("a/c.rs", ""),
+            ("e.rs", "use crate::a::{X, d::Z};"),
+        ]);
+        assert_eq!(shown(&found), ["a.b > a.c: Y", "e > a.b: X", "e > a.c: Z"]);
+    }
+
+    #[test]
+    fn a_module_and_its_children_can_be_a_circle() {
+        let found = graph(&[
+            ("a/mod.rs", "mod b; mod c; use b::X; fn f() { c::g(); core::mem::drop(1); }"),
+            ("a/b.rs", "use super::Thing;"),
+            ("a/c.rs", ""),
+        ]);
+        assert_eq!(shown(&found), ["a > a.b: X", "a > a.c: g", "a.b > a: Thing"]);
+        assert_eq!(found.circles(|_| true).len(), 1);
     }
 
     #[test]

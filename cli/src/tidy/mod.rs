@@ -10,6 +10,8 @@
 //! | pointers | the kernel reaches a program's memory by `UserPtr` and requests alone |
 //! | edges | crates depend on each other as the picture in ARCHITECTURE.md shows |
 //! | apps | each row of `guest/apps.toml` names the packages of the programs that it starts |
+//! | pages | the pages of `docs/` are what the tables say |
+//! | leaks | the kernel leaks nothing that could be a reference to its thread |
 //! | floors | inside kernel and machine imports run down; circles and floors have a largest size |
 //!
 //! Reading order: [`check_repository`], then `rules`, `functions`, `edges`, `floors`; `lex` takes
@@ -20,6 +22,7 @@ mod floors;
 mod functions;
 mod imports;
 mod lex;
+pub(crate) mod pages;
 mod rules;
 
 use std::fmt;
@@ -89,6 +92,7 @@ pub(crate) fn check_repository(repository: &Path) -> Result<Vec<Finding>, Error>
     }
     let manifests = sources.iter().filter(|source| source.path.ends_with("Cargo.toml"));
     edges::check(&manifests.collect::<Vec<_>>(), &mut findings);
+    pages::check(repository, &mut findings);
     let apps = Path::new(manifest::PATH);
     let faults = manifest::faults(&fs::read_to_string(repository.join(apps))?);
     findings.extend(faults.into_iter().map(|fault| Finding::new(apps, 0, fault)));

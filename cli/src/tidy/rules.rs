@@ -35,6 +35,7 @@ pub(super) fn check(source: &Source, findings: &mut Vec<Finding>) {
     unsafe_place(source, findings);
     safety(source, findings);
     typed_pointers(source, findings);
+    leaks(source, findings);
 }
 
 /// The rules that hold for assembly as well.
@@ -42,6 +43,19 @@ pub(super) fn check_assembly(source: &Source, findings: &mut Vec<Finding>) {
     width(source, findings);
     if !may_be_unsafe(&source.path) {
         findings.push(Finding::new(&source.path, 0, "assembly outside machine/ and guest/"));
+    }
+}
+
+/// A leaked `machine::task::Current` would lend its thread for longer than it lives.
+fn leaks(source: &Source, findings: &mut Vec<Finding>) {
+    if !source.path.starts_with("kernel") {
+        return;
+    }
+    for (index, line) in code_only(&source.text).lines().enumerate() {
+        if line.contains("::leak(") || line.contains(".leak(") {
+            let text = "leaks: what the machine lends for a moment could live for ever";
+            findings.push(Finding::new(&source.path, index + 1, text));
+        }
     }
 }
 
@@ -159,6 +173,13 @@ mod tests {
         assert_eq!(lines_of("kernel/src/net/a.rs", text, typed_pointers), [1, 3]);
         assert_eq!(lines_of("kernel/src/base/a.rs", text, typed_pointers), [0; 0]);
         assert_eq!(lines_of("machine/src/a.rs", text, typed_pointers), [0; 0]);
+    }
+
+    #[test]
+    fn leaked_references() {
+        let text = "// Box::leak(x)\nlet a = Box::leak(x);\nx.leak();\nleak(x);\n";
+        assert_eq!(lines_of("kernel/src/a.rs", text, leaks), [2, 3]);
+        assert_eq!(lines_of("machine/src/a.rs", text, leaks), [0; 0]);
     }
 
     #[test]

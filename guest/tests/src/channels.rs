@@ -110,7 +110,7 @@ fn pipe_opened_again() {
 
 /// A reader that came when there was a writer sees it go, though none came since.
 fn fifo_hangup() {
-    let name = format!("/tmp/limen-fifo-{}", std::process::id());
+    let name = format!("{}/fifo", dir());
     let path = std::ffi::CString::new(name.as_str()).unwrap();
     sc!(SYS_mknod, path.as_ptr(), S_IFIFO | 0o600, 0).is(0);
     let early = open(&name, O_RDONLY | O_NONBLOCK).fd();

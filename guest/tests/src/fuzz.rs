@@ -145,6 +145,7 @@ pub fn unsafe_to_sweep(nr: usize) -> bool {
 
 /// A place to live: on the host no rights, no folder of others, no space to fill.
 fn settle(in_vm: bool) -> World {
+    begin_test();
     let d = dir();
     let _ = sc!(SYS_chmod, c(&d).as_ptr(), 0o777);
     let limit = |what: u32, n: usize| sc!(SYS_setrlimit, what, [n, n].as_ptr());
@@ -320,7 +321,7 @@ fn job(seed: u64, plan: &Plan, tally: &Tally) -> Result<u32, String> {
         // What it left behind: descendants, mounts, files.
         let _ = sc!(SYS_kill, -pid, SIGKILL);
         while let Ok(1..) = sc!(SYS_wait4, -1i32, 0, WNOHANG | __WALL, 0) {}
-        let folder = format!("/tmp/limen-{pid}-0");
+        let folder = format!("/tmp/limen-{pid}-{pid}-0");
         if plan.in_vm {
             while sc!(SYS_umount2, c(&folder).as_ptr(), MNT_DETACH).is_ok() {}
         }

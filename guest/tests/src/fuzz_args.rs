@@ -6,7 +6,7 @@
 //! there may be an iovec, a sigaction or a message header whose fields are plausible. Neighbour:
 //! `fuzz.rs`, which makes the calls.
 
-use abi::syscalls::Kind;
+use abi::syscalls::ArgumentKind;
 
 use crate::sc;
 use crate::sys::*;
@@ -147,19 +147,27 @@ impl World {
     }
 
     /// A plausible argument of this kind.
-    fn argument_of(&self, kind: Kind, r: &mut Rng) -> usize {
+    fn argument_of(&self, kind: ArgumentKind, r: &mut Rng) -> usize {
         (match kind {
-            Kind::Fd => r.below(FDS + 4),
-            Kind::Path => self.paths[r.below(self.paths.len() as u64) as usize].as_ptr() as u64,
-            Kind::Pointer => self.page as u64 + r.below(512) * 8,
-            Kind::Size => [r.below(16), r.below(4097), 1 << r.below(32)][r.below(3) as usize],
-            Kind::Int => [r.below(16), r.below(0x1_0000), r.of(&EDGES)][r.below(3) as usize],
-            Kind::Long => [r.below(0x1_0000), r.of(&EDGES), r.next()][r.below(3) as usize],
-            Kind::Flags => {
+            ArgumentKind::Fd => r.below(FDS + 4),
+            ArgumentKind::Path => {
+                self.paths[r.below(self.paths.len() as u64) as usize].as_ptr() as u64
+            }
+            ArgumentKind::Pointer => self.page as u64 + r.below(512) * 8,
+            ArgumentKind::Size => {
+                [r.below(16), r.below(4097), 1 << r.below(32)][r.below(3) as usize]
+            }
+            ArgumentKind::Int => {
+                [r.below(16), r.below(0x1_0000), r.of(&EDGES)][r.below(3) as usize]
+            }
+            ArgumentKind::Long => [r.below(0x1_0000), r.of(&EDGES), r.next()][r.below(3) as usize],
+            ArgumentKind::Flags => {
                 [0, 1 << r.below(32), (1 << r.below(20)) | (1 << r.below(20))][r.below(3) as usize]
             }
-            Kind::Mode => r.below(0o1_0000),
-            Kind::Pid => [0, u64::from(std::process::id()), r.below(1 << 22)][r.below(3) as usize],
+            ArgumentKind::Mode => r.below(0o1_0000),
+            ArgumentKind::Pid => {
+                [0, u64::from(std::process::id()), r.below(1 << 22)][r.below(3) as usize]
+            }
         }) as usize
     }
 

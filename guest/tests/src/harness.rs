@@ -41,6 +41,7 @@ pub enum Outcome {
 pub fn run(test: &Test, bound_s: u64) -> Outcome {
     let pid = fork(|| {
         let _ = sc!(SYS_setpgid, 0, 0);
+        begin_test();
         fault_words();
         (test.run)();
         0
@@ -49,7 +50,9 @@ pub fn run(test: &Test, bound_s: u64) -> Outcome {
     let _ = sc!(SYS_kill, -pid, SIGKILL);
     reap_strays();
     for base in ["/tmp", "/dev/shm"] {
+        // A program that has taken the test's place does not know what stands for it.
         sweep(base, pid);
+        sweep(place(base), pid);
     }
     outcome
 }
@@ -120,7 +123,7 @@ fn reap_strays() {
 }
 
 fn sweep(base: &str, pid: i32) {
-    // Children of a test have numbers of their own. In a VM nobody else tests.
+    // In a VM nobody else tests.
     let is_alone = std::fs::exists("/proc/limen").unwrap_or(false);
     let prefix = if is_alone { "limen-".to_owned() } else { format!("limen-{pid}-") };
     let Ok(entries) = std::fs::read_dir(base) else { return };

@@ -28,7 +28,8 @@ const MAKE_SYM: u64 = 1 << 12;
 const REFER: u64 = 1 << 13;
 const TRUNCATE: u64 = 1 << 14;
 const IOCTL_DEV: u64 = 1 << 15;
-const ALL_FS: u64 = (1 << 16) - 1;
+/// Every right to files.
+pub const ALL_FS: u64 = (1 << 16) - 1;
 const BIND_TCP: u64 = 1;
 const CONNECT_TCP: u64 = 2;
 
@@ -52,7 +53,8 @@ fn is_there() -> bool {
     version().is_some_and(|version| version >= 5)
 }
 
-fn ruleset(fs: u64, net: u64) -> i32 {
+/// A ruleset that handles these rights to files and ports.
+pub fn ruleset(fs: u64, net: u64) -> i32 {
     let attributes = [fs, net];
     sc!(SYS_landlock_create_ruleset, attributes.as_ptr(), 16, 0).fd()
 }
@@ -67,13 +69,15 @@ fn add_port(ruleset: i32, rights: u64, port: u64) -> Res {
     sc!(SYS_landlock_add_rule, ruleset, NET_PORT, rule.as_ptr(), 0)
 }
 
-fn grant(ruleset: i32, rights: u64, path: &str) {
+/// Grants rights below a path.
+pub fn grant(ruleset: i32, rights: u64, path: &str) {
     let fd = open(path, O_PATH | O_CLOEXEC).fd();
     add_path(ruleset, rights, fd).is(0);
     close(fd);
 }
 
-fn restrict(ruleset: i32) -> Res {
+/// Restricts the caller.
+pub fn restrict(ruleset: i32) -> Res {
     sc!(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0).is(0);
     sc!(SYS_landlock_restrict_self, ruleset, 0)
 }
@@ -147,7 +151,7 @@ fn tiny_program() -> Vec<u8> {
 }
 
 /// Makes what the operations below need.
-fn furnish(d: &str) {
+pub fn furnish(d: &str) {
     for name in ["file", "remove", "grow", "program"] {
         std::fs::write(format!("{d}/{name}"), b"text").expect("a file");
     }

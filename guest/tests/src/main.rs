@@ -28,10 +28,12 @@ mod huge_pages;
 mod io_signals;
 mod jobs;
 mod landlock;
+mod landlock_matrix;
 mod mappings;
 mod memory;
 mod options;
 mod order;
+mod own;
 mod partly;
 mod pointers;
 mod processes;
@@ -65,6 +67,7 @@ const SUBJECTS: &[&[Test]] = &[
     exec::TESTS,
     jobs::TESTS,
     threads::TESTS,
+    own::TESTS,
     signals::TESTS,
     io_signals::TESTS,
     memory::TESTS,
@@ -102,11 +105,13 @@ const SUBJECTS: &[&[Test]] = &[
 ];
 
 const USAGE: &str = "usage: limen-guest-tests list | run NAME | run-all [FILTER] [--bound SECONDS]
+         [--tmp DIR --shm DIR]
        storm NAME [--count N] [--jobs N] | fuzz [--seconds N] [--children N] [--seed S]
          [--jobs J] [--in-vm]
        differ run [--seed S] [--first N] [--count N] [--seconds N] | differ show FILE
        hogs [FILTER], in a VM only | hooks, refusals, in a VM of Limen's only | elf-cases
        errors [CALL] | errors merge FILE FILE | errors differ FILE, as root
+       landlock-matrix, where nobody else works
        as-init run|run-all …, as the first process of a bare kernel";
 
 fn all() -> impl Iterator<Item = &'static Test> {
@@ -132,6 +137,13 @@ fn main() {
     }
     std::panic::set_hook(Box::new(|info| eprintln!("{info}")));
     let bound_s = option(&args, "--bound", 300);
+    let places = ["--tmp", "--shm"].map(|name| {
+        let at = args.iter().position(|a| a == name);
+        at.and_then(|i| args.get(i + 1)).cloned()
+    });
+    if let [Some(tmp), Some(shm)] = &places {
+        sys::set_places(tmp, shm);
+    }
     let word = |i: usize| args.get(i).map_or("", String::as_str);
     let good = match word(1) {
         "list" => {
@@ -161,6 +173,7 @@ fn main() {
         "hogs" => hogs::main(word(2)),
         "hooks" => hooks::main(),
         "refusals" => refusals::main(),
+        "landlock-matrix" => landlock_matrix::main(),
         "storm" => {
             let (count, jobs) = (option(&args, "--count", 200), option(&args, "--jobs", 8));
             storm::main(word(2), count as u32, jobs as u32)

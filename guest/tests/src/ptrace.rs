@@ -659,23 +659,6 @@ fn fork_events() {
     sc!(SYS_wait4, -1i32, 0, __WALL | WNOHANG, 0).fails(ECHILD);
 }
 
-/// Starts a thread that runs `f` on a stack of its own; its id.
-fn raw_thread(f: extern "C" fn()) -> i32 {
-    let stack = anon(65536) as u64 + 65536 - 56;
-    // SAFETY: the memory was mapped just now and is the test's own.
-    unsafe { (stack as *mut u64).write(f as *const () as u64) };
-    let flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
-    let ret: i64;
-    // SAFETY: the new thread has its own stack and calls only `f`, which does not return.
-    unsafe {
-        asm!("syscall", "test rax, rax", "jnz 2f", "pop rax", "call rax", "ud2", "2:",
-             inlateout("rax") SYS_clone => ret, in("rdi") flags, in("rsi") stack, in("rdx") 0,
-             in("r10") 0, in("r8") 0, lateout("rcx") _, lateout("r11") _);
-    }
-    assert!(ret > 0, "clone: {ret}");
-    ret as i32
-}
-
 extern "C" fn thread_exits() {
     let _ = sc!(SYS_exit, 9);
 }
@@ -693,7 +676,7 @@ extern "C" fn thread_execs() {
 
 fn clone_and_exit_events() {
     let pid = tracee(|| {
-        raw_thread(thread_exits);
+        raw_thread(THREAD_FLAGS, thread_exits);
         // Until the thread has gone.
         until(|| std::fs::read_dir("/proc/self/task").is_ok_and(|d| d.count() == 1));
         4
@@ -856,7 +839,7 @@ fn registers_at_the_start_of_a_program() {
 fn exec_event() {
     // The thread that executes takes the first thread's id over; the tracer is told its old one.
     let pid = tracee(|| {
-        raw_thread(thread_execs);
+        raw_thread(THREAD_FLAGS, thread_execs);
         thread_pauses();
         0
     });
@@ -876,8 +859,8 @@ fn exec_event() {
 
 fn threads_are_waited_for() {
     let pid = tracee(|| {
-        raw_thread(thread_pauses);
-        raw_thread(thread_pauses);
+        raw_thread(THREAD_FLAGS, thread_pauses);
+        raw_thread(THREAD_FLAGS, thread_pauses);
         11
     });
     options(pid, PTRACE_O_TRACECLONE as u64);
@@ -1335,7 +1318,7 @@ fn family() -> i32 {
     let children: Vec<i32> = (0..3)
         .map(|i| {
             fork(|| {
-                raw_thread(thread_exits);
+                raw_thread(THREAD_FLAGS, thread_exits);
                 one_call(SYS_getpid);
                 let grandchild = fork(|| 0);
                 wait_code(grandchild, 0);

@@ -281,11 +281,47 @@ pub fn dir() -> String {
     dir_in("/tmp")
 }
 
+/// Where the runner lets tests work in place of `/tmp` and `/dev/shm`.
+static PLACES: std::sync::OnceLock<[String; 2]> = std::sync::OnceLock::new();
+/// The process of the test that runs, by which the runner knows what it has left; 0 where another
+/// program has taken its place.
+static TEST: AtomicU32 = AtomicU32::new(0);
+
+/// Sets the places once, before any test.
+pub fn set_places(tmp: &str, shm: &str) {
+    PLACES.set([tmp.to_owned(), shm.to_owned()]).expect("set once");
+}
+
+/// What stands for `/tmp` or `/dev/shm`; any other folder stands for itself.
+pub fn place(base: &str) -> &str {
+    match (PLACES.get(), base) {
+        (Some([tmp, _]), "/tmp") => tmp,
+        (Some([_, shm]), "/dev/shm") => shm,
+        _ => base,
+    }
+}
+
+/// From here on this process is a test: what it makes, and its children, has its number.
+pub fn begin_test() {
+    TEST.store(std::process::id(), SeqCst);
+}
+
+/// The number that names of files of this test begin with.
+pub fn test_number() -> u32 {
+    match TEST.load(SeqCst) {
+        // A test leads its group.
+        0 => sc!(SYS_getpgrp).must() as u32,
+        number => number,
+    }
+}
+
 /// A fresh directory on a file system of the test's choice.
 pub fn dir_in(base: &str) -> String {
     static N: AtomicU32 = AtomicU32::new(0);
+    let base = place(base);
     loop {
-        let d = format!("{base}/limen-{}-{}", std::process::id(), N.fetch_add(1, SeqCst));
+        let (test, own) = (test_number(), std::process::id());
+        let d = format!("{base}/limen-{test}-{own}-{}", N.fetch_add(1, SeqCst));
         match sc!(SYS_mkdir, c(&d).as_ptr(), 0o755) {
             // Left by a run that was killed, whose process had the same number.
             Err(EEXIST) => {}
@@ -406,4 +442,24 @@ impl Siginfo {
     pub fn addr(&self) -> usize {
         self.pid as u32 as usize | (self.uid as usize) << 32
     }
+}
+
+/// What a thread of a C library shares with its maker.
+pub const THREAD_FLAGS: i32 =
+    CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
+
+/// Starts a thread that runs `f` on a stack of its own; its id.
+pub fn raw_thread(flags: i32, f: extern "C" fn()) -> i32 {
+    let stack = anon(65536) as u64 + 65536 - 56;
+    // SAFETY: the memory was mapped just now and is the test's own.
+    unsafe { (stack as *mut u64).write(f as *const () as u64) };
+    let ret: i64;
+    // SAFETY: the new thread has its own stack and calls only `f`, which does not return.
+    unsafe {
+        std::arch::asm!("syscall", "test rax, rax", "jnz 2f", "pop rax", "call rax", "ud2", "2:",
+             inlateout("rax") SYS_clone => ret, in("rdi") flags, in("rsi") stack, in("rdx") 0,
+             in("r10") 0, in("r8") 0, lateout("rcx") _, lateout("r11") _);
+    }
+    assert!(ret > 0, "clone: {ret}");
+    ret as i32
 }

@@ -166,7 +166,7 @@ fn fifo() -> (i32, i32) {
 }
 
 fn fifo_path() -> String {
-    format!("/tmp/limen-{}-fifo", pid())
+    format!("{}/limen-{}-fifo", place("/tmp"), test_number())
 }
 
 fn open_fifo(flags: i32) -> Res {

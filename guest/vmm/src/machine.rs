@@ -88,7 +88,7 @@ const TABLES: u64 = 0x8_0000;
 
 /// The mode a guest starts in.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum StartMode {
     Real,
     /// 32-bit, without paging.
     Protected,
@@ -105,11 +105,11 @@ pub struct Guest {
 impl Guest {
     /// In real mode at `code`.
     pub fn real(code: &[u8]) -> Result<Guest> {
-        Guest::of(Kind::Real, code, false)
+        Guest::of(StartMode::Real, code, false)
     }
 
     /// In a mode at `code`; with the kernel's interrupt controllers, or without.
-    pub fn of(kind: Kind, code: &[u8], controllers: bool) -> Result<Guest> {
+    pub fn of(kind: StartMode, code: &[u8], controllers: bool) -> Result<Guest> {
         let kvm = Kvm::new().map_err(say("/dev/kvm"))?;
         let vm = kvm.create_vm().map_err(say("KVM_CREATE_VM"))?;
         if controllers {
@@ -123,8 +123,8 @@ impl Guest {
         let cpu = vm.create_vcpu(0).map_err(say("KVM_CREATE_VCPU"))?;
         let guest = Guest { cpu, vm, memory, kvm };
         match kind {
-            Kind::Real => start_real(&guest.cpu)?,
-            Kind::Protected => guest.start_protected()?,
+            StartMode::Real => start_real(&guest.cpu)?,
+            StartMode::Protected => guest.start_protected()?,
         }
         Ok(guest)
     }
@@ -153,7 +153,7 @@ impl Guest {
 
     /// In 32-bit protected mode without paging.
     pub fn protected(code: &[u8]) -> Result<Guest> {
-        Guest::of(Kind::Protected, code, false)
+        Guest::of(StartMode::Protected, code, false)
     }
 
     pub fn regs(&self) -> Result<kvm_regs> {

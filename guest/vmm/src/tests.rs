@@ -7,7 +7,7 @@ use std::time::Duration;
 use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, Msrs, kvm_msr_entry};
 use kvm_ioctls::VcpuExit;
 
-use crate::machine::{CODE, Guest, Kind, Memory, Result, say, set_region, start_real};
+use crate::machine::{CODE, Guest, Memory, Result, StartMode, say, set_region, start_real};
 
 type Test = (&'static str, fn() -> Result<()>);
 
@@ -545,16 +545,16 @@ const SET_UP_PIC: [u8; 32] = [
     0xe6, 0x21, 0xb0, 0x02, 0xe6, 0xa1, 0xb0, 0x01, 0xe6, 0x21, 0xe6, 0xa1, 0xb0, 0x00, 0xe6, 0x21,
 ];
 
-/// Halts until a handler has set the byte at 0x6000, whenever that was: cli; cmp byte [0x6000],1;
+/// Halts until a handler has set the byte at 0x6000, whenever that was: cli; cmp byte \[0x6000\],1;
 /// je end; sti; hlt; jmp cli.
 const WAIT: [u8; 12] = [0xfa, 0x80, 0x3e, 0x00, 0x60, 1, 0x74, 4, 0xfb, 0xf4, 0xeb, 0xf4];
 
 /// A guest with the kernel's controllers that sets them up, and then does `then`; interrupts of
-/// `vector` end in a handler at 0x1200 (mov byte [0x6000],1; out 0x81,al; mov al,0x20; out 0x20,al;
+/// `vector` end in a handler at 0x1200 (mov byte \[0x6000\],1; out 0x81,al; mov al,0x20; out 0x20,al;
 /// iret).
 fn with_controllers(then: &[u8], vector: usize) -> Result<Guest> {
     let code = [&SET_UP_PIC[..], then].concat();
-    let guest = Guest::of(Kind::Real, &code, true)?;
+    let guest = Guest::of(StartMode::Real, &code, true)?;
     let handler = [0xc6, 0x06, 0x00, 0x60, 1, 0xe6, 0x81, 0xb0, 0x20, 0xe6, 0x20, 0xcf];
     guest.memory.write(0x1200, &handler);
     guest.memory.write(vector * 4, &[0x00, 0x12, 0, 0]);
@@ -623,7 +623,7 @@ fn one_cpu_starts_another() -> Result<()> {
         0xc7, 0x05, 0x10, 0x03, 0xe0, 0xfe, 0, 0, 0, 1, 0xc7, 0x05, 0x00, 0x03, 0xe0, 0xfe, 0,
         0x45, 0, 0, 0xc7, 0x05, 0x00, 0x03, 0xe0, 0xfe, 2, 0x46, 0, 0, 0xe6, 0x80, 0xf4,
     ];
-    let mut guest = Guest::of(Kind::Protected, &code, true)?;
+    let mut guest = Guest::of(StartMode::Protected, &code, true)?;
     guest.memory.write(0x2000, &[0xe6, 0x81, 0xf4]);
     let mut second = guest.vm.create_vcpu(1).map_err(say("KVM_CREATE_VCPU"))?;
     let other = std::thread::spawn(move || format!("{:?}", second.run()));
@@ -633,7 +633,7 @@ fn one_cpu_starts_another() -> Result<()> {
 }
 
 fn state_of_controllers() -> Result<()> {
-    let guest = Guest::of(Kind::Real, &[0xf4], true)?;
+    let guest = Guest::of(StartMode::Real, &[0xf4], true)?;
     for chip_id in 0..3 {
         let mut chip = kvm_bindings::kvm_irqchip { chip_id, ..Default::default() };
         guest.vm.get_irqchip(&mut chip).map_err(say("KVM_GET_IRQCHIP"))?;

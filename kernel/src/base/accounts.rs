@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// A kind of object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum ObjectKind {
     /// A thread, as the scheduler knows it.
     Thread,
     /// A process, zombies too.
@@ -47,7 +47,7 @@ const KINDS: usize = 9;
 
 static LIVE: [AtomicUsize; KINDS] = [const { AtomicUsize::new(0) }; KINDS];
 
-/// A field of each object of kind `KIND`, a [`Kind`] as a number.
+/// A field of each object of kind `KIND`, a [`ObjectKind`] as a number.
 #[derive(Debug)]
 pub struct Counted<const KIND: usize>(());
 

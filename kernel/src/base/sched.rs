@@ -46,7 +46,7 @@ use scheduler::class::{WEIGHT_IDLE, weight_of_nice};
 use scheduler::{Arrival, Class, Entity, Handle, Preempt, RunQueue, Share};
 
 use super::thread::{Thread, work};
-use crate::base::sync::{Mutex, Token};
+use crate::base::sync::{Mutex, Waiter};
 use crate::base::{balance, schedstats, time, watchdog};
 
 /// Which sleep: whether signals end it.
@@ -311,11 +311,6 @@ static CURRENT: CurrentSlot<Thread> = CurrentSlot::new();
 #[inline(always)]
 pub fn current() -> Current<Thread> {
     CURRENT.get()
-}
-
-/// Whether this CPU runs a thread already; false only early in boot.
-pub fn has_current() -> bool {
-    CURRENT.is_set()
 }
 
 /// Makes the boot code of this CPU its idle thread. From now on it may sleep and be woken.
@@ -600,12 +595,12 @@ fn settle_changes(entity: &SchedEntity, thread: &Thread, cpu: usize, now_ns: u64
 
 /// Arms this CPU's timer for the thread that runs from now on. Interrupts are masked.
 fn arm(cpu: usize, running: &Thread, look_again_ns: Option<u64>, now_ns: u64) {
-    let is_watched = running.is_measured.load(Ordering::Relaxed);
+    let is_measured = running.is_measured.load(Ordering::Relaxed);
     if let Some(look_again_ns) = look_again_ns {
         let soon_ns = time::next_tick_ns(now_ns);
         let due_ns = if look_again_ns > now_ns { look_again_ns.min(soon_ns) } else { soon_ns };
         time::arm_by(due_ns, now_ns);
-    } else if is_watched {
+    } else if is_measured {
         time::arm_by(time::next_tick_ns(now_ns), now_ns);
     } else if is_tickless(cpu) {
         time::arm_timers_only(now_ns);
@@ -734,7 +729,7 @@ pub fn timer_tick(from_user: bool) {
 
 /// Ends the current thread: it never runs again.
 pub fn exit_current() -> ! {
-    Token::forget_spare();
+    Waiter::forget_spare();
     let _irq = IrqGuard::new();
     let (thread, cpu, now_ns) = (current(), cpu_id(), time::now_ns());
     thread.task().end();

@@ -1,7 +1,7 @@
 //! Waiting: the queue that threads (and epoll) wait on, and the lock that sleeps.
 //!
-//! A wait is a [`Token`]: made before the condition is looked at, put on a queue, and then slept
-//! on. Whoever makes the condition true wakes the queue, which marks the token first; so a wake-up
+//! A wait is a [`Waiter`]: made before the condition is looked at, put on a queue, and then slept
+//! on. Whoever makes the condition true wakes the queue, which marks the waiter first; so a wake-up
 //! that comes between the look and the sleep is never lost, and the look may itself sleep.
 //!
 //! Lock order: a queue's own spin lock comes after every other lock but those of the scheduler and
@@ -28,38 +28,38 @@ pub trait Wake: Send + Sync {
 }
 
 /// One thread's wait. Sleeping with it ends when it has been marked.
-pub struct Token {
+pub struct Waiter {
     thread: Arc<Thread>,
     marked: AtomicBool,
 }
 
-impl Token {
+impl Waiter {
     /// A wait of the current thread, not marked.
     #[must_use]
-    pub fn new() -> Arc<Token> {
+    pub fn new() -> Arc<Waiter> {
         let thread = current();
-        let mut spare = thread.spare_token.replace(thread, None);
+        let mut spare = thread.spare_waiter.replace(thread, None);
         // Only if nobody else has it: else it could be marked late.
-        if let Some(token) = spare.as_mut().and_then(Arc::get_mut) {
-            *token.marked.get_mut() = false;
+        if let Some(waiter) = spare.as_mut().and_then(Arc::get_mut) {
+            *waiter.marked.get_mut() = false;
         } else {
             spare = None;
         }
         spare.unwrap_or_else(|| {
-            Arc::new(Token { thread: thread.to_arc(), marked: AtomicBool::new(false) })
+            Arc::new(Waiter { thread: thread.to_arc(), marked: AtomicBool::new(false) })
         })
     }
 
-    /// The wait is over: keeps the token for the thread's next one.
+    /// The wait is over: keeps the waiter for the thread's next one.
     fn keep(self: Arc<Self>) {
         let thread = current();
-        drop(thread.spare_token.replace(thread, Some(self)));
+        drop(thread.spare_waiter.replace(thread, Some(self)));
     }
 
-    /// The current thread will not wait any more: the token, which keeps it alive, goes.
+    /// The current thread will not wait any more: the waiter, which keeps it alive, goes.
     pub fn forget_spare() {
         let thread = current();
-        drop(thread.spare_token.replace(thread, None));
+        drop(thread.spare_waiter.replace(thread, None));
     }
 
     /// Whether the wait is over.
@@ -67,12 +67,12 @@ impl Token {
         self.marked.load(Ordering::SeqCst)
     }
 
-    /// Prepares the token for another round.
+    /// Prepares the waiter for another round.
     pub fn clear(&self) {
         self.marked.store(false, Ordering::SeqCst);
     }
 
-    /// Sleeps until the token is marked, a signal comes (if `sleep` allows) or the deadline passes.
+    /// Sleeps until the waiter is marked, a signal comes (if `sleep` allows) or the deadline passes.
     /// May also return early for no reason: look at the condition again.
     pub fn sleep(self: &Arc<Self>, sleep: Sleep, deadline: Option<Deadline>) {
         let timer = deadline.map(|deadline| crate::base::time::wake_at(deadline, self.clone()));
@@ -83,7 +83,7 @@ impl Token {
     }
 }
 
-impl Wake for Token {
+impl Wake for Waiter {
     fn wake(&self, _events: u32) -> bool {
         // Whoever marked it before also wakes the thread; a thread that clears the mark looks
         // again.
@@ -104,14 +104,14 @@ pub enum WaitError {
     TimedOut,
 }
 
-struct Entry {
+struct QueuedWaker {
     waker: Arc<dyn Wake>,
     exclusive: bool,
 }
 
 /// A queue of waiters for one kind of event. Put it in an `Arc` if files expose it to poll.
 pub struct WaitQueue {
-    entries: SpinLock<VecDeque<Entry>>,
+    entries: SpinLock<VecDeque<QueuedWaker>>,
     /// Whether `entries` may be non-empty: lets a wake-up of nobody take no lock.
     occupied: AtomicBool,
 }
@@ -132,7 +132,7 @@ impl WaitQueue {
     /// Adds a waker. Exclusive ones are woken one at a time by [`WaitQueue::wake_one`].
     pub fn add(&self, waker: Arc<dyn Wake>, exclusive: bool) {
         let mut entries = self.entries.lock();
-        entries.push_back(Entry { waker, exclusive });
+        entries.push_back(QueuedWaker { waker, exclusive });
         self.occupied.store(true, Ordering::SeqCst);
     }
 
@@ -140,7 +140,7 @@ impl WaitQueue {
     pub fn try_add(&self, waker: Arc<dyn Wake>, exclusive: bool) -> abi::Result<()> {
         let mut entries = self.entries.lock();
         entries.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        entries.push_back(Entry { waker, exclusive });
+        entries.push_back(QueuedWaker { waker, exclusive });
         self.occupied.store(true, Ordering::SeqCst);
         Ok(())
     }
@@ -149,7 +149,7 @@ impl WaitQueue {
     pub fn remove(&self, waker: &Arc<dyn Wake>) {
         let mut entries = self.entries.lock();
         let address = Arc::as_ptr(waker).cast::<()>();
-        let is_it = |entry: &Entry| Arc::as_ptr(&entry.waker).cast::<()>() == address;
+        let is_it = |entry: &QueuedWaker| Arc::as_ptr(&entry.waker).cast::<()>() == address;
         // From both ends: who leaves came first as a rule, or last.
         let len = entries.len();
         let at = (0..len.div_ceil(2)).find_map(|i| {
@@ -238,11 +238,11 @@ impl WaitQueue {
         if let Some(value) = ready() {
             return Ok(value);
         }
-        let token = Token::new();
-        let waker: Arc<dyn Wake> = token.clone();
+        let waiter = Waiter::new();
+        let waker: Arc<dyn Wake> = waiter.clone();
         self.add(waker.clone(), true);
         let result = loop {
-            token.clear();
+            waiter.clear();
             if let Some(value) = ready() {
                 break Ok(value);
             }
@@ -252,15 +252,15 @@ impl WaitQueue {
             if deadline.is_some_and(|deadline| deadline.has_passed()) {
                 break Err(WaitError::TimedOut);
             }
-            token.sleep(sleep, deadline);
+            waiter.sleep(sleep, deadline);
         };
         self.remove(&waker);
         // A wake-up that came after our last look was not for us: it goes to the next one.
-        if token.is_marked() {
+        if waiter.is_marked() {
             self.wake_one(0);
         }
         drop(waker);
-        token.keep();
+        waiter.keep();
         result
     }
 }

@@ -30,7 +30,7 @@ static FILES: SpinLock<BTreeSet<Arc<[u8]>>> = SpinLock::new(BTreeSet::new());
 /// Most missing files that are remembered.
 const FILES_MAX: usize = 4096;
 
-/// Starts counting system calls. The caller sees to it that they are watched.
+/// Starts counting system calls. The caller sees to it that they are instrumented.
 pub fn count_calls() {
     COUNT_CALLS.store(true, Ordering::Relaxed);
 }
@@ -75,8 +75,8 @@ fn slot(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX).min(syscalls::END)
 }
 
-/// A system call was made that is watched.
-pub fn watched_syscall(number: u64) {
+/// A system call was made that is instrumented.
+pub fn instrumented_syscall(number: u64) {
     if COUNT_CALLS.load(Ordering::Relaxed) {
         CALLS[slot(number)].fetch_add(1, Ordering::Relaxed);
     }

@@ -9,9 +9,9 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use machine::sync::SpinLock;
 use machine::task::{Schedulable, Task, ThreadCell};
 
-use super::accounts::{Counted, Kind};
+use super::accounts::{Counted, ObjectKind};
 use super::sched::{SchedEntity, default_affinity};
-use super::sync::Token;
+use super::sync::Waiter;
 
 /// Exit-work bits of a thread (`machine::task::Task::set_work`).
 pub mod work {
@@ -43,10 +43,10 @@ pub struct Thread {
     /// Whether somebody measures the CPU time that it and others use together, and wants to be told
     /// at each tick ([`super::sched::on_measured_tick`]).
     pub is_measured: Arc<AtomicBool>,
-    /// The token of its last wait, for the next one.
-    pub(super) spare_token: ThreadCell<Option<Arc<Token>>>,
+    /// The waiter of its last wait, for the next one.
+    pub(super) spare_waiter: ThreadCell<Option<Arc<Waiter>>>,
     task: Task,
-    _counted: Counted<{ Kind::Thread as usize }>,
+    _counted: Counted<{ ObjectKind::Thread as usize }>,
 }
 
 impl Schedulable for Thread {
@@ -66,7 +66,7 @@ impl Thread {
             affinity_hint: AtomicU32::new(default_affinity()),
             cpu_time_ns: (AtomicU64::new(0), AtomicU64::new(0)),
             is_measured,
-            spare_token: ThreadCell::new(None),
+            spare_waiter: ThreadCell::new(None),
             _counted: Counted::new(),
             task,
         })

@@ -11,7 +11,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use abi::{Errno, Result};
-use formats::cpio::{Entry, Reader, mode};
+use formats::cpio::{ArchiveEntry, Reader, mode};
 use formats::ports;
 
 use crate::base::io::Source;
@@ -53,7 +53,7 @@ fn is_private(path: &[u8]) -> bool {
     path.split(|byte| *byte == b'/').next() == folder
 }
 
-fn unpack_entry(root: &Arc<dyn Inode>, entry: &Entry<'_>, completes: bool) -> Result<()> {
+fn unpack_entry(root: &Arc<dyn Inode>, entry: &ArchiveEntry<'_>, completes: bool) -> Result<()> {
     let file_type = FileType::from_mode(entry.mode).ok_or(Errno::EINVAL)?;
     let mtime_ns = i64::from(entry.mtime_s) * 1_000_000_000;
     let attributes = SetAttributes {

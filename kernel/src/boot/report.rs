@@ -28,7 +28,7 @@ const FLUSH_NS: u64 = 5 * crate::base::time::NS_PER_SEC;
 pub fn init(want: &Want) {
     if want.syscall_summary {
         tally::count_calls();
-        machine::entry::watch_calls();
+        machine::entry::instrument_calls();
     }
     if want.trace && machine::trace::start().is_err() {
         machine::log!("no trace: no memory for it, or this image has no site tables");
@@ -79,13 +79,13 @@ fn send_counts(counts: &[AtomicU64], make: impl Fn(SyscallCount) -> ToHost) {
 fn exceptions() -> u64 {
     let (by_sysret, by_iret) = machine::entry::exits_of(entry::Origin::Vector);
     let kinds = [
-        ipi::Kind::Timer,
-        ipi::Kind::Reschedule,
-        ipi::Kind::Tlb,
-        ipi::Kind::Sync,
-        ipi::Kind::Nmi,
-        ipi::Kind::Spurious,
-        ipi::Kind::Device,
+        ipi::InterruptKind::Timer,
+        ipi::InterruptKind::Reschedule,
+        ipi::InterruptKind::Tlb,
+        ipi::InterruptKind::Sync,
+        ipi::InterruptKind::Nmi,
+        ipi::InterruptKind::Spurious,
+        ipi::InterruptKind::Device,
     ];
     let of_cpu = |cpu| kinds.iter().map(|kind| ipi::received(cpu, *kind).1).sum::<u64>();
     let interrupts: u64 = (0..machine::cpu::cpu_count()).map(of_cpu).sum();
@@ -121,8 +121,8 @@ fn interrupts() -> Vec<(String, u64)> {
     let cpus = 0..machine::cpu::cpu_count();
     let came = |kind| cpus.clone().map(|cpu| ipi::received(cpu, kind).0).sum();
     let mut counts = alloc::vec![
-        (String::from("interrupts-timer"), came(ipi::Kind::Timer)),
-        (String::from("interrupts-device"), came(ipi::Kind::Device)),
+        (String::from("interrupts-timer"), came(ipi::InterruptKind::Timer)),
+        (String::from("interrupts-device"), came(ipi::InterruptKind::Device)),
     ];
     for row in ipi::rows() {
         let action = if row.action == Action::Sent { "sent" } else { "deferred" };

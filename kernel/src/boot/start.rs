@@ -40,9 +40,7 @@ use crate::vfs as fs;
 use crate::vfs::open::{How, open_executable};
 use crate::vfs::page_cache;
 use crate::vfs::path::{Context, FsContext, Location, resolve, walk};
-use crate::vfs::{
-    FdTable, File, FileOps, FileSystem, FileType, SetAttributes, mount, namei as tree,
-};
+use crate::vfs::{FdTable, File, FileOps, FileSystem, FileType, SetAttributes, mount, namei};
 
 static CONFIG: Once<BootConfig> = Once::new();
 
@@ -91,7 +89,7 @@ fn register_floors() {
         relieve: oom::relieve,
     });
     crate::process::acting::init();
-    crate::base::sched::on_measured_tick(crate::process::measured_tick);
+    crate::base::sched::on_measured_tick(crate::process::timers::cpu_tick);
     upper::register(Upper {
         collect_garbage: || {
             crate::net::garbage::collect();
@@ -126,6 +124,7 @@ fn try_prepare() -> core::result::Result<First, Failure> {
     crate::base::params::warn_unknown(machine::boot::info().command_line);
     crate::process::ptrace::apply_options(machine::boot::info().command_line);
     crate::mm::huge::init(machine::boot::info().command_line);
+    crate::process::exec::init(machine::boot::info().command_line);
     crate::calls::lsm::init(machine::boot::info().command_line);
     let config = read_config()?;
     let config = CONFIG.call_once(|| config);
@@ -382,8 +381,8 @@ fn directory(root: &Location, path: &[u8]) -> core::result::Result<Location, Fai
     let mut at = 1;
     while at < path.len() {
         let end = path[at..].iter().position(|&byte| byte == b'/').map_or(path.len(), |n| at + n);
-        let what = tree::Make::plain(FileType::Directory, 0o755);
-        match tree::make(&context, raw::AT_FDCWD, &path[..end], &what) {
+        let what = namei::Make::plain(FileType::Directory, 0o755);
+        match namei::make(&context, raw::AT_FDCWD, &path[..end], &what) {
             Ok(_) | Err(Errno::EEXIST) => {}
             Err(error) => return Err(Failure { step: step(), error }),
         }

@@ -5,8 +5,7 @@ use alloc::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::user::UserPtr;
-use crate::process::current;
-use crate::process::find_by_tid;
+use crate::process::{current, own};
 use crate::security::{ALL_CAPABILITIES, Credentials, subject_hooks};
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
@@ -42,8 +41,8 @@ fn read_header(address: u64) -> Result<(Header, usize)> {
 
 fn credentials_of(pid: i32) -> Result<Arc<Credentials>> {
     match pid {
-        0 => Ok(current().process.credentials()),
-        1.. => find_by_tid(pid as u32).map(|process| process.credentials()).ok_or(Errno::ESRCH),
+        0 => Ok(current().credentials()),
+        1.. => own::credentials_of(pid as u32).ok_or(Errno::ESRCH),
         _ => Err(Errno::EINVAL),
     }
 }
@@ -71,10 +70,8 @@ pub fn capget(header_at: u64, data: u64) -> Result<u64> {
 /// capset(2).
 pub fn capset(header_at: u64, data: UserPtr<Data>) -> Result<u64> {
     let (header, halves) = read_header(header_at)?;
-    let process = &current().process;
-    let own =
-        header.pid == 0 || header.pid as u32 == process.pid || header.pid as u32 == current().tid();
-    if !own {
+    let thread = current();
+    if header.pid != 0 && header.pid as u32 != thread.tid() {
         return Err(Errno::EPERM);
     }
     let data = data.read_many(halves)?;
@@ -82,13 +79,13 @@ pub fn capset(header_at: u64, data: UserPtr<Data>) -> Result<u64> {
         let sets = data.iter().enumerate().map(|(i, half)| u64::from(part(half)) << (32 * i));
         sets.fold(0, |all, half| all | half) & ALL_CAPABILITIES
     };
-    let old = process.subject();
+    let old = thread.subject();
     let mut new = Credentials::clone(&old);
     new.effective = join(|half| half.effective);
     new.permitted = join(|half| half.permitted);
     new.inheritable = join(|half| half.inheritable);
     subject_hooks::capset((&old, &new))?;
     new.ambient &= new.permitted & new.inheritable;
-    process.set_credentials(new);
+    own::set_credentials(thread, new);
     Ok(0)
 }

@@ -36,7 +36,7 @@ pub fn clock_getres(clock: i32, time: u64) -> Result<u64> {
 }
 
 fn may_set_time() -> Result<()> {
-    subject_hooks::settime((&current().process.subject(),))
+    subject_hooks::settime((&current().subject(),))
 }
 
 /// clock_settime(2): only the wall clock can be set.

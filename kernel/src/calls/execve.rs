@@ -11,6 +11,7 @@ use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
 use entry::PtRegs;
+use machine::task::Current;
 
 use crate::base::args::Args;
 use crate::base::tally;
@@ -19,7 +20,7 @@ use crate::calls::mm::map::READ_IMPLIES_EXEC;
 use crate::process::current;
 use crate::process::exec::{self, Image, Request};
 use crate::process::hooks::{self, NextProgram};
-use crate::process::{Process, exit, ptrace, upper};
+use crate::process::{Process, Thread, exit, own, ptrace, upper};
 use crate::security::{Credentials, Resource, Subject};
 use crate::vfs::open::open_executable;
 use crate::vfs::path::Context;
@@ -145,14 +146,14 @@ fn become_image(process: &Arc<Process>, image: Image, regs: &mut PtRegs) {
     let speculation = machine::task::speculation();
     machine::task::set_speculation(mitigations::by_program::after_exec(speculation));
     let old_program = core::mem::replace(&mut *process.program.lock(), Arc::new(image.program));
-    set_credentials(process, credentials, &old_credentials);
+    set_credentials(credentials, &old_credentials);
     process.settings.not_dumpable.store(secure || !readable, Ordering::Relaxed);
     drop(installing);
     hooks::bprm_committed_creds((&process.credentials(),));
     exit::release_vfork_parent(process);
     drop(old_mm);
     drop(old_program);
-    close_on_exec(process);
+    close_on_exec(thread);
     let handlers = process.handlers.lock().without_handlers();
     let old_handlers = core::mem::replace(&mut *process.handlers.lock(), Arc::new(handlers));
     drop(old_handlers);
@@ -180,25 +181,24 @@ fn become_image(process: &Arc<Process>, image: Image, regs: &mut PtRegs) {
 
 /// A program with more rights than its tracer could be made to do anything with them: it does not
 /// get them. A tracer that comes later is checked against the new credentials.
-fn set_credentials(process: &Process, new: Credentials, old: &Credentials) {
+fn set_credentials(new: Credentials, old: &Credentials) {
     let raised =
         new.euid != old.euid || new.egid != old.egid || new.permitted & !old.permitted != 0;
-    process.set_credentials(new);
+    own::set_credentials(current(), new);
     if raised && current().trace.has_weak_tracer() {
-        process.set_credentials(old.clone());
+        own::set_credentials(current(), old.clone());
     }
 }
 
-/// Closes what is marked so. Descriptors that other processes share are copied first.
-fn close_on_exec(process: &Process) {
-    crate::process::forget_own_files();
-    let shared = process.files();
-    // One reference is the process's, one is in hand.
+/// Closes what is marked so. Descriptors that other threads share are copied first.
+fn close_on_exec(thread: Current<Thread>) {
+    let shared = thread.files();
+    // One reference is the thread's, one is in hand.
     let files = if Arc::strong_count(&shared) > 2
         && let Ok(copy) = shared.duplicate()
     {
         let copy = Arc::new(copy);
-        drop(process.replace_files(copy.clone()));
+        drop(own::replace_files(thread, copy.clone()));
         copy
     } else {
         shared

@@ -45,7 +45,7 @@ pub fn uname(name_at: u64) -> Result<u64> {
 }
 
 fn name_argument(args: &Args) -> Result<Vec<u8>> {
-    if !current().process.subject().capable(Capability::SysAdmin) {
+    if !current().subject().capable(Capability::SysAdmin) {
         return Err(Errno::EPERM);
     }
     if args.a1() as i32 as usize > NAME_MAX {

@@ -20,6 +20,7 @@ pub mod execve;
 pub mod fs;
 pub mod groups;
 pub mod identity;
+pub mod kcmp;
 pub mod landlock;
 pub mod limits;
 pub mod lsm;
@@ -50,9 +51,9 @@ pub fn handle(regs: &mut PtRegs, number: u64) {
     regs.rax = to_raw(result);
 }
 
-/// The same for a call that is watched ([`machine::entry::watch_calls`]).
-pub fn handle_watched(regs: &mut PtRegs, number: u64) {
-    tally::watched_syscall(number);
+/// The same for a call that is instrumented ([`machine::entry::instrument_calls`]).
+pub fn handle_instrumented(regs: &mut PtRegs, number: u64) {
+    tally::instrumented_syscall(number);
     handle(regs, number);
 }
 
@@ -404,7 +405,7 @@ table! {
     getrandom => system::getrandom,
     getcpu => system::getcpu,
     membarrier => system::membarrier,
-    kcmp => process::kcmp::kcmp,
+    kcmp => kcmp::kcmp,
     rseq => system::rseq,
     setns => system::setns,
     // --- signals

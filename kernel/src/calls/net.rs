@@ -14,7 +14,9 @@ use crate::net::address::{Address, RawAddress};
 use crate::net::channel::{ReceiveMode, Received, SendMode};
 use crate::net::control::{self, Control, Ucred, Writer};
 use crate::net::options::stamps;
-use crate::net::{Common, Kind, Outgoing, Socket, SocketFile, file_for, hooks, options, unix};
+use crate::net::{
+    Common, Outgoing, Socket, SocketFile, SocketKind, file_for, hooks, options, unix,
+};
 use crate::process::current;
 use crate::process::give_file;
 use crate::vfs::File;
@@ -67,8 +69,8 @@ fn split_kind(kind: u32) -> Result<(u32, bool, bool)> {
 /// socket(2).
 pub fn socket(domain: u32, kind_at: u32, protocol: u32) -> Result<u64> {
     let (kind, close_on_exec, nonblocking) = split_kind(kind_at)?;
-    hooks::socket_create((&current().process.subject(), domain, kind, protocol))?;
-    let socket = crate::net::create(domain, kind, protocol)?;
+    hooks::socket_create((&current().subject(), domain, kind, protocol))?;
+    let socket = crate::net::create::create(domain, kind, protocol)?;
     hooks::socket_post_create((socket.common(),))?;
     give_file(file_for(socket, nonblocking), close_on_exec)
 }
@@ -81,12 +83,12 @@ pub fn socketpair(family: u32, kind_at: u32, protocol: u32, fds: UserPtr<[i32; 2
     fds.write(&process.files().next_two(process.fd_limit())?.map(|fd| fd as i32))?;
     hooks::socket_create((&process.subject(), family, kind, protocol))?;
     if family != raw::AF_UNIX {
-        drop(crate::net::create(family, kind, protocol)?);
+        drop(crate::net::create::create(family, kind, protocol)?);
         return Err(Errno::EOPNOTSUPP);
     }
     hooks::sk_alloc_security((raw::AF_UNIX,))?;
     hooks::sk_alloc_security((raw::AF_UNIX,))?;
-    let [first, second] = unix::pair(crate::net::kind_of(kind)?, protocol)?;
+    let [first, second] = unix::pair(crate::net::create::kind_of(kind)?, protocol)?;
     hooks::socket_post_create((first.common(),))?;
     hooks::socket_post_create((second.common(),))?;
     hooks::socket_socketpair((first.common(), second.common()))?;
@@ -99,7 +101,7 @@ pub fn bind(fd: u64, address: u64, length: u64) -> Result<u64> {
     let file = file_at(fd)?;
     let socket = socket_of(&file)?;
     let address = RawAddress::read(address, length)?;
-    hooks::socket_bind((&current().process.subject(), socket.common(), &address))?;
+    hooks::socket_bind((&current().subject(), socket.common(), &address))?;
     socket.clone().bind(&address)?;
     Ok(0)
 }
@@ -109,9 +111,9 @@ pub fn connect(fd: u64, address: u64, length: u64) -> Result<u64> {
     let file = file_at(fd)?;
     let address = RawAddress::read(address, length)?;
     let socket = socket_of(&file)?;
-    hooks::socket_connect((&current().process.subject(), socket.common(), &address))?;
-    let patience = socket.common().send_patience(file.is_nonblocking());
-    socket.clone().connect(&address, patience)?;
+    hooks::socket_connect((&current().subject(), socket.common(), &address))?;
+    let timeout = socket.common().send_timeout(file.is_nonblocking());
+    socket.clone().connect(&address, timeout)?;
     Ok(0)
 }
 
@@ -146,8 +148,8 @@ fn accept_with(a: &Args, flags: u32) -> Result<u64> {
     }
     let socket = socket_of(&file)?;
     hooks::socket_accept((socket.common(),))?;
-    let patience = socket.common().receive_patience(file.is_nonblocking());
-    let new = socket.accept(patience)?;
+    let timeout = socket.common().receive_timeout(file.is_nonblocking());
+    let new = socket.accept(timeout)?;
     let peer = (a.a1() != 0).then(|| new.peer_address());
     let new = file_for(new, flags & SOCK_NONBLOCK != 0);
     if let Some(peer) = peer {
@@ -227,9 +229,9 @@ fn send_one(
         socket.clone().prepare_to_send()?;
     }
     let nonblocking = file.is_nonblocking() || flags & raw::MSG_DONTWAIT != 0;
-    let patience = socket.common().send_patience(nonblocking);
-    let result = socket.send(source, Outgoing { to, control, patience, mode });
-    let is_conversation = socket.common().kind != Kind::Dgram;
+    let timeout = socket.common().send_timeout(nonblocking);
+    let result = socket.send(source, Outgoing { to, control, timeout, mode });
+    let is_conversation = socket.common().kind != SocketKind::Dgram;
     if result == Err(Errno::EPIPE) && is_conversation && flags & raw::MSG_NOSIGNAL == 0 {
         crate::ipc::signals::broken_pipe();
     }
@@ -350,8 +352,8 @@ fn receive_one(file: &Arc<File>, sink: &mut Sink<'_>, flags: u32) -> Result<Rece
     if wants_urgent && common.domain == raw::AF_NETLINK {
         return Err(Errno::EOPNOTSUPP);
     }
-    if wants_urgent && is_unix && common.kind != Kind::Stream {
-        if common.kind == Kind::SeqPacket {
+    if wants_urgent && is_unix && common.kind != SocketKind::Stream {
+        if common.kind == SocketKind::SeqPacket {
             socket.peer_address()?;
         }
         return Err(Errno::EOPNOTSUPP);
@@ -365,7 +367,7 @@ fn receive_one(file: &Arc<File>, sink: &mut Sink<'_>, flags: u32) -> Result<Rece
     };
     hooks::socket_recvmsg((common, flags))?;
     let nonblocking = file.is_nonblocking() || flags & raw::MSG_DONTWAIT != 0;
-    socket.receive(sink, mode, socket.common().receive_patience(nonblocking))
+    socket.receive(sink, mode, socket.common().receive_timeout(nonblocking))
 }
 
 /// What the call returns: with MSG_TRUNC the whole length of a message.

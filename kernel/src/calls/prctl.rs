@@ -94,9 +94,7 @@ fn fixed(args: &Args) -> Result<u64> {
     let value = args.a1();
     match args.a0() as u32 {
         // Where parts of the program lie is not told to the kernel later.
-        pr::PR_SET_MM if !current().process.subject().capable(Capability::SysResource) => {
-            Err(Errno::EPERM)
-        }
+        pr::PR_SET_MM if !current().subject().capable(Capability::SysResource) => Err(Errno::EPERM),
         // Times are always measured, not sampled; that is what 0 asks for, and all there is.
         pr::PR_GET_TIMING => Ok(0),
         pr::PR_SET_TIMING if value == 0 => Ok(0),

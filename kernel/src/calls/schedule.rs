@@ -34,7 +34,7 @@ fn thread_or_self(argument: u64) -> Result<Arc<Thread>> {
 
 /// Whether the caller may change how `target` is scheduled.
 fn check_permission(target: &Process) -> Result<Subject> {
-    let own = current().process.subject();
+    let own = current().subject();
     let other = target.credentials();
     let same_user = own.euid == other.euid || own.euid == other.uid;
     if same_user || own.capable(Capability::SysNice) { Ok(own) } else { Err(Errno::EPERM) }
@@ -317,13 +317,13 @@ pub fn ioprio_get(args: &Args) -> Result<u64> {
 pub fn ioprio_set(args: &Args) -> Result<u64> {
     let (class, level) = (args.a2() as u32 >> 13, args.a2() as u32 & 7);
     match class {
-        1 if !current().process.subject().capable(Capability::SysAdmin) => Err(Errno::EPERM),
+        1 if !current().subject().capable(Capability::SysAdmin) => Err(Errno::EPERM),
         4.. => Err(Errno::EINVAL),
         0 if level != 0 => Err(Errno::EINVAL),
         0..=3 => {
             check_io_target(args)?;
             if let Some(process) = io_target(args) {
-                let who = current().process.subject();
+                let who = current().subject();
                 hooks::task_setioprio((&who, &process, args.a2() as u32))?;
             }
             Ok(0)

@@ -336,7 +336,7 @@ pub fn pidfd_send_signal(fd: u32, signal: u64, info_at: u64, flags: u64) -> Resu
     if scope & !PIDFD_SCOPES != 0 || scope.count_ones() > 1 {
         return Err(Errno::EINVAL);
     }
-    let file = current().process.files().get(fd)?;
+    let file = current().files().get(fd)?;
     let process = pidfd::target(&file)?;
     let number = signal as u32;
     let info = if info_at == 0 {

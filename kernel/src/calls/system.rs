@@ -14,7 +14,7 @@ use crate::security::{Capability, subject_hooks};
 /// reboot(2): every command that stops or restarts ends the machine, since a microVM is not started
 /// twice, and that is the program's good end.
 pub fn reboot(first: u32, second: u32, command: u32) -> Result<u64> {
-    if !current().process.subject().capable(Capability::SysBoot) {
+    if !current().subject().capable(Capability::SysBoot) {
         return Err(Errno::EPERM);
     }
     let magic = [
@@ -41,10 +41,10 @@ pub fn reboot(first: u32, second: u32, command: u32) -> Result<u64> {
 pub fn syslog(command: i32, buffer: u64, length: i32) -> Result<u64> {
     // Reading all and asking for the size are open to everybody, as where dmesg is not restricted.
     let open = command == 3 || command == 10;
-    if !open && !current().process.subject().capable(Capability::Syslog) {
+    if !open && !current().subject().capable(Capability::Syslog) {
         return Err(Errno::EPERM);
     }
-    subject_hooks::syslog((&current().process.subject(), command as u32))?;
+    subject_hooks::syslog((&current().subject(), command as u32))?;
     match command {
         2..=4 if length < 0 || buffer == 0 => Err(Errno::EINVAL),
         3 | 4 => {

@@ -12,7 +12,7 @@ use lsm::capabilities::Change;
 
 use crate::base::args::Args;
 use crate::base::user::UserPtr;
-use crate::process::current;
+use crate::process::{Own, current, own};
 use crate::security::{Capability, Credentials, Subject, subject_hooks};
 
 /// "Leave it as it is", in the calls that set several ids.
@@ -21,7 +21,7 @@ const KEEP: u32 = u32::MAX;
 const GROUPS_MAX: usize = 65_536;
 
 fn own() -> Subject {
-    current().process.subject()
+    current().subject()
 }
 
 /// Which ids a call changes: policies are asked about each kind by a hook of its own.
@@ -34,8 +34,8 @@ enum Of {
 
 /// Applies a change to a copy of the caller's credentials; in place only if it succeeds.
 fn change(of: Of, edit: impl FnOnce(&Subject, &mut Credentials) -> Result<()>) -> Result<u64> {
-    let process = &current().process;
-    let old = process.subject();
+    let thread = current();
+    let old = thread.subject();
     subject_hooks::cred_prepare((&old,))?;
     let mut new = Credentials::clone(&old);
     edit(&old, &mut new)?;
@@ -49,30 +49,30 @@ fn change(of: Of, edit: impl FnOnce(&Subject, &mut Credentials) -> Result<()>) -
     let ids = |c: &Credentials| (c.euid, c.egid, c.fsuid, c.fsgid);
     if ids(&old) != ids(&new) {
         // What ran under the old ids may be in memory: others must not look at it (prctl(2)).
-        process.settings.not_dumpable.store(true, core::sync::atomic::Ordering::Relaxed);
+        thread.process.settings.not_dumpable.store(true, core::sync::atomic::Ordering::Relaxed);
     }
-    process.set_credentials(new);
+    own::set_credentials(thread, new);
     Ok(0)
 }
 
 /// getuid(2).
 pub fn getuid() -> Result<u64> {
-    Ok(own().uid.into())
+    Ok(Own::with_credentials(current(), |own| own.uid).into())
 }
 
 /// geteuid(2).
 pub fn geteuid() -> Result<u64> {
-    Ok(own().euid.into())
+    Ok(Own::with_credentials(current(), |own| own.euid).into())
 }
 
 /// getgid(2).
 pub fn getgid() -> Result<u64> {
-    Ok(own().gid.into())
+    Ok(Own::with_credentials(current(), |own| own.gid).into())
 }
 
 /// getegid(2).
 pub fn getegid() -> Result<u64> {
-    Ok(own().egid.into())
+    Ok(Own::with_credentials(current(), |own| own.egid).into())
 }
 
 /// An id argument that must not be "keep".

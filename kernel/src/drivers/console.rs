@@ -16,7 +16,7 @@ use formats::ports::{
     exec_ports,
 };
 use machine::sync::{Once, SpinLock};
-use machine::virtio::{self, Buffers, Device, DeviceError, Kind, Queue};
+use machine::virtio::{self, Buffers, Device, DeviceError, DeviceKind, Queue};
 
 use super::Port;
 
@@ -113,7 +113,7 @@ static CONSOLE: Once<Option<Arc<Console>>> = Once::new();
 /// The console, started at the first call. ENODEV if there is none that works. May sleep.
 pub fn console() -> Result<&'static Arc<Console>> {
     let start = || {
-        let device = virtio::take(Kind::Console)?;
+        let device = virtio::take(DeviceKind::Console)?;
         let started = Console::start(device);
         started.inspect_err(|error| machine::log!("console does not work: {error:?}")).ok()
     };

@@ -18,10 +18,10 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use abi::{Errno, Result};
 use formats::ninep::HEADER_BYTES;
 use machine::sync::{Once, SpinLock};
-use machine::virtio::{self, Buffers, Device, DeviceError, Kind, Queue, SubmitError};
+use machine::virtio::{self, Buffers, Device, DeviceError, DeviceKind, Queue, SubmitError};
 
 use crate::base::sched::Sleep;
-use crate::base::sync::{Token, WaitQueue, Wake};
+use crate::base::sync::{WaitQueue, Waiter, Wake};
 use crate::base::time::{Deadline, NS_PER_SEC};
 
 /// What carries messages to the server and back: virtio.
@@ -43,14 +43,14 @@ const MAX_REPLY: usize = 4 << 20;
 
 /// How long a caller waits, nanoseconds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
+pub(crate) struct Timeouts {
     /// For a server that has answered so far.
     pub(crate) answering_ns: u64,
     /// For one that let the last wait pass.
     pub(crate) silent_ns: u64,
 }
 
-const PATIENCE: Patience = Patience { answering_ns: 30 * NS_PER_SEC, silent_ns: 2 * NS_PER_SEC };
+const TIMEOUTS: Timeouts = Timeouts { answering_ns: 30 * NS_PER_SEC, silent_ns: 2 * NS_PER_SEC };
 
 /// A request's message, and the buffer for its reply: empty before, what was written after.
 #[derive(Debug, Default)]
@@ -116,11 +116,11 @@ impl From<Buffers> for Messages {
 /// One request's wait, shared by its caller and the interrupt handler. A caller that gives up just
 /// goes; the reply that comes later is dropped with this.
 struct Call {
-    token: Arc<Token>,
+    waiter: Arc<Waiter>,
     reply: SpinLock<Option<Vec<u8>>>,
 }
 
-struct State<R> {
+struct ExchangeState<R> {
     ring: R,
     /// The request in flight with each number.
     calls: Vec<Option<Arc<Call>>>,
@@ -128,10 +128,10 @@ struct State<R> {
 
 /// Requests and replies over a ring.
 pub(crate) struct Exchange<R> {
-    state: SpinLock<State<R>>,
+    state: SpinLock<ExchangeState<R>>,
     /// Callers that found the ring full.
     room: WaitQueue,
-    patience: Patience,
+    timeouts: Timeouts,
     /// The last wait passed without an answer.
     is_silent: AtomicBool,
 }
@@ -148,7 +148,7 @@ static DEVICES: Once<Vec<Arc<NinePDevice>>> = Once::new();
 pub fn devices() -> &'static [Arc<NinePDevice>] {
     DEVICES.call_once(|| {
         let mut all = Vec::new();
-        while let Some(device) = virtio::take(Kind::NineP) {
+        while let Some(device) = virtio::take(DeviceKind::NineP) {
             match NinePDevice::start(device) {
                 Ok(device) => all.push(device),
                 Err(error) => machine::log!("9P device does not work: {error:?}"),
@@ -168,7 +168,7 @@ impl NinePDevice {
         device.negotiate(FEATURE_MOUNT_TAG)?;
         let len = usize::from(device.config_u16(CONFIG_TAG_LEN)).min(MAX_TAG);
         let tag = (0..len).map(|i| device.config_u8(CONFIG_TAG + i)).collect();
-        let exchange = Exchange::new(device.queue(0, QUEUE_SIZE)?, PATIENCE);
+        let exchange = Exchange::new(device.queue(0, QUEUE_SIZE)?, TIMEOUTS);
         let transport = Arc::new(NinePDevice { tag, exchange });
         let handler = transport.clone();
         device.start(Box::new(move || handler.exchange.on_interrupt()))?;
@@ -188,12 +188,12 @@ impl Transport for NinePDevice {
 }
 
 impl<R: Ring> Exchange<R> {
-    pub(crate) fn new(ring: R, patience: Patience) -> Exchange<R> {
+    pub(crate) fn new(ring: R, timeouts: Timeouts) -> Exchange<R> {
         let calls = (0..ring.size()).map(|_| None).collect();
         Exchange {
-            state: SpinLock::new(State { ring, calls }),
+            state: SpinLock::new(ExchangeState { ring, calls }),
             room: WaitQueue::new(),
-            patience,
+            timeouts,
             is_silent: AtomicBool::new(false),
         }
     }
@@ -206,12 +206,12 @@ impl<R: Ring> Exchange<R> {
             any = true;
             if let Some(call) = state.calls.get_mut(number).and_then(Option::take) {
                 *call.reply.lock() = Some(messages.reply);
-                call.token.wake(0);
+                call.waiter.wake(0);
             }
         }
         if state.ring.is_broken() {
             state.calls.iter().flatten().for_each(|call| {
-                call.token.wake(0);
+                call.waiter.wake(0);
             });
         }
         drop(state);
@@ -227,9 +227,9 @@ impl<R: Ring> Exchange<R> {
             return Err(Errno::EINVAL);
         }
         let is_silent = self.is_silent.load(Ordering::Relaxed);
-        let Patience { answering_ns, silent_ns } = self.patience;
+        let Timeouts { answering_ns, silent_ns } = self.timeouts;
         let deadline = Deadline::after_ns(if is_silent { silent_ns } else { answering_ns });
-        let call = Arc::new(Call { token: Token::new(), reply: SpinLock::new(None) });
+        let call = Arc::new(Call { waiter: Waiter::new(), reply: SpinLock::new(None) });
         self.submit(request, max_reply, &call, deadline)?;
         loop {
             if let Some(reply) = call.reply.lock().take() {
@@ -241,8 +241,8 @@ impl<R: Ring> Exchange<R> {
             if deadline.has_passed() {
                 return Err(self.give_up());
             }
-            call.token.sleep(Sleep::Uninterruptible, Some(deadline));
-            call.token.clear();
+            call.waiter.sleep(Sleep::Uninterruptible, Some(deadline));
+            call.waiter.clear();
         }
     }
 
@@ -279,7 +279,7 @@ impl<R: Ring> Exchange<R> {
     #[cold]
     fn give_up(&self) -> Errno {
         if !self.is_silent.swap(true, Ordering::Relaxed) {
-            let seconds = self.patience.answering_ns / NS_PER_SEC;
+            let seconds = self.timeouts.answering_ns / NS_PER_SEC;
             machine::log!("9p: the host's file server has not answered for {seconds} s");
         }
         Errno::EIO

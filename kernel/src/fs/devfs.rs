@@ -13,7 +13,7 @@ use abi::{Errno, Result};
 use super::tmpfs::{Limits, TmpFs};
 use crate::base::io::{Sink, Source};
 use crate::base::random;
-use crate::vfs::chrdev::{self as special, CharDriver, make_device};
+use crate::vfs::chrdev::{self, CharDriver, make_device};
 use crate::vfs::{File, FileOps, FileSystem, FileType, Inode, NewObject};
 
 /// Major number of the devices of this file.
@@ -51,7 +51,7 @@ const DIRECTORIES: &[(&[u8], u32)] = &[(b"pts", 0o755), (b"shm", 0o1777)];
 
 /// A file system for /dev with all nodes; also registers the devices of this file.
 pub fn new() -> Result<Arc<TmpFs>> {
-    special::register_char(MEMORY_MAJOR, 0, 256, Arc::new(Driver));
+    chrdev::register_char(MEMORY_MAJOR, 0, 256, Arc::new(Driver));
     let fs = TmpFs::new("devtmpfs", 0o755, Limits::default());
     let root = fs.root();
     let plain = NewObject {
@@ -79,7 +79,7 @@ pub fn new() -> Result<Arc<TmpFs>> {
 struct Driver;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum MemDevice {
     Null,
     Zero,
     Full,
@@ -88,11 +88,11 @@ enum Kind {
 
 impl CharDriver for Driver {
     fn open(&self, node: Arc<dyn Inode>, rdev: u64, _flags: u32) -> Result<Arc<dyn FileOps>> {
-        let kind = match special::minor(rdev) {
-            3 => Kind::Null,
-            5 => Kind::Zero,
-            7 => Kind::Full,
-            8 | 9 => Kind::Random,
+        let kind = match chrdev::minor(rdev) {
+            3 => MemDevice::Null,
+            5 => MemDevice::Zero,
+            7 => MemDevice::Full,
+            8 | 9 => MemDevice::Random,
             11 => return Ok(crate::drivers::kmsg::open(node)),
             _ => return Err(Errno::ENXIO),
         };
@@ -101,7 +101,7 @@ impl CharDriver for Driver {
 }
 
 struct Device {
-    kind: Kind,
+    kind: MemDevice,
     node: Arc<dyn Inode>,
 }
 
@@ -133,11 +133,11 @@ fn in_chunks(mut left: usize, mut step: impl FnMut(usize) -> Result<usize>) -> R
 impl FileOps for Device {
     fn read_at(&self, _file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
         match self.kind {
-            Kind::Null => Ok(0),
-            Kind::Zero | Kind::Full => {
+            MemDevice::Null => Ok(0),
+            MemDevice::Zero | MemDevice::Full => {
                 in_chunks(sink.left(), |_| sink.put_zeros(sink.left().min(64 * CHUNK)))
             }
-            Kind::Random => {
+            MemDevice::Random => {
                 let mut bytes = [0; CHUNK];
                 in_chunks(sink.left(), |len| {
                     random::fill(&mut bytes[..len]);
@@ -149,9 +149,9 @@ impl FileOps for Device {
 
     fn write_at(&self, _file: &File, _offset: u64, source: &mut Source<'_>) -> Result<usize> {
         match self.kind {
-            Kind::Null | Kind::Zero => Ok(source.skip(source.left())),
-            Kind::Full => Err(Errno::ENOSPC),
-            Kind::Random => {
+            MemDevice::Null | MemDevice::Zero => Ok(source.skip(source.left())),
+            MemDevice::Full => Err(Errno::ENOSPC),
+            MemDevice::Random => {
                 let mut bytes = [0; CHUNK];
                 in_chunks(source.left(), |len| {
                     let taken = source.take(&mut bytes[..len])?;
@@ -171,7 +171,7 @@ impl FileOps for Device {
     }
 
     fn ioctl(&self, _file: &File, command: u32, argument: u64) -> Result<u64> {
-        if self.kind == Kind::Random && command == raw_ioctl::RNDGETENTCNT {
+        if self.kind == MemDevice::Random && command == raw_ioctl::RNDGETENTCNT {
             crate::base::user::UserPtr::<u32>::new(argument).write(&256)?;
             return Ok(0);
         }
@@ -194,5 +194,5 @@ mod raw_ioctl {
 
 /// Whether a file is /dev/zero, which mmap(2) treats as anonymous memory.
 pub fn is_zero(file: &File) -> bool {
-    file.ops_as::<Device>().is_some_and(|device| device.kind == Kind::Zero)
+    file.ops_as::<Device>().is_some_and(|device| device.kind == MemDevice::Zero)
 }

@@ -440,7 +440,12 @@ impl Inode for PseudoInode {
         }
     }
 
-    fn create(&self, _: &[u8], _: &crate::vfs::NewObject<'_>) -> Result<Arc<dyn Inode>> {
+    fn create_if(
+        &self,
+        _: &[u8],
+        _: &crate::vfs::NewObject<'_>,
+        _: &dyn Fn(&dyn Inode) -> Result<()>,
+    ) -> Result<Arc<dyn Inode>> {
         Err(Errno::ENOENT)
     }
 

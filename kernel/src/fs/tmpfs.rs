@@ -27,7 +27,7 @@ use crate::security::acting;
 use crate::vfs::page_cache::PageCache;
 use crate::vfs::{
     DirEntry, File, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject,
-    SetAttributes, Statistics, chrdev as special,
+    SetAttributes, Statistics, chrdev,
 };
 
 const PAGE: u64 = 4096;
@@ -555,7 +555,7 @@ impl Inode for TmpInode {
             Content::Symlink(_) => Err(Errno::ELOOP),
             Content::Special => {
                 let rdev = self.rdev;
-                special::open(self, rdev, flags)
+                chrdev::open(self, rdev, flags)
             }
         }
     }
@@ -563,10 +563,6 @@ impl Inode for TmpInode {
     fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Inode>> {
         let found = self.directory()?.lock().get(name).cloned();
         Ok(found.ok_or(Errno::ENOENT)?)
-    }
-
-    fn create(&self, name: &[u8], new: &NewObject<'_>) -> Result<Arc<dyn Inode>> {
-        self.create_if(name, new, &|_| Ok(()))
     }
 
     fn create_if(

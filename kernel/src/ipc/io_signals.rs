@@ -217,7 +217,7 @@ pub fn own(file: &Arc<File>, owner: OwnerEx) -> Result<()> {
         OWNER_PROCESS => find_process(id).map_or(Target::Nobody, Target::Process),
         _ => Target::Group(id),
     };
-    let credentials = current().process.credentials();
+    let credentials = current().credentials();
     let uids = [credentials.uid, credentials.euid];
     change(file, |settings| {
         (settings.kind, settings.id, settings.target) = (owner.kind, owner.pid, target);

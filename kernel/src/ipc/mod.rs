@@ -15,8 +15,10 @@ pub mod ring;
 pub mod select;
 pub mod signalfd;
 pub mod signals;
+pub mod splice;
 pub mod sysv;
 pub mod timerfd;
+pub mod transfer;
 
 use alloc::sync::Arc;
 

@@ -14,7 +14,7 @@ use super::{read_timeout, signals};
 use crate::base::args::Args;
 use crate::base::poll::{PollTable, events};
 use crate::base::sched::Sleep;
-use crate::base::sync::{Token, WaitError, Wake};
+use crate::base::sync::{WaitError, Waiter, Wake};
 use crate::base::time::{Deadline, NS_PER_SEC, TimeSpec};
 use crate::base::user::UserPtr;
 use crate::process::current;
@@ -44,12 +44,12 @@ fn wait_many(
     if found > 0 || deadline.is_some_and(Deadline::has_passed) {
         return Ok(found);
     }
-    let token = Token::new();
-    let waker: Arc<dyn Wake> = token.clone();
+    let waiter = Waiter::new();
+    let waker: Arc<dyn Wake> = waiter.clone();
     let mut registered = PollTable::register(waker, false);
     let mut is_first = true;
     loop {
-        token.clear();
+        waiter.clear();
         let found = if core::mem::take(&mut is_first) {
             let found = look(&mut registered)?;
             registered.check()?;
@@ -66,7 +66,7 @@ fn wait_many(
         if deadline.is_some_and(Deadline::has_passed) {
             return Ok(0);
         }
-        token.sleep(Sleep::Interruptible, deadline);
+        waiter.sleep(Sleep::Interruptible, deadline);
     }
 }
 
@@ -82,7 +82,7 @@ fn ask(files: &FdTable, fd: u32, wanted: u32, table: &mut PollTable) -> u32 {
 }
 
 fn poll_list(list: &mut [PollFd], deadline: Option<Deadline>) -> Result<u64> {
-    let files = current().process.files();
+    let files = current().files();
     wait_many(deadline, |table| {
         let mut found = 0;
         for entry in list.iter_mut() {

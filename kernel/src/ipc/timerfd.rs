@@ -31,7 +31,7 @@ pub struct ITimerSpec {
 }
 
 #[derive(Default)]
-struct State {
+struct TimerState {
     /// When it expires next, on its own clock; 0: disarmed.
     due_ns: u64,
     interval_ns: u64,
@@ -50,7 +50,7 @@ struct Core {
     /// As timerfd_create(2) got it, for /proc.
     clock: u32,
     is_realtime: bool,
-    state: SpinLock<State>,
+    state: SpinLock<TimerState>,
     queue: Arc<WaitQueue>,
 }
 
@@ -60,20 +60,20 @@ impl Core {
     }
 
     /// Arms the timer for `due_ns`. The state's lock is held; no timer is armed.
-    fn arm(self: &Arc<Self>, state: &mut State) {
+    fn arm(self: &Arc<Self>, state: &mut TimerState) {
         let offset_ns = if self.is_realtime { time::realtime_offset_ns() } else { 0 };
         let at = Deadline(state.due_ns.saturating_sub(offset_ns));
         state.timer = Some(time::wake_at(at, self.clone()));
     }
 
-    fn disarm(state: &mut State) {
+    fn disarm(state: &mut TimerState) {
         if let Some(timer) = state.timer.take() {
             timer.cancel();
         }
     }
 
     /// Takes the number of expirations and arms the next one; None if there are none.
-    fn take_ticks(self: &Arc<Self>, state: &mut State) -> Option<u64> {
+    fn take_ticks(self: &Arc<Self>, state: &mut TimerState) -> Option<u64> {
         if !state.is_expired {
             return None;
         }
@@ -100,7 +100,7 @@ impl Core {
     }
 
     /// Time to the next expiry and the period.
-    fn remaining(&self, state: &State) -> ITimerSpec {
+    fn remaining(&self, state: &TimerState) -> ITimerSpec {
         let now_ns = self.now_ns();
         let rest_ns = if state.due_ns == 0 {
             0
@@ -234,7 +234,7 @@ pub fn sys_timerfd_create(clock: u32, flags: u32) -> Result<u64> {
     let core = Arc::new(Core {
         clock,
         is_realtime,
-        state: SpinLock::new(State::default()),
+        state: SpinLock::new(TimerState::default()),
         queue: Arc::new(WaitQueue::new()),
     });
     if is_realtime {

@@ -26,7 +26,6 @@ use crate::mm::{Mm, Vma};
 use crate::process::signal::{SigInfo, send_to_process};
 use crate::process::{self, Process, Thread};
 use crate::security::Credentials;
-use crate::vfs::FdTable;
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "defer::entry_storm_pending", run: || storm(Mode::Pending) },
@@ -66,15 +65,15 @@ impl Running {
         let pid = process::allocate_pid().map_err(said)?;
         let space = mm.space();
         let root = Arc::new(Credentials::root());
-        let new = Process::blank(pid, Some(mm), Arc::new(FdTable::new()), None, root);
+        let new = Process::blank(pid, Some(mm), root);
         let new = Arc::new(new);
         let fpu = FpuState::new().map_err(|_| "no memory")?;
         let task = Task::new_user(&registers(), fpu, space).map_err(|_| "no memory")?;
-        let thread = Thread::new(pid, new.clone(), task);
+        let thread = Thread::new(pid, new.clone(), task, process::Own::of_kernel());
         thread.base.sched.lock().affinity = 1 << cpu;
         thread.base.affinity_hint.store(1 << cpu, Ordering::SeqCst);
         process::register_process(&new);
-        process::register_thread(&thread).map_err(said)?;
+        process::fork::register_thread(&thread).map_err(said)?;
         thread.start();
         Ok(Running { process: new, cpu })
     }

@@ -17,10 +17,10 @@ use machine::ktest::Test;
 use machine::sync::SpinLock;
 use machine::virtio::SubmitError;
 
-use super::ninep_server::{Kind, Lie, Server};
+use super::ninep_server::{Lie, RequestKind, Server};
 use crate::base::io::{Sink, Source};
 use crate::base::time::{self, NS_PER_SEC};
-use crate::drivers::ninep_transport::{Exchange, Messages, Patience, Ring};
+use crate::drivers::ninep_transport::{Exchange, Messages, Ring, Timeouts};
 use crate::fs::ninep::NinepFs;
 use crate::fs::overlay::OverlayFs;
 use crate::process::spawn_kernel;
@@ -55,7 +55,7 @@ enum Want {
 }
 
 /// Name, the reply that is changed, how, the operation, and its result.
-type Case = (&'static str, Kind, Lie, Act, Want);
+type Case = (&'static str, RequestKind, Lie, Act, Want);
 
 const EIO: Want = Want::Bad(Errno::EIO);
 
@@ -64,79 +64,79 @@ const BODY: usize = 7;
 
 #[rustfmt::skip]
 const CASES: &[Case] = &[
-    ("nothing at all", Kind::Version, Lie::Cut(0), nothing, EIO),
-    ("half a header", Kind::Version, Lie::Cut(3), nothing, EIO),
-    ("a header and nothing else", Kind::Version, Lie::Short(BODY), nothing, EIO),
-    ("another version", Kind::Version, Lie::Put(13, b"9P2000.u"), nothing, EIO),
-    ("version unknown", Kind::Version, Lie::Body(b"\0\0\x01\0\x07\0unknown"), nothing, EIO),
-    ("messages of 0 bytes", Kind::Version, Lie::Put(BODY, &[0; 4]), nothing, EIO),
-    ("messages too small for a header", Kind::Version, Lie::Put(BODY, &[23, 0, 0, 0]),
+    ("nothing at all", RequestKind::Version, Lie::Cut(0), nothing, EIO),
+    ("half a header", RequestKind::Version, Lie::Cut(3), nothing, EIO),
+    ("a header and nothing else", RequestKind::Version, Lie::Short(BODY), nothing, EIO),
+    ("another version", RequestKind::Version, Lie::Put(13, b"9P2000.u"), nothing, EIO),
+    ("version unknown", RequestKind::Version, Lie::Body(b"\0\0\x01\0\x07\0unknown"), nothing, EIO),
+    ("messages of 0 bytes", RequestKind::Version, Lie::Put(BODY, &[0; 4]), nothing, EIO),
+    ("messages too small for a header", RequestKind::Version, Lie::Put(BODY, &[23, 0, 0, 0]),
         nothing, EIO),
-    ("messages larger than offered", Kind::Version, Lie::Put(BODY, &[0xff; 4]), read, Want::Good),
-    ("another tag", Kind::GetAttr, Lie::Put(5, &[0xfe, 0xff]), nothing, EIO),
-    ("a tag for the version", Kind::Version, Lie::Put(5, &[0, 0]), nothing, EIO),
-    ("the request itself", Kind::Attach, Lie::Put(4, &[104]), nothing, EIO),
-    ("the reply to another request", Kind::Attach, Lie::Put(4, &[13]),
+    ("messages larger than offered", RequestKind::Version, Lie::Put(BODY, &[0xff; 4]), read, Want::Good),
+    ("another tag", RequestKind::GetAttr, Lie::Put(5, &[0xfe, 0xff]), nothing, EIO),
+    ("a tag for the version", RequestKind::Version, Lie::Put(5, &[0, 0]), nothing, EIO),
+    ("the request itself", RequestKind::Attach, Lie::Put(4, &[104]), nothing, EIO),
+    ("the reply to another request", RequestKind::Attach, Lie::Put(4, &[13]),
         nothing, Want::Bad(Errno::EIO)),
-    ("an error without a number", Kind::Attach, Lie::Error(b""), nothing, EIO),
-    ("error 0", Kind::Attach, Lie::Error(&[0; 4]), nothing, EIO),
-    ("the error that restarts calls", Kind::Attach, Lie::Error(&[0, 2, 0, 0]), nothing, EIO),
-    ("an error beyond errno(3)", Kind::Attach, Lie::Error(&[134, 0, 0, 0]), nothing, EIO),
-    ("a negative error", Kind::Attach, Lie::Error(&[0xff; 4]), nothing, EIO),
-    ("an honest error", Kind::Attach, Lie::Error(&[13, 0, 0, 0]),
+    ("an error without a number", RequestKind::Attach, Lie::Error(b""), nothing, EIO),
+    ("error 0", RequestKind::Attach, Lie::Error(&[0; 4]), nothing, EIO),
+    ("the error that restarts calls", RequestKind::Attach, Lie::Error(&[0, 2, 0, 0]), nothing, EIO),
+    ("an error beyond errno(3)", RequestKind::Attach, Lie::Error(&[134, 0, 0, 0]), nothing, EIO),
+    ("a negative error", RequestKind::Attach, Lie::Error(&[0xff; 4]), nothing, EIO),
+    ("an honest error", RequestKind::Attach, Lie::Error(&[13, 0, 0, 0]),
         nothing, Want::Bad(Errno::EACCES)),
-    ("a size below the header's", Kind::Walk, Lie::Put(0, &[6, 0, 0, 0]), look, EIO),
-    ("a size beyond the bytes", Kind::Walk, Lie::Put(0, &[0xff, 0, 0, 0]), look, EIO),
-    ("a size beyond everything", Kind::Walk, Lie::Put(0, &[0xff; 4]), look, EIO),
-    ("more bytes than asked for", Kind::Walk, Lie::Grow(8192), look, EIO),
-    ("two objects for one name", Kind::Walk, Lie::Put(BODY, &[2, 0]), look, EIO),
-    ("65535 objects for one name", Kind::Walk, Lie::Put(BODY, &[0xff; 2]), look, EIO),
-    ("no object for one name", Kind::Walk, Lie::Body(&[0, 0]), look, Want::Bad(Errno::ENOENT)),
-    ("half an object", Kind::Walk, Lie::Short(14), look, EIO),
-    ("attributes cut short", Kind::GetAttr, Lie::Short(60), nothing, EIO),
-    ("a mode without a type", Kind::GetAttr, Lie::Put(28, &[0; 4]), nothing, EIO),
-    ("a mode with an unknown type", Kind::GetAttr, Lie::Put(28, &[0, 0xf0, 0, 0]), nothing, EIO),
-    ("a folder whose qid is a file's", Kind::GetAttr, Lie::Put(15, &[0]), nothing, EIO),
-    ("a folder that became a file", Kind::GetAttr, Lie::AFile, nothing, Want::Bad(Errno::ENOTDIR)),
-    ("a file that becomes a folder", Kind::GetAttr, Lie::Later(2, &Lie::AFolder),
+    ("a size below the header's", RequestKind::Walk, Lie::Put(0, &[6, 0, 0, 0]), look, EIO),
+    ("a size beyond the bytes", RequestKind::Walk, Lie::Put(0, &[0xff, 0, 0, 0]), look, EIO),
+    ("a size beyond everything", RequestKind::Walk, Lie::Put(0, &[0xff; 4]), look, EIO),
+    ("more bytes than asked for", RequestKind::Walk, Lie::Grow(8192), look, EIO),
+    ("two objects for one name", RequestKind::Walk, Lie::Put(BODY, &[2, 0]), look, EIO),
+    ("65535 objects for one name", RequestKind::Walk, Lie::Put(BODY, &[0xff; 2]), look, EIO),
+    ("no object for one name", RequestKind::Walk, Lie::Body(&[0, 0]), look, Want::Bad(Errno::ENOENT)),
+    ("half an object", RequestKind::Walk, Lie::Short(14), look, EIO),
+    ("attributes cut short", RequestKind::GetAttr, Lie::Short(60), nothing, EIO),
+    ("a mode without a type", RequestKind::GetAttr, Lie::Put(28, &[0; 4]), nothing, EIO),
+    ("a mode with an unknown type", RequestKind::GetAttr, Lie::Put(28, &[0, 0xf0, 0, 0]), nothing, EIO),
+    ("a folder whose qid is a file's", RequestKind::GetAttr, Lie::Put(15, &[0]), nothing, EIO),
+    ("a folder that became a file", RequestKind::GetAttr, Lie::AFile, nothing, Want::Bad(Errno::ENOTDIR)),
+    ("a file that becomes a folder", RequestKind::GetAttr, Lie::Later(2, &Lie::AFolder),
         change, Want::Bad(Errno::ESTALE)),
-    ("a file without end", Kind::GetAttr, Lie::Put(56, &[0xff; 8]), read, Want::Good),
-    ("blocks of 0 bytes", Kind::GetAttr, Lie::Put(64, &[0; 8]), read, Want::Good),
-    ("times without end", Kind::GetAttr, Lie::Put(80, &[0xff; 48]), read, Want::Good),
-    ("all objects have one number", Kind::GetAttr, Lie::Put(20, &[1, 0, 0, 0, 0, 0, 0, 0]),
+    ("a file without end", RequestKind::GetAttr, Lie::Put(56, &[0xff; 8]), read, Want::Good),
+    ("blocks of 0 bytes", RequestKind::GetAttr, Lie::Put(64, &[0; 8]), read, Want::Good),
+    ("times without end", RequestKind::GetAttr, Lie::Put(80, &[0xff; 48]), read, Want::Good),
+    ("all objects have one number", RequestKind::GetAttr, Lie::Put(20, &[1, 0, 0, 0, 0, 0, 0, 0]),
         all, Want::Good),
-    ("more data than asked for", Kind::Read, Lie::Put(BODY, &[1, 0, 2, 0]), read, EIO),
-    ("data that is not there", Kind::Read, Lie::Put(BODY, &[0xff; 4]), read, EIO),
-    ("more bytes than the buffer", Kind::Read, Lie::Grow(256 * 1024), read, EIO),
-    ("a file that ends early", Kind::Read, Lie::Body(&[0; 4]), read, Want::Good),
-    ("one byte at a time", Kind::Read, Lie::Body(&[1, 0, 0, 0, 7]), read_little, Want::Good),
-    ("an open file of the wrong type", Kind::Open, Lie::Put(4, &[15]), read, EIO),
-    ("more written than sent", Kind::Write, Lie::Put(BODY, &[0xff; 4]), write, EIO),
-    ("nothing written", Kind::Write, Lie::Put(BODY, &[0; 4]), write, EIO),
-    ("one byte written", Kind::Write, Lie::Put(BODY, &[1, 0, 0, 0]), write_little, Want::Good),
-    ("an entry that comes again", Kind::ReadDir, Lie::Entries(&[(b"file", 0)]), list, EIO),
-    ("dots in circles", Kind::ReadDir, Lie::Entries(&[(b".", 1), (b"..", 2)]), list, EIO),
-    ("removed entries in circles", Kind::ReadDir, Lie::Entries(&[(b"file", 1), (b"file", 2)]),
+    ("more data than asked for", RequestKind::Read, Lie::Put(BODY, &[1, 0, 2, 0]), read, EIO),
+    ("data that is not there", RequestKind::Read, Lie::Put(BODY, &[0xff; 4]), read, EIO),
+    ("more bytes than the buffer", RequestKind::Read, Lie::Grow(256 * 1024), read, EIO),
+    ("a file that ends early", RequestKind::Read, Lie::Body(&[0; 4]), read, Want::Good),
+    ("one byte at a time", RequestKind::Read, Lie::Body(&[1, 0, 0, 0, 7]), read_little, Want::Good),
+    ("an open file of the wrong type", RequestKind::Open, Lie::Put(4, &[15]), read, EIO),
+    ("more written than sent", RequestKind::Write, Lie::Put(BODY, &[0xff; 4]), write, EIO),
+    ("nothing written", RequestKind::Write, Lie::Put(BODY, &[0; 4]), write, EIO),
+    ("one byte written", RequestKind::Write, Lie::Put(BODY, &[1, 0, 0, 0]), write_little, Want::Good),
+    ("an entry that comes again", RequestKind::ReadDir, Lie::Entries(&[(b"file", 0)]), list, EIO),
+    ("dots in circles", RequestKind::ReadDir, Lie::Entries(&[(b".", 1), (b"..", 2)]), list, EIO),
+    ("removed entries in circles", RequestKind::ReadDir, Lie::Entries(&[(b"file", 1), (b"file", 2)]),
         list_removed, EIO),
-    ("an entry with a slash", Kind::ReadDir, Lie::Entries(&[(b"../etc", 1)]), list, EIO),
-    ("an entry with a NUL", Kind::ReadDir, Lie::Entries(&[(b"fi\0le", 1)]), list, EIO),
-    ("an entry without a name", Kind::ReadDir, Lie::Entries(&[(b"", 1)]), list, EIO),
-    ("an entry with a long name", Kind::ReadDir, Lie::Entries(&[(&[b'x'; 256], 1)]), list, EIO),
-    ("an entry that is not whole", Kind::ReadDir, Lie::Body(&[5, 0, 0, 0, 0, 1, 0, 0, 0]),
+    ("an entry with a slash", RequestKind::ReadDir, Lie::Entries(&[(b"../etc", 1)]), list, EIO),
+    ("an entry with a NUL", RequestKind::ReadDir, Lie::Entries(&[(b"fi\0le", 1)]), list, EIO),
+    ("an entry without a name", RequestKind::ReadDir, Lie::Entries(&[(b"", 1)]), list, EIO),
+    ("an entry with a long name", RequestKind::ReadDir, Lie::Entries(&[(&[b'x'; 256], 1)]), list, EIO),
+    ("an entry that is not whole", RequestKind::ReadDir, Lie::Body(&[5, 0, 0, 0, 0, 1, 0, 0, 0]),
         list, EIO),
-    ("a name beyond the reply", Kind::ReadDir, Lie::Put(BODY + 4 + 22, &[0xff; 2]), list, EIO),
-    ("a link to nothing", Kind::ReadLink, Lie::Body(&[0, 0]), follow, EIO),
-    ("a link with a NUL", Kind::ReadLink, Lie::Body(b"\x03\0a\0b"), follow, EIO),
-    ("a link beyond the reply", Kind::ReadLink, Lie::Put(BODY, &[0xff; 2]), follow, EIO),
-    ("an attribute without end", Kind::XattrWalk, Lie::Put(BODY, &[0xff; 8]),
+    ("a name beyond the reply", RequestKind::ReadDir, Lie::Put(BODY + 4 + 22, &[0xff; 2]), list, EIO),
+    ("a link to nothing", RequestKind::ReadLink, Lie::Body(&[0, 0]), follow, EIO),
+    ("a link with a NUL", RequestKind::ReadLink, Lie::Body(b"\x03\0a\0b"), follow, EIO),
+    ("a link beyond the reply", RequestKind::ReadLink, Lie::Put(BODY, &[0xff; 2]), follow, EIO),
+    ("an attribute without end", RequestKind::XattrWalk, Lie::Put(BODY, &[0xff; 8]),
         xattr, Want::Bad(Errno::E2BIG)),
-    ("an attribute that ends early", Kind::XattrWalk, Lie::Put(BODY, &[9]), xattr, EIO),
-    ("a clunk that fails", Kind::Clunk, Lie::Error(&[9, 0, 0, 0]), all, Want::Good),
-    ("a clunk with the wrong answer", Kind::Clunk, Lie::Put(4, &[13]), all, Want::Good),
-    ("statistics cut short", Kind::StatFs, Lie::Short(20), statistics, Want::Good),
-    ("a folder made with half a qid", Kind::MakeDir, Lie::Short(12), make, EIO),
-    ("a removal answered by nothing", Kind::Unlink, Lie::Cut(0), remove, EIO),
-    ("an error as a rename's end", Kind::Rename, Lie::Error(&[39, 0, 0, 0]),
+    ("an attribute that ends early", RequestKind::XattrWalk, Lie::Put(BODY, &[9]), xattr, EIO),
+    ("a clunk that fails", RequestKind::Clunk, Lie::Error(&[9, 0, 0, 0]), all, Want::Good),
+    ("a clunk with the wrong answer", RequestKind::Clunk, Lie::Put(4, &[13]), all, Want::Good),
+    ("statistics cut short", RequestKind::StatFs, Lie::Short(20), statistics, Want::Good),
+    ("a folder made with half a qid", RequestKind::MakeDir, Lie::Short(12), make, EIO),
+    ("a removal answered by nothing", RequestKind::Unlink, Lie::Cut(0), remove, EIO),
+    ("an error as a rename's end", RequestKind::Rename, Lie::Error(&[39, 0, 0, 0]),
         rename, Want::Bad(Errno::ENOTEMPTY)),
 ];
 
@@ -282,7 +282,7 @@ fn write_little(fs: &Arc<NinepFs>) -> Outcome<()> {
     write_bytes(fs, 200)
 }
 
-/// Lists a folder, which may go in circles, as far as a program with some patience would.
+/// Lists a folder, which may go in circles, as far as a program with some timeouts would.
 fn list_all(directory: &Arc<dyn Inode>) -> Outcome<()> {
     let mut from = 0;
     for _ in 0..64 {
@@ -409,7 +409,7 @@ impl Ring for Shared {
     }
 }
 
-const SHORT: Patience = Patience { answering_ns: NS_PER_SEC / 5, silent_ns: NS_PER_SEC / 100 };
+const SHORT: Timeouts = Timeouts { answering_ns: NS_PER_SEC / 5, silent_ns: NS_PER_SEC / 100 };
 /// Rclunk for tag 0.
 const RCLUNK: &[u8] = &[7, 0, 0, 0, 121, 0, 0];
 
@@ -421,7 +421,7 @@ fn failing_call(exchange: &Exchange<Shared>) -> Result<u64, String> {
     Ok(time::now_ns() - before)
 }
 
-/// No answer: EIO after the patience, sooner the next time; an answer to anything restores it.
+/// No answer: EIO after the timeouts, sooner the next time; an answer to anything restores it.
 fn silent() -> Result<(), String> {
     let ring = Shared::new(4);
     let exchange = Exchange::new(ring.clone(), SHORT);
@@ -457,7 +457,7 @@ fn full() -> Result<(), String> {
 fn broken() -> Result<(), String> {
     for reply in [&[][..], &[7, 0, 0], &[6, 0, 0, 0, 121, 0, 0], &[8, 0, 0, 0, 121, 0, 0]] {
         let ring = Shared::new(1);
-        let patient = Patience { answering_ns: 60 * NS_PER_SEC, silent_ns: NS_PER_SEC };
+        let patient = Timeouts { answering_ns: 60 * NS_PER_SEC, silent_ns: NS_PER_SEC };
         let exchange = Arc::new(Exchange::new(ring.clone(), patient));
         let (device, side) = (exchange.clone(), ring.clone());
         let body = move || {
@@ -472,7 +472,7 @@ fn broken() -> Result<(), String> {
     }
     let ring = Shared::new(1);
     ring.0.lock().broken = true;
-    let exchange = Exchange::new(ring, Patience { answering_ns: 60 * NS_PER_SEC, silent_ns: 0 });
+    let exchange = Exchange::new(ring, Timeouts { answering_ns: 60 * NS_PER_SEC, silent_ns: 0 });
     let took = failing_call(&exchange)?;
     ensure!(took < 30 * NS_PER_SEC, "{took} ns");
     Ok(())

@@ -16,7 +16,7 @@ use crate::drivers::ninep_transport::Transport;
 
 /// Requests, by their type byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum RequestKind {
     StatFs = 8,
     Open = 12,
     ReadLink = 22,
@@ -76,11 +76,11 @@ const REQUESTS_MAX: u32 = 50_000;
 
 enum Manner {
     Honest,
-    Lies(Kind, &'static Lie),
+    Lies(RequestKind, &'static Lie),
     Mutates,
 }
 
-struct State {
+struct ServerState {
     /// What each fid names.
     fids: BTreeMap<u32, u64>,
     /// Replies of the kind that is lied about.
@@ -91,7 +91,7 @@ struct State {
 /// The server.
 pub(super) struct Server {
     manner: Manner,
-    state: SpinLock<State>,
+    state: SpinLock<ServerState>,
     requests: AtomicU32,
     lied: AtomicBool,
 }
@@ -123,7 +123,7 @@ impl Server {
     }
 
     /// Lies in each reply to requests of this kind.
-    pub(super) fn lying(kind: Kind, lie: &'static Lie) -> Arc<Server> {
+    pub(super) fn lying(kind: RequestKind, lie: &'static Lie) -> Arc<Server> {
         Self::new(Manner::Lies(kind, lie), 1)
     }
 
@@ -133,7 +133,7 @@ impl Server {
     }
 
     fn new(manner: Manner, random: u64) -> Arc<Server> {
-        let state = SpinLock::new(State { fids: BTreeMap::new(), seen: 0, random });
+        let state = SpinLock::new(ServerState { fids: BTreeMap::new(), seen: 0, random });
         Arc::new(Server {
             manner,
             state,
@@ -158,7 +158,7 @@ impl Server {
     }
 }
 
-impl State {
+impl ServerState {
     fn answer(&mut self, request: &[u8]) -> Vec<u8> {
         let mut reply = Vec::new();
         put32(&mut reply, 0);

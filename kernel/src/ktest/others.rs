@@ -8,7 +8,7 @@ use alloc::sync::Arc;
 use context_tracking::work::Cause;
 use machine::cpu::cpu_count;
 use machine::ensure;
-use machine::ipi::{Action, Kind, received, rows};
+use machine::ipi::{Action, InterruptKind, received, rows};
 use machine::ktest::defer::Program;
 use machine::ktest::handler::{self, Place};
 use machine::ktest::stale::Stale;
@@ -51,37 +51,40 @@ fn with_all_cpus(test: fn(&Stale, u32) -> Result<(), String>) -> Result<(), Stri
 const REQUESTS: u64 = 100;
 
 /// How a cause interrupts.
-fn kind_of(cause: Cause) -> Kind {
+fn kind_of(cause: Cause) -> InterruptKind {
     match cause {
-        Cause::Reschedule | Cause::Timer | Cause::Watchdog => Kind::Reschedule,
-        Cause::Nmi => Kind::Nmi,
-        _ => Kind::Tlb,
+        Cause::Reschedule | Cause::Timer | Cause::Watchdog => InterruptKind::Reschedule,
+        Cause::Nmi => InterruptKind::Nmi,
+        _ => InterruptKind::Tlb,
     }
 }
 
 /// Interrupts of a kind that CPU `cpu` was sent, and those that it received.
-fn account(cpu: usize, kind: Kind) -> (u64, u64) {
+fn account(cpu: usize, kind: InterruptKind) -> (u64, u64) {
     let sent = rows().filter(|row| {
         row.target == cpu && row.action == Action::Sent && kind_of(row.cause) == kind
     });
     let sent = sent.map(|row| row.count).sum();
-    let sync = if kind == Kind::Tlb { received(cpu, Kind::Sync).0 } else { 0 };
+    let sync = if kind == InterruptKind::Tlb { received(cpu, InterruptKind::Sync).0 } else { 0 };
     (sent, received(cpu, kind).0 + sync)
 }
 
 /// Nobody receives what nobody sent: two requests may become one interrupt, and one may have been
 /// on its way.
 fn accounts() -> Result<(), String> {
-    const KINDS: [Kind; 3] = [Kind::Tlb, Kind::Reschedule, Kind::Nmi];
+    const KINDS: [InterruptKind; 3] =
+        [InterruptKind::Tlb, InterruptKind::Reschedule, InterruptKind::Nmi];
     let cpus = || (0..cpu_count()).flat_map(|cpu| KINDS.map(|kind| (cpu, kind)));
     let before: alloc::vec::Vec<_> = cpus().map(|(cpu, kind)| account(cpu, kind)).collect();
     for _ in 0..REQUESTS {
         machine::ktest::ask_all_cpus();
         for cpu in 1..cpu_count() {
-            let received_before = received(cpu, Kind::Nmi).0;
+            let received_before = received(cpu, InterruptKind::Nmi).0;
             window::send_nmi(cpu);
             machine::ipi::send_reschedule(cpu, Cause::Reschedule);
-            wait_until("an NMI has not come", || received(cpu, Kind::Nmi).0 > received_before)?;
+            wait_until("an NMI has not come", || {
+                received(cpu, InterruptKind::Nmi).0 > received_before
+            })?;
         }
     }
     let mut sent_in_all = [0; KINDS.len()];

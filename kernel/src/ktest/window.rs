@@ -9,7 +9,7 @@ use context_tracking::state::Context;
 use entry::Origin;
 use machine::cpu::cpu_count;
 use machine::ensure;
-use machine::ipi::{Kind, received};
+use machine::ipi::{InterruptKind, received};
 use machine::ktest::Test;
 use machine::ktest::defer::Program;
 use machine::ktest::window;
@@ -76,9 +76,9 @@ fn nmi_after_nmi() -> Result<(), String> {
     };
     let mut late = 0;
     for number in 1..=10 {
-        let (before, start) = (received(cpu, Kind::Nmi).0, returns());
+        let (before, start) = (received(cpu, InterruptKind::Nmi).0, returns());
         window::send_nmi(cpu);
-        let came = || received(cpu, Kind::Nmi).0 > before;
+        let came = || received(cpu, InterruptKind::Nmi).0 > before;
         wait_until(&format!("NMI number {number} has not come"), came)?;
         late += u32::from(returns() - start > RETURNS);
     }

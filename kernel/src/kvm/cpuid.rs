@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use abi::kvm::{self, Cpuid2, CpuidEntry2};
 use abi::{Errno, Result};
-use virt::cpuid::{Entry, MAX_ENTRIES, Table, supported};
+use virt::cpuid::{CpuidLeaf, MAX_ENTRIES, Table, supported};
 
 use super::read_entries;
 use crate::base::user::UserPtr;
@@ -89,7 +89,7 @@ pub(super) fn write_entries(at: u64, entries: &[CpuidEntry2]) -> Result<u64> {
 pub(super) fn read_table(at: u64) -> Result<Table> {
     let count = UserPtr::<Cpuid2>::new(at).read()?.nent;
     let entries: Vec<CpuidEntry2> = read_entries::<Cpuid2, _>(at, count, MAX_ENTRIES)?;
-    let convert = |e: &CpuidEntry2| Entry {
+    let convert = |e: &CpuidEntry2| CpuidLeaf {
         leaf: e.function,
         subleaf: e.index,
         has_subleaf: e.flags & kvm::CPUID_FLAG_SIGNIFCANT_INDEX != 0,
@@ -100,7 +100,7 @@ pub(super) fn read_table(at: u64) -> Result<Table> {
 
 /// Writes it back.
 pub(super) fn write_table(at: u64, table: &Table) -> Result<u64> {
-    let convert = |e: &Entry| entry(e.leaf, e.has_subleaf.then_some(e.subleaf), e.registers);
+    let convert = |e: &CpuidLeaf| entry(e.leaf, e.has_subleaf.then_some(e.subleaf), e.registers);
     let entries: Vec<CpuidEntry2> = table.entries.iter().map(convert).collect();
     write_entries(at, &entries)
 }

@@ -53,7 +53,7 @@ impl Doorbell {
 }
 
 fn event_file(fd: u32) -> Result<Arc<File>> {
-    let file = current().process.files().get(fd)?;
+    let file = current().files().get(fd)?;
     if file.ops_as::<EventFd>().is_none() {
         return Err(Errno::EINVAL);
     }
@@ -105,7 +105,7 @@ pub(super) struct Line {
     resample: Option<Arc<File>>,
     is_up: AtomicBool,
     /// Registered with the eventfd's queue while this is there.
-    watch: SpinLock<Option<PollTable>>,
+    registration: SpinLock<Option<PollTable>>,
 }
 
 impl Line {
@@ -140,8 +140,8 @@ impl Line {
 
     /// It is no line any more.
     pub(super) fn stop(&self) {
-        let watch = self.watch.lock().take();
-        drop(watch);
+        let registration = self.registration.lock().take();
+        drop(registration);
     }
 }
 
@@ -183,7 +183,7 @@ pub(super) fn set_line(vm: &Arc<Vm>, asked: &IrqFd) -> Result<u64> {
         file: file.clone(),
         resample,
         is_up: AtomicBool::new(false),
-        watch: SpinLock::new(None),
+        registration: SpinLock::new(None),
     });
     vm.change_lines(|lines| {
         if lines.iter().any(is_same) {
@@ -199,7 +199,7 @@ pub(super) fn set_line(vm: &Arc<Vm>, asked: &IrqFd) -> Result<u64> {
     let mut table = PollTable::register(line.clone(), false);
     file.ops().poll(&file, &mut table);
     let registered = table.check();
-    *line.watch.lock() = Some(table);
+    *line.registration.lock() = Some(table);
     if let Err(error) = registered {
         line.stop();
         vm.change_lines(|lines| {

@@ -8,7 +8,7 @@
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 
-use abi::kvm::{self, IrqChip as State, IrqRouting, IrqRoutingEntry, PitChannel, PitState2};
+use abi::kvm::{self, IrqRouting, IrqRoutingEntry, PitChannel, PitState2};
 use abi::{Errno, Result};
 use machine::sync::{Once, SpinLock};
 use virt::ioapic::{self, IoApic};
@@ -129,7 +129,7 @@ impl IrqChip {
 
     /// KVM_GET_IRQCHIP.
     pub(super) fn state(&self, at: u64) -> Result<u64> {
-        let mut state = UserPtr::<State>::new(at).read()?;
+        let mut state = UserPtr::<kvm::IrqChip>::new(at).read()?;
         let pic = |n: usize| pic_bytes(&self.pic.lock().controllers[n]);
         match state.chip_id {
             kvm::IRQCHIP_PIC_MASTER => state.chip[..16].copy_from_slice(&pic(0)),
@@ -148,13 +148,13 @@ impl IrqChip {
             }
             _ => return Err(Errno::EINVAL),
         }
-        UserPtr::<State>::new(at).write(&state)?;
+        UserPtr::<kvm::IrqChip>::new(at).write(&state)?;
         Ok(0)
     }
 
     /// KVM_SET_IRQCHIP.
     pub(super) fn set_state(&self, at: u64) -> Result<u64> {
-        let state = UserPtr::<State>::new(at).read()?;
+        let state = UserPtr::<kvm::IrqChip>::new(at).read()?;
         let word =
             |at: usize| state.chip[at..at + 4].iter().rev().fold(0, |v, &b| v << 8 | u32::from(b));
         match state.chip_id {

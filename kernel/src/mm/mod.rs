@@ -13,7 +13,7 @@ use abi::{Errno, Result};
 use machine::frame::PAGE_SIZE;
 use machine::memory::{PageKind, PageTable, USER_END};
 
-use crate::base::accounts::{Counted, Kind};
+use crate::base::accounts::{Counted, ObjectKind};
 use crate::base::reserve::check_reserve;
 use crate::base::sync::Mutex;
 
@@ -88,7 +88,7 @@ pub struct Mm {
     space: Arc<machine::memory::Space>,
     /// Page faults that needed no file (minor) and that did (major), for getrusage(2).
     pub faults: (AtomicU64, AtomicU64),
-    _counted: Counted<{ Kind::Space as usize }>,
+    _counted: Counted<{ ObjectKind::Space as usize }>,
 }
 
 /// Who a futex word belongs to (futex(2)): threads that share the key wait on the same word.

@@ -44,15 +44,15 @@ pub const SEGMENT_BYTES: usize = 65_483;
 
 /// How long a call may wait.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Patience {
+pub struct Timeout {
     /// Not at all.
     pub nonblocking: bool,
     /// Until then: SO_RCVTIMEO, SO_SNDTIMEO.
     pub deadline: Option<Deadline>,
 }
 
-impl Patience {
-    /// Waits until `ready` gives something. EAGAIN when patience is over; an interrupted wait is
+impl Timeout {
+    /// Waits until `ready` gives something. EAGAIN when timeout is over; an interrupted wait is
     /// only restarted if it has no deadline (signal(7)).
     #[inline]
     pub fn wait<T>(
@@ -475,21 +475,21 @@ impl Channel {
         self.messages_max == usize::MAX
     }
 
-    /// Sends stream data, all of it unless patience ends. `info` goes with the first byte.
+    /// Sends stream data, all of it unless timeout ends. `info` goes with the first byte.
     #[inline]
     pub fn send(
         &self,
         source: &mut Source<'_>,
         mut info: Option<Box<Info>>,
         mode: SendMode,
-        patience: Patience,
+        timeout: Timeout,
     ) -> Result<usize> {
         let mut done = 0;
         if source.left() == 0 {
             self.room()?;
         }
         while source.left() > 0 {
-            let step = patience.wait(&self.writers, || self.try_send(source, &mut info, mode));
+            let step = timeout.wait(&self.writers, || self.try_send(source, &mut info, mode));
             match step {
                 Ok(len) => done += len,
                 Err(_) if done > 0 => break,
@@ -596,9 +596,9 @@ impl Channel {
         &self,
         source: &mut Source<'_>,
         info: Option<Box<Info>>,
-        patience: Patience,
+        timeout: Timeout,
     ) -> Result<usize> {
-        self.send_message_while(source, info, patience, || true)
+        self.send_message_while(source, info, timeout, || true)
     }
 
     /// The same for a channel with several senders: EPIPE once this one may not send any more
@@ -607,7 +607,7 @@ impl Channel {
         &self,
         source: &mut Source<'_>,
         info: Option<Box<Info>>,
-        patience: Patience,
+        timeout: Timeout,
         may_send: impl Fn() -> bool,
     ) -> Result<usize> {
         let len = source.left();
@@ -615,7 +615,7 @@ impl Channel {
             return Err(Errno::EMSGSIZE);
         }
         let mut info = Some(info);
-        patience.wait(&self.writers, || {
+        timeout.wait(&self.writers, || {
             let mut data = self.data.lock();
             if self.is_refused() || self.is_ended() || !may_send() {
                 return Some(Err(Errno::EPIPE));
@@ -643,15 +643,15 @@ impl Channel {
         &self,
         sink: &mut Sink<'_>,
         mode: ReceiveMode,
-        patience: Patience,
+        timeout: Timeout,
     ) -> Result<Received> {
         let mut total = Received::default();
         loop {
-            let step = patience.wait(&self.readers, || self.try_receive(sink, mode, total.len));
+            let step = timeout.wait(&self.readers, || self.try_receive(sink, mode, total.len));
             let piece = match step {
                 Ok(piece) => piece,
                 Err(_) if total.len > 0 => return Ok(total),
-                // Patience is over before there was enough: what there is.
+                // Timeout is over before there was enough: what there is.
                 Err(error) if mode.peek && mode.least > 1 => {
                     let mode = ReceiveMode { least: 0, ..mode };
                     return self.try_receive(sink, mode, 0).unwrap_or(Err(error));

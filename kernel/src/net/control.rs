@@ -186,7 +186,7 @@ pub fn read(address: u64, len: u64, passes: bool) -> Result<Control> {
                 raw::SCM_RIGHTS => read_files(payload, bytes, &mut files)?,
                 raw::SCM_CREDENTIALS if bytes == size_of::<Ucred>() as u64 => {
                     let claimed = UserPtr::<Ucred>::new(payload).read()?;
-                    claimed.check(&current().process.subject())?;
+                    claimed.check(&current().subject())?;
                     credentials = Some(claimed);
                 }
                 _ => return Err(Errno::EINVAL),
@@ -204,7 +204,7 @@ fn read_files(address: u64, bytes: u64, files: &mut Vec<Arc<File>>) -> Result<()
     if files.len() + count > FILES_MAX {
         return Err(Errno::EINVAL);
     }
-    let table = current().process.files();
+    let table = current().files();
     for fd in UserPtr::<i32>::new(address).read_many(count)? {
         let fd = u32::try_from(fd).map_err(|_| Errno::EBADF)?;
         let file = table.get(fd)?;

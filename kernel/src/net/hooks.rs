@@ -15,14 +15,14 @@ mod policies {
         use lsm::landlock::net;
 
         use super::super::{Common, socket_bind as bind, socket_connect as connect};
-        use crate::net::Kind;
+        use crate::net::SocketKind;
         use crate::net::address::RawAddress;
         use crate::security::Subject;
 
         fn check(who: &Subject, socket: &Common, address: &RawAddress, right: u64) -> Result<()> {
             let Some(domain) = &who.domain else { return Ok(()) };
             let is_inet = matches!(socket.domain, raw::AF_INET | raw::AF_INET6);
-            if !is_inet || socket.kind != Kind::Stream || !domain.handles_ports(right) {
+            if !is_inet || socket.kind != SocketKind::Stream || !domain.handles_ports(right) {
                 return Ok(());
             }
             let family = address.family()?;
@@ -59,14 +59,14 @@ mod policies {
         use super::super::{
             Common, socket_bind as bind, socket_connect as connect, socket_sendmsg as sendmsg,
         };
-        use crate::net::Kind;
+        use crate::net::SocketKind;
         use crate::net::address::RawAddress;
         use crate::security::profile;
 
         fn object(socket: &Common, address: &RawAddress) -> Option<Vec<u8>> {
             match address.family().ok()? {
                 raw::AF_INET | raw::AF_INET6 => {
-                    let kind = if socket.kind == Kind::Stream { "tcp" } else { "udp" };
+                    let kind = if socket.kind == SocketKind::Stream { "tcp" } else { "udp" };
                     Some(alloc::format!("{kind}:{}", address.inet_port().ok()?).into_bytes())
                 }
                 raw::AF_UNIX => {

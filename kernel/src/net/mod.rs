@@ -8,6 +8,7 @@
 pub mod address;
 pub mod channel;
 pub mod control;
+pub mod create;
 pub mod garbage;
 pub mod hooks;
 pub mod inet;
@@ -37,7 +38,7 @@ use crate::process::Process;
 use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
 
 use address::{Address, RawAddress};
-use channel::{Info, Patience, ReceiveMode, Received, SendMode};
+use channel::{Info, ReceiveMode, Received, SendMode, Timeout};
 use control::{Control, Ucred};
 
 /// Default SO_SNDBUF and SO_RCVBUF (net.core.wmem_default).
@@ -53,7 +54,7 @@ const RECEIVE_BUFFER_MIN: usize = 2304;
 /// Kinds of sockets (socket(2)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "socket(2)")]
-pub enum Kind {
+pub enum SocketKind {
     Stream = 1,
     Dgram = 2,
     Raw = 3,
@@ -64,8 +65,8 @@ pub enum Kind {
 pub struct Common {
     /// Address family.
     pub domain: u32,
-    /// See [`Kind`].
-    pub kind: Kind,
+    /// See [`SocketKind`].
+    pub kind: SocketKind,
     /// Protocol number, as SO_PROTOCOL shows it.
     pub protocol: u32,
     /// Woken when there is something to receive or accept.
@@ -104,7 +105,7 @@ pub struct Common {
 impl Common {
     /// A new socket's.
     #[must_use]
-    pub fn new(domain: u32, kind: Kind, protocol: u32) -> Common {
+    pub fn new(domain: u32, kind: SocketKind, protocol: u32) -> Common {
         let is_tcp = protocol == raw::IPPROTO_TCP as u32;
         let (send, receive) = match is_tcp {
             true => (TCP_SEND_BUFFER, TCP_RECEIVE_BUFFER),
@@ -224,14 +225,14 @@ impl Common {
 
     /// How long a receive may wait.
     #[inline]
-    pub fn receive_patience(&self, nonblocking: bool) -> Patience {
-        patience(nonblocking, self.receive_timeout_ns.load(Ordering::Relaxed))
+    pub fn receive_timeout(&self, nonblocking: bool) -> Timeout {
+        timeout(nonblocking, self.receive_timeout_ns.load(Ordering::Relaxed))
     }
 
     /// How long a send, connect or accept may wait.
     #[inline]
-    pub fn send_patience(&self, nonblocking: bool) -> Patience {
-        patience(nonblocking, self.send_timeout_ns.load(Ordering::Relaxed))
+    pub fn send_timeout(&self, nonblocking: bool) -> Timeout {
+        timeout(nonblocking, self.send_timeout_ns.load(Ordering::Relaxed))
     }
 
     /// Leaves an error for the next call, or for SO_ERROR.
@@ -266,10 +267,10 @@ impl Common {
 const NO_PATIENCE: u64 = u64::MAX;
 
 #[inline]
-fn patience(nonblocking: bool, timeout_ns: u64) -> Patience {
+fn timeout(nonblocking: bool, timeout_ns: u64) -> Timeout {
     let nonblocking = nonblocking || timeout_ns == NO_PATIENCE;
     let deadline = (timeout_ns > 0 && !nonblocking).then(|| Deadline::after_ns(timeout_ns));
-    Patience { nonblocking, deadline }
+    Timeout { nonblocking, deadline }
 }
 
 /// Something to send.
@@ -279,7 +280,7 @@ pub struct Outgoing {
     /// What goes along.
     pub control: Control,
     /// How long to wait.
-    pub patience: Patience,
+    pub timeout: Timeout,
     /// Flags of the call.
     pub mode: SendMode,
 }
@@ -292,13 +293,13 @@ pub trait Socket: Send + Sync + Any {
     /// bind(2).
     fn bind(self: Arc<Self>, address: &RawAddress) -> Result<()>;
     /// connect(2).
-    fn connect(self: Arc<Self>, address: &RawAddress, patience: Patience) -> Result<()>;
+    fn connect(self: Arc<Self>, address: &RawAddress, timeout: Timeout) -> Result<()>;
     /// listen(2).
     fn listen(self: Arc<Self>, _backlog: i32) -> Result<()> {
         Err(Errno::EOPNOTSUPP)
     }
     /// accept(2): the new socket.
-    fn accept(&self, _patience: Patience) -> Result<Arc<dyn Socket>> {
+    fn accept(&self, _timeout: Timeout) -> Result<Arc<dyn Socket>> {
         Err(Errno::EOPNOTSUPP)
     }
     /// Whether it listens (SO_ACCEPTCONN).
@@ -316,7 +317,7 @@ pub trait Socket: Send + Sync + Any {
     /// Sends a message or stream data. EPIPE means a broken conversation.
     fn send(&self, source: &mut Source<'_>, what: Outgoing) -> Result<usize>;
     /// Receives.
-    fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Patience) -> Result<Received>;
+    fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Timeout) -> Result<Received>;
     /// Adds what the family tells of a message that was received, beside what all do.
     fn tell(&self, _received: &Received, _writer: &mut control::Writer) -> Result<()> {
         Ok(())
@@ -400,7 +401,7 @@ const SIOCGPGRP: u32 = 0x8904;
 pub struct SocketFile {
     socket: Arc<dyn Socket>,
     inode: Arc<AnonInode>,
-    _counted: Counted<{ accounts::Kind::Socket as usize }>,
+    _counted: Counted<{ accounts::ObjectKind::Socket as usize }>,
 }
 
 impl SocketFile {
@@ -421,24 +422,24 @@ impl FileOps for SocketFile {
         if sink.left() == 0 {
             return Ok(0);
         }
-        let patience =
-            self.socket.common().receive_patience(file.is_nonblocking() || !sink.may_wait());
+        let timeout =
+            self.socket.common().receive_timeout(file.is_nonblocking() || !sink.may_wait());
         let least = self.socket.common().low_water().min(sink.left());
         let mode = ReceiveMode { least, ..ReceiveMode::default() };
-        Ok(self.socket.receive(sink, mode, patience)?.len)
+        Ok(self.socket.receive(sink, mode, timeout)?.len)
     }
 
     fn write_at(&self, file: &File, _offset: u64, source: &mut Source<'_>) -> Result<usize> {
-        let patience =
-            self.socket.common().send_patience(file.is_nonblocking() || !source.may_wait());
+        let timeout =
+            self.socket.common().send_timeout(file.is_nonblocking() || !source.may_wait());
         hooks::socket_sendmsg((self.socket.common(), None))?;
         if !self.socket.is_prepared() {
             self.socket.clone().prepare_to_send()?;
         }
         let (control, mode) = (Control::default(), SendMode::default());
-        let what = Outgoing { to: None, control, patience, mode };
+        let what = Outgoing { to: None, control, timeout, mode };
         let result = self.socket.send(source, what);
-        if result == Err(Errno::EPIPE) && self.socket.common().kind != Kind::Dgram {
+        if result == Err(Errno::EPIPE) && self.socket.common().kind != SocketKind::Dgram {
             crate::ipc::signals::broken_pipe();
         }
         result
@@ -461,7 +462,9 @@ impl FileOps for SocketFile {
             }
             ioctl::FIONREAD => to_receive,
             ioctl::TIOCOUTQ => to_send,
-            SIOCATMARK if common.kind == Kind::Stream => usize::from(self.socket.is_at_mark()),
+            SIOCATMARK if common.kind == SocketKind::Stream => {
+                usize::from(self.socket.is_at_mark())
+            }
             SIOCATMARK if common.domain == raw::AF_UNIX => return Err(Errno::EOPNOTSUPP),
             FIOGETOWN | SIOCGPGRP => {
                 let owner = io_signals::owner_number(file);
@@ -497,46 +500,6 @@ pub fn file_for(socket: Arc<dyn Socket>, nonblocking: bool) -> Arc<File> {
     let inode = AnonInode::new(FileType::Socket, 0o777, "socket");
     let flags = abi::general::O_RDWR | if nonblocking { abi::general::O_NONBLOCK } else { 0 };
     File::new(Arc::new(SocketFile { socket, inode, _counted: Counted::new() }), flags, None)
-}
-
-/// Makes a socket. EAFNOSUPPORT, EPROTONOSUPPORT, ESOCKTNOSUPPORT, EINVAL as socket(2) says.
-pub fn create(domain: u32, kind: u32, protocol: u32) -> Result<Arc<dyn Socket>> {
-    if kind >= KINDS {
-        let is_family = domain < FAMILIES;
-        return Err(if is_family { Errno::EINVAL } else { Errno::EAFNOSUPPORT });
-    }
-    let is_inet = matches!(domain, raw::AF_INET | raw::AF_INET6);
-    if is_inet && protocol >= PROTOCOLS {
-        return Err(Errno::EINVAL);
-    }
-    if domain == raw::AF_UNIX {
-        unix::check_protocol(protocol)?;
-    } else if !is_inet && domain != raw::AF_NETLINK {
-        return Err(Errno::EAFNOSUPPORT);
-    }
-    let kind = kind_of(kind)?;
-    hooks::sk_alloc_security((domain,))?;
-    match domain {
-        raw::AF_UNIX => unix::create(kind, protocol),
-        raw::AF_NETLINK => netlink::create(kind, protocol),
-        _ => inet::create(domain, kind, protocol),
-    }
-}
-
-/// Numbers of kinds, families and protocols end here (socket(2)).
-const KINDS: u32 = 11;
-const FAMILIES: u32 = 46;
-const PROTOCOLS: u32 = 263;
-
-/// A kind by its number. ESOCKTNOSUPPORT.
-pub fn kind_of(number: u32) -> Result<Kind> {
-    Ok(match number {
-        1 => Kind::Stream,
-        2 => Kind::Dgram,
-        3 => Kind::Raw,
-        5 => Kind::SeqPacket,
-        _ => return Err(Errno::ESOCKTNOSUPPORT),
-    })
 }
 
 /// Boxes what goes along with data, if there is anything.

@@ -10,9 +10,9 @@ use abi::{Errno, Result, net as raw};
 use machine::sync::SpinLock;
 
 use super::address::{Address, RawAddress};
-use super::channel::{Channel, Patience, ReceiveMode, Received};
+use super::channel::{Channel, ReceiveMode, Received, Timeout};
 use super::inet::interface;
-use super::{Common, Kind, Outgoing, Socket};
+use super::{Common, Outgoing, Socket, SocketKind};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::WaitQueue;
@@ -40,8 +40,8 @@ struct NetlinkSocket {
 }
 
 /// A new socket. EPROTONOSUPPORT for every protocol but NETLINK_ROUTE.
-pub(super) fn create(kind: Kind, protocol: u32) -> Result<Arc<dyn Socket>> {
-    if !matches!(kind, Kind::Raw | Kind::Dgram) {
+pub(super) fn create(kind: SocketKind, protocol: u32) -> Result<Arc<dyn Socket>> {
+    if !matches!(kind, SocketKind::Raw | SocketKind::Dgram) {
         return Err(Errno::ESOCKTNOSUPPORT);
     }
     if protocol != NETLINK_ROUTE {
@@ -127,7 +127,7 @@ fn answer(kind: u16, family: u32, request: (u32, u32)) -> Option<Vec<u8>> {
 
 impl NetlinkSocket {
     fn reply(&self, bytes: &[u8]) -> Result<()> {
-        let now = Patience { nonblocking: true, deadline: None };
+        let now = Timeout { nonblocking: true, deadline: None };
         self.inbox.send_message(&mut Source::kernel(bytes), None, now)?;
         Ok(())
     }
@@ -179,7 +179,7 @@ impl Socket for NetlinkSocket {
         Ok(())
     }
 
-    fn connect(self: Arc<Self>, address: &RawAddress, _patience: Patience) -> Result<()> {
+    fn connect(self: Arc<Self>, address: &RawAddress, _timeout: Timeout) -> Result<()> {
         if address.family()? != raw::AF_NETLINK {
             return Err(Errno::EINVAL);
         }
@@ -207,7 +207,7 @@ impl Socket for NetlinkSocket {
         Ok(len)
     }
 
-    fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Patience) -> Result<Received> {
+    fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Timeout) -> Result<Received> {
         let mut received = self.inbox.receive(sink, mode, how)?;
         let mut info = received.info.take().unwrap_or_default();
         info.from = Some(Address::Netlink(0));

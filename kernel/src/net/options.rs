@@ -141,7 +141,7 @@ fn bind_to_index(common: &Common, index: i64) -> Result<()> {
 }
 
 fn may_administrate() -> bool {
-    let who = current().process.subject();
+    let who = current().subject();
     who.capable(Capability::NetAdmin) || who.capable(Capability::NetRaw)
 }
 
@@ -149,7 +149,7 @@ fn set_common(socket: &Arc<dyn Socket>, name: u32, number: i32, value: &[u8]) ->
     let common = socket.common();
     let is_on = number != 0;
     match name {
-        raw::SO_DEBUG if is_on && !current().process.subject().capable(Capability::NetAdmin) => {
+        raw::SO_DEBUG if is_on && !current().subject().capable(Capability::NetAdmin) => {
             return Err(Errno::EACCES);
         }
         raw::SO_SNDBUF | raw::SO_SNDBUFFORCE => {
@@ -304,7 +304,7 @@ fn buffer(asked: i32, least: usize, forced: bool) -> Result<usize> {
         let asked = (asked as u32 as usize).min(BUFFER_MAX / 2);
         return Ok((asked * 2).max(least));
     }
-    if !current().process.subject().capable(Capability::NetAdmin) {
+    if !current().subject().capable(Capability::NetAdmin) {
         return Err(Errno::EPERM);
     }
     let asked = (asked.max(0) as usize).min(FORCED_MAX / 2);

@@ -10,7 +10,7 @@ use abi::{Errno, Result};
 use machine::sync::SpinLock;
 
 use super::Common;
-use super::channel::{Channel, Patience};
+use super::channel::{Channel, Timeout};
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::WaitQueue;
 
@@ -137,8 +137,8 @@ impl<S> Backlog<S> {
     }
 
     /// Adds a connection, waiting for room. ECONNREFUSED if the listener goes away.
-    pub fn push(&self, socket: &Arc<S>, readers: &WaitQueue, patience: Patience) -> Result<()> {
-        patience.wait(&self.room, || {
+    pub fn push(&self, socket: &Arc<S>, readers: &WaitQueue, timeout: Timeout) -> Result<()> {
+        timeout.wait(&self.room, || {
             if !self.is_listening() || self.is_shut.load(Ordering::SeqCst) {
                 return Some(Err(Errno::ECONNREFUSED));
             }
@@ -157,8 +157,8 @@ impl<S> Backlog<S> {
     }
 
     /// Takes the oldest connection. EINVAL if the socket does not listen, or does no more.
-    pub fn accept(&self, readers: &WaitQueue, patience: Patience) -> Result<Arc<S>> {
-        let socket = patience.wait(readers, || {
+    pub fn accept(&self, readers: &WaitQueue, timeout: Timeout) -> Result<Arc<S>> {
+        let socket = timeout.wait(readers, || {
             if !self.is_listening() {
                 return Some(Err(Errno::EINVAL));
             }

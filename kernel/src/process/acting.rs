@@ -7,7 +7,7 @@ use super::{current, has_current, own_file};
 
 /// Registers the running process with the floors below. Once, before there are programs.
 pub fn init() {
-    let subject = || has_current().then(|| current().process.subject());
+    let subject = || has_current().then(|| current().subject());
     let limit = |resource| current().process.limit(resource);
     register(Acting { subject, limit });
     register_files(own_file);
@@ -18,6 +18,6 @@ impl Context {
     #[inline]
     pub fn current() -> Context {
         let thread = current();
-        Context { fs: thread.process.fs(), subject: thread.process.subject() }
+        Context { fs: thread.fs(), subject: thread.subject() }
     }
 }

@@ -5,7 +5,7 @@ use abi::{Errno, Result, prctl as pr};
 use lsm::capabilities::{self, FileSets, Unsafe, securebits};
 
 use super::ptrace::access::Ids;
-use super::{Process, Thread, hooks};
+use super::{Process, hooks, own};
 use crate::process::current;
 use crate::security::{ALL_CAPABILITIES, Capability, Credentials, Subject};
 use crate::vfs::capability::ATTRIBUTE;
@@ -25,7 +25,7 @@ pub(super) fn bprm_creds_from_file(
     };
     let dangers = Unsafe {
         no_new_privs: thread.seccomp.no_new_privs(),
-        watched: thread.trace.has_weak_tracer(),
+        traced: thread.trace.has_weak_tracer(),
         has_setuid: who.has(Capability::Setuid),
     };
     let old = (&who.ids(), &who.sets());
@@ -78,11 +78,11 @@ pub(super) fn task_setscheduler((who, target): hooks::task_setscheduler::Given<'
 }
 
 /// Changes a copy of the caller's credentials; in place only if that succeeds.
-fn edit(thread: &Thread, edit: impl FnOnce(&mut Credentials) -> Result<()>) -> Result<u32> {
-    let process = &thread.process;
-    let mut new = Credentials::clone(&process.credentials());
+fn edit(edit: impl FnOnce(&mut Credentials) -> Result<()>) -> Result<u32> {
+    let thread = current();
+    let mut new = Credentials::clone(&thread.credentials());
     edit(&mut new)?;
-    process.set_credentials(new);
+    own::set_credentials(thread, new);
     Ok(0)
 }
 
@@ -91,7 +91,7 @@ fn must_be_zero(arguments: &[u64]) -> Result<()> {
 }
 
 pub(super) fn task_prctl((thread, option, args): hooks::task_prctl::Given<'_>) -> Result<u32> {
-    let who = thread.process.subject();
+    let who = thread.subject();
     let value = args[0];
     match option {
         pr::PR_CAPBSET_READ if value > LAST => Err(Errno::EINVAL),
@@ -101,7 +101,7 @@ pub(super) fn task_prctl((thread, option, args): hooks::task_prctl::Given<'_>) -
                 return Err(Errno::EPERM);
             }
             must_be_zero(&[u64::from(value > LAST)])?;
-            edit(thread, |new| {
+            edit(|new| {
                 new.bounding &= !(1 << value);
                 Ok(())
             })
@@ -112,21 +112,21 @@ pub(super) fn task_prctl((thread, option, args): hooks::task_prctl::Given<'_>) -
             if !allowed || !who.capable(Capability::Setpcap) {
                 return Err(Errno::EPERM);
             }
-            edit(thread, |new| {
+            edit(|new| {
                 new.securebits = value as u32;
                 Ok(())
             })
         }
         pr::PR_GET_KEEPCAPS => Ok(u32::from(who.securebits & securebits::KEEP_CAPS != 0)),
-        pr::PR_SET_KEEPCAPS => set_keep_caps(thread, value),
-        pr::PR_CAP_AMBIENT => ambient(thread, args, &who),
+        pr::PR_SET_KEEPCAPS => set_keep_caps(value),
+        pr::PR_CAP_AMBIENT => ambient(args, &who),
         _ => Err(Errno::ENOSYS),
     }
 }
 
-fn set_keep_caps(thread: &Thread, value: u64) -> Result<u32> {
+fn set_keep_caps(value: u64) -> Result<u32> {
     must_be_zero(&[value & !1])?;
-    edit(thread, |new| {
+    edit(|new| {
         if new.securebits & securebits::KEEP_CAPS << 1 != 0 {
             return Err(Errno::EPERM);
         }
@@ -136,11 +136,11 @@ fn set_keep_caps(thread: &Thread, value: u64) -> Result<u32> {
     })
 }
 
-fn ambient(thread: &Thread, args: &[u64; 4], who: &Subject) -> Result<u32> {
+fn ambient(args: &[u64; 4], who: &Subject) -> Result<u32> {
     let (command, capability) = (args[0] as u32, args[1]);
     if command == pr::PR_CAP_AMBIENT_CLEAR_ALL {
         must_be_zero(&args[1..])?;
-        return edit(thread, |new| {
+        return edit(|new| {
             new.ambient = 0;
             Ok(())
         });
@@ -149,7 +149,7 @@ fn ambient(thread: &Thread, args: &[u64; 4], who: &Subject) -> Result<u32> {
     let bit = 1u64 << capability;
     match command {
         pr::PR_CAP_AMBIENT_IS_SET => Ok(u32::from(who.ambient & bit != 0)),
-        pr::PR_CAP_AMBIENT_RAISE => edit(thread, |new| {
+        pr::PR_CAP_AMBIENT_RAISE => edit(|new| {
             let has = new.permitted & new.inheritable & bit != 0;
             if !has || new.securebits & securebits::NO_CAP_AMBIENT_RAISE != 0 {
                 return Err(Errno::EPERM);
@@ -157,7 +157,7 @@ fn ambient(thread: &Thread, args: &[u64; 4], who: &Subject) -> Result<u32> {
             new.ambient |= bit;
             Ok(())
         }),
-        pr::PR_CAP_AMBIENT_LOWER => edit(thread, |new| {
+        pr::PR_CAP_AMBIENT_LOWER => edit(|new| {
             new.ambient &= !bit;
             Ok(())
         }),

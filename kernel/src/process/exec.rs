@@ -1,41 +1,25 @@
 //! execve(2): from a file to a running program.
 //!
 //! [`load`] builds a complete new address space and stack without touching the running program;
-//! only then, past the point of no return, does [`replace_current`] give up the old one. So a bad
+//! only then, past the point of no return, does `calls::execve` give up the old one. So a bad
 //! file never leaves a program half way.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicI32, Ordering};
 
 use abi::{Errno, Result, auxvec as at};
 use entry::{PtRegs, flags, selector};
 use formats::script::{self, Script};
 use machine::memory::{Prot, USER_END};
 
-use super::hooks;
-use crate::base::random;
+use super::{Program, hooks};
+use crate::base::{params, random};
 use crate::mm::elf::{Elf, HEADER_BYTES, Mapped};
 use crate::mm::{Mm, PAGE, Vma, VmaFlags};
 use crate::security::Credentials;
 use crate::vfs::File;
 use crate::vfs::deny_write::WriteDenial;
-
-/// What /proc tells about the running program.
-#[derive(Clone, Default)]
-pub struct Program {
-    /// The executable; for /proc/PID/exe.
-    pub file: Option<Arc<File>>,
-    /// Nobody may write to it; shared with the children that run the same program.
-    pub denial: Option<Arc<WriteDenial>>,
-    /// Path it was started by.
-    pub path: Vec<u8>,
-    /// Addresses of the argument strings on the stack: start, end.
-    pub arguments: (u64, u64),
-    /// Addresses of the environment strings on the stack: start, end.
-    pub environment: (u64, u64),
-    /// The auxiliary vector, for /proc/PID/auxv.
-    pub auxv: Vec<u64>,
-}
 
 /// A program ready to run.
 pub struct Image {
@@ -69,7 +53,7 @@ pub struct Request<'a> {
     /// Of a script it is the interpreter that is asked about.
     pub raise: &'a Raise<'a>,
     /// Whether areas go to random places (personality(2), ADDR_NO_RANDOMIZE); those of a program
-    /// that raises the rights always do.
+    /// that raises the rights do whatever is said here, but not whatever [`randomization`] says.
     pub randomize: bool,
     /// Soft stack limit, bytes.
     pub stack_limit: u64,
@@ -83,6 +67,27 @@ impl Request<'_> {
     /// A random number below `bound`, or always 0.
     fn random_below(&self, bound: u64) -> u64 {
         if self.randomize { random::below(bound) } else { 0 }
+    }
+}
+
+/// What of new programs goes to random places (proc(5), randomize_va_space): nothing, all but the
+/// heap, or all.
+static RANDOMIZATION: AtomicI32 = AtomicI32::new(2);
+
+/// As it was set last.
+pub fn randomization() -> i32 {
+    RANDOMIZATION.load(Ordering::Relaxed)
+}
+
+/// For programs that start from now on: 0 for nothing, 1 for all but the heap, more for all.
+pub fn set_randomization(value: i32) {
+    RANDOMIZATION.store(value, Ordering::Relaxed);
+}
+
+/// `norandmaps`: programs lie where they always lie.
+pub fn init(command_line: &str) {
+    if params::has_flag(command_line, "norandmaps") {
+        set_randomization(0);
     }
 }
 
@@ -103,7 +108,8 @@ pub fn load(mut request: Request<'_>) -> Result<Image> {
     let name = program_name(&request.path);
     let (elf, denial) = resolve_scripts(&mut request)?;
     let (credentials, secure) = (request.raise)(&request.file)?;
-    request.randomize |= secure;
+    let randomization = randomization();
+    request.randomize = (request.randomize || secure) && randomization != 0;
     let mm = Mm::new()?;
     let stack_top = USER_END - request.random_below(1 << 22) * PAGE;
     let gap = request.stack_limit.clamp(STACK_GAP_MIN, USER_END / 6 * 5);
@@ -131,7 +137,8 @@ pub fn load(mut request: Request<'_>) -> Result<Image> {
         None => None,
     };
     mm.with(|inner| {
-        let start = main.end.next_multiple_of(PAGE) + request.random_below(1 << 10) * PAGE;
+        let gap = if randomization > 1 { request.random_below(1 << 10) * PAGE } else { 0 };
+        let start = main.end.next_multiple_of(PAGE) + gap;
         (inner.layout.brk_start, inner.layout.brk) = (start, start);
     });
     let vdso = crate::mm::vdso::map(&mm)?;

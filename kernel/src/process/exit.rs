@@ -10,16 +10,14 @@ use core::sync::atomic::Ordering;
 use abi::{Result, general as raw};
 use entry::PtRegs;
 
-use super::family::{self, Life};
 use super::signal::{self, SIG_IGN, SigInfo, send};
 use super::usage::Counts;
-use super::{Process, Thread, hooks, ptrace, release_pid, upper, work};
+use super::{ExitState, Process, Thread, hooks, ptrace, relations, release_pid, upper, work};
 use crate::base::args::Args;
 use crate::base::poll::events;
 use crate::base::sched;
 use crate::base::sync::WaitError;
 use crate::process::current;
-use crate::vfs::FdTable;
 
 /// The status of a program that ended without one: as if SIGKILL had ended it.
 pub const NO_STATUS: i32 = raw::SIGKILL as i32;
@@ -67,7 +65,7 @@ fn leave_process(status: i32) {
     hooks::task_free((&thread,));
     (upper::upper().leaves_memory)(&thread);
     machine::task::leave_space();
-    super::forget_own_files();
+    super::own::leave(current());
     super::seccomp::release();
     signal::send::hand_over(&thread);
     ptrace::links::tracer_ends();
@@ -86,7 +84,7 @@ fn leave_process(status: i32) {
         end_process(&process, status);
     } else {
         signal::stop::thread_left(&process);
-        family::creator_ended(&process, thread.tid());
+        relations::creator_ended(&process, thread.tid());
     }
 }
 
@@ -115,21 +113,17 @@ fn end_process(process: &Arc<Process>, status: i32) {
     let program = core::mem::take(&mut *process.program.lock());
     drop(program);
     release_vfork_parent(process);
-    drop(process.replace_files(Arc::new(FdTable::new())));
-    // Nor is it anywhere: its directories may be removed, and what is mounted there be unmounted.
-    let directories = process.fs.lock().take();
-    drop(directories);
     process.signals.lock().pending.clear();
     (upper::upper().process_ended)(process.pid, process.session.load(Ordering::Relaxed));
-    family::give_children_away(process);
-    family::leave_group(process);
+    relations::give_children_away(process);
+    relations::leave_group(process);
     ptrace::links::hold_for_tracer(process);
     let has_threads = {
-        let mut family = process.family.lock();
-        family.life = Life::Zombie;
-        family.report = None;
+        let mut relations = process.relations.lock();
+        relations.exit_state = ExitState::Zombie;
+        relations.wait_event = None;
         process.is_zombie.store(true, Ordering::Release);
-        family.unreaped_threads > 0
+        relations.unreaped_threads > 0
     };
     process.exit_events.wake_all(events::READABLE | events::HUP);
     if !has_threads {
@@ -140,7 +134,7 @@ fn end_process(process: &Arc<Process>, status: i32) {
 /// Tells of the end of a process all of whose threads are gone: its tracer first, if there is one
 /// and it is not the parent.
 pub fn announce(process: &Arc<Process>) {
-    let held = process.family.lock().held_by_tracer;
+    let held = process.relations.lock().held_by_tracer;
     if held {
         ptrace::links::tell_tracer(process);
     } else {
@@ -152,7 +146,7 @@ pub fn announce(process: &Arc<Process>) {
 /// if the parent said that it does not want to know (SIGCHLD ignored, SA_NOCLDWAIT).
 pub fn tell_parent(process: &Arc<Process>) {
     let Some(parent) = process.parent() else { return };
-    family::note(process);
+    relations::note(process);
     let exit_signal = process.exit_signal.load(Ordering::Relaxed);
     let mut autoreap = false;
     if exit_signal != 0 {
@@ -164,8 +158,8 @@ pub fn tell_parent(process: &Arc<Process>) {
             let _ = signal::send_to_process(&parent, child_info(process, exit_signal));
         }
     }
-    if autoreap && family::detach(process) {
-        family::forget(process);
+    if autoreap && relations::detach(process) {
+        relations::forget(process);
     }
     parent.child_events.wake_all(0);
 }
@@ -225,6 +219,17 @@ pub fn become_only_thread() -> abi::Result<()> {
             return Err(abi::Errno::ERESTARTNOINTR);
         }
     }
-    super::take_over_first_tid();
+    take_over_first_tid();
     Ok(())
+}
+
+/// Gives the only thread that is left the process's own id, which its first thread had (execve(2)).
+fn take_over_first_tid() {
+    let thread = current().to_arc();
+    let (old, pid) = (thread.tid(), thread.process.pid);
+    if old != pid {
+        ptrace::links::takes_over_tid(old, pid);
+        relations::creator_renamed(&thread.process, old);
+        super::renumber_thread(&thread, pid);
+    }
 }

@@ -14,11 +14,13 @@ use machine::sync::SpinLock;
 use machine::task::{self, Task};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::family::Family;
 use super::ptrace::{self, Event};
 use super::signal::{LAST, ProcessSignals};
 use super::upper::upper;
-use super::{Pid, Process, Thread, all_processes, allocate_pid, family, hooks, pidfd, work};
+use super::{
+    Own, Pid, Process, Relations, Thread, all_processes, allocate_pid, hooks, note_name, own,
+    pidfd, relations, seccomp, work,
+};
 use crate::base::accounts::Counted;
 use crate::base::args::Args;
 use crate::base::sched::Sleep;
@@ -26,7 +28,6 @@ use crate::base::sync::{Mutex, WaitError, WaitQueue};
 use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::security::{Capability, Limits, Resource, UNLIMITED, subject_hooks};
-use crate::vfs::path::FsContext;
 
 /// What clone(2) and clone3(2) have in common.
 #[derive(Clone, Copy, Debug, Default)]
@@ -188,8 +189,6 @@ fn check(request: &Request) -> Result<()> {
         || has(THREAD) && !has(SIGHAND)
         || has(SIGHAND) && !has(VM)
         || has(SIGHAND) && has(CLEAR_SIGHAND)
-        // Threads of one process share these here.
-        || has(THREAD) && !(has(FILES) && has(FS))
         || has(THREAD) && has(PIDFD)
         || request.exit_signal > LAST;
     if invalid {
@@ -246,6 +245,7 @@ fn event_of(request: &Request) -> Option<Event> {
 fn create(regs: &PtRegs, request: &Request, tid: Pid) -> Result<Arc<Thread>> {
     let parent = current();
     let flags = request.flags;
+    let own = own_of_child(&parent, flags)?;
     let process = if flags & THREAD != 0 {
         parent.process.clone()
     } else {
@@ -253,7 +253,7 @@ fn create(regs: &PtRegs, request: &Request, tid: Pid) -> Result<Arc<Thread>> {
         new_process(request, tid)?
     };
     let task = new_task(regs, request, &process)?;
-    let child = Thread::new(tid, process.clone(), task);
+    let child = Thread::new(tid, process.clone(), task, own);
     inherit(&parent, &child, request);
     if let Err(error) = introduce(&parent, &child, request) {
         child.base.task().abandon();
@@ -271,7 +271,7 @@ fn introduce(parent: &Thread, child: &Arc<Thread>, request: &Request) -> Result<
         // clone(2) goes on if this fails.
         let _ = UserPtr::<u32>::new(request.parent_tid).write(&child.tid());
     }
-    if let Err(error) = result.and_then(|()| super::register_thread(child)) {
+    if let Err(error) = result.and_then(|()| register_thread(child)) {
         if let Some(fd) = pidfd {
             let _ = parent.process.files().remove(fd);
         }
@@ -280,7 +280,7 @@ fn introduce(parent: &Thread, child: &Arc<Thread>, request: &Request) -> Result<
     if flags & THREAD == 0 {
         super::register_process(process);
         let grandparent = (flags & PARENT != 0).then(|| parent.process.parent()).flatten();
-        family::adopt_or_orphan(grandparent.as_ref().unwrap_or(&parent.process), process);
+        relations::adopt_or_orphan(grandparent.as_ref().unwrap_or(&parent.process), process);
     }
     Ok(())
 }
@@ -347,16 +347,23 @@ fn inherit(parent: &Thread, child: &Thread, request: &Request) {
     }
 }
 
+/// Files and directories: the parent's, or copies. Credentials are the parent's until one of the
+/// two changes its own.
+fn own_of_child(parent: &Thread, flags: u64) -> Result<Own> {
+    let credentials = parent.credentials();
+    subject_hooks::cred_prepare((&credentials,))?;
+    let files = parent.files();
+    let files = if flags & FILES != 0 { files } else { Arc::new(files.duplicate()?) };
+    let fs = parent.try_fs().ok_or(Errno::ESRCH)?;
+    let fs = if flags & FS != 0 { fs } else { Arc::new(fs.duplicate()) };
+    Ok(Own::new(files, Some(fs), credentials))
+}
+
 fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
     let parent = &current().process;
     let flags = request.flags;
     let mm = parent.mm()?;
     let mm = if flags & VM != 0 { mm } else { mm.duplicate()? };
-    let files = parent.files();
-    let files = if flags & FILES != 0 { files } else { Arc::new(files.duplicate()?) };
-    let fs = parent.fs();
-    let fs = if flags & FS != 0 { fs } else { Arc::new(fs.duplicate()) };
-    let fs = Some(fs);
     let handlers = parent.handlers.lock().clone();
     let handlers = if flags & SIGHAND != 0 {
         handlers
@@ -376,8 +383,6 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
     settings.measures_cpu_time.store(has_cpu_limit, Ordering::Relaxed);
     let program = parent.program.lock().clone();
     let undo = (flags & UNDO != 0).then(|| (upper().undo_of)(parent));
-    let credentials = parent.credentials();
-    subject_hooks::cred_prepare((&credentials,))?;
     let process = Process {
         settings,
         undo: SpinLock::new(undo),
@@ -388,7 +393,7 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
         exit_signal: AtomicU32::new(exit_signal),
         creator_tid: AtomicU32::new(current().tid()),
         handlers: SpinLock::new(handlers),
-        ..Process::blank(pid, Some(mm), files, fs, credentials)
+        ..Process::blank(pid, Some(mm), parent.credentials())
     };
     Ok(Arc::new(process))
 }
@@ -399,8 +404,6 @@ impl Process {
     pub fn blank(
         pid: Pid,
         mm: Option<Arc<crate::mm::Mm>>,
-        files: Arc<crate::vfs::FdTable>,
-        fs: Option<Arc<FsContext>>,
         credentials: Arc<crate::security::Credentials>,
     ) -> Process {
         Process {
@@ -408,14 +411,12 @@ impl Process {
             counted: Counted::new(),
             mm: SpinLock::new(mm),
             image: Mutex::new(()),
-            files: SpinLock::new(files),
-            files_generation: AtomicU32::new(0),
-            fs: SpinLock::new(fs),
             handlers: SpinLock::new(Arc::default()),
             signals: SpinLock::new(ProcessSignals::default()),
             credentials: SpinLock::new(credentials),
             limits: Limits::default(),
-            family: SpinLock::new(Family { parent: Weak::new(), ..Family::default() }),
+            relations: SpinLock::new(Relations { parent: Weak::new(), ..Relations::default() }),
+            parent_pid: AtomicU32::new(0),
             threads: SpinLock::default(),
             tracees: SpinLock::default(),
             creator_tid: AtomicU32::new(0),
@@ -458,8 +459,7 @@ pub fn first_run() {
     let _ = UserPtr::<u32>::new(address).write(&thread.tid());
 }
 
-/// unshare(2). Threads share what a process has, so only a process with one thread can ask for a
-/// copy of its directories or descriptors.
+/// unshare(2). Only a process with one thread has its memory and handlers for itself.
 pub fn unshare(flags: u64) -> Result<u64> {
     let known = FS | FILES | VM | SIGHAND | THREAD | NEW_NAMESPACES | UNDO;
     if flags & !known != 0 {
@@ -468,22 +468,40 @@ pub fn unshare(flags: u64) -> Result<u64> {
     if flags & NEW_NAMESPACES != 0 {
         return Err(Errno::EPERM);
     }
-    let process = &current().process;
+    let thread = current();
+    let process = &thread.process;
     let alone = process.threads.lock().len() == 1;
-    if flags & (VM | SIGHAND | THREAD | FS | FILES) != 0 && !alone {
+    if flags & (VM | SIGHAND | THREAD) != 0 && !alone {
         return Err(Errno::EINVAL);
     }
     if flags & FS != 0 {
-        let copy = Arc::new(process.fs().duplicate());
-        let old = process.fs.lock().replace(copy);
-        drop(old);
+        own::replace_fs(thread, Arc::new(process.fs().duplicate()));
     }
     if flags & FILES != 0 {
-        let copy = Arc::new(process.files().duplicate()?);
-        drop(process.replace_files(copy));
+        let copy = Arc::new(thread.files().duplicate()?);
+        drop(own::replace_files(thread, copy));
     }
     if flags & UNDO != 0 {
         (upper().leave_undo)(process);
     }
     Ok(0)
+}
+
+/// Enters a thread into the table and into its process. EINTR if the process is ending.
+pub fn register_thread(thread: &Arc<Thread>) -> Result<()> {
+    note_name(thread);
+    let process = &thread.process;
+    {
+        let mut threads = process.threads.lock();
+        if process.signals.lock().group_exit.is_some() {
+            return Err(Errno::EINTR);
+        }
+        let maker = current();
+        if core::ptr::eq(Arc::as_ptr(&maker.process), Arc::as_ptr(process)) {
+            seccomp::inherit(&maker, thread);
+        }
+        threads.push(thread.clone());
+    }
+    super::enter_thread(thread);
+    Ok(())
 }

@@ -14,7 +14,7 @@ use machine::sync::{Once, SpinLock};
 use machine::task::Task;
 
 use super::exec::Image;
-use super::{Process, Thread, exit, family, wait};
+use super::{Own, Process, Thread, exit, relations, wait};
 use crate::base::sched;
 use crate::base::sync::WaitQueue;
 use crate::security::Credentials;
@@ -62,8 +62,7 @@ pub fn start(
     ended: impl FnOnce(Result<i32>) + Send + 'static,
 ) -> Result<()> {
     let root = Arc::new(Credentials::root());
-    let files = Arc::new(FdTable::new());
-    let init = Arc::new(Process::blank(INIT_PID, None, files, None, root));
+    let init = Arc::new(Process::blank(INIT_PID, None, root));
     let body = move || {
         ended(prepare().and_then(|first| spawn(first, |_| {})).map(serve));
         sched::exit_current();
@@ -72,10 +71,10 @@ pub fn start(
     if super::allocate_pid()? != INIT_PID {
         return Err(Errno::EEXIST);
     }
-    let thread = Thread::new(INIT_PID, init.clone(), task);
+    let thread = Thread::new(INIT_PID, init.clone(), task, Own::of_kernel());
     thread.name.lock()[..4].copy_from_slice(b"init");
     super::register_process(&init);
-    super::register_thread(&thread)?;
+    super::fork::register_thread(&thread)?;
     thread.start();
     Ok(())
 }
@@ -107,22 +106,23 @@ fn spawn(first: First, begins: impl FnOnce(u32)) -> Result<u32> {
     let pid = super::allocate_pid()?;
     let Image { mm, regs, program, name, .. } = first.image;
     let space = mm.space();
-    let fs = Some(first.fs);
+    let credentials = Arc::new(first.credentials);
+    let own = Own::new(first.files, Some(first.fs), credentials.clone());
     let process = Arc::new(Process {
         program: SpinLock::new(Arc::new(program)),
         // A session of its own, so that a terminal can become its controlling one.
         group: AtomicU32::new(pid),
         session: AtomicU32::new(pid),
-        ..Process::blank(pid, Some(mm), first.files, fs, Arc::new(first.credentials))
+        ..Process::blank(pid, Some(mm), credentials)
     });
     process.settings.has_executed.store(true, Ordering::Relaxed);
     let fpu = FpuState::new().map_err(|_| Errno::ENOMEM)?;
     let task = Task::new_user(&regs, fpu, space).map_err(|_| Errno::ENOMEM)?;
-    let thread = Thread::new(pid, process.clone(), task);
+    let thread = Thread::new(pid, process.clone(), task, own);
     *thread.name.lock() = name;
     super::register_process(&process);
-    super::register_thread(&thread)?;
-    family::adopt_or_orphan(&parent, &process);
+    super::fork::register_thread(&thread)?;
+    relations::adopt_or_orphan(&parent, &process);
     begins(pid);
     thread.start();
     Ok(pid)

@@ -4,10 +4,10 @@
 //! [`Thread`] is what the scheduler runs. Parts that clone(2) can share between processes are
 //! behind an `Arc` of their own.
 //!
-//! Reading order: this file, `fork`, `exec`, `exit`, `family`, `wait`, `signal`, `futex`.
+//! Reading order: this file, `fork`, `exec`, `exit`, `relations`, `wait`, `signal`, `futex`.
 //!
-//! Locks, outermost first: `TABLE`, a process's `family`, its `threads`, its `signals`, a thread's
-//! `signals`, the scheduler's. Never two processes' `family` at once except parent before child.
+//! Locks, outermost first: `TABLE`, a process's `relations`, its `threads`, its `signals`, a thread's
+//! `signals`, the scheduler's. Never two processes' `relations` at once except parent before child.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -17,42 +17,46 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use abi::{Errno, Result};
 use machine::sync::SpinLock;
 use machine::task::part::PartSlot;
-use machine::task::{Current, Task, ThreadCell};
+use machine::task::{Current, Task};
 
 use crate::base;
-use crate::base::accounts::{Counted, Kind};
+use crate::base::accounts::{Counted, ObjectKind};
 use crate::base::sync::{Mutex, WaitQueue};
 use crate::mm::Mm;
 use crate::security::landlock::Confinement;
-use crate::security::{Capability, Credentials, Limits, Resource, Subject};
-use crate::vfs::file::Fd;
-use crate::vfs::{FdTable, File, path::FsContext};
+use crate::security::{Capability, Credentials, Limits, Resource};
+use crate::vfs::File;
 
 pub mod acting;
 mod capability;
 pub mod clock;
 pub mod exec;
 pub mod exit;
-pub mod family;
 pub mod fault;
 pub mod fork;
 pub mod hooks;
 pub mod init;
-pub mod kcmp;
 pub mod oom;
+pub mod own;
 pub mod pidfd;
+pub mod program;
 pub mod ptrace;
+pub mod relations;
 pub mod restart;
+pub mod return_work;
 pub mod seccomp;
 pub mod signal;
+mod state;
 pub mod timers;
 pub mod upper;
 pub mod usage;
 pub mod wait;
 pub mod yama;
 
-pub use family::{Family, Life};
+pub use own::{Own, file_of, own_file};
+pub use program::Program;
 pub use signal::exception::{bad_return, user_exception};
+pub use state::{ExitState, Relations, WaitEvent};
 
 /// Process, thread, group and session ids.
 pub type Pid = u32;
@@ -86,8 +90,8 @@ pub struct Thread {
     pub confinement: Confinement,
     /// How restart_syscall(2) goes on with an interrupted call.
     pub restart: SpinLock<Option<restart::Restart>>,
-    /// The process's descriptor table and its generation: the thread's own calls take no lock.
-    own_files: ThreadCell<Option<(u32, Arc<FdTable>)>>,
+    /// Files, directories, credentials.
+    own: Own,
 }
 
 static CURRENT: PartSlot<Thread> = PartSlot::new();
@@ -109,40 +113,10 @@ pub fn give_file(file: Arc<File>, close_on_exec: bool) -> Result<u64> {
     process.files().insert(file, close_on_exec, 0, process.fd_limit()).map(u64::from)
 }
 
-/// The open file behind a descriptor of the running process; EBADF.
-#[inline]
-pub fn own_file(fd: Fd) -> Result<Arc<File>> {
-    file_of(current(), fd)
-}
-
-/// The same for those who know the thread that runs, and need not ask again.
-#[inline]
-pub fn file_of(thread: Current<Thread>, fd: Fd) -> Result<Arc<File>> {
-    let generation = thread.process.files_generation.load(Ordering::Acquire);
-    let found = thread.own_files.with(thread, |own| match own {
-        Some((seen, files)) if *seen == generation => Some(files.get(fd)),
-        _ => None,
-    });
-    found.unwrap_or_else(|| file_slowly(thread, fd, generation))
-}
-
-#[cold]
-fn file_slowly(thread: Current<Thread>, fd: Fd, generation: u32) -> Result<Arc<File>> {
-    let files = thread.process.files();
-    drop(thread.own_files.replace(thread, Some((generation, files.clone()))));
-    files.get(fd)
-}
-
-/// The running thread lets go of its process's descriptor table.
-pub fn forget_own_files() {
-    let thread = current();
-    drop(thread.own_files.replace(thread, None));
-}
-
 impl Thread {
     /// A thread around a machine task. It does not run until it is unparked.
     #[must_use]
-    pub fn new(tid: Pid, process: Arc<Process>, task: Task) -> Arc<Thread> {
+    pub fn new(tid: Pid, process: Arc<Process>, task: Task, own: Own) -> Arc<Thread> {
         let is_measured = process.settings.measures_cpu_time.clone();
         let base = base::thread::Thread::new(tid, task, is_measured);
         let part = Thread {
@@ -158,7 +132,7 @@ impl Thread {
             trace: ptrace::Trace::default(),
             confinement: Confinement::default(),
             restart: SpinLock::new(None),
-            own_files: ThreadCell::new(None),
+            own,
         };
         CURRENT.attach(base.task(), part)
     }
@@ -188,11 +162,6 @@ impl Thread {
     }
 }
 
-/// The running thread, whose process measures its CPU time, was charged for a tick.
-pub fn measured_tick() {
-    timers::cpu_tick(&current().process);
-}
-
 /// A process.
 pub struct Process {
     /// Its id.
@@ -202,22 +171,18 @@ pub struct Process {
     /// Held while exec puts memory, program and credentials in place, and by whoever is let in by
     /// the credentials to what came with them (`ptrace::access`).
     pub image: Mutex<()>,
-    /// Its descriptors; exec may unshare them.
-    files: SpinLock<Arc<FdTable>>,
-    /// Counts the replacements of `files`.
-    files_generation: AtomicU32,
-    /// Directories and umask.
-    pub fs: SpinLock<Option<Arc<FsContext>>>,
     /// Signal dispositions.
     pub handlers: SpinLock<Arc<signal::Handlers>>,
     /// Signals pending for the process as a whole.
     pub signals: SpinLock<signal::ProcessSignals>,
-    /// Credentials; replaced as a whole.
-    pub credentials: SpinLock<Arc<Credentials>>,
+    /// Credentials of its first thread, which outlive that; replaced as a whole.
+    credentials: SpinLock<Arc<Credentials>>,
     /// Resource limits.
     pub limits: Limits,
     /// Parent and children.
-    pub family: SpinLock<Family>,
+    pub relations: SpinLock<Relations>,
+    /// Its parent's id, which getppid(2) asks for; 0 without one.
+    parent_pid: AtomicU32,
     /// Living threads.
     pub threads: SpinLock<Vec<Arc<Thread>>>,
     /// Threads, of any process, that threads of this one trace.
@@ -229,7 +194,7 @@ pub struct Process {
     /// Session.
     pub session: AtomicU32,
     /// The program that runs: path for /proc/PID/exe and command line area (start, end addresses).
-    pub program: SpinLock<Arc<exec::Program>>,
+    pub program: SpinLock<Arc<Program>>,
     /// wait(2) status once the process is a zombie; see `exit`.
     pub exit_status: AtomicI32,
     /// Whether it has exited and waits to be waited for.
@@ -261,7 +226,7 @@ pub struct Process {
     /// The same, of children waited for.
     pub children_counts: SpinLock<usage::Counts>,
     /// For the accounts.
-    pub counted: Counted<{ Kind::Process as usize }>,
+    pub counted: Counted<{ ObjectKind::Process as usize }>,
 }
 
 /// Attributes of a process that only calls on itself change.
@@ -289,9 +254,21 @@ pub struct Settings {
     /// a new program has none.
     pub membarrier: AtomicU32,
     /// PR_SET_PTRACER: who else may trace it. Not inherited.
-    pub named_tracer: SpinLock<yama::Named>,
+    pub named_tracer: SpinLock<NamedTracer>,
     /// The tick has to look at timers on its CPU time, or at RLIMIT_CPU.
     pub measures_cpu_time: Arc<AtomicBool>,
+}
+
+/// Whom a process lets trace it besides those above it.
+#[derive(Clone, Default)]
+pub enum NamedTracer {
+    /// Nobody.
+    #[default]
+    Nobody,
+    /// Whoever else may (PR_SET_PTRACER_ANY).
+    Anybody,
+    /// This process, and those below it.
+    Process(Weak<Process>),
 }
 
 impl Settings {
@@ -398,37 +375,17 @@ pub fn group_members(group: Pid) -> Vec<Arc<Process>> {
     TABLE.lock().groups.range((group, 0)..=(group, Pid::MAX)).map(|(_, p)| p.clone()).collect()
 }
 
-/// Enters a thread into the table and into its process. EINTR if the process is ending.
-pub fn register_thread(thread: &Arc<Thread>) -> Result<()> {
-    note_name(thread);
-    let process = &thread.process;
-    {
-        let mut threads = process.threads.lock();
-        if process.signals.lock().group_exit.is_some() {
-            return Err(Errno::EINTR);
-        }
-        let maker = current();
-        if core::ptr::eq(Arc::as_ptr(&maker.process), Arc::as_ptr(process)) {
-            seccomp::inherit(&maker, thread);
-        }
-        threads.push(thread.clone());
-    }
+/// Enters a thread into the table.
+pub(super) fn enter_thread(thread: &Arc<Thread>) {
     TABLE.lock().threads.insert(thread.tid(), Arc::downgrade(thread));
-    Ok(())
 }
 
-/// Gives the only thread that is left the process's own id, which its first thread had (execve(2)).
-fn take_over_first_tid() {
-    let thread = current().to_arc();
-    let (old, pid) = (thread.tid(), thread.process.pid);
-    if old != pid {
-        ptrace::links::takes_over_tid(old, pid);
-        family::creator_renamed(&thread.process, old);
-        let mut table = TABLE.lock();
-        table.threads.remove(&old);
-        table.threads.insert(pid, Arc::downgrade(&thread));
-        thread.base.tid.store(pid, Ordering::Relaxed);
-    }
+/// Gives a thread that is in the table another id.
+pub(super) fn renumber_thread(thread: &Arc<Thread>, tid: Pid) {
+    let mut table = TABLE.lock();
+    table.threads.remove(&thread.tid());
+    table.threads.insert(tid, Arc::downgrade(thread));
+    thread.base.tid.store(tid, Ordering::Relaxed);
 }
 
 /// The process with this id, zombies included.
@@ -485,32 +442,6 @@ impl Process {
         self.mm.lock().clone().ok_or(Errno::ESRCH)
     }
 
-    /// The descriptors.
-    #[inline]
-    pub fn files(&self) -> Arc<FdTable> {
-        self.files.lock().clone()
-    }
-
-    /// Gives the process another descriptor table; the old one is returned, to be dropped by the
-    /// caller. The calling thread lets go of it; the process's other threads do at their next call.
-    pub fn replace_files(&self, files: Arc<FdTable>) -> Arc<FdTable> {
-        let old = core::mem::replace(&mut *self.files.lock(), files);
-        self.files_generation.fetch_add(1, Ordering::Release);
-        forget_own_files();
-        old
-    }
-
-    /// The credentials.
-    #[inline]
-    pub fn credentials(&self) -> Arc<Credentials> {
-        self.credentials.lock().clone()
-    }
-
-    /// Directories and umask. Every process that runs a program has them.
-    pub fn fs(&self) -> Arc<FsContext> {
-        self.fs.lock().clone().expect("only kernel threads have no directories")
-    }
-
     /// A soft limit.
     #[inline]
     pub fn limit(&self, resource: Resource) -> u64 {
@@ -535,66 +466,23 @@ impl Process {
         core::ptr::eq(self, Arc::as_ptr(&current().process))
     }
 
-    /// The process as the subject of decisions, with what it may do now.
-    #[inline]
-    #[must_use]
-    pub fn subject(&self) -> Subject {
-        let thread = current();
-        let is_own = core::ptr::eq(self, Arc::as_ptr(&thread.process));
-        let domain = if is_own { thread.confinement.get() } else { None };
-        Subject { pid: self.pid, credentials: self.credentials(), domain }
-    }
-
-    /// Replaces the credentials.
-    pub fn set_credentials(&self, credentials: Credentials) {
-        let old = core::mem::replace(&mut *self.credentials.lock(), Arc::new(credentials));
-        drop(old);
-    }
-
     /// exit_group(2) or a fatal signal has started.
     pub fn is_exiting(&self) -> bool {
         self.signals.lock().group_exit.is_some()
     }
 }
 
-/// Exit work of the current thread: everything that must happen before it runs its program again.
-pub fn exit_work(regs: &mut entry::PtRegs, pending: u32) {
-    let thread = current();
-    if pending & work::EXIT != 0 {
-        exit::exit_thread(regs, 0);
-    }
-    if pending & work::CHILD_TID != 0 {
-        fork::first_run();
-    }
-    if pending & work::SYSCALL_EXIT != 0 {
-        thread.task().take_work(work::SYSCALL_EXIT);
-        ptrace::stop::after_syscall(regs);
-    }
-    if pending & work::RESCHEDULE != 0 {
-        crate::base::sched::schedule();
-    }
-    if pending & (work::SIGNAL | work::RESTORE_MASK) != 0 {
-        let taken = thread.task().take_work(work::SIGNAL | work::RESTORE_MASK);
-        signal::deliver::deliver(regs, taken & work::RESTORE_MASK != 0);
-    }
-}
-
 /// The process that kernel threads belong to: id 0, no program, never in the table.
 fn kernel_process() -> Arc<Process> {
     static KERNEL: machine::sync::Once<Arc<Process>> = machine::sync::Once::new();
-    KERNEL
-        .call_once(|| {
-            let files = Arc::new(FdTable::new());
-            Arc::new(Process::blank(0, None, files, None, Arc::new(Credentials::root())))
-        })
-        .clone()
+    KERNEL.call_once(|| Arc::new(Process::blank(0, None, Arc::new(Credentials::root())))).clone()
 }
 
 /// A thread of the kernel around `task`. Kernel threads have ids above those of programs.
 pub fn kernel_thread(name: &str, task: Task) -> Arc<Thread> {
     static NEXT: AtomicU32 = AtomicU32::new(PID_MAX + 1);
     let tid = NEXT.fetch_add(1, Ordering::Relaxed);
-    let thread = Thread::new(tid, kernel_process(), task);
+    let thread = Thread::new(tid, kernel_process(), task, Own::of_kernel());
     let len = name.len().min(15);
     thread.name.lock()[..len].copy_from_slice(&name.as_bytes()[..len]);
     note_name(&thread);

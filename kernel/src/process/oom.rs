@@ -74,14 +74,14 @@ pub fn before_call(number: u32) -> Result<()> {
 /// and nobody to kill, or the caller itself is to end.
 #[cold]
 pub fn relieve() -> bool {
-    let patience = Deadline::after_ns(PATIENCE_NS);
+    let timeout = Deadline::after_ns(PATIENCE_NS);
     while is_short() {
         reclaim();
         (upper::upper().collect_garbage)();
         if !is_short() {
             return true;
         }
-        if current().task().work() & work::EXIT != 0 || patience.has_passed() || !kill_somebody() {
+        if current().task().work() & work::EXIT != 0 || timeout.has_passed() || !kill_somebody() {
             return false;
         }
         let look = Deadline::after_ns(LOOK_NS);

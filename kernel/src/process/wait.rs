@@ -5,9 +5,10 @@ use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
 
-use super::family::{self, Life, Report};
 use super::ptrace::{self, wait::Seen};
+use super::relations;
 use super::usage::RUsage;
+use super::{ExitState, WaitEvent};
 use super::{Pid, Process, Thread, exit};
 use crate::base::args::Args;
 use crate::base::user::UserPtr;
@@ -106,18 +107,18 @@ fn scan_all(
 
 /// Looks through the children. An end that is found is taken: no other waiter sees it.
 fn scan(process: &Process, which: Which, options: u32) -> Scan {
-    let mut family = process.family.lock();
-    let family = &mut *family;
+    let mut relations = process.relations.lock();
+    let relations = &mut *relations;
     let own_only = options & raw::__WNOTHREAD != 0;
     let wanted = |child: &&Arc<Process>| {
         matches(child, which, options) && (!own_only || is_of_current_thread(process, child))
     };
     let event = match which {
         Which::Pid(pid) => {
-            family.children.get(&pid).filter(wanted).and_then(|child| look(child, options))
+            relations.children.get(&pid).filter(wanted).and_then(|child| look(child, options))
         }
         _ => {
-            let with_news = family.news.iter().filter_map(|pid| family.children.get(pid));
+            let with_news = relations.news.iter().filter_map(|pid| relations.children.get(pid));
             with_news.filter(wanted).find_map(|child| look(child, options))
         }
     };
@@ -125,9 +126,9 @@ fn scan(process: &Process, which: Which, options: u32) -> Scan {
         // The event holds another reference: nothing is freed under the lock.
         if options & raw::WNOWAIT == 0 {
             if event.is_end() {
-                family.remove_child(event.id);
+                relations.remove_child(event.id);
             } else {
-                family.news.remove(&event.id);
+                relations.news.remove(&event.id);
             }
         }
         return Scan::Found(event);
@@ -136,9 +137,9 @@ fn scan(process: &Process, which: Which, options: u32) -> Scan {
         wanted(child) && (options & raw::WEXITED != 0 || !has_only_its_end(child))
     };
     let any = match which {
-        Which::Pid(pid) => family.children.get(&pid).filter(may_tell).is_some(),
+        Which::Pid(pid) => relations.children.get(&pid).filter(may_tell).is_some(),
         // The first that may is enough.
-        _ => family.children.values().any(|child| may_tell(&child)),
+        _ => relations.children.values().any(|child| may_tell(&child)),
     };
     if any { Scan::Wait } else { Scan::NoChildren }
 }
@@ -164,40 +165,40 @@ fn is_of_current_thread(process: &Process, child: &Process) -> bool {
 
 /// Whether nothing can happen to a child any more but that its end is taken.
 fn has_only_its_end(child: &Process) -> bool {
-    let family = child.family.lock();
-    family.life == Life::Zombie && !family.is_held()
+    let relations = child.relations.lock();
+    relations.exit_state == ExitState::Zombie && !relations.is_held()
 }
 
 /// The event of one child that `options` ask for, if there is one.
 fn look(child: &Arc<Process>, options: u32) -> Option<Event> {
-    let mut family = child.family.lock();
-    if family.life == Life::Zombie {
-        if family.is_held() {
+    let mut relations = child.relations.lock();
+    if relations.exit_state == ExitState::Zombie {
+        if relations.is_held() {
             return None;
         }
         if options & raw::WEXITED == 0 {
             return None;
         }
         if options & raw::WNOWAIT == 0 {
-            family.life = Life::Reaped;
+            relations.exit_state = ExitState::Reaped;
         }
         let status = child.exit_status.load(Ordering::Relaxed);
         let (code, number) = exit::cause(status);
         return Some(Event { child: child.clone(), id: child.pid, code, number, status });
     }
-    let report = family.report?;
-    let (code, number, status, option) = match report {
-        Report::Stopped(signal) => {
+    let event = relations.wait_event?;
+    let (code, number, status, option) = match event {
+        WaitEvent::Stopped(signal) => {
             let status = (signal as i32) << 8 | 0x7f;
             (raw::CLD_STOPPED, signal as i32, status, raw::WSTOPPED)
         }
-        Report::Continued => (raw::CLD_CONTINUED, raw::SIGCONT as i32, 0xffff, raw::WCONTINUED),
+        WaitEvent::Continued => (raw::CLD_CONTINUED, raw::SIGCONT as i32, 0xffff, raw::WCONTINUED),
     };
     if options & option == 0 {
         return None;
     }
     if options & raw::WNOWAIT == 0 {
-        family.report = None;
+        relations.wait_event = None;
     }
     Some(Event { child: child.clone(), id: child.pid, code, number, status })
 }
@@ -209,7 +210,7 @@ fn bury(parent: &Process, child: &Arc<Process>) {
     parent.past_times_ns[3].fetch_add(times(1) + times(3), Ordering::Relaxed);
     let counts = super::usage::Counts::with_children(child);
     parent.children_counts.lock().add(&counts);
-    family::forget(child);
+    relations::forget(child);
 }
 
 /// wait4(2).
@@ -270,7 +271,7 @@ fn wait_for_id(args: &Args) -> Result<Option<Event>> {
         raw::P_PGID if id == 0 => Which::Group(current().process.group()),
         raw::P_PGID if id > 0 => Which::Group(id as Pid),
         raw::P_PIDFD if id >= 0 => {
-            let file = current().process.files().get(id as u32)?;
+            let file = current().files().get(id as u32)?;
             if file.is_nonblocking() {
                 options |= raw::WNOHANG;
             }

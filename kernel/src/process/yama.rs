@@ -4,13 +4,13 @@
 //!
 //! Neighbour: `lsm::yama`, which has the rules.
 
-use alloc::sync::{Arc, Weak};
+use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use abi::{Errno, Result};
 use lsm::yama::{DEFAULT, Scope};
 
-use super::{Process, THREADS_MAX, find_by_tid, hooks};
+use super::{NamedTracer, Process, THREADS_MAX, find_by_tid, hooks};
 use crate::process::current;
 use crate::security::Capability;
 
@@ -18,18 +18,6 @@ use crate::security::Capability;
 const PR_SET_PTRACER: u32 = 0x5961_6d61;
 
 static SCOPE: AtomicU32 = AtomicU32::new(DEFAULT as u32);
-
-/// Whom a process lets trace it besides those above it.
-#[derive(Clone, Default)]
-pub enum Named {
-    /// Nobody.
-    #[default]
-    Nobody,
-    /// Whoever else may (PR_SET_PTRACER_ANY).
-    Anybody,
-    /// This process, and those below it.
-    Process(Weak<Process>),
-}
 
 /// What holds now.
 #[must_use]
@@ -40,7 +28,7 @@ pub fn scope() -> Scope {
 /// Writes ptrace_scope: EPERM without CAP_SYS_PTRACE, EINVAL for a number that is none, or down
 /// from the last one.
 pub fn set_scope(number: u32) -> Result<()> {
-    if !current().process.subject().capable(Capability::SysPtrace) {
+    if !current().subject().capable(Capability::SysPtrace) {
         return Err(Errno::EPERM);
     }
     let new = Scope::from_number(number).ok_or(Errno::EINVAL)?;
@@ -73,9 +61,11 @@ fn is_below(process: &Process, ancestor: &Process) -> bool {
 fn is_related(tracer: &Process, target: &Process) -> bool {
     let named = target.settings.named_tracer.lock().clone();
     let is_named = match named {
-        Named::Nobody => false,
-        Named::Anybody => true,
-        Named::Process(process) => process.upgrade().is_some_and(|named| is_below(tracer, &named)),
+        NamedTracer::Nobody => false,
+        NamedTracer::Anybody => true,
+        NamedTracer::Process(process) => {
+            process.upgrade().is_some_and(|named| is_below(tracer, &named))
+        }
     };
     let traces = || target.threads.lock().iter().any(|thread| thread.trace.is_traced_by(tracer));
     is_named || is_below(target, tracer) || traces()
@@ -105,11 +95,11 @@ pub(super) fn task_prctl((thread, option, args): hooks::task_prctl::Given<'_>) -
         return Err(Errno::ENOSYS);
     }
     let named = match args[0] as i32 {
-        0 => Named::Nobody,
-        -1 => Named::Anybody,
+        0 => NamedTracer::Nobody,
+        -1 => NamedTracer::Anybody,
         id => {
             let id = u32::try_from(id).map_err(|_| Errno::EINVAL)?;
-            Named::Process(Arc::downgrade(&find_by_tid(id).ok_or(Errno::EINVAL)?))
+            NamedTracer::Process(Arc::downgrade(&find_by_tid(id).ok_or(Errno::EINVAL)?))
         }
     };
     let old = core::mem::replace(&mut *thread.process.settings.named_tracer.lock(), named);

@@ -18,7 +18,7 @@ use crate::vfs::{DirEntry, Fd, File, FileType};
 
 /// A location as the reading process sees it.
 fn text_of(location: &Location) -> Vec<u8> {
-    let root = current().process.fs().root.lock().clone();
+    let root = current().fs().root.lock().clone();
     location.path(&root)
 }
 
@@ -29,13 +29,13 @@ fn to(location: Location) -> Followed {
 }
 
 pub(super) fn cwd(subject: &Subject) -> Followed {
-    let fs = subject.process.fs.lock().clone().ok_or(Errno::ENOENT)?;
+    let fs = subject.fs().ok_or(Errno::ENOENT)?;
     let location = fs.cwd.lock().clone();
     to(location)
 }
 
 pub(super) fn root(subject: &Subject) -> Followed {
-    let fs = subject.process.fs.lock().clone().ok_or(Errno::ENOENT)?;
+    let fs = subject.fs().ok_or(Errno::ENOENT)?;
     let location = fs.root.lock().clone();
     to(location)
 }
@@ -76,7 +76,7 @@ impl Listing for Descriptors {
     fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
         self.check()?;
         let fd = parse_id(name).ok_or(Errno::ENOENT)?;
-        let file = self.subject.process.files().get(fd).map_err(|_| Errno::ENOENT)?;
+        let file = self.subject.files().get(fd).map_err(|_| Errno::ENOENT)?;
         let subject = self.subject.clone();
         let (mode, body) = if self.info {
             (0o444, Body::File(Box::new(Info { subject, fd })))
@@ -95,7 +95,7 @@ impl Listing for Descriptors {
     fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>> {
         self.check()?;
         let file_type = if self.info { FileType::Regular } else { FileType::Symlink };
-        let fds = self.subject.process.files().list();
+        let fds = self.subject.files().list();
         let fds = fds.into_iter().filter(|&fd| u64::from(fd) >= from).take(max);
         Ok(fds
             .map(|fd| {
@@ -134,8 +134,7 @@ struct Descriptor {
 
 impl Descriptor {
     fn file(&self) -> Result<Arc<File>> {
-        self.subject
-            .inspect(|| self.subject.process.files().get(self.fd).map_err(|_| Errno::ENOENT))
+        self.subject.inspect(|| self.subject.files().get(self.fd).map_err(|_| Errno::ENOENT))
     }
 }
 
@@ -161,7 +160,7 @@ struct Info {
 impl Content for Info {
     fn generate(&self, out: &mut Text) -> Result<()> {
         let (file, close, table) = self.subject.inspect(|| {
-            let files = self.subject.process.files();
+            let files = self.subject.files();
             let file = files.get(self.fd).map_err(|_| Errno::ENOENT)?;
             Ok((file, files.close_on_exec(self.fd)?, files.identity()))
         })?;

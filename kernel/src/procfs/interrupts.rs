@@ -3,18 +3,18 @@
 
 use abi::Result;
 use machine::cpu::cpu_count;
-use machine::ipi::{self, Action, KINDS, Kind};
+use machine::ipi::{self, Action, InterruptKind, KINDS};
 
 use crate::fs::pseudo::Text;
 
 /// Rows of the CPUs' own interrupts, with Linux's names and explanations.
-const LOCAL: [(&str, Kind, &str); 6] = [
-    ("NMI", Kind::Nmi, "Non-maskable interrupts"),
-    ("LOC", Kind::Timer, "Local timer interrupts"),
-    ("SPU", Kind::Spurious, "Spurious interrupts"),
-    ("RES", Kind::Reschedule, "Rescheduling interrupts"),
-    ("CAL", Kind::Sync, "Function call interrupts"),
-    ("TLB", Kind::Tlb, "TLB shootdowns"),
+const LOCAL: [(&str, InterruptKind, &str); 6] = [
+    ("NMI", InterruptKind::Nmi, "Non-maskable interrupts"),
+    ("LOC", InterruptKind::Timer, "Local timer interrupts"),
+    ("SPU", InterruptKind::Spurious, "Spurious interrupts"),
+    ("RES", InterruptKind::Reschedule, "Rescheduling interrupts"),
+    ("CAL", InterruptKind::Sync, "Function call interrupts"),
+    ("TLB", InterruptKind::Tlb, "TLB shootdowns"),
 ];
 
 pub(super) fn show(out: &mut Text) -> Result<()> {

@@ -52,7 +52,7 @@ impl Listing for MapFiles {
         drop(file);
         let read = if prot.contains(Prot::READ) { 0o500 } else { 0 };
         let write = if prot.contains(Prot::WRITE) { 0o200 } else { 0 };
-        let credentials = self.0.process.credentials();
+        let credentials = self.0.credentials();
         let owner = (credentials.euid, credentials.egid);
         let (number, body) = (directory.child_number(name), Body::Link(Box::new(link)));
         Ok(PseudoInode::new(directory.fs(), number, read | write, owner, body))
@@ -100,7 +100,7 @@ impl Target for MapFile {
     }
 
     fn location(&self) -> Option<Result<Location>> {
-        let who = current().process.subject();
+        let who = current().subject();
         let may = [Capability::SysAdmin, Capability::CheckpointRestore];
         if !may.into_iter().any(|capability| who.capable(capability)) {
             return Some(Err(Errno::EPERM));

@@ -38,7 +38,7 @@ struct Mounts {
 
 /// Binds a file to the process's root. EINVAL once it has ended.
 pub(super) fn open(subject: &Subject, show: ShowMounts) -> Result<Box<dyn Content>> {
-    let fs = subject.process.fs.lock().clone().ok_or(Errno::EINVAL)?;
+    let fs = subject.fs().ok_or(Errno::EINVAL)?;
     let root = fs.root.lock().clone();
     let told = AtomicU64::new(mount::changes().0);
     Ok(Box::new(Mounts { root, show, told }))

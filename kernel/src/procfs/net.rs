@@ -15,7 +15,7 @@ use crate::fs::pseudo::{Static, Text};
 use crate::net::address::Address;
 use crate::net::inet::interface;
 use crate::net::inet::tcp::{self, TcpState};
-use crate::net::{Kind, Socket, SocketFile};
+use crate::net::{Socket, SocketFile, SocketKind};
 use crate::process;
 use crate::vfs::File;
 
@@ -23,14 +23,14 @@ pub(super) static TABLE: &[(&str, Static)] = &[
     ("arp", Static::File(arp)),
     ("dev", Static::File(dev)),
     ("if_inet6", Static::File(if_inet6)),
-    ("raw", Static::File(|out| inet(out, raw::AF_INET, Kind::Raw))),
-    ("raw6", Static::File(|out| inet(out, raw::AF_INET6, Kind::Raw))),
+    ("raw", Static::File(|out| inet(out, raw::AF_INET, SocketKind::Raw))),
+    ("raw6", Static::File(|out| inet(out, raw::AF_INET6, SocketKind::Raw))),
     ("route", Static::File(route)),
     ("sockstat", Static::File(sockstat)),
-    ("tcp", Static::File(|out| inet(out, raw::AF_INET, Kind::Stream))),
-    ("tcp6", Static::File(|out| inet(out, raw::AF_INET6, Kind::Stream))),
-    ("udp", Static::File(|out| inet(out, raw::AF_INET, Kind::Dgram))),
-    ("udp6", Static::File(|out| inet(out, raw::AF_INET6, Kind::Dgram))),
+    ("tcp", Static::File(|out| inet(out, raw::AF_INET, SocketKind::Stream))),
+    ("tcp6", Static::File(|out| inet(out, raw::AF_INET6, SocketKind::Stream))),
+    ("udp", Static::File(|out| inet(out, raw::AF_INET, SocketKind::Dgram))),
+    ("udp6", Static::File(|out| inet(out, raw::AF_INET6, SocketKind::Dgram))),
     ("unix", Static::File(unix)),
 ];
 
@@ -67,7 +67,7 @@ fn sockets() -> Sockets {
 fn of_kind<'a>(
     sockets: &'a Sockets,
     domain: u32,
-    kind: Kind,
+    kind: SocketKind,
 ) -> Vec<(u64, u32, &'a Arc<dyn Socket>)> {
     let wanted = |(number, file): (&u64, &'a Arc<File>)| {
         let socket = file.ops_as::<SocketFile>()?.socket();
@@ -95,9 +95,9 @@ struct Row {
 const TCP_WIDTH: usize = 149;
 const UDP_WIDTH: usize = 127;
 
-fn inet(out: &mut Text, domain: u32, kind: Kind) -> Result<()> {
+fn inet(out: &mut Text, domain: u32, kind: SocketKind) -> Result<()> {
     let is_v6 = domain == raw::AF_INET6;
-    let is_tcp = kind == Kind::Stream;
+    let is_tcp = kind == SocketKind::Stream;
     let first = if is_tcp || is_v6 { "  sl  local_address " } else { "   sl  local_address " };
     let mut header = Text::default();
     write!(header, "{first}{}rem", if is_v6 { " ".repeat(24) } else { "".into() });
@@ -148,7 +148,7 @@ fn row_of((inode, uid, socket): (u64, u32, &Arc<dyn Socket>)) -> Option<Row> {
         // Bound, and no more.
         Some(TcpState::Close) => return None,
         Some(state) => state as u8,
-        None if local.port() == 0 && socket.common().kind != Kind::Raw => return None,
+        None if local.port() == 0 && socket.common().kind != SocketKind::Raw => return None,
         None => {
             if peer.is_some() {
                 ESTABLISHED
@@ -216,7 +216,7 @@ fn put_address(out: &mut Text, domain: u32, address: SocketAddr) {
 fn unix(out: &mut Text) -> Result<()> {
     out.bytes(b"Num       RefCount Protocol Flags    Type St Inode Path\n");
     let sockets = sockets();
-    for kind in [Kind::Stream, Kind::Dgram, Kind::SeqPacket] {
+    for kind in [SocketKind::Stream, SocketKind::Dgram, SocketKind::SeqPacket] {
         for (number, _, socket) in of_kind(&sockets, raw::AF_UNIX, kind) {
             let flags = if socket.is_listening() { ACCEPTS } else { 0 };
             let state = if socket.peer_address().is_ok() { CONNECTED } else { UNCONNECTED };
@@ -240,10 +240,10 @@ fn sockstat(out: &mut Text) -> Result<()> {
     let sockets = sockets();
     let count = |domain, kind| of_kind(&sockets, domain, kind).len();
     writeln!(out, "sockets: used {}", sockets.len());
-    let (waiting, tcp) = (tcp::waiting().len(), count(raw::AF_INET, Kind::Stream));
+    let (waiting, tcp) = (tcp::waiting().len(), count(raw::AF_INET, SocketKind::Stream));
     writeln!(out, "TCP: inuse {tcp} orphan 0 tw {waiting} alloc {tcp} mem 0");
-    writeln!(out, "UDP: inuse {} mem 0", count(raw::AF_INET, Kind::Dgram));
-    writeln!(out, "RAW: inuse {}", count(raw::AF_INET, Kind::Raw));
+    writeln!(out, "UDP: inuse {} mem 0", count(raw::AF_INET, SocketKind::Dgram));
+    writeln!(out, "RAW: inuse {}", count(raw::AF_INET, SocketKind::Raw));
     Ok(())
 }
 

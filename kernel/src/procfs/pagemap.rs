@@ -62,7 +62,7 @@ impl Raw for Pagemap {
             return Err(Errno::EINVAL);
         }
         let Some(mm) = self.0.upgrade() else { return Ok(0) };
-        let with_frame = current().process.subject().capable(Capability::SysAdmin);
+        let with_frame = current().subject().capable(Capability::SysAdmin);
         let last = USER_END / PAGE;
         let mut index = offset / WORD;
         let mut words: Vec<u64> = Vec::new();

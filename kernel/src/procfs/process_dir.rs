@@ -25,8 +25,10 @@ use crate::process::current;
 use crate::process::ptrace::access::{self, Ids};
 use crate::process::{Pid, Process, Thread, find_process, find_thread, hooks};
 use crate::security::Capability;
+use crate::security::Credentials;
+use crate::vfs::path::FsContext;
 use crate::vfs::path::Location;
-use crate::vfs::{DirEntry, FileType};
+use crate::vfs::{DirEntry, FdTable, FileType};
 
 /// A process, as one of its threads shows it.
 #[derive(Clone)]
@@ -58,6 +60,25 @@ impl Subject {
         }
     }
 
+    /// Its descriptors.
+    pub(super) fn files(&self) -> Arc<FdTable> {
+        let thread = self.main_thread();
+        thread.map_or_else(|| Arc::new(FdTable::new()), |thread| thread.files())
+    }
+
+    /// Its directories; None once it has ended.
+    pub(super) fn fs(&self) -> Option<Arc<FsContext>> {
+        self.main_thread()?.try_fs()
+    }
+
+    /// Its credentials.
+    pub(super) fn credentials(&self) -> Arc<Credentials> {
+        match self.main_thread() {
+            Some(thread) => thread.credentials(),
+            None => self.process.credentials(),
+        }
+    }
+
     /// Runs `f` if the current process may look into it; else EACCES.
     pub(super) fn inspect<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         self.inspect_as(Ids::File, f)
@@ -86,7 +107,7 @@ type Bind = fn(Subject) -> Result<Box<dyn Content>>;
 /// What an entry is, by whose rule it opens, and what it is bound to. Where more is asked than the
 /// permission bits, it is whether the caller may look into the process (ptrace(2), "Ptrace access
 /// mode checking", with the ids for files).
-enum Kind {
+enum EntryKind {
     /// A file about the process as it is at each read; ESRCH once it has been waited for.
     Now(Show),
     /// The same, for those who may look into the process then. Others get this error.
@@ -107,52 +128,52 @@ enum Kind {
 }
 
 /// An entry: its name, permission bits, and what it is.
-type Row = (&'static str, u32, Kind);
+type Row = (&'static str, u32, EntryKind);
 
 /// Entries of both /proc/PID and /proc/PID/task/TID. guest/tests has the same table, as Linux
 /// answers.
 #[rustfmt::skip]
 static ENTRIES: &[Row] = &[
-    ("attr",          0o555, Kind::Directory(|subject| Box::new(Entries(subject, ATTRIBUTES)))),
-    ("auxv",          0o400, Kind::Space(status::auxv)),
-    ("cgroup",        0o444, Kind::Now(cgroup)),
-    ("children",      0o444, Kind::Now(status::children)),
-    ("cmdline",       0o444, Kind::Now(status::cmdline)),
-    ("comm",          0o644, Kind::Setting(status::comm, set_comm)),
-    ("cwd",           0o777, Kind::Link(fds::cwd)),
-    ("environ",       0o400, Kind::Space(status::environ)),
-    ("exe",           0o777, Kind::Link(fds::exe)),
-    ("fd",            0o500, Kind::Directory(fds::directory)),
-    ("fdinfo",        0o555, Kind::Directory(fds::info_directory)),
-    ("io",            0o400, Kind::Inspected(Ids::File, Errno::EACCES, status::io)),
-    ("limits",        0o444, Kind::Now(status::limits)),
-    ("map_files",     0o500, Kind::Directory(map_files::directory)),
-    ("maps",          0o444, Kind::Space(maps::maps)),
-    ("mem",           0o600, Kind::Memory(memory::open)),
-    ("mountinfo",     0o444, Kind::Bound(|subject| mounts::open(&subject, mounts::mountinfo))),
-    ("mounts",        0o444, Kind::Bound(|subject| mounts::open(&subject, mounts::mounts))),
-    ("net",           0o555, Kind::Directory(|_| Box::new(StaticListing(net::TABLE)))),
-    ("ns",            0o511, Kind::Directory(namespaces)),
-    ("oom_adj",       0o644, Kind::Setting(oom_adj, set_oom_adj)),
-    ("oom_score",     0o444, Kind::Now(oom_score)),
-    ("oom_score_adj", 0o644, Kind::Setting(oom_score_adj, set_oom_score_adj)),
-    ("pagemap",       0o400, Kind::Space(pagemap::open)),
-    ("personality",   0o400, Kind::Inspected(Ids::FileToAttach, Errno::EPERM, status::personality)),
-    ("root",          0o777, Kind::Link(fds::root)),
-    ("sched",         0o644, Kind::Now(status::sched)),
-    ("schedstat",     0o444, Kind::Now(status::schedstat)),
-    ("smaps",         0o444, Kind::Space(maps::smaps)),
-    ("smaps_rollup",  0o444, Kind::Space(maps::rollup)),
-    ("stat",          0o444, Kind::Now(status::stat)),
-    ("statm",         0o444, Kind::Now(status::statm)),
-    ("status",        0o444, Kind::Now(status::status)),
-    ("task",          0o555, Kind::Directory(tasks)),
-    ("wchan",         0o444, Kind::Now(wchan)),
+    ("attr",          0o555, EntryKind::Directory(|subject| Box::new(Entries(subject, ATTRIBUTES)))),
+    ("auxv",          0o400, EntryKind::Space(status::auxv)),
+    ("cgroup",        0o444, EntryKind::Now(cgroup)),
+    ("children",      0o444, EntryKind::Now(status::children)),
+    ("cmdline",       0o444, EntryKind::Now(status::cmdline)),
+    ("comm",          0o644, EntryKind::Setting(status::comm, set_comm)),
+    ("cwd",           0o777, EntryKind::Link(fds::cwd)),
+    ("environ",       0o400, EntryKind::Space(status::environ)),
+    ("exe",           0o777, EntryKind::Link(fds::exe)),
+    ("fd",            0o500, EntryKind::Directory(fds::directory)),
+    ("fdinfo",        0o555, EntryKind::Directory(fds::info_directory)),
+    ("io",            0o400, EntryKind::Inspected(Ids::File, Errno::EACCES, status::io)),
+    ("limits",        0o444, EntryKind::Now(status::limits)),
+    ("map_files",     0o500, EntryKind::Directory(map_files::directory)),
+    ("maps",          0o444, EntryKind::Space(maps::maps)),
+    ("mem",           0o600, EntryKind::Memory(memory::open)),
+    ("mountinfo",     0o444, EntryKind::Bound(|subject| mounts::open(&subject, mounts::mountinfo))),
+    ("mounts",        0o444, EntryKind::Bound(|subject| mounts::open(&subject, mounts::mounts))),
+    ("net",           0o555, EntryKind::Directory(|_| Box::new(StaticListing(net::TABLE)))),
+    ("ns",            0o511, EntryKind::Directory(namespaces)),
+    ("oom_adj",       0o644, EntryKind::Setting(oom_adj, set_oom_adj)),
+    ("oom_score",     0o444, EntryKind::Now(oom_score)),
+    ("oom_score_adj", 0o644, EntryKind::Setting(oom_score_adj, set_oom_score_adj)),
+    ("pagemap",       0o400, EntryKind::Space(pagemap::open)),
+    ("personality",   0o400, EntryKind::Inspected(Ids::FileToAttach, Errno::EPERM, status::personality)),
+    ("root",          0o777, EntryKind::Link(fds::root)),
+    ("sched",         0o644, EntryKind::Now(status::sched)),
+    ("schedstat",     0o444, EntryKind::Now(status::schedstat)),
+    ("smaps",         0o444, EntryKind::Space(maps::smaps)),
+    ("smaps_rollup",  0o444, EntryKind::Space(maps::rollup)),
+    ("stat",          0o444, EntryKind::Now(status::stat)),
+    ("statm",         0o444, EntryKind::Now(status::statm)),
+    ("status",        0o444, EntryKind::Now(status::status)),
+    ("task",          0o555, EntryKind::Directory(tasks)),
+    ("wchan",         0o444, EntryKind::Now(wchan)),
 ];
 
 macro_rules! attribute {
     ($name:literal) => {
-        Kind::Setting(|s, _| attribute(s, $name), |s, data| set_attribute(s, $name, data))
+        EntryKind::Setting(|s, _| attribute(s, $name), |s, data| set_attribute(s, $name, data))
     };
 }
 
@@ -162,7 +183,7 @@ static ATTRIBUTES: &[Row] = &[
     ("exec", 0o666, attribute!(b"exec")),
     ("fscreate", 0o666, attribute!(b"fscreate")),
     ("keycreate", 0o666, attribute!(b"keycreate")),
-    ("prev", 0o444, Kind::Now(|subject, _| attribute(subject, b"prev"))),
+    ("prev", 0o444, EntryKind::Now(|subject, _| attribute(subject, b"prev"))),
     ("sockcreate", 0o666, attribute!(b"sockcreate")),
 ];
 
@@ -196,7 +217,7 @@ fn subject_directory(parent: &PseudoInode, name: &[u8], subject: Subject) -> Arc
 
 /// Who owns an entry: the process's user, unless others of that user may not look into it either.
 fn owner(subject: &Subject, mode: u32, kind: FileType) -> (u32, u32) {
-    let credentials = subject.process.credentials();
+    let credentials = subject.credentials();
     let hidden = subject.process.settings.not_dumpable.load(Ordering::Relaxed);
     if hidden && (kind, mode) != (FileType::Directory, 0o555) {
         return (0, 0);
@@ -230,11 +251,11 @@ impl Entries {
     }
 }
 
-impl Kind {
+impl EntryKind {
     fn file_type(&self) -> FileType {
         match self {
-            Kind::Link(_) => FileType::Symlink,
-            Kind::Directory(_) => FileType::Directory,
+            EntryKind::Link(_) => FileType::Symlink,
+            EntryKind::Directory(_) => FileType::Directory,
             _ => FileType::Regular,
         }
     }
@@ -246,14 +267,14 @@ impl Kind {
         let unbound =
             |bind, ids| Body::File(Box::new(Unbound { subject: subject.clone(), bind, ids }));
         match *self {
-            Kind::Now(show) => shown(show, None, None),
-            Kind::Inspected(ids, denial, show) => shown(show, None, Some((ids, denial))),
-            Kind::Setting(show, store) => shown(show, Some(store), None),
-            Kind::Space(bind) => unbound(bind, Some(Ids::File)),
-            Kind::Memory(bind) => unbound(bind, Some(Ids::FileToAttach)),
-            Kind::Bound(bind) => unbound(bind, None),
-            Kind::Link(follow) => Body::Link(Box::new(Link { subject, follow })),
-            Kind::Directory(make) => Body::Directory(make(subject)),
+            EntryKind::Now(show) => shown(show, None, None),
+            EntryKind::Inspected(ids, denial, show) => shown(show, None, Some((ids, denial))),
+            EntryKind::Setting(show, store) => shown(show, Some(store), None),
+            EntryKind::Space(bind) => unbound(bind, Some(Ids::File)),
+            EntryKind::Memory(bind) => unbound(bind, Some(Ids::FileToAttach)),
+            EntryKind::Bound(bind) => unbound(bind, None),
+            EntryKind::Link(follow) => Body::Link(Box::new(Link { subject, follow })),
+            EntryKind::Directory(make) => Body::Directory(make(subject)),
         }
     }
 }
@@ -486,7 +507,7 @@ fn set_oom_score_adj(subject: &Subject, data: &[u8]) -> Result<()> {
 
 /// Lowering needs CAP_SYS_RESOURCE; changing another user's process is refused by its file's mode.
 fn set_adjustment(subject: &Subject, value: i32) -> Result<()> {
-    let who = current().process.subject();
+    let who = current().subject();
     if value < adjustment(subject) && !who.capable(Capability::SysResource) {
         return Err(Errno::EACCES);
     }

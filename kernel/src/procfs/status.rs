@@ -15,8 +15,8 @@ use crate::base::sched::{RunState, Sleep};
 use crate::base::user::PATH_MAX;
 use crate::fs::pseudo::{Content, Text};
 use crate::mm::{Backing, Mm, PAGE, Vma};
-use crate::process::exec::Program;
-use crate::process::family::Life;
+use crate::process::ExitState;
+use crate::process::Program;
 use crate::process::ptrace::access::{Ids, may_access};
 use crate::process::{Process, Thread};
 use crate::security::{Resource, UNLIMITED};
@@ -81,7 +81,7 @@ impl Sizes {
 
 /// The state letter, and its word.
 fn state(subject: &Subject, thread: Option<&Thread>) -> (char, &'static str) {
-    if subject.process.family.lock().life != Life::Alive {
+    if subject.process.relations.lock().exit_state != ExitState::Alive {
         return ('Z', "zombie");
     }
     let Some(thread) = thread else { return ('Z', "zombie") };
@@ -201,9 +201,11 @@ pub(super) fn stat(subject: &Subject, out: &mut Text) -> Result<()> {
 pub(super) fn children(subject: &Subject, out: &mut Text) -> Result<()> {
     let creator = subject.main_thread().map_or(subject.process.pid, |thread| thread.tid());
     let mut children: Vec<(u64, u32)> = {
-        let family = subject.process.family.lock();
-        let own =
-            family.children.values().filter(|c| c.creator_tid.load(Ordering::Relaxed) == creator);
+        let relations = subject.process.relations.lock();
+        let own = relations
+            .children
+            .values()
+            .filter(|c| c.creator_tid.load(Ordering::Relaxed) == creator);
         own.map(|child| (child.start_ns, child.pid)).collect()
     };
     children.sort_unstable();
@@ -249,7 +251,7 @@ pub(super) fn status(subject: &Subject, out: &mut Text) -> Result<()> {
     let thread = thread.as_deref();
     out.bytes(b"Name:\t");
     out.bytes(&name_of(subject, thread));
-    let umask = process.fs.lock().as_ref().map_or(0, |fs| fs.umask.load(Ordering::Relaxed));
+    let umask = subject.fs().map_or(0, |fs| fs.umask.load(Ordering::Relaxed));
     let (letter, word) = state(subject, thread);
     writeln!(out, "\nUmask:\t{umask:04o}\nState:\t{letter} ({word})");
     let id = subject.thread.as_ref().map_or(process.pid, |thread| thread.tid());
@@ -278,7 +280,7 @@ pub(super) fn status(subject: &Subject, out: &mut Text) -> Result<()> {
         "SigBlk:\t{:016x}\nSigIgn:\t{:016x}\nSigCgt:\t{:016x}",
         signals.blocked, signals.ignored, signals.caught
     );
-    put_capabilities(process, out);
+    put_capabilities(subject, out);
     let gave_up = thread.is_some_and(|thread| thread.seccomp.no_new_privs());
     writeln!(out, "NoNewPrivs:\t{}", u8::from(gave_up));
     let (mode, filters) = thread.map_or((0, 0), |thread| thread.seccomp.summary());
@@ -292,11 +294,10 @@ pub(super) fn status(subject: &Subject, out: &mut Text) -> Result<()> {
 }
 
 fn put_ids(subject: &Subject, out: &mut Text) {
-    let c = subject.process.credentials();
+    let c = subject.credentials();
     writeln!(out, "Uid:\t{}\t{}\t{}\t{}", c.uid, c.euid, c.suid, c.fsuid);
     writeln!(out, "Gid:\t{}\t{}\t{}\t{}", c.gid, c.egid, c.sgid, c.fsgid);
     let slots = subject
-        .process
         .files()
         .list()
         .last()
@@ -331,8 +332,8 @@ fn put_memory(process: &Process, out: &mut Text) {
     }
 }
 
-fn put_capabilities(process: &Process, out: &mut Text) {
-    let c = process.credentials();
+fn put_capabilities(subject: &Subject, out: &mut Text) {
+    let c = subject.credentials();
     writeln!(out, "CapInh:\t{:016x}\nCapPrm:\t{:016x}", c.inheritable, c.permitted);
     writeln!(out, "CapEff:\t{:016x}\nCapBnd:\t{:016x}", c.effective, c.bounding);
     writeln!(out, "CapAmb:\t{:016x}", c.ambient);

@@ -50,7 +50,7 @@ static KERNEL: &[(&str, Static)] = &[
     ("provoke", Static::Setting(zero, provoke)),
     ("pty", Static::Directory(PTY)),
     ("random", Static::Directory(RANDOM)),
-    ("randomize_va_space", says!("2")),
+    ("randomize_va_space", Static::Setting(randomization, set_randomization)),
     ("sched_child_runs_first", says!("0")),
     ("sched_schedstats", Static::Setting(schedstats, set_schedstats)),
     ("seccomp", Static::Directory(SECCOMP)),
@@ -171,6 +171,16 @@ fn ptrace_scope(out: &mut Text) -> Result<()> {
 
 fn set_ptrace_scope(data: &[u8]) -> Result<()> {
     process::yama::set_scope(parse_number(data)?)
+}
+
+fn randomization(out: &mut Text) -> Result<()> {
+    writeln!(out, "{}", process::exec::randomization());
+    Ok(())
+}
+
+fn set_randomization(data: &[u8]) -> Result<()> {
+    process::exec::set_randomization(parse_number(data)?);
+    Ok(())
 }
 
 fn zero(out: &mut Text) -> Result<()> {

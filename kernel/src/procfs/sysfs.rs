@@ -144,7 +144,7 @@ fn hooks(out: &mut Text) -> Result<()> {
 
 /// `1` counts all calls of hooks from now on, `0` ends it.
 fn set_tally(data: &[u8]) -> Result<()> {
-    if !current().process.subject().capable(Capability::SysAdmin) {
+    if !current().subject().capable(Capability::SysAdmin) {
         return Err(Errno::EPERM);
     }
     match parse_number::<u32>(data)? {

@@ -10,7 +10,7 @@ use crate::base::{identity, sched};
 use crate::fs::pseudo::Text;
 use crate::process;
 use crate::vfs::Inode;
-use crate::vfs::chrdev as special;
+use crate::vfs::chrdev;
 use crate::vfs::locks::{Lock, Owner};
 
 /// Nanoseconds of a tick in which procfs counts CPU time (USER_HZ is 100).
@@ -71,7 +71,7 @@ pub(super) fn put_lock(out: &mut Text, number: usize, inode: &dyn Inode, lock: &
         Owner::Flock(_) => "FLOCK ",
     };
     let mode = if lock.exclusive { "WRITE" } else { "READ " };
-    let (major, minor) = (special::major(metadata.device), special::minor(metadata.device));
+    let (major, minor) = (chrdev::major(metadata.device), chrdev::minor(metadata.device));
     write!(out, "{number}: {kind} ADVISORY  {mode} {} ", lock.pid);
     write!(out, "{major:02x}:{minor:02x}:{} {} ", metadata.inode, lock.start);
     match lock.end {

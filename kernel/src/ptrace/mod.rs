@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::user::UserPtr;
 use crate::process::current;
-use crate::process::ptrace::{State, Stop, links};
+use crate::process::ptrace::{Stop, TraceeState, links};
 use crate::process::signal::info::{SIGINFO_BYTES, SigInfo};
 use crate::process::signal::{self, SignalSet, UNBLOCKABLE, send};
 use crate::process::{Thread, find_thread};
@@ -68,7 +68,7 @@ fn check_tracer(thread: &Thread) -> Result<()> {
     if is_own(&thread.trace.state()) { Ok(()) } else { Err(Errno::ESRCH) }
 }
 
-fn is_own(state: &State) -> bool {
+fn is_own(state: &TraceeState) -> bool {
     let own = current();
     state.is_traced_by(&own.process) && state.link.as_ref().is_some_and(|l| l.tid == own.tid())
 }
@@ -77,7 +77,7 @@ fn is_own(state: &State) -> bool {
 /// stopped. `f` must not touch a program's memory.
 pub(super) fn with_stopped<R>(
     thread: &Thread,
-    f: impl FnOnce(&mut State, &mut Stop) -> Result<R>,
+    f: impl FnOnce(&mut TraceeState, &mut Stop) -> Result<R>,
 ) -> Result<R> {
     let mut state = thread.trace.state();
     let own = is_own(&state);

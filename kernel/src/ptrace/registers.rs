@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::with_stopped;
 use crate::base::user::UserPtr;
 use crate::process::Thread;
-use crate::process::ptrace::State;
+use crate::process::ptrace::TraceeState;
 
 /// `struct user_regs_struct` as words: the 21 of [`PtRegs`], then `fs_base`, `gs_base` and the
 /// selectors of DS, ES, FS and GS.
@@ -75,7 +75,7 @@ fn general_word(regs: &mut PtRegs, index: usize) -> Option<&mut u64> {
     })
 }
 
-pub(super) fn read_all(state: &State) -> [u64; WORDS] {
+pub(super) fn read_all(state: &TraceeState) -> [u64; WORDS] {
     let mut words = [0; WORDS];
     words[..GENERAL].copy_from_slice(&to_frame(&state.registers.general).0);
     words[place::FS_BASE] = state.registers.fs_base;
@@ -94,7 +94,7 @@ fn is_canonical(address: u64) -> bool {
 }
 
 /// Sets one word of the structure. EIO if a program cannot have this value there.
-pub(super) fn write_one(state: &mut State, index: usize, value: u64) -> Result<()> {
+pub(super) fn write_one(state: &mut TraceeState, index: usize, value: u64) -> Result<()> {
     let registers = &mut state.registers;
     let allowed = match index {
         place::RIP => is_canonical(value),
@@ -142,7 +142,7 @@ pub(super) fn set_all(thread: &Thread, from: u64) -> Result<u64> {
 }
 
 /// Sets words from place `first` on.
-pub(super) fn write_many(state: &mut State, first: usize, words: &[u64]) -> Result<()> {
+pub(super) fn write_many(state: &mut TraceeState, first: usize, words: &[u64]) -> Result<()> {
     words.iter().zip(first..).try_for_each(|(&word, index)| write_one(state, index, word))
 }
 
@@ -184,7 +184,7 @@ fn debug_index(offset: u64) -> Option<usize> {
     (DEBUG_AT..DEBUG_AT + 64).contains(&offset).then(|| ((offset - DEBUG_AT) / 8) as usize)
 }
 
-fn read_debug(state: &State, number: usize) -> u64 {
+fn read_debug(state: &TraceeState, number: usize) -> u64 {
     match number {
         0..=3 => state.debug.address(number),
         6 => state.debug_status,
@@ -194,7 +194,7 @@ fn read_debug(state: &State, number: usize) -> u64 {
 }
 
 /// DR4 and DR5 do not exist (EIO); EINVAL for what no program may have.
-fn write_debug(state: &mut State, number: usize, value: u64) -> Result<()> {
+fn write_debug(state: &mut TraceeState, number: usize, value: u64) -> Result<()> {
     let done = match number {
         0..=3 => state.debug.set_address(number, value),
         6 => {

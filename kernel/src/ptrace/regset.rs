@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::{registers, with_stopped};
 use crate::base::user::UserPtr;
 use crate::process::Thread;
-use crate::process::ptrace::State;
+use crate::process::ptrace::TraceeState;
 
 /// General registers; the legacy FPU image; the XSAVE image (elf.h).
 const NT_PRSTATUS: u64 = 1;
@@ -183,7 +183,7 @@ fn set_image(thread: &Thread, image: &[u8]) -> Result<()> {
     {
         return Err(Errno::EINVAL);
     }
-    with_stopped(thread, |state: &mut State, _| {
+    with_stopped(thread, |state: &mut TraceeState, _| {
         state.fpu.as_mut().ok_or(Errno::ENOMEM)?.set_from_user(image);
         state.registers.fpu_changed = true;
         Ok(())

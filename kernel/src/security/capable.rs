@@ -1,7 +1,7 @@
 //! Capabilities (capabilities(7)): their names, and the one question about them.
 //!
 //! A capability is asked for with [`capable`], and nowhere else: it is a hook, which the policy
-//! `capability` answers. Whoever asks gives the [`Subject`](super::Subject) that acts, which is
+//! `capability` answers. Whoever asks gives the [`Subject`] that acts, which is
 //! taken once, at the edge of a call.
 
 use abi::general as raw;

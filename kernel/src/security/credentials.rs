@@ -4,7 +4,7 @@
 use alloc::vec::Vec;
 
 use super::capable::{ALL_CAPABILITIES, Capability, CapabilitySet};
-use crate::base::accounts::{Counted, Kind};
+use crate::base::accounts::{Counted, ObjectKind};
 
 /// User and group ids, and capabilities (credentials(7), capabilities(7)).
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ pub struct Credentials {
     /// PR_SET_SECUREBITS.
     pub securebits: u32,
     /// For the accounts.
-    pub counted: Counted<{ Kind::Credentials as usize }>,
+    pub counted: Counted<{ ObjectKind::Credentials as usize }>,
 }
 
 impl Credentials {

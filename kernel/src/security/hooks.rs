@@ -27,14 +27,15 @@ use crate::base::sync::Mutex;
 pub type Binder =
     fn(&mut Binding, &Order, &dyn Fn(usize) -> bool) -> core::result::Result<(), NotBound>;
 
-struct State {
+struct AttachedState {
     binders: Vec<Binder>,
     /// One bit for each policy that is asked.
     attached: u32,
     attacher: Option<Attacher>,
 }
 
-static STATE: Mutex<State> = Mutex::new(State { binders: Vec::new(), attached: 0, attacher: None });
+static STATE: Mutex<AttachedState> =
+    Mutex::new(AttachedState { binders: Vec::new(), attached: 0, attacher: None });
 static ORDER: Once<Order> = Once::new();
 
 /// Policies that are detached until somebody uses them.
@@ -114,7 +115,7 @@ fn set_attached(policy: usize, on: bool) -> Result<()> {
     if attached == state.attached {
         return Ok(());
     }
-    let State { binders, attacher, .. } = &mut *state;
+    let AttachedState { binders, attacher, .. } = &mut *state;
     let attacher = attacher.as_mut().ok_or(Errno::EOPNOTSUPP)?;
     attacher.attach_all(|binding| bind_all(binders, binding, &order, attached)).map_err(
         |error| {

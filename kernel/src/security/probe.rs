@@ -1,7 +1,7 @@
 //! The test policies' other half (`limen test run --filter run::refusals`): what they are asked,
 //! and what they are told to refuse. Never in an image that is used.
 //!
-//! One hook is watched at a time. Who was asked is remembered in order; who is told to refuse does
+//! One hook is probed at a time. Who was asked is remembered in order; who is told to refuse does
 //! so [`REFUSALS_MAX`] times. Neighbour: `hooks.rs`, whose test policies call [`asked`];
 //! /sys/kernel/security/probe is how a test says what it wants.
 
@@ -10,8 +10,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use abi::{Errno, Result};
 use lsm::table::HOOKS;
 
-/// The hook that is watched, counted from 1; 0: none.
-static WATCHED: AtomicU64 = AtomicU64::new(0);
+/// The hook that is probed, counted from 1; 0: none.
+static PROBED: AtomicU64 = AtomicU64::new(0);
 /// Who is to refuse, and on top of 8 bits the error; 0: nobody.
 static ARMED: AtomicU64 = AtomicU64::new(0);
 /// The policies that were asked, four bits each, the last one lowest.
@@ -41,7 +41,7 @@ impl Refusal for () {
 
 /// A hook asks test policy number `policy`: its answer, if that is not the neutral one.
 pub fn asked<A: Refusal>(hook: usize, policy: u64) -> Option<A> {
-    if WATCHED.load(Ordering::Relaxed) != hook as u64 + 1 {
+    if PROBED.load(Ordering::Relaxed) != hook as u64 + 1 {
         return None;
     }
     let push = |list| Some(list << 4 | policy);
@@ -66,7 +66,7 @@ pub fn tell(text: &str) -> Result<()> {
     let name = words.next().ok_or(Errno::EINVAL)?;
     let mut number = || words.next().and_then(|word| word.parse::<u64>().ok());
     let (policy, errno) = number().zip(number()).ok_or(Errno::EINVAL)?;
-    WATCHED.store(0, Ordering::SeqCst);
+    PROBED.store(0, Ordering::SeqCst);
     ARMED.store(0, Ordering::SeqCst);
     if name == "-" {
         return Ok(());
@@ -76,7 +76,7 @@ pub fn tell(text: &str) -> Result<()> {
     REFUSED.store(0, Ordering::SeqCst);
     LEFT.store(REFUSALS_MAX, Ordering::SeqCst);
     ARMED.store(if policy == 0 { 0 } else { errno << 8 | policy }, Ordering::SeqCst);
-    WATCHED.store(hook as u64 + 1, Ordering::SeqCst);
+    PROBED.store(hook as u64 + 1, Ordering::SeqCst);
     Ok(())
 }
 

@@ -16,7 +16,7 @@ use super::{CHUNK, Screen, Tty, WinSize, job, pty};
 use crate::base::io::Sink;
 use crate::drivers::Port;
 use crate::process::Pid;
-use crate::vfs::chrdev::{self as special, CharDriver};
+use crate::vfs::chrdev::{self, CharDriver};
 use crate::vfs::{FdTable, FileOps, Inode};
 
 static CONSOLE: Once<Arc<Tty>> = Once::new();
@@ -24,7 +24,7 @@ static CONSOLE: Once<Arc<Tty>> = Once::new();
 /// Makes the console on the port to the host, and starts its keyboard. ENOMEM.
 pub fn start(window: WinSize) -> Result<()> {
     let port = crate::drivers::console::console()?.stdio();
-    let device = special::make_device(job::TTY_MAJOR, 1);
+    let device = chrdev::make_device(job::TTY_MAJOR, 1);
     let owner = port.owner();
     let tty = CONSOLE.call_once(|| Tty::new(Screen::Port(port, owner), device)).clone();
     tty.set_window(window);
@@ -49,7 +49,7 @@ impl SessionTerminal {
     /// Makes the terminal of session `number` on its port, and starts its keyboard. ENOMEM.
     pub fn start(number: u32, port: &'static Port, window: WinSize) -> Result<Self> {
         let owner = port.owner();
-        let device = special::make_device(SESSION_MAJOR, number);
+        let device = chrdev::make_device(SESSION_MAJOR, number);
         let tty = Tty::new(Screen::Port(port, owner), device);
         tty.set_window(window);
         let typed = tty.clone();
@@ -86,7 +86,7 @@ pub(super) struct SessionDriver;
 
 impl CharDriver for SessionDriver {
     fn open(&self, node: Arc<dyn Inode>, device: u64, flags: u32) -> Result<Arc<dyn FileOps>> {
-        let slot = SESSIONS.get(special::minor(device) as usize).ok_or(Errno::ENXIO)?;
+        let slot = SESSIONS.get(chrdev::minor(device) as usize).ok_or(Errno::ENXIO)?;
         let tty = slot.lock().clone().ok_or(Errno::ENXIO)?;
         pty::open_program_side(&tty, node, flags)
     }

@@ -94,7 +94,7 @@ fn job_control(tty: &Arc<Tty>, is_master: bool, command: u32, at: u64) -> Result
 }
 
 fn current_may_administer() -> bool {
-    crate::process::current().process.subject().capable(Capability::SysAdmin)
+    crate::process::current().subject().capable(Capability::SysAdmin)
 }
 
 fn set_termios(tty: &Arc<Tty>, at: u64, len: usize, when: When) -> Result<u64> {

@@ -12,7 +12,7 @@ use machine::sync::{Once, SpinLock};
 
 use super::{job, pty};
 use crate::process::current;
-use crate::vfs::chrdev::{self as special, make_device};
+use crate::vfs::chrdev::{self, make_device};
 use crate::vfs::{
     DirEntry, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, SetAttributes, Statistics,
 };
@@ -68,7 +68,7 @@ pub fn file_system() -> Arc<dyn FileSystem> {
 
 /// A master was opened: its slave appears, owned by the current process's user.
 pub(super) fn make(number: u32) {
-    let uid = current().process.credentials().fsuid;
+    let uid = current().credentials().fsuid;
     let time_ns = crate::base::time::realtime_ns() as i64;
     let attributes = Attributes { mode: 0o620, uid, gid: TTY_GROUP, time_ns };
     let node = Node::new(Some(number), attributes);
@@ -266,7 +266,7 @@ impl Inode for Node {
 
     fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn FileOps>> {
         let device = self.device();
-        special::open(self, device, flags)
+        chrdev::open(self, device, flags)
     }
 
     fn as_any(&self) -> &dyn Any {

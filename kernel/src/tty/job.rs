@@ -11,7 +11,7 @@ use machine::sync::SpinLock;
 use super::Tty;
 use crate::process::current;
 use crate::process::signal::{self, SigInfo, bit};
-use crate::process::{Pid, family, find_process, group_members, work};
+use crate::process::{Pid, find_process, group_members, relations, work};
 use crate::security::Capability;
 use crate::vfs::chrdev::CharDriver;
 use crate::vfs::{FileOps, Inode};
@@ -71,7 +71,7 @@ pub(super) fn check_background(tty: &Tty, number: u32) -> Result<()> {
     if is_blocked_or_ignored(number) {
         return if number == raw::SIGTTIN { Err(Errno::EIO) } else { Ok(()) };
     }
-    if family::is_orphaned_group(process) {
+    if relations::is_orphaned_group(process) {
         return Err(Errno::EIO);
     }
     signal_group(group, number);
@@ -106,7 +106,7 @@ pub(super) fn take(tty: &Arc<Tty>, steal: bool) -> Result<u64> {
         return Err(Errno::EPERM);
     }
     if owner != 0 {
-        if !steal || !current().process.subject().capable(Capability::SysAdmin) {
+        if !steal || !current().subject().capable(Capability::SysAdmin) {
             return Err(Errno::EPERM);
         }
         TERMINALS.lock().remove(&owner);

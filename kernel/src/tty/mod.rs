@@ -32,7 +32,7 @@ use crate::base::sync::{Mutex, WaitError, WaitQueue};
 use crate::base::time::{Deadline, NS_PER_SEC};
 use crate::drivers::Port;
 use crate::process::Pid;
-use crate::vfs::chrdev as special;
+use crate::vfs::chrdev;
 
 use discipline::{Discipline, Event};
 
@@ -65,7 +65,7 @@ enum Screen {
 }
 
 #[derive(Default)]
-struct State {
+struct TtyState {
     discipline: Discipline,
     window: WinSize,
     /// The session it controls; 0: none.
@@ -88,7 +88,7 @@ struct State {
 
 /// A terminal.
 pub struct Tty {
-    state: SpinLock<State>,
+    state: SpinLock<TtyState>,
     /// Programs that wait for input.
     readers: Arc<WaitQueue>,
     /// Programs that wait for room on the screen.
@@ -96,7 +96,7 @@ pub struct Tty {
     /// The master's writers, who wait for room in the input.
     keyboard: Arc<WaitQueue>,
     /// The master's readers, who wait for output.
-    watchers: Arc<WaitQueue>,
+    master_queue: Arc<WaitQueue>,
     screen: Screen,
     screen_order: Mutex<()>,
     /// Device number (makedev(3)).
@@ -109,11 +109,11 @@ impl Tty {
     fn new(screen: Screen, device: u64) -> Arc<Tty> {
         let queue = || Arc::new(WaitQueue::new());
         Arc::new(Tty {
-            state: SpinLock::new(State::default()),
+            state: SpinLock::new(TtyState::default()),
             readers: queue(),
             writers: queue(),
             keyboard: queue(),
-            watchers: queue(),
+            master_queue: queue(),
             screen,
             screen_order: Mutex::new(()),
             device,
@@ -248,7 +248,7 @@ impl Tty {
         match self.screen {
             Screen::Master => {
                 self.state.lock().output.extend(bytes);
-                self.watchers.wake_one(events::READABLE);
+                self.master_queue.wake_one(events::READABLE);
             }
             Screen::Port(port, owner) => {
                 let mut source = Source::kernel(bytes);
@@ -367,10 +367,10 @@ impl Tty {
 
 /// Registers the devices: /dev/tty, /dev/console, /dev/ptmx, /dev/pts/N, /dev/hvcN.
 pub fn init() {
-    special::register_char(job::TTY_MAJOR, 0, 1, Arc::new(job::CurrentTty));
-    special::register_char(job::TTY_MAJOR, 1, 1, Arc::new(console::ConsoleDriver));
-    special::register_char(job::TTY_MAJOR, 2, 1, Arc::new(pty::MasterDriver));
+    chrdev::register_char(job::TTY_MAJOR, 0, 1, Arc::new(job::CurrentTty));
+    chrdev::register_char(job::TTY_MAJOR, 1, 1, Arc::new(console::ConsoleDriver));
+    chrdev::register_char(job::TTY_MAJOR, 2, 1, Arc::new(pty::MasterDriver));
     let sessions = Arc::new(console::SessionDriver);
-    special::register_char(console::SESSION_MAJOR, 0, EXEC_SESSIONS, sessions);
-    special::register_char(pty::SLAVE_MAJOR, 0, pty::PTYS_MAX, Arc::new(pty::SlaveDriver));
+    chrdev::register_char(console::SESSION_MAJOR, 0, EXEC_SESSIONS, sessions);
+    chrdev::register_char(pty::SLAVE_MAJOR, 0, pty::PTYS_MAX, Arc::new(pty::SlaveDriver));
 }

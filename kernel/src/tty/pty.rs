@@ -14,7 +14,7 @@ use super::{CHUNK, Screen, Tty, control, devpts, job};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::user::UserPtr;
-use crate::vfs::chrdev::{self as special, CharDriver};
+use crate::vfs::chrdev::{self, CharDriver};
 use crate::vfs::{File, FileOps, Inode};
 
 /// Major number of slaves.
@@ -90,7 +90,7 @@ impl FileOps for ProgramSide {
 
     fn release(&self, _file: &File) {
         if self.tty.open_count.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.tty.watchers.wake_all(events::READABLE | events::HUP);
+            self.tty.master_queue.wake_all(events::READABLE | events::HUP);
         }
     }
 
@@ -159,7 +159,7 @@ impl FileOps for Master {
         let bytes = if file.is_nonblocking() {
             take().unwrap_or(Err(Errno::EAGAIN))?
         } else {
-            self.tty.watchers.wait(take)??
+            self.tty.master_queue.wait(take)??
         };
         self.tty.writers.wake_one(events::WRITABLE);
         sink.put(&bytes)
@@ -193,7 +193,7 @@ impl FileOps for Master {
     }
 
     fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {
-        table.wait_on(&self.tty.watchers);
+        table.wait_on(&self.tty.master_queue);
         table.wait_on(&self.tty.keyboard);
         let mut mask = 0;
         {
@@ -264,7 +264,7 @@ impl CharDriver for MasterDriver {
             let mut ptys = PTYS.lock();
             let free = (0..PTYS_MAX).find(|number| !ptys.contains_key(number));
             let number = free.ok_or(Errno::ENOSPC)?;
-            let tty = Tty::new(Screen::Master, special::make_device(SLAVE_MAJOR, number));
+            let tty = Tty::new(Screen::Master, chrdev::make_device(SLAVE_MAJOR, number));
             tty.state.lock().is_locked = true;
             ptys.insert(number, Arc::downgrade(&tty));
             (number, tty)
@@ -279,7 +279,7 @@ pub(super) struct SlaveDriver;
 
 impl CharDriver for SlaveDriver {
     fn open(&self, node: Arc<dyn Inode>, device: u64, flags: u32) -> Result<Arc<dyn FileOps>> {
-        let tty = slave(special::minor(device)).ok_or(Errno::EIO)?;
+        let tty = slave(chrdev::minor(device)).ok_or(Errno::EIO)?;
         open_program_side(&tty, node, flags)
     }
 }

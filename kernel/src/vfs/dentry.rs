@@ -28,7 +28,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering
 use machine::sync::SpinLock;
 
 use super::{FileType, Inode};
-use crate::base::accounts::{Counted, Kind};
+use crate::base::accounts::{Counted, ObjectKind};
 use crate::base::sync::{Mutex, MutexGuard};
 
 /// Buckets of the table; a power of two.
@@ -52,7 +52,7 @@ pub struct Dentry {
     /// How many mounts cover it.
     mounts: AtomicU32,
     unlinked: AtomicBool,
-    _counted: Counted<{ Kind::Name as usize }>,
+    _counted: Counted<{ ObjectKind::Name as usize }>,
 }
 
 #[derive(Clone)]
@@ -61,7 +61,7 @@ struct Place {
     name: Arc<[u8]>,
 }
 
-struct Entry {
+struct CachedName {
     hash: u64,
     parent: u64,
     name: Arc<[u8]>,
@@ -81,7 +81,7 @@ pub enum Cached {
     Unknown,
 }
 
-static TABLE: [SpinLock<Vec<Entry>>; BUCKETS] = [const { SpinLock::new(Vec::new()) }; BUCKETS];
+static TABLE: [SpinLock<Vec<CachedName>>; BUCKETS] = [const { SpinLock::new(Vec::new()) }; BUCKETS];
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static HAND: AtomicUsize = AtomicUsize::new(0);
@@ -272,7 +272,7 @@ fn hash_name(parent: u64, name: &[u8]) -> u64 {
     hash ^ hash >> 32
 }
 
-impl Entry {
+impl CachedName {
     #[inline]
     fn is(&self, hash: u64, parent: u64, name: &[u8]) -> bool {
         self.hash == hash && self.parent == parent && *self.name == *name
@@ -280,7 +280,7 @@ impl Entry {
 }
 
 #[inline(always)]
-fn bucket(hash: u64) -> &'static SpinLock<Vec<Entry>> {
+fn bucket(hash: u64) -> &'static SpinLock<Vec<CachedName>> {
     &TABLE[hash as usize % BUCKETS]
 }
 
@@ -402,7 +402,7 @@ fn put(parent: u64, name: Arc<[u8]>, dentry: Option<Arc<Dentry>>) -> Option<Arc<
         match entries.iter_mut().find(|entry| entry.is(hash, parent, &name)) {
             Some(entry) => core::mem::replace(&mut entry.dentry, dentry),
             None => {
-                entries.push(Entry { hash, parent, name, dentry, recent: true });
+                entries.push(CachedName { hash, parent, name, dentry, recent: true });
                 COUNT.fetch_add(1, Ordering::Relaxed);
                 None
             }
@@ -443,7 +443,7 @@ pub fn shrink_all() -> usize {
 }
 
 /// Drops those of a bucket's unused names that are `wanted` away.
-fn prune(bucket: &SpinLock<Vec<Entry>>, mut wanted: impl FnMut(&mut Entry) -> bool) {
+fn prune(bucket: &SpinLock<Vec<CachedName>>, mut wanted: impl FnMut(&mut CachedName) -> bool) {
     let mut dropped = Vec::new();
     {
         let mut entries = bucket.lock();

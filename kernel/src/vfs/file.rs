@@ -15,7 +15,7 @@ use machine::sync::SpinLock;
 use super::path::Location;
 use super::permission::drop_privileges;
 use super::{FileOps, Inode, hooks, inotify, locks};
-use crate::base::accounts::{Counted, Kind};
+use crate::base::accounts::{Counted, ObjectKind};
 use crate::base::poll::PollTable;
 use crate::base::sync::Mutex;
 use crate::security::acting;
@@ -49,7 +49,7 @@ pub struct File {
     pub opener: Arc<Credentials>,
     /// Who gets signals about it (F_SETOWN, O_ASYNC): `ipc::io_signals`.
     pub notice: SpinLock<Option<Notice>>,
-    _counted: Counted<{ Kind::File as usize }>,
+    _counted: Counted<{ ObjectKind::File as usize }>,
     /// What policies have granted when it was opened.
     granted: u64,
     /// Keeps a regular file that may be written to from being executed.
@@ -253,7 +253,7 @@ struct Slot {
 /// The descriptors of a process (or of several that share them by CLONE_FILES).
 pub struct FdTable {
     slots: SpinLock<Slots>,
-    _counted: Counted<{ Kind::Descriptors as usize }>,
+    _counted: Counted<{ ObjectKind::Descriptors as usize }>,
 }
 
 #[derive(Default)]

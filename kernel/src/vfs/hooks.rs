@@ -11,7 +11,7 @@ use super::{File, FileType, Inode, SetAttributes};
 use crate::security::Subject;
 use crate::security::hooks::define_hooks;
 
-/// Among the flags of [`file_open`]: the file is opened to be executed. No flag of open(2).
+/// Among the flags of [`file_open()`]: the file is opened to be executed. No flag of open(2).
 pub const EXEC: u32 = 1 << 5;
 
 /// A change of names.

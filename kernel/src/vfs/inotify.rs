@@ -39,14 +39,14 @@ const ALL_EVENTS: u32 = raw::IN_ALL_EVENTS;
 /// An inotify instance.
 pub struct Inotify {
     this: Weak<Inotify>,
-    state: SpinLock<State>,
+    state: SpinLock<InstanceState>,
     readable: Arc<WaitQueue>,
     next: AtomicI32,
     inode: Arc<AnonInode>,
 }
 
 #[derive(Default)]
-struct State {
+struct InstanceState {
     queue: VecDeque<Event>,
     /// Watched objects by descriptor: holding the dentry keeps the object where it is.
     watched: BTreeMap<i32, Arc<Dentry>>,

@@ -171,24 +171,18 @@ pub trait Inode: Send + Sync + Any {
         Err(Errno::ENOTDIR)
     }
     /// Makes an entry; EEXIST if there is one.
-    fn create(&self, _name: &[u8], _new: &NewObject<'_>) -> Result<Arc<dyn Inode>> {
-        Err(Errno::ENOTDIR)
+    fn create(&self, name: &[u8], new: &NewObject<'_>) -> Result<Arc<dyn Inode>> {
+        self.create_if(name, new, &|_| Ok(()))
     }
     /// The same, if the new object is admitted before it has its name. Where the name comes with
     /// the object it is taken away again.
     fn create_if(
         &self,
-        name: &[u8],
-        new: &NewObject<'_>,
-        admit: &dyn Fn(&dyn Inode) -> Result<()>,
+        _name: &[u8],
+        _new: &NewObject<'_>,
+        _admit: &dyn Fn(&dyn Inode) -> Result<()>,
     ) -> Result<Arc<dyn Inode>> {
-        let inode = self.create(name, new)?;
-        admit(inode.as_ref()).or_else(|refused| {
-            let is_directory = new.file_type == FileType::Directory;
-            if is_directory { self.rmdir(name) } else { self.unlink(name) }?;
-            Err(refused)
-        })?;
-        Ok(inode)
+        Err(Errno::ENOTDIR)
     }
     /// Makes a regular file without a name in this directory's file system (O_TMPFILE); `link` can
     /// give it one.

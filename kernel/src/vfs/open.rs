@@ -2,7 +2,7 @@
 //!
 //! Why it is hard: O_CREAT looks for a name and makes it as one step, yet follows a link to a name
 //! that does not exist; and what may be opened how depends on the kind of object, the mount and the
-//! caller's rights. Neighbours: `path` walks, `tree` makes, `Inode::open` gives the operations.
+//! caller's rights. Neighbours: `path` walks, `namei` makes, `Inode::open` gives the operations.
 
 use alloc::sync::Arc;
 use core::cell::Cell;
@@ -13,7 +13,7 @@ use super::path::{Context, Last, Location, Walk, walk};
 use super::permission::{self, EXECUTE, READ, WRITE};
 use super::{File, FileType, SetAttributes, hooks, inotify};
 use crate::vfs::deny_write::WriteAccess;
-use crate::vfs::namei as tree;
+use crate::vfs::namei;
 
 /// Flags that open(2) knows; others are ignored by it and refused by openat2(2).
 pub const KNOWN_FLAGS: u32 = raw::O_ACCMODE
@@ -69,7 +69,7 @@ pub fn open(context: &Context, dirfd: i32, path: &[u8], how: &How) -> Result<Arc
     }
     if flags & TMPFILE_BIT != 0 {
         let directory = walk.finish()?;
-        let location = tree::make_unnamed(context, &directory, how.mode)?;
+        let location = namei::make_unnamed(context, &directory, how.mode)?;
         let granted = ask(context, &location, flags)?;
         let access = write_access(&location, flags)?;
         return open_inode(location, flags, access, granted);
@@ -103,7 +103,7 @@ fn open_or_create(context: &Context, mut walk: Walk<'_>, how: &How) -> Result<Ar
             Some(child) => child,
             None => {
                 let directory = &walk.at;
-                let found = tree::find_or_make(context, directory, name, how.mode, exclusive)?;
+                let found = namei::find_or_make(context, directory, name, how.mode, exclusive)?;
                 created = found.1;
                 found.0
             }

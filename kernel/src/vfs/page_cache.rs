@@ -6,7 +6,7 @@
 //! reads, writes and mappings always agree.
 //!
 //! Why it is hard: the backend may take as long as it likes, and nobody else's page waits for it.
-//! So no lock is held while it is asked. A page says itself what is going on with it ([`State`]):
+//! So no lock is held while it is asked. A page says itself what is going on with it ([`PageState`]):
 //! who finds one that is being read waits for that page and then looks again, since it may be gone
 //! by then; who dirties one that is being written back leaves it dirty.
 //!
@@ -36,7 +36,7 @@ pub trait PageBackend: Send + Sync {
 
 /// What is going on with a page.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum PageState {
     /// The backend is asked for it: its contents mean nothing yet.
     Reading,
     /// As the backend has it.
@@ -51,7 +51,7 @@ enum State {
 
 struct Page {
     frame: Frame,
-    state: State,
+    state: PageState,
     /// A program may write to it through a mapping at any moment: dirty after every write-back.
     mapped_writable: bool,
 }
@@ -60,16 +60,17 @@ impl Page {
     /// It is about to be used; `for_write` makes it dirty.
     fn touch(&mut self, for_write: bool) {
         if for_write {
-            self.state = if self.is_in_writeback() { State::WritebackDirty } else { State::Dirty };
+            self.state =
+                if self.is_in_writeback() { PageState::WritebackDirty } else { PageState::Dirty };
         }
     }
 
     fn is_in_writeback(&self) -> bool {
-        matches!(self.state, State::Writeback | State::WritebackDirty)
+        matches!(self.state, PageState::Writeback | PageState::WritebackDirty)
     }
 
     fn is_clean(&self) -> bool {
-        self.state == State::UpToDate
+        self.state == PageState::UpToDate
     }
 }
 
@@ -184,7 +185,7 @@ impl PageCache {
     pub fn invalidate(&self) {
         let clean: Vec<u64> = {
             let pages = self.pages.lock();
-            let is_old = |page: &Page| page.is_clean() || page.state == State::Reading;
+            let is_old = |page: &Page| page.is_clean() || page.state == PageState::Reading;
             pages.iter().filter(|(_, page)| is_old(page)).map(|(&index, _)| index).collect()
         };
         for index in clean {
@@ -228,7 +229,7 @@ impl PageCache {
         let (frame, forgotten) = {
             let mut pages = self.pages.lock();
             match pages.get_mut(&index) {
-                Some(page) if page.state == State::Reading => (None, pages.remove(&index)),
+                Some(page) if page.state == PageState::Reading => (None, pages.remove(&index)),
                 Some(page) => {
                     page.touch(true);
                     (Some(page.frame.clone()), None)
@@ -245,7 +246,7 @@ impl PageCache {
     /// The page at `index`, if its contents are in memory.
     pub fn resident(&self, index: u64) -> Option<Frame> {
         let pages = self.pages.lock();
-        let page = pages.get(&index).filter(|page| page.state != State::Reading)?;
+        let page = pages.get(&index).filter(|page| page.state != PageState::Reading)?;
         Some(page.frame.clone())
     }
 
@@ -254,7 +255,7 @@ impl PageCache {
         let end = self.size().div_ceil(PAGE).min(index + run.len() as u64);
         if index < end {
             for (&at, page) in self.pages.lock().range(index..end) {
-                if page.state != State::Reading {
+                if page.state != PageState::Reading {
                     run[(at - index) as usize] = Some(page.frame.clone());
                 }
             }
@@ -306,7 +307,7 @@ impl PageCache {
     fn get_or_fill(&self, index: u64, for_write: bool, read: bool) -> Result<Frame> {
         for _ in 0..READS_MAX {
             match self.pages.lock().get_mut(&index) {
-                Some(page) if page.state != State::Reading => {
+                Some(page) if page.state != PageState::Reading => {
                     page.touch(for_write);
                     return Ok(page.frame.clone());
                 }
@@ -331,7 +332,7 @@ impl PageCache {
     fn wait_read(&self, index: u64) {
         self.settled.wait_uninterruptible(|| {
             let pages = self.pages.lock();
-            pages.get(&index).is_none_or(|page| page.state != State::Reading).then_some(())
+            pages.get(&index).is_none_or(|page| page.state != PageState::Reading).then_some(())
         });
     }
 
@@ -345,7 +346,7 @@ impl PageCache {
         for _ in 0..READS_MAX {
             self.read_ahead(backend, index)?;
             match self.pages.lock().get_mut(&index) {
-                Some(page) if page.state != State::Reading => {
+                Some(page) if page.state != PageState::Reading => {
                     page.touch(for_write);
                     return Ok(page.frame.clone());
                 }
@@ -361,9 +362,9 @@ impl PageCache {
     /// The page that is there, or else this one. One that is being read is replaced: its reader
     /// finds that out.
     fn get_or_insert(&self, index: u64, frame: Frame, for_write: bool) -> Result<Frame> {
-        let state = if for_write { State::Dirty } else { State::UpToDate };
+        let state = if for_write { PageState::Dirty } else { PageState::UpToDate };
         let mut pages = self.pages.lock();
-        if let Some(page) = pages.get_mut(&index).filter(|page| page.state != State::Reading) {
+        if let Some(page) = pages.get_mut(&index).filter(|page| page.state != PageState::Reading) {
             page.touch(for_write);
             return Ok(page.frame.clone());
         }
@@ -394,7 +395,7 @@ impl PageCache {
             frames.truncate((end - index) as usize);
             for (at, frame) in (index..).zip(&frames) {
                 let frame = frame.clone();
-                pages.insert(at, Page { frame, state: State::Reading, mapped_writable: false });
+                pages.insert(at, Page { frame, state: PageState::Reading, mapped_writable: false });
             }
         }
         if frames.is_empty() {
@@ -407,11 +408,11 @@ impl PageCache {
             for (at, frame) in (index..).zip(&frames) {
                 // What has been taken out, or replaced, meanwhile is not this read's any more.
                 let is_own = |page: &&mut Page| {
-                    page.state == State::Reading && page.frame.phys() == frame.phys()
+                    page.state == PageState::Reading && page.frame.phys() == frame.phys()
                 };
                 let Some(page) = pages.get_mut(&at).filter(is_own) else { continue };
                 if result.is_ok() {
-                    page.state = State::UpToDate;
+                    page.state = PageState::UpToDate;
                 } else {
                     failed.extend(pages.remove(&at));
                 }
@@ -589,9 +590,9 @@ impl PageCache {
             if pages.values().any(Page::is_in_writeback) {
                 return None;
             }
-            let dirty = pages.iter_mut().filter(|(_, page)| page.state == State::Dirty);
+            let dirty = pages.iter_mut().filter(|(_, page)| page.state == PageState::Dirty);
             let send = |(&index, page): (&u64, &mut Page)| {
-                page.state = State::Writeback;
+                page.state = PageState::Writeback;
                 (index, page.frame.clone())
             };
             Some(dirty.map(send).collect())
@@ -622,8 +623,8 @@ impl PageCache {
             for (index, _) in run {
                 if let Some(page) = pages.get_mut(index).filter(|page| page.is_in_writeback()) {
                     let is_dirty =
-                        !written || page.mapped_writable || page.state == State::WritebackDirty;
-                    page.state = if is_dirty { State::Dirty } else { State::UpToDate };
+                        !written || page.mapped_writable || page.state == PageState::WritebackDirty;
+                    page.state = if is_dirty { PageState::Dirty } else { PageState::UpToDate };
                 }
             }
         }

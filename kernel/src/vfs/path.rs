@@ -10,7 +10,7 @@
 //! whether it meets the scope's top on its way up; and a mount that shows a part of a file system
 //! does not let a walk climb out of that part beside its top.
 //!
-//! Reading order: [`Location`], [`Context`], [`Walk`]. What changes names is in `tree`.
+//! Reading order: [`Location`], [`Context`], [`Walk`]. What changes names is in `namei`.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

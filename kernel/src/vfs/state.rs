@@ -18,7 +18,7 @@ use machine::sync::{Once, SpinLock};
 use super::deny_write::WriterCount;
 use super::inotify::Watches;
 use super::locks::FileLocks;
-use crate::base::accounts::{Counted, Kind};
+use crate::base::accounts::{Counted, ObjectKind};
 
 /// What an object stands for elsewhere: the pipe of a FIFO, the socket bound to a name.
 type Endpoint = Weak<dyn Any + Send + Sync>;
@@ -35,7 +35,7 @@ pub struct InodeState {
     rare: Once<Box<Rare>>,
     /// F_SET_RW_HINT (fcntl(2)), as given.
     pub lifetime_hint: AtomicU8,
-    _counted: Counted<{ Kind::Inode as usize }>,
+    _counted: Counted<{ ObjectKind::Inode as usize }>,
 }
 
 /// What few objects have.

@@ -22,19 +22,20 @@ fn limen_secondary() -> ! {
 
 #[unsafe(no_mangle)]
 extern "C" fn syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
-    machine::entry::system_call(regs, |regs| kernel::calls::handle(regs, number))
+    // SAFETY: the entry code calls this for the program that made the call.
+    unsafe { machine::entry::system_call(regs, |regs| kernel::calls::handle(regs, number)) }
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn watched_syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
-    machine::entry::watched_system_call(regs, number, |regs| {
-        kernel::calls::handle_watched(regs, number);
-    })
+extern "C" fn instrumented_syscall_from_user(regs: &mut PtRegs, number: u64) -> bool {
+    let serve = |regs: &mut PtRegs| kernel::calls::handle_instrumented(regs, number);
+    // SAFETY: as above: the entry code calls it, by its other way in.
+    unsafe { machine::entry::instrumented_system_call(regs, number, serve) }
 }
 
 #[unsafe(no_mangle)]
 fn limen_exit_work(regs: &mut PtRegs, work: u32) {
-    kernel::process::exit_work(regs, work);
+    kernel::process::return_work::exit_work(regs, work);
 }
 
 #[unsafe(no_mangle)]

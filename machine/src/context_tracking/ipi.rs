@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use context_tracking::state::{self, CONTEXTS, Context, PENDING_SYNC};
 use context_tracking::work::{CAUSES, Cause};
 
-use crate::context_tracking::tlb::Want;
+use crate::context_tracking::tlb::RemoteRequest;
 use crate::context_tracking::word;
 use crate::cpu::percpu::{self, PerCpu};
 use crate::cpu::{MAX_CPUS, apic, record};
@@ -22,7 +22,7 @@ pub use crate::cpu::record::Action;
 /// Interrupts that a CPU received, by kind; device interrupts are counted by `irq`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum InterruptKind {
     /// Its timer.
     Timer,
     /// Look at your run queue.
@@ -40,20 +40,27 @@ pub enum Kind {
 }
 
 /// All kinds, in the order of their numbers.
-pub const KINDS: [Kind; 7] =
-    [Kind::Timer, Kind::Reschedule, Kind::Tlb, Kind::Sync, Kind::Nmi, Kind::Spurious, Kind::Device];
+pub const KINDS: [InterruptKind; 7] = [
+    InterruptKind::Timer,
+    InterruptKind::Reschedule,
+    InterruptKind::Tlb,
+    InterruptKind::Sync,
+    InterruptKind::Nmi,
+    InterruptKind::Spurious,
+    InterruptKind::Device,
+];
 
-impl Kind {
+impl InterruptKind {
     /// Its name in `/proc/limen/ipi`.
     pub const fn name(self) -> &'static str {
         match self {
-            Kind::Timer => "timer",
-            Kind::Reschedule => "reschedule",
-            Kind::Tlb => "tlb",
-            Kind::Sync => "sync",
-            Kind::Nmi => "nmi",
-            Kind::Spurious => "spurious",
-            Kind::Device => "device",
+            InterruptKind::Timer => "timer",
+            InterruptKind::Reschedule => "reschedule",
+            InterruptKind::Tlb => "tlb",
+            InterruptKind::Sync => "sync",
+            InterruptKind::Nmi => "nmi",
+            InterruptKind::Spurious => "spurious",
+            InterruptKind::Device => "device",
         }
     }
 }
@@ -93,7 +100,7 @@ pub(crate) fn count_deferred(target: usize, cause: Cause, state: Context) {
 }
 
 /// This CPU was interrupted.
-pub(crate) fn count_received(kind: Kind, from_user: bool) {
+pub(crate) fn count_received(kind: InterruptKind, from_user: bool) {
     let received = &ACCOUNTS.get().received[kind as usize];
     received[0].fetch_add(1, Ordering::Relaxed);
     if from_user {
@@ -103,16 +110,16 @@ pub(crate) fn count_received(kind: Kind, from_user: bool) {
 
 /// Interrupts `target` to do deferrable `work`.
 pub(crate) fn send_work(target: usize, work: u32, cause: Cause) {
-    let want = if work == PENDING_SYNC { Want::Sync } else { Want::Kernel };
-    send_want(target, want, cause);
+    let request = if work == PENDING_SYNC { RemoteRequest::Sync } else { RemoteRequest::Kernel };
+    send_request(target, request, cause);
 }
 
 /// Interrupts `target` for something that `tlb::serve` does there.
-pub(crate) fn send_want(target: usize, want: Want, cause: Cause) {
-    percpu::of(target).tlb_wanted.fetch_or(want as u32, Ordering::SeqCst);
-    let vector = match want {
-        Want::User | Want::Kernel => apic::VECTOR_TLB,
-        Want::Sync | Want::Entry => apic::VECTOR_SYNC,
+pub(crate) fn send_request(target: usize, request: RemoteRequest, cause: Cause) {
+    percpu::of(target).tlb_wanted.fetch_or(request as u32, Ordering::SeqCst);
+    let vector = match request {
+        RemoteRequest::User | RemoteRequest::Kernel => apic::VECTOR_TLB,
+        RemoteRequest::Sync | RemoteRequest::Entry => apic::VECTOR_SYNC,
     };
     count(target, cause, word::of(target), Action::Sent);
     apic::send_ipi(target, vector);
@@ -164,12 +171,12 @@ pub fn rows() -> impl Iterator<Item = Row> {
 }
 
 /// Interrupts of a kind that CPU `cpu` received: all, and those that came while a program ran.
-pub fn received(cpu: usize, kind: Kind) -> (u64, u64) {
+pub fn received(cpu: usize, kind: InterruptKind) -> (u64, u64) {
     let [all, from_user] = &ACCOUNTS.of(cpu).received[kind as usize];
     (all.load(Ordering::Relaxed), from_user.load(Ordering::Relaxed))
 }
 
 /// Asks `targets` at once, whatever they do.
-pub(crate) fn send_now(targets: u32, want: Want, cause: Cause) {
-    state::bits(targets).for_each(|cpu| send_want(cpu, want, cause));
+pub(crate) fn send_now(targets: u32, request: RemoteRequest, cause: Cause) {
+    state::bits(targets).for_each(|cpu| send_request(cpu, request, cause));
 }

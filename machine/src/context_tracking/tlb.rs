@@ -42,7 +42,7 @@ static ACTIVE: PerCpu<AtomicPtr<TlbState>> =
 /// `CpuLocal::tlb_wanted` bits: what others want of a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Want {
+pub(crate) enum RemoteRequest {
     /// Forget old translations of the active space.
     User = 1,
     /// Forget everything.
@@ -115,7 +115,7 @@ impl TlbState {
 
     #[cold]
     fn flush_others(&self, others: u32, target: u64) {
-        ipi::send_now(others, Want::User, Cause::UserTlb);
+        ipi::send_now(others, RemoteRequest::User, Cause::UserTlb);
         for cpu in 0..MAX_CPUS {
             while others & 1 << cpu != 0
                 && self.active.load(Ordering::SeqCst) & 1 << cpu != 0
@@ -157,11 +157,11 @@ fn serve_now(local: &CpuLocal) {
     let wanted = local.tlb_wanted.swap(0, Ordering::SeqCst);
     let cpu = local.cpu_id.get();
     for all in [&KERNEL, &SYNC, &ENTRY] {
-        if wanted & all.want as u32 != 0 {
+        if wanted & all.request as u32 != 0 {
             all.serve(cpu);
         }
     }
-    if wanted & Want::User as u32 != 0 {
+    if wanted & RemoteRequest::User as u32 != 0 {
         let active = ACTIVE.get().load(Ordering::Relaxed);
         // SAFETY: interrupts are masked, so this CPU does not leave the space meanwhile; and until
         // it leaves, it lives (`join`).
@@ -175,13 +175,13 @@ fn serve_now(local: &CpuLocal) {
 struct ToAll {
     generation: AtomicU64,
     seen: [AtomicU64; MAX_CPUS],
-    want: Want,
+    request: RemoteRequest,
     act: fn(),
 }
 
-static KERNEL: ToAll = ToAll::new(Want::Kernel, local::flush_all);
-static SYNC: ToAll = ToAll::new(Want::Sync, cpu::serialize);
-static ENTRY: ToAll = ToAll::new(Want::Entry, choose_entry);
+static KERNEL: ToAll = ToAll::new(RemoteRequest::Kernel, local::flush_all);
+static SYNC: ToAll = ToAll::new(RemoteRequest::Sync, cpu::serialize);
+static ENTRY: ToAll = ToAll::new(RemoteRequest::Entry, choose_entry);
 
 sealed! {
     static CHOOSE_ENTRY: Once<fn()> = Once::new();
@@ -201,9 +201,9 @@ fn choose_entry() {
 }
 
 impl ToAll {
-    const fn new(want: Want, act: fn()) -> Self {
+    const fn new(request: RemoteRequest, act: fn()) -> Self {
         let seen = [const { AtomicU64::new(0) }; MAX_CPUS];
-        ToAll { generation: AtomicU64::new(0), seen, want, act }
+        ToAll { generation: AtomicU64::new(0), seen, request, act }
     }
 
     /// Does it on this CPU, and answers everything asked so far.
@@ -225,7 +225,7 @@ impl ToAll {
         let sent = match cause.deferrable() {
             Some(work) => word::dispatch(others, work, cause).sent,
             None => {
-                ipi::send_now(others, self.want, cause);
+                ipi::send_now(others, self.request, cause);
                 others
             }
         };

@@ -126,7 +126,7 @@ pub(crate) fn init_serial() {
     }
 }
 
-/// Writes to the log. Use [`crate::log!`] or [`crate::warn!`].
+/// Writes to the log. Use [`crate::log!`].
 pub fn write(line: fmt::Arguments<'_>) {
     // The port cannot fail.
     let _ = LOG.lock().write_fmt(format_args!("{line}\n"));

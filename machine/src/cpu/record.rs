@@ -3,7 +3,7 @@
 //!
 //! Each CPU writes into a ring of its own, which keeps the latest [`EVENTS`]. A record is a few
 //! words, so an NMI in the middle of one costs at most that one. While nobody traces, none of it
-//! costs an instruction on the way of a system call: watched calls have an entry of their own.
+//! costs an instruction on the way of a system call: instrumented calls have an entry of their own.
 //! Other places have a nop. Neighbour: `entry::trace` starts it.
 
 use alloc::vec::Vec;

@@ -18,7 +18,7 @@ use chacha20::rand_core::{Rng, SeedableRng};
 
 use crate::cpu::sync::{Once, SpinLock};
 use crate::cpu::{self, clock, rdrand, rdseed};
-use crate::device::virtio::{self, Buffers, Kind, Queue};
+use crate::device::virtio::{self, Buffers, DeviceKind, Queue};
 
 const KEY_BYTES: usize = 32;
 /// Fresh randomness is folded in this often, when somebody asks for bytes.
@@ -176,7 +176,7 @@ pub(crate) fn init() {
 
 /// Starts virtio-rng, and asks for the first bytes. It is polled, so it needs no interrupts.
 fn start_host() -> Option<SpinLock<Queue>> {
-    let mut device = virtio::take(Kind::Entropy)?;
+    let mut device = virtio::take(DeviceKind::Entropy)?;
     let mut start = || {
         device.negotiate(0)?;
         let mut queue = device.queue(0, 4)?;

@@ -115,11 +115,11 @@ unsafe extern "C" {
     static syscall_entry: u8;
     pub(crate) static syscall_entry_pending: u8;
     static syscall_entry_always: u8;
-    static syscall_entry_watched: u8;
+    static syscall_entry_instrumented: u8;
     static syscall_entry_pti: u8;
     static syscall_entry_pti_pending: u8;
     static syscall_entry_pti_always: u8;
-    static syscall_entry_pti_watched: u8;
+    static syscall_entry_pti_instrumented: u8;
 }
 
 /// Bytes from one stub to the next in `entry.S` (`.balign 16`).
@@ -239,18 +239,20 @@ fn init_syscall() {
     }
 }
 
-static WATCHED: AtomicBool = AtomicBool::new(false);
+static INSTRUMENTED: AtomicBool = AtomicBool::new(false);
 
-/// From now on [`choose_syscall_entry`] takes the entries of watched calls.
-pub(crate) fn watch_calls() {
-    WATCHED.store(true, Ordering::SeqCst);
+/// From now on [`choose_syscall_entry`] takes the entries of instrumented calls.
+pub(crate) fn instrument_calls() {
+    INSTRUMENTED.store(true, Ordering::SeqCst);
 }
 
 /// Sets this CPU's entry for SYSCALL: the one of its way of tracking.
 pub(crate) fn choose_syscall_entry() {
     let entry = match (has_pti(), word::tracking_here()) {
-        (false, _) if WATCHED.load(Ordering::SeqCst) => &raw const syscall_entry_watched,
-        (true, _) if WATCHED.load(Ordering::SeqCst) => &raw const syscall_entry_pti_watched,
+        (false, _) if INSTRUMENTED.load(Ordering::SeqCst) => &raw const syscall_entry_instrumented,
+        (true, _) if INSTRUMENTED.load(Ordering::SeqCst) => {
+            &raw const syscall_entry_pti_instrumented
+        }
         (false, tracking::PENDING) => &raw const syscall_entry_pending,
         (false, tracking::ALWAYS) => &raw const syscall_entry_always,
         (false, _) => &raw const syscall_entry,

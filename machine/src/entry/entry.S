@@ -101,8 +101,8 @@ context_entered_\name:
 context_entered_\name:
 .endm
 
-// Where calls are watched: whichever of the above this CPU needs.
-.macro enter_watched name
+// Where calls are instrumented: whichever of the above this CPU needs.
+.macro enter_instrumented name
     lock btsl ${IN_KERNEL_BIT}, %gs:{CONTEXT}
     cmpl ${TRACKING_PENDING}, %gs:{TRACKING}
     ja 1f
@@ -314,7 +314,7 @@ sysret_pti:
 
     other_ways pending, syscall_from_user
     other_ways always, syscall_from_user
-    other_ways watched, watched_syscall_from_user
+    other_ways instrumented, instrumented_syscall_from_user
 
 .if {CHECK_SYSRET}
 sysret_would_fault:
@@ -399,8 +399,8 @@ guard_\name:
     guard_out_of_line syscall_entry_pti_pending, guard_syscall
     guard_out_of_line syscall_entry_always, guard_syscall
     guard_out_of_line syscall_entry_pti_always, guard_syscall
-    guard_out_of_line syscall_entry_watched, guard_syscall
-    guard_out_of_line syscall_entry_pti_watched, guard_syscall
+    guard_out_of_line syscall_entry_instrumented, guard_syscall
+    guard_out_of_line syscall_entry_pti_instrumented, guard_syscall
     guard_out_of_line vector, guard_entry
 
 // A paranoid entry may have hit a place where the program's value is in `SPEC_CTRL` already: what

@@ -11,7 +11,7 @@ use core::sync::atomic::Ordering;
 use context_tracking::state;
 use entry::{Exit, IretReason, Origin, PtRegs, decide, flags, selector};
 
-use crate::context_tracking::ipi::{self, Kind};
+use crate::context_tracking::ipi::{self, InterruptKind};
 use crate::context_tracking::word::ALWAYS_PENDING;
 use crate::cpu::percpu::{self, CpuContext, CpuLocal, ExitCounts, SYSRET, tracking};
 use crate::cpu::{self, apic, irq, msr, record};
@@ -150,8 +150,11 @@ unsafe extern "Rust" {
 /// The whole of a system call, for `entry.S`: the image binds it under the name that file calls,
 /// with the kernel's function inlined. Interrupts are masked before and after. True: return by
 /// SYSRET.
+///
+/// # Safety
+/// Called by the entry code for the program that runs, whose return it prepares.
 #[inline(always)]
-pub fn system_call(regs: &mut PtRegs, serve: impl FnOnce(&mut PtRegs)) -> bool {
+pub unsafe fn system_call(regs: &mut PtRegs, serve: impl FnOnce(&mut PtRegs)) -> bool {
     #[cfg(feature = "ktest")]
     crate::ktest::entered(regs);
     cpu::irq_enable();
@@ -159,10 +162,13 @@ pub fn system_call(regs: &mut PtRegs, serve: impl FnOnce(&mut PtRegs)) -> bool {
     prepare_sysret::<{ Origin::Syscall as usize }>(regs)
 }
 
-/// The same where calls are watched: counted, recorded, or sent back by IRET always. Others do not
-/// pay for the questions.
+/// The same where calls are instrumented: counted, recorded, or sent back by IRET always. Others do
+/// not pay for the questions.
+///
+/// # Safety
+/// As [`system_call`].
 #[inline(always)]
-pub fn watched_system_call(
+pub unsafe fn instrumented_system_call(
     regs: &mut PtRegs,
     number: u64,
     serve: impl FnOnce(&mut PtRegs),
@@ -208,7 +214,7 @@ fn user_exception(regs: &mut PtRegs, number: u8) {
     };
     match number {
         vector::NMI => {
-            ipi::count_received(Kind::Nmi, true);
+            ipi::count_received(InterruptKind::Nmi, true);
             panic::nmi(regs);
             return cpu::unblock_nmi();
         }
@@ -285,7 +291,7 @@ pub fn apply_options(command_line: &str) {
         return;
     }
     if static_branch::set::<SysretOff>(true).is_ok() {
-        watch_calls();
+        instrument_calls();
     } else {
         crate::log!("sysret=off: not switched off, this image has no site tables");
     }
@@ -309,7 +315,7 @@ pub(crate) fn choose_stack_offset(command_line: &str) {
         Some("off" | "0" | "n") => true,
         None | Some("on" | "1" | "y") => false,
         Some(other) => {
-            crate::log!("randomize_kstack_offset: ignoring unknown value {other}");
+            crate::log!("warning: randomize_kstack_offset: ignoring unknown value {other}");
             false
         }
     };
@@ -324,9 +330,9 @@ pub(crate) fn renew_stack_secret() {
     percpu::local().stack_secret.set(crate::entropy::random_u64());
 }
 
-/// Makes all CPUs take the entries of [`watched_system_call`], for good.
-pub fn watch_calls() {
-    crate::entry::descriptors::watch_calls();
+/// Makes all CPUs take the entries of [`instrumented_system_call`], for good.
+pub fn instrument_calls() {
+    crate::entry::descriptors::instrument_calls();
     crate::context_tracking::tlb::reload_entries();
 }
 
@@ -454,14 +460,14 @@ fn interrupt(number: u8, from_user: bool) {
 }
 
 /// What an interrupt's vector stands for in the accounts.
-fn kind(number: u8) -> Kind {
+fn kind(number: u8) -> InterruptKind {
     match number {
-        apic::VECTOR_TIMER => Kind::Timer,
-        apic::VECTOR_RESCHEDULE => Kind::Reschedule,
-        apic::VECTOR_TLB => Kind::Tlb,
-        apic::VECTOR_SYNC => Kind::Sync,
-        apic::VECTOR_SPURIOUS => Kind::Spurious,
-        _ => Kind::Device,
+        apic::VECTOR_TIMER => InterruptKind::Timer,
+        apic::VECTOR_RESCHEDULE => InterruptKind::Reschedule,
+        apic::VECTOR_TLB => InterruptKind::Tlb,
+        apic::VECTOR_SYNC => InterruptKind::Sync,
+        apic::VECTOR_SPURIOUS => InterruptKind::Spurious,
+        _ => InterruptKind::Device,
     }
 }
 
@@ -474,7 +480,7 @@ extern "C" fn paranoid_from_kernel(regs: &mut PtRegs, number: u64) {
         vector::NMI => {
             // What interrupts this handler must not let the next NMI in.
             let in_nmi = percpu::local().in_nmi.replace(1);
-            ipi::count_received(Kind::Nmi, false);
+            ipi::count_received(InterruptKind::Nmi, false);
             #[cfg(feature = "ktest")]
             crate::ktest::defer::look(crate::ktest::defer::Look::Nmi);
             #[cfg(feature = "ktest")]

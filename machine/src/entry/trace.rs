@@ -22,7 +22,7 @@ pub fn start() -> Result<(), OutOfMemory> {
         record::begin(cpu, slots);
     }
     static_branch::set::<record::Tracing>(true).map_err(|_| OutOfMemory)?;
-    super::watch_calls();
+    super::instrument_calls();
     Ok(())
 }
 

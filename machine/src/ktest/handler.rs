@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use entry::{PtRegs, flags};
 
 use super::{Test, probe_write, run_in_nmi};
-use crate::context_tracking::ipi::{self, Kind};
+use crate::context_tracking::ipi::{self, InterruptKind};
 use crate::cpu::percpu::cpu_id;
 use crate::cpu::{self, MAX_CPUS};
 use crate::ensure;
@@ -113,7 +113,7 @@ static FAULTS: AtomicU64 = AtomicU64::new(0);
 
 /// In an NMI: the next one is on its way, and an exception comes and goes.
 fn fault_in_nmi() {
-    let nmis = || ipi::received(cpu_id(), Kind::Nmi).0;
+    let nmis = || ipi::received(cpu_id(), InterruptKind::Nmi).0;
     let before = nmis();
     for _ in 0..EXCEPTIONS {
         ipi::send_nmi(cpu_id());
@@ -124,13 +124,13 @@ fn fault_in_nmi() {
 }
 
 fn exception_in_nmi() -> Result<(), String> {
-    let before = ipi::received(cpu_id(), Kind::Nmi).0;
+    let before = ipi::received(cpu_id(), InterruptKind::Nmi).0;
     ensure!(run_in_nmi(fault_in_nmi), "the NMI did not come");
     let faults = FAULTS.load(Ordering::SeqCst);
     ensure!(faults >= EXCEPTIONS as u64, "{faults} faults in the handler");
     let nested = NESTED.load(Ordering::SeqCst);
     ensure!(nested == 0, "{nested} NMIs came in the middle of a handler");
-    let came = || ipi::received(cpu_id(), Kind::Nmi).0 >= before + 2;
+    let came = || ipi::received(cpu_id(), InterruptKind::Nmi).0 >= before + 2;
     ensure!((0..PATIENCE).any(|_| came()), "the NMI that waited has not come");
     Ok(())
 }

@@ -13,11 +13,11 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use entry::PtRegs;
 use text_patching::Text;
-use text_patching::tail::{self, Kind, Tail};
+use text_patching::tail::{self, BranchKind, Tail};
 use text_patching::trap::CfiFailure;
 
 use crate::cpu::sync::SpinLock;
-use crate::text::cfi::{self, Report};
+use crate::text::cfi::{self, CfiReport};
 use crate::text::text_poke::{self, LiveText};
 
 pub mod defer;
@@ -109,13 +109,13 @@ pub(crate) fn probe_write(at: u64) -> bool {
 static EXPECTING: AtomicBool = AtomicBool::new(false);
 /// The report, and how far behind the site's start the trap was.
 static CAUGHT: SpinLock<Option<Caught>> = SpinLock::new(None);
-type Caught = (Report, u64);
+type Caught = (CfiReport, u64);
 /// Whether the next report fails a check itself.
 static FAIL_WITHIN: AtomicBool = AtomicBool::new(false);
 
 /// Runs `f` and returns the failed check in it. Calls behind failed checks are not made. Without
 /// checks (`cfi=off`, an unfinished image) `f` would make them, so it does not run.
-pub(crate) fn expect_cfi_failure(f: impl FnOnce()) -> Option<Report> {
+pub(crate) fn expect_cfi_failure(f: impl FnOnce()) -> Option<CfiReport> {
     caught_in(f).map(|(report, _)| report)
 }
 
@@ -155,7 +155,7 @@ fn fail_within_report() {
 }
 
 /// Takes a failed check that a test expects: notes it, and goes on behind the call.
-pub(crate) fn claim(regs: &mut PtRegs, failure: &CfiFailure, report: &Report) -> bool {
+pub(crate) fn claim(regs: &mut PtRegs, failure: &CfiFailure, report: &CfiReport) -> bool {
     if FAIL_WITHIN.swap(false, Ordering::SeqCst) {
         text::fail_once();
     }
@@ -172,8 +172,8 @@ pub(crate) fn claim(regs: &mut PtRegs, failure: &CfiFailure, report: &Report) ->
     *CAUGHT.lock() = Some((*report, regs.rip - failure.site));
     regs.rax = 0;
     match kind {
-        Kind::Call => regs.rip = failure.resume + u64::from(len),
-        Kind::Jump => text_poke::pop_rip(regs),
+        BranchKind::Call => regs.rip = failure.resume + u64::from(len),
+        BranchKind::Jump => text_poke::pop_rip(regs),
     }
     true
 }

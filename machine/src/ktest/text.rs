@@ -14,7 +14,7 @@ use text_patching::kcfi::{Form, TRAP_UD2, TRAP_UDB};
 use crate::cpu::{irq, percpu};
 use crate::ensure;
 use crate::memory::KernelRights;
-use crate::text::cfi::{self, Report};
+use crate::text::cfi::{self, CfiReport};
 use crate::text::static_branch::{
     self, StaticKey, id, static_branch_likely, static_branch_unlikely,
 };
@@ -131,7 +131,7 @@ pub(super) fn forged(address: u64) -> Right {
     unsafe { core::mem::transmute::<u64, Right>(black_box(address)) }
 }
 
-pub(super) fn fits(report: Option<Report>, target: u64, readable: bool) -> Result<(), String> {
+pub(super) fn fits(report: Option<CfiReport>, target: u64, readable: bool) -> Result<(), String> {
     ensure!(cfi::tables().is_some(), "this image was not finished");
     let report = report.ok_or("no failed check")?;
     ensure!(report.target == target, "{report}: wrong target");

@@ -449,15 +449,9 @@ impl Frame {
     /// A new frame with the contents of this one.
     pub fn duplicate(&self) -> Result<Frame, OutOfMemory> {
         let copy = Frame::alloc_undefined()?;
-        // SAFETY: `copy` is new; reading `self` may race with programs, which tears at most their
-        // own data. Both are 4096 bytes in the direct map, and differ.
-        unsafe {
-            core::ptr::copy_nonoverlapping(
-                self.ptr().cast::<u64>(),
-                copy.ptr().cast::<u64>(),
-                PAGE_SIZE / 8,
-            );
-        }
+        // SAFETY: `copy` is new; a racing program tears only what it is writing. Both are 4096
+        // bytes in the direct map, and differ.
+        unsafe { copy_bytes(self.ptr(), copy.ptr(), PAGE_SIZE) };
         Ok(copy)
     }
 
@@ -537,8 +531,14 @@ impl Frame {
     /// Fills `len` bytes from `offset` on with zeros. Panics if the range leaves the frame.
     pub fn zero(&self, offset: usize, len: usize) {
         assert!(offset <= PAGE_SIZE && len <= PAGE_SIZE - offset);
-        // SAFETY: the range was checked, as in `read`.
-        unsafe { core::ptr::write_bytes(self.ptr().wrapping_add(offset), 0, len) };
+        // SAFETY: the range was checked, as in `read`; the instruction is opaque to the compiler,
+        // so a program that writes there too is no race between Rust accesses. DF is clear.
+        unsafe {
+            core::arch::asm!("rep stosq", "mov ecx, edx", "rep stosb",
+                inout("rcx") len / 8 => _, in("edx") len % 8, in("rax") 0u64,
+                inout("rdi") self.ptr().wrapping_add(offset) => _,
+                options(nostack, preserves_flags));
+        }
     }
 }
 

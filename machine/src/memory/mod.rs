@@ -13,7 +13,7 @@
 //!
 //! Start reading at `walk`, the one descent that all others use, with `pte` (entries).
 //! `kernel_space` is the kernel's half, `user_space` what CPUs hold of a program's, `page_table`
-//! how it changes, and `watchers` who else is told; `isolation` is the second top table of each
+//! how it changes, and `notifiers` who else is told; `isolation` is the second top table of each
 //! program. What is mapped are `frame`s; `heap`, `vmap` and `stack` are the kernel's own uses of
 //! them, and `uaccess` is the door to a program's memory. Neighbour: `context_tracking` (shootdown,
 //! contexts).
@@ -22,6 +22,7 @@ pub mod frame;
 pub(crate) mod heap;
 mod isolation;
 mod kernel_space;
+mod notifiers;
 mod page_table;
 mod pte;
 pub mod stack;
@@ -30,7 +31,6 @@ mod user_space;
 pub mod vdso;
 pub(crate) mod vmap;
 mod walk;
-mod watchers;
 
 #[cfg(feature = "ktest")]
 pub(crate) use isolation::Shared;
@@ -44,11 +44,11 @@ pub(crate) use kernel_space::{
 };
 #[cfg(feature = "ktest")]
 pub(crate) use kernel_space::{for_each_kernel_leaf, remap_kernel};
+pub(crate) use notifiers::MmuNotifier;
 pub use page_table::{HUGE_PAGE, Mapping, Page, PageTable, huge_pages};
 pub use pte::{PageKind, Prot};
 pub(crate) use user_space::activate;
 pub use user_space::{Space, deactivate, user_tables};
 pub(crate) use walk::{index, span};
-pub(crate) use watchers::Watcher;
 
 pub use crate::cpu::{PhysAddr, USER_END, has_pti};

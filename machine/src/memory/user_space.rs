@@ -6,8 +6,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::isolation::{free_root, new_root, root_frames};
 use super::kernel_space::kernel_root;
+use super::notifiers::MmuNotifiers;
 use super::walk::{Slot, Tables, User, Visit};
-use super::watchers::Watchers;
 use crate::context_tracking::pcid;
 use crate::context_tracking::tlb::TlbState;
 use crate::cpu::percpu::{self, CpuCell, PerCpu};
@@ -25,7 +25,7 @@ pub struct Space {
     tables: AtomicU64,
     tlb: TlbState,
     /// Who has translations of their own made from its tables.
-    pub(crate) watchers: Watchers,
+    pub(crate) notifiers: MmuNotifiers,
 }
 
 static NEXT_SPACE: AtomicU64 = AtomicU64::new(1);
@@ -56,7 +56,7 @@ impl Space {
             id: NEXT_SPACE.fetch_add(1, Ordering::Relaxed),
             tables: AtomicU64::new(0),
             tlb: TlbState::new(),
-            watchers: Watchers::new(),
+            notifiers: MmuNotifiers::new(),
         })
     }
 
@@ -64,7 +64,7 @@ impl Space {
     /// call: first the guests that have it as their memory, then every CPU. Returns when all have.
     /// May be called with interrupts masked.
     pub(crate) fn flush(&self, start: u64, pages: u64) {
-        self.watchers.invalidate(start, pages);
+        self.notifiers.invalidate(start, pages);
         self.tlb.flush(start, pages);
     }
 
@@ -72,7 +72,7 @@ impl Space {
     /// single pages promises nothing about cached entries of upper levels in the program's context
     /// (SDM 3A, 4.10.4.1, INVPCID).
     pub(crate) fn flush_tables(&self, start: u64, pages: u64) {
-        self.watchers.invalidate(start, pages);
+        self.notifiers.invalidate(start, pages);
         self.tlb.flush(0, u64::MAX >> frame::PAGE_SHIFT);
     }
 

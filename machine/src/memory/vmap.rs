@@ -147,10 +147,10 @@ pub(crate) fn alloc(bytes: usize) -> Result<*mut u8, OutOfMemory> {
     Ok(block.base as *mut u8)
 }
 
-/// Gives back a block of [`alloc`]: `bytes` as there.
+/// Gives back a block of [`alloc()`]: `bytes` as there.
 ///
 /// # Safety
-/// The block came from [`alloc`] with the same size, and nothing refers to it any more.
+/// The block came from [`alloc()`] with the same size, and nothing refers to it any more.
 pub(crate) unsafe fn free(at: *mut u8, bytes: usize) {
     give_back(Block { base: at as u64, pages: bytes.div_ceil(PAGE_SIZE) });
 }

@@ -275,10 +275,14 @@ fn visit_table<F: Format>(
             };
             let resume = range.start.max(va);
             let below = Tables::<F>::below(entry);
+            let is_whole = inside == (va..va.saturating_add(span(level)));
             if let ControlFlow::Break(at) = visit_table::<F>(below, level - 1, inside, visitor) {
                 return ControlFlow::Break(if taken { resume } else { at });
             }
-            if taken && visitor.table(va, slot).is_break() {
+            // What the caller says of the range around is looked at: a table that still maps
+            // something stays.
+            let is_left = taken && (is_whole || below.next_used(0, ENTRIES).is_none());
+            if is_left && visitor.table(va, slot).is_break() {
                 return ControlFlow::Break(resume);
             }
         } else if visitor.leaf(va, slot).is_break() {

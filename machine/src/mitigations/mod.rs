@@ -86,7 +86,7 @@ enum Registers {
 /// depend on it.
 pub(crate) fn init(command_line: &str) {
     let options = Options::parse(command_line, |bad| {
-        crate::log!("mitigations: ignoring {}={}: no such value", bad.name, bad.value);
+        crate::log!("warning: ignoring {}={}: no such value", bad.name, bad.value);
     });
     let (facts, registers) = match params::find(command_line, "cpu-facts") {
         None => (own_facts(), Registers::Real),

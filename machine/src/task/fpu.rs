@@ -56,9 +56,14 @@ impl FpuState {
     /// What the CPU's registers hold: the running program's, for the child that it forks.
     pub fn of_running() -> Result<FpuState, OutOfMemory> {
         let mut state = FpuState::new()?;
-        // Not XSAVEOPT: it may leave out what was saved before, elsewhere.
-        state.save_all();
+        state.copy_running();
         Ok(state)
+    }
+
+    /// Becomes a copy of the running program's registers.
+    pub fn copy_running(&mut self) {
+        // Not XSAVEOPT: it may leave out what was saved before, elsewhere.
+        self.save_all();
     }
 
     /// Back to the initial configuration.
@@ -184,6 +189,30 @@ fn load(image: *const u8) {
             asm!("fxrstor64 [{}]", in(reg) image, options(nostack, preserves_flags, readonly));
         }
     }
+}
+
+/// What tells of the running program's floating-point exceptions.
+#[derive(Clone, Copy, Debug)]
+pub struct Status {
+    /// x87 control word (SDM 1, 8.1.5).
+    pub x87_control: u16,
+    /// x87 status word (SDM 1, 8.1.3).
+    pub x87_status: u16,
+    /// Control and status of SSE (SDM 1, 10.2.3).
+    pub mxcsr: u32,
+}
+
+/// See [`Status`].
+pub fn status() -> Status {
+    let (mut x87_control, mut x87_status, mut mxcsr) = (0u16, 0u16, 0u32);
+    // SAFETY: the three store into these variables and raise no pending exception (SDM 2A,
+    // FNSTCW, FNSTSW).
+    unsafe {
+        asm!("fnstcw [{control}]", "fnstsw [{status}]", "stmxcsr [{mxcsr}]",
+             control = in(reg) &raw mut x87_control, status = in(reg) &raw mut x87_status,
+             mxcsr = in(reg) &raw mut mxcsr, options(nostack, preserves_flags));
+    }
+    Status { x87_control, x87_status, mxcsr }
 }
 
 /// Runs one instruction that stores registers to, or loads them from, the program's memory at `at`.

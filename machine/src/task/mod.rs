@@ -19,7 +19,7 @@ use entry::{Origin, PtRegs};
 use text_patching::jump_label::RO_AFTER_INIT;
 
 use crate::cpu::percpu::{self, TaskHead};
-use crate::cpu::sync::SpinLock;
+use crate::cpu::sync::{Once, SpinLock};
 use crate::cpu::{self, MAX_CPUS, features, msr, wrmsr};
 use crate::memory::frame::OutOfMemory;
 use crate::memory::stack::KernelStack;
@@ -231,9 +231,7 @@ impl Task {
 
     /// The task of a CPU's boot thread, which already runs on the boot stack.
     pub fn adopt_boot_thread() -> Result<Task, OutOfMemory> {
-        let task = Task::new(None, None)?;
-        task.on_cpu.store(true, Ordering::Relaxed);
-        Ok(task)
+        Task::new(None, None)
     }
 
     /// The thread that runs ends: once it is switched from, no CPU runs it again, and its part
@@ -366,8 +364,18 @@ fn write_bases(fs: u64, gs: u64) {
 
 /// A thread of the kernel, as far as the switch is concerned.
 pub trait Schedulable: Send + Sync + 'static {
-    /// Its machine part.
+    /// Its machine part: a field of the value itself, always the same. The switch checks it.
     fn task(&self) -> &Task;
+}
+
+/// Where in a thread of type `T` its task lies. Panics if it lies elsewhere: then two threads could
+/// have one task.
+fn place_of_task<T: Schedulable>(thread: &T) -> usize {
+    let start: *const T = thread;
+    let task: *const Task = thread.task();
+    let place = task.addr().wrapping_sub(start.addr());
+    assert!(place < size_of::<T>(), "a task outside its thread");
+    place
 }
 
 /// A value inside a thread's structure that only the thread itself reaches: no lock, no count.
@@ -397,10 +405,55 @@ impl<T> ThreadCell<T> {
     /// The cell, for the thread whose structure it is part of. `Current` cannot leave its thread.
     #[inline(always)]
     fn owned_by<Th>(&self, thread: &Current<Th>) -> &RefCell<T> {
+        assert!(self.is_in(thread), "a cell of another thread");
+        &self.0
+    }
+
+    #[inline(always)]
+    fn is_in<Th>(&self, thread: &Current<Th>) -> bool {
         let start: *const Th = &**thread;
         let offset = (&raw const self.0).addr().wrapping_sub(start.addr());
-        assert!(offset < size_of::<Th>(), "a cell of another thread");
-        &self.0
+        offset < size_of::<Th>()
+    }
+}
+
+/// A value inside a thread's structure that only the thread itself changes, and reads without a
+/// lock; others read it, too.
+pub struct OwnedCell<T> {
+    value: ThreadCell<T>,
+    /// Held by others that read, and by the owner while it changes the value.
+    change: SpinLock<()>,
+}
+
+// SAFETY: others get shared references alone, which `T: Sync` allows, and only while `change` keeps
+// the owner from changing the value; `T: Send` as in `ThreadCell`.
+unsafe impl<T: Send + Sync> Sync for OwnedCell<T> {}
+
+impl<T> OwnedCell<T> {
+    /// A cell with a value.
+    pub const fn new(value: T) -> Self {
+        OwnedCell { value: ThreadCell::new(value), change: SpinLock::new(()) }
+    }
+
+    /// Calls `f` with the value. `reader` is the running thread; if it is not the owner, `f` runs
+    /// under a spin lock.
+    #[inline(always)]
+    pub fn read<Th, R>(&self, reader: Current<Th>, f: impl FnOnce(&T) -> R) -> R {
+        if self.value.is_in(&reader) {
+            return f(&self.value.0.borrow());
+        }
+        let _change = self.change.lock();
+        // SAFETY: `RefCell` gives a pointer to the value without looking at its flag, which is the
+        // owner's. Only `replace` writes through it, and waits for `change`.
+        f(unsafe { &*self.value.0.as_ptr() })
+    }
+
+    /// Puts a value there and returns the one before. Panics if the cell is not in `thread`, or
+    /// from inside `read`.
+    pub fn replace<Th>(&self, thread: Current<Th>, value: T) -> T {
+        let cell = self.value.owned_by(&thread);
+        let _change = self.change.lock();
+        cell.replace(value)
     }
 }
 
@@ -408,10 +461,14 @@ impl<T> ThreadCell<T> {
 pub struct CurrentSlot<T> {
     current: [AtomicPtr<T>; MAX_CPUS],
     previous: [AtomicPtr<T>; MAX_CPUS],
+    /// Where in each thread its task lies.
+    place: Once<usize>,
     _owns: PhantomData<Arc<T>>,
 }
 
-/// The thread that runs this code. Tied to the thread: it cannot be sent or stored elsewhere.
+/// The thread that runs this code. Tied to the thread: it cannot be sent or stored elsewhere. Nor
+/// may one be leaked (`Box::leak`), which would let a reference to the thread outlive it; no type
+/// can say that, so `limen check` forbids leaking to the kernel.
 pub struct Current<T: 'static> {
     thread: &'static T,
     _not_send: PhantomData<*const ()>,
@@ -461,8 +518,18 @@ impl<T: Schedulable> CurrentSlot<T> {
         CurrentSlot {
             current: [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_CPUS],
             previous: [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_CPUS],
+            place: Once::new(),
             _owns: PhantomData,
         }
+    }
+
+    /// The task of a thread. Panics if it is not where the first thread's was.
+    fn task_of<'a>(&self, thread: &'a T) -> &'a Task {
+        let task = thread.task();
+        let start: *const T = thread;
+        let place = (task as *const Task).addr().wrapping_sub(start.addr());
+        assert!(self.place.get() == Some(&place), "a task elsewhere in its thread");
+        task
     }
 
     /// The thread that runs this code. Panics before [`CurrentSlot::adopt`] on this CPU.
@@ -479,10 +546,16 @@ impl<T: Schedulable> CurrentSlot<T> {
         !self.current[percpu::cpu_id()].load(Ordering::Relaxed).is_null()
     }
 
-    /// Makes the code that runs now, on the boot stack, the thread `boot`.
+    /// Makes the code that runs now, on the boot stack, the thread `boot`. Panics if this CPU runs a
+    /// thread already, or another CPU runs `boot`.
     pub fn adopt(&self, boot: Arc<T>) {
         let cpu = percpu::cpu_id();
-        let task: *const Task = boot.task();
+        assert!(percpu::running_task().is_null(), "this CPU has a current thread");
+        self.place.call_once(|| place_of_task(&*boot));
+        let task = self.task_of(&boot);
+        let is_free = !task.on_cpu.swap(true, Ordering::Acquire);
+        assert!(is_free, "a thread that another CPU runs");
+        let task: *const Task = task;
         percpu::local().task.store(task.cast_mut().cast(), Ordering::Relaxed);
         boot.task().part.becomes_current(cpu);
         let old = self.current[cpu].swap(Arc::into_raw(boot).cast_mut(), Ordering::Relaxed);
@@ -492,20 +565,21 @@ impl<T: Schedulable> CurrentSlot<T> {
     /// Runs `next` on this CPU; returns when the calling thread is chosen again, maybe on another
     /// CPU. Interrupts must be masked. `next` must not be queued anywhere or run by another CPU.
     pub fn switch_to(&'static self, next: Arc<T>) {
-        assert!(!cpu::interrupts_enabled(), "switching with interrupts enabled");
         let cpu = percpu::cpu_id();
         let old = self.current[cpu].load(Ordering::Relaxed);
         if core::ptr::eq(old, Arc::as_ptr(&next)) {
             return;
         }
+        assert!(!old.is_null(), "no current thread yet");
         let next = Arc::into_raw(next);
         // SAFETY: the slot owns a reference to `old` until `finish_switch`.
-        let old_task = unsafe { &*old }.task();
+        let old_task = self.task_of(unsafe { &*old });
         // SAFETY: the slot owns the reference that was made raw just now.
-        let next_task = unsafe { &*next }.task();
+        let next_task = self.task_of(unsafe { &*next });
+        // Behind `Schedulable::task`, which is the kernel's: nothing of it runs from here on.
+        assert!(!cpu::interrupts_enabled(), "switching with interrupts enabled");
         claim(next_task);
         self.current[cpu].store(next.cast_mut(), Ordering::Relaxed);
-        self.previous[cpu].store(old, Ordering::Relaxed);
         next_task.part.becomes_current(cpu);
         let local = percpu::local();
         local.task.store((next_task as *const Task).cast_mut().cast(), Ordering::Relaxed);
@@ -522,6 +596,8 @@ impl<T: Schedulable> CurrentSlot<T> {
         cpu::repair_ss();
         // SAFETY: `claim` waited until `next`'s registers were saved: nobody writes the word now.
         let next_rsp = unsafe { next_task.saved_rsp.get().read() };
+        // Last: whoever finds it here takes the registers for saved.
+        self.previous[cpu].store(old, Ordering::Relaxed);
         // SAFETY: both tasks are alive; the saved stack pointer leads to a frame that `task_switch`
         // or a constructor made.
         unsafe { task_switch(old_task.saved_rsp.get(), next_rsp) };
@@ -558,6 +634,7 @@ fn claim(task: &Task) {
 
 fn running() -> &'static Task {
     let task = percpu::running_task();
+    assert!(!task.is_null(), "no thread runs yet");
     // SAFETY: the head is the first field of a `Task` (`repr(C)`), where the switch took it from.
     // The slot's reference keeps the running task alive, and only its own code calls this; callers
     // do not let the reference escape a function.
@@ -653,16 +730,26 @@ pub fn exchange_fpu(other: &mut FpuState) {
     user.fpu.restore();
 }
 
-/// Calls `f` with the running program's FPU image, up to date, and loads what `f` leaves in it.
-pub fn with_fpu<R>(f: impl FnOnce(&mut FpuState) -> R) -> Option<R> {
+/// Gives the running program the registers of `image`.
+pub fn set_fpu(image: &FpuState) {
+    change_fpu(|own| own.copy_from(image));
+}
+
+/// Gives the running program the registers of an image that a program wrote
+/// ([`FpuState::set_from_user`]).
+pub fn set_fpu_from_user(image: &[u8]) {
+    change_fpu(|own| own.set_from_user(image));
+}
+
+/// `change` is this module's own: it reaches no other reference to the running task's state.
+fn change_fpu(change: impl FnOnce(&mut FpuState)) {
     let _irq = crate::cpu::sync::IrqGuard::new();
-    let user = running().user_state()?;
-    // SAFETY: the running task's state, interrupts masked: no switch touches it meanwhile.
+    let Some(user) = running().user_state() else { return };
+    // SAFETY: the running task's state, interrupts masked: no switch touches it meanwhile, and
+    // `change` does not get at it by another way.
     let user = unsafe { &mut *user };
-    user.fpu.save();
-    let result = f(&mut user.fpu);
+    change(&mut user.fpu);
     user.fpu.restore();
-    Some(result)
 }
 
 /// Where the running program entered the kernel.

@@ -98,8 +98,8 @@ pub fn describe() -> &'static str {
 pub(crate) fn boot_pass(command_line: &str, via: Via, random: u64) {
     let options =
         options::parse(params::find(command_line, "cfi").unwrap_or(""), |word, why| match why {
-            Ignored::Unknown => crate::log!("CFI: ignoring unknown option {word}"),
-            Ignored::NotBuilt => crate::log!("CFI: {word} is not built"),
+            Ignored::Unknown => crate::log!("warning: CFI: ignoring unknown option {word}"),
+            Ignored::NotBuilt => crate::log!("warning: CFI: {word} is not built"),
         });
     WARN.store(options.warn, Ordering::Relaxed);
     match SiteTables::parse(crate::text::sites::tables()) {
@@ -140,7 +140,7 @@ fn rewrite(tables: SiteTables<'static>, options: &CfiOptions, via: Via, random: 
 
 /// What was found out about a failed check.
 #[derive(Clone, Copy, Debug)]
-pub struct Report {
+pub struct CfiReport {
     /// Start of the check.
     pub site: u64,
     /// Where the call was to go.
@@ -151,7 +151,7 @@ pub struct Report {
     pub found: Option<u32>,
 }
 
-impl core::fmt::Display for Report {
+impl core::fmt::Display for CfiReport {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(
             f,
@@ -194,7 +194,7 @@ fn handle(regs: &mut PtRegs, failure: &CfiFailure) -> bool {
         Cause::Mismatch => read_hash(failure.hash_address(target)),
         Cause::Unreadable => None,
     };
-    let report = Report { site: failure.site, target, expected: failure.expected, found };
+    let report = CfiReport { site: failure.site, target, expected: failure.expected, found };
     let me = 1 << percpu::cpu_id();
     let nested = REPORTING.fetch_or(me, Ordering::SeqCst) & me != 0;
     if !is_survived() || nested {

@@ -28,7 +28,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use text_patching::TextPoke;
 use text_patching::site_table::{CheckEntry, Contents, FunctionEntry, SiteTables};
-use text_patching::tail::{Kind, Shape, rel32_to};
+use text_patching::tail::{BranchKind, Shape, rel32_to};
 use text_patching::trap::CfiFailure;
 
 use crate::context_tracking::tlb;
@@ -69,13 +69,13 @@ pub(crate) enum Refused {
 }
 
 /// What a trap needs to know about a piece.
-struct Entry {
+struct PieceEntry {
     range: Range<u64>,
     tables: Box<[u8]>,
 }
 
 /// By the first page of each piece. Written by the piece's owner, read by traps.
-static ENTRIES: [AtomicPtr<Entry>; ROOM_PAGES] =
+static ENTRIES: [AtomicPtr<PieceEntry>; ROOM_PAGES] =
     [const { AtomicPtr::new(core::ptr::null_mut()) }; ROOM_PAGES];
 /// Which pages of the room are in use, one bit each.
 static PAGES: SpinLock<u64> = SpinLock::new(0);
@@ -198,7 +198,7 @@ pub(crate) fn load(piece: &Piece<'_>) -> Result<LateText, Refused> {
 }
 
 /// Writes and checks a piece; it is not executable yet.
-fn fill(piece: &Piece<'_>, base: u64) -> Result<Entry, Refused> {
+fn fill(piece: &Piece<'_>, base: u64) -> Result<PieceEntry, Refused> {
     let (Some(kernel), Some(plan)) = (cfi::tables(), cfi::plan()) else {
         return Err(Refused::NoTables);
     };
@@ -210,7 +210,7 @@ fn fill(piece: &Piece<'_>, base: u64) -> Result<Entry, Refused> {
     // The piece has the compiler's form, as the kernel had before it was finished.
     let checked = plan.check(&window, tables).map_err(|_| Refused::Malformed)?;
     checked.apply(&mut window).map_err(|_| Refused::Malformed)?;
-    Ok(Entry { range: base..base + len, tables: bytes })
+    Ok(PieceEntry { range: base..base + len, tables: bytes })
 }
 
 /// The piece's bytes at their final place: calls behind checks lead to the kernel's thunk, direct
@@ -266,7 +266,7 @@ fn fill_with_traps(window: &mut crate::text::text_poke::Window<'_>, pages: Range
 }
 
 fn table(piece: &Piece<'_>, base: u64, kernel: &SiteTables<'_>) -> Result<Box<[u8]>, Refused> {
-    let shape = Shape { kind: Kind::Call, len: 6 };
+    let shape = Shape { kind: BranchKind::Call, len: 6 };
     let check = |&(at, hash): &(usize, u32)| CheckEntry {
         site: base + at as u64,
         hash,

@@ -2,7 +2,7 @@
 //!
 //! An entry has no reference of its own to its frame. It is made only from an entry of the VMM's
 //! page table, while that table's owner holds it still, and goes before the frame can: whatever
-//! takes a right from an address space tells its [`Watchers`] first (`tlb`), and they drop the
+//! takes a right from an address space tells its [`MmuNotifier`]s first (`tlb`), and they drop the
 //! nested entries and wait until no CPU in the guest can use them.
 //!
 //! A CPU in the guest is there by a number in `inside`: the count of changes up to which its
@@ -22,7 +22,7 @@ use svm::npt;
 use crate::cpu::sync::SpinLock;
 use crate::cpu::{MAX_CPUS, percpu};
 use crate::memory::frame::{Frame, OutOfMemory, PAGE_SHIFT, PAGE_SIZE};
-use crate::memory::{PageTable, Prot, Space, USER_END, Watcher};
+use crate::memory::{MmuNotifier, PageTable, Prot, Space, USER_END};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const ENTRIES: usize = 512;
@@ -84,8 +84,8 @@ impl NestedSpace {
             changes: AtomicU64::new(1),
             inside: [const { AtomicU64::new(0) }; MAX_CPUS],
         });
-        let watcher: Arc<dyn Watcher> = nested.clone();
-        of.space().watchers.add(&watcher)?;
+        let notifier: Arc<dyn MmuNotifier> = nested.clone();
+        of.space().notifiers.add(&notifier)?;
         Ok(nested)
     }
 
@@ -317,7 +317,7 @@ fn first_table(tables: &Tables, address: u64) -> u64 {
     address
 }
 
-impl Watcher for NestedSpace {
+impl MmuNotifier for NestedSpace {
     fn invalidate(&self, start: u64, end: u64) {
         self.invalidate_user(start, end);
     }

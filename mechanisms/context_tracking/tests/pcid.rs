@@ -56,7 +56,7 @@ enum Without {
 }
 
 /// A cached translation: whose page, and after how many changes it was walked.
-type Entry = Option<(usize, u8)>;
+type TlbEntry = Option<(usize, u8)>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Step {
@@ -77,7 +77,7 @@ struct Cpu {
     /// The program's context waits for its flush.
     user_stale: bool,
     /// By slot: the kernel's context and the program's.
-    tlb: [[Entry; 2]; SLOTS],
+    tlb: [[TlbEntry; 2]; SLOTS],
     told: bool,
     step: Step,
 }

@@ -131,7 +131,7 @@ pub struct Unsafe {
     /// PR_SET_NO_NEW_PRIVS.
     pub no_new_privs: bool,
     /// Somebody without CAP_SYS_PTRACE traces the caller, or others share its directories.
-    pub watched: bool,
+    pub traced: bool,
     /// The caller has CAP_SETUID: then its ids may change all the same.
     pub has_setuid: bool,
 }
@@ -187,7 +187,7 @@ pub fn after_exec(
     let is_setid = new.euid != old_ids.uid || new.egid != old_ids.gid;
     let gains = sets.permitted & !old.permitted != 0;
     let mut keeps_ids = false;
-    if (is_setid || gains) && (dangers.no_new_privs || dangers.watched) {
+    if (is_setid || gains) && (dangers.no_new_privs || dangers.traced) {
         keeps_ids = !dangers.has_setuid || dangers.no_new_privs;
         sets.permitted &= old.permitted;
     }

@@ -28,7 +28,7 @@ pub const PATTERN_MAX: usize = 4096;
 pub const TEXT_MAX: usize = 1 << 20;
 /// What the first line begins with.
 const MAGIC: &str = "limen-profile 1 ";
-/// The first line's word after the name, if the program is only watched.
+/// The first line's word after the name, if the program is only recorded.
 const LEARN: &str = " learn";
 
 /// What is done to an object.

@@ -61,7 +61,7 @@ macro_rules! vfs_hooks {
             file_open(&'a Context, &'a Location, u32, &'a Cell<u64>) -> First<0> [landlock profile];
             /// The file is open, and not yet anybody's.
             file_post_open(&'a File, u32) -> First<0> [];
-            /// An open file is read from ([`permission::READ`]) or written to.
+            /// An open file is read from (`permission::READ`) or written to.
             file_permission(&'a File, u32) -> First<0> [];
             /// The last descriptor of an open file is gone.
             file_release(&'a File) -> All [];

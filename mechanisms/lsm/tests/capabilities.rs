@@ -31,7 +31,7 @@ fn each(mut check: impl FnMut(&Ids, &Sets, &Ids, Option<FileSets>, Unsafe)) {
                                 };
                                 let dangers = Unsafe {
                                     no_new_privs: dangers & 1 != 0,
-                                    watched: dangers & 2 != 0,
+                                    traced: dangers & 2 != 0,
                                     has_setuid: dangers & 4 != 0,
                                 };
                                 check(&old, &own, &new, None, dangers);
@@ -62,7 +62,7 @@ fn no_exec_breaks_the_invariants() {
         assert_eq!(sets.effective & !sets.permitted, 0);
         assert_eq!(sets.ambient & !(sets.permitted & sets.inheritable), 0);
         assert_eq!((sets.inheritable, sets.bounding), (own.inheritable, own.bounding));
-        if dangers.no_new_privs || dangers.watched {
+        if dangers.no_new_privs || dangers.traced {
             assert_eq!(sets.permitted & !own.permitted, 0, "nothing is gained");
         }
         assert_eq!(after.gains, sets.permitted & !own.permitted != 0);

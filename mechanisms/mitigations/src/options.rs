@@ -127,14 +127,16 @@ const FLAGS: [(&str, Put); 5] = [
     ("nospec_store_bypass_disable", |o| o.ssb = spec_store_bypass::Wish::Off),
 ];
 
+/// The names of all options, and whether they have a value.
+pub fn names() -> impl Iterator<Item = (&'static str, bool)> {
+    let with_values = VALUES.iter().map(|(name, _)| (*name, true)).chain([("mitigations", true)]);
+    with_values.chain(FLAGS.iter().map(|(name, _)| (*name, false)))
+}
+
 /// Whether some option of this room has that name: `name` for flags, `name=` with a value.
 #[must_use]
 pub fn is_known(name: &str, has_value: bool) -> bool {
-    if has_value {
-        name == "mitigations" || VALUES.iter().any(|(known, _)| *known == name)
-    } else {
-        FLAGS.iter().any(|(known, _)| *known == name)
-    }
+    names().any(|known| known == (name, has_value))
 }
 
 impl Options {
@@ -278,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn names() {
+    fn names_are_known() {
         assert!(is_known("nopti", false) && !is_known("nopti", true));
         assert!(is_known("mitigations", true) && is_known("vmscape", true));
         assert!(!is_known("vmscape", false));

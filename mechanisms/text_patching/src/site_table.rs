@@ -30,7 +30,7 @@
 use core::marker::PhantomData;
 
 use crate::kcfi::Form;
-use crate::tail::{Kind, Shape};
+use crate::tail::{BranchKind, Shape};
 
 /// Name of the section.
 pub const SECTION: &str = ".limen_sites";
@@ -101,7 +101,7 @@ pub enum TableKind {
 }
 
 /// An entry: how it is spelt in words, and where its site is.
-pub trait Entry: Copy {
+pub trait SiteEntry: Copy {
     /// Its table.
     const KIND: TableKind;
     /// Its words.
@@ -129,12 +129,12 @@ const fn address(base: u64, word: u32) -> u64 {
 }
 
 fn shape(flags: u32) -> Shape {
-    let kind = if flags & 1 == 1 { Kind::Jump } else { Kind::Call };
+    let kind = if flags & 1 == 1 { BranchKind::Jump } else { BranchKind::Call };
     Shape { kind, len: if flags & 2 == 2 { 5 } else { 6 } }
 }
 
 fn shape_flags(shape: Shape) -> u32 {
-    u32::from(shape.kind == Kind::Jump) | u32::from(shape.len == 5) << 1
+    u32::from(shape.kind == BranchKind::Jump) | u32::from(shape.len == 5) << 1
 }
 
 /// A kCFI check.
@@ -150,7 +150,7 @@ pub struct CheckEntry {
     pub thunk: bool,
 }
 
-impl Entry for CheckEntry {
+impl SiteEntry for CheckEntry {
     const KIND: TableKind = TableKind::Checks;
     const WORDS: usize = 2;
     fn from_words(base: u64, [word, hash, _]: [u32; 3]) -> Self {
@@ -177,7 +177,7 @@ pub struct FunctionEntry {
     pub taken: bool,
 }
 
-impl Entry for FunctionEntry {
+impl SiteEntry for FunctionEntry {
     const KIND: TableKind = TableKind::Functions;
     const WORDS: usize = 2;
     fn from_words(base: u64, [word, hash, _]: [u32; 3]) -> Self {
@@ -200,7 +200,7 @@ pub struct ThunkEntry {
     pub shape: Shape,
 }
 
-impl Entry for ThunkEntry {
+impl SiteEntry for ThunkEntry {
     const KIND: TableKind = TableKind::Thunks;
     const WORDS: usize = 1;
     fn from_words(base: u64, [word, ..]: [u32; 3]) -> Self {
@@ -229,7 +229,7 @@ pub struct BranchEntry {
     pub ro_after_init: bool,
 }
 
-impl Entry for BranchEntry {
+impl SiteEntry for BranchEntry {
     const KIND: TableKind = TableKind::Branches;
     const WORDS: usize = 3;
     fn from_words(base: u64, [word, target, key]: [u32; 3]) -> Self {
@@ -264,7 +264,7 @@ pub struct CallEntry {
     pub dynamic: bool,
 }
 
-impl Entry for CallEntry {
+impl SiteEntry for CallEntry {
     const KIND: TableKind = TableKind::Calls;
     const WORDS: usize = 2;
     fn from_words(base: u64, [word, key, _]: [u32; 3]) -> Self {
@@ -292,7 +292,7 @@ pub struct Table<'a, E> {
     entry: PhantomData<E>,
 }
 
-impl<'a, E: Entry> Table<'a, E> {
+impl<'a, E: SiteEntry> Table<'a, E> {
     const STRIDE: usize = E::WORDS * 4;
 
     /// Number of entries.
@@ -350,7 +350,7 @@ pub struct Iter<'a, E> {
     next: usize,
 }
 
-impl<E: Entry> Iterator for Iter<'_, E> {
+impl<E: SiteEntry> Iterator for Iter<'_, E> {
     type Item = E;
     fn next(&mut self) -> Option<E> {
         let entry = self.table.get(self.next)?;
@@ -412,7 +412,7 @@ impl<'a> SiteTables<'a> {
         Ok(tables)
     }
 
-    fn prove<E: Entry>(&self) -> Result<(), TableError> {
+    fn prove<E: SiteEntry>(&self) -> Result<(), TableError> {
         let table = self.locate::<E>()?;
         let mut last = None;
         for entry in table.iter() {
@@ -424,7 +424,7 @@ impl<'a> SiteTables<'a> {
         Ok(())
     }
 
-    fn locate<E: Entry>(&self) -> Result<Table<'a, E>, TableError> {
+    fn locate<E: SiteEntry>(&self) -> Result<Table<'a, E>, TableError> {
         let count = word(self.bytes, 12).ok_or(TableError::Truncated)?.min(TABLES_MAX);
         for index in 0..count as usize {
             let at = HEADER_LEN + index * TABLE_LEN;
@@ -444,7 +444,7 @@ impl<'a> SiteTables<'a> {
         Ok(Table { bytes: &[], base: self.base, entry: PhantomData })
     }
 
-    fn table<E: Entry>(&self) -> Table<'a, E> {
+    fn table<E: SiteEntry>(&self) -> Table<'a, E> {
         // Proved in `parse`; an empty table stands for the impossible.
         self.locate().unwrap_or(Table { bytes: &[], base: self.base, entry: PhantomData })
     }
@@ -610,7 +610,11 @@ impl Writer<'_> {
         self.bytes(&word.to_le_bytes());
     }
 
-    fn describe<E: Entry>(&mut self, start: &mut usize, count: usize) -> Result<(), TableError> {
+    fn describe<E: SiteEntry>(
+        &mut self,
+        start: &mut usize,
+        count: usize,
+    ) -> Result<(), TableError> {
         let small = |value: usize| u32::try_from(value).map_err(|_| TableError::NoRoom(value));
         self.word(E::KIND as u32);
         self.word(small(*start)?);
@@ -620,7 +624,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    fn entries<E: Entry>(&mut self, base: u64, entries: &[E]) -> Result<(), TableError> {
+    fn entries<E: SiteEntry>(&mut self, base: u64, entries: &[E]) -> Result<(), TableError> {
         for entry in entries {
             let words = entry.to_words(base)?;
             for &word in words.iter().take(E::WORDS) {

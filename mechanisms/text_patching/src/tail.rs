@@ -24,7 +24,7 @@ pub const TAIL_MAX: usize = 6;
 
 /// Calls return, jumps do not (tail calls of the language).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum BranchKind {
     /// `call`.
     Call,
     /// `jmp`.
@@ -46,7 +46,7 @@ pub enum Via {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// Call or jump.
-    pub kind: Kind,
+    pub kind: BranchKind,
     /// 5 or 6.
     pub len: u8,
 }
@@ -67,7 +67,7 @@ pub enum Tail {
     /// `call *%reg` or `jmp *%reg` without room for anything else.
     Bare {
         /// Call or jump.
-        kind: Kind,
+        kind: BranchKind,
         /// Hardware number of the register.
         register: u8,
         /// Bytes of the instruction.
@@ -99,7 +99,7 @@ pub fn decode(at: u64, bytes: &[u8]) -> Option<Tail> {
     let known =
         |kind, len, via, target| Some(Tail::Known { shape: Shape { kind, len }, via, target });
     let branch = |opcode| {
-        if opcode == 0xe8 { Kind::Call } else { Kind::Jump }
+        if opcode == 0xe8 { BranchKind::Call } else { BranchKind::Jump }
     };
     match *bytes {
         [CS, op @ (0xe8 | 0xe9), a, b, c, d, ..] => {
@@ -110,12 +110,12 @@ pub fn decode(at: u64, bytes: &[u8]) -> Option<Tail> {
             let target = rel32_target(at.wrapping_add(5), [a, b, c, d]);
             known(branch(op), 5, Via::Thunk, Some(target))
         }
-        [CS, CS, CS, 0x41, 0xff, 0xd3] => known(Kind::Call, 6, Via::Direct, None),
-        [CS, CS, 0x41, 0xff, 0xd3, ..] => known(Kind::Call, 5, Via::Direct, None),
-        [0x41, 0xff, 0xe3, INT3, INT3, INT3] => known(Kind::Jump, 6, Via::Direct, None),
-        [0x41, 0xff, 0xe3, INT3, INT3, ..] => known(Kind::Jump, 5, Via::Direct, None),
-        [0x0f, 0xae, 0xe8, 0x41, 0xff, 0xd3] => known(Kind::Call, 6, Via::Lfence, None),
-        [0x0f, 0xae, 0xe8, 0x41, 0xff, 0xe3] => known(Kind::Jump, 6, Via::Lfence, None),
+        [CS, CS, CS, 0x41, 0xff, 0xd3] => known(BranchKind::Call, 6, Via::Direct, None),
+        [CS, CS, 0x41, 0xff, 0xd3, ..] => known(BranchKind::Call, 5, Via::Direct, None),
+        [0x41, 0xff, 0xe3, INT3, INT3, INT3] => known(BranchKind::Jump, 6, Via::Direct, None),
+        [0x41, 0xff, 0xe3, INT3, INT3, ..] => known(BranchKind::Jump, 5, Via::Direct, None),
+        [0x0f, 0xae, 0xe8, 0x41, 0xff, 0xd3] => known(BranchKind::Call, 6, Via::Lfence, None),
+        [0x0f, 0xae, 0xe8, 0x41, 0xff, 0xe3] => known(BranchKind::Jump, 6, Via::Lfence, None),
         [0x41, 0xff, modrm, ..] => bare(modrm, 8, 3),
         [0xff, modrm, ..] => bare(modrm, 0, 2),
         _ => None,
@@ -125,8 +125,8 @@ pub fn decode(at: u64, bytes: &[u8]) -> Option<Tail> {
 /// `ff /2` and `ff /4` on a register.
 fn bare(modrm: u8, high: u8, len: u8) -> Option<Tail> {
     let kind = match modrm & 0b1111_1000 {
-        0xd0 => Kind::Call,
-        0xe0 => Kind::Jump,
+        0xd0 => BranchKind::Call,
+        0xe0 => BranchKind::Jump,
         _ => return None,
     };
     Some(Tail::Bare { kind, register: high | modrm & 7, len })
@@ -144,7 +144,7 @@ pub fn encode(at: u64, shape: Shape, via: Via, thunk: u64) -> Result<Code, Anoma
         (Via::Thunk, kind) => {
             let end = at.wrapping_add(u64::from(shape.len));
             let rel = rel32_to(end, thunk).ok_or(Anomaly::new(at, 0, What::OutOfReach))?;
-            let opcode = if kind == Kind::Call { 0xe8 } else { 0xe9 };
+            let opcode = if kind == BranchKind::Call { 0xe8 } else { 0xe9 };
             let mut head = [opcode; 2];
             let head = head.get_mut(..=pad.len()).ok_or(Anomaly::new(at, 0, What::NoRoom))?;
             for (to, from) in head.iter_mut().zip(pad) {
@@ -152,17 +152,19 @@ pub fn encode(at: u64, shape: Shape, via: Via, thunk: u64) -> Result<Code, Anoma
             }
             Code::with_imm32(head, rel)
         }
-        (Via::Direct, Kind::Call) if six => {
+        (Via::Direct, BranchKind::Call) if six => {
             Code::new(&[CS, CS, CS, CALL_R11[0], CALL_R11[1], CALL_R11[2]])
         }
-        (Via::Direct, Kind::Call) => Code::new(&[CS, CS, CALL_R11[0], CALL_R11[1], CALL_R11[2]]),
-        (Via::Direct, Kind::Jump) => {
+        (Via::Direct, BranchKind::Call) => {
+            Code::new(&[CS, CS, CALL_R11[0], CALL_R11[1], CALL_R11[2]])
+        }
+        (Via::Direct, BranchKind::Jump) => {
             let bytes = [JMP_R11[0], JMP_R11[1], JMP_R11[2], INT3, INT3, INT3];
             Code::new(bytes.get(..usize::from(shape.len)).unwrap_or(&bytes))
         }
         (Via::Lfence, _) if !six => return Err(Anomaly::new(at, 0, What::NoRoom)),
         (Via::Lfence, kind) => {
-            let branch = if kind == Kind::Call { CALL_R11 } else { JMP_R11 };
+            let branch = if kind == BranchKind::Call { CALL_R11 } else { JMP_R11 };
             let [a, b, c] = branch;
             Code::new(&[LFENCE[0], LFENCE[1], LFENCE[2], a, b, c])
         }

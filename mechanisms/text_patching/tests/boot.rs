@@ -1,4 +1,4 @@
-//! The boot-time rewrite of a whole image, watched after every store.
+//! The boot-time rewrite of a whole image, checked after every store.
 #![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use text_patching::boot::BootPlan;
@@ -7,14 +7,14 @@ use text_patching::options::{CfiOptions, Ignored, parse};
 use text_patching::poke::SliceText;
 use text_patching::preamble::{self, ENDBR64, POISON, Seed};
 use text_patching::site_table::{CheckEntry, Contents, FunctionEntry, SiteTables, ThunkEntry};
-use text_patching::tail::{self, Kind, Shape, Via};
+use text_patching::tail::{self, BranchKind, Shape, Via};
 use text_patching::{Text, TextPoke, Unmapped};
 
 const BASE: u64 = 0xffff_ffff_8100_0000;
 const THUNK: u64 = BASE + 0x800;
 const FORMS: [Form; 3] = [Form::Kcfi, Form::Opt, Form::Off];
 const HASHES: [u32; 3] = [0x1234_5678, 0x89ab_cdef, 7];
-const CALL: Shape = Shape { kind: Kind::Call, len: 6 };
+const CALL: Shape = Shape { kind: BranchKind::Call, len: 6 };
 const FUNCTIONS_AT: u64 = 0x200;
 
 /// Three callers at 0, 0x40, 0x80, each with its callee at 0x210, 0x250, 0x290; one poisoned
@@ -67,18 +67,18 @@ fn world(form: Form) -> World {
 
 /// After every store every good call must still go through: the check is off, or it is whole and
 /// carries its callee's hash.
-struct Watched<'a> {
+struct Observed<'a> {
     text: SliceText<'a>,
     stores: usize,
 }
 
-impl Text for Watched<'_> {
+impl Text for Observed<'_> {
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Unmapped> {
         self.text.read(addr, out)
     }
 }
 
-impl TextPoke for Watched<'_> {
+impl TextPoke for Observed<'_> {
     fn poke(&mut self, addr: u64, bytes: &[u8]) {
         assert!(matches!(bytes.len(), 2 | 4 | 6));
         self.text.poke(addr, bytes);
@@ -102,7 +102,7 @@ fn every_plan_from_every_form() {
                 let mut world = world(from);
                 let tables = SiteTables::parse(&world.table).unwrap();
                 let text = SliceText::new(BASE, &mut world.text);
-                let mut text = Watched { text, stores: 0 };
+                let mut text = Observed { text, stores: 0 };
                 let plan = BootPlan { form: to, seed: Seed::new(seed), via };
                 let done = plan.check(&text, tables).unwrap().apply(&mut text).unwrap();
                 assert_eq!((done.checks, done.functions), (3, 4));

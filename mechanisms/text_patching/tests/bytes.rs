@@ -4,7 +4,7 @@ use iced_x86::{Decoder, DecoderOptions, Formatter as _, GasFormatter};
 use text_patching::kcfi::{self, BODY_KCFI, BODY_OPT, Check, Form, HEAD_OFF};
 use text_patching::site_table::{BranchEntry, CallEntry};
 use text_patching::static_call::{self, Target};
-use text_patching::tail::{self, Kind, Shape, Via};
+use text_patching::tail::{self, BranchKind, Shape, Via};
 use text_patching::{What, jump_label, preamble};
 
 const AT: u64 = 0xffff_ffff_8100_0000;
@@ -76,16 +76,16 @@ fn tails() {
     };
     let call = "call 0xFFFFFFFF81001000";
     let jump = "jmp 0xFFFFFFFF81001000";
-    assert!(text(Kind::Call, 6, Via::Thunk).ends_with(call));
-    assert_eq!(text(Kind::Call, 5, Via::Thunk), call);
-    assert!(text(Kind::Jump, 6, Via::Thunk).ends_with(jump));
-    assert_eq!(text(Kind::Jump, 5, Via::Thunk), jump);
-    assert!(text(Kind::Call, 6, Via::Direct).ends_with("call *%r11"));
-    assert!(text(Kind::Call, 5, Via::Direct).ends_with("call *%r11"));
-    assert_eq!(text(Kind::Jump, 6, Via::Direct), "jmp *%r11; int3; int3; int3");
-    assert_eq!(text(Kind::Jump, 5, Via::Direct), "jmp *%r11; int3; int3");
-    assert_eq!(text(Kind::Call, 6, Via::Lfence), "lfence; call *%r11");
-    assert_eq!(text(Kind::Jump, 6, Via::Lfence), "lfence; jmp *%r11");
+    assert!(text(BranchKind::Call, 6, Via::Thunk).ends_with(call));
+    assert_eq!(text(BranchKind::Call, 5, Via::Thunk), call);
+    assert!(text(BranchKind::Jump, 6, Via::Thunk).ends_with(jump));
+    assert_eq!(text(BranchKind::Jump, 5, Via::Thunk), jump);
+    assert!(text(BranchKind::Call, 6, Via::Direct).ends_with("call *%r11"));
+    assert!(text(BranchKind::Call, 5, Via::Direct).ends_with("call *%r11"));
+    assert_eq!(text(BranchKind::Jump, 6, Via::Direct), "jmp *%r11; int3; int3; int3");
+    assert_eq!(text(BranchKind::Jump, 5, Via::Direct), "jmp *%r11; int3; int3");
+    assert_eq!(text(BranchKind::Call, 6, Via::Lfence), "lfence; call *%r11");
+    assert_eq!(text(BranchKind::Jump, 6, Via::Lfence), "lfence; jmp *%r11");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use text_patching::kcfi::{self, CHECK_LEN, Check, Expect, Form};
 use text_patching::poke::{self, SliceText, What};
 use text_patching::preamble::{self, ENDBR64, POISON, Prefix, Seed};
-use text_patching::tail::{self, Kind, Shape, Via};
+use text_patching::tail::{self, BranchKind, Shape, Via};
 use text_patching::{Anomaly, Text, TextPoke, Unmapped};
 
 const BASE: u64 = 0xffff_ffff_8000_0000;
@@ -221,7 +221,7 @@ fn a_poisoned_function_matches_no_check() {
 fn tails_go_every_way_and_back() {
     let thunk = BASE + 0x800;
     let ways = [Via::Thunk, Via::Direct, Via::Lfence];
-    for kind in [Kind::Call, Kind::Jump] {
+    for kind in [BranchKind::Call, BranchKind::Jump] {
         for len in [5, 6] {
             let expect = tail::Expect { at: BASE, shape: Shape { kind, len }, thunk };
             for (from, to) in ways.iter().flat_map(|f| ways.iter().map(move |t| (*f, *t))) {
@@ -250,7 +250,7 @@ fn tails_go_every_way_and_back() {
 
 #[test]
 fn a_thunk_call_that_goes_elsewhere_is_refused() {
-    let shape = Shape { kind: Kind::Call, len: 6 };
+    let shape = Shape { kind: BranchKind::Call, len: 6 };
     let code = tail::encode(BASE, shape, Via::Thunk, BASE + 0x900).unwrap();
     let mut bytes = code.as_slice().to_vec();
     let text = SliceText::new(BASE, &mut bytes);

@@ -7,12 +7,12 @@ use text_patching::site_table::{
     BranchEntry, CallEntry, CheckEntry, Contents, FunctionEntry, OFFSET_MAX, SiteTables,
     TableError, ThunkEntry,
 };
-use text_patching::tail::{Kind, Shape};
+use text_patching::tail::{BranchKind, Shape};
 use text_patching::trap::{self, Cause, Undefined};
 use text_patching::{Text, Unmapped};
 
 const BASE: u64 = 0xffff_ffff_8000_0000;
-const CALL: Shape = Shape { kind: Kind::Call, len: 6 };
+const CALL: Shape = Shape { kind: BranchKind::Call, len: 6 };
 
 fn check_entry(offset: u64) -> CheckEntry {
     CheckEntry { site: BASE + offset, hash: 0x1234_5678, shape: CALL, thunk: true }
@@ -28,7 +28,11 @@ fn written(contents: &Contents<'_>) -> Vec<u8> {
 fn everything_comes_back() {
     let checks = [
         check_entry(0x10),
-        CheckEntry { shape: Shape { kind: Kind::Jump, len: 5 }, hash: 9, ..check_entry(0x40) },
+        CheckEntry {
+            shape: Shape { kind: BranchKind::Jump, len: 5 },
+            hash: 9,
+            ..check_entry(0x40)
+        },
         CheckEntry { thunk: false, ..check_entry(u64::from(OFFSET_MAX)) },
     ];
     let functions = [FunctionEntry { function: BASE + 0x100, hash: 5, taken: true }];

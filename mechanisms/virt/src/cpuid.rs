@@ -7,7 +7,7 @@ use crate::regs::cr;
 
 /// One leaf.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Entry {
+pub struct CpuidLeaf {
     /// EAX of the question.
     pub leaf: u32,
     /// ECX of the question, where it counts.
@@ -25,14 +25,14 @@ pub const MAX_ENTRIES: usize = 256;
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     /// In any order.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<CpuidLeaf>,
 }
 
 impl Table {
     /// The leaf, as it stands in the table.
     #[must_use]
     pub fn find(&self, leaf: u32, subleaf: u32) -> Option<[u32; 4]> {
-        let is_meant = |e: &&Entry| e.leaf == leaf && (!e.has_subleaf || e.subleaf == subleaf);
+        let is_meant = |e: &&CpuidLeaf| e.leaf == leaf && (!e.has_subleaf || e.subleaf == subleaf);
         self.entries.iter().find(is_meant).map(|e| e.registers)
     }
 

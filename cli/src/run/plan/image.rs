@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use super::environment::{Environment, Sees};
 use super::{RunArgs, Start, Started, guest_cwd, not_executable, not_found, words};
 use crate::Error;
-use crate::oci::{Image, Kind, Rootfs, user};
-use crate::pack::files::FileSet;
+use crate::oci::user::{self, Names};
+use crate::oci::{Image, NodeKind, Rootfs};
+use crate::pack::files::{FileSet, Place};
 use crate::run::lookup::{DEFAULT_PATH, Found};
 use crate::run::qemu::SharedRoot;
 use crate::tree::absolute;
@@ -25,10 +26,11 @@ pub(super) fn start(args: &RunArgs, here: &Path, image: &Path) -> Result<Started
     let command = image.command(&args.program)?;
     let cwd = guest_cwd(args, "--image")?;
     let cwd = cwd.unwrap_or_else(|| PathBuf::from(&image.settings.working_dir));
-    let of_image = &image.settings.user;
-    let name = args.user.as_ref().unwrap_or(of_image);
-    let (passwd, group) = (rootfs.text("/etc/passwd"), rootfs.text("/etc/group"));
-    let user = user::resolve(name, &passwd, &group)?;
+    let names = Names { passwd: rootfs.text("/etc/passwd"), group: rootfs.text("/etc/group") };
+    let user = match &args.user {
+        Some(name) => names.resolve(name)?,
+        None => user::resolve(&image.settings.user, &names.passwd, &names.group)?,
+    };
     let mut env = Environment::of_caller(args, Sees::Nothing);
     env.set("PATH", DEFAULT_PATH);
     let home = user.home.clone().filter(|home| !home.is_empty());
@@ -38,9 +40,12 @@ pub(super) fn start(args: &RunArgs, here: &Path, image: &Path) -> Result<Started
     }
     env.set_given(&args.env);
     let mut files = FileSet::default();
-    let is_folder =
-        |path: &Path| rootfs.find(path).is_some_and(|(_, meta)| meta.kind == Kind::Folder);
-    files.add_arguments(here, &args.file, &args.dir, is_folder)?;
+    let place = |path: &Path| match rootfs.find(path) {
+        None => Place::Nothing,
+        Some((_, meta)) if meta.kind == NodeKind::Folder => Place::Folder,
+        Some(_) => Place::Other,
+    };
+    files.add_arguments(here, &args.file, &args.dir, place)?;
     let path = env.get("PATH").unwrap_or_default().to_owned();
     let program = match find(rootfs, &files, &command[0], &path, &cwd) {
         Found::At(path) => path,
@@ -57,6 +62,7 @@ pub(super) fn start(args: &RunArgs, here: &Path, image: &Path) -> Result<Started
         umask: UMASK,
         files: files.archive()?,
         root: Some(SharedRoot { path: rootfs.dir().to_owned(), is_mapped: true }),
+        names,
     }))
 }
 
@@ -65,7 +71,7 @@ fn find(rootfs: &Rootfs, added: &FileSet, name: &OsStr, path: &OsStr, cwd: &Path
     let examine = |candidate: PathBuf| {
         let of_image = || {
             let (_, meta) = rootfs.find(&candidate)?;
-            Some(if meta.kind == Kind::File { meta.perm } else { 0 })
+            Some(if meta.kind == NodeKind::File { meta.perm } else { 0 })
         };
         match added.file_mode(&candidate).or_else(of_image) {
             Some(mode) if mode & 0o111 != 0 => Found::At(candidate),

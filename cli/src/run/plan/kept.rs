@@ -12,8 +12,8 @@ use formats::{cpio, ports};
 
 use super::environment::{Environment, Sees};
 use super::{RunArgs, Start, Started, guest_cwd, words};
-use crate::oci::user::{self, User};
-use crate::pack::files::FileSet;
+use crate::oci::user::{Names, User};
+use crate::pack::files::{FileSet, Place};
 use crate::{Error, usage};
 
 /// The first bytes of every cpio archive of this form.
@@ -55,18 +55,17 @@ pub(super) fn start(args: &RunArgs, here: &Path, archive: Vec<u8>) -> Result<Sta
         argv.truncate(1);
         argv.extend(words(given));
     }
+    let text = |path: &str| {
+        let bytes = cpio::Reader::find(&archive, path).ok().flatten().unwrap_or_default();
+        String::from_utf8_lossy(bytes).into_owned()
+    };
+    let names = Names { passwd: text("etc/passwd"), group: text("etc/group") };
     let user = match &args.user {
-        Some(name) => {
-            let text = |path: &str| {
-                let bytes = cpio::Reader::find(&archive, path).ok().flatten().unwrap_or_default();
-                String::from_utf8_lossy(bytes).into_owned()
-            };
-            user::resolve(name, &text("etc/passwd"), &text("etc/group"))?
-        }
+        Some(name) => names.resolve(name)?,
         None => User { uid: packed.uid, gid: packed.gid, groups: packed.groups, home: None },
     };
     let mut files = FileSet::default();
-    files.add_arguments(here, &args.file, &args.dir, |path| is_folder(&archive, path))?;
+    files.add_arguments(here, &args.file, &args.dir, |path| place(&archive, path))?;
     let path = |bytes: Vec<u8>| {
         use std::os::unix::ffi::OsStringExt as _;
         PathBuf::from(std::ffi::OsString::from_vec(bytes))
@@ -86,15 +85,22 @@ pub(super) fn start(args: &RunArgs, here: &Path, archive: Vec<u8>) -> Result<Sta
         hidden: vec![],
         files: all,
         root: None,
+        names,
     }))
 }
 
-fn is_folder(archive: &[u8], path: &Path) -> bool {
+fn place(archive: &[u8], path: &Path) -> Place {
     use std::os::unix::ffi::OsStrExt as _;
     let wanted = path.strip_prefix("/").unwrap_or(path).as_os_str().as_bytes();
+    if wanted.is_empty() {
+        return Place::Folder;
+    }
+    let kind = |mode: u32| mode & cpio::mode::TYPE;
     let mut entries = cpio::Reader::new(archive).flatten();
-    wanted.is_empty()
-        || entries.any(|entry| {
-            entry.path == wanted && entry.mode & cpio::mode::TYPE == cpio::mode::DIRECTORY
-        })
+    match entries.find(|entry| entry.path == wanted).map(|entry| kind(entry.mode)) {
+        None => Place::Nothing,
+        // A link may lead to a folder.
+        Some(cpio::mode::DIRECTORY | cpio::mode::SYMLINK) => Place::Folder,
+        Some(_) => Place::Other,
+    }
 }

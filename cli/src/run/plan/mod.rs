@@ -28,11 +28,9 @@ use super::outcome::Outcome;
 use super::qemu::{Qemu, SharedRoot};
 use super::{accel, tty};
 use crate::args::RunArgs;
-use crate::oci::user::User;
+use crate::oci::user::{Names, User};
 use crate::{Error, pack, paths, profile, usage};
 
-/// Places in the guest that cannot be a shared folder: the root, and what the kernel mounts.
-const NOT_SHARED: [&str; 4] = ["/", "/proc", "/sys", "/dev"];
 /// A guest's name, where nothing else is said.
 const HOSTNAME: &[u8] = b"limen";
 
@@ -43,6 +41,8 @@ pub(crate) struct Plan {
     pub(crate) config: BootConfig,
     /// A cpio archive: the configuration, and the files that go into the guest.
     pub(crate) initramfs: Vec<u8>,
+    /// Who there is in the guest.
+    pub(crate) names: Names,
 }
 
 /// Either a plan, or how the run has ended before it began.
@@ -62,6 +62,8 @@ struct Start {
     files: Vec<u8>,
     /// The folder of the host that is the guest's root; none if `files` is all.
     root: Option<SharedRoot>,
+    /// Who there is in the guest.
+    names: Names,
 }
 
 /// The same as [`Planned`], one step before.
@@ -71,9 +73,10 @@ impl Plan {
     /// Decides everything. Wrong usage (a folder that is not there) is an error; a program that
     /// is not there is an outcome.
     pub(crate) fn make(args: &RunArgs) -> Result<Planned, Error> {
+        check_words(args)?;
         check_cpu(args)?;
         let profile = profile::of(args)?;
-        let here = std::env::current_dir()?;
+        let here = paths::here()?;
         let shares = shares(&here, &args.rw)?;
         let started = match (&args.image, kept::archive(args)?) {
             (Some(image), _) => image::start(args, &here, image)?,
@@ -84,18 +87,37 @@ impl Plan {
             Ok(start) => start,
             Err(outcome) => return Ok(Err(outcome)),
         };
-        let (files, root) = (start.files.clone(), start.root.clone());
+        let (files, root, names) = (start.files.clone(), start.root.clone(), start.names.clone());
         let config = BootConfig { profile, ..boot_config(args, start, &shares) };
         let initramfs = join(&config, &files)?;
         let qemu = qemu(args, root, shares)?;
         check_size(&initramfs, args.memory)?;
-        Ok(Ok(Self { qemu, config, initramfs }))
+        Ok(Ok(Self { qemu, config, initramfs, names }))
     }
 }
 
 /// QEMU's CPU models without 64-bit mode: no kernel of this kind starts on them.
 const CPUS_OF_32_BIT: [&str; 9] =
     ["486", "athlon", "coreduo", "kvm32", "n270", "pentium", "pentium2", "pentium3", "qemu32"];
+
+/// What nobody can have meant, and would be done without a word.
+fn check_words(args: &RunArgs) -> Result<(), Error> {
+    if args.program.first().is_some_and(|name| name.is_empty()) {
+        return Err(usage("the program's name is empty: limen run -- PROGRAM"));
+    }
+    for word in &args.env {
+        match word.to_string_lossy().split_once('=') {
+            Some(("", _)) => {
+                return Err(usage(format!("--env {}: want NAME=VALUE, or NAME", word.display())));
+            }
+            None if std::env::var_os(word).is_none() => {
+                say!("limen: --env {}: this variable is not set here", word.display());
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
 
 fn check_cpu(args: &RunArgs) -> Result<(), Error> {
     let model = args.cpu.as_deref().unwrap_or_default().split(',').next().unwrap_or_default();
@@ -215,19 +237,30 @@ fn shares(here: &Path, given: &[OsString]) -> Result<Vec<(PathBuf, PathBuf)>, Er
     if given.len() > ports::RW_SHARES_MAX {
         return Err(usage(format!("--rw: at most {} folders", ports::RW_SHARES_MAX)));
     }
-    let share = |text: &OsString| {
+    let mut shares: Vec<(PathBuf, PathBuf)> = Vec::new();
+    for text in given {
         let (host, guest) = pack::files::host_and_guest(here, text);
-        if NOT_SHARED.iter().any(|place| guest == Path::new(place)) {
-            let text = format!(
-                "--rw {}: {} of the guest cannot be shared for writing: name a folder below it",
-                text.display(),
-                guest.display()
-            );
-            return Err(usage(text));
+        let refuse = |why: &str| {
+            let (text, guest) = (text.display(), guest.display());
+            Err(usage(format!(
+                "--rw {text}: {guest} of the guest cannot be shared for writing: {why}"
+            )))
+        };
+        if guest.components().any(|part| part == std::path::Component::ParentDir) {
+            return refuse("write it without `..`");
         }
-        Ok((folder("--rw", here, &host)?, guest))
-    };
-    given.iter().map(share).collect()
+        if guest == Path::new("/") {
+            return refuse("name a folder below it");
+        }
+        if pack::files::is_of_kernel(&guest) {
+            return refuse("it is the kernel's; name another place");
+        }
+        if shares.iter().any(|(_, other)| *other == guest) {
+            return refuse("another --rw is there already");
+        }
+        shares.push((folder("--rw", here, &host)?, guest));
+    }
+    Ok(shares)
 }
 
 /// A folder that exists, absolute and without links (QEMU's 9p server refuses a link as root).

@@ -8,8 +8,8 @@ use super::environment::{Environment, Sees};
 use super::{
     RunArgs, Start, Started, callers_umask, folder, guest_cwd, not_executable, not_found, words,
 };
-use crate::oci::user::{self, User};
-use crate::pack::files::FileSet;
+use crate::oci::user::{Names, User};
+use crate::pack::files::{FileSet, Place};
 use crate::run::lookup::{DEFAULT_PATH, Found, find_program};
 use crate::run::qemu::SharedRoot;
 use crate::run::secrets;
@@ -32,6 +32,9 @@ pub(super) fn start(
         (None, true) => here.to_owned(),
         (_, false) => guest_cwd(args, "--root and --pack")?.unwrap_or_else(|| "/".into()),
     };
+    if !args.pack {
+        check_cwd(args, &tree, &cwd, shares, keeps_place)?;
+    }
     let env = environment(args);
     // A packed program is the host's, looked up as the caller would.
     let (search_path, search_base) = match args.pack {
@@ -40,9 +43,13 @@ pub(super) fn start(
     };
     let search_path = search_path.unwrap_or_else(|| DEFAULT_PATH.into());
     let mut files = FileSet::default();
-    files.add_arguments(here, &args.file, &args.dir, |path| match args.pack {
-        true => pack::is_folder(path),
-        false => tree.find(path).is_ok_and(|found| found.is_dir()),
+    files.add_arguments(here, &args.file, &args.dir, |path| {
+        match (args.pack, tree.find(path)) {
+            (true, _) => pack::place(path),
+            (false, Err(_)) => Place::Nothing,
+            (false, Ok(found)) if found.is_dir() => Place::Folder,
+            (false, Ok(_)) => Place::Other,
+        }
     })?;
     let name = &args.program[0];
     // A packed program's own place is the guest's: what was added counts there, too.
@@ -51,7 +58,13 @@ pub(super) fn start(
         Found::At(path) => path,
         _ if files.file_mode(&of_cwd).is_some_and(|mode| mode & 0o111 != 0) => of_cwd,
         Found::NotExecutable(path) => return Ok(Err(not_executable(path))),
-        Found::Nowhere => return Ok(Err(not_found(name))),
+        Found::Nowhere => {
+            if here.join(name).is_file() && !args.pack {
+                let name = name.display();
+                say!("limen: {name} is in this folder: ./{name} is its path (PATH is searched)");
+            }
+            return Ok(Err(not_found(name)));
+        }
     };
     let packed = match args.pack {
         true => pack::packed_archive(&program, &files)?,
@@ -60,21 +73,55 @@ pub(super) fn start(
     for (host, _) in shares {
         secrets::ensure_shareable(host, &cwd, &args.hide, &args.show)?;
     }
+    let names = names(args, &tree);
     let hidden = match args.pack {
         true => vec![],
-        false => secrets::hidden_paths(&tree, &cwd, &args.hide, &args.show),
+        false => {
+            secrets::warn_of_nothing(&tree, &cwd, &args.hide, &args.show);
+            secrets::hidden_paths(&tree, &cwd, &args.hide, &args.show)
+        }
     };
     Ok(Ok(Start {
         program,
         argv: words(&args.program),
         env: env.encode(),
         cwd,
-        user: user(args, &tree)?,
+        user: user(args, &names)?,
         umask: callers_umask(),
         hidden,
         files: packed,
         root: (!args.pack).then(|| SharedRoot { path: tree.root().to_owned(), is_mapped: false }),
+        names,
     }))
+}
+
+/// A working directory that is not there, or no folder, is known before anything starts, unless
+/// something that is shared or added brings it.
+fn check_cwd(
+    args: &RunArgs,
+    tree: &Tree,
+    cwd: &Path,
+    shares: &[(PathBuf, PathBuf)],
+    is_callers: bool,
+) -> Result<(), Error> {
+    let brought = |guest: &Path| guest.starts_with(cwd) || cwd.starts_with(guest);
+    let is_brought = shares.iter().any(|(_, guest)| brought(guest))
+        || !args.dir.is_empty()
+        || !args.file.is_empty()
+        || cwd.starts_with("/proc")
+        || cwd.starts_with("/sys")
+        || cwd.starts_with("/dev");
+    let why = match tree.find(cwd) {
+        Ok(found) if found.is_dir() => return Ok(()),
+        Err(_) if is_brought => return Ok(()),
+        Ok(_) => "not a folder".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let whose = if is_callers { "" } else { " of the guest" };
+    Err(crate::usage(format!(
+        "--cwd {}: {why}: the program starts in a folder{whose}",
+        cwd.display()
+    )))
 }
 
 fn environment(args: &RunArgs) -> Environment {
@@ -94,19 +141,22 @@ fn environment(args: &RunArgs) -> Environment {
     env
 }
 
+/// Who the guest knows.
+fn names(args: &RunArgs, tree: &Tree) -> Names {
+    let text = |path: &str| {
+        let bytes = tree.find(Path::new(path)).and_then(std::fs::read).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    match args.pack {
+        true => Names { passwd: pack::PASSWD.to_owned(), group: pack::GROUP.to_owned() },
+        false => Names { passwd: text("/etc/passwd"), group: text("/etc/group") },
+    }
+}
+
 /// The caller; root where the program has the VM for itself; or who was named.
-fn user(args: &RunArgs, tree: &Tree) -> Result<User, Error> {
+fn user(args: &RunArgs, names: &Names) -> Result<User, Error> {
     if let Some(name) = &args.user {
-        let text = |path: &str| {
-            let bytes = tree.find(Path::new(path)).and_then(std::fs::read).unwrap_or_default();
-            String::from_utf8_lossy(&bytes).into_owned()
-        };
-        let (passwd, group) = match args.pack {
-            true => (pack::PASSWD.to_owned(), pack::GROUP.to_owned()),
-            false => (text("/etc/passwd"), text("/etc/group")),
-        };
-        let found = user::resolve(name, &passwd, &group);
-        return found.map_err(|error| crate::usage(format!("--user {name}: {error}")));
+        return names.resolve(name);
     }
     if args.pack {
         return Ok(User::default());

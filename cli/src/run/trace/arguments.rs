@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::timeline::{Kind, Visit};
+use super::timeline::{Visit, VisitKind};
 
 /// Calls and the names of their arguments. Those in [`ADDRESSES`] are shown in base 16.
 const CALLS: [(&str, &str); 58] = [
@@ -99,7 +99,7 @@ const ERRORS: i64 = -4095;
 
 /// The arguments and the result of a call; none of what is no call.
 pub(super) fn of(visit: &Visit) -> Option<Value> {
-    if visit.kind != Kind::Call || visit.arguments.is_empty() {
+    if visit.kind != VisitKind::Call || visit.arguments.is_empty() {
         return None;
     }
     let mut all = Map::new();
@@ -145,7 +145,7 @@ mod tests {
             thread: 1,
             from_ns: 0,
             to_ns: 1,
-            kind: Kind::Call,
+            kind: VisitKind::Call,
             name: name.to_owned(),
             arguments: arguments.to_vec(),
             result: Some(result),
@@ -164,7 +164,7 @@ mod tests {
             (&other["register 6"], &other["result"]),
             (&json!("0x6"), &json!("0x7f0000000000"))
         );
-        assert_eq!(of(&Visit { kind: Kind::Interrupt, ..visit("tlb", &[1], 0) }), None);
+        assert_eq!(of(&Visit { kind: VisitKind::Interrupt, ..visit("tlb", &[1], 0) }), None);
     }
 
     #[test]

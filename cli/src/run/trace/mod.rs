@@ -22,7 +22,7 @@ use std::path::Path;
 use formats::control::TraceEvent;
 
 use crate::args::TraceArgs;
-use crate::{Error, paths};
+use crate::{Error, paths, usage};
 
 /// Most events that are kept from a guest: all rings of the largest machine.
 pub(crate) const EVENTS_MAX: usize = 16 * 16_384;
@@ -45,7 +45,7 @@ fn is_page(file: &Path) -> bool {
 
 /// `limen trace`.
 pub(crate) fn command(args: &TraceArgs) -> Result<u8, Error> {
-    let of_file = |error: String| Error::from(format!("{}: {error}", args.file.display()));
+    let of_file = |error: String| usage(format!("{}: {error}", args.file.display()));
     if let Some(page) = &args.html {
         paths::ensure_writable("--html", page)?;
     }

@@ -13,7 +13,7 @@ use formats::control::{Phase, TraceEvent};
 
 /// Who has a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
+pub(super) enum VisitKind {
     User,
     Call,
     Exception,
@@ -23,7 +23,7 @@ pub(super) enum Kind {
     Idle,
 }
 
-impl Kind {
+impl VisitKind {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::User => "user",
@@ -42,7 +42,7 @@ pub(super) struct Stay {
     pub(super) cpu: u8,
     pub(super) from_ns: u64,
     pub(super) to_ns: u64,
-    pub(super) kind: Kind,
+    pub(super) kind: VisitKind,
     pub(super) name: String,
     /// The thread, if it is known.
     pub(super) thread: Option<u64>,
@@ -54,7 +54,7 @@ pub(super) struct Visit {
     pub(super) thread: u64,
     pub(super) from_ns: u64,
     pub(super) to_ns: u64,
-    pub(super) kind: Kind,
+    pub(super) kind: VisitKind,
     pub(super) name: String,
     /// Of a call: the registers of its arguments.
     pub(super) arguments: Vec<u64>,
@@ -100,8 +100,8 @@ const RECEIVED: [&str; 3] = ["reschedule", "tlb", "sync"];
 
 /// What a thread is in.
 #[derive(Clone, Debug)]
-struct Entry {
-    kind: Kind,
+struct OpenVisit {
+    kind: VisitKind,
     name: String,
     arguments: Vec<u64>,
     from_ns: u64,
@@ -126,7 +126,7 @@ impl Timeline {
         let mut timeline = Self::default();
         let mut cpus: BTreeMap<u8, Cpu> = BTreeMap::new();
         // Of threads whose number is not known yet, by CPU.
-        let mut stacks: BTreeMap<(bool, u64), Vec<Entry>> = BTreeMap::new();
+        let mut stacks: BTreeMap<(bool, u64), Vec<OpenVisit>> = BTreeMap::new();
         for event in sorted {
             let start = Cpu { thread: None, since_ns: event.at_ns, in_user: false, last: None };
             let cpu = cpus.entry(event.cpu).or_insert(start);
@@ -161,13 +161,13 @@ impl Timeline {
     }
 
     /// What the CPU has done since its last event.
-    fn stay(&mut self, event: &TraceEvent, cpu: &mut Cpu, top: Option<&Entry>) {
+    fn stay(&mut self, event: &TraceEvent, cpu: &mut Cpu, top: Option<&OpenVisit>) {
         let from_ns = std::mem::replace(&mut cpu.since_ns, event.at_ns);
         let (kind, name) = match (top, cpu.thread) {
-            _ if cpu.in_user => (Kind::User, "user"),
+            _ if cpu.in_user => (VisitKind::User, "user"),
             (Some(entry), _) => (entry.kind, entry.name.as_str()),
-            (None, Some(IDLE)) => (Kind::Idle, "idle"),
-            (None, _) => (Kind::Kernel, "kernel"),
+            (None, Some(IDLE)) => (VisitKind::Idle, "idle"),
+            (None, _) => (VisitKind::Kernel, "kernel"),
         };
         if from_ns < event.at_ns {
             let (to_ns, thread) = (event.at_ns, cpu.thread.filter(|thread| *thread != IDLE));
@@ -186,9 +186,9 @@ impl Timeline {
         }
     }
 
-    fn visit(&mut self, done: Entry, thread: u64, end: &TraceEvent) {
+    fn visit(&mut self, done: OpenVisit, thread: u64, end: &TraceEvent) {
         if thread != IDLE {
-            let Entry { kind, name, arguments, from_ns } = done;
+            let OpenVisit { kind, name, arguments, from_ns } = done;
             let (to_ns, result) = (end.at_ns, end.values.first().copied());
             let visit = Visit { thread, from_ns, to_ns, kind, name, arguments, result };
             self.visits.push(visit);
@@ -234,14 +234,19 @@ fn key(cpu: u8, thread: Option<u64>) -> (bool, u64) {
     }
 }
 
-fn entry(event: &TraceEvent) -> Entry {
+fn entry(event: &TraceEvent) -> OpenVisit {
     let is_vector = is_vector(&event.name);
     let kind = match (is_vector, event.number < EXCEPTIONS) {
-        (false, _) => Kind::Call,
-        (true, true) => Kind::Exception,
-        (true, false) => Kind::Interrupt,
+        (false, _) => VisitKind::Call,
+        (true, true) => VisitKind::Exception,
+        (true, false) => VisitKind::Interrupt,
     };
-    Entry { kind, name: event.name.clone(), arguments: event.values.clone(), from_ns: event.at_ns }
+    OpenVisit {
+        kind,
+        name: event.name.clone(),
+        arguments: event.values.clone(),
+        from_ns: event.at_ns,
+    }
 }
 
 /// Names that the kernel gives vectors (`machine/src/cpu/record.rs`): all others are calls.
@@ -278,7 +283,7 @@ pub(super) mod tests {
         TraceEvent { cpu, at_ns, phase, name: name.to_owned(), number, values: vec![] }
     }
 
-    fn kinds(timeline: &Timeline, cpu: u8) -> Vec<(Kind, &str, u64)> {
+    fn kinds(timeline: &Timeline, cpu: u8) -> Vec<(VisitKind, &str, u64)> {
         let of_cpu = timeline.stays.iter().filter(|stay| stay.cpu == cpu);
         of_cpu.map(|stay| (stay.kind, stay.name.as_str(), stay.to_ns - stay.from_ns)).collect()
     }
@@ -296,16 +301,22 @@ pub(super) mod tests {
             TraceEvent { values: vec![1], ..event(1, 200, Phase::End, "-", 0) },
             event(1, 230, Phase::Begin, "page-fault", 14),
         ]);
-        let user = (Kind::User, "user", 10);
-        let (call, idle) = ((Kind::Call, "read", 10), (Kind::Idle, "idle", 50));
-        let timer = (Kind::Interrupt, "timer", 10);
-        assert_eq!(kinds(&timeline, 0), [(Kind::Kernel, "kernel", 10), user, call, idle, timer]);
-        assert_eq!(kinds(&timeline, 1), [(Kind::Call, "read", 5), (Kind::User, "user", 30)]);
+        let user = (VisitKind::User, "user", 10);
+        let (call, idle) = ((VisitKind::Call, "read", 10), (VisitKind::Idle, "idle", 50));
+        let timer = (VisitKind::Interrupt, "timer", 10);
+        assert_eq!(
+            kinds(&timeline, 0),
+            [(VisitKind::Kernel, "kernel", 10), user, call, idle, timer]
+        );
+        assert_eq!(
+            kinds(&timeline, 1),
+            [(VisitKind::Call, "read", 5), (VisitKind::User, "user", 30)]
+        );
         let read = Visit {
             thread: 7,
             from_ns: 120,
             to_ns: 200,
-            kind: Kind::Call,
+            kind: VisitKind::Call,
             name: "read".to_owned(),
             arguments: vec![3, 9, 1],
             result: Some(1),

@@ -202,13 +202,11 @@ fn in_vm(
 ) -> Result<(), String> {
     let place = format!("{} at smp {smp}{}", app.name, if pack { " packed" } else { "" });
     let _running = Running::begin(&format!("app {place}"));
-    let name = format!("limen-{}-{}.json", std::process::id(), place.replace(' ', "-"));
-    let report = std::env::temp_dir().join(name);
+    let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let report = folder.path().join("report.json");
     let mut command = vm(context, app, smp, pack, &report);
     let got = ran(&mut command, app, VM_LIMIT).map_err(|error| error.to_string());
     let text = std::fs::read_to_string(&report).unwrap_or_default();
-    // It may be missing: then there is nothing to remove.
-    let _ = std::fs::remove_file(&report);
     judge(app, host, &got?)?;
     let returns = Returns::from_report(&text).ok_or("the report does not tell returns")?;
     if let Ok(mut shares) = shares.lock() {

@@ -11,13 +11,13 @@ use std::sync::OnceLock;
 use text_patching::kcfi::{self, Check, Form};
 use text_patching::poke::Code;
 use text_patching::preamble::Prefix;
-use text_patching::tail::{self, Kind, Shape, Via};
+use text_patching::tail::{self, BranchKind, Shape, Via};
 
 /// What the kernel's checks look like, where no image says otherwise.
 const USUAL: Check =
     Check { hash: 0x56e5_b5a5, disp: Prefix::Nops11.disp(), register: 11, form: Form::Opt };
 /// The call behind them.
-const CALL: Shape = Shape { kind: Kind::Call, len: 6 };
+const CALL: Shape = Shape { kind: BranchKind::Call, len: 6 };
 
 /// The check of the image whose sequence is measured.
 static LIKE: OnceLock<Check> = OnceLock::new();

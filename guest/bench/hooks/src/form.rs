@@ -8,7 +8,7 @@
 
 use limen_bench_cfi::code::{FINISH, Random, Row, THUNK, gap, like, pad};
 use text_patching::kcfi::{self, Form as Check};
-use text_patching::tail::{self, Kind, Shape as CallShape, Via};
+use text_patching::tail::{self, BranchKind, Shape as CallShape, Via};
 
 /// What lies between a call site and the policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,7 +149,7 @@ fn list(out: &mut Row, policies: &[usize], via: Via) -> usize {
     bytes.extend([0x4d, 0x8b, 0x5f, 0x08]);
     bytes.extend(AGAIN);
     bytes.extend(kcfi::encode(&like(Check::Opt)));
-    let indirect = CallShape { kind: Kind::Call, len: 6 };
+    let indirect = CallShape { kind: BranchKind::Call, len: 6 };
     match tail::encode(bytes.len() as u64, indirect, via, 0) {
         Ok(code) => bytes.extend(code.as_slice()),
         Err(anomaly) => panic!("{anomaly}"),

@@ -34,10 +34,10 @@ const PORTS: [(u32, &str); 3] = [
 
 /// The host's ends of the ports.
 #[derive(Default)]
-pub(super) struct Ends(Mutex<State>);
+pub(super) struct Ends(Mutex<ConsoleState>);
 
 #[derive(Default)]
-struct State {
+struct ConsoleState {
     /// For standard input, and how much there was in all.
     input: VecDeque<u8>,
     total: u64,

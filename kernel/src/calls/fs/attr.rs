@@ -44,7 +44,7 @@ pub fn chmod(path: u64, mode: u32) -> Result<u64> {
 /// fchmod(2).
 pub fn fchmod(fd: u64, mode: u32) -> Result<u64> {
     let file = file(fd)?;
-    change_mode(&current().process.subject(), &place_of(&file), mode)
+    change_mode(&current().subject(), &place_of(&file), mode)
 }
 
 /// fchmodat(2), which has no flags.
@@ -96,7 +96,7 @@ pub fn lchown(path: u64, owner: u32, group: u32) -> Result<u64> {
 /// fchown(2).
 pub fn fchown(fd: u64, owner: u32, group: u32) -> Result<u64> {
     let file = file(fd)?;
-    let who = current().process.subject();
+    let who = current().subject();
     change_owner(&who, &place_of(&file), owner, group)
 }
 
@@ -326,7 +326,7 @@ fn check_size_limit(size: u64) -> Result<()> {
 
 fn resize(location: &Location, size: u64) -> Result<u64> {
     check_size_limit(size)?;
-    permission::drop_privileges(&**location.inode(), &current().process.subject())?;
+    permission::drop_privileges(&**location.inode(), &current().subject())?;
     let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };
     permission::set_attributes(location.inode().as_ref(), &changes)?;
     inotify::event(&location.dentry, raw::IN_MODIFY);

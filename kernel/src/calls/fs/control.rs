@@ -35,7 +35,7 @@ const HINT_MAX: u64 = 5;
 pub fn fcntl(fd_word: u64, command_word: u32, argument_at: u64) -> Result<u64> {
     let (fd, command, argument) = (fd_word as Fd, command_word, argument_at);
     let file = any_file(fd_word)?;
-    let files = || current().process.files();
+    let files = || current().files();
     if is_about_descriptor(command) {
         hooks::file_fcntl((&file, command, argument))?;
     }
@@ -240,7 +240,7 @@ fn set_lock(fd: Fd, file: &Arc<File>, at: u64, by_file: bool, wait: bool) -> Res
     }
     locks::acquire(&inode, &wanted, wait)?;
     // Who closes the descriptor meanwhile has found no lock to release: none may stay.
-    let is_open = || current().process.files().get(fd).is_ok_and(|now| Arc::ptr_eq(&now, file));
+    let is_open = || current().files().get(fd).is_ok_and(|now| Arc::ptr_eq(&now, file));
     if !by_file && !is_open() {
         locks::release(&*inode, &wanted);
         return Err(Errno::EBADF);
@@ -301,7 +301,7 @@ fn is_numberless(file: &File) -> bool {
 
 /// FIBMAP: no file system tells where its blocks are. EPERM, EFAULT.
 fn block_of(argument: u64) -> Result<u64> {
-    if !current().process.subject().capable(Capability::SysRawio) {
+    if !current().subject().capable(Capability::SysRawio) {
         return Err(Errno::EPERM);
     }
     UserPtr::<i32>::new(argument).read()?;
@@ -322,7 +322,7 @@ pub fn ioctl(fd_word: u64, request: u32, argument_at: u64) -> Result<u64> {
     match command {
         cmd::FIOCLEX | cmd::FIONCLEX => {
             let on = command == cmd::FIOCLEX;
-            current().process.files().set_close_on_exec(fd, on)?;
+            current().files().set_close_on_exec(fd, on)?;
             Ok(0)
         }
         cmd::FIONBIO => flag(raw::O_NONBLOCK),

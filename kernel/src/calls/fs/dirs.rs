@@ -141,7 +141,7 @@ impl Entries {
 
 /// getcwd(2): the length with the NUL.
 pub fn getcwd(buffer: UserPtr<u8>, size: u64) -> Result<u64> {
-    let fs = current().process.fs();
+    let fs = current().fs();
     let (cwd, root) = (fs.cwd.lock().clone(), fs.root.lock().clone());
     if cwd.dentry.is_unlinked() {
         return Err(Errno::ENOENT);

@@ -21,7 +21,7 @@ const TYPE_MAX: usize = 64;
 const PROPAGATION: u32 = raw::MS_SHARED | raw::MS_PRIVATE | raw::MS_SLAVE | raw::MS_UNBINDABLE;
 
 fn check_admin() -> Result<()> {
-    let who = current().process.subject();
+    let who = current().subject();
     if who.capable(Capability::SysAdmin) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
@@ -29,7 +29,7 @@ fn check_admin() -> Result<()> {
 pub fn mount(a: &Args) -> Result<u64> {
     let place = place_of(a.a1())?;
     check_admin()?;
-    hooks::sb_mount((&current().process.subject(),))?;
+    hooks::sb_mount((&current().subject(),))?;
     let mut flags = a.a3() as u32;
     if flags & MAGIC_MASK == MAGIC {
         flags &= !MAGIC_MASK;
@@ -104,8 +104,9 @@ pub fn pivot_root(new: u64, old: u64) -> Result<u64> {
     hooks::sb_pivotroot((&context.subject,))?;
     mount::pivot_root(&old, &new, &put_old)?;
     // Whoever had the old root has the new one.
-    for process in all_processes() {
-        let Some(fs) = process.fs.lock().clone() else { continue };
+    let threads = all_processes().into_iter().flat_map(|process| process.threads.lock().clone());
+    for thread in threads {
+        let Some(fs) = thread.try_fs() else { continue };
         for place in [&fs.root, &fs.cwd] {
             let mut at = place.lock();
             let replaced = at.same(&old).then(|| core::mem::replace(&mut *at, new.clone()));

@@ -5,15 +5,15 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
+use machine::task::Current;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{PathName, any_file};
 use crate::base::user::{UserPtr, read_c_string};
 use crate::fs::memfd;
-use crate::process::current;
-use crate::process::give_file;
+use crate::process::{Own, Thread, current, give_file, own};
 use crate::vfs::open::{How, KNOWN_FLAGS, PATH_FLAGS, open as open_path};
-use crate::vfs::path::{Context, walk};
+use crate::vfs::path::{Context, FsContext, walk};
 use crate::vfs::{Fd, hooks};
 
 /// `struct open_how` (openat2(2)).
@@ -142,7 +142,7 @@ fn resolve_flags(resolve: u64) -> Result<u32> {
 
 /// close(2).
 pub fn close(fd: u64) -> Result<u64> {
-    let file = current().process.files().remove(fd as Fd)?;
+    let file = Own::with_files(current(), |files| files.remove(fd as Fd))?;
     drop(file);
     Ok(0)
 }
@@ -157,11 +157,11 @@ pub fn close_range(first: u32, last: u32, flags: u32) -> Result<u64> {
     if flags & !known != 0 || first > last {
         return Err(Errno::EINVAL);
     }
-    let process = current().process.clone();
+    let thread = current();
     if flags & CLOSE_RANGE_UNSHARE != 0 {
-        unshare_files(&process)?;
+        unshare_files(thread)?;
     }
-    let files = process.files();
+    let files = thread.files();
     let within = |fd: Fd| fd >= first && fd <= last;
     if flags & CLOSE_RANGE_CLOEXEC != 0 {
         for fd in files.list().into_iter().filter(|&fd| within(fd)) {
@@ -174,10 +174,10 @@ pub fn close_range(first: u32, last: u32, flags: u32) -> Result<u64> {
     Ok(0)
 }
 
-/// Gives the process descriptors of its own, if it shares them (CLONE_FILES).
-fn unshare_files(process: &crate::process::Process) -> Result<()> {
-    let own = Arc::new(process.files().duplicate()?);
-    drop(process.replace_files(own));
+/// Gives the thread descriptors of its own, if it shares them (CLONE_FILES).
+fn unshare_files(thread: Current<Thread>) -> Result<()> {
+    let files = Arc::new(thread.files().duplicate()?);
+    drop(own::replace_files(thread, files));
     Ok(())
 }
 
@@ -216,8 +216,8 @@ fn dup_to(old: Fd, new: Fd, close_on_exec: bool) -> Result<u64> {
 
 /// umask(2).
 pub fn umask(mask: u32) -> Result<u64> {
-    let old = current().process.fs().umask.swap(mask & 0o777, Ordering::Relaxed);
-    Ok(old.into())
+    let set = |own: &FsContext| own.umask.swap(mask & 0o777, Ordering::Relaxed);
+    Ok(Own::with_fs(current(), set).into())
 }
 
 /// Longest name of a memfd, without its NUL (memfd_create(2)).
@@ -231,7 +231,7 @@ pub fn memfd_create(name: u64, flags: u32) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let name = read_c_string(name, MEMFD_NAME_MAX + 1, Errno::EINVAL)?;
-    let who = current().process.credentials();
+    let who = current().credentials();
     let noexec = flags & raw::MFD_NOEXEC_SEAL != 0;
     let mode = if noexec { 0o666 } else { 0o777 };
     let inode = memfd::make(mode, who.fsuid, who.fsgid)?;

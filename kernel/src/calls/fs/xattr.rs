@@ -101,7 +101,7 @@ fn set(find: impl FnOnce() -> Result<Location>, a: &Args) -> Result<u64> {
     let value = UserPtr::<u8>::new(a.a2()).read_many(a.a3() as usize)?;
     let at = &find()?;
     at.mount.check_writable()?;
-    let who = current().process.subject();
+    let who = current().subject();
     check(at, &name, WRITE, &who)?;
     let inode = at.inode().as_ref();
     hooks::inode_setxattr((&who, inode, &name, &value))?;
@@ -129,7 +129,7 @@ pub fn fgetxattr(a: &Args) -> Result<u64> {
 
 fn get(at: &Location, a: &Args) -> Result<u64> {
     let name = read_name(a.a1())?;
-    check(at, &name, READ, &current().process.subject())?;
+    check(at, &name, READ, &current().subject())?;
     hooks::inode_getxattr((at.inode().as_ref(), &name))?;
     give(&at.inode().get_xattr(&name)?, a.a2(), a.a3())
 }
@@ -161,7 +161,7 @@ pub fn flistxattr(a: &Args) -> Result<u64> {
 }
 
 fn list(at: &Location, a: &Args) -> Result<u64> {
-    let admin = current().process.subject().capable(Capability::SysAdmin);
+    let admin = current().subject().capable(Capability::SysAdmin);
     hooks::inode_listxattr((at.inode().as_ref(),))?;
     let mut names = Vec::new();
     for name in at.inode().list_xattr()? {
@@ -197,7 +197,7 @@ fn remove(find: impl FnOnce() -> Result<Location>, a: &Args) -> Result<u64> {
     let name = read_name(a.a1())?;
     let at = &find()?;
     at.mount.check_writable()?;
-    let who = current().process.subject();
+    let who = current().subject();
     check(at, &name, WRITE, &who)?;
     let inode = at.inode().as_ref();
     hooks::inode_removexattr((&who, inode, &name))?;

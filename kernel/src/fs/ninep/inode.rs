@@ -13,7 +13,7 @@ use super::file::NinepFile;
 use super::{Fid, NinepFs};
 use crate::base::sync::Mutex;
 use crate::base::time::now_ns;
-use crate::vfs::chrdev as special;
+use crate::vfs::chrdev;
 use crate::vfs::page_cache::PageCache;
 use crate::vfs::{
     DirEntry, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject, SetAttributes,
@@ -37,7 +37,7 @@ pub struct NinepInode {
     pub(super) number: u64,
     kind: FileType,
     fid: SpinLock<Arc<Fid>>,
-    state: SpinLock<State>,
+    state: SpinLock<CachedMetadata>,
     /// Open for reading at the server.
     pub(super) reader: SpinLock<Option<Arc<Fid>>>,
     /// Open for writing at the server.
@@ -54,7 +54,7 @@ pub struct NinepInode {
     orphan: AtomicBool,
 }
 
-struct State {
+struct CachedMetadata {
     metadata: Metadata,
     fresh_until_ns: u64,
 }
@@ -110,7 +110,7 @@ impl NinepInode {
             number: a.qid.path,
             kind: metadata.file_type,
             fid: SpinLock::new(fid),
-            state: SpinLock::new(State { metadata, fresh_until_ns: now_ns() + FRESH_NS }),
+            state: SpinLock::new(CachedMetadata { metadata, fresh_until_ns: now_ns() + FRESH_NS }),
             reader: SpinLock::new(None),
             writer: SpinLock::new(None),
             cache: Once::new(),
@@ -241,6 +241,38 @@ impl NinepInode {
         NinepInode::new(&self.fs, fid, &attributes)
     }
 
+    /// Makes an entry on the host.
+    fn make(&self, name: &[u8], new: &NewObject<'_>) -> Result<Arc<NinepInode>> {
+        self.fs.check_writable()?;
+        let fid = self.fid();
+        let mode = host_mode(new.file_type, new.mode & 0o7777);
+        let mut opened = None;
+        match new.file_type {
+            FileType::Regular => {
+                let file = fid.duplicate()?;
+                let flags = raw::O_RDWR | raw::O_CREAT | raw::O_EXCL;
+                file.create(name, flags, mode, new.gid)?;
+                opened = Some(Arc::new(file));
+            }
+            FileType::Directory => fid.make_directory(name, mode, new.gid).map(drop)?,
+            FileType::Symlink => fid.symlink(name, new.target, new.gid).map(drop)?,
+            // The host's server cannot hand out what these stand for (mknod(2): EPERM).
+            FileType::Fifo | FileType::CharDevice | FileType::BlockDevice => {
+                return Err(Errno::EPERM);
+            }
+            kind => {
+                let device = (chrdev::major(new.rdev), chrdev::minor(new.rdev));
+                fid.make_node(name, kind.mode_bits() | mode, device, new.gid)?;
+            }
+        }
+        self.touch();
+        let child = self.child(name)?;
+        if opened.is_some() {
+            *child.writer.lock() = opened;
+        }
+        Ok(child)
+    }
+
     fn remove(&self, name: &[u8], flags: u32) -> Result<()> {
         self.fs.check_writable()?;
         let child = self.child(name)?;
@@ -343,7 +375,7 @@ impl Inode for NinepInode {
             }
             _ => {
                 let rdev = self.state.lock().metadata.rdev;
-                special::open(self, rdev, flags)
+                chrdev::open(self, rdev, flags)
             }
         }
     }
@@ -356,34 +388,18 @@ impl Inode for NinepInode {
         Ok(child)
     }
 
-    fn create(&self, name: &[u8], new: &NewObject<'_>) -> Result<Arc<dyn Inode>> {
-        self.fs.check_writable()?;
-        let fid = self.fid();
-        let mode = host_mode(new.file_type, new.mode & 0o7777);
-        let mut opened = None;
-        match new.file_type {
-            FileType::Regular => {
-                let file = fid.duplicate()?;
-                let flags = raw::O_RDWR | raw::O_CREAT | raw::O_EXCL;
-                file.create(name, flags, mode, new.gid)?;
-                opened = Some(Arc::new(file));
-            }
-            FileType::Directory => fid.make_directory(name, mode, new.gid).map(drop)?,
-            FileType::Symlink => fid.symlink(name, new.target, new.gid).map(drop)?,
-            // The host's server cannot hand out what these stand for (mknod(2): EPERM).
-            FileType::Fifo | FileType::CharDevice | FileType::BlockDevice => {
-                return Err(Errno::EPERM);
-            }
-            kind => {
-                let device = (special::major(new.rdev), special::minor(new.rdev));
-                fid.make_node(name, kind.mode_bits() | mode, device, new.gid)?;
-            }
-        }
-        self.touch();
-        let child = self.child(name)?;
-        if opened.is_some() {
-            *child.writer.lock() = opened;
-        }
+    fn create_if(
+        &self,
+        name: &[u8],
+        new: &NewObject<'_>,
+        admit: &dyn Fn(&dyn Inode) -> Result<()>,
+    ) -> Result<Arc<dyn Inode>> {
+        let child = self.make(name, new)?;
+        admit(child.as_ref()).or_else(|refused| {
+            let is_directory = new.file_type == FileType::Directory;
+            if is_directory { self.rmdir(name) } else { self.unlink(name) }?;
+            Err(refused)
+        })?;
         Ok(child)
     }
 

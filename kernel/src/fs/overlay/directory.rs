@@ -18,7 +18,7 @@ const OWN_POSITIONS: u64 = i64::MAX as u64 - (1 << 32);
 const HIDDEN_BATCHES_MAX: usize = 4096;
 
 /// What a name stands for.
-pub(super) enum Entry {
+pub(super) enum OverlayEntry {
     /// The lower object of this name, unchanged: known as long as somebody uses it.
     Clean(Weak<Node>),
     /// The lower object of this name, changed, or a directory on the way to a change.
@@ -29,18 +29,18 @@ pub(super) enum Entry {
     Whiteout,
 }
 
-impl Entry {
+impl OverlayEntry {
     /// Whether the lower directory has this name.
     fn covers_lower(&self) -> bool {
-        !matches!(self, Entry::New { covers: false, .. })
+        !matches!(self, OverlayEntry::New { covers: false, .. })
     }
 }
 
 /// The names of one directory.
 #[derive(Default)]
 pub(super) struct Entries {
-    pub(super) by_name: BTreeMap<Arc<[u8]>, Entry>,
-    /// Names of `Entry::New`, by position.
+    pub(super) by_name: BTreeMap<Arc<[u8]>, OverlayEntry>,
+    /// Names of `OverlayEntry::New`, by position.
     by_position: BTreeMap<u64, Arc<[u8]>>,
     next_position: u64,
     /// Was removed: nothing may be made in it any more.
@@ -51,18 +51,18 @@ pub(super) struct Entries {
 
 impl Entries {
     /// Puts an object made or moved here under a name. Returns what was there, for a later drop.
-    fn put_new(&mut self, name: &Arc<[u8]>, node: Arc<Node>, covers: bool) -> Option<Entry> {
+    fn put_new(&mut self, name: &Arc<[u8]>, node: Arc<Node>, covers: bool) -> Option<OverlayEntry> {
         let old = self.remove(name);
         let position = self.next_position;
         self.next_position += 1;
         self.by_position.insert(position, name.clone());
-        self.by_name.insert(name.clone(), Entry::New { node, covers, position });
+        self.by_name.insert(name.clone(), OverlayEntry::New { node, covers, position });
         old
     }
 
-    fn remove(&mut self, name: &[u8]) -> Option<Entry> {
+    fn remove(&mut self, name: &[u8]) -> Option<OverlayEntry> {
         let old = self.by_name.remove(name);
-        if let Some(Entry::New { position, .. }) = &old {
+        if let Some(OverlayEntry::New { position, .. }) = &old {
             self.by_position.remove(position);
         }
         old
@@ -70,11 +70,12 @@ impl Entries {
 
     /// Takes a name away, so that a lower object of this name stays hidden. `in_lower`: there is
     /// one, as far as the entry does not tell.
-    fn take(&mut self, name: &Arc<[u8]>, in_lower: bool) -> Option<Entry> {
-        let covers = self.by_name.get(name).map_or(in_lower, Entry::covers_lower) && !self.opaque;
+    fn take(&mut self, name: &Arc<[u8]>, in_lower: bool) -> Option<OverlayEntry> {
+        let covers =
+            self.by_name.get(name).map_or(in_lower, OverlayEntry::covers_lower) && !self.opaque;
         let old = self.remove(name);
         if covers {
-            self.by_name.insert(name.clone(), Entry::Whiteout);
+            self.by_name.insert(name.clone(), OverlayEntry::Whiteout);
         }
         old
     }
@@ -93,9 +94,11 @@ impl Node {
     pub(super) fn child(&self, name: &[u8]) -> Result<Arc<Node>> {
         self.check_directory()?;
         match self.entries.lock().by_name.get(name) {
-            Some(Entry::Same(node) | Entry::New { node, .. }) => return Ok(node.clone()),
-            Some(Entry::Whiteout) => return Err(Errno::ENOENT),
-            Some(Entry::Clean(known)) => {
+            Some(OverlayEntry::Same(node) | OverlayEntry::New { node, .. }) => {
+                return Ok(node.clone());
+            }
+            Some(OverlayEntry::Whiteout) => return Err(Errno::ENOENT),
+            Some(OverlayEntry::Clean(known)) => {
                 if let Some(node) = known.upgrade() {
                     return Ok(node);
                 }
@@ -110,10 +113,10 @@ impl Node {
             let mut entries = self.entries.lock();
             match entries.by_name.get(&name) {
                 None => {}
-                Some(Entry::Clean(known)) if known.strong_count() == 0 => {}
+                Some(OverlayEntry::Clean(known)) if known.strong_count() == 0 => {}
                 Some(_) => return Ok(node),
             }
-            entries.by_name.insert(name, Entry::Clean(Arc::downgrade(&node)));
+            entries.by_name.insert(name, OverlayEntry::Clean(Arc::downgrade(&node)));
         }
         Ok(node)
     }
@@ -137,8 +140,8 @@ impl Node {
             let Some((parent, name)) = at.place.lock().clone() else { break };
             {
                 let mut entries = parent.entries.lock();
-                if matches!(entries.by_name.get(&name), None | Some(Entry::Clean(_))) {
-                    dropped.push(entries.by_name.insert(name, Entry::Same(at.clone())));
+                if matches!(entries.by_name.get(&name), None | Some(OverlayEntry::Clean(_))) {
+                    dropped.push(entries.by_name.insert(name, OverlayEntry::Same(at.clone())));
                 }
             }
             let done = core::mem::replace(&mut at, parent);
@@ -222,8 +225,8 @@ impl Node {
             }
             let covers = match entries.by_name.get(name) {
                 None => false,
-                Some(Entry::Whiteout) => true,
-                Some(Entry::Clean(known)) if known.strong_count() == 0 => true,
+                Some(OverlayEntry::Whiteout) => true,
+                Some(OverlayEntry::Clean(known)) if known.strong_count() == 0 => true,
                 Some(_) => return Err(Errno::EEXIST),
             };
             entries.put_new(name, node.clone(), covers)
@@ -346,7 +349,7 @@ impl Node {
             let old = {
                 let mut entries = to.entries.lock();
                 let covers =
-                    entries.by_name.get(&new).map_or(target.is_some(), Entry::covers_lower);
+                    entries.by_name.get(&new).map_or(target.is_some(), OverlayEntry::covers_lower);
                 entries.put_new(&new, source.clone(), covers)
             };
             let place = source.place.lock().replace((to.me(), new));
@@ -374,7 +377,7 @@ impl Node {
         let put = |directory: &Node, name: &Arc<[u8]>, node: &Arc<Node>| {
             let old = {
                 let mut entries = directory.entries.lock();
-                let covers = entries.by_name.get(name).is_none_or(Entry::covers_lower);
+                let covers = entries.by_name.get(name).is_none_or(OverlayEntry::covers_lower);
                 entries.put_new(name, node.clone(), covers)
             };
             let place = node.place.lock().replace((directory.me(), name.clone()));
@@ -417,7 +420,7 @@ impl Node {
         let room = max - found.len();
         let entries = self.entries.lock();
         for (&position, name) in entries.by_position.range(first..).take(room) {
-            if let Some(Entry::New { node, .. }) = entries.by_name.get(name) {
+            if let Some(OverlayEntry::New { node, .. }) = entries.by_name.get(name) {
                 found.push(DirEntry {
                     name: name.to_vec(),
                     inode: node.number(),
@@ -435,6 +438,6 @@ impl Node {
         }
         let entries = self.entries.lock();
         let covering = entries.by_name.get(entry.name.as_slice());
-        matches!(covering, None | Some(Entry::Clean(_) | Entry::Same(_)))
+        matches!(covering, None | Some(OverlayEntry::Clean(_) | OverlayEntry::Same(_)))
     }
 }

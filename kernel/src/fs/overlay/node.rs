@@ -12,12 +12,12 @@ use machine::sync::SpinLock;
 
 use super::OverlayFs;
 use super::data::{Data, OverlayFile};
-use super::directory::{Entries, Entry};
+use super::directory::{Entries, OverlayEntry};
 use crate::base::sync::Mutex;
 use crate::vfs::page_cache::PageCache;
 use crate::vfs::{
     DirEntry, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject, SetAttributes,
-    chrdev as special,
+    chrdev,
 };
 
 /// Most bytes of extended attributes of one object.
@@ -246,17 +246,13 @@ impl Inode for Node {
             FileType::Symlink => Err(Errno::ELOOP),
             _ => {
                 let rdev = self.metadata()?.rdev;
-                special::open(self, rdev, flags)
+                chrdev::open(self, rdev, flags)
             }
         }
     }
 
     fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Inode>> {
         Ok(self.child(name)?)
-    }
-
-    fn create(&self, name: &[u8], new: &NewObject<'_>) -> Result<Arc<dyn Inode>> {
-        self.create_if(name, new, &|_| Ok(()))
     }
 
     fn create_if(
@@ -386,7 +382,7 @@ impl Drop for Node {
         while let Some((parent, name)) = place {
             {
                 let mut entries = parent.entries.lock();
-                if let Some(Entry::Clean(known)) = entries.by_name.get(&name)
+                if let Some(OverlayEntry::Clean(known)) = entries.by_name.get(&name)
                     && known.strong_count() == 0
                 {
                     entries.by_name.remove(&name);

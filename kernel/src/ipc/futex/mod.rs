@@ -8,7 +8,7 @@
 //!
 //! A waiter is taken out exactly once, by whoever wins the bucket's lock: waker, timeout or signal.
 //!
-//! Reading order: [`Waiter`], [`wait`], [`wake`]; then `requeue`, `pi`, `robust`, `waitv`.
+//! Reading order: [`FutexWaiter`], [`wait`], [`wake`]; then `requeue`, `pi`, `robust`, `waitv`.
 //! Lock order: buckets by index; then the scheduler's.
 
 use alloc::collections::VecDeque;
@@ -38,7 +38,7 @@ pub mod waitv;
 const BUCKETS: usize = 256;
 
 /// A sleeping thread.
-pub(super) struct Waiter {
+pub(super) struct FutexWaiter {
     thread: Arc<Thread>,
     /// 1 + index of the word that was woken; 0: not woken yet.
     woken: AtomicU32,
@@ -48,7 +48,7 @@ pub(super) struct Waiter {
 }
 
 /// A waiter's place in a bucket.
-pub(super) struct Entry {
+pub(super) struct QueuedFutex {
     key: FutexKey,
     /// Which wake-ups it takes (FUTEX_WAIT_BITSET).
     bitset: u32,
@@ -61,18 +61,18 @@ pub(super) struct Entry {
     /// It is to be moved to such a lock, the one with this key (FUTEX_WAIT_REQUEUE_PI): nothing
     /// else wakes it.
     goes_to: Option<FutexKey>,
-    waiter: Arc<Waiter>,
+    waiter: Arc<FutexWaiter>,
 }
 
-impl Entry {
+impl QueuedFutex {
     /// A waiter on one word.
-    fn new(key: FutexKey, waiter: Arc<Waiter>, bitset: u32) -> Entry {
+    fn new(key: FutexKey, waiter: Arc<FutexWaiter>, bitset: u32) -> QueuedFutex {
         let (is_one_of_many, is_pi, goes_to) = (false, false, None);
-        Entry { key, bitset, index: 0, is_one_of_many, is_pi, goes_to, waiter }
+        QueuedFutex { key, bitset, index: 0, is_one_of_many, is_pi, goes_to, waiter }
     }
 }
 
-type Bucket = VecDeque<Entry>;
+type Bucket = VecDeque<QueuedFutex>;
 
 static TABLE: [SpinLock<Bucket>; BUCKETS] = [const { SpinLock::new(VecDeque::new()) }; BUCKETS];
 
@@ -82,9 +82,9 @@ fn bucket_of(key: FutexKey) -> usize {
     (mixed >> 56) as usize % BUCKETS
 }
 
-impl Waiter {
-    fn new() -> Arc<Waiter> {
-        Arc::new(Waiter {
+impl FutexWaiter {
+    fn new() -> Arc<FutexWaiter> {
+        Arc::new(FutexWaiter {
             thread: current().to_arc(),
             woken: AtomicU32::new(0),
             timer_fired: AtomicBool::new(false),
@@ -116,7 +116,7 @@ impl Waiter {
     }
 }
 
-impl Wake for Waiter {
+impl Wake for FutexWaiter {
     /// The timeout.
     fn wake(&self, _events: u32) -> bool {
         self.timer_fired.store(true, Ordering::SeqCst);
@@ -159,12 +159,12 @@ fn with_word<R>(
 }
 
 /// Takes a waiter on one word out of its bucket. False: somebody has woken it already.
-fn cancel(waiter: &Arc<Waiter>) -> bool {
+fn cancel(waiter: &Arc<FutexWaiter>) -> bool {
     take_out(waiter).is_some()
 }
 
 /// The same; the place it had.
-fn take_out(waiter: &Arc<Waiter>) -> Option<Entry> {
+fn take_out(waiter: &Arc<FutexWaiter>) -> Option<QueuedFutex> {
     loop {
         let index = waiter.bucket.load(Ordering::SeqCst);
         let mut bucket = TABLE[index].lock();
@@ -199,7 +199,7 @@ fn wait(
         return Err(Errno::EINVAL);
     }
     let key = key_of(address, private)?;
-    let waiter = Waiter::new();
+    let waiter = FutexWaiter::new();
     waiter.bucket.store(bucket_of(key), Ordering::SeqCst);
     let queued = with_word(address, key, |bucket, found| {
         if found != value {
@@ -207,7 +207,7 @@ fn wait(
         }
         bucket.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         let waiter = waiter.clone();
-        bucket.push_back(Entry::new(key, waiter, bitset));
+        bucket.push_back(QueuedFutex::new(key, waiter, bitset));
         Ok(())
     })?;
     queued?;

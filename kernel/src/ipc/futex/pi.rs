@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use abi::{Errno, Result, general as raw};
 use machine::sync::SpinGuard;
 
-use super::{Bucket, Entry, TABLE, Waiter, bucket_of, cancel, key_of};
+use super::{Bucket, FutexWaiter, QueuedFutex, TABLE, bucket_of, cancel, key_of};
 use crate::base::time::Deadline;
 use crate::base::user::UserPtr;
 use crate::mm::FutexKey;
@@ -110,7 +110,7 @@ pub(super) fn try_lock(address: u64, private: bool) -> Result<u64> {
 /// FUTEX_LOCK_PI.
 pub(super) fn lock(address: u64, private: bool, deadline: Option<Deadline>) -> Result<u64> {
     let key = key_of(address, private)?;
-    let waiter = Waiter::new();
+    let waiter = FutexWaiter::new();
     waiter.bucket.store(bucket_of(key), Ordering::SeqCst);
     let taken = repeat(address, key, |bucket| match try_take(address, bucket, key) {
         Step::Sleep => queue(address, bucket, key, &waiter),
@@ -138,7 +138,7 @@ fn queue(
     address: u64,
     bucket: &mut SpinGuard<'_, Bucket>,
     key: FutexKey,
-    waiter: &Arc<Waiter>,
+    waiter: &Arc<FutexWaiter>,
 ) -> Step {
     let Ok(value) = UserPtr::<u32>::new(address).load() else { return Step::Again };
     let owner = value & raw::FUTEX_TID_MASK;
@@ -160,7 +160,7 @@ fn queue(
         return Step::Again;
     }
     let waiter = waiter.clone();
-    bucket.push_back(Entry { is_pi: true, ..Entry::new(key, waiter, u32::MAX) });
+    bucket.push_back(QueuedFutex { is_pi: true, ..QueuedFutex::new(key, waiter, u32::MAX) });
     Step::Sleep
 }
 

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
 
-use super::{Bucket, Entry, TABLE, bucket_of, key_of, wake_in};
+use super::{Bucket, QueuedFutex, TABLE, bucket_of, key_of, wake_in};
 use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::mm::FutexKey;
@@ -72,7 +72,7 @@ fn move_entries(
     to: FutexKey,
     moves: usize,
 ) -> Result<u64> {
-    let mut moved: VecDeque<Entry> = VecDeque::new();
+    let mut moved: VecDeque<QueuedFutex> = VecDeque::new();
     let mut at = 0;
     while at < first.len() && moved.len() < moves {
         let entry = &first[at];

@@ -11,7 +11,7 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result, general as raw};
 
 use super::requeue::{count, with_buckets};
-use super::{Bucket, Entry, Waiter, bucket_of, key_of, pi, take_out, with_word};
+use super::{Bucket, FutexWaiter, QueuedFutex, bucket_of, key_of, pi, take_out, with_word};
 use crate::base::args::Args;
 use crate::base::time::Deadline;
 use crate::base::user::UserPtr;
@@ -33,7 +33,7 @@ fn keys(args: &Args, private: bool) -> Result<(FutexKey, FutexKey)> {
 pub(super) fn wait(args: &Args, private: bool, deadline: Option<Deadline>) -> Result<u64> {
     let value = args.a2() as u32;
     let (from, to) = keys(args, private)?;
-    let waiter = Waiter::new();
+    let waiter = FutexWaiter::new();
     waiter.bucket.store(bucket_of(from), Ordering::SeqCst);
     let _counted = pi::Counted::new();
     with_word(args.a0(), from, |bucket, found| {
@@ -41,8 +41,8 @@ pub(super) fn wait(args: &Args, private: bool, deadline: Option<Deadline>) -> Re
             return Err(Errno::EAGAIN);
         }
         bucket.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        let entry = Entry::new(from, waiter.clone(), u32::MAX);
-        bucket.push_back(Entry { goes_to: Some(to), ..entry });
+        let entry = QueuedFutex::new(from, waiter.clone(), u32::MAX);
+        bucket.push_back(QueuedFutex { goes_to: Some(to), ..entry });
         Ok(())
     })??;
     waiter.sleep(deadline);
@@ -82,7 +82,7 @@ pub(super) fn requeue(args: &Args, private: bool) -> Result<u64> {
                 Err(_) => return None,
             }
             while total < wakes + moves {
-                let is_next = |entry: &Entry| entry.key == from && !entry.is_pi;
+                let is_next = |entry: &QueuedFutex| entry.key == from && !entry.is_pi;
                 let Some(at) = first.iter().position(is_next) else { break };
                 if first[at].goes_to != Some(to) {
                     return Some(Err(Errno::EINVAL));

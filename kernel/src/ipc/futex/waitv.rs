@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::{Entry, TABLE, Waiter, bucket_of, key_of, with_word};
+use super::{FutexWaiter, QueuedFutex, TABLE, bucket_of, key_of, with_word};
 use crate::base::time::{Deadline, TimeSpec, realtime_offset_ns};
 use crate::base::user::UserPtr;
 use crate::mm::FutexKey;
@@ -57,7 +57,7 @@ pub fn futex_waitv(
 }
 
 fn wait_all(words: &[Word], keys: &[FutexKey], deadline: Option<Deadline>) -> Result<u64> {
-    let waiter = Waiter::new();
+    let waiter = FutexWaiter::new();
     let mut queued = Ok(());
     for (index, (word, &key)) in words.iter().zip(keys).enumerate() {
         queued = with_word(word.address, key, |bucket, found| {
@@ -66,8 +66,8 @@ fn wait_all(words: &[Word], keys: &[FutexKey], deadline: Option<Deadline>) -> Re
             }
             bucket.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
             let waiter = waiter.clone();
-            let entry = Entry::new(key, waiter, u32::MAX);
-            bucket.push_back(Entry { index: index as u32, is_one_of_many: true, ..entry });
+            let entry = QueuedFutex::new(key, waiter, u32::MAX);
+            bucket.push_back(QueuedFutex { index: index as u32, is_one_of_many: true, ..entry });
             Ok(())
         })
         .and_then(|result| result);
@@ -87,7 +87,7 @@ fn wait_all(words: &[Word], keys: &[FutexKey], deadline: Option<Deadline>) -> Re
     Err(if timed_out { Errno::ETIMEDOUT } else { Errno::ERESTARTSYS })
 }
 
-fn remove_all(waiter: &Arc<Waiter>, keys: &[FutexKey]) {
+fn remove_all(waiter: &Arc<FutexWaiter>, keys: &[FutexKey]) {
     for &key in keys {
         let mut bucket = TABLE[bucket_of(key)].lock();
         // The other references keep the waiter alive: nothing is freed under the lock.

@@ -77,7 +77,7 @@ impl<T> Slots<T> {
     fn insert(&mut self, key: i32, mode: u32, content: T) -> Arc<Object<T>> {
         let index = self.free_index();
         self.all_used_below = index + 1;
-        let who = current().process.subject();
+        let who = current().subject();
         let perm = Perm {
             key,
             uid: who.euid,
@@ -214,7 +214,7 @@ impl<T> Object<T> {
 
     /// EACCES unless the caller has the rights `wanted`, of which any class may be set.
     pub fn check(&self, wanted: u32) -> Result<()> {
-        let who = current().process.subject();
+        let who = current().subject();
         let perm = self.perm();
         let class = if who.euid == perm.uid || who.euid == perm.cuid {
             6
@@ -233,7 +233,7 @@ impl<T> Object<T> {
 
     /// EPERM unless the caller may change owners or remove the object.
     pub fn check_owner(&self) -> Result<Subject> {
-        let who = current().process.subject();
+        let who = current().subject();
         let perm = self.perm();
         let owns = who.euid == perm.uid || who.euid == perm.cuid;
         if owns || who.capable(Capability::SysAdmin) { Ok(who) } else { Err(Errno::EPERM) }

@@ -37,7 +37,7 @@ impl Drop for Message {
 }
 
 #[derive(Default)]
-struct State {
+struct MessageQueueState {
     messages: VecDeque<Message>,
     removed: bool,
     stime: i64,
@@ -51,7 +51,7 @@ struct State {
 
 /// A queue.
 struct Queue {
-    state: SpinLock<State>,
+    state: SpinLock<MessageQueueState>,
     /// Those who wait for room, and for messages.
     senders: WaitQueue,
     receivers: WaitQueue,
@@ -64,7 +64,11 @@ pub fn msgget(key: i32, flags: u32) -> Result<u64> {
     let make = || {
         super::check_room()?;
         hooks::msg_queue_alloc_security((key,))?;
-        let state = State { ctime: now(), max_bytes: QUEUE_BYTES, ..State::default() };
+        let state = MessageQueueState {
+            ctime: now(),
+            max_bytes: QUEUE_BYTES,
+            ..MessageQueueState::default()
+        };
         Ok(Queue {
             state: SpinLock::new(state),
             senders: WaitQueue::new(),
@@ -86,7 +90,7 @@ enum Wanted {
     CopyOf(usize),
 }
 
-impl State {
+impl MessageQueueState {
     fn is_full_for(&self, len: usize) -> bool {
         self.bytes + len as u64 > self.max_bytes || self.messages.len() as u64 >= self.max_bytes
     }
@@ -308,7 +312,7 @@ fn info(in_use: bool, buffer: u64) -> Result<u64> {
     };
     if in_use {
         let all = QUEUES.all();
-        let sum = |of: fn(&State) -> u64| {
+        let sum = |of: fn(&MessageQueueState) -> u64| {
             let each = all.iter().map(|queue| of(&queue.content.state.lock()));
             u32::try_from(each.sum::<u64>()).unwrap_or(u32::MAX)
         };

@@ -44,7 +44,7 @@ struct Semaphore {
     waiting: [u32; 2],
 }
 
-struct State {
+struct SemaphoreSetState {
     semaphores: Vec<Semaphore>,
     /// Adjustments of each undo list, by its number.
     adjustments: BTreeMap<u64, Vec<i16>>,
@@ -55,7 +55,7 @@ struct State {
 
 /// A set.
 pub struct Set {
-    state: SpinLock<State>,
+    state: SpinLock<SemaphoreSetState>,
     /// One for each semaphore.
     queues: Vec<WaitQueue>,
 }
@@ -65,7 +65,7 @@ static SETS: Table<Set> = Table::new(SETS_MAX);
 /// What stops operations: the index of the first one that cannot be done.
 struct Stopped(usize);
 
-impl State {
+impl SemaphoreSetState {
     /// Does all operations, or none. EIDRM, ERANGE.
     fn apply(
         &mut self,
@@ -145,7 +145,7 @@ impl Set {
         let mut queues = Vec::new();
         queues.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
         queues.resize_with(count, WaitQueue::new);
-        let state = State {
+        let state = SemaphoreSetState {
             semaphores,
             adjustments: BTreeMap::new(),
             removed: false,

@@ -119,7 +119,7 @@ fn make(key: i32, size: u64, flags: u32) -> Result<Segment> {
     hooks::shm_alloc_security((key,))?;
     let name = alloc::format!("/SYSV{:08x} (deleted)", key as u32);
     let pages_end = size.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
-    let owner = current().process.credentials();
+    let owner = current().credentials();
     let file = memfd::of_size(name.as_bytes(), pages_end, owner.fsuid, owner.fsgid)?;
     let trace = Trace { ctime: now(), creator: own_pid(), ..Trace::default() };
     Ok(Segment { size, hold: SpinLock::new(Hold::Kept(file)), trace: SpinLock::new(trace) })
@@ -271,7 +271,7 @@ fn remove(segment: &Object<Segment>, file: &Arc<File>) {
 
 /// There is no swap, so every segment is locked anyway; the mark is kept for ipcs(1).
 fn lock(segment: &Object<Segment>, on: bool) -> Result<u64> {
-    let who = current().process.subject();
+    let who = current().subject();
     let Perm { uid, cuid, .. } = segment.perm();
     if !who.capable(Capability::IpcLock) {
         if who.euid != uid && who.euid != cuid {

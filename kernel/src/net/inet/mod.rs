@@ -19,21 +19,27 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use abi::{Errno, Result, net as raw};
 
 use super::address::RawAddress;
-use super::{Common, Kind, Socket};
+use super::{Common, Socket, SocketKind};
 
 /// A new socket.
-pub(super) fn create(domain: u32, kind: Kind, protocol: u32) -> Result<Arc<dyn Socket>> {
+pub(super) fn create(domain: u32, kind: SocketKind, protocol: u32) -> Result<Arc<dyn Socket>> {
     let (tcp, udp) = (raw::IPPROTO_TCP as u32, raw::IPPROTO_UDP as u32);
     match (kind, protocol) {
-        (Kind::Stream, 0) => Ok(tcp::TcpSocket::new(Common::new(domain, kind, tcp))),
-        (Kind::Stream, p) if p == tcp => Ok(tcp::TcpSocket::new(Common::new(domain, kind, tcp))),
-        (Kind::Dgram, 0) => Ok(udp::UdpSocket::new(Common::new(domain, kind, udp))),
-        (Kind::Dgram, p) if p == udp => Ok(udp::UdpSocket::new(Common::new(domain, kind, udp))),
+        (SocketKind::Stream, 0) => Ok(tcp::TcpSocket::new(Common::new(domain, kind, tcp))),
+        (SocketKind::Stream, p) if p == tcp => {
+            Ok(tcp::TcpSocket::new(Common::new(domain, kind, tcp)))
+        }
+        (SocketKind::Dgram, 0) => Ok(udp::UdpSocket::new(Common::new(domain, kind, udp))),
+        (SocketKind::Dgram, p) if p == udp => {
+            Ok(udp::UdpSocket::new(Common::new(domain, kind, udp)))
+        }
         // Sockets for echo requests are nobody's, as Linux's ping_group_range is at first.
-        (Kind::Dgram, p) if p == echo(domain) => Err(Errno::EACCES),
-        (Kind::Stream | Kind::Dgram, _) | (Kind::Raw, 0) => Err(Errno::EPROTONOSUPPORT),
-        (Kind::Raw, _) => Err(Errno::EPERM),
-        (Kind::SeqPacket, _) => Err(Errno::ESOCKTNOSUPPORT),
+        (SocketKind::Dgram, p) if p == echo(domain) => Err(Errno::EACCES),
+        (SocketKind::Stream | SocketKind::Dgram, _) | (SocketKind::Raw, 0) => {
+            Err(Errno::EPROTONOSUPPORT)
+        }
+        (SocketKind::Raw, _) => Err(Errno::EPERM),
+        (SocketKind::SeqPacket, _) => Err(Errno::ESOCKTNOSUPPORT),
     }
 }
 

@@ -13,7 +13,7 @@ use machine::sync::SpinLock;
 
 use super::interface;
 use crate::net::options::Value;
-use crate::net::{Common, Kind};
+use crate::net::{Common, SocketKind};
 use crate::process::current;
 use crate::security::Capability;
 
@@ -294,7 +294,7 @@ impl IpOptions {
             return Err(Errno::ENOPROTOOPT);
         }
         let number = number(level, name, value)?;
-        if common.kind == Kind::Stream && is_refused_by_tcp(level, name) {
+        if common.kind == SocketKind::Stream && is_refused_by_tcp(level, name) {
             return Err(Errno::EINVAL);
         }
         let number = accept(takes, first, number)?;
@@ -305,7 +305,7 @@ impl IpOptions {
             self.v6_only.store(number != 0, Ordering::Relaxed);
         }
         // Bits of congestion are TCP's own.
-        let is_own = common.kind == Kind::Stream && (level, name) == (IP, raw::IP_TOS);
+        let is_own = common.kind == SocketKind::Stream && (level, name) == (IP, raw::IP_TOS);
         self.keep(level, name, if is_own { number & !3 } else { number });
         Ok(())
     }
@@ -329,7 +329,7 @@ fn accept(takes: Takes, first: i32, number: i32) -> Result<i32> {
     match takes {
         Flag => Ok(i32::from(number != 0)),
         AdminFlag => {
-            let who = current().process.subject();
+            let who = current().subject();
             let may = who.capable(Capability::NetAdmin) || who.capable(Capability::NetRaw);
             if number == 0 || may { Ok(i32::from(number != 0)) } else { Err(Errno::EPERM) }
         }

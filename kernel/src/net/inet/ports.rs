@@ -31,14 +31,14 @@ pub(super) trait Owner: Send + Sync {
     fn binds_freely(&self) -> bool;
 }
 
-struct Entry<S> {
+struct PortEntry<S> {
     address: IpAddr,
     owner: Weak<S>,
 }
 
 /// The ports of one protocol.
 pub(super) struct Ports<S> {
-    entries: SpinLock<BTreeMap<u16, Vec<Entry<S>>>>,
+    entries: SpinLock<BTreeMap<u16, Vec<PortEntry<S>>>>,
     next: AtomicU16,
     turn: AtomicUsize,
 }
@@ -100,7 +100,7 @@ impl<S: Owner> Ports<S> {
         if port == 0 {
             return self.bind_ephemeral(owner, ip, others);
         }
-        let who = crate::process::current().process.subject();
+        let who = crate::process::current().subject();
         if port < PRIVILEGED_END && !who.capable(Capability::NetBindService) {
             return Err(Errno::EACCES);
         }
@@ -116,7 +116,7 @@ impl<S: Owner> Ports<S> {
             }
             return Err(Errno::EADDRINUSE);
         }
-        list.push(Entry { address: ip, owner: Arc::downgrade(owner) });
+        list.push(PortEntry { address: ip, owner: Arc::downgrade(owner) });
         drop(entries);
         Ok(Binding { ports: self, owner: Arc::downgrade(owner), address })
     }
@@ -154,7 +154,7 @@ impl<S: Owner> Ports<S> {
                 continue;
             }
             if let alloc::collections::btree_map::Entry::Vacant(vacant) = entries.entry(port) {
-                vacant.insert(alloc::vec![Entry { address: ip, owner: Arc::downgrade(owner) }]);
+                vacant.insert(alloc::vec![PortEntry { address: ip, owner: Arc::downgrade(owner) }]);
                 drop(entries);
                 let address = SocketAddr::new(ip, port);
                 return Ok(Binding { ports: self, owner: Arc::downgrade(owner), address });

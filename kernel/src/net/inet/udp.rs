@@ -18,7 +18,7 @@ use crate::base::poll::{PollTable, events};
 use crate::base::sync::WaitQueue;
 use crate::base::time::realtime_ns;
 use crate::net::address::{Address, RawAddress};
-use crate::net::channel::{Channel, Info, Patience, ReceiveMode, Received};
+use crate::net::channel::{Channel, Info, ReceiveMode, Received, Timeout};
 use crate::net::control::{Control, Writer};
 use crate::net::options::Value;
 use crate::net::{Common, Outgoing, Socket};
@@ -116,7 +116,7 @@ impl Socket for UdpSocket {
         self.bind_at(address).map(|_| ())
     }
 
-    fn connect(self: Arc<Self>, address: &RawAddress, _patience: Patience) -> Result<()> {
+    fn connect(self: Arc<Self>, address: &RawAddress, _timeout: Timeout) -> Result<()> {
         if address.family()? == raw::AF_UNSPEC {
             *self.peer.lock() = None;
             return Ok(());
@@ -198,7 +198,7 @@ impl Socket for UdpSocket {
         let packet = Some(Packet { to, ttl, tos, time_ns });
         let control = Control::default();
         let info = Some(Box::new(Info { control, from: Some(shown_from), packet }));
-        let now = Patience { nonblocking: true, deadline: None };
+        let now = Timeout { nonblocking: true, deadline: None };
         match target.inbox.send_message(source, info, now) {
             // No room, or gone meanwhile: lost.
             Err(Errno::EAGAIN | Errno::EPIPE | Errno::EMSGSIZE) => {
@@ -209,7 +209,7 @@ impl Socket for UdpSocket {
         }
     }
 
-    fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Patience) -> Result<Received> {
+    fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Timeout) -> Result<Received> {
         if let Some(error) = self.common.take_error() {
             return Err(error);
         }

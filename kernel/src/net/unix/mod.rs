@@ -13,10 +13,10 @@ use abi::{Errno, Result, net as raw};
 use machine::sync::{Once, SpinLock};
 
 use super::address::{Address, RawAddress};
-use super::channel::{Channel, Patience, ReceiveMode, Received};
+use super::channel::{Channel, ReceiveMode, Received, Timeout};
 use super::control::Ucred;
 use super::stream::{Backlog, Conn};
-use super::{Common, Kind, Outgoing, Socket, boxed, hooks};
+use super::{Common, Outgoing, Socket, SocketKind, boxed, hooks};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::WaitQueue;
@@ -36,7 +36,7 @@ struct Peer {
 
 impl Peer {
     fn current() -> Peer {
-        let groups = current().process.credentials().groups.as_slice().into();
+        let groups = current().credentials().groups.as_slice().into();
         let process = Arc::downgrade(&current().process);
         Peer { who: Ucred::current(), groups, process }
     }
@@ -65,7 +65,7 @@ impl Link {
 }
 
 #[derive(Default)]
-struct State {
+struct UnixState {
     name: Option<Arc<[u8]>>,
     /// What keeps the name alive.
     binding: Option<names::Binding>,
@@ -78,7 +78,7 @@ struct State {
 /// A socket.
 pub struct UnixSocket {
     common: Common,
-    state: SpinLock<State>,
+    state: SpinLock<UnixState>,
     link: Once<Link>,
     is_connecting: AtomicBool,
     backlog: Backlog<UnixSocket>,
@@ -97,27 +97,27 @@ pub fn check_protocol(protocol: u32) -> Result<()> {
 }
 
 /// A new socket.
-pub fn create(kind: Kind, protocol: u32) -> Result<Arc<dyn Socket>> {
+pub fn create(kind: SocketKind, protocol: u32) -> Result<Arc<dyn Socket>> {
     check_protocol(protocol)?;
     // SOCK_RAW is an old name of SOCK_DGRAM here.
-    let kind = if kind == Kind::Raw { Kind::Dgram } else { kind };
+    let kind = if kind == SocketKind::Raw { SocketKind::Dgram } else { kind };
     Ok(UnixSocket::new(Common::new(raw::AF_UNIX, kind, 0)))
 }
 
 /// Two connected sockets (socketpair(2)).
-pub fn pair(kind: Kind, protocol: u32) -> Result<[Arc<dyn Socket>; 2]> {
+pub fn pair(kind: SocketKind, protocol: u32) -> Result<[Arc<dyn Socket>; 2]> {
     check_protocol(protocol)?;
-    let kind = if kind == Kind::Raw { Kind::Dgram } else { kind };
+    let kind = if kind == SocketKind::Raw { SocketKind::Dgram } else { kind };
     let a = UnixSocket::new(Common::new(raw::AF_UNIX, kind, 0));
     let b = UnixSocket::new(Common::new(raw::AF_UNIX, kind, 0));
     let me = Peer::current();
-    if kind == Kind::Dgram {
+    if kind == SocketKind::Dgram {
         a.state.lock().default_peer = Some(Arc::downgrade(&b));
         b.state.lock().default_peer = Some(Arc::downgrade(&a));
         a.pair_peer.call_once(|| me.clone());
         b.pair_peer.call_once(|| me);
     } else {
-        let (to_b, to_a) = Conn::pair(&a.common, &b.common, kind == Kind::SeqPacket);
+        let (to_b, to_a) = Conn::pair(&a.common, &b.common, kind == SocketKind::SeqPacket);
         let link = |conn, other: &Arc<UnixSocket>| Link {
             conn,
             peer: me.clone(),
@@ -137,7 +137,7 @@ impl UnixSocket {
         let inbox = Channel::new(common.receive_limit(), DGRAMS_MAX, &common.readers, &room);
         Arc::new(UnixSocket {
             common,
-            state: SpinLock::new(State::default()),
+            state: SpinLock::new(UnixState::default()),
             link: Once::new(),
             is_connecting: AtomicBool::new(false),
             backlog: Backlog::default(),
@@ -153,7 +153,7 @@ impl UnixSocket {
     }
 
     fn is_dgram(&self) -> bool {
-        self.common.kind == Kind::Dgram
+        self.common.kind == SocketKind::Dgram
     }
 
     fn peer(&self) -> Option<Peer> {
@@ -208,7 +208,7 @@ impl UnixSocket {
         Ok(peer)
     }
 
-    fn connect_stream(self: &Arc<Self>, address: &RawAddress, patience: Patience) -> Result<()> {
+    fn connect_stream(self: &Arc<Self>, address: &RawAddress, timeout: Timeout) -> Result<()> {
         let name = address.to_unix()?.ok_or(Errno::EINVAL)?;
         let listener = names::find(&name)?;
         if listener.common.kind != self.common.kind {
@@ -227,16 +227,16 @@ impl UnixSocket {
         if self.is_connecting.swap(true, Ordering::SeqCst) {
             return Err(Errno::EALREADY);
         }
-        let result = self.connect_to(&listener, patience);
+        let result = self.connect_to(&listener, timeout);
         self.is_connecting.store(false, Ordering::SeqCst);
         result
     }
 
-    fn connect_to(self: &Arc<Self>, listener: &Arc<UnixSocket>, patience: Patience) -> Result<()> {
+    fn connect_to(self: &Arc<Self>, listener: &Arc<UnixSocket>, timeout: Timeout) -> Result<()> {
         hooks::sk_alloc_security((self.common.domain,))?;
         let served = UnixSocket::new(listener.common.inherit());
         hooks::unix_stream_connect((&self.common, &listener.common))?;
-        let messages = self.common.kind == Kind::SeqPacket;
+        let messages = self.common.kind == SocketKind::SeqPacket;
         let (near, far) = Conn::pair(&self.common, &served.common, messages);
         let (name, credentials) = {
             let state = listener.state.lock();
@@ -251,7 +251,7 @@ impl UnixSocket {
             peer_asks: self.common.passes_credentials.clone(),
         });
         let peer_asks = served.common.passes_credentials.clone();
-        listener.backlog.push(&served, &listener.common.readers, patience)?;
+        listener.backlog.push(&served, &listener.common.readers, timeout)?;
         let peer_socket = Arc::downgrade(&served);
         let (conn, peer, peer_name) = (near, credentials, name);
         self.link.call_once(|| Link { conn, peer, peer_name, peer_socket, peer_asks });
@@ -289,7 +289,7 @@ impl UnixSocket {
         let from = self.name().map(|name| Address::Unix(Some(name)));
         let info = boxed(control, from);
         let may_send = || !self.is_mute.load(Ordering::SeqCst);
-        match peer.inbox.send_message_while(source, info, what.patience, may_send) {
+        match peer.inbox.send_message_while(source, info, what.timeout, may_send) {
             // The receiver closed: to a datagram that is "nobody there".
             Err(Errno::EPIPE) if peer.is_closed.load(Ordering::SeqCst) => Err(Errno::ECONNREFUSED),
             result => result,
@@ -348,11 +348,11 @@ impl Socket for UnixSocket {
         Ok(())
     }
 
-    fn connect(self: Arc<Self>, address: &RawAddress, patience: Patience) -> Result<()> {
+    fn connect(self: Arc<Self>, address: &RawAddress, timeout: Timeout) -> Result<()> {
         if self.is_dgram() {
             self.connect_dgram(address)
         } else {
-            self.connect_stream(address, patience)
+            self.connect_stream(address, timeout)
         }
     }
 
@@ -375,11 +375,11 @@ impl Socket for UnixSocket {
         Ok(())
     }
 
-    fn accept(&self, patience: Patience) -> Result<Arc<dyn Socket>> {
+    fn accept(&self, timeout: Timeout) -> Result<Arc<dyn Socket>> {
         if self.is_dgram() {
             return Err(Errno::EOPNOTSUPP);
         }
-        let socket = self.backlog.accept(&self.common.readers, patience)?;
+        let socket = self.backlog.accept(&self.common.readers, timeout)?;
         Ok(socket)
     }
 
@@ -400,7 +400,7 @@ impl Socket for UnixSocket {
             return self.send_dgram(source, what);
         }
         // Urgent is a byte of a stream, so there must be one.
-        let is_stream = self.common.kind == Kind::Stream;
+        let is_stream = self.common.kind == SocketKind::Stream;
         if what.mode.urgent && is_stream && source.left() == 0 {
             return Err(Errno::EOPNOTSUPP);
         }
@@ -411,7 +411,7 @@ impl Socket for UnixSocket {
         if what.mode.urgent && !is_stream {
             return Err(Errno::EOPNOTSUPP);
         }
-        if what.to.is_some() && self.common.kind == Kind::Stream {
+        if what.to.is_some() && self.common.kind == SocketKind::Stream {
             return Err(Errno::EISCONN);
         }
         let mut control = what.control;
@@ -423,8 +423,8 @@ impl Socket for UnixSocket {
         let (tx, rx) = (&link.conn.tx, &link.conn.rx);
         let was_closed = tx.is_refused() || tx.is_ended();
         let sent = match self.common.kind {
-            Kind::SeqPacket => tx.send_message(source, info, what.patience),
-            _ => tx.send(source, info, what.mode, what.patience),
+            SocketKind::SeqPacket => tx.send_message(source, info, what.timeout),
+            _ => tx.send(source, info, what.mode, what.timeout),
         };
         match sent {
             // A sender that waited is told what it would be told at a receive: the peer closed
@@ -440,7 +440,7 @@ impl Socket for UnixSocket {
         }
     }
 
-    fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Patience) -> Result<Received> {
+    fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Timeout) -> Result<Received> {
         if mode.urgent {
             let link = self.link.get().ok_or(Errno::EINVAL)?;
             let byte = link.conn.rx.take_urgent(mode.peek)?;
@@ -456,7 +456,7 @@ impl Socket for UnixSocket {
         } else {
             match self.link.get() {
                 Some(link) => &link.conn.rx,
-                None if self.common.kind == Kind::Stream => return Err(Errno::EINVAL),
+                None if self.common.kind == SocketKind::Stream => return Err(Errno::EINVAL),
                 None => return Err(Errno::ENOTCONN),
             }
         };

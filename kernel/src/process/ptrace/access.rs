@@ -55,7 +55,7 @@ pub fn memory(target: &Process, ids: Ids, denied: Errno) -> Result<Option<Arc<Mm
 /// Whether the current process may look into `target`.
 #[must_use]
 pub fn may_access(target: &Process, ids: Ids) -> bool {
-    may_look(&current().process.subject(), target, ids)
+    may_look(&current().subject(), target, ids)
 }
 
 /// Whether `own` may look into `target`.

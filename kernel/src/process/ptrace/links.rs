@@ -11,9 +11,9 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result, general as raw, ptrace as nr};
 
 use super::access::{Ids, may_access};
-use super::{Link, Resume, State};
+use super::{Link, Resume, TraceeState};
+use crate::process::ExitState;
 use crate::process::current;
-use crate::process::family::Life;
 use crate::process::hooks;
 use crate::process::signal::{self, SIG_IGN, SigInfo, send};
 use crate::process::{Pid, Process, Thread, exit, find_thread, release_pid, work};
@@ -42,7 +42,7 @@ fn link(tracee: &Arc<Thread>, tracer: &Thread, link: Link, options: u32) -> Resu
 
 /// Takes a tracee's side of the link away; it goes on, if it is stopped. The caller takes the other
 /// side away, drops what this returns without locks, and wakes the thread.
-pub(super) fn unlink(tracee: &Thread, state: &mut State, resume: Resume) -> Option<Link> {
+pub(super) fn unlink(tracee: &Thread, state: &mut TraceeState, resume: Resume) -> Option<Link> {
     tracee.trace.is_traced.store(false, Ordering::Relaxed);
     state.options = 0;
     state.stop_seen = 0;
@@ -161,7 +161,8 @@ pub fn tracer_ends() {
         own.trace.is_closed.store(true, Ordering::Relaxed);
         let mut at = 0;
         while at < tracees.len() {
-            let is_own = |state: &State| state.link.as_ref().is_some_and(|l| l.tid == own.tid());
+            let is_own =
+                |state: &TraceeState| state.link.as_ref().is_some_and(|l| l.tid == own.tid());
             let mut state = tracees[at].trace.state();
             if !is_own(&state) {
                 at += 1;
@@ -189,7 +190,7 @@ pub fn tracer_ends() {
 }
 
 /// The signal that a stopped tracee was about to get.
-fn pending_signal(state: &State) -> u32 {
+fn pending_signal(state: &TraceeState) -> u32 {
     let Some(stop) = &state.stop else { return 0 };
     let code = stop.code as i32;
     // A stop that is no delivery has itself as its siginfo's code, or no siginfo.
@@ -211,7 +212,7 @@ pub fn thread_ended(thread: &Arc<Thread>, status: i32) -> bool {
         link.map(|link| link.tracer.clone())
     };
     let Some(tracer) = tracer else { return false };
-    thread.process.family.lock().unreaped_threads += 1;
+    thread.process.relations.lock().unreaped_threads += 1;
     let is_traced = {
         let mut state = thread.trace.state();
         state.ended = state.link.as_ref().map(|_| status);
@@ -257,14 +258,14 @@ fn take_ended(tracer: &Process, thread: &Arc<Thread>) -> bool {
 pub fn forget_ended(thread: &Arc<Thread>) {
     let process = &thread.process;
     if thread.tid() == process.pid {
-        process.family.lock().held_by_tracer = false;
+        process.relations.lock().held_by_tracer = false;
         return exit::tell_parent(process);
     }
     release_pid(thread.tid());
     let was_awaited = {
-        let mut family = process.family.lock();
-        family.unreaped_threads = family.unreaped_threads.saturating_sub(1);
-        family.unreaped_threads == 0 && family.life == Life::Zombie
+        let mut relations = process.relations.lock();
+        relations.unreaped_threads = relations.unreaped_threads.saturating_sub(1);
+        relations.unreaped_threads == 0 && relations.exit_state == ExitState::Zombie
     };
     if was_awaited {
         exit::announce(process);
@@ -281,7 +282,7 @@ pub fn hold_for_tracer(process: &Arc<Process>) {
         // The parent sees it among its children.
         take_ended(&tracer, &first);
     } else {
-        process.family.lock().held_by_tracer = true;
+        process.relations.lock().held_by_tracer = true;
     }
 }
 

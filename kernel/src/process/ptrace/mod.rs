@@ -84,14 +84,14 @@ pub struct Trace {
     pub(crate) is_traced: AtomicBool,
     /// As a tracer it is ending and takes no more tracees. Written under its process's `tracees`.
     pub(crate) is_closed: AtomicBool,
-    pub(crate) state: SpinLock<State>,
+    pub(crate) state: SpinLock<TraceeState>,
     /// Woken when a stop may be over.
     pub(crate) resumed: WaitQueue,
 }
 
 /// Everything about a tracee.
 #[derive(Default)]
-pub struct State {
+pub struct TraceeState {
     /// Who traces it.
     pub(crate) link: Option<Link>,
     /// PTRACE_O_ bits.
@@ -176,7 +176,7 @@ impl Trace {
         self.is_traced.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn state(&self) -> SpinGuard<'_, State> {
+    pub(crate) fn state(&self) -> SpinGuard<'_, TraceeState> {
         self.state.lock()
     }
 
@@ -233,7 +233,7 @@ impl Trace {
     }
 }
 
-impl State {
+impl TraceeState {
     pub(crate) fn is_traced_by(&self, process: &Process) -> bool {
         self.link.as_ref().is_some_and(|link| core::ptr::eq(Arc::as_ptr(&link.tracer), process))
     }

@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering;
 
 use entry::{PtRegs, flags};
 
-use super::{State, syscall_work};
+use super::{TraceeState, syscall_work};
 use crate::base::user::UserPtr;
 use crate::process::current;
 
@@ -32,7 +32,7 @@ pub(super) fn resume(regs: &mut PtRegs, bits: u32) {
 }
 
 /// Takes the tracer's trap flag away, at a stop.
-pub(super) fn disarm(regs: &mut PtRegs, state: &mut State) {
+pub(super) fn disarm(regs: &mut PtRegs, state: &mut TraceeState) {
     if core::mem::take(&mut state.forced_trap_flag) {
         regs.rflags &= !flags::TF;
     }

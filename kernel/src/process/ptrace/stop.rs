@@ -13,7 +13,7 @@ use entry::PtRegs;
 use machine::fpu::FpuState;
 use machine::task;
 
-use super::{Event, Resume, State, Stop, Trace, step, syscall_work};
+use super::{Event, Resume, Stop, Trace, TraceeState, step, syscall_work};
 use crate::base::sched::Sleep;
 use crate::process::current;
 use crate::process::signal::{self, SigInfo, bit, send};
@@ -96,7 +96,7 @@ fn enter(thread: &Thread, regs: &mut PtRegs, reason: Reason) -> Option<Arc<Proce
         state.fpu = fresh;
     }
     if let Some(copy) = &mut state.fpu {
-        task::with_fpu(|fpu| copy.copy_from(fpu));
+        copy.copy_running();
     }
     state.stop = Some(Stop {
         code: reason.code,
@@ -131,7 +131,7 @@ fn leave(thread: &Thread, regs: &mut PtRegs) -> (Ended, Resume) {
     if state.registers.fpu_changed
         && let Some(image) = &state.fpu
     {
-        task::with_fpu(|fpu| fpu.copy_from(image));
+        task::set_fpu(image);
     }
     if state.registers.debug_changed {
         task::set_debug_registers(&state.debug);
@@ -309,7 +309,7 @@ fn syscall_stop(regs: &mut PtRegs, which: u32) -> Ended {
     ended
 }
 
-impl State {
+impl TraceeState {
     /// Ends the stop, if there is one. The caller wakes the thread.
     pub(super) fn resume(&mut self, resume: Resume) {
         if let Some(stop) = &mut self.stop {

@@ -156,7 +156,7 @@ fn attach_with_listener(mut filter: Filter, flags: u64) -> Result<u64> {
     filter.listener = Some(listener);
     let fd = crate::process::give_file(file, true)?;
     if let Err(error) = attach(filter, flags) {
-        drop(current().process.files().remove(fd as u32));
+        drop(current().files().remove(fd as u32));
         return Err(error);
     }
     Ok(fd)

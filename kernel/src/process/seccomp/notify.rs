@@ -24,8 +24,8 @@ use crate::base::poll::{PollTable, events};
 use crate::base::sched::Sleep;
 use crate::base::sync::{WaitError, WaitQueue};
 use crate::base::user::UserPtr;
+use crate::process::Thread;
 use crate::process::current;
-use crate::process::{Pid, Process};
 use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
 
 /// `struct seccomp_notif`.
@@ -99,21 +99,21 @@ enum Stage {
 /// A call that is asked about.
 struct Notice {
     id: u64,
-    tid: Pid,
-    process: Arc<Process>,
+    /// Who waits for the answer.
+    thread: Arc<Thread>,
     data: [u32; 16],
     stage: Stage,
     done: Arc<WaitQueue>,
 }
 
-struct State {
+struct NoticeState {
     next_id: u64,
     notices: Vec<Notice>,
 }
 
 /// See the module.
 pub(super) struct Listener {
-    state: SpinLock<State>,
+    state: SpinLock<NoticeState>,
     /// Woken when there is something to receive or to answer, or a hang-up.
     readers: Arc<WaitQueue>,
     /// The descriptor is gone.
@@ -130,7 +130,7 @@ impl Listener {
     pub(super) fn new(killable: bool) -> (Arc<Listener>, Arc<File>) {
         let listener = Arc::new(Listener {
             // Ids of listeners differ, so that one is not taken for another's.
-            state: SpinLock::new(State {
+            state: SpinLock::new(NoticeState {
                 next_id: machine::entropy::random_u64(),
                 notices: Vec::new(),
             }),
@@ -172,9 +172,8 @@ impl Listener {
         state.notices.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         let id = state.next_id;
         state.next_id = id.wrapping_add(1);
-        let process = thread.process.clone();
-        let (tid, stage) = (thread.tid(), Stage::Waits);
-        state.notices.push(Notice { id, tid, process, data: data.0, stage, done: done.clone() });
+        let (thread, stage) = (thread.to_arc(), Stage::Waits);
+        state.notices.push(Notice { id, thread, data: data.0, stage, done: done.clone() });
         Ok((id, done))
     }
 
@@ -210,7 +209,7 @@ impl Listener {
         let notice = state.notices.iter_mut().find(|notice| notice.stage == Stage::Waits)?;
         notice.stage = Stage::Received;
         notice.done.wake_all(0);
-        let (id, pid, data) = (notice.id, notice.tid, notice.data);
+        let (id, pid, data) = (notice.id, notice.thread.tid(), notice.data);
         Some(Notification { id, pid, flags: 0, data })
     }
 
@@ -231,7 +230,7 @@ impl Listener {
     }
 }
 
-impl State {
+impl NoticeState {
     fn stage(&self, id: u64) -> Option<Stage> {
         self.notices.iter().find(|notice| notice.id == id).map(|notice| notice.stage)
     }
@@ -309,14 +308,15 @@ impl ListenerFile {
         {
             return Err(Errno::EINVAL);
         }
-        let file = current().process.files().get(wanted.source)?;
-        let process = self.listener.state.lock().received(wanted.id)?.process.clone();
+        let file = current().files().get(wanted.source)?;
+        let thread = self.listener.state.lock().received(wanted.id)?.thread.clone();
+        let files = thread.files();
         let close_on_exec = wanted.open_flags & raw::O_CLOEXEC != 0;
-        let limit = process.fd_limit();
+        let limit = thread.process.fd_limit();
         let fd = match wanted.flags & ADD_AT {
-            0 => process.files().insert(file, close_on_exec, 0, limit)?,
+            0 => files.insert(file, close_on_exec, 0, limit)?,
             _ => {
-                drop(process.files().replace(wanted.wanted, file, close_on_exec, limit)?);
+                drop(files.replace(wanted.wanted, file, close_on_exec, limit)?);
                 wanted.wanted
             }
         };

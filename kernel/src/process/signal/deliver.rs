@@ -4,9 +4,8 @@
 use abi::{Errno, general as raw};
 use entry::PtRegs;
 
-use super::{Action, SIG_DFL, SIG_IGN, SigInfo, bit, frame, mask, pending, send, stop};
-use crate::process::current;
-use crate::process::{exit, ptrace};
+use super::{Action, SIG_DFL, SIG_IGN, SigInfo, SignalSet, bit, frame, mask, pending, send, stop};
+use crate::process::{Thread, current, exit, ptrace, timers};
 
 /// What to do next.
 enum Next {
@@ -163,4 +162,26 @@ fn restart_without_handler(regs: &mut PtRegs) {
         repeat(regs, regs.orig_rax);
     }
     regs.orig_rax = u64::MAX;
+}
+
+impl Thread {
+    /// Takes a pending signal of `wanted`, the thread's own first.
+    pub fn take_signal(&self, wanted: SignalSet) -> Option<SigInfo> {
+        let taken = {
+            let mut shared = self.process.signals.lock();
+            let own = self.signals.lock().pending.take(wanted);
+            own.or_else(|| shared.pending.take(wanted))
+        };
+        if let Some(info) = &taken {
+            self.note_delivery(info);
+        }
+        taken
+    }
+
+    /// What has to be known about a signal that was taken. No lock is held.
+    fn note_delivery(&self, info: &SigInfo) {
+        if info.code == raw::SI_TIMER {
+            timers::note_delivery(&self.process, info);
+        }
+    }
 }

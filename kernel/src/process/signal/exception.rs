@@ -3,8 +3,8 @@
 use abi::{Errno, general as raw};
 use entry::{PtRegs, flags, selector};
 use machine::entry::{Exception, PageFault, fault_code, vector};
+use machine::fpu;
 use machine::memory::USER_END;
-use machine::task::with_fpu;
 
 use super::{LastFault, SigInfo, send};
 use crate::process::current;
@@ -122,23 +122,14 @@ fn signal_for(regs: &PtRegs, exception: &Exception) -> SigInfo {
 
 /// Exceptions of the x87 unit that are raised and not masked (SDM 1, 8.1).
 fn x87_code() -> u32 {
-    let state = with_fpu(|fpu| {
-        let image = fpu.bytes();
-        let control = u16::from_le_bytes([image[0], image[1]]);
-        let status = u16::from_le_bytes([image[2], image[3]]);
-        u32::from(status & !control & 0x3f)
-    });
-    fpe_code(state.unwrap_or(0))
+    let state = fpu::status();
+    fpe_code(u32::from(state.x87_status & !state.x87_control & 0x3f))
 }
 
 /// The same for SSE: status in bits 0 to 5 of MXCSR, masks in 7 to 12 (SDM 1, 10.2.3).
 fn simd_code() -> u32 {
-    let state = with_fpu(|fpu| {
-        let image = fpu.bytes();
-        let mxcsr = u32::from_le_bytes([image[24], image[25], image[26], image[27]]);
-        mxcsr & !(mxcsr >> 7) & 0x3f
-    });
-    fpe_code(state.unwrap_or(0))
+    let mxcsr = fpu::status().mxcsr;
+    fpe_code(mxcsr & !(mxcsr >> 7) & 0x3f)
 }
 
 /// One code for a set of exceptions: invalid, denormal, zero, overflow, underflow, precision.

@@ -12,7 +12,7 @@ use abi::{Errno, Result, general as raw};
 use alloc::vec::Vec;
 use entry::{PtRegs, flags, selector};
 use machine::fpu::{self, FXSAVE_BYTES, state_bytes};
-use machine::task::with_fpu;
+use machine::task;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use super::altstack::StackT;
@@ -300,7 +300,7 @@ fn pop_fpu(from: u64) -> Result<()> {
     image.try_reserve_exact(size).map_err(|_| Errno::ENOMEM)?;
     image.resize(if is_extended { size } else { FXSAVE_BYTES }, 0);
     UserPtr::<u8>::new(from).read_bytes(&mut image)?;
-    with_fpu(|fpu| fpu.set_from_user(&image));
+    task::set_fpu_from_user(&image);
     Ok(())
 }
 

@@ -15,7 +15,6 @@
 use alloc::boxed::Box;
 use core::sync::atomic::Ordering;
 
-use abi::general as raw;
 use machine::sync::SpinLock;
 
 use super::{Process, Thread, work};
@@ -75,11 +74,24 @@ pub struct ProcessSignals {
     /// The process is ending with this wait(2) status; every thread has to leave.
     pub group_exit: Option<i32>,
     /// The process is stopped or stopping.
-    pub stop: Option<stop::Stop>,
+    pub stop: Option<Stop>,
     /// How many times SIGCONT was sent: tells one stop from the next.
     pub continues: u64,
     /// How many stops there were.
     pub stops: u64,
+}
+
+/// A process that is stopped, or about to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Stop {
+    /// The signal that did it.
+    pub signal: u32,
+    /// Tells it from the process's other stops; never 0.
+    pub sequence: u64,
+    /// Threads that have parked.
+    pub parked: usize,
+    /// Whether the parent has been told.
+    pub is_complete: bool,
 }
 
 /// What to do about one signal (sigaction(2)).
@@ -193,26 +205,6 @@ impl Thread {
     pub fn pending_signals(&self) -> SignalSet {
         let shared = self.process.signals.lock().pending.set();
         shared | self.signals.lock().pending.set()
-    }
-
-    /// Takes a pending signal of `wanted`, the thread's own first.
-    pub fn take_signal(&self, wanted: SignalSet) -> Option<SigInfo> {
-        let taken = {
-            let mut shared = self.process.signals.lock();
-            let own = self.signals.lock().pending.take(wanted);
-            own.or_else(|| shared.pending.take(wanted))
-        };
-        if let Some(info) = &taken {
-            self.note_delivery(info);
-        }
-        taken
-    }
-
-    /// What has to be known about a signal that was taken. No lock is held.
-    fn note_delivery(&self, info: &SigInfo) {
-        if info.code == raw::SI_TIMER {
-            super::timers::note_delivery(&self.process, info);
-        }
     }
 }
 

@@ -6,9 +6,9 @@ use abi::{Errno, Result, general as raw};
 
 use super::{Pending, ProcessSignals, SigInfo, SignalSet, bit, pending, stop};
 use crate::base::poll::events;
-use crate::base::sched::{self, has_current};
+use crate::base::sched;
 use crate::process::current;
-use crate::process::{Pid, Process, Thread, group_members, work};
+use crate::process::{Pid, Process, Thread, group_members, has_current, work};
 use crate::security::Resource;
 
 /// Sends a signal to a process: some thread that does not block it will take it. EAGAIN if the

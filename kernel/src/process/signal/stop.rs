@@ -9,30 +9,16 @@ use alloc::sync::Arc;
 use abi::general as raw;
 use entry::PtRegs;
 
-use super::{SigInfo, pending, send};
+use super::{SigInfo, Stop, pending, send};
 use crate::process::current;
-use crate::process::family::Report;
-use crate::process::{Process, family, ptrace, work};
-
-/// A process that is stopped, or about to be.
-#[derive(Clone, Copy, Debug)]
-pub struct Stop {
-    /// The signal that did it.
-    pub signal: u32,
-    /// Tells it from the process's other stops; never 0.
-    pub sequence: u64,
-    /// Threads that have parked.
-    pub parked: usize,
-    /// Whether the parent has been told.
-    pub is_complete: bool,
-}
+use crate::process::{Process, WaitEvent, ptrace, relations, work};
 
 /// Takes the default action of a stop signal: marks the process and makes all its threads park.
 /// `continues` is the process's count from when the signal was taken.
 pub fn begin(signal: u32, continues: u64) {
     let process = &current().process;
     // The stop signals of a terminal do nothing where nobody could continue the process.
-    if signal != raw::SIGSTOP && crate::process::family::is_orphaned_group(process) {
+    if signal != raw::SIGSTOP && crate::process::relations::is_orphaned_group(process) {
         return;
     }
     let threads = process.threads.lock();
@@ -85,7 +71,7 @@ fn participate() -> Option<u64> {
     if let Some(signal) = signal
         && !ptrace::links::hides_stops_from_parent(process)
     {
-        report(process, Report::Stopped(signal));
+        tell_parent(process, WaitEvent::Stopped(signal));
     }
     Some(continues)
 }
@@ -119,26 +105,26 @@ pub fn thread_left(process: &Arc<Process>) {
         stop.is_complete = true;
         stop.signal
     };
-    report(process, Report::Stopped(signal));
+    tell_parent(process, WaitEvent::Stopped(signal));
 }
 
 /// The process goes on after a stop.
 pub fn report_continued(process: &Arc<Process>) {
-    report(process, Report::Continued);
+    tell_parent(process, WaitEvent::Continued);
 }
 
-/// Leaves the report for wait(2) and tells the parent.
-fn report(process: &Arc<Process>, report: Report) {
+/// Leaves the event for wait(2) and tells the parent.
+fn tell_parent(process: &Arc<Process>, event: WaitEvent) {
     let parent = {
-        let mut family = process.family.lock();
-        family.report = Some(report);
-        family.parent.upgrade()
+        let mut relations = process.relations.lock();
+        relations.wait_event = Some(event);
+        relations.parent.upgrade()
     };
     let Some(parent) = parent else { return };
-    family::note(process);
-    let (code, status) = match report {
-        Report::Stopped(signal) => (raw::CLD_STOPPED, signal),
-        Report::Continued => (raw::CLD_CONTINUED, raw::SIGCONT),
+    relations::note(process);
+    let (code, status) = match event {
+        WaitEvent::Stopped(signal) => (raw::CLD_STOPPED, signal),
+        WaitEvent::Continued => (raw::CLD_CONTINUED, raw::SIGCONT),
     };
     let action = parent.action(raw::SIGCHLD);
     if !action.has(raw::SA_NOCLDSTOP) && action.handler != super::SIG_IGN {

@@ -10,8 +10,7 @@
 //! Locks: a process's `timers`, a timer's `state`; signals are sent with neither held.
 //! Neighbours: `interval` and `posix` have the system calls.
 
-use alloc::collections::BTreeMap;
-use alloc::sync::{Arc, Weak};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -19,72 +18,22 @@ use abi::general as raw;
 use machine::sync::SpinLock;
 
 use super::signal::{SigInfo, send};
-use super::{Process, Thread};
+use super::{Process, current};
 use crate::base::sync::Wake;
-use crate::base::time::{Deadline, NS_PER_SEC, TimeSpec, Timer, now_ns, wake_at};
+use crate::base::time::{Deadline, NS_PER_SEC, TimeSpec, now_ns, wake_at};
 use crate::process::clock::Clock;
 use crate::security::{Resource, UNLIMITED};
 
+mod alarm;
 pub mod interval;
 pub mod posix;
+
+use alarm::{AlarmTimer, Notify, TimerState};
+pub use alarm::{Setting, Timers};
 
 /// A periodic timer fires no more often than this, whatever its interval; what it misses are
 /// overruns.
 const MIN_PERIOD_NS: u64 = 100_000;
-
-/// Whom an expiry is told.
-enum Notify {
-    /// Nobody: the program asks (SIGEV_NONE).
-    Nobody,
-    Process(Weak<Process>),
-    Thread(Weak<Thread>),
-}
-
-/// A timer.
-pub struct AlarmTimer {
-    own: Weak<AlarmTimer>,
-    clock: Clock,
-    notify: Notify,
-    signal: u32,
-    /// POSIX timers: id and value for siginfo. None: an interval timer, whose signal tells nothing.
-    identity: Option<(u32, u64)>,
-    state: SpinLock<State>,
-    /// Overruns of the signal that was delivered last (timer_getoverrun(2)).
-    overruns: AtomicU32,
-}
-
-#[derive(Default)]
-struct State {
-    /// When it expires next, on its clock or (not a CPU clock) the monotonic one; None: disarmed.
-    next_ns: Option<u64>,
-    /// How long before the begin of that clock the expiry was due, if it was: times of the wall
-    /// clock can be older than the machine.
-    early_ns: u64,
-    /// 0: it expires once.
-    interval_ns: u64,
-    armed: Option<Timer>,
-}
-
-/// Value and interval of a timer, nanoseconds; value 0: disarmed.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Setting {
-    /// Until the next expiry.
-    pub value_ns: u64,
-    /// Between further ones; 0: none.
-    pub interval_ns: u64,
-}
-
-/// The timers of a process.
-#[derive(Default)]
-pub struct Timers {
-    /// ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF.
-    interval: [Option<Arc<AlarmTimer>>; 3],
-    /// timer_create(2)'s.
-    posix: BTreeMap<u32, Arc<AlarmTimer>>,
-    next_id: u32,
-    /// Second of CPU time at which SIGXCPU comes next (RLIMIT_CPU).
-    cpu_limit_s: Option<u64>,
-}
 
 impl AlarmTimer {
     fn new(
@@ -143,7 +92,7 @@ impl AlarmTimer {
         self.arm(&mut state);
     }
 
-    fn arm(&self, state: &mut State) {
+    fn arm(&self, state: &mut TimerState) {
         let (Some(next_ns), Some(own)) = (state.next_ns, self.own.upgrade()) else { return };
         if !self.is_on_cpu_clock() {
             state.armed = Some(wake_at(Deadline(next_ns), own));
@@ -236,7 +185,7 @@ fn update_watch(process: &Process) {
     process.settings.measures_cpu_time.store(armed || limited, Ordering::Relaxed);
     if armed {
         // On a CPU without tick this brings it back.
-        crate::process::current().task().set_work(super::work::RESCHEDULE);
+        current().task().set_work(super::work::RESCHEDULE);
     }
 }
 
@@ -248,7 +197,8 @@ pub fn cpu_limit_changed(process: &Process) {
 
 /// The tick of a thread of a process that watches its CPU time. In an interrupt.
 #[cold]
-pub fn cpu_tick(process: &Arc<Process>) {
+pub fn cpu_tick() {
+    let process = &current().process;
     let due: Vec<(Arc<AlarmTimer>, u64)> = {
         let timers = process.timers.lock();
         let all = timers.interval.iter().flatten().chain(timers.posix.values());

@@ -29,7 +29,7 @@ use pci::PciTransport;
 
 /// What a device is (5: device types).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum DeviceKind {
     /// Network card.
     Net,
     /// Disk.
@@ -46,16 +46,16 @@ pub enum Kind {
     Other(u32),
 }
 
-impl Kind {
-    fn from_number(number: u32) -> Kind {
+impl DeviceKind {
+    fn from_number(number: u32) -> DeviceKind {
         match number {
-            1 => Kind::Net,
-            2 => Kind::Block,
-            3 => Kind::Console,
-            4 => Kind::Entropy,
-            9 => Kind::NineP,
-            19 => Kind::Vsock,
-            other => Kind::Other(other),
+            1 => DeviceKind::Net,
+            2 => DeviceKind::Block,
+            3 => DeviceKind::Console,
+            4 => DeviceKind::Entropy,
+            9 => DeviceKind::NineP,
+            19 => DeviceKind::Vsock,
+            other => DeviceKind::Other(other),
         }
     }
 }
@@ -110,7 +110,7 @@ macro_rules! both {
 
 /// A device that no driver runs yet, or whose driver holds it for its configuration.
 pub struct Device {
-    kind: Kind,
+    kind: DeviceKind,
     transport: Transport,
 }
 
@@ -122,7 +122,7 @@ fn devices() -> &'static SpinLock<Vec<Device>> {
         let mut found: Vec<Transport> = pci::find().into_iter().map(Transport::Pci).collect();
         found.extend(mmio::find(platform::command_line()).into_iter().map(Transport::Mmio));
         let devices = found.into_iter().map(|transport| {
-            let kind = Kind::from_number(both!(&transport, t => t.device_type()));
+            let kind = DeviceKind::from_number(both!(&transport, t => t.device_type()));
             Device { kind, transport }
         });
         SpinLock::new(devices.collect())
@@ -130,20 +130,20 @@ fn devices() -> &'static SpinLock<Vec<Device>> {
 }
 
 /// Takes a device of this kind; each is given out once, in the order of their addresses.
-pub fn take(kind: Kind) -> Option<Device> {
+pub fn take(kind: DeviceKind) -> Option<Device> {
     let mut devices = devices().lock();
     let at = devices.iter().position(|device| device.kind == kind)?;
     Some(devices.remove(at))
 }
 
 /// The kinds of the devices nobody has taken.
-pub fn kinds() -> Vec<Kind> {
+pub fn kinds() -> Vec<DeviceKind> {
     devices().lock().iter().map(|device| device.kind).collect()
 }
 
 impl Device {
     /// What it is.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> DeviceKind {
         self.kind
     }
 

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use context_tracking::state::{IN_KERNEL, PENDING};
 
 use crate::programs::{self, Mutant, Role};
-use crate::world::{Frame, Kind, Mode, Op, Place, World};
+use crate::world::{Frame, FrameKind, Mode, Op, Place, World};
 
 /// More states than any case has; a bound against a mistake in the search.
 const STATES_MAX: usize = 20_000_000;
@@ -106,7 +106,7 @@ impl Search<'_> {
             if state.asked != 0 && matches!(mode, Mode::User | Mode::Kernel) {
                 steps.push(Step::Interrupt(cpu));
             }
-            let in_nmi = state.frames.iter().any(|frame| frame.kind == Kind::Nmi);
+            let in_nmi = state.frames.iter().any(|frame| frame.kind == FrameKind::Nmi);
             // Around a guest even NMIs are held back (GIF=0).
             let is_held_back = mode == Mode::Zone && matches!(self.roles[cpu], Role::Guest(_));
             if state.nmis > 0 && !in_nmi && mode != Mode::User && !is_held_back {
@@ -126,16 +126,16 @@ impl Search<'_> {
             Step::Interrupt(cpu) => {
                 let from_user = next.mode(cpu) == Mode::User;
                 let (kind, mode) = if from_user {
-                    (Kind::InterruptOfUser, Mode::Zone)
+                    (FrameKind::InterruptOfUser, Mode::Zone)
                 } else {
-                    (Kind::InterruptOfKernel, Mode::Handler)
+                    (FrameKind::InterruptOfKernel, Mode::Handler)
                 };
                 next.cpus[cpu].user_cr3 = false;
                 next.cpus[cpu].frames.push(Frame { kind, log: vec![], mode });
             }
             Step::Nmi(cpu) => {
                 next.cpus[cpu].nmis -= 1;
-                let frame = Frame { kind: Kind::Nmi, log: vec![], mode: Mode::Zone };
+                let frame = Frame { kind: FrameKind::Nmi, log: vec![], mode: Mode::Zone };
                 next.cpus[cpu].frames.push(frame);
             }
         }

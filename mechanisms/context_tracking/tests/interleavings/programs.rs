@@ -10,7 +10,7 @@ use context_tracking::state::{
     self, IN_KERNEL, Machine, PENDING, PENDING_SYNC, PENDING_TLB, dispatch,
 };
 
-use crate::world::{Kind, Mode, Op, Place};
+use crate::world::{FrameKind, Mode, Op, Place};
 
 /// What a CPU's thread does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,7 +153,7 @@ impl Machine for Replay<'_> {
 /// The next operation of a frame; `None`: it has ended.
 pub(crate) fn next(
     role: Role,
-    kind: Kind,
+    kind: FrameKind,
     me: usize,
     cpus: usize,
     log: &[u32],
@@ -161,8 +161,8 @@ pub(crate) fn next(
 ) -> Option<Op> {
     let replay = Replay { log, at: Cell::new(0), next: RefCell::new(None), mutant, me };
     match (kind, role) {
-        (Kind::Thread, Role::Sender) => sender(&replay, cpus),
-        (Kind::Thread, Role::Target(rounds)) => {
+        (FrameKind::Thread, Role::Sender) => sender(&replay, cpus),
+        (FrameKind::Thread, Role::Target(rounds)) => {
             for _ in 0..rounds {
                 come(&replay);
                 replay.ask(Op::Mark(Mode::Kernel));
@@ -170,7 +170,7 @@ pub(crate) fn next(
                 leave(&replay);
             }
         }
-        (Kind::Thread, Role::Leaver) => {
+        (FrameKind::Thread, Role::Leaver) => {
             replay.ask(Op::Use);
             leave(&replay);
             come(&replay);
@@ -178,7 +178,7 @@ pub(crate) fn next(
             replay.ask(Op::Use);
             leave(&replay);
         }
-        (Kind::Thread, Role::Guest(rounds)) => {
+        (FrameKind::Thread, Role::Guest(rounds)) => {
             replay.ask(Op::Use);
             into_guest(&replay);
             for _ in 0..rounds {
@@ -189,20 +189,20 @@ pub(crate) fn next(
             }
         }
         // An exit like any other; the interrupt comes once the CPU is in the kernel.
-        (Kind::InterruptOfUser, Role::Guest(_)) => {
+        (FrameKind::InterruptOfUser, Role::Guest(_)) => {
             out_of_guest(&replay);
             replay.ask(Op::Mark(Mode::Handler));
             serve(&replay);
             into_guest(&replay);
         }
-        (Kind::InterruptOfUser, _) => {
+        (FrameKind::InterruptOfUser, _) => {
             come(&replay);
             replay.ask(Op::Mark(Mode::Handler));
             serve(&replay);
             leave(&replay);
         }
-        (Kind::InterruptOfKernel, _) => serve(&replay),
-        (Kind::Nmi, _) => nmi(&replay),
+        (FrameKind::InterruptOfKernel, _) => serve(&replay),
+        (FrameKind::Nmi, _) => nmi(&replay),
     }
     replay.next.into_inner()
 }

@@ -61,14 +61,14 @@ pub(crate) enum Op {
 /// One program on a CPU's stack: the thread, or a handler above it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Frame {
-    pub(crate) kind: Kind,
+    pub(crate) kind: FrameKind,
     /// What its operations returned so far; it is run again from the start to find the next one.
     pub(crate) log: Vec<u32>,
     pub(crate) mode: Mode,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Kind {
+pub(crate) enum FrameKind {
     Thread,
     /// From user mode: an entry like any other.
     InterruptOfUser,
@@ -105,7 +105,7 @@ impl World {
     pub(crate) fn new(in_user: &[bool], nmis: u8) -> World {
         let cpu = |&user: &bool| Cpu {
             frames: vec![Frame {
-                kind: Kind::Thread,
+                kind: FrameKind::Thread,
                 log: vec![],
                 mode: if user { Mode::User } else { Mode::Kernel },
             }],

@@ -14,11 +14,12 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result};
 
 use super::flows;
-use super::link::{self, Link, TcpState};
+use super::link::{self, Link};
+use super::state::TcpState;
 use super::{PORTS, Phase, TcpSocket};
 use crate::base::sync::{WaitQueue, Wake};
 use crate::base::time::{Deadline, NS_PER_SEC, Timer, wake_at};
-use crate::net::channel::Patience;
+use crate::net::channel::Timeout;
 use crate::net::hooks;
 use crate::net::inet::ports::Owner;
 use crate::net::inet::{any_address, destination, source_for};
@@ -59,11 +60,7 @@ impl Wake for TimeIsUp {
 
 impl TcpSocket {
     /// connect(2). EISCONN, EALREADY, EINPROGRESS, ECONNREFUSED, ETIMEDOUT …
-    pub(super) fn connect_socket(
-        self: &Arc<Self>,
-        to: SocketAddr,
-        patience: Patience,
-    ) -> Result<()> {
+    pub(super) fn connect_socket(self: &Arc<Self>, to: SocketAddr, timeout: Timeout) -> Result<()> {
         if self.backlog.is_listening() {
             return Err(Errno::EISCONN);
         }
@@ -83,7 +80,7 @@ impl TcpSocket {
                     drop(old);
                     return Err(self.common.take_error().unwrap_or(Errno::ECONNABORTED));
                 }
-                Phase::Trying(_) if patience.nonblocking => return Err(Errno::EALREADY),
+                Phase::Trying(_) if timeout.nonblocking => return Err(Errno::EALREADY),
                 Phase::Trying(_) => {}
                 Phase::Idle => is_new = true,
             }
@@ -91,14 +88,14 @@ impl TcpSocket {
         if is_new {
             self.begin(to)?;
         }
-        if patience.nonblocking {
+        if timeout.nonblocking {
             return Err(Errno::EINPROGRESS);
         }
-        self.wait_for_connection(patience)
+        self.wait_for_connection(timeout)
     }
 
-    fn wait_for_connection(&self, patience: Patience) -> Result<()> {
-        let result = patience.wait(&self.common.writers, || {
+    fn wait_for_connection(&self, timeout: Timeout) -> Result<()> {
+        let result = timeout.wait(&self.common.writers, || {
             self.look_at_clock();
             let mut phase = self.phase.lock();
             match &*phase {
@@ -186,7 +183,7 @@ impl TcpSocket {
         if listener.tcp.defers_accept() {
             listener.defer(&served, &far)?;
         } else {
-            let now = Patience { nonblocking: true, deadline: None };
+            let now = Timeout { nonblocking: true, deadline: None };
             listener.backlog.push(&served, &listener.common.readers, now)?;
         }
         flows::put(&served, to, local);
@@ -330,7 +327,7 @@ impl TcpSocket {
         }
         let Some(served) = link.peer_socket() else { return };
         let Some(listener) = served.tcp.listener() else { return served.abandon() };
-        let now = Patience { nonblocking: true, deadline: None };
+        let now = Timeout { nonblocking: true, deadline: None };
         if listener.backlog.push(&served, &listener.common.readers, now).is_err() {
             served.abandon();
         }

@@ -40,7 +40,7 @@ pub(super) enum Wait {
     TimeWait,
 }
 
-enum Entry {
+enum FlowEntry {
     Socket(Weak<TcpSocket>),
     Waiting {
         why: Wait,
@@ -51,7 +51,7 @@ enum Entry {
 }
 
 struct Table {
-    entries: BTreeMap<Key, Entry>,
+    entries: BTreeMap<Key, FlowEntry>,
     /// Ends that wait, the oldest first. One may be gone, or have begun anew: then its time
     /// differs.
     due: VecDeque<(u64, Key)>,
@@ -78,7 +78,7 @@ impl Table {
             && (until_ns <= now_ns || self.due.len() > WAITING_MAX)
         {
             self.due.pop_front();
-            if let Some(Entry::Waiting { until_ns: its_ns, .. }) = self.entries.get(&key)
+            if let Some(FlowEntry::Waiting { until_ns: its_ns, .. }) = self.entries.get(&key)
                 && *its_ns == until_ns
             {
                 self.entries.remove(&key);
@@ -90,8 +90,8 @@ impl Table {
     fn is_free(&self, key: &Key, now_ns: u64) -> bool {
         match self.entries.get(key) {
             None => true,
-            Some(Entry::Socket(socket)) => socket.strong_count() == 0,
-            Some(Entry::Waiting { why, until_ns, .. }) => {
+            Some(FlowEntry::Socket(socket)) => socket.strong_count() == 0,
+            Some(FlowEntry::Waiting { why, until_ns, .. }) => {
                 *why == Wait::TimeWait && now_ns + WAIT_NS >= until_ns + REUSE_NS
             }
         }
@@ -106,7 +106,7 @@ pub(super) fn reserve(socket: &Arc<TcpSocket>, local: SocketAddr, peer: SocketAd
     if !table.is_free(&key(local, peer), now) {
         return Err(Errno::EADDRNOTAVAIL);
     }
-    table.entries.insert(key(local, peer), Entry::Socket(Arc::downgrade(socket)));
+    table.entries.insert(key(local, peer), FlowEntry::Socket(Arc::downgrade(socket)));
     Ok(())
 }
 
@@ -134,7 +134,7 @@ pub(super) fn reserve_any(
 
 /// The listener's end of a new connection. Whatever was there of old is over.
 pub(super) fn put(socket: &Arc<TcpSocket>, local: SocketAddr, peer: SocketAddr) {
-    TABLE.lock().entries.insert(key(local, peer), Entry::Socket(Arc::downgrade(socket)));
+    TABLE.lock().entries.insert(key(local, peer), FlowEntry::Socket(Arc::downgrade(socket)));
 }
 
 /// The end is no more.
@@ -150,7 +150,7 @@ pub(super) fn wait(local: SocketAddr, peer: SocketAddr, why: Wait, reuse: Option
     table.forget_old(now);
     let reuse = match (table.entries.get(&key), reuse) {
         (None, _) => return,
-        (Some(Entry::Waiting { reuse, .. }), None) => *reuse,
+        (Some(FlowEntry::Waiting { reuse, .. }), None) => *reuse,
         (_, reuse) => reuse.unwrap_or_default(),
     };
     let until_ns = now + WAIT_NS;
@@ -158,7 +158,7 @@ pub(super) fn wait(local: SocketAddr, peer: SocketAddr, why: Wait, reuse: Option
         table.entries.remove(&key);
         return;
     }
-    table.entries.insert(key, Entry::Waiting { why, until_ns, reuse });
+    table.entries.insert(key, FlowEntry::Waiting { why, until_ns, reuse });
     table.due.push_back((until_ns, key));
 }
 
@@ -172,8 +172,8 @@ pub(super) fn keep_from_binding(new: &TcpSocket, address: SocketAddr) -> bool {
     let (by_address, by_port) = new.reuse();
     ends.any(|(key, entry)| {
         let reuse = match entry {
-            Entry::Waiting { reuse, .. } => *reuse,
-            Entry::Socket(socket) => match socket.upgrade() {
+            FlowEntry::Waiting { reuse, .. } => *reuse,
+            FlowEntry::Socket(socket) => match socket.upgrade() {
                 Some(socket) => socket.reuse(),
                 None => return false,
             },
@@ -200,8 +200,8 @@ pub fn waiting() -> Vec<WaitingEnd> {
     let mut table = TABLE.lock();
     table.forget_old(now);
     let waiting = table.entries.iter().filter_map(|(key, entry)| match entry {
-        Entry::Socket(_) => None,
-        Entry::Waiting { why, until_ns, .. } => Some(WaitingEnd {
+        FlowEntry::Socket(_) => None,
+        FlowEntry::Waiting { why, until_ns, .. } => Some(WaitingEnd {
             local: SocketAddr::new(key.1, key.0),
             peer: key.2,
             is_time_wait: *why == Wait::TimeWait,

@@ -9,6 +9,7 @@ mod connect;
 mod flows;
 mod link;
 mod options;
+mod state;
 
 use alloc::sync::{Arc, Weak};
 use core::net::SocketAddr;
@@ -18,7 +19,7 @@ use abi::{Errno, Result, net as raw};
 use machine::sync::SpinLock;
 
 pub use flows::{WaitingEnd, waiting};
-pub use link::TcpState;
+pub use state::TcpState;
 
 use super::options::IpOptions;
 use super::ports::{Binding, Owner, Ports};
@@ -26,7 +27,7 @@ use super::{any_address, read_address, shown};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::net::address::{Address, RawAddress};
-use crate::net::channel::{Patience, ReceiveMode, Received, SendMode};
+use crate::net::channel::{ReceiveMode, Received, SendMode, Timeout};
 use crate::net::control::Writer;
 use crate::net::options::Value;
 use crate::net::stream::Backlog;
@@ -129,8 +130,8 @@ impl TcpSocket {
     }
 
     /// The connection to send on, once there is one. EPIPE if none is being made.
-    fn link_to_send(&self, patience: Patience) -> Result<Arc<Link>> {
-        patience.wait(&self.common.writers, || match &*self.phase.lock() {
+    fn link_to_send(&self, timeout: Timeout) -> Result<Arc<Link>> {
+        timeout.wait(&self.common.writers, || match &*self.phase.lock() {
             Phase::Made(link) | Phase::Linked(link) => Some(Ok(link.clone())),
             Phase::Trying(_) => None,
             Phase::Idle | Phase::Failed => {
@@ -140,8 +141,8 @@ impl TcpSocket {
     }
 
     /// The connection to receive from, once there is one; none if receiving gives the end.
-    fn link_to_receive(&self, patience: Patience) -> Result<Option<Arc<Link>>> {
-        patience.wait(&self.common.readers, || match &*self.phase.lock() {
+    fn link_to_receive(&self, timeout: Timeout) -> Result<Option<Arc<Link>>> {
+        timeout.wait(&self.common.readers, || match &*self.phase.lock() {
             Phase::Made(link) | Phase::Linked(link) => Some(Ok(Some(link.clone()))),
             Phase::Trying(_) => None,
             Phase::Failed => Some(self.common.take_error().map_or(Ok(None), Err)),
@@ -216,7 +217,7 @@ impl Socket for TcpSocket {
         self.bind_at(address)
     }
 
-    fn connect(self: Arc<Self>, address: &RawAddress, patience: Patience) -> Result<()> {
+    fn connect(self: Arc<Self>, address: &RawAddress, timeout: Timeout) -> Result<()> {
         if address.family()? == raw::AF_UNSPEC {
             self.disconnect();
             return Ok(());
@@ -224,7 +225,7 @@ impl Socket for TcpSocket {
         if self.is_listening() {
             return Err(Errno::EISCONN);
         }
-        self.connect_socket(read_address(&self.common, address)?, patience)
+        self.connect_socket(read_address(&self.common, address)?, timeout)
     }
 
     fn listen(self: Arc<Self>, backlog: i32) -> Result<()> {
@@ -240,10 +241,10 @@ impl Socket for TcpSocket {
         Ok(())
     }
 
-    fn accept(&self, patience: Patience) -> Result<Arc<dyn Socket>> {
-        let socket = patience.wait(&self.common.readers, || {
+    fn accept(&self, timeout: Timeout) -> Result<Arc<dyn Socket>> {
+        let socket = timeout.wait(&self.common.readers, || {
             self.pass_on_late();
-            let now = Patience { nonblocking: true, deadline: None };
+            let now = Timeout { nonblocking: true, deadline: None };
             let result = self.backlog.accept(&self.common.readers, now);
             (result.as_ref().err() != Some(&Errno::EAGAIN)).then_some(result)
         })?;
@@ -256,7 +257,7 @@ impl Socket for TcpSocket {
     }
 
     fn send(&self, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
-        let link = self.link_to_send(what.patience)?;
+        let link = self.link_to_send(what.timeout)?;
         if let Some(error) = self.common.take_error() {
             return Err(error);
         }
@@ -265,7 +266,7 @@ impl Socket for TcpSocket {
         }
         let mode = SendMode { more: what.mode.more || self.tcp.is_corked(), ..what.mode };
         let len = source.left();
-        match link.tx.send(source, None, mode, what.patience) {
+        match link.tx.send(source, None, mode, what.timeout) {
             Err(Errno::EPIPE) => {
                 if let Some(error) = self.common.take_error() {
                     return Err(error);
@@ -285,7 +286,7 @@ impl Socket for TcpSocket {
         }
     }
 
-    fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Patience) -> Result<Received> {
+    fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Timeout) -> Result<Received> {
         if mode.urgent {
             return self.receive_urgent(sink, mode);
         }

@@ -10,7 +10,8 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::TcpSocket;
 use super::connect::TimeIsUp;
-use super::link::{Link, TcpState};
+use super::link::Link;
+use super::state::TcpState;
 use crate::base::time::{Deadline, NS_PER_SEC, Timer, now_ns, wake_at};
 use crate::net::channel::{Channel, SEGMENT_BYTES};
 use crate::net::options::Value;

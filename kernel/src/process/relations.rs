@@ -6,103 +6,43 @@
 //! and the child. Whoever finds a child's parent first and then locks it has to look again whether
 //! the child is still there.
 
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::sync::{Arc, Weak};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
 use abi::general as raw;
 
 use super::signal::{self, SigInfo};
-use super::{Pid, Process, init_process, unregister_process};
-
-/// Whether a process lives.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Life {
-    /// It has threads.
-    #[default]
-    Alive,
-    /// It has exited, and waits to be waited for.
-    Zombie,
-    /// Somebody has taken its status.
-    Reaped,
-}
-
-/// A change of state for wait(2), other than the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Report {
-    /// It was stopped by this signal.
-    Stopped(u32),
-    /// It goes on.
-    Continued,
-}
-
-/// Relations of a process: under one lock per process.
-#[derive(Default)]
-pub struct Family {
-    /// Who is told when this process ends.
-    pub parent: Weak<Process>,
-    /// Its children by id, dead ones included until they are waited for.
-    pub children: BTreeMap<Pid, Arc<Process>>,
-    /// Children that something may have happened to which wait(2) tells of: every one of those is
-    /// here, and perhaps others.
-    pub news: BTreeSet<Pid>,
-    /// Whether it lives.
-    pub life: Life,
-    /// What the parent has not been told by wait(2) yet.
-    pub report: Option<Report>,
-    /// It has ended, and its tracer, not being the parent, has to wait for it first.
-    pub held_by_tracer: bool,
-    /// Threads of it that have ended, and that their tracers have not waited for: the process's own
-    /// end is told after theirs.
-    pub unreaped_threads: u32,
-    /// It is ending: it has given its children away and takes no more, and does not count for its
-    /// group any longer.
-    pub is_closed: bool,
-}
-
-impl Family {
-    /// Whether a tracer has to wait for the process or its threads before the parent may.
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        self.life == Life::Zombie && (self.held_by_tracer || self.unreaped_threads > 0)
-    }
-
-    /// A child is one no longer. Whoever calls has another reference to it, so that nothing is
-    /// freed under the lock. False if it was none.
-    pub fn remove_child(&mut self, child: Pid) -> bool {
-        self.news.remove(&child);
-        self.children.remove(&child).is_some()
-    }
-}
+use super::{ExitState, Pid, Process, init_process, unregister_process};
 
 impl Process {
     /// The parent.
     #[must_use]
     pub fn parent(&self) -> Option<Arc<Process>> {
-        self.family.lock().parent.upgrade()
+        self.relations.lock().parent.upgrade()
     }
 
     /// The parent's id; 0 without one.
     #[must_use]
     pub fn parent_pid(&self) -> Pid {
-        self.parent().map_or(0, |parent| parent.pid)
+        self.parent_pid.load(Ordering::Relaxed)
     }
 }
 
 /// Makes `child` a child of `parent`; false if `parent` takes no more children.
 pub fn adopt(parent: &Arc<Process>, child: &Arc<Process>) -> bool {
-    let mut family = parent.family.lock();
-    if family.is_closed {
+    let mut relations = parent.relations.lock();
+    if relations.is_closed {
         return false;
     }
-    let mut own = child.family.lock();
+    let mut own = child.relations.lock();
     own.parent = Arc::downgrade(parent);
-    if own.life == Life::Zombie || own.report.is_some() {
-        family.news.insert(child.pid);
+    child.parent_pid.store(parent.pid, Ordering::Relaxed);
+    if own.exit_state == ExitState::Zombie || own.wait_event.is_some() {
+        relations.news.insert(child.pid);
     }
     drop(own);
-    family.children.insert(child.pid, child.clone());
+    relations.children.insert(child.pid, child.clone());
     true
 }
 
@@ -111,9 +51,9 @@ pub fn adopt(parent: &Arc<Process>, child: &Arc<Process>) -> bool {
 pub fn note(child: &Arc<Process>) {
     // A parent that ends meanwhile has given the child away: the next one finds it by `adopt`.
     if let Some(parent) = child.parent() {
-        let mut family = parent.family.lock();
-        if family.children.contains_key(&child.pid) {
-            family.news.insert(child.pid);
+        let mut relations = parent.relations.lock();
+        if relations.children.contains_key(&child.pid) {
+            relations.news.insert(child.pid);
         }
     }
 }
@@ -132,12 +72,12 @@ pub fn adopt_or_orphan(parent: &Arc<Process>, child: &Arc<Process>) {
 pub fn detach(child: &Arc<Process>) -> bool {
     loop {
         let Some(parent) = child.parent() else { return false };
-        let mut family = parent.family.lock();
-        if family.remove_child(child.pid) {
-            child.family.lock().life = Life::Reaped;
+        let mut relations = parent.relations.lock();
+        if relations.remove_child(child.pid) {
+            child.relations.lock().exit_state = ExitState::Reaped;
             return true;
         }
-        drop(family);
+        drop(relations);
         let same = child.parent().is_some_and(|now| Arc::ptr_eq(&now, &parent));
         if same {
             return false;
@@ -159,7 +99,7 @@ fn reaper_for(process: &Process) -> Option<Arc<Process>> {
         if candidate.pid <= 1 {
             break;
         }
-        let alive = candidate.family.lock().life == Life::Alive;
+        let alive = candidate.relations.lock().exit_state == ExitState::Alive;
         if alive && candidate.settings.is_subreaper.load(Ordering::Relaxed) {
             return Some(candidate);
         }
@@ -190,7 +130,7 @@ pub fn creator_ended(process: &Process, tid: Pid) {
         child.creator_tid.compare_exchange(tid, heir, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     };
     let orphans: Vec<Arc<Process>> =
-        process.family.lock().children.values().filter(is_orphan).cloned().collect();
+        process.relations.lock().children.values().filter(is_orphan).cloned().collect();
     for child in &orphans {
         send_death_signal(child, process);
     }
@@ -198,7 +138,7 @@ pub fn creator_ended(process: &Process, tid: Pid) {
 
 /// The thread of `process` that had the id `old` has the process's own now (execve(2)).
 pub fn creator_renamed(process: &Process, old: Pid) {
-    for child in process.family.lock().children.values() {
+    for child in process.relations.lock().children.values() {
         let _ = child.creator_tid.compare_exchange(
             old,
             process.pid,
@@ -211,10 +151,10 @@ pub fn creator_renamed(process: &Process, old: Pid) {
 /// Gives the children of an ending process to others.
 pub fn give_children_away(process: &Arc<Process>) {
     let children = {
-        let mut family = process.family.lock();
-        family.is_closed = true;
-        family.news.clear();
-        core::mem::take(&mut family.children)
+        let mut relations = process.relations.lock();
+        relations.is_closed = true;
+        relations.news.clear();
+        core::mem::take(&mut relations.children)
     };
     if children.is_empty() {
         return;
@@ -228,8 +168,8 @@ pub fn give_children_away(process: &Arc<Process>) {
         // Whatever signal the old parent wanted, the new one is told as usual.
         child.exit_signal.store(raw::SIGCHLD, Ordering::Relaxed);
         let (is_zombie, is_held) = {
-            let family = child.family.lock();
-            (family.life == Life::Zombie, family.is_held())
+            let relations = child.relations.lock();
+            (relations.exit_state == ExitState::Zombie, relations.is_held())
         };
         if is_held {
             // Its tracer will pass it on.
@@ -262,8 +202,8 @@ fn is_link(parent: &Process, member: &Process) -> bool {
 fn has_link(group: Pid) -> bool {
     super::group_members(group).iter().any(|member| {
         let parent = {
-            let family = member.family.lock();
-            if family.is_closed { None } else { family.parent.upgrade() }
+            let relations = member.relations.lock();
+            if relations.is_closed { None } else { relations.parent.upgrade() }
         };
         parent.is_some_and(|parent| is_link(&parent, member))
     })

@@ -15,28 +15,28 @@ use crate::memory::frame::OutOfMemory;
 const PAGE: u64 = PAGE_SIZE as u64;
 
 /// Has translations of its own.
-pub(crate) trait Watcher: Send + Sync {
+pub(crate) trait MmuNotifier: Send + Sync {
     /// Drops those made from `start` to `end`; returns when nobody can use them any more.
     fn invalidate(&self, start: u64, end: u64);
 }
 
 /// Guests whose memory is an address space's: what it loses, they lose first.
-pub(crate) struct Watchers {
+pub(crate) struct MmuNotifiers {
     any: AtomicBool,
-    list: SpinLock<Vec<Weak<dyn Watcher>>>,
+    list: SpinLock<Vec<Weak<dyn MmuNotifier>>>,
 }
 
-impl Watchers {
+impl MmuNotifiers {
     pub(crate) const fn new() -> Self {
-        Watchers { any: AtomicBool::new(false), list: SpinLock::new(Vec::new()) }
+        MmuNotifiers { any: AtomicBool::new(false), list: SpinLock::new(Vec::new()) }
     }
 
-    /// From now on `watcher` is told, while it lives.
-    pub(crate) fn add(&self, watcher: &Arc<dyn Watcher>) -> Result<(), OutOfMemory> {
+    /// From now on `notifier` is told, while it lives.
+    pub(crate) fn add(&self, notifier: &Arc<dyn MmuNotifier>) -> Result<(), OutOfMemory> {
         let mut list = self.list.lock();
         list.retain(|old| old.strong_count() > 0);
         list.try_reserve(1).map_err(|_| OutOfMemory)?;
-        list.push(Arc::downgrade(watcher));
+        list.push(Arc::downgrade(notifier));
         self.any.store(true, Ordering::SeqCst);
         Ok(())
     }
@@ -54,12 +54,12 @@ impl Watchers {
         let mut n = 0;
         // Not under the lock of the list: the wait for other CPUs may be long.
         loop {
-            let watcher = match self.list.lock().get(n) {
-                Some(watcher) => watcher.upgrade(),
+            let notifier = match self.list.lock().get(n) {
+                Some(notifier) => notifier.upgrade(),
                 None => return,
             };
-            if let Some(watcher) = watcher {
-                watcher.invalidate(start, end);
+            if let Some(notifier) = notifier {
+                notifier.invalidate(start, end);
             }
             n += 1;
         }

@@ -1,14 +1,14 @@
 //! kcmp(2): whether two processes share something, told without an address of the kernel, and only
-//! of those that the caller might trace. Neighbour: `ptrace::access`, which has that rule.
+//! of those that the caller might trace. Neighbour: `process::ptrace::access`, which has that rule.
 
 use alloc::sync::Arc;
 
 use abi::{Errno, Result};
 use machine::sync::Once;
 
-use super::ptrace::access::{self, Ids};
-use super::{Process, find_by_tid};
 use crate::base::random;
+use crate::process::ptrace::access::{self, Ids};
+use crate::process::{Process, Thread, find_by_tid, find_thread};
 
 /// kcmp(2). The order of unequal objects is that of their
 /// addresses, turned by a constant that is different on every boot.
@@ -19,17 +19,20 @@ pub fn kcmp(pid1: u64, pid2: u64, kind: u64, index1: u64, index2: u64) -> Result
     const FS: u64 = 3;
     const SIGHAND: u64 = 4;
     const IO: u64 = 5;
-    let target = |pid: u64| {
-        let process = find_by_tid(pid as u32).ok_or(Errno::ESRCH)?;
-        access::inspect(&process, Ids::Real, Errno::EPERM, || Ok(process.clone()))
+    // Of the first thread of a process that has ended there is none.
+    let target = |id: u64| {
+        let process = find_by_tid(id as u32).ok_or(Errno::ESRCH)?;
+        let thread = find_thread(id as u32);
+        access::inspect(&process, Ids::Real, Errno::EPERM, || Ok((process.clone(), thread)))
     };
     let (first, second) = (target(pid1)?, target(pid2)?);
-    let identity = |process: &Process, fd: u64| -> Result<u64> {
+    let identity = |(process, thread): &(Arc<Process>, Option<Arc<Thread>>), fd: u64| {
+        let thread = thread.as_ref();
         Ok(match kind {
-            FILE => process.files().get(fd as u32)?.id,
+            FILE => thread.ok_or(Errno::EBADF)?.files().get(fd as u32)?.id,
             VM => Arc::as_ptr(&process.mm()?) as u64,
-            FILES => Arc::as_ptr(&process.files()) as u64,
-            FS => process.fs.lock().as_ref().map_or(0, |fs| Arc::as_ptr(fs) as u64),
+            FILES => thread.map_or(0, |own| Arc::as_ptr(&own.files()) as u64),
+            FS => thread.and_then(|own| own.try_fs()).map_or(0, |fs| Arc::as_ptr(&fs) as u64),
             // Nobody has queues of requests of their own.
             IO => 0,
             SIGHAND => Arc::as_ptr(&*process.handlers.lock()) as u64,

@@ -1,0 +1,138 @@
+//! An open file is read and written: what every call does that moves data, whatever names the
+//! request has.
+//!
+//! Files with a position keep its lock over the whole transfer, so that concurrent calls take turns
+//! (POSIX 2.9.7). Appending is the file's own business: it knows its end.
+//! Neighbours: `splice` moves data between two files, `base::io` has a request's buffers.
+
+use alloc::sync::Arc;
+
+use abi::{Errno, Result, general as raw};
+
+use crate::base::io::{Sink, Source};
+use crate::process::current;
+use crate::process::signal::send_to_current;
+use crate::security::{Resource, UNLIMITED};
+use crate::vfs::permission::{READ, WRITE};
+use crate::vfs::{File, FileType, hooks, inotify};
+
+/// Reads at the file's position, or from a stream. The caller has seen that it may be read.
+#[inline(always)]
+pub fn read_stream(file: &Arc<File>, sink: &mut Sink<'_>) -> Result<u64> {
+    hooks::file_permission((file, READ))?;
+    let read = if file.is_seekable() {
+        read_at_position(file, sink)?
+    } else {
+        file.ops().read_at(file, 0, sink)?
+    };
+    note(file, raw::IN_ACCESS, read);
+    Ok(read as u64)
+}
+
+#[inline(never)]
+fn read_at_position(file: &Arc<File>, sink: &mut Sink<'_>) -> Result<usize> {
+    let mut position = file.position.lock();
+    let read = file.ops().read_at(file, *position, sink);
+    let read = read.map_err(|error| explain(file, error))?;
+    *position += read as u64;
+    Ok(read)
+}
+
+/// Writes at the file's position or end, or to a stream. The caller has seen that it may be
+/// written.
+#[inline(always)]
+pub fn write_stream(file: &Arc<File>, source: &mut Source<'_>) -> Result<u64> {
+    hooks::file_permission((file, WRITE))?;
+    let written = if file.is_seekable() {
+        write_at_position(file, source)?
+    } else {
+        file.ops().write_at(file, 0, source)?
+    };
+    note(file, raw::IN_MODIFY, written);
+    Ok(written as u64)
+}
+
+#[inline(never)]
+fn write_at_position(file: &Arc<File>, source: &mut Source<'_>) -> Result<usize> {
+    let mut position = file.position.lock();
+    check_file_limit(file, *position, source)?;
+    file.drop_privileges()?;
+    let written = file.ops().write_at(file, *position, source)?;
+    *position += written as u64;
+    if source.appends(file.flags())
+        && written > 0
+        && let Some(cache) = file.inode().page_cache()
+    {
+        *position = cache.size();
+    }
+    Ok(written)
+}
+
+/// Reads at an offset, whatever the file's position.
+pub fn read_at(file: &Arc<File>, offset: u64, sink: &mut Sink<'_>) -> Result<u64> {
+    check_positional(file, offset, sink.left())?;
+    file.check_readable()?;
+    hooks::file_permission((file, READ))?;
+    let read = file.ops().read_at(file, offset, sink);
+    let read = read.map_err(|error| explain(file, error))?;
+    note(file, raw::IN_ACCESS, read);
+    Ok(read as u64)
+}
+
+/// Writes at an offset, whatever the file's position.
+pub fn write_at(file: &Arc<File>, offset: u64, source: &mut Source<'_>) -> Result<u64> {
+    check_positional(file, offset, source.left())?;
+    file.check_writable()?;
+    hooks::file_permission((file, WRITE))?;
+    check_file_limit(file, offset, source)?;
+    file.drop_privileges()?;
+    let written = file.ops().write_at(file, offset, source)?;
+    note(file, raw::IN_MODIFY, written);
+    Ok(written as u64)
+}
+
+/// ESPIPE for a stream, EINVAL for a range that does not fit a file offset (pread(2)).
+fn check_positional(file: &File, offset: u64, len: usize) -> Result<()> {
+    if !file.is_seekable() {
+        return Err(Errno::ESPIPE);
+    }
+    if offset + len as u64 > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
+/// Reading a directory is EISDIR, whatever its file system says.
+#[cold]
+fn explain(file: &File, error: Errno) -> Errno {
+    let is_directory = error == Errno::EINVAL && file.inode().file_type() == FileType::Directory;
+    if is_directory { Errno::EISDIR } else { error }
+}
+
+/// Cuts a write at RLIMIT_FSIZE; EFBIG, and SIGXFSZ, from there on (setrlimit(2)).
+#[inline]
+fn check_file_limit(file: &File, offset: u64, source: &mut Source<'_>) -> Result<()> {
+    let limit = current().process.limit(Resource::FileSize);
+    if limit == UNLIMITED { Ok(()) } else { cut_at_limit(file, offset, source, limit) }
+}
+
+#[cold]
+fn cut_at_limit(file: &File, offset: u64, source: &mut Source<'_>, limit: u64) -> Result<()> {
+    let Some(cache) = file.inode().page_cache() else { return Ok(()) };
+    let append = source.appends(file.flags());
+    let offset = if append { cache.size() } else { offset };
+    if offset >= limit {
+        send_to_current(raw::SIGXFSZ);
+        return Err(Errno::EFBIG);
+    }
+    source.truncate((limit - offset) as usize);
+    Ok(())
+}
+
+/// Tells whoever watches the file.
+#[inline(always)]
+pub fn note(file: &File, mask: u32, done: usize) {
+    if inotify::is_active()
+        && done > 0
+        && let Some(location) = &file.location
+    {
+        inotify::event(&location.dentry, mask);
+    }
+}

@@ -1,0 +1,24 @@
+//! What is known of the program that a process runs. [`super::exec`] starts programs.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crate::vfs::File;
+use crate::vfs::deny_write::WriteDenial;
+
+/// What /proc tells about the running program.
+#[derive(Clone, Default)]
+pub struct Program {
+    /// The executable; for /proc/PID/exe.
+    pub file: Option<Arc<File>>,
+    /// Nobody may write to it; shared with the children that run the same program.
+    pub denial: Option<Arc<WriteDenial>>,
+    /// Path it was started by.
+    pub path: Vec<u8>,
+    /// Addresses of the argument strings on the stack: start, end.
+    pub arguments: (u64, u64),
+    /// Addresses of the environment strings on the stack: start, end.
+    pub environment: (u64, u64),
+    /// The auxiliary vector, for /proc/PID/auxv.
+    pub auxv: Vec<u64>,
+}

@@ -1,0 +1,66 @@
+//! What a timer that sends signals is made of, and a process's set of them. What they do:
+//! [`super`].
+
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+use core::sync::atomic::AtomicU32;
+
+use machine::sync::SpinLock;
+
+use crate::base::time::Timer;
+use crate::process::clock::Clock;
+use crate::process::{Process, Thread};
+
+/// Whom an expiry is told.
+pub(super) enum Notify {
+    /// Nobody: the program asks (SIGEV_NONE).
+    Nobody,
+    Process(Weak<Process>),
+    Thread(Weak<Thread>),
+}
+
+/// A timer.
+pub(super) struct AlarmTimer {
+    pub(super) own: Weak<AlarmTimer>,
+    pub(super) clock: Clock,
+    pub(super) notify: Notify,
+    pub(super) signal: u32,
+    /// POSIX timers: id and value for siginfo. None: an interval timer, whose signal tells nothing.
+    pub(super) identity: Option<(u32, u64)>,
+    pub(super) state: SpinLock<TimerState>,
+    /// Overruns of the signal that was delivered last (timer_getoverrun(2)).
+    pub(super) overruns: AtomicU32,
+}
+
+#[derive(Default)]
+pub(super) struct TimerState {
+    /// When it expires next, on its clock or (not a CPU clock) the monotonic one; None: disarmed.
+    pub(super) next_ns: Option<u64>,
+    /// How long before the begin of that clock the expiry was due, if it was: times of the wall
+    /// clock can be older than the machine.
+    pub(super) early_ns: u64,
+    /// 0: it expires once.
+    pub(super) interval_ns: u64,
+    pub(super) armed: Option<Timer>,
+}
+
+/// Value and interval of a timer, nanoseconds; value 0: disarmed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Setting {
+    /// Until the next expiry.
+    pub value_ns: u64,
+    /// Between further ones; 0: none.
+    pub interval_ns: u64,
+}
+
+/// The timers of a process.
+#[derive(Default)]
+pub struct Timers {
+    /// ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF.
+    pub(super) interval: [Option<Arc<AlarmTimer>>; 3],
+    /// timer_create(2)'s.
+    pub(super) posix: BTreeMap<u32, Arc<AlarmTimer>>,
+    pub(super) next_id: u32,
+    /// Second of CPU time at which SIGXCPU comes next (RLIMIT_CPU).
+    pub(super) cpu_limit_s: Option<u64>,
+}
