@@ -23,6 +23,7 @@ use machine::sync::SpinLock;
 use crate::base::io::{Sink, Source};
 use crate::base::sync::Mutex;
 use crate::security::Capability;
+use crate::security::acting;
 use crate::vfs::page_cache::PageCache;
 use crate::vfs::{
     DirEntry, File, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject,
@@ -654,7 +655,9 @@ impl Inode for TmpInode {
         let to = self.same_fs(to)?;
         let whiteout = if flags & raw::RENAME_WHITEOUT != 0 {
             let file_type = FileType::CharDevice;
-            let new = NewObject { file_type, mode: 0, uid: 0, gid: 0, rdev: 0, target: b"" };
+            let owner = acting::subject().credentials;
+            let (uid, gid) = (owner.fsuid, owner.fsgid);
+            let new = NewObject { file_type, mode: 0, uid, gid, rdev: 0, target: b"" };
             Some(self.new_object(&new, 1)?)
         } else {
             None

@@ -525,9 +525,13 @@ fn wait(a: &Args, deadline: Option<Deadline>) -> Result<u64> {
     if max <= 0 || max as usize > i32::MAX as usize / size_of::<Event>() {
         return Err(Errno::EINVAL);
     }
+    let places = UserPtr::<Event>::new(a.a1());
+    if !UserPtr::<u8>::new(a.a1()).is_user_range(max as usize * size_of::<Event>()) {
+        return Err(Errno::EFAULT);
+    }
     let set = super::file_at(a.a0())?;
     let epoll = set.ops_as::<Epoll>().ok_or(Errno::EINVAL)?;
-    epoll.wait(UserPtr::new(a.a1()), max as usize, deadline)
+    epoll.wait(places, max as usize, deadline)
 }
 
 /// A timeout in milliseconds: negative is for ever.

@@ -73,8 +73,9 @@ fn wait_many(
     }
 }
 
-/// What can be done with a file of what is `wanted`; NVAL if it is closed.
+/// What can be done with a file of what is `wanted`; NVAL if it is closed, or only names a place.
 fn ask(file: Option<Arc<File>>, wanted: u32, table: &mut PollTable) -> u32 {
+    let file = file.filter(|file| file.flags() & abi::general::O_PATH == 0);
     file.map_or(events::NVAL, |file| file.ops().poll(&file, table) & (wanted | ALWAYS))
 }
 

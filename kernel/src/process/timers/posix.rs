@@ -65,8 +65,8 @@ fn notify_of(event: &SigEvent) -> Result<Notify> {
 
 /// timer_create(2).
 pub fn timer_create(clock: i32, event: UserPtr<SigEvent>, id_at: UserPtr<u32>) -> Result<u64> {
-    let clock = timer_clock(clock)?;
     let event = event.non_null().map(UserPtr::read).transpose()?;
+    let clock = timer_clock(clock)?;
     let process = &current().process;
     let notify = match &event {
         Some(event) => notify_of(event)?,
