@@ -395,8 +395,8 @@ pub(crate) struct PackArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct CompareArgs {
     /// A set of kernel parameters; at least two, and the first is what the others are compared
-    /// with. The word linux, alone or before parameters of its own, is Debian's kernel. All run with
-    /// nokaslr norandmaps, so that none is dearer by what it draws.
+    /// with. The word linux, alone or before parameters of its own, is Debian's kernel. All run
+    /// with nokaslr norandmaps, so that none is dearer by what it draws.
     /// Example: --with pti=off --with pti=on --with linux
     #[arg(long, value_name = "PARAMETERS", required = true, allow_hyphen_values = true)]
     pub(crate) with: Vec<String>,

@@ -50,7 +50,8 @@ pub(crate) fn is_ending() -> bool {
     IS_ENDING.load(Ordering::Relaxed)
 }
 
-/// Comes back at once, unless a signal is ending this program: then it is not this thread that does.
+/// Comes back at once, unless a signal is ending this program: then it is not this thread that
+/// does.
 pub(crate) fn leave_the_end_to_signals() {
     if is_ending() {
         std::thread::sleep(END);

@@ -1,8 +1,8 @@
 //! `limen`: run Linux programs in a microVM; pack, test and check.
 //!
-//! Reading order: [`args`] (what can be asked), then [`run`] (the main job), [`pack`], [`mod@test`],
-//! [`check`], [`compare`]. [`tree`] resolves paths inside a root, [`paths`] knows where our own
-//! files are.
+//! Reading order: [`args`] (what can be asked), then [`run`] (the main job), [`pack`],
+//! [`mod@test`], [`check`], [`compare`]. [`tree`] resolves paths inside a root, [`paths`] knows
+//! where our own files are.
 
 #[macro_use]
 mod out;

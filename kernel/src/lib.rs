@@ -24,6 +24,7 @@ mod ktest;
 pub mod kvm;
 pub mod mm;
 pub mod net;
+pub mod oom;
 pub mod process;
 pub mod procfs;
 pub mod ptrace;

@@ -14,8 +14,8 @@ use crate::toolchain::{self, Toolchain};
 use crate::tree::{Tree, absolute};
 use crate::{Error, image, paths, tidy, usage};
 
-/// Documentation of everything: who reads it works on the code. Which warnings count for the kernel,
-/// and with what flags it is built, is in `.cargo/config.toml`.
+/// Documentation of everything: who reads it works on the code. Which warnings count for the
+/// kernel, and with what flags it is built, is in `.cargo/config.toml`.
 const DOC: [&str; 4] = ["doc", "--quiet", "--no-deps", "--document-private-items"];
 /// Private items are documented, too, so that links may lead to them.
 const DOC_FLAGS: &str = "-Dwarnings -Arustdoc::private-intra-doc-links";

@@ -63,8 +63,8 @@ impl VmState {
         }
         if name.starts_with(['.', '-']) || !name.chars().all(is_plain) {
             return Err(usage(format!(
-                "{name:?}: a VM's name has letters, digits, `-`, `_` and `.`, and begins with one of \
-                 the first two"
+                "{name:?}: a VM's name has letters, digits, `-`, `_` and `.`, and begins with one \
+                 of the first two"
             )));
         }
         Ok(Self { name: name.to_owned(), dir: top()?.join(name) })

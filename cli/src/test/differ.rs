@@ -1,16 +1,17 @@
 //! The differ level: random programs that must get the same answers from Linux and from Limen.
 //!
 //! `guest/tests/src/differ` makes programs from a seed, the same everywhere, and records what each
-//! call gave back. First both kernels print a hash for each program; where hashes differ, both show
-//! the records, and the first line that differs is the finding. Findings are gathered by their key
-//! (the call and both answers); the shortest program of each is run again and again with calls left
-//! out until each that remains is needed, and printed.
+//! call gave back. First this host's Linux and Limen print a hash for each program, at the same
+//! time; where hashes differ, both and Debian's kernel in QEMU show the records. Limen must answer
+//! as one of the two Linuxes, whose versions differ; the first line that is neither's is the
+//! finding. Findings are gathered by their key (the call and both answers); the shortest program of
+//! each is run again and again with calls left out until each that remains is needed, and printed.
 //!
-//! Linux is this host's kernel where it gives the program name spaces of its own. It may be of
-//! another version than Debian's, so what it says against Limen is held against Debian's kernel in
-//! QEMU before it counts. `guest/differ.txt` names the differences that are borne.
+//! `guest/differ.txt` names the differences that are borne, each with a reason and a program that
+//! shows it: one that shows nothing any more fails the test, as a difference that is not there
+//! does. Behind a difference between two errors, which change nothing, the comparison goes on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -23,8 +24,10 @@ const DEFAULT_SEED: u64 = 1;
 const MEMORY: &str = "512M";
 /// Time for a VM beyond that in which it makes programs.
 const SPARE_S: u64 = 300;
-/// Programs that are shown at most, and findings that are made shorter.
-const SHOWN_MAX: usize = 200;
+/// Programs are made in this part of the level's time: then records are shown and made shorter.
+const MAKING: u64 = 2;
+/// Programs whose records are shown by one VM, and findings that are made shorter.
+const SHOWN_MAX: usize = 2000;
 const FINDINGS_MAX: usize = 12;
 /// Rounds of leaving out calls.
 const ROUNDS_MAX: usize = 12;
@@ -44,7 +47,18 @@ struct Rig<'a> {
     context: &'a Context,
     program: PathBuf,
     seed: u64,
-    linux: Kernel,
+    /// This host's kernel serves as a judge, too.
+    has_host: bool,
+    list: Vec<Borne>,
+}
+
+/// A difference that is borne.
+#[derive(Clone, Debug)]
+struct Borne {
+    /// Its key, where `*` stands for any text.
+    pattern: String,
+    /// The program of the default seed that shows it.
+    witness: u64,
 }
 
 /// A program with some of its calls: its number, and the mask of them.
@@ -75,39 +89,53 @@ struct Finding {
     calls: usize,
 }
 
+/// What comparing programs gave.
+#[derive(Default)]
+struct Outcome {
+    by_key: BTreeMap<String, Finding>,
+    /// Entries of the list that were seen.
+    fired: BTreeSet<usize>,
+    /// Programs that part only as the list says.
+    borne: usize,
+}
+
 /// Runs programs for the time given, and compares.
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     if !context.wants("differ::programs") {
         return Ok(Summary { skipped: 1, ..Summary::default() });
     }
     let seed = if context.seed == 0 { DEFAULT_SEED } else { context.seed };
-    let mut rig = Rig { context, program: guest::build(context)?, seed, linux: Kernel::Host };
-    let allowed = parse_allowed(&std::fs::read_to_string(context.repository.join(ALLOWED))?)?;
-    let seconds = context.time.as_secs();
-    let limen = hashes(&rig.say(Kernel::Limen, &words(seed, u64::MAX, seconds), "")?);
-    let count = limen.len() as u64;
-    let mut linux = hashes(&rig.say(Kernel::Host, &words(seed, count, u64::MAX), "")?);
-    if linux.len() < limen.len() {
-        tell!("differ: this host does not serve as the judge: Debian's kernel does");
-        rig.linux = Kernel::Debian;
-        linux = hashes(&rig.say(Kernel::Debian, &words(seed, count, u64::MAX), "")?);
+    let list = parse_allowed(&std::fs::read_to_string(context.repository.join(ALLOWED))?)?;
+    let program = guest::build(context)?;
+    let mut rig = Rig { context, program, seed, has_host: true, list };
+    let (count, differing) = rig.compare_hashes()?;
+    let mut outcome = Outcome::default();
+    for some in differing.chunks(SHOWN_MAX) {
+        rig.look(seed, some, &mut outcome)?;
     }
-    if count == 0 || linux.len() < limen.len() {
-        return Err("not every program was run on both kernels".into());
+    let silent = rig.silent(&outcome.fired)?;
+    for pattern in &silent {
+        tell!("differ: {ALLOWED}: its program does not show it any more: {pattern}");
     }
-    let differing = limen.iter().filter(|(index, hash)| linux.get(index) != Some(hash));
-    let differing: Vec<Which> = differing.map(|(index, _)| (*index, u64::MAX)).collect();
-    let (findings, borne, others) = rig.findings(&differing, &allowed)?;
+    let borne = outcome.borne;
+    let mut findings: Vec<Finding> = outcome.by_key.into_values().collect();
+    let found = findings.len();
+    // The short ones first: they are soonest made shorter, and often the others' cause.
+    findings.sort_by_key(|finding| finding.parting.call.unwrap_or(finding.calls));
+    for finding in findings.iter().skip(FINDINGS_MAX) {
+        tell!("differ: {} (program {seed} {})", finding.parting.key, finding.which.0);
+    }
+    findings.truncate(FINDINGS_MAX);
+    rig.shorten(&mut findings)?;
     for finding in &findings {
         rig.print(finding)?;
     }
     tell!(
-        "differ: seed {seed}: {count} programs, {} differ at first sight, {borne} of those shown \
-         as {ALLOWED} says, {} findings",
+        "differ: seed {seed}: {count} programs: {} differ at first sight, {borne} of them as \
+         {ALLOWED} says; {found} findings",
         differing.len(),
-        findings.len() + others
     );
-    let failed = usize::from(findings.len() + others > 0);
+    let failed = usize::from(found + silent.len() > 0);
     Ok(Summary { passed: 1 - failed, failed, skipped: 0 })
 }
 
@@ -117,6 +145,30 @@ fn words(seed: u64, count: u64, seconds: u64) -> String {
 }
 
 impl Rig<'_> {
+    /// Has both kernels make programs: how many, and those whose hashes differ.
+    fn compare_hashes(&mut self) -> Result<(u64, Vec<Which>), Error> {
+        let asked = words(self.seed, u64::MAX, self.context.time.as_secs() / MAKING);
+        let (limen, mut linux) = std::thread::scope(|scope| {
+            let host = scope.spawn(|| self.say(Kernel::Host, &asked, "").unwrap_or_default());
+            let limen = self.say(Kernel::Limen, &asked, "");
+            (limen, hashes(&host.join().unwrap_or_default()))
+        });
+        let limen = hashes(&limen?);
+        if linux.is_empty() {
+            tell!("differ: this host does not serve as a judge: Debian's kernel does alone");
+            self.has_host = false;
+            let asked = words(self.seed, limen.len() as u64, u64::MAX);
+            linux = hashes(&self.say(Kernel::Debian, &asked, "")?);
+        }
+        let count = limen.len().min(linux.len()) as u64;
+        if count == 0 {
+            return Err("no program was run on both kernels".into());
+        }
+        let both = limen.iter().filter(|(index, _)| **index < count);
+        let differing = both.filter(|(index, hash)| linux.get(index) != Some(hash));
+        Ok((count, differing.map(|(index, _)| (*index, u64::MAX)).collect()))
+    }
+
     /// What the program says on a kernel, started with these words and this input.
     fn say(&self, kernel: Kernel, words: &str, input: &str) -> Result<String, Error> {
         let mut command = match kernel {
@@ -146,68 +198,53 @@ impl Rig<'_> {
     }
 
     /// Programs and their records.
-    fn show(&self, kernel: Kernel, list: &[Which]) -> Result<BTreeMap<Which, Shown>, Error> {
-        if list.is_empty() {
+    fn show(
+        &self,
+        kernel: Kernel,
+        seed: u64,
+        list: &[Which],
+    ) -> Result<BTreeMap<Which, Shown>, Error> {
+        if list.is_empty() || kernel == Kernel::Host && !self.has_host {
             return Ok(BTreeMap::new());
         }
-        let seed = self.seed;
         let lines = list.iter().map(|(index, keep)| format!("{seed} {index} {keep}\n"));
         Ok(shown(&self.say(kernel, "differ show /dev/stdin", &lines.collect::<String>())?))
     }
 
-    /// Where Linux and Limen part in these programs, by Debian's kernel too where the host was the
-    /// judge.
-    fn partings(&self, list: &[Which]) -> Result<BTreeMap<Which, (Parting, usize)>, Error> {
-        let linux = self.show(self.linux, list)?;
-        let limen = self.show(Kernel::Limen, list)?;
-        let mut partings = BTreeMap::new();
+    /// Compares these programs, and adds what is found.
+    fn look(&self, seed: u64, list: &[Which], outcome: &mut Outcome) -> Result<(), Error> {
+        let [debian, host, limen] = self.show_all(seed, list)?;
         for which in list {
-            let Some(linux) = linux.get(which) else { continue };
+            let Some(debian) = debian.get(which) else { continue };
             let none = Shown::default();
             let limen = limen.get(which).unwrap_or(&none);
-            if let Some(parting) = part(linux, limen) {
-                partings.insert(*which, (parting, linux.calls.len()));
+            let (parting, fired) = compare(debian, host.get(which), limen, &self.list);
+            outcome.borne += usize::from(parting.is_none() && !fired.is_empty());
+            outcome.fired.extend(fired);
+            let Some(parting) = parting else { continue };
+            let finding = Finding { which: *which, parting, calls: debian.calls.len() };
+            match outcome.by_key.get(&finding.parting.key) {
+                Some(known) if known.calls <= finding.calls => {}
+                _ => drop(outcome.by_key.insert(finding.parting.key.clone(), finding)),
             }
         }
-        Ok(partings)
+        Ok(())
     }
 
-    /// One finding for each key that is not allowed, the first ones as short as can be; how many
-    /// programs differ only as is allowed; and how many findings there are besides.
-    fn findings(
-        &self,
-        differing: &[Which],
-        allowed: &[String],
-    ) -> Result<(Vec<Finding>, usize, usize), Error> {
-        let shown = &differing[..differing.len().min(SHOWN_MAX)];
-        let partings = self.partings(shown)?;
-        let is_allowed = |key: &str| allowed.iter().any(|pattern| matches(pattern, key));
-        let borne = partings.values().filter(|(parting, _)| is_allowed(&parting.key)).count();
-        let mut by_key: BTreeMap<String, Finding> = BTreeMap::new();
-        for (which, (parting, calls)) in partings {
-            if is_allowed(&parting.key) {
-                continue;
-            }
-            let finding = Finding { which, parting, calls };
-            match by_key.get(&finding.parting.key) {
-                Some(known) if known.calls <= finding.calls => {}
-                _ => drop(by_key.insert(finding.parting.key.clone(), finding)),
-            }
-        }
-        let mut findings: Vec<Finding> = by_key.into_values().collect();
-        // The short ones first: they are soonest made shorter, and often the others' cause.
-        findings.sort_by_key(|finding| finding.parting.call.unwrap_or(finding.calls));
-        for finding in findings.iter().skip(FINDINGS_MAX) {
-            let (key, index) = (&finding.parting.key, finding.which.0);
-            tell!("differ: {key} (program {} {index})", self.seed);
-        }
-        let others = findings.len().saturating_sub(FINDINGS_MAX);
-        findings.truncate(FINDINGS_MAX);
-        self.shorten(&mut findings)?;
-        if self.linux == Kernel::Host {
-            self.ask_debian(&mut findings)?;
-        }
-        Ok((findings, borne, others))
+    fn show_all(&self, seed: u64, list: &[Which]) -> Result<[BTreeMap<Which, Shown>; 3], Error> {
+        let debian = self.show(Kernel::Debian, seed, list)?;
+        let host = self.show(Kernel::Host, seed, list)?;
+        Ok([debian, host, self.show(Kernel::Limen, seed, list)?])
+    }
+
+    /// Entries of the list whose programs do not show them.
+    fn silent(&self, fired: &BTreeSet<usize>) -> Result<Vec<String>, Error> {
+        let others = || self.list.iter().enumerate().filter(|(number, _)| !fired.contains(number));
+        let list: BTreeSet<Which> = others().map(|(_, borne)| (borne.witness, u64::MAX)).collect();
+        let mut outcome = Outcome::default();
+        self.look(DEFAULT_SEED, &list.into_iter().collect::<Vec<_>>(), &mut outcome)?;
+        let silent = others().filter(|(number, _)| !outcome.fired.contains(number));
+        Ok(silent.map(|(_, borne)| borne.pattern.clone()).collect())
     }
 
     /// Leaves calls out as long as the records part at the same key: chunks of half of the calls,
@@ -225,11 +262,11 @@ impl Rig<'_> {
             let mut any = false;
             for (finding, tries) in findings.iter_mut().zip(&tries) {
                 let holds = |which: &&Which| {
-                    let parting = partings.get(*which).map(|(parting, _)| &parting.key);
+                    let parting = partings.get(*which).map(|parting| &parting.key);
                     parting == Some(&finding.parting.key)
                 };
                 if let Some(which) = tries.iter().find(holds) {
-                    finding.parting = partings[which].0.clone();
+                    finding.parting = partings[which].clone();
                     finding.which = *which;
                     any = true;
                 }
@@ -243,21 +280,19 @@ impl Rig<'_> {
         Ok(())
     }
 
-    /// Takes out the findings in which Debian's kernel agrees with Limen, or not with itself.
-    fn ask_debian(&self, findings: &mut Vec<Finding>) -> Result<(), Error> {
-        let list: Vec<Which> = findings.iter().map(|finding| finding.which).collect();
-        let debian = self.show(Kernel::Debian, &list)?;
-        let limen = self.show(Kernel::Limen, &list)?;
-        findings.retain(|finding| {
-            let (debian, limen) = (debian.get(&finding.which), limen.get(&finding.which));
-            let Some((debian, limen)) = debian.zip(limen) else { return true };
-            part(debian, limen).is_some_and(|parting| parting.key == finding.parting.key)
-        });
-        Ok(())
+    /// Where these programs part.
+    fn partings(&self, list: &[Which]) -> Result<BTreeMap<Which, Parting>, Error> {
+        let [debian, host, limen] = self.show_all(self.seed, list)?;
+        let none = Shown::default();
+        let parting = |which: &Which| {
+            let limen = limen.get(which).unwrap_or(&none);
+            compare(debian.get(which)?, host.get(which), limen, &self.list).0
+        };
+        Ok(list.iter().filter_map(|which| Some((*which, parting(which)?))).collect())
     }
 
     fn print(&self, finding: &Finding) -> Result<(), Error> {
-        let shown = self.show(self.linux, &[finding.which])?;
+        let shown = self.show(Kernel::Debian, self.seed, &[finding.which])?;
         let (index, keep) = finding.which;
         tell!("differ: {}", finding.parting.key);
         tell!("    program {} {index} {keep}:", self.seed);
@@ -313,11 +348,44 @@ fn shown(text: &str) -> BTreeMap<Which, Shown> {
     all
 }
 
-/// The first line in which two records differ.
-fn part(linux: &Shown, limen: &Shown) -> Option<Parting> {
-    let length = linux.record.len().max(limen.record.len());
-    let line = |shown: &Shown, at: usize| shown.record.get(at).cloned().unwrap_or_default();
-    let (a, b) = (0..length).map(|at| (line(linux, at), line(limen, at))).find(|(a, b)| a != b)?;
+/// Compares what Limen recorded with two Linuxes. The first line that is neither's and is not borne,
+/// and the entries of the list that were met before it.
+fn compare(
+    debian: &Shown,
+    host: Option<&Shown>,
+    limen: &Shown,
+    list: &[Borne],
+) -> (Option<Parting>, BTreeSet<usize>) {
+    let mut fired = BTreeSet::new();
+    if host.is_some_and(|host| host.record == limen.record) {
+        return (None, fired);
+    }
+    let length = debian.record.len().max(limen.record.len());
+    for at in 0..length {
+        let line = |shown: &Shown| shown.record.get(at).cloned().unwrap_or_default();
+        let (a, b) = (line(debian), line(limen));
+        if a == b {
+            continue;
+        }
+        // The two Linuxes differ here, and behind it nothing can be compared with either.
+        if host.is_some_and(|host| line(host) == b) {
+            return (None, fired);
+        }
+        let are_errors = answer(&a).starts_with('E') && answer(&b).starts_with('E');
+        let parting = part(debian, a, b);
+        match list.iter().position(|borne| matches(&borne.pattern, &parting.key)) {
+            None => return (Some(parting), fired),
+            Some(number) => drop(fired.insert(number)),
+        }
+        if !are_errors {
+            return (None, fired);
+        }
+    }
+    (None, fired)
+}
+
+/// What a difference is called: `a` is the line that Linux has, `b` Limen's.
+fn part(linux: &Shown, a: String, b: String) -> Parting {
     let number = |line: &str| line.split(' ').next().and_then(|word| word.parse::<usize>().ok());
     let call = number(&a).or(number(&b));
     let key = match call {
@@ -325,9 +393,12 @@ fn part(linux: &Shown, limen: &Shown) -> Option<Parting> {
             let text = linux.calls.get(call).map_or("?", String::as_str);
             format!("{} {} {}", call_name(text), answer(&a), answer(&b))
         }
-        None => without_numbers(&a.split(' ').take(2).collect::<Vec<_>>().join(" ")),
+        None => {
+            let begin = |line: &str| line.split(' ').take(2).collect::<Vec<_>>().join(" ");
+            without_numbers(&begin(if a.is_empty() { &b } else { &a }))
+        }
     };
-    Some(Parting { key, linux: a, limen: b, call })
+    Parting { key, linux: a, limen: b, call }
 }
 
 /// `r3 = Thread: read(r1, …)` is about `read`.
@@ -354,16 +425,17 @@ fn without_numbers(text: &str) -> String {
     out
 }
 
-/// Reads [`ALLOWED`].
-fn parse_allowed(text: &str) -> Result<Vec<String>, Error> {
+/// Reads [`ALLOWED`]: `KEY | PROGRAM | REASON`.
+fn parse_allowed(text: &str) -> Result<Vec<Borne>, Error> {
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
-    let key = |line: &str| {
-        let (key, reason) = line.split_once(": ")?;
-        (!reason.trim().is_empty()).then(|| key.to_owned())
+    let entry = |line: &str| {
+        let fields: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [pattern, witness, reason] = fields[..] else { return None };
+        let is_whole = !pattern.is_empty() && !reason.is_empty();
+        is_whole.then_some(Borne { pattern: pattern.to_owned(), witness: witness.parse().ok()? })
     };
-    lines
-        .map(|line| key(line).ok_or_else(|| format!("{ALLOWED}: no reason: {line}").into()))
-        .collect()
+    let error = |line| format!("{ALLOWED}: not KEY | PROGRAM | REASON: {line}").into();
+    lines.map(|line| entry(line).ok_or_else(|| error(line))).collect()
 }
 
 /// True if a key is what a pattern says, where `*` stands for any text.
@@ -393,19 +465,49 @@ mod tests {
         assert_eq!(hashes(text), BTreeMap::from([(16, "aa".into()), (17, "bb".into())]));
     }
 
+    fn borne(pattern: &str) -> Vec<Borne> {
+        vec![Borne { pattern: pattern.to_owned(), witness: 0 }]
+    }
+
     #[test]
     fn records_part_at_the_first_line_that_differs() {
         let linux = shown(SAID).remove(&(7, 255)).unwrap_or_default();
+        let key = |limen: &Shown| compare(&linux, None, limen, &[]).0.map(|parting| parting.key);
         let mut limen = linux.clone();
-        assert_eq!(part(&linux, &limen), None);
+        assert_eq!(key(&limen), None);
         limen.record[1] = "1 24".into();
-        let parting = part(&linux, &limen).unwrap();
-        assert_eq!((parting.key.as_str(), parting.call), ("read EBADF #", Some(1)));
+        assert_eq!(key(&limen).as_deref(), Some("read EBADF #"));
         limen.record.truncate(1);
-        assert_eq!(part(&linux, &limen).unwrap().key, "read EBADF nothing");
+        assert_eq!(key(&limen).as_deref(), Some("read EBADF nothing"));
         limen.record = linux.record.clone();
         limen.record[2] = "fd 3 1 x".into();
-        assert_eq!(part(&linux, &limen).unwrap().key, "fd #");
+        assert_eq!(key(&limen).as_deref(), Some("fd #"));
+    }
+
+    #[test]
+    fn either_linux_is_right() {
+        let debian = shown(SAID).remove(&(7, 255)).unwrap_or_default();
+        let mut host = debian.clone();
+        host.record[1] = "1 EINVAL".into();
+        assert!(compare(&debian, Some(&host), &host, &[]).0.is_none());
+        let mut limen = host.clone();
+        limen.record[0] = "0 4".into();
+        assert!(compare(&debian, Some(&host), &limen, &[]).0.is_some());
+    }
+
+    #[test]
+    fn what_is_borne_hides_nothing_behind_it_but_what_follows_from_it() {
+        let linux = shown(SAID).remove(&(7, 255)).unwrap_or_default();
+        let mut limen = linux.clone();
+        limen.record[1] = "1 EINVAL".into();
+        let list = borne("read EBADF EINVAL");
+        let (parting, fired) = compare(&linux, None, &limen, &list);
+        assert!(parting.is_none() && fired.contains(&0));
+        // Two errors change nothing: the state behind them is compared.
+        limen.record[2] = "fd 3 1 x".into();
+        assert!(compare(&linux, None, &limen, &list).0.is_some());
+        limen.record[1] = "1 7".into();
+        assert!(compare(&linux, None, &limen, &borne("read * #")).0.is_none());
     }
 
     #[test]
@@ -417,9 +519,12 @@ mod tests {
 
     #[test]
     fn differences_are_borne_for_a_reason() {
-        let allowed = parse_allowed("# note\nstat # *: why\n").unwrap();
-        assert!(matches(&allowed[0], "stat # EINVAL"));
-        assert!(!matches(&allowed[0], "fstat # EINVAL"));
-        assert!(parse_allowed("stat # *\n").is_err());
+        let allowed = parse_allowed("# note\nstat # * | 17 | why\n").unwrap();
+        assert!(matches(&allowed[0].pattern, "stat # EINVAL"));
+        assert!(!matches(&allowed[0].pattern, "fstat # EINVAL"));
+        assert_eq!(allowed[0].witness, 17);
+        for wrong in ["stat # *\n", "stat # * | 17 |\n", "stat | x | why\n"] {
+            assert!(parse_allowed(wrong).is_err());
+        }
     }
 }

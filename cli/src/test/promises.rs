@@ -226,8 +226,8 @@ pub(super) fn randomization(context: &Context, folder: &Path) -> Result<(), Erro
     expect(context, folder, &words, "same\n0\nsame\nothers\n")
 }
 
-/// `limen compare` gives the same instructions each time, also of several CPUs; isolated page tables
-/// cost some.
+/// `limen compare` gives the same instructions each time, also of several CPUs; isolated page
+/// tables cost some.
 pub(super) fn compare(context: &Context, folder: &Path) -> Result<(), Error> {
     let sets = ["--with", "pti=off", "--with", "pti=on", "--"];
     let run = |words: &[&str]| -> Result<Vec<u64>, Error> {

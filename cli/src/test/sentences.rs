@@ -1,5 +1,5 @@
-//! What is said when something cannot be done: each sentence is caused, and must be one that who has
-//! never read a source can act upon. Part of the run level.
+//! What is said when something cannot be done: each sentence is caused, and must be one that who
+//! has never read a source can act upon. Part of the run level.
 //!
 //! A sentence names the option, says what is wrong in words, and tells the way out. What none has:
 //! numbers and names of errors as programs know them, QEMU's or Rust's own messages, and silence.

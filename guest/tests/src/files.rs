@@ -14,7 +14,7 @@ tests!("files":
     getdents_lists_all, directory_changes_while_reading, seekdir_works, stat_fields,
     statx_fields, chmod_chown, utimensat_forms, access_checks, umask_applies, xattrs_on_tmpfs,
     sendfile_copies, copy_file_range_copies, splice_file_to_pipe, fallocate_modes,
-    flock_excludes, posix_locks, posix_lock_waits, ofd_locks, inotify_reports, inotify_rules,
+    flock_excludes, posix_locks, posix_lock_waits, ofd_locks, ofd_locks_of_many, inotify_reports, inotify_rules,
     dup_shares_offset, fcntl_flags, descriptors_run_out, chdir_getcwd, deleted_cwd,
     tmpfile_and_linkat, path_limits, trailing_slashes, dot_dot_at_root, mknod_fifo_device,
     statfs_answers, readlink_rules, close_range_closes, fsync_family, big_offsets, dev_files,
@@ -714,6 +714,58 @@ fn ofd_locks() {
     lock(b, F_OFD_SETLK, F_WRLCK, 5, 1).0.fails(EAGAIN);
     close(dup);
     lock(b, F_OFD_SETLK, F_WRLCK, 5, 1).0.is(0);
+}
+
+/// Several owners lock, change and unlock at random; what each holds of each byte is known.
+fn ofd_locks_of_many() {
+    const BYTES: usize = 24;
+    const OWNERS: usize = 5;
+    let f = format!("{}/f", dir());
+    let mut fds: Vec<i32> = (0..OWNERS).map(|_| open(&f, O_RDWR | O_CREAT).fd()).collect();
+    // By owner and byte: F_RDLCK, F_WRLCK or F_UNLCK.
+    let mut held = [[F_UNLCK; BYTES]; OWNERS];
+    let mut random = 0x1234_5678_u64;
+    let mut next = |below: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random >> 20) as usize % below
+    };
+    for step in 0..3000 {
+        let (owner, start) = (next(OWNERS), next(BYTES));
+        let len = 1 + next(BYTES - start);
+        let kind = [F_RDLCK, F_WRLCK, F_UNLCK][next(3)];
+        let excludes = |theirs: i32| {
+            theirs == F_WRLCK && kind != F_UNLCK || theirs == F_RDLCK && kind == F_WRLCK
+        };
+        let others = held.iter().enumerate().filter(|(other, _)| *other != owner);
+        let is_refused = others
+            .clone()
+            .any(|(_, bytes)| bytes[start..start + len].iter().any(|&theirs| excludes(theirs)));
+        if kind != F_UNLCK {
+            let found = lock(fds[owner], F_OFD_GETLK, kind, start as i64, len as i64).1;
+            let none = found.kind == F_UNLCK as i16;
+            assert_eq!(none, !is_refused, "step {step}: is a lock in the way?");
+            let (from, to) = (found.start as usize, (found.start + found.len) as usize);
+            let is_one = |bytes: &[i32; BYTES]| {
+                bytes[from..to].iter().all(|&kind| kind == i32::from(found.kind))
+            };
+            let overlaps = from < start + len && start < to;
+            let is_true = overlaps && others.clone().any(|(_, bytes)| is_one(bytes));
+            assert!(none || is_true, "step {step}: {from}..{to} is nobody's");
+        }
+        let result = lock(fds[owner], F_OFD_SETLK, kind, start as i64, len as i64).0;
+        if is_refused {
+            result.fails(EAGAIN);
+        } else {
+            result.is(0);
+            held[owner][start..start + len].fill(kind);
+        }
+    }
+    // What is left goes with the files.
+    let left = fds.split_off(1);
+    left.into_iter().for_each(close);
+    lock(fds[0], F_OFD_SETLK, F_WRLCK, 0, 0).0.is(0);
 }
 
 /// Events as (mask, name).

@@ -17,6 +17,7 @@ mod errors;
 mod exec;
 mod file_rights;
 mod files;
+mod found;
 mod frames;
 mod fuzz;
 mod fuzz_args;
@@ -90,6 +91,7 @@ const SUBJECTS: &[&[Test]] = &[
     time::TESTS,
     scheduling::TESTS,
     waits::TESTS,
+    found::TESTS,
     system::TESTS,
     sysv::TESTS,
     pointers::TESTS,

@@ -550,8 +550,8 @@ const SET_UP_PIC: [u8; 32] = [
 const WAIT: [u8; 12] = [0xfa, 0x80, 0x3e, 0x00, 0x60, 1, 0x74, 4, 0xfb, 0xf4, 0xeb, 0xf4];
 
 /// A guest with the kernel's controllers that sets them up, and then does `then`; interrupts of
-/// `vector` end in a handler at 0x1200 (mov byte \[0x6000\],1; out 0x81,al; mov al,0x20; out 0x20,al;
-/// iret).
+/// `vector` end in a handler at 0x1200 (mov byte \[0x6000\],1; out 0x81,al; mov al,0x20; out
+/// 0x20,al; iret).
 fn with_controllers(then: &[u8], vector: usize) -> Result<Guest> {
     let code = [&SET_UP_PIC[..], then].concat();
     let guest = Guest::of(StartMode::Real, &code, true)?;

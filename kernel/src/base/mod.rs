@@ -6,6 +6,7 @@
 pub mod accounts;
 pub mod args;
 pub mod balance;
+pub mod id_map;
 pub mod identity;
 pub mod io;
 pub mod params;
@@ -18,5 +19,6 @@ pub mod sync;
 pub mod tally;
 pub mod thread;
 pub mod time;
+pub mod timer_queue;
 pub mod user;
 pub mod watchdog;

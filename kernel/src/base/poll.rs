@@ -33,29 +33,43 @@ pub mod events {
 /// missed.
 pub struct PollTable {
     waker: Option<Arc<dyn Wake>>,
-    queues: Vec<Arc<WaitQueue>>,
+    /// Most files have two at most, and need no allocation.
+    few: [Option<Arc<WaitQueue>>; 2],
+    more: Vec<Arc<WaitQueue>>,
     exclusive: bool,
     refusal: Result<()>,
 }
 
 impl PollTable {
+    fn new(waker: Option<Arc<dyn Wake>>, exclusive: bool) -> Self {
+        let (few, more) = ([None, None], Vec::new());
+        PollTable { waker, few, more, exclusive, refusal: Ok(()) }
+    }
+
+    fn keep(&mut self, queue: Arc<WaitQueue>) {
+        match self.few.iter_mut().find(|place| place.is_none()) {
+            Some(place) => *place = Some(queue),
+            None => self.more.push(queue),
+        }
+    }
+
     /// Only asks, registers nowhere.
     #[must_use]
     pub fn ask() -> Self {
-        PollTable { waker: None, queues: Vec::new(), exclusive: false, refusal: Ok(()) }
+        Self::new(None, false)
     }
 
     /// Registers `waker` with every queue named, until dropped.
     #[must_use]
     pub fn register(waker: Arc<dyn Wake>, exclusive: bool) -> Self {
-        PollTable { waker: Some(waker), queues: Vec::new(), exclusive, refusal: Ok(()) }
+        Self::new(Some(waker), exclusive)
     }
 
     /// Names a queue that will be woken when the file's readiness changes.
     pub fn wait_on(&mut self, queue: &Arc<WaitQueue>) {
         let Some(waker) = &self.waker else { return };
         match queue.try_add(waker.clone(), self.exclusive) {
-            Ok(()) => self.queues.push(queue.clone()),
+            Ok(()) => self.keep(queue.clone()),
             Err(error) => self.refusal = Err(error),
         }
     }
@@ -69,7 +83,7 @@ impl PollTable {
 impl Drop for PollTable {
     fn drop(&mut self) {
         if let Some(waker) = &self.waker {
-            for queue in &self.queues {
+            for queue in self.few.iter().flatten().chain(&self.more) {
                 queue.remove(waker);
             }
         }

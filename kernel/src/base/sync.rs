@@ -72,8 +72,8 @@ impl Waiter {
         self.marked.store(false, Ordering::SeqCst);
     }
 
-    /// Sleeps until the waiter is marked, a signal comes (if `sleep` allows) or the deadline passes.
-    /// May also return early for no reason: look at the condition again.
+    /// Sleeps until the waiter is marked, a signal comes (if `sleep` allows) or the deadline
+    /// passes. May also return early for no reason: look at the condition again.
     pub fn sleep(self: &Arc<Self>, sleep: Sleep, deadline: Option<Deadline>) {
         let timer = deadline.map(|deadline| crate::base::time::wake_at(deadline, self.clone()));
         sched::park(sleep, || self.is_marked());
@@ -151,12 +151,16 @@ impl WaitQueue {
         let address = Arc::as_ptr(waker).cast::<()>();
         let is_it = |entry: &QueuedWaker| Arc::as_ptr(&entry.waker).cast::<()>() == address;
         // From both ends: who leaves came first as a rule, or last.
-        let len = entries.len();
-        let at = (0..len.div_ceil(2)).find_map(|i| {
-            let back = len - 1 - i;
-            if is_it(&entries[i]) { Some(i) } else { is_it(&entries[back]).then_some(back) }
-        });
-        let removed = at.and_then(|at| entries.remove(at));
+        let removed = if entries.front().is_some_and(is_it) {
+            entries.pop_front()
+        } else {
+            let len = entries.len();
+            let at = (0..len.div_ceil(2)).find_map(|i| {
+                let back = len - 1 - i;
+                if is_it(&entries[i]) { Some(i) } else { is_it(&entries[back]).then_some(back) }
+            });
+            at.and_then(|at| entries.remove(at))
+        };
         self.occupied.store(!entries.is_empty(), Ordering::SeqCst);
         drop(entries);
         // The waker's last reference must not be dropped under the lock.
@@ -235,9 +239,20 @@ impl WaitQueue {
         deadline: Option<Deadline>,
         mut ready: impl FnMut() -> Option<T>,
     ) -> Result<T, WaitError> {
-        if let Some(value) = ready() {
-            return Ok(value);
+        match ready() {
+            Some(value) => Ok(value),
+            None => self.wait_longer(sleep, deadline, ready),
         }
+    }
+
+    /// The same for a caller who has just looked in vain, or may look in vain without harm: `ready`
+    /// is asked once this thread is on the queue.
+    pub fn wait_longer<T>(
+        &self,
+        sleep: Sleep,
+        deadline: Option<Deadline>,
+        mut ready: impl FnMut() -> Option<T>,
+    ) -> Result<T, WaitError> {
         let waiter = Waiter::new();
         let waker: Arc<dyn Wake> = waiter.clone();
         self.add(waker.clone(), true);

@@ -1,7 +1,6 @@
 //! Time for the kernel: deadlines and timers. One queue of timers per CPU, run by that CPU's timer
 //! interrupt, which is armed for whatever comes first: the tick of a busy CPU or the next timer.
 
-use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -14,6 +13,7 @@ use machine::sync::{IrqGuard, Once, SpinLock};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::sync::Wake;
+use crate::base::timer_queue::{Handle, TimerQueue};
 
 pub use machine::time::now_ns;
 
@@ -71,26 +71,23 @@ pub fn notify_of_clock(notifiers: &'static [fn()]) {
     CLOCK_NOTIFIERS.call_once(|| notifiers);
 }
 
-type Timers = BTreeMap<(u64, u64), Arc<dyn Wake>>;
-
-static TIMERS: PerCpu<SpinLock<Timers>> =
-    PerCpu::from_array([const { SpinLock::new(BTreeMap::new()) }; MAX_CPUS]);
+static TIMERS: PerCpu<SpinLock<TimerQueue<Arc<dyn Wake>>>> =
+    PerCpu::from_array([const { SpinLock::new(TimerQueue::new()) }; MAX_CPUS]);
 /// When each CPU's timer interrupt is due; `u64::MAX`: not armed.
 static ARMED_NS: PerCpu<AtomicU64> =
     PerCpu::from_array([const { AtomicU64::new(u64::MAX) }; MAX_CPUS]);
-static SEQUENCE: AtomicU64 = AtomicU64::new(0);
 
 /// A timer that may still fire.
 #[must_use = "dropping it leaves the timer armed; cancel() it when it is no longer wanted"]
 pub struct Timer {
     cpu: usize,
-    key: (u64, u64),
+    handle: Handle,
 }
 
 impl Timer {
     /// Makes sure the timer does not fire any more. False if it had fired already.
     pub fn cancel(&self) -> bool {
-        let removed = TIMERS.of(self.cpu).lock().remove(&self.key);
+        let removed = TIMERS.of(self.cpu).lock().remove(self.handle);
         removed.is_some()
     }
 }
@@ -101,8 +98,7 @@ pub fn wake_at(deadline: Deadline, waker: Arc<dyn Wake>) -> Timer {
     let _irq = IrqGuard::new();
     let here = cpu_id();
     let cpu = if machine::context::isolation().nohz_full & 1 << here != 0 { 0 } else { here };
-    let key = (deadline.0, SEQUENCE.fetch_add(1, Ordering::Relaxed));
-    TIMERS.of(cpu).lock().insert(key, waker);
+    let handle = TIMERS.of(cpu).lock().insert(deadline.0, waker);
     if cpu != here {
         // It looks at its timers when it looks at its run queue. Always: it may be arming right
         // now.
@@ -110,7 +106,7 @@ pub fn wake_at(deadline: Deadline, waker: Arc<dyn Wake>) -> Timer {
     } else if deadline.0 < ARMED_NS.of(cpu).load(Ordering::Relaxed) {
         arm(deadline.0, now_ns());
     }
-    Timer { cpu, key }
+    Timer { cpu, handle }
 }
 
 fn arm(at_ns: u64, now_ns: u64) {
@@ -119,7 +115,7 @@ fn arm(at_ns: u64, now_ns: u64) {
 }
 
 fn next_timer_ns() -> u64 {
-    TIMERS.get().lock().first_key_value().map_or(u64::MAX, |(key, _)| key.0)
+    TIMERS.get().lock().first().unwrap_or(u64::MAX)
 }
 
 /// Whether this CPU's timer will interrupt it.
@@ -185,10 +181,9 @@ pub fn run_timers(now_ns: u64) {
         {
             let mut timers = TIMERS.get().lock();
             while due.len() < 32
-                && let Some(entry) = timers.first_entry()
-                && entry.key().0 <= now_ns
+                && let Some(waker) = timers.pop_due(now_ns)
             {
-                due.push(entry.remove());
+                due.push(waker);
             }
         }
         if due.is_empty() {

@@ -18,6 +18,7 @@ pub fn kcmp(pid1: u64, pid2: u64, kind: u64, index1: u64, index2: u64) -> Result
     const FILES: u64 = 2;
     const FS: u64 = 3;
     const SIGHAND: u64 = 4;
+    const IO: u64 = 5;
     // Of the first thread of a process that has ended there is none.
     let target = |id: u64| {
         let process = find_by_tid(id as u32).ok_or(Errno::ESRCH)?;
@@ -32,6 +33,8 @@ pub fn kcmp(pid1: u64, pid2: u64, kind: u64, index1: u64, index2: u64) -> Result
             VM => Arc::as_ptr(&process.mm()?) as u64,
             FILES => thread.map_or(0, |own| Arc::as_ptr(&own.files()) as u64),
             FS => thread.and_then(|own| own.try_fs()).map_or(0, |fs| Arc::as_ptr(&fs) as u64),
+            // Nobody has queues of requests of their own.
+            IO => 0,
             SIGHAND => Arc::as_ptr(&*process.handlers.lock()) as u64,
             _ => return Err(Errno::EINVAL),
         })

@@ -120,15 +120,18 @@ impl MmInner {
 pub fn msync(address: u64, length: u64, flags: u32) -> Result<u64> {
     // A length that has no whole pages in 64 bits is none, as on Linux.
     let length = length.checked_next_multiple_of(PAGE).unwrap_or(0);
-    let (start, end) = page_range(address, length, Errno::ENOMEM)?;
     let (asynchronous, synchronous) = (flags & raw::MS_ASYNC != 0, flags & raw::MS_SYNC != 0);
     let known = raw::MS_ASYNC | raw::MS_SYNC | raw::MS_INVALIDATE;
     if flags & !known != 0 || asynchronous && synchronous {
         return Err(Errno::EINVAL);
     }
+    let (start, end) = page_range(address, length, Errno::ENOMEM)?;
     let caches = current().process.mm()?.with(|inner| {
         let mut caches = alloc::vec::Vec::new();
-        inner.check_mapped(start, end, |vma| {
+        inner.check_mapped(start, end, |_, vma| {
+            if flags & raw::MS_INVALIDATE != 0 && vma.flags.contains(VmaFlags::LOCKED) {
+                return Err(Errno::EBUSY);
+            }
             if let Backing::File { cache, .. } = &vma.backing
                 && vma.shared
             {

@@ -92,7 +92,7 @@ fn handle_with_work(regs: &mut PtRegs) {
 /// Memory is short: somebody may have to go first.
 #[cold]
 fn serve_in_need(regs: &mut PtRegs, number: u32) -> Result<u64> {
-    process::oom::before_call(number)?;
+    crate::oom::before_call(number)?;
     serve(regs, current(), number)
 }
 

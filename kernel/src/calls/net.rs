@@ -401,7 +401,13 @@ pub fn recvfrom(
     if address != 0 {
         match sender(&file, &received)? {
             Some(from) => from.write_with_len(address, length)?,
-            None => UserPtr::<i32>::new(length).write(&0)?,
+            None => {
+                let at = UserPtr::<i32>::new(length);
+                if at.read()? < 0 {
+                    return Err(Errno::EINVAL);
+                }
+                at.write(&0)?;
+            }
         }
     }
     Ok(result_len(&received, flags))

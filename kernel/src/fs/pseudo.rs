@@ -30,6 +30,25 @@ use crate::vfs::{
 /// Most bytes one write to such a file takes.
 const WRITE_MAX: usize = 4096;
 
+/// Most bytes of a number with what goes with it.
+const TAIL_MAX: usize = 32;
+/// What may be copied beyond them.
+const PIECE: usize = 32;
+
+/// The eight hexadecimal digits of a word, all at once: each half byte in a byte of its own, and
+/// then to each `'0'`, and to those above 9 the way from there to `'a'`.
+#[inline]
+fn hex_digits(word: u32) -> [u8; 8] {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    let mut spread = u64::from(word);
+    spread = (spread | spread << 16) & 0x0000_ffff_0000_ffff;
+    spread = (spread | spread << 8) & 0x00ff_00ff_00ff_00ff;
+    spread = (spread | spread << 4) & 0x0f0f_0f0f_0f0f_0f0f;
+    let letters = (spread + 6 * ONES) >> 4 & ONES;
+    let to_letter = u64::from(b'a' - b'9' - 1);
+    (spread + u64::from(b'0') * ONES + letters * to_letter).to_be_bytes()
+}
+
 /// Text under construction, and whether memory was too short for all of it.
 #[derive(Default)]
 pub struct Text(pub Vec<u8>, bool);
@@ -55,40 +74,85 @@ impl Text {
         }
     }
 
+    /// Appends the last `len` bytes of a short piece, by a copy of a fixed size: a call for so few
+    /// would take longer than the copy.
+    #[inline]
+    fn tail(&mut self, piece: &[u8; PIECE + TAIL_MAX], len: usize) {
+        let start = TAIL_MAX - len.min(TAIL_MAX);
+        let Some(chunk) = piece[start..].first_chunk::<TAIL_MAX>() else { return };
+        if self.1 || self.0.try_reserve(TAIL_MAX).is_err() {
+            self.1 = true;
+            return;
+        }
+        let end = self.0.len() + len;
+        self.0.extend_from_slice(chunk);
+        self.0.truncate(end);
+    }
+
     /// Appends a number in decimal, with blanks before it where it is shorter than `width`. What is
     /// formatted by thousands comes here: `write!` takes several times as long.
-    pub fn decimal(&mut self, mut value: u64, width: usize) {
-        let mut digits = [0; 20];
-        let mut at = digits.len();
+    pub fn decimal(&mut self, value: u64, width: usize) {
+        self.framed("", value, width);
+    }
+
+    /// The same behind a few bytes.
+    #[inline]
+    fn framed(&mut self, before: &str, mut value: u64, width: usize) {
+        let mut piece = [b' '; PIECE + TAIL_MAX];
+        let mut at = TAIL_MAX;
         loop {
             at -= 1;
-            digits[at] = b'0' + (value % 10) as u8;
+            piece[at] = b'0' + (value % 10) as u8;
             value /= 10;
             if value == 0 {
                 break;
             }
         }
-        self.blanks(width.saturating_sub(digits.len() - at));
-        self.bytes(&digits[at..]);
+        let in_piece = TAIL_MAX - before.len();
+        if width > in_piece {
+            self.bytes(before.as_bytes());
+            self.blanks(width - (TAIL_MAX - at));
+            return self.tail(&piece, TAIL_MAX - at);
+        }
+        at = at.min(TAIL_MAX - width);
+        for &byte in before.as_bytes().iter().rev() {
+            at -= 1;
+            piece[at] = byte;
+        }
+        self.tail(&piece, TAIL_MAX - at);
+    }
+
+    /// Appends each number in decimal, with a blank before it.
+    pub fn decimals(&mut self, values: &[u64]) {
+        values.iter().for_each(|&value| self.framed(" ", value, 0));
+    }
+
+    /// Appends a number in decimal behind its name.
+    pub fn named(&mut self, name: &str, value: u64) {
+        self.bytes(name.as_bytes());
+        self.framed("", value, 0);
+    }
+
+    /// Appends a number in 16 hexadecimal digits behind its name.
+    pub fn named_set(&mut self, name: &str, value: u64) {
+        self.bytes(name.as_bytes());
+        self.hex(value, 16);
     }
 
     /// Appends a number in hexadecimal, with zeros before it where it is shorter than `width`.
     pub fn hex(&mut self, value: u64, width: usize) {
-        let mut digits = [b'0'; 16];
         let needed = (16 - value.leading_zeros() as usize / 4).max(width.clamp(1, 16));
-        for (i, digit) in digits[..needed].iter_mut().enumerate() {
-            let nibble = value >> (4 * (needed - 1 - i)) & 15;
-            *digit = b"0123456789abcdef"[nibble as usize];
-        }
-        self.bytes(&digits[..needed]);
+        let mut piece = [0; PIECE + TAIL_MAX];
+        piece[TAIL_MAX - 16..TAIL_MAX - 8].copy_from_slice(&hex_digits((value >> 32) as u32));
+        piece[TAIL_MAX - 8..TAIL_MAX].copy_from_slice(&hex_digits(value as u32));
+        self.tail(&piece, needed);
     }
 
     /// Appends a line of /proc/meminfo: name, colon, number and unit.
     pub fn amount(&mut self, name: &str, value: u64, unit: &str) {
         const WIDTH: usize = 23;
         self.bytes(name.as_bytes());
-        self.bytes(b":");
-        self.decimal(value, WIDTH.saturating_sub(name.len()));
+        self.framed(":", value, WIDTH.saturating_sub(name.len()));
         self.bytes(unit.as_bytes());
         self.bytes(b"\n");
     }
@@ -269,7 +333,7 @@ impl Listing for StaticListing {
         let entries = self.0.iter().enumerate().skip(from as usize).take(max);
         Ok(entries
             .map(|(index, (name, entry))| DirEntry {
-                name: name.as_bytes().to_vec(),
+                name: name.as_bytes().into(),
                 inode: directory.child_number(name.as_bytes()),
                 file_type: entry.file_type(),
                 next: index as u64 + 1,

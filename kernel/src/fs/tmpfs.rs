@@ -23,6 +23,7 @@ use machine::sync::SpinLock;
 use crate::base::io::{Sink, Source};
 use crate::base::sync::Mutex;
 use crate::security::Capability;
+use crate::security::acting;
 use crate::vfs::page_cache::PageCache;
 use crate::vfs::{
     DirEntry, File, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject,
@@ -654,7 +655,9 @@ impl Inode for TmpInode {
         let to = self.same_fs(to)?;
         let whiteout = if flags & raw::RENAME_WHITEOUT != 0 {
             let file_type = FileType::CharDevice;
-            let new = NewObject { file_type, mode: 0, uid: 0, gid: 0, rdev: 0, target: b"" };
+            let owner = acting::subject().credentials;
+            let (uid, gid) = (owner.fsuid, owner.fsgid);
+            let new = NewObject { file_type, mode: 0, uid, gid, rdev: 0, target: b"" };
             Some(self.new_object(&new, 1)?)
         } else {
             None
@@ -668,9 +671,11 @@ impl Inode for TmpInode {
     fn read_dir(&self, from: u64, max: usize) -> Result<Vec<DirEntry>> {
         let directory = self.directory()?.lock();
         let mut found = Vec::new();
-        for (&cookie, (name, inode)) in directory.order.range(from..).take(max) {
+        let most = max.min(directory.order.len());
+        found.try_reserve_exact(most).map_err(|_| Errno::ENOMEM)?;
+        for (&cookie, (name, inode)) in directory.order.range(from..).take(most) {
             found.push(DirEntry {
-                name: name.to_vec(),
+                name: name.clone(),
                 inode: inode.number,
                 file_type: inode.file_type,
                 next: cookie + 1,

@@ -19,6 +19,7 @@
 //! Locks, outermost first: [`NESTING`], a set's `items`, an item's `registration`, a wait queue, a
 //! ready list, the set's own queue. A file's watchers are under none and over none.
 
+use alloc::collections::btree_map::Entry;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
@@ -158,8 +159,7 @@ const WATCH_COST: usize = 256;
 /// Most registrations in the system (fs.epoll.max_user_watches): those that fill a 25th of the
 /// memory.
 pub fn watches_max() -> usize {
-    let (frames, _) = machine::frame::usage();
-    frames * machine::frame::PAGE_SIZE / 25 / WATCH_COST
+    machine::frame::total() * machine::frame::PAGE_SIZE / 25 / WATCH_COST
 }
 
 impl FileWatcher for Item {
@@ -203,13 +203,12 @@ impl Epoll {
             items.retain(|_, item| item.file.strong_count() > 0);
         }
         let key = (file.id, fd);
-        if items.contains_key(&key) {
-            return Err(Errno::EEXIST);
-        }
-        if items.len() >= ITEMS_MAX {
+        let len = items.len();
+        let Entry::Vacant(place) = items.entry(key) else { return Err(Errno::EEXIST) };
+        if len >= ITEMS_MAX {
             return Err(Errno::ENOSPC);
         }
-        self.reserve(items.len() + 1)?;
+        self.reserve(len + 1)?;
         let item = Arc::new_cyclic(|me| Item {
             me: me.clone(),
             list: self.list.clone(),
@@ -220,7 +219,7 @@ impl Epoll {
             registration: Mutex::new(None),
         });
         watch(&item, file)?;
-        items.insert(key, item.clone());
+        place.insert(item.clone());
         let mut registration = item.registration.lock();
         let exclusive = event.events & raw::EPOLLEXCLUSIVE != 0;
         let mut table = PollTable::register(item.clone(), exclusive);
@@ -526,9 +525,13 @@ fn wait(a: &Args, deadline: Option<Deadline>) -> Result<u64> {
     if max <= 0 || max as usize > i32::MAX as usize / size_of::<Event>() {
         return Err(Errno::EINVAL);
     }
+    let places = UserPtr::<Event>::new(a.a1());
+    if !UserPtr::<u8>::new(a.a1()).is_user_range(max as usize * size_of::<Event>()) {
+        return Err(Errno::EFAULT);
+    }
     let set = super::file_at(a.a0())?;
     let epoll = set.ops_as::<Epoll>().ok_or(Errno::EINVAL)?;
-    epoll.wait(UserPtr::new(a.a1()), max as usize, deadline)
+    epoll.wait(places, max as usize, deadline)
 }
 
 /// A timeout in milliseconds: negative is for ever.

@@ -23,6 +23,7 @@ use machine::sync::Once;
 use super::ring::PageRing;
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
+use crate::base::sched::Sleep;
 use crate::base::sync::{Mutex, WaitQueue};
 use crate::base::user::UserPtr;
 use crate::vfs::anon::{AnonInode, Reopen};
@@ -217,7 +218,9 @@ impl Pipe {
         if sink.left() == 0 {
             return Ok(0);
         }
-        match self.try_read(nonblocking, sink) {
+        // Who finds nothing needs no lock for it: the next look has it.
+        let first = if self.is_empty() { None } else { self.try_read(nonblocking, sink) };
+        match first {
             Some(result) => result,
             None => self.read_later(nonblocking, sink),
         }
@@ -225,7 +228,8 @@ impl Pipe {
 
     #[inline(never)]
     fn read_later(&self, nonblocking: bool, sink: &mut Sink<'_>) -> Result<usize> {
-        self.read_queue.wait(|| self.try_read(nonblocking, sink))?
+        let read = || self.try_read(nonblocking, sink);
+        self.read_queue.wait_longer(Sleep::Interruptible, None, read)?
     }
 
     #[inline(always)]
@@ -282,10 +286,11 @@ impl Pipe {
         loop {
             let step = match last {
                 Some(step) => step,
-                None => self
-                    .write_queue
-                    .wait(|| self.try_write(nonblocking, packets, done > 0, source))
-                    .unwrap_or_else(|error| Err(error.into())),
+                None => {
+                    let write = || self.try_write(nonblocking, packets, done > 0, source);
+                    let wait = self.write_queue.wait_longer(Sleep::Interruptible, None, write);
+                    wait.unwrap_or_else(|error| Err(error.into()))
+                }
             };
             match step {
                 Ok(len) => done += len,

@@ -20,7 +20,7 @@ use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::process::restart;
 use crate::security::Resource;
-use crate::vfs::FdTable;
+use crate::vfs::{FdTable, File};
 
 /// `struct pollfd` (poll(2)).
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug)]
@@ -30,6 +30,9 @@ struct PollFd {
     events: i16,
     revents: i16,
 }
+
+/// Entries of a list that needs no allocation.
+const SMALL: usize = 32;
 
 /// What poll reports without being asked.
 const ALWAYS: u32 = events::ERR | events::HUP;
@@ -70,24 +73,28 @@ fn wait_many(
     }
 }
 
-/// What can be done with descriptor `fd` of what is `wanted`; NVAL if it is closed.
-fn ask(files: &FdTable, fd: u32, wanted: u32, table: &mut PollTable) -> u32 {
-    match files.get(fd) {
-        Ok(file) => file.ops().poll(&file, table) & (wanted | ALWAYS),
-        Err(_) => events::NVAL,
-    }
+/// What can be done with a file of what is `wanted`; NVAL if it is closed, or only names a place.
+fn ask(file: Option<Arc<File>>, wanted: u32, table: &mut PollTable) -> u32 {
+    let file = file.filter(|file| file.flags() & abi::general::O_PATH == 0);
+    file.map_or(events::NVAL, |file| file.ops().poll(&file, table) & (wanted | ALWAYS))
 }
+
+/// Descriptors that are looked up at once.
+const AT_ONCE: usize = 16;
 
 fn poll_list(list: &mut [PollFd], deadline: Option<Deadline>) -> Result<u64> {
     let files = current().files();
     wait_many(deadline, |table| {
         let mut found = 0;
-        for entry in list.iter_mut() {
-            entry.revents = 0;
-            if entry.fd >= 0 {
-                let wanted = u32::from(entry.events as u16);
-                entry.revents = ask(&files, entry.fd as u32, wanted, table) as i16;
-                found += u64::from(entry.revents != 0);
+        for some in list.chunks_mut(AT_ONCE) {
+            // A negative one is no descriptor, and not asked.
+            let opened = files.get_each::<AT_ONCE>(some.iter().map(|entry| entry.fd as u32));
+            for (entry, file) in some.iter_mut().zip(opened) {
+                entry.revents = 0;
+                if entry.fd >= 0 {
+                    entry.revents = ask(file, u32::from(entry.events as u16), table) as i16;
+                    found += u64::from(entry.revents != 0);
+                }
             }
         }
         Ok(found)
@@ -100,7 +107,7 @@ fn poll(address: u64, count: u64, deadline: Option<Deadline>) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let address = UserPtr::<PollFd>::new(address);
-    let mut small = [PollFd { fd: -1, events: 0, revents: 0 }; 8];
+    let mut small = [PollFd { fd: -1, events: 0, revents: 0 }; SMALL];
     let mut large;
     let list = if count as usize <= small.len() {
         let list = &mut small[..count as usize];

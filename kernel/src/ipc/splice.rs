@@ -1,7 +1,7 @@
 //! Data from one open file to another: sendfile(2), splice(2), copy_file_range(2).
 //!
-//! All goes through one bounded buffer of the kernel. A stream's data is looked at first and removed
-//! only once it is written, so that nothing is lost when the other side takes less.
+//! All goes through one bounded buffer of the kernel. A stream's data is looked at first and
+//! removed only once it is written, so that nothing is lost when the other side takes less.
 //! Neighbours: `pipe` has the ends, `transfer` reads and writes one file.
 
 use alloc::sync::Arc;

@@ -14,12 +14,14 @@ mod ninep;
 mod ninep_server;
 mod others;
 mod sched;
+mod structures;
 mod text;
 mod window;
 
 const SUITES: &[&[Test]] = &[
     text::TESTS,
     sched::TESTS,
+    structures::TESTS,
     defer::TESTS,
     window::TESTS,
     ninep::TESTS,

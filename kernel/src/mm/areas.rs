@@ -101,13 +101,13 @@ impl Areas {
         Some(vma)
     }
 
-    /// Changes the area that starts at `start`; false if none does.
-    pub fn edit(&mut self, start: u64, change: impl FnOnce(&mut Vma)) -> bool {
-        let Some(vma) = self.map.get_mut(&start) else { return false };
+    /// Changes the area that starts at `start`; None if none does.
+    pub fn edit<R>(&mut self, start: u64, change: impl FnOnce(&mut Vma) -> R) -> Option<R> {
+        let vma = self.map.get_mut(&start)?;
         self.sums.subtract(start, vma);
-        change(vma);
+        let result = change(vma);
         self.sums.add(start, vma);
-        true
+        Some(result)
     }
 
     /// Changes each area that starts in `range`.

@@ -376,12 +376,12 @@ impl MmInner {
     }
 
     /// Joins the area at `start` with its neighbours where they continue each other.
-    pub fn merge_around(&mut self, start: u64) {
+    pub fn merge_around(&mut self, start: u64) -> u64 {
         // Two looks at the map: most areas have no neighbours that are alike.
         let mut downwards = self.vmas.range(..=start).rev();
-        let Some((&found, vma)) = downwards.next() else { return };
+        let Some((&found, vma)) = downwards.next() else { return start };
         if found != start {
-            return;
+            return start;
         }
         let end = vma.end;
         let before = downwards.next().filter(|(before, previous)| {
@@ -398,6 +398,7 @@ impl MmInner {
             self.vmas.remove(start);
             self.vmas.edit(before, |previous| previous.end = next_end.unwrap_or(end));
         }
+        next_end.unwrap_or(end)
     }
 }
 

@@ -148,7 +148,9 @@ impl Address {
     pub fn write(&self, to: u64, capacity: usize) -> Result<usize> {
         let raw = self.to_raw();
         let fits = raw.len.min(capacity);
-        UserPtr::<u8>::new(to).write_bytes(&raw.bytes()[..fits])?;
+        if fits > 0 {
+            UserPtr::<u8>::new(to).write_bytes(&raw.bytes()[..fits])?;
+        }
         Ok(raw.len)
     }
 

@@ -6,10 +6,10 @@
 //!
 //! Reading order: this file, `fork`, `exec`, `exit`, `relations`, `wait`, `signal`, `futex`.
 //!
-//! Locks, outermost first: `TABLE`, a process's `relations`, its `threads`, its `signals`, a thread's
-//! `signals`, the scheduler's. Never two processes' `relations` at once except parent before child.
+//! Locks, outermost first: `TABLE`, a process's `relations`, its `threads`, its `signals`, a
+//! thread's `signals`, the scheduler's. Never two processes' `relations` at once except parent
+//! before child.
 
-use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -26,6 +26,7 @@ use crate::mm::Mm;
 use crate::security::landlock::Confinement;
 use crate::security::{Capability, Credentials, Limits, Resource};
 use crate::vfs::File;
+use table::Table;
 
 pub mod acting;
 mod capability;
@@ -36,7 +37,6 @@ pub mod fault;
 pub mod fork;
 pub mod hooks;
 pub mod init;
-pub mod oom;
 pub mod own;
 pub mod pidfd;
 pub mod program;
@@ -47,6 +47,7 @@ pub mod return_work;
 pub mod seccomp;
 pub mod signal;
 mod state;
+mod table;
 pub mod timers;
 pub mod upper;
 pub mod usage;
@@ -292,64 +293,36 @@ impl Settings {
     }
 }
 
-/// All processes and threads by id. A thread group leader's thread has the process's id.
-struct Table {
-    processes: BTreeMap<Pid, Arc<Process>>,
-    /// The same, by group and id.
-    groups: BTreeMap<(Pid, Pid), Arc<Process>>,
-    threads: BTreeMap<Pid, Weak<Thread>>,
-    next: Pid,
-}
-
 /// Largest id, as Linux on 64-bit machines.
 pub const PID_MAX: Pid = 4_194_304;
 
-static TABLE: SpinLock<Table> = SpinLock::new(Table {
-    processes: BTreeMap::new(),
-    groups: BTreeMap::new(),
-    threads: BTreeMap::new(),
-    next: 1,
-});
+static TABLE: SpinLock<Table> = SpinLock::new(Table::new());
 
 /// Reserves a fresh id for a thread; EAGAIN when there are too many.
 pub fn allocate_pid() -> Result<Pid> {
     crate::base::reserve::check_reserve()?;
-    let threads = TABLE.lock().threads.len();
+    let threads = TABLE.lock().threads();
     crate::base::sched::reserve(threads + 1)?;
     let mut table = TABLE.lock();
-    if table.threads.len() >= THREADS_MAX {
+    if table.threads() >= THREADS_MAX {
         return Err(Errno::EAGAIN);
     }
-    loop {
-        let pid = table.next;
-        table.next = if pid >= PID_MAX { 300 } else { pid + 1 };
-        if !table.threads.contains_key(&pid) && !table.processes.contains_key(&pid) {
-            table.threads.insert(pid, Weak::new());
-            return Ok(pid);
-        }
-    }
+    Ok(table.keep_next())
 }
 
 /// Gives an id back.
 pub fn release_pid(pid: Pid) {
-    TABLE.lock().threads.remove(&pid);
+    TABLE.lock().release_thread(pid);
 }
 
 /// Enters a process into the table.
 pub fn register_process(process: &Arc<Process>) {
-    let mut table = TABLE.lock();
-    table.processes.insert(process.pid, process.clone());
-    table.groups.insert((process.group(), process.pid), process.clone());
+    TABLE.lock().add(process);
 }
 
 /// Takes a process out of the table, once it has been waited for.
 pub fn unregister_process(pid: Pid) {
-    let removed = {
-        let mut table = TABLE.lock();
-        let process = table.processes.remove(&pid);
-        let member = process.as_ref().and_then(|p| table.groups.remove(&(p.group(), pid)));
-        (process, member)
-    };
+    let removed = TABLE.lock().remove(pid);
     drop(removed);
 }
 
@@ -357,41 +330,39 @@ pub fn unregister_process(pid: Pid) {
 pub fn join_group(process: &Arc<Process>, group: Pid) {
     let mut table = TABLE.lock();
     let old = process.group.swap(group, Ordering::Relaxed);
-    // Not if it has been waited for meanwhile. The table has it still: nothing is freed here.
-    if let Some(member) = table.groups.remove(&(old, process.pid)) {
-        table.groups.insert((group, process.pid), member);
-    }
+    // Not if it has been waited for meanwhile.
+    table.regroup(process.pid, old, group);
 }
 
 /// Some process of a group, zombies included.
 #[must_use]
 pub fn any_member(group: Pid) -> Option<Arc<Process>> {
-    TABLE.lock().groups.range((group, 0)..=(group, Pid::MAX)).next().map(|(_, p)| p.clone())
+    TABLE.lock().members(group).next().cloned()
 }
 
-/// The processes of a group, zombies included, by id.
+/// The processes of a group, zombies included, in the order in which they joined it.
 #[must_use]
 pub fn group_members(group: Pid) -> Vec<Arc<Process>> {
-    TABLE.lock().groups.range((group, 0)..=(group, Pid::MAX)).map(|(_, p)| p.clone()).collect()
+    TABLE.lock().members(group).cloned().collect()
 }
 
 /// Enters a thread into the table.
 pub(super) fn enter_thread(thread: &Arc<Thread>) {
-    TABLE.lock().threads.insert(thread.tid(), Arc::downgrade(thread));
+    TABLE.lock().set_thread(thread.tid(), Arc::downgrade(thread));
 }
 
 /// Gives a thread that is in the table another id.
 pub(super) fn renumber_thread(thread: &Arc<Thread>, tid: Pid) {
     let mut table = TABLE.lock();
-    table.threads.remove(&thread.tid());
-    table.threads.insert(tid, Arc::downgrade(thread));
+    table.release_thread(thread.tid());
+    table.set_thread(tid, Arc::downgrade(thread));
     thread.base.tid.store(tid, Ordering::Relaxed);
 }
 
 /// The process with this id, zombies included.
 #[must_use]
 pub fn find_process(pid: Pid) -> Option<Arc<Process>> {
-    TABLE.lock().processes.get(&pid).cloned()
+    TABLE.lock().process(pid).cloned()
 }
 
 /// The process with this id, or that of the living thread with it: kill(2), prlimit(2) and others
@@ -404,25 +375,25 @@ pub fn find_by_tid(id: Pid) -> Option<Arc<Process>> {
 /// The living thread with this id.
 #[must_use]
 pub fn find_thread(tid: Pid) -> Option<Arc<Thread>> {
-    TABLE.lock().threads.get(&tid).and_then(Weak::upgrade)
+    TABLE.lock().thread(tid)
 }
 
 /// All processes, by id.
 #[must_use]
 pub fn all_processes() -> Vec<Arc<Process>> {
-    TABLE.lock().processes.values().cloned().collect()
+    TABLE.lock().processes_from(0).cloned().collect()
 }
 
 /// At most `max` processes whose ids are `first` or above, by id.
 #[must_use]
 pub fn processes_from(first: Pid, max: usize) -> Vec<Arc<Process>> {
-    TABLE.lock().processes.range(first..).take(max).map(|(_, process)| process.clone()).collect()
+    TABLE.lock().processes_from(first).take(max).cloned().collect()
 }
 
 /// The id given out last, for /proc/loadavg.
 #[must_use]
 pub fn last_pid() -> Pid {
-    TABLE.lock().next.saturating_sub(1)
+    TABLE.lock().next().saturating_sub(1)
 }
 
 /// The first process of the machine: adopts orphans.

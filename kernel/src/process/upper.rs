@@ -41,3 +41,8 @@ pub(super) fn upper() -> &'static Upper {
 pub fn leaves_memory(thread: &Thread) {
     (upper().leaves_memory)(thread);
 }
+
+/// See [`Upper::collect_garbage`]; for who is short of memory.
+pub fn collect_garbage() {
+    (upper().collect_garbage)();
+}

@@ -102,7 +102,7 @@ impl Listing for Descriptors {
                 let name = fd.to_string().into_bytes();
                 DirEntry {
                     inode: directory.child_number(&name),
-                    name,
+                    name: name.into(),
                     file_type,
                     next: u64::from(fd) + 1,
                 }

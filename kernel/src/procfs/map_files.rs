@@ -67,6 +67,7 @@ impl Listing for MapFiles {
                 entries.extend(areas.take(max).map(|(&start, vma)| {
                     let name = name_of(start, vma.end);
                     let inode = directory.child_number(&name);
+                    let name = name.into();
                     DirEntry { inode, name, file_type: FileType::Symlink, next: start + 1 }
                 }));
             });

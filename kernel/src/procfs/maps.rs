@@ -151,9 +151,10 @@ fn put_header(out: &mut Text, area: &Area) {
         let width = out.0.len() - line;
         let blanks = NAME_COLUMN.saturating_sub(width).max(1);
         out.blanks(blanks);
-        for &byte in &name {
-            // A name may hold anything; a line must stay one line.
-            if byte == b'\n' { out.bytes(b"\\012") } else { out.bytes(&[byte]) }
+        // A name may hold anything; a line must stay one line.
+        for (i, part) in name.split(|&byte| byte == b'\n').enumerate() {
+            out.bytes(if i > 0 { b"\\012" } else { b"" });
+            out.bytes(part);
         }
     }
     out.bytes(b"\n");

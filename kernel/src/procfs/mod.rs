@@ -110,7 +110,7 @@ impl Listing for Top {
             let name = process.pid.to_string().into_bytes();
             DirEntry {
                 inode: directory.child_number(&name),
-                name,
+                name: name.into(),
                 file_type: FileType::Directory,
                 next: FIRST_PROCESS + u64::from(process.pid) + 1,
             }

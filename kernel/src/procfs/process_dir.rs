@@ -107,7 +107,7 @@ type Bind = fn(Subject) -> Result<Box<dyn Content>>;
 /// What an entry is, by whose rule it opens, and what it is bound to. Where more is asked than the
 /// permission bits, it is whether the caller may look into the process (ptrace(2), "Ptrace access
 /// mode checking", with the ids for files).
-enum EntryKind {
+enum Node {
     /// A file about the process as it is at each read; ESRCH once it has been waited for.
     Now(Show),
     /// The same, for those who may look into the process then. Others get this error.
@@ -128,52 +128,52 @@ enum EntryKind {
 }
 
 /// An entry: its name, permission bits, and what it is.
-type Row = (&'static str, u32, EntryKind);
+type Row = (&'static str, u32, Node);
 
 /// Entries of both /proc/PID and /proc/PID/task/TID. guest/tests has the same table, as Linux
 /// answers.
 #[rustfmt::skip]
 static ENTRIES: &[Row] = &[
-    ("attr",          0o555, EntryKind::Directory(|subject| Box::new(Entries(subject, ATTRIBUTES)))),
-    ("auxv",          0o400, EntryKind::Space(status::auxv)),
-    ("cgroup",        0o444, EntryKind::Now(cgroup)),
-    ("children",      0o444, EntryKind::Now(status::children)),
-    ("cmdline",       0o444, EntryKind::Now(status::cmdline)),
-    ("comm",          0o644, EntryKind::Setting(status::comm, set_comm)),
-    ("cwd",           0o777, EntryKind::Link(fds::cwd)),
-    ("environ",       0o400, EntryKind::Space(status::environ)),
-    ("exe",           0o777, EntryKind::Link(fds::exe)),
-    ("fd",            0o500, EntryKind::Directory(fds::directory)),
-    ("fdinfo",        0o555, EntryKind::Directory(fds::info_directory)),
-    ("io",            0o400, EntryKind::Inspected(Ids::File, Errno::EACCES, status::io)),
-    ("limits",        0o444, EntryKind::Now(status::limits)),
-    ("map_files",     0o500, EntryKind::Directory(map_files::directory)),
-    ("maps",          0o444, EntryKind::Space(maps::maps)),
-    ("mem",           0o600, EntryKind::Memory(memory::open)),
-    ("mountinfo",     0o444, EntryKind::Bound(|subject| mounts::open(&subject, mounts::mountinfo))),
-    ("mounts",        0o444, EntryKind::Bound(|subject| mounts::open(&subject, mounts::mounts))),
-    ("net",           0o555, EntryKind::Directory(|_| Box::new(StaticListing(net::TABLE)))),
-    ("ns",            0o511, EntryKind::Directory(namespaces)),
-    ("oom_adj",       0o644, EntryKind::Setting(oom_adj, set_oom_adj)),
-    ("oom_score",     0o444, EntryKind::Now(oom_score)),
-    ("oom_score_adj", 0o644, EntryKind::Setting(oom_score_adj, set_oom_score_adj)),
-    ("pagemap",       0o400, EntryKind::Space(pagemap::open)),
-    ("personality",   0o400, EntryKind::Inspected(Ids::FileToAttach, Errno::EPERM, status::personality)),
-    ("root",          0o777, EntryKind::Link(fds::root)),
-    ("sched",         0o644, EntryKind::Now(status::sched)),
-    ("schedstat",     0o444, EntryKind::Now(status::schedstat)),
-    ("smaps",         0o444, EntryKind::Space(maps::smaps)),
-    ("smaps_rollup",  0o444, EntryKind::Space(maps::rollup)),
-    ("stat",          0o444, EntryKind::Now(status::stat)),
-    ("statm",         0o444, EntryKind::Now(status::statm)),
-    ("status",        0o444, EntryKind::Now(status::status)),
-    ("task",          0o555, EntryKind::Directory(tasks)),
-    ("wchan",         0o444, EntryKind::Now(wchan)),
+    ("attr",          0o555, Node::Directory(|subject| Box::new(Entries(subject, ATTRIBUTES)))),
+    ("auxv",          0o400, Node::Space(status::auxv)),
+    ("cgroup",        0o444, Node::Now(cgroup)),
+    ("children",      0o444, Node::Now(status::children)),
+    ("cmdline",       0o444, Node::Now(status::cmdline)),
+    ("comm",          0o644, Node::Setting(status::comm, set_comm)),
+    ("cwd",           0o777, Node::Link(fds::cwd)),
+    ("environ",       0o400, Node::Space(status::environ)),
+    ("exe",           0o777, Node::Link(fds::exe)),
+    ("fd",            0o500, Node::Directory(fds::directory)),
+    ("fdinfo",        0o555, Node::Directory(fds::info_directory)),
+    ("io",            0o400, Node::Inspected(Ids::File, Errno::EACCES, status::io)),
+    ("limits",        0o444, Node::Now(status::limits)),
+    ("map_files",     0o500, Node::Directory(map_files::directory)),
+    ("maps",          0o444, Node::Space(maps::maps)),
+    ("mem",           0o600, Node::Memory(memory::open)),
+    ("mountinfo",     0o444, Node::Bound(|subject| mounts::open(&subject, mounts::mountinfo))),
+    ("mounts",        0o444, Node::Bound(|subject| mounts::open(&subject, mounts::mounts))),
+    ("net",           0o555, Node::Directory(|_| Box::new(StaticListing(net::TABLE)))),
+    ("ns",            0o511, Node::Directory(namespaces)),
+    ("oom_adj",       0o644, Node::Setting(oom_adj, set_oom_adj)),
+    ("oom_score",     0o444, Node::Now(oom_score)),
+    ("oom_score_adj", 0o644, Node::Setting(oom_score_adj, set_oom_score_adj)),
+    ("pagemap",       0o400, Node::Space(pagemap::open)),
+    ("personality",   0o400, Node::Inspected(Ids::FileToAttach, Errno::EPERM, status::personality)),
+    ("root",          0o777, Node::Link(fds::root)),
+    ("sched",         0o644, Node::Now(status::sched)),
+    ("schedstat",     0o444, Node::Now(status::schedstat)),
+    ("smaps",         0o444, Node::Space(maps::smaps)),
+    ("smaps_rollup",  0o444, Node::Space(maps::rollup)),
+    ("stat",          0o444, Node::Now(status::stat)),
+    ("statm",         0o444, Node::Now(status::statm)),
+    ("status",        0o444, Node::Now(status::status)),
+    ("task",          0o555, Node::Directory(tasks)),
+    ("wchan",         0o444, Node::Now(wchan)),
 ];
 
 macro_rules! attribute {
     ($name:literal) => {
-        EntryKind::Setting(|s, _| attribute(s, $name), |s, data| set_attribute(s, $name, data))
+        Node::Setting(|s, _| attribute(s, $name), |s, data| set_attribute(s, $name, data))
     };
 }
 
@@ -183,7 +183,7 @@ static ATTRIBUTES: &[Row] = &[
     ("exec", 0o666, attribute!(b"exec")),
     ("fscreate", 0o666, attribute!(b"fscreate")),
     ("keycreate", 0o666, attribute!(b"keycreate")),
-    ("prev", 0o444, EntryKind::Now(|subject, _| attribute(subject, b"prev"))),
+    ("prev", 0o444, Node::Now(|subject, _| attribute(subject, b"prev"))),
     ("sockcreate", 0o666, attribute!(b"sockcreate")),
 ];
 
@@ -251,11 +251,11 @@ impl Entries {
     }
 }
 
-impl EntryKind {
+impl Node {
     fn file_type(&self) -> FileType {
         match self {
-            EntryKind::Link(_) => FileType::Symlink,
-            EntryKind::Directory(_) => FileType::Directory,
+            Node::Link(_) => FileType::Symlink,
+            Node::Directory(_) => FileType::Directory,
             _ => FileType::Regular,
         }
     }
@@ -267,14 +267,14 @@ impl EntryKind {
         let unbound =
             |bind, ids| Body::File(Box::new(Unbound { subject: subject.clone(), bind, ids }));
         match *self {
-            EntryKind::Now(show) => shown(show, None, None),
-            EntryKind::Inspected(ids, denial, show) => shown(show, None, Some((ids, denial))),
-            EntryKind::Setting(show, store) => shown(show, Some(store), None),
-            EntryKind::Space(bind) => unbound(bind, Some(Ids::File)),
-            EntryKind::Memory(bind) => unbound(bind, Some(Ids::FileToAttach)),
-            EntryKind::Bound(bind) => unbound(bind, None),
-            EntryKind::Link(follow) => Body::Link(Box::new(Link { subject, follow })),
-            EntryKind::Directory(make) => Body::Directory(make(subject)),
+            Node::Now(show) => shown(show, None, None),
+            Node::Inspected(ids, denial, show) => shown(show, None, Some((ids, denial))),
+            Node::Setting(show, store) => shown(show, Some(store), None),
+            Node::Space(bind) => unbound(bind, Some(Ids::File)),
+            Node::Memory(bind) => unbound(bind, Some(Ids::FileToAttach)),
+            Node::Bound(bind) => unbound(bind, None),
+            Node::Link(follow) => Body::Link(Box::new(Link { subject, follow })),
+            Node::Directory(make) => Body::Directory(make(subject)),
         }
     }
 }
@@ -301,7 +301,7 @@ impl Listing for Entries {
             .filter(|(_, (name, ..))| self.shows(name))
             .take(max)
             .map(|(index, (name, _, kind))| DirEntry {
-                name: name.as_bytes().to_vec(),
+                name: name.as_bytes().into(),
                 inode: directory.child_number(name.as_bytes()),
                 file_type: kind.file_type(),
                 next: index as u64 + 1,
@@ -411,7 +411,7 @@ fn number_entry(directory: &PseudoInode, id: u32) -> DirEntry {
     let name = id.to_string().into_bytes();
     DirEntry {
         inode: directory.child_number(&name),
-        name,
+        name: name.into(),
         file_type: FileType::Directory,
         next: u64::from(id) + 1,
     }
@@ -457,7 +457,7 @@ impl Listing for Namespaces {
         let entries = NAMESPACES.iter().enumerate().skip(from as usize).take(max);
         Ok(entries
             .map(|(index, (name, ..))| DirEntry {
-                name: name.as_bytes().to_vec(),
+                name: name.as_bytes().into(),
                 inode: directory.child_number(name.as_bytes()),
                 file_type: FileType::Symlink,
                 next: index as u64 + 1,

@@ -148,18 +148,21 @@ pub(super) fn stat(subject: &Subject, out: &mut Text) -> Result<()> {
     let sizes = sizes(process);
     let id = thread.map_or(process.pid, Thread::tid);
     let id = if subject.thread.is_some() { id } else { process.pid };
-    write!(out, "{id} (");
+    out.decimal(id.into(), 0);
+    out.bytes(b" (");
     out.bytes(&name_of(subject, thread));
     let (group, session) = (process.group(), process.session.load(Ordering::Relaxed));
     let (terminal, foreground) = terminal(process);
-    write!(out, ") {} {} {group} {session}", state(subject, thread).0, process.parent_pid());
-    write!(out, " {terminal} {foreground} 4194304");
+    out.bytes(b") ");
+    out.bytes(&[state(subject, thread).0 as u8]);
+    out.decimals(&[process.parent_pid().into(), group.into(), session.into(), terminal]);
+    signed(out, foreground);
     let faults = process.mm().map_or((0, 0), |mm| {
         (mm.faults.0.load(Ordering::Relaxed), mm.faults.1.load(Ordering::Relaxed))
     });
     let [user, system] = ticks(subject);
     let [child_user, child_system] = process.children_times_ns().map(|ns| ns / NS_PER_TICK);
-    write!(out, " {} 0 {} 0 {user} {system} {child_user} {child_system}", faults.0, faults.1);
+    out.decimals(&[4_194_304, faults.0, 0, faults.1, 0, user, system, child_user, child_system]);
     let (nice, policy, priority, cpu) = thread.map_or((0, 0, 0, 0), |thread| {
         let entity = thread.base.sched.lock();
         (entity.nice, entity.policy, entity.priority, entity.last_cpu)
@@ -167,34 +170,43 @@ pub(super) fn stat(subject: &Subject, out: &mut Text) -> Result<()> {
     // Real-time priorities count downwards from -2, nice values around 20.
     let shown = if priority > 0 { -1 - priority } else { 20 + nice };
     let threads = thread_count(process);
-    write!(out, " {shown} {nice} {threads} 0 {}", process.start_ns / NS_PER_TICK);
+    signed(out, shown.into());
+    signed(out, nice.into());
+    out.decimals(&[threads as u64, 0, process.start_ns / NS_PER_TICK]);
     let limit = process.limit(Resource::ResidentSet);
-    write!(out, " {} {} {limit}", sizes.total * PAGE, sizes.resident());
+    out.decimals(&[sizes.total * PAGE, sizes.resident(), limit]);
     // Where things are is for those who may look into the process.
     let may_inspect = may_access(process, Ids::File);
     if may_inspect {
-        write!(out, " {} {} {} 0 0", sizes.code.0, sizes.code.1, sizes.stack_top);
+        out.decimals(&[sizes.code.0, sizes.code.1, sizes.stack_top, 0, 0]);
     } else {
-        let has_memory = u8::from(process.mm().is_ok());
-        write!(out, " {has_memory} {has_memory} 0 0 0");
+        let has_memory = u64::from(process.mm().is_ok());
+        out.decimals(&[has_memory, has_memory, 0, 0, 0]);
     }
     let signals = Signals::of(subject, thread);
     // Only the first 31 signals have a place here; status has them all.
     let low = |set: u64| set & 0x7fff_ffff;
     let (pending, blocked) = (low(signals.thread_pending), low(signals.blocked));
-    write!(out, " {pending} {blocked} {} {}", low(signals.ignored), low(signals.caught));
+    out.decimals(&[pending, blocked, low(signals.ignored), low(signals.caught), 0, 0, 0]);
     let exit_signal = process.exit_signal.load(Ordering::Relaxed);
-    write!(out, " 0 0 0 {exit_signal} {cpu} {} {policy} 0 0 0", priority.max(0));
+    out.decimals(&[exit_signal.into(), cpu as u64, priority.max(0) as u64, policy.into(), 0, 0, 0]);
     if !may_inspect {
         out.bytes(b" 0 0 0 0 0 0 0 0\n");
         return Ok(());
     }
     let program = process.program.lock().clone();
     let (arguments, environment) = (program.arguments, program.environment);
-    write!(out, " {} {} {}", sizes.code.1, sizes.brk_start, sizes.brk_start);
-    write!(out, " {} {} {} {}", arguments.0, arguments.1, environment.0, environment.1);
-    writeln!(out, " {}", process.exit_status.load(Ordering::Relaxed));
+    out.decimals(&[sizes.code.1, sizes.brk_start, sizes.brk_start]);
+    out.decimals(&[arguments.0, arguments.1, environment.0, environment.1]);
+    signed(out, process.exit_status.load(Ordering::Relaxed).into());
+    out.bytes(b"\n");
     Ok(())
+}
+
+/// A blank and a number that may be negative.
+fn signed(out: &mut Text, value: i64) {
+    out.bytes(if value < 0 { b" -" } else { b" " });
+    out.decimal(value.unsigned_abs(), 0);
 }
 
 /// The children that the thread made, in the order it made them.
@@ -255,48 +267,58 @@ pub(super) fn status(subject: &Subject, out: &mut Text) -> Result<()> {
     let (letter, word) = state(subject, thread);
     writeln!(out, "\nUmask:\t{umask:04o}\nState:\t{letter} ({word})");
     let id = subject.thread.as_ref().map_or(process.pid, |thread| thread.tid());
-    writeln!(out, "Tgid:\t{}\nNgid:\t0\nPid:\t{id}", process.pid);
+    out.named("Tgid:\t", process.pid.into());
+    out.named("\nNgid:\t0\nPid:\t", id.into());
     let tracer = thread.map_or(0, |thread| thread.trace.tracer_tid());
-    writeln!(out, "PPid:\t{}\nTracerPid:\t{tracer}", process.parent_pid());
+    out.named("\nPPid:\t", process.parent_pid().into());
+    out.named("\nTracerPid:\t", tracer.into());
+    out.bytes(b"\n");
     put_ids(subject, out);
     let group = process.group();
     let session = process.session.load(Ordering::Relaxed);
-    writeln!(out, "NStgid:\t{}\nNSpid:\t{id}\nNSpgid:\t{group}\nNSsid:\t{session}", process.pid);
+    out.named("NStgid:\t", process.pid.into());
+    out.named("\nNSpid:\t", id.into());
+    out.named("\nNSpgid:\t", group.into());
+    out.named("\nNSsid:\t", session.into());
+    out.bytes(b"\n");
     if process.mm().is_ok() {
         put_memory(process, out);
     }
     let may_have_huge_pages = !process.settings.no_huge_pages.load(Ordering::Relaxed);
-    writeln!(out, "CoreDumping:\t0\nTHP_enabled:\t{}", u8::from(may_have_huge_pages));
-    writeln!(out, "Threads:\t{}", thread_count(process));
+    out.named("CoreDumping:\t0\nTHP_enabled:\t", may_have_huge_pages.into());
+    out.named("\nThreads:\t", thread_count(process) as u64);
     let signals = Signals::of(subject, thread);
-    writeln!(out, "SigQ:\t0/{}", process.limit(Resource::PendingSignals));
-    writeln!(
-        out,
-        "SigPnd:\t{:016x}\nShdPnd:\t{:016x}",
-        signals.thread_pending, signals.process_pending
-    );
-    writeln!(
-        out,
-        "SigBlk:\t{:016x}\nSigIgn:\t{:016x}\nSigCgt:\t{:016x}",
-        signals.blocked, signals.ignored, signals.caught
-    );
+    out.named("\nSigQ:\t0/", process.limit(Resource::PendingSignals));
+    out.named_set("\nSigPnd:\t", signals.thread_pending);
+    out.named_set("\nShdPnd:\t", signals.process_pending);
+    out.named_set("\nSigBlk:\t", signals.blocked);
+    out.named_set("\nSigIgn:\t", signals.ignored);
+    out.named_set("\nSigCgt:\t", signals.caught);
+    out.bytes(b"\n");
     put_capabilities(subject, out);
     let gave_up = thread.is_some_and(|thread| thread.seccomp.no_new_privs());
-    writeln!(out, "NoNewPrivs:\t{}", u8::from(gave_up));
+    out.named("NoNewPrivs:\t", gave_up.into());
     let (mode, filters) = thread.map_or((0, 0), |thread| thread.seccomp.summary());
-    writeln!(out, "Seccomp:\t{mode}\nSeccomp_filters:\t{filters}");
+    out.named("\nSeccomp:\t", mode.into());
+    out.named("\nSeccomp_filters:\t", filters as u64);
+    out.bytes(b"\n");
     let affinity = thread.map_or(u32::MAX, |thread| thread.base.sched.lock().affinity);
     put_affinity(affinity, out);
     let switches = thread.map_or((0, 0), |thread| thread.base.sched.lock().switches);
-    writeln!(out, "voluntary_ctxt_switches:\t{}", switches.0);
-    writeln!(out, "nonvoluntary_ctxt_switches:\t{}", switches.1);
+    out.named("voluntary_ctxt_switches:\t", switches.0);
+    out.named("\nnonvoluntary_ctxt_switches:\t", switches.1);
+    out.bytes(b"\n");
     Ok(())
 }
 
 fn put_ids(subject: &Subject, out: &mut Text) {
     let c = subject.credentials();
-    writeln!(out, "Uid:\t{}\t{}\t{}\t{}", c.uid, c.euid, c.suid, c.fsuid);
-    writeln!(out, "Gid:\t{}\t{}\t{}\t{}", c.gid, c.egid, c.sgid, c.fsgid);
+    let (users, groups) = ([c.uid, c.euid, c.suid, c.fsuid], [c.gid, c.egid, c.sgid, c.fsgid]);
+    for (name, [first, rest @ ..]) in [("Uid:\t", users), ("Gid:\t", groups)] {
+        out.named(name, first.into());
+        rest.iter().for_each(|&id| out.named("\t", id.into()));
+        out.bytes(b"\n");
+    }
     let slots = subject
         .files()
         .list()
@@ -328,15 +350,21 @@ fn put_memory(process: &Process, out: &mut Text) {
         ("HugetlbPages", 0),
     ];
     for (name, pages) in lines {
-        writeln!(out, "{name}:\t{:>8} kB", pages * KB_PER_PAGE);
+        out.bytes(name.as_bytes());
+        out.bytes(b":\t");
+        out.decimal(pages * KB_PER_PAGE, 8);
+        out.bytes(b" kB\n");
     }
 }
 
 fn put_capabilities(subject: &Subject, out: &mut Text) {
     let c = subject.credentials();
-    writeln!(out, "CapInh:\t{:016x}\nCapPrm:\t{:016x}", c.inheritable, c.permitted);
-    writeln!(out, "CapEff:\t{:016x}\nCapBnd:\t{:016x}", c.effective, c.bounding);
-    writeln!(out, "CapAmb:\t{:016x}", c.ambient);
+    out.named_set("CapInh:\t", c.inheritable);
+    out.named_set("\nCapPrm:\t", c.permitted);
+    out.named_set("\nCapEff:\t", c.effective);
+    out.named_set("\nCapBnd:\t", c.bounding);
+    out.named_set("\nCapAmb:\t", c.ambient);
+    out.bytes(b"\n");
 }
 
 fn put_affinity(affinity: u32, out: &mut Text) {

@@ -311,7 +311,7 @@ fn child(directory: &PseudoInode, name: &[u8], body: Body) -> Arc<PseudoInode> {
 }
 
 fn entry(directory: &PseudoInode, name: Vec<u8>, file_type: FileType, next: u64) -> DirEntry {
-    DirEntry { inode: directory.child_number(&name), name, file_type, next }
+    DirEntry { inode: directory.child_number(&name), name: name.into(), file_type, next }
 }
 
 /// The directory of one CPU.

@@ -177,7 +177,7 @@ impl Inode for Directory {
             .skip(usize::try_from(from).unwrap_or(usize::MAX))
             .take(max)
             .map(|(index, (name, inode))| DirEntry {
-                name,
+                name: name.into(),
                 inode,
                 file_type: FileType::CharDevice,
                 next: index as u64 + 1,

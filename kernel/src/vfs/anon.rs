@@ -139,7 +139,7 @@ impl Inode for AnonInode {
     fn metadata(&self) -> Result<Metadata> {
         let attributes = *self.attributes.lock();
         Ok(Metadata {
-            device: file_system().device,
+            device: device_of(self.label),
             inode: if self.is_shared() { SHARED_NUMBER } else { self.number },
             file_type: self.file_type,
             mode: attributes.mode,
@@ -215,6 +215,18 @@ impl FileSystem for AnonFs {
 fn file_system() -> &'static Arc<AnonFs> {
     static FILE_SYSTEM: Once<Arc<AnonFs>> = Once::new();
     FILE_SYSTEM.call_once(|| Arc::new(AnonFs { device: super::anonymous_device() }))
+}
+
+/// The number of the file system that a kind of object is of: pipes and sockets have their own.
+fn device_of(label: &str) -> u64 {
+    static OTHERS: Once<[u64; 2]> = Once::new();
+    let others = || [super::anonymous_device(), super::anonymous_device()];
+    let [pipes, sockets] = *OTHERS.call_once(others);
+    match label {
+        "pipe" => pipes,
+        "socket" => sockets,
+        _ => file_system().device,
+    }
 }
 
 /// A place for an object that has none, so that links of procfs and `*at` calls can lead to it.

@@ -7,7 +7,8 @@
 //!
 //! An object has its own locks and its own waiters ([`super::state::InodeState`]): who unlocks
 //! wakes those who wait for the same file and no others. Each owner's ranges are in order and do
-//! not overlap, so that a program with thousands of them is served by binary search. What is shared
+//! not overlap, and an index knows where those of all owners lie, so that a file with thousands of
+//! locks, of one owner or of many, is served by a few steps. What is shared
 //! by all is asked for rarely: who waits for whom (when somebody waits), and which objects have
 //! locks (when one gets its first, and for /proc/locks).
 
@@ -65,16 +66,36 @@ struct Range {
 }
 
 /// What one owner has locked: in order, without overlap, neighbours of one kind joined.
+#[derive(Default)]
 struct Holder {
-    owner: Owner,
     ranges: Vec<Range>,
+}
+
+/// Where the ranges of all owners lie, so that who wants one need not ask every owner.
+#[derive(Default)]
+struct Index {
+    /// Exclusive ranges by their first byte, each with its last one. No other range overlaps one,
+    /// so what covers a byte can only be the last that begins before it.
+    exclusive: BTreeMap<u64, (Owner, u64)>,
+    /// Shared ranges, of which many may cover a byte.
+    shared: BTreeMap<(u64, Owner), u64>,
+    /// No shared range is longer, in bytes less one: those that begin before a byte by more do not
+    /// cover it.
+    longest_shared: u64,
+}
+
+/// Locks that may meet each other.
+#[derive(Default)]
+struct Owned {
+    holders: BTreeMap<Owner, Holder>,
+    index: Index,
 }
 
 /// The locks of one object. Flocks only meet flocks, record locks only record locks.
 #[derive(Default)]
 struct Held {
-    records: Vec<Holder>,
-    flocks: Vec<Holder>,
+    records: Owned,
+    flocks: Owned,
 }
 
 /// The locks of one object, and who waits for them.
@@ -101,21 +122,15 @@ impl Holder {
         first..last.max(first)
     }
 
-    /// The first range in the way of `wanted`, which is another owner's.
-    fn conflict(&self, wanted: &Lock) -> Option<&Range> {
-        // Most owners have one range, elsewhere.
-        let is_apart =
-            |first: &Range, last: &Range| last.end < wanted.start || wanted.end < first.start;
-        if is_apart(self.ranges.first()?, self.ranges.last()?) {
-            return None;
-        }
-        let overlapping = &self.ranges[self.overlapping(wanted.start, wanted.end)];
-        overlapping.iter().find(|range| range.exclusive || wanted.exclusive)
-    }
-
     /// Locks (`new`), or unlocks, bytes `start..=end` in place of what was there. Whether others
-    /// may get more than before. Room for two more ranges is there.
-    fn set(&mut self, start: u64, end: u64, new: Option<Range>) -> bool {
+    /// may get more than before. `moves` sees each range that goes, and each that comes (true). Room for
+    /// two more ranges is there.
+    fn set(
+        &mut self,
+        (start, end): (u64, u64),
+        new: Option<Range>,
+        mut moves: impl FnMut(&Range, bool),
+    ) -> bool {
         let mut old = self.overlapping(start, end);
         let changed = !old.is_empty();
         let mut pieces: [Option<Range>; 3] = [None, new, None];
@@ -142,22 +157,98 @@ impl Holder {
             }
             pieces[1] = Some(new);
         }
+        self.ranges[old.clone()].iter().for_each(|range| moves(range, false));
+        pieces.iter().flatten().for_each(|range| moves(range, true));
         self.ranges.splice(old, pieces.into_iter().flatten());
         changed
     }
 }
 
+impl Index {
+    /// A range of `owner` comes, or goes.
+    fn change(&mut self, owner: Owner, range: &Range, comes: bool) {
+        match (range.exclusive, comes) {
+            (true, true) => _ = self.exclusive.insert(range.start, (owner, range.end)),
+            (true, false) => _ = self.exclusive.remove(&range.start),
+            (false, true) => {
+                self.longest_shared = self.longest_shared.max(range.end - range.start);
+                self.shared.insert((range.start, owner), range.end);
+            }
+            (false, false) => {
+                self.shared.remove(&(range.start, owner));
+                if self.shared.is_empty() {
+                    self.longest_shared = 0;
+                }
+            }
+        }
+    }
+
+    /// Owner and first byte of the first range in the way of `wanted`, which is another owner's.
+    fn conflict(&self, wanted: &Lock) -> Option<(Owner, u64)> {
+        let before = self.exclusive.range(..wanted.start).next_back();
+        let before = before.filter(|(_, (_, end))| *end >= wanted.start);
+        let inside = self.exclusive.range(wanted.start..=wanted.end);
+        let exclusive = before
+            .into_iter()
+            .chain(inside)
+            .map(|(&start, &(owner, _))| (owner, start))
+            .find(|(owner, _)| *owner != wanted.owner);
+        if !wanted.exclusive {
+            return exclusive;
+        }
+        /// Comes before all owners.
+        const FIRST: Owner = Owner::Process(0);
+        let from = wanted.start.saturating_sub(self.longest_shared);
+        let shared = self
+            .shared
+            .range((from, FIRST)..)
+            .take_while(|((start, _), _)| *start <= wanted.end)
+            .find(|((_, owner), end)| **end >= wanted.start && *owner != wanted.owner)
+            .map(|(&(start, owner), _)| (owner, start));
+        exclusive.into_iter().chain(shared).min_by_key(|(_, start)| *start)
+    }
+}
+
+impl Owned {
+    /// Locks (`new`), or unlocks, bytes of an owner: whether others may get more than before, and
+    /// the owner's entry if nothing is left in it. ENOLCK.
+    fn set(&mut self, lock: &Lock, new: bool) -> Result<(bool, Option<Holder>)> {
+        let Lock { owner, exclusive, start, end, pid } = *lock;
+        let index = &mut self.index;
+        let holder = match self.holders.get_mut(&owner) {
+            Some(holder) => holder,
+            None if new => self.holders.entry(owner).or_default(),
+            None => return Ok((false, None)),
+        };
+        let new = new.then_some(Range { start, end, exclusive, pid });
+        // What it adds, and the pieces that a later release may cut it into.
+        if new.is_some() && holder.ranges.try_reserve(4).is_err() {
+            if holder.ranges.is_empty() {
+                self.holders.remove(&owner);
+            }
+            return Err(Errno::ENOLCK);
+        }
+        let before = holder.ranges.len();
+        let moves = |range: &Range, comes| index.change(owner, range, comes);
+        let changed = holder.set((start, end), new, moves);
+        count(before, holder.ranges.len());
+        let is_empty = holder.ranges.is_empty();
+        Ok((changed, if is_empty { self.holders.remove(&owner) } else { None }))
+    }
+}
+
 impl Held {
-    fn of(&mut self, owner: Owner) -> &mut Vec<Holder> {
+    fn of(&mut self, owner: Owner) -> &mut Owned {
         if matches!(owner, Owner::Flock(_)) { &mut self.flocks } else { &mut self.records }
     }
 
     /// The first lock in the way of `wanted`.
     fn conflict(&mut self, wanted: &Lock) -> Option<Lock> {
-        let others = self.of(wanted.owner).iter().filter(|holder| holder.owner != wanted.owner);
-        let found = others.filter_map(|holder| Some((holder.owner, *holder.conflict(wanted)?)));
-        let (owner, Range { start, end, exclusive, pid }) =
-            found.min_by_key(|(_, range)| range.start)?;
+        let owned = self.of(wanted.owner);
+        let (owner, start) = owned.index.conflict(wanted)?;
+        let holder = owned.holders.get(&owner)?;
+        let &Range { start, end, exclusive, pid } =
+            holder.ranges.get(holder.overlapping(start, start).start)?;
         Some(Lock { owner, exclusive, start, end, pid })
     }
 }
@@ -165,7 +256,7 @@ impl Held {
 impl FileLocks {
     /// The lock in the way, or None: it is taken.
     fn try_acquire(&self, wanted: &Lock) -> Result<Option<Lock>> {
-        let weakened = {
+        let (weakened, _) = {
             let mut held = self.held.lock();
             if let Some(blocker) = held.conflict(wanted) {
                 return Ok(Some(blocker));
@@ -173,23 +264,7 @@ impl FileLocks {
             if COUNT.load(Ordering::Relaxed) >= LOCKS_MAX {
                 return Err(Errno::ENOLCK);
             }
-            let holders = held.of(wanted.owner);
-            let at = match holders.iter().position(|holder| holder.owner == wanted.owner) {
-                Some(at) => at,
-                None => {
-                    holders.try_reserve(1).map_err(|_| Errno::ENOLCK)?;
-                    holders.push(Holder { owner: wanted.owner, ranges: Vec::new() });
-                    holders.len() - 1
-                }
-            };
-            let holder = &mut holders[at];
-            // What it adds, and the pieces that a later release may cut it into.
-            holder.ranges.try_reserve(4).map_err(|_| Errno::ENOLCK)?;
-            let Lock { start, end, exclusive, pid, .. } = *wanted;
-            let before = holder.ranges.len();
-            let weakened = holder.set(start, end, Some(Range { start, end, exclusive, pid }));
-            count(before, holder.ranges.len());
-            weakened
+            held.of(wanted.owner).set(wanted, true)?
         };
         if weakened {
             self.released.wake_all(0);
@@ -198,22 +273,14 @@ impl FileLocks {
     }
 
     fn release(&self, range: &Lock) {
-        let unused = {
-            let mut held = self.held.lock();
-            let holders = held.of(range.owner);
-            let Some(at) = holders.iter().position(|holder| holder.owner == range.owner) else {
-                return;
-            };
-            let holder = &mut holders[at];
-            let before = holder.ranges.len();
-            if !holder.set(range.start, range.end, None) {
-                return;
-            }
-            count(before, holder.ranges.len());
-            if holder.ranges.is_empty() { Some(holders.swap_remove(at)) } else { None }
+        // Nothing is reserved for a release: it cannot fail.
+        let Ok((changed, unused)) = self.held.lock().of(range.owner).set(range, false) else {
+            return;
         };
         drop(unused);
-        self.released.wake_all(0);
+        if changed {
+            self.released.wake_all(0);
+        }
     }
 }
 
@@ -321,7 +388,7 @@ pub fn of(inode: &dyn Inode) -> Vec<Lock> {
     let mut all = Vec::new();
     let Some(locks) = inode.state().known_locks() else { return all };
     let held = locks.held.lock();
-    for Holder { owner, ranges } in held.records.iter().chain(&held.flocks) {
+    for (owner, Holder { ranges }) in held.records.holders.iter().chain(&held.flocks.holders) {
         all.extend(ranges.iter().map(|&Range { start, end, exclusive, pid }| Lock {
             owner: *owner,
             exclusive,

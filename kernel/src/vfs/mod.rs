@@ -121,8 +121,8 @@ pub struct SetAttributes {
 /// One entry of a directory.
 #[derive(Clone, Debug)]
 pub struct DirEntry {
-    /// Its name.
-    pub name: Vec<u8>,
+    /// Its name; where the directory keeps names it is the same one.
+    pub name: Arc<[u8]>,
     /// Inode number.
     pub inode: u64,
     /// What it is.

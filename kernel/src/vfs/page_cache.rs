@@ -6,9 +6,9 @@
 //! reads, writes and mappings always agree.
 //!
 //! Why it is hard: the backend may take as long as it likes, and nobody else's page waits for it.
-//! So no lock is held while it is asked. A page says itself what is going on with it ([`PageState`]):
-//! who finds one that is being read waits for that page and then looks again, since it may be gone
-//! by then; who dirties one that is being written back leaves it dirty.
+//! So no lock is held while it is asked. A page says itself what is going on with it
+//! ([`PageState`]): who finds one that is being read waits for that page and then looks again,
+//! since it may be gone by then; who dirties one that is being written back leaves it dirty.
 //!
 //! Locks: `resizing` (sleeps; held while the file gets shorter), then `pages` (a spin lock, never
 //! held over a copy). The lock of an address space may be held by callers of `page`; `set_size` and

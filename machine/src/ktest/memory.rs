@@ -236,10 +236,16 @@ fn page_table() -> Result<(), String> {
     let read = uaccess::read_bytes(AT, &mut bytes);
     ensure!(read.is_ok() && &bytes == b"limen", "cannot read through the table: {bytes:?}");
     ensure!(uaccess::write_bytes(AT, b"x").is_err(), "a read-only page can be written");
-    table.unmap(AT, AT + PAGE_SIZE as u64, 0..u64::MAX);
+    let other = Frame::alloc_zeroed().map_err(|_| "no memory")?;
+    table.map(AT + PAGE_SIZE as u64, other, prot, PageKind::Anonymous).map_err(|_| "no memory")?;
+    // Not unused: the table must stay for the other page.
+    table.unmap(AT, AT + PAGE_SIZE as u64, AT..AT + HUGE_PAGE);
+    let is_left = table.lookup(AT + PAGE_SIZE as u64).is_some();
     let read = uaccess::read_bytes(AT, &mut bytes);
+    let other = uaccess::read_bytes(AT + PAGE_SIZE as u64, &mut [0; 5]);
     crate::task::leave_space();
     ensure!(read.is_err(), "the page can be read after it was unmapped");
+    ensure!(is_left && other.is_ok(), "a table went with a page that was not unmapped");
     Ok(())
 }
 

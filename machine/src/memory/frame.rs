@@ -581,6 +581,11 @@ pub fn usage() -> (usize, usize) {
     (TOTAL_FRAMES.load(Ordering::Relaxed), BUDDY.lock().free_frames + kept)
 }
 
+/// All frames that the kernel manages. Takes no lock.
+pub fn total() -> usize {
+    TOTAL_FRAMES.load(Ordering::Relaxed)
+}
+
 /// Most frames that were in use at once since boot, as [`usage`] counts them.
 pub fn peak_used() -> usize {
     let kept = EMERGENCY.lock().free_frames;

@@ -645,26 +645,23 @@ impl Visit for Gather {
 
     fn pages(&mut self, base: u64, table: Table, range: Range<usize>) -> ControlFlow<u64> {
         let at = |index: usize| base + index as u64 * PAGE;
-        let Some(first) = table.next_used(range.start, range.end) else {
-            return ControlFlow::Continue(());
-        };
-        let (mut next, mut last) = (Some(first), first);
-        let mut result = ControlFlow::Continue(());
-        while let Some(i) = next {
-            let entry = table.get(i);
+        let mut bounds: Option<(usize, usize)> = None;
+        let result = table.each_used(range, |i, entry| {
+            let (first, _) = bounds.unwrap_or((i, i));
             if let Some(pfn) = entry.frame() {
                 if self.frames.try_push(pfn).is_err() {
-                    result = ControlFlow::Break(at(i));
-                    break;
+                    return ControlFlow::Break(at(i));
                 }
                 self.taken[entry.kind() as usize] += 1;
                 table.set(i, Pte::EMPTY);
-                last = i;
             }
-            next = table.next_used(i + 1, range.end);
+            bounds = Some((first, i));
+            ControlFlow::Continue(())
+        });
+        if let Some((first, last)) = bounds {
+            let (from, _) = self.pages.unwrap_or((at(first), 0));
+            self.pages = Some((from, at(last)));
         }
-        let (from, _) = self.pages.unwrap_or((at(first), 0));
-        self.pages = Some((from, at(last)));
         result
     }
 
@@ -714,8 +711,7 @@ impl Visit for Share<'_> {
     }
 
     fn pages(&mut self, base: u64, table: Table, range: Range<usize>) -> ControlFlow<u64> {
-        let mut next = table.next_used(range.start, range.end);
-        if next.is_none() {
+        if table.next_used(range.start, range.end).is_none() {
             return ControlFlow::Continue(());
         }
         let Ok(target) = self.child.slot_or_make(base) else {
@@ -724,10 +720,10 @@ impl Visit for Share<'_> {
         };
         let (target, _) = target.place();
         let mut shared = [0; KINDS];
-        while let Some(i) = next {
-            let mut entry = table.get(i);
+        let copy_on_write = self.copy_on_write;
+        let done = table.each_used(range, |i, mut entry| {
             if let Some(pfn) = entry.frame() {
-                if self.copy_on_write && entry.has(PteFlags::WRITE) {
+                if copy_on_write && entry.has(PteFlags::WRITE) {
                     entry = entry.without(PteFlags::WRITE.union(PteFlags::DIRTY));
                     table.set(i, entry);
                 }
@@ -737,11 +733,11 @@ impl Visit for Share<'_> {
                 shared[entry.kind() as usize] += 1;
                 target.set(i, entry);
             }
-            next = table.next_used(i + 1, range.end);
-        }
+            ControlFlow::Continue(())
+        });
         for (mapped, shared) in self.child.mapped.iter_mut().zip(shared) {
             *mapped += shared;
         }
-        ControlFlow::Continue(())
+        done
     }
 }

@@ -60,6 +60,7 @@ pub enum PageKind {
 pub(super) const KINDS: usize = 4;
 
 impl PageKind {
+    #[inline]
     fn of(number: u64) -> PageKind {
         match number {
             1 => PageKind::Anonymous,
@@ -83,51 +84,62 @@ const KIND: u64 = 3 << KIND_SHIFT;
 impl Pte {
     pub(crate) const EMPTY: Pte = Pte(0);
 
+    #[inline]
     pub(crate) const fn from_raw(raw: u64) -> Pte {
         Pte(raw)
     }
 
+    #[inline]
     pub(crate) const fn raw(self) -> u64 {
         self.0
     }
 
     /// An entry that leads to `to`.
+    #[inline]
     pub(crate) const fn new(to: PhysAddr, flags: PteFlags) -> Pte {
         Pte(to.as_u64() | flags.bits())
     }
 
+    #[inline]
     pub(crate) const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
+    #[inline]
     pub(crate) const fn flags(self) -> PteFlags {
         PteFlags::from_bits_retain(self.0 & !ADDRESS)
     }
 
+    #[inline]
     pub(crate) const fn has(self, flags: PteFlags) -> bool {
         self.0 & flags.bits() == flags.bits()
     }
 
+    #[inline]
     pub(crate) const fn is_present(self) -> bool {
         self.has(PteFlags::PRESENT)
     }
 
     /// Where a present entry leads.
+    #[inline]
     pub(crate) const fn to(self) -> PhysAddr {
         PhysAddr::new(self.0 & ADDRESS)
     }
 
     #[must_use]
+    #[inline]
     pub(crate) const fn with(self, flags: PteFlags) -> Pte {
         Pte(self.0 | flags.bits())
     }
 
     #[must_use]
+    #[inline]
     pub(crate) const fn without(self, flags: PteFlags) -> Pte {
         Pte(self.0 & !flags.bits())
     }
 
     /// The same page, hidden from everybody; [`Pte::frame`] still tells it.
+    #[inline]
     pub(crate) const fn hide(self) -> Pte {
         Pte(!self.0 & ADDRESS | PteFlags::HIDDEN.bits())
     }
@@ -136,6 +148,7 @@ impl Pte {
     // Pages of programs
 
     /// Maps frame `pfn` to a program.
+    #[inline]
     pub(crate) fn page(pfn: u32, prot: Prot, kind: PageKind) -> Pte {
         let address = PhysAddr::of_frame(pfn).as_u64();
         let kind = (kind as u64) << KIND_SHIFT;
@@ -153,20 +166,24 @@ impl Pte {
     }
 
     /// Maps 2 MiB from frame `pfn` on to a program.
+    #[inline]
     pub(crate) fn huge_page(pfn: u32, prot: Prot, kind: PageKind) -> Pte {
         Pte::page(pfn, prot, kind).with(PteFlags::LARGE)
     }
 
     /// Whether there is a page, hidden or not.
+    #[inline]
     pub(crate) const fn is_page(self) -> bool {
         self.0 & (PteFlags::PRESENT.bits() | PteFlags::HIDDEN.bits()) != 0
     }
 
+    #[inline]
     pub(crate) const fn is_large(self) -> bool {
         self.has(PteFlags::LARGE)
     }
 
     /// The number of the frame, also if it is hidden.
+    #[inline]
     pub(crate) fn frame(self) -> Option<u32> {
         if self.is_present() {
             Some(self.to().frame())
@@ -177,6 +194,7 @@ impl Pte {
         }
     }
 
+    #[inline]
     pub(crate) fn prot(self) -> Prot {
         if !self.is_present() {
             return Prot::empty();
@@ -187,12 +205,14 @@ impl Pte {
         prot
     }
 
+    #[inline]
     pub(crate) fn kind(self) -> PageKind {
         PageKind::of((self.0 & KIND) >> KIND_SHIFT)
     }
 
     /// The same page with other rights.
     #[must_use]
+    #[inline]
     pub(crate) fn with_prot(self, prot: Prot) -> Pte {
         let Some(pfn) = self.frame() else { return self };
         Pte::page(pfn, prot, self.kind()).with(self.flags().intersection(PteFlags::LARGE))
@@ -200,6 +220,7 @@ impl Pte {
 
     /// The small page number `index` of a large one.
     #[must_use]
+    #[inline]
     pub(crate) fn part(self, index: usize) -> Pte {
         let Some(pfn) = self.frame() else { return self };
         Pte::page(pfn + index as u32, self.prot(), self.kind())

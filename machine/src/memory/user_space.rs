@@ -1,13 +1,15 @@
 //! What CPUs hold of a program's address space: its top table and what the shootdown knows of it.
 
 use alloc::sync::Arc;
-use core::ops::ControlFlow;
+use core::ops::{ControlFlow, Range};
 use core::sync::atomic::{AtomicU64, Ordering};
+
+use arrayvec::ArrayVec;
 
 use super::isolation::{free_root, new_root, root_frames};
 use super::kernel_space::kernel_root;
 use super::notifiers::MmuNotifiers;
-use super::walk::{Slot, Tables, User, Visit};
+use super::walk::{ENTRIES, Slot, Table, Tables, User, Visit};
 use crate::context_tracking::pcid;
 use crate::context_tracking::tlb::TlbState;
 use crate::cpu::percpu::{self, CpuCell, PerCpu};
@@ -39,7 +41,7 @@ pub fn user_tables() -> u64 {
 }
 
 /// The half of a space that is a program's.
-pub(super) const USER_HALF: core::ops::Range<u64> = 0..1 << 47;
+pub(super) const USER_HALF: Range<u64> = 0..1 << 47;
 
 impl Space {
     /// Its number: never 0, and never another space's.
@@ -152,19 +154,27 @@ impl Drop for Space {
 struct FreeAll;
 
 impl Visit for FreeAll {
+    /// A large page: small ones come as tables.
     fn leaf(&mut self, _va: u64, slot: Slot) -> ControlFlow<()> {
         if let Some(pfn) = slot.get().frame() {
-            match slot.level {
-                // SAFETY: the leaf owned a reference, and the table dies with this walk.
-                0 => unsafe { frame::release(&[pfn]) },
-                // SAFETY: as above, to each frame of the large page.
-                _ => unsafe { frame::release_huge(pfn) },
-            }
+            // SAFETY: the leaf owned a reference to each frame, and the table dies with this walk.
+            unsafe { frame::release_huge(pfn) };
         }
         ControlFlow::Continue(())
     }
 
-    fn takes_table(&self, _part: &core::ops::Range<u64>) -> bool {
+    fn pages(&mut self, _base: u64, table: Table, range: Range<usize>) -> ControlFlow<u64> {
+        let mut frames: ArrayVec<u32, ENTRIES> = ArrayVec::new();
+        let gathered = table.each_used(range, |_, entry| {
+            frames.extend(entry.frame());
+            ControlFlow::Continue(())
+        });
+        // SAFETY: the leaves owned these references, and the table dies with this walk.
+        unsafe { frame::release(&frames) };
+        gathered
+    }
+
+    fn takes_table(&self, _part: &Range<u64>) -> bool {
         true
     }
 

@@ -20,15 +20,17 @@ use crate::memory::frame::{OutOfMemory, PAGE_SHIFT};
 pub(crate) const ENTRIES: usize = 512;
 /// The level of the top table; the lowest is 0.
 pub(crate) const TOP: u32 = 3;
-/// Entries that are looked at together: those of a cache line.
-const GROUP: usize = 8;
+/// Entries that are looked at together: those of two cache lines.
+const GROUP: usize = 16;
 
 /// Bytes that an entry of `level` maps.
+#[inline]
 pub(crate) const fn span(level: u32) -> u64 {
     1 << (PAGE_SHIFT + 9 * level)
 }
 
 /// Which entry of a table of `level` decides about `va`.
+#[inline]
 pub(crate) const fn index(va: u64, level: u32) -> usize {
     (va >> (PAGE_SHIFT + 9 * level)) as usize % ENTRIES
 }
@@ -44,6 +46,7 @@ pub(crate) trait Format {
     const TABLE: PteFlags;
 
     /// Whether an entry of `level` leads to a table.
+    #[inline]
     fn is_table(entry: Pte, level: u32) -> bool {
         level > 0 && entry.raw() & Self::PRESENT != 0 && !entry.is_large()
     }
@@ -73,16 +76,19 @@ impl Table {
     /// # Safety
     /// A live table lies at `at`, and stays while the value is used; who writes holds its owner
     /// exclusively.
+    #[inline]
     pub(crate) unsafe fn at(at: PhysAddr) -> Table {
         Table(at.in_direct_map().cast())
     }
 
+    #[inline]
     pub(crate) fn get(self, index: usize) -> Pte {
         assert!(index < ENTRIES);
         // SAFETY: the contract of `at`; volatile since the CPU writes A and D.
         Pte::from_raw(unsafe { self.0.wrapping_add(index).read_volatile() })
     }
 
+    #[inline]
     pub(crate) fn set(self, index: usize, entry: Pte) {
         assert!(index < ENTRIES);
         // SAFETY: the contract of `at`.
@@ -95,16 +101,9 @@ impl Table {
     pub(super) fn next_used(self, mut index: usize, end: usize) -> Option<usize> {
         assert!(end <= ENTRIES);
         while index < end {
-            if index.is_multiple_of(GROUP) {
-                let entries = (0..GROUP).map(|i| {
-                    // SAFETY: the contract of `at`; ENTRIES is a multiple of GROUP, so the group
-                    // lies in the table.
-                    unsafe { self.0.wrapping_add(index + i).read_volatile() }
-                });
-                if entries.fold(0, |all, entry| all | entry) == 0 {
-                    index += GROUP;
-                    continue;
-                }
+            if index.is_multiple_of(GROUP) && self.is_group_empty(index) {
+                index += GROUP;
+                continue;
             }
             if !self.get(index).is_empty() {
                 return Some(index);
@@ -112,6 +111,44 @@ impl Table {
             index += 1;
         }
         None
+    }
+
+    /// Shows the entries of `range` that are not empty to `f`, in order; Break ends it. What is done
+    /// to every page of a program goes this way: no group is looked at twice.
+    #[inline(always)]
+    pub(super) fn each_used<B>(
+        self,
+        range: Range<usize>,
+        mut f: impl FnMut(usize, Pte) -> ControlFlow<B>,
+    ) -> ControlFlow<B> {
+        assert!(range.end <= ENTRIES);
+        let mut index = range.start;
+        while index < range.end {
+            let group = index - index % GROUP;
+            let stop = range.end.min(group + GROUP);
+            if !self.is_group_empty(group) {
+                for i in index..stop {
+                    let entry = self.get(i);
+                    if !entry.is_empty() {
+                        f(i, entry)?;
+                    }
+                }
+            }
+            index = stop;
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Whether the [`GROUP`] entries from `group` on, a multiple of it, are empty.
+    #[inline(always)]
+    fn is_group_empty(self, group: usize) -> bool {
+        assert!(group < ENTRIES && group.is_multiple_of(GROUP));
+        let entries = (0..GROUP).map(|i| {
+            // SAFETY: the contract of `at`; ENTRIES is a multiple of GROUP, so the group lies in
+            // the table.
+            unsafe { self.0.wrapping_add(group + i).read_volatile() }
+        });
+        entries.fold(0, |all, entry| all | entry) == 0
     }
 }
 
@@ -125,15 +162,18 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
+    #[inline]
     pub(crate) fn get(self) -> Pte {
         self.table.get(self.index)
     }
 
+    #[inline]
     pub(crate) fn set(self, entry: Pte) {
         self.table.set(self.index, entry);
     }
 
     /// The table and the place in it, for who goes on to its neighbours.
+    #[inline]
     pub(crate) fn place(self) -> (Table, usize) {
         (self.table, self.index)
     }
@@ -149,15 +189,13 @@ pub(crate) trait Visit {
     /// for what is done to many pages. Breaks with the address of the first that was not done.
     #[inline]
     fn pages(&mut self, base: u64, table: Table, range: Range<usize>) -> ControlFlow<u64> {
-        let mut next = table.next_used(range.start, range.end);
-        while let Some(index) = next {
+        table.each_used(range, |index, _| {
             let va = base + index as u64 * span(0);
-            if self.leaf(va, Slot { table, index, level: 0 }).is_break() {
-                return ControlFlow::Break(va);
+            match self.leaf(va, Slot { table, index, level: 0 }) {
+                ControlFlow::Break(()) => ControlFlow::Break(va),
+                ControlFlow::Continue(()) => ControlFlow::Continue(()),
             }
-            next = table.next_used(index + 1, range.end);
-        }
-        ControlFlow::Continue(())
+        })
     }
 
     /// Whether the table for `part` goes with its contents. If so, tables below it are visited even
@@ -183,11 +221,13 @@ impl<F: Format> Tables<F> {
     /// # Safety
     /// As [`Table::at`], for the whole tree: a top table lies at `root`, and its entries lead to
     /// tables as the format says.
+    #[inline]
     pub(crate) unsafe fn at(root: PhysAddr) -> Tables<F> {
         // SAFETY: the caller promises a live top table at `root`.
         Tables { root: unsafe { Table::at(root) }, _format: PhantomData }
     }
 
+    #[inline]
     fn below(entry: Pte) -> Table {
         // SAFETY: by the contract of `Tables::at` the entry leads to a live table of the tree.
         unsafe { Table::at(entry.to()) }

@@ -546,8 +546,8 @@ impl<T: Schedulable> CurrentSlot<T> {
         !self.current[percpu::cpu_id()].load(Ordering::Relaxed).is_null()
     }
 
-    /// Makes the code that runs now, on the boot stack, the thread `boot`. Panics if this CPU runs a
-    /// thread already, or another CPU runs `boot`.
+    /// Makes the code that runs now, on the boot stack, the thread `boot`. Panics if this CPU runs
+    /// a thread already, or another CPU runs `boot`.
     pub fn adopt(&self, boot: Arc<T>) {
         let cpu = percpu::cpu_id();
         assert!(percpu::running_task().is_null(), "this CPU has a current thread");

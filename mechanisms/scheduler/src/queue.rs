@@ -611,10 +611,10 @@ impl<T> RunQueue<T> {
         if self.waiting == 0 {
             return None;
         }
-        let throttled = self.is_throttled(now_ns);
         if self.waiting == self.waiting_fair {
             return self.best_fair(can_run);
         }
+        let throttled = self.is_throttled(now_ns);
         let real_time = if throttled { None } else { self.best_real_time(can_run) };
         let found = real_time.or_else(|| self.best_fair(can_run));
         if throttled { found.or_else(|| self.best_real_time(can_run)) } else { found }
@@ -630,8 +630,12 @@ impl<T> RunQueue<T> {
         if self.fair == NIL {
             return None;
         }
-        let now = self.virtual_now();
         let wanted = |waiter: &Waiter<T>| can_run(&waiter.item);
+        if self.waiting_fair == 1 {
+            // Eligible or not: there is no other.
+            return self.nodes.data(self.fair).is_some_and(wanted).then_some(self.fair);
+        }
+        let now = self.virtual_now();
         let eligible = self.nodes.first(self.fair, now, &mut SEARCH_MAX.clone(), &wanted);
         // Somebody is always eligible, but maybe only the running thread, or one that cannot run.
         eligible.or_else(|| self.nodes.first(self.fair, u64::MAX, &mut SEARCH_MAX.clone(), &wanted))

@@ -119,8 +119,7 @@ pub fn program(seed: u64, index: u64, keep: u64) -> Program {
     let calls = calls
         .into_iter()
         .enumerate()
-        .filter(|(number, call)| kept(*number) && (is_user || !call.only_for_user))
-        .filter(|(_, call)| !draft.has_thread || !call.only_alone);
+        .filter(|(number, call)| kept(*number) && (is_user || !call.only_for_user));
     Program { is_user, calls: calls.map(|(_, call)| call).collect() }
 }
 
@@ -137,7 +136,6 @@ fn blank() -> Call {
         norms: vec![],
         shows: vec![],
         only_for_user: false,
-        only_alone: false,
     }
 }
 
@@ -309,11 +307,6 @@ impl Draft {
     /// The call would change the machine if it were allowed: only programs without rights make it.
     pub fn only_for_user(&mut self) {
         self.call.only_for_user = true;
-    }
-
-    /// The call changes what each thread has for itself on Linux.
-    pub fn only_alone(&mut self) {
-        self.call.only_alone = true;
     }
 
     /// Any descriptor.

@@ -501,6 +501,10 @@ fn descriptors(shared: &Shared, log: &mut Log<'_>) {
             let value = value.trim();
             match key {
                 // (Linux 6.18 says more than 6.12.)
+                // (What a position in a directory is, is the file system's.)
+                "pos" if is_directory(fd) => {
+                    let _ = write!(log, " pos={}", if value == "0" { "0" } else { "set" });
+                }
                 "mnt_id" | "ino" | "eventfd-id" | "scm_fds" => {}
                 // ("it_value" and the like hold what is left of a time.)
                 "it_value" | "it_interval" if value != "(0, 0)" => {
@@ -526,6 +530,12 @@ fn descriptors(shared: &Shared, log: &mut Log<'_>) {
         }
         let _ = writeln!(log);
     }
+}
+
+fn is_directory(fd: usize) -> bool {
+    let mut stat = [0u64; 18];
+    let known = sc!(SYS_fstat, fd, stat.as_mut_ptr()).is_ok();
+    known && stat[3] as u32 & S_IFMT == S_IFDIR
 }
 
 /// What /proc/self/status says of signals, rights and threads.

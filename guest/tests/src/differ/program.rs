@@ -115,9 +115,6 @@ pub struct Call {
     pub shows: Vec<(u16, u16)>,
     /// Left out of programs that have rights.
     pub only_for_user: bool,
-    /// Left out of programs with a second thread: here all threads of a process share what it
-    /// changes, on Linux each has its own.
-    pub only_alone: bool,
 }
 
 /// A whole program.

@@ -57,7 +57,6 @@ fn exit(d: &mut Draft) {
 }
 
 fn ids(d: &mut Draft, count: usize) {
-    d.only_alone();
     for _ in 0..count {
         d.of(&[-1, -1, 1000, 1000, 0, 5, -2]);
     }
@@ -339,7 +338,6 @@ pub const ROWS: &[Row] = &[
         d.out(4);
     }),
     (SYS_setgroups, 2, |d| {
-        d.only_alone();
         d.of(&[0, 1, 3, -1, 65537]);
         d.input(&[5, 0, 0, 0, 3, 0, 0, 0, 9, 0, 0, 0]);
     }),
@@ -416,14 +414,12 @@ pub const ROWS: &[Row] = &[
         }
     }),
     (SYS_capset, 2, |d| {
-        d.only_alone();
         let at = d.words(&[0x2008_0522]);
         d.fix(at + 4, 4, Arg::Number(0));
         let w = d.rng.of(&[[0u64, 0, 0], [1, 0, 0], [u64::MAX, 0, 0]]);
         d.words(&w);
     }),
     (SYS_unshare, 2, |d| {
-        d.only_alone();
         d.of(&[i64::from(CLONE_FILES), i64::from(CLONE_FS), 0, i64::from(CLONE_SIGHAND), 1]);
     }),
     (SYS_set_tid_address, 1, |d| {

@@ -122,16 +122,22 @@ impl Entries {
         if self.bytes.len() + len > self.room {
             return if self.bytes.is_empty() { Err(Errno::EINVAL) } else { Ok(false) };
         }
-        self.bytes.try_reserve(len).map_err(|_| Errno::ENOMEM)?;
+        // Zeros, more than an entry ends with: all but the name is copied in fixed sizes.
+        const PADDING: [u8; 16] = [0; 16];
+        self.bytes.try_reserve(len + PADDING.len()).map_err(|_| Errno::ENOMEM)?;
         let end = self.bytes.len() + len;
-        self.bytes.extend_from_slice(&inode.to_le_bytes());
-        self.bytes.extend_from_slice(&next.to_le_bytes());
-        self.bytes.extend_from_slice(&(len as u16).to_le_bytes());
-        if self.layout == Layout::New {
-            self.bytes.push(file_type as u8);
+        let mut head = [0; 19];
+        head[..8].copy_from_slice(&inode.to_le_bytes());
+        head[8..16].copy_from_slice(&next.to_le_bytes());
+        head[16..18].copy_from_slice(&(len as u16).to_le_bytes());
+        head[18] = file_type as u8;
+        self.bytes.extend_from_slice(&head);
+        if self.layout == Layout::Old {
+            self.bytes.pop();
         }
         self.bytes.extend_from_slice(name);
-        self.bytes.resize(end, 0);
+        self.bytes.extend_from_slice(&PADDING);
+        self.bytes.truncate(end);
         if self.layout == Layout::Old {
             self.bytes[end - 1] = file_type as u8;
         }

@@ -31,7 +31,7 @@ impl MmInner {
     /// Sets the flags of `[start, end)`; ENOMEM at the first hole, what lies before is set.
     fn set_locked(&mut self, start: u64, end: u64, flags: VmaFlags) -> Result<()> {
         let mut good_end = start;
-        let result = self.check_mapped(start, end, |vma| {
+        let result = self.check_mapped(start, end, |_, vma| {
             good_end = vma.end.min(end);
             Ok(())
         });

@@ -52,7 +52,8 @@ fn protect(a: &Args, has_key: bool) -> Result<u64> {
         }
         // As on Linux, what lies before a hole or a refusal is changed.
         let mut good_end = start;
-        let result = inner.check_mapped(start, end, |vma| {
+        let (mut first_start, mut last_end) = (None, start);
+        let result = inner.check_mapped(start, end, |at, vma| {
             let prot = with_exec(prot, reads_exec, vma);
             let refused = prot.contains(Prot::WRITE) && !vma.flags.contains(VmaFlags::MAY_WRITE)
                 || prot.contains(Prot::EXEC) && !vma.flags.contains(VmaFlags::MAY_EXEC);
@@ -63,13 +64,24 @@ fn protect(a: &Args, has_key: bool) -> Result<u64> {
                 };
                 hooks::file_mprotect((file, prot.bits().into()))?;
             }
-            good_end = if refused { return Err(Errno::EACCES) } else { vma.end.min(end) };
+            if refused {
+                return Err(Errno::EACCES);
+            }
+            first_start.get_or_insert(at);
+            (good_end, last_end) = (vma.end.min(end), vma.end);
             Ok(())
         });
-        inner.split(start);
-        inner.split(good_end);
-        for at in inner.vmas.starts(start..good_end) {
-            inner.protect_area(at, prot, reads_exec);
+        // Nothing is looked up again that is known: among many areas that is most of the work.
+        if first_start.is_some_and(|first| first < start) {
+            inner.split(start);
+        }
+        if last_end > good_end {
+            inner.split(good_end);
+        }
+        let mut next = first_start.map(|_| start);
+        while let Some(at) = next {
+            let end = inner.protect_area(at, prot, reads_exec);
+            next = end.filter(|&end| end < good_end);
         }
         result.map(|()| 0)
     })
@@ -84,17 +96,18 @@ fn with_exec(mut prot: Prot, reads_exec: bool, vma: &Vma) -> Prot {
 }
 
 impl MmInner {
-    /// ENOMEM unless every page of `[start, end)` is mapped; `check` looks at each area.
+    /// ENOMEM unless every page of `[start, end)` is mapped; `check` looks at each area, with its
+    /// start.
     pub(super) fn check_mapped(
         &self,
         start: u64,
         end: u64,
-        mut check: impl FnMut(&Vma) -> Result<()>,
+        mut check: impl FnMut(u64, &Vma) -> Result<()>,
     ) -> Result<()> {
         let mut at = start;
         while at < end {
-            let (_, vma) = self.find(at).ok_or(Errno::ENOMEM)?;
-            check(vma)?;
+            let (area_start, vma) = self.find(at).ok_or(Errno::ENOMEM)?;
+            check(area_start, vma)?;
             at = vma.end;
         }
         Ok(())
@@ -116,19 +129,21 @@ impl MmInner {
         Ok(first_start)
     }
 
-    /// Gives the area at `at` new rights.
-    fn protect_area(&mut self, at: u64, prot: Prot, reads_exec: bool) {
-        self.vmas.edit(at, |vma| vma.prot = with_exec(prot, reads_exec, vma));
-        let Some(vma) = self.vmas.get(&at) else { return };
-        let (end, wanted) = (vma.end, vma.page_prot());
-        let anonymous_private = vma.is_private_anonymous();
+    /// Gives the area at `at` new rights, and tells where it ends then.
+    fn protect_area(&mut self, at: u64, prot: Prot, reads_exec: bool) -> Option<u64> {
+        let changed = self.vmas.edit(at, |vma| {
+            vma.prot = with_exec(prot, reads_exec, vma);
+            (vma.end, vma.page_prot(), vma.is_private_anonymous())
+        });
+        let (end, wanted, anonymous_private) = changed?;
         self.table.protect(at, end, |page| {
             // Pages that are ours alone get the right to write at once; others by a fault.
             let is_own = anonymous_private && page.refs == 1 && !page.prot.is_empty();
             let may_write = page.prot.contains(Prot::WRITE) || is_own;
             if may_write { wanted } else { wanted - Prot::WRITE }
         });
-        self.merge_around(at);
+        // A neighbour that joins had these rights already.
+        Some(self.merge_around(at))
     }
 }
 

@@ -479,7 +479,7 @@ impl Inode for NinepInode {
                         return Err(Errno::EIO);
                     }
                     found.push(DirEntry {
-                        name: entry.name.to_vec(),
+                        name: entry.name.into(),
                         inode: entry.qid.path,
                         file_type: entry_type(entry.kind, entry.qid),
                         next: entry.next,

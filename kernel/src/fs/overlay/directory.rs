@@ -422,7 +422,7 @@ impl Node {
         for (&position, name) in entries.by_position.range(first..).take(room) {
             if let Some(OverlayEntry::New { node, .. }) = entries.by_name.get(name) {
                 found.push(DirEntry {
-                    name: name.to_vec(),
+                    name: name.clone(),
                     inode: node.number(),
                     file_type: node.file_type(),
                     next: OWN_POSITIONS + position + 1,
@@ -437,7 +437,7 @@ impl Node {
             return false;
         }
         let entries = self.entries.lock();
-        let covering = entries.by_name.get(entry.name.as_slice());
+        let covering = entries.by_name.get(&entry.name);
         matches!(covering, None | Some(OverlayEntry::Clean(_) | OverlayEntry::Same(_)))
     }
 }

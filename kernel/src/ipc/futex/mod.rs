@@ -240,7 +240,9 @@ fn wake_in(bucket: &mut Bucket, key: FutexKey, count: usize, bitset: u32) -> u64
             at += 1;
             continue;
         }
-        if let Some(entry) = bucket.remove(at) {
+        // As a rule it is the first, for which nothing has to move.
+        let taken = if at == 0 { bucket.pop_front() } else { bucket.remove(at) };
+        if let Some(entry) = taken {
             entry.waiter.release(entry.index);
             woken += 1;
         }

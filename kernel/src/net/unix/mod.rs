@@ -264,16 +264,23 @@ impl UnixSocket {
         if what.mode.urgent {
             return Err(Errno::EOPNOTSUPP);
         }
-        let peer = match &what.to {
-            Some(address) => self.find_dgram(address)?,
-            None => {
-                let peer = self.state.lock().default_peer.clone().ok_or(Errno::ENOTCONN)?;
-                peer.upgrade().ok_or(Errno::ECONNREFUSED)?
-            }
-        };
+        let default_peer = self.state.lock().default_peer.clone();
+        if what.to.is_none() && default_peer.is_none() {
+            return Err(Errno::ENOTCONN);
+        }
         if source.left() > self.common.send_limit() {
             return Err(Errno::EMSGSIZE);
         }
+        if self.is_mute.load(Ordering::SeqCst) {
+            return Err(Errno::EPIPE);
+        }
+        let peer = match &what.to {
+            Some(address) => self.find_dgram(address)?,
+            None => {
+                let peer = default_peer.and_then(|peer| peer.upgrade());
+                peer.ok_or(Errno::ECONNREFUSED)?
+            }
+        };
         hooks::unix_may_send((&self.common, &peer.common))?;
         let mut control = what.control;
         if control.credentials.is_none() && (self.wants_credentials() || peer.wants_credentials()) {

@@ -1,12 +1,12 @@
 //! What a timer that sends signals is made of, and a process's set of them. What they do:
 //! [`super`].
 
-use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use core::sync::atomic::AtomicU32;
 
 use machine::sync::SpinLock;
 
+use crate::base::id_map::IdMap;
 use crate::base::time::Timer;
 use crate::process::clock::Clock;
 use crate::process::{Process, Thread};
@@ -59,7 +59,7 @@ pub struct Timers {
     /// ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF.
     pub(super) interval: [Option<Arc<AlarmTimer>>; 3],
     /// timer_create(2)'s.
-    pub(super) posix: BTreeMap<u32, Arc<AlarmTimer>>,
+    pub(super) posix: IdMap<Arc<AlarmTimer>>,
     pub(super) next_id: u32,
     /// Second of CPU time at which SIGXCPU comes next (RLIMIT_CPU).
     pub(super) cpu_limit_s: Option<u64>,

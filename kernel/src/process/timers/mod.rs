@@ -154,8 +154,7 @@ impl Wake for AlarmTimer {
 pub fn release(process: &Arc<Process>) {
     let timers = core::mem::take(&mut *process.timers.lock());
     process.settings.measures_cpu_time.store(false, Ordering::Relaxed);
-    let interval = timers.interval.into_iter().flatten();
-    for timer in interval.chain(timers.posix.into_values()) {
+    for timer in timers.interval.iter().flatten().chain(timers.posix.values()) {
         timer.set(Setting::default(), false);
     }
 }
@@ -163,7 +162,7 @@ pub fn release(process: &Arc<Process>) {
 /// The process executes a program: its POSIX timers go, its interval timers stay.
 pub fn on_exec(process: &Arc<Process>) {
     let posix = core::mem::take(&mut process.timers.lock().posix);
-    for timer in posix.into_values() {
+    for timer in posix.values() {
         timer.set(Setting::default(), false);
     }
 }
@@ -171,7 +170,7 @@ pub fn on_exec(process: &Arc<Process>) {
 /// A signal of a POSIX timer was delivered: its overruns are what timer_getoverrun(2) tells now.
 pub fn note_delivery(process: &Process, info: &SigInfo) {
     let (id, overruns) = info.timer_fields();
-    if let Some(timer) = process.timers.lock().posix.get(&id) {
+    if let Some(timer) = process.timers.lock().posix.get(id) {
         timer.overruns.store(overruns, Ordering::Relaxed);
     }
 }

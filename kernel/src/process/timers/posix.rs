@@ -65,8 +65,8 @@ fn notify_of(event: &SigEvent) -> Result<Notify> {
 
 /// timer_create(2).
 pub fn timer_create(clock: i32, event: UserPtr<SigEvent>, id_at: UserPtr<u32>) -> Result<u64> {
-    let clock = timer_clock(clock)?;
     let event = event.non_null().map(UserPtr::read).transpose()?;
+    let clock = timer_clock(clock)?;
     let process = &current().process;
     let notify = match &event {
         Some(event) => notify_of(event)?,
@@ -78,7 +78,7 @@ pub fn timer_create(clock: i32, event: UserPtr<SigEvent>, id_at: UserPtr<u32>) -
         if timers.posix.len() as u64 >= limit {
             return Err(Errno::EAGAIN);
         }
-        while timers.posix.contains_key(&timers.next_id) {
+        while timers.posix.get(timers.next_id).is_some() {
             timers.next_id = (timers.next_id + 1) & i32::MAX as u32;
         }
         let id = timers.next_id;
@@ -90,16 +90,17 @@ pub fn timer_create(clock: i32, event: UserPtr<SigEvent>, id_at: UserPtr<u32>) -
         id
     };
     if let Err(error) = id_at.write(&id) {
-        process.timers.lock().posix.remove(&id);
+        let removed = process.timers.lock().posix.remove(id);
+        drop(removed);
         return Err(error);
     }
     Ok(0)
 }
 
 fn find(id: u64) -> Result<Arc<AlarmTimer>> {
-    let timers = current().process.clone();
-    let timers = timers.timers.lock();
-    timers.posix.get(&(id as u32)).cloned().ok_or(Errno::EINVAL)
+    let thread = current();
+    let timers = thread.process.timers.lock();
+    timers.posix.get(id as u32).cloned().ok_or(Errno::EINVAL)
 }
 
 /// timer_settime(2).
@@ -134,7 +135,7 @@ pub fn timer_getoverrun(id: u64) -> Result<u64> {
 /// timer_delete(2).
 pub fn timer_delete(id: u32) -> Result<u64> {
     let process = &current().process;
-    let removed = process.timers.lock().posix.remove(&id);
+    let removed = process.timers.lock().posix.remove(id);
     let timer = removed.ok_or(Errno::EINVAL)?;
     timer.set(Setting::default(), false);
     if timer.is_on_cpu_clock() {

@@ -21,14 +21,13 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result, general as nr};
 use machine::frame::is_short;
 
-use super::signal::{SigInfo, send_to_process};
-use super::{Pid, Process, all_processes, find_process, upper, work};
 use crate::base::reserve::reclaim;
 use crate::base::sched::Sleep;
 use crate::base::sync::{Mutex, WaitQueue};
 use crate::base::time::{Deadline, NS_PER_SEC};
 use crate::mm::PAGE;
-use crate::process::current;
+use crate::process::signal::{SigInfo, send_to_process};
+use crate::process::{Pid, Process, all_processes, current, find_process, upper, work};
 
 /// How long a victim may take to end before the next one is chosen.
 const VICTIM_NS: u64 = 2 * NS_PER_SEC;
@@ -77,7 +76,7 @@ pub fn relieve() -> bool {
     let timeout = Deadline::after_ns(PATIENCE_NS);
     while is_short() {
         reclaim();
-        (upper::upper().collect_garbage)();
+        upper::collect_garbage();
         if !is_short() {
             return true;
         }

@@ -1,0 +1,87 @@
+//! Structures of the kernel's lowest floor against what they replace: the standard library's trees,
+//! over many random steps.
+
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use machine::ensure;
+use machine::entropy::random_u64;
+use machine::ktest::Test;
+
+use crate::base::id_map::IdMap;
+use crate::base::timer_queue::TimerQueue;
+
+pub(super) const TESTS: &[Test] = &[
+    Test { name: "structures::an_id_map_is_a_map", run: id_map },
+    Test { name: "structures::timers_go_by_deadline_and_age", run: timer_queue },
+];
+
+const STEPS: usize = 20_000;
+
+/// Numbers as they come: close together, now and then far away, and at the borders of tables.
+fn id() -> u32 {
+    let random = random_u64();
+    let spread = [6, 8, 13, 20, 32][(random >> 32) as usize % 5];
+    (random & ((1 << spread) - 1)) as u32
+}
+
+fn id_map() -> Result<(), String> {
+    let (mut map, mut model) = (IdMap::new(), BTreeMap::new());
+    for step in 0..STEPS {
+        let id = id();
+        if random_u64().is_multiple_of(3) {
+            ensure!(map.insert(id, step) == model.insert(id, step), "insert of {id}");
+        } else {
+            let id = model.range(id..).next().map_or(id, |(&id, _)| id);
+            ensure!(map.remove(id) == model.remove(&id), "remove of {id}");
+        }
+        ensure!(map.len() == model.len(), "{} values, not {}", map.len(), model.len());
+        ensure!(map.get(id) == model.get(&id), "look-up of {id}");
+        ensure!(map.get_mut(id).map(|value| *value) == model.get(&id).copied(), "change of {id}");
+        let next = model.range(id..).next().map(|(&id, value)| (id, value));
+        ensure!(map.first_from(id) == next, "first from {id}");
+    }
+    ensure!(map.iter_from(0).eq(model.iter().map(|(&id, value)| (id, value))), "order");
+    let last = map.insert(u32::MAX, 0);
+    ensure!(last == model.insert(u32::MAX, 0), "the last number");
+    ensure!(map.iter_from(u32::MAX).count() == 1, "values from the last number on");
+    for id in model.keys() {
+        ensure!(map.remove(*id).is_some(), "{id} was lost");
+    }
+    ensure!(map.is_empty() && map.first_from(0).is_none(), "something is left");
+    Ok(())
+}
+
+fn timer_queue() -> Result<(), String> {
+    let (mut queue, mut model) = (TimerQueue::new(), BTreeMap::new());
+    let mut handles = Vec::new();
+    for step in 0..STEPS as u64 {
+        let deadline = random_u64() % 1000;
+        match random_u64() % 8 {
+            0..4 => {
+                handles.push((queue.insert(deadline, step), (deadline, step)));
+                model.insert((deadline, step), ());
+            }
+            4..6 if !handles.is_empty() => {
+                // Some have fired: their handles find nobody, whoever has the slot now.
+                let at = random_u64() as usize % handles.len();
+                let (handle, key) = handles[at];
+                let expected = model.remove(&key).map(|()| key.1);
+                ensure!(queue.remove(handle) == expected, "cancelling {key:?}");
+            }
+            _ => {
+                let due = model.first_key_value().map(|(&key, ())| key);
+                let due = due.filter(|key| key.0 <= deadline / 8);
+                due.map(|key| model.remove(&key));
+                ensure!(queue.pop_due(deadline / 8) == due.map(|key| key.1), "not {due:?} is due");
+            }
+        }
+        ensure!(queue.first() == model.keys().next().map(|key| key.0), "the first deadline");
+    }
+    while let Some(((_, step), ())) = model.pop_first() {
+        ensure!(queue.pop_due(u64::MAX) == Some(step), "{step} does not come next");
+    }
+    ensure!(queue.first().is_none() && queue.pop_due(u64::MAX).is_none(), "something is left");
+    Ok(())
+}
