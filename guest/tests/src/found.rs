@@ -94,13 +94,18 @@ fn timers_tell_their_times() {
 fn a_fatal_signal_ends_the_process_at_once() {
     let shared = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0).must();
     // SAFETY: fresh memory that is never unmapped.
-    let word = unsafe { &*(shared as *const AtomicU32) };
+    let [word, ready] = unsafe { &*(shared as *const [AtomicU32; 2]) };
     let child = fork(|| {
         let main = tid();
         let sender = std::thread::spawn(move || {
+            while ready.load(SeqCst) == 0 {
+                let _ = sc!(SYS_sched_yield);
+            }
             sc!(SYS_tgkill, pid(), main, SIGUSR1).is(0);
             word.store(1, SeqCst);
         });
+        // While a thread is made the library blocks all signals in who makes it.
+        ready.store(1, SeqCst);
         let _ = sender.join();
         0
     });
