@@ -18,6 +18,7 @@ pub mod boot;
 pub mod calls;
 pub mod drivers;
 pub mod fs;
+pub mod init;
 pub mod ipc;
 #[cfg(feature = "ktest")]
 mod ktest;
@@ -40,8 +41,7 @@ static READY: AtomicBool = AtomicBool::new(false);
 pub fn main() -> ! {
     become_idle_thread();
     READY.store(true, Ordering::Release);
-    process::init::start(boot::start::prepare, boot::start::ended)
-        .expect("memory for the first process");
+    init::start(boot::start::prepare, boot::start::ended).expect("memory for the first process");
     base::sched::idle_loop()
 }
 

@@ -1,9 +1,9 @@
 //! A map from small numbers to values: processes by id, timers of a process.
 //!
 //! Numbers that are given out in order lie close together, so each step of a look-up takes six bits
-//! of the number as the place in a table of 64: ten thousand processes are three steps, however many
-//! came and went, where a tree of comparisons searches a node's keys at each level, and moves its
-//! neighbours when one goes. Tables that become empty are freed.
+//! of the number as the place in a table of 64: ten thousand processes are three steps, however
+//! many came and went, where a tree of comparisons searches a node's keys at each level, and moves
+//! its neighbours when one goes. Tables that become empty are freed.
 //!
 //! Nothing here locks. Neighbours: `process` and `process::timers` keep theirs in it.
 

@@ -1,9 +1,10 @@
-//! Timers in the order of their deadlines: a heap of four branches, whose entries know their places.
+//! Timers in the order of their deadlines: a heap of four branches, whose entries know their
+//! places.
 //!
 //! Most timers are cancelled (timeouts that did not happen, alarms that are set anew), so leaving
-//! from the middle has to be as cheap as coming; and most come with a later deadline than those that
-//! are there, for which a heap takes one comparison. A tree of keys would search and move among
-//! thousands for both.
+//! from the middle has to be as cheap as coming; and most come with a later deadline than those
+//! that are there, for which a heap takes one comparison. A tree of keys would search and move
+//! among thousands for both.
 //!
 //! Entries lie in chunks of fixed size: whoever adds one holds a spin lock, and no more than a
 //! chunk is ever allocated there, nor anything copied. Neighbour: `time` has one for each CPU.

@@ -9,7 +9,7 @@
 //!
 //! One kernel thread for each triple of ports waits for connections and listens; another one, while
 //! a program runs, waits for its end. Neighbours: `start.rs` does the same for the first program;
-//! `process::init` is the parent of all.
+//! `init` is the parent of all.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -26,7 +26,7 @@ use crate::base::io::{Sink, Source};
 use crate::base::time::NS_PER_SEC;
 use crate::drivers::console::{Session, console};
 use crate::drivers::{Port, stdio};
-use crate::process::init::{self, First};
+use crate::init::{self, First};
 use crate::process::signal::{SigInfo, send_to_group};
 use crate::security::{Credentials, Subject};
 use crate::tty::WinSize;

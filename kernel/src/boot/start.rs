@@ -25,13 +25,13 @@ use crate::boot::{report, sessions};
 use crate::drivers::stdio::{self, Stream};
 use crate::fs::overlay::OverlayFs;
 use crate::fs::tmpfs::{Limits, TmpFs};
+use crate::init::{First, PROGRAM_PID};
 use crate::ipc::futex::robust;
 use crate::ipc::sysv::undo;
 use crate::ipc::timerfd;
 use crate::mm::vdso;
 use crate::oom;
 use crate::process::exec::{self, Image, Request};
-use crate::process::init::{First, PROGRAM_PID};
 use crate::process::signal::{SigInfo, send_to_group};
 use crate::process::upper::{self, Upper};
 use crate::security::{self, Credentials, Resource, Subject};
@@ -130,7 +130,7 @@ fn try_prepare() -> core::result::Result<First, Failure> {
     let config = CONFIG.call_once(|| config);
     report::init(&config.want);
     security::profile::set(&config.profile, report::user()).step("the profile")?;
-    crate::process::init::set_power_off(|| report::finish(&ToHost::Exit { code: 0 }));
+    crate::init::set_power_off(|| report::finish(&ToHost::Exit { code: 0 }));
     time::notify_of_clock(&[timerfd::clock_was_set, vdso::realtime_changed]);
     // Longer ones are refused when the configuration is decoded; an empty one keeps the default.
     let _ = crate::base::identity::set_hostname(&config.hostname);

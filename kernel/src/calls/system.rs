@@ -31,7 +31,7 @@ pub fn reboot(first: u32, second: u32, command: u32) -> Result<u64> {
         raw::LINUX_REBOOT_CMD_RESTART
         | raw::LINUX_REBOOT_CMD_RESTART2
         | raw::LINUX_REBOOT_CMD_HALT
-        | raw::LINUX_REBOOT_CMD_POWER_OFF => crate::process::init::power_off(),
+        | raw::LINUX_REBOOT_CMD_POWER_OFF => crate::init::power_off(),
         _ => Err(Errno::EINVAL),
     }
 }

@@ -18,16 +18,17 @@ use super::ptrace::{self, Event};
 use super::signal::{LAST, ProcessSignals};
 use super::upper::upper;
 use super::{
-    Own, Pid, Process, Relations, Thread, all_processes, allocate_pid, hooks, note_name, own,
-    pidfd, relations, seccomp, work,
+    Own, Pid, Process, Program, Relations, Thread, all_processes, allocate_pid, hooks, note_name,
+    own, pidfd, relations, seccomp, work,
 };
 use crate::base::accounts::Counted;
 use crate::base::args::Args;
 use crate::base::sched::Sleep;
 use crate::base::sync::{Mutex, WaitError, WaitQueue};
 use crate::base::user::UserPtr;
+use crate::mm::Mm;
 use crate::process::current;
-use crate::security::{Capability, Limits, Resource, UNLIMITED, subject_hooks};
+use crate::security::{Capability, Credentials, Limits, Resource, UNLIMITED, subject_hooks};
 
 /// What clone(2) and clone3(2) have in common.
 #[derive(Clone, Copy, Debug, Default)]
@@ -399,6 +400,22 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
 }
 
 impl Process {
+    /// A process that runs `program` in a session and group of its own, and is in no table yet.
+    #[must_use]
+    pub fn session_leader(
+        pid: Pid,
+        mm: Arc<Mm>,
+        credentials: Arc<Credentials>,
+        program: Program,
+    ) -> Process {
+        Process {
+            program: SpinLock::new(Arc::new(program)),
+            group: AtomicU32::new(pid),
+            session: AtomicU32::new(pid),
+            ..Process::blank(pid, Some(mm), credentials)
+        }
+    }
+
     /// A process with default settings that is in no table yet.
     #[must_use]
     pub fn blank(

@@ -36,7 +36,6 @@ pub mod exit;
 pub mod fault;
 pub mod fork;
 pub mod hooks;
-pub mod init;
 pub mod own;
 pub mod pidfd;
 pub mod program;

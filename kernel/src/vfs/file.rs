@@ -335,8 +335,8 @@ impl FdTable {
         }
     }
 
-    /// Looks up a few descriptors at once, as many as there is room for: None where nothing is open.
-    /// For lists of many, which would take the lock for each.
+    /// Looks up a few descriptors at once, as many as there is room for: None where nothing is
+    /// open. For lists of many, which would take the lock for each.
     pub fn get_each<const N: usize>(
         &self,
         fds: impl Iterator<Item = Fd>,

@@ -123,8 +123,8 @@ impl Holder {
     }
 
     /// Locks (`new`), or unlocks, bytes `start..=end` in place of what was there. Whether others
-    /// may get more than before. `moves` sees each range that goes, and each that comes (true). Room for
-    /// two more ranges is there.
+    /// may get more than before. `moves` sees each range that goes, and each that comes (true).
+    /// Room for two more ranges is there.
     fn set(
         &mut self,
         (start, end): (u64, u64),

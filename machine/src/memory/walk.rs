@@ -113,8 +113,8 @@ impl Table {
         None
     }
 
-    /// Shows the entries of `range` that are not empty to `f`, in order; Break ends it. What is done
-    /// to every page of a program goes this way: no group is looked at twice.
+    /// Shows the entries of `range` that are not empty to `f`, in order; Break ends it. What is
+    /// done to every page of a program goes this way: no group is looked at twice.
     #[inline(always)]
     pub(super) fn each_used<B>(
         self,

@@ -6,8 +6,8 @@
 //! Instructions are blind to what an indirect branch waits for; natively that is most of it, so the
 //! forms are timed in ring 3, too (`guest/bench/hooks`).
 //!
-//! Neighbours: `unix.rs` has the workloads of a classic suite, `native.rs` what ring 3 says, `kernel.rs` runs the operations,
-//! `machine/src/text/static_call.rs` has the three forms.
+//! Neighbours: `unix.rs` has the workloads of a classic suite, `native.rs` what ring 3 says,
+//! `kernel.rs` runs the operations, `machine/src/text/static_call.rs` has the three forms.
 
 mod native;
 mod unix;

@@ -148,9 +148,9 @@ pub(super) fn text(rows: &[Row], saved: Option<f64>) -> String {
     let saved = saved.unwrap_or(f64::NAN);
     _ = writeln!(
         out,
-        "over list: instructions; part: of what the source gained in time; natively: what {saved:.1} \
-         core cycles saved\nper hook in ring 3 (list+thunk, {POLICIES} policies, hot) come to where \
-         each instruction takes one cycle."
+        "over list: instructions; part: of what the source gained in time; natively: what \
+         {saved:.1} core cycles saved\nper hook in ring 3 (list+thunk, {POLICIES} policies, hot) \
+         come to where each instruction takes one cycle."
     );
     out
 }

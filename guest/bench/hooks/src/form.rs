@@ -3,8 +3,8 @@
 //! Every site hands over an argument, asks its hook, and leaves the row if the answer is not 0, as
 //! a kernel does. What differs is what lies between the site and the policies: a walked list with
 //! a checked indirect call for each policy, slots of static calls behind static keys, a compiled
-//! chain of direct calls, a gate before them, or a site that is itself patched. Policies count in rsi and answer 0.
-//! Sites lie in random gaps, the same for all forms of a layout.
+//! chain of direct calls, a gate before them, or a site that is itself patched. Policies count in
+//! rsi and answer 0. Sites lie in random gaps, the same for all forms of a layout.
 
 use limen_bench_cfi::code::{FINISH, Random, Row, THUNK, gap, like, pad};
 use text_patching::kcfi::{self, Form as Check};

@@ -6,17 +6,17 @@
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result};
 use machine::fpu::FpuState;
 use machine::sync::{Once, SpinLock};
 use machine::task::Task;
 
-use super::exec::Image;
-use super::{Own, Process, Thread, exit, relations, wait};
 use crate::base::sched;
 use crate::base::sync::WaitQueue;
+use crate::process::exec::Image;
+use crate::process::{Own, Process, Thread, exit, relations, wait};
 use crate::security::Credentials;
 use crate::vfs::FdTable;
 use crate::vfs::path::FsContext;
@@ -68,13 +68,13 @@ pub fn start(
         sched::exit_current();
     };
     let task = Task::new_kernel(body).map_err(|_| Errno::ENOMEM)?;
-    if super::allocate_pid()? != INIT_PID {
+    if crate::process::allocate_pid()? != INIT_PID {
         return Err(Errno::EEXIST);
     }
     let thread = Thread::new(INIT_PID, init.clone(), task, Own::of_kernel());
     thread.name.lock()[..4].copy_from_slice(b"init");
-    super::register_process(&init);
-    super::fork::register_thread(&thread)?;
+    crate::process::register_process(&init);
+    crate::process::fork::register_thread(&thread)?;
     thread.start();
     Ok(())
 }
@@ -102,26 +102,21 @@ pub fn end_of(pid: u32) -> i32 {
 
 /// Starts the program as a child of the first process.
 fn spawn(first: First, begins: impl FnOnce(u32)) -> Result<u32> {
-    let parent = super::init_process().ok_or(Errno::ESRCH)?;
-    let pid = super::allocate_pid()?;
+    let parent = crate::process::init_process().ok_or(Errno::ESRCH)?;
+    let pid = crate::process::allocate_pid()?;
     let Image { mm, regs, program, name, .. } = first.image;
     let space = mm.space();
     let credentials = Arc::new(first.credentials);
     let own = Own::new(first.files, Some(first.fs), credentials.clone());
-    let process = Arc::new(Process {
-        program: SpinLock::new(Arc::new(program)),
-        // A session of its own, so that a terminal can become its controlling one.
-        group: AtomicU32::new(pid),
-        session: AtomicU32::new(pid),
-        ..Process::blank(pid, Some(mm), credentials)
-    });
+    // A session of its own, so that a terminal can become its controlling one.
+    let process = Arc::new(Process::session_leader(pid, mm, credentials, program));
     process.settings.has_executed.store(true, Ordering::Relaxed);
     let fpu = FpuState::new().map_err(|_| Errno::ENOMEM)?;
     let task = Task::new_user(&regs, fpu, space).map_err(|_| Errno::ENOMEM)?;
     let thread = Thread::new(pid, process.clone(), task, own);
     *thread.name.lock() = name;
-    super::register_process(&process);
-    super::fork::register_thread(&thread)?;
+    crate::process::register_process(&process);
+    crate::process::fork::register_thread(&thread)?;
     relations::adopt_or_orphan(&parent, &process);
     begins(pid);
     thread.start();
