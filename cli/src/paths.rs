@@ -63,7 +63,7 @@ fn is_bootable(kernel: &Path) -> bool {
 /// The folder that this program was started in.
 pub(crate) fn here() -> Result<PathBuf, Error> {
     let here = std::env::current_dir();
-    Ok(here.map_err(|error| usage(format!("the folder that limen was started in: {error}")))?)
+    here.map_err(|error| usage(format!("the folder that limen was started in: {error}")))
 }
 
 /// Where a file of `limen dist`'s is, if this program was installed from there: `bin/limen` has

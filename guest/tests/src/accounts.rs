@@ -40,33 +40,46 @@ impl Accounts {
         Some(Accounts(lines.collect()))
     }
 
-    /// What there is more, or less, than before, in words; None if nothing.
+    /// What there is more than before, in words; None if nothing.
     fn difference(&self, before: &Accounts) -> Option<String> {
         let mut words = Vec::new();
         let mut heap = 0;
         let cpus = std::thread::available_parallelism().map_or(1, usize::from) as i64;
         for (name, count) in &self.0 {
             let more = count - before.0.get(name).copied().unwrap_or_default();
-            let room = match name.split_once('_') {
-                Some(("heap", size)) => {
-                    heap += more * size.parse::<i64>().unwrap_or_default();
-                    continue;
-                }
-                _ if name == "mapped_bytes" => HEAP_ROOM_BYTES,
-                _ if name == "inodes" || name == "names" => KEPT_INODES,
-                _ if name == "used_frames" => FRAMES_ROOM + cpus * FRAMES_ROOM_EACH,
-                _ => 0,
-            };
-            if more.abs() > room {
+            if let Some(("heap", size)) = name.split_once('_') {
+                heap += more * size.parse::<i64>().unwrap_or_default();
+            } else if more > room(name, cpus) {
                 words.push(format!("{name} {more:+}"));
             }
         }
         // Objects that other CPUs cache count as used.
-        if heap.abs() > HEAP_ROOM_BYTES + (cpus - 1) * 9 * HEAP_ROOM_BYTES {
+        if heap > HEAP_ROOM_BYTES + (cpus - 1) * 9 * HEAP_ROOM_BYTES {
             words.push(format!("heap bytes {heap:+}"));
         }
         (!words.is_empty()).then(|| words.join(", "))
     }
+}
+
+/// How many more there may be of something that is no size of the heap's.
+fn room(name: &str, cpus: i64) -> i64 {
+    match name {
+        "mapped_bytes" => HEAP_ROOM_BYTES,
+        "inodes" | "names" => KEPT_INODES,
+        "used_frames" => FRAMES_ROOM + cpus * FRAMES_ROOM_EACH,
+        _ => 0,
+    }
+}
+
+/// The smaller of both counts, of what is compared exactly: what was about to go when the first was
+/// taken is no room for more.
+fn least(before: &Accounts, after: &Accounts) -> Accounts {
+    let least = |(name, count): (&String, &i64)| {
+        let is_exact = !name.starts_with("heap_") && room(name, 1) == 0;
+        let after = after.0.get(name).filter(|_| is_exact).unwrap_or(count);
+        (name.clone(), *count.min(after))
+    };
+    Accounts(before.0.iter().map(least).collect())
 }
 
 /// The accounts after something, and what it has left behind, if that does not go away.
@@ -74,11 +87,11 @@ pub fn settle(before: Option<Accounts>) -> (Option<Accounts>, Option<String>) {
     let Some(before) = before else { return (None, None) };
     let mut left = None;
     for _ in 0..TRIES {
-        let after = Accounts::now();
-        left = after.as_ref().and_then(|after| after.difference(&before));
+        let Some(after) = Accounts::now() else { return (None, None) };
+        left = after.difference(&before);
         if left.is_none() {
             // Small differences must not add up unseen.
-            return (Some(before), None);
+            return (Some(least(&before, &after)), None);
         }
         nap(PAUSE_MS);
     }

@@ -26,7 +26,7 @@ fn a_waiter_is_moved_to_a_lock() {
     // The lock is held: who is moved gets it when it is given up.
     sc!(SYS_futex, lock.as_ptr(), FUTEX_LOCK_PI, 0, 0, 0, 0).is(0);
     let shared = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0).must();
-    // SAFETY: as above.
+    // SAFETY: fresh memory, shared with children, that is never unmapped.
     let told = unsafe { &*(shared as *const AtomicU32) };
     let waiter = std::thread::spawn(move || {
         call(condition, FUTEX_WAIT_REQUEUE_PI, 0, 0, lock, 0).is(0);

@@ -20,6 +20,10 @@ struct Table<T> {
     places: [Option<T>; PLACES],
 }
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a node is boxed, and most hold values of eight bytes"
+)]
 enum Node<V> {
     Values(Table<V>),
     Tables(Table<Box<Node<V>>>),

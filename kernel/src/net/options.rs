@@ -368,10 +368,7 @@ pub fn get(
         return Err(Errno::EOPNOTSUPP);
     }
     match name {
-        raw::SO_LINGER => {
-            let seconds = common.linger_seconds.load(Ordering::Relaxed);
-            put([i32::from(seconds >= 0), seconds.max(0)].as_bytes())
-        }
+        raw::SO_LINGER => put(linger(common).as_bytes()),
         raw::SO_RCVTIMEO_OLD | raw::SO_RCVTIMEO_NEW => {
             put(timeval(common.receive_timeout_ns.load(Ordering::Relaxed)).as_bytes())
         }
@@ -408,6 +405,12 @@ pub fn get(
         }
         _ => put(&get_int(socket, common, name)?.to_ne_bytes()),
     }
+}
+
+/// Whether closing waits, and for how many seconds.
+fn linger(common: &Common) -> [i32; 2] {
+    let seconds = common.linger_seconds.load(Ordering::Relaxed);
+    [i32::from(seconds >= 0), seconds.max(0)]
 }
 
 fn timeval(ns: u64) -> Timeval {

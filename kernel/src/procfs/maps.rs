@@ -129,10 +129,10 @@ fn put_header(out: &mut Text, area: &Area) {
     if let Backing::File { page_offset, .. } = &vma.backing {
         offset = page_offset * PAGE;
     }
-    if let Some(file) = file_of(vma) {
-        if let Ok(metadata) = file.ops().inode().metadata() {
-            (device, number) = (metadata.device, metadata.inode);
-        }
+    if let Some(file) = file_of(vma)
+        && let Ok(metadata) = file.ops().inode().metadata()
+    {
+        (device, number) = (metadata.device, metadata.inode);
     }
     out.hex(offset, 8);
     out.bytes(b" ");

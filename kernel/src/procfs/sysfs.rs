@@ -85,18 +85,29 @@ static NODE: &[(&str, Static)] = &[
 static KERNEL: &[(&str, Static)] = &[
     (
         "mm",
-        Static::Directory(&[(
-            "transparent_hugepage",
-            Static::Directory(&[
-                // Memory in one piece is taken where it is: nothing is moved to make some.
-                (
-                    "defrag",
-                    Static::File(|out| line(out, "always defer defer+madvise madvise [never]")),
-                ),
-                ("enabled", Static::Setting(huge_pages, set_huge_pages)),
-                ("hpage_pmd_size", Static::File(|out| line(out, "2097152"))),
-            ]),
-        )]),
+        Static::Directory(&[
+            // Equal pages are never merged: what may be (MADV_MERGEABLE) need not.
+            (
+                "ksm",
+                Static::Directory(&[
+                    ("pages_shared", Static::File(|out| line(out, "0"))),
+                    ("pages_sharing", Static::File(|out| line(out, "0"))),
+                    ("run", Static::File(|out| line(out, "0"))),
+                ]),
+            ),
+            (
+                "transparent_hugepage",
+                Static::Directory(&[
+                    // Memory in one piece is taken where it is: nothing is moved to make some.
+                    (
+                        "defrag",
+                        Static::File(|out| line(out, "always defer defer+madvise madvise [never]")),
+                    ),
+                    ("enabled", Static::Setting(huge_pages, set_huge_pages)),
+                    ("hpage_pmd_size", Static::File(|out| line(out, "2097152"))),
+                ]),
+            ),
+        ]),
     ),
     ("security", Static::Directory(SECURITY)),
 ];

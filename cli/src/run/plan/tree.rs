@@ -43,14 +43,7 @@ pub(super) fn start(
     };
     let search_path = search_path.unwrap_or_else(|| DEFAULT_PATH.into());
     let mut files = FileSet::default();
-    files.add_arguments(here, &args.file, &args.dir, |path| {
-        match (args.pack, tree.find(path)) {
-            (true, _) => pack::place(path),
-            (false, Err(_)) => Place::Nothing,
-            (false, Ok(found)) if found.is_dir() => Place::Folder,
-            (false, Ok(_)) => Place::Other,
-        }
-    })?;
+    files.add_arguments(here, &args.file, &args.dir, |path| place_in(args, &tree, path))?;
     let name = &args.program[0];
     // A packed program's own place is the guest's: what was added counts there, too.
     let of_cwd = absolute(&cwd, Path::new(name));
@@ -93,6 +86,16 @@ pub(super) fn start(
         root: (!args.pack).then(|| SharedRoot { path: tree.root().to_owned(), is_mapped: false }),
         names,
     }))
+}
+
+/// What is at a path of the guest's already.
+fn place_in(args: &RunArgs, tree: &Tree, path: &Path) -> Place {
+    match (args.pack, tree.find(path)) {
+        (true, _) => pack::place(path),
+        (false, Err(_)) => Place::Nothing,
+        (false, Ok(found)) if found.is_dir() => Place::Folder,
+        (false, Ok(_)) => Place::Other,
+    }
 }
 
 /// A working directory that is not there, or no folder, is known before anything starts, unless

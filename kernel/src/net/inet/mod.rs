@@ -45,7 +45,7 @@ pub(super) fn create(domain: u32, kind: SocketKind, protocol: u32) -> Result<Arc
 
 /// The protocol of echo requests.
 fn echo(domain: u32) -> u32 {
-    let (v4, v6) = (raw::IPPROTO_ICMP as u32, raw::IPPROTO_ICMPV6 as u32);
+    let (v4, v6) = (raw::IPPROTO_ICMP as u32, raw::IPPROTO_ICMPV6);
     if domain == raw::AF_INET { v4 } else { v6 }
 }
 
