@@ -348,8 +348,8 @@ fn shown(text: &str) -> BTreeMap<Which, Shown> {
     all
 }
 
-/// Compares what Limen recorded with two Linuxes. The first line that is neither's and is not borne,
-/// and the entries of the list that were met before it.
+/// Compares what Limen recorded with two Linuxes. The first line that is neither's and is not
+/// borne, and the entries of the list that were met before it.
 fn compare(
     debian: &Shown,
     host: Option<&Shown>,

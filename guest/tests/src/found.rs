@@ -1,5 +1,5 @@
-//! What random programs found (`differ`), as tests of their own: capabilities that were missing, and
-//! answers that a program can notice.
+//! What random programs found (`differ`), as tests of their own: capabilities that were missing,
+//! and answers that a program can notice.
 
 use crate::sys::*;
 use crate::{sc, tests};

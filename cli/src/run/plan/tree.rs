@@ -59,10 +59,7 @@ pub(super) fn start(
             return Ok(Err(not_found(name)));
         }
     };
-    let packed = match args.pack {
-        true => pack::packed_archive(&program, &files)?,
-        false => files.archive()?,
-    };
+    let packed = if args.pack { pack::packed_archive(&program, &files) } else { files.archive() };
     for (host, _) in shares {
         secrets::ensure_shareable(host, &cwd, &args.hide, &args.show)?;
     }
@@ -82,7 +79,7 @@ pub(super) fn start(
         user: user(args, &names)?,
         umask: callers_umask(),
         hidden,
-        files: packed,
+        files: packed?,
         root: (!args.pack).then(|| SharedRoot { path: tree.root().to_owned(), is_mapped: false }),
         names,
     }))
