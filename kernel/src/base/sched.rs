@@ -210,14 +210,19 @@ pub(crate) struct CpuState {
     running_priority: AtomicU8,
     waiting_priority: AtomicU8,
     idle: AtomicBool,
-    idle_ns: AtomicU64,
-    /// Since when it sleeps, 0 if it does not: a CPU without tick may do so for hours.
-    idle_since_ns: AtomicU64,
+    /// Awake: for how long it has slept. Asleep, which a CPU without tick may be for hours: what
+    /// the clock said when it began, less that, with [`ASLEEP`]. One word: nobody sees half of it.
+    slept: AtomicU64,
     /// Time in user mode, as the ticks fell.
     user_ns: AtomicU64,
     switches: AtomicU64,
     idle_thread: machine::sync::Once<Arc<Thread>>,
 }
+
+/// The mark of a CPU that sleeps, above any time.
+const ASLEEP: u64 = 1 << 63;
+/// In its place while the CPU looks at the clock, so that nobody sees a time that is then changed.
+const CHANGES: u64 = u64::MAX;
 
 static CPUS: PerCpu<CpuState> = PerCpu::from_array(
     [const {
@@ -228,8 +233,7 @@ static CPUS: PerCpu<CpuState> = PerCpu::from_array(
             running_priority: AtomicU8::new(0),
             waiting_priority: AtomicU8::new(0),
             idle: AtomicBool::new(false),
-            idle_ns: AtomicU64::new(0),
-            idle_since_ns: AtomicU64::new(0),
+            slept: AtomicU64::new(0),
             user_ns: AtomicU64::new(0),
             switches: AtomicU64::new(0),
             idle_thread: machine::sync::Once::new(),
@@ -822,11 +826,12 @@ pub fn idle_loop() -> ! {
             } else {
                 time::arm_idle(start_ns);
             }
-            state.idle_since_ns.store(start_ns, Ordering::Relaxed);
+            let before_ns = state.slept.swap(CHANGES, Ordering::SeqCst);
+            let base_ns = time::now_ns() - before_ns;
+            state.slept.store(ASLEEP | base_ns, Ordering::SeqCst);
             machine::task::idle_wait();
-            let slept_ns = time::now_ns().saturating_sub(start_ns);
-            state.idle_since_ns.store(0, Ordering::Relaxed);
-            state.idle_ns.fetch_add(slept_ns, Ordering::Relaxed);
+            state.slept.store(CHANGES, Ordering::SeqCst);
+            state.slept.store(time::now_ns() - base_ns, Ordering::SeqCst);
         }
         state.idle.store(false, Ordering::SeqCst);
         drop(irq);
@@ -836,10 +841,22 @@ pub fn idle_loop() -> ! {
 
 /// Idle time of a CPU since boot, nanoseconds; for /proc/stat and /proc/uptime.
 pub fn idle_ns(cpu: usize) -> u64 {
-    let state = CPUS.of(cpu);
-    let since_ns = state.idle_since_ns.load(Ordering::Relaxed);
-    let now_ns = if since_ns == 0 { 0 } else { time::now_ns() };
-    state.idle_ns.load(Ordering::Relaxed) + now_ns.saturating_sub(since_ns)
+    idle_now(cpu).1
+}
+
+/// The time, and for how long the CPU had slept then.
+fn idle_now(cpu: usize) -> (u64, u64) {
+    let slept = &CPUS.of(cpu).slept;
+    loop {
+        let word = slept.load(Ordering::SeqCst);
+        let now_ns = time::now_ns();
+        // No word comes twice: what it said was so at that time. The CPU is done with its look at
+        // the clock soon; it takes no interrupt then.
+        if word != CHANGES && slept.load(Ordering::SeqCst) == word {
+            let base_ns = word & !ASLEEP;
+            return (now_ns, if word == base_ns { word } else { now_ns.saturating_sub(base_ns) });
+        }
+    }
 }
 
 /// Whether CPU `cpu` waits for interrupts.
@@ -851,7 +868,8 @@ pub fn is_idle(cpu: usize) -> bool {
 /// tick is there for the sake of its program: all its time that is not idle counts.
 pub fn user_ns(cpu: usize) -> u64 {
     if is_tickless(cpu) {
-        return time::now_ns().saturating_sub(idle_ns(cpu));
+        let (now_ns, idle_ns) = idle_now(cpu);
+        return now_ns.saturating_sub(idle_ns);
     }
     CPUS.of(cpu).user_ns.load(Ordering::Relaxed)
 }

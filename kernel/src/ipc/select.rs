@@ -79,22 +79,17 @@ fn ask(file: Option<Arc<File>>, wanted: u32, table: &mut PollTable) -> u32 {
     file.map_or(events::NVAL, |file| file.ops().poll(&file, table) & (wanted | ALWAYS))
 }
 
-/// Descriptors that are looked up at once.
-const AT_ONCE: usize = 16;
-
 fn poll_list(list: &mut [PollFd], deadline: Option<Deadline>) -> Result<u64> {
     let files = current().files();
     wait_many(deadline, |table| {
         let mut found = 0;
-        for some in list.chunks_mut(AT_ONCE) {
+        for entry in list.iter_mut() {
+            entry.revents = 0;
             // A negative one is no descriptor, and not asked.
-            let opened = files.get_each::<AT_ONCE>(some.iter().map(|entry| entry.fd as u32));
-            for (entry, file) in some.iter_mut().zip(opened) {
-                entry.revents = 0;
-                if entry.fd >= 0 {
-                    entry.revents = ask(file, u32::from(entry.events as u16), table) as i16;
-                    found += u64::from(entry.revents != 0);
-                }
+            if entry.fd >= 0 {
+                let file = files.get(entry.fd as u32).ok();
+                entry.revents = ask(file, u32::from(entry.events as u16), table) as i16;
+                found += u64::from(entry.revents != 0);
             }
         }
         Ok(found)

@@ -335,21 +335,6 @@ impl FdTable {
         }
     }
 
-    /// Looks up a few descriptors at once, as many as there is room for: None where nothing is
-    /// open. For lists of many, which would take the lock for each.
-    pub fn get_each<const N: usize>(
-        &self,
-        fds: impl Iterator<Item = Fd>,
-    ) -> [Option<Arc<File>>; N] {
-        let mut files = [const { None }; N];
-        let slots = self.slots.lock();
-        for (file, fd) in files.iter_mut().zip(fds) {
-            let slot = slots.index(fd).ok().and_then(|index| slots.list.get(index)?.as_ref());
-            *file = slot.map(|slot| slot.file.clone());
-        }
-        files
-    }
-
     /// Gives the file the lowest free descriptor from `from` on. `limit` is RLIMIT_NOFILE; EMFILE.
     pub fn insert(
         &self,

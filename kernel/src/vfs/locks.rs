@@ -7,8 +7,8 @@
 //!
 //! An object has its own locks and its own waiters ([`super::state::InodeState`]): who unlocks
 //! wakes those who wait for the same file and no others. Each owner's ranges are in order and do
-//! not overlap, and an index knows where those of all owners lie, so that a file with thousands of
-//! locks, of one owner or of many, is served by a few steps. What is shared
+//! not overlap, and where there are several owners an index knows where those of all lie, so that a
+//! file with thousands of locks, of one owner or of many, is served by a few steps. What is shared
 //! by all is asked for rarely: who waits for whom (when somebody waits), and which objects have
 //! locks (when one gets its first, and for /proc/locks).
 
@@ -88,7 +88,8 @@ struct Index {
 #[derive(Default)]
 struct Owned {
     holders: BTreeMap<Owner, Holder>,
-    index: Index,
+    /// None as long as there is one owner, who is asked.
+    index: Option<Index>,
 }
 
 /// The locks of one object. Flocks only meet flocks, record locks only record locks.
@@ -214,6 +215,9 @@ impl Owned {
     /// the owner's entry if nothing is left in it. ENOLCK.
     fn set(&mut self, lock: &Lock, new: bool) -> Result<(bool, Option<Holder>)> {
         let Lock { owner, exclusive, start, end, pid } = *lock;
+        if new && self.index.is_none() {
+            self.index_others(owner);
+        }
         let index = &mut self.index;
         let holder = match self.holders.get_mut(&owner) {
             Some(holder) => holder,
@@ -229,11 +233,47 @@ impl Owned {
             return Err(Errno::ENOLCK);
         }
         let before = holder.ranges.len();
-        let moves = |range: &Range, comes| index.change(owner, range, comes);
+        let moves = |range: &Range, comes| {
+            if let Some(index) = index {
+                index.change(owner, range, comes);
+            }
+        };
         let changed = holder.set((start, end), new, moves);
         count(before, holder.ranges.len());
-        let is_empty = holder.ranges.is_empty();
-        Ok((changed, if is_empty { self.holders.remove(&owner) } else { None }))
+        if !holder.ranges.is_empty() {
+            return Ok((changed, None));
+        }
+        let unused = self.holders.remove(&owner);
+        if self.holders.is_empty() {
+            self.index = None;
+        }
+        Ok((changed, unused))
+    }
+
+    /// Makes the index if somebody else than `owner` has locks.
+    fn index_others(&mut self, owner: Owner) {
+        if self.holders.keys().all(|known| *known == owner) {
+            return;
+        }
+        let mut index = Index::default();
+        for (&owner, holder) in &self.holders {
+            holder.ranges.iter().for_each(|range| index.change(owner, range, true));
+        }
+        self.index = Some(index);
+    }
+
+    /// Owner and first byte of the first range in the way of `wanted`, which is another owner's.
+    fn conflict(&self, wanted: &Lock) -> Option<(Owner, u64)> {
+        if let Some(index) = &self.index {
+            return index.conflict(wanted);
+        }
+        let (owner, holder) = self.holders.first_key_value()?;
+        if *owner == wanted.owner {
+            return None;
+        }
+        let met = &holder.ranges[holder.overlapping(wanted.start, wanted.end)];
+        let in_way = met.iter().find(|range| wanted.exclusive || range.exclusive)?;
+        Some((*owner, in_way.start))
     }
 }
 
@@ -245,7 +285,7 @@ impl Held {
     /// The first lock in the way of `wanted`.
     fn conflict(&mut self, wanted: &Lock) -> Option<Lock> {
         let owned = self.of(wanted.owner);
-        let (owner, start) = owned.index.conflict(wanted)?;
+        let (owner, start) = owned.conflict(wanted)?;
         let holder = owned.holders.get(&owner)?;
         let &Range { start, end, exclusive, pid } =
             holder.ranges.get(holder.overlapping(start, start).start)?;
