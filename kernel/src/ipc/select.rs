@@ -73,10 +73,12 @@ fn wait_many(
     }
 }
 
-/// What can be done with a file of what is `wanted`; NVAL if it is closed, or only names a place.
-fn ask(file: Option<Arc<File>>, wanted: u32, table: &mut PollTable) -> u32 {
-    let file = file.filter(|file| file.flags() & abi::general::O_PATH == 0);
-    file.map_or(events::NVAL, |file| file.ops().poll(&file, table) & (wanted | ALWAYS))
+/// What can be done with a file of what is `wanted`; NVAL if it only names a place.
+fn ask(file: Arc<File>, wanted: u32, table: &mut PollTable) -> u32 {
+    if file.flags() & abi::general::O_PATH != 0 {
+        return events::NVAL;
+    }
+    file.ops().poll(&file, table) & (wanted | ALWAYS)
 }
 
 fn poll_list(list: &mut [PollFd], deadline: Option<Deadline>) -> Result<u64> {
@@ -87,8 +89,11 @@ fn poll_list(list: &mut [PollFd], deadline: Option<Deadline>) -> Result<u64> {
             entry.revents = 0;
             // A negative one is no descriptor, and not asked.
             if entry.fd >= 0 {
-                let file = files.get(entry.fd as u32).ok();
-                entry.revents = ask(file, u32::from(entry.events as u16), table) as i16;
+                let wanted = u32::from(entry.events as u16);
+                entry.revents = match files.get(entry.fd as u32) {
+                    Ok(file) => ask(file, wanted, table) as i16,
+                    Err(_) => events::NVAL as i16,
+                };
                 found += u64::from(entry.revents != 0);
             }
         }
@@ -188,24 +193,20 @@ struct BitSet {
 impl BitSet {
     fn read(address: u64, bits: usize) -> Result<BitSet> {
         let words = bits.div_ceil(WORD_BITS);
-        let asked = match UserPtr::<u64>::new(address).non_null() {
+        let mut asked = match UserPtr::<u64>::new(address).non_null() {
             Some(from) => from.read_many(words)?,
             None => Vec::new(),
         };
         let mut found = Vec::new();
         found.try_reserve_exact(asked.len()).map_err(|_| Errno::ENOMEM)?;
         found.resize(asked.len(), 0);
-        Ok(BitSet { address, asked, found })
-    }
-
-    fn has(&self, fd: usize) -> bool {
-        self.asked.get(fd / WORD_BITS).is_some_and(|word| word >> (fd % WORD_BITS) & 1 != 0)
-    }
-
-    fn set(&mut self, fd: usize) {
-        if let Some(word) = self.found.get_mut(fd / WORD_BITS) {
-            *word |= 1 << (fd % WORD_BITS);
+        // Bits behind the last descriptor are nobody's.
+        if !bits.is_multiple_of(WORD_BITS)
+            && let Some(last) = asked.last_mut()
+        {
+            *last &= (1 << (bits % WORD_BITS)) - 1;
         }
+        Ok(BitSet { address, asked, found })
     }
 
     fn write(&self) -> Result<()> {
@@ -234,8 +235,8 @@ fn select(a: &Args, deadline: Option<Deadline>) -> Result<u64> {
             set.found.fill(0);
         }
         let mut found = 0;
-        for fd in 0..count {
-            found += select_one(&files, fd, &mut sets, table)?;
+        for word in 0..count.div_ceil(WORD_BITS) {
+            found += select_word(&files, word, &mut sets, table)?;
         }
         Ok(found)
     })
@@ -246,27 +247,32 @@ fn select(a: &Args, deadline: Option<Deadline>) -> Result<u64> {
     Ok(found)
 }
 
-/// Asks one descriptor for all three sets. EBADF if it is closed.
-fn select_one(
+/// Asks the descriptors of one word of the sets, each for all three. EBADF if one is closed.
+fn select_word(
     files: &FdTable,
-    fd: usize,
+    word: usize,
     sets: &mut [BitSet; 3],
     table: &mut PollTable,
 ) -> Result<u64> {
-    let wanted = (0..3).filter(|&i| sets[i].has(fd)).fold(0, |mask, i| mask | SETS[i]);
-    if wanted == 0 {
-        return Ok(0);
-    }
-    let file = files.get(fd as u32)?;
-    let ready = file.ops().poll(&file, table) & wanted;
-    let mut found = 0;
-    for (set, conditions) in sets.iter_mut().zip(SETS) {
-        if set.has(fd) && ready & conditions != 0 {
-            set.set(fd);
-            found += 1;
+    let asked = sets.each_ref().map(|set| set.asked.get(word).copied().unwrap_or(0));
+    let mut answers = [0; 3];
+    let mut left = asked[0] | asked[1] | asked[2];
+    while left != 0 {
+        let bit = left.trailing_zeros();
+        left &= left - 1;
+        let file = files.get(word as u32 * WORD_BITS as u32 + bit)?;
+        // Which of the sets it is in, as all ones or none.
+        let is_in = asked.map(|set| 0u32.wrapping_sub((set >> bit & 1) as u32));
+        let wanted = is_in[0] & READ_SET | is_in[1] & WRITE_SET | is_in[2] & EXCEPT_SET;
+        let ready = ask(file, wanted, table);
+        for (i, answer) in answers.iter_mut().enumerate() {
+            *answer |= u64::from(ready & SETS[i] & is_in[i] != 0) << bit;
         }
     }
-    Ok(found)
+    for (set, answer) in sets.iter_mut().zip(answers).filter(|(_, answer)| *answer != 0) {
+        set.found[word] = answer;
+    }
+    Ok(answers.iter().map(|answer| u64::from(answer.count_ones())).sum())
 }
 
 /// select(2): the timeout is a `struct timeval`, and the rest is written back.
