@@ -298,6 +298,10 @@ const MESSAGE_FIELDS: [&str; 9] = [
     "control-short",
 ];
 
+/// So far from the end of user space that a count of 2^31 does not reach it, wherever the kernel
+/// puts other mappings in this run.
+const PLACE: usize = 1 << 44;
+
 /// Where arguments point.
 pub struct Memory {
     base: usize,
@@ -305,7 +309,9 @@ pub struct Memory {
 
 impl Memory {
     pub fn new() -> Self {
-        let base = anon(ARGS_MAX * LAYOUT.len() * PAGE) as usize;
+        let (len, flags) = (ARGS_MAX * LAYOUT.len() * PAGE, MAP_PRIVATE | MAP_ANONYMOUS);
+        let flags = flags | MAP_FIXED_NOREPLACE;
+        let base = mmap(PLACE, len, PROT_READ | PROT_WRITE, flags, -1, 0).must();
         let memory = Memory { base };
         for arg in 0..ARGS_MAX {
             unmap(memory.page(arg, 3) as *mut u8, PAGE);
