@@ -351,13 +351,11 @@ fn inherit(parent: &Thread, child: &Thread, request: &Request) {
 /// Files and directories: the parent's, or copies. Credentials are the parent's until one of the
 /// two changes its own.
 fn own_of_child(parent: &Thread, flags: u64) -> Result<Own> {
-    let credentials = parent.credentials();
-    subject_hooks::cred_prepare((&credentials,))?;
     let files = parent.files();
     let files = if flags & FILES != 0 { files } else { Arc::new(files.duplicate()?) };
     let fs = parent.try_fs().ok_or(Errno::ESRCH)?;
     let fs = if flags & FS != 0 { fs } else { Arc::new(fs.duplicate()) };
-    Ok(Own::new(files, Some(fs), credentials))
+    Ok(Own::new(files, Some(fs), parent.credentials()))
 }
 
 fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
@@ -384,6 +382,8 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
     settings.measures_cpu_time.store(has_cpu_limit, Ordering::Relaxed);
     let program = parent.program.lock().clone();
     let undo = (flags & UNDO != 0).then(|| (upper().undo_of)(parent));
+    let credentials = parent.credentials();
+    subject_hooks::cred_prepare((&credentials,))?;
     let process = Process {
         settings,
         undo: SpinLock::new(undo),
@@ -394,7 +394,7 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
         exit_signal: AtomicU32::new(exit_signal),
         creator_tid: AtomicU32::new(current().tid()),
         handlers: SpinLock::new(handlers),
-        ..Process::blank(pid, Some(mm), parent.credentials())
+        ..Process::blank(pid, Some(mm), credentials)
     };
     Ok(Arc::new(process))
 }
@@ -492,7 +492,7 @@ pub fn unshare(flags: u64) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     if flags & FS != 0 {
-        own::replace_fs(thread, Arc::new(process.fs().duplicate()));
+        own::replace_fs(thread, Arc::new(thread.fs().duplicate()));
     }
     if flags & FILES != 0 {
         let copy = Arc::new(thread.files().duplicate()?);

@@ -109,8 +109,9 @@ pub fn has_current() -> bool {
 
 /// Enters a file into the running process: the lowest free descriptor. EMFILE.
 pub fn give_file(file: Arc<File>, close_on_exec: bool) -> Result<u64> {
-    let process = &current().process;
-    process.files().insert(file, close_on_exec, 0, process.fd_limit()).map(u64::from)
+    let thread = current();
+    let limit = thread.process.fd_limit();
+    Own::with_files(thread, |files| files.insert(file, close_on_exec, 0, limit)).map(u64::from)
 }
 
 impl Thread {

@@ -158,48 +158,30 @@ pub fn file_of(thread: Current<Thread>, fd: Fd) -> Result<Arc<File>> {
 
 /// Asked of the process that runs, it is the running thread's; of another, its first thread's.
 impl Process {
-    fn whose(&self) -> Option<Arc<Thread>> {
-        let thread = current();
-        match core::ptr::eq(self, Arc::as_ptr(&thread.process)) {
-            true => Some(thread.to_arc()),
-            false => self.threads.lock().first().cloned(),
+    fn with_thread<R>(&self, f: impl FnOnce(&Thread) -> R) -> Option<R> {
+        if self.is_current() {
+            return Some(f(&current()));
         }
+        let first = self.threads.lock().first().cloned();
+        first.map(|thread| f(&thread))
     }
 
     /// Descriptors; none once it has exited.
     pub fn files(&self) -> Arc<FdTable> {
-        self.whose().map_or_else(|| Arc::new(FdTable::new()), |thread| thread.files())
-    }
-
-    /// Directories and umask; None once it has exited, and of kernel threads.
-    pub fn try_fs(&self) -> Option<Arc<FsContext>> {
-        self.whose().and_then(|thread| thread.try_fs())
-    }
-
-    /// Directories and umask of the process that runs. Every process that runs a program has them.
-    pub fn fs(&self) -> Arc<FsContext> {
-        self.try_fs().expect(NO_DIRECTORIES)
+        self.with_thread(Thread::files).unwrap_or_else(|| Arc::new(FdTable::new()))
     }
 
     /// Credentials.
     pub fn credentials(&self) -> Arc<Credentials> {
-        let thread = current();
-        match core::ptr::eq(self, Arc::as_ptr(&thread.process)) {
-            true => thread.credentials(),
-            false => self.credentials.lock().clone(),
-        }
+        if self.is_current() { current().credentials() } else { self.credentials.lock().clone() }
     }
 
     /// The process as the subject of decisions, with what it may do now.
     #[must_use]
     pub fn subject(&self) -> Subject {
-        let thread = current();
-        match core::ptr::eq(self, Arc::as_ptr(&thread.process)) {
-            true => thread.subject(),
-            false => {
-                let credentials = self.credentials.lock().clone();
-                Subject { pid: self.pid, credentials, domain: None }
-            }
+        if self.is_current() {
+            return current().subject();
         }
+        Subject { pid: self.pid, credentials: self.credentials(), domain: None }
     }
 }

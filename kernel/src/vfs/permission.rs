@@ -118,6 +118,11 @@ pub fn is_owner(of: &Metadata, who: &Subject) -> bool {
     who.fsuid == of.uid || who.capable(Capability::Fowner)
 }
 
+/// EPERM unless `who` may leave no trace of reading the object (open(2), O_NOATIME).
+pub fn check_noatime(inode: &dyn Inode, who: &Subject) -> Result<()> {
+    if is_owner(&inode.metadata()?, who) { Ok(()) } else { Err(Errno::EPERM) }
+}
+
 /// EPERM if a sticky directory protects `victim` (unlink(2)).
 pub fn check_sticky(directory: &Metadata, victim: &dyn Inode, who: &Subject) -> Result<()> {
     if directory.mode & 0o1000 == 0

@@ -14,7 +14,7 @@ use crate::process::current;
 use crate::security::Capability;
 use crate::vfs::anon::AnonInode;
 use crate::vfs::locks::{self, Lock, Owner};
-use crate::vfs::{Fd, File, FileType, hooks};
+use crate::vfs::{Fd, File, FileType, hooks, permission};
 
 /// Commands that linux-raw-sys does not have (fcntl(2), linux/fcntl.h).
 const F_DUPFD_QUERY: u32 = raw::F_LINUX_SPECIFIC_BASE + 3;
@@ -113,13 +113,11 @@ fn duplicate(file: Arc<File>, from: u64, close_on_exec: bool) -> Result<u64> {
 }
 
 fn set_flags(fd: Fd, file: &Arc<File>, flags: u32) -> Result<u64> {
-    if flags & !file.flags() & raw::O_NOATIME != 0 {
-        let subject = crate::security::acting::subject();
-        if !crate::vfs::permission::is_owner(&file.inode().metadata()?, &subject) {
-            return Err(Errno::EPERM);
-        }
+    let added = flags & !file.flags();
+    if added & raw::O_NOATIME != 0 {
+        permission::check_noatime(file.inode().as_ref(), &current().subject())?;
     }
-    let is_new = flags & !file.flags() & raw::O_DIRECT != 0;
+    let is_new = added & raw::O_DIRECT != 0;
     let is_file = super::is_regular(&file.inode());
     if is_new && !is_file && crate::ipc::pipe::of(file).is_none() {
         return Err(Errno::EINVAL);
@@ -132,7 +130,7 @@ fn set_flags(fd: Fd, file: &Arc<File>, flags: u32) -> Result<u64> {
 fn set_hint(file: &File, at: u64) -> Result<u64> {
     let subject = crate::security::acting::subject();
     let inode = file.inode();
-    if !crate::vfs::permission::is_owner(&inode.metadata()?, &subject) {
+    if !permission::is_owner(&inode.metadata()?, &subject) {
         return Err(Errno::EPERM);
     }
     let hint = UserPtr::<u64>::new(at).read()?;

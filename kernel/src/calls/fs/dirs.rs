@@ -178,9 +178,9 @@ pub fn fchdir(fd: u64) -> Result<u64> {
     let file = any_file(fd)?;
     let location = file.location.clone().ok_or(Errno::ENOTDIR)?;
     check_directory(&location)?;
-    let process = &current().process;
-    permission::check(location.inode().as_ref(), EXECUTE, &process.subject())?;
-    set_cwd(&process.fs(), location);
+    let thread = current();
+    permission::check(location.inode().as_ref(), EXECUTE, &thread.subject())?;
+    set_cwd(&thread.fs(), location);
     Ok(0)
 }
 
