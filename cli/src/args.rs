@@ -516,7 +516,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, visible_alias = "quick")]
     pub(crate) tiny: bool,
 
-    /// Only rows of bench growth with this in their names. Example: --rows fork
+    /// Only rows of bench growth or scale with this in their names. Example: --rows fork
     #[arg(long, value_name = "WORD")]
     pub(crate) rows: Option<String>,
 
@@ -561,6 +561,8 @@ pub(crate) enum Bench {
     Cfi,
     /// Instructions per operation among 10 and among 10,000 of something, and how fast they grow
     Growth,
+    /// Locks that CPUs share which do the same at the same time, and interrupts between them
+    Scale,
     /// Instructions of system calls and returns: by SYSRET and not, with isolated tables, with work
     /// at each call, with a filter; Limen beside Linux
     Entry,
