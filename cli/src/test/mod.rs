@@ -41,6 +41,7 @@ mod images;
 mod isolation;
 mod judge;
 mod kernel;
+mod live_root;
 mod nested;
 mod packages;
 mod pages;
