@@ -271,8 +271,14 @@ fn send_header(file: &Arc<File>, header: &MsgHdr, flags: u32) -> Result<u64> {
     let control = if header.control == 0 || header.control_len == 0 {
         Control::default()
     } else {
-        let passes = socket_of(file)?.common().domain == raw::AF_UNIX;
-        control::read(header.control, header.control_len, passes)?
+        let common = socket_of(file)?.common();
+        let passes = common.domain == raw::AF_UNIX;
+        match control::read(header.control, header.control_len, passes) {
+            Err(error) if !passes || common.kind == SocketKind::SeqPacket => {
+                Control { error: Some(error), ..Control::default() }
+            }
+            control => control?,
+        }
     };
     let vector = read_message_vector(header)?;
     send_one(file, &mut Source::user_vector(&vector), to, control, flags)

@@ -4,14 +4,14 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::net::SocketAddr;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use abi::{Errno, Result, net as raw};
 use machine::sync::SpinLock;
 
 use super::options::IpOptions;
 use super::packet::Packet;
-use super::ports::{Binding, Owner, Ports};
+use super::ports::{Binding, Owner, Ports, check_address};
 use super::{any_address, destination, read_address, shown, source_for};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
@@ -37,6 +37,8 @@ pub(super) struct UdpSocket {
     peer: SpinLock<Option<SocketAddr>>,
     inbox: Arc<Channel>,
     ip: IpOptions,
+    /// Nothing more is sent (SHUT_WR).
+    is_mute: AtomicBool,
 }
 
 impl Owner for UdpSocket {
@@ -67,6 +69,7 @@ impl UdpSocket {
             peer: SpinLock::new(None),
             inbox,
             ip: IpOptions::default(),
+            is_mute: AtomicBool::new(false),
         })
     }
 
@@ -95,6 +98,12 @@ impl UdpSocket {
         }
     }
 
+    /// EAFNOSUPPORT for IPv6 from a socket that is connected by IPv4.
+    fn check_version(&self, to: SocketAddr) -> Result<()> {
+        let is_v4 = self.peer.lock().is_some_and(|peer| peer.is_ipv4());
+        if is_v4 && to.is_ipv6() { Err(Errno::EAFNOSUPPORT) } else { Ok(()) }
+    }
+
     fn bind_at(self: &Arc<Self>, address: SocketAddr) -> Result<SocketAddr> {
         let binding = PORTS.bind(self, address, false, &|_| false)?;
         let address = binding.address;
@@ -110,6 +119,7 @@ impl Socket for UdpSocket {
 
     fn bind(self: Arc<Self>, address: &RawAddress) -> Result<()> {
         let address = read_address(&self.common, address)?;
+        check_address(&*self, address)?;
         if self.bound().is_some() {
             return Err(Errno::EINVAL);
         }
@@ -121,11 +131,10 @@ impl Socket for UdpSocket {
             *self.peer.lock() = None;
             return Ok(());
         }
+        self.clone().prepare_to_send()?;
         let to = self.whom(address, false)?.ok_or(Errno::EINVAL)?;
         let to = destination(to)?;
-        if self.bound().is_none() {
-            self.bind_at(SocketAddr::new(any_address(&self.common), 0))?;
-        }
+        self.check_version(to)?;
         *self.peer.lock() = Some(to);
         Ok(())
     }
@@ -156,7 +165,12 @@ impl Socket for UdpSocket {
         let peer = *self.peer.lock();
         let named = what.to.as_ref().map(|address| self.whom(address, true)).transpose()?;
         let to = match named.flatten() {
-            Some(to) => destination(to)?,
+            Some(to) if to.port() == 0 && len <= PAYLOAD_MAX => return Err(Errno::EINVAL),
+            Some(to) => {
+                let to = destination(to)?;
+                self.check_version(to)?;
+                to
+            }
             None => peer.ok_or(Errno::EDESTADDRREQ)?,
         };
         if what.mode.urgent && to.is_ipv4() {
@@ -168,9 +182,9 @@ impl Socket for UdpSocket {
         if to.port() == 0 {
             return Err(Errno::EINVAL);
         }
-        let said = what.control.said;
-        if said.is_odd {
-            return Err(Errno::EINVAL);
+        let (said, control_error) = (what.control.said, what.control.error);
+        if let Some(error) = control_error.or(said.is_odd.then_some(Errno::EINVAL)) {
+            return Err(error);
         }
         let own = self.bound().ok_or(Errno::EDESTADDRREQ)?;
         let from_ip = match said.source {
@@ -181,13 +195,17 @@ impl Socket for UdpSocket {
             None => source_for(own.ip(), to.ip()),
         };
         let from = SocketAddr::new(from_ip, own.port());
+        if self.is_mute.load(Ordering::Relaxed) {
+            return Err(Errno::EPIPE);
+        }
         let Some(target) = PORTS.find(to, |socket| socket.takes_from(from)) else {
             // What nobody takes must be there all the same.
             let mut piece = [0; 256];
             while source.left() > 0 {
                 source.take(&mut piece)?;
             }
-            if peer.is_some() {
+            // Only who is connected with just that address hears of it.
+            if peer == Some(to) {
                 self.common.set_error(Errno::ECONNREFUSED);
             }
             return Ok(len);
@@ -213,6 +231,10 @@ impl Socket for UdpSocket {
         if let Some(error) = self.common.take_error() {
             return Err(error);
         }
+        // The end is told only to those who wait for something.
+        if how.nonblocking && self.inbox.is_ended() && !self.inbox.has_data() {
+            return Err(Errno::EAGAIN);
+        }
         self.inbox.receive(sink, mode, how)
     }
 
@@ -221,14 +243,15 @@ impl Socket for UdpSocket {
         packet.map_or(Ok(()), |packet| packet.tell(&self.ip, writer))
     }
 
-    fn shutdown(&self, receive: bool, _send: bool) -> Result<()> {
-        if self.peer.lock().is_none() {
-            return Err(Errno::ENOTCONN);
-        }
+    fn shutdown(&self, receive: bool, send: bool) -> Result<()> {
+        // Who is not connected is told so, and yet it is done.
         if receive {
             self.inbox.end();
         }
-        Ok(())
+        if send {
+            self.is_mute.store(true, Ordering::Relaxed);
+        }
+        if self.peer.lock().is_some() { Ok(()) } else { Err(Errno::ENOTCONN) }
     }
 
     fn close(&self) {
@@ -248,7 +271,8 @@ impl Socket for UdpSocket {
     }
 
     fn peer_address(&self) -> Result<Address> {
-        let peer = self.peer.lock().ok_or(Errno::ENOTCONN)?;
+        // Port 0 is nobody's.
+        let peer = self.peer.lock().filter(|peer| peer.port() != 0).ok_or(Errno::ENOTCONN)?;
         Ok(Address::Inet(shown(&self.common, peer)))
     }
 
