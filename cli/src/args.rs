@@ -573,6 +573,9 @@ pub(crate) enum Bench {
     CfiKernel,
     /// Security hooks with no to four policies, as direct calls, as lists of pointers, and none
     Lsm,
+    /// Instructions of leaving a guest, to the kernel, to its VMM and with what it sends, Limen
+    /// beside Linux's KVM; and with each flush of predictors behind guests
+    Guest,
 }
 
 #[derive(Args, Clone, Debug)]

@@ -33,6 +33,8 @@ pub(crate) struct Linux {
     /// The file name's version part.
     pub(crate) name: String,
     pub(crate) vmlinux: PathBuf,
+    /// The folder of its modules, where there is one.
+    pub(crate) modules: PathBuf,
     /// Of the bzImage.
     pub(crate) hash: String,
 }
@@ -116,8 +118,11 @@ pub(crate) fn find(given: Option<&Path>) -> Result<Linux, Error> {
         let unpacked = unpack(&data).map_err(of_image)?;
         paths::write_atomically(&vmlinux, &unpacked)?;
     }
-    let name = image.file_name().unwrap_or_default().to_string_lossy();
-    Ok(Linux { name: name.replacen("vmlinuz-", "", 1), vmlinux, hash })
+    let name = image.file_name().unwrap_or_default().to_string_lossy().replacen("vmlinuz-", "", 1);
+    // Debian's packages have them beside /boot.
+    let root = image.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
+    let modules = root.join("lib/modules").join(&name);
+    Ok(Linux { name, vmlinux, modules, hash })
 }
 
 /// The newest cloud kernel in a folder, by its time.

@@ -3,7 +3,8 @@
 //! Codecs, each pure and bounded, so that both sides share one definition and one set of
 //! tests: [`boot_config`] (what to run and how, read once at boot), [`cpio`] (the archive that
 //! carries it and any packed files), [`control`] (the lines that cross the control port while
-//! the program runs), [`ninep`] (the messages that carry the host's files); [`pvh`],
+//! the program runs), [`ninep`] and [`fuse`] (the messages that carry the host's
+//! files); [`pvh`],
 //! [`multiboot`], [`params`], [`acpi`] and [`pvclock`], what loader, firmware and hypervisor tell
 //! the kernel; [`elf`] and [`script`], the programs it runs; [`library_cache`], where the libraries
 //! of a packed one are; [`tsc`], its clock's arithmetic.
@@ -22,6 +23,7 @@ pub mod boot_config;
 pub mod control;
 pub mod cpio;
 pub mod elf;
+pub mod fuse;
 pub mod library_cache;
 pub mod multiboot;
 pub mod ninep;
@@ -31,3 +33,4 @@ pub mod pvclock;
 pub mod pvh;
 pub mod script;
 pub mod tsc;
+mod wire;

@@ -12,6 +12,8 @@
 
 use alloc::vec::Vec;
 
+use crate::wire::{Reader, Short};
+
 /// The version this codec speaks.
 pub const VERSION: &[u8] = b"9P2000.L";
 /// A tag that no request has; Tversion carries it.
@@ -454,35 +456,16 @@ impl Writer {
     }
 }
 
-/// A cursor over a reply. Every read is checked against what is left.
-struct Reader<'a>(&'a [u8]);
+impl From<Short> for WireError {
+    fn from(_: Short) -> WireError {
+        WireError::Malformed
+    }
+}
 
 impl<'a> Reader<'a> {
-    fn take(&mut self, len: usize) -> Result<&'a [u8], WireError> {
-        let (taken, rest) = self.0.split_at_checked(len).ok_or(WireError::Malformed)?;
-        self.0 = rest;
-        Ok(taken)
-    }
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
-        let (taken, rest) = self.0.split_first_chunk().ok_or(WireError::Malformed)?;
-        self.0 = rest;
-        Ok(*taken)
-    }
-    fn u8(&mut self) -> Result<u8, WireError> {
-        self.array().map(u8::from_le_bytes)
-    }
-    fn u16(&mut self) -> Result<u16, WireError> {
-        self.array().map(u16::from_le_bytes)
-    }
-    fn u32(&mut self) -> Result<u32, WireError> {
-        self.array().map(u32::from_le_bytes)
-    }
-    fn u64(&mut self) -> Result<u64, WireError> {
-        self.array().map(u64::from_le_bytes)
-    }
     fn string(&mut self) -> Result<&'a [u8], WireError> {
         let len = usize::from(self.u16()?);
-        self.take(len)
+        Ok(self.take(len)?)
     }
     fn qid(&mut self) -> Result<Qid, WireError> {
         Ok(Qid { kind: self.u8()?, version: self.u32()?, path: self.u64()? })

@@ -51,7 +51,7 @@ pub const KNOWN: &[Param] = &[
     param("virtio_mmio.device", "SIZE@ADDRESS:GSI", "A device and where its registers are."),
     param("isolcpus", "LIST", "CPUs that threads come to only by their affinity."),
     param("nohz_full", "LIST", "CPUs without a tick, which other CPUs do not interrupt."),
-    param("defer", "pending|always|off", "How such a CPU learns of what it was not told."),
+    param("defer", "pending|always|cr3|off", "How such a CPU learns of what it was not told."),
     param("lsm", "LIST", "Policies of the security hooks, in their order."),
     param("transparent_hugepage", "always|madvise|never", "Whose memory gets huge pages."),
     param("ktest", "", "Runs the in-kernel tests, in builds that have them."),

@@ -23,6 +23,10 @@
 //! - INVPCID: ordered as INVLPG with earlier stores to tables (SDM 3A, 4.10.4.1); not in the list
 //!   of serialising ones. There must be: `context`'s catch-up serialises by itself where text has
 //!   changed.
+//! - MOV to CR3 as the catch-up of an entry (`defer=cr3`): serialising, which says that earlier
+//!   stores are seen before the next instruction, and not that they are before translations are
+//!   dropped. There must be: a locked instruction, then the load of what goes to CR3
+//!   ([`Place::Cr3`]).
 //! - RDTSC behind which a time is taken: not ordered with what is before it; LFENCE is (SDM 2B,
 //!   RDTSC). There must be: nothing: a time that is a little early is a time.
 //! - CLFLUSH, WRPKRU: ordered with stores by MFENCE; with accesses by nothing else. There must be:
@@ -48,6 +52,9 @@ const SERIALIZE: &str = "7machine3cpu9serialize";
 /// Where SWAPGS stands on a way that branches lead to; on the others it is the first instruction,
 /// or the last before the return.
 const BRANCHED: [&str; 2] = ["common_vector", "paranoid_entry"];
+/// Entries whose write of CR3 may be the catch-up.
+const BY_CR3: [&str; 3] =
+    ["common_vector", "syscall_entry_pti_cr3", "syscall_entry_pti_instrumented"];
 
 /// What is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,6 +67,8 @@ pub enum Place {
     GsBase,
     /// SWAPGS behind a branch.
     Swapgs,
+    /// A write of CR3 by which an entry catches up.
+    Cr3,
     /// What serialises a CPU before it executes new code.
     Serialize,
     /// An instruction that the kernel does not have.
@@ -133,12 +142,23 @@ fn look(name: &str, address: u64, code: &[u8], found: &mut Ordering) {
                 let key = usize::from(is_next(behind, Mnemonic::Nop));
                 found.note(Place::Swapgs, at, is_next(&behind[key..], Mnemonic::Lfence));
             }
+            Mnemonic::Mov if one.op0_register() == Register::CR3 && BY_CR3.contains(&name) => {
+                found.note(Place::Cr3, at, is_said(before));
+            }
             Mnemonic::Clflush | Mnemonic::Clflushopt | Mnemonic::Clwb | Mnemonic::Wrpkru => {
                 found.note(Place::Absent, at, false);
             }
             _ => {}
         }
     }
+}
+
+/// A locked instruction, then one that loads a register.
+fn is_said(before: &[Instruction]) -> bool {
+    let mut rest = before.iter().rev();
+    let loads =
+        |one: &Instruction| one.mnemonic() == Mnemonic::Mov && one.op0_kind() == OpKind::Register;
+    rest.next().is_some_and(loads) && rest.next().is_some_and(Instruction::has_lock_prefix)
 }
 
 fn is_next(behind: &[Instruction], mnemonic: Mnemonic) -> bool {
@@ -240,6 +260,21 @@ mod tests {
         assert_eq!(of("common_vector", &[SWAPGS, KEY, LFENCE]), GOOD);
         assert_eq!(of("common_vector", &[SWAPGS, KEY, STORE]), BAD);
         assert_eq!(of("syscall_entry", &[SWAPGS, STORE]), NONE);
+    }
+
+    #[test]
+    fn the_word_is_said_before_cr3_is_written() {
+        const LOCKED: &[u8] = &[0xf0, 0x0f, 0xba, 0x2b, 0]; // lock btsl $0, (%rbx)
+        const PLAIN: &[u8] = &[0x0f, 0xba, 0x2b, 0]; // btsl $0, (%rbx)
+        const LOAD: &[u8] = &[0x48, 0x8b, 0x07]; // mov (%rdi), %rax
+        const CR3: &[u8] = &[0x0f, 0x22, 0xd8]; // mov %rax, %cr3
+        assert_eq!(of("syscall_entry_pti_cr3", &[LOCKED, LOAD, CR3]), GOOD);
+        assert_eq!(of("common_vector", &[LOCKED, LOAD, CR3]), GOOD);
+        assert_eq!(of("common_vector", &[PLAIN, LOAD, CR3]), BAD);
+        assert_eq!(of("common_vector", &[LOAD, CR3, LOCKED]), BAD);
+        assert_eq!(of("common_vector", &[LOAD, LOCKED, CR3]), BAD);
+        // Not an entry by that way.
+        assert_eq!(of("syscall_entry_pti", &[LOAD, CR3]), NONE);
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub(super) type Figures = BTreeMap<String, u64>;
 pub(super) struct Work<'a> {
     pub(super) program: &'a [u8],
     pub(super) words: &'a [&'a str],
-    /// What else is there, on Limen.
+    /// What else is there.
     pub(super) extra: Extra<'a>,
 }
 
@@ -40,6 +40,8 @@ pub(super) struct Extra<'a> {
     pub(super) tool: Option<(&'a str, &'a [u8])>,
     /// A compiled profile (`limen run --profile`).
     pub(super) profile: &'a [u8],
+    /// On Linux: an archive of other files.
+    pub(super) linux_files: &'a [u8],
 }
 
 /// What a run gave.
@@ -137,7 +139,7 @@ impl Machine {
         let command = linux.command(&linux::Boot {
             program: work.program,
             file: None,
-            files: &[],
+            files: work.extra.linux_files,
             append: &format!("{} {append} -- {words} --poweroff", linux::APPEND),
             dir: self.dir.path(),
             cpu: &self.cpu,

@@ -9,13 +9,14 @@
 //! what many of something cost; `entry` the border alone, `calls` with equal protection on both
 //! sides; `ipi` counts what interrupts isolated
 //! CPUs; `cfi` only starts a program; `cfi_kernel` counts what kCFI costs the kernel, `lsm`
-//! what security hooks do.
+//! what security hooks do; `guest` what leaving a guest costs.
 
 mod calls;
 pub(crate) mod cfi;
 mod cfi_kernel;
 mod entry;
 pub(crate) mod growth;
+pub(crate) mod guest;
 pub(crate) mod ipi;
 pub(crate) mod kernel;
 pub(crate) mod lsm;
@@ -52,6 +53,7 @@ pub(crate) fn command(args: &BenchArgs) -> Result<u8, Error> {
         Bench::Ipi => ipi::command(args),
         Bench::CfiKernel => cfi_kernel::command(args),
         Bench::Lsm => lsm::command(args),
+        Bench::Guest => guest::command(args),
     }
 }
 

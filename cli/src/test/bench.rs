@@ -1,5 +1,5 @@
-//! The bench level: `limen bench kernel`, `bench growth` and `bench cfi` in their smallest form, so
-//! that they cannot rot.
+//! The bench level: `limen bench kernel`, `bench growth`, `bench guest` and `bench cfi` in their
+//! smallest form, so that they cannot rot.
 //!
 //! Nothing is measured here. The program that measures runs on this host's Linux and in Limen,
 //! and the hash of what the two kernels gave it must be the same; every row about growth can be
@@ -9,10 +9,10 @@ use super::{Context, Summary};
 use crate::Error;
 use crate::args::BENCH_CPU;
 use crate::bench::kernel::tiny_hashes;
-use crate::bench::{cfi, growth};
+use crate::bench::{cfi, growth, guest};
 
 pub(super) fn names() -> Vec<String> {
-    ["bench::kernel", "bench::growth", "bench::cfi"].map(str::to_owned).into()
+    ["bench::kernel", "bench::growth", "bench::guest", "bench::cfi"].map(str::to_owned).into()
 }
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
@@ -38,6 +38,10 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     })?;
     judge("bench::growth", &|| {
         let failed = growth::tiny(&context.kernel, BENCH_CPU)?;
+        Ok((!failed.is_empty()).then(|| format!("not measured: {}", failed.join(", "))))
+    })?;
+    judge("bench::guest", &|| {
+        let failed = guest::tiny(&context.kernel, BENCH_CPU)?;
         Ok((!failed.is_empty()).then(|| format!("not measured: {}", failed.join(", "))))
     })?;
     judge("bench::cfi", &|| {

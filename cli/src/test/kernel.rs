@@ -69,7 +69,7 @@ const LIST: &str = "?";
 /// So much of the parameters names a boot.
 const NAME_COLUMNS: usize = 60;
 /// The tests of deferred work once more, on a CPU that nothing else disturbs.
-const ISOLATED: &str = "isolcpus=3 nohz_full=3";
+const ISOLATED: [&str; 2] = ["isolcpus=3 nohz_full=3", "isolcpus=3 nohz_full=3 pti=on defer=cr3"];
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let kernel = build(context)?;
@@ -81,8 +81,10 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         total += judge(&lines, &format!("--smp {smp}"), context, context.filter.is_empty());
     }
     if context.smp.contains(&4) && context.wants("defer::") {
-        let lines = boot(kernel.clone(), 4, format!("ktest=defer:: {ISOLATED}"))?;
-        total += judge(&lines, ISOLATED, context, true);
+        for parameters in ISOLATED {
+            let lines = boot(kernel.clone(), 4, format!("ktest=defer:: {parameters}"))?;
+            total += judge(&lines, parameters, context, true);
+        }
     }
     for (parameters, tests, said) in PARAMETERS {
         if !context.wants(&format!("parameter::{parameters}")) {

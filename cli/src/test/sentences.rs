@@ -107,7 +107,7 @@ const TOLD: &[Case] = &[
     ("run --append cfi=maybe -- true", 0, &["ignoring unknown option maybe"]),
     ("run --append lsm=maybe -- true", 0, &["lsm=maybe: no policy has this name"]),
     ("run --append isolcpus=x -- true", 0, &["isolcpus= is not a list of CPUs"]),
-    ("run --append defer=x -- true", 0, &["defer= is none of pending, always, off"]),
+    ("run --append defer=x -- true", 0, &["defer= is none of pending, always, cr3, off"]),
     ("compare --with a --with b -- true", 0, &["unknown kernel parameter: a"]),
     ("mitigations --append no_such=1", 0, &["no_such=1 is no parameter of mitigations"]),
 ];

@@ -62,6 +62,34 @@ impl Memory {
         assert_eq!(done, 0, "mprotect");
     }
 
+    /// Only pages of 4 KiB from now on.
+    pub fn forbid_huge_pages(&self) {
+        // SAFETY: advice about this value's own mapping changes none of its bytes. A kernel that
+        // has no huge pages may refuse it.
+        unsafe { libc::madvise(self.at.cast(), self.len, libc::MADV_NOHUGEPAGE) };
+    }
+
+    /// A range of it.
+    ///
+    /// # Safety
+    /// Nobody writes there while the result lives, no guest either.
+    pub unsafe fn bytes(&self, offset: usize, len: usize) -> &[u8] {
+        assert!(offset + len <= self.len);
+        // SAFETY: within the mapping, and still by the caller's promise.
+        unsafe { core::slice::from_raw_parts(self.at.add(offset), len) }
+    }
+
+    /// A range of it, to be written.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes there while the result lives, no guest either.
+    #[expect(clippy::mut_from_ref, reason = "the caller's promise")]
+    pub unsafe fn bytes_mut(&self, offset: usize, len: usize) -> &mut [u8] {
+        assert!(offset + len <= self.len);
+        // SAFETY: within the mapping, and the caller's alone by its promise.
+        unsafe { core::slice::from_raw_parts_mut(self.at.add(offset), len) }
+    }
+
     /// The pages' contents are forgotten.
     pub fn forget(&self, offset: usize, len: usize) {
         assert!(offset + len <= self.len);
@@ -138,17 +166,41 @@ impl Guest {
         self.cpu.set_sregs(&s).map_err(say("KVM_SET_SREGS"))
     }
 
-    /// In 64-bit mode at `code`, the first GiB mapped to itself.
+    /// In 64-bit mode at `code`; the first and the fourth GiB are mapped to themselves.
     pub fn long(code: &[u8]) -> Result<Guest> {
-        let guest = Guest::real(code)?;
+        Guest::long_with(code, false)
+    }
+
+    /// The same, with the kernel's interrupt controllers or without.
+    pub fn long_with(code: &[u8], controllers: bool) -> Result<Guest> {
+        let guest = Guest::of(StartMode::Real, code, controllers)?;
+        // Linux takes 64-bit mode only of a CPU that is told to have it.
+        let most = kvm_bindings::KVM_MAX_CPUID_ENTRIES;
+        let cpuid = guest.kvm.get_supported_cpuid(most).map_err(say("KVM_GET_SUPPORTED_CPUID"))?;
+        guest.cpu.set_cpuid2(&cpuid).map_err(say("KVM_SET_CPUID2"))?;
         guest.memory.set_word(TABLES as usize, (TABLES + 0x1000) | 7);
-        guest.memory.set_word(TABLES as usize + 0x1000, (TABLES + 0x2000) | 7);
-        for n in 0..512u64 {
-            let entry = n << 21 | 0x87;
-            guest.memory.set_word(TABLES as usize + 0x2000 + n as usize * 8, entry);
+        for (table, gib) in [(TABLES + 0x2000, 0), (TABLES + 0x3000, 3u64)] {
+            guest.memory.set_word((TABLES + 0x1000 + gib * 8) as usize, table | 7);
+            for n in 0..512 {
+                guest.memory.set_word((table + n * 8) as usize, gib << 30 | n << 21 | 0x87);
+            }
         }
         start_long(&guest.cpu)?;
         Ok(guest)
+    }
+
+    /// The port of the exit by a port that KVM_RUN just came back for, and what AL was.
+    pub fn port_exit(&mut self) -> Result<(u16, u8)> {
+        let run = self.cpu.get_kvm_run();
+        if run.exit_reason != kvm_bindings::KVM_EXIT_IO {
+            return Err(format!("exit {}", run.exit_reason));
+        }
+        // SAFETY: the reason says which of the union's structures the kernel has filled.
+        let io = unsafe { run.__bindgen_anon_1.io };
+        let run: *const kvm_bindings::kvm_run = run;
+        // SAFETY: the kernel says where in the area, which is mapped as a whole, the data are.
+        let byte = unsafe { run.cast::<u8>().add(io.data_offset as usize).read_volatile() };
+        Ok((io.port, byte))
     }
 
     /// In 32-bit protected mode without paging.

@@ -3,8 +3,10 @@
 //! `limen-vmm test [FILTER]` runs guests of a few instructions each and says `test NAME ... ok` or
 //! `FAILED`, as `guest/tests` does; `limen-vmm list` has their names. On a host whose KVM does not
 //! work it says so and fails. `limen-vmm vmscape KIND [FILTER]` does the same for what is flushed
-//! behind guests. `limen-vmm branches` needs no KVM, `limen-vmm boot` boots a kernel.
+//! behind guests. `limen-vmm branches` needs no KVM, `limen-vmm boot` boots a kernel, `limen-vmm bench`
+//! measures.
 
+mod bench;
 mod boot;
 mod branches;
 mod hostile;
@@ -17,6 +19,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     match words.first().map(String::as_str) {
+        Some("bench") => bench::command(&words[1..]),
         Some("boot") => boot::command(&words[1..]),
         Some("list") => tests::list(),
         Some("vmscape-list") => {

@@ -25,6 +25,7 @@ use crate::boot::{report, sessions};
 use crate::drivers::stdio::{self, Stream};
 use crate::fs::overlay::OverlayFs;
 use crate::fs::tmpfs::{Limits, TmpFs};
+use crate::fs::virtiofs::VirtioFs;
 use crate::init::{First, PROGRAM_PID};
 use crate::ipc::futex::robust;
 use crate::ipc::sysv::undo;
@@ -328,7 +329,7 @@ fn mount_root(config: &BootConfig) -> core::result::Result<Location, Failure> {
         initramfs::unpack(archive, &root.root(), false).step("unpacking the initramfs")?;
         return Ok(mount::mount_root(root, b"rootfs"));
     }
-    let lower = attach(ports::ROOT_TAG.as_bytes(), false)?;
+    let lower = attach_root()?;
     let overlay = OverlayFs::new(&lower).step("overlay on the root")?;
     for path in &config.hidden {
         overlay.hide(path).step(format!("hiding {}", String::from_utf8_lossy(path)))?;
@@ -342,6 +343,15 @@ fn mount_root(config: &BootConfig) -> core::result::Result<Location, Failure> {
 
 /// Largest 9P message: what one request of file contents carries, and a little for its header.
 const MAX_MESSAGE: u32 = 256 * 1024 + 4096;
+
+/// Connects to the host's folder that is the root: by virtio-fs, or else by 9P.
+fn attach_root() -> core::result::Result<Arc<dyn FileSystem>, Failure> {
+    let tag = ports::ROOT_TAG.as_bytes();
+    match crate::drivers::fuse_transport::find(tag) {
+        Some(transport) => Ok(VirtioFs::mount(transport).step("virtio-fs share root")?),
+        None => attach(tag, false),
+    }
+}
 
 /// Connects to the 9P device with this mount tag.
 fn attach(tag: &[u8], writable: bool) -> core::result::Result<Arc<dyn FileSystem>, Failure> {

@@ -3,9 +3,12 @@
 //! - [`console`]: the ports to the command line: standard streams and the control channel.
 //! - [`stdio`]: the standard streams as files.
 //! - [`kmsg`]: the kernel's log as a file.
-//! - [`ninep_transport`]: the host's file server.
+//! - [`exchange`]: requests and replies; [`ninep_transport`] and [`fuse_transport`]: the host's file
+//!   servers.
 
 pub mod console;
+pub(crate) mod exchange;
+pub mod fuse_transport;
 pub mod kmsg;
 pub mod ninep_transport;
 mod port;

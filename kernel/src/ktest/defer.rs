@@ -31,11 +31,16 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "defer::entry_storm_pending", run: || storm(Mode::Pending) },
     Test { name: "defer::entry_storm_always", run: || storm(Mode::Always) },
     Test { name: "defer::entry_storm_off", run: || storm(Mode::Off) },
-    Test { name: "defer::spinning_cpu_is_left_alone", run: spin },
+    Test { name: "defer::entry_storm_cr3", run: || storm(Mode::Cr3) },
+    Test { name: "defer::cr3_keeps_nothing_where_it_catches_up", run: cr3_of_entries },
+    Test { name: "defer::spinning_cpu_is_left_alone", run: || spin(Mode::Pending) },
+    Test { name: "defer::spinning_cpu_is_left_alone_by_cr3", run: || spin(Mode::Cr3) },
     Test { name: "defer::guests_are_left_alone", run: guest },
     Test { name: "defer::times_without_ticks", run: times },
-    Test { name: "defer::nmi_storm", run: nmi_storm },
-    Test { name: "defer::labelled_points", run: points },
+    Test { name: "defer::nmi_storm", run: || nmi_storm(Mode::Pending) },
+    Test { name: "defer::nmi_storm_by_cr3", run: || nmi_storm(Mode::Cr3) },
+    Test { name: "defer::labelled_points", run: || points(Mode::Pending) },
+    Test { name: "defer::labelled_points_by_cr3", run: || points(Mode::Cr3) },
     Test { name: "defer::a_missing_catch_up_is_seen", run: broken },
 ];
 
@@ -163,6 +168,10 @@ fn beside(
         machine::log!("nobody to spare: one CPU");
         return Ok(());
     }
+    if mode != mode.possible(machine::memory::has_pti()) {
+        machine::log!("entries write no CR3: not without pti=on");
+        return Ok(());
+    }
     let mut sender = Sender::new()?;
     let running = Running::start(program)?;
     defer::spare(running.mask(), mode);
@@ -175,23 +184,52 @@ fn beside(
 /// Every entry sees what the sender has published, whichever way it learns of it.
 fn storm(mode: Mode) -> Result<(), String> {
     beside(Program::Storm, mode, |sender, before, cpu| {
-        let start = defer::catch_ups(cpu);
+        let (start, left) = (defer::catch_ups(cpu), left_to(cpu, Context::User));
         // The program is in the kernel most of the time: how many remaps meet it in user mode is up
         // to the host, one at least has to.
-        let deferred = || mode == Mode::Off || defer::catch_ups(cpu) > start;
-        remap_until(sender, before, (Look::Syscall, 1000), deferred)?;
+        let deferred = || mode == Mode::Off || left_to(cpu, Context::User) > left;
+        let leaves_notes = matches!(mode, Mode::Pending | Mode::Always);
+        let done = || deferred() && (!leaves_notes || defer::catch_ups(cpu) > start);
+        remap_until(sender, before, (Look::Syscall, 1000), done)?;
         defer::expect_fresh(before)?;
         let caught_up = defer::catch_ups(cpu) - start;
-        machine::log!("{caught_up} catch-ups");
-        ensure!((caught_up > 0) == (mode != Mode::Off), "{caught_up} catch-ups with {mode:?}");
+        let left = left_to(cpu, Context::User) - left;
+        machine::log!("{left} left to it, {caught_up} catch-ups");
+        ensure!((caught_up > 0) == leaves_notes, "{caught_up} catch-ups with {mode:?}");
+        ensure!((left > 0) == (mode != Mode::Off), "{left} left to it with {mode:?}");
         Ok(())
     })
 }
 
+/// Where CR3 is the catch-up its value drops what the context has, at the next entry and after a
+/// switch; and no longer when the CPU is told again.
+fn cr3_of_entries() -> Result<(), String> {
+    if !machine::memory::has_pti() {
+        machine::log!("entries write no CR3: not without pti=on");
+        return Ok(());
+    }
+    let every = (1u32 << cpu_count()) - 1;
+    // Of this CPU, too, which may not be isolated: whoever is spared catches up.
+    for (cpus, is) in [(every, true), (0, false)] {
+        defer::spare(cpus, Mode::Cr3);
+        // As the interrupt has left it, then as switches have.
+        let looked = defer::expect_cr3(is).and_then(|()| {
+            let running = Running::start(Program::Spin)?;
+            (0..10).for_each(|_| sched::yield_now());
+            defer::expect_cr3(is).and(running.stop())
+        });
+        if looked.is_err() {
+            defer::spare(0, Mode::Cr3);
+        }
+        looked?;
+    }
+    Ok(())
+}
+
 /// A CPU that stays in user mode is told nothing, and catches up once when it comes back.
-fn spin() -> Result<(), String> {
+fn spin(mode: Mode) -> Result<(), String> {
     let alone = machine::context::isolation().nohz_full != 0;
-    beside(Program::Spin, Mode::Pending, |sender, before, cpu| {
+    beside(Program::Spin, mode, |sender, before, cpu| {
         wait_until("the program does not run", || machine::context::of(cpu) == Context::User)?;
         let interrupts = || KINDS.iter().map(|&kind| received(cpu, kind).0).sum::<u64>();
         let (had, caught_up) = (interrupts(), defer::catch_ups(cpu));
@@ -202,10 +240,11 @@ fn spin() -> Result<(), String> {
         ensure!(!alone || came == 0, "{came} interrupts of a CPU that is spared");
         ensure!(!alone || defer::catch_ups(cpu) == caught_up, "it was in the kernel");
         defer::expect_fresh(before)?;
-        // The interrupt that changes its entry back makes it catch up.
-        defer::spare(1 << cpu, Mode::Pending);
+        // The interrupt that changes its entry back makes it catch up: by the way, without notes.
+        defer::spare(1 << cpu, mode);
         let now = defer::catch_ups(cpu) - caught_up;
-        ensure!(!alone || now == 1, "{now} catch-ups for {REMAPS} remaps");
+        let wanted = u64::from(mode == Mode::Pending);
+        ensure!(!alone || now == wanted, "{now} catch-ups for {REMAPS} remaps");
         defer::expect_fresh(before)
     })
 }
@@ -233,7 +272,7 @@ fn guest() -> Result<(), String> {
     thread.start();
     defer::spare(1 << cpu, Mode::Pending);
     let before = defer::seen();
-    let deferred = || left_to_guests(cpu);
+    let deferred = || left_to(cpu, Context::Guest);
     let (had, caught_up) = (deferred(), defer::catch_ups(cpu));
     let met = wait_until("nothing was left to a guest", || {
         (0..50).for_each(|_| sender.remap());
@@ -250,11 +289,10 @@ fn guest() -> Result<(), String> {
     defer::expect_fresh(&before)
 }
 
-/// What was left to CPU `cpu` while it was in a guest.
-fn left_to_guests(cpu: usize) -> u64 {
-    let is_meant = |row: &Row| {
-        row.target == cpu && row.state == Context::Guest && row.action == Action::Deferred
-    };
+/// What was left to CPU `cpu` while it was there.
+fn left_to(cpu: usize, place: Context) -> u64 {
+    let is_meant =
+        |row: &Row| row.target == cpu && row.state == place && row.action == Action::Deferred;
     ipi::rows().filter(is_meant).map(|row| row.count).sum()
 }
 
@@ -299,8 +337,8 @@ fn times() -> Result<(), String> {
 }
 
 /// NMIs hit every part of the way in and out, danger zones included.
-fn nmi_storm() -> Result<(), String> {
-    beside(Program::Storm, Mode::Pending, |sender, before, cpu| {
+fn nmi_storm(mode: Mode) -> Result<(), String> {
+    beside(Program::Storm, mode, |sender, before, cpu| {
         let mut sent = 0u64;
         wait_until("too few NMIs hit the kernel", || {
             sender.remap();
@@ -314,8 +352,8 @@ fn nmi_storm() -> Result<(), String> {
 }
 
 /// The same at the points where a wrong order would show, each time.
-fn points() -> Result<(), String> {
-    beside(Program::Storm, Mode::Pending, |sender, before, cpu| {
+fn points(mode: Mode) -> Result<(), String> {
+    beside(Program::Storm, mode, |sender, before, cpu| {
         defer::stop_at_points(cpu);
         remap_until(sender, before, (Look::Point, 4000), || true)?;
         defer::expect_fresh(before)

@@ -16,6 +16,7 @@ mod others;
 mod sched;
 mod structures;
 mod text;
+mod virtiofs;
 mod window;
 
 const SUITES: &[&[Test]] = &[
@@ -25,6 +26,7 @@ const SUITES: &[&[Test]] = &[
     defer::TESTS,
     window::TESTS,
     ninep::TESTS,
+    virtiofs::TESTS,
     others::TESTS,
     hooks::TESTS,
 ];

@@ -20,7 +20,8 @@ use machine::virtio::SubmitError;
 use super::ninep_server::{Lie, RequestKind, Server};
 use crate::base::io::{Sink, Source};
 use crate::base::time::{self, NS_PER_SEC};
-use crate::drivers::ninep_transport::{Exchange, Messages, Ring, Timeouts};
+use crate::drivers::exchange::{Exchange, Messages, Ring, Timeouts};
+use crate::drivers::ninep_transport::check_reply;
 use crate::fs::ninep::NinepFs;
 use crate::fs::overlay::OverlayFs;
 use crate::process::spawn_kernel;
@@ -379,6 +380,7 @@ impl Shared {
         for number in 0..size {
             if let Some(mut messages) = ring.taken[number].take() {
                 messages.reply = reply.to_vec();
+                messages.written = reply.len();
                 ring.done.push((number, messages));
                 answered += 1;
             }
@@ -424,7 +426,8 @@ const RCLUNK: &[u8] = &[7, 0, 0, 0, 121, 0, 0];
 /// One call that must end with EIO, and how long it took.
 fn failing_call(exchange: &Exchange<Shared>) -> Result<u64, String> {
     let before = time::now_ns();
-    let got = exchange.call(vec![0; 11], 512);
+    let answer = exchange.call(vec![0; 11], 512, Vec::new());
+    let got = answer.and_then(|answer| check_reply(answer.reply));
     ensure!(got == Err(Errno::EIO), "{got:?}");
     Ok(time::now_ns() - before)
 }

@@ -49,6 +49,8 @@ pub struct Dentry {
     inode: Arc<dyn Inode>,
     place: SpinLock<Place>,
     names: Mutex<()>,
+    /// [`Inode::names_version`] of what is cached of its names; 0: nothing is.
+    names_version: AtomicU64,
     /// How many mounts cover it.
     mounts: AtomicU32,
     unlinked: AtomicBool,
@@ -165,6 +167,7 @@ impl Dentry {
             inode,
             place: SpinLock::new(Place { parent, name }),
             names: Mutex::new(()),
+            names_version: AtomicU64::new(0),
             mounts: AtomicU32::new(0),
             unlinked: AtomicBool::new(false),
         })
@@ -229,6 +232,18 @@ impl Dentry {
     /// Keeps the names of this directory as they are.
     pub fn lock_names(&self) -> MutexGuard<'_, ()> {
         self.names.lock()
+    }
+
+    /// [`Inode::names_version`] of what is cached of its names.
+    #[inline]
+    pub(super) fn names_version(&self) -> u64 {
+        self.names_version.load(Ordering::Acquire)
+    }
+
+    /// What is cached of its names is of this version from now on, once what is of another has been
+    /// forgotten: whether there is any. Its names are locked.
+    pub(super) fn set_names_version(&self, version: u64) -> bool {
+        ![0, version].contains(&self.names_version.swap(version, Ordering::AcqRel))
     }
 
     /// Whether it is `other` or lies below it; true for good only with moves held off.
@@ -332,6 +347,25 @@ pub fn forget(parent: &Dentry, name: &[u8]) -> Option<Arc<Dentry>> {
         entries.swap_remove(at)
     };
     entry.dentry
+}
+
+/// Forgets the names of a directory, but for those in use that `stays` (name, object) says are
+/// still there, and those that something is mounted on. The others that are in use have lost their
+/// names. The parent's names are locked; `stays` may sleep.
+pub fn forget_names(parent: &Dentry, stays: impl Fn(&[u8], &Arc<dyn Inode>) -> bool) {
+    let mut in_use = Vec::new();
+    for bucket in &TABLE {
+        let is_of = |entry: &mut CachedName| entry.parent == parent.id;
+        prune(bucket, is_of);
+        let entries = bucket.lock();
+        let left = entries.iter().filter(|entry| entry.parent == parent.id);
+        in_use.extend(left.filter_map(|entry| Some((entry.name.clone(), entry.dentry.clone()?))));
+    }
+    for (name, dentry) in in_use {
+        if !dentry.is_covered() && !stays(&name, dentry.inode()) {
+            removed(parent, &name, false);
+        }
+    }
 }
 
 /// Enters an object made by [`Dentry::uncached`], because something is mounted on it.

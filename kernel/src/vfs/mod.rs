@@ -205,6 +205,11 @@ pub trait Inode: Send + Sync + Any {
     fn rename(&self, _name: &[u8], _to: &Arc<dyn Inode>, _new: &[u8], _flags: u32) -> Result<()> {
         Err(Errno::ENOTDIR)
     }
+    /// A number that is another one when a directory's names may be others, for a file system whose
+    /// [`FileSystem::names_expire`]. Not 0 there. May sleep.
+    fn names_version(&self) -> Result<u64> {
+        Ok(0)
+    }
     /// Up to `max` entries from position `from` on (0: the first), without `.` and `..`.
     fn read_dir(&self, _from: u64, _max: usize) -> Result<Vec<DirEntry>> {
         Err(Errno::ENOTDIR)
@@ -269,6 +274,10 @@ pub trait FileSystem: Send + Sync {
     /// missing ones). False for procfs, whose names come and go by themselves.
     fn caches_names(&self) -> bool {
         true
+    }
+    /// Whether cached names must be asked about ([`Inode::names_version`]), because others change them.
+    fn names_expire(&self) -> bool {
+        false
     }
     /// Writes everything to where it lasts (sync(2)).
     fn sync(&self) -> Result<()> {

@@ -49,6 +49,8 @@ pub struct Mount {
     root: Arc<Dentry>,
     /// Its root is not the top of its file system.
     shows_part: bool,
+    /// [`FileSystem::names_expire`].
+    names_expire: bool,
     place: SpinLock<Option<Location>>,
     flags: AtomicU32,
     /// Somebody has asked by MNT_EXPIRE whether it is in use.
@@ -76,6 +78,7 @@ impl Mount {
     ) -> Arc<Mount> {
         Arc::new(Mount {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            names_expire: fs.names_expire(),
             fs,
             shows_part: root.parent().is_some(),
             root,
@@ -95,6 +98,12 @@ impl Mount {
     /// The file system it shows.
     pub fn file_system(&self) -> &Arc<dyn FileSystem> {
         &self.fs
+    }
+
+    /// Whether cached names must be asked about: [`FileSystem::names_expire`].
+    #[inline(always)]
+    pub fn names_expire(&self) -> bool {
+        self.names_expire
     }
 
     /// The top of what it shows.

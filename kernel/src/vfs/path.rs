@@ -658,6 +658,9 @@ pub fn child_of(directory: &Location, name: &[u8]) -> Result<Option<Arc<Dentry>>
     if name.len() > NAME_MAX {
         return Err(Errno::ENAMETOOLONG);
     }
+    if directory.mount.names_expire() {
+        forget_expired(directory)?;
+    }
     match dentry::cached(&directory.dentry, name) {
         Cached::Found(child) => Ok(Some(child)),
         Cached::Absent => Ok(None),
@@ -667,6 +670,24 @@ pub fn child_of(directory: &Location, name: &[u8]) -> Result<Option<Arc<Dentry>>
         }
         Cached::Unknown => child_locked(directory, name),
     }
+}
+
+/// Forgets what is cached of a directory's names, if they may be others by now.
+fn forget_expired(directory: &Location) -> Result<()> {
+    let parent = &directory.dentry;
+    let version = parent.inode().names_version()?;
+    if parent.names_version() == version {
+        return Ok(());
+    }
+    let _names = parent.lock_names();
+    if !parent.set_names_version(version) {
+        return Ok(());
+    }
+    dentry::forget_names(parent, |name, inode| {
+        // What is in use keeps its place in the tree, if it is still there.
+        parent.inode().lookup(name).is_ok_and(|now| Arc::ptr_eq(&now, inode))
+    });
+    Ok(())
 }
 
 /// As [`child_of`], with the directory's names locked.

@@ -14,6 +14,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use context_tracking::pcid::{self, Slots};
 
+use crate::context_tracking::{local, word};
 use crate::cpu::percpu::{self, CpuCell, PerCpu};
 use crate::cpu::{self, Cr3, MAX_CPUS, PhysAddr, cr, features, has_pti, user_root};
 
@@ -58,11 +59,13 @@ pub(crate) fn load(id: u64, root: PhysAddr, is_current: bool) {
         slots.leave(user_is_stale());
         slots.enter(id, is_current)
     });
+    let is_dropped = word::catches_up_by_cr3();
+    let load = if is_dropped { load.by_cr3() } else { load };
     let (kernel, user) =
         (|flush| Cr3::kernel(root, load.slot, flush), |flush| Cr3::user(root, load.slot, flush));
     // SAFETY: every space has the kernel's half; the caller keeps the root alive.
     unsafe { kernel(load.flush).load() };
-    note(kernel(false), user(load.flush_user), user(false));
+    note(kernel(is_dropped), user(load.flush_user), user(false));
 }
 
 /// Loads the kernel's own root, which is at `root`. Its context never has translations of programs,
@@ -71,10 +74,23 @@ pub(crate) fn load_kernel_root(root: PhysAddr) {
     let mut value = Cr3::plain(root);
     if in_use() {
         with_slots(|slots| slots.leave(user_is_stale()));
-        value = value.kept();
+        if !word::catches_up_by_cr3() {
+            value = value.kept();
+        }
     }
     // SAFETY: the kernel's root maps the kernel.
     unsafe { value.load() };
+}
+
+/// The way in which this CPU catches up has changed: makes what its entries load follow, and drops
+/// what was kept by the way before. Interrupts are masked.
+pub(crate) fn follow_tracking() {
+    let noted = &percpu::local().kernel_cr3;
+    let value = noted.get();
+    if in_use() && has_pti() && value != Cr3::NONE {
+        noted.set(if word::catches_up_by_cr3() { value.stale() } else { value.kept() });
+        local::flush_all();
+    }
 }
 
 /// Sets what `entry.S` loads: on the way in, on the way back, and on the ways back after that one.

@@ -3,7 +3,8 @@
 //!
 //! Every CPU's word says where it is; `entry.S` writes it. On isolated CPUs (`nohz_full=`) it is a
 //! protocol with the senders: the entry sets `IN_KERNEL` by a locked instruction and looks at what
-//! is pending. On the others senders never leave a note, so a plain store does; it serves the
+//! is pending; or, with `defer=cr3`, senders leave no notes, and the write of CR3 on the way in drops
+//! what may be stale. On the others senders never leave a note, so a plain store does; it serves the
 //! accounts.
 //!
 //! What is hard: everything an entry executes before it has caught up may meet text that was
@@ -14,11 +15,13 @@
 //! Neighbours: `ipi` sends, `tlb` asks, `vmrun/switch.S` writes the word around guests.
 
 use core::arch::asm;
-use core::sync::atomic::{AtomicU32, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
 use context_tracking::flush::{Features, Method};
 use context_tracking::isolation::Isolation;
-use context_tracking::state::{self, Context, Dispatched, Machine, PENDING_SYNC, PENDING_TLB};
+use context_tracking::state::{
+    self, Context, Dispatched, Machine, PENDING_SYNC, PENDING_TLB, Spared,
+};
 use context_tracking::work::Mode;
 
 use crate::context_tracking::{ipi, local, tlb};
@@ -28,7 +31,12 @@ use crate::cpu::{self, features, has_pti};
 
 /// CPUs that are spared deferrable work while in user mode.
 static SPARED: AtomicU32 = AtomicU32::new(0);
+/// They catch up by their write of CR3. Changes only while nobody is spared.
+static BY_CR3: AtomicBool = AtomicBool::new(false);
 static ISOLATION: Once<Isolation> = Once::new();
+/// What `defer=` says.
+#[cfg(feature = "ktest")]
+static MODE: Once<Mode> = Once::new();
 
 /// Reads `isolcpus=`, `nohz_full=` and `defer=`, and makes each CPU's entries follow them. On the
 /// first CPU, when all run, and before any goes to user mode.
@@ -44,20 +52,27 @@ pub(crate) fn init(command_line: &str) {
     let mode =
         formats::params::find(command_line, "defer").map_or(Some(Mode::Pending), Mode::parse);
     let mode = mode.unwrap_or_else(|| {
-        crate::log!("warning: defer= is none of pending, always, off: taken as pending");
+        crate::log!("warning: defer= is none of pending, always, cr3, off: taken as pending");
         Mode::Pending
     });
+    if mode != mode.possible(has_pti()) {
+        crate::log!("warning: defer=cr3 needs pti=on: taken as pending");
+    }
     ISOLATION.call_once(|| isolation);
+    #[cfg(feature = "ktest")]
+    MODE.call_once(|| mode);
     if isolation.nohz_full != 0 {
         spare(isolation.nohz_full, mode);
     }
 }
 
-/// From now on `cpus` are spared deferrable work in user mode, and no others.
+/// From now on `cpus` are spared deferrable work in user mode, and no others; as `mode` says, if
+/// that is possible.
 pub(crate) fn spare(cpus: u32, mode: Mode) {
-    let tracking = match mode {
+    let tracking = match mode.possible(has_pti()) {
         Mode::Pending => tracking::PENDING,
         Mode::Always => tracking::ALWAYS,
+        Mode::Cr3 => tracking::CR3,
         Mode::Off => tracking::OFF,
     };
     // First nobody leaves notes: an answer says that a sender is done with its own. Then the second
@@ -70,12 +85,25 @@ pub(crate) fn spare(cpus: u32, mode: Mode) {
         percpu::of(cpu).tracking.store(of_cpu, Ordering::SeqCst);
     }
     tlb::reload_entries();
+    BY_CR3.store(tracking == tracking::CR3, Ordering::SeqCst);
     SPARED.store(if tracking == tracking::OFF { 0 } else { cpus }, Ordering::SeqCst);
 }
 
 /// One of [`tracking`]: what entries of this CPU do.
 pub(crate) fn tracking_here() -> u32 {
     percpu::local().tracking.load(Ordering::SeqCst)
+}
+
+/// What `defer=` says.
+#[cfg(feature = "ktest")]
+pub(crate) fn mode() -> Mode {
+    MODE.get().copied().unwrap_or_default()
+}
+
+/// Whether this CPU is told nothing of what may wait, and drops it whenever it writes CR3.
+#[inline(always)]
+pub(crate) fn catches_up_by_cr3() -> bool {
+    percpu::local().tracking.load(Ordering::Relaxed) == tracking::CR3
 }
 
 /// Chooses how this CPU flushes. Once on each CPU, when its CR4 is set.
@@ -94,8 +122,9 @@ pub fn isolation() -> Isolation {
 }
 
 /// CPUs whose deferrable work waits while they are in user mode.
-pub(crate) fn spared() -> u32 {
-    SPARED.load(Ordering::Relaxed)
+pub(crate) fn spared() -> Spared {
+    let cpus = SPARED.load(Ordering::Acquire);
+    Spared { cpus, by_cr3: BY_CR3.load(Ordering::Relaxed) }
 }
 
 /// Where CPU `cpu` is, at this moment.
@@ -165,6 +194,10 @@ impl Machine for AllCpus {
         local::flush_all();
     }
 
+    fn write_cr3(&self) {
+        local::flush_all();
+    }
+
     fn serialize(&self) {
         cpu::serialize();
     }
@@ -220,6 +253,11 @@ impl Machine for Here {
     }
 
     #[inline(always)]
+    fn write_cr3(&self) {
+        local::drop_everything(Method::Cr3Reload);
+    }
+
+    #[inline(always)]
     fn serialize(&self) {
         self.0.context.serialized.fetch_add(1, Ordering::Relaxed);
         // MOV to a control register serialises (SDM 3A, 9.3). Not IRET, which would let the next
@@ -252,7 +290,7 @@ extern "C" fn context_leave_guest() {
     if tracking == tracking::OFF {
         here.store_release(0, state::IN_KERNEL);
     } else {
-        let also = if tracking == tracking::ALWAYS { ALWAYS_PENDING } else { 0 };
+        let also = if tracking == tracking::PENDING { 0 } else { ALWAYS_PENDING };
         state::leave_guest(&here, 0, also);
     }
 }
@@ -261,7 +299,11 @@ extern "C" fn context_leave_guest() {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = ".entry.text")]
 extern "C" fn context_paranoid_enter() -> u32 {
-    state::paranoid_enter(&Here(percpu::local()), 0)
+    let here = Here(percpu::local());
+    if catches_up_by_cr3() {
+        return state::paranoid_enter_by_cr3(&here, 0);
+    }
+    state::paranoid_enter(&here, 0)
 }
 
 #[unsafe(no_mangle)]

@@ -19,10 +19,12 @@ use crate::cpu::{Cr3, MAX_CPUS, USER_END, msr, wrmsr};
 pub(crate) mod tracking {
     /// Senders interrupt it always: the word is for the accounts.
     pub(crate) const OFF: u32 = 0;
+    /// Senders leave no notes; every entry sets its word, then writes CR3.
+    pub(crate) const CR3: u32 = 1;
     /// Senders leave notes; an entry catches up if there is one.
-    pub(crate) const PENDING: u32 = 1;
+    pub(crate) const PENDING: u32 = 2;
     /// Senders leave notes; every entry flushes.
-    pub(crate) const ALWAYS: u32 = 2;
+    pub(crate) const ALWAYS: u32 = 3;
 }
 
 /// One CPU's part, on cache lines of its own: senders write the word of others.

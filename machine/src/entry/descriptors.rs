@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use entry::{flags, selector};
 
-use crate::context_tracking::word;
+use crate::context_tracking::{pcid, word};
 use crate::cpu::percpu::{self, CpuLocal, tracking};
 use crate::cpu::{self, MAX_CPUS, has_pti, msr, wrmsr};
 use crate::memory;
@@ -119,6 +119,7 @@ unsafe extern "C" {
     static syscall_entry_pti: u8;
     static syscall_entry_pti_pending: u8;
     static syscall_entry_pti_always: u8;
+    pub(crate) static syscall_entry_pti_cr3: u8;
     static syscall_entry_pti_instrumented: u8;
 }
 
@@ -246,8 +247,10 @@ pub(crate) fn instrument_calls() {
     INSTRUMENTED.store(true, Ordering::SeqCst);
 }
 
-/// Sets this CPU's entry for SYSCALL: the one of its way of tracking.
+/// Sets this CPU's entry for SYSCALL: the one of its way of tracking; and whether its writes of CR3
+/// keep anything.
 pub(crate) fn choose_syscall_entry() {
+    pcid::follow_tracking();
     let entry = match (has_pti(), word::tracking_here()) {
         (false, _) if INSTRUMENTED.load(Ordering::SeqCst) => &raw const syscall_entry_instrumented,
         (true, _) if INSTRUMENTED.load(Ordering::SeqCst) => {
@@ -258,6 +261,7 @@ pub(crate) fn choose_syscall_entry() {
         (false, _) => &raw const syscall_entry,
         (true, tracking::PENDING) => &raw const syscall_entry_pti_pending,
         (true, tracking::ALWAYS) => &raw const syscall_entry_pti_always,
+        (true, tracking::CR3) => &raw const syscall_entry_pti_cr3,
         (true, _) => &raw const syscall_entry_pti,
     };
     let entry = entry as u64;

@@ -101,6 +101,28 @@ context_entered_\name:
 context_entered_\name:
 .endm
 
+// Where the write of CR3 is the catch-up it has been done: see `say_before_cr3`.
+.macro enter_cr3 name
+.globl context_entered_\name
+context_entered_\name:
+.endm
+
+// Before the write of CR3 that is the catch-up (`defer=cr3`): the CPU says first that it is in the
+// kernel, and then drops what it was not told of. Locked, since nothing says that the write makes a
+// plain store seen before it drops anything. Changes flags.
+.macro say_before_cr3 name
+    lock btsl ${IN_KERNEL_BIT}, %gs:{CONTEXT}
+.globl context_said_\name
+context_said_\name:
+.endm
+
+// The same where entries are shared by all ways of tracking.
+.macro say_before_cr3_if_so name
+    cmpl ${TRACKING_CR3}, %gs:{TRACKING}
+    jne context_said_\name
+    say_before_cr3 \name
+.endm
+
 // Where calls are instrumented: whichever of the above this CPU needs.
 .macro enter_instrumented name
     lock btsl ${IN_KERNEL_BIT}, %gs:{CONTEXT}
@@ -233,6 +255,12 @@ guarded_\name:
 \name:
     swapgs
     mov %rsp, %gs:{USER_RSP}
+    .ifc \tracking, cr3
+    say_before_cr3 \name
+    .endif
+    .ifc \tracking, instrumented
+    say_before_cr3_if_so \name
+    .endif
     load_kernel_cr3 %rsp
     mov %gs:{KERNEL_STACK_TOP}, %rsp
     serve_syscall \name, \tracking, \serve
@@ -314,6 +342,9 @@ sysret_pti:
 
     other_ways pending, syscall_from_user
     other_ways always, syscall_from_user
+    syscall_way_pti syscall_entry_pti_cr3, cr3, syscall_from_user
+    jmp sysret_pti
+.size syscall_entry_pti_cr3, . - syscall_entry_pti_cr3
     other_ways instrumented, instrumented_syscall_from_user
 
 .if {CHECK_SYSRET}
@@ -399,6 +430,7 @@ guard_\name:
     guard_out_of_line syscall_entry_pti_pending, guard_syscall
     guard_out_of_line syscall_entry_always, guard_syscall
     guard_out_of_line syscall_entry_pti_always, guard_syscall
+    guard_out_of_line syscall_entry_pti_cr3, guard_syscall
     guard_out_of_line syscall_entry_instrumented, guard_syscall
     guard_out_of_line syscall_entry_pti_instrumented, guard_syscall
     guard_out_of_line vector, guard_entry
@@ -563,6 +595,7 @@ guarded_vector:
 
 vector_from_user_pti:
     // On this CPU's entry stack: switch tables, and move the frame to the thread's stack.
+    say_before_cr3_if_so vector
     load_kernel_cr3 %rax
 move_to_thread_stack:
     // rdi: the frame, rsi: vector
@@ -635,6 +668,7 @@ bad_iret:
     mov %gs:{KERNEL_STACK_TOP}, %rdx
     cmpq $0, %gs:{PTI}
     je 1f
+    say_before_cr3_if_so bad_iret
     load_kernel_cr3 %rax
     mov %gs:{ENTRY_STACK_TOP}, %rsi
     // Downwards, for without isolation the two places overlap.

@@ -39,6 +39,7 @@ global_asm!(
     USER_LIMIT = const offset_of!(CpuLocal, user_limit),
     NEVER_IN_R11 = const flags::TF | flags::RF | flags::VM,
     TRACKING = const offset_of!(CpuLocal, tracking),
+    TRACKING_CR3 = const tracking::CR3,
     TRACKING_PENDING = const tracking::PENDING,
     CONTEXT = const offset_of!(CpuLocal, context) + offset_of!(CpuContext, state),
     IN_KERNEL = const state::IN_KERNEL,

@@ -3,7 +3,8 @@
 //! translation that the sender believes gone.
 //!
 //! With page-table isolation every entry loads CR3, which emulators take for a flush of everything:
-//! then this sees nothing, and only counts.
+//! then this sees nothing, and only counts. What such loads keep on hardware is searched in
+//! `mechanisms/context_tracking/tests/tlb.rs`, and here what is loaded is looked at.
 //!
 //! Also here: debug registers that stop a CPU at labelled points of `entry.S`, where it looks as
 //! well, and catch-ups that are left out on purpose, so that the detector itself is tested. The
@@ -19,8 +20,8 @@ use entry::{PtRegs, flags};
 
 use crate::context_tracking::{ipi, tlb, word};
 use crate::cpu::percpu::{self, cpu_id, tracking};
-use crate::cpu::{self, vmap_base};
-use crate::entry::descriptors::syscall_entry_pending;
+use crate::cpu::{self, Cr3, vmap_base};
+use crate::entry::descriptors::{self, syscall_entry_pending, syscall_entry_pti_cr3};
 use crate::memory;
 use crate::memory::frame::{Frame, PAGE_SIZE};
 
@@ -144,7 +145,7 @@ pub fn seen() -> Seen {
 /// Spares these CPUs from now on; 0 puts back what the command line says.
 pub fn spare(cpus: u32, mode: Mode) {
     if cpus == 0 {
-        word::spare(word::isolation().nohz_full, Mode::Pending);
+        word::spare(word::isolation().nohz_full, word::mode());
     } else {
         word::spare(cpus, mode);
     }
@@ -172,6 +173,20 @@ pub fn stop_at_points(cpu: usize) {
 /// Whether page-table isolation is on, which hides missing flushes from emulators.
 pub fn is_blind() -> bool {
     memory::has_pti()
+}
+
+/// What is wrong with this CPU's way in and its loads of CR3 for one that catches up by them (`is`),
+/// or does not.
+pub fn expect_cr3(is: bool) -> Result<(), String> {
+    let [entry, _] = descriptors::entry_points(0);
+    let is_entry = entry == &raw const syscall_entry_pti_cr3 as u64;
+    let noted = percpu::local().kernel_cr3.get();
+    let keeps = !noted.is_stale();
+    // Before the first program nothing is noted.
+    let may_keep = !is && crate::context_tracking::pcid::in_use() && noted != Cr3::NONE;
+    let right = is_entry == is && keeps == may_keep;
+    let what = format!("catches up by CR3: {is}; its entry: {is_entry}; its CR3 keeps: {keeps}");
+    if right { Ok(()) } else { Err(what) }
 }
 
 /// Catch-ups that CPU `cpu` has done.
@@ -264,19 +279,30 @@ unsafe extern "C" {
     static ktest_careful: u8;
     static ktest_careful_end: u8;
     static context_entering_syscall_entry_pending: u8;
+    static context_said_syscall_entry_pti_cr3: u8;
     static context_left_sysret: u8;
+    static context_left_sysret_pti: u8;
     static sysret_window_start: u8;
 }
 
 /// Sets this CPU's debug registers: the program's GS and stack; the kernel's, before the word is
-/// set; behind the exit's store; before SYSRET, on the program's stack.
+/// set, or where CR3 catches up once it is; behind the exit's store; before SYSRET, on the program's
+/// stack.
 fn set_points() {
-    let points = [
-        &raw const syscall_entry_pending,
-        &raw const context_entering_syscall_entry_pending,
-        &raw const context_left_sysret,
-        &raw const sysret_window_start,
-    ]
+    let points = match word::catches_up_by_cr3() {
+        false => [
+            &raw const syscall_entry_pending,
+            &raw const context_entering_syscall_entry_pending,
+            &raw const context_left_sysret,
+            &raw const sysret_window_start,
+        ],
+        true => [
+            &raw const syscall_entry_pti_cr3,
+            &raw const context_said_syscall_entry_pti_cr3,
+            &raw const context_left_sysret_pti,
+            &raw const sysret_window_start,
+        ],
+    }
     .map(|label| label as u64);
     // DR7 (SDM 3B, 17.2.4): all four enabled globally, each for the execution of one instruction.
     const ALL: u64 = 0x4aa;

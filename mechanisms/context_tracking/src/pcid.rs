@@ -42,6 +42,16 @@ pub struct Load {
     pub flush_user: bool,
 }
 
+impl Load {
+    /// The same on a CPU that is told nothing of the kernel's translations and drops them whenever
+    /// it writes CR3 (`work::Mode::Cr3`): an entry drops one context, so what the others have is
+    /// dropped when they come into use.
+    #[must_use]
+    pub const fn by_cr3(self) -> Load {
+        Load { flush: true, ..self }
+    }
+}
+
 impl<const N: usize> Slots<N> {
     /// Nobody has a slot.
     #[must_use]
@@ -146,6 +156,16 @@ mod tests {
         slots.enter(2, true);
         slots.leave(false);
         assert_eq!(slots.enter(1, true), Load { slot: 0, flush: false, flush_user: true });
+    }
+
+    #[test]
+    fn a_cpu_that_is_told_nothing_keeps_nothing_of_the_kernels() {
+        for flush in [false, true] {
+            for flush_user in [false, true] {
+                let load = Load { slot: 3, flush, flush_user };
+                assert_eq!(load.by_cr3(), Load { slot: 3, flush: true, flush_user });
+            }
+        }
     }
 
     #[test]

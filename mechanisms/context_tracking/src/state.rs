@@ -6,7 +6,7 @@
 //! machine only through [`Machine`].
 //!
 //! Reading order: [`Machine`], [`dispatch`] (senders), [`enter`], [`catch_up`], [`exit`], then
-//! guests and NMIs. The fast path of `machine/src/entry/entry.S` is [`enter`] and the test for
+//! guests, NMIs, and the way without notes ([`enter_by_cr3`]). The fast path of `machine/src/entry/entry.S` is [`enter`] and the test for
 //! pending bits in assembly.
 
 /// The CPU executes kernel code that may rely on everything being up to date.
@@ -49,6 +49,9 @@ pub trait Machine {
     fn send(&self, cpu: usize, work: u32);
     /// Drops all kernel translations of this CPU, of all PCIDs, global ones included.
     fn flush_kernel_tlb(&self);
+    /// Writes CR3, as page-table isolation does on the way in: drops what this CPU has of kernel
+    /// translations, and serialises.
+    fn write_cr3(&self);
     /// Makes this CPU fetch anew whatever it executes next.
     fn serialize(&self);
 }
@@ -65,17 +68,31 @@ pub struct Dispatched {
     pub guests: u32,
 }
 
+/// The CPUs that are not interrupted while they are in user mode or in a guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spared {
+    /// One bit for each.
+    pub cpus: u32,
+    /// Their entries catch up whether or not something is pending ([`enter_by_cr3`]): no note is
+    /// left.
+    pub by_cr3: bool,
+}
+
 /// Asks `targets` to do `work` ([`PENDING`] bits) for a change that the caller has made. CPUs of
 /// `spared` that are in user mode are not interrupted.
 ///
 /// The caller then waits for all in [`Dispatched::sent`] to acknowledge. It is not among `targets`.
 #[inline]
-pub fn dispatch(machine: &impl Machine, targets: u32, spared: u32, work: u32) -> Dispatched {
+pub fn dispatch(machine: &impl Machine, targets: u32, spared: Spared, work: u32) -> Dispatched {
     // The change is visible before any word is looked at, and before any interrupt is sent.
     machine.full_barrier();
     let mut result = Dispatched::default();
     for cpu in bits(targets) {
-        let left = if spared & 1 << cpu != 0 { try_defer(machine, cpu, work) } else { None };
+        let left = match spared.cpus & 1 << cpu != 0 {
+            false => None,
+            true if spared.by_cr3 => Some(machine.load(cpu)).filter(|word| word & IN_KERNEL == 0),
+            true => try_defer(machine, cpu, work),
+        };
         match left {
             None => result.sent |= 1 << cpu,
             Some(word) => {
@@ -168,6 +185,31 @@ pub fn paranoid_exit(machine: &impl Machine, cpu: usize, old: u32) {
     if old & IN_KERNEL == 0 {
         exit(machine, cpu);
     }
+}
+
+/// Entry of `cpu` where no notes are left: the word says so first, and the write of CR3 that comes
+/// anyway makes good whatever was kept from this CPU. The other order has a hole: a sender that
+/// looks between the write and the word spares a CPU that will drop nothing more.
+///
+/// The word is set by a locked operation. A plain store is seen by others when CR3 is written, but
+/// nothing says that it is before translations are dropped.
+#[inline(always)]
+pub fn enter_by_cr3(machine: &impl Machine, cpu: usize) {
+    enter(machine, cpu);
+    machine.write_cr3();
+}
+
+/// As [`paranoid_enter`] where no notes are left. Such an entry writes CR3 whatever it hits, and
+/// that is the catch-up if it hit the place between the word and the write of [`enter_by_cr3`]. If
+/// the word says "user" now, senders spared this CPU until now, behind the write: once more.
+#[inline(always)]
+pub fn paranoid_enter_by_cr3(machine: &impl Machine, cpu: usize) -> u32 {
+    machine.write_cr3();
+    let old = enter(machine, cpu);
+    if old & IN_KERNEL == 0 {
+        machine.write_cr3();
+    }
+    old
 }
 
 /// The CPUs in a mask, ascending.

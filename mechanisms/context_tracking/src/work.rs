@@ -97,6 +97,9 @@ pub enum Mode {
     Pending,
     /// Deferred; every entry flushes, pending or not.
     Always,
+    /// Deferred, and no note left: the write of CR3 by which page-table isolation enters the kernel
+    /// is the catch-up of every entry.
+    Cr3,
     /// Never deferred.
     Off,
 }
@@ -108,8 +111,19 @@ impl Mode {
         match value {
             "pending" => Some(Mode::Pending),
             "always" => Some(Mode::Always),
+            "cr3" => Some(Mode::Cr3),
             "off" => Some(Mode::Off),
             _ => None,
+        }
+    }
+
+    /// What this becomes on a machine whose entries write CR3 (`has_pti`), or do not: without that
+    /// write nothing would catch up.
+    #[must_use]
+    pub const fn possible(self, has_pti: bool) -> Mode {
+        match self {
+            Mode::Cr3 if !has_pti => Mode::Pending,
+            other => other,
         }
     }
 }
@@ -137,7 +151,17 @@ mod tests {
     fn modes() {
         assert_eq!(Mode::parse("pending"), Some(Mode::Pending));
         assert_eq!(Mode::parse("always"), Some(Mode::Always));
+        assert_eq!(Mode::parse("cr3"), Some(Mode::Cr3));
         assert_eq!(Mode::parse("off"), Some(Mode::Off));
         assert_eq!(Mode::parse("on"), None);
+    }
+
+    #[test]
+    fn a_catch_up_by_cr3_needs_entries_that_write_it() {
+        assert_eq!(Mode::Cr3.possible(true), Mode::Cr3);
+        assert_eq!(Mode::Cr3.possible(false), Mode::Pending);
+        for mode in [Mode::Pending, Mode::Always, Mode::Off] {
+            assert_eq!([mode.possible(true), mode.possible(false)], [mode, mode]);
+        }
     }
 }

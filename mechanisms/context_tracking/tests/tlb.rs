@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use context_tracking::flush::{Features, Method};
+use context_tracking::pcid::Load;
 use proptest::prelude::*;
 
 /// What a kernel address leads to: the number of the mapping.
@@ -122,7 +123,86 @@ fn the_chosen_way_leaves_none() {
     }
 }
 
+/// With isolated tables no kernel translation is global (`memory::kernel_space`).
+const ISOLATED: [Features; 2] = [PLAIN, PCID];
+
+/// What a CPU of `defer=cr3` does, and what is done behind its back.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    /// Comes from the program, uses an address, goes back.
+    Enter(u64),
+    /// Comes from the program, uses an address, loads another space, uses it there, goes back.
+    Switch(u16, u64),
+    /// In user mode: what the address leads to has changed.
+    Change(u64),
+}
+
+/// Whether an access meets what is gone. `drops`: whether entries, and switches, drop what their
+/// context has.
+fn is_stale_by_cr3(features: Features, drops: [bool; 2], acts: &[Act]) -> bool {
+    let mut tables: BTreeMap<u64, Tag> = (0..4).map(|va| (va, 0)).collect();
+    let mut tlb = Tlb::new(features);
+    acts.iter().any(|&act| {
+        let va = match act {
+            Act::Change(va) => {
+                *tables.entry(va).or_default() += 1;
+                return false;
+            }
+            Act::Enter(va) => {
+                tlb.write_cr3(tlb.pcid, !drops[0]);
+                va
+            }
+            Act::Switch(space, va) => {
+                // Out of user mode, where the address is used, and to another space.
+                tlb.write_cr3(tlb.pcid, !drops[0]);
+                if tlb.access(va, &tables) != tables[&va] {
+                    return true;
+                }
+                tlb.write_cr3(space, !drops[1]);
+                va
+            }
+        };
+        tlb.access(va, &tables) != tables[&va]
+    })
+}
+
+#[test]
+fn an_entry_that_keeps_its_context_leaves_a_hole() {
+    let acts = [Act::Enter(0), Act::Change(0), Act::Enter(0)];
+    assert!(is_stale_by_cr3(PCID, [false, true], &acts));
+    assert!(!is_stale_by_cr3(PCID, [true, true], &acts));
+}
+
+/// The second hole of a write of CR3: other contexts.
+#[test]
+fn a_switch_that_keeps_its_context_leaves_a_hole() {
+    let acts = [Act::Switch(2, 0), Act::Switch(1, 0), Act::Change(0), Act::Switch(2, 0)];
+    let kept = Load { slot: 2, flush: false, flush_user: false };
+    assert!(is_stale_by_cr3(PCID, [true, kept.flush], &acts));
+    assert!(!is_stale_by_cr3(PCID, [true, kept.by_cr3().flush], &acts));
+    // Without contexts there is no such hole.
+    assert!(!is_stale_by_cr3(PLAIN, [false, false], &acts));
+}
+
 proptest! {
+    /// Whatever a CPU does that is told nothing, no entry and no switch meets what is gone.
+    #[test]
+    fn writes_of_cr3_leave_nothing_stale(
+        acts in prop::collection::vec(
+            prop_oneof![
+                (0u64..4).prop_map(Act::Enter),
+                (0u16..4, 0u64..4).prop_map(|(space, va)| Act::Switch(space, va)),
+                (0u64..4).prop_map(Act::Change),
+            ],
+            1..60,
+        ),
+    ) {
+        let load = Load { slot: 0, flush: false, flush_user: false }.by_cr3();
+        for features in ISOLATED {
+            prop_assert!(!is_stale_by_cr3(features, [true, load.flush], &acts));
+        }
+    }
+
     /// Whatever the CPU did before in whichever space, after the chosen flush nothing old is left.
     #[test]
     fn no_history_hides_a_stale_translation(

@@ -26,8 +26,6 @@ use crate::drivers::ninep_transport::Transport;
 const MAX_FIDS: u32 = 65_536;
 /// Clunks sent before one other request: enough to keep up, few enough not to be felt.
 const CLUNKS_PER_CALL: usize = 2;
-/// The last number of errno(3).
-const MAX_ERRNO: u32 = Errno::EHWPOISON.number() as u32;
 /// Smallest message size that is of any use.
 const MIN_MESSAGE: u32 = 4096;
 
@@ -63,8 +61,8 @@ impl Drop for Fid {
 
 fn to_errno(error: WireError) -> Errno {
     match error {
-        WireError::Errno(number) if number <= MAX_ERRNO => Errno::new(number),
-        WireError::Errno(_) | WireError::Malformed => Errno::EIO,
+        WireError::Errno(number) => crate::fs::server_errno(number),
+        WireError::Malformed => Errno::EIO,
         WireError::TooLong => Errno::ENAMETOOLONG,
     }
 }

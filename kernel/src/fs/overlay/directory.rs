@@ -82,7 +82,7 @@ impl Entries {
 }
 
 impl Node {
-    fn lower_directory(&self) -> Option<&Arc<dyn Inode>> {
+    pub(super) fn lower_directory(&self) -> Option<&Arc<dyn Inode>> {
         if self.entries.lock().opaque { None } else { self.lower.as_ref() }
     }
 
@@ -99,13 +99,18 @@ impl Node {
             }
             Some(OverlayEntry::Whiteout) => return Err(Errno::ENOENT),
             Some(OverlayEntry::Clean(known)) => {
-                if let Some(node) = known.upgrade() {
+                if let Some(node) = known.upgrade()
+                    && !self.fs.names_expire
+                {
                     return Ok(node);
                 }
             }
             None => {}
         }
         let lower = self.lower_directory().ok_or(Errno::ENOENT)?.lookup(name)?;
+        if let Some(node) = self.clean_child(name, &lower) {
+            return Ok(node);
+        }
         let metadata = lower.metadata()?;
         let name: Arc<[u8]> = name.into();
         let node = self.fs.node_for(lower, &metadata, (self.me(), name.clone()))?;
@@ -113,12 +118,22 @@ impl Node {
             let mut entries = self.entries.lock();
             match entries.by_name.get(&name) {
                 None => {}
-                Some(OverlayEntry::Clean(known)) if known.strong_count() == 0 => {}
+                // Gone, or another object than the name stands for now.
+                Some(OverlayEntry::Clean(_)) => {}
                 Some(_) => return Ok(node),
             }
             entries.by_name.insert(name, OverlayEntry::Clean(Arc::downgrade(&node)));
         }
         Ok(node)
+    }
+
+    /// The unchanged node of a name, if it shows this lower object.
+    fn clean_child(&self, name: &[u8], lower: &Arc<dyn Inode>) -> Option<Arc<Node>> {
+        let known = match self.entries.lock().by_name.get(name) {
+            Some(OverlayEntry::Clean(known)) => known.upgrade()?,
+            _ => return None,
+        };
+        known.lower.as_ref().is_some_and(|shown| Arc::ptr_eq(shown, lower)).then_some(known)
     }
 
     /// Makes every directory up to the top hold its child, this one first.

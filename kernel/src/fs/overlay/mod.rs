@@ -56,6 +56,8 @@ pub struct OverlayFs {
     device: u64,
     next_number: AtomicU64,
     root: Once<Arc<Node>>,
+    /// The lower file system's names change by themselves.
+    names_expire: bool,
     /// What is where: held while names change and nodes are pinned.
     tree: SpinLock<()>,
     /// Nodes of lower files that have several names, by lower number.
@@ -82,6 +84,7 @@ impl OverlayFs {
             device: crate::vfs::anonymous_device(),
             next_number: AtomicU64::new(FIRST_NUMBER),
             root: Once::new(),
+            names_expire: lower.names_expire(),
             tree: SpinLock::new(()),
             linked: SpinLock::new(BTreeMap::new()),
             hidden: SpinLock::new(BTreeSet::new()),
@@ -208,6 +211,10 @@ impl FileSystem for OverlayFs {
 
     fn name(&self) -> &'static str {
         "overlay"
+    }
+
+    fn names_expire(&self) -> bool {
+        self.names_expire
     }
 
     fn statistics(&self) -> Statistics {

@@ -289,6 +289,10 @@ impl Inode for Node {
         self.list(from, max)
     }
 
+    fn names_version(&self) -> Result<u64> {
+        self.lower_directory().map_or(Ok(0), |lower| lower.names_version())
+    }
+
     fn read_link(&self) -> Result<Vec<u8>> {
         if self.kind != FileType::Symlink {
             return Err(Errno::EINVAL);

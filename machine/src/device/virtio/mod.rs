@@ -42,6 +42,8 @@ pub enum DeviceKind {
     NineP,
     /// Sockets to the host.
     Vsock,
+    /// File server that speaks FUSE.
+    FileSystem,
     /// Another type, by number.
     Other(u32),
 }
@@ -55,6 +57,7 @@ impl DeviceKind {
             4 => DeviceKind::Entropy,
             9 => DeviceKind::NineP,
             19 => DeviceKind::Vsock,
+            26 => DeviceKind::FileSystem,
             other => DeviceKind::Other(other),
         }
     }

@@ -20,7 +20,9 @@ use virtqueue::Chains;
 
 use super::QueueAddresses;
 use crate::device::mmio::Registers;
-use crate::memory::frame::{self, OutOfMemory, PAGE_SHIFT, PAGE_SIZE, phys_to_virt, virt_to_phys};
+use crate::memory::frame::{
+    self, Frame, OutOfMemory, PAGE_SHIFT, PAGE_SIZE, phys_to_virt, virt_to_phys,
+};
 use crate::memory::{self, vmap};
 
 /// What is sent with one request: first the buffers the device reads, then those it writes. Empty
@@ -32,6 +34,10 @@ pub struct Buffers {
     /// For the device to write: up to their capacity, whatever is in them. A completed request has
     /// what the device wrote in them, the first one filled before the second.
     pub incoming: [Vec<u8>; 2],
+    /// Whole frames that the device writes after those are full: contents of files, say, which so
+    /// come to where they stay. Others may hold the same frames; whoever looks at them before the
+    /// request is completed sees anything.
+    pub incoming_frames: Vec<Frame>,
 }
 
 impl Buffers {
@@ -39,6 +45,12 @@ impl Buffers {
         let [out_0, out_1] = &self.outgoing;
         let [in_0, in_1] = &self.incoming;
         [out_0.len(), out_1.len(), in_0.capacity(), in_1.capacity()]
+    }
+
+    /// What the frames are to the device: physical address and length of each run of neighbours.
+    fn frame_runs(&self) -> impl Iterator<Item = (u64, usize)> {
+        let runs = self.incoming_frames.chunk_by(|a, b| a.phys() + PAGE_SIZE as u64 == b.phys());
+        runs.filter_map(|run| Some((run.first()?.phys(), run.len() * PAGE_SIZE)))
     }
 
     /// Sets the lengths of the incoming buffers to what the device wrote.
@@ -73,7 +85,8 @@ pub struct Completed {
     pub token: Token,
     /// The buffers that were submitted.
     pub buffers: Buffers,
-    /// Bytes the device says it wrote: the sum of the incoming buffers' lengths.
+    /// Bytes the device says it wrote: the sum of the incoming buffers' lengths, and what came into
+    /// the frames.
     pub written: usize,
 }
 
@@ -237,15 +250,16 @@ impl Queue {
             let buffers = addresses.into_iter().zip(lens).zip([0, 0, WRITE, WRITE]);
             buffers.flat_map(|((at, len), flags)| Runs { at, len }.map(move |run| (run, flags)))
         };
-        let count = parts().count();
+        let frames: Vec<_> = buffers.frame_runs().map(|run| (run, WRITE)).collect();
+        let count = parts().count() + frames.len();
         let is_too_long =
             count > self.size() || lens.iter().any(|&len| u32::try_from(len).is_err());
         if self.broken || count == 0 || is_too_long {
             return Err((SubmitError::Broken, buffers));
         }
-        let mut parts = parts();
+        let mut parts = parts().chain(frames);
         let (size, descriptors) = (self.size, self.descriptors);
-        let room = lens[2] + lens[3];
+        let room = lens[2] + lens[3] + buffers.incoming_frames.len() * PAGE_SIZE;
         let submitted = self.chains.submit(count, buffers, room, |index, next| {
             let Some(((address, len), flags)) = parts.next() else { return };
             let descriptor = Descriptor {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use context_tracking::state::{IN_KERNEL, PENDING};
 
-use crate::programs::{self, Mutant, Role};
+use crate::programs::{self, Role, Rules};
 use crate::world::{Frame, FrameKind, Mode, Op, Place, World};
 
 /// More states than any case has; a bound against a mistake in the search.
@@ -31,13 +31,13 @@ pub(crate) enum Step {
 
 struct Search<'a> {
     roles: &'a [Role],
-    mutant: Mutant,
+    rules: Rules,
     drains: bool,
 }
 
 /// Goes through every state of the case. `drains`: an atomic operation empties the store buffer.
-pub(crate) fn explore(roles: &[Role], nmis: u8, mutant: Mutant, drains: bool) -> Verdict {
-    let search = Search { roles, mutant, drains };
+pub(crate) fn explore(roles: &[Role], nmis: u8, rules: Rules, drains: bool) -> Verdict {
+    let search = Search { roles, rules, drains };
     let in_user: Vec<bool> = roles.iter().map(|role| matches!(role, Role::Target(_))).collect();
     let mut first = World::new(&in_user, nmis);
     for (cpu, role) in first.cpus.iter_mut().zip(roles) {
@@ -77,7 +77,7 @@ impl Search<'_> {
     fn next_op(&self, world: &World, cpu: usize) -> Option<Option<Op>> {
         let frame = world.cpus[cpu].frames.last()?;
         let (role, cpus) = (self.roles[cpu], self.roles.len());
-        Some(programs::next(role, frame.kind, cpu, cpus, &frame.log, self.mutant))
+        Some(programs::next(role, frame.kind, cpu, cpus, &frame.log, self.rules))
     }
 
     /// What may happen next.
@@ -203,8 +203,12 @@ impl Search<'_> {
         })
     }
 
-    /// I3, when the sender's request returns.
+    /// I3, when the sender's request returns. Where no notes are left the word says it: [`use_all`]
+    /// judges what comes of it.
     fn at_done(&self, world: &World, sender: usize) -> Result<u32, String> {
+        if self.rules.by_cr3 {
+            return Ok(0);
+        }
         for (target, state) in world.cpus.iter().enumerate() {
             let word = world.words[target];
             let told = state.fresh & 1 << sender != 0 || word & PENDING != 0;

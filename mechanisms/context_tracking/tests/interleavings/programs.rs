@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 
 use context_tracking::state::{
-    self, IN_KERNEL, Machine, PENDING, PENDING_SYNC, PENDING_TLB, dispatch,
+    self, IN_KERNEL, Machine, PENDING, PENDING_SYNC, PENDING_TLB, Spared, dispatch,
 };
 
 use crate::world::{FrameKind, Mode, Op, Place};
@@ -53,6 +53,31 @@ pub(crate) enum Mutant {
     NmiKeepsState,
     /// The way out of a guest says that it is in the kernel, and catches up with nothing.
     GuestForgets,
+    /// Without notes: CR3 is written before the word.
+    Cr3BeforeWord,
+    /// Without notes: the word is set by a plain store, which the write of CR3 makes seen.
+    PlainWord,
+    /// Without notes: the NMI writes CR3 only where the word says that it was in user mode.
+    NmiTrustsWord,
+    /// Without notes: the NMI writes CR3 once, before it has set the word.
+    NmiWritesOnce,
+}
+
+/// How the CPUs of a case go about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rules {
+    pub(crate) mutant: Mutant,
+    /// No notes are left: each entry's write of CR3 is the catch-up.
+    pub(crate) by_cr3: bool,
+}
+
+impl Mutant {
+    /// Where it must be found.
+    pub(crate) fn rules(self) -> Rules {
+        use Mutant::{Cr3BeforeWord, NmiTrustsWord, NmiWritesOnce, PlainWord};
+        let by_cr3 = matches!(self, Cr3BeforeWord | PlainWord | NmiTrustsWord | NmiWritesOnce);
+        Rules { mutant: self, by_cr3 }
+    }
 }
 
 pub(crate) const MUTANTS: &[Mutant] = &[
@@ -68,6 +93,10 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant::NmiAsksCr3,
     Mutant::NmiKeepsState,
     Mutant::GuestForgets,
+    Mutant::Cr3BeforeWord,
+    Mutant::PlainWord,
+    Mutant::NmiTrustsWord,
+    Mutant::NmiWritesOnce,
 ];
 
 /// A program's view of the machine.
@@ -76,6 +105,7 @@ struct Replay<'a> {
     at: Cell<usize>,
     next: RefCell<Option<Op>>,
     mutant: Mutant,
+    by_cr3: bool,
     me: usize,
 }
 
@@ -146,6 +176,12 @@ impl Machine for Replay<'_> {
         self.ask(Op::Flush);
     }
 
+    // It serialises, but nothing says that it drains the store buffer before it drops anything.
+    fn write_cr3(&self) {
+        self.ask(Op::Flush);
+        self.ask(Op::Barrier);
+    }
+
     // Translations and text follow the same rule; the search is about one of them at a time.
     fn serialize(&self) {}
 }
@@ -157,9 +193,11 @@ pub(crate) fn next(
     me: usize,
     cpus: usize,
     log: &[u32],
-    mutant: Mutant,
+    rules: Rules,
 ) -> Option<Op> {
-    let replay = Replay { log, at: Cell::new(0), next: RefCell::new(None), mutant, me };
+    let Rules { mutant, by_cr3 } = rules;
+    let (at, next) = (Cell::new(0), RefCell::new(None));
+    let replay = Replay { log, at, next, mutant, by_cr3, me };
     match (kind, role) {
         (FrameKind::Thread, Role::Sender) => sender(&replay, cpus),
         (FrameKind::Thread, Role::Target(rounds)) => {
@@ -213,7 +251,8 @@ fn sender(replay: &Replay<'_>, cpus: usize) {
     if replay.mutant != Mutant::ChangeAfterRequest {
         change();
     }
-    let dispatched = dispatch(replay, others, others, PENDING_TLB);
+    let spared = Spared { cpus: others, by_cr3: replay.by_cr3 };
+    let dispatched = dispatch(replay, others, spared, PENDING_TLB);
     if replay.mutant == Mutant::ChangeAfterRequest {
         change();
     }
@@ -226,6 +265,9 @@ fn sender(replay: &Replay<'_>, cpus: usize) {
 /// Into the kernel.
 fn come(replay: &Replay<'_>) {
     replay.ask(Op::Mark(Mode::Zone));
+    if replay.by_cr3 {
+        return come_by_cr3(replay);
+    }
     match replay.mutant {
         Mutant::ClearBeforeFlush => {
             let pending = state::enter(replay, replay.me) & PENDING;
@@ -243,6 +285,20 @@ fn come(replay: &Replay<'_>) {
             let old = state::enter(replay, replay.me);
             state::catch_up(replay, replay.me, old);
         }
+    }
+}
+
+fn come_by_cr3(replay: &Replay<'_>) {
+    match replay.mutant {
+        Mutant::Cr3BeforeWord => {
+            replay.write_cr3();
+            state::enter(replay, replay.me);
+        }
+        Mutant::PlainWord => {
+            replay.store_release(replay.me, IN_KERNEL);
+            replay.write_cr3();
+        }
+        _ => state::enter_by_cr3(replay, replay.me),
     }
 }
 
@@ -267,7 +323,7 @@ fn out_of_guest(replay: &Replay<'_>) {
     if replay.mutant == Mutant::GuestForgets {
         replay.store_release(replay.me, IN_KERNEL);
     } else {
-        state::leave_guest(replay, replay.me, 0);
+        state::leave_guest(replay, replay.me, if replay.by_cr3 { PENDING } else { 0 });
     }
 }
 
@@ -283,7 +339,21 @@ fn nmi(replay: &Replay<'_>) {
         replay.ask(Op::Use);
         return;
     }
-    let old = state::paranoid_enter(replay, replay.me);
+    let old = match (replay.by_cr3, replay.mutant) {
+        (false, _) => state::paranoid_enter(replay, replay.me),
+        (true, Mutant::NmiTrustsWord) => {
+            let old = state::enter(replay, replay.me);
+            if old & IN_KERNEL == 0 {
+                replay.write_cr3();
+            }
+            old
+        }
+        (true, Mutant::NmiWritesOnce) => {
+            replay.write_cr3();
+            state::enter(replay, replay.me)
+        }
+        (true, _) => state::paranoid_enter_by_cr3(replay, replay.me),
+    };
     replay.ask(Op::Use);
     let old = if replay.mutant == Mutant::NmiKeepsState { old | IN_KERNEL } else { old };
     state::paranoid_exit(replay, replay.me, old);

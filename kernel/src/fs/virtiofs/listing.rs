@@ -1,0 +1,140 @@
+//! What is known of a directory: all its names, with what they stand for and the attributes of
+//! that, as the server said at one time.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use abi::{Errno, Result};
+use formats::fuse::Attributes;
+
+use super::client::{Named, Node};
+use crate::base::time::now_ns;
+use crate::vfs::FileType;
+
+/// Longest name of an entry, bytes.
+const NAME_MAX: usize = 255;
+/// Most names that are kept of one directory.
+const NAMES_MAX: usize = 131_072;
+/// An object that a name stands for.
+pub(super) struct Found {
+    pub(super) node: Arc<Node>,
+    pub(super) attributes: Attributes,
+    /// Until when they hold, by `now_ns`.
+    pub(super) valid_until_ns: u64,
+}
+
+/// A name of a directory.
+pub(super) struct Known {
+    pub(super) name: Arc<[u8]>,
+    pub(super) kind: FileType,
+    pub(super) number: u64,
+    /// Position after it.
+    pub(super) next: u64,
+    pub(super) found: Found,
+}
+
+/// All names of a directory.
+pub(super) struct Listing {
+    /// In the server's order.
+    pub(super) entries: Vec<Known>,
+    /// Places in `entries`, by name.
+    by_name: Box<[u32]>,
+    /// Place of the entry that was given out last.
+    last: AtomicUsize,
+}
+
+/// A listing that is being read.
+pub(super) struct Builder {
+    entries: Vec<Known>,
+    begun_ns: u64,
+}
+
+impl Builder {
+    /// Of no names yet.
+    pub(super) fn new() -> Builder {
+        Builder { entries: Vec::new(), begun_ns: now_ns() }
+    }
+
+    /// Names so far.
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Takes a name. False: it is one too many. EIO for what cannot be a name.
+    pub(super) fn add(&mut self, named: Named<'_>) -> Result<bool> {
+        let known = self.known(named)?;
+        if self.entries.len() == NAMES_MAX {
+            return Ok(false);
+        }
+        self.entries.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        self.entries.push(known);
+        Ok(true)
+    }
+
+    fn known(&self, named: Named<'_>) -> Result<Known> {
+        let Some((node, entry)) = named.found.filter(|_| is_name(named.name)) else {
+            return Err(Errno::EIO);
+        };
+        let attributes = entry.attributes;
+        Ok(Known {
+            name: named.name.into(),
+            kind: FileType::from_mode(attributes.mode).ok_or(Errno::EIO)?,
+            number: attributes.ino,
+            next: named.next,
+            found: Found {
+                node: Arc::new(node),
+                attributes,
+                valid_until_ns: self.begun_ns.saturating_add(entry.attributes_valid_ns),
+            },
+        })
+    }
+
+    /// All names have been taken.
+    pub(super) fn finish(self) -> Listing {
+        let entries = self.entries;
+        let mut by_name: Vec<u32> = (0..entries.len() as u32).collect();
+        by_name.sort_unstable_by(|&a, &b| entries[a as usize].name.cmp(&entries[b as usize].name));
+        Listing { by_name: by_name.into(), last: AtomicUsize::new(0), entries }
+    }
+
+    /// The names so far, for who wants no listing.
+    pub(super) fn into_entries(self) -> Vec<Known> {
+        self.entries
+    }
+}
+
+impl Listing {
+    /// The entry of a name.
+    pub(super) fn find(&self, name: &[u8]) -> Option<&Known> {
+        let entry = |&at: &u32| &self.entries[at as usize];
+        let at = self.by_name.binary_search_by(|at| (*entry(at).name).cmp(name)).ok()?;
+        Some(entry(&self.by_name[at]))
+    }
+
+    /// The entries from position `from` on; None if there is no such position.
+    pub(super) fn from_position(&self, from: u64) -> Option<&[Known]> {
+        if from == 0 {
+            return Some(&self.entries);
+        }
+        let is_here = |at: usize| self.entries.get(at).is_some_and(|entry| entry.next == from);
+        let last = self.last.load(Ordering::Relaxed);
+        let at = match is_here(last) {
+            true => last,
+            false => self.entries.iter().position(|entry| entry.next == from)?,
+        };
+        Some(&self.entries[at + 1..])
+    }
+
+    /// Notes that the entries up to this many before the end were given out: who goes on there
+    /// finds the place at once.
+    pub(super) fn note_left(&self, left: usize) {
+        self.last.store((self.entries.len() - left).saturating_sub(1), Ordering::Relaxed);
+    }
+}
+
+/// Whether a directory can have an entry of this name.
+fn is_name(name: &[u8]) -> bool {
+    (1..=NAME_MAX).contains(&name.len()) && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
+}

@@ -1,0 +1,154 @@
+//! Files of the host, by FUSE over virtio-fs: the live root, which is only read.
+//!
+//! Why it is hard: each question to the server is an exit from the virtual machine, a thread on the
+//! host, and an interrupt, so what is known is kept, and no longer than the server says: names,
+//! attributes and contents may change on the host at any time. A directory that is read is known as
+//! a whole ([`listing`]): its names come with their objects and attributes, so that what is looked
+//! up in it afterwards, or is not there, takes no question. When that has expired, one question
+//! about the directory's own attributes shows whether its names still hold.
+//!
+//! Contents come straight into the frames of the page cache.
+//!
+//! Reading order: `client` (requests), `listing` (what is known of a directory), `inode` (objects).
+//! Neighbours: `formats::fuse` (the messages), `drivers::fuse_transport` (the device), `overlay`
+//! (which makes the live root writable), `ninep` (the other way to the host's files, which also
+//! writes).
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use abi::{Errno, Result};
+use machine::frame::PAGE_SIZE;
+use machine::sync::{Once, SpinLock};
+
+use crate::drivers::fuse_transport::Transport;
+use crate::vfs::{FileSystem, FileType, Inode, Statistics};
+
+mod client;
+mod inode;
+mod listing;
+
+pub use inode::VirtioInode;
+
+use client::Client;
+
+/// Most files that stay open at the server for later use.
+const OPEN_MAX: usize = 512;
+/// Part of the machine's memory that names of directories may take.
+const LISTINGS_SHARE: usize = 32;
+/// What a name takes with its object's attributes, bytes, about.
+const NAME_BYTES: usize = 256;
+/// FUSE_SUPER_MAGIC (statfs(2)).
+const MAGIC: u64 = 0x6573_5546;
+
+/// A tree of the server.
+pub struct VirtioFs {
+    me: Weak<VirtioFs>,
+    device: u64,
+    client: Arc<Client>,
+    root: Once<Arc<VirtioInode>>,
+    /// Known objects, by the server's number for them.
+    inodes: SpinLock<BTreeMap<u64, Weak<VirtioInode>>>,
+    /// Objects that are open at the server, oldest first.
+    open: SpinLock<VecDeque<Weak<VirtioInode>>>,
+    /// Directories that are known.
+    listed: SpinLock<Vec<Weak<VirtioInode>>>,
+    /// Names in them.
+    names: AtomicUsize,
+    names_max: usize,
+    /// Which of them goes next.
+    hand: AtomicUsize,
+}
+
+impl VirtioFs {
+    /// Attaches to the server's tree. EIO if it is no such server, ENOTDIR if its top is none.
+    pub fn mount(transport: Arc<dyn Transport>) -> Result<Arc<VirtioFs>> {
+        let client = Client::connect(transport)?;
+        let node = client.root();
+        let (valid_ns, attributes) = node.attributes()?;
+        let names_max = machine::frame::total() * PAGE_SIZE / LISTINGS_SHARE / NAME_BYTES;
+        let fs = Arc::new_cyclic(|me| VirtioFs {
+            me: me.clone(),
+            device: crate::vfs::anonymous_device(),
+            client,
+            root: Once::new(),
+            inodes: SpinLock::new(BTreeMap::new()),
+            open: SpinLock::new(VecDeque::new()),
+            listed: SpinLock::new(Vec::new()),
+            names: AtomicUsize::new(0),
+            names_max,
+            hand: AtomicUsize::new(0),
+        });
+        let root = VirtioInode::new(&fs, node, &attributes, valid_ns, None)?;
+        if root.file_type() != FileType::Directory {
+            return Err(Errno::ENOTDIR);
+        }
+        fs.root.call_once(|| root);
+        Ok(fs)
+    }
+
+    /// Notes that the object now is open at the server; closes the one that was opened longest ago
+    /// if there are too many.
+    fn note_open(&self, inode: Weak<VirtioInode>) {
+        let oldest = {
+            let mut open = self.open.lock();
+            open.push_back(inode);
+            if open.len() > OPEN_MAX { open.pop_front() } else { None }
+        };
+        if let Some(oldest) = oldest.as_ref().and_then(Weak::upgrade) {
+            oldest.close_reader();
+        }
+    }
+
+    /// Notes that so many names are kept; forgets other directories' if those are too many: any,
+    /// so that a walk over more than fits finds a part of it known the next time.
+    fn note_names(&self, inode: Weak<VirtioInode>, names: usize) {
+        let mut kept = self.names.fetch_add(names, Ordering::Relaxed) + names;
+        self.listed.lock().push(inode);
+        while kept > self.names_max {
+            let old = {
+                let mut listed = self.listed.lock();
+                let newest = listed.len().saturating_sub(1);
+                if newest == 0 {
+                    break;
+                }
+                let step = self.hand.fetch_add(0x9e37_79b9, Ordering::Relaxed);
+                listed.swap_remove(step % newest)
+            };
+            if let Some(old) = old.upgrade() {
+                old.forget_names();
+            }
+            kept = self.names.load(Ordering::Relaxed);
+        }
+    }
+}
+
+impl FileSystem for VirtioFs {
+    fn root(&self) -> Arc<dyn Inode> {
+        self.root.get().expect("set by `mount`").clone()
+    }
+
+    fn name(&self) -> &'static str {
+        "virtiofs"
+    }
+
+    fn statistics(&self) -> Statistics {
+        let known = self.client.statistics();
+        known.map_or(Statistics { magic: MAGIC, block_size: 4096, ..Default::default() }, |s| {
+            Statistics {
+                magic: MAGIC,
+                block_size: u64::from(s.block_size),
+                blocks: s.blocks,
+                free: s.available,
+                files: s.files,
+                free_files: s.free_files,
+            }
+        })
+    }
+
+    fn names_expire(&self) -> bool {
+        true
+    }
+}
