@@ -255,7 +255,9 @@ impl Results {
         }
         let most = of(Kind::Transfer).map(|row| self.more(BHB, row).1).fold(0.0, f64::max);
         reach.push((
-            format!("a transfer costs {most:.4} with branch history cleared, at most {TRANSFER_MAX}"),
+            format!(
+                "a transfer costs {most:.4} with branch history cleared, at most {TRANSFER_MAX}"
+            ),
             most <= TRANSFER_MAX,
         ));
         if let Some(most) = of(Kind::Vmm).filter_map(|row| self.ratio(row)).reduce(f64::max) {
@@ -311,9 +313,7 @@ impl Results {
                 "instructions": column.figures,
             })
         };
-        let flush = |((flush, cpu), [off, on]): (&(&str, &str), &[Column; 2])| {
-            json!({ "flush": flush, "facts": cpu, "off": column(off), "on": column(on) })
-        };
+        let flush = |((flush, cpu), [off, on]): (&(&str, &str), &[Column; 2])| json!({ "flush": flush, "facts": cpu, "off": column(off), "on": column(on) });
         let claim = |(claim, met): &(String, bool)| json!({ "claim": claim, "met": met });
         json!({
             "bench": "guest",

@@ -99,6 +99,8 @@ struct Outcome {
     fired: BTreeMap<usize, u64>,
     /// Programs that part only as the list says.
     borne: usize,
+    /// Programs that part otherwise.
+    parted: usize,
 }
 
 /// Runs programs for the time given, and compares.
@@ -124,7 +126,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     for pattern in &silent {
         tell!("differ: {ALLOWED}: its program does not show it any more: {pattern}");
     }
-    let borne = outcome.borne;
+    let (borne, parted) = (outcome.borne, outcome.parted);
     let mut findings: Vec<Finding> = outcome.by_key.into_values().collect();
     let found = findings.len();
     // The short ones first: they are soonest made shorter, and often the others' cause.
@@ -138,9 +140,9 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         finding.print(seed);
     }
     tell!(
-        "differ: seed {seed}: {count} programs: {} differ at first sight, {borne} of them as \
-         {ALLOWED} says; {found} findings",
-        differing.len(),
+        "differ: seed {seed}: {count} programs: {} agree, {borne} but for what {ALLOWED} says; \
+         {parted} differ, in {found} ways",
+        count - parted as u64,
     );
     let failed = usize::from(found + silent.len() > 0);
     Ok(Summary { passed: 1 - failed, failed, skipped: 0 })
@@ -233,6 +235,7 @@ impl Rig<'_> {
                 outcome.fired.entry(number).or_insert(which.0);
             }
             let Some(parting) = parting else { continue };
+            outcome.parted += 1;
             let finding = Finding { which: *which, parting, calls: debian.calls.clone() };
             match outcome.by_key.get(&finding.parting.key) {
                 Some(known) if known.calls.len() <= finding.calls.len() => {}

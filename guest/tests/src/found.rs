@@ -12,6 +12,7 @@ tests!("found":
     devices_keep_their_place, what_can_be_moved_where, places_of_copies, locked_before_missing,
     a_threads_id_names_who_handles, a_policy_is_remembered, limits_without_a_unit,
     texts_before_places, what_a_pidfd_is, who_writes_keeps_a_mount_writable,
+    words_are_private_or_shared, what_nobody_took_comes_back,
 );
 
 fn a_waiter_is_moved_to_a_lock() {
@@ -130,7 +131,9 @@ fn a_reader_of_a_place_is_none() {
 fn vectors_are_checked_in_order() {
     let memory = sc!(SYS_memfd_create, c"m".as_ptr(), 0).fd();
     let timer = sc!(SYS_timerfd_create, CLOCK_MONOTONIC, TFD_NONBLOCK).fd();
-    let page = anon(4096) as usize;
+    // Far from the end of user space, which the long part would reach.
+    let (both, fixed) = (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED);
+    let page = mmap(0x20_0000_0000, 4096, both, fixed, -1, 0).must();
     // A length that is none is seen before an address that is none.
     let long = [page, i64::MAX as usize, page, usize::MAX];
     sc!(SYS_pwritev, memory, long.as_ptr(), 2, 0, 0).fails(EINVAL);
@@ -335,4 +338,94 @@ fn who_writes_keeps_a_mount_writable() {
         close(reader);
         sc!(SYS_umount2, top.as_ptr(), 0).is(0);
     });
+}
+
+fn words_are_private_or_shared() {
+    for flags in [MAP_PRIVATE, MAP_SHARED] {
+        let at = mmap(0, 4096, PROT_READ | PROT_WRITE, flags | MAP_ANONYMOUS, -1, 0).must();
+        for mine in [0, FUTEX_PRIVATE_FLAG] {
+            let id = AtomicU32::new(0);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    id.store(tid() as u32, SeqCst);
+                    sc!(SYS_futex, at, FUTEX_WAIT | mine, 0, 0, 0, 0).is(0);
+                });
+                let sleeps = || {
+                    let stat = format!("/proc/self/task/{}/stat", id.load(SeqCst));
+                    std::fs::read_to_string(stat).is_ok_and(|stat| stat.contains(") S "))
+                };
+                until(|| id.load(SeqCst) != 0 && sleeps());
+                // Who says otherwise means another word.
+                sc!(SYS_futex, at, FUTEX_WAKE | (mine ^ FUTEX_PRIVATE_FLAG), 1, 0, 0, 0).is(0);
+                until(|| sc!(SYS_futex, at, FUTEX_WAKE | mine, 1, 0, 0, 0).must() == 1);
+            });
+        }
+    }
+}
+
+/// What recvmsg(2) with MSG_ERRQUEUE gave: data, flags, where it was sent, and the message's words.
+type Returned = (Vec<u8>, i32, [u8; 8], i32, Vec<u8>);
+
+fn what_came_back(socket: i32) -> Result<Returned, i32> {
+    let (mut data, mut name, mut control) = ([0u8; 16], [0u8; 28], [0u64; 16]);
+    let vector = [data.as_mut_ptr() as usize, data.len()];
+    let mut header = [
+        name.as_mut_ptr() as usize,
+        name.len(),
+        vector.as_ptr() as usize,
+        1,
+        control.as_mut_ptr() as usize,
+        128,
+        0,
+    ];
+    let len = sc!(SYS_recvmsg, socket, header.as_mut_ptr(), MSG_ERRQUEUE)?;
+    let flags = header[6] as i32;
+    // SAFETY: the words of the array, as bytes.
+    let bytes = unsafe { std::slice::from_raw_parts(control.as_ptr().cast::<u8>(), header[5]) };
+    let kind = (control[1] >> 32) as i32;
+    let mut place = [0; 8];
+    place.copy_from_slice(&name[..8]);
+    Ok((data[..len].to_vec(), flags, place, kind, bytes[16..].to_vec()))
+}
+
+fn what_nobody_took_comes_back() {
+    let other = sc!(SYS_socket, AF_INET, SOCK_DGRAM, 0).fd();
+    let mut address = [2u8, 0, 0, 0, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+    sc!(SYS_bind, other, address.as_ptr(), 16).is(0);
+    let mut length = 16u32;
+    sc!(SYS_getsockname, other, address.as_mut_ptr(), &raw mut length).is(0);
+    close(other);
+    let socket = sc!(SYS_socket, AF_INET, SOCK_DGRAM | SOCK_NONBLOCK, 0).fd();
+    let send = |text: &[u8]| {
+        let at = address.as_ptr();
+        sc!(SYS_sendto, socket, text.as_ptr(), text.len(), 0, at, 16)
+    };
+    // Who is not connected and has not asked hears of nothing.
+    send(b"lost").is(4);
+    send(b"lost").is(4);
+    assert_eq!(what_came_back(socket), Err(EAGAIN));
+    let set = |on: i32| sc!(SYS_setsockopt, socket, SOL_IP, IP_RECVERR, &raw const on, 4).is(0);
+    set(1);
+    send(b"first").is(5);
+    let mut entry = pollfd { fd: socket, events: 0, revents: 0 };
+    until(|| {
+        let _ = sc!(SYS_poll, &raw mut entry, 1, 0);
+        entry.revents & POLLERR != 0
+    });
+    let (data, flags, place, kind, told) = what_came_back(socket).unwrap();
+    assert_eq!(data, b"first");
+    assert_eq!((flags & MSG_ERRQUEUE, place.as_slice()), (MSG_ERRQUEUE, &address[..8]));
+    assert_eq!((kind, told.len()), (IP_RECVERR, 32));
+    // ECONNREFUSED, by ICMP: destination unreachable, the port; from this machine.
+    assert_eq!(told[..7], [ECONNREFUSED as u8, 0, 0, 0, 2, 3, 3]);
+    assert_eq!(told[16..24], [2, 0, 0, 0, 127, 0, 0, 1]);
+    assert_eq!(what_came_back(socket), Err(EAGAIN));
+    // The error itself is told by the next call, if the queue was not read before.
+    send(b"second is longer than the room").is(30);
+    until(|| send(b"x") == Err(ECONNREFUSED));
+    let (data, flags, ..) = what_came_back(socket).unwrap();
+    assert_eq!((data.as_slice(), flags & MSG_TRUNC), (&b"second is longer"[..], MSG_TRUNC));
+    send(b"third").is(5);
+    set(0);
+    assert_eq!(what_came_back(socket), Err(EAGAIN));
 }

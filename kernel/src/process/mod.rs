@@ -285,6 +285,8 @@ pub enum NamedTracer {
     Process(Weak<Process>),
 }
 
+/// How late a timer may be unless the process says otherwise (prctl(2)).
+const TIMER_SLACK_NS: u64 = 50_000;
 /// What a core file has unless the process says otherwise: anonymous memory, and the headers of
 /// mapped executables (core(5)).
 const CORE_FILTER: u32 = 0x33;
@@ -292,6 +294,14 @@ const CORE_FILTER: u32 = 0x33;
 const CORE_FILTER_MASK: u32 = 0x1ff;
 
 impl Settings {
+    /// PR_GET_TIMERSLACK, nanoseconds.
+    pub fn timer_slack(&self) -> u64 {
+        match self.timer_slack_ns.load(Ordering::Relaxed) {
+            0 => TIMER_SLACK_NS,
+            slack => slack,
+        }
+    }
+
     /// Which areas a core file has.
     pub fn core_filter(&self) -> u32 {
         self.core_filter.load(Ordering::Relaxed) ^ CORE_FILTER

@@ -157,6 +157,7 @@ static ENTRIES: &[Row] = &[
     ("oom_adj",       0o644, Node::Setting(oom_adj, set_oom_adj)),
     ("oom_score",     0o444, Node::Now(oom_score)),
     ("coredump_filter", 0o644, Node::Setting(core_filter, set_core_filter)),
+    ("timerslack_ns", 0o666, Node::Setting(timer_slack, set_timer_slack)),
     ("oom_score_adj", 0o644, Node::Setting(oom_score_adj, set_oom_score_adj)),
     ("pagemap",       0o400, Node::Space(pagemap::open)),
     ("personality",   0o400, Node::Inspected(Ids::FileToAttach, Errno::EPERM, status::personality)),
@@ -491,6 +492,24 @@ fn set_comm(subject: &Subject, data: &[u8]) -> Result<()> {
 
 fn adjustment(subject: &Subject) -> i32 {
     subject.process.settings.oom_score_adj.load(Ordering::Relaxed)
+}
+
+fn timer_slack(subject: &Subject, out: &mut Text) -> Result<()> {
+    check_slack(subject)?;
+    writeln!(out, "{}", subject.process.settings.timer_slack());
+    Ok(())
+}
+
+fn set_timer_slack(subject: &Subject, data: &[u8]) -> Result<()> {
+    check_slack(subject)?;
+    subject.process.settings.timer_slack_ns.store(parse_number(data)?, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Another's is for CAP_SYS_NICE to know: EPERM.
+fn check_slack(subject: &Subject) -> Result<()> {
+    let may = subject.process.is_current() || current().subject().capable(Capability::SysNice);
+    if may { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 fn core_filter(subject: &Subject, out: &mut Text) -> Result<()> {

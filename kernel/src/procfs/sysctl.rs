@@ -11,7 +11,7 @@ use crate::ptrace::core;
 
 macro_rules! says {
     ($($text:tt)*) => {
-        Static::File(|out| {
+        Static::Fixed(|out| {
             writeln!(out, $($text)*);
             Ok(())
         })

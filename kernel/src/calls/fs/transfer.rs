@@ -42,8 +42,8 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     // Where nothing is to be moved, nothing need be able to.
-    let moves = gives_data(&from.file) && moves_data(&output);
-    if let Some(pipe) = pipe::of(&output).filter(|_| is_stream && moves && count > 0) {
+    let gives = gives_data(&from.file);
+    if let Some(pipe) = pipe::of(&output).filter(|_| is_stream && gives && count > 0) {
         // A stream can only be moved into a pipe, as by splice(2).
         if pipe::of(&from.file).is_some() {
             return Err(Errno::EINVAL);
@@ -51,7 +51,7 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
         pipe.wait_writable(output.is_nonblocking())?;
         return fill(&mut from, pipe, &output, count);
     }
-    if count > 0 && (is_stream || !moves) {
+    if count > 0 && (is_stream || !gives) {
         return Err(Errno::EINVAL);
     }
     // The same open file may be both: then each side moves its position from where it was.
@@ -62,6 +62,9 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
         let read = from.peek(&mut bytes[..left.min(CHUNK)])?;
         if read == 0 {
             return Ok((0, false));
+        }
+        if !moves_data(&output) {
+            return Err(Errno::EINVAL);
         }
         let written = write_stream(&output, &mut Source::kernel(&bytes[..read]))? as usize;
         if !is_same {

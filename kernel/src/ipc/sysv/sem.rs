@@ -261,8 +261,11 @@ fn operate(a: &Args, timeout: u64) -> Result<u64> {
     if count > OPERATIONS_MAX {
         return Err(Errno::E2BIG);
     }
+    if count == 0 {
+        return Err(Errno::EINVAL);
+    }
     let operations = UserPtr::<SemOp>::new(a.a1()).read_many(count as usize)?;
-    if count == 0 || (a.a0() as i32) < 0 {
+    if (a.a0() as i32) < 0 {
         return Err(Errno::EINVAL);
     }
     let timeout_ns = timeout.map(TimeSpec::to_ns).transpose()?;

@@ -3,13 +3,15 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use abi::{Errno, Result, net as raw};
 use machine::sync::SpinLock;
 
-use super::options::IpOptions;
+use super::errors::{self, ErrorQueue, Undelivered};
+use super::options::{IpOptions, wants};
 use super::packet::Packet;
 use super::ports::{Binding, Owner, Ports, check_address};
 use super::{any_address, destination, read_address, shown, source_for};
@@ -39,6 +41,8 @@ pub(super) struct UdpSocket {
     ip: IpOptions,
     /// Nothing more is sent (SHUT_WR).
     is_mute: AtomicBool,
+    /// What could not be delivered (IP_RECVERR).
+    errors: ErrorQueue,
 }
 
 impl Owner for UdpSocket {
@@ -70,6 +74,7 @@ impl UdpSocket {
             inbox,
             ip: IpOptions::default(),
             is_mute: AtomicBool::new(false),
+            errors: ErrorQueue::default(),
         })
     }
 
@@ -102,6 +107,29 @@ impl UdpSocket {
     fn check_version(&self, to: SocketAddr) -> Result<()> {
         let is_v4 = self.peer.lock().is_some_and(|peer| peer.is_ipv4());
         if is_v4 && to.is_ipv6() { Err(Errno::EAFNOSUPPORT) } else { Ok(()) }
+    }
+
+    /// Nobody takes what was sent. Who is connected with just that address hears of it, and who
+    /// wants to hear of all errors (IP_RECVERR) gets it back, too.
+    fn refused(&self, source: &mut Source<'_>, to: SocketAddr, is_peer: bool) -> Result<()> {
+        let wants_all = self.ip.wants() & (wants::ERRORS | wants::ERRORS_6) != 0;
+        let most = if wants_all { errors::quoted_bytes(to) } else { 0 };
+        let mut quoted = Vec::new();
+        // What nobody takes must be there all the same.
+        let mut piece = [0; 256];
+        while source.left() > 0 {
+            let taken = source.take(&mut piece)?;
+            let kept = taken.min(most - quoted.len());
+            quoted.try_reserve(kept).map_err(|_| Errno::ENOMEM)?;
+            quoted.extend_from_slice(&piece[..kept]);
+        }
+        if wants_all {
+            self.errors.add(Undelivered { quoted, to });
+        }
+        if wants_all || is_peer {
+            self.common.set_error(Errno::ECONNREFUSED);
+        }
+        Ok(())
     }
 
     fn bind_at(self: &Arc<Self>, address: SocketAddr) -> Result<SocketAddr> {
@@ -199,15 +227,7 @@ impl Socket for UdpSocket {
             return Err(Errno::EPIPE);
         }
         let Some(target) = PORTS.find(to, |socket| socket.takes_from(from)) else {
-            // What nobody takes must be there all the same.
-            let mut piece = [0; 256];
-            while source.left() > 0 {
-                source.take(&mut piece)?;
-            }
-            // Only who is connected with just that address hears of it.
-            if peer == Some(to) {
-                self.common.set_error(Errno::ECONNREFUSED);
-            }
+            self.refused(source, to, peer == Some(to))?;
             return Ok(len);
         };
         let shown_from = Address::Inet(shown(&target.common, from));
@@ -236,6 +256,26 @@ impl Socket for UdpSocket {
             return Err(Errno::EAGAIN);
         }
         self.inbox.receive(sink, mode, how)
+    }
+
+    fn receive_undelivered(
+        &self,
+        sink: &mut Sink<'_>,
+        writer: Option<&mut Writer>,
+    ) -> Result<(Received, Address)> {
+        let undelivered = self.errors.take().ok_or(Errno::EAGAIN)?;
+        // The next one, if there is one, is told as this was.
+        match self.errors.is_empty() {
+            true => drop(self.common.take_error()),
+            false => self.common.set_error(Errno::ECONNREFUSED),
+        }
+        let len = sink.put(&undelivered.quoted)?;
+        if let Some(writer) = writer {
+            undelivered.tell(self.common.is_v6(), writer)?;
+        }
+        let full_len = undelivered.quoted.len();
+        let received = Received { len, full_len, ..Received::default() };
+        Ok((received, Address::Inet(shown(&self.common, undelivered.to))))
     }
 
     fn tell(&self, received: &Received, writer: &mut Writer) -> Result<()> {
@@ -285,6 +325,9 @@ impl Socket for UdpSocket {
         if self.common.has_error() {
             mask |= events::ERR | events::READABLE;
         }
+        if !self.errors.is_empty() {
+            mask |= events::ERR;
+        }
         mask
     }
 
@@ -302,6 +345,10 @@ impl Socket for UdpSocket {
     }
 
     fn set_option(&self, level: u32, name: u32, value: &[u8]) -> Result<()> {
-        self.ip.set(&self.common, level, name, value, self.bound().is_some())
+        self.ip.set(&self.common, level, name, value, self.bound().is_some())?;
+        if self.ip.wants() & (wants::ERRORS | wants::ERRORS_6) == 0 {
+            self.errors.clear();
+        }
+        Ok(())
     }
 }
