@@ -145,6 +145,18 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DIR", conflicts_with = "pack")]
     pub(crate) root: Option<PathBuf>,
 
+    /// How the live root reaches the guest: by virtio-fs, which is fast, from a server in this
+    /// program that only reads; or by 9P, from QEMU. It is 9P anyway for --rw folders and images, and
+    /// with --detach or --dry-run. Example: --share 9p
+    #[arg(long, value_enum, default_value_t = Share::NineP, value_name = "WAY")]
+    pub(crate) share: Share,
+
+    /// How long the guest may believe what it has seen of the live root: none (it asks each time),
+    /// auto (for a second), always (changes on the host are not seen). Not with 9P.
+    /// Example: --cache always
+    #[arg(long, value_enum, default_value_t = Cache::Auto, value_name = "WHEN")]
+    pub(crate) cache: Cache,
+
     /// A container image as the root, copy-on-write: a folder in the OCI image layout or an archive
     /// of `docker save`, with :NAME where there are several in it. The program is the image's own;
     /// words behind it are its arguments. Example: --image alpine.tar -- ls -l /
@@ -614,6 +626,27 @@ pub(crate) enum MachineModel {
     Microvm,
     /// PC with PCI Express and virtio-pci devices
     Q35,
+}
+
+/// How the live root reaches the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Share {
+    /// By QEMU
+    #[value(name = "9p")]
+    NineP,
+    /// By a server in this program
+    Virtiofs,
+}
+
+/// How long the guest may believe what it has seen of the live root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Cache {
+    /// Not at all
+    None,
+    /// For a second
+    Auto,
+    /// For good
+    Always,
 }
 
 /// What the user asked for; `run/accel.rs` decides.

@@ -24,6 +24,7 @@ mod page;
 mod paths;
 mod profile;
 mod run;
+mod share;
 mod test;
 mod tidy;
 mod toolchain;

@@ -58,9 +58,10 @@ pub(crate) fn start(args: &RunArgs, name: &str, plan: &Plan) -> Result<u8, Error
 fn spawn(state: &VmState, plan: &Plan) -> Result<Child, Error> {
     let initramfs: OwnedFd = vm::memory_file(&plan.initramfs)?;
     let fd = initramfs.as_fd().as_raw_fd();
-    let command = plan.qemu.command(&Wires::Detached { initramfs: fd, dir: state.dir.clone() });
+    let wires = Wires::Detached { initramfs: fd, dir: state.dir.clone() };
+    let command = plan.qemu.command(&wires);
     let messages = File::create(port_file(&state.dir, MESSAGES))?;
-    let mut prefix = Jail::find(&plan.qemu).prefix;
+    let mut prefix = Jail::find(&plan.qemu, &wires).prefix;
     prefix.extend([std::env::current_exe()?.into(), shim::DETACHED.into()]);
     Ok(Command::new(&prefix[0])
         .args(&prefix[1..])

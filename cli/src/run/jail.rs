@@ -5,7 +5,7 @@
 //! | filter of system calls: no new processes, no privileges | always (`qemu.rs`, `-sandbox`) |
 //! | no new privileges by exec(2) | always (`shim.rs`) |
 //! | namespaces of its own for network, IPC and host name | unless a debugger's port is wanted |
-//! | a user namespace of its own, in which it is nobody else | if no folder of the host is shared |
+//! | a user namespace of its own, in which it is nobody else | if it opens no folder of the host |
 //!
 //! Why not more: with folders of the host the guest sees their owners, and in a user namespace all
 //! owners but one are nobody. And an ordinary user gets no namespace without a user namespace.
@@ -17,7 +17,7 @@
 use std::ffi::OsString;
 use std::process::{Command, Stdio};
 
-use super::qemu::Qemu;
+use super::qemu::{Qemu, Wires};
 
 /// Namespaces that QEMU has no use for.
 const NAMESPACES: [&str; 3] = ["--net", "--ipc", "--uts"];
@@ -37,12 +37,12 @@ pub(crate) struct Jail {
 
 impl Jail {
     /// Finds out what works here: a try of a few milliseconds.
-    pub(crate) fn find(qemu: &Qemu) -> Self {
+    pub(crate) fn find(qemu: &Qemu, wires: &Wires) -> Self {
         if qemu.gdb.is_some() {
             let missing = Some("a debugger needs its port (--gdb)".to_owned());
             return Self { missing, ..Self::default() };
         }
-        let shares = qemu.root.as_ref().is_some_and(|root| !root.is_mapped) || !qemu.rw.is_empty();
+        let shares = qemu.opens_folders(wires);
         let is_root = rustix::process::geteuid().is_root();
         let (has_user, missing) = match (shares, is_root) {
             (false, _) => (true, None),

@@ -155,7 +155,6 @@ fn announce(args: &RunArgs, qemu: &Qemu) {
             qemu.memory_mib,
             qemu.kernel.display()
         );
-        say!("limen: {}", jail::Jail::find(qemu).explanation());
     }
 }
 

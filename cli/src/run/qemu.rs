@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 
 use formats::ports;
 
-use crate::args::MachineModel;
-use crate::{Error, usage};
+use crate::args::{Cache, MachineModel};
+use crate::{Error, share, usage};
 
 /// Names another QEMU, for instance one that was built by hand.
 const QEMU_VARIABLE: &str = "LIMEN_QEMU";
@@ -22,6 +22,9 @@ const QEMU_DEFAULT: &str = "qemu-system-x86_64";
 
 /// What QEMU itself may do once it runs: no new processes, no privileges (seccomp filters).
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+
+/// Entries of each queue of the device that serves the root.
+const SHARE_QUEUE: u16 = 512;
 
 /// An accelerator that is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,13 +57,23 @@ pub(crate) struct SharedRoot {
     pub(crate) path: PathBuf,
     /// Owners and modes are in QEMU's `mapped-file` form (`crate::oci`), not the files' own.
     pub(crate) is_mapped: bool,
+    /// This program serves it (`crate::share`), and it is believed so long; otherwise QEMU does.
+    pub(crate) served: Option<Cache>,
 }
 
 /// What the ports and the initramfs are connected to.
 #[derive(Clone, Debug)]
 pub(crate) enum Wires {
     /// Inherited file descriptors: sockets, and a memfd with the initramfs.
-    Inherited { control: RawFd, stdio: RawFd, stderr: RawFd, kernel_log: RawFd, initramfs: RawFd },
+    Inherited {
+        control: RawFd,
+        stdio: RawFd,
+        stderr: RawFd,
+        kernel_log: RawFd,
+        initramfs: RawFd,
+        /// Who serves the root, if that is not QEMU.
+        share: Option<RawFd>,
+    },
     /// The files of whoever runs the command: stdio is the program's, all else goes to stderr.
     Pasted { initramfs: PathBuf },
     /// The same for a VM that goes on alone, but what comes for the guest on the control channel is
@@ -75,16 +88,26 @@ pub(crate) fn port_file(dir: &Path, port: &str) -> PathBuf {
     dir.join(port).with_extension("log")
 }
 
+impl Wires {
+    /// The socket of whoever serves the root, if that is not QEMU.
+    fn share(&self) -> Option<RawFd> {
+        match self {
+            Self::Inherited { share, .. } => *share,
+            _ => None,
+        }
+    }
+}
+
 impl Qemu {
     /// The whole command, program first.
     pub(crate) fn command(&self, wires: &Wires) -> Vec<OsString> {
         let mut line = Line(vec![program()]);
         line.add("-no-user-config").add("-nodefaults").add("-no-reboot");
         line.option("-display", "none").option("-sandbox", SANDBOX);
-        self.machine(&mut line);
+        self.machine(&mut line, wires);
         line.option("-kernel", &self.kernel).option("-append", &self.append);
         self.wires(&mut line, wires);
-        self.shares(&mut line);
+        self.shares(&mut line, wires);
         line.option("-device", format!("virtio-rng-{}", self.bus()));
         let exit = format!("isa-debug-exit,iobase={:#x},iosize=4", ports::DEBUG_EXIT_PORT);
         line.option("-device", exit);
@@ -94,7 +117,13 @@ impl Qemu {
         line.0
     }
 
-    fn machine(&self, line: &mut Line) {
+    /// Whether QEMU itself opens folders of the host whose owners matter.
+    pub(crate) fn opens_folders(&self, wires: &Wires) -> bool {
+        let root = self.root.as_ref().filter(|_| wires.share().is_none());
+        root.is_some_and(|root| !root.is_mapped) || !self.rw.is_empty()
+    }
+
+    fn machine(&self, line: &mut Line, wires: &Wires) {
         let machine = match self.machine {
             MachineModel::Microvm => {
                 "microvm,x-option-roms=off,pit=off,pic=off,rtc=on,isa-serial=on,acpi=on,pcie=off"
@@ -111,11 +140,17 @@ impl Qemu {
         };
         line.option("-accel", accel).option("-cpu", self.cpu.as_deref().unwrap_or(cpu));
         line.option("-smp", self.smp.to_string()).option("-m", format!("{}M", self.memory_mib));
+        if wires.share().is_some() {
+            // Whoever serves the root writes into the guest's memory.
+            let size = self.memory_mib;
+            let memory = format!("memory-backend-memfd,id=memory,size={size}M,share=on");
+            line.option("-object", memory).option("-machine", "memory-backend=memory");
+        }
     }
 
     fn wires(&self, line: &mut Line, wires: &Wires) {
         let (control, stdio, stderr, kernel_log) = match wires {
-            Wires::Inherited { control, stdio, stderr, kernel_log, initramfs } => {
+            Wires::Inherited { control, stdio, stderr, kernel_log, initramfs, .. } => {
                 line.option("-initrd", format!("/dev/fd/{initramfs}"));
                 let socket = |id: &str, fd| format!("socket,id={id},fd={fd}");
                 (
@@ -169,9 +204,21 @@ impl Qemu {
         }
     }
 
-    fn shares(&self, line: &mut Line) {
+    fn shares(&self, line: &mut Line, wires: &Wires) {
         let is_mapped = self.root.as_ref().is_some_and(|root| root.is_mapped);
-        let root = self.root.iter().map(|root| (ports::ROOT_TAG.to_owned(), &root.path, true));
+        if let Some(fd) = wires.share() {
+            line.option("-chardev", format!("socket,id=share,fd={fd}"));
+            let device = format!(
+                "vhost-user-fs-{},chardev=share,tag={},queue-size={SHARE_QUEUE},\
+                 num-request-queues={}",
+                self.bus(),
+                ports::ROOT_TAG,
+                share::queues(self.smp)
+            );
+            line.option("-device", device);
+        }
+        let by_qemu = self.root.iter().filter(|_| wires.share().is_none());
+        let root = by_qemu.map(|root| (ports::ROOT_TAG.to_owned(), &root.path, true));
         let rw = self.rw.iter().enumerate();
         let rw = rw.map(|(n, path)| (format!("{}{n}", ports::RW_TAG_PREFIX), path, false));
         for (tag, path, readonly) in root.chain(rw) {
@@ -306,7 +353,7 @@ mod tests {
             smp: 2,
             memory_mib: 64,
             gdb: None,
-            root: Some(SharedRoot { path: "/a,b".into(), is_mapped: false }),
+            root: Some(SharedRoot { path: "/a,b".into(), is_mapped: false, served: None }),
             rw: vec!["/srv".into()],
         }
     }
@@ -337,11 +384,34 @@ mod tests {
 
     #[test]
     fn inherited_wires_are_numbers() {
-        let (control, stdio, stderr, kernel_log, initramfs) = (3, 4, 5, 6, 7);
-        let wires = Wires::Inherited { control, stdio, stderr, kernel_log, initramfs };
+        let (control, stdio, stderr, kernel_log, initramfs, share) = (3, 4, 5, 6, 7, None);
+        let wires = Wires::Inherited { control, stdio, stderr, kernel_log, initramfs, share };
         let text = shell_text(&sample(MachineModel::Q35).command(&wires));
         for part in ["id=control,fd=3", "id=stdio,fd=4", "id=klog,fd=6", "-initrd /dev/fd/7"] {
             assert!(text.contains(part), "{part}");
+        }
+        assert!(!text.contains("vhost-user") && sample(MachineModel::Q35).opens_folders(&wires));
+    }
+
+    #[test]
+    fn a_served_root_is_nothing_that_qemu_opens() {
+        let (control, stdio, stderr, kernel_log, initramfs, share) = (3, 4, 5, 6, 7, Some(8));
+        let wires = Wires::Inherited { control, stdio, stderr, kernel_log, initramfs, share };
+        for (machine, suffix) in [(MachineModel::Microvm, "device"), (MachineModel::Q35, "pci")] {
+            let mut qemu = sample(machine);
+            let text = shell_text(&qemu.command(&wires));
+            for part in [
+                "socket,id=share,fd=8".to_owned(),
+                format!("vhost-user-fs-{suffix},chardev=share,tag=root,"),
+                "num-request-queues=2".to_owned(),
+                "memory-backend-memfd,id=memory,size=64M,share=on".to_owned(),
+            ] {
+                assert!(text.contains(&part), "{part}");
+            }
+            assert!(!text.contains("/a,,b") && text.contains("path=/srv"), "{text}");
+            assert!(qemu.opens_folders(&wires));
+            qemu.rw.clear();
+            assert!(!qemu.opens_folders(&wires));
         }
     }
 }

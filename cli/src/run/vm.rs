@@ -28,6 +28,7 @@ use super::outcome::{Facts, Outcome};
 use super::pump::{ControlSender, copy_input, copy_output};
 use super::qemu::{Qemu, Wires};
 use super::{shim, tty};
+use crate::share::Share;
 use crate::{Error, words};
 
 /// A VM that has not reached user mode by then has failed.
@@ -123,6 +124,8 @@ pub(crate) struct Vm {
     /// One of [`FORWARDED`] came already.
     warned: bool,
     progress_shown: bool,
+    /// Who serves the root, if that is not QEMU.
+    share: Option<Share>,
 }
 
 /// What the loop waits for.
@@ -146,15 +149,22 @@ impl Vm {
         let (qemu_messages, messages_far) = UnixStream::pair()?;
         let initramfs = memory_file(initramfs)?;
         let signals = catch_signals()?;
-        let command = qemu.command(&Wires::Inherited {
+        let mut share = serve_root(qemu, manner);
+        let wires = Wires::Inherited {
             control: control_far.as_raw_fd(),
             stdio: stdio_far.as_raw_fd(),
             stderr: stderr_far.as_raw_fd(),
             kernel_log: kernel_far.as_raw_fd(),
             initramfs: initramfs.as_raw_fd(),
-        });
+            share: share.as_ref().and_then(Share::qemu),
+        };
+        let command = qemu.command(&wires);
         let started = Instant::now();
-        let mut jailed = Jail::find(qemu).prefix;
+        let jail = Jail::find(qemu, &wires);
+        if manner.verbose > 0 {
+            say!("limen: {}", jail.explanation());
+        }
+        let mut jailed = jail.prefix;
         jailed.extend([std::env::current_exe()?.into(), shim::NAME.into()]);
         // A process group of its own: Ctrl-C at the caller's terminal is ours, not QEMU's.
         let child = Command::new(&jailed[0])
@@ -166,6 +176,9 @@ impl Vm {
             .stdout(OwnedFd::from(messages_far.try_clone()?))
             .stderr(OwnedFd::from(messages_far))
             .spawn()?;
+        if let Some(share) = &mut share {
+            share.let_go();
+        }
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
         let sender = ControlSender::new(control.try_clone()?);
         // Until a debugger lets the program run, Ctrl-C is the user's.
@@ -199,6 +212,7 @@ impl Vm {
             end_by: None,
             warned: false,
             progress_shown: false,
+            share,
         })
     }
 
@@ -455,6 +469,9 @@ impl Vm {
     fn conclude(mut self, status: Option<ExitStatus>) -> Ended {
         self.clear_progress();
         drop(self.raw_mode.take());
+        if let Some(share) = self.share.take() {
+            share.finish();
+        }
         self.kernel_log.finish(|_| {});
         self.qemu_log.finish(|_| {});
         let outcome = match (self.killed, self.last) {
@@ -489,6 +506,26 @@ impl Vm {
 impl Source {
     fn ends_with_qemu(self) -> bool {
         matches!(self, Self::Control | Self::KernelLog | Self::QemuMessages)
+    }
+}
+
+/// Starts the server of the root, where this program serves it. Where that fails QEMU does.
+fn serve_root(qemu: &Qemu, manner: Manner) -> Option<Share> {
+    let root = qemu.root.as_ref()?;
+    let share = Share::start(&root.path, root.served?, qemu.smp);
+    match share {
+        Ok(share) => {
+            if manner.verbose > 0 {
+                say!("limen: the live root is served by virtio-fs, kept {}", share.sandbox());
+            }
+            Some(share)
+        }
+        Err(error) => {
+            if manner.verbose > 0 {
+                say!("limen: the live root is served by 9P, since virtio-fs fails: {error}");
+            }
+            None
+        }
     }
 }
 

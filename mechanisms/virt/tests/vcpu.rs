@@ -199,6 +199,30 @@ fn a_string_between_devices() {
     assert_eq!((cpu.hardware.rip, cpu.hardware.gprs[gpr::RCX]), (0x102, 0));
 }
 
+/// While the VMM answers, another CPU of the guest changes the code: the answer is not given to the
+/// instruction that is there now.
+#[test]
+fn an_answer_belongs_to_the_instruction_that_asked() {
+    let fault = Exit::NestedFault { address: 0x8000, write: false, exec: false };
+    let mut cpu = cpu(&[fault, Exit::Shutdown]);
+    // mov al,[0x8000]; mov bl,[0x8000]
+    let mut world = world(&[0xa0, 0x00, 0x80, HLT]);
+    let asked = Outcome::Mmio { address: 0x8000, data: [0; 8], len: 1, write: false };
+    assert_eq!(cpu.run(&mut world), asked);
+    world.memory[0x100..0x104].copy_from_slice(&[0x8a, 0x1e, 0x00, 0x80]);
+    cpu.answer_mmio([0x42, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(cpu.run(&mut world), Outcome::Shutdown);
+    assert_eq!(cpu.hardware.gprs[gpr::RAX] & 0xff, 0x42);
+    assert_eq!((cpu.hardware.gprs[gpr::RBX], cpu.hardware.rip), (0, 0x103));
+    // Once it is over, what is there counts.
+    cpu.hardware.rip = 0x100;
+    cpu.hardware.exits = [fault].into();
+    assert_eq!(cpu.run(&mut world), asked);
+    cpu.answer_mmio([0x43, 0, 0, 0, 0, 0, 0, 0]);
+    cpu.run(&mut world);
+    assert_eq!((cpu.hardware.gprs[gpr::RBX], cpu.hardware.rip), (0x43, 0x104));
+}
+
 #[test]
 fn what_no_software_can_execute() {
     // fld dword [0x8000]

@@ -61,7 +61,7 @@ pub(super) fn start(args: &RunArgs, here: &Path, image: &Path) -> Result<Started
         user,
         umask: UMASK,
         files: files.archive()?,
-        root: Some(SharedRoot { path: rootfs.dir().to_owned(), is_mapped: true }),
+        root: Some(SharedRoot { path: rootfs.dir().to_owned(), is_mapped: true, served: None }),
         names,
     }))
 }

@@ -8,6 +8,7 @@ use super::environment::{Environment, Sees};
 use super::{
     RunArgs, Start, Started, callers_umask, folder, guest_cwd, not_executable, not_found, words,
 };
+use crate::args::{Cache, Share};
 use crate::oci::user::{Names, User};
 use crate::pack::files::{FileSet, Place};
 use crate::run::lookup::{DEFAULT_PATH, Found, find_program};
@@ -80,9 +81,19 @@ pub(super) fn start(
         umask: callers_umask(),
         hidden,
         files: packed?,
-        root: (!args.pack).then(|| SharedRoot { path: tree.root().to_owned(), is_mapped: false }),
+        root: (!args.pack).then(|| SharedRoot {
+            path: tree.root().to_owned(),
+            is_mapped: false,
+            served: served(args),
+        }),
         names,
     }))
+}
+
+/// Whether this program serves the root: only while it is there.
+fn served(args: &RunArgs) -> Option<Cache> {
+    let stays = args.detach.is_none() && !args.dry_run;
+    (args.share == Share::Virtiofs && stays).then_some(args.cache)
 }
 
 /// What is at a path of the guest's already.

@@ -35,7 +35,7 @@ struct Size {
     many: u64,
 }
 
-const FULL: Size = Size { samples: 301, exits: 64, segments: 256, many: 200_000 };
+const FULL: Size = Size { samples: 301, exits: 64, segments: 256, many: 30_000 };
 const TINY: Size = Size { samples: 5, exits: 8, segments: 8, many: 200 };
 
 /// Linux's modules of KVM, in the order of their needs.

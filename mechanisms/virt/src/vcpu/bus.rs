@@ -14,8 +14,12 @@ const PAGE: u64 = 4096;
 const MAX_READS: usize = 4;
 
 /// What the VMM has answered to the instruction that was begun.
+///
+/// The answers belong to the instruction that asked, so it is kept: in memory another CPU of the
+/// guest may have put a different one meanwhile.
 #[derive(Default)]
 pub(super) struct Replay {
+    instruction: Option<Instruction>,
     reads: [(u64, u8, [u8; 8]); MAX_READS],
     count: usize,
     /// The read that the VMM is asked for.
@@ -26,7 +30,8 @@ pub(super) struct Replay {
 
 impl Replay {
     pub(super) fn clear(&mut self) {
-        *self = Replay::default();
+        // What was read is nothing without its count.
+        (self.instruction, self.count, self.asked, self.port) = (None, 0, None, (0, 0));
     }
 
     pub(super) fn answer(&mut self, data: [u8; 8]) {
@@ -209,10 +214,14 @@ impl<H: Vmrun> Vcpu<H> {
     /// Executes the instruction at RIP in software.
     pub(super) fn emulate(&mut self, host: &mut impl Host, with_ports: bool) -> Option<Outcome> {
         let system = self.hardware.system();
-        let instruction = match self.fetch(host, &system) {
-            Ok(instruction) => instruction,
-            Err(stop) => return self.stopped(stop, with_ports, None),
+        let instruction = match self.replay.instruction {
+            Some(begun) => begun,
+            None => match self.fetch(host, &system) {
+                Ok(instruction) => instruction,
+                Err(stop) => return self.stopped(stop, with_ports, None),
+            },
         };
+        self.replay.instruction = Some(instruction);
         let is_user = self.hardware.cpl() == 3;
         let (rip, rflags) = (self.hardware.rip(), self.hardware.rflags());
         let mut bus = GuestBus {
