@@ -1,6 +1,6 @@
 //! Memory policies (get_mempolicy(2), set_mempolicy(2), mbind(2)) of a machine with one node: each
-//! is checked as Linux does, and then they are all the same. What a process set is remembered and told
-//! by get_mempolicy(2); what is set for a range of addresses is not.
+//! is checked as Linux does, and then they are all the same. What a process set is remembered and
+//! told by get_mempolicy(2); what is set for a range of addresses is not.
 
 use core::sync::atomic::Ordering;
 

@@ -176,8 +176,9 @@ impl Mm {
         drop(vmas);
     }
 
-    /// Identity of the 32-bit word at `address`. `private` skips the look at the mapping; who says it
-    /// and who does not mean different words, also in private memory (futex(2), FUTEX_PRIVATE_FLAG).
+    /// Identity of the 32-bit word at `address`. `private` skips the look at the mapping; who says
+    /// it and who does not mean different words, also in private memory (futex(2),
+    /// FUTEX_PRIVATE_FLAG).
     pub fn futex_key(&self, address: u64, private: bool) -> Result<FutexKey> {
         let own = FutexKey { object: core::ptr::from_ref(self) as u64, offset: address };
         if private {

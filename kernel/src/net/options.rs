@@ -337,6 +337,24 @@ fn check_level(common: &Common, level: u32) -> Result<()> {
     }
 }
 
+/// Levels differ in what they tell first, which shows where only one of both can be told.
+fn put_value(level: u32, (address, len_at): (u64, UserPtr<i32>), value: &[u8]) -> Result<()> {
+    let put_len = || len_at.write(&(value.len() as i32));
+    let put_value = || UserPtr::<u8>::new(address).write_bytes(value);
+    match level {
+        raw::SOL_SOCKET => put_value().and_then(|()| put_len()),
+        _ => put_len().and_then(|()| put_value()),
+    }
+}
+
+/// Room for a value. EINVAL for a negative length, which the level of IPv6 takes for a long one.
+fn capacity(level: u32, length: i32) -> Result<usize> {
+    match level {
+        IPV6 => Ok(length as u32 as usize),
+        _ => usize::try_from(length).map_err(|_| Errno::EINVAL),
+    }
+}
+
 /// getsockopt(2): the value, cut to the capacity that `len_at` holds; `len_at` then its length.
 pub fn get(
     socket: &Arc<dyn Socket>,
@@ -347,19 +365,10 @@ pub fn get(
 ) -> Result<()> {
     check_level(socket.common(), level)?;
     let len_at = UserPtr::<i32>::new(len_at);
-    // The level of IPv6 takes a negative length for a very long one.
-    let capacity = match len_at.read()? {
-        length if length < 0 && level == IPV6 => u32::MAX as usize,
-        length => usize::try_from(length).map_err(|_| Errno::EINVAL)?,
-    };
+    let capacity = capacity(level, len_at.read()?)?;
     let put = |value: &[u8]| {
         let fits = value.len().min(capacity);
-        // Levels differ in what they tell first, which shows where only one of both can be told.
-        if level != raw::SOL_SOCKET {
-            len_at.write(&(fits as i32))?;
-        }
-        UserPtr::<u8>::new(address).write_bytes(&value[..fits])?;
-        if level == raw::SOL_SOCKET { len_at.write(&(fits as i32)) } else { Ok(()) }
+        put_value(level, (address, len_at), &value[..fits])
     };
     if level != raw::SOL_SOCKET {
         return match socket.get_option(level, name)? {

@@ -1,12 +1,13 @@
-//! Restartable sequences (rseq(2)): a few instructions of a program that work on data of its CPU, and
-//! begin again if the thread was taken off that CPU in their midst.
+//! Restartable sequences (rseq(2)): a few instructions of a program that work on data of its CPU,
+//! and begin again if the thread was taken off that CPU in their midst.
 //!
-//! Why it is hard: the thread's area tells the CPU, so it must be right whenever the program runs; and
-//! what has to begin again is known only when the thread is about to return to it, from an interrupt
-//! that preempted it or into a signal's handler. So two events leave work for the return: the
-//! switch to a thread that ran on another CPU last ([`crate::base::thread::Thread::watches_cpu`]), and
-//! a preemption, which is itself part of that work (`return_work`). A wait in a page fault leaves it,
-//! too (`fault`); one in a system call on the same CPU does not: calls are not allowed in a sequence.
+//! Why it is hard: the thread's area tells the CPU, so it must be right whenever the program runs;
+//! and what has to begin again is known only when the thread is about to return to it, from an
+//! interrupt that preempted it or into a signal's handler. So two events leave work for the return:
+//! the switch to a thread that ran on another CPU last
+//! ([`crate::base::thread::Thread::watches_cpu`]), and a preemption, which is itself part of that
+//! work (`return_work`). A wait in a page fault leaves it, too (`fault`); one in a system call on
+//! the same CPU does not: calls are not allowed in a sequence.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

@@ -1,8 +1,8 @@
 //! Core files (core(5)): what a process was when a signal ended it, as an ELF file for debuggers.
 //!
-//! Why it is hard: the registers of all threads are wanted, but each thread has only its own. So the
-//! thread that got the signal makes the others end, each of them leaves its notes on the way out
-//! ([`add_thread`]), and when it is alone it writes the file: memory cannot change any more.
+//! Why it is hard: the registers of all threads are wanted, but each thread has only its own. So
+//! the thread that got the signal makes the others end, each of them leaves its notes on the way
+//! out ([`add_thread`]), and when it is alone it writes the file: memory cannot change any more.
 //! Pages that were never touched become holes. Neighbours: `regset` has the FPU's image,
 //! `process::signal::deliver` and `process::exit` call in here by `process::upper`.
 

@@ -31,8 +31,8 @@ impl WriterCount {
     }
 }
 
-/// An open file may be written to: while it exists the file cannot be executed, and its mount cannot
-/// become read-only.
+/// An open file may be written to: while it exists the file cannot be executed, and its mount
+/// cannot become read-only.
 pub struct WriteAccess(Location);
 
 impl WriteAccess {

@@ -1,5 +1,5 @@
-//! The calls on System V's queues, semaphores and shared memory (sysvipc(7)), in a name space that is
-//! empty at a program's start.
+//! The calls on System V's queues, semaphores and shared memory (sysvipc(7)), in a name space that
+//! is empty at a program's start.
 
 use super::draft::{Draft, Kind, Row};
 use super::program::{Norm, Value};

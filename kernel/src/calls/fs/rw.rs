@@ -182,8 +182,8 @@ fn at_offset(a: &Args) -> Result<Arc<File>> {
     positioned(a.a0())
 }
 
-/// EBADF for a file that was not opened for it, EINVAL for one of which nothing is ever read: before
-/// a vector is looked at.
+/// EBADF for a file that was not opened for it, EINVAL for one of which nothing is ever read:
+/// before a vector is looked at.
 fn check_reads(file: &File) -> Result<()> {
     file.check_readable()?;
     if file.ops().has_data().0 { Ok(()) } else { Err(Errno::EINVAL) }

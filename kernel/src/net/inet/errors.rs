@@ -1,8 +1,8 @@
 //! Datagrams that nobody took, given back to who sent them (ip(7), IP_RECVERR; ipv6(7)).
 //!
-//! On a network an ICMP message quotes the beginning of the datagram; here there is no such message,
-//! but what is told is the same: the data up to where a quotation would end, where it was sent, and
-//! that the port is unreachable. Neighbour: `udp`, whose sockets have the queues.
+//! On a network an ICMP message quotes the beginning of the datagram; here there is no such
+//! message, but what is told is the same: the data up to where a quotation would end, where it was
+//! sent, and that the port is unreachable. Neighbour: `udp`, whose sockets have the queues.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -17,8 +17,8 @@ use crate::net::control::Writer;
 
 /// Most messages that wait; others are lost.
 const ERRORS_MAX: usize = 64;
-/// Longest quotations: an ICMP message has 576 bytes at most (RFC 1812, 4.3.2.3), one of ICMPv6 1280
-/// (RFC 4443, 2.4), less the headers of both packets.
+/// Longest quotations: an ICMP message has 576 bytes at most (RFC 1812, 4.3.2.3), one of ICMPv6
+/// 1280 (RFC 4443, 2.4), less the headers of both packets.
 const QUOTED_MAX: usize = 576 - 20 - 8 - 20 - 8;
 const QUOTED_6_MAX: usize = 1280 - 40 - 8 - 40 - 8;
 
