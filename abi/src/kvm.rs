@@ -99,52 +99,14 @@ pub const KVM_SET_SREGS2: u32 = iow::<Sregs2>(0xcd);
 /// Capabilities (KVM_CHECK_EXTENSION).
 pub mod cap {
     #![expect(missing_docs, reason = "the names of linux/kvm.h")]
-    pub const IRQCHIP: u32 = 0;
-    pub const HLT: u32 = 1;
-    pub const USER_MEMORY: u32 = 3;
-    pub const SET_TSS_ADDR: u32 = 4;
-    pub const EXT_CPUID: u32 = 7;
     pub const NR_VCPUS: u32 = 9;
     pub const NR_MEMSLOTS: u32 = 10;
-    pub const PIT: u32 = 11;
-    pub const NOP_IO_DELAY: u32 = 12;
-    pub const MP_STATE: u32 = 14;
     pub const COALESCED_MMIO: u32 = 15;
-    pub const SYNC_MMU: u32 = 16;
-    pub const DESTROY_MEMORY_REGION_WORKS: u32 = 21;
-    pub const USER_NMI: u32 = 22;
     pub const IRQ_ROUTING: u32 = 25;
-    pub const IRQ_INJECT_STATUS: u32 = 26;
-    pub const JOIN_MEMORY_REGIONS_WORKS: u32 = 30;
-    pub const IRQFD: u32 = 32;
-    pub const PIT2: u32 = 33;
-    pub const SET_BOOT_CPU_ID: u32 = 34;
-    pub const PIT_STATE2: u32 = 35;
-    pub const IOEVENTFD: u32 = 36;
-    pub const SET_IDENTITY_MAP_ADDR: u32 = 37;
     pub const ADJUST_CLOCK: u32 = 39;
-    pub const INTERNAL_ERROR_DATA: u32 = 40;
-    pub const VCPU_EVENTS: u32 = 41;
-    pub const INTR_SHADOW: u32 = 49;
-    pub const DEBUGREGS: u32 = 50;
-    pub const XSAVE: u32 = 55;
-    pub const XCRS: u32 = 56;
-    pub const TSC_CONTROL: u32 = 60;
-    pub const GET_TSC_KHZ: u32 = 61;
     pub const MAX_VCPUS: u32 = 66;
-    pub const TSC_DEADLINE_TIMER: u32 = 72;
-    pub const SIGNAL_MSI: u32 = 77;
-    pub const READONLY_MEM: u32 = 81;
-    pub const IOEVENTFD_NO_LENGTH: u32 = 100;
-    pub const ENABLE_CAP_VM: u32 = 98;
-    pub const CHECK_EXTENSION_VM: u32 = 105;
     pub const SPLIT_IRQCHIP: u32 = 121;
-    pub const IOEVENTFD_ANY_LENGTH: u32 = 122;
     pub const MAX_VCPU_ID: u32 = 128;
-    pub const IMMEDIATE_EXIT: u32 = 136;
-    pub const COALESCED_PIO: u32 = 162;
-    pub const EXCEPTION_PAYLOAD: u32 = 164;
-    pub const SREGS2: u32 = 200;
 }
 
 /// Reasons in [`run::EXIT_REASON`].

@@ -8,6 +8,7 @@
 
 pub mod errno;
 pub mod kvm;
+pub mod kvm_capabilities;
 pub mod syscalls;
 pub mod sysv;
 

@@ -148,7 +148,7 @@ pub(crate) struct RunArgs {
     /// How the live root reaches the guest: by virtio-fs, which is fast, from a server in this
     /// program that only reads; or by 9P, from QEMU. It is 9P anyway for --rw folders and images, and
     /// with --detach or --dry-run. Example: --share 9p
-    #[arg(long, value_enum, default_value_t = Share::NineP, value_name = "WAY")]
+    #[arg(long, value_enum, default_value_t = Share::Virtiofs, value_name = "WAY")]
     pub(crate) share: Share,
 
     /// How long the guest may believe what it has seen of the live root: none (it asks each time),
@@ -528,7 +528,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, visible_alias = "quick")]
     pub(crate) tiny: bool,
 
-    /// Only rows of bench growth with this in their names. Example: --rows fork
+    /// Only rows of bench growth or scale with this in their names. Example: --rows fork
     #[arg(long, value_name = "WORD")]
     pub(crate) rows: Option<String>,
 
@@ -573,6 +573,8 @@ pub(crate) enum Bench {
     Cfi,
     /// Instructions per operation among 10 and among 10,000 of something, and how fast they grow
     Growth,
+    /// Locks that CPUs share which do the same at the same time, and interrupts between them
+    Scale,
     /// Instructions of system calls and returns: by SYSRET and not, with isolated tables, with work
     /// at each call, with a filter; Limen beside Linux
     Entry,

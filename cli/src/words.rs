@@ -64,7 +64,7 @@ pub(crate) fn of_boot(reason: &str) -> String {
 }
 
 /// What QEMU's messages mean, by a part of them.
-const QEMU: [(&str, &str); 9] = [
+const QEMU: [(&str, &str); 11] = [
     (
         "unable to find CPU model",
         "--cpu: this QEMU has no such CPU model; `QEMU -cpu help` lists those it has",
@@ -81,6 +81,8 @@ const QEMU: [(&str, &str); 9] = [
     ("Cannot allocate memory", "--memory: this host does not have so much; a smaller size works"),
     ("Failed to find an available port", "--gdb: this port is taken; --gdb=PORT names another"),
     ("Address already in use", "--gdb: this port is taken; --gdb=PORT names another"),
+    ("vhost-user-fs", "--share: this QEMU has no virtio-fs; --share 9p works without"),
+    ("memory-backend-memfd", "--share: this QEMU shares no memory; --share 9p works without"),
     ("Permission denied", "a port or file that QEMU needs is not this user's: -vv shows which"),
     ("without PVH ELF Note", "--kernel: not a kernel of Limen's"),
 ];

@@ -66,6 +66,8 @@ pub(super) struct Machine {
     pub(super) kernel: PathBuf,
     pub(super) cpu: String,
     pub(super) memory_mib: u64,
+    /// CPUs.
+    pub(super) smp: u8,
     /// Parameters of Limen's kernel.
     pub(super) append: String,
     /// Longest counted run.
@@ -90,6 +92,7 @@ impl Machine {
             kernel: kernel.to_owned(),
             cpu: cpu.to_owned(),
             memory_mib,
+            smp: 1,
             append: String::new(),
             limit,
             dir: tempfile::tempdir()?,
@@ -106,7 +109,7 @@ impl Machine {
             machine: MachineModel::Microvm,
             accel: Accel::Tcg,
             cpu: Some(self.cpu.clone()),
-            smp: 1,
+            smp: self.smp,
             memory_mib: self.memory_mib,
             gdb: None,
             root: None,
@@ -143,7 +146,7 @@ impl Machine {
             append: &format!("{} {append} -- {words} --poweroff", linux::APPEND),
             dir: self.dir.path(),
             cpu: &self.cpu,
-            smp: 1,
+            smp: self.smp,
             memory_mib: self.memory_mib,
         })?;
         let wall = rig::run_within(&command, clock, self.dir.path(), self.limit(clock))?;
@@ -163,11 +166,12 @@ impl Machine {
     ) -> Result<PathBuf, Error> {
         let qemu = std::process::Command::new(qemu::program()).arg("--version").output()?;
         let settings = format!(
-            "{} {append} {} {} {} {:?}",
+            "{} {append} {} {} {} {} {:?}",
             linux::APPEND,
             linux::MACHINE,
             self.cpu,
             self.memory_mib,
+            self.smp,
             work.words
         );
         let hash = linux.hash.as_bytes();

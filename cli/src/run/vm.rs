@@ -512,7 +512,12 @@ impl Source {
 /// Starts the server of the root, where this program serves it. Where that fails QEMU does.
 fn serve_root(qemu: &Qemu, manner: Manner) -> Option<Share> {
     let root = qemu.root.as_ref()?;
-    let share = Share::start(&root.path, root.served?, qemu.smp);
+    let cache = root.served?;
+    let share = match host_has(qemu.memory_mib) {
+        true => Share::start(&root.path, cache, qemu.smp),
+        // QEMU says so where it has the memory for itself.
+        false => Err("the host does not have so much memory".into()),
+    };
     match share {
         Ok(share) => {
             if manner.verbose > 0 {
@@ -526,6 +531,20 @@ fn serve_root(qemu: &Qemu, manner: Manner) -> Option<Share> {
             }
             None
         }
+    }
+}
+
+/// Whether the host could back the guest's memory: when it is shared, the host finds out only when
+/// it is written, and ends somebody then.
+fn host_has(memory_mib: u64) -> bool {
+    let known = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib_of = |name: &str| {
+        let value = known.lines().find_map(|line| line.strip_prefix(name))?;
+        value.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    match (kib_of("MemTotal:"), kib_of("SwapTotal:")) {
+        (Some(memory), Some(swap)) => memory_mib <= (memory + swap) >> 10,
+        _ => true,
     }
 }
 

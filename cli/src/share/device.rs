@@ -9,6 +9,7 @@
 //! Neighbours: `serve.rs` answers, `mod.rs` starts, `vhost_user_backend` speaks with QEMU.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fuse_backend_rs::abi::fuse_abi::{InHeader, OutHeader};
@@ -36,7 +37,7 @@ type Chain = DescriptorChain<GuestMemoryLoadGuard<GuestMemoryMmap>>;
 
 /// A device.
 pub(super) struct Device {
-    server: Server<Served>,
+    server: Server<Arc<Served>>,
     memory: Memory,
     /// Queues for requests, beside the one of high priority.
     requests: usize,
@@ -44,7 +45,7 @@ pub(super) struct Device {
 }
 
 impl Device {
-    pub(super) fn new(served: Served, memory: Memory, requests: usize) -> Self {
+    pub(super) fn new(served: Arc<Served>, memory: Memory, requests: usize) -> Self {
         let event_idx = AtomicBool::new(false);
         Self { server: Server::new(served), memory, requests, event_idx }
     }

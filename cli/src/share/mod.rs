@@ -24,6 +24,8 @@ mod numbers;
 mod open;
 mod sandbox;
 mod serve;
+#[cfg(test)]
+mod tests;
 
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -117,7 +119,7 @@ fn run(
 ) {
     let sandbox = sandbox::enter(served.root());
     let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
-    let device = Arc::new(Device::new(served, memory.clone(), requests));
+    let device = Arc::new(Device::new(Arc::new(served), memory.clone(), requests));
     let daemon = VhostUserDaemon::new("share socket".to_owned(), device, memory);
     let daemon = daemon.and_then(|mut daemon| daemon.start(&mut listener).map(|()| daemon));
     let mut daemon = match daemon {

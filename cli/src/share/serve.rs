@@ -105,6 +105,11 @@ impl Served {
         self.root.as_fd()
     }
 
+    #[cfg(test)]
+    pub(super) fn nodes_len(&self) -> usize {
+        lock(&self.nodes).len()
+    }
+
     /// What a node is now.
     fn find(&self, node: u64) -> Result<Held, Errno> {
         let place = lock(&self.nodes).place(node)?;

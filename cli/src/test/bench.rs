@@ -9,7 +9,7 @@ use super::{Context, Summary};
 use crate::Error;
 use crate::args::BENCH_CPU;
 use crate::bench::kernel::tiny_hashes;
-use crate::bench::{cfi, growth, guest};
+use crate::bench::{cfi, growth, guest, scale};
 
 pub(super) fn names() -> Vec<String> {
     ["bench::kernel", "bench::growth", "bench::guest", "bench::cfi"].map(str::to_owned).into()
@@ -38,6 +38,10 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     })?;
     judge("bench::growth", &|| {
         let failed = growth::tiny(&context.kernel, BENCH_CPU)?;
+        Ok((!failed.is_empty()).then(|| format!("not measured: {}", failed.join(", "))))
+    })?;
+    judge("bench::scale", &|| {
+        let failed = scale::tiny(&context.kernel, BENCH_CPU)?;
         Ok((!failed.is_empty()).then(|| format!("not measured: {}", failed.join(", "))))
     })?;
     judge("bench::guest", &|| {

@@ -11,8 +11,8 @@ use std::process::{Child, Command, Output, Stdio};
 
 use super::watch::Running;
 use super::{
-    Context, Summary, beside_linux, detached, ended, exec, images, profile, promises, sandboxers,
-    sentences, traces,
+    Context, Summary, beside_linux, detached, ended, exec, images, live_root, profile, promises,
+    sandboxers, sentences, traces,
 };
 use crate::Error;
 
@@ -32,6 +32,9 @@ const TESTS: &[(&str, Test)] = &[
     ("run::hidden", hidden),
     ("run::writes_vanish", writes_vanish),
     ("run::other_root", other_root),
+    ("run::live_root", live_root::as_on_host),
+    ("run::live_root_refused", live_root::refused_by_host),
+    ("run::live_root_changes", live_root::changes),
     ("run::report", report),
     ("run::trace_format", traces::format),
     ("run::missing", missing),

@@ -1,13 +1,14 @@
 //! The pages below `docs/` that are made from tables: options of the command line, kernel
-//! parameters, system calls. `limen check` compares them, `limen check --pages` writes them.
+//! parameters, system calls, capabilities of /dev/kvm. `limen check` compares them, `limen check --pages` writes them.
 //!
 //! Neighbours: `args` defines the options, `formats::params` and `mitigations::options` the
-//! parameters, `abi::syscalls` the calls.
+//! parameters, `abi::syscalls` the calls, `abi::kvm_capabilities` those.
 
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
+use abi::kvm_capabilities::{Answer, CAPABILITIES};
 use abi::syscalls::{ArgumentKind, CALLS};
 use clap::{Arg, CommandFactory};
 use formats::params;
@@ -21,8 +22,13 @@ const DIR: &str = "docs";
 const MADE: &str = "<!-- Made by `limen check --pages`. -->\n\n";
 
 /// Name in [`DIR`] and text of each page.
-fn all() -> [(&'static str, String); 3] {
-    [("options.md", options()), ("parameters.md", parameters()), ("calls.md", calls())]
+fn all() -> [(&'static str, String); 4] {
+    [
+        ("options.md", options()),
+        ("parameters.md", parameters()),
+        ("calls.md", calls()),
+        ("kvm.md", capabilities()),
+    ]
 }
 
 /// A page that is not what its tables say is a finding.
@@ -122,6 +128,23 @@ fn calls() -> String {
     let others = CALLS.iter().filter(|call| call.arguments.is_none());
     page.push_str(&others.map(|call| call.name).collect::<Vec<_>>().join(", "));
     page.push_str(".\n");
+    page
+}
+
+fn capabilities() -> String {
+    let mut page = format!(
+        "{MADE}# Capabilities of /dev/kvm\n\nWhat KVM_CHECK_EXTENSION answers, and what is absent \
+         where it answers 0. Calls and exits are in `kernel/src/kvm/README.md`.\n\n| Number | \
+         KVM_CAP_ | Answer | Note |\n|---|---|---|---|\n"
+    );
+    for row in CAPABILITIES {
+        let answer = match row.answer {
+            Answer::Yes => "1",
+            Answer::Number => "number",
+            Answer::No => "0",
+        };
+        let _ = writeln!(page, "| {} | {} | {answer} | {} |", row.number, row.name, row.note);
+    }
     page
 }
 

@@ -8,6 +8,11 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 tests!("found":
     a_waiter_is_moved_to_a_lock, urgent_bytes_of_unix_streams, what_eventfd_shows_to_fstat,
     timers_tell_their_times, a_fatal_signal_ends_the_process_at_once, a_reader_of_a_place_is_none,
+    vectors_are_checked_in_order, a_failed_connection_is_told_first, shutdown_without_a_peer,
+    devices_keep_their_place, what_can_be_moved_where, places_of_copies, locked_before_missing,
+    a_threads_id_names_who_handles, a_policy_is_remembered, limits_without_a_unit,
+    texts_before_places, what_a_pidfd_is, who_writes_keeps_a_mount_writable,
+    words_are_private_or_shared, what_nobody_took_comes_back,
 );
 
 fn a_waiter_is_moved_to_a_lock() {
@@ -121,4 +126,306 @@ fn a_reader_of_a_place_is_none() {
     let mut entry = pollfd { fd: place, events: POLLIN, revents: 0 };
     sc!(SYS_poll, &raw mut entry, 1, 0).is(1);
     assert_eq!(entry.revents, POLLNVAL);
+}
+
+fn vectors_are_checked_in_order() {
+    let memory = sc!(SYS_memfd_create, c"m".as_ptr(), 0).fd();
+    let timer = sc!(SYS_timerfd_create, CLOCK_MONOTONIC, TFD_NONBLOCK).fd();
+    // Far from the end of user space, which the long part would reach.
+    let (both, fixed) = (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED);
+    let page = mmap(0x20_0000_0000, 4096, both, fixed, -1, 0).must();
+    // A length that is none is seen before an address that is none.
+    let long = [page, i64::MAX as usize, page, usize::MAX];
+    sc!(SYS_pwritev, memory, long.as_ptr(), 2, 0, 0).fails(EINVAL);
+    assert!(sc!(SYS_pwritev, memory, long.as_ptr(), 1, 0, 0).must() >= 4096);
+    // No bytes have an address, too.
+    let nowhere = [page, 4, usize::MAX, 0];
+    sc!(SYS_readv, memory, nowhere.as_ptr(), 2).fails(EFAULT);
+    // What has no bytes of its own is not asked for any.
+    sc!(SYS_writev, timer, 8, 1).fails(EINVAL);
+}
+
+fn a_failed_connection_is_told_first() {
+    let address = |port: u16| {
+        let mut bytes = [0u8; 16];
+        bytes[..2].copy_from_slice(&(AF_INET as u16).to_ne_bytes());
+        bytes[2..4].copy_from_slice(&port.to_be_bytes());
+        bytes[4..8].copy_from_slice(&[127, 0, 0, 1]);
+        bytes
+    };
+    // A port that nobody has: it was just given back.
+    let other = sc!(SYS_socket, AF_INET, SOCK_STREAM, 0).fd();
+    sc!(SYS_bind, other, address(0).as_ptr(), 16).is(0);
+    let (mut name, mut length) = ([0u8; 16], 16u32);
+    sc!(SYS_getsockname, other, name.as_mut_ptr(), &raw mut length).is(0);
+    close(other);
+    let socket = sc!(SYS_socket, AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0).fd();
+    sc!(SYS_connect, socket, name.as_ptr(), 16).fails(EINPROGRESS);
+    sc!(SYS_listen, socket, 1).fails(EINVAL);
+    // Where to is not asked again.
+    sc!(SYS_connect, socket, [77u16; 8].as_ptr(), 16).fails(ECONNREFUSED);
+    sc!(SYS_listen, socket, 1).is(0);
+}
+
+fn shutdown_without_a_peer() {
+    let mut buffer = [0u8; 8];
+    let stream = sc!(SYS_socket, AF_INET, SOCK_STREAM, 0).fd();
+    sc!(SYS_read, stream, buffer.as_mut_ptr(), 8).fails(ENOTCONN);
+    sc!(SYS_shutdown, stream, SHUT_RD).fails(ENOTCONN);
+    sc!(SYS_read, stream, buffer.as_mut_ptr(), 8).is(0);
+    let packets = sc!(SYS_socket, AF_UNIX, SOCK_SEQPACKET, 0).fd();
+    sc!(SYS_shutdown, packets, SHUT_RD).is(0);
+    let mut entry = pollfd { fd: packets, events: POLLIN | POLLRDHUP, revents: 0 };
+    sc!(SYS_poll, &raw mut entry, 1, 0).is(1);
+    assert_eq!(entry.revents, POLLIN | POLLRDHUP | POLLHUP);
+}
+
+fn devices_keep_their_place() {
+    let null = open("/dev/null", O_RDWR).fd();
+    sc!(SYS_write, null, b"abc".as_ptr(), 3).is(3);
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{null}")).unwrap();
+    assert!(info.starts_with("pos:\t0\n"), "{info}");
+    let path = format!("{}/fifo", dir());
+    sc!(SYS_mknod, c(&path).as_ptr(), S_IFIFO | 0o600, 0).is(0);
+    open(&path, O_ACCMODE | O_NONBLOCK).fails(EINVAL);
+}
+
+fn what_can_be_moved_where() {
+    let mut pipe = [0i32; 2];
+    sc!(SYS_pipe2, pipe.as_mut_ptr(), O_NONBLOCK).is(0);
+    let socket = sc!(SYS_socket, AF_INET, SOCK_DGRAM | SOCK_NONBLOCK, 0).fd();
+    let null = open("/dev/null", O_RDWR).fd();
+    // Into a pipe a socket may be sent, though it has no place to go on from.
+    sc!(SYS_sendfile, pipe[1], socket, 0, 10).fails(EAGAIN);
+    sc!(SYS_sendfile, null, socket, 0, 10).fails(EINVAL);
+    sc!(SYS_sendfile, pipe[1], null, 0, 10).fails(EINVAL);
+    // Of nothing, anything.
+    let memory = sc!(SYS_memfd_create, c"m".as_ptr(), 0).fd();
+    let event = sc!(SYS_eventfd2, 0, EFD_NONBLOCK).fd();
+    sc!(SYS_sendfile, event, memory, 0, 0).is(0);
+    // Offsets are read before it is asked what the files are.
+    sc!(SYS_splice, socket, usize::MAX, socket, 0, 10, 0).fails(EFAULT);
+}
+
+fn places_of_copies() {
+    let memory = sc!(SYS_memfd_create, c"m".as_ptr(), 0).fd();
+    sc!(SYS_write, memory, b"0123456789".as_ptr(), 10).is(10);
+    let copy = |from: i64, to: i64, count: usize| {
+        sc!(SYS_copy_file_range, memory, &raw const from, memory, &raw const to, count, 0)
+    };
+    copy(-1, 0, 100).fails(EOVERFLOW);
+    copy(-1, 0, 0).fails(EINVAL);
+    copy(0, i64::MAX, 5).fails(EFBIG);
+    copy(0, 20, 5).is(5);
+}
+
+fn locked_before_missing() {
+    let at = anon(3 * 4096) as usize;
+    sc!(SYS_munmap, at, 4096).is(0);
+    sc!(SYS_msync, at, 3 * 4096, MS_INVALIDATE).fails(ENOMEM);
+    sc!(SYS_mlock, at + 4096, 4096).is(0);
+    sc!(SYS_msync, at, 3 * 4096, MS_INVALIDATE).fails(EBUSY);
+    sc!(SYS_msync, at, 3 * 4096, MS_ASYNC).fails(ENOMEM);
+}
+
+static HANDLED_BY: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn note_thread(_signal: i32) {
+    HANDLED_BY.store(tid() as u32, SeqCst);
+}
+
+fn a_threads_id_names_who_handles() {
+    on_signal(SIGUSR1, note_thread as extern "C" fn(i32) as usize, 0, 0);
+    let other = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            other.store(tid() as u32, SeqCst);
+            while HANDLED_BY.load(SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+        });
+        while other.load(SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        // The whole process gets it, and that thread is the first that is asked.
+        sc!(SYS_kill, other.load(SeqCst), SIGUSR1).is(0);
+    });
+    assert_eq!(HANDLED_BY.load(SeqCst), other.load(SeqCst));
+}
+
+fn a_policy_is_remembered() {
+    const PREFERRED: u32 = 1;
+    const BIND: u32 = 2;
+    const LOCAL: u32 = 4;
+    let policy = || {
+        let (mut mode, mut nodes) = (99u32, [0u64; 16]);
+        let (at, nodes_at) = (&raw mut mode, nodes.as_mut_ptr());
+        sc!(SYS_get_mempolicy, at, nodes_at, 1024, 0, 0).is(0);
+        (mode, nodes[0])
+    };
+    assert_eq!(policy(), (0, 0));
+    sc!(SYS_set_mempolicy, PREFERRED, 0, 0).is(0);
+    assert_eq!(policy(), (LOCAL, 0));
+    sc!(SYS_set_mempolicy, BIND, [1u64].as_ptr(), 64).is(0);
+    assert_eq!(policy(), (BIND, 1));
+    sc!(SYS_set_mempolicy, 0, 0, 0).is(0);
+    assert_eq!(policy(), (0, 0));
+}
+
+fn limits_without_a_unit() {
+    let text = std::fs::read_to_string("/proc/self/limits").unwrap();
+    let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+    assert_eq!(line("Max nice priority").len(), 26 + 21 + 21);
+    assert_eq!(line("Max open files").len(), 26 + 21 + 21 + 10);
+}
+
+fn texts_before_places() {
+    let nowhere = c"/no/such/place".as_ptr();
+    sc!(SYS_mount, 8, nowhere, 0, MS_BIND, 0).fails(EFAULT);
+    sc!(SYS_mount, 0, nowhere, 8, MS_BIND, 0).fails(EFAULT);
+    sc!(SYS_mount, 0, nowhere, 0, MS_BIND, 8).fails(EFAULT);
+    sc!(SYS_mount, 0, nowhere, 0, MS_BIND, 0).fails(ENOENT);
+    // Where it is taken from is looked for before where it goes is read.
+    let missing = format!("{}/missing/x", dir());
+    sc!(SYS_rename, c(&missing).as_ptr(), 8).fails(ENOENT);
+}
+
+fn what_a_pidfd_is() {
+    let pidfd = sc!(SYS_pidfd_open, pid(), 0).fd();
+    let mut buffer = [0u8; 8];
+    sc!(SYS_pread64, pidfd, buffer.as_mut_ptr(), 8, 0).fails(EINVAL);
+    sc!(SYS_read, pidfd, buffer.as_mut_ptr(), 8).fails(EINVAL);
+}
+
+/// A file system in memory of a test's own, in a name space of its own; where it is.
+fn own_mount() -> String {
+    if sc!(SYS_unshare, CLONE_NEWNS).is_ok() {
+        let private = MS_REC | MS_PRIVATE;
+        sc!(SYS_mount, c"none".as_ptr(), c"/".as_ptr(), 0, private, 0).is(0);
+    }
+    let dir = dir();
+    let kind = c"tmpfs".as_ptr();
+    sc!(SYS_mount, kind, c(&dir).as_ptr(), kind, 0, 0).is(0);
+    dir
+}
+
+fn who_writes_keeps_a_mount_writable() {
+    in_child(|| {
+        let dir = own_mount();
+        let (top, path) = (c(&dir), format!("{dir}/f"));
+        let remount = |flags: u64| sc!(SYS_mount, 0, top.as_ptr(), 0, MS_REMOUNT | flags, 0);
+        let file = open(&path, O_RDWR | O_CREAT).fd();
+        sc!(SYS_write, file, [7u8; 4096].as_ptr(), 4096).is(4096);
+        remount(MS_RDONLY).fails(EBUSY);
+        remount(MS_RDONLY | MS_BIND).fails(EBUSY);
+        // A mapping that may be written to counts, too.
+        let at = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0).must();
+        close(file);
+        remount(MS_RDONLY).fails(EBUSY);
+        sc!(SYS_munmap, at, 4096).is(0);
+        remount(MS_RDONLY).is(0);
+        open(&path, O_RDWR).fails(EROFS);
+        open(&format!("{dir}/g"), O_RDWR | O_CREAT).fails(EROFS);
+        sc!(SYS_unlink, c(&path).as_ptr()).fails(EROFS);
+        sc!(SYS_rename, c(&path).as_ptr(), c(&format!("{dir}/g")).as_ptr()).fails(EROFS);
+        sc!(SYS_truncate, c(&path).as_ptr(), 0).fails(EROFS);
+        let reader = open(&path, O_RDONLY).fd();
+        remount(0).is(0);
+        let file = open(&path, O_RDWR).fd();
+        close(file);
+        // Who only reads keeps nothing.
+        remount(MS_RDONLY).is(0);
+        close(reader);
+        sc!(SYS_umount2, top.as_ptr(), 0).is(0);
+    });
+}
+
+fn words_are_private_or_shared() {
+    for flags in [MAP_PRIVATE, MAP_SHARED] {
+        let at = mmap(0, 4096, PROT_READ | PROT_WRITE, flags | MAP_ANONYMOUS, -1, 0).must();
+        for mine in [0, FUTEX_PRIVATE_FLAG] {
+            let id = AtomicU32::new(0);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    id.store(tid() as u32, SeqCst);
+                    sc!(SYS_futex, at, FUTEX_WAIT | mine, 0, 0, 0, 0).is(0);
+                });
+                let sleeps = || {
+                    let stat = format!("/proc/self/task/{}/stat", id.load(SeqCst));
+                    std::fs::read_to_string(stat).is_ok_and(|stat| stat.contains(") S "))
+                };
+                until(|| id.load(SeqCst) != 0 && sleeps());
+                // Who says otherwise means another word.
+                sc!(SYS_futex, at, FUTEX_WAKE | (mine ^ FUTEX_PRIVATE_FLAG), 1, 0, 0, 0).is(0);
+                until(|| sc!(SYS_futex, at, FUTEX_WAKE | mine, 1, 0, 0, 0).must() == 1);
+            });
+        }
+    }
+}
+
+/// What recvmsg(2) with MSG_ERRQUEUE gave: data, flags, where it was sent, and the message's words.
+type Returned = (Vec<u8>, i32, [u8; 8], i32, Vec<u8>);
+
+fn what_came_back(socket: i32) -> Result<Returned, i32> {
+    let (mut data, mut name, mut control) = ([0u8; 16], [0u8; 28], [0u64; 16]);
+    let vector = [data.as_mut_ptr() as usize, data.len()];
+    let mut header = [
+        name.as_mut_ptr() as usize,
+        name.len(),
+        vector.as_ptr() as usize,
+        1,
+        control.as_mut_ptr() as usize,
+        128,
+        0,
+    ];
+    let len = sc!(SYS_recvmsg, socket, header.as_mut_ptr(), MSG_ERRQUEUE)?;
+    let flags = header[6] as i32;
+    // SAFETY: the words of the array, as bytes.
+    let bytes = unsafe { std::slice::from_raw_parts(control.as_ptr().cast::<u8>(), header[5]) };
+    let kind = (control[1] >> 32) as i32;
+    let mut place = [0; 8];
+    place.copy_from_slice(&name[..8]);
+    Ok((data[..len].to_vec(), flags, place, kind, bytes[16..].to_vec()))
+}
+
+fn what_nobody_took_comes_back() {
+    let other = sc!(SYS_socket, AF_INET, SOCK_DGRAM, 0).fd();
+    let mut address = [2u8, 0, 0, 0, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+    sc!(SYS_bind, other, address.as_ptr(), 16).is(0);
+    let mut length = 16u32;
+    sc!(SYS_getsockname, other, address.as_mut_ptr(), &raw mut length).is(0);
+    close(other);
+    let socket = sc!(SYS_socket, AF_INET, SOCK_DGRAM | SOCK_NONBLOCK, 0).fd();
+    let send = |text: &[u8]| {
+        let at = address.as_ptr();
+        sc!(SYS_sendto, socket, text.as_ptr(), text.len(), 0, at, 16)
+    };
+    // Who is not connected and has not asked hears of nothing.
+    send(b"lost").is(4);
+    send(b"lost").is(4);
+    assert_eq!(what_came_back(socket), Err(EAGAIN));
+    let set = |on: i32| sc!(SYS_setsockopt, socket, SOL_IP, IP_RECVERR, &raw const on, 4).is(0);
+    set(1);
+    send(b"first").is(5);
+    let mut entry = pollfd { fd: socket, events: 0, revents: 0 };
+    until(|| {
+        let _ = sc!(SYS_poll, &raw mut entry, 1, 0);
+        entry.revents & POLLERR != 0
+    });
+    let (data, flags, place, kind, told) = what_came_back(socket).unwrap();
+    assert_eq!(data, b"first");
+    assert_eq!((flags & MSG_ERRQUEUE, place.as_slice()), (MSG_ERRQUEUE, &address[..8]));
+    assert_eq!((kind, told.len()), (IP_RECVERR, 32));
+    // ECONNREFUSED, by ICMP: destination unreachable, the port; from this machine.
+    assert_eq!(told[..7], [ECONNREFUSED as u8, 0, 0, 0, 2, 3, 3]);
+    assert_eq!(told[16..24], [2, 0, 0, 0, 127, 0, 0, 1]);
+    assert_eq!(what_came_back(socket), Err(EAGAIN));
+    // The error itself is told by the next call, if the queue was not read before.
+    send(b"second is longer than the room").is(30);
+    until(|| send(b"x") == Err(ECONNREFUSED));
+    let (data, flags, ..) = what_came_back(socket).unwrap();
+    assert_eq!((data.as_slice(), flags & MSG_TRUNC), (&b"second is longer"[..], MSG_TRUNC));
+    send(b"third").is(5);
+    set(0);
+    assert_eq!(what_came_back(socket), Err(EAGAIN));
 }

@@ -10,6 +10,7 @@ mod addresses;
 mod capabilities;
 mod channels;
 mod child;
+mod core;
 mod differ;
 mod elf_cases;
 mod entry;
@@ -44,6 +45,7 @@ mod refusals;
 mod regs;
 mod returns;
 mod rights;
+mod rseq;
 mod scheduling;
 mod seccomp;
 mod segments;
@@ -68,6 +70,8 @@ const SUBJECTS: &[&[Test]] = &[
     jobs::TESTS,
     threads::TESTS,
     own::TESTS,
+    rseq::TESTS,
+    core::TESTS,
     signals::TESTS,
     io_signals::TESTS,
     memory::TESTS,

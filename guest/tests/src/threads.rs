@@ -17,7 +17,7 @@ tests!("threads":
     futex_signal_interrupts, futex_in_file_mapping, clear_child_tid_wakes, robust_list_marks_dead,
     robust_list_registration, pi_futex_lock_unlock, fs_base_survives, gs_base_by_arch_prctl,
     tgkill_hits_one_thread, exec_kills_threads, rwlock_and_barrier, thread_exit_frees,
-    futex_waitv_one, sigkill_ends_all_threads, thread_stack_fault_kills_all, rseq_answer,
+    futex_waitv_one, sigkill_ends_all_threads, thread_stack_fault_kills_all,
 );
 
 fn futex(word: &AtomicU32, op: i32, val: u32, timeout: usize) -> Res {
@@ -581,15 +581,4 @@ fn thread_stack_fault_kills_all() {
         }
     });
     wait_signal(child, SIGSEGV);
-}
-
-fn rseq_answer() {
-    // The C library may have registered already; a kernel may also refuse as an old Linux does.
-    #[repr(C, align(32))]
-    struct Area([u32; 8]);
-    let area = Box::leak(Box::new(Area([0; 8])));
-    match sc!(SYS_rseq, &raw const *area, 32, 0, 0x5305_3053) {
-        Ok(0) | Err(EINVAL | EBUSY | ENOSYS | EPERM) => {}
-        r => panic!("{r:?}"),
-    }
 }

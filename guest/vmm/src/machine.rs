@@ -1,5 +1,7 @@
 //! One guest with its memory, for the tests.
 
+use core::sync::atomic::{AtomicU64, Ordering};
+
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 
@@ -32,6 +34,21 @@ impl Memory {
         Memory { at: at.cast(), len }
     }
 
+    /// The same, from a multiple of `align` on.
+    pub fn aligned(len: usize, align: usize) -> Memory {
+        let whole = Memory::new(len + align);
+        let from = (whole.at as usize).next_multiple_of(align) - whole.at as usize;
+        // SAFETY: `whole` is this function's alone; what is before and behind the result goes.
+        unsafe {
+            libc::munmap(whole.at.cast(), from);
+            libc::munmap(whole.at.add(from + len).cast(), align - from);
+        }
+        // SAFETY: within the mapping.
+        let at = unsafe { whole.at.add(from) };
+        core::mem::forget(whole);
+        Memory { at, len }
+    }
+
     pub fn address(&self) -> u64 {
         self.at as u64
     }
@@ -60,6 +77,56 @@ impl Memory {
         // SAFETY: within the mapping; nothing of Rust's lies there.
         let done = unsafe { libc::mprotect(self.at.add(offset).cast(), len, rights) };
         assert_eq!(done, 0, "mprotect");
+    }
+
+    /// A word as others change it.
+    pub fn load(&self, offset: usize) -> u64 {
+        self.atomic(offset).load(Ordering::SeqCst)
+    }
+
+    /// Sets a word that others read.
+    pub fn store(&self, offset: usize, value: u64) {
+        self.atomic(offset).store(value, Ordering::SeqCst);
+    }
+
+    fn atomic(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset + 8 <= self.len && offset.is_multiple_of(8));
+        // SAFETY: within the mapping, aligned, and any bytes are a word; whoever else writes there,
+        // guests among them, does so by whole words.
+        unsafe { AtomicU64::from_ptr(self.at.add(offset).cast()) }
+    }
+
+    /// Maps something else over a range: of a file, or new zeros.
+    pub fn replace(&self, offset: usize, len: usize, file: Option<i32>) {
+        assert!(offset + len <= self.len);
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        let (kind, fd) = match file {
+            Some(fd) => (libc::MAP_SHARED, fd),
+            None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
+        };
+        // SAFETY: within this value's mapping, of which nobody holds references.
+        let at = unsafe {
+            libc::mmap(self.at.add(offset).cast(), len, rights, kind | libc::MAP_FIXED, fd, 0)
+        };
+        assert!(at != libc::MAP_FAILED, "mmap");
+    }
+
+    /// Moves pages over others; new zeros are where they were.
+    pub fn relocate(&self, from: usize, to: usize, len: usize) {
+        assert!(from + len <= self.len && to + len <= self.len);
+        let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: both ranges are of this value's mapping, of which nobody holds references.
+        let at = unsafe { libc::mremap(self.at.add(from).cast(), len, len, how, self.at.add(to)) };
+        assert!(at != libc::MAP_FAILED, "mremap");
+        self.replace(from, len, None);
+    }
+
+    /// Asks for huge pages now.
+    pub fn collapse(&self, offset: usize, len: usize) -> bool {
+        const MADV_COLLAPSE: i32 = 25;
+        assert!(offset + len <= self.len);
+        // SAFETY: within this value's mapping; its bytes stay as they are.
+        unsafe { libc::madvise(self.at.add(offset).cast(), len, MADV_COLLAPSE) == 0 }
     }
 
     /// Only pages of 4 KiB from now on.
@@ -105,6 +172,15 @@ impl Drop for Memory {
         // SAFETY: this value's own mapping.
         unsafe { libc::munmap(self.at.cast(), self.len) };
     }
+}
+
+/// Assembled code for a guest, between two labels.
+///
+/// # Safety
+/// Both labels are of one section that is mapped for reading, in this order.
+pub unsafe fn assembled(start: *const u8, end: *const u8) -> &'static [u8] {
+    // SAFETY: the caller's promise.
+    unsafe { core::slice::from_raw_parts(start, end.offset_from(start) as usize) }
 }
 
 /// Bytes of memory of [`Guest`].

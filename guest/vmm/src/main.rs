@@ -9,8 +9,10 @@
 mod bench;
 mod boot;
 mod branches;
+mod capabilities;
 mod hostile;
 mod machine;
+mod races;
 mod tests;
 mod vmscape;
 

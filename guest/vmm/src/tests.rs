@@ -7,7 +7,9 @@ use std::time::Duration;
 use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, Msrs, kvm_msr_entry};
 use kvm_ioctls::VcpuExit;
 
+use crate::capabilities;
 use crate::machine::{CODE, Guest, Memory, Result, StartMode, say, set_region, start_real};
+use crate::races;
 
 type Test = (&'static str, fn() -> Result<()>);
 
@@ -43,6 +45,13 @@ const TESTS: &[Test] = &[
     ("kvm::coalesced_writes", coalesced_writes),
     ("kvm::local_controllers_alone", local_controllers_alone),
     ("kvm::capabilities_are_true", capabilities_are_true),
+    ("kvm::every_capability_is_as_its_table_says", capabilities::as_the_table_says),
+    ("kvm::a_capability_has_its_call", capabilities::have_their_calls),
+    ("kvm::what_is_read_is_what_is_there", races::what_is_read_is_what_is_there),
+    ("kvm::what_may_not_be_written_is_not", races::what_may_not_be_written_is_not),
+    ("kvm::a_child_has_its_own_copy", races::a_child_has_its_own_copy),
+    ("kvm::no_count_is_lost_by_huge_pages", races::no_count_is_lost_by_huge_pages),
+    ("kvm::a_copy_by_the_log_is_the_memory", races::a_copy_by_the_log_is_the_memory),
     ("kvm::any_call_at_any_time", crate::hostile::any_call_at_any_time),
 ];
 

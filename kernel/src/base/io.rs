@@ -35,13 +35,21 @@ pub fn read_iovec(address: u64, count: u64) -> Result<Vec<IoVec>> {
     if count > IOV_MAX as u64 {
         return Err(Errno::EINVAL);
     }
+    if count == 0 {
+        return Ok(Vec::new());
+    }
     let mut vector = UserPtr::<IoVec>::new(address).read_many(count as usize)?;
+    if vector.iter().any(|part| part.len > i64::MAX as u64) {
+        return Err(Errno::EINVAL);
+    }
     let mut left = MAX_TRANSFER as u64;
+    if let [only] = &mut vector[..] {
+        // A single part is cut before it is looked at, as that of read(2) is.
+        only.len = only.len.min(left);
+    }
     for part in &mut vector {
-        if part.len > i64::MAX as u64 {
-            return Err(Errno::EINVAL);
-        }
-        if part.len > 0 && !uaccess::is_user_range(part.base, part.len as usize) {
+        // An address of nothing must be one of the program's, too.
+        if !uaccess::is_user_range(part.base, part.len as usize) {
             return Err(Errno::EFAULT);
         }
         part.len = part.len.min(left);

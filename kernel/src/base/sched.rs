@@ -562,6 +562,9 @@ fn switch(thread: Current<Thread>, cpu: usize, next: Next, now_ns: u64) {
     {
         let mut entity = next.sched.lock();
         entity.state = RunState::Running(cpu);
+        if entity.last_cpu != cpu && next.watches_cpu.load(Ordering::Relaxed) {
+            next.task().set_work(work::RSEQ);
+        }
         entity.last_cpu = cpu;
         entity.ran_since_ns = now_ns;
         if schedstats::is_on() && entity.queued_since_ns != 0 {
@@ -582,6 +585,7 @@ fn switch(thread: Current<Thread>, cpu: usize, next: Next, now_ns: u64) {
         };
         trace::switch(tid);
     }
+    thread.was_switched.store(true, Ordering::Relaxed);
     CURRENT.switch_to(next);
 }
 

@@ -125,6 +125,7 @@ impl Default for WaitQueue {
 impl WaitQueue {
     /// An empty queue.
     #[must_use]
+    #[cfg_attr(feature = "lockstat", track_caller)]
     pub const fn new() -> Self {
         WaitQueue { entries: SpinLock::new(VecDeque::new()), occupied: AtomicBool::new(false) }
     }
@@ -289,6 +290,7 @@ pub struct Mutex<T: ?Sized> {
 
 impl<T> Mutex<T> {
     /// A free lock around `value`.
+    #[cfg_attr(feature = "lockstat", track_caller)]
     pub const fn new(value: T) -> Self {
         Mutex { queue: WaitQueue::new(), lock: TryLock::new(value) }
     }

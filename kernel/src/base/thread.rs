@@ -28,6 +28,8 @@ pub mod work {
     /// A tracer that stopped the thread in the middle of a system call wants to see its end, which
     /// it did not when the call began (PTRACE_SYSCALL at an event).
     pub const SYSCALL_EXIT: u32 = 1 << 5;
+    /// The thread's program wants to be told which CPU it runs on, and that may have changed.
+    pub const RSEQ: u32 = 1 << 6;
 }
 
 /// A thread, as far as CPUs are concerned.
@@ -43,6 +45,10 @@ pub struct Thread {
     /// Whether somebody measures the CPU time that it and others use together, and wants to be told
     /// at each tick ([`super::sched::on_measured_tick`]).
     pub is_measured: Arc<AtomicBool>,
+    /// Its program is told which CPU it runs on (rseq(2)).
+    pub watches_cpu: AtomicBool,
+    /// It was switched from; whoever wants to know clears it first.
+    pub was_switched: AtomicBool,
     /// The waiter of its last wait, for the next one.
     pub(super) spare_waiter: ThreadCell<Option<Arc<Waiter>>>,
     task: Task,
@@ -66,6 +72,8 @@ impl Thread {
             affinity_hint: AtomicU32::new(default_affinity()),
             cpu_time_ns: (AtomicU64::new(0), AtomicU64::new(0)),
             is_measured,
+            watches_cpu: AtomicBool::new(false),
+            was_switched: AtomicBool::new(false),
             spare_waiter: ThreadCell::new(None),
             _counted: Counted::new(),
             task,

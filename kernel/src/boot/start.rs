@@ -96,6 +96,8 @@ fn register_floors() {
             crate::net::garbage::collect();
         },
         leaves_memory: robust::leaves_memory,
+        dump_core: crate::ptrace::core::dump,
+        leaves_core_notes: crate::ptrace::core::add_thread,
         undo_of: |process| undo::list_of(process),
         leave_undo: undo::leave,
         process_ended: crate::tty::job::process_ended,

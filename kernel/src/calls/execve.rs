@@ -20,7 +20,7 @@ use crate::calls::mm::map::READ_IMPLIES_EXEC;
 use crate::process::current;
 use crate::process::exec::{self, Image, Request};
 use crate::process::hooks::{self, NextProgram};
-use crate::process::{Process, Thread, exit, own, ptrace, upper};
+use crate::process::{Process, Thread, exit, own, ptrace, rseq, upper};
 use crate::security::{Credentials, Resource, Subject};
 use crate::vfs::open::open_executable;
 use crate::vfs::path::Context;
@@ -158,6 +158,7 @@ fn become_image(process: &Arc<Process>, image: Image, regs: &mut PtRegs) {
     let old_handlers = core::mem::replace(&mut *process.handlers.lock(), Arc::new(handlers));
     drop(old_handlers);
     thread.signals.lock().alt_stack = Default::default();
+    rseq::forget(&thread);
     crate::process::timers::on_exec(process);
     *thread.name.lock() = image.name;
     crate::process::note_name(&thread);

@@ -19,13 +19,16 @@ pub fn kcmp(pid1: u64, pid2: u64, kind: u64, index1: u64, index2: u64) -> Result
     const FS: u64 = 3;
     const SIGHAND: u64 = 4;
     const IO: u64 = 5;
+    const UNDO: u64 = 6;
+    let known = |id: u64| find_by_tid(id as u32).ok_or(Errno::ESRCH);
+    // That there is no such process comes before all rights.
+    let processes = (known(pid1)?, known(pid2)?);
     // Of the first thread of a process that has ended there is none.
-    let target = |id: u64| {
-        let process = find_by_tid(id as u32).ok_or(Errno::ESRCH)?;
+    let target = |process: Arc<Process>, id: u64| {
         let thread = find_thread(id as u32);
         access::inspect(&process, Ids::Real, Errno::EPERM, || Ok((process.clone(), thread)))
     };
-    let (first, second) = (target(pid1)?, target(pid2)?);
+    let (first, second) = (target(processes.0, pid1)?, target(processes.1, pid2)?);
     let identity = |(process, thread): &(Arc<Process>, Option<Arc<Thread>>), fd: u64| {
         let thread = thread.as_ref();
         Ok(match kind {
@@ -35,6 +38,7 @@ pub fn kcmp(pid1: u64, pid2: u64, kind: u64, index1: u64, index2: u64) -> Result
             FS => thread.and_then(|own| own.try_fs()).map_or(0, |fs| Arc::as_ptr(&fs) as u64),
             // Nobody has queues of requests of their own.
             IO => 0,
+            UNDO => process.undo.lock().as_ref().map_or(0, |list| Arc::as_ptr(list).addr() as u64),
             SIGHAND => Arc::as_ptr(&*process.handlers.lock()) as u64,
             _ => return Err(Errno::EINVAL),
         })

@@ -47,6 +47,10 @@ struct RulesetFile {
 }
 
 impl FileOps for RulesetFile {
+    fn has_data(&self) -> (bool, bool) {
+        (false, false)
+    }
+
     fn inode(&self) -> Arc<dyn Inode> {
         self.inode.clone()
     }

@@ -1,6 +1,8 @@
 //! Memory policies (get_mempolicy(2), set_mempolicy(2), mbind(2)) of a machine with one node: each
-//! is checked as Linux does, and then they are all the same. None is remembered: get_mempolicy(2)
-//! always tells the default one.
+//! is checked as Linux does, and then they are all the same. What a process set is remembered and told
+//! by get_mempolicy(2); what is set for a range of addresses is not.
+
+use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result};
 use machine::memory::USER_END;
@@ -24,11 +26,13 @@ const F_ADDR: u64 = 1 << 1;
 const F_MEMS_ALLOWED: u64 = 1 << 2;
 /// Flags of mbind(2): MPOL_MF_STRICT, MPOL_MF_MOVE, MPOL_MF_MOVE_ALL.
 const MBIND_FLAGS: u64 = 7;
+/// Where a remembered policy has its node, above its mode.
+const NODES_SHIFT: u32 = 32;
 /// Most bits of a node mask.
 const MASK_BITS_MAX: u64 = PAGE * 8;
 
-/// Checks a mode with its nodes. The mask has `bits - 1` bits. EINVAL, EFAULT.
-fn check(mode: u64, mask: u64, bits: u64) -> Result<()> {
+/// Checks a mode with its nodes, which it gives. The mask has `bits - 1` bits. EINVAL, EFAULT.
+fn check(mode: u64, mask: u64, bits: u64) -> Result<u64> {
     let flags = mode & (STATIC_NODES | RELATIVE_NODES | BALANCING);
     let policy = mode & !flags;
     if policy > LAST || flags & STATIC_NODES != 0 && flags & RELATIVE_NODES != 0 {
@@ -43,7 +47,7 @@ fn check(mode: u64, mask: u64, bits: u64) -> Result<()> {
         PREFERRED => true,
         _ => nodes != 0,
     };
-    if fits { Ok(()) } else { Err(Errno::EINVAL) }
+    if fits { Ok(nodes) } else { Err(Errno::EINVAL) }
 }
 
 /// The first word of a node mask; bits behind it must be clear.
@@ -64,7 +68,12 @@ fn read_nodes(mask: u64, bits: u64) -> Result<u64> {
 
 /// set_mempolicy(2).
 pub fn set_mempolicy(mode: u32, nodes: u64, node_max: u64) -> Result<u64> {
-    check(u64::from(mode), nodes, node_max).map(|()| 0)
+    let nodes = check(u64::from(mode), nodes, node_max)?;
+    // No node that is preferred is the one that is near.
+    let is_local = u64::from(mode) == PREFERRED && nodes == 0;
+    let mode = if is_local { LOCAL } else { mode.into() };
+    current().process.settings.memory_policy.store(mode | nodes << NODES_SHIFT, Ordering::Relaxed);
+    Ok(0)
 }
 
 /// mbind(2).
@@ -79,7 +88,9 @@ pub fn mbind(
     if flags & !MBIND_FLAGS != 0 || !start.is_multiple_of(PAGE) {
         return Err(Errno::EINVAL);
     }
-    let end = len.checked_next_multiple_of(PAGE).and_then(|len| start.checked_add(len));
+    // A length past the end of all numbers begins again at 0.
+    let len = len.wrapping_add(PAGE - 1) & !(PAGE - 1);
+    let end = start.checked_add(len);
     let end = end.ok_or(Errno::EINVAL)?;
     check(mode, nodes, node_max)?;
     if start == end {
@@ -122,13 +133,16 @@ pub fn get_mempolicy(
     } else if current().process.mm()?.with(|inner| inner.find(address).is_none()) {
         return Err(Errno::EFAULT);
     }
-    mode.write_if_some(&0)?;
+    let own = current().process.settings.memory_policy.load(Ordering::Relaxed);
+    // What is asked of an address is what was set for it: nothing.
+    let own = if flags & (F_ADDR | F_MEMS_ALLOWED) != 0 { 0 } else { own };
+    mode.write_if_some(&(own as u32))?;
     let bytes = (bits.saturating_sub(1).min(MASK_BITS_MAX).div_ceil(64) * 8) as usize;
     if mask != 0 && bytes > 0 {
         let mut nodes = alloc::vec::Vec::new();
         nodes.try_reserve_exact(bytes).map_err(|_| Errno::ENOMEM)?;
         nodes.resize(bytes, 0);
-        nodes[0] = u8::from(allowed);
+        nodes[0] = u8::from(allowed) | (own >> NODES_SHIFT) as u8;
         UserPtr::<u8>::new(mask).write_many(&nodes)?;
     }
     Ok(0)

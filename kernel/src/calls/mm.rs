@@ -128,10 +128,13 @@ pub fn msync(address: u64, length: u64, flags: u32) -> Result<u64> {
     let (start, end) = page_range(address, length, Errno::ENOMEM)?;
     let caches = current().process.mm()?.with(|inner| {
         let mut caches = alloc::vec::Vec::new();
+        // What is locked is told before what is not there.
+        let mut areas = inner.vmas.range(..end).rev().take_while(|(_, vma)| vma.end > start);
+        let is_locked = |vma: &Vma| vma.flags.contains(VmaFlags::LOCKED);
+        if flags & raw::MS_INVALIDATE != 0 && areas.any(|(_, vma)| is_locked(vma)) {
+            return Err(Errno::EBUSY);
+        }
         inner.check_mapped(start, end, |_, vma| {
-            if flags & raw::MS_INVALIDATE != 0 && vma.flags.contains(VmaFlags::LOCKED) {
-                return Err(Errno::EBUSY);
-            }
             if let Backing::File { cache, .. } = &vma.backing
                 && vma.shared
             {

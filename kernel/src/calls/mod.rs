@@ -412,7 +412,7 @@ table! {
     getcpu => system::getcpu,
     membarrier => system::membarrier,
     kcmp => kcmp::kcmp,
-    rseq => system::rseq,
+    rseq => process::rseq::rseq,
     setns => system::setns,
     // --- signals
     rt_sigaction => signals::rt_sigaction,

@@ -271,8 +271,16 @@ fn send_header(file: &Arc<File>, header: &MsgHdr, flags: u32) -> Result<u64> {
     let control = if header.control == 0 || header.control_len == 0 {
         Control::default()
     } else {
-        let passes = socket_of(file)?.common().domain == raw::AF_UNIX;
-        control::read(header.control, header.control_len, passes)?
+        let common = socket_of(file)?.common();
+        let passes = common.domain == raw::AF_UNIX;
+        match control::read(header.control, header.control_len, passes) {
+            // What cannot be read at all is told at once.
+            Err(error @ (Errno::EFAULT | Errno::ENOBUFS)) => return Err(error),
+            Err(error) if !passes || common.kind == SocketKind::SeqPacket => {
+                Control { error: Some(error), ..Control::default() }
+            }
+            control => control?,
+        }
     };
     let vector = read_message_vector(header)?;
     send_one(file, &mut Source::user_vector(&vector), to, control, flags)
@@ -342,10 +350,6 @@ fn len_of(message: UserPtr<MMsgHdr>) -> UserPtr<u32> {
 fn receive_one(file: &Arc<File>, sink: &mut Sink<'_>, flags: u32) -> Result<Received> {
     let socket = socket_of(file)?;
     let common = socket.common();
-    // Unix sockets have no queue of errors, and the flag means nothing to them.
-    if flags & raw::MSG_ERRQUEUE != 0 && common.domain != raw::AF_UNIX {
-        return Err(Errno::EAGAIN);
-    }
     let is_tcp = common.protocol == raw::IPPROTO_TCP as u32;
     let wants_urgent = flags & raw::MSG_OOB != 0;
     let is_unix = common.domain == raw::AF_UNIX;
@@ -368,6 +372,12 @@ fn receive_one(file: &Arc<File>, sink: &mut Sink<'_>, flags: u32) -> Result<Rece
     hooks::socket_recvmsg((common, flags))?;
     let nonblocking = file.is_nonblocking() || flags & raw::MSG_DONTWAIT != 0;
     socket.receive(sink, mode, socket.common().receive_timeout(nonblocking))
+}
+
+/// Whether the queue of errors is asked for: unix sockets have none, and the flag means nothing to
+/// them.
+fn wants_errors(file: &Arc<File>, flags: u32) -> Result<bool> {
+    Ok(flags & raw::MSG_ERRQUEUE != 0 && socket_of(file)?.common().domain != raw::AF_UNIX)
 }
 
 /// What the call returns: with MSG_TRUNC the whole length of a message.
@@ -397,6 +407,13 @@ pub fn recvfrom(
     let count = check_buffer(buffer, count)?;
     let file = file_at(fd)?;
     let mut sink = Sink::user(buffer, count);
+    if wants_errors(&file, flags)? {
+        let (received, to) = socket_of(&file)?.receive_undelivered(&mut sink, None)?;
+        if address != 0 {
+            to.write_with_len(address, length)?;
+        }
+        return Ok(received.len as u64);
+    }
     let received = receive_one(&file, &mut sink, flags)?;
     if address != 0 {
         match sender(&file, &received)? {
@@ -417,14 +434,24 @@ fn receive_header(file: &Arc<File>, at: UserPtr<MsgHdr>, flags: u32) -> Result<u
     let header = at.read()?;
     name_len(&header)?;
     let vector = read_message_vector(&header)?;
-    let received = receive_one(file, &mut Sink::user_vector(&vector), flags)?;
-    let name_len = match sender(file, &received)? {
+    let mut sink = Sink::user_vector(&vector);
+    let mut writer = Writer::new(header.control, header.control_len);
+    let mut flags_out = flags & raw::MSG_CMSG_CLOEXEC;
+    let (received, from) = if wants_errors(file, flags)? {
+        flags_out |= raw::MSG_ERRQUEUE;
+        let socket = socket_of(file)?;
+        let (received, to) = socket.receive_undelivered(&mut sink, Some(&mut writer))?;
+        (received, Some(to))
+    } else {
+        let received = receive_one(file, &mut sink, flags)?;
+        put_control(file, &received, flags, &mut writer)?;
+        let from = sender(file, &received)?;
+        (received, from)
+    };
+    let name_len = match from {
         Some(from) if header.name != 0 => from.write(header.name, header.name_len as usize)?,
         _ => 0,
     };
-    let mut writer = Writer::new(header.control, header.control_len);
-    put_control(file, &received, flags, &mut writer)?;
-    let mut flags_out = flags & raw::MSG_CMSG_CLOEXEC;
     if received.full_len > received.len {
         flags_out |= raw::MSG_TRUNC;
     }

@@ -13,9 +13,6 @@ use crate::process::hooks;
 use crate::process::signal::LAST;
 use crate::security::Capability;
 
-/// The slack with which a thread's timers may fire unless PR_SET_TIMERSLACK says otherwise.
-const DEFAULT_SLACK_NS: u64 = 50_000;
-
 fn must_be_zero(arguments: &[u64]) -> Result<()> {
     if arguments.iter().all(|&argument| argument == 0) { Ok(()) } else { Err(Errno::EINVAL) }
 }
@@ -65,10 +62,7 @@ pub fn prctl(args: &Args) -> Result<u64> {
             settings.timer_slack_ns.store(value, Ordering::Relaxed);
             Ok(0)
         }
-        pr::PR_GET_TIMERSLACK => match settings.timer_slack_ns.load(Ordering::Relaxed) {
-            0 => Ok(DEFAULT_SLACK_NS),
-            slack_ns => Ok(slack_ns),
-        },
+        pr::PR_GET_TIMERSLACK => Ok(settings.timer_slack()),
         pr::PR_SET_THP_DISABLE => {
             must_be_zero(&[args.a2(), args.a3(), args.a4()])?;
             settings.no_huge_pages.store(value != 0, Ordering::Relaxed);

@@ -187,7 +187,7 @@ const ATTR_SIZE_VER0: u32 = 48;
 
 /// sched_setattr(2).
 pub fn sched_setattr(pid: u64, attribute: u64, flags: u64) -> Result<u64> {
-    if flags != 0 {
+    if flags != 0 || (pid as i32) < 0 {
         return Err(Errno::EINVAL);
     }
     let size = match UserPtr::<u32>::new(attribute).non_null().ok_or(Errno::EINVAL)?.read()? {
@@ -198,17 +198,32 @@ pub fn sched_setattr(pid: u64, attribute: u64, flags: u64) -> Result<u64> {
         return Err(Errno::E2BIG);
     }
     let attr: SchedAttr = crate::base::user::read_extensible(attribute, size.into())?;
-    if attr.policy & raw::SCHED_RESET_ON_FORK != 0
-        || attr.flags & !u64::from(raw::SCHED_FLAG_RESET_ON_FORK) != 0
-    {
+    if attr.policy as i32 <= -1 {
         return Err(Errno::EINVAL);
     }
-    let reset = if attr.flags != 0 { raw::SCHED_RESET_ON_FORK } else { 0 };
-    let fair = matches!(attr.policy, raw::SCHED_NORMAL | raw::SCHED_BATCH);
-    let nice = fair.then(|| attr.nice.clamp(-20, 19));
-    let priority = i32::try_from(attr.priority).map_err(|_| Errno::EINVAL)?;
     let thread = thread_or_self(pid)?;
-    set_policy(&thread, attr.policy | reset, priority, nice)
+    let has = |flag: u32| attr.flags & u64::from(flag) != 0;
+    let known =
+        raw::SCHED_FLAG_RESET_ON_FORK | raw::SCHED_FLAG_KEEP_POLICY | raw::SCHED_FLAG_KEEP_PARAMS;
+    let keeps_policy = has(raw::SCHED_FLAG_KEEP_POLICY);
+    let is_unknown = !keeps_policy && attr.policy & raw::SCHED_RESET_ON_FORK != 0;
+    if is_unknown || attr.flags & !u64::from(known) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let now = {
+        let entity = thread.base.sched.lock();
+        (entity.policy & !raw::SCHED_RESET_ON_FORK, entity.nice, entity.priority as u32)
+    };
+    let policy = if keeps_policy { now.0 } else { attr.policy };
+    let (nice, priority) = match has(raw::SCHED_FLAG_KEEP_PARAMS) {
+        true => (now.1, now.2),
+        false => (attr.nice, attr.priority),
+    };
+    let reset = if has(raw::SCHED_FLAG_RESET_ON_FORK) { raw::SCHED_RESET_ON_FORK } else { 0 };
+    let fair = matches!(policy, raw::SCHED_NORMAL | raw::SCHED_BATCH);
+    let nice = fair.then(|| nice.clamp(-20, 19));
+    let priority = i32::try_from(priority).map_err(|_| Errno::EINVAL)?;
+    set_policy(&thread, policy | reset, priority, nice)
 }
 
 /// sched_getattr(2).
@@ -310,7 +325,8 @@ pub fn ioprio_get(args: &Args) -> Result<u64> {
     if let Some(process) = io_target(args) {
         hooks::task_getioprio((&process,))?;
     }
-    Ok(BEST_EFFORT | 4)
+    // Of one process the answer is what was set, which is nothing; of several, what follows.
+    Ok(if args.a0() as u32 == 1 { 0 } else { BEST_EFFORT | 4 })
 }
 
 /// ioprio_set(2): checked, without effect: requests are served in order.
@@ -345,8 +361,9 @@ fn check_io_target(args: &Args) -> Result<()> {
     match args.a0() as u32 {
         1 if who == 0 || find_thread(who).is_some() || find_process(who).is_some() => Ok(()),
         2 if who == 0 || !group_members(who).is_empty() => Ok(()),
-        3 => Ok(()),
-        1 | 2 => Err(Errno::ESRCH),
+        3 if who == current().process.credentials().uid => Ok(()),
+        3 if all_processes().iter().any(|process| process.credentials().uid == who) => Ok(()),
+        1..=3 => Err(Errno::ESRCH),
         _ => Err(Errno::EINVAL),
     }
 }

@@ -203,9 +203,14 @@ fn own_info(number: u32, code: i32) -> SigInfo {
 
 /// Sends `info` if the caller may. Number 0 only checks.
 fn send_checked(target: &Arc<Process>, info: SigInfo) -> Result<()> {
-    number_or_zero(info.signo as u64)?;
-    check_permission(&current().process, target, info.number())?;
+    check_sending(target, info)?;
     if info.signo == 0 { Ok(()) } else { send::send_to_process(target, info) }
+}
+
+/// EINVAL for a signal that is none, EPERM.
+fn check_sending(target: &Arc<Process>, info: SigInfo) -> Result<()> {
+    number_or_zero(info.signo as u64)?;
+    check_permission(&current().process, target, info.number())
 }
 
 fn send_thread_checked(target: &Arc<Thread>, info: SigInfo) -> Result<()> {
@@ -227,7 +232,11 @@ pub fn kill(pid: i32, signal: u64) -> Result<u64> {
     match pid {
         1.. => {
             let process = find_by_tid(pid as Pid).ok_or(Errno::ESRCH)?;
-            send_checked(&process, info)?;
+            check_sending(&process, info)?;
+            if info.signo != 0 {
+                let named = find_thread(pid as Pid).filter(|_| process.pid != pid as Pid);
+                send::send_to_process_by(&process, named.as_ref(), info)?;
+            }
         }
         0 => kill_group(current().process.group(), info)?,
         -1 => kill_all(info)?,

@@ -147,11 +147,6 @@ pub fn membarrier(command_word: u32, flags: u64) -> Result<u64> {
     }
 }
 
-/// rseq(2): as a Linux that was built without it; libraries do without.
-pub fn rseq() -> Result<u64> {
-    Err(Errno::ENOSYS)
-}
-
 /// setns(2): there is one namespace of each kind, and no other to enter.
 pub fn setns(fd: u32) -> Result<u64> {
     crate::ipc::file_at(fd.into()).and(Err(Errno::EINVAL))

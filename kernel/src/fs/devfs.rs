@@ -192,6 +192,11 @@ mod raw_ioctl {
     pub(super) const RNDGETENTCNT: u32 = 0x8004_5200;
 }
 
+/// Whether a file is /dev/null, of which there is nothing to splice.
+pub fn is_null(file: &File) -> bool {
+    file.ops_as::<Device>().is_some_and(|device| device.kind == MemDevice::Null)
+}
+
 /// Whether a file is /dev/zero, which mmap(2) treats as anonymous memory.
 pub fn is_zero(file: &File) -> bool {
     file.ops_as::<Device>().is_some_and(|device| device.kind == MemDevice::Zero)

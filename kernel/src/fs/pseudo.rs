@@ -189,6 +189,10 @@ pub trait Content: Send + Sync {
     fn store(&self, _data: &[u8]) -> Result<()> {
         Err(Errno::EINVAL)
     }
+    /// Whether nobody may open it for writing: EACCES, for the superuser too.
+    fn is_fixed(&self) -> bool {
+        false
+    }
     /// For a file that tells of changes: registers with `table`, and tells what can be done now.
     fn poll(&self, _table: &mut PollTable) -> Option<u32> {
         None
@@ -265,6 +269,8 @@ pub type Show = fn(&mut Text) -> Result<()>;
 pub enum Static {
     /// A file for reading.
     File(Show),
+    /// The same; nobody opens it for writing, whatever the rights.
+    Fixed(Show),
     /// A file that can be written too.
     Setting(Show, fn(&[u8]) -> Result<()>),
     /// A directory.
@@ -278,6 +284,17 @@ pub enum Static {
 impl Content for Show {
     fn generate(&self, out: &mut Text) -> Result<()> {
         self(out)
+    }
+}
+
+struct Fixed(Show);
+
+impl Content for Fixed {
+    fn generate(&self, out: &mut Text) -> Result<()> {
+        (self.0)(out)
+    }
+    fn is_fixed(&self) -> bool {
+        true
     }
 }
 
@@ -304,7 +321,7 @@ pub struct StaticListing(pub &'static [(&'static str, Static)]);
 impl Static {
     fn file_type(&self) -> FileType {
         match self {
-            Static::File(_) | Static::Setting(..) => FileType::Regular,
+            Static::File(_) | Static::Fixed(_) | Static::Setting(..) => FileType::Regular,
             Static::Directory(_) | Static::Dynamic(_) => FileType::Directory,
             Static::Link(_) => FileType::Symlink,
         }
@@ -313,6 +330,7 @@ impl Static {
     fn instantiate(&self, fs: &Arc<PseudoFs>, number: u64) -> Arc<PseudoInode> {
         let (mode, body) = match self {
             Static::File(show) => (0o444, Body::File(Box::new(*show))),
+            Static::Fixed(show) => (0o444, Body::File(Box::new(Fixed(*show)))),
             Static::Setting(show, store) => (0o644, Body::File(Box::new(Setting(*show, *store)))),
             Static::Directory(table) => (0o555, Body::Directory(Box::new(StaticListing(table)))),
             Static::Dynamic(make) => (0o555, Body::Directory(make())),
@@ -488,8 +506,10 @@ impl Inode for PseudoInode {
         self.fs.me.upgrade().expect("an object holds its file system")
     }
 
-    fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn FileOps>> {
+    fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn FileOps>> {
+        let writes = flags & abi::general::O_ACCMODE != abi::general::O_RDONLY;
         let bound = match &self.body {
+            Body::File(content) if writes && content.is_fixed() => return Err(Errno::EACCES),
             Body::File(content) => content.open()?,
             Body::Directory(_) => None,
             Body::Link(_) => return Err(Errno::ELOOP),

@@ -375,6 +375,10 @@ impl Epoll {
 }
 
 impl FileOps for Epoll {
+    fn has_data(&self) -> (bool, bool) {
+        (false, false)
+    }
+
     /// Commands that a set does not know are none at all, not those of another device.
     fn ioctl(&self, _file: &File, _command: u32, _argument: u64) -> Result<u64> {
         Err(Errno::EINVAL)

@@ -585,11 +585,14 @@ pub fn of(file: &File) -> Option<&Arc<Pipe>> {
 }
 
 /// Opens a FIFO (fifo(7)): waits for the other end, except O_RDWR and O_NONBLOCK. ENXIO for
-/// writing without waiting while nobody reads.
+/// writing without waiting while nobody reads, EINVAL for the access mode that is none.
 pub fn open_fifo(pipe: &Arc<Pipe>, inode: Arc<dyn Inode>, flags: u32) -> Result<Arc<dyn FileOps>> {
     let mode = flags & raw::O_ACCMODE;
     let (reads, writes) = (mode != raw::O_WRONLY, mode != raw::O_RDONLY);
     let nonblocking = flags & raw::O_NONBLOCK != 0;
+    if mode == raw::O_ACCMODE {
+        return Err(Errno::EINVAL);
+    }
     if writes && !reads && nonblocking && pipe.readers.load(Ordering::SeqCst) == 0 {
         return Err(Errno::ENXIO);
     }

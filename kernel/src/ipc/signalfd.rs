@@ -94,6 +94,10 @@ struct SignalFd {
 }
 
 impl FileOps for SignalFd {
+    fn has_data(&self) -> (bool, bool) {
+        (true, false)
+    }
+
     fn describe(&self, out: &mut dyn core::fmt::Write) {
         // Text in memory has no error to give.
         let _ = writeln!(out, "sigmask:\t{:016x}", self.wanted.load(Ordering::Relaxed));

@@ -39,21 +39,26 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// ESPIPE for an offset into a stream.
+    /// ESPIPE for an offset into a stream, EINVAL for a negative one.
     pub fn new(file: Arc<File>, address: u64) -> Result<Cursor> {
+        Self::any(file, address)?.positive()
+    }
+
+    /// As [`Cursor::new`], for a caller that asks for the sign later.
+    pub fn any(file: Arc<File>, address: u64) -> Result<Cursor> {
         let address = UserPtr::<u64>::new(address);
         let offset = match address.non_null() {
             None => None,
             Some(_) if !file.is_seekable() => return Err(Errno::ESPIPE),
-            Some(at) => {
-                let offset = at.read()?;
-                if offset > i64::MAX as u64 {
-                    return Err(Errno::EINVAL);
-                }
-                Some(offset)
-            }
+            Some(at) => Some(at.read()?),
         };
         Ok(Cursor { file, offset, address })
+    }
+
+    /// EINVAL if the program's offset is negative.
+    pub fn positive(self) -> Result<Cursor> {
+        let is_negative = self.offset.is_some_and(|offset| offset > i64::MAX as u64);
+        if is_negative { Err(Errno::EINVAL) } else { Ok(self) }
     }
 
     /// Where the next byte is.

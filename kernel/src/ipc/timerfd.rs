@@ -173,6 +173,10 @@ struct TimerFd {
 }
 
 impl FileOps for TimerFd {
+    fn has_data(&self) -> (bool, bool) {
+        (true, false)
+    }
+
     fn read_at(&self, file: &File, _offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
         if sink.left() < 8 {
             return Err(Errno::EINVAL);

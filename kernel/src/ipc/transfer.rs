@@ -34,7 +34,9 @@ fn read_at_position(file: &Arc<File>, sink: &mut Sink<'_>) -> Result<usize> {
     let mut position = file.position.lock();
     let read = file.ops().read_at(file, *position, sink);
     let read = read.map_err(|error| explain(file, error))?;
-    *position += read as u64;
+    if file.ops().has_positions() {
+        *position += read as u64;
+    }
     Ok(read)
 }
 
@@ -58,6 +60,9 @@ fn write_at_position(file: &Arc<File>, source: &mut Source<'_>) -> Result<usize>
     check_file_limit(file, *position, source)?;
     file.drop_privileges()?;
     let written = file.ops().write_at(file, *position, source)?;
+    if !file.ops().has_positions() {
+        return Ok(written);
+    }
     *position += written as u64;
     if source.appends(file.flags())
         && written > 0

@@ -79,11 +79,21 @@ impl Host for VcpuHost<'_> {
     }
 
     fn write(&mut self, address: u64, from: &[u8]) -> bool {
-        self.map.write(address, from)
+        let done = self.map.write(address, from);
+        if done && self.version != self.vm.version() {
+            self.vm.map().0.written_by_old(address, from.len() as u64);
+        }
+        done
     }
 
     fn map(&mut self, address: u64, write: bool, _exec: bool) -> Mapped {
-        self.map.map(&self.vm.mm, &self.vm.nested, address, write)
+        let mapped = self.map.map(&self.vm.mm, &self.vm.nested, address, write);
+        // Whoever changes the map takes rights away after the version: either that saw what was
+        // mapped here, or this sees the version.
+        if self.version != self.vm.version() {
+            self.vm.map().0.mapped_by_old(&self.vm.nested, address);
+        }
+        mapped
     }
 
     fn device_read(&mut self, address: u64, into: &mut [u8]) -> bool {

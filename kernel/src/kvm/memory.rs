@@ -48,6 +48,13 @@ impl DirtyLog {
         words.extend(self.0.iter().map(|word| word.swap(0, Ordering::SeqCst)));
         Ok(words)
     }
+
+    /// What was taken and could not be told.
+    pub(super) fn put_back(&self, words: &[u64]) {
+        for (word, &written) in self.0.iter().zip(words) {
+            word.fetch_or(written, Ordering::SeqCst);
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -116,6 +123,25 @@ impl Map {
             region.mark(guest, from.len() as u64);
         }
         done
+    }
+
+    /// A CPU that still had an older map has written here: a log that has begun meanwhile tells it.
+    pub(super) fn written_by_old(&self, guest: u64, len: u64) {
+        if let Some(region) = self.find(guest) {
+            region.mark(guest, len);
+        }
+    }
+
+    /// A CPU that still had an older map has mapped a page, and its neighbours: where a log has
+    /// begun meanwhile, they may be written only once it knows.
+    pub(super) fn mapped_by_old(&self, nested: &NestedSpace, guest: u64) {
+        let Some(region) = self.find(guest).filter(|region| region.dirty.is_some()) else { return };
+        let (start, end) = region.range();
+        let first = guest & !(AROUND * PAGE - 1);
+        let (first, last) = (first.max(start), (first + AROUND * PAGE).min(end));
+        nested.write_protect(first, last);
+        // Another CPU may have written in between.
+        region.mark(first, last - first);
     }
 
     /// Brings a page in and lets the guest reach it.

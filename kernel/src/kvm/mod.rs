@@ -8,13 +8,14 @@
 //! thread and with any values; what reaches the CPU as a guest's register is the guest's business
 //! (`machine::vmrun`), and all other values are checked here.
 //!
-//! KVM_CHECK_EXTENSION tells the truth: [`capability`] has what works, and nothing else.
+//! KVM_CHECK_EXTENSION tells the truth: `abi::kvm_capabilities` has what works and what does not.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::any::Any;
 
 use abi::kvm::{self, cap};
+use abi::kvm_capabilities::{Answer, CAPABILITIES};
 use abi::{Errno, Result, general as raw};
 
 use crate::base::user::UserPtr;
@@ -91,44 +92,19 @@ impl FileOps for Device {
 
 /// What KVM_CHECK_EXTENSION answers: 0 is "no".
 fn capability(number: u64) -> u64 {
-    match number as u32 {
-        cap::USER_MEMORY
-        | cap::SET_TSS_ADDR
-        | cap::SET_IDENTITY_MAP_ADDR
-        | cap::EXT_CPUID
-        | cap::HLT
-        | cap::NOP_IO_DELAY
-        | cap::MP_STATE
-        // What leaves the VMM's address space leaves the guest's.
-        | cap::SYNC_MMU
-        | cap::DESTROY_MEMORY_REGION_WORKS
-        | cap::JOIN_MEMORY_REGIONS_WORKS
-        | cap::USER_NMI
-        | cap::INTERNAL_ERROR_DATA
-        | cap::VCPU_EVENTS
-        | cap::INTR_SHADOW
-        | cap::DEBUGREGS
-        | cap::XSAVE
-        | cap::XCRS
-        | cap::SREGS2
-        | cap::GET_TSC_KHZ
-        | cap::READONLY_MEM
-        | cap::CHECK_EXTENSION_VM
-        | cap::SET_BOOT_CPU_ID
-        | cap::IRQCHIP
-        | cap::IRQ_INJECT_STATUS
-        | cap::IRQFD
-        | cap::PIT2
-        | cap::PIT_STATE2
-        | cap::IOEVENTFD
-        | cap::IOEVENTFD_NO_LENGTH
-        | cap::IOEVENTFD_ANY_LENGTH
-        | cap::TSC_DEADLINE_TIMER
-        | cap::SIGNAL_MSI
-        | cap::IMMEDIATE_EXIT => 1,
+    let row = CAPABILITIES.iter().find(|row| u64::from(row.number) == number);
+    match row.map(|row| row.answer) {
+        Some(Answer::Yes) => 1,
+        Some(Answer::Number) => value(number as u32),
+        Some(Answer::No) | None => 0,
+    }
+}
+
+/// The answer where it is a number.
+fn value(capability: u32) -> u64 {
+    match capability {
         // Where its ring is in what a virtual CPU maps.
         cap::COALESCED_MMIO => kvm::run::COALESCED_PAGE,
-        cap::COALESCED_PIO | cap::SPLIT_IRQCHIP | cap::ENABLE_CAP_VM => 1,
         cap::ADJUST_CLOCK => kvm::CLOCK_TSC_STABLE.into(),
         cap::NR_VCPUS | cap::MAX_VCPUS | cap::MAX_VCPU_ID => MAX_VCPUS,
         cap::IRQ_ROUTING => irqchip::MAX_ROUTES as u64,

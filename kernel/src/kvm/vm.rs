@@ -308,10 +308,15 @@ impl Vm {
         let region = map.by_number(wanted.slot).ok_or(Errno::ENOENT)?;
         let log = region.dirty().ok_or(Errno::ENOENT)?;
         let (start, end) = region.range();
-        // First writes are exits again, then the log is taken: a write in between is told twice.
+        // The log is taken before first writes are exits again: the other way round a page could be
+        // written first, and told, in between, and written on without an exit.
+        let written = log.take()?;
         self.nested.write_protect(start, end);
-        UserPtr::<u64>::new(wanted.dirty_bitmap).write_many(&log.take()?)?;
-        Ok(0)
+        let told = UserPtr::<u64>::new(wanted.dirty_bitmap).write_many(&written);
+        if told.is_err() {
+            log.put_back(&written);
+        }
+        told.map(|()| 0)
     }
 }
 

@@ -120,11 +120,14 @@ impl MmInner {
     /// MADV_COLLAPSE: makes what lies in whole 2 MiB of `[start, end)` huge pages, holes included.
     /// EINVAL where there may be none, or there is nothing; ENOMEM without memory in one piece.
     pub fn collapse(&mut self, start: u64, end: u64) -> Result<()> {
-        let (_, vma) = self.find(start).ok_or(Errno::ENOMEM)?;
-        if !vma.may_be_huge() {
+        // A hole is told only where all that is there fits.
+        let next = || self.vmas.range(start..end).next().map(|(&at, vma)| (at, vma));
+        let (area, vma) = self.find(start).or_else(next).ok_or(Errno::ENOMEM)?;
+        let fits = area.next_multiple_of(HUGE_PAGE) + HUGE_PAGE <= vma.end;
+        if !vma.may_be_huge() || !fits {
             return Err(Errno::EINVAL);
         }
-        let mut result = Ok(());
+        let mut result = self.find(start).map(|_| ()).ok_or(Errno::ENOMEM);
         let first = start.next_multiple_of(HUGE_PAGE);
         for base in (first..end.saturating_sub(HUGE_PAGE - 1)).step_by(HUGE_PAGE as usize) {
             result = result.and(self.collapse_one(base));

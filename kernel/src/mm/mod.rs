@@ -176,7 +176,8 @@ impl Mm {
         drop(vmas);
     }
 
-    /// Identity of the 32-bit word at `address`. `private` skips the look at the mapping.
+    /// Identity of the 32-bit word at `address`. `private` skips the look at the mapping; who says it
+    /// and who does not mean different words, also in private memory (futex(2), FUTEX_PRIVATE_FLAG).
     pub fn futex_key(&self, address: u64, private: bool) -> Result<FutexKey> {
         let own = FutexKey { object: core::ptr::from_ref(self) as u64, offset: address };
         if private {
@@ -189,7 +190,8 @@ impl Mm {
                 object: Arc::as_ptr(cache) as u64,
                 offset: address - start + page_offset * PAGE,
             }),
-            _ => Ok(own),
+            // Words are aligned, so no other has this offset.
+            _ => Ok(FutexKey { offset: address | 1, ..own }),
         }
     }
 

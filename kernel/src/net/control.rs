@@ -150,6 +150,8 @@ pub struct Control {
     pub credentials: Option<Ucred>,
     /// What is said of a datagram's headers.
     pub said: Said,
+    /// What is wrong with it, where that is told only after what is wrong with the connection.
+    pub error: Option<Errno>,
 }
 
 /// `struct cmsghdr` (cmsg(3)).
@@ -196,7 +198,7 @@ pub fn read(address: u64, len: u64, passes: bool) -> Result<Control> {
         }
         at = (at + header.len).next_multiple_of(8).min(len);
     }
-    Ok(Control { files: Files::new(files)?, credentials, said })
+    Ok(Control { files: Files::new(files)?, credentials, said, error: None })
 }
 
 fn read_files(address: u64, bytes: u64, files: &mut Vec<Arc<File>>) -> Result<()> {

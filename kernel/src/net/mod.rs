@@ -39,7 +39,7 @@ use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
 
 use address::{Address, RawAddress};
 use channel::{Info, ReceiveMode, Received, SendMode, Timeout};
-use control::{Control, Ucred};
+use control::{Control, Ucred, Writer};
 
 /// Default SO_SNDBUF and SO_RCVBUF (net.core.wmem_default).
 const BUFFER_DEFAULT: usize = 212_992;
@@ -318,6 +318,16 @@ pub trait Socket: Send + Sync + Any {
     fn send(&self, source: &mut Source<'_>, what: Outgoing) -> Result<usize>;
     /// Receives.
     fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Timeout) -> Result<Received>;
+    /// Takes what came back because nobody took it (MSG_ERRQUEUE), where it was sent, and with
+    /// `writer` why. EAGAIN if there is nothing.
+    fn receive_undelivered(
+        &self,
+        _sink: &mut Sink<'_>,
+        _writer: Option<&mut Writer>,
+    ) -> Result<(Received, Address)> {
+        Err(Errno::EAGAIN)
+    }
+
     /// Adds what the family tells of a message that was received, beside what all do.
     fn tell(&self, _received: &Received, _writer: &mut control::Writer) -> Result<()> {
         Ok(())

@@ -347,11 +347,19 @@ pub fn get(
 ) -> Result<()> {
     check_level(socket.common(), level)?;
     let len_at = UserPtr::<i32>::new(len_at);
-    let capacity = usize::try_from(len_at.read()?).map_err(|_| Errno::EINVAL)?;
+    // The level of IPv6 takes a negative length for a very long one.
+    let capacity = match len_at.read()? {
+        length if length < 0 && level == IPV6 => u32::MAX as usize,
+        length => usize::try_from(length).map_err(|_| Errno::EINVAL)?,
+    };
     let put = |value: &[u8]| {
         let fits = value.len().min(capacity);
+        // Levels differ in what they tell first, which shows where only one of both can be told.
+        if level != raw::SOL_SOCKET {
+            len_at.write(&(fits as i32))?;
+        }
         UserPtr::<u8>::new(address).write_bytes(&value[..fits])?;
-        len_at.write(&(fits as i32))
+        if level == raw::SOL_SOCKET { len_at.write(&(fits as i32)) } else { Ok(()) }
     };
     if level != raw::SOL_SOCKET {
         return match socket.get_option(level, name)? {

@@ -13,7 +13,7 @@ use entry::{PtRegs, flags, selector};
 use formats::script::{self, Script};
 use machine::memory::{Prot, USER_END};
 
-use super::{Program, hooks};
+use super::{Program, hooks, rseq};
 use crate::base::{params, random};
 use crate::mm::elf::{Elf, HEADER_BYTES, Mapped};
 use crate::mm::{Mm, PAGE, Vma, VmaFlags};
@@ -91,6 +91,10 @@ pub fn init(command_line: &str) {
     }
 }
 
+/// What rseq(2) writes, and how its area is aligned (getauxval(3)).
+const AT_RSEQ_FEATURE_SIZE: u32 = 27;
+/// See [`AT_RSEQ_FEATURE_SIZE`].
+const AT_RSEQ_ALIGN: u32 = 28;
 /// `#!` may lead to another `#!`, this deep.
 const MAX_SCRIPT_DEPTH: usize = 5;
 /// Longest argument string, with its NUL (MAX_ARG_STRLEN).
@@ -303,7 +307,7 @@ fn auxiliary_vector(
     let hwcap = u64::from(machine::cpu::cpuid(1, 0)[3]);
     // HWCAP2 bit 1: programs may use FSGSBASE instructions.
     let hwcap2 = if machine::cpu::features().fsgsbase { 2 } else { 0 };
-    let pairs: [(u32, u64); 20] = [
+    let pairs: [(u32, u64); 22] = [
         (if vdso == 0 { at::AT_IGNORE } else { at::AT_SYSINFO_EHDR }, vdso),
         (at::AT_MINSIGSTKSZ, machine::fpu::state_bytes() as u64 + 1024),
         (at::AT_HWCAP, hwcap),
@@ -324,6 +328,8 @@ fn auxiliary_vector(
         (at::AT_HWCAP2, hwcap2),
         (at::AT_EXECFN, path_at),
         (at::AT_PLATFORM, seed_at + 16),
+        (AT_RSEQ_FEATURE_SIZE, rseq::FEATURE_BYTES.into()),
+        (AT_RSEQ_ALIGN, rseq::ALIGN.into()),
     ];
     let mut vector: Vec<u64> =
         pairs.iter().flat_map(|&(kind, value)| [u64::from(kind), value]).collect();

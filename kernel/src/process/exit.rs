@@ -53,6 +53,9 @@ pub fn exit_group(regs: &mut PtRegs, status: i32) -> ! {
 /// no exit_group(2) or fatal signal has decided otherwise.
 pub fn exit_thread(regs: &mut PtRegs, status: i32) -> ! {
     ptrace::stop::before_exit(regs, status);
+    if current().process.settings.dumps_core.load(Ordering::Relaxed) {
+        (upper::upper().leaves_core_notes)(regs);
+    }
     leave_process(status);
     sched::exit_current()
 }

@@ -1,17 +1,27 @@
 //! Page faults of the running program, and the kernel's on its behalf: they go to its address space
 //! (`mm::fault`), and to whoever frees memory if there is none.
 
+use core::sync::atomic::Ordering;
+
 use abi::{Errno, Result};
 use machine::entry::PageFault;
 
-use super::{current, has_current};
+use super::{current, has_current, work};
 use crate::base::reserve::relieve;
 
 /// A fault of the running program. EFAULT: nothing mapped, EACCES: no right (both SIGSEGV); ENXIO:
 /// past the end of the file, EIO: it cannot be read (both SIGBUS); ENOMEM.
 pub fn user_page_fault(fault: PageFault) -> Result<()> {
-    let mm = current().process.mm()?;
+    let thread = current();
+    let mm = thread.process.mm()?;
+    thread.base.was_switched.store(false, Ordering::Relaxed);
     let mut result = mm.handle_fault(fault);
+    if thread.base.watches_cpu.load(Ordering::Relaxed)
+        && thread.base.was_switched.load(Ordering::Relaxed)
+    {
+        // A sequence that faulted has lost its CPU in its midst.
+        thread.task().set_work(work::RSEQ);
+    }
     while result == Err(Errno::ENOMEM) && relieve() {
         result = mm.handle_fault(fault);
     }

@@ -4,6 +4,7 @@
 //! left there, so that the child's first return too can leave by SYSRET.
 
 use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
@@ -15,6 +16,7 @@ use machine::task::{self, Task};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::ptrace::{self, Event};
+use super::rseq;
 use super::signal::{LAST, ProcessSignals};
 use super::upper::upper;
 use super::{
@@ -339,6 +341,9 @@ fn inherit(parent: &Thread, child: &Thread, request: &Request) {
     if flags & THREAD == 0 {
         super::seccomp::inherit(parent, child);
     }
+    if flags & VM == 0 {
+        rseq::inherit(parent, child);
+    }
     if flags & CHILD_SETTID != 0 {
         child.set_child_tid.store(request.child_tid, Ordering::Relaxed);
         child.task().set_work(work::CHILD_TID);
@@ -424,6 +429,7 @@ impl Process {
         credentials: Arc<crate::security::Credentials>,
     ) -> Process {
         Process {
+            core_notes: Mutex::new(Vec::new()),
             pid,
             counted: Counted::new(),
             mm: SpinLock::new(mm),

@@ -43,6 +43,7 @@ pub mod ptrace;
 pub mod relations;
 pub mod restart;
 pub mod return_work;
+pub mod rseq;
 pub mod seccomp;
 pub mod signal;
 mod state;
@@ -76,6 +77,8 @@ pub struct Thread {
     pub clear_child_tid: AtomicU64,
     /// Head of the robust futex list (set_robust_list(2)).
     pub robust_list: AtomicU64,
+    /// Where it is told its CPU (rseq(2)).
+    pub rseq: rseq::Rseq,
     /// Name (PR_SET_NAME), NUL-padded.
     pub name: SpinLock<[u8; 16]>,
     /// Where the thread writes its id before it first runs (CLONE_CHILD_SETTID), or 0.
@@ -126,6 +129,7 @@ impl Thread {
             signals: SpinLock::new(signal::ThreadSignals::default()),
             clear_child_tid: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
+            rseq: rseq::Rseq::default(),
             name: SpinLock::new([0; 16]),
             set_child_tid: AtomicU64::new(0),
             syscall_work: AtomicU32::new(ptrace::first_work()),
@@ -202,6 +206,8 @@ pub struct Process {
     pub is_zombie: AtomicBool,
     /// Settings of prctl(2) and the like.
     pub settings: Settings,
+    /// What its threads left for the core file that is being made of it.
+    pub core_notes: Mutex<Vec<Vec<u8>>>,
     /// Woken when it may have become a zombie, for pidfd_open(2).
     pub exit_events: Arc<WaitQueue>,
     /// Woken when a signal has become pending, for signalfd(2) and sigtimedwait(2).
@@ -254,6 +260,13 @@ pub struct Settings {
     /// Its registrations for membarrier(2), as the commands that made them. A child has them, too;
     /// a new program has none.
     pub membarrier: AtomicU32,
+    /// set_mempolicy(2)'s policy: its mode, and in the upper half its node.
+    pub memory_policy: AtomicU64,
+    /// Which areas a core file has (/proc/PID/coredump_filter), as the bits that differ from
+    /// [`CORE_FILTER`].
+    core_filter: AtomicU32,
+    /// A core file is being made of it.
+    pub dumps_core: AtomicBool,
     /// PR_SET_PTRACER: who else may trace it. Not inherited.
     pub named_tracer: SpinLock<NamedTracer>,
     /// The tick has to look at timers on its CPU time, or at RLIMIT_CPU.
@@ -272,7 +285,33 @@ pub enum NamedTracer {
     Process(Weak<Process>),
 }
 
+/// How late a timer may be unless the process says otherwise (prctl(2)).
+const TIMER_SLACK_NS: u64 = 50_000;
+/// What a core file has unless the process says otherwise: anonymous memory, and the headers of
+/// mapped executables (core(5)).
+const CORE_FILTER: u32 = 0x33;
+/// Bits of it that exist.
+const CORE_FILTER_MASK: u32 = 0x1ff;
+
 impl Settings {
+    /// PR_GET_TIMERSLACK, nanoseconds.
+    pub fn timer_slack(&self) -> u64 {
+        match self.timer_slack_ns.load(Ordering::Relaxed) {
+            0 => TIMER_SLACK_NS,
+            slack => slack,
+        }
+    }
+
+    /// Which areas a core file has.
+    pub fn core_filter(&self) -> u32 {
+        self.core_filter.load(Ordering::Relaxed) ^ CORE_FILTER
+    }
+
+    /// Sets [`Settings::core_filter`]; bits that do not exist are dropped.
+    pub fn set_core_filter(&self, value: u32) {
+        self.core_filter.store(value & CORE_FILTER_MASK ^ CORE_FILTER, Ordering::Relaxed);
+    }
+
     /// What a child inherits.
     #[must_use]
     pub fn inherit(&self) -> Settings {
@@ -288,6 +327,9 @@ impl Settings {
         settings.timer_slack_ns.store(slack_ns, Ordering::Relaxed);
         let adjustment = self.oom_score_adj.load(Ordering::Relaxed);
         settings.oom_score_adj.store(adjustment, Ordering::Relaxed);
+        let policy = self.memory_policy.load(Ordering::Relaxed);
+        settings.memory_policy.store(policy, Ordering::Relaxed);
+        settings.set_core_filter(self.core_filter());
         settings.membarrier.store(self.membarrier.load(Ordering::Relaxed), Ordering::Relaxed);
         settings
     }

@@ -14,6 +14,9 @@ use crate::process::current;
 use crate::vfs::anon::AnonInode;
 use crate::vfs::{File, FileOps, FileType, Inode};
 
+/// What a pidfd is called.
+const PIDFD: &str = "[pidfd]";
+
 /// The open file behind a pidfd.
 pub struct PidFile {
     process: Arc<Process>,
@@ -21,6 +24,10 @@ pub struct PidFile {
 }
 
 impl FileOps for PidFile {
+    fn has_data(&self) -> (bool, bool) {
+        (false, false)
+    }
+
     fn describe(&self, out: &mut dyn core::fmt::Write) {
         let is_known = find_process(self.process.pid).is_some();
         let pid = if is_known { i64::from(self.process.pid) } else { -1 };
@@ -64,7 +71,7 @@ fn process_of_folder(file: &File) -> Result<Arc<Process>> {
 
 /// Gives the current process a descriptor for `process`. `flags`: O_NONBLOCK or 0.
 pub fn open_fd(process: &Arc<Process>, flags: u32) -> Result<u32> {
-    let inode = AnonInode::new(FileType::Anonymous, 0o600, "[pidfd]");
+    let inode = AnonInode::new(FileType::Anonymous, 0o700, PIDFD);
     let ops = Arc::new(PidFile { process: process.clone(), inode });
     let file = File::new(ops, flags | raw::O_RDWR, None);
     give_file(file, true).map(|fd| fd as u32)

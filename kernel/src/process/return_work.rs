@@ -1,6 +1,6 @@
 //! What a thread does on its way back to its program.
 
-use super::{current, exit, fork, ptrace, signal, work};
+use super::{current, exit, fork, ptrace, rseq, signal, work};
 
 /// Exit work of the current thread: everything that must happen before it runs its program again.
 pub fn exit_work(regs: &mut entry::PtRegs, pending: u32) {
@@ -17,6 +17,11 @@ pub fn exit_work(regs: &mut entry::PtRegs, pending: u32) {
     }
     if pending & work::RESCHEDULE != 0 {
         crate::base::sched::schedule();
+    }
+    if pending & (work::RESCHEDULE | work::RSEQ) != 0 {
+        // Before signals: a handler's frame has the place where the sequence was given up.
+        thread.task().take_work(work::RSEQ);
+        rseq::before_return(regs);
     }
     if pending & (work::SIGNAL | work::RESTORE_MASK) != 0 {
         let taken = thread.task().take_work(work::SIGNAL | work::RESTORE_MASK);

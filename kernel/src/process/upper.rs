@@ -4,8 +4,10 @@
 use alloc::sync::Arc;
 use core::any::Any;
 
+use entry::PtRegs;
 use machine::sync::Once;
 
+use super::signal::SigInfo;
 use super::{Pid, Process, Thread};
 
 /// Something of a floor above that processes own, and may share (CLONE_SYSVSEM).
@@ -15,6 +17,10 @@ pub type Owned = Arc<dyn Any + Send + Sync>;
 pub struct Upper {
     /// The running thread gives up its memory, which is still there: it ends or executes a program.
     pub leaves_memory: fn(&Thread),
+    /// The process ends by a signal of which a core file is made: writes it. Whether there is one.
+    pub dump_core: fn(&PtRegs, &SigInfo) -> bool,
+    /// The running thread ends, and its process's core file is to have its registers.
+    pub leaves_core_notes: fn(&PtRegs),
     /// What semaphores are to take back at the process's end (semop(2)); made if it has none.
     pub undo_of: fn(&Process) -> Owned,
     /// The process ends, or leaves the undo list that it may share with others (unshare(2)).
@@ -40,6 +46,11 @@ pub(super) fn upper() -> &'static Upper {
 /// See [`Upper::leaves_memory`]; for execve(2).
 pub fn leaves_memory(thread: &Thread) {
     (upper().leaves_memory)(thread);
+}
+
+/// See [`Upper::dump_core`].
+pub(super) fn dump_core(regs: &PtRegs, info: &SigInfo) -> bool {
+    (upper().dump_core)(regs, info)
 }
 
 /// See [`Upper::collect_garbage`]; for who is short of memory.

@@ -16,8 +16,28 @@ pub(super) static TABLE: &[(&str, Static)] = &[
     ("accounts", Static::File(accounts)),
     ("exits", Static::File(exits)),
     ("ipi", Static::File(super::interrupts::show_ipi)),
+    #[cfg(feature = "lockstat")]
+    ("locks", Static::Setting(locks, restart_locks)),
     ("vmscape", Static::File(vmscape)),
 ];
+
+/// By the place in the source that makes them: how often locks were taken, how often by more than
+/// one CPU, and how often they were not free, since the file was written to.
+#[cfg(feature = "lockstat")]
+fn locks(out: &mut Text) -> Result<()> {
+    writeln!(out, "made_at taken shared waited");
+    for counts in machine::lockstat::counts() {
+        let (file, line) = counts.made_at;
+        writeln!(out, "{file}:{line} {} {} {}", counts.taken, counts.shared, counts.waited);
+    }
+    Ok(())
+}
+
+#[cfg(feature = "lockstat")]
+fn restart_locks(_: &[u8]) -> Result<()> {
+    machine::lockstat::restart();
+    Ok(())
+}
 
 /// By CPU: exits of guests, and behind how many predictors were marked for a flush; flushes before
 /// returns to user mode by kind, and how many of them another thread made; exits that no return had

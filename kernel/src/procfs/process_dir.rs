@@ -156,6 +156,8 @@ static ENTRIES: &[Row] = &[
     ("ns",            0o511, Node::Directory(namespaces)),
     ("oom_adj",       0o644, Node::Setting(oom_adj, set_oom_adj)),
     ("oom_score",     0o444, Node::Now(oom_score)),
+    ("coredump_filter", 0o644, Node::Setting(core_filter, set_core_filter)),
+    ("timerslack_ns", 0o666, Node::Setting(timer_slack, set_timer_slack)),
     ("oom_score_adj", 0o644, Node::Setting(oom_score_adj, set_oom_score_adj)),
     ("pagemap",       0o400, Node::Space(pagemap::open)),
     ("personality",   0o400, Node::Inspected(Ids::FileToAttach, Errno::EPERM, status::personality)),
@@ -490,6 +492,43 @@ fn set_comm(subject: &Subject, data: &[u8]) -> Result<()> {
 
 fn adjustment(subject: &Subject) -> i32 {
     subject.process.settings.oom_score_adj.load(Ordering::Relaxed)
+}
+
+fn timer_slack(subject: &Subject, out: &mut Text) -> Result<()> {
+    check_slack(subject)?;
+    writeln!(out, "{}", subject.process.settings.timer_slack());
+    Ok(())
+}
+
+fn set_timer_slack(subject: &Subject, data: &[u8]) -> Result<()> {
+    check_slack(subject)?;
+    subject.process.settings.timer_slack_ns.store(parse_number(data)?, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Another's is for CAP_SYS_NICE to know: EPERM.
+fn check_slack(subject: &Subject) -> Result<()> {
+    let may = subject.process.is_current() || current().subject().capable(Capability::SysNice);
+    if may { Ok(()) } else { Err(Errno::EPERM) }
+}
+
+fn core_filter(subject: &Subject, out: &mut Text) -> Result<()> {
+    writeln!(out, "{:08x}", subject.process.settings.core_filter());
+    Ok(())
+}
+
+/// A number in any base, by its prefix (core(5)).
+fn set_core_filter(subject: &Subject, data: &[u8]) -> Result<()> {
+    let text = data.trim_ascii_end();
+    let value = match text.strip_prefix(b"0x").or(text.strip_prefix(b"0X")) {
+        Some(digits) => {
+            let digits = core::str::from_utf8(digits).map_err(|_| Errno::EINVAL)?;
+            u32::from_str_radix(digits, 16).map_err(|_| Errno::EINVAL)?
+        }
+        None => parse_number(data)?,
+    };
+    subject.process.settings.set_core_filter(value);
+    Ok(())
 }
 
 fn oom_score_adj(subject: &Subject, out: &mut Text) -> Result<()> {

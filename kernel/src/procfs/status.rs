@@ -493,7 +493,9 @@ pub(super) fn limits(subject: &Subject, out: &mut Text) -> Result<()> {
                 write!(out, "{value:<20} ");
             }
         }
-        writeln!(out, "{unit:<10}");
+        // What has no unit ends there.
+        let width = if unit.is_empty() { 0 } else { 10 };
+        writeln!(out, "{unit:<width$}");
     }
     Ok(())
 }

@@ -7,10 +7,11 @@ use machine::sync::Once;
 use crate::base::identity;
 use crate::fs::pseudo::{Show, Static, Text, parse_number};
 use crate::process;
+use crate::ptrace::core;
 
 macro_rules! says {
     ($($text:tt)*) => {
-        Static::File(|out| {
+        Static::Fixed(|out| {
             writeln!(out, $($text)*);
             Ok(())
         })
@@ -27,8 +28,8 @@ pub(super) static TABLE: &[(&str, Static)] = &[
 
 static KERNEL: &[(&str, Static)] = &[
     ("cap_last_cap", says!("40")),
-    ("core_pattern", says!("core")),
-    ("core_uses_pid", says!("0")),
+    ("core_pattern", Static::Setting(core_pattern, set_core_pattern)),
+    ("core_uses_pid", Static::Setting(core_uses_pid, set_core_uses_pid)),
     ("dmesg_restrict", says!("1")),
     ("domainname", Static::Setting(domainname, set_domainname)),
     ("hostname", Static::Setting(hostname, set_hostname)),
@@ -131,6 +132,26 @@ static NET_CORE: &[(&str, Static)] = &[
 ];
 
 static NET_UNIX: &[(&str, Static)] = &[("max_dgram_qlen", says!("10"))];
+
+fn core_pattern(out: &mut Text) -> Result<()> {
+    out.bytes(&core::pattern());
+    out.bytes(b"\n");
+    Ok(())
+}
+
+fn set_core_pattern(data: &[u8]) -> Result<()> {
+    core::set_pattern(data.split(|&byte| byte == b'\n' || byte == 0).next().unwrap_or_default())
+}
+
+fn core_uses_pid(out: &mut Text) -> Result<()> {
+    writeln!(out, "{}", u8::from(core::uses_pid()));
+    Ok(())
+}
+
+fn set_core_uses_pid(data: &[u8]) -> Result<()> {
+    core::set_uses_pid(parse_number::<i32>(data)? != 0);
+    Ok(())
+}
 
 fn hostname(out: &mut Text) -> Result<()> {
     out.bytes(&identity::hostname());

@@ -12,6 +12,7 @@ use crate::process::signal::info::{SIGINFO_BYTES, SigInfo};
 use crate::process::signal::{self, SignalSet, UNBLOCKABLE, send};
 use crate::process::{Thread, find_thread};
 
+pub mod core;
 mod memory;
 mod registers;
 mod regset;

@@ -76,10 +76,19 @@ fn general_word(regs: &mut PtRegs, index: usize) -> Option<&mut u64> {
 }
 
 pub(super) fn read_all(state: &TraceeState) -> [u64; WORDS] {
+    words_of(&state.registers.general, (state.registers.fs_base, state.registers.gs_base))
+}
+
+/// Those of the running thread, which entered the kernel with `regs`.
+pub(super) fn of_running(regs: &PtRegs) -> [u64; WORDS] {
+    words_of(regs, machine::task::user_bases())
+}
+
+fn words_of(regs: &PtRegs, (fs_base, gs_base): (u64, u64)) -> [u64; WORDS] {
     let mut words = [0; WORDS];
-    words[..GENERAL].copy_from_slice(&to_frame(&state.registers.general).0);
-    words[place::FS_BASE] = state.registers.fs_base;
-    words[place::GS_BASE] = state.registers.gs_base;
+    words[..GENERAL].copy_from_slice(&to_frame(regs).0);
+    words[place::FS_BASE] = fs_base;
+    words[place::GS_BASE] = gs_base;
     // The data selectors are null in every program.
     words
 }

@@ -119,13 +119,17 @@ pub(super) fn set_legacy_fpu(thread: &Thread, from: u64) -> Result<u64> {
 
 /// The tracee's image, complete.
 fn fpu_image(thread: &Thread) -> Result<Vec<u8>> {
-    let mut image = Vec::new();
-    image.try_reserve_exact(state_bytes()).map_err(|_| Errno::ENOMEM)?;
     with_stopped(thread, |state, _| {
         let fpu = state.fpu.as_ref().ok_or(Errno::ENOMEM)?;
-        image.extend_from_slice(fpu.bytes());
-        Ok(())
-    })?;
+        whole_image(fpu.bytes())
+    })
+}
+
+/// What a switch saved, with what it left out. ENOMEM.
+pub(super) fn whole_image(saved: &[u8]) -> Result<Vec<u8>> {
+    let mut image = Vec::new();
+    image.try_reserve_exact(saved.len()).map_err(|_| Errno::ENOMEM)?;
+    image.extend_from_slice(saved);
     complete(&mut image);
     image[ENABLED_AT..ENABLED_AT + 8].copy_from_slice(&components().to_le_bytes());
     Ok(image)

@@ -1,5 +1,7 @@
 //! Resource limits (getrlimit(2)): their names, and a process's table of them. The calls are in
-//! `process::limits`.
+//! `calls::limits`.
+
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::general as raw;
 use machine::sync::SpinLock;
@@ -62,7 +64,11 @@ resources! {
 }
 
 /// A process's limits.
-pub struct Limits(SpinLock<[Limit; RESOURCES]>);
+pub struct Limits {
+    both: SpinLock<[Limit; RESOURCES]>,
+    /// The soft ones again: what holds is asked often, and by many threads. Written under the lock.
+    soft: [AtomicU64; RESOURCES],
+}
 
 impl Default for Limits {
     /// A new system's, as Linux has them.
@@ -82,33 +88,41 @@ impl Default for Limits {
         table[MessageQueues as usize] = both(819_200);
         table[Nice as usize] = both(0);
         table[RealTimePriority as usize] = both(0);
-        Limits(SpinLock::new(table))
+        Limits::new(table)
     }
 }
 
 impl Clone for Limits {
     /// What a child inherits.
     fn clone(&self) -> Self {
-        Limits(SpinLock::new(*self.0.lock()))
+        Limits::new(*self.both.lock())
     }
 }
 
 impl Limits {
+    fn new(both: [Limit; RESOURCES]) -> Limits {
+        Limits { soft: both.map(|limit| AtomicU64::new(limit.soft)), both: SpinLock::new(both) }
+    }
+
     /// Both limits.
     #[must_use]
     pub fn get(&self, resource: Resource) -> Limit {
-        self.0.lock()[resource as usize]
+        self.both.lock()[resource as usize]
     }
 
     /// The limit that holds.
     #[inline]
     #[must_use]
     pub fn soft(&self, resource: Resource) -> u64 {
-        self.get(resource).soft
+        self.soft[resource as usize].load(Ordering::Relaxed)
     }
 
     /// Changes one as `edit` says, under the lock; what that returns.
     pub fn change<T>(&self, resource: Resource, edit: impl FnOnce(&mut Limit) -> T) -> T {
-        edit(&mut self.0.lock()[resource as usize])
+        let mut both = self.both.lock();
+        let limit = &mut both[resource as usize];
+        let result = edit(limit);
+        self.soft[resource as usize].store(limit.soft, Ordering::Relaxed);
+        result
     }
 }

@@ -117,7 +117,13 @@ impl AnonInode {
 
     /// Whether fstat(2) cannot tell it from others; pidfds can be told apart.
     fn is_shared(&self) -> bool {
-        self.is_unnumbered() && self.label != "[pidfd]"
+        self.is_unnumbered() && !self.is_pidfd()
+    }
+
+    /// Whether it stands for a process (pidfd_open(2)).
+    #[must_use]
+    pub fn is_pidfd(&self) -> bool {
+        self.label == "[pidfd]"
     }
 
     /// The target of the link in /proc/PID/fd: `pipe:[7]`, `anon_inode:[eventfd]`.

@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicI32, Ordering};
 use abi::{Errno, Result};
 
 use super::Inode;
+use super::path::Location;
 
 /// Above zero: so many write; below: so many run it.
 #[derive(Default)]
@@ -30,20 +31,26 @@ impl WriterCount {
     }
 }
 
-/// An open file may be written to: while it exists the file cannot be executed.
-pub struct WriteAccess(Arc<dyn Inode>);
+/// An open file may be written to: while it exists the file cannot be executed, and its mount cannot
+/// become read-only.
+pub struct WriteAccess(Location);
 
 impl WriteAccess {
-    /// ETXTBSY while the file runs.
-    pub fn new(inode: Arc<dyn Inode>) -> Result<WriteAccess> {
-        inode.state().writers.enter(1)?;
-        Ok(WriteAccess(inode))
+    /// ETXTBSY while the file runs, EROFS on a read-only mount.
+    pub fn new(location: &Location) -> Result<WriteAccess> {
+        location.mount.enter_writer()?;
+        if let Err(error) = location.inode().state().writers.enter(1) {
+            location.mount.leave_writer();
+            return Err(error);
+        }
+        Ok(WriteAccess(location.clone()))
     }
 }
 
 impl Drop for WriteAccess {
     fn drop(&mut self) {
-        self.0.state().writers.leave(1);
+        self.0.inode().state().writers.leave(1);
+        self.0.mount.leave_writer();
     }
 }
 

@@ -314,6 +314,10 @@ impl Event {
 }
 
 impl FileOps for Inotify {
+    fn has_data(&self) -> (bool, bool) {
+        (true, false)
+    }
+
     fn has_io_signals(&self) -> bool {
         true
     }

@@ -324,6 +324,10 @@ pub trait FileOps: Send + Sync + Any {
     fn write_at(&self, _file: &File, _offset: u64, _source: &mut Source<'_>) -> Result<usize> {
         Err(Errno::EINVAL)
     }
+    /// Whether it can be read and written at all: read(2) and write(2) of what cannot are EINVAL.
+    fn has_data(&self) -> (bool, bool) {
+        (true, true)
+    }
     /// Whether the file has a position: regular files and directories. Streams give ESPIPE.
     fn is_seekable(&self) -> bool {
         false

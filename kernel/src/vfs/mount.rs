@@ -18,7 +18,7 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use abi::{Errno, Result, general as raw};
 use machine::sync::{Once, SpinLock};
@@ -55,6 +55,8 @@ pub struct Mount {
     flags: AtomicU32,
     /// Somebody has asked by MNT_EXPIRE whether it is in use.
     may_expire: AtomicBool,
+    /// Open files that may be written to.
+    writers: AtomicUsize,
     source: Vec<u8>,
 }
 
@@ -83,6 +85,7 @@ impl Mount {
             place: SpinLock::new(place),
             flags: AtomicU32::new(flags & KEPT_FLAGS),
             may_expire: AtomicBool::new(false),
+            writers: AtomicUsize::new(0),
             source: source.into(),
         })
     }
@@ -126,7 +129,7 @@ impl Mount {
     /// The kept flags of mount(2).
     #[inline(always)]
     pub fn flags(&self) -> u32 {
-        self.flags.load(Ordering::Relaxed)
+        self.flags.load(Ordering::SeqCst)
     }
 
     /// What was given as the device.
@@ -138,6 +141,22 @@ impl Mount {
     #[inline(always)]
     pub fn check_writable(&self) -> Result<()> {
         if self.flags() & raw::MS_RDONLY == 0 { Ok(()) } else { Err(Errno::EROFS) }
+    }
+
+    /// Somebody may write to a file of it from now on: EROFS. The count comes before the look, as
+    /// [`remount`] sets the flag before it looks at the count.
+    pub(super) fn enter_writer(&self) -> Result<()> {
+        self.writers.fetch_add(1, Ordering::SeqCst);
+        let result = self.check_writable();
+        if result.is_err() {
+            self.leave_writer();
+        }
+        result
+    }
+
+    /// Undoes [`Mount::enter_writer`].
+    pub(super) fn leave_writer(&self) {
+        self.writers.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Its top directory as a place.
@@ -293,9 +312,24 @@ pub fn remount(at: &Location, flags: u32) -> Result<()> {
     if !at.is_mount_top() {
         return Err(Errno::EINVAL);
     }
-    at.mount.flags.store(flags & KEPT_FLAGS, Ordering::Relaxed);
+    let old = at.mount.flags.swap(flags & KEPT_FLAGS, Ordering::SeqCst);
+    let becomes_read_only = flags & !old & raw::MS_RDONLY != 0;
+    if becomes_read_only && has_writers(&at.mount, flags & raw::MS_BIND == 0) {
+        at.mount.flags.store(old, Ordering::SeqCst);
+        return Err(Errno::EBUSY);
+    }
     changed();
     Ok(())
+}
+
+/// Whether somebody may write to a file of the mount, or of any of the same file system.
+fn has_writers(mount: &Arc<Mount>, everywhere: bool) -> bool {
+    let writes = |mount: &Mount| mount.writers.load(Ordering::SeqCst) > 0;
+    let is_same = |other: &&Arc<Mount>| Arc::ptr_eq(&other.fs, &mount.fs);
+    match everywhere {
+        true => TABLE.lock().all.iter().filter(is_same).any(|mount| writes(mount)),
+        false => writes(mount),
+    }
 }
 
 /// Takes away the mount whose top `at` is (umount2(2)). EINVAL if it is no mount's top; EBUSY if it

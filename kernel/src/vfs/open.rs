@@ -155,7 +155,7 @@ fn ask(context: &Context, location: &Location, flags: u32) -> Result<u64> {
 fn write_access(location: &Location, flags: u32) -> Result<Option<WriteAccess>> {
     let writes = matches!(flags & raw::O_ACCMODE, raw::O_WRONLY | raw::O_RDWR);
     if writes && location.file_type() == FileType::Regular {
-        WriteAccess::new(location.inode().clone()).map(Some)
+        WriteAccess::new(location).map(Some)
     } else {
         Ok(None)
     }

@@ -83,7 +83,7 @@ const READ_AHEAD_PAGES: u64 = 64;
 const WRITE_BACK_PAGES: usize = 64;
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Largest file: what fits the offsets of a mapping and of read(2).
-pub const MAX_FILE_SIZE: u64 = i64::MAX as u64 - PAGE + 1;
+pub const MAX_FILE_SIZE: u64 = i64::MAX as u64;
 
 /// See the module.
 pub struct PageCache {

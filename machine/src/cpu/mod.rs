@@ -15,6 +15,8 @@ pub mod apic;
 pub mod clock;
 mod cr3;
 pub mod irq;
+#[cfg(feature = "lockstat")]
+pub mod lockstat;
 pub mod log;
 pub mod percpu;
 pub mod power;

@@ -14,6 +14,8 @@ use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+#[cfg(feature = "lockstat")]
+use crate::cpu::lockstat::LockStat;
 use crate::cpu::sealed::sealed;
 use crate::cpu::{self, percpu};
 
@@ -71,6 +73,8 @@ impl Drop for IrqGuard {
 /// storm ran into the watchdog.
 pub struct SpinLock<T: ?Sized> {
     held: AtomicBool,
+    #[cfg(feature = "lockstat")]
+    stat: LockStat,
     value: UnsafeCell<T>,
 }
 
@@ -81,8 +85,14 @@ unsafe impl<T: ?Sized + Send> Sync for SpinLock<T> {}
 
 impl<T> SpinLock<T> {
     /// A free lock around `value`.
+    #[cfg_attr(feature = "lockstat", track_caller)]
     pub const fn new(value: T) -> Self {
-        SpinLock { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
+        SpinLock {
+            held: AtomicBool::new(false),
+            #[cfg(feature = "lockstat")]
+            stat: LockStat::new(),
+            value: UnsafeCell::new(value),
+        }
     }
 
     /// Takes the value out of a lock nobody else can see.
@@ -97,8 +107,12 @@ impl<T: ?Sized> SpinLock<T> {
     pub fn lock(&self) -> SpinGuard<'_, T> {
         let irq = IrqGuard::new();
         if self.held.swap(true, Ordering::Acquire) {
+            #[cfg(feature = "lockstat")]
+            self.stat.note_waited();
             self.wait();
         }
+        #[cfg(feature = "lockstat")]
+        self.stat.note_taken();
         percpu::atomic_enter();
         SpinGuard { lock: self, _irq: irq }
     }
@@ -119,8 +133,12 @@ impl<T: ?Sized> SpinLock<T> {
     pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
         let irq = IrqGuard::new();
         if self.held.swap(true, Ordering::Acquire) {
+            #[cfg(feature = "lockstat")]
+            self.stat.note_waited();
             return None;
         }
+        #[cfg(feature = "lockstat")]
+        self.stat.note_taken();
         percpu::atomic_enter();
         Some(SpinGuard { lock: self, _irq: irq })
     }
@@ -137,6 +155,7 @@ impl<T: ?Sized> SpinLock<T> {
 }
 
 impl<T: Default> Default for SpinLock<T> {
+    #[cfg_attr(feature = "lockstat", track_caller)]
     fn default() -> Self {
         SpinLock::new(T::default())
     }
@@ -212,6 +231,8 @@ pub fn assert_may_sleep() {
 /// Holding it does not mask interrupts, and may sleep.
 pub struct TryLock<T: ?Sized> {
     held: AtomicBool,
+    #[cfg(feature = "lockstat")]
+    stat: LockStat,
     value: UnsafeCell<T>,
 }
 
@@ -222,8 +243,14 @@ unsafe impl<T: ?Sized + Send> Sync for TryLock<T> {}
 
 impl<T> TryLock<T> {
     /// A free lock around `value`.
+    #[cfg_attr(feature = "lockstat", track_caller)]
     pub const fn new(value: T) -> Self {
-        TryLock { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
+        TryLock {
+            held: AtomicBool::new(false),
+            #[cfg(feature = "lockstat")]
+            stat: LockStat::new(),
+            value: UnsafeCell::new(value),
+        }
     }
 
     /// Takes the value out.
@@ -236,10 +263,15 @@ impl<T: ?Sized> TryLock<T> {
     /// Takes the lock if it is free.
     #[inline(always)]
     pub fn try_lock(&self) -> Option<TryGuard<'_, T>> {
-        self.held
-            .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
-            .ok()
-            .map(|_| TryGuard { lock: self })
+        let taken =
+            self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        #[cfg(feature = "lockstat")]
+        if taken {
+            self.stat.note_taken();
+        } else {
+            self.stat.note_waited();
+        }
+        taken.then(|| TryGuard { lock: self })
     }
 
     /// The value of a lock nobody else can see.

@@ -7,8 +7,8 @@
 //! call that is not there) says so and ends nothing else. Medians of samples that the row takes;
 //! whatever prepares a sample stands outside of it.
 //!
-//! Prints `ROW_SIZE TICKS` lines. Neighbours: `cost.rs` (samples), `sys.rs` (calls), and one file
-//! of rows for each part of the kernel.
+//! Prints `ROW_SIZE TICKS` lines. Neighbours: `cost.rs` (samples), limen-guest-bench's `sys` (calls),
+//! and one file of rows for each part of the kernel.
 
 mod cost;
 mod dirs;
@@ -17,11 +17,11 @@ mod files;
 mod memory;
 mod net;
 mod processes;
-mod sys;
+
 mod threads;
 
 use limen_guest_bench::raw::rdtsc;
-use limen_guest_bench::{furnish, power_off, report_boot, settle};
+use limen_guest_bench::{furnish, power_off, report_boot, settle, sys};
 
 use cost::Cost;
 

@@ -5,6 +5,7 @@
 //! the package limen-guest-growth (what many of something cost).
 
 pub mod raw;
+pub mod sys;
 
 use std::time::Duration;
 

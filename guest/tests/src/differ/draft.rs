@@ -6,7 +6,7 @@
 //! address of the map area.
 
 use super::program::*;
-use super::{table_files, table_memory, table_process, table_sockets};
+use super::{table_files, table_memory, table_process, table_sockets, table_sysv};
 use crate::fuzz_args::Rng;
 use crate::sys::*;
 
@@ -35,6 +35,9 @@ pub enum Kind {
     Watch,
     PosixTimer,
     Area,
+    Queue,
+    Semaphores,
+    Segment,
 }
 
 /// What has a descriptor.
@@ -56,6 +59,8 @@ pub const FILES: &[Kind] = &[Kind::File, Kind::Memory];
 pub const PIPES: &[Kind] = &[Kind::PipeRead, Kind::PipeWrite];
 pub const SOCKETS: &[Kind] = &[Kind::Unix, Kind::Tcp, Kind::Udp];
 pub const DIRS: &[Kind] = &[Kind::Dir];
+/// What is no descriptor, but an id.
+const IDS: &[Kind] = &[Kind::Queue, Kind::Semaphores, Kind::Segment];
 
 /// A row of the table: the call, how often it is chosen, and what fills its arguments.
 pub type Row = (i64, u32, fn(&mut Draft));
@@ -90,13 +95,19 @@ pub fn program(seed: u64, index: u64, keep: u64) -> Program {
     };
     let is_user = draft.rng.below(2) == 0;
     // A third of all programs have one subject; the others mix.
-    let subjects =
-        [table_files::ROWS, table_memory::ROWS, table_process::ROWS, table_sockets::ROWS];
-    let rows: Vec<Row> = match draft.rng.below(8) {
+    let subjects = [
+        table_files::ROWS,
+        table_memory::ROWS,
+        table_process::ROWS,
+        table_sockets::ROWS,
+        table_sysv::ROWS,
+    ];
+    let rows: Vec<Row> = match draft.rng.below(9) {
         0..2 => table_files::ROWS.to_vec(),
         2 => table_memory::ROWS.to_vec(),
         3 => table_process::ROWS.to_vec(),
         4 => table_sockets::ROWS.to_vec(),
+        5 => table_sysv::ROWS.to_vec(),
         _ => subjects.concat(),
     };
     let mut openers: Vec<Row> = table_files::OPENERS.to_vec();
@@ -211,15 +222,17 @@ impl Draft {
 
     /// A descriptor of one of these kinds, mostly.
     pub fn pick(&mut self, kinds: &[Kind]) -> Arg {
+        let all = 0..self.slots.len();
         let fits: Vec<usize> =
-            (0..self.slots.len()).filter(|&slot| kinds.contains(&self.slots[slot])).collect();
+            all.clone().filter(|&slot| kinds.contains(&self.slots[slot])).collect();
+        // Ids of System V are other numbers on each kernel: they are nothing but ids.
+        let others: Vec<usize> = all.filter(|&slot| !IDS.contains(&self.slots[slot])).collect();
+        let is_id = kinds.first().is_some_and(|kind| IDS.contains(kind));
         match self.rng.below(40) {
             0 => Arg::Number(self.rng.of(&[u64::MAX, 999, 1 << 31, 0, AT_FDCWD as u64])),
-            1..5 if !self.slots.is_empty() => {
-                Arg::Slot(self.rng.below(self.slots.len() as u64) as u8)
-            }
+            1..5 if !is_id && !others.is_empty() => Arg::Slot(self.rng.of(&others) as u8),
             _ if !fits.is_empty() => Arg::Slot(self.rng.of(&fits) as u8),
-            _ if !self.slots.is_empty() => Arg::Slot(self.rng.below(self.slots.len() as u64) as u8),
+            _ if !is_id && !others.is_empty() => Arg::Slot(self.rng.of(&others) as u8),
             _ => Arg::Number(u64::MAX),
         }
     }

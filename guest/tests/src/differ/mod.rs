@@ -19,6 +19,7 @@ mod table_files;
 mod table_memory;
 mod table_process;
 mod table_sockets;
+mod table_sysv;
 
 use std::io::Write as _;
 

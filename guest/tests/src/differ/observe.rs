@@ -28,6 +28,7 @@ pub const PORT_PROGRAMS: u64 = 7500;
 
 /// Everything outside the tree as it was before the first program, and no tree.
 pub fn clean() {
+    clean_ipc();
     let is_ours = |name: &str| ["dev", "proc", "tmp"].contains(&name);
     for entry in std::fs::read_dir("/").into_iter().flatten().flatten() {
         if !is_ours(&entry.file_name().to_string_lossy()) {
@@ -306,7 +307,7 @@ fn normalise(shared: &Shared, at: usize, norm: Norm, result: Res, args: &[usize]
             at.intern(0, 8);
             [72, 88, 104].into_iter().for_each(|time| at.time(time));
             // A socket's times are what its inode had before.
-            if at.get(24, 4) as u32 == S_IFSOCK | 0o777 {
+            if at.get(24, 4) as u32 & S_IFMT == S_IFSOCK {
                 at.zero(72, 48);
             }
         }
@@ -315,7 +316,7 @@ fn normalise(shared: &Shared, at: usize, norm: Norm, result: Res, args: &[usize]
             at.inode(32, makedev(at.get(136, 4) as u32, at.get(140, 4) as u32));
             [64, 80, 96, 112].into_iter().for_each(|time| at.time(time));
             at.zero(136, 120);
-            if at.get(28, 2) as u32 == S_IFSOCK | 0o777 {
+            if at.get(28, 2) as u32 & S_IFMT == S_IFSOCK {
                 at.zero(64, 64);
             }
         }
@@ -359,7 +360,43 @@ fn normalise(shared: &Shared, at: usize, norm: Norm, result: Res, args: &[usize]
             }
         }
         Norm::Address => address(&mut at, args),
+        Norm::IpcTimes(which) => ipc_state(&mut at, which),
         Norm::Text => {}
+    }
+}
+
+/// What IPC_STAT writes: the sequence number is the kernel's own, times are set or not, ids are
+/// actors'.
+fn ipc_state(at: &mut At<'_>, which: u8) {
+    at.zero(24, 2);
+    let (times, ids): (&[usize], &[usize]) = match which {
+        2 => (&[48, 64], &[]),
+        3 => (&[48, 56, 64], &[96, 100]),
+        _ => (&[56, 64, 72], &[80, 84]),
+    };
+    for time in times {
+        if at.get(*time, 8) as i64 > NOW_S && !at.is_untouched(*time, 8) {
+            at.set(*time, 8, 1);
+        }
+    }
+    ids.iter().for_each(|id| at.id(*id));
+}
+
+/// Removes all objects of System V.
+fn clean_ipc() {
+    // (the call, its commands that tell the greatest index and the id at an index)
+    for (call, info, stat) in [(SYS_msgctl, 12, 11), (SYS_semctl, 19, 18), (SYS_shmctl, 14, 13)] {
+        let mut buffer = [0u64; 32];
+        let control = |id: usize, command: i32, at: usize| match call == SYS_semctl {
+            true => sc!(call, id, 0, command, at),
+            false => sc!(call, id, command, at),
+        };
+        let greatest = control(0, info, buffer.as_mut_ptr() as usize).unwrap_or(0);
+        for index in 0..=greatest {
+            if let Ok(id) = control(index, stat, buffer.as_mut_ptr() as usize) {
+                let _ = control(id, IPC_RMID, 0);
+            }
+        }
     }
 }
 

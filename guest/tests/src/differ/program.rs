@@ -71,6 +71,8 @@ pub enum Norm {
     Amount,
     /// Text of a /proc file.
     Text,
+    /// The state of an object of System V: this many words of times and counts behind its owner.
+    IpcTimes(u8),
 }
 
 /// What the value of a call means.

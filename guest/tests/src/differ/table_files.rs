@@ -94,6 +94,14 @@ pub const OPENERS: &[Row] = &[
             b"/dev/full\0",
             b"/proc/self\0",
             b"/proc/self/fd\0",
+            b"/proc/self/coredump_filter\0",
+            b"/proc/self/timerslack_ns\0",
+            b"/proc/self/personality\0",
+            b"/proc/self/cmdline\0",
+            b"/proc/sys/kernel/ostype\0",
+            b"/proc/sys/fs/nr_open\0",
+            b"/proc/filesystems\0",
+            b"/proc/self/uid_map\0",
         ]);
         d.input(name);
         d.of(&[i64::from(O_RDWR), i64::from(O_RDONLY)]);

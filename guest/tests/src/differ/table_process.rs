@@ -541,22 +541,15 @@ pub const ROWS: &[Row] = &[
         d.num(0);
         d.num(0)
     }),
-    (SYS_semget, 1, |d| {
-        d.num(0);
-        d.of(&[0, 1, -1, 32_001]);
-        d.of(&[0o600]);
-        d.call.value = Value::Any
-    }),
-    (SYS_shmget, 1, |d| {
-        d.num(0x7711);
-        d.of(&[0, 1, 4096]);
-        d.of(&[0o600]);
-        d.call.value = Value::Any
-    }),
-    (SYS_msgget, 1, |d| {
-        d.num(0x7712);
-        d.of(&[0o600]);
-        d.call.value = Value::Any
+    (SYS_sched_setattr, 3, |d| {
+        d.id();
+        let policy = d.rng.of(&[0u64, 0, 1, 2, 3, 5, 6, 9]);
+        let size = d.rng.of(&[48u64, 48, 56, 47, 0, 60, 5000]);
+        let flags = d.rng.of(&[0u64, 0, 1, 8, 16, 0x18, 1 << 40]);
+        let nice = d.rng.of(&[0u64, 5, 19, 20]);
+        let priority = d.rng.of(&[0u64, 0, 1, 50]);
+        d.words(&[size | policy << 32, flags, nice | priority << 32, 0, 0, 0, 0]);
+        d.of(&[0, 0, 1])
     }),
     (SYS_mq_open, 1, |d| {
         d.input(b"q\0");

@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use limen_guest_bench::raw::rdtsc;
 
 use super::run;
-use crate::machine::{Guest, Result};
+use crate::machine::{Guest, Result, assembled};
 use crate::tests::ensure;
 
 /// A TCP segment with offload; a UDP datagram in a frame of 1500 bytes.
@@ -92,17 +92,13 @@ unsafe extern "C" {
     static limen_vmm_receiver_end: u8;
 }
 
-/// The bytes between two labels.
-fn between(start: *const u8, end: *const u8) -> &'static [u8] {
-    // SAFETY: the callers' labels, in this order, around bytes of `.rodata`.
-    unsafe { std::slice::from_raw_parts(start, end.offset_from(start) as usize) }
-}
-
 fn code(is_sender: bool) -> &'static [u8] {
-    match is_sender {
-        true => between(&raw const limen_vmm_sender, &raw const limen_vmm_sender_end),
-        false => between(&raw const limen_vmm_receiver, &raw const limen_vmm_receiver_end),
-    }
+    let (start, end) = match is_sender {
+        true => (&raw const limen_vmm_sender, &raw const limen_vmm_sender_end),
+        false => (&raw const limen_vmm_receiver, &raw const limen_vmm_receiver_end),
+    };
+    // SAFETY: labels around each of the programs in `.rodata`.
+    unsafe { assembled(start, end) }
 }
 
 /// Prints ticks for each segment.

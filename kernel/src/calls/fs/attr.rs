@@ -14,6 +14,7 @@ use crate::fs::pseudo::PseudoInode;
 use crate::process::current;
 use crate::process::signal::send_to_current;
 use crate::security::{Capability, Resource, Subject};
+use crate::vfs::anon::AnonInode;
 use crate::vfs::deny_write::WriteAccess;
 use crate::vfs::path::{Context, Location};
 use crate::vfs::permission::{self, WRITE, is_owner};
@@ -241,11 +242,23 @@ pub fn utimes(path: u64, times: u64) -> Result<u64> {
 
 /// futimesat(2).
 pub fn futimesat(directory: u64, path: u64, times: u64) -> Result<u64> {
-    set_microseconds(directory, path, times)
+    if path != 0 || directory as i32 == raw::AT_FDCWD {
+        return set_microseconds(directory, path, times);
+    }
+    // Without a path it is about the descriptor.
+    let times = microseconds(times)?;
+    change_times(&Context::current(), &place_of(&*file(directory)?), &times)
 }
 
 fn set_microseconds(dirfd: u64, path: u64, times: u64) -> Result<u64> {
-    let times = match UserPtr::<[i64; 4]>::new(times).non_null() {
+    let times = microseconds(times)?;
+    let (context, location) = resolve_at(dirfd, path, 0, true)?;
+    change_times(&context, &location, &times)
+}
+
+/// The times of utimes(2) at this address. EINVAL.
+fn microseconds(times: u64) -> Result<Times> {
+    Ok(match UserPtr::<[i64; 4]>::new(times).non_null() {
         None => Times::now(),
         Some(at) => {
             let [access, access_us, change, change_us] = at.read()?;
@@ -256,9 +269,7 @@ fn set_microseconds(dirfd: u64, path: u64, times: u64) -> Result<u64> {
             let ns = |sec: i64, us: i64| sec.saturating_mul(NS).saturating_add(us * 1000);
             Times::explicit(ns(access, access_us), ns(change, change_us))
         }
-    };
-    let (context, location) = resolve_at(dirfd, path, 0, true)?;
-    change_times(&context, &location, &times)
+    })
 }
 
 fn change_times(context: &Context, location: &Location, times: &Times) -> Result<u64> {
@@ -295,7 +306,7 @@ pub fn truncate(path: u64, length: u64) -> Result<u64> {
     location.mount.check_writable()?;
     permission::check(location.inode().as_ref(), WRITE, &context.subject)?;
     hooks::path_truncate((&context, &location))?;
-    let _access = WriteAccess::new(location.inode().clone())?;
+    let _access = WriteAccess::new(&location)?;
     resize(&location, size)
 }
 
@@ -345,6 +356,9 @@ pub fn fallocate(fd: u64, mode: u32, offset: i64, len: i64) -> Result<u64> {
     check_allocate_mode(mode)?;
     file.check_writable()?;
     let inode = file.inode();
+    if inode.as_any().downcast_ref::<AnonInode>().is_some_and(AnonInode::is_pidfd) {
+        return Err(Errno::EPERM);
+    }
     match inode.file_type() {
         FileType::Regular => {}
         FileType::Directory => return Err(Errno::EISDIR),

@@ -326,7 +326,8 @@ pub fn ioctl(fd_word: u64, request: u32, argument_at: u64) -> Result<u64> {
         cmd::FIONBIO => flag(raw::O_NONBLOCK),
         cmd::FIOASYNC => {
             let on = UserPtr::<i32>::new(argument).read()? != 0;
-            if on && !file.ops().has_io_signals() {
+            let changes = on != (file.flags() & raw::FASYNC != 0);
+            if changes && !file.ops().has_io_signals() {
                 return Err(Errno::ENOTTY);
             }
             let flags = file.flags() & !raw::FASYNC;

@@ -6,7 +6,7 @@ use abi::{Errno, Result, general as raw};
 
 use super::{CWD, resolve_at};
 use crate::base::args::Args;
-use crate::base::user::{PATH_MAX, UserPtr, read_c_string, read_path};
+use crate::base::user::{PATH_MAX, UserPtr, read_c_string};
 use crate::process::all_processes;
 use crate::process::current;
 use crate::security::Capability;
@@ -16,8 +16,6 @@ use crate::vfs::{hooks, mount};
 /// The upper half of the flags of very old programs (mount(2)).
 const MAGIC: u32 = 0xc0ed_0000;
 const MAGIC_MASK: u32 = 0xffff_0000;
-/// Longest name of a kind of file system, with its NUL.
-const TYPE_MAX: usize = 64;
 const PROPAGATION: u32 = raw::MS_SHARED | raw::MS_PRIVATE | raw::MS_SLAVE | raw::MS_UNBINDABLE;
 
 fn check_admin() -> Result<()> {
@@ -27,6 +25,8 @@ fn check_admin() -> Result<()> {
 
 /// mount(2).
 pub fn mount(a: &Args) -> Result<u64> {
+    // What is given as text is read before anything is asked.
+    let text = Texts::read(a)?;
     let place = place_of(a.a1())?;
     check_admin()?;
     hooks::sb_mount((&current().subject(),))?;
@@ -48,18 +48,37 @@ pub fn mount(a: &Args) -> Result<u64> {
     } else if flags & raw::MS_MOVE != 0 {
         mount::move_mount(&place_of(a.a0())?, &place)?;
     } else {
-        new_mount(a, &place, flags)?;
+        new_mount(text, &place, flags)?;
     }
     Ok(0)
 }
 
-fn new_mount(a: &Args, place: &Location, flags: u32) -> Result<()> {
-    let kind = read_c_string(a.a2(), TYPE_MAX, Errno::EINVAL)?;
-    let source = if a.a0() == 0 { Vec::new() } else { read_path(a.a0())? };
-    let options = match UserPtr::<u8>::new(a.a4()).non_null() {
-        Some(at) => read_c_string(at.address(), PATH_MAX, Errno::EINVAL)?,
-        None => Vec::new(),
-    };
+/// What mount(2) is given as text; what is NULL is not there.
+struct Texts {
+    kind: Option<Vec<u8>>,
+    source: Vec<u8>,
+    options: Vec<u8>,
+}
+
+impl Texts {
+    /// EFAULT, EINVAL for a name that is too long.
+    fn read(a: &Args) -> Result<Texts> {
+        let text = |address: u64, limit| {
+            let at = UserPtr::<u8>::new(address).non_null();
+            at.map(|at| read_c_string(at.address(), limit, Errno::EINVAL)).transpose()
+        };
+        Ok(Texts {
+            kind: text(a.a2(), PATH_MAX)?,
+            source: text(a.a0(), PATH_MAX)?.unwrap_or_default(),
+            options: text(a.a4(), PATH_MAX)?.unwrap_or_default(),
+        })
+    }
+}
+
+/// EINVAL without a kind of file system, ENODEV for one that is not there.
+fn new_mount(text: Texts, place: &Location, flags: u32) -> Result<()> {
+    let Texts { kind, source, options } = text;
+    let kind = kind.ok_or(Errno::EINVAL)?;
     hooks::sb_alloc_security((&kind,))?;
     let fs = mount::make_file_system(&kind, &source, &options)?;
     let source = if source.is_empty() { b"none".as_slice() } else { &source };

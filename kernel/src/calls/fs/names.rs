@@ -171,9 +171,9 @@ fn rename_at(from: (u64, u64), to: (u64, u64), flags: u32) -> Result<u64> {
     let old = PathName::read(from.1)?;
     let new = PathName::read(to.1);
     let context = Context::current();
-    if new.is_err() && !old.bytes().starts_with(b"/") && from.0 as i32 != raw::AT_FDCWD {
+    if new.is_err() {
         // A bad place comes before a bad name for where it goes.
-        super::any_file(from.0)?;
+        path::resolve_parent(&context, from.0 as i32, old.bytes(), 0)?;
     }
     let new = new?;
     tree::rename(&context, (from.0 as i32, old.bytes()), (to.0 as i32, new.bytes()), flags)?;

@@ -13,8 +13,10 @@ use crate::base::io::{IoVec, Sink, Source, read_iovec};
 use crate::base::user::UserPtr;
 use crate::fs::pseudo::PseudoInode;
 use crate::ipc::transfer::{read_at, read_stream, write_at, write_stream};
+use crate::process::pidfd::PidFile;
 use crate::process::{Thread, file_of};
 use crate::vfs::anon::AnonInode;
+use crate::vfs::inotify::Inotify;
 use crate::vfs::{File, FileType};
 
 /// Flags of preadv2(2).
@@ -29,7 +31,7 @@ const RWF_NOAPPEND: u32 = 1 << 5;
 pub fn read(thread: Current<Thread>, fd: u32, buffer: u64, count: u64) -> Result<u64> {
     let file = file_of(thread, fd)?;
     file.check_readable()?;
-    check_buffer(buffer, count)?;
+    check_buffer(buffer, count).or_else(|_| check_reads(&file).and(Err(Errno::EFAULT)))?;
     read_stream(&file, &mut Sink::user(buffer, count as usize))
 }
 
@@ -37,14 +39,14 @@ pub fn read(thread: Current<Thread>, fd: u32, buffer: u64, count: u64) -> Result
 pub fn write(thread: Current<Thread>, fd: u32, buffer: u64, count: u64) -> Result<u64> {
     let file = file_of(thread, fd)?;
     file.check_writable()?;
-    check_buffer(buffer, count)?;
+    check_buffer(buffer, count).or_else(|_| check_writes(&file).and(Err(Errno::EFAULT)))?;
     write_stream(&file, &mut Source::user(buffer, count as usize))
 }
 
 /// readv(2).
 pub fn readv(fd: u64, vector: u64, count: u64) -> Result<u64> {
     let file = file(fd)?;
-    file.check_readable()?;
+    check_reads(&file)?;
     let vector = read_iovec(vector, count)?;
     if is_nothing(&vector) {
         return Ok(0);
@@ -55,7 +57,7 @@ pub fn readv(fd: u64, vector: u64, count: u64) -> Result<u64> {
 /// writev(2).
 pub fn writev(fd: u64, vector: u64, count: u64) -> Result<u64> {
     let file = file(fd)?;
-    file.check_writable()?;
+    check_writes(&file)?;
     let vector = read_iovec(vector, count)?;
     if is_nothing(&vector) {
         return Ok(0);
@@ -85,7 +87,7 @@ pub fn pwrite64(fd: u64, buffer: u64, count: u64, offset: u64) -> Result<u64> {
 pub fn preadv(fd: u64, vector: u64, count: u64, offset: u64) -> Result<u64> {
     let offset = check_offset(offset)?;
     let file = positioned(fd)?;
-    file.check_readable()?;
+    check_reads(&file)?;
     let vector = read_iovec(vector, count)?;
     if is_nothing(&vector) {
         return Ok(0);
@@ -97,7 +99,7 @@ pub fn preadv(fd: u64, vector: u64, count: u64, offset: u64) -> Result<u64> {
 pub fn pwritev(fd: u64, vector: u64, count: u64, offset: u64) -> Result<u64> {
     let offset = check_offset(offset)?;
     let file = positioned(fd)?;
-    file.check_writable()?;
+    check_writes(&file)?;
     let vector = read_iovec(vector, count)?;
     if is_nothing(&vector) {
         return Ok(0);
@@ -108,12 +110,14 @@ pub fn pwritev(fd: u64, vector: u64, count: u64, offset: u64) -> Result<u64> {
 /// preadv2(2): an offset of -1 means the file's position.
 pub fn preadv2(a: &Args) -> Result<u64> {
     let file = at_offset(a)?;
-    file.check_readable()?;
+    check_reads(&file)?;
     let vector = read_iovec(a.a1(), a.a2())?;
     if is_nothing(&vector) {
         return Ok(0);
     }
-    let flags = check_rwf(a.a5(), READ_FLAGS)?;
+    // The events of inotify(7) are read as they were before there were flags.
+    let is_old = file.ops_as::<Inotify>().is_some();
+    let flags = check_rwf(a.a5(), if is_old { raw::RWF_HIPRI } else { READ_FLAGS })?;
     let mut sink = Sink::user_vector(&vector).without_waiting(flags & raw::RWF_NOWAIT != 0);
     match a.a3() {
         u64::MAX => read_stream(&file, &mut sink),
@@ -124,7 +128,7 @@ pub fn preadv2(a: &Args) -> Result<u64> {
 /// pwritev2(2).
 pub fn pwritev2(a: &Args) -> Result<u64> {
     let file = at_offset(a)?;
-    file.check_writable()?;
+    check_writes(&file)?;
     let vector = read_iovec(a.a1(), a.a2())?;
     if is_nothing(&vector) {
         return Ok(0);
@@ -161,7 +165,12 @@ fn is_nothing(vector: &[IoVec]) -> bool {
 /// The file behind a descriptor argument of a call with an offset: ESPIPE for a stream.
 fn positioned(fd: u64) -> Result<Arc<File>> {
     let file = file(fd)?;
-    if file.is_seekable() { Ok(file) } else { Err(Errno::ESPIPE) }
+    if file.is_seekable() {
+        return Ok(file);
+    }
+    // A pidfd has places, but nothing is there.
+    let is_pidfd = file.ops_as::<PidFile>().is_some();
+    Err(if is_pidfd { Errno::EINVAL } else { Errno::ESPIPE })
 }
 
 /// As [`positioned`], where an offset of -1 stands for the file's position.
@@ -171,6 +180,19 @@ fn at_offset(a: &Args) -> Result<Arc<File>> {
     }
     check_offset(a.a3())?;
     positioned(a.a0())
+}
+
+/// EBADF for a file that was not opened for it, EINVAL for one of which nothing is ever read: before
+/// a vector is looked at.
+fn check_reads(file: &File) -> Result<()> {
+    file.check_readable()?;
+    if file.ops().has_data().0 { Ok(()) } else { Err(Errno::EINVAL) }
+}
+
+/// As [`check_reads`], for writing.
+fn check_writes(file: &File) -> Result<()> {
+    file.check_writable()?;
+    if file.ops().has_data().1 { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
 /// EOPNOTSUPP for a flag that is not known.
@@ -235,8 +257,7 @@ pub fn lseek(fd: u64, offset: i64, whence: u32) -> Result<u64> {
 fn lseek_stream(file: &File) -> Result<u64> {
     let inode = file.inode();
     let anon = inode.as_any().downcast_ref::<AnonInode>();
-    let stays = anon.is_some_and(AnonInode::is_unnumbered)
-        && file.ops_as::<crate::process::pidfd::PidFile>().is_none();
+    let stays = anon.is_some_and(AnonInode::is_unnumbered) && file.ops_as::<PidFile>().is_none();
     if stays { Ok(0) } else { Err(Errno::ESPIPE) }
 }
 

@@ -282,6 +282,7 @@ pub fn fstatfs(fd: u64, buffer: u64) -> Result<u64> {
 
 fn write_statfs(inode: &Arc<dyn Inode>, mount_flags: u32, at: u64) -> Result<u64> {
     /// Magic numbers of pipes and sockets (statfs(2)).
+    const PIDFS_MAGIC: u64 = 0x5049_4446;
     const PIPEFS_MAGIC: u64 = 0x5049_5045;
     const SOCKFS_MAGIC: u64 = 0x534f_434b;
     /// The flags are valid (ST_VALID).
@@ -293,9 +294,10 @@ fn write_statfs(inode: &Arc<dyn Inode>, mount_flags: u32, at: u64) -> Result<u64
     hooks::sb_statfs((inode.as_ref(),))?;
     let relatime = if mount_flags & raw::MS_RELATIME != 0 { RELATIME } else { 0 };
     let mut of = inode.file_system().statistics();
-    if inode.as_any().is::<AnonInode>() {
+    if let Some(anon) = inode.as_any().downcast_ref::<AnonInode>() {
         // Linux has a file system for each of these.
         of.magic = match inode.file_type() {
+            _ if anon.is_pidfd() => PIDFS_MAGIC,
             FileType::Fifo => PIPEFS_MAGIC,
             FileType::Socket => SOCKFS_MAGIC,
             _ => of.magic,

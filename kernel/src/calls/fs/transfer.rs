@@ -10,6 +10,7 @@ use abi::{Errno, Result, general as raw};
 use super::{file, is_regular};
 use crate::base::io::{MAX_TRANSFER, Sink, Source, read_iovec};
 use crate::base::user::UserPtr;
+use crate::fs::devfs;
 use crate::ipc::pipe;
 use crate::ipc::splice::{CHUNK, Cursor, between_pipes, buffer, drain, fill, repeat};
 use crate::ipc::transfer::write_stream;
@@ -31,14 +32,26 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
     let is_stream = !input.is_seekable();
     let mut from = Cursor::new(input, offset)?;
     check_length(count)?;
-    let output = file(to)?;
-    output.check_writable()?;
-    let moves = moves_data(&from.file) && moves_data(&output);
-    if is_stream || !moves || output.flags() & raw::O_APPEND != 0 {
+    let end = from.at().checked_add(count);
+    if end.is_none_or(|end| end > i64::MAX as u64) {
         return Err(Errno::EINVAL);
     }
-    let end = from.at().checked_add(count.min(MAX_TRANSFER as u64));
-    if end.is_none_or(|end| end > i64::MAX as u64) {
+    let output = file(to)?;
+    output.check_writable()?;
+    if output.flags() & raw::O_APPEND != 0 {
+        return Err(Errno::EINVAL);
+    }
+    // Where nothing is to be moved, nothing need be able to.
+    let gives = gives_data(&from.file);
+    if let Some(pipe) = pipe::of(&output).filter(|_| is_stream && gives && count > 0) {
+        // A stream can only be moved into a pipe, as by splice(2).
+        if pipe::of(&from.file).is_some() {
+            return Err(Errno::EINVAL);
+        }
+        pipe.wait_writable(output.is_nonblocking())?;
+        return fill(&mut from, pipe, &output, count);
+    }
+    if count > 0 && (is_stream || !gives) {
         return Err(Errno::EINVAL);
     }
     // The same open file may be both: then each side moves its position from where it was.
@@ -49,6 +62,9 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
         let read = from.peek(&mut bytes[..left.min(CHUNK)])?;
         if read == 0 {
             return Ok((0, false));
+        }
+        if !moves_data(&output) {
+            return Err(Errno::EINVAL);
         }
         let written = write_stream(&output, &mut Source::kernel(&bytes[..read]))? as usize;
         if !is_same {
@@ -95,12 +111,14 @@ pub fn copy_file_range(
     if input.inode().metadata()?.device != output.inode().metadata()?.device {
         return Err(Errno::EXDEV);
     }
-    let mut from = Cursor::new(input, from_offset)?;
-    let mut to = Cursor::new(output, to_offset)?;
-    let ends = (from.at().checked_add(count), to.at().checked_add(count));
-    if ends.0.is_none() || ends.1.is_none() {
+    let (from, to) = (Cursor::any(input, from_offset)?, Cursor::any(output, to_offset)?);
+    if from.at().checked_add(count).is_none() || to.at().checked_add(count).is_none() {
         return Err(Errno::EOVERFLOW);
     }
+    if to.at() as i64 == i64::MAX {
+        return Err(Errno::EFBIG);
+    }
+    let (mut from, mut to) = (from.positive()?, to.positive()?);
     // What lies behind the end is not copied, and overlaps nothing.
     let left = from.file.inode().metadata()?.size.saturating_sub(from.at());
     let len = count.min(left).min(MAX_TRANSFER as u64);
@@ -147,6 +165,9 @@ pub fn splice(
     if from_pipe.is_some() && from_offset != 0 || to_pipe.is_some() && to_offset != 0 {
         return Err(Errno::ESPIPE);
     }
+    for offset in [to_offset, from_offset] {
+        UserPtr::<u64>::new(offset).non_null().map(UserPtr::read).transpose()?;
+    }
     input.check_readable()?;
     output.check_writable()?;
     if from_pipe.is_none() || to_pipe.is_none() {
@@ -159,16 +180,16 @@ pub fn splice(
                 return Err(Errno::EINVAL);
             }
             let nonblocking = at_once(&[&input]);
-            let mut to = seekable_cursor(output, to_offset)?;
+            let mut to = seekable_cursor(output, to_offset, count)?;
             let done = drain(&from, count, nonblocking, |bytes| to.write(bytes))?;
             to.finish()?;
             Ok(done)
         }
         (None, Some(to)) => {
-            if !moves_data(&input) {
+            if !gives_data(&input) {
                 return Err(Errno::EINVAL);
             }
-            let mut from = seekable_cursor(input, from_offset)?;
+            let mut from = seekable_cursor(input, from_offset, count)?;
             to.wait_writable(at_once(&[&output]))?;
             let done = fill(&mut from, &to, &output, count)?;
             from.finish()?;
@@ -184,12 +205,20 @@ fn moves_data(file: &File) -> bool {
     !matches!(file.inode().file_type(), FileType::Directory | FileType::Anonymous)
 }
 
+/// Whether bytes can be spliced from a file, which is no pipe.
+fn gives_data(file: &File) -> bool {
+    moves_data(file) && !devfs::is_null(file)
+}
+
 /// splice(2) calls an offset into a stream EINVAL.
-fn seekable_cursor(file: Arc<File>, address: u64) -> Result<Cursor> {
-    match Cursor::new(file, address) {
-        Err(Errno::ESPIPE) => Err(Errno::EINVAL),
-        cursor => cursor,
-    }
+fn seekable_cursor(file: Arc<File>, address: u64, count: u64) -> Result<Cursor> {
+    let cursor = Cursor::new(file, address).map_err(|error| match error {
+        Errno::ESPIPE => Errno::EINVAL,
+        error => error,
+    })?;
+    // Nor may the end lie behind all files.
+    let fits = cursor.at().checked_add(count).is_some_and(|end| end <= i64::MAX as u64);
+    if fits || cursor.offset.is_none() { Ok(cursor) } else { Err(Errno::EINVAL) }
 }
 
 /// tee(2): copies from pipe to pipe and removes nothing. Its waits end as splice's do.

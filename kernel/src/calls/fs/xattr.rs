@@ -11,6 +11,7 @@ use crate::base::args::Args;
 use crate::base::user::{UserPtr, read_c_string};
 use crate::process::current;
 use crate::security::{Capability, Subject};
+use crate::vfs::anon::AnonInode;
 use crate::vfs::path::Location;
 use crate::vfs::permission::{self, READ, WRITE};
 use crate::vfs::{FileType, hooks};
@@ -75,6 +76,19 @@ fn check_rights(at: &Location, name: &[u8], wanted: u32, who: &Subject) -> Resul
     Err(Errno::EOPNOTSUPP)
 }
 
+/// Whether an object without a name can be labelled (`security.`): sockets only by policies, which
+/// `of_sockets` says; eventfd(2) and the like not at all.
+fn check_label(at: &Location, name: &[u8], of_sockets: Errno) -> Result<()> {
+    if !name.starts_with(b"security.") || !at.inode().as_any().is::<AnonInode>() {
+        return Ok(());
+    }
+    match at.file_type() {
+        FileType::Socket if current().subject().capable(Capability::SysAdmin) => Err(of_sockets),
+        FileType::Anonymous => Err(Errno::EOPNOTSUPP),
+        _ => Ok(()),
+    }
+}
+
 /// setxattr(2).
 pub fn setxattr(a: &Args) -> Result<u64> {
     set(|| by_path(a.a0(), true), a)
@@ -104,6 +118,7 @@ fn set(find: impl FnOnce() -> Result<Location>, a: &Args) -> Result<u64> {
     let who = current().subject();
     check(at, &name, WRITE, &who)?;
     let inode = at.inode().as_ref();
+    check_label(at, &name, Errno::EOPNOTSUPP)?;
     hooks::inode_setxattr((&who, inode, &name, &value))?;
     inode.set_xattr(&name, &value, flags)?;
     hooks::inode_post_setxattr((inode, &name));
@@ -200,6 +215,7 @@ fn remove(find: impl FnOnce() -> Result<Location>, a: &Args) -> Result<u64> {
     let who = current().subject();
     check(at, &name, WRITE, &who)?;
     let inode = at.inode().as_ref();
+    check_label(at, &name, Errno::EAGAIN)?;
     hooks::inode_removexattr((&who, inode, &name))?;
     inode.remove_xattr(&name)?;
     hooks::inode_post_removexattr((inode, &name));

@@ -63,7 +63,11 @@ fn lock_range(start: u64, len: u64, flags: VmaFlags) -> Result<u64> {
     if !may_lock(process) {
         return Err(Errno::EPERM);
     }
-    let (first, end) = pages_around(start, len)?;
+    let (first, end) = pages_around(start, len).map_err(|error| match error {
+        // More than there are addresses is more than the limit.
+        Errno::EINVAL if len > process.lock_limit() => Errno::ENOMEM,
+        error => error,
+    })?;
     process.mm()?.with(|inner| {
         if first == end {
             return Ok(0);

@@ -11,6 +11,7 @@ use abi::{Errno, Result, general as raw};
 use machine::memory::{Prot, USER_END};
 
 use super::lock;
+use crate::fs::pseudo::PseudoInode;
 use crate::mm::{Backing, MMAP_MIN, Mm, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::Process;
 use crate::process::current;
@@ -130,8 +131,11 @@ fn huge_page_error(flags: u32, is_anonymous: bool) -> Errno {
     if is_anonymous && is_known { Errno::ENOMEM } else { Errno::EINVAL }
 }
 
-/// Whether the file lies where nothing may be executed.
+/// Whether the file lies where nothing may be executed, as in /proc.
 fn is_no_exec(file: &File) -> bool {
+    if file.location.is_some() && file.inode().as_any().is::<PseudoInode>() {
+        return true;
+    }
     file.location.as_ref().is_some_and(|l| l.mount.flags() & raw::MS_NOEXEC != 0)
 }
 
@@ -184,10 +188,8 @@ fn file_area(
     vma.shared = shared;
     vma.flags.set(VmaFlags::MAY_WRITE, !shared || is_writable);
     vma.flags.set(VmaFlags::MAY_EXEC, !no_exec);
-    if flags & raw::MAP_GROWSDOWN != 0 {
-        return Err(Errno::EINVAL);
-    }
-    if crate::fs::devfs::is_zero(&file) {
+    let grows_down = flags & raw::MAP_GROWSDOWN != 0;
+    if crate::fs::devfs::is_zero(&file) && !grows_down {
         if shared {
             share_zeros(&mut vma, len);
         }
@@ -201,6 +203,9 @@ fn file_area(
         vma.flags.remove(VmaFlags::MAY_WRITE);
     }
     let cache = inode.page_cache().ok_or(Errno::ENODEV)?;
+    if grows_down {
+        return Err(Errno::EINVAL);
+    }
     vma.backing = Backing::File { cache, page_offset: offset / PAGE, file: Some(file) };
     Ok(vma)
 }

@@ -207,14 +207,17 @@ pub(super) fn owner_died(thread: &Thread, address: u64) -> bool {
     if WAITING.load(Ordering::SeqCst) == 0 {
         return false;
     }
-    let Ok(key) = key_of(address, false) else { return false };
     let own = thread.tid();
-    repeat(address, key, |bucket| {
-        let Ok(value) = UserPtr::<u32>::new(address).load() else { return Step::Again };
-        if value & raw::FUTEX_TID_MASK != own || !has_waiters(bucket, key) {
-            return Step::Fail(Errno::EAGAIN);
-        }
-        hand_over(address, bucket, key, value, raw::FUTEX_OWNER_DIED)
+    // Nobody says whether the lock was private: its waiters are found by one of both keys.
+    [false, true].into_iter().any(|private| {
+        let Ok(key) = key_of(address, private) else { return false };
+        let handed_over = repeat(address, key, |bucket| {
+            let Ok(value) = UserPtr::<u32>::new(address).load() else { return Step::Again };
+            if value & raw::FUTEX_TID_MASK != own || !has_waiters(bucket, key) {
+                return Step::Fail(Errno::EAGAIN);
+            }
+            hand_over(address, bucket, key, value, raw::FUTEX_OWNER_DIED)
+        });
+        handed_over.is_ok()
     })
-    .is_ok()
 }

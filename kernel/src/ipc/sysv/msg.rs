@@ -139,7 +139,7 @@ fn interrupted(_: WaitError) -> Errno {
 /// msgsnd(2).
 pub fn msgsnd(id: u64, at: u64, len: u64, flags: u32) -> Result<u64> {
     let kind = UserPtr::<i64>::new(at).read()?;
-    if len > MESSAGE_MAX as u64 || kind < 1 {
+    if len > MESSAGE_MAX as u64 || kind < 1 || (id as i32) < 0 {
         return Err(Errno::EINVAL);
     }
     super::check_room()?;
@@ -177,14 +177,17 @@ pub fn msgsnd(id: u64, at: u64, len: u64, flags: u32) -> Result<u64> {
 
 /// msgrcv(2).
 pub fn msgrcv(id: u64, at: u64, max: u64, kind: i64, flags: u32) -> Result<u64> {
-    if max > i64::MAX as u64 {
+    if max > i64::MAX as u64 || (id as i32) < 0 {
         return Err(Errno::EINVAL);
     }
     let wanted = if flags & MSG_COPY != 0 {
         if flags & MSG_EXCEPT != 0 || flags & IPC_NOWAIT == 0 {
             return Err(Errno::EINVAL);
         }
-        Wanted::CopyOf(usize::try_from(kind).map_err(|_| Errno::EINVAL)?)
+        // As Linux does, which makes the copy's room of what is there.
+        UserPtr::<u8>::new(at.wrapping_add(8)).read_many((max as usize).min(MESSAGE_MAX))?;
+        // There is no message of a number below the first.
+        Wanted::CopyOf(usize::try_from(kind).unwrap_or(usize::MAX))
     } else if kind == 0 {
         Wanted::First
     } else if kind < 0 {

@@ -20,7 +20,7 @@ use super::{Object, READ, Table, WRITE, now, own_pid};
 use crate::base::args::Args;
 use crate::base::sched::Sleep;
 use crate::base::sync::{WaitError, WaitQueue};
-use crate::base::time::Deadline;
+use crate::base::time::{Deadline, TimeSpec};
 use crate::base::user::UserPtr;
 use crate::fs::pseudo::Text;
 use crate::ipc::hooks;
@@ -256,18 +256,19 @@ pub fn semtimedop(a: &Args) -> Result<u64> {
 }
 
 fn operate(a: &Args, timeout: u64) -> Result<u64> {
-    let timeout_ns = super::super::read_timeout(timeout)?;
+    let timeout = UserPtr::<TimeSpec>::new(timeout).non_null().map(UserPtr::read).transpose()?;
     let count = u64::from(a.a2() as u32);
-    if count == 0 {
-        return Err(Errno::EINVAL);
-    }
     if count > OPERATIONS_MAX {
         return Err(Errno::E2BIG);
+    }
+    if count == 0 {
+        return Err(Errno::EINVAL);
     }
     let operations = UserPtr::<SemOp>::new(a.a1()).read_many(count as usize)?;
     if (a.a0() as i32) < 0 {
         return Err(Errno::EINVAL);
     }
+    let timeout_ns = timeout.map(TimeSpec::to_ns).transpose()?;
     let set = SETS.find(a.a0())?;
     if operations.iter().any(|of| usize::from(of.number) >= set.content.queues.len()) {
         return Err(Errno::EFBIG);
@@ -292,6 +293,10 @@ pub fn semctl(id: u64, number: u64, command: u32, argument: u64) -> Result<u64> 
         return Err(Errno::EINVAL);
     }
     let ask = |set: &Object<Set>| hooks::sem_semctl((Some(&set.perm()), command));
+    if command == SETVAL && !(0..=VALUE_MAX).contains(&(argument as i32)) {
+        // Before it is asked which semaphore.
+        return Err(Errno::ERANGE);
+    }
     match command {
         IPC_INFO | SEM_INFO => {
             hooks::sem_semctl((None, command))?;

@@ -6,6 +6,7 @@
 //! owns a port; `tcp` and `udp` are the sockets, `options` and `packet` what they share; a
 //! network device would stand beside `ports`.
 
+mod errors;
 pub mod interface;
 mod options;
 pub mod packet;

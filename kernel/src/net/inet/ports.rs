@@ -73,6 +73,20 @@ pub(super) fn covers(bound: IpAddr, v6_only: bool, to: IpAddr) -> bool {
     }
 }
 
+/// EADDRNOTAVAIL for an address that is not this machine's, EACCES for a port of the superuser's:
+/// what comes before all that is wrong with the socket.
+pub(super) fn check_address<S: Owner>(owner: &S, address: SocketAddr) -> Result<()> {
+    let (ip, port) = (address.ip(), address.port());
+    let is_ours = ip.is_unspecified() || ip.is_loopback() || ip == Ipv4Addr::BROADCAST;
+    if !is_ours && !owner.binds_freely() {
+        return Err(Errno::EADDRNOTAVAIL);
+    }
+    let who = crate::process::current().subject();
+    let is_privileged = (1..PRIVILEGED_END).contains(&port);
+    let may = !is_privileged || who.capable(Capability::NetBindService);
+    if may { Ok(()) } else { Err(Errno::EACCES) }
+}
+
 impl<S: Owner> Ports<S> {
     pub(super) const fn new() -> Self {
         Ports {
@@ -91,18 +105,10 @@ impl<S: Owner> Ports<S> {
         is_stream: bool,
         others: &dyn Fn(SocketAddr) -> bool,
     ) -> Result<Binding<S>> {
-        let ip = address.ip();
-        let is_ours = ip.is_unspecified() || ip.is_loopback() || ip == Ipv4Addr::BROADCAST;
-        if !is_ours && !owner.binds_freely() {
-            return Err(Errno::EADDRNOTAVAIL);
-        }
-        let port = address.port();
+        let (ip, port) = (address.ip(), address.port());
+        check_address(&**owner, address)?;
         if port == 0 {
             return self.bind_ephemeral(owner, ip, others);
-        }
-        let who = crate::process::current().subject();
-        if port < PRIVILEGED_END && !who.capable(Capability::NetBindService) {
-            return Err(Errno::EACCES);
         }
         let mut entries = self.entries.lock();
         let list = entries.entry(port).or_default();

@@ -3,15 +3,17 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::net::SocketAddr;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use abi::{Errno, Result, net as raw};
 use machine::sync::SpinLock;
 
-use super::options::IpOptions;
+use super::errors::{self, ErrorQueue, Undelivered};
+use super::options::{IpOptions, wants};
 use super::packet::Packet;
-use super::ports::{Binding, Owner, Ports};
+use super::ports::{Binding, Owner, Ports, check_address};
 use super::{any_address, destination, read_address, shown, source_for};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
@@ -37,6 +39,10 @@ pub(super) struct UdpSocket {
     peer: SpinLock<Option<SocketAddr>>,
     inbox: Arc<Channel>,
     ip: IpOptions,
+    /// Nothing more is sent (SHUT_WR).
+    is_mute: AtomicBool,
+    /// What could not be delivered (IP_RECVERR).
+    errors: ErrorQueue,
 }
 
 impl Owner for UdpSocket {
@@ -67,6 +73,8 @@ impl UdpSocket {
             peer: SpinLock::new(None),
             inbox,
             ip: IpOptions::default(),
+            is_mute: AtomicBool::new(false),
+            errors: ErrorQueue::default(),
         })
     }
 
@@ -95,6 +103,35 @@ impl UdpSocket {
         }
     }
 
+    /// EAFNOSUPPORT for IPv6 from a socket that is connected by IPv4.
+    fn check_version(&self, to: SocketAddr) -> Result<()> {
+        let is_v4 = self.peer.lock().is_some_and(|peer| peer.is_ipv4());
+        if is_v4 && to.is_ipv6() { Err(Errno::EAFNOSUPPORT) } else { Ok(()) }
+    }
+
+    /// Nobody takes what was sent. Who is connected with just that address hears of it, and who
+    /// wants to hear of all errors (IP_RECVERR) gets it back, too.
+    fn refused(&self, source: &mut Source<'_>, to: SocketAddr, is_peer: bool) -> Result<()> {
+        let wants_all = self.ip.wants() & (wants::ERRORS | wants::ERRORS_6) != 0;
+        let most = if wants_all { errors::quoted_bytes(to) } else { 0 };
+        let mut quoted = Vec::new();
+        // What nobody takes must be there all the same.
+        let mut piece = [0; 256];
+        while source.left() > 0 {
+            let taken = source.take(&mut piece)?;
+            let kept = taken.min(most - quoted.len());
+            quoted.try_reserve(kept).map_err(|_| Errno::ENOMEM)?;
+            quoted.extend_from_slice(&piece[..kept]);
+        }
+        if wants_all {
+            self.errors.add(Undelivered { quoted, to });
+        }
+        if wants_all || is_peer {
+            self.common.set_error(Errno::ECONNREFUSED);
+        }
+        Ok(())
+    }
+
     fn bind_at(self: &Arc<Self>, address: SocketAddr) -> Result<SocketAddr> {
         let binding = PORTS.bind(self, address, false, &|_| false)?;
         let address = binding.address;
@@ -110,6 +147,7 @@ impl Socket for UdpSocket {
 
     fn bind(self: Arc<Self>, address: &RawAddress) -> Result<()> {
         let address = read_address(&self.common, address)?;
+        check_address(&*self, address)?;
         if self.bound().is_some() {
             return Err(Errno::EINVAL);
         }
@@ -121,11 +159,10 @@ impl Socket for UdpSocket {
             *self.peer.lock() = None;
             return Ok(());
         }
+        self.clone().prepare_to_send()?;
         let to = self.whom(address, false)?.ok_or(Errno::EINVAL)?;
         let to = destination(to)?;
-        if self.bound().is_none() {
-            self.bind_at(SocketAddr::new(any_address(&self.common), 0))?;
-        }
+        self.check_version(to)?;
         *self.peer.lock() = Some(to);
         Ok(())
     }
@@ -156,7 +193,12 @@ impl Socket for UdpSocket {
         let peer = *self.peer.lock();
         let named = what.to.as_ref().map(|address| self.whom(address, true)).transpose()?;
         let to = match named.flatten() {
-            Some(to) => destination(to)?,
+            Some(to) if to.port() == 0 && len <= PAYLOAD_MAX => return Err(Errno::EINVAL),
+            Some(to) => {
+                let to = destination(to)?;
+                self.check_version(to)?;
+                to
+            }
             None => peer.ok_or(Errno::EDESTADDRREQ)?,
         };
         if what.mode.urgent && to.is_ipv4() {
@@ -168,9 +210,9 @@ impl Socket for UdpSocket {
         if to.port() == 0 {
             return Err(Errno::EINVAL);
         }
-        let said = what.control.said;
-        if said.is_odd {
-            return Err(Errno::EINVAL);
+        let (said, control_error) = (what.control.said, what.control.error);
+        if let Some(error) = control_error.or(said.is_odd.then_some(Errno::EINVAL)) {
+            return Err(error);
         }
         let own = self.bound().ok_or(Errno::EDESTADDRREQ)?;
         let from_ip = match said.source {
@@ -181,15 +223,11 @@ impl Socket for UdpSocket {
             None => source_for(own.ip(), to.ip()),
         };
         let from = SocketAddr::new(from_ip, own.port());
+        if self.is_mute.load(Ordering::Relaxed) {
+            return Err(Errno::EPIPE);
+        }
         let Some(target) = PORTS.find(to, |socket| socket.takes_from(from)) else {
-            // What nobody takes must be there all the same.
-            let mut piece = [0; 256];
-            while source.left() > 0 {
-                source.take(&mut piece)?;
-            }
-            if peer.is_some() {
-                self.common.set_error(Errno::ECONNREFUSED);
-            }
+            self.refused(source, to, peer == Some(to))?;
             return Ok(len);
         };
         let shown_from = Address::Inet(shown(&target.common, from));
@@ -213,7 +251,31 @@ impl Socket for UdpSocket {
         if let Some(error) = self.common.take_error() {
             return Err(error);
         }
+        // The end is told only to those who wait for something.
+        if how.nonblocking && self.inbox.is_ended() && !self.inbox.has_data() {
+            return Err(Errno::EAGAIN);
+        }
         self.inbox.receive(sink, mode, how)
+    }
+
+    fn receive_undelivered(
+        &self,
+        sink: &mut Sink<'_>,
+        writer: Option<&mut Writer>,
+    ) -> Result<(Received, Address)> {
+        let undelivered = self.errors.take().ok_or(Errno::EAGAIN)?;
+        // The next one, if there is one, is told as this was.
+        match self.errors.is_empty() {
+            true => drop(self.common.take_error()),
+            false => self.common.set_error(Errno::ECONNREFUSED),
+        }
+        let len = sink.put(&undelivered.quoted)?;
+        if let Some(writer) = writer {
+            undelivered.tell(self.common.is_v6(), writer)?;
+        }
+        let full_len = undelivered.quoted.len();
+        let received = Received { len, full_len, ..Received::default() };
+        Ok((received, Address::Inet(shown(&self.common, undelivered.to))))
     }
 
     fn tell(&self, received: &Received, writer: &mut Writer) -> Result<()> {
@@ -221,14 +283,15 @@ impl Socket for UdpSocket {
         packet.map_or(Ok(()), |packet| packet.tell(&self.ip, writer))
     }
 
-    fn shutdown(&self, receive: bool, _send: bool) -> Result<()> {
-        if self.peer.lock().is_none() {
-            return Err(Errno::ENOTCONN);
-        }
+    fn shutdown(&self, receive: bool, send: bool) -> Result<()> {
+        // Who is not connected is told so, and yet it is done.
         if receive {
             self.inbox.end();
         }
-        Ok(())
+        if send {
+            self.is_mute.store(true, Ordering::Relaxed);
+        }
+        if self.peer.lock().is_some() { Ok(()) } else { Err(Errno::ENOTCONN) }
     }
 
     fn close(&self) {
@@ -248,7 +311,8 @@ impl Socket for UdpSocket {
     }
 
     fn peer_address(&self) -> Result<Address> {
-        let peer = self.peer.lock().ok_or(Errno::ENOTCONN)?;
+        // Port 0 is nobody's.
+        let peer = self.peer.lock().filter(|peer| peer.port() != 0).ok_or(Errno::ENOTCONN)?;
         Ok(Address::Inet(shown(&self.common, peer)))
     }
 
@@ -260,6 +324,9 @@ impl Socket for UdpSocket {
         }
         if self.common.has_error() {
             mask |= events::ERR | events::READABLE;
+        }
+        if !self.errors.is_empty() {
+            mask |= events::ERR;
         }
         mask
     }
@@ -278,6 +345,10 @@ impl Socket for UdpSocket {
     }
 
     fn set_option(&self, level: u32, name: u32, value: &[u8]) -> Result<()> {
-        self.ip.set(&self.common, level, name, value, self.bound().is_some())
+        self.ip.set(&self.common, level, name, value, self.bound().is_some())?;
+        if self.ip.wants() & (wants::ERRORS | wants::ERRORS_6) == 0 {
+            self.errors.clear();
+        }
+        Ok(())
     }
 }

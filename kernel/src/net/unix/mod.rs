@@ -415,6 +415,9 @@ impl Socket for UnixSocket {
             return Err(Errno::EISCONN);
         }
         let mut control = what.control;
+        if let Some(error) = control.error {
+            return Err(error);
+        }
         let is_asked = self.wants_credentials() || link.peer_asks.load(Ordering::Relaxed);
         if control.credentials.is_none() && is_asked {
             control.credentials = Some(Ucred::current());
@@ -480,8 +483,11 @@ impl Socket for UnixSocket {
                     self.common.writers.wake_all(0);
                 }
             }
-            // A stream without a peer may be told, too; only a listener minds.
-            None if receive => self.backlog.shut(&self.common.readers),
+            // A stream without a peer may be told, too; a listener minds, and poll shows it.
+            None if receive => {
+                self.backlog.shut(&self.common.readers);
+                self.inbox.end();
+            }
             None => {}
         }
         Ok(())
@@ -550,6 +556,9 @@ impl Socket for UnixSocket {
                 } else {
                     0
                 }
+            }
+            None if self.inbox.is_ended() => {
+                super::UNCONNECTED | events::WRBAND | events::READABLE | events::RDHUP
             }
             None => super::UNCONNECTED | events::WRBAND,
         }

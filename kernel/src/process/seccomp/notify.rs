@@ -328,6 +328,10 @@ impl ListenerFile {
 }
 
 impl FileOps for ListenerFile {
+    fn has_data(&self) -> (bool, bool) {
+        (false, false)
+    }
+
     fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {
         let listener = &self.listener;
         table.wait_on(&listener.readers);

@@ -5,7 +5,7 @@ use abi::{Errno, general as raw};
 use entry::PtRegs;
 
 use super::{Action, SIG_DFL, SIG_IGN, SigInfo, SignalSet, bit, frame, mask, pending, send, stop};
-use crate::process::{Thread, current, exit, ptrace, timers};
+use crate::process::{Thread, current, exit, ptrace, rseq, timers, upper};
 
 /// What to do next.
 enum Next {
@@ -94,7 +94,9 @@ fn take_action(regs: &mut PtRegs, info: SigInfo, continues: u64) -> bool {
             stop::begin(number, continues);
             return false;
         }
-        let dumps = pending::DUMPS_CORE & bit(number) != 0 && super::may_dump_core();
+        let dumps = pending::DUMPS_CORE & bit(number) != 0
+            && super::may_dump_core()
+            && upper::dump_core(regs, &info);
         exit::exit_group(regs, number as i32 | if dumps { 0x80 } else { 0 });
     }
     enter_handler(regs, &info, &action);
@@ -104,6 +106,7 @@ fn take_action(regs: &mut PtRegs, info: SigInfo, continues: u64) -> bool {
 fn enter_handler(regs: &mut PtRegs, info: &SigInfo, action: &Action) {
     let thread = current();
     restart_with_handler(regs, action);
+    rseq::before_return(regs);
     let stepping = ptrace::step::pause(regs);
     if frame::push(regs, info, action).is_err() {
         send::force_segv(info.number());

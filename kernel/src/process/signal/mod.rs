@@ -208,8 +208,7 @@ impl Thread {
     }
 }
 
-/// Whether a core dump would be written: RLIMIT_CORE and PR_SET_DUMPABLE. Limen writes none, but
-/// the status says that the signal is one that dumps.
+/// Whether a core file may be written: RLIMIT_CORE and PR_SET_DUMPABLE.
 pub fn may_dump_core() -> bool {
     let process = &current().process;
     process.limit(Resource::Core) > 0 && !process.settings.not_dumpable.load(Ordering::Relaxed)

@@ -14,18 +14,27 @@ use crate::security::Resource;
 /// Sends a signal to a process: some thread that does not block it will take it. EAGAIN if the
 /// queue of real-time signals is full. Callable from interrupts.
 pub fn send_to_process(process: &Arc<Process>, info: SigInfo) -> Result<()> {
-    send(process, None, info, false)
+    send(process, (None, None), info, false)
+}
+
+/// The same; `thread` of it takes the signal if it does not block it (kill(2) by a thread's id).
+pub fn send_to_process_by(
+    process: &Arc<Process>,
+    thread: Option<&Arc<Thread>>,
+    info: SigInfo,
+) -> Result<()> {
+    send(process, (None, thread), info, false)
 }
 
 /// Sends a signal to one thread.
 pub fn send_to_thread(thread: &Arc<Thread>, info: SigInfo) -> Result<()> {
-    send(&thread.process, Some(thread), info, false)
+    send(&thread.process, (Some(thread), None), info, false)
 }
 
 /// Sends the signal of a timer's expiry. Callable from interrupts.
 pub fn send_timer(process: &Arc<Process>, target: Option<&Arc<Thread>>, info: SigInfo) {
     // Timers are never refused.
-    let _ = send(process, target, info, true);
+    let _ = send(process, (target, None), info, true);
 }
 
 /// Sends a signal of the kernel to the running thread, synchronously (SIGPIPE).
@@ -53,7 +62,7 @@ pub fn send_to_group(group: Pid, info: SigInfo) -> Result<()> {
 
 fn send(
     process: &Arc<Process>,
-    target: Option<&Arc<Thread>>,
+    (target, preferred): (Option<&Arc<Thread>>, Option<&Arc<Thread>>),
     info: SigInfo,
     by_timer: bool,
 ) -> Result<()> {
@@ -82,7 +91,10 @@ fn send(
             Some(thread) => add(&mut thread.signals.lock().pending),
             None => add(&mut shared.pending),
         }?;
-        if let Some(thread) = choose(&threads, target, number) {
+        let taker = choose(&threads, target.or(preferred), number);
+        // Who is only preferred may not want it.
+        let taker = taker.or_else(|| choose(&threads, target, number));
+        if let Some(thread) = taker {
             alert(thread);
             if is_fatal(process, thread, number) {
                 start_exit(process, &threads, &mut shared, number as i32, None);

@@ -59,35 +59,35 @@ impl Wake for TimeIsUp {
 }
 
 impl TcpSocket {
-    /// connect(2). EISCONN, EALREADY, EINPROGRESS, ECONNREFUSED, ETIMEDOUT …
-    pub(super) fn connect_socket(self: &Arc<Self>, to: SocketAddr, timeout: Timeout) -> Result<()> {
-        if self.backlog.is_listening() {
-            return Err(Errno::EISCONN);
-        }
+    /// connect(2) where a connection is there, being made, or has failed. EISCONN, EALREADY,
+    /// ECONNREFUSED, ETIMEDOUT …; none if there is nothing yet.
+    pub(super) fn goes_on_connecting(&self, timeout: Timeout) -> Option<Result<()>> {
         self.look_at_clock();
-        let mut is_new = false;
-        {
-            let mut phase = self.phase.lock();
-            match &*phase {
-                Phase::Linked(_) => return Err(Errno::EISCONN),
-                Phase::Made(link) if link.state() != TcpState::Close => {
-                    *phase = Phase::Linked(link.clone());
-                    return Ok(());
-                }
-                Phase::Made(_) | Phase::Failed => {
-                    let old = core::mem::replace(&mut *phase, Phase::Idle);
-                    drop(phase);
-                    drop(old);
-                    return Err(self.common.take_error().unwrap_or(Errno::ECONNABORTED));
-                }
-                Phase::Trying(_) if timeout.nonblocking => return Err(Errno::EALREADY),
-                Phase::Trying(_) => {}
-                Phase::Idle => is_new = true,
+        let mut phase = self.phase.lock();
+        match &*phase {
+            Phase::Linked(_) => Some(Err(Errno::EISCONN)),
+            Phase::Made(link) if link.state() != TcpState::Close => {
+                *phase = Phase::Linked(link.clone());
+                Some(Ok(()))
             }
+            Phase::Made(_) | Phase::Failed => {
+                let old = core::mem::replace(&mut *phase, Phase::Idle);
+                drop(phase);
+                drop(old);
+                Some(Err(self.common.take_error().unwrap_or(Errno::ECONNABORTED)))
+            }
+            Phase::Trying(_) if timeout.nonblocking => Some(Err(Errno::EALREADY)),
+            Phase::Trying(_) => {
+                drop(phase);
+                Some(self.wait_for_connection(timeout))
+            }
+            Phase::Idle => None,
         }
-        if is_new {
-            self.begin(to)?;
-        }
+    }
+
+    /// connect(2) where there is nothing yet. EINPROGRESS, ECONNREFUSED, ETIMEDOUT …
+    pub(super) fn connect_socket(self: &Arc<Self>, to: SocketAddr, timeout: Timeout) -> Result<()> {
+        self.begin(to)?;
         if timeout.nonblocking {
             return Err(Errno::EINPROGRESS);
         }

@@ -13,7 +13,7 @@ mod state;
 
 use alloc::sync::{Arc, Weak};
 use core::net::SocketAddr;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use abi::{Errno, Result, net as raw};
 use machine::sync::SpinLock;
@@ -22,7 +22,7 @@ pub use flows::{WaitingEnd, waiting};
 pub use state::TcpState;
 
 use super::options::IpOptions;
-use super::ports::{Binding, Owner, Ports};
+use super::ports::{Binding, Owner, Ports, check_address};
 use super::{any_address, read_address, shown};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
@@ -63,6 +63,8 @@ pub struct TcpSocket {
     ip: IpOptions,
     tcp: TcpOptions,
     me: Weak<TcpSocket>,
+    /// Was told to receive no more while it had no connection.
+    is_deaf: AtomicBool,
 }
 
 impl Owner for TcpSocket {
@@ -98,6 +100,7 @@ impl TcpSocket {
             waiting: SpinLock::new(Waiting::default()),
             ip,
             tcp,
+            is_deaf: AtomicBool::new(false),
         })
     }
 
@@ -146,6 +149,7 @@ impl TcpSocket {
             Phase::Made(link) | Phase::Linked(link) => Some(Ok(Some(link.clone()))),
             Phase::Trying(_) => None,
             Phase::Failed => Some(self.common.take_error().map_or(Ok(None), Err)),
+            Phase::Idle if self.is_deaf.load(Ordering::Relaxed) => Some(Ok(None)),
             Phase::Idle => Some(Err(self.common.take_error().unwrap_or(Errno::ENOTCONN))),
         })
     }
@@ -211,6 +215,7 @@ impl Socket for TcpSocket {
         if address.is_ipv4() && self.common.is_v6() && self.v6_only() {
             return Err(Errno::EINVAL);
         }
+        check_address(&*self, address)?;
         if self.bound().is_some() || self.state() != TcpState::Close {
             return Err(Errno::EINVAL);
         }
@@ -225,11 +230,17 @@ impl Socket for TcpSocket {
         if self.is_listening() {
             return Err(Errno::EISCONN);
         }
-        self.connect_socket(read_address(&self.common, address)?, timeout)
+        // While a connection is being made, or has failed, where to is not asked again.
+        match self.goes_on_connecting(timeout) {
+            Some(result) => result,
+            None => self.connect_socket(read_address(&self.common, address)?, timeout),
+        }
     }
 
     fn listen(self: Arc<Self>, backlog: i32) -> Result<()> {
-        if !matches!(self.state(), TcpState::Close | TcpState::Listen) || self.link().is_some() {
+        // A connection that failed must have been told of before.
+        let is_tried = matches!(*self.phase.lock(), Phase::Failed) || self.link().is_some();
+        if !matches!(self.state(), TcpState::Close | TcpState::Listen) || is_tried {
             return Err(Errno::EINVAL);
         }
         match self.bound() {
@@ -263,6 +274,9 @@ impl Socket for TcpSocket {
         }
         if !link.may_send() {
             return Err(Errno::EPIPE);
+        }
+        if let Some(error) = what.control.error {
+            return Err(error);
         }
         let mode = SendMode { more: what.mode.more || self.tcp.is_corked(), ..what.mode };
         let len = source.left();
@@ -317,10 +331,11 @@ impl Socket for TcpSocket {
             self.give_up_trying();
             return Ok(());
         }
-        let link = self.link().ok_or(Errno::ENOTCONN)?;
-        if link.state() == TcpState::Close {
+        let Some(link) = self.link().filter(|link| link.state() != TcpState::Close) else {
+            // Who is not connected is told so, and yet receives the end from then on.
+            self.is_deaf.fetch_or(receive, Ordering::Relaxed);
             return Err(Errno::ENOTCONN);
-        }
+        };
         if receive {
             link.hush();
         }

@@ -4,7 +4,7 @@
 
 use std::ffi::{CStr, CString};
 
-use limen_guest_bench::raw::syscall;
+use crate::raw::syscall;
 
 /// Where files are made.
 pub const SCRATCH: &CStr = c"/tmp/growth";
