@@ -27,7 +27,7 @@ fuzz_target!(|data: &[u8]| {
         return;
     };
     let plan = BootPlan {
-        form: [Form::Kcfi, Form::Opt, Form::Off][usize::from(header[0]) % 3],
+        form: [Form::Kcfi, Form::Opt, Form::Off, Form::FineIbt][usize::from(header[0]) % 4],
         via: [Via::Thunk, Via::Direct, Via::Lfence][usize::from(header[1]) % 3],
         seed: Seed::new(u32::from_le_bytes([header[2], header[3], header[4], header[5]])),
     };

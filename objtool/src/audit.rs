@@ -19,7 +19,7 @@ use crate::allow::{self, Allow};
 use crate::elf::{Image, Reloc};
 use crate::report::{Evidence, Finding, FindingKind, Report};
 use crate::scan::{self, Branch, BranchKind, Scan, Thunks};
-use crate::{entry_text, finish, relocs, static_calls};
+use crate::{entry_text, finish, landing, relocs, static_calls};
 
 /// Name of the compiler's table.
 pub const TRAPS_SECTION: &str = ".kcfi_traps";
@@ -106,6 +106,7 @@ pub fn examine<'a>(data: &'a [u8], options: &Options) -> Result<Audit<'a>, Error
     audit.compare_site_tables();
     audit.static_calls();
     audit.entry_text();
+    audit.landing(data);
     audit.moves();
     audit.find_functions(options.strict_hashes);
     audit.branches();
@@ -277,6 +278,13 @@ impl Audit<'_> {
         match entry_text::prove(&self.image, &ranges) {
             Ok(proved) => self.report.entry_text = proved,
             Err(broken) => self.note(FindingKind::EntryText, broken.at, broken.what.into()),
+        }
+    }
+
+    fn landing(&mut self, data: &[u8]) {
+        match landing::prove(data, &self.image) {
+            Ok(proved) => self.report.landing = proved,
+            Err((at, what)) => self.note(FindingKind::Landing, at, what),
         }
     }
 

@@ -7,6 +7,7 @@ pub mod elf;
 pub mod entry_text;
 pub mod file_text;
 pub mod finish;
+pub mod landing;
 pub mod ordering;
 pub mod relocs;
 pub mod report;

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::entry_text::Proved;
+use crate::landing::Landing;
 use crate::relocs;
 use crate::static_calls::Totals;
 
@@ -39,6 +40,8 @@ pub enum FindingKind {
     CheckWithoutBranch,
     /// Entry code uses what may lag behind on a CPU that has not caught up.
     EntryText,
+    /// Indirect branches could land elsewhere than at landing pads, or not where they should.
+    Landing,
     /// A static call, or a chain of them, is not made of direct calls to its own callees.
     StaticCall,
     /// A place that would be wrong once the image is moved, or a table of such places that is.
@@ -65,6 +68,7 @@ impl FindingKind {
             Self::MixedForms => "form differs",
             Self::CheckWithoutBranch => "check without a branch",
             Self::EntryText => "entry text breaks a rule",
+            Self::Landing => "landing pads",
             Self::StaticCall => "static call is not as its table says",
             Self::Move => "the image cannot be moved",
             Self::OrphanHash => "hash that no function carries",
@@ -159,6 +163,8 @@ pub struct Report {
     pub static_calls: Totals,
     /// What was proved of entry text; `None` if the image has none of this kernel.
     pub entry_text: Option<Proved>,
+    /// What was proved of landing pads; `None` if the image was not built for them.
+    pub landing: Option<Landing>,
     /// What changes when the image is moved; `None` if it is not made for that.
     pub moves: Option<relocs::Totals>,
     /// Displacement that all checks use, if they agree.
@@ -236,6 +242,13 @@ impl fmt::Display for Report {
                 f,
                 "entry text paths {:>8}  ({} calls, {} vectors, {} paranoid, {} ways out)",
                 p.instructions, p.calls, p.vectors, p.paranoid, p.exits
+            )?;
+        }
+        if let Some(l) = &self.landing {
+            writeln!(
+                f,
+                "landing pads     {:>8}  (of {} callers; {} functions sealed; {} ways in)",
+                l.pads, l.callers, l.sealed, l.entries
             )?;
         }
         if let Some(m) = &self.moves {

@@ -39,8 +39,14 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Tests of `guest/tests` that run without a filter: the boundary, where emulators differ.
 const GUEST_FILTER: &str = "entry::";
 /// In-kernel tests among all levels: of translations, and of threads on two CPUs.
-const KERNEL_FILTERS: [&str; 3] =
-    ["memory::", "defer::entry_storm", "defer::cr3_keeps_nothing pti=on"];
+const KERNEL_FILTERS: [&str; 5] = [
+    "memory::",
+    "defer::entry_storm",
+    "defer::cr3_keeps_nothing pti=on",
+    // The one emulator that tracks indirect branches.
+    "cfi::",
+    "late_text:: cfi=fineibt,norand",
+];
 /// The kernel's last line when a program has ended.
 const PROGRAM_END: &str = "limen: the program's end: ";
 

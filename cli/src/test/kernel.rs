@@ -37,9 +37,14 @@ const PARAMETERS: [(&str, &str, &[&str]); 11] = [
     ("cfi=off", "static_", &["CFI: disabled"]),
     ("cfi=warn", "cfi::", &["CFI: mismatch non-fatal!"]),
     (
-        "cfi=fineibt,fast",
+        "cfi=fineibt,paranoid,fast",
         "cfi::good",
-        &["CFI: fineibt is not built", "CFI: ignoring unknown option fast", "rehashed optimised"],
+        &[
+            "CFI: fineibt needs indirect",
+            "CFI: paranoid is not built",
+            "CFI: ignoring unknown option fast",
+            "rehashed optimised",
+        ],
     ),
     ("cfi=debug spectre_v2=off", "cfi::", &["CFI: verified ", " via Direct"]),
     ("cfi=debug spectre_v2=retpoline,lfence", "cfi::", &["CFI: verified ", " via Lfence"]),

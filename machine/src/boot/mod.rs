@@ -126,6 +126,10 @@ extern "C" fn boot_first_cpu(start_info: u64, magic: u32) -> ! {
     text_poke::close_the_door();
     mitigations::verify_text();
     mitigations::init_cpu();
+    if cfi::is_fineibt() {
+        descriptors::land_on_endbr();
+    }
+    cfi::init_cpu();
     crate::entry::apply_options(info.command_line);
     pcid::init(info.command_line);
     pcid::init_cpu();
@@ -150,6 +154,7 @@ pub(crate) extern "C" fn boot_other_cpu(cpu: u64) -> ! {
     apic::init(|phys| memory::map_mmio(phys, PAGE_SIZE).ok());
     selftest::check_registers();
     mitigations::init_cpu();
+    cfi::init_cpu();
     pcid::init_cpu();
     crate::entry::renew_stack_secret();
     word::init_cpu();

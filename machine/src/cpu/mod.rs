@@ -63,6 +63,8 @@ pub mod msr {
     pub const TSC_AUX: u32 = 0xc000_0103;
     /// TSC deadline of the local APIC timer.
     pub const TSC_DEADLINE: u32 = 0x6e0;
+    /// What control-flow enforcement does in the kernel (SDM 1, 17.1.2).
+    pub const S_CET: u32 = 0x6a2;
     /// Whether SVM may be used (AMD).
     pub const VM_CR: u32 = 0xc001_0114;
     /// Where VMRUN keeps the host's state (AMD).
@@ -287,6 +289,9 @@ pub(crate) mod cr {
     pub(crate) const CR4_OSXSAVE: u64 = 1 << 18;
     pub(crate) const CR4_SMEP: u64 = 1 << 20;
     pub(crate) const CR4_SMAP: u64 = 1 << 21;
+    pub(crate) const CR4_CET: u64 = 1 << 23;
+    /// Of `S_CET`: indirect branches must land on ENDBR64.
+    pub(crate) const S_CET_ENDBR: u64 = 1 << 2;
     pub(crate) const EFER_SCE: u64 = 1;
     pub(crate) const EFER_NXE: u64 = 1 << 11;
     pub(crate) const EFER_SVME: u64 = 1 << 12;
@@ -386,6 +391,8 @@ pub struct Features {
     pub pge: bool,
     pub smep: bool,
     pub smap: bool,
+    /// Indirect branch tracking.
+    pub ibt: bool,
     pub umip: bool,
     pub fsgsbase: bool,
     pub xsave: bool,
@@ -428,6 +435,7 @@ static NO_FEATURES: Features = Features {
     pge: false,
     smep: false,
     smap: false,
+    ibt: false,
     umip: false,
     fsgsbase: false,
     xsave: false,
@@ -489,6 +497,7 @@ fn detect() -> Features {
         smep: b7 & 1 << 7 != 0,
         smap: b7 & 1 << 20 != 0,
         umip: c7 & 1 << 2 != 0,
+        ibt: d7 & 1 << 20 != 0,
         fsgsbase: b7 & 1 != 0,
         xsave,
         xsaveopt: xsave && cpuid(0xd, 1)[0] & 1 != 0,

@@ -14,6 +14,7 @@ use entry::{flags, selector};
 
 use crate::context_tracking::{pcid, word};
 use crate::cpu::percpu::{self, CpuLocal, tracking};
+use crate::cpu::sealed::sealed;
 use crate::cpu::{self, MAX_CPUS, has_pti, msr, wrmsr};
 use crate::memory;
 use crate::memory::frame::OutOfMemory;
@@ -137,12 +138,42 @@ fn gate(handler: u64, ist: u8, user: bool) -> [u64; 2] {
     [low, handler >> 32]
 }
 
+/// Bytes of ENDBR64, which stands before each entry. It is skipped unless the CPU looks for it.
+const ENDBR_SIZE: u64 = 4;
+
+sealed! {
+    /// Entries are entered at their ENDBR64.
+    static LANDS: AtomicBool = AtomicBool::new(false);
+}
+
+/// Where an entry begins whose code behind its ENDBR64 is at `code`.
+fn landing(code: u64) -> u64 {
+    code - if LANDS.load(Ordering::Relaxed) { ENDBR_SIZE } else { 0 }
+}
+
+/// From now on interrupts and SYSCALL land on ENDBR64: for CPUs that track indirect branches. On
+/// the first CPU, interrupts masked, before others start; NMIs may come, and each gate changes by one
+/// store, since an entry and its ENDBR64 lie in the same 16 bytes.
+pub(crate) fn land_on_endbr() {
+    LANDS.store(true, Ordering::SeqCst);
+    for (vector, new) in gates().into_iter().enumerate() {
+        // SAFETY: only the first CPU runs; the gate differs from the one in use by its address.
+        unsafe { (&raw mut (*IDT.0.get())[vector][0]).write_volatile(new[0]) };
+    }
+    choose_syscall_entry();
+}
+
 /// Fills the IDT. On the first CPU, before `init`.
 pub(crate) fn init_idt() {
+    // SAFETY: only the first CPU runs, and the table is not loaded yet.
+    unsafe { *IDT.0.get() = gates() };
+}
+
+fn gates() -> [[u64; 2]; 256] {
     let mut table = [[0u64; 2]; 256];
     for (vector, entry) in table.iter_mut().enumerate() {
         // SAFETY: only the address is taken.
-        let stub = unsafe { &raw const vector_stubs[vector] } as u64;
+        let stub = landing(unsafe { &raw const vector_stubs[vector] } as u64 + ENDBR_SIZE);
         // INT3 and INTO may be executed by programs.
         *entry = gate(stub, 0, vector == 3 || vector == 4);
     }
@@ -153,10 +184,9 @@ pub(crate) fn init_idt() {
         paranoid_18 as *const () as u64,
     ];
     for ((vector, ist), handler) in IST_VECTORS.into_iter().zip(paranoid) {
-        table[usize::from(vector)] = gate(handler, ist, false);
+        table[usize::from(vector)] = gate(landing(handler), ist, false);
     }
-    // SAFETY: only the first CPU runs, and the table is not loaded yet.
-    unsafe { *IDT.0.get() = table };
+    table
 }
 
 /// Loads this CPU's descriptors and system call registers. Once per CPU, after `percpu::init`.
@@ -264,7 +294,7 @@ pub(crate) fn choose_syscall_entry() {
         (true, tracking::CR3) => &raw const syscall_entry_pti_cr3,
         (true, _) => &raw const syscall_entry_pti,
     };
-    let entry = entry as u64;
+    let entry = landing(entry as u64);
     // CSTAR is unreachable: without a 32-bit code segment there is no compatibility mode.
     for register in [msr::LSTAR, msr::CSTAR] {
         // SAFETY: an entry of `entry.S` for the tables in use.
@@ -299,8 +329,8 @@ pub(crate) fn tables_in_use() -> [u64; 2] {
 #[cfg(feature = "ktest")]
 pub(crate) fn entry_points(vector: u8) -> [u64; 2] {
     // SAFETY: only the address is taken.
-    let stub = unsafe { &raw const vector_stubs[usize::from(vector)] } as u64;
-    [cpu::rdmsr(msr::LSTAR), stub]
+    let stub = unsafe { &raw const vector_stubs[usize::from(vector)] } as u64 + ENDBR_SIZE;
+    [cpu::rdmsr(msr::LSTAR), landing(stub)]
 }
 
 /// Sets where interrupts from programs put their frame: the running thread's stack. With page-table

@@ -18,6 +18,14 @@
 
 .pushsection .entry.text, "ax", @progbits
 
+// ENDBR64 before an entry, for CPUs that track indirect branches and others that branch here: their
+// entry is at it, that of others behind it (`descriptors`), so that only those pay for it.
+.macro lands_here align
+    .balign \align, 0xcc
+    .fill \align - 4, 1, 0xcc
+    endbr64
+.endm
+
 // Saves the general registers below `orig_rax`, then clears those a program could have left for the
 // kernel's speculation to use. On entry RSP points at orig_rax.
 .macro push_registers rax=%rax
@@ -237,7 +245,7 @@ guarded_\name:
 .macro syscall_way name, tracking, serve
 .globl \name
 .type \name, @function
-.balign 64
+    lands_here 64
 \name:
     swapgs
     mov %rsp, %gs:{USER_RSP}
@@ -251,7 +259,7 @@ guarded_\name:
 .macro syscall_way_pti name, tracking, serve
 .globl \name
 .type \name, @function
-.balign 64
+    lands_here 64
 \name:
     swapgs
     mov %rsp, %gs:{USER_RSP}
@@ -512,6 +520,7 @@ iret_pti:
 .macro vector_stub vector
     .balign 16
 vector_\vector:
+    endbr64                             // as `lands_here`
     .if \vector == 3
     jmp breakpoint
     .else
@@ -693,6 +702,7 @@ bad_iret:
 .macro paranoid_stub vector, error
 .globl paranoid_\vector
     .balign 16
+    endbr64                             // as `lands_here`
 paranoid_\vector:
     .if !\error
     push $0

@@ -119,6 +119,7 @@ pub mod vector {
     pub const ALIGNMENT: u8 = 17;
     pub const MACHINE_CHECK: u8 = 18;
     pub const SIMD: u8 = 19;
+    pub const CONTROL_PROTECTION: u8 = 21;
 }
 
 /// A page fault in user space, caused by a program or by the kernel on its behalf.
@@ -369,13 +370,18 @@ extern "C" fn vector_from_kernel_rust(regs: &mut PtRegs, number: u64) {
     match number as u8 {
         vector::PAGE_FAULT => kernel_page_fault(regs),
         vector::GENERAL_PROTECTION => {
-            if !fix_up(regs) && !cfi::on_fault(regs) {
+            if !fix_up(regs) && !cfi::on_fault(regs, false) {
                 panic::kernel_exception(regs, number as u8, 0);
             }
         }
         vector::INVALID_OPCODE => {
             if !cfi::on_undefined(regs) {
                 panic::kernel_exception(regs, vector::INVALID_OPCODE, 0);
+            }
+        }
+        vector::CONTROL_PROTECTION => {
+            if !cfi::on_control_protection(regs) {
+                panic::kernel_exception(regs, vector::CONTROL_PROTECTION, 0);
             }
         }
         vector::BREAKPOINT => {
@@ -423,7 +429,8 @@ fn kernel_page_fault(regs: &mut PtRegs) {
     if crate::ktest::is_probe(regs.rip) && fix_up(regs) {
         return;
     }
-    let is_served = address < USER_END && fix_up(regs) || cfi::on_fault(regs);
+    let is_fetch = regs.orig_rax & fault_code::FETCH != 0;
+    let is_served = address < USER_END && fix_up(regs) || cfi::on_fault(regs, is_fetch);
     if !is_served {
         panic::kernel_exception(regs, vector::PAGE_FAULT, address);
     }

@@ -120,7 +120,8 @@ fn late_text_goes() -> Result<(), String> {
         ensure!(!probe_write(base), "unloaded text can be written");
         ensure!(crate::memory::peek(base + 16) == Some(0xcc), "unloaded text is still there");
         let site = base + LATE_CHECK as u64;
-        let found = late_text::find(site + 13, |_| panic!("a table of text that is gone"));
+        let found: Option<()> =
+            late_text::find(site + 13, |_| panic!("a table of text that is gone"));
         ensure!(found.is_none(), "text that is gone has a table");
     }
     ensure!(places.len() == 1, "the room moves: {places:x?}");
@@ -193,6 +194,12 @@ fn late_text_refuses() -> Result<(), String> {
     for function in [0, 15, 17, 47, 0x2000, usize::MAX] {
         let functions = &[(function, hash)];
         refuse(Piece { code: &good, functions, ..NONE }, Refused::Malformed)?;
+    }
+    // A landing pad of its own, at any offset.
+    for at in [0, 1, good.len() - 4] {
+        let mut code = good;
+        code[at..at + 4].copy_from_slice(&text_patching::preamble::endbr64().to_le_bytes());
+        refuse(Piece { code: &code, ..NONE }, Refused::Malformed)?;
     }
     for code in [&[][..], &[INT3; 0x40001]] {
         refuse(Piece { code, ..NONE }, Refused::NoRoom)?;

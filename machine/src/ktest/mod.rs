@@ -14,10 +14,9 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use entry::PtRegs;
 use text_patching::Text;
 use text_patching::tail::{self, BranchKind, Tail};
-use text_patching::trap::CfiFailure;
 
 use crate::cpu::sync::SpinLock;
-use crate::text::cfi::{self, CfiReport};
+use crate::text::cfi::{self, CfiReport, Failed};
 use crate::text::text_poke::{self, LiveText};
 
 pub mod defer;
@@ -155,24 +154,30 @@ fn fail_within_report() {
 }
 
 /// Takes a failed check that a test expects: notes it, and goes on behind the call.
-pub(crate) fn claim(regs: &mut PtRegs, failure: &CfiFailure, report: &CfiReport) -> bool {
+pub(crate) fn claim(regs: &mut PtRegs, failed: &Failed) -> bool {
     if FAIL_WITHIN.swap(false, Ordering::SeqCst) {
         text::fail_once();
     }
     if !EXPECTING.load(Ordering::SeqCst) {
         return false;
     }
+    let Some(call) = failed.call else {
+        *CAUGHT.lock() = Some((failed.report, failed.offset));
+        regs.rax = 0;
+        text_poke::pop_rip(regs);
+        return true;
+    };
     let mut bytes = [0; tail::TAIL_MAX];
-    let Ok(()) = LiveText.read(failure.resume, &mut bytes) else { return false };
-    let (kind, len) = match tail::decode(failure.resume, &bytes) {
+    let Ok(()) = LiveText.read(call, &mut bytes) else { return false };
+    let (kind, len) = match tail::decode(call, &bytes) {
         Some(Tail::Known { shape, .. }) => (shape.kind, shape.len),
         Some(Tail::Bare { kind, len, .. }) => (kind, len),
         None => return false,
     };
-    *CAUGHT.lock() = Some((*report, regs.rip - failure.site));
+    *CAUGHT.lock() = Some((failed.report, failed.offset));
     regs.rax = 0;
     match kind {
-        BranchKind::Call => regs.rip = failure.resume + u64::from(len),
+        BranchKind::Call => regs.rip = call + u64::from(len),
         BranchKind::Jump => text_poke::pop_rip(regs),
     }
     true

@@ -35,6 +35,7 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "cfi::warn_mode_goes_on", run: warn_mode_goes_on },
     Test { name: "cfi::unmapped_preamble", run: unmapped_preamble },
     Test { name: "cfi::return_address_is_not_covered", run: return_address },
+    Test { name: "cfi::landing_pads", run: landing_pads },
     Test { name: "cfi::in_an_interrupt", run: in_an_interrupt },
     Test { name: "cfi::in_an_nmi", run: in_an_nmi },
     Test { name: "boot::secrets", run: secrets },
@@ -137,6 +138,9 @@ pub(super) fn fits(report: Option<CfiReport>, target: u64, readable: bool) -> Re
     ensure!(report.target == target, "{report}: wrong target");
     ensure!(text_range().contains(&report.site), "{report}: wrong site");
     ensure!(report.expected != 0, "{report}: no expected type");
+    // Where callees check, a type is found only at a landing pad.
+    let is_pad = !cfi::is_fineibt() || hash_before(target).is_some();
+    let readable = readable && is_pad;
     ensure!(report.found.is_some() == readable, "{report}: wrong about the type found");
     ensure!(report.found != Some(report.expected), "{report}: the type is right");
     let found = readable.then(|| hash_before(target)).flatten();
@@ -144,11 +148,9 @@ pub(super) fn fits(report: Option<CfiReport>, target: u64, readable: bool) -> Re
     Ok(())
 }
 
-/// The four bytes where a check of a call to `target` looks.
+/// The hash where a check of a call to `target` looks.
 fn hash_before(target: u64) -> Option<u32> {
-    let disp = u64::from(cfi::tables()?.disp().unsigned_abs());
-    let byte = |i| crate::memory::peek(target - disp + i);
-    Some(u32::from_le_bytes([byte(0)?, byte(1)?, byte(2)?, byte(3)?]))
+    cfi::hash_of_callee(target)
 }
 
 /// A call of type [`Right`] that fails: the type that was expected is that of such functions, and
@@ -159,6 +161,8 @@ fn fails_as_right(target: u64, f: impl FnOnce()) -> Result<(), String> {
     ensure!(Some(report.expected) == expected, "{report}: but {expected:x?} was compiled");
     let wanted = match cfi::plan().map(|plan| plan.form) {
         Some(Form::Opt) => TRAP_UDB,
+        // At the callee.
+        Some(Form::FineIbt) => 0,
         _ => TRAP_UD2,
     };
     ensure!(offset == wanted, "{report}: the trap was at S+{offset}");
@@ -180,6 +184,31 @@ fn wrong_type() -> Result<(), String> {
     ensure!(result == 1, "execution did not go on behind the call: {result}");
     ensure!(cfi::failures() == before + 1, "not counted once");
     Ok(())
+}
+
+/// With FineIBT: the CPU tracks branches, and stops one to a function that has no landing pad, to a
+/// function's own first byte, and into the middle of one. (A branch to INT3 it lets pass.)
+fn landing_pads() -> Result<(), String> {
+    if !cfi::is_fineibt() {
+        ensure!(!cfi::tracks_branches(), "branches are tracked, and nothing lands");
+        crate::log!("callers check: the CPU does not track branches, or was not to");
+        return Ok(());
+    }
+    ensure!(cfi::tracks_branches(), "branches are not tracked");
+    let (pad, before) = (text_patching::fineibt::LANDING, cfi::failures());
+    let good = add_one as *const () as u64;
+    let sealed = cfi::sealed_function().ok_or("no function is sealed")?;
+    // What a caller aims at is 16 bytes before its target.
+    let targets = [sealed, good + pad, good + pad + 1, good + 1];
+    for target in targets {
+        let report =
+            expect_cfi_failure(|| _ = call(forged(target))).ok_or("nothing was stopped")?;
+        ensure!(report.found.is_none(), "{report}: there is a landing pad");
+        ensure!(report.target == target, "{report}: but {target:#x} was called");
+        ensure!(Some(report.expected) == hash_before(good), "{report}: wrong type");
+    }
+    ensure!(cfi::failures() == before + targets.len() as u64, "not counted once each");
+    good_calls_pass()
 }
 
 fn tail_call() -> Result<(), String> {

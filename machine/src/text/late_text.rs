@@ -27,9 +27,9 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use text_patching::TextPoke;
+use text_patching::preamble;
 use text_patching::site_table::{CheckEntry, Contents, FunctionEntry, SiteTables};
 use text_patching::tail::{BranchKind, Shape, rel32_to};
-use text_patching::trap::CfiFailure;
 
 use crate::context_tracking::tlb;
 use crate::cpu::sync::{IrqGuard, SpinLock};
@@ -129,10 +129,7 @@ impl Drop for LateText {
 }
 
 /// Asks the tables of the piece around `rip`. Takes no lock, allocates nothing.
-pub(crate) fn find(
-    rip: u64,
-    ask: impl Fn(&SiteTables<'_>) -> Option<CfiFailure>,
-) -> Option<CfiFailure> {
+pub(crate) fn find<T>(rip: u64, ask: impl Fn(&SiteTables<'_>) -> Option<T>) -> Option<T> {
     if !late_range().contains(&rip) {
         return None;
     }
@@ -232,6 +229,11 @@ fn link(piece: &Piece<'_>, base: u64, kernel: &SiteTables<'_>) -> Result<Vec<u8>
             return Err(Refused::Malformed);
         }
         aim(&mut code, base, call + DIRECT_LEN, target)?;
+    }
+    // Where the CPU tracks branches they could land there; pads come with the boot's form.
+    let endbr64 = preamble::endbr64().to_le_bytes();
+    if code.windows(endbr64.len()).any(|bytes| bytes == endbr64) {
+        return Err(Refused::Malformed);
     }
     Ok(code)
 }

@@ -10,11 +10,13 @@
 //! 4. bodies and heads: every check on in its final form.
 //!
 //! and at no moment does a good call meet a hash that does not match. When hashes stay, steps 1 to
-//! 3 fall away, and between `kcfi` and `opt` a site changes by a single store.
+//! 3 fall away, and between `kcfi` and `opt` a site changes by a single store. For
+//! [`crate::fineibt`] step 2 makes preambles landing pads, and there is always a step 1.
 //!
 //! [`crate::poke`] would derive every patch three times; with thousands of sites on the boot path
 //! this pass reads each site once before and once after, and stores from the table in between.
 
+use crate::fineibt;
 use crate::kcfi::{self, BODY_KCFI, BODY_OPT, Expect, Form, HEAD_OFF, HEAD_ON, TAIL};
 use crate::poke::{Anomaly, Broken, Text, TextPoke, What};
 use crate::preamble::{self, POISON, Seed};
@@ -64,12 +66,18 @@ impl BootPlan {
         for entry in tables.checks().iter() {
             checked.verify_check(text, &entry, entry.hash, tables.form())?;
             checked.new_hash(entry.site, entry.hash)?;
+            if self.form == Form::FineIbt {
+                checked.fits_fineibt(&entry)?;
+            }
             if self.via != Via::Thunk && entry.thunk {
                 checked.reroute(text, entry.site.wrapping_add(TAIL), entry.shape)?;
             }
         }
         for entry in tables.functions().iter() {
-            checked.verify_function(text, &entry, entry.hash)?;
+            checked.verify_function(text, &entry, entry.hash, tables.form())?;
+            if self.form == Form::FineIbt {
+                fineibt::check_room(text, entry.function)?;
+            }
         }
         for entry in tables.thunks().iter().filter(|_| self.via != Via::Thunk) {
             checked.reroute(text, entry.at, entry.shape)?;
@@ -90,8 +98,14 @@ impl BootChecked<'_> {
             done.stores += 1;
         };
         let (from, to) = (self.tables.form(), self.plan.form);
-        let reseed = self.plan.seed != Seed::new(0);
         // POINT OF NO RETURN: every byte was verified; from here on there are only stores.
+        if to == Form::FineIbt {
+            self.apply_fineibt(text, &mut poke);
+            self.apply_tails(text, &mut poke)?;
+            self.verify(text, &mut done)?;
+            return Ok(done);
+        }
+        let reseed = self.plan.seed != Seed::new(0);
         if (reseed || to == Form::Off) && from != Form::Off {
             for entry in self.tables.checks().iter() {
                 poke(text, entry.site, &HEAD_OFF);
@@ -123,6 +137,41 @@ impl BootChecked<'_> {
         Ok(done)
     }
 
+    fn apply_fineibt<T: TextPoke>(&self, text: &mut T, poke: &mut impl FnMut(&mut T, u64, &[u8])) {
+        for entry in self.tables.checks().iter() {
+            poke(text, entry.site, &HEAD_OFF);
+        }
+        // The others get none: that seals them.
+        for entry in self.tables.functions().iter().filter(|entry| entry.hash != POISON) {
+            let pad = fineibt::landing_pad(self.seeded(entry.hash));
+            let at = entry.function.wrapping_sub(fineibt::LANDING);
+            let (low, high) = pad.split_at(8);
+            poke(text, at, low);
+            poke(text, at.wrapping_add(8), high);
+        }
+        for entry in self.tables.checks().iter() {
+            let [h0, h1, rest @ ..] = fineibt::caller(self.seeded(entry.hash));
+            let (low, high) = rest.split_at(8);
+            poke(text, entry.site.wrapping_add(2), low);
+            poke(text, entry.site.wrapping_add(10), high);
+            poke(text, entry.site, &[h0, h1]);
+        }
+    }
+
+    /// A caller of that form has its target in r11, and the landing pad 16 bytes before the callee.
+    fn fits_fineibt(&self, entry: &CheckEntry) -> Result<(), Anomaly> {
+        let found = self.tables.disp();
+        if found != fineibt::DISP {
+            let what = What::Displacement { expected: fineibt::DISP, found };
+            return Err(Anomaly::new(entry.site, 9, what));
+        }
+        // Of a call without a thunk the table does not keep the register.
+        match entry.thunk {
+            true => Ok(()),
+            false => Err(Anomaly::new(entry.site, 8, What::UnknownTail)),
+        }
+    }
+
     fn apply_tails<T: TextPoke>(
         &self,
         text: &mut T,
@@ -150,7 +199,8 @@ impl BootChecked<'_> {
             done.checks += 1;
         }
         for entry in self.tables.functions().iter() {
-            self.verify_function(text, &entry, self.seeded(entry.hash)).map_err(broken)?;
+            let hash = self.seeded(entry.hash);
+            self.verify_function(text, &entry, hash, self.plan.form).map_err(broken)?;
             done.functions += 1;
         }
         Ok(())
@@ -182,8 +232,14 @@ impl BootChecked<'_> {
         text: &impl Text,
         entry: &FunctionEntry,
         expected: u32,
+        form: Form,
     ) -> Result<(), Anomaly> {
-        let found = preamble::decode_at(text, entry.function, self.tables.disp())?.hash;
+        let found = match form {
+            Form::FineIbt if expected != POISON => {
+                fineibt::decode_landing_pad(text, entry.function)?
+            }
+            _ => preamble::decode_at(text, entry.function, self.tables.disp())?.hash,
+        };
         if found == expected {
             return Ok(());
         }

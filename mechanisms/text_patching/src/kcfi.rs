@@ -1,4 +1,5 @@
-//! One kCFI check: 14 bytes before an indirect call or jump, in three forms.
+//! One kCFI check: 14 bytes before an indirect call or jump, in three forms; a fourth, in which the
+//! callee checks, is [`crate::fineibt`].
 //!
 //! The compiler puts the *negated* 32-bit type hash into r10d, adds the hash word that stands in
 //! front of the callee, and jumps over a `ud2` if the sum is zero. That jump is taken on every good
@@ -24,6 +25,7 @@
 //! Why this is hard: an NMI may come between two stores. Enabling therefore writes +10 before +0,
 //! so that a half-written site is one that jumps over the check.
 
+use crate::fineibt;
 use crate::poke::{Anomaly, Code, Patch, Store, Text, What, read_site};
 use crate::site_table::CheckEntry;
 
@@ -49,7 +51,6 @@ const MOV_R11: u8 = 0xbb;
 
 /// Which of the forms a check has.
 ///
-/// FineIBT, where the callee checks, will be the fourth; it keeps these 14 bytes as its room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Form {
@@ -59,6 +60,8 @@ pub enum Form {
     Opt,
     /// Jumped over.
     Off,
+    /// The callee checks: [`crate::fineibt`]. Only the whole image can be brought into this form.
+    FineIbt,
 }
 
 impl Form {
@@ -69,6 +72,7 @@ impl Form {
             Self::Kcfi => "kcfi",
             Self::Opt => "opt",
             Self::Off => "off",
+            Self::FineIbt => "fineibt",
         }
     }
 }
@@ -96,6 +100,12 @@ pub fn decode(site: u64, bytes: &[u8; CHECK_LEN]) -> Result<Check, Anomaly> {
         Err(Anomaly::new(site, offset, What::Byte { expected, found }))
     };
     let [h0, h1, i0, i1, i2, i3, rex, opcode, modrm, disp, body @ ..] = *bytes;
+    if let Some(hash) = fineibt::decode_caller(site, bytes)? {
+        if hash == 0 {
+            return Err(Anomaly::new(site, 1, What::ZeroHash));
+        }
+        return Ok(Check { hash, disp: fineibt::DISP, register: 11, form: Form::FineIbt });
+    }
 
     // REX.W must be clear (a 32-bit add) and REX.X has no meaning without a SIB byte; REX.R says
     // that the sum is in r10d or r11d.
@@ -151,6 +161,9 @@ pub fn decode_at(text: &impl Text, site: u64) -> Result<Check, Anomaly> {
 /// The 14 bytes of a check. `Off` is written over the compiler's body.
 #[must_use]
 pub fn encode(check: &Check) -> [u8; CHECK_LEN] {
+    if check.form == Form::FineIbt {
+        return fineibt::caller(check.hash);
+    }
     let imm = check.hash.wrapping_neg().to_le_bytes();
     let scratch = if check.register == 10 { 3 } else { 2 };
     let [h0, h1] = match (check.form, scratch) {
@@ -226,12 +239,16 @@ impl Expect {
 /// As [`Expect::decode`].
 pub fn reform(text: &impl Text, expect: Expect, form: Form) -> Result<Patch, Anomaly> {
     let check = expect.decode(text)?;
+    if check.form == Form::FineIbt {
+        return Err(Anomaly::new(expect.site, 0, What::WholeImage));
+    }
     let old: [u8; CHECK_LEN] = read_site(text, expect.site)?;
     let old = Code::new(&old);
     let new = match form {
         // Off leaves +10 alone: one store, and the way back to either form is open.
         Form::Off => old.with(0, &HEAD_OFF),
         Form::Kcfi | Form::Opt => Code::new(&encode(&Check { form, ..check })),
+        Form::FineIbt => return Err(Anomaly::new(expect.site, 0, What::WholeImage)),
     };
     // +10 before +0: a site that is being switched on stays jumped over until its body is right.
     let stores = [Store { offset: 10, len: 4 }, Store { offset: 0, len: 2 }];

@@ -22,8 +22,12 @@ pub struct CfiOptions {
 }
 
 impl CfiOptions {
-    /// `cfi=auto`.
-    pub const AUTO: Self = Self { form: Form::Opt, rand: true, warn: false, debug: false };
+    /// `cfi=auto`, on a CPU that tracks indirect branches (IBT) or does not.
+    #[must_use]
+    pub const fn auto(has_ibt: bool) -> Self {
+        let form = if has_ibt { Form::FineIbt } else { Form::Opt };
+        Self { form, rand: true, warn: false, debug: false }
+    }
 
     /// The line that the boot log and the report of mitigations show.
     #[must_use]
@@ -34,13 +38,9 @@ impl CfiOptions {
             (Form::Kcfi, false) => "CFI: Using retpoline kCFI",
             (Form::Opt, true) => "CFI: Using rehashed optimised kCFI",
             (Form::Opt, false) => "CFI: Using optimised kCFI",
+            (Form::FineIbt, true) => "CFI: Using rehashed FineIBT",
+            (Form::FineIbt, false) => "CFI: Using FineIBT",
         }
-    }
-}
-
-impl Default for CfiOptions {
-    fn default() -> Self {
-        Self::AUTO
     }
 }
 
@@ -49,30 +49,35 @@ impl Default for CfiOptions {
 pub enum Ignored {
     /// Nobody knows it.
     Unknown,
-    /// `fineibt`, `paranoid`, `bhi`: known, and not built.
+    /// `paranoid`, `bhi`: known, and not built.
     NotBuilt,
+    /// `fineibt`, on a CPU that does not track indirect branches.
+    NoIbt,
 }
 
-/// Parses the value of `cfi=`; `ignored` is called for every word that has no effect.
+/// Parses the value of `cfi=` on a CPU with or without IBT; `ignored` is called for every word that
+/// has no effect.
 ///
 /// ```
 /// use text_patching::options::{parse, CfiOptions};
-/// let options = parse("kcfi,norand,fast", |word, _| assert_eq!(word, "fast"));
+/// let options = parse("kcfi,norand,fast", true, |word, _| assert_eq!(word, "fast"));
 /// assert_eq!(options.describe(), "CFI: Using retpoline kCFI");
 /// ```
-pub fn parse(value: &str, mut ignored: impl FnMut(&str, Ignored)) -> CfiOptions {
-    let mut options = CfiOptions::AUTO;
+pub fn parse(value: &str, has_ibt: bool, mut ignored: impl FnMut(&str, Ignored)) -> CfiOptions {
+    let mut options = CfiOptions::auto(has_ibt);
     for (index, word) in value.split(',').filter(|word| !word.is_empty()).enumerate() {
         match word {
             _ if index >= WORDS_MAX => ignored(word, Ignored::Unknown),
-            "auto" => options.form = CfiOptions::AUTO.form,
+            "auto" => options.form = CfiOptions::auto(has_ibt).form,
+            "fineibt" if has_ibt => options.form = Form::FineIbt,
+            "fineibt" => ignored(word, Ignored::NoIbt),
             "off" => options.form = Form::Off,
             "kcfi" => options.form = Form::Kcfi,
             "opt" => options.form = Form::Opt,
             "norand" => options.rand = false,
             "warn" => options.warn = true,
             "debug" => options.debug = true,
-            "fineibt" | "paranoid" | "bhi" => ignored(word, Ignored::NotBuilt),
+            "paranoid" | "bhi" => ignored(word, Ignored::NotBuilt),
             _ => ignored(word, Ignored::Unknown),
         }
     }

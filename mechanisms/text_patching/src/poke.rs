@@ -136,6 +136,8 @@ pub enum What {
     },
     /// A type hash of zero: it would match every poisoned function.
     ZeroHash,
+    /// A form that only the whole image can have, callers and callees together.
+    WholeImage,
     /// The hash in text is not the one that the site table recorded.
     Hash {
         /// From the table.
@@ -204,6 +206,7 @@ impl fmt::Display for Anomaly {
                 write!(f, "byte is {found:02x}, expected {expected:02x}")
             }
             What::ZeroHash => write!(f, "type hash is zero"),
+            What::WholeImage => write!(f, "this form is given to a whole image, or not at all"),
             What::Hash { expected, found } => {
                 write!(f, "type hash is {found:#010x}, the table says {expected:#010x}")
             }

@@ -10,7 +10,7 @@
 //! | 16,16 | 11 nops, `b8 hash`, 16 nops (32 bytes) | -20 | `ec` |
 //!
 //! With the arity extension the register says how many arguments the function takes (`b8`..`bf`).
-//! Limen is built with 11,11: the eleven nops are the room in which FineIBT will put its own check.
+//! Limen is built with 11,11: the eleven nops are the room of a landing pad ([`crate::fineibt`]).
 //!
 //! A hash must never be 0 (that is the poison), and neither it nor its negation, which call sites
 //! carry, may be the bytes of ENDBR64: they would be a legal landing pad in the middle of text.
@@ -19,6 +19,13 @@ use crate::poke::{Anomaly, Code, Patch, Store, Text, What, read_site};
 
 /// `f3 0f 1e fa` ENDBR64, as a little-endian word.
 pub const ENDBR64: u32 = u32::from_le_bytes([0xf3, 0x0f, 0x1e, 0xfa]);
+/// [`ENDBR64`], so that no instruction of the caller carries it: whoever compares with the constant
+/// would be a landing pad itself.
+#[must_use]
+pub fn endbr64() -> u32 {
+    !core::hint::black_box(!ENDBR64)
+}
+
 /// The hash of a function that must not be called through a pointer: no check carries it.
 pub const POISON: u32 = 0;
 /// Steps of the shift register after which a search for a legal hash is given up. Three values of
@@ -106,8 +113,9 @@ pub fn decode_at(text: &impl Text, function: u64, disp: i8) -> Result<Preamble, 
 
 /// Whether a hash may be used: not the poison, and ENDBR64 neither in callees nor in call sites.
 #[must_use]
-pub const fn is_legal(hash: u32) -> bool {
-    hash != POISON && hash != ENDBR64 && hash.wrapping_neg() != ENDBR64
+pub fn is_legal(hash: u32) -> bool {
+    let endbr64 = endbr64();
+    hash != POISON && hash != endbr64 && hash.wrapping_neg() != endbr64
 }
 
 /// A boot's secret, mixed into every type hash so that hashes in the file are worth nothing.
@@ -134,7 +142,7 @@ impl Seed {
     /// mixture is illegal it is stepped through a shift register until it is not; two different
     /// types may then share a hash, which costs precision and never a good call.
     #[must_use]
-    pub const fn rehash(self, hash: u32) -> Option<u32> {
+    pub fn rehash(self, hash: u32) -> Option<u32> {
         if hash == POISON {
             return None;
         }

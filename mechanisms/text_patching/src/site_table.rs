@@ -513,6 +513,8 @@ const fn form_byte(form: Form) -> u8 {
         Form::Kcfi => 0,
         Form::Opt => 1,
         Form::Off => 2,
+        // Never of an image: no reader takes it.
+        Form::FineIbt => 3,
     }
 }
 

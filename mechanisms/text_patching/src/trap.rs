@@ -5,6 +5,9 @@
 //! | #UD | S+12, bytes `0f 0b` | mismatch, compiler's form |
 //! | #UD | S+13, byte `d6` | mismatch, optimised form |
 //! | #PF, #GP | S+6 | the hash word itself cannot be read: target unmapped, user or non-canonical |
+//! | #UD | function - 1, byte `d6` | FineIBT: EAX is the caller's hash less the callee's |
+//! | #CP, #PF | the target | FineIBT: no landing pad there, or nothing that can be executed |
+//! | #GP | S+14 and on | FineIBT: the target is not canonical |
 //!
 //! Why this is hard: everything is decoded relative to S, which only the site table knows. Reading
 //! "twelve bytes before RIP" gives, for the optimised form, the immediate shifted by a byte and
@@ -12,7 +15,8 @@
 //! answer rests on the table; the text is asked only for the hash that is in force (re-seeding
 //! changes it), and if it does not decode at that instant the table's own hash is reported.
 
-use crate::kcfi::{self, Check, TAIL, TRAP_UD2, TRAP_UDB};
+use crate::fineibt;
+use crate::kcfi::{self, CHECK_LEN, Check, TAIL, TRAP_UD2, TRAP_UDB};
 use crate::poke::Text;
 use crate::site_table::SiteTables;
 
@@ -93,6 +97,37 @@ pub fn on_undefined(rip: u64, tables: &SiteTables<'_>, text: &impl Text) -> Opti
 pub fn on_bad_read(rip: u64, tables: &SiteTables<'_>, text: &impl Text) -> Option<CfiFailure> {
     failure_at(rip.checked_sub(HASH_READ)?, Cause::Unreadable, tables, text)
 }
+
+/// The function whose landing pad has trapped at `rip`, and the hash that it wants.
+#[must_use]
+pub fn on_landing_pad(rip: u64, tables: &SiteTables<'_>, text: &impl Text) -> Option<(u64, u32)> {
+    let function = rip.checked_add(fineibt::TRAP)?;
+    tables.functions().find(function)?;
+    Some((function, fineibt::decode_landing_pad(text, function).ok()?))
+}
+
+/// The check whose call or jump ends at `end`, the return address behind it.
+#[must_use]
+pub fn check_before(end: u64, tables: &SiteTables<'_>) -> Option<u64> {
+    let sites = (TAIL..=TAIL + CALL_MAX).filter_map(|length| end.checked_sub(length));
+    let ends_there = |site: &u64| {
+        let entry = tables.checks().find(*site);
+        entry.is_some_and(|check| site.wrapping_add(TAIL + u64::from(check.shape.len)) == end)
+    };
+    sites.into_iter().find(ends_there)
+}
+
+/// The check whose own call or jump is at `rip`.
+#[must_use]
+pub fn check_at_call(rip: u64, tables: &SiteTables<'_>) -> Option<u64> {
+    // Prefixes or a fence may stand before the branch.
+    let mut sites = (TAIL..TAIL + CALL_MAX).filter_map(|length| rip.checked_sub(length));
+    sites.find(|&site| tables.checks().find(site).is_some())
+}
+
+/// Longest call or jump behind a check.
+const CALL_MAX: u64 = 6;
+const _: () = assert!(CHECK_LEN as u64 == TAIL);
 
 fn failure_at(
     site: u64,

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use text_patching::boot::BootPlan;
+use text_patching::fineibt;
 use text_patching::kcfi::{self, Check, Form};
 use text_patching::options::{CfiOptions, Ignored, parse};
 use text_patching::poke::SliceText;
@@ -39,6 +40,7 @@ fn world(form: Form) -> World {
         checks.push(CheckEntry { site, hash, shape: CALL, thunk: true });
         put(FUNCTIONS_AT + offset, &[0xb8]);
         put(FUNCTIONS_AT + offset + 1, &hash.to_le_bytes());
+        put(FUNCTIONS_AT + offset + 5, &fineibt::ROOM);
         functions.push(FunctionEntry {
             function: BASE + FUNCTIONS_AT + offset + 16,
             hash,
@@ -46,6 +48,7 @@ fn world(form: Form) -> World {
         });
     }
     put(FUNCTIONS_AT + 0xc0, &[0xb8, 0, 0, 0, 0]);
+    put(FUNCTIONS_AT + 0xc5, &fineibt::ROOM);
     let function = BASE + FUNCTIONS_AT + 0xd0;
     functions.push(FunctionEntry { function, hash: POISON, taken: false });
     put(0x100, tail::encode(BASE + 0x100, CALL, Via::Thunk, THUNK).unwrap().as_slice());
@@ -80,14 +83,22 @@ impl Text for Observed<'_> {
 
 impl TextPoke for Observed<'_> {
     fn poke(&mut self, addr: u64, bytes: &[u8]) {
-        assert!(matches!(bytes.len(), 2 | 4 | 6));
+        assert!(matches!(bytes.len(), 2 | 4 | 6 | 8));
         self.text.poke(addr, bytes);
         self.stores += 1;
         for offset in (0..).step_by(0x40).take(HASHES.len()) {
             let callee = BASE + FUNCTIONS_AT + offset + 16;
-            let carried = preamble::decode_at(&self.text, callee, -15).unwrap().hash;
+            let mut head = [0; 2];
+            self.text.read(BASE + offset, &mut head).unwrap();
+            if head == kcfi::HEAD_OFF {
+                continue;
+            }
             let check = kcfi::decode_at(&self.text, BASE + offset).unwrap();
-            assert!(check.form == Form::Off || check.hash == carried, "a good call would trap");
+            let carried = match check.form {
+                Form::FineIbt => fineibt::decode_landing_pad(&self.text, callee).unwrap(),
+                _ => preamble::decode_at(&self.text, callee, -15).unwrap().hash,
+            };
+            assert_eq!(check.hash, carried, "a good call would trap");
         }
     }
 }
@@ -96,7 +107,8 @@ impl TextPoke for Observed<'_> {
 fn every_plan_from_every_form() {
     let seeds =
         [0, 1, 0xdead_beef, HASHES[0], HASHES[1] ^ ENDBR64, HASHES[2] ^ ENDBR64.wrapping_neg()];
-    for (from, to) in FORMS.iter().flat_map(|from| FORMS.iter().map(move |to| (*from, *to))) {
+    let goals = [Form::Kcfi, Form::Opt, Form::Off, Form::FineIbt];
+    for (from, to) in FORMS.iter().flat_map(|from| goals.map(|to| (*from, to))) {
         for seed in seeds {
             for via in [Via::Thunk, Via::Direct, Via::Lfence] {
                 let mut world = world(from);
@@ -146,6 +158,48 @@ fn any_wrong_byte_of_any_site_stops_the_boot() {
     }
 }
 
+/// One wrong byte of the room that a landing pad takes, or a check that FineIBT cannot have.
+#[test]
+fn what_cannot_be_fineibt_stops_the_boot() {
+    let plan = BootPlan { form: Form::FineIbt, seed: Seed::new(9), via: Via::Direct };
+    let check = |world: &mut World| {
+        let tables = SiteTables::parse(&world.table).unwrap();
+        plan.check(&SliceText::new(BASE, &mut world.text), tables).is_ok()
+    };
+    assert!(check(&mut world(Form::Opt)));
+    for start in [0x200, 0x240, 0x280, 0x2c0] {
+        for at in start + 5..start + 16 {
+            let mut world = world(Form::Opt);
+            world.text[at] ^= 0x40;
+            assert!(!check(&mut world), "{at:#x}");
+        }
+    }
+}
+
+/// A finished pass, then one byte of a landing pad or a caller changed: the verification sees it.
+#[test]
+fn a_landing_pad_is_verified_whole() {
+    for at in (0x200..0x210).chain(0..14) {
+        let mut world = world(Form::Opt);
+        let tables = SiteTables::parse(&world.table).unwrap();
+        let mut text = SliceText::new(BASE, &mut world.text);
+        let plan = BootPlan { form: Form::FineIbt, seed: Seed::new(9), via: Via::Direct };
+        plan.check(&text, tables).unwrap().apply(&mut text).unwrap();
+        let hash = Seed::new(9).rehash(HASHES[0]).unwrap();
+        let is_right = |text: &SliceText<'_>| {
+            let pad = fineibt::decode_landing_pad(text, BASE + FUNCTIONS_AT + 16);
+            let caller = kcfi::decode_at(text, BASE);
+            pad.is_ok_and(|found| found == hash)
+                && caller.is_ok_and(|check| (check.form, check.hash) == (Form::FineIbt, hash))
+        };
+        assert!(is_right(&text));
+        let mut byte = [0];
+        text.read(BASE + at, &mut byte).unwrap();
+        text.poke(BASE + at, &[byte[0] ^ 0x10]);
+        assert!(!is_right(&text), "{at:#x}");
+    }
+}
+
 #[test]
 fn the_image_must_have_the_form_that_its_table_names() {
     let mut opt = world(Form::Opt);
@@ -158,19 +212,30 @@ fn the_image_must_have_the_form_that_its_table_names() {
 
 #[test]
 fn the_parameter() {
-    let quiet = |value| parse(value, |word, _| panic!("{word}"));
-    assert_eq!(quiet(""), CfiOptions::AUTO);
-    assert_eq!(quiet("auto"), CfiOptions::AUTO);
+    let quiet = |value| parse(value, false, |word, _| panic!("{word}"));
+    assert_eq!(quiet(""), CfiOptions::auto(false));
+    assert_eq!(quiet("auto"), CfiOptions::auto(false));
+    let with_ibt = |value| parse(value, true, |word, _| panic!("{word}"));
+    assert_eq!(with_ibt("").form, Form::FineIbt);
+    assert_eq!(with_ibt("opt,auto").describe(), "CFI: Using rehashed FineIBT");
+    assert_eq!(with_ibt("fineibt,norand").describe(), "CFI: Using FineIBT");
+    assert_eq!(with_ibt("opt").form, Form::Opt, "who asks for another form gets it");
     let all = CfiOptions { form: Form::Kcfi, rand: false, warn: true, debug: true };
     assert_eq!(quiet("kcfi,norand,,warn,debug"), all);
     assert_eq!(quiet("off").describe(), "CFI: disabled");
     assert_eq!(quiet("off,opt").form, Form::Opt, "the last one counts");
     let mut seen = Vec::new();
-    let options = parse("fineibt,Off,norand", |word, why| seen.push((word.to_owned(), why)));
-    assert_eq!(seen, [("fineibt".into(), Ignored::NotBuilt), ("Off".into(), Ignored::Unknown)]);
-    assert_eq!(options, CfiOptions { rand: false, ..CfiOptions::AUTO });
+    let words = "fineibt,Off,paranoid,norand";
+    let options = parse(words, false, |word, why| seen.push((word.to_owned(), why)));
+    let ignored = [
+        ("fineibt".into(), Ignored::NoIbt),
+        ("Off".into(), Ignored::Unknown),
+        ("paranoid".into(), Ignored::NotBuilt),
+    ];
+    assert_eq!(seen, ignored);
+    assert_eq!(options, CfiOptions { rand: false, ..CfiOptions::auto(false) });
     let long = "x,".repeat(1000);
     let mut count = 0;
-    parse(&long, |_, _| count += 1);
+    parse(&long, false, |_, _| count += 1);
     assert_eq!(count, 1000);
 }

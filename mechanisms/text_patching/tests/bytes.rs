@@ -5,7 +5,7 @@ use text_patching::kcfi::{self, BODY_KCFI, BODY_OPT, Check, Form, HEAD_OFF};
 use text_patching::site_table::{BranchEntry, CallEntry};
 use text_patching::static_call::{self, Target};
 use text_patching::tail::{self, BranchKind, Shape, Via};
-use text_patching::{What, jump_label, preamble};
+use text_patching::{What, fineibt, jump_label, preamble};
 
 const AT: u64 = 0xffff_ffff_8100_0000;
 
@@ -111,6 +111,22 @@ fn static_branches_and_calls() {
     let refused = static_call::encode(&tail, Target::Return(-95)).unwrap_err();
     assert_eq!(refused.what, What::NoRoom, "no tail site returns a value");
     assert_eq!(words(0, &static_call::SIGNATURE), ["ud1 %esp,%ecx"]);
+}
+
+#[test]
+fn the_callers_and_the_landing_pad_of_fineibt() {
+    let hash = 0x56e5_b5a5;
+    let caller = words(0, &fineibt::caller(hash));
+    assert_eq!(caller, ["mov $0x56E5B5A5,%eax", "lea -0x10(%r11),%r11", "nopl (%rax,%rax)"]);
+    assert_eq!(kcfi::encode(&check(Form::FineIbt)), fineibt::caller(hash));
+    let pad = fineibt::landing_pad(hash);
+    let expected =
+        ["endbr64", "sub $0x56E5B5A5,%eax", "jne 0xFFFFFFFFFFFFFFFF", "nopl -0x2A(%rax,%rax)"];
+    assert_eq!(words(0u64.wrapping_sub(16), &pad), expected);
+    // Where the jne leads is the last byte before the function: UDB.
+    assert_eq!(pad[16 - usize::try_from(fineibt::TRAP).unwrap()], 0xd6);
+    let at = usize::try_from(16 + i64::from(fineibt::HASH)).unwrap();
+    assert_eq!(pad[at..at + 4], hash.to_le_bytes());
 }
 
 #[test]

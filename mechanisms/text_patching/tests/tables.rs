@@ -1,6 +1,7 @@
 //! The site tables and the trap that reads them.
 
 use proptest::prelude::*;
+use text_patching::fineibt;
 use text_patching::kcfi::{self, Check, Form};
 use text_patching::poke::SliceText;
 use text_patching::site_table::{
@@ -129,6 +130,35 @@ fn both_traps_name_site_hash_and_register() {
     for rip in [0, 6, 12, 13, u64::MAX] {
         assert_eq!(trap::on_undefined(rip, &tables, &SliceText::new(0, &mut [])), None);
         assert_eq!(trap::on_bad_read(rip, &tables, &SliceText::new(0, &mut [])), None);
+    }
+}
+
+/// With FineIBT the trap is the callee's, and what lies on the stack tells whose call it was.
+#[test]
+fn the_trap_of_a_landing_pad() {
+    let hash = 0x1234_5678;
+    let function = BASE + 0x30;
+    let (mut text, _) = trap_world(Form::FineIbt, 11);
+    text[0x20..0x30].copy_from_slice(&fineibt::landing_pad(hash));
+    let functions = [FunctionEntry { function, hash, taken: true }];
+    let checks = [check_entry(0x10)];
+    let (checks, functions) = (&checks, &functions);
+    let contents = Contents { base: BASE, disp: -15, checks, functions, ..Contents::default() };
+    let table = written(&contents);
+    let tables = SiteTables::parse(&table).unwrap();
+    let text = SliceText::new(BASE, &mut text);
+    for rip in BASE..BASE + 0x40 {
+        let found = trap::on_landing_pad(rip, &tables, &text);
+        assert_eq!(found, (rip == function - 1).then_some((function, hash)), "{rip:#x}");
+    }
+    assert_eq!(trap::on_landing_pad(u64::MAX, &tables, &text), None);
+    assert_eq!(trap::on_landing_pad(function - 1, &tables, &Gone), None);
+    let site = BASE + 0x10;
+    for at in 0..0x40 {
+        let is_behind = at == 0x10 + 14 + 6;
+        assert_eq!(trap::check_before(BASE + at, &tables), is_behind.then_some(site), "{at:#x}");
+        let is_call = (0x10 + 14..0x10 + 14 + 6).contains(&at);
+        assert_eq!(trap::check_at_call(BASE + at, &tables), is_call.then_some(site), "{at:#x}");
     }
 }
 
