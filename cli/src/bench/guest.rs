@@ -24,8 +24,8 @@ use crate::{Error, paths};
 const PACKAGE: &str = "limen-vmm";
 const MEMORY_MIB: u64 = 512;
 const LIMIT: Duration = Duration::from_secs(600);
-/// As [`SAME_PLACES`], of a Linux that lies where it was linked: what it does not know, `nokaslr`, it
-/// would hand to the program.
+/// As [`SAME_PLACES`], of a Linux that lies where it was linked: `nokaslr`, which it does not know,
+/// it would hand to the program.
 const LINUX_PLACES: &str = "norandmaps";
 const MITIGATIONS_OFF: &str = "mitigations=off";
 /// Linux's modules, in `kernel/` of its own.
@@ -88,7 +88,7 @@ struct Column {
 struct Results {
     limen: Column,
     linux: Option<Column>,
-    /// The same without any mitigations: as it comes it has return thunks here, which Limen has not.
+    /// The same without any mitigations: as it comes it has return thunks, which Limen has not.
     linux_off: Option<Column>,
     /// By [`FLUSHES`]: without the flush, and with it.
     flushes: Vec<[Column; 2]>,
@@ -334,7 +334,7 @@ impl Results {
                 "instructions": column.figures,
             })
         };
-        let flush = |((flush, cpu), [off, on]): (&(&str, &str), &[Column; 2])| json!({ "flush": flush, "facts": cpu, "off": column(off), "on": column(on) });
+        let flush = |(of, [off, on]): (&(&str, &str), &[Column; 2])| json!({ "flush": of.0, "facts": of.1, "off": column(off), "on": column(on) });
         let claim = |(claim, met): &(String, bool)| json!({ "claim": claim, "met": met });
         json!({
             "bench": "guest",

@@ -43,7 +43,7 @@ impl Memory {
             libc::munmap(whole.at.cast(), from);
             libc::munmap(whole.at.add(from + len).cast(), align - from);
         }
-        // SAFETY: within the mapping.
+        // SAFETY: `from` is less than `align`, so the place is within the mapping.
         let at = unsafe { whole.at.add(from) };
         core::mem::forget(whole);
         Memory { at, len }
@@ -179,7 +179,8 @@ impl Drop for Memory {
 /// # Safety
 /// Both labels are of one section that is mapped for reading, in this order.
 pub unsafe fn assembled(start: *const u8, end: *const u8) -> &'static [u8] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that both are labels of one section, so that all between them
+    // is mapped, never written, and lives as long as the program.
     unsafe { core::slice::from_raw_parts(start, end.offset_from(start) as usize) }
 }
 

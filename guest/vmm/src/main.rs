@@ -3,8 +3,8 @@
 //! `limen-vmm test [FILTER]` runs guests of a few instructions each and says `test NAME ... ok` or
 //! `FAILED`, as `guest/tests` does; `limen-vmm list` has their names. On a host whose KVM does not
 //! work it says so and fails. `limen-vmm vmscape KIND [FILTER]` does the same for what is flushed
-//! behind guests. `limen-vmm branches` needs no KVM, `limen-vmm boot` boots a kernel, `limen-vmm bench`
-//! measures.
+//! behind guests. `limen-vmm branches` needs no KVM, `limen-vmm boot` boots a kernel,
+//! `limen-vmm bench` measures.
 
 mod bench;
 mod boot;

@@ -1,9 +1,10 @@
 //! Memory that changes under a guest that runs: its VMM's threads map, protect, move, copy and log
 //! pages while the guest reads and writes them on another CPU.
 //!
-//! What is looked for is a frame that the guest still reaches and that is not its VMM's any more, or
-//! a write that a log does not tell. Neither faults, so each test has an invariant that such a frame
-//! or write breaks: what was read after a request is what was there when it was made; what must not
+//! What is looked for is a frame that the guest still reaches and that is not its VMM's any more,
+//! or a write that a log does not tell. Neither faults, so each test has an invariant that such a
+//! frame or write breaks: what was read after a request is what was there when it was made;
+//! what must not
 //! be written stays as it is; no count is lost.
 
 use std::sync::Arc;
@@ -204,7 +205,7 @@ pub fn what_is_read_is_what_is_there() -> Result<()> {
     // SAFETY: a name and no flags.
     let file = unsafe { libc::memfd_create(c"races".as_ptr(), libc::MFD_CLOEXEC) };
     let resize = |bytes| {
-        // SAFETY: takes no pointer.
+        // SAFETY: ftruncate takes two numbers, and the file is this test's own.
         let done = unsafe { libc::ftruncate(file, bytes) };
         ensure(done == 0, || "ftruncate".into())
     };
@@ -273,11 +274,11 @@ pub fn a_child_has_its_own_copy() -> Result<()> {
                 || -> [u64; COUNTED] { core::array::from_fn(|n| guest.second.load(n * PAGE)) };
             let before = counts();
             let is_same = (0..200).all(|_| {
-                // SAFETY: takes nothing.
+                // SAFETY: sched_yield takes no argument and changes no memory.
                 unsafe { libc::sched_yield() };
                 counts() == before
             });
-            // SAFETY: ends the child.
+            // SAFETY: nothing of the child's runs after this, no destructor either.
             unsafe { libc::_exit(i32::from(!is_same)) };
         }
         guest.let_it_go_on()?;

@@ -24,18 +24,18 @@ pub(super) const WRMSR: Operation =
 pub(super) const IN_PIC: Operation = &[0xe4, 0x21];
 /// out BELL,al
 pub(super) const OUT_BELL: Operation = &[0xe6, BELL as u8];
-/// mov esi,0xfee00080; mov eax,[rsi]
+/// `mov esi,0xfee00080; mov eax,[rsi]`
 pub(super) const READ_LAPIC: Operation = &[0xbe, 0x80, 0, 0xe0, 0xfe, 0x8b, 0x06];
-/// mov rsi,rdi; shl rsi,12; mov al,[rsi+TOUCHED-0x1000]
+/// `mov rsi,rdi; shl rsi,12; mov al,[rsi+TOUCHED-0x1000]`
 pub(super) const TOUCH: Operation =
     &[0x48, 0x89, 0xfe, 0x48, 0xc1, 0xe6, 12, 0x8a, 0x86, 0, 0xf0, 0xff, 0x0f];
 /// out 0x80,al
 pub(super) const OUT: Operation = &[0xe6, 0x80];
 /// in al,0x80
 pub(super) const IN: Operation = &[0xe4, 0x80];
-/// mov esi,0x2000000; mov [rsi],eax
+/// `mov esi,0x2000000; mov [rsi],eax`
 pub(super) const MMIO_WRITE: Operation = &[0xbe, 0, 0, 0, 2, 0x89, 0x06];
-/// mov esi,0x2000000; mov eax,[rsi]
+/// `mov esi,0x2000000; mov eax,[rsi]`
 pub(super) const MMIO_READ: Operation = &[0xbe, 0, 0, 0, 2, 0x8b, 0x06];
 /// hlt
 pub(super) const HLT: Operation = &[0xf4];

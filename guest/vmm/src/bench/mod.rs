@@ -1,5 +1,6 @@
-//! `limen-vmm bench`: what leaving a guest costs, in ticks of the time-stamp counter. The program of
-//! `limen bench guest`, on Limen and on Linux, where it is the first process and loads KVM itself.
+//! `limen-vmm bench`: what leaving a guest costs, in ticks of the time-stamp counter. The program
+//! of `limen bench guest`, on Limen and on Linux, where it is the first process and loads KVM
+//! itself.
 //!
 //! Under QEMU's `-icount shift=0` a tick is an instruction of the machine, the guest's included. An
 //! exit that the kernel handles is a difference: one KVM_RUN with many exits less one with none. An

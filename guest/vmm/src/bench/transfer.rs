@@ -4,8 +4,8 @@
 //! The other end of the socket is a thread beside the VMM, on the one CPU there is: the kernel's
 //! stack is part of the price, the guest's is not, since there is none: it copies each segment from
 //! one place to another and kicks. TCP in segments of 64 KiB, as a virtio card with segmentation
-//! offload has them, UDP in datagrams that fit an Ethernet frame, one kick each. Each segment begins
-//! with its number, which the receiver checks.
+//! offload has them, UDP in datagrams that fit an Ethernet frame, one kick each. Each segment
+//! begins with its number, which the receiver checks.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -180,7 +180,7 @@ impl Machine {
     }
 
     fn segment_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `segment`.
+        // SAFETY: the guest does not run now, and `&mut self` keeps it and others from the buffer.
         unsafe { self.guest.memory.bytes_mut(BUFFERS, self.bytes) }
     }
 }
