@@ -119,7 +119,7 @@ impl Served {
     /// The same, of something whose content may be seen.
     fn find_open(&self, node: u64) -> Result<Held, Errno> {
         let held = self.find(node)?;
-        match self.is_concealed(&held.known.object(), || Ok(held.fd.try_clone()?))? {
+        match self.is_concealed(&held.known.object(), || held.fd.try_clone())? {
             true => Err(Errno::ACCESS),
             false => Ok(held),
         }
