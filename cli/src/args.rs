@@ -146,8 +146,8 @@ pub(crate) struct RunArgs {
     pub(crate) root: Option<PathBuf>,
 
     /// How the live root reaches the guest: by virtio-fs, which is fast, from a server in this
-    /// program that only reads; or by 9P, from QEMU. It is 9P anyway for --rw folders and images, and
-    /// with --detach or --dry-run. Example: --share 9p
+    /// program that only reads; or by 9P, from QEMU. It is 9P anyway for --rw folders and images,
+    /// and with --detach or --dry-run. Example: --share 9p
     #[arg(long, value_enum, default_value_t = Share::Virtiofs, value_name = "WAY")]
     pub(crate) share: Share,
 

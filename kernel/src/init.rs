@@ -15,7 +15,7 @@ use machine::task::Task;
 
 use crate::base::sched;
 use crate::base::sync::WaitQueue;
-use crate::process::exec::Image;
+use crate::exec::Image;
 use crate::process::{Own, Process, Thread, exit, relations, wait};
 use crate::security::Credentials;
 use crate::vfs::FdTable;

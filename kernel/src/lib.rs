@@ -17,6 +17,7 @@ pub mod base;
 pub mod boot;
 pub mod calls;
 pub mod drivers;
+pub mod exec;
 pub mod fs;
 pub mod init;
 pub mod ipc;

@@ -2,9 +2,9 @@
 //! look at every ENDBR64 there is.
 //!
 //! Where the CPU tracks indirect branches, they may land on ENDBR64 and nowhere else, so each one
-//! is an entry. There must be one in the landing pad of each function that something takes the address
-//! of, one before each way into the kernel, and no other at any offset: not in the middle of an
-//! instruction either, for a branch may go there.
+//! is an entry. There must be one in the landing pad of each function that something takes the
+//! address of, one before each way into the kernel, and no other at any offset: not in the middle
+//! of an instruction either, for a branch may go there.
 //!
 //! What cannot be proved of the file: hashes are a boot's own, so ENDBR64 could arise where the end
 //! of one joins what follows. The crate rules out the hash that is one

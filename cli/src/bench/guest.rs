@@ -334,7 +334,10 @@ impl Results {
                 "instructions": column.figures,
             })
         };
-        let flush = |(of, [off, on]): (&(&str, &str), &[Column; 2])| json!({ "flush": of.0, "facts": of.1, "off": column(off), "on": column(on) });
+        let flush = |(of, [off, on]): (&(&str, &str), &[Column; 2])| {
+            let (off, on) = (column(off), column(on));
+            json!({ "flush": of.0, "facts": of.1, "off": off, "on": on })
+        };
         let claim = |(claim, met): &(String, bool)| json!({ "claim": claim, "met": met });
         json!({
             "bench": "guest",

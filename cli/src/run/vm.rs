@@ -7,6 +7,7 @@
 //!
 //! Reading order: [`Vm::start`], [`Vm::supervise`], [`Vm::react`], [`Vm::conclude`].
 
+use std::ffi::OsString;
 use std::io::Read as _;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -164,18 +165,7 @@ impl Vm {
         if manner.verbose > 0 {
             say!("limen: {}", jail.explanation());
         }
-        let mut jailed = jail.prefix;
-        jailed.extend([std::env::current_exe()?.into(), shim::NAME.into()]);
-        // A process group of its own: Ctrl-C at the caller's terminal is ours, not QEMU's.
-        let child = Command::new(&jailed[0])
-            .args(&jailed[1..])
-            .arg(std::process::id().to_string())
-            .args(&command)
-            .process_group(0)
-            .stdin(Stdio::null())
-            .stdout(OwnedFd::from(messages_far.try_clone()?))
-            .stderr(OwnedFd::from(messages_far))
-            .spawn()?;
+        let child = spawn(jail, &command, messages_far)?;
         if let Some(share) = &mut share {
             share.let_go();
         }
@@ -507,6 +497,22 @@ impl Source {
     fn ends_with_qemu(self) -> bool {
         matches!(self, Self::Control | Self::KernelLog | Self::QemuMessages)
     }
+}
+
+/// Starts QEMU behind its walls, in a process group of its own: Ctrl-C at the caller's terminal is
+/// ours, not QEMU's. What it says goes to `messages`.
+fn spawn(jail: Jail, command: &[OsString], messages: UnixStream) -> Result<Child, Error> {
+    let mut jailed = jail.prefix;
+    jailed.extend([std::env::current_exe()?.into(), shim::NAME.into()]);
+    Ok(Command::new(&jailed[0])
+        .args(&jailed[1..])
+        .arg(std::process::id().to_string())
+        .args(command)
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(OwnedFd::from(messages.try_clone()?))
+        .stderr(OwnedFd::from(messages))
+        .spawn()?)
 }
 
 /// Starts the server of the root, where this program serves it. Where that fails QEMU does.

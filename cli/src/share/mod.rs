@@ -7,12 +7,12 @@
 //! QEMU sees none of it. In exchange the guest's messages are decoded in the process of whoever
 //! started the VM. So (1) nothing is ever opened for writing, (2) nothing beside the folder is
 //! reached, whatever the host renames meanwhile (`host.rs`), (3) the threads keep themselves to it
-//! by Landlock (`sandbox.rs`), (4) whatever the guest sends, tables have limits and nothing ends the
-//! program.
+//! by Landlock (`sandbox.rs`), (4) whatever the guest sends, tables have limits and nothing ends
+//! the program.
 //!
 //! How the two meet: QEMU inherits one end of a socket, over which it gives the other the guest's
-//! memory and its queues (vhost-user). When QEMU ends, however it ends, its end is closed, and so do
-//! the threads.
+//! memory and its queues (vhost-user). When QEMU ends, however it ends, its end is closed, and so
+//! do the threads.
 //!
 //! Reading order: [`Share`]; `serve.rs` (what is answered), `nodes.rs`, `host.rs`; `device.rs`.
 //! Neighbours: `run/vm.rs` starts it, `run/qemu.rs` has QEMU's side.

@@ -482,7 +482,10 @@ proptest! {
             (
                 0u32..64,
                 prop_oneof![0u64..12, any::<u64>()],
-                prop::collection::vec(prop_oneof![Just(0u8), Just(1), Just(b'/'), any::<u8>()], 0..200),
+                prop::collection::vec(
+                    prop_oneof![Just(0u8), Just(1), Just(b'/'), any::<u8>()],
+                    0..200,
+                ),
                 prop_oneof![Just(0u32), 0u32..200, Just(4096), Just(300_000)],
                 prop_oneof![8 => Just(None), 1 => any::<u32>().prop_map(Some)],
             ),

@@ -25,8 +25,8 @@ const HOUSES: &[House] = &[
     House {
         root: "kernel/src",
         floors: &[
-            "base", "security", "vfs", "mm", "block", "drivers", "fs", "process", "oom", "init",
-            "ipc", "net", "ptrace", "kvm", "procfs", "tty", "calls", "boot",
+            "base", "security", "vfs", "mm", "block", "drivers", "fs", "process", "exec", "oom",
+            "init", "ipc", "net", "ptrace", "kvm", "procfs", "tty", "calls", "boot",
         ],
         tests: &["ktest"],
         circle_files_max: 15,

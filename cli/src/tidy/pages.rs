@@ -1,5 +1,6 @@
 //! The pages below `docs/` that are made from tables: options of the command line, kernel
-//! parameters, system calls, capabilities of /dev/kvm. `limen check` compares them, `limen check --pages` writes them.
+//! parameters, system calls, capabilities of /dev/kvm. `limen check` compares them, `limen check
+//! --pages` writes them.
 //!
 //! Neighbours: `args` defines the options, `formats::params` and `mitigations::options` the
 //! parameters, `abi::syscalls` the calls, `abi::kvm_capabilities` those.

@@ -108,7 +108,8 @@ fn ended(limit: u64, end: impl FnOnce()) -> (i32, Option<Vec<u8>>) {
 
 fn a_core_has_threads_and_memory() {
     let memory = anon(4 * 4096);
-    // SAFETY: mapped just now.
+    // SAFETY: the second of four pages that were mapped writable just now; the pattern is shorter
+    // than a page.
     unsafe { std::ptr::copy_nonoverlapping(PATTERN.as_ptr(), memory.add(4096), PATTERN.len()) };
     let told = shared();
     let (status, core) = ended(LARGE, || {

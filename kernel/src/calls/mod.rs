@@ -33,7 +33,6 @@ pub mod signals;
 pub mod sleep;
 pub mod system;
 pub mod user_ids;
-pub mod vm_transfer;
 
 /// Serves one system call.
 #[inline]
@@ -370,8 +369,8 @@ table! {
     pidfd_open => process::pidfd::pidfd_open,
     pidfd_send_signal => signals::pidfd_send_signal,
     pidfd_getfd => process::pidfd::pidfd_getfd,
-    process_vm_readv => vm_transfer::process_vm_readv,
-    process_vm_writev => vm_transfer::process_vm_writev,
+    process_vm_readv => crate::ptrace::vm_transfer::process_vm_readv,
+    process_vm_writev => crate::ptrace::vm_transfer::process_vm_writev,
     getrlimit => limits::getrlimit,
     setrlimit => limits::setrlimit,
     prlimit64 => limits::prlimit64,

@@ -3,8 +3,8 @@
 //! - [`console`]: the ports to the command line: standard streams and the control channel.
 //! - [`stdio`]: the standard streams as files.
 //! - [`kmsg`]: the kernel's log as a file.
-//! - [`exchange`]: requests and replies; [`ninep_transport`] and [`fuse_transport`]: the host's file
-//!   servers.
+//! - [`exchange`]: requests and replies; [`ninep_transport`] and [`fuse_transport`]: the host's
+//!   file servers.
 
 pub mod console;
 pub(crate) mod exchange;

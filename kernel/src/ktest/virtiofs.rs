@@ -25,6 +25,7 @@ use crate::vfs::{FileSystem, FileType, Inode, NewObject};
 pub(super) const TESTS: &[Test] = &[
     Test { name: "virtiofs::contents", run: contents },
     Test { name: "virtiofs::known_as_a_whole", run: known_as_a_whole },
+    Test { name: "virtiofs::names_without_objects", run: names_without_objects },
     Test { name: "virtiofs::many_questions_are_one", run: many_questions_are_one },
     Test { name: "virtiofs::names_expire", run: names_expire },
     Test { name: "virtiofs::lookups_are_given_back", run: lookups_are_given_back },
@@ -56,6 +57,8 @@ struct State {
     names: BTreeMap<Vec<u8>, u64>,
     changed_s: u64,
     valid_s: u64,
+    /// Names of directories come without what they stand for.
+    hides_objects: bool,
     requests: u32,
     /// Lookups that were not given back, by object.
     lookups: BTreeMap<u64, u64>,
@@ -72,6 +75,7 @@ impl Server {
             names,
             changed_s: LONG_AGO,
             valid_s,
+            hides_objects: false,
             requests: 0,
             lookups: BTreeMap::new(),
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15),
@@ -235,9 +239,14 @@ impl State {
                 return;
             }
             let end = reply.len() + len;
-            self.put_entry(reply, node);
+            if self.hides_objects {
+                reply.resize(reply.len() + 128, 0);
+            } else {
+                self.put_entry(reply, node);
+            }
             put64s(reply, &[node, next]);
-            put32s(reply, &[name.len() as u32, 0]);
+            // DT_REG.
+            put32s(reply, &[name.len() as u32, 8]);
             reply.extend_from_slice(&name);
             reply.resize(end, 0);
         }
@@ -360,6 +369,19 @@ fn known_as_a_whole() -> Result<(), String> {
     ensure!(folder.lookup(b"f1000").err() == Some(Errno::ENOENT), "a name too many");
     ensure!(names(&folder).map_err(said)? == found, "other names the second time");
     ensure!(server.requests() == before, "{} questions", server.requests() - before);
+    Ok(())
+}
+
+/// A directory whose names come without objects is listed, and each object is asked for.
+fn names_without_objects() -> Result<(), String> {
+    let (server, _fs, folder) = mounted(FOREVER)?;
+    server.0.lock().hides_objects = true;
+    let entries = folder.read_dir(0, 3).map_err(said)?;
+    ensure!(entries.len() == 3 && entries[0].file_type == FileType::Regular, "{entries:?}");
+    let before = server.requests();
+    let file = folder.lookup(&entries[1].name).map_err(said)?;
+    ensure!(file.metadata().is_ok_and(|m| m.inode == entries[1].inode), "another object");
+    ensure!(server.requests() > before, "nobody was asked");
     Ok(())
 }
 

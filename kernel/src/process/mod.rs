@@ -31,7 +31,6 @@ use table::Table;
 pub mod acting;
 mod capability;
 pub mod clock;
-pub mod exec;
 pub mod exit;
 pub mod fault;
 pub mod fork;
@@ -78,7 +77,7 @@ pub struct Thread {
     /// Head of the robust futex list (set_robust_list(2)).
     pub robust_list: AtomicU64,
     /// Where it is told its CPU (rseq(2)).
-    pub rseq: rseq::Rseq,
+    pub rseq: program::RseqArea,
     /// Name (PR_SET_NAME), NUL-padded.
     pub name: SpinLock<[u8; 16]>,
     /// Where the thread writes its id before it first runs (CLONE_CHILD_SETTID), or 0.
@@ -129,7 +128,7 @@ impl Thread {
             signals: SpinLock::new(signal::ThreadSignals::default()),
             clear_child_tid: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
-            rseq: rseq::Rseq::default(),
+            rseq: program::RseqArea::default(),
             name: SpinLock::new([0; 16]),
             set_child_tid: AtomicU64::new(0),
             syscall_work: AtomicU32::new(ptrace::first_work()),

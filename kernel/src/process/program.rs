@@ -1,7 +1,8 @@
-//! What is known of the program that a process runs. [`super::exec`] starts programs.
+//! What is known of the program that a process runs: `crate::exec` starts programs.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::vfs::File;
 use crate::vfs::deny_write::WriteDenial;
@@ -21,4 +22,16 @@ pub struct Program {
     pub environment: (u64, u64),
     /// The auxiliary vector, for /proc/PID/auxv.
     pub auxv: Vec<u64>,
+}
+
+/// Where a thread of the program is told its CPU ([`super::rseq`]). Only the thread itself looks at
+/// it, and whoever makes it.
+#[derive(Default)]
+pub struct RseqArea {
+    /// Where the area is; 0: nowhere.
+    pub(super) area: AtomicU64,
+    /// Its bytes.
+    pub(super) length: AtomicU32,
+    /// What stands before each place where a sequence is given up.
+    pub(super) signature: AtomicU32,
 }

@@ -9,7 +9,7 @@
 //! work (`return_work`). A wait in a page fault leaves it, too (`fault`); one in a system call on
 //! the same CPU does not: calls are not allowed in a sequence.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result};
 use entry::PtRegs;
@@ -34,16 +34,6 @@ const UNINITIALIZED: u32 = u32::MAX;
 const SEQUENCE_AT: u64 = 8;
 const FLAGS_AT: u64 = 16;
 const NODE_AT: u64 = 20;
-
-/// A thread's registration. Only the thread itself looks at it, and whoever makes it.
-#[derive(Default)]
-pub struct Rseq {
-    /// Where the area is; 0: nowhere.
-    area: AtomicU64,
-    length: AtomicU32,
-    /// What stands before each place where a sequence is given up.
-    signature: AtomicU32,
-}
 
 /// `struct rseq_cs`: where a sequence begins, how long it is, where to go if it is given up.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]

@@ -195,12 +195,12 @@ fn set_ptrace_scope(data: &[u8]) -> Result<()> {
 }
 
 fn randomization(out: &mut Text) -> Result<()> {
-    writeln!(out, "{}", process::exec::randomization());
+    writeln!(out, "{}", crate::exec::randomization());
     Ok(())
 }
 
 fn set_randomization(data: &[u8]) -> Result<()> {
-    process::exec::set_randomization(parse_number(data)?);
+    crate::exec::set_randomization(parse_number(data)?);
     Ok(())
 }
 

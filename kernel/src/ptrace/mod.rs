@@ -1,4 +1,5 @@
-//! ptrace(2) itself: from the request to what it does to a stopped tracee.
+//! ptrace(2) itself: from the request to what it does to a stopped tracee. Beside it is what else
+//! one process does with another's memory: core files, process_vm_readv(2).
 
 use alloc::sync::Arc;
 
@@ -18,6 +19,7 @@ mod registers;
 mod regset;
 mod resume;
 mod syscall_info;
+pub mod vm_transfer;
 
 /// ptrace(2), the system call: what glibc returns from PTRACE_PEEK* is written to `data` here.
 pub fn ptrace(request_at: u64, pid: u32, address: u64, data: u64) -> Result<u64> {

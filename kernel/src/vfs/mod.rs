@@ -275,7 +275,8 @@ pub trait FileSystem: Send + Sync {
     fn caches_names(&self) -> bool {
         true
     }
-    /// Whether cached names must be asked about ([`Inode::names_version`]), because others change them.
+    /// Whether cached names must be asked about ([`Inode::names_version`]), because others change
+    /// them.
     fn names_expire(&self) -> bool {
         false
     }

@@ -3,9 +3,9 @@
 //!
 //! Every CPU's word says where it is; `entry.S` writes it. On isolated CPUs (`nohz_full=`) it is a
 //! protocol with the senders: the entry sets `IN_KERNEL` by a locked instruction and looks at what
-//! is pending; or, with `defer=cr3`, senders leave no notes, and the write of CR3 on the way in drops
-//! what may be stale. On the others senders never leave a note, so a plain store does; it serves the
-//! accounts.
+//! is pending; or, with `defer=cr3`, senders leave no notes, and the write of CR3 on the way in
+//! drops what may be stale. On the others senders never leave a note, so a plain store does; it
+//! serves the accounts.
 //!
 //! What is hard: everything an entry executes before it has caught up may meet text that was
 //! changed and translations that are gone. So [`context_catch_up`] and the two functions of

@@ -152,13 +152,15 @@ fn landing(code: u64) -> u64 {
 }
 
 /// From now on interrupts and SYSCALL land on ENDBR64: for CPUs that track indirect branches. On
-/// the first CPU, interrupts masked, before others start; NMIs may come, and each gate changes by one
-/// store, since an entry and its ENDBR64 lie in the same 16 bytes.
+/// the first CPU, interrupts masked, before others start; NMIs may come, and each gate changes by
+/// one store, since an entry and its ENDBR64 lie in the same 16 bytes.
 pub(crate) fn land_on_endbr() {
     LANDS.store(true, Ordering::SeqCst);
     for (vector, new) in gates().into_iter().enumerate() {
+        // SAFETY: there are as many gates as vectors, and each is two words: the first one's place.
+        let gate = unsafe { IDT.0.get().cast::<u64>().add(2 * vector) };
         // SAFETY: only the first CPU runs; the gate differs from the one in use by its address.
-        unsafe { (&raw mut (*IDT.0.get())[vector][0]).write_volatile(new[0]) };
+        unsafe { gate.write_volatile(new[0]) };
     }
     choose_syscall_entry();
 }

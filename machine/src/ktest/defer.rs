@@ -175,8 +175,8 @@ pub fn is_blind() -> bool {
     memory::has_pti()
 }
 
-/// What is wrong with this CPU's way in and its loads of CR3 for one that catches up by them (`is`),
-/// or does not.
+/// What is wrong with this CPU's way in and its loads of CR3 for one that catches up by them
+/// (`is`), or does not.
 pub fn expect_cr3(is: bool) -> Result<(), String> {
     let [entry, _] = descriptors::entry_points(0);
     let is_entry = entry == &raw const syscall_entry_pti_cr3 as u64;
@@ -286,8 +286,8 @@ unsafe extern "C" {
 }
 
 /// Sets this CPU's debug registers: the program's GS and stack; the kernel's, before the word is
-/// set, or where CR3 catches up once it is; behind the exit's store; before SYSRET, on the program's
-/// stack.
+/// set, or where CR3 catches up once it is; behind the exit's store; before SYSRET, on the
+/// program's stack.
 fn set_points() {
     let points = match word::catches_up_by_cr3() {
         false => [

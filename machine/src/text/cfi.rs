@@ -183,12 +183,11 @@ pub(crate) fn init_cpu() {
         return;
     }
     let cr4 = cpu::read_cr4() | cr::CR4_CET;
-    // SAFETY: CPUID reports IBT; every target of an indirect branch has its landing pad, which the
-    // boot pass has verified, and so have the entries.
-    unsafe {
-        cpu::wrmsr(msr::S_CET, cr::S_CET_ENDBR);
-        cpu::write_cr4(cr4);
-    }
+    // SAFETY: CPUID reports IBT, and so the register is there; it says nothing until CR4 does.
+    unsafe { cpu::wrmsr(msr::S_CET, cr::S_CET_ENDBR) };
+    // SAFETY: every target of an indirect branch has its landing pad, which the boot pass has
+    // verified, and so have the entries.
+    unsafe { cpu::write_cr4(cr4) };
     let is_on = cpu::read_cr4() & cr::CR4_CET != 0 && cpu::rdmsr(msr::S_CET) == cr::S_CET_ENDBR;
     assert!(is_on, "CFI: this CPU does not look for landing pads");
 }

@@ -6,8 +6,8 @@
 //! machine only through [`Machine`].
 //!
 //! Reading order: [`Machine`], [`dispatch`] (senders), [`enter`], [`catch_up`], [`exit`], then
-//! guests, NMIs, and the way without notes ([`enter_by_cr3`]). The fast path of `machine/src/entry/entry.S` is [`enter`] and the test for
-//! pending bits in assembly.
+//! guests, NMIs, and the way without notes ([`enter_by_cr3`]). The fast path of
+//! `machine/src/entry/entry.S` is [`enter`] and the test for pending bits in assembly.
 
 /// The CPU executes kernel code that may rely on everything being up to date.
 pub const IN_KERNEL: u32 = 1 << 0;

@@ -22,10 +22,7 @@ pub(super) fn start(
     here: &Path,
     shares: &[(PathBuf, PathBuf)],
 ) -> Result<Started, Error> {
-    let tree = match &args.root {
-        Some(root) => Tree::new(folder("--root", here, root)?),
-        None => Tree::host(),
-    };
+    let tree = tree_of(args, here)?;
     // The guest's paths are the caller's.
     let keeps_place = args.root.is_none() && !args.pack;
     let cwd = match (&args.cwd, keeps_place) {
@@ -88,6 +85,14 @@ pub(super) fn start(
         }),
         names,
     }))
+}
+
+/// Where programs and their files are looked up.
+fn tree_of(args: &RunArgs, here: &Path) -> Result<Tree, Error> {
+    Ok(match &args.root {
+        Some(root) => Tree::new(folder("--root", here, root)?),
+        None => Tree::host(),
+    })
 }
 
 /// Whether this program serves the root: only while it is there.

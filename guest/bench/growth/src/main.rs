@@ -7,8 +7,8 @@
 //! call that is not there) says so and ends nothing else. Medians of samples that the row takes;
 //! whatever prepares a sample stands outside of it.
 //!
-//! Prints `ROW_SIZE TICKS` lines. Neighbours: `cost.rs` (samples), limen-guest-bench's `sys` (calls),
-//! and one file of rows for each part of the kernel.
+//! Prints `ROW_SIZE TICKS` lines. Neighbours: `cost.rs` (samples), limen-guest-bench's `sys`
+//! (calls), and one file of rows for each part of the kernel.
 
 mod cost;
 mod dirs;

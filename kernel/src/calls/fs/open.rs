@@ -117,7 +117,7 @@ pub fn openat2(directory: i32, path: u64, how_at: u64, size: usize) -> Result<u6
     opened.map_err(|error| match error {
         Errno::ENOENT if is_cached => Errno::EAGAIN,
         // Nor is it known on the way that something is no directory; where it begins, it is.
-        Errno::ENOTDIR if is_cached && directory as i32 == raw::AT_FDCWD => Errno::EAGAIN,
+        Errno::ENOTDIR if is_cached && directory == raw::AT_FDCWD => Errno::EAGAIN,
         error => error,
     })
 }

@@ -67,7 +67,12 @@ impl Drop for Handle {
 /// A name that a directory has, neither `.` nor `..`, and what it stands for.
 pub(super) struct Named<'a> {
     pub(super) name: &'a [u8],
+    pub(super) number: u64,
+    /// DT_* of readdir(3).
+    pub(super) kind: u32,
     pub(super) next: u64,
+    /// None where the server does not say: who may read a directory may not be allowed to look at
+    /// what is in it, and a name may go while it is read.
     pub(super) found: Option<(Node, fuse::Entry)>,
 }
 
@@ -97,7 +102,7 @@ impl Client {
             | feature::NO_OPENDIR_SUPPORT;
         let max_readahead = (READ_PAGES_MAX * PAGE_SIZE) as u32;
         let request = Request::Init { features, max_readahead };
-        let init = client.call(&request, |body| fuse::init(body))?;
+        let init = client.call(&request, fuse::init)?;
         let (major, minor) = fuse::VERSION;
         let can = init.features & feature::DO_READDIRPLUS != 0;
         if init.major != major || init.minor < minor || !can {
@@ -244,18 +249,19 @@ impl Node {
             let mut goes_on = Ok(true);
             for named in fuse::names_with_objects(&body) {
                 let (entry, name) = named.map_err(to_errno)?;
+                let fuse::Name { name, ino: number, next, kind } = name;
                 let found = self.client.found(entry);
-                let is_dot = name.name == b"." || name.name == b"..";
+                let is_dot = name == b"." || name == b"..";
                 dots += usize::from(is_dot);
                 if let Ok(true) = goes_on {
                     // A position that does not move would be asked for again and again.
-                    goes_on = match (name.next == from || dots > 2, is_dot) {
+                    goes_on = match (next == from || dots > 2, is_dot) {
                         (true, _) => Err(Errno::EIO),
                         (false, true) => Ok(true),
-                        _ => each(Named { name: name.name, next: name.next, found }),
+                        _ => each(Named { name, number, kind, next, found }),
                     };
                 }
-                from = name.next;
+                from = next;
             }
             if !goes_on? {
                 return Ok(());

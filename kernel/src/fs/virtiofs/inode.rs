@@ -332,10 +332,11 @@ impl VirtioInode {
     fn refresh_known(&self, listing: &Listing) -> Result<()> {
         let valid_ns = self.known.lock().valid_ns;
         for known in &listing.entries {
-            let inode = self.fs.inodes.lock().get(&known.found.node.id()).and_then(Weak::upgrade);
+            let Some(found) = &known.found else { continue };
+            let inode = self.fs.inodes.lock().get(&found.node.id()).and_then(Weak::upgrade);
             if let Some(inode) = inode.filter(|inode| inode.kind == known.kind) {
-                let metadata = to_metadata(self.fs.device, &known.found.attributes)?;
-                inode.update(metadata, known.found.valid_until_ns, valid_ns)?;
+                let metadata = to_metadata(self.fs.device, &found.attributes)?;
+                inode.update(metadata, found.valid_until_ns, valid_ns)?;
             }
         }
         Ok(())
@@ -347,11 +348,12 @@ impl VirtioInode {
             known => known,
         };
         let valid_ns = self.known.lock().valid_ns;
-        match listing {
-            Some(listing) => {
-                let known = listing.find(name).ok_or(Errno::ENOENT)?;
-                Self::of(&self.fs, &known.found, valid_ns, Some(self))
-            }
+        let found = match &listing {
+            Some(listing) => listing.find(name).ok_or(Errno::ENOENT)?.found.as_ref(),
+            None => None,
+        };
+        match found {
+            Some(found) => Self::of(&self.fs, found, valid_ns, Some(self)),
             None => {
                 let (node, entry) = self.node.lookup(name)?;
                 let (attributes, valid_ns) = (&entry.attributes, entry.attributes_valid_ns);
@@ -438,7 +440,7 @@ impl Inode for VirtioInode {
             None => self.read_names()?,
         };
         let rest =
-            listing.as_ref().and_then(|listing| Some((listing, listing.from_position(from)?)));
+            listing.as_ref().and_then(|listing| Some((listing, listing.after_position(from)?)));
         // A position of before the names changed is the server's to understand.
         let Some((listing, rest)) = rest else { return self.names_from(from, max.max(1)) };
         let given = &rest[..rest.len().min(max)];

@@ -15,6 +15,8 @@ use crate::vfs::FileType;
 
 /// Longest name of an entry, bytes.
 const NAME_MAX: usize = 255;
+/// Where a mode has the kind of object that DT_* of readdir(3) names.
+const MODE_SHIFT: u32 = 12;
 /// Most names that are kept of one directory.
 const NAMES_MAX: usize = 131_072;
 /// An object that a name stands for.
@@ -32,7 +34,8 @@ pub(super) struct Known {
     pub(super) number: u64,
     /// Position after it.
     pub(super) next: u64,
-    pub(super) found: Found,
+    /// None: the server has to be asked.
+    pub(super) found: Option<Found>,
 }
 
 /// All names of a directory.
@@ -74,21 +77,20 @@ impl Builder {
     }
 
     fn known(&self, named: Named<'_>) -> Result<Known> {
-        let Some((node, entry)) = named.found.filter(|_| is_name(named.name)) else {
+        if !is_name(named.name) {
             return Err(Errno::EIO);
+        }
+        let found = named.found.map(|(node, entry)| Found {
+            node: Arc::new(node),
+            attributes: entry.attributes,
+            valid_until_ns: self.begun_ns.saturating_add(entry.attributes_valid_ns),
+        });
+        let (mode, number) = match &found {
+            Some(found) => (found.attributes.mode, found.attributes.ino),
+            None => (named.kind << MODE_SHIFT, named.number),
         };
-        let attributes = entry.attributes;
-        Ok(Known {
-            name: named.name.into(),
-            kind: FileType::from_mode(attributes.mode).ok_or(Errno::EIO)?,
-            number: attributes.ino,
-            next: named.next,
-            found: Found {
-                node: Arc::new(node),
-                attributes,
-                valid_until_ns: self.begun_ns.saturating_add(entry.attributes_valid_ns),
-            },
-        })
+        let kind = FileType::from_mode(mode).ok_or(Errno::EIO)?;
+        Ok(Known { name: named.name.into(), kind, number, next: named.next, found })
     }
 
     /// All names have been taken.
@@ -114,7 +116,7 @@ impl Listing {
     }
 
     /// The entries from position `from` on; None if there is no such position.
-    pub(super) fn from_position(&self, from: u64) -> Option<&[Known]> {
+    pub(super) fn after_position(&self, from: u64) -> Option<&[Known]> {
         if from == 0 {
             return Some(&self.entries);
         }

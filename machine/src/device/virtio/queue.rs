@@ -241,6 +241,7 @@ impl Queue {
 
     /// Hands buffers to the device. It learns of them at the next [`Queue::notify`]. On an error
     /// the buffers come back.
+    #[expect(clippy::result_large_err, reason = "the caller's own buffers, which it moves back")]
     pub fn submit(&mut self, buffers: Buffers) -> Result<Token, (SubmitError, Buffers)> {
         let lens = buffers.lens();
         let [out_0, out_1] = &buffers.outgoing;

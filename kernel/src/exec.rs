@@ -13,10 +13,10 @@ use entry::{PtRegs, flags, selector};
 use formats::script::{self, Script};
 use machine::memory::{Prot, USER_END};
 
-use super::{Program, hooks, rseq};
 use crate::base::{params, random};
 use crate::mm::elf::{Elf, HEADER_BYTES, Mapped};
 use crate::mm::{Mm, PAGE, Vma, VmaFlags};
+use crate::process::{Program, hooks, rseq};
 use crate::security::Credentials;
 use crate::vfs::File;
 use crate::vfs::deny_write::WriteDenial;
