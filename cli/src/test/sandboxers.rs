@@ -25,11 +25,11 @@ pub(super) fn of_crate(context: &Context, folder: &Path) -> Result<(), Error> {
         return Ok(());
     }
     let manifest = fetched()?;
-    let tests = built(&manifest, &["test", "--no-run"])?;
+    let tests = built(&manifest, &["test", "--no-run", "--lib"])?;
     let tests = tests.display().to_string();
     let ran = output(context, folder, &["--env", CRATE.1, "--", &tests])?;
     let said = String::from_utf8_lossy(&ran.stdout).into_owned();
-    ensure(ran.status.success() && said.contains(" 0 failed"), || said.clone())?;
+    ensure(ran.status.success() && said.contains(" 0 failed"), || format!("{ran:?}"))?;
     let sample = sample()?.display().to_string();
     let script = "cat /usr/lib/os-release >/dev/null && echo reads; echo x >/tmp/x && echo writes; \
                   cat /etc/passwd; ls /; echo x >/usr/x; rm /tmp/x && echo removes";

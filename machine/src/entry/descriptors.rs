@@ -147,7 +147,7 @@ sealed! {
 }
 
 /// Where an entry begins whose code behind its ENDBR64 is at `code`.
-fn landing(code: u64) -> u64 {
+pub(crate) fn landing(code: u64) -> u64 {
     code - if LANDS.load(Ordering::Relaxed) { ENDBR_SIZE } else { 0 }
 }
 

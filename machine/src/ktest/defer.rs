@@ -179,7 +179,7 @@ pub fn is_blind() -> bool {
 /// (`is`), or does not.
 pub fn expect_cr3(is: bool) -> Result<(), String> {
     let [entry, _] = descriptors::entry_points(0);
-    let is_entry = entry == &raw const syscall_entry_pti_cr3 as u64;
+    let is_entry = entry == descriptors::landing(&raw const syscall_entry_pti_cr3 as u64);
     let noted = percpu::local().kernel_cr3.get();
     let keeps = !noted.is_stale();
     // Before the first program nothing is noted.
