@@ -2,9 +2,9 @@
 //!
 //! Why it is hard: queues lie in the guest's memory, which it writes while they are read. Nothing
 //! in them ends a thread or the program: a request that makes no sense gets an error for an answer,
-//! a queue that makes no sense is left until it is rung again. Each queue has a thread of its own, so
-//! a file that keeps the host waiting holds up the requests of its queue and no others; queue 0 is
-//! for those that must not wait (virtio 1.2, 5.11: the high-priority queue).
+//! a queue that makes no sense is left until it is rung again. Each queue has a thread of its own,
+//! so a file that keeps the host waiting holds up the requests of its queue and no others; queue 0
+//! is for those that must not wait (virtio 1.2, 5.11: the high-priority queue).
 //!
 //! Neighbours: `serve.rs` answers, `mod.rs` starts, `vhost_user_backend` speaks with QEMU.
 

@@ -12,7 +12,9 @@ use crate::bench::kernel::tiny_hashes;
 use crate::bench::{cfi, growth, guest, scale};
 
 pub(super) fn names() -> Vec<String> {
-    ["bench::kernel", "bench::growth", "bench::guest", "bench::cfi"].map(str::to_owned).into()
+    ["bench::kernel", "bench::growth", "bench::scale", "bench::guest", "bench::cfi"]
+        .map(str::to_owned)
+        .into()
 }
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {

@@ -16,7 +16,7 @@
 //! | hostile | programs that take all they can, a short fuzz run, bad archives | QEMU |
 //! | differ | random programs whose calls must answer as on Linux | both |
 //! | fuzz | the system call fuzzer for ten minutes | QEMU |
-//! | bench | `limen bench kernel`, tiny, Limen alone | both |
+//! | bench | the benches of what grows, scales and guests cost, tiny, Limen alone | both |
 //! | apps | `guest/apps.toml` | QEMU |
 //!
 //! A test that takes longer than two seconds is named on stderr while it runs (`watch.rs`).
@@ -163,9 +163,9 @@ const LEVELS: [Level; 16] = [
     Level { name: "apps", run: apps::run, names: apps::names },
 ];
 
-/// Levels that run only when named: the bench needs a Linux kernel to compare with, the long fuzz
-/// run takes ten minutes (a short one is in `hostile`).
-const ONLY_BY_NAME: [&str; 2] = ["fuzz", "bench"];
+/// Levels that run only when named: the long fuzz run takes ten minutes (a short one is in
+/// `hostile`).
+const ONLY_BY_NAME: [&str; 1] = ["fuzz"];
 
 /// Runs what was asked for. The exit status is 1 if anything failed.
 pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {

@@ -7,6 +7,7 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::ops::{Deref, Range};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use machine::memory::Prot;
 
@@ -70,6 +71,9 @@ pub type Removed = Vec<(u64, Vma)>;
 pub struct Areas {
     map: BTreeMap<u64, Vma>,
     sums: Sums,
+    /// Where the area starts that was looked for last, if it is there still: faults mostly come in
+    /// rows, and to find an area by its start takes half the steps.
+    last: AtomicU64,
 }
 
 impl Deref for Areas {
@@ -81,6 +85,20 @@ impl Deref for Areas {
 }
 
 impl Areas {
+    /// The area that contains `address`, with its start.
+    pub fn containing(&self, address: u64) -> Option<(u64, &Vma)> {
+        let last = self.last.load(Ordering::Relaxed);
+        if last <= address
+            && let Some(vma) = self.map.get(&last)
+            && address < vma.end
+        {
+            return Some((last, vma));
+        }
+        let (&start, vma) = self.map.range(..=address).next_back()?;
+        self.last.store(start, Ordering::Relaxed);
+        (address < vma.end).then_some((start, vma))
+    }
+
     /// The sums of all areas.
     #[must_use]
     pub fn sums(&self) -> &Sums {

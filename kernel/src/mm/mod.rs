@@ -224,8 +224,7 @@ impl Mm {
 impl MmInner {
     /// The area that contains `address`, with its start.
     pub fn find(&self, address: u64) -> Option<(u64, &Vma)> {
-        let (&start, vma) = self.vmas.range(..=address).next_back()?;
-        (address < vma.end).then_some((start, vma))
+        self.vmas.containing(address)
     }
 
     /// Resident pages now.

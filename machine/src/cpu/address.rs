@@ -108,6 +108,7 @@ impl PhysAddr {
     }
 
     /// Where the kernel sees it, if it is memory.
+    #[inline(always)]
     pub(crate) fn in_direct_map(self) -> *mut u8 {
         phys_to_virt(self.0)
     }
