@@ -24,3 +24,11 @@ fn server_errno(number: u32) -> Errno {
         _ => Errno::EIO,
     }
 }
+
+/// Longest name of a server's directory entry, bytes.
+const NAME_MAX: usize = 255;
+
+/// Whether a server's directory can have an entry of this name.
+fn is_name(name: &[u8]) -> bool {
+    (1..=NAME_MAX).contains(&name.len()) && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
+}

@@ -13,6 +13,7 @@ use super::file::NinepFile;
 use super::{Fid, NinepFs};
 use crate::base::sync::Mutex;
 use crate::base::time::now_ns;
+use crate::fs::{NAME_MAX, is_name};
 use crate::vfs::chrdev;
 use crate::vfs::page_cache::PageCache;
 use crate::vfs::{
@@ -25,8 +26,6 @@ const FRESH_NS: u64 = 1_000_000_000;
 const DIRECTORY_BYTES: usize = 32_768;
 /// What an entry takes in a reply at most.
 const ENTRY_BYTES: usize = 24 + NAME_MAX;
-/// Longest name of an entry, bytes.
-const NAME_MAX: usize = 255;
 /// Replies in a row without a name that counts: two would do, for `.` and `..`.
 const EMPTY_REPLIES_MAX: usize = 16;
 
@@ -549,11 +548,6 @@ impl Inode for NinepInode {
     fn as_any(&self) -> &dyn Any {
         self
     }
-}
-
-/// Whether a directory can have an entry of this name.
-fn is_name(name: &[u8]) -> bool {
-    (1..=NAME_MAX).contains(&name.len()) && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
 }
 
 fn entry_type(kind: u8, qid: Qid) -> FileType {

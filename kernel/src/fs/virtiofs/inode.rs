@@ -291,7 +291,7 @@ impl VirtioInode {
     pub(super) fn forget_names(&self) {
         let old = self.directory.listing.lock().take();
         if let Some(old) = &old {
-            self.fs.names.fetch_sub(old.entries.len(), Ordering::Relaxed);
+            self.fs.note_forgotten(self.node.id(), old.entries.len());
         }
         drop(old);
     }
@@ -324,7 +324,7 @@ impl VirtioInode {
         self.refresh_known(&listing)?;
         self.forget_names();
         *state.listing.lock() = Some(listing.clone());
-        self.fs.note_names(self.me.clone(), listing.entries.len());
+        self.fs.note_names(self.node.id(), self.me.clone(), listing.entries.len());
         Ok(Some(listing))
     }
 

@@ -11,10 +11,9 @@ use formats::fuse::Attributes;
 
 use super::client::{Named, Node};
 use crate::base::time::now_ns;
+use crate::fs::is_name;
 use crate::vfs::FileType;
 
-/// Longest name of an entry, bytes.
-const NAME_MAX: usize = 255;
 /// Where a mode has the kind of object that DT_* of readdir(3) names.
 const MODE_SHIFT: u32 = 12;
 /// Most names that are kept of one directory.
@@ -134,9 +133,4 @@ impl Listing {
     pub(super) fn note_left(&self, left: usize) {
         self.last.store((self.entries.len() - left).saturating_sub(1), Ordering::Relaxed);
     }
-}
-
-/// Whether a directory can have an entry of this name.
-fn is_name(name: &[u8]) -> bool {
-    (1..=NAME_MAX).contains(&name.len()) && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
 }

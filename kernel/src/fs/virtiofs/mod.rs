@@ -16,8 +16,7 @@
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::{Arc, Weak};
-use alloc::vec::Vec;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use abi::{Errno, Result};
 use machine::frame::PAGE_SIZE;
@@ -53,13 +52,13 @@ pub struct VirtioFs {
     inodes: SpinLock<BTreeMap<u64, Weak<VirtioInode>>>,
     /// Objects that are open at the server, oldest first.
     open: SpinLock<VecDeque<Weak<VirtioInode>>>,
-    /// Directories that are known.
-    listed: SpinLock<Vec<Weak<VirtioInode>>>,
+    /// Directories that are known, by the server's number for them.
+    listed: SpinLock<BTreeMap<u64, Weak<VirtioInode>>>,
     /// Names in them.
     names: AtomicUsize,
     names_max: usize,
-    /// Which of them goes next.
-    hand: AtomicUsize,
+    /// Where the next of them is looked for that goes.
+    hand: AtomicU64,
 }
 
 impl VirtioFs {
@@ -76,10 +75,10 @@ impl VirtioFs {
             root: Once::new(),
             inodes: SpinLock::new(BTreeMap::new()),
             open: SpinLock::new(VecDeque::new()),
-            listed: SpinLock::new(Vec::new()),
+            listed: SpinLock::new(BTreeMap::new()),
             names: AtomicUsize::new(0),
             names_max,
-            hand: AtomicUsize::new(0),
+            hand: AtomicU64::new(0),
         });
         let root = VirtioInode::new(&fs, node, &attributes, valid_ns, None)?;
         if root.file_type() != FileType::Directory {
@@ -102,26 +101,33 @@ impl VirtioFs {
         }
     }
 
-    /// Notes that so many names are kept; forgets other directories' if those are too many: any,
-    /// so that a walk over more than fits finds a part of it known the next time.
-    fn note_names(&self, inode: Weak<VirtioInode>, names: usize) {
+    /// Notes that so many names of a directory are kept; forgets other directories' if those are
+    /// too many: any, so that a walk over more than fits finds a part of it known the next time.
+    fn note_names(&self, id: u64, inode: Weak<VirtioInode>, names: usize) {
         let mut kept = self.names.fetch_add(names, Ordering::Relaxed) + names;
-        self.listed.lock().push(inode);
+        self.listed.lock().insert(id, inode);
         while kept > self.names_max {
-            let old = {
-                let mut listed = self.listed.lock();
-                let newest = listed.len().saturating_sub(1);
-                if newest == 0 {
-                    break;
-                }
-                let step = self.hand.fetch_add(0x9e37_79b9, Ordering::Relaxed);
-                listed.swap_remove(step % newest)
-            };
-            if let Some(old) = old.upgrade() {
-                old.forget_names();
-            }
+            let Some(old) = self.any_listed_but(id) else { break };
+            old.forget_names();
             kept = self.names.load(Ordering::Relaxed);
         }
+    }
+
+    fn any_listed_but(&self, id: u64) -> Option<Arc<VirtioInode>> {
+        /// Steps of the golden ratio reach all parts evenly.
+        const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+        let listed = self.listed.lock();
+        let (&last, _) = listed.last_key_value()?;
+        let from = self.hand.fetch_add(STEP, Ordering::Relaxed) % last.saturating_add(1).max(1);
+        let mut others = listed.range(from..).chain(listed.range(..from));
+        others.find_map(|(&at, inode)| if at == id { None } else { inode.upgrade() })
+    }
+
+    /// Notes that so many names of a directory are kept no longer.
+    fn note_forgotten(&self, id: u64, names: usize) {
+        self.names.fetch_sub(names, Ordering::Relaxed);
+        let old = self.listed.lock().remove(&id);
+        drop(old);
     }
 }
 
