@@ -30,11 +30,6 @@ use crate::process::current;
 use crate::process::give_file;
 use crate::vfs::{File, FileOps};
 
-/// Tells the file system code how FIFOs are opened.
-pub fn init() {
-    crate::vfs::chrdev::register_fifo(pipe::open_node);
-}
-
 /// Enters a file without a name, with open(2)'s `flags`.
 pub fn give_ops(ops: Arc<dyn FileOps>, flags: u32, close_on_exec: bool) -> Result<u64> {
     give_file(File::new(ops, flags, None), close_on_exec)

@@ -16,7 +16,9 @@ pub struct Acting {
     pub limit: fn(Resource) -> u64,
 }
 
-static ACTING: Once<Acting> = Once::new();
+machine::ro_after_init! {
+    static ACTING: Once<Acting> = Once::new();
+}
 
 /// Registers the running process, once.
 pub fn register(acting: Acting) {

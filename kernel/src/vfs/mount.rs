@@ -465,11 +465,20 @@ pub fn pivot_root(old: &Location, new: &Location, put_old: &Location) -> Result<
 /// Makes a file system from mount(2)'s source and options.
 pub type Maker = fn(&[u8], &[u8]) -> Result<Arc<dyn FileSystem>>;
 
-static TYPES: SpinLock<Vec<(&'static str, Maker)>> = SpinLock::new(Vec::new());
+/// A kind of file system as mount(2) names it.
+pub type FileSystemType = (&'static str, Maker);
 
-/// Makes a kind of file system known to mount(2).
-pub fn register_type(name: &'static str, maker: Maker) {
-    TYPES.lock().push((name, maker));
+machine::ro_after_init! {
+    static TYPES: Once<&'static [FileSystemType]> = Once::new();
+}
+
+/// Says, once, which kinds of file systems mount(2) knows.
+pub fn register_types(types: &'static [FileSystemType]) {
+    TYPES.call_once(|| types);
+}
+
+fn known_types() -> &'static [FileSystemType] {
+    TYPES.get().copied().unwrap_or_default()
 }
 
 /// A mounted file system of this kind.
@@ -480,14 +489,12 @@ pub fn mounted(kind: &[u8]) -> Option<Arc<dyn FileSystem>> {
 
 /// All kinds known, for /proc/filesystems.
 pub fn types() -> Vec<&'static str> {
-    TYPES.lock().iter().map(|(name, _)| *name).collect()
+    known_types().iter().map(|(name, _)| *name).collect()
 }
 
 /// A new file system of a kind; ENODEV if the kind is not known.
 pub fn make_file_system(kind: &[u8], source: &[u8], options: &[u8]) -> Result<Arc<dyn FileSystem>> {
-    let maker = {
-        let types = TYPES.lock();
-        types.iter().find(|(name, _)| name.as_bytes() == kind).map(|(_, maker)| *maker)
-    };
-    maker.ok_or(Errno::ENODEV)?(source, options)
+    let known = known_types().iter().find(|(name, _)| name.as_bytes() == kind);
+    let (_, maker) = known.ok_or(Errno::ENODEV)?;
+    maker(source, options)
 }

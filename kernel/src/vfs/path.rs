@@ -248,7 +248,9 @@ impl Context {
 /// How the open file behind a descriptor of the running process is found.
 pub type FileOf = fn(Fd) -> Result<Arc<File>>;
 
-static FILE_OF: Once<FileOf> = Once::new();
+machine::ro_after_init! {
+    static FILE_OF: Once<FileOf> = Once::new();
+}
 
 /// Says how descriptors that paths start at are found, once.
 pub fn register_files(file_of: FileOf) {
