@@ -18,8 +18,7 @@ use super::{FileOps, Inode, hooks, inotify, locks};
 use crate::base::accounts::{Counted, ObjectKind};
 use crate::base::poll::PollTable;
 use crate::base::sync::Mutex;
-use crate::security::acting;
-use crate::security::credentials::Credentials;
+use crate::security::{Credentials, Subject};
 use crate::vfs::deny_write::WriteAccess;
 
 /// A file descriptor.
@@ -45,8 +44,8 @@ pub struct File {
     pub id: u64,
     /// Who is told when it is closed: its places in epoll sets.
     watchers: SpinLock<Vec<Weak<dyn FileWatcher>>>,
-    /// Who opened it.
-    pub opener: Arc<Credentials>,
+    /// Who opened it; `None` of what was not found under a name.
+    pub opener: Option<Arc<Credentials>>,
     /// Who gets signals about it (F_SETOWN, O_ASYNC): `ipc::io_signals`.
     pub notice: SpinLock<Option<Notice>>,
     _counted: Counted<{ ObjectKind::File as usize }>,
@@ -54,6 +53,23 @@ pub struct File {
     granted: u64,
     /// Keeps a regular file that may be written to from being executed.
     _write_access: Option<WriteAccess>,
+}
+
+/// By whom a file was opened, and with which rights.
+pub struct Opening {
+    /// Who opened it, as long as that is to be known.
+    pub opener: Option<Arc<Credentials>>,
+    /// The right to write to a regular file.
+    pub write_access: Option<WriteAccess>,
+    /// What policies have granted.
+    pub granted: u64,
+}
+
+impl Default for Opening {
+    /// The kernel's own: nobody restricts it.
+    fn default() -> Self {
+        Opening { opener: None, write_access: None, granted: u64::MAX }
+    }
 }
 
 /// Who wants to know of a file's end.
@@ -74,19 +90,27 @@ impl File {
     /// A new description with open(2)'s `flags`.
     #[must_use]
     pub fn new(ops: Arc<dyn FileOps>, flags: u32, location: Option<Location>) -> Arc<File> {
-        Self::with_access(ops, flags, location, None, u64::MAX)
+        Self::make(ops, flags, location, Opening::default())
     }
 
-    /// As [`File::new`], for a regular file that may be written to, and with what policies have
-    /// granted.
+    /// As [`File::new`], of what somebody found at a place.
     #[must_use]
-    pub fn with_access(
+    pub fn opened(
+        ops: Arc<dyn FileOps>,
+        flags: u32,
+        location: Location,
+        opening: Opening,
+    ) -> Arc<File> {
+        Self::make(ops, flags, Some(location), opening)
+    }
+
+    fn make(
         ops: Arc<dyn FileOps>,
         flags: u32,
         location: Option<Location>,
-        write_access: Option<WriteAccess>,
-        granted: u64,
+        opening: Opening,
     ) -> Arc<File> {
+        let Opening { opener, write_access, granted } = opening;
         let mode = flags & raw::O_ACCMODE;
         let is_path = flags & raw::O_PATH != 0;
         Arc::new(File {
@@ -99,7 +123,7 @@ impl File {
             position: Mutex::new(0),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             watchers: SpinLock::new(Vec::new()),
-            opener: acting::subject().credentials,
+            opener,
             notice: SpinLock::new(None),
             _counted: Counted::new(),
             granted,
@@ -194,12 +218,13 @@ impl File {
 }
 
 impl File {
-    /// Its contents are about to change: it no longer gives rights to who executes it.
+    /// Its contents are about to change: it no longer gives rights to who executes it. Who changes
+    /// them is asked for only where it matters.
     #[inline]
-    pub fn drop_privileges(&self) -> Result<()> {
+    pub fn drop_privileges(&self, who: impl FnOnce() -> Subject) -> Result<()> {
         match &self.location {
             Some(location) if !location.inode().state().is_plain() => {
-                drop_privileges(&**location.inode(), &acting::subject())
+                drop_privileges(&**location.inode(), &who())
             }
             _ => Ok(()),
         }

@@ -131,6 +131,15 @@ pub struct DirEntry {
     pub next: u64,
 }
 
+/// How a name is moved, for [`Inode::rename`].
+#[derive(Clone, Copy, Debug)]
+pub struct Renaming {
+    /// renameat2(2)'s.
+    pub flags: u32,
+    /// User and group of a whiteout that is left behind.
+    pub owner: (u32, u32),
+}
+
 /// A new object, for [`Inode::create`].
 #[derive(Clone, Copy, Debug)]
 pub struct NewObject<'a> {
@@ -201,8 +210,14 @@ pub trait Inode: Send + Sync + Any {
     fn rmdir(&self, _name: &[u8]) -> Result<()> {
         Err(Errno::ENOTDIR)
     }
-    /// Moves an entry to a directory of the same file system; `flags` are renameat2(2)'s.
-    fn rename(&self, _name: &[u8], _to: &Arc<dyn Inode>, _new: &[u8], _flags: u32) -> Result<()> {
+    /// Moves an entry to a directory of the same file system.
+    fn rename(
+        &self,
+        _name: &[u8],
+        _to: &Arc<dyn Inode>,
+        _new: &[u8],
+        _how: &Renaming,
+    ) -> Result<()> {
         Err(Errno::ENOTDIR)
     }
     /// A number that is another one when a directory's names may be others, for a file system whose

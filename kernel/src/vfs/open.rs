@@ -9,9 +9,11 @@ use core::cell::Cell;
 
 use abi::{Errno, Result, general as raw};
 
+use super::file::Opening;
 use super::path::{Context, Last, Location, Walk, walk};
 use super::permission::{self, EXECUTE, READ, WRITE};
 use super::{File, FileType, SetAttributes, hooks, inotify};
+use crate::security::Credentials;
 use crate::vfs::deny_write::WriteAccess;
 use crate::vfs::namei;
 
@@ -65,14 +67,16 @@ pub fn open(context: &Context, dirfd: i32, path: &[u8], how: &How) -> Result<Arc
     let walk = Walk::new(context, dirfd, path, walk_flags)?;
     if flags & raw::O_PATH != 0 {
         let location = walk.finish()?;
-        return Ok(File::new(path_only(), flags & PATH_FLAGS, Some(location)));
+        let opening = Opening { opener: opener(context), ..Opening::default() };
+        return Ok(File::opened(path_only(), flags & PATH_FLAGS, location, opening));
     }
     if flags & TMPFILE_BIT != 0 {
         let directory = walk.finish()?;
         let location = namei::make_unnamed(context, &directory, how.mode)?;
         let granted = ask(context, &location, flags)?;
-        let access = write_access(&location, flags)?;
-        return open_inode(location, flags, access, granted);
+        let write_access = write_access(&location, flags)?;
+        let opening = Opening { opener: opener(context), write_access, granted };
+        return open_inode(location, flags, opening);
     }
     if flags & raw::O_CREAT != 0 {
         return open_or_create(context, walk, how);
@@ -127,7 +131,7 @@ pub fn open_location(
         check(context, &location, flags)?;
     }
     let granted = ask(context, &location, flags)?;
-    let access = write_access(&location, flags)?;
+    let write_access = write_access(&location, flags)?;
     let truncates =
         !created && flags & raw::O_TRUNC != 0 && location.file_type() == FileType::Regular;
     if truncates {
@@ -137,7 +141,8 @@ pub fn open_location(
         permission::set_attributes(location.inode().as_ref(), &changes)?;
     }
     let dentry = location.dentry.clone();
-    let file = open_inode(location, flags, access, granted)?;
+    let opening = Opening { opener: opener(context), write_access, granted };
+    let file = open_inode(location, flags, opening)?;
     if truncates {
         inotify::event(&dentry, raw::IN_MODIFY);
     }
@@ -161,16 +166,15 @@ fn write_access(location: &Location, flags: u32) -> Result<Option<WriteAccess>> 
     }
 }
 
-fn open_inode(
-    location: Location,
-    flags: u32,
-    access: Option<WriteAccess>,
-    granted: u64,
-) -> Result<Arc<File>> {
+fn opener(context: &Context) -> Option<Arc<Credentials>> {
+    Some(context.subject.credentials.clone())
+}
+
+fn open_inode(location: Location, flags: u32, opening: Opening) -> Result<Arc<File>> {
     let operations = location.inode().clone().open(flags)?;
     let kept = flags & !(raw::O_NOCTTY | raw::O_TRUNC);
     inotify::event(&location.dentry, raw::IN_OPEN);
-    let file = File::with_access(operations, kept, Some(location), access, granted);
+    let file = File::opened(operations, kept, location, opening);
     hooks::file_post_open((&file, flags))?;
     Ok(file)
 }
@@ -241,5 +245,6 @@ pub fn open_executable(
     }
     permission::check(location.inode().as_ref(), EXECUTE, &context.subject)?;
     let granted = ask(context, &location, raw::O_RDONLY | hooks::EXEC)?;
-    open_inode(location, raw::O_RDONLY | raw::O_LARGEFILE, None, granted)
+    let opening = Opening { granted, ..Opening::default() };
+    open_inode(location, raw::O_RDONLY | raw::O_LARGEFILE, opening)
 }

@@ -372,7 +372,7 @@ pub fn fallocate(fd: u64, mode: u32, offset: i64, len: i64) -> Result<u64> {
     if grows && offset + len > inode.page_cache().map_or(0, |cache| cache.size()) {
         check_size_limit(offset + len)?;
     }
-    file.drop_privileges()?;
+    file.drop_privileges(|| current().subject())?;
     inode.allocate(mode, offset, len)?;
     if let Some(location) = &file.location {
         inotify::event(&location.dentry, raw::IN_MODIFY);
