@@ -16,5 +16,6 @@ pub fn register() {
         Some(fs) => Ok(fs),
         None => Ok(devfs::new()?),
     });
+    register_type("mqueue", |_, _| Ok(crate::ipc::mqueue::fs::file_system()));
     register_type("devpts", |_, _| Ok(devpts::file_system()));
 }

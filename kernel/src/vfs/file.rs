@@ -6,7 +6,7 @@
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::any::Any;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
 use machine::speculation::mask_index;
@@ -14,13 +14,13 @@ use machine::sync::SpinLock;
 
 use super::path::Location;
 use super::permission::drop_privileges;
-use super::{FileOps, Inode, hooks, inotify, locks};
+use super::{FileOps, Inode, hooks, inotify, leases, locks};
 use crate::base::accounts::{Counted, ObjectKind};
 use crate::base::poll::PollTable;
 use crate::base::sync::Mutex;
 use crate::security::acting;
 use crate::security::credentials::Credentials;
-use crate::vfs::deny_write::WriteAccess;
+use crate::vfs::deny_write::Access;
 
 /// A file descriptor.
 pub type Fd = u32;
@@ -52,8 +52,8 @@ pub struct File {
     _counted: Counted<{ ObjectKind::File as usize }>,
     /// What policies have granted when it was opened.
     granted: u64,
-    /// Keeps a regular file that may be written to from being executed.
-    _write_access: Option<WriteAccess>,
+    /// Keeps a regular file that may be written to from being executed, and leases away.
+    _access: Access,
 }
 
 /// Who wants to know of a file's end.
@@ -62,6 +62,14 @@ pub trait FileWatcher: Send + Sync {
     fn file_closed(&self);
     /// For downcasts by whoever knows what watches.
     fn as_any(&self) -> &dyn Any;
+}
+
+/// Whether [`FileOps::descriptor_closed`] is of use to anybody.
+static CLOSING_IS_WATCHED: AtomicBool = AtomicBool::new(false);
+
+/// From now on every file hears of its descriptors' ends.
+pub fn watch_closing() {
+    CLOSING_IS_WATCHED.store(true, Ordering::SeqCst);
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -74,17 +82,16 @@ impl File {
     /// A new description with open(2)'s `flags`.
     #[must_use]
     pub fn new(ops: Arc<dyn FileOps>, flags: u32, location: Option<Location>) -> Arc<File> {
-        Self::with_access(ops, flags, location, None, u64::MAX)
+        Self::with_access(ops, flags, location, Access::Uncounted, u64::MAX)
     }
 
-    /// As [`File::new`], for a regular file that may be written to, and with what policies have
-    /// granted.
+    /// As [`File::new`], for what counts on its object, and with what policies have granted.
     #[must_use]
     pub fn with_access(
         ops: Arc<dyn FileOps>,
         flags: u32,
         location: Option<Location>,
-        write_access: Option<WriteAccess>,
+        access: Access,
         granted: u64,
     ) -> Arc<File> {
         let mode = flags & raw::O_ACCMODE;
@@ -103,7 +110,7 @@ impl File {
             notice: SpinLock::new(None),
             _counted: Counted::new(),
             granted,
-            _write_access: write_access,
+            _access: access,
         })
     }
 
@@ -230,6 +237,7 @@ impl Drop for File {
         }
         ops.release(self);
         locks::file_closed(self.id, || self.inode());
+        leases::file_closed(self);
         if inotify::is_active() {
             self.report_close();
         }
@@ -449,6 +457,9 @@ impl FdTable {
     #[inline(always)]
     fn closed(&self, file: &File) {
         locks::descriptor_closed(self.identity(), || file.inode());
+        if CLOSING_IS_WATCHED.load(Ordering::Relaxed) {
+            file.ops().descriptor_closed(self.identity());
+        }
     }
 
     /// Bytes queued behind the descriptors.
