@@ -17,5 +17,6 @@ pub const TYPES: &[FileSystemType] = &[
         Some(fs) => Ok(fs),
         None => Ok(devfs::new()?),
     }),
+    ("mqueue", |_, _| Ok(crate::ipc::mqueue::fs::file_system())),
     ("devpts", |_, _| Ok(devpts::file_system())),
 ];

@@ -94,6 +94,7 @@ fn register_floors() {
     });
     crate::process::acting::init();
     crate::base::sched::on_measured_tick(crate::process::timers::cpu_tick);
+    crate::ipc::mqueue::register_sockets(crate::net::netlink::cookie_sink);
     upper::register(Upper {
         collect_garbage: || {
             crate::net::garbage::collect();
@@ -376,6 +377,7 @@ const STANDARD: &[(&str, Maker, u32)] = &[
     ("/dev", || crate::fs::devfs::new().map(|fs| fs as Arc<dyn FileSystem>), raw::MS_NOSUID),
     ("/dev/pts", || Ok(crate::tty::devpts::file_system()), raw::MS_NOSUID | raw::MS_NOEXEC),
     ("/dev/shm", || Ok(TmpFs::new("tmpfs", 0o1777, Limits::default())), NO_DEVICES),
+    ("/dev/mqueue", || Ok(crate::ipc::mqueue::fs::file_system()), NO_EXEC),
     ("/run", || Ok(TmpFs::new("tmpfs", 0o755, Limits::default())), NO_DEVICES),
 ];
 const NO_DEVICES: u32 = raw::MS_NOSUID | raw::MS_NODEV;

@@ -3,13 +3,14 @@
 //!
 //! Reading order: `pipe` (the pattern of all: state, two queues, poll), `eventfd`, `timerfd`,
 //! `signalfd`, then `select` and `epoll`, which use them all through `FileOps::poll`. `sysv` stands
-//! alone: what it makes are no files.
+//! alone: what it makes are no files. `mqueue` has both names and descriptors.
 
 pub mod epoll;
 pub mod eventfd;
 pub mod futex;
 pub mod hooks;
 pub mod io_signals;
+pub mod mqueue;
 pub mod pipe;
 pub mod ring;
 pub mod select;

@@ -17,7 +17,7 @@ use crate::vfs::anon::AnonInode;
 use crate::vfs::deny_write::WriteAccess;
 use crate::vfs::path::{Context, Location};
 use crate::vfs::permission::{self, WRITE, is_owner};
-use crate::vfs::{File, FileType, Metadata, SetAttributes, hooks, inotify};
+use crate::vfs::{File, FileType, Metadata, SetAttributes, hooks, inotify, leases};
 
 const NS: i64 = 1_000_000_000;
 /// Advice numbers of fadvise64(2) end here.
@@ -306,6 +306,7 @@ pub fn truncate(path: u64, length: u64) -> Result<u64> {
     permission::check(location.inode().as_ref(), WRITE, &context.subject)?;
     hooks::path_truncate((&context, &location))?;
     let _access = WriteAccess::new(&location)?;
+    leases::break_for(location.inode().as_ref(), raw::O_WRONLY)?;
     resize(&location, size)
 }
 
