@@ -63,6 +63,9 @@ pub(crate) fn usage(text: impl Into<String>) -> Error {
 const STATUS_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
+    std::panic::set_hook(Box::new(|fault| {
+        say!("limen: a fault of limen itself, please report it with the command: {fault}");
+    }));
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     match words.split_first() {
         Some((word, rest)) if word == run::shim::NAME => return run::shim::exec(rest),
