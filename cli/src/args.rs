@@ -102,7 +102,7 @@ pub(crate) struct MitigationsArgs {
     #[arg(long, value_name = "WORDS")]
     pub(crate) append: Vec<String>,
     /// Name the CPUs that --cpu knows. Example: --list
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["cpu", "facts", "append"])]
     pub(crate) list: bool,
 }
 

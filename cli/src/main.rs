@@ -29,13 +29,14 @@ mod test;
 mod tidy;
 mod toolchain;
 mod tree;
+mod unused;
 mod words;
 
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, FromArgMatches as _};
 
 use args::{Cli, Command};
 
@@ -75,12 +76,17 @@ fn main() -> ExitCode {
         }
         _ => {}
     }
-    let parsed = match Cli::try_parse() {
-        Ok(cli) => cli.command,
+    let matches = Cli::command().try_get_matches();
+    let parsed = matches.and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
+    let (parsed, matches) = match parsed {
+        Ok((cli, matches)) => (cli.command, matches),
         Err(error) => return explain(&error),
     };
     if let (Command::Run(_), Some(advice)) = (&parsed, args::forgotten_equals(&words)) {
         return exit_code(Err(usage(advice)));
+    }
+    if let Err(error) = unused::check(&matches) {
+        return exit_code(Err(error));
     }
     match parsed {
         Command::Objtool(args) => objtool_cmd::run(args),
