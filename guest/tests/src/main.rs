@@ -30,8 +30,10 @@ mod io_signals;
 mod jobs;
 mod landlock;
 mod landlock_matrix;
+mod leases;
 mod mappings;
 mod memory;
+mod mqueue;
 mod options;
 mod order;
 mod own;
@@ -84,6 +86,7 @@ const SUBJECTS: &[&[Test]] = &[
     races::TESTS,
     file_rights::TESTS,
     partly::TESTS,
+    leases::TESTS,
     order::TESTS,
     errors::TESTS,
     procfs::TESTS,
@@ -98,6 +101,7 @@ const SUBJECTS: &[&[Test]] = &[
     found::TESTS,
     system::TESTS,
     sysv::TESTS,
+    mqueue::TESTS,
     pointers::TESTS,
     ptrace::TESTS,
     rights::TESTS,

@@ -19,6 +19,7 @@ use crate::net::{
 };
 use crate::process::current;
 use crate::process::give_file;
+use crate::process::own::Own;
 use crate::vfs::File;
 
 const SOCK_CLOEXEC: u32 = general::O_CLOEXEC;
@@ -66,13 +67,18 @@ fn split_kind(kind: u32) -> Result<(u32, bool, bool)> {
     Ok((kind & 0xf, flags & SOCK_CLOEXEC != 0, flags & SOCK_NONBLOCK != 0))
 }
 
+/// Whom a socket belongs to that the caller makes.
+fn owner() -> (u32, u32) {
+    Own::with_credentials(current(), |own| (own.fsuid, own.fsgid))
+}
+
 /// socket(2).
 pub fn socket(domain: u32, kind_at: u32, protocol: u32) -> Result<u64> {
     let (kind, close_on_exec, nonblocking) = split_kind(kind_at)?;
     hooks::socket_create((&current().subject(), domain, kind, protocol))?;
     let socket = crate::net::create::create(domain, kind, protocol)?;
     hooks::socket_post_create((socket.common(),))?;
-    give_file(file_for(socket, nonblocking), close_on_exec)
+    give_file(file_for(socket, owner(), nonblocking), close_on_exec)
 }
 
 /// socketpair(2).
@@ -92,7 +98,9 @@ pub fn socketpair(family: u32, kind_at: u32, protocol: u32, fds: UserPtr<[i32; 2
     hooks::socket_post_create((first.common(),))?;
     hooks::socket_post_create((second.common(),))?;
     hooks::socket_socketpair((first.common(), second.common()))?;
-    let (first, second) = (file_for(first, nonblocking), file_for(second, nonblocking));
+    let owner = owner();
+    let files = [first, second].map(|end| file_for(end, owner, nonblocking));
+    let [first, second] = files;
     give_pair(first, second, close_on_exec, |pair| fds.write(pair))
 }
 
@@ -151,7 +159,7 @@ fn accept_with(a: &Args, flags: u32) -> Result<u64> {
     let timeout = socket.common().receive_timeout(file.is_nonblocking());
     let new = socket.accept(timeout)?;
     let peer = (a.a1() != 0).then(|| new.peer_address());
-    let new = file_for(new, flags & SOCK_NONBLOCK != 0);
+    let new = file_for(new, owner(), flags & SOCK_NONBLOCK != 0);
     if let Some(peer) = peer {
         // A peer that is gone already has no address; the connection is still given.
         peer.unwrap_or(Address::Unix(None)).write_with_len(a.a1(), a.a2())?;

@@ -504,10 +504,10 @@ impl FileOps for SocketFile {
     }
 }
 
-/// A file around a socket.
+/// A file around a socket, which belongs to a user and a group.
 #[must_use]
-pub fn file_for(socket: Arc<dyn Socket>, nonblocking: bool) -> Arc<File> {
-    let inode = AnonInode::new(FileType::Socket, 0o777, "socket");
+pub fn file_for(socket: Arc<dyn Socket>, owner: (u32, u32), nonblocking: bool) -> Arc<File> {
+    let inode = AnonInode::owned(FileType::Socket, 0o777, "socket", owner);
     let flags = abi::general::O_RDWR | if nonblocking { abi::general::O_NONBLOCK } else { 0 };
     File::new(Arc::new(SocketFile { socket, inode, _counted: Counted::new() }), flags, None)
 }
