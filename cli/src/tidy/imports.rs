@@ -299,7 +299,8 @@ fn use_tree<'a>(
             "{" => {
                 at += 1;
                 while at < tokens.len() && tokens[at] != "}" {
-                    at = use_tree(tokens, at, &path, leaves);
+                    // In a macro signs stand where names would.
+                    at = use_tree(tokens, at, &path, leaves).max(at + 1);
                     at += usize::from(tokens.get(at) == Some(&","));
                 }
                 return at + 1;
@@ -356,6 +357,15 @@ mod tests {
         let expected =
             ["a > b: ", "a > b: G", "a > b.c: ", "a > b.c: D", "a > b.c: E", "b.c > a: Thing"];
         assert_eq!(shown(&found), expected);
+    }
+
+    #[test]
+    fn use_lines_of_macros_end() {
+        let found = graph(&[
+            ("a.rs", "macro_rules! m { () => { use x::{$($name),+}; } }\nuse crate::b::X;"),
+            ("b.rs", ""),
+        ]);
+        assert_eq!(shown(&found), ["a > b: X"]);
     }
 
     #[test]

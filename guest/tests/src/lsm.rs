@@ -79,7 +79,7 @@ fn labels_are_not_read() {
     get(CURRENT, context, nobody.cast(), 0).fails(EINVAL);
     get(CURRENT, context, &raw mut size, 2).fails(EINVAL);
     get(CURRENT, nobody, &raw mut size, 1).fails(EINVAL);
-    get(CURRENT, 8 as *mut u64, &raw mut size, 1).fails(EFAULT);
+    get(CURRENT, std::ptr::dangling_mut::<u64>(), &raw mut size, 1).fails(EFAULT);
     get(CURRENT, context, 8 as *mut u32, 0).fails(EFAULT);
     let mut undefined = [0_u64; 4];
     get(CURRENT, undefined.as_mut_ptr(), &raw mut size, 1).fails(EINVAL);

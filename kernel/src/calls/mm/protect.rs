@@ -31,7 +31,7 @@ fn protect(start: u64, len: u64, bits: u64, has_key: bool) -> Result<u64> {
     const KNOWN: u32 = raw::PROT_READ | raw::PROT_WRITE | raw::PROT_EXEC | raw::PROT_SEM;
     let grows = bits & u64::from(raw::PROT_GROWSDOWN | raw::PROT_GROWSUP);
     let bits = bits & !grows;
-    if grows == u64::from(raw::PROT_GROWSDOWN | raw::PROT_GROWSUP) || start % PAGE != 0 {
+    if grows == u64::from(raw::PROT_GROWSDOWN | raw::PROT_GROWSUP) || !start.is_multiple_of(PAGE) {
         return Err(Errno::EINVAL);
     }
     if len == 0 {

@@ -46,12 +46,14 @@ struct Attributes {
     ctime_ns: i64,
 }
 
+/// By name: the place in the order they were made, and the queue.
+type Names = BTreeMap<Arc<[u8]>, (u64, Arc<QueueFile>)>;
+
 struct MqueueFs {
     device: u64,
     next: AtomicU64,
     attributes: SpinLock<Attributes>,
-    /// By name: the place in the order they were made, and the queue.
-    names: SpinLock<BTreeMap<Arc<[u8]>, (u64, Arc<QueueFile>)>>,
+    names: SpinLock<Names>,
     state: InodeState,
 }
 
