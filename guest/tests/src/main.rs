@@ -32,9 +32,11 @@ mod landlock;
 mod landlock_matrix;
 mod landlock_ports;
 mod landlock_scopes;
+mod leases;
 mod lsm;
 mod mappings;
 mod memory;
+mod mqueue;
 mod options;
 mod order;
 mod own;
@@ -87,6 +89,7 @@ const SUBJECTS: &[&[Test]] = &[
     races::TESTS,
     file_rights::TESTS,
     partly::TESTS,
+    leases::TESTS,
     order::TESTS,
     errors::TESTS,
     procfs::TESTS,
@@ -101,6 +104,7 @@ const SUBJECTS: &[&[Test]] = &[
     found::TESTS,
     system::TESTS,
     sysv::TESTS,
+    mqueue::TESTS,
     pointers::TESTS,
     ptrace::TESTS,
     rights::TESTS,

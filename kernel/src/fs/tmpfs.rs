@@ -940,12 +940,6 @@ impl FileOps for TmpInode {
     }
 }
 
-/// Makes tmpfs known to mount(2), as `tmpfs` and `ramfs`.
-pub fn register() {
-    crate::vfs::mount::register_type("tmpfs", |_, options| mount_with("tmpfs", options));
-    crate::vfs::mount::register_type("ramfs", |_, options| mount_with("ramfs", options));
-}
-
 /// A file system with tmpfs(5)'s mount options; EINVAL for what they do not name.
 pub fn mount_with(name: &'static str, options: &[u8]) -> Result<Arc<dyn FileSystem>> {
     let mut limits = Limits::default();

@@ -6,7 +6,8 @@
 //! poll would be, by a [`Notifier`], and sending takes only locks that interrupts may take. The
 //! notifier refers to nothing that refers to the file: the file holds its registration.
 //!
-//! Pipes, sockets, terminals and inotify signal; others take the settings and never do.
+//! Pipes, sockets, terminals and inotify signal; others take the settings and signal only that a
+//! lease is to be given up (F_SETLEASE), whose commands are here for that.
 
 use alloc::sync::Arc;
 
@@ -21,9 +22,11 @@ use crate::process::signal::SigInfo;
 use crate::process::signal::send::{send_to_process, send_to_thread};
 use crate::process::{Pid, group_members};
 use crate::process::{Process, Thread, current, find_by_tid, find_process, find_thread};
+use crate::security::Capability;
 use crate::security::landlock::{Fence, signal_fence};
-use crate::vfs::File;
 use crate::vfs::file::Notice;
+use crate::vfs::leases::{self, Holder, Kind};
+use crate::vfs::{File, FileType};
 
 /// `struct f_owner_ex` (fcntl(2)).
 #[derive(FromBytes, IntoBytes, Immutable, Clone, Copy, Debug)]
@@ -41,6 +44,8 @@ const SIGNALS: u64 = 64;
 /// Reasons in si_code (sigaction(2)), and their bits in si_band.
 const POLL_IN: (i32, u32) = (1, events::READABLE);
 const POLL_OUT: (i32, u32) = (2, events::WRITABLE | events::WRBAND);
+/// POLLMSG means nothing to poll(2), and is shown here only.
+const POLL_MSG: (i32, u32) = (3, events::READABLE | 0x400);
 const POLL_PRI: (i32, u32) = (5, events::PRI | events::RDBAND);
 const POLL_HUP: (i32, u32) = (6, events::HUP | events::ERR);
 
@@ -105,6 +110,19 @@ impl Wake for Notifier {
         }
         // It uses up nobody's exclusive wake-up.
         false
+    }
+}
+
+/// A lease of the file is to be given up.
+impl Holder for Notifier {
+    fn tell(&self) {
+        let settings = self.settings.lock().clone();
+        let (code, band) = POLL_MSG;
+        let info = match settings.signal {
+            0 => SigInfo::kernel(raw::SIGIO),
+            signal => SigInfo::about_file(signal, code, band, settings.fd),
+        };
+        settings.send(info);
     }
 }
 
@@ -258,4 +276,47 @@ pub fn set_signal(file: &Arc<File>, signal: u64) -> Result<()> {
 /// F_GETSIG.
 pub fn signal(file: &File) -> u32 {
     known(file).signal
+}
+
+/// F_GETLEASE.
+pub fn lease(file: &File) -> u32 {
+    match leases::get(file) {
+        Kind::None => raw::F_UNLCK,
+        Kind::Read => raw::F_RDLCK,
+        Kind::Write => raw::F_WRLCK,
+    }
+}
+
+/// F_SETLEASE. EINVAL, EACCES, EAGAIN.
+pub fn set_lease(fd: u32, file: &Arc<File>, kind: u32) -> Result<()> {
+    let kind = match kind {
+        raw::F_UNLCK => Kind::None,
+        raw::F_RDLCK => Kind::Read,
+        raw::F_WRLCK => Kind::Write,
+        _ => return Err(Errno::EINVAL),
+    };
+    let who = current().subject();
+    let metadata = file.inode().metadata()?;
+    if metadata.uid != who.fsuid && !who.capable(Capability::Lease) {
+        return Err(Errno::EACCES);
+    }
+    if metadata.file_type != FileType::Regular {
+        return Err(Errno::EINVAL);
+    }
+    if kind == Kind::None {
+        leases::remove(file)?;
+        // What it was told by goes with the lease.
+        return change(file, |settings| *settings = Settings::default());
+    }
+    let process = current().process.clone();
+    let (pid, credentials) = (process.pid, current().credentials());
+    leases::set(file, pid, kind, notifier(file))?;
+    change(file, |settings| {
+        settings.fd = fd;
+        if settings.id == 0 {
+            (settings.kind, settings.id) = (OWNER_PROCESS, pid as i32);
+            settings.target = Target::Process(process);
+            settings.uids = [credentials.uid, credentials.euid];
+        }
+    })
 }

@@ -6,7 +6,7 @@
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::any::Any;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
 use machine::speculation::mask_index;
@@ -14,12 +14,12 @@ use machine::sync::SpinLock;
 
 use super::path::Location;
 use super::permission::drop_privileges;
-use super::{FileOps, Inode, hooks, inotify, locks};
+use super::{FileOps, Inode, hooks, inotify, leases, locks};
 use crate::base::accounts::{Counted, ObjectKind};
 use crate::base::poll::PollTable;
 use crate::base::sync::Mutex;
 use crate::security::{Credentials, Subject};
-use crate::vfs::deny_write::WriteAccess;
+use crate::vfs::deny_write::Access;
 
 /// A file descriptor.
 pub type Fd = u32;
@@ -51,16 +51,16 @@ pub struct File {
     _counted: Counted<{ ObjectKind::File as usize }>,
     /// What policies have granted when it was opened.
     granted: u64,
-    /// Keeps a regular file that may be written to from being executed.
-    _write_access: Option<WriteAccess>,
+    /// Keeps a regular file that may be written to from being executed, and leases away.
+    _access: Access,
 }
 
 /// By whom a file was opened, and with which rights.
 pub struct Opening {
     /// Who opened it, as long as that is to be known.
     pub opener: Option<Arc<Credentials>>,
-    /// The right to write to a regular file.
-    pub write_access: Option<WriteAccess>,
+    /// What it counts as on its object.
+    pub access: Access,
     /// What policies have granted.
     pub granted: u64,
 }
@@ -68,7 +68,7 @@ pub struct Opening {
 impl Default for Opening {
     /// The kernel's own: nobody restricts it.
     fn default() -> Self {
-        Opening { opener: None, write_access: None, granted: u64::MAX }
+        Opening { opener: None, access: Access::Uncounted, granted: u64::MAX }
     }
 }
 
@@ -78,6 +78,14 @@ pub trait FileWatcher: Send + Sync {
     fn file_closed(&self);
     /// For downcasts by whoever knows what watches.
     fn as_any(&self) -> &dyn Any;
+}
+
+/// Whether [`FileOps::descriptor_closed`] is of use to anybody.
+static CLOSING_IS_WATCHED: AtomicBool = AtomicBool::new(false);
+
+/// From now on every file hears of its descriptors' ends.
+pub fn watch_closing() {
+    CLOSING_IS_WATCHED.store(true, Ordering::SeqCst);
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -110,7 +118,7 @@ impl File {
         location: Option<Location>,
         opening: Opening,
     ) -> Arc<File> {
-        let Opening { opener, write_access, granted } = opening;
+        let Opening { opener, access, granted } = opening;
         let mode = flags & raw::O_ACCMODE;
         let is_path = flags & raw::O_PATH != 0;
         Arc::new(File {
@@ -127,7 +135,7 @@ impl File {
             notice: SpinLock::new(None),
             _counted: Counted::new(),
             granted,
-            _write_access: write_access,
+            _access: access,
         })
     }
 
@@ -255,6 +263,7 @@ impl Drop for File {
         }
         ops.release(self);
         locks::file_closed(self.id, || self.inode());
+        leases::file_closed(self);
         if inotify::is_active() {
             self.report_close();
         }
@@ -474,6 +483,9 @@ impl FdTable {
     #[inline(always)]
     fn closed(&self, file: &File) {
         locks::descriptor_closed(self.identity(), || file.inode());
+        if CLOSING_IS_WATCHED.load(Ordering::Relaxed) {
+            file.ops().descriptor_closed(self.identity());
+        }
     }
 
     /// Bytes queued behind the descriptors.

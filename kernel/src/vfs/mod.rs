@@ -28,6 +28,7 @@ pub mod file;
 pub mod hooks;
 pub mod inotify;
 pub mod landlock;
+pub mod leases;
 pub mod locks;
 pub mod mount;
 pub mod namei;
@@ -376,6 +377,9 @@ pub trait FileOps: Send + Sync + Any {
     fn inode(&self) -> Arc<dyn Inode>;
     /// The last descriptor of this open file was closed.
     fn release(&self, _file: &File) {}
+    /// A process with this table of descriptors has closed one of them. Called only once somebody
+    /// wants to know ([`file::watch_closing`]).
+    fn descriptor_closed(&self, _table: usize) {}
     /// Bytes of the kernel's memory that are queued behind it, for the choice of whom to kill when
     /// memory runs out. Takes no sleeping lock.
     fn held_bytes(&self) -> usize {

@@ -185,8 +185,10 @@ impl Location {
             at.dentry = parent;
         }
         let mut path = Vec::with_capacity(length + 32);
-        // The top of the tree of names counts as reached by whoever holds no root below it.
-        let is_top = at.is_mount_top() && at.mount.place().is_none() && is_in_tree(&at);
+        // The top of the tree of names counts as reached by whoever holds no root below it, and
+        // so does the kernel's own mount, which is nowhere.
+        let is_top = at.is_mount_top() && at.mount.place().is_none() && is_in_tree(&at)
+            || at.mount.is_internal();
         if !reached && !is_top {
             path.extend_from_slice(b"(unreachable)");
         }
@@ -263,7 +265,9 @@ impl Context {
 /// How the open file behind a descriptor of the running process is found.
 pub type FileOf = fn(Fd) -> Result<Arc<File>>;
 
-static FILE_OF: Once<FileOf> = Once::new();
+machine::ro_after_init! {
+    static FILE_OF: Once<FileOf> = Once::new();
+}
 
 /// Says how descriptors that paths start at are found, once.
 pub fn register_files(file_of: FileOf) {
