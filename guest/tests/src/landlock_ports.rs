@@ -1,7 +1,7 @@
 //! Landlock's rights to ports, call by call, for comparing kernels: each call that binds or
 //! connects is made unrestricted and under rulesets, alone, one in another, and sixteen deep. A
-//! cell is the answer; nobody states what it should be, for Linux does. Neighbours: `landlock_matrix.rs` does
-//! the same with rights to files, `landlock.rs` states what is known.
+//! cell is the answer; nobody states what it should be, for Linux does. Neighbours:
+//! `landlock_matrix.rs` does the same with rights to files, `landlock.rs` states what is known.
 
 use crate::landlock::{add_port, restrict, ruleset};
 use crate::sc;

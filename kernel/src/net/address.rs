@@ -79,8 +79,8 @@ impl RawAddress {
         }
     }
 
-    /// As [`RawAddress::to_inet`], for bind(2): a socket of AF_INET takes the family AF_UNSPEC as an
-    /// old way to say "any address".
+    /// As [`RawAddress::to_inet`], for bind(2): a socket of AF_INET takes the family AF_UNSPEC as
+    /// an old way to say "any address".
     pub fn to_bind(&self, v6: bool) -> Result<SocketAddr> {
         let is_old = !v6 && self.len >= 16 && self.family()? == raw::AF_UNSPEC;
         if !is_old {
