@@ -418,6 +418,8 @@ fn it_is_a_file() {
         format!("QSIZE:0          NOTIFY:0     SIGNO:{SIGUSR1:<5} NOTIFY_PID:{:<6}\n", pid());
     assert_eq!(String::from_utf8(read(q.fd, 100)).unwrap(), told);
     assert_eq!(read(q.fd, 100), b"");
+    // Messages that come below tell nobody.
+    sc!(SYS_mq_notify, q.fd, 0).is(0);
     sc!(SYS_lseek, q.fd, 6, SEEK_SET).is(6);
     assert_eq!(read(q.fd, 3), b"0  ");
     sc!(SYS_write, q.fd, b"x".as_ptr(), 1).fails(EINVAL);
