@@ -1,5 +1,5 @@
-//! The script `limen` itself, which sets up and builds: in a folder of its own, with programs in the
-//! place of Rust's. Part of the run level.
+//! The script `limen` itself, which sets up and builds: in a folder of its own, with programs in
+//! the place of Rust's. Part of the run level.
 //!
 //! One toolchain is used for everything, whatever comes first in PATH; who waits is told what is
 //! built, how much of it there is and how long it takes; what is missing and cannot be installed is

@@ -3,7 +3,8 @@
 //! It is the list to read, and runs by name alone: each of its tests is in another level as well. A
 //! test that drives several lines runs once; tests of the crates on the host run first, together.
 //!
-//! Neighbours: `run.rs`, `dist.rs` and `pages.rs` have the tests, `SPEC.md` what holds beside these.
+//! Neighbours: `run.rs`, `dist.rs` and `pages.rs` have the tests, `SPEC.md` what holds beside
+//! these.
 
 use std::collections::BTreeMap;
 use std::path::Path;

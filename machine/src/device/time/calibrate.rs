@@ -8,9 +8,9 @@
 //!
 //! Measuring is hard where the CPU is a thread that the host stops at will: a pair of readings
 //! (TSC, other clock) may be far apart. Of several pairs the one whose two TSC readings enclose the
-//! other clock's most closely is taken. And a clock that was just started is left alone for a while:
-//! the emulator's other threads look at it, too, and a reading that waits for them is taken at its
-//! end, not in the middle of its two TSC readings. That made the clock 0.02 to 0.12 % slow.
+//! other clock's most closely is taken. And a clock that was just started is left alone for a
+//! while: the emulator's other threads look at it, too, and a reading that waits for them is taken
+//! at its end, not in the middle of its two TSC readings. That made the clock 0.02 to 0.12 % slow.
 
 use formats::acpi::PmTimer;
 use formats::pvclock;
