@@ -468,7 +468,7 @@ pub(crate) struct CompareArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TestArgs {
     /// A level (host, audit, kernel, bochs, guest, settings, isolation, run,
-    /// dist, pages, hostile, fuzz, bench, apps) or a room, which is a test name's part.
+    /// dist, pages, people, hostile, differ, fuzz, bench, apps, sabotage) or a room, which is a test name's part.
     /// Example: limen test guest
     #[arg(value_name = "LEVEL|ROOM")]
     pub(crate) what: Option<String>,

@@ -1,5 +1,5 @@
-//! Options that would have no effect where they were given: refused, with the words that they belong
-//! with, before anything runs.
+//! Options that would have no effect where they were given: refused, with the words that they
+//! belong with, before anything runs.
 //!
 //! Why it is hard: an option with a default value cannot be told from one that was not given by its
 //! value, so what the parser saw is asked. Neighbour: `args.rs` has the options, and what excludes

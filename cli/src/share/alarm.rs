@@ -1,5 +1,5 @@
-//! How the end of a thread of the server is heard of: by one socket, which whoever supervises the VM
-//! waits for beside everything else.
+//! How the end of a thread of the server is heard of: by one socket, which whoever supervises the
+//! VM waits for beside everything else.
 //!
 //! Why it is hard: the threads of queues are the library's, which tells nobody when one of them
 //! ends. So each that has served something keeps a [`Bell`] among its own variables, and that rings

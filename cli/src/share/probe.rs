@@ -1,5 +1,5 @@
-//! Whether this QEMU can have its root from the server: some are built without virtio-fs, or without
-//! memory that is shared by a descriptor.
+//! Whether this QEMU can have its root from the server: some are built without virtio-fs, or
+//! without memory that is shared by a descriptor.
 //!
 //! QEMU itself is asked, once: the answer is kept in the cache, named by the program's place, size
 //! and time. Neighbours: `run/vm.rs` asks, `run/accel.rs` does the same for KVM.

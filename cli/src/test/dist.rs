@@ -16,6 +16,11 @@ const TESTS: [(&str, Test); 2] = [("dist::archive", archive), (CLEAN_TREE, clean
 /// It fetches a few hundred megabytes: only where the level is named.
 const CLEAN_TREE: &str = "dist::clean_tree";
 
+/// The test of this name.
+pub(super) fn find(name: &str) -> Option<Test> {
+    TESTS.iter().find(|(other, _)| *other == name).map(|(_, test)| *test)
+}
+
 pub(super) fn names() -> Vec<String> {
     TESTS.iter().map(|(name, _)| (*name).to_owned()).collect()
 }

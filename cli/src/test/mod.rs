@@ -12,6 +12,7 @@
 //! | run | `limen run` and `limen pack` as a user meets them | both |
 //! | dist | what `limen dist` makes, unpacked; if named, installed on a clean Debian | both |
 //! | pages | the pages of `limen trace` and `limen compare`, in Chromium | both |
+//! | people | what users were promised, line by line, each by its tests | both |
 //! | sabotage | the sources, broken one way at a time: tests must notice | host; `--all`: QEMU |
 //! | hostile | programs that take all they can, a short fuzz run, bad archives | QEMU |
 //! | differ | random programs whose calls must answer as on Linux | both |
@@ -41,10 +42,12 @@ mod images;
 mod isolation;
 mod judge;
 mod kernel;
+mod launcher;
 mod live_root;
 mod nested;
 mod packages;
 mod pages;
+mod people;
 mod profile;
 mod promises;
 mod run;
@@ -138,7 +141,7 @@ struct Level {
 }
 
 /// In order: the quick ones first.
-const LEVELS: [Level; 16] = [
+const LEVELS: [Level; 17] = [
     Level { name: "host", run: host::run, names: host::names },
     Level {
         name: "audit",
@@ -156,6 +159,7 @@ const LEVELS: [Level; 16] = [
     Level { name: "run", run: run::run, names: |_| Ok(run::names()) },
     Level { name: "dist", run: dist::run, names: |_| Ok(dist::names()) },
     Level { name: "pages", run: pages::run, names: |_| Ok(pages::names()) },
+    Level { name: "people", run: people::run, names: |_| Ok(people::names()) },
     Level { name: "hostile", run: hostile::run, names: hostile::names },
     Level { name: "differ", run: differ::run, names: |_| Ok(vec!["differ::programs".to_owned()]) },
     Level { name: "fuzz", run: hostile::run_fuzz, names: |_| Ok(vec!["fuzz::long".to_owned()]) },
@@ -164,8 +168,8 @@ const LEVELS: [Level; 16] = [
 ];
 
 /// Levels that run only when named: the long fuzz run takes ten minutes (a short one is in
-/// `hostile`).
-const ONLY_BY_NAME: [&str; 1] = ["fuzz"];
+/// `hostile`); the tests of `people` are in other levels, too.
+const ONLY_BY_NAME: [&str; 2] = ["fuzz", "people"];
 
 /// Whether a word names a level.
 pub(crate) fn is_level(what: &str) -> bool {

@@ -20,6 +20,11 @@ const CONTRAST: f64 = 4.5;
 /// Tab is pressed at most so often to get somewhere.
 const TABS_MAX: usize = 20;
 
+/// The test of this name.
+pub(super) fn find(name: &str) -> Option<Test> {
+    TESTS.iter().find(|(other, _)| *other == name).map(|(_, test)| *test)
+}
+
 pub(super) fn names() -> Vec<String> {
     TESTS.iter().map(|(name, _)| (*name).to_owned()).collect()
 }

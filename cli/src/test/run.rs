@@ -11,8 +11,8 @@ use std::process::{Child, Command, Output, Stdio};
 
 use super::watch::Running;
 use super::{
-    Context, Summary, beside_linux, detached, ended, exec, images, live_root, profile, promises,
-    sandboxers, sentences, traces,
+    Context, Summary, beside_linux, detached, ended, exec, images, launcher, live_root, profile,
+    promises, sandboxers, sentences, traces,
 };
 use crate::Error;
 
@@ -49,6 +49,10 @@ const TESTS: &[(&str, Test)] = &[
     ("run::children", ended::children),
     ("run::leaves_nothing", ended::leaves_nothing),
     ("run::clock", promises::clock),
+    ("run::kernel_log", promises::kernel_log),
+    ("run::kvm", promises::kvm),
+    ("run::launcher", launcher::builds),
+    ("run::launcher_lacks", launcher::names_what_is_missing),
     ("run::shared_folder_keeps_no_rights", promises::shared_folder_keeps_no_rights),
     ("run::secrets", promises::secrets),
     ("run::ends_of_its_own", promises::ends_of_its_own),
@@ -75,6 +79,11 @@ const TESTS: &[(&str, Test)] = &[
     ("run::landlock_as_on_linux", beside_linux::sandboxed),
     ("run::compare_with_linux", promises::compare_with_linux),
 ];
+
+/// The test of this name.
+pub(super) fn find(name: &str) -> Option<Test> {
+    TESTS.iter().find(|(other, _)| *other == name).map(|(_, test)| *test)
+}
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     each(context, TESTS.iter().filter(|(name, _)| context.wants(name)))
@@ -307,6 +316,8 @@ fn report(context: &Context, folder: &Path) -> Result<(), Error> {
     let good = output.status.code() == Some(3)
         && json["exit_code"] == 3
         && json["status"] == "exit"
+        && json["schema_version"].is_u64()
+        && json.get("syscalls").is_some_and(serde_json::Value::is_null)
         && json["boot_ms"].as_f64().is_some_and(|boot_ms| boot_ms > 0.0)
         && (90 << 20..900 << 20).contains(&peak);
     ensure(good, || format!("{}: {report}", output.status))

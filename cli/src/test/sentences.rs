@@ -28,7 +28,7 @@ const REFUSED: &[Case] = &[
     ("run --user= -- true", 2, &["--user \"\"", "want NAME, UID"]),
     ("run --user :5 -- true", 2, &["--user \":5\"", "want NAME, UID"]),
     ("run --user 4294967295 -- true", 2, &["is no user's number"]),
-    ("run --cpu= -- true", 2, &["--cpu \"\"", "such as EPYC"]),
+    ("run --cpu= -- true", 2, &["--cpu \"\"", "such as max"]),
     ("run --file plain:/a --file own-tool:/a -- true", 2, &["--file own-tool:/a: another --file"]),
     ("run --file plain:/a --dir out:/a -- true", 2, &["--dir out:/a: /a of the guest is a file"]),
     ("run --hide /a --show /a -- true", 2, &["--hide /a --show /a: give one"]),

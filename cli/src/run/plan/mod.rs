@@ -113,7 +113,7 @@ fn check_words(args: &RunArgs) -> Result<(), Error> {
         }
     }
     if args.cpu.as_deref().is_some_and(|model| model.trim().is_empty()) {
-        return Err(usage("--cpu \"\": want a CPU model, such as EPYC"));
+        return Err(usage("--cpu \"\": want a CPU model, such as max"));
     }
     if let Some(path) = args.hide.iter().find(|path| args.show.contains(path)) {
         let path = path.display();

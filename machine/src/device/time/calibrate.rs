@@ -8,7 +8,9 @@
 //!
 //! Measuring is hard where the CPU is a thread that the host stops at will: a pair of readings
 //! (TSC, other clock) may be far apart. Of several pairs the one whose two TSC readings enclose the
-//! other clock's most closely is taken.
+//! other clock's most closely is taken. And a clock that was just started is left alone for a
+//! while: the emulator's other threads look at it, too, and a reading that waits for them is taken
+//! at its end, not in the middle of its two TSC readings. That made the clock 0.02 to 0.12 % slow.
 
 use formats::acpi::PmTimer;
 use formats::pvclock;
@@ -23,7 +25,9 @@ use crate::memory::frame;
 const MEASURE_TICKS: u64 = 2_100_000;
 /// Longest wait for a reference clock that stands still, in TSC ticks.
 const MAX_TICKS: u64 = 200_000_000;
-const PAIRS: usize = 8;
+const PAIRS: usize = 32;
+/// How long a clock that was just started is left alone, in TSC ticks.
+const SETTLE_TICKS: u64 = 1_000_000;
 /// Rate of the APIC timer in QEMU and KVM: their bus cycle is one nanosecond.
 const QEMU_APIC_HZ: u64 = 1_000_000_000;
 const PM_TIMER_HZ: u64 = 3_579_545;
@@ -70,6 +74,10 @@ pub(super) fn tsc_rate() -> Rate {
     }
     let measured = if is_emulation() {
         apic::start_free_running();
+        let started = rdtsc();
+        while rdtsc().wrapping_sub(started) < SETTLE_TICKS {
+            core::hint::spin_loop();
+        }
         let hz = measure(QEMU_APIC_HZ, u64::from(u32::MAX), || {
             u64::from(u32::MAX - apic::timer_count())
         });
