@@ -179,18 +179,24 @@ pub fn rt_sigtimedwait(
 // ------------------------------------------------------------------------------------------------
 // Sending
 
-/// Whether `sender` may send `number` (0: only ask) to `target` (kill(2)).
-fn check_permission(sender: &Process, target: &Process, number: u32) -> Result<()> {
+/// Whether `sender` may send `number` (0: only ask) to `target`, or to one thread of it (kill(2)).
+fn check_permission(
+    sender: &Thread,
+    target: &Process,
+    thread: Option<&Thread>,
+    number: u32,
+) -> Result<()> {
     let own = sender.subject();
+    let sender = &*sender.process;
     if core::ptr::eq(sender, target) {
-        return hooks::task_kill((&own, target, number));
+        return hooks::task_kill((&own, target, thread, number));
     }
     let other = target.credentials();
     let same_user = [own.euid, own.uid].iter().any(|id| [other.suid, other.uid].contains(id));
     let same_session =
         sender.session.load(Ordering::Relaxed) == target.session.load(Ordering::Relaxed);
     if same_user || own.capable(Capability::Kill) || number == raw::SIGCONT && same_session {
-        hooks::task_kill((&own, target, number))
+        hooks::task_kill((&own, target, thread, number))
     } else {
         Err(Errno::EPERM)
     }
@@ -210,12 +216,12 @@ fn send_checked(target: &Arc<Process>, info: SigInfo) -> Result<()> {
 /// EINVAL for a signal that is none, EPERM.
 fn check_sending(target: &Arc<Process>, info: SigInfo) -> Result<()> {
     number_or_zero(info.signo as u64)?;
-    check_permission(&current().process, target, info.number())
+    check_permission(&current(), target, None, info.number())
 }
 
 fn send_thread_checked(target: &Arc<Thread>, info: SigInfo) -> Result<()> {
     number_or_zero(info.signo as u64)?;
-    check_permission(&current().process, &target.process, info.number())?;
+    check_permission(&current(), &target.process, Some(target), info.number())?;
     if info.signo == 0 { Ok(()) } else { send::send_to_thread(target, info) }
 }
 

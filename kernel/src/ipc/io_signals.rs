@@ -18,11 +18,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::Wake;
+use crate::process::hooks;
 use crate::process::signal::SigInfo;
 use crate::process::signal::send::{send_to_process, send_to_thread};
 use crate::process::{Pid, all_processes, group_members};
 use crate::process::{Process, Thread, current, find_by_tid, find_process, find_thread};
 use crate::security::Capability;
+use crate::security::landlock::{Fence, signal_fence};
 use crate::vfs::file::Notice;
 use crate::vfs::leases::{self, Holder, Kind};
 use crate::vfs::{File, FileType, Inode};
@@ -66,6 +68,7 @@ struct Settings {
     target: Target,
     /// Who has set it: only who they may signal gets one.
     uids: [u32; 2],
+    fence: Fence,
     /// 0: SIGIO, without information.
     signal: u32,
     /// The descriptor, for si_fd.
@@ -128,7 +131,7 @@ impl Settings {
     fn send(&self, info: SigInfo) {
         match &self.target {
             Target::Nobody => {}
-            Target::Thread(thread) if self.may_signal(&thread.process) => {
+            Target::Thread(thread) if self.may_signal(&thread.process, info) => {
                 if send_to_thread(thread, info).is_err() {
                     let _ = send_to_thread(thread, SigInfo::kernel(raw::SIGIO));
                 }
@@ -143,17 +146,18 @@ impl Settings {
 
     fn send_to(&self, process: &Arc<Process>, info: SigInfo) {
         // A full queue of real-time signals is told by SIGIO, which is never refused.
-        if self.may_signal(process) && send_to_process(process, info).is_err() {
+        if self.may_signal(process, info) && send_to_process(process, info).is_err() {
             let _ = send_to_process(process, SigInfo::kernel(raw::SIGIO));
         }
     }
 
     /// As kill(2) decides, for who has set the owner.
-    fn may_signal(&self, process: &Process) -> bool {
+    fn may_signal(&self, process: &Process, info: SigInfo) -> bool {
         let credentials = process.credentials();
         let theirs = [credentials.uid, credentials.suid];
         let [uid, euid] = self.uids;
-        euid == 0 || theirs.contains(&uid) || theirs.contains(&euid)
+        let is_theirs = euid == 0 || theirs.contains(&uid) || theirs.contains(&euid);
+        is_theirs && hooks::file_send_sigiotask((&self.fence, process, info.number())).is_ok()
     }
 }
 
@@ -236,11 +240,17 @@ pub fn own(file: &Arc<File>, owner: OwnerEx) -> Result<()> {
         OWNER_PROCESS => find_process(id).map_or(Target::Nobody, Target::Process),
         _ => Target::Group(id),
     };
-    let credentials = current().credentials();
-    let uids = [credentials.uid, credentials.euid];
+    let who = current().subject();
+    let uids = [who.uid, who.euid];
+    let is_own = match &target {
+        Target::Thread(thread) => thread.process.pid == who.pid,
+        Target::Process(process) => process.pid == who.pid,
+        Target::Nobody | Target::Group(_) => false,
+    };
+    let fence = if is_own { Fence::open() } else { signal_fence(who.domain.as_deref()) };
     change(file, |settings| {
         (settings.kind, settings.id, settings.target) = (owner.kind, owner.pid, target);
-        settings.uids = uids;
+        (settings.uids, settings.fence) = (uids, fence);
     })
 }
 

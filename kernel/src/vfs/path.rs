@@ -122,6 +122,21 @@ impl Location {
         Some(Location::new(at.mount, parent))
     }
 
+    /// As [`Location::up`], for who counts all that stands above: what was moved out of the part of
+    /// a file system that its mount shows leads to the top of the file system, and from there to
+    /// the mount's own top.
+    pub(super) fn up_or_back(&self) -> Option<Location> {
+        let mut at = self.clone();
+        while at.is_mount_top() {
+            at = at.mount.place()?;
+        }
+        if at.mount.is_internal() {
+            return None;
+        }
+        let above = at.dentry.parent().unwrap_or_else(|| at.mount.root().clone());
+        Some(Location::new(at.mount, above))
+    }
+
     /// Goes to the top of whatever is mounted here.
     #[inline]
     fn enter_mounts(&mut self) {
