@@ -270,7 +270,7 @@ names! {
     munlock __NR_munlock (address: Pointer, length: Size)
     mlockall __NR_mlockall (flags: Flags)
     munlockall __NR_munlockall ()
-    vhangup __NR_vhangup
+    vhangup __NR_vhangup ()
     modify_ldt __NR_modify_ldt
     pivot_root __NR_pivot_root (new: Path, old: Path)
     _sysctl __NR__sysctl
@@ -282,7 +282,7 @@ names! {
     setrlimit __NR_setrlimit (resource: Int, limit: Pointer)
     chroot __NR_chroot (path: Path)
     sync __NR_sync ()
-    acct __NR_acct
+    acct __NR_acct (path: Path)
     settimeofday __NR_settimeofday (time: Pointer, zone: Pointer)
     mount __NR_mount (source: Path, target: Path, kind: Path, flags: Flags, data: Pointer)
     umount2 __NR_umount2 (target: Path, flags: Flags)

@@ -109,6 +109,8 @@ fn errors_and_their_numbers() {
     add_path(rules, READ_FILE, 1 << 20).fails(EBADF);
     add_path(rules, READ_FILE, rules).fails(EBADFD);
     add_path(rules, READ_FILE, pipe().0).fails(EBADFD);
+    let memory = sc!(SYS_memfd_create, c"m".as_ptr(), 0).fd();
+    add_path(rules, READ_FILE, memory).fails(EBADFD);
     add_path(tmp, READ_FILE, tmp).fails(EBADF);
     add_path(pipe().0, READ_FILE, tmp).fails(EBADFD);
     add_path(1 << 20, READ_FILE, tmp).fails(EBADF);

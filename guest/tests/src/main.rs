@@ -11,6 +11,7 @@ mod capabilities;
 mod channels;
 mod child;
 mod core;
+mod datagrams;
 mod differ;
 mod elf_cases;
 mod entry;
@@ -97,6 +98,7 @@ const SUBJECTS: &[&[Test]] = &[
     channels::TESTS,
     sockets::TESTS,
     tcp::TESTS,
+    datagrams::TESTS,
     options::TESTS,
     time::TESTS,
     scheduling::TESTS,

@@ -20,7 +20,8 @@ tests!("memory":
     stack_grows, stack_limit_faults, many_mappings, thousand_page_pattern, map_32bit,
     map_populate, zero_page_mapping, prot_none_reserve_commit, file_offset_mapping,
     partial_last_page_is_zero, mmap_write_needs_rights, fork_keeps_layout, growsdown_guard,
-    handler_can_repair_fault, membarrier_query, membarrier_registrations, process_vm_reads_child,
+    handler_can_repair_fault, membarrier_query, membarrier_registrations,
+    membarrier_of_code_and_sequences, nothing_becomes_executable, process_vm_reads_child,
     process_vm_moves_pieces, maps_of_many_areas, policies_of_one_node,
     page_tables_are_freed,
 );
@@ -666,6 +667,72 @@ fn membarrier_registrations() {
             call(REGISTERED).is(20);
             call(8).is(0);
         });
+    });
+}
+
+/// PR_SET_MDWE (prctl(2)): what could be written is never executed.
+fn nothing_becomes_executable() {
+    const PR_SET_MDWE: i32 = 65;
+    const PR_GET_MDWE: i32 = 66;
+    let set = |bits: usize| sc!(SYS_prctl, PR_SET_MDWE, bits, 0, 0, 0);
+    let get = || sc!(SYS_prctl, PR_GET_MDWE, 0, 0, 0, 0);
+    let map = |prot: i32| mmap(0, PAGE, prot, PA, -1, 0);
+    let readable = map(PROT_READ).must();
+    let code = map(PROT_READ | PROT_EXEC).must();
+    get().is(0);
+    set(2).fails(EINVAL);
+    set(4).fails(EINVAL);
+    sc!(SYS_prctl, PR_SET_MDWE, 1, 1, 0, 0).fails(EINVAL);
+    sc!(SYS_prctl, PR_GET_MDWE, 1, 0, 0, 0).fails(EINVAL);
+    in_child(|| {
+        set(3).is(0);
+        get().is(3);
+        map(PROT_WRITE | PROT_EXEC).fails(EACCES);
+        // Neither a child nor a new program begins with it.
+        in_child(|| get().is(0));
+    });
+    set(1).is(0);
+    set(0).fails(EPERM);
+    set(3).fails(EPERM);
+    set(1).is(0);
+    map(PROT_READ | PROT_WRITE | PROT_EXEC).fails(EACCES);
+    map(PROT_READ | PROT_EXEC).must();
+    sc!(SYS_mprotect, readable, PAGE, PROT_READ | PROT_EXEC).fails(EACCES);
+    sc!(SYS_mprotect, code, PAGE, PROT_READ | PROT_WRITE | PROT_EXEC).fails(EACCES);
+    sc!(SYS_mprotect, code, PAGE, PROT_EXEC).is(0);
+    sc!(SYS_mprotect, readable, PAGE, PROT_READ | PROT_WRITE).is(0);
+    // What is no longer executable stays so.
+    sc!(SYS_mprotect, code, PAGE, PROT_READ).is(0);
+    sc!(SYS_mprotect, code, PAGE, PROT_READ | PROT_EXEC).fails(EACCES);
+    in_child(|| get().is(1));
+}
+
+/// Barriers of executed code and of restartable sequences, with a thread that runs meanwhile.
+fn membarrier_of_code_and_sequences() {
+    in_child(|| {
+        let call = |command: usize, flags: usize| sc!(SYS_membarrier, command, flags, 0);
+        let known = call(0, 0).must();
+        for (command, registration) in [(32, 64), (128, 256)] {
+            assert_eq!(known & (command | registration), command | registration);
+            call(command, 0).fails(EPERM);
+            call(registration, 0).is(0);
+            call(registration, 1).fails(EINVAL);
+            call(command, 0).is(0);
+        }
+        assert_eq!(call(512, 0).must() & 320, 320);
+        // One CPU, which need not be there, for sequences only.
+        call(128, 1).is(0);
+        sc!(SYS_membarrier, 128, 1, 9999).is(0);
+        call(32, 1).fails(EINVAL);
+        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let seen = stop.clone();
+        let spinner = std::thread::spawn(move || while !seen.load(SeqCst) {});
+        for _ in 0..100 {
+            call(32, 0).is(0);
+            call(128, 0).is(0);
+        }
+        stop.store(true, SeqCst);
+        spinner.join().unwrap();
     });
 }
 

@@ -18,7 +18,7 @@ tests!("processes":
     leader_exits_before_thread, killed_child_status, zombie_until_reaped, ignored_sigchld_reaps,
     orphan_goes_to_subreaper, orphan_chain, orphan_sends_sigchld, exec_restores_sigchld, pdeathsig,
     sessions, setpgid_rules, kill_group,
-    kill_rules, deep_family, tgkill_checks, pidfd_open_polls, process_folder_as_pidfd,
+    kill_rules, deep_family, tgkill_checks, pidfd_open_polls, pidfd_of_a_thread, pidfd_of_a_thread_at_its_start, for_the_superuser_only, process_folder_as_pidfd,
     orphaned_stopped_group_gets_hup,
 );
 
@@ -626,6 +626,93 @@ fn pidfd_open_polls() {
     sc!(SYS_pidfd_send_signal, fd, 0, 0, 0).fails(ESRCH);
     sc!(SYS_pidfd_open, 0x3fff_ffff, 0).fails(ESRCH);
     sc!(SYS_pidfd_open, child, 0x40).fails(EINVAL);
+}
+
+/// PIDFD_THREAD (pidfd_open(2)): a descriptor of one thread.
+fn pidfd_of_a_thread() {
+    const PIDFD_THREAD: i32 = O_EXCL;
+    let (r, w) = pipe();
+    let (told, tell) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        told.send(tid()).unwrap();
+        read(r, 1);
+    });
+    let id = tell.recv().unwrap();
+    // It is no process.
+    let refused = sc!(SYS_pidfd_open, id, 0);
+    assert!(matches!(refused, Err(EINVAL | ENOENT)), "{refused:?}");
+    let fd = sc!(SYS_pidfd_open, id, PIDFD_THREAD).fd();
+    sc!(SYS_fcntl, fd, F_GETFL).is((O_RDWR | PIDFD_THREAD) as usize);
+    sc!(SYS_fcntl, fd, F_GETFD).is(FD_CLOEXEC as usize);
+    let poll = |fd: i32| {
+        let mut entry = pollfd { fd, events: POLLIN, revents: 0 };
+        sc!(SYS_poll, &raw mut entry, 1, 0).must();
+        entry.revents
+    };
+    assert_eq!(poll(fd), 0);
+    sc!(SYS_pidfd_send_signal, fd, 0, 0, 0).is(0);
+    write(w, b"x");
+    thread.join().unwrap();
+    until(|| poll(fd) != 0);
+    assert_eq!(poll(fd), POLLIN | POLLHUP);
+    sc!(SYS_pidfd_send_signal, fd, 0, 0, 0).fails(ESRCH);
+    sc!(SYS_pidfd_open, id, PIDFD_THREAD).fails(ESRCH);
+    // The first thread, and a signal for it alone.
+    let first = sc!(SYS_pidfd_open, pid(), PIDFD_THREAD).fd();
+    let set = bit(SIGUSR1);
+    sc!(SYS_rt_sigprocmask, SIG_BLOCK, &raw const set, 0, 8).is(0);
+    sc!(SYS_pidfd_send_signal, first, SIGUSR1, 0, 0).is(0);
+    let mut pending = 0u64;
+    sc!(SYS_rt_sigpending, &raw mut pending, 8).is(0);
+    assert_eq!(pending & set, set);
+    let own = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    assert!(own.contains("SigPnd:\t0000000000000200"), "{own}");
+    // Of a child that was waited for.
+    let child = fork(|| 0);
+    let of_child = sc!(SYS_pidfd_open, child, 0).fd();
+    until(|| poll(of_child) != 0);
+    assert_eq!(poll(of_child), POLLIN);
+    wait_code(child, 0);
+    assert_eq!(poll(of_child), POLLIN | POLLHUP);
+}
+
+/// CLONE_PIDFD with CLONE_THREAD: a descriptor of the new thread.
+fn pidfd_of_a_thread_at_its_start() {
+    extern "C" fn end() {
+        let _ = sc!(SYS_exit, 0);
+    }
+    let mut fd = -1i32;
+    let stack = anon(65536) as u64 + 65536 - 56;
+    // SAFETY: the memory was mapped just now and is the test's own.
+    unsafe { (stack as *mut u64).write(end as *const () as u64) };
+    let flags = THREAD_FLAGS | CLONE_PIDFD;
+    let ret: i64;
+    // SAFETY: the new thread has its own stack and calls only `end`, which does not return.
+    unsafe {
+        std::arch::asm!("syscall", "test rax, rax", "jnz 2f", "pop rax", "call rax", "ud2", "2:",
+             inlateout("rax") SYS_clone => ret, in("rdi") flags, in("rsi") stack,
+             in("rdx") &raw mut fd, in("r10") 0, in("r8") 0, lateout("rcx") _, lateout("r11") _);
+    }
+    assert!(ret > 0, "clone: {ret}");
+    sc!(SYS_fcntl, fd, F_GETFL).is((O_RDWR | O_EXCL) as usize);
+    let mut entry = pollfd { fd, events: POLLIN, revents: 0 };
+    sc!(SYS_poll, &raw mut entry, 1, -1i32).is(1);
+    assert_eq!(entry.revents, POLLIN | POLLHUP);
+}
+
+/// vhangup(2) and acct(2) are not for everybody.
+fn for_the_superuser_only() {
+    in_child(|| {
+        sc!(SYS_setresuid, 64321, 64321, 64321).is(0);
+        sc!(SYS_vhangup).fails(EPERM);
+        sc!(SYS_acct, 0).fails(EPERM);
+        sc!(SYS_acct, c"/tmp/x".as_ptr()).fails(EPERM);
+    });
+    in_child(|| {
+        // A session without a terminal has nothing to hang up.
+        sc!(SYS_setsid).must();
+        sc!(SYS_vhangup).is(0);
+    });
 }
 
 /// pidfd_send_signal(2) takes an open /proc/PID, too; the others do not.

@@ -8,7 +8,7 @@ use crate::{sc, tests};
 tests!("sockets":
     pair_stream, pair_dgram, pair_seqpacket, named_stream, abstract_names, dgram_addresses,
     bind_connect_errors, accept_flags, shutdown_halves, peer_close, sigpipe_and_nosignal,
-    pass_descriptors, passed_descriptor_in_flight, pass_credentials, peercred, socket_options,
+    pass_descriptors, passed_descriptor_in_flight, pass_credentials, peercred, a_descriptor_of_the_sender, socket_options,
     peek_and_trunc, nonblocking_stream, connect_waits_for_backlog, big_stream_transfer,
     sendmmsg_recvmmsg, poll_states, unsupported_families, getsockname_forms,
     pty_basic, pty_line_discipline, pty_window_size, pty_control_characters, pty_hangup,
@@ -307,6 +307,40 @@ fn pass_credentials() {
     let cred: Vec<u8> = [pid(), uid, gid].iter().flat_map(|v| v.to_le_bytes()).collect();
     send_control(a, 1, SCM_CREDENTIALS, &cred).is(1);
     assert_eq!(recv_control(b, 256).1[4], pid());
+}
+
+/// SO_PASSPIDFD (unix(7)): with each message comes a descriptor of its sender.
+fn a_descriptor_of_the_sender() {
+    const SO_PASSPIDFD: i32 = 76;
+    const SCM_PIDFD: i32 = 4;
+    let (a, b) = pair(SOCK_STREAM);
+    let on = 1i32;
+    assert_eq!(opt(b, SO_PASSPIDFD), Ok(0));
+    sc!(SYS_setsockopt, b, SOL_SOCKET, SO_PASSPIDFD, &raw const on, 4).is(0);
+    assert_eq!(opt(b, SO_PASSPIDFD), Ok(1));
+    let (hold, release) = pipe();
+    let child = fork(|| {
+        write(a, b"x");
+        read(hold, 1);
+        0
+    });
+    let (_, ctl, _) = recv_control(b, 256);
+    assert_eq!((ctl[0], ctl[3]), (20, SCM_PIDFD));
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", ctl[4])).unwrap();
+    assert!(info.contains(&format!("Pid:\t{child}\n")), "{info}");
+    sc!(SYS_fcntl, ctl[4], F_GETFD).is(FD_CLOEXEC as usize);
+    // Behind the ids, if those are wanted, too.
+    sc!(SYS_setsockopt, b, SOL_SOCKET, SO_PASSCRED, &raw const on, 4).is(0);
+    write(a, b"y");
+    let (_, ctl, _) = recv_control(b, 256);
+    assert_eq!((ctl[0], ctl[3], ctl[4]), (28, SCM_CREDENTIALS, pid()));
+    assert_eq!((ctl[8], ctl[11]), (20, SCM_PIDFD));
+    // There is no room for it.
+    write(a, b"z");
+    let (_, ctl, flags) = recv_control(b, 34);
+    assert_eq!((ctl[3], flags & MSG_CTRUNC), (SCM_CREDENTIALS, MSG_CTRUNC));
+    write(release, b"g");
+    wait_code(child, 0);
 }
 
 fn peercred() {

@@ -168,6 +168,7 @@ fn become_image(process: &Arc<Process>, image: Image, regs: &mut PtRegs) {
     process.settings.has_executed.store(true, Ordering::Relaxed);
     tally::program_started();
     process.settings.membarrier.store(0, Ordering::Relaxed);
+    process.settings.drop_uninherited();
     // A parent that asked for another signal asked for the old program's (clone(2)).
     process.exit_signal.store(raw::SIGCHLD, Ordering::Relaxed);
     let lost = READ_IMPLIES_EXEC | if secure { CLEARED_ON_SETID } else { 0 };

@@ -19,7 +19,7 @@ fn set(who: &Subject, process: &Process, resource: Resource, new: Limit) -> Resu
         return Err(Errno::EINVAL);
     }
     // Descriptor tables have a bound of their own (fs.nr_open).
-    if resource == Resource::OpenFiles && new.hard > crate::vfs::file::MAX_FDS as u64 {
+    if resource == Resource::OpenFiles && new.hard > crate::vfs::file::max_fds() as u64 {
         return Err(Errno::EPERM);
     }
     let may_raise = who.capable(Capability::SysResource);

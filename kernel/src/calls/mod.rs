@@ -20,7 +20,6 @@ pub mod execve;
 pub mod fs;
 pub mod groups;
 pub mod identity;
-pub mod kcmp;
 pub mod landlock;
 pub mod limits;
 pub mod lsm;
@@ -415,8 +414,10 @@ table! {
     syslog => system::syslog,
     getrandom => system::getrandom,
     getcpu => system::getcpu,
-    membarrier => system::membarrier,
-    kcmp => kcmp::kcmp,
+    membarrier => ipc::membarrier::membarrier,
+    acct => system::acct,
+    vhangup => crate::tty::job::vhangup,
+    kcmp => crate::ptrace::kcmp::kcmp,
     rseq => process::rseq::rseq,
     setns => system::setns,
     // --- signals

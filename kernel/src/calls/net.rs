@@ -13,7 +13,7 @@ use crate::ipc::{file_at, give_pair};
 use crate::net::address::{Address, RawAddress};
 use crate::net::channel::{ReceiveMode, Received, SendMode};
 use crate::net::control::{self, Control, Ucred, Writer};
-use crate::net::options::stamps;
+use crate::net::options::{sender, stamps};
 use crate::net::{
     Common, Outgoing, Socket, SocketFile, SocketKind, file_for, hooks, options, unix,
 };
@@ -396,7 +396,7 @@ fn result_len(received: &Received, flags: u32) -> u64 {
 }
 
 /// Whom something is from: a datagram's sender, or the peer, if it has a name.
-fn sender(file: &Arc<File>, received: &Received) -> Result<Option<Address>> {
+fn sender_of(file: &Arc<File>, received: &Received) -> Result<Option<Address>> {
     let known = received.info.as_ref().and_then(|info| info.from.clone());
     if known.is_some() || received.len == 0 && !received.is_message {
         return Ok(known);
@@ -425,7 +425,7 @@ pub fn recvfrom(
     }
     let received = receive_one(&file, &mut sink, flags)?;
     if address != 0 {
-        match sender(&file, &received)? {
+        match sender_of(&file, &received)? {
             Some(from) => from.write_with_len(address, length)?,
             None => {
                 let at = UserPtr::<i32>::new(length);
@@ -454,7 +454,7 @@ fn receive_header(file: &Arc<File>, at: UserPtr<MsgHdr>, flags: u32) -> Result<u
     } else {
         let received = receive_one(file, &mut sink, flags)?;
         put_control(file, &received, flags, &mut writer)?;
-        let from = sender(file, &received)?;
+        let from = sender_of(file, &received)?;
         (received, from)
     };
     let name_len = match from {
@@ -487,14 +487,18 @@ fn put_control(
     writer: &mut Writer,
 ) -> Result<()> {
     let common = socket_of(file)?.common();
-    let wants = common.passes_credentials.load(core::sync::atomic::Ordering::Relaxed);
+    let wants = common.passes_sender.load(core::sync::atomic::Ordering::Relaxed);
     let info = received.info.as_ref();
-    if wants && (received.len > 0 || received.is_message) {
-        let sender = info.and_then(|info| info.control.credentials).unwrap_or(Ucred::UNKNOWN);
-        writer.put(raw::SOL_SOCKET, raw::SCM_CREDENTIALS, sender.as_bytes())?;
+    let from = info.and_then(|info| info.control.credentials).unwrap_or(Ucred::UNKNOWN);
+    let has_sender = received.len > 0 || received.is_message;
+    if has_sender && wants & sender::CREDENTIALS != 0 {
+        writer.put(raw::SOL_SOCKET, raw::SCM_CREDENTIALS, from.as_bytes())?;
     }
     if let Some(info) = info {
         writer.put_files(&info.control.files, flags & raw::MSG_CMSG_CLOEXEC != 0)?;
+    }
+    if has_sender && wants & sender::PROCESS != 0 {
+        writer.put_process(from.pid)?;
     }
     if received.is_message {
         put_stamps(common, received, writer)?;

@@ -7,9 +7,9 @@ use machine::memory::USER_END;
 use mitigations::by_program;
 
 use crate::base::user::UserPtr;
-use crate::process::current;
 use crate::process::hooks;
 use crate::process::signal::LAST;
+use crate::process::{PR_MDWE_NO_INHERIT, current};
 use crate::security::Capability;
 
 fn must_be_zero(arguments: &[u64]) -> Result<()> {
@@ -76,10 +76,33 @@ pub fn prctl(option: u32, a1: u64, a2: u64, a3: u64, a4: u64) -> Result<u64> {
             UserPtr::new(value).write(&current().clear_child_tid.load(Ordering::Relaxed))?;
             Ok(0)
         }
+        pr::PR_SET_MDWE => {
+            must_be_zero(&others[1..])?;
+            deny_write_exec(value)
+        }
+        pr::PR_GET_MDWE => {
+            must_be_zero(&others)?;
+            Ok(settings.deny_write_exec.load(Ordering::Relaxed).into())
+        }
         // Names of anonymous areas only show in /proc/PID/maps.
         pr::PR_SET_VMA => Err(Errno::EINVAL),
         _ => fixed(option, &others),
     }
+}
+
+/// PR_SET_MDWE. EINVAL; EPERM for what would take a refusal back.
+fn deny_write_exec(bits: u64) -> Result<u64> {
+    const KNOWN: u64 = (pr::PR_MDWE_REFUSE_EXEC_GAIN | PR_MDWE_NO_INHERIT) as u64;
+    if bits & !KNOWN != 0 || bits == u64::from(PR_MDWE_NO_INHERIT) {
+        return Err(Errno::EINVAL);
+    }
+    let setting = &current().process.settings.deny_write_exec;
+    let old = setting.load(Ordering::Relaxed);
+    if old != 0 && u64::from(old) != bits {
+        return Err(Errno::EPERM);
+    }
+    setting.store(bits as u32, Ordering::Relaxed);
+    Ok(0)
 }
 
 /// Options with one answer.

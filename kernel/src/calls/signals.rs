@@ -365,6 +365,9 @@ pub fn pidfd_send_signal(fd: u32, signal: u64, info_at: u64, flags: u64) -> Resu
         info
     };
     match scope {
+        0 | PIDFD_SIGNAL_THREAD if let Some(thread) = pidfd::thread_of(&file)? => {
+            send_thread_checked(&thread, info)?;
+        }
         PIDFD_SIGNAL_THREAD => {
             let leader = find_thread(process.pid).ok_or(Errno::ESRCH)?;
             send_thread_checked(&leader, info)?;

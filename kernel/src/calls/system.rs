@@ -1,7 +1,5 @@
-//! Calls about the machine as a whole: reboot(2), syslog(2), getrandom(2), membarrier(2) … Its
-//! names are in `identity`.
-
-use core::sync::atomic::Ordering;
+//! Calls about the machine as a whole: reboot(2), syslog(2), getrandom(2) … Its names are in
+//! `identity`.
 
 use abi::{Errno, Result, general as raw};
 
@@ -104,46 +102,12 @@ pub fn getcpu(cpu_at: UserPtr<u32>, node: UserPtr<u32>) -> Result<u64> {
     Ok(0)
 }
 
-/// Commands of membarrier(2) that exist here.
-mod membarrier_command {
-    pub(super) const QUERY: u32 = 0;
-    pub(super) const GLOBAL: u32 = 1;
-    pub(super) const GLOBAL_EXPEDITED: u32 = 1 << 1;
-    pub(super) const REGISTER_GLOBAL_EXPEDITED: u32 = 1 << 2;
-    pub(super) const PRIVATE_EXPEDITED: u32 = 1 << 3;
-    pub(super) const REGISTER_PRIVATE_EXPEDITED: u32 = 1 << 4;
-    pub(super) const GET_REGISTRATIONS: u32 = 1 << 9;
-    pub(super) const ALL: u32 = ((1 << 5) - 1) | GET_REGISTRATIONS;
-}
-
-/// membarrier(2). A TLB shootdown interrupts each CPU that runs the process and waits for it, which
-/// is a full barrier there.
-pub fn membarrier(command_word: u32, flags: u64) -> Result<u64> {
-    use membarrier_command as command;
-    if flags != 0 {
-        return Err(Errno::EINVAL);
-    }
-    let process = &current().process;
-    let registered = &process.settings.membarrier;
-    match command_word {
-        command::QUERY => Ok(command::ALL.into()),
-        command::GLOBAL | command::GLOBAL_EXPEDITED => {
-            machine::tlb::barrier_on_all_cpus();
-            Ok(0)
-        }
-        which @ (command::REGISTER_GLOBAL_EXPEDITED | command::REGISTER_PRIVATE_EXPEDITED) => {
-            registered.fetch_or(which, Ordering::Relaxed);
-            Ok(0)
-        }
-        command::GET_REGISTRATIONS => Ok(registered.load(Ordering::Relaxed).into()),
-        command::PRIVATE_EXPEDITED => {
-            if registered.load(Ordering::Relaxed) & command::REGISTER_PRIVATE_EXPEDITED == 0 {
-                return Err(Errno::EPERM);
-            }
-            process.mm()?.with(|inner| inner.table.flush());
-            Ok(0)
-        }
-        _ => Err(Errno::EINVAL),
+/// acct(2): no process accounting, as a Linux that was built without it.
+pub fn acct(path: u64) -> Result<u64> {
+    match current().subject().capable(Capability::SysPacct) {
+        false => Err(Errno::EPERM),
+        true if path == 0 => Ok(0),
+        true => Err(Errno::ENOSYS),
     }
 }
 

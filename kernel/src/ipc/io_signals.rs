@@ -9,6 +9,7 @@
 //! Pipes, sockets, terminals and inotify signal; others take the settings and signal only that a
 //! lease is to be given up (F_SETLEASE), whose commands are here for that.
 
+use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 
 use abi::{Errno, Result, general as raw};
@@ -20,13 +21,13 @@ use crate::base::sync::Wake;
 use crate::process::hooks;
 use crate::process::signal::SigInfo;
 use crate::process::signal::send::{send_to_process, send_to_thread};
-use crate::process::{Pid, group_members};
+use crate::process::{Pid, all_processes, group_members};
 use crate::process::{Process, Thread, current, find_by_tid, find_process, find_thread};
 use crate::security::Capability;
 use crate::security::landlock::{Fence, signal_fence};
 use crate::vfs::file::Notice;
 use crate::vfs::leases::{self, Holder, Kind};
-use crate::vfs::{File, FileType};
+use crate::vfs::{File, FileType, Inode};
 
 /// `struct f_owner_ex` (fcntl(2)).
 #[derive(FromBytes, IntoBytes, Immutable, Clone, Copy, Debug)]
@@ -310,7 +311,7 @@ pub fn set_lease(fd: u32, file: &Arc<File>, kind: u32) -> Result<()> {
     }
     let process = current().process.clone();
     let (pid, credentials) = (process.pid, current().credentials());
-    leases::set(file, pid, kind, notifier(file))?;
+    leases::set(file, pid, kind, notifier(file), &uncounted_readers)?;
     change(file, |settings| {
         settings.fd = fd;
         if settings.id == 0 {
@@ -319,4 +320,19 @@ pub fn set_lease(fd: u32, file: &Arc<File>, kind: u32) -> Result<()> {
             settings.uids = [credentials.uid, credentials.euid];
         }
     })
+}
+
+/// Open files of any process that only read the object, and are not counted there.
+fn uncounted_readers(inode: &Arc<dyn Inode>) -> usize {
+    let mut found = BTreeSet::new();
+    for process in all_processes() {
+        let files = process.files();
+        let of_it = files
+            .list()
+            .into_iter()
+            .filter_map(|fd| files.get(fd).ok())
+            .filter(|file| file.is_uncounted_reader() && Arc::ptr_eq(&file.inode(), inode));
+        found.extend(of_it.map(|file| file.id));
+    }
+    found.len()
 }

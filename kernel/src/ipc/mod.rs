@@ -10,6 +10,7 @@ pub mod eventfd;
 pub mod futex;
 pub mod hooks;
 pub mod io_signals;
+pub mod membarrier;
 pub mod mqueue;
 pub mod pipe;
 pub mod ring;

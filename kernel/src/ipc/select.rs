@@ -226,7 +226,7 @@ fn select(a: &Args, deadline: Option<Deadline>) -> Result<u64> {
     let thread = current();
     let files = thread.files();
     // More bits than there can be descriptors are not looked at.
-    let most = thread.process.fd_limit().min(crate::vfs::file::MAX_FDS);
+    let most = thread.process.fd_limit().min(crate::vfs::file::max_fds());
     let count = (count as usize).min(most.next_multiple_of(WORD_BITS));
     let mut sets =
         [BitSet::read(a.a1(), count)?, BitSet::read(a.a2(), count)?, BitSet::read(a.a3(), count)?];

@@ -17,13 +17,16 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::inet::packet::Said;
 use crate::base::user::UserPtr;
 use crate::process::current;
-use crate::process::find_by_tid;
+use crate::process::{find_by_tid, find_process, pidfd};
 use crate::security::{Capability, Subject};
 use crate::vfs::File;
 
 const IP: u32 = raw::IPPROTO_IP as u32;
 const IPV6: u32 = raw::IPPROTO_IPV6 as u32;
+const UDP: u32 = raw::IPPROTO_UDP as u32;
 
+/// A descriptor of the sender's process (unix(7), SO_PASSPIDFD).
+const SCM_PIDFD: u32 = 4;
 /// Most descriptors in one message.
 const FILES_MAX: usize = 253;
 /// Most files in flight in the whole system.
@@ -193,7 +196,7 @@ pub fn read(address: u64, len: u64, passes: bool) -> Result<Control> {
                 }
                 _ => return Err(Errno::EINVAL),
             }
-        } else if matches!(header.level, IP | IPV6) {
+        } else if matches!(header.level, IP | IPV6 | UDP) {
             said.read(header.level, header.kind, payload, bytes)?;
         }
         at = (at + header.len).next_multiple_of(8).min(len);
@@ -252,6 +255,18 @@ impl Writer {
         self.used += step;
         self.left -= step;
         Ok(())
+    }
+
+    /// Gives the process a descriptor of the sender's process, or the error's number.
+    pub fn put_process(&mut self, pid: i32) -> Result<()> {
+        if self.left < HEADER_BYTES + size_of::<i32>() as u64 {
+            self.truncated = true;
+            return Ok(());
+        }
+        let process = u32::try_from(pid).ok().and_then(find_process);
+        let opened = process.ok_or(Errno::ESRCH).and_then(|process| pidfd::open_fd(&process, 0));
+        let number = opened.map_or_else(|error| -error.number(), |fd| fd as i32);
+        self.put(raw::SOL_SOCKET, SCM_PIDFD, number.as_bytes())
     }
 
     /// Gives the process the descriptors, as many as fit.

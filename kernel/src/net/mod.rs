@@ -88,8 +88,9 @@ pub struct Common {
     numbers: SpinLock<BTreeMap<u32, i64>>,
     receive_timeout_ns: AtomicU64,
     send_timeout_ns: AtomicU64,
-    /// SO_PASSCRED. The other side of a conversation looks at it too.
-    pub passes_credentials: Arc<AtomicBool>,
+    /// What of its sender comes with each message ([`options::sender`]). The other side of a
+    /// conversation looks at it too.
+    pub passes_sender: Arc<AtomicU32>,
     /// SO_REUSEADDR.
     pub reuse_address: AtomicBool,
     /// SO_REUSEPORT.
@@ -129,7 +130,7 @@ impl Common {
             numbers: SpinLock::new(BTreeMap::new()),
             receive_timeout_ns: AtomicU64::new(0),
             send_timeout_ns: AtomicU64::new(0),
-            passes_credentials: Arc::new(AtomicBool::new(false)),
+            passes_sender: Arc::new(AtomicU32::new(0)),
             reuse_address: AtomicBool::new(false),
             reuse_port: AtomicBool::new(false),
             linger_seconds: AtomicI32::new(-1),
@@ -154,16 +155,14 @@ impl Common {
             (&self.chosen_buffers, &new.chosen_buffers),
             (&self.stamps, &new.stamps),
             (&self.inert_options, &new.inert_options),
+            (&*self.passes_sender, &*new.passes_sender),
         ];
         for (from, to) in words {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
         }
         *new.numbers.lock() = self.numbers.lock().clone();
-        let flags = [
-            (&*self.passes_credentials, &*new.passes_credentials),
-            (&self.reuse_address, &new.reuse_address),
-            (&self.reuse_port, &new.reuse_port),
-        ];
+        let flags =
+            [(&self.reuse_address, &new.reuse_address), (&self.reuse_port, &new.reuse_port)];
         for (from, to) in flags {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
         }

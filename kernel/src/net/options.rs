@@ -17,7 +17,7 @@ use crate::security::Capability;
 /// Largest buffer a program may ask for, bytes (net.core.wmem_max of 4 MiB, doubled).
 const BUFFER_MAX: usize = 8 << 20;
 /// Longest option value that is looked at.
-const VALUE_MAX: usize = 256;
+const VALUE_MAX: usize = 264;
 /// Largest SO_RCVLOWAT of TCP: half of what a receive buffer may grow to.
 const LOW_WATER_MAX: i32 = 16 << 20;
 /// Largest buffer that CAP_NET_ADMIN may ask for, bytes.
@@ -56,6 +56,14 @@ pub mod stamps {
     pub const NEW: u32 = 1 << 2;
     /// How many messages were lost (SO_RXQ_OVFL).
     pub const LOST: u32 = 1 << 3;
+}
+
+/// What of its sender comes with a message: bits of a socket's `passes_sender`.
+pub mod sender {
+    /// Its process id, user and group (SO_PASSCRED).
+    pub const CREDENTIALS: u32 = 1;
+    /// A descriptor of its process (SO_PASSPIDFD).
+    pub const PROCESS: u32 = 1 << 1;
 }
 
 /// Flags that are kept and shown, with their bits. README.md says which of them do anything.
@@ -112,7 +120,9 @@ pub fn set(socket: &Arc<dyn Socket>, level: u32, name: u32, address: u64, len: i
 fn is_for_others(common: &Common, name: u32) -> bool {
     let is_unix = common.domain == raw::AF_UNIX;
     match name {
-        raw::SO_PASSCRED | raw::SO_PASSSEC => !is_unix && common.domain != raw::AF_NETLINK,
+        raw::SO_PASSCRED | raw::SO_PASSPIDFD | raw::SO_PASSSEC => {
+            !is_unix && common.domain != raw::AF_NETLINK
+        }
         raw::SO_ZEROCOPY => is_unix,
         raw::SO_TXREHASH => common.protocol != raw::IPPROTO_TCP as u32,
         raw::SO_RESERVE_MEM => true,
@@ -177,7 +187,8 @@ fn set_common(socket: &Arc<dyn Socket>, name: u32, number: i32, value: &[u8]) ->
             return Err(Errno::EOPNOTSUPP);
         }
         raw::SO_REUSEPORT => common.reuse_port.store(is_on, Ordering::Relaxed),
-        raw::SO_PASSCRED => common.passes_credentials.store(is_on, Ordering::Relaxed),
+        raw::SO_PASSCRED => set_bit(&common.passes_sender, sender::CREDENTIALS, is_on),
+        raw::SO_PASSPIDFD => set_bit(&common.passes_sender, sender::PROCESS, is_on),
         raw::SO_LINGER => {
             let Ok((linger, _)) = <[i32; 2]>::read_from_prefix(value) else {
                 return Err(Errno::EINVAL);
@@ -281,6 +292,11 @@ impl Common {
 
     fn keep(&self, name: u32, number: i64) {
         self.numbers.lock().insert(name, number);
+    }
+
+    /// Whether it was bound to the interface (SO_BINDTODEVICE).
+    pub fn is_bound_to_device(&self) -> bool {
+        self.number(raw::SO_BINDTOIFINDEX, 0) != 0
     }
 
     fn number(&self, name: u32, first: i64) -> i64 {
@@ -448,7 +464,8 @@ fn get_int(socket: &Arc<dyn Socket>, common: &Common, name: u32) -> Result<i32> 
         raw::SO_RCVBUF => common.receive_limit() as i32,
         raw::SO_REUSEADDR => flag(&common.reuse_address),
         raw::SO_REUSEPORT => flag(&common.reuse_port),
-        raw::SO_PASSCRED => flag(&common.passes_credentials),
+        raw::SO_PASSCRED => passes(common, sender::CREDENTIALS),
+        raw::SO_PASSPIDFD => passes(common, sender::PROCESS),
         raw::SO_RCVLOWAT => common.low_water() as i32,
         raw::SO_SNDLOWAT => 1,
         raw::SO_PRIORITY | raw::SO_MARK | raw::SO_BUSY_POLL | raw::SO_BINDTOIFINDEX => {
@@ -470,6 +487,10 @@ fn get_int(socket: &Arc<dyn Socket>, common: &Common, name: u32) -> Result<i32> 
             i32::from(common.inert_options.load(Ordering::Relaxed) & bit != 0)
         }
     })
+}
+
+fn passes(common: &Common, bit: u32) -> i32 {
+    i32::from(common.passes_sender.load(Ordering::Relaxed) & bit != 0)
 }
 
 /// SO_PEERPIDFD: a new descriptor of the peer's process. ENODATA, EINVAL if it is gone.

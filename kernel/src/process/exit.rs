@@ -83,6 +83,7 @@ fn leave_process(status: i32) {
     if is_last {
         end_process(&process, status);
     } else {
+        process.exit_events.wake_all(events::READABLE | events::HUP);
         signal::stop::thread_left(&process);
         relations::creator_ended(&process, thread.tid());
     }

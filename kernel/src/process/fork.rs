@@ -196,7 +196,6 @@ fn check(request: &Request) -> Result<()> {
         || has(THREAD) && !has(SIGHAND)
         || has(SIGHAND) && !has(VM)
         || has(SIGHAND) && has(CLEAR_SIGHAND)
-        || has(THREAD) && has(PIDFD)
         || request.exit_signal > LAST;
     if invalid {
         return Err(Errno::EINVAL);
@@ -272,7 +271,11 @@ fn create(regs: &PtRegs, request: &Request, tid: Pid) -> Result<Arc<Thread>> {
 /// Makes the child known: to the caller, which may want a pidfd, and to everybody.
 fn introduce(parent: &Thread, child: &Arc<Thread>, request: &Request) -> Result<()> {
     let (flags, process) = (request.flags, &child.process);
-    let pidfd = if flags & PIDFD != 0 { Some(pidfd::open_fd(process, 0)?) } else { None };
+    let pidfd = match flags & (PIDFD | THREAD) {
+        PIDFD => Some(pidfd::open_fd(process, 0)?),
+        0 | THREAD => None,
+        _ => Some(pidfd::open_thread_fd(child, 0)?),
+    };
     let result = pidfd.map_or(Ok(()), |fd| UserPtr::<u32>::new(request.pidfd).write(&fd));
     if flags & PARENT_SETTID != 0 {
         // clone(2) goes on if this fails.

@@ -254,6 +254,8 @@ pub struct Settings {
     pub timer_slack_ns: AtomicU64,
     /// PR_SET_THP_DISABLE.
     pub no_huge_pages: AtomicBool,
+    /// PR_SET_MDWE: what it never maps to be executed, as bits of prctl(2).
+    pub deny_write_exec: AtomicU32,
     /// How much rather (or not) it is chosen when memory runs out: -1000 to 1000 (proc(5)).
     pub oom_score_adj: AtomicI32,
     /// Its registrations for membarrier(2), as the commands that made them. A child has them, too;
@@ -271,6 +273,9 @@ pub struct Settings {
     /// The tick has to look at timers on its CPU time, or at RLIMIT_CPU.
     pub measures_cpu_time: Arc<AtomicBool>,
 }
+
+/// PR_SET_MDWE: a child begins without it.
+pub const PR_MDWE_NO_INHERIT: u32 = 2;
 
 /// Whom a process lets trace it besides those above it.
 #[derive(Clone, Default)]
@@ -311,6 +316,13 @@ impl Settings {
         self.core_filter.store(value & CORE_FILTER_MASK ^ CORE_FILTER, Ordering::Relaxed);
     }
 
+    /// What neither a child has nor a new program.
+    pub fn drop_uninherited(&self) {
+        if self.deny_write_exec.load(Ordering::Relaxed) & PR_MDWE_NO_INHERIT != 0 {
+            self.deny_write_exec.store(0, Ordering::Relaxed);
+        }
+    }
+
     /// What a child inherits.
     #[must_use]
     pub fn inherit(&self) -> Settings {
@@ -328,6 +340,9 @@ impl Settings {
         settings.oom_score_adj.store(adjustment, Ordering::Relaxed);
         let policy = self.memory_policy.load(Ordering::Relaxed);
         settings.memory_policy.store(policy, Ordering::Relaxed);
+        let deny = self.deny_write_exec.load(Ordering::Relaxed);
+        settings.deny_write_exec.store(deny, Ordering::Relaxed);
+        settings.drop_uninherited();
         settings.set_core_filter(self.core_filter());
         settings.membarrier.store(self.membarrier.load(Ordering::Relaxed), Ordering::Relaxed);
         settings

@@ -1,13 +1,14 @@
-//! Descriptors that stand for processes: pidfd_open(2), pidfd_getfd(2).
+//! Descriptors that stand for processes, or for single threads (PIDFD_THREAD): pidfd_open(2),
+//! pidfd_getfd(2).
 
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 use core::any::Any;
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
 
 use super::ptrace::access::{self, Ids};
-use super::{Process, find_process, find_thread, give_file};
+use super::{Pid, Process, Thread, find_process, find_thread, give_file};
 use crate::base::poll::{PollTable, events};
 use crate::fs::pseudo::PseudoInode;
 use crate::process::current;
@@ -20,7 +21,27 @@ const PIDFD: &str = "[pidfd]";
 /// The open file behind a pidfd.
 pub struct PidFile {
     process: Arc<Process>,
+    /// The thread, if it stands for one only: its id, and itself as long as it lives.
+    thread: Option<(Pid, Weak<Thread>)>,
     inode: Arc<AnonInode>,
+}
+
+/// Flag of pidfd_open(2): a single thread.
+const PIDFD_THREAD: u32 = raw::O_EXCL;
+
+impl PidFile {
+    /// The thread that it stands for. ESRCH once it has ended.
+    fn living_thread(&self) -> Option<Result<Arc<Thread>>> {
+        let (tid, thread) = self.thread.as_ref()?;
+        let found = find_thread(*tid).filter(|found| Arc::as_ptr(found) == thread.as_ptr());
+        Some(found.ok_or(Errno::ESRCH))
+    }
+
+    /// It has been waited for, or was a thread that nobody waits for.
+    fn is_reaped(&self) -> bool {
+        let is_leader = self.thread.as_ref().is_none_or(|(tid, _)| *tid == self.process.pid);
+        !is_leader || find_process(self.process.pid).is_none()
+    }
 }
 
 impl FileOps for PidFile {
@@ -29,16 +50,28 @@ impl FileOps for PidFile {
     }
 
     fn describe(&self, out: &mut dyn core::fmt::Write) {
-        let is_known = find_process(self.process.pid).is_some();
-        let pid = if is_known { i64::from(self.process.pid) } else { -1 };
+        let tid = self.thread.as_ref().map_or(self.process.pid, |(tid, _)| *tid);
+        let is_known = match self.living_thread() {
+            Some(thread) => thread.is_ok() || !self.is_reaped(),
+            None => find_process(self.process.pid).is_some(),
+        };
+        let pid = if is_known { i64::from(tid) } else { -1 };
         // Text in memory has no error to give.
         let _ = writeln!(out, "Pid:\t{pid}\nNSpid:\t{pid}");
     }
 
-    /// Readable once the process has ended.
+    /// Readable once the process, or the thread, has ended; hung up once it was waited for.
     fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {
         table.wait_on(&self.process.exit_events);
-        if self.process.is_zombie.load(Ordering::Acquire) { events::READABLE } else { 0 }
+        let has_ended = match self.living_thread() {
+            Some(thread) => thread.is_err(),
+            None => self.process.is_zombie.load(Ordering::Acquire),
+        };
+        match has_ended {
+            true if self.is_reaped() => events::READABLE | events::HUP,
+            true => events::READABLE,
+            false => 0,
+        }
     }
 
     fn inode(&self) -> Arc<dyn Inode> {
@@ -53,6 +86,17 @@ impl FileOps for PidFile {
 /// The process a pidfd stands for; EBADF if the file is something else.
 pub fn process_of(file: &File) -> Result<Arc<Process>> {
     file.ops_as::<PidFile>().map(|pidfd| pidfd.process.clone()).ok_or(Errno::EBADF)
+}
+
+/// The id that waitid(2) waits for; EBADF.
+pub fn id_of(file: &File) -> Result<Pid> {
+    let pidfd = file.ops_as::<PidFile>().ok_or(Errno::EBADF)?;
+    Ok(pidfd.thread.as_ref().map_or(pidfd.process.pid, |(tid, _)| *tid))
+}
+
+/// The thread, if the descriptor stands for one only. ESRCH if it has ended.
+pub fn thread_of(file: &File) -> Result<Option<Arc<Thread>>> {
+    file.ops_as::<PidFile>().and_then(PidFile::living_thread).transpose()
 }
 
 /// Whom a signal through the descriptor reaches: EBADF, ESRCH if the process is gone.
@@ -71,19 +115,35 @@ fn process_of_folder(file: &File) -> Result<Arc<Process>> {
 
 /// Gives the current process a descriptor for `process`. `flags`: O_NONBLOCK or 0.
 pub fn open_fd(process: &Arc<Process>, flags: u32) -> Result<u32> {
+    give(process.clone(), None, flags)
+}
+
+/// The same for a thread.
+pub fn open_thread_fd(thread: &Arc<Thread>, flags: u32) -> Result<u32> {
+    let one = Some((thread.tid(), Arc::downgrade(thread)));
+    let fd = give(thread.process.clone(), one, flags)?;
+    // Opening takes the flag for another one, which files do not keep.
+    current().files().get(fd)?.keep_flag(PIDFD_THREAD);
+    Ok(fd)
+}
+
+fn give(process: Arc<Process>, thread: Option<(Pid, Weak<Thread>)>, flags: u32) -> Result<u32> {
     let inode = AnonInode::new(FileType::Anonymous, 0o700, PIDFD);
-    let ops = Arc::new(PidFile { process: process.clone(), inode });
-    let file = File::new(ops, flags | raw::O_RDWR, None);
+    let file = File::new(Arc::new(PidFile { process, thread, inode }), flags | raw::O_RDWR, None);
     give_file(file, true).map(|fd| fd as u32)
 }
 
 /// pidfd_open(2).
 pub fn pidfd_open(pid_word: i32, flags: u32) -> Result<u64> {
     let pid = pid_word;
-    if flags & !raw::O_NONBLOCK != 0 || pid <= 0 {
+    if flags & !(raw::O_NONBLOCK | PIDFD_THREAD) != 0 || pid <= 0 {
         return Err(Errno::EINVAL);
     }
     let pid = pid as u32;
+    if flags & PIDFD_THREAD != 0 {
+        let thread = find_thread(pid).ok_or(Errno::ESRCH)?;
+        return open_thread_fd(&thread, flags & raw::O_NONBLOCK).map(u64::from);
+    }
     let Some(process) = find_process(pid) else {
         // A thread that is not the first of its process cannot be named this way.
         return Err(if find_thread(pid).is_some() { Errno::EINVAL } else { Errno::ESRCH });

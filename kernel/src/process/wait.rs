@@ -271,7 +271,7 @@ fn wait_for_id(kind: u32, id: i32, mut options: u32, usage: u64) -> Result<Optio
             if file.is_nonblocking() {
                 options |= raw::WNOHANG;
             }
-            Which::Pid(super::pidfd::process_of(&file)?.pid)
+            Which::Pid(super::pidfd::id_of(&file)?)
         }
         _ => return Err(Errno::EINVAL),
     };

@@ -140,6 +140,24 @@ fn put_model_name(out: &mut Text) {
     out.bytes(b"\n");
 }
 
+/// The size of the largest cache, KiB, if the CPU tells it: as leaf 4 lists them, or of the second
+/// level as leaf 0x80000006 has it (APM 3, E.4.5), which is what Linux shows of AMD's.
+fn cache_kib() -> Option<u32> {
+    let [_, b, _, _] = cpuid(0, 0);
+    let is_intel = b == u32::from_le_bytes(*b"Genu");
+    if !is_intel {
+        let kib = if has_leaf(0x8000_0006) { cpuid(0x8000_0006, 0)[2] >> 16 } else { 0 };
+        return (kib != 0).then_some(kib);
+    }
+    /// More kinds of caches than any CPU has.
+    const CACHES_MAX: u32 = 8;
+    let sizes = (0..CACHES_MAX).map(|index| cpuid(4, index)).take_while(|[a, ..]| a & 0x1f != 0);
+    let bytes = |[_, b, c, _]: [u32; 4]| {
+        ((b >> 22) + 1) * ((b >> 12 & 0x3ff) + 1) * ((b & 0xfff) + 1) * (c + 1)
+    };
+    sizes.map(bytes).max().filter(|_| has_leaf(4)).map(|bytes| bytes / 1024)
+}
+
 pub(super) fn show(out: &mut Text) -> Result<()> {
     let max_leaf = cpuid(0, 0)[0];
     let [_, b, c, d] = cpuid(0, 0);
@@ -155,6 +173,9 @@ pub(super) fn show(out: &mut Text) -> Result<()> {
         writeln!(out, "\ncpu family\t: {family}\nmodel\t\t: {model}");
         put_model_name(out);
         writeln!(out, "stepping\t: {stepping}\ncpu MHz\t\t: {}.{:03}", khz / 1000, khz % 1000);
+        if let Some(kib) = cache_kib() {
+            writeln!(out, "cache size\t: {kib} KB");
+        }
         writeln!(out, "physical id\t: 0\nsiblings\t: {count}\ncore id\t\t: {cpu}");
         writeln!(out, "cpu cores\t: {count}\napicid\t\t: {cpu}\ninitial apicid\t: {cpu}");
         writeln!(out, "fpu\t\t: yes\nfpu_exception\t: yes\ncpuid level\t: {max_leaf}\nwp\t\t: yes");

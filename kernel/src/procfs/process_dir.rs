@@ -145,6 +145,7 @@ static ENTRIES: &[Row] = &[
     ("exe",           0o777, Node::Link(fds::exe)),
     ("fd",            0o500, Node::Directory(fds::directory)),
     ("fdinfo",        0o555, Node::Directory(fds::info_directory)),
+    ("gid_map",       0o644, Node::Bound(|_| Ok(Box::new(IdMap)))),
     ("io",            0o400, Node::Inspected(Ids::File, Errno::EACCES, status::io)),
     ("limits",        0o444, Node::Now(status::limits)),
     ("map_files",     0o500, Node::Directory(map_files::directory)),
@@ -161,17 +162,53 @@ static ENTRIES: &[Row] = &[
     ("oom_score_adj", 0o644, Node::Setting(oom_score_adj, set_oom_score_adj)),
     ("pagemap",       0o400, Node::Space(pagemap::open)),
     ("personality",   0o400, Node::Inspected(Ids::FileToAttach, Errno::EPERM, status::personality)),
+    ("projid_map",    0o644, Node::Bound(|_| Ok(Box::new(IdMap)))),
     ("root",          0o777, Node::Link(fds::root)),
     ("sched",         0o644, Node::Now(status::sched)),
     ("schedstat",     0o444, Node::Now(status::schedstat)),
+    ("setgroups",     0o644, Node::Bound(|_| Ok(Box::new(GroupsRule)))),
     ("smaps",         0o444, Node::Space(maps::smaps)),
     ("smaps_rollup",  0o444, Node::Space(maps::rollup)),
     ("stat",          0o444, Node::Now(status::stat)),
     ("statm",         0o444, Node::Now(status::statm)),
     ("status",        0o444, Node::Now(status::status)),
     ("task",          0o555, Node::Directory(tasks)),
+    ("uid_map",       0o644, Node::Bound(|_| Ok(Box::new(IdMap)))),
     ("wchan",         0o444, Node::Now(wchan)),
 ];
+
+/// The one user namespace, which outlives every process: each id stands for itself
+/// (user_namespaces(7)), and nothing else can be set.
+struct IdMap;
+
+impl Content for IdMap {
+    fn generate(&self, out: &mut Text) -> Result<()> {
+        writeln!(out, "{:10} {:10} {:10}", 0, 0, u32::MAX);
+        Ok(())
+    }
+
+    fn store(&self, _data: &[u8]) -> Result<()> {
+        Err(Errno::EPERM)
+    }
+}
+
+/// Whether setgroups(2) may be used there, which nobody can take back where ids are mapped.
+struct GroupsRule;
+
+impl Content for GroupsRule {
+    fn generate(&self, out: &mut Text) -> Result<()> {
+        out.bytes(b"allow\n");
+        Ok(())
+    }
+
+    fn store(&self, data: &[u8]) -> Result<()> {
+        match data.trim_ascii_end() {
+            b"allow" => Ok(()),
+            b"deny" => Err(Errno::EPERM),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+}
 
 macro_rules! attribute {
     ($name:literal) => {

@@ -11,7 +11,7 @@ use crate::fs::pseudo::{Show, Static, Text, parse_number};
 use crate::ipc::mqueue;
 use crate::process;
 use crate::ptrace::core;
-use crate::vfs::leases;
+use crate::vfs::{file, leases};
 
 macro_rules! says {
     ($($text:tt)*) => {
@@ -123,7 +123,7 @@ static FS: &[(&str, Static)] = &[
     ("leases-enable", lease_setting!(is_enabled)),
     ("mount-max", says!("{}", crate::vfs::mount::MOUNTS_MAX)),
     ("mqueue", Static::Directory(MQUEUE)),
-    ("nr_open", says!("{}", crate::vfs::file::MAX_FDS)),
+    ("nr_open", Static::Setting(nr_open, |data| file::set_max_fds(parse_number(data)?))),
     ("overflowgid", says!("65534")),
     ("overflowuid", says!("65534")),
     ("pipe-max-size", says!("{}", crate::ipc::pipe::MAX_CAPACITY)),
@@ -193,6 +193,11 @@ fn core_uses_pid(out: &mut Text) -> Result<()> {
 
 fn set_core_uses_pid(data: &[u8]) -> Result<()> {
     core::set_uses_pid(parse_number::<i32>(data)? != 0);
+    Ok(())
+}
+
+fn nr_open(out: &mut Text) -> Result<()> {
+    writeln!(out, "{}", file::max_fds());
     Ok(())
 }
 

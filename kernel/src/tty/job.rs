@@ -206,3 +206,14 @@ impl CharDriver for CurrentTty {
         super::pty::open_program_side(&tty, node, raw::O_NOCTTY)
     }
 }
+
+/// vhangup(2): hangs up the controlling terminal, if there is one. EPERM.
+pub fn vhangup() -> Result<u64> {
+    if !current().subject().capable(Capability::SysTtyConfig) {
+        return Err(Errno::EPERM);
+    }
+    if let Some(tty) = controlling(current_session()) {
+        tty.hang_up();
+    }
+    Ok(0)
+}

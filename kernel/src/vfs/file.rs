@@ -6,7 +6,7 @@
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::any::Any;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use abi::{Errno, Result, general as raw};
 use machine::speculation::mask_index;
@@ -24,8 +24,24 @@ use crate::vfs::deny_write::Access;
 /// A file descriptor.
 pub type Fd = u32;
 
-/// Most descriptors a process may have, whatever its limit says (like fs.nr_open).
-pub const MAX_FDS: usize = 1 << 20;
+/// Most descriptors a process may have, whatever its limit says (fs.nr_open).
+static NR_OPEN: AtomicUsize = AtomicUsize::new(1 << 20);
+/// What it may be set to.
+const NR_OPEN_RANGE: core::ops::RangeInclusive<usize> = 64..=(i32::MAX as usize & !63);
+
+/// Most descriptors a process may have, whatever its limit says.
+pub fn max_fds() -> usize {
+    NR_OPEN.load(Ordering::Relaxed)
+}
+
+/// Sets [`max_fds`]. EINVAL.
+pub fn set_max_fds(count: usize) -> Result<()> {
+    if !NR_OPEN_RANGE.contains(&count) {
+        return Err(Errno::EINVAL);
+    }
+    NR_OPEN.store(count, Ordering::Relaxed);
+    Ok(())
+}
 
 /// An open file description.
 pub struct File {
@@ -52,7 +68,7 @@ pub struct File {
     /// What policies have granted when it was opened.
     granted: u64,
     /// Keeps a regular file that may be written to from being executed, and leases away.
-    _access: Access,
+    access: Access,
 }
 
 /// By whom a file was opened, and with which rights.
@@ -135,7 +151,7 @@ impl File {
             notice: SpinLock::new(None),
             _counted: Counted::new(),
             granted,
-            _access: access,
+            access,
         })
     }
 
@@ -198,6 +214,16 @@ impl File {
     pub fn set_flags(&self, flags: u32) {
         let kept = self.flags() & !SETTABLE_FLAGS;
         self.flags.store(kept | flags & SETTABLE_FLAGS, Ordering::Relaxed);
+    }
+
+    /// Whether it only reads an object, and does not count there ([`Access::Read`]).
+    pub fn is_uncounted_reader(&self) -> bool {
+        self.can_read && !self.can_write && matches!(self.access, Access::Uncounted)
+    }
+
+    /// Shows a flag that means something to its own kind of file only (F_GETFL).
+    pub fn keep_flag(&self, flag: u32) {
+        self.flags.fetch_or(flag, Ordering::Relaxed);
     }
 
     /// Whether operations must not wait.
@@ -353,7 +379,7 @@ impl FdTable {
         let slots = self.slots.lock();
         let first = slots.lowest_free(0);
         let second = slots.lowest_free(first + 1);
-        if second >= limit.min(MAX_FDS) {
+        if second >= limit.min(max_fds()) {
             return Err(Errno::EMFILE);
         }
         Ok([first as Fd, second as Fd])
@@ -378,7 +404,7 @@ impl FdTable {
         limit: usize,
     ) -> Result<Fd> {
         crate::base::reserve::check_reserve().map_err(|_| Errno::ENFILE)?;
-        let limit = limit.min(MAX_FDS);
+        let limit = limit.min(max_fds());
         let mut slots = self.slots.lock();
         let from = from as usize;
         let fd = slots.lowest_free(from);
@@ -401,7 +427,7 @@ impl FdTable {
         close_on_exec: bool,
         limit: usize,
     ) -> Result<Option<Arc<File>>> {
-        if fd as usize >= limit.min(MAX_FDS) {
+        if fd as usize >= limit.min(max_fds()) {
             return Err(Errno::EBADF);
         }
         let mut slots = self.slots.lock();

@@ -4,14 +4,15 @@
 //! Why it is hard: a lease is granted only while nobody else has the file open, and who opens it
 //! later must see the lease. So an opener counts itself before it looks for leases, and a lease is
 //! entered before the counts are looked at: of two that come at once, at least one sees the other.
-//! Opening costs one load where no lease exists.
+//! Readers are counted from the first lease on that excludes them: until then opening costs two
+//! loads, and who has opened a file uncounted is looked for among all descriptors.
 //!
 //! Neighbours: `open` and truncate(2) break leases, [`super::File`]'s end removes its own,
 //! `ipc::io_signals` tells the holder.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
 use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
@@ -58,10 +59,18 @@ pub struct Leases {
 
 /// How many leases there are.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Somebody has asked for a lease that excludes readers.
+static COUNTS_READERS: AtomicBool = AtomicBool::new(false);
 /// Seconds until a lease that is broken ends by itself (fs.lease-break-time); 0: never.
 static BREAK_TIME_S: AtomicI32 = AtomicI32::new(45);
 /// Whether there may be any (fs.leases-enable).
 static IS_ENABLED: AtomicI32 = AtomicI32::new(1);
+
+/// Whether who opens a file to read it is counted ([`super::deny_write::ReadAccess`]).
+#[inline(always)]
+pub fn counts_readers() -> bool {
+    COUNTS_READERS.load(Ordering::SeqCst)
+}
 
 /// fs.lease-break-time.
 pub fn break_time() -> &'static AtomicI32 {
@@ -210,19 +219,30 @@ pub fn get(file: &File) -> Kind {
     file.inode().state().known_leases().map_or(Kind::None, |leases| leases.of(file.id))
 }
 
-/// F_SETLEASE with F_RDLCK or F_WRLCK. The caller owns the file, or has CAP_LEASE. EINVAL, EAGAIN.
-pub fn set(file: &File, pid: u32, kind: Kind, holder: Arc<dyn Holder>) -> Result<()> {
+/// F_SETLEASE with F_RDLCK or F_WRLCK. The caller owns the file, or has CAP_LEASE. `uncounted`:
+/// how many open files read it that were never counted. EINVAL, EAGAIN.
+pub fn set(
+    file: &File,
+    pid: u32,
+    kind: Kind,
+    holder: Arc<dyn Holder>,
+    uncounted: &dyn Fn(&Arc<dyn Inode>) -> usize,
+) -> Result<()> {
     let inode = file.inode();
     if inode.file_type() != FileType::Regular || IS_ENABLED.load(Ordering::Relaxed) == 0 {
         return Err(Errno::EINVAL);
     }
-    check_others(file, &*inode, kind)?;
+    if kind == Kind::Write {
+        COUNTS_READERS.store(true, Ordering::SeqCst);
+    }
+    let check = || check_others(file, &inode, kind, uncounted);
+    check()?;
     super::locks::list(&inode)?;
     let leases = inode.state().leases();
     let before = leases.of(file.id);
     leases.enter(Lease { file: file.id, pid, kind, breaking: None, holder })?;
     // Who has opened it since the look above did so without seeing the lease.
-    if let Err(error) = check_others(file, &*inode, kind) {
+    if let Err(error) = check() {
         if before == Kind::None {
             leases.remove(file.id);
         }
@@ -232,12 +252,18 @@ pub fn set(file: &File, pid: u32, kind: Kind, holder: Arc<dyn Holder>) -> Result
 }
 
 /// EAGAIN if somebody else has the file open in a way that the lease excludes.
-fn check_others(file: &File, inode: &dyn Inode, kind: Kind) -> Result<()> {
+fn check_others(
+    file: &File,
+    inode: &Arc<dyn Inode>,
+    kind: Kind,
+    uncounted: &dyn Fn(&Arc<dyn Inode>) -> usize,
+) -> Result<()> {
     let state = inode.state();
-    let (readers, writers) = (state.readers.load(Ordering::SeqCst), state.writers.count());
+    let writers = state.writers.count();
     let is_free = match kind {
         Kind::Write => {
             let own_writer = i32::from(file.check_writable().is_ok());
+            let readers = state.readers.load(Ordering::SeqCst) + uncounted(inode) as i32;
             writers == own_writer && readers == 1 - own_writer
         }
         _ => writers <= 0,

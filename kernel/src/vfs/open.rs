@@ -163,8 +163,10 @@ fn access(location: &Location, flags: u32) -> Result<Access> {
         return Ok(Access::Uncounted);
     }
     match flags & raw::O_ACCMODE {
-        raw::O_RDONLY => Ok(Access::Read(ReadAccess::new(location.inode().clone()))),
-        raw::O_ACCMODE => Ok(Access::Uncounted),
+        raw::O_RDONLY if leases::counts_readers() => {
+            Ok(Access::Read(ReadAccess::new(location.inode().clone())))
+        }
+        raw::O_RDONLY | raw::O_ACCMODE => Ok(Access::Uncounted),
         _ => WriteAccess::new(location).map(Access::Write),
     }
 }

@@ -51,6 +51,13 @@ pub(super) fn read_implies_exec(process: &Process) -> bool {
     process.settings.personality.load(Ordering::Relaxed) & READ_IMPLIES_EXEC != 0
 }
 
+/// PR_SET_MDWE: whether the process is not to get this, in place of what it had.
+pub(super) fn denies_exec(process: &Process, old: Prot, new: Prot) -> bool {
+    new.contains(Prot::EXEC)
+        && process.settings.deny_write_exec.load(Ordering::Relaxed) != 0
+        && (new.contains(Prot::WRITE) || !old.contains(Prot::EXEC))
+}
+
 /// `len` rounded up to pages; EINVAL for 0, ENOMEM if it does not fit user space.
 pub(super) fn page_len(len: u64) -> Result<u64> {
     if len == 0 {
@@ -98,6 +105,9 @@ pub fn mmap(
     hooks::mmap_file((file.as_deref(), asked.into(), prot.bits().into()))?;
     if prot.contains(Prot::WRITE) && flags & raw::MAP_TYPE == raw::MAP_PRIVATE {
         subject_hooks::vm_enough_memory((&process.subject(), len))?;
+    }
+    if denies_exec(process, prot, prot) {
+        return Err(Errno::EACCES);
     }
     let mm = process.mm()?;
     let vma = match file {

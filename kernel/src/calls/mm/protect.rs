@@ -4,7 +4,7 @@
 use abi::{Errno, Result, general as raw};
 use machine::memory::Prot;
 
-use super::map::{page_range, prot_from_bits, read_implies_exec};
+use super::map::{denies_exec, page_range, prot_from_bits, read_implies_exec};
 use crate::mm::{Backing, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::current;
 use crate::vfs::hooks;
@@ -54,7 +54,8 @@ fn protect(start: u64, len: u64, bits: u64, has_key: bool) -> Result<u64> {
         let result = inner.check_mapped(start, end, |at, vma| {
             let prot = with_exec(prot, reads_exec, vma);
             let refused = prot.contains(Prot::WRITE) && !vma.flags.contains(VmaFlags::MAY_WRITE)
-                || prot.contains(Prot::EXEC) && !vma.flags.contains(VmaFlags::MAY_EXEC);
+                || prot.contains(Prot::EXEC) && !vma.flags.contains(VmaFlags::MAY_EXEC)
+                || denies_exec(process, vma.prot, prot);
             if !refused {
                 let file = match &vma.backing {
                     Backing::File { file, .. } => file.as_deref(),

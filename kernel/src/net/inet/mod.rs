@@ -3,10 +3,11 @@
 //! There are no packets: a TCP connection is a pair of channels, a datagram goes straight into the
 //! inbox of the socket that is bound to its port. What programs can tell is kept: ports and their
 //! conflicts, backlogs, refused connections, resets, half-closed connections. `ports` decides who
-//! owns a port; `tcp` and `udp` are the sockets, `options` and `packet` what they share; a
+//! owns a port; `tcp` and `udp` are the sockets, `options`, `groups` and `packet` what they share; a
 //! network device would stand beside `ports`.
 
 mod errors;
+mod groups;
 pub mod interface;
 mod options;
 pub mod packet;
@@ -98,7 +99,7 @@ fn destination(address: SocketAddr) -> Result<SocketAddr> {
 /// The address a socket speaks from to `to`: its own, or the loopback if it is bound to "any".
 fn source_for(own: IpAddr, to: IpAddr) -> IpAddr {
     match to {
-        _ if !own.is_unspecified() => own,
+        _ if !own.is_unspecified() && !own.is_multicast() => own,
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
     }

@@ -11,6 +11,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use abi::{Errno, Result, net as raw};
 use machine::sync::SpinLock;
 
+use super::groups::Groups;
 use super::interface;
 use crate::net::options::Value;
 use crate::net::{Common, SocketKind};
@@ -167,6 +168,8 @@ pub(super) struct IpOptions {
     values: SpinLock<BTreeMap<(u32, u32), i32>>,
     v6_only: AtomicBool,
     wants: AtomicU32,
+    /// Multicast groups.
+    pub(super) groups: Groups,
     /// Something differs from the first values, which a sender has to look up.
     is_special: AtomicBool,
 }
@@ -213,6 +216,7 @@ impl IpOptions {
             values: SpinLock::new(self.values.lock().clone()),
             v6_only: AtomicBool::new(self.v6_only()),
             wants: AtomicU32::new(self.wants()),
+            groups: Groups::default(),
             is_special: AtomicBool::new(self.is_special.load(Ordering::Relaxed)),
         }
     }
@@ -263,6 +267,9 @@ impl IpOptions {
             (IPV6, _) if !common.is_v6() => Err(Errno::ENOPROTOOPT),
             (IP, raw::IP_MTU) | (IPV6, raw::IPV6_MTU) if !is_connected => Err(Errno::ENOTCONN),
             (IP, raw::IP_MTU) | (IPV6, raw::IPV6_MTU) => Ok(Value::Int(interface::MTU as i32)),
+            (IP, raw::IP_MULTICAST_IF) => {
+                Ok(Value::Bytes(self.groups.interface().0.octets().to_vec()))
+            }
             (IP, raw::IP_OPTIONS) => Ok(Value::Bytes(Vec::new())),
             (IPV6, raw::IPV6_HOPOPTS | raw::IPV6_RTHDR | raw::IPV6_DSTOPTS) => {
                 Ok(Value::Bytes(Vec::new()))
@@ -285,6 +292,9 @@ impl IpOptions {
         const IPV6: u32 = raw::IPPROTO_IPV6 as u32;
         if level != IP && !(level == IPV6 && common.is_v6()) {
             return Err(Errno::ENOPROTOOPT);
+        }
+        if let Some(result) = self.groups.set(common, level, name, value) {
+            return result;
         }
         if level == IP && name == raw::IP_OPTIONS {
             return if value.is_empty() { Ok(()) } else { Err(Errno::EINVAL) };

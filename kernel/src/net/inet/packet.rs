@@ -1,19 +1,21 @@
 //! What would stand in a datagram's headers, as ancillary data (ip(7), ipv6(7), cmsg(3)): from the
 //! sender's options and messages, and to the receiver as it asks for.
 
-use core::net::{IpAddr, SocketAddr};
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use abi::{Errno, Result, net as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::interface;
 use super::options::{IpOptions, wants};
+use super::udp::udp_option;
 use crate::base::user::UserPtr;
 use crate::net::address::Address;
 use crate::net::control::Writer;
 
 const IP: u32 = raw::IPPROTO_IP as u32;
 const IPV6: u32 = raw::IPPROTO_IPV6 as u32;
+const UDP: u32 = raw::IPPROTO_UDP as u32;
 
 /// Where a datagram was sent to, and how.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +26,8 @@ pub struct Packet {
     pub ttl: u8,
     /// Type of service, or traffic class.
     pub tos: u8,
+    /// It holds several datagrams of so many bytes (UDP_GRO); 0: one.
+    pub segment: u16,
     /// When it came (CLOCK_REALTIME); 0 if nobody asked.
     pub time_ns: u64,
 }
@@ -37,6 +41,8 @@ pub struct Said {
     pub tos: Option<u8>,
     /// IP_PKTINFO, IPV6_PKTINFO: whom it is from.
     pub source: Option<IpAddr>,
+    /// UDP_SEGMENT: it is several datagrams, each of so many bytes.
+    pub segment: Option<u16>,
     /// Something that is not known: EINVAL.
     pub is_odd: bool,
 }
@@ -82,6 +88,9 @@ impl Said {
             (IPV6, raw::IPV6_TCLASS) if bytes == 4 => {
                 self.tos = if number()? == -1 { None } else { Some(byte(0)?) };
             }
+            (UDP, udp_option::SEGMENT) if bytes == 2 => {
+                self.segment = Some(UserPtr::<u16>::new(address).read()?);
+            }
             (IP, raw::IP_PKTINFO) if bytes == size_of::<Info4>() as u64 => {
                 let info = UserPtr::<Info4>::new(address).read()?;
                 let source = IpAddr::from(info.local);
@@ -101,6 +110,9 @@ impl Said {
     /// Time to live and type of service of a datagram to `to`.
     pub(super) fn lifetime_and_service(&self, options: &IpOptions, to: IpAddr) -> (u8, u8) {
         let (ttl, tos) = match to {
+            IpAddr::V4(ip) if ip.is_multicast() => {
+                (options.number(IP, raw::IP_MULTICAST_TTL), options.number(IP, raw::IP_TOS))
+            }
             IpAddr::V4(_) => (options.number(IP, raw::IP_TTL), options.number(IP, raw::IP_TOS)),
             IpAddr::V6(_) => {
                 let hops = options.number(IPV6, raw::IPV6_UNICAST_HOPS);
@@ -114,6 +126,9 @@ impl Said {
 impl Packet {
     /// Tells the receiver what it wants to know, in Linux's order.
     pub(super) fn tell(&self, options: &IpOptions, writer: &mut Writer) -> Result<()> {
+        if self.segment != 0 {
+            writer.put(UDP, udp_option::GRO, &i32::from(self.segment).to_ne_bytes())?;
+        }
         let asked = options.wants();
         if asked == 0 {
             return Ok(());
@@ -136,8 +151,9 @@ impl Packet {
             put(wants::HOP_LIMIT_2292, IPV6, raw::IPV6_2292HOPLIMIT, &number(self.ttl))?;
         }
         if let IpAddr::V4(ip) = self.to.ip() {
-            let octets = ip.octets();
-            let info = Info4 { index: interface::INDEX, local: octets, to: octets };
+            // Who answers what came to a group does so from an address of his own.
+            let local = if ip.is_multicast() { Ipv4Addr::LOCALHOST } else { ip };
+            let info = Info4 { index: interface::INDEX, local: local.octets(), to: ip.octets() };
             put(wants::PACKET_INFO, IP, raw::IP_PKTINFO, info.as_bytes())?;
             put(wants::TTL, IP, raw::IP_TTL, &number(self.ttl))?;
             put(wants::TOS, IP, raw::IP_TOS, &[self.tos])?;

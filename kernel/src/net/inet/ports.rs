@@ -77,7 +77,10 @@ pub(super) fn covers(bound: IpAddr, v6_only: bool, to: IpAddr) -> bool {
 /// what comes before all that is wrong with the socket.
 pub(super) fn check_address<S: Owner>(owner: &S, address: SocketAddr) -> Result<()> {
     let (ip, port) = (address.ip(), address.port());
-    let is_ours = ip.is_unspecified() || ip.is_loopback() || ip == Ipv4Addr::BROADCAST;
+    let is_ours = ip.is_unspecified()
+        || ip.is_loopback()
+        || ip == Ipv4Addr::BROADCAST
+        || ip.is_ipv4() && ip.is_multicast();
     if !is_ours && !owner.binds_freely() {
         return Err(Errno::EADDRNOTAVAIL);
     }
@@ -167,6 +170,15 @@ impl<S: Owner> Ports<S> {
             }
         }
         Err(Errno::EADDRINUSE)
+    }
+
+    /// All sockets that are bound to where `to` leads: to the group, or to "any".
+    pub(super) fn all_of(&self, to: SocketAddr) -> Vec<Arc<S>> {
+        let entries = self.entries.lock();
+        let list = entries.get(&to.port()).map_or(&[][..], Vec::as_slice);
+        let alive = list.iter().filter_map(|e| Some((e.address, e.owner.upgrade()?)));
+        let covering = alive.filter(|(address, owner)| covers(*address, owner.v6_only(), to.ip()));
+        covering.map(|(_, owner)| owner).collect()
     }
 
     /// The socket that gets what is sent to `to`, of those that `wanted` accepts: one bound to the

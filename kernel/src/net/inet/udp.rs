@@ -4,13 +4,14 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::net::SocketAddr;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::net::{IpAddr, SocketAddr};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 
 use abi::{Errno, Result, net as raw};
 use machine::sync::SpinLock;
 
 use super::errors::{self, ErrorQueue, Undelivered};
+use super::groups;
 use super::options::{IpOptions, wants};
 use super::packet::Packet;
 use super::ports::{Binding, Owner, Ports, check_address};
@@ -25,6 +26,22 @@ use crate::net::control::{Control, Writer};
 use crate::net::options::Value;
 use crate::net::{Common, Outgoing, Socket};
 
+/// Options of the level IPPROTO_UDP (udp(7)).
+pub(super) mod udp_option {
+    /// UDP_ENCAP, of which there is none.
+    pub(crate) const ENCAP: u32 = 100;
+    /// UDP_NO_CHECK6_TX and UDP_NO_CHECK6_RX: there are no checksums.
+    pub(crate) const NO_CHECK6_TX: u32 = 101;
+    /// See above.
+    pub(crate) const NO_CHECK6_RX: u32 = 102;
+    /// UDP_SEGMENT: what is sent at once becomes datagrams of so many bytes.
+    pub(crate) const SEGMENT: u32 = 103;
+    /// UDP_GRO: datagrams that were sent at once may come at once.
+    pub(crate) const GRO: u32 = 104;
+}
+
+/// Most datagrams of one send (UDP_SEGMENT).
+const SEGMENTS_MAX: usize = 128;
 /// Largest payload: 65535 less both headers.
 const PAYLOAD_MAX: usize = 65507;
 /// Most datagrams in an inbox.
@@ -43,6 +60,22 @@ pub(super) struct UdpSocket {
     is_mute: AtomicBool,
     /// What could not be delivered (IP_RECVERR).
     errors: ErrorQueue,
+    /// UDP_SEGMENT; 0: one send, one datagram.
+    segment: AtomicU16,
+    /// UDP_GRO.
+    takes_many: AtomicBool,
+    /// UDP_NO_CHECK6_TX and _RX, which are kept.
+    no_checks: AtomicU8,
+}
+
+/// A datagram, or several of one send, on its way.
+#[derive(Clone, Copy)]
+struct Sending {
+    from: SocketAddr,
+    to: SocketAddr,
+    ttl: u8,
+    tos: u8,
+    segment: u16,
 }
 
 impl Owner for UdpSocket {
@@ -75,6 +108,9 @@ impl UdpSocket {
             ip: IpOptions::default(),
             is_mute: AtomicBool::new(false),
             errors: ErrorQueue::default(),
+            segment: AtomicU16::new(0),
+            takes_many: AtomicBool::new(false),
+            no_checks: AtomicU8::new(0),
         })
     }
 
@@ -101,6 +137,15 @@ impl UdpSocket {
             }
             _ => read_address(&self.common, address).map(Some),
         }
+    }
+
+    /// Where to reach a peer, or a group by the interface that was chosen. ENETUNREACH.
+    fn reachable(&self, to: SocketAddr) -> Result<SocketAddr> {
+        let has_way = || self.ip.groups.interface().1 || self.common.is_bound_to_device();
+        if to.ip().is_ipv4() && to.ip().is_multicast() && has_way() {
+            return Ok(to);
+        }
+        destination(to)
     }
 
     /// EAFNOSUPPORT for IPv6 from a socket that is connected by IPv4.
@@ -132,12 +177,114 @@ impl UdpSocket {
         Ok(())
     }
 
+    /// getsockopt(2) at the level IPPROTO_UDP. ENOPROTOOPT.
+    fn get_own_option(&self, name: u32) -> Result<i32> {
+        let check = |bit: u8| i32::from(self.no_checks.load(Ordering::Relaxed) & bit != 0);
+        match name {
+            udp_option::ENCAP => Ok(0),
+            udp_option::NO_CHECK6_TX => Ok(check(1)),
+            udp_option::NO_CHECK6_RX => Ok(check(2)),
+            udp_option::SEGMENT => Ok(self.segment.load(Ordering::Relaxed).into()),
+            udp_option::GRO => Ok(self.takes_many.load(Ordering::Relaxed).into()),
+            _ => Err(Errno::ENOPROTOOPT),
+        }
+    }
+
+    /// setsockopt(2) at the same level. ENOPROTOOPT, EINVAL.
+    fn set_own_option(&self, name: u32, value: &[u8]) -> Result<()> {
+        let [a, b, c, d, ..] = *value else { return Err(Errno::EINVAL) };
+        let number = i32::from_ne_bytes([a, b, c, d]);
+        let check = |bit: u8| match number {
+            0 => self.no_checks.fetch_and(!bit, Ordering::Relaxed),
+            _ => self.no_checks.fetch_or(bit, Ordering::Relaxed),
+        };
+        match name {
+            udp_option::NO_CHECK6_TX => _ = check(1),
+            udp_option::NO_CHECK6_RX => _ = check(2),
+            udp_option::SEGMENT => {
+                let segment = u16::try_from(number).map_err(|_| Errno::EINVAL)?;
+                self.segment.store(segment, Ordering::Relaxed);
+            }
+            udp_option::GRO => self.takes_many.store(number != 0, Ordering::Relaxed),
+            _ => return Err(Errno::ENOPROTOOPT),
+        }
+        Ok(())
+    }
+
     fn bind_at(self: &Arc<Self>, address: SocketAddr) -> Result<SocketAddr> {
         let binding = PORTS.bind(self, address, false, &|_| false)?;
         let address = binding.address;
         *self.binding.lock() = Some(binding);
         Ok(address)
     }
+}
+
+impl Sending {
+    /// Puts what is left of `source` into a socket's inbox. What finds no room is lost.
+    fn put(&self, source: &mut Source<'_>, target: &UdpSocket, segment: u16) -> Result<usize> {
+        let len = source.left();
+        let shown_from = Address::Inet(shown(&target.common, self.from));
+        let time_ns = if target.common.stamps() == 0 { 0 } else { realtime_ns() };
+        let Sending { to, ttl, tos, .. } = *self;
+        let packet = Some(Packet { to, ttl, tos, segment, time_ns });
+        let control = Control::default();
+        let info = Some(Box::new(Info { control, from: Some(shown_from), packet }));
+        let now = Timeout { nonblocking: true, deadline: None };
+        match target.inbox.send_message(source, info, now) {
+            // No room, or gone meanwhile: lost.
+            Err(Errno::EAGAIN | Errno::EPIPE | Errno::EMSGSIZE) => {
+                target.common.lost.fetch_add(1, Ordering::Relaxed);
+                Ok(len)
+            }
+            result => result,
+        }
+    }
+
+    /// The same as several datagrams, unless the receiver takes them at once. EINVAL.
+    fn in_segments(&self, source: &mut Source<'_>, target: &UdpSocket) -> Result<usize> {
+        let len = source.left();
+        if len > usize::from(self.segment) * SEGMENTS_MAX {
+            return Err(Errno::EINVAL);
+        }
+        if target.takes_many.load(Ordering::Relaxed) {
+            return self.put(source, target, self.segment);
+        }
+        let all = read_all(source)?;
+        for piece in all.chunks(self.segment.into()) {
+            self.put(&mut Source::kernel(piece), target, 0)?;
+        }
+        Ok(len)
+    }
+
+    /// To every socket that listens to the group, if there is any member.
+    fn to_group(&self, source: &mut Source<'_>) -> Result<usize> {
+        let all = read_all(source)?;
+        let group = self.to.ip();
+        if !groups::is_joined(group) {
+            return Ok(all.len());
+        }
+        let (level, name) = match group {
+            IpAddr::V4(_) => (raw::IPPROTO_IP as u32, raw::IP_MULTICAST_ALL),
+            IpAddr::V6(_) => (raw::IPPROTO_IPV6 as u32, raw::IPV6_MULTICAST_ALL),
+        };
+        for target in PORTS.all_of(self.to) {
+            let takes_all = target.ip.number(level, name) != 0;
+            let is_wanted = target.ip.groups.takes(group, self.from.ip(), takes_all);
+            if target.takes_from(self.from) && is_wanted {
+                self.put(&mut Source::kernel(&all), &target, 0)?;
+            }
+        }
+        Ok(all.len())
+    }
+}
+
+/// What is to be sent to several. EFAULT, ENOMEM.
+fn read_all(source: &mut Source<'_>) -> Result<Vec<u8>> {
+    let len = source.left();
+    let mut all = Vec::new();
+    all.try_reserve_exact(len).map_err(|_| Errno::ENOMEM)?;
+    all.resize(len, 0);
+    if source.take(&mut all)? < len { Err(Errno::EFAULT) } else { Ok(all) }
 }
 
 impl Socket for UdpSocket {
@@ -161,7 +308,7 @@ impl Socket for UdpSocket {
         }
         self.clone().prepare_to_send()?;
         let to = self.whom(address, false)?.ok_or(Errno::EINVAL)?;
-        let to = destination(to)?;
+        let to = self.reachable(to)?;
         self.check_version(to)?;
         *self.peer.lock() = Some(to);
         Ok(())
@@ -195,7 +342,7 @@ impl Socket for UdpSocket {
         let to = match named.flatten() {
             Some(to) if to.port() == 0 && len <= PAYLOAD_MAX => return Err(Errno::EINVAL),
             Some(to) => {
-                let to = destination(to)?;
+                let to = self.reachable(to)?;
                 self.check_version(to)?;
                 to
             }
@@ -226,25 +373,20 @@ impl Socket for UdpSocket {
         if self.is_mute.load(Ordering::Relaxed) {
             return Err(Errno::EPIPE);
         }
+        let (ttl, tos) = said.lifetime_and_service(&self.ip, to.ip());
+        let segment = said.segment.unwrap_or_else(|| self.segment.load(Ordering::Relaxed));
+        let sending = Sending { from, to, ttl, tos, segment };
+        if to.ip().is_multicast() {
+            return sending.to_group(source);
+        }
         let Some(target) = PORTS.find(to, |socket| socket.takes_from(from)) else {
             self.refused(source, to, peer == Some(to))?;
             return Ok(len);
         };
-        let shown_from = Address::Inet(shown(&target.common, from));
-        let (ttl, tos) = said.lifetime_and_service(&self.ip, to.ip());
-        let time_ns = if target.common.stamps() == 0 { 0 } else { realtime_ns() };
-        let packet = Some(Packet { to, ttl, tos, time_ns });
-        let control = Control::default();
-        let info = Some(Box::new(Info { control, from: Some(shown_from), packet }));
-        let now = Timeout { nonblocking: true, deadline: None };
-        match target.inbox.send_message(source, info, now) {
-            // No room, or gone meanwhile: lost.
-            Err(Errno::EAGAIN | Errno::EPIPE | Errno::EMSGSIZE) => {
-                target.common.lost.fetch_add(1, Ordering::Relaxed);
-                Ok(len)
-            }
-            result => result,
+        if segment != 0 && len > usize::from(segment) {
+            return sending.in_segments(source, &target);
         }
+        sending.put(source, &target, 0)
     }
 
     fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Timeout) -> Result<Received> {
@@ -340,11 +482,17 @@ impl Socket for UdpSocket {
     }
 
     fn get_option(&self, level: u32, name: u32) -> Result<Value> {
+        if level == raw::IPPROTO_UDP as u32 {
+            return self.get_own_option(name).map(Value::Int);
+        }
         let is_connected = self.peer.lock().is_some();
         self.ip.get(&self.common, level, name, is_connected)
     }
 
     fn set_option(&self, level: u32, name: u32, value: &[u8]) -> Result<()> {
+        if level == raw::IPPROTO_UDP as u32 {
+            return self.set_own_option(name, value);
+        }
         self.ip.set(&self.common, level, name, value, self.bound().is_some())?;
         if self.ip.wants() & (wants::ERRORS | wants::ERRORS_6) == 0 {
             self.errors.clear();

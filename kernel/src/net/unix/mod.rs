@@ -7,7 +7,7 @@ mod names;
 
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use abi::{Errno, Result, net as raw};
 use machine::sync::{Once, SpinLock};
@@ -54,7 +54,7 @@ struct Link {
     peer_name: Option<Arc<[u8]>>,
     peer_socket: Weak<UnixSocket>,
     /// Whether the peer wants to know who sends (its SO_PASSCRED).
-    peer_asks: Arc<AtomicBool>,
+    peer_asks: Arc<AtomicU32>,
 }
 
 impl Link {
@@ -123,7 +123,7 @@ pub fn pair(kind: SocketKind, protocol: u32) -> Result<[Arc<dyn Socket>; 2]> {
             peer: me.clone(),
             peer_name: None,
             peer_socket: Arc::downgrade(other),
-            peer_asks: other.common.passes_credentials.clone(),
+            peer_asks: other.common.passes_sender.clone(),
         };
         a.link.call_once(|| link(to_b, &b));
         b.link.call_once(|| link(to_a, &a));
@@ -174,7 +174,7 @@ impl UnixSocket {
     }
 
     fn wants_credentials(&self) -> bool {
-        self.common.passes_credentials.load(Ordering::Relaxed)
+        self.common.passes_sender.load(Ordering::Relaxed) != 0
     }
 
     /// Gives a socket without a name an abstract one, if credentials are to travel (unix(7),
@@ -253,9 +253,9 @@ impl UnixSocket {
             peer: Peer::current(),
             peer_name: self.name(),
             peer_socket: Arc::downgrade(self),
-            peer_asks: self.common.passes_credentials.clone(),
+            peer_asks: self.common.passes_sender.clone(),
         });
-        let peer_asks = served.common.passes_credentials.clone();
+        let peer_asks = served.common.passes_sender.clone();
         listener.backlog.push(&served, &listener.common.readers, timeout)?;
         let peer_socket = Arc::downgrade(&served);
         let (conn, peer, peer_name) = (near, credentials, name);
@@ -423,7 +423,7 @@ impl Socket for UnixSocket {
         if let Some(error) = control.error {
             return Err(error);
         }
-        let is_asked = self.wants_credentials() || link.peer_asks.load(Ordering::Relaxed);
+        let is_asked = self.wants_credentials() || link.peer_asks.load(Ordering::Relaxed) != 0;
         if control.credentials.is_none() && is_asked {
             control.credentials = Some(Ucred::current());
         }

@@ -1,0 +1,350 @@
+//! Datagrams of IPv4 and IPv6 beyond one sender and one receiver: multicast groups (ip(7),
+//! ipv6(7)), several datagrams of one send (udp(7), UDP_SEGMENT and UDP_GRO). By `lo` only.
+
+use crate::sys::*;
+use crate::{sc, tests};
+
+tests! { "datagrams":
+    a_group_hears, who_is_no_member, errors_of_groups, sources_of_a_group, groups_by_number,
+    groups_of_ipv6, sent_in_segments, own_options,
+}
+
+const IP_MULTICAST_IF: i32 = 32;
+const IP_MULTICAST_TTL: i32 = 33;
+const IP_MULTICAST_LOOP: i32 = 34;
+const IP_ADD_MEMBERSHIP: i32 = 35;
+const IP_DROP_MEMBERSHIP: i32 = 36;
+const IP_UNBLOCK_SOURCE: i32 = 37;
+const IP_BLOCK_SOURCE: i32 = 38;
+const IP_ADD_SOURCE_MEMBERSHIP: i32 = 39;
+const IP_DROP_SOURCE_MEMBERSHIP: i32 = 40;
+const MCAST_JOIN_GROUP: i32 = 42;
+const MCAST_LEAVE_GROUP: i32 = 45;
+const IP_MULTICAST_ALL: i32 = 49;
+const IPV6_JOIN_GROUP: i32 = 20;
+const IPV6_LEAVE_GROUP: i32 = 21;
+const UDP_SEGMENT: i32 = 103;
+const UDP_GRO: i32 = 104;
+
+const LO: [u8; 4] = [127, 0, 0, 1];
+const ANY: [u8; 4] = [0; 4];
+
+fn set(fd: i32, level: i32, name: i32, value: &[u8]) -> Res {
+    sc!(SYS_setsockopt, fd, level, name, value.as_ptr(), value.len())
+}
+
+fn number(fd: i32, level: i32, name: i32) -> Result<i32, i32> {
+    let (mut value, mut len) = (-1i32, 4u32);
+    sc!(SYS_getsockopt, fd, level, name, &raw mut value, &raw mut len).map(|_| value)
+}
+
+/// `struct sockaddr_in`.
+fn address(ip: [u8; 4], port: u16) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..2].copy_from_slice(&(AF_INET as u16).to_ne_bytes());
+    bytes[2..4].copy_from_slice(&port.to_be_bytes());
+    bytes[4..8].copy_from_slice(&ip);
+    bytes
+}
+
+/// A socket bound to this address, and its port.
+fn bound(ip: [u8; 4]) -> (i32, u16) {
+    let fd = sc!(SYS_socket, AF_INET, SOCK_DGRAM, 0).fd();
+    sc!(SYS_bind, fd, address(ip, 0).as_ptr(), 16).is(0);
+    (fd, name_of(fd, SYS_getsockname).1)
+}
+
+fn name_of(fd: i32, call: i64) -> ([u8; 4], u16) {
+    let (mut name, mut len) = ([0u8; 16], 16u32);
+    sc!(call, fd, name.as_mut_ptr(), &raw mut len).is(0);
+    ([name[4], name[5], name[6], name[7]], u16::from_be_bytes([name[2], name[3]]))
+}
+
+/// A socket that sends to groups by `lo`.
+fn sender() -> i32 {
+    let fd = sc!(SYS_socket, AF_INET, SOCK_DGRAM, 0).fd();
+    set(fd, IPPROTO_IP, IP_MULTICAST_IF, &LO).is(0);
+    fd
+}
+
+fn send(fd: i32, text: &[u8], ip: [u8; 4], port: u16) -> Res {
+    sc!(SYS_sendto, fd, text.as_ptr(), text.len(), 0, address(ip, port).as_ptr(), 16)
+}
+
+/// What is there, and who sent it.
+fn heard(fd: i32) -> Result<(Vec<u8>, [u8; 4]), i32> {
+    let (mut text, mut from, mut len) = ([0u8; 256], [0u8; 28], 28u32);
+    let (text_at, from_at) = (text.as_mut_ptr(), from.as_mut_ptr());
+    let got = sc!(SYS_recvfrom, fd, text_at, 256, MSG_DONTWAIT, from_at, &raw mut len)?;
+    Ok((text[..got].to_vec(), [from[4], from[5], from[6], from[7]]))
+}
+
+fn request(group: [u8; 4], interface: [u8; 4]) -> Vec<u8> {
+    [group, interface].concat()
+}
+
+/// A group that no other test uses.
+fn group(last: u8) -> [u8; 4] {
+    [239, 77, tid() as u8, last]
+}
+
+fn a_group_hears() {
+    let group = group(1);
+    let (first, port) = bound(ANY);
+    // Several members may have one port.
+    let second = sc!(SYS_socket, AF_INET, SOCK_DGRAM, 0).fd();
+    let one = 1i32.to_ne_bytes();
+    for fd in [first, second] {
+        set(fd, SOL_SOCKET, SO_REUSEADDR, &one).is(0);
+    }
+    sc!(SYS_bind, second, address(group, port).as_ptr(), 16).is(0);
+    assert_eq!(name_of(second, SYS_getsockname), (group, port));
+    let out = sender();
+    assert_eq!(number(out, IPPROTO_IP, IP_MULTICAST_IF), Ok(i32::from_ne_bytes(LO)));
+    // Nobody is a member: it is lost.
+    send(out, b"early", group, port).is(5);
+    assert_eq!(heard(first), Err(EAGAIN));
+    for fd in [first, second] {
+        set(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request(group, LO)).is(0);
+    }
+    send(out, b"news", group, port).is(4);
+    for fd in [first, second] {
+        assert_eq!(heard(fd), Ok((b"news".to_vec(), LO)));
+        assert_eq!(heard(fd), Err(EAGAIN));
+    }
+    // By `lo` it is heard whatever the sender says of its own machine.
+    set(out, IPPROTO_IP, IP_MULTICAST_LOOP, &[0]).is(0);
+    set(out, IPPROTO_IP, IP_MULTICAST_TTL, &[0]).is(0);
+    send(out, b"again", group, port).is(5);
+    assert_eq!(heard(first), Ok((b"again".to_vec(), LO)));
+    // Connected, with an address of its own.
+    sc!(SYS_connect, out, address(group, port).as_ptr(), 16).is(0);
+    assert_eq!(name_of(out, SYS_getpeername), (group, port));
+    assert_eq!(name_of(out, SYS_getsockname).0, LO);
+    sc!(SYS_write, out, b"c".as_ptr(), 1).is(1);
+    assert_eq!(heard(first), Ok((b"c".to_vec(), LO)));
+    // Where it was sent to comes with it, and where from an answer goes.
+    set(first, IPPROTO_IP, IP_PKTINFO, &one).is(0);
+    sc!(SYS_write, out, b"i".as_ptr(), 1).is(1);
+    let (text, control) = with_control(first);
+    assert_eq!(text, b"i");
+    assert_eq!(control, [(IPPROTO_IP, IP_PKTINFO, [&one[..], &LO, &group].concat())]);
+    set(first, IPPROTO_IP, IP_DROP_MEMBERSHIP, &request(group, LO)).is(0);
+    set(first, IPPROTO_IP, IP_DROP_MEMBERSHIP, &request(group, LO)).fails(EADDRNOTAVAIL);
+}
+
+/// A datagram and its ancillary data: level, kind, payload.
+fn with_control(fd: i32) -> (Vec<u8>, Vec<(i32, i32, Vec<u8>)>) {
+    let (mut text, mut control) = ([0u8; 256], [0u64; 32]);
+    let mut part = iovec { iov_base: text.as_mut_ptr().cast(), iov_len: 256 };
+    // SAFETY: a structure of pointers and numbers.
+    let mut header: msghdr = unsafe { std::mem::zeroed() };
+    (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
+    (header.msg_control, header.msg_controllen) = (control.as_mut_ptr().cast(), 256);
+    let got = sc!(SYS_recvmsg, fd, &raw mut header, MSG_DONTWAIT).must();
+    let bytes: Vec<u8> = control.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let (mut at, mut found) = (0, Vec::new());
+    while at + 16 <= header.msg_controllen {
+        let len = u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
+        let word = |at: usize| i32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+        found.push((word(at + 8), word(at + 12), bytes[at + 16..at + len].to_vec()));
+        at += len.next_multiple_of(8);
+    }
+    (text[..got].to_vec(), found)
+}
+
+fn who_is_no_member() {
+    let group = group(2);
+    let (member, port) = bound(LO);
+    let out = sender();
+    set(member, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request(group, LO)).is(0);
+    // Bound to another address it gets nothing, as a member or not.
+    send(out, b"x", group, port).is(1);
+    assert_eq!(heard(member), Err(EAGAIN));
+    // Who is bound to any address hears what others have joined, unless it says no.
+    let (other, other_port) = bound(ANY);
+    assert_eq!(number(other, IPPROTO_IP, IP_MULTICAST_ALL), Ok(1));
+    send(out, b"y", group, other_port).is(1);
+    assert_eq!(heard(other), Ok((b"y".to_vec(), LO)));
+    set(other, IPPROTO_IP, IP_MULTICAST_ALL, &[0; 4]).is(0);
+    send(out, b"z", group, other_port).is(1);
+    assert_eq!(heard(other), Err(EAGAIN));
+    // With the last member the group is gone.
+    set(other, IPPROTO_IP, IP_MULTICAST_ALL, &1i32.to_ne_bytes()).is(0);
+    close(member);
+    send(out, b"gone", group, other_port).is(4);
+    assert_eq!(heard(other), Err(EAGAIN));
+}
+
+fn errors_of_groups() {
+    let group = group(3);
+    let (fd, _) = bound(ANY);
+    let join = |value: &[u8]| set(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, value);
+    join(&request(group, LO)).is(0);
+    join(&request(group, LO)).fails(EADDRINUSE);
+    join(&[&request(group, ANY)[..], &1u32.to_ne_bytes()].concat()).fails(EADDRINUSE);
+    join(&request([10, 0, 0, 1], LO)).fails(EINVAL);
+    join(&request(group, [10, 254, 254, 254])).fails(ENODEV);
+    join(&[&request(group, ANY)[..], &9999u32.to_ne_bytes()].concat()).fails(ENODEV);
+    join(&group).fails(EINVAL);
+    for last in 100..119 {
+        let group = [group[0], group[1], group[2], last];
+        join(&[&request(group, ANY)[..], &1u32.to_ne_bytes()].concat()).is(0);
+    }
+    join(&request([group[0], group[1], group[2], 200], LO)).fails(ENOBUFS);
+    let choose = |value: &[u8]| set(fd, IPPROTO_IP, IP_MULTICAST_IF, value);
+    choose(&[10, 254, 254, 254]).fails(EADDRNOTAVAIL);
+    choose(&[127, 0, 0]).fails(EINVAL);
+    choose(&[&request(ANY, ANY)[..], &1u32.to_ne_bytes()].concat()).is(0);
+    choose(&ANY).is(0);
+    assert_eq!(number(fd, IPPROTO_IP, IP_MULTICAST_IF), Ok(0));
+    let stream = sc!(SYS_socket, AF_INET, SOCK_STREAM, 0).fd();
+    set(stream, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request(group, LO)).fails(EPROTO);
+    set(stream, IPPROTO_IP, IP_MULTICAST_IF, &LO).fails(EINVAL);
+    assert_eq!(number(stream, IPPROTO_IP, IP_MULTICAST_IF), Ok(0));
+    sc!(SYS_connect, stream, address(group, 9).as_ptr(), 16).fails(ENETUNREACH);
+}
+
+fn sources_of_a_group() {
+    let group = group(4);
+    let (fd, port) = bound(ANY);
+    let out = sender();
+    let change =
+        |name: i32, source: [u8; 4]| set(fd, IPPROTO_IP, name, &[group, LO, source].concat());
+    let hears = || {
+        send(out, b"s", group, port).is(1);
+        heard(fd).is_ok()
+    };
+    let other = [127, 0, 0, 9];
+    change(IP_ADD_SOURCE_MEMBERSHIP, LO).is(0);
+    assert!(hears());
+    change(IP_ADD_SOURCE_MEMBERSHIP, LO).fails(EADDRNOTAVAIL);
+    change(IP_BLOCK_SOURCE, other).fails(EINVAL);
+    change(IP_DROP_SOURCE_MEMBERSHIP, other).fails(EADDRNOTAVAIL);
+    change(IP_ADD_SOURCE_MEMBERSHIP, other).is(0);
+    change(IP_DROP_SOURCE_MEMBERSHIP, LO).is(0);
+    assert!(!hears());
+    // Without a source that it takes it is no member.
+    change(IP_DROP_SOURCE_MEMBERSHIP, other).is(0);
+    change(IP_DROP_SOURCE_MEMBERSHIP, other).fails(EINVAL);
+    set(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request(group, LO)).is(0);
+    assert!(hears());
+    change(IP_BLOCK_SOURCE, LO).is(0);
+    assert!(!hears());
+    change(IP_UNBLOCK_SOURCE, LO).is(0);
+    assert!(hears());
+    change(IP_UNBLOCK_SOURCE, LO).fails(EADDRNOTAVAIL);
+    set(fd, IPPROTO_IP, IP_BLOCK_SOURCE, &request(group, LO)).fails(EINVAL);
+}
+
+/// `struct group_req` of `lo`.
+fn by_number(address: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; 136];
+    bytes[..4].copy_from_slice(&1u32.to_ne_bytes());
+    bytes[8..8 + address.len()].copy_from_slice(address);
+    bytes
+}
+
+fn groups_by_number() {
+    let group = group(5);
+    let (fd, port) = bound(ANY);
+    let wanted = by_number(&address(group, 0));
+    set(fd, IPPROTO_IP, MCAST_JOIN_GROUP, &wanted).is(0);
+    set(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request(group, LO)).fails(EADDRINUSE);
+    send(sender(), b"n", group, port).is(1);
+    assert_eq!(heard(fd), Ok((b"n".to_vec(), LO)));
+    set(fd, IPPROTO_IP, MCAST_LEAVE_GROUP, &wanted).is(0);
+    set(fd, IPPROTO_IP, MCAST_LEAVE_GROUP, &wanted).fails(EADDRNOTAVAIL);
+    set(fd, IPPROTO_IP, MCAST_JOIN_GROUP, &wanted[..100]).fails(EINVAL);
+    set(fd, IPPROTO_IP, MCAST_JOIN_GROUP, &by_number(&[9; 16])).fails(EINVAL);
+}
+
+fn groups_of_ipv6() {
+    let fd = sc!(SYS_socket, AF_INET6, SOCK_DGRAM, 0).fd();
+    let request = |first: u8, index: u32| {
+        let mut bytes = vec![0u8; 20];
+        (bytes[0], bytes[1], bytes[15]) = (first, 2, 0x77);
+        bytes[16..].copy_from_slice(&index.to_ne_bytes());
+        bytes
+    };
+    set(fd, IPPROTO_IPV6, IPV6_JOIN_GROUP, &request(0xff, 1)).is(0);
+    set(fd, IPPROTO_IPV6, IPV6_JOIN_GROUP, &request(0xff, 1)).fails(EADDRINUSE);
+    set(fd, IPPROTO_IPV6, IPV6_JOIN_GROUP, &request(0x20, 1)).fails(EINVAL);
+    set(fd, IPPROTO_IPV6, IPV6_JOIN_GROUP, &request(0xff, 9999)).fails(ENODEV);
+    set(fd, IPPROTO_IPV6, IPV6_JOIN_GROUP, &request(0xff, 1)[..16]).fails(EINVAL);
+    set(fd, IPPROTO_IPV6, IPV6_LEAVE_GROUP, &request(0xff, 1)).is(0);
+    set(fd, IPPROTO_IPV6, IPV6_LEAVE_GROUP, &request(0xff, 1)).fails(EADDRNOTAVAIL);
+    let stream = sc!(SYS_socket, AF_INET6, SOCK_STREAM, 0).fd();
+    set(stream, IPPROTO_IPV6, IPV6_JOIN_GROUP, &request(0xff, 1)).fails(EPROTO);
+    // A group of IPv4 by a socket that takes both.
+    let group = group(6);
+    let any = [0u8; 28];
+    let mut name = any;
+    name[..2].copy_from_slice(&(AF_INET6 as u16).to_ne_bytes());
+    sc!(SYS_bind, fd, name.as_ptr(), 28).is(0);
+    let mut len = 28u32;
+    sc!(SYS_getsockname, fd, name.as_mut_ptr(), &raw mut len).is(0);
+    let port = u16::from_be_bytes([name[2], name[3]]);
+    set(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &[group, LO].concat()).is(0);
+    send(sender(), b"both", group, port).is(4);
+    assert_eq!(heard(fd).map(|heard| heard.0), Ok(b"both".to_vec()));
+}
+
+fn sent_in_segments() {
+    let (inbox, port) = bound(LO);
+    let out = sc!(SYS_socket, AF_INET, SOCK_DGRAM, 0).fd();
+    set(out, IPPROTO_UDP, UDP_SEGMENT, &4i32.to_ne_bytes()).is(0);
+    assert_eq!(number(out, IPPROTO_UDP, UDP_SEGMENT), Ok(4));
+    send(out, b"aaaabbbbcc", LO, port).is(10);
+    let texts: Vec<_> = std::iter::from_fn(|| heard(inbox).ok()).map(|heard| heard.0).collect();
+    assert_eq!(texts, [&b"aaaa"[..], b"bbbb", b"cc"]);
+    // Who takes them at once is told how long each is; one alone is told nothing.
+    set(inbox, IPPROTO_UDP, UDP_GRO, &1i32.to_ne_bytes()).is(0);
+    send(out, b"aaaabbbbcc", LO, port).is(10);
+    let length = 4i32.to_ne_bytes().to_vec();
+    let all = (b"aaaabbbbcc".to_vec(), vec![(IPPROTO_UDP, UDP_GRO, length)]);
+    assert_eq!(with_control(inbox), all);
+    send(out, b"aaaa", LO, port).is(4);
+    assert_eq!(with_control(inbox), (b"aaaa".to_vec(), vec![]));
+    set(inbox, IPPROTO_UDP, UDP_GRO, &[0; 4]).is(0);
+    // More than goes into one send.
+    set(out, IPPROTO_UDP, UDP_SEGMENT, &1i32.to_ne_bytes()).is(0);
+    send(out, &[7; 200], LO, port).fails(EINVAL);
+    set(out, IPPROTO_UDP, UDP_SEGMENT, &[0; 4]).is(0);
+    // For one send.
+    let said = |len: usize| {
+        let mut control = [0u8; 24];
+        control[..8].copy_from_slice(&(16 + len).to_ne_bytes());
+        control[8..12].copy_from_slice(&IPPROTO_UDP.to_ne_bytes());
+        control[12..16].copy_from_slice(&UDP_SEGMENT.to_ne_bytes());
+        control[16] = 2;
+        let mut name = address(LO, port);
+        let mut part = iovec { iov_base: b"xxyyz".as_ptr() as *mut c_void, iov_len: 5 };
+        // SAFETY: a structure of pointers and numbers.
+        let mut header: msghdr = unsafe { std::mem::zeroed() };
+        (header.msg_name, header.msg_namelen) = (name.as_mut_ptr().cast(), 16);
+        (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
+        (header.msg_control, header.msg_controllen) = (control.as_mut_ptr().cast(), 24);
+        sc!(SYS_sendmsg, out, &raw const header, 0)
+    };
+    said(2).is(5);
+    let texts: Vec<_> = std::iter::from_fn(|| heard(inbox).ok()).map(|heard| heard.0).collect();
+    assert_eq!(texts, [&b"xx"[..], b"yy", b"z"]);
+    said(4).fails(EINVAL);
+}
+
+fn own_options() {
+    let fd = sc!(SYS_socket, AF_INET, SOCK_DGRAM, 0).fd();
+    for name in [101, 102, UDP_SEGMENT, UDP_GRO] {
+        assert_eq!(number(fd, IPPROTO_UDP, name), Ok(0), "{name}");
+        set(fd, IPPROTO_UDP, name, &1i32.to_ne_bytes()).is(0);
+        assert_eq!(number(fd, IPPROTO_UDP, name), Ok(1), "{name}");
+        set(fd, IPPROTO_UDP, name, &[1]).fails(EINVAL);
+        set(fd, IPPROTO_UDP, name, &[0; 4]).is(0);
+    }
+    for odd in [-1i32, 65536] {
+        set(fd, IPPROTO_UDP, UDP_SEGMENT, &odd.to_ne_bytes()).fails(EINVAL);
+    }
+    set(fd, IPPROTO_UDP, 99, &[0; 4]).fails(ENOPROTOOPT);
+    assert_eq!(number(fd, IPPROTO_UDP, 99), Err(ENOPROTOOPT));
+}
