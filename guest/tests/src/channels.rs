@@ -14,8 +14,10 @@ tests!("channels":
     eventfd_counts, eventfd_semaphore, eventfd_limits, eventfd_blocks, timerfd_expires,
     timerfd_interval_and_gettime, timerfd_rules, epoll_level, epoll_edge, epoll_oneshot,
     epoll_exclusive_wakes, epoll_ctl_rules, epoll_nested, epoll_loop_is_refused,
-    epoll_closed_fd_leaves, epoll_many, epoll_between_threads, epoll_data_is_kept,
-    epoll_pwait_mask, poll_events, poll_timeout_and_bad, ppoll_mask, select_sets, select_rules,
+    epoll_closed_fd_leaves, epoll_descriptor_of_two_files, epoll_many, epoll_between_threads, epoll_data_is_kept,
+    epoll_pwait_mask, poll_events, poll_of_many,
+    poll_timeout_and_bad, ppoll_mask, select_sets, select_of_many,
+    select_rules,
     pselect_mask, poll_wakes_on_close,
 );
 
@@ -452,6 +454,31 @@ fn epoll_many() {
     assert!(seen.iter().all(|i| i % 3 == 0));
 }
 
+/// A descriptor that was closed, while its file lives on, and stands for another file then.
+fn epoll_descriptor_of_two_files() {
+    let ep = ep_new();
+    let ((r, w), (r2, w2)) = (pipe(), pipe());
+    let kept = sc!(SYS_dup, r).fd();
+    ep_ctl(ep, EPOLL_CTL_ADD, r, IN, 1).is(0);
+    sc!(SYS_dup2, r2, r).is(r as usize);
+    ep_ctl(ep, EPOLL_CTL_ADD, r, IN, 2).is(0);
+    ep_ctl(ep, EPOLL_CTL_ADD, r, IN, 3).fails(EEXIST);
+    write(w, b"x");
+    write(w2, b"x");
+    let mut seen: Vec<u64> = ep_wait(ep, 9, 0).into_iter().map(|e| e.1).collect();
+    seen.sort_unstable();
+    assert_eq!(seen, [1, 2]);
+    // The descriptor means the second file now, and only that one leaves.
+    ep_ctl(ep, EPOLL_CTL_DEL, r, 0, 0).is(0);
+    ep_ctl(ep, EPOLL_CTL_DEL, r, 0, 0).fails(ENOENT);
+    assert_eq!(ep_wait(ep, 9, 0), [(IN as u32, 1)]);
+    ep_ctl(ep, EPOLL_CTL_ADD, r, IN, 4).is(0);
+    close(kept);
+    assert_eq!(ep_wait(ep, 9, 0), [(IN as u32, 4)]);
+    ep_ctl(ep, EPOLL_CTL_MOD, r, IN, 5).is(0);
+    assert_eq!(ep_wait(ep, 9, 0), [(IN as u32, 5)]);
+}
+
 fn epoll_between_threads() {
     let (ep, (r, w)) = (ep_new(), pipe());
     let h = std::thread::spawn(move || ep_wait(ep, 9, -1));
@@ -505,6 +532,31 @@ fn poll_events() {
     assert_eq!(p.revents, POLLIN | POLLOUT, "a file is always ready");
 }
 
+/// More than are looked up at once, with gaps, closed ones, and one twice.
+fn poll_of_many() {
+    let pipes: Vec<_> = (0..25).map(|_| pipe()).collect();
+    let mut list: Vec<pollfd> = Vec::new();
+    for (i, (r, w)) in pipes.iter().enumerate() {
+        let fd = if i % 5 == 4 { -1 } else { *r };
+        list.push(pollfd { fd, events: POLLIN, revents: 0x55 });
+        list.push(pollfd { fd: *w, events: POLLOUT, revents: 0x55 });
+    }
+    list.push(pollfd { fd: pipes[3].0, events: POLLIN, revents: 0x55 });
+    write(pipes[3].1, b"x");
+    close(pipes[20].1);
+    sc!(SYS_poll, list.as_mut_ptr(), list.len(), 0).is(25 + 3);
+    for (i, entry) in list.iter().enumerate() {
+        let expected = match (i / 2, i % 2) {
+            (3, 0) | (25, 0) => POLLIN,
+            (20, 0) => POLLHUP,
+            (20, 1) => POLLNVAL,
+            (_, 1) => POLLOUT,
+            _ => 0,
+        };
+        assert_eq!(entry.revents, expected, "entry {i}");
+    }
+}
+
 fn poll_timeout_and_bad() {
     let start = std::time::Instant::now();
     sc!(SYS_poll, 0, 0, 30).is(0);
@@ -535,6 +587,32 @@ fn select_sets() {
     let mut tv = [0i64, 10_000];
     sc!(SYS_select, 0, 0, 0, 0, tv.as_mut_ptr()).is(0);
     assert_eq!(tv, [0, 0], "what is left");
+}
+
+/// More than are looked up at once.
+fn select_of_many() {
+    let pipes: Vec<_> = (0..60).map(|_| pipe()).collect();
+    let bits = |fds: &mut dyn Iterator<Item = i32>| {
+        let mut set = [0u64; 16];
+        fds.for_each(|fd| set[fd as usize / 64] |= 1 << (fd % 64));
+        set
+    };
+    let mut rs = bits(&mut pipes.iter().map(|p| p.0));
+    let mut ws = bits(&mut pipes.iter().map(|p| p.1));
+    write(pipes[7].1, b"x");
+    write(pipes[59].1, b"x");
+    sc!(SYS_select, 1024, rs.as_mut_ptr(), ws.as_mut_ptr(), 0, 0).is(62);
+    assert_eq!(rs, bits(&mut [pipes[7].0, pipes[59].0].into_iter()));
+    assert_eq!(ws, bits(&mut pipes.iter().map(|p| p.1)));
+    // One that is closed fails the call, wherever it stands, and changes no set.
+    for closed in [0, 31, 58] {
+        close(pipes[closed].0);
+        let all = bits(&mut pipes.iter().map(|p| p.0));
+        let mut rs = all;
+        sc!(SYS_select, 1024, rs.as_mut_ptr(), 0, 0, 0).fails(EBADF);
+        assert_eq!(rs, all);
+        sc!(SYS_dup2, pipes[1].0, pipes[closed].0).is(pipes[closed].0 as usize);
+    }
 }
 
 fn select_rules() {

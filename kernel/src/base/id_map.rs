@@ -3,7 +3,8 @@
 //! Numbers that are given out in order lie close together, so each step of a look-up takes six bits
 //! of the number as the place in a table of 64: ten thousand processes are three steps, however
 //! many came and went, where a tree of comparisons searches a node's keys at each level, and moves
-//! its neighbours when one goes. Tables that become empty are freed.
+//! its neighbours when one goes. Tables that become empty are freed, but for a
+//! single one.
 //!
 //! Nothing here locks. Neighbours: `process` and `process::timers` keep theirs in it.
 
@@ -131,6 +132,23 @@ impl<V> IdMap<V> {
 
     /// Enters a value; the one that was there.
     pub fn insert(&mut self, id: u32, value: V) -> Option<V> {
+        let (table, len) = self.values_for(id);
+        let old = table.put(place(id, 0), value);
+        *len += usize::from(old.is_none());
+        old
+    }
+
+    /// The value of `id`, made if there is none.
+    pub fn get_or_insert_with(&mut self, id: u32, make: impl FnOnce() -> V) -> &mut V {
+        let (table, len) = self.values_for(id);
+        let at = place(id, 0);
+        *len += usize::from(table.used >> at & 1 == 0);
+        table.used |= 1 << at;
+        table.places[at].get_or_insert_with(make)
+    }
+
+    /// The table that has, or shall have, the value of `id`; and the count of all values.
+    fn values_for(&mut self, id: u32) -> (&mut Table<V>, &mut usize) {
         while !self.has_place(id) {
             self.height += 1;
             if let Some(root) = self.root.take() {
@@ -143,11 +161,7 @@ impl<V> IdMap<V> {
         let mut node = &mut **self.root.get_or_insert_with(|| Node::of_level(level));
         loop {
             match node {
-                Node::Values(table) => {
-                    let old = table.put(place(id, 0), value);
-                    self.len += usize::from(old.is_none());
-                    return old;
-                }
+                Node::Values(table) => return (table, &mut self.len),
                 Node::Tables(table) => {
                     let at = place(id, BITS * level);
                     level -= 1;
@@ -163,13 +177,33 @@ impl<V> IdMap<V> {
         if !self.has_place(id) {
             return None;
         }
-        let root = self.root.as_deref_mut()?;
-        let removed = root.remove(id, BITS * self.height)?;
+        let mut node = self.root.as_deref_mut()?;
+        let mut shift = BITS * self.height;
+        let table = loop {
+            match node {
+                Node::Values(table) => break table,
+                Node::Tables(table) => node = table.places[place(id, shift)].as_deref_mut()?,
+            }
+            shift -= BITS;
+        };
+        let removed = table.take(place(id, 0))?;
+        let is_empty = table.used == 0;
         self.len -= 1;
-        if self.len == 0 {
-            (self.root, self.height) = (None, 0);
+        // The one table of a map of few small numbers stays: what comes and goes alone is common.
+        if is_empty && self.height > 0 {
+            self.free_empty(id);
         }
         Some(removed)
+    }
+
+    /// Frees the empty tables on the way to `id`.
+    #[cold]
+    fn free_empty(&mut self, id: u32) {
+        if self.len == 0 {
+            (self.root, self.height) = (None, 0);
+        } else if let Some(root) = self.root.as_deref_mut() {
+            root.free_empty(id, BITS * self.height);
+        }
     }
 
     /// The first value whose number is `from` or above.
@@ -189,6 +223,23 @@ impl<V> IdMap<V> {
             next = id.checked_add(1);
             Some((id, value))
         })
+    }
+
+    /// The highest number that has a value.
+    #[must_use]
+    pub fn last(&self) -> Option<u32> {
+        let (mut node, mut shift, mut id) = (self.root.as_deref()?, BITS * self.height, 0);
+        loop {
+            match node {
+                Node::Values(table) => return Some(id | table.used.checked_ilog2()?),
+                Node::Tables(table) => {
+                    let at = table.used.checked_ilog2()?;
+                    id |= at << shift;
+                    node = table.places[at as usize].as_deref()?;
+                    shift -= BITS;
+                }
+            }
+        }
     }
 
     /// All values, in the order of their numbers.
@@ -212,18 +263,14 @@ impl<V> Node<V> {
         }
     }
 
-    fn remove(&mut self, id: u32, shift: u32) -> Option<V> {
+    /// Frees the empty tables below it on the way to `id`.
+    fn free_empty(&mut self, id: u32, shift: u32) {
+        let Node::Tables(table) = self else { return };
         let at = place(id, shift);
-        match self {
-            Node::Values(table) => table.take(at),
-            Node::Tables(table) => {
-                let below = table.places[at].as_deref_mut()?;
-                let removed = below.remove(id, shift - BITS);
-                if below.is_empty() {
-                    table.take(at);
-                }
-                removed
-            }
+        let Some(below) = table.places[at].as_deref_mut() else { return };
+        below.free_empty(id, shift.saturating_sub(BITS));
+        if below.is_empty() {
+            table.take(at);
         }
     }
 

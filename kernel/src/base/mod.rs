@@ -9,6 +9,7 @@ pub mod balance;
 pub mod id_map;
 pub mod identity;
 pub mod io;
+pub mod names;
 pub mod params;
 pub mod poll;
 pub mod random;

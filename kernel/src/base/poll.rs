@@ -66,9 +66,17 @@ impl PollTable {
     }
 
     /// Names a queue that will be woken when the file's readiness changes.
+    #[inline]
     pub fn wait_on(&mut self, queue: &Arc<WaitQueue>) {
-        let Some(waker) = &self.waker else { return };
-        match queue.try_add(waker.clone(), self.exclusive) {
+        if let Some(waker) = &self.waker {
+            self.register_with(queue, waker.clone());
+        }
+    }
+
+    /// Out of line: most only ask.
+    #[cold]
+    fn register_with(&mut self, queue: &Arc<WaitQueue>, waker: Arc<dyn Wake>) {
+        match queue.try_add(waker, self.exclusive) {
             Ok(()) => self.keep(queue.clone()),
             Err(error) => self.refusal = Err(error),
         }

@@ -107,6 +107,13 @@ impl UserPtr<u32> {
     }
 }
 
+impl UserPtr<[u16; 4]> {
+    /// Copies one word of each record out; what else is in the records there stays as it is.
+    pub fn write_column<const COLUMN: usize>(self, records: &[[u16; 4]]) -> Result<()> {
+        uaccess::write_column::<COLUMN>(self.address, records).map_err(efault)
+    }
+}
+
 impl<T: FromBytes + IntoBytes + Immutable> UserPtr<T> {
     /// Copies the value in.
     pub fn read(self) -> Result<T> {

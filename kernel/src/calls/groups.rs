@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result};
 
 use crate::process::current;
-use crate::process::{Pid, Process, any_member, find_by_tid, hooks, join_group};
+use crate::process::{Pid, Process, find_by_tid, hooks, join_group, session_of_group};
 
 /// The process with this id, a thread's one included, or the caller for 0; ESRCH.
 fn process_or_self(argument: u64) -> Result<Arc<Process>> {
@@ -49,9 +49,7 @@ pub fn setpgid(pid_word: u64, group: i32) -> Result<u64> {
     }
     let group = if group == 0 { target.pid } else { group as Pid };
     if group != target.pid {
-        // All members are of one session.
-        let member = any_member(group).ok_or(Errno::EPERM)?;
-        if member.session.load(Ordering::Relaxed) != session {
+        if session_of_group(group) != Some(session) {
             return Err(Errno::EPERM);
         }
     }
@@ -82,7 +80,7 @@ pub fn getsid(pid: u64) -> Result<u64> {
 /// setsid(2).
 pub fn setsid() -> Result<u64> {
     let process = &current().process;
-    if any_member(process.pid).is_some() {
+    if session_of_group(process.pid).is_some() {
         return Err(Errno::EPERM);
     }
     process.session.store(process.pid, Ordering::Relaxed);

@@ -268,7 +268,7 @@ pub fn sched_rr_get_interval(pid: u64, interval: u64) -> Result<u64> {
 fn targets(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
     let own = &current().process;
     let of = |processes: Vec<Arc<Process>>| -> Vec<Arc<Thread>> {
-        processes.iter().flat_map(|process| process.threads.lock().clone()).collect()
+        processes.iter().flat_map(|process| process.threads.lock().to_vec()).collect()
     };
     let threads = match which {
         raw::PRIO_PROCESS if who == 0 => alloc::vec![current().to_arc()],

@@ -21,6 +21,7 @@ use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
 
 use crate::base::io::{Sink, Source};
+use crate::base::names::{NameMap, Named};
 use crate::base::sync::Mutex;
 use crate::vfs::page_cache::PageCache;
 use crate::vfs::{
@@ -183,9 +184,23 @@ enum Content {
     Special,
 }
 
+/// An object under a name of a directory.
+struct Entry {
+    name: Arc<[u8]>,
+    /// Its position for readdir.
+    cookie: u64,
+    inode: Arc<TmpInode>,
+}
+
+impl Named for Entry {
+    fn name(&self) -> &[u8] {
+        &self.name
+    }
+}
+
 #[derive(Default)]
 struct Directory {
-    entries: BTreeMap<Arc<[u8]>, (u64, Arc<TmpInode>)>,
+    entries: NameMap<Entry>,
     /// The same in the order they were made: positions of readdir stay valid as names come and go.
     order: BTreeMap<u64, (Arc<[u8]>, Arc<TmpInode>)>,
     next: u64,
@@ -209,17 +224,17 @@ impl Directory {
         let cookie = self.next;
         self.next += 1;
         self.order.insert(cookie, (name.clone(), inode.clone()));
-        self.entries.insert(name, (cookie, inode));
+        self.entries.insert(Entry { name, cookie, inode });
     }
 
     fn remove(&mut self, name: &[u8]) -> Option<Arc<TmpInode>> {
-        let (cookie, inode) = self.entries.remove(name)?;
-        self.order.remove(&cookie);
-        Some(inode)
+        let entry = self.entries.remove(name)?;
+        self.order.remove(&entry.cookie);
+        Some(entry.inode)
     }
 
     fn get(&self, name: &[u8]) -> Option<&Arc<TmpInode>> {
-        self.entries.get(name).map(|(_, inode)| inode)
+        self.entries.get(name).map(|entry| &entry.inode)
     }
 }
 
@@ -355,7 +370,7 @@ impl Drop for TmpInode {
                 let mut left: Vec<Arc<TmpInode>> = Vec::new();
                 let take = |directory: &mut SpinLock<Directory>, left: &mut Vec<_>| {
                     let Directory { entries, order, .. } = core::mem::take(directory.get_mut());
-                    left.extend(entries.into_values().map(|(_, inode)| inode));
+                    left.extend(entries.into_values().map(|entry| entry.inode));
                     // No child's last reference: `left` has them all.
                     drop(order);
                 };

@@ -19,8 +19,7 @@
 //! Locks, outermost first: [`NESTING`], a set's `items`, an item's `registration`, a wait queue, a
 //! ready list, the set's own queue. A file's watchers are under none and over none.
 
-use alloc::collections::btree_map::Entry;
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::VecDeque;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::any::Any;
@@ -30,6 +29,7 @@ use abi::{Errno, Result, general as raw};
 use machine::sync::{Once, SpinLock};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::epoll_items::Watched;
 use super::{read_timeout, signals};
 use crate::base::args::Args;
 use crate::base::poll::{PollTable, events};
@@ -143,7 +143,7 @@ impl Wake for Item {
 
 /// A set.
 pub struct Epoll {
-    items: Mutex<BTreeMap<(u64, Fd), Arc<Item>>>,
+    items: Mutex<Watched<Arc<Item>>>,
     list: Arc<ReadyList>,
     inode: Arc<AnonInode>,
 }
@@ -200,11 +200,12 @@ impl Epoll {
         let mut items = self.items.lock();
         // Files that were closed left their items behind, detached.
         if self.list.is_stale.swap(false, Ordering::SeqCst) {
-            items.retain(|_, item| item.file.strong_count() > 0);
+            items.retain(|item| item.file.strong_count() > 0);
         }
-        let key = (file.id, fd);
         let len = items.len();
-        let Entry::Vacant(place) = items.entry(key) else { return Err(Errno::EEXIST) };
+        if items.get(file.id, fd).is_some() {
+            return Err(Errno::EEXIST);
+        }
         if len >= ITEMS_MAX {
             return Err(Errno::ENOSPC);
         }
@@ -219,14 +220,14 @@ impl Epoll {
             registration: Mutex::new(None),
         });
         watch(&item, file)?;
-        place.insert(item.clone());
+        items.insert(file.id, fd, item.clone());
         let mut registration = item.registration.lock();
         let exclusive = event.events & raw::EPOLLEXCLUSIVE != 0;
         let mut table = PollTable::register(item.clone(), exclusive);
         let ready = item.ask(&mut table);
         if let Err(error) = table.check() {
             drop(registration);
-            items.remove(&key);
+            items.remove(file.id, fd);
             drop(items);
             self.forget(&item);
             return Err(error);
@@ -268,7 +269,7 @@ impl Epoll {
     /// Changes what is wanted. ENOENT.
     fn modify(&self, file: &Arc<File>, fd: Fd, event: Event) -> Result<()> {
         let items = self.items.lock();
-        let item = items.get(&(file.id, fd)).ok_or(Errno::ENOENT)?;
+        let item = items.get(file.id, fd).ok_or(Errno::ENOENT)?;
         if item.mask.load(Ordering::SeqCst) & raw::EPOLLEXCLUSIVE != 0 {
             return Err(Errno::EINVAL);
         }
@@ -281,7 +282,7 @@ impl Epoll {
 
     /// Takes a registration away. ENOENT.
     fn remove(&self, file: &Arc<File>, fd: Fd) -> Result<()> {
-        let item = self.items.lock().remove(&(file.id, fd)).ok_or(Errno::ENOENT)?;
+        let item = self.items.lock().remove(file.id, fd).ok_or(Errno::ENOENT)?;
         self.forget(&item);
         Ok(())
     }
@@ -369,7 +370,7 @@ impl Epoll {
     /// Sets among its files.
     fn children(&self) -> Vec<Arc<File>> {
         let items = self.items.lock();
-        let files = items.values().filter_map(|item| item.file.upgrade());
+        let files = items.iter().filter_map(|(_, item)| item.file.upgrade());
         files.filter(|file| file.ops_as::<Epoll>().is_some()).collect()
     }
 }
@@ -385,7 +386,7 @@ impl FileOps for Epoll {
     }
 
     fn describe(&self, out: &mut dyn core::fmt::Write) {
-        for ((_, fd), item) in &*self.items.lock() {
+        for (fd, item) in self.items.lock().iter() {
             let Some(file) = item.file.upgrade() else { continue };
             let mask = item.mask.load(Ordering::Relaxed);
             let data = item.data.load(Ordering::Relaxed);
@@ -408,7 +409,7 @@ impl FileOps for Epoll {
 
     fn release(&self, _file: &File) {
         let items = core::mem::take(&mut *self.items.lock());
-        for item in items.values() {
+        for (_, item) in items.iter() {
             self.forget(item);
         }
         // Items whose files were closed may still be listed.
@@ -471,7 +472,7 @@ fn create(flags: u32) -> Result<u64> {
         is_stale: AtomicBool::new(false),
     });
     let inode = AnonInode::new(FileType::Anonymous, 0o600, "[eventpoll]");
-    let epoll = Epoll { items: Mutex::new(BTreeMap::new()), list, inode };
+    let epoll = Epoll { items: Mutex::new(Watched::default()), list, inode };
     super::give_ops(Arc::new(epoll), raw::O_RDWR, flags & raw::EPOLL_CLOEXEC != 0)
 }
 
@@ -487,8 +488,7 @@ pub fn sys_epoll_ctl(
     } else {
         event_at.read()?
     };
-    let set = super::file_at(epoll_word)?;
-    let file = super::file_at(fd)?;
+    let [set, file] = super::files_at([epoll_word, fd])?;
     let fd = fd as Fd;
     if !file.ops().is_pollable() {
         return Err(Errno::EPERM);

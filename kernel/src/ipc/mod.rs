@@ -6,6 +6,7 @@
 //! alone: what it makes are no files. `mqueue` has both names and descriptors.
 
 pub mod epoll;
+pub mod epoll_items;
 pub mod eventfd;
 pub mod futex;
 pub mod hooks;
@@ -25,11 +26,12 @@ pub mod transfer;
 use alloc::sync::Arc;
 
 use abi::{Errno, Result};
+use arrayvec::ArrayVec;
 
 use crate::base::time::TimeSpec;
 use crate::base::user::UserPtr;
 use crate::process::current;
-use crate::process::give_file;
+use crate::process::{Own, give_file};
 use crate::vfs::{File, FileOps};
 
 /// Enters a file without a name, with open(2)'s `flags`.
@@ -66,6 +68,24 @@ pub fn give_pair(
 pub fn file_at(fd: u64) -> Result<Arc<File>> {
     let file = crate::process::own_file(fd as u32)?;
     if file.flags() & abi::general::O_PATH != 0 { Err(Errno::EBADF) } else { Ok(file) }
+}
+
+/// As [`file_at`], for two descriptors at once.
+#[inline]
+pub fn files_at(fds: [u64; 2]) -> Result<[Arc<File>; 2]> {
+    let mut found: ArrayVec<_, 2> = ArrayVec::new();
+    Own::with_files(current(), |files| {
+        files.get_each(fds.into_iter().map(|fd| fd as u32), &mut found);
+        Ok(())
+    })?;
+    match found.into_inner() {
+        Ok([Some(one), Some(other)])
+            if (one.flags() | other.flags()) & abi::general::O_PATH == 0 =>
+        {
+            Ok([one, other])
+        }
+        _ => Err(Errno::EBADF),
+    }
 }
 
 /// Reads an optional relative timeout: nanoseconds, or None for the null pointer (for ever).

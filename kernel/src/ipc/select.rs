@@ -8,6 +8,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use abi::{Errno, Result, general as raw};
+use arrayvec::ArrayVec;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{read_timeout, signals};
@@ -20,7 +21,7 @@ use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::process::restart;
 use crate::security::Resource;
-use crate::vfs::{FdTable, File};
+use crate::vfs::{Fd, FdTable, File};
 
 /// `struct pollfd` (poll(2)).
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug)]
@@ -33,6 +34,9 @@ struct PollFd {
 
 /// Entries of a list that needs no allocation.
 const SMALL: usize = 32;
+
+/// Files that are looked up together.
+type Batch = ArrayVec<Option<Arc<File>>, 16>;
 
 /// What poll reports without being asked.
 const ALWAYS: u32 = events::ERR | events::HUP;
@@ -85,14 +89,17 @@ fn poll_list(list: &mut [PollFd], deadline: Option<Deadline>) -> Result<u64> {
     let files = current().files();
     wait_many(deadline, |table| {
         let mut found = 0;
-        for entry in list.iter_mut() {
-            entry.revents = 0;
-            // A negative one is no descriptor, and not asked.
-            if entry.fd >= 0 {
+        let mut batch = Batch::new();
+        for part in list.chunks_mut(batch.capacity()) {
+            // As numbers without sign, negative ones are beyond every table.
+            files.get_each(part.iter().map(|entry| entry.fd as Fd), &mut batch);
+            for (entry, file) in part.iter_mut().zip(batch.drain(..)) {
                 let wanted = u32::from(entry.events as u16);
-                entry.revents = match files.get(entry.fd as u32) {
-                    Ok(file) => ask(file, wanted, table) as i16,
-                    Err(_) => events::NVAL as i16,
+                entry.revents = match file {
+                    Some(file) => ask(file, wanted, table) as i16,
+                    // A negative one is no descriptor, and not asked.
+                    None if entry.fd < 0 => 0,
+                    None => events::NVAL as i16,
                 };
                 found += u64::from(entry.revents != 0);
             }
@@ -118,11 +125,10 @@ fn poll(address: u64, count: u64, deadline: Option<Deadline>) -> Result<u64> {
         &mut large[..]
     };
     let result = poll_list(list, deadline);
-    for (index, entry) in list.iter().enumerate() {
-        // Only the answer is written: the program may share the rest with another thread.
-        let at = address.nth(index).address() + core::mem::offset_of!(PollFd, revents) as u64;
-        UserPtr::<i16>::new(at).write(&entry.revents)?;
-    }
+    // Only the answers are written: the program may share the rest with another thread.
+    let records = <[[u16; 4]]>::ref_from_bytes(list.as_bytes()).map_err(|_| Errno::EFAULT)?;
+    const ANSWER: usize = core::mem::offset_of!(PollFd, revents) / size_of::<u16>();
+    address.cast().write_column::<ANSWER>(records)?;
     result
 }
 
@@ -247,6 +253,22 @@ fn select(a: &Args, deadline: Option<Deadline>) -> Result<u64> {
     Ok(found)
 }
 
+/// The places of the ones of a word, lowest first.
+#[derive(Clone)]
+struct Bits(u64);
+
+impl Iterator for Bits {
+    type Item = Fd;
+
+    #[inline]
+    fn next(&mut self) -> Option<Fd> {
+        let bit = self.0.trailing_zeros();
+        let left = self.0.checked_sub(1)?;
+        self.0 &= left;
+        Some(bit)
+    }
+}
+
 /// Asks the descriptors of one word of the sets, each for all three. EBADF if one is closed.
 fn select_word(
     files: &FdTable,
@@ -256,19 +278,24 @@ fn select_word(
 ) -> Result<u64> {
     let asked = sets.each_ref().map(|set| set.asked.get(word).copied().unwrap_or(0));
     let mut answers = [0; 3];
-    let mut left = asked[0] | asked[1] | asked[2];
-    while left != 0 {
-        let bit = left.trailing_zeros();
-        left &= left - 1;
-        let file = files.get(word as u32 * WORD_BITS as u32 + bit)?;
-        // Which of the sets it is in, as all ones or none.
-        let is_in = asked.map(|set| 0u32.wrapping_sub((set >> bit & 1) as u32));
-        let wanted = is_in[0] & READ_SET | is_in[1] & WRITE_SET | is_in[2] & EXCEPT_SET;
-        let ready = ask(file, wanted, table);
-        for (i, answer) in answers.iter_mut().enumerate() {
-            *answer |= u64::from(ready & SETS[i] & is_in[i] != 0) << bit;
+    let mut left = Bits(asked[0] | asked[1] | asked[2]);
+    let mut batch = Batch::new();
+    let first = word as Fd * WORD_BITS as Fd;
+    loop {
+        let of_batch = left.clone();
+        files.get_each(of_batch.map(|bit| first + bit), &mut batch);
+        if batch.is_empty() {
+            break;
+        }
+        for (file, bit) in batch.drain(..).zip(&mut left) {
+            let ready = ask(file.ok_or(Errno::EBADF)?, u32::MAX, table);
+            for (answer, conditions) in answers.iter_mut().zip(SETS) {
+                *answer |= u64::from(ready & conditions != 0) << bit;
+            }
         }
     }
+    // Not all three sets need ask for each of them.
+    answers.iter_mut().zip(asked).for_each(|(answer, asked)| *answer &= asked);
     for (set, answer) in sets.iter_mut().zip(answers).filter(|(_, answer)| *answer != 0) {
         set.found[word] = answer;
     }

@@ -10,10 +10,12 @@ use machine::entropy::random_u64;
 use machine::ktest::Test;
 
 use crate::base::id_map::IdMap;
+use crate::base::names::{self, NameMap, Named};
 use crate::base::timer_queue::TimerQueue;
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "structures::an_id_map_is_a_map", run: id_map },
+    Test { name: "structures::a_name_map_is_a_map", run: names },
     Test { name: "structures::timers_go_by_deadline_and_age", run: timer_queue },
 ];
 
@@ -32,6 +34,9 @@ fn id_map() -> Result<(), String> {
         let id = id();
         if random_u64().is_multiple_of(3) {
             ensure!(map.insert(id, step) == model.insert(id, step), "insert of {id}");
+        } else if random_u64().is_multiple_of(4) {
+            let (found, expected) = (map.get_or_insert_with(id, || step), model.entry(id));
+            ensure!(found == expected.or_insert(step), "insert of {id}, if there is none");
         } else {
             let id = model.range(id..).next().map_or(id, |(&id, _)| id);
             ensure!(map.remove(id) == model.remove(&id), "remove of {id}");
@@ -43,6 +48,7 @@ fn id_map() -> Result<(), String> {
         ensure!(map.first_from(id) == next, "first from {id}");
     }
     ensure!(map.iter_from(0).eq(model.iter().map(|(&id, value)| (id, value))), "order");
+    ensure!(map.last() == model.last_key_value().map(|(&id, _)| id), "the last one");
     let last = map.insert(u32::MAX, 0);
     ensure!(last == model.insert(u32::MAX, 0), "the last number");
     ensure!(map.iter_from(u32::MAX).count() == 1, "values from the last number on");
@@ -50,6 +56,53 @@ fn id_map() -> Result<(), String> {
         ensure!(map.remove(*id).is_some(), "{id} was lost");
     }
     ensure!(map.is_empty() && map.first_from(0).is_none(), "something is left");
+    Ok(())
+}
+
+/// A name of few letters and any length up to 19: many are alike, and all ends of words occur.
+fn name() -> Vec<u8> {
+    let random = random_u64();
+    (0..random % 20).map(|at| b'a' + (random >> (8 + 2 * at) & 1) as u8).collect()
+}
+
+struct NamedStep(Vec<u8>, usize);
+
+impl Named for NamedStep {
+    fn name(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+fn names() -> Result<(), String> {
+    for _ in 0..STEPS {
+        let (one, other) = (name(), name());
+        ensure!(names::same(&one, &other) == (one == other), "{one:?} and {other:?}");
+        let hashes = (names::hash(7, &one), names::hash(7, &other));
+        ensure!((hashes.0 == hashes.1) == (one == other), "hashes of {one:?} and {other:?}");
+    }
+    // Once by the real hash, and once by one that most names share.
+    for hash in [|name: &[u8]| names::hash(0, name), |name: &[u8]| name.len() as u64 % 2] {
+        let (mut map, mut model) = (NameMap::default(), BTreeMap::new());
+        for step in 0..STEPS / 4 {
+            let name = name();
+            let at = hash(&name);
+            let found = map.get_hashed(at, &name).map(|found: &NamedStep| found.1);
+            ensure!(found == model.get(&name).copied(), "look-up of {name:?}");
+            if found.is_none() {
+                map.insert_hashed(at, NamedStep(name.clone(), step));
+                model.insert(name, step);
+            } else if random_u64().is_multiple_of(2) {
+                let removed = map.remove_hashed(at, &name).map(|removed| removed.1);
+                ensure!(removed == model.remove(&name), "remove of {name:?}");
+            }
+            ensure!(map.len() == model.len(), "{} names, not {}", map.len(), model.len());
+        }
+        ensure!(!map.is_empty(), "nothing is left");
+        let mut left: Vec<usize> = map.into_values().map(|value| value.1).collect();
+        let mut expected: Vec<usize> = model.into_values().collect();
+        (left.sort_unstable(), expected.sort_unstable());
+        ensure!(left == expected, "other values are left");
+    }
     Ok(())
 }
 

@@ -24,10 +24,13 @@ pub mod fault;
 pub mod huge;
 mod mapper;
 pub mod remote;
+mod search;
 pub mod vdso;
 pub mod vma;
 
 pub use areas::{Areas, Removed};
+use search::Search;
+pub use search::STACK_GUARD;
 pub use vma::{Backing, Vma, VmaFlags};
 
 /// Bytes of a page, for arithmetic on addresses.
@@ -50,20 +53,6 @@ pub struct Layout {
     pub mmap_top: u64,
 }
 
-/// What is known of free space, so that not every search walks over all areas: none above `from`
-/// (and below where searching starts) is larger than `largest_above`.
-struct Search {
-    from: u64,
-    largest_above: u64,
-}
-
-impl Search {
-    /// Nothing is known.
-    const fn new() -> Search {
-        Search { from: u64::MAX, largest_above: 0 }
-    }
-}
-
 /// What the lock of an address space guards.
 pub struct MmInner {
     /// The areas, by start address; they do not overlap.
@@ -78,7 +67,7 @@ pub struct MmInner {
     pub no_huge_pages: bool,
     /// Most resident pages before any was unmapped.
     peak_pages: u64,
-    /// See [`Search`].
+    /// What is known of free space.
     search: Search,
 }
 
@@ -254,76 +243,6 @@ impl MmInner {
         self.vmas.range(..end).next_back().is_none_or(|(_, vma)| vma.end <= start)
     }
 
-    /// Free space of `len` bytes: at `hint` if that is free, else as high as possible below the
-    /// stack. ENOMEM if there is none.
-    pub fn find_free(&mut self, hint: u64, len: u64) -> Result<u64> {
-        let hint = hint & !(PAGE - 1);
-        if hint >= MMAP_MIN
-            && hint.checked_add(len).is_some_and(|end| end <= USER_END)
-            && self.is_free_for_hint(hint, hint + len)
-        {
-            return Ok(hint);
-        }
-        self.find_free_below_stack(len)
-    }
-
-    /// Whether `[start, end)` is free, and leaves the room below a stack that it keeps free.
-    pub fn is_free_for_hint(&self, start: u64, end: u64) -> bool {
-        let next = self.vmas.range(end..).next();
-        self.is_free(start, end) && next.is_none_or(|(&next, vma)| end <= guarded_start(next, vma))
-    }
-
-    /// Free space of `len` bytes as low as possible in `range`. ENOMEM if there is none.
-    pub fn find_free_above(&self, range: Range<u64>, len: u64) -> Result<u64> {
-        let below = self.vmas.range(..range.start).next_back();
-        let mut from = below.map_or(range.start, |(_, vma)| vma.end.max(range.start));
-        for (&start, vma) in self.vmas.range(range.start..range.end) {
-            let gap_end = guarded_start(start, vma);
-            if gap_end >= from && gap_end - from >= len {
-                return Ok(from);
-            }
-            from = vma.end;
-        }
-        if range.end.saturating_sub(from) >= len { Ok(from) } else { Err(Errno::ENOMEM) }
-    }
-
-    /// Free space of `len` bytes as high as possible below the stack. ENOMEM if there is none.
-    fn find_free_below_stack(&mut self, len: u64) -> Result<u64> {
-        let Search { from, largest_above } = self.search;
-        let is_whole = len <= largest_above;
-        let mut top = if is_whole { self.layout.mmap_top } else { from.min(self.layout.mmap_top) };
-        let mut skipped = 0;
-        let mut found = None;
-        for (&start, vma) in self.vmas.range(..top).rev() {
-            let room = top.saturating_sub(vma.end);
-            if room >= len {
-                found = Some(top - len);
-                break;
-            }
-            skipped = skipped.max(room);
-            top = top.min(guarded_start(start, vma));
-        }
-        let lowest = || (top >= MMAP_MIN && top - MMAP_MIN >= len).then(|| top - len);
-        let found = found.or_else(lowest).ok_or(Errno::ENOMEM)?;
-        // A search from the top that ends above the note leaves it: all above is known already. The
-        // place itself counts as free: nobody says that it is taken.
-        if found + len <= from {
-            let largest_above = if is_whole { skipped } else { largest_above.max(skipped) };
-            self.search = Search { from: found + len, largest_above };
-        }
-        Ok(found)
-    }
-
-    /// Notes that `[below, above)` has become free, or that some of it has.
-    fn note_free(&mut self, below: u64, above: u64) {
-        let above = above.min(self.layout.mmap_top);
-        if below <= self.search.from && self.search.from <= above {
-            self.search.from = above;
-        } else if above > self.search.from {
-            self.search.largest_above = self.search.largest_above.max(above.saturating_sub(below));
-        }
-    }
-
     /// Whether `more` bytes may be locked beside those that are, `limit` bytes in all.
     pub fn may_lock_more(&self, limit: u64, more: u64) -> bool {
         limit == u64::MAX || self.locked_bytes(0, u64::MAX).saturating_add(more) <= limit
@@ -403,12 +322,3 @@ impl MmInner {
         next_end.unwrap_or(end)
     }
 }
-
-/// Where the room begins that an area at `start` keeps free below itself.
-fn guarded_start(start: u64, vma: &Vma) -> u64 {
-    let guard = if vma.flags.contains(VmaFlags::GROWS_DOWN) { STACK_GUARD } else { 0 };
-    start.saturating_sub(guard)
-}
-
-/// Free space kept below a stack that may still grow.
-pub const STACK_GUARD: u64 = 256 * PAGE;

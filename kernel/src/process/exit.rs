@@ -72,7 +72,7 @@ fn leave_process(status: i32) {
     charge(&thread, &process);
     let is_last = {
         let mut threads = process.threads.lock();
-        threads.retain(|other| !Arc::ptr_eq(other, &thread));
+        threads.remove(&thread);
         threads.is_empty()
     };
     let is_kept = ptrace::links::thread_ended(&thread, status);

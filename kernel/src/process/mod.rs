@@ -12,7 +12,7 @@
 
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use abi::{Errno, Result};
 use machine::sync::SpinLock;
@@ -94,6 +94,40 @@ pub struct Thread {
     pub restart: SpinLock<Option<restart::Restart>>,
     /// Files, directories, credentials.
     own: Own,
+    /// Its place in its process's list, whose lock guards it.
+    place: AtomicUsize,
+}
+
+/// The threads of a process: the first one first while it lives, the others in no order. To leave
+/// takes the same steps however many there are.
+#[derive(Default)]
+pub struct ThreadList(Vec<Arc<Thread>>);
+
+impl core::ops::Deref for ThreadList {
+    type Target = [Arc<Thread>];
+
+    fn deref(&self) -> &[Arc<Thread>] {
+        &self.0
+    }
+}
+
+impl ThreadList {
+    /// A thread joins.
+    fn push(&mut self, thread: Arc<Thread>) {
+        thread.place.store(self.0.len(), Ordering::Relaxed);
+        self.0.push(thread);
+    }
+
+    /// A thread leaves, if it was in. The caller has another reference to it.
+    fn remove(&mut self, thread: &Arc<Thread>) {
+        let place = thread.place.load(Ordering::Relaxed);
+        if self.0.get(place).is_some_and(|found| Arc::ptr_eq(found, thread)) {
+            self.0.swap_remove(place);
+            if let Some(moved) = self.0.get(place) {
+                moved.place.store(place, Ordering::Relaxed);
+            }
+        }
+    }
 }
 
 static CURRENT: PartSlot<Thread> = PartSlot::new();
@@ -137,6 +171,7 @@ impl Thread {
             confinement: Confinement::default(),
             restart: SpinLock::new(None),
             own,
+            place: AtomicUsize::new(0),
         };
         CURRENT.attach(base.task(), part)
     }
@@ -188,7 +223,7 @@ pub struct Process {
     /// Its parent's id, which getppid(2) asks for; 0 without one.
     parent_pid: AtomicU32,
     /// Living threads.
-    pub threads: SpinLock<Vec<Arc<Thread>>>,
+    pub threads: SpinLock<ThreadList>,
     /// Threads, of any process, that threads of this one trace.
     pub tracees: ptrace::Tracees,
     /// The thread that made this process.
@@ -390,10 +425,10 @@ pub fn join_group(process: &Arc<Process>, group: Pid) {
     table.regroup(process.pid, old, group);
 }
 
-/// Some process of a group, zombies included.
+/// The session of a group that has a process, zombies included: all its members are of one.
 #[must_use]
-pub fn any_member(group: Pid) -> Option<Arc<Process>> {
-    TABLE.lock().members(group).next().cloned()
+pub fn session_of_group(group: Pid) -> Option<Pid> {
+    TABLE.lock().members(group).next().map(|member| member.session.load(Ordering::Relaxed))
 }
 
 /// The processes of a group, zombies included, in the order in which they joined it.

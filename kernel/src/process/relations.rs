@@ -52,7 +52,7 @@ pub fn note(child: &Arc<Process>) {
     // A parent that ends meanwhile has given the child away: the next one finds it by `adopt`.
     if let Some(parent) = child.parent() {
         let mut relations = parent.relations.lock();
-        if relations.children.contains_key(&child.pid) {
+        if relations.children.get(child.pid).is_some() {
             relations.news.insert(child.pid);
         }
     }
@@ -160,10 +160,10 @@ pub fn give_children_away(process: &Arc<Process>) {
         return;
     }
     let reaper = reaper_for(process);
-    for child in children.into_values() {
-        send_death_signal(&child, process);
+    for child in children.values() {
+        send_death_signal(child, process);
         if let Some(reaper) = &reaper {
-            adopt_or_orphan(reaper, &child);
+            adopt_or_orphan(reaper, child);
         }
         // Whatever signal the old parent wanted, the new one is told as usual.
         child.exit_signal.store(raw::SIGCHLD, Ordering::Relaxed);

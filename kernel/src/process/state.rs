@@ -1,10 +1,11 @@
 //! Where a process stands: whether it lives, who its parent and children are, and what wait(2)
 //! has not told of it yet. Who changes that: [`super::relations`].
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::BTreeSet;
 use alloc::sync::{Arc, Weak};
 
 use super::{Pid, Process};
+use crate::base::id_map::IdMap;
 
 /// Whether a process lives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,7 +34,7 @@ pub struct Relations {
     /// Who is told when this process ends.
     pub parent: Weak<Process>,
     /// Its children by id, dead ones included until they are waited for.
-    pub children: BTreeMap<Pid, Arc<Process>>,
+    pub children: IdMap<Arc<Process>>,
     /// Children that something may have happened to which wait(2) tells of: every one of those is
     /// here, and perhaps others.
     pub news: BTreeSet<Pid>,
@@ -62,6 +63,6 @@ impl Relations {
     /// freed under the lock. False if it was none.
     pub fn remove_child(&mut self, child: Pid) -> bool {
         self.news.remove(&child);
-        self.children.remove(&child).is_some()
+        self.children.remove(child).is_some()
     }
 }

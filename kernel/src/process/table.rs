@@ -22,19 +22,27 @@ struct Entry {
     /// The members of the process's group before and after it, or [`NOBODY`].
     before: Pid,
     after: Pid,
+    /// The members of the group with this id, which keep the id from being given out again.
+    members: Members,
 }
 
-/// The members of a group, in the order in which they joined.
-#[derive(Clone, Copy)]
+/// The first and the last member of a group, in the order in which they joined; [`NOBODY`] if it
+/// has none.
+#[derive(Clone, Copy, Default)]
 struct Members {
     first: Pid,
     last: Pid,
 }
 
+impl Entry {
+    fn is_unused(&self) -> bool {
+        self.process.is_none() && self.thread.is_none() && self.members.first == NOBODY
+    }
+}
+
 /// See the module. A thread group leader's thread has the process's id.
 pub(super) struct Table {
     ids: IdMap<Entry>,
-    groups: IdMap<Members>,
     /// Ids that threads have, or that are kept.
     threads: usize,
     next: Pid,
@@ -42,7 +50,7 @@ pub(super) struct Table {
 
 impl Table {
     pub(super) const fn new() -> Table {
-        Table { ids: IdMap::new(), groups: IdMap::new(), threads: 0, next: 1 }
+        Table { ids: IdMap::new(), threads: 0, next: 1 }
     }
 
     /// Ids that threads have, or that are kept for some.
@@ -68,15 +76,11 @@ impl Table {
     }
 
     fn entry(&mut self, pid: Pid) -> &mut Entry {
-        if self.ids.get(pid).is_none() {
-            self.ids.insert(pid, Entry::default());
-        }
-        self.ids.get_mut(pid).expect("entered just now")
+        self.ids.get_or_insert_with(pid, Entry::default)
     }
 
     fn forget_if_unused(&mut self, pid: Pid) {
-        let is_unused = |entry: &Entry| entry.process.is_none() && entry.thread.is_none();
-        if self.ids.get(pid).is_some_and(is_unused) {
+        if self.ids.get(pid).is_some_and(Entry::is_unused) {
             self.ids.remove(pid);
         }
     }
@@ -127,7 +131,7 @@ impl Table {
 
     /// A process goes from one group to another, if it is here still.
     pub(super) fn regroup(&mut self, pid: Pid, old: Pid, new: Pid) {
-        if self.process(pid).is_some() {
+        if self.process(pid).is_some() && old != new {
             self.unlink(pid, old);
             self.link(pid, new);
         }
@@ -135,7 +139,7 @@ impl Table {
 
     /// The members of a group, zombies included.
     pub(super) fn members(&self, group: Pid) -> impl Iterator<Item = &Arc<Process>> {
-        let mut next = self.groups.get(group).map_or(NOBODY, |members| members.first);
+        let mut next = self.ids.get(group).map_or(NOBODY, |entry| entry.members.first);
         core::iter::from_fn(move || {
             // Nobody has the id NOBODY.
             let entry = self.ids.get(next)?;
@@ -144,43 +148,43 @@ impl Table {
         })
     }
 
-    /// Makes a process the last member of a group.
+    /// Makes a process, which is here, the last member of a group.
     fn link(&mut self, pid: Pid, group: Pid) {
-        let before = match self.groups.get_mut(group) {
-            Some(members) => core::mem::replace(&mut members.last, pid),
-            None => {
-                self.groups.insert(group, Members { first: pid, last: pid });
-                NOBODY
-            }
-        };
-        if let Some(entry) = self.ids.get_mut(before) {
-            entry.after = pid;
+        let members = &mut self.entry(group).members;
+        let before = core::mem::replace(&mut members.last, pid);
+        if before == NOBODY {
+            members.first = pid;
+        } else {
+            self.change(before, |entry| entry.after = pid);
         }
-        let own = self.entry(pid);
-        (own.before, own.after) = (before, NOBODY);
+        self.change(pid, |own| (own.before, own.after) = (before, NOBODY));
     }
 
     /// A process is no member of `group` any longer, of which it was one.
     fn unlink(&mut self, pid: Pid, group: Pid) {
-        let own = self.entry(pid);
+        let Some(own) = self.ids.get(pid) else { return };
         let (before, after) = (own.before, own.after);
         if before == NOBODY && after == NOBODY {
-            self.groups.remove(group);
+            let Some(entry) = self.ids.get_mut(group) else { return };
+            entry.members = Members::default();
+            if entry.is_unused() {
+                self.ids.remove(group);
+            }
             return;
         }
-        match self.ids.get_mut(before) {
-            Some(entry) => entry.after = after,
-            None => self.change_group(group, |members| members.first = after),
+        match before {
+            NOBODY => self.change(group, |entry| entry.members.first = after),
+            _ => self.change(before, |entry| entry.after = after),
         }
-        match self.ids.get_mut(after) {
-            Some(entry) => entry.before = before,
-            None => self.change_group(group, |members| members.last = before),
+        match after {
+            NOBODY => self.change(group, |entry| entry.members.last = before),
+            _ => self.change(after, |entry| entry.before = before),
         }
     }
 
-    fn change_group(&mut self, group: Pid, change: impl FnOnce(&mut Members)) {
-        if let Some(members) = self.groups.get_mut(group) {
-            change(members);
+    fn change(&mut self, id: Pid, change: impl FnOnce(&mut Entry)) {
+        if let Some(entry) = self.ids.get_mut(id) {
+            change(entry);
         }
     }
 }

@@ -114,10 +114,10 @@ fn scan(process: &Process, which: Which, options: u32) -> Scan {
     };
     let event = match which {
         Which::Pid(pid) => {
-            relations.children.get(&pid).filter(wanted).and_then(|child| look(child, options))
+            relations.children.get(pid).filter(wanted).and_then(|child| look(child, options))
         }
         _ => {
-            let with_news = relations.news.iter().filter_map(|pid| relations.children.get(pid));
+            let with_news = relations.news.iter().filter_map(|&pid| relations.children.get(pid));
             with_news.filter(wanted).find_map(|child| look(child, options))
         }
     };
@@ -136,7 +136,7 @@ fn scan(process: &Process, which: Which, options: u32) -> Scan {
         wanted(child) && (options & raw::WEXITED != 0 || !has_only_its_end(child))
     };
     let any = match which {
-        Which::Pid(pid) => relations.children.get(&pid).filter(may_tell).is_some(),
+        Which::Pid(pid) => relations.children.get(pid).filter(may_tell).is_some(),
         // The first that may is enough.
         _ => relations.children.values().any(|child| may_tell(&child)),
     };

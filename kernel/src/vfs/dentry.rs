@@ -29,6 +29,7 @@ use machine::sync::SpinLock;
 
 use super::{FileType, Inode};
 use crate::base::accounts::{Counted, ObjectKind};
+use crate::base::names;
 use crate::base::sync::{Mutex, MutexGuard};
 
 /// Buckets of the table; a power of two.
@@ -270,27 +271,10 @@ impl Drop for Dentry {
     }
 }
 
-/// Mixes eight bytes at a time; good enough to spread names over buckets.
-#[inline]
-fn hash_name(parent: u64, name: &[u8]) -> u64 {
-    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
-    let mut hash = parent.wrapping_mul(FACTOR) ^ name.len() as u64;
-    let (words, tail) = name.as_chunks::<8>();
-    for word in words {
-        hash = (hash.rotate_left(23) ^ u64::from_le_bytes(*word)).wrapping_mul(FACTOR);
-    }
-    let mut last = 0;
-    for &byte in tail {
-        last = last << 8 | u64::from(byte);
-    }
-    hash = (hash.rotate_left(23) ^ last).wrapping_mul(FACTOR);
-    hash ^ hash >> 32
-}
-
 impl CachedName {
     #[inline]
     fn is(&self, hash: u64, parent: u64, name: &[u8]) -> bool {
-        self.hash == hash && self.parent == parent && *self.name == *name
+        self.hash == hash && self.parent == parent && names::same(&self.name, name)
     }
 }
 
@@ -302,7 +286,7 @@ fn bucket(hash: u64) -> &'static SpinLock<Vec<CachedName>> {
 /// Looks a name up. Takes no sleeping lock and allocates nothing.
 #[inline]
 pub fn cached(parent: &Dentry, name: &[u8]) -> Cached {
-    let hash = hash_name(parent.id, name);
+    let hash = names::hash(parent.id, name);
     let mut entries = bucket(hash).lock();
     for entry in entries.iter_mut() {
         if entry.is(hash, parent.id, name) {
@@ -339,7 +323,7 @@ pub fn removed(parent: &Dentry, name: &[u8], cache_absence: bool) {
 
 /// Forgets what is known about a name.
 pub fn forget(parent: &Dentry, name: &[u8]) -> Option<Arc<Dentry>> {
-    let hash = hash_name(parent.id, name);
+    let hash = names::hash(parent.id, name);
     let entry = {
         let mut entries = bucket(hash).lock();
         let at = entries.iter().position(|entry| entry.is(hash, parent.id, name))?;
@@ -430,7 +414,7 @@ fn set_place(dentry: &Arc<Dentry>, parent: &Arc<Dentry>, name: Arc<[u8]>) -> Pla
 
 /// Puts an entry, in place of an older one for the same name, whose object is returned.
 fn put(parent: u64, name: Arc<[u8]>, dentry: Option<Arc<Dentry>>) -> Option<Arc<Dentry>> {
-    let hash = hash_name(parent, &name);
+    let hash = names::hash(parent, &name);
     let old = {
         let mut entries = bucket(hash).lock();
         match entries.iter_mut().find(|entry| entry.is(hash, parent, &name)) {

@@ -9,6 +9,7 @@ use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use abi::{Errno, Result, general as raw};
+use arrayvec::ArrayVec;
 use machine::speculation::mask_index;
 use machine::sync::SpinLock;
 
@@ -393,6 +394,21 @@ impl FdTable {
             Some(Some(slot)) => Ok(slot.file.clone()),
             _ => Err(Errno::EBADF),
         }
+    }
+
+    /// The files behind some descriptors, None where there is none: for who asks many, in the order
+    /// of `fds`, with one turn at the lock.
+    #[inline]
+    pub fn get_each<const N: usize>(
+        &self,
+        fds: impl Iterator<Item = Fd>,
+        files: &mut ArrayVec<Option<Arc<File>>, N>,
+    ) {
+        let slots = self.slots.lock();
+        files.extend(fds.take(files.remaining_capacity()).map(|fd| {
+            let slot = slots.list.get(slots.index(fd).ok()?)?.as_ref()?;
+            Some(slot.file.clone())
+        }));
     }
 
     /// Gives the file the lowest free descriptor from `from` on. `limit` is RLIMIT_NOFILE; EMFILE.

@@ -15,7 +15,7 @@
 //! stays true until it is done; inside it, and inside everything but buckets of names and places of
 //! dentries, the table's lock.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -169,14 +169,55 @@ impl Mount {
 }
 
 struct Table {
-    /// All mounts, in the order they were made.
-    all: Vec<Arc<Mount>>,
+    /// All mounts by their ids, which is the order in which they were made.
+    all: BTreeMap<u64, Arc<Mount>>,
+    /// Which mounts show a file system: its identity, and their ids.
+    showing: BTreeSet<(usize, u64)>,
     /// Which mount covers a directory: by the mount's id that the directory is seen in, and the
     /// dentry's.
     covering: BTreeMap<(u64, u64), Arc<Mount>>,
 }
 
-static TABLE: SpinLock<Table> = SpinLock::new(Table { all: Vec::new(), covering: BTreeMap::new() });
+static TABLE: SpinLock<Table> = SpinLock::new(Table {
+    all: BTreeMap::new(),
+    showing: BTreeSet::new(),
+    covering: BTreeMap::new(),
+});
+
+impl Table {
+    fn add(&mut self, mount: &Arc<Mount>) {
+        self.showing.insert((identity(&mount.fs), mount.id));
+        self.all.insert(mount.id, mount.clone());
+    }
+
+    /// Takes a mount out; the caller has another reference to it.
+    fn remove(&mut self, mount: &Mount) {
+        self.showing.remove(&(identity(&mount.fs), mount.id));
+        self.all.remove(&mount.id);
+    }
+
+    fn has(&self, mount: &Mount) -> bool {
+        self.all.contains_key(&mount.id)
+    }
+
+    /// All that show a file system.
+    fn showing(&self, fs: &Arc<dyn FileSystem>) -> impl Iterator<Item = &Arc<Mount>> {
+        let of = identity(fs);
+        let ids = self.showing.range((of, 0)..=(of, u64::MAX));
+        ids.filter_map(|(_, id)| self.all.get(id))
+    }
+
+    /// What is mounted on places of a mount.
+    fn children(&self, parent: &Mount) -> impl Iterator<Item = &Arc<Mount>> {
+        self.covering.range((parent.id, 0)..=(parent.id, u64::MAX)).map(|(_, mount)| mount)
+    }
+}
+
+/// What a file system is known by: its address, while a mount shows it.
+fn identity(fs: &Arc<dyn FileSystem>) -> usize {
+    Arc::as_ptr(fs).addr()
+}
+
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 static CHANGES: AtomicU64 = AtomicU64::new(0);
 
@@ -203,7 +244,7 @@ pub fn detached(fs: Arc<dyn FileSystem>) -> Arc<Mount> {
 pub fn mount_root(fs: Arc<dyn FileSystem>, source: &[u8]) -> Location {
     let root = Dentry::detached(fs.root(), b"/");
     let mount = Arc::new(Mount::new(fs, root, None, raw::MS_RELATIME, source));
-    TABLE.lock().all.push(mount.clone());
+    TABLE.lock().add(&mount);
     mount.top()
 }
 
@@ -214,16 +255,17 @@ pub fn covering(mount: &Mount, dentry: &Dentry) -> Option<Arc<Mount>> {
 
 /// All mounts, in the order they were made, for /proc/mounts and sync(2).
 pub fn all() -> Vec<Arc<Mount>> {
-    TABLE.lock().all.clone()
+    TABLE.lock().all.values().cloned().collect()
+}
+
+/// Whether it is the oldest mount there is.
+pub fn is_oldest(mount: &Mount) -> bool {
+    TABLE.lock().all.first_key_value().is_some_and(|(&id, _)| id == mount.id)
 }
 
 /// The top dentry of a file system: every mount of it shares one.
 fn top_dentry(fs: &Arc<dyn FileSystem>) -> Arc<Dentry> {
-    let known = {
-        let table = TABLE.lock();
-        let same = |mount: &&Arc<Mount>| Arc::as_ptr(&mount.fs).addr() == Arc::as_ptr(fs).addr();
-        table.all.iter().find(same).map(|mount| mount.root.clone())
-    };
+    let known = TABLE.lock().showing(fs).next().map(|mount| mount.root.clone());
     match known {
         Some(mut dentry) => loop {
             match dentry.parent() {
@@ -289,7 +331,7 @@ fn attach(mount: Arc<Mount>, place: &Location) -> Result<Arc<Mount>> {
     if table.all.len() >= MOUNTS_MAX {
         return Err(Errno::ENOSPC);
     }
-    if !table.all.iter().any(|mount| Arc::ptr_eq(mount, &place.mount)) {
+    if !table.has(&place.mount) {
         return Err(Errno::EINVAL);
     }
     if table.covering.contains_key(&key) {
@@ -299,7 +341,7 @@ fn attach(mount: Arc<Mount>, place: &Location) -> Result<Arc<Mount>> {
     *mount.place.lock() = Some(place.clone());
     place.dentry.add_mounts(1);
     table.covering.insert(key, mount.clone());
-    table.all.push(mount.clone());
+    table.add(&mount);
     drop(table);
     drop(change);
     changed();
@@ -328,9 +370,8 @@ pub fn remount(at: &Location, flags: u32) -> Result<()> {
 /// Whether somebody may write to a file of the mount, or of any of the same file system.
 fn has_writers(mount: &Arc<Mount>, everywhere: bool) -> bool {
     let writes = |mount: &Mount| mount.writers.load(Ordering::SeqCst) > 0;
-    let is_same = |other: &&Arc<Mount>| Arc::ptr_eq(&other.fs, &mount.fs);
     match everywhere {
-        true => TABLE.lock().all.iter().filter(is_same).any(|mount| writes(mount)),
+        true => TABLE.lock().showing(&mount.fs).any(|mount| writes(mount)),
         false => writes(mount),
     }
 }
@@ -354,11 +395,7 @@ pub fn unmount(at: &Location, detach: bool) -> Result<()> {
     let mut index = 0;
     while index < gone.len() {
         let parent = gone[index].clone();
-        let below = |mount: &&Arc<Mount>| {
-            mount.place.lock().as_ref().is_some_and(|place| Arc::ptr_eq(&place.mount, &parent))
-        };
-        let children: Vec<Arc<Mount>> = table.all.iter().filter(below).cloned().collect();
-        gone.extend(children);
+        gone.extend(table.children(&parent).cloned());
         index += 1;
     }
     // In use: the caller's location, `gone`, and the two of the table are four.
@@ -367,7 +404,7 @@ pub fn unmount(at: &Location, detach: bool) -> Result<()> {
     }
     let mut places = Vec::new();
     for mount in &gone {
-        table.all.retain(|other| !Arc::ptr_eq(other, mount));
+        table.remove(mount);
         places.extend(mount.place.lock().take());
     }
     for place in &places {
@@ -409,7 +446,7 @@ pub fn move_mount(from: &Location, to: &Location) -> Result<()> {
     if table.covering.contains_key(&key) {
         return Err(Errno::EBUSY);
     }
-    if !table.all.iter().any(|mount| Arc::ptr_eq(mount, &to.mount)) {
+    if !table.has(&to.mount) {
         return Err(Errno::EINVAL);
     }
     relocate(&mut table, &from.mount, Some(to.clone()));

@@ -207,7 +207,7 @@ impl Location {
 }
 
 fn is_in_tree(at: &Location) -> bool {
-    mount::all().first().is_some_and(|root| Arc::ptr_eq(root, &at.mount))
+    mount::is_oldest(&at.mount)
 }
 
 /// On whose behalf a path is walked.
@@ -617,11 +617,12 @@ impl<'a> Walk<'a> {
         if target.len() + rest.len() + 1 > 2 * PATH_MAX {
             return Err(Errno::ENAMETOOLONG);
         }
-        target.try_reserve(rest.len() + 1).map_err(|_| Errno::ENOMEM)?;
-        if slash {
-            target.push(b'/');
+        // Mostly the link comes last.
+        if slash || !rest.is_empty() {
+            target.try_reserve(rest.len() + 1).map_err(|_| Errno::ENOMEM)?;
+            target.extend_from_slice(if slash { b"/" } else { b"" });
+            target.extend_from_slice(rest);
         }
-        target.extend_from_slice(rest);
         self.text = Text::Rewritten(target);
         self.done = 0;
         Ok(())

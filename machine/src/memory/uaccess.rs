@@ -215,8 +215,16 @@ pub fn read_u32(at: u64) -> Result<u32, Fault> {
 /// the instruction does beside.
 macro_rules! guarded {
     ($instruction:literal, $($operands:tt)*) => {{
-        let failed: u32;
         let _open = $crate::memory::uaccess::SmapOpen::new();
+        $crate::memory::uaccess::guarded_in_open!($instruction, $($operands)*)
+    }};
+}
+pub(crate) use guarded;
+
+/// As [`guarded`], with SMAP open already.
+macro_rules! guarded_in_open {
+    ($instruction:literal, $($operands:tt)*) => {{
+        let failed: u32;
         // SAFETY: as the macro promises, the memory lies in user space; a fault goes on behind the
         // instruction with `failed` still set.
         unsafe {
@@ -236,7 +244,7 @@ macro_rules! guarded {
         if failed == 0 { Ok(()) } else { Err($crate::memory::uaccess::Fault) }
     }};
 }
-pub(crate) use guarded;
+pub(crate) use guarded_in_open;
 
 /// Reads a 64-bit word, of any alignment. May sleep.
 #[inline(always)]
@@ -251,6 +259,21 @@ pub fn read_u64(at: u64) -> Result<u64, Fault> {
 pub fn write_u64(at: u64, value: u64) -> Result<(), Fault> {
     let at = checked(at, 8)?;
     guarded!("mov [{at}], {value}", at = in(reg) at, value = in(reg) value,)
+}
+
+/// Writes one word of each of many records to the program, whose array of such records begins at
+/// `to`; what else is in them there stays as it is. May sleep; after a fault part of it may be
+/// written.
+pub fn write_column<const COLUMN: usize>(to: u64, records: &[[u16; 4]]) -> Result<(), Fault> {
+    const { assert!(COLUMN < 4) };
+    let to = checked(to, size_of_val(records))?;
+    let _open = SmapOpen::new();
+    for (index, record) in records.iter().enumerate() {
+        let at = to + (index * size_of_val(record) + COLUMN * size_of::<u16>()) as u64;
+        let value = record[COLUMN];
+        guarded_in_open!("mov [{at}], {value:x}", at = in(reg) at, value = in(reg) value,)?;
+    }
+    Ok(())
 }
 
 /// Atomically replaces an aligned 32-bit word if it equals `expected`; returns what was there.

@@ -123,7 +123,7 @@ pub fn pivot_root(new: u64, old: u64) -> Result<u64> {
     hooks::sb_pivotroot((&context.subject,))?;
     mount::pivot_root(&old, &new, &put_old)?;
     // Whoever had the old root has the new one.
-    let threads = all_processes().into_iter().flat_map(|process| process.threads.lock().clone());
+    let threads = all_processes().into_iter().flat_map(|process| process.threads.lock().to_vec());
     for thread in threads {
         let Some(fs) = thread.try_fs() else { continue };
         for place in [&fs.root, &fs.cwd] {

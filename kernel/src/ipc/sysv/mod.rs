@@ -17,6 +17,7 @@ use abi::sysv::{IPC_CREAT, IPC_EXCL, IPC_PRIVATE, Perm};
 use abi::{Errno, Result};
 use machine::sync::SpinLock;
 
+use crate::base::id_map::IdMap;
 use crate::base::time::{NS_PER_SEC, realtime_ns};
 use crate::ipc::hooks;
 use crate::process::current;
@@ -45,7 +46,7 @@ pub struct Object<T> {
 }
 
 struct Slots<T> {
-    objects: BTreeMap<u32, Arc<Object<T>>>,
+    objects: IdMap<Arc<Object<T>>>,
     keys: BTreeMap<i32, u32>,
     /// No index below it is free.
     all_used_below: u32,
@@ -60,12 +61,12 @@ pub struct Table<T> {
 
 impl<T> Slots<T> {
     fn by_key(&self, key: i32) -> Option<Arc<Object<T>>> {
-        self.objects.get(self.keys.get(&key)?).cloned()
+        self.objects.get(*self.keys.get(&key)?).cloned()
     }
 
     fn free_index(&self) -> u32 {
         let mut index = self.all_used_below;
-        for &used in self.objects.range(index..).map(|(used, _)| used) {
+        for (used, _) in self.objects.iter_from(index) {
             if used != index {
                 break;
             }
@@ -104,7 +105,7 @@ impl<T> Table<T> {
         assert!(max < 1 << INDEX_BITS);
         Table {
             slots: SpinLock::new(Slots {
-                objects: BTreeMap::new(),
+                objects: IdMap::new(),
                 keys: BTreeMap::new(),
                 all_used_below: 0,
                 sequence: 0,
@@ -154,14 +155,14 @@ impl<T> Table<T> {
     pub fn find(&self, id: u64) -> Result<Arc<Object<T>>> {
         let id = u32::try_from(id as i32).map_err(|_| Errno::EINVAL)?;
         let slots = self.slots.lock();
-        let object = slots.objects.get(&(id & ((1 << INDEX_BITS) - 1)));
+        let object = slots.objects.get(id & ((1 << INDEX_BITS) - 1));
         object.filter(|object| object.id == id).cloned().ok_or(Errno::EINVAL)
     }
 
     /// The object at a place of the table (the `*_STAT` commands). EINVAL.
     pub fn at(&self, index: u64) -> Result<Arc<Object<T>>> {
         let index = index as u32 & ((1 << INDEX_BITS) - 1);
-        self.slots.lock().objects.get(&index).cloned().ok_or(Errno::EINVAL)
+        self.slots.lock().objects.get(index).cloned().ok_or(Errno::EINVAL)
     }
 
     /// Takes an object out of the table; whoever still uses it keeps it.
@@ -169,10 +170,10 @@ impl<T> Table<T> {
         let index = object.id & ((1 << INDEX_BITS) - 1);
         let key = object.perm().key;
         let mut slots = self.slots.lock();
-        if !slots.objects.get(&index).is_some_and(|found| Arc::ptr_eq(found, object)) {
+        if !slots.objects.get(index).is_some_and(|found| Arc::ptr_eq(found, object)) {
             return;
         }
-        let removed = slots.objects.remove(&index);
+        let removed = slots.objects.remove(index);
         if key != IPC_PRIVATE {
             slots.keys.remove(&key);
         }
@@ -197,7 +198,7 @@ impl<T> Table<T> {
 
     /// The highest place in use, 0 if none is.
     pub fn last_index(&self) -> u64 {
-        self.slots.lock().objects.keys().next_back().map_or(0, |&last| u64::from(last))
+        self.slots.lock().objects.last().map_or(0, u64::from)
     }
 
     /// How many objects there are.

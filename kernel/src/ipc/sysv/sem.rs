@@ -14,6 +14,7 @@ use abi::sysv::{
 };
 use abi::{Errno, Result};
 use machine::sync::SpinLock;
+use zerocopy::{FromZeros, IntoBytes};
 
 use super::undo::{self, UndoList};
 use super::{Object, READ, Table, WRITE, now, own_pid};
@@ -29,6 +30,8 @@ use crate::process::current;
 /// Most semaphores of a set, operations of a call, sets (kernel.sem).
 const SET_MAX: usize = 32000;
 const OPERATIONS_MAX: u64 = 500;
+/// Operations that need no allocation.
+const FEW_OPERATIONS: usize = 8;
 const SETS_MAX: usize = 32000;
 const ALL_MAX: u32 = 1_024_000_000;
 /// Largest value and largest adjustment.
@@ -264,7 +267,18 @@ fn operate(a: &Args, timeout: u64) -> Result<u64> {
     if count == 0 {
         return Err(Errno::EINVAL);
     }
-    let operations = UserPtr::<SemOp>::new(a.a1()).read_many(count as usize)?;
+    let mut few = [SemOp::new_zeroed(); FEW_OPERATIONS];
+    let many;
+    let operations = match few.get_mut(..count as usize) {
+        Some(few) => {
+            UserPtr::<u8>::new(a.a1()).read_bytes(few.as_mut_bytes())?;
+            &*few
+        }
+        None => {
+            many = UserPtr::<SemOp>::new(a.a1()).read_many(count as usize)?;
+            &many
+        }
+    };
     if (a.a0() as i32) < 0 {
         return Err(Errno::EINVAL);
     }
@@ -283,7 +297,7 @@ fn operate(a: &Args, timeout: u64) -> Result<u64> {
         list.note(&set)?;
     }
     let deadline = timeout_ns.map(Deadline::after_ns);
-    set.content.operate(&operations, list.as_deref(), deadline)?;
+    set.content.operate(operations, list.as_deref(), deadline)?;
     Ok(0)
 }
 

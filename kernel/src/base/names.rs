@@ -1,0 +1,172 @@
+//! Names as keys: a hash that nobody outside can steer, a comparison, and a map.
+//!
+//! Why not a tree of names: each step of a search would compare two strings, with a call and a loop
+//! of bytes, and a directory of a hundred thousand names is seventeen such steps deep. Numbers
+//! compare in one instruction, and the name itself is looked at once.
+//!
+//! Who gives the names is a program, and may look for names of equal hash. The hash is keyed with a
+//! secret of the boot, and each step mixes by a multiplication of 64 by 64 bits of which both halves
+//! count, so that no difference between two names is known to vanish whatever the key.
+
+use alloc::collections::BTreeMap;
+use alloc::collections::btree_map::Entry;
+use alloc::vec::Vec;
+
+use machine::sync::Once;
+
+/// The two halves of the secret; the second is odd.
+static KEY: Once<[u64; 2]> = Once::new();
+
+#[cold]
+fn make_key() -> [u64; 2] {
+    let mut bytes = [0; 16];
+    super::random::fill(&mut bytes);
+    let word = |at: usize| {
+        let mut half = [0; 8];
+        half.copy_from_slice(&bytes[at..at + 8]);
+        u64::from_le_bytes(half)
+    };
+    [word(0), word(8) | 1]
+}
+
+#[inline(always)]
+fn fold(one: u64, other: u64) -> u64 {
+    let product = u128::from(one) * u128::from(other);
+    product as u64 ^ (product >> 64) as u64
+}
+
+/// Up to eight bytes as a number, by at most two loads. Names of one length that differ give
+/// different numbers.
+#[inline(always)]
+fn short_word(name: &[u8]) -> u64 {
+    if let (Some(first), Some(last)) = (name.first_chunk::<4>(), name.last_chunk::<4>()) {
+        return u64::from(u32::from_le_bytes(*first)) << 32 | u64::from(u32::from_le_bytes(*last));
+    }
+    match name {
+        [] => 0,
+        [first, .., last] => {
+            let middle = name[name.len() / 2];
+            u64::from(*first) << 16 | u64::from(middle) << 8 | u64::from(*last)
+        }
+        [only] => u64::from(*only),
+    }
+}
+
+/// The hash of a name; `seed` tells maps apart that are kept in one.
+#[inline]
+#[must_use]
+pub fn hash(seed: u64, name: &[u8]) -> u64 {
+    let [start, factor] = *KEY.call_once(make_key);
+    let mut state = fold(seed ^ start, factor) ^ name.len() as u64;
+    match name.last_chunk::<8>() {
+        None => state ^= short_word(name),
+        Some(last) => {
+            // The last word overlaps the one before, unless the length is a multiple of eight.
+            for word in name[..name.len() - 1].as_chunks::<8>().0 {
+                state = fold(state ^ u64::from_le_bytes(*word), factor);
+            }
+            state ^= u64::from_le_bytes(*last);
+        }
+    }
+    fold(state, factor)
+}
+
+/// Whether two names are the same: without a call, for they are short.
+#[inline]
+#[must_use]
+pub fn same(one: &[u8], other: &[u8]) -> bool {
+    if one.len() != other.len() {
+        return false;
+    }
+    match (one.last_chunk::<8>(), other.last_chunk::<8>()) {
+        (Some(last), Some(other_last)) => {
+            let (words, others) = (one.as_chunks::<8>().0, other.as_chunks::<8>().0);
+            last == other_last && words.iter().zip(others).all(|(word, other)| word == other)
+        }
+        _ => short_word(one) == short_word(other),
+    }
+}
+
+/// A map from names, which the values carry themselves. Nothing here locks.
+pub struct NameMap<V> {
+    by_hash: BTreeMap<u64, V>,
+    /// Those whose hash another name had when they came: as good as never one.
+    others: Vec<V>,
+}
+
+/// What has a name.
+pub trait Named {
+    /// It.
+    fn name(&self) -> &[u8];
+}
+
+impl<V> Default for NameMap<V> {
+    fn default() -> Self {
+        NameMap { by_hash: BTreeMap::new(), others: Vec::new() }
+    }
+}
+
+impl<V: Named> NameMap<V> {
+    /// Whether there is nothing in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.by_hash.is_empty() && self.others.is_empty()
+    }
+
+    /// How many values there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.by_hash.len() + self.others.len()
+    }
+
+    /// The value of a name.
+    #[must_use]
+    pub fn get(&self, name: &[u8]) -> Option<&V> {
+        self.get_hashed(hash(0, name), name)
+    }
+
+    /// Enters a value, whose name has none.
+    pub fn insert(&mut self, value: V) {
+        self.insert_hashed(hash(0, value.name()), value);
+    }
+
+    /// Takes the value of a name out.
+    pub fn remove(&mut self, name: &[u8]) -> Option<V> {
+        self.remove_hashed(hash(0, name), name)
+    }
+
+    /// All values, in no order.
+    pub fn into_values(self) -> impl Iterator<Item = V> {
+        self.by_hash.into_values().chain(self.others)
+    }
+
+    /// As [`NameMap::get`], for who knows the hash.
+    #[must_use]
+    pub fn get_hashed(&self, hash: u64, name: &[u8]) -> Option<&V> {
+        match self.by_hash.get(&hash) {
+            Some(value) if same(value.name(), name) => Some(value),
+            _ => self.others.iter().find(|value| same(value.name(), name)),
+        }
+    }
+
+    /// As [`NameMap::insert`], for who knows the hash.
+    pub fn insert_hashed(&mut self, hash: u64, value: V) {
+        match self.by_hash.entry(hash) {
+            Entry::Vacant(place) => {
+                place.insert(value);
+            }
+            Entry::Occupied(_) => self.others.push(value),
+        }
+    }
+
+    /// As [`NameMap::remove`], for who knows the hash.
+    pub fn remove_hashed(&mut self, hash: u64, name: &[u8]) -> Option<V> {
+        if let Entry::Occupied(place) = self.by_hash.entry(hash)
+            && same(place.get().name(), name)
+        {
+            return Some(place.remove());
+        }
+        let at = self.others.iter().position(|value| same(value.name(), name))?;
+        Some(self.others.swap_remove(at))
+    }
+}
