@@ -173,7 +173,7 @@ impl Bench {
     }
 
     fn linux(&self, linux: &Linux, append: &str) -> Result<Column, Error> {
-        let files = modules(linux)?;
+        let files = linux.archive_of(&MODULES)?;
         let words = self.words(false);
         let extra = Extra { linux_files: &files, ..Extra::default() };
         let work = Work { program: &self.program, words: &words, extra };
@@ -184,7 +184,7 @@ impl Bench {
     /// Exits per second.
     fn rates(&mut self, linux: Option<&Linux>) -> Result<Figures, Error> {
         let words = self.words(true);
-        let files = linux.map(modules).transpose()?.unwrap_or_default();
+        let files = linux.map(|linux| linux.archive_of(&MODULES)).transpose()?.unwrap_or_default();
         let extra = Extra { linux_files: &files, ..Extra::default() };
         let work = Work { program: &self.program, words: &words, extra };
         SAME_PLACES.clone_into(&mut self.machine.append);
@@ -194,24 +194,6 @@ impl Bench {
         };
         Ok(ran.figures())
     }
-}
-
-/// Linux's modules of KVM, in an archive.
-fn modules(linux: &Linux) -> Result<Vec<u8>, Error> {
-    let mut files = Vec::new();
-    for path in MODULES {
-        let file: PathBuf = linux.modules.join("kernel").join(format!("{path}.ko.xz"));
-        let bytes = std::fs::read(&file)
-            .map_err(|error| crate::usage(format!("{}: {error}", file.display())))?;
-        let name = file.file_name().unwrap_or_default().to_string_lossy();
-        files.push((format!("modules/{name}"), bytes));
-    }
-    let mut archive = formats::cpio::Writer::new();
-    archive.dir(b"modules", 0o755);
-    files.iter().for_each(|(name, bytes)| {
-        archive.file(name.as_bytes(), 0o644, bytes);
-    });
-    Ok(archive.finish().map_err(|_| "the modules do not fit an archive")?)
 }
 
 /// What a run says, if it says all.
