@@ -367,12 +367,16 @@ names! {
     get_mempolicy __NR_get_mempolicy (
         mode: Pointer, nodes: Pointer, node_max: Size, address: Pointer, flags: Flags
     )
-    mq_open __NR_mq_open
-    mq_unlink __NR_mq_unlink
-    mq_timedsend __NR_mq_timedsend
-    mq_timedreceive __NR_mq_timedreceive
-    mq_notify __NR_mq_notify
-    mq_getsetattr __NR_mq_getsetattr
+    mq_open __NR_mq_open (name: Path, flags: Flags, mode: Mode, attributes: Pointer)
+    mq_unlink __NR_mq_unlink (name: Path)
+    mq_timedsend __NR_mq_timedsend (
+        fd: Fd, message: Pointer, size: Size, priority: Int, timeout: Pointer
+    )
+    mq_timedreceive __NR_mq_timedreceive (
+        fd: Fd, message: Pointer, size: Size, priority: Pointer, timeout: Pointer
+    )
+    mq_notify __NR_mq_notify (fd: Fd, event: Pointer)
+    mq_getsetattr __NR_mq_getsetattr (fd: Fd, new: Pointer, old: Pointer)
     kexec_load __NR_kexec_load
     waitid __NR_waitid (kind: Int, id: Pid, info: Pointer, options: Flags, usage: Pointer)
     add_key __NR_add_key

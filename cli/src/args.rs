@@ -102,7 +102,7 @@ pub(crate) struct MitigationsArgs {
     #[arg(long, value_name = "WORDS")]
     pub(crate) append: Vec<String>,
     /// Name the CPUs that --cpu knows. Example: --list
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["cpu", "facts", "append"])]
     pub(crate) list: bool,
 }
 
@@ -317,9 +317,9 @@ pub(crate) fn forgotten_equals(words: &[OsString]) -> Option<String> {
 
 const RUN_STATUS_HELP: &str = "\
 Exit status: the program's; 128+N if signal N ended it; 124 --timeout or --limit ended it; 125 the
-kernel panicked (backtrace on stderr); 126 the VM did not boot, or the program is not executable;
-127 the program was not found; 2 wrong usage; 1 the program ended with 0, but its output could not
-be written. A program that switches the machine off or restarts it has ended with 0.
+kernel panicked (backtrace on stderr), or the server of the live root ended; 126 the VM did not
+boot, or the program is not executable; 127 the program was not found; 2 wrong usage; 1 the program
+ended with 0, but its output could not be written. A program that switches the machine off or restarts it has ended with 0.
 
 Keys, when stdin and stdout are a terminal: Ctrl-A x quits, Ctrl-A Ctrl-A sends Ctrl-A.
 

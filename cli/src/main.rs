@@ -29,13 +29,14 @@ mod test;
 mod tidy;
 mod toolchain;
 mod tree;
+mod unused;
 mod words;
 
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, FromArgMatches as _};
 
 use args::{Cli, Command};
 
@@ -63,6 +64,9 @@ pub(crate) fn usage(text: impl Into<String>) -> Error {
 const STATUS_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
+    std::panic::set_hook(Box::new(|fault| {
+        say!("limen: a fault of limen itself, please report it with the command: {fault}");
+    }));
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     match words.split_first() {
         Some((word, rest)) if word == run::shim::NAME => return run::shim::exec(rest),
@@ -72,12 +76,17 @@ fn main() -> ExitCode {
         }
         _ => {}
     }
-    let parsed = match Cli::try_parse() {
-        Ok(cli) => cli.command,
+    let matches = Cli::command().try_get_matches();
+    let parsed = matches.and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
+    let (parsed, matches) = match parsed {
+        Ok((cli, matches)) => (cli.command, matches),
         Err(error) => return explain(&error),
     };
     if let (Command::Run(_), Some(advice)) = (&parsed, args::forgotten_equals(&words)) {
         return exit_code(Err(usage(advice)));
+    }
+    if let Err(error) = unused::check(&matches) {
+        return exit_code(Err(error));
     }
     match parsed {
         Command::Objtool(args) => objtool_cmd::run(args),

@@ -11,6 +11,8 @@ use std::process::{Command, Output, Stdio};
 const FAKE_QEMU: &str = r#"#!/bin/bash
 for word; do
     case $word in
+    # Is the device of virtio-fs there?
+    vhost-user-fs-*,help) [ -e "${0%/*}/lacks-virtiofs" ]; exit $((! $?)) ;;
     socket,id=*,fd=*)
         name=${word#socket,id=}; name=${name%%,*}
         eval "$name=${word##*fd=}" ;;
@@ -161,6 +163,43 @@ fn closed_stdout_is_told() {
     drop(child.stdout.take());
     let output = child.wait_with_output().expect("ends");
     assert_eq!(err(&output), "output-closed 1\n");
+}
+
+/// A QEMU without virtio-fs is asked once; the root goes by 9P, which is told the first time.
+#[test]
+fn without_virtiofs_the_root_goes_by_9p() {
+    let fake = Fake::new();
+    std::fs::write(fake.0.path().join("lacks-virtiofs"), "").expect("written");
+    let guest = "case \"$*\" in *virtio-9p*) echo by 9P >&$stdio ;; esac; \
+                 echo ${share-none} >&$stdio; say exit 0";
+    for (options, says) in
+        [(&[][..], true), (&[], false), (&["-v"], true), (&["--share", "9p"], false)]
+    {
+        let output = fake.run(guest, options);
+        assert_eq!(output.stdout, b"by 9P\nnone\n", "{options:?}: {}", err(&output));
+        let said = err(&output).contains("no virtio-fs device): the live root goes by 9P");
+        assert_eq!(said, says, "{options:?}: {}", err(&output));
+    }
+}
+
+/// A server of the root that has ended ends the run, with a reason and a way out; QEMU does not
+/// hang on.
+#[test]
+fn the_end_of_the_roots_server_is_told() {
+    let fake = Fake::new();
+    for (guest, says) in [
+        // No message of vhost-user begins so.
+        ("printf '%64s' x >&$share; exec sleep 1000", "do not understand each other"),
+        ("eval \"exec $share>&-\"; exec sleep 1000", "has closed its connection"),
+    ] {
+        let output = fake.run(&format!("say boot-ns 1; {guest}"), &[]);
+        assert_eq!(output.status.code(), Some(125), "{guest}: {}", err(&output));
+        let said = err(&output);
+        assert!(said.contains(says) && said.contains("--share 9p"), "{guest}: {said}");
+    }
+    // Who has said its last is not waited for.
+    let output = fake.run("say boot-ns 1; say exit 3; eval \"exec $share>&-\"; sleep 3", &[]);
+    assert_eq!(output.status.code(), Some(3), "{}", err(&output));
 }
 
 #[test]

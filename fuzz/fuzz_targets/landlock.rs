@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use lsm::landlock::{Domain, LAYERS_MAX, ObjectId, Ruleset, fs, net};
+use lsm::landlock::{Domain, DomainId, LAYERS_MAX, ObjectId, Ruleset, fs, net, scope};
 
 /// Rights by object of each layer, as a slow and obvious model keeps them.
 type Layer = (u64, BTreeMap<u64, u64>);
@@ -18,7 +18,7 @@ fuzz_target!(|data: &[u8]| {
     let mut model: Vec<Layer> = Vec::new();
     for _ in 0..next() % 20 {
         let handled = (next() | next() << 8) & fs::ALL;
-        let mut rules = Ruleset::new(handled, next() & net::ALL);
+        let mut rules = Ruleset::new(handled, next() & net::ALL, next() & scope::ALL);
         let mut layer: Layer = (handled, BTreeMap::new());
         for _ in 0..next() % 8 {
             let (object, rights) = (next() % 4, (next() | next() << 8) & fs::ALL);
@@ -29,7 +29,7 @@ fuzz_target!(|data: &[u8]| {
             }
             let _ = rules.add_port(next() as u16, next() & net::ALL);
         }
-        match Domain::new(domain.clone(), Arc::new(rules)) {
+        match Domain::new(domain.clone(), Arc::new(rules), DomainId(model.len() as u64)) {
             Ok(new) => {
                 model.push(layer);
                 domain = Some(Arc::new(new));
@@ -41,6 +41,8 @@ fuzz_target!(|data: &[u8]| {
         }
     }
     let Some(domain) = domain else { return };
+    // Whatever is scoped, nobody is outside of his own domain.
+    assert!(domain.fence(scope::ALL).holds(Some(&*domain)));
     // A place: objects on the way up.
     let mut granted = domain.start();
     let mut seen = Vec::new();

@@ -15,6 +15,7 @@ use machine::memory::{Prot, USER_END};
 
 use crate::base::{params, random};
 use crate::mm::elf::{Elf, HEADER_BYTES, Mapped};
+use crate::mm::fault::StackLimits;
 use crate::mm::{Mm, PAGE, Vma, VmaFlags};
 use crate::process::{Program, hooks, rseq};
 use crate::security::Credentials;
@@ -234,6 +235,22 @@ fn read_interpreter(
     Ok((Elf::read(file, cache).map_err(as_libbad)?, denial))
 }
 
+/// Entries of the auxiliary vector, without its end.
+const AUXILIARY: usize = 22;
+/// A stack begins up to so many bytes below what is at its top.
+const STACK_SHIFT_MAX: u64 = 128 * 16;
+
+/// A stack grows for its first words as far as the program's own may. Nothing of it is locked yet.
+impl StackLimits for Request<'_> {
+    fn stack_bytes(&self) -> u64 {
+        self.stack_limit
+    }
+
+    fn locked_bytes(&self) -> u64 {
+        0
+    }
+}
+
 /// Strings, then (16-byte aligned) argc, argv, envp and the auxiliary vector, as the ABI has them
 /// (System V x86-64 psABI 3.4.1). Returns the stack pointer.
 fn build_stack(
@@ -270,6 +287,10 @@ fn build_stack(
     let (argv, arguments_end) = pointers(&mut arguments.iter().copied());
     let (envp, environment_end) = pointers(&mut request.environment.iter().map(Vec::as_slice));
     let (exec_path, _) = pointers(&mut core::iter::once(request.path.as_slice()));
+    let auxiliary_words = 2 * AUXILIARY + 2;
+    let words = 1 + (argv.len() + 1) + (envp.len() + 1) + auxiliary_words;
+    let lowest = base - 48 - STACK_SHIFT_MAX - (words * 8 + 16) as u64;
+    mm.with(|inner| inner.grow_to(lowest, request))?;
     mm.write(base, &block)?;
     let mut seed = [0u8; 32];
     random::fill(&mut seed[..16]);
@@ -285,7 +306,8 @@ fn build_stack(
     words.push(0);
     words.extend_from_slice(&auxv);
     // A little randomness below the page, for what the layout of pages leaves predictable.
-    let rsp = (seed_at - request.random_below(128) * 16 - words.len() as u64 * 8) & !15;
+    let rsp =
+        (seed_at - request.random_below(STACK_SHIFT_MAX / 16) * 16 - words.len() as u64 * 8) & !15;
     mm.write(rsp, zerocopy::IntoBytes::as_bytes(words.as_slice()))?;
     let program = Program {
         file: Some(request.file.clone()),
@@ -307,7 +329,7 @@ fn auxiliary_vector(
     let hwcap = u64::from(machine::cpu::cpuid(1, 0)[3]);
     // HWCAP2 bit 1: programs may use FSGSBASE instructions.
     let hwcap2 = if machine::cpu::features().fsgsbase { 2 } else { 0 };
-    let pairs: [(u32, u64); 22] = [
+    let pairs: [(u32, u64); AUXILIARY] = [
         (if vdso == 0 { at::AT_IGNORE } else { at::AT_SYSINFO_EHDR }, vdso),
         (at::AT_MINSIGSTKSZ, machine::fpu::state_bytes() as u64 + 1024),
         (at::AT_HWCAP, hwcap),

@@ -39,7 +39,9 @@ pub struct First {
     pub credentials: Credentials,
 }
 
-static POWER_OFF: Once<fn() -> !> = Once::new();
+machine::ro_after_init! {
+    static POWER_OFF: Once<fn() -> !> = Once::new();
+}
 
 /// Says what ends the machine when a program asks for it.
 pub fn set_power_off(end: fn() -> !) {

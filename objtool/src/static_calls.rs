@@ -3,9 +3,9 @@
 //!
 //! `__static_call_tramps` lists trampolines: of calls, and of the places in their chains
 //! (`machine/src/text/static_call.rs`). A call with several callees has a chain, compiled code that
-//! makes one direct call for each of them; what is proved here is that each chain does exactly
-//! that: as many calls as the table says that there are callees, each place once, in order, and no
-//! branch out of the chain besides, indirect least of all.
+//! makes one direct call for each of them, and shorter ones for fewer; what is proved here is that
+//! each chain does exactly that: as many calls as the table says that it is long, each place once,
+//! in order, and no branch out of the chain besides, indirect least of all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -27,6 +27,8 @@ const ENTRY: usize = 16;
 const DYNAMIC: u32 = 1;
 /// Flag: a place in the chain of the owner.
 const PLACE: u32 = 2;
+/// Flag: no trampoline, but a chain that is shorter than the owner's.
+const SHORT: u32 = 4;
 
 /// A trampoline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +79,7 @@ pub struct Totals {
     pub alone: [usize; 2],
     /// Callees of calls that have a chain.
     pub chained: usize,
-    /// Direct calls that the chains make.
+    /// Direct calls that the chains of full length make.
     pub chain_calls: usize,
     /// Places in code where calls are made.
     pub sites: usize,
@@ -86,26 +88,42 @@ pub struct Totals {
 /// Something that is not as it must be: an address and what.
 pub type Wrong = (u64, String);
 
+/// An entry of the table: address, flags, chain or owner, number.
+type Row = (u64, u32, u64, u32);
+
+fn rows(image: &Image<'_>) -> Result<Vec<Row>, Wrong> {
+    let Some(piece) = image.section(TRAMPOLINES) else {
+        return Ok(Vec::new());
+    };
+    let (raws, rest) = piece.bytes.as_chunks::<ENTRY>();
+    if !rest.is_empty() {
+        return Err((piece.address, format!("{TRAMPOLINES} is no whole number of entries")));
+    }
+    let row = |(raw, address): (&[u8; ENTRY], u64)| {
+        let (words, _) = raw.as_chunks::<4>();
+        let &[at, flags, other, number] = words else { return None };
+        let at = tail::rel32_target(address, at);
+        let other = tail::rel32_target(address.wrapping_add(8), other);
+        let [flags, number] = [flags, number].map(u32::from_le_bytes);
+        Some((at, flags, other, number))
+    };
+    Ok(raws.iter().zip((piece.address..).step_by(ENTRY)).filter_map(row).collect())
+}
+
+/// The shorter chains: address, the call's trampoline, length.
+fn short_chains(image: &Image<'_>) -> Result<Vec<(u64, u64, u32)>, Wrong> {
+    let rows = rows(image)?.into_iter().filter(|row| row.1 & SHORT != 0);
+    Ok(rows.map(|(at, _, owner, len)| (at, owner, len)).collect())
+}
+
 /// The image's trampolines by address.
 ///
 /// # Errors
 /// The first entry that is none.
 pub fn trampolines(image: &Image<'_>) -> Result<BTreeMap<u64, Trampoline>, Wrong> {
     let mut out = BTreeMap::new();
-    let Some(piece) = image.section(TRAMPOLINES) else {
-        return Ok(out);
-    };
-    let (raws, rest) = piece.bytes.as_chunks::<ENTRY>();
-    if !rest.is_empty() {
-        return Err((piece.address, format!("{TRAMPOLINES} is no whole number of entries")));
-    }
     let mut names = BTreeSet::new();
-    for (raw, address) in raws.iter().zip((piece.address..).step_by(ENTRY)) {
-        let (words, _) = raw.as_chunks::<4>();
-        let &[at, flags, other, number] = words else { continue };
-        let at = tail::rel32_target(address, at);
-        let other = tail::rel32_target(address.wrapping_add(8), other);
-        let [flags, number] = [flags, number].map(u32::from_le_bytes);
+    for (at, flags, other, number) in rows(image)?.into_iter().filter(|row| row.1 & SHORT == 0) {
         let role = match flags & PLACE {
             0 => Role::Call { chain: other, callees: number },
             _ => Role::Place { owner: other, number },
@@ -201,11 +219,52 @@ pub fn prove(image: &Image<'_>, scan: &Scan, wrong: &mut Vec<Wrong>) -> Totals {
         totals.chained += expected;
         totals.chain_calls += prove_chain(body, at, expected, &trampolines, &direct, scan, wrong);
     }
+    let short_calls = prove_short_chains(image, &bodies, &trampolines, &direct, scan, wrong);
     match sites(image, scan, &trampolines, &[]) {
-        Ok(sites) => totals.sites = sites.len() - totals.chain_calls.min(sites.len()),
+        Ok(sites) => {
+            let chained = totals.chain_calls + short_calls;
+            totals.sites = sites.len() - chained.min(sites.len());
+        }
         Err(error) => wrong.push(error),
     }
     totals
+}
+
+/// The chains for fewer callees than a call can have: one of each length from two on. How many
+/// calls they make.
+fn prove_short_chains(
+    image: &Image<'_>,
+    bodies: &BTreeMap<u64, &Symbol<'_>>,
+    trampolines: &BTreeMap<u64, Trampoline>,
+    direct: &[(u64, u64)],
+    scan: &Scan,
+    wrong: &mut Vec<Wrong>,
+) -> usize {
+    let listed = short_chains(image).unwrap_or_else(|error| {
+        wrong.push(error);
+        Vec::new()
+    });
+    let lengths = |owner: u64, callees: u32| {
+        let own = listed.iter().filter(|(_, of, _)| *of == owner).map(|&(_, _, len)| len);
+        own.eq(2..callees.max(2))
+    };
+    for (&at, trampoline) in trampolines {
+        if let Role::Call { callees, .. } = trampoline.role
+            && !lengths(at, callees)
+        {
+            wrong.push((at, format!("not one chain of each length below {callees}")));
+        }
+    }
+    let mut calls = 0;
+    for &(chain, owner, len) in &listed {
+        match bodies.get(&chain) {
+            Some(body) => {
+                calls += prove_chain(body, owner, len as usize, trampolines, direct, scan, wrong);
+            }
+            None => wrong.push((chain, "the chain has no symbol".into())),
+        }
+    }
+    calls
 }
 
 /// One chain: how many calls it makes.

@@ -14,11 +14,9 @@ pub(super) struct Panel {
 }
 
 const COLUMNS: usize = 5;
-const PANEL: (u32, u32) = (300, 210);
+const PANEL: (u32, u32) = (300, 220);
 const HEADER: u32 = 40;
 const COLOURS: [RGBColor; 2] = [RGBColor(214, 39, 40), RGBColor(31, 119, 180)];
-/// Room above and below the points, as a factor.
-const MARGIN: f64 = 1.6;
 const TITLE_POINTS: u32 = 13;
 const LABEL_POINTS: u32 = 10;
 
@@ -49,11 +47,12 @@ pub(super) fn growth(file: &Path, panels: &[Panel], ours: &str, theirs: &str) ->
     std::fs::write(file, svg).map_err(|error| format!("{}: {error}", file.display()).into())
 }
 
-/// Lowest and highest, with room around them.
-fn range(values: impl Iterator<Item = f64> + Clone) -> std::ops::Range<f64> {
+/// The decades that the values lie in: both ends are lines of the grid.
+fn decades(values: impl Iterator<Item = f64> + Clone) -> std::ops::Range<f64> {
     let low = values.clone().fold(f64::INFINITY, f64::min).max(1.0);
     let high = values.fold(1.0, f64::max).max(low);
-    low / MARGIN..high * MARGIN
+    let (low, high) = (low.log10().floor(), high.log10().ceil());
+    10f64.powf(low)..10f64.powf(high.max(low + 1.0))
 }
 
 fn draw(
@@ -64,16 +63,18 @@ fn draw(
     if points().next().is_none() {
         return Ok(());
     }
-    let (x, y) = (range(points().map(|point| point.0)), range(points().map(|point| point.1)));
+    let (x, y) = (decades(points().map(|point| point.0)), decades(points().map(|point| point.1)));
     let mut chart = ChartBuilder::on(area)
         .caption(&panel.title, ("sans-serif", TITLE_POINTS))
         .margin(6)
-        .x_label_area_size(20)
-        .y_label_area_size(44)
+        .x_label_area_size(32)
+        .y_label_area_size(54)
         .build_cartesian_2d(x.log_scale(), y.log_scale())?;
     chart
         .configure_mesh()
         .light_line_style(TRANSPARENT)
+        .x_desc("size")
+        .y_desc("instructions")
         .x_labels(4)
         .y_labels(4)
         .label_style(("sans-serif", LABEL_POINTS))
@@ -110,7 +111,32 @@ mod tests {
         let drawn = growth(&file, &[panel("first"), panel("second")], "Limen", "Linux");
         let svg = std::fs::read_to_string(&file).unwrap_or_default();
         assert!(drawn.is_ok());
-        assert!(svg.contains("first") && svg.contains("second"));
-        assert_eq!(svg.matches("<circle").count(), 4);
+        let document = roxmltree::Document::parse(&svg).expect("XML");
+        let texts: Vec<&str> = document
+            .descendants()
+            .filter(|node| node.has_tag_name("text"))
+            .filter_map(|node| node.text())
+            .map(str::trim)
+            .collect();
+        for title in ["first", "second", "Limen", "Linux"] {
+            assert!(texts.contains(&title), "{title}: {texts:?}");
+        }
+        for axis in ["size", "instructions"] {
+            assert_eq!(texts.iter().filter(|text| **text == axis).count(), 2, "{texts:?}");
+        }
+        // Both ends of each axis are named: 10 and 100, 100 and 1000.
+        for (label, panels) in [("10", 2), ("100", 4), ("1k", 2)] {
+            assert_eq!(texts.iter().filter(|text| **text == label).count(), panels, "{texts:?}");
+        }
+        let number = |node: &roxmltree::Node<'_, '_>, name: &str| -> f64 {
+            node.attribute(name).and_then(|text| text.parse().ok()).expect("a number")
+        };
+        let points = document.descendants().filter(|node| node.has_tag_name("circle"));
+        let points: Vec<_> = points.map(|n| (number(&n, "cx"), number(&n, "cy"))).collect();
+        assert_eq!(points.len(), 4);
+        // What is larger is further to the right, and what costs more is higher.
+        for pair in points.chunks(2) {
+            assert!(pair[0].0 < pair[1].0 && pair[0].1 > pair[1].1, "{pair:?}");
+        }
     }
 }

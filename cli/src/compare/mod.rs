@@ -99,7 +99,7 @@ pub(crate) fn command(args: &CompareArgs) -> Result<u8, Error> {
     let kernel = paths::kernel_image(args.kernel.as_deref())?;
     let setup = Setup { args, kernel, image };
     // What cannot be had is said before minutes of measuring.
-    let wants_linux = args.with.iter().any(|set| of_linux(set).is_some());
+    let wants_linux = args.with.iter().any(|set| is_of_linux(set));
     let linux = if wants_linux { Some(linux::Beside::find(args.linux.as_deref())?) } else { None };
     let mut columns = Vec::new();
     for (number, set) in args.with.iter().enumerate() {
@@ -119,6 +119,11 @@ pub(crate) fn command(args: &CompareArgs) -> Result<u8, Error> {
             .map_err(|error| format!("--html {}: {error}", file.display()))?;
     }
     Ok(verdict(&columns))
+}
+
+/// Whether a set means Linux.
+pub(crate) fn is_of_linux(set: &str) -> bool {
+    of_linux(set).is_some()
 }
 
 /// The rest of a set that means Linux.

@@ -26,6 +26,11 @@ pub(crate) struct Names {
 impl Names {
     /// Who `--user` names, or an error that says so.
     pub(crate) fn resolve(&self, name: &str) -> Result<User, Error> {
+        // What an image leaves empty is root; on a command line it is a variable that is not set.
+        if name.is_empty() || name.starts_with(':') || name.ends_with(':') {
+            let text = format!("--user {name:?}: want NAME, UID or either with :GROUP");
+            return Err(crate::usage(text));
+        }
         let found = resolve(name, &self.passwd, &self.group);
         found.map_err(|error| crate::usage(format!("--user {name}: {error}")))
     }
@@ -72,6 +77,10 @@ pub(crate) fn resolve(text: &str, passwd: &str, group: &str) -> Result<User, Err
         (Some(line), _) => {
             User { uid: line.uid, gid: line.gid, groups: vec![], home: Some(line.home.to_owned()) }
         }
+        // (uid_t) -1 is nobody's: calls take it for "leave it as it is" (setreuid(2)).
+        (None, Some(u32::MAX)) => {
+            return Err(crate::usage(format!("{user} is no user's number")));
+        }
         (None, Some(uid)) => User { uid, ..User::default() },
         (None, None) => {
             return Err(crate::usage(format!("no user {user} in the guest's /etc/passwd")));
@@ -79,7 +88,8 @@ pub(crate) fn resolve(text: &str, passwd: &str, group: &str) -> Result<User, Err
     };
     if let Some(wanted) = wanted_group {
         let named = groups(group).find(|(name, ..)| *name == wanted).map(|(_, gid, _)| gid);
-        let gid = named.or_else(|| wanted.parse().ok());
+        let number = || wanted.parse().ok().filter(|gid| *gid != u32::MAX);
+        let gid = named.or_else(number);
         let missing = || crate::usage(format!("no group {wanted} in the guest's /etc/group"));
         return Ok(User { gid: gid.ok_or_else(missing)?, ..found });
     }

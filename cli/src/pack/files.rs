@@ -108,6 +108,11 @@ impl FileSet {
                 return Err(usage(format!("--file {}: not a file", host.display())));
             }
             ensure_addable("--file", text, &guest, &place)?;
+            if self.nodes.contains_key(&guest) {
+                let (text, guest) = (text.display(), guest.display());
+                let why = format!("another --file puts something at {guest} of the guest");
+                return Err(usage(format!("--file {text}: {why}")));
+            }
             self.add(guest, Node::File { host, perm: meta.permissions().mode() });
         }
         for text in dirs {
@@ -117,7 +122,8 @@ impl FileSet {
                 return Err(usage(format!("--dir {}: not a folder", host.display())));
             }
             ensure_addable("--dir", text, &guest, &place)?;
-            if place(&guest) == Place::Other {
+            let is_file = matches!(self.nodes.get(&guest), Some(Node::File { .. }));
+            if is_file || place(&guest) == Place::Other {
                 let (text, guest) = (text.display(), guest.display());
                 return Err(usage(format!("--dir {text}: {guest} of the guest is a file")));
             }

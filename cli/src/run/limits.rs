@@ -25,11 +25,14 @@ impl Limits {
         let mut limits = Self::default();
         for part in text.split(',') {
             let (name, value) = part.split_once('=').ok_or("want NAME=VALUE, such as cpu=30s")?;
-            match name {
-                "cpu" => limits.cpu = Some(crate::args::parse_duration(value)?),
-                "memory" => limits.memory = Some(parse_bytes(value)?),
-                "output" => limits.output = Some(parse_bytes(value)?),
+            let was_given = match name {
+                "cpu" => limits.cpu.replace(crate::args::parse_duration(value)?).is_some(),
+                "memory" => limits.memory.replace(parse_bytes(value)?).is_some(),
+                "output" => limits.output.replace(parse_bytes(value)?).is_some(),
                 _ => return Err(format!("{name}: there are cpu, memory and output")),
+            };
+            if was_given {
+                return Err(format!("{name} is given twice"));
             }
         }
         Ok(limits)

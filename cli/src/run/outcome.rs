@@ -16,7 +16,7 @@ use crate::words;
 pub(crate) const STATUS_OUTPUT_LOST: u8 = 1;
 /// `--timeout` or `--limit` ended the VM.
 pub(crate) const STATUS_TIMEOUT: u8 = 124;
-/// The kernel panicked.
+/// The kernel panicked, or the server of the live root ended.
 pub(crate) const STATUS_PANIC: u8 = 125;
 /// The VM did not boot, or execve(2) refused the program.
 pub(crate) const STATUS_BOOT_FAILURE: u8 = 126;
@@ -46,6 +46,8 @@ pub(crate) enum Outcome {
     Timeout(Duration),
     /// `--limit`: what was reached.
     Limit(String),
+    /// The server of the live root ended before the VM, for this reason.
+    RootLost(String),
     /// `Ctrl-A x`.
     Quit,
     /// The second of this signal killed the VM.
@@ -76,7 +78,7 @@ impl Outcome {
             }
             Self::NotFound(_) => STATUS_NOT_FOUND,
             Self::NotExecutable(..) | Self::BootFailure(_) => STATUS_BOOT_FAILURE,
-            Self::Panic => STATUS_PANIC,
+            Self::Panic | Self::RootLost(_) => STATUS_PANIC,
             Self::Timeout(_) | Self::Limit(_) => STATUS_TIMEOUT,
             Self::Quit => STATUS_SIGNAL_BASE + SIGINT,
         }
@@ -93,6 +95,7 @@ impl Outcome {
             Self::BootFailure(_) => "boot-failure",
             Self::Timeout(_) => "timeout",
             Self::Limit(_) => "limit",
+            Self::RootLost(_) => "root-lost",
             Self::Quit => "quit",
             Self::Killed(_) => "killed",
         }
@@ -107,6 +110,10 @@ impl Outcome {
             Self::Panic => Some("the kernel panicked".to_owned()),
             Self::BootFailure(reason) => Some(reason.clone()),
             Self::Limit(what) => Some(format!("ended: it has taken more than {what} (--limit)")),
+            Self::RootLost(why) => Some(format!(
+                "the VM was ended, since its files are gone: the server of the live root has \
+                 ended ({why}); --share 9p works without it"
+            )),
             Self::Timeout(limit) => Some(format!("ended after {limit:?} (--timeout)")),
         }
     }
@@ -266,6 +273,7 @@ mod tests {
             (Outcome::Panic, 125),
             (Outcome::Timeout(Duration::from_secs(1)), 124),
             (Outcome::Limit(String::new()), 124),
+            (Outcome::RootLost(String::new()), 125),
             (Outcome::Quit, 130),
         ] {
             assert_eq!(outcome.status(), status, "{outcome:?}");

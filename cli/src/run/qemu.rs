@@ -209,9 +209,8 @@ impl Qemu {
         if let Some(fd) = wires.share() {
             line.option("-chardev", format!("socket,id=share,fd={fd}"));
             let device = format!(
-                "vhost-user-fs-{},chardev=share,tag={},queue-size={SHARE_QUEUE},\
-                 num-request-queues={}",
-                self.bus(),
+                "{},chardev=share,tag={},queue-size={SHARE_QUEUE},num-request-queues={}",
+                share_device(self.machine),
                 ports::ROOT_TAG,
                 share::queues(self.smp)
             );
@@ -236,11 +235,20 @@ impl Qemu {
     }
 
     fn bus(&self) -> &'static str {
-        match self.machine {
-            MachineModel::Microvm => "device",
-            MachineModel::Q35 => "pci",
-        }
+        bus(self.machine)
     }
+}
+
+fn bus(machine: MachineModel) -> &'static str {
+    match machine {
+        MachineModel::Microvm => "device",
+        MachineModel::Q35 => "pci",
+    }
+}
+
+/// The device by which this program serves the root.
+pub(crate) fn share_device(machine: MachineModel) -> String {
+    format!("vhost-user-fs-{}", bus(machine))
 }
 
 /// Fails, with what helps, where there is no QEMU.

@@ -29,13 +29,15 @@ use super::outcome::{Facts, Outcome};
 use super::pump::{ControlSender, copy_input, copy_output};
 use super::qemu::{Qemu, Wires};
 use super::{shim, tty};
-use crate::share::Share;
+use crate::share::{Share, probe};
 use crate::{Error, words};
 
 /// A VM that has not reached user mode by then has failed.
 const BOOT_LIMIT: Duration = Duration::from_secs(60);
 /// How long QEMU may still run after the guest's last message or a panic line.
 const END_GRACE: Duration = Duration::from_secs(5);
+/// How long QEMU may still run after its connection with the server of the root has ended.
+const SERVER_GRACE: Duration = Duration::from_secs(2);
 /// How long output may still take after the VM was killed.
 const KILLED_DRAIN: Duration = Duration::from_millis(500);
 /// When to say that booting takes its time.
@@ -127,6 +129,8 @@ pub(crate) struct Vm {
     progress_shown: bool,
     /// Who serves the root, if that is not QEMU.
     share: Option<Share>,
+    /// Its threads end, by when QEMU should have ended, too, and why they do.
+    share_end: Option<(Instant, String)>,
 }
 
 /// What the loop waits for.
@@ -137,6 +141,8 @@ enum Source {
     QemuMessages,
     Quit,
     ProcessEnd,
+    /// The server of the root.
+    Share,
     Signal(i32),
 }
 
@@ -203,6 +209,7 @@ impl Vm {
             warned: false,
             progress_shown: false,
             share,
+            share_end: None,
         })
     }
 
@@ -210,6 +217,7 @@ impl Vm {
     pub(crate) fn supervise(mut self) -> Result<Ended, Error> {
         let mut open = vec![Source::ProcessEnd, Source::Control, Source::KernelLog];
         open.extend([Source::QemuMessages, Source::Quit]);
+        open.extend(self.share.is_some().then_some(Source::Share));
         open.extend(self.signals.iter().map(|(number, _)| Source::Signal(*number)));
         let mut status = None;
         // QEMU's end closes its sockets: the ports are read to their ends and none is lost. Where
@@ -257,6 +265,7 @@ impl Vm {
             Source::QemuMessages => self.qemu_messages.as_fd(),
             Source::Quit => self.quit.as_fd(),
             Source::ProcessEnd => self.pidfd.as_fd(),
+            Source::Share => self.share.as_ref().map_or(self.quit.as_fd(), Share::end_fd),
             Source::Signal(number) => match self.signals.iter().find(|(n, _)| *n == number) {
                 Some((_, socket)) => socket.as_fd(),
                 None => self.quit.as_fd(),
@@ -274,6 +283,11 @@ impl Vm {
             Source::QemuMessages => &mut self.qemu_messages,
             Source::Quit => &mut self.quit,
             Source::ProcessEnd => return false,
+            Source::Share => {
+                let why = self.share.as_mut().map_or_else(String::new, Share::end);
+                self.share_end = Some((Instant::now() + SERVER_GRACE, why));
+                return false;
+            }
             Source::Signal(number) => {
                 match self.signals.iter_mut().find(|(other, _)| *other == number) {
                     Some((_, socket)) => socket,
@@ -300,7 +314,7 @@ impl Vm {
             }
             Source::Quit if len > 0 => self.kill(Outcome::Quit),
             Source::Signal(number) if len > 0 => self.take_signal(number),
-            Source::Quit | Source::Signal(_) | Source::ProcessEnd => {}
+            Source::Quit | Source::Signal(_) | Source::ProcessEnd | Source::Share => {}
         }
         len > 0
     }
@@ -380,6 +394,7 @@ impl Vm {
             boots.then(|| self.started + BOOT_LIMIT),
             progress.then(|| self.started + PROGRESS_AFTER),
             self.end_by,
+            self.share_end.as_ref().map(|(deadline, _)| *deadline),
             self.manner.limits.needs_looks().then_some(self.next_look),
         ]
         .into_iter()
@@ -407,6 +422,11 @@ impl Vm {
             let panic = self.kernel_log.has_panicked();
             let outcome = if panic { Some(Outcome::Panic) } else { self.last.clone() };
             return self.kill(outcome.unwrap_or(Outcome::Panic));
+        }
+        // A guest that has said its last needs its root no more.
+        let lost = self.share_end.take_if(|(deadline, _)| *deadline <= now);
+        if let Some((_, why)) = lost.filter(|_| self.last.is_none()) {
+            return self.kill(Outcome::RootLost(why));
         }
         if let Some(limit) = self.manner.timeout.filter(|limit| elapsed >= *limit) {
             return self.kill(match booted {
@@ -519,10 +539,14 @@ fn spawn(jail: Jail, command: &[OsString], messages: UnixStream) -> Result<Child
 fn serve_root(qemu: &Qemu, manner: Manner) -> Option<Share> {
     let root = qemu.root.as_ref()?;
     let cache = root.served?;
-    let share = match host_has(qemu.memory_mib) {
-        true => Share::start(&root.path, cache, qemu.smp),
+    let answer = probe::ask(qemu.machine);
+    let (share, is_new) = match answer.why_not {
+        Some(why) => (Err(why.into()), answer.is_new),
         // QEMU says so where it has the memory for itself.
-        false => Err("the host does not have so much memory".into()),
+        None if !host_has(qemu.memory_mib) => {
+            (Err("the host does not have so much memory".into()), true)
+        }
+        None => (Share::start(&root.path, cache, qemu.smp), true),
     };
     match share {
         Ok(share) => {
@@ -532,8 +556,12 @@ fn serve_root(qemu: &Qemu, manner: Manner) -> Option<Share> {
             Some(share)
         }
         Err(error) => {
-            if manner.verbose > 0 {
-                say!("limen: the live root is served by 9P, since virtio-fs fails: {error}");
+            // What this QEMU lacks it lacks for ever.
+            if is_new || manner.verbose > 0 {
+                say!(
+                    "limen: virtio-fs is not to be had ({error}): the live root goes by 9P, which \
+                     is slower, as with --share 9p"
+                );
             }
             None
         }

@@ -27,6 +27,7 @@ use vmm_sys_util::event::{
     EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier,
 };
 
+use super::alarm::Alarm;
 use super::serve::Served;
 
 /// Most entries of a queue.
@@ -42,12 +43,13 @@ pub(super) struct Device {
     /// Queues for requests, beside the one of high priority.
     requests: usize,
     event_idx: AtomicBool,
+    alarm: Alarm,
 }
 
 impl Device {
-    pub(super) fn new(served: Arc<Served>, memory: Memory, requests: usize) -> Self {
+    pub(super) fn new(served: Arc<Served>, memory: Memory, requests: usize, alarm: Alarm) -> Self {
         let event_idx = AtomicBool::new(false);
-        Self { server: Server::new(served), memory, requests, event_idx }
+        Self { server: Server::new(served), memory, requests, event_idx, alarm }
     }
 
     /// Serves a queue until it is empty.
@@ -146,6 +148,7 @@ impl VhostUserBackend for Device {
         vrings: &[VringMutex<Memory>],
         _: usize,
     ) -> io::Result<()> {
+        self.alarm.watch_this_thread();
         let Some(vring) = vrings.get(usize::from(queue)) else {
             return Ok(());
         };

@@ -12,41 +12,42 @@
 //!
 //! How the two meet: QEMU inherits one end of a socket, over which it gives the other the guest's
 //! memory and its queues (vhost-user). When QEMU ends, however it ends, its end is closed, and so
-//! do the threads.
+//! do the threads. Should one of them end while QEMU runs, the guest would wait for its root for
+//! ever: whoever supervises the VM hears of each end (`alarm.rs`) and ends the run.
 //!
 //! Reading order: [`Share`]; `serve.rs` (what is answered), `nodes.rs`, `host.rs`; `device.rs`.
 //! Neighbours: `run/vm.rs` starts it, `run/qemu.rs` has QEMU's side.
 
+mod alarm;
 mod device;
 mod host;
 mod nodes;
 mod numbers;
 mod open;
+pub(crate) mod probe;
 mod sandbox;
 mod serve;
 #[cfg(test)]
 mod tests;
 
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use vhost::vhost_user::Listener;
-use vhost_user_backend::VhostUserDaemon;
+use vhost::vhost_user::{Error as ProtocolError, Listener};
+use vhost_user_backend::{Error as DaemonError, VhostUserDaemon};
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
 use crate::Error;
 use crate::args::Cache;
+use alarm::{Alarm, Ends};
 use device::Device;
 use serve::Served;
 
 /// Most queues for requests: one for each CPU of the guest, up to this many.
 const QUEUES_MAX: u8 = 4;
-/// How long the threads may take to end once QEMU has ended.
-const END: Duration = Duration::from_millis(500);
 /// Most descriptors that are asked for.
 const DESCRIPTORS_MAX: u64 = 1 << 17;
 
@@ -61,7 +62,7 @@ pub(crate) struct Share {
     /// QEMU's end of the socket, until QEMU has it.
     qemu: Option<OwnedFd>,
     sandbox: String,
-    ended: mpsc::Receiver<()>,
+    ends: Ends,
 }
 
 impl Share {
@@ -76,15 +77,13 @@ impl Share {
         let (listener, qemu) = connected()?;
         rustix::io::fcntl_setfd(&qemu, rustix::io::FdFlags::empty())?;
         let (started, result) = mpsc::channel();
-        let (end, ended) = mpsc::channel();
+        let (alarm, ends) = alarm::pair()?;
         let requests = queues(smp).into();
         std::thread::Builder::new().name("share".to_owned()).spawn(move || {
-            run(served, requests, listener, &started);
-            // Nobody waits any more if the run was cut short.
-            let _ = end.send(());
+            run(served, requests, listener, &started, &alarm);
         })?;
         let sandbox = result.recv().map_err(|_| "the server's thread has ended")??;
-        Ok(Self { qemu: Some(qemu.into()), sandbox, ended })
+        Ok(Self { qemu: Some(qemu.into()), sandbox, ends })
     }
 
     /// QEMU's end of the socket, which survives exec.
@@ -102,11 +101,20 @@ impl Share {
         &self.sandbox
     }
 
+    /// Readable once a thread has ended.
+    pub(crate) fn end_fd(&self) -> BorrowedFd<'_> {
+        self.ends.fd()
+    }
+
+    /// Why a thread has ended, once [`Self::end_fd`] is readable.
+    pub(crate) fn end(&mut self) -> String {
+        self.ends.take()
+    }
+
     /// Waits until the threads have ended, for a moment: one may wait for a file of the host.
     pub(crate) fn finish(mut self) {
         self.let_go();
-        // What has not ended by then ends with this program.
-        let _ = self.ended.recv_timeout(END);
+        self.ends.wait();
     }
 }
 
@@ -116,10 +124,11 @@ fn run(
     requests: usize,
     mut listener: Listener,
     started: &mpsc::Sender<Result<String, Error>>,
+    alarm: &Alarm,
 ) {
     let sandbox = sandbox::enter(served.root());
     let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
-    let device = Arc::new(Device::new(Arc::new(served), memory.clone(), requests));
+    let device = Arc::new(Device::new(Arc::new(served), memory.clone(), requests, alarm.clone()));
     let daemon = VhostUserDaemon::new("share socket".to_owned(), device, memory);
     let daemon = daemon.and_then(|mut daemon| daemon.start(&mut listener).map(|()| daemon));
     let mut daemon = match daemon {
@@ -130,8 +139,19 @@ fn run(
         }
     };
     let _ = started.send(Ok(sandbox));
-    // QEMU's end is the only way this ends, and is no error.
-    let _ = daemon.wait();
+    alarm.ring(&why_ended(daemon.wait()));
+}
+
+/// Why the thread that speaks with QEMU has ended, in words.
+fn why_ended(result: Result<(), DaemonError>) -> String {
+    match result {
+        // As when QEMU has ended.
+        Ok(())
+        | Err(DaemonError::HandleRequest(
+            ProtocolError::Disconnected | ProtocolError::PartialMessage,
+        )) => "QEMU has closed its connection".to_owned(),
+        Err(error) => format!("QEMU and the server do not understand each other: {error}"),
+    }
 }
 
 /// A listener at which one connection waits, and that connection's other end.

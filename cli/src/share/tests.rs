@@ -55,7 +55,8 @@ impl Guest {
         let memory = GuestMemoryMmap::from_ranges(&regions).expect("memory");
         let memory = GuestMemoryAtomic::new(memory);
         let served = Arc::new(Served::new(folder, cache).expect("a folder"));
-        let device = Device::new(served.clone(), memory.clone(), 1);
+        let (alarm, _) = super::alarm::pair().expect("a pair");
+        let device = Device::new(served.clone(), memory.clone(), 1, alarm);
         let queue = VringMutex::new(memory.clone(), 1024).expect("a queue");
         queue.set_queue_size(QUEUE);
         queue.set_queue_info(DESCRIPTORS, AVAILABLE, USED).expect("aligned");

@@ -1,8 +1,8 @@
 //! The same program under Landlock on Debian's kernel and on Limen: what it is denied, and what it
 //! says of that, must be the same. Part of the run level.
 //!
-//! Neighbours: `guest/tests/src/landlock_matrix.rs` makes the calls, `judge.rs` boots the other
-//! kernel, `sandboxers.rs` has the sample of the crate.
+//! Neighbours: `guest/tests/src/landlock_matrix.rs` and `landlock_ports.rs` make the calls,
+//! `judge.rs` boots the other kernel, `sandboxers.rs` has the sample of the crate.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,8 +14,11 @@ use crate::Error;
 
 /// Rights to files.
 const RIGHTS: usize = 16;
-/// Calls in the table, at least: a table that is cut short proves little.
+/// Calls in the table of rights to files, at least: a table that is cut short proves little.
 const CALLS_MIN: usize = 90;
+/// Calls in the table of rights to ports, at least, and how each is restricted.
+const PORT_CALLS_MIN: usize = 60;
+const PORT_RESTRICTIONS: usize = 19;
 
 /// Cells of a table, by the call's name.
 type Table = BTreeMap<String, Vec<String>>;
@@ -23,13 +26,31 @@ type Table = BTreeMap<String, Vec<String>>;
 /// Each call with each right denied alone, and with each right the only one denied, gives the same
 /// answer and leaves the same names as on Linux.
 pub(super) fn matrix(context: &Context, folder: &Path) -> Result<(), Error> {
+    compare(context, folder, "landlock-matrix", (CALLS_MIN, 1 + 2 * RIGHTS), &column)
+}
+
+/// The same for rights to ports: each call that binds or connects, under rulesets of each kind,
+/// one in another, and sixteen deep.
+pub(super) fn ports(context: &Context, folder: &Path) -> Result<(), Error> {
+    let column = |at: usize| format!("restriction {at} of landlock_ports.rs");
+    compare(context, folder, "landlock-ports", (PORT_CALLS_MIN, PORT_RESTRICTIONS), &column)
+}
+
+/// Has both kernels fill a table of so many calls at least, and so many columns.
+fn compare(
+    context: &Context,
+    folder: &Path,
+    word: &str,
+    size: (usize, usize),
+    column: &dyn Fn(usize) -> String,
+) -> Result<(), Error> {
     let program = guest::build(context)?;
-    let linux = judge::say(&program, "", "landlock-matrix", None, 1)?;
-    let words = ["--pack", "--", &program.display().to_string(), "landlock-matrix"];
+    let linux = judge::say(&program, "", word, None, 1)?;
+    let words = ["--pack", "--", &program.display().to_string(), word];
     let output = limen(context, folder, &words).output()?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let (linux, own) = (table(&linux)?, table(&said)?);
-    denies_each_right(&linux)?;
+    let (linux, own) = (table(&linux, size)?, table(&said, size)?);
+    denies_each_right(&linux, size.1, column)?;
     let differs = |(call, cells): (&String, &Vec<String>)| {
         let theirs = linux.get(call)?;
         let at = cells.iter().zip(theirs).position(|(own, theirs)| own != theirs)?;
@@ -40,24 +61,28 @@ pub(super) fn matrix(context: &Context, folder: &Path) -> Result<(), Error> {
     ensure(wrong.is_empty(), || format!("{} differ:\n{}", wrong.len(), wrong.join("\n")))
 }
 
-/// The rows in what the program has said, all of them.
-fn table(said: &str) -> Result<Table, Error> {
+/// The rows in what the program has said, all of them: so many at least, with so many cells.
+fn table(said: &str, (calls_min, columns): (usize, usize)) -> Result<Table, Error> {
     let of_line = |line: &str| {
         let (call, cells) = line.trim_end().strip_prefix("row ")?.split_once(": ")?;
         let cells: Vec<String> = cells.split(' ').map(str::to_owned).collect();
-        (cells.len() == 1 + 2 * RIGHTS).then(|| (call.to_owned(), cells))
+        (cells.len() == columns).then(|| (call.to_owned(), cells))
     };
     let table: Table = said.lines().filter_map(of_line).collect();
     let end = format!("rows {}", table.len());
     let is_whole = said.lines().any(|line| line.trim_end() == end);
     let last = || said.lines().rev().take(5).collect::<Vec<_>>().join(" | ");
-    ensure(is_whole && table.len() >= CALLS_MIN, || format!("{} rows: {}", table.len(), last()))?;
+    ensure(is_whole && table.len() >= calls_min, || format!("{} rows: {}", table.len(), last()))?;
     Ok(table)
 }
 
 /// On Linux each right alone decides some call, both ways: else the comparison would say nothing.
-fn denies_each_right(linux: &Table) -> Result<(), Error> {
-    for at in 1..=2 * RIGHTS {
+fn denies_each_right(
+    linux: &Table,
+    columns: usize,
+    column: &dyn Fn(usize) -> String,
+) -> Result<(), Error> {
+    for at in 1..columns {
         let denied = linux.values().filter(|cells| cells[at] != cells[0]).count();
         ensure(denied > 0 && denied < linux.len(), || format!("{}: denies {denied}", column(at)))?;
     }

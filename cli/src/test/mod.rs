@@ -167,10 +167,14 @@ const LEVELS: [Level; 16] = [
 /// `hostile`).
 const ONLY_BY_NAME: [&str; 1] = ["fuzz"];
 
+/// Whether a word names a level.
+pub(crate) fn is_level(what: &str) -> bool {
+    LEVELS.iter().any(|level| level.name == what)
+}
+
 /// Runs what was asked for. The exit status is 1 if anything failed.
 pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
     let what = args.what.as_deref();
-    let is_level = |what: &str| LEVELS.iter().any(|level| level.name == what);
     // A room's name is a filter for all levels.
     let room = what.filter(|what| !is_level(what));
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);

@@ -71,6 +71,7 @@ const TESTS: &[(&str, Test)] = &[
     ("run::landlock_crate", sandboxers::of_crate),
     ("run::landlock_setpriv", sandboxers::setpriv),
     ("run::landlock_matrix", beside_linux::matrix),
+    ("run::landlock_ports", beside_linux::ports),
     ("run::landlock_as_on_linux", beside_linux::sandboxed),
     ("run::compare_with_linux", promises::compare_with_linux),
 ];

@@ -12,7 +12,7 @@ use super::{Context, packages};
 use crate::{Error, paths, toolchain};
 
 /// The crate, and the version of the interface that its tests are told to expect.
-const CRATE: (&str, &str) = ("0.4.4", "LANDLOCK_CRATE_TEST_ABI=5");
+const CRATE: (&str, &str) = ("0.4.8", "LANDLOCK_CRATE_TEST_ABI=7");
 /// The release whose util-linux has `setpriv --landlock-access`, and what that program needs.
 const RELEASE: &str = "trixie";
 const PACKAGES: [&str; 3] = ["util-linux", "libc6", "libcap-ng0"];

@@ -122,6 +122,15 @@ pub const ROWS: &[Row] = &[
         sc!(SYS_fcntl, fd, F_SETOWN, pid()).is(0);
         close(fd);
     }),
+    (&["file_send_sigiotask"], || {
+        on_signal(SIGIO, SIG_IGN, 0, 0);
+        let ends = pipe();
+        sc!(SYS_fcntl, ends.0, F_SETOWN, pid()).is(0);
+        sc!(SYS_fcntl, ends.0, F_SETFL, O_ASYNC).is(0);
+        sc!(SYS_write, ends.1, c"x".as_ptr(), 1).is(1);
+        close(ends.0);
+        close(ends.1);
+    }),
     (&["file_receive"], || {
         let ends = unix_pair();
         let control = [20u64, SOL_SOCKET as u64 | (SCM_RIGHTS as u64) << 32, 0];

@@ -30,8 +30,13 @@ mod io_signals;
 mod jobs;
 mod landlock;
 mod landlock_matrix;
+mod landlock_ports;
+mod landlock_scopes;
+mod leases;
+mod lsm;
 mod mappings;
 mod memory;
+mod mqueue;
 mod options;
 mod order;
 mod own;
@@ -84,6 +89,7 @@ const SUBJECTS: &[&[Test]] = &[
     races::TESTS,
     file_rights::TESTS,
     partly::TESTS,
+    leases::TESTS,
     order::TESTS,
     errors::TESTS,
     procfs::TESTS,
@@ -98,11 +104,14 @@ const SUBJECTS: &[&[Test]] = &[
     found::TESTS,
     system::TESTS,
     sysv::TESTS,
+    mqueue::TESTS,
     pointers::TESTS,
     ptrace::TESTS,
     rights::TESTS,
     seccomp::TESTS,
     landlock::TESTS,
+    landlock_scopes::TESTS,
+    lsm::TESTS,
     capabilities::TESTS,
     yama::TESTS,
     storm::TESTS,
@@ -115,7 +124,7 @@ const USAGE: &str = "usage: limen-guest-tests list | run NAME | run-all [FILTER]
        differ run [--seed S] [--first N] [--count N] [--seconds N] | differ show FILE
        hogs [FILTER], in a VM only | hooks, refusals, in a VM of Limen's only | elf-cases
        errors [CALL] | errors merge FILE FILE | errors differ FILE, as root
-       landlock-matrix, where nobody else works
+       landlock-matrix | landlock-ports, where nobody else works
        as-init run|run-all …, as the first process of a bare kernel";
 
 fn all() -> impl Iterator<Item = &'static Test> {
@@ -178,6 +187,7 @@ fn main() {
         "hooks" => hooks::main(),
         "refusals" => refusals::main(),
         "landlock-matrix" => landlock_matrix::main(),
+        "landlock-ports" => landlock_ports::main(),
         "storm" => {
             let (count, jobs) = (option(&args, "--count", 200), option(&args, "--jobs", 8));
             storm::main(word(2), count as u32, jobs as u32)

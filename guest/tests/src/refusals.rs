@@ -30,6 +30,8 @@ const KEY: i32 = 7;
 /// Hooks whose refusal is not the call's error, and what it is instead.
 const OTHERWISE: &[(&str, Outcome)] = &[
     ("capable", Outcome::Error(EPERM)),
+    // The signal does not come.
+    ("file_send_sigiotask", Outcome::GoesOn),
     // The message comes without the file (unix(7), MSG_CTRUNC).
     ("file_receive", Outcome::GoesOn),
     // Who may not look at a process's memory may not open its map (proc(5)).

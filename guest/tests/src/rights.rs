@@ -9,7 +9,10 @@
 use crate::sys::*;
 use crate::{sc, tests};
 
-tests!("rights": between_processes, of_groups, claimed_credentials, thread_ids_name_processes);
+tests!("rights":
+    between_processes, of_groups, claimed_credentials, thread_ids_name_processes,
+    a_thread_signals_as_itself,
+);
 
 /// Real, effective and saved user id; the group ids are the same numbers.
 #[derive(Clone, Copy, Debug)]
@@ -303,4 +306,18 @@ fn thread_ids_name_processes() {
     });
     tries.take_while(|answer| answer.is_ok()).for_each(drop);
     sc!(SYS_kill, id, SIGUSR1).fails(ESRCH);
+}
+
+/// Credentials are a thread's own: one that has given up its rights cannot signal by those of the
+/// others (credentials(7)).
+fn a_thread_signals_as_itself() {
+    let parent = pid();
+    in_child(|| {
+        let lesser = std::thread::spawn(move || {
+            sc!(SYS_setresuid, 1000, 1000, 1000).is(0);
+            (sc!(SYS_kill, parent, 0), sc!(SYS_tgkill, parent, parent, 0))
+        });
+        assert_eq!(lesser.join().unwrap(), (Err(EPERM), Err(EPERM)));
+        sc!(SYS_kill, parent, 0).is(0);
+    });
 }

@@ -14,6 +14,7 @@ tests!("sockets":
     pty_basic, pty_line_discipline, pty_window_size, pty_control_characters, pty_hangup,
     pty_job_control, tables_of_sockets_and_locks, what_a_stream_gives_at_once,
     senders_of_a_stream, names_of_peers, groups_of_peers, peers_by_pidfd, ends_of_records,
+    abstract_names_are_of_a_type,
 );
 
 fn pair(kind: i32) -> (i32, i32) {
@@ -735,4 +736,29 @@ fn peers_by_pidfd() {
     let alone = sc!(SYS_socket, AF_UNIX, SOCK_STREAM, 0).fd();
     let (mut fd, mut len) = (-1i32, 4u32);
     sc!(SYS_getsockopt, alone, SOL_SOCKET, SO_PEERPIDFD, &raw mut fd, &raw mut len).fails(ENODATA);
+}
+
+/// Sockets of different types may have the same abstract name, and are found by both.
+fn abstract_names_are_of_a_type() {
+    let mut name = (AF_UNIX as u16).to_ne_bytes().to_vec();
+    name.extend_from_slice(format!("\0limen type {} {}", pid(), test_number()).as_bytes());
+    let socket = |kind: i32| sc!(SYS_socket, AF_UNIX, kind, 0).fd();
+    let kinds = [SOCK_STREAM, SOCK_SEQPACKET, SOCK_DGRAM];
+    let bound = kinds.map(|kind| {
+        let connect = || sc!(SYS_connect, socket(kind), name.as_ptr(), name.len());
+        connect().fails(ECONNREFUSED);
+        let server = socket(kind);
+        sc!(SYS_bind, server, name.as_ptr(), name.len()).is(0);
+        sc!(SYS_bind, socket(kind), name.as_ptr(), name.len()).fails(EADDRINUSE);
+        if kind != SOCK_DGRAM {
+            sc!(SYS_listen, server, 4).is(0);
+        }
+        connect().is(0);
+        server
+    });
+    close(bound[0]);
+    let connect = |kind: i32| sc!(SYS_connect, socket(kind), name.as_ptr(), name.len());
+    connect(SOCK_STREAM).fails(ECONNREFUSED);
+    connect(SOCK_SEQPACKET).is(0);
+    connect(SOCK_DGRAM).is(0);
 }

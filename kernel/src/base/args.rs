@@ -3,8 +3,8 @@
 //!
 //! A call is a function with typed arguments in the order of registers. [`Handler`] is implemented
 //! for all of those, so that the table of calls names a function and nothing else: what a word is
-//! taken for stands in the function's own head. Few calls need the registers themselves (fork,
-//! sigreturn), or hand them on.
+//! taken for stands in the function's own head. Few calls need the registers, too (fork, exec,
+//! sigreturn): they take them first.
 
 use abi::Result;
 
@@ -48,17 +48,8 @@ pub trait Handler<Form> {
     fn serve(self, regs: &mut Args) -> Result<u64>;
 }
 
-/// The form of a function that takes the registers themselves.
+/// In the form of a function that takes the registers first.
 pub struct Registers;
-
-impl<F: FnOnce(&mut Args) -> Result<u64>> Handler<Registers> for F {
-    const ARITY: usize = 0;
-
-    #[inline(always)]
-    fn serve(self, regs: &mut Args) -> Result<u64> {
-        self(regs)
-    }
-}
 
 /// The form of a function that reads the registers.
 pub struct ReadRegisters;
@@ -83,6 +74,19 @@ macro_rules! handlers {
             #[inline(always)]
             fn serve(self, _regs: &mut Args) -> Result<u64> {
                 self($($argument::of(_regs.$register())),*)
+            }
+        }
+
+        impl<F, $($argument: Argument),*> Handler<(Registers, $($argument,)*)> for F
+        where
+            F: FnOnce(&mut Args, $($argument),*) -> Result<u64>,
+        {
+            const ARITY: usize = $arity;
+
+            #[inline(always)]
+            fn serve(self, regs: &mut Args) -> Result<u64> {
+                $(let $register = $argument::of(regs.$register());)*
+                self(regs, $($register),*)
             }
         })*
     };

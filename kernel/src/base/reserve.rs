@@ -17,7 +17,9 @@ pub struct Givers {
     pub relieve: fn() -> bool,
 }
 
-static GIVERS: Once<Givers> = Once::new();
+machine::ro_after_init! {
+    static GIVERS: Once<Givers> = Once::new();
+}
 
 /// Registers those who give memory back, once. Before that there is none to be had.
 pub fn register(givers: Givers) {

@@ -682,8 +682,10 @@ pub fn yield_now() {
     reschedule(true);
 }
 
-/// Who is told of ticks of threads that are measured.
-static MEASURED_TICK: machine::sync::Once<fn()> = machine::sync::Once::new();
+machine::ro_after_init! {
+    /// Who is told of ticks of threads that are measured.
+    static MEASURED_TICK: machine::sync::Once<fn()> = machine::sync::Once::new();
+}
 
 /// Has `tell` called at each tick of a thread that [`Thread::is_measured`], once it is charged.
 /// Interrupts are masked then. Once only.

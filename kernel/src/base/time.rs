@@ -64,7 +64,9 @@ pub fn set_realtime_ns(ns: u64) {
     }
 }
 
-static CLOCK_NOTIFIERS: Once<&'static [fn()]> = Once::new();
+machine::ro_after_init! {
+    static CLOCK_NOTIFIERS: Once<&'static [fn()]> = Once::new();
+}
 
 /// Names, once, what is called after the wall clock was set: floors above keep what depends on it.
 pub fn notify_of_clock(notifiers: &'static [fn()]) {

@@ -24,6 +24,7 @@ use crate::boot::initramfs;
 use crate::boot::{report, sessions};
 use crate::drivers::stdio::{self, Stream};
 use crate::exec::{self, Image, Request};
+use crate::fs::devfs;
 use crate::fs::overlay::OverlayFs;
 use crate::fs::tmpfs::{Limits, TmpFs};
 use crate::fs::virtiofs::VirtioFs;
@@ -38,6 +39,7 @@ use crate::process::upper::{self, Upper};
 use crate::security::{self, Credentials, Resource, Subject};
 use crate::tty::WinSize;
 use crate::vfs as fs;
+use crate::vfs::chrdev::{self, Nodes};
 use crate::vfs::open::{How, open_executable};
 use crate::vfs::page_cache;
 use crate::vfs::path::{Context, FsContext, Location, resolve, walk};
@@ -81,7 +83,8 @@ pub fn prepare() -> Result<First> {
     })
 }
 
-/// Tells the floors below what those above do for them. The kernel's tests run programs, too.
+/// Tells the floors below what those above do for them, and seals it. The kernel's tests run
+/// programs, too.
 fn register_floors() {
     reserve::register(Givers {
         drop_caches: || {
@@ -91,6 +94,7 @@ fn register_floors() {
     });
     crate::process::acting::init();
     crate::base::sched::on_measured_tick(crate::process::timers::cpu_tick);
+    crate::ipc::mqueue::register_sockets(crate::net::netlink::cookie_sink);
     upper::register(Upper {
         collect_garbage: || {
             crate::net::garbage::collect();
@@ -102,6 +106,14 @@ fn register_floors() {
         leave_undo: undo::leave,
         process_ended: crate::tty::job::process_ended,
     });
+    crate::init::set_power_off(|| report::finish(&ToHost::Exit { code: 0 }));
+    time::notify_of_clock(&[timerfd::clock_was_set, vdso::realtime_changed]);
+    chrdev::register(Nodes {
+        devices: &[devfs::DEVICES, crate::tty::DEVICES, crate::kvm::DEVICES],
+        fifo: crate::ipc::pipe::open_node,
+    });
+    mount::register_types(super::file_systems::TYPES);
+    machine::boot::seal();
 }
 
 /// The program has ended with this wait(2) status, or could not be started: tells the command line.
@@ -133,13 +145,8 @@ fn try_prepare() -> core::result::Result<First, Failure> {
     let config = CONFIG.call_once(|| config);
     report::init(&config.want);
     security::profile::set(&config.profile, report::user()).step("the profile")?;
-    crate::init::set_power_off(|| report::finish(&ToHost::Exit { code: 0 }));
-    time::notify_of_clock(&[timerfd::clock_was_set, vdso::realtime_changed]);
     // Longer ones are refused when the configuration is decoded; an empty one keeps the default.
     let _ = crate::base::identity::set_hostname(&config.hostname);
-    crate::ipc::init();
-    crate::tty::init();
-    crate::kvm::register();
     let root = mount_root(config)?;
     mount_standard(&root)?;
     for share in &config.rw_mounts {
@@ -370,13 +377,13 @@ const STANDARD: &[(&str, Maker, u32)] = &[
     ("/dev", || crate::fs::devfs::new().map(|fs| fs as Arc<dyn FileSystem>), raw::MS_NOSUID),
     ("/dev/pts", || Ok(crate::tty::devpts::file_system()), raw::MS_NOSUID | raw::MS_NOEXEC),
     ("/dev/shm", || Ok(TmpFs::new("tmpfs", 0o1777, Limits::default())), NO_DEVICES),
+    ("/dev/mqueue", || Ok(crate::ipc::mqueue::fs::file_system()), NO_EXEC),
     ("/run", || Ok(TmpFs::new("tmpfs", 0o755, Limits::default())), NO_DEVICES),
 ];
 const NO_DEVICES: u32 = raw::MS_NOSUID | raw::MS_NODEV;
 const NO_EXEC: u32 = NO_DEVICES | raw::MS_NOEXEC;
 
 fn mount_standard(root: &Location) -> core::result::Result<(), Failure> {
-    super::file_systems::register();
     for (path, make, flags) in STANDARD {
         let fs = make().step(*path)?;
         let name = fs.name();

@@ -3,7 +3,6 @@
 use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::base::args::Args;
 use crate::base::sync::{WaitError, WaitQueue};
 use crate::base::time::{
     Deadline, NS_PER_SEC, TimeSpec, TimeVal, now_ns, realtime_ns, set_realtime_ns,
@@ -185,15 +184,19 @@ pub fn clock_adjtime(clock: i32, buffer: u64) -> Result<u64> {
 
 /// clock_nanosleep(2) on a CPU clock: looks again whenever the clock could have got there, which is
 /// no sooner than if all CPUs worked for it.
-pub fn sleep_on_cpu_clock(clock: &Clock, args: &Args) -> Result<u64> {
-    let ns = UserPtr::<TimeSpec>::new(args.a2()).read()?.to_ns()?;
+pub fn sleep_on_cpu_clock(
+    clock: &Clock,
+    is_absolute: bool,
+    request: UserPtr<TimeSpec>,
+    remaining: u64,
+) -> Result<u64> {
+    let ns = request.read()?.to_ns()?;
     match clock {
         // A thread cannot wait for its own CPU time to pass.
         Clock::Thread(thread, _) if thread.tid() == current().tid() => return Err(Errno::EINVAL),
         _ => {}
     }
-    let absolute = args.a1() as u32 & raw::TIMER_ABSTIME != 0;
-    let target_ns = if absolute { ns } else { clock.now_ns().saturating_add(ns) };
+    let target_ns = if is_absolute { ns } else { clock.now_ns().saturating_add(ns) };
     let cpus = machine::cpu::cpu_count() as u64;
     let nobody = WaitQueue::new();
     loop {
@@ -208,10 +211,10 @@ pub fn sleep_on_cpu_clock(clock: &Clock, args: &Args) -> Result<u64> {
             });
         if slept == Err(WaitError::Interrupted) {
             let left_ns = target_ns.saturating_sub(clock.now_ns());
-            if absolute {
+            if is_absolute {
                 return Err(Errno::ERESTARTNOHAND);
             }
-            UserPtr::new(args.a3()).write_if_some(&TimeSpec::from_ns(left_ns))?;
+            UserPtr::new(remaining).write_if_some(&TimeSpec::from_ns(left_ns))?;
             return Err(Errno::EINTR);
         }
     }

@@ -13,7 +13,6 @@ use abi::{Errno, Result, general as raw};
 use entry::PtRegs;
 use machine::task::Current;
 
-use crate::base::args::Args;
 use crate::base::tally;
 use crate::base::user::read_path;
 use crate::calls::mm::map::READ_IMPLIES_EXEC;
@@ -31,19 +30,23 @@ const SET_GID: u32 = 0o2000;
 const GROUP_EXEC: u32 = 0o010;
 
 /// execve(2).
-pub fn execve(a: &mut Args) -> Result<u64> {
-    let (path, arguments, environment) = (a.a0(), a.a1(), a.a2());
-    execute(a, raw::AT_FDCWD, path, arguments, environment, 0)
+pub fn execve(regs: &mut PtRegs, path: u64, arguments: u64, environment: u64) -> Result<u64> {
+    execute(regs, raw::AT_FDCWD, path, arguments, environment, 0)
 }
 
 /// execveat(2).
-pub fn execveat(a: &mut Args) -> Result<u64> {
-    let flags = a.a4() as u32;
-    if a.a4() & !u64::from(raw::AT_EMPTY_PATH | raw::AT_SYMLINK_NOFOLLOW) != 0 {
+pub fn execveat(
+    regs: &mut PtRegs,
+    dirfd: i32,
+    path: u64,
+    arguments: u64,
+    environment: u64,
+    flags: u32,
+) -> Result<u64> {
+    if flags & !(raw::AT_EMPTY_PATH | raw::AT_SYMLINK_NOFOLLOW) != 0 {
         return Err(Errno::EINVAL);
     }
-    let (dirfd, path, arguments, environment) = (a.a0() as i32, a.a1(), a.a2(), a.a3());
-    execute(a, dirfd, path, arguments, environment, flags)
+    execute(regs, dirfd, path, arguments, environment, flags)
 }
 
 fn execute(

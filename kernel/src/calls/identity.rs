@@ -5,7 +5,6 @@ use alloc::vec::Vec;
 use abi::{Errno, Result};
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::base::args::Args;
 use crate::base::identity::{
     MACHINE, NAME_MAX, RELEASE, SYSNAME, VERSION, domainname, hostname, set_domainname,
     set_hostname,
@@ -44,25 +43,25 @@ pub fn uname(name_at: u64) -> Result<u64> {
     Ok(0)
 }
 
-fn name_argument(args: &Args) -> Result<Vec<u8>> {
+fn read_name(at: UserPtr<u8>, len: i32) -> Result<Vec<u8>> {
     if !current().subject().capable(Capability::SysAdmin) {
         return Err(Errno::EPERM);
     }
-    if args.a1() as i32 as usize > NAME_MAX {
+    if len as usize > NAME_MAX {
         return Err(Errno::EINVAL);
     }
-    UserPtr::<u8>::new(args.a0()).read_many(args.a1() as i32 as usize)
+    at.read_many(len as usize)
 }
 
 /// sethostname(2).
-pub fn sethostname(args: &Args) -> Result<u64> {
-    set_hostname(&name_argument(args)?)?;
+pub fn sethostname(name: UserPtr<u8>, len: i32) -> Result<u64> {
+    set_hostname(&read_name(name, len)?)?;
     Ok(0)
 }
 
 /// setdomainname(2).
-pub fn setdomainname(args: &Args) -> Result<u64> {
-    set_domainname(&name_argument(args)?)?;
+pub fn setdomainname(name: UserPtr<u8>, len: i32) -> Result<u64> {
+    set_domainname(&read_name(name, len)?)?;
     Ok(0)
 }
 

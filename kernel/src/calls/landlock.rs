@@ -5,9 +5,10 @@
 
 use alloc::sync::Arc;
 use core::any::Any;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
-use lsm::landlock::{ABI, NotAdded, NotRestricted, fs, grants, net};
+use lsm::landlock::{ABI, DomainId, ERRATA, NotAdded, NotRestricted, fs, grants, net, scope};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::sync::Mutex;
@@ -20,8 +21,14 @@ use crate::vfs::anon::AnonInode;
 use crate::vfs::landlock::identity;
 use crate::vfs::{Fd, FileOps, FileType, Inode};
 
-/// `flags` of landlock_create_ruleset(2): which version is this.
+/// `flags` of landlock_create_ruleset(2): which version is this, and what was mended in it.
 const VERSION: u32 = 1;
+const ERRATA_FLAG: u32 = 1 << 1;
+/// `flags` of landlock_restrict_self(2): which denials are told to an audit log, of which there is
+/// none here, as in a Linux without one.
+const LOG_SAME_EXEC_OFF: u32 = 1;
+const LOG_NEW_EXEC_ON: u32 = 1 << 1;
+const LOG_SUBDOMAINS_OFF: u32 = 1 << 2;
 /// Kinds of rules.
 const PATH_BENEATH: u32 = 1;
 const NET_PORT: u32 = 2;
@@ -32,6 +39,7 @@ const NET_PORT: u32 = 2;
 struct RulesetAttributes {
     handled_fs: u64,
     handled_net: u64,
+    scoped: u64,
 }
 
 /// `struct landlock_path_beneath_attr`, which is packed: rights, descriptor.
@@ -60,6 +68,8 @@ impl FileOps for RulesetFile {
     }
 }
 
+static NEXT_DOMAIN: AtomicU64 = AtomicU64::new(1);
+
 fn policy() -> usize {
     lsm::table::policy("landlock")
 }
@@ -72,21 +82,25 @@ fn check_on() -> Result<()> {
 /// landlock_create_ruleset(2).
 pub fn create_ruleset(address: u64, size: u64, flags: u32) -> Result<u64> {
     check_on()?;
-    if flags == VERSION && address == 0 && size == 0 {
-        return Ok(ABI.into());
+    match flags {
+        0 => {}
+        _ if address != 0 || size != 0 => return Err(Errno::EINVAL),
+        VERSION => return Ok(ABI.into()),
+        ERRATA_FLAG => return Ok(ERRATA.into()),
+        _ => return Err(Errno::EINVAL),
     }
-    if flags != 0 || size < size_of::<u64>() as u64 {
+    if size < size_of::<u64>() as u64 {
         return Err(Errno::EINVAL);
     }
     let wanted = read_extensible::<RulesetAttributes>(address, size)?;
-    let RulesetAttributes { handled_fs, handled_net } = wanted;
-    if handled_fs & !fs::ALL != 0 || handled_net & !net::ALL != 0 {
+    let RulesetAttributes { handled_fs, handled_net, scoped } = wanted;
+    if handled_fs & !fs::ALL | handled_net & !net::ALL | scoped & !scope::ALL != 0 {
         return Err(Errno::EINVAL);
     }
-    if handled_fs == 0 && handled_net == 0 {
+    if handled_fs | handled_net | scoped == 0 {
         return Err(Errno::ENOMSG);
     }
-    let rules = Arc::new(Ruleset::new(handled_fs, handled_net));
+    let rules = Arc::new(Ruleset::new(handled_fs, handled_net, scoped));
     let inode = AnonInode::new(FileType::Anonymous, 0o600, "[landlock-ruleset]");
     let file = RulesetFile { rules: Mutex::new(rules), inode };
     crate::ipc::give_ops(Arc::new(file), raw::O_RDWR, true)
@@ -159,15 +173,20 @@ fn add_port(file: &RulesetFile, address: u64) -> Result<u64> {
 pub fn restrict_self(ruleset_word: u64, flags: u32) -> Result<u64> {
     check_on()?;
     let thread = current();
-    let may = || thread.process.subject().capable(Capability::SysAdmin);
+    let may = || thread.subject().capable(Capability::SysAdmin);
     if !thread.seccomp.no_new_privs() && !may() {
         return Err(Errno::EPERM);
     }
-    if flags != 0 {
+    if flags & !(LOG_SAME_EXEC_OFF | LOG_NEW_EXEC_ON | LOG_SUBDOMAINS_OFF) != 0 {
         return Err(Errno::EINVAL);
     }
+    if ruleset_word as i32 == -1 && flags == LOG_SUBDOMAINS_OFF {
+        // About the log alone.
+        return Ok(0);
+    }
     let rules = ruleset(ruleset_word, |file| Ok(file.rules.lock().clone()))?;
-    let domain = Domain::new(thread.confinement.get(), rules).map_err(|why| match why {
+    let id = DomainId(NEXT_DOMAIN.fetch_add(1, Ordering::Relaxed));
+    let domain = Domain::new(thread.confinement.get(), rules, id).map_err(|why| match why {
         NotRestricted::TooMany => Errno::E2BIG,
         NotRestricted::Memory => Errno::ENOMEM,
     })?;

@@ -2,6 +2,7 @@
 //! lsm_set_self_attr(2); and their start.
 
 use abi::{Errno, Result};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::user::UserPtr;
 use crate::process::hooks as process_hooks;
@@ -39,40 +40,69 @@ pub fn list_modules(ids_at: UserPtr<u64>, size_at: UserPtr<u32>, flags: u32) -> 
     Ok(count as u64)
 }
 
-/// The attributes that exist (LSM_ATTR_*): current, exec, fscreate, keycreate, prev, sockcreate.
-const ATTRIBUTES: core::ops::RangeInclusive<u32> = 100..=105;
+/// LSM_ATTR_UNDEF, LSM_ID_UNDEF.
+const UNDEFINED: u64 = 0;
 /// LSM_FLAG_SINGLE.
 const SINGLE: u32 = 1;
+/// Most bytes of a context with its header.
+const CONTEXT_MAX: u32 = 4096;
+
+/// What stands before a context (`struct lsm_ctx`).
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
+#[repr(C)]
+pub struct ContextHeader {
+    id: u64,
+    flags: u64,
+    /// Bytes of header and context.
+    len: u64,
+    /// Bytes of the context.
+    context_len: u64,
+}
+
+const HEADER_BYTES: usize = size_of::<ContextHeader>();
 
 /// lsm_get_self_attr(2). No policy of this kernel labels processes.
-pub fn get_self_attr(attribute: u32, buffer: u64, size: u64, flags: u32) -> Result<u64> {
-    if attribute == 0 || size == 0 || flags & !SINGLE != 0 || flags & SINGLE != 0 && buffer == 0 {
+pub fn get_self_attr(
+    attribute: u32,
+    buffer: UserPtr<ContextHeader>,
+    size: UserPtr<u32>,
+    flags: u32,
+) -> Result<u64> {
+    if u64::from(attribute) == UNDEFINED || size.is_null() {
         return Err(Errno::EINVAL);
     }
-    // Nothing is written, but the room must be told.
-    UserPtr::<u32>::new(size).read()?;
-    process_hooks::getselfattr((attribute,)).map(u64::from)
+    size.read()?;
+    if flags & !SINGLE != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if flags & SINGLE != 0 && (buffer.is_null() || buffer.read()?.id == UNDEFINED) {
+        return Err(Errno::EINVAL);
+    }
+    let answer = process_hooks::getselfattr((attribute,)).map(u64::from);
+    // Nothing is written to the buffer, and that is told, whatever the answer.
+    size.write(&0)?;
+    answer
 }
 
 /// lsm_set_self_attr(2).
 pub fn set_self_attr(
     attribute: u32,
-    buffer: UserPtr<[u64; 4]>,
+    buffer: UserPtr<ContextHeader>,
     size: u32,
     flags: u32,
 ) -> Result<u64> {
-    /// Bytes of `struct lsm_ctx` without its context, and of a page.
-    const HEADER: u32 = 32;
-    const PAGE: u32 = 4096;
-    if flags != 0 || size < HEADER {
+    if flags != 0 || (size as usize) < HEADER_BYTES {
         return Err(Errno::EINVAL);
     }
-    if size > PAGE {
+    if size > CONTEXT_MAX {
         return Err(Errno::E2BIG);
     }
-    let [policy, _, _, _] = buffer.read()?;
-    if !ATTRIBUTES.contains(&attribute) {
+    let bytes = buffer.cast::<u8>().read_many(size as usize)?;
+    let (header, context) = ContextHeader::read_from_prefix(&bytes).map_err(|_| Errno::EINVAL)?;
+    let needed = header.context_len.checked_add(HEADER_BYTES as u64);
+    if u64::from(size) < header.len || needed.is_none_or(|needed| needed > header.len) {
         return Err(Errno::EINVAL);
     }
-    process_hooks::setselfattr((policy, attribute, &[])).map(u64::from)
+    let context = &context[..header.context_len as usize];
+    process_hooks::setselfattr((header.id, attribute, context)).map(u64::from)
 }

@@ -321,6 +321,12 @@ table! {
     msgsnd => ipc::sysv::msg::msgsnd,
     msgrcv => ipc::sysv::msg::msgrcv,
     msgctl => ipc::sysv::msg::msgctl,
+    mq_open => ipc::mqueue::mq_open,
+    mq_unlink => ipc::mqueue::mq_unlink,
+    mq_timedsend => ipc::mqueue::mq_timedsend,
+    mq_timedreceive => ipc::mqueue::mq_timedreceive,
+    mq_notify => ipc::mqueue::mq_notify,
+    mq_getsetattr => ipc::mqueue::mq_getsetattr,
     // --- sockets
     socket => net::socket,
     socketpair => net::socketpair,

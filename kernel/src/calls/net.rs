@@ -19,6 +19,7 @@ use crate::net::{
 };
 use crate::process::current;
 use crate::process::give_file;
+use crate::security::Subject;
 use crate::vfs::File;
 
 const SOCK_CLOEXEC: u32 = general::O_CLOEXEC;
@@ -66,22 +67,30 @@ fn split_kind(kind: u32) -> Result<(u32, bool, bool)> {
     Ok((kind & 0xf, flags & SOCK_CLOEXEC != 0, flags & SOCK_NONBLOCK != 0))
 }
 
+/// Whom a socket belongs to that the caller makes.
+fn owner(who: &Subject) -> (u32, u32) {
+    (who.fsuid, who.fsgid)
+}
+
 /// socket(2).
 pub fn socket(domain: u32, kind_at: u32, protocol: u32) -> Result<u64> {
     let (kind, close_on_exec, nonblocking) = split_kind(kind_at)?;
-    hooks::socket_create((&current().subject(), domain, kind, protocol))?;
+    let who = current().subject();
+    hooks::socket_create((&who, domain, kind, protocol))?;
     let socket = crate::net::create::create(domain, kind, protocol)?;
-    hooks::socket_post_create((socket.common(),))?;
-    give_file(file_for(socket, nonblocking), close_on_exec)
+    hooks::socket_post_create((&who, socket.common()))?;
+    give_file(file_for(socket, owner(&who), nonblocking), close_on_exec)
 }
 
 /// socketpair(2).
 pub fn socketpair(family: u32, kind_at: u32, protocol: u32, fds: UserPtr<[i32; 2]>) -> Result<u64> {
     let (kind, close_on_exec, nonblocking) = split_kind(kind_at)?;
     // The descriptors are told first, as they would be: then nothing has to be undone.
-    let process = &current().process;
+    let thread = current();
+    let process = &thread.process;
     fds.write(&process.files().next_two(process.fd_limit())?.map(|fd| fd as i32))?;
-    hooks::socket_create((&process.subject(), family, kind, protocol))?;
+    let who = thread.subject();
+    hooks::socket_create((&who, family, kind, protocol))?;
     if family != raw::AF_UNIX {
         drop(crate::net::create::create(family, kind, protocol)?);
         return Err(Errno::EOPNOTSUPP);
@@ -89,10 +98,10 @@ pub fn socketpair(family: u32, kind_at: u32, protocol: u32, fds: UserPtr<[i32; 2
     hooks::sk_alloc_security((raw::AF_UNIX,))?;
     hooks::sk_alloc_security((raw::AF_UNIX,))?;
     let [first, second] = unix::pair(crate::net::create::kind_of(kind)?, protocol)?;
-    hooks::socket_post_create((first.common(),))?;
-    hooks::socket_post_create((second.common(),))?;
+    hooks::socket_post_create((&who, first.common()))?;
+    hooks::socket_post_create((&who, second.common()))?;
     hooks::socket_socketpair((first.common(), second.common()))?;
-    let (first, second) = (file_for(first, nonblocking), file_for(second, nonblocking));
+    let [first, second] = [first, second].map(|end| file_for(end, owner(&who), nonblocking));
     give_pair(first, second, close_on_exec, |pair| fds.write(pair))
 }
 
@@ -151,7 +160,7 @@ fn accept_with(a: &Args, flags: u32) -> Result<u64> {
     let timeout = socket.common().receive_timeout(file.is_nonblocking());
     let new = socket.accept(timeout)?;
     let peer = (a.a1() != 0).then(|| new.peer_address());
-    let new = file_for(new, flags & SOCK_NONBLOCK != 0);
+    let new = file_for(new, owner(&current().subject()), flags & SOCK_NONBLOCK != 0);
     if let Some(peer) = peer {
         // A peer that is gone already has no address; the connection is still given.
         peer.unwrap_or(Address::Unix(None)).write_with_len(a.a1(), a.a2())?;

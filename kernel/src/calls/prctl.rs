@@ -6,7 +6,6 @@ use abi::{Errno, Result, prctl as pr};
 use machine::memory::USER_END;
 use mitigations::by_program;
 
-use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::process::hooks;
@@ -18,17 +17,17 @@ fn must_be_zero(arguments: &[u64]) -> Result<()> {
 }
 
 /// prctl(2).
-pub fn prctl(args: &Args) -> Result<u64> {
+pub fn prctl(option: u32, a1: u64, a2: u64, a3: u64, a4: u64) -> Result<u64> {
     let thread = current();
-    let others = [args.a1(), args.a2(), args.a3(), args.a4()];
-    match hooks::task_prctl((&thread, args.a0() as u32, &others)) {
+    let others = [a1, a2, a3, a4];
+    match hooks::task_prctl((&thread, option, &others)) {
         // No policy knows the option.
         Err(Errno::ENOSYS) => {}
         answer => return answer.map(u64::from),
     }
     let settings = &thread.process.settings;
-    let value = args.a1();
-    match args.a0() as u32 {
+    let value = a1;
+    match option {
         pr::PR_SET_NAME => set_name(value),
         pr::PR_GET_NAME => {
             let name = *current().name.lock();
@@ -64,13 +63,13 @@ pub fn prctl(args: &Args) -> Result<u64> {
         }
         pr::PR_GET_TIMERSLACK => Ok(settings.timer_slack()),
         pr::PR_SET_THP_DISABLE => {
-            must_be_zero(&[args.a2(), args.a3(), args.a4()])?;
+            must_be_zero(&others[1..])?;
             settings.no_huge_pages.store(value != 0, Ordering::Relaxed);
             current().process.mm()?.with(|inner| inner.no_huge_pages = value != 0);
             Ok(0)
         }
         pr::PR_GET_THP_DISABLE => {
-            must_be_zero(&[value, args.a2(), args.a3(), args.a4()])?;
+            must_be_zero(&others)?;
             Ok(u64::from(settings.no_huge_pages.load(Ordering::Relaxed)))
         }
         pr::PR_GET_TID_ADDRESS => {
@@ -79,21 +78,21 @@ pub fn prctl(args: &Args) -> Result<u64> {
         }
         // Names of anonymous areas only show in /proc/PID/maps.
         pr::PR_SET_VMA => Err(Errno::EINVAL),
-        _ => fixed(args),
+        _ => fixed(option, &others),
     }
 }
 
 /// Options with one answer.
-fn fixed(args: &Args) -> Result<u64> {
-    let value = args.a1();
-    match args.a0() as u32 {
+fn fixed(option: u32, others: &[u64; 4]) -> Result<u64> {
+    let value = others[0];
+    match option {
         // Where parts of the program lie is not told to the kernel later.
         pr::PR_SET_MM if !current().subject().capable(Capability::SysResource) => Err(Errno::EPERM),
         // Times are always measured, not sampled; that is what 0 asks for, and all there is.
         pr::PR_GET_TIMING => Ok(0),
         pr::PR_SET_TIMING if value == 0 => Ok(0),
         pr::PR_GET_TSC => UserPtr::new(value).write(&pr::PR_TSC_ENABLE).map(|()| 0),
-        _ => privileges(args),
+        _ => privileges(option, others),
     }
 }
 
@@ -120,28 +119,28 @@ fn read_name(address: u64) -> Result<alloc::vec::Vec<u8>> {
 }
 
 /// The operations about privileges.
-fn privileges(args: &Args) -> Result<u64> {
-    let value = args.a1();
-    match args.a0() as u32 {
+fn privileges(option: u32, others: &[u64; 4]) -> Result<u64> {
+    let [value, second, ..] = *others;
+    match option {
         pr::PR_SET_NO_NEW_PRIVS => {
-            must_be_zero(&[args.a2(), args.a3(), args.a4()])?;
+            must_be_zero(&others[1..])?;
             must_be_zero(&[value ^ 1])?;
             current().seccomp.set_no_new_privs();
             Ok(0)
         }
         pr::PR_GET_NO_NEW_PRIVS => {
-            must_be_zero(&[value, args.a2(), args.a3(), args.a4()])?;
+            must_be_zero(others)?;
             Ok(current().seccomp.no_new_privs().into())
         }
         pr::PR_GET_SECCOMP => Ok(current().seccomp.summary().0.into()),
-        pr::PR_SET_SECCOMP => crate::process::seccomp::attach::set_by_prctl(value, args.a2()),
+        pr::PR_SET_SECCOMP => crate::process::seccomp::attach::set_by_prctl(value, second),
         pr::PR_GET_SPECULATION_CTRL => {
-            must_be_zero(&[args.a2(), args.a3(), args.a4()])?;
+            must_be_zero(&others[1..])?;
             speculation(value, None)
         }
         pr::PR_SET_SPECULATION_CTRL => {
-            must_be_zero(&[args.a3(), args.a4()])?;
-            speculation(value, Some(args.a2()))
+            must_be_zero(&others[2..])?;
+            speculation(value, Some(second))
         }
         _ => Err(Errno::EINVAL),
     }

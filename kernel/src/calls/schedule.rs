@@ -10,7 +10,6 @@ use abi::{Errno, Result, general as raw};
 use machine::cpu::cpu_count;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::base::args::Args;
 use crate::base::sched;
 use crate::base::time::TimeSpec;
 use crate::base::user::UserPtr;
@@ -319,28 +318,28 @@ pub fn setpriority(which: u32, who: u32, priority: i32) -> Result<u64> {
 }
 
 /// ioprio_get(2): what the nice value means for input and output; nothing else exists.
-pub fn ioprio_get(args: &Args) -> Result<u64> {
+pub fn ioprio_get(kind: u32, who: u32) -> Result<u64> {
     const BEST_EFFORT: u64 = 2 << 13;
-    check_io_target(args)?;
-    if let Some(process) = io_target(args) {
+    check_io_target(kind, who)?;
+    if let Some(process) = io_target(kind, who) {
         hooks::task_getioprio((&process,))?;
     }
     // Of one process the answer is what was set, which is nothing; of several, what follows.
-    Ok(if args.a0() as u32 == 1 { 0 } else { BEST_EFFORT | 4 })
+    Ok(if kind == 1 { 0 } else { BEST_EFFORT | 4 })
 }
 
 /// ioprio_set(2): checked, without effect: requests are served in order.
-pub fn ioprio_set(args: &Args) -> Result<u64> {
-    let (class, level) = (args.a2() as u32 >> 13, args.a2() as u32 & 7);
+pub fn ioprio_set(kind: u32, who: u32, priority: u32) -> Result<u64> {
+    let (class, level) = (priority >> 13, priority & 7);
     match class {
         1 if !current().subject().capable(Capability::SysAdmin) => Err(Errno::EPERM),
         4.. => Err(Errno::EINVAL),
         0 if level != 0 => Err(Errno::EINVAL),
         0..=3 => {
-            check_io_target(args)?;
-            if let Some(process) = io_target(args) {
-                let who = current().subject();
-                hooks::task_setioprio((&who, &process, args.a2() as u32))?;
+            check_io_target(kind, who)?;
+            if let Some(process) = io_target(kind, who) {
+                let subject = current().subject();
+                hooks::task_setioprio((&subject, &process, priority))?;
             }
             Ok(0)
         }
@@ -348,17 +347,16 @@ pub fn ioprio_set(args: &Args) -> Result<u64> {
 }
 
 /// The process that an ioprio call is about, if it is about one (IOPRIO_WHO_PROCESS).
-fn io_target(args: &Args) -> Option<Arc<Process>> {
-    match (args.a0() as u32, args.a1() as u32) {
+fn io_target(kind: u32, who: u32) -> Option<Arc<Process>> {
+    match (kind, who) {
         (1, 0) => Some(current().process.clone()),
         (1, id) => find_by_tid(id),
         _ => None,
     }
 }
 
-fn check_io_target(args: &Args) -> Result<()> {
-    let who = args.a1() as u32;
-    match args.a0() as u32 {
+fn check_io_target(kind: u32, who: u32) -> Result<()> {
+    match kind {
         1 if who == 0 || find_thread(who).is_some() || find_process(who).is_some() => Ok(()),
         2 if who == 0 || !group_members(who).is_empty() => Ok(()),
         3 if who == current().process.credentials().uid => Ok(()),

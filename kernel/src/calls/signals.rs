@@ -4,9 +4,9 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
+use entry::PtRegs;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::base::args::Args;
 use crate::base::sched::Sleep;
 use crate::base::sync::WaitError;
 use crate::base::time::{Deadline, TimeSpec};
@@ -179,18 +179,24 @@ pub fn rt_sigtimedwait(
 // ------------------------------------------------------------------------------------------------
 // Sending
 
-/// Whether `sender` may send `number` (0: only ask) to `target` (kill(2)).
-fn check_permission(sender: &Process, target: &Process, number: u32) -> Result<()> {
+/// Whether `sender` may send `number` (0: only ask) to `target`, or to one thread of it (kill(2)).
+fn check_permission(
+    sender: &Thread,
+    target: &Process,
+    thread: Option<&Thread>,
+    number: u32,
+) -> Result<()> {
     let own = sender.subject();
+    let sender = &*sender.process;
     if core::ptr::eq(sender, target) {
-        return hooks::task_kill((&own, target, number));
+        return hooks::task_kill((&own, target, thread, number));
     }
     let other = target.credentials();
     let same_user = [own.euid, own.uid].iter().any(|id| [other.suid, other.uid].contains(id));
     let same_session =
         sender.session.load(Ordering::Relaxed) == target.session.load(Ordering::Relaxed);
     if same_user || own.capable(Capability::Kill) || number == raw::SIGCONT && same_session {
-        hooks::task_kill((&own, target, number))
+        hooks::task_kill((&own, target, thread, number))
     } else {
         Err(Errno::EPERM)
     }
@@ -210,12 +216,12 @@ fn send_checked(target: &Arc<Process>, info: SigInfo) -> Result<()> {
 /// EINVAL for a signal that is none, EPERM.
 fn check_sending(target: &Arc<Process>, info: SigInfo) -> Result<()> {
     number_or_zero(info.signo as u64)?;
-    check_permission(&current().process, target, info.number())
+    check_permission(&current(), target, None, info.number())
 }
 
 fn send_thread_checked(target: &Arc<Thread>, info: SigInfo) -> Result<()> {
     number_or_zero(info.signo as u64)?;
-    check_permission(&current().process, &target.process, info.number())?;
+    check_permission(&current(), &target.process, Some(target), info.number())?;
     if info.signo == 0 { Ok(()) } else { send::send_to_thread(target, info) }
 }
 
@@ -370,6 +376,6 @@ pub fn pidfd_send_signal(fd: u32, signal: u64, info_at: u64, flags: u64) -> Resu
 }
 
 /// rt_sigreturn(2).
-pub fn rt_sigreturn(regs: &mut Args) -> Result<u64> {
+pub fn rt_sigreturn(regs: &mut PtRegs) -> Result<u64> {
     Ok(crate::process::signal::frame::sigreturn(regs))
 }

@@ -2,7 +2,6 @@
 
 use abi::{Errno, Result, general as raw};
 
-use crate::base::args::Args;
 use crate::base::sched::Sleep;
 use crate::base::sync::{WaitError, WaitQueue};
 use crate::base::time::{Deadline, TimeSpec, now_ns, realtime_offset_ns};
@@ -25,7 +24,12 @@ pub fn nanosleep(request: UserPtr<TimeSpec>, remaining: u64) -> Result<u64> {
 }
 
 /// clock_nanosleep(2).
-pub fn clock_nanosleep(args: &Args) -> Result<u64> {
+pub fn clock_nanosleep(
+    id: u32,
+    flags: u32,
+    request: UserPtr<TimeSpec>,
+    remaining: u64,
+) -> Result<u64> {
     /// Nobody can sleep until its own running time has passed, and raw and coarse clocks have no
     /// timers (clock_nanosleep(2)).
     const WITHOUT_SLEEP: [u32; 4] = [
@@ -34,17 +38,18 @@ pub fn clock_nanosleep(args: &Args) -> Result<u64> {
         raw::CLOCK_REALTIME_COARSE,
         raw::CLOCK_MONOTONIC_COARSE,
     ];
-    if WITHOUT_SLEEP.contains(&(args.a0() as u32)) {
+    if WITHOUT_SLEEP.contains(&id) {
         return Err(Errno::EOPNOTSUPP);
     }
-    let clock = Clock::from_id(args.a0() as i32)?;
+    let clock = Clock::from_id(id as i32)?;
+    let is_absolute = flags & raw::TIMER_ABSTIME != 0;
     let offset_ns = match clock.monotonic_offset_ns() {
         Some(offset_ns) => offset_ns,
-        None => return super::clock::sleep_on_cpu_clock(&clock, args),
+        None => return super::clock::sleep_on_cpu_clock(&clock, is_absolute, request, remaining),
     };
-    let ns = UserPtr::<TimeSpec>::new(args.a2()).read()?.to_ns()?;
-    if args.a1() as u32 & raw::TIMER_ABSTIME == 0 {
-        return resume(Pending { deadline_ns: Deadline::after_ns(ns).0, rest: args.a3() });
+    let ns = request.read()?.to_ns()?;
+    if !is_absolute {
+        return resume(Pending { deadline_ns: Deadline::after_ns(ns).0, rest: remaining });
     }
     loop {
         let offset_ns = clock.monotonic_offset_ns().unwrap_or(offset_ns);

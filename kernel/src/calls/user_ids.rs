@@ -10,7 +10,6 @@ use core::cell::RefCell;
 use abi::{Errno, Result};
 use lsm::capabilities::Change;
 
-use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::process::{Own, current, own};
 use crate::security::{Capability, Credentials, Subject, subject_hooks};
@@ -168,49 +167,45 @@ fn set_three(asked: [u32; 3], has: [u32; 3], privileged: bool) -> Result<[u32; 3
     Ok(core::array::from_fn(|i| if asked[i] == KEEP { has[i] } else { asked[i] }))
 }
 
-fn three(args: &Args) -> [u32; 3] {
-    [args.a0() as u32, args.a1() as u32, args.a2() as u32]
-}
-
 /// setresuid(2).
-pub fn setresuid(args: &Args) -> Result<u64> {
+pub fn setresuid(real: u32, effective: u32, saved: u32) -> Result<u64> {
     change(Of::User(Change::Ids), |who, new| {
         let has = [new.uid, new.euid, new.suid];
         let privileged = who.capable(Capability::Setuid);
-        [new.uid, new.euid, new.suid] = set_three(three(args), has, privileged)?;
+        [new.uid, new.euid, new.suid] = set_three([real, effective, saved], has, privileged)?;
         new.fsuid = new.euid;
         Ok(())
     })
 }
 
 /// setresgid(2).
-pub fn setresgid(args: &Args) -> Result<u64> {
+pub fn setresgid(real: u32, effective: u32, saved: u32) -> Result<u64> {
     change(Of::Group, |who, new| {
         let has = [new.gid, new.egid, new.sgid];
         let privileged = who.capable(Capability::Setgid);
-        [new.gid, new.egid, new.sgid] = set_three(three(args), has, privileged)?;
+        [new.gid, new.egid, new.sgid] = set_three([real, effective, saved], has, privileged)?;
         new.fsgid = new.egid;
         Ok(())
     })
 }
 
-fn write_three(args: &Args, ids: [u32; 3]) -> Result<u64> {
-    for (address, id) in [args.a0(), args.a1(), args.a2()].into_iter().zip(ids) {
-        UserPtr::<u32>::new(address).write(&id)?;
+fn write_three(to: [UserPtr<u32>; 3], ids: [u32; 3]) -> Result<u64> {
+    for (address, id) in to.into_iter().zip(ids) {
+        address.write(&id)?;
     }
     Ok(0)
 }
 
 /// getresuid(2).
-pub fn getresuid(args: &Args) -> Result<u64> {
+pub fn getresuid(real: UserPtr<u32>, effective: UserPtr<u32>, saved: UserPtr<u32>) -> Result<u64> {
     let own = own();
-    write_three(args, [own.uid, own.euid, own.suid])
+    write_three([real, effective, saved], [own.uid, own.euid, own.suid])
 }
 
 /// getresgid(2).
-pub fn getresgid(args: &Args) -> Result<u64> {
+pub fn getresgid(real: UserPtr<u32>, effective: UserPtr<u32>, saved: UserPtr<u32>) -> Result<u64> {
     let own = own();
-    write_three(args, [own.gid, own.egid, own.sgid])
+    write_three([real, effective, saved], [own.gid, own.egid, own.sgid])
 }
 
 /// setfsuid(2): gives the old id, and no error ever.

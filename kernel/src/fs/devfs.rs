@@ -1,7 +1,7 @@
 //! /dev: device nodes in a tmpfs, and the devices that are only arithmetic (null(4), zero(4),
 //! full(4), random(4)).
 //!
-//! Terminals are elsewhere: their drivers register themselves with [`crate::vfs::chrdev`], and the
+//! Terminals are elsewhere: `boot` names their devices to [`crate::vfs::chrdev`], and the
 //! nodes made here (tty, console, ptmx, hvcN) lead to them. Numbers are those of Linux's list of
 //! devices.
 
@@ -13,7 +13,7 @@ use abi::{Errno, Result};
 use super::tmpfs::{Limits, TmpFs};
 use crate::base::io::{Sink, Source};
 use crate::base::random;
-use crate::vfs::chrdev::{self, CharDriver, make_device};
+use crate::vfs::chrdev::{self, CharDevices, CharDriver, make_device};
 use crate::vfs::{File, FileOps, FileSystem, FileType, Inode, NewObject};
 
 /// Major number of the devices of this file.
@@ -49,9 +49,12 @@ const LINKS: &[(&[u8], &[u8])] = &[
 /// Name and permission bits of each directory.
 const DIRECTORIES: &[(&[u8], u32)] = &[(b"pts", 0o755), (b"shm", 0o1777)];
 
-/// A file system for /dev with all nodes; also registers the devices of this file.
+/// The devices of this file.
+pub const DEVICES: &[CharDevices] =
+    &[CharDevices { major: MEMORY_MAJOR, first: 0, count: 256, driver: &Driver }];
+
+/// A file system for /dev with all nodes.
 pub fn new() -> Result<Arc<TmpFs>> {
-    chrdev::register_char(MEMORY_MAJOR, 0, 256, Arc::new(Driver));
     let fs = TmpFs::new("devtmpfs", 0o755, Limits::default());
     let root = fs.root();
     let plain = NewObject {

@@ -22,12 +22,10 @@ use machine::sync::SpinLock;
 
 use crate::base::io::{Sink, Source};
 use crate::base::sync::Mutex;
-use crate::security::Capability;
-use crate::security::acting;
 use crate::vfs::page_cache::PageCache;
 use crate::vfs::{
     DirEntry, File, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject,
-    SetAttributes, Statistics, chrdev,
+    Renaming, SetAttributes, Statistics, chrdev,
 };
 
 const PAGE: u64 = 4096;
@@ -293,19 +291,6 @@ impl TmpInode {
         let mut attributes = self.attributes.lock();
         attributes.mtime_ns = now_ns;
         attributes.ctime_ns = now_ns;
-    }
-
-    /// After a write: a program that others write to loses its privileges (write(2), chmod(2)).
-    fn written(&self) {
-        self.touch();
-        let mode = self.attributes.lock().mode;
-        if mode & 0o6000 != 0 {
-            let who = crate::security::acting::subject();
-            if !who.capable(Capability::Fsetid) {
-                let group = if mode & 0o010 != 0 { 0o2000 } else { 0 };
-                self.attributes.lock().mode &= !(0o4000 | group);
-            }
-        }
     }
 
     fn change_links(&self, change: i64) {
@@ -651,12 +636,12 @@ impl Inode for TmpInode {
         Ok(())
     }
 
-    fn rename(&self, name: &[u8], to: &Arc<dyn Inode>, new: &[u8], flags: u32) -> Result<()> {
+    fn rename(&self, name: &[u8], to: &Arc<dyn Inode>, new: &[u8], how: &Renaming) -> Result<()> {
         let to = self.same_fs(to)?;
+        let flags = how.flags;
         let whiteout = if flags & raw::RENAME_WHITEOUT != 0 {
             let file_type = FileType::CharDevice;
-            let owner = acting::subject().credentials;
-            let (uid, gid) = (owner.fsuid, owner.fsgid);
+            let (uid, gid) = how.owner;
             let new = NewObject { file_type, mode: 0, uid, gid, rdev: 0, target: b"" };
             Some(self.new_object(&new, 1)?)
         } else {
@@ -934,7 +919,7 @@ impl FileOps for TmpInode {
         let regular = self.regular()?;
         let written = regular.write(&self.shared, file, offset, source)?;
         if written > 0 {
-            self.written();
+            self.touch();
         }
         Ok(written)
     }
@@ -953,12 +938,6 @@ impl FileOps for TmpInode {
     fn as_any(&self) -> &dyn Any {
         self
     }
-}
-
-/// Makes tmpfs known to mount(2), as `tmpfs` and `ramfs`.
-pub fn register() {
-    crate::vfs::mount::register_type("tmpfs", |_, options| mount_with("tmpfs", options));
-    crate::vfs::mount::register_type("ramfs", |_, options| mount_with("ramfs", options));
 }
 
 /// A file system with tmpfs(5)'s mount options; EINVAL for what they do not name.

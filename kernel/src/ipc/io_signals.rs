@@ -6,7 +6,8 @@
 //! poll would be, by a [`Notifier`], and sending takes only locks that interrupts may take. The
 //! notifier refers to nothing that refers to the file: the file holds its registration.
 //!
-//! Pipes, sockets, terminals and inotify signal; others take the settings and never do.
+//! Pipes, sockets, terminals and inotify signal; others take the settings and signal only that a
+//! lease is to be given up (F_SETLEASE), whose commands are here for that.
 
 use alloc::sync::Arc;
 
@@ -16,12 +17,16 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::Wake;
+use crate::process::hooks;
 use crate::process::signal::SigInfo;
 use crate::process::signal::send::{send_to_process, send_to_thread};
 use crate::process::{Pid, group_members};
 use crate::process::{Process, Thread, current, find_by_tid, find_process, find_thread};
-use crate::vfs::File;
+use crate::security::Capability;
+use crate::security::landlock::{Fence, signal_fence};
 use crate::vfs::file::Notice;
+use crate::vfs::leases::{self, Holder, Kind};
+use crate::vfs::{File, FileType};
 
 /// `struct f_owner_ex` (fcntl(2)).
 #[derive(FromBytes, IntoBytes, Immutable, Clone, Copy, Debug)]
@@ -39,6 +44,8 @@ const SIGNALS: u64 = 64;
 /// Reasons in si_code (sigaction(2)), and their bits in si_band.
 const POLL_IN: (i32, u32) = (1, events::READABLE);
 const POLL_OUT: (i32, u32) = (2, events::WRITABLE | events::WRBAND);
+/// POLLMSG means nothing to poll(2), and is shown here only.
+const POLL_MSG: (i32, u32) = (3, events::READABLE | 0x400);
 const POLL_PRI: (i32, u32) = (5, events::PRI | events::RDBAND);
 const POLL_HUP: (i32, u32) = (6, events::HUP | events::ERR);
 
@@ -60,6 +67,7 @@ struct Settings {
     target: Target,
     /// Who has set it: only who they may signal gets one.
     uids: [u32; 2],
+    fence: Fence,
     /// 0: SIGIO, without information.
     signal: u32,
     /// The descriptor, for si_fd.
@@ -105,11 +113,24 @@ impl Wake for Notifier {
     }
 }
 
+/// A lease of the file is to be given up.
+impl Holder for Notifier {
+    fn tell(&self) {
+        let settings = self.settings.lock().clone();
+        let (code, band) = POLL_MSG;
+        let info = match settings.signal {
+            0 => SigInfo::kernel(raw::SIGIO),
+            signal => SigInfo::about_file(signal, code, band, settings.fd),
+        };
+        settings.send(info);
+    }
+}
+
 impl Settings {
     fn send(&self, info: SigInfo) {
         match &self.target {
             Target::Nobody => {}
-            Target::Thread(thread) if self.may_signal(&thread.process) => {
+            Target::Thread(thread) if self.may_signal(&thread.process, info) => {
                 if send_to_thread(thread, info).is_err() {
                     let _ = send_to_thread(thread, SigInfo::kernel(raw::SIGIO));
                 }
@@ -124,17 +145,18 @@ impl Settings {
 
     fn send_to(&self, process: &Arc<Process>, info: SigInfo) {
         // A full queue of real-time signals is told by SIGIO, which is never refused.
-        if self.may_signal(process) && send_to_process(process, info).is_err() {
+        if self.may_signal(process, info) && send_to_process(process, info).is_err() {
             let _ = send_to_process(process, SigInfo::kernel(raw::SIGIO));
         }
     }
 
     /// As kill(2) decides, for who has set the owner.
-    fn may_signal(&self, process: &Process) -> bool {
+    fn may_signal(&self, process: &Process, info: SigInfo) -> bool {
         let credentials = process.credentials();
         let theirs = [credentials.uid, credentials.suid];
         let [uid, euid] = self.uids;
-        euid == 0 || theirs.contains(&uid) || theirs.contains(&euid)
+        let is_theirs = euid == 0 || theirs.contains(&uid) || theirs.contains(&euid);
+        is_theirs && hooks::file_send_sigiotask((&self.fence, process, info.number())).is_ok()
     }
 }
 
@@ -217,11 +239,17 @@ pub fn own(file: &Arc<File>, owner: OwnerEx) -> Result<()> {
         OWNER_PROCESS => find_process(id).map_or(Target::Nobody, Target::Process),
         _ => Target::Group(id),
     };
-    let credentials = current().credentials();
-    let uids = [credentials.uid, credentials.euid];
+    let who = current().subject();
+    let uids = [who.uid, who.euid];
+    let is_own = match &target {
+        Target::Thread(thread) => thread.process.pid == who.pid,
+        Target::Process(process) => process.pid == who.pid,
+        Target::Nobody | Target::Group(_) => false,
+    };
+    let fence = if is_own { Fence::open() } else { signal_fence(who.domain.as_deref()) };
     change(file, |settings| {
         (settings.kind, settings.id, settings.target) = (owner.kind, owner.pid, target);
-        settings.uids = uids;
+        (settings.uids, settings.fence) = (uids, fence);
     })
 }
 
@@ -248,4 +276,47 @@ pub fn set_signal(file: &Arc<File>, signal: u64) -> Result<()> {
 /// F_GETSIG.
 pub fn signal(file: &File) -> u32 {
     known(file).signal
+}
+
+/// F_GETLEASE.
+pub fn lease(file: &File) -> u32 {
+    match leases::get(file) {
+        Kind::None => raw::F_UNLCK,
+        Kind::Read => raw::F_RDLCK,
+        Kind::Write => raw::F_WRLCK,
+    }
+}
+
+/// F_SETLEASE. EINVAL, EACCES, EAGAIN.
+pub fn set_lease(fd: u32, file: &Arc<File>, kind: u32) -> Result<()> {
+    let kind = match kind {
+        raw::F_UNLCK => Kind::None,
+        raw::F_RDLCK => Kind::Read,
+        raw::F_WRLCK => Kind::Write,
+        _ => return Err(Errno::EINVAL),
+    };
+    let who = current().subject();
+    let metadata = file.inode().metadata()?;
+    if metadata.uid != who.fsuid && !who.capable(Capability::Lease) {
+        return Err(Errno::EACCES);
+    }
+    if metadata.file_type != FileType::Regular {
+        return Err(Errno::EINVAL);
+    }
+    if kind == Kind::None {
+        leases::remove(file)?;
+        // What it was told by goes with the lease.
+        return change(file, |settings| *settings = Settings::default());
+    }
+    let process = current().process.clone();
+    let (pid, credentials) = (process.pid, current().credentials());
+    leases::set(file, pid, kind, notifier(file))?;
+    change(file, |settings| {
+        settings.fd = fd;
+        if settings.id == 0 {
+            (settings.kind, settings.id) = (OWNER_PROCESS, pid as i32);
+            settings.target = Target::Process(process);
+            settings.uids = [credentials.uid, credentials.euid];
+        }
+    })
 }

@@ -3,13 +3,14 @@
 //!
 //! Reading order: `pipe` (the pattern of all: state, two queues, poll), `eventfd`, `timerfd`,
 //! `signalfd`, then `select` and `epoll`, which use them all through `FileOps::poll`. `sysv` stands
-//! alone: what it makes are no files.
+//! alone: what it makes are no files. `mqueue` has both names and descriptors.
 
 pub mod epoll;
 pub mod eventfd;
 pub mod futex;
 pub mod hooks;
 pub mod io_signals;
+pub mod mqueue;
 pub mod pipe;
 pub mod ring;
 pub mod select;
@@ -29,11 +30,6 @@ use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::process::give_file;
 use crate::vfs::{File, FileOps};
-
-/// Tells the file system code how FIFOs are opened.
-pub fn init() {
-    crate::vfs::chrdev::register_fifo(pipe::open_node);
-}
 
 /// Enters a file without a name, with open(2)'s `flags`.
 pub fn give_ops(ops: Arc<dyn FileOps>, flags: u32, close_on_exec: bool) -> Result<u64> {

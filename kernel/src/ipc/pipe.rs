@@ -26,6 +26,8 @@ use crate::base::poll::{PollTable, events};
 use crate::base::sched::Sleep;
 use crate::base::sync::{Mutex, WaitQueue};
 use crate::base::user::UserPtr;
+use crate::process::current;
+use crate::process::own::Own;
 use crate::vfs::anon::{AnonInode, Reopen};
 use crate::vfs::{File, FileOps, FileType, Inode};
 
@@ -95,8 +97,8 @@ impl Pipe {
         Arc::new(Pipe::default())
     }
 
-    fn make_inode(self: &Arc<Self>) -> Arc<AnonInode> {
-        let inode = AnonInode::new(FileType::Fifo, 0o600, "pipe");
+    fn make_inode(self: &Arc<Self>, owner: (u32, u32)) -> Arc<AnonInode> {
+        let inode = AnonInode::owned(FileType::Fifo, 0o600, "pipe", owner);
         let opener: Arc<dyn Reopen> = self.clone();
         inode.set_opener(Arc::downgrade(&opener));
         self.inode.call_once(|| Arc::downgrade(&inode));
@@ -648,7 +650,8 @@ fn make(address: u64, flags: u32) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let pipe = Pipe::new();
-    let inode: Arc<dyn Inode> = pipe.make_inode();
+    let owner = Own::with_credentials(current(), |own| (own.fsuid, own.fsgid));
+    let inode: Arc<dyn Inode> = pipe.make_inode(owner);
     let reader = Arc::new(End::new(&pipe, inode.clone(), true, false));
     let writer = Arc::new(End::new(&pipe, inode, false, true));
     let reader = File::new(reader, raw::O_RDONLY | flags & raw::O_NONBLOCK, None);

@@ -58,7 +58,7 @@ pub fn write_stream(file: &Arc<File>, source: &mut Source<'_>) -> Result<u64> {
 fn write_at_position(file: &Arc<File>, source: &mut Source<'_>) -> Result<usize> {
     let mut position = file.position.lock();
     check_file_limit(file, *position, source)?;
-    file.drop_privileges()?;
+    file.drop_privileges(|| current().subject())?;
     let written = file.ops().write_at(file, *position, source)?;
     if !file.ops().has_positions() {
         return Ok(written);
@@ -90,7 +90,7 @@ pub fn write_at(file: &Arc<File>, offset: u64, source: &mut Source<'_>) -> Resul
     file.check_writable()?;
     hooks::file_permission((file, WRITE))?;
     check_file_limit(file, offset, source)?;
-    file.drop_privileges()?;
+    file.drop_privileges(|| current().subject())?;
     let written = file.ops().write_at(file, offset, source)?;
     note(file, raw::IN_MODIFY, written);
     Ok(written as u64)

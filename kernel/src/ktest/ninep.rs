@@ -25,7 +25,7 @@ use crate::drivers::ninep_transport::check_reply;
 use crate::fs::ninep::NinepFs;
 use crate::fs::overlay::OverlayFs;
 use crate::process::spawn_kernel;
-use crate::vfs::{FileSystem, FileType, Inode, NewObject, SetAttributes};
+use crate::vfs::{FileSystem, FileType, Inode, NewObject, Renaming, SetAttributes};
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "ninep::honest_server", run: honest },
@@ -343,7 +343,7 @@ fn make(fs: &Arc<NinepFs>) -> Outcome<()> {
 }
 
 fn rename(fs: &Arc<NinepFs>) -> Outcome<()> {
-    fs.root().rename(b"file", &fs.root(), b"new", 0)
+    fs.root().rename(b"file", &fs.root(), b"new", &Renaming { flags: 0, owner: (0, 0) })
 }
 
 fn remove(fs: &Arc<NinepFs>) -> Outcome<()> {

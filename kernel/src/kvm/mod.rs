@@ -20,7 +20,7 @@ use abi::{Errno, Result, general as raw};
 
 use crate::base::user::UserPtr;
 use crate::process::current;
-use crate::vfs::chrdev::{self, CharDriver};
+use crate::vfs::chrdev::{CharDevices, CharDriver};
 use crate::vfs::{File, FileOps, Inode};
 
 mod clock;
@@ -43,10 +43,9 @@ pub const MINOR: u32 = 232;
 /// Most virtual CPUs of one guest.
 const MAX_VCPUS: u64 = 64;
 
-/// Serves /dev/kvm from now on, where the CPU can run guests.
-pub fn register() {
-    chrdev::register_char(MAJOR, MINOR, 1, Arc::new(Driver));
-}
+/// /dev/kvm: ENODEV where the CPU cannot run guests.
+pub const DEVICES: &[CharDevices] =
+    &[CharDevices { major: MAJOR, first: MINOR, count: 1, driver: &Driver }];
 
 struct Driver;
 

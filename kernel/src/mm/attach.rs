@@ -8,7 +8,7 @@ use abi::{Errno, Result};
 use machine::memory::{Prot, USER_END};
 
 use super::{Backing, MMAP_MIN, Mm, MmInner, PAGE, Vma, VmaFlags};
-use crate::security::{Resource, UNLIMITED, acting};
+use crate::security::UNLIMITED;
 use crate::vfs::File;
 
 /// A mapping that is wanted.
@@ -23,21 +23,23 @@ pub struct Attachment {
     pub address: u64,
     /// Replace what is at `address`.
     pub replace: bool,
+    /// Most bytes of the whole address space (RLIMIT_AS).
+    pub space_bytes: u64,
 }
 
-/// Maps it into the address space of who acts. Returns the address. EINVAL if the place is not
+/// Maps it into an address space. Returns the address. EINVAL if the place is not
 /// free, ENOMEM.
 pub fn attach(mm: &Arc<Mm>, wanted: Attachment) -> Result<u64> {
     crate::base::reserve::check_reserve()?;
     let cache = wanted.file.inode().page_cache().ok_or(Errno::EINVAL)?;
     cache.add_mapper(mm.clone());
-    let limit = acting::limit(Resource::AddressSpace);
     let mut vma = Vma::anonymous(0, wanted.prot);
     vma.shared = true;
     vma.flags.set(VmaFlags::MAY_WRITE, wanted.prot.contains(Prot::WRITE));
     vma.backing = Backing::File { cache, page_offset: 0, file: Some(wanted.file) };
     let mut replaced = None;
     let result = mm.with(|inner| {
+        let limit = wanted.space_bytes;
         if limit != UNLIMITED && inner.total_bytes().saturating_add(wanted.len) > limit {
             return Err(Errno::ENOMEM);
         }

@@ -15,18 +15,17 @@ use machine::sync::Once;
 use super::vma::VmaFlags;
 use super::{Backing, Mm, MmInner, PAGE, STACK_GUARD, Vma};
 use crate::base::reserve::alloc_zeroed;
-use crate::security::{Capability, Resource, acting};
 use crate::vfs::page_cache::PageCache;
 
 /// Pages of a file that are mapped together with the one that faulted, if they are in memory.
 const FAULT_AROUND: u64 = 16;
 
-/// Most bytes of memory that who acts may lock, whole pages.
-fn lock_limit() -> u64 {
-    if acting::subject().capable(Capability::IpcLock) {
-        return u64::MAX;
-    }
-    acting::limit(Resource::LockedMemory) & !(PAGE - 1)
+/// How far a stack may grow, for whoever makes it grow.
+pub trait StackLimits {
+    /// Most bytes of a stack (RLIMIT_STACK).
+    fn stack_bytes(&self) -> u64;
+    /// Most bytes of memory that may be locked, whole pages (mlock(2)).
+    fn locked_bytes(&self) -> u64;
 }
 
 static ZERO_PAGE: Once<Frame> = Once::new();
@@ -42,20 +41,19 @@ fn zero_page() -> Result<Frame> {
 
 impl Mm {
     /// Makes the page at `fault.address` accessible as asked, if the program has the right to it.
-    pub fn handle_fault(&self, fault: PageFault) -> Result<()> {
+    /// Its stack grows down to it, within these limits.
+    pub fn handle_fault(&self, fault: PageFault, limits: &impl StackLimits) -> Result<()> {
         let mut inner = self.inner.lock();
+        inner.grow_to(fault.address, limits)?;
         self.faults.0.fetch_add(1, Ordering::Relaxed);
         inner.fault(fault)
     }
 }
 
 impl MmInner {
-    /// As [`Mm::handle_fault`], the lock held.
+    /// As [`Mm::handle_fault`], the lock held. No stack grows: that is for the program itself.
     pub fn fault(&mut self, fault: PageFault) -> Result<()> {
         let page = fault.address & !(PAGE - 1);
-        if self.find(page).is_none() {
-            self.grow_stack(page)?;
-        }
         let (start, vma) = self.find(page).ok_or(Errno::EFAULT)?;
         let allowed = if fault.write {
             vma.prot.contains(Prot::WRITE)
@@ -185,18 +183,25 @@ impl MmInner {
         self.table.map(page, frame, prot, kind).map_err(|_| Errno::ENOMEM)
     }
 
-    /// Extends the stack above `page` down to it, if there is one and its limit allows.
-    fn grow_stack(&mut self, page: u64) -> Result<()> {
+    /// If nothing is at `address`, extends the stack above down to it. EFAULT if there is none, or
+    /// the limits do not allow it.
+    #[inline]
+    pub fn grow_to(&mut self, address: u64, limits: &impl StackLimits) -> Result<()> {
+        if self.find(address).is_some() { Ok(()) } else { self.grow_stack(address, limits) }
+    }
+
+    #[cold]
+    fn grow_stack(&mut self, address: u64, limits: &impl StackLimits) -> Result<()> {
+        let page = address & !(PAGE - 1);
         let (&start, vma) = self.vmas.range(page..).next().ok_or(Errno::EFAULT)?;
         if !vma.flags.contains(VmaFlags::GROWS_DOWN) {
             return Err(Errno::EFAULT);
         }
-        let limit = acting::limit(Resource::Stack);
-        if vma.end - page > limit {
+        if vma.end - page > limits.stack_bytes() {
             return Err(Errno::EFAULT);
         }
         let is_locked = vma.flags.contains(VmaFlags::LOCKED);
-        if is_locked && !self.may_lock_more(lock_limit(), start - page) {
+        if is_locked && !self.may_lock_more(limits.locked_bytes(), start - page) {
             return Err(Errno::EFAULT);
         }
         let below = self.vmas.range(..page).next_back().map_or(0, |(_, vma)| vma.end);

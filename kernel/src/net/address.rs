@@ -79,6 +79,17 @@ impl RawAddress {
         }
     }
 
+    /// As [`RawAddress::to_inet`], for bind(2): a socket of AF_INET takes the family AF_UNSPEC as an
+    /// old way to say "any address".
+    pub fn to_bind(&self, v6: bool) -> Result<SocketAddr> {
+        let is_old = !v6 && self.len >= 16 && self.family()? == raw::AF_UNSPEC;
+        if !is_old {
+            return self.to_inet(v6);
+        }
+        let address = self.with_family(raw::AF_INET).to_inet(v6)?;
+        if address.ip().is_unspecified() { Ok(address) } else { Err(Errno::EAFNOSUPPORT) }
+    }
+
     /// The same bytes as an address of another family.
     #[must_use]
     pub fn with_family(&self, family: u32) -> RawAddress {

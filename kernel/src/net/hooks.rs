@@ -4,39 +4,51 @@ use lsm::fold::{All, First};
 
 use super::Common;
 use super::address::RawAddress;
+use super::unix::UnixSocket;
+use crate::process::Thread;
 use crate::security::Subject;
 use crate::security::hooks::define_hooks;
 
 /// The policies that implement hooks of this part.
 mod policies {
-    /// Rights to TCP ports (landlock(7)).
+    /// Rights to TCP ports, and sockets with an abstract name (landlock(7)).
     pub(super) mod landlock {
         use abi::{Errno, Result, net as raw};
-        use lsm::landlock::net;
+        use lsm::landlock::{net, scope};
 
-        use super::super::{Common, socket_bind as bind, socket_connect as connect};
-        use crate::net::SocketKind;
+        use super::super::{Common, Thread, UnixSocket};
+        use super::super::{socket_bind as bind, socket_connect as connect};
+        use super::super::{
+            socket_post_create as post_create, unix_may_send as may_send,
+            unix_stream_connect as stream_connect,
+        };
         use crate::net::address::RawAddress;
+        use crate::net::{Socket, SocketKind};
         use crate::security::Subject;
 
         fn check(who: &Subject, socket: &Common, address: &RawAddress, right: u64) -> Result<()> {
             let Some(domain) = &who.domain else { return Ok(()) };
             let is_inet = matches!(socket.domain, raw::AF_INET | raw::AF_INET6);
-            if !is_inet || socket.kind != SocketKind::Stream || !domain.handles_ports(right) {
+            // What an address must be holds for both rights, whichever is handled.
+            let is_tcp = is_inet && socket.kind == SocketKind::Stream;
+            if !is_tcp || !domain.handles_ports(net::ALL) {
                 return Ok(());
             }
-            let family = address.family()?;
-            match family {
+            let address = match address.family()? {
                 // Takes the address away again: nothing to protect.
                 raw::AF_UNSPEC if right == net::CONNECT_TCP => return Ok(()),
-                // An old way to say "any address".
-                raw::AF_UNSPEC if socket.domain == raw::AF_INET => {}
-                raw::AF_INET | raw::AF_INET6 if family == socket.domain => {}
+                raw::AF_UNSPEC => address.to_bind(socket.is_v6())?,
+                family @ (raw::AF_INET | raw::AF_INET6) => {
+                    let address = address.to_inet(family == raw::AF_INET6)?;
+                    if family != socket.domain {
+                        return Err(Errno::EINVAL);
+                    }
+                    address
+                }
                 // The call itself has its answer to these.
                 _ => return Ok(()),
-            }
-            let port = address.inet_port()?;
-            if domain.allows_port(port, right) { Ok(()) } else { Err(Errno::EACCES) }
+            };
+            if domain.allows_port(address.port(), right) { Ok(()) } else { Err(Errno::EACCES) }
         }
 
         pub(in super::super) fn socket_bind((who, socket, address): bind::Given<'_>) -> Result<()> {
@@ -47,6 +59,41 @@ mod policies {
             (who, socket, address): connect::Given<'_>,
         ) -> Result<()> {
             check(who, socket, address, net::CONNECT_TCP)
+        }
+
+        /// What is made belongs to its maker's domain.
+        pub(in super::super) fn socket_post_create(
+            (who, socket): post_create::Given<'_>,
+        ) -> Result<()> {
+            if let Some(domain) = &who.domain {
+                socket.confinement.set(domain.clone());
+            }
+            Ok(())
+        }
+
+        /// EPERM for whoever would reach a socket by its abstract name that was made outside.
+        fn may_reach(who: &Thread, target: &UnixSocket) -> Result<()> {
+            let socket = scope::ABSTRACT_UNIX_SOCKET;
+            let fence = who.confinement.with(|domain| domain.map(|domain| domain.fence(socket)));
+            match fence {
+                Some(fence) if target.has_abstract_name() => {
+                    let is_inside = target.common().confinement.is_within(&fence);
+                    if is_inside { Ok(()) } else { Err(Errno::EPERM) }
+                }
+                _ => Ok(()),
+            }
+        }
+
+        pub(in super::super) fn unix_stream_connect(
+            (who, _, listener): stream_connect::Given<'_>,
+        ) -> Result<()> {
+            may_reach(who, listener)
+        }
+
+        pub(in super::super) fn unix_may_send(
+            (who, socket, peer): may_send::Given<'_>,
+        ) -> Result<()> {
+            if socket.sends_to(peer) { Ok(()) } else { may_reach(who, peer) }
         }
     }
 

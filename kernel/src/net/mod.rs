@@ -35,6 +35,7 @@ use crate::base::time::Deadline;
 use crate::base::user::UserPtr;
 use crate::ipc::io_signals;
 use crate::process::Process;
+use crate::security::landlock::Confinement;
 use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
 
 use address::{Address, RawAddress};
@@ -52,7 +53,7 @@ const SEND_BUFFER_MIN: usize = 4608;
 const RECEIVE_BUFFER_MIN: usize = 2304;
 
 /// Kinds of sockets (socket(2)).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "socket(2)")]
 pub enum SocketKind {
     Stream = 1,
@@ -100,6 +101,8 @@ pub struct Common {
     error: AtomicI32,
     /// SO_COOKIE, once somebody asked: a number that no other socket has.
     cookie: AtomicU64,
+    /// How far its maker had restricted itself then.
+    pub confinement: Confinement,
 }
 
 impl Common {
@@ -133,6 +136,7 @@ impl Common {
             inert_options: AtomicU32::new(0),
             error: AtomicI32::new(0),
             cookie: AtomicU64::new(0),
+            confinement: Confinement::default(),
         }
     }
 
@@ -504,10 +508,10 @@ impl FileOps for SocketFile {
     }
 }
 
-/// A file around a socket.
+/// A file around a socket, which belongs to a user and a group.
 #[must_use]
-pub fn file_for(socket: Arc<dyn Socket>, nonblocking: bool) -> Arc<File> {
-    let inode = AnonInode::new(FileType::Socket, 0o777, "socket");
+pub fn file_for(socket: Arc<dyn Socket>, owner: (u32, u32), nonblocking: bool) -> Arc<File> {
+    let inode = AnonInode::owned(FileType::Socket, 0o777, "socket", owner);
     let flags = abi::general::O_RDWR | if nonblocking { abi::general::O_NONBLOCK } else { 0 };
     File::new(Arc::new(SocketFile { socket, inode, _counted: Counted::new() }), flags, None)
 }

@@ -5,6 +5,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::any::Any;
 
 use abi::{Errno, Result, net as raw};
 use machine::sync::SpinLock;
@@ -12,10 +13,12 @@ use machine::sync::SpinLock;
 use super::address::{Address, RawAddress};
 use super::channel::{Channel, ReceiveMode, Received, Timeout};
 use super::inet::interface;
-use super::{Common, Outgoing, Socket, SocketKind};
+use super::{Common, Outgoing, Socket, SocketFile, SocketKind};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::WaitQueue;
+use crate::ipc::mqueue::CookieSink;
+use crate::vfs::File;
 
 const NETLINK_ROUTE: u32 = 0;
 /// Longest request that is looked at.
@@ -51,6 +54,28 @@ pub(super) fn create(kind: SocketKind, protocol: u32) -> Result<Arc<dyn Socket>>
     let room = Arc::new(WaitQueue::new());
     let inbox = Channel::new(common.receive_limit(), 64, &common.readers, &room);
     Ok(Arc::new(NetlinkSocket { common, port: SpinLock::new(0), inbox }))
+}
+
+/// A socket that hears of a message queue (mq_notify(2)).
+struct Listener(Arc<dyn Socket>);
+
+impl CookieSink for Listener {
+    fn put(&self, cookie: &[u8]) {
+        let socket: &dyn Any = &*self.0;
+        if let Some(socket) = socket.downcast_ref::<NetlinkSocket>() {
+            // What a full or closed socket does not take is lost.
+            let _ = socket.reply(cookie);
+        }
+    }
+}
+
+/// The socket behind a file, for mq_notify(2). ENOTSOCK, EINVAL.
+pub fn cookie_sink(file: &File) -> Result<Arc<dyn CookieSink>> {
+    let file = file.ops_as::<SocketFile>().ok_or(Errno::ENOTSOCK)?;
+    if file.socket().common().domain != raw::AF_NETLINK {
+        return Err(Errno::EINVAL);
+    }
+    Ok(Arc::new(Listener(file.socket().clone())))
 }
 
 /// Appends one message: header, then `body`.

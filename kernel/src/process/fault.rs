@@ -6,8 +6,20 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result};
 use machine::entry::PageFault;
 
-use super::{current, has_current, work};
+use super::{Process, current, has_current, work};
 use crate::base::reserve::relieve;
+use crate::mm::fault::StackLimits;
+use crate::security::Resource;
+
+impl StackLimits for Process {
+    fn stack_bytes(&self) -> u64 {
+        self.limit(Resource::Stack)
+    }
+
+    fn locked_bytes(&self) -> u64 {
+        self.lock_limit()
+    }
+}
 
 /// A fault of the running program. EFAULT: nothing mapped, EACCES: no right (both SIGSEGV); ENXIO:
 /// past the end of the file, EIO: it cannot be read (both SIGBUS); ENOMEM.
@@ -15,7 +27,7 @@ pub fn user_page_fault(fault: PageFault) -> Result<()> {
     let thread = current();
     let mm = thread.process.mm()?;
     thread.base.was_switched.store(false, Ordering::Relaxed);
-    let mut result = mm.handle_fault(fault);
+    let mut result = mm.handle_fault(fault, &*thread.process);
     if thread.base.watches_cpu.load(Ordering::Relaxed)
         && thread.base.was_switched.load(Ordering::Relaxed)
     {
@@ -23,7 +35,7 @@ pub fn user_page_fault(fault: PageFault) -> Result<()> {
         thread.task().set_work(work::RSEQ);
     }
     while result == Err(Errno::ENOMEM) && relieve() {
-        result = mm.handle_fault(fault);
+        result = mm.handle_fault(fault, &*thread.process);
     }
     result
 }

@@ -24,7 +24,6 @@ use super::{
     own, pidfd, relations, seccomp, work,
 };
 use crate::base::accounts::Counted;
-use crate::base::args::Args;
 use crate::base::sched::Sleep;
 use crate::base::sync::{Mutex, WaitError, WaitQueue};
 use crate::base::user::UserPtr;
@@ -124,28 +123,33 @@ pub fn vfork(regs: &mut PtRegs) -> Result<u64> {
 }
 
 /// clone(2).
-pub fn clone(args: &mut Args) -> Result<u64> {
-    let signal_mask = u64::from(raw::CSIGNAL);
-    let flags = args.a0() & 0xffff_ffff & !signal_mask;
+pub fn clone(
+    regs: &mut PtRegs,
+    word: u32,
+    stack: u64,
+    parent_tid: u64,
+    child_tid: u64,
+    tls: u64,
+) -> Result<u64> {
+    let flags = u64::from(word & !raw::CSIGNAL);
     // One argument serves both, so a program can ask for one of them only.
     if flags & PIDFD != 0 && flags & (PARENT_SETTID | DETACHED) != 0 {
         return Err(Errno::EINVAL);
     }
     let request = Request {
         flags: flags & !DETACHED,
-        exit_signal: (args.a0() & signal_mask) as u32,
-        stack: args.a1(),
-        parent_tid: args.a2(),
-        child_tid: args.a3(),
-        tls: args.a4(),
-        pidfd: args.a2(),
+        exit_signal: word & raw::CSIGNAL,
+        stack,
+        parent_tid,
+        child_tid,
+        tls,
+        pidfd: parent_tid,
     };
-    clone_with(args, &request)
+    clone_with(regs, &request)
 }
 
 /// clone3(2).
-pub fn clone3(args: &mut Args) -> Result<u64> {
-    let (address, size) = (args.a0(), args.a1());
+pub fn clone3(regs: &mut PtRegs, address: u64, size: u64) -> Result<u64> {
     if size < u64::from(raw::CLONE_ARGS_SIZE_VER0) {
         return Err(Errno::EINVAL);
     }
@@ -167,7 +171,7 @@ pub fn clone3(args: &mut Args) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     clone_with(
-        args,
+        regs,
         &Request {
             flags: given.flags,
             exit_signal: given.exit_signal as u32,

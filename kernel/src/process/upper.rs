@@ -31,7 +31,9 @@ pub struct Upper {
     pub process_ended: fn(Pid, Pid),
 }
 
-static UPPER: Once<Upper> = Once::new();
+machine::ro_after_init! {
+    static UPPER: Once<Upper> = Once::new();
+}
 
 /// Registers the floors above, once, before the first program starts.
 pub fn register(upper: Upper) {

@@ -10,7 +10,6 @@ use super::relations;
 use super::usage::RUsage;
 use super::{ExitState, WaitEvent};
 use super::{Pid, Process, Thread, exit};
-use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::process::current;
 
@@ -240,32 +239,29 @@ pub fn wait4(pid_word: i32, status: u64, options: u32, usage: u64) -> Result<u64
 }
 
 /// waitid(2). The information is written whatever the answer is: zeros where there is none.
-pub fn waitid(args: &Args) -> Result<u64> {
+pub fn waitid(kind: u32, id: i32, info: u64, options: u32, usage: u64) -> Result<u64> {
     /// si_pid, si_uid and si_status begin here.
     const DETAILS: u64 = 16;
-    let waited = wait_for_id(args);
-    let at = args.a2();
-    if at != 0 {
+    let waited = wait_for_id(kind, id, options, usage);
+    if info != 0 {
         let event = waited.as_ref().ok().and_then(Option::as_ref);
         let (head, details) = event.map_or(([0; 3], [0; 3]), |event| {
             let uid = event.child.credentials().uid;
             ([raw::SIGCHLD, 0, event.code], [event.id, uid, event.number as u32])
         });
-        UserPtr::new(at).write(&head)?;
-        UserPtr::new(at.wrapping_add(DETAILS)).write(&details)?;
+        UserPtr::new(info).write(&head)?;
+        UserPtr::new(info.wrapping_add(DETAILS)).write(&details)?;
     }
     waited.map(|_| 0)
 }
 
-fn wait_for_id(args: &Args) -> Result<Option<Event>> {
+fn wait_for_id(kind: u32, id: i32, mut options: u32, usage: u64) -> Result<Option<Event>> {
     let events = raw::WEXITED | raw::WSTOPPED | raw::WCONTINUED;
     let others = raw::WNOHANG | raw::WNOWAIT | raw::__WNOTHREAD | raw::__WCLONE | raw::__WALL;
-    let mut options = args.a3() as u32;
     if options & !(events | others) != 0 || options & events == 0 {
         return Err(Errno::EINVAL);
     }
-    let id = args.a1() as i32;
-    let which = match args.a0() as u32 {
+    let which = match kind {
         raw::P_ALL => Which::Any,
         raw::P_PID if id > 0 => Which::Pid(id as Pid),
         raw::P_PGID if id == 0 => Which::Group(current().process.group()),
@@ -281,9 +277,9 @@ fn wait_for_id(args: &Args) -> Result<Option<Event>> {
     };
     let event = wait(which, options)?;
     if let Some(event) = &event
-        && args.a4() != 0
+        && usage != 0
     {
-        UserPtr::new(args.a4()).write(&RUsage::of_ended(&event.child))?;
+        UserPtr::new(usage).write(&RUsage::of_ended(&event.child))?;
     }
     Ok(event)
 }

@@ -1,13 +1,17 @@
 //! /proc/sys: the kernel's settings (proc(5), sysctl(8)). Most can only be read: they tell programs
 //! what the kernel does, and it does nothing else.
 
+use ::core::sync::atomic::Ordering;
+
 use abi::{Errno, Result};
 use machine::sync::Once;
 
 use crate::base::identity;
 use crate::fs::pseudo::{Show, Static, Text, parse_number};
+use crate::ipc::mqueue;
 use crate::process;
 use crate::ptrace::core;
+use crate::vfs::leases;
 
 macro_rules! says {
     ($($text:tt)*) => {
@@ -92,6 +96,22 @@ static VM: &[(&str, Static)] = &[
     ("swappiness", says!("0")),
 ];
 
+/// A setting of leases.
+macro_rules! lease_setting {
+    ($setting:ident) => {
+        Static::Setting(
+            |out| {
+                writeln!(out, "{}", leases::$setting().load(Ordering::Relaxed));
+                Ok(())
+            },
+            |data| {
+                leases::$setting().store(parse_number(data)?, Ordering::Relaxed);
+                Ok(())
+            },
+        )
+    };
+}
+
 static FS: &[(&str, Static)] = &[
     ("aio-max-nr", says!("65536")),
     ("aio-nr", says!("0")),
@@ -99,8 +119,10 @@ static FS: &[(&str, Static)] = &[
     ("file-max", says!("9223372036854775807")),
     ("file-nr", says!("0\t0\t9223372036854775807")),
     ("inotify", Static::Directory(INOTIFY)),
-    ("lease-break-time", says!("45")),
+    ("lease-break-time", lease_setting!(break_time)),
+    ("leases-enable", lease_setting!(is_enabled)),
     ("mount-max", says!("{}", crate::vfs::mount::MOUNTS_MAX)),
+    ("mqueue", Static::Directory(MQUEUE)),
     ("nr_open", says!("{}", crate::vfs::file::MAX_FDS)),
     ("overflowgid", says!("65534")),
     ("overflowuid", says!("65534")),
@@ -109,6 +131,27 @@ static FS: &[(&str, Static)] = &[
     ("pipe-user-pages-soft", says!("0")),
     ("protected_hardlinks", says!("0")),
     ("protected_symlinks", says!("0")),
+];
+
+/// A setting of POSIX message queues.
+macro_rules! queue_setting {
+    ($setting:ident) => {
+        Static::Setting(
+            |out| {
+                writeln!(out, "{}", mqueue::limits::$setting.get());
+                Ok(())
+            },
+            |data| mqueue::limits::$setting.set(parse_number(data)?),
+        )
+    };
+}
+
+static MQUEUE: &[(&str, Static)] = &[
+    ("msg_default", queue_setting!(MESSAGES_DEFAULT)),
+    ("msg_max", queue_setting!(MESSAGES)),
+    ("msgsize_default", queue_setting!(BYTES_DEFAULT)),
+    ("msgsize_max", queue_setting!(BYTES)),
+    ("queues_max", queue_setting!(QUEUES)),
 ];
 
 static EPOLL: &[(&str, Static)] =

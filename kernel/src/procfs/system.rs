@@ -11,6 +11,7 @@ use crate::fs::pseudo::Text;
 use crate::process;
 use crate::vfs::Inode;
 use crate::vfs::chrdev;
+use crate::vfs::leases::{self, Kind, Shown};
 use crate::vfs::locks::{Lock, Owner};
 
 /// Nanoseconds of a tick in which procfs counts CPU time (USER_HZ is 100).
@@ -56,10 +57,28 @@ pub(super) fn filesystems(out: &mut Text) -> Result<()> {
 
 /// File locks that are held; who waits is not shown.
 pub(super) fn locks(out: &mut Text) -> Result<()> {
-    for (index, (inode, lock)) in crate::vfs::locks::all().iter().enumerate() {
-        put_lock(out, index + 1, &**inode, lock);
+    let mut number = 1;
+    for inode in crate::vfs::locks::listed() {
+        for lock in crate::vfs::locks::of(&*inode) {
+            put_lock(out, number, &*inode, &lock);
+            number += 1;
+        }
+        for lease in leases::shown(&*inode) {
+            put_lease(out, number, &*inode, lease);
+            number += 1;
+        }
     }
     Ok(())
+}
+
+/// A line about a lease.
+fn put_lease(out: &mut Text, number: usize, inode: &dyn Inode, (kind, breaks, pid): Shown) {
+    let Ok(metadata) = inode.metadata() else { return };
+    let state = if breaks { "BREAKING  " } else { "ACTIVE    " };
+    let mode = if kind == Kind::Write { "WRITE" } else { "READ " };
+    let (major, minor) = (chrdev::major(metadata.device), chrdev::minor(metadata.device));
+    write!(out, "{number}: LEASE  {state}{mode} {pid} ");
+    writeln!(out, "{major:02x}:{minor:02x}:{} 0 EOF", metadata.inode);
 }
 
 /// A line about a lock.

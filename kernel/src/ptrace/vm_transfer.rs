@@ -10,7 +10,6 @@ use alloc::vec::Vec;
 
 use abi::{Errno, Result};
 
-use crate::base::args::Args;
 use crate::base::io::{IOV_MAX, IoVec, Sink, Source, read_iovec};
 use crate::base::user::UserPtr;
 use crate::mm::Mm;
@@ -21,8 +20,17 @@ use crate::process::ptrace::access::{self, Ids};
 const CHUNK: usize = 16 << 10;
 
 /// process_vm_readv(2).
-pub fn process_vm_readv(a: &Args) -> Result<u64> {
-    let Some((local, remote, mm)) = arguments(a)? else { return Ok(0) };
+pub fn process_vm_readv(
+    pid: u32,
+    local: u64,
+    local_count: u64,
+    remote: UserPtr<IoVec>,
+    remote_count: u64,
+    flags: u64,
+) -> Result<u64> {
+    check_flags(flags)?;
+    let Some(local) = own_buffers(local, local_count)? else { return Ok(0) };
+    let (remote, mm) = other_side(pid, remote, remote_count)?;
     let mut sink = Sink::user_vector(&local);
     transfer(&remote, |address, len, buffer| {
         let buffer = &mut buffer[..len.min(sink.left())];
@@ -33,8 +41,17 @@ pub fn process_vm_readv(a: &Args) -> Result<u64> {
 }
 
 /// process_vm_writev(2).
-pub fn process_vm_writev(a: &Args) -> Result<u64> {
-    let Some((local, remote, mm)) = arguments(a)? else { return Ok(0) };
+pub fn process_vm_writev(
+    pid: u32,
+    local: u64,
+    local_count: u64,
+    remote: UserPtr<IoVec>,
+    remote_count: u64,
+    flags: u64,
+) -> Result<u64> {
+    check_flags(flags)?;
+    let Some(local) = own_buffers(local, local_count)? else { return Ok(0) };
+    let (remote, mm) = other_side(pid, remote, remote_count)?;
     let mut source = Source::user_vector(&local);
     transfer(&remote, |address, len, buffer| {
         let buffer = &mut buffer[..len.min(source.left())];
@@ -44,30 +61,32 @@ pub fn process_vm_writev(a: &Args) -> Result<u64> {
     })
 }
 
-type Arguments = (Vec<IoVec>, Vec<IoVec>, Arc<Mm>);
+fn check_flags(flags: u64) -> Result<()> {
+    if flags == 0 { Ok(()) } else { Err(Errno::EINVAL) }
+}
 
-/// The caller's buffers, the other side's, and its memory; None if the caller's have no room, which
-/// comes before all that is wrong with the other side. EINVAL, EFAULT, ESRCH, EPERM.
-fn arguments(a: &Args) -> Result<Option<Arguments>> {
-    if a.a5() != 0 {
+/// The caller's buffers; None if they have no room, which comes before all that is wrong with the
+/// other side. EINVAL, EFAULT.
+fn own_buffers(vector: u64, count: u64) -> Result<Option<Vec<IoVec>>> {
+    let local = read_iovec(vector, count)?;
+    let has_room = local.iter().any(|part| part.len != 0);
+    Ok(has_room.then_some(local))
+}
+
+/// The other side's buffers, and its memory. EINVAL, EFAULT, ESRCH, EPERM.
+fn other_side(pid: u32, vector: UserPtr<IoVec>, count: u64) -> Result<(Vec<IoVec>, Arc<Mm>)> {
+    if count > IOV_MAX as u64 {
         return Err(Errno::EINVAL);
     }
-    let local = read_iovec(a.a1(), a.a2())?;
-    if local.iter().all(|part| part.len == 0) {
-        return Ok(None);
-    }
-    if a.a4() > IOV_MAX as u64 {
-        return Err(Errno::EINVAL);
-    }
-    // Addresses of the other side are checked when they are used.
-    let remote = UserPtr::<IoVec>::new(a.a3()).read_many(a.a4() as usize)?;
+    // Its addresses are checked when they are used.
+    let remote = vector.read_many(count as usize)?;
     if remote.iter().any(|part| part.len > i64::MAX as u64) {
         return Err(Errno::EINVAL);
     }
-    let thread = find_thread(a.a0() as u32).ok_or(Errno::ESRCH)?;
+    let thread = find_thread(pid).ok_or(Errno::ESRCH)?;
     let mm = access::memory(&thread.process, Ids::RealToAttach, Errno::EPERM)?;
     let mm = mm.ok_or(Errno::ESRCH)?;
-    Ok(Some((local, remote, mm)))
+    Ok((remote, mm))
 }
 
 /// Calls `step` with pieces of the other side, until one is not done in full. What was copied

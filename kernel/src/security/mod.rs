@@ -4,7 +4,6 @@
 //! about a capability. `limits`: what a process may use. `hooks`: how policies are asked, and
 //! `subject_hooks` what they are asked about who acts.
 
-pub mod acting;
 pub mod capability;
 pub mod capable;
 pub mod credentials;

@@ -32,7 +32,7 @@ use crate::base::sync::{Mutex, WaitError, WaitQueue};
 use crate::base::time::{Deadline, NS_PER_SEC};
 use crate::drivers::Port;
 use crate::process::Pid;
-use crate::vfs::chrdev;
+use crate::vfs::chrdev::CharDevices;
 
 use discipline::{Discipline, Event};
 
@@ -365,12 +365,21 @@ impl Tty {
     }
 }
 
-/// Registers the devices: /dev/tty, /dev/console, /dev/ptmx, /dev/pts/N, /dev/hvcN.
-pub fn init() {
-    chrdev::register_char(job::TTY_MAJOR, 0, 1, Arc::new(job::CurrentTty));
-    chrdev::register_char(job::TTY_MAJOR, 1, 1, Arc::new(console::ConsoleDriver));
-    chrdev::register_char(job::TTY_MAJOR, 2, 1, Arc::new(pty::MasterDriver));
-    let sessions = Arc::new(console::SessionDriver);
-    chrdev::register_char(console::SESSION_MAJOR, 0, EXEC_SESSIONS, sessions);
-    chrdev::register_char(pty::SLAVE_MAJOR, 0, pty::PTYS_MAX, Arc::new(pty::SlaveDriver));
-}
+/// /dev/tty, /dev/console, /dev/ptmx, /dev/pts/N, /dev/hvcN.
+pub const DEVICES: &[CharDevices] = &[
+    CharDevices { major: job::TTY_MAJOR, first: 0, count: 1, driver: &job::CurrentTty },
+    CharDevices { major: job::TTY_MAJOR, first: 1, count: 1, driver: &console::ConsoleDriver },
+    CharDevices { major: job::TTY_MAJOR, first: 2, count: 1, driver: &pty::MasterDriver },
+    CharDevices {
+        major: console::SESSION_MAJOR,
+        first: 0,
+        count: EXEC_SESSIONS,
+        driver: &console::SessionDriver,
+    },
+    CharDevices {
+        major: pty::SLAVE_MAJOR,
+        first: 0,
+        count: pty::PTYS_MAX,
+        driver: &pty::SlaveDriver,
+    },
+];

@@ -20,7 +20,6 @@ use super::path::Location;
 use super::{
     FileOps, FileSystem, FileType, Inode, InodeState, Metadata, SetAttributes, Statistics,
 };
-use crate::security::acting;
 
 /// How an object is opened once more (open(2) of /proc/PID/fd/N).
 pub trait Reopen: Send + Sync {
@@ -55,11 +54,22 @@ const SHARED_NUMBER: u64 = 1;
 static NEXT: AtomicU64 = AtomicU64::new(SHARED_NUMBER + 1);
 
 impl AnonInode {
-    /// A new object with permission bits `mode`, owned by the current process's user. `label` is
-    /// what /proc shows: `pipe`, `socket`, `[eventfd]` and so on.
+    /// A new object of the kernel's with permission bits `mode`. `label` is what /proc shows:
+    /// `[eventfd]`, `inotify` and so on.
     #[must_use]
     pub fn new(file_type: FileType, mode: u32, label: &'static str) -> Arc<AnonInode> {
-        Self::make(file_type, mode, label, None)
+        Self::make(file_type, mode, label, (0, 0), None)
+    }
+
+    /// The same, which belongs to a user and a group: a `pipe`, a `socket`.
+    #[must_use]
+    pub fn owned(
+        file_type: FileType,
+        mode: u32,
+        label: &'static str,
+        owner: (u32, u32),
+    ) -> Arc<AnonInode> {
+        Self::make(file_type, mode, label, owner, None)
     }
 
     /// The same with pages that programs may map.
@@ -70,23 +80,16 @@ impl AnonInode {
         label: &'static str,
         contents: Arc<PageCache>,
     ) -> Arc<AnonInode> {
-        Self::make(file_type, mode, label, Some(contents))
+        Self::make(file_type, mode, label, (0, 0), Some(contents))
     }
 
     fn make(
         file_type: FileType,
         mode: u32,
         label: &'static str,
+        (uid, gid): (u32, u32),
         contents: Option<Arc<PageCache>>,
     ) -> Arc<AnonInode> {
-        // What has no kind is one object of the kernel's, whoever made the descriptor.
-        let (uid, gid) = match file_type {
-            FileType::Anonymous => (0, 0),
-            _ => {
-                let owner = acting::subject().credentials;
-                (owner.fsuid, owner.fsgid)
-            }
-        };
         let time_ns = crate::base::time::realtime_ns() as i64;
         Arc::new(AnonInode {
             file_type,

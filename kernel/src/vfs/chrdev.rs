@@ -1,13 +1,12 @@
 //! Device nodes and FIFOs: from a node of any file system to what it stands for.
 //!
-//! Drivers register the device numbers they serve; file systems call [`open`] from [`Inode::open`]
-//! for nodes. The pipe code registers how FIFOs are opened.
+//! `boot` names, once, the tables of device numbers that drivers serve, and how FIFOs are opened;
+//! file systems call [`open`] from [`Inode::open`] for nodes. What a node leads to is sealed then.
 
-use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 
 use abi::{Errno, Result};
-use machine::sync::{Once, SpinLock};
+use machine::sync::Once;
 
 use super::{FileOps, FileType, Inode};
 
@@ -20,11 +19,36 @@ pub trait CharDriver: Send + Sync {
 /// How a FIFO is opened: waits for the other end as fifo(7) says.
 pub type FifoOpener = fn(Arc<dyn Inode>, u32) -> Result<Arc<dyn FileOps>>;
 
-/// First device number of a range -> (last, driver).
-type Ranges = BTreeMap<u64, (u64, Arc<dyn CharDriver>)>;
+/// The minors `[first, first + count)` of a major number, and who serves them.
+pub struct CharDevices {
+    /// Major number.
+    pub major: u32,
+    /// First minor.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+    /// Whom their nodes are opened by.
+    pub driver: &'static dyn CharDriver,
+}
 
-static DRIVERS: SpinLock<Ranges> = SpinLock::new(BTreeMap::new());
-static FIFO: Once<FifoOpener> = Once::new();
+impl CharDevices {
+    fn serve(&self, device: u64) -> bool {
+        major(device) == self.major
+            && minor(device).checked_sub(self.first).is_some_and(|nth| nth < self.count)
+    }
+}
+
+/// What nodes stand for.
+pub struct Nodes {
+    /// The devices of each floor that has some; no number is in two of them.
+    pub devices: &'static [&'static [CharDevices]],
+    /// See [`FifoOpener`].
+    pub fifo: FifoOpener,
+}
+
+machine::ro_after_init! {
+    static NODES: Once<Nodes> = Once::new();
+}
 
 /// Packs a device number as makedev(3) does.
 #[must_use]
@@ -45,32 +69,21 @@ pub const fn minor(device: u64) -> u32 {
     ((device & 0xff) | (device >> 12 & !0xff)) as u32
 }
 
-/// Serves the minors `[first, first + count)` of a major number from now on. A later registration
-/// of the same first number replaces an earlier one.
-pub fn register_char(major: u32, first: u32, count: u32, driver: Arc<dyn CharDriver>) {
-    let range = make_device(major, first);
-    let last = make_device(major, first + count.saturating_sub(1));
-    let old = DRIVERS.lock().insert(range, (last, driver));
-    drop(old);
-}
-
-/// Says how FIFOs are opened.
-pub fn register_fifo(opener: FifoOpener) {
-    FIFO.call_once(|| opener);
+/// Says what nodes stand for, once.
+pub fn register(nodes: Nodes) {
+    NODES.call_once(|| nodes);
 }
 
 /// Opens what a node stands for. ENXIO if nothing serves it.
 pub fn open(node: Arc<dyn Inode>, rdev: u64, flags: u32) -> Result<Arc<dyn FileOps>> {
+    let nodes = NODES.get().ok_or(Errno::ENXIO)?;
     match node.file_type() {
         FileType::CharDevice => {
-            let driver = {
-                let drivers = DRIVERS.lock();
-                let found = drivers.range(..=rdev).next_back();
-                found.filter(|(_, (last, _))| rdev <= *last).map(|(_, (_, driver))| driver.clone())
-            };
-            driver.ok_or(Errno::ENXIO)?.open(node, rdev, flags)
+            let mut all = nodes.devices.iter().copied().flatten();
+            let served = all.find(|devices| devices.serve(rdev)).ok_or(Errno::ENXIO)?;
+            served.driver.open(node, rdev, flags)
         }
-        FileType::Fifo => FIFO.get().ok_or(Errno::ENXIO)?(node, flags),
+        FileType::Fifo => (nodes.fifo)(node, flags),
         _ => Err(Errno::ENXIO),
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Each inode has a [`WriterCount`] in its state; who writes or runs the file holds a guard.
 //! One number serves both sides, so that of two that come at the same time exactly one wins.
-//! Neighbours: `open` takes [`WriteAccess`], `exec` takes [`WriteDenial`].
+//! Neighbours: `open` takes an [`Access`], `exec` takes [`WriteDenial`], `leases` looks at the counts.
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicI32, Ordering};
@@ -24,6 +24,11 @@ impl WriterCount {
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, next)
             .map(|_| ())
             .map_err(|_| Errno::ETXTBSY)
+    }
+
+    /// Above zero: so many write; below: so many run it.
+    pub fn count(&self) -> i32 {
+        self.0.load(Ordering::SeqCst)
     }
 
     fn leave(&self, step: i32) {
@@ -52,6 +57,33 @@ impl Drop for WriteAccess {
         self.0.inode().state().writers.leave(1);
         self.0.mount.leave_writer();
     }
+}
+
+/// An open file only reads: while it exists nobody gets a lease for himself alone.
+pub struct ReadAccess(Arc<dyn Inode>);
+
+impl ReadAccess {
+    /// Counts one more reader.
+    pub fn new(inode: Arc<dyn Inode>) -> ReadAccess {
+        inode.state().readers.fetch_add(1, Ordering::SeqCst);
+        ReadAccess(inode)
+    }
+}
+
+impl Drop for ReadAccess {
+    fn drop(&mut self) {
+        self.0.state().readers.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// How an open file counts on its object.
+pub enum Access {
+    /// Not at all: it is no regular file, or has no name.
+    Uncounted,
+    /// It reads.
+    Read(ReadAccess),
+    /// It may be written to.
+    Write(WriteAccess),
 }
 
 /// A program runs from the file: while it exists the file cannot be opened for writing.

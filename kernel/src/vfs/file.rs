@@ -6,7 +6,7 @@
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::any::Any;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
 use machine::speculation::mask_index;
@@ -14,13 +14,12 @@ use machine::sync::SpinLock;
 
 use super::path::Location;
 use super::permission::drop_privileges;
-use super::{FileOps, Inode, hooks, inotify, locks};
+use super::{FileOps, Inode, hooks, inotify, leases, locks};
 use crate::base::accounts::{Counted, ObjectKind};
 use crate::base::poll::PollTable;
 use crate::base::sync::Mutex;
-use crate::security::acting;
-use crate::security::credentials::Credentials;
-use crate::vfs::deny_write::WriteAccess;
+use crate::security::{Credentials, Subject};
+use crate::vfs::deny_write::Access;
 
 /// A file descriptor.
 pub type Fd = u32;
@@ -45,15 +44,32 @@ pub struct File {
     pub id: u64,
     /// Who is told when it is closed: its places in epoll sets.
     watchers: SpinLock<Vec<Weak<dyn FileWatcher>>>,
-    /// Who opened it.
-    pub opener: Arc<Credentials>,
+    /// Who opened it; `None` of what was not found under a name.
+    pub opener: Option<Arc<Credentials>>,
     /// Who gets signals about it (F_SETOWN, O_ASYNC): `ipc::io_signals`.
     pub notice: SpinLock<Option<Notice>>,
     _counted: Counted<{ ObjectKind::File as usize }>,
     /// What policies have granted when it was opened.
     granted: u64,
-    /// Keeps a regular file that may be written to from being executed.
-    _write_access: Option<WriteAccess>,
+    /// Keeps a regular file that may be written to from being executed, and leases away.
+    _access: Access,
+}
+
+/// By whom a file was opened, and with which rights.
+pub struct Opening {
+    /// Who opened it, as long as that is to be known.
+    pub opener: Option<Arc<Credentials>>,
+    /// What it counts as on its object.
+    pub access: Access,
+    /// What policies have granted.
+    pub granted: u64,
+}
+
+impl Default for Opening {
+    /// The kernel's own: nobody restricts it.
+    fn default() -> Self {
+        Opening { opener: None, access: Access::Uncounted, granted: u64::MAX }
+    }
 }
 
 /// Who wants to know of a file's end.
@@ -62,6 +78,14 @@ pub trait FileWatcher: Send + Sync {
     fn file_closed(&self);
     /// For downcasts by whoever knows what watches.
     fn as_any(&self) -> &dyn Any;
+}
+
+/// Whether [`FileOps::descriptor_closed`] is of use to anybody.
+static CLOSING_IS_WATCHED: AtomicBool = AtomicBool::new(false);
+
+/// From now on every file hears of its descriptors' ends.
+pub fn watch_closing() {
+    CLOSING_IS_WATCHED.store(true, Ordering::SeqCst);
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -74,19 +98,27 @@ impl File {
     /// A new description with open(2)'s `flags`.
     #[must_use]
     pub fn new(ops: Arc<dyn FileOps>, flags: u32, location: Option<Location>) -> Arc<File> {
-        Self::with_access(ops, flags, location, None, u64::MAX)
+        Self::make(ops, flags, location, Opening::default())
     }
 
-    /// As [`File::new`], for a regular file that may be written to, and with what policies have
-    /// granted.
+    /// As [`File::new`], of what somebody found at a place.
     #[must_use]
-    pub fn with_access(
+    pub fn opened(
+        ops: Arc<dyn FileOps>,
+        flags: u32,
+        location: Location,
+        opening: Opening,
+    ) -> Arc<File> {
+        Self::make(ops, flags, Some(location), opening)
+    }
+
+    fn make(
         ops: Arc<dyn FileOps>,
         flags: u32,
         location: Option<Location>,
-        write_access: Option<WriteAccess>,
-        granted: u64,
+        opening: Opening,
     ) -> Arc<File> {
+        let Opening { opener, access, granted } = opening;
         let mode = flags & raw::O_ACCMODE;
         let is_path = flags & raw::O_PATH != 0;
         Arc::new(File {
@@ -99,11 +131,11 @@ impl File {
             position: Mutex::new(0),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             watchers: SpinLock::new(Vec::new()),
-            opener: acting::subject().credentials,
+            opener,
             notice: SpinLock::new(None),
             _counted: Counted::new(),
             granted,
-            _write_access: write_access,
+            _access: access,
         })
     }
 
@@ -194,12 +226,13 @@ impl File {
 }
 
 impl File {
-    /// Its contents are about to change: it no longer gives rights to who executes it.
+    /// Its contents are about to change: it no longer gives rights to who executes it. Who changes
+    /// them is asked for only where it matters.
     #[inline]
-    pub fn drop_privileges(&self) -> Result<()> {
+    pub fn drop_privileges(&self, who: impl FnOnce() -> Subject) -> Result<()> {
         match &self.location {
             Some(location) if !location.inode().state().is_plain() => {
-                drop_privileges(&**location.inode(), &acting::subject())
+                drop_privileges(&**location.inode(), &who())
             }
             _ => Ok(()),
         }
@@ -230,6 +263,7 @@ impl Drop for File {
         }
         ops.release(self);
         locks::file_closed(self.id, || self.inode());
+        leases::file_closed(self);
         if inotify::is_active() {
             self.report_close();
         }
@@ -449,6 +483,9 @@ impl FdTable {
     #[inline(always)]
     fn closed(&self, file: &File) {
         locks::descriptor_closed(self.identity(), || file.inode());
+        if CLOSING_IS_WATCHED.load(Ordering::Relaxed) {
+            file.ops().descriptor_closed(self.identity());
+        }
     }
 
     /// Bytes queued behind the descriptors.

@@ -40,7 +40,7 @@ fn granted(domain: &Domain, place: &Location, enough: u64) -> Result<Option<Gran
         if enough & !granted.by_all() == 0 {
             return Ok(Some(granted));
         }
-        match at.up() {
+        match at.up_or_back() {
             Some(above) => at = above,
             None if at.mount.is_internal() => return Ok(None),
             None => return Ok(Some(granted)),

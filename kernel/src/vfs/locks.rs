@@ -338,8 +338,8 @@ pub fn conflict(inode: &dyn Inode, wanted: &Lock) -> Option<Lock> {
 ///
 /// The wait ends when the lock is free: each release of a lock of this object looks again.
 pub fn acquire(inode: &Arc<dyn Inode>, wanted: &Lock, wait: bool) -> Result<()> {
+    list(inode)?;
     let locks = inode.state().locks();
-    list(inode, locks)?;
     match locks.try_acquire(wanted)? {
         None => return Ok(()),
         Some(_) if !wait => return Err(Errno::EAGAIN),
@@ -354,8 +354,9 @@ pub fn acquire(inode: &Arc<dyn Inode>, wanted: &Lock, wait: bool) -> Result<()> 
     result?
 }
 
-/// Remembers that the object has locks.
-fn list(inode: &Arc<dyn Inode>, locks: &FileLocks) -> Result<()> {
+/// Remembers that the object has locks or leases. ENOLCK.
+pub(super) fn list(inode: &Arc<dyn Inode>) -> Result<()> {
+    let locks = inode.state().locks();
     if locks.is_listed.load(Ordering::Relaxed) || locks.is_listed.swap(true, Ordering::Relaxed) {
         return Ok(());
     }
@@ -440,12 +441,7 @@ pub fn of(inode: &dyn Inode) -> Vec<Lock> {
     all
 }
 
-/// Every lock, with its object, for /proc/locks.
-pub fn all() -> Vec<(Arc<dyn Inode>, Lock)> {
-    let listed: Vec<Arc<dyn Inode>> = LISTED.lock().iter().filter_map(Weak::upgrade).collect();
-    let each = |inode: Arc<dyn Inode>| {
-        let locks = of(&*inode);
-        locks.into_iter().map(move |lock| (inode.clone(), lock))
-    };
-    listed.into_iter().flat_map(each).collect()
+/// Every object that has had locks or leases, for /proc/locks.
+pub fn listed() -> Vec<Arc<dyn Inode>> {
+    LISTED.lock().iter().filter_map(Weak::upgrade).collect()
 }

@@ -28,6 +28,7 @@ pub mod file;
 pub mod hooks;
 pub mod inotify;
 pub mod landlock;
+pub mod leases;
 pub mod locks;
 pub mod mount;
 pub mod namei;
@@ -131,6 +132,15 @@ pub struct DirEntry {
     pub next: u64,
 }
 
+/// How a name is moved, for [`Inode::rename`].
+#[derive(Clone, Copy, Debug)]
+pub struct Renaming {
+    /// renameat2(2)'s.
+    pub flags: u32,
+    /// User and group of a whiteout that is left behind.
+    pub owner: (u32, u32),
+}
+
 /// A new object, for [`Inode::create`].
 #[derive(Clone, Copy, Debug)]
 pub struct NewObject<'a> {
@@ -201,8 +211,14 @@ pub trait Inode: Send + Sync + Any {
     fn rmdir(&self, _name: &[u8]) -> Result<()> {
         Err(Errno::ENOTDIR)
     }
-    /// Moves an entry to a directory of the same file system; `flags` are renameat2(2)'s.
-    fn rename(&self, _name: &[u8], _to: &Arc<dyn Inode>, _new: &[u8], _flags: u32) -> Result<()> {
+    /// Moves an entry to a directory of the same file system.
+    fn rename(
+        &self,
+        _name: &[u8],
+        _to: &Arc<dyn Inode>,
+        _new: &[u8],
+        _how: &Renaming,
+    ) -> Result<()> {
         Err(Errno::ENOTDIR)
     }
     /// A number that is another one when a directory's names may be others, for a file system whose
@@ -361,6 +377,9 @@ pub trait FileOps: Send + Sync + Any {
     fn inode(&self) -> Arc<dyn Inode>;
     /// The last descriptor of this open file was closed.
     fn release(&self, _file: &File) {}
+    /// A process with this table of descriptors has closed one of them. Called only once somebody
+    /// wants to know ([`file::watch_closing`]).
+    fn descriptor_closed(&self, _table: usize) {}
     /// Bytes of the kernel's memory that are queued behind it, for the choice of whom to kill when
     /// memory runs out. Takes no sleeping lock.
     fn held_bytes(&self) -> usize {

@@ -47,6 +47,8 @@ pub struct Mount {
     id: u64,
     fs: Arc<dyn FileSystem>,
     root: Arc<Dentry>,
+    /// See [`Mount::is_internal`].
+    is_internal: bool,
     /// Its root is not the top of its file system.
     shows_part: bool,
     /// [`FileSystem::names_expire`].
@@ -75,8 +77,9 @@ impl Mount {
         place: Option<Location>,
         flags: u32,
         source: &[u8],
-    ) -> Arc<Mount> {
-        Arc::new(Mount {
+    ) -> Mount {
+        Mount {
+            is_internal: false,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             names_expire: fs.names_expire(),
             fs,
@@ -87,7 +90,7 @@ impl Mount {
             may_expire: AtomicBool::new(false),
             writers: AtomicUsize::new(0),
             source: source.into(),
-        })
+        }
     }
 
     /// Its number in /proc/PID/mountinfo.
@@ -123,7 +126,7 @@ impl Mount {
 
     /// Whether it is the kernel's own, for objects that no directory has.
     pub fn is_internal(&self) -> bool {
-        self.flags() & raw::MS_KERNMOUNT != 0
+        self.is_internal
     }
 
     /// The kept flags of mount(2).
@@ -193,13 +196,13 @@ fn changed() {
 /// for what only descriptors name.
 pub fn detached(fs: Arc<dyn FileSystem>) -> Arc<Mount> {
     let root = Dentry::detached(fs.root(), b"/");
-    Mount::new(fs, root, None, raw::MS_KERNMOUNT, b"none")
+    Arc::new(Mount { is_internal: true, ..Mount::new(fs, root, None, 0, b"none") })
 }
 
 /// The first mount: the root of everything.
 pub fn mount_root(fs: Arc<dyn FileSystem>, source: &[u8]) -> Location {
     let root = Dentry::detached(fs.root(), b"/");
-    let mount = Mount::new(fs, root, None, raw::MS_RELATIME, source);
+    let mount = Arc::new(Mount::new(fs, root, None, raw::MS_RELATIME, source));
     TABLE.lock().all.push(mount.clone());
     mount.top()
 }
@@ -240,13 +243,13 @@ pub fn mount(
     source: &[u8],
 ) -> Result<Arc<Mount>> {
     let root = top_dentry(&fs);
-    attach(Mount::new(fs, root, None, flags, source), place)
+    attach(Arc::new(Mount::new(fs, root, None, flags, source)), place)
 }
 
 /// Shows `from` at `place` too (MS_BIND); with `recursive` also what is mounted below it.
 pub fn bind(from: &Location, place: &Location, recursive: bool) -> Result<()> {
     let copy = |mount: &Arc<Mount>, root: &Arc<Dentry>| {
-        Mount::new(mount.fs.clone(), root.clone(), None, mount.flags(), &mount.source)
+        Arc::new(Mount::new(mount.fs.clone(), root.clone(), None, mount.flags(), &mount.source))
     };
     let top = attach(copy(&from.mount, &from.dentry), place)?;
     if !recursive {
@@ -465,11 +468,20 @@ pub fn pivot_root(old: &Location, new: &Location, put_old: &Location) -> Result<
 /// Makes a file system from mount(2)'s source and options.
 pub type Maker = fn(&[u8], &[u8]) -> Result<Arc<dyn FileSystem>>;
 
-static TYPES: SpinLock<Vec<(&'static str, Maker)>> = SpinLock::new(Vec::new());
+/// A kind of file system as mount(2) names it.
+pub type FileSystemType = (&'static str, Maker);
 
-/// Makes a kind of file system known to mount(2).
-pub fn register_type(name: &'static str, maker: Maker) {
-    TYPES.lock().push((name, maker));
+machine::ro_after_init! {
+    static TYPES: Once<&'static [FileSystemType]> = Once::new();
+}
+
+/// Says, once, which kinds of file systems mount(2) knows.
+pub fn register_types(types: &'static [FileSystemType]) {
+    TYPES.call_once(|| types);
+}
+
+fn known_types() -> &'static [FileSystemType] {
+    TYPES.get().copied().unwrap_or_default()
 }
 
 /// A mounted file system of this kind.
@@ -480,14 +492,12 @@ pub fn mounted(kind: &[u8]) -> Option<Arc<dyn FileSystem>> {
 
 /// All kinds known, for /proc/filesystems.
 pub fn types() -> Vec<&'static str> {
-    TYPES.lock().iter().map(|(name, _)| *name).collect()
+    known_types().iter().map(|(name, _)| *name).collect()
 }
 
 /// A new file system of a kind; ENODEV if the kind is not known.
 pub fn make_file_system(kind: &[u8], source: &[u8], options: &[u8]) -> Result<Arc<dyn FileSystem>> {
-    let maker = {
-        let types = TYPES.lock();
-        types.iter().find(|(name, _)| name.as_bytes() == kind).map(|(_, maker)| *maker)
-    };
-    maker.ok_or(Errno::ENODEV)?(source, options)
+    let known = known_types().iter().find(|(name, _)| name.as_bytes() == kind);
+    let (_, maker) = known.ok_or(Errno::ENODEV)?;
+    maker(source, options)
 }

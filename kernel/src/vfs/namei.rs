@@ -14,7 +14,7 @@ use super::hooks::{self, Rename};
 use super::inotify;
 use super::path::{self, Context, Location, Walk, child_locked};
 use super::permission::{self, EXECUTE, WRITE};
-use super::{FileType, Inode, NewObject};
+use super::{FileType, Inode, NewObject, Renaming};
 use crate::base::sync::MutexGuard;
 use crate::security::Capability;
 
@@ -362,7 +362,9 @@ fn rename_locked(context: &Context, old: &Side<'_>, new: &Side<'_>, flags: u32) 
         permission::check(source.inode().as_ref(), WRITE, &context.subject)?;
     }
     hooks::inode_rename((&old.walk.at, source.inode().as_ref(), &new.walk.at))?;
-    old.parent().inode().rename(old.name, new.parent().inode(), new.name, flags)?;
+    let owner = (context.subject.fsuid, context.subject.fsgid);
+    let how = Renaming { flags, owner };
+    old.parent().inode().rename(old.name, new.parent().inode(), new.name, &how)?;
     update_names(old, new, &source, target.as_ref(), flags);
     Ok(())
 }

@@ -9,10 +9,12 @@ use core::cell::Cell;
 
 use abi::{Errno, Result, general as raw};
 
+use super::file::Opening;
 use super::path::{Context, Last, Location, Walk, walk};
 use super::permission::{self, EXECUTE, READ, WRITE};
-use super::{File, FileType, SetAttributes, hooks, inotify};
-use crate::vfs::deny_write::WriteAccess;
+use super::{File, FileType, SetAttributes, hooks, inotify, leases};
+use crate::security::Credentials;
+use crate::vfs::deny_write::{Access, ReadAccess, WriteAccess};
 use crate::vfs::namei;
 
 /// Flags that open(2) knows; others are ignored by it and refused by openat2(2).
@@ -65,14 +67,16 @@ pub fn open(context: &Context, dirfd: i32, path: &[u8], how: &How) -> Result<Arc
     let walk = Walk::new(context, dirfd, path, walk_flags)?;
     if flags & raw::O_PATH != 0 {
         let location = walk.finish()?;
-        return Ok(File::new(path_only(), flags & PATH_FLAGS, Some(location)));
+        let opening = Opening { opener: opener(context), ..Opening::default() };
+        return Ok(File::opened(path_only(), flags & PATH_FLAGS, location, opening));
     }
     if flags & TMPFILE_BIT != 0 {
         let directory = walk.finish()?;
         let location = namei::make_unnamed(context, &directory, how.mode)?;
         let granted = ask(context, &location, flags)?;
-        let access = write_access(&location, flags)?;
-        return open_inode(location, flags, access, granted);
+        let access = access(&location, flags)?;
+        let opening = Opening { opener: opener(context), access, granted };
+        return open_inode(location, flags, opening);
     }
     if flags & raw::O_CREAT != 0 {
         return open_or_create(context, walk, how);
@@ -127,7 +131,8 @@ pub fn open_location(
         check(context, &location, flags)?;
     }
     let granted = ask(context, &location, flags)?;
-    let access = write_access(&location, flags)?;
+    let access = access(&location, flags)?;
+    leases::break_for(location.inode().as_ref(), flags)?;
     let truncates =
         !created && flags & raw::O_TRUNC != 0 && location.file_type() == FileType::Regular;
     if truncates {
@@ -137,7 +142,8 @@ pub fn open_location(
         permission::set_attributes(location.inode().as_ref(), &changes)?;
     }
     let dentry = location.dentry.clone();
-    let file = open_inode(location, flags, access, granted)?;
+    let opening = Opening { opener: opener(context), access, granted };
+    let file = open_inode(location, flags, opening)?;
     if truncates {
         inotify::event(&dentry, raw::IN_MODIFY);
     }
@@ -151,26 +157,27 @@ fn ask(context: &Context, location: &Location, flags: u32) -> Result<u64> {
     Ok(granted.get())
 }
 
-/// The right to write to a regular file that nobody executes.
-fn write_access(location: &Location, flags: u32) -> Result<Option<WriteAccess>> {
-    let writes = matches!(flags & raw::O_ACCMODE, raw::O_WRONLY | raw::O_RDWR);
-    if writes && location.file_type() == FileType::Regular {
-        WriteAccess::new(location).map(Some)
-    } else {
-        Ok(None)
+/// How an open file counts on a regular file: who writes may do so only where nobody executes it.
+fn access(location: &Location, flags: u32) -> Result<Access> {
+    if location.file_type() != FileType::Regular {
+        return Ok(Access::Uncounted);
+    }
+    match flags & raw::O_ACCMODE {
+        raw::O_RDONLY => Ok(Access::Read(ReadAccess::new(location.inode().clone()))),
+        raw::O_ACCMODE => Ok(Access::Uncounted),
+        _ => WriteAccess::new(location).map(Access::Write),
     }
 }
 
-fn open_inode(
-    location: Location,
-    flags: u32,
-    access: Option<WriteAccess>,
-    granted: u64,
-) -> Result<Arc<File>> {
+fn opener(context: &Context) -> Option<Arc<Credentials>> {
+    Some(context.subject.credentials.clone())
+}
+
+fn open_inode(location: Location, flags: u32, opening: Opening) -> Result<Arc<File>> {
     let operations = location.inode().clone().open(flags)?;
     let kept = flags & !(raw::O_NOCTTY | raw::O_TRUNC);
     inotify::event(&location.dentry, raw::IN_OPEN);
-    let file = File::with_access(operations, kept, Some(location), access, granted);
+    let file = File::opened(operations, kept, location, opening);
     hooks::file_post_open((&file, flags))?;
     Ok(file)
 }
@@ -241,5 +248,8 @@ pub fn open_executable(
     }
     permission::check(location.inode().as_ref(), EXECUTE, &context.subject)?;
     let granted = ask(context, &location, raw::O_RDONLY | hooks::EXEC)?;
-    open_inode(location, raw::O_RDONLY | raw::O_LARGEFILE, None, granted)
+    let access = access(&location, raw::O_RDONLY)?;
+    leases::break_for(location.inode().as_ref(), raw::O_RDONLY)?;
+    let opening = Opening { access, granted, ..Opening::default() };
+    open_inode(location, raw::O_RDONLY | raw::O_LARGEFILE, opening)
 }

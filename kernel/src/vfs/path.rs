@@ -122,6 +122,21 @@ impl Location {
         Some(Location::new(at.mount, parent))
     }
 
+    /// As [`Location::up`], for who counts all that stands above: what was moved out of the part of
+    /// a file system that its mount shows leads to the top of the file system, and from there to
+    /// the mount's own top.
+    pub(super) fn up_or_back(&self) -> Option<Location> {
+        let mut at = self.clone();
+        while at.is_mount_top() {
+            at = at.mount.place()?;
+        }
+        if at.mount.is_internal() {
+            return None;
+        }
+        let above = at.dentry.parent().unwrap_or_else(|| at.mount.root().clone());
+        Some(Location::new(at.mount, above))
+    }
+
     /// Goes to the top of whatever is mounted here.
     #[inline]
     fn enter_mounts(&mut self) {
@@ -170,8 +185,10 @@ impl Location {
             at.dentry = parent;
         }
         let mut path = Vec::with_capacity(length + 32);
-        // The top of the tree of names counts as reached by whoever holds no root below it.
-        let is_top = at.is_mount_top() && at.mount.place().is_none() && is_in_tree(&at);
+        // The top of the tree of names counts as reached by whoever holds no root below it, and
+        // so does the kernel's own mount, which is nowhere.
+        let is_top = at.is_mount_top() && at.mount.place().is_none() && is_in_tree(&at)
+            || at.mount.is_internal();
         if !reached && !is_top {
             path.extend_from_slice(b"(unreachable)");
         }
@@ -248,7 +265,9 @@ impl Context {
 /// How the open file behind a descriptor of the running process is found.
 pub type FileOf = fn(Fd) -> Result<Arc<File>>;
 
-static FILE_OF: Once<FileOf> = Once::new();
+machine::ro_after_init! {
+    static FILE_OF: Once<FileOf> = Once::new();
+}
 
 /// Says how descriptors that paths start at are found, once.
 pub fn register_files(file_of: FileOf) {

@@ -1,4 +1,4 @@
-//! What the kernel hangs on an object, whatever file system it is of: locks, watches, who writes
+//! What the kernel hangs on an object, whatever file system it is of: locks, leases, watches, who writes
 //! and who runs it, the pipe or socket behind its name, its security label.
 //!
 //! Why here: each of these lives as long as the object and concerns nobody else. In the object,
@@ -11,12 +11,13 @@
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
 use core::any::Any;
-use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 
 use machine::sync::{Once, SpinLock};
 
 use super::deny_write::WriterCount;
 use super::inotify::Watches;
+use super::leases::Leases;
 use super::locks::FileLocks;
 use crate::base::accounts::{Counted, ObjectKind};
 
@@ -30,6 +31,8 @@ pub type Label = Arc<dyn Any + Send + Sync>;
 pub struct InodeState {
     /// Who writes to it, or runs it.
     pub writers: WriterCount,
+    /// How many open files only read it.
+    pub readers: AtomicI32,
     /// Known to give nobody rights by being executed: see `permission::drop_privileges`.
     is_plain: AtomicBool,
     rare: Once<Box<Rare>>,
@@ -42,6 +45,7 @@ pub struct InodeState {
 #[derive(Default)]
 struct Rare {
     locks: FileLocks,
+    leases: Leases,
     watches: Watches,
     endpoint: SpinLock<Option<Endpoint>>,
     label: SpinLock<Option<Label>>,
@@ -61,6 +65,16 @@ impl InodeState {
     /// Its locks.
     pub fn locks(&self) -> &FileLocks {
         &self.rare().locks
+    }
+
+    /// Its leases, if it ever had any.
+    pub fn known_leases(&self) -> Option<&Leases> {
+        self.rare.get().map(|rare| &rare.leases)
+    }
+
+    /// Its leases.
+    pub fn leases(&self) -> &Leases {
+        &self.rare().leases
     }
 
     /// Its watches, if it ever had any.

@@ -267,6 +267,6 @@ boot_high:
 .pushsection .bss
 .balign 4096
 boot_cpu_stack: .skip 65536
-.globl boot_cpu_stack_top
+.globl boot_cpu_stack, boot_cpu_stack_top
 boot_cpu_stack_top:
 .popsection

@@ -19,7 +19,7 @@ use crate::text::{cfi, text_poke};
 
 pub(crate) mod kaslr;
 mod multiboot;
-mod selftest;
+pub(crate) mod selftest;
 mod smp;
 
 global_asm!(include_str!("boot.S"), options(att_syntax, raw));
@@ -138,9 +138,14 @@ extern "C" fn boot_first_cpu(start_info: u64, magic: u32) -> ! {
     smp::start_others();
     word::init(crate::boot::info().command_line);
     kaslr::log();
+    limen_main()
+}
+
+/// Seals what is set at boot, the kernel's and the machine's, for good, and checks that it is. On
+/// any CPU, once, when everything is registered and before the first program.
+pub fn seal() {
     sealed::close(memory::seal);
     selftest::check_seal();
-    limen_main()
 }
 
 /// The first Rust code of another CPU, on its own stack, called by the trampoline.

@@ -15,6 +15,22 @@ unsafe extern "C" {
     static __data_end: u8;
 }
 
+/// The stack of the first CPU.
+#[cfg(feature = "ktest")]
+pub(crate) fn boot_stack_range() -> core::ops::Range<u64> {
+    unsafe extern "C" {
+        static boot_cpu_stack: u8;
+        static boot_cpu_stack_top: u8;
+    }
+    (&raw const boot_cpu_stack) as u64..(&raw const boot_cpu_stack_top) as u64
+}
+
+/// The image's data, written or not.
+#[cfg(feature = "ktest")]
+pub(crate) fn data_range() -> core::ops::Range<u64> {
+    (&raw const __data_start) as u64..(&raw const __data_end) as u64
+}
+
 /// Checks this CPU's control registers. Every CPU calls it before it runs programs.
 pub(crate) fn check_registers() {
     let f = features();
@@ -35,7 +51,7 @@ pub(crate) fn check_registers() {
 }
 
 /// Checks that what is set at boot cannot be written any more, at its own address, through the
-/// direct map, or on programs' tables. On the first CPU, when all run.
+/// direct map, or on programs' tables. When all CPUs run.
 pub(crate) fn check_seal() {
     assert!(sealed::is_closed(), "self-test: nothing was sealed");
     for page in sealed::ranges().into_iter().flatten().step_by(cpu::PAGE_SIZE) {

@@ -176,12 +176,11 @@ struct ToAll {
     generation: AtomicU64,
     seen: [AtomicU64; MAX_CPUS],
     request: RemoteRequest,
-    act: fn(),
 }
 
-static KERNEL: ToAll = ToAll::new(RemoteRequest::Kernel, local::flush_all);
-static SYNC: ToAll = ToAll::new(RemoteRequest::Sync, cpu::serialize);
-static ENTRY: ToAll = ToAll::new(RemoteRequest::Entry, choose_entry);
+static KERNEL: ToAll = ToAll::new(RemoteRequest::Kernel);
+static SYNC: ToAll = ToAll::new(RemoteRequest::Sync);
+static ENTRY: ToAll = ToAll::new(RemoteRequest::Entry);
 
 sealed! {
     static CHOOSE_ENTRY: Once<fn()> = Once::new();
@@ -201,15 +200,20 @@ fn choose_entry() {
 }
 
 impl ToAll {
-    const fn new(request: RemoteRequest, act: fn()) -> Self {
+    const fn new(request: RemoteRequest) -> Self {
         let seen = [const { AtomicU64::new(0) }; MAX_CPUS];
-        ToAll { generation: AtomicU64::new(0), seen, request, act }
+        ToAll { generation: AtomicU64::new(0), seen, request }
     }
 
     /// Does it on this CPU, and answers everything asked so far.
     fn serve(&self, cpu: usize) {
         let generation = self.generation.load(Ordering::SeqCst);
-        (self.act)();
+        match self.request {
+            RemoteRequest::Kernel => local::flush_all(),
+            RemoteRequest::Sync => cpu::serialize(),
+            RemoteRequest::Entry => choose_entry(),
+            RemoteRequest::User => unreachable!("a space's flush is not a request to all"),
+        }
         self.seen[cpu].store(generation, Ordering::Release);
     }
 

@@ -3,12 +3,13 @@
 //! The threat is an attacker who can write kernel data. The interrupt table, the flag that turns
 //! failed checks into warnings, what was chosen about mitigations, the tables that traps are
 //! looked up in: one store to any of them ends a protection. So they lie on pages of their own
-//! ([`sealed!`]), and [`close`] takes the right to write from these pages, at their own address,
-//! through the direct map and in programs' tables, on all CPUs, before the first program starts.
-//! It is not given back: there is no function for that.
+//! ([`sealed!`]; the kernel's by [`ro_after_init!`](crate::ro_after_init)), and [`close`] takes the
+//! right to write from these pages, at their own address, through the direct map and in programs'
+//! tables, on all CPUs, before the first program starts. It is not given back: there is no function
+//! for that.
 //!
 //! Why not all of `.data`: counters, locks and lists change. Neighbours: `memory` has the tables,
-//! `selftest` looks whether it is so, `link.ld` the pages.
+//! `boot::seal` the moment, `selftest` looks whether it is so, `link.ld` the pages.
 
 /// Defines statics on sealed pages. Types that change through `&` (atomics, `Once`) are written
 /// before the seal; a store behind it faults.
@@ -23,6 +24,23 @@ macro_rules! sealed {
     };
 }
 pub(crate) use sealed;
+
+/// Defines statics of the kernel on sealed pages: what is registered at boot, functions before
+/// all. They are written before [`boot::seal`](crate::boot::seal); a store behind it faults. Once
+/// in a module.
+///
+/// The kernel names no section, which would be `unsafe`: the linker takes the statics of all
+/// modules with this macro's name.
+#[macro_export]
+macro_rules! ro_after_init {
+    ($($(#[$attribute:meta])* static $name:ident: $type:ty = $value:expr;)+) => {
+        mod ro_after_init {
+            use super::*;
+            $($(#[$attribute])* pub(super) static $name: $type = $value;)+
+        }
+        use ro_after_init::{$($name),+};
+    };
+}
 
 unsafe extern "C" {
     static __sealed_start: u8;

@@ -18,6 +18,7 @@ use crate::memory::{self, HUGE_PAGE, PageKind, PageTable, Prot, uaccess, vmap};
 pub(super) const TESTS: &[Test] = &[
     Test { name: "memory::no_page_is_writable_and_executable", run: w_xor_x },
     Test { name: "memory::sealed_pages_fault", run: sealed_pages },
+    Test { name: "memory::statics_that_can_be_written_lead_to_no_code", run: open_statics },
     Test { name: "memory::stack_guard_faults", run: stack_guard },
     Test { name: "memory::stacks_change_hands_empty", run: stacks_are_cleared },
     Test { name: "memory::frames_are_distinct_and_come_back", run: frames },
@@ -55,6 +56,32 @@ fn sealed_pages() -> Result<(), String> {
         !crate::text::cfi::warn_can_be_set(),
         "the flag that survives failed checks can be written"
     );
+    Ok(())
+}
+
+/// Looks through the image's writable pages for addresses of functions. On the stack that the first
+/// CPU booted on return addresses lie, and in the list of patches the sites: neither is called.
+fn open_statics() -> Result<(), String> {
+    let text = crate::text::text_poke::text_range();
+    let [statics, entry] = sealed::ranges();
+    let boot_stack = crate::boot::selftest::boot_stack_range();
+    let skipped = [statics, entry, boot_stack, crate::text::text_poke::patches_range()];
+    let mut found = Vec::new();
+    let mut words = 0;
+    for at in crate::boot::selftest::data_range().step_by(8) {
+        if skipped.iter().any(|range| range.contains(&at)) {
+            continue;
+        }
+        words += 1;
+        // SAFETY: the image's data is mapped; a word that another CPU changes is read as it is.
+        let word =
+            unsafe { core::ptr::with_exposed_provenance::<u64>(at as usize).read_volatile() };
+        if text.contains(&word) {
+            found.push((crate::cpu::linked(at), crate::cpu::linked(word)));
+        }
+    }
+    ensure!(words > 10_000, "the walk has seen {words} words");
+    ensure!(found.is_empty(), "functions' addresses (where, which): {found:x?}");
     Ok(())
 }
 

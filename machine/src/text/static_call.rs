@@ -3,8 +3,9 @@
 //! A call is a type ([`StaticCall`]) that names what it is given, who may be called, and how
 //! several answers become one. [`call`] is an ordinary direct call of the type's own trampoline;
 //! objtool finds all of them and makes each a site. The site itself is then patched: nothing (a
-//! nop, or the default into the result register) while nobody is bound, the one callee, or the
-//! type's chain, which is compiled code that makes a direct call for each callee it has room for.
+//! nop, or the default into the result register) while nobody is bound, the one callee, or a
+//! chain of the type's, which is compiled code that makes a direct call for each callee it has room
+//! for: there is one for each length, and the shortest that has room is taken.
 //! No pointer, list or indirect call is on any path.
 //!
 //! What makes this sound in safe code of others: the key of a call is the address of a function
@@ -135,6 +136,10 @@ const DYNAMIC: u32 = 1;
 /// In [`RawTrampoline::flags`]: this is a place in a chain; `chain` is the call's own trampoline.
 const PLACE: u32 = 2;
 
+/// In [`RawTrampoline::flags`]: this is no trampoline but a chain that is shorter than the call's
+/// own; `chain` is the call's trampoline, `number` its length.
+const SHORT: u32 = 4;
+
 /// An entry of `__static_call_tramps`, which the code below writes and objtool reads too.
 #[repr(C)]
 struct RawTrampoline {
@@ -156,6 +161,21 @@ const fn count<C: StaticCall>() -> u32 {
     C::CALLEES.len() as u32
 }
 
+/// The entry of the chain of so many places, if the call has more callees than that.
+macro_rules! short {
+    ($len:literal) => {
+        concat!(
+            ".if {count} > ",
+            $len,
+            "\n.long {chain_",
+            $len,
+            "} - .\n.long {short}\n.long 2b - .\n.long ",
+            $len,
+            "\n.endif"
+        )
+    };
+}
+
 /// What every call of the type is compiled to. The signature at +5 (ud1 %esp,%ecx) tells real
 /// trampolines; the section lists them.
 #[unsafe(naked)]
@@ -170,13 +190,27 @@ extern "C" fn trampoline<C: StaticCall>(args: &C::Args<'_>) -> AnswerOf<C> {
         ".long {flags}",
         ".long {chain} - .",
         ".long {count}",
+        short!("2"),
+        short!("3"),
+        short!("4"),
+        short!("5"),
+        short!("6"),
+        short!("7"),
         ".popsection",
         nothing = sym nothing::<C>,
         chain = sym chain::<C>,
         flags = const flags::<C>(),
         count = const count::<C>(),
+        short = const SHORT,
+        chain_2 = sym short_chain::<C, 2>,
+        chain_3 = sym short_chain::<C, 3>,
+        chain_4 = sym short_chain::<C, 4>,
+        chain_5 = sym short_chain::<C, 5>,
+        chain_6 = sym short_chain::<C, 6>,
+        chain_7 = sym short_chain::<C, 7>,
     )
 }
+const _: () = assert!(CALLEES_MAX == 8, "shorter chains have 2 to 7 places");
 
 /// Place `I` in the type's chain: a static call of its own.
 #[unsafe(naked)]
@@ -238,10 +272,20 @@ extern "C" fn nothing<C: StaticCall>(_: &C::Args<'_>) -> AnswerOf<C> {
 
 /// Asks everybody in turn, by direct calls.
 extern "C" fn chain<C: StaticCall>(args: &C::Args<'_>) -> AnswerOf<C> {
+    ask_first::<C, CALLEES_MAX>(args)
+}
+
+/// Asks who is in the first `N` places: what is not bound costs nothing behind them.
+extern "C" fn short_chain<C: StaticCall, const N: usize>(args: &C::Args<'_>) -> AnswerOf<C> {
+    ask_first::<C, N>(args)
+}
+
+#[inline(always)]
+fn ask_first<C: StaticCall, const N: usize>(args: &C::Args<'_>) -> AnswerOf<C> {
     let mut fold = C::Fold::start();
     macro_rules! ask {
         ($($place:literal)*) => {$(
-            if const { C::CALLEES.len() > $place && C::CALLEES.len() > 1 }
+            if const { C::CALLEES.len() > $place && C::CALLEES.len() > 1 && N > $place }
                 && fold.step(place::<C, $place>(args)).is_break()
             {
                 return fold.end();
@@ -258,6 +302,8 @@ struct Shape {
     trampoline: u64,
     nothing: u64,
     chain: u64,
+    /// Shorter chains, of two places and more, each one longer.
+    short_chains: Vec<u64>,
     /// What nobody answers; `None`: nothing is returned.
     neutral: Option<i32>,
     callees: Vec<u64>,
@@ -277,6 +323,16 @@ impl Shape {
         }
         places.try_reserve_exact(CALLEES_MAX).map_err(|_| NotBound::Memory)?;
         list!(0 1 2 3 4 5 6 7);
+        let mut short_chains = Vec::new();
+        macro_rules! chains {
+            ($($len:literal)*) => {$(
+                if const { C::CALLEES.len() > $len } {
+                    short_chains.push(short_chain::<C, $len> as *const () as u64);
+                }
+            )*};
+        }
+        short_chains.try_reserve_exact(CALLEES_MAX).map_err(|_| NotBound::Memory)?;
+        chains!(2 3 4 5 6 7);
         let mut callees = Vec::new();
         callees.try_reserve_exact(C::CALLEES.len()).map_err(|_| NotBound::Memory)?;
         callees.extend(C::CALLEES.iter().map(|&callee| callee as usize as u64));
@@ -284,6 +340,7 @@ impl Shape {
             trampoline: trampoline::<C> as *const () as u64,
             nothing: nothing::<C> as *const () as u64,
             chain: chain::<C> as *const () as u64,
+            short_chains,
             neutral: C::Fold::NEUTRAL.word(),
             callees,
             places,
@@ -307,7 +364,11 @@ impl Shape {
         Some(match (those.next(), those.next()) {
             (None, _) => self.empty(tail),
             (Some(&one), None) => Target::Function(*self.callees.get(one)?),
-            _ => Target::Function(self.chain),
+            _ => {
+                let places = bound.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+                let short = places.checked_sub(2).and_then(|at| self.short_chains.get(at));
+                Target::Function(short.copied().unwrap_or(self.chain))
+            }
         })
     }
 
@@ -316,7 +377,8 @@ impl Shape {
         match target {
             Target::Function(at) => {
                 let own = [self.trampoline, self.nothing, self.chain];
-                own.contains(&at) || self.callees.contains(&at) || self.places.contains(&at)
+                let lists = [&self.callees, &self.places, &self.short_chains];
+                own.contains(&at) || lists.iter().any(|list| list.contains(&at))
             }
             other => other == self.empty(false) || other == self.empty(true),
         }
@@ -595,12 +657,12 @@ fn trampolines() -> impl Iterator<Item = (u64, bool)> {
     }
     let start = (&raw const __static_call_tramps_start).cast::<RawTrampoline>();
     let bytes = (&raw const __static_call_tramps_end).addr() - start.addr();
-    (0..bytes / size_of::<RawTrampoline>()).map(move |i| {
+    (0..bytes / size_of::<RawTrampoline>()).filter_map(move |i| {
         let entry = start.wrapping_add(i);
         // SAFETY: the linker script bounds the table, whose entries are four aligned words.
         let raw = unsafe { entry.read() };
         let at = (entry as u64).wrapping_add_signed(i64::from(raw.trampoline));
-        (at, is_open(raw.flags & DYNAMIC != 0))
+        (raw.flags & SHORT == 0).then(|| (at, is_open(raw.flags & DYNAMIC != 0)))
     })
 }
 

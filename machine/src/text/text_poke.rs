@@ -90,6 +90,13 @@ sealed! {
     static OTHERS_RUN: AtomicBool = AtomicBool::new(false);
 }
 
+/// Where [`WRITER`] lies.
+#[cfg(feature = "ktest")]
+pub(crate) fn patches_range() -> core::ops::Range<u64> {
+    let start = (&raw const WRITER) as u64;
+    start..start + size_of_val(&WRITER) as u64
+}
+
 struct Storage {
     /// What int3 handlers read while a batch is active.
     patches: [Patch; BATCH_MAX],

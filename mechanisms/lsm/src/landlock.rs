@@ -11,7 +11,11 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 /// The version of the interface whose every right is known here.
-pub const ABI: u32 = 5;
+pub const ABI: u32 = 7;
+/// What was wrong in earlier versions of the interface, elsewhere, and is right here: what is no
+/// TCP socket is not taken for one, the threads of a process may signal each other, and what was
+/// moved out of a bind mount has what is granted on both ways up. One bit for each.
+pub const ERRATA: u32 = 1 | 1 << 1 | 1 << 2;
 /// Most rulesets on top of each other.
 pub const LAYERS_MAX: usize = 16;
 /// Most rules of a ruleset.
@@ -63,6 +67,16 @@ pub mod net {
     pub const BIND_TCP: u64 = 1;
     /// Connect a TCP socket to a port.
     pub const CONNECT_TCP: u64 = 1 << 1;
+    /// All of them.
+    pub const ALL: u64 = (1 << 2) - 1;
+}
+
+/// What stays within a domain and those made from it, if a ruleset says so.
+pub mod scope {
+    /// Connecting and sending to sockets with an abstract name (unix(7)).
+    pub const ABSTRACT_UNIX_SOCKET: u64 = 1;
+    /// Signals.
+    pub const SIGNAL: u64 = 1 << 1;
     /// All of them.
     pub const ALL: u64 = (1 << 2) - 1;
 }
@@ -126,18 +140,21 @@ impl<K: Ord + Copy> Rules<K> {
 pub struct Ruleset<P> {
     handled_fs: u64,
     handled_net: u64,
+    scoped: u64,
     objects: Rules<ObjectId>,
     ports: Rules<u16>,
     pins: Vec<P>,
 }
 
 impl<P> Ruleset<P> {
-    /// One that handles these rights, and grants none.
+    /// One that handles these rights, and grants none; what is `scoped` ([`scope`]) stays within
+    /// the domain.
     #[must_use]
-    pub const fn new(handled_fs: u64, handled_net: u64) -> Self {
+    pub const fn new(handled_fs: u64, handled_net: u64, scoped: u64) -> Self {
         Self {
             handled_fs,
             handled_net,
+            scoped,
             objects: Rules(Vec::new()),
             ports: Rules(Vec::new()),
             pins: Vec::new(),
@@ -184,7 +201,12 @@ impl<P> Ruleset<P> {
         pins.try_reserve(self.pins.len() + 1).map_err(|_| NotAdded::Memory)?;
         pins.extend(self.pins.iter().cloned());
         let (objects, ports) = (self.objects.try_clone()?, self.ports.try_clone()?);
-        Ok(Self { objects, ports, pins, ..Self::new(self.handled_fs, self.handled_net) })
+        Ok(Self {
+            objects,
+            ports,
+            pins,
+            ..Self::new(self.handled_fs, self.handled_net, self.scoped)
+        })
     }
 
     /// What it has a say about. Moves between directories are refused by every ruleset that does
@@ -206,9 +228,14 @@ pub const fn grants(rights: u64, handled: u64) -> Result<(), NotAdded> {
     }
 }
 
+/// What a domain is known by: no other ever has the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DomainId(pub u64);
+
 /// A stack of rulesets, as it was when the last was added.
 #[derive(Debug)]
 pub struct Domain<P> {
+    id: DomainId,
     layers: Vec<Arc<Ruleset<P>>>,
     parent: Option<Arc<Domain<P>>>,
 }
@@ -227,13 +254,14 @@ pub enum NotRestricted {
 pub struct Granted([u64; LAYERS_MAX]);
 
 impl<P> Domain<P> {
-    /// `parent` with one more ruleset.
+    /// `parent` with one more ruleset, known as `id`.
     ///
     /// # Errors
     /// [`NotRestricted`].
     pub fn new(
         parent: Option<Arc<Domain<P>>>,
         ruleset: Arc<Ruleset<P>>,
+        id: DomainId,
     ) -> Result<Self, NotRestricted> {
         let below = parent.as_ref().map_or(&[][..], |parent| &parent.layers);
         if below.len() >= LAYERS_MAX {
@@ -243,7 +271,7 @@ impl<P> Domain<P> {
         layers.try_reserve_exact(below.len() + 1).map_err(|_| NotRestricted::Memory)?;
         layers.extend(below.iter().cloned());
         layers.push(ruleset);
-        Ok(Self { layers, parent })
+        Ok(Self { id, layers, parent })
     }
 
     /// Whether any layer handles rights to files.
@@ -287,19 +315,64 @@ impl<P> Domain<P> {
         self.layers.iter().all(|layer| right & layer.handled_net & !layer.ports.get(port) == 0)
     }
 
+    /// Itself, then what it was made from, and so on.
+    fn line(&self) -> impl Iterator<Item = &Self> {
+        // A domain has one layer more than its parent.
+        core::iter::successors(Some(self), |domain| domain.parent.as_deref()).take(LAYERS_MAX)
+    }
+
     /// Whether it is `other`, or `other` was made from it: then it restricts no more.
     #[must_use]
-    pub fn is_ancestor_of(self: &Arc<Self>, other: Option<&Arc<Self>>) -> bool {
-        let mut at = other;
-        // A domain has one layer more than its parent.
-        for _ in 0..=LAYERS_MAX {
-            match at {
-                Some(domain) if Arc::ptr_eq(self, domain) => return true,
-                Some(domain) => at = domain.parent.as_ref(),
-                None => return false,
-            }
+    pub fn is_ancestor_of(&self, other: Option<&Self>) -> bool {
+        other.is_some_and(|other| other.line().any(|domain| domain.id == self.id))
+    }
+
+    /// The domains that what is scoped here may not leave.
+    #[must_use]
+    pub fn fence(&self, scope: u64) -> Fence {
+        let mut fence = Fence::open();
+        let own = |domain: &&Self| domain.layers.last().is_some_and(|own| own.scoped & scope != 0);
+        for (place, domain) in fence.domains.iter_mut().zip(self.line().filter(own)) {
+            *place = domain.id;
+            fence.len += 1;
         }
-        false
+        fence
+    }
+}
+
+/// Domains that somebody may not leave: what he reaches belongs to each of them. It keeps none of
+/// them alive.
+#[derive(Clone, Copy, Debug)]
+pub struct Fence {
+    domains: [DomainId; LAYERS_MAX],
+    len: usize,
+}
+
+impl Default for Fence {
+    fn default() -> Self {
+        Self::open()
+    }
+}
+
+impl Fence {
+    /// Of who may go anywhere.
+    #[must_use]
+    pub const fn open() -> Self {
+        Self { domains: [DomainId(0); LAYERS_MAX], len: 0 }
+    }
+
+    /// Whether there is nothing that may not be left.
+    #[must_use]
+    pub const fn is_open(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether somebody in this domain is inside.
+    #[must_use]
+    pub fn holds<P>(&self, target: Option<&Domain<P>>) -> bool {
+        let inside =
+            |id: &DomainId| target.is_some_and(|target| target.line().any(|of| of.id == *id));
+        self.domains.iter().take(self.len).all(inside)
     }
 }
 

@@ -228,8 +228,11 @@ macro_rules! process_hooks {
             task_prlimit(&'a Subject, &'a Process) -> First<0> [];
             /// A limit changes.
             task_setrlimit(&'a Process, Resource) -> First<0> [];
-            /// A signal is sent; 0 only asks.
-            task_kill(&'a Subject, &'a Process, u32) -> First<0> [];
+            /// A signal is sent to a process, or to one thread of it; 0 only asks.
+            task_kill(&'a Subject, &'a Process, Option<&'a Thread>, u32) -> First<0> [landlock];
+            /// A file signals whoever has been chosen for that (fcntl(2), F_SETOWN), who is outside
+            /// of this or not. Interrupts ask, too.
+            file_send_sigiotask(&'a Fence, &'a Process, u32) -> First<0> [landlock];
             /// prctl(2) with its arguments, before the kernel's own options.
             task_prctl(&'a Thread, u32, &'a [u64; 4])
                 -> Offer<{ $crate::table::NOT_KNOWN }> [capability yama];
@@ -300,13 +303,14 @@ macro_rules! net_hooks {
     ($define:ident) => {
         $define! {
             /// A stream socket connects to a listening one, by unix(7).
-            unix_stream_connect(&'a Common, &'a Common) -> First<0> [];
+            unix_stream_connect(&'a Thread, &'a UnixSocket, &'a UnixSocket)
+                -> First<0> [landlock];
             /// A datagram goes to another socket, by unix(7).
-            unix_may_send(&'a Common, &'a Common) -> First<0> [];
+            unix_may_send(&'a Thread, &'a UnixSocket, &'a UnixSocket) -> First<0> [landlock];
             /// socket(2) of this domain, kind and protocol.
             socket_create(&'a Subject, u32, u32, u32) -> First<0> [];
             /// The socket is made.
-            socket_post_create(&'a Common) -> First<0> [];
+            socket_post_create(&'a Subject, &'a Common) -> First<0> [landlock];
             /// What policies hang on a socket is made.
             sk_alloc_security(u32) -> First<0> [];
             /// It is gone.

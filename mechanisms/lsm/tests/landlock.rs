@@ -1,10 +1,11 @@
 //! Rules, layers, and moves between directories.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use lsm::landlock::{
-    Domain, LAYERS_MAX, Moved, NotAdded, NotRestricted, ObjectId, Refused, Ruleset, check_move, fs,
-    net,
+    Domain, DomainId, LAYERS_MAX, Moved, NotAdded, NotRestricted, ObjectId, Refused, Ruleset,
+    check_move, fs, net, scope,
 };
 use proptest::prelude::*;
 
@@ -16,7 +17,7 @@ const fn object(number: u64) -> ObjectId {
 }
 
 fn rules(handled: u64, grants: &[(u64, u64)]) -> Arc<Rules> {
-    let mut rules = Rules::new(handled, net::ALL);
+    let mut rules = Rules::new(handled, net::ALL, 0);
     for &(number, rights) in grants {
         rules.add_object(object(number), rights, ()).expect("a rule");
     }
@@ -24,10 +25,17 @@ fn rules(handled: u64, grants: &[(u64, u64)]) -> Arc<Rules> {
 }
 
 fn stack(layers: &[Arc<Rules>]) -> Stack {
-    let push = |below, rules: &Arc<Rules>| {
-        Some(Arc::new(Domain::new(below, rules.clone()).expect("a layer")))
-    };
-    layers.iter().fold(None, push).expect("one layer at least")
+    layers.iter().fold(None, |below, rules| Some(above(below, rules))).expect("one layer at least")
+}
+
+/// A domain with one layer more, and an id that no other has.
+fn above(below: Option<Stack>, rules: &Arc<Rules>) -> Stack {
+    Arc::new(Domain::new(below, rules.clone(), next_id()).expect("a layer"))
+}
+
+fn next_id() -> DomainId {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    DomainId(NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// What is granted at the end of a path of objects.
@@ -67,7 +75,7 @@ fn rights_add_up_along_the_path_and_layers_intersect() {
 
 #[test]
 fn a_rule_grants_something_that_is_handled() {
-    let mut rules = Rules::new(fs::READ_FILE, net::BIND_TCP);
+    let mut rules = Rules::new(fs::READ_FILE, net::BIND_TCP, 0);
     assert_eq!(rules.add_object(object(1), 0, ()), Err(NotAdded::Nothing));
     let more = fs::READ_FILE | fs::EXECUTE;
     assert_eq!(rules.add_object(object(1), more, ()), Err(NotAdded::NotHandled));
@@ -82,7 +90,7 @@ fn a_rule_grants_something_that_is_handled() {
 
 #[test]
 fn a_copy_leaves_the_original_alone() {
-    let mut rules = Rules::new(fs::ALL, 0);
+    let mut rules = Rules::new(fs::ALL, 0, 0);
     rules.add_object(object(1), fs::READ_FILE, ()).expect("a rule");
     let mut copy = rules.try_clone().expect("memory");
     copy.add_object(object(1), fs::WRITE_FILE, ()).expect("a rule");
@@ -95,7 +103,7 @@ fn sixteen_layers_and_no_more() {
     let one = rules(fs::ALL, &[(1, fs::ALL)]);
     let full = stack(&vec![one.clone(); LAYERS_MAX]);
     assert_eq!(granted(&full, &[1]), fs::ALL);
-    let more = Domain::new(Some(full.clone()), one.clone()).map(|_| ()).unwrap_err();
+    let more = Domain::new(Some(full.clone()), one.clone(), next_id()).map(|_| ()).unwrap_err();
     assert_eq!(more, NotRestricted::TooMany);
     let first = stack(&[one]);
     assert!(full.is_ancestor_of(Some(&full)) && !full.is_ancestor_of(None));
@@ -103,8 +111,57 @@ fn sixteen_layers_and_no_more() {
     let mut child = first.clone();
     for _ in 1..LAYERS_MAX {
         let layer = rules(fs::ALL, &[]);
-        child = Arc::new(Domain::new(Some(child), layer).expect("a layer"));
+        child = above(Some(child), &layer);
         assert!(first.is_ancestor_of(Some(&child)) && !child.is_ancestor_of(Some(&first)));
+    }
+}
+
+#[test]
+fn what_is_scoped_stays_within_the_layer_that_says_so() {
+    let scoped = |scoped| Arc::new(Rules::new(0, 0, scoped));
+    let (signal, socket) = (scope::SIGNAL, scope::ABSTRACT_UNIX_SOCKET);
+    let open = above(None, &scoped(0));
+    let fenced = above(Some(open.clone()), &scoped(signal));
+    let inner = above(Some(fenced.clone()), &scoped(socket));
+    let sibling = above(Some(open.clone()), &scoped(signal));
+    let inside = |who: &Stack, scope, target: Option<&Stack>| {
+        who.fence(scope).holds(target.map(|target| &**target))
+    };
+    for target in [None, Some(&open), Some(&sibling)] {
+        assert!(!inside(&fenced, signal, target) && !inside(&inner, signal, target));
+        assert!(inside(&fenced, socket, target) && !inside(&inner, socket, target));
+        assert!(inside(&open, signal, target) && open.fence(signal).is_open());
+    }
+    for target in [Some(&fenced), Some(&inner)] {
+        assert!(inside(&fenced, signal, target) && inside(&inner, signal, target));
+    }
+    assert!(!inside(&inner, socket, Some(&fenced)) && inside(&inner, socket, Some(&inner)));
+    // A fence stands when the domain that it is of has gone.
+    let fence = fenced.fence(signal);
+    drop((fenced, inner));
+    assert!(!fence.is_open() && !fence.holds(Some(&*sibling)));
+}
+
+/// Every stack of up to four layers, each scoped or not, and every target made from some of them:
+/// exactly who has all scoped layers of the one who asks is inside.
+#[test]
+fn fences_of_a_small_world() {
+    for choice in 0_u32..16 {
+        let layers: Vec<_> = (0..4)
+            .scan(None, |below, bit| {
+                let scoped = u64::from(choice >> bit & 1) * scope::SIGNAL;
+                *below = Some(above(below.take(), &Arc::new(Rules::new(0, 0, scoped))));
+                below.clone()
+            })
+            .collect();
+        for (who, asker) in layers.iter().enumerate() {
+            let fence = asker.fence(scope::SIGNAL);
+            assert_eq!(fence.holds::<()>(None), choice & ((2 << who) - 1) == 0);
+            for (of, target) in layers.iter().enumerate() {
+                let missing = ((2 << who) - 1) & !((2 << of) - 1);
+                assert_eq!(fence.holds(Some(&**target)), choice & missing == 0);
+            }
+        }
     }
 }
 

@@ -37,6 +37,10 @@ pub(super) fn archive(args: &RunArgs) -> Result<Option<Vec<u8>>, Error> {
 pub(super) fn start(args: &RunArgs, here: &Path, archive: Vec<u8>) -> Result<Started, Error> {
     let image = PathBuf::from(&args.program[0]);
     let of_image = |error: String| usage(format!("{}: {error}", image.display()));
+    if let Some(path) = args.hide.iter().chain(&args.show).next() {
+        let why = "--hide and --show have no effect: only what is packed is there";
+        return Err(of_image(format!("{} ({why})", path.display())));
+    }
     let config = cpio::Reader::find(&archive, ports::CONFIG_PATH);
     let config = config.map_err(|error| of_image(error.to_string()))?.ok_or_else(|| {
         of_image("this archive does not say what to run; `limen pack` makes one that does".into())

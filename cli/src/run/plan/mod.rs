@@ -105,7 +105,24 @@ fn check_words(args: &RunArgs) -> Result<(), Error> {
     if args.program.first().is_some_and(|name| name.is_empty()) {
         return Err(usage("the program's name is empty: limen run -- PROGRAM"));
     }
+    let empty = |word: &OsString| word.is_empty() || word.as_encoded_bytes().starts_with(b":");
+    for (option, words) in [("--file", &args.file), ("--dir", &args.dir), ("--rw", &args.rw)] {
+        if let Some(word) = words.iter().find(|word| empty(word)) {
+            let text = format!("{option} {:?}: want HOST or HOST:GUEST", word.display());
+            return Err(usage(text));
+        }
+    }
+    if args.cpu.as_deref().is_some_and(|model| model.trim().is_empty()) {
+        return Err(usage("--cpu \"\": want a CPU model, such as EPYC"));
+    }
+    if let Some(path) = args.hide.iter().find(|path| args.show.contains(path)) {
+        let path = path.display();
+        return Err(usage(format!("--hide {path} --show {path}: give one of the two")));
+    }
     for word in &args.env {
+        if word.is_empty() {
+            return Err(usage("--env \"\": want NAME=VALUE, or NAME"));
+        }
         match word.to_string_lossy().split_once('=') {
             Some(("", _)) => {
                 return Err(usage(format!("--env {}: want NAME=VALUE, or NAME", word.display())));

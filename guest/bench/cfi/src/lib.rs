@@ -5,6 +5,7 @@
 pub mod code;
 pub mod exec;
 pub mod measure;
+pub mod plot;
 pub mod reach;
 pub mod report;
 

@@ -7,7 +7,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::names::attributes_changed;
 use super::{CWD, file, resolve_at};
-use crate::base::args::Args;
 use crate::base::time::realtime_ns;
 use crate::base::user::UserPtr;
 use crate::fs::pseudo::PseudoInode;
@@ -18,7 +17,7 @@ use crate::vfs::anon::AnonInode;
 use crate::vfs::deny_write::WriteAccess;
 use crate::vfs::path::{Context, Location};
 use crate::vfs::permission::{self, WRITE, is_owner};
-use crate::vfs::{File, FileType, Metadata, SetAttributes, hooks, inotify};
+use crate::vfs::{File, FileType, Metadata, SetAttributes, hooks, inotify, leases};
 
 const NS: i64 = 1_000_000_000;
 /// Advice numbers of fadvise64(2) end here.
@@ -307,6 +306,7 @@ pub fn truncate(path: u64, length: u64) -> Result<u64> {
     permission::check(location.inode().as_ref(), WRITE, &context.subject)?;
     hooks::path_truncate((&context, &location))?;
     let _access = WriteAccess::new(&location)?;
+    leases::break_for(location.inode().as_ref(), raw::O_WRONLY)?;
     resize(&location, size)
 }
 
@@ -373,7 +373,7 @@ pub fn fallocate(fd: u64, mode: u32, offset: i64, len: i64) -> Result<u64> {
     if grows && offset + len > inode.page_cache().map_or(0, |cache| cache.size()) {
         check_size_limit(offset + len)?;
     }
-    file.drop_privileges()?;
+    file.drop_privileges(|| current().subject())?;
     inode.allocate(mode, offset, len)?;
     if let Some(location) = &file.location {
         inotify::event(&location.dentry, raw::IN_MODIFY);
@@ -399,8 +399,8 @@ fn check_allocate_mode(mode: u32) -> Result<()> {
 }
 
 /// fsync(2) and fdatasync(2).
-pub fn fsync(a: &Args) -> Result<u64> {
-    sync_file(&file(a.a0())?)
+pub fn fsync(fd: u64) -> Result<u64> {
+    sync_file(&file(fd)?)
 }
 
 fn sync_file(file: &Arc<File>) -> Result<u64> {
@@ -429,7 +429,7 @@ pub fn sync_file_range(fd: u64, offset: i64, len: i64, flags: u32) -> Result<u64
 }
 
 /// sync(2).
-pub fn sync(_: &Args) -> Result<u64> {
+pub fn sync() -> Result<u64> {
     for mount in crate::vfs::mount::all() {
         // sync(2) has no way to report an error; fsync(2) of the file does.
         let _ = mount.file_system().sync();

@@ -11,7 +11,7 @@ use crate::base::user::UserPtr;
 use crate::fs::tmpfs::TmpInode;
 use crate::ipc::io_signals::{self, OwnerEx};
 use crate::process::current;
-use crate::security::Capability;
+use crate::security::{Capability, Subject};
 use crate::vfs::anon::AnonInode;
 use crate::vfs::locks::{self, Lock, Owner};
 use crate::vfs::{Fd, File, FileType, hooks, permission};
@@ -86,8 +86,9 @@ pub fn fcntl(fd_word: u64, command_word: u32, argument_at: u64) -> Result<u64> {
             let hint = file.inode().state().lifetime_hint.load(Ordering::Relaxed);
             UserPtr::<u64>::new(argument).write(&hint.into()).map(|()| 0)
         }
-        F_SET_RW_HINT => set_hint(&file, argument),
-        raw::F_GETLEASE => Ok(raw::F_UNLCK.into()),
+        F_SET_RW_HINT => set_hint(&file, argument, &current().subject()),
+        raw::F_GETLEASE => Ok(io_signals::lease(&file).into()),
+        raw::F_SETLEASE => io_signals::set_lease(fd, &file, argument as u32).map(|()| 0),
         raw::F_GETPIPE_SZ => crate::ipc::pipe::fcntl_get_size(&file),
         raw::F_SETPIPE_SZ => crate::ipc::pipe::fcntl_set_size(&file, argument),
         raw::F_ADD_SEALS => add_seals(&file, argument as u32),
@@ -127,10 +128,9 @@ fn set_flags(fd: Fd, file: &Arc<File>, flags: u32) -> Result<u64> {
     Ok(0)
 }
 
-fn set_hint(file: &File, at: u64) -> Result<u64> {
-    let subject = crate::security::acting::subject();
+fn set_hint(file: &File, at: u64, subject: &Subject) -> Result<u64> {
     let inode = file.inode();
-    if !permission::is_owner(&inode.metadata()?, &subject) {
+    if !permission::is_owner(&inode.metadata()?, subject) {
         return Err(Errno::EPERM);
     }
     let hint = UserPtr::<u64>::new(at).read()?;

@@ -5,7 +5,6 @@ use alloc::vec::Vec;
 use abi::{Errno, Result, general as raw};
 
 use super::{CWD, any_file, file, resolve_at};
-use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::security::Capability;
@@ -31,17 +30,17 @@ enum Layout {
 }
 
 /// getdents(2).
-pub fn getdents(a: &Args) -> Result<u64> {
-    list(a, Layout::Old)
+pub fn getdents(fd: u64, buffer: u64, count: i32) -> Result<u64> {
+    list(fd, buffer, count, Layout::Old)
 }
 
 /// getdents64(2).
-pub fn getdents64(a: &Args) -> Result<u64> {
-    list(a, Layout::New)
+pub fn getdents64(fd: u64, buffer: u64, count: i32) -> Result<u64> {
+    list(fd, buffer, count, Layout::New)
 }
 
-fn list(a: &Args, layout: Layout) -> Result<u64> {
-    let file = file(a.a0())?;
+fn list(fd: u64, buffer: u64, count: i32, layout: Layout) -> Result<u64> {
+    let file = file(fd)?;
     let inode = file.inode();
     if inode.file_type() != FileType::Directory {
         return Err(Errno::ENOTDIR);
@@ -51,11 +50,11 @@ fn list(a: &Args, layout: Layout) -> Result<u64> {
     }
     hooks::file_permission((&file, READ))?;
     // What is left of a count that is negative holds no entry.
-    let room = usize::try_from(a.a2() as i32).unwrap_or(0).min(BATCH_BYTES);
+    let room = usize::try_from(count).unwrap_or(0).min(BATCH_BYTES);
     let mut position = file.position.lock();
     let mut entries = Entries { bytes: Vec::new(), room, layout };
     let next = fill(&file, inode.as_ref(), *position, &mut entries)?;
-    UserPtr::<u8>::new(a.a1()).write_many(&entries.bytes)?;
+    UserPtr::<u8>::new(buffer).write_many(&entries.bytes)?;
     *position = next;
     if let Some(location) = &file.location {
         inotify::event(&location.dentry, raw::IN_ACCESS);

@@ -8,7 +8,6 @@ use abi::{Errno, Result, general as raw};
 use machine::task::Current;
 
 use super::file;
-use crate::base::args::Args;
 use crate::base::io::{IoVec, Sink, Source, read_iovec};
 use crate::base::user::UserPtr;
 use crate::fs::pseudo::PseudoInode;
@@ -107,33 +106,48 @@ pub fn pwritev(fd: u64, vector: u64, count: u64, offset: u64) -> Result<u64> {
     write_at(&file, offset, &mut Source::user_vector(&vector))
 }
 
-/// preadv2(2): an offset of -1 means the file's position.
-pub fn preadv2(a: &Args) -> Result<u64> {
-    let file = at_offset(a)?;
+/// preadv2(2): an offset of -1 means the file's position. Its upper half is a word of its own
+/// where registers are narrow, and ignored here.
+pub fn preadv2(
+    fd: u64,
+    vector: u64,
+    count: u64,
+    offset: u64,
+    _upper: u64,
+    flags: u64,
+) -> Result<u64> {
+    let file = at_offset(fd, offset)?;
     check_reads(&file)?;
-    let vector = read_iovec(a.a1(), a.a2())?;
+    let vector = read_iovec(vector, count)?;
     if is_nothing(&vector) {
         return Ok(0);
     }
     // The events of inotify(7) are read as they were before there were flags.
     let is_old = file.ops_as::<Inotify>().is_some();
-    let flags = check_rwf(a.a5(), if is_old { raw::RWF_HIPRI } else { READ_FLAGS })?;
+    let flags = check_rwf(flags, if is_old { raw::RWF_HIPRI } else { READ_FLAGS })?;
     let mut sink = Sink::user_vector(&vector).without_waiting(flags & raw::RWF_NOWAIT != 0);
-    match a.a3() {
+    match offset {
         u64::MAX => read_stream(&file, &mut sink),
         offset => read_at(&file, check_offset(offset)?, &mut sink),
     }
 }
 
-/// pwritev2(2).
-pub fn pwritev2(a: &Args) -> Result<u64> {
-    let file = at_offset(a)?;
+/// pwritev2(2), as [`preadv2`].
+pub fn pwritev2(
+    fd: u64,
+    vector: u64,
+    count: u64,
+    offset: u64,
+    _upper: u64,
+    flags: u64,
+) -> Result<u64> {
+    let file = at_offset(fd, offset)?;
     check_writes(&file)?;
-    let vector = read_iovec(a.a1(), a.a2())?;
+    let vector = read_iovec(vector, count)?;
     if is_nothing(&vector) {
         return Ok(0);
     }
-    let flags = check_rwf(a.a5(), WRITE_FLAGS)?;
+    let flags = check_rwf(flags, WRITE_FLAGS)?;
     let both = raw::RWF_APPEND | RWF_NOAPPEND;
     if flags & both == both {
         return Err(Errno::EINVAL);
@@ -147,7 +161,7 @@ pub fn pwritev2(a: &Args) -> Result<u64> {
     let said = [(raw::RWF_APPEND, true), (RWF_NOAPPEND, false)];
     let said = said.into_iter().find(|(flag, _)| flags & flag != 0);
     source = source.appending(said.map(|(_, appends)| appends));
-    let written = match a.a3() {
+    let written = match offset {
         u64::MAX => write_stream(&file, &mut source)?,
         offset => write_at(&file, check_offset(offset)?, &mut source)?,
     };
@@ -174,12 +188,12 @@ fn positioned(fd: u64) -> Result<Arc<File>> {
 }
 
 /// As [`positioned`], where an offset of -1 stands for the file's position.
-fn at_offset(a: &Args) -> Result<Arc<File>> {
-    if a.a3() == u64::MAX {
-        return file(a.a0());
+fn at_offset(fd: u64, offset: u64) -> Result<Arc<File>> {
+    if offset == u64::MAX {
+        return file(fd);
     }
-    check_offset(a.a3())?;
-    positioned(a.a0())
+    check_offset(offset)?;
+    positioned(fd)
 }
 
 /// EBADF for a file that was not opened for it, EINVAL for one of which nothing is ever read:

@@ -7,7 +7,6 @@ use abi::{Errno, Result, general as raw};
 
 use super::names::attributes_changed;
 use super::{CWD, file, resolve_at};
-use crate::base::args::Args;
 use crate::base::user::{UserPtr, read_c_string};
 use crate::process::current;
 use crate::security::{Capability, Subject};
@@ -90,29 +89,34 @@ fn check_label(at: &Location, name: &[u8], of_sockets: Errno) -> Result<()> {
 }
 
 /// setxattr(2).
-pub fn setxattr(a: &Args) -> Result<u64> {
-    set(|| by_path(a.a0(), true), a)
+pub fn setxattr(path: u64, name: u64, value: u64, size: u64, flags: u64) -> Result<u64> {
+    set(|| by_path(path, true), name, (value, size), flags)
 }
 
 /// lsetxattr(2).
-pub fn lsetxattr(a: &Args) -> Result<u64> {
-    set(|| by_path(a.a0(), false), a)
+pub fn lsetxattr(path: u64, name: u64, value: u64, size: u64, flags: u64) -> Result<u64> {
+    set(|| by_path(path, false), name, (value, size), flags)
 }
 
 /// fsetxattr(2).
-pub fn fsetxattr(a: &Args) -> Result<u64> {
-    let at = by_file(a.a0())?;
-    set(|| Ok(at), a)
+pub fn fsetxattr(fd: u64, name: u64, value: u64, size: u64, flags: u64) -> Result<u64> {
+    let at = by_file(fd)?;
+    set(|| Ok(at), name, (value, size), flags)
 }
 
-/// What is set comes before a path to what it is set on.
-fn set(find: impl FnOnce() -> Result<Location>, a: &Args) -> Result<u64> {
-    let flags = super::check_flags(a.a4(), raw::XATTR_CREATE | raw::XATTR_REPLACE)?;
-    let name = read_name(a.a1())?;
-    if a.a3() > SIZE_MAX as u64 {
+/// What is set, at an address with a size, comes before a path to what it is set on.
+fn set(
+    find: impl FnOnce() -> Result<Location>,
+    name: u64,
+    (value, size): (u64, u64),
+    flags: u64,
+) -> Result<u64> {
+    let flags = super::check_flags(flags, raw::XATTR_CREATE | raw::XATTR_REPLACE)?;
+    let name = read_name(name)?;
+    if size > SIZE_MAX as u64 {
         return Err(Errno::E2BIG);
     }
-    let value = UserPtr::<u8>::new(a.a2()).read_many(a.a3() as usize)?;
+    let value = UserPtr::<u8>::new(value).read_many(size as usize)?;
     let at = &find()?;
     at.mount.check_writable()?;
     let who = current().subject();
@@ -128,25 +132,25 @@ fn set(find: impl FnOnce() -> Result<Location>, a: &Args) -> Result<u64> {
 }
 
 /// getxattr(2).
-pub fn getxattr(a: &Args) -> Result<u64> {
-    get(&by_path(a.a0(), true)?, a)
+pub fn getxattr(path: u64, name: u64, buffer: u64, size: u64) -> Result<u64> {
+    get(&by_path(path, true)?, name, buffer, size)
 }
 
 /// lgetxattr(2).
-pub fn lgetxattr(a: &Args) -> Result<u64> {
-    get(&by_path(a.a0(), false)?, a)
+pub fn lgetxattr(path: u64, name: u64, buffer: u64, size: u64) -> Result<u64> {
+    get(&by_path(path, false)?, name, buffer, size)
 }
 
 /// fgetxattr(2).
-pub fn fgetxattr(a: &Args) -> Result<u64> {
-    get(&by_file(a.a0())?, a)
+pub fn fgetxattr(fd: u64, name: u64, buffer: u64, size: u64) -> Result<u64> {
+    get(&by_file(fd)?, name, buffer, size)
 }
 
-fn get(at: &Location, a: &Args) -> Result<u64> {
-    let name = read_name(a.a1())?;
+fn get(at: &Location, name: u64, buffer: u64, size: u64) -> Result<u64> {
+    let name = read_name(name)?;
     check(at, &name, READ, &current().subject())?;
     hooks::inode_getxattr((at.inode().as_ref(), &name))?;
-    give(&at.inode().get_xattr(&name)?, a.a2(), a.a3())
+    give(&at.inode().get_xattr(&name)?, buffer, size)
 }
 
 /// Copies an answer out; a size of 0 only asks for its length. ERANGE if it does not fit.
@@ -161,21 +165,21 @@ fn give(bytes: &[u8], buffer: u64, size: u64) -> Result<u64> {
 }
 
 /// listxattr(2).
-pub fn listxattr(a: &Args) -> Result<u64> {
-    list(&by_path(a.a0(), true)?, a)
+pub fn listxattr(path: u64, buffer: u64, size: u64) -> Result<u64> {
+    list(&by_path(path, true)?, buffer, size)
 }
 
 /// llistxattr(2).
-pub fn llistxattr(a: &Args) -> Result<u64> {
-    list(&by_path(a.a0(), false)?, a)
+pub fn llistxattr(path: u64, buffer: u64, size: u64) -> Result<u64> {
+    list(&by_path(path, false)?, buffer, size)
 }
 
 /// flistxattr(2).
-pub fn flistxattr(a: &Args) -> Result<u64> {
-    list(&by_file(a.a0())?, a)
+pub fn flistxattr(fd: u64, buffer: u64, size: u64) -> Result<u64> {
+    list(&by_file(fd)?, buffer, size)
 }
 
-fn list(at: &Location, a: &Args) -> Result<u64> {
+fn list(at: &Location, buffer: u64, size: u64) -> Result<u64> {
     let admin = current().subject().capable(Capability::SysAdmin);
     hooks::inode_listxattr((at.inode().as_ref(),))?;
     let mut names = Vec::new();
@@ -188,28 +192,28 @@ fn list(at: &Location, a: &Args) -> Result<u64> {
     if names.len() > SIZE_MAX {
         return Err(Errno::E2BIG);
     }
-    give(&names, a.a1(), a.a2())
+    give(&names, buffer, size)
 }
 
 /// removexattr(2).
-pub fn removexattr(a: &Args) -> Result<u64> {
-    remove(|| by_path(a.a0(), true), a)
+pub fn removexattr(path: u64, name: u64) -> Result<u64> {
+    remove(|| by_path(path, true), name)
 }
 
 /// lremovexattr(2).
-pub fn lremovexattr(a: &Args) -> Result<u64> {
-    remove(|| by_path(a.a0(), false), a)
+pub fn lremovexattr(path: u64, name: u64) -> Result<u64> {
+    remove(|| by_path(path, false), name)
 }
 
 /// fremovexattr(2).
-pub fn fremovexattr(a: &Args) -> Result<u64> {
-    let at = by_file(a.a0())?;
-    remove(|| Ok(at), a)
+pub fn fremovexattr(fd: u64, name: u64) -> Result<u64> {
+    let at = by_file(fd)?;
+    remove(|| Ok(at), name)
 }
 
 /// The name comes before a path to what has it.
-fn remove(find: impl FnOnce() -> Result<Location>, a: &Args) -> Result<u64> {
-    let name = read_name(a.a1())?;
+fn remove(find: impl FnOnce() -> Result<Location>, name: u64) -> Result<u64> {
+    let name = read_name(name)?;
     let at = &find()?;
     at.mount.check_writable()?;
     let who = current().subject();

@@ -5,7 +5,6 @@ use abi::{Errno, Result, general as raw};
 use machine::memory::Prot;
 
 use super::map::{page_range, prot_from_bits, read_implies_exec};
-use crate::base::args::Args;
 use crate::mm::{Backing, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::current;
 use crate::vfs::hooks;
@@ -18,28 +17,27 @@ pub fn pkey_alloc(flags: u64, rights: u64) -> Result<u64> {
 }
 
 /// pkey_mprotect(2): mprotect(2) if the key is -1, the only one there can be.
-pub fn pkey_mprotect(a: &Args) -> Result<u64> {
-    protect(a, a.a3() as i32 == -1)
+pub fn pkey_mprotect(start: u64, len: u64, bits: u64, key: i32) -> Result<u64> {
+    protect(start, len, bits, key == -1)
 }
 
 /// mprotect(2).
-pub fn mprotect(a: &Args) -> Result<u64> {
-    protect(a, true)
+pub fn mprotect(start: u64, len: u64, bits: u64) -> Result<u64> {
+    protect(start, len, bits, true)
 }
 
 /// `has_key`: the key is one that there is.
-fn protect(a: &Args, has_key: bool) -> Result<u64> {
+fn protect(start: u64, len: u64, bits: u64, has_key: bool) -> Result<u64> {
     const KNOWN: u32 = raw::PROT_READ | raw::PROT_WRITE | raw::PROT_EXEC | raw::PROT_SEM;
-    let (start, bits) = (a.a0(), a.a2());
     let grows = bits & u64::from(raw::PROT_GROWSDOWN | raw::PROT_GROWSUP);
     let bits = bits & !grows;
     if grows == u64::from(raw::PROT_GROWSDOWN | raw::PROT_GROWSUP) || start % PAGE != 0 {
         return Err(Errno::EINVAL);
     }
-    if a.a1() == 0 {
+    if len == 0 {
         return Ok(0);
     }
-    let (mut start, end) = page_range(start, a.a1(), Errno::ENOMEM)?;
+    let (mut start, end) = page_range(start, len, Errno::ENOMEM)?;
     if bits & !u64::from(KNOWN) != 0 || !has_key {
         return Err(Errno::EINVAL);
     }

@@ -17,7 +17,8 @@ use crate::fs::{NAME_MAX, is_name};
 use crate::vfs::chrdev;
 use crate::vfs::page_cache::PageCache;
 use crate::vfs::{
-    DirEntry, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject, SetAttributes,
+    DirEntry, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject, Renaming,
+    SetAttributes,
 };
 
 /// How long attributes are believed, nanoseconds.
@@ -418,7 +419,8 @@ impl Inode for NinepInode {
         self.remove(name, raw::AT_REMOVEDIR)
     }
 
-    fn rename(&self, name: &[u8], to: &Arc<dyn Inode>, new: &[u8], flags: u32) -> Result<()> {
+    fn rename(&self, name: &[u8], to: &Arc<dyn Inode>, new: &[u8], how: &Renaming) -> Result<()> {
+        let flags = how.flags;
         self.fs.check_writable()?;
         let to = as_ours(to)?;
         if flags & !raw::RENAME_NOREPLACE != 0 {

@@ -16,8 +16,8 @@ use super::directory::{Entries, OverlayEntry};
 use crate::base::sync::Mutex;
 use crate::vfs::page_cache::PageCache;
 use crate::vfs::{
-    DirEntry, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject, SetAttributes,
-    chrdev,
+    DirEntry, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject, Renaming,
+    SetAttributes, chrdev,
 };
 
 /// Most bytes of extended attributes of one object.
@@ -281,8 +281,8 @@ impl Inode for Node {
         self.remove_entry(name, true)
     }
 
-    fn rename(&self, name: &[u8], to: &Arc<dyn Inode>, new: &[u8], flags: u32) -> Result<()> {
-        self.rename_entry(name, Node::ours(to)?, new, flags)
+    fn rename(&self, name: &[u8], to: &Arc<dyn Inode>, new: &[u8], how: &Renaming) -> Result<()> {
+        self.rename_entry(name, Node::ours(to)?, new, how.flags)
     }
 
     fn read_dir(&self, from: u64, max: usize) -> Result<Vec<DirEntry>> {

@@ -18,7 +18,6 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use abi::{Errno, Result, general as raw};
 use machine::sync::{SpinGuard, SpinLock};
 
-use crate::base::args::Args;
 use crate::base::sched::{self, Sleep};
 use crate::base::sync::Wake;
 use crate::base::time::{Deadline, TimeSpec, realtime_offset_ns};
@@ -267,13 +266,28 @@ pub fn wake_address(address: u64, count: usize) -> Result<u64> {
 }
 
 /// A count argument: negative ones act as 0 does in Linux's loops, after at least one wake-up.
-fn wake_count(argument: u64) -> usize {
+fn wake_count(argument: u32) -> usize {
     usize::try_from(argument as i32).unwrap_or(0).max(1)
 }
 
+/// The two words of an operation, by address.
+struct Pair {
+    first: u64,
+    second: u64,
+    private: bool,
+    /// How many waiters of each; what for is the operation's matter.
+    counts: [u32; 2],
+}
+
 /// futex(2).
-pub fn futex(args: &Args) -> Result<u64> {
-    let operation = args.a1() as u32;
+pub fn futex(
+    address: u64,
+    operation: u32,
+    value: u32,
+    timeout: u64,
+    second: u64,
+    third: u32,
+) -> Result<u64> {
     let command = operation & !(raw::FUTEX_PRIVATE_FLAG | raw::FUTEX_CLOCK_REALTIME);
     let private = operation & raw::FUTEX_PRIVATE_FLAG != 0;
     let realtime = operation & raw::FUTEX_CLOCK_REALTIME != 0;
@@ -284,38 +298,34 @@ pub fn futex(args: &Args) -> Result<u64> {
     if realtime && !clock_matters {
         return Err(Errno::ENOSYS);
     }
-    let (address, value) = (args.a0(), args.a2() as u32);
+    // Of two words: the counts for each, the second in the place of the timeout.
+    let pair = || Pair { first: address, second, private, counts: [value, timeout as u32] };
     match command {
-        raw::FUTEX_WAIT => wait_relative(args, private),
+        raw::FUTEX_WAIT => wait_relative(address, private, value, timeout),
         raw::FUTEX_WAIT_BITSET => {
-            let deadline = read_deadline(args.a3(), realtime)?;
-            wait(address, private, value, args.a5() as u32, deadline)
+            wait(address, private, value, third, read_deadline(timeout, realtime)?)
         }
-        raw::FUTEX_WAKE => wake(key_of(address, private)?, wake_count(args.a2()), u32::MAX),
-        raw::FUTEX_WAKE_BITSET => {
-            wake(key_of(address, private)?, wake_count(args.a2()), args.a5() as u32)
-        }
-        raw::FUTEX_REQUEUE => requeue::requeue(args, private, None),
-        raw::FUTEX_CMP_REQUEUE => requeue::requeue(args, private, Some(args.a5() as u32)),
-        raw::FUTEX_WAKE_OP => requeue::wake_op(args, private),
+        raw::FUTEX_WAKE => wake(key_of(address, private)?, wake_count(value), u32::MAX),
+        raw::FUTEX_WAKE_BITSET => wake(key_of(address, private)?, wake_count(value), third),
+        raw::FUTEX_REQUEUE => requeue::requeue(&pair(), None),
+        raw::FUTEX_CMP_REQUEUE => requeue::requeue(&pair(), Some(third)),
+        raw::FUTEX_WAKE_OP => requeue::wake_op(&pair(), third),
         // The older of the two always uses the wall clock.
-        raw::FUTEX_LOCK_PI => pi::lock(address, private, read_deadline(args.a3(), true)?),
-        raw::FUTEX_LOCK_PI2 => pi::lock(address, private, read_deadline(args.a3(), realtime)?),
+        raw::FUTEX_LOCK_PI => pi::lock(address, private, read_deadline(timeout, true)?),
+        raw::FUTEX_LOCK_PI2 => pi::lock(address, private, read_deadline(timeout, realtime)?),
         raw::FUTEX_TRYLOCK_PI => pi::try_lock(address, private),
         raw::FUTEX_UNLOCK_PI => pi::unlock(address, private),
         raw::FUTEX_WAIT_REQUEUE_PI => {
-            let deadline = read_deadline(args.a3(), realtime)?;
-            requeue_pi::wait(args, private, deadline)
+            requeue_pi::wait(&pair(), value, read_deadline(timeout, realtime)?)
         }
-        raw::FUTEX_CMP_REQUEUE_PI => requeue_pi::requeue(args, private),
+        raw::FUTEX_CMP_REQUEUE_PI => requeue_pi::requeue(&pair(), third),
         _ => Err(Errno::ENOSYS),
     }
 }
 
 /// FUTEX_WAIT: the timeout is relative, so a restart needs the moment it was meant to end.
-fn wait_relative(args: &Args, private: bool) -> Result<u64> {
-    let (address, value) = (args.a0(), args.a2() as u32);
-    let Some(timeout) = UserPtr::<TimeSpec>::new(args.a3()).non_null() else {
+fn wait_relative(address: u64, private: bool, value: u32, timeout: u64) -> Result<u64> {
+    let Some(timeout) = UserPtr::<TimeSpec>::new(timeout).non_null() else {
         return wait(address, private, value, u32::MAX, None);
     };
     let deadline_ns = Deadline::after_ns(timeout.read()?.to_ns()?).0;

@@ -5,14 +5,13 @@ use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
 
-use super::{Bucket, QueuedFutex, TABLE, bucket_of, key_of, wake_in};
-use crate::base::args::Args;
+use super::{Bucket, Pair, QueuedFutex, TABLE, bucket_of, key_of, wake_in};
 use crate::base::user::UserPtr;
 use crate::mm::FutexKey;
 use crate::process::current;
 
 /// A count argument of these calls: EINVAL if negative.
-pub(super) fn count(argument: u64) -> Result<usize> {
+pub(super) fn count(argument: u32) -> Result<usize> {
     usize::try_from(argument as i32).map_err(|_| Errno::EINVAL)
 }
 
@@ -39,14 +38,15 @@ pub(super) fn with_buckets<R>(
 }
 
 /// Wakes some waiters of the first word and moves others to the second.
-pub(super) fn requeue(args: &Args, private: bool, expected: Option<u32>) -> Result<u64> {
-    let (wakes, moves) = (count(args.a2())?, count(args.a3())?);
-    let from = key_of(args.a0(), private)?;
-    let to = key_of(args.a4(), private)?;
+pub(super) fn requeue(words: &Pair, expected: Option<u32>) -> Result<u64> {
+    let [wakes, moves] = words.counts;
+    let (wakes, moves) = (count(wakes)?, count(moves)?);
+    let from = key_of(words.first, words.private)?;
+    let to = key_of(words.second, words.private)?;
     loop {
         let done = with_buckets(from, to, |first, second| {
             if let Some(expected) = expected {
-                match UserPtr::<u32>::new(args.a0()).load() {
+                match UserPtr::<u32>::new(words.first).load() {
                     Ok(value) if value != expected => return Some(Err(Errno::EAGAIN)),
                     Ok(_) => {}
                     Err(_) => return None,
@@ -58,7 +58,7 @@ pub(super) fn requeue(args: &Args, private: bool, expected: Option<u32>) -> Resu
         if let Some(result) = done {
             return result;
         }
-        UserPtr::<u32>::new(args.a0()).load()?;
+        UserPtr::<u32>::new(words.first).load()?;
         if current().has_pending_signal() {
             return Err(Errno::ERESTARTNOINTR);
         }
@@ -99,14 +99,14 @@ fn move_entries(
 
 /// Changes the second word, wakes waiters of the first, and waiters of the second if its old value
 /// compares as asked.
-pub(super) fn wake_op(args: &Args, private: bool) -> Result<u64> {
-    let (first_count, second_count) = (super::wake_count(args.a2()), super::wake_count(args.a3()));
-    let first_key = key_of(args.a0(), private)?;
-    let second_key = key_of(args.a4(), private)?;
-    let operation = Operation::decode(args.a5() as u32)?;
+pub(super) fn wake_op(words: &Pair, operation: u32) -> Result<u64> {
+    let [first_count, second_count] = words.counts.map(super::wake_count);
+    let first_key = key_of(words.first, words.private)?;
+    let second_key = key_of(words.second, words.private)?;
+    let operation = Operation::decode(operation)?;
     loop {
         let done = with_buckets(first_key, second_key, |first, second| {
-            let old = operation.apply(args.a4())?;
+            let old = operation.apply(words.second)?;
             let mut woken = wake_in(first, first_key, first_count, u32::MAX);
             if operation.compares(old) {
                 let second = second.unwrap_or(first);
@@ -118,8 +118,8 @@ pub(super) fn wake_op(args: &Args, private: bool) -> Result<u64> {
             return Ok(woken);
         }
         // Bring the page in, writable.
-        let value = UserPtr::<u32>::new(args.a4()).load()?;
-        UserPtr::<u32>::new(args.a4()).compare_exchange(value, value)?;
+        let value = UserPtr::<u32>::new(words.second).load()?;
+        UserPtr::<u32>::new(words.second).compare_exchange(value, value)?;
         if current().has_pending_signal() {
             return Err(Errno::ERESTARTNOINTR);
         }

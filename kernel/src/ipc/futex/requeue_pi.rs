@@ -11,32 +11,30 @@ use core::sync::atomic::Ordering;
 use abi::{Errno, Result, general as raw};
 
 use super::requeue::{count, with_buckets};
-use super::{Bucket, FutexWaiter, QueuedFutex, bucket_of, key_of, pi, take_out, with_word};
-use crate::base::args::Args;
+use super::{Bucket, FutexWaiter, Pair, QueuedFutex, bucket_of, key_of, pi, take_out, with_word};
 use crate::base::time::Deadline;
 use crate::base::user::UserPtr;
 use crate::mm::FutexKey;
 use crate::process::{current, find_thread};
 
 /// The keys of the condition and of the lock. EINVAL if they are one word.
-fn keys(args: &Args, private: bool) -> Result<(FutexKey, FutexKey)> {
-    if args.a0() == args.a4() {
+fn keys(words: &Pair) -> Result<(FutexKey, FutexKey)> {
+    if words.first == words.second {
         return Err(Errno::EINVAL);
     }
-    let to = key_of(args.a4(), private)?;
-    let from = key_of(args.a0(), private)?;
+    let to = key_of(words.second, words.private)?;
+    let from = key_of(words.first, words.private)?;
     if from == to { Err(Errno::EINVAL) } else { Ok((from, to)) }
 }
 
 /// FUTEX_WAIT_REQUEUE_PI. EAGAIN if the word has another value, or if a signal came after the move;
 /// ETIMEDOUT.
-pub(super) fn wait(args: &Args, private: bool, deadline: Option<Deadline>) -> Result<u64> {
-    let value = args.a2() as u32;
-    let (from, to) = keys(args, private)?;
+pub(super) fn wait(words: &Pair, value: u32, deadline: Option<Deadline>) -> Result<u64> {
+    let (from, to) = keys(words)?;
     let waiter = FutexWaiter::new();
     waiter.bucket.store(bucket_of(from), Ordering::SeqCst);
     let _counted = pi::Counted::new();
-    with_word(args.a0(), from, |bucket, found| {
+    with_word(words.first, from, |bucket, found| {
         if found != value {
             return Err(Errno::EAGAIN);
         }
@@ -66,18 +64,19 @@ enum Moved {
 }
 
 /// FUTEX_CMP_REQUEUE_PI: how many waiters got the lock or wait for it now.
-pub(super) fn requeue(args: &Args, private: bool) -> Result<u64> {
-    let (wakes, moves) = (count(args.a2())?, count(args.a3())?);
-    if args.a0() == args.a4() || wakes != 1 {
+pub(super) fn requeue(words: &Pair, expected: u32) -> Result<u64> {
+    let [wakes, moves] = words.counts;
+    let (wakes, moves) = (count(wakes)?, count(moves)?);
+    if wakes != 1 {
         return Err(Errno::EINVAL);
     }
-    let (from, to) = keys(args, private)?;
-    let (condition, lock) = (UserPtr::<u32>::new(args.a0()), UserPtr::<u32>::new(args.a4()));
+    let (from, to) = keys(words)?;
+    let (condition, lock) = (UserPtr::<u32>::new(words.first), UserPtr::<u32>::new(words.second));
     let mut total = 0;
     loop {
         let done = with_buckets(from, to, |first, mut second| {
             match condition.load() {
-                Ok(value) if value != args.a5() as u32 => return Some(Err(Errno::EAGAIN)),
+                Ok(value) if value != expected => return Some(Err(Errno::EAGAIN)),
                 Ok(_) => {}
                 Err(_) => return None,
             }

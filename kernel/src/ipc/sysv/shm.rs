@@ -149,14 +149,16 @@ pub fn shmat(id: u64, address_at: u64, flags: u32) -> Result<u64> {
     prot.set(Prot::EXEC, exec);
     let bits = u64::from(prot.bits());
     crate::vfs::hooks::mmap_file((Some(&file), bits, bits))?;
+    let thread = current();
     let attachment = Attachment {
         file,
         len: segment.content.size.next_multiple_of(PAGE),
         prot,
         address,
         replace,
+        space_bytes: thread.process.limit(Resource::AddressSpace),
     };
-    let at = crate::mm::attach::attach(&current().process.mm()?, attachment)?;
+    let at = crate::mm::attach::attach(&thread.process.mm()?, attachment)?;
     let mut trace = segment.content.trace.lock();
     trace.atime = now();
     trace.last = own_pid();

@@ -52,8 +52,16 @@ fn echo(domain: u32) -> u32 {
 
 /// An address argument in its plain form: IPv4 addresses mapped into IPv6 as what they are.
 fn read_address(common: &Common, address: &RawAddress) -> Result<SocketAddr> {
-    let given = address.to_inet(common.is_v6())?;
-    Ok(SocketAddr::new(given.ip().to_canonical(), given.port()))
+    Ok(plain(address.to_inet(common.is_v6())?))
+}
+
+/// As [`read_address`], for bind(2).
+fn read_to_bind(common: &Common, address: &RawAddress) -> Result<SocketAddr> {
+    Ok(plain(address.to_bind(common.is_v6())?))
+}
+
+fn plain(given: SocketAddr) -> SocketAddr {
+    SocketAddr::new(given.ip().to_canonical(), given.port())
 }
 
 /// An address as a socket of this family shows it.

@@ -14,7 +14,7 @@ use super::errors::{self, ErrorQueue, Undelivered};
 use super::options::{IpOptions, wants};
 use super::packet::Packet;
 use super::ports::{Binding, Owner, Ports, check_address};
-use super::{any_address, destination, read_address, shown, source_for};
+use super::{any_address, destination, read_address, read_to_bind, shown, source_for};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::WaitQueue;
@@ -146,7 +146,7 @@ impl Socket for UdpSocket {
     }
 
     fn bind(self: Arc<Self>, address: &RawAddress) -> Result<()> {
-        let address = read_address(&self.common, address)?;
+        let address = read_to_bind(&self.common, address)?;
         check_address(&*self, address)?;
         if self.bound().is_some() {
             return Err(Errno::EINVAL);

@@ -152,6 +152,17 @@ impl UnixSocket {
         self.state.lock().name.clone()
     }
 
+    /// Whether it has a name that is in no file system (unix(7), "abstract").
+    pub(super) fn has_abstract_name(&self) -> bool {
+        self.state.lock().name.as_ref().is_some_and(|name| name.first() == Some(&0))
+    }
+
+    /// Whether it is connected to this one, for datagrams.
+    pub(super) fn sends_to(&self, peer: &UnixSocket) -> bool {
+        let state = self.state.lock();
+        state.default_peer.as_ref().is_some_and(|own| core::ptr::eq(own.as_ptr(), peer))
+    }
+
     fn is_dgram(&self) -> bool {
         self.common.kind == SocketKind::Dgram
     }
@@ -188,7 +199,7 @@ impl UnixSocket {
         }
         self.autobind_if_wanted()?;
         let peer = self.find_dgram(address)?;
-        hooks::unix_may_send((&self.common, &peer.common))?;
+        hooks::unix_may_send((&current(), self, &peer))?;
         self.state.lock().default_peer = Some(Arc::downgrade(&peer));
         self.common.writers.wake_all(events::WRITABLE);
         Ok(())
@@ -196,10 +207,7 @@ impl UnixSocket {
 
     fn find_dgram(&self, address: &RawAddress) -> Result<Arc<UnixSocket>> {
         let name = address.to_unix()?.ok_or(Errno::EINVAL)?;
-        let peer = names::find(&name)?;
-        if peer.common.kind != self.common.kind {
-            return Err(names::of_another_type(&name));
-        }
+        let peer = names::find(&name, self.common.kind)?;
         // A socket that is connected elsewhere takes messages from there only.
         let its_peer = peer.state.lock().default_peer.clone();
         if its_peer.is_some_and(|its| !core::ptr::eq(its.as_ptr(), self)) {
@@ -210,10 +218,7 @@ impl UnixSocket {
 
     fn connect_stream(self: &Arc<Self>, address: &RawAddress, timeout: Timeout) -> Result<()> {
         let name = address.to_unix()?.ok_or(Errno::EINVAL)?;
-        let listener = names::find(&name)?;
-        if listener.common.kind != self.common.kind {
-            return Err(names::of_another_type(&name));
-        }
+        let listener = names::find(&name, self.common.kind)?;
         if !listener.backlog.is_listening() {
             return Err(Errno::ECONNREFUSED);
         }
@@ -235,7 +240,7 @@ impl UnixSocket {
     fn connect_to(self: &Arc<Self>, listener: &Arc<UnixSocket>, timeout: Timeout) -> Result<()> {
         hooks::sk_alloc_security((self.common.domain,))?;
         let served = UnixSocket::new(listener.common.inherit());
-        hooks::unix_stream_connect((&self.common, &listener.common))?;
+        hooks::unix_stream_connect((&current(), self, listener))?;
         let messages = self.common.kind == SocketKind::SeqPacket;
         let (near, far) = Conn::pair(&self.common, &served.common, messages);
         let (name, credentials) = {
@@ -281,7 +286,7 @@ impl UnixSocket {
                 peer.ok_or(Errno::ECONNREFUSED)?
             }
         };
-        hooks::unix_may_send((&self.common, &peer.common))?;
+        hooks::unix_may_send((&current(), self, &peer))?;
         let mut control = what.control;
         if control.credentials.is_none() && (self.wants_credentials() || peer.wants_credentials()) {
             control.credentials = Some(Ucred::current());

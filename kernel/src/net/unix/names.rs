@@ -10,18 +10,21 @@ use alloc::sync::{Arc, Weak};
 use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
 
-use super::UnixSocket;
+use super::{SocketKind, UnixSocket};
 use crate::vfs::namei::{self as tree, Make};
 use crate::vfs::path::{self, Context, Location, walk};
 use crate::vfs::{FileType, permission};
 
+/// An abstract name: sockets of different types have names of their own.
+type Name = (SocketKind, Arc<[u8]>);
+
 /// Abstract names.
-static NAMES: SpinLock<BTreeMap<Arc<[u8]>, Weak<UnixSocket>>> = SpinLock::new(BTreeMap::new());
+static NAMES: SpinLock<BTreeMap<Name, Weak<UnixSocket>>> = SpinLock::new(BTreeMap::new());
 
 /// A name in use, until dropped.
 pub(super) enum Binding {
     /// An abstract name.
-    Abstract(Arc<[u8]>),
+    Abstract(Name),
     /// A name in a file system, whose object the socket keeps.
     Object(#[expect(dead_code, reason = "held, so that the object stays")] Location),
 }
@@ -67,6 +70,7 @@ fn in_use(error: Errno) -> Errno {
 }
 
 fn bind_abstract(socket: &Arc<UnixSocket>, name: Arc<[u8]>) -> Result<Binding> {
+    let name = (socket.common.kind, name);
     let mut names = NAMES.lock();
     if names.contains_key(&name) {
         return Err(Errno::EADDRINUSE);
@@ -93,10 +97,11 @@ pub(super) fn bind_any(socket: &Arc<UnixSocket>) -> Result<(Arc<[u8]>, Binding)>
     Err(Errno::ENOSPC)
 }
 
-/// The socket behind a name: ECONNREFUSED if nobody is there, and what a path walk can say.
-pub(super) fn find(name: &Arc<[u8]>) -> Result<Arc<UnixSocket>> {
+/// The socket of this kind behind a name: ECONNREFUSED if nobody is there, EPROTOTYPE if another
+/// kind is, and what a path walk can say.
+pub(super) fn find(name: &Arc<[u8]>, kind: SocketKind) -> Result<Arc<UnixSocket>> {
     if name.first() == Some(&0) {
-        let found = NAMES.lock().get(name).cloned();
+        let found = NAMES.lock().get(&(kind, name.clone())).cloned();
         return found.and_then(|socket| socket.upgrade()).ok_or(Errno::ECONNREFUSED);
     }
     let context = Context::current();
@@ -105,10 +110,6 @@ pub(super) fn find(name: &Arc<[u8]>) -> Result<Arc<UnixSocket>> {
     if location.file_type() != FileType::Socket {
         return Err(Errno::ECONNREFUSED);
     }
-    location.inode().state().endpoint::<UnixSocket>().ok_or(Errno::ECONNREFUSED)
-}
-
-/// What it is to find a socket of another type: abstract names are told apart by types.
-pub(super) fn of_another_type(name: &[u8]) -> Errno {
-    if name.first() == Some(&0) { Errno::ECONNREFUSED } else { Errno::EPROTOTYPE }
+    let found = location.inode().state().endpoint::<UnixSocket>().ok_or(Errno::ECONNREFUSED)?;
+    if found.common.kind == kind { Ok(found) } else { Err(Errno::EPROTOTYPE) }
 }

@@ -1,9 +1,9 @@
 //! The alternate signal stack (sigaltstack(2)).
 
 use abi::{Errno, Result, general as raw};
+use entry::PtRegs;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::base::args::Args;
 use crate::base::user::UserPtr;
 use crate::process::current;
 
@@ -80,17 +80,17 @@ impl AltStack {
 }
 
 /// sigaltstack(2).
-pub fn sigaltstack(args: &Args) -> Result<u64> {
-    let new = UserPtr::<StackT>::new(args.a0()).non_null().map(UserPtr::read).transpose()?;
+pub fn sigaltstack(regs: &mut PtRegs, new: UserPtr<StackT>, old_at: u64) -> Result<u64> {
+    let new = new.non_null().map(UserPtr::read).transpose()?;
     let thread = current();
     let old = {
         let mut signals = thread.signals.lock();
-        let old = signals.alt_stack.to_user(args.rsp);
+        let old = signals.alt_stack.to_user(regs.rsp);
         if let Some(new) = new {
-            signals.alt_stack.change(&new, args.rsp)?;
+            signals.alt_stack.change(&new, regs.rsp)?;
         }
         old
     };
-    UserPtr::new(args.a1()).write_if_some(&old)?;
+    UserPtr::new(old_at).write_if_some(&old)?;
     Ok(0)
 }

@@ -99,6 +99,13 @@ impl SigInfo {
         SigInfo { signo: signo as i32, code, fields, ..Self::default() }
     }
 
+    /// A message came to the empty queue, sent by `pid`; `value` is what was asked for.
+    #[must_use]
+    pub fn of_queue(signo: u32, pid: Pid, uid: u32, value: u64) -> Self {
+        let fields = [pair(pid, uid), value, 0, 0];
+        SigInfo { signo: signo as i32, code: raw::SI_MESGQ, fields, ..Self::default() }
+    }
+
     /// A POSIX timer expired: its id and the value the program gave.
     #[must_use]
     pub fn timer(signo: u32, id: u32, overruns: u32, value: u64) -> Self {

@@ -19,9 +19,12 @@ use crate::security::Resource;
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
 #[repr(C)]
 pub struct SigEvent {
-    value: u64,
-    signal: u32,
-    notify: u32,
+    /// What the signal brings.
+    pub value: u64,
+    /// Its number.
+    pub signal: u32,
+    /// SIGEV_SIGNAL and its kin.
+    pub notify: u32,
     thread: u32,
     rest: [u32; 11],
 }

@@ -23,7 +23,7 @@ pub use state::TcpState;
 
 use super::options::IpOptions;
 use super::ports::{Binding, Owner, Ports, check_address};
-use super::{any_address, read_address, shown};
+use super::{any_address, read_address, read_to_bind, shown};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::net::address::{Address, RawAddress};
@@ -211,7 +211,7 @@ impl Socket for TcpSocket {
     }
 
     fn bind(self: Arc<Self>, address: &RawAddress) -> Result<()> {
-        let address = read_address(&self.common, address)?;
+        let address = read_to_bind(&self.common, address)?;
         if address.is_ipv4() && self.common.is_v6() && self.v6_only() {
             return Err(Errno::EINVAL);
         }
