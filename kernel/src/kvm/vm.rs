@@ -7,8 +7,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use abi::kvm::cap;
 use abi::kvm::{
-    self, ClearDirtyLog, CoalescedZone, DirtyLog, EnableCap, IoEventFd, IrqFd, IrqLevel, Msi, PitConfig,
-    PitState2, UserMemoryRegion,
+    self, ClearDirtyLog, CoalescedZone, DirtyLog, EnableCap, IoEventFd, IrqFd, IrqLevel, Msi,
+    PitConfig, PitState2, UserMemoryRegion,
 };
 use abi::{Errno, Result};
 use machine::sync::{Once, SpinLock};

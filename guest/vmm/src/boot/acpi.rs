@@ -10,7 +10,9 @@ use acpi_tables::aml::{
 };
 use acpi_tables::fadt::{FADTBuilder, Flags};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
-use acpi_tables::madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic};
+use acpi_tables::madt::{
+    EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic,
+};
 use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
@@ -83,31 +85,39 @@ fn description(devices: &[Virtio]) -> Sdt {
     let mut code = Vec::new();
     for (number, device) in devices.iter().enumerate() {
         let (at, bytes) = (device.address as u32, device.bytes as u32);
-        in_the_system(&mut code, &format!("VIO{number}"), &[
-            &Name::new(Path::new("_HID"), &"LNRO0005"),
-            &Name::new(Path::new("_UID"), &(number as u32)),
-            // It may be used by what it does by itself: no cache is to be kept up.
-            &Name::new(Path::new("_CCA"), &ONE),
+        in_the_system(
+            &mut code,
+            &format!("VIO{number}"),
+            &[
+                &Name::new(Path::new("_HID"), &"LNRO0005"),
+                &Name::new(Path::new("_UID"), &(number as u32)),
+                // It may be used by what it does by itself: no cache is to be kept up.
+                &Name::new(Path::new("_CCA"), &ONE),
+                &Name::new(
+                    Path::new("_CRS"),
+                    &ResourceTemplate::new(vec![
+                        &Memory32Fixed::new(true, at, bytes),
+                        &Interrupt::new(true, true, false, false, device.line),
+                    ]),
+                ),
+            ],
+        );
+    }
+    in_the_system(
+        &mut code,
+        "COM1",
+        &[
+            &Name::new(Path::new("_HID"), &EISAName::new("PNP0501")),
+            &Name::new(Path::new("_UID"), &ONE),
             &Name::new(
                 Path::new("_CRS"),
                 &ResourceTemplate::new(vec![
-                    &Memory32Fixed::new(true, at, bytes),
-                    &Interrupt::new(true, true, false, false, device.line),
+                    &IO::new(COM1, COM1, 1, 8),
+                    &Interrupt::new(true, true, false, false, COM1_IRQ),
                 ]),
             ),
-        ]);
-    }
-    in_the_system(&mut code, "COM1", &[
-        &Name::new(Path::new("_HID"), &EISAName::new("PNP0501")),
-        &Name::new(Path::new("_UID"), &ONE),
-        &Name::new(
-            Path::new("_CRS"),
-            &ResourceTemplate::new(vec![
-                &IO::new(COM1, COM1, 1, 8),
-                &Interrupt::new(true, true, false, false, COM1_IRQ),
-            ]),
-        ),
-    ]);
+        ],
+    );
     let mut table = Sdt::new(*b"DSDT", HEADER_BYTES, 2, OEM, OEM_TABLE, 1);
     table.append_slice(&code);
     table

@@ -161,14 +161,24 @@ fn boot(options: &Options) -> Result<u8> {
     acpi::write(&memory, options.cpus, &places)?;
     let machine = Arc::new(Machine { com1, devices: transports, console: ends });
     machine.read_input(options.is_serial);
-    let cpus = (0..options.cpus).map(|id| {
+    run_cpus(&machine, cpus(&kvm, &vm, options.cpus, start)?)
+}
+
+/// All CPUs; the first begins at `start`.
+fn cpus(kvm: &Kvm, vm: &VmFd, count: u8, start: u64) -> Result<Vec<VcpuFd>> {
+    let make = |id: u8| {
         let cpu = vm.create_vcpu(id.into()).map_err(say("KVM_CREATE_VCPU"))?;
-        load::set_features(&kvm, &cpu, id, options.cpus)?;
+        load::set_features(kvm, &cpu, id, count)?;
         Ok(cpu)
-    });
-    let cpus = cpus.collect::<Result<Vec<VcpuFd>>>()?;
+    };
+    let cpus = (0..count).map(make).collect::<Result<Vec<VcpuFd>>>()?;
     load::set_up(&cpus[0], start)?;
-    // The machine ends with the first CPU that does; the others' threads end with the process.
+    Ok(cpus)
+}
+
+/// Runs each in a thread of its own. The machine ends with the first that does; the others' threads
+/// end with the process.
+fn run_cpus(machine: &Arc<Machine>, cpus: Vec<VcpuFd>) -> Result<u8> {
     let (end, ended) = mpsc::channel();
     for cpu in cpus {
         let (machine, end) = (machine.clone(), end.clone());
