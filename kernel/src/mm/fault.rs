@@ -44,14 +44,20 @@ impl Mm {
     /// Its stack grows down to it, within these limits.
     pub fn handle_fault(&self, fault: PageFault, limits: &impl StackLimits) -> Result<()> {
         let mut inner = self.inner.lock();
-        inner.grow_to(fault.address, limits)?;
         self.faults.0.fetch_add(1, Ordering::Relaxed);
-        inner.fault(fault)
+        match inner.fault(fault) {
+            Err(Errno::EFAULT) => {
+                inner.grow_to(fault.address, limits)?;
+                inner.fault(fault)
+            }
+            result => result,
+        }
     }
 }
 
 impl MmInner {
     /// As [`Mm::handle_fault`], the lock held. No stack grows: that is for the program itself.
+    /// EFAULT if nothing is mapped there.
     pub fn fault(&mut self, fault: PageFault) -> Result<()> {
         let page = fault.address & !(PAGE - 1);
         let (start, vma) = self.find(page).ok_or(Errno::EFAULT)?;
