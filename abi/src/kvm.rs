@@ -93,6 +93,7 @@ pub const KVM_SIGNAL_MSI: u32 = iow::<Msi>(0xa5);
 pub const KVM_GET_XCRS: u32 = ior::<Xcrs>(0xa6);
 pub const KVM_SET_XCRS: u32 = iow::<Xcrs>(0xa7);
 pub const KVM_KVMCLOCK_CTRL: u32 = io(0xad);
+pub const KVM_CLEAR_DIRTY_LOG: u32 = iowr::<ClearDirtyLog>(0xc0);
 pub const KVM_GET_SREGS2: u32 = ior::<Sregs2>(0xcc);
 pub const KVM_SET_SREGS2: u32 = iow::<Sregs2>(0xcd);
 
@@ -107,6 +108,7 @@ pub mod cap {
     pub const MAX_VCPUS: u32 = 66;
     pub const SPLIT_IRQCHIP: u32 = 121;
     pub const MAX_VCPU_ID: u32 = 128;
+    pub const MANUAL_DIRTY_LOG_PROTECT2: u32 = 168;
 }
 
 /// Reasons in [`run::EXIT_REASON`].
@@ -152,6 +154,8 @@ pub const FEATURE_CLOCKSOURCE2: u32 = 1 << 3;
 pub const FEATURE_CLOCKSOURCE_STABLE: u32 = 1 << 24;
 pub const MEM_LOG_DIRTY_PAGES: u32 = 1;
 pub const MEM_READONLY: u32 = 2;
+pub const DIRTY_LOG_MANUAL_PROTECT_ENABLE: u64 = 1;
+pub const DIRTY_LOG_INITIALLY_SET: u64 = 2;
 pub const INTERNAL_ERROR_EMULATION: u32 = 1;
 pub const INTERNAL_ERROR_UNEXPECTED_EXIT_REASON: u32 = 4;
 pub const CPUID_FLAG_SIGNIFCANT_INDEX: u32 = 1;
@@ -266,6 +270,7 @@ layouts! {
         address_lo: u32, address_hi: u32, data: u32, flags: u32, devid: u32, pad: [u8; 12],
     }
     DirtyLog, 16 { slot: u32, padding: u32, dirty_bitmap: u64 }
+    ClearDirtyLog, 24 { slot: u32, num_pages: u32, first_page: u64, dirty_bitmap: u64 }
     EnableCap, 104 { cap: u32, flags: u32, args: [u64; 4], pad: [u8; 64] }
     CoalescedRing, 8 { first: u32, last: u32 }
     CoalescedEntry, 24 { phys_addr: u64, len: u32, pio: u32, data: [u8; 8] }

@@ -132,7 +132,7 @@ pub const CAPABILITIES: &[Capability] = &[
     row(164, "EXCEPTION_PAYLOAD", No, "an exception's payload is in its register at once"),
     row(166, "MANUAL_DIRTY_LOG_PROTECT", No, "replaced by MANUAL_DIRTY_LOG_PROTECT2"),
     row(167, "HYPERV_CPUID", No, "Hyper-V"),
-    row(168, "MANUAL_DIRTY_LOG_PROTECT2", No, "KVM_CLEAR_DIRTY_LOG: GET_DIRTY_LOG clears"),
+    row(168, "MANUAL_DIRTY_LOG_PROTECT2", Number, "modes of the dirty log; KVM_CLEAR_DIRTY_LOG"),
     row(173, "PMU_EVENT_FILTER", No, "performance counters"),
     row(175, "HYPERV_DIRECT_TLBFLUSH", No, "Hyper-V"),
     row(182, "HALT_POLL", No, "a CPU without work does not poll"),

@@ -169,7 +169,7 @@ pub(crate) struct RunArgs {
     pub(crate) user: Option<String>,
 
     /// In Limen in Limen: the outer one runs limen-vmm, which boots the inner one with the program,
-    /// packed. Example: --nested -- /bin/uname -a
+    /// packed; --smp is of both. Example: --nested --smp 2 -- /bin/nproc
     #[arg(long, conflicts_with_all = ["root", "image", "rw", "gdb"])]
     pub(crate) nested: bool,
 

@@ -96,6 +96,24 @@ impl Linux {
         }
         Ok(command)
     }
+
+    /// An archive of modules by their places in `kernel/` of its own: `modules/NAME.ko.xz` each.
+    pub(crate) fn archive_of(&self, modules: &[&str]) -> Result<Vec<u8>, Error> {
+        let mut files = Vec::new();
+        for path in modules {
+            let file: PathBuf = self.modules.join("kernel").join(format!("{path}.ko.xz"));
+            let bytes = std::fs::read(&file)
+                .map_err(|error| usage(format!("{}: {error}", file.display())))?;
+            let name = file.file_name().unwrap_or_default().to_string_lossy();
+            files.push((format!("modules/{name}"), bytes));
+        }
+        let mut archive = cpio::Writer::new();
+        archive.dir(b"modules", 0o755);
+        for (name, bytes) in &files {
+            archive.file(name.as_bytes(), 0o644, bytes);
+        }
+        Ok(archive.finish().map_err(|_| "the modules do not fit an archive")?)
+    }
 }
 
 /// Finds, fetches and unpacks. An error says what is missing and how to get it.

@@ -4,12 +4,13 @@
 //! The machine that is emulated is AMD's, whose predictors are met by IBPB alone; so the flush is
 //! chosen from facts of other CPUs (`cpu-facts=`), each with it and without. What the facts also
 //! choose is in both columns of a pair. An instruction is not a cycle: IBPB is one WRMSR here, and
-//! hundreds to thousands of cycles on hardware; the loop's instructions are its branches.
+//! hundreds to thousands of cycles on hardware; the loop's instructions are its branches, and what
+//! it costs natively is measured where that needs no privilege, in ring 3 of the host.
 //!
 //! Neighbours: `machine.rs` runs both kernels, `rig.rs` counts; `guest/vmm/src/bench` measures.
 
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use mitigations::profiles;
@@ -19,6 +20,7 @@ use super::machine::{Extra, Figures, Machine, Ran, Work};
 use super::rig::{Clock, SAME_PLACES};
 use crate::args::BenchArgs;
 use crate::linux::{self, Linux};
+use crate::test::vmscape::of_loops;
 use crate::{Error, paths};
 
 const PACKAGE: &str = "limen-vmm";
@@ -93,6 +95,8 @@ struct Results {
     /// By [`FLUSHES`]: without the flush, and with it.
     flushes: Vec<[Column; 2]>,
     rates: [Option<Figures>; 2],
+    /// What the loops cost in ring 3 of this host, in ticks of its TSC.
+    loops: Vec<String>,
 }
 
 /// Measures and prints. Status 1 if something costs more than it may.
@@ -114,8 +118,10 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         linux.as_ref().map(run).transpose()
     };
     let (linux_column, linux_off) = (of_linux("")?, of_linux(MITIGATIONS_OFF)?);
+    let kernel = std::fs::read(paths::kernel_image(args.kernel.as_deref())?)?;
+    let loops = of_loops(&kernel, &super::build(PACKAGE)?, "ticks")?;
     let mut results =
-        Results { limen, linux: linux_column, linux_off, flushes, rates: [None, None] };
+        Results { limen, linux: linux_column, linux_off, flushes, rates: [None, None], loops };
     results.rates[0] = Some(bench.rates(None)?);
     // By the host's clock Linux may hang at its boot, where the host is loaded (see `kernel.rs`).
     results.rates[1] = linux.as_ref().and_then(|linux| bench.rates(Some(linux)).ok());
@@ -173,7 +179,7 @@ impl Bench {
     }
 
     fn linux(&self, linux: &Linux, append: &str) -> Result<Column, Error> {
-        let files = modules(linux)?;
+        let files = linux.archive_of(&MODULES)?;
         let words = self.words(false);
         let extra = Extra { linux_files: &files, ..Extra::default() };
         let work = Work { program: &self.program, words: &words, extra };
@@ -184,7 +190,7 @@ impl Bench {
     /// Exits per second.
     fn rates(&mut self, linux: Option<&Linux>) -> Result<Figures, Error> {
         let words = self.words(true);
-        let files = linux.map(modules).transpose()?.unwrap_or_default();
+        let files = linux.map(|linux| linux.archive_of(&MODULES)).transpose()?.unwrap_or_default();
         let extra = Extra { linux_files: &files, ..Extra::default() };
         let work = Work { program: &self.program, words: &words, extra };
         SAME_PLACES.clone_into(&mut self.machine.append);
@@ -194,24 +200,6 @@ impl Bench {
         };
         Ok(ran.figures())
     }
-}
-
-/// Linux's modules of KVM, in an archive.
-fn modules(linux: &Linux) -> Result<Vec<u8>, Error> {
-    let mut files = Vec::new();
-    for path in MODULES {
-        let file: PathBuf = linux.modules.join("kernel").join(format!("{path}.ko.xz"));
-        let bytes = std::fs::read(&file)
-            .map_err(|error| crate::usage(format!("{}: {error}", file.display())))?;
-        let name = file.file_name().unwrap_or_default().to_string_lossy();
-        files.push((format!("modules/{name}"), bytes));
-    }
-    let mut archive = formats::cpio::Writer::new();
-    archive.dir(b"modules", 0o755);
-    files.iter().for_each(|(name, bytes)| {
-        archive.file(name.as_bytes(), 0o644, bytes);
-    });
-    Ok(archive.finish().map_err(|_| "the modules do not fit an archive")?)
 }
 
 /// What a run says, if it says all.
@@ -311,6 +299,9 @@ impl Results {
             });
             _ = writeln!(out, "{name:<22}{limen:>9}{linux:>9}   exits, by this host's clock");
         }
+        for of_loop in &self.loops {
+            _ = writeln!(out, "loop in ring 3 of this host, {of_loop}");
+        }
         if let Some(linux) = &self.linux {
             let Column { version, vmscape, .. } = linux;
             _ = writeln!(
@@ -346,6 +337,7 @@ impl Results {
             "linux_off": self.linux_off.as_ref().map(column),
             "flushes": FLUSHES.iter().zip(&self.flushes).map(flush).collect::<Vec<_>>(),
             "exits_per_second": { "limen": self.rates[0], "linux": self.rates[1] },
+            "loops_in_ring_3": self.loops,
             "reach": reach.iter().map(claim).collect::<Vec<_>>(),
         })
     }

@@ -1,6 +1,6 @@
 //! `limen run --nested`: the program runs in Limen in `limen-vmm` in Limen. The outer kernel serves
 //! /dev/kvm to the VMM, which is an ordinary program on the rust-vmm crates; the inner kernel is
-//! the same image.
+//! the same image, and each has as many CPUs as were asked for.
 //!
 //! What the program is given is packed, since the VMM shares no folders. Neighbours: `guest/vmm`,
 //! and `test/nested.rs`, which does the same with QEMU in its place.
@@ -45,10 +45,11 @@ fn outer(args: &RunArgs, vmm: &Path, kernel: &Path, initramfs: &Path) -> RunArgs
         word.push(guest);
         word
     };
-    let memory = args.memory.to_string();
-    let words = ["boot", "--kernel", KERNEL, "--initrd", INITRAMFS, "--memory", &memory];
+    let (memory, cpus) = (args.memory.to_string(), args.smp.to_string());
+    let words = ["boot", "--kernel", KERNEL, "--initrd", INITRAMFS];
     let mut program = vec![vmm.as_os_str().to_owned()];
     program.extend(words.map(OsString::from));
+    program.extend(["--memory", &memory, "--cpus", &cpus].map(OsString::from));
     program.extend(["--append".into(), OsString::from(&args.append)]);
     RunArgs {
         nested: false,

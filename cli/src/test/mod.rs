@@ -56,7 +56,7 @@ mod sandboxers;
 mod sentences;
 mod settings;
 mod traces;
-mod vmscape;
+pub(crate) mod vmscape;
 mod watch;
 
 use std::path::PathBuf;

@@ -73,14 +73,31 @@ pub(super) fn names(vmm: &Path) -> Result<Vec<String>, Error> {
     Ok(names)
 }
 
+/// What `limen-vmm` says of each loop that clears branch history, in the bytes of a kernel image.
+pub(crate) fn of_loops(kernel: &[u8], vmm: &Path, word: &str) -> Result<Vec<String>, Error> {
+    let image = Image::parse(kernel)?;
+    let line = |(name, ..): &(&str, BhbLoop, u32)| {
+        let (start, end) = place(&image, name)?;
+        let code = image.between(start, end).ok_or("the loop is in no section")?;
+        Ok(format!("{name}: {}", say_of(vmm, word, code)?))
+    };
+    LOOPS.iter().map(line).collect()
+}
+
+/// Where a loop is: its two functions lie one behind the other.
+fn place(image: &Image<'_>, name: &str) -> Result<(u64, u64), Error> {
+    let symbol = |kind: &str| {
+        let name = format!("clear_bhb_{name}_{kind}");
+        image.symbol(&name).ok_or_else(|| format!("no {name}"))
+    };
+    Ok((symbol("unfenced")?, symbol("fenced")?))
+}
+
 /// Steps through both loops, and looks who calls them.
 fn branches(kernel: &[u8], vmm: &Path) -> Result<(), Error> {
     let image = Image::parse(kernel)?;
     for (name, counts, length) in LOOPS {
-        let unfenced = format!("clear_bhb_{name}_unfenced");
-        let start = image.symbol(&unfenced).ok_or_else(|| format!("no {unfenced}"))?;
-        let fenced = format!("clear_bhb_{name}_fenced");
-        let end = image.symbol(&fenced).ok_or_else(|| format!("no {fenced}"))?;
+        let (start, end) = place(&image, name)?;
         let code = image.between(start, end).ok_or("the loop is in no section")?;
         for count in [counts.outer, counts.inner] {
             // mov $count, %ecx; mov $count, %eax
@@ -88,7 +105,7 @@ fn branches(kernel: &[u8], vmm: &Path) -> Result<(), Error> {
             let found = moves.iter().any(|bytes| code.windows(5).any(|at| at == bytes));
             check(found, || format!("{name}: {count} is no 32-bit immediate"))?;
         }
-        let said = step(vmm, code)?;
+        let said = say_of(vmm, "branches", code)?;
         let (deep, steps) = (counts.outer, counts.instructions() - 1);
         let wanted = format!("taken {length} deep {deep} instructions {steps}");
         check(said == wanted, || format!("{name}: {said:?}, not {wanted:?}"))?;
@@ -131,12 +148,12 @@ fn leads_to(code: &[u8], address: u64, target: u64) -> Vec<u64> {
     code.windows(5).enumerate().filter_map(is_one).collect()
 }
 
-fn step(vmm: &Path, code: &[u8]) -> Result<String, Error> {
+fn say_of(vmm: &Path, word: &str, code: &[u8]) -> Result<String, Error> {
     let mut child =
-        Command::new(vmm).arg("branches").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        Command::new(vmm).arg(word).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
     child.stdin.take().ok_or("no stdin")?.write_all(code)?;
     let output = child.wait_with_output()?;
-    check(output.status.success(), || "stepping failed".into())?;
+    check(output.status.success(), || format!("limen-vmm {word} failed"))?;
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 

@@ -4,8 +4,14 @@
 //! to themselves. A child executes them, this process steps it (ptrace(2)) and says
 //! `taken N deep N instructions N`: taken branches that lead to another place of the function, and
 //! calls without their returns, at most.
+//!
+//! `limen-vmm ticks` calls the function instead, and says `ticks N`: of this CPU's TSC, for one call
+//! more than for one of a function that only returns. The least of many tries, since whatever comes
+//! between makes it more.
 
 use std::io::Read as _;
+
+use limen_guest_bench::raw::rdtsc;
 
 use crate::machine::Result;
 
@@ -22,17 +28,44 @@ struct Seen {
     instructions: u32,
 }
 
+/// Tries of [`ticks`], and calls in each: one is less than the counter's own price.
+const TRIES: u32 = 4000;
+const CALLS: u64 = 64;
+
 /// Reads the bytes, and prints what was seen.
 pub fn command() -> Result<()> {
+    let seen = count(&function()?)?;
+    println!("taken {} deep {} instructions {}", seen.taken, seen.deep, seen.instructions);
+    Ok(())
+}
+
+/// Reads the bytes, and prints what a call costs.
+pub fn ticks() -> Result<()> {
+    const RETURN: [u8; 1] = [0xc3];
+    let [of_function, of_return] = [time(&function()?)?, time(&RETURN)?];
+    println!("ticks {}", of_function.saturating_sub(of_return));
+    Ok(())
+}
+
+fn function() -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut input = std::io::stdin().take(BYTES_MAX as u64 + 1);
     input.read_to_end(&mut bytes).map_err(|error| format!("stdin: {error}"))?;
     if bytes.is_empty() || bytes.len() > BYTES_MAX {
         return Err(format!("{} bytes", bytes.len()));
     }
-    let seen = count(&bytes)?;
-    println!("taken {} deep {} instructions {}", seen.taken, seen.deep, seen.instructions);
-    Ok(())
+    Ok(bytes)
+}
+
+fn time(bytes: &[u8]) -> Result<u64> {
+    // SAFETY: see `map`: the bytes are a function without arguments.
+    let function = unsafe { core::mem::transmute::<u64, extern "C" fn()>(map(bytes)?) };
+    let try_once = |_| {
+        let start = rdtsc();
+        (0..CALLS).for_each(|_| function());
+        rdtsc() - start
+    };
+    Ok((0..TRIES).map(try_once).min().unwrap_or_default() / CALLS)
 }
 
 fn count(bytes: &[u8]) -> Result<Seen> {

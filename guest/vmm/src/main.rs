@@ -3,8 +3,8 @@
 //! `limen-vmm test [FILTER]` runs guests of a few instructions each and says `test NAME ... ok` or
 //! `FAILED`, as `guest/tests` does; `limen-vmm list` has their names. On a host whose KVM does not
 //! work it says so and fails. `limen-vmm vmscape KIND [FILTER]` does the same for what is flushed
-//! behind guests. `limen-vmm branches` needs no KVM, `limen-vmm boot` boots a kernel,
-//! `limen-vmm bench` measures.
+//! behind guests. `limen-vmm branches` and `ticks` need no KVM, `limen-vmm boot` boots a kernel,
+//! `limen-vmm bench` measures, `limen-vmm fuzz` asks for anything at any time.
 
 mod bench;
 mod boot;
@@ -21,6 +21,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     match words.first().map(String::as_str) {
+        Some("fuzz") => hostile::command(&words[1..]),
         Some("bench") => bench::command(&words[1..]),
         Some("boot") => boot::command(&words[1..]),
         Some("list") => tests::list(),
@@ -32,17 +33,25 @@ fn main() -> ExitCode {
             let word = |n: usize| words.get(n).map_or("", String::as_str);
             vmscape::run_all(word(1), word(2))
         }
-        Some("branches") => match branches::command() {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(why) => {
-                eprintln!("limen-vmm: {why}");
-                ExitCode::FAILURE
-            }
-        },
+        Some("branches") => end(&branches::command()),
+        Some("ticks") => end(&branches::ticks()),
         Some("test") => tests::run_all(words.get(1).map_or("", String::as_str)),
         _ => {
-            eprintln!("usage: limen-vmm test [FILTER] | list | vmscape KIND [FILTER] | branches");
+            eprintln!(
+                "usage: limen-vmm test [FILTER] | list | vmscape KIND [FILTER] | branches | ticks\n\
+                 | boot --kernel ELF ... | bench ... | fuzz [--seed N] [--seconds S]"
+            );
             ExitCode::from(2)
+        }
+    }
+}
+
+fn end(result: &machine::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("limen-vmm: {why}");
+            ExitCode::FAILURE
         }
     }
 }

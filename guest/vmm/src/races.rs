@@ -7,6 +7,7 @@
 //! what must not
 //! be written stays as it is; no count is lost.
 
+use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -314,17 +315,99 @@ pub fn no_count_is_lost_by_huge_pages() -> Result<()> {
 /// A copy of a guest's memory that follows the log while the guest runs is the memory once it has
 /// stopped, also if the log begins while it runs.
 pub fn a_copy_by_the_log_is_the_memory() -> Result<()> {
+    copies(|_| Ok(()), false)
+}
+
+/// The same, by a log that is cleared by a call of its own, and that begins full.
+pub fn a_copy_by_a_cleared_log_is_the_memory() -> Result<()> {
+    const MODES: [u64; 2] = [1, 3];
+    for modes in MODES {
+        let enable = |vm: &VmFd| {
+            let mut asked = kvm_bindings::kvm_enable_cap {
+                cap: kvm_bindings::KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
+                ..Default::default()
+            };
+            asked.args[0] = modes;
+            vm.enable_cap(&asked).map_err(|error| format!("KVM_ENABLE_CAP: {error}"))
+        };
+        copies(enable, true)?;
+    }
+    Ok(())
+}
+
+/// KVM_CLEAR_DIRTY_LOG of the second memory, from a page on.
+fn clear_log(vm: &VmFd, first: u64, pages: u32, bits: &[u64]) -> core::result::Result<(), i32> {
+    const KVM_CLEAR_DIRTY_LOG: u64 = 3 << 30 | 24 << 16 | 0xae << 8 | 0xc0;
+    let mut asked = kvm_bindings::kvm_clear_dirty_log {
+        slot: 1,
+        num_pages: pages,
+        first_page: first,
+        __bindgen_anon_1: kvm_bindings::kvm_clear_dirty_log__bindgen_ty_1 {
+            dirty_bitmap: bits.as_ptr().cast_mut().cast(),
+        },
+    };
+    // SAFETY: the call reads the structure and the bits, which are as long as `pages` says.
+    let done = unsafe { libc::ioctl(vm.as_raw_fd(), KVM_CLEAR_DIRTY_LOG, &raw mut asked) };
+    match done {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)),
+    }
+}
+
+/// What a log that is cleared by its own call refuses, and that it forgets only what was named.
+pub fn what_a_log_forgets() -> Result<()> {
+    const PAGES: u32 = (SECOND_BYTES / PAGE) as u32;
+    let guest = Running::start(Program::Write)?;
+    let none = [0u64; PAGES as usize / 64];
+    let not_logged = clear_log(&guest.vm, 0, PAGES, &none);
+    ensure(not_logged == Err(libc::ENOENT), || format!("without a log: {not_logged:?}"))?;
+    let mut asked = kvm_bindings::kvm_enable_cap {
+        cap: kvm_bindings::KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
+        ..Default::default()
+    };
+    for wrong in [2, 4, 5] {
+        asked.args[0] = wrong;
+        ensure(guest.vm.enable_cap(&asked).is_err(), || format!("modes {wrong}"))?;
+    }
+    asked.args[0] = 1;
+    guest.vm.enable_cap(&asked).map_err(|error| format!("KVM_ENABLE_CAP: {error}"))?;
+    set_region(&guest.vm, 1, SECOND, &guest.second, SECOND_BYTES, KVM_MEM_LOG_DIRTY_PAGES)?;
+    for (first, pages) in [(1, 64), (0, 65), (64, PAGES), (u64::from(PAGES) + 64, 64)] {
+        let got = clear_log(&guest.vm, first, pages, &none);
+        ensure(got == Err(libc::EINVAL), || format!("{pages} from {first}: {got:?}"))?;
+    }
+    guest.let_it_go_on()?;
+    let (_, _second, vm) = guest.end()?;
+    let log = || vm.get_dirty_log(1, SECOND_BYTES).map_err(|e| format!("KVM_GET_DIRTY_LOG: {e}"));
+    let written = log()?;
+    ensure(written[0] != 0 && log()? == written, || format!("{written:x?} was forgotten"))?;
+    let (lowest, rest) = (written[0] & written[0].wrapping_neg(), written[0] & written[0] - 1);
+    let cleared = clear_log(&vm, 0, 64, &[lowest]);
+    ensure(cleared.is_ok(), || format!("{cleared:?}"))?;
+    ensure(log()?[0] == rest, || format!("{:x} after {lowest:x}", written[0]))
+}
+
+/// `is_cleared`: the log forgets by KVM_CLEAR_DIRTY_LOG.
+fn copies(set_up: impl Fn(&VmFd) -> Result<()>, is_cleared: bool) -> Result<()> {
     const BYTES: usize = WRITTEN * PAGE;
     const LOGS: usize = 6;
     let word = |memory: &Memory, page: usize| memory.load(page * PAGE);
     for round in 0..10 {
         let guest = Running::start(Program::Write)?;
+        set_up(&guest.vm)?;
         let set = |flags| set_region(&guest.vm, 1, SECOND, &guest.second, SECOND_BYTES, flags);
         let mut copy = [0; WRITTEN];
         let follow = |copy: &mut [u64; WRITTEN], vm: &VmFd, memory: &Memory| -> Result<usize> {
             let log = vm.get_dirty_log(1, SECOND_BYTES);
             let log = log.map_err(|error| format!("KVM_GET_DIRTY_LOG: {error}"))?;
-            ensure(log[BYTES / PAGE / 64..].iter().all(|&w| w == 0), || "others' pages".into())?;
+            if is_cleared {
+                let pages = (SECOND_BYTES / PAGE) as u32;
+                let cleared = clear_log(vm, 0, pages, &log);
+                ensure(cleared.is_ok(), || format!("KVM_CLEAR_DIRTY_LOG: {cleared:?}"))?;
+            } else {
+                let others = &log[BYTES / PAGE / 64..];
+                ensure(others.iter().all(|&w| w == 0), || "others' pages".into())?;
+            }
             let written = (0..WRITTEN).filter(|page| log[page / 64] >> (page % 64) & 1 != 0);
             Ok(written.map(|page| copy[page] = word(memory, page)).count())
         };

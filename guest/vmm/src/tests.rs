@@ -38,6 +38,7 @@ const TESTS: &[Test] = &[
     ("kvm::another_process", another_process),
     ("kvm::interrupts_of_the_kernel", interrupts_of_the_kernel),
     ("kvm::ticks_of_the_kernel", ticks_of_the_kernel),
+    ("kvm::tsc_deadlines", tsc_deadlines),
     ("kvm::eventfds", eventfds),
     ("kvm::one_cpu_starts_another", one_cpu_starts_another),
     ("kvm::state_of_controllers", state_of_controllers),
@@ -52,6 +53,8 @@ const TESTS: &[Test] = &[
     ("kvm::a_child_has_its_own_copy", races::a_child_has_its_own_copy),
     ("kvm::no_count_is_lost_by_huge_pages", races::no_count_is_lost_by_huge_pages),
     ("kvm::a_copy_by_the_log_is_the_memory", races::a_copy_by_the_log_is_the_memory),
+    ("kvm::a_copy_by_a_cleared_log_is_the_memory", races::a_copy_by_a_cleared_log_is_the_memory),
+    ("kvm::what_a_log_forgets", races::what_a_log_forgets),
     ("kvm::any_call_at_any_time", crate::hostile::any_call_at_any_time),
 ];
 
@@ -386,6 +389,11 @@ fn model_specific_registers() -> Result<()> {
     let bad = Msrs::from_entries(&[entry, bad]).map_err(|e| format!("{e:?}"))?;
     let set = guest.cpu.set_msrs(&bad).map_err(say("KVM_SET_MSRS"))?;
     ensure(set == 1, || format!("{set} of a good and a bad one"))?;
+    // What Linux reads of an AMD CPU in its boot.
+    let pending = kvm_msr_entry { index: 0xc001_0055, data: 1, ..Default::default() };
+    let mut pending = Msrs::from_entries(&[pending]).map_err(|e| format!("{e:?}"))?;
+    let got = guest.cpu.get_msrs(&mut pending).map_err(say("KVM_GET_MSRS"))?;
+    ensure(got == 1 && pending.as_slice()[0].data == 0, || format!("{pending:?}"))?;
     expect(&mut guest, "out 0x80 [78, 56, 34, 12]")?;
     expect(&mut guest, "shutdown")
 }
@@ -598,6 +606,39 @@ fn ticks_of_the_kernel() -> Result<()> {
     for _ in 0..3 {
         let got = step(&mut guest)?;
         ensure(got.starts_with("out 0x81"), || got)?;
+    }
+    Ok(())
+}
+
+/// The local controller's timer fires at a value of the TSC: one to come, and one that has passed.
+fn tsc_deadlines() -> Result<()> {
+    const VECTOR: usize = 0x40;
+    const DEADLINES: u32 = 1 << 24;
+    for ahead in [0x10_0000i32, -0x10_0000] {
+        // rdtsc; add eax,AHEAD; adc edx,SIGN; mov ecx,0x6e0; wrmsr; sti; hlt; jmp hlt
+        let [a, b, c, d] = ahead.to_le_bytes();
+        let sign = if ahead < 0 { 0xff } else { 0 };
+        let code = [
+            0x0f, 0x31, 0x66, 0x05, a, b, c, d, 0x66, 0x83, 0xd2, sign, 0x66, 0xb9, 0xe0, 0x06, 0,
+            0, 0x0f, 0x30, 0xfb, 0xf4, 0xeb, 0xfd,
+        ];
+        let mut guest = with_controllers(&code, VECTOR)?;
+        let most = kvm_bindings::KVM_MAX_CPUID_ENTRIES;
+        let cpuid = guest.kvm.get_supported_cpuid(most);
+        let mut cpuid = cpuid.map_err(say("KVM_GET_SUPPORTED_CPUID"))?;
+        let leaf = cpuid.as_mut_slice().iter_mut().find(|entry| entry.function == 1);
+        leaf.ok_or("no leaf 1")?.ecx |= DEADLINES;
+        guest.cpu.set_cpuid2(&cpuid).map_err(say("KVM_SET_CPUID2"))?;
+        let mut lapic = guest.cpu.get_lapic().map_err(say("KVM_GET_LAPIC"))?;
+        // Switched on; the timer by deadlines, to the handler.
+        for (register, value) in [(0xf0, 0x1ff), (0x320, 2 << 17 | VECTOR as u32)] {
+            for (n, byte) in value.to_le_bytes().into_iter().enumerate() {
+                lapic.regs[register + n] = byte as _;
+            }
+        }
+        guest.cpu.set_lapic(&lapic).map_err(say("KVM_SET_LAPIC"))?;
+        let got = step(&mut guest)?;
+        ensure(got.starts_with("out 0x81"), || format!("{ahead}: {got}"))?;
     }
     Ok(())
 }

@@ -27,11 +27,16 @@ const AROUND: u64 = 16;
 pub(super) struct DirtyLog(Vec<AtomicU64>);
 
 impl DirtyLog {
-    fn new(bytes: u64) -> Result<Arc<DirtyLog>> {
-        let words = (bytes / PAGE).div_ceil(64) as usize;
+    /// `is_set`: all pages count as written.
+    fn new(bytes: u64, is_set: bool) -> Result<Arc<DirtyLog>> {
+        let pages = bytes / PAGE;
+        let words = pages.div_ceil(64) as usize;
         let mut bits = Vec::new();
         bits.try_reserve_exact(words).map_err(|_| Errno::ENOMEM)?;
-        bits.resize_with(words, || AtomicU64::new(0));
+        bits.resize_with(words, || AtomicU64::new(if is_set { u64::MAX } else { 0 }));
+        if let (Some(last), left @ 1..) = (bits.last_mut(), pages % 64) {
+            *last.get_mut() &= (1 << left) - 1;
+        }
         Ok(Arc::new(DirtyLog(bits)))
     }
 
@@ -41,12 +46,37 @@ impl DirtyLog {
         }
     }
 
-    /// What was written, which counts as clean from now on.
-    pub(super) fn take(&self) -> Result<Vec<u64>> {
+    fn words(&self, of: impl Fn(&AtomicU64) -> u64) -> Result<Vec<u64>> {
         let mut words = Vec::new();
         words.try_reserve_exact(self.0.len()).map_err(|_| Errno::ENOMEM)?;
-        words.extend(self.0.iter().map(|word| word.swap(0, Ordering::SeqCst)));
+        words.extend(self.0.iter().map(of));
         Ok(words)
+    }
+
+    /// What was written, which counts as clean from now on.
+    pub(super) fn take(&self) -> Result<Vec<u64>> {
+        self.words(|word| word.swap(0, Ordering::SeqCst))
+    }
+
+    /// What was written, which still counts as such.
+    pub(super) fn look(&self) -> Result<Vec<u64>> {
+        self.words(|word| word.load(Ordering::SeqCst))
+    }
+
+    /// Pages from word `first` on count as clean; the first page that did not before, and the one
+    /// behind the last.
+    pub(super) fn clear(&self, first: usize, words: &[u64]) -> Option<(u64, u64)> {
+        let mut range: Option<(u64, u64)> = None;
+        for (at, &clean) in (first..).zip(words) {
+            let Some(word) = self.0.get(at) else { break };
+            let cleared = word.fetch_and(!clean, Ordering::SeqCst) & clean;
+            if cleared != 0 {
+                let start = at as u64 * 64 + u64::from(cleared.trailing_zeros());
+                let end = at as u64 * 64 + 64 - u64::from(cleared.leading_zeros());
+                range = Some((range.map_or(start, |(start, _)| start), end));
+            }
+        }
+        range
     }
 
     /// What was taken and could not be told.
@@ -232,7 +262,13 @@ fn check(region: &UserMemoryRegion) -> Result<()> {
 }
 
 /// The map after KVM_SET_USER_MEMORY_REGION, and the nested tables that follow it.
-pub(super) fn change(old: &Map, nested: &NestedSpace, wanted: &UserMemoryRegion) -> Result<Map> {
+/// `set_at_first`: a log begins with all pages written.
+pub(super) fn change(
+    old: &Map,
+    nested: &NestedSpace,
+    wanted: &UserMemoryRegion,
+    set_at_first: bool,
+) -> Result<Map> {
     check(wanted)?;
     let at = old.regions.iter().position(|region| region.number == wanted.slot);
     let mut map = old.clone();
@@ -262,14 +298,14 @@ pub(super) fn change(old: &Map, nested: &NestedSpace, wanted: &UserMemoryRegion)
         if !logs {
             region.dirty = None;
         } else if region.dirty.is_none() {
-            region.dirty = Some(DirtyLog::new(slot.bytes)?);
+            region.dirty = Some(DirtyLog::new(slot.bytes, set_at_first)?);
         }
         if !moves {
             // Only the log has changed: the caller takes the right to write away.
             return Ok(map);
         }
     } else {
-        let dirty = if logs { Some(DirtyLog::new(slot.bytes)?) } else { None };
+        let dirty = if logs { Some(DirtyLog::new(slot.bytes, set_at_first)?) } else { None };
         map.regions.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         map.regions.push(Region { number: wanted.slot, slot, is_read_only, dirty });
     }

@@ -106,6 +106,9 @@ fn value(capability: u32) -> u64 {
         cap::COALESCED_MMIO => kvm::run::COALESCED_PAGE,
         cap::ADJUST_CLOCK => kvm::CLOCK_TSC_STABLE.into(),
         cap::NR_VCPUS | cap::MAX_VCPUS | cap::MAX_VCPU_ID => MAX_VCPUS,
+        cap::MANUAL_DIRTY_LOG_PROTECT2 => {
+            kvm::DIRTY_LOG_MANUAL_PROTECT_ENABLE | kvm::DIRTY_LOG_INITIALLY_SET
+        }
         cap::IRQ_ROUTING => irqchip::MAX_ROUTES as u64,
         cap::NR_MEMSLOTS => machine::vmrun::MAX_SLOTS as u64,
         _ => 0,

@@ -136,14 +136,17 @@ impl Shared {
         self.tsc_offset.store(offset, Ordering::Relaxed);
     }
 
-    /// When the controller's timer fires, ns.
+    /// When the controller's timer fires, ns; 0: a TSC deadline that has passed.
     fn deadline(&self) -> Option<u64> {
         let lapic = self.lapic.as_ref()?.lock();
         lapic.deadline(|guest_tsc| {
             let host_tsc = guest_tsc.wrapping_sub(self.tsc_offset.load(Ordering::Relaxed));
-            let left = (host_tsc.wrapping_sub(machine::cpu::rdtsc()) as i64).max(0);
-            let left_ns =
-                left as u128 * u128::from(NS_PER_SEC) / u128::from(machine::time::tsc_hz());
+            let left = host_tsc.wrapping_sub(machine::cpu::rdtsc()) as i64;
+            if left <= 0 {
+                return 0;
+            }
+            let hz = u128::from(machine::time::tsc_hz());
+            let left_ns = (left as u128 * u128::from(NS_PER_SEC)).div_ceil(hz);
             now_ns().saturating_add(left_ns.min(u128::from(u64::MAX)) as u64)
         })
     }

@@ -7,8 +7,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use abi::kvm::cap;
 use abi::kvm::{
-    self, CoalescedZone, DirtyLog, EnableCap, IoEventFd, IrqFd, IrqLevel, Msi, PitConfig,
-    PitState2, UserMemoryRegion,
+    self, ClearDirtyLog, CoalescedZone, DirtyLog, EnableCap, IoEventFd, IrqFd, IrqLevel, Msi,
+    PitConfig, PitState2, UserMemoryRegion,
 };
 use abi::{Errno, Result};
 use machine::sync::{Once, SpinLock};
@@ -25,7 +25,7 @@ use super::{MAX_VCPUS, OPEN, capability, check_owner};
 use crate::base::sync::Mutex;
 use crate::base::user::UserPtr;
 use crate::ipc::give_ops;
-use crate::mm::Mm;
+use crate::mm::{Mm, PAGE};
 use crate::process::current;
 use crate::vfs::anon::AnonInode;
 use crate::vfs::{File, FileOps, FileType, Inode};
@@ -38,6 +38,8 @@ pub(super) struct Vm {
     map: SpinLock<Arc<Map>>,
     /// How often the map has changed.
     version: AtomicU64,
+    /// How the VMM wants its dirty logs (KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2).
+    log_modes: AtomicU64,
     /// Held while the map is changed.
     change: Mutex<()>,
     /// By arrival.
@@ -85,6 +87,7 @@ pub(super) fn create() -> Result<u64> {
         nested,
         map: SpinLock::default(),
         version: AtomicU64::new(0),
+        log_modes: AtomicU64::new(0),
         change: Mutex::new(()),
         vcpus: SpinLock::default(),
         boot_cpu: AtomicU32::new(0),
@@ -246,8 +249,22 @@ impl Vm {
         match asked.cap {
             // Routes that are pins of the VMM's I/O APIC: all of them may be.
             cap::SPLIT_IRQCHIP if asked.args[0] <= MAX_ROUTES as u64 => self.create_irqchip(true),
+            cap::MANUAL_DIRTY_LOG_PROTECT2 => {
+                let modes = asked.args[0];
+                let known = kvm::DIRTY_LOG_MANUAL_PROTECT_ENABLE | kvm::DIRTY_LOG_INITIALLY_SET;
+                // The second means nothing without the first.
+                if modes & !known != 0 || modes == kvm::DIRTY_LOG_INITIALLY_SET {
+                    return Err(Errno::EINVAL);
+                }
+                self.log_modes.store(modes, Ordering::Relaxed);
+                Ok(0)
+            }
             _ => Err(Errno::EINVAL),
         }
+    }
+
+    fn has_log_mode(&self, mode: u64) -> bool {
+        self.log_modes.load(Ordering::Relaxed) & mode != 0
     }
 
     fn set_clock(&self, at: u64) -> Result<u64> {
@@ -288,7 +305,8 @@ impl Vm {
     fn set_region(&self, wanted: &UserMemoryRegion) -> Result<u64> {
         let _changing = self.change.lock();
         let (old, _) = self.map();
-        let map = Arc::new(memory::change(&old, &self.nested, wanted)?);
+        let set_at_first = self.has_log_mode(kvm::DIRTY_LOG_INITIALLY_SET);
+        let map = Arc::new(memory::change(&old, &self.nested, wanted, set_at_first)?);
         self.set_map(map.clone());
         // After the map, so that no page is made writable by the old one afterwards: whoever had
         // that one has been asked to look again, and takes this lock's owner's word only then.
@@ -308,15 +326,46 @@ impl Vm {
         let region = map.by_number(wanted.slot).ok_or(Errno::ENOENT)?;
         let log = region.dirty().ok_or(Errno::ENOENT)?;
         let (start, end) = region.range();
+        let told = UserPtr::<u64>::new(wanted.dirty_bitmap);
+        if self.has_log_mode(kvm::DIRTY_LOG_MANUAL_PROTECT_ENABLE) {
+            return told.write_many(&log.look()?).map(|()| 0);
+        }
         // The log is taken before first writes are exits again: the other way round a page could be
         // written first, and told, in between, and written on without an exit.
         let written = log.take()?;
         self.nested.write_protect(start, end);
-        let told = UserPtr::<u64>::new(wanted.dirty_bitmap).write_many(&written);
+        let told = told.write_many(&written);
         if told.is_err() {
             log.put_back(&written);
         }
         told.map(|()| 0)
+    }
+
+    /// KVM_CLEAR_DIRTY_LOG: pages of the log that the VMM has copied, or is about to.
+    fn clear_dirty_log(&self, at: u64) -> Result<u64> {
+        let wanted = UserPtr::<ClearDirtyLog>::new(at).read()?;
+        let (first, count) = (wanted.first_page, u64::from(wanted.num_pages));
+        let _changing = self.change.lock();
+        let (map, _) = self.map();
+        let region = map.by_number(wanted.slot).ok_or(Errno::ENOENT)?;
+        let log = region.dirty().ok_or(Errno::ENOENT)?;
+        let (start, end) = region.range();
+        let left = ((end - start) / PAGE).checked_sub(first).ok_or(Errno::EINVAL)?;
+        // Whole words, but for the region's last.
+        if !first.is_multiple_of(64) || count > left || count < left && !count.is_multiple_of(64) {
+            return Err(Errno::EINVAL);
+        }
+        let mut words =
+            UserPtr::<u64>::new(wanted.dirty_bitmap).read_many(count.div_ceil(64) as usize)?;
+        if let (Some(last), rest @ 1..) = (words.last_mut(), count % 64) {
+            *last &= (1 << rest) - 1;
+        }
+        // In this order, as where the log is taken. Pages in between that stay in the log are
+        // missed once more when they are written, and are in it already.
+        if let Some((from, to)) = log.clear((first / 64) as usize, &words) {
+            self.nested.write_protect(start + from * PAGE, start + to * PAGE);
+        }
+        Ok(0)
     }
 }
 
@@ -340,6 +389,7 @@ impl FileOps for VmFile {
                 vm.set_region(&UserPtr::<UserMemoryRegion>::new(argument).read()?)
             }
             kvm::KVM_GET_DIRTY_LOG => vm.dirty_log(argument),
+            kvm::KVM_CLEAR_DIRTY_LOG => vm.clear_dirty_log(argument),
             kvm::KVM_ENABLE_CAP => vm.enable(argument),
             kvm::KVM_GET_CLOCK => vm.clock.get(argument),
             kvm::KVM_SET_CLOCK => vm.set_clock(argument),

@@ -48,6 +48,8 @@ pub const HWCR: u32 = 0xc001_0015;
 pub const PATCH_LEVEL: u32 = 0xc000_008b;
 /// AMD: northbridge configuration.
 pub const NB_CFG: u32 = 0xc001_001f;
+/// AMD: messages for interrupts that are pending, of which there are none.
+pub const INT_PENDING_MSG: u32 = 0xc001_0055;
 /// AMD: SVM, switched off and locked.
 pub const VM_CR: u32 = 0xc001_0114;
 /// AMD: decoder configuration (where LFENCE is said to serialise).
@@ -88,7 +90,7 @@ pub fn constant(number: u32) -> Option<u64> {
         // Eight variable ranges, fixed ranges, write-combining.
         MTRR_CAP => Some(0x508),
         MCG_CAP | PLATFORM_ID | FEATURE_CONTROL | DEBUGCTL | NB_CFG | PATCH_LEVEL => Some(0),
-        BIOS_SIGN_ID => Some(0),
+        BIOS_SIGN_ID | INT_PENDING_MSG => Some(0),
         // SVM is disabled (bit 4), and stays so.
         VM_CR => Some(1 << 4 | 1 << 3),
         // LFENCE serialises.

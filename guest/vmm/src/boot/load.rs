@@ -14,6 +14,7 @@ use linux_loader::loader::elf::start_info::{
 use linux_loader::loader::{Elf, KernelLoader as _};
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap};
 
+use super::acpi;
 use crate::machine::{Result, say};
 
 const MAGIC: u32 = 0x336e_c578;
@@ -59,6 +60,7 @@ pub(super) fn load(
         modlist_paddr: if modules.is_some() { MODULES } else { 0 },
         memmap_paddr: MEMORY_MAP,
         memmap_entries: map.len() as u32,
+        rsdp_paddr: acpi::ROOT,
         ..hvm_start_info::default()
     };
     let mut params = BootParams::new(&info, GuestAddress(START_INFO));
@@ -79,11 +81,22 @@ fn load_initrd(memory: &GuestMemoryMmap, path: &str, end: u64) -> Result<hvm_mod
     Ok(hvm_modlist_entry { paddr: at, size, ..hvm_modlist_entry::default() })
 }
 
-/// Registers, features and the interrupt controller of the CPU.
-pub(super) fn set_up(kvm: &Kvm, cpu: &VcpuFd, entry: u64) -> Result<()> {
+/// What CPUID tells the CPU with this id, of so many.
+pub(super) fn set_features(kvm: &Kvm, cpu: &VcpuFd, id: u8, cpus: u8) -> Result<()> {
+    const MULTI_THREADED: u32 = 1 << 28;
+    let mut features = kvm.get_supported_cpuid(80).map_err(say("KVM_GET_SUPPORTED_CPUID"))?;
+    for leaf in features.as_mut_slice().iter_mut().filter(|leaf| leaf.function == 1) {
+        leaf.ebx = leaf.ebx & 0xffff | u32::from(id) << 24 | u32::from(cpus) << 16;
+        if cpus > 1 {
+            leaf.edx |= MULTI_THREADED;
+        }
+    }
+    cpu.set_cpuid2(&features).map_err(say("KVM_SET_CPUID2"))
+}
+
+/// Registers and the interrupt controller of the CPU that starts the machine.
+pub(super) fn set_up(cpu: &VcpuFd, entry: u64) -> Result<()> {
     const PROTECTED: u64 = 0x11;
-    let features = kvm.get_supported_cpuid(80).map_err(say("KVM_GET_SUPPORTED_CPUID"))?;
-    cpu.set_cpuid2(&features).map_err(say("KVM_SET_CPUID2"))?;
     let mut sregs = cpu.get_sregs().map_err(say("KVM_GET_SREGS"))?;
     let code = kvm_segment {
         limit: 0xffff_ffff,

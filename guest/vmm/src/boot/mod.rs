@@ -3,12 +3,14 @@
 //! `vm-superio`, queues by `virtio-queue`, interrupts by irqfd.
 //!
 //! The machine: interrupt controllers and timer in the kernel, COM1, isa-debug-exit, the keyboard
-//! controller's reset, and devices on virtio-mmio that the kernel's parameters announce
-//! (`virtio_mmio.device=`): a console with Limen's three ports, and where asked for a disk and a
-//! network card. There is no firmware and no ACPI, so one CPU.
+//! controller's reset, and devices on virtio-mmio that ACPI and the kernel's parameters announce
+//! (`virtio_mmio.device=`, for kernels that read no AML): a console with Limen's three ports, and
+//! where asked for a disk and a network card. Each CPU is a thread; all but the first wait in the
+//! kernel for their INIT and SIPI. There is no firmware.
 //!
-//! Reading order: [`command`], [`load`], [`virtio`], then the devices.
+//! Reading order: [`command`], [`load`], [`acpi`], [`virtio`], then the devices.
 
+mod acpi;
 mod block;
 mod console;
 mod load;
@@ -17,7 +19,7 @@ mod virtio;
 
 use std::io::{Read as _, Write};
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 
 use kvm_bindings::{kvm_pit_config, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
@@ -41,6 +43,9 @@ const DEBUG_EXIT: u16 = formats::ports::DEBUG_EXIT_PORT;
 /// Memory ends below the devices.
 const MEMORY_MAX_MIB: u64 = 3072;
 
+/// Most CPUs: what /dev/kvm gives one guest.
+const CPUS_MAX: u8 = 64;
+
 /// What was asked for.
 #[derive(Debug, Default)]
 struct Options {
@@ -48,6 +53,7 @@ struct Options {
     initrd: Option<String>,
     append: String,
     memory_mib: u64,
+    cpus: u8,
     /// The file of a disk.
     disk: Option<String>,
     /// A network card, and its other end.
@@ -58,7 +64,7 @@ struct Options {
 
 impl Options {
     fn parse(words: &[String]) -> Result<Options> {
-        let mut options = Options { memory_mib: 128, ..Options::default() };
+        let mut options = Options { memory_mib: 128, cpus: 1, ..Options::default() };
         let mut words = words.iter();
         while let Some(word) = words.next() {
             let mut value = || words.next().cloned().ok_or(format!("{word}: no value"));
@@ -70,6 +76,7 @@ impl Options {
                     let mib = value()?.parse().map_err(|_| "--memory: MiB")?;
                     options.memory_mib = mib;
                 }
+                "--cpus" => options.cpus = value()?.parse().map_err(|_| "--cpus: a number")?,
                 "--disk" => options.disk = Some(value()?),
                 "--net" => options.has_net = true,
                 "--serial" => options.is_serial = true,
@@ -78,6 +85,9 @@ impl Options {
         }
         if options.kernel.is_empty() || !(16..=MEMORY_MAX_MIB).contains(&options.memory_mib) {
             return Err("--kernel ELF is needed, and --memory from 16 to 3072".into());
+        }
+        if !(1..=CPUS_MAX).contains(&options.cpus) {
+            return Err(format!("--cpus from 1 to {CPUS_MAX}"));
         }
         Ok(options)
     }
@@ -138,20 +148,44 @@ fn boot(options: &Options) -> Result<u8> {
         devices.push(Box::new(net::Net::default()));
     }
     let mut append = options.append.clone();
-    let mut transports = Vec::new();
+    let (mut transports, mut places) = (Vec::new(), Vec::new());
     for ((n, device), gsi) in devices.into_iter().enumerate().zip(LINES) {
         let line = eventfd()?;
         vm.register_irqfd(&line, gsi).map_err(say("KVM_IRQFD"))?;
         let at = DEVICES + n as u64 * REGISTERS_BYTES;
         append += &format!(" virtio_mmio.device={REGISTERS_BYTES}@{at:#x}:{gsi}");
+        places.push(acpi::Virtio { address: at, bytes: REGISTERS_BYTES, line: gsi });
         transports.push(Arc::new(Mutex::new(Transport::new(device, memory.clone(), line))));
     }
     let start = load::load(&memory, &options.kernel, options.initrd.as_deref(), &append)?;
-    let cpu = vm.create_vcpu(0).map_err(say("KVM_CREATE_VCPU"))?;
-    load::set_up(&kvm, &cpu, start)?;
-    let machine = Machine { com1, devices: transports, console: ends };
+    acpi::write(&memory, options.cpus, &places)?;
+    let machine = Arc::new(Machine { com1, devices: transports, console: ends });
     machine.read_input(options.is_serial);
-    machine.run(cpu)
+    run_cpus(&machine, cpus(&kvm, &vm, options.cpus, start)?)
+}
+
+/// All CPUs; the first begins at `start`.
+fn cpus(kvm: &Kvm, vm: &VmFd, count: u8, start: u64) -> Result<Vec<VcpuFd>> {
+    let make = |id: u8| {
+        let cpu = vm.create_vcpu(id.into()).map_err(say("KVM_CREATE_VCPU"))?;
+        load::set_features(kvm, &cpu, id, count)?;
+        Ok(cpu)
+    };
+    let cpus = (0..count).map(make).collect::<Result<Vec<VcpuFd>>>()?;
+    load::set_up(&cpus[0], start)?;
+    Ok(cpus)
+}
+
+/// Runs each in a thread of its own. The machine ends with the first that does; the others' threads
+/// end with the process.
+fn run_cpus(machine: &Arc<Machine>, cpus: Vec<VcpuFd>) -> Result<u8> {
+    let (end, ended) = mpsc::channel();
+    for cpu in cpus {
+        let (machine, end) = (machine.clone(), end.clone());
+        // Nobody listens any more once another CPU has ended.
+        std::thread::spawn(move || drop(end.send(machine.run(cpu))));
+    }
+    ended.recv().map_err(|_| "no CPU runs")?
 }
 
 fn memory(vm: &VmFd, bytes: u64) -> Result<GuestMemoryMmap> {
