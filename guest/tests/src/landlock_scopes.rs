@@ -125,7 +125,8 @@ fn every_call_that_signals() {
     if !is_there() {
         return;
     }
-    let ways: [(&str, fn(i32) -> Res); 7] = [
+    type Way = (&'static str, fn(i32) -> Res);
+    let ways: [Way; 7] = [
         ("kill", |pid| sc!(SYS_kill, pid, SIGUSR1)),
         ("tkill", |pid| sc!(SYS_tkill, pid, SIGUSR1)),
         ("tgkill", |pid| sc!(SYS_tgkill, pid, pid, SIGUSR1)),

@@ -83,7 +83,7 @@ fn interrupt(process: &Process) -> Result<()> {
 /// Every other thread finds its sequence to be given up before it goes on in its program.
 fn give_up_sequences(process: &Process) {
     let own = current().tid();
-    let threads = process.threads.lock().clone();
+    let threads = process.threads.lock().to_vec();
     for thread in threads.iter().filter(|thread| thread.tid() != own) {
         thread.task().set_work(work::RSEQ);
         sched::notify(&thread.base);

@@ -29,8 +29,8 @@ pub mod vdso;
 pub mod vma;
 
 pub use areas::{Areas, Removed};
-use search::Search;
 pub use search::STACK_GUARD;
+use search::Search;
 pub use vma::{Backing, Vma, VmaFlags};
 
 /// Bytes of a page, for arithmetic on addresses.

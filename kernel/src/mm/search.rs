@@ -111,7 +111,8 @@ impl MmInner {
                 continue;
             }
             // What lies below the note is met by the search from there.
-            let looked = if above > self.search.from { self.look(below, above, len) } else { Err(0) };
+            let looked =
+                if above > self.search.from { self.look(below, above, len) } else { Err(0) };
             match looked {
                 Ok(found) => best = best.max(Some(found)),
                 Err(largest) => {
