@@ -11,6 +11,7 @@ pub mod kvm;
 pub mod kvm_capabilities;
 pub mod syscalls;
 pub mod sysv;
+pub mod udp_option;
 
 pub use errno::Errno;
 pub use linux_raw_sys::{auxvec, general, ioctl, net, prctl, ptrace, system};

@@ -319,7 +319,8 @@ const RUN_STATUS_HELP: &str = "\
 Exit status: the program's; 128+N if signal N ended it; 124 --timeout or --limit ended it; 125 the
 kernel panicked (backtrace on stderr), or the server of the live root ended; 126 the VM did not
 boot, or the program is not executable; 127 the program was not found; 2 wrong usage; 1 the program
-ended with 0, but its output could not be written. A program that switches the machine off or restarts it has ended with 0.
+ended with 0, but its output could not be written. A program that switches the machine off or
+restarts it has ended with 0.
 
 Keys, when stdin and stdout are a terminal: Ctrl-A x quits, Ctrl-A Ctrl-A sends Ctrl-A.
 
@@ -468,8 +469,8 @@ pub(crate) struct CompareArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TestArgs {
     /// A level (host, audit, kernel, bochs, guest, settings, isolation, run,
-    /// dist, pages, people, hostile, differ, fuzz, bench, apps, sabotage) or a room, which is a test name's part.
-    /// Example: limen test guest
+    /// dist, pages, people, hostile, differ, fuzz, bench, apps, sabotage) or a room, which is a
+    /// test name's part. Example: limen test guest
     #[arg(value_name = "LEVEL|ROOM")]
     pub(crate) what: Option<String>,
 

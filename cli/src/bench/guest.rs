@@ -356,7 +356,8 @@ mod tests {
     fn results(off: u64, on: u64, linux: u64) -> Results {
         let flushes = vec![[all(off), all(on)], [all(off), all(on)]];
         let linux = Some(all(linux));
-        Results { limen: all(off), linux, linux_off: None, flushes, rates: [None, None] }
+        let (linux_off, loops) = (None, Vec::new());
+        Results { limen: all(off), linux, linux_off, flushes, rates: [None, None], loops }
     }
 
     #[test]

@@ -131,9 +131,9 @@ pub(super) fn output_is_not_lost(context: &Context, folder: &Path) -> Result<(),
 
 /// The guest's clock is the host's: not ahead, and less than 10 ms behind.
 ///
-/// Each answer lies between two readings of the host's clock, and so bounds the difference from both
-/// sides; a slow host makes the bounds wide, never wrong. It is asked until they prove one or the
-/// other. What the guest says of its files is then no later than the host's clock.
+/// Each answer lies between two readings of the host's clock, and so bounds the difference from
+/// both sides; a slow host makes the bounds wide, never wrong. It is asked until they prove one or
+/// the other. What the guest says of its files is then no later than the host's clock.
 pub(super) fn clock(context: &Context, folder: &Path) -> Result<(), Error> {
     std::fs::create_dir(folder.join("out"))?;
     let script = "while read line; do echo $EPOCHREALTIME; done; cd /out; echo a >made; \

@@ -133,8 +133,11 @@ fn a_group_hears() {
     set(first, IPPROTO_IP, IP_DROP_MEMBERSHIP, &request(group, LO)).fails(EADDRNOTAVAIL);
 }
 
-/// A datagram and its ancillary data: level, kind, payload.
-fn with_control(fd: i32) -> (Vec<u8>, Vec<(i32, i32, Vec<u8>)>) {
+/// Of ancillary data: level, kind, payload.
+type Ancillary = (i32, i32, Vec<u8>);
+
+/// A datagram and its ancillary data.
+fn with_control(fd: i32) -> (Vec<u8>, Vec<Ancillary>) {
     let (mut text, mut control) = ([0u8; 256], [0u64; 32]);
     let mut part = iovec { iov_base: text.as_mut_ptr().cast(), iov_len: 256 };
     // SAFETY: a structure of pointers and numbers.

@@ -18,7 +18,8 @@ tests!("processes":
     leader_exits_before_thread, killed_child_status, zombie_until_reaped, ignored_sigchld_reaps,
     orphan_goes_to_subreaper, orphan_chain, orphan_sends_sigchld, exec_restores_sigchld, pdeathsig,
     sessions, setpgid_rules, kill_group,
-    kill_rules, deep_family, tgkill_checks, pidfd_open_polls, pidfd_of_a_thread, pidfd_of_a_thread_at_its_start, for_the_superuser_only, process_folder_as_pidfd,
+    kill_rules, deep_family, tgkill_checks, pidfd_open_polls, pidfd_of_a_thread,
+    pidfd_of_a_thread_at_its_start, for_the_superuser_only, process_folder_as_pidfd,
     orphaned_stopped_group_gets_hup,
 );
 

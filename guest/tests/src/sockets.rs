@@ -8,7 +8,8 @@ use crate::{sc, tests};
 tests!("sockets":
     pair_stream, pair_dgram, pair_seqpacket, named_stream, abstract_names, dgram_addresses,
     bind_connect_errors, accept_flags, shutdown_halves, peer_close, sigpipe_and_nosignal,
-    pass_descriptors, passed_descriptor_in_flight, pass_credentials, peercred, a_descriptor_of_the_sender, socket_options,
+    pass_descriptors, passed_descriptor_in_flight, pass_credentials, peercred,
+    a_descriptor_of_the_sender, socket_options,
     peek_and_trunc, nonblocking_stream, connect_waits_for_backlog, big_stream_transfer,
     sendmmsg_recvmmsg, poll_states, unsupported_families, getsockname_forms,
     pty_basic, pty_line_discipline, pty_window_size, pty_control_characters, pty_hangup,

@@ -5,9 +5,9 @@
 //! `taken N deep N instructions N`: taken branches that lead to another place of the function, and
 //! calls without their returns, at most.
 //!
-//! `limen-vmm ticks` calls the function instead, and says `ticks N`: of this CPU's TSC, for one call
-//! more than for one of a function that only returns. The least of many tries, since whatever comes
-//! between makes it more.
+//! `limen-vmm ticks` calls the function instead, and says `ticks N`: of this CPU's TSC, for one
+//! call more than for one of a function that only returns. The least of many tries, since whatever
+//! comes between makes it more.
 
 use std::io::Read as _;
 

@@ -362,7 +362,7 @@ impl Victim {
         let page = random.below(BYTES as u64 / 4096) as usize * 4096;
         let place = PLACES + random.below(2 + CPU_COUNT as u64) as i32;
         match random.below(8) {
-            // SAFETY: as in `put`.
+            // SAFETY: the place is this module's alone, as in `put`.
             0 => drop(unsafe { libc::close(place) }),
             1 | 2 => self.put(place),
             3 => self.memory.forget(page, 4096),
@@ -380,7 +380,7 @@ impl Victim {
 impl Drop for Victim {
     fn drop(&mut self) {
         for place in PLACES..CPUS + CPU_COUNT as i32 {
-            // SAFETY: as in `put`; one that is closed already stays so.
+            // SAFETY: the place is this module's alone, as in `put`. one that is closed already stays so.
             unsafe { libc::close(place) };
         }
     }

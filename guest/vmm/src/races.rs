@@ -381,7 +381,7 @@ pub fn what_a_log_forgets() -> Result<()> {
     let log = || vm.get_dirty_log(1, SECOND_BYTES).map_err(|e| format!("KVM_GET_DIRTY_LOG: {e}"));
     let written = log()?;
     ensure(written[0] != 0 && log()? == written, || format!("{written:x?} was forgotten"))?;
-    let (lowest, rest) = (written[0] & written[0].wrapping_neg(), written[0] & written[0] - 1);
+    let (lowest, rest) = (written[0] & written[0].wrapping_neg(), written[0] & (written[0] - 1));
     let cleared = clear_log(&vm, 0, 64, &[lowest]);
     ensure(cleared.is_ok(), || format!("{cleared:?}"))?;
     ensure(log()?[0] == rest, || format!("{:x} after {lowest:x}", written[0]))

@@ -5,8 +5,8 @@
 //! compare in one instruction, and the name itself is looked at once.
 //!
 //! Who gives the names is a program, and may look for names of equal hash. The hash is keyed with a
-//! secret of the boot, and each step mixes by a multiplication of 64 by 64 bits of which both halves
-//! count, so that no difference between two names is known to vanish whatever the key.
+//! secret of the boot, and each step mixes by a multiplication of 64 by 64 bits of which both
+//! halves count, so that no difference between two names is known to vanish whatever the key.
 
 use alloc::collections::BTreeMap;
 use alloc::collections::btree_map::Entry;

@@ -48,10 +48,8 @@ pub fn setpgid(pid_word: u64, group: i32) -> Result<u64> {
         return Err(Errno::EPERM);
     }
     let group = if group == 0 { target.pid } else { group as Pid };
-    if group != target.pid {
-        if session_of_group(group) != Some(session) {
-            return Err(Errno::EPERM);
-        }
+    if group != target.pid && session_of_group(group) != Some(session) {
+        return Err(Errno::EPERM);
     }
     hooks::task_setpgid((&target, group))?;
     join_group(&target, group);

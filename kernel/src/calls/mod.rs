@@ -373,7 +373,7 @@ table! {
     get_robust_list => ipc::futex::robust::get_robust_list,
     pidfd_open => process::pidfd::pidfd_open,
     pidfd_send_signal => signals::pidfd_send_signal,
-    pidfd_getfd => process::pidfd::pidfd_getfd,
+    pidfd_getfd => crate::ptrace::getfd::pidfd_getfd,
     process_vm_readv => crate::ptrace::vm_transfer::process_vm_readv,
     process_vm_writev => crate::ptrace::vm_transfer::process_vm_writev,
     getrlimit => limits::getrlimit,

@@ -76,14 +76,6 @@ pub fn prctl(option: u32, a1: u64, a2: u64, a3: u64, a4: u64) -> Result<u64> {
             UserPtr::new(value).write(&current().clear_child_tid.load(Ordering::Relaxed))?;
             Ok(0)
         }
-        pr::PR_SET_MDWE => {
-            must_be_zero(&others[1..])?;
-            deny_write_exec(value)
-        }
-        pr::PR_GET_MDWE => {
-            must_be_zero(&others)?;
-            Ok(settings.deny_write_exec.load(Ordering::Relaxed).into())
-        }
         // Names of anonymous areas only show in /proc/PID/maps.
         pr::PR_SET_VMA => Err(Errno::EINVAL),
         _ => fixed(option, &others),
@@ -154,6 +146,14 @@ fn privileges(option: u32, others: &[u64; 4]) -> Result<u64> {
         pr::PR_GET_NO_NEW_PRIVS => {
             must_be_zero(others)?;
             Ok(current().seccomp.no_new_privs().into())
+        }
+        pr::PR_SET_MDWE => {
+            must_be_zero(&others[1..])?;
+            deny_write_exec(value)
+        }
+        pr::PR_GET_MDWE => {
+            must_be_zero(others)?;
+            Ok(current().process.settings.deny_write_exec.load(Ordering::Relaxed).into())
         }
         pr::PR_GET_SECCOMP => Ok(current().seccomp.summary().0.into()),
         pr::PR_SET_SECCOMP => crate::process::seccomp::attach::set_by_prctl(value, second),

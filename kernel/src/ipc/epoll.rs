@@ -202,7 +202,7 @@ impl Epoll {
         if self.list.is_stale.swap(false, Ordering::SeqCst) {
             items.retain(|item| item.file.strong_count() > 0);
         }
-        let len = items.len();
+        let len = items.count();
         if items.get(file.id, fd).is_some() {
             return Err(Errno::EEXIST);
         }

@@ -23,7 +23,7 @@ impl<T> Default for Watched<T> {
 
 impl<T> Watched<T> {
     /// How many there are.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.first.len() + self.others.len()
     }
 

@@ -125,7 +125,8 @@ impl MmInner {
     }
 
     /// The highest free space of `len` bytes in `[below, above)`, of which some may have been taken
-    /// meanwhile. Err: there is none that is found in a few steps; no gap in it is larger than this.
+    /// meanwhile. Err: there is none that is found in a few steps; no gap in it is larger than
+    /// this.
     fn look(&self, below: u64, above: u64, len: u64) -> core::result::Result<u64, u64> {
         let next = self.vmas.range(above..).next();
         let mut top = next.map_or(above, |(&start, vma)| above.min(guarded_start(start, vma)));

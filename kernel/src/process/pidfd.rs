@@ -1,5 +1,4 @@
-//! Descriptors that stand for processes, or for single threads (PIDFD_THREAD): pidfd_open(2),
-//! pidfd_getfd(2).
+//! Descriptors that stand for processes, or for single threads (PIDFD_THREAD): pidfd_open(2).
 
 use alloc::sync::{Arc, Weak};
 use core::any::Any;
@@ -7,7 +6,6 @@ use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result, general as raw};
 
-use super::ptrace::access::{self, Ids};
 use super::{Pid, Process, Thread, find_process, find_thread, give_file};
 use crate::base::poll::{PollTable, events};
 use crate::fs::pseudo::PseudoInode;
@@ -149,22 +147,4 @@ pub fn pidfd_open(pid_word: i32, flags: u32) -> Result<u64> {
         return Err(if find_thread(pid).is_some() { Errno::EINVAL } else { Errno::ESRCH });
     };
     open_fd(&process, flags).map(u64::from)
-}
-
-/// pidfd_getfd(2).
-pub fn pidfd_getfd(pidfd: u32, fd: u32, flags: u64) -> Result<u64> {
-    if flags != 0 {
-        return Err(Errno::EINVAL);
-    }
-    let own = &current().process;
-    let pidfd = own.files().get(pidfd)?;
-    let process = process_of(&pidfd)?;
-    let file = access::inspect(&process, Ids::RealToAttach, Errno::EPERM, || {
-        if process.is_zombie.load(Ordering::Acquire) {
-            return Err(Errno::ESRCH);
-        }
-        process.files().get(fd)
-    })?;
-    crate::vfs::hooks::file_receive((&file,))?;
-    give_file(file, true)
 }

@@ -175,9 +175,9 @@ pub fn give_children_away(process: &Arc<Process>) {
             // Its tracer will pass it on.
         } else if is_zombie {
             // It had told its old parent; nobody will ask that one any more.
-            super::exit::tell_parent(&child);
+            super::exit::tell_parent(child);
         } else {
-            hang_up_if_newly_orphaned(&child, process);
+            hang_up_if_newly_orphaned(child, process);
         }
     }
 }

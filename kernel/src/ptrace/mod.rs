@@ -1,5 +1,6 @@
 //! ptrace(2) itself: from the request to what it does to a stopped tracee. Beside it is what else
-//! one process does with another's memory, core files and process_vm_readv(2), and kcmp(2).
+//! one process does with another's memory and files: core files, process_vm_readv(2), kcmp(2) and
+//! pidfd_getfd(2).
 
 use alloc::sync::Arc;
 
@@ -14,6 +15,7 @@ use crate::process::signal::{self, SignalSet, UNBLOCKABLE, send};
 use crate::process::{Thread, find_thread};
 
 pub mod core;
+pub mod getfd;
 pub mod kcmp;
 mod memory;
 mod registers;

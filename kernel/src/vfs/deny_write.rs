@@ -2,7 +2,8 @@
 //!
 //! Each inode has a [`WriterCount`] in its state; who writes or runs the file holds a guard.
 //! One number serves both sides, so that of two that come at the same time exactly one wins.
-//! Neighbours: `open` takes an [`Access`], `exec` takes [`WriteDenial`], `leases` looks at the counts.
+//! Neighbours: `open` takes an [`Access`], `exec` takes [`WriteDenial`], `leases` looks at the
+//! counts.
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicI32, Ordering};

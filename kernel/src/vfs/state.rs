@@ -1,5 +1,5 @@
-//! What the kernel hangs on an object, whatever file system it is of: locks, leases, watches, who writes
-//! and who runs it, the pipe or socket behind its name, its security label.
+//! What the kernel hangs on an object, whatever file system it is of: locks, leases, watches, who
+//! writes and who runs it, the pipe or socket behind its name, its security label.
 //!
 //! Why here: each of these lives as long as the object and concerns nobody else. In the object,
 //! finding them takes no table, and the traffic of one object never meets a lock of another. Most

@@ -113,6 +113,16 @@ fn stored_address(level: u32, value: &[u8], at: usize) -> Result<IpAddr> {
 const GROUP_REQUEST: usize = 136;
 const SOURCE_REQUEST: usize = 264;
 
+/// What an option about one source of a group asks for.
+fn of_source(name: u32) -> fn(IpAddr, IpAddr) -> Request {
+    match name {
+        raw::IP_ADD_SOURCE_MEMBERSHIP | raw::MCAST_JOIN_SOURCE_GROUP => Request::JoinSource,
+        raw::IP_DROP_SOURCE_MEMBERSHIP | raw::MCAST_LEAVE_SOURCE_GROUP => Request::LeaveSource,
+        raw::IP_BLOCK_SOURCE | raw::MCAST_BLOCK_SOURCE => Request::Block,
+        _ => Request::Unblock,
+    }
+}
+
 /// The request that an option makes; None if it is none of these. The interface has been checked,
 /// after the group.
 fn read_request(level: u32, name: u32, value: &[u8]) -> Result<Option<Request>> {
@@ -143,12 +153,7 @@ fn read_request(level: u32, name: u32, value: &[u8]) -> Result<Option<Request>> 
             if value.len() != 12 {
                 return Err(Errno::EINVAL);
             }
-            let make = match name {
-                raw::IP_ADD_SOURCE_MEMBERSHIP => Request::JoinSource,
-                raw::IP_DROP_SOURCE_MEMBERSHIP => Request::LeaveSource,
-                raw::IP_BLOCK_SOURCE => Request::Block,
-                _ => Request::Unblock,
-            };
+            let make = of_source(name);
             let (group, source) = (IpAddr::V4(v4(value, 0)?), IpAddr::V4(v4(value, 8)?));
             (make(group, source), group, (0, v4(value, 4)?))
         }
@@ -171,12 +176,7 @@ fn read_request(level: u32, name: u32, value: &[u8]) -> Result<Option<Request>> 
             if value.len() < SOURCE_REQUEST {
                 return Err(Errno::EINVAL);
             }
-            let make = match name {
-                raw::MCAST_JOIN_SOURCE_GROUP => Request::JoinSource,
-                raw::MCAST_LEAVE_SOURCE_GROUP => Request::LeaveSource,
-                raw::MCAST_BLOCK_SOURCE => Request::Block,
-                _ => Request::Unblock,
-            };
+            let make = of_source(name);
             let group = stored_address(level, value, 8)?;
             let source = stored_address(level, value, GROUP_REQUEST)?;
             (make(group, source), group, (index(0)?, Ipv4Addr::UNSPECIFIED))

@@ -3,8 +3,8 @@
 //! There are no packets: a TCP connection is a pair of channels, a datagram goes straight into the
 //! inbox of the socket that is bound to its port. What programs can tell is kept: ports and their
 //! conflicts, backlogs, refused connections, resets, half-closed connections. `ports` decides who
-//! owns a port; `tcp` and `udp` are the sockets, `options`, `groups` and `packet` what they share; a
-//! network device would stand beside `ports`.
+//! owns a port; `tcp` and `udp` are the sockets, `options`, `groups` and `packet` what they share;
+//! a network device would stand beside `ports`.
 
 mod errors;
 mod groups;

@@ -3,12 +3,11 @@
 
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use abi::{Errno, Result, net as raw};
+use abi::{Errno, Result, net as raw, udp_option};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::interface;
 use super::options::{IpOptions, wants};
-use super::udp::udp_option;
 use crate::base::user::UserPtr;
 use crate::net::address::Address;
 use crate::net::control::Writer;

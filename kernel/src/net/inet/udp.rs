@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 
-use abi::{Errno, Result, net as raw};
+use abi::{Errno, Result, net as raw, udp_option};
 use machine::sync::SpinLock;
 
 use super::errors::{self, ErrorQueue, Undelivered};
@@ -25,20 +25,6 @@ use crate::net::channel::{Channel, Info, ReceiveMode, Received, Timeout};
 use crate::net::control::{Control, Writer};
 use crate::net::options::Value;
 use crate::net::{Common, Outgoing, Socket};
-
-/// Options of the level IPPROTO_UDP (udp(7)).
-pub(super) mod udp_option {
-    /// UDP_ENCAP, of which there is none.
-    pub(crate) const ENCAP: u32 = 100;
-    /// UDP_NO_CHECK6_TX and UDP_NO_CHECK6_RX: there are no checksums.
-    pub(crate) const NO_CHECK6_TX: u32 = 101;
-    /// See above.
-    pub(crate) const NO_CHECK6_RX: u32 = 102;
-    /// UDP_SEGMENT: what is sent at once becomes datagrams of so many bytes.
-    pub(crate) const SEGMENT: u32 = 103;
-    /// UDP_GRO: datagrams that were sent at once may come at once.
-    pub(crate) const GRO: u32 = 104;
-}
 
 /// Most datagrams of one send (UDP_SEGMENT).
 const SEGMENTS_MAX: usize = 128;
@@ -257,7 +243,7 @@ impl Sending {
     }
 
     /// To every socket that listens to the group, if there is any member.
-    fn to_group(&self, source: &mut Source<'_>) -> Result<usize> {
+    fn send_to_group(&self, source: &mut Source<'_>) -> Result<usize> {
         let all = read_all(source)?;
         let group = self.to.ip();
         if !groups::is_joined(group) {
@@ -377,7 +363,7 @@ impl Socket for UdpSocket {
         let segment = said.segment.unwrap_or_else(|| self.segment.load(Ordering::Relaxed));
         let sending = Sending { from, to, ttl, tos, segment };
         if to.ip().is_multicast() {
-            return sending.to_group(source);
+            return sending.send_to_group(source);
         }
         let Some(target) = PORTS.find(to, |socket| socket.takes_from(from)) else {
             self.refused(source, to, peer == Some(to))?;
