@@ -26,7 +26,7 @@ const OF_TEST: [Row; 5] = [
     ("time", &["differ"]),
     ("smp", &["kernel", "guest", "hostile", "fuzz", "apps"]),
     ("jobs", &["apps"]),
-    ("all", &["apps", "sabotage"]),
+    ("all", &["apps", "guest", "sabotage"]),
 ];
 
 /// Options of `limen run`, what makes them useless, and what to do.

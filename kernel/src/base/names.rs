@@ -57,7 +57,8 @@ fn short_word(name: &[u8]) -> u64 {
 #[must_use]
 pub fn hash(seed: u64, name: &[u8]) -> u64 {
     let [start, factor] = *KEY.call_once(make_key);
-    let mut state = fold(seed ^ start, factor) ^ name.len() as u64;
+    // The length goes in by a step of its own: a word takes all bits.
+    let mut state = fold(seed ^ start ^ (name.len() as u64) << 48, factor);
     match name.last_chunk::<8>() {
         None => state ^= short_word(name),
         Some(last) => {

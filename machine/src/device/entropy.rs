@@ -51,7 +51,7 @@ static POOL: SpinLock<Pool> = SpinLock::new(Pool {
     left: 0,
     reseed_at_ns: u64::MAX,
 });
-static HOST: Once<Option<SpinLock<Queue>>> = Once::new();
+static HOST: Once<Option<Box<SpinLock<Queue>>>> = Once::new();
 static HAS_SOURCE: AtomicBool = AtomicBool::new(false);
 
 impl Pool {
@@ -175,7 +175,7 @@ pub(crate) fn init() {
 }
 
 /// Starts virtio-rng, and asks for the first bytes. It is polled, so it needs no interrupts.
-fn start_host() -> Option<SpinLock<Queue>> {
+fn start_host() -> Option<Box<SpinLock<Queue>>> {
     let mut device = virtio::take(DeviceKind::Entropy)?;
     let mut start = || {
         device.negotiate(0)?;
@@ -186,7 +186,7 @@ fn start_host() -> Option<SpinLock<Queue>> {
         buffers.incoming[0] = Vec::with_capacity(HOST_BYTES);
         queue.submit(buffers).map_err(|_| virtio::DeviceError::Broken)?;
         queue.notify();
-        Ok::<_, virtio::DeviceError>(SpinLock::new(queue))
+        Ok::<_, virtio::DeviceError>(Box::new(SpinLock::new(queue)))
     };
     start().inspect_err(|error| crate::log!("virtio-rng does not work: {error:?}")).ok()
 }

@@ -109,6 +109,12 @@ static EXPECTING: AtomicBool = AtomicBool::new(false);
 /// The report, and how far behind the site's start the trap was.
 static CAUGHT: SpinLock<Option<Caught>> = SpinLock::new(None);
 type Caught = (CfiReport, u64);
+
+/// Where [`CAUGHT`] lies.
+fn caught_range() -> core::ops::Range<u64> {
+    let start = (&raw const CAUGHT) as u64;
+    start..start + size_of_val(&CAUGHT) as u64
+}
 /// Whether the next report fails a check itself.
 static FAIL_WITHIN: AtomicBool = AtomicBool::new(false);
 

@@ -34,7 +34,9 @@ pub const PRIORITY_MAX: u32 = 32768;
 /// How the socket behind a file is found, for SIGEV_THREAD. ENOTSOCK, EINVAL.
 pub type SinkOf = fn(&File) -> Result<Arc<dyn CookieSink>>;
 
-static SINK_OF: Once<SinkOf> = Once::new();
+machine::ro_after_init! {
+    static SINK_OF: Once<SinkOf> = Once::new();
+}
 
 /// Says how sockets that hear of messages are found, once.
 pub fn register_sockets(sink_of: SinkOf) {
