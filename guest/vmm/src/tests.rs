@@ -94,7 +94,7 @@ pub fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<()> {
 }
 
 /// An exit in words that do not borrow from the CPU.
-fn step(guest: &mut Guest) -> Result<String> {
+pub fn step(guest: &mut Guest) -> Result<String> {
     loop {
         return match guest.cpu.run() {
             Ok(VcpuExit::IoOut(port, data)) => Ok(format!("out {port:#x} {data:x?}")),
