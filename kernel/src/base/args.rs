@@ -51,18 +51,6 @@ pub trait Handler<Form> {
 /// In the form of a function that takes the registers first.
 pub struct Registers;
 
-/// The form of a function that reads the registers.
-pub struct ReadRegisters;
-
-impl<F: FnOnce(&Args) -> Result<u64>> Handler<ReadRegisters> for F {
-    const ARITY: usize = 0;
-
-    #[inline(always)]
-    fn serve(self, regs: &mut Args) -> Result<u64> {
-        self(regs)
-    }
-}
-
 macro_rules! handlers {
     ($($arity:literal: $($argument:ident $register:ident)*;)*) => {
         $(impl<F, $($argument: Argument),*> Handler<($($argument,)*)> for F

@@ -5,7 +5,6 @@ use alloc::sync::Arc;
 use abi::{Errno, Result, general, net as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::base::args::Args;
 use crate::base::io::{IOV_MAX, MAX_TRANSFER, Sink, Source, read_iovec};
 use crate::base::time::{Deadline, TimeSpec, now_ns, realtime_ns};
 use crate::base::user::UserPtr;
@@ -136,17 +135,13 @@ pub fn listen(fd: u64, backlog: i32) -> Result<u64> {
 }
 
 /// accept(2).
-pub fn accept(a: &Args) -> Result<u64> {
-    accept_with(a, 0)
+pub fn accept(fd: u64, address: u64, len: u64) -> Result<u64> {
+    accept4(fd, address, len, 0)
 }
 
 /// accept4(2).
-pub fn accept4(a: &Args) -> Result<u64> {
-    accept_with(a, a.a3() as u32)
-}
-
-fn accept_with(a: &Args, flags: u32) -> Result<u64> {
-    let file = file_at(a.a0())?;
+pub fn accept4(fd: u64, address: u64, len: u64, flags: u32) -> Result<u64> {
+    let file = file_at(fd)?;
     if flags & !(SOCK_CLOEXEC | SOCK_NONBLOCK) != 0 {
         return Err(Errno::EINVAL);
     }
@@ -159,11 +154,11 @@ fn accept_with(a: &Args, flags: u32) -> Result<u64> {
     hooks::socket_accept((socket.common(),))?;
     let timeout = socket.common().receive_timeout(file.is_nonblocking());
     let new = socket.accept(timeout)?;
-    let peer = (a.a1() != 0).then(|| new.peer_address());
+    let peer = (address != 0).then(|| new.peer_address());
     let new = file_for(new, owner(&current().subject()), flags & SOCK_NONBLOCK != 0);
     if let Some(peer) = peer {
         // A peer that is gone already has no address; the connection is still given.
-        peer.unwrap_or(Address::Unix(None)).write_with_len(a.a1(), a.a2())?;
+        peer.unwrap_or(Address::Unix(None)).write_with_len(address, len)?;
     }
     give_file(new, flags & SOCK_CLOEXEC != 0)
 }

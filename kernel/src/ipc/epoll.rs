@@ -31,7 +31,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::epoll_items::Watched;
 use super::{read_timeout, signals};
-use crate::base::args::Args;
 use crate::base::poll::{PollTable, events};
 use crate::base::sched::Sleep;
 use crate::base::sync::{Mutex, WaitError, WaitQueue, Wake};
@@ -524,39 +523,52 @@ pub fn sys_epoll_ctl(
 }
 
 /// Reads a set's file and checks the arguments that all waits share.
-fn wait(a: &Args, deadline: Option<Deadline>) -> Result<u64> {
-    let max = a.a2() as i32;
+fn wait(fd: u64, events: u64, max: i32, deadline: Option<Deadline>) -> Result<u64> {
     if max <= 0 || max as usize > i32::MAX as usize / size_of::<Event>() {
         return Err(Errno::EINVAL);
     }
-    let places = UserPtr::<Event>::new(a.a1());
-    if !UserPtr::<u8>::new(a.a1()).is_user_range(max as usize * size_of::<Event>()) {
+    let places = UserPtr::<Event>::new(events);
+    if !UserPtr::<u8>::new(events).is_user_range(max as usize * size_of::<Event>()) {
         return Err(Errno::EFAULT);
     }
-    let set = super::file_at(a.a0())?;
+    let set = super::file_at(fd)?;
     let epoll = set.ops_as::<Epoll>().ok_or(Errno::EINVAL)?;
     epoll.wait(places, max as usize, deadline)
 }
 
 /// A timeout in milliseconds: negative is for ever.
-fn deadline_ms(timeout: u64) -> Option<Deadline> {
-    u64::try_from(timeout as i32).ok().map(|ms| Deadline::after_ns(ms * 1_000_000))
+fn deadline_ms(timeout: i32) -> Option<Deadline> {
+    u64::try_from(timeout).ok().map(|ms| Deadline::after_ns(ms * 1_000_000))
 }
 
 /// epoll_wait(2).
-pub fn sys_epoll_wait(a: &Args) -> Result<u64> {
-    wait(a, deadline_ms(a.a3()))
+pub fn sys_epoll_wait(fd: u64, events: u64, max: i32, timeout: i32) -> Result<u64> {
+    wait(fd, events, max, deadline_ms(timeout))
 }
 
 /// epoll_pwait(2).
-pub fn sys_epoll_pwait(a: &Args) -> Result<u64> {
-    signals::replace_mask(a.a4(), a.a5())?;
-    wait(a, deadline_ms(a.a3()))
+pub fn sys_epoll_pwait(
+    fd: u64,
+    events: u64,
+    max: i32,
+    timeout: i32,
+    mask: u64,
+    mask_size: u64,
+) -> Result<u64> {
+    signals::replace_mask(mask, mask_size)?;
+    wait(fd, events, max, deadline_ms(timeout))
 }
 
 /// epoll_pwait2(2): the timeout is a `struct timespec`.
-pub fn sys_epoll_pwait2(a: &Args) -> Result<u64> {
-    let deadline = read_timeout(a.a3())?.map(Deadline::after_ns);
-    signals::replace_mask(a.a4(), a.a5())?;
-    wait(a, deadline)
+pub fn sys_epoll_pwait2(
+    fd: u64,
+    events: u64,
+    max: i32,
+    timeout: u64,
+    mask: u64,
+    mask_size: u64,
+) -> Result<u64> {
+    let deadline = read_timeout(timeout)?.map(Deadline::after_ns);
+    signals::replace_mask(mask, mask_size)?;
+    wait(fd, events, max, deadline)
 }

@@ -12,7 +12,6 @@ use arrayvec::ArrayVec;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{read_timeout, signals};
-use crate::base::args::Args;
 use crate::base::poll::{PollTable, events};
 use crate::base::sched::Sleep;
 use crate::base::sync::{WaitError, Waiter, Wake};
@@ -224,8 +223,7 @@ impl BitSet {
 }
 
 /// The common part of select and pselect6.
-fn select(a: &Args, deadline: Option<Deadline>) -> Result<u64> {
-    let count = a.a0() as i32;
+fn select(count: i32, sets: [u64; 3], deadline: Option<Deadline>) -> Result<u64> {
     if count < 0 {
         return Err(Errno::EINVAL);
     }
@@ -234,8 +232,9 @@ fn select(a: &Args, deadline: Option<Deadline>) -> Result<u64> {
     // More bits than there can be descriptors are not looked at.
     let most = thread.process.fd_limit().min(crate::vfs::file::max_fds());
     let count = (count as usize).min(most.next_multiple_of(WORD_BITS));
+    let [read, write, except] = sets;
     let mut sets =
-        [BitSet::read(a.a1(), count)?, BitSet::read(a.a2(), count)?, BitSet::read(a.a3(), count)?];
+        [BitSet::read(read, count)?, BitSet::read(write, count)?, BitSet::read(except, count)?];
     let found = wait_many(deadline, |table| {
         for set in &mut sets {
             set.found.fill(0);
@@ -303,8 +302,8 @@ fn select_word(
 }
 
 /// select(2): the timeout is a `struct timeval`, and the rest is written back.
-pub fn sys_select(a: &Args) -> Result<u64> {
-    let timeout = match UserPtr::<[i64; 2]>::new(a.a4()).non_null() {
+pub fn sys_select(count: i32, read: u64, write: u64, except: u64, timeout_at: u64) -> Result<u64> {
+    let timeout = match UserPtr::<[i64; 2]>::new(timeout_at).non_null() {
         None => None,
         Some(timeval) => {
             let [sec, usec] = timeval.read()?;
@@ -316,8 +315,8 @@ pub fn sys_select(a: &Args) -> Result<u64> {
         }
     };
     let deadline = timeout.map(Deadline::after_ns);
-    let result = select(a, deadline);
-    write_rest(a.a4(), deadline, |address, rest_ns| {
+    let result = select(count, [read, write, except], deadline);
+    write_rest(timeout_at, deadline, |address, rest_ns| {
         let us = rest_ns.div_ceil(1000);
         let rest = [(us / 1_000_000) as i64, (us % 1_000_000) as i64];
         UserPtr::<[i64; 2]>::new(address).write(&rest)
@@ -326,15 +325,22 @@ pub fn sys_select(a: &Args) -> Result<u64> {
 }
 
 /// pselect6(2): a `struct timespec`, and a pair (address of a signal set, its size) as sixth.
-pub fn sys_pselect6(a: &Args) -> Result<u64> {
-    let mask = match UserPtr::<[u64; 2]>::new(a.a5()).non_null() {
+pub fn sys_pselect6(
+    count: i32,
+    read: u64,
+    write: u64,
+    except: u64,
+    timeout_at: u64,
+    mask_at: u64,
+) -> Result<u64> {
+    let mask = match UserPtr::<[u64; 2]>::new(mask_at).non_null() {
         Some(pair) => pair.read()?,
         None => [0, 0],
     };
-    let deadline = read_timeout(a.a4())?.map(Deadline::after_ns);
+    let deadline = read_timeout(timeout_at)?.map(Deadline::after_ns);
     signals::replace_mask(mask[0], mask[1])?;
-    let result = select(a, deadline);
-    write_rest(a.a4(), deadline, |address, rest_ns| {
+    let result = select(count, [read, write, except], deadline);
+    write_rest(timeout_at, deadline, |address, rest_ns| {
         UserPtr::<TimeSpec>::new(address).write(&TimeSpec::from_ns(rest_ns))
     });
     result

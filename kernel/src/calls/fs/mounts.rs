@@ -5,7 +5,6 @@ use alloc::vec::Vec;
 use abi::{Errno, Result, general as raw};
 
 use super::{CWD, resolve_at};
-use crate::base::args::Args;
 use crate::base::user::{PATH_MAX, UserPtr, read_c_string};
 use crate::process::all_processes;
 use crate::process::current;
@@ -24,13 +23,13 @@ fn check_admin() -> Result<()> {
 }
 
 /// mount(2).
-pub fn mount(a: &Args) -> Result<u64> {
+pub fn mount(source: u64, target: u64, kind: u64, flags: u32, options: u64) -> Result<u64> {
     // What is given as text is read before anything is asked.
-    let text = Texts::read(a)?;
-    let place = place_of(a.a1())?;
+    let text = Texts::read(source, kind, options)?;
+    let place = place_of(target)?;
     check_admin()?;
     hooks::sb_mount((&current().subject(),))?;
-    let mut flags = a.a3() as u32;
+    let mut flags = flags;
     if flags & MAGIC_MASK == MAGIC {
         flags &= !MAGIC_MASK;
     }
@@ -38,7 +37,7 @@ pub fn mount(a: &Args) -> Result<u64> {
         hooks::sb_remount((&place, flags))?;
         mount::remount(&place, flags)?;
     } else if flags & raw::MS_BIND != 0 {
-        let from = place_of(a.a0())?;
+        let from = place_of(source)?;
         mount::bind(&from, &place, flags & raw::MS_REC != 0)?;
     } else if flags & PROPAGATION != 0 {
         // One namespace: there is nobody to propagate to.
@@ -46,7 +45,7 @@ pub fn mount(a: &Args) -> Result<u64> {
             return Err(Errno::EINVAL);
         }
     } else if flags & raw::MS_MOVE != 0 {
-        mount::move_mount(&place_of(a.a0())?, &place)?;
+        mount::move_mount(&place_of(source)?, &place)?;
     } else {
         new_mount(text, &place, flags)?;
     }
@@ -62,15 +61,15 @@ struct Texts {
 
 impl Texts {
     /// EFAULT, EINVAL for a name that is too long.
-    fn read(a: &Args) -> Result<Texts> {
+    fn read(source: u64, kind: u64, options: u64) -> Result<Texts> {
         let text = |address: u64, limit| {
             let at = UserPtr::<u8>::new(address).non_null();
             at.map(|at| read_c_string(at.address(), limit, Errno::EINVAL)).transpose()
         };
         Ok(Texts {
-            kind: text(a.a2(), PATH_MAX)?,
-            source: text(a.a0(), PATH_MAX)?.unwrap_or_default(),
-            options: text(a.a4(), PATH_MAX)?.unwrap_or_default(),
+            kind: text(kind, PATH_MAX)?,
+            source: text(source, PATH_MAX)?.unwrap_or_default(),
+            options: text(options, PATH_MAX)?.unwrap_or_default(),
         })
     }
 }

@@ -18,7 +18,6 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::undo::{self, UndoList};
 use super::{Object, READ, Table, WRITE, now, own_pid};
-use crate::base::args::Args;
 use crate::base::sched::Sleep;
 use crate::base::sync::{WaitError, WaitQueue};
 use crate::base::time::{Deadline, TimeSpec};
@@ -249,18 +248,14 @@ pub fn semget(key: i32, count: i32, flags: u32) -> Result<u64> {
 }
 
 /// semop(2).
-pub fn semop(a: &Args) -> Result<u64> {
-    operate(a, 0)
+pub fn semop(id: u64, operations: u64, count: u32) -> Result<u64> {
+    semtimedop(id, operations, count, 0)
 }
 
 /// semtimedop(2).
-pub fn semtimedop(a: &Args) -> Result<u64> {
-    operate(a, a.a3())
-}
-
-fn operate(a: &Args, timeout: u64) -> Result<u64> {
+pub fn semtimedop(id: u64, operations: u64, count: u32, timeout: u64) -> Result<u64> {
     let timeout = UserPtr::<TimeSpec>::new(timeout).non_null().map(UserPtr::read).transpose()?;
-    let count = u64::from(a.a2() as u32);
+    let count = u64::from(count);
     if count > OPERATIONS_MAX {
         return Err(Errno::E2BIG);
     }
@@ -269,21 +264,22 @@ fn operate(a: &Args, timeout: u64) -> Result<u64> {
     }
     let mut few = [SemOp::new_zeroed(); FEW_OPERATIONS];
     let many;
+    let at = operations;
     let operations = match few.get_mut(..count as usize) {
         Some(few) => {
-            UserPtr::<u8>::new(a.a1()).read_bytes(few.as_mut_bytes())?;
+            UserPtr::<u8>::new(at).read_bytes(few.as_mut_bytes())?;
             &*few
         }
         None => {
-            many = UserPtr::<SemOp>::new(a.a1()).read_many(count as usize)?;
+            many = UserPtr::<SemOp>::new(at).read_many(count as usize)?;
             &many
         }
     };
-    if (a.a0() as i32) < 0 {
+    if (id as i32) < 0 {
         return Err(Errno::EINVAL);
     }
     let timeout_ns = timeout.map(TimeSpec::to_ns).transpose()?;
-    let set = SETS.find(a.a0())?;
+    let set = SETS.find(id)?;
     if operations.iter().any(|of| usize::from(of.number) >= set.content.queues.len()) {
         return Err(Errno::EFBIG);
     }
