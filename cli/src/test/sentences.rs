@@ -34,7 +34,6 @@ const REFUSED: &[Case] = &[
     ("run --hide /a --show /a -- true", 2, &["--hide /a --show /a: give one"]),
     ("run --pack --hide /a -- true", 2, &["--hide has no effect with --pack"]),
     ("run --share 9p --cache none -- true", 2, &["--cache has no effect with --share 9p"]),
-    ("run --dry-run --json -- true", 2, &["--json has no effect with --dry-run"]),
     ("run --limit cpu=1s,cpu=2s -- true", 2, &["cpu is given twice"]),
     ("run --memory 64M --memory 128M -- true", 2, &["--memory", "multiple times"]),
     ("bench kernel --rows fork", 2, &["--rows: bench kernel does not use it; growth, scale"]),
