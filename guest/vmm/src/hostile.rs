@@ -380,7 +380,8 @@ impl Victim {
 impl Drop for Victim {
     fn drop(&mut self) {
         for place in PLACES..CPUS + CPU_COUNT as i32 {
-            // SAFETY: the place is this module's alone, as in `put`. one that is closed already stays so.
+            // SAFETY: the place is this module's alone, as in `put`; one that is closed already
+            // stays so.
             unsafe { libc::close(place) };
         }
     }
