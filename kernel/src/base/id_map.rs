@@ -3,8 +3,7 @@
 //! Numbers that are given out in order lie close together, so each step of a look-up takes six bits
 //! of the number as the place in a table of 64: ten thousand processes are three steps, however
 //! many came and went, where a tree of comparisons searches a node's keys at each level, and moves
-//! its neighbours when one goes. Tables that become empty are freed, but for a
-//! single one.
+//! its neighbours when one goes. Tables that become empty are freed, but for a single one.
 //!
 //! Nothing here locks. Neighbours: `process` and `process::timers` keep theirs in it.
 

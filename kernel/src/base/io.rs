@@ -30,6 +30,13 @@ pub const IOV_MAX: usize = 1024;
 /// The most one call transfers (read(2): 0x7ffff000).
 pub const MAX_TRANSFER: usize = 0x7fff_f000;
 
+/// As [`read_iovec`]; None for one without bytes: then nothing is done, whatever it is for.
+pub fn read_buffers(address: u64, count: u64) -> Result<Option<Vec<IoVec>>> {
+    let vector = read_iovec(address, count)?;
+    let has_bytes = vector.iter().any(|part| part.len != 0);
+    Ok(has_bytes.then_some(vector))
+}
+
 /// Reads and checks an I/O vector. The total is cut at [`MAX_TRANSFER`].
 pub fn read_iovec(address: u64, count: u64) -> Result<Vec<IoVec>> {
     if count > IOV_MAX as u64 {

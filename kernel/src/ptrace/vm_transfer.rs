@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 
 use abi::{Errno, Result};
 
-use crate::base::io::{IOV_MAX, IoVec, Sink, Source, read_iovec};
+use crate::base::io::{IOV_MAX, IoVec, Sink, Source, read_buffers};
 use crate::base::user::UserPtr;
 use crate::mm::Mm;
 use crate::process::find_thread;
@@ -29,7 +29,8 @@ pub fn process_vm_readv(
     flags: u64,
 ) -> Result<u64> {
     check_flags(flags)?;
-    let Some(local) = own_buffers(local, local_count)? else { return Ok(0) };
+    // Before all that is wrong with the other side.
+    let Some(local) = read_buffers(local, local_count)? else { return Ok(0) };
     let (remote, mm) = other_side(pid, remote, remote_count)?;
     let mut sink = Sink::user_vector(&local);
     transfer(&remote, |address, len, buffer| {
@@ -50,7 +51,8 @@ pub fn process_vm_writev(
     flags: u64,
 ) -> Result<u64> {
     check_flags(flags)?;
-    let Some(local) = own_buffers(local, local_count)? else { return Ok(0) };
+    // Before all that is wrong with the other side.
+    let Some(local) = read_buffers(local, local_count)? else { return Ok(0) };
     let (remote, mm) = other_side(pid, remote, remote_count)?;
     let mut source = Source::user_vector(&local);
     transfer(&remote, |address, len, buffer| {
@@ -63,14 +65,6 @@ pub fn process_vm_writev(
 
 fn check_flags(flags: u64) -> Result<()> {
     if flags == 0 { Ok(()) } else { Err(Errno::EINVAL) }
-}
-
-/// The caller's buffers; None if they have no room, which comes before all that is wrong with the
-/// other side. EINVAL, EFAULT.
-fn own_buffers(vector: u64, count: u64) -> Result<Option<Vec<IoVec>>> {
-    let local = read_iovec(vector, count)?;
-    let has_room = local.iter().any(|part| part.len != 0);
-    Ok(has_room.then_some(local))
 }
 
 /// The other side's buffers, and its memory. EINVAL, EFAULT, ESRCH, EPERM.

@@ -8,7 +8,7 @@ use abi::{Errno, Result, general as raw};
 use machine::task::Current;
 
 use super::file;
-use crate::base::io::{IoVec, Sink, Source, read_iovec};
+use crate::base::io::{Sink, Source, read_buffers};
 use crate::base::user::UserPtr;
 use crate::fs::pseudo::PseudoInode;
 use crate::ipc::transfer::{read_at, read_stream, write_at, write_stream};
@@ -46,10 +46,7 @@ pub fn write(thread: Current<Thread>, fd: u32, buffer: u64, count: u64) -> Resul
 pub fn readv(fd: u64, vector: u64, count: u64) -> Result<u64> {
     let file = file(fd)?;
     check_reads(&file)?;
-    let vector = read_iovec(vector, count)?;
-    if is_nothing(&vector) {
-        return Ok(0);
-    }
+    let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
     read_stream(&file, &mut Sink::user_vector(&vector))
 }
 
@@ -57,10 +54,7 @@ pub fn readv(fd: u64, vector: u64, count: u64) -> Result<u64> {
 pub fn writev(fd: u64, vector: u64, count: u64) -> Result<u64> {
     let file = file(fd)?;
     check_writes(&file)?;
-    let vector = read_iovec(vector, count)?;
-    if is_nothing(&vector) {
-        return Ok(0);
-    }
+    let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
     write_stream(&file, &mut Source::user_vector(&vector))
 }
 
@@ -87,10 +81,7 @@ pub fn preadv(fd: u64, vector: u64, count: u64, offset: u64) -> Result<u64> {
     let offset = check_offset(offset)?;
     let file = positioned(fd)?;
     check_reads(&file)?;
-    let vector = read_iovec(vector, count)?;
-    if is_nothing(&vector) {
-        return Ok(0);
-    }
+    let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
     read_at(&file, offset, &mut Sink::user_vector(&vector))
 }
 
@@ -99,10 +90,7 @@ pub fn pwritev(fd: u64, vector: u64, count: u64, offset: u64) -> Result<u64> {
     let offset = check_offset(offset)?;
     let file = positioned(fd)?;
     check_writes(&file)?;
-    let vector = read_iovec(vector, count)?;
-    if is_nothing(&vector) {
-        return Ok(0);
-    }
+    let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
     write_at(&file, offset, &mut Source::user_vector(&vector))
 }
 
@@ -116,19 +104,16 @@ pub fn preadv2(
     _upper: u64,
     flags: u64,
 ) -> Result<u64> {
-    let file = at_offset(fd, offset)?;
+    let (file, offset) = at_offset(fd, offset)?;
     check_reads(&file)?;
-    let vector = read_iovec(vector, count)?;
-    if is_nothing(&vector) {
-        return Ok(0);
-    }
+    let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
     // The events of inotify(7) are read as they were before there were flags.
     let is_old = file.ops_as::<Inotify>().is_some();
     let flags = check_rwf(flags, if is_old { raw::RWF_HIPRI } else { READ_FLAGS })?;
     let mut sink = Sink::user_vector(&vector).without_waiting(flags & raw::RWF_NOWAIT != 0);
     match offset {
-        u64::MAX => read_stream(&file, &mut sink),
-        offset => read_at(&file, check_offset(offset)?, &mut sink),
+        None => read_stream(&file, &mut sink),
+        Some(offset) => read_at(&file, offset, &mut sink),
     }
 }
 
@@ -141,12 +126,9 @@ pub fn pwritev2(
     _upper: u64,
     flags: u64,
 ) -> Result<u64> {
-    let file = at_offset(fd, offset)?;
+    let (file, offset) = at_offset(fd, offset)?;
     check_writes(&file)?;
-    let vector = read_iovec(vector, count)?;
-    if is_nothing(&vector) {
-        return Ok(0);
-    }
+    let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
     let flags = check_rwf(flags, WRITE_FLAGS)?;
     let both = raw::RWF_APPEND | RWF_NOAPPEND;
     if flags & both == both {
@@ -162,18 +144,13 @@ pub fn pwritev2(
     let said = said.into_iter().find(|(flag, _)| flags & flag != 0);
     source = source.appending(said.map(|(_, appends)| appends));
     let written = match offset {
-        u64::MAX => write_stream(&file, &mut source)?,
-        offset => write_at(&file, check_offset(offset)?, &mut source)?,
+        None => write_stream(&file, &mut source)?,
+        Some(offset) => write_at(&file, offset, &mut source)?,
     };
     if flags & (raw::RWF_DSYNC | raw::RWF_SYNC) != 0 {
         file.inode().sync()?;
     }
     Ok(written)
-}
-
-/// Whether a vector has no bytes: then nothing is done, whatever the file is.
-fn is_nothing(vector: &[IoVec]) -> bool {
-    vector.iter().all(|part| part.len == 0)
 }
 
 /// The file behind a descriptor argument of a call with an offset: ESPIPE for a stream.
@@ -187,13 +164,13 @@ fn positioned(fd: u64) -> Result<Arc<File>> {
     Err(if is_pidfd { Errno::EINVAL } else { Errno::ESPIPE })
 }
 
-/// As [`positioned`], where an offset of -1 stands for the file's position.
-fn at_offset(fd: u64, offset: u64) -> Result<Arc<File>> {
+/// As [`positioned`], and the offset; None for -1, which stands for the file's position.
+fn at_offset(fd: u64, offset: u64) -> Result<(Arc<File>, Option<u64>)> {
     if offset == u64::MAX {
-        return file(fd);
+        return Ok((file(fd)?, None));
     }
-    check_offset(offset)?;
-    positioned(fd)
+    let offset = check_offset(offset)?;
+    Ok((positioned(fd)?, Some(offset)))
 }
 
 /// EBADF for a file that was not opened for it, EINVAL for one of which nothing is ever read:
