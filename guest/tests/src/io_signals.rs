@@ -17,14 +17,6 @@ const POLL_IN: i32 = 1;
 const READABLE: u64 = 0x41;
 const NUMBER: i32 = 40;
 
-/// The next of these signals within a second or so.
-fn taken(set: u64) -> Option<Siginfo> {
-    let mut info = Siginfo::default();
-    let second = [1i64, 0];
-    let got = sc!(SYS_rt_sigtimedwait, &raw const set, &raw mut info, second.as_ptr(), 8);
-    got.ok().map(|_| info)
-}
-
 /// One of these signals that is there already.
 fn pending(set: u64) -> Option<i32> {
     sc!(SYS_rt_sigtimedwait, &raw const set, 0, [0i64, 0].as_ptr(), 8).ok().map(|sig| sig as i32)
@@ -104,7 +96,7 @@ fn each_kind_signals() {
         own(fd);
         assert_eq!(pending(bit(NUMBER) | bit(SIGIO)), None, "{name}: before anything happened");
         make_readable();
-        let info = taken(bit(NUMBER)).unwrap_or_else(|| panic!("{name}: no signal"));
+        let info = taken_signal(bit(NUMBER), 1).unwrap_or_else(|| panic!("{name}: no signal"));
         let band = info.pid as u32 as u64 | (info.uid as u64) << 32;
         assert_eq!((info.code, band, info.status), (POLL_IN, READABLE, fd), "{name}");
         while pending(bit(NUMBER) | bit(SIGIO)).is_some() {}
@@ -124,7 +116,7 @@ fn without_a_number() {
     let (out, into) = pipe();
     own(out);
     write(into, b"x");
-    let info = taken(bit(SIGIO)).expect("SIGIO");
+    let info = taken_signal(bit(SIGIO), 1).expect("SIGIO");
     assert_eq!((info.signo, info.code), (SIGIO, 0x80));
     // The ioctl is the same as the flag.
     sc!(SYS_ioctl, out, FIOASYNC, [0i32].as_ptr()).is(0);
@@ -169,7 +161,7 @@ fn owners_are_given_back() {
     // The group is this process's own.
     sc!(SYS_fcntl, out, F_SETFL, O_ASYNC).is(0);
     write(into, b"x");
-    assert_eq!(taken(bit(SIGIO)).map(|info| info.signo), Some(SIGIO));
+    assert_eq!(taken_signal(bit(SIGIO), 1).map(|info| info.signo), Some(SIGIO));
     sc!(SYS_fcntl, out, F_SETOWN_EX, [3, 1].as_ptr()).fails(EINVAL);
     sc!(SYS_fcntl, out, F_SETOWN_EX, [1, 1 << 23].as_ptr()).fails(ESRCH);
     sc!(SYS_fcntl, out, F_SETOWN, i32::MIN).fails(EINVAL);
@@ -195,7 +187,7 @@ fn urgent_data_signals() {
     let accepted = sc!(SYS_accept, listener, 0, 0).fd();
     sc!(SYS_fcntl, accepted, F_SETOWN, pid()).is(0);
     sc!(SYS_sendto, peer, b"x".as_ptr(), 1, MSG_OOB, 0, 0).is(1);
-    assert_eq!(taken(bit(SIGURG) | bit(SIGIO)).map(|info| info.signo), Some(SIGURG));
+    assert_eq!(taken_signal(bit(SIGURG) | bit(SIGIO), 1).map(|info| info.signo), Some(SIGURG));
 }
 
 /// Who is no longer root's reaches only their own (as kill(2)).

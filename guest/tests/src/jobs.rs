@@ -56,8 +56,6 @@ extern "C" fn count_hangup(_: i32, _: usize, _: usize) {
     HANGUPS.fetch_add(1, SeqCst);
 }
 
-extern "C" fn nothing(_: i32, _: usize, _: usize) {}
-
 const FORK: u32 = 1;
 const SETSID: u32 = 2;
 const SETPGID: u32 = 3;

@@ -30,19 +30,6 @@ fn get(fd: i32) -> usize {
     sc!(SYS_fcntl, fd, F_GETLEASE).must()
 }
 
-fn block(signal: i32) -> u64 {
-    let set = bit(signal);
-    sc!(SYS_rt_sigprocmask, SIG_BLOCK, &raw const set, 0, 8).is(0);
-    set
-}
-
-/// A signal of this set, within seconds.
-fn taken(set: u64, seconds: i64) -> Option<Siginfo> {
-    let mut info = Siginfo::default();
-    let time = [seconds, 0];
-    sc!(SYS_rt_sigtimedwait, &raw const set, &raw mut info, time.as_ptr(), 8).ok().map(|_| info)
-}
-
 fn who_may_have_one() {
     let path = path();
     let reader = open(&path, O_RDONLY).fd();
@@ -90,16 +77,16 @@ fn others_are_told_of() {
     let path = path();
     let holder = open(&path, O_RDONLY).fd();
     set(holder, RDLCK).is(0);
-    let signals = block(SIGIO);
+    let signals = block_signal(SIGIO);
     // Who reads does not mind.
     close(open(&path, O_RDONLY).fd());
-    assert!(taken(signals, 0).is_none());
+    assert!(taken_signal(signals, 0).is_none());
     open(&path, O_WRONLY | O_NONBLOCK).fails(EWOULDBLOCK);
-    let info = taken(signals, 0).expect("a signal");
+    let info = taken_signal(signals, 0).expect("a signal");
     assert_eq!((info.signo, info.code), (SIGIO, SI_KERNEL));
     // It is told once; meanwhile the lease says what it is to become.
     open(&path, O_WRONLY | O_NONBLOCK).fails(EWOULDBLOCK);
-    assert!(taken(signals, 0).is_none());
+    assert!(taken_signal(signals, 0).is_none());
     assert_eq!(get(holder), UNLCK);
     // No other gets a new one now.
     let other = open(&path, O_RDONLY).fd();
@@ -113,12 +100,12 @@ fn an_opener_waits() {
     let path = path();
     let holder = open(&path, O_RDONLY).fd();
     set(holder, WRLCK).is(0);
-    let signals = block(SIGIO);
+    let signals = block_signal(SIGIO);
     let child = fork(|| {
         let fd = open(&path, O_RDWR).fd();
         i32::from(read(fd, 8) != b"changed!")
     });
-    assert!(taken(signals, 20).is_some());
+    assert!(taken_signal(signals, 20).is_some());
     // It is still out while the holder brings the file up to date.
     std::thread::sleep(std::time::Duration::from_millis(20));
     assert_eq!(sc!(SYS_wait4, child, 0, WNOHANG, 0), Ok(0));
@@ -134,13 +121,13 @@ fn a_lease_shrinks() {
     let path = path();
     let holder = open(&path, O_RDONLY).fd();
     set(holder, WRLCK).is(0);
-    let signals = block(SIGIO);
+    let signals = block_signal(SIGIO);
     open(&path, O_RDONLY | O_NONBLOCK).fails(EWOULDBLOCK);
-    assert!(taken(signals, 0).is_some());
+    assert!(taken_signal(signals, 0).is_some());
     assert_eq!(get(holder), RDLCK);
     // A writer wants more.
     open(&path, O_WRONLY | O_NONBLOCK).fails(EWOULDBLOCK);
-    assert!(taken(signals, 0).is_some());
+    assert!(taken_signal(signals, 0).is_some());
     assert_eq!(get(holder), UNLCK);
     // Shrinking is enough for readers only.
     set(holder, RDLCK).is(0);
@@ -157,11 +144,11 @@ fn time_ends_it() {
     let path = path();
     let holder = open(&path, O_RDONLY).fd();
     set(holder, WRLCK).is(0);
-    let signals = block(SIGIO);
+    let signals = block_signal(SIGIO);
     // The setting is the machine's: elsewhere the opener is seen to wait.
     if !std::fs::read_to_string("/proc/version").unwrap().contains("limen") {
         let child = fork(|| i32::from(open(&path, O_RDONLY).is_ok()));
-        assert!(taken(signals, 20).is_some());
+        assert!(taken_signal(signals, 20).is_some());
         nap(20);
         assert_eq!(sc!(SYS_wait4, child, 0, WNOHANG, 0), Ok(0));
         // The child has the open file, too: closing it here would leave the lease.
@@ -182,7 +169,7 @@ fn time_ends_it() {
 
 fn what_breaks_one() {
     let path = path();
-    let signals = block(SIGIO);
+    let signals = block_signal(SIGIO);
     let fresh = || {
         let holder = open(&path, O_RDONLY).fd();
         set(holder, RDLCK).is(0);
@@ -195,7 +182,7 @@ fn what_breaks_one() {
         sc!(SYS_truncate, place.as_ptr(), 3).is(0);
         0
     });
-    assert!(taken(signals, 20).is_some());
+    assert!(taken_signal(signals, 20).is_some());
     set(holder, UNLCK).is(0);
     wait_code(child, 0);
     close(holder);
@@ -206,19 +193,13 @@ fn what_breaks_one() {
     std::fs::hard_link(&path, format!("{path}3")).unwrap();
     std::fs::remove_file(format!("{path}3")).unwrap();
     close(open(&path, O_PATH).fd());
-    assert!(taken(signals, 0).is_none());
+    assert!(taken_signal(signals, 0).is_none());
     // A signal ends the wait of who opens it.
     let child = fork(|| {
-        extern "C" fn nothing(_: i32) {}
-        // SAFETY: the handler does nothing.
-        unsafe {
-            let mut action: sigaction = std::mem::zeroed();
-            action.sa_sigaction = nothing as *const () as usize;
-            libc::sigaction(SIGUSR1, &raw const action, std::ptr::null_mut());
-        }
+        on_signal(SIGUSR1, nothing as *const () as usize, 0, 0);
         i32::from(open(&path, O_WRONLY) != Err(EINTR))
     });
-    assert!(taken(signals, 20).is_some());
+    assert!(taken_signal(signals, 20).is_some());
     sc!(SYS_kill, child, SIGUSR1).is(0);
     wait_code(child, 0);
     close(holder);
@@ -228,12 +209,12 @@ fn the_signal_of_choice() {
     let path = path();
     let holder = open(&path, O_RDONLY).fd();
     let number = SIGRTMIN() + 3;
-    let signals = block(number);
+    let signals = block_signal(number);
     sc!(SYS_fcntl, holder, F_SETSIG, number).is(0);
     set(holder, RDLCK).is(0);
     sc!(SYS_fcntl, holder, F_GETOWN).is(pid() as usize);
     open(&path, O_WRONLY | O_NONBLOCK).fails(EWOULDBLOCK);
-    let info = taken(signals, 0).expect("a signal");
+    let info = taken_signal(signals, 0).expect("a signal");
     // POLL_MSG, with the bits of what poll(2) calls so, and the descriptor.
     assert_eq!((info.signo, info.code), (number, 3));
     assert_eq!((info.pid, info.uid, info.status), (0x441, 0, holder));
@@ -246,7 +227,7 @@ fn the_signal_of_choice() {
 fn shown_in_locks() {
     let path = path();
     let holder = open(&path, O_RDONLY).fd();
-    let _signals = block(SIGIO);
+    let _signals = block_signal(SIGIO);
     // SAFETY: a structure of numbers.
     let mut stat: stat = unsafe { std::mem::zeroed() };
     sc!(SYS_fstat, holder, &raw mut stat).is(0);

@@ -254,13 +254,7 @@ fn waits_end() {
     // A handler ends the wait.
     let fd = q.fd;
     let child = fork(|| {
-        extern "C" fn nothing(_: i32) {}
-        // SAFETY: the handler does nothing.
-        unsafe {
-            let mut action: sigaction = std::mem::zeroed();
-            action.sa_sigaction = nothing as *const () as usize;
-            libc::sigaction(SIGUSR1, &raw const action, std::ptr::null_mut());
-        }
+        on_signal(SIGUSR1, nothing as *const () as usize, 0, 0);
         i32::from(receive(fd) != Err(EINTR))
     });
     asleep(child);
@@ -271,22 +265,9 @@ fn waits_end() {
     assert_eq!(receive(q.fd), Ok((b"later".to_vec(), 0)));
 }
 
-fn block(signal: i32) -> u64 {
-    let set = bit(signal);
-    sc!(SYS_rt_sigprocmask, SIG_BLOCK, &raw const set, 0, 8).is(0);
-    set
-}
-
-/// The signal of this set that is there already.
-fn taken(set: u64) -> Option<Siginfo> {
-    let mut info = Siginfo::default();
-    let now = [0i64; 2];
-    sc!(SYS_rt_sigtimedwait, &raw const set, &raw mut info, now.as_ptr(), 8).ok().map(|_| info)
-}
-
 fn told_by_a_signal() {
     let q = queue(O_RDWR | O_NONBLOCK, 4, 8);
-    let set = block(SIGRTMIN() + 1);
+    let set = block_signal(SIGRTMIN() + 1);
     let wanted = event(SIGEV_SIGNAL, SIGRTMIN() + 1, 0x1122_3344_5566);
     sc!(SYS_mq_notify, q.fd, &raw const wanted).is(0);
     sc!(SYS_mq_notify, q.fd, &raw const wanted).fails(EBUSY);
@@ -296,23 +277,23 @@ fn told_by_a_signal() {
         sc!(SYS_mq_notify, q.fd, 0).is(0);
         send(q.fd, b"x", 0).is(0);
     });
-    let info = taken(set).expect("a signal");
+    let info = taken_signal(set, 0).expect("a signal");
     assert_eq!((info.signo, info.code), (SIGRTMIN() + 1, SI_MESGQ));
     assert_ne!(info.pid, pid());
     assert_eq!((info.uid, info.status as u32, info.rest[0]), (0, 0x3344_5566, 0x1122));
     // Once is enough: one registers again.
     let _ = receive(q.fd);
     send(q.fd, b"y", 0).is(0);
-    assert!(taken(set).is_none());
+    assert!(taken_signal(set, 0).is_none());
     // A queue that has messages already tells nothing.
     sc!(SYS_mq_notify, q.fd, &raw const wanted).is(0);
     send(q.fd, b"z", 0).is(0);
-    assert!(taken(set).is_none());
+    assert!(taken_signal(set, 0).is_none());
     let _ = (receive(q.fd), receive(q.fd));
     // Taken back.
     sc!(SYS_mq_notify, q.fd, 0).is(0);
     send(q.fd, b"z", 0).is(0);
-    assert!(taken(set).is_none());
+    assert!(taken_signal(set, 0).is_none());
     for (kind, signal) in [(SIGEV_SIGNAL, 65), (SIGEV_SIGNAL, -1), (7, 1), (SIGEV_THREAD_ID, 1)] {
         let odd = event(kind, signal, 0);
         sc!(SYS_mq_notify, q.fd, &raw const odd).fails(EINVAL);
@@ -323,14 +304,14 @@ fn told_by_a_signal() {
 
 fn told_once_to_one() {
     let q = queue(O_RDWR | O_NONBLOCK, 4, 8);
-    let set = block(SIGUSR2);
+    let set = block_signal(SIGUSR2);
     let wanted = event(SIGEV_SIGNAL, SIGUSR2, 0);
     // The end of any of its descriptors ends the registration.
     let other = sc!(SYS_dup, q.fd).fd();
     sc!(SYS_mq_notify, q.fd, &raw const wanted).is(0);
     close(other);
     send(q.fd, b"x", 0).is(0);
-    assert!(taken(set).is_none());
+    assert!(taken_signal(set, 0).is_none());
     let _ = receive(q.fd);
     // So does the end of the process.
     in_child(|| {
@@ -345,9 +326,9 @@ fn told_once_to_one() {
     asleep(child);
     send(q.fd, b"x", 0).is(0);
     wait_code(child, 0);
-    assert!(taken(set).is_none());
+    assert!(taken_signal(set, 0).is_none());
     send(q.fd, b"x", 0).is(0);
-    assert_eq!(taken(set).map(|info| info.pid), Some(pid()));
+    assert_eq!(taken_signal(set, 0).map(|info| info.pid), Some(pid()));
 }
 
 fn told_by_a_thread() {

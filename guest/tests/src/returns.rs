@@ -257,7 +257,6 @@ fn until_asleep(pid: i32) {
 
 fn from_restarts() {
     // A call that a stop or a handler interrupts is made again, at once or from a handler's frame.
-    extern "C" fn nothing(_: i32) {}
     let exits = Exits::new();
     for (flags, signal) in flags_of_popf().flat_map(|f| [(f, SIGSTOP), (f, SIGUSR1)]) {
         let (r, w) = pipe();

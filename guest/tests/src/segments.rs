@@ -191,7 +191,6 @@ fn traps_with_a_kernels_base() {
     if !has_fsgsbase() {
         return eprintln!("segments::traps_with_a_kernels_base: this CPU has no RDGSBASE");
     }
-    extern "C" fn nothing(_: i32) {}
     on_signal(SIGTRAP, nothing as *const () as usize, 0, 0);
     for base in BASES {
         set_gs(base);

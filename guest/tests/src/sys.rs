@@ -371,6 +371,9 @@ pub fn restorer() -> usize {
     limen_restorer as *const () as usize
 }
 
+/// A handler for signals that only have to come.
+pub extern "C" fn nothing(_: i32) {}
+
 /// Installs a handler `fn(signal, siginfo, ucontext)` by address; the old action.
 #[track_caller]
 pub fn on_signal(sig: i32, handler: usize, flags: i32, mask: u64) -> KernelSigaction {
@@ -391,6 +394,20 @@ pub fn sigmask(how: i32, set: u64) -> u64 {
     let mut old = 0u64;
     sc!(SYS_rt_sigprocmask, how, &raw const set, &raw mut old, 8).is(0);
     old
+}
+
+/// Blocks a signal; the set of it alone.
+#[track_caller]
+pub fn block_signal(signal: i32) -> u64 {
+    sigmask(SIG_BLOCK, bit(signal));
+    bit(signal)
+}
+
+/// The next of these signals, if it comes within so many seconds.
+pub fn taken_signal(set: u64, seconds: i64) -> Option<Siginfo> {
+    let mut info = Siginfo::default();
+    let time = [seconds, 0];
+    sc!(SYS_rt_sigtimedwait, &raw const set, &raw mut info, time.as_ptr(), 8).ok().map(|_| info)
 }
 
 /// The mask bit of a signal.

@@ -278,8 +278,6 @@ fn sem_zero_and_counts() {
     sc!(SYS_semctl, s.id, 0, SEM_GETZCNT).is(0);
 }
 
-extern "C" fn nothing(_: i32) {}
-
 fn sem_timeout_and_signal() {
     let s = semaphores(1);
     let op = operation(0, -1, 0);

@@ -285,8 +285,6 @@ fn futex_private_is_private() {
     wait_code(child, 0);
 }
 
-extern "C" fn nothing(_: i32) {}
-
 fn futex_signal_interrupts() {
     let s = shared();
     on_signal(SIGUSR1, nothing as *const () as usize, 0, 0);
