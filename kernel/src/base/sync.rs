@@ -377,3 +377,36 @@ impl From<WaitError> for Errno {
         }
     }
 }
+
+/// How long a call may wait.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Timeout {
+    /// Not at all.
+    pub nonblocking: bool,
+    /// Until then.
+    pub deadline: Option<Deadline>,
+}
+
+impl Timeout {
+    /// Waits until `ready` gives something. EAGAIN when timeout is over; an interrupted wait is
+    /// only restarted if it has no deadline (signal(7)).
+    #[inline]
+    pub fn wait<T>(
+        self,
+        queue: &WaitQueue,
+        mut ready: impl FnMut() -> Option<abi::Result<T>>,
+    ) -> abi::Result<T> {
+        if let Some(result) = ready() {
+            return result;
+        }
+        if self.nonblocking {
+            return Err(Errno::EAGAIN);
+        }
+        match queue.wait_deadline(Sleep::Interruptible, self.deadline, ready) {
+            Ok(result) => result,
+            Err(WaitError::TimedOut) => Err(Errno::EAGAIN),
+            Err(WaitError::Interrupted) if self.deadline.is_some() => Err(Errno::EINTR),
+            Err(WaitError::Interrupted) => Err(Errno::ERESTARTSYS),
+        }
+    }
+}

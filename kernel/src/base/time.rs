@@ -14,6 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::sync::Wake;
 use crate::base::timer_queue::{Handle, TimerQueue};
+use crate::base::user::UserPtr;
 
 pub use machine::time::now_ns;
 
@@ -33,6 +34,15 @@ impl Deadline {
     #[must_use]
     pub fn after_ns(ns: u64) -> Deadline {
         Deadline(now_ns().saturating_add(ns))
+    }
+
+    /// A program's absolute timeout, on the wall clock or the monotonic one; None without one.
+    /// EFAULT, EINVAL.
+    pub fn read(at: UserPtr<TimeSpec>, realtime: bool) -> Result<Option<Deadline>> {
+        let Some(at) = at.non_null() else { return Ok(None) };
+        let ns = at.read()?.to_ns()?;
+        let offset_ns = if realtime { realtime_offset_ns() } else { 0 };
+        Ok(Some(Deadline(ns.saturating_sub(offset_ns))))
     }
 
     /// Whether the moment is past.

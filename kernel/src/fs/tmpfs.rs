@@ -23,6 +23,7 @@ use machine::sync::SpinLock;
 use crate::base::io::{Sink, Source};
 use crate::base::names::{NameMap, Named};
 use crate::base::sync::Mutex;
+use crate::vfs::attributes::{Attributes, now_ns};
 use crate::vfs::page_cache::PageCache;
 use crate::vfs::{
     DirEntry, File, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject,
@@ -166,17 +167,6 @@ pub struct TmpInode {
 
 type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
 
-#[derive(Clone, Copy)]
-struct Attributes {
-    mode: u32,
-    uid: u32,
-    gid: u32,
-    links: u64,
-    atime_ns: i64,
-    mtime_ns: i64,
-    ctime_ns: i64,
-}
-
 enum Content {
     Directory(SpinLock<Directory>),
     Regular(Regular),
@@ -238,14 +228,9 @@ impl Directory {
     }
 }
 
-fn now_ns() -> i64 {
-    crate::base::time::realtime_ns() as i64
-}
-
 impl TmpInode {
     fn make(shared: &Arc<Shared>, new: &NewObject<'_>, links: u64) -> Arc<TmpInode> {
         shared.inodes.fetch_add(1, Ordering::Relaxed);
-        let now_ns = now_ns();
         let content = match new.file_type {
             FileType::Directory => Content::Directory(SpinLock::default()),
             FileType::Regular => Content::Regular(Regular {
@@ -263,15 +248,7 @@ impl TmpInode {
             number: shared.next.fetch_add(1, Ordering::Relaxed),
             file_type: new.file_type,
             rdev: new.rdev,
-            attributes: SpinLock::new(Attributes {
-                mode: new.mode & 0o7777,
-                uid: new.uid,
-                gid: new.gid,
-                links,
-                atime_ns: now_ns,
-                mtime_ns: now_ns,
-                ctime_ns: now_ns,
-            }),
+            attributes: SpinLock::new(Attributes::new(new.mode, (new.uid, new.gid), links)),
             xattrs: SpinLock::new(BTreeMap::new()),
             state: InodeState::default(),
             content,
@@ -515,20 +492,13 @@ impl Inode for TmpInode {
         if let Some(size) = changes.size {
             self.regular()?.resize(&self.shared, size)?;
         }
-        let now_ns = now_ns();
         let exec_sealed = self.seals().is_some_and(|seals| seals & raw::F_SEAL_EXEC != 0);
         let mut attributes = self.attributes.lock();
-        let mode = changes.mode.map_or(attributes.mode, |mode| mode & 0o7777);
-        if exec_sealed && (mode ^ attributes.mode) & 0o111 != 0 {
+        let changes_exec = changes.mode.is_some_and(|mode| (mode ^ attributes.mode) & 0o111 != 0);
+        if exec_sealed && changes_exec {
             return Err(Errno::EPERM);
         }
-        attributes.mode = mode;
-        attributes.uid = changes.uid.unwrap_or(attributes.uid);
-        attributes.gid = changes.gid.unwrap_or(attributes.gid);
-        attributes.atime_ns = changes.atime_ns.unwrap_or(attributes.atime_ns);
-        let resized_ns = changes.size.map(|_| now_ns);
-        attributes.mtime_ns = changes.mtime_ns.or(resized_ns).unwrap_or(attributes.mtime_ns);
-        attributes.ctime_ns = now_ns;
+        attributes.change(changes);
         Ok(())
     }
 

@@ -27,9 +27,7 @@ use super::control::Control;
 use super::inet::packet::Packet;
 use crate::base::io::{Sink, Source};
 use crate::base::poll::events;
-use crate::base::sched::Sleep;
-use crate::base::sync::{Mutex, WaitError, WaitQueue, Wake};
-use crate::base::time::Deadline;
+use crate::base::sync::{Mutex, Timeout, WaitQueue, Wake};
 use crate::ipc::ring::{Bulk, PageRing};
 
 /// Bytes that a message costs beside its data, so that empty ones are bounded too.
@@ -41,39 +39,6 @@ const BULK_MAX: usize = 64 * PAGE_SIZE;
 /// A corked stream is passed on in pieces of this size: what TCP puts into a packet of the loopback
 /// interface, less its headers and time stamps.
 pub const SEGMENT_BYTES: usize = 65_483;
-
-/// How long a call may wait.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Timeout {
-    /// Not at all.
-    pub nonblocking: bool,
-    /// Until then: SO_RCVTIMEO, SO_SNDTIMEO.
-    pub deadline: Option<Deadline>,
-}
-
-impl Timeout {
-    /// Waits until `ready` gives something. EAGAIN when timeout is over; an interrupted wait is
-    /// only restarted if it has no deadline (signal(7)).
-    #[inline]
-    pub fn wait<T>(
-        self,
-        queue: &WaitQueue,
-        mut ready: impl FnMut() -> Option<Result<T>>,
-    ) -> Result<T> {
-        if let Some(result) = ready() {
-            return result;
-        }
-        if self.nonblocking {
-            return Err(Errno::EAGAIN);
-        }
-        match queue.wait_deadline(Sleep::Interruptible, self.deadline, ready) {
-            Ok(result) => result,
-            Err(WaitError::TimedOut) => Err(Errno::EAGAIN),
-            Err(WaitError::Interrupted) if self.deadline.is_some() => Err(Errno::EINTR),
-            Err(WaitError::Interrupted) => Err(Errno::ERESTARTSYS),
-        }
-    }
-}
 
 /// What comes with a message.
 #[derive(Clone, Default)]

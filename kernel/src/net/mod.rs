@@ -30,7 +30,7 @@ use machine::sync::SpinLock;
 use crate::base::accounts::{self, Counted};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
-use crate::base::sync::WaitQueue;
+use crate::base::sync::{Timeout, WaitQueue};
 use crate::base::time::Deadline;
 use crate::base::user::UserPtr;
 use crate::ipc::io_signals;
@@ -39,7 +39,7 @@ use crate::security::landlock::Confinement;
 use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
 
 use address::{Address, RawAddress};
-use channel::{Info, ReceiveMode, Received, SendMode, Timeout};
+use channel::{Info, ReceiveMode, Received, SendMode};
 use control::{Control, Ucred, Writer};
 
 /// Default SO_SNDBUF and SO_RCVBUF (net.core.wmem_default).

@@ -11,12 +11,12 @@ use abi::{Errno, Result, net as raw};
 use machine::sync::SpinLock;
 
 use super::address::{Address, RawAddress};
-use super::channel::{Channel, ReceiveMode, Received, Timeout};
+use super::channel::{Channel, ReceiveMode, Received};
 use super::inet::interface;
 use super::{Common, Outgoing, Socket, SocketFile, SocketKind};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
-use crate::base::sync::WaitQueue;
+use crate::base::sync::{Timeout, WaitQueue};
 use crate::ipc::mqueue::CookieSink;
 use crate::vfs::File;
 

@@ -10,9 +10,9 @@ use abi::{Errno, Result};
 use machine::sync::SpinLock;
 
 use super::Common;
-use super::channel::{Channel, Timeout};
+use super::channel::Channel;
 use crate::base::poll::{PollTable, events};
-use crate::base::sync::WaitQueue;
+use crate::base::sync::{Timeout, WaitQueue};
 
 /// Largest backlog (net.core.somaxconn).
 pub const BACKLOG_MAX: usize = 4096;

@@ -20,6 +20,7 @@ use crate::base::poll::{PollTable, events};
 use crate::vfs::page_cache::PageCache;
 
 pub mod anon;
+pub mod attributes;
 pub(crate) mod capability;
 pub mod chrdev;
 pub mod dentry;

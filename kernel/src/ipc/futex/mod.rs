@@ -20,7 +20,7 @@ use machine::sync::{SpinGuard, SpinLock};
 
 use crate::base::sched::{self, Sleep};
 use crate::base::sync::Wake;
-use crate::base::time::{Deadline, TimeSpec, realtime_offset_ns};
+use crate::base::time::{Deadline, TimeSpec};
 use crate::base::user::UserPtr;
 use crate::mm::FutexKey;
 use crate::process::Thread;
@@ -284,7 +284,7 @@ pub fn futex(
     address: u64,
     operation: u32,
     value: u32,
-    timeout: u64,
+    timeout: UserPtr<TimeSpec>,
     second: u64,
     third: u32,
 ) -> Result<u64> {
@@ -299,11 +299,12 @@ pub fn futex(
         return Err(Errno::ENOSYS);
     }
     // Of two words: the counts for each, the second in the place of the timeout.
-    let pair = || Pair { first: address, second, private, counts: [value, timeout as u32] };
+    let pair =
+        || Pair { first: address, second, private, counts: [value, timeout.address() as u32] };
     match command {
         raw::FUTEX_WAIT => wait_relative(address, private, value, timeout),
         raw::FUTEX_WAIT_BITSET => {
-            wait(address, private, value, third, read_deadline(timeout, realtime)?)
+            wait(address, private, value, third, Deadline::read(timeout, realtime)?)
         }
         raw::FUTEX_WAKE => wake(key_of(address, private)?, wake_count(value), u32::MAX),
         raw::FUTEX_WAKE_BITSET => wake(key_of(address, private)?, wake_count(value), third),
@@ -311,12 +312,12 @@ pub fn futex(
         raw::FUTEX_CMP_REQUEUE => requeue::requeue(&pair(), Some(third)),
         raw::FUTEX_WAKE_OP => requeue::wake_op(&pair(), third),
         // The older of the two always uses the wall clock.
-        raw::FUTEX_LOCK_PI => pi::lock(address, private, read_deadline(timeout, true)?),
-        raw::FUTEX_LOCK_PI2 => pi::lock(address, private, read_deadline(timeout, realtime)?),
+        raw::FUTEX_LOCK_PI => pi::lock(address, private, Deadline::read(timeout, true)?),
+        raw::FUTEX_LOCK_PI2 => pi::lock(address, private, Deadline::read(timeout, realtime)?),
         raw::FUTEX_TRYLOCK_PI => pi::try_lock(address, private),
         raw::FUTEX_UNLOCK_PI => pi::unlock(address, private),
         raw::FUTEX_WAIT_REQUEUE_PI => {
-            requeue_pi::wait(&pair(), value, read_deadline(timeout, realtime)?)
+            requeue_pi::wait(&pair(), value, Deadline::read(timeout, realtime)?)
         }
         raw::FUTEX_CMP_REQUEUE_PI => requeue_pi::requeue(&pair(), third),
         _ => Err(Errno::ENOSYS),
@@ -324,18 +325,15 @@ pub fn futex(
 }
 
 /// FUTEX_WAIT: the timeout is relative, so a restart needs the moment it was meant to end.
-fn wait_relative(address: u64, private: bool, value: u32, timeout: u64) -> Result<u64> {
-    let Some(timeout) = UserPtr::<TimeSpec>::new(timeout).non_null() else {
+fn wait_relative(
+    address: u64,
+    private: bool,
+    value: u32,
+    timeout: UserPtr<TimeSpec>,
+) -> Result<u64> {
+    let Some(timeout) = timeout.non_null() else {
         return wait(address, private, value, u32::MAX, None);
     };
     let deadline_ns = Deadline::after_ns(timeout.read()?.to_ns()?).0;
     resume(PendingWait { address, private, value, bitset: u32::MAX, deadline_ns })
-}
-
-/// An absolute timeout on the wall clock or the monotonic clock; None without one.
-fn read_deadline(address: u64, realtime: bool) -> Result<Option<Deadline>> {
-    let Some(timeout) = UserPtr::<TimeSpec>::new(address).non_null() else { return Ok(None) };
-    let ns = timeout.read()?.to_ns()?;
-    let offset_ns = if realtime { realtime_offset_ns() } else { 0 };
-    Ok(Some(Deadline(ns.saturating_sub(offset_ns))))
 }

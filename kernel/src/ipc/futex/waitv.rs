@@ -7,7 +7,7 @@ use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{FutexWaiter, QueuedFutex, TABLE, bucket_of, key_of, with_word};
-use crate::base::time::{Deadline, TimeSpec, realtime_offset_ns};
+use crate::base::time::{Deadline, TimeSpec};
 use crate::base::user::UserPtr;
 use crate::mm::FutexKey;
 
@@ -32,17 +32,11 @@ pub fn futex_waitv(
     if count == 0 || count > u64::from(raw::FUTEX_WAITV_MAX) || flags != 0 || waiters == 0 {
         return Err(Errno::EINVAL);
     }
-    let deadline = match timeout_at.non_null() {
-        None => None,
-        Some(timeout) => {
-            let offset_ns = match clock {
-                raw::CLOCK_MONOTONIC => 0,
-                raw::CLOCK_REALTIME => realtime_offset_ns(),
-                _ => return Err(Errno::EINVAL),
-            };
-            Some(Deadline(timeout.read()?.to_ns()?.saturating_sub(offset_ns)))
-        }
-    };
+    let is_known = matches!(clock, raw::CLOCK_MONOTONIC | raw::CLOCK_REALTIME);
+    if timeout_at.non_null().is_some() && !is_known {
+        return Err(Errno::EINVAL);
+    }
+    let deadline = Deadline::read(timeout_at, clock == raw::CLOCK_REALTIME)?;
     let words = UserPtr::<Word>::new(waiters).read_many(count as usize)?;
     let mut keys = Vec::new();
     for word in &words {

@@ -12,10 +12,11 @@ use abi::{Errno, Result, general as raw};
 use machine::sync::{Once, SpinLock};
 
 use super::limits::{BYTES, BYTES_DEFAULT, Charge, MESSAGES, MESSAGES_DEFAULT};
-use super::queue::{Queue, now_ns};
+use super::queue::Queue;
 use crate::base::io::Sink;
 use crate::base::poll::{PollTable, events};
 use crate::base::user::UserPtr;
+use crate::vfs::attributes::{Attributes, now_ns};
 use crate::vfs::dentry::Dentry;
 use crate::vfs::mount::{self, Mount};
 use crate::vfs::path::{Context, FsContext, Location};
@@ -34,16 +35,10 @@ const ROOT_NUMBER: u64 = 1;
 /// What is asked of a new queue: messages, and bytes of one.
 pub(super) type Asked = (i64, i64);
 
-#[derive(Clone, Copy)]
-struct Attributes {
-    mode: u32,
-    uid: u32,
-    gid: u32,
-    links: u64,
+/// What stat(2) shows.
+struct Shown {
+    attributes: Attributes,
     size: u64,
-    atime_ns: i64,
-    mtime_ns: i64,
-    ctime_ns: i64,
 }
 
 /// By name: the place in the order they were made, and the queue.
@@ -52,7 +47,7 @@ type Names = BTreeMap<Arc<[u8]>, (u64, Arc<QueueFile>)>;
 struct MqueueFs {
     device: u64,
     next: AtomicU64,
-    attributes: SpinLock<Attributes>,
+    shown: SpinLock<Shown>,
     names: SpinLock<Names>,
     state: InodeState,
 }
@@ -66,46 +61,45 @@ struct Directory {
 pub(super) struct QueueFile {
     me: Weak<QueueFile>,
     number: u64,
-    attributes: SpinLock<Attributes>,
+    shown: SpinLock<Shown>,
     state: InodeState,
     /// What it is.
     pub(super) queue: Queue,
 }
 
-impl Attributes {
-    fn new(mode: u32, (uid, gid): (u32, u32), links: u64, size: u64) -> Attributes {
-        let now_ns = now_ns();
-        let (atime_ns, mtime_ns, ctime_ns) = (now_ns, now_ns, now_ns);
-        Attributes { mode, uid, gid, links, size, atime_ns, mtime_ns, ctime_ns }
+impl Shown {
+    fn new(mode: u32, owner: (u32, u32), links: u64, size: u64) -> Shown {
+        Shown { attributes: Attributes::new(mode, owner, links), size }
     }
 
     fn change(&mut self, changes: &SetAttributes) {
-        self.mode = changes.mode.map_or(self.mode, |mode| mode & 0o7777);
-        self.uid = changes.uid.unwrap_or(self.uid);
-        self.gid = changes.gid.unwrap_or(self.gid);
+        self.attributes.change(changes);
         self.size = changes.size.unwrap_or(self.size);
-        self.ctime_ns = now_ns();
-        self.atime_ns = changes.atime_ns.unwrap_or(self.atime_ns);
-        let resized_ns = changes.size.map(|_| self.ctime_ns);
-        self.mtime_ns = changes.mtime_ns.or(resized_ns).unwrap_or(self.mtime_ns);
     }
 
-    fn shown(&self, inode: u64, file_type: FileType) -> Metadata {
+    /// All times are now.
+    fn touch(&mut self) {
+        let (of, now_ns) = (&mut self.attributes, now_ns());
+        (of.atime_ns, of.mtime_ns, of.ctime_ns) = (now_ns, now_ns, now_ns);
+    }
+
+    fn metadata(&self, inode: u64, file_type: FileType) -> Metadata {
+        let Attributes { mode, uid, gid, links, atime_ns, mtime_ns, ctime_ns } = self.attributes;
         Metadata {
             device: instance().device,
             inode,
             file_type,
-            mode: self.mode,
-            links: self.links,
-            uid: self.uid,
-            gid: self.gid,
+            mode,
+            links,
+            uid,
+            gid,
             rdev: 0,
             size: self.size,
             blocks: 0,
             block_size: 4096,
-            atime_ns: self.atime_ns,
-            mtime_ns: self.mtime_ns,
-            ctime_ns: self.ctime_ns,
+            atime_ns,
+            mtime_ns,
+            ctime_ns,
         }
     }
 }
@@ -116,7 +110,7 @@ fn instance() -> &'static Arc<MqueueFs> {
         Arc::new(MqueueFs {
             device: crate::vfs::anonymous_device(),
             next: AtomicU64::new(ROOT_NUMBER + 1),
-            attributes: SpinLock::new(Attributes::new(0o1777, (0, 0), 2, 2 * ENTRY_BYTES)),
+            shown: SpinLock::new(Shown::new(0o1777, (0, 0), 2, 2 * ENTRY_BYTES)),
             names: SpinLock::new(BTreeMap::new()),
             state: InodeState::default(),
         })
@@ -167,11 +161,9 @@ impl FileSystem for MqueueFs {
 impl MqueueFs {
     /// A name has come (1) or gone (-1).
     fn touch(&self, change: i64) {
-        let mut attributes = self.attributes.lock();
-        let bytes = change * ENTRY_BYTES as i64;
-        attributes.size = attributes.size.saturating_add_signed(bytes);
-        let now_ns = now_ns();
-        (attributes.atime_ns, attributes.mtime_ns, attributes.ctime_ns) = (now_ns, now_ns, now_ns);
+        let mut shown = self.shown.lock();
+        shown.size = shown.size.saturating_add_signed(change * ENTRY_BYTES as i64);
+        shown.touch();
     }
 }
 
@@ -181,11 +173,11 @@ impl Inode for Directory {
     }
 
     fn metadata(&self) -> Result<Metadata> {
-        Ok(instance().attributes.lock().shown(ROOT_NUMBER, FileType::Directory))
+        Ok(instance().shown.lock().metadata(ROOT_NUMBER, FileType::Directory))
     }
 
     fn set_attributes(&self, changes: &SetAttributes) -> Result<()> {
-        instance().attributes.lock().change(changes);
+        instance().shown.lock().change(changes);
         Ok(())
     }
 
@@ -237,9 +229,9 @@ impl Inode for Directory {
         let removed = instance().names.lock().remove(name);
         let (_, queue) = removed.ok_or(Errno::ENOENT)?;
         {
-            let mut attributes = queue.attributes.lock();
-            attributes.links = 0;
-            attributes.ctime_ns = now_ns();
+            let mut shown = queue.shown.lock();
+            shown.attributes.links = 0;
+            shown.attributes.ctime_ns = now_ns();
         }
         instance().touch(-1);
         Ok(())
@@ -297,12 +289,7 @@ impl QueueFile {
         Ok(Arc::new_cyclic(|me| QueueFile {
             me: me.clone(),
             number: instance().next.fetch_add(1, Ordering::Relaxed),
-            attributes: SpinLock::new(Attributes::new(
-                new.mode,
-                (new.uid, new.gid),
-                1,
-                QUEUE_BYTES,
-            )),
+            shown: SpinLock::new(Shown::new(new.mode, (new.uid, new.gid), 1, QUEUE_BYTES)),
             state: InodeState::default(),
             queue: Queue::new(messages as u64, bytes as u64, charge),
         }))
@@ -310,9 +297,7 @@ impl QueueFile {
 
     /// It was used: all its times are now, as on Linux.
     pub(super) fn touch(&self) {
-        let now_ns = now_ns();
-        let mut attributes = self.attributes.lock();
-        (attributes.atime_ns, attributes.mtime_ns, attributes.ctime_ns) = (now_ns, now_ns, now_ns);
+        self.shown.lock().touch();
     }
 }
 
@@ -322,11 +307,11 @@ impl Inode for QueueFile {
     }
 
     fn metadata(&self) -> Result<Metadata> {
-        Ok(self.attributes.lock().shown(self.number, FileType::Regular))
+        Ok(self.shown.lock().metadata(self.number, FileType::Regular))
     }
 
     fn set_attributes(&self, changes: &SetAttributes) -> Result<()> {
-        self.attributes.lock().change(changes);
+        self.shown.lock().change(changes);
         Ok(())
     }
 
@@ -356,8 +341,8 @@ impl FileOps for QueueFile {
         let rest = text.as_bytes().get(offset as usize..).unwrap_or_default();
         let read = sink.put(rest)?;
         let now_ns = now_ns();
-        let mut attributes = self.attributes.lock();
-        (attributes.atime_ns, attributes.ctime_ns) = (now_ns, now_ns);
+        let of = &mut self.shown.lock().attributes;
+        (of.atime_ns, of.ctime_ns) = (now_ns, now_ns);
         Ok(read)
     }
 

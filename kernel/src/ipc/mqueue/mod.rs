@@ -13,8 +13,9 @@ use abi::{Errno, Result, general as raw};
 use machine::sync::Once;
 
 use self::fs::{Attr, QueueFile};
-use self::queue::{COOKIE_BYTES, Message, Patience, Telling};
-use crate::base::time::{Deadline, TimeSpec, realtime_offset_ns};
+use self::queue::{COOKIE_BYTES, Message, Telling};
+use crate::base::sync::Timeout;
+use crate::base::time::{Deadline, TimeSpec};
 use crate::base::user::{UserPtr, read_path};
 use crate::process::signal::LAST;
 use crate::process::timers::posix::SigEvent;
@@ -43,14 +44,13 @@ pub fn register_sockets(sink_of: SinkOf) {
     SINK_OF.call_once(|| sink_of);
 }
 
-/// A queue's name: one component. ENOENT, EACCES, ENAMETOOLONG.
-fn read_name(at: u64) -> Result<alloc::vec::Vec<u8>> {
-    let name = read_path(at)?;
-    match &*name {
+/// A queue's name is one component. ENOENT, EACCES.
+fn check_name(name: &[u8]) -> Result<()> {
+    match name {
         b"" => Err(Errno::ENOENT),
         b"." | b".." => Err(Errno::EACCES),
         _ if name.contains(&b'/') => Err(Errno::EACCES),
-        _ => Ok(name),
+        _ => Ok(()),
     }
 }
 
@@ -58,15 +58,15 @@ fn read_name(at: u64) -> Result<alloc::vec::Vec<u8>> {
 pub fn mq_open(name: u64, flags: u32, mode: u32, attr: UserPtr<Attr>) -> Result<u64> {
     let asked = Attr::read_asked(attr)?;
     let process = &current().process;
-    let path = read_path(name)?;
-    if path.is_empty() {
+    let name = read_path(name)?;
+    if name.is_empty() {
         return Err(Errno::ENOENT);
     }
     // That there is no room for it comes before all that is wrong with the name.
     if process.files().is_full(process.fd_limit()) {
         return Err(Errno::EMFILE);
     }
-    let name = read_name(name)?;
+    check_name(&name)?;
     let context = fs::context(asked);
     let kept = raw::O_ACCMODE | raw::O_CREAT | raw::O_EXCL | raw::O_NONBLOCK;
     let is_odd = flags & raw::O_ACCMODE == raw::O_ACCMODE;
@@ -88,20 +88,15 @@ pub fn mq_open(name: u64, flags: u32, mode: u32, attr: UserPtr<Attr>) -> Result<
 
 /// mq_unlink(2).
 pub fn mq_unlink(name: u64) -> Result<u64> {
-    namei::unlink(&fs::context(None), raw::AT_FDCWD, &read_name(name)?)?;
+    let name = read_path(name)?;
+    check_name(&name)?;
+    namei::unlink(&fs::context(None), raw::AT_FDCWD, &name)?;
     Ok(0)
 }
 
 /// The queue behind an open file; EBADF.
 fn queue_of(file: &File) -> Result<&QueueFile> {
     file.ops_as::<QueueFile>().ok_or(Errno::EBADF)
-}
-
-/// An absolute time of the wall clock, if there is one. EFAULT, EINVAL.
-fn read_deadline(at: UserPtr<TimeSpec>) -> Result<Option<Deadline>> {
-    let Some(at) = at.non_null() else { return Ok(None) };
-    let ns = at.read()?.to_ns()?;
-    Ok(Some(Deadline(ns.saturating_sub(realtime_offset_ns()))))
 }
 
 /// mq_timedsend(2).
@@ -112,7 +107,7 @@ pub fn mq_timedsend(
     priority: u32,
     timeout: UserPtr<TimeSpec>,
 ) -> Result<u64> {
-    let deadline = read_deadline(timeout)?;
+    let deadline = Deadline::read(timeout, true)?;
     if priority >= PRIORITY_MAX {
         return Err(Errno::EINVAL);
     }
@@ -124,8 +119,8 @@ pub fn mq_timedsend(
     }
     crate::base::reserve::check_room_for_files().map_err(|_| Errno::ENOMEM)?;
     let text = UserPtr::<u8>::new(text).read_many(len as usize)?;
-    let how = Patience { nonblocking: file.is_nonblocking(), deadline };
-    object.queue.send(Message { priority, text }, how)?;
+    let timeout = Timeout { nonblocking: file.is_nonblocking(), deadline };
+    object.queue.send(Message { priority, text }, timeout)?;
     object.touch();
     Ok(0)
 }
@@ -138,15 +133,15 @@ pub fn mq_timedreceive(
     priority: UserPtr<u32>,
     timeout: UserPtr<TimeSpec>,
 ) -> Result<u64> {
-    let deadline = read_deadline(timeout)?;
+    let deadline = Deadline::read(timeout, true)?;
     let file = own_file(fd)?;
     let object = queue_of(&file)?;
     file.check_readable()?;
     if len < object.queue.max_bytes {
         return Err(Errno::EMSGSIZE);
     }
-    let how = Patience { nonblocking: file.is_nonblocking(), deadline };
-    let message = object.queue.receive(how)?;
+    let timeout = Timeout { nonblocking: file.is_nonblocking(), deadline };
+    let message = object.queue.receive(timeout)?;
     object.touch();
     priority.write_if_some(&message.priority)?;
     at.write_bytes(&message.text)?;

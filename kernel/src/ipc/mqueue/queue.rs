@@ -19,8 +19,8 @@ use machine::sync::SpinLock;
 use super::limits::Charge;
 use crate::base::poll::events;
 use crate::base::sched::Sleep;
-use crate::base::sync::WaitQueue;
-use crate::base::time::{Deadline, realtime_ns};
+use crate::base::sync::{Timeout, WaitQueue};
+use crate::base::time::Deadline;
 use crate::process::signal::SigInfo;
 use crate::process::signal::send::send_to_process;
 use crate::process::{Process, current};
@@ -31,15 +31,6 @@ pub(super) struct Message {
     pub(super) priority: u32,
     /// What it says.
     pub(super) text: Vec<u8>,
-}
-
-/// How long a call may wait.
-#[derive(Clone, Copy)]
-pub(super) struct Patience {
-    /// Not at all (O_NONBLOCK).
-    pub(super) nonblocking: bool,
-    /// Until then.
-    pub(super) deadline: Option<Deadline>,
 }
 
 /// A thread that waits: a receiver's place is empty until a message comes, a sender's has its
@@ -164,7 +155,7 @@ impl Queue {
     }
 
     /// Sends. EAGAIN, ETIMEDOUT, ERESTARTSYS.
-    pub(super) fn send(&self, message: Message, how: Patience) -> Result<()> {
+    pub(super) fn send(&self, message: Message, timeout: Timeout) -> Result<()> {
         let mut state = self.state.lock();
         if (state.messages.len() as u64) < self.max_messages {
             match state.receivers.pop_front() {
@@ -184,14 +175,14 @@ impl Queue {
             }
             return Ok(());
         }
-        if how.nonblocking {
+        if timeout.nonblocking {
             return Err(Errno::EAGAIN);
         }
         state.senders.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         let sleeper = Sleeper::new(Some(message));
         state.senders.push_back(sleeper.clone());
         drop(state);
-        let result = sleeper.sleep(false, how.deadline);
+        let result = sleeper.sleep(false, timeout.deadline);
         let mut state = self.state.lock();
         if sleeper.place.lock().is_none() {
             return Ok(());
@@ -201,7 +192,7 @@ impl Queue {
     }
 
     /// Takes the oldest message of the highest priority. EAGAIN, ETIMEDOUT, ERESTARTSYS.
-    pub(super) fn receive(&self, how: Patience) -> Result<Message> {
+    pub(super) fn receive(&self, timeout: Timeout) -> Result<Message> {
         let mut state = self.state.lock();
         if let Some(message) = state.take() {
             // Who has waited for room puts its message where this one was.
@@ -216,14 +207,14 @@ impl Queue {
             }
             return Ok(message);
         }
-        if how.nonblocking {
+        if timeout.nonblocking {
             return Err(Errno::EAGAIN);
         }
         state.receivers.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         let sleeper = Sleeper::new(None);
         state.receivers.push_back(sleeper.clone());
         drop(state);
-        let result = sleeper.sleep(true, how.deadline);
+        let result = sleeper.sleep(true, timeout.deadline);
         let mut state = self.state.lock();
         if let Some(message) = sleeper.place.lock().take() {
             return Ok(message);
@@ -283,9 +274,4 @@ impl Registration {
 fn put_cookie(sink: &dyn CookieSink, mut cookie: [u8; COOKIE_BYTES], reason: u8) {
     cookie[COOKIE_BYTES - 1] = reason;
     sink.put(&cookie);
-}
-
-/// The wall clock, for the times of a queue.
-pub(super) fn now_ns() -> i64 {
-    realtime_ns() as i64
 }

@@ -13,13 +13,13 @@ use abi::{Errno, Result, net as raw};
 use machine::sync::{Once, SpinLock};
 
 use super::address::{Address, RawAddress};
-use super::channel::{Channel, ReceiveMode, Received, Timeout};
+use super::channel::{Channel, ReceiveMode, Received};
 use super::control::Ucred;
 use super::stream::{Backlog, Conn};
 use super::{Common, Outgoing, Socket, SocketKind, boxed, hooks};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
-use crate::base::sync::WaitQueue;
+use crate::base::sync::{Timeout, WaitQueue};
 use crate::process::{Process, current};
 
 /// Most datagrams in a socket's inbox (net.unix.max_dgram_qlen on most systems).
