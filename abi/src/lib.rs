@@ -6,6 +6,7 @@
 
 #![no_std]
 
+pub mod aio;
 pub mod errno;
 pub mod kvm;
 pub mod kvm_capabilities;

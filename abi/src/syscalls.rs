@@ -327,17 +327,21 @@ names! {
     sched_setaffinity __NR_sched_setaffinity (pid: Pid, size: Size, mask: Pointer)
     sched_getaffinity __NR_sched_getaffinity (pid: Pid, size: Size, mask: Pointer)
     set_thread_area __NR_set_thread_area
-    io_setup __NR_io_setup
-    io_destroy __NR_io_destroy
-    io_getevents __NR_io_getevents
-    io_submit __NR_io_submit
-    io_cancel __NR_io_cancel
+    io_setup __NR_io_setup (count: Int, context: Pointer)
+    io_destroy __NR_io_destroy (context: Pointer)
+    io_getevents __NR_io_getevents (
+        context: Pointer, least: Long, most: Long, events: Pointer, timeout: Pointer
+    )
+    io_submit __NR_io_submit (context: Pointer, count: Long, requests: Pointer)
+    io_cancel __NR_io_cancel (context: Pointer, request: Pointer, event: Pointer)
     get_thread_area __NR_get_thread_area
     lookup_dcookie __NR_lookup_dcookie
     epoll_create __NR_epoll_create (size: Int)
     epoll_ctl_old __NR_epoll_ctl_old
     epoll_wait_old __NR_epoll_wait_old
-    remap_file_pages __NR_remap_file_pages
+    remap_file_pages __NR_remap_file_pages (
+        start: Pointer, length: Size, protection: Flags, page_offset: Size, flags: Flags
+    )
     getdents64 __NR_getdents64 (fd: Fd, buffer: Pointer, count: Size)
     set_tid_address __NR_set_tid_address (at: Pointer)
     restart_syscall __NR_restart_syscall ()
@@ -488,7 +492,9 @@ names! {
     pkey_alloc __NR_pkey_alloc (flags: Flags, rights: Flags)
     pkey_free __NR_pkey_free (key: Int)
     statx __NR_statx (directory: Fd, path: Path, flags: Flags, mask: Flags, buffer: Pointer)
-    io_pgetevents __NR_io_pgetevents
+    io_pgetevents __NR_io_pgetevents (
+        context: Pointer, least: Long, most: Long, events: Pointer, timeout: Pointer, mask: Pointer
+    )
     rseq __NR_rseq (area: Pointer, length: Size, flags: Flags, signature: Int)
     uretprobe __NR_uretprobe
     pidfd_send_signal __NR_pidfd_send_signal (fd: Fd, signal: Int, info: Pointer, flags: Flags)

@@ -1,5 +1,7 @@
 //! Options of the level IPPROTO_UDP (udp(7), `linux/udp.h`), which linux-raw-sys does not have.
 
+/// UDP_CORK: what is sent waits until it is off again.
+pub const CORK: u32 = 1;
 /// UDP_ENCAP: packets of another protocol inside.
 pub const ENCAP: u32 = 100;
 /// UDP_NO_CHECK6_TX: no checksums are sent by IPv6.

@@ -112,7 +112,7 @@ fn explain(error: &clap::Error) -> ExitCode {
 fn exit_code(result: Result<u8, Error>) -> ExitCode {
     children::leave_the_end_to_signals();
     let status = result.unwrap_or_else(|error| {
-        say!("limen: {}", words::plain(&error.to_string()));
+        say!("limen: {error}");
         match error.is::<Usage>() {
             true => STATUS_USAGE,
             false => run::outcome::STATUS_BOOT_FAILURE,

@@ -28,12 +28,14 @@ macro_rules! tell {
 /// error.
 static ENDED: OnceLock<Option<String>> = OnceLock::new();
 
-/// Writes to standard error. If that fails there is nobody left to tell.
+/// Writes to standard error, errors of the system in words alone. If that fails there is nobody
+/// left to tell.
 pub(crate) fn err(text: Arguments<'_>) {
     if crate::children::is_ending() {
         return;
     }
-    let _ = std::io::stderr().write_fmt(text);
+    let text = crate::words::plain(&text.to_string());
+    let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
 /// Writes to standard output.

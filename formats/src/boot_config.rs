@@ -124,6 +124,9 @@ pub struct BootConfig {
     pub realtime_ns: u64,
     /// What programs may do, as `lsm::profile` reads it; empty: no profile was asked for.
     pub profile: Vec<u8>,
+    /// Of a packed image: how many of the first words of `argv` stay where others are given behind
+    /// the image. The kernel does not use it.
+    pub fixed_words: u32,
 }
 
 /// Why bytes are not a configuration. Offsets count from the first byte of the file.
@@ -193,6 +196,7 @@ mod tag {
     pub(super) const WANT: u16 = 12;
     pub(super) const REALTIME: u16 = 13;
     pub(super) const PROFILE: u16 = 14;
+    pub(super) const FIXED_WORDS: u16 = 15;
 }
 
 /// `tag`, two bytes, then `length`, four bytes.
@@ -227,6 +231,9 @@ impl BootConfig {
         put(&mut out, tag::REALTIME, &[&self.realtime_ns.to_le_bytes()]);
         if !self.profile.is_empty() {
             put(&mut out, tag::PROFILE, &[&self.profile]);
+        }
+        if self.fixed_words != 0 {
+            put(&mut out, tag::FIXED_WORDS, &[&self.fixed_words.to_le_bytes()]);
         }
         out
     }
@@ -315,6 +322,7 @@ impl BootConfig {
             // An empty one would mean that there is none.
             tag::PROFILE if value.is_empty() => return None,
             tag::PROFILE => self.profile = string(value)?,
+            tag::FIXED_WORDS => self.fixed_words = u32::from_le_bytes(value.try_into().ok()?),
             _ => return Some(false),
         }
         Some(true)
@@ -394,6 +402,7 @@ mod tests {
             want: Want { missing_files: true, ..Want::default() },
             realtime_ns: 1 << 60,
             profile: b"limen-profile 1 a\nend\n".to_vec(),
+            fixed_words: 2,
         }
     }
 

@@ -1,6 +1,6 @@
 //! The first line of a script: `#!INTERPRETER [ARGUMENT]` (execve(2)).
 //!
-//! Neighbours: `kernel/src/exec.rs` follows such lines, and `limen pack` packs what they
+//! Neighbours: `kernel/src/exec` follows such lines, and `limen pack` packs what they
 //! name.
 
 /// As much of a script as is looked at, `#!` and all (BINPRM_BUF_SIZE, execve(2)).

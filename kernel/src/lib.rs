@@ -1,8 +1,8 @@
 //! The Linux personality: everything a program sees, in safe Rust over the machine.
 //!
 //! It is a house of floors, and imports run down: `boot` · `calls` (the front door) · `tty` ·
-//! `procfs` · `kvm` · `ptrace` · `net` · `ipc` · `process` · `fs` · `drivers` · `mm` · `vfs` ·
-//! `security` · `base`.
+//! `procfs` · `kvm` · `seccomp` · `ptrace` · `net` · `aio` · `ipc` · `exec` · `process` · `fs` ·
+//! `drivers` · `mm` · `vfs` · `security` · `base`.
 //! Reading order: `calls`, `process`, `mm`, `vfs`, then `base` below them.
 
 #![no_std]
@@ -13,6 +13,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use machine::task::Task;
 
+pub mod aio;
 pub mod base;
 pub mod boot;
 pub mod calls;
@@ -30,6 +31,7 @@ pub mod oom;
 pub mod process;
 pub mod procfs;
 pub mod ptrace;
+pub mod seccomp;
 pub mod security;
 pub mod tty;
 pub mod vfs;

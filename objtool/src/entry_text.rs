@@ -139,9 +139,11 @@ fn kept_by_calls() -> Safe {
     [RSP, RBP, RBX, R12, R13, R14, R15].into_iter().map(bit).fold(0, |all, one| all | one)
 }
 
-/// Into a guest and back (AMD APM 3, VMRUN, VMLOAD, VMSAVE).
+/// Into a guest and back (AMD APM 3, VMRUN, VMLOAD, VMSAVE; SDM 3C, VMLAUNCH, behind which only a
+/// refusal goes on: where exits lead is a label of its own).
 fn is_world_switch(instruction: &Instruction) -> bool {
-    matches!(instruction.mnemonic(), Mnemonic::Vmrun | Mnemonic::Vmload | Mnemonic::Vmsave)
+    let mnemonic = instruction.mnemonic();
+    matches!(mnemonic, Mnemonic::Vmrun | Mnemonic::Vmload | Mnemonic::Vmsave | Mnemonic::Vmlaunch)
 }
 
 struct Walk<'a> {

@@ -65,8 +65,15 @@ pub(super) fn rows(columns: &[Column]) -> Vec<Row> {
 }
 
 pub(super) fn as_text(columns: &[Column]) -> String {
-    let widths: Vec<usize> =
-        columns.iter().map(|column| column.set.chars().count().max(WIDTH_MIN)).collect();
+    let short = |column: &Column| {
+        let end = column.kernel.find('-').unwrap_or(column.kernel.len());
+        column.kernel[..end].to_owned()
+    };
+    let width = |column: &Column| {
+        let of_words = [&column.set, &short(column)].map(|word| word.chars().count());
+        of_words.into_iter().fold(WIDTH_MIN, usize::max)
+    };
+    let widths: Vec<usize> = columns.iter().map(width).collect();
     let rows = rows(columns);
     let names = rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max(28);
     let mut text = String::new();
@@ -78,10 +85,8 @@ pub(super) fn as_text(columns: &[Column]) -> String {
         text += "\n";
     };
     line("", columns.iter().map(|column| column.set.clone()).collect());
-    let kernels: Vec<String> = columns.iter().map(|column| column.kernel.clone()).collect();
-    if kernels.iter().any(|kernel| *kernel != kernels[0]) {
-        let short = |kernel: &String| kernel.split('-').next().unwrap_or_default().to_owned();
-        line("kernel", kernels.iter().map(short).collect());
+    if columns.iter().any(|column| column.kernel != columns[0].kernel) {
+        line("kernel", columns.iter().map(short).collect());
     }
     line("instructions", columns.iter().map(|column| grouped(column.instructions)).collect());
     let share = |column: &Column| format!("{:.4}", ratio(column, columns));
@@ -167,6 +172,13 @@ pub(super) mod tests {
         assert!(text.contains("1.1000") && text.contains("1,357,400"), "{text}");
         let line = text.lines().find(|line| line.starts_with("page faults")).expect("a row");
         assert_eq!(line.split_whitespace().collect::<Vec<_>>(), ["page", "faults", "-", "7"]);
+        // A long name of a kernel makes its column wider, and no line sticks out.
+        let mut columns = columns;
+        columns[1].kernel = "Linux 6.12.117+deb12u1-amd64".to_owned();
+        let text = as_text(&columns);
+        let of_table = text.lines().take_while(|line| !line.starts_with("Instructions and"));
+        let widths: Vec<usize> = of_table.map(|line| line.chars().count()).collect();
+        assert!(widths.iter().all(|width| *width == widths[0]), "{text}");
         let json = as_json(&columns, 2);
         assert_eq!((&json["sets"][1]["ratio"], &json["cpus"]), (&json!(1.1), &json!(2)));
         assert_eq!(json["sets"][0]["counters"]["exits-sysret"], 7);

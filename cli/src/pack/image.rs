@@ -17,8 +17,10 @@ use crate::run::plan::Plan;
 
 /// The archive: what to run comes first, then all files.
 pub(super) fn archive(given: &Path, program: &[OsString]) -> Result<Vec<u8>, Error> {
-    let config = config(given, program)?;
-    let rootfs = Image::open(given)?.rootfs;
+    let image = Image::open(given)?;
+    let entry_words = u32::try_from(image.settings.entrypoint.len())?;
+    let config = BootConfig { fixed_words: entry_words, ..config(given, program)? };
+    let rootfs = image.rootfs;
     let mut files = Vec::new();
     for (path, meta, mtime_s) in rootfs.walk()? {
         let data = match meta.kind {

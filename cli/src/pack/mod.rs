@@ -73,6 +73,9 @@ pub(crate) fn command(args: &PackArgs) -> Result<u8, Error> {
     fs::write(&args.output, &image)
         .map_err(|error| format!("{}: {error}", args.output.display()))?;
     sizes::tell(&args.output, &image);
+    if args.image.is_none() {
+        sizes::tell_limits();
+    }
     Ok(0)
 }
 

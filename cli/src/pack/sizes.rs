@@ -23,6 +23,14 @@ pub(super) fn tell(output: &Path, image: &[u8]) {
     say!("limen: limen run {name} boots it");
 }
 
+/// Of a program of the host: what looking at it cannot find.
+pub(super) fn tell_limits() {
+    say!(
+        "limen: what the program opens while it runs is not in it: `limen run --pack \
+         --missing-files` lists that, --file and --dir add it"
+    );
+}
+
 /// A size with three digits.
 pub(crate) fn human(bytes: usize) -> String {
     let mut value = bytes as f64;

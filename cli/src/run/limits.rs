@@ -59,10 +59,11 @@ impl Limits {
         }
         let over = |most: Option<u64>, taken: u64| most.is_some_and(|most| taken > most);
         if over(self.memory, taken.memory) {
-            return Some(format!("memory={} bytes of the host", self.memory.unwrap_or(0)));
+            let most = short(self.memory.unwrap_or(0));
+            return Some(format!("memory={most} of the host's memory"));
         }
         if over(self.output, taken.output) {
-            return Some(format!("output={} bytes", self.output.unwrap_or(0)));
+            return Some(format!("output={} bytes", short(self.output.unwrap_or(0))));
         }
         None
     }
@@ -95,6 +96,13 @@ impl Taken {
             output,
         }
     }
+}
+
+/// A size as it is given.
+fn short(bytes: u64) -> String {
+    let units = [(30, "G"), (20, "M"), (10, "K")];
+    let fits = units.iter().find(|(shift, _)| bytes > 0 && bytes.trailing_zeros() >= *shift);
+    fits.map_or_else(|| bytes.to_string(), |(shift, unit)| format!("{}{unit}", bytes >> shift))
 }
 
 /// `4096`, `64K`, `1M`, `2G`: bytes.
@@ -130,7 +138,10 @@ mod tests {
 
     #[test]
     fn the_limit_that_is_reached_is_named() {
-        let limits = Limits::parse("cpu=1s,memory=1K,output=10").expect("valid");
+        let limits = Limits::parse("cpu=1s,memory=64M,output=10").expect("valid");
+        let taken = Taken { memory: 1 << 30, ..Taken::default() };
+        let said = limits.exceeded(&taken).unwrap_or_default();
+        assert_eq!(said, "memory=64M of the host's memory");
         let taken = Taken { output: 11, ..Taken::default() };
         assert!(limits.exceeded(&taken).is_some_and(|text| text.starts_with("output=10")));
         assert_eq!(limits.exceeded(&Taken { output: 10, ..Taken::default() }), None);

@@ -51,6 +51,7 @@ fn outer(args: &RunArgs, vmm: &Path, kernel: &Path, initramfs: &Path) -> RunArgs
     program.extend(words.map(OsString::from));
     program.extend(["--memory", &memory, "--cpus", &cpus].map(OsString::from));
     program.extend(["--append".into(), OsString::from(&args.append)]);
+    program.extend((args.verbose > 0).then(|| OsString::from("--log")));
     RunArgs {
         nested: false,
         pack: true,

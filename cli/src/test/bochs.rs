@@ -4,10 +4,11 @@
 //! hazards of SYSRET. Bochs has them all, as an Intel CPU of 2020 has them. It boots through a
 //! BIOS, so what is tested on the way is boot by Multiboot2.
 //!
-//! What runs: the kernel's own tests, and programs of `guest/tests` packed into the initramfs, with
-//! page-table isolation and without, with PCIDs and without. Their output comes over the serial
-//! port into a file. Bochs has no way for the guest to end it: it is ended when the last line has
-//! come. Among all levels only some of the kernel's tests run; named, all.
+//! What runs: the kernel's own tests, guests by Intel's VMX (`limen-vmm`), and programs of
+//! `guest/tests` packed into the initramfs, with page-table isolation and without, with PCIDs and
+//! without. Their output comes over the serial port into a file. Bochs has no way for the guest to
+//! end it: it is ended when the last line has come. Among all levels only some of the kernel's
+//! tests run; named, all.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,14 +40,25 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Tests of `guest/tests` that run without a filter: the boundary, where emulators differ.
 const GUEST_FILTER: &str = "entry::";
 /// In-kernel tests among all levels: of translations, and of threads on two CPUs.
-const KERNEL_FILTERS: [&str; 5] = [
+const KERNEL_FILTERS: [&str; 6] = [
     "memory::",
     "defer::entry_storm",
     "defer::cr3_keeps_nothing pti=on",
+    // Intel's virtualisation, which no other emulator has.
+    "vmrun::",
     // The one emulator that tracks indirect branches.
     "cfi::",
     "late_text:: cfi=fineibt,norand",
 ];
+/// Tests of `limen-vmm` among all levels.
+const GUESTS_FILTER: &str = "kvm::long_mode";
+/// Tests of what is flushed behind guests among all levels.
+const FLUSHES_FILTER: &str = "vmscape::e";
+/// Those of `limen-vmm` that take minutes each on this emulator: races of a guest with its VMM's
+/// memory, and calls at random.
+const SLOW_GUESTS: [&str; 5] = ["kvm::what_", "a_child_has", "no_count", "a_copy_by", "any_call"];
+/// The CPU whose facts lead to the long loop.
+const CLEARS_HISTORY: &str = "alderlake-e-core";
 /// The kernel's last line when a program has ended.
 const PROGRAM_END: &str = "limen: the program's end: ";
 
@@ -62,27 +74,58 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let dir = context.target.join("bochs");
     let mut total = kernel_tests(context, &dir)?;
     let program = guest::build(context)?;
+    total += guests(context, &dir)?;
     let filter = if context.filter.is_empty() { GUEST_FILTER } else { &context.filter };
     if !guest::listed(&program, "list")?.iter().any(|name| name.contains(filter)) {
         return Ok(total);
     }
-    let archive = pack_tests(&program, filter)?;
+    let archive = pack_program(&program, &["run-all", filter])?;
     for parameters in PARAMETERS {
         let image = Image { kernel: &context.kernel, initramfs: &archive, parameters };
         let log = boot(&dir, &image, |line| line.starts_with(PROGRAM_END))?;
-        let results = guest::parse(&log);
-        let failed = results.iter().filter(|(_, passed)| !**passed).map(|(name, _)| name);
-        failed.clone().for_each(|name| tell!("test {name} on Bochs with {parameters} FAILED"));
-        total.failed += failed.count();
-        total.passed += results.values().filter(|passed| **passed).count();
-        if !log.lines().any(|line| line.trim_end() == format!("{PROGRAM_END}exit 0")) {
-            tail(&log).for_each(|line| tell!("  {line}"));
-            tell!("the programs did not come to a good end on Bochs with {parameters}");
-            total.failed += 1;
+        total += judge_log(context, &log, parameters);
+    }
+    Ok(total)
+}
+
+/// What the tests of a program have said, and whether it came to a good end.
+fn judge_log(context: &Context, log: &str, parameters: &str) -> Summary {
+    let mut total = Summary::default();
+    let results = guest::parse(log);
+    let failed = results.iter().filter(|(_, passed)| !**passed).map(|(name, _)| name);
+    failed.clone().for_each(|name| tell!("test {name} on Bochs with {parameters} FAILED"));
+    total.failed += failed.count();
+    total.passed += results.values().filter(|passed| **passed).count();
+    if !log.lines().any(|line| line.trim_end() == format!("{PROGRAM_END}exit 0")) {
+        tail(log).for_each(|line| tell!("  {line}"));
+        tell!("the programs did not come to a good end on Bochs with {parameters}");
+        total.failed += 1;
+    }
+    if context.verbose {
+        tell!("{log}");
+    }
+    total
+}
+
+/// Guests by Intel's VMX, which no other emulator at hand has: the tests of `limen-vmm`, and with a
+/// CPU's facts by which branch history is cleared behind them, those of the flush.
+fn guests(context: &Context, dir: &Path) -> Result<Summary, Error> {
+    let vmm = guest::build_package(context, "limen-vmm")?;
+    let facts = mitigations::profiles::find(CLEARS_HISTORY).ok_or("no such CPU")?.facts;
+    let mut total = Summary::default();
+    let flushed = format!("vmscape=force cpu-facts={facts}");
+    for (list, words, default, without, parameters) in [
+        ("list", &["test"][..], GUESTS_FILTER, &SLOW_GUESTS[..], String::new()),
+        ("vmscape-list", &["vmscape", "bhb_long"], FLUSHES_FILTER, &[], flushed),
+    ] {
+        let filter = if context.filter.is_empty() { default } else { &context.filter };
+        if !guest::listed(&vmm, list)?.iter().any(|name| name.contains(filter)) {
+            continue;
         }
-        if context.verbose {
-            tell!("{log}");
-        }
+        let archive = pack_program(&vmm, &[words, &[filter], without].concat())?;
+        let image = Image { kernel: &context.kernel, initramfs: &archive, parameters: &parameters };
+        let log = boot(dir, &image, |line| line.starts_with(PROGRAM_END))?;
+        total += judge_log(context, &log, &parameters);
     }
     Ok(total)
 }
@@ -90,6 +133,9 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
 /// The names that a filter is compared with: of guest tests and of in-kernel tests.
 pub(super) fn names(context: &Context) -> Result<Vec<String>, Error> {
     let mut names = guest::listed(&guest::build(context)?, "list")?;
+    let vmm = guest::build_package(context, "limen-vmm")?;
+    names.extend(guest::listed(&vmm, "list")?);
+    names.extend(guest::listed(&vmm, "vmscape-list")?);
     names.extend(kernel::names(context)?);
     Ok(names)
 }
@@ -100,6 +146,9 @@ fn missing() -> Vec<&'static str> {
 }
 
 fn kernel_tests(context: &Context, dir: &Path) -> Result<Summary, Error> {
+    if !kernel::names(context)?.iter().any(|name| name.contains(&context.filter)) {
+        return Ok(Summary::default());
+    }
     let kernel = kernel::build(context)?;
     let parameters = match context.filter.as_str() {
         "" if context.is_named => vec!["ktest".to_owned()],
@@ -118,13 +167,14 @@ fn kernel_tests(context: &Context, dir: &Path) -> Result<Summary, Error> {
     Ok(total)
 }
 
-/// The tests' program as the first program of an initramfs.
-fn pack_tests(program: &Path, filter: &str) -> Result<Vec<u8>, Error> {
+/// A program with its words as the first one of an initramfs.
+fn pack_program(program: &Path, words: &[&str]) -> Result<Vec<u8>, Error> {
     use std::os::unix::ffi::OsStrExt as _;
     let name = program.as_os_str().as_bytes().to_vec();
+    let words = words.iter().map(|word| word.as_bytes().to_vec());
     let config = BootConfig {
         program: name.clone(),
-        argv: vec![name, b"run-all".to_vec(), filter.into()],
+        argv: [name].into_iter().chain(words).collect(),
         cwd: b"/".to_vec(),
         root: RootKind::Packed,
         ..BootConfig::default()

@@ -113,7 +113,7 @@ pub(super) fn build(context: &Context) -> Result<PathBuf, Error> {
 }
 
 /// Builds a package of the guest's as one static program of the same name.
-fn build_package(context: &Context, package: &str) -> Result<PathBuf, Error> {
+pub(super) fn build_package(context: &Context, package: &str) -> Result<PathBuf, Error> {
     let target = context.target.join("guest");
     let status = context
         .cargo()?

@@ -111,6 +111,7 @@ pub(super) fn kept(context: &Context, folder: &Path) -> Result<(), Error> {
     };
     let said = pack(&["-o", "a.cpio", "--", "/bin/echo", "packed"])?;
     ensure(said.contains("MiB") && said.contains("limen run a.cpio"), || said.clone())?;
+    ensure(said.contains("--missing-files"), || said.clone())?;
     ensure(!said.contains("is a script"), || said.clone())?;
     expect(context, folder, &["a.cpio"], "packed\n")?;
     expect(context, folder, &["a.cpio", "--", "other", "words"], "other words\n")?;
@@ -122,8 +123,7 @@ pub(super) fn kept(context: &Context, folder: &Path) -> Result<(), Error> {
     make(&folder.join("image"))?;
     pack(&["-o", "i.cpio", "--image", "image"])?;
     expect(context, folder, &["i.cpio"], "33\n34\n/srv\nimage /srv\n")?;
-    let words =
-        ["--user", "root", "i.cpio", "-c", "stat -c %u:%a:%Y srv/own /srv/own; cat /etc/shadow"];
+    let words = ["--user", "root", "i.cpio", "stat -c %u:%a:%Y srv/own /srv/own; cat /etc/shadow"];
     let words = [&["--cwd", "/"], &words[..]].concat();
     let text = "33:600:1000000000\n33:600:1000000000\nof root\n";
     expect(context, folder, &words, text)?;

@@ -226,7 +226,8 @@ fn ours(command: &mut Command, case: &Case, parts: &Parts) -> Result<(), Error> 
     let cpus = case.smp.to_string();
     command.arg(nested::vmm()?).args(["boot", "--memory", "256", "--cpus", &cpus, "--kernel"]);
     command.arg(&parts.kernel).arg("--initrd").arg(&parts.initramfs);
-    command.args(["--append", &parts.append]);
+    // Its messages are told where it fails.
+    command.args(["--log", "--append", &parts.append]);
     if case.is_linux {
         command.args(["--serial", "--net", "--disk"]).arg(&parts.disk);
     }

@@ -119,18 +119,26 @@ fn branches(kernel: &[u8], vmm: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Between VMRUN and the places where the return stack is filled, no byte is that of a return or of
-/// a direct call: not even as an operand.
+/// Between VMRUN or VMLAUNCH and the places where the return stack is filled, no byte is that of a
+/// return or of a direct call: not even as an operand.
 fn world_switch(kernel: &[u8], _: &Path) -> Result<(), Error> {
-    const VMRUN: [u8; 3] = [0x0f, 0x01, 0xd8];
+    const WORLDS: [(&str, &str, [u8; 3]); 2] = [
+        ("vmrun_switch", "vmrun_behind_barrier", [0x0f, 0x01, 0xd8]),
+        ("vmx_switch", "vmx_behind_barrier", [0x0f, 0x01, 0xc2]),
+    ];
     const CALLS_AND_RETURNS: [u8; 3] = [0xc2, 0xc3, 0xe8];
     let image = Image::parse(kernel)?;
     let symbol = |name| image.symbol(name).ok_or_else(|| format!("no {name}"));
-    let (start, filled) = (symbol("vmrun_switch")?, symbol("vmrun_behind_barrier")?);
-    let code = image.between(start, filled).ok_or("the switch is in no section")?;
-    let vmrun = code.windows(3).position(|at| at == VMRUN).ok_or("no VMRUN")?;
-    let odd = code[vmrun..].iter().position(|byte| CALLS_AND_RETURNS.contains(byte));
-    check(odd.is_none(), || format!("a call or return {odd:?} bytes behind VMRUN"))
+    for (world, filled, enter) in WORLDS {
+        let (start, filled) = (symbol(world)?, symbol(filled)?);
+        let code = image.between(start, filled).ok_or("the switch is in no section")?;
+        let entered = code.windows(3).position(|at| at == enter);
+        let behind = entered.ok_or_else(|| format!("{world} enters no guest"))?;
+        let odd =
+            code[behind + enter.len()..].iter().position(|byte| CALLS_AND_RETURNS.contains(byte));
+        check(odd.is_none(), || format!("{world}: a call or return {odd:?} bytes behind"))?;
+    }
+    Ok(())
 }
 
 fn check(holds: bool, why: impl FnOnce() -> String) -> Result<(), Error> {

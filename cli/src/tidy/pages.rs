@@ -136,9 +136,8 @@ fn capabilities() -> String {
     let mut page = format!(
         "{MADE}# Capabilities of /dev/kvm\n\nWhat KVM_CHECK_EXTENSION answers, and what is absent \
          where it answers 0. Calls and exits are in `kernel/src/kvm/README.md`.\n\nGuests run by \
-         AMD's SVM alone. On Intel's CPUs the device is ENODEV: of VMX, EPT and VPID nothing is \
-         there but the trait that a second world switch would be (`virt::exit::Vmrun`).\n\n| \
-         Number | KVM_CAP_ | Answer | Note |\n|---|---|---|---|\n"
+         AMD's SVM, or by Intel's VMX with EPT and unrestricted guests; where the CPU has neither, \
+         the device is ENODEV.\n\n| Number | KVM_CAP_ | Answer | Note |\n|---|---|---|---|\n"
     );
     for row in CAPABILITIES {
         let answer = match row.answer {

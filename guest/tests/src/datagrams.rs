@@ -6,7 +6,8 @@ use crate::{sc, tests};
 
 tests! { "datagrams":
     a_group_hears, who_is_no_member, errors_of_groups, sources_of_a_group, groups_by_number,
-    groups_of_ipv6, sent_in_segments, own_options,
+    groups_of_ipv6, sent_in_segments, own_options, corked, corked_by_a_flag, corked_in_vain,
+    what_ends_a_send_first, what_is_counted,
 }
 
 const IP_MULTICAST_IF: i32 = 32;
@@ -23,6 +24,7 @@ const MCAST_LEAVE_GROUP: i32 = 45;
 const IP_MULTICAST_ALL: i32 = 49;
 const IPV6_JOIN_GROUP: i32 = 20;
 const IPV6_LEAVE_GROUP: i32 = 21;
+const UDP_CORK: i32 = 1;
 const UDP_SEGMENT: i32 = 103;
 const UDP_GRO: i32 = 104;
 
@@ -338,7 +340,7 @@ fn sent_in_segments() {
 
 fn own_options() {
     let fd = sc!(SYS_socket, AF_INET, SOCK_DGRAM, 0).fd();
-    for name in [101, 102, UDP_SEGMENT, UDP_GRO] {
+    for name in [UDP_CORK, 101, 102, UDP_SEGMENT, UDP_GRO] {
         assert_eq!(number(fd, IPPROTO_UDP, name), Ok(0), "{name}");
         set(fd, IPPROTO_UDP, name, &1i32.to_ne_bytes()).is(0);
         assert_eq!(number(fd, IPPROTO_UDP, name), Ok(1), "{name}");
@@ -350,4 +352,154 @@ fn own_options() {
     }
     set(fd, IPPROTO_UDP, 99, &[0; 4]).fails(ENOPROTOOPT);
     assert_eq!(number(fd, IPPROTO_UDP, 99), Err(ENOPROTOOPT));
+}
+
+/// Texts that wait in a socket.
+fn texts(inbox: i32) -> Vec<Vec<u8>> {
+    std::iter::from_fn(|| heard(inbox).ok()).map(|heard| heard.0).collect()
+}
+
+fn cork(fd: i32, is_on: bool) {
+    set(fd, IPPROTO_UDP, UDP_CORK, &i32::from(is_on).to_ne_bytes()).is(0);
+}
+
+/// UDP_CORK: several sends become one datagram, which goes where the first said (udp(7)).
+fn corked() {
+    let ((inbox, port), (other, other_port)) = (bound(LO), bound(LO));
+    let out = sc!(SYS_socket, AF_INET, SOCK_DGRAM, 0).fd();
+    cork(out, true);
+    send(out, b"one ", LO, port).is(4);
+    send(out, b"two ", LO, other_port).is(4);
+    sc!(SYS_write, out, b"three".as_ptr(), 5).is(5);
+    assert_eq!(texts(inbox), [b""; 0]);
+    cork(out, false);
+    assert_eq!(texts(inbox), [b"one two three"]);
+    assert_eq!(texts(other), [b""; 0]);
+    // Off again: one send, one datagram; and what is begun at the end goes with the socket.
+    send(out, b"four", LO, port).is(4);
+    assert_eq!(texts(inbox), [b"four"]);
+    cork(out, true);
+    send(out, b"five", LO, port).is(4);
+    close(out);
+    assert_eq!(texts(inbox), [b""; 0]);
+}
+
+/// MSG_MORE: the same for one send, until one without it (send(2)).
+fn corked_by_a_flag() {
+    let (inbox, port) = bound(LO);
+    let out = sc!(SYS_socket, AF_INET, SOCK_DGRAM, 0).fd();
+    sc!(SYS_connect, out, address(LO, port).as_ptr(), 16).is(0);
+    let more = |text: &[u8], flags: i32| {
+        sc!(SYS_sendto, out, text.as_ptr(), text.len(), flags, 0, 0).is(text.len());
+    };
+    more(b"a", MSG_MORE);
+    more(b"", MSG_MORE);
+    more(b"b", MSG_MORE);
+    assert_eq!(texts(inbox), [b""; 0]);
+    more(b"c", 0);
+    assert_eq!(texts(inbox), [b"abc"]);
+    more(b"", MSG_MORE);
+    more(b"", 0);
+    assert_eq!(texts(inbox), [b""]);
+}
+
+/// What cannot be added takes with it what was begun.
+fn corked_in_vain() {
+    let (inbox, port) = bound(LO);
+    let out = sc!(SYS_socket, AF_INET, SOCK_DGRAM, 0).fd();
+    cork(out, true);
+    let large = vec![7u8; 40_000];
+    send(out, &large, LO, port).is(40_000);
+    send(out, &large, LO, port).fails(EMSGSIZE);
+    cork(out, false);
+    assert_eq!(texts(inbox), [b""; 0]);
+    cork(out, true);
+    send(out, b"begun", LO, port).is(5);
+    sc!(SYS_sendto, out, 8, 4, 0, 0, 0).fails(EFAULT);
+    send(out, b"anew", LO, port).is(4);
+    cork(out, false);
+    assert_eq!(texts(inbox), [b"anew"]);
+    // Begun by IPv6, it is not gone on with by IPv4.
+    let six = sc!(SYS_socket, AF_INET6, SOCK_DGRAM, 0).fd();
+    cork(six, true);
+    let mut name = [0u8; 28];
+    name[..2].copy_from_slice(&(AF_INET6 as u16).to_ne_bytes());
+    name[2..4].copy_from_slice(&port.to_be_bytes());
+    name[23] = 1;
+    sc!(SYS_sendto, six, b"x".as_ptr(), 1, 0, name.as_ptr(), 28).is(1);
+    send(six, b"y", LO, port).fails(EINVAL);
+}
+
+/// Of several things that are wrong with a datagram, which is told.
+fn what_ends_a_send_first() {
+    const ODD: usize = 8;
+    let none = address([192, 0, 2, 1], 9);
+    let out = sc!(SYS_socket, AF_INET, SOCK_DGRAM, 0).fd();
+    let send_to = |fd: i32, at: usize, flags: i32, name: &[u8]| {
+        sc!(SYS_sendto, fd, at, 4, flags, name.as_ptr(), name.len())
+    };
+    // EMSGSIZE, then MSG_OOB, then the name, the way, what is pending, the bytes.
+    send_to(out, ODD, MSG_OOB, &none[..4]).fails(EOPNOTSUPP);
+    send_to(out, ODD, 0, &none[..4]).fails(EINVAL);
+    let here = address(LO, 1);
+    sc!(SYS_connect, out, here.as_ptr(), 16).is(0);
+    sc!(SYS_shutdown, out, SHUT_WR).is(0);
+    send_to(out, ODD, 0, &here).fails(EPIPE);
+    let local = sc!(SYS_socket, AF_UNIX, SOCK_DGRAM, 0).fd();
+    let nobody = [1, 0, 0, b'n', b'o', b'b', b'o', b'd', b'y', b'9'];
+    send_to(local, ODD, 0, &nobody).fails(EFAULT);
+    send_to(local, b"text".as_ptr() as usize, 0, &nobody).fails(ECONNREFUSED);
+    // Bound to an address of IPv6, a socket has nothing to do with IPv4.
+    let six = sc!(SYS_socket, AF_INET6, SOCK_DGRAM, 0).fd();
+    let mut own = [0u8; 28];
+    own[0] = AF_INET6 as u8;
+    own[23] = 1;
+    sc!(SYS_bind, six, own.as_ptr(), 28).is(0);
+    sc!(SYS_connect, six, here.as_ptr(), 16).fails(EAFNOSUPPORT);
+    send_to(six, b"text".as_ptr() as usize, 0, &here).fails(ENETUNREACH);
+}
+
+/// /proc/net/snmp counts connections and datagrams (RFC 1213).
+fn what_is_counted() {
+    let counters = |table: &str| -> Vec<(String, i64)> {
+        let text = std::fs::read_to_string("/proc/net/snmp").expect("counters");
+        let mut rows = text.lines().filter_map(|line| line.strip_prefix(table));
+        let (names, numbers) = (rows.next().expect("names"), rows.next().expect("numbers"));
+        let numbers = numbers.split_ascii_whitespace().map(|number| number.parse().expect("one"));
+        names.split_ascii_whitespace().map(String::from).zip(numbers).collect()
+    };
+    let of = |all: &[(String, i64)], name: &str| {
+        all.iter().find(|known| known.0 == name).expect("a counter").1
+    };
+    let (udp, tcp) = (counters("Udp:"), counters("Tcp:"));
+    let (inbox, port) = bound(LO);
+    let out = sc!(SYS_socket, AF_INET, SOCK_DGRAM, 0).fd();
+    for _ in 0..3 {
+        send(out, b"text", LO, port).is(4);
+    }
+    assert_eq!(texts(inbox).len(), 3);
+    close(inbox);
+    send(out, b"text", LO, port).is(4);
+    let after = counters("Udp:");
+    let more = |name: &str| of(&after, name) - of(&udp, name);
+    assert!(more("OutDatagrams") >= 4 && more("InDatagrams") >= 3 && more("NoPorts") >= 1);
+    let listener = sc!(SYS_socket, AF_INET, SOCK_STREAM, 0).fd();
+    sc!(SYS_listen, listener, 1).is(0);
+    let (_, port) = name_of(listener, SYS_getsockname);
+    let connect = || {
+        let client = sc!(SYS_socket, AF_INET, SOCK_STREAM, 0).fd();
+        (client, sc!(SYS_connect, client, address(LO, port).as_ptr(), 16))
+    };
+    let (client, connected) = connect();
+    connected.is(0);
+    let served = sc!(SYS_accept, listener, 0, 0).fd();
+    // Closed with bytes that nobody has read: broken off.
+    write(client, b"text");
+    close(served);
+    close(listener);
+    connect().1.fails(ECONNREFUSED);
+    let after = counters("Tcp:");
+    let more = |name: &str| of(&after, name) - of(&tcp, name);
+    assert!(more("ActiveOpens") >= 2 && more("PassiveOpens") >= 1, "{after:?}");
+    assert!(more("AttemptFails") >= 1 && more("EstabResets") >= 1 && more("OutRsts") >= 2);
 }

@@ -7,6 +7,7 @@
 
 mod accounts;
 mod addresses;
+mod aio;
 mod capabilities;
 mod channels;
 mod child;
@@ -42,6 +43,7 @@ mod options;
 mod order;
 mod own;
 mod partly;
+mod peeks;
 mod pointers;
 mod processes;
 mod procfs;
@@ -95,6 +97,7 @@ const SUBJECTS: &[&[Test]] = &[
     errors::TESTS,
     procfs::TESTS,
     addresses::TESTS,
+    aio::TESTS,
     channels::TESTS,
     sockets::TESTS,
     tcp::TESTS,
@@ -107,6 +110,7 @@ const SUBJECTS: &[&[Test]] = &[
     system::TESTS,
     sysv::TESTS,
     mqueue::TESTS,
+    peeks::TESTS,
     pointers::TESTS,
     ptrace::TESTS,
     rights::TESTS,

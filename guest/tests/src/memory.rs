@@ -23,7 +23,8 @@ tests!("memory":
     handler_can_repair_fault, membarrier_query, membarrier_registrations,
     membarrier_of_code_and_sequences, nothing_becomes_executable, process_vm_reads_child,
     process_vm_moves_pieces, maps_of_many_areas, policies_of_one_node,
-    page_tables_are_freed,
+    page_tables_are_freed, threads_fault_side_by_side, threads_fault_amid_changes,
+    threads_read_a_file_that_shrinks,
 );
 
 const RW: i32 = PROT_READ | PROT_WRITE;
@@ -908,4 +909,100 @@ fn page_tables_are_freed() {
     }
     let after = tables();
     assert!(after <= before + 24, "{after} kB of tables after one page moved, {before} before");
+}
+
+const FAULTERS: usize = 4;
+const FAULT_ROUNDS: usize = 40;
+const FAULT_PAGES: usize = 64;
+
+/// Calls `f` in threads, with their numbers, all from one moment on.
+fn at_once(f: impl Fn(usize) + Sync) {
+    let start = std::sync::Barrier::new(FAULTERS);
+    std::thread::scope(|scope| {
+        for number in 0..FAULTERS {
+            let (f, start) = (&f, &start);
+            scope.spawn(move || {
+                start.wait();
+                f(number);
+            });
+        }
+    });
+}
+
+/// Threads that bring in the same pages at the same time get the same pages, whoever was first, and
+/// each is counted once.
+fn threads_fault_side_by_side() {
+    let len = FAULT_PAGES * PAGE;
+    for round in 0..FAULT_ROUNDS {
+        let p = anon(len) as usize;
+        sc!(SYS_madvise, p, len, MADV_NOHUGEPAGE).is(0);
+        at_once(|number| {
+            for page in 0..FAULT_PAGES {
+                let at = (p + page * PAGE + number) as *mut u8;
+                // Some see the page of zeros first.
+                if round % 2 == 1 {
+                    assert_eq!(get(at), 0);
+                }
+                put(at, number as u8 + 1);
+            }
+        });
+        for page in 0..FAULT_PAGES {
+            let bytes: Vec<u8> = (0..8).map(|i| get((p + page * PAGE + i) as *const u8)).collect();
+            assert_eq!(bytes, [1, 2, 3, 4, 0, 0, 0, 0], "page {page} in round {round}");
+        }
+        unmap(p as *mut u8, len);
+    }
+}
+
+/// Faults beside calls that change other areas of the same tables: no page is lost, or comes back.
+fn threads_fault_amid_changes() {
+    let len = FAULT_PAGES * PAGE;
+    let p = anon(FAULTERS * len) as usize;
+    at_once(|number| {
+        let own = p + number * len;
+        for round in 1..=FAULT_ROUNDS {
+            for page in 0..FAULT_PAGES {
+                let at = (own + page * PAGE) as *mut u8;
+                assert_eq!(get(at), 0, "round {round}: what was dropped came back");
+                put(at, round as u8);
+            }
+            let kept =
+                (0..FAULT_PAGES).all(|page| get((own + page * PAGE) as *const u8) == round as u8);
+            assert!(kept, "round {round}: a page was lost");
+            match number % 2 {
+                0 => sc!(SYS_madvise, own, len, MADV_DONTNEED).is(0),
+                _ => mmap(own, len, RW, PA | MAP_FIXED, -1, 0).is(own),
+            }
+        }
+    });
+    unmap(p as *mut u8, FAULTERS * len);
+}
+
+/// A page that is gone from a file is gone from its mappings, whoever was about to map it.
+fn threads_read_a_file_that_shrinks() {
+    let fd = sc!(SYS_memfd_create, c("shrinks").as_ptr(), 0).must();
+    let len = FAULT_PAGES * PAGE;
+    sc!(SYS_ftruncate, fd, len).is(0);
+    let p = mmap(0, len, PROT_READ, MAP_SHARED, fd as i32, 0).must();
+    at_once(|number| {
+        for round in 1..=FAULT_ROUNDS as u32 {
+            if number == 0 {
+                // All but the first page go and come, with other contents.
+                sc!(SYS_ftruncate, fd, PAGE).is(0);
+                sc!(SYS_ftruncate, fd, len).is(0);
+                let text = [round as u8; PAGE];
+                for page in 1..FAULT_PAGES {
+                    sc!(SYS_pwrite64, fd, text.as_ptr(), PAGE, page * PAGE).is(PAGE);
+                }
+                let is_new = |page: usize| get((p + page * PAGE) as *const u8) == round as u8;
+                assert!((1..FAULT_PAGES).all(is_new), "round {round}: an old page is mapped");
+            } else {
+                // The first page is always there: its neighbours come with it.
+                sc!(SYS_madvise, p, PAGE, MADV_DONTNEED).is(0);
+                touch(p as *const u8);
+            }
+        }
+    });
+    unmap(p as *mut u8, len);
+    sc!(SYS_close, fd).is(0);
 }

@@ -13,7 +13,7 @@ tests!("seccomp":
     strict_mode, flags_and_actions, all_threads_at_once, threads_with_other_filters,
     status_tells, many_filters_come_and_go, logged_calls,
     a_supervisor_answers, a_supervisor_gives_descriptors, interrupted_questions,
-    a_supervisor_leaves, listeners_and_their_flags,
+    a_supervisor_leaves, listeners_and_their_flags, a_tracer_reads_filters, advice_of_a_supervisor,
 );
 
 const ALLOW: u32 = 0x7fff_0000;
@@ -765,5 +765,66 @@ fn listeners_and_their_flags() {
         // Nobody who listens: the filter before.
         install(0, &[load(0), equal(SYS_getppid as u32, 1), ret(USER_NOTIF), ret(ALLOW)]).is(0);
         sc!(SYS_getppid).fails(ENOSYS);
+    });
+}
+
+/// PTRACE_SECCOMP_GET_FILTER and _GET_METADATA: the oldest filter is number 0 (ptrace(2)).
+fn a_tracer_reads_filters() {
+    const GET_FILTER: u32 = 0x420c;
+    const GET_METADATA: u32 = 0x420d;
+    const FLAG_LOG: u32 = 2;
+    let first = [load(0), equal(1 << 20, 1), ret(LOG), ret(ALLOW)];
+    let filters = || {
+        promise();
+        install(FLAG_LOG, &first).is(0);
+        install(0, &[ret(ALLOW)]).is(0);
+    };
+    let child = tracee(0, || {
+        filters();
+        sc!(SYS_kill, pid(), SIGSTOP).is(0);
+        0
+    });
+    pt(GET_FILTER, child, 0, 0).fails(EINVAL);
+    pt(PTRACE_CONT, child, 0, 0).is(0);
+    assert_eq!(event_status(child), SIGSTOP << 8 | 0x7f);
+    let mut read = [op(0, 0); 4];
+    let to = read.as_mut_ptr() as u64;
+    pt(GET_FILTER, child, 1, 0).is(1);
+    pt(GET_FILTER, child, 0, to).is(4);
+    let words = |insns: &[Insn]| -> Vec<(u16, u8, u8, u32)> {
+        insns.iter().map(|insn| (insn.code, insn.jt, insn.jf, insn.k)).collect()
+    };
+    assert_eq!(words(&read), words(&first));
+    pt(GET_FILTER, child, 2, 0).fails(ENOENT);
+    pt(GET_FILTER, child, 0, 8).fails(EFAULT);
+    let metadata = |number: u64, size: u64| {
+        let mut words = [number, 7];
+        pt(GET_METADATA, child, size, words.as_mut_ptr() as u64).map(|done| (done, words[1]))
+    };
+    assert_eq!(metadata(0, 16), Ok((16, u64::from(FLAG_LOG))));
+    assert_eq!(metadata(1, 99), Ok((16, 0)));
+    assert_eq!(metadata(0, 8), Ok((8, 7)));
+    assert_eq!(metadata(0, 7), Err(EINVAL));
+    assert_eq!(metadata(2, 16), Err(ENOENT));
+    pt(PTRACE_KILL, child, 0, 0).is(0);
+    assert_eq!(event_status(child), SIGKILL);
+    // Not for who has filters of his own.
+    in_child(|| {
+        let child = tracee(0, || 0);
+        filters();
+        pt(GET_FILTER, child, 0, 0).fails(EACCES);
+        pt(PTRACE_KILL, child, 0, 0).is(0);
+        event_status(child);
+    });
+}
+
+/// SECCOMP_IOCTL_NOTIF_SET_FLAGS (seccomp_unotify(2)): one flag is known.
+fn advice_of_a_supervisor() {
+    const SET_FLAGS: u64 = 0x4008_2104;
+    in_child(|| {
+        let fd = listen(SYS_getppid);
+        sc!(SYS_ioctl, fd, SET_FLAGS, 1).is(0);
+        sc!(SYS_ioctl, fd, SET_FLAGS, 0).is(0);
+        sc!(SYS_ioctl, fd, SET_FLAGS, 2).fails(EINVAL);
     });
 }

@@ -1,10 +1,11 @@
 //! A small VMM on the rust-vmm crates, unmodified: judges /dev/kvm.
 //!
-//! `limen-vmm test [FILTER]` runs guests of a few instructions each and says `test NAME ... ok` or
-//! `FAILED`, as `guest/tests` does; `limen-vmm list` has their names. On a host whose KVM does not
-//! work it says so and fails. `limen-vmm vmscape KIND [FILTER]` does the same for what is flushed
-//! behind guests. `limen-vmm branches` and `ticks` need no KVM, `limen-vmm boot` boots a kernel,
-//! `limen-vmm bench` measures, `limen-vmm fuzz` asks for anything at any time.
+//! `limen-vmm test [FILTER [BUT...]]` runs guests of a few instructions each and says, as
+//! `guest/tests` does, `test NAME ... ok` or `FAILED`; `limen-vmm list` has their names. On a host
+//! whose KVM does not work it says so and fails. `limen-vmm vmscape KIND [FILTER]` does the same
+//! for what is flushed behind guests. `limen-vmm branches` and `ticks` need no KVM, `limen-vmm
+//! boot` boots a kernel, `limen-vmm bench` measures, `limen-vmm fuzz` asks for anything at any
+//! time.
 
 mod bench;
 mod boot;
@@ -35,11 +36,12 @@ fn main() -> ExitCode {
         }
         Some("branches") => end(&branches::command()),
         Some("ticks") => end(&branches::ticks()),
-        Some("test") => tests::run_all(words.get(1).map_or("", String::as_str)),
+        Some("test") => tests::run_all(&words[1..]),
         _ => {
             eprintln!(
-                "usage: limen-vmm test [FILTER] | list | vmscape KIND [FILTER] | branches | ticks\n\
-                 | boot --kernel ELF ... | bench ... | fuzz [--seed N] [--seconds S]"
+                "usage: limen-vmm test [FILTER [BUT...]] | list | vmscape KIND [FILTER]\n\
+                 | branches | ticks | boot --kernel ELF ... | bench ...\n\
+                 | fuzz [--seed N] [--seconds S]"
             );
             ExitCode::from(2)
         }

@@ -21,6 +21,7 @@ const TESTS: &[Test] = &[
     ("kvm::device_memory_by_every_width", device_memory_by_every_width),
     ("kvm::protected_mode", protected_mode),
     ("kvm::long_mode", long_mode),
+    ("kvm::long_mode_comes_and_goes", long_mode_comes_and_goes),
     ("kvm::interrupts_and_windows", interrupts_and_windows),
     ("kvm::exceptions_reach_their_handler", exceptions_reach_their_handler),
     ("kvm::registers_are_kept", registers_are_kept),
@@ -56,6 +57,7 @@ const TESTS: &[Test] = &[
     ("kvm::a_copy_by_a_cleared_log_is_the_memory", races::a_copy_by_a_cleared_log_is_the_memory),
     ("kvm::what_a_log_forgets", races::what_a_log_forgets),
     ("kvm::any_call_at_any_time", crate::hostile::any_call_at_any_time),
+    ("kvm::any_call_by_other_seeds", crate::hostile::other_seeds),
 ];
 
 /// Prints the names.
@@ -64,9 +66,11 @@ pub fn list() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Runs those whose name contains the filter.
-pub fn run_all(filter: &str) -> ExitCode {
-    let wanted = TESTS.iter().filter(|(name, _)| name.contains(filter));
+/// Runs those whose name contains the filter, and none of the words that follow it.
+pub fn run_all(words: &[String]) -> ExitCode {
+    let (filter, but) = words.split_first().map_or(("", &[][..]), |(f, but)| (f.as_str(), but));
+    let is_wanted = |name: &str| name.contains(filter) && !but.iter().any(|no| name.contains(no));
+    let wanted = TESTS.iter().filter(|(name, _)| is_wanted(name));
     finish(wanted.map(|(name, run)| (*name, run())))
 }
 
@@ -251,6 +255,43 @@ fn long_mode() -> Result<()> {
     expect(&mut guest, "hlt")?;
     let low = guest.memory.byte(0x9000);
     ensure(low == 0xf0, || format!("stored {low:#x}"))
+}
+
+/// EFER.LME without PAE and without paging, by the guest and then the VMM; into long mode and out
+/// of it; LMSW from memory; paging without PAE is #GP.
+fn long_mode_comes_and_goes() -> Result<()> {
+    // mov ecx,0xc0000080; rdmsr; or ah,1; wrmsr; out 0x80,al; hlt; mov eax,0x20; mov cr4,eax
+    // mov eax,cr0; bts eax,31; mov cr0,eax; rdmsr; out 0x81,eax
+    // mov eax,cr0; btr eax,31; mov cr0,eax; rdmsr; out 0x82,eax; xor eax,eax; mov cr4,eax; hlt
+    // lmsw [0x9000]; smsw eax; out 0x83,al; mov eax,cr0; bts eax,31; mov cr0,eax; hlt
+    let code = [
+        0xb9, 0x80, 0, 0, 0xc0, 0x0f, 0x32, 0x80, 0xcc, 0x01, 0x0f, 0x30, 0xe6, 0x80, 0xf4, 0xb8,
+        0x20, 0, 0, 0, 0x0f, 0x22, 0xe0, 0x0f, 0x20, 0xc0, 0x0f, 0xba, 0xe8, 0x1f, 0x0f, 0x22,
+        0xc0, 0x0f, 0x32, 0xe7, 0x81, 0x0f, 0x20, 0xc0, 0x0f, 0xba, 0xf0, 0x1f, 0x0f, 0x22, 0xc0,
+        0x0f, 0x32, 0xe7, 0x82, 0x31, 0xc0, 0x0f, 0x22, 0xe0, 0xf4, 0x0f, 0x01, 0x35, 0, 0x90, 0,
+        0, 0x0f, 0x01, 0xe0, 0xe6, 0x83, 0x0f, 0x20, 0xc0, 0x0f, 0xba, 0xe8, 0x1f, 0x0f, 0x22,
+        0xc0, 0xf4,
+    ];
+    // Its page tables are those of a 64-bit guest.
+    let mut guest = Guest::long(&code)?;
+    let mut sregs = guest.cpu.get_sregs().map_err(say("KVM_GET_SREGS"))?;
+    (sregs.cr0, sregs.cr4, sregs.efer) = (0x11, 0, 0);
+    (sregs.cs.l, sregs.cs.db) = (0, 1);
+    guest.cpu.set_sregs(&sregs).map_err(say("KVM_SET_SREGS"))?;
+    // PE, MP and EM.
+    guest.memory.write(0x9000, &[7, 0]);
+    expect(&mut guest, "out 0x80 [0]")?;
+    let sregs = guest.cpu.get_sregs().map_err(say("KVM_GET_SREGS"))?;
+    let state = (sregs.cr0 >> 31, sregs.cr4, sregs.efer);
+    ensure(state == (0, 0, 0x100), || format!("{state:x?}"))?;
+    // The same by the VMM.
+    guest.cpu.set_sregs(&sregs).map_err(say("KVM_SET_SREGS"))?;
+    expect(&mut guest, "hlt")?;
+    expect(&mut guest, "out 0x81 [0, 5, 0, 0]")?;
+    expect(&mut guest, "out 0x82 [0, 1, 0, 0]")?;
+    expect(&mut guest, "hlt")?;
+    expect(&mut guest, "out 0x83 [17]")?;
+    expect(&mut guest, "shutdown")
 }
 
 /// The VMM gives an interrupt when the window opens, and the handler runs.

@@ -411,6 +411,15 @@ impl<'a> Source<'a> {
         if self.take(into)? < len { Err(Errno::EFAULT) } else { Ok(len) }
     }
 
+    /// Reads all of it for nobody: EFAULT unless it is there.
+    pub fn read_through(&mut self) -> Result<()> {
+        let mut piece = [0; 256];
+        while self.left() > 0 {
+            self.take_whole(&mut piece)?;
+        }
+        Ok(())
+    }
+
     /// Takes one word; EINVAL if there is less, EFAULT.
     #[inline]
     pub fn take_u64(&mut self) -> Result<u64> {

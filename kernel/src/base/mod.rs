@@ -6,6 +6,7 @@
 pub mod accounts;
 pub mod args;
 pub mod balance;
+pub mod counters;
 pub mod id_map;
 pub mod identity;
 pub mod io;

@@ -82,6 +82,12 @@ impl PollTable {
         }
     }
 
+    /// Whether no queue was named: nothing will tell of a change.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.few[0].is_none()
+    }
+
     /// ENOMEM if some queue had no room: a change could be missed.
     pub fn check(&self) -> Result<()> {
         self.refusal

@@ -13,7 +13,7 @@ use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use abi::Errno;
-use machine::sync::{SpinLock, TryGuard, TryLock};
+use machine::sync::{SpinLock, TryGuard, TryLock, TryReadMostly};
 
 use crate::base::sched::{self, Sleep, current};
 use crate::base::thread::Thread;
@@ -315,8 +315,7 @@ impl<T: ?Sized> Mutex<T> {
 
     #[cold]
     fn lock_later(&self) -> MutexGuard<'_, T> {
-        let inner = self.queue.wait_uninterruptible(|| self.lock.try_lock());
-        MutexGuard { inner, _wake: WakeOnDrop(&self.queue) }
+        MutexGuard::after_wait(&self.queue, || self.lock.try_lock())
     }
 
     /// Takes the lock if it is free.
@@ -336,11 +335,61 @@ impl<T: Default> Default for Mutex<T> {
     }
 }
 
-/// Access to the value of a held [`Mutex`]. Fields are dropped in this order: the lock is free
-/// before a waiter is woken.
+/// A [`Mutex`] whose value may also be read, by many CPUs at a time, by who does not sleep.
+pub struct ReadMutex<T> {
+    queue: WaitQueue,
+    lock: TryReadMostly<T>,
+}
+
+impl<T> ReadMutex<T> {
+    /// A free lock around `value`.
+    #[cfg_attr(feature = "lockstat", track_caller)]
+    pub const fn new(value: T) -> Self {
+        ReadMutex { queue: WaitQueue::new(), lock: TryReadMostly::new(value) }
+    }
+
+    /// As [`Mutex::lock`].
+    #[inline(always)]
+    #[track_caller]
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        machine::sync::assert_may_sleep();
+        match self.lock.try_lock() {
+            Some(inner) => MutexGuard { inner, _wake: WakeOnDrop(&self.queue) },
+            None => self.lock_later(),
+        }
+    }
+
+    #[cold]
+    fn lock_later(&self) -> MutexGuard<'_, T> {
+        MutexGuard::after_wait(&self.queue, || self.lock.try_lock())
+    }
+
+    /// Calls `read` with the value, beside other readers, if nobody has the lock. It must not
+    /// sleep.
+    #[inline(always)]
+    pub fn try_read<R>(&self, read: impl FnOnce(&T) -> R) -> Option<R>
+    where
+        T: Sync,
+    {
+        self.lock.try_read(read)
+    }
+}
+
+/// Access to the value of a held [`Mutex`] or [`ReadMutex`]. Fields are dropped in this order: the
+/// lock is free before a waiter is woken.
 pub struct MutexGuard<'a, T: ?Sized> {
     inner: TryGuard<'a, T>,
     _wake: WakeOnDrop<'a>,
+}
+
+impl<'a, T: ?Sized> MutexGuard<'a, T> {
+    fn after_wait(
+        queue: &'a WaitQueue,
+        try_lock: impl FnMut() -> Option<TryGuard<'a, T>>,
+    ) -> MutexGuard<'a, T> {
+        let inner = queue.wait_uninterruptible(try_lock);
+        MutexGuard { inner, _wake: WakeOnDrop(queue) }
+    }
 }
 
 struct WakeOnDrop<'a>(&'a WaitQueue);

@@ -9,10 +9,10 @@ use crate::vfs::mount::{FileSystemType, mounted};
 
 /// Name and maker of each.
 pub const TYPES: &[FileSystemType] = &[
+    ("sysfs", |_, _| Ok(mounted(b"sysfs").unwrap_or_else(|| sysfs::new()))),
     ("tmpfs", |_, options| tmpfs::mount_with("tmpfs", options)),
     ("ramfs", |_, options| tmpfs::mount_with("ramfs", options)),
     ("proc", |_, _| Ok(mounted(b"proc").unwrap_or_else(|| procfs::new()))),
-    ("sysfs", |_, _| Ok(mounted(b"sysfs").unwrap_or_else(|| sysfs::new()))),
     ("devtmpfs", |_, _| match mounted(b"devtmpfs") {
         Some(fs) => Ok(fs),
         None => Ok(devfs::new()?),

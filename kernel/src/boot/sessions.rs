@@ -19,7 +19,7 @@ use abi::{Errno, Result, general as raw};
 use formats::boot_config::{self, BootConfig, KEEP_ID, Stdio};
 use formats::control::{LineBuffer, ToGuest, ToHost};
 use formats::ports::EXEC_SESSIONS;
-use machine::sync::SpinLock;
+use machine::sync::ReadMostly;
 
 use super::start::{self, Streams};
 use crate::base::io::{Sink, Source};
@@ -205,8 +205,8 @@ impl Place {
             uid => Credentials::for_user(uid, config.gid, config.groups.clone()),
         };
         let fs = Arc::new(FsContext {
-            cwd: SpinLock::new(self.root.clone()),
-            root: SpinLock::new(self.root.clone()),
+            cwd: ReadMostly::new(self.root.clone()),
+            root: ReadMostly::new(self.root.clone()),
             umask: config.umask.into(),
         });
         let subject = Subject { pid: 0, credentials: Arc::new(credentials), domain: None };

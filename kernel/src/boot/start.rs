@@ -13,7 +13,7 @@ use abi::{Errno, Result, general as raw};
 use formats::boot_config::{BootConfig, RootKind, RwMount, Stdio};
 use formats::control::ToHost;
 use formats::ports;
-use machine::sync::{Once, SpinLock};
+use machine::sync::{Once, ReadMostly};
 
 use crate::base::reserve::{self, Givers};
 use crate::base::sched::Sleep;
@@ -158,8 +158,8 @@ fn try_prepare() -> core::result::Result<First, Failure> {
 fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<First, Failure> {
     let credentials = Credentials::for_user(config.uid, config.gid, config.groups.clone());
     let fs = Arc::new(FsContext {
-        cwd: SpinLock::new(root.clone()),
-        root: SpinLock::new(root.clone()),
+        cwd: ReadMostly::new(root.clone()),
+        root: ReadMostly::new(root.clone()),
         umask: config.umask.into(),
     });
     // Its process is not there yet.

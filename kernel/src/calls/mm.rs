@@ -24,7 +24,7 @@ pub use lock::{mlock, mlock2, mlockall, munlock, munlockall};
 use map::page_range;
 pub use map::{mmap, munmap};
 pub use protect::{mprotect, pkey_alloc, pkey_free, pkey_mprotect};
-pub use remap::mremap;
+pub use remap::{mremap, remap_file_pages};
 
 /// brk(2): returns the new end of the heap, or the old one if it cannot be moved.
 pub fn brk(wanted: u64) -> Result<u64> {

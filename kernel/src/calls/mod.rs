@@ -8,6 +8,7 @@ use entry::PtRegs;
 use machine::sync::is_zero;
 use machine::task::Current;
 
+use crate::aio;
 use crate::base::args::{Args, Handler, arity_of};
 use crate::base::tally;
 use crate::ipc;
@@ -16,7 +17,6 @@ use crate::process::{self, Thread, timers};
 
 pub mod capabilities;
 pub mod clock;
-pub mod execve;
 pub mod fs;
 pub mod groups;
 pub mod identity;
@@ -68,12 +68,12 @@ fn to_raw(result: Result<u64>) -> u64 {
 /// its filters are asked after that.
 #[cold]
 fn handle_with_work(regs: &mut PtRegs) {
-    use process::{ptrace::stop, ptrace::syscall_work, seccomp};
+    use process::{ptrace::stop, ptrace::syscall_work};
     let word = &current().syscall_work;
     let is_traced = || word.load(Ordering::Relaxed) & syscall_work::TRACING != 0;
     let is_filtered = || word.load(Ordering::Relaxed) & syscall_work::SECCOMP != 0;
     let is_made = (!is_traced() || stop::before_syscall(regs))
-        && (!is_filtered() || seccomp::enter::may_call(regs));
+        && (!is_filtered() || crate::seccomp::enter::may_call(regs));
     if is_made {
         let number = regs.orig_rax as u32;
         let result = match number {
@@ -173,6 +173,7 @@ table! {
     pkey_mprotect => mm::pkey_mprotect,
     brk => mm::brk,
     mremap => mm::mremap,
+    remap_file_pages => mm::remap_file_pages,
     madvise => mm::madvise,
     mlock => mm::mlock,
     mlock2 => mm::mlock2,
@@ -287,6 +288,12 @@ table! {
     flock => fs::flock,
     ioctl => fs::ioctl,
     fdatasync => fs::fsync,
+    io_setup => aio::io_setup,
+    io_destroy => aio::io_destroy,
+    io_submit => aio::io_submit,
+    io_cancel => aio::io_cancel,
+    io_getevents => aio::io_getevents,
+    io_pgetevents => aio::io_pgetevents,
     name_to_handle_at => fs::no_handles,
     open_by_handle_at => fs::no_handles,
     // --- waiting and ipc
@@ -352,7 +359,7 @@ table! {
     lsm_get_self_attr => lsm::get_self_attr,
     lsm_set_self_attr => lsm::set_self_attr,
     lsm_list_modules => lsm::list_modules,
-    seccomp => process::seccomp::attach::seccomp,
+    seccomp => crate::seccomp::seccomp,
     ptrace => crate::ptrace::ptrace,
     getpid => groups::getpid,
     gettid => groups::gettid,
@@ -362,8 +369,8 @@ table! {
     clone => process::fork::clone,
     clone3 => process::fork::clone3,
     unshare => process::fork::unshare,
-    execve => execve::execve,
-    execveat => execve::execveat,
+    execve => crate::exec::call::execve,
+    execveat => crate::exec::call::execveat,
     exit => process::exit::exit,
     exit_group => process::exit::exit_group_call,
     wait4 => process::wait::wait4,

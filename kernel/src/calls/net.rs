@@ -227,7 +227,8 @@ fn send_one(
     flags: u32,
 ) -> Result<u64> {
     let socket = socket_of(file)?;
-    let mode = SendMode { more: flags & raw::MSG_MORE != 0, urgent: flags & raw::MSG_OOB != 0 };
+    let (more, urgent) = (flags & raw::MSG_MORE != 0, flags & raw::MSG_OOB != 0);
+    let mode = SendMode { more, urgent, ..SendMode::default() };
     hooks::socket_sendmsg((socket.common(), to.as_ref()))?;
     if !socket.is_prepared() {
         socket.clone().prepare_to_send()?;
@@ -369,13 +370,16 @@ fn receive_one(file: &Arc<File>, sink: &mut Sink<'_>, flags: u32) -> Result<Rece
     let wants_all = flags & raw::MSG_WAITALL != 0;
     let mode = ReceiveMode {
         peek: flags & raw::MSG_PEEK != 0,
+        offset: common.peek_offset(),
         least: if wants_all { sink.left() } else { common.low_water().min(sink.left()) },
         discard: is_tcp && flags & raw::MSG_TRUNC != 0,
         urgent: wants_urgent && (is_tcp || is_unix),
     };
     hooks::socket_recvmsg((common, flags))?;
     let nonblocking = file.is_nonblocking() || flags & raw::MSG_DONTWAIT != 0;
-    socket.receive(sink, mode, socket.common().receive_timeout(nonblocking))
+    let received = socket.receive(sink, mode, common.receive_timeout(nonblocking))?;
+    common.move_peek_offset(&received, mode.peek);
+    Ok(received)
 }
 
 /// Whether the queue of errors is asked for: unix sockets have none, and the flag means nothing to

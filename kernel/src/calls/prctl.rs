@@ -156,7 +156,7 @@ fn privileges(option: u32, others: &[u64; 4]) -> Result<u64> {
             Ok(current().process.settings.deny_write_exec.load(Ordering::Relaxed).into())
         }
         pr::PR_GET_SECCOMP => Ok(current().seccomp.summary().0.into()),
-        pr::PR_SET_SECCOMP => crate::process::seccomp::attach::set_by_prctl(value, second),
+        pr::PR_SET_SECCOMP => crate::seccomp::set_by_prctl(value, second),
         pr::PR_GET_SPECULATION_CTRL => {
             must_be_zero(&others[1..])?;
             speculation(value, None)

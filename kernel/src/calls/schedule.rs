@@ -17,7 +17,7 @@ use crate::process::current;
 use crate::process::{
     Process, Thread, all_processes, find_by_tid, find_process, find_thread, group_members, hooks,
 };
-use crate::security::{Capability, Resource, Subject};
+use crate::security::{Capability, Resource, Subject, check_io_priority};
 
 /// What sched_rr_get_interval(2) tells of threads without real-time policy.
 const INTERVAL_NS: u64 = scheduler::queue::SLICE_NS;
@@ -215,7 +215,9 @@ pub fn sched_setattr(pid: u64, attribute: u64, flags: u64) -> Result<u64> {
     };
     let policy = if keeps_policy { now.0 } else { attr.policy };
     let (nice, priority) = match has(raw::SCHED_FLAG_KEEP_PARAMS) {
-        true => (now.1, now.2),
+        // A priority is kept only where it means something: else the one given is looked at.
+        true if matches!(now.0, raw::SCHED_FIFO | raw::SCHED_RR) => (attr.nice, now.2),
+        true => (now.1, attr.priority),
         false => (attr.nice, attr.priority),
     };
     let reset = if has(raw::SCHED_FLAG_RESET_ON_FORK) { raw::SCHED_RESET_ON_FORK } else { 0 };
@@ -330,20 +332,13 @@ pub fn ioprio_get(kind: u32, who: u32) -> Result<u64> {
 
 /// ioprio_set(2): checked, without effect: requests are served in order.
 pub fn ioprio_set(kind: u32, who: u32, priority: u32) -> Result<u64> {
-    let (class, level) = (priority >> 13, priority & 7);
-    match class {
-        1 if !current().subject().capable(Capability::SysAdmin) => Err(Errno::EPERM),
-        4.. => Err(Errno::EINVAL),
-        0 if level != 0 => Err(Errno::EINVAL),
-        0..=3 => {
-            check_io_target(kind, who)?;
-            if let Some(process) = io_target(kind, who) {
-                let subject = current().subject();
-                hooks::task_setioprio((&subject, &process, priority))?;
-            }
-            Ok(0)
-        }
+    let subject = current().subject();
+    check_io_priority(&subject, priority)?;
+    check_io_target(kind, who)?;
+    if let Some(process) = io_target(kind, who) {
+        hooks::task_setioprio((&subject, &process, priority))?;
     }
+    Ok(0)
 }
 
 /// The process that an ioprio call is about, if it is about one (IOPRIO_WHO_PROCESS).

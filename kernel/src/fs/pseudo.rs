@@ -193,6 +193,11 @@ pub trait Content: Send + Sync {
     fn is_fixed(&self) -> bool {
         false
     }
+    /// Whether it is text that is made at once, which nobody writes to at a place: as seq_file of
+    /// Linux.
+    fn is_sequence(&self) -> bool {
+        self.raw().is_none()
+    }
     /// For a file that tells of changes: registers with `table`, and tells what can be done now.
     fn poll(&self, _table: &mut PollTable) -> Option<u32> {
         None
@@ -285,6 +290,13 @@ impl Content for Show {
     fn generate(&self, out: &mut Text) -> Result<()> {
         self(out)
     }
+    fn store(&self, _data: &[u8]) -> Result<()> {
+        Err(Errno::EIO)
+    }
+    // As on Linux, which asks a file of the system itself whether it can be waited for.
+    fn is_pollable(&self) -> bool {
+        true
+    }
 }
 
 struct Fixed(Show);
@@ -306,6 +318,9 @@ impl Content for Setting {
     }
     fn store(&self, data: &[u8]) -> Result<()> {
         (self.1)(data)
+    }
+    fn is_sequence(&self) -> bool {
+        false
     }
 }
 
@@ -647,6 +662,10 @@ impl FileOps for PseudoFile {
 
     fn is_seekable(&self) -> bool {
         true
+    }
+
+    fn is_written_at_places(&self) -> bool {
+        self.content().map_or(true, |content| !content.is_sequence())
     }
 
     fn is_pollable(&self) -> bool {

@@ -64,7 +64,9 @@ pub struct TmpFs {
 /// What the objects of one file system share.
 struct Shared {
     device: u64,
-    limits: SpinLock<Limits>,
+    /// The most of `pages` and of `inodes`.
+    most_pages: AtomicUsize,
+    most_inodes: AtomicUsize,
     pages: AtomicUsize,
     inodes: AtomicUsize,
     next: AtomicU64,
@@ -79,7 +81,8 @@ impl TmpFs {
     pub fn new(name: &'static str, mode: u32, limits: Limits) -> Arc<TmpFs> {
         let shared = Arc::new(Shared {
             device: crate::vfs::anonymous_device(),
-            limits: SpinLock::new(limits),
+            most_pages: AtomicUsize::new(limits.pages),
+            most_inodes: AtomicUsize::new(limits.inodes),
             pages: AtomicUsize::new(0),
             inodes: AtomicUsize::new(0),
             next: AtomicU64::new(1),
@@ -102,12 +105,16 @@ impl TmpFs {
 
     /// Changes the limits (remounting).
     pub fn set_limits(&self, limits: Limits) {
-        *self.shared.limits.lock() = limits;
+        self.shared.most_pages.store(limits.pages, Ordering::Relaxed);
+        self.shared.most_inodes.store(limits.inodes, Ordering::Relaxed);
     }
 
     /// The limits.
     pub fn limits(&self) -> Limits {
-        *self.shared.limits.lock()
+        Limits {
+            pages: self.shared.most_pages.load(Ordering::Relaxed),
+            inodes: self.shared.most_inodes.load(Ordering::Relaxed),
+        }
     }
 
     /// A regular file that has no name and cannot be given one (memfd_create(2)).
@@ -256,7 +263,8 @@ impl TmpInode {
     }
 
     fn new_object(&self, new: &NewObject<'_>, links: u64) -> Result<Arc<TmpInode>> {
-        if self.shared.inodes.load(Ordering::Relaxed) >= self.shared.limits.lock().inodes {
+        let most = self.shared.most_inodes.load(Ordering::Relaxed);
+        if self.shared.inodes.load(Ordering::Relaxed) >= most {
             return Err(Errno::ENOSPC);
         }
         Ok(Self::make(&self.shared, new, links))
@@ -379,7 +387,7 @@ impl Regular {
 
     /// ENOSPC if `[offset, offset + len)` may not be filled.
     fn check_room(&self, shared: &Shared, offset: u64, len: u64) -> Result<()> {
-        let limit = shared.limits.lock().pages as u64;
+        let limit = shared.most_pages.load(Ordering::Relaxed) as u64;
         let used = shared.pages.load(Ordering::Relaxed) as u64;
         let pages = (offset % PAGE).saturating_add(len).div_ceil(PAGE);
         if used + pages <= limit {
@@ -399,7 +407,7 @@ impl Regular {
         if self.check_room(shared, offset, len).is_ok() {
             return Ok(len);
         }
-        let limit = shared.limits.lock().pages as u64;
+        let limit = shared.most_pages.load(Ordering::Relaxed) as u64;
         let mut free = limit.saturating_sub(shared.pages.load(Ordering::Relaxed) as u64);
         // Bounded: the file system holds at most `limit` pages, and each step takes one or finds
         // one.
@@ -452,6 +460,9 @@ impl Regular {
         // What fits is written, as write(2) has it.
         from.truncate(self.room(shared, at, len)? as usize);
         let result = self.cache.write(at, from);
+        if result.is_err() {
+            self.cache.forget_behind_end(at / PAGE);
+        }
         self.recharge(shared);
         result
     }
@@ -486,6 +497,10 @@ impl Inode for TmpInode {
             mtime_ns: attributes.mtime_ns,
             ctime_ns: attributes.ctime_ns,
         })
+    }
+
+    fn number(&self) -> Result<u64> {
+        Ok(self.number)
     }
 
     fn set_attributes(&self, changes: &SetAttributes) -> Result<()> {

@@ -10,6 +10,7 @@ use alloc::sync::Arc;
 use abi::{Errno, Result, general as raw};
 
 use crate::base::io::{Sink, Source};
+use crate::fs::pseudo::PseudoInode;
 use crate::process::current;
 use crate::process::signal::send_to_current;
 use crate::security::{Resource, UNLIMITED};
@@ -94,6 +95,88 @@ pub fn write_at(file: &Arc<File>, offset: u64, source: &mut Source<'_>) -> Resul
     let written = file.ops().write_at(file, offset, source)?;
     note(file, raw::IN_MODIFY, written);
     Ok(written as u64)
+}
+
+/// What a request says of itself beside its data (RWF_*, preadv2(2)).
+#[derive(Clone, Copy, Debug)]
+pub struct RequestFlags(u32);
+
+impl RequestFlags {
+    const READ: u32 =
+        raw::RWF_HIPRI | raw::RWF_DSYNC | raw::RWF_SYNC | raw::RWF_NOWAIT | raw::RWF_APPEND;
+    /// Write where the call says, whatever O_APPEND says; linux-raw-sys does not have it.
+    const NOAPPEND: u32 = 1 << 5;
+
+    /// Those of a read. EOPNOTSUPP for a flag that is not known.
+    pub fn of_read(bits: u32) -> Result<Self> {
+        Self::check(bits, Self::READ)
+    }
+
+    /// Those of a write. EINVAL if they contradict each other.
+    pub fn of_write(bits: u32) -> Result<Self> {
+        let both = raw::RWF_APPEND | Self::NOAPPEND;
+        let flags = Self::check(bits, Self::READ | Self::NOAPPEND)?;
+        if bits & both == both { Err(Errno::EINVAL) } else { Ok(flags) }
+    }
+
+    /// Those of a read of what was read before there were flags: it may be polled for.
+    pub fn of_old_read(bits: u32) -> Result<Self> {
+        Self::check(bits, raw::RWF_HIPRI)
+    }
+
+    fn check(bits: u32, known: u32) -> Result<Self> {
+        if bits & !known != 0 { Err(Errno::EOPNOTSUPP) } else { Ok(RequestFlags(bits)) }
+    }
+
+    fn says(self, flag: u32) -> bool {
+        self.0 & flag != 0
+    }
+}
+
+/// A read with flags, at an offset or (`None`) where the file stands.
+pub fn read_request(
+    file: &Arc<File>,
+    offset: Option<u64>,
+    sink: Sink<'_>,
+    flags: RequestFlags,
+) -> Result<u64> {
+    let mut sink = sink.without_waiting(flags.says(raw::RWF_NOWAIT));
+    match offset {
+        None => read_stream(file, &mut sink),
+        Some(offset) => read_at(file, offset, &mut sink),
+    }
+}
+
+/// A write with flags, at an offset or (`None`) where the file stands.
+pub fn write_request(
+    file: &Arc<File>,
+    offset: Option<u64>,
+    source: Source<'_>,
+    flags: RequestFlags,
+) -> Result<u64> {
+    let nowait = flags.says(raw::RWF_NOWAIT);
+    if nowait && file.is_seekable() {
+        // Room in a file may have to be made: nobody can say that it does not take waiting.
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let said = [(raw::RWF_APPEND, true), (RequestFlags::NOAPPEND, false)];
+    let said = said.into_iter().find(|&(flag, _)| flags.says(flag));
+    let mut source = source.without_waiting(nowait).appending(said.map(|(_, appends)| appends));
+    let written = match offset {
+        None => write_stream(file, &mut source)?,
+        Some(offset) => write_at(file, offset, &mut source)?,
+    };
+    if flags.says(raw::RWF_DSYNC | raw::RWF_SYNC) {
+        file.inode().sync()?;
+    }
+    Ok(written)
+}
+
+/// Whether the file has something that can be made to last (fsync(2)).
+pub fn is_syncable(file: &File) -> bool {
+    let inode = file.inode();
+    let has_data = matches!(inode.file_type(), FileType::Regular | FileType::Directory);
+    file.is_seekable() && has_data && !inode.as_any().is::<PseudoInode>()
 }
 
 /// ESPIPE for a stream, EINVAL for a range that does not fit a file offset (pread(2)).

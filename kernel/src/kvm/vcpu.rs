@@ -11,7 +11,7 @@ use abi::kvm::{self, LapicState, MsrEntry, Msrs, Sregs, Xcrs, Xsave};
 use abi::{Errno, Result};
 use machine::fpu::FpuState;
 use machine::sync::SpinLock;
-use svm::Svm;
+use machine::vmrun::Hardware;
 use virt::exit::Vmrun;
 use virt::lapic::{Lapic, base};
 use virt::regs::flags;
@@ -34,8 +34,6 @@ use crate::vfs::{File, FileOps, FileType, Inode};
 
 /// Most registers in one KVM_GET_MSRS or KVM_SET_MSRS.
 const MAX_MSRS: usize = 256;
-
-type Hardware = Svm<machine::vmrun::Vcpu>;
 
 /// What others see of a virtual CPU.
 pub(super) struct Shared {
@@ -227,8 +225,8 @@ struct VcpuFile {
 /// KVM_CREATE_VCPU.
 pub(super) fn create(vm: &Arc<Handle>, id: u32) -> Result<u64> {
     crate::base::reserve::check_reserve()?;
-    let hardware = machine::vmrun::Vcpu::new(vm.nested.clone()).map_err(|_| Errno::ENOMEM)?;
-    let mut cpu = Vcpu::new(Svm::new(hardware)).ok_or(Errno::ENOMEM)?;
+    let hardware = Hardware::new(vm.nested.clone()).map_err(|_| Errno::ENOMEM)?;
+    let mut cpu = Vcpu::new(hardware).ok_or(Errno::ENOMEM)?;
     *cpu.hardware.tsc_offset() = vm.tsc_offset();
     let shared = Shared::new(vm, id);
     shared.set_tsc_offset(vm.tsc_offset());

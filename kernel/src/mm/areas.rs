@@ -168,12 +168,6 @@ impl Areas {
         removed
     }
 
-    /// Takes out all.
-    pub fn take(&mut self) -> BTreeMap<u64, Vma> {
-        self.sums = Sums::default();
-        core::mem::take(&mut self.map)
-    }
-
     /// Where the areas in `range` start.
     #[must_use]
     pub fn starts(&self, range: Range<u64>) -> Vec<u64> {

@@ -200,7 +200,7 @@ impl Mm {
         f: impl FnOnce(&machine::frame::Frame, usize),
     ) -> Result<()> {
         self.with(|inner| {
-            inner.fault(PageFault { address, write: true, exec: false })?;
+            inner.fault(PageFault { address, write: true, exec: false, present: false })?;
             let mapping = inner.table.lookup(address & !(PAGE - 1)).ok_or(Errno::EFAULT)?;
             f(&mapping.frame, (address % PAGE) as usize);
             Ok(())

@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering;
 
 use abi::{Errno, Result};
 use machine::entry::PageFault;
-use machine::frame::Frame;
+use machine::frame::{Frame, is_short};
 use machine::memory::{PageKind, Prot};
 use machine::sync::Once;
 
@@ -43,8 +43,11 @@ impl Mm {
     /// Makes the page at `fault.address` accessible as asked, if the program has the right to it.
     /// Its stack grows down to it, within these limits.
     pub fn handle_fault(&self, fault: PageFault, limits: &impl StackLimits) -> Result<()> {
-        let mut inner = self.inner.lock();
         self.faults.0.fetch_add(1, Ordering::Relaxed);
+        if !fault.present && self.inner.try_read(|inner| inner.fill(fault)) == Some(true) {
+            return Ok(());
+        }
+        let mut inner = self.inner.lock();
         match inner.fault(fault) {
             Err(Errno::EFAULT) => {
                 inner.grow_to(fault.address, limits)?;
@@ -56,19 +59,45 @@ impl Mm {
 }
 
 impl MmInner {
+    /// What most faults ask for, beside those of other threads: a page where there is a table but
+    /// no page yet, of memory without a file, or to read one of a file that is in memory. False,
+    /// and nothing done, for all else.
+    fn fill(&self, fault: PageFault) -> bool {
+        let page = fault.address & !(PAGE - 1);
+        if is_short() {
+            return false;
+        }
+        let Some((start, vma)) = self.find(page).filter(|(_, vma)| is_allowed(vma, fault)) else {
+            return false;
+        };
+        let Some(vacant) = self.table.vacant(page) else { return false };
+        match &vma.backing {
+            Backing::Anonymous if fault.write => Frame::alloc_zeroed()
+                .map(|frame| vacant.fill(frame, vma.page_prot(), PageKind::Anonymous))
+                .is_ok(),
+            Backing::Anonymous => zero_page()
+                .map(|frame| vacant.fill(frame, vma.page_prot() - Prot::WRITE, PageKind::Special))
+                .is_ok(),
+            Backing::File { cache, page_offset, .. } if !fault.write => {
+                let around = Around::new(page, start, vma, *page_offset);
+                let mut frames = around.resident(cache);
+                let Some(frame) = frames[around.of(page)].take() else { return false };
+                let (prot, kind) = (vma.page_prot() - Prot::WRITE, kind_of(cache));
+                // Whoever was first has brought in no less: the access tells.
+                vacant.fill(frame, prot, kind);
+                self.table.fill_absent(around.first, frames.into_iter(), prot, kind);
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// As [`Mm::handle_fault`], the lock held. No stack grows: that is for the program itself.
     /// EFAULT if nothing is mapped there.
     pub fn fault(&mut self, fault: PageFault) -> Result<()> {
         let page = fault.address & !(PAGE - 1);
         let (start, vma) = self.find(page).ok_or(Errno::EFAULT)?;
-        let allowed = if fault.write {
-            vma.prot.contains(Prot::WRITE)
-        } else if fault.exec {
-            vma.prot.contains(Prot::EXEC)
-        } else {
-            vma.is_accessible()
-        };
-        if !allowed {
+        if !is_allowed(vma, fault) {
             return Err(Errno::EACCES);
         }
         let present = self.table.lookup(page);
@@ -146,7 +175,7 @@ impl MmInner {
         let (start, vma) = self.find(page).ok_or(Errno::EFAULT)?;
         let vma = vma.clone();
         if write && vma.prot.contains(Prot::WRITE) {
-            self.fault(PageFault { address: page, write, exec: false })?;
+            self.fault(PageFault { address: page, write, exec: false, present: false })?;
         } else if write && vma.shared {
             return Err(Errno::EIO);
         } else if self.table.lookup(page).is_none() {
@@ -174,15 +203,11 @@ impl MmInner {
         cache: &Arc<PageCache>,
         page_offset: u64,
     ) {
-        let first = (page & !(FAULT_AROUND * PAGE - 1)).max(start);
-        let last = (page | (FAULT_AROUND * PAGE - 1)).min(vma.end - 1);
-        let index = page_offset + (first - start) / PAGE;
-        let mut frames = [const { None }; FAULT_AROUND as usize];
-        let count = ((last - first) / PAGE + 1) as usize;
-        cache.resident_run(index, &mut frames[..count]);
+        let around = Around::new(page, start, vma, page_offset);
+        let frames = around.resident(cache).into_iter();
         let prot = vma.page_prot() - Prot::WRITE;
         // Without memory for a table the neighbours fault by themselves.
-        let _ = self.table.map_absent(first, frames.into_iter().take(count), prot, kind_of(cache));
+        let _ = self.table.map_absent(around.first, frames, prot, kind_of(cache));
     }
 
     fn map(&mut self, page: u64, frame: Frame, prot: Prot, kind: PageKind) -> Result<()> {
@@ -210,8 +235,12 @@ impl MmInner {
         if is_locked && !self.may_lock_more(limits.locked_bytes(), start - page) {
             return Err(Errno::EFAULT);
         }
-        let below = self.vmas.range(..page).next_back().map_or(0, |(_, vma)| vma.end);
-        if page < below.saturating_add(STACK_GUARD) {
+        // Another stack below, and what nobody can access, is no place that a stack could run into.
+        let below = self.vmas.range(..page).next_back().filter(|(_, vma)| {
+            !vma.flags.contains(VmaFlags::GROWS_DOWN)
+                && !(vma.prot & (Prot::READ | Prot::WRITE | Prot::EXEC)).is_empty()
+        });
+        if below.is_some_and(|(_, vma)| page < vma.end.saturating_add(STACK_GUARD)) {
             return Err(Errno::EFAULT);
         }
         if let Some(vma) = self.vmas.remove(start) {
@@ -228,10 +257,51 @@ impl MmInner {
             let Some((_, vma)) = self.find(page) else { return Err(Errno::ENOMEM) };
             let write = vma.prot.contains(Prot::WRITE) && !vma.shared;
             let exec = vma.prot.contains(Prot::EXEC) && !vma.prot.contains(Prot::READ);
-            self.fault(PageFault { address: page, write, exec: exec && !write })?;
+            self.fault(PageFault { address: page, write, exec: exec && !write, present: false })?;
             page = self.table.page_end(page);
         }
         Ok(())
+    }
+}
+
+/// The pages of an area around one of them.
+struct Around {
+    /// The address of the first.
+    first: u64,
+    /// Where that is in the file, pages.
+    index: u64,
+    count: usize,
+}
+
+impl Around {
+    fn new(page: u64, start: u64, vma: &Vma, page_offset: u64) -> Around {
+        let first = (page & !(FAULT_AROUND * PAGE - 1)).max(start);
+        let last = (page | (FAULT_AROUND * PAGE - 1)).min(vma.end - 1);
+        let index = page_offset + (first - start) / PAGE;
+        Around { first, index, count: ((last - first) / PAGE + 1) as usize }
+    }
+
+    /// Which of them `page` is.
+    fn of(&self, page: u64) -> usize {
+        ((page - self.first) / PAGE % FAULT_AROUND) as usize
+    }
+
+    /// Those of the file that are in memory.
+    fn resident(&self, cache: &PageCache) -> [Option<Frame>; FAULT_AROUND as usize] {
+        let mut frames = [const { None }; FAULT_AROUND as usize];
+        cache.resident_run(self.index, &mut frames[..self.count]);
+        frames
+    }
+}
+
+/// Whether the area gives the right to it.
+fn is_allowed(vma: &Vma, fault: PageFault) -> bool {
+    if fault.write {
+        vma.prot.contains(Prot::WRITE)
+    } else if fault.exec {
+        vma.prot.contains(Prot::EXEC)
+    } else {
+        vma.is_accessible()
     }
 }
 

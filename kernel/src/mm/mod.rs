@@ -3,19 +3,23 @@
 //!
 //! One sleeping lock per address space guards the list of areas and the page table together. It is
 //! held while a page is read from a file, so a fault may sleep; nothing that holds it touches a
-//! program's memory, or it would wait for itself.
+//! program's memory, or it would wait for itself. Most faults do not take it: threads that bring in
+//! pages where none are do so side by side ([`ReadMutex`]).
 
 use alloc::sync::Arc;
+use core::any::Any;
 use core::ops::Range;
 use core::sync::atomic::AtomicU64;
 
 use abi::{Errno, Result};
 use machine::frame::PAGE_SIZE;
 use machine::memory::{PageKind, PageTable, USER_END};
+use machine::sync::SpinLock;
 
 use crate::base::accounts::{Counted, ObjectKind};
 use crate::base::reserve::check_reserve;
-use crate::base::sync::Mutex;
+use crate::base::sync::ReadMutex;
+use crate::vfs::page_cache::PageCache;
 
 pub mod areas;
 pub mod attach;
@@ -71,10 +75,15 @@ pub struct MmInner {
     search: Search,
 }
 
+/// See [`Mm::extension`].
+pub type Extension = Arc<dyn Any + Send + Sync>;
+
 /// An address space.
 pub struct Mm {
-    inner: Mutex<MmInner>,
+    inner: ReadMutex<MmInner>,
     space: Arc<machine::memory::Space>,
+    /// What a floor above hangs on it: see [`Mm::extension`].
+    extension: SpinLock<Option<Extension>>,
     /// Page faults that needed no file (minor) and that did (major), for getrusage(2).
     pub faults: (AtomicU64, AtomicU64),
     _counted: Counted<{ ObjectKind::Space as usize }>,
@@ -104,8 +113,9 @@ impl Mm {
             search: Search::new(),
         };
         Ok(Arc::new(Mm {
-            inner: Mutex::new(inner),
+            inner: ReadMutex::new(inner),
             space,
+            extension: SpinLock::new(None),
             faults: (AtomicU64::new(0), AtomicU64::new(0)),
             _counted: Counted::new(),
         }))
@@ -126,12 +136,17 @@ impl Mm {
             let mut inner = child.inner.lock();
             inner.layout = parent.layout;
             inner.no_huge_pages = parent.no_huge_pages;
+            let mut noted: Option<&Arc<PageCache>> = None;
             for (&start, vma) in parent.vmas.iter() {
                 if vma.flags.contains(VmaFlags::DONT_FORK) {
                     continue;
                 }
-                if let Backing::File { cache, .. } = &vma.backing {
+                // The areas of a program's file follow each other: one note will do.
+                if let Backing::File { cache, .. } = &vma.backing
+                    && !noted.is_some_and(|noted| Arc::ptr_eq(noted, cache))
+                {
                     cache.add_mapper(child.clone());
+                    noted = Some(cache);
                 }
                 let mut copy = vma.clone();
                 copy.flags.remove(VmaFlags::LOCKED | VmaFlags::LOCK_ON_FAULT);
@@ -155,14 +170,16 @@ impl Mm {
         f(&mut self.inner.lock())
     }
 
-    /// Unmaps everything: the last thread has left.
-    pub fn clear(&self) {
-        let mut inner = self.inner.lock();
-        inner.zap(0, USER_END, 0..u64::MAX);
-        let vmas = inner.vmas.take();
-        drop(inner);
-        // Files that were mapped may be closed here.
-        drop(vmas);
+    /// What a floor above keeps for the programs of this address space (the contexts of
+    /// io_setup(2)), if it does. It goes with what is mapped.
+    pub fn extension(&self) -> Option<Extension> {
+        self.extension.lock().clone()
+    }
+
+    /// The same, made if there is none.
+    pub fn extension_or(&self, make: impl FnOnce() -> Extension) -> Extension {
+        let new = make();
+        self.extension.lock().get_or_insert(new).clone()
     }
 
     /// Identity of the 32-bit word at `address`. `private` skips the look at the mapping; who says

@@ -13,6 +13,8 @@
 //! The receiving socket owns the queue of readers; the queue of writers belongs to the sending
 //! socket, or to an inbox itself, which has many senders.
 
+mod peek;
+
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -56,7 +58,36 @@ struct Segment {
     len: usize,
     /// A message of its own: one receive takes it, and what does not fit is lost.
     is_message: bool,
+    /// Somebody has looked at it, and left it there.
+    was_seen: bool,
     info: Option<Box<Info>>,
+    _sent: Option<OnTheWay>,
+}
+
+impl Segment {
+    fn new(len: usize, is_message: bool, info: Option<Box<Info>>) -> Segment {
+        Segment { len, is_message, was_seen: false, info, _sent: None }
+    }
+}
+
+/// Counts a message among those of its sender that nobody has received (SIOCOUTQ).
+struct OnTheWay {
+    total: Arc<AtomicUsize>,
+    bytes: usize,
+}
+
+impl OnTheWay {
+    fn new(total: &Arc<AtomicUsize>, len: usize) -> OnTheWay {
+        let bytes = len + MESSAGE_COST;
+        total.fetch_add(bytes, Ordering::Relaxed);
+        OnTheWay { total: total.clone(), bytes }
+    }
+}
+
+impl Drop for OnTheWay {
+    fn drop(&mut self) {
+        self.total.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 #[derive(Default)]
@@ -152,6 +183,9 @@ pub struct SendMode {
     pub more: bool,
     /// MSG_OOB: the last byte is urgent.
     pub urgent: bool,
+    /// What comes before the urgent byte is sent by itself: it has gone out where that byte is not
+    /// there.
+    pub parts_urgent: bool,
 }
 
 /// How to receive (recv(2)).
@@ -159,6 +193,8 @@ pub struct SendMode {
 pub struct ReceiveMode {
     /// MSG_PEEK: leave it there.
     pub peek: bool,
+    /// Where a look begins (SO_PEEK_OFF), if the socket keeps count.
+    pub offset: Option<usize>,
     /// A stream waits until there is so much, or the buffer is full: MSG_WAITALL, SO_RCVLOWAT.
     pub least: usize,
     /// MSG_TRUNC of TCP: what would be copied is thrown away.
@@ -471,9 +507,10 @@ impl Channel {
         info: &mut Option<Box<Info>>,
         mode: SendMode,
     ) -> Option<Result<usize>> {
-        if source.left() >= BULK_MIN && info.is_none() && self.is_stream() {
+        if source.left() >= BULK_MIN && info.is_none() && self.is_stream() && !mode.parts_urgent {
             return self.try_send_bulk(source, mode);
         }
+        let before_urgent = (mode.parts_urgent && source.left() > 1).then(|| source.left() - 1);
         let mut data = self.data.lock();
         while data.is_staging {
             drop(data);
@@ -486,7 +523,8 @@ impl Channel {
             Ok(free) => free,
             Err(error) => return Some(Err(error)),
         };
-        let result = append_stream(&mut data, source, info, free);
+        let most = free.min(before_urgent.unwrap_or(free));
+        let result = append_stream(&mut data, source, info, most);
         if let Ok(len) = result {
             hold_back(&mut data, len, mode, source.left());
         }
@@ -563,16 +601,17 @@ impl Channel {
         info: Option<Box<Info>>,
         timeout: Timeout,
     ) -> Result<usize> {
-        self.send_message_while(source, info, timeout, || true)
+        self.send_message_while(source, info, timeout, None, || true)
     }
 
     /// The same for a channel with several senders: EPIPE once this one may not send any more
-    /// (`may_send`), which wakes [`Channel::writers`].
+    /// (`may_send`), which wakes [`Channel::writers`]. Until it is received it counts in `sent`.
     pub fn send_message_while(
         &self,
         source: &mut Source<'_>,
         info: Option<Box<Info>>,
         timeout: Timeout,
+        sent: Option<&Arc<AtomicUsize>>,
         may_send: impl Fn() -> bool,
     ) -> Result<usize> {
         let len = source.left();
@@ -591,7 +630,7 @@ impl Channel {
                 return None;
             }
             let info = info.take().flatten();
-            let result = append_message(&mut data, source, info, len);
+            let result = append_message(&mut data, source, info, sent);
             self.note(&data);
             drop(data);
             if result.is_ok() {
@@ -653,7 +692,11 @@ impl Channel {
         }
         self.end_hold(&mut data);
         let is_stream = self.is_stream();
-        let visible = if is_stream { data.pass_mark() } else { data.segments.len() };
+        let readable = if is_stream { data.pass_mark() } else { data.segments.len() };
+        let visible = match mode.peek {
+            true => peek::visible(&data, is_stream, readable, mode.offset),
+            false => readable,
+        };
         let is_over = self.is_ended() || self.hushed.load(Ordering::SeqCst);
         if visible == 0 {
             if already == 0 && self.is_reset() && self.take_reset() {
@@ -672,7 +715,7 @@ impl Channel {
             sink.skip(len);
             Ok(Received { len, full_len: len, ..Received::default() })
         } else if mode.peek {
-            peek(&data, visible, sink)
+            peek::peek(&mut data, visible, mode.offset, sink)
         } else if is_stream && data.segments.is_empty() && visible.min(sink.left()) >= BULK_MIN {
             drop(data);
             let result = self.take_bulk(sink);
@@ -789,13 +832,13 @@ fn append_stream(
     data.segments.try_reserve(2).map_err(|_| Errno::ENOMEM)?;
     if data.segments.is_empty() && !data.ring.is_empty() {
         let len = data.ring.len();
-        data.segments.push_back(Segment { len, is_message: false, info: None });
+        data.segments.push_back(Segment::new(len, false, None));
     }
     let len = append_piece(data, source, max)?;
     let info = info.take();
     match data.segments.back_mut() {
         Some(last) if info.is_none() && last.info.is_none() => last.len += len,
-        _ => data.segments.push_back(Segment { len, is_message: false, info }),
+        _ => data.segments.push_back(Segment::new(len, false, info)),
     }
     Ok(len)
 }
@@ -815,8 +858,9 @@ fn append_message(
     data: &mut Data,
     source: &mut Source<'_>,
     info: Option<Box<Info>>,
-    len: usize,
+    sent: Option<&Arc<AtomicUsize>>,
 ) -> Result<usize> {
+    let len = source.left();
     data.segments.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
     // A part that was copied before a fault is taken back: a message is sent whole or not at all.
     let before = data.ring.len();
@@ -825,19 +869,9 @@ fn append_message(
         data.ring.truncate(before);
         return Err(Errno::EFAULT);
     }
-    data.segments.push_back(Segment { len, is_message: true, info });
+    let sent = sent.map(|total| OnTheWay::new(total, len));
+    data.segments.push_back(Segment { _sent: sent, ..Segment::new(len, true, info) });
     Ok(len)
-}
-
-fn peek(data: &Data, visible: usize, sink: &mut Sink<'_>) -> Result<Received> {
-    let Some(first) = data.segments.front() else {
-        let len = data.ring.peek(0, visible, sink)?;
-        return Ok(Received { len, full_len: len, ..Received::default() });
-    };
-    let len = if first.len == 0 { 0 } else { data.ring.peek(0, first.len, sink)? };
-    let full_len = if first.is_message { first.len } else { len };
-    let (info, is_message) = (first.info.clone(), first.is_message);
-    Ok(Received { len, full_len, info, is_message, is_urgent: false })
 }
 
 /// Takes a message, or what a stream gives at once: up to the first descriptors, and as long as the

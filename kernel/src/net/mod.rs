@@ -80,6 +80,8 @@ pub struct Common {
     chosen_buffers: AtomicU32,
     /// SO_RCVLOWAT.
     low_water: AtomicUsize,
+    /// SO_PEEK_OFF: where the next look begins; negative: at the beginning, always.
+    peek_offset: AtomicI32,
     /// What comes with each message: see [`options::stamps`].
     stamps: AtomicU32,
     /// Messages that found no room (SO_RXQ_OVFL).
@@ -125,6 +127,7 @@ impl Common {
             receive_buffer: AtomicUsize::new(receive),
             chosen_buffers: AtomicU32::new(0),
             low_water: AtomicUsize::new(1),
+            peek_offset: AtomicI32::new(-1),
             stamps: AtomicU32::new(0),
             lost: AtomicU32::new(0),
             numbers: SpinLock::new(BTreeMap::new()),
@@ -193,6 +196,26 @@ impl Common {
     /// SO_RCVLOWAT.
     pub fn low_water(&self) -> usize {
         self.low_water.load(Ordering::Relaxed)
+    }
+
+    /// Where a look begins (MSG_PEEK), if the socket keeps count (SO_PEEK_OFF).
+    pub fn peek_offset(&self) -> Option<usize> {
+        usize::try_from(self.peek_offset.load(Ordering::Relaxed)).ok()
+    }
+
+    /// Moves that place: forwards by what was looked at, back by what was taken.
+    pub fn move_peek_offset(&self, received: &Received, is_peek: bool) {
+        if self.peek_offset.load(Ordering::Relaxed) < 0 || received.is_urgent {
+            return;
+        }
+        let moved = |old: i32| {
+            let new = match is_peek {
+                true => old.saturating_add(received.len as i32),
+                false => old.saturating_sub(received.full_len as i32).max(0),
+            };
+            (old >= 0).then_some(new)
+        };
+        let _ = self.peek_offset.fetch_update(Ordering::Relaxed, Ordering::Relaxed, moved);
     }
 
     /// SO_REUSEADDR and SO_REUSEPORT.
@@ -439,7 +462,9 @@ impl FileOps for SocketFile {
             self.socket.common().receive_timeout(file.is_nonblocking() || !sink.may_wait());
         let least = self.socket.common().low_water().min(sink.left());
         let mode = ReceiveMode { least, ..ReceiveMode::default() };
-        Ok(self.socket.receive(sink, mode, timeout)?.len)
+        let received = self.socket.receive(sink, mode, timeout)?;
+        self.socket.common().move_peek_offset(&received, false);
+        Ok(received.len)
     }
 
     fn write_at(&self, file: &File, _offset: u64, source: &mut Source<'_>) -> Result<usize> {

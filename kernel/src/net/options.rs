@@ -94,6 +94,10 @@ pub fn set(socket: &Arc<dyn Socket>, level: u32, name: u32, address: u64, len: i
     if has_number && len < size_of::<i32>() {
         return Err(Errno::EINVAL);
     }
+    let is_inet = matches!(socket.common().domain, raw::AF_INET | raw::AF_INET6);
+    if is_inet && check_level(socket.common(), level).is_err() {
+        return Err(Errno::ENOPROTOOPT);
+    }
     let mut value = [0; VALUE_MAX];
     let value = &mut value[..len.min(VALUE_MAX)];
     UserPtr::<u8>::new(address).read_bytes(value)?;
@@ -124,6 +128,7 @@ fn is_for_others(common: &Common, name: u32) -> bool {
             !is_unix && common.domain != raw::AF_NETLINK
         }
         raw::SO_ZEROCOPY => is_unix,
+        raw::SO_PEEK_OFF => common.domain == raw::AF_NETLINK,
         raw::SO_TXREHASH => common.protocol != raw::IPPROTO_TCP as u32,
         raw::SO_RESERVE_MEM => true,
         _ => false,
@@ -203,8 +208,7 @@ fn set_common(socket: &Arc<dyn Socket>, name: u32, number: i32, value: &[u8]) ->
             common.low_water.store(number as usize, Ordering::Relaxed);
             socket.limits_changed();
         }
-        raw::SO_PEEK_OFF if number != -1 => return Err(Errno::EOPNOTSUPP),
-        raw::SO_PEEK_OFF => {}
+        raw::SO_PEEK_OFF => common.peek_offset.store(number, Ordering::Relaxed),
         raw::SO_TIMESTAMP_OLD => stamp(common, is_on, stamps::MICROSECONDS),
         raw::SO_TIMESTAMP_NEW => stamp(common, is_on, stamps::MICROSECONDS | stamps::NEW),
         raw::SO_TIMESTAMPNS_OLD => stamp(common, is_on, stamps::NANOSECONDS),
@@ -473,7 +477,7 @@ fn get_int(socket: &Arc<dyn Socket>, common: &Common, name: u32) -> Result<i32> 
         }
         raw::SO_INCOMING_CPU | raw::SO_MAX_PACING_RATE => common.number(name, -1) as i32,
         raw::SO_TXREHASH => common.number(name, 1) as i32,
-        raw::SO_PEEK_OFF => -1,
+        raw::SO_PEEK_OFF => common.peek_offset.load(Ordering::Relaxed),
         raw::SO_BUF_LOCK => common.chosen_buffers.load(Ordering::Relaxed) as i32,
         raw::SO_BSDCOMPAT | raw::SO_INCOMING_NAPI_ID | raw::SO_RESERVE_MEM => 0,
         raw::SO_BPF_EXTENSIONS => BPF_EXTENSIONS,

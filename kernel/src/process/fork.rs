@@ -11,7 +11,7 @@ use abi::{Errno, Result, general as raw};
 use entry::PtRegs;
 use machine::fpu::FpuState;
 use machine::memory::USER_END;
-use machine::sync::SpinLock;
+use machine::sync::{ReadMostly, SpinLock};
 use machine::task::{self, Task};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -439,7 +439,7 @@ impl Process {
             core_notes: Mutex::new(Vec::new()),
             pid,
             counted: Counted::new(),
-            mm: SpinLock::new(mm),
+            mm: ReadMostly::new(mm),
             image: Mutex::new(()),
             handlers: SpinLock::new(Arc::default()),
             signals: SpinLock::new(ProcessSignals::default()),

@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use abi::{Errno, Result};
-use machine::sync::SpinLock;
+use machine::sync::{ReadMostly, SpinLock};
 use machine::task::part::PartSlot;
 use machine::task::{Current, Task};
 
@@ -206,7 +206,7 @@ pub struct Process {
     /// Its id.
     pub pid: Pid,
     /// Its address space; exec replaces it. None once it has exited.
-    pub mm: SpinLock<Option<Arc<Mm>>>,
+    pub mm: ReadMostly<Option<Arc<Mm>>>,
     /// Held while exec puts memory, program and credentials in place, and by whoever is let in by
     /// the credentials to what came with them (`ptrace::access`).
     pub image: Mutex<()>,
@@ -387,18 +387,24 @@ impl Settings {
 /// Largest id, as Linux on 64-bit machines.
 pub const PID_MAX: Pid = 4_194_304;
 
-static TABLE: SpinLock<Table> = SpinLock::new(Table::new());
+/// Signals and waits look here all the time; who comes and goes writes.
+static TABLE: ReadMostly<Table> = ReadMostly::new(Table::new());
 
 /// Reserves a fresh id for a thread; EAGAIN when there are too many.
 pub fn allocate_pid() -> Result<Pid> {
     crate::base::reserve::check_reserve()?;
-    let threads = TABLE.lock().threads();
-    crate::base::sched::reserve(threads + 1)?;
-    let mut table = TABLE.lock();
-    if table.threads() >= THREADS_MAX {
-        return Err(Errno::EAGAIN);
+    let (pid, threads) = {
+        let mut table = TABLE.lock();
+        if table.threads() >= THREADS_MAX {
+            return Err(Errno::EAGAIN);
+        }
+        (table.keep_next(), table.threads())
+    };
+    if let Err(error) = crate::base::sched::reserve(threads) {
+        release_pid(pid);
+        return Err(error);
     }
-    Ok(table.keep_next())
+    Ok(pid)
 }
 
 /// Gives an id back.
@@ -428,7 +434,9 @@ pub fn join_group(process: &Arc<Process>, group: Pid) {
 /// The session of a group that has a process, zombies included: all its members are of one.
 #[must_use]
 pub fn session_of_group(group: Pid) -> Option<Pid> {
-    TABLE.lock().members(group).next().map(|member| member.session.load(Ordering::Relaxed))
+    TABLE.read(|table| {
+        table.members(group).next().map(|member| member.session.load(Ordering::Relaxed))
+    })
 }
 
 /// The processes of a group, zombies included, in the order in which they joined it.
@@ -453,7 +461,7 @@ pub(super) fn renumber_thread(thread: &Arc<Thread>, tid: Pid) {
 /// The process with this id, zombies included.
 #[must_use]
 pub fn find_process(pid: Pid) -> Option<Arc<Process>> {
-    TABLE.lock().process(pid).cloned()
+    TABLE.read(|table| table.process(pid).cloned())
 }
 
 /// The process with this id, or that of the living thread with it: kill(2), prlimit(2) and others
@@ -466,7 +474,7 @@ pub fn find_by_tid(id: Pid) -> Option<Arc<Process>> {
 /// The living thread with this id.
 #[must_use]
 pub fn find_thread(tid: Pid) -> Option<Arc<Thread>> {
-    TABLE.lock().thread(tid)
+    TABLE.read(|table| table.thread(tid))
 }
 
 /// All processes, by id.
@@ -501,7 +509,7 @@ impl Process {
 
     /// The address space; ESRCH once the process has exited.
     pub fn mm(&self) -> Result<Arc<Mm>> {
-        self.mm.lock().clone().ok_or(Errno::ESRCH)
+        self.mm.read(Clone::clone).ok_or(Errno::ESRCH)
     }
 
     /// A soft limit.

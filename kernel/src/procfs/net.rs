@@ -11,6 +11,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use abi::{Result, net as raw};
 
+use crate::base::counters::{self, Counted};
 use crate::fs::pseudo::{Static, Text};
 use crate::net::address::Address;
 use crate::net::inet::interface;
@@ -45,8 +46,8 @@ const CONNECTED: u8 = 3;
 /// A listening unix socket's flag.
 const ACCEPTS: u32 = 1 << 16;
 
-/// The counters of Linux's tables (RFC 1213), whose names netstat(8) reads. There are no packets:
-/// what is not a setting is 0, but for the connections there are.
+/// The counters of Linux's tables (RFC 1213), whose names netstat(8) reads. Connections and
+/// datagrams count; there are no packets, so what counts those is 0.
 fn snmp(out: &mut Text) -> Result<()> {
     const TABLES: [(&str, &str, &str); 5] = [
         (
@@ -76,7 +77,7 @@ fn snmp(out: &mut Text) -> Result<()> {
             "Udp",
             "InDatagrams NoPorts InErrors OutDatagrams RcvbufErrors SndbufErrors InCsumErrors \
              IgnoredMulti MemErrors",
-            "0",
+            "",
         ),
         (
             "UdpLite",
@@ -85,19 +86,40 @@ fn snmp(out: &mut Text) -> Result<()> {
             "0",
         ),
     ];
-    let established = established();
+    let established = established() as u64;
     for (table, names, known) in TABLES {
         write!(out, "{table}:");
         let names = || names.split_ascii_whitespace();
         names().for_each(|name| write!(out, " {name}"));
-        write!(out, "\n{table}: {known}");
-        let rest = names().skip(known.split(' ').count());
+        write!(out, "\n{table}:");
+        let known = || known.split_ascii_whitespace();
+        known().for_each(|number| write!(out, " {number}"));
+        let rest = names().skip(known().count());
         for name in rest {
-            write!(out, " {}", if name == "CurrEstab" { established } else { 0 });
+            let number = if name == "CurrEstab" { established } else { counted(table, name) };
+            write!(out, " {number}");
         }
         out.bytes(b"\n");
     }
     Ok(())
+}
+
+/// What a counter of a table stands at.
+fn counted(table: &str, name: &str) -> u64 {
+    const COUNTED: [(&str, &str, Counted); 10] = [
+        ("Tcp", "ActiveOpens", Counted::ActiveOpens),
+        ("Tcp", "PassiveOpens", Counted::PassiveOpens),
+        ("Tcp", "AttemptFails", Counted::AttemptFails),
+        ("Tcp", "EstabResets", Counted::EstabResets),
+        ("Tcp", "OutRsts", Counted::OutRsts),
+        ("Udp", "InDatagrams", Counted::InDatagrams),
+        ("Udp", "NoPorts", Counted::NoPorts),
+        ("Udp", "OutDatagrams", Counted::OutDatagrams),
+        ("Udp", "InErrors", Counted::NoRoom),
+        ("Udp", "RcvbufErrors", Counted::NoRoom),
+    ];
+    let known = COUNTED.iter().find(|known| (known.0, known.1) == (table, name));
+    known.map_or(0, |known| counters::total(known.2))
 }
 
 /// Connections of TCP that are established.

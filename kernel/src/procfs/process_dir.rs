@@ -114,6 +114,8 @@ enum Node {
     Inspected(Ids, Errno, Show),
     /// The same, with writing.
     Setting(Show, Store),
+    /// The same, of a line that is written as a whole: nobody writes to it at a place.
+    Line(Show, Store),
     /// A file about the address space that the process has when it is opened, by somebody who may
     /// look into the process then (EACCES). An exec does not take it along to the new program.
     Space(Bind),
@@ -139,7 +141,7 @@ static ENTRIES: &[Row] = &[
     ("cgroup",        0o444, Node::Now(cgroup)),
     ("children",      0o444, Node::Now(status::children)),
     ("cmdline",       0o444, Node::Now(status::cmdline)),
-    ("comm",          0o644, Node::Setting(status::comm, set_comm)),
+    ("comm",          0o644, Node::Line(status::comm, set_comm)),
     ("cwd",           0o777, Node::Link(fds::cwd)),
     ("environ",       0o400, Node::Space(status::environ)),
     ("exe",           0o777, Node::Link(fds::exe)),
@@ -158,7 +160,7 @@ static ENTRIES: &[Row] = &[
     ("oom_adj",       0o644, Node::Setting(oom_adj, set_oom_adj)),
     ("oom_score",     0o444, Node::Now(oom_score)),
     ("coredump_filter", 0o644, Node::Setting(core_filter, set_core_filter)),
-    ("timerslack_ns", 0o666, Node::Setting(timer_slack, set_timer_slack)),
+    ("timerslack_ns", 0o666, Node::Line(timer_slack, set_timer_slack)),
     ("oom_score_adj", 0o644, Node::Setting(oom_score_adj, set_oom_score_adj)),
     ("pagemap",       0o400, Node::Space(pagemap::open)),
     ("personality",   0o400, Node::Inspected(Ids::FileToAttach, Errno::EPERM, status::personality)),
@@ -300,8 +302,13 @@ impl Node {
     }
 
     fn body(&self, subject: Subject) -> Body {
-        let shown = |show, store, denial| {
-            Body::File(Box::new(Shown { subject: subject.clone(), show, store, denial }))
+        let shown = |show, store: Option<Store>, denial| {
+            let (subject, is_sequence) = (subject.clone(), store.is_none());
+            Body::File(Box::new(Shown { subject, show, store, is_sequence, denial }))
+        };
+        let sequence = |show, store| {
+            let (subject, store, denial) = (subject.clone(), Some(store), None);
+            Body::File(Box::new(Shown { subject, show, store, is_sequence: true, denial }))
         };
         let unbound =
             |bind, ids| Body::File(Box::new(Unbound { subject: subject.clone(), bind, ids }));
@@ -309,6 +316,7 @@ impl Node {
             Node::Now(show) => shown(show, None, None),
             Node::Inspected(ids, denial, show) => shown(show, None, Some((ids, denial))),
             Node::Setting(show, store) => shown(show, Some(store), None),
+            Node::Line(show, store) => sequence(show, store),
             Node::Space(bind) => unbound(bind, Some(Ids::File)),
             Node::Memory(bind) => unbound(bind, Some(Ids::FileToAttach)),
             Node::Bound(bind) => unbound(bind, None),
@@ -354,6 +362,8 @@ struct Shown {
     subject: Subject,
     show: Show,
     store: Option<Store>,
+    /// Nobody writes to it at a place.
+    is_sequence: bool,
     /// What those get who may not look into the process, if it is not for everybody.
     denial: Option<(Ids, Errno)>,
 }
@@ -372,6 +382,10 @@ impl Content for Shown {
     fn store(&self, data: &[u8]) -> Result<()> {
         self.subject.check_alive()?;
         self.store.ok_or(Errno::EINVAL)?(&self.subject, data)
+    }
+
+    fn is_sequence(&self) -> bool {
+        self.is_sequence
     }
 }
 

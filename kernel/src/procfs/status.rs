@@ -421,6 +421,10 @@ pub(super) fn environ(subject: Subject) -> Result<Box<dyn Content>> {
 }
 
 impl Content for Environment {
+    fn is_sequence(&self) -> bool {
+        false
+    }
+
     fn generate(&self, out: &mut Text) -> Result<()> {
         if let Some(mm) = self.1.upgrade() {
             put_remote(&mm, self.0.environment, out);
@@ -438,6 +442,10 @@ pub(super) fn auxv(subject: Subject) -> Result<Box<dyn Content>> {
 }
 
 impl Content for AuxiliaryVector {
+    fn is_sequence(&self) -> bool {
+        false
+    }
+
     fn generate(&self, out: &mut Text) -> Result<()> {
         let words = self.0.iter().flat_map(|program| &program.auxv);
         words.for_each(|word| out.bytes(&word.to_le_bytes()));

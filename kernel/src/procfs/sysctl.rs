@@ -6,6 +6,7 @@ use ::core::sync::atomic::Ordering;
 use abi::{Errno, Result};
 use machine::sync::Once;
 
+use crate::aio;
 use crate::base::identity;
 use crate::fs::pseudo::{Show, Static, Text, parse_number};
 use crate::ipc::mqueue;
@@ -113,8 +114,20 @@ macro_rules! lease_setting {
 }
 
 static FS: &[(&str, Static)] = &[
-    ("aio-max-nr", says!("65536")),
-    ("aio-nr", says!("0")),
+    (
+        "aio-max-nr",
+        Static::Setting(
+            |out| {
+                writeln!(out, "{}", aio::system_places_max().load(Ordering::Relaxed));
+                Ok(())
+            },
+            |data| {
+                aio::system_places_max().store(parse_number(data)?, Ordering::Relaxed);
+                Ok(())
+            },
+        ),
+    ),
+    ("aio-nr", says!("{}", aio::places())),
     ("epoll", Static::Directory(EPOLL)),
     ("file-max", says!("9223372036854775807")),
     ("file-nr", says!("0\t0\t9223372036854775807")),

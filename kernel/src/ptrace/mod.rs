@@ -15,6 +15,7 @@ use crate::process::signal::{self, SignalSet, UNBLOCKABLE, send};
 use crate::process::{Thread, find_thread};
 
 pub mod core;
+mod filters;
 pub mod getfd;
 pub mod kcmp;
 mod memory;
@@ -63,6 +64,8 @@ pub fn ptrace(request_at: u64, pid: u32, address: u64, data: u64) -> Result<u64>
         nr::PTRACE_ARCH_PRCTL => registers::arch_prctl(&thread, address, data),
         nr::PTRACE_GETFPREGS => regset::get_legacy_fpu(&thread, data),
         nr::PTRACE_SETFPREGS => regset::set_legacy_fpu(&thread, data),
+        filters::GET_FILTER => filters::get_filter(&thread, address, data),
+        filters::GET_METADATA => filters::get_metadata(&thread, address, data),
         nr::PTRACE_GETREGSET => regset::get(&thread, address, data),
         nr::PTRACE_SETREGSET => regset::set(&thread, address, data),
         _ => resume::resume(&thread, request, data),

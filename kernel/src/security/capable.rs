@@ -4,7 +4,7 @@
 //! `capability` answers. Whoever asks gives the [`Subject`] that acts, which is
 //! taken once, at the edge of a call.
 
-use abi::general as raw;
+use abi::{Errno, Result, general as raw};
 
 use super::{Subject, subject_hooks};
 
@@ -102,4 +102,16 @@ impl Capability {
 #[must_use]
 pub fn capable(who: &Subject, capability: Capability) -> bool {
     subject_hooks::capable((who, capability)).is_ok()
+}
+
+/// Whether `who` may have requests of that class and level served (ioprio_set(2)). EINVAL if it is
+/// none, EPERM: real time takes a right.
+pub fn check_io_priority(who: &Subject, priority: u32) -> Result<()> {
+    let (class, level) = (priority >> 13, priority & 7);
+    match class {
+        1 if !who.capable(Capability::SysAdmin) => Err(Errno::EPERM),
+        0 if level != 0 => Err(Errno::EINVAL),
+        0..=3 => Ok(()),
+        _ => Err(Errno::EINVAL),
+    }
 }

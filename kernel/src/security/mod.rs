@@ -16,7 +16,7 @@ pub mod profile;
 pub mod subject;
 pub mod subject_hooks;
 
-pub use capable::{ALL_CAPABILITIES, Capability, CapabilitySet, capable};
+pub use capable::{ALL_CAPABILITIES, Capability, CapabilitySet, capable, check_io_priority};
 pub use credentials::Credentials;
 pub use limits::{Limit, Limits, Resource, UNLIMITED};
 pub use subject::Subject;

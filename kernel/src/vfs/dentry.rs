@@ -1,7 +1,8 @@
 //! The cache of names: which object a name of a directory stands for, or that it stands for none.
 //!
-//! Why it is hard: nearly every call that takes a path ends here once per component, so a hit takes
-//! one short spin lock and no allocation; and what is cached must never contradict the file system.
+//! Why it is hard: nearly every call that takes a path ends here once per component, so a hit reads
+//! beside all others who do ([`ReadMostly`]) and allocates nothing; and what is cached must never
+//! contradict the file system.
 //! The rule: whoever changes a directory's names, or asks the file system for one, holds that
 //! directory's [`Dentry::names`] lock; hits need no more than the bucket's lock.
 //!
@@ -12,7 +13,7 @@
 //! merely old.
 //!
 //! Not chosen: a map per directory (most directories have few names; the allocations cost more),
-//! and reading without locks (it would need deferred freeing).
+//! and reading what is freed later (RCU: nothing would say when a name has gone).
 //!
 //! Who climbs by [`Dentry::parent`] sees each step at a moment of its own, and a directory that is
 //! moved meanwhile takes it to places that never were above its start. So moves of directories and
@@ -25,7 +26,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-use machine::sync::SpinLock;
+use machine::sync::{ReadMostly, SpinLock};
 
 use super::{FileType, Inode};
 use crate::base::accounts::{Counted, ObjectKind};
@@ -71,7 +72,7 @@ struct CachedName {
     /// None: the directory has no such name.
     dentry: Option<Arc<Dentry>>,
     /// Used since the last sweep.
-    recent: bool,
+    recent: AtomicBool,
 }
 
 /// What the table knows about a name.
@@ -84,7 +85,9 @@ pub enum Cached {
     Unknown,
 }
 
-static TABLE: [SpinLock<Vec<CachedName>>; BUCKETS] = [const { SpinLock::new(Vec::new()) }; BUCKETS];
+type Bucket = ReadMostly<Vec<CachedName>>;
+
+static TABLE: [Bucket; BUCKETS] = [const { ReadMostly::new(Vec::new()) }; BUCKETS];
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static HAND: AtomicUsize = AtomicUsize::new(0);
@@ -279,7 +282,7 @@ impl CachedName {
 }
 
 #[inline(always)]
-fn bucket(hash: u64) -> &'static SpinLock<Vec<CachedName>> {
+fn bucket(hash: u64) -> &'static Bucket {
     &TABLE[hash as usize % BUCKETS]
 }
 
@@ -287,17 +290,19 @@ fn bucket(hash: u64) -> &'static SpinLock<Vec<CachedName>> {
 #[inline]
 pub fn cached(parent: &Dentry, name: &[u8]) -> Cached {
     let hash = names::hash(parent.id, name);
-    let mut entries = bucket(hash).lock();
-    for entry in entries.iter_mut() {
-        if entry.is(hash, parent.id, name) {
-            entry.recent = true;
-            return match &entry.dentry {
-                Some(dentry) => Cached::Found(dentry.clone()),
-                None => Cached::Absent,
-            };
+    bucket(hash).read(|entries| {
+        let Some(entry) = entries.iter().find(|entry| entry.is(hash, parent.id, name)) else {
+            return Cached::Unknown;
+        };
+        // Mostly it is: then nothing is written.
+        if !entry.recent.load(Ordering::Relaxed) {
+            entry.recent.store(true, Ordering::Relaxed);
         }
-    }
-    Cached::Unknown
+        match &entry.dentry {
+            Some(dentry) => Cached::Found(dentry.clone()),
+            None => Cached::Absent,
+        }
+    })
 }
 
 /// Enters the object that the file system found under a name. The parent's names are locked.
@@ -420,7 +425,8 @@ fn put(parent: u64, name: Arc<[u8]>, dentry: Option<Arc<Dentry>>) -> Option<Arc<
         match entries.iter_mut().find(|entry| entry.is(hash, parent, &name)) {
             Some(entry) => core::mem::replace(&mut entry.dentry, dentry),
             None => {
-                entries.push(CachedName { hash, parent, name, dentry, recent: true });
+                let recent = AtomicBool::new(true);
+                entries.push(CachedName { hash, parent, name, dentry, recent });
                 COUNT.fetch_add(1, Ordering::Relaxed);
                 None
             }
@@ -436,7 +442,7 @@ fn put(parent: u64, name: Arc<[u8]>, dentry: Option<Arc<Dentry>>) -> Option<Arc<
 fn sweep() {
     for _ in 0..SWEEP {
         let at = HAND.fetch_add(1, Ordering::Relaxed) % BUCKETS;
-        prune(&TABLE[at], |entry| !core::mem::take(&mut entry.recent));
+        prune(&TABLE[at], |entry| !core::mem::take(entry.recent.get_mut()));
     }
 }
 
@@ -461,7 +467,7 @@ pub fn shrink_all() -> usize {
 }
 
 /// Drops those of a bucket's unused names that are `wanted` away.
-fn prune(bucket: &SpinLock<Vec<CachedName>>, mut wanted: impl FnMut(&mut CachedName) -> bool) {
+fn prune(bucket: &Bucket, mut wanted: impl FnMut(&mut CachedName) -> bool) {
     let mut dropped = Vec::new();
     {
         let mut entries = bucket.lock();

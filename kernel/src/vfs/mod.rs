@@ -164,6 +164,10 @@ pub struct NewObject<'a> {
 pub trait Inode: Send + Sync + Any {
     /// Its attributes.
     fn metadata(&self) -> Result<Metadata>;
+    /// The number that its attributes have, for those who want no more.
+    fn number(&self) -> Result<u64> {
+        Ok(self.metadata()?.inode)
+    }
     /// Changes attributes; a changed size truncates or extends.
     fn set_attributes(&self, changes: &SetAttributes) -> Result<()>;
     /// Kind, without asking the device for all attributes.
@@ -345,6 +349,10 @@ pub trait FileOps: Send + Sync + Any {
     /// Whether it can be read and written at all: read(2) and write(2) of what cannot are EINVAL.
     fn has_data(&self) -> (bool, bool) {
         (true, true)
+    }
+    /// Whether pwrite(2) and its like have a place to write at, if the file has a position.
+    fn is_written_at_places(&self) -> bool {
+        true
     }
     /// Whether the file has a position: regular files and directories. Streams give ESPIPE.
     fn is_seekable(&self) -> bool {

@@ -203,6 +203,17 @@ impl PageCache {
         pages.extract_if(first..end.max(first), |_, _| true).map(|(_, page)| page).collect()
     }
 
+    /// Frees a page that was made for a write that failed, if it lies behind the end. For who keeps
+    /// others from writing.
+    pub fn forget_behind_end(&self, index: u64) {
+        let resizing = self.resizing.lock();
+        if self.backend.is_none() && index >= self.size().div_ceil(PAGE) {
+            let removed = self.take_range(index, index + 1);
+            drop(resizing);
+            drop(removed);
+        }
+    }
+
     fn unmap(&self, first: u64, end: u64) {
         let mappers: Vec<Arc<dyn Mapper>> = {
             let mut mappers = self.mappers.lock();

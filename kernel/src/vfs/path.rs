@@ -17,7 +17,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use abi::{Errno, Result, general as raw};
-use machine::sync::{Once, SpinLock};
+use machine::sync::{Once, ReadMostly};
 
 use super::dentry::{self, Cached, Dentry, Moves};
 use super::file::Fd;
@@ -36,9 +36,9 @@ pub const LINKS_MAX: u32 = 40;
 /// Working directory, root directory, umask (CLONE_FS shares them).
 pub struct FsContext {
     /// Current directory.
-    pub cwd: SpinLock<Location>,
+    pub cwd: ReadMostly<Location>,
     /// Root directory.
-    pub root: SpinLock<Location>,
+    pub root: ReadMostly<Location>,
     /// File mode creation mask.
     pub umask: AtomicU32,
 }
@@ -48,8 +48,8 @@ impl FsContext {
     #[must_use]
     pub fn duplicate(&self) -> FsContext {
         FsContext {
-            cwd: SpinLock::new(self.cwd.lock().clone()),
-            root: SpinLock::new(self.root.lock().clone()),
+            cwd: ReadMostly::new(self.cwd.read(Location::clone)),
+            root: ReadMostly::new(self.root.read(Location::clone)),
             umask: AtomicU32::new(self.umask.load(Ordering::Relaxed)),
         }
     }
@@ -224,8 +224,8 @@ impl Context {
     #[must_use]
     pub fn for_kernel(root: &Location) -> Context {
         let fs = FsContext {
-            cwd: SpinLock::new(root.clone()),
-            root: SpinLock::new(root.clone()),
+            cwd: ReadMostly::new(root.clone()),
+            root: ReadMostly::new(root.clone()),
             umask: 0.into(),
         };
         Context { fs: Arc::new(fs), subject: Subject::kernel() }
@@ -234,13 +234,13 @@ impl Context {
     /// The working directory.
     #[inline]
     pub fn cwd(&self) -> Location {
-        self.fs.cwd.lock().clone()
+        self.fs.cwd.read(Location::clone)
     }
 
     /// The root directory.
     #[inline]
     pub fn root(&self) -> Location {
-        self.fs.root.lock().clone()
+        self.fs.root.read(Location::clone)
     }
 
     /// `mode` without what the umask takes.

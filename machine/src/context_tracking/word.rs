@@ -12,7 +12,7 @@
 //! paranoid entries are in `.entry.text`, and call nothing outside it; objtool proves that of the
 //! built image.
 //!
-//! Neighbours: `ipi` sends, `tlb` asks, `vmrun/switch.S` writes the word around guests.
+//! Neighbours: `ipi` sends, `tlb` asks, `vmrun/{amd,intel}.S` write the word around guests.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
@@ -280,7 +280,7 @@ extern "C" fn context_catch_up(word: u32) {
 /// What [`context_catch_up`] takes for an entry that flushes whatever is pending.
 pub(crate) const ALWAYS_PENDING: u32 = PENDING_TLB | PENDING_SYNC;
 
-/// This CPU is back from a guest: called by `vmrun/switch.S`.
+/// This CPU is back from a guest: called by `vmrun/behind.S`.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = ".entry.text")]
 extern "C" fn context_leave_guest() {

@@ -58,12 +58,16 @@ pub(super) struct LockStat {
     made_at: &'static Location<'static>,
     /// The CPUs that took it, and in which epoch.
     seen: AtomicU64,
+    /// The CPUs that read it since it was taken last, and in which epoch; the CPU that took it is
+    /// among them.
+    current: AtomicU64,
 }
 
 impl LockStat {
     #[track_caller]
     pub(super) const fn new() -> LockStat {
-        LockStat { made_at: Location::caller(), seen: AtomicU64::new(0) }
+        let (seen, current) = (AtomicU64::new(0), AtomicU64::new(0));
+        LockStat { made_at: Location::caller(), seen, current }
     }
 
     /// It is taken by this CPU, which holds it.
@@ -74,9 +78,22 @@ impl LockStat {
         let others =
             if seen >> CPU_BITS << CPU_BITS == epoch { seen & ((1 << CPU_BITS) - 1) } else { 0 };
         self.seen.store(epoch | others | own, Ordering::Relaxed);
+        self.current.store(epoch | own, Ordering::Relaxed);
         let site = site(self.made_at);
         site.taken.fetch_add(1, Ordering::Relaxed);
         site.shared.fetch_add(u64::from(others & !own != 0), Ordering::Relaxed);
+    }
+
+    /// This CPU reads the value beside others (`read_mostly`). That is shared once after each time
+    /// that another CPU has taken it.
+    pub(super) fn note_read(&self) {
+        let own = 1 << (percpu::cpu_id() as u32 % CPU_BITS);
+        let epoch = EPOCH.load(Ordering::Relaxed) << CPU_BITS;
+        let current = self.current.fetch_or(own, Ordering::Relaxed);
+        let is_new = current >> CPU_BITS << CPU_BITS == epoch && current & own == 0;
+        let site = site(self.made_at);
+        site.taken.fetch_add(1, Ordering::Relaxed);
+        site.shared.fetch_add(u64::from(is_new), Ordering::Relaxed);
     }
 
     /// It was not free.

@@ -20,6 +20,7 @@ pub mod lockstat;
 pub mod log;
 pub mod percpu;
 pub mod power;
+mod read_mostly;
 pub(crate) mod record;
 pub(crate) mod sealed;
 pub mod speculation;
@@ -57,6 +58,12 @@ pub mod msr {
     pub const GS_BASE: u32 = 0xc000_0101;
     /// The GS base that SWAPGS brings in.
     pub const KERNEL_GS_BASE: u32 = 0xc000_0102;
+    /// Where SYSENTER leads: segment, stack, address. The kernel has none.
+    pub const SYSENTER_CS: u32 = 0x174;
+    /// See [`SYSENTER_CS`].
+    pub const SYSENTER_ESP: u32 = 0x175;
+    /// See [`SYSENTER_CS`].
+    pub const SYSENTER_EIP: u32 = 0x176;
     /// Page attribute table.
     pub const PAT: u32 = 0x277;
     /// What RDTSCP and RDPID return beside the time: this CPU's id.

@@ -6,7 +6,7 @@
 
 use core::arch::asm;
 use core::cell::{Cell, UnsafeCell};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use context_tracking::flush::Method;
 use context_tracking::state;
@@ -121,6 +121,8 @@ pub(crate) struct CpuLocal {
     pub(crate) apic_id: Cell<u32>,
     /// TLB shootdown state, see `tlb`.
     pub(crate) tlb_wanted: AtomicU32,
+    /// What this CPU reads beside others, see `read_mostly`; 0: nothing.
+    pub(crate) reading: AtomicUsize,
     /// Returns to programs, see `entry`.
     pub(crate) exits: ExitCounts,
 }
@@ -160,6 +162,7 @@ impl CpuLocal {
             debug_control: Cell::new(0),
             apic_id: Cell::new(0),
             tlb_wanted: AtomicU32::new(0),
+            reading: AtomicUsize::new(0),
             exits: [const { [const { AtomicU64::new(0) }; _] }; _],
         }
     }

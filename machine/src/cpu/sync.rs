@@ -19,6 +19,7 @@ use crate::cpu::lockstat::LockStat;
 use crate::cpu::sealed::sealed;
 use crate::cpu::{self, percpu};
 
+pub use super::read_mostly::{ReadMostly, TryReadMostly};
 pub use spin::Once;
 
 /// Whether `word` is 0 now: a compare with memory and a branch, where the compiler would load the
@@ -106,7 +107,7 @@ impl<T: ?Sized> SpinLock<T> {
     #[inline(always)]
     pub fn lock(&self) -> SpinGuard<'_, T> {
         let irq = IrqGuard::new();
-        if self.held.swap(true, Ordering::Acquire) {
+        if self.held.swap(true, Ordering::SeqCst) {
             #[cfg(feature = "lockstat")]
             self.stat.note_waited();
             self.wait();
@@ -123,7 +124,7 @@ impl<T: ?Sized> SpinLock<T> {
             while self.held.load(Ordering::Relaxed) {
                 spin_wait();
             }
-            if !self.held.swap(true, Ordering::Acquire) {
+            if !self.held.swap(true, Ordering::SeqCst) {
                 return;
             }
         }
@@ -132,7 +133,7 @@ impl<T: ?Sized> SpinLock<T> {
     /// Takes the lock if it is free.
     pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
         let irq = IrqGuard::new();
-        if self.held.swap(true, Ordering::Acquire) {
+        if self.held.swap(true, Ordering::SeqCst) {
             #[cfg(feature = "lockstat")]
             self.stat.note_waited();
             return None;
@@ -146,6 +147,24 @@ impl<T: ?Sized> SpinLock<T> {
     /// The value of a lock nobody else can see.
     pub fn get_mut(&mut self) -> &mut T {
         self.value.get_mut()
+    }
+
+    /// Whether it is held. For [`read_mostly`](super::read_mostly), which has written before.
+    #[inline(always)]
+    pub(super) fn is_held(&self) -> bool {
+        self.held.load(Ordering::SeqCst)
+    }
+
+    /// Where the value is: whoever follows it knows why nobody has the lock.
+    #[inline(always)]
+    pub(super) fn value(&self) -> *const T {
+        self.value.get()
+    }
+
+    /// The value is read beside the lock.
+    #[cfg(feature = "lockstat")]
+    pub(super) fn note_read(&self) {
+        self.stat.note_read();
     }
 
     /// Opens the lock whoever holds it. Only for the panic path, which has stopped the others.
@@ -264,7 +283,7 @@ impl<T: ?Sized> TryLock<T> {
     #[inline(always)]
     pub fn try_lock(&self) -> Option<TryGuard<'_, T>> {
         let taken =
-            self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+            self.held.compare_exchange(false, true, Ordering::SeqCst, Ordering::Relaxed).is_ok();
         #[cfg(feature = "lockstat")]
         if taken {
             self.stat.note_taken();
@@ -272,6 +291,24 @@ impl<T: ?Sized> TryLock<T> {
             self.stat.note_waited();
         }
         taken.then(|| TryGuard { lock: self })
+    }
+
+    /// Whether it is held. For [`read_mostly`](super::read_mostly), which has written before.
+    #[inline(always)]
+    pub(super) fn is_held(&self) -> bool {
+        self.held.load(Ordering::SeqCst)
+    }
+
+    /// Where the value is: whoever follows it knows why nobody has the lock.
+    #[inline(always)]
+    pub(super) fn value(&self) -> *const T {
+        self.value.get()
+    }
+
+    /// The value is read beside the lock.
+    #[cfg(feature = "lockstat")]
+    pub(super) fn note_read(&self) {
+        self.stat.note_read();
     }
 
     /// The value of a lock nobody else can see.

@@ -91,10 +91,17 @@ fn tss_of(cpu: usize) -> *mut Tss {
     if memory::has_pti() { SEALED_TSS[cpu].0.get() } else { OPEN_TSS[cpu].0.get() }
 }
 
+/// Where this CPU's task state is.
+pub(crate) fn tss_base() -> u64 {
+    tss_of(percpu::cpu_id()) as u64
+}
+
+/// What stands in GDTR and IDTR.
 #[repr(C, packed)]
-struct TablePointer {
-    limit: u16,
-    base: u64,
+#[derive(Clone, Copy, Default)]
+pub(crate) struct TablePointer {
+    pub(crate) limit: u16,
+    pub(crate) base: u64,
 }
 
 #[repr(C, align(4096))]

@@ -131,6 +131,8 @@ pub struct PageFault {
     pub write: bool,
     /// It was an instruction fetch.
     pub exec: bool,
+    /// A page was there, without the right. False if that is not known.
+    pub present: bool,
 }
 
 // The kernel, as the machine calls it. `machine/image` binds these names.
@@ -416,8 +418,10 @@ fn kernel_page_fault(regs: &mut PtRegs) {
     let is_copy = uaccess::fixup(regs.rip).is_some();
     if address < USER_END && is_copy && may_sleep {
         let write = regs.orig_rax & fault_code::WRITE != 0;
+        let present = regs.orig_rax & fault_code::PRESENT != 0;
+        let fault = PageFault { address, write, exec: false, present };
         cpu::irq_enable();
-        let retry = limen_kernel_page_fault(PageFault { address, write, exec: false });
+        let retry = limen_kernel_page_fault(fault);
         cpu::irq_disable();
         if retry {
             return;

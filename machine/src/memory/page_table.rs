@@ -8,7 +8,8 @@
 //! it small pages first ([`PageTable::split`]), which must not fail: so each has a table of its own
 //! put aside, on a chain through the tables' first words.
 //!
-//! Exclusive access is the caller's (`&mut`); CPUs hold the [`Space`].
+//! Exclusive access is the caller's (`&mut`); CPUs hold the [`Space`]. One thing is done with
+//! shared access, by several threads at a time: a page comes where none is ([`Vacant`]).
 
 use alloc::sync::Arc;
 use core::ops::{ControlFlow, Range};
@@ -48,7 +49,7 @@ pub fn huge_pages() -> u64 {
 pub struct PageTable {
     space: Arc<Space>,
     /// Mapped pages, by kind.
-    mapped: [u64; KINDS],
+    mapped: [AtomicU64; KINDS],
     /// Mapped large pages.
     huge: u64,
     /// Tables for them to become small pages, each with the place of the next in its first word.
@@ -63,6 +64,27 @@ pub struct Mapping {
     pub prot: Prot,
     /// What is in it.
     pub kind: PageKind,
+}
+
+/// The place of a page that is not mapped, or was not a moment ago.
+pub struct Vacant<'a> {
+    table: &'a PageTable,
+    slot: Slot,
+}
+
+impl Vacant<'_> {
+    /// Maps the page. False, and nothing done, if somebody else has meanwhile.
+    #[inline]
+    pub fn fill(self, frame: Frame, prot: Prot, kind: PageKind) -> bool {
+        let pfn = frame.into_raw();
+        if self.slot.fill(Pte::page(pfn, prot, kind)) {
+            self.table.mapped[kind as usize].fetch_add(1, Ordering::Relaxed);
+            return true;
+        }
+        // SAFETY: the reference that was to be the entry's.
+        drop(unsafe { Frame::from_raw(pfn) });
+        false
+    }
 }
 
 /// One mapped page, as a walk shows it.
@@ -103,7 +125,8 @@ impl Page {
 impl PageTable {
     /// An empty user half beside the kernel's.
     pub fn new() -> Result<PageTable, OutOfMemory> {
-        Ok(PageTable { space: Arc::new(Space::new()?), mapped: [0; KINDS], huge: 0, aside: None })
+        let mapped = [const { AtomicU64::new(0) }; KINDS];
+        Ok(PageTable { space: Arc::new(Space::new()?), mapped, huge: 0, aside: None })
     }
 
     /// The handle for [`crate::task::Task`]s that run in this space.
@@ -118,7 +141,13 @@ impl PageTable {
 
     /// Mapped pages of a kind.
     pub fn mapped(&self, kind: PageKind) -> u64 {
-        self.mapped[kind as usize]
+        self.mapped[kind as usize].load(Ordering::Relaxed)
+    }
+
+    /// Notes that there are more pages of a kind, or fewer.
+    fn count_pages(&mut self, kind: PageKind, change: i64) {
+        let mapped = self.mapped[kind as usize].get_mut();
+        *mapped = mapped.wrapping_add_signed(change);
     }
 
     fn tree(&self) -> Tables<User> {
@@ -261,7 +290,7 @@ impl PageTable {
 
     /// Enters a large page, whose references become the entry's, where none is.
     fn enter_huge(&mut self, slot: Slot, entry: Pte) {
-        self.mapped[entry.kind() as usize] += ENTRIES as u64;
+        self.count_pages(entry.kind(), ENTRIES as i64);
         self.count_huge(1);
         slot.set(entry);
     }
@@ -320,7 +349,7 @@ impl PageTable {
         let next = self.aside.map_or(0, PhysAddr::as_u64);
         table.set(0, Pte::from_raw(next));
         self.aside = Some(below);
-        self.mapped[kind as usize] -= ENTRIES as u64;
+        self.count_pages(kind, -(ENTRIES as i64));
         self.enter_huge(upper, Pte::huge_page(memory.into_raw(), prot, kind));
         Ok(true)
     }
@@ -333,7 +362,7 @@ impl PageTable {
 
     /// Enters a page where none is.
     fn enter(&mut self, slot: Slot, frame: Frame, prot: Prot, kind: PageKind) {
-        self.mapped[kind as usize] += 1;
+        self.count_pages(kind, 1);
         slot.set(Pte::page(frame.into_raw(), prot, kind));
     }
 
@@ -349,7 +378,7 @@ impl PageTable {
         let old = slot.get();
         self.enter(slot, frame, prot, kind);
         if let Some(pfn) = old.frame() {
-            self.mapped[old.kind() as usize] -= 1;
+            self.count_pages(old.kind(), -1);
             self.space.flush(va, 1);
             // SAFETY: the old entry owned a reference, and no CPU has its translation any more.
             unsafe { frame::release(&[pfn]) };
@@ -357,8 +386,34 @@ impl PageTable {
         Ok(())
     }
 
+    /// The place of the page at `va`, if there is a table for it and nothing in its entry: for who
+    /// maps pages beside others who do.
+    pub fn vacant(&self, va: u64) -> Option<Vacant<'_>> {
+        let slot = self.slot(va).filter(|slot| slot.get().is_empty())?;
+        Some(Vacant { table: self, slot })
+    }
+
     /// Maps those of the frames where nothing is mapped, the first at `va` and each following one a
-    /// page further. All must lie below the next multiple of 2 MiB.
+    /// page further, if there is a table for them. All must lie below the next multiple of 2 MiB.
+    /// As [`PageTable::vacant`], beside others.
+    pub fn fill_absent(
+        &self,
+        va: u64,
+        frames: impl Iterator<Item = Option<Frame>>,
+        prot: Prot,
+        kind: PageKind,
+    ) {
+        let Some((table, first)) = self.slot(va).map(Slot::place) else { return };
+        for (i, frame) in (first..).zip(frames) {
+            if let Some(frame) = frame
+                && table.get(i).is_empty()
+            {
+                Vacant { table: self, slot: table.slot(i) }.fill(frame, prot, kind);
+            }
+        }
+    }
+
+    /// The same where there may be no table yet.
     pub fn map_absent(
         &mut self,
         va: u64,
@@ -366,15 +421,8 @@ impl PageTable {
         prot: Prot,
         kind: PageKind,
     ) -> Result<(), OutOfMemory> {
-        let (table, first) = self.slot_or_make(va)?.place();
-        for (i, frame) in (first..).zip(frames) {
-            if let Some(frame) = frame
-                && table.get(i).is_empty()
-            {
-                self.mapped[kind as usize] += 1;
-                table.set(i, Pte::page(frame.into_raw(), prot, kind));
-            }
-        }
+        self.slot_or_make(va)?;
+        self.fill_absent(va, frames, prot, kind);
         Ok(())
     }
 
@@ -441,7 +489,7 @@ impl PageTable {
             let mut gather = Gather::new(unused.clone(), self.space.root());
             next = self.tree().visit(user_range(from, end), &mut gather);
             for (left, taken) in self.mapped.iter_mut().zip(gather.taken) {
-                *left -= taken;
+                *left.get_mut() -= taken;
             }
             self.count_huge(-(gather.huge.len() as i64));
             gather.finish(&self.space);
@@ -736,7 +784,7 @@ impl Visit for Share<'_> {
             ControlFlow::Continue(())
         });
         for (mapped, shared) in self.child.mapped.iter_mut().zip(shared) {
-            *mapped += shared;
+            *mapped.get_mut() += shared;
         }
         done
     }

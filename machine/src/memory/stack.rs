@@ -1,10 +1,10 @@
 //! Kernel stacks: mapped memory with an unmapped guard below, so that an overflow faults.
 //!
 //! Threads come and go faster than mappings should: a stack that is given back stays mapped in a
-//! small pool, and is cleared when the next one takes it. Beyond that its memory goes back too,
-//! lazily: pages are unmapped, but their frames and addresses are used again only after one flush
-//! for many stacks. That flush concerns the kernel alone, so isolated CPUs in user mode are not
-//! interrupted for it (`context`).
+//! small pool, one on the CPU itself, and is cleared when the next one takes it. Beyond that its
+//! memory goes back too, lazily: pages are unmapped, but their frames and addresses are used again
+//! only after one flush for many stacks. That flush concerns the kernel alone, so isolated CPUs in
+//! user mode are not interrupted for it (`context`).
 //!
 //! Why a stale translation of a stack can do no harm there: a CPU runs on a new stack only after it
 //! has entered the kernel, and so has caught up; and the stack of the thread that runs on it, onto
@@ -13,12 +13,14 @@
 //! Lock order: `STACKS`, then the kernel's tables, then frames and heap.
 
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use context_tracking::work::Cause;
 
 use crate::context_tracking::tlb;
+use crate::cpu::percpu::PerCpu;
 use crate::cpu::sync::SpinLock;
-use crate::cpu::vmap_base;
+use crate::cpu::{MAX_CPUS, vmap_base};
 use crate::memory;
 use crate::memory::frame::{Frame, OutOfMemory, PAGE_SIZE};
 
@@ -50,6 +52,9 @@ struct Stacks {
 static STACKS: SpinLock<Stacks> =
     SpinLock::new(Stacks { slots: 0, pool: Vec::new(), clean: Vec::new(), lazy: [None; LAZY_MAX] });
 
+/// A free stack that stays mapped, for the next thread that this CPU makes; 0: none.
+static HERE: PerCpu<AtomicU64> = PerCpu::from_array([const { AtomicU64::new(0) }; MAX_CPUS]);
+
 /// A kernel stack. Given back when dropped.
 pub(crate) struct KernelStack {
     base: u64,
@@ -57,8 +62,7 @@ pub(crate) struct KernelStack {
 
 impl KernelStack {
     pub(crate) fn new() -> Result<KernelStack, OutOfMemory> {
-        purge_if_due();
-        if let Some(base) = STACKS.lock().pool.pop() {
+        if let Some(base) = take_mapped() {
             clear(base);
             return Ok(KernelStack { base });
         }
@@ -80,8 +84,22 @@ impl KernelStack {
     }
 }
 
+/// A stack that is mapped already, with what its last thread has left there.
+fn take_mapped() -> Option<u64> {
+    let base = HERE.get().swap(0, Ordering::Acquire);
+    if base != 0 {
+        return Some(base);
+    }
+    purge_if_due();
+    STACKS.lock().pool.pop()
+}
+
 impl Drop for KernelStack {
     fn drop(&mut self) {
+        let here = HERE.get();
+        if here.compare_exchange(0, self.base, Ordering::Release, Ordering::Relaxed).is_ok() {
+            return;
+        }
         let mut stacks = STACKS.lock();
         let pooled = stacks.pool.len() < POOL_MAX;
         match stacks.lazy.iter_mut().find(|slot| slot.is_none()) {
@@ -170,8 +188,9 @@ fn purge(due: Lazy) -> usize {
 
 /// Bytes of stacks that no task uses, and that [`trim_stacks`] can give back or keeps in the pool.
 pub fn idle_stack_bytes() -> usize {
+    let here = HERE.iter().filter(|stack| stack.load(Ordering::Relaxed) != 0).count();
     let stacks = STACKS.lock();
-    (stacks.pool.len() + stacks.lazy.iter().flatten().count()) * KERNEL_STACK_SIZE
+    (here + stacks.pool.len() + stacks.lazy.iter().flatten().count()) * KERNEL_STACK_SIZE
 }
 
 /// Gives the memory of unused stacks back, for when there is no other. Returns how many there were;

@@ -11,6 +11,7 @@
 
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::pte::{Pte, PteFlags};
 use crate::cpu::PhysAddr;
@@ -95,6 +96,22 @@ impl Table {
         unsafe { self.0.wrapping_add(index).write_volatile(entry.raw()) };
     }
 
+    /// The place of one of its entries, if it is of the lowest level.
+    #[inline]
+    pub(crate) fn slot(self, index: usize) -> Slot {
+        Slot { table: self, index, level: 0 }
+    }
+
+    /// Sets an entry that is empty; false if it is not. For those who fill a tree side by side.
+    #[inline]
+    fn fill(self, index: usize, entry: Pte) -> bool {
+        assert!(index < ENTRIES);
+        // SAFETY: the contract of `at`; entries are aligned, and who else has one writes it whole.
+        let at = unsafe { AtomicU64::from_ptr(self.0.wrapping_add(index)) };
+        at.compare_exchange(Pte::EMPTY.raw(), entry.raw(), Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+    }
+
     /// The first entry from `index` on, before `end`, that is not empty. Tables are mostly empty:
     /// looks at [`GROUP`] entries at a time.
     #[inline]
@@ -170,6 +187,12 @@ impl Slot {
     #[inline]
     pub(crate) fn set(self, entry: Pte) {
         self.table.set(self.index, entry);
+    }
+
+    /// See [`Table::fill`].
+    #[inline]
+    pub(crate) fn fill(self, entry: Pte) -> bool {
+        self.table.fill(self.index, entry)
     }
 
     /// The table and the place in it, for who goes on to its neighbours.

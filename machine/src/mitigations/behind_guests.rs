@@ -11,7 +11,7 @@
 //! [`BeforeUserMode`], so that the loop without a fence can stand nowhere else.
 //!
 //! Neighbours: `mitigations` chooses, `mitigations::behind_guests` (the room) has the rule and its
-//! proof, `vmrun/switch.S` does what must precede the first return behind an exit.
+//! proof, `vmrun/behind.S` does what must precede the first return behind an exit.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

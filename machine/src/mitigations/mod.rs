@@ -200,7 +200,7 @@ keys! {
     AtSwitch = AT_SWITCH, at_switch;
     /// A guest may have left predictions that concern programs.
     BehindGuests = BEHIND_GUESTS, |plan: &Plan| plan.guest.exit_to_user != Flush::None;
-    /// Those that concern the kernel go before its first return (`vmrun/switch.S`).
+    /// Those that concern the kernel go before its first return (`vmrun/behind.S`).
     IbpbBehindGuests = IBPB_BEHIND_GUESTS, |plan: &Plan| plan.guest.ibpb;
     FillBehindGuests = FILL_BEHIND_GUESTS, |plan: &Plan| {
         plan.guest.fills_return_stack || plan.guest.ibpb && plan.ibpb_keeps_returns

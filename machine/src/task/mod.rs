@@ -321,7 +321,7 @@ fn read_bases() -> (u64, u64) {
 
 /// DS, ES, FS and GS, from the lowest 16 bits on.
 #[inline(always)]
-fn read_selectors() -> u64 {
+pub(crate) fn read_selectors() -> u64 {
     let (ds, es, fs, gs): (u64, u64, u64, u64);
     // SAFETY: reading selectors has no effect.
     unsafe {
@@ -335,7 +335,7 @@ fn read_selectors() -> u64 {
 /// Loads what [`read_selectors`] gave. The program's bases must be loaded after it. Interrupts are
 /// masked.
 #[cold]
-fn load_selectors(selectors: u64) {
+pub(crate) fn load_selectors(selectors: u64) {
     let [ds, es, fs, gs] = [0, 16, 32, 48].map(|at| (selectors >> at) as u32 & 0xffff);
     // SAFETY: a program had loaded them, from a GDT that never changes, so they do not fault; the
     // kernel uses no segment but GS, whose base is out of the way in between.

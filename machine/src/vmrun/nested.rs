@@ -10,6 +10,8 @@
 //! inside with an older one, and waits for them to leave; they come back with the new count, and
 //! with no translations.
 //!
+//! Intel's tables differ from AMD's in leaves alone: those name their memory type.
+//!
 //! Lock order: the address space's own lock, then `tables`.
 
 use alloc::sync::Arc;
@@ -131,7 +133,10 @@ impl NestedSpace {
         if prot.is_empty() || write && !prot.contains(Prot::WRITE) {
             return Err(MapError::NotMapped);
         }
-        let entry = npt::leaf(u64::from(pfn) << PAGE_SHIFT, write);
+        let entry = match super::ability() {
+            Some(super::Ability::Vmx(_)) => vmx::ept::leaf(u64::from(pfn) << PAGE_SHIFT, write),
+            _ => npt::leaf(u64::from(pfn) << PAGE_SHIFT, write),
+        };
         let mut old = 0;
         let found = leaf_table(&mut tables, address, true, |leaves, index| {
             old = core::mem::replace(&mut leaves[index], entry);

@@ -154,8 +154,8 @@ pub fn exit(machine: &impl Machine, cpu: usize) {
     machine.store_release(cpu, 0);
 }
 
-/// Exit of `cpu` to a guest: as [`exit`]. Nothing else can come between it and the guest, nor
-/// between the guest and [`leave_guest`], not even an NMI.
+/// Exit of `cpu` to a guest: as [`exit`]. Between it and the guest, and between the guest and
+/// [`leave_guest`], nothing else can come but NMIs on Intel's CPUs, which find a danger zone.
 #[inline(always)]
 pub fn enter_guest(machine: &impl Machine, cpu: usize) {
     machine.store_release(cpu, IN_GUEST);
@@ -179,11 +179,11 @@ pub fn paranoid_enter(machine: &impl Machine, cpu: usize) -> u32 {
     old
 }
 
-/// Return from such an entry: a danger zone goes on as one.
+/// Return from such an entry: a danger zone goes on as one, around a guest as that.
 #[inline(always)]
 pub fn paranoid_exit(machine: &impl Machine, cpu: usize, old: u32) {
     if old & IN_KERNEL == 0 {
-        exit(machine, cpu);
+        machine.store_release(cpu, old & IN_GUEST);
     }
 }
 

@@ -16,6 +16,7 @@ pub mod code {
     pub const SMI: u64 = 0x62;
     pub const INIT: u64 = 0x63;
     pub const VINTR: u64 = 0x64;
+    pub const CR0_SELECTIVE: u64 = 0x65;
     pub const RDPMC: u64 = 0x6f;
     pub const CPUID: u64 = 0x72;
     pub const RSM: u64 = 0x73;
@@ -60,6 +61,7 @@ pub fn decode(code: u64, info_1: u64, info_2: u64) -> Exit {
         }
         code::INTR | code::NMI | code::SMI | code::INIT => Exit::Host,
         code::VINTR => Exit::InterruptWindow,
+        code::CR0_SELECTIVE => Exit::ControlRegister { number: 0, write: true },
         code::RDPMC => Exit::ReadCounter,
         code::CPUID => Exit::Cpuid,
         code::IRET => Exit::NmiReturn,

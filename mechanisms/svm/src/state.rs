@@ -74,6 +74,11 @@ pub struct Svm<W: World> {
     shadow: bool,
     priority: u8,
     tsc_offset: u64,
+    /// EFER.LME as the guest has it. In the block it stands only beside CR0.PG, and while it is set
+    /// CR0 is written by software. So no exit finds LME without paging: the CPU that QEMU emulates
+    /// (seen with 7.2) then takes the host's CR0 while EFER and CR4 are the guest's still, and
+    /// where that CR4 has no PAE it keeps the guest's CR0 for the host.
+    long_mode: bool,
 }
 
 /// Types in the word of an event (AMD APM 2, 15.20).
@@ -131,7 +136,7 @@ impl<W: World> Svm<W> {
     pub fn new(mut world: W) -> Self {
         world.save_mut().pat = 0x0007_0406_0007_0406;
         let left = Left::default();
-        Svm { world, left, event: 0, shadow: false, priority: 0, tsc_offset: 0 }
+        Svm { world, left, event: 0, shadow: false, priority: 0, tsc_offset: 0, long_mode: false }
     }
 
     fn request(&mut self, windows: Windows) -> Request {
@@ -147,6 +152,9 @@ impl<W: World> Svm<W> {
             request.interrupt_control |= interrupt_control::IRQ
                 | interrupt_control::PRIORITY
                 | interrupt_control::IGNORE_TPR;
+        }
+        if self.long_mode {
+            request.intercepts |= intercept::CR0_SELECTIVE;
         }
         if windows.nmi {
             request.intercepts |= intercept::IRET;
@@ -205,6 +213,7 @@ impl<W: World> Vmrun for Svm<W> {
     fn system(&self) -> System {
         let s = self.world.save();
         let table = |t: &vmcb::Segment| Table { base: t.base, limit: t.limit as u16 };
+        let long_mode = if self.long_mode { cr::EFER_LME } else { 0 };
         System {
             segments: [&s.es, &s.cs, &s.ss, &s.ds, &s.fs, &s.gs, &s.ldtr, &s.tr].map(load),
             gdt: table(&s.gdtr),
@@ -213,11 +222,12 @@ impl<W: World> Vmrun for Svm<W> {
             cr2: s.cr2,
             cr3: s.cr3,
             cr4: s.cr4,
-            efer: s.efer & !cr::EFER_SVME,
+            efer: s.efer & !(cr::EFER_SVME | cr::EFER_LME) | long_mode,
         }
     }
 
     fn set_system(&mut self, system: &System) {
+        self.long_mode = system.efer & cr::EFER_LME != 0;
         let s = self.world.save_mut();
         for (to, from) in Self::segments(s).into_iter().zip(&system.segments) {
             *to = store(from);
@@ -232,6 +242,9 @@ impl<W: World> Vmrun for Svm<W> {
         (s.cr0, s.cr2, s.cr4) = (system.cr0, system.cr2, system.cr4);
         // The CPU runs a guest only with this bit; the guest does not see it.
         s.efer = system.efer | cr::EFER_SVME;
+        if system.cr0 & cr::CR0_PG == 0 {
+            s.efer &= !cr::EFER_LME;
+        }
         let stack = system.segments[seg::SS].attributes;
         s.cpl = (stack >> attribute::DPL_SHIFT & 3) as u8;
         if s.cr3 != system.cr3 {

@@ -150,6 +150,8 @@ pub mod intercept {
     pub const SMI: u32 = 1 << 2;
     pub const INIT: u32 = 1 << 3;
     pub const VINTR: u32 = 1 << 4;
+    /// Writes of CR0 that change more than TS and MP.
+    pub const CR0_SELECTIVE: u32 = 1 << 5;
     pub const RDPMC: u32 = 1 << 15;
     pub const CPUID: u32 = 1 << 18;
     pub const RSM: u32 = 1 << 19;
@@ -185,7 +187,7 @@ pub mod intercept {
         | FERR_FREEZE
         | SHUTDOWN;
     /// What a [`crate::Request`] may add to them.
-    pub const OPTIONAL: u32 = VINTR | IRET | PAUSE;
+    pub const OPTIONAL: u32 = VINTR | CR0_SELECTIVE | IRET | PAUSE;
     /// Of `intercept_exceptions`: #DB and #AC, whose delivery can fault by the same cause for ever
     /// without an interrupt's getting in (CVE-2015-8104, CVE-2015-5307), and #MC.
     pub const ALWAYS_EXCEPTIONS: u32 = 1 << 1 | 1 << 17 | 1 << 18;

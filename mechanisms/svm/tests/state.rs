@@ -129,6 +129,7 @@ fn codes() {
         (0x52, 0, 0, Exit::Host),
         (0x60, 0, 0, Exit::Host),
         (0x64, 0, 0, Exit::InterruptWindow),
+        (0x65, 0, 0, Exit::ControlRegister { number: 0, write: true }),
         (0x72, 0, 0, Exit::Cpuid),
         (0x78, 0, 0, Exit::Halt),
         (0x7c, 0, 0, Exit::ReadMsr),
@@ -161,6 +162,25 @@ fn entries() {
     assert_eq!(request.intercepts, intercept::VINTR | intercept::IRET);
     assert_eq!(request.intercept_cr, intercept::CR8_WRITE);
     assert_eq!(request.event, 0, "an event is asked for once");
+}
+
+/// EFER.LME stands in the block only beside CR0.PG, and while the guest has it, writes of CR0 exit.
+#[test]
+fn long_mode_without_paging_is_kept_out_of_the_block() {
+    const LME: u64 = 1 << 8;
+    const PG: u64 = 1 << 31;
+    let mut cpu = paper(None);
+    for (efer, cr0, in_block) in
+        [(0, 0, 0), (LME, 0, 0), (LME | 1 << 10, PG, LME), (0, PG, 0), (LME, 1, 0)]
+    {
+        cpu.set_system(&System { efer, cr0, ..System::default() });
+        assert_eq!(cpu.system().efer, efer);
+        assert_eq!(cpu.world.block.save.efer & LME, in_block, "{efer:#x} {cr0:#x}");
+        cpu.enter(Windows::default(), &mut || true);
+        let asked = cpu.world.requests.last().map(|request| request.intercepts);
+        let selective = if efer & LME != 0 { intercept::CR0_SELECTIVE } else { 0 };
+        assert_eq!(asked, Some(selective), "{efer:#x} {cr0:#x}");
+    }
 }
 
 /// No tag is good for two guests between two moments at which all is dropped.

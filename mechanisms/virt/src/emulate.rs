@@ -177,6 +177,11 @@ impl<B: Bus> Cpu<'_, B> {
         }
     }
 
+    /// The operand of LMSW.
+    pub fn status_word(&mut self, i: &Instruction) -> Result<u64, Stop> {
+        self.read_rm(i, 2)
+    }
+
     fn done(&mut self, i: &Instruction) -> Result<(), Stop> {
         self.rip = self.rip.wrapping_add(u64::from(i.len));
         match self.system.code_size(self.rflags) {

@@ -1,6 +1,6 @@
 //! The seam between what a virtual CPU is and what runs it: [`Vmrun`] enters the guest, [`Exit`]
-//! says why it came back. AMD's hardware is behind it (`mechanisms/svm`), scripted tests are, and
-//! Intel's can be.
+//! says why it came back. AMD's hardware is behind it (`mechanisms/svm`), Intel's
+//! (`mechanisms/vmx`), and scripted tests.
 
 use crate::event::Event;
 use crate::regs::{Gprs, Segment, System};
@@ -14,6 +14,8 @@ pub enum Exit {
     InterruptWindow,
     /// IRET at the end of an NMI's handler.
     NmiReturn,
+    /// The guest has ended its NMI's handler.
+    NmiWindow,
     /// HLT.
     Halt,
     /// CPUID.
@@ -98,7 +100,8 @@ pub struct Io {
 pub struct Windows {
     /// Exit once the guest can take an interrupt.
     pub interrupt: bool,
-    /// Exit at IRET.
+    /// The guest is in an NMI's handler: exit at its IRET ([`Exit::NmiReturn`]) or behind it
+    /// ([`Exit::NmiWindow`]).
     pub nmi: bool,
     /// Exit at a write of CR8: an interrupt waits for a lower priority.
     pub priority: bool,
@@ -162,6 +165,17 @@ pub trait Vmrun {
     fn cut_short(&mut self) -> Option<Event>;
     /// The guest's tables of this CPU's translations are to be forgotten at the next entry.
     fn flush_translations(&mut self);
+    /// CR4 bits that the guest may set, where its writes are exits.
+    fn cr4_allowed(&self) -> u64 {
+        u64::MAX
+    }
+    /// Where in the guest's memory the four entries of PAE paging are that the hardware keeps, if
+    /// they are to be read again.
+    fn pdptes_due(&self) -> Option<u64> {
+        None
+    }
+    /// These entries.
+    fn set_pdptes(&mut self, _entries: [u64; 4]) {}
     /// Runs the guest until it exits. `is_busy` is asked when nothing can come between any more.
     fn enter(&mut self, windows: Windows, is_busy: &mut dyn FnMut() -> bool) -> Entered;
 }

@@ -42,14 +42,25 @@ pub mod flags {
 #[expect(missing_docs, reason = "the names of the manual")]
 pub mod cr {
     pub const CR0_PE: u64 = 1;
+    pub const CR0_MP: u64 = 1 << 1;
+    pub const CR0_EM: u64 = 1 << 2;
+    pub const CR0_TS: u64 = 1 << 3;
     pub const CR0_ET: u64 = 1 << 4;
+    pub const CR0_NE: u64 = 1 << 5;
     pub const CR0_WP: u64 = 1 << 16;
+    pub const CR0_AM: u64 = 1 << 18;
     pub const CR0_NW: u64 = 1 << 29;
     pub const CR0_CD: u64 = 1 << 30;
     pub const CR0_PG: u64 = 1 << 31;
+    /// Those that software can change.
+    pub const CR0_WRITABLE: u64 =
+        CR0_PE | CR0_MP | CR0_EM | CR0_TS | CR0_NE | CR0_WP | CR0_AM | CR0_NW | CR0_CD | CR0_PG;
+    /// Those that LMSW writes.
+    pub const CR0_STATUS_WORD: u64 = CR0_PE | CR0_MP | CR0_EM | CR0_TS;
     pub const CR4_PSE: u64 = 1 << 4;
     pub const CR4_PAE: u64 = 1 << 5;
     pub const CR4_LA57: u64 = 1 << 12;
+    pub const CR4_PCIDE: u64 = 1 << 17;
     pub const CR4_OSXSAVE: u64 = 1 << 18;
     pub const CR4_SMEP: u64 = 1 << 20;
     pub const CR4_SMAP: u64 = 1 << 21;
@@ -169,6 +180,51 @@ impl System {
     #[must_use]
     pub fn is_protected(&self) -> bool {
         self.cr0 & cr::CR0_PE != 0
+    }
+
+    /// What a write of CR0 makes of it (AMD APM 2, 3.1.1 and 14.6; Intel SDM 3A, 4.1.2). None: #GP.
+    #[must_use]
+    pub fn with_cr0(&self, value: u64) -> Option<System> {
+        let has = |bit: u64| value & bit != 0;
+        let is_bad = value >> 32 != 0
+            || has(cr::CR0_PG) && !has(cr::CR0_PE)
+            || has(cr::CR0_NW) && !has(cr::CR0_CD);
+        if is_bad {
+            return None;
+        }
+        let mut new = *self;
+        new.cr0 = value & cr::CR0_WRITABLE | cr::CR0_ET;
+        let is_64_bit_code = self.segments[seg::CS].attributes & attribute::LONG != 0;
+        match (self.cr0 & cr::CR0_PG != 0, has(cr::CR0_PG)) {
+            (false, true) if self.efer & cr::EFER_LME != 0 => {
+                if self.cr4 & cr::CR4_PAE == 0 || is_64_bit_code {
+                    return None;
+                }
+                new.efer |= cr::EFER_LMA;
+            }
+            (true, false) => {
+                let is_long = self.efer & cr::EFER_LMA != 0;
+                if is_long && is_64_bit_code || self.cr4 & cr::CR4_PCIDE != 0 {
+                    return None;
+                }
+                new.efer &= !cr::EFER_LMA;
+            }
+            _ => {}
+        }
+        Some(new)
+    }
+
+    /// What a write of CR4 makes of it (SDM 3A, 2.5 and 4.1.2). None: #GP.
+    #[must_use]
+    pub fn with_cr4(&self, value: u64, allowed: u64) -> Option<System> {
+        let is_long = self.efer & cr::EFER_LMA != 0;
+        let has = |bit: u64| value & bit != 0;
+        let changes = |bit: u64| (value ^ self.cr4) & bit != 0;
+        let begins_pcids = has(cr::CR4_PCIDE) && changes(cr::CR4_PCIDE);
+        let is_bad = value & !allowed != 0
+            || is_long && (!has(cr::CR4_PAE) || changes(cr::CR4_LA57))
+            || begins_pcids && (!is_long || self.cr3 & 0xfff != 0);
+        if is_bad { None } else { Some(System { cr4: value, ..*self }) }
     }
 
     /// Whether addresses are 64 bits wide in the code that runs, and if not, whether 32.

@@ -346,6 +346,14 @@ impl<H: Vmrun> Vcpu<H> {
     }
 
     fn enter(&mut self, host: &mut impl Host, windows: Windows) -> Entered {
+        if let Some(at) = self.hardware.pdptes_due() {
+            let mut bytes = [[0; 8]; 4];
+            // What is not there is not present either.
+            if !host.read(at, bytes.as_flattened_mut()) {
+                bytes = [[0; 8]; 4];
+            }
+            self.hardware.set_pdptes(bytes.map(u64::from_le_bytes));
+        }
         let entered = self.hardware.enter(windows, &mut || host.is_busy());
         match (entered, self.hardware.cut_short()) {
             // Not even begun.

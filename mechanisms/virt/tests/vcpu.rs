@@ -247,6 +247,66 @@ fn another_cpu_starts() {
     assert_eq!((code.selector, code.base, cpu.hardware.rip), (0x9a00, 0x9_a000, 0));
 }
 
+/// Paging with EFER.LME is long mode, needs PAE and no 64-bit code; MOV and LMSW.
+#[test]
+fn writes_of_cr0() {
+    const PG: u64 = 1 << 31;
+    const GP: (u8, Option<u32>) = (13, Some(0));
+    let written = Exit::ControlRegister { number: 0, write: true };
+    // cr4, efer, attributes of CS, cr0 before, what is written; cr0 and efer behind it.
+    for (cr4, efer, code, cr0, value, wanted) in [
+        (0x20, 0x100, 0x9b, 0x11, PG | 0x11, Some((PG | 0x11, 0x500))),
+        (0, 0x100, 0x9b, 0x11, PG | 0x11, None),
+        (0x20, 0x100, 0x29b, 0x11, PG | 0x11, None),
+        (0, 0, 0x9b, 0x11, PG | 0x11, Some((PG | 0x11, 0))),
+        (0x20, 0x500, 0x9b, PG | 0x11, 0x11, Some((0x11, 0x100))),
+        (0x20, 0x500, 0x29b, PG | 0x11, 0x11, None),
+        (0x2_0020, 0x500, 0x9b, PG | 0x11, 0x11, None),
+        (0, 0, 0x9b, 0x10, PG, None),
+        (0, 0, 0x9b, 0x10, 1 << 29, None),
+        (0, 0, 0x9b, 0x10, 3 << 29 | 1 << 6 | 1, Some((3 << 29 | 0x11, 0))),
+    ] {
+        let mut cpu = cpu(&[written, Exit::Shutdown]);
+        // mov cr0,eax
+        let mut world = world(&[0x0f, 0x22, 0xc0]);
+        let system = &mut cpu.hardware.system;
+        (system.cr0, system.cr4, system.efer) = (cr0, cr4, efer);
+        system.segments[1].attributes = code;
+        cpu.hardware.gprs[gpr::RAX] = value;
+        if cr0 & PG != 0 {
+            // Three levels of tables and a page of 2 MiB.
+            system.cr3 = 0x1000;
+            world.memory[0x1000..0x1008].copy_from_slice(&0x2007u64.to_le_bytes());
+            world.memory[0x2000..0x2008].copy_from_slice(&0x3007u64.to_le_bytes());
+            world.memory[0x3000..0x3008].copy_from_slice(&0x87u64.to_le_bytes());
+        }
+        cpu.run(&mut world);
+        let system = cpu.hardware.system;
+        match wanted {
+            Some(state) => {
+                assert_eq!((system.cr0, system.efer), state, "{value:#x}");
+                assert_eq!(cpu.hardware.rip, 0x103);
+                assert!(cpu.hardware.injected.is_empty());
+            }
+            None => {
+                assert_eq!((system.cr0, system.efer), (cr0, efer), "{value:#x}");
+                let error = GP.1.filter(|_| cr0 & 1 != 0);
+                assert_eq!(cpu.hardware.injected, [Event::Exception(GP.0, error)]);
+            }
+        }
+    }
+    // lmsw ax sets PE and does not clear it; the other bits of CR0 stay.
+    for (cr0, value, wanted) in
+        [(0x10, 0xffff, 0x1f), (0x1f, 0, 0x11), (0x6000_0011, 8, 0x6000_0019)]
+    {
+        let mut cpu = cpu(&[written]);
+        cpu.hardware.system.cr0 = cr0;
+        cpu.hardware.gprs[gpr::RAX] = value;
+        cpu.run(&mut world(&[0x0f, 0x01, 0xf0]));
+        assert_eq!(cpu.hardware.system.cr0, wanted, "{cr0:#x} {value:#x}");
+    }
+}
+
 #[test]
 fn efer_and_xcr0() {
     let mut cpu = cpu(&[]);
@@ -269,6 +329,7 @@ fn any_exit() -> impl Strategy<Value = Exit> {
         Just(Exit::Host),
         Just(Exit::InterruptWindow),
         Just(Exit::NmiReturn),
+        Just(Exit::NmiWindow),
         Just(Exit::Halt),
         Just(Exit::Cpuid),
         Just(Exit::ReadMsr),

@@ -1,7 +1,8 @@
 //! Images that `limen pack` made: `limen run IMAGE.cpio`.
 //!
 //! The image says what to run; what the caller's terminal and options say comes on top. Words
-//! behind the image take the place of the arguments that were packed. Neighbour: `crate::pack`
+//! behind the image take the place of the arguments that were packed, but for a container image's
+//! entry point, which stays as it does with `--image`. Neighbour: `crate::pack`
 //! makes them, the configuration first.
 
 use std::io::Read as _;
@@ -56,7 +57,7 @@ pub(super) fn start(args: &RunArgs, here: &Path, archive: Vec<u8>) -> Result<Sta
     let given = &args.program[1..];
     let given = given.strip_prefix(&["--".into()]).unwrap_or(given);
     if !given.is_empty() {
-        argv.truncate(1);
+        argv.truncate(packed.fixed_words.max(1) as usize);
         argv.extend(words(given));
     }
     let text = |path: &str| {

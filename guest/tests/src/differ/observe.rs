@@ -444,10 +444,11 @@ fn address(at: &mut At<'_>, _args: &[usize]) {
         } else if port >= PORTS {
             at.set(2, 2, (port - PORTS) % 4);
         }
-    } else if family == AF_UNIX && at.get(2, 1) == 0 && !at.is_untouched(3, 5) {
-        // A name that the kernel chose (unix(7), autobind).
-        if at.bytes[3..8].iter().all(u8::is_ascii_hexdigit) {
-            at.set(3, 5, 0x41_4141_4141);
+    } else if family == AF_UNIX && at.get(2, 1) == 0 {
+        // A name that the kernel chose (unix(7), autobind), cut off perhaps.
+        let told = (3..8).take_while(|&byte| !at.is_untouched(byte, 1)).count();
+        if at.bytes[3..3 + told].iter().all(u8::is_ascii_hexdigit) {
+            (3..3 + told).for_each(|byte| at.set(byte, 1, 0x41));
         }
     }
 }

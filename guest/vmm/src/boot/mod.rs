@@ -14,6 +14,7 @@ mod acpi;
 mod block;
 mod console;
 mod load;
+mod log;
 mod net;
 mod virtio;
 
@@ -58,8 +59,10 @@ struct Options {
     disk: Option<String>,
     /// A network card, and its other end.
     has_net: bool,
-    /// The serial line is standard input and output, else its output goes to standard error.
+    /// The serial line is standard input and output.
     is_serial: bool,
+    /// All that comes over the serial line goes to standard error; else see [`log`].
+    has_log: bool,
 }
 
 impl Options {
@@ -80,6 +83,7 @@ impl Options {
                 "--disk" => options.disk = Some(value()?),
                 "--net" => options.has_net = true,
                 "--serial" => options.is_serial = true,
+                "--log" => options.has_log = true,
                 _ => return Err(format!("{word}: unknown")),
             }
         }
@@ -136,8 +140,12 @@ fn boot(options: &Options) -> Result<u8> {
     let memory = memory(&vm, options.memory_mib << 20)?;
     let line = eventfd()?;
     vm.register_irqfd(&line, COM1_IRQ).map_err(say("KVM_IRQFD"))?;
-    let out: Box<dyn Write + Send> =
-        if options.is_serial { Box::new(std::io::stdout()) } else { Box::new(std::io::stderr()) };
+    let log = log::Kept::default();
+    let out: Box<dyn Write + Send> = match (options.is_serial, options.has_log) {
+        (true, _) => Box::new(std::io::stdout()),
+        (false, true) => Box::new(std::io::stderr()),
+        (false, false) => Box::new(log.clone()),
+    };
     let com1 = Arc::new(Mutex::new(Serial::new(Line(line), out)));
     let (console, ends) = Console::new();
     let mut devices: Vec<Box<dyn Device>> = vec![Box::new(console)];
@@ -161,7 +169,11 @@ fn boot(options: &Options) -> Result<u8> {
     acpi::write(&memory, options.cpus, &places)?;
     let machine = Arc::new(Machine { com1, devices: transports, console: ends });
     machine.read_input(options.is_serial);
-    run_cpus(&machine, cpus(&kvm, &vm, options.cpus, start)?)
+    let result = run_cpus(&machine, cpus(&kvm, &vm, options.cpus, start)?);
+    if machine.console.status().is_none() {
+        log.tell();
+    }
+    result
 }
 
 /// All CPUs; the first begins at `start`.

@@ -9,8 +9,9 @@ use super::names::attributes_changed;
 use super::{CWD, file, resolve_at};
 use crate::base::time::realtime_ns;
 use crate::base::user::UserPtr;
-use crate::fs::pseudo::PseudoInode;
+use crate::ipc::transfer::is_syncable;
 use crate::process::current;
+use crate::process::pidfd::PidFile;
 use crate::process::signal::send_to_current;
 use crate::security::{Capability, Resource, Subject};
 use crate::vfs::anon::AnonInode;
@@ -314,6 +315,9 @@ pub fn truncate(path: u64, length: u64) -> Result<u64> {
 pub fn ftruncate(fd: u64, length: u64) -> Result<u64> {
     let size = check_size(length)?;
     let file = file(fd)?;
+    if file.ops_as::<PidFile>().is_some() {
+        return Err(Errno::EOPNOTSUPP);
+    }
     let location = file.location.clone().ok_or(Errno::EINVAL)?;
     if location.file_type() != FileType::Regular || file.check_writable().is_err() {
         return Err(Errno::EINVAL);
@@ -404,13 +408,10 @@ pub fn fsync(fd: u64) -> Result<u64> {
 }
 
 fn sync_file(file: &Arc<File>) -> Result<u64> {
-    let inode = file.inode();
-    let has_data = matches!(inode.file_type(), FileType::Regular | FileType::Directory);
-    if !file.is_seekable() || !has_data || inode.as_any().is::<PseudoInode>() {
+    if !is_syncable(file) {
         return Err(Errno::EINVAL);
     }
-    inode.sync()?;
-    Ok(0)
+    file.inode().sync().map(|()| 0)
 }
 
 /// sync_file_range(2): writes the whole file back.

@@ -67,9 +67,9 @@ fn list(fd: u64, buffer: u64, count: i32, layout: Layout) -> Result<u64> {
 fn fill(file: &File, inode: &dyn Inode, mut position: u64, into: &mut Entries) -> Result<u64> {
     while position < 2 {
         let (name, number) = match (position, &file.location) {
-            (0, _) => (b".".as_slice(), inode.metadata()?.inode),
+            (0, _) => (b".".as_slice(), inode.number()?),
             (_, Some(at)) => (b"..".as_slice(), above(at)?),
-            (_, None) => (b"..".as_slice(), inode.metadata()?.inode),
+            (_, None) => (b"..".as_slice(), inode.number()?),
         };
         if !into.push(name, number, FileType::Directory, position + 1)? {
             return Ok(position);
@@ -98,12 +98,12 @@ fn above(at: &Location) -> Result<u64> {
     while at.is_mount_top() {
         match at.mount.place() {
             Some(place) => at = place,
-            None => return Ok(at.inode().metadata()?.inode),
+            None => return at.inode().number(),
         }
     }
     match at.dentry.parent() {
-        Some(parent) => Ok(parent.inode().metadata()?.inode),
-        None => Ok(at.inode().metadata()?.inode),
+        Some(parent) => Ok(parent.inode().number()?),
+        None => Ok(at.inode().number()?),
     }
 }
 
@@ -147,7 +147,7 @@ impl Entries {
 /// getcwd(2): the length with the NUL.
 pub fn getcwd(buffer: UserPtr<u8>, size: u64) -> Result<u64> {
     let fs = current().fs();
-    let (cwd, root) = (fs.cwd.lock().clone(), fs.root.lock().clone());
+    let (cwd, root) = (fs.cwd.read(Clone::clone), fs.root.read(Clone::clone));
     if cwd.dentry.is_unlinked() {
         return Err(Errno::ENOENT);
     }

@@ -11,20 +11,12 @@ use super::file;
 use crate::base::io::{Sink, Source, read_buffers};
 use crate::base::user::UserPtr;
 use crate::fs::pseudo::PseudoInode;
-use crate::ipc::transfer::{read_at, read_stream, write_at, write_stream};
+use crate::ipc::transfer::{self, RequestFlags, read_at, read_stream, write_at, write_stream};
 use crate::process::pidfd::PidFile;
 use crate::process::{Thread, file_of};
 use crate::vfs::anon::AnonInode;
 use crate::vfs::inotify::Inotify;
 use crate::vfs::{File, FileType};
-
-/// Flags of preadv2(2).
-const READ_FLAGS: u32 =
-    raw::RWF_HIPRI | raw::RWF_DSYNC | raw::RWF_SYNC | raw::RWF_NOWAIT | raw::RWF_APPEND;
-/// Flags of pwritev2(2).
-const WRITE_FLAGS: u32 = READ_FLAGS | RWF_NOAPPEND;
-/// Write where the call says, whatever O_APPEND says; linux-raw-sys does not have it.
-const RWF_NOAPPEND: u32 = 1 << 5;
 
 /// read(2).
 pub fn read(thread: Current<Thread>, fd: u32, buffer: u64, count: u64) -> Result<u64> {
@@ -70,7 +62,7 @@ pub fn pread64(fd: u64, buffer: u64, count: u64, offset: u64) -> Result<u64> {
 /// pwrite64(2).
 pub fn pwrite64(fd: u64, buffer: u64, count: u64, offset: u64) -> Result<u64> {
     let offset = check_offset(offset)?;
-    let file = positioned(fd)?;
+    let file = positioned_to_write(fd)?;
     file.check_writable()?;
     check_buffer(buffer, count)?;
     write_at(&file, offset, &mut Source::user(buffer, count as usize))
@@ -88,7 +80,7 @@ pub fn preadv(fd: u64, vector: u64, count: u64, offset: u64) -> Result<u64> {
 /// pwritev(2).
 pub fn pwritev(fd: u64, vector: u64, count: u64, offset: u64) -> Result<u64> {
     let offset = check_offset(offset)?;
-    let file = positioned(fd)?;
+    let file = positioned_to_write(fd)?;
     check_writes(&file)?;
     let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
     write_at(&file, offset, &mut Source::user_vector(&vector))
@@ -107,14 +99,11 @@ pub fn preadv2(
     let (file, offset) = at_offset(fd, offset)?;
     check_reads(&file)?;
     let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
-    // The events of inotify(7) are read as they were before there were flags.
-    let is_old = file.ops_as::<Inotify>().is_some();
-    let flags = check_rwf(flags, if is_old { raw::RWF_HIPRI } else { READ_FLAGS })?;
-    let mut sink = Sink::user_vector(&vector).without_waiting(flags & raw::RWF_NOWAIT != 0);
-    match offset {
-        None => read_stream(&file, &mut sink),
-        Some(offset) => read_at(&file, offset, &mut sink),
-    }
+    // The events of inotify(7), and directories, are read as before there were flags.
+    let is_directory = file.inode().file_type() == FileType::Directory;
+    let is_old = is_directory || file.ops_as::<Inotify>().is_some();
+    let check = if is_old { RequestFlags::of_old_read } else { RequestFlags::of_read };
+    transfer::read_request(&file, offset, Sink::user_vector(&vector), check(flags as u32)?)
 }
 
 /// pwritev2(2), as [`preadv2`].
@@ -127,30 +116,13 @@ pub fn pwritev2(
     flags: u64,
 ) -> Result<u64> {
     let (file, offset) = at_offset(fd, offset)?;
+    if offset.is_some() && !file.ops().is_written_at_places() {
+        return Err(Errno::ESPIPE);
+    }
     check_writes(&file)?;
     let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
-    let flags = check_rwf(flags, WRITE_FLAGS)?;
-    let both = raw::RWF_APPEND | RWF_NOAPPEND;
-    if flags & both == both {
-        return Err(Errno::EINVAL);
-    }
-    let nowait = flags & raw::RWF_NOWAIT != 0;
-    if nowait && file.is_seekable() {
-        // Room in a file may have to be made: nobody can say that it does not take waiting.
-        return Err(Errno::EOPNOTSUPP);
-    }
-    let mut source = Source::user_vector(&vector).without_waiting(nowait);
-    let said = [(raw::RWF_APPEND, true), (RWF_NOAPPEND, false)];
-    let said = said.into_iter().find(|(flag, _)| flags & flag != 0);
-    source = source.appending(said.map(|(_, appends)| appends));
-    let written = match offset {
-        None => write_stream(&file, &mut source)?,
-        Some(offset) => write_at(&file, offset, &mut source)?,
-    };
-    if flags & (raw::RWF_DSYNC | raw::RWF_SYNC) != 0 {
-        file.inode().sync()?;
-    }
-    Ok(written)
+    let flags = RequestFlags::of_write(flags as u32)?;
+    transfer::write_request(&file, offset, Source::user_vector(&vector), flags)
 }
 
 /// The file behind a descriptor argument of a call with an offset: ESPIPE for a stream.
@@ -162,6 +134,12 @@ fn positioned(fd: u64) -> Result<Arc<File>> {
     // A pidfd has places, but nothing is there.
     let is_pidfd = file.ops_as::<PidFile>().is_some();
     Err(if is_pidfd { Errno::EINVAL } else { Errno::ESPIPE })
+}
+
+/// As [`positioned`], for writing: ESPIPE for text that takes what is written as a whole, too.
+fn positioned_to_write(fd: u64) -> Result<Arc<File>> {
+    let file = positioned(fd)?;
+    if file.ops().is_written_at_places() { Ok(file) } else { Err(Errno::ESPIPE) }
 }
 
 /// As [`positioned`], and the offset; None for -1, which stands for the file's position.
@@ -184,12 +162,6 @@ fn check_reads(file: &File) -> Result<()> {
 fn check_writes(file: &File) -> Result<()> {
     file.check_writable()?;
     if file.ops().has_data().1 { Ok(()) } else { Err(Errno::EINVAL) }
-}
-
-/// EOPNOTSUPP for a flag that is not known.
-fn check_rwf(flags: u64, known: u32) -> Result<u32> {
-    let flags = flags as u32;
-    if flags & !known != 0 { Err(Errno::EOPNOTSUPP) } else { Ok(flags) }
 }
 
 #[inline]

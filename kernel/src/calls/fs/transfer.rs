@@ -100,13 +100,17 @@ pub fn copy_file_range(
     if inodes.iter().any(|inode| inode.file_type() == FileType::Directory) {
         return Err(Errno::EISDIR);
     }
-    if !inodes.iter().all(is_regular) {
+    if inodes.iter().any(|inode| inode.file_type() != FileType::Regular) {
         return Err(Errno::EINVAL);
     }
     input.check_readable()?;
     output.check_writable()?;
     if output.flags() & raw::O_APPEND != 0 {
         return Err(Errno::EBADF);
+    }
+    // Text that is made when it is read is no file that could be copied.
+    if !inodes.iter().all(is_regular) {
+        return Err(Errno::EINVAL);
     }
     if input.inode().metadata()?.device != output.inode().metadata()?.device {
         return Err(Errno::EXDEV);

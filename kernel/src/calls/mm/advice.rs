@@ -187,10 +187,12 @@ impl MmInner {
         let end = end.min(vma.end).min(at.saturating_add(POPULATE_AT_ONCE));
         let mut address = at;
         while address < end {
-            self.fault(PageFault { address, write, exec: false }).map_err(|error| match error {
-                Errno::ENOMEM => Errno::ENOMEM,
-                _ => Errno::EFAULT,
-            })?;
+            self.fault(PageFault { address, write, exec: false, present: false }).map_err(
+                |error| match error {
+                    Errno::ENOMEM => Errno::ENOMEM,
+                    _ => Errno::EFAULT,
+                },
+            )?;
             address = self.table.page_end(address);
         }
         Ok(address.min(end))

@@ -11,6 +11,7 @@ use abi::{Errno, Result, general as raw};
 use machine::memory::{Prot, USER_END};
 
 use super::lock;
+use crate::exec::READ_IMPLIES_EXEC;
 use crate::fs::pseudo::PseudoInode;
 use crate::mm::{Backing, MMAP_MIN, Mm, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::Process;
@@ -33,8 +34,6 @@ const HUGE_2MB: u32 = 21 << HUGE_SHIFT;
 const HUGE_1GB: u32 = 30 << HUGE_SHIFT;
 const HUGE_SHIFT: u32 = 26;
 const HUGE_MASK: u32 = 0x3f << HUGE_SHIFT;
-/// Personality: readable means executable (personality(2)).
-pub const READ_IMPLIES_EXEC: u32 = 0x040_0000;
 
 /// Rights from PROT_ bits; others are ignored, as mmap(2) does.
 pub fn prot_from_bits(bits: u64) -> Prot {

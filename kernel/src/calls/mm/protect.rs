@@ -37,10 +37,15 @@ fn protect(start: u64, len: u64, bits: u64, has_key: bool) -> Result<u64> {
     if len == 0 {
         return Ok(0);
     }
-    let (mut start, end) = page_range(start, len, Errno::ENOMEM)?;
+    let whole = len.checked_next_multiple_of(PAGE);
+    if whole.and_then(|whole| start.checked_add(whole)).is_none() {
+        return Err(Errno::ENOMEM);
+    }
+    // What is asked for is looked at before the place is.
     if bits & !u64::from(KNOWN) != 0 || !has_key {
         return Err(Errno::EINVAL);
     }
+    let (mut start, end) = page_range(start, len, Errno::ENOMEM)?;
     let process = &current().process;
     let reads_exec = read_implies_exec(process);
     let prot = prot_from_bits(bits);

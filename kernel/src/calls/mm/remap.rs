@@ -1,4 +1,4 @@
-//! mremap(2): areas that grow, shrink and move.
+//! mremap(2) and remap_file_pages(2): areas that grow, shrink, move and show other pages.
 
 use alloc::vec::Vec;
 
@@ -6,10 +6,12 @@ use abi::{Errno, Result, general as raw};
 use machine::memory::USER_END;
 
 use super::map::page_range;
-use crate::mm::{Backing, MAX_MAP_COUNT, MMAP_MIN, MmInner, PAGE, Removed, VmaFlags};
+use crate::mm::{Backing, MAX_MAP_COUNT, MMAP_MIN, MmInner, PAGE, Removed, Vma, VmaFlags};
 use crate::process::Process;
 use crate::process::current;
 use crate::security::{Resource, UNLIMITED};
+use crate::vfs::hooks;
+use crate::vfs::page_cache::MAX_FILE_SIZE;
 
 /// What is asked for; lengths are whole pages.
 struct Request {
@@ -179,5 +181,70 @@ impl MmInner {
             return Ok(Removed::new());
         }
         Ok(self.unmap(old, old + len))
+    }
+}
+
+/// remap_file_pages(2): shows other pages of the file in a part of a shared mapping. As on Linux
+/// since 4.0 that is a mapping of its own in the place of what was there.
+pub fn remap_file_pages(
+    start: u64,
+    size: u64,
+    protection: u64,
+    page_offset: u64,
+    flags: u32,
+) -> Result<u64> {
+    let (start, size) = (start & !(PAGE - 1), size & !(PAGE - 1));
+    let end = start.checked_add(size).filter(|&end| end > start).ok_or(Errno::EINVAL)?;
+    let pages_end = page_offset.checked_add(size / PAGE).ok_or(Errno::EINVAL)?;
+    if protection != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let mm = current().process.mm()?;
+    let mut vma = mm.with(|inner| inner.shared_file(start, end).cloned()).ok_or(Errno::EINVAL)?;
+    if pages_end > MAX_FILE_SIZE / PAGE {
+        return Err(Errno::EOVERFLOW);
+    }
+    let Backing::File { page_offset: shown, file, .. } = &mut vma.backing else {
+        return Err(Errno::EINVAL);
+    };
+    *shown = page_offset;
+    let bits = u64::from(vma.prot.bits());
+    hooks::mmap_file((file.as_deref(), bits, bits))?;
+    crate::base::reserve::check_reserve()?;
+    let mut replaced = None;
+    let result = mm.with(|inner| {
+        // Others may have changed it meanwhile: what is mapped was looked at before.
+        replaced = Some(inner.unmap(start, end));
+        vma.end = end;
+        inner.insert(start, vma)?;
+        if flags & raw::MAP_NONBLOCK == 0 {
+            // The mapping stays if its pages cannot be brought in.
+            let _ = inner.populate(start, end);
+        }
+        Ok(0)
+    });
+    drop(replaced);
+    result
+}
+
+impl MmInner {
+    /// The area at `start`, if it is shared memory of a file, and up to `end` there is no hole and
+    /// nothing that differs from it in more than what it shows.
+    fn shared_file(&self, start: u64, end: u64) -> Option<&Vma> {
+        let file_of = |vma: &Vma| match &vma.backing {
+            Backing::File { cache, .. } if vma.shared => Some(alloc::sync::Arc::as_ptr(cache)),
+            _ => None,
+        };
+        let (_, first) = self.find(start)?;
+        let wanted = (file_of(first)?, first.prot, first.flags);
+        let mut reached = first.end;
+        while reached < end {
+            let (_, next) = self.find(reached)?;
+            if (file_of(next)?, next.prot, next.flags) != wanted {
+                return None;
+            }
+            reached = next.end;
+        }
+        Some(first)
     }
 }

@@ -9,7 +9,7 @@ use core::any::Any;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use abi::{Errno, Result, general as raw};
-use machine::sync::{Once, SpinLock};
+use machine::sync::{Once, ReadMostly, SpinLock};
 
 use super::limits::{BYTES, BYTES_DEFAULT, Charge, MESSAGES, MESSAGES_DEFAULT};
 use super::queue::Queue;
@@ -132,8 +132,8 @@ pub(super) fn context(asked: Option<Asked>) -> Context {
     let top = Location::new(mount.clone(), top);
     let own = Context::current();
     let fs = FsContext {
-        cwd: SpinLock::new(top.clone()),
-        root: SpinLock::new(top),
+        cwd: ReadMostly::new(top.clone()),
+        root: ReadMostly::new(top),
         umask: AtomicU32::new(own.fs.umask.load(Ordering::Relaxed)),
     };
     Context { fs: Arc::new(fs), subject: own.subject }

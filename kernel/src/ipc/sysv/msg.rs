@@ -185,7 +185,7 @@ pub fn msgrcv(id: u64, at: u64, max: u64, kind: i64, flags: u32) -> Result<u64> 
             return Err(Errno::EINVAL);
         }
         // As Linux does, which makes the copy's room of what is there.
-        UserPtr::<u8>::new(at.wrapping_add(8)).read_many((max as usize).min(MESSAGE_MAX))?;
+        UserPtr::<u8>::new(at).read_many((max as usize).min(MESSAGE_MAX))?;
         // There is no message of a number below the first.
         Wanted::CopyOf(usize::try_from(kind).unwrap_or(usize::MAX))
     } else if kind == 0 {

@@ -375,6 +375,9 @@ fn set_value(set: &Object<Set>, number: usize, value: i32) -> Result<u64> {
     if !(0..=VALUE_MAX).contains(&value) {
         return Err(Errno::ERANGE);
     }
+    if number >= set.content.queues.len() {
+        return Err(Errno::EINVAL);
+    }
     set.check(WRITE)?;
     hooks::sem_semctl((Some(&set.perm()), SETVAL))?;
     {

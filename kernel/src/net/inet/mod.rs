@@ -6,6 +6,7 @@
 //! owns a port; `tcp` and `udp` are the sockets, `options`, `groups` and `packet` what they share;
 //! a network device would stand beside `ports`.
 
+mod cork;
 mod errors;
 mod groups;
 pub mod interface;

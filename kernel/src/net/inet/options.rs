@@ -6,6 +6,7 @@
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use abi::{Errno, Result, net as raw};
@@ -226,6 +227,14 @@ impl IpOptions {
         self.v6_only.load(Ordering::Relaxed)
     }
 
+    /// A socket that was bound to an address of IPv6 has nothing to do with IPv4 from then on.
+    pub(super) fn note_bound(&self, ip: IpAddr) {
+        if ip.is_ipv6() && !ip.is_unspecified() {
+            self.v6_only.store(true, Ordering::Relaxed);
+            self.keep(raw::IPPROTO_IPV6 as u32, raw::IPV6_V6ONLY, 1);
+        }
+    }
+
     /// Whether a socket may be bound to any address.
     pub(super) fn binds_freely(&self) -> bool {
         const IP: u32 = raw::IPPROTO_IP as u32;
@@ -299,6 +308,9 @@ impl IpOptions {
         if level == IP && name == raw::IP_OPTIONS {
             return if value.is_empty() { Ok(()) } else { Err(Errno::EINVAL) };
         }
+        if (level, name) == (IPV6, raw::IPV6_MTU) {
+            return check_mtu(number(level, name, value)?);
+        }
         let (_, first, takes) = rule(level, name)?;
         if matches!(takes, Nothing) {
             return Err(Errno::ENOPROTOOPT);
@@ -332,6 +344,13 @@ impl IpOptions {
             }
         }
     }
+}
+
+/// IPV6_MTU: how long packets may be, which nothing is made of here. EINVAL for less than each way
+/// of IPv6 takes.
+fn check_mtu(bytes: i32) -> Result<()> {
+    const LEAST: i32 = 1280;
+    if bytes != 0 && bytes < LEAST { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
 /// The number that is kept for one that was given.

@@ -10,12 +10,14 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 use abi::{Errno, Result, net as raw, udp_option};
 use machine::sync::SpinLock;
 
+use super::cork::Cork;
 use super::errors::{self, ErrorQueue, Undelivered};
 use super::groups;
 use super::options::{IpOptions, wants};
 use super::packet::Packet;
 use super::ports::{Binding, Owner, Ports, check_address};
 use super::{any_address, destination, read_address, read_to_bind, shown, source_for};
+use crate::base::counters::{self, Counted};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::{Timeout, WaitQueue};
@@ -29,7 +31,7 @@ use crate::net::{Common, Outgoing, Socket};
 /// Most datagrams of one send (UDP_SEGMENT).
 const SEGMENTS_MAX: usize = 128;
 /// Largest payload: 65535 less both headers.
-const PAYLOAD_MAX: usize = 65507;
+pub(super) const PAYLOAD_MAX: usize = 65507;
 /// Most datagrams in an inbox.
 const DGRAMS_MAX: usize = 4096;
 
@@ -52,13 +54,16 @@ pub(super) struct UdpSocket {
     takes_many: AtomicBool,
     /// UDP_NO_CHECK6_TX and _RX, which are kept.
     no_checks: AtomicU8,
+    /// UDP_CORK.
+    is_corked: AtomicBool,
+    cork: Cork,
 }
 
 /// A datagram, or several of one send, on its way.
 #[derive(Clone, Copy)]
-struct Sending {
+pub(super) struct Sending {
     from: SocketAddr,
-    to: SocketAddr,
+    pub(super) to: SocketAddr,
     ttl: u8,
     tos: u8,
     segment: u16,
@@ -97,6 +102,8 @@ impl UdpSocket {
             segment: AtomicU16::new(0),
             takes_many: AtomicBool::new(false),
             no_checks: AtomicU8::new(0),
+            is_corked: AtomicBool::new(false),
+            cork: Cork::default(),
         })
     }
 
@@ -167,6 +174,7 @@ impl UdpSocket {
     fn get_own_option(&self, name: u32) -> Result<i32> {
         let check = |bit: u8| i32::from(self.no_checks.load(Ordering::Relaxed) & bit != 0);
         match name {
+            udp_option::CORK => Ok(self.is_corked.load(Ordering::Relaxed).into()),
             udp_option::ENCAP => Ok(0),
             udp_option::NO_CHECK6_TX => Ok(check(1)),
             udp_option::NO_CHECK6_RX => Ok(check(2)),
@@ -185,6 +193,12 @@ impl UdpSocket {
             _ => self.no_checks.fetch_or(bit, Ordering::Relaxed),
         };
         match name {
+            udp_option::CORK => {
+                self.is_corked.store(number != 0, Ordering::Relaxed);
+                if number == 0 {
+                    self.uncork()?;
+                }
+            }
             udp_option::NO_CHECK6_TX => _ = check(1),
             udp_option::NO_CHECK6_RX => _ = check(2),
             udp_option::SEGMENT => {
@@ -197,11 +211,122 @@ impl UdpSocket {
         Ok(())
     }
 
+    /// Whom a datagram of `len` bytes goes to, and how, as Linux's order of checks has it.
+    fn address(&self, len: usize, what: &Outgoing) -> Result<Sending> {
+        let named = what.to.as_ref().map(|address| self.whom(address, true)).transpose()?;
+        let named_nobody = named.is_some_and(|whom| whom.is_none());
+        let to = named.flatten().or(*self.peer.lock()).ok_or(Errno::EDESTADDRREQ)?;
+        // An address without a family leads by IPv6 to the peer, which may be one of IPv4.
+        let is_lost = named_nobody && to.is_ipv4();
+        if to.is_ipv4() && self.common.is_v6() && !is_lost {
+            if self.ip.v6_only() {
+                return Err(Errno::ENETUNREACH);
+            }
+            check_v4(len, what.mode.urgent)?;
+        }
+        if to.port() == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let said = what.control.said;
+        if let Some(error) = what.control.error.or(said.is_odd.then_some(Errno::EINVAL)) {
+            return Err(error);
+        }
+        let own = self.bound().ok_or(Errno::EDESTADDRREQ)?;
+        if said.source.is_some_and(|ip| !ip.is_loopback() || ip.is_ipv4() != to.is_ipv4()) {
+            return Err(Errno::EINVAL);
+        }
+        if is_lost {
+            return Err(Errno::ENETUNREACH);
+        }
+        let to = self.reachable(to)?;
+        self.check_version(to)?;
+        if len > PAYLOAD_MAX {
+            return Err(Errno::EMSGSIZE);
+        }
+        let from_ip = said.source.unwrap_or_else(|| source_for(own.ip(), to.ip()));
+        let (ttl, tos) = said.lifetime_and_service(&self.ip, to.ip());
+        let segment = said.segment.unwrap_or_else(|| self.segment.load(Ordering::Relaxed));
+        Ok(Sending { from: SocketAddr::new(from_ip, own.port()), to, ttl, tos, segment })
+    }
+
+    /// The pending error, or EPIPE after shutdown(2).
+    fn check_open(&self) -> Result<()> {
+        match self.common.take_error() {
+            Some(error) => Err(error),
+            None if self.is_mute.load(Ordering::Relaxed) => Err(Errno::EPIPE),
+            None => Ok(()),
+        }
+    }
+
+    /// Passes a datagram on to whoever takes it.
+    fn pass(&self, source: &mut Source<'_>, sending: Sending, is_to_peer: bool) -> Result<usize> {
+        let (len, to) = (source.left(), sending.to);
+        let sent = if to.ip().is_multicast() {
+            sending.send_to_group(source)
+        } else if let Some(target) = PORTS.find(to, |socket| socket.takes_from(sending.from)) {
+            match usize::from(sending.segment) {
+                segment if segment != 0 && len > segment => sending.in_segments(source, &target),
+                _ => sending.put(source, &target, 0),
+            }
+        } else {
+            self.refused(source, to, is_to_peer).map(|()| {
+                count(to, Counted::NoPorts);
+                len
+            })
+        };
+        if sent.is_ok() {
+            count(to, Counted::OutDatagrams);
+        }
+        sent
+    }
+
+    /// EINVAL where a datagram that was begun by IPv6 is gone on with by IPv4; and for an address
+    /// that is none, which a socket of IPv4 does not even look at.
+    fn check_goes_on(&self, begun_to: SocketAddr, what: &Outgoing) -> Result<()> {
+        let Some(address) = what.to.as_ref().filter(|_| self.common.is_v6()) else { return Ok(()) };
+        let is_other = self.whom(address, true)?.is_some_and(|to| to.is_ipv4());
+        if is_other && begun_to.is_ipv6() { Err(Errno::EINVAL) } else { Ok(()) }
+    }
+
+    fn add_to_cork(&self, source: &mut Source<'_>, corks: bool) -> Result<usize> {
+        if let Err(error) = self.check_open() {
+            drop(self.cork.take());
+            return Err(error);
+        }
+        let len = self.cork.add(source)?;
+        if !corks {
+            self.uncork()?;
+        }
+        Ok(len)
+    }
+
+    /// Sends what was held back.
+    fn uncork(&self) -> Result<()> {
+        let Some((sending, is_to_peer, bytes)) = self.cork.take() else { return Ok(()) };
+        self.pass(&mut Source::kernel(&bytes), sending, is_to_peer).map(|_| ())
+    }
+
     fn bind_at(self: &Arc<Self>, address: SocketAddr) -> Result<SocketAddr> {
         let binding = PORTS.bind(self, address, false, &|_| false)?;
         let address = binding.address;
         *self.binding.lock() = Some(binding);
         Ok(address)
+    }
+}
+
+/// Counts something of a datagram to this address. What is of IPv6 has another table.
+fn count(to: SocketAddr, what: Counted) {
+    if to.is_ipv4() {
+        counters::count(what);
+    }
+}
+
+/// What IPv4 does not send, whoever it is for. EMSGSIZE, EOPNOTSUPP.
+fn check_v4(len: usize, is_urgent: bool) -> Result<()> {
+    match () {
+        () if len > usize::from(u16::MAX) => Err(Errno::EMSGSIZE),
+        () if is_urgent => Err(Errno::EOPNOTSUPP),
+        () => Ok(()),
     }
 }
 
@@ -220,6 +345,7 @@ impl Sending {
             // No room, or gone meanwhile: lost.
             Err(Errno::EAGAIN | Errno::EPIPE | Errno::EMSGSIZE) => {
                 target.common.lost.fetch_add(1, Ordering::Relaxed);
+                count(to, Counted::NoRoom);
                 Ok(len)
             }
             result => result,
@@ -264,8 +390,8 @@ impl Sending {
     }
 }
 
-/// What is to be sent to several. EFAULT, ENOMEM.
-fn read_all(source: &mut Source<'_>) -> Result<Vec<u8>> {
+/// What is to be sent later, or to several. EFAULT, ENOMEM.
+pub(super) fn read_all(source: &mut Source<'_>) -> Result<Vec<u8>> {
     let len = source.left();
     let mut all = Vec::new();
     all.try_reserve_exact(len).map_err(|_| Errno::ENOMEM)?;
@@ -284,7 +410,9 @@ impl Socket for UdpSocket {
         if self.bound().is_some() {
             return Err(Errno::EINVAL);
         }
-        self.bind_at(address).map(|_| ())
+        self.bind_at(address)?;
+        self.ip.note_bound(address.ip());
+        Ok(())
     }
 
     fn connect(self: Arc<Self>, address: &RawAddress, _timeout: Timeout) -> Result<()> {
@@ -294,6 +422,10 @@ impl Socket for UdpSocket {
         }
         self.clone().prepare_to_send()?;
         let to = self.whom(address, false)?.ok_or(Errno::EINVAL)?;
+        if to.is_ipv4() && self.common.is_v6() && self.ip.v6_only() {
+            let is_named_so = address.family()? == raw::AF_INET;
+            return Err(if is_named_so { Errno::EAFNOSUPPORT } else { Errno::ENETUNREACH });
+        }
         let to = self.reachable(to)?;
         self.check_version(to)?;
         *self.peer.lock() = Some(to);
@@ -312,67 +444,22 @@ impl Socket for UdpSocket {
     }
 
     fn send(&self, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
-        if let Some(error) = self.common.take_error() {
-            return Err(error);
-        }
-        let len = source.left();
         let is_v6 = self.common.is_v6();
-        if len > PAYLOAD_MAX && !is_v6 {
-            return Err(Errno::EMSGSIZE);
+        if !is_v6 {
+            check_v4(source.left(), what.mode.urgent)?;
         }
-        if what.mode.urgent && !is_v6 {
-            return Err(Errno::EOPNOTSUPP);
+        let corks = what.mode.more || self.is_corked.load(Ordering::Relaxed);
+        if let Some(to) = self.cork.begun_to() {
+            self.check_goes_on(to, &what)?;
+            return self.add_to_cork(source, corks);
         }
-        let peer = *self.peer.lock();
-        let named = what.to.as_ref().map(|address| self.whom(address, true)).transpose()?;
-        let to = match named.flatten() {
-            Some(to) if to.port() == 0 && len <= PAYLOAD_MAX => return Err(Errno::EINVAL),
-            Some(to) => {
-                let to = self.reachable(to)?;
-                self.check_version(to)?;
-                to
-            }
-            None => peer.ok_or(Errno::EDESTADDRREQ)?,
-        };
-        if what.mode.urgent && to.is_ipv4() {
-            return Err(Errno::EOPNOTSUPP);
+        let sending = self.address(source.left(), &what)?;
+        self.check_open()?;
+        let is_to_peer = *self.peer.lock() == Some(sending.to);
+        match corks {
+            true => self.cork.begin(source, sending, is_to_peer),
+            false => self.pass(source, sending, is_to_peer),
         }
-        if len > PAYLOAD_MAX {
-            return Err(Errno::EMSGSIZE);
-        }
-        if to.port() == 0 {
-            return Err(Errno::EINVAL);
-        }
-        let (said, control_error) = (what.control.said, what.control.error);
-        if let Some(error) = control_error.or(said.is_odd.then_some(Errno::EINVAL)) {
-            return Err(error);
-        }
-        let own = self.bound().ok_or(Errno::EDESTADDRREQ)?;
-        let from_ip = match said.source {
-            Some(ip) if !ip.is_loopback() || ip.is_ipv4() != to.is_ipv4() => {
-                return Err(Errno::EINVAL);
-            }
-            Some(ip) => ip,
-            None => source_for(own.ip(), to.ip()),
-        };
-        let from = SocketAddr::new(from_ip, own.port());
-        if self.is_mute.load(Ordering::Relaxed) {
-            return Err(Errno::EPIPE);
-        }
-        let (ttl, tos) = said.lifetime_and_service(&self.ip, to.ip());
-        let segment = said.segment.unwrap_or_else(|| self.segment.load(Ordering::Relaxed));
-        let sending = Sending { from, to, ttl, tos, segment };
-        if to.ip().is_multicast() {
-            return sending.send_to_group(source);
-        }
-        let Some(target) = PORTS.find(to, |socket| socket.takes_from(from)) else {
-            self.refused(source, to, peer == Some(to))?;
-            return Ok(len);
-        };
-        if segment != 0 && len > usize::from(segment) {
-            return sending.in_segments(source, &target);
-        }
-        sending.put(source, &target, 0)
     }
 
     fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Timeout) -> Result<Received> {
@@ -383,7 +470,12 @@ impl Socket for UdpSocket {
         if how.nonblocking && self.inbox.is_ended() && !self.inbox.has_data() {
             return Err(Errno::EAGAIN);
         }
-        self.inbox.receive(sink, mode, how)
+        let received = self.inbox.receive(sink, mode, how)?;
+        let packet = received.info.as_ref().and_then(|info| info.packet);
+        if let Some(packet) = packet.filter(|_| !mode.peek) {
+            count(packet.to, Counted::InDatagrams);
+        }
+        Ok(received)
     }
 
     fn receive_undelivered(
@@ -425,6 +517,7 @@ impl Socket for UdpSocket {
     fn close(&self) {
         let binding = self.binding.lock().take();
         drop(binding);
+        drop(self.cork.take());
         self.inbox.refuse();
         self.inbox.clear();
     }
@@ -460,7 +553,7 @@ impl Socket for UdpSocket {
     }
 
     fn queued(&self) -> (usize, usize) {
-        (self.inbox.next_len(), 0)
+        (self.inbox.next_len(), self.cork.len())
     }
 
     fn limits_changed(&self) {

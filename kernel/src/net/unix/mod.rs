@@ -7,13 +7,13 @@ mod names;
 
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use abi::{Errno, Result, net as raw};
 use machine::sync::{Once, SpinLock};
 
 use super::address::{Address, RawAddress};
-use super::channel::{Channel, ReceiveMode, Received};
+use super::channel::{Channel, ReceiveMode, Received, SendMode};
 use super::control::Ucred;
 use super::stream::{Backlog, Conn};
 use super::{Common, Outgoing, Socket, SocketKind, boxed, hooks};
@@ -89,6 +89,8 @@ pub struct UnixSocket {
     is_closed: AtomicBool,
     /// A socket for datagrams sends no more (shutdown(2)).
     is_mute: AtomicBool,
+    /// What it sent as datagrams and nobody has received, bytes.
+    sent: Arc<AtomicUsize>,
 }
 
 /// PF_UNIX has no protocols but 0 and itself.
@@ -145,6 +147,7 @@ impl UnixSocket {
             pair_peer: Once::new(),
             is_closed: AtomicBool::new(false),
             is_mute: AtomicBool::new(false),
+            sent: Arc::new(AtomicUsize::new(0)),
         })
     }
 
@@ -270,8 +273,10 @@ impl UnixSocket {
             return Err(Errno::EOPNOTSUPP);
         }
         let default_peer = self.state.lock().default_peer.clone();
-        if what.to.is_none() && default_peer.is_none() {
-            return Err(Errno::ENOTCONN);
+        match &what.to {
+            Some(address) => drop(address.to_unix()?.ok_or(Errno::EINVAL)?),
+            None if default_peer.is_none() => return Err(Errno::ENOTCONN),
+            None => {}
         }
         if source.left() > self.common.send_limit() {
             return Err(Errno::EMSGSIZE);
@@ -279,12 +284,14 @@ impl UnixSocket {
         if self.is_mute.load(Ordering::SeqCst) {
             return Err(Errno::EPIPE);
         }
-        let peer = match &what.to {
-            Some(address) => self.find_dgram(address)?,
-            None => {
-                let peer = default_peer.and_then(|peer| peer.upgrade());
-                peer.ok_or(Errno::ECONNREFUSED)?
-            }
+        let found = match &what.to {
+            Some(address) => self.find_dgram(address),
+            None => default_peer.and_then(|peer| peer.upgrade()).ok_or(Errno::ECONNREFUSED),
+        };
+        let peer = match found {
+            Ok(peer) => peer,
+            // That there is nothing to send is told before that there is nobody to send it to.
+            Err(error) => return source.read_through().and(Err(error)),
         };
         hooks::unix_may_send((&current(), self, &peer))?;
         let mut control = what.control;
@@ -294,7 +301,8 @@ impl UnixSocket {
         let from = self.name().map(|name| Address::Unix(Some(name)));
         let info = boxed(control, from);
         let may_send = || !self.is_mute.load(Ordering::SeqCst);
-        match peer.inbox.send_message_while(source, info, what.timeout, may_send) {
+        match peer.inbox.send_message_while(source, info, what.timeout, Some(&self.sent), may_send)
+        {
             // The receiver closed: to a datagram that is "nobody there".
             Err(Errno::EPIPE) if peer.is_closed.load(Ordering::SeqCst) => Err(Errno::ECONNREFUSED),
             result => result,
@@ -432,7 +440,10 @@ impl Socket for UnixSocket {
         let was_closed = tx.is_refused() || tx.is_ended();
         let sent = match self.common.kind {
             SocketKind::SeqPacket => tx.send_message(source, info, what.timeout),
-            _ => tx.send(source, info, what.mode, what.timeout),
+            _ => {
+                let mode = SendMode { parts_urgent: what.mode.urgent, ..what.mode };
+                tx.send(source, info, mode, what.timeout)
+            }
         };
         match sent {
             // A sender that waited is told what it would be told at a receive: the peer closed
@@ -587,7 +598,7 @@ impl Socket for UnixSocket {
     fn queued(&self) -> (usize, usize) {
         match self.link.get() {
             Some(link) => (link.conn.rx.next_len(), link.conn.tx.used()),
-            None => (self.inbox.next_len(), 0),
+            None => (self.inbox.next_len(), self.sent.load(Ordering::Relaxed)),
         }
     }
 

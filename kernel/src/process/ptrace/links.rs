@@ -80,7 +80,7 @@ pub fn trace_me() -> Result<u64> {
 pub fn attach(tracee: &Arc<Thread>, seize: Option<u32>) -> Result<u64> {
     let own = current().to_arc();
     let target = &tracee.process;
-    let is_kernel = target.pid == 0 || target.mm.lock().is_none();
+    let is_kernel = target.pid == 0 || target.mm.read(Option::is_none);
     if target.is_current() || is_kernel || !may_access(target, Ids::RealToAttach) {
         return Err(Errno::EPERM);
     }

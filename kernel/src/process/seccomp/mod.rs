@@ -1,9 +1,9 @@
 //! seccomp(2): threads that give up system calls, for good.
 //!
 //! A thread has a mode, and in filter mode a chain of filters, newest first, of which all are asked
-//! at every call ([`enter`]). Chains are shared: a fork's child has its parent's, a thread of the
-//! same process may be given another's ([`attach`], TSYNC), and what is shared only ever gets
-//! another filter in front. Being filtered is a bit of the thread's `syscall_work`, so threads
+//! at every call (`seccomp/enter.rs`). Chains are shared: a fork's child has its parent's, a thread
+//! of the same process may be given another's ([`attach`], TSYNC), and what is shared only ever
+//! gets another filter in front. Being filtered is a bit of the thread's `syscall_work`, so threads
 //! without pay nothing beyond what tracing costs them.
 //!
 //! Why it is hard: a filter's code goes when its last user does, and that waits for all CPUs, so no
@@ -15,19 +15,17 @@
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use abi::ptrace as raw;
+use abi::{Errno, Result, ptrace as raw};
 use machine::seccomp::Filter as Code;
 use machine::sync::SpinLock;
 use machine::task::ThreadCell;
-use seccomp::{Data, Program, action, outranks};
+use seccomp::{Data, Insn, Program, action, outranks};
 
 use super::Thread;
 use super::ptrace::syscall_work;
 use crate::process::current;
 
 pub mod attach;
-pub mod enter;
-mod notify;
 
 /// AUDIT_ARCH_X86_64: the ELF machine, 64-bit, little-endian.
 pub const ARCH: u32 = 62 | 1 << 31 | 1 << 30;
@@ -37,7 +35,7 @@ pub const ACTIONS: &str = "kill_process kill_thread trap errno user_notif trace 
 
 /// What a thread may still do. Never becomes more.
 #[derive(Clone, Default)]
-enum Mode {
+pub enum Mode {
     /// Everything.
     #[default]
     Disabled,
@@ -79,6 +77,23 @@ impl Default for Seccomp {
     }
 }
 
+/// What becomes of a call that a filter leaves to a supervisor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It is made.
+    Continue,
+    /// It gives this, an error as its negative number.
+    Result(u64),
+}
+
+/// Who answers for SECCOMP_RET_USER_NOTIF.
+pub trait Supervisor: Send + Sync {
+    /// Asks about a call of the running thread, and waits for the answer.
+    fn ask(&self, data: &Data) -> Answer;
+    /// No thread has the filter any more. Not under a spin lock.
+    fn forsake(&self);
+}
+
 /// A filter in a chain.
 pub struct Filter {
     program: Program,
@@ -86,8 +101,10 @@ pub struct Filter {
     code: Option<Code>,
     /// SECCOMP_FILTER_FLAG_LOG.
     logs: bool,
+    /// What the program was made of (PTRACE_SECCOMP_GET_FILTER).
+    source: Arc<[Insn]>,
     /// Who answers for SECCOMP_RET_USER_NOTIF.
-    listener: Option<Arc<notify::Listener>>,
+    supervisor: Option<Arc<dyn Supervisor>>,
     /// Instructions of the chain, with what Linux adds for each filter.
     path_insns: usize,
     /// Filters of the chain.
@@ -101,9 +118,31 @@ pub struct Filter {
 const CALLS: usize = 512;
 
 impl Filter {
+    /// A chain of this filter alone: its program, the instructions that is made of, what it was
+    /// compiled to. `logs`: SECCOMP_FILTER_FLAG_LOG.
+    #[must_use]
+    pub fn new(program: Program, source: Arc<[Insn]>, code: Option<Code>, logs: bool) -> Filter {
+        Filter {
+            path_insns: source.len(),
+            source,
+            program,
+            code,
+            logs,
+            supervisor: None,
+            depth: 1,
+            previous: None,
+            allowed: Default::default(),
+        }
+    }
+
+    /// Gives the filter who answers for it, before it stands in a chain.
+    pub fn set_supervisor(&mut self, supervisor: Arc<dyn Supervisor>) {
+        self.supervisor = Some(supervisor);
+    }
+
     /// Whether the chain allows the call with this number, without being asked.
     #[inline]
-    fn always_allows(&self, number: u32) -> bool {
+    pub fn always_allows(&self, number: u32) -> bool {
         let word = self.allowed.get(number as usize / 64);
         word.is_some_and(|word| word >> (number % 64) & 1 != 0)
     }
@@ -131,7 +170,7 @@ impl Filter {
     }
 
     /// Asks all: the strictest answer, and whether its filter wants it logged.
-    fn ask(&self, data: &Data) -> (u32, bool) {
+    pub fn ask(&self, data: &Data) -> (u32, bool) {
         let mut result = (action::ALLOW, false);
         for filter in self.chain() {
             let answer = filter.answer(data);
@@ -142,16 +181,16 @@ impl Filter {
         result
     }
 
-    /// Who answers, if `answer` is the chain's: the listener of the filter that gave it.
-    fn listener(&self, data: &Data, answer: u32) -> Option<Arc<notify::Listener>> {
-        self.chain().find(|filter| filter.answer(data) == answer)?.listener.clone()
+    /// Who answers, if `answer` is the chain's: the supervisor of the filter that gave it.
+    pub fn supervisor(&self, data: &Data, answer: u32) -> Option<Arc<dyn Supervisor>> {
+        self.chain().find(|filter| filter.answer(data) == answer)?.supervisor.clone()
     }
 }
 
 impl Drop for Filter {
     fn drop(&mut self) {
-        if let Some(listener) = self.listener.take() {
-            listener.forsake();
+        if let Some(supervisor) = self.supervisor.take() {
+            supervisor.forsake();
         }
         // One after the other: a chain is longer than the stack is deep.
         let mut next = self.previous.take();
@@ -172,6 +211,16 @@ impl Seccomp {
         }
     }
 
+    /// A filter, of which the oldest is number 0: its instructions, and whether it logs. EINVAL
+    /// where there are none, ENOENT.
+    pub fn filter(&self, number: u64) -> Result<(Arc<[Insn]>, bool)> {
+        let Mode::Filter(newest) = self.mode() else { return Err(Errno::EINVAL) };
+        let from_newest =
+            (newest.depth as u64).checked_sub(number.saturating_add(1)).ok_or(Errno::ENOENT)?;
+        let filter = newest.chain().nth(from_newest as usize).ok_or(Errno::ENOENT)?;
+        Ok((filter.source.clone(), filter.logs))
+    }
+
     fn mode(&self) -> Mode {
         self.mode.lock().clone()
     }
@@ -186,7 +235,7 @@ pub fn release() {
 }
 
 /// Calls `f` with the running thread's mode.
-fn with_own_mode<R>(f: impl FnOnce(&Mode) -> R) -> R {
+pub fn with_own_mode<R>(f: impl FnOnce(&Mode) -> R) -> R {
     let thread = current();
     let word = &thread.syscall_work;
     if word.load(Ordering::Relaxed) & syscall_work::SECCOMP_CHANGED != 0 {

@@ -58,6 +58,7 @@ fn page_fault(exception: &Exception) -> abi::Result<()> {
         address: exception.address,
         write: exception.error & fault_code::WRITE != 0,
         exec: exception.error & fault_code::FETCH != 0,
+        present: exception.error & fault_code::PRESENT != 0,
     })
 }
 

@@ -211,6 +211,29 @@ impl<H: Vmrun> Vcpu<H> {
         Err(Stop::Unsupported)
     }
 
+    /// The operand of LMSW, from a register or memory.
+    pub(super) fn status_word(
+        &mut self,
+        host: &mut impl Host,
+        instruction: &Instruction,
+    ) -> Result<u64, Stop> {
+        let system = self.hardware.system();
+        let is_user = self.hardware.cpl() == 3;
+        let (rip, rflags) = (self.hardware.rip(), self.hardware.rflags());
+        let mut bus = GuestBus {
+            host,
+            mode: Mode::new(&system, rflags),
+            is_user,
+            replay: &mut Replay::default(),
+            consumed: 0,
+            writes: &mut self.writes,
+            port_data: &mut self.port_data,
+            ports: None,
+        };
+        let gprs = self.hardware.gprs();
+        Cpu { gprs, rip, rflags, system: &system, bus: &mut bus }.status_word(instruction)
+    }
+
     /// Executes the instruction at RIP in software.
     pub(super) fn emulate(&mut self, host: &mut impl Host, with_ports: bool) -> Option<Outcome> {
         let system = self.hardware.system();

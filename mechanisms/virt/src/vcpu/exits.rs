@@ -5,7 +5,7 @@ use crate::decode::Rm;
 use crate::emulate::Stop;
 use crate::event::vector;
 use crate::exit::{Exit, Io, Vmrun};
-use crate::regs::{flags, gpr};
+use crate::regs::{CodeSize, cr, flags, gpr};
 
 impl<H: Vmrun> Vcpu<H> {
     pub(super) fn handle(&mut self, host: &mut impl Host, exit: Exit) -> Option<Outcome> {
@@ -13,6 +13,10 @@ impl<H: Vmrun> Vcpu<H> {
             Exit::Host | Exit::InterruptWindow => None,
             Exit::NmiReturn => {
                 self.pending.nmi_return = Some(self.hardware.rip());
+                None
+            }
+            Exit::NmiWindow => {
+                (self.pending.nmi_masked, self.pending.nmi_return) = (false, None);
                 None
             }
             Exit::Halt => self.halt(host),
@@ -152,13 +156,18 @@ impl<H: Vmrun> Vcpu<H> {
         })
     }
 
-    /// Only CR8 is intercepted.
+    /// CR8, and writes of CR0 (MOV, LMSW) and CR4.
     fn control_register(
         &mut self,
         host: &mut impl Host,
         number: u8,
         write: bool,
     ) -> Option<Outcome> {
+        match (number, write) {
+            (0, true) => return self.write_cr0(host),
+            (4, true) => return self.write_cr4(host),
+            _ => {}
+        }
         if number != 8 {
             return self.raise(vector::UD, None);
         }
@@ -179,6 +188,67 @@ impl<H: Vmrun> Vcpu<H> {
         }
         self.hardware.set_rip(next);
         None
+    }
+
+    fn write_cr0(&mut self, host: &mut impl Host) -> Option<Outcome> {
+        let system = self.hardware.system();
+        let written = self.fetch(host, &system).and_then(|instruction| {
+            let next = self.hardware.rip().wrapping_add(u64::from(instruction.len));
+            let value = match (instruction.opcode, instruction.reg, instruction.rm) {
+                (0x0f22, 0, Some(Rm::Register(register))) => {
+                    let value = self.hardware.gprs()[usize::from(register & 15)];
+                    if instruction.operand == 8 { value } else { value & 0xffff_ffff }
+                }
+                (0x0f01, reg, _) if reg & 7 == 6 => {
+                    // PE can be set so, and not cleared.
+                    let kept = system.cr0 & !(cr::CR0_STATUS_WORD & !cr::CR0_PE);
+                    kept | self.status_word(host, &instruction)? & cr::CR0_STATUS_WORD
+                }
+                _ => return Err(Stop::Unsupported),
+            };
+            Ok((value, next))
+        });
+        let (value, next) = match written {
+            Ok(written) => written,
+            Err(Stop::PageFault(address, code)) => {
+                let is_dead = self.pending.raise_page_fault(address, code);
+                return is_dead.then_some(Outcome::Shutdown);
+            }
+            Err(Stop::Exception(number, error)) => return self.raise(number, error),
+            // LMSW from a device's register, or the code is not that any more.
+            Err(Stop::Wait) => return Some(Outcome::Internal { emulation: true, code: 0 }),
+            Err(Stop::Unsupported) => return self.raise(vector::UD, None),
+        };
+        match system.with_cr0(value).filter(|_| self.hardware.cpl() == 0) {
+            None => self.raise(vector::GP, Some(0)),
+            Some(system) => {
+                self.hardware.set_system(&system);
+                self.hardware.set_rip(next);
+                self.hardware.set_shadow(false);
+                None
+            }
+        }
+    }
+
+    fn write_cr4(&mut self, host: &mut impl Host) -> Option<Outcome> {
+        let (register, next) = match self.moved(host) {
+            Ok(moved) => moved,
+            Err(outcome) => return outcome,
+        };
+        let system = self.hardware.system();
+        let is_64_bit = system.code_size(self.hardware.rflags()) == CodeSize::Bits64;
+        let mask = if is_64_bit { u64::MAX } else { 0xffff_ffff };
+        let value = self.hardware.gprs()[register] & mask;
+        let new = system.with_cr4(value, self.hardware.cr4_allowed());
+        match new.filter(|_| self.hardware.cpl() == 0) {
+            None => self.raise(vector::GP, Some(0)),
+            Some(system) => {
+                self.hardware.set_system(&system);
+                self.hardware.set_rip(next);
+                self.hardware.set_shadow(false);
+                None
+            }
+        }
     }
 
     fn debug_register(&mut self, host: &mut impl Host, number: u8, write: bool) -> Option<Outcome> {

@@ -17,11 +17,12 @@ use super::flows;
 use super::link::{self, Link};
 use super::state::TcpState;
 use super::{PORTS, Phase, TcpSocket};
+use crate::base::counters::{self, Counted};
 use crate::base::sync::{Timeout, WaitQueue, Wake};
 use crate::base::time::{Deadline, NS_PER_SEC, Timer, wake_at};
 use crate::net::hooks;
 use crate::net::inet::ports::Owner;
-use crate::net::inet::{any_address, destination, source_for};
+use crate::net::inet::{destination, source_for};
 
 /// Most sockets that wait for one listener (tcp_max_syn_backlog); the SYNs of others are lost.
 const WAITING_MAX: usize = 4096;
@@ -122,8 +123,7 @@ impl TcpSocket {
             return Err(Errno::ENETUNREACH);
         }
         let own = self.bound();
-        let own_ip = own.map_or_else(|| any_address(&self.common), |own| own.ip());
-        let ip = source_for(own_ip, to.ip());
+        let ip = source_for(self.own_ip(), to.ip());
         if ip.is_ipv4() != to.is_ipv4() {
             return Err(Errno::ENETUNREACH);
         }
@@ -135,6 +135,7 @@ impl TcpSocket {
             None => flows::reserve_any(self, ip, to, |port| PORTS.is_bound(port))?,
         };
         let local = SocketAddr::new(ip, port);
+        counters::count(Counted::ActiveOpens);
         let wanted =
             |listener: &Arc<TcpSocket>| hooks::inet_conn_request((&listener.common,)).is_ok();
         let listener = PORTS.find(to, TcpSocket::listens).filter(wanted);
@@ -150,6 +151,8 @@ impl TcpSocket {
             }
             None => {
                 flows::remove(local, to);
+                counters::count(Counted::AttemptFails);
+                counters::count(Counted::OutRsts);
                 self.set_phase(Phase::Failed);
                 self.common.set_error(Errno::ECONNREFUSED);
             }
@@ -185,6 +188,7 @@ impl TcpSocket {
             let now = Timeout { nonblocking: true, deadline: None };
             listener.backlog.push(&served, &listener.common.readers, now)?;
         }
+        counters::count(Counted::PassiveOpens);
         flows::put(&served, to, local);
         hooks::inet_conn_established((&self.common,));
         self.set_phase(Phase::Made(Arc::new(near)));
@@ -265,6 +269,7 @@ impl TcpSocket {
     fn give_up(&self, error: Errno) {
         let Some(attempt) = self.take_attempt() else { return };
         *self.phase.lock() = Phase::Failed;
+        counters::count(Counted::AttemptFails);
         attempt.forget();
         self.common.set_error(error);
     }
@@ -292,6 +297,7 @@ impl TcpSocket {
                 self.common.set_error(Errno::ECONNRESET);
             }
         }
+        self.give_up_port();
         self.common.wake_both();
     }
 

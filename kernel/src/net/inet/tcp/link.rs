@@ -17,6 +17,7 @@ use super::super::ports::Owner;
 use super::TcpSocket;
 use super::flows::{self, Wait};
 use super::state::TcpState;
+use crate::base::counters::{self, Counted};
 use crate::net::Common;
 use crate::net::channel::Channel;
 
@@ -231,6 +232,12 @@ impl Link {
         let before = self.connection.marks.fetch_or(RESET, Ordering::SeqCst);
         if before & RESET != 0 || before & 3 == 3 {
             return false;
+        }
+        counters::count(Counted::OutRsts);
+        for side in [self.side, self.peer_side] {
+            if before & ENDED << side == 0 {
+                counters::count(Counted::EstabResets);
+            }
         }
         flows::remove(self.local(), self.peer());
         flows::remove(self.peer(), self.local());

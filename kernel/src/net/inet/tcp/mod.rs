@@ -12,7 +12,7 @@ mod options;
 mod state;
 
 use alloc::sync::{Arc, Weak};
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use abi::{Errno, Result, net as raw};
@@ -66,6 +66,10 @@ pub struct TcpSocket {
     me: Weak<TcpSocket>,
     /// Was told to receive no more while it had no connection.
     is_deaf: AtomicBool,
+    /// Its port is one that the program named, and is kept when it is connected no more.
+    has_chosen_port: AtomicBool,
+    /// The name it had before it gave its port up: as on Linux it shows that on.
+    former: SpinLock<Option<SocketAddr>>,
 }
 
 impl Owner for TcpSocket {
@@ -102,6 +106,8 @@ impl TcpSocket {
             ip,
             tcp,
             is_deaf: AtomicBool::new(false),
+            has_chosen_port: AtomicBool::new(false),
+            former: SpinLock::new(None),
         })
     }
 
@@ -169,7 +175,24 @@ impl TcpSocket {
             pending.abandon();
         }
         self.refuse_waiting();
+        self.give_up_port();
         self.common.wake_both();
+    }
+
+    /// What is connected no more, and does not listen, keeps a port only that was chosen for it.
+    fn give_up_port(&self) {
+        if !self.has_chosen_port.load(Ordering::Relaxed) {
+            let binding = self.binding.lock().take();
+            if let Some(binding) = binding {
+                *self.former.lock() = Some(binding.address);
+            }
+        }
+    }
+
+    /// The address it is bound to, or was before it gave its port up, or any.
+    fn own_ip(&self) -> IpAddr {
+        let known = self.bound().or(*self.former.lock());
+        known.map_or_else(|| any_address(&self.common), |known| known.ip())
     }
 
     /// What receiving nothing means.
@@ -220,7 +243,10 @@ impl Socket for TcpSocket {
         if self.bound().is_some() || self.state() != TcpState::Close {
             return Err(Errno::EINVAL);
         }
-        self.bind_at(address)
+        self.bind_at(address)?;
+        self.has_chosen_port.store(address.port() != 0, Ordering::Relaxed);
+        self.ip.note_bound(address.ip());
+        Ok(())
     }
 
     fn connect(self: Arc<Self>, address: &RawAddress, timeout: Timeout) -> Result<()> {
@@ -246,7 +272,7 @@ impl Socket for TcpSocket {
         }
         match self.bound() {
             Some(address) => PORTS.check_listening(&self, address)?,
-            None => self.bind_at(SocketAddr::new(any_address(&self.common), 0))?,
+            None => self.bind_at(SocketAddr::new(self.own_ip(), 0))?,
         }
         *self.phase.lock() = Phase::Idle;
         self.backlog.listen(backlog);
@@ -371,7 +397,8 @@ impl Socket for TcpSocket {
             _ => None,
         };
         let linked = || self.link().map(|link| link.local());
-        let address = trying.or_else(linked).or_else(|| self.bound());
+        let former = || *self.former.lock();
+        let address = trying.or_else(linked).or_else(|| self.bound()).or_else(former);
         let address = address.unwrap_or_else(|| SocketAddr::new(any_address(&self.common), 0));
         Address::Inet(shown(&self.common, address))
     }
@@ -393,6 +420,9 @@ impl Socket for TcpSocket {
                 } else {
                     0
                 }
+            }
+            Phase::Idle if self.is_deaf.load(Ordering::Relaxed) => {
+                crate::net::UNCONNECTED | events::READABLE | events::RDHUP
             }
             Phase::Idle => crate::net::UNCONNECTED,
             Phase::Trying(_) => 0,

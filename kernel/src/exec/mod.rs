@@ -1,7 +1,7 @@
 //! execve(2): from a file to a running program.
 //!
 //! [`load`] builds a complete new address space and stack without touching the running program;
-//! only then, past the point of no return, does `calls::execve` give up the old one. So a bad
+//! only then, past the point of no return, does [`call`] give up the old one. So a bad
 //! file never leaves a program half way.
 
 use alloc::sync::Arc;
@@ -21,6 +21,11 @@ use crate::process::{Program, hooks, rseq};
 use crate::security::Credentials;
 use crate::vfs::File;
 use crate::vfs::deny_write::WriteDenial;
+
+pub mod call;
+
+/// Personality: readable means executable (personality(2)).
+pub const READ_IMPLIES_EXEC: u32 = 0x040_0000;
 
 /// A program ready to run.
 pub struct Image {

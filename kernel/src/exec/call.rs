@@ -1,6 +1,6 @@
 //! execve(2) and execveat(2): the running process becomes another program.
 //!
-//! [`exec::load`] builds everything new first; up to [`exit::become_only_thread`] every failure
+//! [`super::load`] builds everything new first; up to [`exit::become_only_thread`] every failure
 //! leaves the process as it was. After it nothing fails.
 
 use alloc::format;
@@ -13,10 +13,9 @@ use abi::{Errno, Result, general as raw};
 use entry::PtRegs;
 use machine::task::Current;
 
+use super::{Image, READ_IMPLIES_EXEC, Request};
 use crate::base::tally;
 use crate::base::user::read_path;
-use crate::calls::mm::map::READ_IMPLIES_EXEC;
-use crate::exec::{self, Image, Request};
 use crate::process::current;
 use crate::process::hooks::{self, NextProgram};
 use crate::process::{Process, Thread, exit, own, ptrace, rseq, upper};
@@ -62,13 +61,13 @@ fn execute(
     let context = Context::current();
     let file = open_executable(&context, dirfd, &path, flags)?;
     hooks::bprm_creds_for_exec((&file,))?;
-    let arguments = exec::read_strings(arguments)?;
-    let environment = exec::read_strings(environment)?;
+    let arguments = super::read_strings(arguments)?;
+    let environment = super::read_strings(environment)?;
     let open = |path: &[u8]| open_executable(&context, raw::AT_FDCWD, path, 0);
     let by_fd = dirfd != raw::AT_FDCWD && path.first() != Some(&b'/');
     let is_closing = by_fd && process.files().close_on_exec(dirfd as u32)?;
     let personality = process.settings.personality.load(Ordering::Relaxed);
-    let image = exec::load(Request {
+    let image = super::load(Request {
         is_closing,
         path: visible_path(dirfd, path),
         file,
@@ -79,7 +78,7 @@ fn execute(
         stack_limit: process.limit(Resource::Stack),
         open: &open,
     });
-    if image.as_ref().is_err_and(|&error| error == exec::FATAL) {
+    if image.as_ref().is_err_and(|&error| error == super::FATAL) {
         exit::exit_group(regs, raw::SIGSEGV as i32);
     }
     let image = image?;

@@ -56,24 +56,7 @@ context_left_vmrun:
     .irp register, rcx, rdx, rbx, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15
     push %\register
     .endr
-    // Nothing of the guest's is left for the kernel's speculation to use.
-    .irp register, ecx, edx, ebx, ebp, esi, edi, r8d, r9d, r10d, r11d, r12d, r13d, r14d, r15d
-    xor %\register, %\register
-    .endr
-    // Nothing above was predicted by the return stack or by an indirect branch: what the guest has
-    // left in predictors goes before the first RET.
-    if_key {IBPB_BEHIND_GUESTS}, vmrun_barrier
-vmrun_behind_barrier:
-    if_key {FILL_BEHIND_GUESTS}, vmrun_fill
-vmrun_behind_fill:
-    if_key {CALL_BEHIND_GUESTS}, vmrun_call
-vmrun_behind_call:
-    // Aligned by 16, as a call wants it.
-    sub $8, %rsp
-    call context_leave_guest
-    add $8, %rsp
-.globl context_entered_vmrun
-context_entered_vmrun:
+    behind_guest vmrun
     mov 15*8(%rsp), %rax
     .irp number, 15, 14, 13, 12, 11, 10, 9, 8
     pop {R0}+8*\number(%rax)
@@ -95,21 +78,7 @@ context_entered_vmrun:
     stgi
     ret
     int3
-vmrun_barrier:
-    mov ${PRED_CMD_MSR}, %ecx
-    mov %gs:{PRED_CMD}, %eax
-    xor %edx, %edx
-    wrmsr
-    jmp vmrun_behind_barrier
-vmrun_fill:
-    fill_the_return_stack
-    jmp vmrun_behind_fill
-vmrun_call:
-    call 1f
-    int3
-1:  add $8, %rsp
-    lfence
-    jmp vmrun_behind_call
+    behind_guest_out_of_line vmrun
 .size vmrun_switch, . - vmrun_switch
 
 .popsection

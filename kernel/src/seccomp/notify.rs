@@ -26,6 +26,7 @@ use crate::base::sync::{WaitError, WaitQueue};
 use crate::base::user::UserPtr;
 use crate::process::Thread;
 use crate::process::current;
+use crate::process::seccomp::{Answer, Supervisor};
 use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
 
 /// `struct seccomp_notif`.
@@ -70,6 +71,7 @@ mod command {
     /// The same with the direction that it first had.
     pub(super) const ID_VALID_OLD: u32 = 0x8008_2102;
     pub(super) const ADD_FD: u32 = 0x4018_2103;
+    pub(super) const SET_FLAGS: u32 = 0x4008_2104;
 }
 
 /// SECCOMP_USER_NOTIF_FLAG_CONTINUE: the call is made after all.
@@ -77,15 +79,6 @@ const CONTINUE: u32 = 1;
 /// SECCOMP_ADDFD_FLAG_SETFD and _SEND.
 const ADD_AT: u32 = 1;
 const ADD_AND_SEND: u32 = 2;
-
-/// What becomes of a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
-    /// It is made.
-    Continue,
-    /// It gives this, an error as its negative number.
-    Result(u64),
-}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
@@ -142,24 +135,6 @@ impl Listener {
         let inode = AnonInode::new(FileType::Anonymous, 0o600, "seccomp notify");
         let file = ListenerFile { listener: listener.clone(), inode };
         (listener, File::new(Arc::new(file), raw::O_RDWR, None))
-    }
-
-    /// No thread has the filter any more.
-    pub(super) fn forsake(&self) {
-        self.is_unused.store(true, Ordering::SeqCst);
-        self.readers.wake_all(0);
-    }
-
-    /// Asks about a call of the running thread, and waits for what the supervisor says.
-    pub(super) fn ask(&self, data: &Data) -> Answer {
-        let result = self.enter(data).and_then(|(id, done)| {
-            self.readers.wake_all(events::READABLE);
-            let result = self.wait(id, &done);
-            let notice = self.state.lock().take(id);
-            drop(notice);
-            result
-        });
-        result.unwrap_or_else(|error| Answer::Result(error.to_raw()))
     }
 
     fn enter(&self, data: &Data) -> Result<(u64, Arc<WaitQueue>)> {
@@ -227,6 +202,24 @@ impl Listener {
         notice.stage = Stage::Answered(answer);
         notice.done.wake_all(0);
         Ok(())
+    }
+}
+
+impl Supervisor for Listener {
+    fn forsake(&self) {
+        self.is_unused.store(true, Ordering::SeqCst);
+        self.readers.wake_all(0);
+    }
+
+    fn ask(&self, data: &Data) -> Answer {
+        let result = self.enter(data).and_then(|(id, done)| {
+            self.readers.wake_all(events::READABLE);
+            let result = self.wait(id, &done);
+            let notice = self.state.lock().take(id);
+            drop(notice);
+            result
+        });
+        result.unwrap_or_else(|error| Answer::Result(error.to_raw()))
     }
 }
 
@@ -356,6 +349,8 @@ impl FileOps for ListenerFile {
             command::SEND => self.send(argument),
             command::ID_VALID | command::ID_VALID_OLD => self.id_valid(argument),
             command::ADD_FD => self.add_fd(argument),
+            // SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP is advice for the scheduler, which is not taken.
+            command::SET_FLAGS if argument & !1 == 0 => Ok(0),
             _ => Err(Errno::EINVAL),
         }
     }

@@ -7,9 +7,8 @@ use abi::{Errno, general as raw};
 use entry::PtRegs;
 use seccomp::{Data, action};
 
-use super::notify::Answer;
-use super::{ARCH, Mode, with_own_mode};
 use crate::process::current;
+use crate::process::seccomp::{ARCH, Answer, Mode, with_own_mode};
 use crate::process::signal::{SigInfo, send};
 use crate::process::{exit, ptrace, work};
 
@@ -112,12 +111,12 @@ fn trace(regs: &mut PtRegs, value: u32) -> bool {
 #[cold]
 fn notify(regs: &mut PtRegs, answer: u32) -> bool {
     let data = data_of(regs);
-    let listener = with_own_mode(|mode| match mode {
-        Mode::Filter(filter) => filter.listener(&data, answer),
+    let supervisor = with_own_mode(|mode| match mode {
+        Mode::Filter(filter) => filter.supervisor(&data, answer),
         Mode::Disabled | Mode::Strict => None,
     });
     let none = Answer::Result(Errno::ENOSYS.to_raw());
-    match listener.map_or(none, |listener| listener.ask(&data)) {
+    match supervisor.map_or(none, |supervisor| supervisor.ask(&data)) {
         Answer::Continue => return true,
         Answer::Result(value) => regs.rax = value,
     }
