@@ -7,7 +7,9 @@
 //! kernel has them. The verdict is /proc/interrupts' own, before and after, the same on each
 //! kernel.
 //!
-//! Whoever loads stops by a word in shared memory; nobody is killed.
+//! Whoever loads stops by a word in shared memory; nobody is killed. After them comes one more round
+//! of filters, alone, while the others still spin: a trace keeps the last events of each CPU, and so
+//! has something that was deferred among them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -32,6 +34,7 @@ const SETTLE: Duration = Duration::from_secs(3);
 struct Shared {
     stop: AtomicU64,
     spinning: AtomicU64,
+    released: AtomicU64,
     messages: AtomicU64,
     processes: AtomicU64,
     unmaps: AtomicU64,
@@ -90,7 +93,7 @@ pub fn run(time: Duration) {
         child(|| {
             pin(1 << cpu);
             shared.spinning.fetch_add(1, SeqCst);
-            while shared.goes_on() {
+            while shared.released.load(SeqCst) == 0 {
                 std::hint::spin_loop();
             }
         })
@@ -112,7 +115,10 @@ pub fn run(time: Duration) {
     std::thread::sleep(time);
     let (after, sent_after) = (interrupts(), sent());
     shared.stop.store(1, SeqCst);
-    load.into_iter().chain(spinners).for_each(wait);
+    load.into_iter().for_each(wait);
+    wait(child(|| attach_filters(shared)));
+    shared.released.store(1, SeqCst);
+    spinners.into_iter().for_each(wait);
     for (row, now) in &after {
         let was = before.get(row).copied().unwrap_or_default();
         for (cpu, (now, was)) in
@@ -269,35 +275,38 @@ fn flips(shared: &Shared) {
     let _ = std::fs::write(KEY, "0\n");
 }
 
-/// Filters for a socket, and for the calls of a process that ends at once.
 fn filters(shared: &Shared) {
+    while shared.goes_on() {
+        attach_filters(shared);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A filter for a socket, and one for the calls of a process that ends at once.
+fn attach_filters(shared: &Shared) {
     // "Accept all": return the whole packet; for seccomp the same word allows the call.
     let mut code = [libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 0x7fff_0000 }];
     let program = libc::sock_fprog { len: 1, filter: code.as_mut_ptr() };
-    while shared.goes_on() {
-        // SAFETY: the program lives until the calls return.
-        unsafe {
-            let socket = libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM, 0);
-            let len = size_of::<libc::sock_fprog>() as u32;
-            let at = (&raw const program).cast();
-            let (level, attach) = (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER);
-            if libc::setsockopt(socket, level, attach, at, len) == 0 {
-                shared.filters.fetch_add(1, SeqCst);
-            }
-            libc::close(socket);
+    // SAFETY: the program lives until the calls return.
+    unsafe {
+        let socket = libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM, 0);
+        let len = size_of::<libc::sock_fprog>() as u32;
+        let at = (&raw const program).cast();
+        if libc::setsockopt(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, at, len) == 0 {
+            shared.filters.fetch_add(1, SeqCst);
         }
-        wait(child(|| {
-            // SAFETY: as for the block above, whose objects live on.
-            let attached = unsafe {
-                libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-                    && libc::prctl(libc::PR_SET_SECCOMP, 2, &raw const program) == 0
-            };
-            if attached {
-                shared.filters.fetch_add(1, SeqCst);
-            }
-        }));
-        std::thread::sleep(Duration::from_millis(5));
+        libc::close(socket);
     }
+    wait(child(|| {
+        // SAFETY: as for the block above, whose objects live on.
+        let attached = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+                && libc::prctl(libc::PR_SET_SECCOMP, 2, &raw const program) == 0
+        };
+        if attached {
+            shared.filters.fetch_add(1, SeqCst);
+        }
+    }));
 }
 
 // ------------------------------------------------------------------------------------------------
