@@ -16,8 +16,7 @@ use crate::net::options::{sender, stamps};
 use crate::net::{
     Common, Outgoing, Socket, SocketFile, SocketKind, file_for, hooks, options, unix,
 };
-use crate::process::current;
-use crate::process::give_file;
+use crate::process::{Thread, current, give_file};
 use crate::security::Subject;
 use crate::vfs::File;
 
@@ -96,7 +95,7 @@ pub fn socketpair(family: u32, kind_at: u32, protocol: u32, fds: UserPtr<[i32; 2
     }
     hooks::sk_alloc_security((raw::AF_UNIX,))?;
     hooks::sk_alloc_security((raw::AF_UNIX,))?;
-    let [first, second] = unix::pair(crate::net::create::kind_of(kind)?, protocol)?;
+    let [first, second] = unix::pair(&thread, crate::net::create::kind_of(kind)?, protocol)?;
     hooks::socket_post_create((&who, first.common()))?;
     hooks::socket_post_create((&who, second.common()))?;
     hooks::socket_socketpair((first.common(), second.common()))?;
@@ -109,8 +108,9 @@ pub fn bind(fd: u64, address: u64, length: u64) -> Result<u64> {
     let file = file_at(fd)?;
     let socket = socket_of(&file)?;
     let address = RawAddress::read(address, length)?;
-    hooks::socket_bind((&current().subject(), socket.common(), &address))?;
-    socket.clone().bind(&address)?;
+    let who = current();
+    hooks::socket_bind((&who.subject(), socket.common(), &address))?;
+    socket.clone().bind(&who, &address)?;
     Ok(0)
 }
 
@@ -119,9 +119,10 @@ pub fn connect(fd: u64, address: u64, length: u64) -> Result<u64> {
     let file = file_at(fd)?;
     let address = RawAddress::read(address, length)?;
     let socket = socket_of(&file)?;
-    hooks::socket_connect((&current().subject(), socket.common(), &address))?;
+    let who = current();
+    hooks::socket_connect((&who.subject(), socket.common(), &address))?;
     let timeout = socket.common().send_timeout(file.is_nonblocking());
-    socket.clone().connect(&address, timeout)?;
+    socket.clone().connect(&who, &address, timeout)?;
     Ok(0)
 }
 
@@ -130,7 +131,7 @@ pub fn listen(fd: u64, backlog: i32) -> Result<u64> {
     let file = file_at(fd)?;
     let socket = socket_of(&file)?;
     hooks::socket_listen((socket.common(), backlog))?;
-    socket.clone().listen(backlog)?;
+    socket.clone().listen(&current(), backlog)?;
     Ok(0)
 }
 
@@ -203,7 +204,7 @@ pub fn setsockopt(fd: u64, level: u32, name: u32, value: u64, length: i32) -> Re
     let file = file_at(fd)?;
     let socket = socket_of(&file)?;
     hooks::socket_setsockopt((socket.common(), level, name))?;
-    options::set(socket, level, name, value, length)?;
+    options::set(&current(), socket, level, name, value, length)?;
     Ok(0)
 }
 
@@ -220,6 +221,7 @@ pub fn getsockopt(fd: u64, level: u32, name: u32, value: u64, length: u64) -> Re
 // Sending
 
 fn send_one(
+    who: &Thread,
     file: &Arc<File>,
     source: &mut Source<'_>,
     to: Option<RawAddress>,
@@ -231,11 +233,11 @@ fn send_one(
     let mode = SendMode { more, urgent, ..SendMode::default() };
     hooks::socket_sendmsg((socket.common(), to.as_ref()))?;
     if !socket.is_prepared() {
-        socket.clone().prepare_to_send()?;
+        socket.clone().prepare_to_send(who)?;
     }
     let nonblocking = file.is_nonblocking() || flags & raw::MSG_DONTWAIT != 0;
     let timeout = socket.common().send_timeout(nonblocking);
-    let result = socket.send(source, Outgoing { to, control, timeout, mode });
+    let result = socket.send(who, source, Outgoing { to, control, timeout, mode });
     let is_conversation = socket.common().kind != SocketKind::Dgram;
     if result == Err(Errno::EPIPE) && is_conversation && flags & raw::MSG_NOSIGNAL == 0 {
         crate::ipc::signals::broken_pipe();
@@ -264,10 +266,10 @@ pub fn sendto(
     socket_of(&file)?;
     let to = if address == 0 { None } else { Some(RawAddress::read(address, length)?) };
     let mut source = Source::user(buffer, count);
-    send_one(&file, &mut source, to, Control::default(), flags)
+    send_one(&current(), &file, &mut source, to, Control::default(), flags)
 }
 
-fn send_header(file: &Arc<File>, header: &MsgHdr, flags: u32) -> Result<u64> {
+fn send_header(who: &Thread, file: &Arc<File>, header: &MsgHdr, flags: u32) -> Result<u64> {
     socket_of(file)?;
     let to = match name_len(header)? {
         len if header.name == 0 || len == 0 => None,
@@ -278,7 +280,7 @@ fn send_header(file: &Arc<File>, header: &MsgHdr, flags: u32) -> Result<u64> {
     } else {
         let common = socket_of(file)?.common();
         let passes = common.domain == raw::AF_UNIX;
-        match control::read(header.control, header.control_len, passes) {
+        match control::read(who, header.control, header.control_len, passes) {
             // What cannot be read at all is told at once.
             Err(error @ (Errno::EFAULT | Errno::ENOBUFS)) => return Err(error),
             Err(error) if !passes || common.kind == SocketKind::SeqPacket => {
@@ -288,7 +290,7 @@ fn send_header(file: &Arc<File>, header: &MsgHdr, flags: u32) -> Result<u64> {
         }
     };
     let vector = read_message_vector(header)?;
-    send_one(file, &mut Source::user_vector(&vector), to, control, flags)
+    send_one(who, file, &mut Source::user_vector(&vector), to, control, flags)
 }
 
 fn read_message_vector(header: &MsgHdr) -> Result<alloc::vec::Vec<crate::base::io::IoVec>> {
@@ -323,7 +325,7 @@ pub fn sendmsg(fd: u64, message: UserPtr<MsgHdr>, flags: u32) -> Result<u64> {
     let file = file_at(fd)?;
     socket_of(&file)?;
     let header = message.read()?;
-    send_header(&file, &header, flags)
+    send_header(&current(), &file, &header, flags)
 }
 
 /// sendmmsg(2).
@@ -331,11 +333,12 @@ pub fn sendmmsg(fd: u64, messages: UserPtr<MMsgHdr>, count: u32, flags: u32) -> 
     check_message_flags(flags)?;
     let file = file_at(fd)?;
     let count = (count as usize).min(MESSAGES_MAX);
+    let who = current();
     for index in 0..count {
         let at = messages.nth(index);
         let sent = at
             .read()
-            .and_then(|message| send_header(&file, &message.header, flags))
+            .and_then(|message| send_header(&who, &file, &message.header, flags))
             .and_then(|len| len_of(at).write(&(len as u32)));
         if let Err(error) = sent {
             return if index > 0 { Ok(index as u64) } else { Err(error) };
@@ -494,7 +497,11 @@ fn put_control(
         writer.put(raw::SOL_SOCKET, raw::SCM_CREDENTIALS, from.as_bytes())?;
     }
     if let Some(info) = info {
-        writer.put_files(&info.control.files, flags & raw::MSG_CMSG_CLOEXEC != 0)?;
+        writer.put_files(
+            &current().process,
+            &info.control.files,
+            flags & raw::MSG_CMSG_CLOEXEC != 0,
+        )?;
     }
     if has_sender && wants & sender::PROCESS != 0 {
         writer.put_process(from.pid)?;

@@ -16,8 +16,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::inet::packet::Said;
 use crate::base::user::UserPtr;
-use crate::process::current;
-use crate::process::{find_by_tid, find_process, pidfd};
+use crate::process::{Process, Thread, find_by_tid, find_process, pidfd};
 use crate::security::{Capability, Subject};
 use crate::vfs::File;
 
@@ -47,10 +46,9 @@ pub struct Ucred {
 }
 
 impl Ucred {
-    /// The current process.
+    /// A process, as it is now.
     #[must_use]
-    pub fn current() -> Ucred {
-        let process = &current().process;
+    pub fn of(process: &Process) -> Ucred {
         let credentials = process.credentials();
         Ucred { pid: process.pid as i32, uid: credentials.euid, gid: credentials.egid }
     }
@@ -168,9 +166,9 @@ struct Header {
 
 const HEADER_BYTES: u64 = size_of::<Header>() as u64;
 
-/// Reads the ancillary data of a sendmsg(2): `len` bytes at `address`. Where descriptors and
+/// Reads the ancillary data of `who`'s sendmsg(2): `len` bytes at `address`. Where descriptors and
 /// credentials are not passed on (`passes`), they are not looked at.
-pub fn read(address: u64, len: u64, passes: bool) -> Result<Control> {
+pub fn read(who: &Thread, address: u64, len: u64, passes: bool) -> Result<Control> {
     if len > CONTROL_MAX {
         return Err(Errno::ENOBUFS);
     }
@@ -188,10 +186,10 @@ pub fn read(address: u64, len: u64, passes: bool) -> Result<Control> {
         if header.level == raw::SOL_SOCKET {
             match header.kind {
                 raw::SCM_RIGHTS | raw::SCM_CREDENTIALS if !passes => {}
-                raw::SCM_RIGHTS => read_files(payload, bytes, &mut files)?,
+                raw::SCM_RIGHTS => read_files(who, payload, bytes, &mut files)?,
                 raw::SCM_CREDENTIALS if bytes == size_of::<Ucred>() as u64 => {
                     let claimed = UserPtr::<Ucred>::new(payload).read()?;
-                    claimed.check(&current().subject())?;
+                    claimed.check(&who.subject())?;
                     credentials = Some(claimed);
                 }
                 _ => return Err(Errno::EINVAL),
@@ -204,12 +202,12 @@ pub fn read(address: u64, len: u64, passes: bool) -> Result<Control> {
     Ok(Control { files: Files::new(files)?, credentials, said, error: None })
 }
 
-fn read_files(address: u64, bytes: u64, files: &mut Vec<Arc<File>>) -> Result<()> {
+fn read_files(who: &Thread, address: u64, bytes: u64, files: &mut Vec<Arc<File>>) -> Result<()> {
     let count = (bytes / 4) as usize;
     if files.len() + count > FILES_MAX {
         return Err(Errno::EINVAL);
     }
-    let table = current().files();
+    let table = who.files();
     for fd in UserPtr::<i32>::new(address).read_many(count)? {
         let fd = u32::try_from(fd).map_err(|_| Errno::EBADF)?;
         let file = table.get(fd)?;
@@ -269,13 +267,17 @@ impl Writer {
         self.put(raw::SOL_SOCKET, SCM_PIDFD, number.as_bytes())
     }
 
-    /// Gives the process the descriptors, as many as fit.
-    pub fn put_files(&mut self, files: &Files, close_on_exec: bool) -> Result<()> {
+    /// Gives `process` the descriptors, as many as fit.
+    pub fn put_files(
+        &mut self,
+        process: &Process,
+        files: &Files,
+        close_on_exec: bool,
+    ) -> Result<()> {
         if files.is_empty() {
             return Ok(());
         }
         let room = (self.left.saturating_sub(HEADER_BYTES) / 4) as usize;
-        let process = &current().process;
         let table = process.files();
         let limit = process.fd_limit();
         let mut numbers = Vec::new();

@@ -34,7 +34,7 @@ use crate::base::sync::{Timeout, WaitQueue};
 use crate::base::time::Deadline;
 use crate::base::user::UserPtr;
 use crate::ipc::io_signals;
-use crate::process::Process;
+use crate::process::{Process, Thread, current};
 use crate::security::landlock::Confinement;
 use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
 
@@ -317,11 +317,12 @@ pub trait Socket: Send + Sync + Any {
     /// What all sockets have.
     fn common(&self) -> &Common;
     /// bind(2).
-    fn bind(self: Arc<Self>, address: &RawAddress) -> Result<()>;
+    fn bind(self: Arc<Self>, who: &Thread, address: &RawAddress) -> Result<()>;
     /// connect(2).
-    fn connect(self: Arc<Self>, address: &RawAddress, timeout: Timeout) -> Result<()>;
+    fn connect(self: Arc<Self>, who: &Thread, address: &RawAddress, timeout: Timeout)
+    -> Result<()>;
     /// listen(2).
-    fn listen(self: Arc<Self>, _backlog: i32) -> Result<()> {
+    fn listen(self: Arc<Self>, _who: &Thread, _backlog: i32) -> Result<()> {
         Err(Errno::EOPNOTSUPP)
     }
     /// accept(2): the new socket.
@@ -333,7 +334,7 @@ pub trait Socket: Send + Sync + Any {
         false
     }
     /// Gives the socket what sending needs and it may lack: a local address.
-    fn prepare_to_send(self: Arc<Self>) -> Result<()> {
+    fn prepare_to_send(self: Arc<Self>, _who: &Thread) -> Result<()> {
         Ok(())
     }
     /// Whether [`Socket::prepare_to_send`] has nothing to do.
@@ -341,7 +342,7 @@ pub trait Socket: Send + Sync + Any {
         true
     }
     /// Sends a message or stream data. EPIPE means a broken conversation.
-    fn send(&self, source: &mut Source<'_>, what: Outgoing) -> Result<usize>;
+    fn send(&self, who: &Thread, source: &mut Source<'_>, what: Outgoing) -> Result<usize>;
     /// Receives.
     fn receive(&self, sink: &mut Sink<'_>, mode: ReceiveMode, how: Timeout) -> Result<Received>;
     /// Takes what came back because nobody took it (MSG_ERRQUEUE), where it was sent, and with
@@ -421,7 +422,7 @@ pub trait Socket: Send + Sync + Any {
         Err(if has_some { Errno::ENOPROTOOPT } else { Errno::EOPNOTSUPP })
     }
     /// setsockopt(2) below SOL_SOCKET.
-    fn set_option(&self, _level: u32, _name: u32, _value: &[u8]) -> Result<()> {
+    fn set_option(&self, _who: &Thread, _level: u32, _name: u32, _value: &[u8]) -> Result<()> {
         let has_none = self.common().domain == raw::AF_UNIX;
         Err(if has_none { Errno::EOPNOTSUPP } else { Errno::ENOPROTOOPT })
     }
@@ -471,12 +472,13 @@ impl FileOps for SocketFile {
         let timeout =
             self.socket.common().send_timeout(file.is_nonblocking() || !source.may_wait());
         hooks::socket_sendmsg((self.socket.common(), None))?;
+        let who = current();
         if !self.socket.is_prepared() {
-            self.socket.clone().prepare_to_send()?;
+            self.socket.clone().prepare_to_send(&who)?;
         }
         let (control, mode) = (Control::default(), SendMode::default());
         let what = Outgoing { to: None, control, timeout, mode };
-        let result = self.socket.send(source, what);
+        let result = self.socket.send(&who, source, what);
         if result == Err(Errno::EPIPE) && self.socket.common().kind != SocketKind::Dgram {
             crate::ipc::signals::broken_pipe();
         }

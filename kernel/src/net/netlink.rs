@@ -18,6 +18,7 @@ use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::{Timeout, WaitQueue};
 use crate::ipc::mqueue::CookieSink;
+use crate::process::Thread;
 use crate::vfs::File;
 
 const NETLINK_ROUTE: u32 = 0;
@@ -184,9 +185,9 @@ impl NetlinkSocket {
         }
     }
 
-    fn bind_to(&self, port: u32) {
-        let pid = crate::process::current().process.pid;
-        *self.port.lock() = if port == 0 { pid } else { port };
+    /// Takes a port; 0: the process's id.
+    fn bind_to(&self, who: &Thread, port: u32) {
+        *self.port.lock() = if port == 0 { who.process.pid } else { port };
     }
 }
 
@@ -195,24 +196,29 @@ impl Socket for NetlinkSocket {
         &self.common
     }
 
-    fn bind(self: Arc<Self>, address: &RawAddress) -> Result<()> {
+    fn bind(self: Arc<Self>, who: &Thread, address: &RawAddress) -> Result<()> {
         let bytes = address.bytes();
         if address.family()? != raw::AF_NETLINK || bytes.len() < 12 {
             return Err(Errno::EINVAL);
         }
-        self.bind_to(u32::from_ne_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]));
+        self.bind_to(who, u32::from_ne_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]));
         Ok(())
     }
 
-    fn connect(self: Arc<Self>, address: &RawAddress, _timeout: Timeout) -> Result<()> {
+    fn connect(
+        self: Arc<Self>,
+        who: &Thread,
+        address: &RawAddress,
+        _timeout: Timeout,
+    ) -> Result<()> {
         if address.family()? != raw::AF_NETLINK {
             return Err(Errno::EINVAL);
         }
-        self.bind_to(0);
+        self.bind_to(who, 0);
         Ok(())
     }
 
-    fn send(&self, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
+    fn send(&self, who: &Thread, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
         if what.mode.urgent {
             return Err(Errno::EOPNOTSUPP);
         }
@@ -226,7 +232,7 @@ impl Socket for NetlinkSocket {
             return Err(Errno::EFAULT);
         }
         if *self.port.lock() == 0 {
-            self.bind_to(0);
+            self.bind_to(who, 0);
         }
         self.serve(&request)?;
         Ok(len)

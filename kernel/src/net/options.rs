@@ -11,7 +11,7 @@ use super::inet::interface;
 use super::{Common, RECEIVE_BUFFER_MIN, SEND_BUFFER_MIN, Socket, hooks};
 use crate::base::time::NS_PER_SEC;
 use crate::base::user::UserPtr;
-use crate::process::{current, find_process, pidfd};
+use crate::process::{Thread, find_process, pidfd};
 use crate::security::Capability;
 
 /// Largest buffer a program may ask for, bytes (net.core.wmem_max of 4 MiB, doubled).
@@ -85,7 +85,14 @@ const INERT: [(u32, u32); 14] = [
 ];
 
 /// setsockopt(2): `len` bytes at `address`.
-pub fn set(socket: &Arc<dyn Socket>, level: u32, name: u32, address: u64, len: i32) -> Result<()> {
+pub fn set(
+    who: &Thread,
+    socket: &Arc<dyn Socket>,
+    level: u32,
+    name: u32,
+    address: u64,
+    len: i32,
+) -> Result<()> {
     let len = usize::try_from(len).map_err(|_| Errno::EINVAL)?;
     if level != raw::SOL_SOCKET && socket.common().domain == raw::AF_UNIX {
         return Err(Errno::EOPNOTSUPP);
@@ -102,10 +109,10 @@ pub fn set(socket: &Arc<dyn Socket>, level: u32, name: u32, address: u64, len: i
     let value = &mut value[..len.min(VALUE_MAX)];
     UserPtr::<u8>::new(address).read_bytes(value)?;
     if level != raw::SOL_SOCKET {
-        return socket.set_option(level, name, value);
+        return socket.set_option(who, level, name, value);
     }
     if name == raw::SO_BINDTODEVICE {
-        return bind_to_device(socket.common(), value);
+        return bind_to_device(who, socket.common(), value);
     }
     let number = match *value {
         [a, b, c, d, ..] => i32::from_ne_bytes([a, b, c, d]),
@@ -117,7 +124,7 @@ pub fn set(socket: &Arc<dyn Socket>, level: u32, name: u32, address: u64, len: i
     if is_for_others(socket.common(), name) {
         return Err(Errno::EOPNOTSUPP);
     }
-    set_common(socket, name, number, value)
+    set_common(who, socket, name, number, value)
 }
 
 /// Options of some families only.
@@ -136,47 +143,53 @@ fn is_for_others(common: &Common, name: u32) -> bool {
 }
 
 /// SO_BINDTODEVICE: the one interface, or none. ENODEV, EPERM.
-fn bind_to_device(common: &Common, value: &[u8]) -> Result<()> {
+fn bind_to_device(who: &Thread, common: &Common, value: &[u8]) -> Result<()> {
     let name = value.split(|&byte| byte == 0).next().unwrap_or_default();
     let index = match name {
         b"" => 0,
         interface::NAME => i64::from(interface::INDEX),
         _ => return Err(Errno::ENODEV),
     };
-    bind_to_index(common, index)
+    bind_to_index(who, common, index)
 }
 
-fn bind_to_index(common: &Common, index: i64) -> Result<()> {
+fn bind_to_index(who: &Thread, common: &Common, index: i64) -> Result<()> {
     let bound = common.number(raw::SO_BINDTOIFINDEX, 0);
-    if bound != 0 && !may_administrate() {
+    if bound != 0 && !may_administrate(who) {
         return Err(Errno::EPERM);
     }
     common.keep(raw::SO_BINDTOIFINDEX, index);
     Ok(())
 }
 
-fn may_administrate() -> bool {
-    let who = current().subject();
+fn may_administrate(who: &Thread) -> bool {
+    let who = who.subject();
     who.capable(Capability::NetAdmin) || who.capable(Capability::NetRaw)
 }
 
-fn set_common(socket: &Arc<dyn Socket>, name: u32, number: i32, value: &[u8]) -> Result<()> {
+fn set_common(
+    who: &Thread,
+    socket: &Arc<dyn Socket>,
+    name: u32,
+    number: i32,
+    value: &[u8],
+) -> Result<()> {
     let common = socket.common();
     let is_on = number != 0;
     match name {
-        raw::SO_DEBUG if is_on && !current().subject().capable(Capability::NetAdmin) => {
+        raw::SO_DEBUG if is_on && !who.subject().capable(Capability::NetAdmin) => {
             return Err(Errno::EACCES);
         }
         raw::SO_SNDBUF | raw::SO_SNDBUFFORCE => {
             let forced = name == raw::SO_SNDBUFFORCE;
-            let bytes = buffer(number, SEND_BUFFER_MIN, forced)?;
+            let bytes = buffer(who, number, SEND_BUFFER_MIN, forced)?;
             common.send_buffer.store(bytes, Ordering::Relaxed);
             common.chosen_buffers.fetch_or(1, Ordering::Relaxed);
             socket.limits_changed();
         }
         raw::SO_RCVBUF | raw::SO_RCVBUFFORCE => {
             let forced = name == raw::SO_RCVBUFFORCE;
-            let bytes = buffer(number, RECEIVE_BUFFER_MIN, forced)?;
+            let bytes = buffer(who, number, RECEIVE_BUFFER_MIN, forced)?;
             common.receive_buffer.store(bytes, Ordering::Relaxed);
             common.chosen_buffers.fetch_or(2, Ordering::Relaxed);
             socket.limits_changed();
@@ -216,10 +229,10 @@ fn set_common(socket: &Arc<dyn Socket>, name: u32, number: i32, value: &[u8]) ->
         raw::SO_RXQ_OVFL => set_bit(&common.stamps, stamps::LOST, is_on),
         raw::SO_BSDCOMPAT => {}
         raw::SO_BINDTOIFINDEX if number < 0 => return Err(Errno::EINVAL),
-        raw::SO_BINDTOIFINDEX => return bind_to_index(common, i64::from(number)),
+        raw::SO_BINDTOIFINDEX => return bind_to_index(who, common, i64::from(number)),
         raw::SO_DETACH_FILTER => return Err(Errno::ENOENT),
         raw::SO_ZEROCOPY if !matches!(number, 0 | 1) => return Err(Errno::EINVAL),
-        _ => set_number(common, name, number, value)?,
+        _ => set_number(who, common, name, number, value)?,
     }
     limits_of(socket, name);
     Ok(())
@@ -248,14 +261,14 @@ fn set_bit(word: &AtomicU32, bit: u32, is_on: bool) {
 }
 
 /// Options that are only kept. ENOPROTOOPT for those that cannot be set, or are not there.
-fn set_number(common: &Common, name: u32, number: i32, value: &[u8]) -> Result<()> {
+fn set_number(who: &Thread, common: &Common, name: u32, number: i32, value: &[u8]) -> Result<()> {
     /// Priorities that everybody may choose.
     const PRIORITIES: core::ops::RangeInclusive<i32> = 0..=6;
     match name {
-        raw::SO_PRIORITY if !PRIORITIES.contains(&number) && !may_administrate() => {
+        raw::SO_PRIORITY if !PRIORITIES.contains(&number) && !may_administrate(who) => {
             Err(Errno::EPERM)
         }
-        raw::SO_MARK if !may_administrate() => Err(Errno::EPERM),
+        raw::SO_MARK if !may_administrate(who) => Err(Errno::EPERM),
         raw::SO_BUSY_POLL if number < 0 => Err(Errno::EINVAL),
         raw::SO_TXREHASH if !(-1..=1).contains(&number) => Err(Errno::EINVAL),
         raw::SO_BUF_LOCK if !(0..=3).contains(&number) => Err(Errno::EINVAL),
@@ -319,12 +332,12 @@ fn inert(name: u32) -> Option<(u32, u32)> {
 
 /// A buffer size as the kernel keeps it: twice what was asked for, within bounds, which
 /// CAP_NET_ADMIN may exceed by force. EPERM.
-fn buffer(asked: i32, least: usize, forced: bool) -> Result<usize> {
+fn buffer(who: &Thread, asked: i32, least: usize, forced: bool) -> Result<usize> {
     if !forced {
         let asked = (asked as u32 as usize).min(BUFFER_MAX / 2);
         return Ok((asked * 2).max(least));
     }
-    if !current().subject().capable(Capability::NetAdmin) {
+    if !who.subject().capable(Capability::NetAdmin) {
         return Err(Errno::EPERM);
     }
     let asked = (asked.max(0) as usize).min(FORCED_MAX / 2);

@@ -2,7 +2,7 @@
 
 use crate::vfs::path::{Context, register_files};
 
-use super::{current, own_file};
+use super::{Thread, current, own_file};
 
 /// Tells the walk of paths about descriptors. Once, before there are programs.
 pub fn init() {
@@ -13,7 +13,12 @@ impl Context {
     /// The current process's.
     #[inline]
     pub fn current() -> Context {
-        let thread = current();
+        Context::of(&current())
+    }
+
+    /// A thread's.
+    #[inline]
+    pub fn of(thread: &Thread) -> Context {
         Context { fs: thread.fs(), subject: thread.subject() }
     }
 }

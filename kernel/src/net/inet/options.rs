@@ -16,7 +16,7 @@ use super::groups::Groups;
 use super::interface;
 use crate::net::options::Value;
 use crate::net::{Common, SocketKind};
-use crate::process::current;
+use crate::process::Thread;
 use crate::security::Capability;
 
 /// What setsockopt(2) takes.
@@ -291,6 +291,7 @@ impl IpOptions {
     /// setsockopt(2). ENOPROTOOPT, EINVAL, EPERM, EADDRNOTAVAIL.
     pub(super) fn set(
         &self,
+        who: &Thread,
         common: &Common,
         level: u32,
         name: u32,
@@ -319,7 +320,7 @@ impl IpOptions {
         if common.kind == SocketKind::Stream && is_refused_by_tcp(level, name) {
             return Err(Errno::EINVAL);
         }
-        let number = accept(takes, first, number)?;
+        let number = accept(who, takes, first, number)?;
         if (level, name) == (IPV6, raw::IPV6_V6ONLY) {
             if is_bound {
                 return Err(Errno::EINVAL);
@@ -354,11 +355,11 @@ fn check_mtu(bytes: i32) -> Result<()> {
 }
 
 /// The number that is kept for one that was given.
-fn accept(takes: Takes, first: i32, number: i32) -> Result<i32> {
+fn accept(who: &Thread, takes: Takes, first: i32, number: i32) -> Result<i32> {
     match takes {
         Flag => Ok(i32::from(number != 0)),
         AdminFlag => {
-            let who = current().subject();
+            let who = who.subject();
             let may = who.capable(Capability::NetAdmin) || who.capable(Capability::NetRaw);
             if number == 0 || may { Ok(i32::from(number != 0)) } else { Err(Errno::EPERM) }
         }

@@ -4,6 +4,7 @@
 //! Two sockets may share a port if their addresses differ, or if both allow it: SO_REUSEADDR for
 //! UDP and for TCP sockets that do not listen, SO_REUSEPORT for all (socket(7)).
 
+use crate::process::Thread;
 use crate::security::Capability;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -75,7 +76,7 @@ pub(super) fn covers(bound: IpAddr, v6_only: bool, to: IpAddr) -> bool {
 
 /// EADDRNOTAVAIL for an address that is not this machine's, EACCES for a port of the superuser's:
 /// what comes before all that is wrong with the socket.
-pub(super) fn check_address<S: Owner>(owner: &S, address: SocketAddr) -> Result<()> {
+pub(super) fn check_address<S: Owner>(who: &Thread, owner: &S, address: SocketAddr) -> Result<()> {
     let (ip, port) = (address.ip(), address.port());
     let is_ours = ip.is_unspecified()
         || ip.is_loopback()
@@ -84,9 +85,8 @@ pub(super) fn check_address<S: Owner>(owner: &S, address: SocketAddr) -> Result<
     if !is_ours && !owner.binds_freely() {
         return Err(Errno::EADDRNOTAVAIL);
     }
-    let who = crate::process::current().subject();
     let is_privileged = (1..PRIVILEGED_END).contains(&port);
-    let may = !is_privileged || who.capable(Capability::NetBindService);
+    let may = !is_privileged || who.subject().capable(Capability::NetBindService);
     if may { Ok(()) } else { Err(Errno::EACCES) }
 }
 
@@ -103,13 +103,14 @@ impl<S: Owner> Ports<S> {
     /// EADDRNOTAVAIL for an address that is not this machine's, EADDRINUSE, EACCES.
     pub(super) fn bind(
         &'static self,
+        who: &Thread,
         owner: &Arc<S>,
         address: SocketAddr,
         is_stream: bool,
         others: &dyn Fn(SocketAddr) -> bool,
     ) -> Result<Binding<S>> {
         let (ip, port) = (address.ip(), address.port());
-        check_address(&**owner, address)?;
+        check_address(who, &**owner, address)?;
         if port == 0 {
             return self.bind_ephemeral(owner, ip, others);
         }

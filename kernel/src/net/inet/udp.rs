@@ -27,6 +27,7 @@ use crate::net::channel::{Channel, Info, ReceiveMode, Received};
 use crate::net::control::{Control, Writer};
 use crate::net::options::Value;
 use crate::net::{Common, Outgoing, Socket};
+use crate::process::Thread;
 
 /// Most datagrams of one send (UDP_SEGMENT).
 const SEGMENTS_MAX: usize = 128;
@@ -306,8 +307,8 @@ impl UdpSocket {
         self.pass(&mut Source::kernel(&bytes), sending, is_to_peer).map(|_| ())
     }
 
-    fn bind_at(self: &Arc<Self>, address: SocketAddr) -> Result<SocketAddr> {
-        let binding = PORTS.bind(self, address, false, &|_| false)?;
+    fn bind_at(self: &Arc<Self>, who: &Thread, address: SocketAddr) -> Result<SocketAddr> {
+        let binding = PORTS.bind(who, self, address, false, &|_| false)?;
         let address = binding.address;
         *self.binding.lock() = Some(binding);
         Ok(address)
@@ -404,23 +405,28 @@ impl Socket for UdpSocket {
         &self.common
     }
 
-    fn bind(self: Arc<Self>, address: &RawAddress) -> Result<()> {
+    fn bind(self: Arc<Self>, who: &Thread, address: &RawAddress) -> Result<()> {
         let address = read_to_bind(&self.common, address)?;
-        check_address(&*self, address)?;
+        check_address(who, &*self, address)?;
         if self.bound().is_some() {
             return Err(Errno::EINVAL);
         }
-        self.bind_at(address)?;
+        self.bind_at(who, address)?;
         self.ip.note_bound(address.ip());
         Ok(())
     }
 
-    fn connect(self: Arc<Self>, address: &RawAddress, _timeout: Timeout) -> Result<()> {
+    fn connect(
+        self: Arc<Self>,
+        who: &Thread,
+        address: &RawAddress,
+        _timeout: Timeout,
+    ) -> Result<()> {
         if address.family()? == raw::AF_UNSPEC {
             *self.peer.lock() = None;
             return Ok(());
         }
-        self.clone().prepare_to_send()?;
+        self.clone().prepare_to_send(who)?;
         let to = self.whom(address, false)?.ok_or(Errno::EINVAL)?;
         if to.is_ipv4() && self.common.is_v6() && self.ip.v6_only() {
             let is_named_so = address.family()? == raw::AF_INET;
@@ -436,14 +442,14 @@ impl Socket for UdpSocket {
         self.bound().is_some()
     }
 
-    fn prepare_to_send(self: Arc<Self>) -> Result<()> {
+    fn prepare_to_send(self: Arc<Self>, who: &Thread) -> Result<()> {
         if self.bound().is_none() {
-            self.bind_at(SocketAddr::new(any_address(&self.common), 0))?;
+            self.bind_at(who, SocketAddr::new(any_address(&self.common), 0))?;
         }
         Ok(())
     }
 
-    fn send(&self, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
+    fn send(&self, _who: &Thread, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
         let is_v6 = self.common.is_v6();
         if !is_v6 {
             check_v4(source.left(), what.mode.urgent)?;
@@ -568,11 +574,11 @@ impl Socket for UdpSocket {
         self.ip.get(&self.common, level, name, is_connected)
     }
 
-    fn set_option(&self, level: u32, name: u32, value: &[u8]) -> Result<()> {
+    fn set_option(&self, who: &Thread, level: u32, name: u32, value: &[u8]) -> Result<()> {
         if level == raw::IPPROTO_UDP as u32 {
             return self.set_own_option(name, value);
         }
-        self.ip.set(&self.common, level, name, value, self.bound().is_some())?;
+        self.ip.set(who, &self.common, level, name, value, self.bound().is_some())?;
         if self.ip.wants() & (wants::ERRORS | wants::ERRORS_6) == 0 {
             self.errors.clear();
         }

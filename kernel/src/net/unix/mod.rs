@@ -20,7 +20,7 @@ use super::{Common, Outgoing, Socket, SocketKind, boxed, hooks};
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::{Timeout, WaitQueue};
-use crate::process::{Process, current};
+use crate::process::{Process, Thread};
 
 /// Most datagrams in a socket's inbox (net.unix.max_dgram_qlen on most systems).
 const DGRAMS_MAX: usize = 512;
@@ -35,10 +35,9 @@ struct Peer {
 }
 
 impl Peer {
-    fn current() -> Peer {
-        let groups = current().credentials().groups.as_slice().into();
-        let process = Arc::downgrade(&current().process);
-        Peer { who: Ucred::current(), groups, process }
+    fn of(who: &Thread) -> Peer {
+        let groups = who.credentials().groups.as_slice().into();
+        Peer { who: Ucred::of(&who.process), groups, process: Arc::downgrade(&who.process) }
     }
 
     fn unknown() -> Peer {
@@ -107,12 +106,12 @@ pub fn create(kind: SocketKind, protocol: u32) -> Result<Arc<dyn Socket>> {
 }
 
 /// Two connected sockets (socketpair(2)).
-pub fn pair(kind: SocketKind, protocol: u32) -> Result<[Arc<dyn Socket>; 2]> {
+pub fn pair(who: &Thread, kind: SocketKind, protocol: u32) -> Result<[Arc<dyn Socket>; 2]> {
     check_protocol(protocol)?;
     let kind = if kind == SocketKind::Raw { SocketKind::Dgram } else { kind };
     let a = UnixSocket::new(Common::new(raw::AF_UNIX, kind, 0));
     let b = UnixSocket::new(Common::new(raw::AF_UNIX, kind, 0));
-    let me = Peer::current();
+    let me = Peer::of(who);
     if kind == SocketKind::Dgram {
         a.state.lock().default_peer = Some(Arc::downgrade(&b));
         b.state.lock().default_peer = Some(Arc::downgrade(&a));
@@ -195,22 +194,22 @@ impl UnixSocket {
         state.binding = Some(binding);
     }
 
-    fn connect_dgram(self: &Arc<Self>, address: &RawAddress) -> Result<()> {
+    fn connect_dgram(self: &Arc<Self>, who: &Thread, address: &RawAddress) -> Result<()> {
         if address.family()? == raw::AF_UNSPEC {
             self.state.lock().default_peer = None;
             return Ok(());
         }
         self.autobind_if_wanted()?;
-        let peer = self.find_dgram(address)?;
-        hooks::unix_may_send((&current(), self, &peer))?;
+        let peer = self.find_dgram(who, address)?;
+        hooks::unix_may_send((who, self, &peer))?;
         self.state.lock().default_peer = Some(Arc::downgrade(&peer));
         self.common.writers.wake_all(events::WRITABLE);
         Ok(())
     }
 
-    fn find_dgram(&self, address: &RawAddress) -> Result<Arc<UnixSocket>> {
+    fn find_dgram(&self, who: &Thread, address: &RawAddress) -> Result<Arc<UnixSocket>> {
         let name = address.to_unix()?.ok_or(Errno::EINVAL)?;
-        let peer = names::find(&name, self.common.kind)?;
+        let peer = names::find(who, &name, self.common.kind)?;
         // A socket that is connected elsewhere takes messages from there only.
         let its_peer = peer.state.lock().default_peer.clone();
         if its_peer.is_some_and(|its| !core::ptr::eq(its.as_ptr(), self)) {
@@ -219,9 +218,14 @@ impl UnixSocket {
         Ok(peer)
     }
 
-    fn connect_stream(self: &Arc<Self>, address: &RawAddress, timeout: Timeout) -> Result<()> {
+    fn connect_stream(
+        self: &Arc<Self>,
+        who: &Thread,
+        address: &RawAddress,
+        timeout: Timeout,
+    ) -> Result<()> {
         let name = address.to_unix()?.ok_or(Errno::EINVAL)?;
-        let listener = names::find(&name, self.common.kind)?;
+        let listener = names::find(who, &name, self.common.kind)?;
         if !listener.backlog.is_listening() {
             return Err(Errno::ECONNREFUSED);
         }
@@ -235,15 +239,20 @@ impl UnixSocket {
         if self.is_connecting.swap(true, Ordering::SeqCst) {
             return Err(Errno::EALREADY);
         }
-        let result = self.connect_to(&listener, timeout);
+        let result = self.connect_to(who, &listener, timeout);
         self.is_connecting.store(false, Ordering::SeqCst);
         result
     }
 
-    fn connect_to(self: &Arc<Self>, listener: &Arc<UnixSocket>, timeout: Timeout) -> Result<()> {
+    fn connect_to(
+        self: &Arc<Self>,
+        who: &Thread,
+        listener: &Arc<UnixSocket>,
+        timeout: Timeout,
+    ) -> Result<()> {
         hooks::sk_alloc_security((self.common.domain,))?;
         let served = UnixSocket::new(listener.common.inherit());
-        hooks::unix_stream_connect((&current(), self, listener))?;
+        hooks::unix_stream_connect((who, self, listener))?;
         let messages = self.common.kind == SocketKind::SeqPacket;
         let (near, far) = Conn::pair(&self.common, &served.common, messages);
         let (name, credentials) = {
@@ -253,7 +262,7 @@ impl UnixSocket {
         served.state.lock().name = name.clone();
         served.link.call_once(|| Link {
             conn: far,
-            peer: Peer::current(),
+            peer: Peer::of(who),
             peer_name: self.name(),
             peer_socket: Arc::downgrade(self),
             peer_asks: self.common.passes_sender.clone(),
@@ -268,7 +277,7 @@ impl UnixSocket {
         Ok(())
     }
 
-    fn send_dgram(&self, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
+    fn send_dgram(&self, who: &Thread, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
         if what.mode.urgent {
             return Err(Errno::EOPNOTSUPP);
         }
@@ -285,7 +294,7 @@ impl UnixSocket {
             return Err(Errno::EPIPE);
         }
         let found = match &what.to {
-            Some(address) => self.find_dgram(address),
+            Some(address) => self.find_dgram(who, address),
             None => default_peer.and_then(|peer| peer.upgrade()).ok_or(Errno::ECONNREFUSED),
         };
         let peer = match found {
@@ -293,10 +302,10 @@ impl UnixSocket {
             // That there is nothing to send is told before that there is nobody to send it to.
             Err(error) => return source.read_through().and(Err(error)),
         };
-        hooks::unix_may_send((&current(), self, &peer))?;
+        hooks::unix_may_send((who, self, &peer))?;
         let mut control = what.control;
         if control.credentials.is_none() && (self.wants_credentials() || peer.wants_credentials()) {
-            control.credentials = Some(Ucred::current());
+            control.credentials = Some(Ucred::of(&who.process));
         }
         let from = self.name().map(|name| Address::Unix(Some(name)));
         let info = boxed(control, from);
@@ -341,7 +350,7 @@ impl Socket for UnixSocket {
         &self.common
     }
 
-    fn bind(self: Arc<Self>, address: &RawAddress) -> Result<()> {
+    fn bind(self: Arc<Self>, who: &Thread, address: &RawAddress) -> Result<()> {
         let name = address.to_unix()?;
         let is_bound = self.name().is_some();
         let bound = match name {
@@ -349,11 +358,11 @@ impl Socket for UnixSocket {
             None => names::bind_any(&self)?,
             // That the name is in use is said first.
             Some(name) if is_bound => {
-                names::check_free(&name)?;
+                names::check_free(who, &name)?;
                 return Err(Errno::EINVAL);
             }
             Some(name) => {
-                let binding = names::bind(&self, &name)?;
+                let binding = names::bind(who, &self, &name)?;
                 (name, binding)
             }
         };
@@ -361,22 +370,27 @@ impl Socket for UnixSocket {
         Ok(())
     }
 
-    fn connect(self: Arc<Self>, address: &RawAddress, timeout: Timeout) -> Result<()> {
+    fn connect(
+        self: Arc<Self>,
+        who: &Thread,
+        address: &RawAddress,
+        timeout: Timeout,
+    ) -> Result<()> {
         if self.is_dgram() {
-            self.connect_dgram(address)
+            self.connect_dgram(who, address)
         } else {
-            self.connect_stream(address, timeout)
+            self.connect_stream(who, address, timeout)
         }
     }
 
-    fn listen(self: Arc<Self>, backlog: i32) -> Result<()> {
+    fn listen(self: Arc<Self>, who: &Thread, backlog: i32) -> Result<()> {
         if self.is_dgram() {
             return Err(Errno::EOPNOTSUPP);
         }
         if self.link.get().is_some() {
             return Err(Errno::EINVAL);
         }
-        let me = Peer::current();
+        let me = Peer::of(who);
         {
             let mut state = self.state.lock();
             if state.name.is_none() {
@@ -404,13 +418,13 @@ impl Socket for UnixSocket {
         !self.is_dgram() || !self.wants_credentials()
     }
 
-    fn prepare_to_send(self: Arc<Self>) -> Result<()> {
+    fn prepare_to_send(self: Arc<Self>, _who: &Thread) -> Result<()> {
         self.autobind_if_wanted()
     }
 
-    fn send(&self, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
+    fn send(&self, who: &Thread, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
         if self.is_dgram() {
-            return self.send_dgram(source, what);
+            return self.send_dgram(who, source, what);
         }
         // Urgent is a byte of a stream, so there must be one.
         let is_stream = self.common.kind == SocketKind::Stream;
@@ -433,7 +447,7 @@ impl Socket for UnixSocket {
         }
         let is_asked = self.wants_credentials() || link.peer_asks.load(Ordering::Relaxed) != 0;
         if control.credentials.is_none() && is_asked {
-            control.credentials = Some(Ucred::current());
+            control.credentials = Some(Ucred::of(&who.process));
         }
         let info = boxed(control, None);
         let (tx, rx) = (&link.conn.tx, &link.conn.rx);

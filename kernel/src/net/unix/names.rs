@@ -11,6 +11,7 @@ use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
 
 use super::{SocketKind, UnixSocket};
+use crate::process::Thread;
 use crate::vfs::namei::{self as tree, Make};
 use crate::vfs::path::{self, Context, Location, walk};
 use crate::vfs::{FileType, permission};
@@ -38,12 +39,12 @@ impl Drop for Binding {
 }
 
 /// Binds the socket to a name: EADDRINUSE if there is such a name.
-pub(super) fn bind(socket: &Arc<UnixSocket>, name: &Arc<[u8]>) -> Result<Binding> {
+pub(super) fn bind(who: &Thread, socket: &Arc<UnixSocket>, name: &Arc<[u8]>) -> Result<Binding> {
     if name.first() == Some(&0) {
         return bind_abstract(socket, name.clone());
     }
     let what = Make::plain(FileType::Socket, 0o777);
-    let node = tree::make(&Context::current(), raw::AT_FDCWD, name, &what).map_err(in_use)?;
+    let node = tree::make(&Context::of(who), raw::AT_FDCWD, name, &what).map_err(in_use)?;
     // The node is new: nobody else can be bound to it.
     node.inode().state().endpoint_or(socket.clone());
     Ok(Binding::Object(node))
@@ -51,11 +52,11 @@ pub(super) fn bind(socket: &Arc<UnixSocket>, name: &Arc<[u8]>) -> Result<Binding
 
 /// What bind(2) says of a name before it looks at the socket, which has one already: a path may be
 /// in use or lead nowhere.
-pub(super) fn check_free(name: &[u8]) -> Result<()> {
+pub(super) fn check_free(who: &Thread, name: &[u8]) -> Result<()> {
     if name.first() == Some(&0) {
         return Ok(());
     }
-    let context = Context::current();
+    let context = Context::of(who);
     let walk = path::resolve_parent(&context, raw::AT_FDCWD, name, 0)?;
     if walk.last_child()?.is_some() {
         return Err(Errno::EADDRINUSE);
@@ -99,12 +100,12 @@ pub(super) fn bind_any(socket: &Arc<UnixSocket>) -> Result<(Arc<[u8]>, Binding)>
 
 /// The socket of this kind behind a name: ECONNREFUSED if nobody is there, EPROTOTYPE if another
 /// kind is, and what a path walk can say.
-pub(super) fn find(name: &Arc<[u8]>, kind: SocketKind) -> Result<Arc<UnixSocket>> {
+pub(super) fn find(who: &Thread, name: &Arc<[u8]>, kind: SocketKind) -> Result<Arc<UnixSocket>> {
     if name.first() == Some(&0) {
         let found = NAMES.lock().get(&(kind, name.clone())).cloned();
         return found.and_then(|socket| socket.upgrade()).ok_or(Errno::ECONNREFUSED);
     }
-    let context = Context::current();
+    let context = Context::of(who);
     let location = path::resolve(&context, raw::AT_FDCWD, name, walk::FOLLOW)?;
     permission::check(&**location.inode(), permission::WRITE, &context.subject)?;
     if location.file_type() != FileType::Socket {

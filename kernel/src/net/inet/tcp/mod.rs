@@ -33,6 +33,7 @@ use crate::net::control::Writer;
 use crate::net::options::Value;
 use crate::net::stream::Backlog;
 use crate::net::{Common, Outgoing, Socket};
+use crate::process::Thread;
 use connect::{Attempt, Waiting};
 use link::Link;
 use options::TcpOptions;
@@ -115,9 +116,9 @@ impl TcpSocket {
         self.binding.lock().as_ref().map(|binding| binding.address)
     }
 
-    fn bind_at(self: &Arc<Self>, address: SocketAddr) -> Result<()> {
+    fn bind_at(self: &Arc<Self>, who: &Thread, address: SocketAddr) -> Result<()> {
         let others = |address| flows::keep_from_binding(self, address);
-        let binding = PORTS.bind(self, address, true, &others)?;
+        let binding = PORTS.bind(who, self, address, true, &others)?;
         *self.binding.lock() = Some(binding);
         Ok(())
     }
@@ -234,22 +235,27 @@ impl Socket for TcpSocket {
         &self.common
     }
 
-    fn bind(self: Arc<Self>, address: &RawAddress) -> Result<()> {
+    fn bind(self: Arc<Self>, who: &Thread, address: &RawAddress) -> Result<()> {
         let address = read_to_bind(&self.common, address)?;
         if address.is_ipv4() && self.common.is_v6() && self.v6_only() {
             return Err(Errno::EINVAL);
         }
-        check_address(&*self, address)?;
+        check_address(who, &*self, address)?;
         if self.bound().is_some() || self.state() != TcpState::Close {
             return Err(Errno::EINVAL);
         }
-        self.bind_at(address)?;
+        self.bind_at(who, address)?;
         self.has_chosen_port.store(address.port() != 0, Ordering::Relaxed);
         self.ip.note_bound(address.ip());
         Ok(())
     }
 
-    fn connect(self: Arc<Self>, address: &RawAddress, timeout: Timeout) -> Result<()> {
+    fn connect(
+        self: Arc<Self>,
+        _who: &Thread,
+        address: &RawAddress,
+        timeout: Timeout,
+    ) -> Result<()> {
         if address.family()? == raw::AF_UNSPEC {
             self.disconnect();
             return Ok(());
@@ -264,7 +270,7 @@ impl Socket for TcpSocket {
         }
     }
 
-    fn listen(self: Arc<Self>, backlog: i32) -> Result<()> {
+    fn listen(self: Arc<Self>, who: &Thread, backlog: i32) -> Result<()> {
         // A connection that failed must have been told of before.
         let is_tried = matches!(*self.phase.lock(), Phase::Failed) || self.link().is_some();
         if !matches!(self.state(), TcpState::Close | TcpState::Listen) || is_tried {
@@ -272,7 +278,7 @@ impl Socket for TcpSocket {
         }
         match self.bound() {
             Some(address) => PORTS.check_listening(&self, address)?,
-            None => self.bind_at(SocketAddr::new(self.own_ip(), 0))?,
+            None => self.bind_at(who, SocketAddr::new(self.own_ip(), 0))?,
         }
         *self.phase.lock() = Phase::Idle;
         self.backlog.listen(backlog);
@@ -294,7 +300,7 @@ impl Socket for TcpSocket {
         self.backlog.is_listening()
     }
 
-    fn send(&self, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
+    fn send(&self, _who: &Thread, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
         let link = self.link_to_send(what.timeout)?;
         if let Some(error) = self.common.take_error() {
             return Err(error);
@@ -472,12 +478,12 @@ impl Socket for TcpSocket {
         self.ip.get(&self.common, level, name, self.state() != TcpState::Close)
     }
 
-    fn set_option(&self, level: u32, name: u32, value: &[u8]) -> Result<()> {
+    fn set_option(&self, who: &Thread, level: u32, name: u32, value: &[u8]) -> Result<()> {
         if level == raw::IPPROTO_TCP as u32 {
             return self.set_tcp_option(name, value);
         }
         let is_bound = self.bound().is_some() || self.state() != TcpState::Close;
-        self.ip.set(&self.common, level, name, value, is_bound)
+        self.ip.set(who, &self.common, level, name, value, is_bound)
     }
 }
 
