@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use context_tracking::flush::{Features, Method};
 use context_tracking::isolation::Isolation;
 use context_tracking::state::{
-    self, Context, Dispatched, Machine, PENDING_SYNC, PENDING_TLB, Spared,
+    self, Context, Dispatched, Entry, PENDING_SYNC, PENDING_TLB, Sender, Spared,
 };
 use context_tracking::work::Mode;
 
@@ -160,7 +160,7 @@ pub(crate) fn dispatch(
     result
 }
 
-impl Machine for AllCpus {
+impl Sender for AllCpus {
     fn load(&self, cpu: usize) -> u32 {
         percpu::of(cpu).context.state.load(Ordering::Relaxed)
     }
@@ -170,18 +170,6 @@ impl Machine for AllCpus {
         state.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(|_| ())
     }
 
-    fn fetch_or(&self, cpu: usize, bits: u32) -> u32 {
-        percpu::of(cpu).context.state.fetch_or(bits, Ordering::SeqCst)
-    }
-
-    fn fetch_and(&self, cpu: usize, bits: u32) {
-        percpu::of(cpu).context.state.fetch_and(bits, Ordering::SeqCst);
-    }
-
-    fn store_release(&self, cpu: usize, value: u32) {
-        percpu::of(cpu).context.state.store(value, Ordering::Release);
-    }
-
     fn full_barrier(&self) {
         fence(Ordering::SeqCst);
     }
@@ -189,61 +177,30 @@ impl Machine for AllCpus {
     fn send(&self, cpu: usize, work: u32) {
         ipi::send_work(cpu, work, self.cause);
     }
-
-    fn flush_kernel_tlb(&self) {
-        local::flush_all();
-    }
-
-    fn write_cr3(&self) {
-        local::flush_all();
-    }
-
-    fn serialize(&self) {
-        cpu::serialize();
-    }
 }
 
 // ------------------------------------------------------------------------------------------------
 // Entries. Everything below is in `.entry.text`, or inlined there.
 
-/// An entry's view: its own CPU, whatever number is given. No function of it may panic or be called
-/// elsewhere, so everything is inlined.
+/// An entry's view: its own CPU. No function of it may panic or be called elsewhere, so everything
+/// is inlined.
 struct Here(&'static CpuLocal);
 
-impl Machine for Here {
+impl Entry for Here {
     #[inline(always)]
-    fn load(&self, _cpu: usize) -> u32 {
-        self.0.context.state.load(Ordering::Relaxed)
-    }
-
-    #[inline(always)]
-    fn compare_exchange(&self, _cpu: usize, _old: u32, _new: u32) -> Result<(), u32> {
-        // Only senders do.
-        Err(self.load(0))
-    }
-
-    #[inline(always)]
-    fn fetch_or(&self, _cpu: usize, bits: u32) -> u32 {
+    fn fetch_or(&self, bits: u32) -> u32 {
         self.0.context.state.fetch_or(bits, Ordering::SeqCst)
     }
 
     #[inline(always)]
-    fn fetch_and(&self, _cpu: usize, bits: u32) {
+    fn fetch_and(&self, bits: u32) {
         self.0.context.state.fetch_and(bits, Ordering::SeqCst);
     }
 
     #[inline(always)]
-    fn store_release(&self, _cpu: usize, value: u32) {
+    fn store_release(&self, value: u32) {
         self.0.context.state.store(value, Ordering::Release);
     }
-
-    #[inline(always)]
-    fn full_barrier(&self) {
-        fence(Ordering::SeqCst);
-    }
-
-    #[inline(always)]
-    fn send(&self, _cpu: usize, _work: u32) {}
 
     #[inline(always)]
     fn flush_kernel_tlb(&self) {
@@ -274,7 +231,7 @@ impl Machine for Here {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = ".entry.text")]
 extern "C" fn context_catch_up(word: u32) {
-    state::catch_up(&Here(percpu::local()), 0, word);
+    state::catch_up(&Here(percpu::local()), word);
 }
 
 /// What [`context_catch_up`] takes for an entry that flushes whatever is pending.
@@ -288,10 +245,10 @@ extern "C" fn context_leave_guest() {
     let here = Here(local);
     let tracking = local.tracking.load(Ordering::Relaxed);
     if tracking == tracking::OFF {
-        here.store_release(0, state::IN_KERNEL);
+        here.store_release(state::IN_KERNEL);
     } else {
         let also = if tracking == tracking::PENDING { 0 } else { ALWAYS_PENDING };
-        state::leave_guest(&here, 0, also);
+        state::leave_guest(&here, also);
     }
 }
 
@@ -301,13 +258,13 @@ extern "C" fn context_leave_guest() {
 extern "C" fn context_paranoid_enter() -> u32 {
     let here = Here(percpu::local());
     if catches_up_by_cr3() {
-        return state::paranoid_enter_by_cr3(&here, 0);
+        return state::paranoid_enter_by_cr3(&here);
     }
-    state::paranoid_enter(&here, 0)
+    state::paranoid_enter(&here)
 }
 
 #[unsafe(no_mangle)]
 #[unsafe(link_section = ".entry.text")]
 extern "C" fn context_paranoid_exit(old: u32) {
-    state::paranoid_exit(&Here(percpu::local()), 0, old);
+    state::paranoid_exit(&Here(percpu::local()), old);
 }

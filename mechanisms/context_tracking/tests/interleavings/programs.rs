@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 
 use context_tracking::state::{
-    self, IN_KERNEL, Machine, PENDING, PENDING_SYNC, PENDING_TLB, Spared, dispatch,
+    self, Entry, IN_KERNEL, PENDING, PENDING_SYNC, PENDING_TLB, Sender, Spared, dispatch,
 };
 
 use crate::world::{FrameKind, Mode, Op, Place};
@@ -120,7 +120,7 @@ impl Replay<'_> {
     }
 }
 
-impl Machine for Replay<'_> {
+impl Sender for Replay<'_> {
     fn load(&self, cpu: usize) -> u32 {
         self.ask(Op::Load(cpu))
     }
@@ -138,30 +138,6 @@ impl Machine for Replay<'_> {
         if seen == old { Ok(()) } else { Err(seen) }
     }
 
-    fn fetch_or(&self, cpu: usize, bits: u32) -> u32 {
-        match self.mutant {
-            Mutant::SplitOr => {
-                let seen = self.ask(Op::Load(cpu));
-                self.ask(Op::Store(Place::Word(cpu), seen | bits));
-                seen
-            }
-            Mutant::LookBeforeOr => {
-                let seen = self.ask(Op::Load(cpu));
-                self.ask(Op::Or(cpu, bits));
-                seen
-            }
-            _ => self.ask(Op::Or(cpu, bits)),
-        }
-    }
-
-    fn fetch_and(&self, cpu: usize, bits: u32) {
-        self.ask(Op::And(cpu, bits));
-    }
-
-    fn store_release(&self, cpu: usize, value: u32) {
-        self.ask(Op::Store(Place::Word(cpu), value));
-    }
-
     fn full_barrier(&self) {
         if self.mutant != Mutant::NoBarrier {
             self.ask(Op::Barrier);
@@ -170,6 +146,32 @@ impl Machine for Replay<'_> {
 
     fn send(&self, cpu: usize, _work: u32) {
         self.ask(Op::Send(cpu));
+    }
+}
+
+impl Entry for Replay<'_> {
+    fn fetch_or(&self, bits: u32) -> u32 {
+        match self.mutant {
+            Mutant::SplitOr => {
+                let seen = self.ask(Op::Load(self.me));
+                self.store_release(seen | bits);
+                seen
+            }
+            Mutant::LookBeforeOr => {
+                let seen = self.ask(Op::Load(self.me));
+                self.ask(Op::Or(self.me, bits));
+                seen
+            }
+            _ => self.ask(Op::Or(self.me, bits)),
+        }
+    }
+
+    fn fetch_and(&self, bits: u32) {
+        self.ask(Op::And(self.me, bits));
+    }
+
+    fn store_release(&self, value: u32) {
+        self.ask(Op::Store(Place::Word(self.me), value));
     }
 
     fn flush_kernel_tlb(&self) {
@@ -270,20 +272,20 @@ fn come(replay: &Replay<'_>) {
     }
     match replay.mutant {
         Mutant::ClearBeforeFlush => {
-            let pending = state::enter(replay, replay.me) & PENDING;
+            let pending = state::enter(replay) & PENDING;
             if pending != 0 {
-                replay.fetch_and(replay.me, !pending);
+                replay.fetch_and(!pending);
                 replay.flush_kernel_tlb();
             }
         }
         Mutant::FlushBeforeOr => {
             let pending = replay.load(replay.me) & PENDING;
-            state::catch_up(replay, replay.me, pending);
-            state::enter(replay, replay.me);
+            state::catch_up(replay, pending);
+            state::enter(replay);
         }
         _ => {
-            let old = state::enter(replay, replay.me);
-            state::catch_up(replay, replay.me, old);
+            let old = state::enter(replay);
+            state::catch_up(replay, old);
         }
     }
 }
@@ -292,20 +294,20 @@ fn come_by_cr3(replay: &Replay<'_>) {
     match replay.mutant {
         Mutant::Cr3BeforeWord => {
             replay.write_cr3();
-            state::enter(replay, replay.me);
+            state::enter(replay);
         }
         Mutant::PlainWord => {
-            replay.store_release(replay.me, IN_KERNEL);
+            replay.store_release(IN_KERNEL);
             replay.write_cr3();
         }
-        _ => state::enter_by_cr3(replay, replay.me),
+        _ => state::enter_by_cr3(replay),
     }
 }
 
 /// Back to user mode.
 fn leave(replay: &Replay<'_>) {
     replay.ask(Op::Mark(Mode::Zone));
-    state::exit(replay, replay.me);
+    state::exit(replay);
     if replay.mutant == Mutant::ExitEarly {
         replay.ask(Op::Use);
     }
@@ -314,16 +316,16 @@ fn leave(replay: &Replay<'_>) {
 
 fn into_guest(replay: &Replay<'_>) {
     replay.ask(Op::Mark(Mode::Zone));
-    state::enter_guest(replay, replay.me);
+    state::enter_guest(replay);
     replay.ask(Op::Mark(Mode::User));
 }
 
 fn out_of_guest(replay: &Replay<'_>) {
     replay.ask(Op::Mark(Mode::Zone));
     if replay.mutant == Mutant::GuestForgets {
-        replay.store_release(replay.me, IN_KERNEL);
+        replay.store_release(IN_KERNEL);
     } else {
-        state::leave_guest(replay, replay.me, if replay.by_cr3 { PENDING } else { 0 });
+        state::leave_guest(replay, if replay.by_cr3 { PENDING } else { 0 });
     }
 }
 
@@ -340,9 +342,9 @@ fn nmi(replay: &Replay<'_>) {
         return;
     }
     let old = match (replay.by_cr3, replay.mutant) {
-        (false, _) => state::paranoid_enter(replay, replay.me),
+        (false, _) => state::paranoid_enter(replay),
         (true, Mutant::NmiTrustsWord) => {
-            let old = state::enter(replay, replay.me);
+            let old = state::enter(replay);
             if old & IN_KERNEL == 0 {
                 replay.write_cr3();
             }
@@ -350,13 +352,13 @@ fn nmi(replay: &Replay<'_>) {
         }
         (true, Mutant::NmiWritesOnce) => {
             replay.write_cr3();
-            state::enter(replay, replay.me)
+            state::enter(replay)
         }
-        (true, _) => state::paranoid_enter_by_cr3(replay, replay.me),
+        (true, _) => state::paranoid_enter_by_cr3(replay),
     };
     replay.ask(Op::Use);
     let old = if replay.mutant == Mutant::NmiKeepsState { old | IN_KERNEL } else { old };
-    state::paranoid_exit(replay, replay.me, old);
+    state::paranoid_exit(replay, old);
 }
 
 const _: () = assert!(PENDING == PENDING_TLB | PENDING_SYNC);
