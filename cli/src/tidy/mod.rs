@@ -10,6 +10,7 @@
 //! | pointers | the kernel reaches a program's memory by `UserPtr` and requests alone |
 //! | edges | crates depend on each other as the picture in ARCHITECTURE.md shows |
 //! | apps | each row of `guest/apps.toml` names the packages of the programs that it starts |
+//! | rooms | each mechanism has its places, as ARCHITECTURE.md's table of rooms says |
 //! | threats | each row of THREATS.md names a test, and the sources have it |
 //! | pages | the pages of `docs/` are what the tables say |
 //! | leaks | the kernel leaks nothing that could be a reference to its thread |
@@ -24,6 +25,7 @@ mod functions;
 mod imports;
 mod lex;
 pub(crate) mod pages;
+mod rooms;
 mod rules;
 mod threats;
 
@@ -96,6 +98,8 @@ pub(crate) fn check_repository(repository: &Path) -> Result<Vec<Finding>, Error>
     edges::check(&manifests.collect::<Vec<_>>(), &mut findings);
     pages::check(repository, &mut findings);
     threats::check(&fs::read_to_string(repository.join("THREATS.md"))?, &rust, &mut findings);
+    let page = fs::read_to_string(repository.join("ARCHITECTURE.md"))?;
+    rooms::check(repository, &page, &rust, &mut findings);
     let apps = Path::new(manifest::PATH);
     let faults = manifest::faults(&fs::read_to_string(repository.join(apps))?);
     findings.extend(faults.into_iter().map(|fault| Finding::new(apps, 0, fault)));

@@ -41,7 +41,8 @@ fn is_name(piece: &str) -> bool {
     piece.split_once("::").is_some_and(|(subject, test)| is_word(subject) && is_word(test))
 }
 
-fn exists(name: &str, sources: &[&Source]) -> bool {
+/// Whether a source has this test.
+pub(super) fn exists(name: &str, sources: &[&Source]) -> bool {
     let quoted = format!("\"{name}\"");
     let Some((subject, test)) = name.split_once("::") else { return false };
     let function = format!("fn {test}(");

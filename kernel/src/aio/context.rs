@@ -45,7 +45,7 @@ pub(super) struct Completion {
     pub(super) counter: Option<Arc<File>>,
 }
 
-struct State {
+struct RingState {
     /// Where the next completion goes.
     tail: u32,
     /// Requests that will be completed.
@@ -60,7 +60,7 @@ pub(super) struct Context {
     asked: u64,
     places: u32,
     ring: Vec<Frame>,
-    state: SpinLock<State>,
+    state: SpinLock<RingState>,
     /// Who takes completions.
     reading: Mutex<()>,
     readers: WaitQueue,
@@ -102,7 +102,7 @@ impl Context {
             asked: asked.into(),
             places,
             ring,
-            state: SpinLock::new(State { tail: 0, under_way: 0 }),
+            state: SpinLock::new(RingState { tail: 0, under_way: 0 }),
             reading: Mutex::new(()),
             readers: WaitQueue::new(),
             ended: AtomicBool::new(false),

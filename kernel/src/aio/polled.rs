@@ -55,7 +55,7 @@ impl Wake for Poll {
 }
 
 #[derive(Default)]
-struct State {
+struct PollState {
     /// At their places, so that one is found whatever there are.
     waiting: Vec<Option<Arc<Poll>>>,
     /// Places that nobody has.
@@ -68,7 +68,7 @@ struct State {
 /// The polls of a context.
 #[derive(Default)]
 pub(super) struct Polls {
-    state: SpinLock<State>,
+    state: SpinLock<PollState>,
     work: WaitQueue,
 }
 

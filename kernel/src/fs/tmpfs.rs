@@ -182,14 +182,14 @@ enum Content {
 }
 
 /// An object under a name of a directory.
-struct Entry {
+struct TmpfsEntry {
     name: Arc<[u8]>,
     /// Its position for readdir.
     cookie: u64,
     inode: Arc<TmpInode>,
 }
 
-impl Named for Entry {
+impl Named for TmpfsEntry {
     fn name(&self) -> &[u8] {
         &self.name
     }
@@ -197,7 +197,7 @@ impl Named for Entry {
 
 #[derive(Default)]
 struct Directory {
-    entries: NameMap<Entry>,
+    entries: NameMap<TmpfsEntry>,
     /// The same in the order they were made: positions of readdir stay valid as names come and go.
     order: BTreeMap<u64, (Arc<[u8]>, Arc<TmpInode>)>,
     next: u64,
@@ -221,7 +221,7 @@ impl Directory {
         let cookie = self.next;
         self.next += 1;
         self.order.insert(cookie, (name.clone(), inode.clone()));
-        self.entries.insert(Entry { name, cookie, inode });
+        self.entries.insert(TmpfsEntry { name, cookie, inode });
     }
 
     fn remove(&mut self, name: &[u8]) -> Option<Arc<TmpInode>> {

@@ -26,7 +26,7 @@ use crate::process::{Process, Thread, current, find_by_tid, find_process, find_t
 use crate::security::Capability;
 use crate::security::landlock::{Fence, signal_fence};
 use crate::vfs::file::Notice;
-use crate::vfs::leases::{self, Holder, Kind};
+use crate::vfs::leases::{self, Holder, LeaseKind};
 use crate::vfs::{File, FileType, Inode};
 
 /// `struct f_owner_ex` (fcntl(2)).
@@ -282,18 +282,18 @@ pub fn signal(file: &File) -> u32 {
 /// F_GETLEASE.
 pub fn lease(file: &File) -> u32 {
     match leases::get(file) {
-        Kind::None => raw::F_UNLCK,
-        Kind::Read => raw::F_RDLCK,
-        Kind::Write => raw::F_WRLCK,
+        LeaseKind::None => raw::F_UNLCK,
+        LeaseKind::Read => raw::F_RDLCK,
+        LeaseKind::Write => raw::F_WRLCK,
     }
 }
 
 /// F_SETLEASE. EINVAL, EACCES, EAGAIN.
 pub fn set_lease(fd: u32, file: &Arc<File>, kind: u32) -> Result<()> {
     let kind = match kind {
-        raw::F_UNLCK => Kind::None,
-        raw::F_RDLCK => Kind::Read,
-        raw::F_WRLCK => Kind::Write,
+        raw::F_UNLCK => LeaseKind::None,
+        raw::F_RDLCK => LeaseKind::Read,
+        raw::F_WRLCK => LeaseKind::Write,
         _ => return Err(Errno::EINVAL),
     };
     let who = current().subject();
@@ -304,7 +304,7 @@ pub fn set_lease(fd: u32, file: &Arc<File>, kind: u32) -> Result<()> {
     if metadata.file_type != FileType::Regular {
         return Err(Errno::EINVAL);
     }
-    if kind == Kind::None {
+    if kind == LeaseKind::None {
         leases::remove(file)?;
         // What it was told by goes with the lease.
         return change(file, |settings| *settings = Settings::default());

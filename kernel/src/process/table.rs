@@ -14,7 +14,7 @@ const NOBODY: Pid = 0;
 
 /// Who has an id.
 #[derive(Default)]
-struct Entry {
+struct IdEntry {
     /// Zombies included.
     process: Option<Arc<Process>>,
     /// The thread, or that the id is kept for one, or for a zombie.
@@ -34,7 +34,7 @@ struct Members {
     last: Pid,
 }
 
-impl Entry {
+impl IdEntry {
     fn is_unused(&self) -> bool {
         self.process.is_none() && self.thread.is_none() && self.members.first == NOBODY
     }
@@ -42,7 +42,7 @@ impl Entry {
 
 /// See the module. A thread group leader's thread has the process's id.
 pub(super) struct Table {
-    ids: IdMap<Entry>,
+    ids: IdMap<IdEntry>,
     /// Ids that threads have, or that are kept.
     threads: usize,
     next: Pid,
@@ -75,12 +75,12 @@ impl Table {
         }
     }
 
-    fn entry(&mut self, pid: Pid) -> &mut Entry {
-        self.ids.get_or_insert_with(pid, Entry::default)
+    fn entry(&mut self, pid: Pid) -> &mut IdEntry {
+        self.ids.get_or_insert_with(pid, IdEntry::default)
     }
 
     fn forget_if_unused(&mut self, pid: Pid) {
-        if self.ids.get(pid).is_some_and(Entry::is_unused) {
+        if self.ids.get(pid).is_some_and(IdEntry::is_unused) {
             self.ids.remove(pid);
         }
     }
@@ -182,7 +182,7 @@ impl Table {
         }
     }
 
-    fn change(&mut self, id: Pid, change: impl FnOnce(&mut Entry)) {
+    fn change(&mut self, id: Pid, change: impl FnOnce(&mut IdEntry)) {
         if let Some(entry) = self.ids.get_mut(id) {
             change(entry);
         }

@@ -11,7 +11,7 @@ use crate::fs::pseudo::Text;
 use crate::process;
 use crate::vfs::Inode;
 use crate::vfs::chrdev;
-use crate::vfs::leases::{self, Kind, Shown};
+use crate::vfs::leases::{self, LeaseKind, Shown};
 use crate::vfs::locks::{Lock, Owner};
 
 /// Nanoseconds of a tick in which procfs counts CPU time (USER_HZ is 100).
@@ -75,7 +75,7 @@ pub(super) fn locks(out: &mut Text) -> Result<()> {
 fn put_lease(out: &mut Text, number: usize, inode: &dyn Inode, (kind, breaks, pid): Shown) {
     let Ok(metadata) = inode.metadata() else { return };
     let state = if breaks { "BREAKING  " } else { "ACTIVE    " };
-    let mode = if kind == Kind::Write { "WRITE" } else { "READ " };
+    let mode = if kind == LeaseKind::Write { "WRITE" } else { "READ " };
     let (major, minor) = (chrdev::major(metadata.device), chrdev::minor(metadata.device));
     write!(out, "{number}: LEASE  {state}{mode} {pid} ");
     writeln!(out, "{major:02x}:{minor:02x}:{} 0 EOF", metadata.inode);

@@ -30,7 +30,7 @@ pub trait Holder: Send + Sync {
 
 /// What a lease excludes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum LeaseKind {
     /// Nothing any more: it is to be given up.
     None,
     /// That others write.
@@ -44,9 +44,9 @@ struct Lease {
     file: u64,
     /// Its holder's process, for /proc/locks.
     pid: u32,
-    kind: Kind,
+    kind: LeaseKind,
     /// To what it is to shrink, and when it does so by itself.
-    breaking: Option<(Kind, Option<Deadline>)>,
+    breaking: Option<(LeaseKind, Option<Deadline>)>,
     holder: Arc<dyn Holder>,
 }
 
@@ -84,12 +84,12 @@ pub fn is_enabled() -> &'static AtomicI32 {
 
 impl Lease {
     /// What is left of it when it is given up as asked.
-    fn target(&self) -> Kind {
+    fn target(&self) -> LeaseKind {
         self.breaking.map_or(self.kind, |(to, _)| to)
     }
 
     fn conflicts(&self, writes: bool) -> bool {
-        self.kind == Kind::Write || writes && self.kind == Kind::Read
+        self.kind == LeaseKind::Write || writes && self.kind == LeaseKind::Read
     }
 
     fn is_over(&self) -> bool {
@@ -105,17 +105,17 @@ fn expire(held: &mut Vec<Lease>) {
             lease.kind = lease.target();
             lease.breaking = None;
         }
-        lease.kind != Kind::None
+        lease.kind != LeaseKind::None
     });
     COUNT.fetch_sub(before - held.len(), Ordering::SeqCst);
 }
 
 impl Leases {
     /// The lease that an open file holds, as F_GETLEASE tells.
-    fn of(&self, file: u64) -> Kind {
+    fn of(&self, file: u64) -> LeaseKind {
         let mut held = self.held.lock();
         expire(&mut held);
-        held.iter().find(|lease| lease.file == file).map_or(Kind::None, Lease::target)
+        held.iter().find(|lease| lease.file == file).map_or(LeaseKind::None, Lease::target)
     }
 
     /// Enters or changes a lease. EAGAIN.
@@ -123,7 +123,8 @@ impl Leases {
         let mut held = self.held.lock();
         expire(&mut held);
         let is_free = |other: &Lease| {
-            new.kind != Kind::Write && other.breaking.is_none_or(|(to, _)| to != Kind::None)
+            new.kind != LeaseKind::Write
+                && other.breaking.is_none_or(|(to, _)| to != LeaseKind::None)
         };
         let mut others = held.iter().filter(|lease| lease.file != new.file);
         if !others.all(is_free) {
@@ -166,7 +167,7 @@ impl Leases {
     fn ask(&self, writes: bool) -> Option<Option<Deadline>> {
         let seconds = BREAK_TIME_S.load(Ordering::Relaxed).max(0) as u64;
         let until = (seconds > 0).then(|| Deadline::after_ns(seconds * NS_PER_SEC));
-        let to = if writes { Kind::None } else { Kind::Read };
+        let to = if writes { LeaseKind::None } else { LeaseKind::Read };
         let mut told: Vec<Arc<dyn Holder>> = Vec::new();
         let mut held = self.held.lock();
         expire(&mut held);
@@ -215,8 +216,8 @@ fn break_slow(inode: &dyn Inode, flags: u32) -> Result<()> {
 }
 
 /// F_GETLEASE.
-pub fn get(file: &File) -> Kind {
-    file.inode().state().known_leases().map_or(Kind::None, |leases| leases.of(file.id))
+pub fn get(file: &File) -> LeaseKind {
+    file.inode().state().known_leases().map_or(LeaseKind::None, |leases| leases.of(file.id))
 }
 
 /// F_SETLEASE with F_RDLCK or F_WRLCK. The caller owns the file, or has CAP_LEASE. `uncounted`:
@@ -224,7 +225,7 @@ pub fn get(file: &File) -> Kind {
 pub fn set(
     file: &File,
     pid: u32,
-    kind: Kind,
+    kind: LeaseKind,
     holder: Arc<dyn Holder>,
     uncounted: &dyn Fn(&Arc<dyn Inode>) -> usize,
 ) -> Result<()> {
@@ -232,7 +233,7 @@ pub fn set(
     if inode.file_type() != FileType::Regular || IS_ENABLED.load(Ordering::Relaxed) == 0 {
         return Err(Errno::EINVAL);
     }
-    if kind == Kind::Write {
+    if kind == LeaseKind::Write {
         COUNTS_READERS.store(true, Ordering::SeqCst);
     }
     let check = || check_others(file, &inode, kind, uncounted);
@@ -243,7 +244,7 @@ pub fn set(
     leases.enter(Lease { file: file.id, pid, kind, breaking: None, holder })?;
     // Who has opened it since the look above did so without seeing the lease.
     if let Err(error) = check() {
-        if before == Kind::None {
+        if before == LeaseKind::None {
             leases.remove(file.id);
         }
         return Err(error);
@@ -255,13 +256,13 @@ pub fn set(
 fn check_others(
     file: &File,
     inode: &Arc<dyn Inode>,
-    kind: Kind,
+    kind: LeaseKind,
     uncounted: &dyn Fn(&Arc<dyn Inode>) -> usize,
 ) -> Result<()> {
     let state = inode.state();
     let writers = state.writers.count();
     let is_free = match kind {
-        Kind::Write => {
+        LeaseKind::Write => {
             let own_writer = i32::from(file.check_writable().is_ok());
             let readers = state.readers.load(Ordering::SeqCst) + uncounted(inode) as i32;
             writers == own_writer && readers == 1 - own_writer
@@ -287,7 +288,7 @@ pub fn file_closed(file: &File) {
 }
 
 /// A lease for /proc/locks: its kind, whether it is being broken, and its process.
-pub type Shown = (Kind, bool, u32);
+pub type Shown = (LeaseKind, bool, u32);
 
 /// The leases of an object.
 pub fn shown(inode: &dyn Inode) -> Vec<Shown> {

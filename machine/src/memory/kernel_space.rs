@@ -51,7 +51,7 @@ sealed! {
 }
 
 /// A frame for a table.
-pub(super) fn new_table() -> Option<PhysAddr> {
+pub(crate) fn new_table() -> Option<PhysAddr> {
     Frame::alloc_zeroed().ok().map(|frame| PhysAddr::of_frame(frame.into_raw()))
 }
 

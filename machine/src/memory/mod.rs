@@ -30,7 +30,7 @@ pub mod uaccess;
 mod user_space;
 pub mod vdso;
 pub(crate) mod vmap;
-mod walk;
+pub(crate) mod walk;
 
 #[cfg(feature = "ktest")]
 pub(crate) use isolation::Shared;
@@ -39,13 +39,14 @@ pub(crate) use isolation::{entry_image, odd_slot};
 pub(crate) use isolation::{for_each_shared, init_pti, share_with_programs};
 pub(crate) use kernel_space::{
     KernelRights, Segment, TEXT_ALIAS_PAGES, init, kernel_phys, kernel_rights, kernel_root,
-    map_kernel_memory, map_mmio, map_text_alias, peek, retire_kernel, seal, set_image_exec,
-    take_retired, text_alias, trampoline_root, unmap_text_alias,
+    map_kernel_memory, map_mmio, map_text_alias, new_table, peek, retire_kernel, seal,
+    set_image_exec, take_retired, text_alias, trampoline_root, unmap_text_alias,
 };
 #[cfg(feature = "ktest")]
 pub(crate) use kernel_space::{for_each_kernel_leaf, remap_kernel};
 pub(crate) use notifiers::MmuNotifier;
 pub use page_table::{HUGE_PAGE, Mapping, Page, PageTable, huge_pages};
+pub(crate) use pte::Pte;
 pub use pte::{PageKind, Prot};
 pub(crate) use user_space::activate;
 pub use user_space::{Space, deactivate, user_tables};

@@ -10,24 +10,29 @@
 //! inside with an older one, and waits for them to leave; they come back with the new count, and
 //! with no translations.
 //!
-//! Intel's tables differ from AMD's in leaves alone: those name their memory type.
+//! Intel's tables differ from AMD's in leaves alone: those name their memory type. Both are walked
+//! as a program's tables are (`memory/walk.rs`).
 //!
 //! Lock order: the address space's own lock, then `tables`.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::{ControlFlow, Range};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use context_tracking::work::Cause;
 use svm::npt;
 
 use crate::cpu::sync::SpinLock;
-use crate::cpu::{MAX_CPUS, percpu};
-use crate::memory::frame::{Frame, OutOfMemory, PAGE_SHIFT, PAGE_SIZE};
-use crate::memory::{MmuNotifier, PageTable, Prot, Space, USER_END};
+use crate::cpu::{MAX_CPUS, PhysAddr, percpu};
+use crate::memory::frame::{Frame, OutOfMemory, PAGE_SIZE};
+use crate::memory::walk::{self, EachLeaf, Table, Visit};
+use crate::memory::{MmuNotifier, PageTable, Prot, Pte, Space, USER_END, new_table};
 
 const PAGE: u64 = PAGE_SIZE as u64;
-const ENTRIES: usize = 512;
+
+/// What leads to a table is the same in all three formats, so one [`walk::Format`] serves.
+const _: () = assert!(<walk::User as walk::Format>::TABLE.bits() == vmx::ept::TABLE);
 /// Most ranges of memory one guest may have.
 pub const MAX_SLOTS: usize = 512;
 
@@ -61,6 +66,21 @@ struct Tables {
     /// The top table; the others hang below it.
     root: Frame,
     slots: Vec<Slot>,
+}
+
+impl Tables {
+    fn tree(&mut self) -> walk::Tables<walk::User> {
+        // SAFETY: `new` made the top table, `map` all below it, and they go only when they were
+        // detached; who has this value alone, by its lock or because it dies, owns the tree.
+        unsafe { walk::Tables::at(PhysAddr::new(self.root.phys())) }
+    }
+
+    /// Calls `f` with each leaf there is in a guest-physical range; what it returns takes its
+    /// place. CPUs read entries at any time, each as a whole.
+    fn change_leaves(&mut self, range: Range<u64>, mut f: impl FnMut(u64) -> u64) {
+        let change = |_, slot: walk::Slot| slot.set(Pte::from_raw(f(slot.get().raw())));
+        self.tree().visit(range, &mut EachLeaf(change));
+    }
 }
 
 /// The nested tables of one guest.
@@ -108,16 +128,18 @@ impl NestedSpace {
         let detached = Frame::alloc_zeroed()?;
         let old_slots = {
             let mut tables = self.tables.lock();
-            // SAFETY: the lock is held.
-            let top = unsafe { entries(tables.root.phys()) };
+            // SAFETY: the lock is held, and the top table lives as long as `tables`.
+            let top = unsafe { Table::at(PhysAddr::new(tables.root.phys())) };
             // SAFETY: the frame is new, and another one.
-            let old_top = unsafe { entries(detached.phys()) };
-            core::mem::swap(top, old_top);
+            let aside = unsafe { Table::at(PhysAddr::new(detached.phys())) };
+            for index in 0..walk::ENTRIES {
+                aside.set(index, top.get(index));
+                top.set(index, Pte::EMPTY);
+            }
             core::mem::replace(&mut tables.slots, slots)
         };
         self.flush();
-        free_below(&detached);
-        drop(old_slots);
+        drop(Tables { root: detached, slots: old_slots });
         Ok(())
     }
 
@@ -133,16 +155,16 @@ impl NestedSpace {
         if prot.is_empty() || write && !prot.contains(Prot::WRITE) {
             return Err(MapError::NotMapped);
         }
+        let to = PhysAddr::of_frame(pfn).as_u64();
         let entry = match super::ability() {
-            Some(super::Ability::Vmx(_)) => vmx::ept::leaf(u64::from(pfn) << PAGE_SHIFT, write),
-            _ => npt::leaf(u64::from(pfn) << PAGE_SHIFT, write),
+            Some(super::Ability::Vmx(_)) => vmx::ept::leaf(to, write),
+            _ => npt::leaf(to, write),
         };
-        let mut old = 0;
-        let found = leaf_table(&mut tables, address, true, |leaves, index| {
-            old = core::mem::replace(&mut leaves[index], entry);
-        });
+        let leaf = tables.tree().make(address, 0, &mut new_table);
+        let leaf = leaf.map_err(|OutOfMemory| MapError::NoMemory)?;
+        let old = leaf.get().raw();
+        leaf.set(Pte::from_raw(entry));
         drop(tables);
-        found.ok_or(MapError::NoMemory)?;
         // Another frame cannot be there: it would have been dropped. A right may be gone.
         if npt::target(old).is_some() && npt::is_writable(old) && !write {
             self.flush();
@@ -154,9 +176,9 @@ impl NestedSpace {
     pub fn write_protect(&self, start: u64, end: u64) {
         let mut changed = false;
         let mut tables = self.tables.lock();
-        for_leaves(&mut tables, start, end, |entry| {
-            changed |= npt::is_writable(*entry);
-            *entry = npt::read_only(*entry);
+        tables.change_leaves(start..end, |entry| {
+            changed |= npt::is_writable(entry);
+            npt::read_only(entry)
         });
         drop(tables);
         if changed {
@@ -174,9 +196,9 @@ impl NestedSpace {
             let to = end.min(slot.user + slot.bytes);
             if from < to {
                 let guest = |user| user - slot.user + slot.guest;
-                for_leaves(&mut tables, guest(from), guest(to), |entry| {
-                    changed |= npt::target(*entry).is_some();
-                    *entry = 0;
+                tables.change_leaves(guest(from)..guest(to), |entry| {
+                    changed |= npt::target(entry).is_some();
+                    0
                 });
             }
         }
@@ -222,104 +244,36 @@ impl NestedSpace {
     }
 }
 
-impl Drop for NestedSpace {
+impl Drop for Tables {
     fn drop(&mut self) {
-        free_below(&self.tables.get_mut().root);
+        self.tree().visit(0..npt::END, &mut Free);
     }
 }
 
-/// The entries of a table. The frame is one that the tables own.
-///
-/// # Safety
-/// No other reference to the entries lives: the lock of the tables is held, or nobody else has
-/// them. CPUs read them at any time, each as a whole.
-unsafe fn entries(phys: u64) -> &'static mut [u64; ENTRIES] {
-    // SAFETY: the caller's contract; the frame is mapped, aligned, and large enough.
-    unsafe { &mut *crate::memory::frame::phys_to_virt(phys).cast() }
-}
+/// Frees all tables below the top one. CPUs have forgotten them.
+struct Free;
 
-/// Frees what a top table leads to that no CPU walks any more.
-fn free_below(top: &Frame) {
-    // SAFETY: nobody else has it: it was detached, or dies with the caller.
-    for entry in unsafe { entries(top.phys()) } {
-        if let Some(table) = npt::target(*entry) {
-            free_table(table, npt::LEVELS - 2);
-        }
+impl Visit for Free {
+    /// Nothing of a leaf is the table's.
+    fn leaf(&mut self, _: u64, _: walk::Slot) -> ControlFlow<()> {
+        ControlFlow::Continue(())
     }
-}
 
-/// Frees a table of `level` (0: of leaves) and those below it.
-fn free_table(phys: u64, level: u32) {
-    if level > 0 {
-        // SAFETY: it was detached, and CPUs have forgotten it: nobody else has it.
-        for &mut entry in unsafe { entries(phys) } {
-            if let Some(below) = npt::target(entry) {
-                free_table(below, level - 1);
-            }
-        }
+    fn pages(&mut self, _: u64, _: Table, _: Range<usize>) -> ControlFlow<u64> {
+        ControlFlow::Continue(())
     }
-    // SAFETY: `leaf_table` gave the frame to the entry that led here, which is gone.
-    drop(unsafe { Frame::from_raw((phys >> PAGE_SHIFT) as u32) });
-}
 
-/// Calls `f` with the table of leaves for `address`, and the place in it. `make`: tables that are
-/// missing are made. None: one is missing.
-fn leaf_table(
-    tables: &mut Tables,
-    address: u64,
-    make: bool,
-    f: impl FnOnce(&mut [u64; ENTRIES], usize),
-) -> Option<()> {
-    let mut at = tables.root.phys();
-    for level in (1..npt::LEVELS).rev() {
-        // SAFETY: `tables` is the lock's, and no other reference lives.
-        let entry = &mut unsafe { entries(at) }[npt::index(address, level)];
-        at = match npt::target(*entry) {
-            Some(below) => below,
-            None if make => {
-                let frame = Frame::alloc_zeroed().ok()?;
-                let phys = frame.phys();
-                frame.into_raw();
-                *entry = npt::table(phys);
-                phys
-            }
-            None => return None,
-        };
+    fn takes_table(&self, _: &Range<u64>) -> bool {
+        true
     }
-    // SAFETY: `at` is a table of these `tables`, which the caller has for itself.
-    f(unsafe { entries(at) }, npt::index(address, 0));
-    Some(())
-}
 
-/// Calls `f` with each leaf there is in a guest-physical range.
-fn for_leaves(tables: &mut Tables, start: u64, end: u64, mut f: impl FnMut(&mut u64)) {
-    const SPAN: u64 = PAGE * ENTRIES as u64;
-    let mut address = start;
-    while address < end {
-        let next = ((address / SPAN + 1) * SPAN).min(end);
-        let count = (next - address).div_ceil(PAGE) as usize;
-        let found = leaf_table(tables, address, false, |leaves, first| {
-            leaves[first..].iter_mut().take(count).for_each(&mut f);
-        });
-        // Where a higher table is missing there is nothing up to its end.
-        address = if found.is_some() { next } else { next.max(first_table(tables, address)) };
+    fn table(&mut self, _: u64, slot: walk::Slot) -> ControlFlow<()> {
+        let table = slot.get().to().frame();
+        slot.set(Pte::EMPTY);
+        // SAFETY: `map` gave the frame to the entry that led here, which is gone.
+        drop(unsafe { Frame::from_raw(table) });
+        ControlFlow::Continue(())
     }
-}
-
-/// The end of what the highest missing table on the way to `address` would translate.
-fn first_table(tables: &Tables, address: u64) -> u64 {
-    let mut at = tables.root.phys();
-    for level in (1..npt::LEVELS).rev() {
-        // SAFETY: `tables` is the lock's, and no other reference lives.
-        match npt::target(unsafe { entries(at) }[npt::index(address, level)]) {
-            Some(below) => at = below,
-            None => {
-                let span = PAGE << (9 * level);
-                return (address / span + 1) * span;
-            }
-        }
-    }
-    address
 }
 
 impl MmuNotifier for NestedSpace {

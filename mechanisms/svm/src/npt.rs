@@ -8,16 +8,8 @@ const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
-/// Levels of tables; the guest sees addresses of 48 bits at most.
-pub const LEVELS: u32 = 4;
-/// First guest-physical address that tables cannot translate.
+/// First guest-physical address that tables of four levels cannot translate.
 pub const END: u64 = 1 << 48;
-
-/// An entry that leads to another table.
-#[must_use]
-pub const fn table(address: u64) -> u64 {
-    address & ADDRESS | PRESENT | WRITE | USER
-}
 
 /// An entry that leads to memory. Accessed and dirty are set: nobody looks at them, and the CPU
 /// need not.
@@ -43,10 +35,4 @@ pub const fn is_writable(entry: u64) -> bool {
 #[must_use]
 pub const fn read_only(entry: u64) -> u64 {
     entry & !WRITE
-}
-
-/// Which entry of a table of `level` (0: leaves) translates the address.
-#[must_use]
-pub const fn index(address: u64, level: u32) -> usize {
-    (address >> (12 + 9 * level) & 511) as usize
 }

@@ -16,11 +16,8 @@ pub const fn leaf(address: u64, write: bool) -> u64 {
     address & ADDRESS | READ | EXECUTE | WRITE_BACK | rights
 }
 
-/// An entry that leads to another table.
-#[must_use]
-pub const fn table(address: u64) -> u64 {
-    address & ADDRESS | READ | WRITE | EXECUTE
-}
+/// What an entry that leads to another table says beside where it is.
+pub const TABLE: u64 = READ | WRITE | EXECUTE;
 
 /// What names the tables of a guest: the top one, of four levels, walked as write-back memory.
 #[must_use]
