@@ -7,6 +7,7 @@
 
 mod accounts;
 mod addresses;
+mod agree;
 mod aio;
 mod capabilities;
 mod channels;
@@ -97,6 +98,7 @@ const SUBJECTS: &[&[Test]] = &[
     errors::TESTS,
     procfs::TESTS,
     addresses::TESTS,
+    agree::TESTS,
     aio::TESTS,
     channels::TESTS,
     sockets::TESTS,

@@ -107,6 +107,8 @@ pub struct SchedEntity {
     pub policy: u32,
     /// Priority that goes with the policy.
     pub priority: i32,
+    /// What ioprio_set(2) set, 0 if nothing.
+    pub io_priority: u32,
     /// CPUs the thread may run on, one bit each.
     pub affinity: u32,
     /// CPU it last ran on.
@@ -133,6 +135,7 @@ impl SchedEntity {
             nice: 0,
             policy: 0,
             priority: 0,
+            io_priority: 0,
             affinity: default_affinity(),
             last_cpu: 0,
             queued_since_ns: 0,
@@ -147,6 +150,7 @@ impl SchedEntity {
         self.nice = if reset { from.nice.max(0) } else { from.nice };
         self.policy = if reset { 0 } else { from.policy };
         self.priority = if reset { 0 } else { from.priority };
+        self.io_priority = from.io_priority;
         self.affinity = from.affinity;
         self.last_cpu = from.last_cpu;
         self.class = self.wanted_class();

@@ -125,6 +125,9 @@ pub fn msync(address: u64, length: u64, flags: u32) -> Result<u64> {
     if flags & !known != 0 || asynchronous && synchronous {
         return Err(Errno::EINVAL);
     }
+    if length == 0 && address.is_multiple_of(PAGE) {
+        return Ok(0);
+    }
     let (start, end) = page_range(address, length, Errno::ENOMEM)?;
     let caches = current().process.mm()?.with(|inner| {
         let mut caches = alloc::vec::Vec::new();

@@ -264,7 +264,9 @@ pub fn sendto(
     let count = check_buffer(buffer, count)?;
     let file = file_at(fd)?;
     socket_of(&file)?;
-    let to = if address == 0 { None } else { Some(RawAddress::read(address, length)?) };
+    // An address without bytes is none.
+    let has_one = address != 0 && length as i32 != 0;
+    let to = if has_one { Some(RawAddress::read(address, length)?) } else { None };
     let mut source = Source::user(buffer, count);
     send_one(&current(), &file, &mut source, to, Control::default(), flags)
 }

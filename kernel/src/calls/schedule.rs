@@ -15,19 +15,51 @@ use crate::base::time::TimeSpec;
 use crate::base::user::UserPtr;
 use crate::process::current;
 use crate::process::{
-    Process, Thread, all_processes, find_by_tid, find_process, find_thread, group_members, hooks,
+    Process, Thread, all_processes, find_process, find_thread, group_members, hooks,
 };
 use crate::security::{Capability, Resource, Subject, check_io_priority};
 
 /// What sched_rr_get_interval(2) tells of threads without real-time policy.
 const INTERVAL_NS: u64 = scheduler::queue::SLICE_NS;
 
-/// The thread with this id, or the caller for 0; ESRCH, EINVAL for negative ids.
-fn thread_or_self(argument: u64) -> Result<Arc<Thread>> {
-    match argument as i32 {
-        0 => Ok(current().to_arc()),
-        tid @ 1.. => find_thread(tid as u32).ok_or(Errno::ESRCH),
-        _ => Err(Errno::EINVAL),
+/// Whom a call is about.
+enum Target {
+    Thread(Arc<Thread>),
+    /// A process that has ended and was not waited for: it can be asked and changed, to no effect.
+    Zombie(Arc<Process>),
+}
+
+impl Target {
+    /// The one with this id, or the caller for 0; ESRCH, EINVAL for negative ids.
+    fn of(argument: u64) -> Result<Target> {
+        let id = match argument as i32 {
+            0 => return Ok(Target::Thread(current().to_arc())),
+            id @ 1.. => id as u32,
+            _ => return Err(Errno::EINVAL),
+        };
+        let zombie = || find_process(id).map(Target::Zombie).ok_or(Errno::ESRCH);
+        find_thread(id).map(Target::Thread).map_or_else(zombie, Ok)
+    }
+
+    fn process(&self) -> &Arc<Process> {
+        match self {
+            Target::Thread(thread) => &thread.process,
+            Target::Zombie(process) => process,
+        }
+    }
+
+    /// What `ask` finds out of a thread; of a zombie what a new thread has.
+    fn ask<T: Default>(&self, ask: impl FnOnce(&sched::SchedEntity) -> T) -> T {
+        match self {
+            Target::Thread(thread) => ask(&thread.base.sched.lock()),
+            Target::Zombie(_) => T::default(),
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut sched::SchedEntity)) {
+        if let Target::Thread(thread) = self {
+            sched::change(&thread.base, change);
+        }
     }
 }
 
@@ -52,10 +84,13 @@ pub fn sched_getaffinity(pid: u64, size: u32, mask_at: u64) -> Result<u64> {
     if !size.is_multiple_of(8) || (size as usize) * 8 < cpu_count() {
         return Err(Errno::EINVAL);
     }
-    let thread = thread_or_self(pid).map_err(|_| Errno::ESRCH)?;
-    hooks::task_getscheduler((&thread.process,))?;
+    let target = Target::of(pid).map_err(|_| Errno::ESRCH)?;
+    hooks::task_getscheduler((target.process(),))?;
     let online = (1u64 << cpu_count()) - 1;
-    let mask = u64::from(thread.base.sched.lock().affinity) & online;
+    let mask = match &target {
+        Target::Thread(thread) => u64::from(thread.base.sched.lock().affinity) & online,
+        Target::Zombie(_) => online,
+    };
     UserPtr::new(mask_at).write(&mask)?;
     Ok(8)
 }
@@ -65,16 +100,18 @@ pub fn sched_setaffinity(pid: u64, size: usize, mask: u64) -> Result<u64> {
     let mut bytes = [0u8; 8];
     let size = size.min(bytes.len());
     UserPtr::<u8>::new(mask).read_bytes(&mut bytes[..size])?;
-    let thread = thread_or_self(pid).map_err(|_| Errno::ESRCH)?;
-    let own = check_permission(&thread.process)?;
-    hooks::task_setscheduler((&own, &thread.process))?;
+    let target = Target::of(pid).map_err(|_| Errno::ESRCH)?;
+    let own = check_permission(target.process())?;
+    hooks::task_setscheduler((&own, target.process()))?;
     let online = (1u64 << cpu_count()) - 1;
     let mask = u64::from_le_bytes(bytes) & online;
     if mask == 0 {
         return Err(Errno::EINVAL);
     }
-    thread.base.sched.lock().affinity = mask as u32;
-    sched::affinity_changed(&thread.base);
+    if let Target::Thread(thread) = &target {
+        thread.base.sched.lock().affinity = mask as u32;
+        sched::affinity_changed(&thread.base);
+    }
     Ok(0)
 }
 
@@ -103,7 +140,7 @@ pub fn sched_get_priority_min(policy: u32) -> Result<u64> {
 }
 
 /// Sets policy and priority. `policy` may hold SCHED_RESET_ON_FORK.
-fn set_policy(thread: &Thread, policy: u32, priority: i32, nice: Option<i32>) -> Result<u64> {
+fn set_policy(target: &Target, policy: u32, priority: i32, nice: Option<i32>) -> Result<u64> {
     let kind = policy & !raw::SCHED_RESET_ON_FORK;
     if matches!(kind, raw::SCHED_DEADLINE | SCHED_EXT) {
         // Promises of run time are none that this scheduler can keep.
@@ -113,16 +150,16 @@ fn set_policy(thread: &Thread, policy: u32, priority: i32, nice: Option<i32>) ->
     if !(least..=most).contains(&priority) {
         return Err(Errno::EINVAL);
     }
-    let own = check_permission(&thread.process)?;
-    let limit = thread.process.limit(Resource::RealTimePriority);
+    let own = check_permission(target.process())?;
+    let limit = target.process().limit(Resource::RealTimePriority);
     if priority as u64 > limit && !own.capable(Capability::SysNice) {
         return Err(Errno::EPERM);
     }
-    hooks::task_setscheduler((&own, &thread.process))?;
+    hooks::task_setscheduler((&own, target.process()))?;
     if let Some(nice) = nice {
-        set_nice(thread, nice)?;
+        set_nice(target, nice)?;
     }
-    sched::change(&thread.base, |entity| {
+    target.change(|entity| {
         entity.policy = policy;
         entity.priority = priority;
     });
@@ -135,32 +172,31 @@ pub fn sched_setscheduler(pid: u64, policy: i32, parameter: UserPtr<i32>) -> Res
         return Err(Errno::EINVAL);
     }
     let priority = parameter.non_null().ok_or(Errno::EINVAL)?.read()?;
-    set_policy(&*thread_or_self(pid)?, policy as u32, priority, None)
+    set_policy(&Target::of(pid)?, policy as u32, priority, None)
 }
 
 /// sched_getscheduler(2).
 pub fn sched_getscheduler(pid: u64) -> Result<u64> {
-    let thread = thread_or_self(pid)?;
-    hooks::task_getscheduler((&thread.process,))?;
-    let policy = thread.base.sched.lock().policy;
-    Ok(policy.into())
+    let target = Target::of(pid)?;
+    hooks::task_getscheduler((target.process(),))?;
+    Ok(target.ask(|entity| entity.policy).into())
 }
 
 /// sched_setparam(2).
 pub fn sched_setparam(pid: u64, parameter: UserPtr<i32>) -> Result<u64> {
     let parameter = parameter.non_null().filter(|_| pid as i32 >= 0).ok_or(Errno::EINVAL)?;
     let priority = parameter.read()?;
-    let thread = thread_or_self(pid)?;
-    let policy = thread.base.sched.lock().policy;
-    set_policy(&thread, policy, priority, None)
+    let target = Target::of(pid)?;
+    let policy = target.ask(|entity| entity.policy);
+    set_policy(&target, policy, priority, None)
 }
 
 /// sched_getparam(2).
 pub fn sched_getparam(pid: u64, parameter: UserPtr<i32>) -> Result<u64> {
     let pointer = parameter.non_null().ok_or(Errno::EINVAL)?;
-    let thread = thread_or_self(pid)?;
-    hooks::task_getscheduler((&thread.process,))?;
-    let priority = thread.base.sched.lock().priority;
+    let target = Target::of(pid)?;
+    hooks::task_getscheduler((target.process(),))?;
+    let priority = target.ask(|entity| entity.priority);
     pointer.write(&priority)?;
     Ok(0)
 }
@@ -200,7 +236,7 @@ pub fn sched_setattr(pid: u64, attribute: u64, flags: u64) -> Result<u64> {
     if attr.policy as i32 <= -1 {
         return Err(Errno::EINVAL);
     }
-    let thread = thread_or_self(pid)?;
+    let target = Target::of(pid)?;
     let has = |flag: u32| attr.flags & u64::from(flag) != 0;
     let known =
         raw::SCHED_FLAG_RESET_ON_FORK | raw::SCHED_FLAG_KEEP_POLICY | raw::SCHED_FLAG_KEEP_PARAMS;
@@ -209,10 +245,9 @@ pub fn sched_setattr(pid: u64, attribute: u64, flags: u64) -> Result<u64> {
     if is_unknown || attr.flags & !u64::from(known) != 0 {
         return Err(Errno::EINVAL);
     }
-    let now = {
-        let entity = thread.base.sched.lock();
+    let now = target.ask(|entity| {
         (entity.policy & !raw::SCHED_RESET_ON_FORK, entity.nice, entity.priority as u32)
-    };
+    });
     let policy = if keeps_policy { now.0 } else { attr.policy };
     let (nice, priority) = match has(raw::SCHED_FLAG_KEEP_PARAMS) {
         // A priority is kept only where it means something: else the one given is looked at.
@@ -224,7 +259,7 @@ pub fn sched_setattr(pid: u64, attribute: u64, flags: u64) -> Result<u64> {
     let fair = matches!(policy, raw::SCHED_NORMAL | raw::SCHED_BATCH);
     let nice = fair.then(|| nice.clamp(-20, 19));
     let priority = i32::try_from(priority).map_err(|_| Errno::EINVAL)?;
-    set_policy(&thread, policy | reset, priority, nice)
+    set_policy(&target, policy | reset, priority, nice)
 }
 
 /// sched_getattr(2).
@@ -233,20 +268,18 @@ pub fn sched_getattr(pid: u64, attribute: u64, size_at: u32, flags: u64) -> Resu
     if !(ATTR_SIZE_VER0..=4096).contains(&size) || flags != 0 || attribute == 0 {
         return Err(Errno::EINVAL);
     }
-    let thread = thread_or_self(pid)?;
-    hooks::task_getscheduler((&thread.process,))?;
-    let size = size.min(size_of::<SchedAttr>() as u32);
-    let attr = {
-        let entity = thread.base.sched.lock();
-        SchedAttr {
-            size,
-            policy: entity.policy & !raw::SCHED_RESET_ON_FORK,
-            flags: u64::from(entity.policy & raw::SCHED_RESET_ON_FORK != 0),
-            nice: entity.nice,
-            priority: entity.priority as u32,
-            util_max: 1024,
-            ..SchedAttr::default()
-        }
+    let target = Target::of(pid)?;
+    hooks::task_getscheduler((target.process(),))?;
+    let (policy, nice, priority) =
+        target.ask(|entity| (entity.policy, entity.nice, entity.priority as u32));
+    let attr = SchedAttr {
+        size,
+        policy: policy & !raw::SCHED_RESET_ON_FORK,
+        flags: u64::from(policy & raw::SCHED_RESET_ON_FORK != 0),
+        nice,
+        priority,
+        util_max: 1024,
+        ..SchedAttr::default()
     };
     UserPtr::<u8>::new(attribute).write_bytes(&attr.as_bytes()[..size as usize])?;
     Ok(0)
@@ -254,10 +287,11 @@ pub fn sched_getattr(pid: u64, attribute: u64, size_at: u32, flags: u64) -> Resu
 
 /// sched_rr_get_interval(2).
 pub fn sched_rr_get_interval(pid: u64, interval: u64) -> Result<u64> {
-    let thread = thread_or_self(pid)?;
-    hooks::task_getscheduler((&thread.process,))?;
-    let policy = thread.base.sched.lock().policy;
+    let target = Target::of(pid)?;
+    hooks::task_getscheduler((target.process(),))?;
+    let policy = target.ask(|entity| entity.policy);
     let interval_ns = match policy & !raw::SCHED_RESET_ON_FORK {
+        _ if matches!(target, Target::Zombie(_)) => 0,
         raw::SCHED_FIFO => 0,
         raw::SCHED_RR => scheduler::queue::RR_SLICE_NS,
         _ => INTERVAL_NS,
@@ -267,14 +301,22 @@ pub fn sched_rr_get_interval(pid: u64, interval: u64) -> Result<u64> {
 }
 
 /// The threads that getpriority(2) and its like mean.
-fn targets(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
+fn targets(which: u32, who: u32) -> Result<Vec<Target>> {
     let own = &current().process;
-    let of = |processes: Vec<Arc<Process>>| -> Vec<Arc<Thread>> {
-        processes.iter().flat_map(|process| process.threads.lock().to_vec()).collect()
+    let of = |processes: Vec<Arc<Process>>| -> Vec<Target> {
+        let mut targets = Vec::new();
+        for process in processes {
+            let threads = process.threads.lock().to_vec();
+            match threads.is_empty() {
+                true => targets.push(Target::Zombie(process)),
+                false => targets.extend(threads.into_iter().map(Target::Thread)),
+            }
+        }
+        targets
     };
     let threads = match which {
-        raw::PRIO_PROCESS if who == 0 => alloc::vec![current().to_arc()],
-        raw::PRIO_PROCESS => find_thread(who).into_iter().collect(),
+        raw::PRIO_PROCESS if who as i32 >= 0 => Target::of(who.into()).into_iter().collect(),
+        raw::PRIO_PROCESS => Vec::new(),
         raw::PRIO_PGRP => {
             let own_group = own.group();
             of(group_members(if who == 0 { own_group } else { who }))
@@ -293,20 +335,20 @@ fn targets(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
 /// getpriority(2): 20 minus the nice value, since a system call cannot return negative numbers.
 pub fn getpriority(which: u32, who: u32) -> Result<u64> {
     let threads = targets(which, who)?;
-    let best = threads.iter().map(|thread| thread.base.sched.lock().nice).min().unwrap_or(0);
+    let best = threads.iter().map(|thread| thread.ask(|entity| entity.nice)).min().unwrap_or(0);
     Ok((20 - best) as u64)
 }
 
-fn set_nice(thread: &Thread, nice: i32) -> Result<()> {
-    let own = check_permission(&thread.process)?;
-    let old = thread.base.sched.lock().nice;
+fn set_nice(target: &Target, nice: i32) -> Result<()> {
+    let own = check_permission(target.process())?;
+    let old = target.ask(|entity| entity.nice);
     // RLIMIT_NICE counts the other way: 1 allows 19, 40 allows -20.
-    let limit = thread.process.limit(Resource::Nice);
+    let limit = target.process().limit(Resource::Nice);
     if nice < old && (20 - nice) as u64 > limit && !own.capable(Capability::SysNice) {
         return Err(Errno::EACCES);
     }
-    hooks::task_setnice((&own, &thread.process, nice))?;
-    sched::change(&thread.base, |entity| entity.nice = nice);
+    hooks::task_setnice((&own, target.process(), nice))?;
+    target.change(|entity| entity.nice = nice);
     Ok(())
 }
 
@@ -319,44 +361,64 @@ pub fn setpriority(which: u32, who: u32, priority: i32) -> Result<u64> {
     Ok(0)
 }
 
-/// ioprio_get(2): what the nice value means for input and output; nothing else exists.
-pub fn ioprio_get(kind: u32, who: u32) -> Result<u64> {
-    const BEST_EFFORT: u64 = 2 << 13;
-    check_io_target(kind, who)?;
-    if let Some(process) = io_target(kind, who) {
-        hooks::task_getioprio((&process,))?;
-    }
-    // Of one process the answer is what was set, which is nothing; of several, what follows.
-    Ok(if kind == 1 { 0 } else { BEST_EFFORT | 4 })
+/// Classes of I/O priorities (ioprio_set(2)), as they stand in one.
+const IO_CLASS_SHIFT: u32 = 13;
+const IO_REAL_TIME: u32 = 1;
+const IO_BEST_EFFORT: u32 = 2;
+const IO_IDLE: u32 = 3;
+
+/// The I/O priority of a thread: what was set, else what nice value and policy say.
+fn io_priority(entity: &sched::SchedEntity) -> u32 {
+    let class = match entity.policy & !raw::SCHED_RESET_ON_FORK {
+        _ if entity.io_priority >> IO_CLASS_SHIFT != 0 => return entity.io_priority,
+        raw::SCHED_IDLE => IO_IDLE,
+        raw::SCHED_FIFO | raw::SCHED_RR => IO_REAL_TIME,
+        _ => IO_BEST_EFFORT,
+    };
+    class << IO_CLASS_SHIFT | (entity.nice + 20) as u32 / 5
 }
 
-/// ioprio_set(2): checked, without effect: requests are served in order.
+/// ioprio_get(2): of one thread what was set, of several the highest that any of them has.
+pub fn ioprio_get(kind: u32, who: u32) -> Result<u64> {
+    let targets = io_targets(kind, who)?;
+    if let (1, [target]) = (kind, &targets[..]) {
+        hooks::task_getioprio((target.process(),))?;
+        return Ok(target.ask(|entity| entity.io_priority).into());
+    }
+    let none = IO_BEST_EFFORT << IO_CLASS_SHIFT | 4;
+    let best = targets.iter().map(|target| match target.ask(io_priority) {
+        0 => none,
+        priority => priority,
+    });
+    Ok(best.min().unwrap_or(none).into())
+}
+
+/// ioprio_set(2): kept and shown; requests are served in order.
 pub fn ioprio_set(kind: u32, who: u32, priority: u32) -> Result<u64> {
     let subject = current().subject();
     check_io_priority(&subject, priority)?;
-    check_io_target(kind, who)?;
-    if let Some(process) = io_target(kind, who) {
-        hooks::task_setioprio((&subject, &process, priority))?;
+    for target in io_targets(kind, who)? {
+        check_permission(target.process())?;
+        hooks::task_setioprio((&subject, target.process(), priority))?;
+        target.change(|entity| entity.io_priority = priority & 0xffff);
     }
     Ok(0)
 }
 
-/// The process that an ioprio call is about, if it is about one (IOPRIO_WHO_PROCESS).
-fn io_target(kind: u32, who: u32) -> Option<Arc<Process>> {
-    match (kind, who) {
-        (1, 0) => Some(current().process.clone()),
-        (1, id) => find_by_tid(id),
-        _ => None,
-    }
-}
-
-fn check_io_target(kind: u32, who: u32) -> Result<()> {
+/// The threads that an ioprio call is about (IOPRIO_WHO_PROCESS and its kin). ESRCH, EINVAL.
+fn io_targets(kind: u32, who: u32) -> Result<Vec<Target>> {
     match kind {
-        1 if who == 0 || find_thread(who).is_some() || find_process(who).is_some() => Ok(()),
-        2 if who == 0 || !group_members(who).is_empty() => Ok(()),
-        3 if who == current().process.credentials().uid => Ok(()),
-        3 if all_processes().iter().any(|process| process.credentials().uid == who) => Ok(()),
-        1..=3 => Err(Errno::ESRCH),
+        1 => targets(raw::PRIO_PROCESS, who),
+        2 => targets(raw::PRIO_PGRP, who),
+        // Here 0 is a user as any other.
+        3 if who == 0 => {
+            let mut processes = all_processes();
+            processes.retain(|process| process.credentials().uid == 0);
+            let threads = processes.iter().flat_map(|process| process.threads.lock().to_vec());
+            let threads: Vec<Target> = threads.map(Target::Thread).collect();
+            if threads.is_empty() { Err(Errno::ESRCH) } else { Ok(threads) }
+        }
+        3 => targets(raw::PRIO_USER, who),
         _ => Err(Errno::EINVAL),
     }
 }

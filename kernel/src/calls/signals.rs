@@ -354,8 +354,10 @@ pub fn pidfd_send_signal(fd: u32, signal: u64, info_at: u64, flags: u64) -> Resu
     let file = current().files().get(fd)?;
     let process = pidfd::target(&file)?;
     let number = signal as u32;
+    let is_to_thread =
+        scope == PIDFD_SIGNAL_THREAD || scope == 0 && pidfd::stands_for_thread(&file);
     let info = if info_at == 0 {
-        own_info(number, raw::SI_USER as i32)
+        own_info(number, if is_to_thread { raw::SI_TKILL } else { raw::SI_USER as i32 })
     } else {
         if UserPtr::<u32>::new(info_at).read()? != number {
             return Err(Errno::EINVAL);

@@ -245,7 +245,9 @@ pub fn getgroups(count_word: i32, groups: UserPtr<u32>) -> Result<u64> {
         if room < count {
             return Err(Errno::EINVAL);
         }
-        groups.write_many(&own.groups)?;
+        if count > 0 {
+            groups.write_many(&own.groups)?;
+        }
     }
     Ok(count as u64)
 }

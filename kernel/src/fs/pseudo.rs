@@ -193,10 +193,22 @@ pub trait Content: Send + Sync {
     fn is_fixed(&self) -> bool {
         false
     }
+    /// What every write answers, before what it brings is looked at.
+    fn refuses_writes(&self) -> Option<Errno> {
+        None
+    }
+    /// Whether sendfile(2) and splice(2) take data from it.
+    fn gives_pieces(&self) -> bool {
+        true
+    }
     /// Whether it is text that is made at once, which nobody writes to at a place: as seq_file of
     /// Linux.
     fn is_sequence(&self) -> bool {
         self.raw().is_none()
+    }
+    /// Whether nobody changes its mode or owner.
+    fn keeps_mode(&self) -> bool {
+        true
     }
     /// For a file that tells of changes: registers with `table`, and tells what can be done now.
     fn poll(&self, _table: &mut PollTable) -> Option<u32> {
@@ -226,6 +238,10 @@ pub trait Listing: Send + Sync {
     fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>>;
     /// Up to `max` entries from position `from` on.
     fn list(&self, directory: &PseudoInode, from: u64, max: usize) -> Result<Vec<DirEntry>>;
+    /// Its link count.
+    fn links(&self) -> u32 {
+        2
+    }
     /// The process that the directory stands for, as /proc/PID does.
     fn process(&self) -> Option<&Arc<Process>> {
         None
@@ -290,8 +306,11 @@ impl Content for Show {
     fn generate(&self, out: &mut Text) -> Result<()> {
         self(out)
     }
-    fn store(&self, _data: &[u8]) -> Result<()> {
-        Err(Errno::EIO)
+    fn refuses_writes(&self) -> Option<Errno> {
+        Some(Errno::EIO)
+    }
+    fn keeps_mode(&self) -> bool {
+        false
     }
     // As on Linux, which asks a file of the system itself whether it can be waited for.
     fn is_pollable(&self) -> bool {
@@ -321,6 +340,9 @@ impl Content for Setting {
     }
     fn is_sequence(&self) -> bool {
         false
+    }
+    fn is_pollable(&self) -> bool {
+        true
     }
 }
 
@@ -356,6 +378,11 @@ impl Static {
 }
 
 impl Listing for StaticListing {
+    fn links(&self) -> u32 {
+        let is_directory = |(_, entry): &&(_, Static)| entry.file_type() == FileType::Directory;
+        2 + self.0.iter().filter(is_directory).count() as u32
+    }
+
     fn lookup(&self, directory: &PseudoInode, name: &[u8]) -> Result<Arc<PseudoInode>> {
         let entry = self.0.iter().find(|(known, _)| known.as_bytes() == name);
         let (_, entry) = entry.ok_or(Errno::ENOENT)?;
@@ -487,7 +514,10 @@ impl Inode for PseudoInode {
             inode: self.number,
             file_type,
             mode: self.mode,
-            links: if file_type == FileType::Directory { 2 } else { 1 },
+            links: match &self.body {
+                Body::Directory(listing) => listing.links().into(),
+                _ => 1,
+            },
             uid: self.owner.0,
             gid: self.owner.1,
             rdev: 0,
@@ -508,7 +538,13 @@ impl Inode for PseudoInode {
         // Opening with O_TRUNC is how shells write settings.
         let only_size = SetAttributes { size: None, ..*changes };
         let SetAttributes { mode: None, uid: None, gid: None, .. } = only_size else {
-            return Err(Errno::EPERM);
+            // Of what the table of /proc has, owner and mode can be set, and are as before when
+            // the name is looked up again; of processes and settings not even that.
+            let keeps = match &self.body {
+                Body::File(content) => content.keeps_mode(),
+                _ => true,
+            };
+            return if keeps { Err(Errno::EPERM) } else { Ok(()) };
         };
         Ok(())
     }
@@ -654,6 +690,9 @@ impl FileOps for PseudoFile {
         if let Some(raw) = content.raw() {
             return raw.write_at(offset, source);
         }
+        if let Some(error) = content.refuses_writes() {
+            return Err(error);
+        }
         let mut data = alloc::vec![0; source.left().min(WRITE_MAX)];
         let len = source.take_whole(&mut data)?;
         content.store(&data[..len])?;
@@ -662,6 +701,10 @@ impl FileOps for PseudoFile {
 
     fn is_seekable(&self) -> bool {
         true
+    }
+
+    fn gives_pieces(&self) -> bool {
+        self.content().is_ok_and(Content::gives_pieces)
     }
 
     fn is_written_at_places(&self) -> bool {

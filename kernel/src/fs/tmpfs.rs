@@ -468,6 +468,9 @@ impl Regular {
     }
 }
 
+/// A symbolic link whose text with its end is no longer than this takes no page.
+const SHORT_LINK_BYTES: usize = 128;
+
 impl Inode for TmpInode {
     fn metadata(&self) -> Result<Metadata> {
         let (size, pages) = match &self.content {
@@ -477,7 +480,10 @@ impl Inode for TmpInode {
             Content::Regular(regular) => {
                 (regular.cache.size(), regular.cache.resident_pages() as u64)
             }
-            Content::Symlink(target) => (target.len() as u64, 0),
+            // A long one takes a page, as on Linux.
+            Content::Symlink(target) => {
+                (target.len() as u64, u64::from(target.len() >= SHORT_LINK_BYTES))
+            }
             Content::Special => (0, 0),
         };
         let attributes = self.attributes.lock();

@@ -199,8 +199,8 @@ impl BitSet {
     fn read(address: u64, bits: usize) -> Result<BitSet> {
         let words = bits.div_ceil(WORD_BITS);
         let mut asked = match UserPtr::<u64>::new(address).non_null() {
-            Some(from) => from.read_many(words)?,
-            None => Vec::new(),
+            Some(from) if words > 0 => from.read_many(words)?,
+            _ => Vec::new(),
         };
         let mut found = Vec::new();
         found.try_reserve_exact(asked.len()).map_err(|_| Errno::ENOMEM)?;

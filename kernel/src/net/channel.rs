@@ -49,6 +49,8 @@ pub struct Info {
     pub control: Control,
     /// The sender of a datagram.
     pub from: Option<Address>,
+    /// The sender of a datagram of a unix socket: its name is what it is at the receipt.
+    pub sender: Option<super::unix::Name>,
     /// What would stand in its headers.
     pub packet: Option<Packet>,
 }

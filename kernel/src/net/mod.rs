@@ -545,7 +545,7 @@ pub fn file_for(socket: Arc<dyn Socket>, owner: (u32, u32), nonblocking: bool) -
 /// Boxes what goes along with data, if there is anything.
 fn boxed(control: Control, from: Option<Address>) -> Option<Box<Info>> {
     let is_empty = control.files.is_empty() && control.credentials.is_none() && from.is_none();
-    (!is_empty).then(|| Box::new(Info { control, from, packet: None }))
+    (!is_empty).then(|| Box::new(Info { control, from, ..Info::default() }))
 }
 
 /// The mask of a socket that is neither connected nor listening.

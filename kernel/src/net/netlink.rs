@@ -35,6 +35,9 @@ const RTM_GETROUTE: u16 = 26;
 /// Bytes of `struct nlmsghdr`.
 const HEADER_BYTES: usize = 16;
 
+/// Bytes of `struct sockaddr_nl`.
+const ADDRESS_BYTES: usize = 12;
+
 /// A socket.
 struct NetlinkSocket {
     common: Common,
@@ -198,7 +201,7 @@ impl Socket for NetlinkSocket {
 
     fn bind(self: Arc<Self>, who: &Thread, address: &RawAddress) -> Result<()> {
         let bytes = address.bytes();
-        if address.family()? != raw::AF_NETLINK || bytes.len() < 12 {
+        if address.family()? != raw::AF_NETLINK || bytes.len() < ADDRESS_BYTES {
             return Err(Errno::EINVAL);
         }
         self.bind_to(who, u32::from_ne_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]));
@@ -223,6 +226,17 @@ impl Socket for NetlinkSocket {
             return Err(Errno::EOPNOTSUPP);
         }
         let len = source.left();
+        if len == 0 {
+            return Err(Errno::ENODATA);
+        }
+        if let Some(error) = what.control.error {
+            return Err(error);
+        }
+        if let Some(to) = &what.to
+            && (to.bytes().len() < ADDRESS_BYTES || to.family()? != raw::AF_NETLINK)
+        {
+            return Err(Errno::EINVAL);
+        }
         if len > REQUEST_MAX {
             return Err(Errno::EMSGSIZE);
         }

@@ -105,6 +105,10 @@ pub fn set(
     if is_inet && check_level(socket.common(), level).is_err() {
         return Err(Errno::ENOPROTOOPT);
     }
+    // Of an option that IPv4 does not have nothing is read.
+    if is_inet && level == raw::IPPROTO_IP as u32 && !super::inet::options::is_known_to_ip(name) {
+        return Err(Errno::ENOPROTOOPT);
+    }
     let mut value = [0; VALUE_MAX];
     let value = &mut value[..len.min(VALUE_MAX)];
     UserPtr::<u8>::new(address).read_bytes(value)?;

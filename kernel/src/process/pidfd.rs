@@ -81,6 +81,11 @@ impl FileOps for PidFile {
     }
 }
 
+/// Whether it stands for a single thread (PIDFD_THREAD).
+pub fn stands_for_thread(file: &File) -> bool {
+    file.ops_as::<PidFile>().is_some_and(|pidfd| pidfd.thread.is_some())
+}
+
 /// The process a pidfd stands for; EBADF if the file is something else.
 pub fn process_of(file: &File) -> Result<Arc<Process>> {
     file.ops_as::<PidFile>().map(|pidfd| pidfd.process.clone()).ok_or(Errno::EBADF)

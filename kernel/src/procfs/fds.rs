@@ -172,7 +172,7 @@ impl Content for Info {
         writeln!(out, "mnt_id:\t{mount}\nino:\t{number}");
         let holders = [Owner::Process(table), Owner::OpenFile(file.id), Owner::Flock(file.id)];
         let locks = locks::of(&*file.inode());
-        let own = locks.iter().filter(|lock| holders.contains(&lock.owner));
+        let own = locks.iter().filter(|lock| holders.contains(&lock.owner) && lock.file == file.id);
         for (index, lock) in own.enumerate() {
             out.bytes(b"lock:\t");
             system::put_lock(out, index + 1, &*file.inode(), lock);

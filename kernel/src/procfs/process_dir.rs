@@ -189,8 +189,16 @@ impl Content for IdMap {
         Ok(())
     }
 
-    fn store(&self, _data: &[u8]) -> Result<()> {
-        Err(Errno::EPERM)
+    fn refuses_writes(&self) -> Option<Errno> {
+        Some(Errno::EPERM)
+    }
+
+    fn keeps_mode(&self) -> bool {
+        false
+    }
+
+    fn gives_pieces(&self) -> bool {
+        false
     }
 }
 
@@ -327,6 +335,13 @@ impl Node {
 }
 
 impl Listing for Entries {
+    fn links(&self) -> u32 {
+        let is_directory = |(name, _, kind): &&Row| {
+            self.shows(name) && kind.file_type() == FileType::Directory
+        };
+        2 + self.1.iter().filter(is_directory).count() as u32
+    }
+
     fn process(&self) -> Option<&Arc<Process>> {
         (self.0.thread.is_none() && core::ptr::eq(self.1, ENTRIES)).then_some(&self.0.process)
     }
@@ -387,6 +402,14 @@ impl Content for Shown {
     fn is_sequence(&self) -> bool {
         self.is_sequence
     }
+
+    fn refuses_writes(&self) -> Option<Errno> {
+        self.store.is_none().then_some(Errno::EINVAL)
+    }
+
+    fn gives_pieces(&self) -> bool {
+        false
+    }
 }
 
 /// A file that is bound to something when it is opened.
@@ -404,6 +427,10 @@ impl Content for Unbound {
             Some(ids) => self.subject.inspect_as(ids, bind).map(Some),
             None => bind().map(Some),
         }
+    }
+
+    fn gives_pieces(&self) -> bool {
+        false
     }
 
     fn generate(&self, _: &mut Text) -> Result<()> {

@@ -31,7 +31,7 @@ pub fn process_vm_readv(
     check_flags(flags)?;
     // Before all that is wrong with the other side.
     let Some(local) = read_buffers(local, local_count)? else { return Ok(0) };
-    let (remote, mm) = other_side(pid, remote, remote_count)?;
+    let Some((remote, mm)) = other_side(pid, remote, remote_count)? else { return Ok(0) };
     let mut sink = Sink::user_vector(&local);
     transfer(&remote, |address, len, buffer| {
         let buffer = &mut buffer[..len.min(sink.left())];
@@ -53,7 +53,7 @@ pub fn process_vm_writev(
     check_flags(flags)?;
     // Before all that is wrong with the other side.
     let Some(local) = read_buffers(local, local_count)? else { return Ok(0) };
-    let (remote, mm) = other_side(pid, remote, remote_count)?;
+    let Some((remote, mm)) = other_side(pid, remote, remote_count)? else { return Ok(0) };
     let mut source = Source::user_vector(&local);
     transfer(&remote, |address, len, buffer| {
         let buffer = &mut buffer[..len.min(source.left())];
@@ -67,8 +67,13 @@ fn check_flags(flags: u64) -> Result<()> {
     if flags == 0 { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
-/// The other side's buffers, and its memory. EINVAL, EFAULT, ESRCH, EPERM.
-fn other_side(pid: u32, vector: UserPtr<IoVec>, count: u64) -> Result<(Vec<IoVec>, Arc<Mm>)> {
+/// The other side's buffers, and its memory; none where there is nothing to move, whosever it is.
+/// EINVAL, EFAULT, ESRCH, EPERM.
+fn other_side(
+    pid: u32,
+    vector: UserPtr<IoVec>,
+    count: u64,
+) -> Result<Option<(Vec<IoVec>, Arc<Mm>)>> {
     if count > IOV_MAX as u64 {
         return Err(Errno::EINVAL);
     }
@@ -77,10 +82,13 @@ fn other_side(pid: u32, vector: UserPtr<IoVec>, count: u64) -> Result<(Vec<IoVec
     if remote.iter().any(|part| part.len > i64::MAX as u64) {
         return Err(Errno::EINVAL);
     }
+    if remote.iter().all(|part| part.len == 0) {
+        return Ok(None);
+    }
     let thread = find_thread(pid).ok_or(Errno::ESRCH)?;
     let mm = access::memory(&thread.process, Ids::RealToAttach, Errno::EPERM)?;
     let mm = mm.ok_or(Errno::ESRCH)?;
-    Ok((remote, mm))
+    Ok(Some((remote, mm)))
 }
 
 /// Calls `step` with pieces of the other side, until one is not done in full. What was copied

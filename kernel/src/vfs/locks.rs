@@ -54,6 +54,8 @@ pub struct Lock {
     pub end: u64,
     /// Process id to report; -1 for open files.
     pub pid: i32,
+    /// The open file by which it was taken, by its number: there /proc/PID/fdinfo shows it.
+    pub file: u64,
 }
 
 /// Locked bytes `start..=end` of one owner.
@@ -63,6 +65,7 @@ struct Range {
     end: u64,
     exclusive: bool,
     pid: i32,
+    file: u64,
 }
 
 /// What one owner has locked: in order, without overlap, neighbours of one kind joined.
@@ -141,6 +144,11 @@ impl Holder {
             pieces[2] = (last.end > end).then(|| Range { start: end + 1, ..last });
         }
         if let Some(mut new) = new {
+            // Of those that become one, the first stays the one that is shown.
+            let same = |range: &&Range| range.exclusive == new.exclusive;
+            if let Some(first) = self.ranges[old.clone()].iter().find(same) {
+                new.file = first.file;
+            }
             if pieces[0].is_none() && old.start > 0 && self.ranges[old.start - 1].end + 1 == start {
                 old.start -= 1;
                 pieces[0] = Some(self.ranges[old.start]);
@@ -152,6 +160,7 @@ impl Holder {
             }
             if let Some(before) = pieces[0].take_if(|piece| piece.exclusive == new.exclusive) {
                 new.start = before.start;
+                new.file = before.file;
             }
             if let Some(after) = pieces[2].take_if(|piece| piece.exclusive == new.exclusive) {
                 new.end = after.end;
@@ -214,7 +223,7 @@ impl Owned {
     /// Locks (`new`), or unlocks, bytes of an owner: whether others may get more than before, and
     /// the owner's entry if nothing is left in it. ENOLCK.
     fn set(&mut self, lock: &Lock, new: bool) -> Result<(bool, Option<Holder>)> {
-        let Lock { owner, exclusive, start, end, pid } = *lock;
+        let Lock { owner, exclusive, start, end, pid, file } = *lock;
         if new && self.index.is_none() {
             self.index_others(owner);
         }
@@ -224,7 +233,7 @@ impl Owned {
             None if new => self.holders.entry(owner).or_default(),
             None => return Ok((false, None)),
         };
-        let new = new.then_some(Range { start, end, exclusive, pid });
+        let new = new.then_some(Range { start, end, exclusive, pid, file });
         // What it adds, and the pieces that a later release may cut it into.
         if new.is_some() && holder.ranges.try_reserve(4).is_err() {
             if holder.ranges.is_empty() {
@@ -287,9 +296,9 @@ impl Held {
         let owned = self.of(wanted.owner);
         let (owner, start) = owned.conflict(wanted)?;
         let holder = owned.holders.get(&owner)?;
-        let &Range { start, end, exclusive, pid } =
+        let &Range { start, end, exclusive, pid, file } =
             holder.ranges.get(holder.overlapping(start, start).start)?;
-        Some(Lock { owner, exclusive, start, end, pid })
+        Some(Lock { owner, exclusive, start, end, pid, file })
     }
 }
 
@@ -420,7 +429,8 @@ pub fn file_closed(id: u64, inode: impl FnOnce() -> Arc<dyn Inode>) {
 #[cold]
 fn release_all(inode: &dyn Inode, owners: &[Owner]) {
     for &owner in owners {
-        release(inode, &Lock { owner, exclusive: false, start: 0, end: u64::MAX, pid: 0 });
+        let all = Lock { owner, exclusive: false, start: 0, end: u64::MAX, pid: 0, file: 0 };
+        release(inode, &all);
     }
 }
 
@@ -430,12 +440,13 @@ pub fn of(inode: &dyn Inode) -> Vec<Lock> {
     let Some(locks) = inode.state().known_locks() else { return all };
     let held = locks.held.lock();
     for (owner, Holder { ranges }) in held.records.holders.iter().chain(&held.flocks.holders) {
-        all.extend(ranges.iter().map(|&Range { start, end, exclusive, pid }| Lock {
+        all.extend(ranges.iter().map(|&Range { start, end, exclusive, pid, file }| Lock {
             owner: *owner,
             exclusive,
             start,
             end,
             pid,
+            file,
         }));
     }
     all

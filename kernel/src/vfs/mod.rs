@@ -363,6 +363,10 @@ pub trait FileOps: Send + Sync + Any {
     fn has_positions(&self) -> bool {
         true
     }
+    /// Whether sendfile(2) and splice(2) take data from it.
+    fn gives_pieces(&self) -> bool {
+        true
+    }
     /// lseek(2), where positions are not bytes: the call's result. `None`: they are.
     fn seek(&self, _offset: i64, _whence: u32) -> Option<Result<u64>> {
         None

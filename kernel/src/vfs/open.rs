@@ -218,7 +218,8 @@ fn check(context: &Context, location: &Location, flags: u32) -> Result<()> {
     if flags & raw::O_NOATIME != 0 {
         permission::check_noatime(location.inode().as_ref(), who)?;
     }
-    if flags & raw::O_DIRECT != 0 && location.file_type() == FileType::Directory {
+    let is_plain = || location.inode().page_cache().is_some();
+    if flags & raw::O_DIRECT != 0 && !(location.file_type() == FileType::Regular && is_plain()) {
         return Err(Errno::EINVAL);
     }
     Ok(())

@@ -119,7 +119,9 @@ fn set_flags(fd: Fd, file: &Arc<File>, flags: u32) -> Result<u64> {
         permission::check_noatime(file.inode().as_ref(), &current().subject())?;
     }
     let is_new = added & raw::O_DIRECT != 0;
-    let is_file = super::is_regular(&file.inode());
+    // A memory file was never opened: nobody asked its file system.
+    let is_memory = file.location.is_none();
+    let is_file = !is_memory && super::is_regular(&file.inode());
     if is_new && !is_file && crate::ipc::pipe::of(file).is_none() {
         return Err(Errno::EINVAL);
     }
@@ -198,7 +200,8 @@ fn parse(file: &Arc<File>, flock: &Flock, by_file: bool) -> Result<Lock> {
     } else {
         (Owner::Process(process.files().identity()), process.pid as i32)
     };
-    Ok(Lock { owner, exclusive: flock.kind as u32 == raw::F_WRLCK, start, end, pid })
+    let exclusive = flock.kind as u32 == raw::F_WRLCK;
+    Ok(Lock { owner, exclusive, start, end, pid, file: file.id })
 }
 
 fn get_lock(file: &Arc<File>, at: u64, by_file: bool) -> Result<u64> {
@@ -260,7 +263,7 @@ pub fn flock(fd: u64, operation: u32) -> Result<u64> {
     let wait = operation & raw::LOCK_NB == 0;
     let owner = Owner::Flock(file.id);
     let pid = current().process.pid as i32;
-    let lock = |exclusive| Lock { owner, exclusive, start: 0, end: u64::MAX, pid };
+    let lock = |exclusive| Lock { owner, exclusive, start: 0, end: u64::MAX, pid, file: file.id };
     let inode = file.inode();
     let kind = match operation & !raw::LOCK_NB {
         raw::LOCK_UN => raw::F_UNLCK,

@@ -13,7 +13,7 @@ use crate::base::user::{UserPtr, read_c_string};
 use crate::fs::memfd;
 use crate::process::{Own, Thread, current, give_file, own};
 use crate::vfs::open::{How, KNOWN_FLAGS, PATH_FLAGS, open as open_path};
-use crate::vfs::path::{Context, FsContext, walk};
+use crate::vfs::path::{self, Context, FsContext, walk};
 use crate::vfs::{Fd, hooks};
 
 /// `struct open_how` (openat2(2)).
@@ -116,10 +116,26 @@ pub fn openat2(directory: i32, path: u64, how_at: u64, size: usize) -> Result<u6
     // Names are looked up in memory; that there is no such name is not remembered.
     opened.map_err(|error| match error {
         Errno::ENOENT if is_cached => Errno::EAGAIN,
-        // Nor is it known on the way that something is no directory; where it begins, it is.
-        Errno::ENOTDIR if is_cached && directory == raw::AT_FDCWD => Errno::EAGAIN,
+        // Nor is it known on the way that something is no directory, or closed to the caller: that
+        // is said of what the path begins with, and of what it leads to.
+        Errno::ENOTDIR | Errno::EACCES if is_cached && !is_reached(directory, &path, walk) => {
+            Errno::EAGAIN
+        }
         error => error,
     })
+}
+
+/// Whether there is something at the end of the path, or the beginning is no directory.
+fn is_reached(directory: i32, path: &PathName, walk_flags: u32) -> bool {
+    let bytes = path.bytes();
+    let end = bytes.iter().rposition(|&byte| byte != b'/').map_or(bytes.len(), |last| last + 1);
+    let context = Context::current();
+    let is_relative = bytes.first() != Some(&b'/');
+    let begins = || path::resolve(&context, directory, b".", 0).is_ok();
+    if is_relative && directory != raw::AT_FDCWD && !begins() {
+        return true;
+    }
+    path::resolve(&context, directory, &bytes[..end], walk_flags).is_ok()
 }
 
 fn resolve_flags(resolve: u64) -> Result<u32> {

@@ -217,7 +217,7 @@ fn check_access(dirfd: u64, path: u64, mode: u64, flags: u32) -> Result<u64> {
     if mode & !7 != 0 {
         return Err(Errno::EINVAL);
     }
-    let path = PathName::read_or_empty(path, flags)?;
+    let path = PathName::read(path)?;
     let mut context = Context::current();
     if flags & raw::AT_EACCESS == 0 {
         context.subject = context.subject.with(real(&context.subject));

@@ -7,11 +7,12 @@ use alloc::sync::Arc;
 
 use abi::{Errno, Result, general as raw};
 
-use super::{file, is_regular};
-use crate::base::io::{MAX_TRANSFER, Sink, Source, read_iovec};
+use super::file;
+use crate::base::io::{IoVec, MAX_TRANSFER, Sink, Source, read_iovec};
 use crate::base::user::UserPtr;
 use crate::fs::devfs;
-use crate::ipc::pipe;
+use crate::fs::pseudo::PseudoInode;
+use crate::ipc::pipe::{self, Pipe};
 use crate::ipc::splice::{CHUNK, Cursor, between_pipes, buffer, drain, fill, repeat};
 use crate::ipc::transfer::write_stream;
 use crate::vfs::{File, FileType};
@@ -63,7 +64,7 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
         if read == 0 {
             return Ok((0, false));
         }
-        if !moves_data(&output) {
+        if !moves_data(&output) || is_text(&output) {
             return Err(Errno::EINVAL);
         }
         let written = write_stream(&output, &mut Source::kernel(&bytes[..read]))? as usize;
@@ -97,10 +98,14 @@ pub fn copy_file_range(
         return Err(Errno::EINVAL);
     }
     let inodes = [input.inode(), output.inode()];
+    // A pidfd is a file of a file system of its own.
+    let is_pidfd = |file: &File| crate::process::pidfd::process_of(file).is_ok();
+    let is_plain =
+        |file: &Arc<File>| file.inode().file_type() == FileType::Regular || is_pidfd(file);
     if inodes.iter().any(|inode| inode.file_type() == FileType::Directory) {
         return Err(Errno::EISDIR);
     }
-    if inodes.iter().any(|inode| inode.file_type() != FileType::Regular) {
+    if !is_plain(&input) || !is_plain(&output) {
         return Err(Errno::EINVAL);
     }
     input.check_readable()?;
@@ -108,9 +113,8 @@ pub fn copy_file_range(
     if output.flags() & raw::O_APPEND != 0 {
         return Err(Errno::EBADF);
     }
-    // Text that is made when it is read is no file that could be copied.
-    if !inodes.iter().all(is_regular) {
-        return Err(Errno::EINVAL);
+    if is_pidfd(&input) != is_pidfd(&output) {
+        return Err(Errno::EXDEV);
     }
     if input.inode().metadata()?.device != output.inode().metadata()?.device {
         return Err(Errno::EXDEV);
@@ -131,6 +135,7 @@ pub fn copy_file_range(
     if same && len > 0 && from.at() < to_end && to.at() < from_end {
         return Err(Errno::EINVAL);
     }
+    // Of text that is made when it is read no length is known: nothing of it is copied.
     let mut bytes = buffer(len as usize)?;
     let done = repeat(len, |left| {
         let read = from.peek(&mut bytes[..left.min(CHUNK)])?;
@@ -144,6 +149,24 @@ pub fn copy_file_range(
     from.note_read(done);
     from.finish()?;
     to.finish()?;
+    Ok(done)
+}
+
+/// Passes a program's buffers on one by one: those before one that is not there have gone.
+fn give_parts(pipe: &Pipe, parts: &[IoVec]) -> Result<usize> {
+    let mut done = 0;
+    for part in parts.iter().filter(|part| part.len > 0) {
+        match pipe.write_now(&mut Source::user(part.base, part.len as usize)) {
+            Ok(len) => {
+                done += len;
+                if len < part.len as usize {
+                    break;
+                }
+            }
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
     Ok(done)
 }
 
@@ -209,9 +232,14 @@ fn moves_data(file: &File) -> bool {
     !matches!(file.inode().file_type(), FileType::Directory | FileType::Anonymous)
 }
 
+/// Whether it is text that is made when it is read, which takes nothing but what write(2) brings.
+fn is_text(file: &File) -> bool {
+    file.inode().as_any().is::<PseudoInode>() && !file.ops().is_written_at_places()
+}
+
 /// Whether bytes can be spliced from a file, which is no pipe.
 fn gives_data(file: &File) -> bool {
-    moves_data(file) && !devfs::is_null(file)
+    moves_data(file) && !devfs::is_null(file) && file.ops().gives_pieces()
 }
 
 /// splice(2) calls an offset into a stream EINVAL.
@@ -273,7 +301,7 @@ pub fn vmsplice(fd: u64, vector: u64, count: u64, flags: u64) -> Result<u64> {
     let nonblocking = flags & raw::SPLICE_F_NONBLOCK != 0;
     let moved = if file.check_writable().is_ok() {
         pipe.wait_writable(nonblocking)?;
-        pipe.write_now(&mut Source::user_vector(&vector))?
+        give_parts(pipe, &vector)?
     } else {
         if !pipe.wait_readable(nonblocking)? {
             return Ok(0);

@@ -24,6 +24,8 @@ struct Request {
     keep: bool,
     /// MREMAP_FIXED: where to.
     target: Option<u64>,
+    /// MREMAP_DONTUNMAP without MREMAP_FIXED: where to, if there is room.
+    hint: u64,
 }
 
 /// mremap(2).
@@ -51,7 +53,8 @@ pub fn mremap(
         Some(len) => len,
     };
     let target = fixed.then_some(new_address);
-    let request = Request { old, old_len, new_len, may_move, keep, target };
+    let hint = if keep { new_address } else { 0 };
+    let request = Request { old, old_len, new_len, may_move, keep, target, hint };
     let process = &current().process;
     let mut dropped = Vec::new();
     let result = process.mm()?.with(|inner| inner.remap(process, &request, &mut dropped));
@@ -81,6 +84,11 @@ impl MmInner {
                 return Err(Errno::EPERM);
             }
             dropped.push(self.unmap(start, end));
+        } else if request.keep {
+            let (start, end) = page_range(request.hint, new_len, Errno::EINVAL)?;
+            if start < old.saturating_add(old_len) && old < end {
+                return Err(Errno::EINVAL);
+            }
         }
         // Shrinking just unmaps, whatever is there.
         if old_len > new_len {
@@ -101,7 +109,7 @@ impl MmInner {
         }
         let start = match request.target {
             Some(target) => target,
-            None => self.find_free(0, new_len)?,
+            None => self.find_free(request.hint, new_len)?,
         };
         // As on Linux: moving may split areas at three places.
         if self.vmas.len() >= MAX_MAP_COUNT - 3 {

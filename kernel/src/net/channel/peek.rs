@@ -4,7 +4,7 @@
 //! The offset belongs to the receiving socket (`Common`), which moves it: forwards by what was
 //! looked at, backwards by what was taken. Here is only what can be seen from one.
 
-use abi::Result;
+use abi::{Errno, Result};
 
 use super::{Data, Received, goes_with};
 use crate::base::io::Sink;
@@ -61,6 +61,10 @@ fn peek_message(data: &mut Data, offset: Option<usize>, sink: &mut Sink<'_>) -> 
     };
     let full_len = data.segments[number].len - skip;
     let len = if full_len == 0 { 0 } else { data.ring.peek(before + skip, full_len, sink)? };
+    // What does not get there whole, as far as there is room, is an error as at a receipt.
+    if len < full_len && sink.left() > 0 {
+        return Err(Errno::EFAULT);
+    }
     let segment = &mut data.segments[number];
     segment.was_seen = true;
     let info = segment.info.clone();

@@ -10,7 +10,7 @@ mod cork;
 mod errors;
 mod groups;
 pub mod interface;
-mod options;
+pub(super) mod options;
 pub mod packet;
 mod ports;
 pub mod tcp;

@@ -180,6 +180,19 @@ fn rule(level: u32, name: u32) -> Result<Rule> {
     rules.iter().copied().find(|rule| rule.0 == name).ok_or(Errno::ENOPROTOOPT)
 }
 
+/// Whether there is such an option of IPv4.
+pub(crate) fn is_known_to_ip(name: u32) -> bool {
+    const NETFILTER: core::ops::Range<u32> = 64..84;
+    let is_other = matches!(name, raw::IP_OPTIONS | raw::IP_MTU | raw::IP_MULTICAST_IF)
+        || matches!(name, raw::IP_IPSEC_POLICY | raw::IP_XFRM_POLICY | raw::IP_MSFILTER)
+        || matches!(name, raw::IP_ADD_MEMBERSHIP | raw::IP_DROP_MEMBERSHIP)
+        || matches!(name, raw::IP_UNBLOCK_SOURCE | raw::IP_BLOCK_SOURCE)
+        || matches!(name, raw::IP_ADD_SOURCE_MEMBERSHIP | raw::IP_DROP_SOURCE_MEMBERSHIP)
+        || (raw::MCAST_JOIN_GROUP..=raw::MCAST_MSFILTER).contains(&name)
+        || NETFILTER.contains(&name);
+    is_other || IP_RULES.iter().any(|rule| rule.0 == name)
+}
+
 /// Options of TCP's sockets that differ from others'.
 fn is_refused_by_tcp(level: u32, name: u32) -> bool {
     level == raw::IPPROTO_IP as u32 && matches!(name, raw::IP_MULTICAST_TTL | raw::IP_RECVFRAGSIZE)
@@ -253,6 +266,10 @@ impl IpOptions {
         self.wants.load(Ordering::Relaxed)
     }
 
+    fn was_set(&self, level: u32, name: u32) -> bool {
+        self.values.lock().contains_key(&(level, name))
+    }
+
     /// The number an option has.
     pub(super) fn number(&self, level: u32, name: u32) -> i32 {
         let first = rule(level, name).map_or(0, |rule| rule.1);
@@ -276,6 +293,10 @@ impl IpOptions {
             (IPV6, _) if !common.is_v6() => Err(Errno::ENOPROTOOPT),
             (IP, raw::IP_MTU) | (IPV6, raw::IPV6_MTU) if !is_connected => Err(Errno::ENOTCONN),
             (IP, raw::IP_MTU) | (IPV6, raw::IPV6_MTU) => Ok(Value::Int(interface::MTU as i32)),
+            // Sockets of IPv6 begin without, which is seen where the value is asked for only.
+            (IP, raw::IP_MULTICAST_ALL) if common.is_v6() && !self.was_set(level, name) => {
+                Ok(Value::Int(0))
+            }
             (IP, raw::IP_MULTICAST_IF) => {
                 Ok(Value::Bytes(self.groups.interface().0.octets().to_vec()))
             }
@@ -305,6 +326,10 @@ impl IpOptions {
         }
         if let Some(result) = self.groups.set(common, level, name, value) {
             return result;
+        }
+        let is_of_datagrams = matches!(name, raw::IPV6_MULTICAST_HOPS | raw::IPV6_MULTICAST_IF);
+        if level == IPV6 && common.kind == SocketKind::Stream && is_of_datagrams {
+            return Err(Errno::ENOPROTOOPT);
         }
         if level == IP && name == raw::IP_OPTIONS {
             return if value.is_empty() { Ok(()) } else { Err(Errno::EINVAL) };

@@ -340,7 +340,7 @@ impl Sending {
         let Sending { to, ttl, tos, .. } = *self;
         let packet = Some(Packet { to, ttl, tos, segment, time_ns });
         let control = Control::default();
-        let info = Some(Box::new(Info { control, from: Some(shown_from), packet }));
+        let info = Some(Box::new(Info { control, from: Some(shown_from), packet, sender: None }));
         let now = Timeout { nonblocking: true, deadline: None };
         match target.inbox.send_message(source, info, now) {
             // No room, or gone meanwhile: lost.
@@ -548,6 +548,9 @@ impl Socket for UdpSocket {
         let mut mask = events::WRITABLE | events::WRBAND;
         if self.inbox.has_data() || self.inbox.is_ended() {
             mask |= events::READABLE;
+        }
+        if self.inbox.is_ended() {
+            mask |= events::RDHUP;
         }
         if self.common.has_error() {
             mask |= events::ERR | events::READABLE;

@@ -5,6 +5,7 @@
 
 mod names;
 
+use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -13,7 +14,7 @@ use abi::{Errno, Result, net as raw};
 use machine::sync::{Once, SpinLock};
 
 use super::address::{Address, RawAddress};
-use super::channel::{Channel, ReceiveMode, Received, SendMode};
+use super::channel::{Channel, Info, ReceiveMode, Received, SendMode};
 use super::control::Ucred;
 use super::stream::{Backlog, Conn};
 use super::{Common, Outgoing, Socket, SocketKind, boxed, hooks};
@@ -45,31 +46,49 @@ impl Peer {
     }
 }
 
+/// The name of a socket, which it gets once. Others see it as it is when they ask, also when the
+/// socket has gone: it may be bound after it was connected, and after it sent something.
+pub type Name = Arc<Once<Arc<[u8]>>>;
+
+/// Where a socket sends datagrams that name no one.
+#[derive(Clone)]
+struct DefaultPeer {
+    socket: Weak<UnixSocket>,
+    name: Name,
+}
+
+impl DefaultPeer {
+    fn new(socket: &Arc<UnixSocket>) -> DefaultPeer {
+        DefaultPeer { socket: Arc::downgrade(socket), name: socket.name.clone() }
+    }
+
+    fn is(&self, socket: &UnixSocket) -> bool {
+        core::ptr::eq(self.socket.as_ptr(), socket)
+    }
+
+    /// The socket, as long as it is open.
+    fn open(&self) -> Option<Arc<UnixSocket>> {
+        self.socket.upgrade().filter(|socket| !socket.is_closed.load(Ordering::SeqCst))
+    }
+}
+
 /// The conversation of a connected socket.
 struct Link {
     conn: Conn,
     peer: Peer,
-    /// The peer's name, if it has gone.
-    peer_name: Option<Arc<[u8]>>,
+    /// The peer's name, also when it has gone.
+    peer_name: Name,
     peer_socket: Weak<UnixSocket>,
     /// Whether the peer wants to know who sends (its SO_PASSCRED).
     peer_asks: Arc<AtomicU32>,
 }
 
-impl Link {
-    /// The peer's name as it is now: it may be bound after the conversation began.
-    fn peer_name(&self) -> Option<Arc<[u8]>> {
-        self.peer_socket.upgrade().map_or_else(|| self.peer_name.clone(), |peer| peer.name())
-    }
-}
-
 #[derive(Default)]
 struct UnixState {
-    name: Option<Arc<[u8]>>,
     /// What keeps the name alive.
     binding: Option<names::Binding>,
     /// Where datagrams go that name no one.
-    default_peer: Option<Weak<UnixSocket>>,
+    default_peer: Option<DefaultPeer>,
     /// Who called listen(2).
     listener: Option<Peer>,
 }
@@ -77,6 +96,7 @@ struct UnixState {
 /// A socket.
 pub struct UnixSocket {
     common: Common,
+    name: Name,
     state: SpinLock<UnixState>,
     link: Once<Link>,
     is_connecting: AtomicBool,
@@ -113,8 +133,8 @@ pub fn pair(who: &Thread, kind: SocketKind, protocol: u32) -> Result<[Arc<dyn So
     let b = UnixSocket::new(Common::new(raw::AF_UNIX, kind, 0));
     let me = Peer::of(who);
     if kind == SocketKind::Dgram {
-        a.state.lock().default_peer = Some(Arc::downgrade(&b));
-        b.state.lock().default_peer = Some(Arc::downgrade(&a));
+        a.state.lock().default_peer = Some(DefaultPeer::new(&b));
+        b.state.lock().default_peer = Some(DefaultPeer::new(&a));
         a.pair_peer.call_once(|| me.clone());
         b.pair_peer.call_once(|| me);
     } else {
@@ -122,7 +142,7 @@ pub fn pair(who: &Thread, kind: SocketKind, protocol: u32) -> Result<[Arc<dyn So
         let link = |conn, other: &Arc<UnixSocket>| Link {
             conn,
             peer: me.clone(),
-            peer_name: None,
+            peer_name: other.name.clone(),
             peer_socket: Arc::downgrade(other),
             peer_asks: other.common.passes_sender.clone(),
         };
@@ -138,6 +158,7 @@ impl UnixSocket {
         let inbox = Channel::new(common.receive_limit(), DGRAMS_MAX, &common.readers, &room);
         Arc::new(UnixSocket {
             common,
+            name: Name::default(),
             state: SpinLock::new(UnixState::default()),
             link: Once::new(),
             is_connecting: AtomicBool::new(false),
@@ -151,18 +172,18 @@ impl UnixSocket {
     }
 
     fn name(&self) -> Option<Arc<[u8]>> {
-        self.state.lock().name.clone()
+        self.name.get().cloned()
     }
 
     /// Whether it has a name that is in no file system (unix(7), "abstract").
     pub(super) fn has_abstract_name(&self) -> bool {
-        self.state.lock().name.as_ref().is_some_and(|name| name.first() == Some(&0))
+        self.name.get().is_some_and(|name| name.first() == Some(&0))
     }
 
     /// Whether it is connected to this one, for datagrams.
     pub(super) fn sends_to(&self, peer: &UnixSocket) -> bool {
         let state = self.state.lock();
-        state.default_peer.as_ref().is_some_and(|own| core::ptr::eq(own.as_ptr(), peer))
+        state.default_peer.as_ref().is_some_and(|own| own.is(peer))
     }
 
     fn is_dgram(&self) -> bool {
@@ -189,22 +210,37 @@ impl UnixSocket {
     }
 
     fn bind_to(&self, (name, binding): (Arc<[u8]>, names::Binding)) {
-        let mut state = self.state.lock();
-        state.name = Some(name);
-        state.binding = Some(binding);
+        self.state.lock().binding = Some(binding);
+        self.name.call_once(|| name);
     }
 
     fn connect_dgram(self: &Arc<Self>, who: &Thread, address: &RawAddress) -> Result<()> {
         if address.family()? == raw::AF_UNSPEC {
-            self.state.lock().default_peer = None;
+            self.set_default_peer(None);
             return Ok(());
         }
         self.autobind_if_wanted()?;
         let peer = self.find_dgram(who, address)?;
         hooks::unix_may_send((who, self, &peer))?;
-        self.state.lock().default_peer = Some(Arc::downgrade(&peer));
+        self.set_default_peer(Some(DefaultPeer::new(&peer)));
         self.common.writers.wake_all(events::WRITABLE);
         Ok(())
+    }
+
+    /// Sends to another from now on, or to none. What the old one sent and nobody received is lost,
+    /// and an old one that is connected to this socket hears of it.
+    fn set_default_peer(&self, peer: Option<DefaultPeer>) {
+        let new = peer.as_ref().map(|peer| peer.socket.as_ptr());
+        let old = core::mem::replace(&mut self.state.lock().default_peer, peer);
+        let Some(old) = old.filter(|old| new != Some(old.socket.as_ptr())) else { return };
+        if !self.inbox.has_data() {
+            return;
+        }
+        self.inbox.clear();
+        if let Some(old) = old.open().filter(|old| old.sends_to(self)) {
+            old.common.set_error(Errno::ECONNRESET);
+            old.common.wake_both();
+        }
     }
 
     fn find_dgram(&self, who: &Thread, address: &RawAddress) -> Result<Arc<UnixSocket>> {
@@ -212,7 +248,7 @@ impl UnixSocket {
         let peer = names::find(who, &name, self.common.kind)?;
         // A socket that is connected elsewhere takes messages from there only.
         let its_peer = peer.state.lock().default_peer.clone();
-        if its_peer.is_some_and(|its| !core::ptr::eq(its.as_ptr(), self)) {
+        if its_peer.is_some_and(|its| !its.is(self)) {
             return Err(Errno::EPERM);
         }
         Ok(peer)
@@ -255,22 +291,21 @@ impl UnixSocket {
         hooks::unix_stream_connect((who, self, listener))?;
         let messages = self.common.kind == SocketKind::SeqPacket;
         let (near, far) = Conn::pair(&self.common, &served.common, messages);
-        let (name, credentials) = {
-            let state = listener.state.lock();
-            (state.name.clone(), state.listener.clone().unwrap_or_else(Peer::unknown))
-        };
-        served.state.lock().name = name.clone();
+        let credentials = listener.state.lock().listener.clone().unwrap_or_else(Peer::unknown);
+        if let Some(name) = listener.name() {
+            served.name.call_once(|| name);
+        }
         served.link.call_once(|| Link {
             conn: far,
             peer: Peer::of(who),
-            peer_name: self.name(),
+            peer_name: self.name.clone(),
             peer_socket: Arc::downgrade(self),
             peer_asks: self.common.passes_sender.clone(),
         });
         let peer_asks = served.common.passes_sender.clone();
         listener.backlog.push(&served, &listener.common.readers, timeout)?;
         let peer_socket = Arc::downgrade(&served);
-        let (conn, peer, peer_name) = (near, credentials, name);
+        let (conn, peer, peer_name) = (near, credentials, served.name.clone());
         self.link.call_once(|| Link { conn, peer, peer_name, peer_socket, peer_asks });
         self.common.readers.wake_all(0);
         self.common.writers.wake_all(events::WRITABLE);
@@ -278,6 +313,9 @@ impl UnixSocket {
     }
 
     fn send_dgram(&self, who: &Thread, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
+        if let Some(error) = what.control.error {
+            return Err(error);
+        }
         if what.mode.urgent {
             return Err(Errno::EOPNOTSUPP);
         }
@@ -295,8 +333,12 @@ impl UnixSocket {
         }
         let found = match &what.to {
             Some(address) => self.find_dgram(who, address),
-            None => default_peer.and_then(|peer| peer.upgrade()).ok_or(Errno::ECONNREFUSED),
+            None => default_peer.and_then(|peer| peer.open()).ok_or(Errno::ECONNREFUSED),
         };
+        if found.is_err() && what.to.is_none() {
+            // The next one hears that there is no peer at all.
+            self.set_default_peer(None);
+        }
         let peer = match found {
             Ok(peer) => peer,
             // That there is nothing to send is told before that there is nobody to send it to.
@@ -307,8 +349,8 @@ impl UnixSocket {
         if control.credentials.is_none() && (self.wants_credentials() || peer.wants_credentials()) {
             control.credentials = Some(Ucred::of(&who.process));
         }
-        let from = self.name().map(|name| Address::Unix(Some(name)));
-        let info = boxed(control, from);
+        let sender = Some(self.name.clone());
+        let info = Some(Box::new(Info { control, sender, ..Info::default() }));
         let may_send = || !self.is_mute.load(Ordering::SeqCst);
         match peer.inbox.send_message_while(source, info, what.timeout, Some(&self.sent), may_send)
         {
@@ -330,7 +372,7 @@ impl UnixSocket {
                 mask |= events::HUP;
             }
         }
-        let peer = self.state.lock().default_peer.clone().and_then(|peer| peer.upgrade());
+        let peer = self.state.lock().default_peer.clone().and_then(|peer| peer.open());
         let is_writable = peer.is_none_or(|peer| {
             table.wait_on(&peer.inbox.writers);
             peer.inbox.has_room() || peer.inbox.is_refused()
@@ -393,7 +435,7 @@ impl Socket for UnixSocket {
         let me = Peer::of(who);
         {
             let mut state = self.state.lock();
-            if state.name.is_none() {
+            if self.name.get().is_none() {
                 return Err(Errno::EINVAL);
             }
             state.listener = Some(me);
@@ -426,8 +468,16 @@ impl Socket for UnixSocket {
         if self.is_dgram() {
             return self.send_dgram(who, source, what);
         }
-        // Urgent is a byte of a stream, so there must be one.
         let is_stream = self.common.kind == SocketKind::Stream;
+        if let Some(link) = self.link.get().filter(|_| !is_stream)
+            && link.conn.rx.take_reset()
+        {
+            return Err(Errno::ECONNRESET);
+        }
+        if let Some(error) = what.control.error.filter(|_| is_stream || self.link.get().is_some()) {
+            return Err(error);
+        }
+        // Urgent is a byte of a stream, so there must be one.
         if what.mode.urgent && is_stream && source.left() == 0 {
             return Err(Errno::EOPNOTSUPP);
         }
@@ -442,9 +492,6 @@ impl Socket for UnixSocket {
             return Err(Errno::EISCONN);
         }
         let mut control = what.control;
-        if let Some(error) = control.error {
-            return Err(error);
-        }
         let is_asked = self.wants_credentials() || link.peer_asks.load(Ordering::Relaxed) != 0;
         if control.credentials.is_none() && is_asked {
             control.credentials = Some(Ucred::of(&who.process));
@@ -455,7 +502,9 @@ impl Socket for UnixSocket {
         let sent = match self.common.kind {
             SocketKind::SeqPacket => tx.send_message(source, info, what.timeout),
             _ => {
-                let mode = SendMode { parts_urgent: what.mode.urgent, ..what.mode };
+                // Nothing is held back here: there are no packets that could be filled (MSG_MORE).
+                let parts_urgent = what.mode.urgent;
+                let mode = SendMode { parts_urgent, more: false, ..what.mode };
                 tx.send(source, info, mode, what.timeout)
             }
         };
@@ -493,7 +542,13 @@ impl Socket for UnixSocket {
                 None => return Err(Errno::ENOTCONN),
             }
         };
-        channel.receive(sink, mode, how)
+        let mut received = channel.receive(sink, mode, how)?;
+        if let Some(info) = &mut received.info
+            && let Some(name) = info.sender.as_ref().and_then(|name| name.get())
+        {
+            info.from = Some(Address::Unix(Some(name.clone())));
+        }
+        Ok(received)
     }
 
     fn shutdown(&self, receive: bool, send: bool) -> Result<()> {
@@ -507,7 +562,7 @@ impl Socket for UnixSocket {
                 if send {
                     self.is_mute.store(true, Ordering::SeqCst);
                     let peer = self.state.lock().default_peer.clone();
-                    if let Some(peer) = peer.and_then(|peer| peer.upgrade()) {
+                    if let Some(peer) = peer.and_then(|peer| peer.open()) {
                         peer.inbox.writers.wake_all(0);
                     }
                     self.common.writers.wake_all(0);
@@ -545,14 +600,14 @@ impl Socket for UnixSocket {
 
     fn peer_address(&self) -> Result<Address> {
         if let Some(link) = self.link.get() {
-            return Ok(Address::Unix(link.peer_name()));
+            return Ok(Address::Unix(link.peer_name.get().cloned()));
         }
         let peer = self.state.lock().default_peer.clone().ok_or(Errno::ENOTCONN)?;
-        Ok(Address::Unix(peer.upgrade().and_then(|peer| peer.name())))
+        Ok(Address::Unix(peer.name.get().cloned()))
     }
 
     fn sender(&self) -> Option<Address> {
-        let name = self.link.get()?.peer_name()?;
+        let name = self.link.get()?.peer_name.get().cloned()?;
         Some(Address::Unix(Some(name)))
     }
 

@@ -22,7 +22,7 @@ use crate::base::sync::{Timeout, WaitQueue, Wake};
 use crate::base::time::{Deadline, NS_PER_SEC, Timer, wake_at};
 use crate::net::hooks;
 use crate::net::inet::ports::Owner;
-use crate::net::inet::{destination, source_for};
+use crate::net::inet::{any_address, destination, source_for};
 
 /// Most sockets that wait for one listener (tcp_max_syn_backlog); the SYNs of others are lost.
 const WAITING_MAX: usize = 4096;
@@ -73,6 +73,7 @@ impl TcpSocket {
             Phase::Made(_) | Phase::Failed => {
                 let old = core::mem::replace(&mut *phase, Phase::Idle);
                 drop(phase);
+                self.forget_attempt();
                 drop(old);
                 Some(Err(self.common.take_error().unwrap_or(Errno::ECONNABORTED)))
             }
@@ -82,6 +83,13 @@ impl TcpSocket {
                 Some(self.wait_for_connection(timeout))
             }
             Phase::Idle => None,
+        }
+    }
+
+    /// An attempt that failed was told of: its address is shown no more, its port is.
+    fn forget_attempt(&self) {
+        if let Some(former) = &mut *self.former.lock() {
+            former.set_ip(any_address(&self.common));
         }
     }
 
@@ -108,6 +116,7 @@ impl TcpSocket {
                 Phase::Idle | Phase::Failed => {
                     *phase = Phase::Idle;
                     drop(phase);
+                    self.forget_attempt();
                     Some(Err(self.common.take_error().unwrap_or(Errno::ECONNABORTED)))
                 }
             }
@@ -151,6 +160,8 @@ impl TcpSocket {
             }
             None => {
                 flows::remove(local, to);
+                // The name that it had for the attempt is shown until the next one.
+                *self.former.lock() = Some(local);
                 counters::count(Counted::AttemptFails);
                 counters::count(Counted::OutRsts);
                 self.set_phase(Phase::Failed);

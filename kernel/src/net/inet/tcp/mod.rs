@@ -447,7 +447,9 @@ impl Socket for TcpSocket {
     }
 
     fn queued(&self) -> (usize, usize) {
-        self.link().map_or((0, 0), |link| (link.rx.next_len(), link.tx.used()))
+        // A SYN that was refused is never acknowledged.
+        let unacknowledged = usize::from(matches!(*self.phase.lock(), Phase::Failed));
+        self.link().map_or((0, unacknowledged), |link| (link.rx.next_len(), link.tx.used()))
     }
 
     fn is_at_mark(&self) -> bool {
@@ -475,7 +477,9 @@ impl Socket for TcpSocket {
         if level == raw::IPPROTO_TCP as u32 {
             return self.get_tcp_option(name);
         }
-        self.ip.get(&self.common, level, name, self.state() != TcpState::Close)
+        // A listener has no way to anybody whose MTU could be told.
+        let is_connected = !matches!(self.state(), TcpState::Close | TcpState::Listen);
+        self.ip.get(&self.common, level, name, is_connected)
     }
 
     fn set_option(&self, who: &Thread, level: u32, name: u32, value: &[u8]) -> Result<()> {

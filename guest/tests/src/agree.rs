@@ -1,0 +1,227 @@
+//! What calls answer where the differential fuzzer (`differ/`) found Limen to answer otherwise:
+//! names and ends of sockets, processes that have ended, buffers without bytes, files of /proc.
+//!
+//! Neighbour: `order.rs`, which of several errors is told.
+
+use crate::sc;
+use crate::sys::*;
+use crate::tests;
+
+tests! { "agree": names_are_seen_late, peers_that_are_left, refused_connections,
+zombies_are_scheduled, priorities_of_input, nothing_at_bad_places, locks_and_direct,
+folders_of_proc, resolved_from_memory, signals_by_thread_pidfds }
+
+/// An address that is never mapped.
+const BAD: usize = 8;
+
+/// Sockets of the kind in a pair, none of which waits.
+fn pair_of(kind: i32) -> (i32, i32) {
+    let mut pair = [0i32; 2];
+    sc!(SYS_socketpair, AF_UNIX, kind | SOCK_NONBLOCK, 0, pair.as_mut_ptr()).is(0);
+    (pair[0], pair[1])
+}
+
+/// An abstract name that no other test has.
+fn abstract_name(number: u8) -> [u8; 13] {
+    let mut name = *b"\x01\0\0agree-peer";
+    let pid = std::process::id();
+    name[10..13].copy_from_slice(&[b'0' + number, (pid >> 8) as u8, pid as u8]);
+    name
+}
+
+/// A unix socket holds nothing back, and its name is seen late: by who was sent something before
+/// it was bound, and by its peer when it has gone.
+fn names_are_seen_late() {
+    let (a, b) = pair_of(SOCK_STREAM);
+    sc!(SYS_sendto, a, c"m".as_ptr(), 1, MSG_MORE, 0, 0).is(1);
+    assert_eq!(read(b, 8), b"m");
+    let (a, b) = pair_of(SOCK_DGRAM);
+    write(a, b"early");
+    let name = abstract_name(1);
+    sc!(SYS_bind, a, name.as_ptr(), name.len()).is(0);
+    let mut room = [0u8; 32];
+    let mut len = 32u32;
+    let mut text = [0u8; 8];
+    let at = text.as_mut_ptr();
+    sc!(SYS_recvfrom, b, at, 8, 0, room.as_mut_ptr(), &raw mut len).is(5);
+    assert_eq!(room[..len as usize], name);
+    let (a, b) = pair_of(SOCK_SEQPACKET);
+    let name = abstract_name(2);
+    sc!(SYS_bind, a, name.as_ptr(), name.len()).is(0);
+    close(a);
+    len = 32;
+    sc!(SYS_getpeername, b, room.as_mut_ptr(), &raw mut len).is(0);
+    assert_eq!(room[..len as usize], name);
+    // An address without bytes is none.
+    let (a, _b) = pair_of(SOCK_STREAM);
+    sc!(SYS_sendto, a, at, 0, 0, name.as_ptr(), 0).is(0);
+}
+
+/// Who sends to a peer that has gone has none from then on, and loses what that one had sent; who
+/// turns to another tells the old one so.
+fn peers_that_are_left() {
+    let (a, b) = pair_of(SOCK_DGRAM);
+    write(b, b"lost");
+    close(b);
+    let mut text = [0u8; 8];
+    let at = text.as_mut_ptr();
+    sc!(SYS_write, a, at, 1).fails(ECONNREFUSED);
+    sc!(SYS_read, a, at, 8).fails(EAGAIN);
+    sc!(SYS_write, a, at, 1).fails(ENOTCONN);
+    let (a, b) = pair_of(SOCK_DGRAM);
+    write(b, b"lost");
+    let nobody = [0u8; 16];
+    sc!(SYS_connect, a, nobody.as_ptr(), 16).is(0);
+    sc!(SYS_read, a, at, 8).fails(EAGAIN);
+    sc!(SYS_read, b, at, 8).fails(ECONNRESET);
+    // A peer that closed without having read all is told of first.
+    let (a, b) = pair_of(SOCK_SEQPACKET);
+    write(a, b"unread");
+    close(b);
+    sc!(SYS_sendto, a, at, 1, MSG_NOSIGNAL, 0, 0).fails(ECONNRESET);
+    sc!(SYS_sendto, a, at, 1, MSG_NOSIGNAL, 0, 0).fails(EPIPE);
+}
+
+/// A connection that was refused shows its name, and a SYN on the way, until that was told.
+fn refused_connections() {
+    let mut name = [0u8; 16];
+    name[0] = AF_INET as u8;
+    name[4..8].copy_from_slice(&[127, 0, 0, 1]);
+    let closed = sc!(SYS_socket, AF_INET, SOCK_STREAM, 0).fd();
+    sc!(SYS_bind, closed, name.as_ptr(), 16).is(0);
+    let mut len = 16u32;
+    sc!(SYS_getsockname, closed, name.as_mut_ptr(), &raw mut len).is(0);
+    let fd = sc!(SYS_socket, AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0).fd();
+    sc!(SYS_connect, fd, name.as_ptr(), 16).fails(EINPROGRESS);
+    let mut own = [0u8; 16];
+    sc!(SYS_getsockname, fd, own.as_mut_ptr(), &raw mut len).is(0);
+    assert_eq!(own[4..8], [127, 0, 0, 1]);
+    assert_ne!(own[2..4], [0, 0]);
+    let mut left = -1i32;
+    sc!(SYS_ioctl, fd, TIOCOUTQ, &raw mut left).is(0);
+    assert_eq!(left, 1);
+    sc!(SYS_connect, fd, name.as_ptr(), 16).fails(ECONNREFUSED);
+    sc!(SYS_getsockname, fd, own.as_mut_ptr(), &raw mut len).is(0);
+    assert_eq!(own[4..8], [0; 4]);
+}
+
+/// A child that has ended can be asked and changed until it is waited for.
+fn zombies_are_scheduled() {
+    let pid = fork(|| 0);
+    let mut info = [0u8; 128];
+    sc!(SYS_waitid, P_PID, pid, info.as_mut_ptr(), WEXITED | WNOWAIT, 0).is(0);
+    let (mut words, none) = ([1u64; 8], [0u32; 1]);
+    let at = words.as_mut_ptr();
+    sc!(SYS_sched_rr_get_interval, pid, at).is(0);
+    sc!(SYS_sched_getparam, pid, at).is(0);
+    sc!(SYS_sched_setparam, pid, none.as_ptr()).is(0);
+    sc!(SYS_sched_getscheduler, pid).is(0);
+    sc!(SYS_sched_getattr, pid, at, 48, 0).is(0);
+    sc!(SYS_setpriority, PRIO_PROCESS, pid, 3).is(0);
+    let bad = [48u32, 99, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    sc!(SYS_sched_setattr, pid, bad.as_ptr(), 0).fails(EINVAL);
+    wait_code(pid, 0);
+    sc!(SYS_sched_getparam, pid, at).fails(ESRCH);
+}
+
+/// What ioprio_set(2) sets is told, also to a child; of several threads the highest.
+fn priorities_of_input() {
+    const IDLE: usize = 3 << 13;
+    const BEST_EFFORT: usize = 2 << 13;
+    in_child(|| {
+        sc!(SYS_ioprio_get, 1, 0).is(0);
+        sc!(SYS_ioprio_set, 1, 0, BEST_EFFORT | 6).is(0);
+        sc!(SYS_ioprio_get, 1, 0).is(BEST_EFFORT | 6);
+        sc!(SYS_setpgid, 0, 0).is(0);
+        in_child(|| {
+            sc!(SYS_ioprio_get, 1, 0).is(BEST_EFFORT | 6);
+            sc!(SYS_ioprio_set, 1, 0, IDLE).is(0);
+            sc!(SYS_ioprio_get, 2, 0).is(BEST_EFFORT | 6);
+        });
+        sc!(SYS_ioprio_set, 1, 0, 0).is(0);
+        sc!(SYS_ioprio_get, 2, 0).is(BEST_EFFORT | 4);
+    });
+}
+
+/// What has no bytes is not looked at, wherever it would be.
+fn nothing_at_bad_places() {
+    let far = usize::MAX & !4095;
+    sc!(SYS_select, 0, 0, 0, usize::MAX, [0u64; 2].as_ptr()).is(0);
+    sc!(SYS_msync, far, usize::MAX, MS_SYNC).is(0);
+    let byte = 0u8;
+    let (local, remote) = ([&raw const byte as usize, 1], [BAD, 0]);
+    sc!(SYS_process_vm_readv, 1 << 22, local.as_ptr(), 1, remote.as_ptr(), 1, 0).is(0);
+    sc!(SYS_faccessat2, AT_FDCWD, 0, 4, AT_EMPTY_PATH).fails(EFAULT);
+    let (_reader, writer) = pipe_flags(O_NONBLOCK);
+    let text = *b"0123456789";
+    let parts = [text.as_ptr() as usize, 10, BAD, 10];
+    sc!(SYS_vmsplice, writer, parts.as_ptr(), 2, SPLICE_F_NONBLOCK).is(10);
+    let (a, b) = pair_of(SOCK_DGRAM);
+    write(a, &text);
+    let parts = [text.as_ptr() as usize, 5, BAD, 5];
+    let mut message = [0usize; 7];
+    (message[2], message[3]) = (parts.as_ptr() as usize, 2);
+    sc!(SYS_recvmsg, b, message.as_mut_ptr(), MSG_PEEK).fails(EFAULT);
+}
+
+/// A lock is shown at the descriptor by which it was taken; O_DIRECT is for files that can.
+fn locks_and_direct() {
+    let (reader, writer) = pipe();
+    let lock = libc::flock { l_type: F_WRLCK as i16, l_whence: 0, l_start: 0, l_len: 9, l_pid: 0 };
+    sc!(SYS_fcntl, writer, F_SETLK, &raw const lock).is(0);
+    let shown = |fd: i32| {
+        std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap().contains("lock:")
+    };
+    assert!(shown(writer) && !shown(reader));
+    open("/dev/null", O_RDWR | O_DIRECT).fails(EINVAL);
+    open("/proc/version", O_RDONLY | O_DIRECT).fails(EINVAL);
+    let memory = sc!(SYS_memfd_create, c"agree".as_ptr(), 0).fd();
+    sc!(SYS_fcntl, memory, F_SETFL, O_DIRECT).fails(EINVAL);
+}
+
+/// Links of /proc's folders count what is in them; what a file of /proc takes no write of, it says
+/// before it looks at what it should take, and only some can be sent.
+fn folders_of_proc() {
+    let links = |path: &str| {
+        use std::os::unix::fs::MetadataExt as _;
+        std::fs::metadata(path).unwrap().nlink()
+    };
+    let folders = |path: &str| {
+        let entries = std::fs::read_dir(path).unwrap().flatten();
+        entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).count() as u64
+    };
+    assert_eq!(links("/proc/self"), 2 + folders("/proc/self"));
+    assert_eq!(links("/proc/self/fd"), 2);
+    let command = open("/proc/self/cmdline", O_RDWR);
+    // Only root's programs may open it so.
+    if let Ok(fd) = command {
+        sc!(SYS_write, fd, BAD, 10).fails(EINVAL);
+    }
+    let version = open("/proc/self/limits", O_RDONLY).fd();
+    let (_reader, writer) = pipe();
+    sc!(SYS_sendfile, writer, version, 0, 10).fails(EINVAL);
+    let all = open("/proc/version", O_RDONLY).fd();
+    sc!(SYS_sendfile, writer, all, 0, 5).is(5);
+}
+
+/// What RESOLVE_CACHED does not know on its way is EAGAIN, and what it finds at the end is told.
+fn resolved_from_memory() {
+    const CACHED: u64 = 0x20;
+    let open_cached = |path: &core::ffi::CStr, flags: i32| {
+        let how = [flags as u64, 0, CACHED];
+        sc!(SYS_openat2, AT_FDCWD, path.as_ptr(), how.as_ptr(), 24)
+    };
+    open("/dev/null", O_RDONLY).fd();
+    open_cached(c"/dev/null", O_DIRECTORY).fails(ENOTDIR);
+    open_cached(c"/dev/null/x", O_RDONLY).fails(EAGAIN);
+}
+
+/// A signal to a thread by a pidfd is one of tgkill(2).
+fn signals_by_thread_pidfds() {
+    const THREAD: i32 = O_EXCL;
+    let pidfd = sc!(SYS_pidfd_open, std::process::id(), THREAD).fd();
+    block_signal(SIGUSR1);
+    sc!(SYS_pidfd_send_signal, pidfd, SIGUSR1, 0, 0).is(0);
+    let info = taken_signal(bit(SIGUSR1), 5).unwrap();
+    assert_eq!(info.code, SI_TKILL);
+}
