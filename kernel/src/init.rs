@@ -75,7 +75,6 @@ pub fn start(
     }
     let thread = Thread::new(INIT_PID, init.clone(), task, Own::of_kernel());
     thread.name.lock()[..4].copy_from_slice(b"init");
-    crate::process::register_process(&init);
     crate::process::fork::register_thread(&thread)?;
     thread.start();
     Ok(())
@@ -117,7 +116,6 @@ fn spawn(first: First, begins: impl FnOnce(u32)) -> Result<u32> {
     let task = Task::new_user(&regs, fpu, space).map_err(|_| Errno::ENOMEM)?;
     let thread = Thread::new(pid, process.clone(), task, own);
     *thread.name.lock() = name;
-    crate::process::register_process(&process);
     crate::process::fork::register_thread(&thread)?;
     relations::adopt_or_orphan(&parent, &process);
     begins(pid);

@@ -3,7 +3,9 @@
 //! Numbers that are given out in order lie close together, so each step of a look-up takes six bits
 //! of the number as the place in a table of 64: ten thousand processes are three steps, however
 //! many came and went, where a tree of comparisons searches a node's keys at each level, and moves
-//! its neighbours when one goes. Tables that become empty are freed, but for a single one.
+//! its neighbours when one goes. A table that becomes empty leaves the tree; one of each kind is
+//! kept for the next number that needs one, since a single child, or watch, that comes and goes
+//! would else make and free tables each time.
 //!
 //! Nothing here locks. Neighbours: `process` and `process::timers` keep theirs in it.
 
@@ -35,6 +37,9 @@ pub struct IdMap<V> {
     /// Levels of tables below the root.
     height: u32,
     len: usize,
+    /// Empty tables, which the next numbers take.
+    spare_values: Option<Box<Node<V>>>,
+    spare_tables: Option<Box<Node<V>>>,
 }
 
 impl<T> Table<T> {
@@ -73,7 +78,7 @@ impl<V> IdMap<V> {
     /// An empty one.
     #[must_use]
     pub const fn new() -> Self {
-        IdMap { root: None, height: 0, len: 0 }
+        IdMap { root: None, height: 0, len: 0, spare_values: None, spare_tables: None }
     }
 
     /// How many values there are.
@@ -150,14 +155,25 @@ impl<V> IdMap<V> {
     fn values_for(&mut self, id: u32) -> (&mut Table<V>, &mut usize) {
         while !self.has_place(id) {
             self.height += 1;
-            if let Some(root) = self.root.take() {
-                let mut table = Table::EMPTY;
-                table.put(0, root);
-                self.root = Some(Box::new(Node::Tables(table)));
+            let Some(root) = self.root.take() else { continue };
+            // Only a single table stays where it is when it becomes empty, one of values.
+            if root.is_empty() {
+                self.spare_values = Some(root);
+            } else {
+                let mut above = Node::of_level(self.height, &mut self.spare_tables);
+                if let Node::Tables(table) = &mut *above {
+                    table.put(0, root);
+                }
+                self.root = Some(above);
             }
         }
         let mut level = self.height;
-        let mut node = &mut **self.root.get_or_insert_with(|| Node::of_level(level));
+        let (values, tables) = (&mut self.spare_values, &mut self.spare_tables);
+        let mut make = |level| match level {
+            0 => Node::of_level(0, values),
+            _ => Node::of_level(level, tables),
+        };
+        let mut node = &mut **self.root.get_or_insert_with(|| make(level));
         loop {
             match node {
                 Node::Values(table) => return (table, &mut self.len),
@@ -165,7 +181,7 @@ impl<V> IdMap<V> {
                     let at = place(id, BITS * level);
                     level -= 1;
                     table.used |= 1 << at;
-                    node = table.places[at].get_or_insert_with(|| Node::of_level(level));
+                    node = table.places[at].get_or_insert_with(|| make(level));
                 }
             }
         }
@@ -188,20 +204,23 @@ impl<V> IdMap<V> {
         let removed = table.take(place(id, 0))?;
         let is_empty = table.used == 0;
         self.len -= 1;
-        // The one table of a map of few small numbers stays: what comes and goes alone is common.
+        // The one table of a map of few small numbers stays where it is.
         if is_empty && self.height > 0 {
             self.free_empty(id);
         }
         Some(removed)
     }
 
-    /// Frees the empty tables on the way to `id`.
-    #[cold]
+    /// Takes the empty tables on the way to `id` out of the tree.
     fn free_empty(&mut self, id: u32) {
+        let shift = BITS * self.height;
+        let Some(root) = self.root.as_deref_mut() else { return };
+        root.free_empty(id, shift, &mut |node| match &*node {
+            Node::Values(_) => self.spare_values = Some(node),
+            Node::Tables(_) => self.spare_tables = Some(node),
+        });
         if self.len == 0 {
-            (self.root, self.height) = (None, 0);
-        } else if let Some(root) = self.root.as_deref_mut() {
-            root.free_empty(id, BITS * self.height);
+            (self.spare_tables, self.height) = (self.root.take(), 0);
         }
     }
 
@@ -248,10 +267,13 @@ impl<V> IdMap<V> {
 }
 
 impl<V> Node<V> {
-    fn of_level(level: u32) -> Box<Node<V>> {
-        Box::new(match level {
-            0 => Node::Values(Table::EMPTY),
-            _ => Node::Tables(Table::EMPTY),
+    /// An empty table of values (level 0) or of tables: `spare`, if there is one.
+    fn of_level(level: u32, spare: &mut Option<Box<Node<V>>>) -> Box<Node<V>> {
+        spare.take().unwrap_or_else(|| {
+            Box::new(match level {
+                0 => Node::Values(Table::EMPTY),
+                _ => Node::Tables(Table::EMPTY),
+            })
         })
     }
 
@@ -262,14 +284,16 @@ impl<V> Node<V> {
         }
     }
 
-    /// Frees the empty tables below it on the way to `id`.
-    fn free_empty(&mut self, id: u32, shift: u32) {
+    /// Gives `free` the empty tables below it on the way to `id`.
+    fn free_empty(&mut self, id: u32, shift: u32, free: &mut impl FnMut(Box<Node<V>>)) {
         let Node::Tables(table) = self else { return };
         let at = place(id, shift);
         let Some(below) = table.places[at].as_deref_mut() else { return };
-        below.free_empty(id, shift.saturating_sub(BITS));
-        if below.is_empty() {
-            table.take(at);
+        below.free_empty(id, shift.saturating_sub(BITS), free);
+        if below.is_empty()
+            && let Some(below) = table.take(at)
+        {
+            free(below);
         }
     }
 

@@ -2,6 +2,7 @@
 //! sleep (demand paging) and fails with EFAULT.
 
 use alloc::vec::Vec;
+use core::ffi::CStr;
 use core::marker::PhantomData;
 
 use abi::{Errno, Result};
@@ -176,22 +177,39 @@ pub const PATH_MAX: usize = 4096;
 /// `too_long`.
 pub fn read_c_string(address: u64, max: usize, too_long: Errno) -> Result<Vec<u8>> {
     let mut string = Vec::new();
-    let mut chunk = [0u8; 256];
+    append_c_string(&mut string, address, max, too_long)?;
+    Ok(string)
+}
+
+/// As [`read_c_string`], behind what `bytes` has already. After an error it may have a part more.
+pub fn append_c_string(
+    bytes: &mut Vec<u8>,
+    address: u64,
+    max: usize,
+    too_long: Errno,
+) -> Result<()> {
+    let start = bytes.len();
+    // Most strings are short; of a long one whole pages are taken.
+    let mut most = 256;
     loop {
-        let at = address.wrapping_add(string.len() as u64);
+        let done = bytes.len();
+        let at = address.wrapping_add((done - start) as u64);
         // Never touch the next page before this one is known to have no NUL.
         let to_page_end = 4096 - (at % 4096) as usize;
-        let len = chunk.len().min(to_page_end).min(max - string.len());
+        let len = to_page_end.min(most).min(max - (done - start));
         if len == 0 {
             return Err(too_long);
         }
-        uaccess::read_bytes(at, &mut chunk[..len]).map_err(efault)?;
-        let end = chunk[..len].iter().position(|&byte| byte == 0);
-        string.try_reserve(len).map_err(|_| Errno::ENOMEM)?;
-        string.extend_from_slice(&chunk[..end.unwrap_or(len)]);
-        if end.is_some() {
-            return Ok(string);
+        bytes.try_reserve(len).map_err(|_| Errno::ENOMEM)?;
+        bytes.resize(done + len, 0);
+        uaccess::read_bytes(at, &mut bytes[done..]).map_err(efault)?;
+        // It looks at a word at a time.
+        if let Ok(string) = CStr::from_bytes_until_nul(&bytes[done..]) {
+            let len = string.count_bytes();
+            bytes.truncate(done + len);
+            return Ok(());
         }
+        most = 4096;
     }
 }
 

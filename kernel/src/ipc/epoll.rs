@@ -140,9 +140,17 @@ impl Wake for Item {
     }
 }
 
+/// The items of a set.
+#[derive(Default)]
+struct Items {
+    watched: Watched<Arc<Item>>,
+    /// For so many there is room on the ready list.
+    reserved: usize,
+}
+
 /// A set.
 pub struct Epoll {
-    items: Mutex<Watched<Arc<Item>>>,
+    items: Mutex<Items>,
     list: Arc<ReadyList>,
     inode: Arc<AnonInode>,
 }
@@ -186,9 +194,8 @@ fn watch(item: &Item, file: &File) -> Result<()> {
     watched
 }
 
-fn unwatch(item: &Item) {
-    let me: Weak<dyn FileWatcher> = item.me.clone();
-    if item.file.upgrade().is_some_and(|file| file.unwatch(&me)) {
+fn unwatch(item: &Item, file: &File) {
+    if file.unwatch(item) {
         WATCHES.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -197,8 +204,10 @@ impl Epoll {
     /// Registers a file. EEXIST, ENOSPC, ENOMEM.
     fn add(&self, file: &Arc<File>, fd: Fd, event: Event) -> Result<()> {
         let mut items = self.items.lock();
+        let Items { watched: items, reserved } = &mut *items;
         // Files that were closed left their items behind, detached.
-        if self.list.is_stale.swap(false, Ordering::SeqCst) {
+        if self.list.is_stale.load(Ordering::SeqCst) {
+            self.list.is_stale.store(false, Ordering::SeqCst);
             items.retain(|item| item.file.strong_count() > 0);
         }
         let len = items.count();
@@ -208,7 +217,10 @@ impl Epoll {
         if len >= ITEMS_MAX {
             return Err(Errno::ENOSPC);
         }
-        self.reserve(len + 1)?;
+        if len == *reserved {
+            self.reserve(len + 1)?;
+            *reserved = len + 1;
+        }
         let item = Arc::new_cyclic(|me| Item {
             me: me.clone(),
             list: self.list.clone(),
@@ -227,8 +239,7 @@ impl Epoll {
         if let Err(error) = table.check() {
             drop(registration);
             items.remove(file.id, fd);
-            drop(items);
-            self.forget(&item);
+            self.forget(&item, Some(file));
             return Err(error);
         }
         *registration = Some(table);
@@ -268,7 +279,7 @@ impl Epoll {
     /// Changes what is wanted. ENOENT.
     fn modify(&self, file: &Arc<File>, fd: Fd, event: Event) -> Result<()> {
         let items = self.items.lock();
-        let item = items.get(file.id, fd).ok_or(Errno::ENOENT)?;
+        let item = items.watched.get(file.id, fd).ok_or(Errno::ENOENT)?;
         if item.mask.load(Ordering::SeqCst) & raw::EPOLLEXCLUSIVE != 0 {
             return Err(Errno::EINVAL);
         }
@@ -281,14 +292,17 @@ impl Epoll {
 
     /// Takes a registration away. ENOENT.
     fn remove(&self, file: &Arc<File>, fd: Fd) -> Result<()> {
-        let item = self.items.lock().remove(file.id, fd).ok_or(Errno::ENOENT)?;
-        self.forget(&item);
+        let item = self.items.lock().watched.remove(file.id, fd).ok_or(Errno::ENOENT)?;
+        self.forget(&item, Some(file));
         Ok(())
     }
 
-    fn forget(&self, item: &Arc<Item>) {
+    /// Ends a registration of `file`, or of a file that is gone, which has no watchers.
+    fn forget(&self, item: &Arc<Item>, file: Option<&File>) {
         item.detach();
-        unwatch(item);
+        if let Some(file) = file {
+            unwatch(item, file);
+        }
         let mut taken = None;
         if item.is_listed.load(Ordering::SeqCst) {
             let mut list = self.list.items.lock();
@@ -369,7 +383,7 @@ impl Epoll {
     /// Sets among its files.
     fn children(&self) -> Vec<Arc<File>> {
         let items = self.items.lock();
-        let files = items.iter().filter_map(|(_, item)| item.file.upgrade());
+        let files = items.watched.iter().filter_map(|(_, item)| item.file.upgrade());
         files.filter(|file| file.ops_as::<Epoll>().is_some()).collect()
     }
 }
@@ -385,7 +399,7 @@ impl FileOps for Epoll {
     }
 
     fn describe(&self, out: &mut dyn core::fmt::Write) {
-        for (fd, item) in self.items.lock().iter() {
+        for (fd, item) in self.items.lock().watched.iter() {
             let Some(file) = item.file.upgrade() else { continue };
             let mask = item.mask.load(Ordering::Relaxed);
             let data = item.data.load(Ordering::Relaxed);
@@ -407,9 +421,9 @@ impl FileOps for Epoll {
     }
 
     fn release(&self, _file: &File) {
-        let items = core::mem::take(&mut *self.items.lock());
+        let items = core::mem::take(&mut self.items.lock().watched);
         for (_, item) in items.iter() {
-            self.forget(item);
+            self.forget(item, item.file.upgrade().as_deref());
         }
         // Items whose files were closed may still be listed.
         let rest = core::mem::take(&mut *self.list.items.lock());
@@ -471,7 +485,7 @@ fn create(flags: u32) -> Result<u64> {
         is_stale: AtomicBool::new(false),
     });
     let inode = AnonInode::new(FileType::Anonymous, 0o600, "[eventpoll]");
-    let epoll = Epoll { items: Mutex::new(Watched::default()), list, inode };
+    let epoll = Epoll { items: Mutex::new(Items::default()), list, inode };
     super::give_ops(Arc::new(epoll), raw::O_RDWR, flags & raw::EPOLL_CLOEXEC != 0)
 }
 

@@ -77,11 +77,11 @@ fn wait_many(
 }
 
 /// What can be done with a file of what is `wanted`; NVAL if it only names a place.
-fn ask(file: Arc<File>, wanted: u32, table: &mut PollTable) -> u32 {
+fn ask(file: &File, wanted: u32, table: &mut PollTable) -> u32 {
     if file.flags() & abi::general::O_PATH != 0 {
         return events::NVAL;
     }
-    file.ops().poll(&file, table) & (wanted | ALWAYS)
+    file.ops().poll(file, table) & (wanted | ALWAYS)
 }
 
 fn poll_list(list: &mut [PollFd], deadline: Option<Deadline>) -> Result<u64> {
@@ -92,7 +92,7 @@ fn poll_list(list: &mut [PollFd], deadline: Option<Deadline>) -> Result<u64> {
         for part in list.chunks_mut(batch.capacity()) {
             // As numbers without sign, negative ones are beyond every table.
             files.get_each(part.iter().map(|entry| entry.fd as Fd), &mut batch);
-            for (entry, file) in part.iter_mut().zip(batch.drain(..)) {
+            for (entry, file) in part.iter_mut().zip(&batch) {
                 let wanted = u32::from(entry.events as u16);
                 entry.revents = match file {
                     Some(file) => ask(file, wanted, table) as i16,
@@ -102,6 +102,7 @@ fn poll_list(list: &mut [PollFd], deadline: Option<Deadline>) -> Result<u64> {
                 };
                 found += u64::from(entry.revents != 0);
             }
+            batch.clear();
         }
         Ok(found)
     })
@@ -188,37 +189,74 @@ const SETS: [u32; 3] = [READ_SET, WRITE_SET, EXCEPT_SET];
 /// Bits of one word of a set.
 const WORD_BITS: usize = 64;
 
+/// Words of a set of FD_SETSIZE (select(2)) descriptors, which needs no allocation.
+const FEW: usize = 1024 / WORD_BITS;
+
+/// The words of a set.
+#[expect(clippy::large_enum_variant, reason = "it is there not to allocate what is small")]
+enum Words {
+    /// An array, and how many of it there are.
+    Few([u64; FEW], usize),
+    Many(Vec<u64>),
+}
+
+impl Words {
+    /// So many zeros. ENOMEM.
+    fn zeros(count: usize) -> Result<Words> {
+        if count <= FEW {
+            return Ok(Words::Few([0; FEW], count));
+        }
+        let mut words = Vec::new();
+        words.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
+        words.resize(count, 0);
+        Ok(Words::Many(words))
+    }
+
+    #[inline]
+    fn as_slice(&self) -> &[u64] {
+        match self {
+            Words::Few(words, count) => &words[..*count],
+            Words::Many(words) => words,
+        }
+    }
+
+    #[inline]
+    fn as_mut_slice(&mut self) -> &mut [u64] {
+        match self {
+            Words::Few(words, count) => &mut words[..*count],
+            Words::Many(words) => words,
+        }
+    }
+}
+
 /// One of the three sets: what was asked, and the answer.
 struct BitSet {
-    address: u64,
-    asked: Vec<u64>,
-    found: Vec<u64>,
+    address: UserPtr<u64>,
+    asked: Words,
+    found: Words,
 }
 
 impl BitSet {
-    fn read(address: u64, bits: usize) -> Result<BitSet> {
-        let words = bits.div_ceil(WORD_BITS);
-        let mut asked = match UserPtr::<u64>::new(address).non_null() {
-            Some(from) if words > 0 => from.read_many(words)?,
-            _ => Vec::new(),
-        };
-        let mut found = Vec::new();
-        found.try_reserve_exact(asked.len()).map_err(|_| Errno::ENOMEM)?;
-        found.resize(asked.len(), 0);
+    /// None without an address: nothing is asked.
+    fn read(address: u64, bits: usize) -> Result<Option<BitSet>> {
+        let Some(address) = UserPtr::<u64>::new(address).non_null() else { return Ok(None) };
+        let count = bits.div_ceil(WORD_BITS);
+        let (mut asked, found) = (Words::zeros(count)?, Words::zeros(count)?);
+        // Of no descriptors nothing is read, wherever it is said to be.
+        if count > 0 {
+            address.cast::<u8>().read_bytes(asked.as_mut_slice().as_mut_bytes())?;
+        }
         // Bits behind the last descriptor are nobody's.
         if !bits.is_multiple_of(WORD_BITS)
-            && let Some(last) = asked.last_mut()
+            && let Some(last) = asked.as_mut_slice().last_mut()
         {
             *last &= (1 << (bits % WORD_BITS)) - 1;
         }
-        Ok(BitSet { address, asked, found })
+        Ok(Some(BitSet { address, asked, found }))
     }
 
     fn write(&self) -> Result<()> {
-        if self.found.is_empty() {
-            return Ok(());
-        }
-        UserPtr::<u64>::new(self.address).write_many(&self.found)
+        self.address.write_many(self.found.as_slice())
     }
 }
 
@@ -236,8 +274,8 @@ fn select(count: i32, sets: [u64; 3], deadline: Option<Deadline>) -> Result<u64>
     let mut sets =
         [BitSet::read(read, count)?, BitSet::read(write, count)?, BitSet::read(except, count)?];
     let found = wait_many(deadline, |table| {
-        for set in &mut sets {
-            set.found.fill(0);
+        for set in sets.iter_mut().flatten() {
+            set.found.as_mut_slice().fill(0);
         }
         let mut found = 0;
         for word in 0..count.div_ceil(WORD_BITS) {
@@ -246,7 +284,7 @@ fn select(count: i32, sets: [u64; 3], deadline: Option<Deadline>) -> Result<u64>
         Ok(found)
     })
     .map_err(not_restarted)?;
-    for set in &sets {
+    for set in sets.iter().flatten() {
         set.write()?;
     }
     Ok(found)
@@ -272,10 +310,10 @@ impl Iterator for Bits {
 fn select_word(
     files: &FdTable,
     word: usize,
-    sets: &mut [BitSet; 3],
+    sets: &mut [Option<BitSet>; 3],
     table: &mut PollTable,
 ) -> Result<u64> {
-    let asked = sets.each_ref().map(|set| set.asked.get(word).copied().unwrap_or(0));
+    let asked = sets.each_ref().map(|set| set.as_ref().map_or(0, |set| set.asked.as_slice()[word]));
     let mut answers = [0; 3];
     let mut left = Bits(asked[0] | asked[1] | asked[2]);
     let mut batch = Batch::new();
@@ -286,17 +324,20 @@ fn select_word(
         if batch.is_empty() {
             break;
         }
-        for (file, bit) in batch.drain(..).zip(&mut left) {
-            let ready = ask(file.ok_or(Errno::EBADF)?, u32::MAX, table);
+        for (file, bit) in batch.iter().zip(&mut left) {
+            let ready = ask(file.as_ref().ok_or(Errno::EBADF)?, u32::MAX, table);
             for (answer, conditions) in answers.iter_mut().zip(SETS) {
                 *answer |= u64::from(ready & conditions != 0) << bit;
             }
         }
+        batch.clear();
     }
     // Not all three sets need ask for each of them.
     answers.iter_mut().zip(asked).for_each(|(answer, asked)| *answer &= asked);
     for (set, answer) in sets.iter_mut().zip(answers).filter(|(_, answer)| *answer != 0) {
-        set.found[word] = answer;
+        if let Some(set) = set {
+            set.found.as_mut_slice()[word] = answer;
+        }
     }
     Ok(answers.iter().map(|answer| u64::from(answer.count_ones())).sum())
 }

@@ -77,7 +77,6 @@ impl Running {
         let thread = Thread::new(pid, new.clone(), task, process::Own::of_kernel());
         thread.base.sched.lock().affinity = 1 << cpu;
         thread.base.affinity_hint.store(1 << cpu, Ordering::SeqCst);
-        process::register_process(&new);
         process::fork::register_thread(&thread).map_err(said)?;
         thread.start();
         Ok(Running { process: new, cpu })

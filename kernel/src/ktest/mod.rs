@@ -13,6 +13,7 @@ mod hooks;
 mod ninep;
 mod ninep_server;
 mod others;
+mod read_mostly;
 mod sched;
 mod structures;
 mod text;
@@ -28,6 +29,7 @@ const SUITES: &[&[Test]] = &[
     ninep::TESTS,
     virtiofs::TESTS,
     others::TESTS,
+    read_mostly::TESTS,
     hooks::TESTS,
 ];
 

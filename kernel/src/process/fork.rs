@@ -288,7 +288,6 @@ fn introduce(parent: &Thread, child: &Arc<Thread>, request: &Request) -> Result<
         return Err(if error == Errno::EINTR { Errno::ERESTARTNOINTR } else { error });
     }
     if flags & THREAD == 0 {
-        super::register_process(process);
         let grandparent = (flags & PARENT != 0).then(|| parent.process.parent()).flatten();
         relations::adopt_or_orphan(grandparent.as_ref().unwrap_or(&parent.process), process);
     }
@@ -517,7 +516,8 @@ pub fn unshare(flags: u64) -> Result<u64> {
     Ok(0)
 }
 
-/// Enters a thread into the table and into its process. EINTR if the process is ending.
+/// Enters a thread into the table and into its process; the first one enters its process, too.
+/// EINTR if the process is ending.
 pub fn register_thread(thread: &Arc<Thread>) -> Result<()> {
     note_name(thread);
     let process = &thread.process;

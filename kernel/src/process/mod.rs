@@ -412,14 +412,14 @@ pub fn release_pid(pid: Pid) {
     TABLE.lock().release_thread(pid);
 }
 
-/// Enters a process into the table.
-pub fn register_process(process: &Arc<Process>) {
-    TABLE.lock().add(process);
-}
-
-/// Takes a process out of the table, once it has been waited for.
+/// Takes a process out of the table, once it has been waited for, and gives its id back.
 pub fn unregister_process(pid: Pid) {
-    let removed = TABLE.lock().remove(pid);
+    let removed = {
+        let mut table = TABLE.lock();
+        let removed = table.remove(pid);
+        table.release_thread(pid);
+        removed
+    };
     drop(removed);
 }
 
@@ -445,9 +445,15 @@ pub fn group_members(group: Pid) -> Vec<Arc<Process>> {
     TABLE.lock().members(group).cloned().collect()
 }
 
-/// Enters a thread into the table.
+/// Enters a thread into the table, and with its first one its process.
 pub(super) fn enter_thread(thread: &Arc<Thread>) {
-    TABLE.lock().set_thread(thread.tid(), Arc::downgrade(thread));
+    let (tid, process, weak) = (thread.tid(), &thread.process, Arc::downgrade(thread));
+    let mut table = TABLE.lock();
+    if tid == process.pid {
+        table.add(process, weak);
+    } else {
+        table.set_thread(tid, weak);
+    }
 }
 
 /// Gives a thread that is in the table another id.

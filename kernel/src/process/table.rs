@@ -115,9 +115,10 @@ impl Table {
         self.ids.iter_from(first).filter_map(|(_, entry)| entry.process.as_ref())
     }
 
-    /// Enters a process, as a member of its group.
-    pub(super) fn add(&mut self, process: &Arc<Process>) {
-        self.entry(process.pid).process = Some(process.clone());
+    /// Enters a process with its first thread, whose id is the same, as a member of its group.
+    pub(super) fn add(&mut self, process: &Arc<Process>, first: Weak<Thread>) {
+        self.set_thread(process.pid, first);
+        self.change(process.pid, |own| own.process = Some(process.clone()));
         self.link(process.pid, process.group());
     }
 
@@ -131,10 +132,13 @@ impl Table {
 
     /// A process goes from one group to another, if it is here still.
     pub(super) fn regroup(&mut self, pid: Pid, old: Pid, new: Pid) {
-        if self.process(pid).is_some() && old != new {
-            self.unlink(pid, old);
-            self.link(pid, new);
-        }
+        let Some(own) = self.ids.get(pid).filter(|own| own.process.is_some() && old != new) else {
+            return;
+        };
+        let (before, after) = (own.before, own.after);
+        // First into the one: the members of two groups are never neighbours.
+        self.link(pid, new);
+        self.close_gap(old, before, after);
     }
 
     /// The members of a group, zombies included.
@@ -163,7 +167,11 @@ impl Table {
     /// A process is no member of `group` any longer, of which it was one.
     fn unlink(&mut self, pid: Pid, group: Pid) {
         let Some(own) = self.ids.get(pid) else { return };
-        let (before, after) = (own.before, own.after);
+        self.close_gap(group, own.before, own.after);
+    }
+
+    /// `before` and `after` were the neighbours of a member that has left the group.
+    fn close_gap(&mut self, group: Pid, before: Pid, after: Pid) {
         if before == NOBODY && after == NOBODY {
             let Some(entry) = self.ids.get_mut(group) else { return };
             entry.members = Members::default();

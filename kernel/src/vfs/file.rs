@@ -170,11 +170,11 @@ impl File {
     }
 
     /// Forgets a watcher. Whether it was there.
-    pub fn unwatch(&self, watcher: &Weak<dyn FileWatcher>) -> bool {
+    pub fn unwatch(&self, watcher: &dyn FileWatcher) -> bool {
+        let address = core::ptr::from_ref(watcher).addr();
         let mut watchers = self.watchers.lock();
         // Who leaves came last, as a rule.
-        let at =
-            watchers.iter().rposition(|other| other.as_ptr().addr() == watcher.as_ptr().addr());
+        let at = watchers.iter().rposition(|other| other.as_ptr().addr() == address);
         let found = at.map(|at| watchers.swap_remove(at));
         drop(watchers);
         found.is_some()

@@ -270,8 +270,21 @@ pub fn write_column<const COLUMN: usize>(to: u64, records: &[[u16; 4]]) -> Resul
     let _open = SmapOpen::new();
     for (index, record) in records.iter().enumerate() {
         let at = to + (index * size_of_val(record) + COLUMN * size_of::<u16>()) as u64;
-        let value = record[COLUMN];
-        guarded_in_open!("mov [{at}], {value:x}", at = in(reg) at, value = in(reg) value,)?;
+        // SAFETY: the range is the program's; a fault goes on at the label, which is declared to the
+        // compiler, with no register changed.
+        unsafe {
+            core::arch::asm!(
+                "2: mov [{at}], {value:x}",
+                ".pushsection .extable, \"a\", @progbits",
+                ".balign 4",
+                ".long 2b - ., {fault} - .",
+                ".popsection",
+                at = in(reg) at,
+                value = in(reg) record[COLUMN],
+                fault = label { return Err(Fault) },
+                options(nostack, preserves_flags),
+            );
+        }
     }
     Ok(())
 }
