@@ -76,6 +76,9 @@ pub(crate) struct ProfileArgs {
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum ProfileCommand {
     /// Run a program unrestricted, and write a profile that allows what it did
+    #[command(after_help = LEARN_HELP, after_long_help = LEARN_HELP,
+              mut_arg("profile", |arg| arg.hide(true)), mut_arg("detach", |arg| arg.hide(true)),
+              mut_arg("dry_run", |arg| arg.hide(true)))]
     Learn {
         /// The profile: made, or added to. Example: --output app.toml
         #[arg(long, short, value_name = "FILE", default_value = "profile.toml")]
@@ -328,6 +331,18 @@ Examples:
   limen run -- /bin/bash -c 'uname -a'
   limen run --smp 4 --memory 256M --env A=b --file ./data.txt:/data.txt -- ./my-program --flag
   echo hello | limen run -- tr a-z A-Z";
+
+/// Options of `limen run` that `limen profile learn` refuses, and its help does not show.
+pub(crate) const NOT_WHILE_LEARNING: [&str; 3] = ["profile", "detach", "dry_run"];
+
+const LEARN_HELP: &str = "\
+Exit status: the program's, as with limen run. What the program did not do this time is not in the
+profile: run it again with the same --output for what it does another time.
+
+Examples:
+  limen profile learn -o app.toml -- ./app --once
+  limen profile learn -o app.toml --rw ./out -- ./app --write out/x
+  limen run --profile app.toml -- ./app --once";
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct LogsArgs {
@@ -753,6 +768,19 @@ mod tests {
         let hidden = crate::run::secrets::LIST.lines().filter(|line| !line.starts_with('#'));
         for line in hidden.chain(["124", "125", "126", "127"]) {
             assert!(text.contains(line), "{line}: {text}");
+        }
+    }
+
+    #[test]
+    fn help_of_learning_has_only_what_works_there() {
+        let mut whole = Cli::command();
+        let profile = whole.find_subcommand_mut("profile").expect("a command");
+        let learn = profile.find_subcommand_mut("learn").expect("a command");
+        for text in [learn.render_long_help().to_string(), learn.render_help().to_string()] {
+            for option in NOT_WHILE_LEARNING {
+                assert!(!text.contains(&format!(" --{} ", option.replace('_', "-"))), "{text}");
+            }
+            assert!(text.contains("limen profile learn -o") && !text.contains("echo hello"));
         }
     }
 

@@ -14,6 +14,7 @@ mod children;
 mod compare;
 mod detached;
 mod dist;
+mod failure;
 mod image;
 mod linux;
 mod mitigations;
@@ -23,6 +24,7 @@ mod pack;
 mod page;
 mod paths;
 mod profile;
+mod progress;
 mod run;
 mod share;
 mod test;
@@ -40,7 +42,8 @@ use clap::{CommandFactory as _, FromArgMatches as _};
 
 use args::{Cli, Command};
 
-/// An error for the user: one line on stderr, without a type of its own per cause.
+/// An error for the user: one line on stderr. What reads and writes files of the user's makes it
+/// of a [`failure::Failure`], which has their paths.
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// What was asked for cannot be meant: exit status 2, as for an unknown option.

@@ -7,6 +7,7 @@ use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use crate::failure::{Doing, Failure};
 use crate::{Error, usage};
 
 /// Names the kernel image for all commands, as `--kernel` does for `run`.
@@ -123,17 +124,18 @@ pub(crate) fn ensure_writable(option: &str, path: &Path) -> Result<(), Error> {
     let opened = std::fs::File::options().append(true).create(true).open(path);
     opened.map_err(|error| crate::usage(format!("{option} {}: {error}", path.display())))?;
     if !exists {
-        std::fs::remove_file(path)?;
+        std::fs::remove_file(path).map_err(Failure::at(Doing::Remove, path))?;
     }
     Ok(())
 }
 
 /// Writes a file of the cache so that others see either nothing or all of it, and only this user
 /// can read it: there may be an environment in it.
-pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
-    let mut file =
-        File::options().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
-    file.write_all(bytes)?;
-    std::fs::rename(&unfinished, path)
+    let opened =
+        File::options().write(true).create(true).truncate(true).mode(0o600).open(&unfinished);
+    let written = opened.and_then(|mut file| file.write_all(bytes));
+    let renamed = written.and_then(|()| std::fs::rename(&unfinished, path));
+    renamed.map_err(Failure::at(Doing::Write, path))
 }

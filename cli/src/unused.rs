@@ -49,7 +49,7 @@ pub(crate) fn check(matches: &ArgMatches) -> Result<(), Error> {
         Some(("test", of)) => of_test(of),
         Some(("run", of)) => of_run(of),
         Some(("profile", of)) => match of.subcommand() {
-            Some(("learn", of)) => of_run(of),
+            Some(("learn", of)) => of_learn(of),
             _ => Ok(()),
         },
         Some(("compare", of)) => of_compare(of),
@@ -82,6 +82,17 @@ fn of_test(of: &ArgMatches) -> Result<(), Error> {
             "--filter: {what} is no level, and so a filter itself; give one of the two"
         ))),
         false => Ok(()),
+    }
+}
+
+fn of_learn(of: &ArgMatches) -> Result<(), Error> {
+    let wrong = crate::args::NOT_WHILE_LEARNING.iter().find(|option| is_given(of, option));
+    match wrong {
+        Some(option) => Err(usage(format!(
+            "profile learn: --{}: nothing would be learned; leave it out",
+            option.replace('_', "-")
+        ))),
+        None => of_run(of),
     }
 }
 

@@ -20,6 +20,8 @@ use std::process::Command;
 use clap_complete::Shell;
 
 use crate::args::DistArgs;
+use crate::failure::{Doing, Failure};
+use crate::progress::Progress;
 use crate::{Error, bench, linux, pack, paths, usage};
 
 /// What a file of the distribution may be.
@@ -60,27 +62,33 @@ pub(crate) fn command(args: &DistArgs) -> Result<u8, Error> {
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    std::fs::write(path, bytes).map_err(|error| format!("{}: {error}", path.display()))?;
+    std::fs::write(path, bytes).map_err(Failure::at(Doing::Write, path))?;
     tell!("{} {}", path.display(), pack::sizes::human(bytes.len()));
     Ok(())
 }
 
+fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    std::fs::read(path).map_err(Failure::at(Doing::Read, path))
+}
+
 /// All files, sorted by path.
 fn items(repository: &Path) -> Result<Vec<Item>, Error> {
-    let scratch = tempfile::tempdir()?;
+    let temporary = std::env::temp_dir();
+    let scratch = tempfile::tempdir_in(&temporary);
+    let scratch = scratch.map_err(Failure::at(Doing::Make, &temporary))?;
     let kernel = paths::kernel_image(None)?;
     let at = |name: &str| scratch.path().join(name);
     binutils("strip", &["--strip-all", "-o"], &at("program"), &std::env::current_exe()?)?;
     binutils("strip", &["--strip-all", "-o"], &at("kernel"), &kernel)?;
     binutils("objcopy", &["--only-keep-debug"], &kernel, &at("debug"))?;
-    let init = std::fs::read(bench::build(linux::INIT)?)?;
+    let init = read(&bench::build(linux::INIT)?)?;
     let mut items = Vec::new();
     let mut add = |path: &str, mode: u32, bytes: Vec<u8>| {
         items.push(Item { path: path.to_owned(), mode, bytes });
     };
-    add("bin/limen", PROGRAM, std::fs::read(at("program"))?);
-    add("lib/limen/limen-kernel", DATA, std::fs::read(at("kernel"))?);
-    add("lib/limen/limen-kernel.debug", DATA, std::fs::read(at("debug"))?);
+    add("bin/limen", PROGRAM, read(&at("program"))?);
+    add("lib/limen/limen-kernel", DATA, read(&at("kernel"))?);
+    add("lib/limen/limen-kernel.debug", DATA, read(&at("debug"))?);
     add(&format!("lib/limen/{}", linux::INIT), PROGRAM, init);
     for (shell, path) in [
         (Shell::Bash, "share/bash-completion/completions/limen"),
@@ -91,7 +99,7 @@ fn items(repository: &Path) -> Result<Vec<Item>, Error> {
     }
     add("share/man/man1/limen.1.gz", DATA, gzip(&manual::page()?)?);
     for name in DOCUMENTS {
-        add(&format!("share/doc/limen/{name}"), DATA, std::fs::read(repository.join(name))?);
+        add(&format!("share/doc/limen/{name}"), DATA, read(&repository.join(name))?);
     }
     add("share/doc/limen/copyright", DATA, deb::COPYRIGHT.into());
     items.sort_by(|a, b| a.path.cmp(&b.path));
@@ -149,6 +157,7 @@ fn tar(items: &[Item], prefix: &str, time_s: u64) -> Result<Vec<u8>, Error> {
 
 /// Without a time or a name in it.
 fn gzip(bytes: &[u8]) -> Result<Vec<u8>, Error> {
+    let _slow = Progress::of(format!("compressing {}", pack::sizes::human(bytes.len())));
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     encoder.write_all(bytes)?;
     Ok(encoder.finish()?)

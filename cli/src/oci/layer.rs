@@ -27,7 +27,7 @@ use tar::EntryType;
 use super::manifest::Layer;
 use super::rootfs::{LINKS_MAX, META_FOLDER, META_OF_ROOT, Meta, NodeKind};
 use super::store::Store;
-use crate::Error;
+use crate::failure::{Doing, Failure};
 use crate::pack::SKELETON;
 use crate::pack::files::hex;
 use crate::tree::components;
@@ -94,32 +94,34 @@ impl Builder {
     }
 
     /// Unpacks one layer over the ones before it, and checks its hashes.
-    pub(super) fn apply(&mut self, store: &Store, layer: &Layer) -> Result<(), Error> {
+    pub(super) fn apply(&mut self, store: &Store, layer: &Layer) -> Result<(), Failure> {
         self.layers += 1;
         let number = self.layers;
-        let named = |what: String| Error::from(format!("layer {number}: {what}"));
-        let (stored, len) = store.read(&layer.name).map_err(|error| named(error.to_string()))?;
+        let named = |failure: Failure| failure.within(format!("layer {number}"));
+        let of_archive = |error| named(Failure::of_archive(error));
+        let (stored, len) = store.read(&layer.name).map_err(named)?;
         let stored_hash = Rc::default();
         let stored = Hashing { from: stored, hash: Rc::clone(&stored_hash) };
         let tar_hash = Rc::default();
         let limit = Rc::new(Cell::new(0));
-        let unpacked = Hashing { from: decompressed(stored)?, hash: Rc::clone(&tar_hash) };
+        let unpacked =
+            Hashing { from: decompressed(stored).map_err(named)?, hash: Rc::clone(&tar_hash) };
         let whole = self.free_bytes.max(len.saturating_mul(RATIO_MAX));
         self.room = whole;
         let limited = Limited { from: unpacked, left: Rc::clone(&limit), whole };
         let mut archive = tar::Archive::new(limited);
-        self.entries(&mut archive, &limit).map_err(|error| named(error.to_string()))?;
+        self.entries(&mut archive, &limit).map_err(named)?;
         // Behind the archive's end there is padding, which the hashes cover.
         limit.set(u64::MAX);
         let mut rest = archive.into_inner();
-        io::copy(&mut rest, &mut io::sink()).map_err(|error| named(error.to_string()))?;
+        io::copy(&mut rest, &mut io::sink()).map_err(of_archive)?;
         let is = |hash: &Rc<std::cell::RefCell<Sha256>>, want: &str| {
             hex(&hash.borrow().clone().finalize()) == want
         };
         if !is(&tar_hash, &layer.tar_hash)
             || layer.stored_hash.as_deref().is_some_and(|want| !is(&stored_hash, want))
         {
-            return Err(named("its hash is another than the image says".to_owned()));
+            return Err(named(Failure::damaged("its hash is another than the image says")));
         }
         Ok(())
     }
@@ -128,22 +130,27 @@ impl Builder {
         &mut self,
         archive: &mut tar::Archive<R>,
         limit: &Cell<u64>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         limit.set(HEADERS_MAX);
-        for entry in archive.entries()? {
-            let mut entry = entry?;
+        for entry in archive.entries().map_err(Failure::of_archive)? {
+            let mut entry = entry.map_err(Failure::of_archive)?;
             let name = entry.path_bytes().into_owned();
-            let of_entry = |error: Error| Error::from(format!("{}: {error}", name.escape_ascii()));
+            let of_entry = |failure: Failure| failure.within(name.escape_ascii().to_string());
             // The padding behind the contents and the next entry's headers come on top.
             limit.set(entry.size().saturating_add(HEADERS_MAX));
             self.entry(&mut entry, &name).map_err(of_entry)?;
-            io::copy(&mut entry, &mut io::sink())?;
+            let rest = io::copy(&mut entry, &mut io::sink());
+            rest.map_err(|error| of_entry(Failure::of_archive(error)))?;
             limit.set(HEADERS_MAX);
         }
         Ok(())
     }
 
-    fn entry<R: Read>(&mut self, entry: &mut tar::Entry<'_, R>, name: &[u8]) -> Result<(), Error> {
+    fn entry<R: Read>(
+        &mut self,
+        entry: &mut tar::Entry<'_, R>,
+        name: &[u8],
+    ) -> Result<(), Failure> {
         let kind = entry.header().entry_type();
         if kind == EntryType::XGlobalHeader {
             return Ok(());
@@ -159,7 +166,7 @@ impl Builder {
             return self.whiteout(&path, last, removed);
         }
         self.note_extended(entry)?;
-        let mtime_s = entry.header().mtime()?;
+        let mtime_s = entry.header().mtime().map_err(Failure::of_archive)?;
         let kind = match kind {
             EntryType::Directory => NodeKind::Folder,
             EntryType::Symlink => NodeKind::Link,
@@ -167,9 +174,12 @@ impl Builder {
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => NodeKind::File,
             EntryType::Link => return self.hard_link(entry, &path),
             EntryType::Char | EntryType::Block => {
-                return Err("a device node, which an image has no use for".into());
+                return Err(Failure::refused("a device node, which an image has no use for"));
             }
-            other => return Err(format!("an entry of unknown kind {:?}", other.as_byte()).into()),
+            other => {
+                let kind = other.as_byte().escape_ascii();
+                return Err(Failure::refused(format!("an entry of unknown kind {kind}")));
+            }
         };
         let node = Node { meta: attributes(entry, kind)?, layer: self.layers, mtime_s };
         let is_folder = |node: &Node| node.meta.kind == NodeKind::Folder;
@@ -179,13 +189,15 @@ impl Builder {
         }
         self.remove(&path, usize::MAX)?;
         match kind {
-            NodeKind::Folder => fs::create_dir(self.on_host(&path))?,
+            NodeKind::Folder => make_folder(&self.on_host(&path))?,
             NodeKind::File => self.write(&path, entry)?,
             NodeKind::Fifo => self.write(&path, &mut io::empty())?,
             NodeKind::Link => {
                 let target = entry.link_name_bytes().unwrap_or_default().into_owned();
                 if target.is_empty() || target.len() > TARGET_MAX || target.contains(&0) {
-                    return Err("a link without a target, or with an impossible one".into());
+                    return Err(Failure::refused(
+                        "a link without a target, or with an impossible one",
+                    ));
                 }
                 self.write(&path, &mut &*target)?;
             }
@@ -195,18 +207,18 @@ impl Builder {
 
     /// Where an entry's name leads: its folder with links followed, made if need be. `None` for the
     /// root.
-    fn place(&mut self, name: &[u8]) -> Result<Option<PathBuf>, Error> {
+    fn place(&mut self, name: &[u8]) -> Result<Option<PathBuf>, Failure> {
         let path = Path::new(OsStr::from_bytes(name));
         let mut names = components(path);
         if names.iter().any(|name| name == "..") {
-            return Err("a name with `..` in it".into());
+            return Err(Failure::refused("a name with `..` in it"));
         }
         if names.iter().any(|name| name.len() > NAME_MAX) || names.len() > DEPTH_MAX {
-            return Err("a name that is too long".into());
+            return Err(Failure::refused("a name that is too long"));
         }
         if name.contains(&0) || names.iter().any(|name| name == META_FOLDER || name == META_OF_ROOT)
         {
-            return Err("a name that is not allowed".into());
+            return Err(Failure::refused("a name that is not allowed"));
         }
         if names.is_empty() {
             return Ok(None);
@@ -217,13 +229,13 @@ impl Builder {
 
     /// Follows the names (last first) through the folders and links of the image. What is missing
     /// is made, or is an error.
-    fn folder(&mut self, mut todo: Vec<OsString>, make: bool) -> Result<PathBuf, Error> {
+    fn folder(&mut self, mut todo: Vec<OsString>, make: bool) -> Result<PathBuf, Failure> {
         let mut done = PathBuf::from("/");
         let mut links = 0;
         while let Some(name) = todo.pop() {
             if name == ".." {
                 if !done.pop() {
-                    return Err("a link of its path leads out of the image".into());
+                    return Err(Failure::refused("a link of its path leads out of the image"));
                 }
                 continue;
             }
@@ -232,11 +244,12 @@ impl Builder {
                 Some(NodeKind::Folder) => {}
                 Some(NodeKind::Link) => {
                     links += 1;
-                    let bytes = fs::read(self.on_host(&next))?;
+                    let host = self.on_host(&next);
+                    let bytes = fs::read(&host).map_err(Failure::at(Doing::Read, &host))?;
                     let target = PathBuf::from(OsString::from_vec(bytes));
                     let names = components(&target);
                     if links > LINKS_MAX || todo.len() + names.len() > DEPTH_MAX {
-                        return Err("too many links in its path".into());
+                        return Err(Failure::refused("too many links in its path"));
                     }
                     if target.is_absolute() {
                         done = "/".into();
@@ -244,39 +257,49 @@ impl Builder {
                     todo.extend(names);
                     continue;
                 }
-                Some(_) => return Err(format!("{} is no folder", next.display()).into()),
+                Some(_) => {
+                    return Err(Failure::damaged(format!("{} is no folder", next.display())));
+                }
                 None if make => {
-                    fs::create_dir(self.on_host(&next))?;
+                    make_folder(&self.on_host(&next))?;
                     self.insert(next.clone(), implied(self.layers))?;
                 }
-                None => return Err(format!("{} is not there", next.display()).into()),
+                None => return Err(Failure::damaged(format!("{} is not there", next.display()))),
             }
             done = next;
         }
         Ok(done)
     }
 
-    fn hard_link<R: Read>(&mut self, entry: &tar::Entry<'_, R>, path: &Path) -> Result<(), Error> {
+    fn hard_link<R: Read>(
+        &mut self,
+        entry: &tar::Entry<'_, R>,
+        path: &Path,
+    ) -> Result<(), Failure> {
         let target = entry.link_name_bytes().unwrap_or_default().into_owned();
         let shown = target.escape_ascii().to_string();
         let mut names = components(Path::new(OsStr::from_bytes(&target)));
         if names.is_empty() || names.iter().any(|name| name == "..") {
-            return Err(format!("a link to {shown}, which leads out of the image").into());
+            let what = format!("a link to {shown}, which leads out of the image");
+            return Err(Failure::refused(what));
         }
         let last = names.remove(0);
         let target = self.folder(names, false)?.join(last);
         let node = self.nodes.get(&target).copied();
         let Some(node) = node.filter(|node| node.meta.kind != NodeKind::Folder) else {
-            return Err(format!("a link to {shown}, which is no file of the image").into());
+            let what = format!("a link to {shown}, which is no file of the image");
+            return Err(Failure::refused(what));
         };
         if target != path {
             self.remove(path, usize::MAX)?;
-            fs::hard_link(self.on_host(&target), self.on_host(path))?;
+            let host = self.on_host(path);
+            let made = fs::hard_link(self.on_host(&target), &host);
+            made.map_err(Failure::at(Doing::Make, &host))?;
         }
         self.insert(path.to_owned(), Node { layer: self.layers, ..node })
     }
 
-    fn whiteout(&mut self, path: &Path, last: &[u8], removed: &[u8]) -> Result<(), Error> {
+    fn whiteout(&mut self, path: &Path, last: &[u8], removed: &[u8]) -> Result<(), Failure> {
         let folder = path.parent().unwrap_or(Path::new("/"));
         if last == OPAQUE {
             let below: Vec<PathBuf> = self.below(folder).skip(1).cloned().collect();
@@ -294,21 +317,22 @@ impl Builder {
     }
 
     /// Removes what is at and below a path, as far as it is of a layer before `before`.
-    fn remove(&mut self, path: &Path, before: usize) -> Result<(), Error> {
+    fn remove(&mut self, path: &Path, before: usize) -> Result<(), Failure> {
         let of_it: Vec<PathBuf> = self.below(path).cloned().collect();
         // What is in a folder comes behind it.
         for path in of_it.iter().rev() {
             let Some(node) = self.nodes.get(path).filter(|node| node.layer < before) else {
                 continue;
             };
+            let host = self.on_host(path);
             if node.meta.kind == NodeKind::Folder {
                 // A folder stays if this layer has put something into it.
                 if self.below(path).nth(1).is_some() {
                     continue;
                 }
-                fs::remove_dir(self.on_host(path))?;
+                fs::remove_dir(&host).map_err(Failure::at(Doing::Remove, &host))?;
             } else {
-                fs::remove_file(self.on_host(path))?;
+                fs::remove_file(&host).map_err(Failure::at(Doing::Remove, &host))?;
             }
             self.nodes.remove(path);
         }
@@ -321,35 +345,40 @@ impl Builder {
         from.take_while(move |other| other.starts_with(path))
     }
 
-    fn insert(&mut self, path: PathBuf, node: Node) -> Result<(), Error> {
+    fn insert(&mut self, path: PathBuf, node: Node) -> Result<(), Failure> {
         self.nodes.insert(path, node);
         match self.nodes.len() > ENTRIES_MAX {
             false => Ok(()),
-            true => Err(format!("more than {ENTRIES_MAX} files in the image").into()),
+            true => Err(Failure::too_large(format!("more than {ENTRIES_MAX} files in the image"))),
         }
     }
 
     /// A new file with all that `from` has.
-    fn write(&mut self, path: &Path, from: &mut dyn Read) -> Result<(), Error> {
-        let mut file = fs::File::create_new(self.on_host(path))?;
+    fn write(&mut self, path: &Path, from: &mut dyn Read) -> Result<(), Failure> {
+        let host = self.on_host(path);
+        let file = fs::File::create_new(&host);
+        let mut file = file.map_err(Failure::at(Doing::Make, &host))?;
         let mut buffer = vec![0; CHUNK];
         loop {
-            let len = from.read(&mut buffer)?;
+            let len = from.read(&mut buffer).map_err(Failure::of_archive)?;
             if len == 0 {
                 return Ok(());
             }
             self.bytes += len as u64;
             // An archive's holes are contents without bytes of its own.
-            self.room = self.room.checked_sub(len as u64).ok_or(BOMB)?;
+            let room = self.room.checked_sub(len as u64);
+            self.room = room.ok_or_else(|| Failure::too_large(BOMB))?;
             if self.bytes > BYTES_MAX {
-                return Err(format!("the image unpacks to more than {BYTES_MAX} bytes").into());
+                let most =
+                    crate::pack::sizes::human(usize::try_from(BYTES_MAX).unwrap_or(usize::MAX));
+                return Err(Failure::too_large(format!("it unpacks to more than {most}")));
             }
-            file.write_all(&buffer[..len])?;
+            file.write_all(&buffer[..len]).map_err(Failure::at(Doing::Write, &host))?;
         }
     }
 
-    fn note_extended<R: Read>(&mut self, entry: &mut tar::Entry<'_, R>) -> Result<(), Error> {
-        if let Some(extensions) = entry.pax_extensions()? {
+    fn note_extended<R: Read>(&mut self, entry: &mut tar::Entry<'_, R>) -> Result<(), Failure> {
+        if let Some(extensions) = entry.pax_extensions().map_err(Failure::of_archive)? {
             let named = extensions
                 .flatten()
                 .any(|extension| extension.key_bytes().starts_with(b"SCHILY.xattr."));
@@ -363,7 +392,7 @@ impl Builder {
     }
 
     /// Adds what every root has, and writes down owners, modes and times.
-    pub(super) fn finish(mut self, working_dir: &str) -> Result<(), Error> {
+    pub(super) fn finish(mut self, working_dir: &str) -> Result<(), Failure> {
         for (folder, perm) in SKELETON {
             if self.nodes.contains_key(Path::new(folder)) {
                 continue;
@@ -374,7 +403,7 @@ impl Builder {
             }
         }
         self.folder(components(Path::new(working_dir)), true)
-            .map_err(|error| format!("working directory {working_dir}: {error}"))?;
+            .map_err(|failure| failure.within(format!("working directory {working_dir}")))?;
         if self.extended > 0 {
             let count = self.extended;
             say!("limen: {count} files of the image have extended attributes: not kept");
@@ -383,7 +412,7 @@ impl Builder {
         for (path, node) in self.nodes.iter().rev() {
             let host = self.on_host(path);
             if node.meta.kind == NodeKind::Folder {
-                fs::create_dir(host.join(META_FOLDER))?;
+                make_folder(&host.join(META_FOLDER))?;
             }
         }
         for (path, node) in self.nodes.iter().rev() {
@@ -391,32 +420,43 @@ impl Builder {
                 (Some(parent), Some(name)) => self.on_host(parent).join(META_FOLDER).join(name),
                 _ => self.dir.join(META_OF_ROOT),
             };
-            fs::write(meta, node.meta.encode())?;
+            let written = fs::write(&meta, node.meta.encode());
+            written.map_err(Failure::at(Doing::Write, &meta))?;
             let time = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(node.mtime_s));
             let times = fs::FileTimes::new().set_modified(time.unwrap_or(SystemTime::UNIX_EPOCH));
-            fs::File::open(self.on_host(path))?.set_times(times)?;
+            let host = self.on_host(path);
+            let set = fs::File::open(&host).and_then(|file| file.set_times(times));
+            set.map_err(Failure::at(Doing::Write, &host))?;
         }
         Ok(())
     }
 }
 
-fn attributes<R: Read>(entry: &tar::Entry<'_, R>, kind: NodeKind) -> Result<Meta, Error> {
+fn attributes<R: Read>(entry: &tar::Entry<'_, R>, kind: NodeKind) -> Result<Meta, Failure> {
     let header = entry.header();
-    let id = |id: u64| u32::try_from(id).map_err(|_| "an owner that cannot be");
-    let perm = header.mode()? & 0o7777;
-    Ok(Meta { kind, perm, uid: id(header.uid()?)?, gid: id(header.gid()?)? })
+    let id = |id: io::Result<u64>| {
+        let id = id.map_err(Failure::of_archive)?;
+        u32::try_from(id).map_err(|_| Failure::refused("an owner that cannot be"))
+    };
+    let perm = header.mode().map_err(Failure::of_archive)? & 0o7777;
+    Ok(Meta { kind, perm, uid: id(header.uid())?, gid: id(header.gid())? })
+}
+
+fn make_folder(host: &Path) -> Result<(), Failure> {
+    fs::create_dir(host).map_err(Failure::at(Doing::Make, host))
 }
 
 /// The tar archive in a layer, however it is compressed.
-fn decompressed(from: impl Read + 'static) -> Result<Box<dyn Read>, Error> {
+fn decompressed(from: impl Read + 'static) -> Result<Box<dyn Read>, Failure> {
     let mut from = BufReader::with_capacity(CHUNK, from);
-    let start = from.fill_buf()?;
+    let start = from.fill_buf().map_err(Failure::of_archive)?;
     if start.starts_with(&GZIP_MAGIC) {
         return Ok(Box::new(flate2::bufread::MultiGzDecoder::new(from)));
     }
     if start.starts_with(&ZSTD_MAGIC) {
         let decoder = ruzstd::decoding::StreamingDecoder::new(from);
-        return Ok(Box::new(decoder.map_err(|error| error.to_string())?));
+        let decoder = decoder.map_err(|_| Failure::damaged("no Zstandard archive"))?;
+        return Ok(Box::new(decoder));
     }
     Ok(Box::new(from))
 }
@@ -448,7 +488,7 @@ impl<R: Read> Read for Limited<R> {
         let len = self.from.read(buffer)?;
         let within = |limit: u64| limit.checked_sub(len as u64);
         let Some(whole) = within(self.whole) else {
-            return Err(io::Error::other(BOMB));
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, BOMB));
         };
         let Some(left) = within(self.left.get()) else {
             return Err(io::Error::other("headers that are too long"));

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
 use super::store::Store;
-use crate::Error;
+use crate::failure::Failure;
 use crate::pack::files::hex;
 
 /// Indexes may name indexes; so deep at most.
@@ -66,17 +66,18 @@ struct Saved {
     layers: Vec<String>,
 }
 
-pub(super) fn choose(store: &Store, name: Option<&str>) -> Result<Chosen, Error> {
+pub(super) fn choose(store: &Store, name: Option<&str>) -> Result<Chosen, Failure> {
     if store.has("index.json") {
         of_layout(store, name)
     } else if store.has("manifest.json") {
         of_saved(store, name)
     } else {
-        Err("neither index.json (OCI image layout) nor manifest.json (docker save) is there".into())
+        let what = "neither index.json (OCI image layout) nor manifest.json (docker save) is there";
+        Err(Failure::unfit(what))
     }
 }
 
-fn of_layout(store: &Store, name: Option<&str>) -> Result<Chosen, Error> {
+fn of_layout(store: &Store, name: Option<&str>) -> Result<Chosen, Failure> {
     let mut found = Vec::new();
     collect(store, &store.document("index.json")?, None, INDEX_DEPTH_MAX, &mut found)?;
     let fits = |(of, _): &&(Option<String>, Descriptor)| {
@@ -86,13 +87,13 @@ fn of_layout(store: &Store, name: Option<&str>) -> Result<Chosen, Error> {
     let names = || found.iter().filter_map(|(name, _)| name.as_deref());
     let (_, descriptor) = one_of(&matching, names().map(str::to_owned).collect())?;
     let bytes = checked(store, descriptor)?;
-    let manifest: ImageManifest = serde_json::from_slice(&bytes)?;
+    let manifest: ImageManifest = parsed(&bytes, "the manifest")?;
     let config = checked(store, manifest.config())?;
     let layers = manifest.layers().iter().map(|layer| {
         let hash = hash_of(layer)?;
         Ok((blob(&hash), Some(hash)))
     });
-    chosen(&config, layers.collect::<Result<_, Error>>()?)
+    chosen(&config, layers.collect::<Result<_, Failure>>()?)
 }
 
 /// The manifests for this machine that an index names, with their names.
@@ -102,11 +103,11 @@ fn collect(
     name: Option<&str>,
     depth: usize,
     found: &mut Vec<(Option<String>, Descriptor)>,
-) -> Result<(), Error> {
+) -> Result<(), Failure> {
     if depth == 0 {
-        return Err("index.json: indexes in indexes, too deep".into());
+        return Err(Failure::refused("indexes in indexes, too deep").within("index.json"));
     }
-    let index: ImageIndex = serde_json::from_slice(index)?;
+    let index: ImageIndex = parsed(index, "index.json")?;
     for descriptor in index.manifests() {
         let ours = descriptor.platform().as_ref().is_none_or(|platform| {
             *platform.architecture() == Arch::Amd64 && *platform.os() == Os::Linux
@@ -123,8 +124,8 @@ fn collect(
     Ok(())
 }
 
-fn of_saved(store: &Store, name: Option<&str>) -> Result<Chosen, Error> {
-    let saved: Vec<Saved> = serde_json::from_slice(&store.document("manifest.json")?)?;
+fn of_saved(store: &Store, name: Option<&str>) -> Result<Chosen, Failure> {
+    let saved: Vec<Saved> = parsed(&store.document("manifest.json")?, "manifest.json")?;
     let tags = |saved: &Saved| saved.repo_tags.clone().unwrap_or_default();
     let fits =
         |image: &&Saved| name.is_none_or(|name| tags(image).iter().any(|tag| is_named(tag, name)));
@@ -139,34 +140,38 @@ fn is_named(of: &str, name: &str) -> bool {
     of == name || of.strip_suffix(name).is_some_and(|start| start.ends_with(['/', ':']))
 }
 
-fn one_of<'a, T>(matching: &[&'a T], names: Vec<String>) -> Result<&'a T, Error> {
+fn one_of<'a, T>(matching: &[&'a T], names: Vec<String>) -> Result<&'a T, Failure> {
     match matching {
         [one] => Ok(one),
-        [] if names.is_empty() => Err("no image for linux/amd64 in it".into()),
-        [] => Err(format!("no such image for linux/amd64; there are: {}", names.join(", ")).into()),
+        [] if names.is_empty() => Err(Failure::unfit("no image for linux/amd64 in it")),
+        [] => {
+            let text = format!("no such image for linux/amd64; there are: {}", names.join(", "));
+            Err(Failure::unfit(text))
+        }
         _ => {
             let text = "several images: name one as PATH:NAME";
-            Err(format!("{text}; there are: {}", names.join(", ")).into())
+            Err(Failure::unfit(format!("{text}; there are: {}", names.join(", "))))
         }
     }
 }
 
-fn chosen(config: &[u8], layers: Vec<(String, Option<String>)>) -> Result<Chosen, Error> {
-    let parsed: ImageConfiguration = serde_json::from_slice(config)?;
+fn chosen(config: &[u8], layers: Vec<(String, Option<String>)>) -> Result<Chosen, Failure> {
+    let parsed: ImageConfiguration = parsed(config, "the configuration")?;
     if *parsed.architecture() != Arch::Amd64 || *parsed.os() != Os::Linux {
         let (os, arch) = (parsed.os(), parsed.architecture());
-        return Err(format!("the image is for {os}/{arch}; programs run as linux/amd64").into());
+        let text = format!("the image is for {os}/{arch}; programs run as linux/amd64");
+        return Err(Failure::unfit(text));
     }
     let hashes = parsed.rootfs().diff_ids();
     if hashes.len() != layers.len() || layers.len() > LAYERS_MAX {
         let text = format!("{} layers and {} hashes of them", layers.len(), hashes.len());
-        return Err(text.into());
+        return Err(Failure::damaged(text));
     }
     let layers = layers.into_iter().zip(hashes).map(|((name, stored_hash), tar_hash)| {
         let tar_hash = plain_hash(tar_hash)?;
         Ok(Layer { name, stored_hash, tar_hash })
     });
-    let layers = layers.collect::<Result<_, Error>>()?;
+    let layers = layers.collect::<Result<_, Failure>>()?;
     let settings = parsed.config().as_ref().map_or_else(Settings::default, |config| Settings {
         entrypoint: config.entrypoint().clone().unwrap_or_default(),
         command: config.cmd().clone().unwrap_or_default(),
@@ -180,27 +185,32 @@ fn chosen(config: &[u8], layers: Vec<(String, Option<String>)>) -> Result<Chosen
 }
 
 /// A document that a descriptor names, checked against the hash.
-fn checked(store: &Store, descriptor: &Descriptor) -> Result<Vec<u8>, Error> {
+fn checked(store: &Store, descriptor: &Descriptor) -> Result<Vec<u8>, Failure> {
     let hash = hash_of(descriptor)?;
     let bytes = store.document(&blob(&hash))?;
     match hex(&Sha256::digest(&bytes)) == hash {
         true => Ok(bytes),
-        false => Err(format!("{}: its hash is another", blob(&hash)).into()),
+        false => Err(Failure::damaged("its hash is another").within(blob(&hash))),
     }
+}
+
+fn parsed<'a, T: Deserialize<'a>>(bytes: &'a [u8], what: &str) -> Result<T, Failure> {
+    serde_json::from_slice(bytes).map_err(|error| Failure::damaged(error.to_string()).within(what))
 }
 
 fn blob(hash: &str) -> String {
     format!("blobs/sha256/{hash}")
 }
 
-fn hash_of(descriptor: &Descriptor) -> Result<String, Error> {
+fn hash_of(descriptor: &Descriptor) -> Result<String, Failure> {
     plain_hash(descriptor.digest().as_ref())
 }
 
 /// The digits of `sha256:DIGITS`.
-fn plain_hash(text: &str) -> Result<String, Error> {
+fn plain_hash(text: &str) -> Result<String, Failure> {
     let digits = text
         .strip_prefix(HASH_PREFIX)
         .filter(|digits| digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
-    digits.map(str::to_ascii_lowercase).ok_or_else(|| format!("{text}: not a SHA-256").into())
+    let not = || Failure::damaged("not a SHA-256").within(text);
+    digits.map(str::to_ascii_lowercase).ok_or_else(not)
 }

@@ -24,6 +24,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use crate::Error;
+use crate::failure::{Doing, Failure};
+use crate::progress::Progress;
 use manifest::Chosen;
 pub(crate) use manifest::Settings;
 pub(crate) use rootfs::{NodeKind, Rootfs};
@@ -43,14 +45,15 @@ impl Image {
     /// Opens and, the first time, unpacks what `--image` names: `PATH`, or `PATH:NAME` where there
     /// are several images at PATH.
     pub(crate) fn open(given: &Path) -> Result<Self, Error> {
-        let of_image = |error: Error| Error::from(format!("--image {}: {error}", given.display()));
+        let of_image = |failure: Failure| failure.within(format!("--image {}", given.display()));
         let (path, name) = split(given);
         if let Err(error) = path.metadata() {
             return Err(crate::usage(format!("--image {}: {error}", given.display())));
         }
         let store = Store::open(&path).map_err(of_image)?;
         let chosen = manifest::choose(&store, name.as_deref()).map_err(of_image)?;
-        let rootfs = unpacked(&store, &chosen).map_err(of_image)?;
+        let images = crate::paths::cache_dir()?.join("images");
+        let rootfs = unpacked(&store, &chosen, &images).map_err(of_image)?;
         Ok(Self { settings: chosen.settings, rootfs })
     }
 
@@ -81,9 +84,8 @@ fn split(given: &Path) -> (PathBuf, Option<String>) {
 }
 
 /// The image's root file system, from the cache where it is there.
-fn unpacked(store: &Store, chosen: &Chosen) -> Result<Rootfs, Error> {
-    let images = crate::paths::cache_dir()?.join("images");
-    std::fs::create_dir_all(&images)?;
+fn unpacked(store: &Store, chosen: &Chosen, images: &Path) -> Result<Rootfs, Failure> {
+    std::fs::create_dir_all(images).map_err(Failure::at(Doing::Make, images))?;
     let place = images.join(&chosen.hash);
     if place.is_dir() {
         // So that it is known which one was used longest ago; not knowing costs a rebuild.
@@ -93,17 +95,21 @@ fn unpacked(store: &Store, chosen: &Chosen) -> Result<Rootfs, Error> {
     }
     let plural = if chosen.layers.len() == 1 { "" } else { "s" };
     say!("limen: unpacking {} layer{}", chosen.layers.len(), plural);
-    let dir = tempfile::Builder::new().prefix(".unpacking-").tempdir_in(&images)?;
+    let dir = tempfile::Builder::new().prefix(".unpacking-").tempdir_in(images);
+    let dir = dir.map_err(Failure::at(Doing::Make, images))?;
     let mut builder = layer::Builder::new(dir.path(), layer::FREE_BYTES);
-    for layer in &chosen.layers {
+    for (index, layer) in chosen.layers.iter().enumerate() {
+        let of = chosen.layers.len();
+        let _slow = Progress::of(format!("unpacking layer {} of {of}", index + 1));
         builder.apply(store, layer)?;
     }
     builder.finish(&chosen.settings.working_dir)?;
     // Whoever was faster has unpacked the same.
-    if std::fs::rename(dir.path(), &place).is_err() && !place.is_dir() {
-        return Err(format!("{}: cannot be made", place.display()).into());
+    match std::fs::rename(dir.path(), &place) {
+        Err(error) if !place.is_dir() => return Err(Failure::at(Doing::Make, &place)(error)),
+        _ => {}
     }
-    prune(&images);
+    prune(images);
     Ok(Rootfs::new(place))
 }
 

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use formats::cpio::mode;
 
-use crate::Error;
+use crate::failure::{Doing, Failure};
 use crate::tree::components;
 
 /// Where attributes are, in each folder; and those of the root.
@@ -152,16 +152,22 @@ impl Rootfs {
     }
 
     /// Everything, folders before what is in them; with the time of its last change, in seconds.
-    pub(crate) fn walk(&self) -> Result<Vec<(PathBuf, Meta, u32)>, Error> {
+    pub(crate) fn walk(&self) -> Result<Vec<(PathBuf, Meta, u32)>, Failure> {
         let mut found = Vec::new();
         let mut todo = vec![PathBuf::from("/")];
         while let Some(path) = todo.pop() {
-            let lost = || format!("{}: the unpacked image is damaged", path.display());
+            let host = self.on_host(&path);
+            let lost = || {
+                let what = format!("{}: the unpacked image is damaged", path.display());
+                Failure::damaged(what).within(self.dir.display().to_string())
+            };
             let meta = self.meta(&path).ok_or_else(lost)?;
-            let changed = std::fs::symlink_metadata(self.on_host(&path))?.mtime();
+            let changed = std::fs::symlink_metadata(&host);
+            let changed = changed.map_err(Failure::at(Doing::Read, &host))?.mtime();
             if meta.kind == NodeKind::Folder {
-                for entry in std::fs::read_dir(self.on_host(&path))? {
-                    let name = entry?.file_name();
+                let entries = std::fs::read_dir(&host).map_err(Failure::at(Doing::Read, &host))?;
+                for entry in entries {
+                    let name = entry.map_err(Failure::at(Doing::Read, &host))?.file_name();
                     if name != META_FOLDER && name != META_OF_ROOT {
                         todo.push(path.join(name));
                     }
@@ -169,7 +175,8 @@ impl Rootfs {
             }
             found.push((path, meta, u32::try_from(changed).unwrap_or(0)));
             if found.len() > ENTRIES_MAX {
-                return Err(format!("more than {ENTRIES_MAX} files in the image").into());
+                let what = format!("more than {ENTRIES_MAX} files in the image");
+                return Err(Failure::too_large(what));
             }
         }
         Ok(found)

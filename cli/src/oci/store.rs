@@ -5,10 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read, Seek as _, SeekFrom};
+use std::io::{ErrorKind, Read, Seek as _, SeekFrom};
 use std::path::{Component, Path, PathBuf};
 
-use crate::Error;
+use crate::failure::{Doing, Failure};
 
 /// Largest JSON document of an image.
 const DOCUMENT_MAX: u64 = 8 << 20;
@@ -27,15 +27,15 @@ pub(super) enum Store {
 }
 
 impl Store {
-    pub(super) fn open(path: &Path) -> Result<Self, Error> {
-        let meta = std::fs::metadata(path)?;
+    pub(super) fn open(path: &Path) -> Result<Self, Failure> {
+        let meta = std::fs::metadata(path).map_err(Failure::at(Doing::Read, path))?;
         if meta.is_dir() {
             return Ok(Self::Folder(path.to_owned()));
         }
-        let index = index(path).map_err(|error| format!("not a tar archive: {error}"))?;
+        let index = index(path).map_err(|failure| failure.within("not a tar archive"))?;
         match index.is_empty() {
             false => Ok(Self::Archive { path: path.to_owned(), files: index }),
-            true => Err("not a tar archive, or an empty one".into()),
+            true => Err(Failure::unfit("not a tar archive, or an empty one")),
         }
     }
 
@@ -47,34 +47,41 @@ impl Store {
     }
 
     /// A file's bytes as a stream, and how many there are.
-    pub(super) fn read(&self, name: &str) -> Result<(Box<dyn Read>, u64), Error> {
-        let missing = || Error::from(format!("{name}: not in the image"));
+    pub(super) fn read(&self, name: &str) -> Result<(Box<dyn Read>, u64), Failure> {
+        let missing = || Failure::damaged("not in the image").within(name);
         match self {
             Self::Folder(_) if !is_plain(name) => {
-                Err(format!("{name}: this name leads out of the image").into())
+                Err(Failure::refused("this name leads out of the image").within(name))
             }
             Self::Folder(folder) => {
-                let file = File::open(folder.join(name)).map_err(|_| missing())?;
-                let len = file.metadata()?.len();
+                let path = folder.join(name);
+                let file = match File::open(&path) {
+                    Err(error) if error.kind() == ErrorKind::NotFound => return Err(missing()),
+                    opened => opened.map_err(Failure::at(Doing::Read, &path))?,
+                };
+                let len = file.metadata().map_err(Failure::at(Doing::Read, &path))?.len();
                 Ok((Box::new(file), len))
             }
             Self::Archive { path, files } => {
                 let (start, len) = *files.get(name).ok_or_else(missing)?;
-                let mut file = File::open(path)?;
-                file.seek(SeekFrom::Start(start))?;
+                let mut file = File::open(path).map_err(Failure::at(Doing::Read, path))?;
+                let sought = file.seek(SeekFrom::Start(start));
+                sought.map_err(Failure::at(Doing::Read, path))?;
                 Ok((Box::new(file.take(len)), len))
             }
         }
     }
 
     /// A whole document.
-    pub(super) fn document(&self, name: &str) -> Result<Vec<u8>, Error> {
+    pub(super) fn document(&self, name: &str) -> Result<Vec<u8>, Failure> {
         let (from, len) = self.read(name)?;
         if len > DOCUMENT_MAX {
-            return Err(format!("{name}: {len} bytes, at most {DOCUMENT_MAX} are read").into());
+            let what = format!("{len} bytes, at most {DOCUMENT_MAX} are read");
+            return Err(Failure::too_large(what).within(name));
         }
         let mut bytes = Vec::new();
-        from.take(DOCUMENT_MAX).read_to_end(&mut bytes)?;
+        let read = from.take(DOCUMENT_MAX).read_to_end(&mut bytes);
+        read.map_err(|error| Failure::of_archive(error).within(name))?;
         Ok(bytes)
     }
 }
@@ -86,16 +93,16 @@ fn is_plain(name: &str) -> bool {
 }
 
 /// The archive's regular files. `docker save` once wrote equal layers as links to the first.
-fn index(path: &Path) -> Result<BTreeMap<String, (u64, u64)>, Error> {
+fn index(path: &Path) -> Result<BTreeMap<String, (u64, u64)>, Failure> {
     let mut files = BTreeMap::new();
     let mut links = Vec::new();
-    let mut archive = tar::Archive::new(File::open(path)?);
-    for entry in archive.entries_with_seek()? {
-        let entry = entry?;
+    let mut archive = tar::Archive::new(File::open(path).map_err(Failure::at(Doing::Read, path))?);
+    for entry in archive.entries_with_seek().map_err(Failure::of_archive)? {
+        let entry = entry.map_err(Failure::of_archive)?;
         let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
         let name = name.trim_start_matches("./").to_owned();
         if files.len() + links.len() >= FILES_MAX {
-            return Err(format!("more than {FILES_MAX} files").into());
+            return Err(Failure::too_large(format!("more than {FILES_MAX} files")));
         }
         let kind = entry.header().entry_type();
         if kind.is_file() {

@@ -13,6 +13,7 @@ use super::manifest::{Chosen, choose};
 use super::rootfs::{NodeKind, Rootfs};
 use super::store::Store;
 use crate::Error;
+use crate::failure::Failure;
 use crate::pack::files::hex;
 
 /// What an entry is: its kind, name, and contents or target.
@@ -93,7 +94,7 @@ fn layout(dir: &Path, layers: &[Vec<u8>]) {
     fs::write(dir.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).expect("layout");
 }
 
-fn unpack(store: &Store, chosen: &Chosen, to: &Path) -> Result<Rootfs, Error> {
+fn unpack(store: &Store, chosen: &Chosen, to: &Path) -> Result<Rootfs, Failure> {
     let mut builder = Builder::new(to, FREE_BYTES);
     for layer in &chosen.layers {
         builder.apply(store, layer)?;

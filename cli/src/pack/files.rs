@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 use formats::cpio;
 use sha2::{Digest as _, Sha256};
 
+use crate::failure::{Doing, Failure};
+use crate::progress::Progress;
 use crate::tree::{Tree, absolute};
 use crate::{Error, usage};
 
@@ -139,13 +141,17 @@ impl FileSet {
             let perm = metadata(&host)?.permissions().mode();
             self.add(guest.clone(), Node::Dir { perm });
             let entries = fs::read_dir(&host);
-            for entry in entries.map_err(|error| format!("{}: {error}", host.display()))? {
-                let (host, meta) = entry.and_then(|e| Ok((e.path(), e.metadata()?)))?;
+            for entry in entries.map_err(Failure::at(Doing::Read, &host))? {
+                let entry = entry.map_err(Failure::at(Doing::Read, &host))?;
+                let (host, meta) = (entry.path(), entry.metadata());
+                let meta = meta.map_err(Failure::at(Doing::Read, &host))?;
                 let guest = guest.join(host.file_name().unwrap_or_default());
                 if meta.is_dir() {
                     todo.push((host, guest));
                 } else if meta.is_symlink() {
-                    self.add(guest, Node::Link { target: fs::read_link(&host)? });
+                    let target = fs::read_link(&host);
+                    let target = target.map_err(Failure::at(Doing::Read, &host))?;
+                    self.add(guest, Node::Link { target });
                 } else if meta.is_file() {
                     self.add(guest, Node::File { host, perm: meta.permissions().mode() });
                 }
@@ -216,11 +222,12 @@ impl FileSet {
         if self.nodes.is_empty() {
             return Ok(vec![]);
         }
+        let _slow = Progress::of(format!("copying {} files", self.nodes.len()));
         let mut contents = BTreeMap::new();
         for (guest, node) in &self.nodes {
             if let Node::File { host, .. } = node {
                 let bytes = fs::read(host);
-                let bytes = bytes.map_err(|error| format!("{}: {error}", host.display()))?;
+                let bytes = bytes.map_err(Failure::at(Doing::Read, host))?;
                 contents.insert(guest, bytes);
             }
         }

@@ -12,7 +12,9 @@ use formats::ports;
 
 use crate::Error;
 use crate::args::{Cli, Command};
+use crate::failure::{Doing, Failure};
 use crate::oci::{Image, NodeKind};
+use crate::progress::Progress;
 use crate::run::plan::Plan;
 
 /// The archive: what to run comes first, then all files.
@@ -21,10 +23,14 @@ pub(super) fn archive(given: &Path, program: &[OsString]) -> Result<Vec<u8>, Err
     let entry_words = u32::try_from(image.settings.entrypoint.len())?;
     let config = BootConfig { fixed_words: entry_words, ..config(given, program)? };
     let rootfs = image.rootfs;
+    let _slow = Progress::of("packing the image");
     let mut files = Vec::new();
     for (path, meta, mtime_s) in rootfs.walk()? {
         let data = match meta.kind {
-            NodeKind::File | NodeKind::Link => std::fs::read(rootfs.on_host(&path))?,
+            NodeKind::File | NodeKind::Link => {
+                let host = rootfs.on_host(&path);
+                std::fs::read(&host).map_err(Failure::at(Doing::Read, &host))?
+            }
             NodeKind::Folder | NodeKind::Fifo => vec![],
         };
         let (uid, gid) = (meta.uid, meta.gid);

@@ -22,6 +22,7 @@ use formats::{cpio, ports};
 use sha2::{Digest as _, Sha256};
 
 use crate::args::PackArgs;
+use crate::failure::{Doing, Failure};
 use crate::run::lookup::{DEFAULT_PATH, Found, find_program};
 use crate::run::outcome::{STATUS_BOOT_FAILURE, STATUS_NOT_FOUND};
 use crate::tree::Tree;
@@ -71,7 +72,7 @@ pub(crate) fn command(args: &PackArgs) -> Result<u8, Error> {
         },
     };
     fs::write(&args.output, &image)
-        .map_err(|error| format!("{}: {error}", args.output.display()))?;
+        .map_err(|error| Failure::at(Doing::Write, &args.output)(error).within("--output"))?;
     sizes::tell(&args.output, &image);
     if args.image.is_none() {
         sizes::tell_limits();
@@ -186,8 +187,9 @@ pub(crate) fn packed_archive(program: &Path, extra: &FileSet) -> Result<Vec<u8>,
 /// The set's archive. `by-stat/HASH` holds the name of an archive `HASH.cpio`.
 fn cached(files: &FileSet) -> Result<Vec<u8>, Error> {
     let dir = paths::cache_dir()?.join("packed");
-    fs::create_dir_all(dir.join("by-stat"))?;
-    let index = dir.join("by-stat").join(files.stat_hash()?);
+    let by_stat = dir.join("by-stat");
+    fs::create_dir_all(&by_stat).map_err(Failure::at(Doing::Make, &by_stat))?;
+    let index = by_stat.join(files.stat_hash()?);
     let archive_path = |hash: &str| dir.join(format!("{hash}.cpio"));
     if let Ok(archive) = fs::read_to_string(&index).and_then(|hash| fs::read(archive_path(&hash))) {
         return Ok(archive);
@@ -197,7 +199,7 @@ fn cached(files: &FileSet) -> Result<Vec<u8>, Error> {
     paths::write_atomically(&archive_path(&hash), &archive)?;
     paths::write_atomically(&index, hash.as_bytes())?;
     prune(&dir);
-    prune(&dir.join("by-stat"));
+    prune(&by_stat);
     Ok(archive)
 }
 

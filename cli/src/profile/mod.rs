@@ -26,9 +26,6 @@ pub(crate) fn command(args: &ProfileArgs) -> Result<u8, Error> {
         }
         ProfileCommand::Learn { output, run: args } => {
             let mut args = (**args).clone();
-            if args.profile.is_some() {
-                return Err(usage("profile learn: --profile would keep the program from things"));
-            }
             paths::ensure_writable("--output", output)?;
             if output.exists() {
                 // What is there must be readable before the program runs, or it would be lost.

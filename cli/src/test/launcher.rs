@@ -62,8 +62,12 @@ fn program(folder: &Path, name: &str, text: &str) -> Result<(), Error> {
 }
 
 fn start(clone: &Path, path: &str) -> Result<Output, Error> {
+    start_with(clone, path, "run -- it")
+}
+
+fn start_with(clone: &Path, path: &str, words: &str) -> Result<Output, Error> {
     let mut command = Command::new(clone.join("limen"));
-    command.args(["run", "--", "it"]).env_clear().env("PATH", path).env("HOME", clone);
+    command.args(words.split(' ')).env_clear().env("PATH", path).env("HOME", clone);
     command.env("LIMEN_PROGRESS_S", "1").stdin(Stdio::null());
     Ok(command.output()?)
 }
@@ -106,7 +110,16 @@ pub(super) fn builds(context: &Context, folder: &Path) -> Result<(), Error> {
     }
     ensure(!said.contains("the other"), || said.clone())?;
     let again = start(&clone, &path)?;
-    ensure(again.stdout == built.stdout && again.stderr.is_empty(), || err(&again))
+    ensure(again.stdout == built.stdout && again.stderr.is_empty(), || err(&again))?;
+    // Help does not wait for what has changed since; a program's own does.
+    std::fs::write(clone.join("cli/changed.rs"), "")?;
+    for words in ["--help", "check --help", "run -h", "profile learn --help"] {
+        let helped = start_with(&clone, &path, words)?;
+        let is_quiet = helped.stdout == format!("ran: {words}\n").as_bytes();
+        ensure(is_quiet && helped.stderr.is_empty(), || format!("{words}: {}", err(&helped)))?;
+    }
+    let own = start_with(&clone, &path, "run ls --help")?;
+    ensure(err(&own).contains("building the limen program"), || err(&own))
 }
 
 /// Without QEMU, Rust and a way to install them: status 3, and a line for each with its package.
