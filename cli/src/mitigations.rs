@@ -90,6 +90,7 @@ fn table(out: &mut String, title: &str, facts: &Facts, line: &str) -> Result<(),
     writeln!(out, "Added to a system call:     {}", plan.system_call())?;
     writeln!(out, "Added to an interrupt:      {}", plan.interrupt())?;
     writeln!(out, "Added to a switch, at most: {}", plan.switch())?;
+    writeln!(out, "Added to each return:       {}", plan.one_return())?;
     Ok(())
 }
 

@@ -8,6 +8,7 @@ use text_patching::boot::BootPlan;
 use text_patching::kcfi::{CHECK_LEN, Form, TRAP_UDB};
 use text_patching::poke::SliceText;
 use text_patching::preamble::Seed;
+use text_patching::return_site::Return;
 use text_patching::site_table::SiteTables;
 use text_patching::static_call::{self, Target};
 use text_patching::tail::Via;
@@ -28,6 +29,7 @@ fuzz_target!(|data: &[u8]| {
     };
     let plan = BootPlan {
         form: [Form::Kcfi, Form::Opt, Form::Off, Form::FineIbt][usize::from(header[0]) % 4],
+        returns: [Return::Plain, Return::Thunk(BASE)][usize::from(header[1] >> 7)],
         via: [Via::Thunk, Via::Direct, Via::Lfence][usize::from(header[1]) % 3],
         seed: Seed::new(u32::from_le_bytes([header[2], header[3], header[4], header[5]])),
     };

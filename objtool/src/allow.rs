@@ -40,6 +40,10 @@ pub fn limen() -> Vec<Allow> {
             "__x86_indirect_thunk_*",
             "the thunk itself: it branches to the register that its caller has just checked",
         ),
+        Allow::new(
+            "__x86_indirect_its_thunk_r11",
+            "as the thunk: it branches to the register that its caller has just checked",
+        ),
         allow("boot_long_mode"),
         allow("ap_trampoline_start"),
         allow("ap_protected_mode"),

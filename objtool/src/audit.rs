@@ -19,7 +19,7 @@ use crate::allow::{self, Allow};
 use crate::elf::{Image, Reloc};
 use crate::report::{Evidence, Finding, FindingKind, Report};
 use crate::scan::{self, Branch, BranchKind, Scan, Thunks};
-use crate::{entry_text, finish, landing, relocs, static_calls};
+use crate::{entry_text, finish, landing, relocs, returns, static_calls};
 
 /// Name of the compiler's table.
 pub const TRAPS_SECTION: &str = ".kcfi_traps";
@@ -105,6 +105,7 @@ pub fn examine<'a>(data: &'a [u8], options: &Options) -> Result<Audit<'a>, Error
     audit.compare_checks();
     audit.compare_site_tables();
     audit.static_calls();
+    audit.returns();
     audit.entry_text();
     audit.landing(data);
     audit.moves();
@@ -270,6 +271,15 @@ impl Audit<'_> {
         self.report.static_calls = static_calls::prove(&self.image, &self.scan, &mut wrong);
         for (address, detail) in wrong {
             self.note(FindingKind::StaticCall, address, detail);
+        }
+    }
+
+    fn returns(&mut self) {
+        let ranges = finish::entry_text(&self.image);
+        let mut wrong = Vec::new();
+        self.report.returns = returns::prove(&self.image, &self.scan, &ranges, &mut wrong);
+        for (address, detail) in wrong {
+            self.note(FindingKind::Return, address, detail);
         }
     }
 

@@ -6,9 +6,9 @@
 //!
 //! In order: an audit that must be clean; static branches from `__jump_table`; static calls,
 //! which are the direct calls and jumps to the trampolines that `__static_call_tramps` lists;
-//! refusal of both in entry text; the optimised form of all checks; poisoned preambles of functions
-//! whose address nothing takes; the tables, also of what changes when the image is moved; a second
-//! audit that reads the tables back.
+//! refusal of both in entry text; the optimised form of all checks; plain returns; poisoned
+//! preambles of functions whose address nothing takes; the tables, also of what changes when the
+//! image is moved; a second audit that reads the tables back.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use text_patching::jump_label::{self, RAW_LEN};
 use text_patching::kcfi::{Form, TAIL};
 use text_patching::preamble::{self, POISON};
 use text_patching::site_table::{
-    self, BranchEntry, CallEntry, CheckEntry, Contents, FunctionEntry, ThunkEntry,
+    self, BranchEntry, CallEntry, CheckEntry, Contents, FunctionEntry, ReturnEntry, ThunkEntry,
 };
 use text_patching::tail::{self, BranchKind, Shape, Tail};
 use text_patching::{Text as _, kcfi, poke};
@@ -28,7 +28,7 @@ use crate::elf::Image;
 use crate::entry_text::Proved;
 use crate::file_text::FileText;
 use crate::report::{Finding, Report};
-use crate::{relocs, static_calls};
+use crate::{relocs, returns, static_calls};
 
 /// The compiler's static branches.
 pub const JUMP_TABLE: &str = "__jump_table";
@@ -71,6 +71,8 @@ pub struct Finished {
     pub calls: usize,
     /// Poisoned functions.
     pub poisoned: usize,
+    /// Returns that boot can make jumps to a thunk.
+    pub returns: usize,
     /// What was proved of entry text; `None` if the image has none of this kernel.
     pub entry_text: Option<Proved>,
 }
@@ -107,6 +109,7 @@ pub fn finish(data: &[u8], options: &FinishOptions) -> Result<Finished, Error> {
         branches: plan.branches.len(),
         calls: plan.calls.len(),
         poisoned: plan.poisoned().count(),
+        returns: plan.returns.len(),
         entry_text,
     })
 }
@@ -143,6 +146,8 @@ struct Plan {
     thunks: Vec<ThunkEntry>,
     branches: Vec<BranchEntry>,
     calls: Vec<CallEntry>,
+    returns: Vec<ReturnEntry>,
+    return_thunk: Option<u64>,
     poison: bool,
     original: BTreeMap<u64, u32>,
 }
@@ -160,6 +165,11 @@ impl Plan {
             thunks: thunk_entries(audit)?,
             branches: static_branches(audit, &entry)?,
             calls: calls(audit, &entry)?,
+            returns: returns::sites(&audit.image, &audit.scan)
+                .into_iter()
+                .map(|site| ReturnEntry { site })
+                .collect(),
+            return_thunk: audit.image.symbol(returns::THUNK),
             poison,
             original: audit.functions.iter().map(|(&at, f)| (at, f.hash)).collect(),
         };
@@ -179,6 +189,7 @@ impl Plan {
         let sites = sites.chain(self.thunks.iter().map(|entry| entry.at));
         let sites = sites.chain(self.branches.iter().map(|entry| entry.site.min(entry.target)));
         let sites = sites.chain(self.calls.iter().map(|entry| entry.site));
+        let sites = sites.chain(self.returns.iter().map(|entry| entry.site));
         sites.chain(self.thunk).min().unwrap_or_default()
     }
 
@@ -193,6 +204,7 @@ impl Plan {
             thunks: &self.thunks,
             branches: &self.branches,
             calls: &self.calls,
+            returns: &self.returns,
         }
     }
 
@@ -215,7 +227,12 @@ impl Plan {
         });
         let derive = |text: &FileText, expect| preamble::set_hash(text, expect, POISON);
         let preambles = poke::check(text, preambles, derive).map_err(refused)?;
+        let thunk = self.return_thunk.unwrap_or_default();
+        let sites = self.returns.iter().map(|entry| entry.site);
+        let derive = |text: &FileText, site| returns::make_plain(text, site, thunk);
+        let returns = poke::check(text, sites, derive).map_err(refused)?;
         checks.apply(text).map_err(broken)?;
+        returns.apply(text).map_err(broken)?;
         preambles.apply(text).map_err(broken)?;
         Ok(())
     }

@@ -18,11 +18,13 @@ use text_patching::boot::BootPlan;
 use text_patching::fineibt::LANDING;
 use text_patching::kcfi::Form;
 use text_patching::preamble::{ENDBR64, POISON, Prefix, Seed};
+use text_patching::return_site::Return;
 use text_patching::site_table::{self, SiteTables};
 use text_patching::tail::Via;
 
 use crate::elf::Image;
 use crate::file_text::FileText;
+use crate::returns::THUNK;
 
 /// The stubs of all vectors, each of which begins with ENDBR64; and their size.
 const STUBS: &str = "vector_stubs";
@@ -61,7 +63,9 @@ pub fn prove(data: &[u8], image: &Image<'_>) -> Result<Option<Landing>, (u64, St
     let is_built_for_it = tables.disp() == Prefix::Nops11.disp() && tables.form() == Form::Opt;
     let Some(stubs) = image.symbol(STUBS).filter(|_| is_built_for_it) else { return Ok(None) };
     let mut text = FileText::new(data, image);
-    let plan = BootPlan { form: Form::FineIbt, seed: Seed::new(SEED), via: Via::Direct };
+    // With every return made a jump, too: the boot pass must be able to.
+    let returns = image.symbol(THUNK).map_or(Return::Plain, Return::Thunk);
+    let plan = BootPlan { form: Form::FineIbt, seed: Seed::new(SEED), via: Via::Direct, returns };
     let wrong = |at: u64, what: &dyn std::fmt::Display| (at, what.to_string());
     let checked = plan.check(&text, tables).map_err(|anomaly| wrong(anomaly.site, &anomaly))?;
     let done = checked.apply(&mut text).map_err(|broken| wrong(broken.site, &broken.found))?;

@@ -11,6 +11,7 @@ pub mod landing;
 pub mod ordering;
 pub mod relocs;
 pub mod report;
+pub mod returns;
 pub mod rewrite;
 pub mod scan;
 pub mod sequence;

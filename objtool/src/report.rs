@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::entry_text::Proved;
 use crate::landing::Landing;
 use crate::relocs;
+use crate::returns::Returns;
 use crate::static_calls::Totals;
 
 /// Class of a finding. Each one makes the audit fail unless the allow list covers it.
@@ -38,6 +39,8 @@ pub enum FindingKind {
     MixedForms,
     /// A check with nothing behind it that branches to the register it checked.
     CheckWithoutBranch,
+    /// A return that no mitigation reaches, or a thunk in the wrong place.
+    Return,
     /// Entry code uses what may lag behind on a CPU that has not caught up.
     EntryText,
     /// Indirect branches could land elsewhere than at landing pads, or not where they should.
@@ -67,6 +70,7 @@ impl FindingKind {
             Self::Displacement => "hash displacement differs",
             Self::MixedForms => "form differs",
             Self::CheckWithoutBranch => "check without a branch",
+            Self::Return => "return",
             Self::EntryText => "entry text breaks a rule",
             Self::Landing => "landing pads",
             Self::StaticCall => "static call is not as its table says",
@@ -161,6 +165,8 @@ pub struct Report {
     pub counts: Counts,
     /// Static calls.
     pub static_calls: Totals,
+    /// What was proved of returns; `None` if the image has no thunk for them, or no tables.
+    pub returns: Option<Returns>,
     /// What was proved of entry text; `None` if the image has none of this kernel.
     pub entry_text: Option<Proved>,
     /// What was proved of landing pads; `None` if the image was not built for them.
@@ -235,6 +241,13 @@ impl fmt::Display for Report {
                 f,
                 "chained callees  {:>8}  ({} direct calls in chains; {} callees in all)",
                 s.chained, s.chain_calls, s.callees
+            )?;
+        }
+        if let Some(r) = &self.returns {
+            writeln!(
+                f,
+                "returns          {:>8}  ({} by relocation; {} more stay plain)",
+                r.sites, r.by_relocation, r.plain
             )?;
         }
         if let Some(p) = &self.entry_text {

@@ -98,6 +98,8 @@ pub struct Scan {
     pub direct: Vec<(u64, u64)>,
     /// Targets of direct calls and jumps right behind a check of r11: the thunk, under any name.
     pub behind_checks: Vec<u64>,
+    /// Near returns.
+    pub returns: Vec<u64>,
     /// Comparisons with 0xd6, the opcode of UDB.
     pub udb_compares: Vec<u64>,
     /// Comparisons with the first byte of UD2 or with both.
@@ -251,6 +253,9 @@ fn classify(
         scan.udb_compares.push(at);
     } else if compares_with(instruction, &UD2_BYTES) {
         scan.ud2_compares.push(at);
+    }
+    if instruction.mnemonic() == Mnemonic::Ret {
+        scan.returns.push(at);
     }
     let flow = instruction.flow_control();
     let (kind, register) = match flow {

@@ -17,6 +17,7 @@ use text_patching::{Text as _, jump_label, tail};
 
 use crate::Error;
 use crate::elf::{Image, Symbol};
+use crate::returns;
 use crate::scan::Scan;
 
 /// The table of trampolines.
@@ -189,7 +190,10 @@ pub fn prove(image: &Image<'_>, scan: &Scan, wrong: &mut Vec<Wrong>) -> Totals {
             return totals;
         }
     };
-    let mut direct = scan.direct.clone();
+    // A jump to the return thunk is a return.
+    let thunk = image.symbol(returns::THUNK);
+    let leads_on = |&(_, target): &(u64, u64)| Some(target) != thunk;
+    let mut direct: Vec<_> = scan.direct.iter().copied().filter(leads_on).collect();
     direct.sort_unstable();
     let bodies = image.symbol_addresses();
     let mut places: BTreeMap<u64, usize> = BTreeMap::new();

@@ -50,8 +50,12 @@ pub(super) fn refusal(kernel: &Path) -> Option<String> {
     }
 }
 
-/// The paths that were not walked: an audit that looks at fewer than there are proves nothing.
+/// The paths and returns that were not walked: an audit that looks at fewer than there are proves
+/// nothing.
 fn missed(report: &objtool::Report) -> Option<String> {
+    if report.returns.is_none_or(|returns| returns.by_relocation == 0) {
+        return Some("returns: none was looked at".into());
+    }
     let walked = report.entry_text.map(|walked| Proved { instructions: 0, ..walked });
     (walked != Some(WAYS)).then(|| format!("entry text: not all ways are walked: {walked:?}"))
 }

@@ -119,7 +119,8 @@ extern "C" fn boot_first_cpu(start_info: u64, magic: u32) -> ! {
     entropy::init();
     selftest::check_registers();
     selftest::check_page_tables();
-    cfi::boot_pass(info.command_line, mitigations::branches(), entropy::random_u64());
+    let (branches, returns) = (mitigations::branches(), mitigations::returns());
+    cfi::boot_pass(info.command_line, branches, returns, entropy::random_u64());
     mitigations::switch_sequences();
     crate::mitigations::behind_guests::choose_flush();
     crate::entry::choose_stack_offset(crate::boot::info().command_line);

@@ -13,7 +13,8 @@ use crate::cpu::USER_END;
 // clear_bhb_NAME_unfenced() fills the branch history with branches of its own: `outer` calls, each
 // inside the one before, and in each `inner` jumps forward, and back to all but the first of them.
 // Clobbers RAX and RCX. The calls keep loop detectors from taking it for a loop. Returns lie in
-// the upper half of a cache line, where indirect_target_selection has no hold on them. The counts
+// the upper half of a cache line, where indirect_target_selection has no hold on them: they are
+// part of the history, and go by no thunk. objtool checks where they lie. The counts
 // are 32-bit immediates: counters in AL and AH cost a merge of registers in every turn.
 //
 // clear_bhb_NAME_fenced() waits until that is done, and is the only one for code that goes on in
@@ -76,7 +77,7 @@ global_asm!(
     .type fill_return_stack, @function
     fill_return_stack:
         fill_the_return_stack
-        ret
+        jmp __x86_return_thunk
         int3
     .size fill_return_stack, . - fill_return_stack
     .popsection

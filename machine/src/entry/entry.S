@@ -392,7 +392,7 @@ guard_entry:
 guarded_ibpb:
     if_key {KERNEL_IBRS}, guard_ibrs
 guarded_ibrs:
-    ret
+    jmp __x86_return_thunk
     int3
 .globl guard_ibpb
 guard_ibpb:
@@ -417,7 +417,7 @@ guard_syscall:
     call guard_entry
     if_key {ENTRY_BHB_SHORT}, guard_bhb_short
     if_key {ENTRY_BHB_LONG}, guard_bhb_long
-    ret
+    jmp __x86_return_thunk
     int3
 guard_bhb_short:
     jmp clear_bhb_short_fenced
@@ -663,7 +663,7 @@ return_without_iret:
     pop_registers
     mov (%rsp), %rsp
     popfq
-    ret
+    jmp __x86_return_thunk
     int3
 
 // The IRET to a program has faulted: its registers are there, GS and tables are the program's, and

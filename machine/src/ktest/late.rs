@@ -26,21 +26,23 @@ pub(super) const TESTS: &[Test] = &[
 //   +16 push rbp; mov rdi -> r11; mov $41, %edi
 //   +25 check; call thunk
 //   +45 pop rbp; ret
-const LATE: [u8; 47] = [
+const LATE: [u8; 51] = [
     0xb8, 0, 0, 0, 0, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90,
     0x90, // preamble
     0x55, 0x49, 0x89, 0xfb, // push %rbp; mov %rdi, %r11
     0xbf, 41, 0, 0, 0, // mov $41, %edi
     0x41, 0xba, 0, 0, 0, 0, 0x45, 0x03, 0x53, 0xf1, 0x74, 0x02, 0x0f, 0x0b, // check
     0x2e, 0xe8, 0, 0, 0, 0, // cs call thunk
-    0x5d, 0xc3, // pop %rbp; ret
+    0x5d, 0xc3, 0xcc, 0xcc, 0xcc, 0xcc, // pop %rbp; ret
 ];
-const NONE: Piece<'static> = Piece { code: &[], checks: &[], functions: &[], calls: &[] };
+const NONE: Piece<'static> =
+    Piece { code: &[], checks: &[], functions: &[], calls: &[], returns: &[] };
 const INT3: u8 = 0xcc;
 const LATE_FUNCTION: usize = 16;
 const LATE_CHECK: usize = 25;
+const LATE_RETURN: usize = 46;
 
-fn late_code(function_hash: u32, hash: u32) -> [u8; 47] {
+fn late_code(function_hash: u32, hash: u32) -> [u8; 51] {
     let mut code = LATE;
     code[1..5].copy_from_slice(&function_hash.to_le_bytes());
     code[LATE_CHECK + 2..][..4].copy_from_slice(&hash.wrapping_neg().to_le_bytes());
@@ -65,6 +67,7 @@ fn load_late(function_hash: u32) -> Result<LateText, String> {
         code: &code,
         checks: &[(LATE_CHECK, hash)],
         functions: &[(LATE_FUNCTION, function_hash)],
+        returns: &[LATE_RETURN],
         ..NONE
     };
     late_text::load(&piece).map_err(|refused| format!("{refused:?}"))

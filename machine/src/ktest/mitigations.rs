@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use entry::{PtRegs, flags};
 use mitigations::bhi::BhbLoop;
 use mitigations::by_program::flag;
-use mitigations::plan::Flush;
+use mitigations::plan::{Branches, Flush, Returns};
 use mitigations::spectre_v2_user::For;
 use text_patching::Text;
 
@@ -22,10 +22,12 @@ use crate::ensure;
 use crate::memory::USER_END;
 use crate::mitigations::{self as machine_mitigations, behind_guests, plan};
 use crate::text::text_poke::LiveText;
+use crate::text::thunk;
 
 pub(super) const TESTS: &[Test] = &[
     Test { name: "mitigations::loops_are_as_long_as_histories", run: loops },
     Test { name: "mitigations::masks_leave_nothing_outside", run: masks },
+    Test { name: "mitigations::returns_and_branches_are_made_where_it_was_chosen", run: places },
     Test { name: "mitigations::text_is_as_it_was_chosen", run: text },
     Test { name: "mitigations::a_guest_is_followed_by_one_flush", run: flush },
     Test { name: "mitigations::a_barrier_stands_between_those_who_ask", run: barriers },
@@ -48,6 +50,22 @@ static DEEPEST: AtomicU32 = AtomicU32::new(0);
 static INSTRUCTIONS: AtomicU32 = AtomicU32::new(0);
 static LOW_RETURNS: AtomicU32 = AtomicU32::new(0);
 
+/// Returns, those of them that the thunk made, and those in the lower half of a line.
+static RETURNS: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
+/// Branches to r11, and those of them in the lower half of a line.
+static BRANCHES: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+
+/// Adds to each counter whose condition is true.
+fn count(counters: &[AtomicU32], conditions: &[bool]) {
+    for (counter, &is_so) in counters.iter().zip(conditions) {
+        counter.fetch_add(u32::from(is_so), Ordering::SeqCst);
+    }
+}
+
+fn is_low(rip: u64) -> bool {
+    rip % 64 < 32
+}
+
 /// Bytes of a loop, at most.
 const LOOP_BYTES: u64 = 128;
 
@@ -67,8 +85,12 @@ pub(crate) fn step(regs: &mut PtRegs) -> bool {
     if undecided != 0 && undecided != regs.rip {
         TAKEN.fetch_add(1, Ordering::SeqCst);
     }
-    let mut opcode = [0];
+    let mut opcode = [0; 6];
     let _ = LiveText.read(regs.rip, &mut opcode);
+    // A direct call is padded by prefixes.
+    if let [0x41, 0xff, 0xd3 | 0xe3, ..] | [0x2e, 0x2e, 0x2e, 0x41, 0xff, 0xd3] = opcode {
+        count(&BRANCHES, &[true, is_low(regs.rip)]);
+    }
     match opcode[0] {
         0xe8 => {
             TAKEN.fetch_add(1, Ordering::SeqCst);
@@ -78,7 +100,9 @@ pub(crate) fn step(regs: &mut PtRegs) -> bool {
         0xc3 => {
             TAKEN.fetch_add(1, Ordering::SeqCst);
             let is_loop = is_loop(regs.rip);
-            LOW_RETURNS.fetch_add(u32::from(is_loop && regs.rip % 64 < 32), Ordering::SeqCst);
+            LOW_RETURNS.fetch_add(u32::from(is_loop && is_low(regs.rip)), Ordering::SeqCst);
+            let is_thunk = regs.rip == thunk::return_thunk();
+            count(&RETURNS, &[true, is_thunk, is_low(regs.rip)]);
             DEPTH.fetch_sub(1, Ordering::SeqCst);
         }
         0xe9 | 0xeb => {
@@ -96,7 +120,8 @@ pub(crate) fn step(regs: &mut PtRegs) -> bool {
 macro_rules! stepped {
     ($name:literal) => {{
         let _irq = IrqGuard::new();
-        for counter in [&TAKEN, &DEPTH, &DEEPEST, &INSTRUCTIONS, &LOW_RETURNS] {
+        let counters = [&TAKEN, &DEPTH, &DEEPEST, &INSTRUCTIONS, &LOW_RETURNS];
+        for counter in counters.into_iter().chain(&RETURNS).chain(&BRANCHES) {
             counter.store(0, Ordering::SeqCst);
         }
         COUNTING[cpu_id()].store(true, Ordering::SeqCst);
@@ -123,6 +148,37 @@ fn loops() -> Result<(), String> {
     judge(BhbLoop::SHORT)?;
     stepped!("clear_bhb_long_unfenced");
     judge(BhbLoop::LONG)
+}
+
+/// Three returns of Rust and a call through a pointer, to be stepped through.
+#[unsafe(no_mangle)]
+extern "C" fn ktest_places() -> u32 {
+    let one: fn(u32) -> u32 = one_more;
+    core::hint::black_box(core::hint::black_box(one)(1)) + core::hint::black_box(one_more(2))
+}
+
+#[inline(never)]
+fn one_more(to: u32) -> u32 {
+    core::hint::black_box(to) + 1
+}
+
+/// Where returns and indirect branches are made: at their own places, or at the thunks', which lie
+/// in the upper half of a cache line.
+fn places() -> Result<(), String> {
+    stepped!("ktest_places");
+    let [returns, thunked, low] = RETURNS.each_ref().map(|n| n.load(Ordering::SeqCst));
+    let [branches, low_branches] = BRANCHES.each_ref().map(|n| n.load(Ordering::SeqCst));
+    let plan = plan();
+    let wanted = if plan.returns == Returns::Plain { 0 } else { 3 };
+    // A retpoline branches by a return of its own.
+    let retpolines = u32::from(plan.branches == Branches::Thunk);
+    ensure!(returns == 3 + retpolines, "{returns} returns");
+    ensure!(thunked == wanted, "{thunked} returns by the thunk, not {wanted}");
+    ensure!(branches == 1 - retpolines, "{branches} indirect branches");
+    let is_aligned = plan.returns == Returns::Aligned;
+    ensure!(!is_aligned || low == 0, "{low} returns in the lower half of a line");
+    ensure!(!is_aligned || low_branches == 0, "a branch in the lower half of a line");
+    Ok(())
 }
 
 /// Whether what was stepped through is a loop with these counts.

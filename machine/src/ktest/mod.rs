@@ -74,9 +74,9 @@ global_asm!(
         xor %eax, %eax
     ktest_probe_store:
         movb %sil, (%rdi)
-        ret
+        jmp __x86_return_thunk
     1:  mov $1, %eax
-        ret
+        jmp __x86_return_thunk
         int3
     .size ktest_probe, . - ktest_probe
     .popsection

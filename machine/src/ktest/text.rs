@@ -281,12 +281,12 @@ global_asm!(
     ktest_smash: # (rdi: where to return to) -> 0, or 1 from there
         xor %eax, %eax
         push %rdi
-        ret
+        jmp __x86_return_thunk
         int3
     .globl ktest_smashed
     ktest_smashed:
         mov $1, %eax
-        ret
+        jmp __x86_return_thunk
         int3
     .size ktest_smash, . - ktest_smash
     .popsection
@@ -464,7 +464,7 @@ global_asm!(
     .type ktest_unlisted, @function
     ktest_unlisted:
         .byte 0x0f, 0x1f, 0x44, 0x00, 0x00
-        ret
+        jmp __x86_return_thunk
         int3
     .size ktest_unlisted, . - ktest_unlisted
     .popsection

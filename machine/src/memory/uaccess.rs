@@ -86,7 +86,7 @@ global_asm!(
     uaccess_copy_bytes:
         rep movsb
         xor %eax, %eax
-        ret
+        jmp __x86_return_thunk
         int3
     .size uaccess_copy, . - uaccess_copy
 
@@ -102,7 +102,7 @@ global_asm!(
         mov %esi, %ecx
     uaccess_zero_bytes:
         rep stosb
-        ret
+        jmp __x86_return_thunk
         int3
     .size uaccess_zero, . - uaccess_zero
 
@@ -112,7 +112,7 @@ global_asm!(
         mov %esi, %eax
     uaccess_cmpxchg32_at:
         lock cmpxchg %edx, (%rdi)
-        ret
+        jmp __x86_return_thunk
         int3
     .size uaccess_cmpxchg32, . - uaccess_cmpxchg32
 
@@ -120,7 +120,7 @@ global_asm!(
     .type uaccess_load32, @function
     uaccess_load32:
         mov (%rdi), %eax
-        ret
+        jmp __x86_return_thunk
         int3
     .size uaccess_load32, . - uaccess_load32
 
@@ -128,11 +128,11 @@ global_asm!(
         // Not `mov $1, %eax`: with 11 bytes between, that looks like a function's type hash.
         xor %eax, %eax
         inc %eax
-        ret
+        jmp __x86_return_thunk
         int3
     uaccess_failed_value:
         mov $-1, %rax
-        ret
+        jmp __x86_return_thunk
         int3
 
     extable uaccess_copy_words, uaccess_failed

@@ -19,11 +19,12 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use formats::params;
-use mitigations::plan::{Branches, Flush, spec_ctrl};
+use mitigations::plan::{Branches, Flush, Returns, spec_ctrl};
 use mitigations::spec_store_bypass::Control;
 use mitigations::spectre_v2_user::For;
 use mitigations::{Built, Facts, Options, Plan, Selection, Vendor, by_program};
 use text_patching::jump_label;
+use text_patching::return_site::Return;
 use text_patching::tail::Via;
 
 use crate::cpu::percpu::{self, PerCpu};
@@ -34,6 +35,7 @@ use crate::memory;
 use crate::text::cfi;
 use crate::text::static_branch::{self, StaticKey, id, static_branch_unlikely};
 use crate::text::text_poke::LiveText;
+use crate::text::thunk;
 
 pub mod behind_guests;
 
@@ -149,6 +151,15 @@ pub(crate) fn branches() -> Via {
         Branches::Thunk => Via::Thunk,
         Branches::Direct => Via::Direct,
         Branches::Lfence => Via::Lfence,
+        Branches::Aligned => Via::Aligned(thunk::aligned_thunk()),
+    }
+}
+
+/// How the kernel returns.
+pub(crate) fn returns() -> Return {
+    match plan().returns {
+        Returns::Plain => Return::Plain,
+        Returns::Aligned => Return::Thunk(thunk::return_thunk()),
     }
 }
 
@@ -242,6 +253,7 @@ pub(crate) fn verify_text() {
     assert!(memory::has_pti() == plan().pti, "mitigations: page tables are not as it was chosen");
     let Some(done) = cfi::plan() else { return };
     assert!(done.via == branches(), "mitigations: indirect branches are not as it was chosen");
+    assert!(done.returns == returns(), "mitigations: returns are not as it was chosen");
     verify_keys();
     crate::mitigations::behind_guests::verify_text();
 }

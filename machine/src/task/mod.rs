@@ -107,7 +107,7 @@ global_asm!(
         pop %r12
         pop %rbx
         pop %rbp
-        ret
+        jmp __x86_return_thunk
         int3
     task_fill_return_stack:
         call fill_return_stack

@@ -25,6 +25,7 @@ use text_patching::fineibt;
 use text_patching::kcfi::Form;
 use text_patching::options::{self, CfiOptions, Ignored};
 use text_patching::preamble::Seed;
+use text_patching::return_site::Return;
 use text_patching::site_table::{SiteTables, TableError};
 use text_patching::tail::Via;
 use text_patching::trap::{self, Cause, CfiFailure};
@@ -129,8 +130,9 @@ pub fn describe() -> &'static str {
 }
 
 /// Verifies and rewrites the image's text. On the first CPU, before the others start, with
-/// interrupts masked. `via`: how indirect branches go; `random` makes the hashes this boot's.
-pub(crate) fn boot_pass(command_line: &str, via: Via, random: u64) {
+/// interrupts masked. `via` and `returns`: how indirect branches and returns go; `random` makes the
+/// hashes this boot's.
+pub(crate) fn boot_pass(command_line: &str, via: Via, returns: Return, random: u64) {
     let value = params::find(command_line, "cfi").unwrap_or("");
     let options = options::parse(value, features().ibt, |word, why| match why {
         Ignored::Unknown => crate::log!("warning: CFI: ignoring unknown option {word}"),
@@ -141,7 +143,13 @@ pub(crate) fn boot_pass(command_line: &str, via: Via, random: u64) {
     });
     WARN.store(options.warn, Ordering::Relaxed);
     match SiteTables::parse(crate::text::sites::tables()) {
-        Ok(tables) => rewrite(*TABLES.call_once(|| tables), &options, via, random),
+        Ok(tables) => {
+            // A seed that changes something: 0 would keep the hashes.
+            let is_random = options.rand && options.form != Form::Off;
+            let seed = Seed::new(if is_random { (random as u32).max(1) } else { 0 });
+            let plan = BootPlan { form: options.form, seed, via, returns };
+            rewrite(*TABLES.call_once(|| tables), &options, plan);
+        }
         Err(TableError::NotFilled) => {
             crate::log!("CFI: Using standard kCFI; no site tables in this image, text stays");
         }
@@ -152,11 +160,7 @@ pub(crate) fn boot_pass(command_line: &str, via: Via, random: u64) {
     }
 }
 
-fn rewrite(tables: SiteTables<'static>, options: &CfiOptions, via: Via, random: u64) {
-    // A seed that changes something: 0 would keep the hashes.
-    let is_random = options.rand && options.form != Form::Off;
-    let seed = Seed::new(if is_random { (random as u32).max(1) } else { 0 });
-    let plan = BootPlan { form: options.form, seed, via };
+fn rewrite(tables: SiteTables<'static>, options: &CfiOptions, plan: BootPlan) {
     let mut window = text_poke::boot_window().expect("the boot pass comes before the door closes");
     let start = cpu::rdtsc_ordered();
     let checked = plan.check(&LiveText, tables).unwrap_or_else(|anomaly| panic!("text: {anomaly}"));
@@ -167,10 +171,19 @@ fn rewrite(tables: SiteTables<'static>, options: &CfiOptions, via: Via, random: 
     PLAN.call_once(|| plan);
     crate::log!("{}", options.describe());
     if options.debug {
+        // Not the thunk's address: programs read the log.
+        let via = match plan.via {
+            Via::Thunk => "Thunk",
+            Via::Direct => "Direct",
+            Via::Lfence => "Lfence",
+            Via::Aligned(_) => "Aligned",
+        };
         crate::log!(
-            "CFI: verified {} checks and {} functions, {} stores, {cycles} cycles, via {via:?}",
+            "CFI: verified {} checks, {} functions and {} thunked returns, {} stores, {cycles} \
+             cycles, via {via}",
             done.checks,
             done.functions,
+            done.returns,
             done.stores
         );
     }

@@ -28,7 +28,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use text_patching::TextPoke;
 use text_patching::preamble;
-use text_patching::site_table::{CheckEntry, Contents, FunctionEntry, SiteTables};
+use text_patching::site_table::{CheckEntry, Contents, FunctionEntry, ReturnEntry, SiteTables};
 use text_patching::tail::{BranchKind, Shape, rel32_to};
 
 use crate::context_tracking::tlb;
@@ -55,6 +55,8 @@ pub(crate) struct Piece<'a> {
     /// Offset of each direct call or jump (`e8` or `e9`, with any displacement) and the kernel's
     /// function that it leads to: a chain of hooks is a row of these.
     pub(crate) calls: &'a [(usize, u64)],
+    /// Offset of each return, ascending: five bytes, `text_patching::return_site::PLAIN`.
+    pub(crate) returns: &'a [usize],
 }
 
 /// Why a piece was not loaded. Nothing of it is executable then.
@@ -282,6 +284,8 @@ fn table(piece: &Piece<'_>, base: u64, kernel: &SiteTables<'_>) -> Result<Box<[u
     };
     let checks: Vec<_> = piece.checks.iter().map(check).collect();
     let functions: Vec<_> = piece.functions.iter().map(function).collect();
+    let at = |&at: &usize| ReturnEntry { site: base + at as u64 };
+    let returns: Vec<_> = piece.returns.iter().map(at).collect();
     let contents = Contents {
         // As the kernel's own tables: the thunk must lie above the base.
         base: text_range().start,
@@ -290,6 +294,7 @@ fn table(piece: &Piece<'_>, base: u64, kernel: &SiteTables<'_>) -> Result<Box<[u
         form: None,
         checks: &checks,
         functions: &functions,
+        returns: &returns,
         ..Contents::default()
     };
     let mut bytes = alloc::vec![0; contents.size()].into_boxed_slice();

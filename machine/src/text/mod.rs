@@ -11,4 +11,4 @@ pub mod sites;
 pub mod static_branch;
 pub mod static_call;
 pub(crate) mod text_poke;
-mod thunk;
+pub(crate) mod thunk;

@@ -45,7 +45,10 @@ impl Filter {
         bytes[1..5].copy_from_slice(&hash.to_le_bytes());
         bytes.extend_from_slice(code.bytes());
         let functions = &[(PREAMBLE.len(), hash)];
-        let piece = Piece { code: &bytes, checks: &[], functions, calls: &[] };
+        let mut returns = Vec::new();
+        returns.try_reserve_exact(code.returns().len()).ok()?;
+        returns.extend(code.returns().iter().map(|at| PREAMBLE.len() + at));
+        let piece = Piece { code: &bytes, checks: &[], functions, calls: &[], returns: &returns };
         let text = late_text::load(&piece).ok()?;
         // SAFETY: a `Code` is a function of this type that reads its argument, writes its own stack
         // frame, and returns (`mechanisms/seccomp`, invariant 2); `run` borrows `self`, so nobody

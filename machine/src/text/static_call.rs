@@ -29,6 +29,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use lsm::fold::{Answer, Fold};
+use text_patching::return_site::Return;
 use text_patching::site_table::CallEntry;
 use text_patching::static_call::{Target, decode, encode, update_trampoline};
 use text_patching::{Anomaly, Patch, Text, What, jump_label};
@@ -350,6 +351,10 @@ impl Shape {
 
     /// What a site does when nobody is bound.
     fn empty(&self, tail: bool) -> Target {
+        // A site that returns would do so at its own place.
+        if tail && cfi::plan().is_some_and(|plan| plan.returns != Return::Plain) {
+            return Target::Function(self.nothing);
+        }
         match self.neutral {
             None => Target::Nothing,
             Some(0) => Target::Return(0),

@@ -76,7 +76,7 @@ context_left_vmrun:
     pop %rbp
     cli
     stgi
-    ret
+    jmp __x86_return_thunk
     int3
     behind_guest_out_of_line vmrun
 .size vmrun_switch, . - vmrun_switch

@@ -75,7 +75,7 @@ context_left_vmx_exit:
     pop %r12
     pop %rbx
     pop %rbp
-    ret
+    jmp __x86_return_thunk
     int3
     behind_guest_out_of_line vmx
 .size vmx_switch, . - vmx_switch

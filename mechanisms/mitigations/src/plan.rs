@@ -14,7 +14,8 @@ use crate::spectre_v2::Mode as V2;
 use crate::spectre_v2_user::For;
 use crate::srbds::Srbds;
 use crate::{
-    Facts, Options, mds, mmio_stale_data, retbleed, spec_rstack_overflow, tsx_async_abort, vmscape,
+    Facts, Options, indirect_target_selection, mds, mmio_stale_data, retbleed,
+    spec_rstack_overflow, tsx_async_abort, vmscape,
 };
 
 /// Bits of `SPEC_CTRL`, MSR 0x48 (SDM 4, table 2-2).
@@ -43,6 +44,17 @@ pub enum Branches {
     Direct,
     /// Directly, behind an LFENCE.
     Lfence,
+    /// By a thunk that only jumps, in the upper half of a cache line.
+    Aligned,
+}
+
+/// How the kernel returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Returns {
+    /// In place.
+    Plain,
+    /// By a thunk that only returns, in the upper half of a cache line.
+    Aligned,
 }
 
 /// What is done before the first return to a program behind a guest, on that CPU.
@@ -80,6 +92,8 @@ pub struct Plan {
     pub pti: bool,
     /// How indirect branches are made.
     pub branches: Branches,
+    /// How returns are made.
+    pub returns: Returns,
     /// `SPEC_CTRL` exists.
     pub has_spec_ctrl: bool,
     /// The value of `SPEC_CTRL` in the kernel, and but for IBRS and what a program asked for, in
@@ -141,7 +155,11 @@ impl Plan {
             || selection.spec_rstack_overflow.mode == spec_rstack_overflow::Mode::Ibpb;
         Self {
             pti: selection.meltdown.pti,
-            branches: branches(v2.mode),
+            branches: branches(selection),
+            returns: match selection.indirect_target_selection.mode {
+                indirect_target_selection::Mode::AlignedThunks => Returns::Aligned,
+                _ => Returns::Plain,
+            },
             has_spec_ctrl: facts.has_spec_ctrl(),
             spec_ctrl: spec_ctrl_value(selection, facts),
             ibrs_on_entry: v2.mode == V2::Ibrs,
@@ -175,11 +193,15 @@ impl Plan {
     }
 }
 
-fn branches(mode: V2) -> Branches {
-    match mode {
+fn branches(selection: &Selection) -> Branches {
+    let its = selection.indirect_target_selection.mode;
+    match selection.spectre_v2.mode {
         V2::Retpoline | V2::EibrsRetpoline => Branches::Thunk,
         V2::Lfence | V2::EibrsLfence => Branches::Lfence,
-        V2::None | V2::Eibrs | V2::Ibrs => Branches::Direct,
+        V2::None | V2::Eibrs | V2::Ibrs => match its {
+            indirect_target_selection::Mode::AlignedThunks => Branches::Aligned,
+            _ => Branches::Direct,
+        },
     }
 }
 
@@ -348,6 +370,12 @@ impl Plan {
         cost
     }
 
+    /// One return of the kernel: a system call makes some dozens.
+    #[must_use]
+    pub fn one_return(&self) -> Cost {
+        Cost { instructions: u32::from(self.returns == Returns::Aligned), ..Cost::default() }
+    }
+
     /// One switch to a thread of another program that asked for what programs can ask for.
     #[must_use]
     pub fn switch(&self) -> Cost {
@@ -395,7 +423,11 @@ impl fmt::Display for Plan {
             Branches::Thunk => "retpolines",
             Branches::Direct => "direct branches",
             Branches::Lfence => "LFENCE before branches",
+            Branches::Aligned => "branches by an aligned thunk",
         })?;
+        if self.returns == Returns::Aligned {
+            f.write_str("; returns by an aligned thunk")?;
+        }
         if self.spec_ctrl != 0 {
             write!(f, "; SPEC_CTRL {:#x}", self.spec_ctrl)?;
         }

@@ -38,7 +38,7 @@ pub struct Built {
 impl Built {
     /// This kernel.
     pub const LIMEN: Self = Self {
-        return_thunks: false,
+        return_thunks: true,
         untrained_returns: false,
         safe_returns: false,
         call_depth: false,

@@ -26,9 +26,16 @@ const LAYOUTS_MAX: usize = 6;
 #[derive(Debug, PartialEq, Eq)]
 pub struct Code {
     bytes: Vec<u8>,
+    returns: Vec<usize>,
 }
 
 impl Code {
+    /// Offset of each return, ascending: five bytes, which may become a jump to a thunk.
+    #[must_use]
+    pub fn returns(&self) -> &[usize] {
+        &self.returns
+    }
+
     /// The function, from its first instruction on.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
@@ -49,12 +56,12 @@ impl Program {
             layout = layout.next(self, key, true)?;
             // No instruction gets longer, so with the same sum each has the same length.
             if layout.bytes.len() == before {
-                return Some(Code { bytes: layout.bytes });
+                return Some(layout.code());
             }
         }
         // Not settled: with long jumps only, the second layout has the first one's places.
         let layout = layout.next(self, key, false)?.next(self, key, false)?;
-        Some(Code { bytes: layout.bytes })
+        Some(layout.code())
     }
 }
 
@@ -63,6 +70,8 @@ struct Layout {
     /// Offset of each instruction, and of the end.
     starts: Vec<u32>,
     bytes: Vec<u8>,
+    /// Offset of each return: of an instruction at most one.
+    returns: Vec<usize>,
 }
 
 impl Layout {
@@ -74,15 +83,23 @@ impl Layout {
         starts.extend((0..=len as u32).map(|index| index * APART));
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(CODE_MAX + OP_BYTES_MAX).ok()?;
-        Some(Self { starts, bytes })
+        let mut returns = Vec::new();
+        returns.try_reserve_exact(len).ok()?;
+        Some(Self { starts, bytes, returns })
+    }
+
+    fn code(self) -> Code {
+        Code { bytes: self.bytes, returns: self.returns }
     }
 
     /// The code, with jumps that go where this layout has their targets.
     fn next(mut self, program: &Program, key: u32, may_be_short: bool) -> Option<Self> {
         self.bytes.clear();
+        self.returns.clear();
         let ops = program.ops();
         let frame = ops.iter().any(Op::uses_memory);
-        let mut emitter = Emitter { bytes: self.bytes, frame, key: key.into() };
+        let mut emitter =
+            Emitter { bytes: self.bytes, returns: self.returns, frame, key: key.into() };
         let sets_a = matches!(ops, [Op::Load(_) | Op::LoadConstant(_), ..]);
         emitter.enter(!sets_a, ops.iter().any(Op::reads_x));
         for (index, &op) in ops.iter().enumerate() {
@@ -97,7 +114,7 @@ impl Layout {
             *self.starts.get_mut(index)? = start as u32;
         }
         *self.starts.last_mut()? = emitter.bytes.len() as u32;
-        Some(Self { starts: self.starts, bytes: emitter.bytes })
+        Some(Self { starts: self.starts, bytes: emitter.bytes, returns: emitter.returns })
     }
 }
 

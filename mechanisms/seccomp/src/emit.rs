@@ -26,6 +26,8 @@ pub(crate) enum Register {
 #[derive(Debug, Default)]
 pub(crate) struct Emitter {
     pub(crate) bytes: Vec<u8>,
+    /// Offset of each return.
+    pub(crate) returns: Vec<usize>,
     /// Whether there is a frame to leave.
     pub(crate) frame: bool,
     /// State of the blinding constants.
@@ -223,7 +225,8 @@ impl Emitter {
         if self.frame {
             self.put(&[0xc9]); // leave
         }
-        self.put(&[0xc3, 0xcc]); // ret; int3
+        self.returns.push(self.bytes.len());
+        self.put(&[0xc3, 0xcc, 0xcc, 0xcc, 0xcc]); // ret; int3: room for a jump
     }
 }
 

@@ -36,7 +36,7 @@ fn words(filter: &[Insn]) -> Vec<String> {
 fn golden() {
     let load = plain(0x20, 16);
     let one = |instruction| words(&[load, instruction, END]);
-    let end = ["ret", "int3"];
+    let end = ["ret", "int3", "int3", "int3", "int3"];
     let cases: [(Insn, &[&str]); 10] = [
         (plain(0x04, 5), &["add $5,%eax"]),
         (plain(0x14, 0x1234), &["sub $0x1234,%eax"]),
@@ -58,12 +58,18 @@ fn golden() {
     let wanted = [
         "mov (%rdi),%eax",
         "cmp $0x27,%eax",
-        "jne 0x000000000000000F",
+        "jne 0x0000000000000012",
         "mov $1,%eax",
         "ret",
         "int3",
+        "int3",
+        "int3",
+        "int3",
         "xor %eax,%eax",
         "ret",
+        "int3",
+        "int3",
+        "int3",
         "int3",
     ];
     assert_eq!(words(&filter), wanted);
@@ -77,6 +83,9 @@ fn golden() {
         "mov -4(%rbp),%ecx",
         "leave",
         "ret",
+        "int3",
+        "int3",
+        "int3",
         "int3",
     ];
     assert_eq!(words(&memory), wanted);

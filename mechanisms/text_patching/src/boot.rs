@@ -20,6 +20,7 @@ use crate::fineibt;
 use crate::kcfi::{self, BODY_KCFI, BODY_OPT, Expect, Form, HEAD_OFF, HEAD_ON, TAIL};
 use crate::poke::{Anomaly, Broken, Text, TextPoke, What};
 use crate::preamble::{self, POISON, Seed};
+use crate::return_site::{self, Return};
 use crate::site_table::{CheckEntry, FunctionEntry, SiteTables};
 use crate::tail::{self, Via};
 
@@ -32,6 +33,8 @@ pub struct BootPlan {
     pub seed: Seed,
     /// How calls behind checks are made (from the spectre_v2 mitigation).
     pub via: Via,
+    /// How returns are made; plain ones are what the image has.
+    pub returns: Return,
 }
 
 /// The image is as its tables say, and every store of the plan is possible.
@@ -48,6 +51,8 @@ pub struct BootDone {
     pub checks: usize,
     /// Functions with a preamble, all verified.
     pub functions: usize,
+    /// Returns that have become jumps to a thunk, all verified.
+    pub returns: usize,
     /// Stores.
     pub stores: usize,
 }
@@ -82,6 +87,9 @@ impl BootPlan {
         for entry in tables.thunks().iter().filter(|_| self.via != Via::Thunk) {
             checked.reroute(text, entry.at, entry.shape)?;
         }
+        for site in checked.returns() {
+            checked.thunk_return(text, site)?;
+        }
         Ok(checked)
     }
 }
@@ -102,6 +110,7 @@ impl BootChecked<'_> {
         if to == Form::FineIbt {
             self.apply_fineibt(text, &mut poke);
             self.apply_tails(text, &mut poke)?;
+            self.apply_returns(text, &mut poke)?;
             self.verify(text, &mut done)?;
             return Ok(done);
         }
@@ -133,6 +142,7 @@ impl BootChecked<'_> {
             }
         }
         self.apply_tails(text, &mut poke)?;
+        self.apply_returns(text, &mut poke)?;
         self.verify(text, &mut done)?;
         Ok(done)
     }
@@ -192,6 +202,30 @@ impl BootChecked<'_> {
         Ok(())
     }
 
+    fn apply_returns<T: TextPoke>(
+        &self,
+        text: &mut T,
+        poke: &mut impl FnMut(&mut T, u64, &[u8]),
+    ) -> Result<(), Broken> {
+        for site in self.returns() {
+            let patch = self.thunk_return(text, site).map_err(broken)?;
+            for (addr, bytes) in patch.writes() {
+                poke(text, addr, bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns that are to change: all or none.
+    fn returns(&self) -> impl Iterator<Item = u64> {
+        let count = if self.plan.returns == Return::Plain { 0 } else { usize::MAX };
+        self.tables.returns().iter().take(count).map(|entry| entry.site)
+    }
+
+    fn thunk_return(&self, text: &impl Text, site: u64) -> Result<crate::Patch, Anomaly> {
+        return_site::update(text, site, Return::Plain, self.plan.returns)
+    }
+
     fn verify(&self, text: &impl Text, done: &mut BootDone) -> Result<(), Broken> {
         for entry in self.tables.checks().iter() {
             let hash = self.seeded(entry.hash);
@@ -202,6 +236,13 @@ impl BootChecked<'_> {
             let hash = self.seeded(entry.hash);
             self.verify_function(text, &entry, hash, self.plan.form).map_err(broken)?;
             done.functions += 1;
+        }
+        for site in self.returns() {
+            let patch = self.thunk_return(text, site).map_err(broken)?;
+            if !patch.is_noop() {
+                return Err(broken(Anomaly::new(site, 0, What::UnknownTail)));
+            }
+            done.returns += 1;
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ pub mod kcfi;
 pub mod options;
 pub mod poke;
 pub mod preamble;
+pub mod return_site;
 pub mod site_table;
 pub mod static_call;
 pub mod tail;

@@ -21,6 +21,7 @@
 //! | 3 thunk branch without a check (allowed) | place (flags as 1) |
 //! | 4 static branch | place (flags: 1 likely, 2 read-only after init), target minus base, key |
 //! | 5 static call | place (flag 1: jump), key |
+//! | 6 return | place |
 //!
 //! A place is 28 bits of offset from the base and 4 bits of flags on top; entries are sorted by
 //! offset, strictly ascending, and found by binary search. Reading needs no allocation, no
@@ -98,6 +99,8 @@ pub enum TableKind {
     Branches = 4,
     /// [`CallEntry`].
     Calls = 5,
+    /// [`ReturnEntry`].
+    Returns = 6,
 }
 
 /// An entry: how it is spelt in words, and where its site is.
@@ -280,6 +283,27 @@ impl SiteEntry for CallEntry {
     }
 }
 
+/// A return ([`crate::return_site`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReturnEntry {
+    /// Its address.
+    pub site: u64,
+}
+
+impl SiteEntry for ReturnEntry {
+    const KIND: TableKind = TableKind::Returns;
+    const WORDS: usize = 1;
+    fn from_words(base: u64, [word, ..]: [u32; 3]) -> Self {
+        Self { site: address(base, word) }
+    }
+    fn to_words(&self, base: u64) -> Result<[u32; 3], TableError> {
+        Ok([place(base, self.site, 0)?, 0, 0])
+    }
+    fn site(&self) -> u64 {
+        self.site
+    }
+}
+
 fn word(bytes: &[u8], offset: usize) -> Option<u32> {
     bytes.get(offset..)?.first_chunk().map(|word| u32::from_le_bytes(*word))
 }
@@ -409,6 +433,7 @@ impl<'a> SiteTables<'a> {
         tables.prove::<ThunkEntry>()?;
         tables.prove::<BranchEntry>()?;
         tables.prove::<CallEntry>()?;
+        tables.prove::<ReturnEntry>()?;
         Ok(tables)
     }
 
@@ -479,6 +504,12 @@ impl<'a> SiteTables<'a> {
         self.table()
     }
 
+    /// Returns.
+    #[must_use]
+    pub fn returns(&self) -> Table<'a, ReturnEntry> {
+        self.table()
+    }
+
     /// `__x86_indirect_thunk_r11`.
     #[must_use]
     pub const fn thunk(&self) -> Option<u64> {
@@ -539,10 +570,12 @@ pub struct Contents<'a> {
     pub branches: &'a [BranchEntry],
     /// Static calls.
     pub calls: &'a [CallEntry],
+    /// Returns.
+    pub returns: &'a [ReturnEntry],
 }
 
 impl Contents<'_> {
-    const TABLES: u32 = 5;
+    const TABLES: u32 = 6;
 
     /// Bytes that [`Self::write`] needs.
     #[must_use]
@@ -551,7 +584,8 @@ impl Contents<'_> {
             + self.functions.len() * FunctionEntry::WORDS
             + self.thunks.len() * ThunkEntry::WORDS
             + self.branches.len() * BranchEntry::WORDS
-            + self.calls.len() * CallEntry::WORDS;
+            + self.calls.len() * CallEntry::WORDS
+            + self.returns.len() * ReturnEntry::WORDS;
         HEADER_LEN + Self::TABLES as usize * TABLE_LEN + words * 4
     }
 
@@ -584,11 +618,13 @@ impl Contents<'_> {
         writer.describe::<ThunkEntry>(&mut start, self.thunks.len())?;
         writer.describe::<BranchEntry>(&mut start, self.branches.len())?;
         writer.describe::<CallEntry>(&mut start, self.calls.len())?;
+        writer.describe::<ReturnEntry>(&mut start, self.returns.len())?;
         writer.entries(self.base, self.checks)?;
         writer.entries(self.base, self.functions)?;
         writer.entries(self.base, self.thunks)?;
         writer.entries(self.base, self.branches)?;
         writer.entries(self.base, self.calls)?;
+        writer.entries(self.base, self.returns)?;
         SiteTables::parse(writer.out)?;
         Ok(size)
     }

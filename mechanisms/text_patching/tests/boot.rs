@@ -7,7 +7,10 @@ use text_patching::kcfi::{self, Check, Form};
 use text_patching::options::{CfiOptions, Ignored, parse};
 use text_patching::poke::SliceText;
 use text_patching::preamble::{self, ENDBR64, POISON, Seed};
-use text_patching::site_table::{CheckEntry, Contents, FunctionEntry, SiteTables, ThunkEntry};
+use text_patching::return_site::{self, PLAIN, Return};
+use text_patching::site_table::{
+    CheckEntry, Contents, FunctionEntry, ReturnEntry, SiteTables, ThunkEntry,
+};
 use text_patching::tail::{self, BranchKind, Shape, Via};
 use text_patching::{Text, TextPoke, Unmapped};
 
@@ -17,9 +20,11 @@ const FORMS: [Form; 3] = [Form::Kcfi, Form::Opt, Form::Off];
 const HASHES: [u32; 3] = [0x1234_5678, 0x89ab_cdef, 7];
 const CALL: Shape = Shape { kind: BranchKind::Call, len: 6 };
 const FUNCTIONS_AT: u64 = 0x200;
+const RETURNS_AT: [u64; 2] = [0x300, 0x305];
+const BY_THUNK: Return = Return::Thunk(BASE + 0x820);
 
 /// Three callers at 0, 0x40, 0x80, each with its callee at 0x210, 0x250, 0x290; one poisoned
-/// function behind them; one allowed thunk call at 0x100.
+/// function behind them; one allowed thunk call at 0x100; two returns at 0x300.
 struct World {
     text: Vec<u8>,
     table: Vec<u8>,
@@ -53,6 +58,8 @@ fn world(form: Form) -> World {
     functions.push(FunctionEntry { function, hash: POISON, taken: false });
     put(0x100, tail::encode(BASE + 0x100, CALL, Via::Thunk, THUNK).unwrap().as_slice());
     let thunks = [ThunkEntry { at: BASE + 0x100, shape: CALL }];
+    RETURNS_AT.iter().for_each(|&at| put(at, &PLAIN));
+    let returns = RETURNS_AT.map(|at| ReturnEntry { site: BASE + at });
     let contents = Contents {
         base: BASE,
         thunk: Some(THUNK),
@@ -61,6 +68,7 @@ fn world(form: Form) -> World {
         checks: &checks,
         functions: &functions,
         thunks: &thunks,
+        returns: &returns,
         ..Contents::default()
     };
     let mut table = vec![0; contents.size()];
@@ -83,7 +91,7 @@ impl Text for Observed<'_> {
 
 impl TextPoke for Observed<'_> {
     fn poke(&mut self, addr: u64, bytes: &[u8]) {
-        assert!(matches!(bytes.len(), 2 | 4 | 6 | 8));
+        assert!(matches!(bytes.len(), 1 | 2 | 4 | 6 | 8));
         self.text.poke(addr, bytes);
         self.stores += 1;
         for offset in (0..).step_by(0x40).take(HASHES.len()) {
@@ -110,12 +118,15 @@ fn every_plan_from_every_form() {
     let goals = [Form::Kcfi, Form::Opt, Form::Off, Form::FineIbt];
     for (from, to) in FORMS.iter().flat_map(|from| goals.map(|to| (*from, to))) {
         for seed in seeds {
-            for via in [Via::Thunk, Via::Direct, Via::Lfence] {
+            let ways = [Via::Thunk, Via::Direct, Via::Lfence, Via::Aligned(BASE + 0x860)];
+            for (via, returns) in
+                ways.iter().flat_map(|via| [Return::Plain, BY_THUNK].map(|returns| (*via, returns)))
+            {
                 let mut world = world(from);
                 let tables = SiteTables::parse(&world.table).unwrap();
                 let text = SliceText::new(BASE, &mut world.text);
                 let mut text = Observed { text, stores: 0 };
-                let plan = BootPlan { form: to, seed: Seed::new(seed), via };
+                let plan = BootPlan { form: to, seed: Seed::new(seed), via, returns };
                 let done = plan.check(&text, tables).unwrap().apply(&mut text).unwrap();
                 assert_eq!((done.checks, done.functions), (3, 4));
                 assert_eq!(done.stores, text.stores);
@@ -127,13 +138,57 @@ fn every_plan_from_every_form() {
                     let wanted = tail::encode(BASE + offset + 14, CALL, via, THUNK).unwrap();
                     assert_eq!(bytes, wanted.as_slice());
                 }
+                for site in RETURNS_AT.map(|at| BASE + at) {
+                    let mut bytes = [0; 5];
+                    text.read(site, &mut bytes).unwrap();
+                    assert_eq!(bytes, return_site::encode(site, returns).unwrap().as_slice());
+                }
+                assert_eq!(done.returns, if returns == Return::Plain { 0 } else { 2 });
                 let poisoned = BASE + FUNCTIONS_AT + 0xd0;
                 assert_eq!(preamble::decode_at(&text, poisoned, -15).unwrap().hash, POISON);
-                if (from, seed, via) == (to, 0, Via::Thunk) {
+                if (from, seed, via, returns) == (to, 0, Via::Thunk, Return::Plain) {
                     assert_eq!(done.stores, 0, "a finished image costs a verification only");
                 }
             }
         }
+    }
+}
+
+/// Text that loses one store.
+struct Lossy<'a> {
+    text: SliceText<'a>,
+    left: usize,
+}
+
+impl Text for Lossy<'_> {
+    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Unmapped> {
+        self.text.read(addr, out)
+    }
+}
+
+impl TextPoke for Lossy<'_> {
+    fn poke(&mut self, addr: u64, bytes: &[u8]) {
+        let is_lost = self.left == 0;
+        self.left = self.left.wrapping_sub(1);
+        if !is_lost {
+            self.text.poke(addr, bytes);
+        }
+    }
+}
+
+/// Whichever store of landing pads or returns does not arrive, the verification sees it.
+#[test]
+fn a_store_that_is_lost_is_noticed() {
+    let plan =
+        BootPlan { form: Form::FineIbt, seed: Seed::new(9), via: Via::Thunk, returns: BY_THUNK };
+    // The first three switch checks off, which the last ones replace.
+    let stores = 3 + 3 * 2 + 3 * 3 + 2 * 2;
+    for left in 3..=stores {
+        let mut world = world(Form::Opt);
+        let tables = SiteTables::parse(&world.table).unwrap();
+        let mut text = Lossy { text: SliceText::new(BASE, &mut world.text), left };
+        let result = plan.check(&text, tables).unwrap().apply(&mut text);
+        assert_eq!(result.is_ok(), left == stores, "store {left}");
     }
 }
 
@@ -143,16 +198,21 @@ fn any_wrong_byte_of_any_site_stops_the_boot() {
     let starts = (0..).step_by(0x40).take(3);
     let checks = starts.clone().flat_map(|start| start..start + 20);
     let hashes = starts.flat_map(|start| start + 0x200..start + 0x205);
-    for at in checks.chain(hashes).chain(0x100..0x106) {
+    for at in checks.chain(hashes).chain(0x100..0x106).chain(0x300..0x30a) {
         for flip in [1, 0x80, 0xff] {
             let mut world = world(Form::Opt);
             world.text[at] ^= flip;
             let tables = SiteTables::parse(&world.table).unwrap();
             let text = SliceText::new(BASE, &mut world.text);
-            let plan = BootPlan { form: Form::Kcfi, seed: Seed::new(9), via: Via::Direct };
+            let plan = BootPlan {
+                form: Form::Kcfi,
+                seed: Seed::new(9),
+                via: Via::Direct,
+                returns: BY_THUNK,
+            };
             let result = plan.check(&text, tables);
             // The register field of a preamble's opcode is the arity: any of eight is legal.
-            let arity = at & 0x3f == 0 && at >= 0x200 && flip == 1;
+            let arity = at & 0x3f == 0 && (0x200..0x300).contains(&at) && flip == 1;
             assert_eq!(result.is_err(), !arity, "{at:#x} {flip:#x}");
         }
     }
@@ -161,7 +221,12 @@ fn any_wrong_byte_of_any_site_stops_the_boot() {
 /// One wrong byte of the room that a landing pad takes, or a check that FineIBT cannot have.
 #[test]
 fn what_cannot_be_fineibt_stops_the_boot() {
-    let plan = BootPlan { form: Form::FineIbt, seed: Seed::new(9), via: Via::Direct };
+    let plan = BootPlan {
+        form: Form::FineIbt,
+        seed: Seed::new(9),
+        via: Via::Direct,
+        returns: Return::Plain,
+    };
     let check = |world: &mut World| {
         let tables = SiteTables::parse(&world.table).unwrap();
         plan.check(&SliceText::new(BASE, &mut world.text), tables).is_ok()
@@ -183,7 +248,12 @@ fn a_landing_pad_is_verified_whole() {
         let mut world = world(Form::Opt);
         let tables = SiteTables::parse(&world.table).unwrap();
         let mut text = SliceText::new(BASE, &mut world.text);
-        let plan = BootPlan { form: Form::FineIbt, seed: Seed::new(9), via: Via::Direct };
+        let plan = BootPlan {
+            form: Form::FineIbt,
+            seed: Seed::new(9),
+            via: Via::Direct,
+            returns: Return::Plain,
+        };
         plan.check(&text, tables).unwrap().apply(&mut text).unwrap();
         let hash = Seed::new(9).rehash(HASHES[0]).unwrap();
         let is_right = |text: &SliceText<'_>| {
@@ -206,7 +276,8 @@ fn the_image_must_have_the_form_that_its_table_names() {
     let kcfi = world(Form::Kcfi);
     let tables = SiteTables::parse(&kcfi.table).unwrap();
     let text = SliceText::new(BASE, &mut opt.text);
-    let plan = BootPlan { form: Form::Opt, seed: Seed::new(0), via: Via::Thunk };
+    let plan =
+        BootPlan { form: Form::Opt, seed: Seed::new(0), via: Via::Thunk, returns: Return::Plain };
     assert_eq!(plan.check(&text, tables).unwrap_err().offset, 10);
 }
 

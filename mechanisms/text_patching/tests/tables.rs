@@ -5,8 +5,8 @@ use text_patching::fineibt;
 use text_patching::kcfi::{self, Check, Form};
 use text_patching::poke::SliceText;
 use text_patching::site_table::{
-    BranchEntry, CallEntry, CheckEntry, Contents, FunctionEntry, OFFSET_MAX, SiteTables,
-    TableError, ThunkEntry,
+    BranchEntry, CallEntry, CheckEntry, Contents, FunctionEntry, OFFSET_MAX, ReturnEntry,
+    SiteTables, TableError, ThunkEntry,
 };
 use text_patching::tail::{BranchKind, Shape};
 use text_patching::trap::{self, Cause, Undefined};
@@ -46,6 +46,7 @@ fn everything_comes_back() {
         ro_after_init: false,
     }];
     let calls = [CallEntry { site: BASE + 2, key: u32::MAX, tail: true, dynamic: true }];
+    let returns = [0, 5, 0x7fff].map(|at| ReturnEntry { site: BASE + at });
     let contents = Contents {
         base: BASE,
         thunk: Some(BASE + 0x800),
@@ -56,6 +57,7 @@ fn everything_comes_back() {
         thunks: &thunks,
         branches: &branches,
         calls: &calls,
+        returns: &returns,
     };
     let bytes = written(&contents);
     let tables = SiteTables::parse(&bytes).unwrap();
@@ -64,6 +66,7 @@ fn everything_comes_back() {
     assert_eq!(tables.thunks().iter().collect::<Vec<_>>(), thunks);
     assert_eq!(tables.branches().iter().collect::<Vec<_>>(), branches);
     assert_eq!(tables.calls().iter().collect::<Vec<_>>(), calls);
+    assert_eq!(tables.returns().iter().collect::<Vec<_>>(), returns);
     assert_eq!(
         (tables.thunk(), tables.disp(), tables.form()),
         (Some(BASE + 0x800), -15, Form::Opt)
