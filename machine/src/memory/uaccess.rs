@@ -270,8 +270,8 @@ pub fn write_column<const COLUMN: usize>(to: u64, records: &[[u16; 4]]) -> Resul
     let _open = SmapOpen::new();
     for (index, record) in records.iter().enumerate() {
         let at = to + (index * size_of_val(record) + COLUMN * size_of::<u16>()) as u64;
-        // SAFETY: the range is the program's; a fault goes on at the label, which is declared to the
-        // compiler, with no register changed.
+        // SAFETY: the range is the program's; a fault goes on at the label, which is declared to
+        // the compiler, with no register changed.
         unsafe {
             core::arch::asm!(
                 "2: mov [{at}], {value:x}",

@@ -61,8 +61,8 @@ impl Format for Kernel {
     const TABLE: PteFlags = PteFlags::PRESENT.union(PteFlags::WRITE);
 }
 
-/// The half of a program. Nested tables of AMD look the same, since the CPU walks them as a user, and
-/// so do extended ones of Intel but for their leaves.
+/// The half of a program. Nested tables of AMD look the same, since the CPU walks them as a user,
+/// and so do extended ones of Intel but for their leaves.
 pub(crate) struct User;
 
 impl Format for User {

@@ -5,8 +5,8 @@
 //! through all interleavings (`tests/interleavings.rs`) of these very functions, so they touch the
 //! machine only through [`Sender`] and [`Entry`].
 //!
-//! Reading order: [`Sender`], [`Entry`], [`dispatch`] (senders), [`enter`], [`catch_up`], [`exit`], then
-//! guests, NMIs, and the way without notes ([`enter_by_cr3`]). The fast path of
+//! Reading order: [`Sender`], [`Entry`], [`dispatch`] (senders), [`enter`], [`catch_up`], [`exit`],
+//! then guests, NMIs, and the way without notes ([`enter_by_cr3`]). The fast path of
 //! `machine/src/entry/entry.S` is [`enter`] and the test for pending bits in assembly.
 
 /// The CPU executes kernel code that may rely on everything being up to date.

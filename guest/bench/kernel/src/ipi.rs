@@ -7,9 +7,9 @@
 //! kernel has them. The verdict is /proc/interrupts' own, before and after, the same on each
 //! kernel.
 //!
-//! Whoever loads stops by a word in shared memory; nobody is killed. After them comes one more round
-//! of filters, alone, while the others still spin: a trace keeps the last events of each CPU, and so
-//! has something that was deferred among them.
+//! Whoever loads stops by a word in shared memory; nobody is killed. After them comes one more
+//! round of filters, alone, while the others still spin: a trace keeps the last events of each CPU,
+//! and so has something that was deferred among them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
