@@ -263,9 +263,10 @@ pub fn sendto(
 ) -> Result<u64> {
     let count = check_buffer(buffer, count)?;
     let file = file_at(fd)?;
-    socket_of(&file)?;
-    // An address without bytes is none.
-    let has_one = address != 0 && length as i32 != 0;
+    // An address without bytes is none, but to IP.
+    let domain = socket_of(&file)?.common().domain;
+    let is_inet = matches!(domain, raw::AF_INET | raw::AF_INET6);
+    let has_one = address != 0 && (length as i32 != 0 || is_inet);
     let to = if has_one { Some(RawAddress::read(address, length)?) } else { None };
     let mut source = Source::user(buffer, count);
     send_one(&current(), &file, &mut source, to, Control::default(), flags)

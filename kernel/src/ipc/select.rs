@@ -256,7 +256,8 @@ impl BitSet {
     }
 
     fn write(&self) -> Result<()> {
-        self.address.write_many(self.found.as_slice())
+        let found = self.found.as_slice();
+        if found.is_empty() { Ok(()) } else { self.address.write_many(found) }
     }
 }
 

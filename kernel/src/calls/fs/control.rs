@@ -120,7 +120,7 @@ fn set_flags(fd: Fd, file: &Arc<File>, flags: u32) -> Result<u64> {
     }
     let is_new = added & raw::O_DIRECT != 0;
     // A memory file was never opened: nobody asked its file system.
-    let is_memory = file.location.is_none();
+    let is_memory = file.location.as_ref().is_none_or(|location| location.mount.is_internal());
     let is_file = !is_memory && super::is_regular(&file.inode());
     if is_new && !is_file && crate::ipc::pipe::of(file).is_none() {
         return Err(Errno::EINVAL);
