@@ -80,6 +80,11 @@ fn peers_that_are_left() {
     close(b);
     sc!(SYS_sendto, a, at, 1, MSG_NOSIGNAL, 0, 0).fails(ECONNRESET);
     sc!(SYS_sendto, a, at, 1, MSG_NOSIGNAL, 0, 0).fails(EPIPE);
+    // Nothing of a message without bytes is lost.
+    let (a, b) = pair_of(SOCK_SEQPACKET);
+    write(a, b"");
+    close(b);
+    sc!(SYS_sendto, a, at, 1, MSG_NOSIGNAL, 0, 0).fails(EPIPE);
 }
 
 /// A connection that was refused shows its name, and a SYN on the way, until that was told.

@@ -390,6 +390,11 @@ impl Channel {
         self.available.load(Ordering::SeqCst) > 0 || self.hold_is_over() && self.used() > 0
     }
 
+    /// Whether there are bytes that nobody has received.
+    pub fn has_bytes(&self) -> bool {
+        !self.data.lock().ring.is_empty()
+    }
+
     /// Whether no more will come.
     pub fn is_ended(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
