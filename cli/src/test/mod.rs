@@ -204,6 +204,9 @@ pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
     if args.list {
         return list(levels, &context);
     }
+    if levels.clone().any(|level| level.name != "host") {
+        packages::install_programs()?;
+    }
     let mut total = Summary::default();
     for level in levels {
         total += run_level(level, &context);

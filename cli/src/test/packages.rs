@@ -4,6 +4,7 @@
 //! packages start a service as soon as they are there. `LIMEN_INSTALL=0` forbids it. Neighbours:
 //! `apps` and `bochs.rs` say what they need, and look afterwards what they have got.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::Error;
@@ -14,6 +15,17 @@ const FORBID: &str = "LIMEN_INSTALL";
 /// Whether the user wants nothing installed or fetched.
 pub(super) fn is_forbidden() -> bool {
     std::env::var_os(FORBID).is_some_and(|value| value == "0")
+}
+
+/// Programs of the host that tests of several levels run in guests, and their packages.
+const PROGRAMS: [(&str, &str); 1] = [("/bin/busybox", "busybox-static")];
+
+/// Tries to install those of them that are missing.
+pub(super) fn install_programs() -> Result<(), Error> {
+    let is_missing = |(at, _): &&(&str, &str)| !Path::new(at).exists();
+    let missing: Vec<&str> =
+        PROGRAMS.iter().filter(is_missing).map(|(_, package)| *package).collect();
+    install(&missing)
 }
 
 /// Tries to install what is missing; says so before.

@@ -336,9 +336,8 @@ impl Node {
 
 impl Listing for Entries {
     fn links(&self) -> u32 {
-        let is_directory = |(name, _, kind): &&Row| {
-            self.shows(name) && kind.file_type() == FileType::Directory
-        };
+        let is_directory =
+            |(name, _, kind): &&Row| self.shows(name) && kind.file_type() == FileType::Directory;
         2 + self.1.iter().filter(is_directory).count() as u32
     }
 
