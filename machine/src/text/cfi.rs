@@ -283,10 +283,12 @@ pub(crate) fn on_fault(regs: &mut PtRegs, is_fetch: bool) -> bool {
 }
 
 /// With FineIBT nothing reads the callee's hash: a call of what is no code arrives there (#PF), and
-/// one of a non-canonical address faults itself (#GP).
+/// one of a non-canonical address faults itself (#GP), or in the thunk that branches for it: then,
+/// too, the return address is on the stack.
 fn on_bad_target(regs: &mut PtRegs, is_fetch: bool) -> bool {
     let target = target_of(regs, regs.r11);
-    if regs.rip == regs.r11 && is_fetch {
+    let is_in_thunk = regs.rip == super::thunk::aligned_thunk() && !is_fetch;
+    if regs.rip == regs.r11 && is_fetch || is_in_thunk {
         let report = landed(regs, target, regs.rax as u32);
         return handle(regs, Failed { report, offset: 0, call: None, resume: None });
     }
