@@ -60,6 +60,7 @@ mod seccomp;
 mod segments;
 mod settle;
 mod signals;
+mod sizes;
 mod sockets;
 mod storm;
 mod sys;
@@ -101,6 +102,7 @@ const SUBJECTS: &[&[Test]] = &[
     agree::TESTS,
     aio::TESTS,
     channels::TESTS,
+    sizes::TESTS,
     sockets::TESTS,
     tcp::TESTS,
     datagrams::TESTS,

@@ -263,11 +263,12 @@ pub fn sched_setattr(pid: u64, attribute: u64, flags: u64) -> Result<u64> {
 }
 
 /// sched_getattr(2).
-pub fn sched_getattr(pid: u64, attribute: u64, size_at: u32, flags: u64) -> Result<u64> {
-    let size = size_at;
+pub fn sched_getattr(pid: u64, attribute: u64, size: u32, flags: u64) -> Result<u64> {
     if !(ATTR_SIZE_VER0..=4096).contains(&size) || flags != 0 || attribute == 0 {
         return Err(Errno::EINVAL);
     }
+    // A program may know of more than this kernel: what it is told ends where `size` says.
+    let size = size.min(size_of::<SchedAttr>() as u32);
     let target = Target::of(pid)?;
     hooks::task_getscheduler((target.process(),))?;
     let (policy, nice, priority) =
