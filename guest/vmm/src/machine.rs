@@ -280,6 +280,24 @@ impl Guest {
         Ok((io.port, byte))
     }
 
+    /// What KVM_RUN could not go on with, and where.
+    pub fn internal_error(&mut self) -> Result<String> {
+        let (regs, s) = (self.regs()?, self.cpu.get_sregs().map_err(say("KVM_GET_SREGS"))?);
+        // SAFETY: the caller has just met the reason whose structure this is.
+        let error = unsafe { self.cpu.get_kvm_run().__bindgen_anon_1.internal };
+        Ok(format!(
+            "internal error {} of {:x?}: CS {:x} at {:x}, RSP {:x}, CR0 {:x}, CR3 {:x}, EFER {:x}",
+            error.suberror,
+            &error.data[..2],
+            s.cs.selector,
+            s.cs.base,
+            regs.rsp,
+            s.cr0,
+            s.cr3,
+            s.efer
+        ))
+    }
+
     /// In 32-bit protected mode without paging.
     pub fn protected(code: &[u8]) -> Result<Guest> {
         Guest::of(StartMode::Protected, code, false)

@@ -108,6 +108,7 @@ pub fn step(guest: &mut Guest) -> Result<String> {
             Ok(VcpuExit::Hlt) => Ok("hlt".into()),
             Ok(VcpuExit::Shutdown) => Ok("shutdown".into()),
             Ok(VcpuExit::IrqWindowOpen) => Ok("window".into()),
+            Ok(VcpuExit::InternalError) => guest.internal_error(),
             Ok(other) => Ok(format!("{other:?}")),
             Err(error) if error.errno() == libc::EAGAIN => continue,
             Err(error) => Ok(format!("error {}", error.errno())),
