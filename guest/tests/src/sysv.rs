@@ -9,8 +9,9 @@ use crate::{sc, tests};
 tests!("sysv":
     shm_is_shared, shm_keys_and_errors, shm_attach_places, shm_removed_but_attached,
     shm_read_only, shm_traces, sem_values, sem_blocks_and_wakes, sem_all_or_nothing,
-    sem_zero_and_counts, sem_timeout_and_signal, sem_undo, sem_undo_is_forgotten, sem_removed, sem_mutex_of_many,
-    msg_kinds, msg_limits, msg_blocks, msg_removed, msg_copy, ids_and_permissions, proc_tables,
+    sem_zero_and_counts, sem_timeout_and_signal, sem_undo, sem_undo_is_forgotten, sem_removed,
+    sem_mutex_of_many, msg_kinds, msg_limits, msg_blocks, msg_removed, msg_copy,
+    ids_and_permissions, proc_tables,
 );
 
 const SEM_GETPID: i32 = 11;
