@@ -70,7 +70,7 @@ pub fn start(
         sched::exit_current();
     };
     let task = Task::new_kernel(body).map_err(|_| Errno::ENOMEM)?;
-    if crate::process::allocate_pid()? != INIT_PID {
+    if crate::process::allocate_pid(0)? != INIT_PID {
         return Err(Errno::EEXIST);
     }
     let thread = Thread::new(INIT_PID, init.clone(), task, Own::of_kernel());
@@ -104,7 +104,7 @@ pub fn end_of(pid: u32) -> i32 {
 /// Starts the program as a child of the first process.
 fn spawn(first: First, begins: impl FnOnce(u32)) -> Result<u32> {
     let parent = crate::process::init_process().ok_or(Errno::ESRCH)?;
-    let pid = crate::process::allocate_pid()?;
+    let pid = crate::process::allocate_pid(first.credentials.uid)?;
     let Image { mm, regs, program, name, .. } = first.image;
     let space = mm.space();
     let credentials = Arc::new(first.credentials);

@@ -9,7 +9,9 @@ use crate::tests;
 
 tests! { "agree": names_are_seen_late, peers_that_are_left, refused_connections,
 zombies_are_scheduled, priorities_of_input, nothing_at_bad_places, locks_and_direct,
-folders_of_proc, resolved_from_memory, signals_by_thread_pidfds }
+folders_of_proc, resolved_from_memory, signals_by_thread_pidfds,
+shrinking_beyond_the_limit, what_is_left_of_a_file, any_address_by_version, pidfds_as_files,
+leases_at_descriptors }
 
 /// An address that is never mapped.
 const BAD: usize = 8;
@@ -229,4 +231,132 @@ fn signals_by_thread_pidfds() {
     sc!(SYS_pidfd_send_signal, pidfd, SIGUSR1, 0, 0).is(0);
     let info = taken_signal(bit(SIGUSR1), 5).unwrap();
     assert_eq!(info.code, SI_TKILL);
+}
+
+/// RLIMIT_FSIZE is about files that get longer: one that is longer may be cut to what is too long.
+fn shrinking_beyond_the_limit() {
+    let path = format!("{}/long", dir());
+    std::fs::write(&path, vec![b'x'; 6000]).unwrap();
+    let fd = open(&path, O_RDWR).fd();
+    sc!(SYS_setrlimit, RLIMIT_FSIZE, [40, RLIM_INFINITY].as_ptr()).is(0);
+    on_signal(SIGXFSZ, SIG_IGN, 0, 0);
+    sc!(SYS_truncate, c(&path).as_ptr(), 5000).is(0);
+    sc!(SYS_ftruncate, fd, 4000).is(0);
+    sc!(SYS_ftruncate, fd, 4000).is(0);
+    sc!(SYS_ftruncate, fd, 4001).fails(EFBIG);
+    sc!(SYS_truncate, c(&path).as_ptr(), 4001).fails(EFBIG);
+    sc!(SYS_ftruncate, fd, 10).is(0);
+    sc!(SYS_ftruncate, fd, 40).is(0);
+    sc!(SYS_ftruncate, fd, 41).fails(EFBIG);
+}
+
+/// FIONREAD of a file: what lies between position and end, less than nothing behind it, and of a
+/// long one the lower half of the number.
+fn what_is_left_of_a_file() {
+    let fd = sc!(SYS_memfd_create, c"left".as_ptr(), 0).fd();
+    let left = |position: usize| {
+        sc!(SYS_lseek, fd, position, SEEK_SET).is(position);
+        let mut left = 0i32;
+        sc!(SYS_ioctl, fd, FIONREAD, &raw mut left).is(0);
+        left
+    };
+    assert_eq!(left(85), -85);
+    sc!(SYS_ftruncate, fd, 5usize << 30).is(0);
+    assert_eq!(left(0), 1 << 30);
+    assert_eq!(left(1 << 30), 0);
+    assert_eq!(left((5 << 30) - 7), 7);
+}
+
+/// `struct sockaddr_in6` of this address and port.
+fn v6(address: [u16; 8], port: u16) -> [u8; 28] {
+    let mut bytes = [0u8; 28];
+    bytes[..2].copy_from_slice(&(AF_INET6 as u16).to_ne_bytes());
+    bytes[2..4].copy_from_slice(&port.to_be_bytes());
+    for (to, part) in bytes[8..24].chunks_mut(2).zip(address) {
+        to.copy_from_slice(&part.to_be_bytes());
+    }
+    bytes
+}
+
+/// The address and the port of a socket, or of its peer.
+fn name_of(call: i64, fd: i32) -> ([u8; 16], u16) {
+    let (mut room, mut len) = ([0u8; 28], 28u32);
+    sc!(call, fd, room.as_mut_ptr(), &raw mut len).is(0);
+    assert_eq!(len, 28);
+    (room[8..24].try_into().unwrap(), u16::from_be_bytes([room[2], room[3]]))
+}
+
+/// To send or connect to "any" is to the loopback: that of version 4 from a socket that has an
+/// address of that version.
+fn any_address_by_version() {
+    const MAPPED: [u16; 8] = [0, 0, 0, 0, 0, 0xffff, 0x7f00, 1];
+    let mapped = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
+    let socket = |kind: i32| sc!(SYS_socket, AF_INET6, kind, 0).fd();
+    let (fd, port) = (socket(SOCK_DGRAM), 9);
+    let mut v4 = [0u8; 16];
+    v4[..2].copy_from_slice(&(AF_INET as u16).to_ne_bytes());
+    v4[2..8].copy_from_slice(&[0, 9, 127, 0, 0, 1]);
+    sc!(SYS_connect, fd, v4.as_ptr(), 16).is(0);
+    sc!(SYS_connect, fd, v6([0; 8], port).as_ptr(), 28).is(0);
+    assert_eq!(name_of(SYS_getpeername, fd), (mapped, port));
+    sc!(SYS_connect, fd, v6([0, 0, 0, 0, 0, 0, 0, 1], port).as_ptr(), 28).fails(EAFNOSUPPORT);
+    // Bound to an address of version 4: sent to there, and connected there.
+    let taker = socket(SOCK_DGRAM);
+    sc!(SYS_bind, taker, v6(MAPPED, 0).as_ptr(), 28).is(0);
+    let (_, port) = name_of(SYS_getsockname, taker);
+    let sender = socket(SOCK_DGRAM);
+    sc!(SYS_bind, sender, v6(MAPPED, 0).as_ptr(), 28).is(0);
+    sc!(SYS_sendto, sender, c"any".as_ptr(), 3, 0, v6([0; 8], port).as_ptr(), 28).is(3);
+    assert_eq!(read(taker, 8), b"any");
+    let listener = socket(SOCK_STREAM);
+    sc!(SYS_bind, listener, v6(MAPPED, 0).as_ptr(), 28).is(0);
+    sc!(SYS_listen, listener, 1).is(0);
+    let (_, port) = name_of(SYS_getsockname, listener);
+    let client = socket(SOCK_STREAM);
+    sc!(SYS_bind, client, v6(MAPPED, 0).as_ptr(), 28).is(0);
+    sc!(SYS_connect, client, v6([0; 8], port).as_ptr(), 28).is(0);
+    assert_eq!(name_of(SYS_getpeername, client), (mapped, port));
+}
+
+/// A pidfd is a regular file to its file system, without attributes and without data.
+fn pidfds_as_files() {
+    let pidfd = sc!(SYS_pidfd_open, pid(), 0).fd();
+    for name in [c"user.", c"user.name"] {
+        sc!(SYS_fgetxattr, pidfd, name.as_ptr(), 0, 0).fails(EOPNOTSUPP);
+        sc!(SYS_fsetxattr, pidfd, name.as_ptr(), c"v".as_ptr(), 1, 0).fails(EOPNOTSUPP);
+        sc!(SYS_fremovexattr, pidfd, name.as_ptr()).fails(EOPNOTSUPP);
+    }
+    let (mut at, (_reader, writer)) = (4096u64, pipe());
+    sc!(SYS_sendfile, writer, pidfd, &raw mut at, 10).fails(EINVAL);
+    sc!(SYS_sendfile, writer, pidfd, 0, 10).fails(EINVAL);
+    sc!(SYS_splice, pidfd, &raw mut at, writer, 0, 10, 0).fails(EINVAL);
+    assert_eq!(at, 4096);
+    let events = sc!(SYS_eventfd2, 0, 0).fd();
+    sc!(SYS_sendfile, writer, events, &raw mut at, 10).fails(ESPIPE);
+}
+
+/// A lease is shown where locks are, at the open file that has it, which has O_ASYNC as long.
+fn leases_at_descriptors() {
+    let path = format!("{}/leased", dir());
+    let fd = open(&path, O_RDWR | O_CREAT).fd();
+    let flags = || sc!(SYS_fcntl, fd, F_GETFL).must() as i32 & O_ASYNC;
+    let shown = || {
+        let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap();
+        let lines = text.lines().filter_map(|line| line.strip_prefix("lock:\t"));
+        lines.map(|line| line.split_whitespace().take(4).collect::<Vec<_>>().join(" ")).collect()
+    };
+    let none: [String; 0] = [];
+    let lines: Vec<String> = shown();
+    assert_eq!((flags(), &lines[..]), (0, &none[..]));
+    sc!(SYS_fcntl, fd, F_SETLEASE, F_WRLCK).is(0);
+    sc!(SYS_flock, fd, LOCK_SH).is(0);
+    let lines: Vec<String> = shown();
+    assert_eq!(lines, ["1: FLOCK ADVISORY READ", "2: LEASE ACTIVE WRITE"]);
+    assert_eq!(flags(), O_ASYNC);
+    // Other flags come and go beside it.
+    sc!(SYS_fcntl, fd, F_SETFL, O_APPEND).is(0);
+    assert_eq!(flags(), O_ASYNC);
+    sc!(SYS_fcntl, fd, F_SETLEASE, F_UNLCK).is(0);
+    let lines: Vec<String> = shown();
+    assert_eq!((flags(), lines), (0, vec!["1: FLOCK ADVISORY READ".to_owned()]));
 }

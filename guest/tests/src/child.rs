@@ -13,6 +13,7 @@ pub fn main(args: &[String]) -> bool {
         "true" => true,
         "exit" => quit(word(1).parse().unwrap_or(98)),
         "uid-is" => word(1) == sc!(SYS_getuid).must().to_string(),
+        "threads-are" => crate::nproc::counted(word(1).parse().unwrap()),
         "pid-is" => word(1) == pid().to_string(),
         // Writes its arguments and environment, zero-terminated, to descriptor 1.
         path if ["echo", "/script", "/itself"].iter().any(|end| path.ends_with(end)) => {

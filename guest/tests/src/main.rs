@@ -40,6 +40,7 @@ mod lsm;
 mod mappings;
 mod memory;
 mod mqueue;
+mod nproc;
 mod options;
 mod order;
 mod own;
@@ -106,6 +107,7 @@ const SUBJECTS: &[&[Test]] = &[
     sockets::TESTS,
     tcp::TESTS,
     datagrams::TESTS,
+    nproc::TESTS,
     options::TESTS,
     time::TESTS,
     scheduling::TESTS,

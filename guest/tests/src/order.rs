@@ -227,6 +227,13 @@ fn a_write_that_fails() {
     assert_eq!((status.st_size.min(1), status.st_blocks), (0, 0));
     write(fd, b"x");
     assert_eq!(sc!(SYS_lseek, fd, 0, SEEK_END), Ok(1));
+    // Nor in a hole before the end.
+    let fd = sc!(SYS_memfd_create, c"hole".as_ptr(), 0).fd();
+    sc!(SYS_ftruncate, fd, 10).is(0);
+    sc!(SYS_pwrite64, fd, hole, 10, 5).fails(EFAULT);
+    sc!(SYS_writev, fd, [[hole, 10], [hole, 0]].as_ptr(), 2).fails(EFAULT);
+    sc!(SYS_fstat, fd, &raw mut status).is(0);
+    assert_eq!((status.st_size, status.st_blocks), (10, 0));
 }
 
 /// remap_file_pages(2): another page of the file in a part of a shared mapping.

@@ -8,9 +8,10 @@ use crate::{sc, tests};
 
 tests!("sysv":
     shm_is_shared, shm_keys_and_errors, shm_attach_places, shm_removed_but_attached,
-    shm_read_only, sem_values, sem_blocks_and_wakes, sem_all_or_nothing, sem_zero_and_counts,
-    sem_timeout_and_signal, sem_undo, sem_undo_is_forgotten, sem_removed, sem_mutex_of_many,
-    msg_kinds, msg_limits, msg_blocks, msg_removed, msg_copy, ids_and_permissions, proc_tables,
+    shm_read_only, shm_traces, sem_values, sem_blocks_and_wakes, sem_all_or_nothing,
+    sem_zero_and_counts, sem_timeout_and_signal, sem_undo, sem_undo_is_forgotten, sem_removed,
+    sem_mutex_of_many, msg_kinds, msg_limits, msg_blocks, msg_removed, msg_copy,
+    ids_and_permissions, proc_tables,
 );
 
 const SEM_GETPID: i32 = 11;
@@ -102,6 +103,50 @@ fn shm_is_shared() {
     // Contents stay without attachments.
     let at = sc!(SYS_shmat, s.id, 0, 0).must();
     assert_eq!((peek(at), peek(at + 4096)), (7, 9));
+}
+
+/// Who attached or detached last, in whatever way: an area that is copied by fork(2) or cut in two
+/// counts as attached, one that ends by munmap(2), execve(2) or with its process as detached.
+fn shm_traces() {
+    let s = segment(8192);
+    let own = pid();
+    let trace = || {
+        let ds = shm_stat(s.id);
+        (ds.shm_lpid, ds.shm_dtime > 0)
+    };
+    assert_eq!(trace(), (0, false));
+    let at = sc!(SYS_shmat, s.id, 0, 0).must();
+    assert_eq!(trace(), (own, false));
+    let (out, into) = pipe();
+    let child = fork(|| {
+        read(out, 1);
+        0
+    });
+    assert_eq!((trace(), shm_stat(s.id).shm_nattch), ((own, false), 2));
+    write(into, b"g");
+    wait_code(child, 0);
+    assert_eq!((trace(), shm_stat(s.id).shm_nattch), ((child, true), 1));
+    let child = fork(|| {
+        sc!(SYS_munmap, at + 4096, 4096).is(0);
+        assert_eq!(shm_stat(s.id).shm_lpid, pid());
+        sc!(SYS_kill, pid(), SIGKILL).is(0);
+        0
+    });
+    wait_signal(child, SIGKILL);
+    assert_eq!((trace(), shm_stat(s.id).shm_nattch), ((child, true), 1));
+    let child = fork(|| {
+        let (path, mode) = (c(&own_path()), c("child"));
+        let arguments = [path.as_ptr(), mode.as_ptr(), c"true".as_ptr(), std::ptr::null()];
+        let _ = sc!(SYS_execve, path.as_ptr(), arguments.as_ptr(), [0usize].as_ptr());
+        1
+    });
+    wait_code(child, 0);
+    assert_eq!(trace(), (child, true));
+    let fresh = segment(4096);
+    let at = sc!(SYS_shmat, fresh.id, 0, 0).must();
+    sc!(SYS_mremap, at, 4096, 4096, MREMAP_MAYMOVE | MREMAP_FIXED, anon(4096)).must();
+    let ds = shm_stat(fresh.id);
+    assert_eq!((ds.shm_lpid, ds.shm_dtime > 0, ds.shm_nattch), (own, true, 1));
 }
 
 fn shm_keys_and_errors() {

@@ -411,6 +411,17 @@ impl<'a> Source<'a> {
         if self.take(into)? < len { Err(Errno::EFAULT) } else { Ok(len) }
     }
 
+    /// EFAULT unless the next byte is there, if any is left: so what a write needs is not made for
+    /// nothing.
+    pub fn probe(&mut self) -> Result<()> {
+        let next = match &mut self.from {
+            From::User(buffer) => (buffer.left > 0).then_some(buffer.at),
+            From::Vector(cursor) => cursor.piece().map(|(at, _)| at),
+            From::Kernel(_) => None,
+        };
+        next.map_or(Ok(()), |at| uaccess::read_bytes(at, &mut [0]).map_err(efault))
+    }
+
     /// Reads all of it for nobody: EFAULT unless it is there.
     pub fn read_through(&mut self) -> Result<()> {
         let mut piece = [0; 256];

@@ -11,7 +11,7 @@ use abi::{Errno, Result};
 use lsm::capabilities::Change;
 
 use crate::base::user::UserPtr;
-use crate::process::{Own, current, own};
+use crate::process::{Own, current, fork, own};
 use crate::security::{Capability, Credentials, Subject, subject_hooks};
 
 /// "Leave it as it is", in the calls that set several ids.
@@ -45,6 +45,9 @@ fn change(of: Of, edit: impl FnOnce(&Subject, &mut Credentials) -> Result<()>) -
         Of::Groups => subject_hooks::task_fix_setgroups((&old, &new.borrow()))?,
     }
     let new = new.into_inner();
+    if let Of::User(Change::Ids) = of {
+        fork::note_exceeded(&thread, new.uid);
+    }
     let ids = |c: &Credentials| (c.euid, c.egid, c.fsuid, c.fsgid);
     if ids(&old) != ids(&new) {
         // What ran under the old ids may be in memory: others must not look at it (prctl(2)).

@@ -18,7 +18,7 @@ use crate::base::tally;
 use crate::base::user::read_path;
 use crate::process::current;
 use crate::process::hooks::{self, NextProgram};
-use crate::process::{Process, Thread, exit, own, ptrace, rseq, upper};
+use crate::process::{Process, Thread, exit, fork, own, ptrace, rseq, upper};
 use crate::security::{Credentials, Resource, Subject};
 use crate::vfs::open::open_executable;
 use crate::vfs::path::Context;
@@ -58,6 +58,7 @@ fn execute(
 ) -> Result<u64> {
     let process = &current().process;
     let path = read_path(path)?;
+    fork::check_exceeded(&current())?;
     let context = Context::current();
     let file = open_executable(&context, dirfd, &path, flags)?;
     hooks::bprm_creds_for_exec((&file,))?;

@@ -206,10 +206,11 @@ fn change(file: &Arc<File>, change: impl FnOnce(&mut Settings)) -> Result<()> {
     if signals { register(file, &notifier) } else { Ok(()) }
 }
 
-/// O_ASYNC is set or cleared; whether the file has it.
+/// O_ASYNC is set or cleared; whether the file has it. One that has no such signals keeps what it
+/// has by a lease.
 pub fn set_async(file: &Arc<File>, fd: u32, is_async: bool) -> Result<bool> {
     if !file.ops().has_io_signals() {
-        return Ok(false);
+        return Ok(file.flags() & raw::FASYNC != 0);
     }
     if is_async || known(file).is_async {
         change(file, |settings| (settings.is_async, settings.fd) = (is_async, fd))?;
@@ -306,12 +307,14 @@ pub fn set_lease(fd: u32, file: &Arc<File>, kind: u32) -> Result<()> {
     }
     if kind == LeaseKind::None {
         leases::remove(file)?;
+        file.set_flags(file.flags() & !raw::FASYNC);
         // What it was told by goes with the lease.
         return change(file, |settings| *settings = Settings::default());
     }
     let process = current().process.clone();
     let (pid, credentials) = (process.pid, current().credentials());
     leases::set(file, pid, kind, notifier(file), &uncounted_readers)?;
+    file.set_flags(file.flags() | raw::FASYNC);
     change(file, |settings| {
         settings.fd = fd;
         if settings.id == 0 {

@@ -14,6 +14,7 @@ use super::transfer::{self, read_stream, write_stream};
 use crate::base::io::{MAX_TRANSFER, Sink, Source};
 use crate::base::sched;
 use crate::base::user::UserPtr;
+use crate::process::pidfd::process_of;
 use crate::vfs::permission::READ;
 use crate::vfs::{File, hooks};
 
@@ -49,6 +50,8 @@ impl Cursor {
         let address = UserPtr::<u64>::new(address);
         let offset = match address.non_null() {
             None => None,
+            // A pidfd has places, but nothing is there.
+            Some(_) if process_of(&file).is_ok() => return Err(Errno::EINVAL),
             Some(_) if !file.is_seekable() => return Err(Errno::ESPIPE),
             Some(at) => Some(at.read()?),
         };

@@ -84,6 +84,12 @@ impl Deref for Areas {
     }
 }
 
+impl Drop for Areas {
+    fn drop(&mut self) {
+        self.map.values().for_each(Vma::note_closed);
+    }
+}
+
 impl Areas {
     /// The area that contains `address`, with its start.
     pub fn containing(&self, address: u64) -> Option<(u64, &Vma)> {
@@ -149,6 +155,7 @@ impl Areas {
         }
         // The sums stay: both parts are what the whole was.
         vma.end = at;
+        upper.note_opened();
         self.map.insert(at, upper);
     }
 
@@ -157,6 +164,7 @@ impl Areas {
         // As a rule it is one area.
         if self.map.get(&range.start).is_some_and(|vma| vma.end == range.end) {
             let vma = self.remove(range.start);
+            vma.iter().for_each(Vma::note_closed);
             return vma.map(|vma| (range.start, vma)).into_iter().collect();
         }
         self.split(range.start);
@@ -164,7 +172,10 @@ impl Areas {
         // Not by splitting and appending the rest: that would touch every area above.
         let inside = range.start..range.end.max(range.start);
         let removed: Removed = self.map.extract_if(inside, |_, _| true).collect();
-        removed.iter().for_each(|(start, vma)| self.sums.subtract(*start, vma));
+        for (start, vma) in &removed {
+            self.sums.subtract(*start, vma);
+            vma.note_closed();
+        }
         removed
     }
 

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use abi::{Errno, Result};
 use machine::memory::{Prot, USER_END};
 
-use super::{Backing, MMAP_MIN, Mm, MmInner, PAGE, Vma, VmaFlags};
+use super::{Attached, Backing, MMAP_MIN, Mm, MmInner, PAGE, Vma, VmaFlags};
 use crate::security::UNLIMITED;
 use crate::vfs::File;
 
@@ -15,6 +15,8 @@ use crate::vfs::File;
 pub struct Attachment {
     /// What to map, from its start on.
     pub file: Arc<File>,
+    /// Who is told of the areas that it becomes.
+    pub noted: Option<Arc<dyn Attached>>,
     /// Bytes, whole pages.
     pub len: u64,
     /// Rights; what is not there cannot be had by mprotect(2) later.
@@ -35,6 +37,7 @@ pub fn attach(mm: &Arc<Mm>, wanted: Attachment) -> Result<u64> {
     cache.add_mapper(mm.clone());
     let mut vma = Vma::anonymous(0, wanted.prot);
     vma.shared = true;
+    vma.attached = wanted.noted;
     vma.flags.set(VmaFlags::MAY_WRITE, wanted.prot.contains(Prot::WRITE));
     vma.backing = Backing::File { cache, page_offset: 0, file: Some(wanted.file) };
     let mut replaced = None;

@@ -35,7 +35,7 @@ pub mod vma;
 pub use areas::{Areas, Removed};
 pub use search::STACK_GUARD;
 use search::Search;
-pub use vma::{Backing, Vma, VmaFlags};
+pub use vma::{Attached, Backing, Vma, VmaFlags};
 
 /// Bytes of a page, for arithmetic on addresses.
 pub const PAGE: u64 = PAGE_SIZE as u64;
@@ -150,6 +150,7 @@ impl Mm {
                 }
                 let mut copy = vma.clone();
                 copy.flags.remove(VmaFlags::LOCKED | VmaFlags::LOCK_ON_FAULT);
+                copy.note_opened();
                 let (end, private) = (vma.end, !vma.shared);
                 inner.vmas.insert(start, copy);
                 if vma.flags.contains(VmaFlags::WIPE_ON_FORK) {

@@ -69,6 +69,15 @@ bitflags! {
     }
 }
 
+/// What is told of areas that come and go: a shared memory segment (shmat(2)). Called with the lock
+/// of the address space: by no address space must anything be done.
+pub trait Attached: Send + Sync {
+    /// There is another area, by fork(2) or because one was cut in two.
+    fn opened(&self);
+    /// An area has gone.
+    fn closed(&self);
+}
+
 /// An area; its start address is its key in the address space.
 #[derive(Clone)]
 pub struct Vma {
@@ -84,9 +93,25 @@ pub struct Vma {
     pub backing: Backing,
     /// Name in /proc/PID/maps, such as `[heap]`.
     pub name: Option<&'static str>,
+    /// Who is told of copies of it and of its end.
+    pub attached: Option<Arc<dyn Attached>>,
 }
 
 impl Vma {
+    /// Tells whoever is to know that there is another such area.
+    pub fn note_opened(&self) {
+        if let Some(attached) = &self.attached {
+            attached.opened();
+        }
+    }
+
+    /// The same of its end.
+    pub fn note_closed(&self) {
+        if let Some(attached) = &self.attached {
+            attached.closed();
+        }
+    }
+
     /// A private anonymous area.
     #[must_use]
     pub fn anonymous(end: u64, prot: Prot) -> Vma {
@@ -97,6 +122,7 @@ impl Vma {
             flags: VmaFlags::MAY_WRITE | VmaFlags::MAY_EXEC,
             backing: Backing::Anonymous,
             name: None,
+            attached: None,
         }
     }
 

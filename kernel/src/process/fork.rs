@@ -20,8 +20,8 @@ use super::rseq;
 use super::signal::{LAST, ProcessSignals};
 use super::upper::upper;
 use super::{
-    Own, Pid, Process, Program, Relations, Thread, all_processes, allocate_pid, hooks, note_name,
-    own, pidfd, relations, seccomp, work,
+    Own, Pid, Process, Program, Relations, Thread, allocate_pid, hooks, note_name, own, pidfd,
+    relations, seccomp, threads_of_user, work,
 };
 use crate::base::accounts::Counted;
 use crate::base::sched::Sleep;
@@ -212,7 +212,8 @@ fn clone_with(regs: &mut PtRegs, request: &Request) -> Result<u64> {
     }
     hooks::task_alloc((&current(), request.flags))?;
     let event = event_of(request);
-    let tid = allocate_pid()?;
+    check_processes()?;
+    let tid = allocate_pid(current().credentials().uid)?;
     let result = create(regs, request, tid);
     if result.is_err() {
         super::release_pid(tid);
@@ -252,12 +253,8 @@ fn create(regs: &PtRegs, request: &Request, tid: Pid) -> Result<Arc<Thread>> {
     let parent = current();
     let flags = request.flags;
     let own = own_of_child(&parent, flags)?;
-    let process = if flags & THREAD != 0 {
-        parent.process.clone()
-    } else {
-        check_processes(&parent)?;
-        new_process(request, tid)?
-    };
+    let process =
+        if flags & THREAD != 0 { parent.process.clone() } else { new_process(request, tid)? };
     let task = new_task(regs, request, &process)?;
     let child = Thread::new(tid, process.clone(), task, own);
     inherit(&parent, &child, request);
@@ -294,16 +291,41 @@ fn introduce(parent: &Thread, child: &Arc<Thread>, request: &Request) -> Result<
     Ok(())
 }
 
-/// EAGAIN if the user may have no more processes (RLIMIT_NPROC). The superuser may always.
-fn check_processes(parent: &Thread) -> Result<()> {
-    let process = &parent.process;
-    let who = process.subject();
-    if who.uid == 0 || who.capable(Capability::SysResource) || who.capable(Capability::SysAdmin) {
+/// EAGAIN if the user may have no more threads (RLIMIT_NPROC). The superuser may always.
+fn check_processes() -> Result<()> {
+    let thread = current();
+    let who = thread.subject();
+    let may_exceed = || {
+        let either = [Capability::SysResource, Capability::SysAdmin];
+        who.uid == 0 || either.into_iter().any(|capability| who.capable(capability))
+    };
+    let limit = thread.process.limit(Resource::Processes);
+    if threads_of_user(who.uid) as u64 >= limit && !may_exceed() {
+        return Err(Errno::EAGAIN);
+    }
+    Ok(())
+}
+
+/// A thread has more than its user may have threads since it became that user's (setuid(2)), where
+/// it cannot be refused: programs do not look at the answer. EAGAIN if it still has and is about to
+/// execute a program (execve(2)); else that is forgotten.
+pub fn check_exceeded(thread: &Thread) -> Result<()> {
+    if !thread.exceeds_processes.load(Ordering::Relaxed) {
         return Ok(());
     }
-    let limit = process.limit(Resource::Processes);
-    let count = all_processes().iter().filter(|p| p.credentials().uid == who.uid).count();
-    if count as u64 >= limit { Err(Errno::EAGAIN) } else { Ok(()) }
+    let count = threads_of_user(thread.credentials().uid) as u64;
+    if count > thread.process.limit(Resource::Processes) {
+        return Err(Errno::EAGAIN);
+    }
+    thread.exceeds_processes.store(false, Ordering::Relaxed);
+    Ok(())
+}
+
+/// A thread is about to become a user's: notes whether that is one too many.
+pub fn note_exceeded(thread: &Thread, uid: u32) {
+    let limit = thread.process.limit(Resource::Processes);
+    let exceeds = uid != 0 && threads_of_user(uid) as u64 > limit;
+    thread.exceeds_processes.store(exceeds, Ordering::Relaxed);
 }
 
 fn new_task(regs: &PtRegs, request: &Request, process: &Process) -> Result<Task> {
@@ -344,6 +366,8 @@ fn inherit(parent: &Thread, child: &Thread, request: &Request) {
         to.inherit(&from);
         child.base.affinity_hint.store(from.affinity, Ordering::Relaxed);
     }
+    let exceeds = parent.exceeds_processes.swap(false, Ordering::Relaxed);
+    child.exceeds_processes.store(exceeds, Ordering::Relaxed);
     if flags & THREAD == 0 {
         super::seccomp::inherit(parent, child);
     }

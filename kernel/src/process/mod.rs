@@ -90,6 +90,8 @@ pub struct Thread {
     pub trace: ptrace::Trace,
     /// How far it has restricted itself.
     pub confinement: Confinement,
+    /// Became a user's who had too many threads by then (`fork::check_exceeded`).
+    exceeds_processes: AtomicBool,
     /// How restart_syscall(2) goes on with an interrupted call.
     pub restart: SpinLock<Option<restart::Restart>>,
     /// Files, directories, credentials.
@@ -169,6 +171,7 @@ impl Thread {
             seccomp: seccomp::Seccomp::default(),
             trace: ptrace::Trace::default(),
             confinement: Confinement::default(),
+            exceeds_processes: AtomicBool::new(false),
             restart: SpinLock::new(None),
             own,
             place: AtomicUsize::new(0),
@@ -390,21 +393,39 @@ pub const PID_MAX: Pid = 4_194_304;
 /// Signals and waits look here all the time; who comes and goes writes.
 static TABLE: ReadMostly<Table> = ReadMostly::new(Table::new());
 
-/// Reserves a fresh id for a thread; EAGAIN when there are too many.
-pub fn allocate_pid() -> Result<Pid> {
+/// Reserves a fresh id for a thread, which is charged to a user until the id is given back; EAGAIN
+/// when there are too many.
+pub fn allocate_pid(uid: u32) -> Result<Pid> {
     crate::base::reserve::check_reserve()?;
     let (pid, threads) = {
         let mut table = TABLE.lock();
         if table.threads() >= THREADS_MAX {
             return Err(Errno::EAGAIN);
         }
-        (table.keep_next(), table.threads())
+        (table.keep_next(uid), table.threads())
     };
     if let Err(error) = crate::base::sched::reserve(threads) {
         release_pid(pid);
         return Err(error);
     }
     Ok(pid)
+}
+
+/// How many threads a user has, zombies included (RLIMIT_NPROC). The first user's are counted, too.
+#[must_use]
+pub fn threads_of_user(uid: u32) -> usize {
+    TABLE.read(|table| table.charged(uid))
+}
+
+/// For the accounts: how many users have threads, and how many they have together.
+#[must_use]
+pub fn charges() -> (usize, usize) {
+    TABLE.read(Table::charges)
+}
+
+/// A thread, if it is in the table, acts for another real user from now on.
+fn charge_thread(tid: Pid, uid: u32) {
+    TABLE.lock().charge(tid, uid);
 }
 
 /// Gives an id back.
@@ -458,9 +479,7 @@ pub(super) fn enter_thread(thread: &Arc<Thread>) {
 
 /// Gives a thread that is in the table another id.
 pub(super) fn renumber_thread(thread: &Arc<Thread>, tid: Pid) {
-    let mut table = TABLE.lock();
-    table.release_thread(thread.tid());
-    table.set_thread(tid, Arc::downgrade(thread));
+    TABLE.lock().renumber(thread.tid(), tid, Arc::downgrade(thread));
     thread.base.tid.store(tid, Ordering::Relaxed);
 }
 

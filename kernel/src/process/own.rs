@@ -135,7 +135,11 @@ pub fn set_credentials(thread: Current<Thread>, credentials: Credentials) {
         let old = core::mem::replace(&mut *thread.process.credentials.lock(), new.clone());
         drop(old);
     }
-    drop(thread.own.credentials.replace(thread, new));
+    let uid = new.uid;
+    let old = thread.own.credentials.replace(thread, new);
+    if old.uid != uid {
+        super::charge_thread(thread.tid(), uid);
+    }
 }
 
 /// The running thread ends: its files are closed if nobody else has them, and it is nowhere.

@@ -19,6 +19,8 @@ struct IdEntry {
     process: Option<Arc<Process>>,
     /// The thread, or that the id is kept for one, or for a zombie.
     thread: Option<Weak<Thread>>,
+    /// The user whom it is charged to, as long as there is that thread.
+    uid: u32,
     /// The members of the process's group before and after it, or [`NOBODY`].
     before: Pid,
     after: Pid,
@@ -45,12 +47,14 @@ pub(super) struct Table {
     ids: IdMap<IdEntry>,
     /// Ids that threads have, or that are kept.
     threads: usize,
+    /// How many of them are charged to each user who has any (RLIMIT_NPROC).
+    users: IdMap<usize>,
     next: Pid,
 }
 
 impl Table {
     pub(super) const fn new() -> Table {
-        Table { ids: IdMap::new(), threads: 0, next: 1 }
+        Table { ids: IdMap::new(), threads: 0, users: IdMap::new(), next: 1 }
     }
 
     /// Ids that threads have, or that are kept for some.
@@ -63,13 +67,15 @@ impl Table {
         self.next
     }
 
-    /// Keeps a free id. Some is free: there are fewer threads than ids.
-    pub(super) fn keep_next(&mut self) -> Pid {
+    /// Keeps a free id, charged to a user. Some is free: there are fewer threads than ids.
+    pub(super) fn keep_next(&mut self, uid: u32) -> Pid {
         loop {
             let pid = self.next;
             self.next = if pid >= super::PID_MAX { 300 } else { pid + 1 };
             if self.ids.get(pid).is_none() {
                 self.set_thread(pid, Weak::new());
+                self.entry(pid).uid = uid;
+                self.count(uid);
                 return pid;
             }
         }
@@ -85,17 +91,57 @@ impl Table {
         }
     }
 
-    /// The thread has this id.
+    /// The thread has this id, which is kept for it.
     pub(super) fn set_thread(&mut self, tid: Pid, thread: Weak<Thread>) {
         let old = self.entry(tid).thread.replace(thread);
         self.threads += usize::from(old.is_none());
     }
 
+    /// The thread with an id has another one, which is kept for it: its user goes with it.
+    pub(super) fn renumber(&mut self, old: Pid, new: Pid, thread: Weak<Thread>) {
+        if let Some(uid) = self.ids.get(old).map(|entry| entry.uid) {
+            self.charge(new, uid);
+        }
+        self.release_thread(old);
+        self.set_thread(new, thread);
+    }
+
+    /// Charges the thread with this id, or what it is kept for, to a user and no longer to another.
+    pub(super) fn charge(&mut self, tid: Pid, uid: u32) {
+        let kept = self.ids.get_mut(tid).filter(|entry| entry.thread.is_some());
+        let Some(old) = kept.map(|entry| core::mem::replace(&mut entry.uid, uid)) else { return };
+        self.count(uid);
+        self.discount(old);
+    }
+
+    /// How many threads, and zombies, are charged to a user.
+    pub(super) fn charged(&self, uid: u32) -> usize {
+        self.users.get(uid).copied().unwrap_or_default()
+    }
+
+    /// How many users are charged, and how many threads to all of them.
+    pub(super) fn charges(&self) -> (usize, usize) {
+        (self.users.len(), self.users.iter_from(0).map(|(_, count)| count).sum())
+    }
+
+    fn count(&mut self, uid: u32) {
+        *self.users.get_or_insert_with(uid, || 0) += 1;
+    }
+
+    fn discount(&mut self, uid: u32) {
+        let Some(count) = self.users.get_mut(uid) else { return };
+        *count -= 1;
+        if *count == 0 {
+            self.users.remove(uid);
+        }
+    }
+
     /// No thread has this id any longer, nor is it kept.
     pub(super) fn release_thread(&mut self, tid: Pid) {
-        let released = self.ids.get_mut(tid).and_then(|entry| entry.thread.take());
-        if released.is_some() {
+        let taken = |entry: &mut IdEntry| entry.thread.take().map(|_| entry.uid);
+        if let Some(uid) = self.ids.get_mut(tid).and_then(taken) {
             self.threads -= 1;
+            self.discount(uid);
             self.forget_if_unused(tid);
         }
     }

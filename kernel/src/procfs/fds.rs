@@ -12,6 +12,7 @@ use super::{parse_id, system};
 use crate::fs::pseudo::{Body, Content, Listing, PseudoInode, Target, Text};
 use crate::process::current;
 use crate::vfs::anon::{self, AnonInode};
+use crate::vfs::leases;
 use crate::vfs::locks::{self, Owner};
 use crate::vfs::path::Location;
 use crate::vfs::{DirEntry, Fd, File, FileType};
@@ -173,9 +174,19 @@ impl Content for Info {
         let holders = [Owner::Process(table), Owner::OpenFile(file.id), Owner::Flock(file.id)];
         let locks = locks::of(&*file.inode());
         let own = locks.iter().filter(|lock| holders.contains(&lock.owner) && lock.file == file.id);
-        for (index, lock) in own.enumerate() {
+        let mut number = 0;
+        let mut next = |out: &mut Text| {
             out.bytes(b"lock:\t");
-            system::put_lock(out, index + 1, &*file.inode(), lock);
+            number += 1;
+            number
+        };
+        for lock in own {
+            let number = next(out);
+            system::put_lock(out, number, &*file.inode(), lock);
+        }
+        for lease in leases::shown_of(&*file.inode(), file.id) {
+            let number = next(out);
+            system::put_lease(out, number, &*file.inode(), lease);
         }
         file.ops().describe(out);
         Ok(())

@@ -62,6 +62,9 @@ fn accounts(out: &mut Text) -> Result<()> {
     for (name, count) in crate::base::accounts::live() {
         writeln!(out, "{name} {count}");
     }
+    let (users, charged) = crate::process::charges();
+    writeln!(out, "users_with_threads {users}");
+    writeln!(out, "threads_of_users {charged}");
     writeln!(out, "tables {}", machine::memory::user_tables());
     for (size, objects) in machine::heap_objects() {
         writeln!(out, "heap_{size} {objects}");

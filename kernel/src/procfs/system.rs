@@ -72,7 +72,12 @@ pub(super) fn locks(out: &mut Text) -> Result<()> {
 }
 
 /// A line about a lease.
-fn put_lease(out: &mut Text, number: usize, inode: &dyn Inode, (kind, breaks, pid): Shown) {
+pub(super) fn put_lease(
+    out: &mut Text,
+    number: usize,
+    inode: &dyn Inode,
+    (kind, breaks, pid): Shown,
+) {
     let Ok(metadata) = inode.metadata() else { return };
     let state = if breaks { "BREAKING  " } else { "ACTIVE    " };
     let mode = if kind == LeaseKind::Write { "WRITE" } else { "READ " };

@@ -292,7 +292,17 @@ pub type Shown = (LeaseKind, bool, u32);
 
 /// The leases of an object.
 pub fn shown(inode: &dyn Inode) -> Vec<Shown> {
+    shown_if(inode, |_| true)
+}
+
+/// Those that an open file holds.
+pub fn shown_of(inode: &dyn Inode, file: u64) -> Vec<Shown> {
+    shown_if(inode, |lease| lease.file == file)
+}
+
+fn shown_if(inode: &dyn Inode, wanted: impl Fn(&Lease) -> bool) -> Vec<Shown> {
     let Some(leases) = inode.state().known_leases() else { return Vec::new() };
     let held = leases.held.lock();
-    held.iter().map(|lease| (lease.kind, lease.breaking.is_some(), lease.pid)).collect()
+    let told = |lease: &Lease| (lease.kind, lease.breaking.is_some(), lease.pid);
+    held.iter().filter(|lease| wanted(lease)).map(told).collect()
 }

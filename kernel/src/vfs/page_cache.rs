@@ -508,6 +508,9 @@ impl PageCache {
         // A page past the end holds nothing to keep, a page that is fully replaced neither; but the
         // source may fault half way, so only the former can skip reading.
         let must_read = at / PAGE < self.size().div_ceil(PAGE);
+        if !self.pages.lock().contains_key(&(at / PAGE)) {
+            source.probe()?;
+        }
         let frame = self.get_or_fill(at / PAGE, true, must_read)?;
         source.take_frame(&frame, start, len)
     }

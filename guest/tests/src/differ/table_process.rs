@@ -476,7 +476,12 @@ pub const ROWS: &[Row] = &[
         d.call.value = Value::Any
     }),
     (SYS_ioprio_get, 1, |d| {
-        d.of(&[1, 2, 3, 4]);
+        let which = d.rng.of(&[1, 2, 3, 4]);
+        d.num(which);
+        // As with getpriority(2).
+        if which == 3 {
+            d.only_for_user();
+        }
         d.id()
     }),
     (SYS_ioprio_set, 1, |d| {

@@ -343,8 +343,8 @@ pub fn ioctl(fd_word: u64, request: u32, argument_at: u64) -> Result<u64> {
         FS_IOC_FIEMAP => Err(Errno::EOPNOTSUPP),
         FIBMAP if file.inode().file_type() == FileType::Regular => block_of(argument),
         cmd::FIONREAD if super::is_regular(&file.inode()) => {
-            let size = file.inode().metadata()?.size;
-            let left = size.saturating_sub(*file.position.lock()).min(i32::MAX as u64);
+            // Negative behind the end, and as many bits of it as an int has.
+            let left = file.inode().metadata()?.size.wrapping_sub(*file.position.lock());
             UserPtr::<i32>::new(argument).write(&(left as i32))?;
             Ok(0)
         }

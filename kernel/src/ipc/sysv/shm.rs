@@ -3,10 +3,8 @@
 //! A segment is a nameless file of the memory file system; attaching it is a shared mapping of that
 //! file. So page faults, fork and the end of a process need no code of their own. A segment that is
 //! removed lives on while somebody has it mapped: the table then holds the file weakly, and forgets
-//! the entry when it meets one whose file has gone.
-//!
-//! Different from Linux: a detachment by munmap, execve or exit leaves no trace in shm_dtime and
-//! shm_lpid; shmdt(2) does.
+//! the entry when it meets one whose file has gone. Each area knows its segment, and tells it of
+//! copies of the area and of its end, however it comes (shmdt(2), munmap(2), execve(2), _exit(2)).
 
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
@@ -25,6 +23,7 @@ use crate::base::user::UserPtr;
 use crate::fs::memfd;
 use crate::fs::pseudo::Text;
 use crate::ipc::hooks;
+use crate::mm::Attached;
 use crate::mm::attach::Attachment;
 use crate::mm::{MMAP_MIN, PAGE};
 use crate::process::current;
@@ -63,6 +62,12 @@ struct Segment {
 static SEGMENTS: Table<Segment> = Table::new(SEGMENTS_MAX);
 
 impl Segment {
+    /// Who has attached it last, and when.
+    fn note_attached(&self) {
+        let mut trace = self.trace.lock();
+        (trace.atime, trace.last) = (now(), own_pid());
+    }
+
     /// The file; None once the segment has been removed and nobody has it any more.
     fn file(&self) -> Option<Arc<File>> {
         match &*self.hold.lock() {
@@ -73,6 +78,17 @@ impl Segment {
 
     fn contents(&self) -> Option<Arc<PageCache>> {
         self.file()?.inode().page_cache()
+    }
+}
+
+impl Attached for Object<Segment> {
+    fn opened(&self) {
+        self.content.note_attached();
+    }
+
+    fn closed(&self) {
+        let mut trace = self.content.trace.lock();
+        (trace.dtime, trace.last) = (now(), own_pid());
     }
 }
 
@@ -152,6 +168,7 @@ pub fn shmat(id: u64, address_at: u64, flags: u32) -> Result<u64> {
     let thread = current();
     let attachment = Attachment {
         file,
+        noted: Some(segment.clone()),
         len: segment.content.size.next_multiple_of(PAGE),
         prot,
         address,
@@ -159,9 +176,7 @@ pub fn shmat(id: u64, address_at: u64, flags: u32) -> Result<u64> {
         space_bytes: thread.process.limit(Resource::AddressSpace),
     };
     let at = crate::mm::attach::attach(&thread.process.mm()?, attachment)?;
-    let mut trace = segment.content.trace.lock();
-    trace.atime = now();
-    trace.last = own_pid();
+    segment.content.note_attached();
     Ok(at)
 }
 
@@ -176,12 +191,7 @@ pub fn shmdt(address: u64) -> Result<u64> {
         found.map(|(segment, _)| segment.content.size.next_multiple_of(PAGE))
     };
     let mm = current().process.mm()?;
-    let file = crate::mm::attach::detach(&mm, address, find)?;
-    if let Some((segment, _)) = all.iter().find(|(_, of)| Arc::ptr_eq(of, &file)) {
-        let mut trace = segment.content.trace.lock();
-        trace.dtime = now();
-        trace.last = own_pid();
-    }
+    crate::mm::attach::detach(&mm, address, find)?;
     Ok(0)
 }
 

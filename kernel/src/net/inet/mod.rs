@@ -86,9 +86,11 @@ fn any_address(common: &Common) -> IpAddr {
     }
 }
 
-/// Where to reach a peer: "any" means the loopback. ENETUNREACH for what is not this machine.
-fn destination(address: SocketAddr) -> Result<SocketAddr> {
+/// Where to reach a peer: "any" means the loopback, that of version 4 to a socket that has an
+/// address of that version (`own_is_v4`). ENETUNREACH for what is not this machine.
+fn destination(address: SocketAddr, own_is_v4: bool) -> Result<SocketAddr> {
     let ip = match address.ip() {
+        IpAddr::V6(ip) if ip.is_unspecified() && own_is_v4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
         ip if ip.is_loopback() => ip,

@@ -139,13 +139,17 @@ impl UdpSocket {
         if to.ip().is_ipv4() && to.ip().is_multicast() && has_way() {
             return Ok(to);
         }
-        destination(to)
+        let own_is_v4 = self.is_connected_by_v4() || self.bound().is_some_and(|own| own.is_ipv4());
+        destination(to, own_is_v4)
+    }
+
+    fn is_connected_by_v4(&self) -> bool {
+        self.peer.lock().is_some_and(|peer| peer.is_ipv4())
     }
 
     /// EAFNOSUPPORT for IPv6 from a socket that is connected by IPv4.
     fn check_version(&self, to: SocketAddr) -> Result<()> {
-        let is_v4 = self.peer.lock().is_some_and(|peer| peer.is_ipv4());
-        if is_v4 && to.is_ipv6() { Err(Errno::EAFNOSUPPORT) } else { Ok(()) }
+        if self.is_connected_by_v4() && to.is_ipv6() { Err(Errno::EAFNOSUPPORT) } else { Ok(()) }
     }
 
     /// Nobody takes what was sent. Who is connected with just that address hears of it, and who

@@ -127,7 +127,7 @@ impl TcpSocket {
     /// Chooses the addresses and tries. What comes out is in the phase; an error only if there
     /// could be no attempt.
     fn begin(self: &Arc<Self>, to: SocketAddr) -> Result<()> {
-        let to = destination(to)?;
+        let to = destination(to, self.own_ip().is_ipv4())?;
         if to.is_ipv4() && self.common.is_v6() && self.v6_only() {
             return Err(Errno::ENETUNREACH);
         }
