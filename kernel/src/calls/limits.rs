@@ -6,7 +6,7 @@ use abi::{Errno, Result};
 
 use crate::base::user::UserPtr;
 use crate::process::current;
-use crate::process::{Process, find_by_tid, hooks, timers};
+use crate::process::{Process, find_by_tid, hooks, own, timers};
 use crate::security::{Capability, Limit, Resource, Subject};
 
 fn resource(argument: u64) -> Result<Resource> {
@@ -74,10 +74,12 @@ fn prlimit_target(who: &Subject, own: &Arc<Process>, pid: u32) -> Result<Arc<Pro
         return Ok(own.clone());
     }
     let process = find_by_tid(pid).ok_or(Errno::ESRCH)?;
-    let other = process.credentials();
+    // Threads of one process may have different ids: only oneself is asked nothing.
+    let is_self = pid == current().tid();
+    let other = own::credentials_of(pid).ok_or(Errno::ESRCH)?;
     let same = [other.uid, other.euid, other.suid].iter().all(|&uid| uid == who.uid)
         && [other.gid, other.egid, other.sgid].iter().all(|&gid| gid == who.gid);
-    let may = Arc::ptr_eq(&process, own) || same || who.capable(Capability::SysResource);
+    let may = is_self || same || who.capable(Capability::SysResource);
     if !may {
         return Err(Errno::EPERM);
     }

@@ -255,6 +255,11 @@ pub fn own(file: &Arc<File>, owner: OwnerEx) -> Result<()> {
     })
 }
 
+/// F_GETOWNER_UIDS: real and effective user of who has set the owner.
+pub fn owner_uids(file: &File) -> [u32; 2] {
+    known(file).uids
+}
+
 /// F_GETOWN_EX.
 pub fn owner(file: &File) -> OwnerEx {
     let settings = known(file);

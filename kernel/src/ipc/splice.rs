@@ -88,8 +88,11 @@ impl Cursor {
         }
     }
 
-    /// Moves it.
+    /// Moves it, if the file has places (zeros(4) has none).
     pub fn advance(&mut self, len: usize) {
+        if !self.file.ops().has_positions() {
+            return;
+        }
         match &mut self.offset {
             Some(offset) => *offset += len as u64,
             None => *self.file.position.lock() += len as u64,

@@ -20,6 +20,8 @@ use crate::base::poll::{PollTable, events};
 use crate::base::sync::{WaitQueue, Wake};
 use crate::base::time::{self, Deadline, TimeSpec, Timer};
 use crate::base::user::UserPtr;
+use crate::process::current;
+use crate::security::Capability;
 use crate::vfs::{File, FileOps, FileType, Inode, anon::AnonInode};
 
 /// `struct itimerspec` (timerfd_settime(2)).
@@ -229,7 +231,11 @@ pub fn sys_timerfd_create(clock: u32, flags: u32) -> Result<u64> {
     if flags & !(raw::TFD_CLOEXEC | raw::TFD_NONBLOCK) != 0 {
         return Err(Errno::EINVAL);
     }
-    // The machine never sleeps, so the alarm clocks are the plain ones.
+    // The machine never sleeps, so the alarm clocks are the plain ones, but for the right.
+    let is_alarm = matches!(clock, raw::CLOCK_REALTIME_ALARM | raw::CLOCK_BOOTTIME_ALARM);
+    if is_alarm && !current().subject().capable(Capability::WakeAlarm) {
+        return Err(Errno::EPERM);
+    }
     let is_realtime = match clock {
         raw::CLOCK_REALTIME | raw::CLOCK_REALTIME_ALARM => true,
         raw::CLOCK_MONOTONIC | raw::CLOCK_BOOTTIME | raw::CLOCK_BOOTTIME_ALARM => false,

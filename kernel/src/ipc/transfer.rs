@@ -109,7 +109,7 @@ impl RequestFlags {
 
     /// Those of a read. EOPNOTSUPP for a flag that is not known.
     pub fn of_read(bits: u32) -> Result<Self> {
-        Self::check(bits, Self::READ)
+        Self::check(bits, Self::READ | Self::NOAPPEND)
     }
 
     /// Those of a write. EINVAL if they contradict each other.

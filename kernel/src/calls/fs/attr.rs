@@ -422,6 +422,9 @@ pub fn sync_file_range(fd: u64, offset: i64, len: i64, flags: u32) -> Result<u64
     if flags & !7 != 0 || offset < 0 || len < 0 || offset.checked_add(len).is_none() {
         return Err(Errno::EINVAL);
     }
+    if file.ops_as::<PidFile>().is_some() {
+        return Ok(0);
+    }
     let inode = file.inode();
     let has_data = matches!(inode.file_type(), FileType::Regular | FileType::Directory);
     if !file.is_seekable() || !has_data {

@@ -74,6 +74,9 @@ pub fn fcntl(fd_word: u64, command_word: u32, argument_at: u64) -> Result<u64> {
         raw::F_GETOWN_EX => {
             UserPtr::<OwnerEx>::new(argument).write(&io_signals::owner(&file)).map(|()| 0)
         }
+        F_GETOWNER_UIDS => {
+            UserPtr::<[u32; 2]>::new(argument).write(&io_signals::owner_uids(&file)).map(|()| 0)
+        }
         raw::F_SETOWN_EX => {
             let owner = UserPtr::<OwnerEx>::new(argument).read()?;
             hooks::file_set_fowner((&file,))?;
@@ -96,6 +99,9 @@ pub fn fcntl(fd_word: u64, command_word: u32, argument_at: u64) -> Result<u64> {
         _ => Err(Errno::EINVAL),
     }
 }
+
+/// Who has set the owner of a file's signals (linux/fcntl.h); linux-raw-sys does not have it.
+const F_GETOWNER_UIDS: u32 = 17;
 
 /// Commands that take any descriptor, also one made with O_PATH.
 fn is_about_descriptor(command: u32) -> bool {
@@ -348,7 +354,7 @@ pub fn ioctl(fd_word: u64, request: u32, argument_at: u64) -> Result<u64> {
             UserPtr::<i32>::new(argument).write(&(left as i32))?;
             Ok(0)
         }
-        cmd::FIGETBSZ if !is_numberless(&file) => {
+        cmd::FIGETBSZ => {
             let size = file.inode().metadata()?.block_size;
             UserPtr::<i32>::new(argument).write(&(size as i32))?;
             Ok(0)

@@ -50,8 +50,9 @@ fn check_rights(at: &Location, name: &[u8], wanted: u32, who: &Subject) -> Resul
     let inode = at.inode().as_ref();
     let admin = who.capable(Capability::SysAdmin);
     if name.starts_with(b"user.") {
-        // To their file system pidfds are regular files, which have none.
-        if inode.as_any().downcast_ref::<AnonInode>().is_some_and(AnonInode::is_pidfd) {
+        // To their file system pidfds are regular files, which have none and never change.
+        let is_pidfd = |anon: &AnonInode| anon.is_pidfd() && wanted == READ;
+        if inode.as_any().downcast_ref::<AnonInode>().is_some_and(is_pidfd) {
             return permission::check(inode, wanted, who).and(Err(Errno::EOPNOTSUPP));
         }
         if !matches!(at.file_type(), FileType::Regular | FileType::Directory) {

@@ -136,7 +136,9 @@ fn make(key: i32, size: u64, flags: u32) -> Result<Segment> {
     let name = alloc::format!("/SYSV{:08x} (deleted)", key as u32);
     let pages_end = size.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
     let owner = current().credentials();
-    let file = memfd::of_size(name.as_bytes(), pages_end, owner.fsuid, owner.fsgid)?;
+    let file = memfd::of_size(name.as_bytes(), pages_end, owner.fsuid, owner.fsgid);
+    // However it is that it cannot be.
+    let file = file.map_err(|_| Errno::ENOMEM)?;
     let trace = Trace { ctime: now(), creator: own_pid(), ..Trace::default() };
     Ok(Segment { size, hold: SpinLock::new(Hold::Kept(file)), trace: SpinLock::new(trace) })
 }
