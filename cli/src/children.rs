@@ -27,6 +27,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 use crate::Error;
+use crate::failure::{Doing, Failure};
 use crate::run::shim;
 
 /// Signals that end a program which does not care for them.
@@ -68,7 +69,8 @@ pub(crate) fn emulator(program: impl AsRef<OsStr>) -> Command {
 
 /// From here on a signal that ends this program ends its descendants, too.
 pub(crate) fn guard() -> Result<Guarded, Error> {
-    let folder = tempfile::Builder::new().prefix("limen-").tempdir()?;
+    let folder = tempfile::Builder::new().prefix("limen-").tempdir();
+    let folder = folder.map_err(Failure::at(Doing::Make, &std::env::temp_dir()))?;
     // It fails where it was set before, which nobody does; then the usual place is as good.
     let _ = tempfile::env::override_temp_dir(folder.path());
     keep(folder);
@@ -85,8 +87,10 @@ pub(crate) fn guard() -> Result<Guarded, Error> {
 /// A folder below `base` for programs of any user, removed with the other temporary files.
 pub(crate) fn scratch_in(base: &Path) -> Result<PathBuf, Error> {
     let prefix = format!("limen-{}-", std::process::id());
-    let folder = tempfile::Builder::new().prefix(&prefix).tempdir_in(base)?;
-    std::fs::set_permissions(folder.path(), Permissions::from_mode(0o1777))?;
+    let folder = tempfile::Builder::new().prefix(&prefix).tempdir_in(base);
+    let folder = folder.map_err(Failure::at(Doing::Make, base))?;
+    let opened = std::fs::set_permissions(folder.path(), Permissions::from_mode(0o1777));
+    opened.map_err(Failure::at(Doing::Write, folder.path()))?;
     let path = folder.path().to_owned();
     keep(folder);
     Ok(path)

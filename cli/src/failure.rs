@@ -11,6 +11,8 @@ use std::fmt;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
+use rustix::io::Errno;
+
 /// One failure. Its places go from the outside in: `--image x.tar`, `layer 2`, `etc/passwd`.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -21,8 +23,8 @@ pub(crate) struct Failure {
 /// What failed, in words that follow the place.
 #[derive(Debug)]
 enum Kind {
-    /// A file or folder of the host's.
-    Host { doing: Doing, error: io::Error },
+    /// A file or folder of the host's, and what names its place: a variable or an option.
+    Host { doing: Doing, error: io::Error, named_by: Option<&'static str> },
     /// Something in an image that no image needs.
     Refused(String),
     /// An image that is not what it says it is.
@@ -40,6 +42,8 @@ pub(crate) enum Doing {
     Write,
     Make,
     Remove,
+    /// A program.
+    Start,
 }
 
 impl Failure {
@@ -47,7 +51,7 @@ impl Failure {
     pub(crate) fn at(doing: Doing, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |error| Self {
             places: vec![path.display().to_string()],
-            kind: Kind::Host { doing, error },
+            kind: Kind::Host { doing, error, named_by: variable_of(path) },
         }
     }
 
@@ -55,7 +59,9 @@ impl Failure {
     /// system are the host's, whose place the caller adds.
     pub(crate) fn of_archive(error: io::Error) -> Self {
         let kind = match error.kind() {
-            _ if error.raw_os_error().is_some() => Kind::Host { doing: Doing::Read, error },
+            _ if error.raw_os_error().is_some() => {
+                Kind::Host { doing: Doing::Read, error, named_by: None }
+            }
             ErrorKind::FileTooLarge => Kind::TooLarge(error.to_string()),
             ErrorKind::UnexpectedEof => Kind::Damaged("it ends too early".to_owned()),
             _ => Kind::Damaged(error.to_string()),
@@ -85,33 +91,77 @@ impl Failure {
         self
     }
 
-    fn way_out(&self) -> &'static str {
-        match &self.kind {
-            Kind::Host { doing, error } => way_out_of_host(*doing, error.kind()),
+    /// The same, of a file that this option names: no variable moves it.
+    pub(crate) fn of_output(mut self, option: &'static str) -> Self {
+        if let Kind::Host { named_by, .. } = &mut self.kind {
+            *named_by = Some(option);
+        }
+        self.within(option)
+    }
+
+    fn way_out(&self) -> String {
+        let way_out = match &self.kind {
+            Kind::Host { doing: Doing::Read, error, .. } => way_out_of_read(error),
+            Kind::Host { doing: Doing::Start, error, .. } => way_out_of_start(error),
+            Kind::Host { error, named_by, .. } => return way_out_of_change(error, *named_by),
             Kind::Refused(_) => "nothing was run; build the image without it",
             Kind::Damaged(_) => "nothing was run; pull or save the image again",
             Kind::TooLarge(_) => "nothing was run; a smaller image, or one with fewer files, works",
             Kind::Unfit(_) => "`docker save` or an OCI image layout for linux/amd64 works",
-        }
+        };
+        way_out.to_owned()
     }
 }
 
-fn way_out_of_host(doing: Doing, error: ErrorKind) -> &'static str {
-    match (error, doing) {
-        (ErrorKind::StorageFull | ErrorKind::QuotaExceeded, _) => {
-            "free some space; XDG_CACHE_HOME and TMPDIR name other folders"
+/// The variable that moves the folder which `path` is in.
+fn variable_of(path: &Path) -> Option<&'static str> {
+    let is_below = |name: &str| {
+        std::env::var_os(name).is_some_and(|dir| !dir.is_empty() && path.starts_with(dir))
+    };
+    let named = ["XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "TMPDIR"];
+    let unset = [
+        (path.components().any(|part| part.as_os_str() == ".cache"), "XDG_CACHE_HOME"),
+        (path.starts_with(std::env::temp_dir()), "TMPDIR"),
+    ];
+    let of_unset = || unset.into_iter().find(|(is_there, _)| *is_there).map(|(_, name)| name);
+    named.into_iter().find(|name| is_below(name)).or_else(of_unset)
+}
+
+fn way_out_of_read(error: &io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::PermissionDenied => "this user may not read it: `ls -l` shows who may",
+        ErrorKind::NotFound => "give it, or put it there",
+        ErrorKind::IsADirectory => "a file is wanted",
+        ErrorKind::NotADirectory => "a folder is wanted",
+        _ if error.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => {
+            "too many files are open: `ulimit -n` allows more"
         }
-        (ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem, Doing::Read) => {
-            "this user may not read it: `ls -l` shows who may"
+        _ => "it was there a moment ago: try again",
+    }
+}
+
+fn way_out_of_start(error: &io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::NotFound => "install it, or put its folder in PATH",
+        ErrorKind::PermissionDenied => "this user may not start it: `ls -l` shows who may",
+        _ => "this host starts no more programs: end some, or `ulimit -u` allows more",
+    }
+}
+
+/// Of what is written, made or removed; `named_by` is who names another place for it.
+fn way_out_of_change(error: &io::Error, named_by: Option<&str>) -> String {
+    let first = match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "free some space",
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+            "this user may not write there"
         }
-        (ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem, _) => {
-            "this user may not write there; XDG_CACHE_HOME and TMPDIR name other folders"
-        }
-        (ErrorKind::NotFound, Doing::Read) => "give it, or put it there",
-        (_, Doing::Read) => "it was there a moment ago: try again",
-        (_, Doing::Write | Doing::Make | Doing::Remove) => {
-            "XDG_CACHE_HOME and TMPDIR name other folders"
-        }
+        _ => "",
+    };
+    match (first, named_by) {
+        ("", None) => "see what is there: `ls -ld` shows it".to_owned(),
+        (first, None) => first.to_owned(),
+        ("", Some(name)) => format!("{name} names another place"),
+        (first, Some(name)) => format!("{first}, or name another place by {name}"),
     }
 }
 
@@ -121,12 +171,13 @@ impl fmt::Display for Failure {
             write!(f, "{place}: ")?;
         }
         match &self.kind {
-            Kind::Host { doing, error } => {
+            Kind::Host { doing, error, .. } => {
                 let doing = match doing {
                     Doing::Read => "cannot be read",
                     Doing::Write => "cannot be written",
                     Doing::Make => "cannot be made",
                     Doing::Remove => "cannot be removed",
+                    Doing::Start => "cannot be started",
                 };
                 write!(f, "{doing}: {}", crate::words::plain(&error.to_string()))?;
             }
@@ -144,9 +195,8 @@ impl std::error::Error for Failure {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::io::Errno;
 
-    const ERRORS: [Errno; 8] = [
+    const ERRORS: [Errno; 9] = [
         Errno::NOENT,
         Errno::ACCESS,
         Errno::ROFS,
@@ -154,16 +204,18 @@ mod tests {
         Errno::DQUOT,
         Errno::IO,
         Errno::ISDIR,
+        Errno::NOTDIR,
         Errno::MFILE,
     ];
 
     /// One of every kind; a new kind has no row until it stands here.
     fn all() -> Vec<Failure> {
-        let mut all: Vec<Failure> = [Doing::Read, Doing::Write, Doing::Make, Doing::Remove]
-            .into_iter()
-            .flat_map(|doing| ERRORS.map(|errno| (doing, errno)))
-            .map(|(doing, errno)| Failure::at(doing, Path::new("/srv/x"))(errno.into()))
-            .collect();
+        let mut all: Vec<Failure> =
+            [Doing::Read, Doing::Write, Doing::Make, Doing::Remove, Doing::Start]
+                .into_iter()
+                .flat_map(|doing| ERRORS.map(|errno| (doing, errno)))
+                .map(|(doing, errno)| Failure::at(doing, Path::new("/srv/x"))(errno.into()))
+                .collect();
         let of_archive = [
             io::Error::from(Errno::IO),
             io::Error::new(ErrorKind::FileTooLarge, "more than there may be"),
@@ -182,12 +234,30 @@ mod tests {
         for failure in all() {
             let said = failure.within("--image y").to_string();
             assert!(said.starts_with("--image y: /srv/x: "), "{said}");
+            assert!(!said.contains("TMPDIR") && !said.contains("XDG_"), "{said}");
             let (what, help) = said.split_once(" (").expect("a way out");
             assert!(what.len() > "--image y: /srv/x: ".len() && help.len() > 10, "{said}");
             let of_programs = ["os error", "Err(", "Some(", "Kind", "Errno", "\n"];
             assert!(of_programs.iter().all(|part| !said.contains(part)), "{said}");
             seen.insert(help.to_owned());
         }
-        assert_eq!(seen.len(), 10, "each way out is said of something: {seen:?}");
+        assert_eq!(seen.len(), 16, "each way out is said of something: {seen:?}");
+    }
+
+    #[test]
+    fn the_way_out_is_what_names_the_place() {
+        let full = |path: &Path| Failure::at(Doing::Write, path)(Errno::NOSPC.into());
+        let temporary = std::env::temp_dir().join("x");
+        let help =
+            |failure: Failure| failure.to_string().rsplit_once(" (").map(|(_, h)| h.to_owned());
+        let free = "free some space";
+        let other = |name: &str| Some(format!("{free}, or name another place by {name})"));
+        assert_eq!(help(full(Path::new("/srv/x"))), Some(format!("{free})")));
+        assert_eq!(help(full(&temporary)), other("TMPDIR"));
+        assert_eq!(help(full(Path::new("/h/.cache/limen/x"))), other("XDG_CACHE_HOME"));
+        // What an option names no variable moves.
+        assert_eq!(help(full(&temporary).of_output("--output")), other("--output"));
+        // What an image is unpacked to is not what the option names.
+        assert_eq!(help(full(&temporary).within("--image x.tar")), other("TMPDIR"));
     }
 }

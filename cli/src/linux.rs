@@ -17,6 +17,7 @@ use std::process::{Command, Stdio};
 use formats::cpio;
 
 use crate::bench::hex_hash;
+use crate::failure::{Doing, Failure};
 use crate::run::qemu::{self, port_file};
 use crate::{Error, paths, usage};
 
@@ -75,7 +76,7 @@ impl Linux {
         let archive = archive.finish().map_err(|_| "the program does not fit an archive")?;
         let archive = [boot.files, &archive].concat();
         let initramfs = boot.dir.join("linux.cpio");
-        std::fs::write(&initramfs, archive)?;
+        paths::write(&initramfs, archive)?;
         let serial = port_file(boot.dir, "serial");
         let threads = if boot.smp > 1 { "multi" } else { "single" };
         let mut command: Vec<OsString> = vec![qemu::program()];
@@ -119,7 +120,7 @@ impl Linux {
 /// Finds, fetches and unpacks. An error says what is missing and how to get it.
 pub(crate) fn find(given: Option<&Path>) -> Result<Linux, Error> {
     let cache = paths::cache_dir()?.join("linux");
-    std::fs::create_dir_all(&cache)?;
+    std::fs::create_dir_all(&cache).map_err(Failure::at(Doing::Make, &cache))?;
     let installed = || newest(Path::new("/boot")).or_else(|| newest(&cache.join("boot")));
     let image = match given {
         Some(path) => path.to_owned(),
@@ -166,13 +167,14 @@ fn fetch(cache: &Path) -> Result<PathBuf, Error> {
         .stdin(Stdio::null())
         .output()
         .is_ok_and(|output| output.status.success());
-    let archive = std::fs::read_dir(cache)?
+    let entries = std::fs::read_dir(cache).map_err(Failure::at(Doing::Read, cache))?;
+    let archive = entries
         .flatten()
         .map(|entry| entry.path())
         .find(|path| path.extension().is_some_and(|extension| extension == "deb"));
     let Some(archive) = archive.filter(|_| fetched) else { return Err(how.into()) };
     let unpacked = Command::new("dpkg-deb").arg("-x").arg(&archive).arg(cache).status();
-    std::fs::remove_file(&archive)?;
+    std::fs::remove_file(&archive).map_err(Failure::at(Doing::Remove, &archive))?;
     match unpacked {
         Ok(status) if status.success() => newest(&cache.join("boot")).ok_or_else(|| how.into()),
         _ => Err(how.into()),
@@ -193,9 +195,10 @@ fn unpack(image: &[u8]) -> Result<Vec<u8>, Error> {
     if !payload.starts_with(&ZSTD_MAGIC) {
         return Err("its payload is not zstd, the form that is read here".into());
     }
-    let decoder = ruzstd::decoding::StreamingDecoder::new(payload)?;
     let mut elf = Vec::new();
-    decoder.take(VMLINUX_MAX).read_to_end(&mut elf)?;
+    let damaged = "its payload cannot be unpacked: it is damaged";
+    let decoder = ruzstd::decoding::StreamingDecoder::new(payload).map_err(|_| damaged)?;
+    decoder.take(VMLINUX_MAX).read_to_end(&mut elf).map_err(|_| damaged)?;
     match elf.starts_with(b"\x7fELF") {
         true => Ok(elf),
         false => Err("its payload is not an ELF image".into()),

@@ -93,11 +93,13 @@ pub(crate) fn repository() -> Result<PathBuf, Error> {
 }
 
 /// `$XDG_CACHE_HOME/limen` or `~/.cache/limen`, created if needed; where neither can be written, a
-/// folder of this user's in the temporary directory.
+/// folder of this user's in the temporary directory. A home is never made: Debian's `/nonexistent`
+/// is there to be none, and root could.
 pub(crate) fn cache_dir() -> Result<PathBuf, Error> {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let own = absolute("XDG_CACHE_HOME").map(|cache| cache.join("limen"));
-    let own = own.or_else(|| absolute("HOME").map(|home| home.join(".cache/limen")));
+    let home = absolute("HOME").filter(|home| home.is_dir());
+    let own = own.or_else(|| home.map(|home| home.join(".cache/limen")));
     if let Some(dir) = own.filter(|dir| is_usable(dir)) {
         return Ok(dir);
     }
@@ -127,6 +129,19 @@ pub(crate) fn ensure_writable(option: &str, path: &Path) -> Result<(), Error> {
         std::fs::remove_file(path).map_err(Failure::at(Doing::Remove, path))?;
     }
     Ok(())
+}
+
+/// A folder for temporary files, which goes with the value.
+pub(crate) fn scratch() -> Result<tempfile::TempDir, Failure> {
+    tempfile::tempdir().map_err(Failure::at(Doing::Make, &tempfile::env::temp_dir()))
+}
+
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    std::fs::read(path).map_err(Failure::at(Doing::Read, path))
+}
+
+pub(crate) fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<(), Failure> {
+    std::fs::write(path, bytes).map_err(Failure::at(Doing::Write, path))
 }
 
 /// Writes a file of the cache so that others see either nothing or all of it, and only this user

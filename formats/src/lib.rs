@@ -7,7 +7,8 @@
 //! files); [`pvh`],
 //! [`multiboot`], [`params`], [`acpi`] and [`pvclock`], what loader, firmware and hypervisor tell
 //! the kernel; [`elf`] and [`script`], the programs it runs; [`library_cache`], where the libraries
-//! of a packed one are; [`tsc`], its clock's arithmetic.
+//! of a packed one are; [`sockaddr`] and [`rtnetlink`], what they say to sockets; [`tsc`], the
+//! clock's arithmetic.
 //!
 //! Why it is hard: every decoder here reads bytes that the other side of a boundary made. None may
 //! panic, loop without a limit, or allocate more than its input is long.
@@ -31,6 +32,8 @@ pub mod params;
 pub mod ports;
 pub mod pvclock;
 pub mod pvh;
+pub mod rtnetlink;
 pub mod script;
+pub mod sockaddr;
 pub mod tsc;
 mod wire;

@@ -134,6 +134,13 @@ fn weight(process: &Process) -> u64 {
     mm.pages_estimate() + queued + open * PAGES_PER_FILE + threads * PAGES_PER_THREAD
 }
 
+/// What the process's first thread is called; empty if it has none any more.
+fn name(process: &Process) -> Vec<u8> {
+    let thread = process.threads.lock().first().cloned();
+    let name = thread.map_or([0; 16], |thread| *thread.name.lock());
+    name.into_iter().take_while(|&byte| byte != 0).collect()
+}
+
 /// Whom to kill: one process, or a crowd. Logs the choice.
 fn choose() -> Option<Vec<Arc<Process>>> {
     let (all, _) = machine::frame::usage();
@@ -172,6 +179,12 @@ fn choose() -> Option<Vec<Arc<Process>>> {
         let is_member = |p: &Arc<Process>| p.group() == group && p.pid != 1;
         return Some(processes.into_iter().filter(is_member).collect());
     }
-    machine::log!("warning: out of memory: killed process {}, {} KiB", process.pid, pages * 4);
+    let name = name(&process);
+    machine::log!(
+        "warning: out of memory: killed {} ({}), {} KiB",
+        name.escape_ascii(),
+        process.pid,
+        pages * 4
+    );
     Some(Vec::from([process]))
 }

@@ -210,6 +210,21 @@ const SHOWN_MAX: usize = 20;
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.counted(f)?;
+        self.proved(f)?;
+        for allowed in [false, true] {
+            self.list(f, allowed)?;
+        }
+        for line in &self.not_proved {
+            writeln!(f, "not proved: {line}")?;
+        }
+        writeln!(f, "{}", if self.is_clean() { "clean" } else { "NOT CLEAN" })
+    }
+}
+
+impl Report {
+    /// What the image has of each kind.
+    fn counted(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let c = &self.counts;
         let disp = self.hash_displacement.map_or("none".into(), |disp| disp.to_string());
         writeln!(
@@ -250,6 +265,11 @@ impl fmt::Display for Report {
                 r.sites, r.by_relocation, r.plain
             )?;
         }
+        Ok(())
+    }
+
+    /// What was shown of it, where that was asked.
+    fn proved(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(p) = &self.entry_text {
             writeln!(
                 f,
@@ -276,17 +296,9 @@ impl fmt::Display for Report {
                 m.relative
             )?;
         }
-        for allowed in [false, true] {
-            self.list(f, allowed)?;
-        }
-        for line in &self.not_proved {
-            writeln!(f, "not proved: {line}")?;
-        }
-        writeln!(f, "{}", if self.is_clean() { "clean" } else { "NOT CLEAN" })
+        Ok(())
     }
-}
 
-impl Report {
     fn list(&self, f: &mut fmt::Formatter<'_>, allowed: bool) -> fmt::Result {
         let mut last = None;
         let mut shown = 0;

@@ -104,7 +104,7 @@ fn program() -> Result<Vec<u8>, Error> {
 
 /// The load on Limen with this `defer=`, for this long.
 pub(crate) fn limen(kernel: &Path, mode: &str, time: Duration) -> Result<Figures, Error> {
-    let dir = tempfile::tempdir()?;
+    let dir = paths::scratch()?;
     let words = [format!("--ipi={}", time.as_secs().max(1))];
     let pti = if mode == ISOLATED_ONLY { "pti=on " } else { "" };
     let append = format!("{pti}{ISOLATED} defer={mode}");
@@ -124,7 +124,7 @@ fn limen_command(machine: &Qemu, words: &[String], dir: &Path) -> Result<Vec<OsS
 
 fn on_linux(found: &linux::Linux, time: Duration) -> Result<Figures, Error> {
     say!("limen: Linux {}, {} s", found.name, time.as_secs());
-    let dir = tempfile::tempdir()?;
+    let dir = paths::scratch()?;
     let seconds = time.as_secs().max(1);
     let append = format!("{LINUX_APPEND} {ISOLATED} -- --ipi={seconds} --poweroff");
     let command = found.command(&linux::Boot {
@@ -165,7 +165,7 @@ struct Price<'a> {
 }
 
 fn entry_cost(kernel: &Path, mode: &str, pti: &str, cpu: &str) -> Result<Cost, Error> {
-    let dir = tempfile::tempdir()?;
+    let dir = paths::scratch()?;
     let append = format!("{pti} isolcpus=1 nohz_full=1 defer={mode}");
     let machine = qemu(kernel, append, Some(cpu.to_owned()), 2);
     let mut command = limen_command(&machine, &["--entry".to_owned()], dir.path())?;

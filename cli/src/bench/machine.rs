@@ -95,7 +95,7 @@ impl Machine {
             smp: 1,
             append: String::new(),
             limit,
-            dir: tempfile::tempdir()?,
+            dir: paths::scratch()?,
         })
     }
 

@@ -11,17 +11,18 @@ use std::process::{Command, Stdio};
 use clap::Parser as _;
 
 use crate::args::{Cli, Command as Word};
+use crate::failure::{Doing, Failure};
 use crate::{Error, toolchain};
 
 const SPEC: &str = "SPEC.md";
 
 /// Says what is wrong with each command that is.
 pub(super) fn check(repository: &Path) -> Result<Vec<String>, Error> {
-    let text = std::fs::read_to_string(repository.join(SPEC))?;
+    let text = read(&repository.join(SPEC))?;
     let mut all: Vec<(String, usize, String)> = Vec::new();
     all.extend(commands(&text).into_iter().map(|(line, command)| (SPEC.to_owned(), line, command)));
     for document in documents(repository)? {
-        let text = std::fs::read_to_string(repository.join(&document))?;
+        let text = read(&repository.join(&document))?;
         let own = tests_named(&text).into_iter();
         all.extend(own.map(|(line, command)| (document.clone(), line, command)));
     }
@@ -37,10 +38,15 @@ pub(super) fn check(repository: &Path) -> Result<Vec<String>, Error> {
     Ok(findings)
 }
 
+fn read(path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path).map_err(Failure::at(Doing::Read, path))
+}
+
 /// The documents that git knows, but for SPEC.md.
 fn documents(repository: &Path) -> Result<Vec<String>, Error> {
     let mut git = Command::new("git");
-    let output = git.args(["ls-files", "*.md"]).current_dir(repository).output()?;
+    let output = git.args(["ls-files", "*.md"]).current_dir(repository).output();
+    let output = output.map_err(Failure::at(Doing::Start, Path::new("git")))?;
     let list = String::from_utf8_lossy(&output.stdout).into_owned();
     Ok(list.lines().filter(|path| *path != SPEC).map(str::to_owned).collect())
 }
@@ -79,7 +85,8 @@ fn run(repository: &Path, command: &str) -> Result<Option<String>, Error> {
         ["cargo", "test", ref rest @ ..] => {
             let mut cargo = toolchain::cargo(repository)?;
             cargo.args(["test", "--quiet"]).args(rest).args(["--", "--list", "--format", "terse"]);
-            let output = cargo.stderr(Stdio::null()).output()?;
+            let output = cargo.stderr(Stdio::null()).output();
+            let output = output.map_err(Failure::at(Doing::Start, Path::new("cargo")))?;
             let names = String::from_utf8_lossy(&output.stdout).into_owned();
             let selects = output.status.success() && names.contains(": test");
             Ok((!selects).then(|| "selects no test".to_owned()))
@@ -98,7 +105,8 @@ fn of_limen(words: &[&str]) -> Result<Option<String>, Error> {
         Err(error) => Ok(Some(error.to_string().lines().next().unwrap_or_default().to_owned())),
         Ok(Cli { command: Word::Test(_) }) => {
             let mut limen = Command::new("/proc/self/exe");
-            let status = limen.args(&words[1..]).arg("--list").stdout(Stdio::null()).status()?;
+            let status = limen.args(&words[1..]).arg("--list").stdout(Stdio::null()).status();
+            let status = status.map_err(Failure::at(Doing::Start, Path::new("limen")))?;
             Ok((!status.success()).then(|| "selects no test".to_owned()))
         }
         Ok(_) => Ok(None),

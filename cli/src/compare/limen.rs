@@ -2,20 +2,20 @@
 //! is instructions, has passed.
 
 use super::{Measured, Setup};
-use crate::Error;
 use crate::args::MachineModel;
 use crate::bench::rig::{self, Clock};
 use crate::run::klog::{KernelLog, WARNING_PREFIX};
 use crate::run::outcome;
 use crate::run::qemu::{Accel, Qemu, Wires, port_file};
+use crate::{Error, paths};
 
 /// The kernel's clock at the end, which counts instructions where a run is counted.
 const RUN_NS: &str = "run-ns";
 
 pub(super) fn run(setup: &Setup<'_>, parameters: &str, clock: Clock) -> Result<Measured, Error> {
-    let dir = tempfile::tempdir()?;
+    let dir = paths::scratch()?;
     let initramfs = dir.path().join("image.cpio");
-    std::fs::write(&initramfs, &setup.image)?;
+    paths::write(&initramfs, &setup.image)?;
     let machine = Qemu {
         kernel: setup.kernel.clone(),
         append: format!("{} {parameters}", rig::SAME_PLACES),

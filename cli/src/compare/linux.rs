@@ -34,7 +34,7 @@ impl Beside {
             Some(path) => path,
             None => bench::build(linux::INIT)?,
         };
-        Ok(Self { linux: linux::find(given)?, init: std::fs::read(init)? })
+        Ok(Self { linux: linux::find(given)?, init: paths::read(&init)? })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -47,7 +47,7 @@ impl Beside {
         parameters: &str,
         clock: Clock,
     ) -> Result<Measured, Error> {
-        let dir = tempfile::tempdir()?;
+        let dir = paths::scratch()?;
         let command = self.linux.command(&Boot {
             program: &self.init,
             file: None,

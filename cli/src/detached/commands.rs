@@ -8,6 +8,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::{CONTROL, VmState, started_ticks};
 use crate::args::{LogsArgs, StopArgs};
+use crate::failure::{Doing, Failure};
 use crate::run::qemu::port_file;
 use crate::{Error, usage};
 
@@ -96,8 +97,9 @@ pub(crate) fn stop(args: &StopArgs) -> Result<u8, Error> {
         let message = ToGuest::Signal { number: SIGTERM }.encode();
         let path = state.dir.join(CONTROL).with_extension("in");
         // Read and write: QEMU holds the other end, and if it has just gone nobody must wait.
-        let fifo = std::fs::File::options().read(true).write(true).open(path);
-        fifo.and_then(|mut fifo| fifo.write_all(&message))?;
+        let fifo = std::fs::File::options().read(true).write(true).open(&path);
+        let sent = fifo.and_then(|mut fifo| fifo.write_all(&message));
+        sent.map_err(Failure::at(Doing::Write, &path))?;
         let deadline = Instant::now() + args.time;
         while state.alive().is_some() {
             // The same process: it was alive after the descriptor was made.
@@ -110,7 +112,7 @@ pub(crate) fn stop(args: &StopArgs) -> Result<u8, Error> {
         }
     }
     say!("limen: {}: {}", args.name, state.status());
-    std::fs::remove_dir_all(&state.dir)?;
+    std::fs::remove_dir_all(&state.dir).map_err(Failure::at(Doing::Remove, &state.dir))?;
     // It stays while there are others in it.
     let _ = std::fs::remove_dir(super::top_path());
     Ok(0)

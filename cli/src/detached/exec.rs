@@ -28,6 +28,7 @@ use signal_hook::consts as signals;
 use super::VmState;
 use super::commands::existing;
 use crate::args::ExecArgs;
+use crate::failure::{Doing, Failure};
 use crate::run::outcome::Outcome;
 use crate::run::plan::{environment, stdio_kinds};
 use crate::run::pump::ControlSender;
@@ -104,7 +105,8 @@ impl Session {
     /// The first that nobody uses.
     fn connect(state: &VmState) -> Result<Self, Error> {
         for number in 0..EXEC_SESSIONS {
-            let lock = File::create(state.dir.join(format!("exec{number}.lock")))?;
+            let lock = state.dir.join(format!("exec{number}.lock"));
+            let lock = File::create(&lock).map_err(Failure::at(Doing::Make, &lock))?;
             if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
                 continue;
             }

@@ -21,6 +21,7 @@ pub(crate) use commands::{logs, ps, stop};
 pub(crate) use exec::exec;
 pub(crate) use start::start;
 
+use crate::failure::{Doing, Failure};
 use crate::oci::user::Names;
 use crate::run::outcome::{self, Facts, Outcome};
 use crate::run::qemu::port_file;
@@ -147,7 +148,9 @@ fn top() -> Result<PathBuf, Error> {
 
 /// Makes it if needed.
 fn make_top() -> Result<PathBuf, Error> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(top_path())?;
+    let path = top_path();
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path);
+    made.map_err(Failure::at(Doing::Make, &path))?;
     top()
 }
 

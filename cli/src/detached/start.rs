@@ -3,19 +3,21 @@
 use std::fs::File;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{Mode, mkfifoat};
 
 use super::{CONTROL, GROUP, Info, PASSWD, VmState, make_top, started_ticks, write_info};
-use crate::Error;
 use crate::args::RunArgs;
+use crate::failure::{Doing, Failure};
 use crate::run::jail::Jail;
 use crate::run::outcome::{Outcome, STATUS_BOOT_FAILURE};
 use crate::run::plan::Plan;
 use crate::run::qemu::{Wires, port_file};
 use crate::run::{shim, vm};
+use crate::{Error, paths};
 
 /// How long the program may take to start.
 const BOOT_LIMIT: Duration = Duration::from_secs(60);
@@ -31,16 +33,17 @@ pub(crate) fn start(args: &RunArgs, name: &str, plan: &Plan) -> Result<u8, Error
         return Err(crate::usage(text));
     }
     if state.dir.exists() {
-        std::fs::remove_dir_all(&state.dir)?;
+        std::fs::remove_dir_all(&state.dir).map_err(Failure::at(Doing::Remove, &state.dir))?;
     }
     make_top()?;
-    std::fs::create_dir(&state.dir)?;
+    std::fs::create_dir(&state.dir).map_err(Failure::at(Doing::Make, &state.dir))?;
     for end in ["in", "out"] {
         let path = state.dir.join(CONTROL).with_extension(end);
-        mkfifoat(rustix::fs::CWD, path, Mode::RUSR | Mode::WUSR)?;
+        let made = mkfifoat(rustix::fs::CWD, &path, Mode::RUSR | Mode::WUSR);
+        made.map_err(|errno| Failure::at(Doing::Make, &path)(errno.into()))?;
     }
     for (file, text) in [(PASSWD, &plan.names.passwd), (GROUP, &plan.names.group)] {
-        std::fs::write(state.dir.join(file), text)?;
+        paths::write(&state.dir.join(file), text)?;
     }
     let mut child = spawn(&state, plan)?;
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
@@ -60,17 +63,19 @@ fn spawn(state: &VmState, plan: &Plan) -> Result<Child, Error> {
     let fd = initramfs.as_fd().as_raw_fd();
     let wires = Wires::Detached { initramfs: fd, dir: state.dir.clone() };
     let command = plan.qemu.command(&wires);
-    let messages = File::create(port_file(&state.dir, MESSAGES))?;
+    let messages = port_file(&state.dir, MESSAGES);
+    let messages = File::create(&messages).map_err(Failure::at(Doing::Make, &messages))?;
     let mut prefix = Jail::find(&plan.qemu, &wires).prefix;
     prefix.extend([std::env::current_exe()?.into(), shim::DETACHED.into()]);
-    Ok(Command::new(&prefix[0])
+    let started = Command::new(&prefix[0])
         .args(&prefix[1..])
         .args(&command)
         .process_group(0)
         .stdin(Stdio::null())
         .stdout(messages.try_clone()?)
         .stderr(messages)
-        .spawn()?)
+        .spawn();
+    Ok(started.map_err(Failure::at(Doing::Start, Path::new(&prefix[0])))?)
 }
 
 /// Until the program runs, or has ended, or never will run.

@@ -108,7 +108,7 @@ impl Search<'_> {
         let real = match self.closure.files.add_from(self.tree, &task.path) {
             Ok(real) => real,
             Err(error) => {
-                return self.closure.missing.push(format!("{}: {error}", task.path.display()));
+                return self.closure.missing.push(error.to_string());
             }
         };
         let host = self.tree.on_host(&real);

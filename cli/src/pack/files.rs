@@ -165,10 +165,11 @@ impl FileSet {
 
     /// Adds the file that `path` of the tree leads to, and the links on the way. The result is
     /// where it really is in the tree.
-    pub(crate) fn add_from(&mut self, tree: &Tree, path: &Path) -> std::io::Result<PathBuf> {
-        let resolved = tree.resolve(path)?;
+    pub(crate) fn add_from(&mut self, tree: &Tree, path: &Path) -> Result<PathBuf, Failure> {
+        let resolved = tree.resolve(path).map_err(Failure::at(Doing::Read, path))?;
         let host = tree.on_host(&resolved.path);
-        let perm = fs::metadata(&host)?.permissions().mode();
+        let meta = fs::metadata(&host).map_err(Failure::at(Doing::Read, path))?;
+        let perm = meta.permissions().mode();
         for (link, target) in resolved.links {
             self.add(link, Node::Link { target });
         }

@@ -72,7 +72,7 @@ pub(crate) fn command(args: &PackArgs) -> Result<u8, Error> {
         },
     };
     fs::write(&args.output, &image)
-        .map_err(|error| Failure::at(Doing::Write, &args.output)(error).within("--output"))?;
+        .map_err(|error| Failure::at(Doing::Write, &args.output)(error).of_output("--output"))?;
     sizes::tell(&args.output, &image);
     if args.image.is_none() {
         sizes::tell_limits();

@@ -13,22 +13,24 @@ use object::{Object as _, ObjectSymbol as _};
 use sha2::{Digest as _, Sha256};
 
 use super::backtrace;
+use crate::failure::{Doing, Failure};
 use crate::pack::files::hex;
 use crate::{Error, paths};
 
 /// The file for this kernel; made where it is not in the cache yet.
 pub(crate) fn file(kernel: &Path) -> Result<PathBuf, Error> {
     let source = backtrace::with_symbols(kernel);
-    let image = std::fs::read(&source)?;
+    let image = paths::read(&source)?;
     let hash = hex(&Sha256::digest(&image));
     let dir = paths::cache_dir()?;
     let file = dir.join(format!("gdb-{}", &hash[..16]));
     if file.is_file() {
         return Ok(file);
     }
-    let map = tempfile::NamedTempFile::new_in(&dir)?;
-    std::fs::write(map.path(), renames(&image)?)?;
-    let made = tempfile::NamedTempFile::new_in(&dir)?;
+    let temporary =
+        || tempfile::NamedTempFile::new_in(&dir).map_err(Failure::at(Doing::Make, &dir));
+    let (map, made) = (temporary()?, temporary()?);
+    paths::write(map.path(), renames(&image)?)?;
     let mut command = Command::new("objcopy");
     command.arg(format!("--redefine-syms={}", map.path().display())).arg(&source).arg(made.path());
     let output = command.stdin(Stdio::null()).output();
@@ -36,7 +38,7 @@ pub(crate) fn file(kernel: &Path) -> Result<PathBuf, Error> {
     if !output.status.success() {
         return Err(format!("objcopy: {}", String::from_utf8_lossy(&output.stderr)).into());
     }
-    made.persist(&file)?;
+    made.persist(&file).map_err(|error| Failure::at(Doing::Write, &file)(error.error))?;
     Ok(file)
 }
 
@@ -47,7 +49,7 @@ fn is_plain(c: char) -> bool {
 
 /// `OLD NEW` a line, for each function whose plain path is its own alone.
 fn renames(image: &[u8]) -> Result<String, Error> {
-    let parsed = object::File::parse(image)?;
+    let parsed = object::File::parse(image).map_err(|_| "the kernel is not an ELF image")?;
     let mut plain: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for symbol in parsed.symbols().filter(|symbol| symbol.kind() == object::SymbolKind::Text) {
         let Ok(name) = symbol.name() else { continue };

@@ -12,6 +12,7 @@ use std::process::Command;
 use super::plan::Plan;
 use super::run;
 use crate::args::RunArgs;
+use crate::failure::{Doing, Failure};
 use crate::{Error, paths, toolchain};
 
 const PACKAGE: &str = "limen-vmm";
@@ -31,9 +32,9 @@ pub(super) fn command(args: &RunArgs) -> Result<u8, Error> {
         // As it ends without a machine.
         Err(_) => return run(&inner),
     };
-    let dir = tempfile::tempdir()?;
+    let dir = paths::scratch()?;
     let initramfs = dir.path().join("initramfs");
-    std::fs::write(&initramfs, &plan.initramfs)?;
+    paths::write(&initramfs, &plan.initramfs)?;
     run(&outer(args, &vmm, &plan.qemu.kernel, &initramfs))
 }
 
@@ -82,7 +83,8 @@ fn build(repository: &Path, target: &Path) -> Result<PathBuf, Error> {
         .args(["build", "--release", "--quiet", "--package", PACKAGE])
         .args(["--target", TARGET, "--target-dir"])
         .arg(target)
-        .status()?;
+        .status()
+        .map_err(Failure::at(Doing::Start, Path::new("cargo")))?;
     match status.success() {
         true => Ok(target.join(TARGET).join("release").join(PACKAGE)),
         false => Err(format!("{PACKAGE} does not build").into()),

@@ -42,6 +42,7 @@ use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
 use crate::Error;
 use crate::args::Cache;
+use crate::failure::{Doing, Failure};
 use alarm::{Alarm, Ends};
 use device::Device;
 use serve::Served;
@@ -156,12 +157,15 @@ fn why_ended(result: Result<(), DaemonError>) -> String {
 
 /// A listener at which one connection waits, and that connection's other end.
 fn connected() -> Result<(Listener, UnixStream), Error> {
-    let folder = tempfile::Builder::new().prefix("limen-share-").tempdir()?;
+    let folder = tempfile::Builder::new().prefix("limen-share-").tempdir();
+    let folder = folder.map_err(Failure::at(Doing::Make, &tempfile::env::temp_dir()))?;
     // A socket's path may be 107 bytes long (unix(7)), a temporary folder's is what it is.
-    let opened = std::fs::File::open(folder.path())?;
+    let opened = std::fs::File::open(folder.path());
+    let opened = opened.map_err(Failure::at(Doing::Read, folder.path()))?;
     let path = format!("/proc/self/fd/{}/socket", opened.as_fd().as_raw_fd());
-    let listener = UnixListener::bind(&path)?;
-    let near = UnixStream::connect(&path)?;
+    let bound = UnixListener::bind(&path).and_then(|far| Ok((far, UnixStream::connect(&path)?)));
+    let socket = folder.path().join("socket");
+    let (listener, near) = bound.map_err(Failure::at(Doing::Make, &socket))?;
     Ok((Listener::from(listener), near))
 }
 

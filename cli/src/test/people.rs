@@ -133,7 +133,10 @@ const LINES: &[Line] = &[
     ),
     // Words.
     ("every option has an example", &["host:every_option_has_an_example"]),
-    ("every sentence is for who has never read the source", &["run::sentences"]),
+    (
+        "every sentence is for who has never read the source",
+        &["run::sentences", "host:failure::tests::"],
+    ),
     ("whatever ends limen leaves nothing", &["run::children", "run::leaves_nothing"]),
 ];
 

@@ -92,6 +92,11 @@ const REFUSED: &[Case] = &[
     ("stop ../x", 2, &["a VM's name has letters, digits"]),
     ("exec no-such -- true", 2, &["there is no such VM (limen ps lists them)"]),
     ("pack -o /none/x -- ls", 2, &["--output /none/x: No such file"]),
+    (
+        "pack -o /dev/full -- /bin/true",
+        126,
+        &["--output: /dev/full: ", "another place by --output"],
+    ),
     ("pack -o x -- no-such-program", 127, &["no-such-program: not found"]),
     ("pack -o x -- ./plain", 126, &["not an executable file"]),
     ("profile learn -o /none/x -- ls", 2, &["--output /none/x: No such file"]),

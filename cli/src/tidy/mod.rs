@@ -12,6 +12,7 @@
 //! | apps | each row of `guest/apps.toml` names the packages of the programs that it starts |
 //! | rooms | each mechanism has its places, as ARCHITECTURE.md's table of rooms says |
 //! | threats | each row of THREATS.md names a test, and the sources have it |
+//! | readme | README's tables: a price has its command, places and options exist |
 //! | pages | the pages of `docs/` are what the tables say |
 //! | leaks | the kernel leaks nothing that could be a reference to its thread |
 //! | floors | inside kernel and machine imports run down; circles and floors have a largest size |
@@ -25,6 +26,7 @@ mod functions;
 mod imports;
 mod lex;
 pub(crate) mod pages;
+mod readme;
 mod rooms;
 mod rules;
 mod threats;
@@ -97,6 +99,7 @@ pub(crate) fn check_repository(repository: &Path) -> Result<Vec<Finding>, Error>
     let manifests = sources.iter().filter(|source| source.path.ends_with("Cargo.toml"));
     edges::check(&manifests.collect::<Vec<_>>(), &mut findings);
     pages::check(repository, &mut findings);
+    readme::check(repository, &fs::read_to_string(repository.join("README.md"))?, &mut findings);
     threats::check(&fs::read_to_string(repository.join("THREATS.md"))?, &rust, &mut findings);
     let page = fs::read_to_string(repository.join("ARCHITECTURE.md"))?;
     rooms::check(repository, &page, &rust, &mut findings);

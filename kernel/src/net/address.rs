@@ -2,16 +2,12 @@
 //! ipv6(7)).
 
 use alloc::sync::Arc;
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use core::net::SocketAddr;
 
 use abi::{Errno, Result, net as raw};
+use formats::sockaddr::{self, STORAGE_BYTES};
 
 use crate::base::user::UserPtr;
-
-/// Size of `struct sockaddr_storage`: no address is longer.
-pub const STORAGE_BYTES: usize = 128;
-/// Size of `struct sockaddr_un`.
-const UNIX_BYTES: usize = 110;
 
 /// A socket's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,18 +53,10 @@ impl RawAddress {
 
     /// As an address of AF_UNIX; `Unix(None)` if only the family is given.
     pub fn to_unix(&self) -> Result<Option<Arc<[u8]>>> {
-        if self.family()? != raw::AF_UNIX || self.len > UNIX_BYTES {
+        if self.family()? != raw::AF_UNIX || self.len > sockaddr::UNIX_BYTES {
             return Err(Errno::EINVAL);
         }
-        let name = &self.bytes()[2..];
-        match name.first() {
-            None => Ok(None),
-            Some(0) => Ok(Some(name.into())),
-            Some(_) => {
-                let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
-                Ok(Some(name[..end].into()))
-            }
-        }
+        Ok(sockaddr::unix_name(self.bytes()).map(Arc::from))
     }
 
     /// The port of an address of AF_INET or AF_INET6. EINVAL if it is too short to have one.
@@ -107,16 +95,7 @@ impl RawAddress {
         if self.family()? != wanted {
             return Err(Errno::EAFNOSUPPORT);
         }
-        let bytes = &self.bytes;
-        let port = u16::from_be_bytes([bytes[2], bytes[3]]);
-        if v6 {
-            let mut ip = [0; 16];
-            ip.copy_from_slice(&bytes[8..24]);
-            Ok(SocketAddr::new(IpAddr::V6(Ipv6Addr::from(ip)), port))
-        } else {
-            let ip = Ipv4Addr::new(bytes[4], bytes[5], bytes[6], bytes[7]);
-            Ok(SocketAddr::new(IpAddr::V4(ip), port))
-        }
+        Ok(sockaddr::decode(&self.bytes, v6))
     }
 }
 
@@ -127,29 +106,10 @@ impl Address {
         let mut bytes = [0; STORAGE_BYTES];
         let len = match self {
             Address::Unix(name) => {
-                bytes[..2].copy_from_slice(&(raw::AF_UNIX as u16).to_ne_bytes());
-                let name = name.as_deref().unwrap_or_default();
-                let fits = name.len().min(UNIX_BYTES - 2);
-                bytes[2..2 + fits].copy_from_slice(&name[..fits]);
-                // Paths end in a NUL, abstract names do not.
-                let is_path = name.first().is_some_and(|&byte| byte != 0);
-                2 + fits + usize::from(is_path)
+                sockaddr::encode_unix(name.as_deref().unwrap_or_default(), &mut bytes)
             }
-            Address::Netlink(port) => {
-                bytes[..2].copy_from_slice(&(raw::AF_NETLINK as u16).to_ne_bytes());
-                bytes[4..8].copy_from_slice(&port.to_ne_bytes());
-                12
-            }
-            Address::Inet(SocketAddr::V4(address)) => {
-                bytes[..2].copy_from_slice(&(raw::AF_INET as u16).to_ne_bytes());
-                bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
-                bytes[4..8].copy_from_slice(&address.ip().octets());
-                16
-            }
-            Address::Inet(SocketAddr::V6(address)) => {
-                put_v6(&mut bytes, address);
-                28
-            }
+            Address::Netlink(port) => sockaddr::encode_netlink(*port, &mut bytes),
+            Address::Inet(address) => sockaddr::encode(address, &mut bytes),
         };
         RawAddress { bytes, len }
     }
@@ -173,12 +133,4 @@ impl Address {
         let len = self.write(to, capacity)?;
         len_at.write(&(len as i32))
     }
-}
-
-fn put_v6(bytes: &mut [u8; STORAGE_BYTES], address: &SocketAddrV6) {
-    bytes[..2].copy_from_slice(&(raw::AF_INET6 as u16).to_ne_bytes());
-    bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
-    bytes[4..8].copy_from_slice(&address.flowinfo().to_be_bytes());
-    bytes[8..24].copy_from_slice(&address.ip().octets());
-    bytes[24..28].copy_from_slice(&address.scope_id().to_ne_bytes());
 }

@@ -151,7 +151,7 @@ fn bind_to_device(who: &Thread, common: &Common, value: &[u8]) -> Result<()> {
     let name = value.split(|&byte| byte == 0).next().unwrap_or_default();
     let index = match name {
         b"" => 0,
-        interface::NAME => i64::from(interface::INDEX),
+        name if name == interface::LO.name => i64::from(interface::LO.index),
         _ => return Err(Errno::ENODEV),
     };
     bind_to_index(who, common, index)
@@ -447,7 +447,7 @@ pub fn get(
         raw::SO_BINDTODEVICE => match common.number(raw::SO_BINDTOIFINDEX, 0) {
             0 => len_at.write(&0),
             _ if capacity < DEVICE_NAME_BYTES => Err(Errno::EINVAL),
-            _ => put(&[interface::NAME, b"\0"].concat()),
+            _ => put(&[interface::LO.name, b"\0"].concat()),
         },
         raw::SO_MAX_PACING_RATE if capacity >= 8 => put(&common.number(name, -1).to_ne_bytes()),
         raw::SO_COOKIE if capacity < 8 => Err(Errno::EINVAL),

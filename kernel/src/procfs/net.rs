@@ -353,7 +353,7 @@ fn dev(out: &mut Text) -> Result<()> {
 
 fn if_inet6(out: &mut Text) -> Result<()> {
     // Address, index, length of the prefix, scope (the host), flags (permanent), name.
-    writeln!(out, "{:032x} {:02x} 80 10 80       lo", 1, interface::INDEX);
+    writeln!(out, "{:032x} {:02x} 80 10 80       lo", 1, interface::LO.index);
     Ok(())
 }
 

@@ -52,12 +52,12 @@ static LOOPBACK: &[(&str, Static)] = &[
     ("broadcast", Static::File(|out| line(out, "00:00:00:00:00:00"))),
     ("carrier", Static::File(|out| line(out, "1"))),
     ("flags", Static::File(|out| line(out, "0x9"))),
-    ("ifindex", Static::File(|out| line(out, &interface::INDEX.to_string()))),
-    ("iflink", Static::File(|out| line(out, &interface::INDEX.to_string()))),
-    ("mtu", Static::File(|out| line(out, &interface::MTU.to_string()))),
+    ("ifindex", Static::File(|out| line(out, &interface::LO.index.to_string()))),
+    ("iflink", Static::File(|out| line(out, &interface::LO.index.to_string()))),
+    ("mtu", Static::File(|out| line(out, &interface::LO.mtu.to_string()))),
     ("operstate", Static::File(|out| line(out, "unknown"))),
     ("tx_queue_len", Static::File(|out| line(out, "1000"))),
-    ("type", Static::File(|out| line(out, &interface::HARDWARE.to_string()))),
+    ("type", Static::File(|out| line(out, &interface::LO.hardware.to_string()))),
 ];
 
 static SYSTEM: &[(&str, Static)] = &[

@@ -127,7 +127,7 @@ mod tests {
                     let before = bytes;
                     let text = SliceText::new(BASE, &mut bytes);
                     let derive = |text: &SliceText<'_>, site| update(text, site, from, to);
-                    let anomaly = check(&text, [SITE].into_iter(), derive).err().expect("wrong");
+                    let anomaly = check(&text, [SITE].into_iter(), derive).expect_err("wrong");
                     assert_eq!(anomaly.site, SITE);
                     assert_eq!(bytes, before);
                 }
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_thunk_must_be_in_reach() {
-        let far = encode(SITE, Return::Thunk(BASE - 0x1_0000_0000)).err().expect("too far");
+        let far = encode(SITE, Return::Thunk(BASE - 0x1_0000_0000)).expect_err("too far");
         assert_eq!(far.what, What::OutOfReach);
     }
 }

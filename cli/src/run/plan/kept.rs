@@ -15,7 +15,7 @@ use super::environment::{Environment, Sees};
 use super::{RunArgs, Start, Started, guest_cwd, words};
 use crate::oci::user::{Names, User};
 use crate::pack::files::{FileSet, Place};
-use crate::{Error, usage};
+use crate::{Error, paths, usage};
 
 /// The first bytes of every cpio archive of this form.
 const MAGIC: &[u8] = b"070701";
@@ -32,7 +32,7 @@ pub(super) fn archive(args: &RunArgs) -> Result<Option<Vec<u8>>, Error> {
     if file.and_then(|mut file| file.read_to_end(&mut first)).is_err() || first != MAGIC {
         return Ok(None);
     }
-    Ok(Some(std::fs::read(path)?))
+    Ok(Some(paths::read(path)?))
 }
 
 pub(super) fn start(args: &RunArgs, here: &Path, archive: Vec<u8>) -> Result<Started, Error> {

@@ -93,7 +93,7 @@ fn v6(value: &[u8]) -> Result<Ipv6Addr> {
 
 /// ENODEV unless index or address names the interface. "Any" names none: there is no route.
 fn check_interface(index: u32, address: Ipv4Addr) -> Result<()> {
-    let is_ours = if index == 0 { address.is_loopback() } else { index == interface::INDEX };
+    let is_ours = if index == 0 { address.is_loopback() } else { index == interface::LO.index };
     if is_ours { Ok(()) } else { Err(Errno::ENODEV) }
 }
 
@@ -140,7 +140,7 @@ fn read_request(level: u32, name: u32, value: &[u8]) -> Result<Option<Request>> 
             let joins = name == raw::IPV6_ADD_MEMBERSHIP;
             let make = if joins { Request::Join } else { Request::Leave };
             // Any interface: the first that has groups.
-            let index = if index(16)? == 0 { interface::INDEX } else { index(16)? };
+            let index = if index(16)? == 0 { interface::LO.index } else { index(16)? };
             (make(group), group, (index, Ipv4Addr::UNSPECIFIED))
         }
         (

@@ -1,21 +1,15 @@
 //! What programs can ask about the one network interface, `lo` (netdevice(7)).
 
 use abi::{Errno, Result, ioctl as raw};
+use formats::rtnetlink::Interface;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::user::UserPtr;
 use crate::vfs::File;
 
-/// Its index.
-pub const INDEX: u32 = 1;
-/// Its name.
-pub const NAME: &[u8] = b"lo";
-/// IFF_UP | IFF_LOOPBACK | IFF_RUNNING.
-pub const FLAGS: u16 = 0x1 | 0x8 | 0x40;
-/// Largest packet, bytes.
-pub const MTU: u32 = 65536;
-/// ARPHRD_LOOPBACK.
-pub const HARDWARE: u16 = 772;
+/// Up, running, for loopback (IFF_*, ARPHRD_LOOPBACK).
+pub const LO: Interface =
+    Interface { name: b"lo", index: 1, flags: 0x1 | 0x8 | 0x40, mtu: 65536, hardware: 772 };
 
 /// `struct ifreq` (netdevice(7)).
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
@@ -41,7 +35,7 @@ pub fn ioctl(_file: &File, command: u32, argument: u64) -> Result<u64> {
         raw::SIOCGIFNAME => {
             let at = UserPtr::<IfReq>::new(argument);
             let mut request = at.read()?;
-            if request.value[..4] != INDEX.to_ne_bytes() {
+            if request.value[..4] != LO.index.to_ne_bytes() {
                 return Err(Errno::ENODEV);
             }
             request.name = padded_name();
@@ -61,9 +55,7 @@ pub fn ioctl(_file: &File, command: u32, argument: u64) -> Result<u64> {
 }
 
 fn padded_name() -> [u8; 16] {
-    let mut name = [0; 16];
-    name[..NAME.len()].copy_from_slice(NAME);
-    name
+    core::array::from_fn(|at| LO.name.get(at).copied().unwrap_or(0))
 }
 
 fn inet(address: [u8; 4]) -> [u8; 24] {
@@ -77,18 +69,18 @@ fn ask(command: u32, argument: u64) -> Result<u64> {
     let at = UserPtr::<IfReq>::new(argument);
     let mut request = at.read()?;
     let end = request.name.iter().position(|&byte| byte == 0).unwrap_or(16);
-    if &request.name[..end] != NAME {
+    if &request.name[..end] != LO.name {
         return Err(Errno::ENODEV);
     }
     let mut value = [0; 24];
     match command {
-        raw::SIOCGIFFLAGS => value[..2].copy_from_slice(&FLAGS.to_ne_bytes()),
+        raw::SIOCGIFFLAGS => value[..2].copy_from_slice(&LO.flags.to_ne_bytes()),
         raw::SIOCGIFADDR => value = inet([127, 0, 0, 1]),
         raw::SIOCGIFNETMASK => value = inet([255, 0, 0, 0]),
         raw::SIOCGIFBRDADDR => value = inet([0, 0, 0, 0]),
-        raw::SIOCGIFHWADDR => value[..2].copy_from_slice(&HARDWARE.to_ne_bytes()),
-        raw::SIOCGIFMTU => value[..4].copy_from_slice(&MTU.to_ne_bytes()),
-        raw::SIOCGIFINDEX => value[..4].copy_from_slice(&INDEX.to_ne_bytes()),
+        raw::SIOCGIFHWADDR => value[..2].copy_from_slice(&LO.hardware.to_ne_bytes()),
+        raw::SIOCGIFMTU => value[..4].copy_from_slice(&LO.mtu.to_ne_bytes()),
+        raw::SIOCGIFINDEX => value[..4].copy_from_slice(&LO.index.to_ne_bytes()),
         _ => value[..4].copy_from_slice(&1000u32.to_ne_bytes()),
     }
     request.value = value;

@@ -292,7 +292,7 @@ impl IpOptions {
         match (level, name) {
             (IPV6, _) if !common.is_v6() => Err(Errno::ENOPROTOOPT),
             (IP, raw::IP_MTU) | (IPV6, raw::IPV6_MTU) if !is_connected => Err(Errno::ENOTCONN),
-            (IP, raw::IP_MTU) | (IPV6, raw::IPV6_MTU) => Ok(Value::Int(interface::MTU as i32)),
+            (IP, raw::IP_MTU) | (IPV6, raw::IPV6_MTU) => Ok(Value::Int(interface::LO.mtu as i32)),
             // Sockets of IPv6 begin without, which is seen where the value is asked for only.
             (IP, raw::IP_MULTICAST_ALL) if common.is_v6() && !self.was_set(level, name) => {
                 Ok(Value::Int(0))
@@ -394,9 +394,9 @@ fn accept(who: &Thread, takes: Takes, first: i32, number: i32) -> Result<i32> {
         }
         Byte => Ok(number & 0xff),
         Any => Ok(number),
-        Unicast if number == 0 || number == (interface::INDEX.to_be() as i32) => Ok(number),
+        Unicast if number == 0 || number == (interface::LO.index.to_be() as i32) => Ok(number),
         Unicast => Err(Errno::EADDRNOTAVAIL),
-        Interface if number == 0 || number == interface::INDEX as i32 => Ok(number),
+        Interface if number == 0 || number == interface::LO.index as i32 => Ok(number),
         Interface => Err(Errno::ENODEV),
         Range(..) | RangeOrFirst(..) | Nothing => Err(Errno::EINVAL),
     }

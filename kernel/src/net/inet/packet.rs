@@ -136,7 +136,7 @@ impl Packet {
             IpAddr::V4(ip) => ip.to_ipv6_mapped(),
             IpAddr::V6(ip) => ip,
         };
-        let info = Info6 { to: to6.octets(), index: interface::INDEX };
+        let info = Info6 { to: to6.octets(), index: interface::LO.index };
         let is_v6 = self.to.is_ipv6();
         let number = |byte: u8| i32::from(byte).to_ne_bytes();
         let mut put = |bit: u32, level: u32, kind: u32, payload: &[u8]| {
@@ -152,7 +152,7 @@ impl Packet {
         if let IpAddr::V4(ip) = self.to.ip() {
             // Who answers what came to a group does so from an address of his own.
             let local = if ip.is_multicast() { Ipv4Addr::LOCALHOST } else { ip };
-            let info = Info4 { index: interface::INDEX, local: local.octets(), to: ip.octets() };
+            let info = Info4 { index: interface::LO.index, local: local.octets(), to: ip.octets() };
             put(wants::PACKET_INFO, IP, raw::IP_PKTINFO, info.as_bytes())?;
             put(wants::TTL, IP, raw::IP_TTL, &number(self.ttl))?;
             put(wants::TOS, IP, raw::IP_TOS, &[self.tos])?;

@@ -322,7 +322,7 @@ impl TcpSocket {
         info.snd_mss = SEGMENT_BYTES as u32;
         info.rcv_mss = 536;
         info.advmss = SEGMENT_BYTES as u32;
-        info.pmtu = super::super::interface::MTU;
+        info.pmtu = super::super::interface::LO.mtu;
         // A round trip is a call: less than the clock's grain.
         info.rtt_us = 20;
         info.rttvar_us = 10;
