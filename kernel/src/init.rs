@@ -103,8 +103,16 @@ pub fn end_of(pid: u32) -> i32 {
 
 /// Starts the program as a child of the first process.
 fn spawn(first: First, begins: impl FnOnce(u32)) -> Result<u32> {
-    let parent = crate::process::init_process().ok_or(Errno::ESRCH)?;
     let pid = crate::process::allocate_pid(first.credentials.uid)?;
+    let spawned = spawn_as(pid, first, begins);
+    if spawned.is_err() {
+        crate::process::release_pid(pid);
+    }
+    spawned.map(|()| pid)
+}
+
+fn spawn_as(pid: u32, first: First, begins: impl FnOnce(u32)) -> Result<()> {
+    let parent = crate::process::init_process().ok_or(Errno::ESRCH)?;
     let Image { mm, regs, program, name, .. } = first.image;
     let space = mm.space();
     let credentials = Arc::new(first.credentials);
@@ -120,7 +128,7 @@ fn spawn(first: First, begins: impl FnOnce(u32)) -> Result<u32> {
     relations::adopt_or_orphan(&parent, &process);
     begins(pid);
     thread.start();
-    Ok(pid)
+    Ok(())
 }
 
 /// Reaps children until the program ends; its wait(2) status.

@@ -127,7 +127,7 @@ mod tests {
                     let before = bytes;
                     let text = SliceText::new(BASE, &mut bytes);
                     let derive = |text: &SliceText<'_>, site| update(text, site, from, to);
-                    let anomaly = check(&text, [SITE].into_iter(), derive).expect_err("wrong");
+                    let anomaly = check(&text, [SITE].into_iter(), derive).err().expect("wrong");
                     assert_eq!(anomaly.site, SITE);
                     assert_eq!(bytes, before);
                 }
