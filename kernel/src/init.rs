@@ -29,14 +29,12 @@ pub const PROGRAM_PID: u32 = 2;
 
 /// What the first program starts with.
 pub struct First {
-    /// The program, from `exec::load`.
+    /// The program, from `exec::load`, and who runs it.
     pub image: Image,
     /// Its descriptors.
     pub files: Arc<FdTable>,
     /// Its directories and umask.
     pub fs: Arc<FsContext>,
-    /// Who runs it.
-    pub credentials: Credentials,
 }
 
 machine::ro_after_init! {
@@ -103,7 +101,7 @@ pub fn end_of(pid: u32) -> i32 {
 
 /// Starts the program as a child of the first process.
 fn spawn(first: First, begins: impl FnOnce(u32)) -> Result<u32> {
-    let pid = crate::process::allocate_pid(first.credentials.uid)?;
+    let pid = crate::process::allocate_pid(first.image.credentials.uid)?;
     let spawned = spawn_as(pid, first, begins);
     if spawned.is_err() {
         crate::process::release_pid(pid);
@@ -113,13 +111,14 @@ fn spawn(first: First, begins: impl FnOnce(u32)) -> Result<u32> {
 
 fn spawn_as(pid: u32, first: First, begins: impl FnOnce(u32)) -> Result<()> {
     let parent = crate::process::init_process().ok_or(Errno::ESRCH)?;
-    let Image { mm, regs, program, name, .. } = first.image;
+    let Image { mm, regs, program, name, credentials, secure } = first.image;
     let space = mm.space();
-    let credentials = Arc::new(first.credentials);
+    let credentials = Arc::new(credentials);
     let own = Own::new(first.files, Some(first.fs), credentials.clone());
     // A session of its own, so that a terminal can become its controlling one.
     let process = Arc::new(Process::session_leader(pid, mm, credentials, program));
     process.settings.has_executed.store(true, Ordering::Relaxed);
+    process.settings.not_dumpable.store(secure, Ordering::Relaxed);
     let fpu = FpuState::new().map_err(|_| Errno::ENOMEM)?;
     let task = Task::new_user(&regs, fpu, space).map_err(|_| Errno::ENOMEM)?;
     let thread = Thread::new(pid, process.clone(), task, own);

@@ -3,6 +3,7 @@
 //!
 //! Neighbour: `run.rs`, whose level these tests belong to.
 
+use std::fs::Permissions;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
@@ -251,6 +252,21 @@ pub(super) fn memory(context: &Context, folder: &Path) -> Result<(), Error> {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let is_named = said.contains("out of memory: killed tail (");
     ensure(is_named && said.contains("--memory 128M"), || said)
+}
+
+/// The first program has its owner's rights where its mode says so, as any other has.
+pub(super) fn setuid(context: &Context, folder: &Path) -> Result<(), Error> {
+    let program = folder.join("whose");
+    std::fs::copy("/usr/bin/id", &program)?;
+    let owner = format!("{}\n", std::fs::metadata(&program)?.uid());
+    std::fs::set_permissions(folder, Permissions::from_mode(0o755))?;
+    let user = ["--user", "12345", "--", "./whose"];
+    for (mode, effective) in [(0o4755, owner.as_str()), (0o755, "12345\n")] {
+        std::fs::set_permissions(&program, Permissions::from_mode(mode))?;
+        expect(context, folder, &[&user[..], &["-u"]].concat(), effective)?;
+        expect(context, folder, &[&user[..], &["-ru"]].concat(), "12345\n")?;
+    }
+    Ok(())
 }
 
 /// A home that cannot be written, or is not there, is no reason to fail, and is not made.

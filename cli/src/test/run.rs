@@ -57,6 +57,7 @@ const TESTS: &[(&str, Test)] = &[
     ("run::secrets", promises::secrets),
     ("run::ends_of_its_own", promises::ends_of_its_own),
     ("run::memory", promises::memory),
+    ("run::setuid", promises::setuid),
     ("run::cache_elsewhere", promises::cache_elsewhere),
     ("run::background", detached::background),
     ("run::exec", exec::exec),

@@ -12,7 +12,7 @@ zombies_are_scheduled, priorities_of_input, nothing_at_bad_places, locks_and_dir
 folders_of_proc, resolved_from_memory, signals_by_thread_pidfds,
 shrinking_beyond_the_limit, what_is_left_of_a_file, any_address_by_version, pidfds_as_files,
 leases_at_descriptors,
-limits_of_other_threads, zeros_have_no_places }
+limits_of_other_threads, zeros_have_no_places, watches_newest_first }
 
 /// An address that is never mapped.
 const BAD: usize = 8;
@@ -387,4 +387,16 @@ fn zeros_have_no_places() {
     assert_eq!(read(reader, 64), [0; 32]);
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{zeros}")).unwrap();
     assert!(info.starts_with("pos:\t0\n"), "{info}");
+}
+
+/// fdinfo lists watches from the newest on; one that is changed stays where it is.
+fn watches_newest_first() {
+    let fd = sc!(SYS_inotify_init1, 0).fd();
+    for (path, mask, wd) in [(c"/", IN_CREATE, 1), (c"/proc", IN_OPEN, 2), (c"/", IN_MODIFY, 1)] {
+        sc!(SYS_inotify_add_watch, fd, path.as_ptr(), mask).is(wd);
+    }
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).expect("fdinfo");
+    let lines = text.lines().filter_map(|line| line.strip_prefix("inotify wd:"));
+    let order: Vec<&str> = lines.filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(order, ["2", "1"], "{text}");
 }

@@ -248,8 +248,7 @@ impl Place {
                 },
             },
         )?;
-        let credentials = (*context.subject.credentials).clone();
-        Ok((First { image, files: Arc::new(files), fs: context.fs, credentials }, terminal))
+        Ok((First { image, files: Arc::new(files), fs: context.fs }, terminal))
     }
 }
 

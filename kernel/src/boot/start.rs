@@ -23,6 +23,7 @@ use crate::boot::host_channel::{Listener, listen};
 use crate::boot::initramfs;
 use crate::boot::{report, sessions};
 use crate::drivers::stdio::{self, Stream};
+use crate::exec::call::next_credentials;
 use crate::exec::{self, Image, Request};
 use crate::fs::devfs;
 use crate::fs::overlay::OverlayFs;
@@ -163,7 +164,7 @@ fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<F
         umask: config.umask.into(),
     });
     // Its process is not there yet.
-    let subject = Subject { pid: 0, credentials: Arc::new(credentials.clone()), domain: None };
+    let subject = Subject { pid: 0, credentials: Arc::new(credentials), domain: None };
     let context = Context { fs: fs.clone(), subject };
     let cwd = resolve(&context, raw::AT_FDCWD, &config.cwd, walk::FOLLOW | walk::DIRECTORY);
     *fs.cwd.lock() =
@@ -190,7 +191,7 @@ fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<F
     fs::profile::set_root(root);
     security::profile::enforce().step("the profile")?;
     report::send(&ToHost::BootNs(crate::base::time::now_ns()));
-    Ok(First { image, files: Arc::new(files), fs, credentials })
+    Ok(First { image, files: Arc::new(files), fs })
 }
 
 /// How long the host may take to say what time it is; later the machine's own clock must do, which
@@ -235,14 +236,13 @@ impl Listener for HostEvents {
 /// Loads the program of a configuration, for whom it is started as.
 pub(super) fn load(context: &Context, config: &BootConfig) -> Result<Image> {
     let open = |path: &[u8]| open_executable(context, raw::AT_FDCWD, path, 0);
-    let credentials = &context.subject.credentials;
     let image = open(&config.program).and_then(|file| {
         exec::load(Request {
             path: config.program.clone(),
             file,
             arguments: config.argv.clone(),
             environment: config.env.clone(),
-            raise: &|_| Ok(((**credentials).clone(), false)),
+            raise: &|file| next_credentials(file, &context.subject),
             is_closing: false,
             randomize: true,
             stack_limit: security::Limits::default().soft(Resource::Stack),

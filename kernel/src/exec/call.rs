@@ -112,7 +112,7 @@ fn visible_path(dirfd: i32, path: Vec<u8>) -> Vec<u8> {
 
 /// What executing the file makes of the caller's credentials (execve(2), capabilities(7)), and
 /// whether the new program must not trust its environment (AT_SECURE).
-fn next_credentials(file: &Arc<File>, who: &Subject) -> Result<(Credentials, bool)> {
+pub fn next_credentials(file: &Arc<File>, who: &Subject) -> Result<(Credentials, bool)> {
     let metadata = file.ops().inode().metadata()?;
     let no_suid = file.location.as_ref().is_some_and(|l| l.mount.flags() & raw::MS_NOSUID != 0);
     let mut new = Credentials::clone(who);

@@ -324,7 +324,8 @@ impl FileOps for Inotify {
 
     fn describe(&self, out: &mut dyn core::fmt::Write) {
         let watched = self.state.lock().watched.clone();
-        for (wd, dentry) in watched {
+        // The newest first.
+        for (wd, dentry) in watched.into_iter().rev() {
             let Some(watches) = dentry.inode().state().known_watches() else { continue };
             let own =
                 |watch: &&Watch| watch.wd == wd && core::ptr::eq(watch.instance.as_ptr(), self);
