@@ -233,7 +233,7 @@ const TAKES: &[Tells] = &[
     ("openat2", |at, size| sc!(SYS_openat2, AT_FDCWD, c"/none/none".as_ptr(), at, size)),
     ("clone3", |at, size| {
         // Flags that no process can be made with: CLONE_SIGHAND without CLONE_VM.
-        // SAFETY: as above.
+        // SAFETY: as above, the test's own room, larger than a word.
         unsafe { (at as *mut u64).write(CLONE_SIGHAND as u64) };
         sc!(SYS_clone3, at, size)
     }),

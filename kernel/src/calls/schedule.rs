@@ -376,7 +376,7 @@ fn io_priority(entity: &sched::SchedEntity) -> u32 {
         raw::SCHED_FIFO | raw::SCHED_RR => IO_REAL_TIME,
         _ => IO_BEST_EFFORT,
     };
-    (class << IO_CLASS_SHIFT) | (entity.nice + 20) as u32 / 5
+    (class << IO_CLASS_SHIFT) | ((entity.nice + 20) as u32 / 5)
 }
 
 /// ioprio_get(2): of one thread what was set, of several the highest that any of them has.

@@ -193,7 +193,6 @@ const WORD_BITS: usize = 64;
 const FEW: usize = 1024 / WORD_BITS;
 
 /// The words of a set.
-#[expect(clippy::large_enum_variant, reason = "it is there not to allocate what is small")]
 enum Words {
     /// An array, and how many of it there are.
     Few([u64; FEW], usize),
