@@ -7,6 +7,8 @@
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use crate::sockaddr;
+
 /// The protocol's number (socket(2)).
 pub const NETLINK_ROUTE: u32 = 0;
 /// Bytes of `struct nlmsghdr`.
@@ -19,8 +21,9 @@ const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const RTM_GETADDR: u16 = 22;
 const RTM_GETROUTE: u16 = 26;
-const AF_INET: u8 = 2;
-const AF_INET6: u8 = 10;
+/// Families are one byte here.
+const AF_INET: u8 = sockaddr::AF_INET as u8;
+const AF_INET6: u8 = sockaddr::AF_INET6 as u8;
 /// IFA_F_PERMANENT and RT_SCOPE_HOST.
 const PERMANENT: u8 = 0x80;
 const SCOPE_HOST: u8 = 254;

@@ -15,8 +15,8 @@ pub const UNIX_BYTES: usize = 110;
 pub const NETLINK_BYTES: usize = 12;
 const AF_UNIX: u16 = 1;
 const AF_NETLINK: u16 = 16;
-const AF_INET: u16 = 2;
-const AF_INET6: u16 = 10;
+pub(crate) const AF_INET: u16 = 2;
+pub(crate) const AF_INET6: u16 = 10;
 
 /// The address in the bytes, whatever family they name.
 #[must_use]

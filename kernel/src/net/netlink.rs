@@ -25,6 +25,7 @@ use crate::vfs::File;
 
 /// Longest request that is looked at.
 const REQUEST_MAX: usize = 4096;
+
 /// A socket.
 struct NetlinkSocket {
     common: Common,

@@ -1,7 +1,7 @@
 //! What programs can ask about the one network interface, `lo` (netdevice(7)).
 
 use abi::{Errno, Result, ioctl as raw};
-use formats::rtnetlink::Interface;
+use formats::{rtnetlink::Interface, sockaddr};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::base::user::UserPtr;
@@ -59,10 +59,9 @@ fn padded_name() -> [u8; 16] {
 }
 
 fn inet(address: [u8; 4]) -> [u8; 24] {
-    let mut value = [0; 24];
-    value[..2].copy_from_slice(&(abi::net::AF_INET as u16).to_ne_bytes());
-    value[4..8].copy_from_slice(&address);
-    value
+    let mut bytes = [0; sockaddr::STORAGE_BYTES];
+    sockaddr::encode(&(address, 0).into(), &mut bytes);
+    core::array::from_fn(|at| bytes[at])
 }
 
 fn ask(command: u32, argument: u64) -> Result<u64> {
