@@ -14,6 +14,7 @@ use machine::sync::SpinLock;
 
 static COUNT_CALLS: AtomicBool = AtomicBool::new(false);
 static NOTE_FILES: AtomicBool = AtomicBool::new(false);
+static COUNT_MISSING: AtomicBool = AtomicBool::new(false);
 
 /// Calls by number; the last slot is for numbers beyond Linux's.
 pub type Counts = [AtomicU64; syscalls::END + 1];
@@ -33,6 +34,17 @@ const FILES_MAX: usize = 4096;
 /// Starts counting system calls. The caller sees to it that they are instrumented.
 pub fn count_calls() {
     COUNT_CALLS.store(true, Ordering::Relaxed);
+}
+
+/// Starts counting calls that nothing serves, or does not.
+pub fn count_missing(wanted: bool) {
+    COUNT_MISSING.store(wanted, Ordering::Relaxed);
+}
+
+/// Whether such calls are counted.
+#[inline(always)]
+pub fn counts_missing() -> bool {
+    COUNT_MISSING.load(Ordering::Relaxed)
 }
 
 /// Starts noting missing files, or does not.
@@ -82,11 +94,18 @@ pub fn instrumented_syscall(number: u64) {
     }
 }
 
-/// A system call was made that nothing serves.
-#[inline]
-pub fn missing_syscall(number: u64) {
-    match slot(number) {
-        syscalls::END => missing_number(number as u32),
+/// A system call was made that nothing serves: counted, if anybody wants to know.
+#[inline(always)]
+pub fn missing_syscall(number: u32) {
+    if counts_missing() {
+        count_missing_syscall(number);
+    }
+}
+
+#[cold]
+fn count_missing_syscall(number: u32) {
+    match slot(u64::from(number)) {
+        syscalls::END => missing_number(number),
         known => {
             MISSING[known].fetch_add(1, Ordering::Relaxed);
         }
@@ -94,8 +113,7 @@ pub fn missing_syscall(number: u64) {
 }
 
 /// A number that Linux has none of, as it was.
-#[cold]
-pub fn missing_number(number: u32) {
+fn missing_number(number: u32) {
     let mut numbers = MISSING_NUMBERS.lock();
     if numbers.len() < NUMBERS_MAX || numbers.contains_key(&number) {
         *numbers.entry(number).or_insert(0) += 1;

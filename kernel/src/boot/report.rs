@@ -17,7 +17,6 @@ use crate::base::tally;
 use crate::process::current;
 use crate::security::profile::User;
 
-static COUNT_MISSING: AtomicBool = AtomicBool::new(false);
 static TRACE: AtomicBool = AtomicBool::new(false);
 static COUNTERS: AtomicBool = AtomicBool::new(false);
 
@@ -38,7 +37,7 @@ pub fn init(want: &Want) {
         // This one had its name before anybody asked.
         crate::process::note_name(&current());
     }
-    COUNT_MISSING.store(want.missing_syscalls, Ordering::Relaxed);
+    tally::count_missing(want.missing_syscalls);
     tally::note_files(want.missing_files);
     COUNTERS.store(want.counters, Ordering::Relaxed);
 }
@@ -197,7 +196,7 @@ fn event(record: &trace::Record) -> TraceEvent {
 
 /// Sends everything that was counted, then the program's fate, and ends the machine.
 pub fn finish(fate: &ToHost) -> ! {
-    if COUNT_MISSING.load(Ordering::Relaxed) {
+    if tally::counts_missing() {
         send_counts(tally::missing_calls(), ToHost::MissingSyscall);
         for (number, count) in tally::missing_numbers() {
             send(&ToHost::MissingSyscall(SyscallCount { number, name: "?".to_string(), count }));

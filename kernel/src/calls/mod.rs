@@ -102,7 +102,7 @@ fn serve(regs: &mut Args, thread: Current<Thread>, number: u32) -> Result<u64> {
         nr::write => (|fd: u32, at: u64, count: u64| fs::write(thread, fd, at, count)).serve(regs),
         nr::futex => ipc::futex::futex.serve(regs),
         nr::epoll_wait => ipc::epoll::sys_epoll_wait.serve(regs),
-        END_OF_NUMBERS.. => no_such_number(number),
+        END_OF_NUMBERS.. => unknown(number),
         _ => dispatch(regs, number),
     }
 }
@@ -113,16 +113,9 @@ const SERVED_FIRST: usize = 4;
 /// No call has this number or a larger one.
 const END_OF_NUMBERS: u32 = 512;
 
-// What is no number of Linux's is counted as it was, without a search for its place.
-#[inline(always)]
-fn no_such_number(number: u32) -> Result<u64> {
-    tally::missing_number(number);
-    Err(Errno::ENOSYS)
-}
-
 #[inline(always)]
 fn unknown(number: u32) -> Result<u64> {
-    tally::missing_syscall(u64::from(number));
+    tally::missing_syscall(number);
     Err(Errno::ENOSYS)
 }
 

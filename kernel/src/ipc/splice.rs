@@ -90,7 +90,7 @@ impl Cursor {
 
     /// Moves it, if the file has places (zeros(4) has none).
     pub fn advance(&mut self, len: usize) {
-        if !self.file.ops().has_positions() {
+        if !self.file.has_positions() {
             return;
         }
         match &mut self.offset {

@@ -35,7 +35,7 @@ fn read_at_position(file: &Arc<File>, sink: &mut Sink<'_>) -> Result<usize> {
     let mut position = file.position.lock();
     let read = file.ops().read_at(file, *position, sink);
     let read = read.map_err(|error| explain(file, error))?;
-    if file.ops().has_positions() {
+    if file.has_positions() {
         *position += read as u64;
     }
     Ok(read)
@@ -61,7 +61,7 @@ fn write_at_position(file: &Arc<File>, source: &mut Source<'_>) -> Result<usize>
     check_file_limit(file, *position, source)?;
     file.drop_privileges(|| current().subject())?;
     let written = file.ops().write_at(file, *position, source)?;
-    if !file.ops().has_positions() {
+    if !file.has_positions() {
         return Ok(written);
     }
     *position += written as u64;

@@ -79,6 +79,14 @@ fn names() -> Result<(), String> {
         ensure!(names::same(&one, &other) == (one == other), "{one:?} and {other:?}");
         let hashes = (names::hash(7, &one), names::hash(7, &other));
         ensure!((hashes.0 == hashes.1) == (one == other), "hashes of {one:?} and {other:?}");
+        // With 0x80 and 0, which a borrow from a neighbour would be taken for.
+        let any = |_| [0, 1, 0x80, 0xff][random_u64() as usize % 4];
+        let mixed: Vec<u8> = one.iter().chain(&other).map(any).collect();
+        for byte in [0, 1, 0x7f, 0x80, 0xff] {
+            let found = names::find(&mixed, byte);
+            let first = mixed.iter().position(|&at| at == byte);
+            ensure!(found == first, "{byte} in {mixed:?}: {found:?}");
+        }
     }
     // Once by the real hash, and once by one that most names share.
     for hash in [|name: &[u8]| names::hash(0, name), |name: &[u8]| name.len() as u64 % 2] {

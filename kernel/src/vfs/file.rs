@@ -51,10 +51,12 @@ pub struct File {
     pub location: Option<Location>,
     /// open(2)'s flags: access mode, and the status flags that fcntl(2) can change.
     flags: AtomicU32,
-    /// What the access mode allows, and whether there is a position: these never change.
+    /// What the access mode allows, whether there is a position, and whether it ever moves: these
+    /// never change.
     can_read: bool,
     can_write: bool,
     is_seekable: bool,
+    has_positions: bool,
     /// Position of seekable files.
     pub position: Mutex<u64>,
     /// Identity, for epoll and record locks.
@@ -142,6 +144,7 @@ impl File {
             can_read: !is_path && (mode == raw::O_RDONLY || mode == raw::O_RDWR),
             can_write: !is_path && (mode == raw::O_WRONLY || mode == raw::O_RDWR),
             is_seekable: ops.is_seekable(),
+            has_positions: ops.has_positions(),
             ops,
             location,
             flags: AtomicU32::new(flags & !(raw::O_CREAT | raw::O_EXCL | raw::O_CLOEXEC)),
@@ -237,6 +240,12 @@ impl File {
     #[inline(always)]
     pub fn is_seekable(&self) -> bool {
         self.is_seekable
+    }
+
+    /// Whether reading and writing move that position ([`FileOps::has_positions`]).
+    #[inline(always)]
+    pub fn has_positions(&self) -> bool {
+        self.has_positions
     }
 
     /// EBADF unless it was opened for reading.

@@ -24,8 +24,8 @@ use super::file::Fd;
 use super::mount::{self, Mount};
 use super::permission::{self, EXECUTE};
 use super::{File, FileType, Inode, hooks};
-use crate::base::tally;
 use crate::base::user::PATH_MAX;
+use crate::base::{names, tally};
 use crate::security::Subject;
 
 /// Longest name of a component (limits.h).
@@ -427,10 +427,8 @@ impl<'a> Walk<'a> {
         while text.get(from) == Some(&b'/') {
             from += 1;
         }
-        let mut to = from;
-        while to < text.len() && text[to] != b'/' {
-            to += 1;
-        }
+        let len = text.get(from..).and_then(|rest| names::find(rest, b'/'));
+        let to = len.map_or(text.len(), |len| from + len);
         let mut next = to;
         while text.get(next) == Some(&b'/') {
             next += 1;
@@ -529,7 +527,7 @@ impl<'a> Walk<'a> {
         if !self.at.dentry.is_directory() {
             return Err(Errno::ENOTDIR);
         }
-        permission::check(self.at.inode().as_ref(), EXECUTE, &self.context.subject)
+        permission::check_search(self.at.inode().as_ref(), &self.context.subject)
     }
 
     /// Looks a name of the text up, where the walk stands. None: no such name.

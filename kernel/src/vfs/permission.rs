@@ -29,6 +29,15 @@ pub fn check(inode: &dyn Inode, wanted: u32, who: &Subject) -> Result<()> {
     hooks::inode_permission((who, inode, wanted))
 }
 
+/// As [`check`] for search permission of what is known to be a directory.
+#[inline]
+pub fn check_search(directory: &dyn Inode, who: &Subject) -> Result<()> {
+    if who.capable(Capability::DacOverride) {
+        return hooks::inode_permission((who, directory, EXECUTE));
+    }
+    check(directory, EXECUTE, who)
+}
+
 /// Changes attributes of an object, as far as policies let the caller. Whether the mode bits and
 /// the owner let it has been checked.
 pub fn set_attributes(inode: &dyn Inode, changes: &SetAttributes) -> Result<()> {
@@ -73,6 +82,8 @@ pub fn drop_privileges(inode: &dyn Inode, who: &Subject) -> Result<()> {
 #[cold]
 fn drop_privileges_slow(inode: &dyn Inode, who: &Subject) -> Result<()> {
     if inode.file_type() != FileType::Regular {
+        // Nobody executes it, whatever its attributes become.
+        inode.state().set_plain(true);
         return Ok(());
     }
     // Before the look: a change that comes after it takes this back.

@@ -80,12 +80,31 @@ static SHARED: [SpinLock<FreeList>; CLASSES.len()] =
 /// By class.
 static SLAB_BYTES: [AtomicUsize; CLASSES.len()] = [const { AtomicUsize::new(0) }; CLASSES.len()];
 
+/// All classes are multiples of this.
+const GRANULE: usize = CLASSES[0];
+
+/// The smallest class with room for so many granules.
+static CLASS_OF: [u8; CLASSES[CLASSES.len() - 1] / GRANULE + 1] = {
+    let mut classes = [0; _];
+    let mut granules = 0;
+    while granules < classes.len() {
+        let mut class = 0;
+        while CLASSES[class] < granules * GRANULE {
+            class += 1;
+        }
+        classes[granules] = class as u8;
+        granules += 1;
+    }
+    classes
+};
+
+#[inline]
 fn class_of(layout: Layout) -> Option<usize> {
-    let size = layout.size().max(layout.align());
+    let granules = layout.size().max(layout.align()).div_ceil(GRANULE);
+    let class = usize::from(*CLASS_OF.get(granules)?);
     // The class of 96 bytes is aligned to 32 only.
-    CLASSES
-        .iter()
-        .position(|&class| class >= size && (class.is_power_of_two() || layout.align() <= 32))
+    let is_aligned = CLASSES[class].is_power_of_two() || layout.align() <= 32;
+    Some(if is_aligned { class } else { class + 1 })
 }
 
 fn order_of(size: usize) -> Option<usize> {

@@ -9,8 +9,7 @@ use alloc::vec::Vec;
 
 use abi::{Errno, Result, general as raw};
 
-use crate::base::user::UserPtr;
-use crate::base::user::{PATH_MAX, read_path};
+use crate::base::user::{PATH_MAX, UserPtr, read_path};
 use crate::process::own_file;
 use crate::vfs::path::{Context, walk};
 use crate::vfs::{File, FileType, Inode};
@@ -61,7 +60,7 @@ impl PathName {
             let step = (INLINE_PATH - len).min(to_page_end).min(40);
             let chunk = &mut bytes[len..len + step];
             UserPtr::<u8>::new(at).read_bytes(chunk)?;
-            if let Some(end) = chunk.iter().position(|&byte| byte == 0) {
+            if let Some(end) = crate::base::names::find(chunk, 0) {
                 return Ok(PathName::Inline(bytes, len + end));
             }
             len += step;

@@ -187,7 +187,7 @@ pub fn lseek(fd: u64, offset: i64, whence: u32) -> Result<u64> {
     if let Some(result) = file.ops().seek(offset, whence) {
         return result;
     }
-    if !file.ops().has_positions() {
+    if !file.has_positions() {
         return Ok(0);
     }
     // A directory's end is no position (readdir(3)).

@@ -137,14 +137,25 @@ impl Pending {
     /// Takes the first signal with this number, and whether it was the last one.
     fn take_first(&mut self, number: u32) -> (Option<SigInfo>, bool) {
         if number < raw::SIGRTMIN {
-            let at = self.queue.iter().position(|(_, info)| info.number() == number);
-            let info = at.and_then(|at| self.queue.remove(at)).map(|(_, info)| info);
-            return (info, !self.queue.iter().any(|(_, info)| info.number() == number));
+            // A standard signal is in the queue once at most.
+            let is_first = self.queue.front().is_some_and(|(_, info)| info.number() == number);
+            let info = match is_first {
+                true => self.queue.pop_front(),
+                false => self.take_later(number),
+            };
+            return (info.map(|(_, info)| info), true);
         }
         let mut of_number = self.real_time.range((number, 0)..=(number, u64::MAX));
         let first = of_number.next().map(|(&place, _)| place);
         let is_last = of_number.next().is_none();
         (first.and_then(|place| self.real_time.remove(&place)), is_last)
+    }
+
+    /// Takes a standard signal with this number that is not the first of the queue, if there is one.
+    #[inline(never)]
+    fn take_later(&mut self, number: u32) -> Option<(u64, SigInfo)> {
+        let at = self.queue.iter().position(|(_, info)| info.number() == number)?;
+        self.queue.remove(at)
     }
 
     /// What is known about the signal that came as number `at` of those that wait.
