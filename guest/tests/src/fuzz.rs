@@ -189,8 +189,30 @@ fn return_from_nothing(w: &World, r: &mut Rng) {
     }
 }
 
-/// What the children share: how often each call was made.
+/// How often each call was made: shared between who makes them and who asks.
 struct Tally(&'static [AtomicU32; 1024]);
+
+impl Tally {
+    /// The most that one child can have made of one call; its descendants count, too.
+    const MOST: u32 = CALLS as u32 * 2 * 32;
+
+    /// Adds what a child has made, and gives its memory back. The child's calls may have written
+    /// anything there: what cannot be is left out.
+    fn take(&self, child: Tally) {
+        for (all, made) in self.0.iter().zip(child.0) {
+            let made = made.load(SeqCst);
+            if made <= Self::MOST {
+                all.fetch_add(made, SeqCst);
+            }
+        }
+        unmap(child.0.as_ptr() as *mut u8, 4096);
+    }
+}
+
+/// Keeps memory from the children that are made from now on, who would write anything there.
+fn hide(words: &[AtomicU32; 1024]) {
+    sc!(SYS_madvise, words.as_ptr(), 4096, MADV_DONTFORK).is(0);
+}
 
 /// A fuzzing thread's part in a child.
 struct Life<'a> {
@@ -316,8 +338,10 @@ fn job(seed: u64, plan: &Plan, tally: &Tally) -> Result<u32, String> {
     let mut n = 0;
     while n < plan.children && start.elapsed().as_secs() < plan.seconds {
         let child_seed = seed.wrapping_add(u64::from(n));
-        let pid = fork(|| live(child_seed, plan.in_vm, tally));
+        let own = Tally(shared());
+        let pid = fork(|| live(child_seed, plan.in_vm, &own));
         collect(pid).map_err(|why| format!("seed {child_seed}: {why}"))?;
+        tally.take(own);
         // What it left behind: descendants, mounts, files.
         let _ = sc!(SYS_kill, -pid, SIGKILL);
         while let Ok(1..) = sc!(SYS_wait4, -1i32, 0, WNOHANG | __WALL, 0) {}
@@ -371,6 +395,8 @@ fn round(seed: u64, plan: &Plan, tally: &Tally) -> (u32, usize) {
         .map(|j| {
             fork(|| {
                 let _ = sc!(SYS_prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+                hide(counts);
+                hide(tally.0);
                 match job(seed + (j << 40), plan, tally) {
                     Ok(n) => {
                         counts[j as usize].store(n, SeqCst);
