@@ -18,9 +18,9 @@ const WAYS: Proved = Proved { calls: 9, vectors: 256, paranoid: 4, exits: 8, ins
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let clean = crate::check::audit(&context.kernel)?;
     let missed = missed(&objtool::audit_file(&context.kernel)?);
-    missed.iter().for_each(|missed| tell!("{missed}"));
+    missed.iter().for_each(|missed| failed!("{missed}"));
     let unordered = unordered(&context.kernel)?;
-    unordered.iter().for_each(|why| tell!("{why}"));
+    unordered.iter().for_each(|why| failed!("{why}"));
     let passed = [clean, missed.is_none(), unordered.is_none()].map(usize::from).iter().sum();
     Ok(Summary { passed, failed: 3 - passed, ..Summary::default() })
 }

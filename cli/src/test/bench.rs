@@ -27,7 +27,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         match test()? {
             None => summary.passed += 1,
             Some(why) => {
-                tell!("test {name} ... FAILED ({why})");
+                failed!("test {name} ... FAILED ({why})");
                 summary.failed += 1;
             }
         }

@@ -93,7 +93,7 @@ fn judge_log(context: &Context, log: &str, parameters: &str) -> Summary {
     let mut total = Summary::default();
     let results = guest::parse(log);
     let failed = results.iter().filter(|(_, passed)| !**passed).map(|(name, _)| name);
-    failed.clone().for_each(|name| tell!("test {name} on Bochs with {parameters} FAILED"));
+    failed.clone().for_each(|name| failed!("test {name} on Bochs with {parameters} FAILED"));
     total.failed += failed.count();
     total.passed += results.values().filter(|passed| **passed).count();
     if !log.lines().any(|line| line.trim_end() == format!("{PROGRAM_END}exit 0")) {

@@ -124,7 +124,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         }
     }
     for pattern in &silent {
-        tell!("differ: {ALLOWED}: its program does not show it any more: {pattern}");
+        failed!("differ: {ALLOWED}: its program does not show it any more: {pattern}");
     }
     let (borne, parted) = (outcome.borne, outcome.parted);
     let mut findings: Vec<Finding> = outcome.by_key.into_values().collect();
@@ -311,12 +311,12 @@ impl Rig<'_> {
 impl Finding {
     fn print(&self, seed: u64) {
         let (index, keep) = self.which;
-        tell!("differ: {}", self.parting.key);
-        tell!("    program {seed} {index} {keep}:");
-        for call in &self.calls {
-            tell!("      {call}");
-        }
-        tell!("    Linux: {}\n    Limen: {}", self.parting.linux, self.parting.limen);
+        let Parting { key, linux, limen, .. } = &self.parting;
+        let calls: String = self.calls.iter().map(|call| format!("      {call}\n")).collect();
+        failed!(
+            "differ: {key}\n    Linux: {linux}\n    Limen: {limen}\n    \
+             program {seed} {index} {keep}:\n{calls}"
+        );
     }
 }
 

@@ -205,11 +205,11 @@ pub(super) fn judge(place: &str, host: &Results, got: &Results, gaps: &Gaps) -> 
             Some(true) => summary.passed += 1,
             Some(false) => {
                 summary.failed += 1;
-                tell!("test {name} at {place} ... FAILED");
+                failed!("test {name} at {place} ... FAILED");
             }
             None => {
                 summary.failed += 1;
-                tell!("test {name} at {place} ... FAILED (not reached)");
+                failed!("test {name} at {place} ... FAILED (not reached)");
             }
         }
     }

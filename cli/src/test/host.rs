@@ -97,6 +97,9 @@ fn count(mut cargo: Command) -> Result<Summary, Error> {
             match parse_result(&line) {
                 Some(result) => summary += result,
                 None if line.trim().is_empty() || line.starts_with("running ") => {}
+                None if line.starts_with("---- ") || line.starts_with("error") => {
+                    failed!("{line}");
+                }
                 None => tell!("{line}"),
             }
         }

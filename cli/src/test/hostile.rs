@@ -73,7 +73,7 @@ pub(super) fn run_fuzz(context: &Context) -> Result<Summary, Error> {
 
 fn judge(results: &Results) -> Summary {
     let failed = results.iter().filter(|(_, passed)| !**passed);
-    failed.clone().for_each(|(name, _)| tell!("test {name} ... FAILED"));
+    failed.clone().for_each(|(name, _)| failed!("test {name} ... FAILED"));
     let failed = failed.count();
     Summary { passed: results.len() - failed, failed, skipped: usize::from(results.is_empty()) }
 }

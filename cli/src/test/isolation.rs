@@ -42,7 +42,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         match judge(&limen(&context.kernel, mode, TIME)?) {
             None => summary.passed += 1,
             Some(why) => {
-                tell!("test {name} ... FAILED ({why})");
+                failed!("test {name} ... FAILED ({why})");
                 summary.failed += 1;
             }
         }
@@ -52,7 +52,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         match trace(context)? {
             None => summary.passed += 1,
             Some(why) => {
-                tell!("test {TRACE} ... FAILED ({why})");
+                failed!("test {TRACE} ... FAILED ({why})");
                 summary.failed += 1;
             }
         }

@@ -257,7 +257,7 @@ pub(super) fn judge(lines: &[String], boot: &str, context: &Context, must: bool)
         match parse_test(line) {
             Some((_, true)) => counted.passed += 1,
             Some((name, false)) => {
-                tell!("kernel test {name} failed with {boot}: {}", reason(lines, name));
+                failed!("kernel test {name} failed with {boot}: {}", reason(lines, name));
                 counted.failed += 1;
             }
             None => {}
@@ -271,7 +271,7 @@ pub(super) fn judge(lines: &[String], boot: &str, context: &Context, must: bool)
     if nothing || said != Some((counted.passed, counted.failed)) {
         let last = lines.len().saturating_sub(20);
         lines[last..].iter().for_each(|line| tell!("  {line}"));
-        tell!("the kernel's tests did not come to their end with {boot}");
+        failed!("the kernel's tests did not come to their end with {boot}");
         counted.failed += 1;
     }
     counted

@@ -21,7 +21,11 @@
 //! | apps | `guest/apps.toml` | QEMU |
 //!
 //! A test that takes longer than two seconds is named on stderr while it runs (`watch.rs`).
-//! Each level prints `LEVEL: N passed, N failed`; any failure makes the exit status 1.
+//! Each level prints `LEVEL: N passed, N failed`; what failed is said once more behind all of them
+//! (`failures.rs`), and makes the exit status 1.
+
+#[macro_use]
+mod failures;
 
 pub(crate) mod apps;
 mod audit;
@@ -207,12 +211,17 @@ pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
     if levels.clone().any(|level| level.name != "host") {
         packages::install_programs()?;
     }
-    let mut total = Summary::default();
+    let (mut total, mut failures) = (Summary::default(), failures::Failures::default());
     for level in levels {
-        total += run_level(level, &context);
+        let summary = run_level(level, &context);
+        failures.take(level.name, summary.failed);
+        total += summary;
     }
     if total.passed + total.failed == 0 {
         return Err(nothing_selected(args).into());
+    }
+    if let Some(failures) = failures.text() {
+        tell!("{failures}");
     }
     tell!("all levels: {total}");
     Ok(u8::from(total.failed > 0))
@@ -249,7 +258,7 @@ fn run_level(level: &Level, context: &Context) -> Summary {
     tell!("== {name}");
     let started = Instant::now();
     let summary = (level.run)(context).unwrap_or_else(|error| {
-        tell!("{name}: {error}");
+        failed!("{name}: {error}");
         Summary { failed: 1, ..Summary::default() }
     });
     tell!("{name}: {summary} ({:.1} s)\n", started.elapsed().as_secs_f64());

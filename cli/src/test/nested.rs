@@ -129,7 +129,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
         match try_one(context, case) {
             Ok(()) => summary.passed += 1,
             Err(why) => {
-                tell!("test {} ... FAILED: {why}", case.name);
+                failed!("test {} ... FAILED: {why}", case.name);
                 summary.failed += 1;
             }
         }

@@ -171,7 +171,7 @@ pub(super) fn run(context: &Context) -> Result<Summary, Error> {
                 summary.passed += 1;
             }
             false => {
-                tell!("FAILED: {promise}: {}", whys.join("; "));
+                failed!("FAILED: {promise}: {}", whys.join("; "));
                 summary.failed += 1;
             }
         }

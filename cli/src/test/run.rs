@@ -102,7 +102,7 @@ pub(super) fn each<'a>(
         match test(context, folder.path()) {
             Ok(()) => summary.passed += 1,
             Err(why) => {
-                tell!("test {name} ... FAILED: {why}");
+                failed!("test {name} ... FAILED: {why}");
                 summary.failed += 1;
             }
         }

@@ -89,6 +89,6 @@ fn verdict(name: &str, results: &Results, said: &str) -> Summary {
         tell!("test {name} ... ok ({} tests)", results.len());
         return Summary { passed: 1, ..Summary::default() };
     }
-    tell!("test {name} ... FAILED: {}\n{said}", failed.join(", "));
+    failed!("test {name} ... FAILED: {}\n{said}", failed.join(", "));
     Summary { failed: 1, ..Summary::default() }
 }

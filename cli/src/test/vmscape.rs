@@ -38,7 +38,7 @@ pub(super) fn run(context: &Context, vmm: &Path) -> Result<Summary, Error> {
         if context.wants(name) {
             let done = look(&std::fs::read(&context.kernel)?, vmm);
             if let Err(why) = &done {
-                tell!("test {name} ... FAILED: {why}");
+                failed!("test {name} ... FAILED: {why}");
             }
             total.passed += usize::from(done.is_ok());
             total.failed += usize::from(done.is_err());

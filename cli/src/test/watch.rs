@@ -1,4 +1,5 @@
-//! Which test is running: named after two seconds, so that nobody waits for a silent terminal.
+//! Which test is running: named after two seconds, so that nobody waits for a silent terminal; in a
+//! log, where nobody waits, after half a minute.
 //!
 //! Why it is hard: tests run in threads, in other programs and inside virtual machines. Whoever
 //! runs one holds a [`Running`] as long as it lasts; what runs elsewhere and says `test NAME ...`
@@ -6,15 +7,16 @@
 //! thread tells. It goes to stderr: stdout has the results alone.
 
 use std::collections::BTreeMap;
-use std::io::Read as _;
+use std::io::{IsTerminal as _, Read as _};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, Once};
 use std::time::{Duration, Instant};
 
 use crate::Error;
 
-/// When a test is named first.
+/// When a test is named first, on a terminal and in a log.
 const NAME_AFTER: Duration = Duration::from_secs(2);
+const NAME_AFTER_IN_LOG: Duration = Duration::from_secs(30);
 /// And when again, as a multiple of the time before.
 const AGAIN: u32 = 8;
 /// How often to look.
@@ -43,7 +45,9 @@ impl Running {
         let mut tests = tests();
         let number = tests.last_key_value().map_or(0, |(number, _)| number + 1);
         let (name, began) = (name.to_owned(), Instant::now());
-        tests.insert(number, RunningTest { name, began, tell_after: NAME_AFTER });
+        let is_log = !std::io::stderr().is_terminal();
+        let tell_after = if is_log { NAME_AFTER_IN_LOG } else { NAME_AFTER };
+        tests.insert(number, RunningTest { name, began, tell_after });
         Self(number)
     }
 }

@@ -151,7 +151,7 @@ fn one(context: &Context, app: &App, turn: usize, shares: &Shares) -> Summary {
     let host = match on_host(app).or_else(|_| on_host(app)) {
         Ok(host) => host,
         Err(why) => {
-            tell!("app {} on the host ... FAILED: {why}", app.name);
+            failed!("app {} on the host ... FAILED: {why}", app.name);
             summary.failed = 1;
             return summary;
         }
@@ -172,7 +172,7 @@ fn one(context: &Context, app: &App, turn: usize, shares: &Shares) -> Summary {
                 Ok(()) => summary.passed += 1,
                 Err(why) => {
                     summary.failed += 1;
-                    tell!("app {} at {place} ... FAILED: {why}", app.name);
+                    failed!("app {} at {place} ... FAILED: {why}", app.name);
                 }
             }
         }

@@ -130,7 +130,7 @@ fn told(row: &Row, noticed: Noticed) -> Summary {
     match noticed {
         Ok(()) => Summary { passed: 1, ..Summary::default() },
         Err(why) => {
-            tell!("{}: {}: {why}", row.name, row.breaks);
+            failed!("{}: {}: {why}", row.name, row.breaks);
             Summary { failed: 1, ..Summary::default() }
         }
     }

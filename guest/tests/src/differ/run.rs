@@ -20,6 +20,8 @@ pub const WATCHER_SIGNAL: i32 = 64;
 const LOOK_NS: i64 = 2_000_000;
 const LOOKS_BEFORE_SIGNAL: u32 = 3;
 const LOOKS_BEFORE_END: u32 = 5000;
+/// How long a child is waited for that is within its last call.
+const LAST_CALL_MS: u32 = 50;
 const LOG_BYTES: usize = 256 << 10;
 const EVENTS: usize = 32;
 /// An actor is asked for nothing but an answer.
@@ -274,6 +276,7 @@ impl Shared {
         loop {
             let _ = sc!(SYS_rt_sigtimedwait, &raw const SIGCHLD_SET, 0, a_while.as_ptr(), 8);
             if sc!(SYS_wait4, first, &raw mut status, WNOHANG, 0) != Ok(0) {
+                self.let_child_finish();
                 return status;
             }
             let progress = self.progress.load(SeqCst);
@@ -282,6 +285,20 @@ impl Shared {
             if idle > 0 {
                 self.help(first, idle);
             }
+        }
+    }
+
+    /// The call by which a child ended the program may not have returned yet: what it answers is
+    /// recorded on one kernel and not on the other, unless it is given a moment.
+    fn let_child_finish(&self) {
+        let at = Actor::Child as usize;
+        for _ in 0..LAST_CALL_MS {
+            let child = self.tids[at].load(SeqCst);
+            let is_done = self.done[at].load(SeqCst) == self.turn[at].load(SeqCst);
+            if child <= 0 || is_done || !matches!(state(child, child), 'R' | 'S' | 'D') {
+                return;
+            }
+            nap(1);
         }
     }
 
