@@ -119,8 +119,10 @@ fn variable_of(path: &Path) -> Option<&'static str> {
         std::env::var_os(name).is_some_and(|dir| !dir.is_empty() && path.starts_with(dir))
     };
     let named = ["XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "TMPDIR"];
+    let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
+    let cache = home.map(|home| Path::new(&home).join(".cache"));
     let unset = [
-        (path.components().any(|part| part.as_os_str() == ".cache"), "XDG_CACHE_HOME"),
+        (cache.is_some_and(|cache| path.starts_with(cache)), "XDG_CACHE_HOME"),
         (path.starts_with(std::env::temp_dir()), "TMPDIR"),
     ];
     let of_unset = || unset.into_iter().find(|(is_there, _)| *is_there).map(|(_, name)| name);
@@ -254,7 +256,11 @@ mod tests {
         let other = |name: &str| Some(format!("{free}, or name another place by {name})"));
         assert_eq!(help(full(Path::new("/srv/x"))), Some(format!("{free})")));
         assert_eq!(help(full(&temporary)), other("TMPDIR"));
-        assert_eq!(help(full(Path::new("/h/.cache/limen/x"))), other("XDG_CACHE_HOME"));
+        let home = std::env::var("HOME").expect("a home");
+        let cache = Path::new(&home).join(".cache/limen/x");
+        assert_eq!(help(full(&cache)), other("XDG_CACHE_HOME"));
+        // A folder of that name which is nobody's cache is not moved by it.
+        assert_eq!(help(full(Path::new("/srv/.cache/x"))), Some(format!("{free})")));
         // What an option names no variable moves.
         assert_eq!(help(full(&temporary).of_output("--output")), other("--output"));
         // What an image is unpacked to is not what the option names.

@@ -3,8 +3,10 @@
 //! Neighbours: the launcher `limen` builds what [`kernel_image`] finds.
 
 use std::fs::File;
-use std::io::Write as _;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::io::{self, IsTerminal as _, Write as _};
+use std::os::unix::fs::{
+    DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _,
+};
 use std::path::{Path, PathBuf};
 
 use crate::failure::{Doing, Failure};
@@ -121,14 +123,30 @@ fn is_usable(dir: &Path) -> bool {
 
 /// Fails unless a file can be written at `path`, which `option` names; so it is known before there
 /// is something to write.
-pub(crate) fn ensure_writable(option: &str, path: &Path) -> Result<(), Error> {
+pub(crate) fn ensure_writable(option: &'static str, path: &Path) -> Result<(), Error> {
     let exists = path.exists();
-    let opened = std::fs::File::options().append(true).create(true).open(path);
-    opened.map_err(|error| crate::usage(format!("{option} {}: {error}", path.display())))?;
+    let opened = File::options().append(true).create(true).open(path);
+    let file = opened.map_err(|error| usage(format!("{option} {}: {error}", path.display())))?;
+    let tried = takes_bytes(&file);
     if !exists {
         std::fs::remove_file(path).map_err(Failure::at(Doing::Remove, path))?;
     }
-    Ok(())
+    Ok(tried.map_err(|error| Failure::at(Doing::Write, path)(error).of_output(option))?)
+}
+
+/// Fails where an empty file can be opened and nothing be written to it: a full disk, `/dev/full`.
+/// What the file has stays; what somebody reads from (a pipe, a terminal) is not tried.
+fn takes_bytes(mut file: &File) -> io::Result<()> {
+    let meta = file.metadata()?;
+    let kind = meta.file_type();
+    if kind.is_file() {
+        file.write_all(&[b'\n'; 4096])?;
+        return file.set_len(meta.len());
+    }
+    match kind.is_char_device() && !file.is_terminal() {
+        true => file.write_all(b"\n"),
+        false => Ok(()),
+    }
 }
 
 /// A folder for temporary files, which goes with the value.

@@ -125,7 +125,7 @@ impl Search<'_> {
     /// `#!INTERPRETER [ARGUMENT]`.
     fn want_interpreter(&mut self, first: &[u8], script: &Path) {
         let Some(Script { interpreter, argument }) = Script::parse(first) else {
-            let text = format!("interpreter of {}", script.display());
+            let text = format!("interpreter of {}: not found", script.display());
             return self.closure.missing.push(text);
         };
         let interpreter = OsStr::from_bytes(interpreter);
@@ -200,7 +200,8 @@ impl Search<'_> {
     }
 
     fn miss(&mut self, what: &str, needed_by: &Path) {
-        self.closure.missing.push(format!("{what} (needed by {})", needed_by.display()));
+        let needed_by = needed_by.display();
+        self.closure.missing.push(format!("{what}: not found (needed by {needed_by})"));
     }
 }
 

@@ -108,7 +108,7 @@ fn interpreter_and_built_in_folders() {
 fn missing_ones_are_named_with_who_needs_them() {
     let world = World::new();
     world.elf("bin/p", Fake { needed: &["libx.so"], ..Fake::default() });
-    assert_eq!(world.closure("/bin/p").missing, ["libx.so (needed by /bin/p)"]);
+    assert_eq!(world.closure("/bin/p").missing, ["libx.so: not found (needed by /bin/p)"]);
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn rpath_counts_for_what_is_loaded_runpath_does_not() {
     world.elf("bin/r", Fake { needed: &needed, rpath: Some("/opt"), ..Fake::default() });
     world.elf("bin/n", Fake { needed: &needed, runpath: Some("/opt"), ..Fake::default() });
     assert_eq!(paths(&world.closure("/bin/r")), ["/opt/liba.so", "/opt/libb.so"]);
-    assert_eq!(world.closure("/bin/n").missing, ["libb.so (needed by /opt/liba.so)"]);
+    assert_eq!(world.closure("/bin/n").missing, ["libb.so: not found (needed by /opt/liba.so)"]);
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn scripts_bring_their_interpreters() {
         assert!(closure.files.file_mode(Path::new(file)).is_some(), "{file}");
     }
     world.file("bin/t", b"#!/usr/bin/env none\n");
-    assert_eq!(world.closure("/bin/t").missing, ["none (needed by /bin/t)"]);
+    assert_eq!(world.closure("/bin/t").missing, ["none: not found (needed by /bin/t)"]);
 }
 
 #[test]

@@ -134,9 +134,11 @@ impl FileSet {
         Ok(())
     }
 
-    /// Adds a folder with everything below it. Sockets, pipes and devices are left out.
-    fn add_folder(&mut self, host: &Path, guest: &Path) -> Result<(), Error> {
-        let mut todo = vec![(host.to_owned(), guest.to_owned())];
+    /// Adds a folder with everything below it. Sockets, pipes and devices are left out, and that is
+    /// said: none of them means the same in the guest.
+    fn add_folder(&mut self, folder: &Path, guest: &Path) -> Result<(), Error> {
+        let mut todo = vec![(folder.to_owned(), guest.to_owned())];
+        let mut left_out: Vec<PathBuf> = vec![];
         while let Some((host, guest)) = todo.pop() {
             let perm = metadata(&host)?.permissions().mode();
             self.add(guest.clone(), Node::Dir { perm });
@@ -154,11 +156,20 @@ impl FileSet {
                     self.add(guest, Node::Link { target });
                 } else if meta.is_file() {
                     self.add(guest, Node::File { host, perm: meta.permissions().mode() });
+                } else {
+                    left_out.push(host);
                 }
             }
             if self.nodes.len() > ENTRIES_MAX {
                 return Err(format!("more than {ENTRIES_MAX} files for the guest").into());
             }
+        }
+        if let Some(first) = left_out.first() {
+            let (folder, first, count) = (folder.display(), first.display(), left_out.len());
+            say!(
+                "limen: --dir {folder}: left out, because only files, folders and links can be given: \
+                  {first} ({count} in all)"
+            );
         }
         Ok(())
     }

@@ -173,7 +173,7 @@ pub(crate) fn packed_archive(program: &Path, extra: &FileSet) -> Result<Vec<u8>,
     }
     let closure = closure::closure_of_all(&Tree::host(), &wanted, &path, &library_path)?;
     for missing in &closure.missing {
-        say!("limen: not packed, because not found: {missing}");
+        say!("limen: not packed: {missing}");
     }
     files.extend(&closure.files);
     for (_, host) in added.iter().filter(|(guest, host)| guest != host && *host != program) {

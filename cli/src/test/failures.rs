@@ -30,6 +30,10 @@ impl Failures {
     /// Takes over what a level has told, which has counted so many failures.
     pub(super) fn take(&mut self, level: &str, count: usize) {
         let told = std::mem::take(&mut *TOLD.lock().unwrap_or_else(PoisonError::into_inner));
+        self.add(level, count, &told);
+    }
+
+    fn add(&mut self, level: &str, count: usize, told: &[String]) {
         if told.is_empty() && count > 0 {
             self.0.push(format!("{level}: {count}, as said there"));
         }
@@ -60,13 +64,11 @@ mod tests {
     #[test]
     fn each_failure_is_named_with_its_level_and_its_first_lines() {
         let mut all = Failures::default();
-        all.take("host", 0);
+        all.add("host", 0, &[]);
         assert_eq!(all.text(), None);
         let long: Vec<String> = (0..40).map(|line| format!("line {line}")).collect();
-        remember("test a::b ... FAILED: it is not".to_owned());
-        remember(long.join("\n"));
-        all.take("guest", 2);
-        all.take("audit", 1);
+        all.add("guest", 2, &["test a::b ... FAILED: it is not".to_owned(), long.join("\n")]);
+        all.add("audit", 1, &[]);
         let text = all.text().unwrap_or_default();
         assert!(
             text.starts_with("failures:\n  guest: test a::b ... FAILED: it is not\n"),

@@ -9,6 +9,8 @@ use std::process::{Command, Output, Stdio};
 
 use super::Context;
 use super::run::ensure;
+use rustix::fs::{FileType, Mode};
+
 use crate::Error;
 
 /// Words, the status, and what standard error must say. `@` stands for the folder of the test.
@@ -82,6 +84,8 @@ const REFUSED: &[Case] = &[
     ("run --gdb=0 -- true", 2, &["--gdb", "a port's number, 1 to 65535"]),
     ("run --json=out -- true", 2, &["--json out: Is a directory"]),
     ("run --trace out -- true", 2, &["--trace out: Is a directory"]),
+    ("run --json=/dev/full -- true", 126, &["--json: /dev/full: ", "another place by --json"]),
+    ("run --trace /dev/full -- true", 126, &["--trace: /dev/full: ", "another place by --trace"]),
     ("run --kernel /bin/ls -- true", 2, &["--kernel /bin/ls: not a kernel of Limen's"]),
     ("run --kernel plain -- true", 2, &["--kernel plain: not a kernel of Limen's"]),
     ("run -- no-such-program", 127, &["no-such-program: not found"]),
@@ -124,6 +128,7 @@ const REFUSED: &[Case] = &[
 
 /// These work, and say what has had no effect.
 const TOLD: &[Case] = &[
+    ("run --dir pipes:/p -- true", 0, &["--dir @/pipes: left out", "@/pipes/p (1 in all)"]),
     ("run --hide /none -- true", 0, &["--hide /none: nothing is there"]),
     ("run --show /usr -- true", 0, &["--show /usr: nothing is hidden there"]),
     ("run --env NOT_SET_HERE -- true", 0, &["--env NOT_SET_HERE: this variable is not set"]),
@@ -144,6 +149,9 @@ pub(super) fn sentences(context: &Context, folder: &Path) -> Result<(), Error> {
     let folder = folder.canonicalize()?;
     std::fs::create_dir(folder.join("out"))?;
     std::fs::write(folder.join("plain"), "")?;
+    std::fs::create_dir(folder.join("pipes"))?;
+    let pipe = folder.join("pipes/p");
+    rustix::fs::mknodat(rustix::fs::CWD, pipe, FileType::Fifo, Mode::RUSR, 0)?;
     std::fs::write(folder.join("own-tool"), "#!/bin/sh\necho hi\n")?;
     std::fs::set_permissions(folder.join("own-tool"), std::fs::Permissions::from_mode(0o755))?;
     for (cases, is_refused) in [(REFUSED, true), (TOLD, false)] {

@@ -13,6 +13,7 @@ tests!("procfs":
     memory_of_a_set_user_id_program, memory_at_exec_under_fire, own_files_when_not_dumpable,
     threads_have_the_same_files, children_of_threads, descriptor_info, mounts_tell_of_changes,
     a_zombie_has_a_thread,
+    writes_of_settings_do_not_move,
 );
 
 /// What comes of an attempt to open a file of another process and read it.
@@ -498,6 +499,35 @@ fn mounts_tell_of_changes() {
     let event = epoll_event { events: EPOLLIN as u32, u64: 1 };
     let status = open("/proc/self/status", O_RDONLY).fd();
     sc!(SYS_epoll_ctl, set, EPOLL_CTL_ADD, status, &raw const event).fails(EPERM);
+}
+
+/// A setting of a process is written as a whole, and the position stays; a read moves it.
+fn writes_of_settings_do_not_move() {
+    let rows = [
+        ("comm", "a name"),
+        ("oom_score_adj", "500"),
+        ("oom_adj", "10"),
+        ("coredump_filter", "0x33"),
+        ("timerslack_ns", "50000"),
+    ];
+    wait_code(
+        fork(|| {
+            for (name, text) in rows {
+                let fd = open(&format!("/proc/self/{name}"), O_RDWR).fd();
+                for _ in 0..2 {
+                    sc!(SYS_write, fd, text.as_ptr(), text.len()).is(text.len());
+                    sc!(SYS_lseek, fd, 0, SEEK_CUR).is(0);
+                }
+                let mut byte = 0u8;
+                sc!(SYS_read, fd, &raw mut byte, 1).is(1);
+                sc!(SYS_write, fd, text.as_ptr(), text.len()).is(text.len());
+                assert_eq!(sc!(SYS_lseek, fd, 0, SEEK_CUR), Ok(1), "{name}");
+                close(fd);
+            }
+            0
+        }),
+        0,
+    );
 }
 
 fn a_zombie_has_a_thread() {

@@ -206,6 +206,10 @@ pub trait Content: Send + Sync {
     fn is_sequence(&self) -> bool {
         self.raw().is_none()
     }
+    /// As `FileOps::moves_when_written`.
+    fn moves_when_written(&self) -> bool {
+        true
+    }
     /// Whether nobody changes its mode or owner.
     fn keeps_mode(&self) -> bool {
         true
@@ -709,6 +713,10 @@ impl FileOps for PseudoFile {
 
     fn is_written_at_places(&self) -> bool {
         self.content().map_or(true, |content| !content.is_sequence())
+    }
+
+    fn moves_when_written(&self) -> bool {
+        self.content().map_or(true, Content::moves_when_written)
     }
 
     fn is_pollable(&self) -> bool {

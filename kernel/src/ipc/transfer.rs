@@ -61,7 +61,7 @@ fn write_at_position(file: &Arc<File>, source: &mut Source<'_>) -> Result<usize>
     check_file_limit(file, *position, source)?;
     file.drop_privileges(|| current().subject())?;
     let written = file.ops().write_at(file, *position, source)?;
-    if !file.has_positions() {
+    if !file.moves_when_written() {
         return Ok(written);
     }
     *position += written as u64;

@@ -402,6 +402,10 @@ impl Content for Shown {
         self.is_sequence
     }
 
+    fn moves_when_written(&self) -> bool {
+        false
+    }
+
     fn refuses_writes(&self) -> Option<Errno> {
         self.store.is_none().then_some(Errno::EINVAL)
     }

@@ -57,6 +57,7 @@ pub struct File {
     can_write: bool,
     is_seekable: bool,
     has_positions: bool,
+    moves_when_written: bool,
     /// Position of seekable files.
     pub position: Mutex<u64>,
     /// Identity, for epoll and record locks.
@@ -145,6 +146,7 @@ impl File {
             can_write: !is_path && (mode == raw::O_WRONLY || mode == raw::O_RDWR),
             is_seekable: ops.is_seekable(),
             has_positions: ops.has_positions(),
+            moves_when_written: ops.moves_when_written(),
             ops,
             location,
             flags: AtomicU32::new(flags & !(raw::O_CREAT | raw::O_EXCL | raw::O_CLOEXEC)),
@@ -242,10 +244,16 @@ impl File {
         self.is_seekable
     }
 
-    /// Whether reading and writing move that position ([`FileOps::has_positions`]).
+    /// Whether that position ever moves ([`FileOps::has_positions`]).
     #[inline(always)]
     pub fn has_positions(&self) -> bool {
         self.has_positions
+    }
+
+    /// Whether writing moves it, too ([`FileOps::moves_when_written`]).
+    #[inline(always)]
+    pub fn moves_when_written(&self) -> bool {
+        self.has_positions && self.moves_when_written
     }
 
     /// EBADF unless it was opened for reading.

@@ -363,6 +363,11 @@ pub trait FileOps: Send + Sync + Any {
     fn has_positions(&self) -> bool {
         true
     }
+    /// Whether a write moves the position, if a read does: settings of a process are written as a
+    /// whole, wherever the file stands (proc_pid_comm(5)).
+    fn moves_when_written(&self) -> bool {
+        true
+    }
     /// Whether sendfile(2) and splice(2) take data from it.
     fn gives_pieces(&self) -> bool {
         true
