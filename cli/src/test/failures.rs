@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 /// Lines of one failure that are said again; what is left out stands where it failed.
 const LINES: usize = 15;
 
-/// What the level that runs has told by [`failed!`].
+/// What the level that runs has told by `failed!`.
 static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// Tells that something failed, like `tell!`, and remembers it.

@@ -194,7 +194,7 @@ struct Tally(&'static [AtomicU32; 1024]);
 
 impl Tally {
     /// The most that one child can have made of one call; its descendants count, too.
-    const MOST: u32 = CALLS as u32 * 2 * 32;
+    const MOST: u32 = CALLS * 2 * 32;
 
     /// Adds what a child has made, and gives its memory back. The child's calls may have written
     /// anything there: what cannot be is left out.

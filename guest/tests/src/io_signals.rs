@@ -5,7 +5,7 @@ use crate::{sc, tests};
 
 tests! { "io_signals":
     each_kind_signals, without_a_number, nobody_is_signalled, owners_are_given_back,
-    urgent_data_signals, users_signal_their_own,
+    urgent_data_signals, users_signal_their_own, directories_signal,
 }
 
 const F_SETSIG: i32 = 10;
@@ -206,4 +206,60 @@ fn users_signal_their_own() {
     if sc!(SYS_geteuid) == Ok(0) {
         assert_eq!(pending(bit(SIGIO)), None);
     }
+}
+
+const DN_CREATE: u32 = 4;
+const DN_DELETE: u32 = 8;
+const DN_MULTISHOT: u32 = 1 << 31;
+const POLL_MSG: i32 = 3;
+
+/// F_NOTIFY: what happens in a directory is signalled with its descriptor, once or each time, until
+/// it is closed.
+fn directories_signal() {
+    let path = dir();
+    let file = format!("{path}/f");
+    let make = || close(open(&file, O_RDWR | O_CREAT).fd());
+    let remove = || sc!(SYS_unlink, c(&file).as_ptr()).is(0);
+    let fd = open(&path, O_RDONLY).fd();
+    let set = bit(NUMBER);
+    sigmask(SIG_BLOCK, set);
+    // Its number, descriptor and reason, of one that is there.
+    let told = || {
+        let mut info = [0i32; 32];
+        let got =
+            sc!(SYS_rt_sigtimedwait, &raw const set, info.as_mut_ptr(), [0i64, 0].as_ptr(), 8);
+        got.ok().map(|sig| (sig as i32, info[2], info[6]))
+    };
+    let one = Some((NUMBER, POLL_MSG, fd));
+    sc!(SYS_fcntl, fd, F_SETSIG, NUMBER).is(0);
+    sc!(SYS_fcntl, fd, F_NOTIFY, DN_CREATE).is(0);
+    sc!(SYS_fcntl, fd, F_GETOWN).is(pid() as usize);
+    make();
+    assert_eq!(told(), one);
+    remove();
+    make();
+    assert_eq!(told(), None, "only once");
+    sc!(SYS_fcntl, fd, F_NOTIFY, DN_CREATE | DN_MULTISHOT).is(0);
+    for _ in 0..3 {
+        remove();
+        assert_eq!(told(), None, "nobody asked for removals");
+        make();
+        assert_eq!(told(), one);
+    }
+    sc!(SYS_fcntl, fd, F_NOTIFY, DN_DELETE).is(0);
+    remove();
+    assert_eq!(told(), one, "beside what was asked before");
+    make();
+    assert_eq!(told(), one);
+    sc!(SYS_fcntl, fd, F_NOTIFY, 0).is(0);
+    remove();
+    assert_eq!(told(), None, "ended");
+    sc!(SYS_fcntl, fd, F_NOTIFY, DN_CREATE | DN_MULTISHOT).is(0);
+    close(fd);
+    make();
+    assert_eq!(told(), None, "ends with the descriptor");
+    let file = open(&file, O_RDONLY).fd();
+    sc!(SYS_fcntl, file, F_NOTIFY, DN_CREATE).fails(ENOTDIR);
+    sc!(SYS_fcntl, file, F_NOTIFY, 0).is(0);
+    sc!(SYS_fcntl, -1i32, F_NOTIFY, DN_CREATE).fails(EBADF);
 }

@@ -26,8 +26,9 @@ use crate::process::{Process, Thread, current, find_by_tid, find_process, find_t
 use crate::security::Capability;
 use crate::security::landlock::{Fence, signal_fence};
 use crate::vfs::file::Notice;
+use crate::vfs::hooks::path_notify;
 use crate::vfs::leases::{self, Holder, LeaseKind};
-use crate::vfs::{File, FileType, Inode};
+use crate::vfs::{File, FileType, Inode, inotify};
 
 /// `struct f_owner_ex` (fcntl(2)).
 #[derive(FromBytes, IntoBytes, Immutable, Clone, Copy, Debug)]
@@ -128,6 +129,17 @@ impl Holder for Notifier {
 }
 
 impl Settings {
+    /// Signals about this descriptor go to the process that runs, unless somebody has been named.
+    fn own_by_default(&mut self, fd: u32) {
+        self.fd = fd;
+        if self.id == 0 {
+            let (process, credentials) = (current().process.clone(), current().credentials());
+            (self.kind, self.id) = (OWNER_PROCESS, process.pid as i32);
+            self.target = Target::Process(process);
+            self.uids = [credentials.uid, credentials.euid];
+        }
+    }
+
     fn send(&self, info: SigInfo) {
         match &self.target {
             Target::Nobody => {}
@@ -285,6 +297,26 @@ pub fn signal(file: &File) -> u32 {
     known(file).signal
 }
 
+/// F_NOTIFY: signals about what happens in a directory, to who asks if nobody owns its signals.
+/// ENOTDIR, ENOSPC.
+pub fn watch_directory(fd: u32, file: &Arc<File>, wanted: u32) -> Result<()> {
+    let again = wanted & raw::DN_MULTISHOT != 0;
+    if wanted & !raw::DN_MULTISHOT == 0 {
+        inotify::end_signals(file);
+        return Ok(());
+    }
+    if file.inode().file_type() != FileType::Directory {
+        return Err(Errno::ENOTDIR);
+    }
+    let mask = inotify::signalled_events(wanted);
+    if let Some(location) = &file.location {
+        path_notify((location, mask))?;
+    }
+    change(file, |settings| settings.own_by_default(fd))?;
+    let holder: Arc<dyn Holder> = notifier(file);
+    inotify::signal(file, mask, again, Arc::downgrade(&holder))
+}
+
 /// F_GETLEASE.
 pub fn lease(file: &File) -> u32 {
     match leases::get(file) {
@@ -316,18 +348,10 @@ pub fn set_lease(fd: u32, file: &Arc<File>, kind: u32) -> Result<()> {
         // What it was told by goes with the lease.
         return change(file, |settings| *settings = Settings::default());
     }
-    let process = current().process.clone();
-    let (pid, credentials) = (process.pid, current().credentials());
+    let pid = current().process.pid;
     leases::set(file, pid, kind, notifier(file), &uncounted_readers)?;
     file.set_flags(file.flags() | raw::FASYNC);
-    change(file, |settings| {
-        settings.fd = fd;
-        if settings.id == 0 {
-            (settings.kind, settings.id) = (OWNER_PROCESS, pid as i32);
-            settings.target = Target::Process(process);
-            settings.uids = [credentials.uid, credentials.euid];
-        }
-    })
+    change(file, |settings| settings.own_by_default(fd))
 }
 
 /// Open files of any process that only read the object, and are not counted there.

@@ -309,6 +309,7 @@ impl Drop for File {
         locks::file_closed(self.id, || self.inode());
         leases::file_closed(self);
         if inotify::is_active() {
+            inotify::end_signals(self);
             self.report_close();
         }
     }

@@ -1,4 +1,4 @@
-//! Watching files and directories (inotify(7)).
+//! Watching files and directories (inotify(7)), and directories by signals (fcntl(2), F_NOTIFY).
 //!
 //! Why it is hard: everything that touches a file would have to report it, and hardly ever is
 //! anybody watching. So every report begins with one load ([`is_active`]); only then is the object
@@ -19,6 +19,7 @@ use machine::sync::SpinLock;
 
 use super::anon::AnonInode;
 use super::dentry::Dentry;
+use super::leases::Holder;
 use super::{File, FileOps, FileType, Inode};
 use crate::base::io::Sink;
 use crate::base::poll::{PollTable, events};
@@ -63,7 +64,24 @@ struct Event {
 struct Watch {
     wd: i32,
     mask: u32,
-    instance: Weak<Inotify>,
+    told: Told,
+}
+
+/// Who is told.
+enum Told {
+    Instance(Weak<Inotify>),
+    /// By a signal, through an open directory with this identity.
+    Directory(u64, Weak<dyn Holder>),
+}
+
+impl Watch {
+    fn is_of(&self, instance: *const Inotify) -> bool {
+        matches!(&self.told, Told::Instance(own) if core::ptr::eq(own.as_ptr(), instance))
+    }
+
+    fn is_of_file(&self, id: u64) -> bool {
+        matches!(&self.told, Told::Directory(own, _) if *own == id)
+    }
 }
 
 /// The watches of one object.
@@ -141,7 +159,9 @@ fn gone(victim: &Dentry) {
     let watches = core::mem::take(&mut *watches.0.lock());
     for watch in watches {
         ACTIVE.fetch_sub(1, Ordering::Relaxed);
-        if let Some(instance) = watch.instance.upgrade() {
+        if let Told::Instance(instance) = watch.told
+            && let Some(instance) = instance.upgrade()
+        {
             instance.end(watch.wd);
         }
     }
@@ -160,6 +180,7 @@ pub fn renamed(dentry: &Arc<Dentry>, from: (&Arc<Dentry>, &[u8]), to: (&Arc<Dent
 
 fn report(inode: &Arc<dyn Inode>, mask: u32, cookie: u32, name: &[u8], unlinked: bool) {
     let mut told: Vec<(Arc<Inotify>, i32, bool)> = Vec::new();
+    let mut signalled: Vec<Arc<dyn Holder>> = Vec::new();
     {
         let Some(watches) = inode.state().known_watches() else { return };
         watches.0.lock().retain(|watch| {
@@ -168,13 +189,19 @@ fn report(inode: &Arc<dyn Inode>, mask: u32, cookie: u32, name: &[u8], unlinked:
                 return true;
             }
             let once = watch.mask & raw::IN_ONESHOT != 0;
-            told.extend(watch.instance.upgrade().map(|instance| (instance, watch.wd, once)));
+            match &watch.told {
+                Told::Instance(instance) => {
+                    told.extend(instance.upgrade().map(|instance| (instance, watch.wd, once)));
+                }
+                Told::Directory(_, holder) => signalled.extend(holder.upgrade()),
+            }
             if once {
                 ACTIVE.fetch_sub(1, Ordering::Relaxed);
             }
             !once
         });
     }
+    signalled.iter().for_each(|holder| holder.tell());
     for (instance, wd, once) in told {
         instance.push(Event { wd, mask, cookie, name: name.to_vec() });
         if once {
@@ -205,7 +232,7 @@ impl Inotify {
     /// Adds or changes a watch (inotify_add_watch(2)); `mask` has been checked to name an event.
     pub fn watch(&self, dentry: &Arc<Dentry>, mask: u32) -> Result<i32> {
         let mut list = dentry.inode().state().watches().0.lock();
-        let mine = |watch: &&mut Watch| core::ptr::eq(watch.instance.as_ptr(), self);
+        let mine = |watch: &&mut Watch| watch.is_of(self);
         let kept = ALL_EVENTS | raw::IN_ONESHOT | raw::IN_EXCL_UNLINK;
         if let Some(watch) = list.iter_mut().find(mine) {
             if mask & raw::IN_MASK_CREATE != 0 {
@@ -219,7 +246,7 @@ impl Inotify {
             return Err(Errno::ENOSPC);
         }
         let wd = self.next.fetch_add(1, Ordering::Relaxed);
-        list.push(Watch { wd, mask: mask & kept, instance: self.this.clone() });
+        list.push(Watch { wd, mask: mask & kept, told: Told::Instance(self.this.clone()) });
         ACTIVE.fetch_add(1, Ordering::Relaxed);
         self.state.lock().watched.insert(wd, dentry.clone());
         Ok(wd)
@@ -228,9 +255,7 @@ impl Inotify {
     /// Ends a watch (inotify_rm_watch(2)); EINVAL if there is no such.
     pub fn unwatch(&self, wd: i32) -> Result<()> {
         let dentry = self.state.lock().watched.get(&wd).cloned().ok_or(Errno::EINVAL)?;
-        forget(dentry.inode(), |watch| {
-            watch.wd == wd && core::ptr::eq(watch.instance.as_ptr(), self)
-        });
+        forget(dentry.inode(), |watch| watch.wd == wd && watch.is_of(self));
         self.end(wd);
         Ok(())
     }
@@ -277,8 +302,51 @@ impl Drop for Inotify {
         INSTANCES.fetch_sub(1, Ordering::Relaxed);
         let this: *const Inotify = self;
         for dentry in self.state.get_mut().watched.values() {
-            forget(dentry.inode(), |watch| core::ptr::eq(watch.instance.as_ptr(), this));
+            forget(dentry.inode(), |watch| watch.is_of(this));
         }
+    }
+}
+
+/// What F_NOTIFY asks for, as events. A rename is told where the name was.
+const SIGNALLED: [(u32, u32); 6] = [
+    (raw::DN_ACCESS, raw::IN_ACCESS),
+    (raw::DN_MODIFY, raw::IN_MODIFY),
+    (raw::DN_CREATE, raw::IN_CREATE | raw::IN_MOVED_TO),
+    (raw::DN_DELETE, raw::IN_DELETE | raw::IN_MOVED_FROM),
+    (raw::DN_RENAME, raw::IN_MOVED_FROM),
+    (raw::DN_ATTRIB, raw::IN_ATTRIB),
+];
+
+/// The events that an argument of F_NOTIFY asks for.
+#[must_use]
+pub fn signalled_events(wanted: u32) -> u32 {
+    let asked = SIGNALLED.iter().filter(|(bit, _)| wanted & bit != 0);
+    asked.fold(0, |mask, (_, events)| mask | events)
+}
+
+/// Has `holder` told of these events in an open directory, once or (`again`) each time, beside what
+/// it is told already; until the directory is closed. ENOSPC.
+pub fn signal(file: &File, mask: u32, again: bool, holder: Weak<dyn Holder>) -> Result<()> {
+    let inode = file.inode();
+    let mut list = inode.state().watches().0.lock();
+    if let Some(watch) = list.iter_mut().find(|watch| watch.is_of_file(file.id)) {
+        watch.mask |= mask;
+        watch.mask &= if again { !raw::IN_ONESHOT } else { u32::MAX };
+        return Ok(());
+    }
+    if ACTIVE.load(Ordering::Relaxed) >= WATCHES_MAX || list.try_reserve(1).is_err() {
+        return Err(Errno::ENOSPC);
+    }
+    let once = if again { 0 } else { raw::IN_ONESHOT };
+    list.push(Watch { wd: 0, mask: mask | once, told: Told::Directory(file.id, holder) });
+    ACTIVE.fetch_add(1, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Ends what [`signal`] began.
+pub fn end_signals(file: &File) {
+    if is_active() {
+        forget(&file.inode(), |watch| watch.is_of_file(file.id));
     }
 }
 
@@ -327,8 +395,7 @@ impl FileOps for Inotify {
         // The newest first.
         for (wd, dentry) in watched.into_iter().rev() {
             let Some(watches) = dentry.inode().state().known_watches() else { continue };
-            let own =
-                |watch: &&Watch| watch.wd == wd && core::ptr::eq(watch.instance.as_ptr(), self);
+            let own = |watch: &&Watch| watch.wd == wd && watch.is_of(self);
             let Some(mask) = watches.0.lock().iter().find(own).map(|watch| watch.mask) else {
                 continue;
             };

@@ -90,6 +90,7 @@ pub fn fcntl(fd_word: u64, command_word: u32, argument_at: u64) -> Result<u64> {
             UserPtr::<u64>::new(argument).write(&hint.into()).map(|()| 0)
         }
         F_SET_RW_HINT => set_hint(&file, argument, &current().subject()),
+        raw::F_NOTIFY => io_signals::watch_directory(fd, &file, argument as u32).map(|()| 0),
         raw::F_GETLEASE => Ok(io_signals::lease(&file).into()),
         raw::F_SETLEASE => io_signals::set_lease(fd, &file, argument as u32).map(|()| 0),
         raw::F_GETPIPE_SZ => crate::ipc::pipe::fcntl_get_size(&file),
