@@ -167,7 +167,7 @@ impl FileSet {
         if let Some(first) = left_out.first() {
             let (folder, first, count) = (folder.display(), first.display(), left_out.len());
             say!(
-                "limen: --dir {folder}: left out, because only files, folders and links can be given: \
+                "limen: --dir {folder}: left out, as only files, folders and links can be given: \
                   {first} ({count} in all)"
             );
         }

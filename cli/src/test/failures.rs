@@ -1,5 +1,5 @@
-//! What has failed, said once more behind all levels: whoever reads the end of a long log, as of CI,
-//! learns what to look for.
+//! What has failed, said once more behind all levels: whoever reads the end of a long log, as of
+//! CI, learns what to look for.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -151,7 +151,7 @@ impl Pending {
         (first.and_then(|place| self.real_time.remove(&place)), is_last)
     }
 
-    /// Takes a standard signal with this number that is not the first of the queue, if there is one.
+    /// Takes a standard signal with this number that is not the first of the queue.
     #[inline(never)]
     fn take_later(&mut self, number: u32) -> Option<(u64, SigInfo)> {
         let at = self.queue.iter().position(|(_, info)| info.number() == number)?;
