@@ -26,6 +26,7 @@ mod frames;
 mod fuzz;
 mod fuzz_args;
 mod harness;
+mod handles;
 mod hogs;
 mod hooks;
 mod huge_pages;
@@ -96,6 +97,7 @@ const SUBJECTS: &[&[Test]] = &[
     file_rights::TESTS,
     partly::TESTS,
     leases::TESTS,
+    handles::TESTS,
     order::TESTS,
     errors::TESTS,
     procfs::TESTS,

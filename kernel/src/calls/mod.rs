@@ -287,8 +287,8 @@ table! {
     io_cancel => aio::io_cancel,
     io_getevents => aio::io_getevents,
     io_pgetevents => aio::io_pgetevents,
-    name_to_handle_at => fs::no_handles,
-    open_by_handle_at => fs::no_handles,
+    name_to_handle_at => fs::name_to_handle_at,
+    open_by_handle_at => fs::open_by_handle_at,
     // --- waiting and ipc
     pipe => ipc::pipe::sys_pipe,
     pipe2 => ipc::pipe::sys_pipe2,

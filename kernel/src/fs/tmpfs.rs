@@ -24,6 +24,7 @@ use crate::base::io::{Sink, Source};
 use crate::base::names::{NameMap, Named};
 use crate::base::sync::Mutex;
 use crate::vfs::attributes::{Attributes, now_ns};
+use crate::vfs::handles::Handles;
 use crate::vfs::page_cache::PageCache;
 use crate::vfs::{
     DirEntry, File, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject,
@@ -70,6 +71,7 @@ struct Shared {
     pages: AtomicUsize,
     inodes: AtomicUsize,
     next: AtomicU64,
+    handles: Handles,
     /// Held by whoever locks more than one directory.
     tree: SpinLock<()>,
     fs: SpinLock<Weak<TmpFs>>,
@@ -86,6 +88,7 @@ impl TmpFs {
             pages: AtomicUsize::new(0),
             inodes: AtomicUsize::new(0),
             next: AtomicU64::new(1),
+            handles: Handles::default(),
             tree: SpinLock::new(()),
             fs: SpinLock::new(Weak::new()),
         });
@@ -137,6 +140,10 @@ impl FileSystem for TmpFs {
 
     fn name(&self) -> &'static str {
         self.name
+    }
+
+    fn handles(&self) -> Option<&Handles> {
+        Some(&self.shared.handles)
     }
 
     fn statistics(&self) -> Statistics {

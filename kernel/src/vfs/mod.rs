@@ -26,6 +26,7 @@ pub mod chrdev;
 pub mod dentry;
 pub mod deny_write;
 pub mod file;
+pub mod handles;
 pub mod hooks;
 pub mod inotify;
 pub mod landlock;
@@ -300,6 +301,10 @@ pub trait FileSystem: Send + Sync {
     /// them.
     fn names_expire(&self) -> bool {
         false
+    }
+    /// The handles it has given; `None`: it gives none.
+    fn handles(&self) -> Option<&handles::Handles> {
+        None
     }
     /// Writes everything to where it lasts (sync(2)).
     fn sync(&self) -> Result<()> {

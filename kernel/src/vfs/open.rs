@@ -66,9 +66,7 @@ pub fn open(context: &Context, dirfd: i32, path: &[u8], how: &How) -> Result<Arc
     }
     let walk = Walk::new(context, dirfd, path, walk_flags)?;
     if flags & raw::O_PATH != 0 {
-        let location = walk.finish()?;
-        let opening = Opening { opener: opener(context), ..Opening::default() };
-        return Ok(File::opened(path_only(), flags & PATH_FLAGS, location, opening));
+        return Ok(name_only(context, walk.finish()?, flags));
     }
     if flags & TMPFILE_BIT != 0 {
         let directory = walk.finish()?;
@@ -85,9 +83,21 @@ pub fn open(context: &Context, dirfd: i32, path: &[u8], how: &How) -> Result<Arc
     open_location(context, location, flags, false)
 }
 
-/// What a descriptor made with O_PATH does: nothing.
-fn path_only() -> Arc<dyn super::FileOps> {
-    super::path_file::operations()
+/// What O_PATH makes: a descriptor that stands for a place, and does nothing.
+fn name_only(context: &Context, location: Location, flags: u32) -> Arc<File> {
+    let opening = Opening { opener: opener(context), ..Opening::default() };
+    File::opened(super::path_file::operations(), flags & PATH_FLAGS, location, opening)
+}
+
+/// Opens what was found without a path (open_by_handle_at(2)), as [`open`] does what it comes to.
+pub fn open_known(context: &Context, location: Location, flags: u32) -> Result<Arc<File>> {
+    if flags & raw::O_DIRECTORY != 0 && location.file_type() != FileType::Directory {
+        return Err(Errno::ENOTDIR);
+    }
+    if flags & raw::O_PATH != 0 {
+        return Ok(name_only(context, location, flags));
+    }
+    open_location(context, location, flags, false)
 }
 
 fn open_or_create(context: &Context, mut walk: Walk<'_>, how: &How) -> Result<Arc<File>> {

@@ -1,6 +1,6 @@
 //! System calls on files, by subject: `open` (descriptors), `rw` (data), `stat` (attributes read),
 //! `attr` (attributes changed), `names` (the tree of names), `dirs` (directories), `control`
-//! (fcntl, ioctl, flock), `transfer` (data between files), `xattr`, `notify`, `mounts`.
+//! (fcntl, ioctl, flock), `transfer` (data between files), `xattr`, `notify`, `mounts`, `handles`.
 //!
 //! Each function takes the six arguments as they came and checks them as its manual page says.
 
@@ -17,6 +17,7 @@ use crate::vfs::{File, FileType, Inode};
 mod attr;
 mod control;
 mod dirs;
+mod handles;
 mod mounts;
 mod names;
 mod notify;
@@ -29,6 +30,7 @@ mod xattr;
 pub use attr::*;
 pub use control::*;
 pub use dirs::*;
+pub use handles::*;
 pub use mounts::*;
 pub use names::*;
 pub use notify::*;

@@ -237,8 +237,3 @@ pub fn link_text(file: &crate::vfs::File, root: &path::Location) -> alloc::vec::
 pub(super) fn attributes_changed(location: &path::Location) {
     inotify::event(&location.dentry, raw::IN_ATTRIB);
 }
-
-/// name_to_handle_at(2), open_by_handle_at(2): no file system has handles.
-pub fn no_handles() -> Result<u64> {
-    Err(Errno::EOPNOTSUPP)
-}
