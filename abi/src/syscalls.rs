@@ -517,7 +517,9 @@ names! {
     epoll_pwait2 __NR_epoll_pwait2 (
         epoll: Fd, events: Pointer, count: Int, timeout: Pointer, mask: Pointer, set_size: Size
     )
-    mount_setattr __NR_mount_setattr
+    mount_setattr __NR_mount_setattr (
+        directory: Fd, path: Path, flags: Flags, attributes: Pointer, size: Size
+    )
     quotactl_fd __NR_quotactl_fd
     landlock_create_ruleset __NR_landlock_create_ruleset (
         attribute: Pointer, size: Size, flags: Flags

@@ -25,8 +25,8 @@ mod found;
 mod frames;
 mod fuzz;
 mod fuzz_args;
-mod harness;
 mod handles;
+mod harness;
 mod hogs;
 mod hooks;
 mod huge_pages;
@@ -40,6 +40,7 @@ mod leases;
 mod lsm;
 mod mappings;
 mod memory;
+mod mounts;
 mod mqueue;
 mod nproc;
 mod options;
@@ -98,6 +99,7 @@ const SUBJECTS: &[&[Test]] = &[
     partly::TESTS,
     leases::TESTS,
     handles::TESTS,
+    mounts::TESTS,
     order::TESTS,
     errors::TESTS,
     procfs::TESTS,

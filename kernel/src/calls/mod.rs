@@ -277,6 +277,7 @@ table! {
     mount => fs::mount,
     umount2 => fs::umount2,
     pivot_root => fs::pivot_root,
+    mount_setattr => fs::mount_setattr,
     fcntl => fs::fcntl,
     flock => fs::flock,
     ioctl => fs::ioctl,

@@ -83,6 +83,7 @@ fn put_flags(out: &mut Text, flags: u32) {
         (raw::MS_NOATIME, ",noatime"),
         (raw::MS_NODIRATIME, ",nodiratime"),
         (raw::MS_RELATIME, ",relatime"),
+        (raw::MS_NOSYMFOLLOW, ",nosymfollow"),
     ];
     names.iter().filter(|(flag, _)| flags & flag != 0).for_each(|(_, name)| {
         out.bytes(name.as_bytes());

@@ -39,6 +39,7 @@ pub const KEPT_FLAGS: u32 = raw::MS_RDONLY
     | raw::MS_NOEXEC
     | raw::MS_NOATIME
     | raw::MS_NODIRATIME
+    | raw::MS_NOSYMFOLLOW
     | raw::MS_RELATIME
     | raw::MS_STRICTATIME;
 
@@ -362,6 +363,38 @@ pub fn remount(at: &Location, flags: u32) -> Result<()> {
     if becomes_read_only && has_writers(&at.mount, flags & raw::MS_BIND == 0) {
         at.mount.flags.store(old, Ordering::SeqCst);
         return Err(Errno::EBUSY);
+    }
+    changed();
+    Ok(())
+}
+
+/// Takes flags from and gives flags to the mount whose top `at` is, or (`below`) to all that are
+/// mounted below it, too: all or none (mount_setattr(2)). EINVAL for another place; EBUSY where
+/// somebody may write to what becomes read-only.
+pub fn change_flags(at: &Location, taken: u32, given: u32, below: bool) -> Result<()> {
+    if !at.is_mount_top() {
+        return Err(Errno::EINVAL);
+    }
+    let mut mounts = Vec::from([at.mount.clone()]);
+    let table = TABLE.lock();
+    let mut index = 0;
+    while below && index < mounts.len() {
+        let children: Vec<_> = table.children(&mounts[index]).cloned().collect();
+        mounts.extend(children);
+        index += 1;
+    }
+    drop(table);
+    let mut old = Vec::with_capacity(mounts.len());
+    for mount in &mounts {
+        let change = |flags: u32| Some(flags & !taken | given);
+        let before = mount.flags.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change);
+        let before = before.unwrap_or_else(|flags| flags);
+        old.push(before);
+        if given & !before & raw::MS_RDONLY != 0 && has_writers(mount, false) {
+            let restored = mounts.iter().zip(&old);
+            restored.for_each(|(mount, flags)| mount.flags.store(*flags, Ordering::SeqCst));
+            return Err(Errno::EBUSY);
+        }
     }
     changed();
     Ok(())

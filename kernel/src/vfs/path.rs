@@ -566,7 +566,8 @@ impl<'a> Walk<'a> {
     /// Goes where a link points. False: its text comes next.
     fn follow(&mut self, link: &Arc<Dentry>) -> Result<bool> {
         self.links += 1;
-        if self.links > LINKS_MAX || self.flags & walk::NO_LINKS != 0 {
+        let follows = self.at.mount.flags() & raw::MS_NOSYMFOLLOW == 0;
+        if self.links > LINKS_MAX || self.flags & walk::NO_LINKS != 0 || !follows {
             return Err(Errno::ELOOP);
         }
         hooks::inode_follow_link((&self.context.subject, link.inode().as_ref()))?;

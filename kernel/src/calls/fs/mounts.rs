@@ -1,11 +1,13 @@
-//! Mounts: mount(2), umount2(2), pivot_root(2).
+//! Mounts: mount(2), umount2(2), pivot_root(2), mount_setattr(2).
 
 use alloc::vec::Vec;
 
 use abi::{Errno, Result, general as raw};
+use machine::frame::PAGE_SIZE;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{CWD, resolve_at};
-use crate::base::user::{PATH_MAX, UserPtr, read_c_string};
+use crate::base::user::{PATH_MAX, UserPtr, read_c_string, read_extensible};
 use crate::process::all_processes;
 use crate::process::current;
 use crate::security::Capability;
@@ -132,5 +134,80 @@ pub fn pivot_root(new: u64, old: u64) -> Result<u64> {
             drop(replaced);
         }
     }
+    Ok(0)
+}
+
+/// `struct mount_attr` (mount_setattr(2)).
+#[derive(FromBytes, IntoBytes, Immutable, Clone, Copy)]
+#[repr(C)]
+struct MountAttributes {
+    set: u64,
+    clear: u64,
+    propagation: u64,
+    user_namespace: u64,
+}
+
+/// Its attributes that are flags of mount(2).
+const ATTRIBUTES: [(u32, u32); 6] = [
+    (raw::MOUNT_ATTR_RDONLY, raw::MS_RDONLY),
+    (raw::MOUNT_ATTR_NOSUID, raw::MS_NOSUID),
+    (raw::MOUNT_ATTR_NODEV, raw::MS_NODEV),
+    (raw::MOUNT_ATTR_NOEXEC, raw::MS_NOEXEC),
+    (raw::MOUNT_ATTR_NODIRATIME, raw::MS_NODIRATIME),
+    (raw::MOUNT_ATTR_NOSYMFOLLOW, raw::MS_NOSYMFOLLOW),
+];
+const ACCESS_TIMES: u32 = raw::MS_RELATIME | raw::MS_NOATIME | raw::MS_STRICTATIME;
+
+impl MountAttributes {
+    /// The flags that they take, and those that they give. EINVAL; EBADF, because no descriptor
+    /// stands for a user namespace that ids could be mapped by.
+    fn flags(&self) -> Result<(u32, u32)> {
+        let one_way = [0, raw::MS_PRIVATE, raw::MS_SHARED, raw::MS_SLAVE, raw::MS_UNBINDABLE];
+        let known = ATTRIBUTES.iter().fold(raw::MOUNT_ATTR__ATIME, |all, (bit, _)| all | bit);
+        let known = u64::from(known | raw::MOUNT_ATTR_IDMAP);
+        let is_known = (self.set | self.clear) & !known == 0;
+        if !is_known || !one_way.iter().any(|&way| u64::from(way) == self.propagation) {
+            return Err(Errno::EINVAL);
+        }
+        let (set, clear) = (self.set as u32, self.clear as u32);
+        let times = match (set & raw::MOUNT_ATTR__ATIME, clear & raw::MOUNT_ATTR__ATIME) {
+            (0, 0) => None,
+            (raw::MOUNT_ATTR_RELATIME, raw::MOUNT_ATTR__ATIME) => Some(raw::MS_RELATIME),
+            (raw::MOUNT_ATTR_NOATIME, raw::MOUNT_ATTR__ATIME) => Some(raw::MS_NOATIME),
+            (raw::MOUNT_ATTR_STRICTATIME, raw::MOUNT_ATTR__ATIME) => Some(0),
+            _ => return Err(Errno::EINVAL),
+        };
+        if (set | clear) & raw::MOUNT_ATTR_IDMAP != 0 {
+            let is_wrong = clear & raw::MOUNT_ATTR_IDMAP != 0;
+            return Err(if is_wrong { Errno::EINVAL } else { Errno::EBADF });
+        }
+        let of = |bits: u32| {
+            let named = ATTRIBUTES.iter().filter(|(bit, _)| bits & bit != 0);
+            named.fold(0, |flags, (_, flag)| flags | flag)
+        };
+        let taken = of(clear) | times.map_or(0, |_| ACCESS_TIMES);
+        Ok((taken, of(set) | times.unwrap_or(0)))
+    }
+}
+
+/// mount_setattr(2).
+pub fn mount_setattr(dirfd: u64, path: u64, flags: u64, at: u64, size: u64) -> Result<u64> {
+    let known =
+        raw::AT_EMPTY_PATH | raw::AT_RECURSIVE | raw::AT_SYMLINK_NOFOLLOW | raw::AT_NO_AUTOMOUNT;
+    let flags = super::check_flags(flags, known)?;
+    if size > PAGE_SIZE as u64 {
+        return Err(Errno::E2BIG);
+    }
+    if size < size_of::<MountAttributes>() as u64 {
+        return Err(Errno::EINVAL);
+    }
+    check_admin()?;
+    let attributes: MountAttributes = read_extensible(at, size)?;
+    if attributes.set | attributes.clear | attributes.propagation == 0 {
+        return Ok(0);
+    }
+    let (taken, given) = attributes.flags()?;
+    let (_, place) = resolve_at(dirfd, path, flags, true)?;
+    mount::change_flags(&place, taken, given, flags & raw::AT_RECURSIVE != 0)?;
     Ok(0)
 }

@@ -287,12 +287,15 @@ fn write_statfs(inode: &Arc<dyn Inode>, mount_flags: u32, at: u64) -> Result<u64
     const SOCKFS_MAGIC: u64 = 0x534f_434b;
     /// The flags are valid (ST_VALID).
     const VALID: u32 = 0x20;
-    /// ST_RELATIME; the other flags are mount(2)'s.
+    /// ST_RELATIME and ST_NOSYMFOLLOW; the other flags are mount(2)'s.
     const RELATIME: u32 = 0x1000;
+    const NOSYMFOLLOW: u32 = 0x2000;
     let same = raw::MS_RDONLY | raw::MS_NOSUID | raw::MS_NODEV | raw::MS_NOEXEC | raw::MS_NOATIME;
     let same = same | raw::MS_NODIRATIME;
     hooks::sb_statfs((inode.as_ref(),))?;
-    let relatime = if mount_flags & raw::MS_RELATIME != 0 { RELATIME } else { 0 };
+    let own = [(raw::MS_RELATIME, RELATIME), (raw::MS_NOSYMFOLLOW, NOSYMFOLLOW)];
+    let own =
+        own.iter().filter(|(flag, _)| mount_flags & flag != 0).fold(0, |all, (_, own)| all | own);
     let mut of = inode.file_system().statistics();
     if let Some(anon) = inode.as_any().downcast_ref::<AnonInode>() {
         // Linux has a file system for each of these.
@@ -315,7 +318,7 @@ fn write_statfs(inode: &Arc<dyn Inode>, mount_flags: u32, at: u64) -> Result<u64
         fsid: [device as i32, (device >> 32) as i32],
         namelen: crate::vfs::path::NAME_MAX as i64,
         frsize: of.block_size as i64,
-        flags: i64::from(mount_flags & same | VALID | relatime),
+        flags: i64::from(mount_flags & same | VALID | own),
         spare: [0; 4],
     };
     UserPtr::<Statfs>::new(at).write(&statfs)?;
