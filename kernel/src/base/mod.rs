@@ -14,6 +14,7 @@ pub mod names;
 pub mod params;
 pub mod poll;
 pub mod random;
+pub mod remembered;
 pub mod reserve;
 pub mod sched;
 pub mod schedstats;

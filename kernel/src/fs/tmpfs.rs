@@ -24,10 +24,9 @@ use crate::base::io::{Sink, Source};
 use crate::base::names::{NameMap, Named};
 use crate::base::sync::Mutex;
 use crate::vfs::attributes::{Attributes, now_ns};
-use crate::vfs::handles::Handles;
 use crate::vfs::page_cache::PageCache;
 use crate::vfs::{
-    DirEntry, File, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, NewObject,
+    DirEntry, File, FileOps, FileSystem, FileType, Handles, Inode, InodeState, Metadata, NewObject,
     Renaming, SetAttributes, Statistics, chrdev,
 };
 

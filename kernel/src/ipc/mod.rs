@@ -5,6 +5,7 @@
 //! `signalfd`, then `select` and `epoll`, which use them all through `FileOps::poll`. `sysv` stands
 //! alone: what it makes are no files. `mqueue` has both names and descriptors.
 
+pub mod copying;
 pub mod epoll;
 pub mod epoll_items;
 pub mod eventfd;

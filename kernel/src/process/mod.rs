@@ -53,7 +53,7 @@ pub mod usage;
 pub mod wait;
 pub mod yama;
 
-pub use own::{Own, file_of, own_file};
+pub use own::{Own, file_of, own_file, own_open_file};
 pub use program::Program;
 pub use signal::exception::{bad_return, user_exception};
 pub use state::{ExitState, Relations, WaitEvent};

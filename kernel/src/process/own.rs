@@ -8,7 +8,7 @@
 
 use alloc::sync::Arc;
 
-use abi::{Errno, Result};
+use abi::{Errno, Result, general as raw};
 use machine::task::{Current, OwnedCell};
 
 use super::{Pid, Process, Thread, current, find_process, find_thread};
@@ -154,7 +154,14 @@ pub fn own_file(fd: Fd) -> Result<Arc<File>> {
     file_of(current(), fd)
 }
 
-/// The same for those who know the thread that runs, and need not ask again.
+/// The same of a descriptor that does not only name a place (O_PATH); EBADF.
+#[inline]
+pub fn own_open_file(fd: Fd) -> Result<Arc<File>> {
+    let file = own_file(fd)?;
+    if file.flags() & raw::O_PATH != 0 { Err(Errno::EBADF) } else { Ok(file) }
+}
+
+/// As [`own_file`] for those who know the thread that runs, and need not ask again.
 #[inline]
 pub fn file_of(thread: Current<Thread>, fd: Fd) -> Result<Arc<File>> {
     Own::with_files(thread, |files| files.get(fd))

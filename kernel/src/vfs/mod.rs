@@ -17,6 +17,7 @@ use abi::{Errno, Result};
 
 use crate::base::io::{Sink, Source};
 use crate::base::poll::{PollTable, events};
+use crate::base::remembered::Remembered;
 use crate::vfs::page_cache::PageCache;
 
 pub mod anon;
@@ -26,7 +27,6 @@ pub mod chrdev;
 pub mod dentry;
 pub mod deny_write;
 pub mod file;
-pub mod handles;
 pub mod hooks;
 pub mod inotify;
 pub mod landlock;
@@ -284,6 +284,9 @@ pub trait Inode: Send + Sync + Any {
     fn as_any(&self) -> &dyn Any;
 }
 
+/// Objects that are found again by their numbers, and the names that these were asked for by.
+pub type Handles = Remembered<dyn Inode, dentry::Dentry>;
+
 /// What is mounted.
 pub trait FileSystem: Send + Sync {
     /// Its top directory.
@@ -302,8 +305,8 @@ pub trait FileSystem: Send + Sync {
     fn names_expire(&self) -> bool {
         false
     }
-    /// The handles it has given; `None`: it gives none.
-    fn handles(&self) -> Option<&handles::Handles> {
+    /// The handles it has given (name_to_handle_at(2)); `None`: it gives none.
+    fn handles(&self) -> Option<&Handles> {
         None
     }
     /// Writes everything to where it lasts (sync(2)).

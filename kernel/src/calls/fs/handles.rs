@@ -1,6 +1,6 @@
 //! File handles: name_to_handle_at(2), open_by_handle_at(2).
 //!
-//! Neighbour: `vfs::handles` knows whose they are.
+//! Neighbour: a file system has a table of those that it has given (`vfs::Handles`).
 
 use abi::{Errno, Result, general as raw};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -9,8 +9,9 @@ use super::{PathName, any_file, check_flags, walk_flags};
 use crate::base::user::UserPtr;
 use crate::process::{current, give_file};
 use crate::security::Capability;
+use crate::vfs::dentry::Dentry;
 use crate::vfs::open::{KNOWN_FLAGS, PATH_FLAGS, open_known};
-use crate::vfs::path::{Context, resolve};
+use crate::vfs::path::{Context, Location, resolve};
 
 /// `struct file_handle` before its bytes.
 #[derive(FromBytes, IntoBytes, Immutable, Clone, Copy)]
@@ -65,7 +66,7 @@ pub fn name_to_handle_at(
     let kind = match handles {
         _ if room < BYTES => NONE,
         Some(handles) => {
-            handles.keep(number, &location)?;
+            handles.remember(number, location.inode(), &location.dentry)?;
             TO_OPEN
         }
         None => TO_COMPARE,
@@ -108,7 +109,11 @@ pub fn open_by_handle_at(mount: i32, handle: u64, flags: u32) -> Result<u64> {
         return Err(Errno::ESTALE);
     }
     let number = u64::from(found.number[0]) | u64::from(found.number[1]) << 32;
-    let location = handles.find(number, &mount)?;
+    let (inode, dentry) = handles.find(number).ok_or(Errno::ESTALE)?;
+    // Without the name it had the object is found all the same.
+    let dentry = dentry.filter(|dentry| !dentry.is_unlinked());
+    let dentry = dentry.unwrap_or_else(|| Dentry::detached(inode, b"/"));
+    let location = Location::new(mount, dentry);
     let mut flags = flags & KNOWN_FLAGS & !raw::O_CREAT | raw::O_LARGEFILE;
     if flags & raw::O_PATH != 0 {
         flags &= PATH_FLAGS;

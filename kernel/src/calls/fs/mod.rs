@@ -1,6 +1,6 @@
 //! System calls on files, by subject: `open` (descriptors), `rw` (data), `stat` (attributes read),
 //! `attr` (attributes changed), `names` (the tree of names), `dirs` (directories), `control`
-//! (fcntl, ioctl, flock), `transfer` (data between files), `xattr`, `notify`, `mounts`, `handles`.
+//! (fcntl, ioctl, flock), `xattr`, `notify`, `mounts`, `handles`.
 //!
 //! Each function takes the six arguments as they came and checks them as its manual page says.
 
@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use abi::{Errno, Result, general as raw};
 
 use crate::base::user::{PATH_MAX, UserPtr, read_path};
-use crate::process::own_file;
+use crate::process::{own_file, own_open_file};
 use crate::vfs::path::{Context, walk};
 use crate::vfs::{File, FileType, Inode};
 
@@ -24,7 +24,6 @@ mod notify;
 mod open;
 mod rw;
 mod stat;
-mod transfer;
 mod xattr;
 
 pub use attr::*;
@@ -37,7 +36,6 @@ pub use notify::*;
 pub use open::*;
 pub use rw::*;
 pub use stat::*;
-pub use transfer::*;
 pub use xattr::*;
 
 /// Paths up to this length need no allocation.
@@ -97,8 +95,7 @@ pub(super) fn any_file(fd: u64) -> Result<Arc<File>> {
 /// The open file behind a descriptor argument; EBADF if it only names a place (O_PATH).
 #[inline]
 pub(super) fn file(fd: u64) -> Result<Arc<File>> {
-    let file = any_file(fd)?;
-    if file.flags() & raw::O_PATH != 0 { Err(Errno::EBADF) } else { Ok(file) }
+    own_open_file(fd as u32)
 }
 
 /// Flags of `*at` calls as flags of a walk. `follow` is what the call does without

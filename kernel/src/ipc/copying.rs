@@ -1,24 +1,29 @@
 //! Data from one file to another without a program's buffer: sendfile(2), splice(2), tee(2),
 //! vmsplice(2), copy_file_range(2).
 //!
-//! Neighbour: `ipc::splice` moves the data.
+//! Neighbour: `splice` moves the data.
 
 use alloc::sync::Arc;
 
 use abi::{Errno, Result, general as raw};
 
-use super::file;
+use super::pipe::{self, Pipe};
+use super::splice::{CHUNK, Cursor, between_pipes, buffer, drain, fill, repeat};
+use super::transfer::write_stream;
 use crate::base::io::{IoVec, MAX_TRANSFER, Sink, Source, read_iovec};
 use crate::base::user::UserPtr;
 use crate::fs::devfs;
 use crate::fs::pseudo::PseudoInode;
-use crate::ipc::pipe::{self, Pipe};
-use crate::ipc::splice::{CHUNK, Cursor, between_pipes, buffer, drain, fill, repeat};
-use crate::ipc::transfer::write_stream;
+use crate::process::own_open_file;
 use crate::vfs::{File, FileType};
 
 const SPLICE_FLAGS: u32 =
     raw::SPLICE_F_MOVE | raw::SPLICE_F_NONBLOCK | raw::SPLICE_F_MORE | raw::SPLICE_F_GIFT;
+
+fn check_flags(flags: u64) -> Result<u32> {
+    let flags = flags as u32;
+    if flags & !SPLICE_FLAGS != 0 { Err(Errno::EINVAL) } else { Ok(flags) }
+}
 
 /// EINVAL for a count that is negative where sizes have a sign.
 fn check_length(len: u64) -> Result<()> {
@@ -28,7 +33,7 @@ fn check_length(len: u64) -> Result<()> {
 /// sendfile(2).
 pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
     UserPtr::<u64>::new(offset).non_null().map(UserPtr::read).transpose()?;
-    let input = file(from)?;
+    let input = own_open_file(from as u32)?;
     input.check_readable()?;
     let is_stream = !input.is_seekable();
     let mut from = Cursor::new(input, offset)?;
@@ -37,7 +42,7 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
     if end.is_none_or(|end| end > i64::MAX as u64) {
         return Err(Errno::EINVAL);
     }
-    let output = file(to)?;
+    let output = own_open_file(to as u32)?;
     output.check_writable()?;
     if output.flags() & raw::O_APPEND != 0 {
         return Err(Errno::EINVAL);
@@ -90,7 +95,7 @@ pub fn copy_file_range(
     count: u64,
     flags: u64,
 ) -> Result<u64> {
-    let (input, output) = (file(from)?, file(to)?);
+    let (input, output) = (own_open_file(from as u32)?, own_open_file(to as u32)?);
     for offset in [from_offset, to_offset] {
         UserPtr::<u64>::new(offset).non_null().map(UserPtr::read).transpose()?;
     }
@@ -183,8 +188,8 @@ pub fn splice(
     if count == 0 {
         return Ok(0);
     }
-    let flags = super::check_flags(flags, SPLICE_FLAGS)?;
-    let (input, output) = (file(from_word)?, file(to_word)?);
+    let flags = check_flags(flags)?;
+    let (input, output) = (own_open_file(from_word as u32)?, own_open_file(to_word as u32)?);
     let at_once = |files: &[&File]| {
         flags & raw::SPLICE_F_NONBLOCK != 0 || files.iter().any(|f| f.is_nonblocking())
     };
@@ -255,11 +260,11 @@ fn seekable_cursor(file: Arc<File>, address: u64, count: u64) -> Result<Cursor> 
 
 /// tee(2): copies from pipe to pipe and removes nothing. Its waits end as splice's do.
 pub fn tee(from: u64, to: u64, count: u64, flags: u64) -> Result<u64> {
-    let flags = super::check_flags(flags, SPLICE_FLAGS)?;
+    let flags = check_flags(flags)?;
     if count == 0 {
         return Ok(0);
     }
-    let (input, output) = (file(from)?, file(to)?);
+    let (input, output) = (own_open_file(from as u32)?, own_open_file(to as u32)?);
     input.check_readable()?;
     output.check_writable()?;
     let from = pipe::of(&input).ok_or(Errno::EINVAL)?;
@@ -288,8 +293,8 @@ pub fn tee(from: u64, to: u64, count: u64, flags: u64) -> Result<u64> {
 /// vmsplice(2): a program's memory into a pipe, or out of one, by copying. It waits only until
 /// something can move: for data or room, for the other end to close, for a signal.
 pub fn vmsplice(fd: u64, vector: u64, count: u64, flags: u64) -> Result<u64> {
-    let flags = super::check_flags(flags, SPLICE_FLAGS)?;
-    let file = file(fd)?;
+    let flags = check_flags(flags)?;
+    let file = own_open_file(fd as u32)?;
     if file.check_writable().is_err() {
         file.check_readable()?;
     }
