@@ -6,6 +6,8 @@ use crate::{sc, tests};
 tests! { "handles": find_again, stale, refused }
 
 const AT_HANDLE_FID: i32 = 0x200;
+const AT_HANDLE_MNT_ID_UNIQUE: i32 = 1;
+const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
 
 /// `struct file_handle` with all the room there may be.
 #[repr(C)]
@@ -79,6 +81,13 @@ fn find_again() {
     opened(mount, &handle, O_RDONLY | O_DIRECTORY).fails(ENOTDIR);
     let mut id = Handle { bytes: 128, kind: 0, data: [0; 128] };
     ask(&file, AT_HANDLE_FID, &mut id).is(0);
+    // The number of the mount that no other gets, of 64 bits.
+    let (path, mut mount, mut of) = (c(&file), 0u64, [0u64; 32]);
+    let unique = AT_HANDLE_MNT_ID_UNIQUE;
+    sc!(SYS_name_to_handle_at, AT_FDCWD, path.as_ptr(), &raw mut id, &raw mut mount, unique).is(0);
+    sc!(SYS_statx, AT_FDCWD, path.as_ptr(), 0, STATX_MNT_ID_UNIQUE, of.as_mut_ptr()).is(0);
+    assert_eq!(of[0] & 0x5000, u64::from(STATX_MNT_ID_UNIQUE), "one of both: {:#x}", of[0]);
+    assert_eq!(of[18], mount);
 }
 
 /// What has gone is not found, however many handles were given and whatever was made since.

@@ -459,6 +459,9 @@ fn descriptor_info() {
     let lock = [F_WRLCK as u64 & 0xffff, 3, 4, 0];
     sc!(SYS_fcntl, file, F_SETLK, lock.as_ptr()).is(0);
     says(file, "lock:\t1: POSIX  ADVISORY  WRITE ");
+    sc!(SYS_flock, file, LOCK_SH).is(0);
+    says(file, "lock:\t1: FLOCK  ADVISORY  READ ");
+    says(file, "lock:\t2: POSIX  ADVISORY  WRITE ");
 }
 
 /// Whoever waits for /proc/mounts hears of mounts that come and go.

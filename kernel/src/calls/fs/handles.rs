@@ -38,9 +38,6 @@ const TO_OPEN: i32 = 1;
 const TO_COMPARE: i32 = 0x81;
 const NONE: i32 = 0xff;
 
-/// The handle need not be one to open by; linux-raw-sys names it as the bit it shares.
-const AT_HANDLE_FID: u32 = raw::AT_REMOVEDIR;
-
 /// name_to_handle_at(2).
 pub fn name_to_handle_at(
     dirfd: u64,
@@ -49,12 +46,13 @@ pub fn name_to_handle_at(
     mount_id: u64,
     flags: u64,
 ) -> Result<u64> {
-    let flags = check_flags(flags, raw::AT_SYMLINK_FOLLOW | raw::AT_EMPTY_PATH | AT_HANDLE_FID)?;
+    let walks = raw::AT_SYMLINK_FOLLOW | raw::AT_EMPTY_PATH;
+    let flags = check_flags(flags, walks | raw::AT_HANDLE_FID | raw::AT_HANDLE_MNT_ID_UNIQUE)?;
     let path = PathName::read_or_empty(path, flags)?;
     let context = Context::current();
     let location = resolve(&context, dirfd as i32, path.bytes(), walk_flags(flags, false))?;
     let handles = location.mount.file_system().handles();
-    if handles.is_none() && flags & AT_HANDLE_FID == 0 {
+    if handles.is_none() && flags & raw::AT_HANDLE_FID == 0 {
         return Err(Errno::EOPNOTSUPP);
     }
     let room = UserPtr::<Header>::new(handle).read()?.bytes;
@@ -71,7 +69,11 @@ pub fn name_to_handle_at(
         }
         None => TO_COMPARE,
     };
-    UserPtr::<i32>::new(mount_id).write(&(location.mount.id() as i32))?;
+    // A mount's number is never given to another: it is the one that lasts, too.
+    match flags & raw::AT_HANDLE_MNT_ID_UNIQUE {
+        0 => UserPtr::<i32>::new(mount_id).write(&(location.mount.id() as i32))?,
+        _ => UserPtr::<u64>::new(mount_id).write(&location.mount.id())?,
+    }
     UserPtr::<Header>::new(handle).write(&Header { bytes: BYTES, kind })?;
     if kind == NONE {
         return Err(Errno::EOVERFLOW);

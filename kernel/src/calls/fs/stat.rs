@@ -168,8 +168,13 @@ pub fn statx(
     hooks::inode_getattr((location.inode().as_ref(),))?;
     let of = location.inode().metadata()?;
     let mount_top = u64::from(raw::STATX_ATTR_MOUNT_ROOT);
+    // One number is both: no other mount gets it.
+    let mount_id = match mask & raw::STATX_MNT_ID_UNIQUE {
+        0 => raw::STATX_MNT_ID,
+        unique => unique,
+    };
     let statx = Statx {
-        mask: raw::STATX_BASIC_STATS | raw::STATX_MNT_ID,
+        mask: raw::STATX_BASIC_STATS | mount_id,
         blksize: of.block_size as u32,
         attributes: if location.is_mount_top() { mount_top } else { 0 },
         nlink: of.links as u32,
