@@ -299,10 +299,7 @@ fn what_a_pidfd_is() {
 
 /// A file system in memory of a test's own, in a name space of its own; where it is.
 fn own_mount() -> String {
-    if sc!(SYS_unshare, CLONE_NEWNS).is_ok() {
-        let private = MS_REC | MS_PRIVATE;
-        sc!(SYS_mount, c"none".as_ptr(), c"/".as_ptr(), 0, private, 0).is(0);
-    }
+    own_mounts();
     let dir = dir();
     let kind = c"tmpfs".as_ptr();
     sc!(SYS_mount, kind, c(&dir).as_ptr(), kind, 0, 0).is(0);

@@ -18,6 +18,9 @@ struct Handle {
     data: [u8; 128],
 }
 
+/// One that takes any.
+const ROOM: Handle = Handle { bytes: 128, kind: 0, data: [0; 128] };
+
 fn ask(path: &str, flags: i32, handle: &mut Handle) -> Result<usize, i32> {
     let mut mount = -1i32;
     let path = c(path);
@@ -25,7 +28,7 @@ fn ask(path: &str, flags: i32, handle: &mut Handle) -> Result<usize, i32> {
 }
 
 fn handle_of(path: &str) -> Handle {
-    let mut handle = Handle { bytes: 128, kind: 0, data: [0; 128] };
+    let mut handle = ROOM;
     ask(path, 0, &mut handle).is(0);
     assert!((1..=128).contains(&handle.bytes), "{}", handle.bytes);
     handle
@@ -42,7 +45,7 @@ fn find_again() {
     std::fs::create_dir(&folder).unwrap();
     std::os::unix::fs::symlink("f", &link).unwrap();
     let mount = open(&d, O_RDONLY).fd();
-    let mut short = Handle { bytes: 0, kind: 0, data: [0; 128] };
+    let mut short = Handle { bytes: 0, ..ROOM };
     ask(&file, 0, &mut short).fails(EOVERFLOW);
     let handle = handle_of(&file);
     assert_eq!(short.bytes, handle.bytes, "what it takes is told");
@@ -64,7 +67,7 @@ fn find_again() {
     close(inner);
     close(fd);
     // A link is itself, and what it leads to if asked.
-    let mut followed = Handle { bytes: 128, kind: 0, data: [0; 128] };
+    let mut followed = ROOM;
     std::fs::rename(format!("{folder}/g"), &file).unwrap();
     ask(&link, AT_SYMLINK_FOLLOW, &mut followed).is(0);
     assert_eq!(bytes(&followed), bytes(&handle));
@@ -79,7 +82,7 @@ fn find_again() {
     // The working directory is of the same file system, or of another.
     assert!(fd.is_ok() || fd == Err(ESTALE), "{fd:?}");
     opened(mount, &handle, O_RDONLY | O_DIRECTORY).fails(ENOTDIR);
-    let mut id = Handle { bytes: 128, kind: 0, data: [0; 128] };
+    let mut id = ROOM;
     ask(&file, AT_HANDLE_FID, &mut id).is(0);
     // The number of the mount that no other gets, of 64 bits.
     let (path, mut mount, mut of) = (c(&file), 0u64, [0u64; 32]);

@@ -20,10 +20,7 @@ fn change(path: &str, flags: i32, attributes: [u64; 4]) -> Result<usize, i32> {
 
 /// A file system of its own at this place, in a namespace of its own where there are such.
 fn mounted(path: &str) {
-    if sc!(SYS_unshare, CLONE_NEWNS).is_ok() {
-        let private = MS_REC | MS_PRIVATE;
-        sc!(SYS_mount, c"none".as_ptr(), c"/".as_ptr(), 0, private, 0).is(0);
-    }
+    own_mounts();
     fresh(path);
 }
 

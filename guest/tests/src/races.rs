@@ -188,10 +188,7 @@ fn no_cycles_by_renames() {
 /// A bind mount shows a directory; who stands in one that is moved out of it does not climb on.
 fn bind_mount_keeps_its_part() {
     // The host's mounts are its own; where there is one name space for all, the test has the VM.
-    if sc!(SYS_unshare, CLONE_NEWNS).is_ok() {
-        let private = MS_REC | MS_PRIVATE;
-        sc!(SYS_mount, c"none".as_ptr(), c"/".as_ptr(), 0, private, 0).is(0);
-    }
+    own_mounts();
     let d = dir();
     std::fs::create_dir_all(format!("{d}/shown/part/deep")).unwrap();
     std::fs::create_dir_all(format!("{d}/hidden")).unwrap();

@@ -238,6 +238,14 @@ pub fn shared() -> &'static [AtomicU32; 1024] {
     unsafe { &*(p as *const [AtomicU32; 1024]) }
 }
 
+/// Mounts that are only this process's own, where there are namespaces.
+pub fn own_mounts() {
+    if sc!(SYS_unshare, CLONE_NEWNS).is_ok() {
+        let private = MS_REC | MS_PRIVATE;
+        sc!(SYS_mount, c"none".as_ptr(), c"/".as_ptr(), 0, private, 0).is(0);
+    }
+}
+
 /// The words that fault handlers report in. They are mapped before a test begins: a mapping made
 /// later could land in the very hole whose fault a test wants to see.
 pub fn fault_words() -> &'static [AtomicU32; 1024] {

@@ -6,12 +6,25 @@
 //! taken for stands in the function's own head. Few calls need the registers, too (fork, exec,
 //! sigreturn): they take them first.
 
-use abi::Result;
+use abi::{Errno, Result};
 
 use crate::base::user::UserPtr;
 
 /// The program's registers, seen as a call's six arguments `a0()` to `a5()` (syscall(2)).
 pub use entry::PtRegs as Args;
+
+/// A word of flags; EINVAL for one outside `known`.
+pub fn check_flags(flags: u64, known: u32) -> Result<u32> {
+    let flags = flags as u32;
+    if flags & !known != 0 { Err(Errno::EINVAL) } else { Ok(flags) }
+}
+
+/// Flags of one kind as those of another, by a table of what each is there.
+#[must_use]
+pub fn translate(flags: u32, table: &[(u32, u32)]) -> u32 {
+    let named = table.iter().filter(|(from, _)| flags & from != 0);
+    named.fold(0, |all, (_, to)| all | to)
+}
 
 /// What an argument's word can be taken for. Narrow types take its low half, as Linux does.
 pub trait Argument {

@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::base::sync::Mutex;
 use crate::base::user::{UserPtr, read_extensible};
 use crate::process::current;
-use crate::process::own_file;
+use crate::process::{own_file, own_open_file};
 use crate::security::landlock::{Domain, Ruleset};
 use crate::security::{Capability, hooks};
 use crate::vfs::anon::AnonInode;
@@ -108,10 +108,7 @@ pub fn create_ruleset(address: u64, size: u64, flags: u32) -> Result<u64> {
 
 /// The ruleset behind a descriptor: EBADF without an open file, EBADFD if it is something else.
 fn ruleset<T>(fd: u64, with: impl FnOnce(&RulesetFile) -> Result<T>) -> Result<T> {
-    let file = own_file(fd as Fd)?;
-    if file.flags() & raw::O_PATH != 0 {
-        return Err(Errno::EBADF);
-    }
+    let file = own_open_file(fd as Fd)?;
     with(file.ops_as::<RulesetFile>().ok_or(Errno::EBADFD)?)
 }
 

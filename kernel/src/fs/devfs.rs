@@ -14,7 +14,7 @@ use super::tmpfs::{Limits, TmpFs};
 use crate::base::io::{Sink, Source};
 use crate::base::random;
 use crate::vfs::chrdev::{self, CharDevices, CharDriver, make_device};
-use crate::vfs::{File, FileOps, FileSystem, FileType, Inode, NewObject};
+use crate::vfs::{File, FileOps, FileSystem, FileType, Inode, MovedBy, NewObject};
 
 /// Major number of the devices of this file.
 const MEMORY_MAJOR: u32 = 1;
@@ -169,8 +169,8 @@ impl FileOps for Device {
         true
     }
 
-    fn has_positions(&self) -> bool {
-        false
+    fn moved_by(&self) -> MovedBy {
+        MovedBy::Nothing
     }
 
     fn ioctl(&self, _file: &File, command: u32, argument: u64) -> Result<u64> {

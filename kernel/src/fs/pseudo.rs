@@ -23,8 +23,8 @@ use crate::base::sync::Mutex;
 use crate::process::Process;
 use crate::vfs::path::Location;
 use crate::vfs::{
-    DirEntry, File, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, SetAttributes,
-    Statistics,
+    DirEntry, File, FileOps, FileSystem, FileType, Inode, InodeState, Metadata, MovedBy,
+    SetAttributes, Statistics,
 };
 
 /// Most bytes one write to such a file takes.
@@ -206,7 +206,7 @@ pub trait Content: Send + Sync {
     fn is_sequence(&self) -> bool {
         self.raw().is_none()
     }
-    /// As `FileOps::moves_when_written`.
+    /// Whether a write moves the position, as a read does.
     fn moves_when_written(&self) -> bool {
         true
     }
@@ -715,8 +715,11 @@ impl FileOps for PseudoFile {
         self.content().map_or(true, |content| !content.is_sequence())
     }
 
-    fn moves_when_written(&self) -> bool {
-        self.content().map_or(true, Content::moves_when_written)
+    fn moved_by(&self) -> MovedBy {
+        match self.content() {
+            Ok(content) if !content.moves_when_written() => MovedBy::Reads,
+            _ => MovedBy::ReadsAndWrites,
+        }
     }
 
     fn is_pollable(&self) -> bool {

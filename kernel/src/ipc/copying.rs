@@ -10,6 +10,7 @@ use abi::{Errno, Result, general as raw};
 use super::pipe::{self, Pipe};
 use super::splice::{CHUNK, Cursor, between_pipes, buffer, drain, fill, repeat};
 use super::transfer::write_stream;
+use crate::base::args::check_flags;
 use crate::base::io::{IoVec, MAX_TRANSFER, Sink, Source, read_iovec};
 use crate::base::user::UserPtr;
 use crate::fs::devfs;
@@ -19,11 +20,6 @@ use crate::vfs::{File, FileType};
 
 const SPLICE_FLAGS: u32 =
     raw::SPLICE_F_MOVE | raw::SPLICE_F_NONBLOCK | raw::SPLICE_F_MORE | raw::SPLICE_F_GIFT;
-
-fn check_flags(flags: u64) -> Result<u32> {
-    let flags = flags as u32;
-    if flags & !SPLICE_FLAGS != 0 { Err(Errno::EINVAL) } else { Ok(flags) }
-}
 
 /// EINVAL for a count that is negative where sizes have a sign.
 fn check_length(len: u64) -> Result<()> {
@@ -188,7 +184,7 @@ pub fn splice(
     if count == 0 {
         return Ok(0);
     }
-    let flags = check_flags(flags)?;
+    let flags = check_flags(flags, SPLICE_FLAGS)?;
     let (input, output) = (own_open_file(from_word as u32)?, own_open_file(to_word as u32)?);
     let at_once = |files: &[&File]| {
         flags & raw::SPLICE_F_NONBLOCK != 0 || files.iter().any(|f| f.is_nonblocking())
@@ -260,7 +256,7 @@ fn seekable_cursor(file: Arc<File>, address: u64, count: u64) -> Result<Cursor> 
 
 /// tee(2): copies from pipe to pipe and removes nothing. Its waits end as splice's do.
 pub fn tee(from: u64, to: u64, count: u64, flags: u64) -> Result<u64> {
-    let flags = check_flags(flags)?;
+    let flags = check_flags(flags, SPLICE_FLAGS)?;
     if count == 0 {
         return Ok(0);
     }
@@ -293,7 +289,7 @@ pub fn tee(from: u64, to: u64, count: u64, flags: u64) -> Result<u64> {
 /// vmsplice(2): a program's memory into a pipe, or out of one, by copying. It waits only until
 /// something can move: for data or room, for the other end to close, for a signal.
 pub fn vmsplice(fd: u64, vector: u64, count: u64, flags: u64) -> Result<u64> {
-    let flags = check_flags(flags)?;
+    let flags = check_flags(flags, SPLICE_FLAGS)?;
     let file = own_open_file(fd as u32)?;
     if file.check_writable().is_err() {
         file.check_readable()?;

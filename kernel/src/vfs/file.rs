@@ -15,7 +15,7 @@ use machine::sync::SpinLock;
 
 use super::path::Location;
 use super::permission::drop_privileges;
-use super::{FileOps, Inode, hooks, inotify, leases, locks};
+use super::{FileOps, Inode, MovedBy, hooks, inotify, leases, locks};
 use crate::base::accounts::{Counted, ObjectKind};
 use crate::base::poll::PollTable;
 use crate::base::sync::Mutex;
@@ -51,13 +51,12 @@ pub struct File {
     pub location: Option<Location>,
     /// open(2)'s flags: access mode, and the status flags that fcntl(2) can change.
     flags: AtomicU32,
-    /// What the access mode allows, whether there is a position, and whether it ever moves: these
-    /// never change.
+    /// What the access mode allows, whether there is a position, and what moves it: these never
+    /// change.
     can_read: bool,
     can_write: bool,
     is_seekable: bool,
-    has_positions: bool,
-    moves_when_written: bool,
+    moved_by: MovedBy,
     /// Position of seekable files.
     pub position: Mutex<u64>,
     /// Identity, for epoll and record locks.
@@ -145,8 +144,7 @@ impl File {
             can_read: !is_path && (mode == raw::O_RDONLY || mode == raw::O_RDWR),
             can_write: !is_path && (mode == raw::O_WRONLY || mode == raw::O_RDWR),
             is_seekable: ops.is_seekable(),
-            has_positions: ops.has_positions(),
-            moves_when_written: ops.moves_when_written(),
+            moved_by: ops.moved_by(),
             ops,
             location,
             flags: AtomicU32::new(flags & !(raw::O_CREAT | raw::O_EXCL | raw::O_CLOEXEC)),
@@ -244,16 +242,16 @@ impl File {
         self.is_seekable
     }
 
-    /// Whether that position ever moves ([`FileOps::has_positions`]).
+    /// Whether that position ever moves.
     #[inline(always)]
     pub fn has_positions(&self) -> bool {
-        self.has_positions
+        self.moved_by != MovedBy::Nothing
     }
 
-    /// Whether writing moves it, too ([`FileOps::moves_when_written`]).
+    /// Whether writing moves it, too.
     #[inline(always)]
     pub fn moves_when_written(&self) -> bool {
-        self.has_positions && self.moves_when_written
+        self.moved_by == MovedBy::ReadsAndWrites
     }
 
     /// EBADF unless it was opened for reading.
@@ -299,7 +297,9 @@ impl Drop for File {
         hooks::file_release((self,));
         let ops = self.ops.clone();
         // Its own end is nothing to be signalled about.
-        drop(self.notice.get_mut().take());
+        if self.notice.get_mut().take().is_some() {
+            inotify::end_signals(self);
+        }
         for watcher in core::mem::take(self.watchers.get_mut()) {
             if let Some(watcher) = watcher.upgrade() {
                 watcher.file_closed();
@@ -309,7 +309,6 @@ impl Drop for File {
         locks::file_closed(self.id, || self.inode());
         leases::file_closed(self);
         if inotify::is_active() {
-            inotify::end_signals(self);
             self.report_close();
         }
     }

@@ -21,6 +21,7 @@ use super::anon::AnonInode;
 use super::dentry::Dentry;
 use super::leases::Holder;
 use super::{File, FileOps, FileType, Inode};
+use crate::base::args::translate;
 use crate::base::io::Sink;
 use crate::base::poll::{PollTable, events};
 use crate::base::sync::WaitQueue;
@@ -242,12 +243,11 @@ impl Inotify {
             watch.mask = old | mask & kept;
             return Ok(watch.wd);
         }
-        if ACTIVE.load(Ordering::Relaxed) >= WATCHES_MAX || list.try_reserve(1).is_err() {
-            return Err(Errno::ENOSPC);
-        }
-        let wd = self.next.fetch_add(1, Ordering::Relaxed);
-        list.push(Watch { wd, mask: mask & kept, told: Told::Instance(self.this.clone()) });
-        ACTIVE.fetch_add(1, Ordering::Relaxed);
+        let wd = add(&mut list, || Watch {
+            wd: self.next.fetch_add(1, Ordering::Relaxed),
+            mask: mask & kept,
+            told: Told::Instance(self.this.clone()),
+        })?;
         self.state.lock().watched.insert(wd, dentry.clone());
         Ok(wd)
     }
@@ -320,8 +320,7 @@ const SIGNALLED: [(u32, u32); 6] = [
 /// The events that an argument of F_NOTIFY asks for.
 #[must_use]
 pub fn signalled_events(wanted: u32) -> u32 {
-    let asked = SIGNALLED.iter().filter(|(bit, _)| wanted & bit != 0);
-    asked.fold(0, |mask, (_, events)| mask | events)
+    translate(wanted, &SIGNALLED)
 }
 
 /// Has `holder` told of these events in an open directory, once or (`again`) each time, beside what
@@ -331,15 +330,13 @@ pub fn signal(file: &File, mask: u32, again: bool, holder: Weak<dyn Holder>) -> 
     let mut list = inode.state().watches().0.lock();
     if let Some(watch) = list.iter_mut().find(|watch| watch.is_of_file(file.id)) {
         watch.mask |= mask;
-        watch.mask &= if again { !raw::IN_ONESHOT } else { u32::MAX };
+        if again {
+            watch.mask &= !raw::IN_ONESHOT;
+        }
         return Ok(());
     }
-    if ACTIVE.load(Ordering::Relaxed) >= WATCHES_MAX || list.try_reserve(1).is_err() {
-        return Err(Errno::ENOSPC);
-    }
     let once = if again { 0 } else { raw::IN_ONESHOT };
-    list.push(Watch { wd: 0, mask: mask | once, told: Told::Directory(file.id, holder) });
-    ACTIVE.fetch_add(1, Ordering::Relaxed);
+    add(&mut list, || Watch { wd: 0, mask: mask | once, told: Told::Directory(file.id, holder) })?;
     Ok(())
 }
 
@@ -348,6 +345,19 @@ pub fn end_signals(file: &File) {
     if is_active() {
         forget(&file.inode(), |watch| watch.is_of_file(file.id));
     }
+}
+
+/// Adds a watch to those of an object, and gives its descriptor; ENOSPC beyond the most there may
+/// be.
+fn add(list: &mut Vec<Watch>, make: impl FnOnce() -> Watch) -> Result<i32> {
+    if ACTIVE.load(Ordering::Relaxed) >= WATCHES_MAX || list.try_reserve(1).is_err() {
+        return Err(Errno::ENOSPC);
+    }
+    let watch = make();
+    let wd = watch.wd;
+    list.push(watch);
+    ACTIVE.fetch_add(1, Ordering::Relaxed);
+    Ok(wd)
 }
 
 /// Removes watches of one object.

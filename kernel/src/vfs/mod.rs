@@ -284,6 +284,17 @@ pub trait Inode: Send + Sync + Any {
     fn as_any(&self) -> &dyn Any;
 }
 
+/// What moves the position of a seekable file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MovedBy {
+    /// It stays 0: of devices like /dev/null it does not matter where they are read.
+    Nothing,
+    /// Settings of a process are written as a whole, wherever the file stands (proc_pid_comm(5)).
+    Reads,
+    /// Whatever moves data.
+    ReadsAndWrites,
+}
+
 /// Objects that are found again by their numbers, and the names that these were asked for by.
 pub type Handles = Remembered<dyn Inode, dentry::Dentry>;
 
@@ -366,15 +377,9 @@ pub trait FileOps: Send + Sync + Any {
     fn is_seekable(&self) -> bool {
         false
     }
-    /// Whether it matters where a seekable file is read: of devices like /dev/null it does not, and
-    /// their position stays 0.
-    fn has_positions(&self) -> bool {
-        true
-    }
-    /// Whether a write moves the position, if a read does: settings of a process are written as a
-    /// whole, wherever the file stands (proc_pid_comm(5)).
-    fn moves_when_written(&self) -> bool {
-        true
+    /// What moves its position, if it has one.
+    fn moved_by(&self) -> MovedBy {
+        MovedBy::ReadsAndWrites
     }
     /// Whether sendfile(2) and splice(2) take data from it.
     fn gives_pieces(&self) -> bool {

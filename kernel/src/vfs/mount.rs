@@ -212,6 +212,18 @@ impl Table {
     fn children(&self, parent: &Mount) -> impl Iterator<Item = &Arc<Mount>> {
         self.covering.range((parent.id, 0)..=(parent.id, u64::MAX)).map(|(_, mount)| mount)
     }
+
+    /// A mount and all that are mounted below it, parents first.
+    fn tree(&self, top: &Arc<Mount>) -> Vec<Arc<Mount>> {
+        let mut tree = Vec::from([top.clone()]);
+        let mut index = 0;
+        while index < tree.len() {
+            let parent = tree[index].clone();
+            tree.extend(self.children(&parent).cloned());
+            index += 1;
+        }
+        tree
+    }
 }
 
 /// What a file system is known by: its address, while a mount shows it.
@@ -358,14 +370,8 @@ pub fn remount(at: &Location, flags: u32) -> Result<()> {
     if !at.is_mount_top() {
         return Err(Errno::EINVAL);
     }
-    let old = at.mount.flags.swap(flags & KEPT_FLAGS, Ordering::SeqCst);
-    let becomes_read_only = flags & !old & raw::MS_RDONLY != 0;
-    if becomes_read_only && has_writers(&at.mount, flags & raw::MS_BIND == 0) {
-        at.mount.flags.store(old, Ordering::SeqCst);
-        return Err(Errno::EBUSY);
-    }
-    changed();
-    Ok(())
+    let everywhere = flags & raw::MS_BIND == 0;
+    set_flags(core::slice::from_ref(&at.mount), |_| flags & KEPT_FLAGS, everywhere)
 }
 
 /// Takes flags from and gives flags to the mount whose top `at` is, or (`below`) to all that are
@@ -375,22 +381,24 @@ pub fn change_flags(at: &Location, taken: u32, given: u32, below: bool) -> Resul
     if !at.is_mount_top() {
         return Err(Errno::EINVAL);
     }
-    let mut mounts = Vec::from([at.mount.clone()]);
-    let table = TABLE.lock();
-    let mut index = 0;
-    while below && index < mounts.len() {
-        let children: Vec<_> = table.children(&mounts[index]).cloned().collect();
-        mounts.extend(children);
-        index += 1;
-    }
-    drop(table);
+    let mounts = match below {
+        true => TABLE.lock().tree(&at.mount),
+        false => Vec::from([at.mount.clone()]),
+    };
+    set_flags(&mounts, |flags| flags & !taken | given, false)
+}
+
+/// Changes the flags of mounts, of all or of none: EBUSY where somebody may write to what becomes
+/// read-only, by that mount or (`everywhere`) by any of its file system.
+fn set_flags(mounts: &[Arc<Mount>], of: impl Fn(u32) -> u32, everywhere: bool) -> Result<()> {
     let mut old = Vec::with_capacity(mounts.len());
-    for mount in &mounts {
-        let change = |flags: u32| Some(flags & !taken | given);
-        let before = mount.flags.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change);
-        let before = before.unwrap_or_else(|flags| flags);
+    for mount in mounts {
+        let change = |flags| Some(of(flags));
+        let (Ok(before) | Err(before)) =
+            mount.flags.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change);
         old.push(before);
-        if given & !before & raw::MS_RDONLY != 0 && has_writers(mount, false) {
+        let becomes_read_only = of(before) & !before & raw::MS_RDONLY != 0;
+        if becomes_read_only && has_writers(mount, everywhere) {
             let restored = mounts.iter().zip(&old);
             restored.for_each(|(mount, flags)| mount.flags.store(*flags, Ordering::SeqCst));
             return Err(Errno::EBUSY);
@@ -421,16 +429,10 @@ pub fn unmount(at: &Location, detach: bool) -> Result<()> {
     if Arc::strong_count(&at.mount.root) > 2 || Arc::strong_count(&at.mount) > 3 {
         dentry::shrink();
     }
-    let mut gone = Vec::from([at.mount.clone()]);
     let moves = dentry::lock_moves();
     let change = Move::begin();
     let mut table = TABLE.lock();
-    let mut index = 0;
-    while index < gone.len() {
-        let parent = gone[index].clone();
-        gone.extend(table.children(&parent).cloned());
-        index += 1;
-    }
+    let mut gone = table.tree(&at.mount);
     // In use: the caller's location, `gone`, and the two of the table are four.
     if !detach && (gone.len() > 1 || Arc::strong_count(&at.mount) > 4) {
         return Err(Errno::EBUSY);

@@ -41,6 +41,14 @@ pub const PATH_FLAGS: u32 = raw::O_DIRECTORY | raw::O_NOFOLLOW | raw::O_PATH | r
 /// The bit of O_TMPFILE that is not O_DIRECTORY.
 const TMPFILE_BIT: u32 = raw::O_TMPFILE & !raw::O_DIRECTORY;
 
+/// Those flags that open(2) takes of a program's: it ignores what it does not know, and what does
+/// not go with O_PATH.
+#[must_use]
+pub fn taken_flags(flags: u32) -> u32 {
+    let flags = flags & KNOWN_FLAGS | raw::O_LARGEFILE;
+    if flags & raw::O_PATH != 0 { flags & PATH_FLAGS } else { flags }
+}
+
 /// How to open.
 #[derive(Clone, Copy, Debug)]
 pub struct How {

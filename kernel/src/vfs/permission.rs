@@ -18,8 +18,24 @@ pub const EXECUTE: u32 = 1;
 /// EACCES unless `who` has every permission of `wanted`.
 #[inline]
 pub fn check(inode: &dyn Inode, wanted: u32, who: &Subject) -> Result<()> {
-    let overrides = who.capable(Capability::DacOverride)
-        && (wanted & EXECUTE == 0 || inode.file_type() == FileType::Directory);
+    check_as(inode, wanted, who, || inode.file_type() == FileType::Directory)
+}
+
+/// As [`check`] for search permission of what is known to be a directory.
+#[inline]
+pub fn check_search(directory: &dyn Inode, who: &Subject) -> Result<()> {
+    check_as(directory, EXECUTE, who, || true)
+}
+
+#[inline(always)]
+fn check_as(
+    inode: &dyn Inode,
+    wanted: u32,
+    who: &Subject,
+    is_directory: impl FnOnce() -> bool,
+) -> Result<()> {
+    let overrides =
+        who.capable(Capability::DacOverride) && (wanted & EXECUTE == 0 || is_directory());
     if !overrides {
         match check_metadata(&inode.metadata()?, wanted, who) {
             Err(Errno::EACCES) if inode.is_own() => {}
@@ -27,15 +43,6 @@ pub fn check(inode: &dyn Inode, wanted: u32, who: &Subject) -> Result<()> {
         }
     }
     hooks::inode_permission((who, inode, wanted))
-}
-
-/// As [`check`] for search permission of what is known to be a directory.
-#[inline]
-pub fn check_search(directory: &dyn Inode, who: &Subject) -> Result<()> {
-    if who.capable(Capability::DacOverride) {
-        return hooks::inode_permission((who, directory, EXECUTE));
-    }
-    check(directory, EXECUTE, who)
 }
 
 /// Changes attributes of an object, as far as policies let the caller. Whether the mode bits and

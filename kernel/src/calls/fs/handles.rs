@@ -10,7 +10,7 @@ use crate::base::user::UserPtr;
 use crate::process::{current, give_file};
 use crate::security::Capability;
 use crate::vfs::dentry::Dentry;
-use crate::vfs::open::{KNOWN_FLAGS, PATH_FLAGS, open_known};
+use crate::vfs::open::{open_known, taken_flags};
 use crate::vfs::path::{Context, Location, resolve};
 
 /// `struct file_handle` before its bytes.
@@ -116,10 +116,7 @@ pub fn open_by_handle_at(mount: i32, handle: u64, flags: u32) -> Result<u64> {
     let dentry = dentry.filter(|dentry| !dentry.is_unlinked());
     let dentry = dentry.unwrap_or_else(|| Dentry::detached(inode, b"/"));
     let location = Location::new(mount, dentry);
-    let mut flags = flags & KNOWN_FLAGS & !raw::O_CREAT | raw::O_LARGEFILE;
-    if flags & raw::O_PATH != 0 {
-        flags &= PATH_FLAGS;
-    }
+    let flags = taken_flags(flags & !raw::O_CREAT);
     let file = open_known(&context, location, flags)?;
     give_file(file, flags & raw::O_CLOEXEC != 0)
 }

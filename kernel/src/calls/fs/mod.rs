@@ -7,8 +7,10 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use abi::{Errno, Result, general as raw};
+use abi::{Result, general as raw};
 
+use crate::base::args::check_flags;
+use crate::base::names::find;
 use crate::base::user::{PATH_MAX, UserPtr, read_path};
 use crate::process::{own_file, own_open_file};
 use crate::vfs::path::{Context, walk};
@@ -60,7 +62,7 @@ impl PathName {
             let step = (INLINE_PATH - len).min(to_page_end).min(40);
             let chunk = &mut bytes[len..len + step];
             UserPtr::<u8>::new(at).read_bytes(chunk)?;
-            if let Some(end) = crate::base::names::find(chunk, 0) {
+            if let Some(end) = find(chunk, 0) {
                 return Ok(PathName::Inline(bytes, len + end));
             }
             len += step;
@@ -110,12 +112,6 @@ pub(super) fn walk_flags(at_flags: u32, follow: bool) -> u32 {
         flags |= walk::EMPTY;
     }
     flags
-}
-
-/// EINVAL for flags outside `known`.
-pub(super) fn check_flags(flags: u64, known: u32) -> Result<u32> {
-    let flags = flags as u32;
-    if flags & !known != 0 { Err(Errno::EINVAL) } else { Ok(flags) }
 }
 
 /// The process's context and a path argument resolved in it.

@@ -7,6 +7,7 @@ use machine::frame::PAGE_SIZE;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{CWD, resolve_at};
+use crate::base::args::translate;
 use crate::base::user::{PATH_MAX, UserPtr, read_c_string, read_extensible};
 use crate::process::all_processes;
 use crate::process::current;
@@ -181,12 +182,8 @@ impl MountAttributes {
             let is_wrong = clear & raw::MOUNT_ATTR_IDMAP != 0;
             return Err(if is_wrong { Errno::EINVAL } else { Errno::EBADF });
         }
-        let of = |bits: u32| {
-            let named = ATTRIBUTES.iter().filter(|(bit, _)| bits & bit != 0);
-            named.fold(0, |flags, (_, flag)| flags | flag)
-        };
-        let taken = of(clear) | times.map_or(0, |_| ACCESS_TIMES);
-        Ok((taken, of(set) | times.unwrap_or(0)))
+        let taken = translate(clear, &ATTRIBUTES) | times.map_or(0, |_| ACCESS_TIMES);
+        Ok((taken, translate(set, &ATTRIBUTES) | times.unwrap_or(0)))
     }
 }
 

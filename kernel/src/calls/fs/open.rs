@@ -12,7 +12,7 @@ use super::{PathName, any_file};
 use crate::base::user::{UserPtr, read_c_string};
 use crate::fs::memfd;
 use crate::process::{Own, Thread, current, give_file, own};
-use crate::vfs::open::{How, KNOWN_FLAGS, PATH_FLAGS, open as open_path};
+use crate::vfs::open::{How, KNOWN_FLAGS, PATH_FLAGS, open as open_path, taken_flags};
 use crate::vfs::path::{self, Context, FsContext, walk};
 use crate::vfs::{Fd, hooks};
 
@@ -42,11 +42,7 @@ pub fn creat(path: u64, mode: u32) -> Result<u64> {
 }
 
 fn open_fd(dirfd: i32, path: u64, flags: u32, mode: u32) -> Result<u64> {
-    // Unknown flags are ignored here (open(2)).
-    let mut flags = flags & KNOWN_FLAGS | raw::O_LARGEFILE;
-    if flags & raw::O_PATH != 0 {
-        flags &= PATH_FLAGS;
-    }
+    let flags = taken_flags(flags);
     check_together(flags)?;
     let path = PathName::read(path)?;
     finish(dirfd, &path, &How { flags, mode: mode & 0o7777, walk: 0 })

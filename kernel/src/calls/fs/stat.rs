@@ -6,6 +6,7 @@ use abi::{Errno, Result, general as raw};
 use zerocopy::{Immutable, IntoBytes};
 
 use super::{CWD, PathName, any_file, resolve_at, walk_flags};
+use crate::base::args::translate;
 use crate::base::user::UserPtr;
 use crate::security::{Credentials, Subject};
 use crate::vfs::anon::AnonInode;
@@ -298,9 +299,8 @@ fn write_statfs(inode: &Arc<dyn Inode>, mount_flags: u32, at: u64) -> Result<u64
     let same = raw::MS_RDONLY | raw::MS_NOSUID | raw::MS_NODEV | raw::MS_NOEXEC | raw::MS_NOATIME;
     let same = same | raw::MS_NODIRATIME;
     hooks::sb_statfs((inode.as_ref(),))?;
-    let own = [(raw::MS_RELATIME, RELATIME), (raw::MS_NOSYMFOLLOW, NOSYMFOLLOW)];
     let own =
-        own.iter().filter(|(flag, _)| mount_flags & flag != 0).fold(0, |all, (_, own)| all | own);
+        translate(mount_flags, &[(raw::MS_RELATIME, RELATIME), (raw::MS_NOSYMFOLLOW, NOSYMFOLLOW)]);
     let mut of = inode.file_system().statistics();
     if let Some(anon) = inode.as_any().downcast_ref::<AnonInode>() {
         // Linux has a file system for each of these.

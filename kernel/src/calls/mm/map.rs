@@ -15,7 +15,7 @@ use crate::exec::READ_IMPLIES_EXEC;
 use crate::fs::pseudo::PseudoInode;
 use crate::mm::{Backing, MMAP_MIN, Mm, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::Process;
-use crate::process::current;
+use crate::process::{current, own_open_file};
 use crate::security::{Resource, UNLIMITED, subject_hooks};
 use crate::vfs::page_cache::{MAX_FILE_SIZE, PageCache};
 use crate::vfs::{File, hooks};
@@ -90,7 +90,7 @@ pub fn mmap(
     }
     let process = &current().process;
     let is_anonymous = flags & raw::MAP_ANONYMOUS != 0;
-    let file = if is_anonymous { None } else { Some(open_file(process, fd)?) };
+    let file = if is_anonymous { None } else { Some(own_open_file(fd)?) };
     if flags & raw::MAP_HUGETLB != 0 {
         return Err(huge_page_error(flags, is_anonymous));
     }
@@ -125,12 +125,6 @@ pub fn mmap(
         cache.add_mapper(mm.clone());
     }
     map_area(process, &mm, hint, len, flags, vma)
-}
-
-/// The file to map; EBADF if the descriptor only names a place.
-fn open_file(process: &Process, fd: u32) -> Result<Arc<File>> {
-    let file = process.files().get(fd)?;
-    if file.flags() & raw::O_PATH != 0 { Err(Errno::EBADF) } else { Ok(file) }
 }
 
 /// There are no huge pages set aside: what Linux answers then (mmap(2), MAP_HUGETLB).
