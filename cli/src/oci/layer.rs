@@ -3,8 +3,9 @@
 //! Why it is hard: a layer is an archive that anybody may have made. What no image needs is
 //! refused, and the error names the layer, the entry and the reason: names with `..`, links whose
 //! folders lead out of the image, hard links to what is not there, and archives that unpack to far
-//! more than they are. Device nodes are left out, and that is told: /dev is the kernel's. What an archive says about itself (the length of a name, of a
-//! header) is read within a budget, so that it cannot fill memory either.
+//! more than they are. Device nodes are left out, and that is told: /dev is the kernel's. What an
+//! archive says about itself (the length of a name, of a header) is read within a budget, so that
+//! it cannot fill memory either.
 //!
 //! A layer takes away with whiteouts: a file `.wh.NAME` removes NAME of the layers below, and
 //! `.wh..wh..opq` everything of theirs in its folder (OCI image specification, "layer.md").
