@@ -170,5 +170,16 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Failure>
         File::options().write(true).create(true).truncate(true).mode(0o600).open(&unfinished);
     let written = opened.and_then(|mut file| file.write_all(bytes));
     let renamed = written.and_then(|()| std::fs::rename(&unfinished, path));
-    renamed.map_err(Failure::at(Doing::Write, path))
+    renamed.map_err(|error| {
+        // Half a file takes what space there is.
+        let _ = std::fs::remove_file(&unfinished);
+        Failure::at(Doing::Write, path)(error)
+    })
+}
+
+/// The same for what is only there to be quicker the next time: that it cannot be kept is told, and
+/// no reason to fail. Whether it is kept.
+pub(crate) fn keep(path: &Path, bytes: &[u8]) -> bool {
+    let kept = write_atomically(path, bytes);
+    kept.inspect_err(|failure| say!("limen: not kept for the next time: {failure}")).is_ok()
 }

@@ -141,6 +141,13 @@ fn name(process: &Process) -> Vec<u8> {
     name.into_iter().take_while(|&byte| byte != 0).collect()
 }
 
+/// What most of a crowd are called.
+fn most_common(names: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
+    let mut counts: BTreeMap<Vec<u8>, usize> = BTreeMap::new();
+    names.for_each(|name| *counts.entry(name).or_default() += 1);
+    counts.into_iter().max_by_key(|(_, count)| *count).map(|(name, _)| name).unwrap_or_default()
+}
+
 /// Whom to kill: one process, or a crowd. Logs the choice.
 fn choose() -> Option<Vec<Arc<Process>>> {
     let (all, _) = machine::frame::usage();
@@ -172,12 +179,16 @@ fn choose() -> Option<Vec<Arc<Process>>> {
         && pages < all as u64 / 8
         && together > 2 * pages
     {
+        let is_member = |p: &Arc<Process>| p.group() == group && p.pid != 1;
+        let victims: Vec<_> = processes.into_iter().filter(is_member).collect();
+        let name = most_common(victims.iter().map(|process| name(process)));
         machine::log!(
-            "out of memory: killed process group {group}, {members} processes, {} KiB",
+            "warning: out of memory: killed {} and the others of process group {group}, {members} \
+             processes, {} KiB",
+            name.escape_ascii(),
             together * 4
         );
-        let is_member = |p: &Arc<Process>| p.group() == group && p.pid != 1;
-        return Some(processes.into_iter().filter(is_member).collect());
+        return Some(victims);
     }
     let name = name(&process);
     machine::log!(

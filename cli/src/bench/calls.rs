@@ -22,6 +22,7 @@ use crate::Error;
 use crate::args::BenchArgs;
 use crate::linux::{self, Linux};
 use crate::paths;
+use crate::progress::Steps;
 
 /// QEMU's models of CPUs with different holes: all of them, those that Meltdown has no part in, and
 /// AMD's.
@@ -59,9 +60,10 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let words: &[&str] = if args.tiny { &["--calls", "--tiny"] } else { &["--calls"] };
     let work = Work { program: &program, words, extra: super::machine::Extra::default() };
     let linux = if args.no_linux { None } else { Some(linux::find(args.linux.as_deref())?) };
+    let mut steps = Steps::of(CPUS.len() * (1 + usize::from(linux.is_some())));
     let pairs = CPUS
         .into_iter()
-        .map(|cpu| measure(args, cpu, &work, linux.as_ref()))
+        .map(|cpu| measure(args, cpu, &work, linux.as_ref(), &mut steps))
         .collect::<Result<Vec<_>, _>>()?;
     let worst = worst(&pairs);
     match args.json {
@@ -76,12 +78,16 @@ fn measure(
     cpu: &'static str,
     work: &Work<'_>,
     linux: Option<&Linux>,
+    steps: &mut Steps,
 ) -> Result<Pair, Error> {
-    say!("{cpu}");
+    steps.begin(&format!("Limen, {cpu}"));
     let kernel = paths::kernel_image(args.kernel.as_deref())?;
     let machine = Machine::of(&kernel, cpu, MEMORY_MIB, LIMIT)?;
     let limen = column(&machine.limen(work, Clock::Counted)?)?;
-    let run = |linux| column(&machine.linux(linux, "", work, Clock::Counted)?);
+    let run = |linux: &Linux| {
+        steps.begin(&format!("Linux {}, {cpu}", linux.name));
+        column(&machine.linux(linux, "", work, Clock::Counted)?)
+    };
     Ok(Pair { cpu, limen, linux: linux.map(run).transpose()? })
 }
 

@@ -16,6 +16,7 @@ use super::kernel::{Bench, Column};
 use super::table;
 use crate::Error;
 use crate::args::BenchArgs;
+use crate::progress::Steps;
 
 /// What is asked of the kernel; the first is what the others are compared with.
 const MODES: [&str; 4] = ["cfi=off", "cfi=kcfi", "cfi=opt", "cfi=opt,norand"];
@@ -37,8 +38,9 @@ struct Mode {
 pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let mut bench = Bench::new(args)?;
     let mut modes = Vec::new();
+    let mut steps = Steps::of(MODES.len());
     for mode in MODES {
-        say!("{mode}");
+        steps.begin(mode);
         let (column, log) = bench.limen_with(&format!("{mode},debug"))?;
         let pass = pass_instructions(&log).ok_or("the kernel did not say what its pass costs")?;
         modes.push(Mode { column, pass });

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::kernel::{Bench, Column};
 use crate::Error;
 use crate::args::BenchArgs;
-use crate::linux;
+use crate::progress::Steps;
 
 /// Limen's settings; the first two are compared.
 const LIMEN: [&str; 6] = [
@@ -45,23 +45,18 @@ struct Setting {
 /// Measures and prints. Status 1 if the slow path is dearer than it may be.
 pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let mut bench = Bench::for_border(args)?;
+    let linux = super::linux_beside(args);
+    let mut steps = Steps::of(LIMEN.len() + linux.as_ref().map_or(0, |_| LINUX.len()));
     let mut settings = Vec::new();
     for append in LIMEN {
-        say!("Limen {append}");
+        steps.begin(&format!("Limen {append}"));
         let (column, _) = bench.limen_with(append)?;
         settings.push(setting(format!("Limen {append}"), &column));
     }
-    if !args.no_linux {
-        match linux::find(args.linux.as_deref()) {
-            Ok(linux) => {
-                for append in LINUX {
-                    say!("Linux {append}");
-                    let column = bench.linux(&linux, append)?;
-                    settings.push(setting(format!("Linux {append}"), &column));
-                }
-            }
-            Err(error) => say!("limen: {error}"),
-        }
+    for (linux, append) in linux.iter().flat_map(|linux| LINUX.map(|append| (linux, append))) {
+        steps.begin(&format!("Linux {append}"));
+        let column = bench.linux(linux, append)?;
+        settings.push(setting(format!("Linux {append}"), &column));
     }
     let slow = slow_ratio(&settings).ok_or("the bench did not say what getpid costs")?;
     let met = slow <= SLOW_MAX;

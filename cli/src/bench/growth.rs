@@ -22,6 +22,7 @@ use super::plot;
 use super::rig::Clock;
 use crate::args::BenchArgs;
 use crate::linux::{self, Linux};
+use crate::progress::Steps;
 use crate::{Error, paths};
 
 const PACKAGE: &str = "limen-guest-growth";
@@ -75,14 +76,15 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         words: &words,
         boots: args.rows.as_ref().is_none_or(|rows| BOOT.contains(rows.as_str())),
     };
-    let limen = bench.limen()?;
+    let linux = if args.no_linux { None } else { Some(linux::find(args.linux.as_deref())?) };
+    let mut steps = Steps::of(bench.runs() * (1 + usize::from(linux.is_some())));
+    let limen = bench.limen(&mut steps)?;
     if limen.is_empty() {
         let word = args.rows.as_deref().unwrap_or_default();
         return Err(crate::usage(format!("--rows {word}: no row of bench growth has this word")));
     }
-    let linux = if args.no_linux { None } else { Some(linux::find(args.linux.as_deref())?) };
     let linux_name = linux.as_ref().map(|linux| linux.name.clone());
-    let linux = linux.map(|linux| bench.linux(&linux)).transpose()?;
+    let linux = linux.map(|linux| bench.linux(&linux, &mut steps)).transpose()?;
     let table = join(limen, linux)?;
     if let Some(svg) = &args.svg {
         plot::growth(svg, &panels(&table), "Limen", linux_name.as_deref().unwrap_or("Linux"))?;
@@ -138,8 +140,13 @@ struct Growth<'a> {
 }
 
 impl Growth<'_> {
-    fn limen(&mut self) -> Result<Rows, Error> {
-        self.all(|machine, work| {
+    /// How many each kernel takes.
+    fn runs(&self) -> usize {
+        if self.boots { 1 + MEMORIES_MIB.len() } else { 1 }
+    }
+
+    fn limen(&mut self, steps: &mut Steps) -> Result<Rows, Error> {
+        self.all("Limen", steps, |machine, work| {
             let ran = machine.limen(work, Clock::Counted)?;
             failures(&ran.output).iter().for_each(|row| say!("limen: not on Limen: {row}"));
             Ok(ran.figures())
@@ -147,8 +154,8 @@ impl Growth<'_> {
     }
 
     /// From the cache if nothing that matters has changed.
-    fn linux(&mut self, linux: &Linux) -> Result<Rows, Error> {
-        self.all(|machine, work| {
+    fn linux(&mut self, linux: &Linux, steps: &mut Steps) -> Result<Rows, Error> {
+        self.all(&linux.name, steps, |machine, work| {
             let kept = machine.kept(linux, "", work)?;
             let old = std::fs::read(&kept).ok();
             if let Some(figures) = old.and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
@@ -165,9 +172,12 @@ impl Growth<'_> {
     /// The program's rows, and the boot with different memories.
     fn all(
         &mut self,
+        kernel: &str,
+        steps: &mut Steps,
         run: impl Fn(&Machine, &Work<'_>) -> Result<Figures, Error>,
     ) -> Result<Rows, Error> {
         self.machine.memory_mib = MEMORY_MIB;
+        steps.begin(&format!("{kernel}: operations"));
         let mut rows = rows(&run(
             &self.machine,
             &Work { program: self.program, words: self.words, extra: Extra::default() },
@@ -175,6 +185,7 @@ impl Growth<'_> {
         let boot = Work { program: self.program, words: &["--boot"], extra: Extra::default() };
         for mib in MEMORIES_MIB.into_iter().filter(|_| self.boots) {
             self.machine.memory_mib = mib;
+            steps.begin(&format!("{kernel}: boot with {mib} MiB"));
             let figures = run(&self.machine, &boot)?;
             let ticks = figures.get("boot_ticks").ok_or("no figure of the boot")?;
             rows.entry(BOOT.to_owned()).or_default().insert(mib, *ticks);

@@ -20,6 +20,7 @@ use super::machine::{Extra, Figures, Machine, Ran, Work};
 use super::rig::{Clock, SAME_PLACES};
 use crate::args::BenchArgs;
 use crate::linux::{self, Linux};
+use crate::progress::Steps;
 use crate::test::vmscape::of_loops;
 use crate::{Error, paths};
 
@@ -103,16 +104,20 @@ struct Results {
 pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let mut bench = Bench::new(&paths::kernel_image(args.kernel.as_deref())?, args)?;
     let linux = if args.no_linux { None } else { Some(linux::find(args.linux.as_deref())?) };
-    say!("Limen");
+    // Each kernel's rates are a run of their own; Linux runs twice beside.
+    let mut steps = Steps::of(2 + 2 * FLUSHES.len() + linux.as_ref().map_or(0, |_| 3));
+    steps.begin("Limen");
     let limen = bench.limen("")?;
     let mut flushes = Vec::new();
     for (flush, cpu) in FLUSHES {
-        say!("Limen with facts of {cpu}: {flush}, and none");
-        flushes.push([bench.limen(&facts(cpu, "off")?)?, bench.limen(&facts(cpu, "force")?)?]);
+        steps.begin(&format!("Limen with facts of {cpu}, without {flush}"));
+        let off = bench.limen(&facts(cpu, "off")?)?;
+        steps.begin(&format!("Limen with facts of {cpu}, with {flush}"));
+        flushes.push([off, bench.limen(&facts(cpu, "force")?)?]);
     }
-    let of_linux = |append: &'static str| {
+    let mut of_linux = |append: &'static str| {
         let run = |linux: &Linux| {
-            say!("Linux {} {append}", linux.name);
+            steps.begin(&format!("Linux {} {append}", linux.name));
             bench.linux(linux, append)
         };
         linux.as_ref().map(run).transpose()
@@ -122,9 +127,13 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let loops = of_loops(&kernel, &super::build(PACKAGE)?, "ticks")?;
     let mut results =
         Results { limen, linux: linux_column, linux_off, flushes, rates: [None, None], loops };
+    steps.begin("Limen, by this host's clock");
     results.rates[0] = Some(bench.rates(None)?);
     // By the host's clock Linux may hang at its boot, where the host is loaded (see `kernel.rs`).
-    results.rates[1] = linux.as_ref().and_then(|linux| bench.rates(Some(linux)).ok());
+    results.rates[1] = linux.as_ref().and_then(|linux| {
+        steps.begin("Linux, by this host's clock");
+        bench.rates(Some(linux)).ok()
+    });
     let reach = results.judge();
     match args.json {
         true => tell!("{:#}", results.object(&reach)),

@@ -20,6 +20,7 @@ use super::machine::{Extra, Work, limen_initramfs};
 use super::rig::{self, Clock, numbers};
 use crate::args::{BenchArgs, MachineModel};
 use crate::linux;
+use crate::progress::{Progress, Steps};
 use crate::run::qemu::{Accel, Qemu, Wires, port_file};
 use crate::{Error, paths};
 
@@ -51,23 +52,31 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let mut columns = vec![];
     let wants = |name: &str| args.only.is_empty() || args.only.iter().any(|only| only == name);
     let modes = || MODES.into_iter().filter(|mode| wants(mode));
+    let linux = wants("linux").then(|| super::linux_beside(args)).flatten();
+    // Each mode has a load and two prices, one of them without a price for plain tables.
+    let spared = modes().filter(|mode| *mode == ISOLATED_ONLY).count();
+    let mut steps = Steps::of(3 * modes().count() - spared + usize::from(linux.is_some()));
     for mode in modes() {
-        say!("limen: defer={mode}, {} s", time.as_secs());
+        steps.begin(&format!("defer={mode}, {} s", time.as_secs()));
         let figures = limen(&kernel, mode, time)?;
         columns.push(Column { name: mode.to_owned(), figures });
     }
-    if !args.no_linux && wants("linux") {
+    if let Some(linux) = &linux {
+        steps.begin(&format!("Linux {}, {} s", linux.name, time.as_secs()));
         // On a loaded host Linux may fail to calibrate its clock, and hang; and the longer the load
         // flips its keys, the likelier is an oops: with several threads QEMU raises an int3 that a
         // patch has left a moment ago. Its column is missing then, and the others are not lost.
-        match linux::find(args.linux.as_deref()).and_then(|found| on_linux(&found, time)) {
+        match on_linux(linux, time) {
             Ok(figures) => columns.push(Column { name: "Linux".to_owned(), figures }),
             Err(error) => say!("limen: without Linux: {error}"),
         }
     }
     let mut prices = vec![];
     for mode in modes() {
-        let cost = |pti| entry_cost(&kernel, mode, pti, &args.cpu);
+        let mut cost = |pti| {
+            steps.begin(&format!("the price of an entry, defer={mode} {pti}"));
+            entry_cost(&kernel, mode, pti, &args.cpu)
+        };
         let plain = (mode != ISOLATED_ONLY).then(|| cost("pti=off")).transpose()?;
         prices.push(Price { mode, plain, isolated: cost("pti=on")? });
     }
@@ -110,6 +119,7 @@ pub(crate) fn limen(kernel: &Path, mode: &str, time: Duration) -> Result<Figures
     let append = format!("{pti}{ISOLATED} defer={mode}");
     let machine = qemu(kernel, append, None, 4);
     let command = limen_command(&machine, &words, dir.path())?;
+    let _slow = Progress::of("the machine runs");
     rig::run_within(&command, Clock::Wall, dir.path(), time + AROUND)?;
     said(dir.path(), "stdio", "Limen")
 }
@@ -123,7 +133,6 @@ fn limen_command(machine: &Qemu, words: &[String], dir: &Path) -> Result<Vec<OsS
 }
 
 fn on_linux(found: &linux::Linux, time: Duration) -> Result<Figures, Error> {
-    say!("limen: Linux {}, {} s", found.name, time.as_secs());
     let dir = paths::scratch()?;
     let seconds = time.as_secs().max(1);
     let append = format!("{LINUX_APPEND} {ISOLATED} -- --ipi={seconds} --poweroff");
@@ -137,6 +146,7 @@ fn on_linux(found: &linux::Linux, time: Duration) -> Result<Figures, Error> {
         smp: 4,
         memory_mib: kernel::MEMORY_MIB,
     })?;
+    let _slow = Progress::of("the machine runs");
     rig::run_within(&command, Clock::Wall, dir.path(), time + AROUND)?;
     said(dir.path(), "serial", &found.name)
 }
@@ -175,6 +185,7 @@ fn entry_cost(kernel: &Path, mode: &str, pti: &str, cpu: &str) -> Result<Cost, E
             *word = "tcg,thread=single".into();
         }
     }
+    let _slow = Progress::of("the machine runs");
     rig::run_within(&command, Clock::Counted, dir.path(), kernel::LIMIT)?;
     let figures = said(dir.path(), "stdio", "Limen")?;
     let of = |name: &str| figures.get(name).copied().ok_or("the price was not measured");

@@ -15,7 +15,8 @@ use super::machine::{Extra, Figures, Machine, Work};
 use super::rig::{Clock, numbers};
 use super::table;
 use crate::args::BenchArgs;
-use crate::linux::{self, Linux};
+use crate::linux::Linux;
+use crate::progress::Steps;
 use crate::{Error, paths};
 
 pub(super) const PACKAGE: &str = "limen-guest-bench";
@@ -46,16 +47,17 @@ pub(super) struct Results {
 /// Measures and prints. Where there is no Linux, its columns stay empty and a line says why.
 pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let bench = Bench::new(args)?;
-    let mut results =
-        Results { cpu: args.cpu.clone(), limen: bench.limen()?, linux: None, linux_off: None };
-    if !args.no_linux {
-        match linux::find(args.linux.as_deref()) {
-            Ok(linux) => {
-                results.linux = Some(bench.linux(&linux, "")?);
-                results.linux_off = Some(bench.linux(&linux, MITIGATIONS_OFF)?);
-            }
-            Err(error) => say!("limen: {error}"),
-        }
+    let linux = super::linux_beside(args);
+    let mut steps = Steps::of(if linux.is_some() { 3 } else { 1 });
+    let mut column = |linux: Option<&Linux>, option: &str| {
+        steps.begin(&format!("{} {option}", linux.map_or("Limen", |linux| linux.name.as_str())));
+        linux.map_or_else(|| bench.limen(), |linux| bench.linux(linux, option))
+    };
+    let limen = column(None, "")?;
+    let mut results = Results { cpu: args.cpu.clone(), limen, linux: None, linux_off: None };
+    if let Some(linux) = &linux {
+        results.linux = Some(column(Some(linux), "")?);
+        results.linux_off = Some(column(Some(linux), MITIGATIONS_OFF)?);
     }
     for column in [&results.linux, &results.linux_off].into_iter().flatten() {
         if column.figures.get("hash") != results.limen.figures.get("hash") {

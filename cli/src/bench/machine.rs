@@ -15,6 +15,7 @@ use tempfile::TempDir;
 use super::rig::{self, Clock, numbers};
 use crate::args::{BenchArgs, MachineModel};
 use crate::linux::{self, Linux};
+use crate::progress::Progress;
 use crate::run::qemu::{self, Accel, Qemu, Wires, port_file};
 use crate::{Error, paths};
 
@@ -116,6 +117,7 @@ impl Machine {
             rw: vec![],
         };
         let command = machine.command(&Wires::Files { initramfs, dir: self.dir.path().to_owned() });
+        let _slow = self.progress("stdio");
         let wall = rig::run_within(&command, clock, self.dir.path(), self.limit(clock))?;
         let ran = Ran { output: self.said("stdio"), wall_us: wall.as_micros() as u64 };
         if ran.figures().is_empty() {
@@ -149,6 +151,7 @@ impl Machine {
             smp: self.smp,
             memory_mib: self.memory_mib,
         })?;
+        let _slow = self.progress("serial");
         let wall = rig::run_within(&command, clock, self.dir.path(), self.limit(clock))?;
         let ran = Ran { output: self.said("serial"), wall_us: wall.as_micros() as u64 };
         match ran.figures().is_empty() {
@@ -177,6 +180,16 @@ impl Machine {
         let hash = linux.hash.as_bytes();
         let key = super::hex_hash(&[hash, work.program, &qemu.stdout, settings.as_bytes()]);
         Ok(paths::cache_dir()?.join(format!("bench-linux-{}.json", &key[..16])))
+    }
+
+    /// Tells how much the program has said at this port.
+    fn progress(&self, port: &str) -> Progress {
+        let file = port_file(self.dir.path(), port);
+        Progress::telling(move || {
+            let said = std::fs::read(&file).unwrap_or_default();
+            let figures = numbers(&String::from_utf8_lossy(&said)).len();
+            format!("the machine runs: {figures} figures measured")
+        })
     }
 
     fn limit(&self, clock: Clock) -> Duration {

@@ -31,6 +31,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 
 use crate::args::{Bench, BenchArgs};
+use crate::progress::Progress;
 use crate::{Error, linux, paths, toolchain};
 
 /// The target of programs that run in a VM or on the host.
@@ -59,9 +60,16 @@ pub(crate) fn command(args: &BenchArgs) -> Result<u8, Error> {
     }
 }
 
+/// The Linux to measure beside, where one was not declined; a line says why there is none.
+fn linux_beside(args: &BenchArgs) -> Option<linux::Linux> {
+    let found = (!args.no_linux).then(|| linux::find(args.linux.as_deref()))?;
+    found.inspect_err(|error| say!("limen: without Linux: {error}")).ok()
+}
+
 /// Builds a program of `guest/bench`: static and without symbols, so that its size in an
 /// initramfs is that of its code.
 pub(crate) fn build(package: &str) -> Result<PathBuf, Error> {
+    let _slow = Progress::of(format!("building {package}"));
     let target = paths::target_dir()?.join("guest-bench");
     let status = toolchain::cargo(&paths::repository()?)?
         .env("RUSTFLAGS", "-Ctarget-feature=+crt-static -Cstrip=symbols")

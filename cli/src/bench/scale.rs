@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use super::machine::{Extra, Figures, Machine, Work};
 use super::rig::Clock;
 use crate::args::BenchArgs;
+use crate::progress::Steps;
 use crate::{Error, linux};
 
 const PACKAGE: &str = "limen-guest-scale";
@@ -46,10 +47,13 @@ type Rows = BTreeMap<String, BTreeMap<u64, Counts>>;
 
 /// Measures and prints. Status 1 if CPUs that have things of their own share a lock.
 pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
+    let linux = if args.no_linux { None } else { Some(linux::find(args.linux.as_deref())?) };
+    let is_built = usize::from(args.kernel.is_none());
+    let mut steps = Steps::of(1 + is_built + usize::from(linux.is_some()));
     let kernel = match &args.kernel {
         Some(kernel) => kernel.clone(),
         None => {
-            say!("limen: building the kernel that counts its locks");
+            steps.begin("building the kernel that counts its locks");
             super::lsm::build(KERNEL, "lockstat")?
         }
     };
@@ -60,15 +64,16 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let mut machine = Machine::of(&kernel, &args.cpu, MEMORY_MIB, LIMIT)?;
     machine.smp = CPUS;
     let work = Work { program: &program, words: &words, extra: Extra::default() };
+    steps.begin("Limen");
     let limen = machine.limen(&work, Clock::Counted)?;
     let rows = rows(&limen.figures());
     if rows.is_empty() {
         let word = args.rows.as_deref().unwrap_or_default();
         return Err(crate::usage(format!("--rows {word}: no row of bench scale has this word")));
     }
-    let linux = if args.no_linux { None } else { Some(linux::find(args.linux.as_deref())?) };
     let linux_rows = match &linux {
         Some(linux) => {
+            steps.begin(&format!("Linux {}", linux.name));
             Some(self::rows(&machine.linux(linux, "", &work, Clock::Counted)?.figures()))
         }
         None => None,

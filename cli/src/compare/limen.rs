@@ -4,6 +4,7 @@
 use super::{Measured, Setup};
 use crate::args::MachineModel;
 use crate::bench::rig::{self, Clock};
+use crate::progress::Progress;
 use crate::run::klog::{KernelLog, WARNING_PREFIX};
 use crate::run::outcome;
 use crate::run::qemu::{Accel, Qemu, Wires, port_file};
@@ -29,6 +30,7 @@ pub(super) fn run(setup: &Setup<'_>, parameters: &str, clock: Clock) -> Result<M
         rw: vec![],
     };
     let command = machine.command(&Wires::Files { initramfs, dir: dir.path().to_owned() });
+    let _slow = Progress::of("the machine runs");
     rig::run_within(&command, clock, dir.path(), setup.args.timeout)?;
     let read = |port: &str| std::fs::read(port_file(dir.path(), port)).unwrap_or_default();
     let said = || {

@@ -12,6 +12,7 @@ use std::path::Path;
 use super::{Measured, Setup};
 use crate::bench::rig::{self, Clock};
 use crate::linux::{self, Boot, Linux};
+use crate::progress::Progress;
 use crate::run::outcome::Outcome;
 use crate::run::qemu::port_file;
 use crate::{Error, bench, paths};
@@ -58,6 +59,7 @@ impl Beside {
             smp: setup.args.smp,
             memory_mib: setup.args.memory + KERNEL_MIB,
         })?;
+        let _slow = Progress::of("the machine runs");
         rig::run_within(&command, clock, dir.path(), setup.args.timeout)?;
         let text = std::fs::read(port_file(dir.path(), "serial")).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);

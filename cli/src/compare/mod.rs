@@ -30,6 +30,7 @@ use crate::args::CompareArgs;
 use crate::bench::rig::Clock;
 use crate::pack::files::FileSet;
 use crate::pack::{self, closure};
+use crate::progress::Steps;
 use crate::run::lookup::{Found, find_program};
 use crate::run::outcome::{Outcome, STATUS_NOT_FOUND};
 use crate::tree::Tree;
@@ -102,8 +103,9 @@ pub(crate) fn command(args: &CompareArgs) -> Result<u8, Error> {
     let wants_linux = args.with.iter().any(|set| is_of_linux(set));
     let linux = if wants_linux { Some(linux::Beside::find(args.linux.as_deref())?) } else { None };
     let mut columns = Vec::new();
-    for (number, set) in args.with.iter().enumerate() {
-        say!("limen: running with {set:?} ({} of {})", number + 1, args.with.len());
+    let mut steps = Steps::of(args.with.len());
+    for set in &args.with {
+        steps.begin(&format!("running with {set:?}"));
         columns.push(column(&setup, linux.as_ref(), set)?);
     }
     if args.time {
@@ -161,8 +163,9 @@ fn time(
     columns: &mut [Column],
 ) -> Result<(), Error> {
     let mut times = vec![Vec::new(); columns.len()];
-    for turn in 1..=TIMED_RUNS {
-        say!("limen: timing ({turn} of {TIMED_RUNS})");
+    let mut steps = Steps::of(TIMED_RUNS);
+    for _ in 0..TIMED_RUNS {
+        steps.begin("timing");
         for (column, times) in columns.iter().zip(&mut times) {
             times.push(measure(setup, linux, &column.set, Clock::Wall)?.ticks);
         }

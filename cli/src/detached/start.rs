@@ -37,6 +37,16 @@ pub(crate) fn start(args: &RunArgs, name: &str, plan: &Plan) -> Result<u8, Error
     }
     make_top()?;
     std::fs::create_dir(&state.dir).map_err(Failure::at(Doing::Make, &state.dir))?;
+    let started = begin(args, &state, plan);
+    if started.is_err() {
+        // Of what never ran nothing is listed.
+        let _ = std::fs::remove_dir_all(&state.dir);
+    }
+    wait(&state, &mut started?)
+}
+
+/// The VM's process, with all that its folder has to hold.
+fn begin(args: &RunArgs, state: &VmState, plan: &Plan) -> Result<Child, Error> {
     for end in ["in", "out"] {
         let path = state.dir.join(CONTROL).with_extension(end);
         let made = mkfifoat(rustix::fs::CWD, &path, Mode::RUSR | Mode::WUSR);
@@ -45,7 +55,7 @@ pub(crate) fn start(args: &RunArgs, name: &str, plan: &Plan) -> Result<u8, Error
     for (file, text) in [(PASSWD, &plan.names.passwd), (GROUP, &plan.names.group)] {
         paths::write(&state.dir.join(file), text)?;
     }
-    let mut child = spawn(&state, plan)?;
+    let mut child = spawn(state, plan)?;
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let info = Info {
         pid: child.id(),
@@ -53,8 +63,13 @@ pub(crate) fn start(args: &RunArgs, name: &str, plan: &Plan) -> Result<u8, Error
         started_s: seconds,
         program: args.program.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
     };
-    write_info(&state.dir, &info)?;
-    wait(&state, &mut child)
+    if let Err(error) = write_info(&state.dir, &info) {
+        // Nobody could name it, nor end it.
+        child.kill()?;
+        child.wait()?;
+        return Err(error);
+    }
+    Ok(child)
 }
 
 /// In a session of its own, with nothing of ours but the initramfs.

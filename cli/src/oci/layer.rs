@@ -2,9 +2,10 @@
 //!
 //! Why it is hard: a layer is an archive that anybody may have made. What no image needs is
 //! refused, and the error names the layer, the entry and the reason: names with `..`, links whose
-//! folders lead out of the image, hard links to what is not there, device nodes, and archives that
-//! unpack to far more than they are. What an archive says about itself (the length of a name, of a
-//! header) is read within a budget, so that it cannot fill memory either.
+//! folders lead out of the image, hard links to what is not there, and archives that unpack to far
+//! more than they are. Device nodes are left out, and that is told: /dev is the kernel's. What an
+//! archive says about itself (the length of a name, of a header) is read within a budget, so that
+//! it cannot fill memory either.
 //!
 //! A layer takes away with whiteouts: a file `.wh.NAME` removes NAME of the layers below, and
 //! `.wh..wh..opq` everything of theirs in its folder (OCI image specification, "layer.md").
@@ -79,6 +80,8 @@ pub(super) struct Builder {
     room: u64,
     /// Files with attributes that are not kept.
     extended: usize,
+    /// Device nodes that were left out.
+    devices: usize,
 }
 
 /// A directory that nobody described.
@@ -90,7 +93,7 @@ impl Builder {
     pub(super) fn new(dir: &Path, free_bytes: u64) -> Self {
         let nodes = BTreeMap::from([(PathBuf::from("/"), implied(0))]);
         let dir = dir.to_owned();
-        Self { dir, nodes, layers: 0, bytes: 0, free_bytes, room: 0, extended: 0 }
+        Self { dir, nodes, layers: 0, bytes: 0, free_bytes, room: 0, extended: 0, devices: 0 }
     }
 
     /// Unpacks one layer over the ones before it, and checks its hashes.
@@ -174,7 +177,8 @@ impl Builder {
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => NodeKind::File,
             EntryType::Link => return self.hard_link(entry, &path),
             EntryType::Char | EntryType::Block => {
-                return Err(Failure::refused("a device node, which an image has no use for"));
+                self.devices += 1;
+                return self.remove(&path, usize::MAX);
             }
             other => {
                 let kind = other.as_byte().escape_ascii();
@@ -407,6 +411,10 @@ impl Builder {
         if self.extended > 0 {
             let count = self.extended;
             say!("limen: {count} files of the image have extended attributes: not kept");
+        }
+        if self.devices > 0 {
+            let count = self.devices;
+            say!("limen: {count} device nodes of the image are left out: /dev has the VM's own");
         }
         // Deepest first: a folder's time changes when something is put into it.
         for (path, node) in self.nodes.iter().rev() {

@@ -188,7 +188,8 @@ pub(crate) fn packed_archive(program: &Path, extra: &FileSet) -> Result<Vec<u8>,
 fn cached(files: &FileSet) -> Result<Vec<u8>, Error> {
     let dir = paths::cache_dir()?.join("packed");
     let by_stat = dir.join("by-stat");
-    fs::create_dir_all(&by_stat).map_err(Failure::at(Doing::Make, &by_stat))?;
+    // Without it nothing can be kept, which is told then.
+    let _ = fs::create_dir_all(&by_stat);
     let index = by_stat.join(files.stat_hash()?);
     let archive_path = |hash: &str| dir.join(format!("{hash}.cpio"));
     if let Ok(archive) = fs::read_to_string(&index).and_then(|hash| fs::read(archive_path(&hash))) {
@@ -196,8 +197,8 @@ fn cached(files: &FileSet) -> Result<Vec<u8>, Error> {
     }
     let archive = files.archive()?;
     let hash = hex(&Sha256::digest(&archive));
-    paths::write_atomically(&archive_path(&hash), &archive)?;
-    paths::write_atomically(&index, hash.as_bytes())?;
+    // The archive first: who finds its name finds it.
+    let _ = paths::keep(&archive_path(&hash), &archive) && paths::keep(&index, hash.as_bytes());
     prune(&dir);
     prune(&by_stat);
     Ok(archive)

@@ -32,6 +32,9 @@ pub(crate) fn command(args: &ProfileArgs) -> Result<u8, Error> {
                 read(output, "--output ")?;
             }
             args.learn = Some(output.clone());
+            let program = args.program.first().map(|word| word.to_string_lossy());
+            let program = program.unwrap_or("the program".into());
+            say!("limen: {program} runs; what it uses is learned until it ends");
             run::run(&args)
         }
     }

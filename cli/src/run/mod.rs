@@ -80,6 +80,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Error> {
         let mib = plan.qemu.memory_mib;
         say!("limen: the VM has {mib} MiB of memory: --memory {}M gives it more", mib * 2);
     }
+    if ended.kernel_log.lines().any(|line| line.contains(LOST)) {
+        is_lost(&mut ended.outcome);
+    }
     explain_not_found(args, &plan, &mut ended.outcome);
     print_facts(args, &ended.facts);
     if let Some(file) = &args.learn {
@@ -98,11 +101,19 @@ pub(crate) fn report_lost(lost: &[Lost], outcome: &mut Outcome) {
         let stream = if *fd == 1 { "standard output" } else { "standard error" };
         let error = std::io::Error::from(*error);
         say!("limen: {stream}: {error}: what the program wrote there is lost");
-        if *outcome == Outcome::Exit(0) {
-            *outcome = Outcome::Exit(STATUS_OUTPUT_LOST);
-        }
+        is_lost(outcome);
     }
 }
+
+/// Where something was lost, a success is none.
+fn is_lost(outcome: &mut Outcome) {
+    if *outcome == Outcome::Exit(0) {
+        *outcome = Outcome::Exit(STATUS_OUTPUT_LOST);
+    }
+}
+
+/// What the kernel's log says when the host has not taken what was written to a shared folder.
+const LOST: &str = ": what was written is lost: ";
 
 /// What the kernel's log says when it has ended a program for its memory.
 const OUT_OF_MEMORY: &str = "out of memory: ";

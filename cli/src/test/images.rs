@@ -15,7 +15,7 @@ use crate::Error;
 use crate::pack::files::hex;
 
 /// Writes an image's layout to `dir`: `/bin/busybox`, a user, a folder of that user's.
-fn make(dir: &Path) -> Result<(), Error> {
+pub(super) fn make(dir: &Path) -> Result<(), Error> {
     let blobs = dir.join("blobs/sha256");
     std::fs::create_dir_all(&blobs)?;
     let put = |bytes: &[u8], kind: &str| {
@@ -68,6 +68,12 @@ fn layer() -> Result<Vec<u8>, Error> {
     put("etc/passwd", file, 0o644, 0, b"root:x:0:0::/root:/bin/sh\nweb:x:33:34::/srv:/bin/sh\n")?;
     put("usr/bin/busybox", file, 0o755, 0, &busybox)?;
     put("bin", tar::EntryType::Symlink, 0o777, 0, b"usr/bin")?;
+    // Its owner's rights, a pipe, and a device of which the image has none.
+    put("usr/bin/crontab", file, 0o4755, 0, &busybox)?;
+    put("var/spool/cron/crontabs", folder, 0o700, 0, b"")?;
+    put("var/spool/cron/crontabs/web", file, 0o600, 0, b"of cron\n")?;
+    put("srv/pipe", tar::EntryType::Fifo, 0o600, 33, b"")?;
+    put("dev/null", tar::EntryType::Char, 0o666, 0, b"")?;
     for name in ["sh", "id", "pwd", "ls", "cat", "stat", "touch"] {
         put(&format!("bin/{name}"), tar::EntryType::Symlink, 0o777, 0, b"busybox")?;
     }
@@ -94,6 +100,11 @@ pub(super) fn container(context: &Context, folder: &Path) -> Result<(), Error> {
     let options = ["--image", "image", "--user", "0", "--env", "FROM=me", "--cwd", "/", "--"];
     let words = [&options[..], &["id -u; pwd; echo $FROM $HOME; cat srv/own etc/shadow"]].concat();
     expect(context, folder, &words, "0\n/\nme /root\nof web\nof root\n")?;
+    // A set-user-ID program has its owner's rights, pipes are pipes, /dev is the VM's own.
+    let script = "stat -c %a /usr/bin/crontab; /usr/bin/crontab -l; (echo through >/srv/pipe) & \
+                  cat /srv/pipe; echo x >/dev/null && stat -c %F /dev/null";
+    let wanted = "4755\nof cron\nthrough\ncharacter special file\n";
+    expect(context, folder, &["--image", "image", "--", script], wanted)?;
     let output = limen(context, folder, &["--image", "image:none"]).output()?;
     ensure(output.status.code() == Some(126), || format!("{output:?}"))
 }

@@ -39,6 +39,7 @@ mod dist;
 mod ended;
 mod exec;
 mod faults;
+mod full_disk;
 mod guest;
 mod host;
 mod hostile;
@@ -61,6 +62,7 @@ mod sentences;
 mod settings;
 mod traces;
 pub(crate) mod vmscape;
+mod waiting;
 mod watch;
 
 use std::path::PathBuf;

@@ -44,6 +44,7 @@ const LINES: &[Line] = &[
         "--rw, --file and --cwd do what they say or are refused",
         &["run::wrong_usage", "run::copies"],
     ),
+    ("a full disk is told with what names another place", &["run::full_disk"]),
     ("output that nobody takes is an error", &["run::output_is_not_lost"]),
     ("what cannot be written is found out before the program runs", &["run::wrong_usage"]),
     (
@@ -98,8 +99,8 @@ const LINES: &[Line] = &[
     // Waiting.
     ("the first build tells what it builds, how much is left and how long", &["run::launcher"]),
     (
-        "a test that takes longer than two seconds is named",
-        &["host:a_test_is_named_after_two_seconds_and_not_at_each_look"],
+        "what takes longer than two seconds is named: tests, benches, copies",
+        &["host:progress::tests::", "run::bench_steps"],
     ),
     ("binaries run wherever they are unpacked", &["dist::archive"]),
     ("the package works on a clean Debian, and goes without a trace", &["dist::clean_tree"]),

@@ -251,6 +251,13 @@ pub(super) fn memory(context: &Context, folder: &Path) -> Result<(), Error> {
     let output = output(context, folder, &["--memory", "64M", "--", "sh", "-c", script])?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let is_named = said.contains("out of memory: killed tail (");
+    ensure(is_named && said.contains("--memory 128M"), || said)?;
+    // A crowd of which none has much: all go, and what they are is told.
+    let script = "i=0; while [ $i -lt 3000 ]; do sleep 1000 & i=$((i + 1)); done; wait";
+    let output =
+        super::run::output(context, folder, &["--memory", "64M", "--", "sh", "-c", script])?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let is_named = said.contains("out of memory: killed sleep and the others of process group ");
     ensure(is_named && said.contains("--memory 128M"), || said)
 }
 

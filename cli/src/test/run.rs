@@ -11,8 +11,8 @@ use std::process::{Child, Command, Output, Stdio};
 
 use super::watch::Running;
 use super::{
-    Context, Summary, beside_linux, detached, ended, exec, images, launcher, live_root, profile,
-    promises, sandboxers, sentences, traces,
+    Context, Summary, beside_linux, detached, ended, exec, full_disk, images, launcher, live_root,
+    profile, promises, sandboxers, sentences, traces, waiting,
 };
 use crate::Error;
 
@@ -57,6 +57,8 @@ const TESTS: &[(&str, Test)] = &[
     ("run::secrets", promises::secrets),
     ("run::ends_of_its_own", promises::ends_of_its_own),
     ("run::memory", promises::memory),
+    ("run::full_disk", full_disk::full_disk),
+    ("run::bench_steps", waiting::bench_steps),
     ("run::setuid", promises::setuid),
     ("run::cache_elsewhere", promises::cache_elsewhere),
     ("run::background", detached::background),

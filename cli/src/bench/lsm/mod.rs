@@ -22,6 +22,7 @@ use super::kernel::Bench;
 use super::machine::Figures;
 use super::table;
 use crate::args::BenchArgs;
+use crate::progress::{Progress, Steps};
 use crate::{Error, image, paths, profile, toolchain};
 
 /// Most policies that are asked.
@@ -63,8 +64,11 @@ impl Operation {
 /// Measures and prints. Status 1 if hooks cost more than they may, or more than lists.
 pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
     let mut kernels = Vec::new();
+    // Each form but the first has a run for each number of policies; one is with all of them.
+    let runs = 1 + (FORMS.len() - 1) * (POLICIES_MAX + 1) + 1;
+    let mut steps = Steps::of(FORMS.len() + runs + unix::RUNS + 1);
     for (name, features) in FORMS {
-        say!("limen: building the kernel with hooks as: {name}");
+        steps.begin(&format!("building the kernel with hooks as: {name}"));
         kernels.push(build(name, features)?);
     }
     let with = |kernel: &PathBuf| BenchArgs { kernel: Some(kernel.clone()), ..args.clone() };
@@ -74,21 +78,22 @@ pub(super) fn command(args: &BenchArgs) -> Result<u8, Error> {
         let numbers = if form == NONE { 0..=0 } else { 0..=POLICIES_MAX };
         let mut of_form = Vec::new();
         for policies in numbers {
-            say!("limen: {}, {policies} policies", FORMS[form].0);
+            steps.begin(&format!("{}, {policies} policies", FORMS[form].0));
             of_form.push(bench.limen_with(&format!("lsm={}", names(policies)))?.0.figures);
         }
         if form == DIRECT {
-            say!("limen: {}, all policies", FORMS[form].0);
+            steps.begin(&format!("{}, all policies", FORMS[form].0));
             let everything = profile::compiled("everything.toml", EVERYTHING)?;
             of_form.push(bench.limen_with_all_policies(&everything)?);
         }
         columns.push(of_form);
     }
     let operations = operations(&columns);
-    let suite = unix::measure(args, &kernels)?;
+    let suite = unix::measure(args, &kernels, &mut steps)?;
     let reach = judge(&operations, &suite);
     let mut native = Command::new(super::build(NATIVE)?);
     native.args(args.tiny.then_some("--tiny"));
+    steps.begin("natively, on this host");
     let met = reach.iter().all(|(_, met)| *met);
     let output = native.arg("--json").stderr(Stdio::inherit()).output()?;
     let native: Value = serde_json::from_slice(&output.stdout)?;
@@ -134,6 +139,7 @@ fn judge(operations: &[Operation], suite: &[unix::Row]) -> Vec<(String, bool)> {
 
 /// Builds the kernel with these features, in a target folder of its own.
 pub(crate) fn build(name: &str, features: &str) -> Result<PathBuf, Error> {
+    let _slow = Progress::of("building the kernel");
     let target = paths::target_dir()?.join("hooks").join(name);
     let mut cargo = toolchain::cargo(&paths::repository()?)?;
     cargo.arg("build").args(image::CARGO_FLAGS).args(["--quiet", "--features", features]);

@@ -19,6 +19,7 @@ use crate::args::BenchArgs;
 use crate::bench::kernel::MEMORY_MIB;
 use crate::bench::machine::{Extra, Figures, Machine, Work};
 use crate::bench::rig::Clock;
+use crate::progress::Steps;
 
 const PACKAGE: &str = "limen-bench-unix";
 /// The shell and the tools of the shell row.
@@ -82,13 +83,20 @@ impl Row {
     }
 }
 
+/// How many runs [`measure`] takes.
+pub(super) const RUNS: usize = 4;
+
 /// Runs the suite on each kernel, and once to count the hooks.
-pub(super) fn measure(args: &BenchArgs, kernels: &[PathBuf]) -> Result<Vec<Row>, Error> {
+pub(super) fn measure(
+    args: &BenchArgs,
+    kernels: &[PathBuf],
+    steps: &mut Steps,
+) -> Result<Vec<Row>, Error> {
     let program = std::fs::read(crate::bench::build(PACKAGE)?)?;
     let busybox = std::fs::read(BUSYBOX).map_err(|error| {
         format!("{BUSYBOX}: {error}; the shell row needs the package busybox-static")
     })?;
-    let run = |form: usize, lsm: &str, word: &str| -> Result<Figures, Error> {
+    let mut run = |form: usize, lsm: &str, word: &str| -> Result<Figures, Error> {
         let args = BenchArgs { kernel: kernels.get(form).cloned(), ..args.clone() };
         let mut machine = Machine::new(&args, MEMORY_MIB, LIMIT)?;
         machine.append = format!("lsm={lsm}");
@@ -98,7 +106,7 @@ pub(super) fn measure(args: &BenchArgs, kernels: &[PathBuf]) -> Result<Vec<Row>,
             .collect();
         let extra = Extra { tool: Some(("bin/busybox", &busybox)), ..Extra::default() };
         let work = Work { program: &program, words: &words, extra };
-        say!("limen: workloads, lsm={lsm}");
+        steps.begin(&format!("workloads, lsm={lsm}"));
         Ok(machine.limen(&work, Clock::Counted)?.figures())
     };
     let two = names(POLICIES);

@@ -83,6 +83,22 @@ impl FileOps for NinepFile {
     fn as_any(&self) -> &dyn Any {
         self
     }
+
+    /// The last descriptor has gone, and with it whoever could be told of an error: it is the user
+    /// who hears of it, from the log.
+    fn release(&self, file: &File) {
+        if !self.writes {
+            return;
+        }
+        let Err(error) = self.inode.write_back() else { return };
+        let name = file.location.as_ref().map(|location| location.dentry.parent_and_name().1);
+        let name = name.unwrap_or_default();
+        let why = match error {
+            Errno::ENOSPC | Errno::EDQUOT => "the host has no space left for it",
+            _ => "the host does not take it",
+        };
+        machine::log!("warning: {}: what was written is lost: {why}", name.escape_ascii());
+    }
 }
 
 impl Drop for NinepFile {
