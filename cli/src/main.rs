@@ -9,6 +9,7 @@ mod out;
 
 mod args;
 mod bench;
+mod cache;
 mod check;
 mod children;
 mod compare;

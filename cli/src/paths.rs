@@ -176,10 +176,3 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Failure>
         Failure::at(Doing::Write, path)(error)
     })
 }
-
-/// The same for what is only there to be quicker the next time: that it cannot be kept is told, and
-/// no reason to fail. Whether it is kept.
-pub(crate) fn keep(path: &Path, bytes: &[u8]) -> bool {
-    let kept = write_atomically(path, bytes);
-    kept.inspect_err(|failure| say!("limen: not kept for the next time: {failure}")).is_ok()
-}

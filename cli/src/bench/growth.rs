@@ -20,10 +20,11 @@ use serde_json::{Value, json};
 use super::machine::{Extra, Figures, Machine, Work};
 use super::plot;
 use super::rig::Clock;
+use crate::Error;
 use crate::args::BenchArgs;
+use crate::cache::{self, Folder};
 use crate::linux::{self, Linux};
 use crate::progress::Steps;
-use crate::{Error, paths};
 
 const PACKAGE: &str = "limen-guest-growth";
 /// Memory of the VMs: ten thousand processes, or 256 MiB twice.
@@ -156,15 +157,17 @@ impl Growth<'_> {
     /// From the cache if nothing that matters has changed.
     fn linux(&mut self, linux: &Linux, steps: &mut Steps) -> Result<Rows, Error> {
         self.all(&linux.name, steps, |machine, work| {
-            let kept = machine.kept(linux, "", work)?;
-            let old = std::fs::read(&kept).ok();
-            if let Some(figures) = old.and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
+            let name = machine.name_kept(linux, "", work)?;
+            let kept = Folder::of(cache::LINUX_FIGURES)?;
+            if let Some(figures) =
+                kept.read(&name).and_then(|bytes| serde_json::from_slice(&bytes).ok())
+            {
                 return Ok(figures);
             }
             let ran = machine.linux(linux, "", work, Clock::Counted)?;
             failures(&ran.output).iter().for_each(|row| say!("limen: not on Linux: {row}"));
             let figures = ran.figures();
-            paths::write_atomically(&kept, &serde_json::to_vec(&figures)?)?;
+            kept.keep(&name, &serde_json::to_vec(&figures)?);
             Ok(figures)
         })
     }

@@ -14,10 +14,11 @@ use serde::{Deserialize, Serialize};
 use super::machine::{Extra, Figures, Machine, Work};
 use super::rig::{Clock, numbers};
 use super::table;
+use crate::Error;
 use crate::args::BenchArgs;
+use crate::cache::{self, Folder};
 use crate::linux::Linux;
 use crate::progress::Steps;
-use crate::{Error, paths};
 
 pub(super) const PACKAGE: &str = "limen-guest-bench";
 /// Memory of every VM.
@@ -152,9 +153,10 @@ impl Bench {
 
     /// Linux's column, from the cache if nothing that matters has changed.
     pub(super) fn linux(&self, linux: &Linux, option: &str) -> Result<Column, Error> {
-        let kept = self.machine.kept(linux, option, &self.work())?;
-        let old = std::fs::read(&kept).ok();
-        if let Some(column) = old.and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
+        let name = self.machine.name_kept(linux, option, &self.work())?;
+        let kept = Folder::of(cache::LINUX_FIGURES)?;
+        if let Some(column) = kept.read(&name).and_then(|bytes| serde_json::from_slice(&bytes).ok())
+        {
             return Ok(column);
         }
         let run = |work: &Work<'_>, clock| self.machine.linux(linux, option, work, clock);
@@ -165,7 +167,7 @@ impl Bench {
         let wall_us = run(&self.boot(), Clock::Wall).map(|ran| ran.wall_us).ok();
         let column = finish(linux.name.clone(), figures, wall_us)?;
         if wall_us.is_some() {
-            paths::write_atomically(&kept, &serde_json::to_vec(&column)?)?;
+            kept.keep(&name, &serde_json::to_vec(&column)?);
         }
         Ok(column)
     }

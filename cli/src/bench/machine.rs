@@ -160,13 +160,13 @@ impl Machine {
         }
     }
 
-    /// The file in the cache that has Linux's figures for it.
-    pub(super) fn kept(
+    /// The name by which the cache has Linux's figures for it ([`crate::cache::LINUX_FIGURES`]).
+    pub(super) fn name_kept(
         &self,
         linux: &Linux,
         append: &str,
         work: &Work<'_>,
-    ) -> Result<PathBuf, Error> {
+    ) -> Result<String, Error> {
         let qemu = std::process::Command::new(qemu::program()).arg("--version").output()?;
         let settings = format!(
             "{} {append} {} {} {} {} {:?}",
@@ -179,7 +179,7 @@ impl Machine {
         );
         let hash = linux.hash.as_bytes();
         let key = super::hex_hash(&[hash, work.program, &qemu.stdout, settings.as_bytes()]);
-        Ok(paths::cache_dir()?.join(format!("bench-linux-{}.json", &key[..16])))
+        Ok(format!("{}.json", &key[..16]))
     }
 
     /// Tells how much the program has said at this port.

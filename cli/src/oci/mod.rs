@@ -24,15 +24,13 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use crate::Error;
+use crate::cache::{self, Folder};
 use crate::failure::{Doing, Failure};
 use crate::progress::Progress;
 use manifest::Chosen;
 pub(crate) use manifest::Settings;
 pub(crate) use rootfs::{NodeKind, Rootfs};
 use store::Store;
-
-/// Unpacked images that are kept; the ones used longest ago go first.
-const CACHED_MAX: usize = 16;
 
 /// An image that is ready to run.
 #[derive(Debug)]
@@ -52,7 +50,7 @@ impl Image {
         }
         let store = Store::open(&path).map_err(of_image)?;
         let chosen = manifest::choose(&store, name.as_deref()).map_err(of_image)?;
-        let images = crate::paths::cache_dir()?.join("images");
+        let images = Folder::of(cache::IMAGES)?;
         let rootfs = unpacked(&store, &chosen, &images).map_err(of_image)?;
         Ok(Self { settings: chosen.settings, rootfs })
     }
@@ -84,19 +82,16 @@ fn split(given: &Path) -> (PathBuf, Option<String>) {
 }
 
 /// The image's root file system, from the cache where it is there.
-fn unpacked(store: &Store, chosen: &Chosen, images: &Path) -> Result<Rootfs, Failure> {
-    std::fs::create_dir_all(images).map_err(Failure::at(Doing::Make, images))?;
-    let place = images.join(&chosen.hash);
-    if place.is_dir() {
-        // So that it is known which one was used longest ago; not knowing costs a rebuild.
-        let now = std::fs::FileTimes::new().set_modified(std::time::SystemTime::now());
-        let _ = std::fs::File::open(&place).and_then(|dir| dir.set_times(now));
+fn unpacked(store: &Store, chosen: &Chosen, images: &Folder) -> Result<Rootfs, Failure> {
+    if let Some(place) = images.find(&chosen.hash) {
         return Ok(Rootfs::new(place));
     }
+    images.make()?;
+    let place = images.path().join(&chosen.hash);
     let plural = if chosen.layers.len() == 1 { "" } else { "s" };
     say!("limen: unpacking {} layer{}", chosen.layers.len(), plural);
-    let dir = tempfile::Builder::new().prefix(".unpacking-").tempdir_in(images);
-    let dir = dir.map_err(Failure::at(Doing::Make, images))?;
+    let dir = tempfile::Builder::new().prefix(".unpacking-").tempdir_in(images.path());
+    let dir = dir.map_err(Failure::at(Doing::Make, images.path()))?;
     let mut builder = layer::Builder::new(dir.path(), layer::FREE_BYTES);
     for (index, layer) in chosen.layers.iter().enumerate() {
         let of = chosen.layers.len();
@@ -109,22 +104,6 @@ fn unpacked(store: &Store, chosen: &Chosen, images: &Path) -> Result<Rootfs, Fai
         Err(error) if !place.is_dir() => return Err(Failure::at(Doing::Make, &place)(error)),
         _ => {}
     }
-    prune(images);
+    images.prune();
     Ok(Rootfs::new(place))
-}
-
-/// Removes all but the [`CACHED_MAX`] images that were used last.
-fn prune(images: &Path) {
-    let entries = std::fs::read_dir(images).into_iter().flatten().flatten();
-    let is_done = |entry: &std::fs::DirEntry| !entry.file_name().to_string_lossy().starts_with('.');
-    let mut kept: Vec<_> = entries
-        .filter(is_done)
-        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
-        .collect();
-    kept.sort();
-    let surplus = kept.len().saturating_sub(CACHED_MAX);
-    for (_, path) in kept.drain(..surplus) {
-        // Somebody else may have been faster.
-        let _ = std::fs::remove_dir_all(path);
-    }
 }

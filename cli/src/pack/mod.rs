@@ -14,23 +14,20 @@ pub(crate) mod sizes;
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::path::Path;
 
 use formats::boot_config::{BootConfig, RootKind};
 use formats::{cpio, ports};
 use sha2::{Digest as _, Sha256};
 
 use crate::args::PackArgs;
+use crate::cache::{self, Folder};
 use crate::failure::{Doing, Failure};
 use crate::run::lookup::{DEFAULT_PATH, Found, find_program};
 use crate::run::outcome::{STATUS_BOOT_FAILURE, STATUS_NOT_FOUND};
 use crate::tree::Tree;
 use crate::{Error, paths};
 use files::{FileSet, Node, Place, hex};
-
-/// Archives kept; the ones used longest ago go first.
-const CACHED_MAX: usize = 32;
 
 /// Folders of every root, some of which the kernel mounts on. Modes as on any Linux system.
 pub(crate) const SKELETON: [(&str, u32); 6] = [
@@ -184,41 +181,16 @@ pub(crate) fn packed_archive(program: &Path, extra: &FileSet) -> Result<Vec<u8>,
     cached(&files)
 }
 
-/// The set's archive. `by-stat/HASH` holds the name of an archive `HASH.cpio`.
+/// The set's archive, `HASH.cpio`; what has its name is called by the hash of the files' states.
 fn cached(files: &FileSet) -> Result<Vec<u8>, Error> {
-    let dir = paths::cache_dir()?.join("packed");
-    let by_stat = dir.join("by-stat");
-    // Without it nothing can be kept, which is told then.
-    let _ = fs::create_dir_all(&by_stat);
-    let index = by_stat.join(files.stat_hash()?);
-    let archive_path = |hash: &str| dir.join(format!("{hash}.cpio"));
-    if let Ok(archive) = fs::read_to_string(&index).and_then(|hash| fs::read(archive_path(&hash))) {
+    let (archives, names) = (Folder::of(cache::PACKED)?, Folder::of(cache::PACKED_BY_STATE)?);
+    let state = files.stat_hash()?;
+    if let Some(archive) = names.read_text(&state).and_then(|name| archives.read(&name)) {
         return Ok(archive);
     }
     let archive = files.archive()?;
-    let hash = hex(&Sha256::digest(&archive));
+    let name = format!("{}.cpio", hex(&Sha256::digest(&archive)));
     // The archive first: who finds its name finds it.
-    let _ = paths::keep(&archive_path(&hash), &archive) && paths::keep(&index, hash.as_bytes());
-    prune(&dir);
-    prune(&by_stat);
+    let _ = archives.keep(&name, &archive) && names.keep(&state, name.as_bytes());
     Ok(archive)
-}
-
-/// Removes all but the newest [`CACHED_MAX`] files. Losing a race only costs a rebuild.
-fn prune(dir: &Path) {
-    let mut kept: Vec<(SystemTime, PathBuf)> = fs::read_dir(dir)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| {
-            let meta = entry.metadata().ok().filter(fs::Metadata::is_file)?;
-            Some((meta.modified().ok()?, entry.path()))
-        })
-        .collect();
-    kept.sort();
-    let surplus = kept.len().saturating_sub(CACHED_MAX);
-    for (_, path) in kept.drain(..surplus) {
-        // Somebody else may have been faster.
-        let _ = fs::remove_file(path);
-    }
 }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::qemu::{self, Accel};
 use crate::args::AccelChoice;
+use crate::cache::{self, Folder};
 use crate::{Error, paths};
 
 /// How long a probe VM may take.
@@ -42,20 +43,20 @@ pub(crate) fn choose(choice: AccelChoice) -> Result<Accel, Error> {
 }
 
 fn automatic() -> Result<Accel, Error> {
-    let cache = paths::cache_dir()?;
+    let kept = Folder::of(cache::PROBES)?;
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let verdict_file = cache.join(format!("accel-{}", boot_id.trim()));
-    if let Ok(verdict) = fs::read_to_string(&verdict_file) {
+    let name = format!("accel-{}", boot_id.trim());
+    if let Some(verdict) = kept.read_text(&name) {
         return Ok(if verdict == "kvm" { Accel::Kvm } else { Accel::Tcg });
     }
-    let (accel, verdict) = match why_not_kvm(&cache) {
+    let (accel, verdict) = match why_not_kvm(&paths::cache_dir()?) {
         None => (Accel::Kvm, "kvm".to_owned()),
         Some(reason) => {
             say!("limen: no KVM here ({reason}): using QEMU's emulation, which is slower");
             (Accel::Tcg, reason)
         }
     };
-    paths::keep(&verdict_file, verdict.as_bytes());
+    kept.keep(&name, verdict.as_bytes());
     Ok(accel)
 }
 

@@ -13,6 +13,7 @@ use object::{Object as _, ObjectSymbol as _};
 use sha2::{Digest as _, Sha256};
 
 use super::backtrace;
+use crate::cache::{self, Folder};
 use crate::failure::{Doing, Failure};
 use crate::pack::files::hex;
 use crate::{Error, paths};
@@ -22,13 +23,15 @@ pub(crate) fn file(kernel: &Path) -> Result<PathBuf, Error> {
     let source = backtrace::with_symbols(kernel);
     let image = paths::read(&source)?;
     let hash = hex(&Sha256::digest(&image));
-    let dir = paths::cache_dir()?;
-    let file = dir.join(format!("gdb-{}", &hash[..16]));
-    if file.is_file() {
+    let kept = Folder::of(cache::GDB)?;
+    if let Some(file) = kept.find(&hash[..16]) {
         return Ok(file);
     }
-    let temporary =
-        || tempfile::NamedTempFile::new_in(&dir).map_err(Failure::at(Doing::Make, &dir));
+    kept.make()?;
+    let temporary = || {
+        let file = tempfile::Builder::new().prefix(".").tempfile_in(kept.path());
+        file.map_err(Failure::at(Doing::Make, kept.path()))
+    };
     let (map, made) = (temporary()?, temporary()?);
     paths::write(map.path(), renames(&image)?)?;
     let mut command = Command::new("objcopy");
@@ -38,7 +41,9 @@ pub(crate) fn file(kernel: &Path) -> Result<PathBuf, Error> {
     if !output.status.success() {
         return Err(format!("objcopy: {}", String::from_utf8_lossy(&output.stderr)).into());
     }
+    let file = kept.path().join(&hash[..16]);
     made.persist(&file).map_err(|error| Failure::at(Doing::Write, &file)(error.error))?;
+    kept.prune();
     Ok(file)
 }
 

@@ -11,8 +11,8 @@ use std::process::{Command, Stdio};
 use sha2::{Digest as _, Sha256};
 
 use crate::args::MachineModel;
+use crate::cache::{self, Folder};
 use crate::pack::files::hex;
-use crate::paths;
 use crate::run::qemu;
 
 /// Bytes of the hash that name an answer.
@@ -28,21 +28,20 @@ pub(crate) struct Answer {
 
 /// Asks for the server's device on a machine's bus.
 pub(crate) fn ask(machine: MachineModel) -> Answer {
-    let file = kept(machine);
-    if let Some(known) = file.as_ref().and_then(|file| std::fs::read_to_string(file).ok()) {
+    let kept = kept(machine).zip(Folder::of(cache::PROBES).ok());
+    if let Some(known) = kept.as_ref().and_then(|(name, folder)| folder.read_text(name)) {
         let why_not = Some(known).filter(|reason| !reason.is_empty());
         return Answer { why_not, is_new: false };
     }
     let why_not = why_not(machine);
-    if let Some(file) = file {
-        // It is asked again the next time where it cannot be kept.
-        let _ = paths::write_atomically(&file, why_not.clone().unwrap_or_default().as_bytes());
+    if let Some((name, folder)) = kept {
+        folder.keep(&name, why_not.clone().unwrap_or_default().as_bytes());
     }
     Answer { why_not, is_new: true }
 }
 
-/// Where the answer is kept; none if it cannot be.
-fn kept(machine: MachineModel) -> Option<std::path::PathBuf> {
+/// The name under which the answer is kept; none if this QEMU is not found.
+fn kept(machine: MachineModel) -> Option<String> {
     let program = qemu::program();
     let search = std::env::var_os("PATH").unwrap_or_default();
     let mut places = std::env::split_paths(&search).map(|folder| folder.join(&program));
@@ -60,7 +59,7 @@ fn kept(machine: MachineModel) -> Option<std::path::PathBuf> {
         qemu::share_device(machine)
     );
     let name = hex(&Sha256::digest(facts)[..NAME_BYTES]);
-    Some(paths::cache_dir().ok()?.join(format!("virtiofs-{name}")))
+    Some(format!("virtiofs-{name}"))
 }
 
 fn why_not(machine: MachineModel) -> Option<String> {
