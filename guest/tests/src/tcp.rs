@@ -6,8 +6,8 @@ use crate::sys::*;
 use crate::{sc, tests};
 
 tests!("tcp":
-    first_send_after_close, connect_without_waiting, connect_refused, backlog_counts,
-    bind_conflicts, accepted_connections_hold_the_port, time_wait_is_seen, resets,
+    first_send_after_close, much_sent_after_close, connect_without_waiting, connect_refused,
+    backlog_counts, bind_conflicts, accepted_connections_hold_the_port, time_wait_is_seen, resets,
     truncation_discards,
     connected_with_itself, more_and_cork, cork_ends_by_itself, mapped_addresses, v6_only,
     urgent_data, urgent_data_inline, shutdown_matrix, poll_of_each_state, disconnect,
@@ -166,6 +166,31 @@ fn nonblocking(s: i32) {
 fn linger(s: i32, seconds: i32) {
     let value = [1, seconds];
     sc!(SYS_setsockopt, s, SOL_SOCKET, SO_LINGER, value.as_ptr(), 8).is(0);
+}
+
+/// Who sends much to an end that has closed is told so by how much went: what the buffer held, and
+/// not all of it, however much that is.
+fn much_sent_after_close() {
+    const PIECE: usize = 1 << 20;
+    let piece = vec![1u8; PIECE];
+    let vector: Vec<[usize; 2]> = vec![[piece.as_ptr() as usize, PIECE]; 1024];
+    for flags in [0, O_NONBLOCK] {
+        let (c, s) = pair();
+        sc!(SYS_fcntl, c, F_SETFL, flags | O_RDWR).is(0);
+        close(s);
+        poll_until(c, i32::from(POLLRDHUP));
+        let sent = sc!(SYS_writev, c, vector.as_ptr(), vector.len()).expect("the first goes");
+        assert!((1..64 << 20).contains(&sent), "{sent} bytes went to nobody");
+        poll_until(c, i32::from(POLLHUP));
+        send(c, b"two", MSG_NOSIGNAL).fails(EPIPE);
+        close(c);
+    }
+    // Nothing goes from memory that is not there.
+    let (c, s) = pair();
+    close(s);
+    poll_until(c, i32::from(POLLRDHUP));
+    sc!(SYS_write, c, 8, 100).fails(EFAULT);
+    send(c, b"one", MSG_NOSIGNAL).is(3);
 }
 
 fn first_send_after_close() {

@@ -302,26 +302,24 @@ impl Socket for TcpSocket {
 
     fn send(&self, _who: &Thread, source: &mut Source<'_>, what: Outgoing) -> Result<usize> {
         let link = self.link_to_send(what.timeout)?;
-        if let Some(error) = self.common.take_error() {
-            return Err(error);
-        }
-        if !link.may_send() {
-            return Err(Errno::EPIPE);
-        }
+        let check = || match self.common.take_error() {
+            Some(error) => Err(error),
+            None if !link.may_send() => Err(Errno::EPIPE),
+            None => Ok(()),
+        };
+        check()?;
         if let Some(error) = what.control.error {
             return Err(error);
         }
         let mode = SendMode { more: what.mode.more || self.tcp.is_corked(), ..what.mode };
-        let len = source.left();
         match link.tx.send(source, None, mode, what.timeout) {
             Err(Errno::EPIPE) => {
-                if let Some(error) = self.common.take_error() {
-                    return Err(error);
-                }
-                if !link.may_send() {
-                    return Err(Errno::EPIPE);
-                }
-                // Nobody receives any more, which this end learns from the answer only.
+                check()?;
+                // Nobody receives any more, which this end learns from the answer only: what its
+                // buffer holds has gone by then.
+                source.truncate(self.common.send_limit());
+                let len = source.left();
+                source.read_through()?;
                 link.reset_by_peer();
                 Ok(len)
             }
