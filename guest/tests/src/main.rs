@@ -72,6 +72,7 @@ mod sysv;
 mod tcp;
 mod threads;
 mod time;
+mod transfers;
 mod waits;
 mod yama;
 
@@ -99,6 +100,7 @@ const SUBJECTS: &[&[Test]] = &[
     partly::TESTS,
     leases::TESTS,
     handles::TESTS,
+    transfers::TESTS,
     mounts::TESTS,
     order::TESTS,
     errors::TESTS,

@@ -15,7 +15,7 @@ use crate::base::io::{IoVec, MAX_TRANSFER, Sink, Source, read_iovec};
 use crate::base::user::UserPtr;
 use crate::fs::devfs;
 use crate::fs::pseudo::PseudoInode;
-use crate::process::own_open_file;
+use crate::process::{current, own_open_file};
 use crate::vfs::{File, FileType};
 
 const SPLICE_FLAGS: u32 =
@@ -24,6 +24,12 @@ const SPLICE_FLAGS: u32 =
 /// EINVAL for a count that is negative where sizes have a sign.
 fn check_length(len: u64) -> Result<()> {
     if len > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
+/// A call that reads and writes, as /proc/PID/io counts.
+fn counted(transfer: impl FnOnce() -> Result<u64>) -> Result<u64> {
+    let thread = current();
+    thread.reads(|| thread.writes(transfer))
 }
 
 /// sendfile(2).
@@ -51,7 +57,7 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
             return Err(Errno::EINVAL);
         }
         pipe.wait_writable(output.is_nonblocking())?;
-        return fill(&mut from, pipe, &output, count);
+        return counted(|| fill(&mut from, pipe, &output, count));
     }
     if count > 0 && (is_stream || !gives) {
         return Err(Errno::EINVAL);
@@ -60,7 +66,7 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
     let is_same = Arc::ptr_eq(&from.file, &output) && from.offset.is_none();
     let start = from.at();
     let mut bytes = buffer(count as usize)?;
-    let done = repeat(count, |left| {
+    let step = |left: usize| {
         let read = from.peek(&mut bytes[..left.min(CHUNK)])?;
         if read == 0 {
             return Ok((0, false));
@@ -73,7 +79,8 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
             from.advance(written);
         }
         Ok((written, written == read))
-    })?;
+    };
+    let done = counted(|| repeat(count, step))?;
     if is_same {
         *from.file.position.lock() = start + done;
     }
@@ -138,7 +145,7 @@ pub fn copy_file_range(
     }
     // Of text that is made when it is read no length is known: nothing of it is copied.
     let mut bytes = buffer(len as usize)?;
-    let done = repeat(len, |left| {
+    let step = |left: usize| {
         let read = from.peek(&mut bytes[..left.min(CHUNK)])?;
         if read == 0 {
             return Ok((0, false));
@@ -146,7 +153,8 @@ pub fn copy_file_range(
         let written = to.write(&bytes[..read])?;
         from.advance(written);
         Ok((written, written == read))
-    })?;
+    };
+    let done = counted(|| repeat(len, step))?;
     from.note_read(done);
     from.finish()?;
     to.finish()?;

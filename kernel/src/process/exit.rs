@@ -93,6 +93,7 @@ fn charge(thread: &Thread, process: &Process) {
     let (user, kernel) = thread.times_ns();
     process.past_times_ns[0].fetch_add(user, Ordering::Relaxed);
     process.past_times_ns[1].fetch_add(kernel, Ordering::Relaxed);
+    process.past_transfers.add(thread.transfers.totals());
     process.past_counts.lock().add_switches(thread);
 }
 

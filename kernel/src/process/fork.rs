@@ -489,6 +489,7 @@ impl Process {
             undo: SpinLock::default(),
             start_ns: crate::base::time::now_ns(),
             past_times_ns: [const { AtomicU64::new(0) }; 4],
+            past_transfers: super::transfers::Transfers::default(),
             past_counts: SpinLock::default(),
             children_counts: SpinLock::default(),
         }

@@ -48,6 +48,7 @@ pub mod signal;
 mod state;
 mod table;
 pub mod timers;
+pub mod transfers;
 pub mod upper;
 pub mod usage;
 pub mod wait;
@@ -92,6 +93,8 @@ pub struct Thread {
     pub confinement: Confinement,
     /// Became a user's who had too many threads by then (`fork::check_exceeded`).
     exceeds_processes: AtomicBool,
+    /// What it has read and written.
+    pub transfers: transfers::Transfers,
     /// How restart_syscall(2) goes on with an interrupted call.
     pub restart: SpinLock<Option<restart::Restart>>,
     /// Files, directories, credentials.
@@ -172,6 +175,7 @@ impl Thread {
             trace: ptrace::Trace::default(),
             confinement: Confinement::default(),
             exceeds_processes: AtomicBool::new(false),
+            transfers: transfers::Transfers::default(),
             restart: SpinLock::new(None),
             own,
             place: AtomicUsize::new(0),
@@ -265,6 +269,8 @@ pub struct Process {
     pub start_ns: u64,
     /// CPU time of threads that ended, and of children waited for: user, kernel (nanoseconds).
     pub past_times_ns: [AtomicU64; 4],
+    /// What threads that ended, and children waited for, have read and written.
+    pub past_transfers: transfers::Transfers,
     /// Faults and switches of threads that ended.
     pub past_counts: SpinLock<usage::Counts>,
     /// The same, of children waited for.

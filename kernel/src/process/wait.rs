@@ -207,6 +207,7 @@ fn bury(parent: &Process, child: &Arc<Process>) {
     let times = |i: usize| child.past_times_ns[i].load(Ordering::Relaxed);
     parent.past_times_ns[2].fetch_add(times(0) + times(2), Ordering::Relaxed);
     parent.past_times_ns[3].fetch_add(times(1) + times(3), Ordering::Relaxed);
+    parent.past_transfers.add(child.past_transfers.totals());
     let counts = super::usage::Counts::with_children(child);
     parent.children_counts.lock().add(&counts);
     relations::forget(child);

@@ -453,12 +453,17 @@ impl Content for AuxiliaryVector {
     }
 }
 
-/// Transfers are not counted; the file is there because tools insist on it.
-pub(super) fn io(_: &Subject, out: &mut Text) -> Result<()> {
-    for name in ["rchar", "wchar", "syscr", "syscw", "read_bytes", "write_bytes"] {
-        writeln!(out, "{name}: 0");
-    }
-    out.bytes(b"cancelled_write_bytes: 0\n");
+/// There are no disks: nothing comes from one, and nothing goes there.
+pub(super) fn io(subject: &Subject, out: &mut Text) -> Result<()> {
+    let totals = match &subject.thread {
+        Some(thread) => thread.transfers.totals(),
+        None => subject.process.transfers(),
+    };
+    writeln!(out, "rchar: {}", totals.read);
+    writeln!(out, "wchar: {}", totals.written);
+    writeln!(out, "syscr: {}", totals.read_calls);
+    writeln!(out, "syscw: {}", totals.write_calls);
+    out.bytes(b"read_bytes: 0\nwrite_bytes: 0\ncancelled_write_bytes: 0\n");
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use crate::base::user::UserPtr;
 use crate::fs::pseudo::PseudoInode;
 use crate::ipc::transfer::{self, RequestFlags, read_at, read_stream, write_at, write_stream};
 use crate::process::pidfd::PidFile;
-use crate::process::{Thread, file_of};
+use crate::process::{Thread, current, file_of};
 use crate::vfs::anon::AnonInode;
 use crate::vfs::inotify::Inotify;
 use crate::vfs::{File, FileType};
@@ -23,7 +23,7 @@ pub fn read(thread: Current<Thread>, fd: u32, buffer: u64, count: u64) -> Result
     let file = file_of(thread, fd)?;
     file.check_readable()?;
     check_buffer(buffer, count).or_else(|_| check_reads(&file).and(Err(Errno::EFAULT)))?;
-    read_stream(&file, &mut Sink::user(buffer, count as usize))
+    thread.reads(|| read_stream(&file, &mut Sink::user(buffer, count as usize)))
 }
 
 /// write(2).
@@ -31,23 +31,27 @@ pub fn write(thread: Current<Thread>, fd: u32, buffer: u64, count: u64) -> Resul
     let file = file_of(thread, fd)?;
     file.check_writable()?;
     check_buffer(buffer, count).or_else(|_| check_writes(&file).and(Err(Errno::EFAULT)))?;
-    write_stream(&file, &mut Source::user(buffer, count as usize))
+    thread.writes(|| write_stream(&file, &mut Source::user(buffer, count as usize)))
 }
 
 /// readv(2).
 pub fn readv(fd: u64, vector: u64, count: u64) -> Result<u64> {
-    let file = file(fd)?;
-    check_reads(&file)?;
-    let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
-    read_stream(&file, &mut Sink::user_vector(&vector))
+    current().reads(|| {
+        let file = file(fd)?;
+        check_reads(&file)?;
+        let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
+        read_stream(&file, &mut Sink::user_vector(&vector))
+    })
 }
 
 /// writev(2).
 pub fn writev(fd: u64, vector: u64, count: u64) -> Result<u64> {
-    let file = file(fd)?;
-    check_writes(&file)?;
-    let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
-    write_stream(&file, &mut Source::user_vector(&vector))
+    current().writes(|| {
+        let file = file(fd)?;
+        check_writes(&file)?;
+        let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
+        write_stream(&file, &mut Source::user_vector(&vector))
+    })
 }
 
 /// pread64(2).
@@ -56,7 +60,7 @@ pub fn pread64(fd: u64, buffer: u64, count: u64, offset: u64) -> Result<u64> {
     let file = positioned(fd)?;
     file.check_readable()?;
     check_buffer(buffer, count)?;
-    read_at(&file, offset, &mut Sink::user(buffer, count as usize))
+    current().reads(|| read_at(&file, offset, &mut Sink::user(buffer, count as usize)))
 }
 
 /// pwrite64(2).
@@ -65,25 +69,29 @@ pub fn pwrite64(fd: u64, buffer: u64, count: u64, offset: u64) -> Result<u64> {
     let file = positioned_to_write(fd)?;
     file.check_writable()?;
     check_buffer(buffer, count)?;
-    write_at(&file, offset, &mut Source::user(buffer, count as usize))
+    current().writes(|| write_at(&file, offset, &mut Source::user(buffer, count as usize)))
 }
 
 /// preadv(2).
 pub fn preadv(fd: u64, vector: u64, count: u64, offset: u64) -> Result<u64> {
     let offset = check_offset(offset)?;
-    let file = positioned(fd)?;
-    check_reads(&file)?;
-    let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
-    read_at(&file, offset, &mut Sink::user_vector(&vector))
+    current().reads(|| {
+        let file = positioned(fd)?;
+        check_reads(&file)?;
+        let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
+        read_at(&file, offset, &mut Sink::user_vector(&vector))
+    })
 }
 
 /// pwritev(2).
 pub fn pwritev(fd: u64, vector: u64, count: u64, offset: u64) -> Result<u64> {
     let offset = check_offset(offset)?;
-    let file = positioned_to_write(fd)?;
-    check_writes(&file)?;
-    let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
-    write_at(&file, offset, &mut Source::user_vector(&vector))
+    current().writes(|| {
+        let file = positioned_to_write(fd)?;
+        check_writes(&file)?;
+        let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
+        write_at(&file, offset, &mut Source::user_vector(&vector))
+    })
 }
 
 /// preadv2(2): an offset of -1 means the file's position. Its upper half is a word of its own
@@ -96,14 +104,16 @@ pub fn preadv2(
     _upper: u64,
     flags: u64,
 ) -> Result<u64> {
-    let (file, offset) = at_offset(fd, offset)?;
-    check_reads(&file)?;
-    let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
-    // The events of inotify(7), and directories, are read as before there were flags.
-    let is_directory = file.inode().file_type() == FileType::Directory;
-    let is_old = is_directory || file.ops_as::<Inotify>().is_some();
-    let check = if is_old { RequestFlags::of_old_read } else { RequestFlags::of_read };
-    transfer::read_request(&file, offset, Sink::user_vector(&vector), check(flags as u32)?)
+    current().reads(|| {
+        let (file, offset) = at_offset(fd, offset)?;
+        check_reads(&file)?;
+        let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
+        // The events of inotify(7), and directories, are read as before there were flags.
+        let is_directory = file.inode().file_type() == FileType::Directory;
+        let is_old = is_directory || file.ops_as::<Inotify>().is_some();
+        let check = if is_old { RequestFlags::of_old_read } else { RequestFlags::of_read };
+        transfer::read_request(&file, offset, Sink::user_vector(&vector), check(flags as u32)?)
+    })
 }
 
 /// pwritev2(2), as [`preadv2`].
@@ -115,14 +125,16 @@ pub fn pwritev2(
     _upper: u64,
     flags: u64,
 ) -> Result<u64> {
-    let (file, offset) = at_offset(fd, offset)?;
-    if offset.is_some() && !file.ops().is_written_at_places() {
-        return Err(Errno::ESPIPE);
-    }
-    check_writes(&file)?;
-    let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
-    let flags = RequestFlags::of_write(flags as u32)?;
-    transfer::write_request(&file, offset, Source::user_vector(&vector), flags)
+    current().writes(|| {
+        let (file, offset) = at_offset(fd, offset)?;
+        if offset.is_some() && !file.ops().is_written_at_places() {
+            return Err(Errno::ESPIPE);
+        }
+        check_writes(&file)?;
+        let Some(vector) = read_buffers(vector, count)? else { return Ok(0) };
+        let flags = RequestFlags::of_write(flags as u32)?;
+        transfer::write_request(&file, offset, Source::user_vector(&vector), flags)
+    })
 }
 
 /// The file behind a descriptor argument of a call with an offset: ESPIPE for a stream.
