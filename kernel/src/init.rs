@@ -92,6 +92,11 @@ pub fn start_beside(first: First, begins: impl FnOnce(u32)) -> Result<u32> {
     })
 }
 
+/// The same where nobody waits for its end.
+pub fn start_alone(first: First) -> Result<()> {
+    spawn(first, |_| {}).map(|_| ())
+}
+
 /// Waits for the end of what [`start_beside`] has started: its wait(2) status.
 pub fn end_of(pid: u32) -> i32 {
     let status = ENDED.wait_uninterruptible(|| ENDS.lock().get(&pid).copied().flatten());

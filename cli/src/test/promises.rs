@@ -276,6 +276,24 @@ pub(super) fn setuid(context: &Context, folder: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// Core files go to a program where the pattern names one (core(5)), whatever RLIMIT_CORE is; it
+/// finds the process while it reads, and the process's end waits for it.
+pub(super) fn core_to_program(context: &Context, folder: &Path) -> Result<(), Error> {
+    let script = "cd /tmp; cat >helper <<'END'
+#!/bin/sh
+{ echo $# $2 $3; id -u; pwd; echo $PATH; cat /proc/$1/comm; } >/tmp/said
+head -c 4 >/tmp/head; cat >/tmp/rest
+END
+        chmod +x helper; ulimit -c 0; cd /proc/sys/kernel; cat core_pipe_limit
+        echo '|/tmp/helper %p %s a%%b' >core_pattern; echo 1 >core_pipe_limit
+        setpriv --reuid 12345 sh -c 'kill -ABRT $$' 2>&1; echo $?
+        cat /tmp/said; od -An -c /tmp/head; test $(wc -c </tmp/rest) -gt 10000 && echo long
+        echo '|/tmp/none' >core_pattern; sh -c 'kill -ABRT $$' 2>&1; echo $?";
+    let wanted = "0\nAborted (core dumped)\n134\n3 6 a%b\n0\n/\n/sbin:/bin:/usr/sbin:/usr/bin\nsh\n \
+                  177   E   L   F\nlong\nAborted\n134\n";
+    expect(context, folder, &["--user", "0", "--", "sh", "-c", script], wanted)
+}
+
 /// A home that cannot be written, or is not there, is no reason to fail, and is not made.
 pub(super) fn cache_elsewhere(context: &Context, folder: &Path) -> Result<(), Error> {
     let mut command = limen(context, folder, &["--", "echo", "runs"]);

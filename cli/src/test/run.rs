@@ -60,6 +60,7 @@ const TESTS: &[(&str, Test)] = &[
     ("run::full_disk", full_disk::full_disk),
     ("run::bench_steps", waiting::bench_steps),
     ("run::setuid", promises::setuid),
+    ("run::core_to_program", promises::core_to_program),
     ("run::cache_elsewhere", promises::cache_elsewhere),
     ("run::background", detached::background),
     ("run::exec", exec::exec),

@@ -4,6 +4,7 @@
 //! starts other programs while it runs.
 
 pub mod file_systems;
+mod helper;
 pub mod host_channel;
 pub mod initramfs;
 pub mod report;

@@ -102,6 +102,7 @@ fn register_floors() {
         },
         leaves_memory: robust::leaves_memory,
         dump_core: crate::ptrace::core::dump,
+        start_helper: super::helper::start,
         leaves_core_notes: crate::ptrace::core::add_thread,
         undo_of: |process| undo::list_of(process),
         leave_undo: undo::leave,
@@ -189,6 +190,7 @@ fn first_program(config: &BootConfig, root: &Location) -> core::result::Result<F
         take_hosts_time();
     }
     fs::profile::set_root(root);
+    super::helper::set_root(root);
     security::profile::enforce().step("the profile")?;
     report::send(&ToHost::BootNs(crate::base::time::now_ns()));
     Ok(First { image, files: Arc::new(files), fs })

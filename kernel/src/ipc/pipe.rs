@@ -166,6 +166,11 @@ impl Pipe {
         self.after_read(had_room, data.ring.len());
     }
 
+    /// Sleeps until nobody reads it any more. EINTR.
+    pub fn wait_unread(&self) -> Result<()> {
+        Ok(self.write_queue.wait(|| (self.readers.load(Ordering::SeqCst) == 0).then_some(()))?)
+    }
+
     /// Sleeps until there is data or no writer is left; false: the end. EAGAIN if `nonblocking`.
     pub fn wait_readable(&self, nonblocking: bool) -> Result<bool> {
         self.read_queue.wait(|| {
@@ -642,6 +647,16 @@ pub fn sys_pipe2(fds: u64, flags: u32) -> Result<u64> {
 /// Asks for a pipe of notifications (pipe2(2)), of which there are none.
 const O_NOTIFICATION_PIPE: u32 = raw::O_EXCL;
 
+/// A new pipe's ends, the one to read from first; `flags` as of pipe2(2).
+pub fn open_ends(owner: (u32, u32), flags: u32) -> (Arc<File>, Arc<File>) {
+    let pipe = Pipe::new();
+    let inode: Arc<dyn Inode> = pipe.make_inode(owner);
+    let reader = Arc::new(End::new(&pipe, inode.clone(), true, false));
+    let writer = Arc::new(End::new(&pipe, inode, false, true));
+    let reader = File::new(reader, raw::O_RDONLY | flags & raw::O_NONBLOCK, None);
+    (reader, File::new(writer, raw::O_WRONLY | flags & !raw::O_CLOEXEC, None))
+}
+
 fn make(address: u64, flags: u32) -> Result<u64> {
     if flags & !(raw::O_CLOEXEC | raw::O_NONBLOCK | raw::O_DIRECT) == O_NOTIFICATION_PIPE {
         return Err(Errno::ENOPKG);
@@ -649,13 +664,8 @@ fn make(address: u64, flags: u32) -> Result<u64> {
     if flags & !(raw::O_CLOEXEC | raw::O_NONBLOCK | raw::O_DIRECT) != 0 {
         return Err(Errno::EINVAL);
     }
-    let pipe = Pipe::new();
     let owner = Own::with_credentials(current(), |own| (own.fsuid, own.fsgid));
-    let inode: Arc<dyn Inode> = pipe.make_inode(owner);
-    let reader = Arc::new(End::new(&pipe, inode.clone(), true, false));
-    let writer = Arc::new(End::new(&pipe, inode, false, true));
-    let reader = File::new(reader, raw::O_RDONLY | flags & raw::O_NONBLOCK, None);
-    let writer = File::new(writer, raw::O_WRONLY | flags & !raw::O_CLOEXEC, None);
+    let (reader, writer) = open_ends(owner, flags);
     super::give_pair(reader, writer, flags & raw::O_CLOEXEC != 0, |pair| {
         UserPtr::<[i32; 2]>::new(address).write(pair)
     })

@@ -34,6 +34,7 @@ pub(super) static TABLE: &[(&str, Static)] = &[
 static KERNEL: &[(&str, Static)] = &[
     ("cap_last_cap", says!("40")),
     ("core_pattern", Static::Setting(core_pattern, set_core_pattern)),
+    ("core_pipe_limit", Static::Setting(core_pipe_limit, set_core_pipe_limit)),
     ("core_uses_pid", Static::Setting(core_uses_pid, set_core_uses_pid)),
     ("dmesg_restrict", says!("1")),
     ("domainname", Static::Setting(domainname, set_domainname)),
@@ -197,6 +198,16 @@ fn core_pattern(out: &mut Text) -> Result<()> {
 
 fn set_core_pattern(data: &[u8]) -> Result<()> {
     core::set_pattern(data.split(|&byte| byte == b'\n' || byte == 0).next().unwrap_or_default())
+}
+
+fn core_pipe_limit(out: &mut Text) -> Result<()> {
+    writeln!(out, "{}", core::pipe_limit());
+    Ok(())
+}
+
+fn set_core_pipe_limit(data: &[u8]) -> Result<()> {
+    core::set_pipe_limit(parse_number(data)?);
+    Ok(())
 }
 
 fn core_uses_pid(out: &mut Text) -> Result<()> {

@@ -9,7 +9,7 @@
 use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use abi::{Errno, Result, general as raw};
 use entry::PtRegs;
@@ -23,10 +23,11 @@ use crate::base::io::Source;
 use crate::base::sched::Sleep;
 use crate::base::time::{NS_PER_SEC, realtime_ns};
 use crate::base::{identity, sched};
+use crate::ipc::pipe;
 use crate::mm::{Backing, Mm, MmInner, PAGE, Vma, VmaFlags};
 use crate::process::signal::info::{SIGINFO_BYTES, SigInfo};
-use crate::process::signal::send;
-use crate::process::{Process, Thread, current};
+use crate::process::signal::{SignalSet, send};
+use crate::process::{Process, Thread, current, upper};
 use crate::security::Resource;
 use crate::vfs::open::{How, open};
 use crate::vfs::path::Context;
@@ -80,9 +81,9 @@ pub fn pattern() -> Vec<u8> {
     text.iter().copied().take_while(|&byte| byte != 0).collect()
 }
 
-/// Sets the pattern. EINVAL if it is too long, or names a program: none is started.
+/// Sets the pattern. EINVAL if it is too long.
 pub fn set_pattern(text: &[u8]) -> Result<()> {
-    if text.len() >= PATTERN_MAX || text.starts_with(b"|") {
+    if text.len() >= PATTERN_MAX {
         return Err(Errno::EINVAL);
     }
     let mut pattern = [0; PATTERN_MAX];
@@ -101,11 +102,30 @@ pub fn set_uses_pid(uses: bool) {
     PATTERN.lock().1 = uses;
 }
 
+/// Most processes whose cores programs take at a time, whose ends are then waited for; 0: any, and
+/// no end is (kernel.core_pipe_limit).
+static PIPES_MAX: AtomicU32 = AtomicU32::new(0);
+static PIPES: AtomicU32 = AtomicU32::new(0);
+
+/// See [`PIPES_MAX`].
+pub fn pipe_limit() -> u32 {
+    PIPES_MAX.load(Ordering::Relaxed)
+}
+
+/// See [`PIPES_MAX`].
+pub fn set_pipe_limit(limit: u32) {
+    PIPES_MAX.store(limit, Ordering::Relaxed);
+}
+
 /// The running thread ends its process by `info`'s signal: ends the others and writes the file.
-/// Whether there is one.
+/// Whether there is one. RLIMIT_CORE says of 0 that none is wanted, but not to a program.
 pub fn dump(regs: &PtRegs, info: &SigInfo) -> bool {
     let thread = current();
     let process = &thread.process;
+    let to_program = pattern().starts_with(b"|");
+    if !to_program && limit(process) == 0 {
+        return false;
+    }
     {
         let threads = process.threads.lock();
         let mut shared = process.signals.lock();
@@ -115,7 +135,10 @@ pub fn dump(regs: &PtRegs, info: &SigInfo) -> bool {
         process.settings.dumps_core.store(true, Ordering::SeqCst);
         send::start_exit(process, &threads, &mut shared, info.signo, Some(thread.tid()));
     }
-    let written = wait_for_others(process).and_then(|()| write_file(&thread, regs, info));
+    let written = wait_for_others(process).and_then(|()| match to_program {
+        true => give_to_program(&thread, regs, info),
+        false => write_file(&thread, regs, info),
+    });
     process.settings.dumps_core.store(false, Ordering::SeqCst);
     if written.is_ok() {
         let mut shared = process.signals.lock();
@@ -315,8 +338,57 @@ fn areas(process: &Process) -> Result<(Vec<Segment>, Vec<u8>)> {
     Ok((segments, text))
 }
 
-/// The whole file. EFBIG if not even its notes fit RLIMIT_CORE; what else does not is cut off.
+/// EFBIG if not even the notes fit RLIMIT_CORE; what else does not is cut off.
 fn write_file(thread: &Thread, regs: &PtRegs, info: &SigInfo) -> Result<()> {
+    let file = create(thread, info)?;
+    let limit = limit(&thread.process);
+    write_core(thread, regs, info, Output { file, at: 0, limit, is_pipe: false })
+}
+
+/// Starts the pattern's program and writes to its standard input. EAGAIN if too many are taken.
+fn give_to_program(thread: &Thread, regs: &PtRegs, info: &SigInfo) -> Result<()> {
+    /// RLIMIT_CORE of a program that is a helper itself: its core would be given to another.
+    const OF_HELPERS: u64 = 1;
+    if limit(&thread.process) == OF_HELPERS {
+        return Err(Errno::EAGAIN);
+    }
+    let most = pipe_limit();
+    let taken = PIPES.fetch_add(1, Ordering::SeqCst);
+    let given = match most == 0 || taken < most {
+        true => write_to_program(thread, regs, info, most != 0),
+        false => Err(Errno::EAGAIN),
+    };
+    PIPES.fetch_sub(1, Ordering::SeqCst);
+    // Who reads no more has had what it wanted.
+    if let Err(error) = given
+        && error != Errno::EPIPE
+    {
+        let pid = thread.process.pid;
+        machine::log!("warning: core of process {pid}: not given to a program: {}", error.name());
+    }
+    given
+}
+
+/// `waits`: until the program has ended or closed its input.
+fn write_to_program(thread: &Thread, regs: &PtRegs, info: &SigInfo, waits: bool) -> Result<()> {
+    // Each word is one argument, whatever stands in it for what.
+    let words = pattern()[1..]
+        .split(u8::is_ascii_whitespace)
+        .filter(|word| !word.is_empty())
+        .map(|word| expanded(word, thread, info).0)
+        .collect();
+    let (input, output) = pipe::open_ends((0, 0), 0);
+    upper::start_helper(words, input)?;
+    let pipe = pipe::of(&output).ok_or(Errno::EIO)?.clone();
+    let output = Output { file: output, at: 0, limit: u64::MAX, is_pipe: true };
+    let written = write_core(thread, regs, info, output);
+    if waits {
+        pipe.wait_unread()?;
+    }
+    written
+}
+
+fn write_core(thread: &Thread, regs: &PtRegs, info: &SigInfo, mut output: Output) -> Result<()> {
     let process = &thread.process;
     let (segments, files) = areas(process)?;
     let mut notes = Notes::default();
@@ -331,11 +403,12 @@ fn write_file(thread: &Thread, regs: &PtRegs, info: &SigInfo) -> Result<()> {
     for others in core::mem::take(&mut *process.core_notes.lock()) {
         notes.0.extend_from_slice(&others);
     }
-    let mut output = Output { file: create(thread, info)?, at: 0, limit: limit(process) };
+    // The signal that ends the process ends no wait of this, but for SIGKILL.
+    thread.signals.lock().blocked = SignalSet::MAX;
     output.write(&headers(&segments, notes.0.len()))?;
     output.write(&notes.0)?;
     let gap = output.at.next_multiple_of(PAGE) - output.at;
-    output.skip(gap);
+    output.skip(gap)?;
     let mut buffer = crate::ipc::splice::buffer(CHUNK)?;
     let mm = process.mm()?;
     for segment in &segments {
@@ -359,7 +432,7 @@ fn write_segment(segment: &Segment, mm: &Mm, buffer: &mut [u8], output: &mut Out
                 read as u64
             }
             // What cannot be read reads as zeros.
-            _ => output.skip(PAGE.min(end - at)),
+            _ => output.skip(PAGE.min(end - at))?,
         };
         sched::yield_if_needed();
     }
@@ -411,6 +484,8 @@ struct Output {
     at: u64,
     /// What lies behind this is cut off.
     limit: u64,
+    /// It has no holes, and no size.
+    is_pipe: bool,
 }
 
 impl Output {
@@ -427,14 +502,20 @@ impl Output {
         if fits < bytes.len() { Err(Errno::EFBIG) } else { Ok(()) }
     }
 
-    /// Leaves a hole; its length.
-    fn skip(&mut self, len: u64) -> u64 {
-        self.at += len;
-        len
+    /// Leaves a hole of at most a page; its length.
+    fn skip(&mut self, len: u64) -> Result<u64> {
+        match self.is_pipe {
+            true => self.write(&[0; PAGE as usize][..len as usize])?,
+            false => self.at += len,
+        }
+        Ok(len)
     }
 
     /// A hole at the end is part of the file, too.
     fn finish(self) -> Result<()> {
+        if self.is_pipe {
+            return Ok(());
+        }
         let size = self.at.min(self.limit);
         let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };
         self.file.inode().set_attributes(&changes)?;
@@ -457,10 +538,20 @@ fn create(thread: &Thread, info: &SigInfo) -> Result<Arc<File>> {
 
 /// The pattern with everything in it replaced (core(5)).
 fn file_name(thread: &Thread, info: &SigInfo) -> Vec<u8> {
+    let (mut name, has_pid) = expanded(&pattern(), thread, info);
+    if uses_pid() && !has_pid {
+        name.extend_from_slice(format!(".{}", thread.process.pid).as_bytes());
+    }
+    name.truncate(NAME_MAX);
+    name
+}
+
+/// A text with everything in it replaced, and whether the process's id was.
+fn expanded(text: &[u8], thread: &Thread, info: &SigInfo) -> (Vec<u8>, bool) {
     let process = &thread.process;
     let credentials = process.credentials();
-    let (pattern, mut name, mut has_pid) = (pattern(), Vec::new(), false);
-    let mut bytes = pattern.iter().copied();
+    let (mut name, mut has_pid) = (Vec::new(), false);
+    let mut bytes = text.iter().copied();
     while let Some(byte) = bytes.next() {
         if byte != b'%' {
             name.push(byte);
@@ -491,11 +582,7 @@ fn file_name(thread: &Thread, info: &SigInfo) -> Vec<u8> {
         };
         name.extend_from_slice(format!("{number}").as_bytes());
     }
-    if uses_pid() && !has_pid {
-        name.extend_from_slice(format!(".{}", process.pid).as_bytes());
-    }
-    name.truncate(NAME_MAX);
-    name
+    (name, has_pid)
 }
 
 /// A name in a file's name: a slash in it would lead elsewhere.

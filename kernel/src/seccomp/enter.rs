@@ -9,7 +9,7 @@ use seccomp::{Data, action};
 
 use crate::process::current;
 use crate::process::seccomp::{ARCH, Answer, Mode, with_own_mode};
-use crate::process::signal::{SigInfo, send};
+use crate::process::signal::{self, SigInfo, send};
 use crate::process::{exit, ptrace, work};
 
 /// Lines that programs can make the kernel log.
@@ -85,7 +85,7 @@ fn act(regs: &mut PtRegs, answer: u32, logs: bool, asked_again: bool) -> bool {
         }
         action::TRACE => return trace(regs, value),
         action::USER_NOTIF => return notify(regs, answer),
-        other => kill(regs, other),
+        other => kill(regs, other, value),
     }
     false
 }
@@ -123,15 +123,18 @@ fn notify(regs: &mut PtRegs, answer: u32) -> bool {
     false
 }
 
-/// KILL_THREAD, and everything that is no action, which kills the process.
-fn kill(regs: &mut PtRegs, action: u32) -> ! {
+/// KILL_THREAD, and everything that is no action, which kills the process: as SIGSYS would, with a
+/// core that has the registers from before the call.
+fn kill(regs: &mut PtRegs, action: u32, value: u32) -> ! {
     log(regs, action);
-    let dumps = if crate::process::signal::may_dump_core() { 0x80 } else { 0 };
     let is_alone = current().process.threads.lock().len() == 1;
     if action == action::KILL_THREAD && !is_alone {
         exit::exit_thread(regs, raw::SIGSYS as i32);
     }
-    exit::exit_group(regs, raw::SIGSYS as i32 | dumps)
+    let number = regs.orig_rax as u32;
+    regs.rax = regs.orig_rax;
+    let core = signal::dump_core(regs, &SigInfo::filtered(regs.rip, number, ARCH, value));
+    exit::exit_group(regs, raw::SIGSYS as i32 | core)
 }
 
 fn log(regs: &PtRegs, answer: u32) {

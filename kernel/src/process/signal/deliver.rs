@@ -5,7 +5,7 @@ use abi::{Errno, general as raw};
 use entry::PtRegs;
 
 use super::{Action, SIG_DFL, SIG_IGN, SigInfo, SignalSet, bit, frame, mask, pending, send, stop};
-use crate::process::{Thread, current, exit, ptrace, rseq, timers, upper};
+use crate::process::{Thread, current, exit, ptrace, rseq, timers};
 
 /// What to do next.
 enum Next {
@@ -94,10 +94,9 @@ fn take_action(regs: &mut PtRegs, info: SigInfo, continues: u64) -> bool {
             stop::begin(number, continues);
             return false;
         }
-        let dumps = pending::DUMPS_CORE & bit(number) != 0
-            && super::may_dump_core()
-            && upper::dump_core(regs, &info);
-        exit::exit_group(regs, number as i32 | if dumps { 0x80 } else { 0 });
+        let dumps = pending::DUMPS_CORE & bit(number) != 0;
+        let core = if dumps { super::dump_core(regs, &info) } else { 0 };
+        exit::exit_group(regs, number as i32 | core);
     }
     enter_handler(regs, &info, &action);
     true

@@ -15,11 +15,11 @@
 use alloc::boxed::Box;
 use core::sync::atomic::Ordering;
 
+use entry::PtRegs;
 use machine::sync::SpinLock;
 
-use super::{Process, Thread, work};
+use super::{Process, Thread, upper, work};
 use crate::process::current;
-use crate::security::Resource;
 
 pub mod altstack;
 pub mod deliver;
@@ -208,8 +208,9 @@ impl Thread {
     }
 }
 
-/// Whether a core file may be written: RLIMIT_CORE and PR_SET_DUMPABLE.
-pub fn may_dump_core() -> bool {
-    let process = &current().process;
-    process.limit(Resource::Core) > 0 && !process.settings.not_dumpable.load(Ordering::Relaxed)
+/// Writes a core of the running process, which `info`'s signal ends, if it may be (PR_SET_DUMPABLE)
+/// and wanted: what is then in its wait(2) status beside the signal.
+pub fn dump_core(regs: &PtRegs, info: &SigInfo) -> i32 {
+    let may = !current().process.settings.not_dumpable.load(Ordering::Relaxed);
+    if may && upper::dump_core(regs, info) { 0x80 } else { 0 }
 }
