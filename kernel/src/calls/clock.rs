@@ -38,13 +38,18 @@ fn may_set_time() -> Result<()> {
     subject_hooks::settime((&current().subject(),))
 }
 
-/// clock_settime(2): only the wall clock can be set.
+/// clock_settime(2): only the wall clock can be set. Which CPU clock an id names is found out when
+/// the time has been read; nobody may set one.
 pub fn clock_settime(clock: i32, time: UserPtr<TimeSpec>) -> Result<u64> {
-    Clock::from_id(clock)?;
-    if clock as u32 != raw::CLOCK_REALTIME {
+    if clock > raw::CLOCK_REALTIME as i32 {
         return Err(Errno::EINVAL);
     }
-    let ns = time.read()?.to_ns()?;
+    let time = time.read()?;
+    if clock < 0 {
+        Clock::from_id(clock)?;
+        return Err(Errno::EPERM);
+    }
+    let ns = time.to_ns()?;
     may_set_time()?;
     set_wall_clock(ns)
 }
@@ -178,8 +183,15 @@ pub fn adjtimex(buffer: u64) -> Result<u64> {
 
 /// clock_adjtime(2).
 pub fn clock_adjtime(clock: i32, buffer: u64) -> Result<u64> {
-    Clock::from_id(clock)?;
-    if clock as u32 == raw::CLOCK_REALTIME { adjust(buffer) } else { Err(Errno::EOPNOTSUPP) }
+    if clock as u32 == raw::CLOCK_REALTIME {
+        return adjust(buffer);
+    }
+    UserPtr::<Timex>::new(buffer).read()?;
+    // No CPU clock can be steered, whoever's it is.
+    if clock >= 0 {
+        Clock::from_id(clock)?;
+    }
+    Err(Errno::EOPNOTSUPP)
 }
 
 /// clock_nanosleep(2) on a CPU clock: looks again whenever the clock could have got there, which is

@@ -10,6 +10,7 @@ use machine::memory::USER_END;
 use crate::base::user::UserPtr;
 use crate::mm::PAGE;
 use crate::process::current;
+use crate::security::Capability;
 
 /// Policies (set_mempolicy(2)): from MPOL_DEFAULT to MPOL_WEIGHTED_INTERLEAVE.
 const DEFAULT: u64 = 0;
@@ -26,19 +27,24 @@ const F_ADDR: u64 = 1 << 1;
 const F_MEMS_ALLOWED: u64 = 1 << 2;
 /// Flags of mbind(2): MPOL_MF_STRICT, MPOL_MF_MOVE, MPOL_MF_MOVE_ALL.
 const MBIND_FLAGS: u64 = 7;
+const MOVE_ALL: u64 = 4;
 /// Where a remembered policy has its node, above its mode.
 const NODES_SHIFT: u32 = 32;
 /// Most bits of a node mask.
 const MASK_BITS_MAX: u64 = PAGE * 8;
 
-/// Checks a mode with its nodes, which it gives. The mask has `bits - 1` bits. EINVAL, EFAULT.
-fn check(mode: u64, mask: u64, bits: u64) -> Result<u64> {
+/// The policy of a mode, without its flags. EINVAL.
+fn policy_of(mode: u64) -> Result<u64> {
     let flags = mode & (STATIC_NODES | RELATIVE_NODES | BALANCING);
     let policy = mode & !flags;
     if policy > LAST || flags & STATIC_NODES != 0 && flags & RELATIVE_NODES != 0 {
         return Err(Errno::EINVAL);
     }
-    let nodes = read_nodes(mask, bits)?;
+    Ok(policy)
+}
+
+/// The nodes, if they are there and go with the policy. EINVAL.
+fn check_nodes(policy: u64, nodes: u64) -> Result<u64> {
     if nodes & !1 != 0 {
         return Err(Errno::EINVAL);
     }
@@ -50,10 +56,10 @@ fn check(mode: u64, mask: u64, bits: u64) -> Result<u64> {
     if fits { Ok(nodes) } else { Err(Errno::EINVAL) }
 }
 
-/// The first word of a node mask; bits behind it must be clear.
+/// The first word of a node mask of `bits - 1` bits; bits behind it must be clear. EINVAL, EFAULT.
 fn read_nodes(mask: u64, bits: u64) -> Result<u64> {
     let bits = bits.wrapping_sub(1);
-    if mask == 0 || bits == 0 || bits == u64::MAX {
+    if mask == 0 || bits == 0 {
         return Ok(0);
     }
     if bits > MASK_BITS_MAX {
@@ -68,7 +74,8 @@ fn read_nodes(mask: u64, bits: u64) -> Result<u64> {
 
 /// set_mempolicy(2).
 pub fn set_mempolicy(mode: u32, nodes: u64, node_max: u64) -> Result<u64> {
-    let nodes = check(u64::from(mode), nodes, node_max)?;
+    let policy = policy_of(mode.into())?;
+    let nodes = check_nodes(policy, read_nodes(nodes, node_max)?)?;
     // No node that is preferred is the one that is near.
     let is_local = u64::from(mode) == PREFERRED && nodes == 0;
     let mode = if is_local { LOCAL } else { mode.into() };
@@ -85,22 +92,30 @@ pub fn mbind(
     node_max: u64,
     flags: u64,
 ) -> Result<u64> {
-    if flags & !MBIND_FLAGS != 0 || !start.is_multiple_of(PAGE) {
+    let policy = policy_of(mode)?;
+    let nodes = read_nodes(nodes, node_max)?;
+    if flags & !MBIND_FLAGS != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let thread = current();
+    if flags & MOVE_ALL != 0 && !thread.subject().capable(Capability::SysNice) {
+        return Err(Errno::EPERM);
+    }
+    if !start.is_multiple_of(PAGE) {
         return Err(Errno::EINVAL);
     }
     // A length past the end of all numbers begins again at 0.
     let len = len.wrapping_add(PAGE - 1) & !(PAGE - 1);
     let end = start.checked_add(len);
     let end = end.ok_or(Errno::EINVAL)?;
-    check(mode, nodes, node_max)?;
     if start == end {
         return Ok(0);
     }
-    // The default policy may be set across holes.
-    let is_default = mode & !(STATIC_NODES | RELATIVE_NODES | BALANCING) == DEFAULT;
+    check_nodes(policy, nodes)?;
     let mapped = end <= USER_END
-        && current().process.mm()?.with(|inner| {
-            if is_default {
+        && thread.process.mm()?.with(|inner| {
+            // The default policy may be set across holes.
+            if policy == DEFAULT {
                 return !inner.is_free(start, end);
             }
             let mut at = start;
@@ -137,7 +152,11 @@ pub fn get_mempolicy(
     // What is asked of an address is what was set for it: nothing.
     let own = if flags & (F_ADDR | F_MEMS_ALLOWED) != 0 { 0 } else { own };
     mode.write_if_some(&(own as u32))?;
-    let bytes = (bits.saturating_sub(1).min(MASK_BITS_MAX).div_ceil(64) * 8) as usize;
+    // Whole words of `bits - 1` bits; a number of them that wraps is none.
+    let bytes = (bits.wrapping_add(62) / 64 * 8) as usize;
+    if mask != 0 && bytes > PAGE as usize {
+        return Err(Errno::EINVAL);
+    }
     if mask != 0 && bytes > 0 {
         let mut nodes = alloc::vec::Vec::new();
         nodes.try_reserve_exact(bytes).map_err(|_| Errno::ENOMEM)?;

@@ -41,6 +41,10 @@ pub fn clock_nanosleep(
     if WITHOUT_SLEEP.contains(&id) {
         return Err(Errno::EOPNOTSUPP);
     }
+    if (id as i32) < 0 {
+        // Which CPU clock an id names is found out when the time has been read.
+        request.read()?.to_ns()?;
+    }
     let clock = Clock::from_id(id as i32)?;
     let is_absolute = flags & raw::TIMER_ABSTIME != 0;
     let offset_ns = match clock.monotonic_offset_ns() {

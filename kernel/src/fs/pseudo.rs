@@ -457,6 +457,10 @@ impl FileSystem for PseudoFs {
     fn caches_names(&self) -> bool {
         self.caches_names
     }
+
+    fn takes_names(&self) -> bool {
+        self.caches_names
+    }
 }
 
 /// An object of a pseudo file system.

@@ -311,6 +311,11 @@ pub trait FileSystem: Send + Sync {
     fn caches_names(&self) -> bool {
         true
     }
+    /// Whether a name that is missing may be made, as far as rights go. False for procfs: there a
+    /// missing name is ENOENT whatever it is looked up for.
+    fn takes_names(&self) -> bool {
+        true
+    }
     /// Whether cached names must be asked about ([`Inode::names_version`]), because others change
     /// them.
     fn names_expire(&self) -> bool {

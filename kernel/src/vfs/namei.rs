@@ -52,6 +52,7 @@ pub fn make(context: &Context, dirfd: i32, path: &[u8], what: &Make<'_>) -> Resu
     if path::child_checked(context, &walk.at, name)?.is_some() {
         return Err(Errno::EEXIST);
     }
+    check_takes_names(&walk.at)?;
     walk.at.mount.check_writable()?;
     match what.file_type {
         FileType::Directory => hooks::path_mkdir((context, &walk.at, name))?,
@@ -163,6 +164,11 @@ fn owner_and_mode(
     Ok((who.fsuid, parent.gid, mode))
 }
 
+/// ENOENT where nothing is made at a name that is missing.
+fn check_takes_names(directory: &Location) -> Result<()> {
+    if directory.mount.file_system().takes_names() { Ok(()) } else { Err(Errno::ENOENT) }
+}
+
 /// EROFS, ENOENT or EACCES unless names of the directory may be changed.
 fn check_change(context: &Context, directory: &Location) -> Result<()> {
     directory.mount.check_writable()?;
@@ -248,6 +254,7 @@ pub fn link(context: &Context, target: &Location, dirfd: i32, path: &[u8]) -> Re
     if walk.has_trailing_slash() {
         return Err(Errno::ENOENT);
     }
+    check_takes_names(&walk.at)?;
     if !Arc::ptr_eq(&walk.at.mount, &target.mount) {
         return Err(Errno::EXDEV);
     }
@@ -477,6 +484,7 @@ pub(super) fn find_or_make(
         Some(_) if exclusive => Err(Errno::EEXIST),
         Some(child) => Ok((child, false)),
         None => {
+            check_takes_names(directory)?;
             let what = Make::plain(FileType::Regular, mode);
             directory.mount.check_writable()?;
             hooks::path_mknod((context, directory, name, FileType::Regular))?;
