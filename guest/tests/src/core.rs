@@ -11,6 +11,7 @@ use crate::tests;
 
 tests!("core":
     a_core_has_threads_and_memory, without_a_core, what_is_left_out, a_core_that_is_too_long,
+    a_filter_that_kills,
 );
 
 /// Notes by their kinds (elf.h).
@@ -193,6 +194,32 @@ fn what_is_left_out() {
     filter("0x7fffffff");
     let text = std::fs::read_to_string("/proc/self/coredump_filter").unwrap();
     assert_eq!(text, "000001ff\n");
+}
+
+/// A filter's kill leaves a core as SIGSYS would, with what the call was; or none, and says so.
+fn a_filter_that_kills() {
+    const KILL_PROCESS: u32 = 0x8000_0000;
+    let killed = || {
+        crate::seccomp::answer(SYS_getppid, KILL_PROCESS);
+        let _ = sc!(SYS_getppid);
+    };
+    let (status, core) = ended(0, killed);
+    assert_eq!(core, None);
+    if are_plain() {
+        assert_eq!(status, SIGSYS);
+    }
+    let (status, core) = ended(LARGE, killed);
+    assert_eq!(status & 0x7f, SIGSYS);
+    if !are_plain() {
+        return;
+    }
+    assert_eq!(status & WITH_CORE, WITH_CORE);
+    let core = Core::of(core.expect("a core"));
+    let info = core.all(NT_SIGINFO)[0];
+    assert_eq!((word(info, 0, 4), word(info, 24, 4)), (SIGSYS as u64, SYS_getppid as u64));
+    let status = core.all(NT_PRSTATUS)[0];
+    let (rax, orig_rax) = (word(status, 112 + 10 * 8, 8), word(status, 112 + 15 * 8, 8));
+    assert_eq!((rax, orig_rax), (SYS_getppid as u64, SYS_getppid as u64), "as before the call");
 }
 
 fn a_core_that_is_too_long() {

@@ -72,7 +72,7 @@ fn promise() {
 }
 
 /// Call `number` gets `answer`, all others are allowed.
-fn answer(number: i64, answer: u32) {
+pub fn answer(number: i64, answer: u32) {
     promise();
     let filter = [load(0), equal(number as u32, 1), ret(answer), ret(ALLOW)];
     install(0, &filter).is(0);
