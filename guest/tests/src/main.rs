@@ -72,6 +72,7 @@ mod sysv;
 mod tcp;
 mod threads;
 mod time;
+mod udplite;
 mod waits;
 mod yama;
 
@@ -115,6 +116,7 @@ const SUBJECTS: &[&[Test]] = &[
     options::TESTS,
     time::TESTS,
     scheduling::TESTS,
+    udplite::TESTS,
     waits::TESTS,
     found::TESTS,
     system::TESTS,
