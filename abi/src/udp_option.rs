@@ -12,3 +12,7 @@ pub const NO_CHECK6_RX: u32 = 102;
 pub const SEGMENT: u32 = 103;
 /// UDP_GRO: datagrams that were sent at once may come at once.
 pub const GRO: u32 = 104;
+/// UDPLITE_SEND_CSCOV: how far the checksums of what is sent reach (udplite(7)).
+pub const LITE_SEND: u32 = 10;
+/// UDPLITE_RECV_CSCOV: how far those of what is received must.
+pub const LITE_RECEIVE: u32 = 11;

@@ -7,8 +7,8 @@
 //! files); [`pvh`],
 //! [`multiboot`], [`params`], [`acpi`] and [`pvclock`], what loader, firmware and hypervisor tell
 //! the kernel; [`elf`] and [`script`], the programs it runs; [`library_cache`], where the libraries
-//! of a packed one are; [`sockaddr`] and [`rtnetlink`], what they say to sockets; [`tsc`], the
-//! clock's arithmetic.
+//! of a packed one are; [`sockaddr`] and [`rtnetlink`], what they say to sockets; [`udplite`], how
+//! much of a datagram is covered; [`tsc`], the clock's arithmetic.
 //!
 //! Why it is hard: every decoder here reads bytes that the other side of a boundary made. None may
 //! panic, loop without a limit, or allocate more than its input is long.
@@ -36,4 +36,5 @@ pub mod rtnetlink;
 pub mod script;
 pub mod sockaddr;
 pub mod tsc;
+pub mod udplite;
 mod wire;

@@ -98,7 +98,7 @@ fn search_all() {
     assert!(bad.is_empty(), "{bad:?}");
 }
 
-fn is_limen() -> bool {
+pub fn is_limen() -> bool {
     std::fs::read_to_string("/proc/version").unwrap_or_default().contains("limen")
 }
 

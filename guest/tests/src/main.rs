@@ -73,6 +73,7 @@ mod tcp;
 mod threads;
 mod time;
 mod transfers;
+mod udplite;
 mod waits;
 mod yama;
 
@@ -117,6 +118,7 @@ const SUBJECTS: &[&[Test]] = &[
     options::TESTS,
     time::TESTS,
     scheduling::TESTS,
+    udplite::TESTS,
     waits::TESTS,
     found::TESTS,
     system::TESTS,

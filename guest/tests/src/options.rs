@@ -30,6 +30,7 @@ fn new(kind: &str) -> i32 {
         "t4" => (AF_INET, SOCK_STREAM),
         "u4" => (AF_INET, SOCK_DGRAM),
         "u6" => (AF_INET6, SOCK_DGRAM),
+        "l4" => return sc!(SYS_socket, AF_INET, SOCK_DGRAM, IPPROTO_UDPLITE).fd(),
         "xs" => (AF_UNIX, SOCK_STREAM),
         other => panic!("sockets {other}"),
     };
@@ -42,6 +43,7 @@ fn level(name: &str) -> i32 {
         "IPPROTO_IP" => IPPROTO_IP,
         "IPPROTO_IPV6" => IPPROTO_IPV6,
         "IPPROTO_TCP" => IPPROTO_TCP,
+        "IPPROTO_UDPLITE" => IPPROTO_UDPLITE,
         other => panic!("level {other}"),
     }
 }

@@ -1,4 +1,4 @@
-//! What TCP and UDP count (RFC 1213; /proc/net/snmp): connections and datagrams since boot.
+//! What TCP, UDP and UDP-Lite count (RFC 1213; /proc/net/snmp): connections and datagrams since boot.
 //!
 //! There are no packets, so nothing counts segments. Each CPU counts in a place of its own: senders
 //! on several CPUs share no line.
@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use machine::cpu::MAX_CPUS;
 use machine::percpu::PerCpu;
 
-/// What is counted. UDP's are those of IPv4, as there.
+/// What is counted. UDP's and UDP-Lite's are those of IPv4, as there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
     /// Connections that connect(2) began.
@@ -29,9 +29,33 @@ pub enum Counted {
     NoRoom,
     /// Datagrams sent.
     OutDatagrams,
+    /// Of UDP-Lite: received, for nobody, without room, sent.
+    LiteInDatagrams,
+    /// See there.
+    LiteNoPorts,
+    /// See there.
+    LiteNoRoom,
+    /// See there.
+    LiteOutDatagrams,
+    /// Datagrams of UDP-Lite of which too little was covered.
+    LiteUncovered,
 }
 
-const KINDS: usize = Counted::OutDatagrams as usize + 1;
+const KINDS: usize = Counted::LiteUncovered as usize + 1;
+
+impl Counted {
+    /// What UDP-Lite counts where UDP counts this.
+    #[must_use]
+    pub fn of_udplite(self) -> Counted {
+        match self {
+            Counted::InDatagrams => Counted::LiteInDatagrams,
+            Counted::NoPorts => Counted::LiteNoPorts,
+            Counted::NoRoom => Counted::LiteNoRoom,
+            Counted::OutDatagrams => Counted::LiteOutDatagrams,
+            other => other,
+        }
+    }
+}
 
 type Counters = [AtomicU64; KINDS];
 

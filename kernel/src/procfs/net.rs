@@ -24,17 +24,27 @@ pub(super) static TABLE: &[(&str, Static)] = &[
     ("arp", Static::File(arp)),
     ("dev", Static::File(dev)),
     ("if_inet6", Static::File(if_inet6)),
-    ("raw", Static::File(|out| inet(out, raw::AF_INET, SocketKind::Raw))),
-    ("raw6", Static::File(|out| inet(out, raw::AF_INET6, SocketKind::Raw))),
+    ("raw", Static::File(|out| inet(out, raw::AF_INET, RAW))),
+    ("raw6", Static::File(|out| inet(out, raw::AF_INET6, RAW))),
     ("route", Static::File(route)),
     ("snmp", Static::File(snmp)),
     ("sockstat", Static::File(sockstat)),
-    ("tcp", Static::File(|out| inet(out, raw::AF_INET, SocketKind::Stream))),
-    ("tcp6", Static::File(|out| inet(out, raw::AF_INET6, SocketKind::Stream))),
-    ("udp", Static::File(|out| inet(out, raw::AF_INET, SocketKind::Dgram))),
-    ("udp6", Static::File(|out| inet(out, raw::AF_INET6, SocketKind::Dgram))),
+    ("tcp", Static::File(|out| inet(out, raw::AF_INET, TCP))),
+    ("tcp6", Static::File(|out| inet(out, raw::AF_INET6, TCP))),
+    ("udp", Static::File(|out| inet(out, raw::AF_INET, UDP))),
+    ("udp6", Static::File(|out| inet(out, raw::AF_INET6, UDP))),
+    ("udplite", Static::File(|out| inet(out, raw::AF_INET, UDPLITE))),
+    ("udplite6", Static::File(|out| inet(out, raw::AF_INET6, UDPLITE))),
     ("unix", Static::File(unix)),
 ];
+
+/// The sockets of a file: their kind, and protocol if it has several.
+type Wanted = (SocketKind, Option<u32>);
+
+const TCP: Wanted = (SocketKind::Stream, None);
+const UDP: Wanted = (SocketKind::Dgram, Some(raw::IPPROTO_UDP as u32));
+const UDPLITE: Wanted = (SocketKind::Dgram, Some(raw::IPPROTO_UDPLITE as u32));
+const RAW: Wanted = (SocketKind::Raw, None);
 
 /// TCP's states, as other protocols show theirs, too.
 const ESTABLISHED: u8 = 1;
@@ -83,7 +93,7 @@ fn snmp(out: &mut Text) -> Result<()> {
             "UdpLite",
             "InDatagrams NoPorts InErrors OutDatagrams RcvbufErrors SndbufErrors InCsumErrors \
              IgnoredMulti MemErrors",
-            "0",
+            "",
         ),
     ];
     let established = established() as u64;
@@ -106,7 +116,7 @@ fn snmp(out: &mut Text) -> Result<()> {
 
 /// What a counter of a table stands at.
 fn counted(table: &str, name: &str) -> u64 {
-    const COUNTED: [(&str, &str, Counted); 10] = [
+    const COUNTED: [(&str, &str, Counted); 16] = [
         ("Tcp", "ActiveOpens", Counted::ActiveOpens),
         ("Tcp", "PassiveOpens", Counted::PassiveOpens),
         ("Tcp", "AttemptFails", Counted::AttemptFails),
@@ -117,15 +127,21 @@ fn counted(table: &str, name: &str) -> u64 {
         ("Udp", "OutDatagrams", Counted::OutDatagrams),
         ("Udp", "InErrors", Counted::NoRoom),
         ("Udp", "RcvbufErrors", Counted::NoRoom),
+        ("UdpLite", "InDatagrams", Counted::LiteInDatagrams),
+        ("UdpLite", "NoPorts", Counted::LiteNoPorts),
+        ("UdpLite", "OutDatagrams", Counted::LiteOutDatagrams),
+        ("UdpLite", "InErrors", Counted::LiteNoRoom),
+        ("UdpLite", "InErrors", Counted::LiteUncovered),
+        ("UdpLite", "RcvbufErrors", Counted::LiteNoRoom),
     ];
-    let known = COUNTED.iter().find(|known| (known.0, known.1) == (table, name));
-    known.map_or(0, |known| counters::total(known.2))
+    let known = COUNTED.iter().filter(|known| (known.0, known.1) == (table, name));
+    known.map(|known| counters::total(known.2)).sum()
 }
 
 /// Connections of TCP that are established.
 fn established() -> usize {
     let sockets = sockets();
-    let of = |domain| of_kind(&sockets, domain, SocketKind::Stream);
+    let of = |domain| of_kind(&sockets, domain, TCP);
     let all = of(raw::AF_INET).into_iter().chain(of(raw::AF_INET6));
     all.filter(|(_, _, socket)| matches!(socket.tcp_state(), Some(TcpState::Established))).count()
 }
@@ -153,13 +169,15 @@ fn sockets() -> Sockets {
 fn of_kind<'a>(
     sockets: &'a Sockets,
     domain: u32,
-    kind: SocketKind,
+    (kind, protocol): Wanted,
 ) -> Vec<(u64, u32, &'a Arc<dyn Socket>)> {
     let wanted = |(number, file): (&u64, &'a Arc<File>)| {
         let socket = file.ops_as::<SocketFile>()?.socket();
         let common = socket.common();
         let uid = file.inode().metadata().map_or(0, |metadata| metadata.uid);
-        (common.domain == domain && common.kind == kind).then_some((*number, uid, socket))
+        let is_kind = common.domain == domain && common.kind == kind;
+        let is_protocol = protocol.is_none_or(|protocol| common.protocol == protocol);
+        (is_kind && is_protocol).then_some((*number, uid, socket))
     };
     sockets.iter().filter_map(wanted).collect()
 }
@@ -181,9 +199,9 @@ struct Row {
 const TCP_WIDTH: usize = 149;
 const UDP_WIDTH: usize = 127;
 
-fn inet(out: &mut Text, domain: u32, kind: SocketKind) -> Result<()> {
+fn inet(out: &mut Text, domain: u32, wanted: Wanted) -> Result<()> {
     let is_v6 = domain == raw::AF_INET6;
-    let is_tcp = kind == SocketKind::Stream;
+    let is_tcp = wanted == TCP;
     let first = if is_tcp || is_v6 { "  sl  local_address " } else { "   sl  local_address " };
     let mut header = Text::default();
     write!(header, "{first}{}rem", if is_v6 { " ".repeat(24) } else { "".into() });
@@ -204,7 +222,7 @@ fn inet(out: &mut Text, domain: u32, kind: SocketKind) -> Result<()> {
     };
     put_line(out, &header, width);
     let sockets = sockets();
-    let rows = of_kind(&sockets, domain, kind).into_iter().filter_map(row_of);
+    let rows = of_kind(&sockets, domain, wanted).into_iter().filter_map(row_of);
     let waiting = if is_tcp { waiting_rows(is_v6) } else { Vec::new() };
     for (number, row) in rows.chain(waiting).enumerate() {
         let mut line = Text::default();
@@ -303,7 +321,7 @@ fn unix(out: &mut Text) -> Result<()> {
     out.bytes(b"Num       RefCount Protocol Flags    Type St Inode Path\n");
     let sockets = sockets();
     for kind in [SocketKind::Stream, SocketKind::Dgram, SocketKind::SeqPacket] {
-        for (number, _, socket) in of_kind(&sockets, raw::AF_UNIX, kind) {
+        for (number, _, socket) in of_kind(&sockets, raw::AF_UNIX, (kind, None)) {
             let flags = if socket.is_listening() { ACCEPTS } else { 0 };
             let state = if socket.peer_address().is_ok() { CONNECTED } else { UNCONNECTED };
             let kind = kind as u32;
@@ -324,12 +342,14 @@ fn unix(out: &mut Text) -> Result<()> {
 
 fn sockstat(out: &mut Text) -> Result<()> {
     let sockets = sockets();
-    let count = |domain, kind| of_kind(&sockets, domain, kind).len();
+    let count = |wanted| of_kind(&sockets, raw::AF_INET, wanted).len();
     writeln!(out, "sockets: used {}", sockets.len());
-    let (waiting, tcp) = (tcp::waiting().len(), count(raw::AF_INET, SocketKind::Stream));
+    let (waiting, tcp) = (tcp::waiting().len(), count(TCP));
     writeln!(out, "TCP: inuse {tcp} orphan 0 tw {waiting} alloc {tcp} mem 0");
-    writeln!(out, "UDP: inuse {} mem 0", count(raw::AF_INET, SocketKind::Dgram));
-    writeln!(out, "RAW: inuse {}", count(raw::AF_INET, SocketKind::Raw));
+    writeln!(out, "UDP: inuse {} mem 0", count(UDP));
+    writeln!(out, "UDPLITE: inuse {}", count(UDPLITE));
+    writeln!(out, "RAW: inuse {}", count(RAW));
+    writeln!(out, "FRAG: inuse 0 memory 0");
     Ok(())
 }
 

@@ -8,9 +8,9 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use abi::{Errno, Result, net as raw};
+use abi::{Errno, Result, net as raw, net_layout::ExtendedError};
 use machine::sync::SpinLock;
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::IntoBytes;
 
 use crate::net::address::Address;
 use crate::net::control::Writer;
@@ -42,19 +42,6 @@ pub(super) struct Undelivered {
     pub(super) to: SocketAddr,
 }
 
-/// `struct sock_extended_err`.
-#[derive(IntoBytes, Immutable)]
-#[repr(C)]
-struct ExtendedError {
-    errno: u32,
-    origin: u8,
-    kind: u8,
-    code: u8,
-    _pad: u8,
-    info: u32,
-    data: u32,
-}
-
 impl Undelivered {
     /// Writes the message that says what went wrong, and who says so: this machine.
     pub(super) fn tell(&self, is_v6: bool, writer: &mut Writer) -> Result<()> {
@@ -62,7 +49,7 @@ impl Undelivered {
         let origin = if is_ipv4 { ORIGIN_ICMP } else { ORIGIN_ICMP6 };
         let (kind, code) = if is_ipv4 { PORT_UNREACHABLE } else { PORT_UNREACHABLE_6 };
         let errno = Errno::ECONNREFUSED.number() as u32;
-        let error = ExtendedError { errno, origin, kind, code, _pad: 0, info: 0, data: 0 };
+        let error = ExtendedError { errno, origin, kind, code, pad: 0, info: 0, data: 0 };
         let from: IpAddr = match (is_ipv4, is_v6) {
             (true, false) => Ipv4Addr::LOCALHOST.into(),
             (true, true) => Ipv4Addr::LOCALHOST.to_ipv6_mapped().into(),

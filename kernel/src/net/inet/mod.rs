@@ -15,6 +15,7 @@ pub mod packet;
 mod ports;
 pub mod tcp;
 mod udp;
+mod udplite;
 
 use alloc::sync::Arc;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -27,14 +28,15 @@ use super::{Common, Socket, SocketKind};
 /// A new socket.
 pub(super) fn create(domain: u32, kind: SocketKind, protocol: u32) -> Result<Arc<dyn Socket>> {
     let (tcp, udp) = (raw::IPPROTO_TCP as u32, raw::IPPROTO_UDP as u32);
+    let udplite = raw::IPPROTO_UDPLITE as u32;
     match (kind, protocol) {
         (SocketKind::Stream, 0) => Ok(tcp::TcpSocket::new(Common::new(domain, kind, tcp))),
         (SocketKind::Stream, p) if p == tcp => {
             Ok(tcp::TcpSocket::new(Common::new(domain, kind, tcp)))
         }
         (SocketKind::Dgram, 0) => Ok(udp::UdpSocket::new(Common::new(domain, kind, udp))),
-        (SocketKind::Dgram, p) if p == udp => {
-            Ok(udp::UdpSocket::new(Common::new(domain, kind, udp)))
+        (SocketKind::Dgram, p) if p == udp || p == udplite => {
+            Ok(udp::UdpSocket::new(Common::new(domain, kind, p)))
         }
         // Sockets for echo requests are nobody's, as Linux's ping_group_range is at first.
         (SocketKind::Dgram, p) if p == echo(domain) => Err(Errno::EACCES),

@@ -3,8 +3,9 @@
 
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use abi::net_layout::{PacketInfo, PacketInfo6};
 use abi::{Errno, Result, net as raw, udp_option};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::IntoBytes;
 
 use super::interface;
 use super::options::{IpOptions, wants};
@@ -46,23 +47,6 @@ pub struct Said {
     pub is_odd: bool,
 }
 
-/// `struct in_pktinfo` (ip(7)).
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
-#[repr(C)]
-struct Info4 {
-    index: u32,
-    local: [u8; 4],
-    to: [u8; 4],
-}
-
-/// `struct in6_pktinfo` (ipv6(7)).
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
-#[repr(C)]
-struct Info6 {
-    to: [u8; 16],
-    index: u32,
-}
-
 impl Said {
     /// Reads one message of the levels of IP: `bytes` at `address`. EFAULT, EINVAL.
     pub fn read(&mut self, level: u32, kind: u32, address: u64, bytes: u64) -> Result<()> {
@@ -90,15 +74,15 @@ impl Said {
             (UDP, udp_option::SEGMENT) if bytes == 2 => {
                 self.segment = Some(UserPtr::<u16>::new(address).read()?);
             }
-            (IP, raw::IP_PKTINFO) if bytes == size_of::<Info4>() as u64 => {
-                let info = UserPtr::<Info4>::new(address).read()?;
+            (IP, raw::IP_PKTINFO) if bytes == size_of::<PacketInfo>() as u64 => {
+                let info = UserPtr::<PacketInfo>::new(address).read()?;
                 let source = IpAddr::from(info.local);
                 self.source = (!source.is_unspecified()).then_some(source);
             }
             (IPV6, raw::IPV6_PKTINFO | raw::IPV6_2292PKTINFO)
-                if bytes >= size_of::<Info6>() as u64 =>
+                if bytes >= size_of::<PacketInfo6>() as u64 =>
             {
-                let source = IpAddr::from(UserPtr::<Info6>::new(address).read()?.to);
+                let source = IpAddr::from(UserPtr::<PacketInfo6>::new(address).read()?.to);
                 self.source = (!source.is_unspecified()).then_some(source.to_canonical());
             }
             _ => self.is_odd = true,
@@ -136,7 +120,7 @@ impl Packet {
             IpAddr::V4(ip) => ip.to_ipv6_mapped(),
             IpAddr::V6(ip) => ip,
         };
-        let info = Info6 { to: to6.octets(), index: interface::LO.index };
+        let info = PacketInfo6 { to: to6.octets(), index: interface::LO.index };
         let is_v6 = self.to.is_ipv6();
         let number = |byte: u8| i32::from(byte).to_ne_bytes();
         let mut put = |bit: u32, level: u32, kind: u32, payload: &[u8]| {
@@ -152,7 +136,8 @@ impl Packet {
         if let IpAddr::V4(ip) = self.to.ip() {
             // Who answers what came to a group does so from an address of his own.
             let local = if ip.is_multicast() { Ipv4Addr::LOCALHOST } else { ip };
-            let info = Info4 { index: interface::LO.index, local: local.octets(), to: ip.octets() };
+            let info =
+                PacketInfo { index: interface::LO.index, local: local.octets(), to: ip.octets() };
             put(wants::PACKET_INFO, IP, raw::IP_PKTINFO, info.as_bytes())?;
             put(wants::TTL, IP, raw::IP_TTL, &number(self.ttl))?;
             put(wants::TOS, IP, raw::IP_TOS, &[self.tos])?;

@@ -1,5 +1,6 @@
-//! UDP between programs of this machine (udp(7)). What finds no socket or no room is lost, as it
-//! would be on a network; a connected sender hears of the former by ECONNREFUSED.
+//! UDP and UDP-Lite between programs of this machine (udp(7), udplite(7)). What finds no socket or
+//! no room is lost, as it would be on a network; a connected sender hears of the former by
+//! ECONNREFUSED.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -16,6 +17,7 @@ use super::groups;
 use super::options::{IpOptions, wants};
 use super::packet::Packet;
 use super::ports::{Binding, Owner, Ports, check_address};
+use super::udplite::Coverage;
 use super::{any_address, destination, read_address, read_to_bind, shown, source_for};
 use crate::base::counters::{self, Counted};
 use crate::base::io::{Sink, Source};
@@ -37,6 +39,7 @@ pub(super) const PAYLOAD_MAX: usize = 65507;
 const DGRAMS_MAX: usize = 4096;
 
 static PORTS: Ports<UdpSocket> = Ports::new();
+static LITE_PORTS: Ports<UdpSocket> = Ports::new();
 
 /// A socket.
 pub(super) struct UdpSocket {
@@ -58,6 +61,7 @@ pub(super) struct UdpSocket {
     /// UDP_CORK.
     is_corked: AtomicBool,
     cork: Cork,
+    coverage: Coverage,
 }
 
 /// A datagram, or several of one send, on its way.
@@ -68,6 +72,8 @@ pub(super) struct Sending {
     ttl: u8,
     tos: u8,
     segment: u16,
+    /// How much of it is covered, if not all (UDP-Lite).
+    covered: Option<u16>,
 }
 
 impl Owner for UdpSocket {
@@ -105,7 +111,23 @@ impl UdpSocket {
             no_checks: AtomicU8::new(0),
             is_corked: AtomicBool::new(false),
             cork: Cork::default(),
+            coverage: Coverage::new(),
         })
+    }
+
+    fn is_lite(&self) -> bool {
+        self.common.protocol == raw::IPPROTO_UDPLITE as u32
+    }
+
+    fn ports(&self) -> &'static Ports<UdpSocket> {
+        if self.is_lite() { &LITE_PORTS } else { &PORTS }
+    }
+
+    /// Counts something of a datagram to this address. What is of IPv6 has another table.
+    fn count(&self, to: SocketAddr, what: Counted) {
+        if to.is_ipv4() {
+            counters::count(if self.is_lite() { what.of_udplite() } else { what });
+        }
     }
 
     fn bound(&self) -> Option<SocketAddr> {
@@ -175,7 +197,7 @@ impl UdpSocket {
         Ok(())
     }
 
-    /// getsockopt(2) at the level IPPROTO_UDP. ENOPROTOOPT.
+    /// getsockopt(2) at the levels IPPROTO_UDP and IPPROTO_UDPLITE, which are one. ENOPROTOOPT.
     fn get_own_option(&self, name: u32) -> Result<i32> {
         let check = |bit: u8| i32::from(self.no_checks.load(Ordering::Relaxed) & bit != 0);
         match name {
@@ -185,11 +207,12 @@ impl UdpSocket {
             udp_option::NO_CHECK6_RX => Ok(check(2)),
             udp_option::SEGMENT => Ok(self.segment.load(Ordering::Relaxed).into()),
             udp_option::GRO => Ok(self.takes_many.load(Ordering::Relaxed).into()),
+            udp_option::LITE_SEND | udp_option::LITE_RECEIVE => Ok(self.coverage.get(name)),
             _ => Err(Errno::ENOPROTOOPT),
         }
     }
 
-    /// setsockopt(2) at the same level. ENOPROTOOPT, EINVAL.
+    /// setsockopt(2) at the same levels. ENOPROTOOPT, EINVAL.
     fn set_own_option(&self, name: u32, value: &[u8]) -> Result<()> {
         let [a, b, c, d, ..] = *value else { return Err(Errno::EINVAL) };
         let number = i32::from_ne_bytes([a, b, c, d]);
@@ -211,6 +234,9 @@ impl UdpSocket {
                 self.segment.store(segment, Ordering::Relaxed);
             }
             udp_option::GRO => self.takes_many.store(number != 0, Ordering::Relaxed),
+            udp_option::LITE_SEND | udp_option::LITE_RECEIVE if self.is_lite() => {
+                self.coverage.set(name, number);
+            }
             _ => return Err(Errno::ENOPROTOOPT),
         }
         Ok(())
@@ -251,7 +277,8 @@ impl UdpSocket {
         let from_ip = said.source.unwrap_or_else(|| source_for(own.ip(), to.ip()));
         let (ttl, tos) = said.lifetime_and_service(&self.ip, to.ip());
         let segment = said.segment.unwrap_or_else(|| self.segment.load(Ordering::Relaxed));
-        Ok(Sending { from: SocketAddr::new(from_ip, own.port()), to, ttl, tos, segment })
+        let from = SocketAddr::new(from_ip, own.port());
+        Ok(Sending { from, to, ttl, tos, segment, covered: None })
     }
 
     /// The pending error, or EPIPE after shutdown(2).
@@ -263,24 +290,29 @@ impl UdpSocket {
         }
     }
 
-    /// Passes a datagram on to whoever takes it.
+    /// Passes a datagram on to whoever takes it. EIO where one of UDP-Lite would be cut.
     fn pass(&self, source: &mut Source<'_>, sending: Sending, is_to_peer: bool) -> Result<usize> {
+        if self.is_lite() && sending.segment != 0 {
+            return Err(Errno::EIO);
+        }
         let (len, to) = (source.left(), sending.to);
+        let sending = Sending { covered: self.coverage.of_sent(len), ..sending };
         let sent = if to.ip().is_multicast() {
-            sending.send_to_group(source)
-        } else if let Some(target) = PORTS.find(to, |socket| socket.takes_from(sending.from)) {
+            sending.send_to_group(source, self.ports())
+        } else if let Some(target) = self.ports().find(to, |socket| socket.takes_from(sending.from))
+        {
             match usize::from(sending.segment) {
                 segment if segment != 0 && len > segment => sending.in_segments(source, &target),
                 _ => sending.put(source, &target, 0),
             }
         } else {
             self.refused(source, to, is_to_peer).map(|()| {
-                count(to, Counted::NoPorts);
+                self.count(to, Counted::NoPorts);
                 len
             })
         };
         if sent.is_ok() {
-            count(to, Counted::OutDatagrams);
+            self.count(to, Counted::OutDatagrams);
         }
         sent
     }
@@ -312,18 +344,15 @@ impl UdpSocket {
     }
 
     fn bind_at(self: &Arc<Self>, who: &Thread, address: SocketAddr) -> Result<SocketAddr> {
-        let binding = PORTS.bind(who, self, address, false, &|_| false)?;
+        let binding = self.ports().bind(who, self, address, false, &|_| false)?;
         let address = binding.address;
         *self.binding.lock() = Some(binding);
         Ok(address)
     }
 }
 
-/// Counts something of a datagram to this address. What is of IPv6 has another table.
-fn count(to: SocketAddr, what: Counted) {
-    if to.is_ipv4() {
-        counters::count(what);
-    }
+fn is_own_level(level: u32) -> bool {
+    level == raw::IPPROTO_UDP as u32 || level == raw::IPPROTO_UDPLITE as u32
 }
 
 /// What IPv4 does not send, whoever it is for. EMSGSIZE, EOPNOTSUPP.
@@ -339,6 +368,13 @@ impl Sending {
     /// Puts what is left of `source` into a socket's inbox. What finds no room is lost.
     fn put(&self, source: &mut Source<'_>, target: &UdpSocket, segment: u16) -> Result<usize> {
         let len = source.left();
+        if !target.coverage.takes(self.covered) {
+            target.common.lost.fetch_add(1, Ordering::Relaxed);
+            target.count(self.to, Counted::LiteUncovered);
+            // What is lost must be there all the same.
+            drop(read_all(source)?);
+            return Ok(len);
+        }
         let shown_from = Address::Inet(shown(&target.common, self.from));
         let time_ns = if target.common.stamps() == 0 { 0 } else { realtime_ns() };
         let Sending { to, ttl, tos, .. } = *self;
@@ -350,7 +386,7 @@ impl Sending {
             // No room, or gone meanwhile: lost.
             Err(Errno::EAGAIN | Errno::EPIPE | Errno::EMSGSIZE) => {
                 target.common.lost.fetch_add(1, Ordering::Relaxed);
-                count(to, Counted::NoRoom);
+                target.count(to, Counted::NoRoom);
                 Ok(len)
             }
             result => result,
@@ -374,7 +410,7 @@ impl Sending {
     }
 
     /// To every socket that listens to the group, if there is any member.
-    fn send_to_group(&self, source: &mut Source<'_>) -> Result<usize> {
+    fn send_to_group(&self, source: &mut Source<'_>, ports: &Ports<UdpSocket>) -> Result<usize> {
         let all = read_all(source)?;
         let group = self.to.ip();
         if !groups::is_joined(group) {
@@ -384,7 +420,7 @@ impl Sending {
             IpAddr::V4(_) => (raw::IPPROTO_IP as u32, raw::IP_MULTICAST_ALL),
             IpAddr::V6(_) => (raw::IPPROTO_IPV6 as u32, raw::IPV6_MULTICAST_ALL),
         };
-        for target in PORTS.all_of(self.to) {
+        for target in ports.all_of(self.to) {
             let takes_all = target.ip.number(level, name) != 0;
             let is_wanted = target.ip.groups.takes(group, self.from.ip(), takes_all);
             if target.takes_from(self.from) && is_wanted {
@@ -483,7 +519,7 @@ impl Socket for UdpSocket {
         let received = self.inbox.receive(sink, mode, how)?;
         let packet = received.info.as_ref().and_then(|info| info.packet);
         if let Some(packet) = packet.filter(|_| !mode.peek) {
-            count(packet.to, Counted::InDatagrams);
+            self.count(packet.to, Counted::InDatagrams);
         }
         Ok(received)
     }
@@ -574,7 +610,7 @@ impl Socket for UdpSocket {
     }
 
     fn get_option(&self, level: u32, name: u32) -> Result<Value> {
-        if level == raw::IPPROTO_UDP as u32 {
+        if is_own_level(level) {
             return self.get_own_option(name).map(Value::Int);
         }
         let is_connected = self.peer.lock().is_some();
@@ -582,7 +618,7 @@ impl Socket for UdpSocket {
     }
 
     fn set_option(&self, who: &Thread, level: u32, name: u32, value: &[u8]) -> Result<()> {
-        if level == raw::IPPROTO_UDP as u32 {
+        if is_own_level(level) {
             return self.set_own_option(name, value);
         }
         self.ip.set(who, &self.common, level, name, value, self.bound().is_some())?;

@@ -4,9 +4,9 @@ use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
-use abi::{Errno, Result};
+use abi::{Errno, Result, net_layout::TcpInfo};
 use machine::sync::{Once, SpinLock};
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::IntoBytes;
 
 use super::TcpSocket;
 use super::connect::TimeIsUp;
@@ -360,69 +360,4 @@ fn take(name: u32, given: i32) -> Result<i32> {
         Takes::Range(least, most) if (least..=most).contains(&given) => Ok(given),
         Takes::Range(..) => Err(Errno::EINVAL),
     }
-}
-
-/// `struct tcp_info` (the kernel's header `tcp.h`); times in microseconds.
-#[derive(IntoBytes, Immutable, Default, Clone, Copy)]
-#[repr(C)]
-struct TcpInfo {
-    state: u8,
-    ca_state: u8,
-    retransmits: u8,
-    probes: u8,
-    backoff: u8,
-    options: u8,
-    window_scales: u8,
-    flags: u8,
-    rto_us: u32,
-    ato_us: u32,
-    snd_mss: u32,
-    rcv_mss: u32,
-    unacked: u32,
-    sacked: u32,
-    lost: u32,
-    retrans: u32,
-    fackets: u32,
-    last_data_sent: u32,
-    last_ack_sent: u32,
-    last_data_recv: u32,
-    last_ack_recv: u32,
-    pmtu: u32,
-    rcv_ssthresh: u32,
-    rtt_us: u32,
-    rttvar_us: u32,
-    snd_ssthresh: u32,
-    snd_cwnd: u32,
-    advmss: u32,
-    reordering: u32,
-    rcv_rtt_us: u32,
-    rcv_space: u32,
-    total_retrans: u32,
-    pacing_rate: u64,
-    max_pacing_rate: u64,
-    bytes_acked: u64,
-    bytes_received: u64,
-    segs_out: u32,
-    segs_in: u32,
-    notsent_bytes: u32,
-    min_rtt_us: u32,
-    data_segs_in: u32,
-    data_segs_out: u32,
-    delivery_rate: u64,
-    busy_time_us: u64,
-    rwnd_limited_us: u64,
-    sndbuf_limited_us: u64,
-    delivered: u32,
-    delivered_ce: u32,
-    bytes_sent: u64,
-    bytes_retrans: u64,
-    dsack_dups: u32,
-    reord_seen: u32,
-    rcv_ooopack: u32,
-    snd_wnd: u32,
-    rcv_wnd: u32,
-    rehash: u32,
-    total_rto: u16,
-    total_rto_recoveries: u16,
-    total_rto_time: u32,
 }
