@@ -203,6 +203,17 @@ fn what_can_be_moved_where() {
     let memory = sc!(SYS_memfd_create, c"m".as_ptr(), 0).fd();
     let event = sc!(SYS_eventfd2, 0, EFD_NONBLOCK).fd();
     sc!(SYS_sendfile, event, memory, 0, 0).is(0);
+    // From a stream nothing, either, but into a pipe.
+    let mut ends = [0i32; 2];
+    sc!(SYS_pipe2, ends.as_mut_ptr(), O_NONBLOCK).is(0);
+    let mut pair = [0i32; 2];
+    sc!(SYS_socketpair, AF_UNIX, SOCK_STREAM, 0, pair.as_mut_ptr()).is(0);
+    for stream in [ends[0], pair[0]] {
+        sc!(SYS_sendfile, event, stream, 0, 0).fails(EINVAL);
+        sc!(SYS_sendfile, memory, stream, 0, 0).fails(EINVAL);
+    }
+    sc!(SYS_sendfile, ends[1], pair[0], 0, 0).is(0);
+    ends.into_iter().chain(pair).for_each(close);
     // Offsets are read before it is asked what the files are.
     sc!(SYS_splice, socket, usize::MAX, socket, 0, 10, 0).fails(EFAULT);
 }

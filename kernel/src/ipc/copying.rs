@@ -49,7 +49,7 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
     if output.flags() & raw::O_APPEND != 0 {
         return Err(Errno::EINVAL);
     }
-    // Where nothing is to be moved, nothing need be able to.
+    // Where nothing is to be moved, nothing need be able to; but from a stream only into a pipe.
     let gives = gives_data(&from.file);
     if let Some(pipe) = pipe::of(&output).filter(|_| is_stream && gives && count > 0) {
         // A stream can only be moved into a pipe, as by splice(2).
@@ -59,7 +59,8 @@ pub fn sendfile(to: u64, from: u64, offset: u64, count: u64) -> Result<u64> {
         pipe.wait_writable(output.is_nonblocking())?;
         return counted(|| fill(&mut from, pipe, &output, count));
     }
-    if count > 0 && (is_stream || !gives) {
+    let is_into_pipe = pipe::of(&output).is_some();
+    if is_stream && !is_into_pipe || count > 0 && (is_stream || !gives) {
         return Err(Errno::EINVAL);
     }
     // The same open file may be both: then each side moves its position from where it was.
