@@ -13,6 +13,7 @@ tests!("found":
     a_threads_id_names_who_handles, a_policy_is_remembered, limits_without_a_unit,
     texts_before_places, what_a_pidfd_is, who_writes_keeps_a_mount_writable,
     words_are_private_or_shared, what_nobody_took_comes_back,
+    attributes_without_a_name, entering_the_own_namespaces, how_long_packets_may_be,
 );
 
 fn a_waiter_is_moved_to_a_lock() {
@@ -436,4 +437,64 @@ fn what_nobody_took_comes_back() {
     send(b"third").is(5);
     set(0);
     assert_eq!(what_came_back(socket), Err(EAGAIN));
+}
+
+/// Where there are no extended attributes, no name of one is looked at.
+fn attributes_without_a_name() {
+    let file = dir() + "/file";
+    std::fs::write(&file, "x").unwrap();
+    for (path, error) in [("/proc/self/timerslack_ns", EOPNOTSUPP), (&file, EINVAL)] {
+        let fd = open(path, O_RDONLY).fd();
+        for name in [c"user.", c"security."] {
+            sc!(SYS_fsetxattr, fd, name.as_ptr(), c"value".as_ptr(), 5, 0).fails(error);
+        }
+        close(fd);
+    }
+}
+
+/// A pidfd leads to the namespaces of its process: the own, where there are no others.
+fn entering_the_own_namespaces() {
+    let fd = sc!(SYS_pidfd_open, pid(), 0).fd();
+    for kind in [CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWUTS, CLONE_NEWIPC] {
+        sc!(SYS_setns, fd, kind).is(0);
+    }
+    sc!(SYS_setns, fd, 0).fails(EINVAL);
+    sc!(SYS_setns, fd, CLONE_NEWUSER).fails(EINVAL);
+    sc!(SYS_setns, fd, CLONE_THREAD).fails(EINVAL);
+    let (end, _other) = pipe();
+    sc!(SYS_setns, end, CLONE_NEWPID).fails(EINVAL);
+    in_child(|| {
+        let fd = sc!(SYS_pidfd_open, pid(), 0).fd();
+        sc!(SYS_setuid, 12345).is(0);
+        sc!(SYS_setns, fd, CLONE_NEWPID).fails(EPERM);
+    });
+}
+
+/// A packet of IPv4 is at most 64 KiB long, whatever the socket's version.
+fn how_long_packets_may_be() {
+    let v4 = |version: i32| {
+        let mut address = [0u8; 28];
+        address[..2].copy_from_slice(&(version as u16).to_ne_bytes());
+        address[3] = 9;
+        match version {
+            AF_INET => address[4..8].copy_from_slice(&[127, 0, 0, 1]),
+            _ => address[18..24].copy_from_slice(&[0xff, 0xff, 127, 0, 0, 1]),
+        }
+        address
+    };
+    let mut v6 = v4(AF_INET6);
+    v6[8..24].copy_from_slice(&std::net::Ipv6Addr::LOCALHOST.octets());
+    for (version, address, level, name, wanted) in [
+        (AF_INET, v4(AF_INET), IPPROTO_IP, IP_MTU, 65535),
+        (AF_INET6, v4(AF_INET6), IPPROTO_IPV6, IPV6_MTU, 65535),
+        (AF_INET6, v6, IPPROTO_IPV6, IPV6_MTU, 65536),
+    ] {
+        let fd = sc!(SYS_socket, version, SOCK_DGRAM, 0).fd();
+        let (mut value, mut len) = (0i32, 4u32);
+        sc!(SYS_getsockopt, fd, level, name, &raw mut value, &raw mut len).fails(ENOTCONN);
+        sc!(SYS_connect, fd, address.as_ptr(), 28).is(0);
+        sc!(SYS_getsockopt, fd, level, name, &raw mut value, &raw mut len).is(0);
+        assert_eq!(value, wanted);
+        close(fd);
+    }
 }

@@ -13,7 +13,7 @@ tests!("procfs":
     memory_of_a_set_user_id_program, memory_at_exec_under_fire, own_files_when_not_dumpable,
     threads_have_the_same_files, children_of_threads, descriptor_info, mounts_tell_of_changes,
     a_zombie_has_a_thread,
-    writes_of_settings_do_not_move,
+    writes_of_settings_do_not_move, ends_of_text, an_expired_timer,
 );
 
 /// What comes of an attempt to open a file of another process and read it.
@@ -540,4 +540,55 @@ fn a_zombie_has_a_thread() {
     let after = stat.rsplit_once(')').unwrap().1;
     assert_eq!(after.split_whitespace().nth(17), Some("1"), "{stat}");
     wait(pid);
+}
+
+/// Text that is made when it is read has no end to seek from; what takes settings has, at 0.
+fn ends_of_text() {
+    const NONE: [Result<usize, i32>; 4] = [Err(EINVAL); 4];
+    const EMPTY: [Result<usize, i32>; 4] = [Ok(0), Ok(5), Err(ENXIO), Err(ENXIO)];
+    for (name, wanted) in [
+        ("self/coredump_filter", EMPTY),
+        ("self/oom_score_adj", EMPTY),
+        ("self/auxv", EMPTY),
+        ("self/environ", EMPTY),
+        ("self/attr/current", EMPTY),
+        ("sys/kernel/ostype", EMPTY),
+        ("sys/kernel/core_pattern", EMPTY),
+        ("self/comm", NONE),
+        ("self/status", NONE),
+        ("self/maps", NONE),
+        ("self/timerslack_ns", NONE),
+        ("self/uid_map", NONE),
+        ("self/mem", NONE),
+        ("self/pagemap", NONE),
+        ("self/io", NONE),
+        ("uptime", NONE),
+        ("net/dev", NONE),
+    ] {
+        let fd = open(&format!("/proc/{name}"), O_RDONLY).fd();
+        let ways = [(SEEK_END, 0), (SEEK_END, 5), (SEEK_DATA, 0), (SEEK_HOLE, 0x10000)];
+        let told = ways.map(|(whence, offset)| sc!(SYS_lseek, fd, offset, whence));
+        assert_eq!(told, wanted, "{name}");
+        close(fd);
+    }
+}
+
+/// A timer that has expired and was not read yet has no time left, whatever its interval.
+fn an_expired_timer() {
+    const ABSOLUTE: i32 = 1;
+    let fd = sc!(SYS_timerfd_create, CLOCK_MONOTONIC, 0).fd();
+    // The interval, and the first time: long ago.
+    let times = [1000u64, 0, 0, 1];
+    sc!(SYS_timerfd_settime, fd, ABSOLUTE, times.as_ptr(), 0).is(0);
+    until(|| {
+        let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap();
+        text.contains("ticks: 1\n") && text.contains("it_value: (0, 0)\n")
+    });
+    let mut left = [0u64; 4];
+    sc!(SYS_timerfd_gettime, fd, left.as_mut_ptr()).is(0);
+    assert!(left[0] == 1000 && left[2] <= 1000, "{left:?}");
+    assert_ne!([left[2], left[3]], [0, 0], "asked for, it goes on");
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap();
+    assert!(!text.contains("it_value: (0, 0)\n"), "{text}");
+    close(fd);
 }

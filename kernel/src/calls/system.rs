@@ -111,7 +111,21 @@ pub fn acct(path: u64) -> Result<u64> {
     }
 }
 
-/// setns(2): there is one namespace of each kind, and no other to enter.
-pub fn setns(fd: u32) -> Result<u64> {
-    crate::ipc::file_at(fd.into()).and(Err(Errno::EINVAL))
+/// setns(2): there is one namespace of each kind, and no other to enter. That of another process,
+/// by its pidfd, is the caller's own: there is nothing to do for who may enter one. EINVAL for those
+/// that are entered with a root of their own or cannot be the own (mounts, users), and for what is no
+/// pidfd. EPERM.
+pub fn setns(fd: u32, kinds: u32) -> Result<u64> {
+    const ALIKE: u32 = raw::CLONE_NEWCGROUP
+        | raw::CLONE_NEWUTS
+        | raw::CLONE_NEWIPC
+        | raw::CLONE_NEWPID
+        | raw::CLONE_NEWNET;
+    let file = crate::ipc::file_at(fd.into())?;
+    if kinds == 0 || kinds & !ALIKE != 0 {
+        return Err(Errno::EINVAL);
+    }
+    crate::process::pidfd::process_of(&file).map_err(|_| Errno::EINVAL)?;
+    let may = current().subject().capable(Capability::SysAdmin);
+    if may { Ok(0) } else { Err(Errno::EPERM) }
 }

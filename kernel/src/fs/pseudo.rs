@@ -670,6 +670,13 @@ impl PseudoFile {
     }
 }
 
+/// Whether text that is made when it is read has an end to seek from: what takes settings has, at
+/// 0, other text has none. None for all other files.
+pub fn has_end(file: &File) -> Option<bool> {
+    let content = file.ops_as::<PseudoFile>()?.content().ok()?;
+    Some(content.raw().is_none() && !content.is_sequence())
+}
+
 impl FileOps for PseudoFile {
     fn read_at(&self, _file: &File, offset: u64, sink: &mut Sink<'_>) -> Result<usize> {
         let content = self.content()?;

@@ -201,7 +201,11 @@ impl FileOps for TimerFd {
     fn describe(&self, out: &mut dyn core::fmt::Write) {
         let core = &self.core;
         let state = core.state.lock();
-        let ITimerSpec { interval, value } = core.remaining(&state);
+        let ITimerSpec { interval, mut value } = core.remaining(&state);
+        // What has expired goes on when it is read, or asked for by timerfd_gettime(2).
+        if state.is_expired && state.due_ns <= core.now_ns() {
+            value = TimeSpec::from_ns(0);
+        }
         let pair = |time: TimeSpec| (time.sec, time.nsec);
         // Text in memory has no error to give.
         let _ = writeln!(out, "clockid: {}", core.clock);

@@ -10,7 +10,7 @@ use machine::task::Current;
 use super::file;
 use crate::base::io::{Sink, Source, read_buffers};
 use crate::base::user::UserPtr;
-use crate::fs::pseudo::PseudoInode;
+use crate::fs::pseudo;
 use crate::ipc::transfer::{self, RequestFlags, read_at, read_stream, write_at, write_stream};
 use crate::process::pidfd::PidFile;
 use crate::process::{Thread, current, file_of};
@@ -205,8 +205,8 @@ pub fn lseek(fd: u64, offset: i64, whence: u32) -> Result<u64> {
     // A directory's end is no position (readdir(3)).
     let inode = file.inode();
     let is_directory = inode.file_type() == FileType::Directory;
-    // Nor has text that is made when it is read one.
-    let is_text = inode.as_any().is::<PseudoInode>() && !is_directory;
+    // Nor has text that is made when it is read one; what takes settings is empty to it.
+    let is_text = pseudo::has_end(&file) == Some(false);
     if (is_directory || is_text) && !matches!(whence, raw::SEEK_SET | raw::SEEK_CUR) {
         return Err(Errno::EINVAL);
     }

@@ -285,14 +285,18 @@ impl IpOptions {
         common: &Common,
         level: u32,
         name: u32,
-        is_connected: bool,
+        peer_is_v4: Option<bool>,
     ) -> Result<Value> {
         const IP: u32 = raw::IPPROTO_IP as u32;
         const IPV6: u32 = raw::IPPROTO_IPV6 as u32;
         match (level, name) {
             (IPV6, _) if !common.is_v6() => Err(Errno::ENOPROTOOPT),
-            (IP, raw::IP_MTU) | (IPV6, raw::IPV6_MTU) if !is_connected => Err(Errno::ENOTCONN),
-            (IP, raw::IP_MTU) | (IPV6, raw::IPV6_MTU) => Ok(Value::Int(interface::LO.mtu as i32)),
+            (IP, raw::IP_MTU) | (IPV6, raw::IPV6_MTU) => match peer_is_v4 {
+                None => Err(Errno::ENOTCONN),
+                // A packet of IPv4 is no longer.
+                Some(true) => Ok(Value::Int(i32::from(u16::MAX))),
+                Some(false) => Ok(Value::Int(interface::LO.mtu as i32)),
+            },
             // Sockets of IPv6 begin without, which is seen where the value is asked for only.
             (IP, raw::IP_MULTICAST_ALL) if common.is_v6() && !self.was_set(level, name) => {
                 Ok(Value::Int(0))

@@ -613,8 +613,8 @@ impl Socket for UdpSocket {
         if is_own_level(level) {
             return self.get_own_option(name).map(Value::Int);
         }
-        let is_connected = self.peer.lock().is_some();
-        self.ip.get(&self.common, level, name, is_connected)
+        let peer_is_v4 = self.peer.lock().map(|peer| peer.ip().to_canonical().is_ipv4());
+        self.ip.get(&self.common, level, name, peer_is_v4)
     }
 
     fn set_option(&self, who: &Thread, level: u32, name: u32, value: &[u8]) -> Result<()> {

@@ -477,7 +477,9 @@ impl Socket for TcpSocket {
         }
         // A listener has no way to anybody whose MTU could be told.
         let is_connected = !matches!(self.state(), TcpState::Close | TcpState::Listen);
-        self.ip.get(&self.common, level, name, is_connected)
+        let is_v4 = |peer: SocketAddr| peer.ip().to_canonical().is_ipv4();
+        let peer_is_v4 = || matches!(self.peer_address(), Ok(Address::Inet(peer)) if is_v4(peer));
+        self.ip.get(&self.common, level, name, is_connected.then(peer_is_v4))
     }
 
     fn set_option(&self, who: &Thread, level: u32, name: u32, value: &[u8]) -> Result<()> {
