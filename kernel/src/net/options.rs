@@ -29,7 +29,6 @@ const BPF_EXTENSIONS: i32 = 64;
 /// The levels of IPv4 and IPv6.
 const IP: u32 = raw::IPPROTO_IP as u32;
 const IPV6: u32 = raw::IPPROTO_IPV6 as u32;
-const UDP: u32 = raw::IPPROTO_UDP as u32;
 
 /// `struct timeval` (gettimeofday(2)).
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
@@ -361,10 +360,10 @@ fn timeout_ns(value: &[u8]) -> Result<u64> {
 
 /// Whether a socket has options of this level at all, which is said before anything else.
 fn check_level(common: &Common, level: u32) -> Result<()> {
-    const LITE: u32 = raw::IPPROTO_UDPLITE as u32;
+    const OF_UDP: [u32; 2] = [raw::IPPROTO_UDP as u32, raw::IPPROTO_UDPLITE as u32];
     // The levels of UDP and UDP-Lite are one.
     let is_dgram = common.kind == super::SocketKind::Dgram;
-    let is_own = level == common.protocol || is_dgram && matches!(level, UDP | LITE);
+    let is_own = level == common.protocol || is_dgram && OF_UDP.contains(&level);
     let is_known = level == raw::SOL_SOCKET
         || match common.domain {
             raw::AF_UNIX => false,

@@ -291,12 +291,11 @@ impl IpOptions {
         const IPV6: u32 = raw::IPPROTO_IPV6 as u32;
         match (level, name) {
             (IPV6, _) if !common.is_v6() => Err(Errno::ENOPROTOOPT),
-            (IP, raw::IP_MTU) | (IPV6, raw::IPV6_MTU) => match peer_is_v4 {
-                None => Err(Errno::ENOTCONN),
-                // A packet of IPv4 is no longer.
-                Some(true) => Ok(Value::Int(i32::from(u16::MAX))),
-                Some(false) => Ok(Value::Int(interface::LO.mtu as i32)),
-            },
+            (IP, raw::IP_MTU) | (IPV6, raw::IPV6_MTU) => {
+                // A packet of IPv4 is no longer than its field for that says.
+                let most = if peer_is_v4.ok_or(Errno::ENOTCONN)? { 0xffff } else { u32::MAX };
+                Ok(Value::Int(interface::LO.mtu.min(most) as i32))
+            }
             // Sockets of IPv6 begin without, which is seen where the value is asked for only.
             (IP, raw::IP_MULTICAST_ALL) if common.is_v6() && !self.was_set(level, name) => {
                 Ok(Value::Int(0))

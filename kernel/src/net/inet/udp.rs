@@ -1,6 +1,5 @@
 //! UDP and UDP-Lite between programs of this machine (udp(7), udplite(7)). What finds no socket or
-//! no room is lost, as it would be on a network; a connected sender hears of the former by
-//! ECONNREFUSED.
+//! room is lost, as on a network; of the former a connected sender hears by ECONNREFUSED.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
