@@ -1,6 +1,5 @@
 //! What a process has read and written: /proc/PID/io (proc(5)).
 
-use std::fs;
 
 use crate::sys::*;
 use crate::{sc, tests};
@@ -38,129 +37,37 @@ const OWN: &str = "/proc/thread-self/io";
 fn calls_count() {
     const LONG: usize = 5000;
     let file = dir() + "/file";
-    fs::write(&file, [b'x'; LONG]).unwrap();
-    let fd = open(&file, O_RDWR).fd();
-    let (out, input) = pipe();
-    let zero = open("/dev/zero", O_RDWR).fd();
+    std::fs::write(&file, [b'x'; LONG]).unwrap();
+    let fd = open(&file, O_RDWR).fd() as usize;
+    let zero = open("/dev/zero", O_RDWR).fd() as usize;
     let mut buffer = [0u8; LONG];
     let at = buffer.as_mut_ptr() as usize;
     let vector = [[at, 1000], [at + 1000, 500]];
-    let v = vector.as_ptr();
-    let long = LONG as i64;
-    type Row<'a> = (&'a str, &'a dyn Fn(), Totals);
-    let rows: &[Row] = &[
-        (
-            "read",
-            &|| {
-                sc!(SYS_read, zero, at, LONG).is(LONG);
-            },
-            [long, 0, 1, 0],
-        ),
-        (
-            "write",
-            &|| {
-                sc!(SYS_write, zero, at, LONG).is(LONG);
-            },
-            [0, long, 0, 1],
-        ),
-        (
-            "pread",
-            &|| {
-                sc!(SYS_pread64, fd, at, LONG, 100).is(LONG - 100);
-            },
-            [long - 100, 0, 1, 0],
-        ),
-        (
-            "pwrite",
-            &|| {
-                sc!(SYS_pwrite64, fd, at, LONG, 0).is(LONG);
-            },
-            [0, long, 0, 1],
-        ),
-        (
-            "readv",
-            &|| {
-                sc!(SYS_readv, zero, v, 2).is(1500);
-            },
-            [1500, 0, 1, 0],
-        ),
-        (
-            "writev",
-            &|| {
-                sc!(SYS_writev, zero, v, 2).is(1500);
-            },
-            [0, 1500, 0, 1],
-        ),
-        (
-            "preadv",
-            &|| {
-                sc!(SYS_preadv, fd, v, 2, 0).is(1500);
-            },
-            [1500, 0, 1, 0],
-        ),
-        (
-            "pwritev",
-            &|| {
-                sc!(SYS_pwritev, fd, v, 2, 0).is(1500);
-            },
-            [0, 1500, 0, 1],
-        ),
-        (
-            "preadv2",
-            &|| {
-                sc!(SYS_preadv2, fd, v, 2, 0, 0, 0).is(1500);
-            },
-            [1500, 0, 1, 0],
-        ),
-        (
-            "pwritev2",
-            &|| {
-                sc!(SYS_pwritev2, fd, v, 2, 0, 0, 0).is(1500);
-            },
-            [0, 1500, 0, 1],
-        ),
-        (
-            "end",
-            &|| {
-                sc!(SYS_pread64, fd, at, 9, LONG).is(0);
-            },
-            [0, 0, 1, 0],
-        ),
-        (
-            "pipe",
-            &|| {
-                write(input, b"123");
-                assert_eq!(read(out, 9), b"123");
-            },
-            [3, 3, 1, 1],
-        ),
-        (
-            "sendfile",
-            &|| {
-                let mut offset = 0u64;
-                sc!(SYS_sendfile, zero, fd, &raw mut offset, 100).is(100);
-            },
-            [100, 100, 1, 1],
-        ),
-        (
-            "copy_file_range",
-            &|| {
-                let (mut from, mut to) = (0u64, 1000u64);
-                let (from, to) = (&raw mut from, &raw mut to);
-                sc!(SYS_copy_file_range, fd, from, fd, to, 100, 0).is(100);
-            },
-            [100, 100, 1, 1],
-        ),
-        (
-            "no call that moves",
-            &|| {
-                sc!(SYS_lseek, fd, 0, SEEK_SET).is(0);
-            },
-            [0; 4],
-        ),
+    let v = vector.as_ptr() as usize;
+    let (mut from, mut to) = (0u64, 1000u64);
+    let (from, to) = (&raw mut from as usize, &raw mut to as usize);
+    // The call, its result, and what is added: bytes read and written, calls that read and write.
+    let rows: [(i64, &[usize], usize, Totals); 15] = [
+        (SYS_read, &[zero, at, LONG], LONG, [5000, 0, 1, 0]),
+        (SYS_write, &[zero, at, LONG], LONG, [0, 5000, 0, 1]),
+        (SYS_pread64, &[fd, at, LONG, 100], LONG - 100, [4900, 0, 1, 0]),
+        (SYS_pwrite64, &[fd, at, LONG, 0], LONG, [0, 5000, 0, 1]),
+        (SYS_readv, &[zero, v, 2], 1500, [1500, 0, 1, 0]),
+        (SYS_writev, &[zero, v, 2], 1500, [0, 1500, 0, 1]),
+        (SYS_preadv, &[fd, v, 2, 0], 1500, [1500, 0, 1, 0]),
+        (SYS_pwritev, &[fd, v, 2, 0], 1500, [0, 1500, 0, 1]),
+        (SYS_preadv2, &[fd, v, 2, 0, 0, 0], 1500, [1500, 0, 1, 0]),
+        (SYS_pwritev2, &[fd, v, 2, 0, 0, 0], 1500, [0, 1500, 0, 1]),
+        // At the end, and of a vector without parts.
+        (SYS_pread64, &[fd, at, 9, LONG], 0, [0, 0, 1, 0]),
+        (SYS_readv, &[zero, v, 0], 0, [0, 0, 1, 0]),
+        (SYS_sendfile, &[zero, fd, from, 100], 100, [100, 100, 1, 1]),
+        (SYS_copy_file_range, &[fd, from, fd, to, 100, 0], 100, [100, 100, 1, 1]),
+        (SYS_lseek, &[fd, 0, SEEK_SET as usize], 0, [0; 4]),
     ];
-    for (name, work, wanted) in rows {
-        assert_eq!(added(OWN, work), *wanted, "{name}");
+    for (number, arguments, result, wanted) in rows {
+        let work = || call(number as usize, arguments).is(result);
+        assert_eq!(added(OWN, work), wanted, "call {number}");
     }
 }
 

@@ -112,9 +112,9 @@ pub fn acct(path: u64) -> Result<u64> {
 }
 
 /// setns(2): there is one namespace of each kind, and no other to enter. That of another process,
-/// by its pidfd, is the caller's own: there is nothing to do for who may enter one. EINVAL for those
-/// that are entered with a root of their own or cannot be the own (mounts, users), and for what is no
-/// pidfd. EPERM.
+/// by its pidfd, is the caller's own: there is nothing to do for who may enter one. EINVAL for
+/// those that are entered with a root of their own or cannot be the own (mounts, users), and for
+/// what is no pidfd. EPERM.
 pub fn setns(fd: u32, kinds: u32) -> Result<u64> {
     const ALIKE: u32 = raw::CLONE_NEWCGROUP
         | raw::CLONE_NEWUTS
