@@ -16,8 +16,8 @@ use machine::task::Task;
 use crate::base::sched;
 use crate::base::sync::WaitQueue;
 use crate::exec::Image;
-use crate::process::{Own, Process, Thread, exit, relations, wait};
-use crate::security::Credentials;
+use crate::process::{Own, Process, Thread, exit, relations, upper, wait};
+use crate::security::{Credentials, Limit, Resource};
 use crate::vfs::FdTable;
 use crate::vfs::path::FsContext;
 
@@ -92,9 +92,15 @@ pub fn start_beside(first: First, begins: impl FnOnce(u32)) -> Result<u32> {
     })
 }
 
-/// The same where nobody waits for its end.
-pub fn start_alone(first: First) -> Result<()> {
-    spawn(first, |_| {}).map(|_| ())
+/// The same where nobody waits for its end: a program of the kernel's own.
+pub fn start_helper(first: First) -> Result<()> {
+    let limited = |pid| {
+        if let Some(process) = crate::process::find_process(pid) {
+            let core = Limit { soft: upper::HELPERS_CORE, hard: upper::HELPERS_CORE };
+            process.limits.change(Resource::Core, |limit| *limit = core);
+        }
+    };
+    spawn(first, limited).map(|_| ())
 }
 
 /// Waits for the end of what [`start_beside`] has started: its wait(2) status.

@@ -288,9 +288,12 @@ END
         echo '|/tmp/helper %p %s a%%b' >core_pattern; echo 1 >core_pipe_limit
         setpriv --reuid 12345 sh -c 'kill -ABRT $$' 2>&1; echo $?
         cat /tmp/said; od -An -c /tmp/head; test $(wc -c </tmp/rest) -gt 10000 && echo long
+        printf '#!/bin/sh\\necho >>/tmp/ends; kill -ABRT $$\\n' >/tmp/ends.sh; chmod +x /tmp/ends.sh
+        echo 0 >core_pipe_limit; echo '|/tmp/ends.sh' >core_pattern; sh -c 'kill -ABRT $$' 2>&1
+        sleep 1; wc -l </tmp/ends
         echo '|/tmp/none' >core_pattern; sh -c 'kill -ABRT $$' 2>&1; echo $?";
-    let wanted = "0\nAborted (core dumped)\n134\n3 6 a%b\n0\n/\n/sbin:/bin:/usr/sbin:/usr/bin\nsh\n \
-                  177   E   L   F\nlong\nAborted\n134\n";
+    let wanted = "0\nAborted (core dumped)\n134\n3 6 a%b\n0\n/\n/sbin:/bin:/usr/sbin:/usr/bin\n\
+                  sh\n 177   E   L   F\nlong\nAborted\n1\nAborted\n134\n";
     expect(context, folder, &["--user", "0", "--", "sh", "-c", script], wanted)
 }
 

@@ -1,5 +1,5 @@
-//! Which test is running: named by the clock of `crate::progress`, so that nobody waits for a silent
-//! terminal.
+//! Which test is running: named by the clock of `crate::progress`, so that nobody waits for a
+//! silent terminal.
 //!
 //! Why it is hard: tests run in threads, in other programs and inside virtual machines. Whoever
 //! runs one holds a [`Running`] as long as it lasts; what runs elsewhere and says `test NAME ...`

@@ -1,6 +1,5 @@
 //! What a process has read and written: /proc/PID/io (proc(5)).
 
-
 use crate::sys::*;
 use crate::{sc, tests};
 

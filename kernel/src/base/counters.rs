@@ -1,4 +1,5 @@
-//! What TCP, UDP and UDP-Lite count (RFC 1213; /proc/net/snmp): connections and datagrams since boot.
+//! What TCP, UDP and UDP-Lite count (RFC 1213; /proc/net/snmp): connections and datagrams since
+//! boot.
 //!
 //! There are no packets, so nothing counts segments. Each CPU counts in a place of its own: senders
 //! on several CPUs share no line.

@@ -45,5 +45,5 @@ pub(super) fn start(words: Vec<Vec<u8>>, input: Arc<File>) -> Result<()> {
     let image = start::load(&context, &config)?;
     let files = FdTable::new();
     files.insert(input, false, 0, 1)?;
-    init::start_alone(First { image, files: Arc::new(files), fs })
+    init::start_helper(First { image, files: Arc::new(files), fs })
 }

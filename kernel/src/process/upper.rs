@@ -16,6 +16,9 @@ use crate::vfs::File;
 /// Something of a floor above that processes own, and may share (CLONE_SYSVSEM).
 pub type Owned = Arc<dyn Any + Send + Sync>;
 
+/// RLIMIT_CORE of a program of the kernel's own: its core is given to no other.
+pub const HELPERS_CORE: u64 = 1;
+
 /// The calls; none fails unless it says so.
 pub struct Upper {
     /// The running thread gives up its memory, which is still there: it ends or executes a program.

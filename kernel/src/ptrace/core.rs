@@ -347,9 +347,8 @@ fn write_file(thread: &Thread, regs: &PtRegs, info: &SigInfo) -> Result<()> {
 
 /// Starts the pattern's program and writes to its standard input. EAGAIN if too many are taken.
 fn give_to_program(thread: &Thread, regs: &PtRegs, info: &SigInfo) -> Result<()> {
-    /// RLIMIT_CORE of a program that is a helper itself: its core would be given to another.
-    const OF_HELPERS: u64 = 1;
-    if limit(&thread.process) == OF_HELPERS {
+    // The core of one that takes cores would be given to another.
+    if limit(&thread.process) == upper::HELPERS_CORE {
         return Err(Errno::EAGAIN);
     }
     let most = pipe_limit();
