@@ -552,7 +552,6 @@ fn ends_of_text() {
         ("self/auxv", EMPTY),
         ("self/environ", EMPTY),
         ("self/attr/current", EMPTY),
-        ("sys/kernel/ostype", EMPTY),
         ("sys/kernel/core_pattern", EMPTY),
         ("self/comm", NONE),
         ("self/status", NONE),

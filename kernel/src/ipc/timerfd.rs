@@ -39,6 +39,8 @@ struct TimerState {
     interval_ns: u64,
     /// It has expired since `due_ns` was set; periods after that are not counted yet.
     is_expired: bool,
+    /// Expirations that were counted and not read.
+    ticks: u64,
     /// The wall clock was set under a timer that wanted to know.
     is_cancelled: bool,
     cancel_on_set: bool,
@@ -74,22 +76,29 @@ impl Core {
         }
     }
 
-    /// Takes the number of expirations and arms the next one; None if there are none.
-    fn take_ticks(self: &Arc<Self>, state: &mut TimerState) -> Option<u64> {
-        if !state.is_expired {
-            return None;
+    /// Counts the periods since it expired, if it has any, and arms the next one.
+    fn go_on(self: &Arc<Self>, state: &mut TimerState) {
+        if !state.is_expired || state.interval_ns == 0 {
+            return;
         }
         state.is_expired = false;
         Core::disarm(state);
-        if state.interval_ns == 0 {
-            state.due_ns = 0;
-            return Some(1);
-        }
-        let late_ns = self.now_ns().saturating_sub(state.due_ns);
-        let ticks = late_ns / state.interval_ns + 1;
-        state.due_ns = state.due_ns.saturating_add(ticks.saturating_mul(state.interval_ns));
+        let periods = self.now_ns().saturating_sub(state.due_ns) / state.interval_ns;
+        state.ticks = state.ticks.saturating_add(periods);
+        let next = (periods + 1).saturating_mul(state.interval_ns);
+        state.due_ns = state.due_ns.saturating_add(next);
         self.arm(state);
-        Some(ticks)
+    }
+
+    /// Takes the number of expirations; None if there are none.
+    fn take_ticks(self: &Arc<Self>, state: &mut TimerState) -> Option<u64> {
+        self.go_on(state);
+        if state.is_expired {
+            state.is_expired = false;
+            Core::disarm(state);
+            state.due_ns = 0;
+        }
+        Some(core::mem::take(&mut state.ticks)).filter(|ticks| *ticks > 0)
     }
 
     /// What a read gives: Some(Err(ECANCELED)) after the clock was set.
@@ -130,6 +139,7 @@ impl Wake for Core {
                 // re-arms by itself.
                 return false;
             }
+            state.ticks += u64::from(!state.is_expired);
             state.is_expired = true;
         }
         self.queue.wake_all(events::READABLE);
@@ -194,7 +204,7 @@ impl FileOps for TimerFd {
     fn poll(&self, _file: &File, table: &mut PollTable) -> u32 {
         table.wait_on(&self.core.queue);
         let state = self.core.state.lock();
-        if state.is_expired || state.is_cancelled { events::IN } else { 0 }
+        if state.ticks > 0 || state.is_cancelled { events::IN } else { 0 }
     }
 
     /// proc_pid_fdinfo(5).
@@ -209,7 +219,7 @@ impl FileOps for TimerFd {
         let pair = |time: TimeSpec| (time.sec, time.nsec);
         // Text in memory has no error to give.
         let _ = writeln!(out, "clockid: {}", core.clock);
-        let _ = writeln!(out, "ticks: {}", u8::from(state.is_expired));
+        let _ = writeln!(out, "ticks: {}", state.ticks);
         let _ = writeln!(out, "settime flags: 0{:o}", state.flags);
         let _ = writeln!(out, "it_value: {:?}", pair(value));
         let _ = writeln!(out, "it_interval: {:?}", pair(interval));
@@ -282,6 +292,7 @@ pub fn sys_timerfd_settime(
         let old = core.remaining(&state);
         Core::disarm(&mut state);
         state.is_expired = false;
+        state.ticks = 0;
         state.is_cancelled = false;
         state.cancel_on_set =
             core.is_realtime && is_absolute && flags & raw::TFD_TIMER_CANCEL_ON_SET != 0;
@@ -305,7 +316,11 @@ pub fn sys_timerfd_settime(
 pub fn sys_timerfd_gettime(fd: u64, value: UserPtr<ITimerSpec>) -> Result<u64> {
     let file = super::file_at(fd)?;
     let core = &file.ops_as::<TimerFd>().ok_or(Errno::EINVAL)?.core;
-    let now = core.remaining(&core.state.lock());
+    let now = {
+        let mut state = core.state.lock();
+        core.go_on(&mut state);
+        core.remaining(&state)
+    };
     value.write(&now)?;
     Ok(0)
 }
