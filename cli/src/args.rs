@@ -525,6 +525,11 @@ pub(crate) struct TestArgs {
     /// Print each test's output, also of those that pass. Example: -v
     #[arg(short, long)]
     pub(crate) verbose: bool,
+
+    /// The level that is named runs as one of all levels: a run of all has started it.
+    /// Example: limen test bochs --among-all
+    #[arg(long, hide = true)]
+    pub(crate) among_all: bool,
 }
 
 /// Default CPU model of the benches: figures are only comparable within one model.

@@ -33,6 +33,11 @@ impl Failures {
         self.add(level, count, &told);
     }
 
+    /// Takes over what another process has said so of its levels.
+    pub(super) fn take_over(&mut self, text: String) {
+        self.0.extend((!text.is_empty()).then_some(text));
+    }
+
     fn add(&mut self, level: &str, count: usize, told: &[String]) {
         if told.is_empty() && count > 0 {
             self.0.push(format!("{level}: {count}, as said there"));

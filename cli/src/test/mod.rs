@@ -22,7 +22,7 @@
 //!
 //! A test that takes longer than two seconds is named on stderr while it runs (`watch.rs`).
 //! Each level prints `LEVEL: N passed, N failed`; what failed is said once more behind all of them
-//! (`failures.rs`), and makes the exit status 1.
+//! (`failures.rs`), and makes the exit status 1. Some levels run beside the others (`beside.rs`).
 
 #[macro_use]
 mod failures;
@@ -30,6 +30,7 @@ mod failures;
 pub(crate) mod apps;
 mod audit;
 mod bench;
+mod beside;
 mod beside_linux;
 mod bochs;
 mod browser;
@@ -69,6 +70,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use self::beside::Beside;
 use crate::args::TestArgs;
 use crate::{Error, paths, toolchain};
 
@@ -118,6 +120,18 @@ impl Context {
     /// A cargo command in the repository.
     pub(crate) fn cargo(&self) -> Result<Command, Error> {
         toolchain::cargo(&self.repository)
+    }
+}
+
+impl Summary {
+    /// What its text says; None where it is not one.
+    fn parse(text: &str) -> Option<Self> {
+        let count = |part: &str, of: &str| part.strip_suffix(of)?.trim_end().parse().ok();
+        let mut parts = text.split(", ");
+        let passed = count(parts.next()?, "passed")?;
+        let failed = count(parts.next()?, "failed")?;
+        let skipped = parts.next().map_or(Some(0), |part| count(part, "skipped"))?;
+        Some(Self { passed, failed, skipped })
     }
 }
 
@@ -196,7 +210,7 @@ pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
         filter: args.filter.clone().or(room.map(str::to_owned)).unwrap_or_default(),
         smp: args.smp.clone(),
         jobs: args.jobs.map_or(cpus, usize::from),
-        is_named: what.is_some(),
+        is_named: what.is_some() && !args.among_all,
         all: args.all,
         seed: args.seed,
         time: args.time,
@@ -214,9 +228,16 @@ pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
         packages::install_programs()?;
     }
     let (mut total, mut failures) = (Summary::default(), failures::Failures::default());
+    let mut beside = Beside::new(&context);
     for level in levels {
-        let summary = run_level(level, &context);
-        failures.take(level.name, summary.failed);
+        let summary = if let Some(outcome) = beside.turn(level.name, &context) {
+            failures.take_over(outcome.failures);
+            outcome.summary
+        } else {
+            let summary = run_level(level, &context);
+            failures.take(level.name, summary.failed);
+            summary
+        };
         total += summary;
     }
     if total.passed + total.failed == 0 {
@@ -275,7 +296,9 @@ mod tests {
     fn closing_line() {
         let mut total = Summary { passed: 1, ..Summary::default() };
         assert_eq!(total.to_string(), "1 passed, 0 failed");
+        assert_eq!(Summary::parse(&total.to_string()), Some(total));
         total += Summary { passed: 1, failed: 2, skipped: 3 };
         assert_eq!(total.to_string(), "2 passed, 2 failed, 3 skipped");
+        assert_eq!(Summary::parse(&total.to_string()), Some(total));
     }
 }

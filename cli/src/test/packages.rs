@@ -70,7 +70,9 @@ fn as_root() -> Option<&'static [&'static str]> {
 fn apt(root: &[&str], words: &[&str]) -> Result<bool, Error> {
     // Without a run level no service is started (invoke-rc.d(8)).
     let fixed = ["env", "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1", "apt-get", "-q"];
-    let all: Vec<&str> = root.iter().chain(&fixed).chain(words).copied().collect();
+    // Levels that run beside each other may install at the same time.
+    let waits = ["-o", "DPkg::Lock::Timeout=600"];
+    let all: Vec<&str> = root.iter().chain(&fixed).chain(&waits).chain(words).copied().collect();
     let output = Command::new(all[0]).args(&all[1..]).stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("apt-get: {error}"))?;
     let said = String::from_utf8_lossy(&output.stderr);
