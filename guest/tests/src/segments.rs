@@ -485,7 +485,7 @@ fn frames_of_no_code_segment() {
         context.uc_mcontext.gregs[REG_CSGSFS as usize] &= !0xffff;
     }
     extern "C" fn look(_: i32, _: usize, context: *mut ucontext_t) {
-        // SAFETY: as above.
+        // SAFETY: the kernel hands the frame of this handler, which nobody else holds.
         let context = unsafe { &*context };
         let segment = context.uc_mcontext.gregs[REG_CSGSFS as usize] & 0xffff;
         let is_right = segment == 3 && context.uc_flags & STRICT_SS == 0;
