@@ -41,6 +41,7 @@ pub const KVM_GET_MSR_FEATURE_INDEX_LIST: u32 = iowr::<u32>(0x0a);
 pub const KVM_CREATE_VCPU: u32 = io(0x41);
 pub const KVM_GET_DIRTY_LOG: u32 = iow::<DirtyLog>(0x42);
 pub const KVM_SET_USER_MEMORY_REGION: u32 = iow::<UserMemoryRegion>(0x46);
+pub const KVM_SET_USER_MEMORY_REGION2: u32 = iow::<UserMemoryRegion2>(0x49);
 pub const KVM_SET_TSS_ADDR: u32 = io(0x47);
 pub const KVM_SET_IDENTITY_MAP_ADDR: u32 = iow::<u64>(0x48);
 pub const KVM_CREATE_IRQCHIP: u32 = io(0x60);
@@ -192,6 +193,10 @@ macro_rules! layouts {
 layouts! {
     UserMemoryRegion, 32 {
         slot: u32, flags: u32, guest_phys_addr: u64, memory_size: u64, userspace_addr: u64,
+    }
+    UserMemoryRegion2, 160 {
+        slot: u32, flags: u32, guest_phys_addr: u64, memory_size: u64, userspace_addr: u64,
+        guest_memfd_offset: u64, guest_memfd: u32, padding: u32, padding2: [u64; 14],
     }
     Regs, 144 {
         rax: u64, rbx: u64, rcx: u64, rdx: u64, rsi: u64, rdi: u64, rsp: u64, rbp: u64,

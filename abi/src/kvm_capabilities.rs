@@ -168,7 +168,7 @@ pub const CAPABILITIES: &[Capability] = &[
     row(225, "DIRTY_LOG_RING_WITH_BITMAP", No, "KVM_GET_DIRTY_LOG is the log"),
     row(226, "PMU_EVENT_MASKED_EVENTS", No, "performance counters"),
     row(227, "COUNTER_OFFSET", No, "another architecture's"),
-    row(231, "USER_MEMORY2", No, "KVM_SET_USER_MEMORY_REGION2"),
+    row(231, "USER_MEMORY2", Yes, "KVM_SET_USER_MEMORY_REGION2, without guest_memfd"),
     row(232, "MEMORY_FAULT_INFO", No, "KVM_EXIT_MEMORY_FAULT: KVM_RUN fails with EFAULT alone"),
     row(233, "MEMORY_ATTRIBUTES", No, "private memory"),
     row(234, "GUEST_MEMFD", No, "private memory"),

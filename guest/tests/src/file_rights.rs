@@ -192,6 +192,18 @@ fn sealed_modes() {
     sc!(SYS_fchmod, fd, 0o600).is(0);
     sc!(SYS_fcntl, fd, F_ADD_SEALS, seal_exec).is(0);
     sc!(SYS_fchmod, fd, 0o700).fails(EPERM);
+    assert_eq!(sc!(SYS_fcntl, fd, F_GET_SEALS).must(), seal_exec, "no bit, no other seal");
+    // What stays executable stays as it is.
+    let fd = sc!(SYS_memfd_create, c"runs".as_ptr(), MFD_ALLOW_SEALING).fd();
+    write(fd, b"text");
+    let at = sc!(SYS_mmap, 0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0).must();
+    sc!(SYS_fcntl, fd, F_ADD_SEALS, seal_exec).fails(EBUSY);
+    assert_eq!(sc!(SYS_fcntl, fd, F_GET_SEALS).must(), 0, "a refused seal");
+    sc!(SYS_munmap, at, 4096).is(0);
+    sc!(SYS_fcntl, fd, F_ADD_SEALS, seal_exec).is(0);
+    assert_eq!(sc!(SYS_fcntl, fd, F_GET_SEALS).must(), 0x3e, "all that keeps the contents");
+    sc!(SYS_write, fd, c"x".as_ptr(), 1).fails(EPERM);
+    sc!(SYS_ftruncate, fd, 0).fails(EPERM);
 }
 
 fn linking_an_open_file() {

@@ -9,7 +9,7 @@ use crate::{sc, tests};
 tests!("landlock":
     errors_and_their_numbers, each_right_to_files, rights_stack_and_are_inherited, sixteen_layers,
     moves_between_directories, ports, mounts_and_tracing, a_ruleset_can_grow,
-    a_thread_restricts_itself, out_of_a_bind_mount,
+    a_thread_restricts_itself, out_of_a_bind_mount, marks_are_files,
 );
 
 const EXECUTE: u64 = 1;
@@ -91,6 +91,9 @@ fn errors_and_their_numbers() {
         sc!(SYS_landlock_create_ruleset, attributes.as_ptr(), size, 0)
     };
     create(&[READ_FILE], 7).fails(EINVAL);
+    for size in [1, 8, 4097] {
+        sc!(SYS_landlock_create_ruleset, 0, size, 0).fails(EFAULT);
+    }
     create(&[0, 0], 16).fails(ENOMSG);
     create(&[1 << 63, 0], 16).fails(EINVAL);
     create(&[READ_FILE, 1 << 63], 16).fails(EINVAL);
@@ -515,4 +518,42 @@ fn out_of_a_bind_mount() {
         // Where there are no namespaces of mounts it is everybody's.
         let _ = sc!(SYS_umount2, c(&in_top("at/here")).as_ptr(), MNT_DETACH);
     }
+}
+
+/// Device 0:0, the mark of union file systems, is made by anybody and by renames: who may make no
+/// file makes none.
+fn marks_are_files() {
+    const RENAME_EXCHANGE: u32 = 2;
+    const RENAME_WHITEOUT: u32 = 4;
+    if !is_there() {
+        return;
+    }
+    let (granted, denied) = (dir(), dir());
+    for d in [&granted, &denied] {
+        mknod(&format!("{d}/fifo"), S_IFIFO, 0).is(0);
+        mknod(&format!("{d}/mark"), S_IFCHR, 0).is(0);
+        sc!(SYS_mkdir, c(&format!("{d}/below")).as_ptr(), 0o700).is(0);
+        mknod(&format!("{d}/below/fifo"), S_IFIFO, 0).is(0);
+    }
+    in_child(|| {
+        let rules = ruleset(MAKE_REG | REFER, 0);
+        grant(rules, MAKE_REG, &granted);
+        for d in [&granted, &denied] {
+            grant(rules, REFER, d);
+        }
+        restrict(rules).is(0);
+        for (d, refused) in [(&granted, false), (&denied, true)] {
+            let rename = |from: &str, to: &str, flags: u32| {
+                let (from, to) = (c(&format!("{d}/{from}")), c(&format!("{d}/{to}")));
+                sc!(SYS_renameat2, AT_FDCWD, from.as_ptr(), AT_FDCWD, to.as_ptr(), flags)
+            };
+            let expected = if refused { Err(EACCES) } else { Ok(0) };
+            assert_eq!(mknod(&format!("{d}/new"), S_IFCHR, 0), expected, "made");
+            let (old, new) = (c(&format!("{d}/mark")), c(&format!("{d}/link")));
+            assert_eq!(sc!(SYS_link, old.as_ptr(), new.as_ptr()), expected, "linked");
+            assert_eq!(rename("mark", "below/fifo", RENAME_EXCHANGE), expected, "moved");
+            assert_eq!(rename("fifo", "moved", RENAME_WHITEOUT), expected, "left");
+            assert_eq!(rename("below", "further", 0), Ok(0), "what makes no mark");
+        }
+    });
 }

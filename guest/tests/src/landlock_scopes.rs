@@ -212,7 +212,23 @@ fn signals_of_files_stay_within() {
         sc!(SYS_kill, watcher, SIGPWR).is(0);
         wait_code(watcher, i32::from(!restricts));
     }
-    // One's own is one's own.
+    // One's own is one's own, whichever thread is restricted, and whoever else is in the group.
+    in_child(|| {
+        sc!(SYS_setpgid, 0, 0).is(0);
+        sigmask(SIG_BLOCK, bit(SIGIO));
+        let ends = pipe();
+        std::thread::spawn(move || {
+            scope(SIGNAL);
+            sc!(SYS_fcntl, ends.0, F_SETOWN, -pid()).is(0);
+            sc!(SYS_fcntl, ends.0, F_SETFL, O_ASYNC).is(0);
+        })
+        .join()
+        .expect("a thread");
+        write(ends.1, b"x");
+        let (set, time) = (bit(SIGIO), [1_u64, 0]);
+        let signal = sc!(SYS_rt_sigtimedwait, &raw const set, 0, time.as_ptr(), 8);
+        assert_eq!(signal, Ok(SIGIO as usize), "a group");
+    });
     in_child(|| {
         scope(SIGNAL);
         sigmask(SIG_BLOCK, bit(SIGIO));

@@ -15,7 +15,7 @@ tests!("segments":
     gs_base_by_instruction, bad_bases_fault, fs_base_by_instruction, bases_and_tracers,
     traps_with_a_kernels_base,
     thirty_two_bit_code, far_returns, stack_selector_beside_interrupts, selectors_stay_private,
-    traps_behind_mov_ss, steps_over_calls, traps_in_a_loop,
+    traps_behind_mov_ss, steps_over_calls, traps_in_a_loop, frames_of_no_code_segment,
 );
 
 /// AT_HWCAP2 bit 1: the kernel lets programs use RDGSBASE and its relatives.
@@ -470,4 +470,32 @@ fn traps_in_a_loop() {
         asm!("int3", "2:", "inc {0}", "cmp {0}, 500", "jb 2b", inout(reg) turns);
     }
     assert_eq!((turns, TAKEN.load(SeqCst)), (500, 201));
+}
+
+/// Bit of `uc_flags`: SS is to be restored as it stands.
+const STRICT_SS: u64 = 4;
+
+/// A frame that leads to no code segment faults on the way out; the next frame tells of it, and
+/// does not promise for its SS.
+fn frames_of_no_code_segment() {
+    extern "C" fn bend(_: i32, _: usize, context: *mut ucontext_t) {
+        // SAFETY: the frame of this handler.
+        let context = unsafe { &mut *context };
+        assert_eq!(context.uc_flags & STRICT_SS, STRICT_SS, "of 64-bit code");
+        context.uc_mcontext.gregs[REG_CSGSFS as usize] &= !0xffff;
+    }
+    extern "C" fn look(_: i32, _: usize, context: *mut ucontext_t) {
+        // SAFETY: the kernel hands the frame of this handler, which nobody else holds.
+        let context = unsafe { &*context };
+        let segment = context.uc_mcontext.gregs[REG_CSGSFS as usize] & 0xffff;
+        let is_right = segment == 3 && context.uc_flags & STRICT_SS == 0;
+        sc!(SYS_exit_group, if is_right { 7 } else { 1 }).must();
+    }
+    let child = fork(|| {
+        on_signal(SIGUSR1, bend as *const () as usize, SA_SIGINFO, 0);
+        on_signal(SIGSEGV, look as *const () as usize, SA_SIGINFO, 0);
+        sc!(SYS_kill, pid(), SIGUSR1).is(0);
+        2
+    });
+    wait_code(child, 7);
 }

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, Msrs, kvm_msr_entry};
+use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, Msrs, kvm_msr_entry, kvm_sregs};
 use kvm_ioctls::VcpuExit;
 
 use crate::capabilities;
@@ -575,7 +575,17 @@ fn refusals() -> Result<()> {
     ensure(guest.vm.create_vcpu(100_000).is_err(), || "CPU 100000".into())?;
     let mut sregs = guest.cpu.get_sregs().map_err(say("KVM_GET_SREGS"))?;
     sregs.efer = 0x500;
-    ensure(guest.cpu.set_sregs(&sregs).is_err(), || "long mode without paging".into())
+    ensure(guest.cpu.set_sregs(&sregs).is_err(), || "long mode without paging".into())?;
+    let good = guest.cpu.get_sregs().map_err(say("KVM_GET_SREGS"))?;
+    // SMXE, and what has no name.
+    for bit in [14, 15, 19, 25, 31, 32, 63] {
+        let bad = kvm_sregs { cr4: good.cr4 | 1 << bit, ..good };
+        ensure(guest.cpu.set_sregs(&bad).is_err(), || format!("bit {bit} of CR4"))?;
+    }
+    let bad = kvm_sregs { cr0: good.cr0 & !(1 << 30) | 1 << 29, ..good };
+    ensure(guest.cpu.set_sregs(&bad).is_err(), || "no write-through caches that are on".into())?;
+    let now = guest.cpu.get_sregs().map_err(say("KVM_GET_SREGS"))?;
+    ensure(now == good, || "a refused state has changed something".into())
 }
 
 /// A forked child has the descriptors, and not the guest.

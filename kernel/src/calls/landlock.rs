@@ -89,6 +89,9 @@ pub fn create_ruleset(address: u64, size: u64, flags: u32) -> Result<u64> {
         ERRATA_FLAG => return Ok(ERRATA.into()),
         _ => return Err(Errno::EINVAL),
     }
+    if address == 0 {
+        return Err(Errno::EFAULT);
+    }
     if size < size_of::<u64>() as u64 {
         return Err(Errno::EINVAL);
     }

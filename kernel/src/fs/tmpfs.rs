@@ -336,14 +336,21 @@ impl TmpInode {
         }
     }
 
-    /// Adds seals (F_ADD_SEALS); EPERM once sealed against it.
+    /// Adds seals (F_ADD_SEALS); EPERM once sealed against it. What is to stay executable is not
+    /// to be written either.
     pub fn add_seals(&self, seals: u32) -> Result<()> {
+        const CONTENTS: u32 =
+            raw::F_SEAL_SHRINK | raw::F_SEAL_GROW | raw::F_SEAL_WRITE | raw::F_SEAL_FUTURE_WRITE;
         let regular = self.regular().map_err(|_| Errno::EINVAL)?;
         let _writing = regular.writing.lock();
         let old = regular.seals.load(Ordering::Acquire);
         if old & raw::F_SEAL_SEAL != 0 {
             return Err(Errno::EPERM);
         }
+        // Modes change their execute bits under `writing` only.
+        let stays_executable =
+            seals & raw::F_SEAL_EXEC != 0 && self.attributes.lock().mode & 0o111 != 0;
+        let seals = if stays_executable { seals | CONTENTS } else { seals };
         if seals & raw::F_SEAL_WRITE != 0 && regular.cache.is_mapped_writable() {
             return Err(Errno::EBUSY);
         }
@@ -519,10 +526,13 @@ impl Inode for TmpInode {
         if let Some(size) = changes.size {
             self.regular()?.resize(&self.shared, size)?;
         }
+        let turns_exec = |old: u32| changes.mode.is_some_and(|mode| (mode ^ old) & 0o111 != 0);
+        // Not while seals are added.
+        let regular = self.regular().ok().filter(|_| turns_exec(self.attributes.lock().mode));
+        let _writing = regular.map(|regular| regular.writing.lock());
         let exec_sealed = self.seals().is_some_and(|seals| seals & raw::F_SEAL_EXEC != 0);
         let mut attributes = self.attributes.lock();
-        let changes_exec = changes.mode.is_some_and(|mode| (mode ^ attributes.mode) & 0o111 != 0);
-        if exec_sealed && changes_exec {
+        if exec_sealed && turns_exec(attributes.mode) {
             return Err(Errno::EPERM);
         }
         attributes.change(changes);

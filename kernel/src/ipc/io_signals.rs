@@ -10,7 +10,7 @@
 //! lease is to be given up (F_SETLEASE), whose commands are here for that.
 
 use alloc::collections::BTreeSet;
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 
 use abi::{Errno, Result, general as raw};
 use machine::sync::SpinLock;
@@ -70,6 +70,8 @@ struct Settings {
     /// Who has set it: only who they may signal gets one.
     uids: [u32; 2],
     fence: Fence,
+    /// Their process, which no fence keeps them from.
+    setter: Weak<Process>,
     /// 0: SIGIO, without information.
     signal: u32,
     /// The descriptor, for si_fd.
@@ -169,7 +171,9 @@ impl Settings {
         let theirs = [credentials.uid, credentials.suid];
         let [uid, euid] = self.uids;
         let is_theirs = euid == 0 || theirs.contains(&uid) || theirs.contains(&euid);
-        is_theirs && hooks::file_send_sigiotask((&self.fence, process, info.number())).is_ok()
+        let is_own = core::ptr::eq(self.setter.as_ptr(), process);
+        is_theirs
+            && (is_own || hooks::file_send_sigiotask((&self.fence, process, info.number())).is_ok())
     }
 }
 
@@ -253,15 +257,13 @@ pub fn own(file: &Arc<File>, owner: OwnerEx) -> Result<()> {
         OWNER_PROCESS => find_process(id).map_or(Target::Nobody, Target::Process),
         _ => Target::Group(id),
     };
-    let who = current().subject();
+    let thread = current();
+    let who = thread.subject();
     let uids = [who.uid, who.euid];
-    let is_own = match &target {
-        Target::Thread(thread) => thread.process.pid == who.pid,
-        Target::Process(process) => process.pid == who.pid,
-        Target::Nobody | Target::Group(_) => false,
-    };
-    let fence = if is_own { Fence::open() } else { signal_fence(who.domain.as_deref()) };
+    let fence = signal_fence(who.domain.as_deref());
+    let setter = Arc::downgrade(&thread.process);
     change(file, |settings| {
+        settings.setter = setter;
         (settings.kind, settings.id, settings.target) = (owner.kind, owner.pid, target);
         (settings.uids, settings.fence) = (uids, fence);
     })

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use abi::kvm::{self, Cpuid2, CpuidEntry2};
 use abi::{Errno, Result};
-use virt::cpuid::{CpuidLeaf, MAX_ENTRIES, Table, supported};
+use virt::cpuid::{CpuidLeaf, MAX_ENTRIES, Table, cr4_bits, supported};
 
 use super::read_entries;
 use crate::base::user::UserPtr;
@@ -15,6 +15,12 @@ const SIGNATURE: u32 = 0x4000_0000;
 /// Components of XSAVE that guests may use.
 pub(super) fn xcr0_allowed() -> u64 {
     machine::fpu::components()
+}
+
+/// Bits of CR4 that guests may set.
+pub(super) fn cr4_allowed() -> u64 {
+    let xcr0 = xcr0_allowed();
+    cr4_bits(|leaf| shown(leaf, 0, xcr0).unwrap_or_default())
 }
 
 /// What a guest may be shown of a leaf. CMPXCHG16B (leaf 1, ECX, bit 13) not under QEMU's

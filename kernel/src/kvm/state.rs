@@ -117,13 +117,20 @@ pub(super) fn sregs(cpu: &impl Vmrun, pending: &Pending, apic_base: u64) -> Sreg
 }
 
 /// KVM_SET_SREGS; EINVAL for modes that no CPU has.
-pub(super) fn set_sregs(cpu: &mut impl Vmrun, pending: &mut Pending, s: &Sregs) -> Result<()> {
+pub(super) fn set_sregs(
+    cpu: &mut impl Vmrun,
+    pending: &mut Pending,
+    s: &Sregs,
+    cr4_allowed: u64,
+) -> Result<()> {
     let long = s.efer & cr::EFER_LMA != 0;
     let paged = s.cr0 & cr::CR0_PG != 0;
     let is_bad = s.cr0 >> 32 != 0
         || paged && s.cr0 & cr::CR0_PE == 0
         || long && (!paged || s.cr4 & cr::CR4_PAE == 0 || s.efer & cr::EFER_LME == 0)
         || !long && s.efer & cr::EFER_LME != 0 && paged
+        || s.cr0 & (cr::CR0_CD | cr::CR0_NW) == cr::CR0_NW
+        || s.cr4 & !cr4_allowed != 0
         || s.efer & !0xffff != 0
         || s.cr8 > 15;
     if is_bad {

@@ -377,7 +377,9 @@ impl VcpuFile {
         if !self.shared.set_apic_base(sregs.apic_base) {
             return Err(Errno::EINVAL);
         }
-        state::set_sregs(&mut cpu.hardware, &mut cpu.pending, sregs)?;
+        // What has been set already, a guest's own MOV may have set.
+        let allowed = cpuid::cr4_allowed() | cpu.hardware.system().cr4;
+        state::set_sregs(&mut cpu.hardware, &mut cpu.pending, sregs, allowed)?;
         if let Some(lapic) = &self.shared.lapic {
             lapic.lock().set_priority(sregs.cr8 as u8);
         }

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use abi::kvm::cap;
 use abi::kvm::{
     self, ClearDirtyLog, CoalescedZone, DirtyLog, EnableCap, IoEventFd, IrqFd, IrqLevel, Msi,
-    PitConfig, PitState2, UserMemoryRegion,
+    PitConfig, PitState2, UserMemoryRegion, UserMemoryRegion2,
 };
 use abi::{Errno, Result};
 use machine::sync::{Once, SpinLock};
@@ -387,6 +387,20 @@ impl FileOps for VmFile {
             kvm::KVM_CREATE_VCPU => Err(Errno::EINVAL),
             kvm::KVM_SET_USER_MEMORY_REGION => {
                 vm.set_region(&UserPtr::<UserMemoryRegion>::new(argument).read()?)
+            }
+            kvm::KVM_SET_USER_MEMORY_REGION2 => {
+                // Memory of its own (KVM_MEM_GUEST_MEMFD) is an unknown flag.
+                let UserMemoryRegion2 {
+                    slot,
+                    flags,
+                    guest_phys_addr,
+                    memory_size,
+                    userspace_addr,
+                    ..
+                } = UserPtr::new(argument).read()?;
+                let region =
+                    UserMemoryRegion { slot, flags, guest_phys_addr, memory_size, userspace_addr };
+                vm.set_region(&region)
             }
             kvm::KVM_GET_DIRTY_LOG => vm.dirty_log(argument),
             kvm::KVM_CLEAR_DIRTY_LOG => vm.clear_dirty_log(argument),

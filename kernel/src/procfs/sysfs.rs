@@ -42,7 +42,20 @@ static TOP: &[(&str, Static)] = &[
     ("devices", Static::Directory(&[("system", Static::Directory(SYSTEM))])),
     ("fs", Static::Directory(&[("cgroup", Static::Directory(EMPTY))])),
     ("kernel", Static::Directory(KERNEL)),
-    ("module", Static::Directory(EMPTY)),
+    (
+        "module",
+        Static::Directory(&[(
+            "kvm",
+            Static::Directory(&[("parameters", Static::Directory(KVM_PARAMETERS))]),
+        )]),
+    ),
+];
+
+/// How /dev/kvm works, for those who ask before they use it: no counters of events for guests, no
+/// prefix that forces emulation.
+static KVM_PARAMETERS: &[(&str, Static)] = &[
+    ("enable_pmu", Static::File(|out| line(out, "N"))),
+    ("force_emulation_prefix", Static::File(|out| line(out, "0"))),
 ];
 
 /// The loopback interface (sysfs-class-net of Linux's ABI documents).

@@ -26,6 +26,8 @@ pub struct Rename<'a> {
     pub replaced: Option<&'a Arc<Dentry>>,
     /// Whether that gets the old name.
     pub exchange: bool,
+    /// Whether the mark of union file systems takes the old name (RENAME_WHITEOUT).
+    pub leaves_mark: bool,
     /// The old name and the new one.
     pub names: (&'a [u8], &'a [u8]),
 }

@@ -119,9 +119,11 @@ pub(super) fn file_ioctl((file, command): hooks::file_ioctl::Given<'_>) -> Resul
     }
 }
 
-/// The right to make an object of this kind.
-fn make(kind: FileType) -> u64 {
+/// The right to make an object of this kind. The mark of union file systems, a device that is none,
+/// is guarded as a file: anybody may make one.
+fn make(kind: FileType, rdev: u64) -> u64 {
     match kind {
+        FileType::CharDevice if rdev == 0 => fs::MAKE_REG,
         FileType::Directory => fs::MAKE_DIR,
         FileType::Symlink => fs::MAKE_SYM,
         FileType::CharDevice => fs::MAKE_CHAR,
@@ -132,13 +134,22 @@ fn make(kind: FileType) -> u64 {
     }
 }
 
+/// The right to make what is there already, elsewhere.
+fn make_again(dentry: &Dentry) -> Result<u64> {
+    let kind = dentry.kind();
+    let is_device = kind == FileType::CharDevice;
+    Ok(make(kind, if is_device { dentry.inode().metadata()?.rdev } else { 0 }))
+}
+
 /// The right to take the name of such an object away.
 const fn remove(is_directory: bool) -> u64 {
     if is_directory { fs::REMOVE_DIR } else { fs::REMOVE_FILE }
 }
 
-pub(super) fn path_mknod((who, directory, _, kind): hooks::path_mknod::Given<'_>) -> Result<()> {
-    check(&who.subject, directory, make(kind))
+pub(super) fn path_mknod(
+    (who, directory, _, kind, rdev): hooks::path_mknod::Given<'_>,
+) -> Result<()> {
+    check(&who.subject, directory, make(kind, rdev))
 }
 
 pub(super) fn path_mkdir((who, directory, _): hooks::path_mkdir::Given<'_>) -> Result<()> {
@@ -190,7 +201,7 @@ fn check_change(domain: &Domain, change: &Change<'_>) -> Result<()> {
 
 pub(super) fn path_link((who, object, to, _): hooks::path_link::Given<'_>) -> Result<()> {
     let Some(domain) = &who.subject.domain else { return Ok(()) };
-    let wanted = make(object.file_type());
+    let wanted = make_again(&object.dentry)?;
     let parent = object.dentry.parent();
     let Some(parent) = parent else { return check(&who.subject, to, wanted) };
     if Arc::ptr_eq(&parent, &to.dentry) {
@@ -206,15 +217,18 @@ pub(super) fn path_link((who, object, to, _): hooks::path_link::Given<'_>) -> Re
 
 pub(super) fn path_rename((who, rename): hooks::path_rename::Given<'_>) -> Result<()> {
     let Some(domain) = &who.subject.domain else { return Ok(()) };
-    let Rename { from, moved, to, replaced, exchange, .. } = *rename;
-    let mut there = make(moved.kind());
+    let Rename { from, moved, to, replaced, exchange, leaves_mark, .. } = *rename;
+    let mut there = make_again(moved)?;
     if let Some(replaced) = replaced {
         there |= remove(replaced.is_directory());
     }
     let mut here = remove(moved.is_directory());
     let back = replaced.filter(|_| exchange);
     if let Some(back) = back {
-        here |= make(back.kind());
+        here |= make_again(back)?;
+    }
+    if leaves_mark {
+        here |= fs::MAKE_REG;
     }
     if Arc::ptr_eq(&from.dentry, &to.dentry) {
         return check(&who.subject, to, here | there);

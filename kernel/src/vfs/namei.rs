@@ -57,7 +57,7 @@ pub fn make(context: &Context, dirfd: i32, path: &[u8], what: &Make<'_>) -> Resu
     match what.file_type {
         FileType::Directory => hooks::path_mkdir((context, &walk.at, name))?,
         FileType::Symlink => hooks::path_symlink((context, &walk.at, name))?,
-        kind => hooks::path_mknod((context, &walk.at, name, kind))?,
+        kind => hooks::path_mknod((context, &walk.at, name, kind, what.rdev))?,
     }
     let dentry = make_locked(context, &walk.at, name, what)?;
     drop(names);
@@ -366,7 +366,7 @@ fn rename_locked(context: &Context, old: &Side<'_>, new: &Side<'_>, flags: u32) 
     {
         return Err(if exchange { Errno::EINVAL } else { Errno::ENOTEMPTY });
     }
-    hooks::path_rename((context, &change(old, new, &source, target.as_ref(), exchange)))?;
+    hooks::path_rename((context, &change(old, new, &source, target.as_ref(), flags)))?;
     check_removal(context, &old.walk.at, &source)?;
     match &target {
         Some(target) => check_removal(context, &new.walk.at, target)?,
@@ -392,14 +392,15 @@ fn change<'a>(
     new: &'a Side<'_>,
     moved: &'a Arc<Dentry>,
     replaced: Option<&'a Arc<Dentry>>,
-    exchange: bool,
+    flags: u32,
 ) -> Rename<'a> {
     Rename {
         from: &old.walk.at,
         moved,
         to: &new.walk.at,
         replaced,
-        exchange,
+        exchange: flags & raw::RENAME_EXCHANGE != 0,
+        leaves_mark: flags & raw::RENAME_WHITEOUT != 0,
         names: (old.name, new.name),
     }
 }
@@ -487,7 +488,7 @@ pub(super) fn find_or_make(
             check_takes_names(directory)?;
             let what = Make::plain(FileType::Regular, mode);
             directory.mount.check_writable()?;
-            hooks::path_mknod((context, directory, name, FileType::Regular))?;
+            hooks::path_mknod((context, directory, name, FileType::Regular, 0))?;
             let dentry = make_locked(context, directory, name, &what)?;
             hooks::path_post_mknod((&Location::new(directory.mount.clone(), dentry.clone()),));
             Ok((dentry, true))

@@ -51,7 +51,7 @@ pub(super) fn file_open((context, place, flags, _): hooks::file_open::Given<'_>)
     Ok(())
 }
 
-pub(super) fn path_mknod((c, at, name, _): hooks::path_mknod::Given<'_>) -> Result<()> {
+pub(super) fn path_mknod((c, at, name, ..): hooks::path_mknod::Given<'_>) -> Result<()> {
     check_path(&c.subject, Access::Write, at, Some(name))
 }
 

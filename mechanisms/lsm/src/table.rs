@@ -85,7 +85,7 @@ macro_rules! vfs_hooks {
             /// An area of a file, or of none, gets these PROT_ bits.
             file_mprotect(Option<&'a File>, u64) -> First<0> [];
             /// An object of this kind is made in a directory: mknod(2), open(2), bind(2).
-            path_mknod(&'a Context, &'a Location, &'a [u8], FileType)
+            path_mknod(&'a Context, &'a Location, &'a [u8], FileType, u64)
                 -> First<0> [landlock profile];
             /// The same object is there.
             path_post_mknod(&'a Location) -> All [];

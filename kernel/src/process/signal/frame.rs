@@ -135,10 +135,12 @@ pub fn push(regs: &mut PtRegs, info: &SigInfo, action: &Action) -> Result<()> {
     if (on_alt || entering_alt) && !(frame_at > alt.base && frame_at - alt.base <= alt.size) {
         return Err(Errno::EFAULT);
     }
+    // Only 64-bit code is known to be left with the SS that it came with.
+    let strict = if regs.cs as u16 == selector::USER_CS { UC_STRICT_RESTORE_SS } else { 0 };
     let frame = RtSigFrame {
         return_address: action.restorer,
         context: UContext {
-            flags: UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS,
+            flags: UC_FP_XSTATE | UC_SIGCONTEXT_SS | strict,
             link: 0,
             stack: alt.to_user(regs.rsp),
             context: SigContext {
