@@ -308,11 +308,26 @@ impl PageCache {
 
     /// The page for a writable shared mapping: counts as dirty from now on.
     pub fn page_for_mapping(&self, index: u64) -> Result<Frame> {
+        if let Some(frame) = self.try_page_for_mapping(index) {
+            return Ok(frame);
+        }
         let frame = self.page(index, true)?;
         if let Some(page) = self.pages.lock().get_mut(&index) {
             page.mapped_writable = true;
         }
         Ok(frame)
+    }
+
+    /// The same without a wait: None if it is not in memory.
+    pub fn try_page_for_mapping(&self, index: u64) -> Option<Frame> {
+        if index >= self.size().div_ceil(PAGE) {
+            return None;
+        }
+        let mut pages = self.pages.lock();
+        let page = pages.get_mut(&index).filter(|page| page.state != PageState::Reading)?;
+        page.touch(true);
+        page.mapped_writable = true;
+        Some(page.frame.clone())
     }
 
     fn get_or_fill(&self, index: u64, for_write: bool, read: bool) -> Result<Frame> {
