@@ -1035,15 +1035,15 @@ fn threads_copy_side_by_side() {
             // SAFETY: a word of each page, which nobody uses otherwise.
             let word = |page| unsafe { AtomicU32::from_ptr((p + page * PAGE + 64) as *mut u32) };
             at_once(|number| {
-                for page in 0..FAULT_PAGES {
+                for (page, told) in told.iter().enumerate() {
                     if number > 0 {
                         let done = word(page).fetch_add(1, SeqCst) + 1;
-                        told[page].fetch_max(done, SeqCst);
+                        told.fetch_max(done, SeqCst);
                         continue;
                     }
                     let mut done = 0;
                     while done < WRITERS {
-                        done = told[page].load(SeqCst);
+                        done = told.load(SeqCst);
                         let seen = word(page).load(SeqCst);
                         assert!(seen >= done, "page {page}: {seen} where {done} was written");
                         sc!(SYS_sched_yield).is(0);
