@@ -24,7 +24,8 @@ tests!("memory":
     membarrier_of_code_and_sequences, nothing_becomes_executable, process_vm_reads_child,
     process_vm_moves_pieces, maps_of_many_areas, policies_of_one_node,
     page_tables_are_freed, threads_fault_side_by_side, threads_fault_amid_changes,
-    threads_read_a_file_that_shrinks,
+    threads_read_a_file_that_shrinks, threads_copy_side_by_side, threads_drop_amid_copies,
+    threads_write_to_a_file,
 );
 
 const RW: i32 = PROT_READ | PROT_WRITE;
@@ -1004,5 +1005,109 @@ fn threads_read_a_file_that_shrinks() {
         }
     });
     unmap(p as *mut u8, len);
+    sc!(SYS_close, fd).is(0);
+}
+
+/// Calls `f` with the address of pages that a child shares, so that the first write to each copies
+/// it; the child's stay what they were.
+fn beside_child(f: impl FnOnce(usize)) {
+    let len = FAULT_PAGES * PAGE;
+    let p = anon(len);
+    sc!(SYS_madvise, p, len, MADV_NOHUGEPAGE).is(0);
+    (0..FAULT_PAGES).for_each(|page| put(at(p, page * PAGE), 7));
+    let w = shared();
+    let child = fork(|| {
+        until_at_least(&w[0], 1);
+        i32::from(!(0..FAULT_PAGES).all(|page| get(at(p, page * PAGE)) == 7))
+    });
+    f(p as usize);
+    w[0].store(1, SeqCst);
+    wait_code(child, 0);
+    unmap(p, len);
+}
+
+/// While pages are copied beneath them no write of a thread is lost, and each is seen by all.
+fn threads_copy_side_by_side() {
+    const WRITERS: u32 = FAULTERS as u32 - 1;
+    for _ in 0..FAULT_ROUNDS / 4 {
+        beside_child(|p| {
+            let told = [const { AtomicU32::new(0) }; FAULT_PAGES];
+            // SAFETY: a word of each page, which nobody uses otherwise.
+            let word = |page| unsafe { AtomicU32::from_ptr((p + page * PAGE + 64) as *mut u32) };
+            at_once(|number| {
+                for (page, told) in told.iter().enumerate() {
+                    if number > 0 {
+                        let done = word(page).fetch_add(1, SeqCst) + 1;
+                        told.fetch_max(done, SeqCst);
+                        continue;
+                    }
+                    let mut done = 0;
+                    while done < WRITERS {
+                        done = told.load(SeqCst);
+                        let seen = word(page).load(SeqCst);
+                        assert!(seen >= done, "page {page}: {seen} where {done} was written");
+                        sc!(SYS_sched_yield).is(0);
+                    }
+                }
+            });
+            assert!((0..FAULT_PAGES).all(|page| word(page).load(SeqCst) == WRITERS));
+        });
+    }
+}
+
+/// A page that is dropped while it is copied is empty, or what was written to it since.
+fn threads_drop_amid_copies() {
+    for _ in 0..FAULT_ROUNDS / 4 {
+        beside_child(|p| {
+            at_once(|number| {
+                for page in (0..FAULT_PAGES).map(|page| p + page * PAGE) {
+                    if number == 0 {
+                        sc!(SYS_madvise, page, PAGE, MADV_DONTNEED).is(0);
+                        continue;
+                    }
+                    let own = (page + number) as *mut u8;
+                    put(own, number as u8);
+                    let seen = get(own);
+                    assert!([0, number as u8].contains(&seen), "{seen} where {number} was written");
+                }
+            });
+            sc!(SYS_madvise, p, FAULT_PAGES * PAGE, MADV_DONTNEED).is(0);
+            assert!((0..FAULT_PAGES * PAGE).all(|i| get((p + i) as *const u8) == 0));
+        });
+    }
+}
+
+/// Threads write to the same pages of a file through a mapping: all is in the file if that is
+/// shared, and nothing if it is private.
+fn threads_write_to_a_file() {
+    let fd = sc!(SYS_memfd_create, c("written").as_ptr(), 0).must();
+    let len = FAULT_PAGES * PAGE;
+    sc!(SYS_ftruncate, fd, len).is(0);
+    for flags in [MAP_SHARED, MAP_PRIVATE] {
+        let p = mmap(0, len, RW, flags, fd as i32, 0).must();
+        for round in 1..=FAULT_ROUNDS as u8 {
+            at_once(|number| {
+                for page in 0..FAULT_PAGES {
+                    let at = (p + page * PAGE + number) as *mut u8;
+                    // Some are there already, to be read.
+                    if round % 2 == 1 {
+                        touch(at);
+                    }
+                    put(at, round);
+                }
+            });
+            let in_file = if flags == MAP_SHARED { round } else { FAULT_ROUNDS as u8 };
+            for page in 0..FAULT_PAGES {
+                let mut bytes = [0u8; FAULTERS];
+                sc!(SYS_pread64, fd, bytes.as_mut_ptr(), FAULTERS, page * PAGE).is(FAULTERS);
+                assert_eq!(bytes, [in_file; FAULTERS], "page {page} of the file, round {round}");
+                let mapped =
+                    (0..FAULTERS).all(|i| get((p + page * PAGE + i) as *const u8) == round);
+                assert!(mapped, "page {page}, round {round}");
+            }
+            sc!(SYS_madvise, p, len, MADV_DONTNEED).is(0);
+        }
+        unmap(p as *mut u8, len);
+    }
     sc!(SYS_close, fd).is(0);
 }

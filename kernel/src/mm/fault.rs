@@ -44,7 +44,7 @@ impl Mm {
     /// Its stack grows down to it, within these limits.
     pub fn handle_fault(&self, fault: PageFault, limits: &impl StackLimits) -> Result<()> {
         self.faults.0.fetch_add(1, Ordering::Relaxed);
-        if !fault.present && self.inner.try_read(|inner| inner.fill(fault)) == Some(true) {
+        if self.try_read(|inner| inner.try_fault(fault)) == Some(true) {
             return Ok(());
         }
         let mut inner = self.inner.lock();
@@ -60,9 +60,9 @@ impl Mm {
 
 impl MmInner {
     /// What most faults ask for, beside those of other threads: a page where there is a table but
-    /// no page yet, of memory without a file, or to read one of a file that is in memory. False,
-    /// and nothing done, for all else.
-    fn fill(&self, fault: PageFault) -> bool {
+    /// no page yet, or the right to write to one that is there; of memory without a file, or of a
+    /// file's that is in memory. False, and nothing done, for all else.
+    fn try_fault(&self, fault: PageFault) -> bool {
         let page = fault.address & !(PAGE - 1);
         if is_short() {
             return false;
@@ -70,15 +70,35 @@ impl MmInner {
         let Some((start, vma)) = self.find(page).filter(|(_, vma)| is_allowed(vma, fault)) else {
             return false;
         };
+        match fault.present {
+            false => self.try_fill(page, start, vma, fault.write),
+            true => fault.write && self.try_write(page, start, vma),
+        }
+    }
+
+    fn try_fill(&self, page: u64, start: u64, vma: &Vma, write: bool) -> bool {
         let Some(vacant) = self.table.vacant(page) else { return false };
         match &vma.backing {
-            Backing::Anonymous if fault.write => Frame::alloc_zeroed()
+            Backing::Anonymous if write => Frame::alloc_zeroed()
                 .map(|frame| vacant.fill(frame, vma.page_prot(), PageKind::Anonymous))
                 .is_ok(),
             Backing::Anonymous => zero_page()
                 .map(|frame| vacant.fill(frame, vma.page_prot() - Prot::WRITE, PageKind::Special))
                 .is_ok(),
-            Backing::File { cache, page_offset, .. } if !fault.write => {
+            Backing::File { cache, page_offset, .. } if write => {
+                let index = page_offset + (page - start) / PAGE;
+                if vma.shared {
+                    let Some(frame) = cache.try_page_for_mapping(index) else { return false };
+                    vacant.fill(frame, vma.page_prot(), kind_of(cache));
+                    return true;
+                }
+                let mut frames = [None];
+                cache.resident_run(index, &mut frames);
+                let [Some(frame)] = frames else { return false };
+                let copy = frame.duplicate();
+                copy.map(|copy| vacant.fill(copy, vma.page_prot(), PageKind::Anonymous)).is_ok()
+            }
+            Backing::File { cache, page_offset, .. } => {
                 let around = Around::new(page, start, vma, *page_offset);
                 let mut frames = around.resident(cache);
                 let Some(frame) = frames[around.of(page)].take() else { return false };
@@ -88,8 +108,26 @@ impl MmInner {
                 self.table.fill_absent(around.first, frames.into_iter(), prot, kind);
                 true
             }
-            _ => false,
+            Backing::Special { .. } => false,
         }
+    }
+
+    /// A write to a page that was there without the right to it, beside other threads.
+    fn try_write(&self, page: u64, start: u64, vma: &Vma) -> bool {
+        let Some(read_only) = self.table.read_only(page) else {
+            // Another thread may have been first.
+            return self.table.allows(page, Prot::WRITE);
+        };
+        let prot = vma.page_prot();
+        if vma.shared {
+            let Backing::File { cache, page_offset, .. } = &vma.backing else { return false };
+            let index = page_offset + (page - start) / PAGE;
+            return cache.try_page_for_mapping(index).is_some() && read_only.allow(prot);
+        }
+        if read_only.is_sole() {
+            return read_only.allow(prot);
+        }
+        read_only.replace_by_copy(prot) == Ok(true)
     }
 
     /// As [`Mm::handle_fault`], the lock held. No stack grows: that is for the program itself.

@@ -3,17 +3,17 @@
 //!
 //! One sleeping lock per address space guards the list of areas and the page table together. It is
 //! held while a page is read from a file, so a fault may sleep; nothing that holds it touches a
-//! program's memory, or it would wait for itself. Most faults do not take it: threads that bring in
-//! pages where none are do so side by side ([`ReadMutex`]).
+//! program's memory, or it would wait for itself. Most faults do not take it: threads bring in,
+//! copy and drop single pages beside each other ([`ReadMutex`], `machine::memory::PageTable`).
 
 use alloc::sync::Arc;
 use core::any::Any;
 use core::ops::Range;
-use core::sync::atomic::AtomicU64;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result};
 use machine::frame::PAGE_SIZE;
-use machine::memory::{PageKind, PageTable, USER_END};
+use machine::memory::{HUGE_PAGE, PageKind, PageTable, USER_END};
 use machine::sync::SpinLock;
 
 use crate::base::accounts::{Counted, ObjectKind};
@@ -70,7 +70,7 @@ pub struct MmInner {
     /// PR_SET_THP_DISABLE: no huge pages.
     pub no_huge_pages: bool,
     /// Most resident pages before any was unmapped.
-    peak_pages: u64,
+    peak_pages: AtomicU64,
     /// What is known of free space.
     search: Search,
 }
@@ -109,7 +109,7 @@ impl Mm {
             layout: Layout { mmap_top: USER_END, ..Layout::default() },
             lock_future: VmaFlags::empty(),
             no_huge_pages: false,
-            peak_pages: 0,
+            peak_pages: AtomicU64::new(0),
             search: Search::new(),
         };
         Ok(Arc::new(Mm {
@@ -171,6 +171,11 @@ impl Mm {
         f(&mut self.inner.lock())
     }
 
+    /// Calls `f` beside others who do, if nobody has the lock. `f` must not sleep.
+    pub fn try_read<R>(&self, f: impl FnOnce(&MmInner) -> R) -> Option<R> {
+        self.inner.try_read(f)
+    }
+
     /// What a floor above keeps for the programs of this address space (the contexts of
     /// io_setup(2)), if it does. It goes with what is mapped.
     pub fn extension(&self) -> Option<Extension> {
@@ -212,9 +217,9 @@ impl Mm {
 
     /// Most resident pages so far.
     pub fn peak_pages(&self) -> u64 {
-        let mut inner = self.inner.lock();
+        let inner = self.inner.lock();
         inner.note_peak();
-        inner.peak_pages
+        inner.peak_pages.load(Ordering::Relaxed)
     }
 
     /// Resident pages now.
@@ -240,8 +245,11 @@ impl MmInner {
         kinds.map(|kind| self.table.mapped(kind)).iter().sum()
     }
 
-    fn note_peak(&mut self) {
-        self.peak_pages = self.peak_pages.max(self.resident_pages());
+    fn note_peak(&self) {
+        let now = self.resident_pages();
+        if now > self.peak_pages.load(Ordering::Relaxed) {
+            self.peak_pages.fetch_max(now, Ordering::Relaxed);
+        }
     }
 
     /// Takes the pages of `[start, end)` from the program, whose areas stay. `unused` is as for
@@ -249,6 +257,15 @@ impl MmInner {
     pub fn zap(&mut self, start: u64, end: u64, unused: Range<u64>) {
         self.note_peak();
         self.table.unmap(start, end, unused);
+    }
+
+    /// The same beside other threads, where it is short. False if something may be left.
+    pub fn try_zap(&self, start: u64, end: u64) -> bool {
+        if end - start > HUGE_PAGE {
+            return false;
+        }
+        self.note_peak();
+        self.table.try_unmap(start, end)
     }
 
     /// Sum of the sizes of all areas, bytes.

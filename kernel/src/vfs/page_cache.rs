@@ -15,12 +15,13 @@
 //! `punch` take it themselves and must be called without it.
 
 use alloc::collections::BTreeMap;
+use alloc::collections::btree_map::Entry;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result};
-use machine::frame::{Frame, PAGE_SIZE};
+use machine::frame::{Frame, PAGE_SIZE, is_low};
 use machine::sync::SpinLock;
 
 use crate::base::io::{Sink, Source};
@@ -308,11 +309,43 @@ impl PageCache {
 
     /// The page for a writable shared mapping: counts as dirty from now on.
     pub fn page_for_mapping(&self, index: u64) -> Result<Frame> {
+        if let Some(frame) = self.try_page_for_mapping(index) {
+            return Ok(frame);
+        }
         let frame = self.page(index, true)?;
         if let Some(page) = self.pages.lock().get_mut(&index) {
             page.mapped_writable = true;
         }
         Ok(frame)
+    }
+
+    /// The same without a wait: None if it is not in memory, and has to be read, or there is too
+    /// little room for it.
+    pub fn try_page_for_mapping(&self, index: u64) -> Option<Frame> {
+        let is_behind_end = || index >= self.size().div_ceil(PAGE);
+        if is_behind_end() {
+            return None;
+        }
+        if let Some(page) = self.pages.lock().get_mut(&index) {
+            if page.state == PageState::Reading {
+                return None;
+            }
+            page.touch(true);
+            page.mapped_writable = true;
+            return Some(page.frame.clone());
+        }
+        if !self.is_only_memory() || is_low() {
+            return None;
+        }
+        let frame = Frame::alloc_zeroed().ok()?;
+        let page = Page { frame, state: PageState::Dirty, mapped_writable: true };
+        let frame = self.enter(index, page);
+        if is_behind_end() {
+            // The file has got shorter, and may have taken its pages out before this one came.
+            drop(self.take_range(index, index + 1));
+            return None;
+        }
+        Some(frame)
     }
 
     fn get_or_fill(&self, index: u64, for_write: bool, read: bool) -> Result<Frame> {
@@ -374,16 +407,29 @@ impl PageCache {
     /// finds that out.
     fn get_or_insert(&self, index: u64, frame: Frame, for_write: bool) -> Result<Frame> {
         let state = if for_write { PageState::Dirty } else { PageState::UpToDate };
+        Ok(self.enter(index, Page { frame, state, mapped_writable: false }))
+    }
+
+    /// Enters a page where none is, and gives what is there then.
+    fn enter(&self, index: u64, page: Page) -> Frame {
+        let frame = page.frame.clone();
         let mut pages = self.pages.lock();
-        if let Some(page) = pages.get_mut(&index).filter(|page| page.state != PageState::Reading) {
-            page.touch(for_write);
-            return Ok(page.frame.clone());
-        }
-        let page = Page { frame: frame.clone(), state, mapped_writable: false };
-        let old = pages.insert(index, page);
+        let old = match pages.entry(index) {
+            Entry::Occupied(mut at) if at.get().state != PageState::Reading => {
+                let there = at.get_mut();
+                there.touch(page.state == PageState::Dirty);
+                there.mapped_writable |= page.mapped_writable;
+                return there.frame.clone();
+            }
+            Entry::Occupied(mut at) => Some(at.insert(page)),
+            Entry::Vacant(at) => {
+                at.insert(page);
+                None
+            }
+        };
         drop(pages);
         drop(old);
-        Ok(frame)
+        frame
     }
 
     /// Reads the missing pages from `index` on, up to the next one that is there or on its way;

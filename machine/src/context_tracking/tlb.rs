@@ -3,7 +3,8 @@
 //! Each address space counts its changes (`generation`), and remembers for every CPU the last count
 //! that CPU's TLB has caught up with (`seen`). A flush increments the count, sends an interrupt to
 //! the CPUs that have the space active, and waits until each has caught up or left. Requests
-//! coalesce by themselves: one catch-up covers every change before it. There is no queue.
+//! coalesce by themselves: one catch-up covers every change before it. There is no queue. Several
+//! CPUs may flush one space at a time.
 //!
 //! Deadlock is excluded by [`serve`]: a CPU that spins, for a lock or for others' catch-up, serves
 //! its own requests meanwhile, so masked interrupts never stop a shootdown.
@@ -91,9 +92,11 @@ impl TlbState {
     /// Makes every CPU forget what this space mapped in `pages` pages from `start` on, before the
     /// call. Returns when all have. May be called with interrupts masked.
     pub(crate) fn flush(&self, start: u64, pages: u64) {
+        // Masked before it counts: CPUs may do this at a time, and one that counted, then caught up
+        // with another's later count, would say here that it has seen less.
+        let _irq = IrqGuard::new();
         fence(Ordering::SeqCst);
         let target = self.generation.fetch_add(1, Ordering::SeqCst) + 1;
-        let _irq = IrqGuard::new();
         let me = percpu::cpu_id();
         let active = self.active.load(Ordering::SeqCst);
         if active & 1 << me != 0 {

@@ -455,7 +455,7 @@ impl Frame {
         Ok(copy)
     }
 
-    fn alloc_undefined() -> Result<Frame, OutOfMemory> {
+    pub(super) fn alloc_undefined() -> Result<Frame, OutOfMemory> {
         let pfn = alloc_one().and_then(NonZeroU32::new).ok_or(OutOfMemory)?;
         let before = info(pfn.get()).refs.swap(1, Ordering::Relaxed);
         assert_eq!(before, 0, "free frame had references");

@@ -18,6 +18,7 @@
 //! them, and `uaccess` is the door to a program's memory. Neighbour: `context_tracking` (shootdown,
 //! contexts).
 
+mod concurrent;
 pub mod frame;
 pub(crate) mod heap;
 mod isolation;

@@ -41,10 +41,16 @@ impl MmuNotifiers {
         Ok(())
     }
 
+    /// Whether there may be any. Who has the space's table, exclusively or not, keeps the answer.
+    #[inline(always)]
+    pub(crate) fn any(&self) -> bool {
+        self.any.load(Ordering::Relaxed)
+    }
+
     /// `pages` pages from `start` on lose rights.
     #[inline(always)]
     pub(crate) fn invalidate(&self, start: u64, pages: u64) {
-        if self.any.load(Ordering::Relaxed) {
+        if self.any() {
             self.invalidate_all(start, start.saturating_add(pages.saturating_mul(PAGE)));
         }
     }

@@ -8,8 +8,8 @@
 //! it small pages first ([`PageTable::split`]), which must not fail: so each has a table of its own
 //! put aside, on a chain through the tables' first words.
 //!
-//! Exclusive access is the caller's (`&mut`); CPUs hold the [`Space`]. One thing is done with
-//! shared access, by several threads at a time: a page comes where none is ([`Vacant`]).
+//! Exclusive access is the caller's (`&mut`); CPUs hold the [`Space`]. What is done with shared
+//! access, by several threads at a time, is in `concurrent`.
 
 use alloc::sync::Arc;
 use core::ops::{ControlFlow, Range};
@@ -49,7 +49,7 @@ pub fn huge_pages() -> u64 {
 pub struct PageTable {
     space: Arc<Space>,
     /// Mapped pages, by kind.
-    mapped: [AtomicU64; KINDS],
+    pub(super) mapped: [AtomicU64; KINDS],
     /// Mapped large pages.
     huge: u64,
     /// Tables for them to become small pages, each with the place of the next in its first word.
@@ -64,27 +64,6 @@ pub struct Mapping {
     pub prot: Prot,
     /// What is in it.
     pub kind: PageKind,
-}
-
-/// The place of a page that is not mapped, or was not a moment ago.
-pub struct Vacant<'a> {
-    table: &'a PageTable,
-    slot: Slot,
-}
-
-impl Vacant<'_> {
-    /// Maps the page. False, and nothing done, if somebody else has meanwhile.
-    #[inline]
-    pub fn fill(self, frame: Frame, prot: Prot, kind: PageKind) -> bool {
-        let pfn = frame.into_raw();
-        if self.slot.fill(Pte::page(pfn, prot, kind)) {
-            self.table.mapped[kind as usize].fetch_add(1, Ordering::Relaxed);
-            return true;
-        }
-        // SAFETY: the reference that was to be the entry's.
-        drop(unsafe { Frame::from_raw(pfn) });
-        false
-    }
 }
 
 /// One mapped page, as a walk shows it.
@@ -150,13 +129,13 @@ impl PageTable {
         *mapped = mapped.wrapping_add_signed(change);
     }
 
-    fn tree(&self) -> Tables<User> {
+    pub(super) fn tree(&self) -> Tables<User> {
         // SAFETY: the space owns a tree, and lives as long as `self`, which guards it.
         unsafe { Tables::at(self.space.root()) }
     }
 
     /// The entry of the page at `va`, if there is a table for it.
-    fn slot(&self, va: u64) -> Option<Slot> {
+    pub(super) fn slot(&self, va: u64) -> Option<Slot> {
         assert!(va < USER_END, "not a user address");
         Some(self.tree().find(va)).filter(|slot| slot.level == 0)
     }
@@ -366,7 +345,8 @@ impl PageTable {
         slot.set(Pte::page(frame.into_raw(), prot, kind));
     }
 
-    /// Maps one page. What was there before is unmapped first.
+    /// Maps one page. What was there before is unmapped first, on all CPUs: otherwise a thread
+    /// could read the old page after another has written to the new one.
     pub fn map(
         &mut self,
         va: u64,
@@ -376,44 +356,18 @@ impl PageTable {
     ) -> Result<(), OutOfMemory> {
         let slot = self.slot_or_make(va)?;
         let old = slot.get();
-        self.enter(slot, frame, prot, kind);
         if let Some(pfn) = old.frame() {
+            slot.set(Pte::EMPTY);
             self.count_pages(old.kind(), -1);
             self.space.flush(va, 1);
             // SAFETY: the old entry owned a reference, and no CPU has its translation any more.
             unsafe { frame::release(&[pfn]) };
         }
+        self.enter(slot, frame, prot, kind);
         Ok(())
     }
 
-    /// The place of the page at `va`, if there is a table for it and nothing in its entry: for who
-    /// maps pages beside others who do.
-    pub fn vacant(&self, va: u64) -> Option<Vacant<'_>> {
-        let slot = self.slot(va).filter(|slot| slot.get().is_empty())?;
-        Some(Vacant { table: self, slot })
-    }
-
-    /// Maps those of the frames where nothing is mapped, the first at `va` and each following one a
-    /// page further, if there is a table for them. All must lie below the next multiple of 2 MiB.
-    /// As [`PageTable::vacant`], beside others.
-    pub fn fill_absent(
-        &self,
-        va: u64,
-        frames: impl Iterator<Item = Option<Frame>>,
-        prot: Prot,
-        kind: PageKind,
-    ) {
-        let Some((table, first)) = self.slot(va).map(Slot::place) else { return };
-        for (i, frame) in (first..).zip(frames) {
-            if let Some(frame) = frame
-                && table.get(i).is_empty()
-            {
-                Vacant { table: self, slot: table.slot(i) }.fill(frame, prot, kind);
-            }
-        }
-    }
-
-    /// The same where there may be no table yet.
+    /// As [`PageTable::fill_absent`], where there may be no table yet.
     pub fn map_absent(
         &mut self,
         va: u64,
@@ -627,33 +581,61 @@ impl Drop for PageTable {
     }
 }
 
-fn user_range(start: u64, end: u64) -> Range<u64> {
+pub(super) fn user_range(start: u64, end: u64) -> Range<u64> {
     assert!(start <= end && end <= USER_END, "not a user range");
     start..end
 }
 
 /// What leaves a page table and waits for the shootdown: no CPU may use it again before, neither a
 /// page by a stale translation nor a table by a cached entry of the level above.
-struct Gather {
+pub(super) struct Gather {
     frames: ArrayVec<u32, GATHER_LIMIT>,
     /// First frames of large pages.
     huge: ArrayVec<u32, GATHER_HUGE>,
     /// First and last page unmapped.
     pages: Option<(u64, u64)>,
-    taken: [u64; KINDS],
+    pub(super) taken: [u64; KINDS],
     tables: u64,
     unused: Range<u64>,
-    root: super::PhysAddr,
+    /// The top table, with exclusive access.
+    root: Option<PhysAddr>,
+    /// Without: something was claimed, or changed meanwhile, and is left.
+    pub(super) has_missed: bool,
 }
 
 impl Gather {
-    fn new(unused: Range<u64>, root: super::PhysAddr) -> Gather {
-        let (frames, huge) = (ArrayVec::new(), ArrayVec::new());
-        Gather { frames, huge, pages: None, taken: [0; KINDS], tables: 0, unused, root }
+    fn new(unused: Range<u64>, root: PhysAddr) -> Gather {
+        Gather { root: Some(root), unused, ..Gather::without_tables() }
+    }
+
+    /// For who shares the page table: no table goes.
+    pub(super) fn without_tables() -> Gather {
+        Gather {
+            frames: ArrayVec::new(),
+            huge: ArrayVec::new(),
+            pages: None,
+            taken: [0; KINDS],
+            tables: 0,
+            unused: 0..0,
+            root: None,
+            has_missed: false,
+        }
+    }
+
+    /// Takes a page out. False if somebody else has it.
+    #[inline]
+    fn take(&mut self, table: Table, index: usize, entry: Pte) -> bool {
+        if self.root.is_some() {
+            table.set(index, Pte::EMPTY);
+            return true;
+        }
+        let is_taken = !entry.has(PteFlags::CLAIMED) && table.exchange(index, entry, Pte::EMPTY);
+        self.has_missed |= !is_taken;
+        is_taken
     }
 
     /// Frees it all, once no CPU can reach it.
-    fn finish(&self, space: &Space) {
+    pub(super) fn finish(&self, space: &Space) {
         if self.frames.is_empty() && self.huge.is_empty() {
             return;
         }
@@ -697,11 +679,14 @@ impl Visit for Gather {
         let result = table.each_used(range, |i, entry| {
             let (first, _) = bounds.unwrap_or((i, i));
             if let Some(pfn) = entry.frame() {
-                if self.frames.try_push(pfn).is_err() {
+                if self.frames.is_full() {
                     return ControlFlow::Break(at(i));
                 }
+                if !self.take(table, i, entry) {
+                    return ControlFlow::Continue(());
+                }
+                self.frames.push(pfn);
                 self.taken[entry.kind() as usize] += 1;
-                table.set(i, Pte::EMPTY);
             }
             bounds = Some((first, i));
             ControlFlow::Continue(())
@@ -723,8 +708,10 @@ impl Visit for Gather {
         }
         self.tables += 1;
         slot.set(Pte::EMPTY);
-        if slot.level == TOP {
-            mirror(self.root, va);
+        if let Some(root) = self.root
+            && slot.level == TOP
+        {
+            mirror(root, va);
         }
         ControlFlow::Continue(())
     }

@@ -37,6 +37,8 @@ bitflags! {
         /// Above the lowest level: maps memory, and leads to no table.
         const LARGE = 1 << 7;
         const GLOBAL = 1 << 8;
+        /// Software, with HIDDEN: who made it so is about to put another page here (`concurrent`).
+        const CLAIMED = 1 << 9;
         /// Software: a page without any right; the frame number is inverted, PRESENT is clear.
         const HIDDEN = 1 << 10;
         const NO_EXECUTE = 1 << 63;
@@ -60,6 +62,10 @@ pub enum PageKind {
 pub(super) const KINDS: usize = 4;
 
 impl PageKind {
+    /// All, in the order of their numbers.
+    pub(super) const ALL: [PageKind; KINDS] =
+        [PageKind::Special, PageKind::Anonymous, PageKind::File, PageKind::Shmem];
+
     #[inline]
     fn of(number: u64) -> PageKind {
         match number {
@@ -216,6 +222,13 @@ impl Pte {
     pub(crate) fn with_prot(self, prot: Prot) -> Pte {
         let Some(pfn) = self.frame() else { return self };
         Pte::page(pfn, prot, self.kind()).with(self.flags().intersection(PteFlags::LARGE))
+    }
+
+    /// The same page for who is about to put another one in its place: hidden from everybody.
+    #[must_use]
+    #[inline]
+    pub(crate) fn claimed(self) -> Pte {
+        Pte(self.hide().0 | self.0 & KIND | PteFlags::CLAIMED.bits())
     }
 
     /// The small page number `index` of a large one.

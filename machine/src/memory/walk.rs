@@ -6,7 +6,8 @@
 //! decides about one address, [`Tables::make`] also makes the tables down to it, and
 //! [`Tables::visit`] shows every leaf of a range to a [`Visit`], and the tables that it empties.
 //!
-//! Nothing here locks: who owns a tree guards it. Entries are read and written whole, since CPUs
+//! Nothing here locks: who owns a tree guards it, and who shares one changes entries by
+//! [`Slot::exchange`]. Entries are read and written whole, since CPUs
 //! write their bits A and D meanwhile.
 
 use core::marker::PhantomData;
@@ -103,14 +104,13 @@ impl Table {
         Slot { table: self, index, level: 0 }
     }
 
-    /// Sets an entry that is empty; false if it is not. For those who fill a tree side by side.
+    /// Sets an entry that is `from`; false if it is not. For those who share a tree.
     #[inline]
-    fn fill(self, index: usize, entry: Pte) -> bool {
+    pub(super) fn exchange(self, index: usize, from: Pte, to: Pte) -> bool {
         assert!(index < ENTRIES);
         // SAFETY: the contract of `at`; entries are aligned, and who else has one writes it whole.
         let at = unsafe { AtomicU64::from_ptr(self.0.wrapping_add(index)) };
-        at.compare_exchange(Pte::EMPTY.raw(), entry.raw(), Ordering::AcqRel, Ordering::Relaxed)
-            .is_ok()
+        at.compare_exchange(from.raw(), to.raw(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// The first entry from `index` on, before `end`, that is not empty. Tables are mostly empty:
@@ -190,10 +190,10 @@ impl Slot {
         self.table.set(self.index, entry);
     }
 
-    /// See [`Table::fill`].
+    /// See [`Table::exchange`].
     #[inline]
-    pub(crate) fn fill(self, entry: Pte) -> bool {
-        self.table.fill(self.index, entry)
+    pub(super) fn exchange(self, from: Pte, to: Pte) -> bool {
+        self.table.exchange(self.index, from, to)
     }
 
     /// The table and the place in it, for who goes on to its neighbours.

@@ -41,6 +41,8 @@ pub const ROWS: &[Row] = &[
     own("getppid", |_, _| Box::new(|| _ = good(libc::SYS_getppid, &[]))),
     own("fault", fault),
     own_of_threads("fault_of_threads", fault),
+    own_of_threads("copy_of_threads", copy_on_write),
+    own_of_threads("file_fault_of_threads", file_fault),
     own("mmap", mmap),
     own_of_threads("mmap_of_threads", mmap),
     own("open_close", open_close),
@@ -71,7 +73,38 @@ fn fault(_: usize, _: usize) -> Operation {
     let start = map(PAGES, READ_WRITE);
     Box::new(move || {
         touch(start);
-        good(libc::SYS_madvise, &[start, PAGES * 4096, libc::MADV_DONTNEED as usize]);
+        drop_pages(start);
+    })
+}
+
+fn drop_pages(start: usize) {
+    good(libc::SYS_madvise, &[start, PAGES * 4096, libc::MADV_DONTNEED as usize]);
+}
+
+/// Writes to pages that were read before, and so are not the worker's own yet.
+fn copy_on_write(_: usize, _: usize) -> Operation {
+    let start = map(PAGES, READ_WRITE);
+    Box::new(move || {
+        for page in 0..PAGES {
+            // SAFETY: a mapped page of this worker.
+            unsafe { ((start + page * 4096) as *const u8).read_volatile() };
+        }
+        touch(start);
+        drop_pages(start);
+    })
+}
+
+/// Writes to pages of a file.
+fn file_fault(number: usize, _: usize) -> Operation {
+    let file = create(&path(format!("mapped{number}")));
+    let len = PAGES * 4096;
+    good(libc::SYS_ftruncate, &[file, len]);
+    let shared = libc::MAP_SHARED as usize;
+    let start = good(libc::SYS_mmap, &[0, len, READ_WRITE as usize, shared, file, 0]);
+    touch(start);
+    Box::new(move || {
+        drop_pages(start);
+        touch(start);
     })
 }
 

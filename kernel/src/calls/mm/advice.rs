@@ -32,7 +32,11 @@ pub fn madvise(start: u64, length: u64, advice: u32) -> Result<u64> {
     match action {
         Action::Flags(edit) => mm.with(|inner| inner.edit_flags(start, end, edit))?,
         Action::Nothing => mm.with(|inner| inner.each_part(start, end, |_, _, _| Ok(())))?,
-        Action::Drop(drop) => mm.with(|inner| inner.drop_pages(start, end, drop))?,
+        Action::Drop(drop) => {
+            if mm.try_read(|inner| inner.try_drop_pages(start, end, drop)) != Some(true) {
+                mm.with(|inner| inner.drop_pages(start, end, drop))?;
+            }
+        }
         Action::Populate { write } => populate(&mm, start, end, write)?,
         Action::Remove => remove_from_files(&mm, start, end)?,
         Action::Collapse => mm.with(|inner| inner.collapse(start, end))?,
@@ -66,6 +70,13 @@ enum Drop {
     All,
     /// MADV_FREE: of private anonymous memory.
     Anonymous,
+}
+
+impl Drop {
+    fn is_refused(self, vma: &Vma) -> bool {
+        self != Drop::All && vma.flags.contains(VmaFlags::LOCKED)
+            || self == Drop::Anonymous && !vma.is_private_anonymous()
+    }
 }
 
 impl Action {
@@ -157,12 +168,16 @@ impl MmInner {
         result
     }
 
+    /// What most ask for: pages of one area, beside other threads. False if there is more to it.
+    fn try_drop_pages(&self, start: u64, end: u64, drop: Drop) -> bool {
+        let area = self.find(start).filter(|(_, vma)| end <= vma.end && !drop.is_refused(vma));
+        area.is_some() && self.try_zap(start, end)
+    }
+
     fn drop_pages(&mut self, start: u64, end: u64, drop: Drop) -> Result<()> {
         let mut parts = Vec::new();
         let result = self.each_part(start, end, |from, to, vma| {
-            let refused = drop != Drop::All && vma.flags.contains(VmaFlags::LOCKED)
-                || drop == Drop::Anonymous && !vma.is_private_anonymous();
-            if refused {
+            if drop.is_refused(vma) {
                 return Err(Errno::EINVAL);
             }
             parts.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
