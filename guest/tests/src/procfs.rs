@@ -14,6 +14,7 @@ tests!("procfs":
     threads_have_the_same_files, children_of_threads, descriptor_info, mounts_tell_of_changes,
     a_zombie_has_a_thread,
     writes_of_settings_do_not_move, ends_of_text, an_expired_timer,
+    owners_are_taken,
 );
 
 /// What comes of an attempt to open a file of another process and read it.
@@ -590,4 +591,32 @@ fn an_expired_timer() {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap();
     assert!(!text.contains("it_value: (0, 0)\n"), "{text}");
     close(fd);
+}
+
+/// The superuser may say who owns what of a process: it is taken, and forgotten when the name is
+/// looked up again. Settings keep their owner, and all of them their mode.
+fn owners_are_taken() {
+    if sc!(SYS_geteuid) != Ok(0) {
+        return;
+    }
+    let own = ["/proc/self/status", "/proc/self/fd", "/proc/self/exe", "/proc/self/uid_map"];
+    for path in own {
+        let name = c(path);
+        assert_eq!(sc!(SYS_lchown, name.as_ptr(), 0, 0), Ok(0), "{path}");
+    }
+    let before = std::fs::metadata("/proc/self/status").unwrap();
+    sc!(SYS_chown, c"/proc/self/status".as_ptr(), 1, 1).is(0);
+    let after = std::fs::metadata("/proc/self/status").unwrap();
+    assert_eq!((before.uid(), before.gid()), (after.uid(), after.gid()));
+    let fd = open("/proc/self/status", O_RDONLY).fd();
+    sc!(SYS_fchown, fd, 0, 0).is(0);
+    sc!(SYS_fchmod, fd, 0o400).fails(EPERM);
+    close(fd);
+    let setting = c"/proc/sys/kernel/ostype".as_ptr();
+    sc!(SYS_chown, setting, 0, 0).fails(EPERM);
+    sc!(SYS_chmod, setting, 0o400).fails(EPERM);
+    in_child(|| {
+        sc!(SYS_setresuid, 1000, 1000, 1000).is(0);
+        sc!(SYS_chown, c"/proc/self/status".as_ptr(), 0, u32::MAX).fails(EPERM);
+    });
 }

@@ -210,9 +210,13 @@ pub trait Content: Send + Sync {
     fn moves_when_written(&self) -> bool {
         true
     }
-    /// Whether nobody changes its mode or owner.
+    /// Whether nobody changes its mode.
     fn keeps_mode(&self) -> bool {
         true
+    }
+    /// Whether nobody changes its owner either.
+    fn keeps_owner(&self) -> bool {
+        false
     }
     /// For a file that tells of changes: registers with `table`, and tells what can be done now.
     fn poll(&self, _table: &mut PollTable) -> Option<u32> {
@@ -331,6 +335,9 @@ impl Content for Fixed {
     fn is_fixed(&self) -> bool {
         true
     }
+    fn keeps_owner(&self) -> bool {
+        true
+    }
 }
 
 struct Setting(Show, fn(&[u8]) -> Result<()>);
@@ -341,6 +348,9 @@ impl Content for Setting {
     }
     fn store(&self, data: &[u8]) -> Result<()> {
         (self.1)(data)
+    }
+    fn keeps_owner(&self) -> bool {
+        true
     }
     fn is_sequence(&self) -> bool {
         false
@@ -543,17 +553,16 @@ impl Inode for PseudoInode {
     }
 
     fn set_attributes(&self, changes: &SetAttributes) -> Result<()> {
-        // Opening with O_TRUNC is how shells write settings.
-        let only_size = SetAttributes { size: None, ..*changes };
-        let SetAttributes { mode: None, uid: None, gid: None, .. } = only_size else {
-            // Of what the table of /proc has, owner and mode can be set, and are as before when
-            // the name is looked up again; of processes and settings not even that.
-            let keeps = match &self.body {
-                Body::File(content) => content.keeps_mode(),
-                _ => true,
-            };
-            return if keeps { Err(Errno::EPERM) } else { Ok(()) };
+        // Opening with O_TRUNC is how shells write settings. What is set is as before when the name
+        // is looked up again.
+        let (keeps_mode, keeps_owner) = match &self.body {
+            Body::File(content) => (content.keeps_mode(), content.keeps_owner()),
+            Body::Directory(_) | Body::Link(_) => (true, false),
         };
+        let changes_owner = changes.uid.is_some() || changes.gid.is_some();
+        if changes.mode.is_some() && keeps_mode || changes_owner && keeps_owner {
+            return Err(Errno::EPERM);
+        }
         Ok(())
     }
 
