@@ -5,11 +5,11 @@
 //! | host | `cargo test` of the crates that need no machine | this host |
 //! | audit | objtool on the kernel image | this host |
 //! | kernel | the kernel's own tests | QEMU |
-//! | bochs | some of `kernel` and `guest`, started by GRUB | Bochs |
 //! | guest | `guest/tests`, first on this host, then in Limen | both |
-//! | settings | `guest/tests` under other settings of the host, and of Debian's kernel | both |
 //! | isolation | a load that interrupts every CPU but the isolated ones | QEMU |
 //! | run | `limen run` and `limen pack` as a user meets them | both |
+//! | bochs | some of `kernel` and `guest`, started by GRUB | Bochs |
+//! | settings | `guest/tests` under other settings of the host, and of Debian's kernel | both |
 //! | dist | what `limen dist` makes, unpacked; if named, installed on a clean Debian | both |
 //! | pages | the pages of `limen trace` and `limen compare`, in Chromium | both |
 //! | people | what users were promised, line by line, each by its tests | both |
@@ -172,11 +172,11 @@ const LEVELS: [Level; 17] = [
     },
     Level { name: "sabotage", run: sabotage::run, names: sabotage::names },
     Level { name: "kernel", run: kernel::run, names: kernel::names },
-    Level { name: "bochs", run: bochs::run, names: bochs::names },
     Level { name: "guest", run: guest::run, names: guest::names },
-    Level { name: "settings", run: settings::run, names: |_| Ok(settings::names()) },
     Level { name: "isolation", run: isolation::run, names: |_| Ok(isolation::names()) },
     Level { name: "run", run: run::run, names: |_| Ok(run::names()) },
+    Level { name: "bochs", run: bochs::run, names: bochs::names },
+    Level { name: "settings", run: settings::run, names: |_| Ok(settings::names()) },
     Level { name: "dist", run: dist::run, names: |_| Ok(dist::names()) },
     Level { name: "pages", run: pages::run, names: |_| Ok(pages::names()) },
     Level { name: "people", run: people::run, names: |_| Ok(people::names()) },
