@@ -14,7 +14,8 @@ tests!("files":
     getdents_lists_all, directory_changes_while_reading, seekdir_works, stat_fields,
     statx_fields, chmod_chown, utimensat_forms, access_checks, umask_applies, xattrs_on_tmpfs,
     sendfile_copies, copy_file_range_copies, splice_file_to_pipe, fallocate_modes,
-    flock_excludes, posix_locks, posix_lock_waits, ofd_locks, ofd_locks_of_many, inotify_reports,
+    flock_excludes, posix_locks, posix_lock_waits, ofd_locks, ofd_locks_of_many,
+    created_by_this_open, inotify_reports,
     inotify_rules,
     dup_shares_offset, fcntl_flags, descriptors_run_out, chdir_getcwd, deleted_cwd,
     tmpfile_and_linkat, path_limits, trailing_slashes, dot_dot_at_root, mknod_fifo_device,
@@ -717,6 +718,31 @@ fn ofd_locks() {
     lock(b, F_OFD_SETLK, F_WRLCK, 5, 1).0.is(0);
 }
 
+/// F_CREATED_QUERY tells whether it was this very open(2) that made the file.
+fn created_by_this_open() {
+    const F_CREATED_QUERY: i32 = 1028;
+    let created = |fd: i32| sc!(SYS_fcntl, fd, F_CREATED_QUERY);
+    let f = format!("{}/f", dir());
+    let first = open(&f, O_RDWR | O_CREAT).fd();
+    if created(first) == Err(EINVAL) {
+        // Linux has it from 6.12 on.
+        return;
+    }
+    let others = [
+        open(&f, O_RDWR | O_CREAT).fd(),
+        open(&f, O_RDONLY).fd(),
+        open(&f, O_PATH).fd(),
+        open(&dir(), O_RDWR | O_TMPFILE).fd(),
+        sc!(SYS_memfd_create, c"x".as_ptr(), 0).fd(),
+        pipe().0,
+    ];
+    assert_eq!(created(first), Ok(1));
+    assert_eq!(created(sc!(SYS_dup, first).fd()), Ok(1), "the same open file");
+    assert_eq!(others.map(created), others.map(|_| Ok(0)));
+    sc!(SYS_unlink, c(&f).as_ptr()).is(0);
+    assert_eq!(created(open(&f, O_WRONLY | O_CREAT | O_EXCL).fd()), Ok(1));
+}
+
 /// Several owners lock, change and unlock at random; what each holds of each byte is known.
 fn ofd_locks_of_many() {
     const BYTES: usize = 24;
@@ -755,6 +781,18 @@ fn ofd_locks_of_many() {
             let is_true = overlaps && others.clone().any(|(_, bytes)| is_one(bytes));
             assert!(none || is_true, "step {step}: {from}..{to} is nobody's");
         }
+        let own = lock(fds[owner], F_OFD_GETLK, F_UNLCK, start as i64, len as i64);
+        own.0.is(0);
+        let first = (start..start + len).find(|&byte| held[owner][byte] != F_UNLCK);
+        let expected = first.map_or((F_UNLCK, start, len), |byte| {
+            let kind = held[owner][byte];
+            let is_other = |at: &usize| held[owner][*at] != kind;
+            let from = (0..byte).rfind(is_other).map_or(0, |other| other + 1);
+            let to = (byte..BYTES).find(is_other).unwrap_or(BYTES);
+            (kind, from, to - from)
+        });
+        let found = (i32::from(own.1.kind), own.1.start as usize, own.1.len as usize);
+        assert_eq!(found, expected, "step {step}: its own");
         let result = lock(fds[owner], F_OFD_SETLK, kind, start as i64, len as i64).0;
         if is_refused {
             result.fails(EAGAIN);

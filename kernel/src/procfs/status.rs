@@ -280,7 +280,8 @@ pub(super) fn status(subject: &Subject, out: &mut Text) -> Result<()> {
     out.named("\nNSpid:\t", id.into());
     out.named("\nNSpgid:\t", group.into());
     out.named("\nNSsid:\t", session.into());
-    out.bytes(b"\n");
+    // The kernel's own threads are in no list of processes.
+    out.bytes(b"\nKthread:\t0\n");
     if process.mm().is_ok() {
         put_memory(process, out);
     }

@@ -70,6 +70,8 @@ pub struct File {
     _counted: Counted<{ ObjectKind::File as usize }>,
     /// What policies have granted when it was opened.
     granted: u64,
+    /// open(2) has made what it stands for.
+    pub is_created: bool,
     /// Keeps a regular file that may be written to from being executed, and leases away.
     access: Access,
 }
@@ -82,12 +84,14 @@ pub struct Opening {
     pub access: Access,
     /// What policies have granted.
     pub granted: u64,
+    /// It was made by this very call.
+    pub is_created: bool,
 }
 
 impl Default for Opening {
     /// The kernel's own: nobody restricts it.
     fn default() -> Self {
-        Opening { opener: None, access: Access::Uncounted, granted: u64::MAX }
+        Opening { opener: None, access: Access::Uncounted, granted: u64::MAX, is_created: false }
     }
 }
 
@@ -137,7 +141,7 @@ impl File {
         location: Option<Location>,
         opening: Opening,
     ) -> Arc<File> {
-        let Opening { opener, access, granted } = opening;
+        let Opening { opener, access, granted, is_created } = opening;
         let mode = flags & raw::O_ACCMODE;
         let is_path = flags & raw::O_PATH != 0;
         Arc::new(File {
@@ -155,6 +159,7 @@ impl File {
             notice: SpinLock::new(None),
             _counted: Counted::new(),
             granted,
+            is_created,
             access,
         })
     }

@@ -293,11 +293,15 @@ impl Held {
 
     /// The first lock in the way of `wanted`.
     fn conflict(&mut self, wanted: &Lock) -> Option<Lock> {
-        let owned = self.of(wanted.owner);
-        let (owner, start) = owned.conflict(wanted)?;
-        let holder = owned.holders.get(&owner)?;
+        let (owner, start) = self.of(wanted.owner).conflict(wanted)?;
+        self.first(owner, start, start)
+    }
+
+    /// The first lock of an owner that has one of the bytes `start..=end`.
+    fn first(&mut self, owner: Owner, start: u64, end: u64) -> Option<Lock> {
+        let holder = self.of(owner).holders.get(&owner)?;
         let &Range { start, end, exclusive, pid, file } =
-            holder.ranges.get(holder.overlapping(start, start).start)?;
+            holder.ranges[holder.overlapping(start, end)].first()?;
         Some(Lock { owner, exclusive, start, end, pid, file })
     }
 }
@@ -340,6 +344,11 @@ fn count(before: usize, after: usize) {
 /// The first lock in the way of `wanted` (F_GETLK).
 pub fn conflict(inode: &dyn Inode, wanted: &Lock) -> Option<Lock> {
     inode.state().known_locks()?.held.lock().conflict(wanted)
+}
+
+/// The first lock of the same owner that has one of these bytes (F_OFD_GETLK with F_UNLCK).
+pub fn own(inode: &dyn Inode, range: &Lock) -> Option<Lock> {
+    inode.state().known_locks()?.held.lock().first(range.owner, range.start, range.end)
 }
 
 /// Takes a lock, in place of what the owner holds of these bytes. EAGAIN if it is held by another

@@ -81,7 +81,7 @@ pub fn open(context: &Context, dirfd: i32, path: &[u8], how: &How) -> Result<Arc
         let location = namei::make_unnamed(context, &directory, how.mode)?;
         let granted = ask(context, &location, flags)?;
         let access = access(&location, flags)?;
-        let opening = Opening { opener: opener(context), access, granted };
+        let opening = Opening { opener: opener(context), access, granted, ..Opening::default() };
         return open_inode(location, flags, opening);
     }
     if flags & raw::O_CREAT != 0 {
@@ -160,7 +160,7 @@ pub fn open_location(
         permission::set_attributes(location.inode().as_ref(), &changes)?;
     }
     let dentry = location.dentry.clone();
-    let opening = Opening { opener: opener(context), access, granted };
+    let opening = Opening { opener: opener(context), access, granted, is_created: created };
     let file = open_inode(location, flags, opening)?;
     if truncates {
         inotify::event(&dentry, raw::IN_MODIFY);

@@ -84,7 +84,7 @@ pub fn fcntl(fd_word: u64, command_word: u32, argument_at: u64) -> Result<u64> {
         }
         raw::F_GETSIG => Ok(io_signals::signal(&file).into()),
         raw::F_SETSIG => io_signals::set_signal(&file, argument).map(|()| 0),
-        F_CREATED_QUERY => Ok(0),
+        F_CREATED_QUERY => Ok(file.is_created.into()),
         F_GET_RW_HINT => {
             let hint = file.inode().state().lifetime_hint.load(Ordering::Relaxed);
             UserPtr::<u64>::new(argument).write(&hint.into()).map(|()| 0)
@@ -214,11 +214,14 @@ fn parse(file: &Arc<File>, flock: &Flock, by_file: bool) -> Result<Lock> {
 fn get_lock(file: &Arc<File>, at: u64, by_file: bool) -> Result<u64> {
     let at = UserPtr::<Flock>::new(at);
     let mut flock = at.read()?;
-    if !matches!(flock.kind as u32, raw::F_RDLCK | raw::F_WRLCK) {
+    // An open file may ask for its own (F_OFD_GETLK), by F_UNLCK.
+    let asks_for_own = by_file && flock.kind as u32 == raw::F_UNLCK;
+    if !asks_for_own && !matches!(flock.kind as u32, raw::F_RDLCK | raw::F_WRLCK) {
         return Err(Errno::EINVAL);
     }
     let wanted = parse(file, &flock, by_file)?;
-    match locks::conflict(&*file.inode(), &wanted) {
+    let find = if asks_for_own { locks::own } else { locks::conflict };
+    match find(&*file.inode(), &wanted) {
         None => flock.kind = raw::F_UNLCK as i16,
         Some(lock) => {
             flock.kind = if lock.exclusive { raw::F_WRLCK } else { raw::F_RDLCK } as i16;
