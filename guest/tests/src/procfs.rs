@@ -604,6 +604,11 @@ fn owners_are_taken() {
         let name = c(path);
         assert_eq!(sc!(SYS_lchown, name.as_ptr(), 0, 0), Ok(0), "{path}");
     }
+    let thread = format!("/proc/self/task/{}", pid());
+    for path in ["/proc/self/", &thread, "/proc/sys"] {
+        let name = c(path);
+        assert_eq!(sc!(SYS_chown, name.as_ptr(), 0, 0), Err(EPERM), "{path}");
+    }
     let before = std::fs::metadata("/proc/self/status").unwrap();
     sc!(SYS_chown, c"/proc/self/status".as_ptr(), 1, 1).is(0);
     let after = std::fs::metadata("/proc/self/status").unwrap();

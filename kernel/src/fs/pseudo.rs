@@ -254,6 +254,10 @@ pub trait Listing: Send + Sync {
     fn process(&self) -> Option<&Arc<Process>> {
         None
     }
+    /// Whether nobody changes its owner; nobody changes its mode.
+    fn keeps_owner(&self) -> bool {
+        false
+    }
     /// Whether the current thread may list it and look names up whatever its permission bits say.
     fn is_own(&self) -> bool {
         false
@@ -392,6 +396,10 @@ impl Static {
 }
 
 impl Listing for StaticListing {
+    fn keeps_owner(&self) -> bool {
+        true
+    }
+
     fn links(&self) -> u32 {
         let is_directory = |(_, entry): &&(_, Static)| entry.file_type() == FileType::Directory;
         2 + self.0.iter().filter(is_directory).count() as u32
@@ -557,7 +565,8 @@ impl Inode for PseudoInode {
         // is looked up again.
         let (keeps_mode, keeps_owner) = match &self.body {
             Body::File(content) => (content.keeps_mode(), content.keeps_owner()),
-            Body::Directory(_) | Body::Link(_) => (true, false),
+            Body::Directory(listing) => (true, listing.keeps_owner()),
+            Body::Link(_) => (true, false),
         };
         let changes_owner = changes.uid.is_some() || changes.gid.is_some();
         if changes.mode.is_some() && keeps_mode || changes_owner && keeps_owner {

@@ -335,6 +335,11 @@ impl Node {
 }
 
 impl Listing for Entries {
+    // The directory of a process, or of a thread, is as it is; those in it are not.
+    fn keeps_owner(&self) -> bool {
+        core::ptr::eq(self.1, ENTRIES)
+    }
+
     fn links(&self) -> u32 {
         let is_directory =
             |(name, _, kind): &&Row| self.shows(name) && kind.file_type() == FileType::Directory;
