@@ -1,6 +1,6 @@
 //! Levels beside the others. Among all levels, and where more than one virtual machine may run at
-//! a time, those that keep a single CPU busy, or wait most of the time, run in another process of
-//! this program while the others go on; what each has said is told at its turn.
+//! a time, those that keep a single CPU busy run in another process of this program while the
+//! others go on; what each has said is told at its turn.
 //!
 //! Why another process: what is told and what has failed belongs to the one level that runs.
 //! Neighbours: `failures.rs` takes over what failed there.
@@ -12,7 +12,7 @@ use super::{Context, Summary};
 use crate::Error;
 
 /// Those levels, in the order of their turns.
-const BESIDE: [&str; 2] = ["bochs", "settings"];
+const BESIDE: [&str; 1] = ["bochs"];
 /// The level with which they begin: those before it compile, with all CPUs, and the last of them
 /// boots the kernel that Bochs boots, which must not be built again meanwhile.
 const BEGIN: &str = "guest";

@@ -1,9 +1,10 @@
 //! The settings level: the tests of `guest/tests` pass whatever the host's settings are.
 //!
 //! They state what Linux does, so they may not depend on who starts them. They are started with
-//! limits, personality, signals, mask, priority and CPUs that nobody expects; and on Debian's
-//! kernel with settings that may not be changed on a host (`vm.overcommit_memory`, address space
-//! randomisation). Neighbours: `guest.rs` has what is tried, `judge.rs` boots the other kernel.
+//! limits, personality, signals, mask, priority and CPUs that nobody expects, each alone or, among
+//! all levels, several together; and on Debian's kernel with settings that may not be changed on a
+//! host (`vm.overcommit_memory`, address space randomisation). Neighbours: `guest.rs` has what is
+//! tried, `judge.rs` boots the other kernel.
 
 use std::process::{Command, Stdio};
 
@@ -12,35 +13,41 @@ use super::watch::Running;
 use super::{Context, Summary, judge};
 use crate::Error;
 
-/// A setting of the host, and the command that starts another one under it (util-linux).
-const HOST: [(&str, &[&str]); 6] = [
-    ("settings::without_randomisation", &["setarch", "-R"]),
-    (
-        "settings::small_limits",
-        &[
-            "prlimit",
-            "--stack=262144:",
-            "--nofile=32:",
-            "--memlock=0:",
-            "--data=67108864:",
-            "--fsize=1048576:",
-            "--sigpending=16:",
-            "--msgqueue=0:",
-            "--core=unlimited:",
-            "--",
-        ],
-    ),
-    ("settings::no_environment", &["env", "-i"]),
-    ("settings::low_priority", &["nice", "-n", "19"]),
-    ("settings::one_cpu", &["taskset", "-c", "0"]),
-    (
-        "settings::signals_mask_and_descriptors",
-        &[
-            "sh",
-            "-c",
-            "trap '' HUP PIPE USR1 CHLD TERM; umask 077; cd /; exec \"$0\" \"$@\" 7<&0 9>&1",
-        ],
-    ),
+/// Settings of the host, and the command that starts another one under them (util-linux).
+type Row = (&'static str, &'static [&'static [&'static str]]);
+
+const RANDOMISATION: &[&str] = &["setarch", "-R"];
+const ENVIRONMENT: &[&str] = &["env", "-i"];
+const PRIORITY: &[&str] = &["nice", "-n", "19"];
+const ONE_CPU: &[&str] = &["taskset", "-c", "0"];
+const LIMITS: &[&str] = &[
+    "prlimit",
+    "--stack=262144:",
+    "--nofile=32:",
+    "--memlock=0:",
+    "--data=67108864:",
+    "--fsize=1048576:",
+    "--sigpending=16:",
+    "--msgqueue=0:",
+    "--core=unlimited:",
+    "--",
+];
+const SIGNALS: &[&str] =
+    &["sh", "-c", "trap '' HUP PIPE USR1 CHLD TERM; umask 077; cd /; exec \"$0\" \"$@\" 7<&0 9>&1"];
+
+/// Where the level is named: each alone.
+const EACH: [Row; 6] = [
+    ("settings::without_randomisation", &[RANDOMISATION]),
+    ("settings::small_limits", &[LIMITS]),
+    ("settings::no_environment", &[ENVIRONMENT]),
+    ("settings::low_priority", &[PRIORITY]),
+    ("settings::one_cpu", &[ONE_CPU]),
+    ("settings::signals_mask_and_descriptors", &[SIGNALS]),
+];
+/// Among all levels: the same, together where one does not hide what another does.
+const TOGETHER: [Row; 2] = [
+    ("settings::other_surroundings", &[RANDOMISATION, ENVIRONMENT, SIGNALS]),
+    ("settings::little_of_all", &[PRIORITY, ONE_CPU, LIMITS]),
 ];
 
 /// Parameters of Debian's kernel, and the tests whose answers they could change.
@@ -51,15 +58,17 @@ const LINUX: [(&str, &str, &str); 3] = [
 ];
 
 pub(super) fn names() -> Vec<String> {
-    let host = HOST.iter().map(|(name, _)| *name);
+    let host = EACH.iter().chain(&TOGETHER).map(|(name, _)| *name);
     host.chain(LINUX.iter().map(|(name, ..)| *name)).map(str::to_owned).collect()
 }
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let program = guest::build(context)?;
     let mut summary = Summary::default();
-    for (name, words) in HOST.iter().filter(|(name, _)| context.wants(name)) {
+    let rows = if context.is_named { &EACH[..] } else { &TOGETHER[..] };
+    for (name, commands) in rows.iter().filter(|(name, _)| context.wants(name)) {
         let _running = Running::begin(name);
+        let words = commands.concat();
         let mut command = Command::new(words[0]);
         command
             .args(&words[1..])

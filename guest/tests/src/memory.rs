@@ -25,7 +25,7 @@ tests!("memory":
     process_vm_moves_pieces, maps_of_many_areas, policies_of_one_node,
     page_tables_are_freed, threads_fault_side_by_side, threads_fault_amid_changes,
     threads_read_a_file_that_shrinks, threads_copy_side_by_side, threads_drop_amid_copies,
-    threads_write_to_a_file,
+    threads_write_to_a_file, writes_behind_a_new_end,
 );
 
 const RW: i32 = PROT_READ | PROT_WRITE;
@@ -1075,6 +1075,40 @@ fn threads_drop_amid_copies() {
             assert!((0..FAULT_PAGES * PAGE).all(|i| get((p + i) as *const u8) == 0));
         });
     }
+}
+
+/// What is written behind the end of a file that has just got shorter stays, whoever touches that
+/// page through a mapping meanwhile.
+fn writes_behind_a_new_end() {
+    const ROUNDS: usize = 5000;
+    const AT: usize = PAGE + 64;
+    let fd = sc!(SYS_memfd_create, c("shorter").as_ptr(), 0).fd();
+    let p = mmap(0, 2 * PAGE, RW, MAP_SHARED, fd, 0).must();
+    let zeros = open("/dev/zero", O_RDONLY).fd();
+    let is_over = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while is_over.load(SeqCst) == 0 {
+                let got = sc!(SYS_read, zeros, p + PAGE, 1);
+                assert!([Ok(1), Err(EFAULT)].contains(&got), "{got:?}");
+            }
+        });
+        for round in 1..=ROUNDS {
+            sc!(SYS_ftruncate, fd, 2 * PAGE).is(0);
+            sc!(SYS_ftruncate, fd, 0).is(0);
+            sc!(SYS_pwrite64, fd, &raw const round, 8, AT).is(8);
+            let mut read = 0usize;
+            sc!(SYS_pread64, fd, &raw mut read, 8, AT).is(8);
+            if read != round {
+                is_over.store(1, SeqCst);
+            }
+            assert_eq!(read, round, "what was written");
+        }
+        is_over.store(1, SeqCst);
+    });
+    unmap(p as *mut u8, 2 * PAGE);
+    close(zeros);
+    close(fd);
 }
 
 /// Threads write to the same pages of a file through a mapping: all is in the file if that is

@@ -172,8 +172,8 @@ impl Settings {
         let [uid, euid] = self.uids;
         let is_theirs = euid == 0 || theirs.contains(&uid) || theirs.contains(&euid);
         let is_own = core::ptr::eq(self.setter.as_ptr(), process);
-        is_theirs
-            && (is_own || hooks::file_send_sigiotask((&self.fence, process, info.number())).is_ok())
+        let fence = if is_own { &Fence::open() } else { &self.fence };
+        is_theirs && hooks::file_send_sigiotask((fence, process, info.number())).is_ok()
     }
 }
 

@@ -294,7 +294,7 @@ impl PageCache {
 
     /// The page at `index`, read or made if needed. `for_write` marks it dirty. ENXIO past the end.
     pub fn page(&self, index: u64, for_write: bool) -> Result<Frame> {
-        if index >= self.size().div_ceil(PAGE) {
+        if self.is_behind_end(index) {
             return Err(Errno::ENXIO);
         }
         self.get_or_fill(index, for_write, true)
@@ -322,8 +322,7 @@ impl PageCache {
     /// The same without a wait: None if it is not in memory, and has to be read, or there is too
     /// little room for it.
     pub fn try_page_for_mapping(&self, index: u64) -> Option<Frame> {
-        let is_behind_end = || index >= self.size().div_ceil(PAGE);
-        if is_behind_end() {
+        if self.is_behind_end(index) {
             return None;
         }
         if let Some(page) = self.pages.lock().get_mut(&index) {
@@ -339,13 +338,11 @@ impl PageCache {
         }
         let frame = Frame::alloc_zeroed().ok()?;
         let page = Page { frame, state: PageState::Dirty, mapped_writable: true };
-        let frame = self.enter(index, page);
-        if is_behind_end() {
-            // The file has got shorter, and may have taken its pages out before this one came.
-            drop(self.take_range(index, index + 1));
-            return None;
-        }
-        Some(frame)
+        self.enter(index, page, false)
+    }
+
+    fn is_behind_end(&self, index: u64) -> bool {
+        index >= self.size().div_ceil(PAGE)
     }
 
     fn get_or_fill(&self, index: u64, for_write: bool, read: bool) -> Result<Frame> {
@@ -407,19 +404,26 @@ impl PageCache {
     /// finds that out.
     fn get_or_insert(&self, index: u64, frame: Frame, for_write: bool) -> Result<Frame> {
         let state = if for_write { PageState::Dirty } else { PageState::UpToDate };
-        Ok(self.enter(index, Page { frame, state, mapped_writable: false }))
+        // Who writes past the end makes the file longer afterwards.
+        let page = Page { frame, state, mapped_writable: false };
+        self.enter(index, page, true).ok_or(Errno::ENXIO)
     }
 
-    /// Enters a page where none is, and gives what is there then.
-    fn enter(&self, index: u64, page: Page) -> Frame {
+    /// Enters a page where none is, and gives what is there then. `may_be_behind`: also behind the
+    /// end; else nothing is entered there. The end is looked at with the pages locked: who makes a
+    /// file shorter says so before it takes pages out.
+    fn enter(&self, index: u64, page: Page, may_be_behind: bool) -> Option<Frame> {
         let frame = page.frame.clone();
         let mut pages = self.pages.lock();
+        if !may_be_behind && self.is_behind_end(index) {
+            return None;
+        }
         let old = match pages.entry(index) {
             Entry::Occupied(mut at) if at.get().state != PageState::Reading => {
                 let there = at.get_mut();
                 there.touch(page.state == PageState::Dirty);
                 there.mapped_writable |= page.mapped_writable;
-                return there.frame.clone();
+                return Some(there.frame.clone());
             }
             Entry::Occupied(mut at) => Some(at.insert(page)),
             Entry::Vacant(at) => {
@@ -429,7 +433,7 @@ impl PageCache {
         };
         drop(pages);
         drop(old);
-        frame
+        Some(frame)
     }
 
     /// Reads the missing pages from `index` on, up to the next one that is there or on its way;
