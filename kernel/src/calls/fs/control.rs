@@ -107,7 +107,7 @@ const F_GETOWNER_UIDS: u32 = 17;
 /// Commands that take any descriptor, also one made with O_PATH.
 fn is_about_descriptor(command: u32) -> bool {
     matches!(command, raw::F_DUPFD | raw::F_DUPFD_CLOEXEC | raw::F_GETFD | raw::F_SETFD)
-        || matches!(command, raw::F_GETFL | F_DUPFD_QUERY)
+        || matches!(command, raw::F_GETFL | F_DUPFD_QUERY | F_CREATED_QUERY)
 }
 
 fn duplicate(file: Arc<File>, from: u64, close_on_exec: bool) -> Result<u64> {
