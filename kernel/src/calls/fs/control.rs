@@ -52,6 +52,7 @@ pub fn fcntl(fd_word: u64, command_word: u32, argument_at: u64) -> Result<u64> {
             let other = any_file(argument)?;
             return Ok(Arc::ptr_eq(&file, &other).into());
         }
+        F_CREATED_QUERY => return Ok(file.is_created.into()),
         _ => {}
     }
     if file.flags() & raw::O_PATH != 0 {
@@ -84,7 +85,6 @@ pub fn fcntl(fd_word: u64, command_word: u32, argument_at: u64) -> Result<u64> {
         }
         raw::F_GETSIG => Ok(io_signals::signal(&file).into()),
         raw::F_SETSIG => io_signals::set_signal(&file, argument).map(|()| 0),
-        F_CREATED_QUERY => Ok(file.is_created.into()),
         F_GET_RW_HINT => {
             let hint = file.inode().state().lifetime_hint.load(Ordering::Relaxed);
             UserPtr::<u64>::new(argument).write(&hint.into()).map(|()| 0)
