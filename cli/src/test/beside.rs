@@ -1,82 +1,60 @@
-//! Levels beside the others. Among all levels, and where more than one virtual machine may run at
-//! a time, those that keep a single CPU busy run in another process of this program while the
-//! others go on; what each has said is told at its turn.
+//! A level beside the others. Among all levels, and where more than one virtual machine may run at
+//! a time, the one that keeps a single CPU busy runs in another process of this program while the
+//! others go on; what it has said is told at its turn.
 //!
 //! Why another process: what is told and what has failed belongs to the one level that runs.
 //! Neighbours: `failures.rs` takes over what failed there.
 
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
 
-use super::{Context, Summary};
+use super::{Context, LAST_LINE, Summary, failures};
 use crate::Error;
 
-/// Those levels, in the order of their turns.
-const BESIDE: [&str; 1] = ["bochs"];
-/// The level with which they begin: those before it compile, with all CPUs, and the last of them
+/// That level.
+const BESIDE: &str = "bochs";
+/// The level with which it begins: those before it compile, with all CPUs, and the last of them
 /// boots the kernel that Bochs boots, which must not be built again meanwhile.
 const BEGIN: &str = "guest";
-/// What a process that runs such a level prints before its last line, where something has failed.
-const FAILURES: &str = "\nfailures:\n";
-const LAST_LINE: &str = "all levels: ";
 
-/// How one of them went.
-#[derive(Debug, Default, PartialEq, Eq)]
+/// How it went.
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct Outcome {
     pub(super) summary: Summary,
     /// What failed, as it is said once more behind all levels.
     pub(super) failures: String,
 }
 
-/// The levels that run beside the others.
-pub(super) struct Beside {
-    is_wanted: bool,
-    texts: Option<Receiver<Result<String, Error>>>,
-}
+/// The level that runs beside the others, once it has begun.
+#[derive(Default)]
+pub(super) struct Beside(Option<JoinHandle<Result<String, Error>>>);
 
 impl Beside {
-    pub(super) fn new(context: &Context) -> Self {
-        let is_wanted = !context.is_named && context.filter.is_empty() && context.jobs > 1;
-        Self { is_wanted, texts: None }
-    }
-
     /// A level's turn: if it has run beside the others, how it went, once it has ended.
     pub(super) fn turn(&mut self, level: &str, context: &Context) -> Option<Outcome> {
-        if self.is_wanted && level == BEGIN {
-            self.texts = Some(begin(context));
+        let all_run = !context.is_named && context.filter.is_empty();
+        if level == BEGIN && all_run && context.jobs > 1 {
+            self.0 = Some(begin(context));
         }
-        let texts = self.texts.as_ref().filter(|_| BESIDE.contains(&level))?;
-        let text = texts.recv().map_err(Error::from).flatten();
-        Some(
-            text.map_or_else(|error| lost(level, &error.to_string()), |text| outcome(level, &text)),
-        )
+        let running = if level == BESIDE { self.0.take()? } else { return None };
+        let text = running.join().unwrap_or_else(|_| Err("its thread has panicked".into()));
+        Some(text.map_or_else(|error| lost(&error.to_string()), |text| outcome(&text)))
     }
 }
 
-/// Starts them, one after the other; what each has said, in order.
-fn begin(context: &Context) -> Receiver<Result<String, Error>> {
-    let (to, texts) = channel();
-    let limen = context.limen.clone();
-    // No other word of this run is one for them.
-    let verbose = context.verbose.then_some("--verbose");
-    std::thread::spawn(move || {
-        for level in BESIDE {
-            let mut command = Command::new(&limen);
-            command.args(["test", level, "--among-all"]).args(verbose).stdin(Stdio::null());
-            let output = command.stderr(Stdio::inherit()).output();
-            let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-            if to.send(text.map_err(Error::from)).is_err() {
-                return;
-            }
-        }
-    });
-    texts
+/// Starts it; what it has said.
+fn begin(context: &Context) -> JoinHandle<Result<String, Error>> {
+    let mut command = Command::new(&context.limen);
+    // No other word of this run is one for it.
+    command.args(["test", BESIDE, "--among-all"]).args(context.verbose.then_some("--verbose"));
+    command.stdin(Stdio::null()).stderr(Stdio::inherit());
+    std::thread::spawn(move || Ok(String::from_utf8_lossy(&command.output()?.stdout).into_owned()))
 }
 
-/// Tells what a level has said, but for what is said again behind all levels.
-fn outcome(level: &str, text: &str) -> Outcome {
+/// Tells what it has said, but for what is said again behind all levels.
+fn outcome(text: &str) -> Outcome {
     let Some((said, outcome)) = parsed(text) else {
-        return lost(level, text);
+        return lost(text);
     };
     tell!("{said}\n");
     outcome
@@ -86,15 +64,13 @@ fn outcome(level: &str, text: &str) -> Outcome {
 fn parsed(text: &str) -> Option<(&str, Outcome)> {
     let (said, last) = text.trim_end().rsplit_once('\n')?;
     let summary = Summary::parse(last.strip_prefix(LAST_LINE)?)?;
-    let (said, failures) = said.split_once(FAILURES).unwrap_or((said, ""));
-    let failures = failures.lines().map(|line| line.strip_prefix("  ").unwrap_or(line));
-    let failures = failures.collect::<Vec<_>>().join("\n").trim_end().to_owned();
+    let (said, failures) = failures::split(said);
     Some((said.trim_end(), Outcome { summary, failures }))
 }
 
-fn lost(level: &str, why: &str) -> Outcome {
-    tell!("{why}\n{level}: it did not come to its end");
-    let failures = format!("{level}: it did not come to its end");
+fn lost(why: &str) -> Outcome {
+    let failures = format!("{BESIDE}: it did not come to its end");
+    tell!("{why}\n{failures}");
     Outcome { summary: Summary { failed: 1, ..Summary::default() }, failures }
 }
 
@@ -130,9 +106,9 @@ mod tests {
     }
 
     #[test]
-    fn they_are_levels_in_the_order_of_their_turns() {
+    fn it_begins_behind_the_kernel_and_before_its_turn() {
         let at = |name: &str| super::super::LEVELS.iter().position(|level| level.name == name);
-        let places: Vec<_> = ["kernel", BEGIN].iter().chain(&BESIDE).map(|name| at(name)).collect();
+        let places: Vec<_> = ["kernel", BEGIN, BESIDE].map(at).into();
         assert!(places.is_sorted() && places.iter().all(Option::is_some), "{places:?}");
     }
 }

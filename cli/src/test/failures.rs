@@ -6,6 +6,9 @@ use std::sync::{Mutex, PoisonError};
 /// Lines of one failure that are said again; what is left out stands where it failed.
 const LINES: usize = 15;
 
+/// What the section begins with.
+const HEADING: &str = "failures:\n";
+
 /// What the level that runs has told by `failed!`.
 static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -48,8 +51,15 @@ impl Failures {
     /// The section to print; none where nothing failed.
     pub(super) fn text(&self) -> Option<String> {
         let lines = self.0.iter().flat_map(|text| text.lines()).map(|line| format!("  {line}\n"));
-        (!self.0.is_empty()).then(|| format!("failures:\n{}", lines.collect::<String>()))
+        (!self.0.is_empty()).then(|| format!("{HEADING}{}", lines.collect::<String>()))
     }
+}
+
+/// A run's output without the section, and what the section says.
+pub(super) fn split(output: &str) -> (&str, String) {
+    let (before, section) = output.split_once(&format!("\n{HEADING}")).unwrap_or((output, ""));
+    let lines = section.lines().map(|line| line.strip_prefix("  ").unwrap_or(line));
+    (before, lines.collect::<Vec<_>>().join("\n").trim_end().to_owned())
 }
 
 fn shortened(text: &str) -> String {

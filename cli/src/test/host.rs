@@ -6,7 +6,7 @@
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 
-use super::{Context, Summary};
+use super::{Context, Summary, number_before};
 use crate::Error;
 
 /// One `cargo test`: the packages, and a part of the tests' names.
@@ -114,10 +114,7 @@ fn count(mut cargo: Command) -> Result<Summary, Error> {
 /// `test result: ok. 5 passed; 0 failed; 1 ignored; ...`
 fn parse_result(line: &str) -> Option<Summary> {
     let counts = line.trim().strip_prefix("test result:")?;
-    let count = |what: &str| {
-        let before = counts.split(what).next().filter(|before| before.len() < counts.len())?;
-        before.trim().rsplit([' ', ';']).next()?.parse().ok()
-    };
+    let count = |word: &str| number_before(counts, word);
     Some(Summary { passed: count("passed")?, failed: count("failed")?, skipped: count("ignored")? })
 }
 

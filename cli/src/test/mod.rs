@@ -22,7 +22,7 @@
 //!
 //! A test that takes longer than two seconds is named on stderr while it runs (`watch.rs`).
 //! Each level prints `LEVEL: N passed, N failed`; what failed is said once more behind all of them
-//! (`failures.rs`), and makes the exit status 1. Some levels run beside the others (`beside.rs`).
+//! (`failures.rs`), and makes the exit status 1. One level runs beside the others (`beside.rs`).
 
 #[macro_use]
 mod failures;
@@ -126,13 +126,15 @@ impl Context {
 impl Summary {
     /// What its text says; None where it is not one.
     fn parse(text: &str) -> Option<Self> {
-        let count = |part: &str, of: &str| part.strip_suffix(of)?.trim_end().parse().ok();
-        let mut parts = text.split(", ");
-        let passed = count(parts.next()?, "passed")?;
-        let failed = count(parts.next()?, "failed")?;
-        let skipped = parts.next().map_or(Some(0), |part| count(part, "skipped"))?;
-        Some(Self { passed, failed, skipped })
+        let count = |word: &str| number_before(text, word);
+        let (passed, failed) = (count("passed")?, count("failed")?);
+        Some(Self { passed, failed, skipped: count("skipped").unwrap_or(0) })
     }
+}
+
+fn number_before(text: &str, word: &str) -> Option<usize> {
+    let (before, _) = text.split_once(word)?;
+    before.trim().rsplit([' ', ';']).next()?.parse().ok()
 }
 
 impl std::ops::AddAssign for Summary {
@@ -176,7 +178,7 @@ const LEVELS: [Level; 17] = [
     Level { name: "isolation", run: isolation::run, names: |_| Ok(isolation::names()) },
     Level { name: "run", run: run::run, names: |_| Ok(run::names()) },
     Level { name: "bochs", run: bochs::run, names: bochs::names },
-    Level { name: "settings", run: settings::run, names: |_| Ok(settings::names()) },
+    Level { name: "settings", run: settings::run, names: |c| Ok(settings::names(c)) },
     Level { name: "dist", run: dist::run, names: |_| Ok(dist::names()) },
     Level { name: "pages", run: pages::run, names: |_| Ok(pages::names()) },
     Level { name: "people", run: people::run, names: |_| Ok(people::names()) },
@@ -186,6 +188,9 @@ const LEVELS: [Level; 17] = [
     Level { name: "bench", run: bench::run, names: |_| Ok(bench::names()) },
     Level { name: "apps", run: apps::run, names: apps::names },
 ];
+
+/// What the last line begins with.
+const LAST_LINE: &str = "all levels: ";
 
 /// Levels that run only when named: the long fuzz run takes ten minutes (a short one is in
 /// `hostile`); the tests of `people` are in other levels, too.
@@ -228,7 +233,7 @@ pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
         packages::install_programs()?;
     }
     let (mut total, mut failures) = (Summary::default(), failures::Failures::default());
-    let mut beside = Beside::new(&context);
+    let mut beside = Beside::default();
     for level in levels {
         let summary = if let Some(outcome) = beside.turn(level.name, &context) {
             failures.take_over(outcome.failures);
@@ -246,7 +251,7 @@ pub(crate) fn command(args: &TestArgs) -> Result<u8, Error> {
     if let Some(failures) = failures.text() {
         tell!("{failures}");
     }
-    tell!("all levels: {total}");
+    tell!("{LAST_LINE}{total}");
     Ok(u8::from(total.failed > 0))
 }
 

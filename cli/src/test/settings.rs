@@ -57,16 +57,20 @@ const LINUX: [(&str, &str, &str); 3] = [
     ("settings::no_randomisation_at_all", "norandmaps", "exec::"),
 ];
 
-pub(super) fn names() -> Vec<String> {
-    let host = EACH.iter().chain(&TOGETHER).map(|(name, _)| *name);
+/// What of the host's settings is tried.
+fn rows(context: &Context) -> &'static [Row] {
+    if context.is_named { &EACH } else { &TOGETHER }
+}
+
+pub(super) fn names(context: &Context) -> Vec<String> {
+    let host = rows(context).iter().map(|(name, _)| *name);
     host.chain(LINUX.iter().map(|(name, ..)| *name)).map(str::to_owned).collect()
 }
 
 pub(super) fn run(context: &Context) -> Result<Summary, Error> {
     let program = guest::build(context)?;
     let mut summary = Summary::default();
-    let rows = if context.is_named { &EACH[..] } else { &TOGETHER[..] };
-    for (name, commands) in rows.iter().filter(|(name, _)| context.wants(name)) {
+    for (name, commands) in rows(context).iter().filter(|(name, _)| context.wants(name)) {
         let _running = Running::begin(name);
         let words = commands.concat();
         let mut command = Command::new(words[0]);

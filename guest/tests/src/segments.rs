@@ -216,9 +216,8 @@ fn thirty_two_bit_code() {
     let code = [0xb8u8, 20, 0, 0, 0, 0xcd, 0x80, 0xcc];
     // SAFETY: the page is this test's own.
     unsafe { std::ptr::copy_nonoverlapping(code.as_ptr(), page as *mut u8, code.len()) };
-    let limen = std::path::Path::new("/proc/limen/exits").exists();
     for (at, selector) in [(page, 0x23u64), (page + 7, 0x23)] {
-        if limen {
+        if is_limen() {
             let got = fault(|| far_jump(at as u64, selector));
             assert_eq!((got.0, got.1), (SIGSEGV, 0x80), "{selector:#x}");
         } else {

@@ -196,6 +196,11 @@ pub fn write(fd: i32, bytes: &[u8]) {
     }
 }
 
+/// Whether this runs in Limen, and not in Linux.
+pub fn is_limen() -> bool {
+    std::path::Path::new("/proc/limen/exits").exists()
+}
+
 /// close(2).
 #[track_caller]
 pub fn close(fd: i32) {

@@ -19,8 +19,8 @@ pub(super) fn xcr0_allowed() -> u64 {
 
 /// Bits of CR4 that guests may set.
 pub(super) fn cr4_allowed() -> u64 {
-    let xcr0 = xcr0_allowed();
-    cr4_bits(|leaf| shown(leaf, 0, xcr0).unwrap_or_default())
+    let shown = |leaf| shown(leaf, 0, xcr0_allowed()).unwrap_or_default();
+    cr4_bits(shown(1), shown(7))
 }
 
 /// What a guest may be shown of a leaf. CMPXCHG16B (leaf 1, ECX, bit 13) not under QEMU's

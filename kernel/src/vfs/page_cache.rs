@@ -22,7 +22,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Errno, Result};
 use machine::frame::{Frame, PAGE_SIZE, is_low};
-use machine::sync::SpinLock;
+use machine::sync::{SpinGuard, SpinLock};
 
 use crate::base::io::{Sink, Source};
 use crate::base::sync::{Mutex, WaitQueue};
@@ -338,7 +338,9 @@ impl PageCache {
         }
         let frame = Frame::alloc_zeroed().ok()?;
         let page = Page { frame, state: PageState::Dirty, mapped_writable: true };
-        self.enter(index, page, false)
+        // With the pages locked: who makes a file shorter says so before it takes pages out.
+        let pages = self.pages.lock();
+        (!self.is_behind_end(index)).then(|| enter(pages, index, page))
     }
 
     fn is_behind_end(&self, index: u64) -> bool {
@@ -404,36 +406,8 @@ impl PageCache {
     /// finds that out.
     fn get_or_insert(&self, index: u64, frame: Frame, for_write: bool) -> Result<Frame> {
         let state = if for_write { PageState::Dirty } else { PageState::UpToDate };
-        // Who writes past the end makes the file longer afterwards.
-        let page = Page { frame, state, mapped_writable: false };
-        self.enter(index, page, true).ok_or(Errno::ENXIO)
-    }
-
-    /// Enters a page where none is, and gives what is there then. `may_be_behind`: also behind the
-    /// end; else nothing is entered there. The end is looked at with the pages locked: who makes a
-    /// file shorter says so before it takes pages out.
-    fn enter(&self, index: u64, page: Page, may_be_behind: bool) -> Option<Frame> {
-        let frame = page.frame.clone();
-        let mut pages = self.pages.lock();
-        if !may_be_behind && self.is_behind_end(index) {
-            return None;
-        }
-        let old = match pages.entry(index) {
-            Entry::Occupied(mut at) if at.get().state != PageState::Reading => {
-                let there = at.get_mut();
-                there.touch(page.state == PageState::Dirty);
-                there.mapped_writable |= page.mapped_writable;
-                return Some(there.frame.clone());
-            }
-            Entry::Occupied(mut at) => Some(at.insert(page)),
-            Entry::Vacant(at) => {
-                at.insert(page);
-                None
-            }
-        };
-        drop(pages);
-        drop(old);
-        Some(frame)
+        // Also past the end: who writes there makes the file longer afterwards.
+        Ok(enter(self.pages.lock(), index, Page { frame, state, mapped_writable: false }))
     }
 
     /// Reads the missing pages from `index` on, up to the next one that is there or on its way;
@@ -702,6 +676,27 @@ impl PageCache {
         pages.retain(|_, page| !page.is_clean() || page.frame.refs() > 1);
         before - pages.len()
     }
+}
+
+/// Enters a page where none is, or one that is being read; what is there then.
+fn enter(mut pages: SpinGuard<'_, BTreeMap<u64, Page>>, index: u64, page: Page) -> Frame {
+    let frame = page.frame.clone();
+    let old = match pages.entry(index) {
+        Entry::Occupied(mut at) if at.get().state != PageState::Reading => {
+            let there = at.get_mut();
+            there.touch(page.state == PageState::Dirty);
+            there.mapped_writable |= page.mapped_writable;
+            return there.frame.clone();
+        }
+        Entry::Occupied(mut at) => Some(at.insert(page)),
+        Entry::Vacant(at) => {
+            at.insert(page);
+            None
+        }
+    };
+    drop(pages);
+    drop(old);
+    frame
 }
 
 /// Pages of files that lie behind a backend, for /proc/meminfo.

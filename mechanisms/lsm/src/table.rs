@@ -84,7 +84,8 @@ macro_rules! vfs_hooks {
             mmap_file(Option<&'a File>, u64, u64) -> First<0> [];
             /// An area of a file, or of none, gets these PROT_ bits.
             file_mprotect(Option<&'a File>, u64) -> First<0> [];
-            /// An object of this kind is made in a directory: mknod(2), open(2), bind(2).
+            /// An object of this kind, a device of this number, is made in a directory: mknod(2),
+            /// open(2), bind(2).
             path_mknod(&'a Context, &'a Location, &'a [u8], FileType, u64)
                 -> First<0> [landlock profile];
             /// The same object is there.

@@ -136,26 +136,24 @@ const LEAF_80000001: [u32; 2] = [
 /// Bits of CR4 that stand for what leaf 1 and leaf 7 show (SDM 2.5). Shadow stacks are never
 /// shown.
 #[must_use]
-pub fn cr4_bits(shown: impl Fn(u32) -> [u32; 4]) -> u64 {
+pub fn cr4_bits(leaf_1: [u32; 4], leaf_7: [u32; 4]) -> u64 {
     /// VME, PVI, TSD, DE, PSE, PAE, MCE, PGE, PCE, OSFXSR, OSXMMEXCPT: in every 64-bit CPU.
     const ALWAYS: u64 = 0x7ff;
-    /// Leaf, register of EAX to EDX, bit there, bit of CR4.
-    const BITS: [(u32, usize, u32, u32); 8] = [
-        (1, 2, 17, 17),
-        (1, 2, 26, 18),
-        (7, 1, 0, 16),
-        (7, 1, 7, 20),
-        (7, 1, 20, 21),
-        (7, 2, 2, 11),
-        (7, 2, 3, 22),
-        (7, 2, 16, 12),
+    let [_, _, c1, _] = leaf_1;
+    let [_, b7, c7, _] = leaf_7;
+    // Register, bit there, bit of CR4.
+    let bits = [
+        (c1, 17, 17),
+        (c1, 26, 18),
+        (b7, 0, 16),
+        (b7, 7, 20),
+        (b7, 20, 21),
+        (c7, 2, 11),
+        (c7, 3, 22),
+        (c7, 16, 12),
     ];
-    let is_shown = |leaf: u32, register: usize, bit: u32| {
-        shown(leaf).get(register).is_some_and(|value| value >> bit & 1 != 0)
-    };
-    BITS.iter().fold(ALWAYS, |all, &(leaf, register, from, to)| {
-        all | u64::from(is_shown(leaf, register, from)) << to
-    })
+    bits.iter()
+        .fold(ALWAYS, |all, &(register, from, to)| all | u64::from(register >> from & 1) << to)
 }
 
 /// What may be shown of the host's leaf `leaf`: the host's answer without what guests cannot have.
